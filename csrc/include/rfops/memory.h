@@ -1,0 +1,41 @@
+// Range-checked loads through buffer descriptors.
+//
+// An offset at or beyond the descriptor's size reads zero and touches no memory, which is how
+// tails are handled: a lane that has nothing to do asks for kOutside. Offsets are 32 bits, so a
+// buffer is smaller than 2 GiB; the callers' guards refuse more.
+#pragma once
+
+#include "rfops/types.h"
+
+namespace rfops {
+
+constexpr u32 kOutside = 0x80000000u;
+
+// Cache hints of a buffer load, the instruction's aux operand.
+enum CacheHint : int {
+  kCached = 0,
+  kStreamed = 2,  // the nt bit: read once, do not displace what others reuse
+};
+
+struct Buffer {
+  __amdgpu_buffer_rsrc_t rsrc;
+};
+
+__device__ inline Buffer make_buffer(const void* base, u32 bytes) {
+  constexpr int kRawBuffer = 0x00020000;  // word 3 of the descriptor: untyped, no swizzle
+  return {__builtin_amdgcn_make_buffer_rsrc(const_cast<void*>(base), 0, static_cast<int>(bytes),
+                                            kRawBuffer)};
+}
+
+// 16 bytes at `scalar + lane`; `scalar` is the same in all lanes of the wave.
+template <CacheHint kHint = kCached>
+__device__ inline U32x4 load_16(const Buffer& buffer, u32 lane, u32 scalar) {
+  return __builtin_bit_cast(U32x4,
+                            __builtin_amdgcn_raw_buffer_load_b128(buffer.rsrc, lane, scalar, kHint));
+}
+
+__device__ inline u32 load_byte(const Buffer& buffer, u32 lane, u32 scalar) {
+  return __builtin_amdgcn_raw_buffer_load_b8(buffer.rsrc, lane, scalar, kCached);
+}
+
+}  // namespace rfops

@@ -1,0 +1,37 @@
+// The text of a loaded code object, decoded instruction by instruction as it is reached.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "isa.h"
+
+namespace vgpu {
+
+struct Program {
+  Arch arch = Arch::kGfx950;
+  const u32* words = nullptr;    // the text section as it lies in the loaded image
+  u32 count = 0;                 // dwords
+  u64 address = 0;               // host address of words[0]: what s_getpc_b64 sees
+  std::unique_ptr<Inst[]> insts; // one slot a dword; a slot's exec is the decoder until it is reached
+  std::mutex decode_mutex;
+
+  Program(Arch arch, const u32* words, u32 count);
+};
+
+// Decodes the instruction at dword `index`. Always fills `inst`: an encoding that no table has gets
+// an exec that raises a Fault with the encoding, the offset and the kernel.
+void decode(Arch arch, const u32* words, u32 count, u32 index, Inst& inst);
+
+// Assembler text of a decoded instruction; the mnemonic alone where operands have no printer yet.
+std::string disassemble(const Inst& inst);
+
+// All opcode tables (tables.cpp).
+struct OpTables {
+  const OpTable* const* tables;
+  u32 count;
+};
+OpTables all_tables();
+
+}  // namespace vgpu

@@ -1,0 +1,424 @@
+// Runs a launch: workgroups over the host's cores, the waves of a workgroup in turn.
+//
+// A workgroup's state is data, not a host stack, so a group that makes no end within its slice (it
+// may spin on another group's flag) is set aside and others run; on hardware they would be resident
+// together. Signals for wild addresses are caught around execution and become Faults.
+#include "run.h"
+
+#include <atomic>
+#include <csetjmp>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+
+#include "lanes.h"
+#include "pool.h"
+#include "settings.h"
+#include "stats.h"
+#include "wave.h"
+
+namespace vgpu {
+namespace {
+
+constexpr u64 kWaveSlice = 20'000;     // instructions of one wave before its neighbours run
+constexpr u64 kGroupSlice = 1'000'000; // instructions of one group before other groups run
+constexpr u32 kMaxSuspended = 1024;    // then suspended groups go before new ones
+constexpr u32 kDynamicStackBytes = 16384;  // a lane, where the call depth is not known
+constexpr u32 kLdsPadding = 1024;          // wide accesses at the end stay inside the buffer
+constexpr u32 kPoisonWord = 0x7fb0dead;    // a NaN, and no plausible address or count
+
+// -------------------------------------------------------------------------------- memory of a group
+
+u8* map_memory(u64 bytes) {
+  void* memory = std::aligned_alloc(4096, (bytes + 4095) & ~u64{4095});
+  if (!memory) throw Fault("the host has no memory for the workgroup's registers");
+  return static_cast<u8*>(memory);
+}
+
+// A buffer that only grows.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { std::free(data_); }
+  u8* at_least(u64 bytes) {
+    if (bytes > size_) {
+      std::free(data_);
+      data_ = nullptr;
+      size_ = 0;
+      data_ = map_memory(bytes);
+      size_ = bytes;
+    }
+    return data_;
+  }
+
+ private:
+  u8* data_ = nullptr;
+  u64 size_ = 0;
+};
+
+struct Group {
+  Workgroup shared;
+  Buffer waves_memory, vgprs, lds, scratch;
+  Wave* waves = nullptr;
+};
+
+// -------------------------------------------------------------------------------- what a launch fixes
+
+// hsa_kernel_dispatch_packet_t, which dispatch_ptr shows to the kernel.
+struct alignas(64) DispatchPacket {
+  u16 header, setup, workgroup_size[3], reserved0;
+  u32 grid_size[3], private_segment_size, group_segment_size;
+  u64 kernel_object, kernarg_address, reserved2, completion_signal;
+};
+static_assert(sizeof(DispatchPacket) == 64);
+
+constexpr u32 kQueueApertures = 64;  // amd_queue_t: the high halves of the LDS and private apertures
+
+struct Dispatch {
+  const Launch& launch;
+  const Kernel& kernel;
+  DispatchPacket packet{};
+  alignas(64) u8 queue[256] = {};
+  u32 lanes, wave_count, lds_bytes, scratch_bytes, mode;
+  u64 group_count;
+
+  explicit Dispatch(const Launch& l) : launch(l), kernel(*l.kernel) {
+    lanes = l.block[0] * l.block[1] * l.block[2];
+    wave_count = (lanes + kLanes - 1) / kLanes;
+    lds_bytes = kernel.group_segment_bytes + l.dynamic_lds;
+    scratch_bytes = kernel.private_segment_bytes + (kernel.dynamic_stack ? kDynamicStackBytes : 0);
+    group_count = u64{l.grid[0]} * l.grid[1] * l.grid[2];
+    // MODE: rounding and denormals, dx10_clamp, ieee, fp16_ovfl as the descriptor asks.
+    mode = field(kernel.rsrc1, 12, 8) | field(kernel.rsrc1, 21, 1) << 8 | field(kernel.rsrc1, 23, 1) << 9 |
+           field(kernel.rsrc1, 26, 1) << 23;
+    for (u32 d = 0; d < 3; ++d) {
+      packet.workgroup_size[d] = static_cast<u16>(l.block[d]);
+      packet.grid_size[d] = l.grid[d] * l.block[d];
+    }
+    packet.setup = 3;
+    packet.private_segment_size = kernel.private_segment_bytes;
+    packet.group_segment_size = lds_bytes;
+    packet.kernarg_address = reinterpret_cast<u64>(l.kernarg);
+    store<u32>(queue + kQueueApertures, static_cast<u32>(kSharedBaseAddr >> 32));
+    store<u32>(queue + kQueueApertures + 4, static_cast<u32>(kPrivateBaseAddr >> 32));
+  }
+};
+
+// -------------------------------------------------------------------------------- initial wave state
+
+enum KernelProperty : u16 {
+  kPrivateBuffer = 1, kDispatchPtr = 2, kQueuePtr = 4, kKernargPtr = 8,
+  kDispatchId = 16, kFlatScratchInit = 32, kPrivateSize = 64,
+};
+constexpr u32 kPreloadEntryDwords = 64;  // with kernarg preload the front end skips a 256-byte prologue
+
+void init_sgprs(const Dispatch& d, const Group& group, Wave& w) {
+  const Kernel& kernel = d.kernel;
+  for (u32& word : w.sgpr) word = kPoisonWord;
+  u32 next = 0;
+  const auto push = [&](u64 value) {
+    w.set_sgpr64(next, value);
+    next += 2;
+  };
+  const u16 has = kernel.properties;
+  if (has & kPrivateBuffer) next += 4;
+  if (has & kDispatchPtr) push(reinterpret_cast<u64>(&d.packet));
+  if (has & kQueuePtr) push(reinterpret_cast<u64>(d.queue));
+  if (has & kKernargPtr) push(reinterpret_cast<u64>(d.launch.kernarg));
+  if (has & kDispatchId) push(0);
+  if (has & kFlatScratchInit) push(0);
+  if (has & kPrivateSize) w.sgpr[next++] = kernel.private_segment_bytes;
+  const u32 preload = kernel.preload & 127, from = kernel.preload >> 7;
+  for (u32 i = 0; i < preload && (from + i + 1) * 4 <= d.launch.kernarg_bytes; ++i) {
+    w.sgpr[(next + i) & 127] = load<u32>(d.launch.kernarg + 4 * (from + i));
+  }
+  next = kernel.rsrc2 >> 1 & 31;  // the system registers follow the user registers
+  for (u32 dim = 0; dim < 3; ++dim) {
+    if (kernel.rsrc2 >> (7 + dim) & 1) w.sgpr[next++] = group.shared.id[dim];
+  }
+  if (kernel.rsrc2 >> 10 & 1) w.sgpr[next++] = 0;
+  store<u64>(&w.sgpr[kFlatScratchLo], 0);
+}
+
+void init_vgprs(const Dispatch& d, Wave& w) {
+  for (u32 i = 0; i < d.kernel.vgpr_rows * kLanes; ++i) w.vgpr[i] = kPoisonWord;
+  const u32 bx = d.launch.block[0], by = d.launch.block[1];
+  for (u32 lane = 0; lane < kLanes; ++lane) {
+    const u32 flat = w.index * kLanes + lane;
+    w.v(0)[lane] = flat % bx | flat / bx % by << 10 | flat / (bx * by) << 20;
+  }
+}
+
+void init_wave(const Dispatch& d, Group& group, u32 index) {
+  Wave& w = *new (&group.waves[index]) Wave;
+  const u32 left = d.lanes - index * kLanes;
+  w.index = index;
+  w.group = &group.shared;
+  w.program = d.kernel.object->program.get();
+  w.launched = left >= kLanes ? ~u64{0} : lane_bit(left) - 1;
+  w.mode = d.mode;
+  w.pc = d.kernel.entry + (d.kernel.preload & 127 ? kPreloadEntryDwords : 0);
+  w.vgpr = reinterpret_cast<u32*>(group.vgprs.at_least(0)) + u64{index} * kVgprRows * kLanes;
+  w.acc = w.vgpr + u64{d.kernel.accum_offset} * kLanes;
+  w.scratch_bytes = d.scratch_bytes;
+  w.scratch = group.scratch.at_least(0) + u64{index} * d.scratch_bytes * kLanes;
+  init_sgprs(d, group, w);
+  w.set_exec(w.launched);
+  init_vgprs(d, w);
+}
+
+void init_group(const Dispatch& d, Group& group, u64 flat) {
+  Workgroup& shared = group.shared;
+  shared.id[0] = static_cast<u32>(flat % d.launch.grid[0]);
+  shared.id[1] = static_cast<u32>(flat / d.launch.grid[0] % d.launch.grid[1]);
+  shared.id[2] = static_cast<u32>(flat / d.launch.grid[0] / d.launch.grid[1]);
+  shared.wave_count = d.wave_count;
+  shared.lds_bytes = d.lds_bytes;
+  shared.arch = d.kernel.object->arch;
+  shared.lds = group.lds.at_least(u64{d.lds_bytes} + kLdsPadding);
+  for (u32 i = 0; i < d.lds_bytes / 4; ++i) store<u32>(shared.lds + 4 * i, kPoisonWord);
+  group.vgprs.at_least(u64{d.wave_count} * kVgprRows * kLanes * sizeof(u32));
+  group.scratch.at_least(u64{d.wave_count} * d.scratch_bytes * kLanes + 64);
+  group.waves = reinterpret_cast<Wave*>(group.waves_memory.at_least(d.wave_count * sizeof(Wave)));
+  for (u32 i = 0; i < d.wave_count; ++i) init_wave(d, group, i);
+}
+
+// -------------------------------------------------------------------------------- signals
+
+struct SignalTrap {
+  sigjmp_buf escape;
+  volatile bool active = false;
+  const Wave* volatile wave = nullptr;
+  void* address = nullptr;
+};
+thread_local SignalTrap trap;
+struct sigaction previous_handlers[2];
+constexpr int kSignals[] = {SIGSEGV, SIGBUS};
+
+void on_signal(int signal, siginfo_t* info, void* context) {
+  if (trap.active) {
+    trap.active = false;
+    trap.address = info->si_addr;
+    siglongjmp(trap.escape, 1);
+  }
+  const struct sigaction& previous = previous_handlers[signal == SIGBUS];
+  if (previous.sa_flags & SA_SIGINFO && previous.sa_sigaction) {
+    previous.sa_sigaction(signal, info, context);
+  } else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
+    previous.sa_handler(signal);
+  } else {
+    std::signal(signal, SIG_DFL);  // not ours: the instruction runs again and ends the process
+  }
+}
+
+// Others (Python's faulthandler) may have installed theirs since the last launch.
+void install_handlers() {
+  for (u32 i = 0; i < 2; ++i) {
+    struct sigaction now;
+    sigaction(kSignals[i], nullptr, &now);
+    if (now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_signal) continue;
+    previous_handlers[i] = now;
+    struct sigaction ours = {};
+    ours.sa_sigaction = on_signal;
+    ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    sigemptyset(&ours.sa_mask);
+    sigaction(kSignals[i], &ours, nullptr);
+  }
+}
+
+// -------------------------------------------------------------------------------- the loop
+
+u64 run_wave(Wave& w, u64 budget) {
+  Program& program = *w.program;
+  const Inst* insts = program.insts.get();
+  const u32 count = program.count;
+  enter_fp_mode(w);
+  trap.wave = &w;
+  u64 done = 0;
+  while (done < budget) {
+    const u32 pc = w.pc;
+    if (pc >= count) throw Fault("execution ran past the end of the code object's text");
+    const Inst& inst = insts[pc];
+    const ExecFn exec = __atomic_load_n(&inst.exec, __ATOMIC_ACQUIRE);
+    w.current = pc;
+    w.pc = pc + inst.dwords;
+    exec(w, inst);
+    ++done;
+    if (w.state != WaveState::kRunning) break;
+  }
+  return done;
+}
+
+// True when all waves have ended. False: the group's slice is used up.
+bool run_group(Group& group, u64& instructions) {
+  const u32 count = group.shared.wave_count;
+  const u64 until = instructions + kGroupSlice;
+  while (true) {
+    u32 done = 0, waiting = 0;
+    for (u32 i = 0; i < count; ++i) {
+      Wave& w = group.waves[i];
+      if (w.state == WaveState::kRunning) instructions += run_wave(w, kWaveSlice);
+      done += w.state == WaveState::kDone;
+      waiting += w.state == WaveState::kAtBarrier;
+    }
+    if (done == count) return true;
+    if (done + waiting == count) {  // a wave that has ended counts as arrived
+      for (u32 i = 0; i < count; ++i) {
+        if (group.waves[i].state == WaveState::kAtBarrier) group.waves[i].state = WaveState::kRunning;
+      }
+    } else if (instructions >= until) {
+      return false;
+    }
+  }
+}
+
+std::string where(const Dispatch& d, const Group& group, const Wave* wave) {
+  char text[160];
+  const u32* id = group.shared.id;
+  std::snprintf(text, sizeof(text), " [workgroup %u,%u,%u wave %u]", id[0], id[1], id[2], wave ? wave->index : 0);
+  return "kernel " + d.kernel.name + text + ": ";
+}
+
+std::string signal_text(const Wave& w) {
+  Inst inst;
+  decode(w.program->arch, w.program->words, w.program->count, w.current, inst);
+  char text[200];
+  std::snprintf(text, sizeof(text), "%s at text offset 0x%x accessed memory that is not mapped, address %p",
+                inst.op ? inst.op->name : "an instruction", w.current * 4, trap.address);
+  return text;
+}
+
+// One slice of a group. Returns whether it has ended; a fault is put into `error`.
+bool guarded_slice(const Dispatch& d, Group& group, u64& instructions, std::string& error) {
+  const u32 host_mode = save_host_fp_mode();
+  bool ended = true;
+  if (sigsetjmp(trap.escape, 0)) {
+    error = where(d, group, trap.wave) + signal_text(*trap.wave);
+  } else {
+    trap.active = true;
+    try {
+      ended = run_group(group, instructions);
+    } catch (const Fault& fault) {
+      error = where(d, group, trap.wave) + fault.what();
+    } catch (const std::exception& other) {
+      error = where(d, group, trap.wave) + "internal error: " + other.what();
+    }
+    trap.active = false;
+  }
+  restore_host_fp_mode(host_mode);
+  return ended;
+}
+
+// -------------------------------------------------------------------------------- a launch's groups
+
+class Job {
+ public:
+  explicit Job(const Dispatch& dispatch) : dispatch_(dispatch), step_limit_(settings().max_steps) {}
+
+  u64 parallelism() const { return dispatch_.group_count; }
+
+  // Takes groups until there is none left for this thread.
+  void work() {
+    Group* group = nullptr;
+    u64 instructions = 0;
+    while (!stop_ && (group = take(group))) {
+      std::string error;
+      const u64 before = instructions;
+      const bool ended = guarded_slice(dispatch_, *group, instructions, error);
+      const u64 total = steps_ += instructions - before;
+      if (error.empty() && step_limit_ && total > step_limit_) {
+        error = "kernel " + dispatch_.kernel.name + ": the step budget of " + std::to_string(step_limit_) +
+                " instructions (RFOPS_VGPU_MAX_STEPS) is used up";
+      }
+      if (!error.empty()) fail(error);
+      if (!ended) {
+        const std::lock_guard lock(mutex_);
+        suspended_.push_back(group);
+        group = nullptr;
+      }
+    }
+    if (group) give_back(group);
+    count_instructions(instructions);
+  }
+
+  std::string error;
+
+  ~Job() {
+    for (Group* group : suspended_) give_back(group);
+  }
+
+ private:
+  const Dispatch& dispatch_;
+  u64 step_limit_;
+  std::atomic<u64> next_{0};
+  std::atomic<u64> steps_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::deque<Group*> suspended_;
+
+  // `free` is the caller's last group, done with: its memory serves the next one.
+  Group* take(Group* free) {
+    Group* resumed = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!suspended_.empty() && (next_ >= dispatch_.group_count || suspended_.size() >= kMaxSuspended)) {
+        resumed = suspended_.front();
+        suspended_.pop_front();
+      }
+    }
+    if (resumed) {
+      if (free) give_back(free);
+      return resumed;
+    }
+    const u64 flat = next_++;
+    if (flat >= dispatch_.group_count) {
+      if (free) give_back(free);
+      return nullptr;
+    }
+    Group* group = free ? free : borrow();
+    init_group(dispatch_, *group, flat);
+    return group;
+  }
+
+  void fail(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    if (error.empty()) error = text;
+    stop_ = true;
+  }
+
+  // Groups outlive a launch: a thread keeps one at hand, so that a launch allocates nothing.
+  static Group* borrow() {
+    Group* group = spare_;
+    spare_ = nullptr;
+    return group ? group : new Group;
+  }
+  static void give_back(Group* group) {
+    if (spare_) delete group;
+    else spare_ = group;
+  }
+  static thread_local Group* spare_;
+};
+thread_local Group* Job::spare_ = nullptr;
+
+}  // namespace
+
+void fault(const Wave& wave, const Inst& inst, const std::string& what) {
+  (void)wave;
+  char text[32];
+  std::snprintf(text, sizeof(text), " at text offset 0x%x", inst.index * 4);
+  throw Fault((inst.op ? std::string(inst.op->name) : std::string("instruction")) + text + ": " + what);
+}
+
+std::string run(const Launch& launch) {
+  const Dispatch dispatch(launch);
+  if (!dispatch.group_count) return "";
+  install_handlers();
+  Job job(dispatch);
+  share_work(job.parallelism(), [&job] { job.work(); });
+  return job.error;
+}
+
+}  // namespace vgpu

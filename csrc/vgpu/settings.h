@@ -1,0 +1,15 @@
+// Settings from the environment, read once. (jit/settings.py declares them for the README's table.)
+#pragma once
+
+#include "types.h"
+
+namespace vgpu {
+
+struct Settings {
+  u32 threads;    // RFOPS_VGPU_THREADS: host threads a launch may use; 0 or unset: all cores
+  u64 max_steps;  // RFOPS_VGPU_MAX_STEPS: wave-instructions a launch may execute; 0: no limit
+};
+
+const Settings& settings();
+
+}  // namespace vgpu

@@ -1,0 +1,281 @@
+"""`@compile_ops`: a typed Python signature bound to a kernel. The first `bind` resolves, builds and
+loads; afterwards a launch fills an argument buffer and calls HIP."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import inspect
+import struct
+import threading
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+
+from . import hip, paths
+from .build import Define, Defines, build_device
+from .cache import Artifact
+from .code_object import waves_per_simd
+from .errors import BindError
+from .spec import ModuleSpec, module_spec
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A kernel argument passed by value: its struct code and size."""
+
+    code: str
+    size: int
+
+
+i8 = Annotated[int, Scalar("b", 1)]
+u8 = Annotated[int, Scalar("B", 1)]
+i16 = Annotated[int, Scalar("h", 2)]
+u16 = Annotated[int, Scalar("H", 2)]
+i32 = Annotated[int, Scalar("i", 4)]
+u32 = Annotated[int, Scalar("I", 4)]
+i64 = Annotated[int, Scalar("q", 8)]
+u64 = Annotated[int, Scalar("Q", 8)]
+f32 = Annotated[float, Scalar("f", 4)]
+f64 = Annotated[float, Scalar("d", 8)]
+
+_POINTER = Scalar("Q", 8)
+Dim3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of the Python signature."""
+
+    name: str
+    scalar: Scalar | None  # None: a tensor
+
+    @property
+    def layout(self) -> Scalar:
+        return self.scalar or _POINTER
+
+    def __str__(self) -> str:
+        return f"{self.name}: {f'{self.layout.size}-byte value' if self.scalar else 'tensor'}"
+
+
+def _parameters(function: Callable[..., None]) -> list[Parameter]:
+    hints = typing.get_type_hints(function, include_extras=True)
+    found = []
+    for name in inspect.signature(function).parameters:
+        hint = hints.get(name)
+        scalars = [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Scalar)]
+        optional = torch.Tensor in typing.get_args(hint)
+        if not scalars and hint is not torch.Tensor and not optional:
+            raise BindError(
+                f"{function.__qualname__}: parameter {name} must be annotated torch.Tensor or a "
+                f"scalar of rfops.jit (i32, f32, ...), got {hint!r}"
+            )
+        found.append(Parameter(name, scalars[0] if scalars else None))
+    return found
+
+
+def _check_layout(kernel: str, parameters: Sequence[Parameter], args: Sequence[Any]) -> None:
+    """Signature against the code object's own list of explicit arguments. Raises BindError."""
+    for index in range(max(len(parameters), len(args))):
+        ours = str(parameters[index]) if index < len(parameters) else "nothing"
+        if index >= len(args):
+            raise BindError(f"{kernel}: argument {index}: signature has {ours}, kernel has no more")
+        arg = args[index]
+        theirs = f"{arg['size']}-byte {arg['kind']} at offset {arg['offset']}"
+        drift = index >= len(parameters)
+        if not drift:
+            wanted = "by_value" if parameters[index].scalar else "global_buffer"
+            drift = (arg["kind"], arg["size"]) != (wanted, parameters[index].layout.size)
+        if drift:
+            raise BindError(f"{kernel}: argument {index}: signature has {ours}, kernel has {theirs}")
+
+
+def _struct_format(args: Sequence[Any], parameters: Sequence[Parameter]) -> str:
+    """A struct format with the kernel's own offsets, padding written out."""
+    text, at = "<", 0
+    for arg, parameter in zip(args, parameters, strict=True):
+        text += f"{arg['offset'] - at}x{parameter.layout.code}"
+        at = arg["offset"] + arg["size"]
+    return text
+
+
+class _Slot:
+    """A kernel argument buffer with HIP's `extra` array pointing at it."""
+
+    def __init__(self, size: int) -> None:
+        self.buffer = ctypes.create_string_buffer(size)
+        self.size = ctypes.c_size_t(size)
+        self.extra = (ctypes.c_void_p * 5)(
+            1, ctypes.addressof(self.buffer), 2, ctypes.addressof(self.size), 3
+        )  # HIP_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END
+
+
+class BoundKernel:
+    """A loaded kernel with its argument layout; made by `CompiledOp.bind`."""
+
+    def __init__(self, op: CompiledOp, artifact: Artifact, device: torch.device) -> None:
+        self.name = op.kernel
+        kernels = artifact.meta["kernels"]
+        if op.kernel not in kernels:
+            raise BindError(f"{op.module}: no kernel {op.kernel!r}; it has {', '.join(kernels)}")
+        args = kernels[op.kernel]["args"]
+        parameters = op.parameters
+        _check_layout(op.kernel, parameters, args)
+        self.parameters = tuple(parameters)
+        self.meta: Mapping[str, Any] = {**artifact.meta, "cached": not artifact.fresh}
+        resources = dict(kernels[op.kernel]["resources"])
+        resources["waves_per_simd"] = waves_per_simd(resources["vgpr"])
+        self.resources: Mapping[str, int] = resources
+        self.device = device
+        self._pack = struct.Struct(_struct_format(args, parameters))
+        self._tensors = tuple(p.scalar is None for p in parameters)
+        self._slots: list[_Slot] = []
+        self._load(artifact)
+
+    def _load(self, artifact: Artifact) -> None:
+        self.hip = hip.runtime(self.device)
+        self._index = -1 if self.device.type == "cpu" else self.device.index or 0
+        code = artifact.file.read_bytes()
+        if self._index >= 0:
+            with torch.cuda.device(self._index):
+                self._module, self._function = self.hip.load(code, self.name)
+        else:
+            self.hip.select_arch(artifact.meta["arch"])
+            self._module, self._function = self.hip.load(code, self.name)
+
+    def launch(
+        self, grid: Dim3, block: Dim3, args: Sequence[Any], lds: int = 0, stream: int | None = None
+    ) -> None:
+        """Launch on torch's current stream of the device (CPU: at once, returns when done).
+
+        `grid` counts workgroups, `lds` is dynamic LDS in bytes. Tensors go by address, None as a
+        null pointer; nothing but the number and range of arguments is checked here. Raises
+        ValueError, HipError.
+        """
+        try:
+            slot = self._slots.pop()
+        except IndexError:
+            slot = _Slot(self._pack.size)
+        try:
+            values = [
+                (0 if arg is None else arg.data_ptr()) if tensor else arg
+                for arg, tensor in zip(args, self._tensors, strict=True)
+            ]
+            self._pack.pack_into(slot.buffer, 0, *values)
+        except (struct.error, AttributeError, ValueError) as error:
+            raise ValueError(self._explain(args, error)) from error
+        if self._index < 0:
+            code = self.hip.launch_kernel(
+                self._function, *grid, *block, lds, stream, None, slot.extra
+            )
+        else:
+            with torch.cuda.device(self._index):
+                if stream is None:
+                    stream = torch.cuda.current_stream().cuda_stream
+                code = self.hip.launch_kernel(
+                    self._function, *grid, *block, lds, stream, None, slot.extra
+                )
+        self._slots.append(slot)
+        if code != 0:
+            self.hip.fail(f"hipModuleLaunchKernel({self.name})", code)
+
+    def _explain(self, args: Sequence[Any], error: Exception) -> str:
+        if len(args) != len(self.parameters):
+            return f"{self.name}: {len(self.parameters)} arguments expected, got {len(args)}"
+        for parameter, arg in zip(self.parameters, args, strict=True):
+            try:
+                value = arg if parameter.scalar else 0 if arg is None else arg.data_ptr()
+                struct.pack(f"<{parameter.layout.code}", value)
+            except (struct.error, AttributeError, OverflowError):
+                return f"{self.name}: argument {parameter} cannot take {arg!r:.80}"
+        return f"{self.name}: {error}"
+
+
+class CompiledOp:
+    """A kernel's Python signature, not yet built for anything; made by `compile_ops`."""
+
+    def __init__(
+        self,
+        module: str,
+        function: Callable[..., None],
+        kernel: str,
+        config: Path,
+        variants: Callable[[str], Iterable[Defines]] | None,
+    ) -> None:
+        self.module, self.kernel, self.config, self.variants = module, kernel, config, variants
+        self.__name__, self.__doc__ = function.__name__, function.__doc__
+        self._function = function
+        self._bound: dict[Any, BoundKernel] = {}
+        self._lock = threading.Lock()
+
+    @functools.cached_property
+    def spec(self) -> ModuleSpec:
+        """The module's entry in the config file."""
+        return module_spec(self.module, self.config)
+
+    @functools.cached_property
+    def parameters(self) -> list[Parameter]:
+        """The kernel's arguments as the signature has them."""
+        return _parameters(self._function)
+
+    def build(self, arch: str, defines: Defines | None = None) -> Artifact:
+        """Build for an architecture without loading; needs no GPU."""
+        return build_device(self.spec, arch, defines or {})
+
+    def bind(
+        self, device: torch.device | str, defines: Mapping[str, Define] | None = None
+    ) -> BoundKernel:
+        """Build or find, load, and check the arguments; once per device and defines.
+
+        Raises UnsupportedArch, ToolchainNotFound, BuildError, BindError, HipError.
+        """
+        device = torch.device(device)
+        arch = hip.device_arch(device)
+        key = (arch, device, tuple(sorted(defines.items())) if defines else ())
+        bound = self._bound.get(key)
+        if bound is None:
+            with self._lock:  # one thread builds and loads, the others take what it made
+                bound = self._bound.get(key)
+                if bound is None:
+                    bound = BoundKernel(self, self.build(arch, defines), device)
+                    self._bound[key] = bound
+        return bound
+
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        raise TypeError(f"{self.kernel} is a kernel: use .bind(device, defines).launch(...)")
+
+
+_registered: list[CompiledOp] = []
+
+
+def compiled_ops() -> tuple[CompiledOp, ...]:
+    """Every op declared so far, for `rfops build` and `rfops ls`."""
+    return tuple(_registered)
+
+
+def compile_ops(
+    module: str,
+    *,
+    kernel: str | None = None,
+    config: Path | str = paths.COMPILER_CONFIG,
+    variants: Callable[[str], Iterable[Defines]] | None = None,
+) -> Callable[[Callable[..., None]], CompiledOp]:
+    """Bind a typed signature to a kernel of a module of `compiler_config.json`.
+
+    The kernel's symbol is the function's name unless `kernel` says otherwise. Another `config`
+    takes sources from its own folder. `variants(arch)` lists the defines that `rfops build`
+    prebuilds. Nothing is read, built or loaded before the first `bind`.
+    """
+
+    def declare(function: Callable[..., None]) -> CompiledOp:
+        name = kernel or function.__name__
+        op = CompiledOp(module, function, name, Path(config).absolute(), variants)
+        if op.config == paths.COMPILER_CONFIG:
+            _registered.append(op)
+        return op
+
+    return declare

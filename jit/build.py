@@ -1,0 +1,224 @@
+"""From a module's spec to a published artifact: recipe, key, compile, metadata."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from . import log, paths
+from .cache import Artifact, Contents, Roots, Shelf
+from .errors import BuildError, ConfigError
+from .files import digest, write_atomic
+from .spec import ModuleSpec
+from .toolchain import HIPCC_FLAGS, ZIG_FLAGS, Toolchain, device_toolchain
+
+ENGINE_VERSION = 1  # part of every key: raise it when the meaning of a recipe changes
+Define = str | int | float | bool
+Defines = Mapping[str, Define]
+
+_DEVICE_FLAGS = ("-std=c++20", "-O3", "-Wall", "-Wextra")
+ATTEMPTS = 3  # builds of sources that change while they are being built
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One step of a recipe; {cc}, {zig} and the roots' names stand for paths, so keys do not move."""
+
+    argv: tuple[str, ...]
+    inputs: tuple[str, ...]
+    output: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """What one key stands for: commands whose last output is the artifact."""
+
+    shelf: Shelf
+    toolchain: Toolchain
+    commands: tuple[Command, ...]
+    depfile: str
+
+    @property
+    def output(self) -> str:
+        return self.commands[-1].output
+
+    @property
+    def build_key(self) -> str:
+        commands = [dataclasses.astuple(command) for command in self.commands]
+        return digest([ENGINE_VERSION, commands, self.toolchain.version])[:40]
+
+    def expand(self, text: str) -> str:
+        for name, folder in self.shelf.roots.folders:
+            text = text.replace(f"{{{name}}}", str(folder))
+        return text
+
+    def argv(self, command: Command) -> tuple[str, ...]:
+        """The command as it is run."""
+        tool, *rest = command.argv
+        front = self.toolchain.argv if tool == "{cc}" else self.toolchain.argv[:1]
+        return (*front, *map(self.expand, rest))
+
+
+def roots_of(spec: ModuleSpec) -> Roots:
+    ours = ("rfops", paths.CSRC)
+    return Roots((ours,) if spec.root == paths.CSRC else (("root", spec.root), ours))
+
+
+def template(roots: Roots, path: Path) -> str:
+    """The path as {root}/..., for a command."""
+    name = roots.name_of(path)
+    root, _, rest = name.partition("/")
+    return f"{{{root}}}/{rest}" if root else name
+
+
+def include_flags(roots: Roots) -> tuple[str, ...]:
+    """Where headers are looked for; and no path of this machine in `__FILE__`."""
+    folders = [f"-I{{{name}}}" for name, _ in roots.folders]
+    maps = [f"-ffile-prefix-map={{{name}}}={name}" for name, _ in roots.folders]
+    return ("-I{rfops}/include", *folders, *maps)
+
+
+def define_flags(defines: Defines) -> tuple[str, ...]:
+    """{"M": 4} -> -DRFOPS_M=4, sorted by name. Raises ConfigError."""
+    flags = []
+    for name, value in sorted(defines.items()):
+        if not name.isidentifier() or not isinstance(value, str | int | float):
+            raise ConfigError(f"define {name!r}={value!r}: expected a name and a text or number")
+        flags.append(f"-DRFOPS_{name}={int(value) if isinstance(value, bool) else value}")
+    return tuple(flags)
+
+
+def device_unit(spec: ModuleSpec, arch: str, defines: Defines) -> Unit:
+    """The recipe of a code object. Raises UnsupportedArch, ToolchainNotFound, ConfigError."""
+    spec.require_arch(arch)
+    if spec.kind != "device":
+        raise ConfigError(f"{spec.name}: a {spec.kind} module has no code object")
+    toolchain, roots = device_toolchain(arch), roots_of(spec)
+    source = template(roots, spec.sources()[0])
+    # A device compile ignores -MD in hipcc 7.0 and clang 22; the frontend's own flags do work.
+    depfile = ("-Xclang", "-dependency-file", "-Xclang", "deps.d", "-Xclang", "-MT")
+    flags = (f"--offload-arch={arch}", *_DEVICE_FLAGS, *spec.flags, *define_flags(defines))
+    flags += (*include_flags(roots), *depfile, "-Xclang", spec.output)
+    if toolchain.name == "hipcc":
+        compile_ = ("{cc}", *HIPCC_FLAGS, *flags, source, "-o", spec.output)
+        commands: tuple[Command, ...] = (Command(compile_, (source,), spec.output),)
+    else:  # clang of ziglang: it cannot link by itself, so text, object and link are three steps
+        assemble = ("--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", "module.s")
+        commands = (
+            Command(("{cc}", *ZIG_FLAGS, *flags, "-S", source, "-o", "module.s"), (source,), "module.s"),
+            Command(("{cc}", *assemble, "-o", "module.o"), ("module.s",), "module.o"),
+            Command(
+                ("{zig}", "ld.lld", "-shared", "module.o", "-o", spec.output),
+                ("module.o",),
+                spec.output,
+            ),
+        )
+    return Unit(Shelf(arch, spec.name, roots), toolchain, commands, "deps.d")
+
+
+def build_device(spec: ModuleSpec, arch: str, defines: Defines) -> Artifact:
+    """The code object from the cache, or built now.
+
+    Raises UnsupportedArch, ToolchainNotFound, BuildError, LockTimeout, ConfigError.
+    """
+    unit = device_unit(spec, arch, defines)
+    found = unit.shelf.find(unit.build_key)
+    if found is not None:
+        return found
+    with unit.shelf.lock(unit.build_key):
+        found = unit.shelf.find(unit.build_key)
+        if found is not None:
+            return found
+        title = f"{spec.title or spec.name} for {arch}"
+        for _ in range(ATTEMPTS):
+            built = _compile_device(unit, title, {"arch": arch, "defines": dict(defines)})
+            if built is not None:
+                log.get().info("built %s in %.2f s", title, built.meta["seconds"])
+                return built
+        raise BuildError(spec.name, "", "the sources kept changing during the build", None)
+
+
+def _compile_device(unit: Unit, title: str, about: dict[str, Any]) -> Artifact | None:
+    """Build once; None if a source changed meanwhile, as what was compiled is then not known."""
+    with unit.shelf.stage() as stage:
+        seconds = run_units([unit], title, stage)
+        read = files_read(unit, stage)
+        if read is None:
+            return None
+        about = {**about, **_kernels(unit, stage / unit.output, about["arch"])}
+        return unit.shelf.publish(stage, unit.build_key, read, make_meta(unit, seconds, about))
+
+
+def make_meta(unit: Unit, seconds: float, about: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "module": unit.shelf.folder.name,
+        "output": unit.output,
+        "engine": ENGINE_VERSION,
+        "compiler": unit.toolchain.version,
+        "commands": [list(command.argv) for command in unit.commands],
+        "seconds": round(seconds, 3),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **about,
+    }
+
+
+def _kernels(unit: Unit, file: Path, arch: str) -> dict[str, Any]:
+    """The code object's kernels; a compiler that wrote anything else has failed."""
+    from . import code_object
+
+    try:
+        metadata = code_object.read_metadata(code_object.unbundle(file.read_bytes(), arch))
+    except code_object.CodeObjectError as error:
+        raise BuildError(unit.shelf.folder.name, unit.argv(unit.commands[-1]), str(error), None) from error
+    target = str(metadata["target"]).split("--")[-1].split(":")[0]
+    if target != arch:
+        text = f"the compiler was asked for {arch} and wrote a code object for {target}"
+        raise BuildError(unit.shelf.folder.name, unit.argv(unit.commands[-1]), text, None)
+    return metadata
+
+
+def run_units(units: Sequence[Unit], title: str, stage: Path) -> float:
+    """Run the commands of the units in the stage; seconds. A failure's log outlives the stage."""
+    from .ninja import Step, run_steps
+
+    steps = [
+        Step(unit.argv(command), tuple(map(unit.expand, command.inputs)), command.output)
+        for unit in units
+        for command in unit.commands
+    ]
+    begin = time.monotonic()
+    try:
+        output = run_steps(units[-1].shelf.folder.name, title, steps, stage)
+    except BuildError as error:
+        shelf = units[-1].shelf
+        log_path = shelf.folder / "failed" / f"{units[-1].build_key}.log"
+        with suppress(OSError):
+            write_atomic(log_path, f"$ {error.command}\n{error.output}")
+        raise BuildError(error.module, error.command, error.output, log_path) from None
+    (stage / "build.log").write_text(output, encoding="utf-8")
+    return time.monotonic() - begin
+
+
+def _parse_depfile(text: str) -> list[str]:
+    """The prerequisites of a make rule: blanks are escaped by backslash, dollars doubled."""
+    _, _, names = text.replace("\\\n", " ").partition(": ")
+    words = re.findall(r"(?:\\.|[^\\\s])+", names)
+    return [re.sub(r"\\(.)", r"\1", word).replace("$$", "$") for word in words]
+
+
+def files_read(unit: Unit, stage: Path) -> Contents | None:
+    """The files that the compiler read; None if one has changed since the build began."""
+    begin = (stage / "build.ninja").stat().st_ctime_ns
+    listed = _parse_depfile((stage / unit.depfile).read_text(encoding="utf-8"))
+    files = {Path(os.path.normpath(stage / name)) for name in listed}
+    read = unit.shelf.contents([unit.shelf.roots.name_of(file) for file in files])
+    with suppress(OSError):
+        if all(file.stat().st_ctime_ns <= begin for file in files):
+            return read
+    return None

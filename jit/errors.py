@@ -1,0 +1,65 @@
+"""Every error of the engine. All derive from RfopsError, so one `except` catches them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+class RfopsError(Exception):
+    """Base of all errors that rfops raises itself (a caller's mistake is a ValueError)."""
+
+
+class ConfigError(RfopsError):
+    """A setting, `compiler_config.json` or the cache folder is wrong; the text says what and where."""
+
+
+class ToolchainNotFound(RfopsError):
+    """No compiler can build the module; the text lists what was tried and what to install."""
+
+    def __init__(self, what: str, rejected: Iterable[str], advice: str) -> None:
+        self.rejected = tuple(rejected)
+        tried = "".join(f"\n  - {reason}" for reason in self.rejected)
+        super().__init__(f"no compiler found for {what}; tried:{tried}\n{advice}")
+
+
+class UnsupportedArch(RfopsError):
+    """The op has no kernel for this architecture, or the device is not an AMD GPU."""
+
+    def __init__(self, module: str, arch: str, supported: Sequence[str]) -> None:
+        self.module, self.arch, self.supported = module, arch, tuple(supported)
+        super().__init__(
+            f"{module}: no kernel for {arch}; this module has {', '.join(supported) or 'none'}"
+        )
+
+
+class BuildError(RfopsError):
+    """A build command failed: module, command, the compiler's own text and the log's path."""
+
+    def __init__(
+        self, module: str, command: Sequence[str] | str, output: str, log_path: Path | None
+    ) -> None:
+        self.module = module
+        self.command = command if isinstance(command, str) else shlex.join(command)
+        self.output = output
+        self.log_path = log_path
+        super().__init__(
+            f"{module}: build failed\ncommand: {self.command}\nlog: {log_path}\n{output.rstrip()}"
+        )
+
+
+class LockTimeout(RfopsError):
+    """Another process held a build's lock for longer than RFOPS_LOCK_TIMEOUT."""
+
+
+class BindError(RfopsError):
+    """A kernel's arguments in the code object do not match its Python signature."""
+
+
+class HipError(RfopsError):
+    """A HIP call failed: the call, its code and the runtime's text."""
+
+    def __init__(self, call: str, code: int, text: str) -> None:
+        self.call, self.code, self.text = call, code, text
+        super().__init__(f"{call} failed with HIP error {code}: {text}")

@@ -1,0 +1,51 @@
+"""Files of the cache: where, hashed how, and written so that a reader never sees half of one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from . import settings
+
+LAYOUT = "v1"
+
+
+def cache_root() -> Path:
+    """The versioned cache folder; not created here."""
+    folder = settings.path("RFOPS_CACHE_DIR")
+    assert folder is not None  # it has a default
+    return folder / LAYOUT
+
+
+def digest(data: Any) -> str:
+    """sha256 over bytes, or over the canonical JSON of anything else."""
+    if not isinstance(data, bytes):
+        data = json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.sha256(data).hexdigest()
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make names in the folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomic(file: Path, text: str) -> None:
+    """Write aside, fsync, rename over. Raises OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    try:
+        with aside.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(file)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,105 @@
+"""Runs build steps under ninja: in parallel, with progress, and with the failing command's text."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import settings
+from .errors import BuildError
+from .toolchain import environment
+
+_STATUS = "@@ "  # starts ninja's own status lines, which are progress and not output
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command: from inputs (absolute, or earlier outputs) to one file in the build folder."""
+
+    argv: tuple[str, ...]
+    inputs: tuple[str, ...]
+    output: str
+
+
+def _escape(path: str) -> str:
+    return path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+def ninja_text(steps: Sequence[Step]) -> str:
+    """The build.ninja of the steps."""
+    lines = ["rule run", "  command = $cmd", "  description = $out"]
+    for step in steps:
+        inputs = " ".join(_escape(name) for name in step.inputs)
+        lines += [f"build {_escape(step.output)}: run {inputs}"]
+        lines += ["  cmd = " + shlex.join(step.argv).replace("$", "$$")]
+    return "\n".join(lines) + "\n"
+
+
+class _Progress:
+    """One line on stderr for builds that take long enough to be waited for."""
+
+    def __init__(self, title: str) -> None:
+        self.title, self.begin = title, time.monotonic()
+        self.tty = sys.stderr.isatty()
+        self.quiet = settings.text("RFOPS_LOG") == "warning"
+        self.last = 0.0 if self.tty else self.begin
+        self.shown = False
+
+    def show(self, status: str) -> None:
+        now = time.monotonic()
+        patience = 0.1 if self.tty else 5.0  # a log file needs no animation
+        if self.quiet or now - self.begin < 1.0 or now - self.last < patience:
+            return
+        self.last, self.shown = now, True
+        text = f"rfops: building {self.title}: {status} ({now - self.begin:.0f} s)"
+        sys.stderr.write(f"\r{text}\033[K" if self.tty else f"{text}\n")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        if self.tty and self.shown:
+            sys.stderr.write("\r\033[K")
+
+
+def run_steps(module: str, title: str, steps: Sequence[Step], folder: Path) -> str:
+    """Run the steps in the folder; returns the compilers' output. Raises BuildError."""
+    import subprocess
+
+    import ninja
+
+    (folder / "build.ninja").write_text(ninja_text(steps), encoding="utf-8")
+    jobs = settings.number("RFOPS_JOBS") or len(os.sched_getaffinity(0))
+    command = [str(Path(ninja.BIN_DIR) / "ninja"), "-j", str(jobs)]
+    environ = environment() | {"NINJA_STATUS": f"{_STATUS}[%f/%t] "}
+    progress, output = _Progress(title), []
+    with subprocess.Popen(
+        command, cwd=folder, env=environ, text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(_STATUS):
+                progress.show(line[len(_STATUS) :].strip())
+            elif not line.startswith("ninja: entering directory"):
+                output.append(line)
+    progress.end()
+    text = "".join(output)
+    if process.returncode != 0:
+        raise BuildError(module, *_failure(steps, output, text), None)
+    return text
+
+
+def _failure(steps: Sequence[Step], lines: list[str], text: str) -> tuple[Sequence[str] | str, str]:
+    """The first failing step's command and what it printed."""
+    for at, line in enumerate(lines):
+        if line.startswith("FAILED: "):
+            step = next((s for s in steps if line.split()[-1] == s.output), None)
+            if step is not None:
+                rest = lines[at + 2 :]  # the line between is the command
+                ends = [i for i, r in enumerate(rest) if r.startswith(("FAILED: ", "ninja: "))]
+                return step.argv, "".join(rest[: ends[0]] if ends else rest)
+    return "ninja", text

@@ -1,0 +1,66 @@
+"""Every environment variable that rfops reads, declared once; README's table is tested against it.
+
+A setting says where things are and how loud to be. What a kernel computes is never a setting.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One environment variable. `kind` is its type as README shows it."""
+
+    name: str
+    kind: str  # "path" | "text" | "int" | "seconds" or choices: "a|b|c"
+    default: str
+    meaning: str
+
+
+SETTINGS = (
+    Setting("RFOPS_CACHE_DIR", "path", "~/.cache/rfops", "where built code objects are kept"),
+    Setting("RFOPS_HIPCC", "path", "", "the hipcc to use; empty: look in ROCM_PATH, then in PATH"),
+    Setting("ROCM_PATH", "path", "", "ROCm's folder; `bin/hipcc` in it is used when present"),
+    Setting("CXX", "text", "", "host C++ compiler of the virtual GPU; empty: g++, clang++, zig"),
+    Setting("RFOPS_VGPU_ARCH", "gfx942|gfx950", "gfx950", "architecture of the virtual GPU"),
+    Setting("RFOPS_VGPU_THREADS", "int", "0", "host threads of the virtual GPU; 0: one a core"),
+    Setting("RFOPS_VGPU_LOG", "int", "1", "how much the virtual GPU prints; 0: nothing"),
+    Setting("RFOPS_HIP_LIBRARY", "path", "", "HIP runtime to load instead of the one chosen"),
+    Setting("RFOPS_LOCK_TIMEOUT", "seconds", "600", "longest wait for another process's build"),
+    Setting("RFOPS_JOBS", "int", "0", "compile jobs at once; 0: one a core"),
+    Setting("RFOPS_LOG", "debug|info|warning", "info", "least level that is printed on stderr"),
+)
+_BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
+
+
+def raw(name: str) -> str:
+    """The variable's text; an empty variable counts as unset."""
+    return os.environ.get(name) or _BY_NAME[name].default
+
+
+def text(name: str) -> str:
+    """A text or a choice; a value outside the choices is a ConfigError."""
+    value, kind = raw(name), _BY_NAME[name].kind
+    if "|" in kind and value not in kind.split("|"):
+        raise ConfigError(f"{name}={value!r}: expected one of {', '.join(kind.split('|'))}")
+    return value
+
+
+def number(name: str) -> int:
+    """A whole number, not negative."""
+    value = raw(name)
+    if not value.isascii() or not value.isdigit():
+        raise ConfigError(f"{name}={value!r}: expected a whole number, 0 or more")
+    return int(value)
+
+
+def path(name: str) -> Path | None:
+    """An absolute path with `~` expanded, or None when unset without a default."""
+    value = raw(name)
+    return Path(value).expanduser().absolute() if value else None

@@ -1,0 +1,105 @@
+"""`compiler_config.json`: data, checked, never evaluated. One entry a module, only what differs
+from the defaults below is written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+
+from . import paths
+from .errors import ConfigError, UnsupportedArch
+
+ARCHS = ("gfx942", "gfx950")
+
+
+@dataclass(frozen=True)
+class ModuleSpec:
+    """What a module is built from. Device modules have one source; host ones may use globs."""
+
+    name: str
+    srcs: tuple[str, ...]  # relative to `root`
+    kind: str = "device"  # "device": a code object; "host": a shared library
+    archs: tuple[str, ...] = ARCHS
+    flags: tuple[str, ...] = ()  # in order, after the engine's own
+    link_flags: tuple[str, ...] = ()  # host only
+    output: str = "module.hsaco"
+    title: str = ""  # what progress calls it; empty: the name
+    root: Path = paths.CSRC
+
+    def require_arch(self, arch: str) -> None:
+        """Refuse before compiling. Raises UnsupportedArch."""
+        if arch not in self.archs:
+            raise UnsupportedArch(self.name, arch, self.archs)
+
+    def sources(self) -> list[Path]:
+        """The source files, sorted where a glob names them. Raises ConfigError if one is missing."""
+        found: list[Path] = []
+        for pattern in self.srcs:
+            matches = sorted(self.root.glob(pattern)) if "*" in pattern else [self.root / pattern]
+            if not matches or not all(match.is_file() for match in matches):
+                raise ConfigError(f"{self.name}: no source {pattern!r} in {self.root}")
+            found += matches
+        return found
+
+
+_KNOWN = tuple(f.name for f in fields(ModuleSpec) if f.name not in ("name", "root"))
+_LISTS = tuple(f.name for f in fields(ModuleSpec) if str(f.type).startswith("tuple"))
+
+
+def _check_entry(where: str, entry: object) -> dict[str, object]:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: expected an object, got {type(entry).__name__}")
+    checked: dict[str, object] = {}
+    for key, value in entry.items():
+        if key not in _KNOWN:
+            raise ConfigError(f"{where}: unknown key {key!r}; known keys: {', '.join(_KNOWN)}")
+        if key in _LISTS:
+            if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
+                raise ConfigError(f"{where}.{key}: expected a list of texts, got {value!r}")
+            checked[key] = tuple(value)
+        elif isinstance(value, str):
+            checked[key] = value
+        else:
+            raise ConfigError(f"{where}.{key}: expected a text, got {value!r}")
+    return checked
+
+
+def _make_spec(where: str, name: str, entry: object, root: Path) -> ModuleSpec:
+    values = _check_entry(where, entry)
+    if not values.get("srcs"):
+        raise ConfigError(f"{where}.srcs: at least one source is needed")
+    spec = ModuleSpec(name=name, root=root, **values)  # type: ignore[arg-type]
+    if spec.kind not in ("device", "host"):
+        raise ConfigError(f"{where}.kind: expected device or host, got {spec.kind!r}")
+    if spec.kind == "device" and (len(spec.srcs) != 1 or "*" in spec.srcs[0]):
+        raise ConfigError(f"{where}.srcs: a device module has exactly one source, got {spec.srcs}")
+    for arch in spec.archs:
+        if arch not in ARCHS:
+            raise ConfigError(f"{where}.archs: unknown {arch!r}; known: {', '.join(ARCHS)}")
+    for text in (name, spec.output):
+        if "/" in text or text.startswith("."):
+            raise ConfigError(f"{where}: {text!r} cannot be a file name")
+    return spec
+
+
+@lru_cache(maxsize=16)
+def load_config(config: Path = paths.COMPILER_CONFIG) -> dict[str, ModuleSpec]:
+    """All modules of a config file. Sources of rfops's own lie in csrc/, else beside the file."""
+    root = paths.CSRC if config == paths.COMPILER_CONFIG else config.parent
+    try:
+        entries = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{config}: {error}") from error
+    if not isinstance(entries, dict):
+        raise ConfigError(f"{config}: expected an object of modules")
+    return {name: _make_spec(f"{config.name}: {name}", name, e, root) for name, e in entries.items()}
+
+
+def module_spec(name: str, config: Path = paths.COMPILER_CONFIG) -> ModuleSpec:
+    """The module's spec. Raises ConfigError naming the modules there are."""
+    modules = load_config(config)
+    if name not in modules:
+        raise ConfigError(f"{config}: no module {name!r}; known modules: {', '.join(modules)}")
+    return modules[name]

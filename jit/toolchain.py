@@ -1,0 +1,223 @@
+"""Which compiler builds what, how it is called, and how it is told apart from another one.
+
+Asking a compiler for its version takes a process, so the answer is kept in the cache beside the
+`stat` of the files it came from: a warm start runs nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import settings
+from .errors import ToolchainNotFound
+from .files import cache_root, write_atomic
+
+_ADVICE_DEVICE = (
+    "Install ROCm's hipcc (or point RFOPS_HIPCC at it), or: pip install 'rfops[clang]', "
+    "which brings a clang that knows AMD GPUs."
+)
+_ADVICE_HOST = "Install g++ 11 or newer or clang++ 14 or newer, or: pip install 'rfops[clang]'."
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A compiler that was found. `argv` starts every command; `version` names it without paths."""
+
+    name: str  # "hipcc" | "zig" | "c++"
+    argv: tuple[str, ...]
+    version: str
+
+    @property
+    def headline(self) -> str:
+        """The version's telling line: that of clang in hipcc's text, the first one otherwise."""
+        lines = self.version.splitlines() or [""]
+        return next((line for line in lines if "clang version" in line), lines[0])
+
+
+def device_candidates() -> Iterator[tuple[str, tuple[str, ...] | None, str]]:
+    """(name, command or None, where it was looked for), in the order of preference."""
+    chosen = settings.path("RFOPS_HIPCC")
+    if chosen is not None:
+        yield "hipcc", _executable(str(chosen)), f"RFOPS_HIPCC={chosen}"
+        return  # who names a compiler wants that one, not a quiet other
+    rocm = settings.path("ROCM_PATH")
+    if rocm is not None:
+        yield "hipcc", _executable(str(rocm / "bin" / "hipcc")), f"ROCM_PATH={rocm}"
+    yield "hipcc", _executable("hipcc"), "hipcc on PATH"
+    yield "zig", _zig("clang"), "the ziglang package of this Python"
+
+
+def host_candidates() -> Iterator[tuple[str, tuple[str, ...] | None, str]]:
+    """As device_candidates, for the virtual GPU's C++."""
+    chosen = settings.text("CXX")
+    if chosen:
+        first, *rest = shlex.split(chosen)
+        found = _executable(first)
+        yield "c++", (*found, *rest) if found else None, f"CXX={chosen}"
+        return
+    yield "c++", _executable("g++"), "g++ on PATH"
+    yield "c++", _executable("clang++"), "clang++ on PATH"
+    yield "zig", _zig("c++"), "the ziglang package of this Python"
+
+
+def _executable(name: str) -> tuple[str, ...] | None:
+    found = shutil.which(name)
+    return (found,) if found else None
+
+
+def _zig(tool: str) -> tuple[str, ...] | None:
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None or spec.origin is None:
+        return None
+    found = _executable(str(Path(spec.origin).parent / "zig"))
+    return (*found, tool) if found else None
+
+
+def device_toolchain(arch: str) -> Toolchain:
+    """The first compiler that builds for `arch`. Raises ToolchainNotFound."""
+    return _choose("device", arch, _fingerprint())
+
+
+def host_toolchain() -> Toolchain:
+    """The C++20 compiler for the virtual GPU. Raises ToolchainNotFound."""
+    return _choose("host", "c++20", _fingerprint())
+
+
+def _fingerprint() -> tuple[str, ...]:
+    names = ("RFOPS_HIPCC", "ROCM_PATH", "CXX", "RFOPS_CACHE_DIR")
+    return (*(settings.raw(name) for name in names), os.environ.get("PATH", ""))
+
+
+@functools.lru_cache(maxsize=64)
+def _choose(kind: str, target: str, _settings: tuple[str, ...]) -> Toolchain:
+    rejected = []
+    for toolchain, reason in survey(kind, target):
+        if toolchain is not None:
+            return toolchain
+        rejected.append(reason)
+    advice = _ADVICE_DEVICE if kind == "device" else _ADVICE_HOST
+    raise ToolchainNotFound(f"{kind} code ({target})", rejected, advice)
+
+
+def survey(kind: str, target: str) -> Iterator[tuple[Toolchain | None, str]]:
+    """Each candidate: the toolchain where it can build for `target`, and where or why not."""
+    candidates = device_candidates() if kind == "device" else host_candidates()
+    for name, argv, where in candidates:
+        if argv is None:
+            yield None, f"{where}: not found"
+            continue
+        record = _record(argv)
+        if target not in record.targets:
+            record.learn(target, _probe(name, argv, target))
+        failure = record.targets[target]
+        yield (None if failure else Toolchain(name, argv, record.version)), (
+            f"{where}: {argv[0]} cannot build for {target}: {failure}" if failure else where
+        )
+
+
+def _probe(name: str, argv: tuple[str, ...], target: str) -> str:
+    """Empty if the compiler takes an empty source for the target, else its complaint."""
+    if target == "c++20":
+        command = [*argv, "-std=c++20", "-x", "c++", "-fsyntax-only", os.devnull]
+    elif name == "hipcc":
+        command = [*argv, *HIPCC_FLAGS, f"--offload-arch={target}", "-x", "hip"]
+        command += ["-S", os.devnull, "-o", os.devnull]
+    else:
+        command = [*argv, *ZIG_FLAGS, f"--offload-arch={target}", "-S", os.devnull]
+        command += ["-o", os.devnull]
+    code, output = run(command)
+    return "" if code == 0 else (output.strip() or f"exit status {code}")[:400]
+
+
+HIPCC_FLAGS = ("--genco", "--no-gpu-bundle-output", "-nogpuinc")
+ZIG_FLAGS = ("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib")
+
+
+def environment() -> dict[str, str]:
+    """The compilers' environment: English messages; zig keeps its files in our cache."""
+    ours = {"LC_ALL": "C", "ZIG_GLOBAL_CACHE_DIR": str(cache_root() / "zig")}
+    ours["ZIG_LOCAL_CACHE_DIR"] = ours["ZIG_GLOBAL_CACHE_DIR"]
+    theirs = {name: os.environ[name] for name in ours if name.startswith("ZIG") and name in os.environ}
+    return {**os.environ, **ours, **theirs}
+
+
+def run(command: Iterable[str]) -> tuple[int, str]:
+    """Exit status and output of a short command; a command that cannot start has status 127."""
+    import subprocess  # only on a cold start
+
+    try:
+        done = subprocess.run(
+            list(command), capture_output=True, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, env=environment(), timeout=120, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 127, str(error)
+    return done.returncode, done.stdout + done.stderr
+
+
+@dataclass
+class _Record:
+    """What is known of one compiler, kept in `<cache>/v1/toolchains/`."""
+
+    file: Path
+    stats: dict[str, list[int]]  # file -> size, mtime_ns, inode
+    version: str
+    targets: dict[str, str]  # target -> "" or why it cannot
+
+    def learn(self, target: str, failure: str) -> None:
+        self.targets[target] = failure
+        body = {"stats": self.stats, "version": self.version, "targets": self.targets}
+        try:
+            write_atomic(self.file, json.dumps(body, indent=1))
+        except OSError:
+            pass  # a read-only cache: the question is asked again next time
+
+
+def _stats(files: Iterable[str]) -> dict[str, list[int]]:
+    found = {}
+    for file in files:
+        try:
+            info = os.stat(file)
+        except OSError:
+            continue
+        found[file] = [info.st_size, info.st_mtime_ns, info.st_ino]
+    return found
+
+
+def _record(argv: tuple[str, ...]) -> _Record:
+    name = hashlib.sha256("\0".join(argv).encode()).hexdigest()[:16]
+    file = cache_root() / "toolchains" / f"{name}.json"
+    try:
+        body = json.loads(file.read_bytes())
+        record = _Record(file, body["stats"], body["version"], body["targets"])
+        if record.stats and record.stats == _stats(record.stats):
+            return record
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return _ask(file, argv)
+
+
+def _ask(file: Path, argv: tuple[str, ...]) -> _Record:
+    """Run `--version`. Failing that, the record says so for each target asked."""
+    code, output = run([*argv, "--version"])
+    folder = ""
+    lines = []
+    for line in output.splitlines():
+        if line.startswith("InstalledDir:"):
+            folder = line.split(":", 1)[1].strip()  # hipcc is a wrapper: the clang is in there
+        else:
+            lines.append(line.rstrip())
+    version = "\n".join(lines).strip() if code == 0 else f"unknown ({output.strip()[:200]})"
+    watched = [w for part in argv if (w := shutil.which(part))]
+    watched += [str(Path(folder) / tool) for tool in ("clang", "clang++", "ld.lld") if folder]
+    return _Record(file, _stats(watched), version, {})

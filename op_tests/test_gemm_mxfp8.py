@@ -1,0 +1,469 @@
+"""gemm_mxfp8 against float64, in which products and scales of MX-FP8 are exact.
+
+Tolerance, per element: half a unit of bf16, 2^-9 |y|, and fp32 summation, depth * 2^-24 * S, where
+S = sum |x||w| and depth is the longest chain of roundings: 16 in a half block (the products are
+exact), one for each step of a wave, 6 across lanes, one for each other wave.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from rfops import gemm_mxfp8 as op_module
+from rfops.gemm_mxfp8 import GemvConfig, gemm_mxfp8, gemm_mxfp8_ref, mxfp8_gemv
+from rfops.quant_mxfp8 import E8M0, dequant_mxfp8, quant_mxfp8
+from rfops.real_input import INSTALL, first_feed_forward, model_folder
+
+pytestmark = pytest.mark.requires_gfx950
+
+# (K, N) of one GPU: qkv, o_proj, gate_up and mlp_down of a layer, split over 1, 2, 4, 8 GPUs.
+# At TP1 gate_up and mlp_down are the same shape.
+MODEL_SHAPES = {
+    "tp1": [(6144, 9216), (8192, 6144), (6144, 6144)],
+    "tp2": [(6144, 4608), (4096, 6144), (6144, 3072), (3072, 6144)],
+    "tp4": [(6144, 2304), (2048, 6144), (6144, 1536), (1536, 6144)],
+    "tp8": [(6144, 1152), (1024, 6144), (6144, 768), (768, 6144)],
+}
+ALL_SHAPES = [shape for shapes in MODEL_SHAPES.values() for shape in shapes]
+ALL_M = list(range(1, 17))
+
+BF16_HALF_ULP = 2.0**-9
+BF16_LEAST = 2.0**-134  # half of the least denormal
+
+
+@dataclass
+class Problem:
+    x: torch.Tensor
+    w: torch.Tensor
+    x_scale: torch.Tensor
+    w_scale: torch.Tensor
+
+    @property
+    def args(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.x, self.w, self.x_scale, self.w_scale
+
+    def to(self, device: torch.device) -> Problem:
+        return Problem(*(tensor.to(device) for tensor in self.args))
+
+
+def random_payload(rows: int, k: int, generator: torch.Generator) -> torch.Tensor:
+    """Every e4m3 code but the two NaN, equally likely."""
+    codes = torch.randint(0, 254, (rows, k), generator=generator, dtype=torch.uint8)
+    return (codes + (codes >= 127)).view(torch.float8_e4m3fn)
+
+
+def random_problem(m: int, n: int, k: int, seed: int = 0) -> Problem:
+    """All payloads, scales over 2^-6..2^6: a block read from a wrong place shows."""
+    generator = torch.Generator().manual_seed(1_000_003 * seed + 10_007 * k + 101 * n + m)
+
+    def scale(rows: int) -> torch.Tensor:
+        return torch.randint(121, 134, (rows, k // 32), generator=generator, dtype=torch.uint8)
+
+    x, w = random_payload(m, k, generator), random_payload(n, k, generator)
+    return Problem(x, w, scale(m), scale(n))
+
+
+def depth(m: int, n: int, k: int, config: GemvConfig | None) -> int:
+    config = config or GemvConfig.from_heuristic(m, n, k)
+    rounds = math.ceil(k / (config.lanes * 16 * config.steps * config.waves))
+    return 16 + rounds * config.steps + 6 + config.waves - 1
+
+
+def assert_correct(got: torch.Tensor, problem: Problem, config: GemvConfig | None = None) -> None:
+    """Against float64, within the derived tolerance; NaN and infinities at the same places."""
+    x = dequant_mxfp8(problem.x.cpu(), problem.x_scale.cpu(), torch.float64)
+    w = dequant_mxfp8(problem.w.cpu(), problem.w_scale.cpu(), torch.float64)
+    exact = x @ w.T
+    total = x.abs() @ w.abs().T
+    (m, k), n = x.shape, w.shape[0]
+    assert got.shape == (m, n) and got.dtype == torch.bfloat16
+    value = got.cpu().to(torch.float64)
+    tolerance = BF16_HALF_ULP * exact.abs() + depth(m, n, k, config) * 2.0**-24 * total + BF16_LEAST
+    beyond = exact.abs() > torch.finfo(torch.bfloat16).max * (1 + 2 * BF16_HALF_ULP)
+    exact = torch.where(beyond, exact.sign() * math.inf, exact)
+    assert_close(value, exact, tolerance)
+
+
+def assert_close(value: torch.Tensor, exact: torch.Tensor, tolerance: torch.Tensor) -> None:
+    special = ~torch.isfinite(exact)
+    same = torch.where(special, (value == exact) | (value.isnan() & exact.isnan()), True)
+    ratio = torch.where(special, 0.0, (value - exact).abs() / tolerance)
+    ratio = torch.where(same, ratio, math.inf).nan_to_num(nan=math.inf, posinf=math.inf)
+    worst = divmod(int(ratio.argmax()), ratio.shape[1])
+    assert ratio.max() <= 1, (
+        f"{int((ratio > 1).sum())} of {ratio.numel()} wrong, worst at {worst}: got {value[worst]}, "
+        f"expected {exact[worst]} within {tolerance[worst]}; rows {_where(ratio > 1, 1)}, "
+        f"columns {_where(ratio > 1, 0)}"
+    )
+
+
+def _where(wrong: torch.Tensor, dim: int) -> list[int]:
+    return wrong.any(dim=dim).nonzero().flatten().tolist()[:16]
+
+
+# ---------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize("m", ALL_M)
+def test_every_m(m: int, gfx950: torch.device) -> None:
+    """K beyond a whole number of steps, N beyond a whole number of tiles."""
+    problem = random_problem(m, 37, 2080).to(gfx950)
+    assert_correct(gemm_mxfp8(*problem.args), problem)
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "m"), [(*shape, 1 + (7 * i) % 16) for i, shape in enumerate(ALL_SHAPES)]
+)
+def test_model_shapes(k: int, n: int, m: int, gfx950: torch.device) -> None:
+    """Each shape once, with an M of its own; the rest of the grid is the sweep."""
+    problem = random_problem(m, n, k).to(gfx950)
+    assert_correct(gemm_mxfp8(*problem.args), problem)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("m", ALL_M)
+@pytest.mark.parametrize(("k", "n"), ALL_SHAPES)
+def test_model_shapes_all_m(k: int, n: int, m: int, gfx950: torch.device) -> None:
+    problem = random_problem(m, n, k, seed=1).to(gfx950)
+    assert_correct(gemm_mxfp8(*problem.args), problem)
+
+
+@pytest.mark.parametrize("n", [1, 3, 17, 127])
+@pytest.mark.parametrize("k", [32, 96, 1056, 6176])
+def test_odd_sizes(k: int, n: int, gfx950: torch.device) -> None:
+    problem = random_problem(3, n, k).to(gfx950)
+    assert_correct(gemm_mxfp8(*problem.args), problem)
+
+
+@pytest.mark.parametrize("lanes", [16, 32, 64])
+@pytest.mark.parametrize(("rows", "steps", "waves"), [(1, 1, 1), (4, 1, 3), (3, 2, 2), (2, 2, 8)])
+def test_variants(lanes: int, rows: int, steps: int, waves: int, gfx950: torch.device) -> None:
+    """Variants the heuristic does not choose here, among them several rounds along K."""
+    config = GemvConfig(lanes, rows, steps, waves)
+    problem = random_problem(3, 29, 4128).to(gfx950)
+    assert_correct(gemm_mxfp8(*problem.args, config=config), problem, config)
+
+
+def test_most_rows_with_most_rows_of_x(gfx950: torch.device) -> None:
+    """More sums than lanes: a lane keeps several after the reduction."""
+    config = GemvConfig(lanes=16, rows=4, steps=1, waves=2)
+    problem = random_problem(16, 21, 544).to(gfx950)
+    assert_correct(gemm_mxfp8(*problem.args, config=config), problem, config)
+
+
+def test_scale_dtypes_agree(gfx950: torch.device) -> None:
+    problem = random_problem(2, 10, 256).to(gfx950)
+    x, w, x_scale, w_scale = problem.args
+    typed = gemm_mxfp8(x, w, x_scale.view(E8M0), w_scale.view(E8M0))
+    assert torch.equal(typed, gemm_mxfp8(x, w, x_scale, w_scale))
+
+
+def test_deterministic(gfx950: torch.device) -> None:
+    problem = random_problem(5, 100, 6144).to(gfx950)
+    first = gemm_mxfp8(*problem.args)
+    for _ in range(3):
+        assert torch.equal(first.view(torch.int16), gemm_mxfp8(*problem.args).view(torch.int16))
+
+
+def test_reference_agrees_with_float64() -> None:
+    problem = random_problem(4, 50, 1024)
+    assert_correct(gemm_mxfp8_ref(*problem.args), problem, GemvConfig(64, 1, 32, 1))
+
+
+# ---------------------------------------------------------------- e8m0 and e4m3 extremes
+
+
+def one_block(x_byte: int, w_byte: int, x_code: int = 0x38, w_code: int = 0x38) -> Problem:
+    """K = 64: a first block of the given scales, a second of zeros. Code 0x38 is 1.0."""
+
+    def side(byte: int, code: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        payload = torch.zeros(rows, 64, dtype=torch.uint8)
+        payload[:, :32] = code
+        scale = torch.full((rows, 2), 127, dtype=torch.uint8)
+        scale[0, 0] = byte
+        return payload.view(torch.float8_e4m3fn), scale
+
+    x, x_scale = side(x_byte, x_code, 2)
+    w, w_scale = side(w_byte, w_code, 3)
+    return Problem(x, w, x_scale, w_scale)
+
+
+@pytest.mark.parametrize(
+    ("x_byte", "w_byte", "x_code", "w_code", "expected"),
+    [
+        (0, 254, 0x38, 0x38, 32.0),  # 2^-127 * 2^127
+        (0, 254, 0x7E, 0x7E, 32 * 448.0 * 448.0),
+        (254, 0, 0x01, 0xFE, -32 * 448.0 * 2.0**-9),
+        (254, 127, 0x01, 0x01, 32 * 2.0**109),  # 448 * 2^127 would not fit
+        (254, 254, 0x00, 0x7E, 0.0),  # zero, not 0 * inf
+        (254, 254, 0x38, 0x38, math.inf),
+        (254, 254, 0xB8, 0x38, -math.inf),
+        (0, 0, 0x7E, 0x7E, 0.0),
+        (0, 121, 0x38, 0x38, 32 * 2.0**-133),  # a bf16 denormal
+        (0, 127, 0x01, 0x01, 0.0),  # 32 * 2^-145: below the least bf16
+        (255, 127, 0x00, 0x38, math.nan),
+        (127, 255, 0x38, 0x00, math.nan),
+        (255, 0, 0x00, 0x00, math.nan),
+        (127, 127, 0x7F, 0x00, math.nan),
+        (127, 127, 0x00, 0xFF, math.nan),
+    ],
+)
+def test_extremes(
+    x_byte: int, w_byte: int, x_code: int, w_code: int, expected: float, gfx950: torch.device
+) -> None:
+    problem = one_block(x_byte, w_byte, x_code, w_code).to(gfx950)
+    exact = torch.tensor([[expected]])
+    for got in (gemm_mxfp8(*problem.args).cpu(), gemm_mxfp8_ref(*problem.args).cpu()):
+        torch.testing.assert_close(
+            got[:1, :1].float(), exact.bfloat16().float(), rtol=0, atol=0, equal_nan=True
+        )
+
+
+def test_nan_stays_in_its_row_and_column(gfx950: torch.device) -> None:
+    problem = random_problem(4, 40, 1088)
+    problem.x_scale[2, 33] = 255
+    problem.w_scale[17, 0] = 255
+    got = gemm_mxfp8(*problem.to(gfx950).args).cpu()
+    expected = torch.zeros(4, 40, dtype=torch.bool)
+    expected[2, :] = True
+    expected[:, 17] = True
+    assert torch.equal(got.isnan(), expected)
+    assert_correct(got, problem)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def surround(tensor: torch.Tensor, poison: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A copy of `tensor` inside a larger buffer of poison bytes; both are returned."""
+    size, margin = tensor.numel() * tensor.element_size(), 4096
+    buffer = torch.full((margin + size + margin,), poison, dtype=torch.uint8, device=tensor.device)
+    inner = buffer[margin : margin + size].view(tensor.dtype).view(tensor.shape)
+    inner.copy_(tensor)
+    return inner, buffer
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 5, 96), (3, 37, 2080), (16, 9, 800)])
+def test_writes_its_output_and_reads_its_inputs_only(
+    m: int, n: int, k: int, gfx950: torch.device
+) -> None:
+    """NaN around every input, a pattern around out, NaN inside it."""
+    problem = random_problem(m, n, k).to(gfx950)
+    poisoned = Problem(
+        surround(problem.x, 0x7F)[0],
+        surround(problem.w, 0x7F)[0],
+        surround(problem.x_scale, 255)[0],
+        surround(problem.w_scale, 255)[0],
+    )
+    nan = torch.full((m, n), math.nan, dtype=torch.bfloat16, device=gfx950)
+    out, buffer = surround(nan, 0xA5)
+    assert gemm_mxfp8(*poisoned.args, out=out) is out
+    assert_correct(out, problem)
+    outside = torch.cat([buffer[:4096], buffer[-4096:]])
+    assert (outside == 0xA5).all(), "bytes beyond out were written"
+
+
+@pytest.mark.parametrize(("m", "n"), [(0, 8), (4, 0), (0, 0)])
+def test_empty(m: int, n: int, gfx950: torch.device) -> None:
+    problem = random_problem(m, n, 64).to(gfx950)
+    got = gemm_mxfp8(*problem.args)
+    assert got.shape == (m, n) and got.dtype == torch.bfloat16 and got.device == gfx950
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def fp8(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.uint8).view(torch.float8_e4m3fn)
+
+
+def bytes_of(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.uint8)
+
+
+def valid(**changes: object) -> dict[str, object]:
+    """Arguments of a valid call, M=2, N=4, K=64, with changes."""
+    args: dict[str, object] = {
+        "x": fp8(2, 64),
+        "w": fp8(4, 64),
+        "x_scale": bytes_of(2, 2),
+        "w_scale": bytes_of(4, 2),
+    }
+    return {**args, **changes}
+
+
+def huge(rows: int, columns: int) -> torch.Tensor:
+    """Allocated, never touched: 2 GiB of address space, no memory."""
+    return torch.empty(rows, columns, dtype=torch.uint8)
+
+
+REFUSALS: dict[str, tuple[dict[str, object], str]] = {
+    "x is a list": ({"x": [1.0]}, r"x must be a \[M, K\] tensor, got list \[1.0\]"),
+    "x is sparse": ({"x": torch.zeros(2, 64).to_sparse()}, r"x must be .*pass a dense"),
+    "x of 3 dimensions": ({"x": fp8(1, 2, 64)}, r"x must be a \[M, K\] tensor, got \[1, 2, 64\]"),
+    "x is bf16": (
+        {"x": torch.zeros(2, 64, dtype=torch.bfloat16)},
+        r"x must be float8_e4m3fn, got \[2, 64\] bfloat16 on cpu; quantise it",
+    ),
+    "w of another fp8": (
+        {"w": fp8(4, 64).view(torch.uint8).view(torch.float8_e4m3fnuz)},
+        "w must be float8_e4m3fn, .*float8_e4m3fnuz",
+    ),
+    "K differs": ({"w": fp8(4, 96)}, r"w must be a \[N, K=64\] tensor, got \[4, 96\]"),
+    "K not of 32": (
+        {"x": fp8(2, 48), "w": fp8(4, 48)},
+        "K must be a positive multiple of 32, got K=48; pad",
+    ),
+    "K is 0": (
+        {"x": fp8(2, 0), "w": fp8(4, 0), "x_scale": bytes_of(2, 0), "w_scale": bytes_of(4, 0)},
+        "K must be a positive multiple of 32, got K=0",
+    ),
+    "M is 17": (
+        {"x": fp8(17, 64), "x_scale": bytes_of(17, 2)},
+        "M must be at most 16, got M=17; split x into chunks of 16 rows",
+    ),
+    "x_scale of the wrong K": (
+        {"x_scale": bytes_of(2, 4)},
+        r"x_scale must be a \[M=2, K/32=2\] tensor, got \[2, 4\]",
+    ),
+    "w_scale of the wrong N": ({"w_scale": bytes_of(5, 2)}, r"w_scale must be a \[N=4, K/32=2\]"),
+    "w_scale is fp32": (
+        {"w_scale": torch.zeros(4, 2)},
+        "w_scale must be uint8 or float8_e8m0fnu, .*pass the e8m0 bytes",
+    ),
+    "dtype is fp16": ({"dtype": torch.float16}, "dtype must be bfloat16, got torch.float16"),
+    "x on another device": (
+        {"w": fp8(4, 64).to("meta")},
+        r"w must be on cpu as x is, got \[4, 64\] float8_e4m3fn on meta; move it with",
+    ),
+    "all on a device without kernels": (
+        {name: value.to("meta") for name, value in valid().items()},  # type: ignore[attr-defined]
+        "x must be on an AMD GPU .*on meta",
+    ),
+    "x not contiguous": ({"x": fp8(2, 128)[:, :64]}, r"x must be contiguous.*strides \[128, 1\]"),
+    "w transposed": ({"w": fp8(64, 4).T}, r"w must be contiguous.*call .contiguous\(\)"),
+    "w_scale transposed": ({"w_scale": bytes_of(2, 4).T}, "w_scale must be contiguous"),
+    "w at an odd address": (
+        {"w": fp8(4 * 64 + 8).view(-1)[8:].view(4, 64)},
+        "w must be 16-byte aligned, got .*8 bytes beyond; call .clone",
+    ),
+    "out of another shape": (
+        {"out": torch.zeros(4, 2, dtype=torch.bfloat16)},
+        r"out must be a \[M=2, N=4\] tensor, got \[4, 2\]",
+    ),
+    "out of another dtype": ({"out": torch.zeros(2, 4)}, "out must be bfloat16, .*float32"),
+    "out not contiguous": (
+        {"out": torch.zeros(4, 2, dtype=torch.bfloat16).T},
+        "out must be contiguous",
+    ),
+    "w of 2 GiB": (
+        {
+            "x": fp8(1, 32),
+            "x_scale": bytes_of(1, 1),
+            "w": huge(2**26, 32).view(torch.float8_e4m3fn),
+            "w_scale": huge(2**26, 1),
+        },
+        r"w must be smaller than 2 GiB .*of 2147483648 bytes; split it",
+    ),
+    "out of 2 GiB": (
+        {
+            "x": fp8(16, 32),
+            "x_scale": bytes_of(16, 1),
+            "w": huge(2**26 - 1, 32).view(torch.float8_e4m3fn),
+            "w_scale": huge(2**26 - 1, 1),
+        },
+        "out must be smaller than 2 GiB",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals(case: str) -> None:
+    changes, message = REFUSALS[case]
+    with pytest.raises(ValueError, match=f"^gemm_mxfp8: {message}"):
+        gemm_mxfp8(**valid(**changes))  # type: ignore[arg-type]
+
+
+def test_out_must_not_overlap_an_input() -> None:
+    memory = torch.zeros(4096, dtype=torch.uint8)
+    w = memory[: 4 * 64].view(torch.float8_e4m3fn).view(4, 64)
+    out = memory[240 : 240 + 16].view(torch.bfloat16).view(2, 4)
+    with pytest.raises(ValueError, match="out must not overlap w, .*pass another out"):
+        gemm_mxfp8(**valid(w=w, out=out))  # type: ignore[arg-type]
+
+
+def test_a_cached_plan_still_checks_pointers(gfx950: torch.device) -> None:
+    args = random_problem(2, 4, 64).to(gfx950).args
+    gemm_mxfp8(*args)
+    strided = torch.empty(2, 128, dtype=torch.uint8, device=gfx950).view(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="x must be contiguous"):
+        gemm_mxfp8(strided[:, :64], *args[1:])
+    offset = torch.empty(4 * 64 + 4, dtype=torch.uint8, device=gfx950).view(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="w must be 16-byte aligned"):
+        gemm_mxfp8(args[0], offset[4:].view(4, 64), *args[2:])
+
+
+def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op_module, "_PLANS", {})
+    monkeypatch.setattr(op_module, "_MAX_PLANS", 3)
+    for n in range(6):
+        problem = random_problem(0, n, 64)
+        for _ in range(2):
+            assert gemm_mxfp8(*problem.args).shape == (0, n)
+    assert len(op_module._PLANS) == 3
+
+
+# ---------------------------------------------------------------- the compiled kernel
+
+
+@pytest.mark.parametrize("m", ALL_M)
+def test_resources(m: int, gfx950: torch.device) -> None:
+    """The largest variant of each M fits the registers: no spills, no scratch, two waves a SIMD."""
+    largest = max(op_module._candidates(m), key=lambda c: (c.rows * c.steps, c.lanes == 64))
+    config = GemvConfig(largest.lanes, largest.rows, largest.steps, 2)
+    resources = mxfp8_gemv.bind(device=gfx950, defines=config.defines(m)).resources
+    assert resources["spills"] == 0 and resources["scratch"] == 0, resources
+    assert resources["vgpr"] + resources["agpr"] <= 256, resources
+
+
+@pytest.mark.parametrize(("k", "n"), [*ALL_SHAPES, (32, 1), (96, 17), (28672, 8192)])
+def test_heuristic_covers_the_shape(k: int, n: int) -> None:
+    for m in ALL_M:
+        config = GemvConfig.from_heuristic(m, n, k)
+        assert config in op_module._candidates(m)
+        one_round = config.lanes * 16 * config.steps * config.waves
+        assert one_round < 2 * max(k, 1024), f"{config} leaves most lanes idle at K={k}"
+
+
+# ---------------------------------------------------------------- real input
+
+
+def test_real_linear(gfx950: torch.device) -> None:
+    """MiniLM's first feed-forward linear on a real sentence: exact against the quantised tensors,
+    and within the quantisation's own bound of the fp32 layer."""
+    if model_folder() is None:
+        pytest.skip(f"the real model is not installed: {INSTALL}")
+    layer = first_feed_forward()
+    (x, x_scale), (w, w_scale) = quant_mxfp8(layer.x), quant_mxfp8(layer.weight)
+    problem = Problem(x, w, x_scale, w_scale)
+    got = gemm_mxfp8(*problem.to(gfx950).args).cpu()
+    assert_correct(got, problem)
+
+    def error_bound(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """Of quant_mxfp8's default, element by element (its docstring)."""
+        step = dequant_mxfp8(torch.full(values.shape, 2.0**-9).to(x.dtype), scale, torch.float64)
+        return torch.maximum(values.abs().double() * 2.0**-4, step / 2)
+
+    exact = layer.x.double() @ layer.weight.double().T
+    dx, dw = error_bound(layer.x, x_scale), error_bound(layer.weight, w_scale)
+    ax, aw = layer.x.double().abs(), layer.weight.double().abs()
+    bound = ax @ dw.T + dx @ aw.T + dx @ dw.T
+    total = (ax + dx) @ (aw + dw).T
+    assert_close(got.double(), exact, bound + BF16_HALF_ULP * (exact.abs() + bound) + total * 2e-6)
+    relative = (got.double() - exact).norm() / exact.norm()
+    print(f"{layer.name}: {len(layer.tokens)} tokens, relative error {relative:.4f}")
+    assert relative < 5e-2

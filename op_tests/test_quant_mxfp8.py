@@ -1,0 +1,164 @@
+"""quant_mxfp8 against a scalar implementation of its definition, in plain Python floats."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rfops.quant_mxfp8 import BLOCK, E8M0, ROUNDING, dequant_mxfp8, quant_mxfp8
+
+MODES = sorted(ROUNDING)
+
+# The 127 finite magnitudes of e4m3, by definition: code = exponent * 8 + mantissa.
+E4M3 = [
+    math.ldexp(code % 8, -9) if code < 8 else math.ldexp(8 + code % 8, code // 8 - 10)
+    for code in range(127)
+]
+
+
+def scale_exponent(amax: float, mode: str) -> int:
+    """e of the module's table, from frexp's mantissa instead of float bits."""
+    if amax == 0.0:
+        return -127
+    fraction, power = math.frexp(amax)  # amax = fraction * 2^power, 0.5 <= fraction < 1
+    mantissa, power = 2 * fraction, power - 1
+    bump = {
+        "up": mantissa > 1.75,
+        "floor": False,
+        "even": mantissa >= 1.75,
+        "ceil": mantissa > 1.0,
+    }[mode]
+    return max(power + bump - 8, -127)
+
+
+def nearest_code(value: float) -> int:
+    """Round to nearest, ties to the even code, saturated; the sign in bit 7."""
+    magnitude = min(abs(value), E4M3[-1])
+    code = min(range(127), key=lambda c: (abs(E4M3[c] - magnitude), c % 2))
+    return code | (0x80 if math.copysign(1.0, value) < 0 else 0)
+
+
+def assert_matches_definition(x: torch.Tensor, mode: str) -> None:
+    payload, scale = quant_mxfp8(x, mode)
+    assert payload.dtype == torch.float8_e4m3fn and payload.shape == x.shape
+    assert scale.dtype == E8M0 and scale.shape == (*x.shape[:-1], x.shape[-1] // BLOCK)
+    codes = payload.view(torch.uint8).reshape(-1, BLOCK).tolist()
+    scales = scale.view(torch.uint8).reshape(-1).tolist()
+    for i, block in enumerate(x.to(torch.float32).reshape(-1, BLOCK).tolist()):
+        e = scale_exponent(max(map(abs, block)), mode)
+        assert scales[i] == e + 127, f"block {i}: scale byte {scales[i]}, expected {e + 127}"
+        expected = [nearest_code(math.ldexp(v, -e)) for v in block]
+        wrong = [j for j in range(BLOCK) if codes[i][j] != expected[j]]
+        assert not wrong, f"block {i} at {wrong}: {[(block[j], codes[i][j]) for j in wrong]}"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_random_blocks_of_all_magnitudes(mode: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(40, 2 * BLOCK, generator=generator)
+    x = x * torch.logspace(-37, 38, 40).unsqueeze(1).clamp(max=6e37)
+    assert_matches_definition(x, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_thresholds_of_the_scale(mode: str) -> None:
+    """amax at, just below and just above each mantissa where a mode changes its mind."""
+    points = []
+    for power in (-126, -119, -118, -20, 0, 8, 127):
+        for mantissa in (1.0, 1.5, 1.75, 1.9375):
+            centre = torch.tensor(math.ldexp(mantissa, power))
+            for toward in (0.0, math.inf):
+                points.append(torch.nextafter(centre, torch.tensor(toward)))
+            points.append(centre)
+    amax = torch.stack(points).unsqueeze(1)
+    x = amax * torch.linspace(-1.0, 1.0, BLOCK)
+    x[:, 0] = -amax[:, 0]
+    assert_matches_definition(x, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_denormals_and_zeros(mode: str) -> None:
+    x = torch.zeros(4, BLOCK)
+    x[1] = torch.linspace(0, 1, BLOCK) * 2.0**-127  # all denormal
+    x[2] = 2.0**-149  # the least there is
+    x[3, ::2] = -0.0
+    assert_matches_definition(x, mode)
+    payload, scale = quant_mxfp8(x, mode)
+    assert scale.view(torch.uint8)[0].item() == 0
+    assert not payload.view(torch.uint8)[0].any()
+
+
+def test_payloads_of_scale_one_survive() -> None:
+    """Each finite e4m3 code in a block whose amax is 448 quantises to itself, with scale 1."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes = codes[(codes & 0x7F) != 0x7F]
+    blocks = torch.full((-(-len(codes) // (BLOCK - 1)), BLOCK), 0x7E, dtype=torch.uint8)
+    body = torch.zeros(blocks.shape[0] * (BLOCK - 1), dtype=torch.uint8)
+    body[: len(codes)] = codes
+    blocks[:, 1:] = body.reshape(-1, BLOCK - 1)
+    values = blocks.view(torch.float8_e4m3fn).to(torch.float32)
+    payload, scale = quant_mxfp8(values)
+    assert (scale.view(torch.uint8) == 127).all()
+    assert torch.equal(payload.view(torch.uint8), blocks)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_not_finite_makes_its_block_nan(mode: str, bad: float) -> None:
+    x = torch.ones(2, 3 * BLOCK)
+    x[1, BLOCK + 5] = bad
+    payload, scale = quant_mxfp8(x, mode)
+    byte = scale.view(torch.uint8)
+    assert byte[1, 1].item() == 255 and (byte == 255).sum() == 1
+    values = dequant_mxfp8(payload, scale)
+    assert values[1, BLOCK : 2 * BLOCK].isnan().all() and values.isnan().sum() == BLOCK
+    assert (payload.view(torch.uint8)[1, BLOCK : 2 * BLOCK] & 0x7F == 0x7F).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_error_bound_of_the_default(dtype: torch.dtype) -> None:
+    """Half a unit in the last of 3 mantissa bits; half the least payload below 2^-6."""
+    x = torch.randn(64, 8 * BLOCK, generator=torch.Generator().manual_seed(2)).to(dtype)
+    payload, scale = quant_mxfp8(x)
+    values = dequant_mxfp8(payload, scale, torch.float64)
+    exact = x.to(torch.float64)
+    step = 2.0 ** (scale.view(torch.uint8).to(torch.float64) - 127)
+    least = step.repeat_interleave(BLOCK, dim=-1) * 2.0**-10
+    excess = (values - exact).abs() - torch.maximum(exact.abs() * 2.0**-4, least)
+    worst = excess.argmax().item()
+    assert excess.max() <= 0, f"{exact.flatten()[worst]} became {values.flatten()[worst]}"
+
+
+def test_any_strides_and_empty() -> None:
+    x = torch.randn(96, 40, generator=torch.Generator().manual_seed(3)).T  # [40, 96], K strided
+    for got, expected in zip(quant_mxfp8(x), quant_mxfp8(x.contiguous()), strict=True):
+        assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+        assert got.is_contiguous()
+    payload, scale = quant_mxfp8(torch.empty(0, 64))
+    assert payload.shape == (0, 64) and scale.shape == (0, 2)
+
+
+def test_dequant_is_exact_at_the_extremes() -> None:
+    codes = torch.tensor([0x01, 0x7E, 0xFE, 0x00], dtype=torch.uint8).repeat(8)
+    payload = codes.repeat(3).view(torch.float8_e4m3fn)
+    scale = torch.tensor([0, 254, 255], dtype=torch.uint8)
+    values = dequant_mxfp8(payload, scale, torch.float64).reshape(3, BLOCK)
+    assert values[0, 0].item() == 2.0**-136 and values[1, 1].item() == 448 * 2.0**127
+    assert values[1, 2].item() == -448 * 2.0**127 and values[2].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("x", "rounding", "message"),
+    [
+        (torch.ones(32), "nearest", r"rounding must be one of .*floor.*, got 'nearest'"),
+        (torch.ones(2, 33), "up", r"K a multiple of 32, got \[2, 33\]; pad K"),
+        (torch.ones(()), "up", r"\[\.\.\., K\]"),
+        (torch.ones(32, dtype=torch.int32), "up", r"float32, bfloat16 or float16.*int32"),
+        ([1.0] * 32, "up", r"float32, bfloat16 or float16 tensor, got list"),
+    ],
+)
+def test_refusals(x: torch.Tensor, rounding: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"quant_mxfp8: .*{message}"):
+        quant_mxfp8(x, rounding)

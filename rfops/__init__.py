@@ -1,0 +1,43 @@
+"""rfops: an op library for AMD Instinct gfx942 and gfx950 in which every kernel is a JIT module.
+
+Importing it starts no process, opens no GPU and loads no library but torch; the first call of an op
+builds or finds its kernel.
+"""
+
+from pathlib import Path
+
+__version__ = "0.1.0"
+
+# In a checkout jit/, csrc/ and configs/ lie beside this folder; in a wheel they are inside it.
+if not (Path(__file__).parent / "jit").is_dir():
+    __path__.append(str(Path(__file__).parent.parent))
+
+# An op and its file have the same name. These imports, not lazy ones, make `rfops.<op>` the
+# function whatever else has been imported before.
+from .gemm_mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
+from .jit import (
+    BindError,
+    BuildError,
+    ConfigError,
+    HipError,
+    LockTimeout,
+    RfopsError,
+    ToolchainNotFound,
+    UnsupportedArch,
+)
+from .quant_mxfp8 import quant_mxfp8
+
+__all__ = [
+    "BindError",
+    "BuildError",
+    "ConfigError",
+    "HipError",
+    "LockTimeout",
+    "RfopsError",
+    "ToolchainNotFound",
+    "UnsupportedArch",
+    "__version__",
+    "gemm_mxfp8",
+    "gemm_mxfp8_ref",
+    "quant_mxfp8",
+]

@@ -1,0 +1,124 @@
+"""Argument checks of the ops: one matcher for tensors with named sizes.
+
+    guard = Guard("gemm_mxfp8")
+    guard.tensor("x", x, ("M", "K"), FP8)       # binds M and K
+    guard.tensor("w", w, ("N", "K"), FP8)       # K must agree with x
+
+Each refusal is a ValueError that names op, argument, what is expected, what came, and a way out.
+Checks that depend on the pointer alone (`check_layout`) stand apart: a cached plan repeats only
+those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import torch
+
+# A buffer instruction adds a signed 32-bit byte offset to the tensor's start.
+MAX_BYTES = 2**31
+
+
+def describe(tensor: object) -> str:
+    """What a message says of an argument that was refused."""
+    if not isinstance(tensor, torch.Tensor):
+        return f"{type(tensor).__name__} {tensor!r}"[:80]
+    return f"{list(tensor.shape)} {_dtype_name(tensor.dtype)} on {tensor.device}"
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass
+class Guard:
+    """Matches one call's arguments; a size is bound by its first use and checked by later ones."""
+
+    op: str
+    sizes: dict[str, int] = field(default_factory=dict)
+    device: torch.device | None = None
+    _first: str = ""  # the argument that bound the device
+
+    def fail(self, name: str, expected: str, got: str, way_out: str) -> NoReturn:
+        raise ValueError(f"{self.op}: {name} must be {expected}, got {got}; {way_out}")
+
+    def tensor(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        shape: Sequence[str],
+        dtypes: Sequence[torch.dtype],
+        way_out: str = "convert it first",
+    ) -> None:
+        """Type, rank, sizes, dtype, device and total bytes of one argument."""
+        wanted = f"a [{', '.join(self._size_text(s) for s in shape)}] tensor"
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            self.fail(name, wanted, describe(tensor), "pass a dense torch.Tensor")
+        if tensor.dim() != len(shape):
+            self.fail(name, wanted, describe(tensor), "reshape it")
+        for size_name, size in zip(shape, tensor.shape, strict=True):
+            if self.sizes.setdefault(size_name, size) != size:
+                self.fail(name, wanted, describe(tensor), "sizes of the arguments must agree")
+        if tensor.dtype not in dtypes:
+            names = " or ".join(_dtype_name(dtype) for dtype in dtypes)
+            self.fail(name, names, describe(tensor), way_out)
+        self._check_device(name, tensor)
+        num_bytes = tensor.numel() * tensor.element_size()
+        if num_bytes >= MAX_BYTES:
+            self.fail(
+                name,
+                f"smaller than 2 GiB ({MAX_BYTES} bytes: the kernel's offsets are signed 32-bit)",
+                f"{describe(tensor)} of {num_bytes} bytes",
+                "split it and call the op on the parts",
+            )
+
+    def _size_text(self, name: str) -> str:
+        return f"{name}={self.sizes[name]}" if name in self.sizes else name
+
+    def _check_device(self, name: str, tensor: torch.Tensor) -> None:
+        if self.device is None:
+            if tensor.device.type not in ("cpu", "cuda"):
+                self.fail(
+                    name,
+                    "on an AMD GPU (device cuda) or on the cpu (the virtual GPU)",
+                    describe(tensor),
+                    "move it",
+                )
+            self.device, self._first = tensor.device, name
+        elif tensor.device != self.device:
+            wanted = f"on {self.device} as {self._first} is"
+            self.fail(name, wanted, describe(tensor), f"move it with .to({str(self.device)!r})")
+
+
+def check_layout(op: str, name: str, tensor: torch.Tensor, align: int) -> None:
+    """Contiguity, and the alignment of the first byte: what a plan's key does not hold."""
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"{op}: {name} must be contiguous (row-major), got {describe(tensor)} with strides "
+            f"{list(tensor.stride())}; call .contiguous() on it"
+        )
+    if tensor.data_ptr() % align:
+        raise ValueError(
+            f"{op}: {name} must be {align}-byte aligned, got {describe(tensor)} at an address "
+            f"that is {tensor.data_ptr() % align} bytes beyond; "
+            f"call .clone() on it, or slice at a multiple of {align} bytes"
+        )
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    return start, start + tensor.numel() * tensor.element_size()
+
+
+def check_no_overlap(op: str, out: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
+    """`out` shares no byte with an input: other workgroups still read those."""
+    start, end = _bytes_of(out)
+    for name, tensor in inputs.items():
+        other_start, other_end = _bytes_of(tensor)
+        if start < other_end and other_start < end:
+            raise ValueError(
+                f"{op}: out must not overlap {name}, got out {describe(out)} in the memory of "
+                f"{name} {describe(tensor)}; pass another out, or none"
+            )

