@@ -22,8 +22,8 @@
 #error "mxfp8_gemv is gfx950-only: it needs OCP e4m3 conversions and v_permlane*_swap"
 #endif
 
-#if !defined(RFOPS_M) || !defined(RFOPS_LANES) || !defined(RFOPS_ROWS) || \
-    !defined(RFOPS_STEPS) || !defined(RFOPS_WAVES)
+#if !defined(RFOPS_M) || !defined(RFOPS_LANES) || !defined(RFOPS_ROWS) || !defined(RFOPS_STEPS) || \
+    !defined(RFOPS_WAVES)
 #error "mxfp8_gemv needs RFOPS_M, RFOPS_LANES, RFOPS_ROWS, RFOPS_STEPS and RFOPS_WAVES"
 #endif
 
@@ -37,12 +37,12 @@ constexpr u32 kRows = RFOPS_ROWS;    // rows of w a lane sums at once
 constexpr u32 kSteps = RFOPS_STEPS;  // steps along K a wave has in flight
 constexpr u32 kWaves = RFOPS_WAVES;  // waves of a workgroup, side by side along K
 
-constexpr u32 kGroups = kWaveSize / kLanes;          // lane groups, a row of w each
-constexpr u32 kTileN = kRows * kGroups;              // rows of w of a workgroup
-constexpr u32 kStepK = kLanes * kVecBytes;           // elements of K a step covers
-constexpr u32 kWaveK = kSteps * kStepK;              // elements of K a wave covers at once
+constexpr u32 kGroups = kWaveSize / kLanes;  // lane groups, a row of w each
+constexpr u32 kTileN = kRows * kGroups;      // rows of w of a workgroup
+constexpr u32 kStepK = kLanes * kVecBytes;   // elements of K a step covers
+constexpr u32 kWaveK = kSteps * kStepK;      // elements of K a wave covers at once
 constexpr u32 kThreads = kWaves * kWaveSize;
-constexpr u32 kSums = kRows * kM;                    // sums of a lane
+constexpr u32 kSums = kRows * kM;                     // sums of a lane
 constexpr u32 kLeft = (kSums + kLanes - 1) / kLanes;  // of these it keeps after the reduction
 
 // x rows widened at a time: 8 registers a row, while w is widened once per pass over the tile.
@@ -86,8 +86,8 @@ __device__ inline void load(Fragment& part, const Operands& in, u32 n0, u32 k0, 
     }
 #pragma unroll
     for (u32 r = 0; r < kRows; ++r) {
-      part.w_scale[s][r] = load_byte(in.w_scale, scale_at[s] + group * scales_k,
-                                     (n0 + r * kGroups) * scales_k);
+      part.w_scale[s][r] =
+          load_byte(in.w_scale, scale_at[s] + group * scales_k, (n0 + r * kGroups) * scales_k);
     }
   }
   keep_order();
@@ -146,11 +146,11 @@ __device__ inline void store_tile(bf16* out, f32* sums, u32 n, u32 n0, u32 wave,
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-mxfp8_gemv(bf16* __restrict__ out,             // [M, N]
-           const u8* __restrict__ x,           // [M, K] e4m3
-           const u8* __restrict__ w,           // [N, K] e4m3
-           const u8* __restrict__ x_scale,     // [M, K/32] e8m0
-           const u8* __restrict__ w_scale,     // [N, K/32] e8m0
+mxfp8_gemv(bf16* __restrict__ out,          // [M, N]
+           const u8* __restrict__ x,        // [M, K] e4m3
+           const u8* __restrict__ w,        // [N, K] e4m3
+           const u8* __restrict__ x_scale,  // [M, K/32] e8m0
+           const u8* __restrict__ w_scale,  // [N, K/32] e8m0
            u32 n, u32 k) {
   const u32 scales_k = k / kMxBlock;
   const Operands in = {make_buffer(x, kM * k), make_buffer(w, n * k),

@@ -1,18 +1,41 @@
 """The build engine: config -> toolchain -> cache -> code object -> bound kernel."""
 
-from .bind import (
-    BoundKernel, CompiledOp, compile_ops, compiled_ops,
-    f32, f64, i8, i16, i32, i64, u8, u16, u32, u64,
-)  # fmt: skip
+from .bind import BoundKernel, CompiledOp, compile_ops, compiled_ops
 from .errors import (
-    BindError, BuildError, ConfigError, HipError, LockTimeout, RfopsError, ToolchainNotFound,
+    BindError,
+    BuildError,
+    ConfigError,
+    HipError,
+    LockTimeout,
+    RfopsError,
+    ToolchainNotFound,
     UnsupportedArch,
-)  # fmt: skip
+)
+from .signature import f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from .vgpu import vgpu_library
 
 __all__ = [
-    "BindError", "BoundKernel", "BuildError", "CompiledOp", "ConfigError", "HipError",
-    "LockTimeout", "RfopsError", "ToolchainNotFound", "UnsupportedArch", "compile_ops",
-    "compiled_ops", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64",
+    "BindError",
+    "BoundKernel",
+    "BuildError",
+    "CompiledOp",
+    "ConfigError",
+    "HipError",
+    "LockTimeout",
+    "RfopsError",
+    "ToolchainNotFound",
+    "UnsupportedArch",
+    "compile_ops",
+    "compiled_ops",
+    "f32",
+    "f64",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
     "vgpu_library",
-]  # fmt: skip
+]

@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import inspect
 import struct
 import threading
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 
@@ -21,86 +18,10 @@ from .build import Define, Defines, build_device
 from .cache import Artifact
 from .code_object import waves_per_simd
 from .errors import BindError
+from .signature import Parameter, check_layout, read_signature, struct_format
 from .spec import ModuleSpec, module_spec
 
-
-@dataclass(frozen=True)
-class Scalar:
-    """A kernel argument passed by value: its struct code and size."""
-
-    code: str
-    size: int
-
-
-i8 = Annotated[int, Scalar("b", 1)]
-u8 = Annotated[int, Scalar("B", 1)]
-i16 = Annotated[int, Scalar("h", 2)]
-u16 = Annotated[int, Scalar("H", 2)]
-i32 = Annotated[int, Scalar("i", 4)]
-u32 = Annotated[int, Scalar("I", 4)]
-i64 = Annotated[int, Scalar("q", 8)]
-u64 = Annotated[int, Scalar("Q", 8)]
-f32 = Annotated[float, Scalar("f", 4)]
-f64 = Annotated[float, Scalar("d", 8)]
-
-_POINTER = Scalar("Q", 8)
 Dim3 = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter of the Python signature."""
-
-    name: str
-    scalar: Scalar | None  # None: a tensor
-
-    @property
-    def layout(self) -> Scalar:
-        return self.scalar or _POINTER
-
-    def __str__(self) -> str:
-        return f"{self.name}: {f'{self.layout.size}-byte value' if self.scalar else 'tensor'}"
-
-
-def _parameters(function: Callable[..., None]) -> list[Parameter]:
-    hints = typing.get_type_hints(function, include_extras=True)
-    found = []
-    for name in inspect.signature(function).parameters:
-        hint = hints.get(name)
-        scalars = [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Scalar)]
-        optional = torch.Tensor in typing.get_args(hint)
-        if not scalars and hint is not torch.Tensor and not optional:
-            raise BindError(
-                f"{function.__qualname__}: parameter {name} must be annotated torch.Tensor or a "
-                f"scalar of rfops.jit (i32, f32, ...), got {hint!r}"
-            )
-        found.append(Parameter(name, scalars[0] if scalars else None))
-    return found
-
-
-def _check_layout(kernel: str, parameters: Sequence[Parameter], args: Sequence[Any]) -> None:
-    """Signature against the code object's own list of explicit arguments. Raises BindError."""
-    for index in range(max(len(parameters), len(args))):
-        ours = str(parameters[index]) if index < len(parameters) else "nothing"
-        if index >= len(args):
-            raise BindError(f"{kernel}: argument {index}: signature has {ours}, kernel has no more")
-        arg = args[index]
-        theirs = f"{arg['size']}-byte {arg['kind']} at offset {arg['offset']}"
-        drift = index >= len(parameters)
-        if not drift:
-            wanted = "by_value" if parameters[index].scalar else "global_buffer"
-            drift = (arg["kind"], arg["size"]) != (wanted, parameters[index].layout.size)
-        if drift:
-            raise BindError(f"{kernel}: argument {index}: signature has {ours}, kernel has {theirs}")
-
-
-def _struct_format(args: Sequence[Any], parameters: Sequence[Parameter]) -> str:
-    """A struct format with the kernel's own offsets, padding written out."""
-    text, at = "<", 0
-    for arg, parameter in zip(args, parameters, strict=True):
-        text += f"{arg['offset'] - at}x{parameter.layout.code}"
-        at = arg["offset"] + arg["size"]
-    return text
 
 
 class _Slot:
@@ -124,14 +45,14 @@ class BoundKernel:
             raise BindError(f"{op.module}: no kernel {op.kernel!r}; it has {', '.join(kernels)}")
         args = kernels[op.kernel]["args"]
         parameters = op.parameters
-        _check_layout(op.kernel, parameters, args)
+        check_layout(op.kernel, parameters, args)
         self.parameters = tuple(parameters)
         self.meta: Mapping[str, Any] = {**artifact.meta, "cached": not artifact.fresh}
         resources = dict(kernels[op.kernel]["resources"])
         resources["waves_per_simd"] = waves_per_simd(resources["vgpr"])
         self.resources: Mapping[str, int] = resources
         self.device = device
-        self._pack = struct.Struct(_struct_format(args, parameters))
+        self._pack = struct.Struct(struct_format(args, parameters))
         self._tensors = tuple(p.scalar is None for p in parameters)
         self._slots: list[_Slot] = []
         self._load(artifact)
@@ -220,7 +141,7 @@ class CompiledOp:
     @functools.cached_property
     def parameters(self) -> list[Parameter]:
         """The kernel's arguments as the signature has them."""
-        return _parameters(self._function)
+        return read_signature(self._function)
 
     def build(self, arch: str, defines: Defines | None = None) -> Artifact:
         """Build for an architecture without loading; needs no GPU."""

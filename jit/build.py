@@ -28,7 +28,7 @@ ATTEMPTS = 3  # builds of sources that change while they are being built
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One step of a recipe; {cc}, {zig} and the roots' names stand for paths, so keys do not move."""
+    """One step of a recipe; {cc}, {zig} and the roots' names stand for paths: keys do not move."""
 
     argv: tuple[str, ...]
     inputs: tuple[str, ...]
@@ -110,14 +110,12 @@ def device_unit(spec: ModuleSpec, arch: str, defines: Defines) -> Unit:
         commands: tuple[Command, ...] = (Command(compile_, (source,), spec.output),)
     else:  # clang of ziglang: it cannot link by itself, so text, object and link are three steps
         assemble = ("--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", "module.s")
+        compile_ = ("{cc}", *ZIG_FLAGS, *flags, "-S", source, "-o", "module.s")
+        link = ("{zig}", "ld.lld", "-shared", "module.o", "-o", spec.output)
         commands = (
-            Command(("{cc}", *ZIG_FLAGS, *flags, "-S", source, "-o", "module.s"), (source,), "module.s"),
+            Command(compile_, (source,), "module.s"),
             Command(("{cc}", *assemble, "-o", "module.o"), ("module.s",), "module.o"),
-            Command(
-                ("{zig}", "ld.lld", "-shared", "module.o", "-o", spec.output),
-                ("module.o",),
-                spec.output,
-            ),
+            Command(link, ("module.o",), spec.output),
         )
     return Unit(Shelf(arch, spec.name, roots), toolchain, commands, "deps.d")
 
@@ -157,7 +155,7 @@ def _compile_device(unit: Unit, title: str, about: dict[str, Any]) -> Artifact |
 
 def make_meta(unit: Unit, seconds: float, about: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "module": unit.shelf.folder.name,
+        "module": unit.shelf.module,
         "output": unit.output,
         "engine": ENGINE_VERSION,
         "compiler": unit.toolchain.version,
@@ -174,12 +172,12 @@ def _kernels(unit: Unit, file: Path, arch: str) -> dict[str, Any]:
 
     try:
         metadata = code_object.read_metadata(code_object.unbundle(file.read_bytes(), arch))
+        target = str(metadata["target"]).split("--")[-1].split(":")[0]
+        if target != arch:
+            raise code_object.CodeObjectError(f"asked for {arch}, the compiler wrote {target}")
     except code_object.CodeObjectError as error:
-        raise BuildError(unit.shelf.folder.name, unit.argv(unit.commands[-1]), str(error), None) from error
-    target = str(metadata["target"]).split("--")[-1].split(":")[0]
-    if target != arch:
-        text = f"the compiler was asked for {arch} and wrote a code object for {target}"
-        raise BuildError(unit.shelf.folder.name, unit.argv(unit.commands[-1]), text, None)
+        command = unit.argv(unit.commands[-1])
+        raise BuildError(unit.shelf.module, command, str(error), None) from error
     return metadata
 
 
@@ -194,7 +192,7 @@ def run_units(units: Sequence[Unit], title: str, stage: Path) -> float:
     ]
     begin = time.monotonic()
     try:
-        output = run_steps(units[-1].shelf.folder.name, title, steps, stage)
+        output = run_steps(units[-1].shelf.module, title, steps, stage)
     except BuildError as error:
         shelf = units[-1].shelf
         log_path = shelf.folder / "failed" / f"{units[-1].build_key}.log"

@@ -65,7 +65,7 @@ class Artifact:
 
 def _stat(path: Path) -> list[int] | None:
     try:
-        info = os.stat(path)
+        info = path.stat()
     except OSError:
         return None
     return [info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
@@ -82,6 +82,7 @@ class Shelf:
     """One module on one architecture."""
 
     def __init__(self, arch: str, module: str, roots: Roots) -> None:
+        self.module = module
         self.folder = cache_root() / arch / module
         self.roots = roots
 
@@ -120,7 +121,7 @@ class Shelf:
         return all(self.contents([name], now)[name][0] == deps[name] for name in deps)
 
     def contents(self, names: Collection[str], known: Contents | None = None) -> Contents:
-        """Hash and stat of each file; the stat is taken first, so it is never newer than the hash."""
+        """Hash and stat of each file; the stat is taken first: it is never newer than the hash."""
         known = {} if known is None else known
         for name in names:
             if name not in known:
@@ -182,6 +183,12 @@ class Shelf:
         except OSError:
             pass
 
+    def _not_writable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"cannot write to the cache folder {self.folder}: {error.strerror or error}; "
+            "point RFOPS_CACHE_DIR at a folder that can be written"
+        )
+
     @contextmanager
     def stage(self) -> Iterator[Path]:
         """A fresh folder beside the artifacts; what is left of it at the end is removed."""
@@ -189,10 +196,7 @@ class Shelf:
         try:
             folder.mkdir(parents=True)
         except OSError as error:
-            raise ConfigError(
-                f"cannot write to the cache folder {self.folder}: {error.strerror or error}; "
-                "point RFOPS_CACHE_DIR at a folder that can be written"
-            ) from error
+            raise self._not_writable(error) from error
         try:
             yield folder
         finally:
@@ -214,18 +218,15 @@ class Shelf:
             try:
                 lock.acquire(timeout=0)
             except filelock.Timeout:
-                log.get().info("waiting for another process to build %s", self.folder.name)
+                log.get().info("waiting for another process to build %s", self.module)
                 lock.acquire(timeout=timeout)
         except filelock.Timeout:
             raise LockTimeout(
-                f"{self.folder.name}: another process has held {lock_file} for {timeout} s; "
+                f"{self.module}: another process has held {lock_file} for {timeout} s; "
                 "RFOPS_LOCK_TIMEOUT sets the longest wait"
             ) from None
         except OSError as error:
-            raise ConfigError(
-                f"cannot write to the cache folder {self.folder}: {error.strerror or error}; "
-                "point RFOPS_CACHE_DIR at a folder that can be written"
-            ) from error
+            raise self._not_writable(error) from error
         try:
             yield
         finally:

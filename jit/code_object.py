@@ -9,13 +9,15 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from .errors import RfopsError
+
 _BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 _NT_AMDGPU_METADATA = 32
 _SHT_NOTE = 7
 _E_MACHINE_AMDGPU = 0xE0
 
 
-class CodeObjectError(ValueError):
+class CodeObjectError(RfopsError):
     """The bytes are no AMDGPU code object, or a damaged one."""
 
 
@@ -63,18 +65,19 @@ def _metadata_note(elf: bytes) -> bytes:
     raise CodeObjectError("no AMDGPU metadata note")
 
 
+_FIXED = {
+    0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
+    0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
+}  # fmt: skip
+_SIZED = {
+    0xC4: (">B", "bin"), 0xC5: (">H", "bin"), 0xC6: (">I", "bin"),
+    0xD9: (">B", "str"), 0xDA: (">H", "str"), 0xDB: (">I", "str"),
+    0xDC: (">H", "list"), 0xDD: (">I", "list"), 0xDE: (">H", "map"), 0xDF: (">I", "map"),
+}  # fmt: skip
+
+
 class _MsgPack:
     """The part of msgpack that LLVM writes: maps, arrays, texts, binaries, numbers, bool, nil."""
-
-    _FIXED = {
-        0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
-        0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
-    }  # fmt: skip
-    _SIZED = {
-        0xC4: (">B", "bin"), 0xC5: (">H", "bin"), 0xC6: (">I", "bin"),
-        0xD9: (">B", "str"), 0xDA: (">H", "str"), 0xDB: (">I", "str"),
-        0xDC: (">H", "list"), 0xDD: (">I", "list"), 0xDE: (">H", "map"), 0xDF: (">I", "map"),
-    }  # fmt: skip
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
@@ -104,16 +107,26 @@ class _MsgPack:
         if tag < 0xC0:
             kind, bits = ("map", 15) if tag < 0x90 else ("list", 15) if tag < 0xA0 else ("str", 31)
             return self._body(kind, tag & bits)
-        if tag in self._FIXED:
-            return self._take(self._FIXED[tag])
-        if tag in self._SIZED:
-            fmt, kind = self._SIZED[tag]
+        if tag in _FIXED:
+            return self._take(_FIXED[tag])
+        if tag in _SIZED:
+            fmt, kind = _SIZED[tag]
             return self._body(kind, self._take(fmt))
         if tag in (0xC0, 0xC2, 0xC3):
             return {0xC0: None, 0xC2: False, 0xC3: True}[tag]
         raise CodeObjectError(f"metadata note: msgpack tag {tag:#x} is not known")
 
 
+_DAMAGE = (
+    struct.error,
+    IndexError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    OverflowError,
+    RecursionError,
+)
 _RESOURCES = {
     "vgpr": ".vgpr_count",  # all registers of a lane, AGPRs included
     "agpr": ".agpr_count",
@@ -144,10 +157,8 @@ def read_metadata(elf: bytes) -> dict[str, Any]:
             resources = {name: kernel.get(key, 0) for name, key in _RESOURCES.items()}
             kernels[kernel[".name"]] = {"args": args, "resources": resources}
         return {"target": document.get("amdhsa.target", ""), "kernels": kernels}
-    except (struct.error, IndexError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _DAMAGE as error:
         raise CodeObjectError(f"damaged code object: {error!r}") from error
-    except UnicodeDecodeError as error:
-        raise CodeObjectError(f"damaged code object: {error}") from error
 
 
 def waves_per_simd(vgpr: int) -> int:

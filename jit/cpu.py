@@ -13,7 +13,7 @@ _LEVELS = (
 
 @functools.cache
 def x86_level() -> str:
-    """"v4", "v3" or "" (an older or another CPU: the compiler's default)."""
+    """v4, v3, or nothing for an older or another CPU: the compiler's default."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return ""
     try:

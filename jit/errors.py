@@ -12,7 +12,7 @@ class RfopsError(Exception):
 
 
 class ConfigError(RfopsError):
-    """A setting, `compiler_config.json` or the cache folder is wrong; the text says what and where."""
+    """A setting, `compiler_config.json` or the cache folder is wrong; the text says where."""
 
 
 class ToolchainNotFound(RfopsError):

@@ -34,7 +34,7 @@ class ModuleSpec:
             raise UnsupportedArch(self.name, arch, self.archs)
 
     def sources(self) -> list[Path]:
-        """The source files, sorted where a glob names them. Raises ConfigError if one is missing."""
+        """The source files; a glob's are sorted. Raises ConfigError if one is missing."""
         found: list[Path] = []
         for pattern in self.srcs:
             matches = sorted(self.root.glob(pattern)) if "*" in pattern else [self.root / pattern]
@@ -94,7 +94,8 @@ def load_config(config: Path = paths.COMPILER_CONFIG) -> dict[str, ModuleSpec]:
         raise ConfigError(f"{config}: {error}") from error
     if not isinstance(entries, dict):
         raise ConfigError(f"{config}: expected an object of modules")
-    return {name: _make_spec(f"{config.name}: {name}", name, e, root) for name, e in entries.items()}
+    where = config.name
+    return {n: _make_spec(f"{where}: {n}", n, entry, root) for n, entry in entries.items()}
 
 
 def module_spec(name: str, config: Path = paths.COMPILER_CONFIG) -> ModuleSpec:

@@ -13,8 +13,7 @@ import json
 import os
 import shlex
 import shutil
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,16 +116,19 @@ def survey(kind: str, target: str) -> Iterator[tuple[Toolchain | None, str]]:
             yield None, f"{where}: not found"
             continue
         record = _record(argv)
-        if target not in record.targets:
-            record.learn(target, _probe(name, argv, target))
-        failure = record.targets[target]
-        yield (None if failure else Toolchain(name, argv, record.version)), (
-            f"{where}: {argv[0]} cannot build for {target}: {failure}" if failure else where
-        )
+        failure = record.targets.get(target)
+        if failure is None:
+            failure, certain = _probe(name, argv, target)
+            if certain:
+                record.learn(target, failure)
+        if failure:
+            yield None, f"{where}: {argv[0]} cannot build for {target}: {failure}"
+        else:
+            yield Toolchain(name, argv, record.version), where
 
 
-def _probe(name: str, argv: tuple[str, ...], target: str) -> str:
-    """Empty if the compiler takes an empty source for the target, else its complaint."""
+def _probe(name: str, argv: tuple[str, ...], target: str) -> tuple[str, bool]:
+    """Compile an empty source: empty or the complaint, and whether that will stay so."""
     if target == "c++20":
         command = [*argv, "-std=c++20", "-x", "c++", "-fsyntax-only", os.devnull]
     elif name == "hipcc":
@@ -136,19 +138,26 @@ def _probe(name: str, argv: tuple[str, ...], target: str) -> str:
         command = [*argv, *ZIG_FLAGS, f"--offload-arch={target}", "-S", os.devnull]
         command += ["-o", os.devnull]
     code, output = run(command)
-    return "" if code == 0 else (output.strip() or f"exit status {code}")[:400]
+    if code == 0:
+        return "", True
+    return (output.strip() or f"exit status {code}")[:400], 0 < code < 126  # not killed, did start
 
 
 HIPCC_FLAGS = ("--genco", "--no-gpu-bundle-output", "-nogpuinc")
 ZIG_FLAGS = ("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib")
 
 
+# Variables that add flags behind the key's back.
+_FLAG_VARIABLES = ("HIPCC_COMPILE_FLAGS_APPEND", "HIPCC_LINK_FLAGS_APPEND", "CCC_OVERRIDE_OPTIONS")
+
+
 def environment() -> dict[str, str]:
     """The compilers' environment: English messages; zig keeps its files in our cache."""
-    ours = {"LC_ALL": "C", "ZIG_GLOBAL_CACHE_DIR": str(cache_root() / "zig")}
-    ours["ZIG_LOCAL_CACHE_DIR"] = ours["ZIG_GLOBAL_CACHE_DIR"]
-    theirs = {name: os.environ[name] for name in ours if name.startswith("ZIG") and name in os.environ}
-    return {**os.environ, **ours, **theirs}
+    environ = {name: text for name, text in os.environ.items() if name not in _FLAG_VARIABLES}
+    environ |= {"LC_ALL": "C", "HIP_PLATFORM": "amd"}
+    for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
+        environ.setdefault(name, str(cache_root() / "zig"))
+    return environ
 
 
 def run(command: Iterable[str]) -> tuple[int, str]:
@@ -187,7 +196,7 @@ def _stats(files: Iterable[str]) -> dict[str, list[int]]:
     found = {}
     for file in files:
         try:
-            info = os.stat(file)
+            info = Path(file).stat()
         except OSError:
             continue
         found[file] = [info.st_size, info.st_mtime_ns, info.st_ino]

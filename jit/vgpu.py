@@ -7,7 +7,15 @@ from pathlib import Path
 
 from . import cpu, log
 from .build import (
-    ATTEMPTS, Command, Unit, files_read, include_flags, make_meta, roots_of, run_units, template,
+    ATTEMPTS,
+    Command,
+    Unit,
+    files_read,
+    include_flags,
+    make_meta,
+    roots_of,
+    run_units,
+    template,
 )  # fmt: skip
 from .cache import Artifact, Contents, Shelf
 from .errors import BuildError, ConfigError

@@ -51,6 +51,7 @@ _DESCRIPTOR = """
   .amdhsa_kernarg_size 16
   .amdhsa_group_segment_fixed_size 4096
   .amdhsa_private_segment_fixed_size 256
+  .amdhsa_float_denorm_mode_32 3
 .end_amdhsa_kernel
 """
 _METADATA_HEAD = ".amdgpu_metadata\namdhsa.version: [1, 2]\namdhsa.kernels:\n"

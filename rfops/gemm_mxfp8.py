@@ -165,16 +165,9 @@ def gemm_mxfp8(
         key = ()  # not tensors: the guards say so
     plan = _PLANS.get(key) or _add_plan(key, x, w, x_scale, w_scale, dtype, out, config)
 
-    check_layout(OP, "x", x, ALIGN)
-    check_layout(OP, "w", w, ALIGN)
-    check_layout(OP, "x_scale", x_scale, 1)
-    check_layout(OP, "w_scale", w_scale, 1)
+    _check_pointers(x, w, x_scale, w_scale, out)
     if out is None:
         out = torch.empty((plan.m, plan.n), dtype=dtype, device=x.device)
-    else:
-        check_layout(OP, "out", out, out.element_size())
-        inputs = {"x": x, "w": w, "x_scale": x_scale, "w_scale": w_scale}
-        check_no_overlap(OP, out, inputs)
     if plan.kernel is not None:
         plan.kernel.launch(
             grid=plan.grid,
@@ -230,7 +223,26 @@ def _check(
         guard.fail("dtype", "bfloat16", str(dtype), "convert the result")
     if out is not None:
         guard.tensor("out", out, ("M", "N"), (dtype,), "pass one of that dtype, or none")
+    _check_pointers(x, w, x_scale, w_scale, out)  # here too: refuse before anything is built
     return m, n, k
+
+
+def _check_pointers(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    out: torch.Tensor | None,
+) -> None:
+    """What can differ between two calls of one plan."""
+    check_layout(OP, "x", x, ALIGN)
+    check_layout(OP, "w", w, ALIGN)
+    check_layout(OP, "x_scale", x_scale, 1)
+    check_layout(OP, "w_scale", w_scale, 1)
+    if out is not None:
+        check_layout(OP, "out", out, out.element_size())
+        inputs = {"x": x, "w": w, "x_scale": x_scale, "w_scale": w_scale}
+        check_no_overlap(OP, out, inputs)
 
 
 def gemm_mxfp8_ref(

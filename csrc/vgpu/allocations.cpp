@@ -15,7 +15,8 @@ constexpr size_t kRememberedFrees = 4096;
 }  // namespace
 
 Allocations& Allocations::instance() {
-  static Allocations* const registry = new Allocations;  // never destroyed: freed handles may outlive
+  static Allocations* const registry =
+      new Allocations;  // never destroyed: freed handles may outlive
   return *registry;
 }
 
@@ -25,10 +26,10 @@ void* Allocations::allocate(u64 size, MemoryKind kind, u32 flags, u64 limit) {
   std::unique_lock lock(mutex_);
   const bool counts = kind != MemoryKind::kHost;
   if (counts && (size > limit || device_bytes_ > limit - size)) return nullptr;
-  void* memory =
-      mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
-  if (mapped >= 2 * kHugePage) madvise(memory, mapped, MADV_HUGEPAGE);  // fewer faults and TLB misses
+  if (mapped >= 2 * kHugePage)
+    madvise(memory, mapped, MADV_HUGEPAGE);  // fewer faults and TLB misses
   const u64 base = reinterpret_cast<u64>(memory);
   live_[base] = {base, size, kind, flags, next_id_++, mapped};
   freed_.erase(base);
@@ -51,9 +52,9 @@ bool Allocations::register_host(void* pointer, u64 size, u32 flags) {
 
 void Allocations::remember_freed(const Allocation& allocation) {
   if (freed_.size() >= kRememberedFrees) {
-    const auto oldest = std::min_element(
-        freed_.begin(), freed_.end(),
-        [](const auto& a, const auto& b) { return a.second.id < b.second.id; });
+    const auto oldest =
+        std::min_element(freed_.begin(), freed_.end(),
+                         [](const auto& a, const auto& b) { return a.second.id < b.second.id; });
     freed_.erase(oldest);
   }
   freed_[allocation.base] = allocation;

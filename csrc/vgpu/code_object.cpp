@@ -31,16 +31,24 @@ static_assert(sizeof(Descriptor) == 64, "kernel descriptor");
 
 std::string mach_name(u32 flags) {
   switch (flags & elf::kMachMask) {
-    case elf::kMachGfx942: return "gfx942";
-    case elf::kMachGfx950: return "gfx950";
-    case elf::kMachGfx9_4Generic: return "gfx9-4-generic";
-    default: break;
+    case elf::kMachGfx942:
+      return "gfx942";
+    case elf::kMachGfx950:
+      return "gfx950";
+    case elf::kMachGfx9_4Generic:
+      return "gfx9-4-generic";
+    default:
+      break;
   }
-  struct Row { u8 mach; const char* name; };
-  static constexpr Row kOthers[] = {  // what people most often load by mistake
-      {0x2c, "gfx900"},  {0x2f, "gfx906"},  {0x30, "gfx908"},  {0x3f, "gfx90a"},  {0x33, "gfx1010"},
-      {0x36, "gfx1030"}, {0x41, "gfx1100"}, {0x46, "gfx1101"}, {0x47, "gfx1102"}, {0x44, "gfx1103"},
-      {0x48, "gfx1200"}, {0x4e, "gfx1201"},
+  struct Row {
+    u8 mach;
+    const char* name;
+  };
+  static constexpr Row kOthers[] = {
+      // what people most often load by mistake
+      {0x2c, "gfx900"},  {0x2f, "gfx906"},  {0x30, "gfx908"},  {0x3f, "gfx90a"},
+      {0x33, "gfx1010"}, {0x36, "gfx1030"}, {0x41, "gfx1100"}, {0x46, "gfx1101"},
+      {0x47, "gfx1102"}, {0x44, "gfx1103"}, {0x48, "gfx1200"}, {0x4e, "gfx1201"},
   };
   for (const Row& row : kOthers) {
     if (row.mach == (flags & elf::kMachMask)) return row.name;

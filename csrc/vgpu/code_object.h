@@ -26,29 +26,32 @@ struct Kernel {
   u32 private_segment_bytes = 0;  // scratch per lane
   bool dynamic_stack = false;
   u32 kernarg_bytes = 0;
-  u32 entry = 0;                  // dword index in the text
+  u32 entry = 0;  // dword index in the text
   u32 rsrc1 = 0, rsrc2 = 0, rsrc3 = 0;
-  u16 properties = 0;             // kernel_code_properties
-  u16 preload = 0;                // kernarg_preload: length 6:0, offset 15:7, in dwords
-  u32 vgpr_rows = 0;              // registers a lane that the descriptor allocates (arch + acc)
-  u32 accum_offset = 0;           // first AGPR's row
+  u16 properties = 0;    // kernel_code_properties
+  u16 preload = 0;       // kernarg_preload: length 6:0, offset 15:7, in dwords
+  u32 vgpr_rows = 0;     // registers a lane that the descriptor allocates (arch + acc)
+  u32 accum_offset = 0;  // first AGPR's row
   // From the metadata note, for hipFuncGetAttribute and reports.
   u32 vgpr_count = 0, agpr_count = 0, sgpr_count = 0, vgpr_spills = 0, sgpr_spills = 0;
   u32 max_workgroup_size = 1024;
-  bool has_metadata = false;      // without it the layout of the arguments is unknown
+  bool has_metadata = false;  // without it the layout of the arguments is unknown
   std::vector<KernelArg> args;
 };
 
 struct CodeObject {
   Arch arch = Arch::kGfx950;
-  u8* image = nullptr;            // segments at their virtual addresses, relocated
-  u64 image_bytes = 0;            // the image's length; guard bytes of zeros follow
-  u64 mapped_bytes = 0;           // what the destructor unmaps
-  u64 base_address = 0;           // the ELF virtual address of image[0]
-  std::vector<u8> file;           // the ELF as it was handed in: debug lines are not part of the image
+  u8* image = nullptr;   // segments at their virtual addresses, relocated
+  u64 image_bytes = 0;   // the image's length; guard bytes of zeros follow
+  u64 mapped_bytes = 0;  // what the destructor unmaps
+  u64 base_address = 0;  // the ELF virtual address of image[0]
+  std::vector<u8> file;  // the ELF as it was handed in: debug lines are not part of the image
   std::unique_ptr<Program> program;
   std::map<std::string, Kernel> kernels;
-  struct Symbol { u64 address; u64 size; };
+  struct Symbol {
+    u64 address;
+    u64 size;
+  };
   std::map<std::string, Symbol> globals;  // device variables, host addresses
 
   CodeObject() = default;

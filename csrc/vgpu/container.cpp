@@ -88,14 +88,16 @@ u64 elf_extent(const u8* bytes) {
   const u64 sections_end = clamped_end(header->shoff, u64{header->shnum} * sizeof(elf::Section));
   extent = std::max({extent, segments_end, sections_end});
   if (header->phoff < kMaxFileBytes) {
-    const auto table = copy_readable(bytes + header->phoff, u64{header->phnum} * sizeof(elf::Segment));
+    const auto table =
+        copy_readable(bytes + header->phoff, u64{header->phnum} * sizeof(elf::Segment));
     for (u64 at = 0; at + sizeof(elf::Segment) <= table.size(); at += sizeof(elf::Segment)) {
       const auto segment = load<elf::Segment>(table.data() + at);
       extent = std::max(extent, clamped_end(segment.offset, segment.filesz));
     }
   }
   if (header->shoff < kMaxFileBytes) {
-    const auto table = copy_readable(bytes + header->shoff, u64{header->shnum} * sizeof(elf::Section));
+    const auto table =
+        copy_readable(bytes + header->shoff, u64{header->shnum} * sizeof(elf::Section));
     for (u64 at = 0; at + sizeof(elf::Section) <= table.size(); at += sizeof(elf::Section)) {
       const auto section = load<elf::Section>(table.data() + at);
       if (section.type != elf::kSectionNoBits) {
@@ -124,8 +126,8 @@ std::vector<u8> take_bytes(const u8* bytes, u64 size) {
   return head;
 }
 
-// "hipv4-amdgcn-amd-amdhsa--gfx950:sramecc+:xnack-" for the devices modelled here: the processor must
-// be this one (or the family's generic one), sramecc on or any, xnack off or any.
+// "hipv4-amdgcn-amd-amdhsa--gfx950:sramecc+:xnack-" for the devices modelled here: the processor
+// must be this one (or the family's generic one), sramecc on or any, xnack off or any.
 bool entry_fits(std::string_view id, Arch arch) {
   const u64 processor_at = id.find("gfx");
   if (processor_at == std::string_view::npos || id.starts_with("host")) return false;
@@ -161,9 +163,9 @@ std::vector<u8> extract_from_bundle(const std::vector<u8>& bundle, Arch arch, st
     return {bundle.begin() + static_cast<i64>(entry.offset),
             bundle.begin() + static_cast<i64>(entry.offset + entry.size)};
   }
-  error = "offload bundle has no image for " + std::string(arch_name(arch)) + ":sramecc+:xnack-, only " +
-          entry_names(entries) + "; build with --offload-arch=" + arch_name(arch) +
-          " or set RFOPS_VGPU_ARCH";
+  error = "offload bundle has no image for " + std::string(arch_name(arch)) +
+          ":sramecc+:xnack-, only " + entry_names(entries) +
+          "; build with --offload-arch=" + arch_name(arch) + " or set RFOPS_VGPU_ARCH";
   failure = LoadFailure::kWrongArch;
   return {};
 }
@@ -175,8 +177,9 @@ std::vector<u8> extract_code_object(const u8* bytes, u64 size, Arch arch, std::s
   std::vector<u8> taken = take_bytes(bytes, size);
   if (starts_with(taken, kBundleMagic)) return extract_from_bundle(taken, arch, error, failure);
   if (starts_with(taken, kCompressedMagic)) {
-    error = "compressed offload bundle (CCOB) is not supported: build with --no-offload-compress, or "
-            "with --no-gpu-bundle-output for a bare code object";
+    error =
+        "compressed offload bundle (CCOB) is not supported: build with --no-offload-compress, or "
+        "with --no-gpu-bundle-output for a bare code object";
     failure = LoadFailure::kCorrupt;
     return {};
   }

@@ -10,7 +10,8 @@
 
 namespace vgpu {
 
-// Copies the code object for `arch` out of `bytes`; `size` 0 as in load_code_object. Empty on failure.
+// Copies the code object for `arch` out of `bytes`; `size` 0 as in load_code_object. Empty on
+// failure.
 std::vector<u8> extract_code_object(const u8* bytes, u64 size, Arch arch, std::string& error,
                                     LoadFailure& failure);
 

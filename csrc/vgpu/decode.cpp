@@ -1,6 +1,7 @@
 // Machine code to Inst, driven by the opcode tables.
 #include <array>
 #include <cstdio>
+#include <string_view>
 
 #include "program.h"
 #include "wave.h"
@@ -77,9 +78,13 @@ u64 inline_int(Type type, i32 value) {
                                                       : static_cast<u32>(value);
 }
 
-u64 literal_value(Type type, u32 literal) {
+// A 32-bit literal of a wide operand: the high half of an f64, sign-extended for i64 instructions,
+// zero-extended for u64 and b64 ones (s_mov_b64 s[0:1], 0xffffffff).
+u64 literal_value(Type type, u32 literal, const char* mnemonic) {
   if (type == Type::kF64) return u64{literal} << 32;
-  if (type == Type::kB64) return static_cast<u64>(static_cast<i64>(static_cast<i32>(literal)));
+  if (type == Type::kB64 && std::string_view(mnemonic).ends_with("_i64")) {
+    return static_cast<u64>(static_cast<i64>(static_cast<i32>(literal)));
+  }
   return literal;
 }
 
@@ -140,12 +145,12 @@ class Decoder {
   // A 9-bit source (8 bits for scalar formats).
   bool source(Src& src, Type type, u32 code) {
     src.type = type;
+    src.reg = static_cast<u16>(code);  // a constant keeps its encoding, for the disassembler
     if (code >= 256) {
       src.kind = SrcKind::kVgpr;
       src.reg = static_cast<u16>(code - 256);
     } else if (code < 128) {
       src.kind = SrcKind::kSgpr;
-      src.reg = static_cast<u16>(code);
     } else if (code >= 128 && code <= 208) {
       src.kind = SrcKind::kConst;
       src.value = inline_int(type, code <= 192 ? static_cast<i32>(code) - 128 : 192 - static_cast<i32>(code));
@@ -156,10 +161,9 @@ class Decoder {
       u32 value = 0;
       if (!literal(value)) return false;
       src.kind = SrcKind::kConst;
-      src.value = literal_value(type, value);
+      src.value = literal_value(type, value, inst_.op->name);
     } else if ((code >= kSharedBase && code <= kPrivateLimit) || (code >= kVccz && code <= kLdsDirect)) {
       src.kind = SrcKind::kSpecial;
-      src.reg = static_cast<u16>(code);
       return code != kLdsDirect;
     } else {
       return false;
@@ -243,7 +247,7 @@ class Decoder {
     if (inst_.op->flags & kInlineK) {
       u32 value = 0;
       if (!literal(value)) return false;
-      inst_.src[2] = {SrcKind::kConst, inst_.op->src[2], 0, value};
+      inst_.src[2] = {SrcKind::kConst, inst_.op->src[2], 255, value};
     }
     implicit_vcc();
     return true;
@@ -255,7 +259,7 @@ class Decoder {
   }
 
   bool accvgpr_mov() {
-    if (inst_.op->opcode != 82) return true;  // v_accvgpr_mov_b32: both registers are AGPRs
+    if (inst_.format != Format::kVop1 || inst_.op->opcode != 82) return true;  // v_accvgpr_mov_b32
     inst_.dst += 256;
     inst_.src[0].reg += 256;
     return inst_.src[0].kind == SrcKind::kVgpr;
@@ -380,7 +384,10 @@ class Decoder {
       const bool acc = s == 2 ? acc_d : field(wide, 59 + s, 1);
       if (src.kind == SrcKind::kVgpr && acc) src.reg += 256;
     }
-    if (inst_.op->opcode == 89 && inst_.dst < 256) inst_.dst += 256;  // v_accvgpr_write_b32
+    if (inst_.op->opcode == 89) {  // v_accvgpr_write_b32: assemblers set its acc bits, which say nothing
+      inst_.dst |= 256;
+      if (inst_.src[0].kind == SrcKind::kVgpr) inst_.src[0].reg &= 255;
+    }
     if (inst_.op->opcode == 88) {                                     // v_accvgpr_read_b32
       inst_.dst &= 255;
       inst_.src[0].reg |= 256;

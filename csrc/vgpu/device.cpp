@@ -8,12 +8,42 @@ namespace vgpu {
 namespace {
 
 constexpr DeviceInfo kDevices[] = {
-    {Arch::kGfx950, "AMD Instinct MI355X (virtual, rfops)", "gfx950:sramecc+:xnack-", 9, 5,
-     256, 8, 2400000, 2000000, 8192, u64{288} << 30, 4 << 20, u64{256} << 20, 160 << 10, 1280,
-     0x75a3},
-    {Arch::kGfx942, "AMD Instinct MI300X (virtual, rfops)", "gfx942:sramecc+:xnack-", 9, 4,
-     304, 8, 2100000, 1300000, 8192, u64{192} << 30, 4 << 20, u64{256} << 20, 64 << 10, 512,
-     0x74a1},
+    {
+        .arch = Arch::kGfx950,
+        .name = "AMD Instinct MI355X (virtual, rfops)",
+        .target = "gfx950:sramecc+:xnack-",
+        .major = 9,
+        .minor = 5,
+        .compute_units = 256,
+        .xccs = 8,
+        .clock_khz = 2'400'000,
+        .memory_clock_khz = 2'000'000,
+        .memory_bus_bits = 8192,
+        .memory_bytes = u64{288} << 30,
+        .l2_bytes = 4 << 20,
+        .mall_bytes = u64{256} << 20,
+        .lds_bytes = 160 << 10,
+        .lds_granule = 1280,
+        .pci_chip_id = 0x75a3,
+    },
+    {
+        .arch = Arch::kGfx942,
+        .name = "AMD Instinct MI300X (virtual, rfops)",
+        .target = "gfx942:sramecc+:xnack-",
+        .major = 9,
+        .minor = 4,
+        .compute_units = 304,
+        .xccs = 8,
+        .clock_khz = 2'100'000,
+        .memory_clock_khz = 1'300'000,
+        .memory_bus_bits = 8192,
+        .memory_bytes = u64{192} << 30,
+        .l2_bytes = 4 << 20,
+        .mall_bytes = u64{256} << 20,
+        .lds_bytes = 64 << 10,
+        .lds_granule = 512,
+        .pci_chip_id = 0x74a1,
+    },
 };
 
 constexpr const char* kArchVariable = "RFOPS_VGPU_ARCH";

@@ -10,16 +10,16 @@ namespace vgpu {
 struct DeviceInfo {
   Arch arch;
   const char* name;
-  const char* target;        // gcnArchName
+  const char* target;  // gcnArchName
   u32 major, minor;
   u32 compute_units, xccs;
   u32 clock_khz;
   u32 memory_clock_khz, memory_bus_bits;
   u64 memory_bytes;
-  u32 l2_bytes;              // of one XCD, as ROCm reports it
-  u64 mall_bytes;            // Infinity Cache
-  u32 lds_bytes;             // of a CU, which one workgroup may take whole
-  u32 lds_granule;           // allocation unit in bytes
+  u32 l2_bytes;     // of one XCD, as ROCm reports it
+  u64 mall_bytes;   // Infinity Cache
+  u32 lds_bytes;    // of a CU, which one workgroup may take whole
+  u32 lds_granule;  // allocation unit in bytes
   u32 pci_chip_id;
 };
 
@@ -31,12 +31,12 @@ inline constexpr u32 kMaxWavesPerSimd = 8;
 inline constexpr u32 kVgprsPerLane = 512;      // arch and acc registers of a SIMD's lane
 inline constexpr u32 kRegistersPerCu = 65536;  // as ROCm reports it
 inline constexpr u32 kMaxGrid[3] = {0x7fffffff, 65536, 65536};
-inline constexpr u32 kWallClockKhz = 100000;   // s_memrealtime
+inline constexpr u32 kWallClockKhz = 100000;  // s_memrealtime
 
 const DeviceInfo& device_info(Arch arch);
 
-// The device of this process: RFOPS_VGPU_ARCH at first use, or what select_arch chose. Null where the
-// variable names no architecture that exists here; `error` then says so.
+// The device of this process: RFOPS_VGPU_ARCH at first use, or what select_arch chose. Null where
+// the variable names no architecture that exists here; `error` then says so.
 const DeviceInfo* current_device(std::string& error);
 
 // "gfx950", "gfx942:sramecc+:xnack-", ...: false and `error` for anything else.

@@ -90,8 +90,16 @@ struct Dynamic {
   u64 value;
 };
 enum DynamicTag : i64 {
-  kDynHash = 4, kDynStrtab = 5, kDynSymtab = 6, kDynRela = 7, kDynRelaSize = 8, kDynRelaEntry = 9,
-  kDynStrSize = 10, kDynRel = 17, kDynJmpRel = 23, kDynPltRelSize = 2, kDynGnuHash = 0x6ffffef5,
+  kDynHash = 4,
+  kDynStrtab = 5,
+  kDynSymtab = 6,
+  kDynRela = 7,
+  kDynRelaSize = 8,
+  kDynRelaEntry = 9,
+  kDynStrSize = 10,
+  kDynRel = 17,
+  kDynJmpRel = 23,
+  kDynGnuHash = 0x6ffffef5,
 };
 
 struct Rela {
@@ -105,15 +113,15 @@ static_assert(sizeof(Rela) == 24, "ELF64 relocation with addend");
 // LLVM AMDGPUUsage, "Relocation Records". S symbol, A addend, P place, B load address.
 enum RelocationType : u32 {
   kRelocNone = 0,
-  kRelocAbs32Lo = 1,     // (S + A) & 0xffffffff
-  kRelocAbs32Hi = 2,     // (S + A) >> 32
-  kRelocAbs64 = 3,       // S + A
-  kRelocRel32 = 4,       // S + A - P
-  kRelocRel64 = 5,       // S + A - P
-  kRelocAbs32 = 6,       // S + A
-  kRelocRel32Lo = 10,    // (S + A - P) & 0xffffffff
-  kRelocRel32Hi = 11,    // (S + A - P) >> 32
-  kRelocRelative64 = 13, // B + A
+  kRelocAbs32Lo = 1,      // (S + A) & 0xffffffff
+  kRelocAbs32Hi = 2,      // (S + A) >> 32
+  kRelocAbs64 = 3,        // S + A
+  kRelocRel32 = 4,        // S + A - P
+  kRelocRel64 = 5,        // S + A - P
+  kRelocAbs32 = 6,        // S + A
+  kRelocRel32Lo = 10,     // (S + A - P) & 0xffffffff
+  kRelocRel32Hi = 11,     // (S + A - P) >> 32
+  kRelocRelative64 = 13,  // B + A
 };
 
 inline constexpr u32 kNoteAmdgpuMetadata = 32;

@@ -10,7 +10,7 @@ namespace {
 constexpr u64 kPage = 4096;
 constexpr u64 kMaxImageBytes = u64{4} << 30;
 constexpr u64 kMaxAddress = u64{1} << 46;  // keeps sums of addresses and sizes away from overflow
-constexpr u64 kMaxNameBytes = 64 << 10;  // of a symbol: templates get long, but not this long
+constexpr u64 kMaxNameBytes = 64 << 10;    // of a symbol: templates get long, but not this long
 
 std::string hex(u64 value) {
   char text[24];
@@ -44,6 +44,10 @@ bool ElfImage::open(Bytes file, std::string& error) {
 }
 
 bool ElfImage::read_headers(std::string& error) {
+  if (file_.size >= 4 && std::memcmp(file_.data, elf::kMagic, 4)) {
+    error = "neither an ELF file nor a __CLANG_OFFLOAD_BUNDLE__";
+    return false;
+  }
   const auto header = file_.read<elf::Header>(0);
   if (!header) {
     error = "truncated: " + std::to_string(file_.size) + " bytes are no ELF file";
@@ -51,9 +55,8 @@ bool ElfImage::read_headers(std::string& error) {
   }
   header_ = *header;
   const u8* ident = header_.ident;
-  if (std::memcmp(ident, elf::kMagic, 4) || ident[4] != elf::kClass64 ||
-      ident[5] != elf::kLittleEndian) {
-    error = "not a little-endian ELF64 file and not a __CLANG_OFFLOAD_BUNDLE__";
+  if (ident[4] != elf::kClass64 || ident[5] != elf::kLittleEndian) {
+    error = "not a little-endian 64-bit ELF file";
   } else if (header_.machine != elf::kMachineAmdGpu) {
     error = "ELF for machine " + std::to_string(header_.machine) + ", expected 224 (AMD GPU)";
   } else if (ident[7] != elf::kOsAbiAmdHsa || ident[8] < elf::kAbiVersionV4 ||
@@ -90,8 +93,8 @@ bool ElfImage::map_segments(std::string& error) {
     }
     if (segment.vaddr > kMaxAddress || segment.memsz > kMaxImageBytes ||
         segment.filesz > segment.memsz) {
-      error = "corrupt: segment at address " + hex(segment.vaddr) + " with " +
-              hex(segment.filesz) + " bytes in the file and " + hex(segment.memsz) + " in memory";
+      error = "corrupt: segment at address " + hex(segment.vaddr) + " with " + hex(segment.filesz) +
+              " bytes in the file and " + hex(segment.memsz) + " in memory";
       return false;
     }
     low = std::min(low, segment.vaddr);
@@ -129,19 +132,38 @@ bool ElfImage::read_dynamic(std::string& error) {
     const auto entry = table.read<elf::Dynamic>(offset);
     if (!entry || !entry->tag) break;
     switch (entry->tag) {
-      case elf::kDynHash: dynamic_.hash = entry->value; break;
-      case elf::kDynGnuHash: dynamic_.gnu_hash = entry->value; break;
-      case elf::kDynSymtab: dynamic_.symtab = entry->value; break;
-      case elf::kDynStrtab: dynamic_.strtab = entry->value; break;
-      case elf::kDynStrSize: dynamic_.strsize = entry->value; break;
-      case elf::kDynRela: dynamic_.rela = entry->value; break;
-      case elf::kDynRelaSize: dynamic_.rela_size = entry->value; break;
-      case elf::kDynRelaEntry: rela_entry = entry->value; break;
-      case elf::kDynRel: case elf::kDynJmpRel:
-        error = "dynamic tag " + std::to_string(entry->tag) + " (REL or PLT relocations): unknown "
+      case elf::kDynHash:
+        dynamic_.hash = entry->value;
+        break;
+      case elf::kDynGnuHash:
+        dynamic_.gnu_hash = entry->value;
+        break;
+      case elf::kDynSymtab:
+        dynamic_.symtab = entry->value;
+        break;
+      case elf::kDynStrtab:
+        dynamic_.strtab = entry->value;
+        break;
+      case elf::kDynStrSize:
+        dynamic_.strsize = entry->value;
+        break;
+      case elf::kDynRela:
+        dynamic_.rela = entry->value;
+        break;
+      case elf::kDynRelaSize:
+        dynamic_.rela_size = entry->value;
+        break;
+      case elf::kDynRelaEntry:
+        rela_entry = entry->value;
+        break;
+      case elf::kDynRel:
+      case elf::kDynJmpRel:
+        error = "dynamic tag " + std::to_string(entry->tag) +
+                " (REL or PLT relocations): unknown "
                 "to AMD GPU loaders";
         return false;
-      default: break;
+      default:
+        break;
     }
   }
   if (!dynamic_.symtab || !dynamic_.strtab || rela_entry != sizeof(elf::Rela)) {
@@ -234,13 +256,28 @@ bool ElfImage::apply(const elf::Rela& rela, std::string& error) {
   u64 value = 0;
   u32 width = 4;
   switch (rela.type()) {
-    case elf::kRelocNone: return true;
-    case elf::kRelocAbs32Lo: case elf::kRelocAbs32: value = absolute; break;
-    case elf::kRelocAbs32Hi: value = absolute >> 32; break;
-    case elf::kRelocRel32: case elf::kRelocRel32Lo: value = relative; break;
-    case elf::kRelocRel32Hi: value = relative >> 32; break;
-    case elf::kRelocAbs64: value = absolute, width = 8; break;
-    case elf::kRelocRel64: value = relative, width = 8; break;
+    case elf::kRelocNone:
+      return true;
+    case elf::kRelocAbs32Lo:
+    case elf::kRelocAbs32:
+      value = absolute;
+      break;
+    case elf::kRelocAbs32Hi:
+      value = absolute >> 32;
+      break;
+    case elf::kRelocRel32:
+    case elf::kRelocRel32Lo:
+      value = relative;
+      break;
+    case elf::kRelocRel32Hi:
+      value = relative >> 32;
+      break;
+    case elf::kRelocAbs64:
+      value = absolute, width = 8;
+      break;
+    case elf::kRelocRel64:
+      value = relative, width = 8;
+      break;
     case elf::kRelocRelative64:
       value = reinterpret_cast<u64>(data_) - base_ + addend, width = 8;
       break;

@@ -35,7 +35,7 @@ class ElfImage {
   std::optional<NamedSymbol> symbol(u32 index) const;
 
   const elf::Segment* text() const { return text_; }  // the executable segment, or null
-  Bytes metadata_note() const;                         // NT_AMDGPU_METADATA, or empty
+  Bytes metadata_note() const;                        // NT_AMDGPU_METADATA, or empty
 
   // Hands the mapping to the caller, who unmaps it.
   u8* release();

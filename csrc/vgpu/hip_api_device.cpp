@@ -9,8 +9,9 @@ namespace vgpu {
 namespace {
 
 constexpr u64 kMaxPitch = 0x7fffffff;
-constexpr u32 kPciBus = 1, kFeatureBits = 0x97ff;  // hipDeviceArch_t: all but surfaces, funnel shift,
-                                                   // __syncthreads_count and dynamic parallelism
+constexpr u32 kPciBus = 1,
+              kFeatureBits = 0x97ff;  // hipDeviceArch_t: all but surfaces, funnel shift,
+                                      // __syncthreads_count and dynamic parallelism
 
 void fill_limits(const DeviceInfo& device, hipDeviceProp_tR0600& p) {
   p.totalGlobalMem = device.memory_bytes;
@@ -122,30 +123,32 @@ constexpr ValueRow kValues[] = {
     {26, [](const DeviceInfo&) { return u64{kMaxBlockThreads}; }},  // MaxBlockDimX, Y, Z
     {27, [](const DeviceInfo&) { return u64{kMaxBlockThreads}; }},
     {28, [](const DeviceInfo&) { return u64{kMaxBlockThreads}; }},
-    {29, [](const DeviceInfo&) { return u64{kMaxGrid[0]}; }},       // MaxGridDimX, Y, Z
+    {29, [](const DeviceInfo&) { return u64{kMaxGrid[0]}; }},  // MaxGridDimX, Y, Z
     {30, [](const DeviceInfo&) { return u64{kMaxGrid[1]}; }},
     {31, [](const DeviceInfo&) { return u64{kMaxGrid[2]}; }},
     {55, [](const DeviceInfo&) { return u64{kMaxBlockThreads}; }},  // MaxThreadsDim
     {58, [](const DeviceInfo&) { return kMaxPitch; }},
-    {73, [](const DeviceInfo&) { return u64{0}; }},                 // ReservedSharedMemPerBlock
-    {74, [](const DeviceInfo& d) { return u64{d.lds_bytes}; }},     // MaxSharedMemoryPerBlock
-    {75, [](const DeviceInfo& d) { return u64{d.lds_bytes}; }},     // SharedMemPerBlockOptin
-    {76, [](const DeviceInfo& d) { return u64{d.lds_bytes}; }},     // SharedMemPerMultiprocessor
-    {79, [](const DeviceInfo&) { return u64{256}; }},               // SurfaceAlignment
-    {81, [](const DeviceInfo&) { return u64{256}; }},               // TextureAlignment
-    {82, [](const DeviceInfo&) { return u64{256}; }},               // TexturePitchAlignment
-    {83, [](const DeviceInfo&) { return kMaxPitch; }},              // TotalConstantMemory
-    {84, [](const DeviceInfo& d) { return d.memory_bytes; }},       // TotalGlobalMem
-    {89, [](const DeviceInfo&) { return u64{0}; }},                 // VirtualMemoryManagement
-    {91, [](const DeviceInfo&) { return u64{0}; }},                 // MemoryPoolSupportedHandleTypes
-    {10002, [](const DeviceInfo& d) { return u64{d.lds_bytes}; }},  // MaxSharedMemoryPerMultiprocessor
-    {10007, [](const DeviceInfo&) { return u64{0}; }},              // CooperativeMultiDeviceUnmatched*
+    {73, [](const DeviceInfo&) { return u64{0}; }},              // ReservedSharedMemPerBlock
+    {74, [](const DeviceInfo& d) { return u64{d.lds_bytes}; }},  // MaxSharedMemoryPerBlock
+    {75, [](const DeviceInfo& d) { return u64{d.lds_bytes}; }},  // SharedMemPerBlockOptin
+    {76, [](const DeviceInfo& d) { return u64{d.lds_bytes}; }},  // SharedMemPerMultiprocessor
+    {79, [](const DeviceInfo&) { return u64{256}; }},            // SurfaceAlignment
+    {81, [](const DeviceInfo&) { return u64{256}; }},            // TextureAlignment
+    {82, [](const DeviceInfo&) { return u64{256}; }},            // TexturePitchAlignment
+    {83, [](const DeviceInfo&) { return kMaxPitch; }},           // TotalConstantMemory
+    {84, [](const DeviceInfo& d) { return d.memory_bytes; }},    // TotalGlobalMem
+    {89, [](const DeviceInfo&) { return u64{0}; }},              // VirtualMemoryManagement
+    {91, [](const DeviceInfo&) { return u64{0}; }},              // MemoryPoolSupportedHandleTypes
+    {10002,
+     [](const DeviceInfo& d) { return u64{d.lds_bytes}; }},  // MaxSharedMemoryPerMultiprocessor
+    {10007, [](const DeviceInfo&) { return u64{0}; }},       // CooperativeMultiDeviceUnmatched*
     {10008, [](const DeviceInfo&) { return u64{0}; }},
     {10009, [](const DeviceInfo&) { return u64{0}; }},
     {10010, [](const DeviceInfo&) { return u64{0}; }},
-    {10013, [](const DeviceInfo&) { return u64{0}; }},              // CanUseStreamWaitValue
-    {10014, [](const DeviceInfo&) { return u64{0}; }},              // ImageSupport
-    {10015, [](const DeviceInfo& d) { return u64{d.compute_units}; }},  // PhysicalMultiProcessorCount
+    {10013, [](const DeviceInfo&) { return u64{0}; }},  // CanUseStreamWaitValue
+    {10014, [](const DeviceInfo&) { return u64{0}; }},  // ImageSupport
+    {10015,
+     [](const DeviceInfo& d) { return u64{d.compute_units}; }},     // PhysicalMultiProcessorCount
     {10016, [](const DeviceInfo&) { return u64{1}; }},              // FineGrainSupport
     {10017, [](const DeviceInfo&) { return u64{kWallClockKhz}; }},  // WallClockRate
     {10018, [](const DeviceInfo& d) { return u64{d.xccs}; }},       // NumberOfXccs
@@ -250,7 +253,8 @@ VGPU_API hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_tR0600* properties
   });
 }
 
-// The name without a suffix is the R0600 layout here, which is what HIP's headers since ROCm 6 call.
+// The name without a suffix is the R0600 layout here, which is what HIP's headers since ROCm 6
+// call.
 VGPU_API hipError_t hipGetDeviceProperties(hipDeviceProp_tR0600* properties_out, int device) {
   return hipGetDevicePropertiesR0600(properties_out, device);
 }
@@ -338,7 +342,8 @@ VGPU_API hipError_t hipDeviceGetLimit(size_t* value, int limit) {
   return guarded(__func__, [&] {
     if (!value) return fail(hipErrorInvalidValue, "hipDeviceGetLimit: null pointer");
     constexpr int kStackSize = 0;
-    if (limit != kStackSize) return fail(hipErrorUnsupportedLimit, "limit " + std::to_string(limit));
+    if (limit != kStackSize)
+      return fail(hipErrorUnsupportedLimit, "limit " + std::to_string(limit));
     *value = 1024;
     return hipSuccess;
   });

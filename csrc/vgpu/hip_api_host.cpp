@@ -82,8 +82,8 @@ std::shared_ptr<Function> kernel_of(const void* host, hipError_t& code) {
   if (!module) return nullptr;
   Function* function = Module::function(module, symbol->name);
   if (!function) {
-    code = fail(hipErrorInvalidDeviceFunction, "no kernel '" + symbol->name + "' in its code object",
-                kLogAlways);
+    code = fail(hipErrorInvalidDeviceFunction,
+                "no kernel '" + symbol->name + "' in its code object", kLogAlways);
     return nullptr;
   }
   return std::shared_ptr<Function>(module, function);
@@ -98,7 +98,8 @@ hipError_t variable(const void* host, CodeObject::Symbol& found) {
   const auto& globals = module->object().globals;
   const auto global = globals.find(symbol->name);
   if (global == globals.end()) {
-    return fail(hipErrorInvalidSymbol, "no device variable '" + symbol->name + "' in its code object");
+    return fail(hipErrorInvalidSymbol,
+                "no device variable '" + symbol->name + "' in its code object");
   }
   found = global->second;
   return hipSuccess;
@@ -197,8 +198,8 @@ VGPU_API void __hipRegisterFunction(void** handle, const void* host, char*, cons
   });
 }
 
-VGPU_API void __hipRegisterVar(void** handle, void* host, char*, char* device_name, int, size_t, int,
-                               int) {
+VGPU_API void __hipRegisterVar(void** handle, void* host, char*, char* device_name, int, size_t,
+                               int, int) {
   guarded(__func__, [&] {
     add_symbol(false, handle, host, device_name);
     return hipSuccess;
@@ -289,8 +290,8 @@ VGPU_API hipError_t hipGetSymbolSize(size_t* size, const void* host) {
   });
 }
 
-VGPU_API hipError_t hipMemcpyToSymbol(const void* host, const void* from, size_t size, size_t offset,
-                                      hipMemcpyKind kind) {
+VGPU_API hipError_t hipMemcpyToSymbol(const void* host, const void* from, size_t size,
+                                      size_t offset, hipMemcpyKind kind) {
   return guarded(__func__, [&] {
     void* at = nullptr;
     const hipError_t code = variable_range(host, offset, size, at);
@@ -349,7 +350,7 @@ VGPU_API hipError_t hipGetProcAddress(const char* symbol, void** function, int, 
       *result = *function ? HIP_GET_PROC_ADDRESS_SUCCESS : HIP_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     }
     if (*function) return hipSuccess;
-    return fail(hipErrorNotFound, "hipGetProcAddress: the virtual GPU has no " +
-                                      std::string(name.substr(0, 100)));
+    return fail(hipErrorNotFound,
+                "hipGetProcAddress: the virtual GPU has no " + std::string(name.substr(0, 100)));
   });
 }

@@ -2,6 +2,8 @@
 //
 // A launch runs to its end before the call returns, so a fault is the launch's own result (hardware
 // reports it at the next synchronisation), and unlike hardware the context stays usable after it.
+#include <algorithm>
+
 #include "hip_internal.h"
 #include "run.h"
 #include "wave.h"
@@ -17,6 +19,8 @@ struct alignas(64) Queue {
   u8 rest[184] = {};
 };
 const Queue kQueue;
+
+constexpr u64 kStructPadding = 15;  // a C struct of the arguments may end in padding up to 16 bytes
 
 struct HiddenRow {
   std::string_view value_kind;
@@ -52,7 +56,8 @@ hipError_t check_grid(const LaunchRequest& request) {
   for (u32 d = 0; d < 3; ++d) {
     if (!grid[d] || grid[d] > kMaxGrid[d]) {
       return refuse(request, hipErrorInvalidValue,
-                    "grid " + shape_text(grid) + ", expected 1 to 2147483647 workgroups in x and 1 " +
+                    "grid " + shape_text(grid) +
+                        ", expected 1 to 2147483647 workgroups in x and 1 " +
                         "to 65536 in y and z");
     }
     if (grid[d] * request.block[d] > 0xffffffff) {
@@ -90,14 +95,14 @@ hipError_t check_resources(const LaunchRequest& request) {
     return refuse(request, hipErrorInvalidValue,
                   "needs " + std::to_string(lds) + " bytes of LDS (" +
                       std::to_string(kernel.group_segment_bytes) + " static, " +
-                      std::to_string(request.dynamic_lds) + " dynamic), " +
-                      arch_name(device.arch) + " has " + std::to_string(device.lds_bytes));
+                      std::to_string(request.dynamic_lds) + " dynamic), " + arch_name(device.arch) +
+                      " has " + std::to_string(device.lds_bytes));
   }
   if (!request.cooperative) return hipSuccess;
   const u64 lanes = request.block[0] * request.block[1] * request.block[2];
-  const u64 resident = u64{device.compute_units} *
-                       workgroups_per_cu(device, kernel.vgpr_rows, static_cast<u32>(lds),
-                                         static_cast<u32>(lanes));
+  const u64 resident =
+      u64{device.compute_units} *
+      workgroups_per_cu(device, kernel.vgpr_rows, static_cast<u32>(lds), static_cast<u32>(lanes));
   if (request.grid[0] * request.grid[1] * request.grid[2] <= resident) return hipSuccess;
   return refuse(request, hipErrorCooperativeLaunchTooLarge,
                 "cooperative grid " + shape_text(request.grid) + ", at most " +
@@ -168,12 +173,13 @@ hipError_t copy_extra(const LaunchRequest& request, u8* to) {
   }
   const Kernel& kernel = *request.function->kernel;
   const u32 needed = request.function->plan.explicit_bytes;
-  if (*size < needed || *size > kernel.kernarg_bytes) {
+  const u64 most = u64{kernel.kernarg_bytes} + kStructPadding;
+  if (*size < needed || *size > most) {
     return refuse(request, hipErrorInvalidValue,
                   "argument buffer of " + std::to_string(*size) + " bytes, expected " +
-                      std::to_string(needed) + " to " + std::to_string(kernel.kernarg_bytes));
+                      std::to_string(needed) + " to " + std::to_string(most));
   }
-  std::memcpy(to, buffer, *size);
+  std::memcpy(to, buffer, std::min<u64>(*size, kernel.kernarg_bytes));
   return hipSuccess;
 }
 
@@ -194,10 +200,14 @@ hipError_t copy_explicit(const LaunchRequest& request, u8* to) {
                     " arguments, but neither kernelParams nor extra is given");
 }
 
-// What kind of end a fault was: the text of run() says what happened, the code only sorts it. HIP has
-// no code for an illegal instruction: one that the virtual GPU does not know is a launch failure.
+// What kind of end a fault was: the text of run() says what happened, the code only sorts it. HIP
+// has no code for an illegal instruction: one that the virtual GPU does not know is a launch
+// failure.
 hipError_t fault_code(const std::string& text) {
-  struct Row { const char* words; hipError_t code; };
+  struct Row {
+    const char* words;
+    hipError_t code;
+  };
   static constexpr Row kRows[] = {
       {"step budget", hipErrorLaunchTimeOut},
       {"memory that is not mapped", hipErrorIllegalAddress},
@@ -261,7 +271,8 @@ namespace {
 hipError_t launch_function(hipFunction_t handle, hipStream_t stream, LaunchRequest& request) {
   const std::shared_ptr<Function> function = functions().get(handle);
   if (!function) {
-    return fail(hipErrorInvalidHandle, "launch of an unknown or unloaded hipFunction_t", kLogAlways);
+    return fail(hipErrorInvalidHandle, "launch of an unknown or unloaded hipFunction_t",
+                kLogAlways);
   }
   if (const hipError_t code = check_stream(stream); code != hipSuccess) return code;
   request.function = function.get();
@@ -277,12 +288,14 @@ VGPU_API hipError_t hipModuleLaunchKernel(hipFunction_t f, unsigned grid_x, unsi
                                           unsigned grid_z, unsigned block_x, unsigned block_y,
                                           unsigned block_z, unsigned shared_bytes,
                                           hipStream_t stream, void** params, void** extra) {
-  return guarded(__func__, [&] {LaunchRequest request{.grid = {grid_x, grid_y, grid_z},
-                                     .block = {block_x, block_y, block_z},
-                                     .dynamic_lds = shared_bytes,
-                                     .params = params,
-                                     .extra = extra};
-               return launch_function(f, stream, request);});
+  return guarded(__func__, [&] {
+    LaunchRequest request{.grid = {grid_x, grid_y, grid_z},
+                          .block = {block_x, block_y, block_z},
+                          .dynamic_lds = shared_bytes,
+                          .params = params,
+                          .extra = extra};
+    return launch_function(f, stream, request);
+  });
 }
 
 VGPU_API hipError_t hipModuleLaunchCooperativeKernel(hipFunction_t f, unsigned grid_x,
@@ -290,12 +303,14 @@ VGPU_API hipError_t hipModuleLaunchCooperativeKernel(hipFunction_t f, unsigned g
                                                      unsigned block_x, unsigned block_y,
                                                      unsigned block_z, unsigned shared_bytes,
                                                      hipStream_t stream, void** params) {
-  return guarded(__func__, [&] {LaunchRequest request{.grid = {grid_x, grid_y, grid_z},
-                                     .block = {block_x, block_y, block_z},
-                                     .dynamic_lds = shared_bytes,
-                                     .params = params,
-                                     .cooperative = true};
-               return launch_function(f, stream, request);});
+  return guarded(__func__, [&] {
+    LaunchRequest request{.grid = {grid_x, grid_y, grid_z},
+                          .block = {block_x, block_y, block_z},
+                          .dynamic_lds = shared_bytes,
+                          .params = params,
+                          .cooperative = true};
+    return launch_function(f, stream, request);
+  });
 }
 
 VGPU_API hipError_t hipDrvLaunchKernelEx(const HIP_LAUNCH_CONFIG* config, hipFunction_t f,
@@ -313,27 +328,28 @@ VGPU_API hipError_t hipExtModuleLaunchKernel(hipFunction_t f, uint32_t lanes_x, 
                                              hipStream_t stream, void** params, void** extra,
                                              hipEvent_t start, hipEvent_t stop, uint32_t) {
   return guarded(__func__, [&] {
-      const u32 lanes[3] = {lanes_x, lanes_y, lanes_z};
-      const u32 block[3] = {block_x, block_y, block_z};
-      LaunchRequest request{.block = {block_x, block_y, block_z},
-                            .dynamic_lds = shared_bytes,
-                            .params = params,
-                            .extra = extra,
-                            .bad_shape = hipErrorInvalidConfiguration};
-      for (u32 d = 0; d < 3; ++d) {
-        if (block[d] && lanes[d] % block[d]) {
-          return fail(hipErrorInvalidConfiguration,
-                      "hipExtModuleLaunchKernel: " + std::to_string(lanes[d]) +
-                          " lanes are no multiple of the block's " + std::to_string(block[d]) +
-                          "; the virtual GPU runs whole workgroups only",
-                      kLogAlways);
-        }
-        request.grid[d] = block[d] ? lanes[d] / block[d] : lanes[d];
+    const u32 lanes[3] = {lanes_x, lanes_y, lanes_z};
+    const u32 block[3] = {block_x, block_y, block_z};
+    LaunchRequest request{.block = {block_x, block_y, block_z},
+                          .dynamic_lds = shared_bytes,
+                          .params = params,
+                          .extra = extra,
+                          .bad_shape = hipErrorInvalidConfiguration};
+    for (u32 d = 0; d < 3; ++d) {
+      if (block[d] && lanes[d] % block[d]) {
+        return fail(hipErrorInvalidConfiguration,
+                    "hipExtModuleLaunchKernel: " + std::to_string(lanes[d]) +
+                        " lanes are no multiple of the block's " + std::to_string(block[d]) +
+                        "; the virtual GPU runs whole workgroups only",
+                    kLogAlways);
       }
-      hipError_t code = start ? record_event(start) : hipSuccess;
-      if (code == hipSuccess) code = launch_function(f, stream, request);
-      if (code == hipSuccess && stop) code = record_event(stop);
-      return code;});
+      request.grid[d] = block[d] ? lanes[d] / block[d] : lanes[d];
+    }
+    hipError_t code = start ? record_event(start) : hipSuccess;
+    if (code == hipSuccess) code = launch_function(f, stream, request);
+    if (code == hipSuccess && stop) code = record_event(stop);
+    return code;
+  });
 }
 
 VGPU_API hipError_t hipHccModuleLaunchKernel(hipFunction_t f, uint32_t lanes_x, uint32_t lanes_y,

@@ -33,11 +33,11 @@ hipError_t allocate(void** to, size_t size, MemoryKind kind, u32 flags) {
   if (!size) return hipSuccess;
   *to = Allocations::instance().allocate(size, kind, flags, device->memory_bytes);
   if (*to) return hipSuccess;
-  return fail(hipErrorOutOfMemory, "allocation of " + std::to_string(size) + " bytes: " +
-                                       std::to_string(Allocations::instance().device_bytes()) +
-                                       " are live, the device has " +
-                                       std::to_string(device->memory_bytes) +
-                                       ", the host has " + std::to_string(host_available()) + " left");
+  return fail(hipErrorOutOfMemory,
+              "allocation of " + std::to_string(size) +
+                  " bytes: " + std::to_string(Allocations::instance().device_bytes()) +
+                  " are live, the device has " + std::to_string(device->memory_bytes) +
+                  ", the host has " + std::to_string(host_available()) + " left");
 }
 
 hipError_t release(void* pointer, bool host) {
@@ -47,7 +47,8 @@ hipError_t release(void* pointer, bool host) {
   std::snprintf(at, sizeof(at), "%p", pointer);
   const std::string call = std::string(host ? "hipHostFree(" : "hipFree(") + at + "): ";
   switch (Allocations::instance().release(pointer, host)) {
-    case Release::kFreed: return hipSuccess;
+    case Release::kFreed:
+      return hipSuccess;
     case Release::kAlreadyFreed:
       return fail(hipErrorInvalidValue, call + "already freed (double free)", kLogAlways);
     case Release::kNotTheBase:
@@ -57,7 +58,8 @@ hipError_t release(void* pointer, bool host) {
                   call + (host ? "not host memory of hipHostMalloc: free it with hipFree"
                                : "host memory: free it with hipHostFree"),
                   kLogAlways);
-    case Release::kUnknown: break;
+    case Release::kUnknown:
+      break;
   }
   return fail(hipErrorInvalidValue, call + "not a pointer of hipMalloc", kLogAlways);
 }
@@ -113,7 +115,8 @@ hipError_t check_plane(const Plane& plane) {
                                                std::to_string(plane.width));
   }
   if (plane.height && plane.pitch > (u64{1} << 46) / plane.height) {
-    return fail(hipErrorInvalidValue, "height " + std::to_string(plane.height) + " is out of range");
+    return fail(hipErrorInvalidValue,
+                "height " + std::to_string(plane.height) + " is out of range");
   }
   return hipSuccess;
 }
@@ -140,7 +143,8 @@ hipError_t copy_2d(void* to, u64 to_pitch, const void* from, u64 from_pitch, u64
 // Fills `count` elements of T.
 template <class T>
 hipError_t fill(void* to, T value, u64 count) {
-  if (count > ~u64{0} / sizeof(T)) return fail(hipErrorInvalidValue, "memset: count is out of range");
+  if (count > ~u64{0} / sizeof(T))
+    return fail(hipErrorInvalidValue, "memset: count is out of range");
   const hipError_t code = check_range("memset", to, count * sizeof(T));
   if (code != hipSuccess || !count) return code;
   if constexpr (sizeof(T) == 1) {
@@ -245,7 +249,8 @@ VGPU_API hipError_t hipFreeHost(void* pointer) { return hipHostFree(pointer); }
 
 VGPU_API hipError_t hipHostRegister(void* pointer, size_t size, unsigned flags) {
   return guarded(__func__, [&] {
-    if (!pointer || !size) return fail(hipErrorInvalidValue, "hipHostRegister: null or empty range");
+    if (!pointer || !size)
+      return fail(hipErrorInvalidValue, "hipHostRegister: null or empty range");
     if (Allocations::instance().register_host(pointer, size, flags)) return hipSuccess;
     return fail(hipErrorHostMemoryAlreadyRegistered, "hipHostRegister: range overlaps a live one");
   });
@@ -260,7 +265,8 @@ VGPU_API hipError_t hipHostUnregister(void* pointer) {
 
 VGPU_API hipError_t hipHostGetDevicePointer(void** device, void* host, unsigned) {
   return guarded(__func__, [&] {
-    if (!device || !host) return fail(hipErrorInvalidValue, "hipHostGetDevicePointer: null pointer");
+    if (!device || !host)
+      return fail(hipErrorInvalidValue, "hipHostGetDevicePointer: null pointer");
     *device = host;
     return hipSuccess;
   });
@@ -331,9 +337,8 @@ VGPU_API hipError_t hipMemcpy2D(void* to, size_t to_pitch, const void* from, siz
 VGPU_API hipError_t hipMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                                      size_t width, size_t height, hipMemcpyKind kind,
                                      hipStream_t stream) {
-  return on_stream(__func__, stream, [&] {
-    return copy_2d(to, to_pitch, from, from_pitch, width, height, kind);
-  });
+  return on_stream(__func__, stream,
+                   [&] { return copy_2d(to, to_pitch, from, from_pitch, width, height, kind); });
 }
 
 VGPU_API hipError_t hipMemset(void* to, int value, size_t size) {
@@ -404,95 +409,13 @@ VGPU_API hipError_t hipMemPtrGetInfo(void* pointer, size_t* size) {
   });
 }
 
-VGPU_API hipError_t hipMemGetAddressRange(hipDeviceptr_t* base, size_t* size, hipDeviceptr_t pointer) {
+VGPU_API hipError_t hipMemGetAddressRange(hipDeviceptr_t* base, size_t* size,
+                                          hipDeviceptr_t pointer) {
   return guarded(__func__, [&] {
     const auto block = Allocations::instance().find(reinterpret_cast<u64>(pointer));
     if (!block) return fail(hipErrorNotFound, "hipMemGetAddressRange: unknown pointer");
     if (base) *base = reinterpret_cast<void*>(block->base);
     if (size) *size = block->size;
-    return hipSuccess;
-  });
-}
-
-namespace vgpu {
-namespace {
-
-hipMemoryType type_of(MemoryKind kind) {
-  switch (kind) {
-    case MemoryKind::kDevice: return hipMemoryTypeDevice;
-    case MemoryKind::kManaged: return hipMemoryTypeManaged;
-    default: return hipMemoryTypeHost;
-  }
-}
-
-// One attribute; its type depends on which. A host pointer that HIP does not know is echoed as its
-// own device pointer: here every pointer of the process is one (Triton's launcher asks this way).
-hipError_t pointer_attribute(void* data, int attribute, const void* pointer) {
-  const u64 address = reinterpret_cast<u64>(pointer);
-  const auto block = Allocations::instance().find(address);
-  auto give = [data](auto value) {
-    store(data, value);
-    return hipSuccess;
-  };
-  switch (attribute) {
-    case HIP_POINTER_ATTRIBUTE_DEVICE_POINTER: return give(address);
-    case HIP_POINTER_ATTRIBUTE_HOST_POINTER: return give(address);
-    case HIP_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      return give(static_cast<u32>(block ? type_of(block->kind) : hipMemoryTypeHost));
-    case HIP_POINTER_ATTRIBUTE_IS_MANAGED:
-      return give(static_cast<u32>(block && block->kind == MemoryKind::kManaged));
-    case HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return give(u32{0});
-    case HIP_POINTER_ATTRIBUTE_MAPPED: return give(static_cast<u32>(is_mapped(pointer, 1)));
-    case HIP_POINTER_ATTRIBUTE_SYNC_MEMOPS: return give(u32{1});
-    default: break;
-  }
-  if (!block) return fail(hipErrorInvalidValue, "pointer attribute: not memory of HIP");
-  switch (attribute) {
-    case HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR: return give(block->base);
-    case HIP_POINTER_ATTRIBUTE_RANGE_SIZE: return give(block->size);
-    case HIP_POINTER_ATTRIBUTE_BUFFER_ID: return give(block->id);
-    default: return fail(hipErrorNotSupported, "pointer attribute " + std::to_string(attribute));
-  }
-}
-
-}  // namespace
-}  // namespace vgpu
-
-VGPU_API hipError_t hipPointerGetAttribute(void* data, int attribute, hipDeviceptr_t pointer) {
-  return guarded(__func__, [&] {
-    if (!data || !pointer) return fail(hipErrorInvalidValue, "hipPointerGetAttribute: null pointer");
-    return pointer_attribute(data, attribute, pointer);
-  });
-}
-
-VGPU_API hipError_t hipDrvPointerGetAttributes(unsigned count, int* attributes, void** data,
-                                               hipDeviceptr_t pointer) {
-  return guarded(__func__, [&] {
-    if (!attributes || !data || !pointer) {
-      return fail(hipErrorInvalidValue, "hipDrvPointerGetAttributes: null pointer");
-    }
-    for (unsigned i = 0; i < count; ++i) {
-      const hipError_t code = pointer_attribute(data[i], attributes[i], pointer);
-      if (code != hipSuccess) return code;
-    }
-    return hipSuccess;
-  });
-}
-
-// Memory that HIP does not know is "unregistered", as ROCm 6 and later say.
-VGPU_API hipError_t hipPointerGetAttributes(hipPointerAttribute_t* attributes, const void* pointer) {
-  return guarded(__func__, [&] {
-    if (!attributes || !pointer) {
-      return fail(hipErrorInvalidValue, "hipPointerGetAttributes: null pointer");
-    }
-    void* const same = const_cast<void*>(pointer);
-    const auto block = Allocations::instance().find(reinterpret_cast<u64>(pointer));
-    *attributes = {};
-    attributes->type = block ? type_of(block->kind) : hipMemoryTypeUnregistered;
-    attributes->devicePointer = same;
-    if (!block || block->kind != MemoryKind::kDevice) attributes->hostPointer = same;
-    attributes->isManaged = block && block->kind == MemoryKind::kManaged;
-    attributes->allocationFlags = block ? block->flags : 0;
     return hipSuccess;
   });
 }

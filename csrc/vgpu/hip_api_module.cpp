@@ -1,4 +1,5 @@
 // Modules, functions, globals, attributes of functions, occupancy.
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 
@@ -100,24 +101,30 @@ hipError_t function_attribute(const Kernel& kernel, hipFunction_attribute attrib
   switch (attribute) {
     case HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
       return give(std::min(kernel.max_workgroup_size, kMaxBlockThreads));
-    case HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: return give(kernel.group_segment_bytes);
-    case HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: return give(kernel.private_segment_bytes);
-    case HIP_FUNC_ATTRIBUTE_NUM_REGS: return give(registers_of(kernel));
+    case HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES:
+      return give(kernel.group_segment_bytes);
+    case HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES:
+      return give(kernel.private_segment_bytes);
+    case HIP_FUNC_ATTRIBUTE_NUM_REGS:
+      return give(registers_of(kernel));
     case HIP_FUNC_ATTRIBUTE_BINARY_VERSION:
     case HIP_FUNC_ATTRIBUTE_PTX_VERSION: {
       const DeviceInfo& device = device_info(kernel.object->arch);
       return give(device.major * 10 + device.minor);
     }
-    case HIP_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: return give(dynamic_lds_limit(kernel));
+    case HIP_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+      return give(dynamic_lds_limit(kernel));
     case HIP_FUNC_ATTRIBUTE_CONST_SIZE_BYTES:
     case HIP_FUNC_ATTRIBUTE_CACHE_MODE_CA:
-    case HIP_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: return give(0);
+    case HIP_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+      return give(0);
   }
   return fail(hipErrorInvalidValue, "function attribute " + std::to_string(attribute));
 }
 
 hipError_t occupancy(const Function* function, int block, size_t dynamic_lds, int* blocks) {
-  if (!blocks || !function || block <= 0) return fail(hipErrorInvalidValue, "occupancy: bad argument");
+  if (!blocks || !function || block <= 0)
+    return fail(hipErrorInvalidValue, "occupancy: bad argument");
   const Kernel& kernel = *function->kernel;
   const u64 lds = kernel.group_segment_bytes + u64{dynamic_lds};
   *blocks = 0;
@@ -128,7 +135,8 @@ hipError_t occupancy(const Function* function, int block, size_t dynamic_lds, in
 }
 
 // The block size that fills a CU with the most lanes; the largest such.
-hipError_t best_block(const Function* function, size_t dynamic_lds, int limit, int* grid, int* block) {
+hipError_t best_block(const Function* function, size_t dynamic_lds, int limit, int* grid,
+                      int* block) {
   if (!grid || !block || !function) return fail(hipErrorInvalidValue, "occupancy: bad argument");
   const u32 own = std::min(function->kernel->max_workgroup_size, kMaxBlockThreads);
   const u32 top = limit > 0 ? std::min(own, static_cast<u32>(limit)) : own;
@@ -144,8 +152,7 @@ hipError_t best_block(const Function* function, size_t dynamic_lds, int limit, i
     best_lanes = blocks * candidate, best = candidate, best_blocks = blocks;
   }
   *block = best;
-  *grid = best_blocks *
-          static_cast<int>(device_info(function->kernel->object->arch).compute_units);
+  *grid = best_blocks * static_cast<int>(device_info(function->kernel->object->arch).compute_units);
   return hipSuccess;
 }
 

@@ -45,8 +45,9 @@ hipError_t create_stream(hipStream_t* stream, unsigned flags, int priority) {
   static std::atomic<u64> next_id{1};
   if (!stream) return fail(hipErrorInvalidValue, "stream creation: null pointer");
   if (flags > 1) {
-    return fail(hipErrorInvalidValue, "stream flags " + std::to_string(flags) +
-                                          ", expected hipStreamDefault 0 or hipStreamNonBlocking 1");
+    return fail(hipErrorInvalidValue,
+                "stream flags " + std::to_string(flags) +
+                    ", expected hipStreamDefault 0 or hipStreamNonBlocking 1");
   }
   auto made = std::make_shared<Stream>();
   made->flags = flags;
@@ -161,7 +162,8 @@ VGPU_API hipError_t hipStreamGetPriority(hipStream_t stream, int* priority) {
 
 VGPU_API hipError_t hipStreamGetId(hipStream_t stream, unsigned long long* id) {
   return guarded(__func__, [&] {
-    return stream_field(stream, id, 0ull, [](const Stream& s) -> unsigned long long { return s.id; });
+    return stream_field(stream, id, 0ull,
+                        [](const Stream& s) -> unsigned long long { return s.id; });
   });
 }
 
@@ -220,8 +222,8 @@ VGPU_API hipError_t hipThreadExchangeStreamCaptureMode(int* mode) {
 
 VGPU_API hipError_t hipStreamBeginCapture(hipStream_t, int) {
   return guarded(__func__, [&] {
-    return fail(hipErrorNotSupported, "stream capture is not part of the virtual GPU: launch eagerly",
-                kLogAlways);
+    return fail(hipErrorNotSupported,
+                "stream capture is not part of the virtual GPU: launch eagerly", kLogAlways);
   });
 }
 

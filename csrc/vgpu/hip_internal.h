@@ -80,7 +80,9 @@ struct LaunchShape {
 
 // Where the bytes of a kernel's arguments go, taken once from its metadata.
 struct ArgPlan {
-  struct Explicit { u32 offset, size; };
+  struct Explicit {
+    u32 offset, size;
+  };
   struct Hidden {
     u64 (*value)(const LaunchShape&);
     u32 offset, size;

@@ -138,10 +138,10 @@ enum hipDriverProcAddressQueryResult : int {
   HIP_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1,
 };
 
-inline constexpr unsigned kEventDisableTiming = 2;        // hipEventDisableTiming
-inline constexpr unsigned kHostRegisterMapped = 2;        // hipHostRegisterMapped
-inline constexpr int kCaptureStatusNone = 0;              // hipStreamCaptureStatusNone
-inline constexpr int kHipVersion = 70125424;              // 7.1.25424: major * 10^7 + minor * 10^5 + patch
+inline constexpr unsigned kEventDisableTiming = 2;  // hipEventDisableTiming
+inline constexpr unsigned kHostRegisterMapped = 2;  // hipHostRegisterMapped
+inline constexpr int kCaptureStatusNone = 0;        // hipStreamCaptureStatusNone
+inline constexpr int kHipVersion = 70125424;  // 7.1.25424: major * 10^7 + minor * 10^5 + patch
 
 struct hipDeviceProp_tR0600 {
   char name[256];

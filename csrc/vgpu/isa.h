@@ -108,7 +108,7 @@ enum SpecialSrc : u16 {
 struct Src {
   SrcKind kind = SrcKind::kNone;
   Type type = Type::kNone;
-  u16 reg = 0;    // kVgpr: 0..255, AGPRs 256..511; kSgpr: 0..127; kSpecial: the encoding
+  u16 reg = 0;    // kVgpr: 0..255, AGPRs 256..511; kSgpr: 0..127; otherwise the encoding
   u64 value = 0;  // kConst: the constant as the operand's type wants it
 };
 

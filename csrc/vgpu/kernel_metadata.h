@@ -9,7 +9,8 @@
 
 namespace vgpu {
 
-// The metadata half of each Kernel, by descriptor symbol (`name.kd`). False where the note is corrupt.
+// The metadata half of each Kernel, by descriptor symbol (`name.kd`). False where the note is
+// corrupt.
 bool read_kernel_metadata(Bytes note, std::map<std::string, Kernel>& kernels, std::string& error);
 
 }  // namespace vgpu

@@ -25,10 +25,10 @@ void check_global_slow(Wave& wave, const Inst& inst, const u64* at, u64 mask) {
   });
 }
 
-void misaligned_atomic(Wave& wave, const Inst& inst, const u64* at, u32 bytes, u64 mask) {
+void misaligned_atomic(Wave& wave, const Inst& inst, const u64* at, u32 bytes, u64 mask, u64 base) {
   for_lanes(mask, [&](u32 lane) {
     if (at[lane] & (bytes - 1)) {
-      fault(wave, inst, lane_text("misaligned atomic: lane %u, address 0x%llx", lane, at[lane]));
+      fault(wave, inst, lane_text("misaligned atomic: lane %u, address 0x%llx", lane, at[lane] - base));
     }
   });
 }
@@ -44,7 +44,8 @@ u64 lds_inside_slow(const Workgroup& group, u64* at, u32 bytes, u64 mask) {
 
 void lds_dma(Wave& wave, const Inst& inst, const u64* at, u64 mask, u64 inside, Transfer transfer,
              u32 bytes) {
-  u32 rows[4][kLanes] = {};
+  alignas(64) u32 rows[4][kLanes];
+  if (inside != ~u64{0}) std::memset(rows, 0, sizeof(rows));
   transfer(rows[0], at, inside);
   const bool gfx950 = wave.group->arch == Arch::kGfx950;
   const u32 dwords = dwords_for(bytes);
@@ -56,26 +57,42 @@ void lds_dma(Wave& wave, const Inst& inst, const u64* at, u64 mask, u64 inside, 
   }
   const u64 kept = lds_resolve(*wave.group, to.at, 4 * dwords, mask);
   touch(wave, inst, {Space::kLds, true, 4 * dwords, kept, to.at});
-  for_lanes(kept, [&](u32 lane) {
-    for (u32 d = 0; d < dwords; ++d) store_at<u32>(to.at[lane] + 4 * d, rows[d][lane]);
-  });
+  const Transfer store = dwords == 1 ? store_dwords<1> : dwords == 3 ? store_dwords<3> : store_dwords<4>;
+  store(rows[0], to.at, kept);
 }
 
 // -------------------------------------------------------------------------------- private memory
 
 namespace {
 
-// Byte `offset` of lane `lane`: dwords of the 64 lanes are interleaved.
+// Where byte `offset` of lane `lane` lies: dwords of the 64 lanes are interleaved.
 u32 scratch_place(u32 lane, u32 offset) { return offset / 4 * (4 * kLanes) + lane * 4 + offset % 4; }
+
+// Calls copy(place, position in the lane's bytes, bytes) for the pieces that lie together.
+template <class Copy>
+void scratch_pieces(u32 lane, u32 offset, u32 bytes, Copy copy) {
+  for (u32 done = 0; done < bytes;) {
+    const u32 at = offset + done, room = 4 - at % 4, left = bytes - done;
+    const u32 piece = left < room ? left : room;
+    copy(scratch_place(lane, at), done, piece);
+    done += piece;
+  }
+}
 
 }  // namespace
 
 void scratch_read(const Wave& wave, u32 lane, u32 offset, u32 bytes, u8* to) {
-  for (u32 b = 0; b < bytes; ++b) to[b] = wave.scratch[scratch_place(lane, offset + b)];
+  scratch_pieces(lane, offset, bytes, [&](u32 place, u32 at, u32 piece) {
+    if (piece == 4) return store<u32>(to + at, load<u32>(wave.scratch + place));
+    for (u32 b = 0; b < piece; ++b) to[at + b] = wave.scratch[place + b];
+  });
 }
 
 void scratch_write(Wave& wave, u32 lane, u32 offset, u32 bytes, const u8* from) {
-  for (u32 b = 0; b < bytes; ++b) wave.scratch[scratch_place(lane, offset + b)] = from[b];
+  scratch_pieces(lane, offset, bytes, [&](u32 place, u32 at, u32 piece) {
+    if (piece == 4) return store<u32>(wave.scratch + place, load<u32>(from + at));
+    for (u32 b = 0; b < piece; ++b) wave.scratch[place + b] = from[at + b];
+  });
 }
 
 void check_scratch(Wave& wave, const Inst& inst, const u64* at, u32 bytes, u64 mask) {

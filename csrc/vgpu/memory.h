@@ -61,6 +61,38 @@ inline bool contiguous(const u64* at) {
   return !differs;
 }
 
+using Quad = u32 __attribute__((vector_size(16)));
+
+// Rows and columns of 4 x 4 dwords change places: four lanes' quads become four registers' pieces.
+inline void transpose(Quad (&q)[4]) {
+  const Quad a = __builtin_shufflevector(q[0], q[1], 0, 4, 1, 5);
+  const Quad b = __builtin_shufflevector(q[2], q[3], 0, 4, 1, 5);
+  const Quad c = __builtin_shufflevector(q[0], q[1], 2, 6, 3, 7);
+  const Quad d = __builtin_shufflevector(q[2], q[3], 2, 6, 3, 7);
+  q[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
+  q[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
+  q[2] = __builtin_shufflevector(c, d, 0, 1, 4, 5);
+  q[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
+}
+
+inline void load_quads(u32* __restrict rows, const u64* at) {
+  for (u32 lane = 0; lane < kLanes; lane += 4) {
+    Quad q[4];
+    for (u32 i = 0; i < 4; ++i) q[i] = load_at<Quad>(at[lane + i]);
+    transpose(q);
+    for (u32 d = 0; d < 4; ++d) store<Quad>(rows + d * kLanes + lane, q[d]);
+  }
+}
+
+inline void store_quads(const u32* __restrict rows, const u64* at) {
+  for (u32 lane = 0; lane < kLanes; lane += 4) {
+    Quad q[4];
+    for (u32 d = 0; d < 4; ++d) q[d] = load<Quad>(rows + d * kLanes + lane);
+    transpose(q);
+    for (u32 i = 0; i < 4; ++i) store_at<Quad>(at[lane + i], q[i]);
+  }
+}
+
 template <u32 kDwords>
 void load_dwords(u32* __restrict rows, const u64* at, u64 mask) {
   if (kDwords <= 2 && mask == ~u64{0} && contiguous<4 * kDwords>(at)) {
@@ -76,6 +108,7 @@ void load_dwords(u32* __restrict rows, const u64* at, u64 mask) {
     }
     return;
   }
+  if (kDwords == 4 && mask == ~u64{0}) return load_quads(rows, at);
   for_lanes(mask, [&](u32 lane) {
     for (u32 d = 0; d < kDwords; ++d) rows[d * kLanes + lane] = load_at<u32>(at[lane] + 4 * d);
   });
@@ -96,6 +129,7 @@ void store_dwords(u32* __restrict rows, const u64* at, u64 mask) {
     }
     return;
   }
+  if (kDwords == 4 && mask == ~u64{0}) return store_quads(rows, at);
   for_lanes(mask, [&](u32 lane) {
     for (u32 d = 0; d < kDwords; ++d) store_at<u32>(at[lane] + 4 * d, rows[d * kLanes + lane]);
   });
@@ -208,12 +242,14 @@ void check_scratch(Wave& wave, const Inst& inst, const u64* at, u32 bytes, u64 m
 
 // -------------------------------------------------------------------------------- alignment
 
-void misaligned_atomic(Wave& wave, const Inst& inst, const u64* at, u32 bytes, u64 mask);
+// `base` is what the fault's text counts addresses from (LDS offsets).
+void misaligned_atomic(Wave& wave, const Inst& inst, const u64* at, u32 bytes, u64 mask, u64 base);
 
-inline void check_aligned(Wave& wave, const Inst& inst, const u64* at, u32 bytes, u64 mask) {
+inline void check_aligned(Wave& wave, const Inst& inst, const u64* at, u32 bytes, u64 mask,
+                          u64 base = 0) {
   u64 low = 0;
   for (u32 lane = 0; lane < kLanes; ++lane) low |= at[lane];
-  if (low & (bytes - 1)) [[unlikely]] misaligned_atomic(wave, inst, at, bytes, mask);
+  if (low & (bytes - 1)) [[unlikely]] misaligned_atomic(wave, inst, at, bytes, mask, base);
 }
 
 }  // namespace vgpu

@@ -90,33 +90,56 @@ void ds_write_addtid_b32(Wave& wave, const Inst& inst) {
 
 // -------------------------------------------------------------------------------- transposed reads
 
-// A group of 16 lanes reads a matrix of 16 columns: each lane a piece of a row, kPerLane elements of
-// kBits; 16 / kPerLane lanes hold one row. Lane i of the group gets column i. Rows of the matrix are
-// `lane piece of the row + lanes a row * row`.
-template <u32 kBits, u32 kPerLane>
+// The bytes that a lane reads, as one number (96 bits for elements of six).
+__extension__ using u128 = unsigned __int128;
+template <u32 kBytes>
+using LaneWord = std::conditional_t<kBytes == 8, u64, u128>;
+
+// Ones at the elements whose number does not have bit `skip`.
+template <class Word, u32 kBits>
+constexpr Word element_mask(u32 count, u32 skip) {
+  Word mask = 0;
+  for (u32 e = 0; e < count; ++e) {
+    if (!(e & skip)) mask |= ((Word{1} << kBits) - 1) << (e * kBits);
+  }
+  return mask;
+}
+
+// Transposes a square of kCount words with kCount elements each: swaps the off-diagonal quarters, then
+// does the same inside every quarter.
+template <class Word, u32 kBits, u32 kCount, u32 kHalf = kCount / 2>
+void transpose_square(Word* words) {
+  constexpr Word kMask = element_mask<Word, kBits>(kCount, kHalf);
+  for (u32 k = 0; k < kCount; ++k) {
+    if (k & kHalf) continue;
+    const Word swapped = ((words[k] >> (kHalf * kBits)) ^ words[k + kHalf]) & kMask;
+    words[k + kHalf] ^= swapped;
+    words[k] ^= swapped << (kHalf * kBits);
+  }
+  if constexpr (kHalf > 1) transpose_square<Word, kBits, kCount, kHalf / 2>(words);
+}
+
+// A group of 16 lanes reads a matrix of 16 columns: each lane a piece of a row, kCount elements of
+// kBits, so that 16 / kCount lanes hold a row. Lane i of the group gets column i.
+template <u32 kBits, u32 kCount>
 void ds_read_transposed(Wave& wave, const Inst& inst) {
-  constexpr u32 kBytes = kBits * kPerLane / 8, kLanesPerRow = 16 / kPerLane;
+  constexpr u32 kBytes = kBits * kCount / 8, kPieces = 16 / kCount;
+  using Word = LaneWord<kBytes>;
   LaneAddresses a;
-  const u64 exec = wave.exec();
   const u64 inside = ds_addresses(wave, inst, byte_offset(inst), kBytes, false, a.at);
-  Stage raw = {};  // wider than a lane's bytes: elements are fetched as dwords
+  Word read[kLanes] = {}, columns[kLanes];
   for_lanes(inside, [&](u32 lane) {
-    std::memcpy(raw.lanes[lane], reinterpret_cast<const void*>(a.at[lane]), kBytes);
+    std::memcpy(&read[lane], reinterpret_cast<const void*>(a.at[lane]), kBytes);
   });
+  for (u32 first = 0; first < kLanes; first += kCount) {  // a square of the matrix
+    const u32 group = first & ~15u, piece = first % 16 / kCount;
+    for (u32 row = 0; row < kCount; ++row) columns[first + row] = read[group + row * kPieces + piece];
+    transpose_square<Word, kBits, kCount>(columns + first);
+  }
   u32* rows = wave.va(inst.dst);
-  for_lanes(exec, [&](u32 lane) {
-    const u32 column = lane & 15;
-    const u32 first = (lane & ~15u) + column / kPerLane, bit = column % kPerLane * kBits;
-    u64 gathered = 0;
-    u32 filled = 0, d = 0;
-    for (u32 row = 0; row < kPerLane; ++row) {
-      const u32 word = load<u32>(raw.lanes[first + row * kLanesPerRow] + bit / 8) >> bit % 8;
-      gathered |= u64{word & ((1u << kBits) - 1)} << filled;
-      filled += kBits;
-      if (filled < 32) continue;
-      rows[d++ * kLanes + lane] = static_cast<u32>(gathered);
-      gathered >>= 32;
-      filled -= 32;
+  for_lanes(wave.exec(), [&](u32 lane) {
+    for (u32 d = 0; d < kBytes / 4; ++d) {
+      rows[d * kLanes + lane] = static_cast<u32>(columns[lane] >> (32 * d));
     }
   });
 }
@@ -130,7 +153,7 @@ template <auto kLanesOp, u32 kBytes, bool kReturn, Operands kOperands>
 void ds_atomic(Wave& wave, const Inst& inst) {
   LaneAddresses a;
   const u64 inside = ds_addresses(wave, inst, byte_offset(inst), kBytes, true, a.at);
-  check_aligned(wave, inst, a.at, kBytes, inside);
+  check_aligned(wave, inst, a.at, kBytes, inside, host_address(wave.group->lds));
   const u32* data0 = wave.va(inst.data0);
   const u32* data1 = kOperands == Operands::kOne ? data0 : wave.va(inst.data1);
   const bool swapped = kOperands == Operands::kCompareFirst;

@@ -91,7 +91,7 @@ void s_scratch(Wave& wave, const Inst& inst) {
 
 // Operands and result share the tuple at sdata: the new value, then what cmpswap compares with.
 void scalar_rmw(Wave& wave, const Inst& inst, u64 address, AtomicLanes lanes, u32 bytes, bool pair) {
-  if (address & (bytes - 1)) misaligned_atomic(wave, inst, &address, bytes, 1);
+  if (address & (bytes - 1)) misaligned_atomic(wave, inst, &address, bytes, 1, 0);
   const u32 dwords = bytes / 4;
   u32* tuple = scalar_tuple(wave, inst, pair ? 2 * dwords : dwords);
   u32 a[2 * kLanes] = {}, b[2 * kLanes] = {}, old[2 * kLanes];  // one lane of a vector atomic
@@ -186,8 +186,6 @@ constexpr OpInfo kSmem[] = {
     SMEM_BARE(35, "s_dcache_wb_vol", no_effect, Type::kNone)
     SMEM_BARE(36, "s_memtime", s_time<1>, Type::kB64)
     SMEM_BARE(37, "s_memrealtime", s_time<10>, Type::kB64)
-    SMEM(38, "s_atc_probe", no_effect, Type::kNone, Type::kB64, Type::kNone)
-    SMEM(39, "s_atc_probe_buffer", no_effect, Type::kNone, Type::kB128, Type::kNone)
     SMEM(40, "s_dcache_discard", no_effect, Type::kNone, Type::kB64, Type::kNone)
     SMEM(41, "s_dcache_discard_x2", no_effect, Type::kNone, Type::kB64, Type::kNone)
     VGPU_INT_ATOMICS(SMEM_BUFFER_ATOMIC, 64)

@@ -77,11 +77,11 @@ Cube cube(f32 x, f32 y, f32 z) {
 
 template <class F> struct Division;
 template <> struct Division<f32> {
-  static constexpr i32 kFarApart = 96, kScale = 64, kTiny = 23, kFmas = 32, kUnderflow = -150;
+  static constexpr i32 kFarApart = 96, kScale = 64, kTiny = 23, kUnderflow = -150;
   static constexpr f32 kMinNormal = 0x1p-126f;
 };
 template <> struct Division<f64> {
-  static constexpr i32 kFarApart = 768, kScale = 128, kTiny = 53, kFmas = 64, kUnderflow = -1075;
+  static constexpr i32 kFarApart = 768, kScale = 128, kTiny = 53, kUnderflow = -1075;
   static constexpr f64 kMinNormal = 0x1p-1022;
 };
 
@@ -106,10 +106,11 @@ F div_scale(F s0, F s1, F s2, bool& flag) {
     return is_denominator ? std::scalbn(s0, D::kScale) : s0;
   }
   if (is_denormal(s1)) return std::scalbn(s0, D::kScale);
-  const bool reciprocal_denormal = is_denormal(F{1} / s1), quotient_denormal = is_denormal(s2 / s1);
+  const bool reciprocal_denormal = is_denormal(F{1} / s1);
+  const bool quotient_denormal = std::fabs(s2 / s1) < D::kMinNormal;  // 0 too: s2 is not 0
   if (reciprocal_denormal && quotient_denormal) {
     flag = true;
-    return is_denominator ? std::scalbn(s0, D::kScale) : s0;
+    return is_denominator ? std::scalbn(s0, -D::kScale) : s0;
   }
   if (reciprocal_denormal) return std::scalbn(s0, -D::kScale);
   if (quotient_denormal) {
@@ -135,6 +136,25 @@ void v_div_scale(Wave& w, const Inst& in) {
   store_masked(w, in.dst, out.word, dwords_of(kTypeOf<F>), w.exec());
 }
 
+// a * b + c, times 2^kScale or 2^-kScale: back to where div_scale came from. c is the quotient so
+// far; div_scale made it large when the true one is larger, small when it is smaller. Rounded once:
+// where the result is denormal, a tie is decided by what the sum had lost.
+template <class F>
+F scaled_fma(F a, F b, F c) {
+  constexpr i32 scale = Division<F>::kScale;
+  const F sum = std::fma(a, b, c);
+  if (std::fabs(c) >= 2) return std::scalbn(sum, scale);
+  const F result = std::scalbn(sum, -scale);
+  if (std::fabs(result) >= Division<F>::kMinNormal || !std::isfinite(sum)) return result;
+  const F half = std::scalbn(std::numeric_limits<F>::denorm_min(), scale - 1);
+  const F rest = sum - std::scalbn(result, scale);
+  const F lost = std::fma(a, b, c - sum);  // c is close to the sum: the difference is exact
+  const F step = std::numeric_limits<F>::denorm_min();
+  if (rest == half && lost > 0) return result + step;
+  if (rest == -half && lost < 0) return result - step;
+  return result;
+}
+
 template <class F>
 void v_div_fmas(Wave& w, const Inst& in) {
   [[maybe_unused]] GuardFor<F> guard(w);
@@ -145,8 +165,8 @@ void v_div_fmas(Wave& w, const Inst& in) {
   const u64 scaled = w.vcc();
   Result<F> result(w, in);
   for (u32 lane = 0; lane < kLanes; ++lane) {
-    const F x = std::fma(get<F>(a, lane), get<F>(b, lane), get<F>(c, lane));
-    put<F>(result.out, lane, scaled >> lane & 1 ? std::scalbn(x, Division<F>::kFmas) : x);
+    const F x = get<F>(a, lane), y = get<F>(b, lane), z = get<F>(c, lane);
+    put<F>(result.out, lane, scaled >> lane & 1 ? scaled_fma(x, y, z) : std::fma(x, y, z));
   }
   result.commit();
 }
@@ -165,6 +185,7 @@ F div_fixup(F quotient, F denominator, F numerator) {
   if (denominator == 0 || is_inf(numerator)) return with_sign(infinity);
   if (is_inf(denominator) || numerator == 0) return with_sign(0);
   if (biased_exponent(numerator) - biased_exponent(denominator) < Division<F>::kUnderflow) return with_sign(0);
+  if (is_nan(quotient)) return with_sign(infinity);  // it overflowed on the way
   return with_sign(std::fabs(quotient));
 }
 
@@ -369,7 +390,7 @@ constexpr OpInfo kVop3[] = {
     OP3(493, "v_perm_b32", u32, u32, u32, u32, permute_bytes(a, b, c)),
     OP3(494, "v_fma_legacy_f16", f16, f16, f16, f16, half_fma(a, b, c)),
     OP3(495, "v_div_fixup_legacy_f16", f16, f16, f16, f16, div_fixup(a.value, b.value, c.value)),
-    OP3(496, "v_cvt_pkaccum_u8_f32", u32, f32, u32, u32, insert_byte(a, b, c)),
+    OP_ACC(496, "v_cvt_pkaccum_u8_f32", u32, f32, u32, insert_byte(a, b, d)),
     OP3(497, "v_mad_u32_u16", u32, u16, u16, u32, static_cast<u32>(a) * b + c),
     OP3(498, "v_mad_i32_i16", u32, i16, i16, u32, static_cast<u32>(a * b) + c),
     OP3(499, "v_xad_u32", u32, u32, u32, u32, (a ^ b) + c),

@@ -24,7 +24,7 @@ struct Program {
 // an exec that raises a Fault with the encoding, the offset and the kernel.
 void decode(Arch arch, const u32* words, u32 count, u32 index, Inst& inst);
 
-// Assembler text of a decoded instruction; the mnemonic alone where operands have no printer yet.
+// Assembler text of a decoded instruction, as clang reads it back.
 std::string disassemble(const Inst& inst);
 
 // All opcode tables (tables.cpp).

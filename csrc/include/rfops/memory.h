@@ -30,8 +30,8 @@ __device__ inline Buffer make_buffer(const void* base, u32 bytes) {
 // 16 bytes at `scalar + lane`; `scalar` is the same in all lanes of the wave.
 template <CacheHint kHint = kCached>
 __device__ inline U32x4 load_16(const Buffer& buffer, u32 lane, u32 scalar) {
-  return __builtin_bit_cast(U32x4,
-                            __builtin_amdgcn_raw_buffer_load_b128(buffer.rsrc, lane, scalar, kHint));
+  return __builtin_bit_cast(
+      U32x4, __builtin_amdgcn_raw_buffer_load_b128(buffer.rsrc, lane, scalar, kHint));
 }
 
 __device__ inline u32 load_byte(const Buffer& buffer, u32 lane, u32 scalar) {

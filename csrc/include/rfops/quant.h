@@ -5,8 +5,8 @@
 
 namespace rfops {
 
-constexpr u32 kMxBlock = 32;           // elements that share one e8m0 scale
-constexpr i32 kE8m0Bias = 127;         // byte b means 2^(b - 127)
+constexpr u32 kMxBlock = 32;    // elements that share one e8m0 scale
+constexpr i32 kE8m0Bias = 127;  // byte b means 2^(b - 127)
 constexpr u32 kE8m0Nan = 255;
 constexpr u32 kE4m3Nans = 0x7f7f7f7fu;  // four e4m3 NaN
 
