@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from rfops.jit import vgpu_library
 from test_gemm_mxfp8 import MODEL_SHAPES, Problem, assert_correct, random_problem
 
 from rfops.gemm_mxfp8 import GemvConfig, gemm_mxfp8, mxfp8_gemv
+from rfops.jit import hip
 
 HBM_BYTES_PER_S = 8e12
 CACHE_BYTES = 256 << 20
@@ -64,7 +64,8 @@ def time_on_gpu(problem: Problem, repeats: int = 200) -> float:
 
 
 def count_instructions(problem: Problem) -> int:
-    counter = ctypes.CDLL(str(vgpu_library())).rfops_vgpu_instructions
+    library = hip.runtime(problem.x.device).path
+    counter = ctypes.CDLL(str(library)).rfops_vgpu_instructions
     counter.restype = ctypes.c_uint64
     before = counter()
     gemm_mxfp8(*problem.args)

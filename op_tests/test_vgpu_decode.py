@@ -86,6 +86,9 @@ def encode_sop2(row: Row) -> Iterator[list[int]]:
 
 
 def encode_sopc(row: Row) -> Iterator[list[int]]:
+    if row.name == "s_set_gpr_idx_on":
+        yield [0x17E << 23 | row.opcode << 16 | 9 << 8 | 20]
+        return
     for sources, literal in scalar_sources(row):
         yield [0x17E << 23 | row.opcode << 16 | sources[1] << 8 | sources[0], *literal]
 
@@ -102,8 +105,9 @@ def encode_sopk(row: Row) -> Iterator[list[int]]:
 
 
 def encode_sopp(row: Row) -> Iterator[list[int]]:
-    bare = "s_endpgm s_wakeup s_barrier s_icache_inv s_ttracedata s_endpgm_saved".split()
-    immediate = 0 if row.name in bare else 3
+    bare = "s_endpgm s_wakeup s_barrier s_icache_inv s_ttracedata s_endpgm_saved "
+    bare += "s_set_gpr_idx_off"
+    immediate = 0 if row.name in bare.split() else 3
     yield [0x17F << 23 | row.opcode << 16 | immediate]
 
 

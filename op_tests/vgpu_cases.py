@@ -315,7 +315,10 @@ _INVERSE_TWO_PI = {"f16": 0x3118, "f32": 0x3E22F983, "f64": 0x3FC45F306DC9C882}
 
 def inline_constant(kind: str, rng: random.Random) -> tuple[str, int]:
     """An inline constant's text and its bits as an operand of `kind` reads it."""
-    real = kind if ref.is_float(kind) else {"u32": "f32", "c32": "f32", "i32": "f32"}.get(kind)
+    real = kind if ref.is_float(kind) else {"u32": "f32", "c32": "f32", "i32": "f32", "h32": "f16"}.get(kind)
+    if kind == "b32" and rng.random() < 0.6:
+        text = rng.choice(list(_INLINE_FLOATS))
+        return text, int(ref.encode(np.array([_INLINE_FLOATS[text]]), "f32")[0]) >> 16
     if real and rng.random() < 0.1:
         return "0.15915494309189532" if real == "f64" else "0.15915494", _INVERSE_TWO_PI[real]
     if real and rng.random() < 0.6:

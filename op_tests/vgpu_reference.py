@@ -23,7 +23,9 @@ TYPES: dict[str, tuple[int, type | None, bool]] = {
     "f16": (16, np.float16, True), "f32": (32, np.float32, True), "f64": (64, np.float64, True),
     "u16": (16, None, False), "i16": (16, None, True), "u32": (32, None, False),
     "i32": (32, None, True), "u64": (64, None, False), "i64": (64, None, True),
-    "c32": (32, None, False),   # 32 raw bits that take neg and abs (v_cndmask_b32)
+    "c32": (32, None, False),  # 32 raw bits that take neg and abs (v_cndmask_b32)
+    # packed halves, bfloats and integers: they differ in what an inline constant means
+    "h32": (32, None, False), "b32": (32, None, False), "d32": (32, None, False),
 }
 _UINT = {16: np.uint16, 32: np.uint32, 64: np.uint64}
 
@@ -217,16 +219,18 @@ def ldexp(x: Array, power: Array) -> Array:
 
 
 def circle(x: Array, function: Callable[[Array], Array]) -> Array:
-    """sin or cos of x turns, with the argument reduced exactly."""
+    """sin or cos of x turns, with the argument reduced exactly; 0 or 1 outside [-256, 256]."""
+    outside = np.isfinite(x) & (np.abs(f64(x)) > 256)
     with np.errstate(all="ignore"):
         turns = f64(x) - np.rint(f64(x))
     turns = turns.astype(np.longdouble)
     two_pi = np.longdouble("6.283185307179586476925286766559005768")
     if function is np.sin:  # fold to a quarter turn, so that zeros come out exactly
         turns = np.where(turns > 0.25, 0.5 - turns, np.where(turns < -0.25, -0.5 - turns, turns))
-        return np.sin(turns * two_pi).astype(np.float64)
+        return np.where(outside, 0.0, np.sin(turns * two_pi).astype(np.float64))
     turns = np.abs(turns)
-    return np.where(turns > 0.125, np.sin((0.25 - turns) * two_pi), np.cos(turns * two_pi)).astype(np.float64)
+    near = np.where(turns > 0.125, np.sin((0.25 - turns) * two_pi), np.cos(turns * two_pi))
+    return np.where(outside, 1.0, near.astype(np.float64))
 
 
 def quiet(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -246,11 +250,13 @@ def _exponent(x: Array) -> Array:
 
 
 def div_fixup(q: Array, den: Array, num: Array) -> Array:
+    """The special cases of num / den. A NaN quotient of ordinary operands is an iteration that overflowed:
+    only infinity makes LLVM's division sequence right, though the manual's text would keep the NaN."""
     sign = np.where(np.signbit(den) != np.signbit(num), -1.0, 1.0)
     inf = np.inf
     bad = np.isnan(den) | np.isnan(num) | ((den == 0) & (num == 0)) | (np.isinf(den) & np.isinf(num))
     with np.errstate(all="ignore"):
-        value = sign * np.abs(f64(q))
+        value = sign * np.where(np.isnan(q), inf, np.abs(f64(q)))
     if q.dtype != np.float16:  # a quotient far below the smallest denormal, or a huge denominator
         limit = {4: -150, 8: -1075}[q.dtype.itemsize]
         value = np.where(_exponent(num) - _exponent(den) < limit, sign * 0.0, value)
@@ -283,7 +289,8 @@ def div_scale(x: Array, den: Array, num: Array) -> tuple[Array, Array]:
         ((num == 0) | (den == 0), nan, False),
         (_exponent(num) - _exponent(den) >= near_max, np.where(is_den, up, x), True),
         (denormal_den, up, False),
-        (inverse_small & quotient_small, np.where(is_den, up, x), True),
+        # The manual has +step here, which would overflow the denominator.
+        (inverse_small & quotient_small, np.where(is_den, down, x), True),
         (inverse_small, down, False),
         (quotient_small, np.where(is_num, up, x), True),
         (_exponent(num) <= tiny, up, False),

@@ -64,7 +64,7 @@ VOP1 = [
     row("v_cvt_i32_f32", "i32 f32", lambda a: ref.to_int(a, "i32")),
     row("v_cvt_f16_f32", "f16 f32", f64),
     row("v_cvt_f32_f16", "f32 f16", f64),
-    row("v_cvt_rpi_i32_f32", "i32 f32", lambda a: ref.to_int(np.floor(f64(a) + 0.5), "i32")),
+    row("v_cvt_rpi_i32_f32", "i32 f32", lambda a: ref.to_int(np.floor(a + np.float32(0.5)), "i32")),
     row("v_cvt_flr_i32_f32", "i32 f32", lambda a: ref.to_int(np.floor(f64(a)), "i32")),
     row("v_cvt_off_f32_i4", "f32 u32", lambda a: ((a & 15 ^ 8) - 8) / 16.0),
     row("v_cvt_f32_f64", "f32 f64", lambda a: a, _W),
@@ -164,12 +164,12 @@ VOP2 = [
     row("v_ldexp_f16", "f16 f16 i16", ref.ldexp),
     row("v_fmac_f32", "f32 f32 f32", lambda a, b, d: ref.fma_odd(a, b, d), "acc nosdwa"),
     row("v_fmac_f64", "f64 f64 f64", ref.fma64, "acc slow " + _W),
-    row("v_mac_f16", "f16 f16 f16", lambda a, b, d: a * b + d, "acc ftz nosdwa keep"),
-    row("v_dot2c_f32_f16", "f32 u32 u32", _dot2_f16, "acc dotf nosdwa", 2),
-    row("v_dot2c_f32_bf16", "f32 u32 u32", _dot2_bf16, "acc dotf nosdwa gfx950", 2),
-    row("v_dot2c_i32_i16", "i32 u32 u32", ref.dot(16, True), "acc sat nosdwa"),
-    row("v_dot4c_i32_i8", "i32 u32 u32", ref.dot(8, True), "acc sat nosdwa"),
-    row("v_dot8c_i32_i4", "i32 u32 u32", ref.dot(4, True), "acc sat nosdwa"),
+    row("v_mac_f16", "f16 f16 f16", lambda a, b, d: a * b + d, "acc ftz nosdwa"),
+    row("v_dot2c_f32_f16", "f32 h32 h32", _dot2_f16, "acc dotf nosdwa", 2),
+    row("v_dot2c_f32_bf16", "f32 b32 b32", _dot2_bf16, "acc dotf nosdwa gfx950", 2),
+    row("v_dot2c_i32_i16", "i32 d32 d32", ref.dot(16, True), "acc sat nosdwa"),
+    row("v_dot4c_i32_i8", "i32 d32 d32", ref.dot(8, True), "acc sat nosdwa"),
+    row("v_dot8c_i32_i4", "i32 d32 d32", ref.dot(4, True), "acc sat nosdwa"),
 ]
 
 
@@ -346,14 +346,14 @@ PACKED = [
 ]
 
 DOT = [
-    row("v_dot2_f32_f16", "f32 u32 u32 f32", _dot2_f16, "dotf", 2),
-    row("v_dot2_f32_bf16", "f32 u32 u32 f32", _dot2_bf16, "dotf gfx950", 2),
-    row("v_dot2_i32_i16", "i32 u32 u32 i32", ref.dot(16, True), "sat"),
-    row("v_dot2_u32_u16", "u32 u32 u32 u32", ref.dot(16, False), "sat"),
-    row("v_dot4_i32_i8", "i32 u32 u32 i32", ref.dot(8, True), "sat"),
-    row("v_dot4_u32_u8", "u32 u32 u32 u32", ref.dot(8, False), "sat"),
-    row("v_dot8_i32_i4", "i32 u32 u32 i32", ref.dot(4, True), "sat"),
-    row("v_dot8_u32_u4", "u32 u32 u32 u32", ref.dot(4, False), "sat"),
+    row("v_dot2_f32_f16", "f32 h32 h32 f32", _dot2_f16, "dotf", 2),
+    row("v_dot2_f32_bf16", "f32 b32 b32 f32", _dot2_bf16, "dotf gfx950", 2),
+    row("v_dot2_i32_i16", "i32 d32 d32 i32", ref.dot(16, True), "sat"),
+    row("v_dot2_u32_u16", "u32 d32 d32 u32", ref.dot(16, False), "sat"),
+    row("v_dot4_i32_i8", "i32 d32 d32 i32", ref.dot(8, True), "sat"),
+    row("v_dot4_u32_u8", "u32 d32 d32 u32", ref.dot(8, False), "sat"),
+    row("v_dot8_i32_i4", "i32 d32 d32 i32", ref.dot(4, True), "sat"),
+    row("v_dot8_u32_u4", "u32 d32 d32 u32", ref.dot(4, False), "sat"),
 ]
 
 _ORDERED = {"f": lambda a, b: a != a, "lt": np.less, "eq": np.equal, "le": np.less_equal, "gt": np.greater,

@@ -1,6 +1,9 @@
 // Machine code to Inst, driven by the opcode tables.
+#include <sys/mman.h>
+
 #include <array>
 #include <cstdio>
+#include <new>
 #include <string_view>
 
 #include "program.h"
@@ -480,34 +483,30 @@ void unknown_instruction(Wave& wave, const Inst& inst) {
   fault(wave, inst, text);
 }
 
-// The exec of a slot that has not been reached yet: decode it, then run it.
-void decode_and_run(Wave& wave, const Inst& slot) {
-  Program& program = *wave.program;
-  const u32 index = static_cast<u32>(&slot - program.insts.get());
-  Inst decoded;
-  decode(program.arch, program.words, program.count, index, decoded);
-  {
-    const std::lock_guard lock(program.decode_mutex);
-    Inst& target = program.insts[index];
-    if (target.exec == decode_and_run) {
-      const ExecFn exec = decoded.exec;
-      decoded.exec = decode_and_run;  // the slot's fields first, its exec last: others may be reading
-      target = decoded;
-      __atomic_store_n(&target.exec, exec, __ATOMIC_RELEASE);
-    }
-  }
-  wave.pc = index + slot.dwords;  // the runner advanced by the undecoded slot's size
-  __atomic_load_n(&slot.exec, __ATOMIC_ACQUIRE)(wave, slot);
-}
-
 }  // namespace
 
-Program::Program(Arch a, const u32* w, u32 n)
-    : arch(a), words(w), count(n), address(reinterpret_cast<u64>(w)), insts(new Inst[n]) {
-  for (u32 i = 0; i < n; ++i) {
-    insts[i].exec = decode_and_run;
-    insts[i].index = i;
-  }
+// Slots come from the kernel as zero pages, so that a large code object costs only what it executes.
+Program::Program(Arch a, const u32* w, u32 n) : arch(a), words(w), count(n), address(reinterpret_cast<u64>(w)) {
+  if (!n) return;
+  void* memory = mmap(nullptr, n * sizeof(Inst), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  insts = static_cast<Inst*>(memory);
+}
+
+Program::~Program() {
+  if (insts) munmap(insts, count * sizeof(Inst));
+}
+
+void Program::decode_slot(u32 index) {
+  Inst decoded;
+  decode(arch, words, count, index, decoded);
+  const std::lock_guard lock(mutex_);
+  Inst& slot = insts[index];
+  if (slot.exec) return;
+  const ExecFn exec = decoded.exec;  // last: it tells other threads that the rest is there
+  decoded.exec = nullptr;
+  slot = decoded;
+  __atomic_store_n(&slot.exec, exec, __ATOMIC_RELEASE);
 }
 
 void decode(Arch arch, const u32* words, u32 count, u32 index, Inst& inst) {

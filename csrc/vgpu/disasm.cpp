@@ -116,11 +116,27 @@ class Operands {
 
 // -------------------------------------------------------------------------------- scalar formats
 
+std::string index_mode(u32 which) {
+  static constexpr const char* kNames[] = {"SRC0", "SRC1", "SRC2", "DST"};
+  std::string text;
+  for (u32 i = 0; i < 4; ++i) if (which >> i & 1) text += (text.empty() ? "" : ",") + std::string(kNames[i]);
+  return "gpr_idx(" + text + ")";
+}
+
 std::string scalar_text(const Inst& inst) {
   const OpInfo& op = *inst.op;
   Operands out(op.name);
+  if (inst.format == Format::kSopp && op.opcode == 29) {
+    out.add(index_mode(static_cast<u32>(inst.imm)));
+    return out.take();
+  }
+  if (inst.format == Format::kSopc && op.opcode == 17) {
+    out.add(source(inst, 0));
+    out.add(index_mode(inst.src[1].reg));
+    return out.take();
+  }
   if (inst.format == Format::kSopp) {
-    const bool bare = op.opcode == 1 || op.opcode == 3 || op.opcode == 10 || op.opcode == 19 || op.opcode == 22 || op.opcode == 27;
+    const bool bare = op.opcode == 1 || op.opcode == 3 || op.opcode == 10 || op.opcode == 19 || op.opcode == 22 || op.opcode == 27 || op.opcode == 28;
     if (!bare) out.add(op.opcode == 12 ? number("0x%llx", inst.imm & 0xffff) : std::to_string(inst.imm & 0xffff));
     return out.take();
   }

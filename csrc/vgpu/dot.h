@@ -53,7 +53,9 @@ void dotc(Wave& w, const Inst& in) {
   const u32* d = w.v(in.dst);
   Result<u32> result(w, in);
   for (u32 lane = 0; lane < kLanes; ++lane) {
-    result.out[lane] = static_cast<u32>(integer_dot<T, kBits>(a[lane], b[lane], static_cast<i32>(d[lane])));
+    i64 x = integer_dot<T, kBits>(a[lane], b[lane], static_cast<i32>(d[lane]));
+    if (in.clamp) x = x < -0x80000000ll ? -0x80000000ll : x > 0x7fffffff ? 0x7fffffff : x;
+    result.out[lane] = static_cast<u32>(x);
   }
   result.commit();
 }

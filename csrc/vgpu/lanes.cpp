@@ -103,16 +103,24 @@ void apply_modifiers(u32* lanes, Type type, bool high_half, bool abs, bool neg) 
   }
 }
 
+// A signalling NaN stays signalling: minimum, maximum and compares tell it from a quiet one.
 void widen_halves(u32* lanes) {
 #if defined(__F16C__) && defined(__AVX2__)
   for (u32 lane = 0; lane < kLanes; lane += 8) {
     const __m256i words = _mm256_load_si256(reinterpret_cast<const __m256i*>(lanes + lane));
     const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    _mm256_store_ps(reinterpret_cast<f32*>(lanes + lane), _mm256_cvtph_ps(halves));
+    const __m256i mag = _mm256_and_si256(words, _mm256_set1_epi32(0x7fff));
+    const __m256i signaling = _mm256_and_si256(_mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7c00)),
+                                               _mm256_cmpgt_epi32(_mm256_set1_epi32(0x7e00), mag));
+    const __m256i quiet_bit = _mm256_and_si256(signaling, _mm256_set1_epi32(0x400000));
+    const __m256i floats = _mm256_xor_si256(_mm256_castps_si256(_mm256_cvtph_ps(halves)), quiet_bit);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes + lane), floats);
   }
 #else
   for (u32 lane = 0; lane < kLanes; ++lane) {
-    lanes[lane] = bits<u32>(half_to_float(static_cast<u16>(lanes[lane])));
+    const u32 mag = lanes[lane] & 0x7fff;
+    const u32 quiet_bit = mag > 0x7c00 && mag < 0x7e00 ? 0x400000 : 0;
+    lanes[lane] = bits<u32>(half_to_float(static_cast<u16>(lanes[lane]))) ^ quiet_bit;
   }
 #endif
 }
@@ -149,14 +157,27 @@ void widen(const Wave& wave, Type type, u32* lanes) {
 
 // -------------------------------------------------------------------------------- result modifiers
 
+// omod works only where MODE neither asks for IEEE rules nor keeps denormal results; then a scaled
+// denormal becomes zero and -0 becomes +0.
+bool omod_works(const Wave& wave, Type type) {
+  return !wave.ieee() && !(wave.mode >> (type == Type::kF32 ? 5 : 7) & 1);
+}
+
 template <class F>
-void scale_and_clamp(const Wave& wave, const Inst& inst, u32* lanes) {
+F apply_omod(F x, F scale) {
+  x *= scale;
+  return std::fabs(x) < (sizeof(F) == 8 ? static_cast<F>(0x1p-1022) : static_cast<F>(0x1p-126)) ? F{0} : x;
+}
+
+template <class F>
+void scale_and_clamp(const Wave& wave, const Inst& inst, Type type, u32* lanes) {
   constexpr f32 kScale[] = {1, 2, 4, 0.5f};
+  const bool scaled = inst.omod && omod_works(wave, type);
   const F scale = kScale[inst.omod];
   const bool nan_to_zero = wave.dx10_clamp();
   for (u32 lane = 0; lane < kLanes; ++lane) {
     F x = get<F>(lanes, lane);
-    if (inst.omod) x *= scale;
+    if (scaled) x = apply_omod(x, scale);
     if (inst.clamp) x = is_nan(x) ? (nan_to_zero ? F{0} : x) : x < 0 ? F{0} : x > 1 ? F{1} : x;
     put<F>(lanes, lane, x);
   }
@@ -283,9 +304,9 @@ void commit_slow(Wave& wave, const Inst& inst, Type type, Lanes& tmp) {
   const u32 rows = dwords_of(type);
   if ((inst.omod || inst.clamp) && is_float(type)) {
     if (type == Type::kF64) {
-      scale_and_clamp<f64>(wave, inst, tmp.word);
+      scale_and_clamp<f64>(wave, inst, type, tmp.word);
     } else {
-      scale_and_clamp<f32>(wave, inst, tmp.word);
+      scale_and_clamp<f32>(wave, inst, type, tmp.word);
     }
   }
   narrow(wave, type, tmp.word);

@@ -6,11 +6,10 @@
 // them; a transfer moves bytes between those addresses and the rows of a register tuple.
 #pragma once
 
+#include "observer.h"
 #include "wave.h"
 
 namespace vgpu {
-
-enum class Space : u8 { kGlobal, kLds, kScratch };
 
 // What a lane accesses: a host address (global, LDS) or an offset into its private memory (scratch).
 struct LaneAddresses {
@@ -18,16 +17,10 @@ struct LaneAddresses {
 };
 
 // Every access of every memory instruction passes here, once an instruction and space, before it
-// happens: the place for checks and counters. `at` holds 64 entries (one for a scalar access); those
-// of `mask` are accessed, `bytes` each.
-struct Access {
-  Space space;
-  bool is_write;
-  u32 bytes;
-  u64 mask;
-  const u64* at;
-};
-inline void touch(Wave&, const Inst&, const Access&) {}
+// happens: checks and counters see it.
+inline void touch(Wave& wave, const Inst& inst, const Access& access) {
+  if (wave.observer) [[unlikely]] wave.observer->access(wave, inst, access);
+}
 
 template <class F>
 inline void for_lanes(u64 mask, F&& body) {

@@ -99,13 +99,13 @@ bool all_finite(const Unpacked& values, u32 slots) {
   return all_finite(reinterpret_cast<const u32*>(values.slot), slots * kLanes);
 }
 
-void broadcast_blocks(Unpacked& a, u32 slots, u32 cbsz, u32 abid) {
-  const u32 size = kLanes >> (cbsz < 4 ? cbsz : 4);
-  const u32 from = size * abid % kLanes;
+void broadcast_blocks(Unpacked& a, u32 slots, const MatrixShape& shape, u32 cbsz, u32 abid) {
+  const u32 wanted = 1u << cbsz, blocks = wanted < shape.blocks ? wanted : shape.blocks;
+  const u32 group = blocks * shape.dim, from = abid % blocks * shape.dim;
   for (u32 s = 0; s < slots; ++s) {
-    f32 block[kLanes];
-    std::memcpy(block, a.slot[s] + from, size * sizeof(f32));
-    for (u32 lane = 0; lane < kLanes; ++lane) a.slot[s][lane] = block[lane % size];
+    f32 old[kLanes];
+    std::memcpy(old, a.slot[s], sizeof(old));
+    for (u32 lane = 0; lane < kLanes; ++lane) a.slot[s][lane] = old[lane / group * group + from + lane % shape.dim];
   }
 }
 

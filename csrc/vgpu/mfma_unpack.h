@@ -22,8 +22,10 @@ void unpack(Wave& wave, Elem elem, u32 reg, u32 dwords, Unpacked& out);
 bool all_finite(const u32* words, u32 count);
 bool all_finite(const Unpacked& values, u32 slots);
 
-// CBSZ/ABID: one block of lanes stands for all; BLGP: permutation of B's lanes.
-void broadcast_blocks(Unpacked& a, u32 slots, u32 cbsz, u32 abid);
+// CBSZ/ABID: in each group of 2^CBSZ blocks all read block ABID of the group. (So AMD's calculator
+// and its notes on the instructions; the ISA manual's formula differs where groups are fewer than
+// blocks.) BLGP: permutation of B's lanes.
+void broadcast_blocks(Unpacked& a, u32 slots, const MatrixShape& shape, u32 cbsz, u32 abid);
 void permute_lanes(Unpacked& b, u32 slots, u32 blgp);
 
 // Where the k of a matrix lie: runs of `length` consecutive k in consecutive slots. A group is the

@@ -146,7 +146,8 @@ constexpr F float_maximum(F a, F b) {
 template <class F>
 constexpr F float_med3(F a, F b, F c) {
   if (is_nan(a) || is_nan(b) || is_nan(c)) return float_min(float_min(a, b), c);
-  return float_max(float_min(a, b), float_min(float_max(a, b), c));
+  const F top = float_max(float_max(a, b), c);  // compared as numbers: -0 is as large as +0
+  return top == a ? float_max(b, c) : top == b ? float_max(a, c) : float_max(a, b);
 }
 
 // ---------------------------------------------------------------------- conversions to integers

@@ -49,7 +49,7 @@ struct Inputs {
     unpack(wave, matrix_elem(shape, inst, 1), inst.src[1].reg, matrix_dwords(shape, inst, 1), b);
     if (shape.a == Elem::kByField) return;  // CBSZ and BLGP name formats there
     const u32 held = shape.k * shape.dim * shape.blocks / kLanes;
-    if (inst.cbsz && shape.blocks > 1) broadcast_blocks(a, held, inst.cbsz, inst.abid);
+    if (inst.cbsz && shape.blocks > 1) broadcast_blocks(a, held, shape, inst.cbsz, inst.abid);
     if (inst.blgp) permute_lanes(b, held, inst.blgp);
   }
 };

@@ -205,6 +205,22 @@ void s_movreld(Wave& w, const Inst& in) {
   write(w, in.dst + w.sgpr[kM0], read<T>(w, in.src[0]));
 }
 
+// VGPR indexing: M0[7:0] is added to the register numbers that M0[15:12] names (source 0, 1, 2,
+// destination). The runner's slow path does the adding while the state is kIndexed.
+void set_index_mode(Wave& w, u32 which) {
+  w.sgpr[kM0] = (w.sgpr[kM0] & ~0xf000u) | (which & 15) << 12;
+}
+void s_set_gpr_idx_on(Wave& w, const Inst& in) {  // the second field is a number, not an operand
+  w.sgpr[kM0] = (w.sgpr[kM0] & ~0xffu) | (read_scalar32(w, in.src[0]) & 0xff);
+  set_index_mode(w, in.src[1].reg);
+  w.state = WaveState::kIndexed;
+}
+void s_set_gpr_idx_idx(Wave& w, const Inst& in) {
+  w.sgpr[kM0] = (w.sgpr[kM0] & ~0xffu) | (read_scalar32(w, in.src[0]) & 0xff);
+}
+void s_set_gpr_idx_mode(Wave& w, const Inst& in) { set_index_mode(w, static_cast<u32>(in.imm)); }
+void s_set_gpr_idx_off(Wave& w, const Inst&) { w.state = WaveState::kRunning; }
+
 // -------------------------------------------------------------------------------- hardware registers
 
 constexpr u32 kHwMode = 1, kHwStatus = 2, kHwHwId = 4, kHwGprAlloc = 5, kHwLdsAlloc = 6,
@@ -330,6 +346,7 @@ constexpr OpInfo kSop1[] = {
     CTRL(44, "s_movreld_b32", s_movreld<u32>, Type::kB32, Type::kB32, Kind::kSalu),
     CTRL(45, "s_movreld_b64", s_movreld<u64>, Type::kB64, Type::kB64, Kind::kSalu),
     S1(48, "s_abs_i32", SccU32, u32, nonzero(static_cast<i32>(a) < 0 ? 0 - a : a)),
+    CTRL(50, "s_set_gpr_idx_idx", s_set_gpr_idx_idx, Type::kNone, Type::kB32, Kind::kSalu),
     S1(51, "s_andn1_saveexec_b64", SccU64, u64, save_exec(w, ~a & w.exec())),
     S1(52, "s_orn1_saveexec_b64", SccU64, u64, save_exec(w, ~a | w.exec())),
     S1(53, "s_andn1_wrexec_b64", SccU64, u64, write_exec(w, ~a & w.exec())),
@@ -409,6 +426,7 @@ constexpr OpInfo kSopc[] = {
     SC(13, "s_bitcmp1_b32", u32, u32, a >> (b & 31) & 1),
     SC(14, "s_bitcmp0_b64", u64, u32, !(a >> (b & 63) & 1)),
     SC(15, "s_bitcmp1_b64", u64, u32, a >> (b & 63) & 1),
+    {17, "s_set_gpr_idx_on", s_set_gpr_idx_on, Type::kNone, {Type::kB32, Type::kB32, Type::kNone}, kNoFlags, Kind::kSalu},
     SC(18, "s_cmp_eq_u64", u64, u64, a == b),
     SC(19, "s_cmp_lg_u64", u64, u64, a != b),
 };
@@ -456,6 +474,8 @@ constexpr OpInfo kSopp[] = {
     SOPP(25, "s_cbranch_cdbgsys_or_user", nothing, Kind::kBranch),
     SOPP(26, "s_cbranch_cdbgsys_and_user", nothing, Kind::kBranch),
     SOPP(27, "s_endpgm_saved", s_endpgm, Kind::kBranch),
+    SOPP(28, "s_set_gpr_idx_off", s_set_gpr_idx_off, Kind::kSalu),
+    SOPP(29, "s_set_gpr_idx_mode", s_set_gpr_idx_mode, Kind::kSalu),
 };
 
 }  // namespace

@@ -47,8 +47,8 @@ F fraction(F x) {
 }
 constexpr f32 kHalfBelowOne = 0.99951171875f;
 
-i16 signed_norm(f32 x) { return saturate<i16>(std::nearbyint((x < -1 ? -1.0f : x > 1 ? 1.0f : x) * 32767)); }
-u16 unsigned_norm(f32 x) { return saturate<u16>(std::nearbyint((x < 0 ? 0.0f : x > 1 ? 1.0f : x) * 65535)); }
+i16 signed_norm(f64 x) { return saturate<i16>(__builtin_roundeven((x < -1 ? -1.0 : x > 1 ? 1.0 : x) * 32767)); }
+u16 unsigned_norm(f64 x) { return saturate<u16>(__builtin_roundeven((x < 0 ? 0.0 : x > 1 ? 1.0 : x) * 65535)); }
 
 u32 saturate_pair_u8(u32 a) {
   const auto clamp = [](u32 half) {
@@ -94,7 +94,7 @@ constexpr OpInfo kVop1[] = {
     OP1(7, "v_cvt_u32_f32", u32, f32, saturate<u32>(a)),
     OP1(8, "v_cvt_i32_f32", i32, f32, saturate<i32>(a)),
     OP1(10, "v_cvt_f16_f32", f16, f32, a),
-    OP1(11, "v_cvt_f32_f16", f32, f16, a),
+    OP1(11, "v_cvt_f32_f16", f32, f16, is_nan(a.value) ? quiet(a.value) : a.value),
     OP1(12, "v_cvt_rpi_i32_f32", i32, f32, saturate<i32>(std::floor(a + 0.5f))),
     OP1(13, "v_cvt_flr_i32_f32", i32, f32, saturate<i32>(std::floor(a))),
     OP1(14, "v_cvt_off_f32_i4", f32, u32, static_cast<f32>(sign_extend(a & 15, 4)) * 0.0625f),
@@ -158,8 +158,8 @@ constexpr OpInfo kVop1[] = {
     T1(74, "v_cos_f16", f16, f16, cos_approx(a)),
     T1(75, "v_exp_legacy_f32", f32, f32, exp2_approx(a)),
     T1(76, "v_log_legacy_f32", f32, f32, log2_approx(a)),
-    OP1(77, "v_cvt_norm_i16_f16", i16, f16, signed_norm(a)),
-    OP1(78, "v_cvt_norm_u16_f16", u16, f16, unsigned_norm(a)),
+    OP1(77, "v_cvt_norm_i16_f16", i16, f16, signed_norm(f32{a})),
+    OP1(78, "v_cvt_norm_u16_f16", u16, f16, unsigned_norm(f32{a})),
     OP1(79, "v_sat_pk_u8_i16", u32, u32, saturate_pair_u8(a)),
     {81, "v_swap_b32", v_swap, Type::kB32, {Type::kB32, Type::kNone, Type::kNone}, kReadsDst | kNoVop3, Kind::kValu},
 };

@@ -263,9 +263,9 @@ u32 half_toward_zero(f32 x) {
   return std::fabs(half_to_float(mag)) > std::fabs(x) ? nearest - 1u : nearest;
 }
 template <class I>
-u32 norm16(f32 x) {
-  constexpr f32 low = std::is_signed_v<I> ? -1.0f : 0.0f, scale = std::numeric_limits<I>::max();
-  return static_cast<u16>(saturate<I>(__builtin_roundevenf((x < low ? low : x > 1 ? 1.0f : x) * scale)));
+u32 norm16(f64 x) {
+  constexpr f64 low = std::is_signed_v<I> ? -1 : 0, scale = std::numeric_limits<I>::max();
+  return static_cast<u16>(saturate<I>(__builtin_roundeven((x < low ? low : x > 1 ? 1 : x) * scale)));
 }
 template <class To, class From>
 u32 clamp16(From x) {
@@ -322,30 +322,40 @@ template <class T> constexpr T min_of(T a, T b) { return a < b ? a : b; }
 template <class T> constexpr T max_of(T a, T b) { return a > b ? a : b; }
 template <class T> constexpr T med_of(T a, T b, T c) { return max_of(min_of(a, b), min_of(max_of(a, b), c)); }
 
-i64 clamp_i32(i64 x) {
-  return x < std::numeric_limits<i32>::min() ? std::numeric_limits<i32>::min()
-         : x > std::numeric_limits<i32>::max() ? std::numeric_limits<i32>::max() : x;
-}
-
-// v_add_i32, v_sub_i32, v_add_i16, v_sub_i16: the only ones that saturate, when clamp is set.
-template <class T, bool kSub>
-void v_add_signed(Wave& w, const Inst& in) {
-  Lanes ta, tb;
-  const u32* a = fetch<T>(w, in, 0, ta);
-  const u32* b = fetch<T>(w, in, 1, tb);
-  Result<T> result(w, in);
-  for (u32 lane = 0; lane < kLanes; ++lane) {
-    i64 x = i64{get<T>(a, lane)} + (kSub ? -i64{get<T>(b, lane)} : i64{get<T>(b, lane)});
-    if (in.clamp) x = sizeof(T) == 4 ? clamp_i32(x) : static_cast<i16>(clamp16<i16>(x));
-    put<T>(result.out, lane, static_cast<T>(x));
+// Integer arithmetic that saturates where clamp is set; the function sees i64. Two sources: A is B.
+template <class R, class A, class C, u32 kSources, auto kOp>
+void integer3(Wave& w, const Inst& in) {
+  constexpr i64 low = std::numeric_limits<R>::min(), high = std::numeric_limits<R>::max();
+  Lanes ta, tb, tc;
+  const u32* a = fetch<A>(w, in, 0, ta);
+  const u32* b = fetch<A>(w, in, 1, tb);
+  const u32* c = kSources == 3 ? fetch<C>(w, in, 2, tc) : a;
+  Result<R> result(w, in);
+  u32* out = result.out;
+  const auto value = [&](u32 lane) { return kOp(i64{get<A>(a, lane)}, i64{get<A>(b, lane)}, i64{get<C>(c, lane)}); };
+  if (!in.clamp) {
+    VGPU_LANES { put<R>(out, lane, static_cast<R>(value(lane))); }
+  } else {
+    VGPU_LANES {
+      const i64 x = value(lane);
+      put<R>(out, lane, static_cast<R>(x < low ? low : x > high ? high : x));
+    }
   }
   result.commit();
 }
+#define INT_SAT(number, name, R, A, C, sources, flags, ...)                                          \
+  {number, name, integer3<R, A, C, sources, ([](i64 a, i64 b, i64 c) -> i64 { (void)c; return __VA_ARGS__; })>, \
+   kTypeOf<R>, {kTypeOf<A>, kTypeOf<A>, sources == 3 ? kTypeOf<C> : Type::kNone}, flags, Kind::kValu}
+
+#define SAD(number, name, ...)                                                                   \
+  INT_SAT(number, name, u32, u32, u32, 3, kNoFlags,                                              \
+          ([](u32 a, u32 b, i64 c) { return __VA_ARGS__; })(static_cast<u32>(a), static_cast<u32>(b), c))
+
+constexpr i64 signed24(i64 x) { return sign_extend(static_cast<u32>(x) & 0xffffff, 24); }
 
 constexpr OpInfo kVop3[] = {
-    OP3(450, "v_mad_i32_i24", u32, u32, u32, u32,
-        static_cast<u32>(sign_extend(a & 0xffffff, 24)) * static_cast<u32>(sign_extend(b & 0xffffff, 24)) + c),
-    OP3(451, "v_mad_u32_u24", u32, u32, u32, u32, (a & 0xffffff) * (b & 0xffffff) + c),
+    INT_SAT(450, "v_mad_i32_i24", i32, u32, i32, 3, kNoFlags, signed24(a) * signed24(b) + c),
+    INT_SAT(451, "v_mad_u32_u24", u32, u32, u32, 3, kNoFlags, (a & 0xffffff) * (b & 0xffffff) + c),
     OP3(452, "v_cubeid_f32", f32, f32, f32, f32, cube(a, b, c).id),
     OP3(453, "v_cubesc_f32", f32, f32, f32, f32, cube(a, b, c).s),
     OP3(454, "v_cubetc_f32", f32, f32, f32, f32, cube(a, b, c).t),
@@ -367,10 +377,10 @@ constexpr OpInfo kVop3[] = {
     OP3(470, "v_med3_f32", f32, f32, f32, f32, float_med3(a, b, c)),
     OP3(471, "v_med3_i32", i32, i32, i32, i32, med_of(a, b, c)),
     OP3(472, "v_med3_u32", u32, u32, u32, u32, med_of(a, b, c)),
-    OP3(473, "v_sad_u8", u32, u32, u32, u32, sad_u8(a, b, c)),
-    OP3(474, "v_sad_hi_u8", u32, u32, u32, u32, (sad_u8(a, b, 0) << 16) + c),
-    OP3(475, "v_sad_u16", u32, u32, u32, u32, sad_u16(a, b, c)),
-    OP3(476, "v_sad_u32", u32, u32, u32, u32, absdiff(a, b) + c),
+    SAD(473, "v_sad_u8", i64{sad_u8(a, b, 0)} + c),
+    SAD(474, "v_sad_hi_u8", (i64{sad_u8(a, b, 0)} << 16) + c),
+    SAD(475, "v_sad_u16", i64{sad_u16(a, b, 0)} + c),
+    SAD(476, "v_sad_u32", i64{absdiff(a, b)} + c),
     OP3(477, "v_cvt_pk_u8_f32", u32, f32, u32, u32, insert_byte(a, b, c)),
     OP3(478, "v_div_fixup_f32", f32, f32, f32, f32, div_fixup(a, b, c)),
     OP3(479, "v_div_fixup_f64", f64, f64, f64, f64, div_fixup(a, b, c)),
@@ -378,21 +388,21 @@ constexpr OpInfo kVop3[] = {
     SPECIAL(481, "v_div_scale_f64", v_div_scale<f64>, Type::kF64, Type::kF64, Type::kF64, Type::kF64, kCarryOut),
     SPECIAL(482, "v_div_fmas_f32", v_div_fmas<f32>, Type::kF32, Type::kF32, Type::kF32, Type::kF32, kNoFlags),
     SPECIAL(483, "v_div_fmas_f64", v_div_fmas<f64>, Type::kF64, Type::kF64, Type::kF64, Type::kF64, kNoFlags),
-    OP3(484, "v_msad_u8", u32, u32, u32, u32, msad_u8(a, b, c)),
+    SAD(484, "v_msad_u8", i64{msad_u8(a, b, 0)} + c),
     OP3(485, "v_qsad_pk_u16_u8", u64, u64, u32, u64, quad_sad<sad_u8>(a, b, c)),
     OP3(486, "v_mqsad_pk_u16_u8", u64, u64, u32, u64, quad_sad<msad_u8>(a, b, c)),
     SPECIAL(487, "v_mqsad_u32_u8", v_mqsad_u32_u8, Type::kB128, Type::kB64, kU, Type::kB128, kNoFlags),
     SPECIAL(488, "v_mad_u64_u32", (v_mad_wide<u32, u64>), Type::kB64, kU, kU, Type::kB64, kCarryOut),
     SPECIAL(489, "v_mad_i64_i32", (v_mad_wide<i32, i64>), Type::kB64, kU, kU, Type::kB64, kCarryOut),
     OP3(490, "v_mad_legacy_f16", f16, f16, f16, f16, half_to_float(float_to_half(a * b)) + c),
-    OP3(491, "v_mad_legacy_u16", u16, u16, u16, u16, static_cast<u32>(a) * b + c),
-    OP3(492, "v_mad_legacy_i16", i16, i16, i16, i16, static_cast<u32>(a) * static_cast<u32>(b) + static_cast<u32>(c)),
+    INT_SAT(491, "v_mad_legacy_u16", u16, u16, u16, 3, kNoFlags, a * b + c),
+    INT_SAT(492, "v_mad_legacy_i16", i16, i16, i16, 3, kNoFlags, a * b + c),
     OP3(493, "v_perm_b32", u32, u32, u32, u32, permute_bytes(a, b, c)),
     OP3(494, "v_fma_legacy_f16", f16, f16, f16, f16, half_fma(a, b, c)),
     OP3(495, "v_div_fixup_legacy_f16", f16, f16, f16, f16, div_fixup(a.value, b.value, c.value)),
     OP_ACC(496, "v_cvt_pkaccum_u8_f32", u32, f32, u32, insert_byte(a, b, d)),
-    OP3(497, "v_mad_u32_u16", u32, u16, u16, u32, static_cast<u32>(a) * b + c),
-    OP3(498, "v_mad_i32_i16", u32, i16, i16, u32, static_cast<u32>(a * b) + c),
+    INT_SAT(497, "v_mad_u32_u16", u32, u16, u32, 3, kNoFlags, a * b + c),
+    INT_SAT(498, "v_mad_i32_i16", i32, i16, i32, 3, kNoFlags, a * b + c),
     OP3(499, "v_xad_u32", u32, u32, u32, u32, (a ^ b) + c),
     HALF3(500, "v_min3_f16", float_min(float_min(a.value, b.value), c.value)),
     INT16(501, "v_min3_i16", i16, min_of(min_of(a, b), c)),
@@ -410,8 +420,8 @@ constexpr OpInfo kVop3[] = {
     OP3(513, "v_and_or_b32", u32, u32, u32, u32, (a & b) | c),
     OP3(514, "v_or3_b32", u32, u32, u32, u32, a | b | c),
     HALF3(515, "v_mad_f16", half_to_float(float_to_half(a * b)) + c),
-    INT16(516, "v_mad_u16", u16, static_cast<u32>(a) * b + c),
-    INT16(517, "v_mad_i16", i16, static_cast<u32>(a) * static_cast<u32>(b) + static_cast<u32>(c)),
+    INT_SAT(516, "v_mad_u16", u16, u16, u16, 3, kKeepHigh, a * b + c),
+    INT_SAT(517, "v_mad_i16", i16, i16, i16, 3, kKeepHigh, a * b + c),
     HALF3(518, "v_fma_f16", half_fma(a, b, c)),
     HALF3(519, "v_div_fixup_f16", div_fixup(a.value, b.value, c.value)),
     OP3(520, "v_lshl_add_u64", u64, u64, u32, u64, ((b & 7) > 4 ? 0 : a << (b & 7)) + c),
@@ -434,17 +444,17 @@ constexpr OpInfo kVop3[] = {
     OP2(657, "v_ashrrev_i64", i64, u32, i64, b >> (a & 63)),
     OP2(658, "v_trig_preop_f64", f64, f64, u32, trig_preop(a, b)),
     OP2(659, "v_bfm_b32", u32, u32, u32, ((1u << (a & 31)) - 1) << (b & 31)),
-    OP2(660, "v_cvt_pknorm_i16_f32", u32, f32, f32, pack16(norm16<i16>(a), norm16<i16>(b))),
+    OP2(660, "v_cvt_pknorm_i16_f32", u32, f32, f32, pack16(norm16<i16>(f64{a}), norm16<i16>(f64{b}))),
     OP2(661, "v_cvt_pknorm_u16_f32", u32, f32, f32, pack16(norm16<u16>(a), norm16<u16>(b))),
     OP2(662, "v_cvt_pkrtz_f16_f32", u32, f32, f32, pack16(half_toward_zero(a), half_toward_zero(b))),
     OP2(663, "v_cvt_pk_u16_u32", u32, u32, u32, pack16(clamp16<u16>(a), clamp16<u16>(b))),
     OP2(664, "v_cvt_pk_i16_i32", u32, i32, i32, pack16(clamp16<i16>(a), clamp16<i16>(b))),
     OP2(665, "v_cvt_pknorm_i16_f16", u32, f16, f16, pack16(norm16<i16>(a), norm16<i16>(b))),
     OP2(666, "v_cvt_pknorm_u16_f16", u32, f16, f16, pack16(norm16<u16>(a), norm16<u16>(b))),
-    SPECIAL(668, "v_add_i32", (v_add_signed<i32, false>), kU, kU, kU, Type::kNone, kNoFlags),
-    SPECIAL(669, "v_sub_i32", (v_add_signed<i32, true>), kU, kU, kU, Type::kNone, kNoFlags),
-    SPECIAL(670, "v_add_i16", (v_add_signed<i16, false>), Type::kB16, Type::kB16, Type::kB16, Type::kNone, kKeepHigh),
-    SPECIAL(671, "v_sub_i16", (v_add_signed<i16, true>), Type::kB16, Type::kB16, Type::kB16, Type::kNone, kKeepHigh),
+    INT_SAT(668, "v_add_i32", i32, i32, i32, 2, kNoFlags, a + b),
+    INT_SAT(669, "v_sub_i32", i32, i32, i32, 2, kNoFlags, a - b),
+    INT_SAT(670, "v_add_i16", i16, i16, i16, 2, kKeepHigh, a + b),
+    INT_SAT(671, "v_sub_i16", i16, i16, i16, 2, kKeepHigh, a - b),
     SPECIAL(672, "v_pack_b32_f16", v_pack_b32_f16, kU, Type::kF16, Type::kF16, Type::kNone, kNoFlags),
     OP2(673, "v_mul_legacy_f32", f32, f32, f32, a == 0 || b == 0 ? 0.0f : a * b),
     OP3_F(680, "v_minimum3_f32", f32, f32, f32, f32, kOnlyGfx950, Kind::kValu, float_minimum(float_minimum(a, b), c)),

@@ -1,7 +1,6 @@
 // The text of a loaded code object, decoded instruction by instruction as it is reached.
 #pragma once
 
-#include <memory>
 #include <mutex>
 #include <string>
 
@@ -11,13 +10,21 @@ namespace vgpu {
 
 struct Program {
   Arch arch = Arch::kGfx950;
-  const u32* words = nullptr;    // the text section as it lies in the loaded image
-  u32 count = 0;                 // dwords
-  u64 address = 0;               // host address of words[0]: what s_getpc_b64 sees
-  std::unique_ptr<Inst[]> insts; // one slot a dword; a slot's exec is the decoder until it is reached
-  std::mutex decode_mutex;
+  const u32* words = nullptr;  // the text section as it lies in the loaded image
+  u32 count = 0;               // dwords
+  u64 address = 0;             // host address of words[0]: what s_getpc_b64 sees
+  Inst* insts = nullptr;       // one slot a dword; its exec is null until the slot is decoded
 
   Program(Arch arch, const u32* words, u32 count);
+  ~Program();
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  // Fills the slot at `index`. Any number of threads may ask for the same one.
+  void decode_slot(u32 index);
+
+ private:
+  std::mutex mutex_;
 };
 
 // Decodes the instruction at dword `index`. Always fills `inst`: an encoding that no table has gets

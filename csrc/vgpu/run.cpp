@@ -6,12 +6,14 @@
 #include "run.h"
 
 #include <atomic>
+#include <chrono>
 #include <csetjmp>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
 
+#include "counters.h"
 #include "lanes.h"
 #include "pool.h"
 #include "settings.h"
@@ -231,9 +233,31 @@ void install_handlers() {
 
 // -------------------------------------------------------------------------------- the loop
 
+// One instruction while VGPR indexing is on: M0 shifts the register numbers of vector instructions.
+void indexed_step(Wave& w) {
+  Program& program = *w.program;
+  if (w.pc >= program.count) throw Fault("execution ran past the end of the code object's text");
+  Inst inst;
+  decode(program.arch, program.words, program.count, w.pc, inst);
+  const u32 m0 = w.sgpr[kM0], index = m0 & 0xff, which = m0 >> 12 & 15;
+  if (inst.format >= Format::kVop1 && inst.format <= Format::kVop3p) {
+    for (u32 s = 0; s < 3; ++s) {
+      if (which >> s & 1 && inst.src[s].kind == SrcKind::kVgpr) inst.src[s].reg = (inst.src[s].reg + index) & 0xff;
+    }
+    if (which & 8) inst.dst = (inst.dst + index) & 0xff;
+  }
+  w.current = w.pc;
+  w.pc += inst.dwords;
+  if (w.observer) w.observer->before(w, inst);
+  inst.exec(w, inst);
+  if (w.observer) w.observer->after(w, inst);
+}
+
+// The plain loop, and the one that an observer follows.
+template <bool kObserved>
 u64 run_wave(Wave& w, u64 budget) {
   Program& program = *w.program;
-  const Inst* insts = program.insts.get();
+  const Inst* insts = program.insts;
   const u32 count = program.count;
   enter_fp_mode(w);
   trap.wave = &w;
@@ -243,10 +267,18 @@ u64 run_wave(Wave& w, u64 budget) {
     if (pc >= count) throw Fault("execution ran past the end of the code object's text");
     const Inst& inst = insts[pc];
     const ExecFn exec = __atomic_load_n(&inst.exec, __ATOMIC_ACQUIRE);
+    if (!exec) [[unlikely]] {
+      program.decode_slot(pc);
+      continue;
+    }
     w.current = pc;
     w.pc = pc + inst.dwords;
+    if constexpr (kObserved) w.observer->before(w, inst);
     exec(w, inst);
+    if constexpr (kObserved) w.observer->after(w, inst);
     ++done;
+    if (w.state == WaveState::kRunning) continue;
+    for (; w.state == WaveState::kIndexed; ++done) indexed_step(w);
     if (w.state != WaveState::kRunning) break;
   }
   return done;
@@ -260,7 +292,9 @@ bool run_group(Group& group, u64& instructions) {
     u32 done = 0, waiting = 0;
     for (u32 i = 0; i < count; ++i) {
       Wave& w = group.waves[i];
-      if (w.state == WaveState::kRunning) instructions += run_wave(w, kWaveSlice);
+      if (w.state == WaveState::kRunning) {
+        instructions += w.observer ? run_wave<true>(w, kWaveSlice) : run_wave<false>(w, kWaveSlice);
+      }
       done += w.state == WaveState::kDone;
       waiting += w.state == WaveState::kAtBarrier;
     }
@@ -316,7 +350,9 @@ bool guarded_slice(const Dispatch& d, Group& group, u64& instructions, std::stri
 
 class Job {
  public:
-  explicit Job(const Dispatch& dispatch) : dispatch_(dispatch), step_limit_(settings().max_steps) {}
+  explicit Job(const Dispatch& dispatch) : dispatch_(dispatch), step_limit_(settings().max_steps) {
+    if (profiling()) counters_ = std::make_unique<LaunchCounters>(dispatch.launch);
+  }
 
   u64 parallelism() const { return dispatch_.group_count; }
 
@@ -324,7 +360,9 @@ class Job {
   void work() {
     Group* group = nullptr;
     u64 instructions = 0;
+    const std::unique_ptr<Observer> observer = counters_ ? counters_->observer() : nullptr;
     while (!stop_ && (group = take(group))) {
+      for (u32 i = 0; i < group->shared.wave_count; ++i) group->waves[i].observer = observer.get();
       std::string error;
       const u64 before = instructions;
       const bool ended = guarded_slice(dispatch_, *group, instructions, error);
@@ -342,6 +380,14 @@ class Job {
     }
     if (group) give_back(group);
     count_instructions(instructions);
+    if (observer) {
+      const std::lock_guard lock(mutex_);
+      counters_->add(*observer);
+    }
+  }
+
+  void finish(double seconds) {
+    if (counters_) counters_->finish(seconds, error);
   }
 
   std::string error;
@@ -353,6 +399,7 @@ class Job {
  private:
   const Dispatch& dispatch_;
   u64 step_limit_;
+  std::unique_ptr<LaunchCounters> counters_;
   std::atomic<u64> next_{0};
   std::atomic<u64> steps_{0};
   std::atomic<bool> stop_{false};
@@ -417,7 +464,9 @@ std::string run(const Launch& launch) {
   if (!dispatch.group_count) return "";
   install_handlers();
   Job job(dispatch);
+  const auto start = std::chrono::steady_clock::now();
   share_work(job.parallelism(), [&job] { job.work(); });
+  job.finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return job.error;
 }
 

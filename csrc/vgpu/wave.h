@@ -10,13 +10,15 @@ namespace vgpu {
 
 struct Program;   // program.h: a loaded code object's decoded text
 struct Workgroup;
+class Observer;
 
 // A fault in device code: ends the launch with an error code and this text.
 struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-enum class WaveState : u8 { kRunning, kAtBarrier, kDone };
+// kIndexed: running with VGPR indexing on (s_set_gpr_idx_on), which only the runner's slow path does.
+enum class WaveState : u8 { kRunning, kIndexed, kAtBarrier, kDone };
 
 // Rows of the vector register file: 256 arch + 256 acc, and room for the tuple that starts at the
 // last register, so that no encoding can index outside (the widest tuple has 32 registers).
@@ -42,6 +44,7 @@ struct Wave {
   u32 index = 0;         // in the workgroup
   Workgroup* group = nullptr;
   Program* program = nullptr;
+  Observer* observer = nullptr;  // counters or checks, when they are on
 
   u64 exec() const { return load<u64>(&sgpr[kExecLo]); }
   void set_exec(u64 mask) { store<u64>(&sgpr[kExecLo], mask); }

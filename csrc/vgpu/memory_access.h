@@ -1,0 +1,20 @@
+// What an observer sees of a memory access.
+#pragma once
+
+#include "types.h"
+
+namespace vgpu {
+
+enum class Space : u8 { kGlobal, kLds, kScratch };
+
+// Once an instruction and space, before it happens. `at` holds 64 entries (one for a scalar access);
+// those of `mask` are accessed, `bytes` each.
+struct Access {
+  Space space;
+  bool is_write;
+  u32 bytes;
+  u64 mask;
+  const u64* at;
+};
+
+}  // namespace vgpu

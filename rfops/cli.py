@@ -1,0 +1,194 @@
+"""The command `rfops`: demo, build, ls, doctor, vgpu."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+import rfops
+from rfops.jit import CompiledOp, RfopsError, compiled_ops, settings, toolchain, vgpu_library
+from rfops.jit.build import Defines
+from rfops.jit.files import cache_root
+from rfops.jit.spec import ARCHS, ModuleSpec, load_config
+
+_FAILURE_LINES = 20  # of a failed build; its log has them all
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 done, 1 an error that is printed, 2 wrong usage."""
+    options = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except (RfopsError, ValueError) as error:
+        print(f"rfops: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader has seen enough, as in `rfops ls | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rfops", description=(rfops.__doc__ or "").split("\n")[0])
+    parser.add_argument("--version", action="version", version=f"rfops {rfops.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    demo = commands.add_parser("demo", help="build and run the first op, and say what was done")
+    demo.add_argument("--cold", action="store_true", help="use an empty cache, for cold times")
+    demo.set_defaults(command=_demo)
+
+    build = commands.add_parser("build", help="build modules ahead of their first call; no GPU")
+    build.add_argument("modules", nargs="*", help="modules to build; none: all that ops declare")
+    build.add_argument("--arch", default=",".join(ARCHS), help="default: %(default)s")
+    build.set_defaults(command=_build)
+
+    ls = commands.add_parser("ls", help="modules, their architectures, and how many are cached")
+    ls.set_defaults(command=_ls)
+
+    doctor = commands.add_parser("doctor", help="versions, compilers, devices, cache, settings")
+    doctor.set_defaults(command=_doctor)
+
+    vgpu = commands.add_parser("vgpu", help="the virtual GPU, for use as a HIP runtime")
+    vgpu.add_argument("--path", action="store_true", required=True, help="print its library's path")
+    vgpu.set_defaults(command=_vgpu)
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from rfops import demo
+
+    return demo.run(cold=options.cold)
+
+
+def _vgpu(_options: argparse.Namespace) -> int:
+    print(vgpu_library())
+    return 0
+
+
+# ---------------------------------------------------------------- build
+
+
+def _build(options: argparse.Namespace) -> int:
+    """Build every declared variant; goes on after a failure and reports it at the end."""
+    jobs = list(_build_jobs(options.modules, options.arch.split(",")))
+    begin = time.monotonic()
+    failures = []
+    workers = settings.number("RFOPS_JOBS") or len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        for number, (name, failure) in enumerate(pool.map(lambda job: job(), jobs), start=1):
+            print(f"[{number}/{len(jobs)}] {name}{': failed' if failure else ''}")
+            failures += [failure] if failure else []
+    for failure in dict.fromkeys(failures):
+        lines = failure.splitlines()
+        more = ["..."] if len(lines) > _FAILURE_LINES else []
+        print("rfops: " + "\n".join(lines[:_FAILURE_LINES] + more), file=sys.stderr)
+    print(f"{len(jobs) - len(failures)} of {len(jobs)} in {time.monotonic() - begin:.1f} s")
+    return 1 if failures else 0
+
+
+def _build_jobs(modules: list[str], archs: list[str]) -> Iterator[Callable[[], tuple[str, str]]]:
+    for arch in archs:
+        if arch not in ARCHS:
+            raise ValueError(f"--arch {arch}: expected some of {','.join(ARCHS)}")
+    ops = {op.module: op for op in compiled_ops()}
+    for name in modules:
+        if name not in ops:
+            raise ValueError(f"no op uses a module {name!r}; modules: {', '.join(ops)}")
+    for name in modules or ops:
+        op = ops[name]
+        if modules and not set(archs) & set(op.spec.archs):
+            op.spec.require_arch(archs[0])
+        for arch in archs:
+            if arch in op.spec.archs:
+                yield from _variant_jobs(op, arch)
+
+
+def _variant_jobs(op: CompiledOp, arch: str) -> Iterator[Callable[[], tuple[str, str]]]:
+    def job(defines: Defines) -> tuple[str, str]:
+        words = " ".join(f"{name}={value}" for name, value in defines.items())
+        label = f"{op.module} {arch} {words}".rstrip()
+        try:
+            artifact = op.build(arch, defines)
+        except RfopsError as error:
+            return label, str(error)
+        return f"{label}: {'built' if artifact.fresh else 'cached'}", ""
+
+    for defines in op.variants(arch) if op.variants else [{}]:
+        yield lambda defines=defines: job(defines)
+
+
+# ---------------------------------------------------------------- ls, doctor
+
+
+def _cached(spec: ModuleSpec, arch: str) -> int:
+    return len(list((cache_root() / arch / spec.name).glob("*/meta.json")))
+
+
+def _ls(_options: argparse.Namespace) -> int:
+    used = {op.module: op.kernel for op in compiled_ops()}
+    rows = [("module", "kernel", "architecture", "cached variants")]
+    for name, spec in load_config().items():
+        archs = spec.archs if spec.kind == "device" else ("host",)
+        rows += [(name, used.get(name, "-"), arch, str(_cached(spec, arch))) for arch in archs]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        print("  ".join(cells).rstrip())
+    return 0
+
+
+def _doctor(_options: argparse.Namespace) -> int:
+    """Exit status 0 if ops can run on this machine."""
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    print(f"rfops {rfops.__version__}, {versions}")
+    device = [_compilers("device", arch) for arch in ARCHS]
+    host = _compilers("host", "c++20")
+    gpus = _gpus()
+    virtual = f"virtual GPU {settings.text('RFOPS_VGPU_ARCH')} (CPU tensors)"
+    print("devices: " + "; ".join([*gpus, virtual]))
+    writable = _writable(cache_root())
+    print(f"cache: {cache_root()} ({'writable' if writable else 'NOT writable'})")
+    print("settings in force:")
+    for setting in settings.SETTINGS:
+        if os.environ.get(setting.name):
+            print(f"  {setting.name}={settings.raw(setting.name)}")
+    ready = any(device) and (bool(gpus) or host) and writable
+    print("ops can run" if ready else "ops can NOT run: see above")
+    return 0 if ready else 1
+
+
+def _compilers(kind: str, target: str) -> bool:
+    """Print the candidates until one is taken, with the reason for those that are not."""
+    print(f"compiler for {target}:")
+    for chosen, why in toolchain.survey(kind, target):
+        if chosen is None:
+            print(f"  no   {why}")
+        else:
+            print(f"  yes  {why}: {chosen.headline}, {chosen.argv[0]}")
+            return True
+    return False
+
+
+def _gpus() -> list[str]:
+    if not torch.version.hip or not torch.cuda.is_available():
+        return []
+    count = torch.cuda.device_count()
+    return [f"{i}: {torch.cuda.get_device_properties(i).gcnArchName}" for i in range(count)]
+
+
+def _writable(folder: Path) -> bool:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
