@@ -87,7 +87,7 @@ class BoundKernel:
                 for arg, tensor in zip(args, self._tensors, strict=True)
             ]
             self._pack.pack_into(slot.buffer, 0, *values)
-        except (struct.error, AttributeError, ValueError) as error:
+        except (struct.error, AttributeError, TypeError, ValueError) as error:
             raise ValueError(self._explain(args, error)) from error
         if self._index < 0:
             code = self.hip.launch_kernel(
@@ -111,7 +111,7 @@ class BoundKernel:
             try:
                 value = arg if parameter.scalar else 0 if arg is None else arg.data_ptr()
                 struct.pack(f"<{parameter.layout.code}", value)
-            except (struct.error, AttributeError, OverflowError):
+            except (struct.error, AttributeError, TypeError, OverflowError):
                 return f"{self.name}: argument {parameter} cannot take {arg!r:.80}"
         return f"{self.name}: {error}"
 

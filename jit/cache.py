@@ -14,7 +14,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,11 +90,13 @@ class Shelf:
         return self.folder / "index" / f"{build_key}.json"
 
     def _entries(self, build_key: str) -> list[dict[str, Any]]:
+        """What the index remembers; a damaged one remembers nothing."""
         try:
             entries = json.loads(self._index(build_key).read_bytes())["entries"]
+            dicts = [e for e in entries if type(e["deps"]) is type(e["stats"]) is dict]
+            return [entry for entry in dicts if entry["key"] and entry["deps"]]
         except (OSError, ValueError, KeyError, TypeError):
             return []
-        return entries if isinstance(entries, list) else []
 
     def find(self, build_key: str) -> Artifact | None:
         """The artifact whose files are as they are now, or None."""
@@ -176,12 +178,13 @@ class Shelf:
         """Put the entry first in the index. The index only saves work, so failing is no error."""
         deps = {name: sha for name, (sha, _) in read.items()}
         stats = {str(self.roots.path_of(name)): stat for name, (_, stat) in read.items() if stat}
-        others = [e for e in self._entries(build_key) if e.get("key") != key]
+        before = self._entries(build_key)
+        others = [entry for entry in before if entry["key"] != key]
         entries = [{"key": key, "deps": deps, "stats": stats}, *others[: _MAX_REMEMBERED - 1]]
-        try:
+        if entries == before:
+            return
+        with suppress(OSError):
             write_atomic(self._index(build_key), json.dumps({"entries": entries}, indent=1))
-        except OSError:
-            pass
 
     def _not_writable(self, error: OSError) -> ConfigError:
         return ConfigError(

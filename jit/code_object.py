@@ -127,7 +127,7 @@ _DAMAGE = (
     OverflowError,
     RecursionError,
 )
-_RESOURCES = {
+RESOURCES = {
     "vgpr": ".vgpr_count",  # all registers of a lane, AGPRs included
     "agpr": ".agpr_count",
     "sgpr": ".sgpr_count",
@@ -154,7 +154,7 @@ def read_metadata(elf: bytes) -> dict[str, Any]:
                 for a in kernel.get(".args", ())
                 if not a[".value_kind"].startswith("hidden_")
             ]
-            resources = {name: kernel.get(key, 0) for name, key in _RESOURCES.items()}
+            resources = {name: kernel.get(key, 0) for name, key in RESOURCES.items()}
             kernels[kernel[".name"]] = {"args": args, "resources": resources}
         return {"target": document.get("amdhsa.target", ""), "kernels": kernels}
     except _DAMAGE as error:

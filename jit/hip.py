@@ -59,10 +59,14 @@ class Hip:
         if code != 0:
             self.fail(name, code)
 
+    def last_error(self) -> str:
+        """What exactly went wrong in the last failed call, as the virtual GPU tells it."""
+        return (self._detail() or b"").decode(errors="replace") if self._detail else ""
+
     def fail(self, name: str, code: int) -> None:
         """Raise HipError with the runtime's text; the virtual GPU adds what exactly went wrong."""
         text = self._library.hipGetErrorString(code).decode(errors="replace")
-        detail = (self._detail() or b"").decode(errors="replace") if self._detail else ""
+        detail = self.last_error()
         raise HipError(name, code, f"{text}: {detail}" if detail else text)
 
     def select_arch(self, arch: str) -> None:

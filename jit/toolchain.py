@@ -13,6 +13,7 @@ import json
 import os
 import shlex
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,14 +131,13 @@ def survey(kind: str, target: str) -> Iterator[tuple[Toolchain | None, str]]:
 def _probe(name: str, argv: tuple[str, ...], target: str) -> tuple[str, bool]:
     """Compile an empty source: empty or the complaint, and whether that will stay so."""
     if target == "c++20":
-        command = [*argv, "-std=c++20", "-x", "c++", "-fsyntax-only", os.devnull]
-    elif name == "hipcc":
-        command = [*argv, *HIPCC_FLAGS, f"--offload-arch={target}", "-x", "hip"]
-        command += ["-S", os.devnull, "-o", os.devnull]
+        flags: tuple[str, ...] = ("-std=c++20", "-x", "c++", "-c")
     else:
-        command = [*argv, *ZIG_FLAGS, f"--offload-arch={target}", "-S", os.devnull]
-        command += ["-o", os.devnull]
-    code, output = run(command)
+        front = (*HIPCC_FLAGS, "-x", "hip") if name == "hipcc" else ZIG_FLAGS
+        flags = (*front, f"--offload-arch={target}", "-S")
+    with tempfile.TemporaryDirectory(prefix="rfops-probe-") as folder:
+        # Not /dev/null as output: run by root, some tools would replace it.
+        code, output = run([*argv, *flags, os.devnull, "-o", f"{folder}/probe.o"])
     if code == 0:
         return "", True
     return (output.strip() or f"exit status {code}")[:400], 0 < code < 126  # not killed, did start

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from common import HALF_ULP, assert_within, tolerance
 
 from rfops import UnsupportedArch
 from rfops.gemm_mxfp8 import GemvConfig, gemm_mxfp8, gemm_mxfp8_ref, mxfp8_gemv

@@ -1,269 +1,55 @@
-"""Matrix instructions of the virtual GPU against numpy.
-
-Register layouts come from AMD's matrix calculator (data/mfma_layouts_gfx942.json) where it knows the
-instruction; for the instructions that gfx950 adds, from the tables of its ISA manual (7.1.5), and for
-its sparse instructions from measurements on hardware (k order of AMD's fpsan tests). Values are such
-that every order of additions is exact, unless a test is about rounding.
-"""
+"""Matrix instructions of the virtual GPU against numpy (vgpu_matrix.py). Values are such that every
+order of additions is exact, unless a test is about rounding."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cache
 
 import numpy as np
 import pytest
 import vgpu_formats as formats
+from vgpu_matrix import (
+    ADDED_GFX950,
+    BITS,
+    DATA,
+    SMALL,
+    Product,
+    Shape,
+    added_layout,
+    calculated,
+    format_of,
+    layout_of,
+    measured_sparse,
+    names_for,
+    operand_rows,
+    out_kind,
+    put,
+    random_product,
+    shape_of,
+    take,
+)
 from vgpu_registers import LANES, Case, Cases, names_of, tuple_of
 
 ARCHS = ("gfx942", "gfx950")
-DATA = json.loads((Path(__file__).parent / "data/mfma_layouts_gfx942.json").read_text())
-ADDED_GFX950 = [
-    *(f"v_mfma_f32_{s}_{t}" for s in ("16x16x32", "32x32x16") for t in ("f16", "bf16")),
-    "v_mfma_i32_16x16x64_i8", "v_mfma_i32_32x32x32_i8",
-    "v_mfma_f32_16x16x128_f8f6f4", "v_mfma_f32_32x32x64_f8f6f4",
-    *(f"v_smfmac_f32_{s}_{t}" for s in ("16x16x64", "32x32x32") for t in ("f16", "bf16")),
-    "v_smfmac_i32_16x16x128_i8", "v_smfmac_i32_32x32x64_i8",
-    *(f"v_smfmac_f32_{s}_{a}_{b}" for s in ("16x16x128", "32x32x64")
-      for a in ("fp8", "bf8") for b in ("fp8", "bf8")),
-]  # fmt: skip
-SMALL = ["fp8", "bf8", "fp6", "bf6", "fp4"]  # by CBSZ and BLGP of f8f6f4
-BITS = {"f64": 64, "f32": 32, "xf32": 32, "f16": 16, "bf16": 16, "i8": 8,
-        "fp8": 8, "bf8": 8, "fp6": 6, "bf6": 6, "fp4": 4}  # fmt: skip
 
 
-def names_for(arch: str) -> list[str]:
-    known = list(DATA["instructions"])
-    if arch == "gfx942":
-        return known
-    return [n for n in known if "xf32" not in n] + [n for n in ADDED_GFX950 if "f8f6f4" not in n]
-
-
-# ------------------------------------------------------------------------------ shapes, layouts
-
-
-@dataclass(frozen=True)
-class Shape:
-    name: str
-    dim: int
-    k: int
-    blocks: int
-    a: str
-    b: str
-    out: str
-    sparse: bool
-
-    @property
-    def stored_k(self) -> int:
-        return self.k // 2 if self.sparse else self.k
-
-    def registers(self, operand: str) -> int:
-        elements = {"A": self.dim * self.stored_k, "B": self.dim * self.k, "D": self.dim**2}[operand]
-        kind = {"A": self.a, "B": self.b, "D": self.out}[operand]
-        return elements * self.blocks * BITS[kind] // (32 * LANES)
-
-
-def shape_of(name: str, a: str = "", b: str = "") -> Shape:
-    found = re.fullmatch(r"v_(s?mfma)c?_(?:scale_)?(\w\d+)_(\d+)x\d+x(\d+)(?:_(\d+)b)?_(.*)", name.replace("smfmac", "smfmac"))
-    assert found, name
-    kind, out, dim, k, blocks, types = found.groups()
-    pair = types.split("_") if "_" in types else [types, types]
-    return Shape(name, int(dim), int(k), int(blocks or 1), a or pair[0], b or pair[1],
-                 {"i32": "f32"}.get(out, out), kind == "smfma")
-
-
-def contiguous(dim: int, k: int, chunk: int) -> np.ndarray:
-    """item * 64 + lane of [row, k] where a lane group holds chunks of `chunk` k in turn."""
-    groups = LANES // dim
-    row, kk = np.meshgrid(np.arange(dim), np.arange(k), indexing="ij")
-    piece = kk // chunk
-    return ((piece // groups) * chunk + kk % chunk) * LANES + (piece % groups) * dim + row
-
-
-def added_layout(shape: Shape, operand: str) -> np.ndarray:
-    """The layouts of ISA manual 7.1.5: a lane's k are consecutive, in runs of at most 16 bytes, which
-    alternate between the lane groups (6-bit elements: one run of 32)."""
-    if operand == "D":
-        twin = {16: "v_mfma_f32_16x16x16_f16", 32: "v_mfma_f32_32x32x8_f16"}[shape.dim]
-        return calculated(shape_of(twin), "D")
-    bits = BITS[shape.a if operand == "A" else shape.b]
-    held = shape.k * shape.dim // LANES
-    run = min(held, 128 // bits if bits != 6 else 32)
-    return contiguous(shape.dim, shape.k, run)[None]
-
-
-def calculated(shape: Shape, operand: str, layout: int | None = None) -> np.ndarray:
-    """A layout of the calculator: [block, row or column, k] or [block, row, column]."""
-    which = DATA["instructions"][shape.name][operand] if layout is None else layout
-    numbers = np.array(DATA["layouts"][str(which)].split(), np.int64)
-    per_row = {"A": shape.k, "B": shape.k, "D": shape.dim, "K": shape.k // 4}[operand]
-    if operand == "A" and shape.sparse:
-        per_row = shape.k // 4
-    return numbers.reshape(shape.blocks, shape.dim, per_row)
-
-
-def layout_of(shape: Shape, operand: str) -> np.ndarray:
-    if shape.name in DATA["instructions"]:
-        return calculated(shape, operand)
-    return added_layout(shape, operand)
-
-
-def measured_sparse(shape: Shape, operand: str) -> np.ndarray:
-    """Layouts of gfx950's doubled sparse instructions as measured on hardware: of A and of the index
-    (K) by group q of four k, of B by k."""
-    dim = shape.dim
-    groups = LANES // dim
-    if operand == "B":
-        return contiguous(dim, shape.k, 8)[None]
-    row, q = np.meshgrid(np.arange(dim), np.arange(shape.k // 4), indexing="ij")
-    if BITS[shape.a] == 16:
-        group, pair = q // 4, q % 4
-    elif dim == 16:
-        group = 2 * (q // 16) + q // 4 % 2
-        pair = 4 * (q // 2 % 2) + 2 * (q // 8 % 2) + q % 2
-    else:
-        group = q // 8
-        pair = 4 * (q // 2 % 2) + 2 * (q // 4 % 2) + q % 2
-    assert group.max() < groups
-    return ((pair * (2 if operand == "A" else 1)) * LANES + group * dim + row)[None]
-
-
-# ------------------------------------------------------------------------------ packing
-
-
-def put(rows: np.ndarray, places: np.ndarray, bits: int, codes: np.ndarray) -> None:
-    """Writes codes of `bits` bits at item * 64 + lane of zeroed register rows."""
-    places, codes = np.broadcast_arrays(places, codes)
-    lane, bit = places.ravel() % LANES, places.ravel() // LANES * bits
-    words = codes.ravel().astype(np.uint64) << (bit % 32).astype(np.uint64)
-    np.bitwise_or.at(rows, (bit // 32, lane), words.astype(np.uint32))
-    high = words >> np.uint64(32)
-    crosses = bit % 32 + bits > 32
-    np.bitwise_or.at(rows, (bit[crosses] // 32 + 1, lane[crosses]), high[crosses].astype(np.uint32))
-
-
-def take(rows: np.ndarray, places: np.ndarray, kind: str) -> np.ndarray:
-    item, lane = places // LANES, places % LANES
-    if kind == "f64":
-        low, high = rows[2 * item, lane].astype(np.uint64), rows[2 * item + 1, lane].astype(np.uint64)
-        return (low | high << np.uint64(32)).view(np.float64)
-    return rows[item, lane].view({"f32": np.float32, "i32": np.int32}[kind])
-
-
-def encode(values: np.ndarray, kind: str, arch: str) -> np.ndarray:
-    """Codes of values that the type holds exactly."""
-    if kind == "f64":
-        return values.astype(np.float64).view(np.uint64)
-    if kind in ("f32", "xf32"):
-        return values.astype(np.float32).view(np.uint32)
-    if kind in ("i8", "i32"):
-        return values.astype(np.int64) & (0xFF if kind == "i8" else 0xFFFFFFFF)
-    if kind == "bf16":
-        return values.astype(np.float32).view(np.uint32) >> 16
-    if kind == "f16":
-        return values.astype(np.float16).view(np.uint16).astype(np.uint32)
-    return format_of(kind, arch).encode_exact(values)
-
-
-def format_of(kind: str, arch: str) -> formats.Format:
-    others = {"fp6": formats.E2M3, "bf6": formats.E3M2, "fp4": formats.E2M1}
-    return (others | formats.eight_bit(arch))[kind]
-
-
-def exact_values(rng: np.random.Generator, kind: str, size: tuple[int, ...]) -> np.ndarray:
-    """Values whose sums of products are exact in the result, whatever the order."""
-    if kind == "i8":
-        return rng.integers(-128, 128, size).astype(np.float64)
-    if kind in ("fp8", "bf8", "fp6", "bf6", "fp4"):
-        few = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-        return rng.choice(few, size) * rng.choice([-1.0, 1.0], size)
-    return rng.integers(-16, 17, size).astype(np.float64)
-
-
-# ------------------------------------------------------------------------------ one instruction
-
-
-@dataclass
-class Product:
-    """One instruction's operands as matrices, and what it must give."""
-
-    shape: Shape
-    arch: str
-    a: np.ndarray  # [block, i, k stored]
-    b: np.ndarray  # [block, j, k]
-    c: np.ndarray  # [block, i, j]
-    chosen: np.ndarray | None = None  # sparse: [block, i, k stored] -> k
-
-    @cached_property
-    def dense_a(self) -> np.ndarray:
-        if self.chosen is None:
-            return self.a
-        out = np.zeros((self.shape.blocks, self.shape.dim, self.shape.k))
-        np.put_along_axis(out, self.chosen, self.a, axis=2)
-        return out
-
-    def expected(self) -> np.ndarray:
-        return self.c + np.einsum("bik,bjk->bij", self.dense_a, self.b)
-
-    def magnitude(self) -> np.ndarray:
-        return np.abs(self.c) + np.einsum("bik,bjk->bij", np.abs(self.dense_a), np.abs(self.b))
-
-
-Layouts = Callable[[Shape, str], np.ndarray]
-
-
-def random_product(rng: np.random.Generator, shape: Shape, arch: str) -> Product:
-    b, d = shape.blocks, shape.dim
-    product = Product(
-        shape, arch, exact_values(rng, shape.a, (b, d, shape.stored_k)),
-        exact_values(rng, shape.b, (b, d, shape.k)),
-        rng.integers(-1000, 1000, (b, d, d)).astype(np.float64))  # fmt: skip
-    if shape.sparse:
-        pairs = np.array([[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]])
-        picks = pairs[rng.integers(0, 6, (b, d, shape.k // 4))]
-        first = np.arange(shape.k // 4)[:, None] * 4
-        product.chosen = (picks + first).reshape(b, d, shape.stored_k)
-    return product
-
-
-def out_kind(shape: Shape) -> str:
-    return "i32" if shape.a == "i8" else shape.out
-
-
-def operand_rows(product: Product, layouts: Layouts, index_shift: int = 0) -> list[np.ndarray]:
-    """Register rows of A, B, C and, if sparse, the index."""
-    shape, arch = product.shape, product.arch
-    a, b, c = (np.zeros((shape.registers(x), LANES), np.uint32) for x in "ABD")
-    index = np.zeros((1, LANES), np.uint32)
-    if product.chosen is None:
-        put(a, layouts(shape, "A"), BITS[shape.a], encode(product.a, shape.a, arch))
-    else:
-        first = layouts(shape, "A")
-        codes = encode(product.a, shape.a, arch)
-        put(a, first, BITS[shape.a], codes[..., 0::2])
-        put(a, first + LANES, BITS[shape.a], codes[..., 1::2])
-        local = product.chosen % 4
-        fields = local[..., 0::2] | local[..., 1::2] << 2
-        places = layouts(shape, "K")
-        put(index, places + index_shift * LANES, 4, fields)
-    put(b, layouts(shape, "B"), BITS[shape.b], encode(product.b, shape.b, arch))
-    kind = out_kind(shape)
-    put(c, layouts(shape, "D"), 64 if kind == "f64" else 32, encode(product.c, kind, arch))
-    return [a, b, c, *([index] if shape.sparse else [])]
-
-
-def plain_case(shape: Shape, mods: str = "", files: str = "vvv", setup: str = "",
-               literal_c: str = "", scales: int = 0) -> Case:
+def plain_case(
+    shape: Shape,
+    mods: str = "",
+    files: str = "vvv",
+    setup: str = "",
+    literal_c: str = "",
+    scales: int = 0,
+) -> Case:
     """A kernel around one instruction; files: register file of A, B and C/D."""
     counts = [shape.registers(x) for x in "ABD"]
     firsts = [8, 32, 64]
     a, b, d = (tuple_of(f, at, n) for f, at, n in zip(files, firsts, counts, strict=True))
-    inputs = [n for f, at, count in zip(files, firsts, counts, strict=True)
-              for n in names_of(f, at, count)]  # fmt: skip
+    inputs = [
+        n
+        for f, at, count in zip(files, firsts, counts, strict=True)
+        for n in names_of(f, at, count)
+    ]
     third = literal_c or d
     if shape.sparse:
         third, inputs = "v120", [*inputs, "v120"]
@@ -278,8 +64,10 @@ def assert_equal(got: np.ndarray, want: np.ndarray, what: str) -> None:
     wrong = ~((got == want) | (np.isnan(got.astype(np.float64)) & np.isnan(want)))
     if wrong.any():
         at = tuple(int(x) for x in np.argwhere(wrong)[0])
-        pytest.fail(f"{what}: {wrong.sum()} of {wrong.size} differ, first at {at}: "
-                    f"got {got[at]!r}, expected {want[at]!r}")
+        pytest.fail(
+            f"{what}: {wrong.sum()} of {wrong.size} differ, first at {at}: "
+            f"got {got[at]!r}, expected {want[at]!r}"
+        )
 
 
 @cache
@@ -316,10 +104,12 @@ def test_rounding_stays_within_one_step_a_product(arch: str) -> None:
             if kind in ("f64", "f32"):
                 return values.astype(np.float32).astype(np.float64)
             if kind == "bf16":
-                return (values.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32) * 1.0
+                return (values.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(
+                    np.float32
+                ) * 1.0
             if kind == "f16":
                 return values.astype(np.float16).astype(np.float64)
-            fmt = format_of(kind, arch)  # noqa: B023
+            fmt = format_of(kind, arch)
             return fmt.values[fmt.round(values)]
 
         product.a = rounded(rng.standard_normal(product.a.shape), shape.a).astype(np.float64)
@@ -340,8 +130,13 @@ def test_rounding_stays_within_one_step_a_product(arch: str) -> None:
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("files", ["aaa", "avv", "vav", "vva"])
 def test_operands_in_accumulation_registers(arch: str, files: str) -> None:
-    names = ["v_mfma_f32_32x32x8_f16", "v_mfma_f32_16x16x32_fp8_bf8", "v_mfma_f64_16x16x4_f64",
-             "v_mfma_i32_4x4x4_16b_i8", "v_smfmac_f32_16x16x32_bf16"]  # fmt: skip
+    names = [
+        "v_mfma_f32_32x32x8_f16",
+        "v_mfma_f32_16x16x32_fp8_bf8",
+        "v_mfma_f64_16x16x4_f64",
+        "v_mfma_i32_4x4x4_16b_i8",
+        "v_smfmac_f32_16x16x32_bf16",
+    ]
     cases = Cases([plain_case(shape_of(n), files=files) for n in names], arch)
     for n, name in enumerate(names):
         shape = shape_of(name)
@@ -353,9 +148,14 @@ def test_operands_in_accumulation_registers(arch: str, files: str) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_inline_constants_as_c(arch: str) -> None:
-    rows = [("v_mfma_f32_16x16x16_f16", "2.0", 2), ("v_mfma_f32_16x16x16_f16", "0", 0),
-            ("v_mfma_i32_16x16x32_i8", "-7", -7), ("v_mfma_f64_16x16x4_f64", "-4.0", -4),
-            ("v_mfma_f64_4x4x4_4b_f64", "0.5", 0.5), ("v_mfma_f32_4x4x1_16b_f32", "1.0", 1)]  # fmt: skip
+    rows = [
+        ("v_mfma_f32_16x16x16_f16", "2.0", 2),
+        ("v_mfma_f32_16x16x16_f16", "0", 0),
+        ("v_mfma_i32_16x16x32_i8", "-7", -7),
+        ("v_mfma_f64_16x16x4_f64", "-4.0", -4),
+        ("v_mfma_f64_4x4x4_4b_f64", "0.5", 0.5),
+        ("v_mfma_f32_4x4x1_16b_f32", "1.0", 1),
+    ]
     cases = Cases([plain_case(shape_of(n), literal_c=text) for n, text, _ in rows], arch)
     for n, (name, text, value) in enumerate(rows):
         shape = shape_of(name)
@@ -369,9 +169,15 @@ def test_inline_constants_as_c(arch: str) -> None:
 def test_exec_is_ignored_and_overlapping_registers_are_read_first() -> None:
     shape = shape_of("v_mfma_f32_16x16x16_f16")
     off = plain_case(shape, setup="  s_mov_b64 exec, 0")
-    onto_a = Case(f"  {shape.name} v[8:11], v[8:9], v[32:33], v[64:67]", off.inputs, names_of("v", 8, 4))
-    onto_b = Case(f"  {shape.name} v[32:35], v[8:9], v[32:33], v[64:67]", off.inputs, names_of("v", 32, 4))
-    shifted = Case(f"  {shape.name} v[66:69], v[8:9], v[32:33], v[64:67]", off.inputs, names_of("v", 66, 4))
+    onto_a = Case(
+        f"  {shape.name} v[8:11], v[8:9], v[32:33], v[64:67]", off.inputs, names_of("v", 8, 4)
+    )
+    onto_b = Case(
+        f"  {shape.name} v[32:35], v[8:9], v[32:33], v[64:67]", off.inputs, names_of("v", 32, 4)
+    )
+    shifted = Case(
+        f"  {shape.name} v[66:69], v[8:9], v[32:33], v[64:67]", off.inputs, names_of("v", 66, 4)
+    )
     cases = Cases([off, onto_a, onto_b, shifted], "gfx950")
     product = random_product(np.random.default_rng(0), shape, "gfx950")
     rows = np.concatenate(operand_rows(product, layout_of))
@@ -382,18 +188,22 @@ def test_exec_is_ignored_and_overlapping_registers_are_read_first() -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_broadcast_fields_follow_the_calculator(arch: str) -> None:
-    """CBSZ and ABID for A, BLGP for B, ABID and CBSZ for the index of a sparse A: the calculator says
-    which lane the instruction reads, so garbage elsewhere must not matter."""
+    """CBSZ and ABID for A, BLGP for B, ABID and CBSZ for the index of a sparse A: the calculator
+    says which lane the instruction reads, so garbage elsewhere must not matter."""
     mods = DATA["modifiers"]
     texts = [" ".join(f"{f}:{m[f]}" for f in ("cbsz", "abid", "blgp") if f in m) for m in mods]
-    cases = Cases([plain_case(shape_of(m["name"]), t) for m, t in zip(mods, texts, strict=True)], arch)
+    cases = Cases(
+        [plain_case(shape_of(m["name"]), t) for m, t in zip(mods, texts, strict=True)], arch
+    )
     for n, (mod, text) in enumerate(zip(mods, texts, strict=True)):
         shape, rng = shape_of(mod["name"]), np.random.default_rng(n)
         product = random_product(rng, shape, arch)
         source = next(x for x in "ABK" if x in mod)
         places = calculated(shape, source, mod[source])
 
-        def layouts(s: Shape, x: str, source: str = source, places: np.ndarray = places) -> np.ndarray:
+        def layouts(
+            s: Shape, x: str, source: str = source, places: np.ndarray = places
+        ) -> np.ndarray:
             return places if x == source else layout_of(s, x)
 
         if source in "AB":  # blocks that read the same lane hold the same values
@@ -418,7 +228,9 @@ def test_f64_negation_bits(arch: str) -> None:
     product = random_product(np.random.default_rng(3), shape, arch)
     rows = np.concatenate(operand_rows(product, layout_of))
     for n, (a, b, c) in enumerate(bits):
-        want = Product(shape, arch, product.a * (-1) ** a, product.b * (-1) ** b, product.c * (-1) ** c)
+        want = Product(
+            shape, arch, product.a * (-1) ** a, product.b * (-1) ** b, product.c * (-1) ** c
+        )
         got = take(cases.run(n, rows), layout_of(shape, "D"), "f64")
         assert_equal(got, want.expected(), f"neg:[{a},{b},{c}]")
 
@@ -445,7 +257,8 @@ def one_product(shape: Shape, arch: str, a: float, b: float, c: float) -> np.nda
 def test_xf32_cuts_the_fraction_to_ten_bits() -> None:
     shape = shape_of("v_mfma_f32_16x16x8_xf32")
     out = Cases([plain_case(shape)], "gfx942").run(
-        0, one_product(shape, "gfx942", 1 + 2.0**-10 + 2.0**-11 + 2.0**-20, 1.0, 0.0))
+        0, one_product(shape, "gfx942", 1 + 2.0**-10 + 2.0**-11 + 2.0**-20, 1.0, 0.0)
+    )
     got = take(out, layout_of(shape, "D"), "f32")
     assert_equal(got, np.full(got.shape, 1 + 2.0**-10), shape.name)
 
@@ -462,10 +275,12 @@ def test_denormals_survive_except_f32_sources_under_mode(arch: str) -> None:
         ("v_mfma_f32_16x16x16_f16", 2.0**-24, 2.0**-24, 0.0, False),
         ("v_mfma_f32_16x16x4_f32", 0.0, 0.0, tiny, False),
         ("v_mfma_f32_16x16x4_f32", 2.0**-70, 2.0**-70, 0.0, False),
-    ]  # fmt: skip
+    ]
     modes = [FLUSH_NONE, FLUSH_ALL, FLUSH_RESULTS, FLUSH_SOURCES]
     setup = "  s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), {}"
-    cases = Cases([plain_case(shape_of(r[0]), setup=setup.format(m)) for r in rows for m in modes], arch)
+    cases = Cases(
+        [plain_case(shape_of(r[0]), setup=setup.format(m)) for r in rows for m in modes], arch
+    )
     for n, (name, a, b, c, honours) in enumerate(rows):
         shape = shape_of(name)
         data = one_product(shape, arch, a, b, c)
@@ -481,7 +296,9 @@ def test_rounding_ignores_mode(arch: str) -> None:
     shape = shape_of("v_mfma_f32_16x16x4_f32")
     setup = "  s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 1"  # towards plus infinity
     data = one_product(shape, arch, 1.0, 2.0**-30, 1.0)
-    got = take(Cases([plain_case(shape, setup=setup)], arch).run(0, data), layout_of(shape, "D"), "f32")
+    got = take(
+        Cases([plain_case(shape, setup=setup)], arch).run(0, data), layout_of(shape, "D"), "f32"
+    )
     assert_equal(got, np.ones(got.shape), "1 + 2^-30")
 
 
@@ -509,7 +326,7 @@ def test_every_eight_bit_code_times_one(arch: str) -> None:
                 assert_equal(got, want, f"{name} codes {start}.. of {'AB'[side]}")
 
 
-# ------------------------------------------------------------------------------ f8f6f4, block scales
+# ------------------------------------------------------------------------------ block scales
 
 
 @cache
@@ -525,16 +342,22 @@ def scaled_cases() -> tuple[list[tuple[Shape, tuple[int, int] | None]], Cases]:
                 byte = ((fa + fb) % 4, (fa + 2 * fb + 1) % 4)
                 what.append((shape_of(f"v_mfma_scale_f32_{tile}_f8f6f4", a, b), byte))
                 low, high = [x & 1 for x in byte], [x >> 1 for x in byte]
-                texts.append(f"op_sel:[{low[0]},{low[1]},0] op_sel_hi:[{high[0]},{high[1]},0] "
-                             f"cbsz:{fa} blgp:{fb}")
-    cases = [plain_case(s, t, scales=byte is not None) for (s, byte), t in zip(what, texts, strict=True)]
+                texts.append(
+                    f"op_sel:[{low[0]},{low[1]},0] op_sel_hi:[{high[0]},{high[1]},0] "
+                    f"cbsz:{fa} blgp:{fb}"
+                )
+    cases = [
+        plain_case(s, t, scales=byte is not None) for (s, byte), t in zip(what, texts, strict=True)
+    ]
     return what, Cases(cases, "gfx950")
 
 
 def scale_rows(exponents: np.ndarray, byte: int, rng: np.random.Generator) -> np.ndarray:
     """[rows, k blocks] of E8M0 -> a register: lane = k block * rows + row, other bytes garbage."""
     lanes = exponents.T.reshape(LANES).astype(np.uint32)
-    other = rng.integers(0, 2**32, LANES, dtype=np.uint32) & np.uint32(~(0xFF << 8 * byte) & 0xFFFFFFFF)
+    other = rng.integers(0, 2**32, LANES, dtype=np.uint32) & np.uint32(
+        ~(0xFF << 8 * byte) & 0xFFFFFFFF
+    )
     return (other | lanes << np.uint32(8 * byte))[None]
 
 
@@ -574,7 +397,9 @@ def test_small_formats_code_by_code() -> None:
             put(a, place, BITS[shape.a], codes)
             put(b, added_layout(shape, "B")[0, :, 37], 8, one)
             got = take(cases.run(n, np.concatenate([a, b, c])), added_layout(shape, "D"), "f32")
-            assert_equal(got[0], np.repeat(fmt.values[codes][:, None], 32, axis=1), f"{shape.a} codes")
+            assert_equal(
+                got[0], np.repeat(fmt.values[codes][:, None], 32, axis=1), f"{shape.a} codes"
+            )
 
 
 def test_scales_reach_the_ends_of_their_range() -> None:
@@ -616,8 +441,9 @@ def test_scale_needs_its_enable_bit_and_accepts_infinite_results_under_ovfl() ->
     product.a[0, 0] = -2.0
     rng = np.random.default_rng(1)
     full = np.full((16, 4), 254)
-    rows = np.concatenate([*operand_rows(product, added_layout), scale_rows(full, 0, rng),
-                           scale_rows(full, 0, rng)])  # fmt: skip
+    rows = np.concatenate(
+        [*operand_rows(product, added_layout), scale_rows(full, 0, rng), scale_rows(full, 0, rng)]
+    )
     clamped = take(cases.run(0, rows), added_layout(shape, "D"), "f32")[0]
     free = take(cases.run(1, rows), added_layout(shape, "D"), "f32")[0]
     largest = np.finfo(np.float32).max
@@ -649,18 +475,27 @@ def test_index_sets_of_the_doubled_16_bit_instructions() -> None:
 def test_sparse_product_ignores_what_is_not_selected() -> None:
     shape = shape_of("v_smfmac_f32_16x16x32_f16")
     product = random_product(np.random.default_rng(5), shape, "gfx950")
-    product.chosen = np.broadcast_to(np.arange(16) // 2 * 4 + np.arange(16) % 2, product.a.shape).copy()
+    product.chosen = np.broadcast_to(
+        np.arange(16) // 2 * 4 + np.arange(16) % 2, product.a.shape
+    ).copy()
     want = product.expected()
     product.b[..., 2::4], product.b[..., 3::4] = np.nan, np.inf
-    out = Cases([plain_case(shape)], "gfx950").run(0, np.concatenate(operand_rows(product, layout_of)))
+    out = Cases([plain_case(shape)], "gfx950").run(
+        0, np.concatenate(operand_rows(product, layout_of))
+    )
     assert_equal(take(out, layout_of(shape, "D"), "f32"), want, shape.name)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_accumulation_register_moves_follow_exec(arch: str) -> None:
     mask = "  s_mov_b32 exec_lo, 0x0ff0ff0f\n  s_mov_b32 exec_hi, 0x5a5a5a5a\n"
-    bodies = ["v_accvgpr_write_b32 a9, v8", "v_accvgpr_read_b32 v9, a8", "v_accvgpr_mov_b32 a9, a8",
-              "v_accvgpr_write_b32 a9, -3", "v_accvgpr_write_b32 a9, 1.0"]  # fmt: skip
+    bodies = [
+        "v_accvgpr_write_b32 a9, v8",
+        "v_accvgpr_read_b32 v9, a8",
+        "v_accvgpr_mov_b32 a9, a8",
+        "v_accvgpr_write_b32 a9, -3",
+        "v_accvgpr_write_b32 a9, 1.0",
+    ]
     pairs = [("v8", "a9"), ("a8", "v9"), ("a8", "a9"), ("v8", "a9"), ("v8", "a9")]
     cases = Cases([Case(mask + b, [*p], [p[1]]) for b, p in zip(bodies, pairs, strict=True)], arch)
     rows = np.random.default_rng(0).integers(0, 2**32, (2, LANES), dtype=np.uint32)
@@ -673,9 +508,7 @@ def test_accumulation_register_moves_follow_exec(arch: str) -> None:
 
 def test_f8f6f4_refuses_a_format_it_has_not() -> None:
     shape = shape_of("v_mfma_f32_16x16x128_f8f6f4", "fp8", "fp8")
-    a, b = "v[8:15]", "v[32:39]"
-    word = ".long 0xd3ad0540, 0x05024108"  # cbsz 5: D v[64:67], A v[8:], B v[32:], C v[64:67]
-    assert (a, b) == ("v[8:15]", "v[32:39]")
-    cases = Cases([Case("  " + word, plain_case(shape).inputs, names_of("v", 64, 4))], "gfx950")
+    word = "  .long 0xd3ad0540, 0x05024108"  # cbsz 5, D and C v[64:67], A v[8:15], B v[32:39]
+    cases = Cases([Case(word, plain_case(shape).inputs, names_of("v", 64, 4))], "gfx950")
     with pytest.raises(AssertionError, match="format code"):
         cases.run(0, np.zeros((20, LANES), np.uint32))

@@ -18,6 +18,7 @@ from vgpu_asm import LANES, Snippets
 from vgpu_reference import Array, Op
 
 ARCHS = ("gfx942", "gfx950")
+MASKS = (0x5A5A_F00F_1234_8001, 0xFFFF_0000_FFFF_0000, 0x8000_0000_0000_0001, 0x0F0F_3333_5555_FF00)
 ALL = (1 << LANES) - 1
 U64 = np.uint64
 
@@ -467,11 +468,10 @@ def op_case(op: Op, form: Form, count: int, label: str, vop3_only: bool = False)
 def result_checks(op: Op, form: Form) -> list[Check]:
     if op.dst == "pkf16":
         return [Check("f16", 0), Check("f16", 16)]
-    if not ref.is_float(op.dst) or (form.sdwa and form.sdwa.dst not in ("DWORD", "WORD_0")):
-        return []
-    if form.sdwa and (form.sdwa.dst == "WORD_0" and op.dst != "f16"):
+    if not ref.is_float(op.dst):
         return []
     high = form.op_sel is not None and form.op_sel >> len(op.srcs) & 1
+    high = high or (form.sdwa is not None and form.sdwa.dst == "WORD_1")
     return [Check(op.dst, 16 if high else 0, op.ulp, form.clamp)]
 
 
@@ -527,3 +527,46 @@ def _expected(op: Op, form: Form, fixed: list[int | None], lanes: Array, kind: s
             place(words, 0, kind, np.where(active, bits, old))
         outs.append(words)
     return outs
+
+
+# ---------------------------------------------------------------- cases written by hand
+
+COUNT = 1024
+# Leaves a lane mask in v22:23 of every lane.
+SHOW_MASK = "s_mov_b64 s[14:15], {0}\ns_mov_b64 exec, -1\nv_mov_b32 v22, s14\nv_mov_b32 v23, s15\n"
+
+
+def words_of(old: Array, *fields: tuple[int, str, Array]) -> Array:
+    """[n, 4] dwords: the old pair, then fields (bit position, type, bits) laid over it."""
+    words = np.zeros((len(old), 4), np.uint32)
+    place(words, 0, "u64", old)
+    for at, kind, bits in fields:
+        place(words, at, kind, bits)
+    return words
+
+
+def low32(bits: Array) -> Array:
+    return bits & U64(0xFFFFFFFF)
+
+
+def wave_mask(hits: Array) -> Array:
+    """The 64-bit mask of each lane's wave, repeated for its lanes."""
+    waves = hits.reshape(-1, LANES).astype(U64) << np.arange(LANES, dtype=U64)
+    return waves.sum(axis=1, dtype=U64).repeat(LANES)
+
+
+class Cases:
+    """Cases by group (an opcode or a theme)."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, list[Case]] = {}
+
+    def all(self) -> list[Case]:
+        return [case for cases in self.groups.values() for case in cases]
+
+    def add(self, group: str, name: str, asm: str, kinds: str, expect: Callable[[Array], list[Array]],
+            checks: list[Check] | None = None, arch: str = "", count: int = COUNT) -> Case:
+        """v20:21 are preset from column 3; `kinds` are the types of the input columns."""
+        case = Case(name, OLD + asm, lane_inputs(kinds.split(), count, seed_of(name)), expect, checks or [], arch)
+        self.groups.setdefault(group, []).append(case)
+        return case

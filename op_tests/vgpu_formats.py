@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pytest
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ class Format:
         code = np.where(up, above, above - 1)
         return self._finish(code, magnitude, negative, saturate=saturate)
 
-    def round_random(self, x: np.ndarray, seed: np.ndarray, *, saturate: bool = False) -> np.ndarray:
+    def round_random(
+        self, x: np.ndarray, seed: np.ndarray, *, saturate: bool = False
+    ) -> np.ndarray:
         """Codes of float32 values rounded by `seed`: the high bits of the seed are added below the
         last kept bit of the significand, aligned (and cut) to the smallest normal exponent."""
         x64 = np.asarray(x, np.float64)
@@ -84,8 +87,9 @@ class Format:
         code = np.where(np.isfinite(magnitude), code, 1 << 20)
         return self._finish(code, magnitude, negative, saturate=saturate)
 
-    def _finish(self, code: np.ndarray, magnitude: np.ndarray, negative: np.ndarray,
-                *, saturate: bool) -> np.ndarray:
+    def _finish(
+        self, code: np.ndarray, magnitude: np.ndarray, negative: np.ndarray, *, saturate: bool
+    ) -> np.ndarray:
         largest = len(self.magnitudes) - 1
         if saturate or self.specials == "finite":
             overflow = largest
@@ -121,3 +125,105 @@ def matches(codes: np.ndarray, wanted: np.ndarray, fmt: Format) -> np.ndarray:
     """Whether codes are the wanted ones; -1 stands for any NaN."""
     nan = np.isnan(fmt.values[np.asarray(codes, np.int64)])
     return np.where(wanted < 0, nan, codes == wanted)
+
+
+# ------------------------------------------------------------------------------ for tests
+
+
+def expect(got: np.ndarray, want: np.ndarray, what: str, inputs: np.ndarray | None = None) -> None:
+    wrong = np.flatnonzero(np.asarray(got) != np.asarray(want))
+    if len(wrong):
+        at = wrong[0]
+        source = "" if inputs is None else f" for {inputs[at]!r}"
+        pytest.fail(
+            f"{what}: {len(wrong)} of {len(got)} wrong, first at {at}{source}: "
+            f"got {got[at]!r}, expected {want[at]!r}"
+        )
+
+
+def expect_codes(
+    got: np.ndarray, want: np.ndarray, fmt: Format, what: str, inputs: np.ndarray
+) -> None:
+    fine = matches(got, want, fmt)
+    if not fine.all():
+        at = int(np.flatnonzero(~fine)[0])
+        pytest.fail(
+            f"{what}: {(~fine).sum()} of {len(got)} wrong, first at {at} for {inputs[at]!r}: "
+            f"got code {got[at]:#x}, expected {want[at]:#x}"
+        )
+
+
+def float_bits(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values, np.float32).view(np.uint32)
+
+
+def around(fmt: Format, scale: float = 1.0) -> np.ndarray:
+    """float32 values at, next to and halfway between all values of a format, and beyond them."""
+    grid = fmt.magnitudes
+    top = grid[-1]
+    points = np.concatenate(
+        [
+            grid,
+            (grid[1:] + grid[:-1]) / 2,
+            grid[1:2] / 4,
+            top + (grid[-1] - grid[-2]) * np.array([0.25, 0.5, 0.75, 1, 2]),
+            [3e38, 1e-30],
+        ]
+    )
+    with np.errstate(over="ignore"):
+        points = (points * scale).astype(np.float32)
+        near = [np.nextafter(points, np.float32(np.inf)), np.nextafter(points, np.float32(0))]
+    every = np.concatenate([points, *near])
+    special = np.array([np.inf, np.nan, 0.0], np.float32)
+    return np.concatenate([every, -every, special, -special])
+
+
+def random_floats(count: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal(count) * np.exp2(rng.uniform(-20, 18, count))).astype(np.float32)
+
+
+def wide_bits(values: np.ndarray, kind: str) -> np.ndarray:
+    """Codes of float32 values rounded to a wide type."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if kind == "f32":
+            return float_bits(values)
+        if kind == "f16":
+            return values.astype(np.float16).view(np.uint16).astype(np.uint32)
+        return (float_bits(values) >> 16).astype(np.uint32)
+
+
+def wide_values(codes: np.ndarray, kind: str) -> np.ndarray:
+    """float64 values of wide codes."""
+    if kind == "f32":
+        return codes.astype(np.uint32).view(np.float32).astype(np.float64)
+    if kind == "f16":
+        return codes.astype(np.uint16).view(np.float16).astype(np.float64)
+    return (codes.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+
+
+def narrow_codes(values: np.ndarray, kind: str) -> np.ndarray:
+    """Wide codes of float64 values, rounded once; -1 for NaN."""
+    if kind == "f32":
+        with np.errstate(over="ignore", invalid="ignore"):
+            codes = values.astype(np.float32).view(np.uint32).astype(np.int64)
+    else:
+        codes = {"f16": F16, "bf16": BF16}[kind].round(values)
+    return np.where(np.isnan(values), -1, codes)
+
+
+def expect_wide(got: np.ndarray, want: np.ndarray, kind: str, what: str) -> None:
+    got = got.astype(np.int64)
+    got = np.where(np.isnan(wide_values(got, kind)), -1, got)
+    expect(got, want, what)
+
+
+SATURATE = "  s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\n"  # MODE.FP16_OVFL
+
+
+def small(name: str, arch: str = "gfx950") -> Format:
+    return {"fp6": E2M3, "bf6": E3M2, "fp4": E2M1, **eight_bit(arch)}[name]
+
+
+def next_random(state: np.ndarray) -> np.ndarray:
+    return (state << np.uint32(1)) ^ np.where(state >> 31, np.uint32(0xC5), np.uint32(0))

@@ -227,7 +227,7 @@ def circle(x: Array, function: Callable[[Array], Array]) -> Array:
     two_pi = np.longdouble("6.283185307179586476925286766559005768")
     if function is np.sin:  # fold to a quarter turn, so that zeros come out exactly
         turns = np.where(turns > 0.25, 0.5 - turns, np.where(turns < -0.25, -0.5 - turns, turns))
-        return np.where(outside, 0.0, np.sin(turns * two_pi).astype(np.float64))
+        return np.where(x == 0, f64(x), np.where(outside, 0.0, np.sin(turns * two_pi).astype(np.float64)))
     turns = np.abs(turns)
     near = np.where(turns > 0.125, np.sin((0.25 - turns) * two_pi), np.cos(turns * two_pi))
     return np.where(outside, 1.0, near.astype(np.float64))

@@ -1,7 +1,7 @@
 """Runs single instructions on whole registers: numpy rows of 64 lanes in, rows of 64 lanes out.
 
-A case names the registers that it reads and writes ("v8", "a3"); the kernel loads each from a row of
-the input, runs the body in between, and stores the outputs. v0 to v2 and s0 to s7 are taken.
+A case names the registers that it reads and writes ("v8", "a3"); the kernel loads each from a row
+of the input, runs the body in between, and stores the outputs. v0 to v2 and s0 to s7 are taken.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _DESCRIPTOR = """
   .amdhsa_accum_offset 256
   .amdhsa_user_sgpr_kernarg_segment_ptr 1
   .amdhsa_kernarg_size 16
+  .amdhsa_float_denorm_mode_32 3
 .end_amdhsa_kernel
 """
 _METADATA = """  - .name: {name}
@@ -101,3 +102,13 @@ class Cases:
         arguments = np.array([rows.ctypes.data, out.ctypes.data], np.uint64).tobytes()
         self.module.launch(f"k{index}", 1, LANES, arguments)
         return out
+
+    def run_lanes(self, index: int, columns: list[np.ndarray]) -> np.ndarray:
+        """Any number of values of each input, 64 at a time: [outputs, n]."""
+        n = len(columns[0])
+        padded = np.zeros((len(columns), -(-n // LANES) * LANES), np.uint32)
+        for row, column in zip(padded, columns, strict=True):
+            row[:n] = column
+        starts = range(0, padded.shape[1], LANES)
+        parts = [self.run(index, padded[:, at : at + LANES]) for at in starts]
+        return np.concatenate(parts, axis=1)[:, :n]

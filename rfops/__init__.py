@@ -14,6 +14,7 @@ if not (Path(__file__).parent / "jit").is_dir():
 
 # An op and its file have the same name. These imports, not lazy ones, make `rfops.<op>` the
 # function whatever else has been imported before.
+from . import vgpu
 from .gemm_mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
 from .jit import (
     BindError,
@@ -40,4 +41,5 @@ __all__ = [
     "gemm_mxfp8",
     "gemm_mxfp8_ref",
     "quant_mxfp8",
+    "vgpu",
 ]

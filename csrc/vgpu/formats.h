@@ -25,17 +25,23 @@ struct SmallFloat {
   constexpr u32 magnitudes() const { return sign() - 1; }
   constexpr u32 max_finite() const {
     switch (specials) {
-      case Specials::kIeee: return (((1u << exponent) - 1) << mantissa) - 1;
-      case Specials::kNanOnly: return magnitudes() - 1;
-      default: return magnitudes();
+      case Specials::kIeee:
+        return (((1u << exponent) - 1) << mantissa) - 1;
+      case Specials::kNanOnly:
+        return magnitudes() - 1;
+      default:
+        return magnitudes();
     }
   }
   // The code of a NaN, and of a magnitude that does not fit.
   constexpr u32 nan(u32 sign_bit) const {
     switch (specials) {
-      case Specials::kFnuz: return sign();
-      case Specials::kFinite: return sign_bit | max_finite();
-      default: return sign_bit | magnitudes();
+      case Specials::kFnuz:
+        return sign();
+      case Specials::kFinite:
+        return sign_bit | max_finite();
+      default:
+        return sign_bit | magnitudes();
     }
   }
   constexpr u32 overflow(u32 sign_bit) const {
@@ -93,7 +99,7 @@ struct Rounding {
 // Stochastic rounding first aligns a value below the normal range, dropping what falls off.
 template <SmallFloat kFmt>
 constexpr u32 encode_small(f32 value, const Rounding& rounding = {}) {
-  constexpr u32 kKeep = 23 - kFmt.mantissa;        // float bits below the last kept bit
+  constexpr u32 kKeep = 23 - kFmt.mantissa;  // float bits below the last kept bit
   constexpr i32 kMinNormal = 128 - static_cast<i32>(kFmt.bias);  // biased float exponent
   const u32 word = bits<u32>(value);
   const u32 mag = word & 0x7fffffff;
@@ -113,7 +119,8 @@ constexpr u32 encode_small(f32 value, const Rounding& rounding = {}) {
   }
   code += exponent > kMinNormal ? static_cast<u32>(exponent - kMinNormal) << kFmt.mantissa : 0u;
   const u32 limit = rounding.saturate || kFmt.specials == Specials::kFinite
-                        ? sign | kFmt.max_finite() : kFmt.overflow(sign);
+                        ? sign | kFmt.max_finite()
+                        : kFmt.overflow(sign);
   const u32 signed_code = kFmt.specials == Specials::kFnuz && code == 0 ? 0u : code | sign;
   const u32 number = code > kFmt.max_finite() ? limit : signed_code;
   return mag > kFloatInf ? kFmt.nan(sign) : number;

@@ -6,18 +6,37 @@
 namespace vgpu {
 
 enum class Elem : u8 {
-  kF64, kF32, kXf32, kF16, kBf16, kI8, kFp8, kBf8, kFp6, kBf6, kFp4,
+  kF64,
+  kF32,
+  kXf32,
+  kF16,
+  kBf16,
+  kI8,
+  kFp8,
+  kBf8,
+  kFp6,
+  kBf6,
+  kFp4,
   kByField,  // f8f6f4: CBSZ names the format of A, BLGP that of B
 };
 
 constexpr u32 bits_of(Elem elem) {
   switch (elem) {
-    case Elem::kF64: return 64;
-    case Elem::kF32: case Elem::kXf32: return 32;
-    case Elem::kF16: case Elem::kBf16: return 16;
-    case Elem::kFp6: case Elem::kBf6: return 6;
-    case Elem::kFp4: return 4;
-    default: return 8;
+    case Elem::kF64:
+      return 64;
+    case Elem::kF32:
+    case Elem::kXf32:
+      return 32;
+    case Elem::kF16:
+    case Elem::kBf16:
+      return 16;
+    case Elem::kFp6:
+    case Elem::kBf6:
+      return 6;
+    case Elem::kFp4:
+      return 4;
+    default:
+      return 8;
   }
 }
 
@@ -51,9 +70,9 @@ u32 matrix_dwords(const MatrixShape& shape, const Inst& inst, u32 operand);
 u32 matrix_passes(const MatrixShape& shape, const Inst& inst, Arch arch);
 
 // Executors (ops_mfma.cpp, ops_smfmac.cpp).
-void exec_mfma_f32(Wave& wave, const Inst& inst);     // f32 out, 16x16 and 32x32
-void exec_mfma_i32(Wave& wave, const Inst& inst);     // i8 in, 16x16 and 32x32
-void exec_mfma_4x4(Wave& wave, const Inst& inst);     // 16 blocks, f32 or i32 out
+void exec_mfma_f32(Wave& wave, const Inst& inst);  // f32 out, 16x16 and 32x32
+void exec_mfma_i32(Wave& wave, const Inst& inst);  // i8 in, 16x16 and 32x32
+void exec_mfma_4x4(Wave& wave, const Inst& inst);  // 16 blocks, f32 or i32 out
 void exec_mfma_f64(Wave& wave, const Inst& inst);
 void exec_mfma_f8f6f4(Wave& wave, const Inst& inst);  // with or without block scales
 void exec_smfmac_f32(Wave& wave, const Inst& inst);

@@ -1,7 +1,7 @@
 // The matrix opcodes: one line each, from which the opcode table rows follow.
-#include "mfma.h"
-
 #include <array>
+
+#include "mfma.h"
 
 namespace vgpu {
 namespace {
@@ -94,13 +94,20 @@ constexpr u32 input_dwords(const MatrixShape& shape, u32 k, Elem elem) {
 
 constexpr Type tuple_of(u32 dwords) {
   switch (dwords) {
-    case 1: return Type::kB32;
-    case 2: return Type::kB64;
-    case 4: return Type::kB128;
-    case 6: return Type::kB192;
-    case 8: return Type::kB256;
-    case 16: return Type::kB512;
-    default: return Type::kB1024;
+    case 1:
+      return Type::kB32;
+    case 2:
+      return Type::kB64;
+    case 4:
+      return Type::kB128;
+    case 6:
+      return Type::kB192;
+    case 8:
+      return Type::kB256;
+    case 16:
+      return Type::kB512;
+    default:
+      return Type::kB1024;
   }
 }
 
@@ -119,8 +126,13 @@ constexpr OpInfo row_of(const MatrixShape& shape) {
   const bool single_f64 = shape.out_bits() == 64 && shape.out_dwords() == 2;
   const Type d = single_f64 ? Type::kF64 : tuple_of(shape.out_dwords());
   const u32 flags = shape.flags | kMatrix | (shape.sparse ? kReadsDst : kNoFlags);
-  return {shape.opcode, shape.name, exec_of(shape), d, {a, b, shape.sparse ? Type::kB32 : d},
-          static_cast<u16>(flags), Kind::kMfma};
+  return {shape.opcode,
+          shape.name,
+          exec_of(shape),
+          d,
+          {a, b, shape.sparse ? Type::kB32 : d},
+          static_cast<u16>(flags),
+          Kind::kMfma};
 }
 
 constexpr u32 kShapeCount = std::size(kShapes);
@@ -129,10 +141,20 @@ constexpr u32 kMoves = 2;  // v_accvgpr_read, v_accvgpr_write behind the shapes
 constexpr auto kRows = [] {
   std::array<OpInfo, kShapeCount + kMoves> rows{};
   for (u32 i = 0; i < kShapeCount; ++i) rows[i] = row_of(kShapes[i]);
-  rows[kShapeCount] = {88, "v_accvgpr_read_b32", exec_accvgpr_read, Type::kB32,
-                       {Type::kB32, Type::kNone, Type::kNone}, kMatrix, Kind::kValu};
-  rows[kShapeCount + 1] = {89, "v_accvgpr_write_b32", exec_accvgpr_write, Type::kB32,
-                           {Type::kB32, Type::kNone, Type::kNone}, kMatrix, Kind::kValu};
+  rows[kShapeCount] = {88,
+                       "v_accvgpr_read_b32",
+                       exec_accvgpr_read,
+                       Type::kB32,
+                       {Type::kB32, Type::kNone, Type::kNone},
+                       kMatrix,
+                       Kind::kValu};
+  rows[kShapeCount + 1] = {89,
+                           "v_accvgpr_write_b32",
+                           exec_accvgpr_write,
+                           Type::kB32,
+                           {Type::kB32, Type::kNone, Type::kNone},
+                           kMatrix,
+                           Kind::kValu};
   return rows;
 }();
 
@@ -143,7 +165,8 @@ constexpr std::array<OpInfo, 2> kScaleRows = {row_of(kScaleShapes[0]), row_of(kS
 extern const OpTable kMfmaTable;
 extern const OpTable kMfmaScaleTable;
 const OpTable kMfmaTable = {Format::kVop3p, kRows.data(), static_cast<u32>(kRows.size())};
-const OpTable kMfmaScaleTable = {Format::kVop3px2, kScaleRows.data(), static_cast<u32>(kScaleRows.size())};
+const OpTable kMfmaScaleTable = {Format::kVop3px2, kScaleRows.data(),
+                                 static_cast<u32>(kScaleRows.size())};
 
 const MatrixShape* matrix_shape(const Inst& inst) {
   const OpInfo* op = inst.op;
@@ -162,16 +185,21 @@ Elem matrix_elem(const MatrixShape& shape, const Inst& inst, u32 operand) {
 
 u32 matrix_dwords(const MatrixShape& shape, const Inst& inst, u32 operand) {
   switch (operand) {
-    case 0: return input_dwords(shape, shape.a_k(), matrix_elem(shape, inst, 0));
-    case 1: return input_dwords(shape, shape.k, matrix_elem(shape, inst, 1));
-    case 2: return shape.sparse ? 1 : shape.out_dwords();
-    default: return shape.out_dwords();
+    case 0:
+      return input_dwords(shape, shape.a_k(), matrix_elem(shape, inst, 0));
+    case 1:
+      return input_dwords(shape, shape.k, matrix_elem(shape, inst, 1));
+    case 2:
+      return shape.sparse ? 1 : shape.out_dwords();
+    default:
+      return shape.out_dwords();
   }
 }
 
 u32 matrix_passes(const MatrixShape& shape, const Inst& inst, Arch arch) {
   if (shape.a == kByField) {  // 6- and 4-bit pairs run at twice the rate
-    const bool wide = bits_of(matrix_elem(shape, inst, 0)) == 8 || bits_of(matrix_elem(shape, inst, 1)) == 8;
+    const bool wide =
+        bits_of(matrix_elem(shape, inst, 0)) == 8 || bits_of(matrix_elem(shape, inst, 1)) == 8;
     return wide ? shape.passes : shape.passes / 2u;
   }
   const bool half_rate_f64 = shape.a == kF64 && shape.dim == 16 && arch == Arch::kGfx950;

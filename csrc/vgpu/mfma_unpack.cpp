@@ -2,6 +2,11 @@
 #include "mfma_unpack.h"
 
 #include "formats.h"
+#include "fp_scope.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 namespace vgpu {
 namespace {
@@ -61,16 +66,26 @@ using UnpackFn = void (*)(const u32*, u32, f32*);
 
 UnpackFn unpacker(Elem elem, bool fnuz) {
   switch (elem) {
-    case Elem::kF32: return unpack_words<32, from_f32>;
-    case Elem::kXf32: return unpack_words<32, from_xf32>;
-    case Elem::kF16: return unpack_halves;
-    case Elem::kBf16: return unpack_words<16, from_bf16>;
-    case Elem::kI8: return unpack_words<8, from_i8>;
-    case Elem::kFp8: return fnuz ? unpack_words<8, decode_small<kE4m3Fnuz>> : unpack_words<8, decode_small<kE4m3>>;
-    case Elem::kBf8: return fnuz ? unpack_words<8, decode_small<kE5m2Fnuz>> : unpack_words<8, decode_small<kE5m2>>;
-    case Elem::kFp6: return unpack_sixes<decode_small<kE2m3>>;
-    case Elem::kBf6: return unpack_sixes<decode_small<kE3m2>>;
-    default: return unpack_words<4, decode_small<kE2m1>>;
+    case Elem::kF32:
+      return unpack_words<32, from_f32>;
+    case Elem::kXf32:
+      return unpack_words<32, from_xf32>;
+    case Elem::kF16:
+      return unpack_halves;
+    case Elem::kBf16:
+      return unpack_words<16, from_bf16>;
+    case Elem::kI8:
+      return unpack_words<8, from_i8>;
+    case Elem::kFp8:
+      return fnuz ? unpack_words<8, decode_small<kE4m3Fnuz>> : unpack_words<8, decode_small<kE4m3>>;
+    case Elem::kBf8:
+      return fnuz ? unpack_words<8, decode_small<kE5m2Fnuz>> : unpack_words<8, decode_small<kE5m2>>;
+    case Elem::kFp6:
+      return unpack_sixes<decode_small<kE2m3>>;
+    case Elem::kBf6:
+      return unpack_sixes<decode_small<kE3m2>>;
+    default:
+      return unpack_words<4, decode_small<kE2m1>>;
   }
 }
 
@@ -86,7 +101,8 @@ void flush_denormals(f32* values, u32 count) {
 void unpack(Wave& wave, Elem elem, u32 reg, u32 dwords, Unpacked& out) {
   const bool fnuz = wave.group->arch == Arch::kGfx942;
   unpacker(elem, fnuz)(wave.va(reg), dwords, out.slot[0]);
-  if (elem == Elem::kF32 && flush_float_sources(wave)) flush_denormals(out.slot[0], dwords * kLanes);
+  if (elem == Elem::kF32 && flush_float_sources(wave))
+    flush_denormals(out.slot[0], dwords * kLanes);
 }
 
 bool all_finite(const u32* words, u32 count) {
@@ -105,14 +121,17 @@ void broadcast_blocks(Unpacked& a, u32 slots, const MatrixShape& shape, u32 cbsz
   for (u32 s = 0; s < slots; ++s) {
     f32 old[kLanes];
     std::memcpy(old, a.slot[s], sizeof(old));
-    for (u32 lane = 0; lane < kLanes; ++lane) a.slot[s][lane] = old[lane / group * group + from + lane % shape.dim];
+    for (u32 lane = 0; lane < kLanes; ++lane)
+      a.slot[s][lane] = old[lane / group * group + from + lane % shape.dim];
   }
 }
 
 void permute_lanes(Unpacked& b, u32 slots, u32 blgp) {
   // BLGP as (lane + add) % modulus + base.
-  constexpr struct { u8 add, modulus, base; } kTable[8] = {
-      {0, 64, 0}, {0, 32, 0}, {0, 32, 32}, {16, 64, 0}, {0, 16, 0}, {0, 16, 16}, {0, 16, 32}, {0, 16, 48}};
+  constexpr struct {
+    u8 add, modulus, base;
+  } kTable[8] = {{0, 64, 0}, {0, 32, 0},  {0, 32, 32}, {16, 64, 0},
+                 {0, 16, 0}, {0, 16, 16}, {0, 16, 32}, {0, 16, 48}};
   const auto [add, modulus, base] = kTable[blgp & 7];
   for (u32 s = 0; s < slots; ++s) {
     f32 old[kLanes];

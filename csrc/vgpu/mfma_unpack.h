@@ -4,10 +4,6 @@
 #include "mfma.h"
 #include "wave.h"
 
-#if defined(__SSE__)
-#include <immintrin.h>
-#endif
-
 namespace vgpu {
 
 // Element `slot` of each lane of A or B. A lane holds at most 32 elements.
@@ -29,8 +25,8 @@ void broadcast_blocks(Unpacked& a, u32 slots, const MatrixShape& shape, u32 cbsz
 void permute_lanes(Unpacked& b, u32 slots, u32 blgp);
 
 // Where the k of a matrix lie: runs of `length` consecutive k in consecutive slots. A group is the
-// dim * blocks lanes that hold one k; a lane's elements are consecutive k, except that 8- and 16-bit
-// elements beyond 16 bytes come in chunks of 16 bytes that alternate between the groups.
+// dim * blocks lanes that hold one k; a lane's elements are consecutive k, except that 8- and
+// 16-bit elements beyond 16 bytes come in chunks of 16 bytes that alternate between the groups.
 struct Runs {
   u32 length = 0, count = 0;
   u16 base[64] = {};  // offset of run r in Unpacked: slot * 64 + first lane of its group
@@ -57,30 +53,5 @@ constexpr u32 result_row(u32 dim, u32 block, u32 i) {
   const u32 reg = block * (dim * dim / kLanes) + i / (4 * halves) * 4 + i % 4;
   return reg * kLanes + i / 4 % halves * dim;
 }
-
-// Matrix instructions round to nearest and keep denormals whatever MODE says; the host's
-// floating-point unit follows MODE elsewhere.
-class MatrixMode {
- public:
-#if defined(__SSE__)
-  MatrixMode() : saved_(_mm_getcsr()) {
-    if ((saved_ & kControl) != kWanted) _mm_setcsr(kWanted);
-  }
-  ~MatrixMode() {
-    if ((saved_ & kControl) != kWanted) _mm_setcsr(saved_);
-  }
-#else
-  MatrixMode() = default;
-#endif
-  MatrixMode(const MatrixMode&) = delete;
-  MatrixMode& operator=(const MatrixMode&) = delete;
-
- private:
-  static constexpr u32 kControl = 0xffc0, kWanted = 0x1f80;
-  [[maybe_unused]] u32 saved_ = 0;
-};
-
-// Whether f32 sources that are denormal count as zero (MODE bit 4: f32 denormal sources allowed).
-inline bool flush_float_sources(const Wave& wave) { return !(wave.mode >> 4 & 1); }
 
 }  // namespace vgpu

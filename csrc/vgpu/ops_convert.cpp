@@ -1,9 +1,11 @@
 // Conversions from and to formats of 16 bits and fewer, and the few moves that stand beside them in
 // the opcode map.
 //
-// Direction of the block scale (cvt_scalef32): unpacking multiplies by 2^(e - 127), packing divides;
-// e is the exponent field of the scale operand, 255 is NaN.
+// Direction of the block scale (cvt_scalef32): unpacking multiplies by 2^(e - 127), packing
+// divides; e is the exponent field of the scale operand, 255 is NaN. Only f32 sources follow MODE's
+// denormal field.
 #include "formats.h"
+#include "fp_scope.h"
 #include "lanes.h"
 
 namespace vgpu {
@@ -26,6 +28,18 @@ namespace {
   return e == 255 ? bits<f32>(kFloatNan) : times_power(x, 127 - static_cast<i32>(e));
 }
 
+// A float source as MODE wants it.
+class FloatSource {
+ public:
+  explicit FloatSource(const Wave& wave) : flush_(flush_float_sources(wave)) {}
+  f32 operator()(u32 word) const {
+    return bits<f32>(flush_ && !(word & kFloatInf) ? word & 0x80000000 : word);
+  }
+
+ private:
+  bool flush_;
+};
+
 // The wide side of a conversion.
 enum class Wide { kF32, kF16, kBf16 };
 
@@ -39,12 +53,14 @@ constexpr f32 widen(u32 code) {
 // FP16_OVFL keeps an overflow of numbers finite, but not an infinity.
 template <Wide kWide>
 constexpr u32 narrow(f32 x, bool saturate) {
-  if constexpr (kWide == Wide::kF16) return encode_small<kHalf>(x, {false, 0, saturate && !is_inf(x)});
+  if constexpr (kWide == Wide::kF16)
+    return encode_small<kHalf>(x, {false, 0, saturate && !is_inf(x)});
   if constexpr (kWide == Wide::kBf16) return float_to_bf16(x);
   return bits<u32>(x);
 }
 
-template <Wide kWide> inline constexpr Type kPairType = kWide == Wide::kF32 ? Type::kB64 : Type::kB32;
+template <Wide kWide>
+inline constexpr Type kPairType = kWide == Wide::kF32 ? Type::kB64 : Type::kB32;
 
 // Replaces the field of the destination that op_sel names: a half by bit 3, a byte by bits 3:2.
 void store_field(Wave& wave, const Inst& inst, u32 width, Lanes& values) {
@@ -62,7 +78,8 @@ struct SignBits {
       : keep(inst.abs & 1 ? ~sign : ~0u), flip(inst.neg & 1 ? sign : 0u) {}
   u32 operator()(u32 word) const { return (word & keep) ^ flip; }
 };
-template <Wide kWide> inline constexpr u32 kSignBits = kWide == Wide::kF32 ? 0x80000000u : 0x80008000u;
+template <Wide kWide>
+inline constexpr u32 kSignBits = kWide == Wide::kF32 ? 0x80000000u : 0x80008000u;
 
 // A pair of wide values of source 0: a register pair of floats, or two halves of a register.
 template <Wide kWide>
@@ -74,8 +91,9 @@ struct Pair {
     const SignBits sign(inst, kSignBits<kWide>);
     if constexpr (kWide == Wide::kF32) {
       const u32* raw = fetch<u64>(wave, inst, 0, tmp);
-      VGPU_LANES { low[lane] = bits<f32>(sign(raw[lane])); }
-      VGPU_LANES { high[lane] = bits<f32>(sign(raw[lane + kLanes])); }
+      const FloatSource source(wave);
+      VGPU_LANES { low[lane] = source(sign(raw[lane])); }
+      VGPU_LANES { high[lane] = source(sign(raw[lane + kLanes])); }
     } else {
       const u32* raw = fetch<u32>(wave, inst, 0, tmp);
       VGPU_LANES { low[lane] = widen<kWide>(sign(raw[lane]) & 0xffff); }
@@ -103,14 +121,17 @@ void pack_floats(Wave& wave, const Inst& inst) {
 // Two floats over the scale in source 2.
 template <SmallFloat kTo>
 void pack_floats_scaled(Wave& wave, const Inst& inst) {
+  const NearestScope scope;
+  const FloatSource source(wave);
   Lanes ta, tb, ts, out;
   const u32* a = fetch<f32>(wave, inst, 0, ta);
   const u32* b = fetch<f32>(wave, inst, 1, tb);
   const u32* scale = fetch<f32>(wave, inst, 2, ts);
   const Rounding rounding{false, 0, wave.fp16_ovfl()};
   VGPU_LANES {
-    out.word[lane] = encode_small<kTo>(over_scale(bits<f32>(a[lane]), scale[lane]), rounding) |
-                     encode_small<kTo>(over_scale(bits<f32>(b[lane]), scale[lane]), rounding) << kTo.bits();
+    out.word[lane] = encode_small<kTo>(over_scale(source(a[lane]), scale[lane]), rounding) |
+                     encode_small<kTo>(over_scale(source(b[lane]), scale[lane]), rounding)
+                         << kTo.bits();
   }
   store_field(wave, inst, 2 * kTo.bits(), out);
 }
@@ -118,31 +139,45 @@ void pack_floats_scaled(Wave& wave, const Inst& inst) {
 // Two halves of source 0 over the scale in source 1.
 template <SmallFloat kTo, Wide kFrom>
 void pack_halves_scaled(Wave& wave, const Inst& inst) {
+  const NearestScope scope;
   const Pair<kFrom> x(wave, inst);
   Lanes ts, out;
   const u32* scale = fetch<f32>(wave, inst, 1, ts);
   const Rounding rounding{false, 0, wave.fp16_ovfl()};
   VGPU_LANES {
     out.word[lane] = encode_small<kTo>(over_scale(x.low[lane], scale[lane]), rounding) |
-                     encode_small<kTo>(over_scale(x.high[lane], scale[lane]), rounding) << kTo.bits();
+                     encode_small<kTo>(over_scale(x.high[lane], scale[lane]), rounding)
+                         << kTo.bits();
   }
   store_field(wave, inst, 2 * kTo.bits(), out);
 }
 
-template <Wide kFrom> struct LaneOf { using T = f32; };
-template <> struct LaneOf<Wide::kF16> { using T = f16; };
-template <> struct LaneOf<Wide::kBf16> { using T = bf16; };
+template <Wide kFrom>
+struct LaneOf {
+  using T = f32;
+};
+template <>
+struct LaneOf<Wide::kF16> {
+  using T = f16;
+};
+template <>
+struct LaneOf<Wide::kBf16> {
+  using T = bf16;
+};
 
 // One value, stochastically rounded by the bits of source 1; scaled by source 2.
 template <SmallFloat kTo, Wide kFrom, bool kScaled>
 void pack_one_random(Wave& wave, const Inst& inst) {
+  const NearestScope scope;
+  const FloatSource source(wave);
   Lanes ta, tr, ts, out;
   const u32* a = fetch<typename LaneOf<kFrom>::T>(wave, inst, 0, ta);  // widened to float
   const u32* random = fetch<u32>(wave, inst, 1, tr);
   const u32* scale = kScaled ? fetch<f32>(wave, inst, 2, ts) : nullptr;
   const bool saturate = wave.fp16_ovfl();
   VGPU_LANES {
-    const f32 x = kScaled ? over_scale(bits<f32>(a[lane]), scale[lane]) : bits<f32>(a[lane]);
+    const f32 from = kFrom == Wide::kF32 ? source(a[lane]) : bits<f32>(a[lane]);
+    const f32 x = kScaled ? over_scale(from, scale[lane]) : from;
     const bool keep_infinity = kTo.bits() == 16 && is_inf(x);
     out.word[lane] = encode_small<kTo>(x, {true, random[lane], saturate && !keep_infinity});
   }
@@ -152,14 +187,16 @@ void pack_one_random(Wave& wave, const Inst& inst) {
 // A pair to fp4, each element with random bits of its own.
 template <Wide kFrom>
 void pack_pair_random(Wave& wave, const Inst& inst) {
+  const NearestScope scope;
   const Pair<kFrom> x(wave, inst);
   Lanes tr, ts, out;
   const u32* random = fetch<u32>(wave, inst, 1, tr);
   const u32* scale = fetch<f32>(wave, inst, 2, ts);
   VGPU_LANES {
     const u32 first = random[lane], second = next_random(first);
-    out.word[lane] = encode_small<kE2m1>(over_scale(x.low[lane], scale[lane]), {true, first, true}) |
-                     encode_small<kE2m1>(over_scale(x.high[lane], scale[lane]), {true, second, true}) << 4;
+    out.word[lane] =
+        encode_small<kE2m1>(over_scale(x.low[lane], scale[lane]), {true, first, true}) |
+        encode_small<kE2m1>(over_scale(x.high[lane], scale[lane]), {true, second, true}) << 4;
   }
   store_field(wave, inst, 8, out);
 }
@@ -197,12 +234,14 @@ void unpack_pair(Wave& wave, const Inst& inst) {
 // Times the scale in source 1. To f16, op_sel bit 3 names the half that is written.
 template <SmallFloat kFrom, Wide kTo>
 void unpack_one_scaled(Wave& wave, const Inst& inst) {
+  const NearestScope scope;
   Lanes tmp, ts, out;
   const u32* code = fetch_codes(wave, inst, 8, tmp);
   const u32* scale = fetch<f32>(wave, inst, 1, ts);
   const bool saturate = wave.fp16_ovfl();
   VGPU_LANES {
-    out.word[lane] = narrow<kTo>(times_scale(decode_small<kFrom>(code[lane]), scale[lane]), saturate);
+    out.word[lane] =
+        narrow<kTo>(times_scale(decode_small<kFrom>(code[lane]), scale[lane]), saturate);
   }
   if (kTo == Wide::kF16) return store_field(wave, inst, 16, out);
   store_masked(wave, inst.dst, out.word, 1, write_mask(wave, inst));
@@ -210,13 +249,16 @@ void unpack_one_scaled(Wave& wave, const Inst& inst) {
 
 template <SmallFloat kFrom, Wide kTo>
 void unpack_pair_scaled(Wave& wave, const Inst& inst) {
+  const NearestScope scope;
   Lanes tmp, ts, out;
   const u32* codes = fetch_codes(wave, inst, 2 * kFrom.bits(), tmp);
   const u32* scale = fetch<f32>(wave, inst, 1, ts);
   const bool saturate = wave.fp16_ovfl();
   VGPU_LANES {
-    const u32 low = narrow<kTo>(times_scale(decode_small<kFrom>(codes[lane]), scale[lane]), saturate);
-    const u32 high = narrow<kTo>(times_scale(decode_small<kFrom>(codes[lane] >> kFrom.bits()), scale[lane]), saturate);
+    const u32 low =
+        narrow<kTo>(times_scale(decode_small<kFrom>(codes[lane]), scale[lane]), saturate);
+    const u32 high = narrow<kTo>(
+        times_scale(decode_small<kFrom>(codes[lane] >> kFrom.bits()), scale[lane]), saturate);
     out.word[lane] = kTo == Wide::kF32 ? low : low | high << 16;
     if (kTo == Wide::kF32) out.word[lane + kLanes] = high;
   }
@@ -245,8 +287,9 @@ u32 code_at(const u32* stream, u32 index, u32 lane) {
 
 // Value `index` of a tuple of floats or packed halves.
 template <Wide kWide>
-f32 value_at(const u32* tuple, u32 index, u32 lane, const SignBits& sign) {
-  if constexpr (kWide == Wide::kF32) return bits<f32>(sign(tuple[index * kLanes + lane]));
+f32 value_at(const u32* tuple, u32 index, u32 lane, const SignBits& sign,
+             const FloatSource& source) {
+  if constexpr (kWide == Wide::kF32) return source(sign(tuple[index * kLanes + lane]));
   return widen<kWide>(sign(tuple[index / 2 * kLanes + lane]) >> (16 * (index & 1)) & 0xffff);
 }
 
@@ -257,16 +300,18 @@ void store_codes(Wave& wave, const Inst& inst, const CodeStream& stream) {
 // 32 values of source 0 over the scale in source 1, or, stochastically, in source 2.
 template <SmallFloat kTo, Wide kFrom, bool kRandom>
 void pack_32(Wave& wave, const Inst& inst) {
+  const NearestScope scope;
   Lanes tr, ts;
   const u32* values = wave.v(inst.src[0].reg);
   const u32* random = kRandom ? fetch<u32>(wave, inst, 1, tr) : nullptr;
   const u32* scale = fetch<f32>(wave, inst, kRandom ? 2 : 1, ts);
   const SignBits sign(inst, kSignBits<kFrom>);
+  const FloatSource source(wave);
   CodeStream out;
   for (u32 lane = 0; lane < kLanes; ++lane) {
     u32 state = kRandom ? random[lane] : 0;
     for (u32 e = 0; e < kCodes; ++e, state = next_random(state)) {
-      const f32 x = over_scale(value_at<kFrom>(values, e, lane, sign), scale[lane]);
+      const f32 x = over_scale(value_at<kFrom>(values, e, lane, sign, source), scale[lane]);
       out.insert(e, lane, encode_small<kTo>(x, {kRandom, state, true}));
     }
   }
@@ -276,14 +321,17 @@ void pack_32(Wave& wave, const Inst& inst) {
 // Twice 16 floats, sources 0 and 1, interleaved in the result.
 template <SmallFloat kTo>
 void pack_2x16(Wave& wave, const Inst& inst) {
+  const NearestScope scope;
   Lanes ts;
   const u32* scale = fetch<f32>(wave, inst, 2, ts);
+  const FloatSource source(wave);
   CodeStream out;
   for (u32 e = 0; e < kCodes; ++e) {
     const u32* values = wave.v(inst.src[e & 1].reg) + e / 2 * kLanes;
-    const u32 flip = inst.neg >> (e & 1) & 1 ? 0x80000000u : 0u, keep = inst.abs >> (e & 1) & 1 ? 0x7fffffffu : ~0u;
+    const u32 flip = inst.neg >> (e & 1) & 1 ? 0x80000000u : 0u,
+              keep = inst.abs >> (e & 1) & 1 ? 0x7fffffffu : ~0u;
     for (u32 lane = 0; lane < kLanes; ++lane) {
-      const f32 x = over_scale(bits<f32>((values[lane] & keep) ^ flip), scale[lane]);
+      const f32 x = over_scale(source((values[lane] & keep) ^ flip), scale[lane]);
       out.insert(e, lane, encode_small<kTo>(x));
     }
   }
@@ -292,6 +340,7 @@ void pack_2x16(Wave& wave, const Inst& inst) {
 
 template <SmallFloat kFrom, Wide kTo>
 void unpack_32(Wave& wave, const Inst& inst) {
+  const NearestScope scope;
   constexpr u32 kRows = kTo == Wide::kF32 ? kCodes : kCodes / 2;
   Lanes ts;
   const u32* stream = wave.v(inst.src[0].reg);
@@ -302,7 +351,10 @@ void unpack_32(Wave& wave, const Inst& inst) {
     u32* row = out[e * kRows / kCodes];
     const u32 shift = kTo == Wide::kF32 ? 0 : 16 * (e & 1);
     for (u32 lane = 0; lane < kLanes; ++lane) {
-      row[lane] |= narrow<kTo>(times_scale(decode_small<kFrom>(code_at(stream, e, lane)), scale[lane]), saturate) << shift;
+      row[lane] |=
+          narrow<kTo>(times_scale(decode_small<kFrom>(code_at(stream, e, lane)), scale[lane]),
+                      saturate)
+          << shift;
     }
   }
   store_masked(wave, inst.dst, out[0], kRows, write_mask(wave, inst));
@@ -322,7 +374,7 @@ void pack_wide(Wave& wave, const Inst& inst) {
   for (u32 half = 0; half < 2; ++half) {
     VGPU_LANES {
       f32 x = bits<f32>(source[half][lane]) * factor;
-      if (clamp) x = x > 0 ? (x < 1 ? x : 1.0f) : is_nan(x) && !wave.dx10_clamp() ? x : 0.0f;
+      if (clamp) x = is_nan(x) ? (wave.dx10_clamp() ? 0.0f : x) : x < 0 ? 0.0f : x > 1 ? 1.0f : x;
       out.word[lane] |= narrow<kTo>(x, saturate) << (16 * half);
     }
   }
@@ -353,8 +405,10 @@ void permlane_swap(Wave& wave, const Inst& inst) {
     const u32 from_s = s[even], from_d = d[odd];
     const auto put_lane = [&](u32& to, bool on, bool partner_on, u32 value) {
       if (!on) return;
-      if (partner_on || fetch_inactive) to = value;
-      else if (zero) to = 0;
+      if (partner_on || fetch_inactive)
+        to = value;
+      else if (zero)
+        to = 0;
     };
     put_lane(s[even], even_on, odd_on, from_d);
     put_lane(d[odd], odd_on, even_on, from_s);
@@ -407,20 +461,29 @@ constexpr OpInfo kVop1[] = {
     ROW(87, "v_cvt_pk_f32_bf8", unpack_pair<kE5m2Fnuz>, kPkF32, kB32, kNone, kNone, kOnlyGfx942),
     ROW(87, "v_cvt_pk_f32_bf8", unpack_pair<kE5m2>, kPkF32, kB32, kNone, kNone, kOnlyGfx950),
     OP1_F(88, "v_prng_b32", u32, u32, kOnlyGfx950, Kind::kValu, next_random(a)),
-    ROW(89, "v_permlane16_swap_b32", permlane_swap<16>, kB32, kB32, kNone, kNone, kOnlyGfx950 | kReadsDst),
-    ROW(90, "v_permlane32_swap_b32", permlane_swap<32>, kB32, kB32, kNone, kNone, kOnlyGfx950 | kReadsDst),
+    ROW(89, "v_permlane16_swap_b32", permlane_swap<16>, kB32, kB32, kNone, kNone,
+        kOnlyGfx950 | kReadsDst),
+    ROW(90, "v_permlane32_swap_b32", permlane_swap<32>, kB32, kB32, kNone, kNone,
+        kOnlyGfx950 | kReadsDst),
     OP1_F(91, "v_cvt_f32_bf16", f32, bf16, kOnlyGfx950, Kind::kValu, f32{a}),
 };
 
 // gfx950 alone has block scales.
 constexpr u16 kMerge950 = kOnlyGfx950 | kReadsDst;
-#define UNPACK(number, name, exec, dst) ROW(number, "v_cvt_scalef32_" name, (exec), dst, kB32, kF32, kNone, kOnlyGfx950)
-#define PACK_F32(number, name, exec) ROW(number, "v_cvt_scalef32_" name, (exec), kB32, kF32, kF32, kF32, kMerge950)
-#define PACK_16(number, name, exec) ROW(number, "v_cvt_scalef32_" name, (exec), kB32, kB32, kF32, kNone, kMerge950)
-#define RANDOM(number, name, exec, a) ROW(number, "v_cvt_scalef32_" name, (exec), kB32, a, kB32, kF32, kMerge950)
-#define PACK_32(number, name, exec) ROW(number, "v_cvt_scalef32_" name, (exec), kB192, kB512, kF32, kNone, kOnlyGfx950)
-#define RANDOM_32(number, name, exec, a) ROW(number, "v_cvt_scalef32_" name, (exec), kB192, a, kB32, kF32, kOnlyGfx950)
-#define UNPACK_32(number, name, exec, dst) ROW(number, "v_cvt_scalef32_" name, (exec), dst, kB192, kF32, kNone, kOnlyGfx950)
+#define UNPACK(number, name, exec, dst) \
+  ROW(number, "v_cvt_scalef32_" name, (exec), dst, kB32, kF32, kNone, kOnlyGfx950)
+#define PACK_F32(number, name, exec) \
+  ROW(number, "v_cvt_scalef32_" name, (exec), kB32, kF32, kF32, kF32, kMerge950)
+#define PACK_16(number, name, exec) \
+  ROW(number, "v_cvt_scalef32_" name, (exec), kB32, kB32, kF32, kNone, kMerge950)
+#define RANDOM(number, name, exec, a) \
+  ROW(number, "v_cvt_scalef32_" name, (exec), kB32, a, kB32, kF32, kMerge950)
+#define PACK_32(number, name, exec) \
+  ROW(number, "v_cvt_scalef32_" name, (exec), kB192, kB512, kF32, kNone, kOnlyGfx950)
+#define RANDOM_32(number, name, exec, a) \
+  ROW(number, "v_cvt_scalef32_" name, (exec), kB192, a, kB32, kF32, kOnlyGfx950)
+#define UNPACK_32(number, name, exec, dst) \
+  ROW(number, "v_cvt_scalef32_" name, (exec), dst, kB192, kF32, kNone, kOnlyGfx950)
 
 using enum Wide;
 
@@ -448,16 +511,20 @@ constexpr OpInfo kVop3[] = {
     RANDOM(583, "sr_bf8_bf16", (pack_one_random<kE5m2, kBf16, true>), kBf16),
     UNPACK(584, "pk_f16_fp8", (unpack_pair_scaled<kE4m3, kF16>), kPkF16),
     UNPACK(585, "pk_f16_bf8", (unpack_pair_scaled<kE5m2, kF16>), kPkF16),
-    ROW(586, "v_cvt_scalef32_f16_fp8", (unpack_one_scaled<kE4m3, kF16>), kB32, kB32, kF32, kNone, kMerge950),
-    ROW(587, "v_cvt_scalef32_f16_bf8", (unpack_one_scaled<kE5m2, kF16>), kB32, kB32, kF32, kNone, kMerge950),
+    ROW(586, "v_cvt_scalef32_f16_fp8", (unpack_one_scaled<kE4m3, kF16>), kB32, kB32, kF32, kNone,
+        kMerge950),
+    ROW(587, "v_cvt_scalef32_f16_bf8", (unpack_one_scaled<kE5m2, kF16>), kB32, kB32, kF32, kNone,
+        kMerge950),
     PACK_16(588, "pk_fp4_f16", (pack_halves_scaled<kE2m1, kF16>)),
     PACK_16(589, "pk_fp4_bf16", (pack_halves_scaled<kE2m1, kBf16>)),
     RANDOM(590, "sr_pk_fp4_f16", pack_pair_random<kF16>, kB32),
     RANDOM(591, "sr_pk_fp4_bf16", pack_pair_random<kBf16>, kB32),
     UNPACK(592, "pk_f16_fp4", (unpack_pair_scaled<kE2m1, kF16>), kPkF16),
     UNPACK(593, "pk_bf16_fp4", (unpack_pair_scaled<kE2m1, kBf16>), kPkBf16),
-    ROW(594, "v_cvt_scalef32_2xpk16_fp6_f32", pack_2x16<kE2m3>, kB192, kB512, kB512, kF32, kOnlyGfx950),
-    ROW(595, "v_cvt_scalef32_2xpk16_bf6_f32", pack_2x16<kE3m2>, kB192, kB512, kB512, kF32, kOnlyGfx950),
+    ROW(594, "v_cvt_scalef32_2xpk16_fp6_f32", pack_2x16<kE2m3>, kB192, kB512, kB512, kF32,
+        kOnlyGfx950),
+    ROW(595, "v_cvt_scalef32_2xpk16_bf6_f32", pack_2x16<kE3m2>, kB192, kB512, kB512, kF32,
+        kOnlyGfx950),
     RANDOM_32(596, "sr_pk32_fp6_f32", (pack_32<kE2m3, kF32, true>), kB1024),
     RANDOM_32(597, "sr_pk32_bf6_f32", (pack_32<kE3m2, kF32, true>), kB1024),
     UNPACK_32(598, "pk32_f32_fp6", (unpack_32<kE2m3, kF32>), kB1024),
@@ -482,18 +549,24 @@ constexpr OpInfo kVop3[] = {
     ROW(616, "v_cvt_pk_bf16_f32", pack_wide<kBf16>, kPkBf16, kF32, kF32, kNone, kOnlyGfx950),
     UNPACK(617, "pk_bf16_fp8", (unpack_pair_scaled<kE4m3, kBf16>), kPkBf16),
     UNPACK(618, "pk_bf16_bf8", (unpack_pair_scaled<kE5m2, kBf16>), kPkBf16),
-    ROW(674, "v_cvt_pk_fp8_f32", pack_floats<kE4m3Fnuz>, kB32, kF32, kF32, kNone, kOnlyGfx942 | kReadsDst),
+    ROW(674, "v_cvt_pk_fp8_f32", pack_floats<kE4m3Fnuz>, kB32, kF32, kF32, kNone,
+        kOnlyGfx942 | kReadsDst),
     ROW(674, "v_cvt_pk_fp8_f32", pack_floats<kE4m3>, kB32, kF32, kF32, kNone, kMerge950),
-    ROW(675, "v_cvt_pk_bf8_f32", pack_floats<kE5m2Fnuz>, kB32, kF32, kF32, kNone, kOnlyGfx942 | kReadsDst),
+    ROW(675, "v_cvt_pk_bf8_f32", pack_floats<kE5m2Fnuz>, kB32, kF32, kF32, kNone,
+        kOnlyGfx942 | kReadsDst),
     ROW(675, "v_cvt_pk_bf8_f32", pack_floats<kE5m2>, kB32, kF32, kF32, kNone, kMerge950),
     ROW(676, "v_cvt_sr_fp8_f32", (pack_one_random<kE4m3Fnuz, kF32, false>), kB32, kF32, kB32, kNone,
         kOnlyGfx942 | kReadsDst),
-    ROW(676, "v_cvt_sr_fp8_f32", (pack_one_random<kE4m3, kF32, false>), kB32, kF32, kB32, kNone, kMerge950),
+    ROW(676, "v_cvt_sr_fp8_f32", (pack_one_random<kE4m3, kF32, false>), kB32, kF32, kB32, kNone,
+        kMerge950),
     ROW(677, "v_cvt_sr_bf8_f32", (pack_one_random<kE5m2Fnuz, kF32, false>), kB32, kF32, kB32, kNone,
         kOnlyGfx942 | kReadsDst),
-    ROW(677, "v_cvt_sr_bf8_f32", (pack_one_random<kE5m2, kF32, false>), kB32, kF32, kB32, kNone, kMerge950),
-    ROW(678, "v_cvt_sr_f16_f32", (pack_one_random<kHalf, kF32, false>), kB32, kF32, kB32, kNone, kMerge950),
-    ROW(679, "v_cvt_sr_bf16_f32", (pack_one_random<kBfloat, kF32, false>), kB32, kF32, kB32, kNone, kMerge950),
+    ROW(677, "v_cvt_sr_bf8_f32", (pack_one_random<kE5m2, kF32, false>), kB32, kF32, kB32, kNone,
+        kMerge950),
+    ROW(678, "v_cvt_sr_f16_f32", (pack_one_random<kHalf, kF32, false>), kB32, kF32, kB32, kNone,
+        kMerge950),
+    ROW(679, "v_cvt_sr_bf16_f32", (pack_one_random<kBfloat, kF32, false>), kB32, kF32, kB32, kNone,
+        kMerge950),
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 // scaled, to the accumulator. i8 is exact. Hardware does not publish its own order.
 #include <algorithm>
 
+#include "fp_scope.h"
 #include "mfma_unpack.h"
 #include "mfma_vector.h"
 
@@ -23,7 +24,8 @@ class Accumulator {
       return;
     }
     c_ = wave.va(src.reg);
-    const bool overlaps = src.reg != inst.dst && src.reg < inst.dst + dwords && inst.dst < src.reg + dwords;
+    const bool overlaps =
+        src.reg != inst.dst && src.reg < inst.dst + dwords && inst.dst < src.reg + dwords;
     if (overlaps) {
       std::copy_n(c_, dwords * kLanes, copy_);
       c_ = copy_;
@@ -102,7 +104,7 @@ void multiply(const Inputs& in, const MatrixShape& shape, const Accumulator& acc
 
 template <Result kResult>
 void exec_dense(Wave& wave, const Inst& inst) {
-  const MatrixMode mode;
+  const NearestScope scope;
   const MatrixShape& shape = *matrix_shape(inst);
   const Inputs in(wave, inst, shape);
   const Accumulator acc(wave, inst, shape.out_dwords());
@@ -144,14 +146,15 @@ Scales read_scales(Wave& wave, const Inst& inst, const MatrixShape& shape, u32 o
 // tile += sums * 2^(a + b). The power is applied as two factors, because it may leave the float
 // range although the product does not.
 template <u32 kDim>
-[[gnu::always_inline]] inline void add_scaled(Tile<kDim>& tile, const Tile<kDim>& sums, const i32* a, const i32* b) {
+[[gnu::always_inline]] inline void add_scaled(Tile<kDim>& tile, const Tile<kDim>& sums,
+                                              const i32* a, const i32* b) {
   for (u32 v = 0; v < tile.kVectors; ++v) {
     const Ints column = as_vector<Ints>(b + 16 * v);
     for (u32 r = 0; r < kTileRows; ++r) {
       const Ints power = column + a[r];
       const Ints half = power >> 1;
       const Ints low = (half + 127) << 23, high = (power - half + 127) << 23;
-      tile.row[r][v] += sums.row[r][v] * bits<Floats>(low) * bits<Floats>(high);
+      tile.row[r][v] += sums.row[r][v] * as_vector<Floats>(&low) * as_vector<Floats>(&high);
     }
   }
 }
@@ -169,8 +172,8 @@ template <u32 kDim>
 }
 
 template <u32 kDim>
-void multiply_scaled(const Inputs& in, const MatrixShape& shape, const Accumulator& acc, const Scales& a_scale,
-                     const Scales& b_scale, bool scaled) {
+void multiply_scaled(const Inputs& in, const MatrixShape& shape, const Accumulator& acc,
+                     const Scales& a_scale, const Scales& b_scale, bool scaled) {
   for (u32 i0 = 0; i0 < kDim; i0 += kTileRows) {
     Tile<kDim> tile;
     load_tile<kDim, Result::kFloat>(tile, acc, 0, i0);
@@ -197,12 +200,14 @@ void clamp_overflow(u32* d, u32 count) {
 bool all_finite_inputs(const Inputs& in, const MatrixShape& shape, const Accumulator& acc) {
   const u32 held = shape.k * shape.dim / kLanes;
   bool finite = all_finite(in.a, held) && all_finite(in.b, held);
-  for (u32 i = 0; i < shape.dim; ++i) finite &= all_finite(acc.c(result_row(shape.dim, 0, i)), shape.dim);
+  for (u32 i = 0; i < shape.dim; ++i)
+    finite &= all_finite(acc.c(result_row(shape.dim, 0, i)), shape.dim);
   return finite;
 }
 
 // A NaN scale makes its row of D (or column, for B) NaN.
-void spread_nan_scales(const MatrixShape& shape, const Accumulator& acc, const Scales& a, const Scales& b) {
+void spread_nan_scales(const MatrixShape& shape, const Accumulator& acc, const Scales& a,
+                       const Scales& b) {
   bool row[32] = {}, column[32] = {};
   for (u32 block = 0; block < shape.k / kScaleBlock; ++block) {
     for (u32 i = 0; i < shape.dim; ++i) {
@@ -222,9 +227,10 @@ void exec_mfma_f32(Wave& wave, const Inst& inst) { exec_dense<Result::kFloat>(wa
 void exec_mfma_i32(Wave& wave, const Inst& inst) { exec_dense<Result::kInt>(wave, inst); }
 
 void exec_mfma_f8f6f4(Wave& wave, const Inst& inst) {
-  const MatrixMode mode;
+  const NearestScope scope;
   const MatrixShape& shape = *matrix_shape(inst);
-  if (inst.cbsz > 4 || inst.blgp > 4) fault(wave, inst, "f8f6f4 format code above 4 (cbsz for A, blgp for B)");
+  if (inst.cbsz > 4 || inst.blgp > 4)
+    fault(wave, inst, "f8f6f4 format code above 4 (cbsz for A, blgp for B)");
   const Inputs in(wave, inst, shape);
   const Scales a = read_scales(wave, inst, shape, 0), b = read_scales(wave, inst, shape, 1);
   const bool scaled = inst.format == Format::kVop3px2;
@@ -241,7 +247,7 @@ void exec_mfma_f8f6f4(Wave& wave, const Inst& inst) {
 
 // Sixteen blocks: lane 4 * b + j of register i holds D[b][i][j].
 void exec_mfma_4x4(Wave& wave, const Inst& inst) {
-  const MatrixMode mode;
+  const NearestScope scope;
   const MatrixShape& shape = *matrix_shape(inst);
   const Inputs in(wave, inst, shape);
   const Accumulator acc(wave, inst, shape.out_dwords());
@@ -253,7 +259,8 @@ void exec_mfma_4x4(Wave& wave, const Inst& inst) {
       for (u32 k = 0; k < shape.k; ++k) {
         sum = __builtin_fmaf(in.a.slot[k][(lane & ~3u) + i], in.b.slot[k][lane], sum);
       }
-      d[lane] = shape.a == Elem::kI8 ? c[lane] + static_cast<u32>(static_cast<i32>(sum)) : bits<u32>(sum);
+      d[lane] =
+          shape.a == Elem::kI8 ? c[lane] + static_cast<u32>(static_cast<i32>(sum)) : bits<u32>(sum);
     }
   }
 }
@@ -263,7 +270,8 @@ void exec_mfma_4x4(Wave& wave, const Inst& inst) {
 namespace {
 
 void load_doubles(const u32* rows, f64* out) {
-  for (u32 lane = 0; lane < kLanes; ++lane) out[lane] = bits<f64>(rows[lane] | u64{rows[lane + kLanes]} << 32);
+  for (u32 lane = 0; lane < kLanes; ++lane)
+    out[lane] = bits<f64>(rows[lane] | u64{rows[lane + kLanes]} << 32);
 }
 
 void store_doubles(const f64* from, u32* rows) {
@@ -278,7 +286,8 @@ f64 inline_double(const Src& src) {
   if (src.type == Type::kF64) return bits<f64>(src.value);
   const u32 word = static_cast<u32>(src.value);
   const bool integer = word + 16 <= 80;  // -16 .. 64 are raw bits
-  return integer ? bits<f64>(static_cast<u64>(static_cast<i64>(static_cast<i32>(word)))) : f64{bits<f32>(word)};
+  return integer ? bits<f64>(static_cast<u64>(static_cast<i64>(static_cast<i32>(word))))
+                 : f64{bits<f32>(word)};
 }
 
 // A lane holds one element of A and of B, a register pair of D 64 / (dim * blocks) rows i. BLGP
@@ -310,13 +319,14 @@ void multiply_doubles(Wave& wave, const Inst& inst, const MatrixShape& shape) {
       }
     }
   }
-  for (u32 pair = 0; pair < pairs; ++pair) store_doubles(d[pair], wave.va(inst.dst) + 2 * pair * kLanes);
+  for (u32 pair = 0; pair < pairs; ++pair)
+    store_doubles(d[pair], wave.va(inst.dst) + 2 * pair * kLanes);
 }
 
 }  // namespace
 
 void exec_mfma_f64(Wave& wave, const Inst& inst) {
-  const MatrixMode mode;
+  const NearestScope scope;
   const MatrixShape& shape = *matrix_shape(inst);
   if (shape.dim == 16) {
     multiply_doubles<16>(wave, inst, shape);
@@ -342,7 +352,8 @@ void exec_accvgpr_read(Wave& wave, const Inst& inst) {
 
 void exec_accvgpr_write(Wave& wave, const Inst& inst) {
   const Src& src = inst.src[0];
-  if (src.kind == SrcKind::kVgpr) return copy_masked(wave.va(inst.dst), wave.va(src.reg), wave.exec());
+  if (src.kind == SrcKind::kVgpr)
+    return copy_masked(wave.va(inst.dst), wave.va(src.reg), wave.exec());
   u32 value[kLanes];
   std::fill_n(value, kLanes, read_scalar32(wave, src));
   copy_masked(wave.va(inst.dst), value, wave.exec());

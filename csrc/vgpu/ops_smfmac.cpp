@@ -2,6 +2,7 @@
 // register say which one each is. C is D. Same order of additions as ops_mfma.cpp, stored k only.
 #include <limits>
 
+#include "fp_scope.h"
 #include "mfma_unpack.h"
 #include "mfma_vector.h"
 
@@ -10,8 +11,8 @@ namespace {
 
 struct SparseInputs {
   Unpacked a, b;
-  Runs a_runs;            // over the stored k
-  u16 b_row[32][64];      // [i][stored k]: offset of the row of B it multiplies
+  Runs a_runs;        // over the stored k
+  u16 b_row[32][64];  // [i][stored k]: offset of the row of B it multiplies
 
   SparseInputs(Wave& wave, const Inst& inst, const MatrixShape& shape)
       : a_runs(shape.dim, 1, shape.a_k(), bits_of(shape.a)) {
@@ -33,7 +34,8 @@ struct SparseInputs {
       const u32 group = kk / held * shape.dim, shift = set * set_bits + 2 * (kk % held);
       for (u32 i = 0; i < shape.dim; ++i) {
         const u32 k = kk / 2 * 4 + (index[group + i] >> shift & 3);
-        b_row[i][kk] = static_cast<u16>(b_runs.base[k / b_runs.length] + k % b_runs.length * kLanes);
+        b_row[i][kk] =
+            static_cast<u16>(b_runs.base[k / b_runs.length] + k % b_runs.length * kLanes);
       }
     }
   }
@@ -52,7 +54,8 @@ struct SparseTile {
       for (u32 s = 0; s < in.a_runs.length; ++s, ++kk, a += kLanes) {
         for (u32 r = 0; r < kRows; ++r) {
           const f32* b = in.b.slot[0] + in.b_row[i0 + r][kk];
-          for (u32 v = 0; v < kVectors; ++v) multiply_add(row[r][v], a[r], as_vector<Floats>(b + 16 * v));
+          for (u32 v = 0; v < kVectors; ++v)
+            multiply_add(row[r][v], a[r], as_vector<Floats>(b + 16 * v));
         }
       }
     }
@@ -77,7 +80,8 @@ void multiply_sparse(const SparseInputs& in, u32* d, bool saturating, bool input
     SparseTile<kDim> tile;
     for (u32 r = 0; r < kRows; ++r) {
       const u32* c = d + result_row(kDim, 0, i0 + r);
-      for (u32 v = 0; v < tile.kVectors; ++v) tile.row[r][v] = kInt ? Floats{} : as_vector<Floats>(c + 16 * v);
+      for (u32 v = 0; v < tile.kVectors; ++v)
+        tile.row[r][v] = kInt ? Floats{} : as_vector<Floats>(c + 16 * v);
     }
     tile.accumulate(in, i0);
     for (u32 r = 0; r < kRows; ++r) {
@@ -97,7 +101,7 @@ void multiply_sparse(const SparseInputs& in, u32* d, bool saturating, bool input
 
 template <bool kInt>
 void exec_sparse(Wave& wave, const Inst& inst) {
-  const MatrixMode mode;
+  const NearestScope scope;
   const MatrixShape& shape = *matrix_shape(inst);
   const SparseInputs in(wave, inst, shape);
   const bool saturating = wave.fp16_ovfl();

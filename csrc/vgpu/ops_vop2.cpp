@@ -147,7 +147,7 @@ constexpr OpInfo kVop2[] = {
     {57, "v_dot4c_i32_i8", dotc<i8, 8>, Type::kB32, {kU, kU, Type::kNone}, kReadsDst, Kind::kValu},
     {58, "v_dot8c_i32_i4", dotc<i32, 4>, Type::kB32, {kU, kU, Type::kNone}, kReadsDst, Kind::kValu},
     OP_ACC(59, "v_fmac_f32", f32, f32, f32, __builtin_fmaf(a, b, d)),
-    {60, "v_pk_fmac_f16", pk_fmac_f16, Type::kPkF16, {Type::kPkF16, Type::kPkF16, Type::kNone}, kReadsDst | kNoVop3, Kind::kValu},
+    {60, "v_pk_fmac_f16", pk_fmac_f16, Type::kPkF16, {Type::kPkF16, Type::kPkF16, Type::kNone}, kReadsDst, Kind::kValu},
     OP2(61, "v_xnor_b32", u32, u32, u32, ~(a ^ b)),
 };
 

@@ -1,0 +1,179 @@
+"""A small project of its own for the engine's tests: a kernel with a header that includes another,
+a config file, an empty cache, and a `hipcc` that does hipcc's work and writes down every call."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from rfops.jit import CompiledOp, compile_ops, f32, i32
+
+TYPES = "#define __global__ __attribute__((global))\n"
+SCALE = '#pragma once\n#include "rfops_test/types.h"\nconstexpr float kScale = 1.0f;\n'
+KERNEL = """
+#include "rfops_test/scale.h"
+#ifndef RFOPS_BIAS
+#define RFOPS_BIAS 0
+#endif
+extern "C" __global__ void axpy(float* out, const float* x, float a, int n) {
+  const int i = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x();
+  if (i < n) out[i] = kScale * a * x[i] + RFOPS_BIAS;
+}
+"""
+
+# hipcc's command line in, a real code object out: the three steps of ziglang's clang.
+HIPCC = """\
+#!{python}
+import json, os, subprocess, sys
+args = sys.argv[1:]
+with open({log!r}, "a") as log:  # one write: calls of two processes do not mix
+    log.write(json.dumps(args) + "\\n")
+if args == ["--version"]:
+    print("HIP version: 7.0\\n" + open({version!r}).read() + "\\nInstalledDir: /nowhere/bin")
+    sys.exit(0)
+for flag in ("--genco", "--no-gpu-bundle-output"):
+    args.remove(flag)
+arch = next(a.split("=")[1] for a in args if a.startswith("--offload-arch="))
+if arch in {unknown!r}:
+    sys.exit("clang++: error: invalid target ID '" + arch + "'")
+at = args.index("-o")
+out = args[at + 1]
+del args[at:at + 2]
+clang = [{zig!r}, "clang"]
+front = ["-x", "hip", "--cuda-device-only", "-nogpulib", *args]
+if "-S" in args:
+    sys.exit(subprocess.call([*clang, *front, "-o", out]))
+{before}
+def step(*command):
+    code = subprocess.call(command)
+    if code:
+        sys.exit(code)
+step(*clang, *front, "-S", "-o", out + ".s")
+step(*clang, "--target=amdgcn-amd-amdhsa", "-mcpu=" + arch, "-c", out + ".s", "-o", out + ".o")
+step({zig!r}, "ld.lld", "-shared", out + ".o", "-o", out)
+"""
+
+
+def zig() -> str:
+    """ziglang's binary."""
+    import ziglang
+
+    return str(Path(ziglang.__file__).parent / "zig")
+
+
+@dataclass
+class Project:
+    """The files of one test's project."""
+
+    root: Path
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "compiler_config.json"
+
+    @property
+    def source(self) -> Path:
+        return self.root / "axpy.hip"
+
+    @property
+    def header(self) -> Path:
+        return self.root / "rfops_test" / "scale.h"
+
+    @property
+    def hipcc(self) -> Path:
+        return self.root / "bin" / "hipcc"
+
+    def write(self) -> Project:
+        """The project's files as a user would have them."""
+        (self.root / "rfops_test").mkdir(parents=True)
+        (self.root / "rfops_test" / "types.h").write_text(TYPES)
+        self.header.write_text(SCALE)
+        self.source.write_text(KERNEL)
+        self.config.write_text(json.dumps({"axpy": {"srcs": ["axpy.hip"]}}))
+        return self
+
+    def write_hipcc(self, before: str = "", unknown: tuple[str, ...] = ()) -> Path:
+        """The stand-in; `before` is Python that runs before each compile."""
+        self.hipcc.parent.mkdir(exist_ok=True)
+        self.set_version("stand-in clang version 1.0")
+        text = HIPCC.format(
+            python=sys.executable, log=str(self.root / "calls"), zig=zig(), unknown=unknown,
+            version=str(self.root / "version"), before=before,
+        )  # fmt: skip
+        self.hipcc.write_text(text)
+        self.hipcc.chmod(0o755)
+        return self.hipcc
+
+    def set_version(self, text: str) -> None:
+        (self.root / "version").write_text(text)
+
+    def calls(self) -> list[list[str]]:
+        """Command lines that hipcc was called with."""
+        log = self.root / "calls"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def compiles(self) -> list[list[str]]:
+        """Of these, real compiles: neither the version nor the probe of an architecture."""
+        return [call for call in self.calls() if "-o" in call and os.devnull not in call]
+
+    def op(self, **options: object) -> CompiledOp:
+        """The kernel's op, new: nothing of it is bound yet."""
+
+        def axpy(out: torch.Tensor, x: torch.Tensor, a: f32, n: i32) -> None:
+            """out = scale * a * x + bias"""
+
+        return compile_ops("axpy", config=self.config, **options)(axpy)  # type: ignore[arg-type]
+
+    def run(self, op: CompiledOp, n: int = 100, **defines: int) -> torch.Tensor:
+        """2 * (0, 1, 2, ...) through the kernel."""
+        x = torch.arange(n, dtype=torch.float32)
+        out = torch.full((n,), torch.nan)
+        bound = op.bind(x.device, defines)
+        bound.launch(((n + 63) // 64, 1, 1), (64, 1, 1), (out, x, 2.0, n))
+        return out
+
+    def start(self, code: str, **env: str) -> subprocess.Popen[str]:
+        """A new process that has `project` and runs the code."""
+        prelude = f"""
+            import sys, time
+            sys.path.insert(0, {str(Path(__file__).parent)!r})
+            from pathlib import Path
+            from engine_project import Project
+            project = Project(Path({str(self.root)!r}))
+        """
+        text = textwrap.dedent(prelude) + textwrap.dedent(code)
+        return subprocess.Popen(
+            [sys.executable, "-c", text], text=True, env={**os.environ, **env},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def python(self, code: str, **env: str) -> str:
+        """Its output; the test fails with its errors."""
+        process = self.start(code, **env)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        return out
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vgpu_path: Path) -> Project:
+    """A project with an empty cache and the stand-in hipcc as its compiler."""
+    made = Project(tmp_path / "project").write()
+    made.write_hipcc()
+    monkeypatch.setenv("RFOPS_CACHE_DIR", str(made.cache))
+    monkeypatch.setenv("RFOPS_HIPCC", str(made.hipcc))
+    monkeypatch.setenv("RFOPS_HIP_LIBRARY", str(vgpu_path))
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx950")
+    return made

@@ -1,0 +1,221 @@
+"""A Python signature against the kernel it claims to describe, and the launch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from common import assert_within
+from engine_project import Project, project
+
+import rfops
+from rfops.jit import (
+    CompiledOp,
+    compile_ops,
+    f32,
+    f64,
+    hip,
+    i8,
+    i16,
+    i32,
+    i64,
+    signature,
+    u8,
+    u16,
+    u32,
+    u64,
+)
+
+__all__ = ["project"]  # a fixture
+
+
+def declare(project: Project, function: Callable[..., None]) -> CompiledOp:
+    return compile_ops("axpy", config=project.config, kernel="axpy")(function)
+
+
+# ---------------------------------------------------------------- drift
+
+
+def missing(out: torch.Tensor, x: torch.Tensor, a: f32) -> None: ...
+
+
+def extra(out: torch.Tensor, x: torch.Tensor, a: f32, n: i32, k: i32) -> None: ...
+
+
+def wider(out: torch.Tensor, x: torch.Tensor, a: f32, n: i64) -> None: ...
+
+
+def narrower(out: torch.Tensor, x: torch.Tensor, a: f32, n: i16) -> None: ...
+
+
+def value_for_pointer(out: torch.Tensor, x: u64, a: f32, n: i32) -> None: ...
+
+
+def pointer_for_value(out: torch.Tensor, x: torch.Tensor, a: torch.Tensor, n: i32) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            missing,
+            "axpy: argument 3: signature has nothing, kernel has 4-byte by_value at offset 20",
+        ),
+        (extra, "axpy: argument 4: signature has k: 4-byte value, kernel has no more"),
+        (wider, "argument 3: signature has n: 8-byte value, kernel has 4-byte by_value"),
+        (narrower, "argument 3: signature has n: 2-byte value, kernel has 4-byte by_value"),
+        (value_for_pointer, "argument 1: signature has x: 8-byte value, kernel has 8-byte global"),
+        (pointer_for_value, "argument 2: signature has a: tensor, kernel has 4-byte by_value"),
+    ],
+)
+def test_drift(project: Project, function: Callable[..., None], message: str) -> None:
+    with pytest.raises(rfops.BindError, match=message):
+        declare(project, function).bind("cpu")
+
+
+def test_a_kernel_that_is_not_there(project: Project) -> None:
+    op = compile_ops("axpy", config=project.config, kernel="saxpy")(extra)
+    with pytest.raises(rfops.BindError, match="axpy: no kernel 'saxpy'; it has axpy"):
+        op.bind("cpu")
+
+
+def test_annotations_that_mean_nothing(project: Project) -> None:
+    def plain(out: torch.Tensor, n: int) -> None: ...
+
+    with pytest.raises(rfops.BindError, match="parameter n must be annotated torch.Tensor or a"):
+        declare(project, plain).bind("cpu")
+
+
+def test_an_op_is_not_called(project: Project) -> None:
+    with pytest.raises(TypeError, match=r"\.bind\(device, defines\)\.launch"):
+        project.op()(torch.empty(1))
+
+
+# ---------------------------------------------------------------- layout
+
+EVERY_SCALAR = """
+#define __global__ __attribute__((global))
+extern "C" __global__ void scalars(double* out, signed char a, unsigned char b, short c,
+                                   unsigned short d, int e, unsigned f, long g, unsigned long h,
+                                   float i, double j, signed char k, const double* last) {
+  out[0] = a; out[1] = b; out[2] = c; out[3] = d; out[4] = e; out[5] = f; out[6] = g; out[7] = h;
+  out[8] = i; out[9] = j; out[10] = k; out[11] = last ? *last : -1.0;
+}
+"""
+VALUES = (-128, 255, -(2**15), 2**16 - 1, -(2**31), 2**32 - 1, -(2**53), 2**63, 0.1, 0.1, -7)
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_every_scalar(project: Project, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes with padding between them, at their extremes; None is a null pointer."""
+
+    def scalars(
+        out: torch.Tensor, a: i8, b: u8, c: i16, d: u16, e: i32, f: u32, g: i64, h: u64, i: f32,
+        j: f64, k: i8, last: torch.Tensor | None,
+    ) -> None: ...  # fmt: skip
+
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+    project.source.write_text(EVERY_SCALAR)
+    bound = compile_ops("axpy", config=project.config)(scalars).bind("cpu")
+    assert bound.meta["arch"] == arch
+    expected = torch.tensor([*VALUES, 4.5], dtype=torch.float64)
+    expected[8] = torch.tensor(0.1, dtype=torch.float32).double()
+    for last in (torch.tensor([4.5], dtype=torch.float64), None):
+        out = torch.full((12,), torch.nan, dtype=torch.float64)
+        bound.launch((1, 1, 1), (1, 1, 1), (out, *VALUES, last))
+        expected[11] = -1.0 if last is None else 4.5
+        assert_within(out, expected, 0.0)
+
+
+def test_format_has_the_offsets_of_the_kernel() -> None:
+    args = [{"offset": 0, "size": 1}, {"offset": 8, "size": 8}, {"offset": 20, "size": 4}]
+    scalars = [signature.Scalar("b", 1), None, signature.Scalar("I", 4)]
+    parameters = [signature.Parameter("p", scalar) for scalar in scalars]
+    assert signature.struct_format(args, parameters) == "<0xb7xQ4xI"
+
+
+# ---------------------------------------------------------------- launch
+
+
+def test_wrong_arguments(project: Project) -> None:
+    bound = project.op().bind("cpu")
+    out, one = torch.empty(4), (1, 1, 1)
+    for args, message in (
+        ((out, out, 1.0), "axpy: 4 arguments expected, got 3"),
+        ((out, out, 1.0, 4, 4), "axpy: 4 arguments expected, got 5"),
+        ((out, 3, 1.0, 4), "axpy: argument x: tensor cannot take 3"),
+        ((out, out, "1", 4), "axpy: argument a: 4-byte value cannot take '1'"),
+        ((out, out, 1.0, 2**31), "axpy: argument n: 4-byte value cannot take 2147483648"),
+        ((out, out, 1.0, out), "axpy: argument n: 4-byte value cannot take tensor"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bound.launch(one, one, args)
+
+
+def test_a_failing_launch(project: Project) -> None:
+    """The text of the runtime reaches the caller; the next launch is none the worse."""
+    op = project.op()
+    bound = op.bind("cpu")
+    out = torch.empty(4)
+    with pytest.raises(rfops.HipError, match=r"hipModuleLaunchKernel\(axpy\) failed") as caught:
+        bound.launch((1, 1, 1), (2048, 1, 1), (out, out, 1.0, 4))
+    assert caught.value.code != 0 and caught.value.text
+    assert project.run(op)[3] == 6.0
+
+
+def test_an_access_out_of_bounds_names_the_kernel(project: Project) -> None:
+    with pytest.raises(rfops.HipError, match="axpy"):
+        project.op().bind("cpu").launch((1, 1, 1), (64, 1, 1), (None, None, 1.0, 64))
+
+
+def test_threads_share_a_kernel(project: Project) -> None:
+    """Each launch has its own argument buffer."""
+    bound = project.op().bind("cpu")
+    wrong = []
+
+    def work(factor: float) -> None:
+        x, out = torch.arange(64, dtype=torch.float32), torch.empty(64)
+        for _ in range(50):
+            out.fill_(torch.nan)
+            bound.launch((1, 1, 1), (64, 1, 1), (out, x, factor, 64))
+            if not torch.equal(out, factor * x):
+                wrong.append(factor)
+
+    threads = [threading.Thread(target=work, args=(float(i),)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_both_architectures_in_one_process(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = project.op()
+    for arch in ("gfx942", "gfx950", "gfx942"):
+        monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+        assert op.bind("cpu").meta["arch"] == arch
+        assert project.run(op)[5] == 10.0
+
+
+def test_devices_without_a_kernel(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(rfops.UnsupportedArch, match="no kernel for device type 'meta'"):
+        project.op().bind("meta")
+    if not torch.version.hip:
+        with pytest.raises(rfops.UnsupportedArch, match="no kernel for an NVIDIA GPU"):
+            project.op().bind("cuda:0")
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx90a")
+    with pytest.raises(rfops.ConfigError, match="RFOPS_VGPU_ARCH='gfx90a': expected one of gfx942"):
+        project.op().bind("cpu")
+
+
+def test_a_code_object_of_another_arch_is_refused(project: Project) -> None:
+    """By the runtime, with both names, should one ever reach it."""
+    artifact = project.op().build("gfx942")
+    runtime = hip.runtime(torch.device("cpu"))
+    runtime.select_arch("gfx950")
+    with pytest.raises(rfops.HipError, match=r"(?s)gfx942.*gfx950|gfx950.*gfx942"):
+        runtime.load(artifact.file.read_bytes(), "axpy")

@@ -1,0 +1,94 @@
+"""compiler_config.json: data with a schema, and an error that says where for whatever breaks it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import rfops
+from rfops.jit import compiled_ops, paths
+from rfops.jit.spec import ARCHS, ModuleSpec, load_config, module_spec
+
+
+def test_every_module_of_ours_has_its_sources() -> None:
+    modules = load_config()
+    assert "vgpu" in modules and len(modules) > 1
+    for spec in modules.values():
+        assert spec.sources()
+
+
+def test_every_op_has_a_module_and_every_device_module_an_op() -> None:
+    used = {op.module for op in compiled_ops()}
+    device = {name for name, spec in load_config().items() if spec.kind == "device"}
+    assert used == device
+
+
+def test_every_device_source_has_a_module() -> None:
+    listed = {source.name for spec in load_config().values() for source in spec.sources()}
+    assert {source.name for source in paths.CSRC.glob("*.hip")} <= listed
+
+
+def test_defaults(tmp_path: Path) -> None:
+    config = write(tmp_path, {"m": {"srcs": ["m.hip"]}})
+    assert load_config(config)["m"] == ModuleSpec("m", ("m.hip",), archs=ARCHS, root=tmp_path)
+
+
+def write(folder: Path, content: object) -> Path:
+    config = folder / "config.json"
+    config.write_text(content if isinstance(content, str) else json.dumps(content))
+    return config
+
+
+WRONG = {
+    "unknown key": (
+        {"m": {"srcs": ["m.hip"], "hip_flag": []}},
+        r"config.json: m: unknown key 'hip_flag'; known keys: srcs, kind, archs, flags",
+    ),
+    "no sources": ({"m": {}}, r"m\.srcs: at least one source"),
+    "two sources": ({"m": {"srcs": ["a.hip", "b.hip"]}}, r"m\.srcs: .* exactly one source"),
+    "glob": ({"m": {"srcs": ["*.hip"]}}, r"m\.srcs: .* exactly one source"),
+    "text for a list": (
+        {"m": {"srcs": "m.hip"}},
+        r"m\.srcs: expected a list .*, got 'm.hip'",
+    ),
+    "number in a list": ({"m": {"srcs": ["m.hip"], "flags": [3]}}, r"m\.flags: expected a list"),
+    "list for a text": ({"m": {"srcs": ["m.hip"], "title": []}}, r"m\.title: expected a text"),
+    "unknown arch": (
+        {"m": {"srcs": ["m.hip"], "archs": ["gfx90a"]}},
+        r"m\.archs: unknown 'gfx90a'; known: gfx942, gfx950",
+    ),
+    "unknown kind": ({"m": {"srcs": ["m.hip"], "kind": "torch"}}, r"m\.kind: .* got 'torch'"),
+    "path as output": ({"m": {"srcs": ["m.hip"], "output": "../x"}}, r"'\.\./x' cannot be a file"),
+    "path as name": ({"../m": {"srcs": ["m.hip"]}}, r"'\.\./m' cannot be a file name"),
+    "entry no object": ({"m": []}, r"m: expected an object, got list"),
+    "no object": ([], r"expected an object of modules"),
+    "no JSON": ("{", r"config\.json: "),
+    "code": ('{"m": {"srcs": [__import__("os").sep]}}', r"config\.json: "),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_refused(name: str, tmp_path: Path) -> None:
+    content, message = WRONG[name]
+    with pytest.raises(rfops.ConfigError, match=message):
+        load_config(write(tmp_path, content))
+
+
+def test_a_missing_file_a_missing_module_and_a_missing_source(tmp_path: Path) -> None:
+    with pytest.raises(rfops.ConfigError, match=r"absent\.json"):
+        load_config(tmp_path / "absent.json")
+    config = write(tmp_path, {"m": {"srcs": ["m.hip"]}})
+    with pytest.raises(rfops.ConfigError, match="no module 'k'; known modules: m"):
+        module_spec("k", config)
+    with pytest.raises(rfops.ConfigError, match=r"m: no source 'm\.hip' in "):
+        load_config(config)["m"].sources()
+
+
+def test_declaring_an_op_reads_nothing(tmp_path: Path) -> None:
+    """An error in one module's entry must not break the import of another op."""
+    op = rfops.jit.compile_ops("m", config=tmp_path / "absent.json")(lambda: None)
+    with pytest.raises(rfops.ConfigError, match=r"absent\.json"):
+        op.bind(torch.device("cpu"))

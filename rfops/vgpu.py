@@ -1,0 +1,94 @@
+"""The virtual GPU, for those who use it without an op of rfops: Triton kernels on CPU tensors.
+
+    rfops.vgpu.activate_triton(arch="gfx950")
+    kernel[grid](cpu_tensor, ...)
+
+Triton's own AMD backend compiles for that architecture and Triton's own runtime launches, through
+the HIP interface of the virtual GPU. Importing this module imports neither triton nor a library.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import time
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from .jit import ConfigError, hip, settings
+
+ARCHS = ("gfx942", "gfx950")
+OLDEST_TRITON = (3, 6)
+_INSTALL_TRITON = f"pip install 'triton>={'.'.join(map(str, OLDEST_TRITON))}'"
+
+
+def library_path() -> Path:
+    """The virtual GPU's libamdhip64.so, built on first use. Raises as rfops.jit.vgpu_library."""
+    runtime = hip.runtime(torch.device("cpu"))
+    if not runtime.is_virtual:
+        raise ConfigError(
+            f"RFOPS_HIP_LIBRARY={runtime.path} is not the virtual GPU's library, and Triton on CPU "
+            "tensors needs that one; unset RFOPS_HIP_LIBRARY"
+        )
+    return runtime.path
+
+
+def activate_triton(arch: str | None = None) -> None:
+    """From now on `kernel[grid](...)` takes CPU tensors and runs on a virtual GPU of this `arch`.
+
+    `arch` is "gfx950" or "gfx942"; None takes RFOPS_VGPU_ARCH. A later call with another one
+    switches: each architecture keeps its own compiled kernels and its own autotuned choices.
+    `triton.testing.do_bench` and autotune rank by `modelled_ms`. Raises ValueError for another
+    architecture, ImportError without a Triton that is new enough, ToolchainNotFound or BuildError
+    where Triton's launcher or the virtual GPU cannot be built.
+    """
+    if arch is None:
+        arch = settings.text("RFOPS_VGPU_ARCH")
+    if arch not in ARCHS:
+        raise ValueError(f"activate_triton: arch must be one of {', '.join(ARCHS)}, got {arch!r}")
+    _check_triton()
+    library = library_path()
+    from . import vgpu_triton
+
+    vgpu_triton.activate(arch, library)
+
+
+def deactivate_triton() -> None:
+    """Give Triton back the driver it had before `activate_triton`; nothing if it is not active."""
+    import sys
+
+    loaded = sys.modules.get(f"{__package__}.vgpu_triton")
+    if loaded is not None:
+        loaded.deactivate()
+
+
+def modelled_ms() -> float:
+    """The clock, in milliseconds, by which Triton on the virtual GPU measures: its events, do_bench
+    and autotune take differences of it.
+
+    For now the host's clock, thus the time that the simulation takes. The model of the GPU's time
+    comes in here, as the sum over the launches so far, and nowhere else.
+    """
+    return time.perf_counter() * 1e3
+
+
+def _check_triton() -> None:
+    if importlib.util.find_spec("triton") is None:
+        raise ImportError(f"activate_triton: Triton is not installed; {_INSTALL_TRITON}")
+    version = _triton_version()
+    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if found < OLDEST_TRITON:
+        raise ImportError(f"activate_triton: Triton {version} is too old; {_INSTALL_TRITON}")
+
+
+def _triton_version() -> str:
+    for name in ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    import triton  # built from source: no metadata, or that of another name
+
+    return str(triton.__version__)

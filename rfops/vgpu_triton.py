@@ -1,0 +1,318 @@
+"""Triton's AMD driver with the virtual GPU as its device. Imports triton: see vgpu.py, which is the
+public side. All that depends on Triton's version is in this file.
+
+Triton calls HIP through a C file of its own and keeps what it compiled by device number. The
+virtual GPU is one device whose architecture can be chosen, so each architecture gets a number of
+its own here, one that no real GPU has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton.testing
+from triton import knobs
+from triton.backends.amd import driver as amd_driver
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import GPUDriver
+from triton.runtime import driver as triton_driver
+from triton.runtime.autotuner import Autotuner
+
+from . import vgpu
+from .jit import BuildError, ToolchainNotFound, hip
+
+_DEVICES = {"gfx942": 942, "gfx950": 950}
+_WAVE_SIZE = 64
+_LAUNCHER = "Triton's launcher for AMD GPUs (C)"
+
+
+# ---------------------------------------------------------------------------------------- driver
+
+
+class VirtualDriver(amd_driver.HIPDriver):  # type: ignore[misc]
+    """HIPDriver without torch.cuda: the device is the virtual GPU, the tensors are torch's CPU."""
+
+    def __init__(self, arch: str, library: Path) -> None:
+        GPUDriver.__init__(self)  # not HIPDriver's: that loads the HIP runtime of real GPUs
+        self.arch = arch
+        self.runtime = hip.runtime(torch.device("cpu"))
+        self.utils = _utils(library)
+        self.utils.load_binary = self._on_device(self.utils.load_binary, position=3)
+        self.utils.get_device_properties = self._on_device(self.utils.get_device_properties, 0)
+        self.launcher_cls = _Launcher
+        self.get_current_device = lambda: _DEVICES[self.arch]
+        self.set_current_device = self._set_device
+        self.get_current_stream = lambda _device=None: 0
+        self.get_device_capability = lambda _device=None: (9, 5 if self.arch == "gfx950" else 4)
+
+    def _set_device(self, device: int) -> None:
+        self.arch = _arch_of(device)
+
+    def _on_device(self, call: Callable[..., Any], position: int) -> Callable[..., Any]:
+        """The call with the device number at `position` turned into device 0 of that arch."""
+
+        def on_device(*args: Any) -> Any:
+            with _selection:
+                self.runtime.select_arch(_arch_of(args[position]))
+                return call(*args[:position], 0, *args[position + 1 :])
+
+        return on_device
+
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("hip", self.arch, _WAVE_SIZE)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> type[_Device]:
+        return _Device
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        return do_bench
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        return torch.empty(1, dtype=torch.int)  # no cache to flush: the virtual GPU has none
+
+    def allocate_default_profile_scratch(self, size: int, _alignment: int, _stream: Any) -> Any:
+        return torch.zeros(size, dtype=torch.int8)
+
+
+_selection = threading.Lock()  # from choosing an architecture until the call that depends on it
+
+
+def _arch_of(device: int) -> str:
+    for arch, number in _DEVICES.items():
+        if number == device:
+            return arch
+    raise ValueError(f"device {device}: Triton's driver is that of the virtual GPU, {_DEVICES}")
+
+
+class _Launcher(amd_driver.HIPLauncher):  # type: ignore[misc]
+    """Adds to a launch's error what the virtual GPU knows of it; HIP's text is only its name."""
+
+    def __call__(self, *args: Any) -> Any:
+        try:
+            return super().__call__(*args)
+        except RuntimeError as error:
+            detail = triton_driver.active.runtime.last_error()
+            if detail:
+                error.add_note(f"virtual GPU: {detail}")
+            raise
+
+
+def _utils(library: Path) -> Any:
+    """Triton's C functions bound to `library`; HIPUtils() itself is one for the process."""
+    with knobs.amd.scope():
+        knobs.amd.libhip_path = str(library)
+        amd_driver._get_path_to_hip_runtime_dylib.cache_clear()
+        utils = object.__new__(amd_driver.HIPUtils)
+        utils.__init__()
+    return utils
+
+
+# ---------------------------------------------------------------------------------------- time
+
+
+class _Event:
+    """torch.cuda.Event by the virtual GPU's clock. A launch has ended when its call returns."""
+
+    def __init__(self, enable_timing: bool = False, **_: Any) -> None:
+        self._at = 0.0
+
+    def record(self, _stream: Any = None) -> None:
+        self._at = vgpu.modelled_ms()
+
+    def elapsed_time(self, end: _Event) -> float:
+        return end._at - self._at
+
+    def synchronize(self) -> None: ...
+
+    def wait(self, _stream: Any = None) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+class _Device:
+    """What Triton takes of torch.cuda."""
+
+    Event = _Event
+
+    @staticmethod
+    def synchronize(_device: Any = None) -> None: ...
+
+    @staticmethod
+    def current_device() -> int:
+        return int(triton_driver.active.get_current_device())
+
+
+_BENCH_RUNS = 3
+
+
+def do_bench(
+    fn: Callable[[], Any],
+    warmup: int = 25,
+    rep: int = 100,
+    grad_to_none: Sequence[torch.Tensor] | None = None,
+    quantiles: Sequence[float] | None = None,
+    return_mode: str = "mean",
+) -> Any:
+    """triton.testing.do_bench on the virtual GPU: a first call that compiles, then a few timed
+    ones. `warmup` and `rep` say for how long a GPU is kept busy; here a few runs tell the same."""
+    fn()
+    times = []
+    for _ in range(_BENCH_RUNS):
+        for tensor in grad_to_none or ():
+            tensor.grad = None
+        start = vgpu.modelled_ms()
+        fn()
+        times.append(vgpu.modelled_ms() - start)
+    return triton.testing._summarize_statistics(times, quantiles, return_mode)
+
+
+def _do_bench_graph(
+    fn: Callable[[], Any],
+    rep: int = 20,
+    grad_to_none: Sequence[torch.Tensor] | None = None,
+    quantiles: Sequence[float] | None = None,
+    return_mode: str = "mean",
+) -> Any:
+    """triton.testing.do_bench_cudagraph: the virtual GPU has no launch cost for a graph to hide."""
+    return do_bench(fn, 0, rep, grad_to_none, quantiles, return_mode)
+
+
+# A choice tuned for one architecture may not even fit another (LDS: 160 and 64 KB), and Triton's
+# autotuner does not look at the device.
+_tuned: weakref.WeakKeyDictionary[Autotuner, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def _tuned_here(tuner: Autotuner) -> Any:
+    return _tuned.setdefault(tuner, {}).setdefault(triton_driver.active.arch, {})
+
+
+def _keep_cache(tuner: Autotuner, cache: Any) -> None:
+    tuner.__dict__["cache"] = cache  # what it has without the virtual GPU
+
+
+# -------------------------------------------------------------------------------- launcher's build
+
+
+def _compiler() -> list[str]:
+    """The C compiler that Triton would take, or ziglang's. Raises ToolchainNotFound."""
+    rejected = []
+    chosen = os.environ.get("CC")
+    for name in [chosen] if chosen else ["gcc", "clang", "cc"]:
+        found = shutil.which(name)
+        if found:
+            return [found]
+        rejected.append(f"CC={name}: not found" if chosen else f"{name} on PATH: not found")
+    if not chosen:
+        if importlib.util.find_spec("ziglang") is not None:
+            return [sys.executable, "-m", "ziglang", "cc"]
+        rejected.append("the ziglang package of this Python: not found")
+    advice = "Install gcc or clang (CC may name it), or: pip install 'rfops[clang]'."
+    raise ToolchainNotFound(_LAUNCHER, rejected, advice)
+
+
+def _python_headers() -> str:
+    scheme = sysconfig.get_default_scheme()
+    # Debian's scheme names a folder that has no headers.
+    folder = sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
+    if not (Path(folder) / "Python.h").is_file():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise ToolchainNotFound(
+            _LAUNCHER,
+            [f"{folder}/Python.h: not found"],
+            f"Install the headers of this Python (on Debian: apt install python{version}-dev).",
+        )
+    return folder
+
+
+def _build_launcher(
+    name: str,
+    src: str,
+    srcdir: str,
+    library_dirs: list[str],
+    include_dirs: list[str],
+    libraries: list[str],
+    *_: Any,
+) -> str:
+    """Triton's hook for building a C extension: as its own, plus ziglang and errors that tell."""
+    output = Path(srcdir) / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    folders = [*include_dirs, srcdir, _python_headers(), *knobs.build.backend_dirs]
+    command = [*_compiler(), src, "-O3", "-shared", "-fPIC", "-w", "-o", str(output)]
+    command += [f"-l:{lib}" if ".so" in lib or lib.endswith(".a") else f"-l{lib}" for lib in libraries]
+    command += [f"-L{folder}" for folder in library_dirs]
+    command += [f"-I{folder}" for folder in folders if folder is not None]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0:
+        raise BuildError(_LAUNCHER, command, done.stdout + done.stderr, None)
+    return str(output)
+
+
+# -------------------------------------------------------------------------------- on and off
+
+_active: contextlib.ExitStack | None = None
+
+
+def activate(arch: str, library: Path) -> None:
+    """Make the virtual GPU Triton's device; where it is already, only choose the architecture."""
+    global _active
+    current = triton_driver._active
+    if _active is not None and isinstance(current, VirtualDriver):
+        if current.runtime.path == library:
+            current.arch = arch
+            return
+    deactivate()
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(_launcher_module())
+        if knobs.build.impl is None:
+            _replace(undo, knobs.build, "impl", _build_launcher)
+        virtual = VirtualDriver(arch, library)
+        _replace(undo, triton.testing, "do_bench", do_bench)
+        _replace(undo, triton.testing, "do_bench_cudagraph", _do_bench_graph)
+        Autotuner.cache = property(_tuned_here, _keep_cache)
+        undo.callback(delattr, Autotuner, "cache")
+        _replace(undo, triton_driver, "_active", virtual)
+        _active = undo.pop_all()
+
+
+def deactivate() -> None:
+    """Undo what `activate` did, in reverse order."""
+    global _active
+    undo, _active = _active, None
+    if undo is not None:
+        undo.close()
+
+
+@contextlib.contextmanager
+def _launcher_module() -> Iterator[None]:
+    """Keep what Triton's driver module knows of the HIP library in use before, and put it back."""
+    names = ("PyTDMDescriptor", "PyKernelArg", "ARG_CONSTEXPR", "ARG_KERNEL", "ARG_TUPLE")
+    before = {name: getattr(amd_driver, name) for name in names if hasattr(amd_driver, name)}
+    try:
+        yield
+    finally:
+        vars(amd_driver).update(before)
+        amd_driver._get_path_to_hip_runtime_dylib.cache_clear()
+
+
+def _replace(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
+    undo.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
