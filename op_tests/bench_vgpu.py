@@ -71,8 +71,13 @@ def measure() -> None:
 
 def rates(threads: int) -> dict[str, float]:
     environment = {**os.environ, "RFOPS_VGPU_THREADS": str(threads)}
-    done = subprocess.run([sys.executable, __file__, "--measure"], env=environment,
-                          capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, __file__, "--measure"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     rows = (line.split("\t") for line in done.stdout.splitlines())
     return {name: float(rate) for name, rate in rows}
 
@@ -83,8 +88,10 @@ def main() -> None:
     print(f"virtual GPU, million wave-instructions a second on this host's CPU ({cores} cores)")
     print(f"{'loop':40} {'one core':>10} {'all cores':>10} {'a core':>10}")
     for name in LOOPS:
-        print(f"{name:40} {one[name] / 1e6:10.1f} {every[name] / 1e6:10.1f} "
-              f"{every[name] / 1e6 / cores:10.1f}")
+        print(
+            f"{name:40} {one[name] / 1e6:10.1f} {every[name] / 1e6:10.1f} "
+            f"{every[name] / 1e6 / cores:10.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def pointer_for_value(out: torch.Tensor, x: torch.Tensor, a: torch.Tensor, n: i3
     [
         (
             missing,
-            "axpy: argument 3: signature has nothing, kernel has 4-byte by_value at offset 20",
+            "argument 3: signature has nothing, kernel has 4-byte by_value at offset 20",
         ),
         (extra, "axpy: argument 4: signature has k: 4-byte value, kernel has no more"),
         (wider, "argument 3: signature has n: 8-byte value, kernel has 4-byte by_value"),
@@ -84,7 +84,7 @@ def test_a_kernel_that_is_not_there(project: Project) -> None:
 def test_annotations_that_mean_nothing(project: Project) -> None:
     def plain(out: torch.Tensor, n: int) -> None: ...
 
-    with pytest.raises(rfops.BindError, match="parameter n must be annotated torch.Tensor or a"):
+    with pytest.raises(rfops.BindError, match=r"parameter n must be annotated torch\.Tensor or a"):
         declare(project, plain).bind("cpu")
 
 

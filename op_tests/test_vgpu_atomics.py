@@ -73,7 +73,9 @@ def _integer_ops(bits: int) -> dict[str, Rmw]:
 
 
 def _condxchg32(old: int, a: int, _: int) -> int:
-    halves = [(a >> s & 0x7FFFFFFF) if a >> (s + 31) & 1 else old >> s & 0xFFFFFFFF for s in (0, 32)]
+    halves = [
+        (a >> s & 0x7FFFFFFF) if a >> (s + 31) & 1 else old >> s & 0xFFFFFFFF for s in (0, 32)
+    ]
     return halves[0] | halves[1] << 32
 
 
@@ -119,9 +121,19 @@ def _cache_atomics() -> list[Atomic]:
         for bits in (32, 64):
             for op in CACHE_INTEGERS:
                 dwords = bits // 32 * (2 if op == "cmpswap" else 1)
-                text = form.replace("{op}", op + ("_x2" if bits == 64 else "")).replace("{data}", _regs(24, dwords))
-                out.append(Atomic(f"{family} {op}{bits}", text, bits, "int", OPS[bits][op],
-                                  operands="ab" if op == "cmpswap" else "a"))
+                text = form.replace("{op}", op + ("_x2" if bits == 64 else "")).replace(
+                    "{data}", _regs(24, dwords)
+                )
+                out.append(
+                    Atomic(
+                        f"{family} {op}{bits}",
+                        text,
+                        bits,
+                        "int",
+                        OPS[bits][op],
+                        operands="ab" if op == "cmpswap" else "a",
+                    )
+                )
         for op, (bits, kind, rmw) in CACHE_FLOATS.items():
             text = form.replace("{op}", op).replace("{data}", _regs(24, bits // 32))
             out.append(Atomic(f"{family} {op}", text, bits, kind, rmw))
@@ -146,7 +158,9 @@ DS_FLOATS: dict[str, tuple[int, str, Rmw]] = {
 }
 
 
-def _ds(stem: str, suffix: str, bits: int, kind: str, rmw: Rmw, operands: str, only: bool = False) -> Atomic:
+def _ds(
+    stem: str, suffix: str, bits: int, kind: str, rmw: Rmw, operands: str, only: bool = False
+) -> Atomic:
     dwords = bits // 32
     data = ", ".join(_regs(r, dwords) for r in ((24,) if operands == "a" else (24, 26)))
     rtn = "_rtn" if only else "{rtn}"
@@ -162,8 +176,16 @@ def _ds_atomics() -> list[Atomic]:
             out.append(_ds(stem, f"_{letter}{bits}", bits, "int", OPS[bits][op], operands))
         out.append(_ds("wrxchg", f"_b{bits}", bits, "int", OPS[bits]["swap"], "a", only=True))
         compare = {32: ("f32", _f32), 64: ("f64", _f64)}[bits]
-        out.append(_ds("cmpst", f"_f{bits}", bits, compare[0],
-                       lambda o, a, b, f=compare[1]: a if f(o) == f(b) else o, "ba"))
+        out.append(
+            _ds(
+                "cmpst",
+                f"_f{bits}",
+                bits,
+                compare[0],
+                lambda o, a, b, f=compare[1]: a if f(o) == f(b) else o,
+                "ba",
+            )
+        )
     for name, (bits, kind, rmw) in DS_FLOATS.items():
         stem, _, suffix = name.rpartition("_")
         out.append(_ds(stem, f"_{suffix}", bits, kind, rmw, "a"))
@@ -193,7 +215,11 @@ def _case(atomic: Atomic, returns: bool) -> Case:
         after = "\ns_waitcnt vmcnt(0)\n v_mov_b32 v20, v24\n v_mov_b32 v21, v25"
     # b = the two dwords of the lane's entry in the second half of the memory
     second = "v_lshlrev_b32 v36, 3, v0\n global_load_dwordx2 v[26:27], v36, s[8:9] offset:3584\n s_waitcnt vmcnt(0)\n"
-    return Case(f"{atomic.name} {returns}", f"{RESOURCE}{second}{_operands(atomic)}{text}{after}", atomic.local)
+    return Case(
+        f"{atomic.name} {returns}",
+        f"{RESOURCE}{second}{_operands(atomic)}{text}{after}",
+        atomic.local,
+    )
 
 
 BATCH = Batch([
@@ -294,7 +320,9 @@ def test_atomics_of_many_workgroups_lose_nothing() -> None:
     out = np.zeros((groups * LANES, 4), np.uint32)
     module = Module(code_object([_COUNTER.replace("v_mov_b32 v24, 1", "v_mov_b32 v24, 1\n v_mov_b32 v25, 0")],
                                 "gfx950"), "gfx950")  # fmt: skip
-    module.launch("k0", groups, LANES, np.array([lanes.ctypes.data, out.ctypes.data], np.uint64).tobytes())
+    module.launch(
+        "k0", groups, LANES, np.array([lanes.ctypes.data, out.ctypes.data], np.uint64).tobytes()
+    )
     count = groups * LANES
     assert cells[0] == count
     same("every lane got its own number", np.sort(out[:, 0]), np.arange(count, dtype=np.uint32))

@@ -69,7 +69,14 @@ def test_stores_outside_are_dropped_dword_by_dword(kind: str) -> None:
     offsets = np.random.default_rng(2).permutation(80)[:LANES] * 16 + 85
     for size in SIZES:
         memory, data = random_bytes(LDS_BYTES, size), random_data(size)
-        want = stored(STORES[kind], memory, offsets, data_dwords(data), FULL, lambda end, size=size: end <= size)
+        want = stored(
+            STORES[kind],
+            memory,
+            offsets,
+            data_dwords(data),
+            FULL,
+            lambda end, size=size: end <= size,
+        )
         RAW.run(f"store {kind}", memory, offsets, imm=84, size=size, data=data)
         same(f"{kind} of {size} bytes", memory, want)
 
@@ -173,7 +180,9 @@ def test_swizzled_buffers(log: int) -> None:
     for d in range(2):
         places = _swizzled(8 + 4 * d, log)
         want_memory = stored(STORES["dword"], want_memory, places, data_dwords(data)[d:], FULL)
-    INDEXED.run(f"swizzled store {log}", memory, np.full(LANES, 8), data=data, base=memory.ctypes.data)
+    INDEXED.run(
+        f"swizzled store {log}", memory, np.full(LANES, 8), data=data, base=memory.ctypes.data
+    )
     same("store", memory, want_memory)
 
 
@@ -186,7 +195,11 @@ WIDTHS = {  # data format: bits of the components from the low end
     12: (16, 16, 16, 16), 13: (32, 32, 32), 14: (32, 32, 32, 32),
 }  # fmt: skip
 FORMATS = [
-    *((d, n) for d in (1, 2, 3, 5, 8, 9, 10, 12) for n in (UNORM, SNORM, USCALED, SSCALED, UINT, SINT)),
+    *(
+        (d, n)
+        for d in (1, 2, 3, 5, 8, 9, 10, 12)
+        for n in (UNORM, SNORM, USCALED, SSCALED, UINT, SINT)
+    ),
     *((d, n) for d in (4, 11, 13, 14) for n in (UINT, SINT, FLOAT)),
     *((d, FLOAT) for d in (2, 5, 6, 7, 12)),
 ]
@@ -199,11 +212,16 @@ def _format_cases() -> list[Case]:
         n = len(WIDTHS[data])
         shape = f"dfmt:{data}, nfmt:{number}, 0 offen"
         out += [
-            Case(f"load {data} {number}", f"{_resource()}tbuffer_load_format_xyzw v[20:23], v10, s[16:19], {shape}"),
-            Case(f"copy {data} {number}",
-                 f"{_resource()}tbuffer_load_format_{LETTERS[:n]} {_regs(20, n)}, v10, s[16:19], {shape}\n"
-                 f"s_waitcnt vmcnt(0)\n s_add_u32 s16, s16, 2048\n s_addc_u32 s17, s17, 0\n"
-                 f"tbuffer_store_format_{LETTERS[:n]} {_regs(20, n)}, v10, s[16:19], {shape}"),
+            Case(
+                f"load {data} {number}",
+                f"{_resource()}tbuffer_load_format_xyzw v[20:23], v10, s[16:19], {shape}",
+            ),
+            Case(
+                f"copy {data} {number}",
+                f"{_resource()}tbuffer_load_format_{LETTERS[:n]} {_regs(20, n)}, v10, s[16:19], {shape}\n"
+                f"s_waitcnt vmcnt(0)\n s_add_u32 s16, s16, 2048\n s_addc_u32 s17, s17, 0\n"
+                f"tbuffer_store_format_{LETTERS[:n]} {_regs(20, n)}, v10, s[16:19], {shape}",
+            ),
         ]
     return out  # fmt: skip
 
@@ -293,7 +311,11 @@ def test_typed_store_inverts_the_load(data: int, number: int) -> None:
     memory = _pattern(data, number)
     size = sum(WIDTHS[data]) // 8
     TYPED.run(f"copy {data} {number}", memory, LANE * size, size=2048)
-    same(f"format {data}, number {number}", memory[2048 : 2048 + LANES * size], memory[: LANES * size])
+    same(
+        f"format {data}, number {number}",
+        memory[2048 : 2048 + LANES * size],
+        memory[: LANES * size],
+    )
 
 
 def _floats(values: list[float]) -> Array:
@@ -317,9 +339,15 @@ def test_selectors_and_invalid_format() -> None:
     memory = np.random.default_rng(1).normal(size=4 * LANES).astype(np.float32)
     got = TYPED.run("select", memory, LANE * 16, size=memory.nbytes)
     texels = memory.reshape(LANES, 4)
-    want = np.stack([texels[:, 1], texels[:, 0], np.ones(LANES), np.zeros(LANES)]).astype(np.float32)
+    want = np.stack([texels[:, 1], texels[:, 0], np.ones(LANES), np.zeros(LANES)]).astype(
+        np.float32
+    )
     same("y, x, 1, 0", got, want.view(np.uint32))
-    same("invalid format", TYPED.run("invalid", memory, LANE * 0, size=64)[:2], np.zeros((2, LANES), np.uint32))
+    same(
+        "invalid format",
+        TYPED.run("invalid", memory, LANE * 0, size=64)[:2],
+        np.zeros((2, LANES), np.uint32),
+    )
     with pytest.raises(AssertionError, match="reserved buffer format: data format 15"):
         TYPED.run("reserved", memory, LANE * 0, size=64)
 
@@ -338,19 +366,33 @@ def test_d16_formats() -> None:
     raw = random_bytes(4 * LANES, 2)
     wide = raw.view(np.int8).astype(np.int16).view(np.uint16).astype(np.uint32)
     got = TYPED.run("d16 ints", raw, LANE * 4, size=raw.nbytes)
-    same("integers", got[:2], np.stack([wide[0::4] | wide[1::4] << 16, wide[2::4] | wide[3::4] << 16]))
+    same(
+        "integers",
+        got[:2],
+        np.stack([wide[0::4] | wide[1::4] << 16, wide[2::4] | wide[3::4] << 16]),
+    )
     halves = np.random.default_rng(2).normal(size=2 * LANES).astype(np.float16)
     out = np.zeros(2 * LANES, np.float32)
     data = halves.view(np.uint32).astype(np.uint64)
     TYPED.run("d16 store", out, LANE * 8, size=out.nbytes, data=data)
     same("d16 store", out.view(np.uint32), halves.astype(np.float32).view(np.uint32))
     TYPED.run("d16 hi store", out, LANE * 4, size=out.nbytes, data=data)
-    same("d16 hi store", out.view(np.uint32)[:LANES], halves[1::2].astype(np.float32).view(np.uint32))
+    same(
+        "d16 hi store", out.view(np.uint32)[:LANES], halves[1::2].astype(np.float32).view(np.uint32)
+    )
 
 
 # ------------------------------------------------------------------------------ loads to LDS
 
-TO_LDS = {"ubyte": 4, "sbyte": 4, "ushort": 4, "sshort": 4, "dword": 4, "dwordx3": 16, "dwordx4": 16}
+TO_LDS = {
+    "ubyte": 4,
+    "sbyte": 4,
+    "ushort": 4,
+    "sshort": 4,
+    "dword": 4,
+    "dwordx3": 16,
+    "dwordx4": 16,
+}
 DMA_SIZE, M0, IMM = 3000, 0x100, 32
 
 
@@ -371,7 +413,9 @@ def _dma_case(family: str, kind: str, m0: int) -> Case:
         dump += f"global_store_dwordx4 v38, v[40:43], s[8:9] offset:{at}\n"
     dump += "s_sub_u32 s8, s8, 0x4000\n s_subb_u32 s9, s9, 0\n"
     enter = f"{clear}\n s_waitcnt lgkmcnt(0)\n s_mov_b64 exec, s[30:31]\n s_mov_b32 m0, 0x{m0:x}\n"
-    return Case(f"{family} {kind}", f"{enter}{body}\n{dump}", "scratch" if family == "scratch" else "")
+    return Case(
+        f"{family} {kind}", f"{enter}{body}\n{dump}", "scratch" if family == "scratch" else ""
+    )
 
 
 DMA_KINDS = {"gfx950": list(TO_LDS), "gfx942": [kind for kind, step in TO_LDS.items() if step == 4]}

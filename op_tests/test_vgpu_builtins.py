@@ -1,6 +1,6 @@
 """Matrix and conversion builtins as compilers emit them: small HIP kernels without a header,
 compiled for both architectures, against numpy. Which byte or half a builtin's index means, which
-registers a fragment takes and how accumulators are chained is the compiler's doing here, not ours."""
+registers a fragment takes and how sums are chained is the compiler's doing here, not ours."""
 
 from __future__ import annotations
 

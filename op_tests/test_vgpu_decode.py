@@ -157,8 +157,10 @@ def encode_vop3(row: Row, opcode: int) -> Iterator[list[int]]:
 
 def wide_convert(row: Row) -> bool:
     """Conversions of register tuples take them from VGPRs."""
-    return row.name.startswith("v_cvt_") and any(DWORDS.get(src, 1) > 1 for src in row.srcs) and (
-        row.format == "VOP3"
+    return (
+        row.name.startswith("v_cvt_")
+        and any(DWORDS.get(src, 1) > 1 for src in row.srcs)
+        and (row.format == "VOP3")
     )
 
 
@@ -187,7 +189,11 @@ def encode_vop12c(row: Row) -> Iterator[list[int]]:
             half = any("16" in src for src in row.srcs)
             yield [shape(LITERAL), 0x1234 if half else 0x12345678]
     if plain and narrow and has_lane_forms(row):
-        sel = (6 << 8 if row.format != "VOPC" else 0) | 5 << 16 | (6 << 24 if len(row.srcs) > 1 else 0)
+        sel = (
+            (6 << 8 if row.format != "VOPC" else 0)
+            | 5 << 16
+            | (6 << 24 if len(row.srcs) > 1 else 0)
+        )
         yield [shape(SDWA), 8 | sel]
         if row.format != "VOPC":
             yield [shape(DPP), 8 | 0x101 << 8 | 0xFF << 24]
@@ -242,9 +248,24 @@ def encode_matrix(row: Row, base: int) -> Iterator[list[int]]:
 
 def encode_vop3px2(row: Row) -> Iterator[list[int]]:
     scaled = 1 << 11
-    mfma = 0x1A7 << 23 | row.opcode << 16 | scaled | 64 | (VGPR + 8) << 32 | (VGPR + 24) << 41 | (VGPR + 64) << 50
+    mfma = (
+        0x1A7 << 23
+        | row.opcode << 16
+        | scaled
+        | 64
+        | (VGPR + 8) << 32
+        | (VGPR + 24) << 41
+        | (VGPR + 64) << 50
+    )
     for opsel, opsel_hi, cbsz, blgp in ((0, 0, 0, 0), (1, 2, 0, 1), (3, 3, 4, 4), (0, 0, 2, 3)):
-        scale = 0x1A7 << 23 | 0x2C << 16 | opsel << 11 | opsel_hi << 59 | (VGPR + 44) << 32 | (VGPR + 45) << 41
+        scale = (
+            0x1A7 << 23
+            | 0x2C << 16
+            | opsel << 11
+            | opsel_hi << 59
+            | (VGPR + 44) << 32
+            | (VGPR + 45) << 41
+        )
         yield split(scale, 2) + split(mfma | cbsz << 8 | blgp << 61, 2)
 
 
@@ -318,7 +339,10 @@ ENCODERS = {
 
 
 def text_section(code: bytes) -> bytes:
-    offset, count, names = struct.unpack_from("<Q", code, 40)[0], *struct.unpack_from("<HH", code, 60)
+    offset, count, names = (
+        struct.unpack_from("<Q", code, 40)[0],
+        *struct.unpack_from("<HH", code, 60),
+    )
     headers = [struct.unpack_from("<IIQQQQ", code, offset + 64 * i) for i in range(count)]
     base = headers[names][4]
     for name, _, _, _, start, size in headers:
@@ -338,7 +362,9 @@ def test_every_opcode_round_trips(arch: str) -> None:
     texts = []
     for row, words in cases:
         text, size = disassemble(arch, words)
-        assert size == len(words), f"{row.name}: {[hex(w) for w in words]} -> {text!r} of {size} dwords"
+        assert size == len(words), (
+            f"{row.name}: {[hex(w) for w in words]} -> {text!r} of {size} dwords"
+        )
         assert text.startswith(row.name), f"{row.name} decodes as {text!r}"
         texts.append(text)
     source = "".join(f".p2align 6\n{text}\n" for text in texts)
@@ -348,7 +374,9 @@ def test_every_opcode_round_trips(arch: str) -> None:
     for i, (row, words) in enumerate(cases):
         got = list(struct.unpack_from(f"<{len(words)}I", code, SLOT * i))
         if got != words:
-            wrong.append(f"{row.format} {row.opcode} {texts[i]!r}: {hexes(words)} came back as {hexes(got)}")
+            wrong.append(
+                f"{row.format} {row.opcode} {texts[i]!r}: {hexes(words)} came back as {hexes(got)}"
+            )
     assert not wrong, f"{len(wrong)} of {len(cases)}:\n" + "\n".join(wrong[:20])
 
 

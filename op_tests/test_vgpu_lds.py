@@ -51,7 +51,11 @@ def _pair_cases() -> list[Case]:
         rtn = suffix.replace("_", "_rtn_")
         out += [
             Case(f"read2{suffix}", f"ds_read2{suffix} {pair}, v10 {offsets}", "ds"),
-            Case(f"read2{suffix} in place", f"v_mov_b32 v20, v10\n ds_read2{suffix} {pair}, v20 {offsets}", "ds"),
+            Case(
+                f"read2{suffix} in place",
+                f"v_mov_b32 v20, v10\n ds_read2{suffix} {pair}, v20 {offsets}",
+                "ds",
+            ),
             Case(f"write2{suffix}", f"ds_write2{suffix} v10, {data} {offsets}", "ds"),
             Case(f"wrxchg2{suffix}", f"ds_wrxchg2{rtn} {pair}, v10, {data} {offsets}", "ds"),
         ]
@@ -69,7 +73,9 @@ def _both(suffix: str, memory: Array, offsets: Array, mask: int) -> Array:
     """Result registers of a two-place read."""
     dwords, unit, first, second = PAIRS[suffix]
     out = loaded(LOADS[_kind(dwords)], memory, offsets + first * unit, mask)
-    out[dwords : 2 * dwords] = loaded(LOADS[_kind(dwords)], memory, offsets + second * unit, mask)[:dwords]
+    out[dwords : 2 * dwords] = loaded(LOADS[_kind(dwords)], memory, offsets + second * unit, mask)[
+        :dwords
+    ]
     return out
 
 
@@ -215,7 +221,12 @@ def test_outside_the_allocation() -> None:
 
 # ------------------------------------------------------------------------------ transposed reads
 
-TRANSPOSED = {"b64_tr_b16": (16, 4), "b64_tr_b8": (8, 8), "b64_tr_b4": (4, 16), "b96_tr_b6": (6, 16)}
+TRANSPOSED = {
+    "b64_tr_b16": (16, 4),
+    "b64_tr_b8": (8, 8),
+    "b64_tr_b4": (4, 16),
+    "b96_tr_b6": (6, 16),
+}
 TRANSPOSE_BATCH = Batch([
     Case(name, f"ds_read_{name} {_tuple(20, bits * count // 32)}, v10 offset:16", "ds")
     for name, (bits, count) in TRANSPOSED.items()
@@ -230,11 +241,18 @@ def test_transposed_read(name: str) -> None:
     offsets = np.random.default_rng(bits).permutation(LDS_BYTES // 16 - 1)[:LANES] * 16
     got = TRANSPOSE_BATCH.run(name, memory, offsets + 16, imm=16)
     for group in range(0, LANES, 16):
-        pieces = [memory[o + 16 : o + 16 + bits * count // 8].tobytes() for o in offsets[group : group + 16]]
+        pieces = [
+            memory[o + 16 : o + 16 + bits * count // 8].tobytes()
+            for o in offsets[group : group + 16]
+        ]
         elements = [int.from_bytes(p, "little") >> (bits * e) & ((1 << bits) - 1)
                     for p in pieces for e in range(count)]  # fmt: skip
         matrix = np.array(elements, object).reshape(count, 16)
         for column in range(16):
             packed = sum(int(v) << (bits * r) for r, v in enumerate(matrix[:, column]))
             want = [packed >> (32 * d) & 0xFFFFFFFF for d in range(bits * count // 32)]
-            same(f"{name} lane {group + column}", got[: len(want), group + column], np.array(want, np.uint32))
+            same(
+                f"{name} lane {group + column}",
+                got[: len(want), group + column],
+                np.array(want, np.uint32),
+            )

@@ -79,7 +79,9 @@ def _load_body(name: str, kind: str, acc: bool) -> str:
     family = FAMILIES[name]
     dwords = LOADS[kind].dwords
     mnemonic = DS_LOADS[kind] if name == "ds" else kind
-    text = family.load.format(kind=mnemonic, reg=_reg(0 if acc else 20, dwords, "a" if acc else "v"))
+    text = family.load.format(
+        kind=mnemonic, reg=_reg(0 if acc else 20, dwords, "a" if acc else "v")
+    )
     if not acc:
         return family.before + text
     into = "\n".join(f"v_accvgpr_write_b32 a{d}, v{20 + d}" for d in range(4))
@@ -91,7 +93,9 @@ def _store_body(name: str, kind: str, acc: bool) -> str:
     family = FAMILIES[name]
     dwords = STORES[kind].dwords
     mnemonic = DS_STORES[kind] if name == "ds" else kind
-    text = family.store.format(kind=mnemonic, reg=_reg(0 if acc else 24, dwords, "a" if acc else "v"))
+    text = family.store.format(
+        kind=mnemonic, reg=_reg(0 if acc else 24, dwords, "a" if acc else "v")
+    )
     into = "\n".join(f"v_accvgpr_write_b32 a{d}, v{24 + d}" for d in range(4)) if acc else ""
     return f"{family.before}{into}\n{text}"
 
@@ -218,7 +222,9 @@ def test_flat_follows_the_apertures() -> None:
 
 def test_flat_stores_to_every_aperture() -> None:
     memory, data = random_bytes(LDS_BYTES, 1), random_data(2)
-    offsets = LANE * 8 % (PRIVATE - 32) // 16 * 16 + LANE // 24 * 512  # aligned pieces, apart in LDS
+    offsets = (
+        LANE * 8 % (PRIVATE - 32) // 16 * 16 + LANE // 24 * 512
+    )  # aligned pieces, apart in LDS
     offsets = np.where(LANE % 3 == 2, offsets % (PRIVATE - 32), LANE * 16)
     before = memory.copy()
     got = _FLAT.run("store", memory, offsets, data=data)
@@ -291,17 +297,34 @@ def _smem_cases() -> list[Case]:
         data = "s32" if n == 1 else f"s[32:{31 + n}]"
         show = "\n".join(f"v_writelane_b32 v20, s{32 + i}, {i}" for i in range(n))
         for form in ("0x10", "-0x10", "s11", "s11 offset:0x8", "0x13"):
-            out.append(Case(f"load {n} {form}", f"{enter}s_add_u32 s8, s8, 64\n s_addc_u32 s9, s9, 0\n"
-                            f"s_load_dword{suffix} {data}, s[8:9], {form}\n s_waitcnt lgkmcnt(0)\n{show}"))
-        out.append(Case(f"buffer {n}", f"{enter}v_readfirstlane_b32 s11, v10\n"
-                        f"s_buffer_load_dword{suffix} {data}, s[16:19], s11 offset:0x8\n"
-                        f"s_waitcnt lgkmcnt(0)\n{show}"))
+            out.append(
+                Case(
+                    f"load {n} {form}",
+                    f"{enter}s_add_u32 s8, s8, 64\n s_addc_u32 s9, s9, 0\n"
+                    f"s_load_dword{suffix} {data}, s[8:9], {form}\n s_waitcnt lgkmcnt(0)\n{show}",
+                )
+            )
+        out.append(
+            Case(
+                f"buffer {n}",
+                f"{enter}v_readfirstlane_b32 s11, v10\n"
+                f"s_buffer_load_dword{suffix} {data}, s[16:19], s11 offset:0x8\n"
+                f"s_waitcnt lgkmcnt(0)\n{show}",
+            )
+        )
     for n in (1, 2, 4):
         suffix = "" if n == 1 else f"x{n}"
         data = "s32" if n == 1 else f"s[32:{31 + n}]"
         fill = "\n".join(f"v_readfirstlane_b32 s{32 + i}, v{24 + i}" for i in range(4))
-        out.append(Case(f"store {n}", f"{enter}{fill}\n s_store_dword{suffix} {data}, s[8:9], 0x20"))
-        out.append(Case(f"buffer store {n}", f"{enter}{fill}\n s_buffer_store_dword{suffix} {data}, s[16:19], 0x20"))
+        out.append(
+            Case(f"store {n}", f"{enter}{fill}\n s_store_dword{suffix} {data}, s[8:9], 0x20")
+        )
+        out.append(
+            Case(
+                f"buffer store {n}",
+                f"{enter}{fill}\n s_buffer_store_dword{suffix} {data}, s[16:19], 0x20",
+            )
+        )
     return out  # fmt: skip
 
 
@@ -349,6 +372,8 @@ def test_scalar_stores(n: int) -> None:
 
 
 def test_clocks_run_forward() -> None:
-    low, high, real_low, real_high = (int(x) for x in SMEM.run("clocks", random_bytes(64, 0), np.zeros(LANES))[:, 0])
+    low, high, real_low, real_high = (
+        int(x) for x in SMEM.run("clocks", random_bytes(64, 0), np.zeros(LANES))[:, 0]
+    )
     assert 0 <= low | high << 32 < 60 * 10**9
     assert real_low | real_high << 32 > 0

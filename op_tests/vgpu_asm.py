@@ -133,10 +133,12 @@ class Module:
         function = ctypes.c_void_p()
         check(self._lib.hipModuleGetFunction(ctypes.byref(function), self._handle, kernel.encode()))
         size = ctypes.c_size_t(len(arguments))
-        extra = (ctypes.c_void_p * 5)(1, ctypes.cast(arguments, ctypes.c_void_p), 2,
-                                      ctypes.addressof(size), 3)
-        check(self._lib.hipModuleLaunchKernel(
-            function, grid, 1, 1, block, 1, 1, 0, None, None, extra))
+        extra = (ctypes.c_void_p * 5)(
+            1, ctypes.cast(arguments, ctypes.c_void_p), 2, ctypes.addressof(size), 3
+        )
+        check(
+            self._lib.hipModuleLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, None, None, extra)
+        )
 
 
 class Snippets:

@@ -52,7 +52,9 @@ def _copy(lane_bytes: int, into: str, back: bool) -> str:
     """Copies each lane's piece of the case's memory to LDS or scratch, or back."""
     lines = [f"v_mul_u32_u24 v30, {lane_bytes}, v0"]
     for at in range(0, lane_bytes, 16):
-        memory = f"v30, v[32:35], s[8:9] offset:{at}" if back else f"v[32:35], v30, s[8:9] offset:{at}"
+        memory = (
+            f"v30, v[32:35], s[8:9] offset:{at}" if back else f"v[32:35], v30, s[8:9] offset:{at}"
+        )
         local = {
             ("ds", False): f"ds_write_b128 v30, v[32:35] offset:{at}",
             ("ds", True): f"ds_read_b128 v[32:35], v30 offset:{at}",
@@ -134,7 +136,10 @@ def random_data(seed: int) -> Array:
 
 def data_dwords(data: Array) -> Array:
     """What v[24:27] hold, [4, 64]."""
-    low, high = (data & np.uint64(0xFFFFFFFF)).astype(np.uint32), (data >> np.uint64(32)).astype(np.uint32)
+    low, high = (
+        (data & np.uint64(0xFFFFFFFF)).astype(np.uint32),
+        (data >> np.uint64(32)).astype(np.uint32),
+    )
     return np.stack([low, high, ~low, ~high])
 
 
@@ -199,7 +204,11 @@ STORES = {
 
 
 def loaded(
-    load: Load, memory: Array, offsets: Array, mask: int, inside: Callable[[int], bool] | None = None
+    load: Load,
+    memory: Array,
+    offsets: Array,
+    mask: int,
+    inside: Callable[[int], bool] | None = None,
 ) -> Array:
     """Result registers of a load. `inside(end)`: whether a dword (or part) that ends there is read."""
     out = np.full((4, LANES), OLD, np.uint32)

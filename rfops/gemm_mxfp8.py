@@ -23,10 +23,12 @@ MAX_M = 16
 ALIGN = 16  # bytes: a lane's load
 WAVE = 64  # lanes
 CUS = 256  # compute units of an MI355X; only the heuristic's balance depends on it
+# (N, K) of linear layers that `rfops build` prepares kernels for, at every M.
+PREBUILT_SHAPES = ((2304, 6144), (6144, 2048), (1536, 6144), (6144, 1536))
 SCALE_DTYPES = tuple(dict.fromkeys((torch.uint8, E8M0)))
 
 
-@compile_ops("mxfp8_gemv")
+@compile_ops("mxfp8_gemv", variants=lambda _arch: _prebuilt())
 def mxfp8_gemv(
     out: torch.Tensor,
     x: torch.Tensor,
@@ -71,6 +73,13 @@ class GemvConfig:
         """What a shape without a tuned row uses: the fewest VALU slots on the busiest SIMD among
         the variants that keep enough bytes in flight (see `_cost`)."""
         return min(_candidates(m), key=lambda config: _cost(config, m, n, k))
+
+
+def _prebuilt() -> list[dict[str, int]]:
+    """The distinct variants of PREBUILT_SHAPES."""
+    cases = itertools.product(range(1, MAX_M + 1), PREBUILT_SHAPES)
+    pairs = [(m, GemvConfig.from_heuristic(m, n, k)) for m, (n, k) in cases]
+    return [config.defines(m) for m, config in dict.fromkeys(pairs)]
 
 
 def _candidates(m: int) -> Iterator[GemvConfig]:

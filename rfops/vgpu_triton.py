@@ -257,7 +257,9 @@ def _build_launcher(
     output = Path(srcdir) / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
     folders = [*include_dirs, srcdir, _python_headers(), *knobs.build.backend_dirs]
     command = [*_compiler(), src, "-O3", "-shared", "-fPIC", "-w", "-o", str(output)]
-    command += [f"-l:{lib}" if ".so" in lib or lib.endswith(".a") else f"-l{lib}" for lib in libraries]
+    command += [
+        f"-l:{lib}" if ".so" in lib or lib.endswith(".a") else f"-l{lib}" for lib in libraries
+    ]
     command += [f"-L{folder}" for folder in library_dirs]
     command += [f"-I{folder}" for folder in folders if folder is not None]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)

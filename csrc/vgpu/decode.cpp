@@ -384,7 +384,9 @@ class Decoder {
       Src& src = inst_.src[s];
       const u32 code = field(wide, 32 + 9 * s, 9);
       if (code == 255 || !source(src, inst_.op->src[s], code)) return false;
-      const bool acc = s == 2 ? acc_d : field(wide, 59 + s, 1);
+      // The index of a sparse instruction, which reads its destination as C, is never in an AGPR.
+      const bool acc_c = acc_d && !(inst_.op->flags & kReadsDst);
+      const bool acc = s == 2 ? acc_c : field(wide, 59 + s, 1);
       if (src.kind == SrcKind::kVgpr && acc) src.reg += 256;
     }
     if (inst_.op->opcode == 89) {  // v_accvgpr_write_b32: assemblers set its acc bits, which say nothing
@@ -418,7 +420,10 @@ class Decoder {
   u16 data_reg(u32 at, u32 acc) const { return static_cast<u16>(field(wide_, at, 8) + 256 * acc); }
 
   bool ds() {
-    if (!row(Format::kDs, field(word_, 17, 8), 2) || field(word_, 16, 1)) return false;
+    const u32 opcode = field(word_, 17, 8);
+    if (!row(Format::kDs, opcode, 2)) return false;
+    const bool gds = field(word_, 16, 1), global_sync = opcode >= 152 && opcode <= 157;  // ds_gws_*
+    if (gds && !global_sync) return false;
     const u32 acc = field(word_, 25, 1);
     inst_.imm = static_cast<i32>(word_ & 0xffff);
     inst_.addr = data_reg(32, 0);

@@ -91,7 +91,8 @@ struct Dispatch {
     lanes = l.block[0] * l.block[1] * l.block[2];
     wave_count = (lanes + kLanes - 1) / kLanes;
     lds_bytes = kernel.group_segment_bytes + l.dynamic_lds;
-    scratch_bytes = kernel.private_segment_bytes + (kernel.dynamic_stack ? kDynamicStackBytes : 0);
+    // Whole dwords: the lanes' dwords are interleaved.
+    scratch_bytes = (kernel.private_segment_bytes + (kernel.dynamic_stack ? kDynamicStackBytes : 0) + 3) & ~3u;
     group_count = u64{l.grid[0]} * l.grid[1] * l.grid[2];
     // MODE: rounding and denormals, dx10_clamp, ieee, fp16_ovfl as the descriptor asks.
     mode = field(kernel.rsrc1, 12, 8) | field(kernel.rsrc1, 21, 1) << 8 | field(kernel.rsrc1, 23, 1) << 9 |

@@ -1,0 +1,118 @@
+"""The command `rfops` as a user runs it: in a process of its own, away from the checkout."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from engine_project import zig
+
+COMMAND = [str(Path(sys.executable).parent / "rfops")]
+
+
+def rfops(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, check=False, cwd="/",
+        env={**os.environ, **env}, stdin=subprocess.DEVNULL, timeout=120,
+    )  # fmt: skip
+
+
+def good(*arguments: str, **env: str) -> str:
+    done = rfops(*arguments, **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_demo_cold(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every step is said; cold start and compile within the bar (exit status says so)."""
+    out = good("demo", "--cold")
+    for step in ("toolchain", "device", "route", "module", "key", "build", "launch", "error"):
+        assert re.search(rf"^  {step} ", out, re.M), f"{step} is missing from\n{out}"
+    assert "virtual GPU, gfx950" in out or "a real one" in out
+    assert out.count("within 2 s, of which compile 1 s") == 2, "random and real input"
+    assert "MiniLM" in out and "all within their bounds" in out
+    build, launch = (re.search(rf"^  {step} +(.*)$", out, re.M) for step in ("build", "launch"))
+    assert build and launch
+    with capsys.disabled():
+        print(f"\n  cold start: {build[1]}; {launch[1]}")
+
+
+def test_demo_says_what_is_cached() -> None:
+    good("demo")
+    assert len(re.findall(r"^  build +cached;", good("demo"), re.M)) == 2
+
+
+def test_vgpu_path_is_all_that_stdout_gets(vgpu_path: Path) -> None:
+    assert good("vgpu", "--path") == f"{vgpu_path}\n"
+
+
+def test_ls() -> None:
+    rows = [line.split() for line in good("ls").splitlines()]
+    assert ["mxfp8_gemv", "mxfp8_gemv", "gfx950"] in [row[:3] for row in rows]
+    assert ["vgpu", "-", "host"] in [row[:3] for row in rows]
+
+
+def test_doctor_of_a_working_machine() -> None:
+    out = good("doctor", RFOPS_JOBS="2")
+    assert "ops can run" in out and "RFOPS_JOBS=2" in out
+    assert "compiler for gfx950:" in out and "compiler for c++20:" in out
+    assert "hipcc" in out and re.search(r"^  yes ", out, re.M)
+
+
+def test_doctor_of_a_machine_without_compilers(tmp_path: Path) -> None:
+    done = rfops("doctor", RFOPS_HIPCC="/absent", CXX="/absent", RFOPS_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 1 and "ops can NOT run" in done.stdout
+    assert "RFOPS_HIPCC=/absent: not found" in done.stdout
+
+
+def test_build_everything_needs_no_gpu(tmp_path: Path, vgpu_path: Path) -> None:
+    env = {"RFOPS_CACHE_DIR": str(tmp_path), "RFOPS_HIP_LIBRARY": "/absent"}
+    out = good("build", "mxfp8_gemv", "--arch", "gfx950", **env)
+    assert "mxfp8_gemv gfx950" in out and ": built" in out
+    count = len(list(tmp_path.glob("v1/gfx950/mxfp8_gemv/*/meta.json")))
+    assert f"{count} of {count} in " in out and count > 1
+    again = good("build", "--arch", "gfx950", **env)
+    assert ": built" not in again and again.count(": cached") == count
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("build", "nothing"), "no op uses a module 'nothing'; modules: mxfp8_gemv"),
+        (("build", "--arch", "gfx90a"), "--arch gfx90a: expected some of gfx942,gfx950"),
+        (("build", "mxfp8_gemv", "--arch", "gfx942"), "no kernel for gfx942"),
+    ],
+)
+def test_build_refuses(arguments: tuple[str, ...], message: str) -> None:
+    done = rfops(*arguments)
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_build_reports_failures(tmp_path: Path) -> None:
+    """A compiler that knows the architecture and then fails."""
+    broken = tmp_path / "hipcc"
+    broken.write_text(
+        f'#!/bin/sh\ncase "$*" in --version) echo clang version 0;; *probe.o*) ;; '
+        f"*) echo no room left >&2; exit 1;; esac\n# not {zig()}\n"
+    )
+    broken.chmod(0o755)
+    done = rfops("build", RFOPS_HIPCC=str(broken), RFOPS_CACHE_DIR=str(tmp_path / "cache"))
+    assert done.returncode == 1 and "0 of " in done.stdout
+    assert "no room left" in done.stderr and "build failed" in done.stderr
+
+
+def test_wrong_usage() -> None:
+    for arguments in ((), ("nothing",), ("vgpu",)):
+        done = rfops(*arguments)
+        assert done.returncode == 2 and "usage: rfops" in done.stderr
+    assert good("--version").startswith("rfops ")
+
+
+def test_errors_are_one_line() -> None:
+    done = rfops("demo", RFOPS_LOG="loud")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "ConfigError: RFOPS_LOG='loud': expected one of debug, info, warning" in done.stderr
