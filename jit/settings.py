@@ -28,6 +28,7 @@ SETTINGS = (
     Setting("RFOPS_HIPCC", "path", "", "the hipcc to use; empty: look in ROCM_PATH, then in PATH"),
     Setting("ROCM_PATH", "path", "", "ROCm's folder; `bin/hipcc` in it is used when present"),
     Setting("CXX", "text", "", "host C++ compiler of the virtual GPU; empty: g++, clang++, zig"),
+    Setting("CC", "text", "", "C compiler of Triton's launcher; empty: gcc, clang, zig"),
     Setting("RFOPS_VGPU_ARCH", "gfx942|gfx950", "gfx950", "architecture of the virtual GPU"),
     Setting("RFOPS_VGPU_THREADS", "int", "0", "host threads of the virtual GPU; 0: one a core"),
     Setting("RFOPS_VGPU_MAX_STEPS", "int", "0", "most wave-instructions of a launch; 0: any"),

@@ -22,7 +22,8 @@ LOOPS = {
     "VALU f32 (v_fma_f32)": "v_fma_f32 v{d}, v{a}, v{b}, v{d}",
     "VALU f32 with SGPR (v_mul_f32)": "v_mul_f32 v{d}, s20, v{a}",
     "VALU int (v_add_u32)": "v_add_u32 v{d}, v{a}, v{b}",
-    "VALU packed f32 (v_pk_fma_f32)": "v_pk_fma_f32 v[{e}:{e1}], v[{g}:{g1}], v[{g}:{g1}], v[{e}:{e1}]",
+    "VALU packed f32 (v_pk_fma_f32)": "v_pk_fma_f32 v[{e}:{e1}], v[{g}:{g1}], v[{g}:{g1}], "
+    "v[{e}:{e1}]",
     "VALU f16 (v_pk_fma_f16)": "v_pk_fma_f16 v{d}, v{a}, v{b}, v{d}",
     "VALU compare (v_cmp_lt_f32)": "v_cmp_lt_f32 vcc, v{a}, v{b}",
     "VALU transcendental (v_exp_f32)": "v_exp_f32 v{d}, v{a}",
@@ -49,7 +50,7 @@ loop%=:
 
 
 def measure() -> None:
-    """Prints `name<TAB>instructions per second` for each loop, with the threads of the environment."""
+    """Prints `name<TAB>instructions per second` for each loop, on the environment's threads."""
     import ctypes
 
     import numpy as np

@@ -188,7 +188,8 @@ def test_dot(arch: str, case: Case) -> None:
 # ---------------------------------------------------------------------------------- instructions
 
 SQUARE = (64, 64, 128)
-# The case must be made of these instructions, else it does not test what it is there for.
+# The case must be made of these instructions, else it does not test what it is there for. (Triton
+# computes the transposed product, so the instruction names b's format first.)
 NATIVE = [
     ("gfx950", Case("f16", SQUARE, nonkdim=16, order="mn"), "v_mfma_f32_16x16x32_f16"),
     ("gfx950", Case("bf16", SQUARE, nonkdim=32), "v_mfma_f32_32x32x16_bf16"),
@@ -196,7 +197,8 @@ NATIVE = [
     ("gfx950", Case("i8", SQUARE, nonkdim=32), "v_mfma_i32_32x32x32_i8"),
     ("gfx950", Case("e4m3fn", SQUARE, nonkdim=16), "v_mfma_f32_16x16x128_f8f6f4"),
     ("gfx950", Case("e5m2", SQUARE, nonkdim=32), "v_mfma_f32_32x32x64_f8f6f4"),
-    ("gfx950", Case("e4m3fn*e5m2", (32, 32, 32), 1), "v_mfma_f32_32x32x16_fp8_bf8"),
+    ("gfx950", Case("e4m3fn*e5m2", (32, 32, 32), 1), "v_mfma_f32_16x16x32_bf8_fp8"),
+    ("gfx950", Case("e5m2*e4m3fn", (64, 64, 32), nonkdim=32), "v_mfma_f32_32x32x16_fp8_bf8"),
     ("gfx950", Case("f16", SQUARE, order="mn"), "ds_read_b64_tr_b16"),
     ("gfx950", Case("e4m3fn", SQUARE, order="mn"), "ds_read_b64_tr_b8"),
     ("gfx950", Case("bf16", SQUARE, stages=3, order="kk"), r"buffer_load_dwordx4 .* lds\b"),
@@ -207,7 +209,7 @@ NATIVE = [
     ("gfx942", Case("xf32", (64, 64, 32), nonkdim=32), "v_mfma_f32_32x32x4_xf32"),
     ("gfx942", Case("i8", SQUARE, nonkdim=16, kpack=2), "v_mfma_i32_16x16x32_i8"),
     ("gfx942", Case("e4m3fnuz", SQUARE, nonkdim=16, kpack=2), "v_mfma_f32_16x16x32_fp8_fp8"),
-    ("gfx942", Case("e5m2fnuz*e4m3fnuz", SQUARE, nonkdim=32), "v_mfma_f32_32x32x16_bf8_fp8"),
+    ("gfx942", Case("e5m2fnuz*e4m3fnuz", SQUARE, nonkdim=32), "v_mfma_f32_32x32x16_fp8_bf8"),
 ]
 
 

@@ -111,8 +111,10 @@ CACHE_FLOATS: dict[str, tuple[int, str, Rmw]] = {
     "pk_add_f16": (32, "pk_f16", _pk_f16),
     "pk_add_bf16": (32, "pk_bf16", _pk_bf16),
 }
-CACHE_INTEGERS = ("swap", "cmpswap", "add", "sub", "smin", "smax", "umin", "umax", "and", "or", "xor",
-                  "inc", "dec")  # fmt: skip
+CACHE_INTEGERS = (
+    "swap", "cmpswap", "add", "sub", "smin", "smax", "umin", "umax", "and", "or", "xor",
+    "inc", "dec",
+)  # fmt: skip
 
 
 def _cache_atomics() -> list[Atomic]:
@@ -164,8 +166,8 @@ def _ds(
     dwords = bits // 32
     data = ", ".join(_regs(r, dwords) for r in ((24,) if operands == "a" else (24, 26)))
     rtn = "_rtn" if only else "{rtn}"
-    return Atomic(f"ds {stem}{suffix}", f"ds_{stem}{rtn}{suffix} {{dst}}v10, {data}", bits, kind, rmw, "ds",
-                  operands, only)  # fmt: skip
+    text = f"ds_{stem}{rtn}{suffix} {{dst}}v10, {data}"
+    return Atomic(f"ds {stem}{suffix}", text, bits, kind, rmw, "ds", operands, only)
 
 
 def _ds_atomics() -> list[Atomic]:
@@ -199,7 +201,7 @@ RESOURCE = "s_mov_b64 s[16:17], s[8:9]\n s_mov_b32 s18, s10\n s_mov_b32 s19, 0\n
 
 
 def _operands(atomic: Atomic) -> str:
-    """Puts `b` where the instruction wants it: the data are v[24:25] = a, v[26:27] = b (64 bits each)."""
+    """Puts `b` where the instruction wants it: v[24:25] = a, v[26:27] = b, 64 bits each."""
     if atomic.operands == "ba":
         return "v_swap_b32 v24, v26\n v_swap_b32 v25, v27\n"
     if atomic.operands == "ab" and atomic.bits == 32 and not atomic.local:
@@ -214,7 +216,10 @@ def _case(atomic: Atomic, returns: bool) -> Case:
     if returns and atomic.name.startswith("buffer"):  # the data registers receive the old values
         after = "\ns_waitcnt vmcnt(0)\n v_mov_b32 v20, v24\n v_mov_b32 v21, v25"
     # b = the two dwords of the lane's entry in the second half of the memory
-    second = "v_lshlrev_b32 v36, 3, v0\n global_load_dwordx2 v[26:27], v36, s[8:9] offset:3584\n s_waitcnt vmcnt(0)\n"
+    second = (
+        "v_lshlrev_b32 v36, 3, v0\n global_load_dwordx2 v[26:27], v36, s[8:9] offset:3584\n"
+        "s_waitcnt vmcnt(0)\n"
+    )
     return Case(
         f"{atomic.name} {returns}",
         f"{RESOURCE}{second}{_operands(atomic)}{text}{after}",
@@ -301,6 +306,7 @@ def test_atomic(name: str) -> None:
 
 _COUNTER = """
   v_mov_b32 v24, 1
+  v_mov_b32 v25, 0
   v_mov_b32 v30, 0
   v_mov_b32 v31, 1.0
   v_readfirstlane_b32 s8, v8
@@ -318,8 +324,7 @@ def test_atomics_of_many_workgroups_lose_nothing() -> None:
     lanes = np.zeros((groups * LANES, 4), np.uint64)
     lanes[:, 0] = cells.ctypes.data
     out = np.zeros((groups * LANES, 4), np.uint32)
-    module = Module(code_object([_COUNTER.replace("v_mov_b32 v24, 1", "v_mov_b32 v24, 1\n v_mov_b32 v25, 0")],
-                                "gfx950"), "gfx950")  # fmt: skip
+    module = Module(code_object([_COUNTER], "gfx950"), "gfx950")
     module.launch(
         "k0", groups, LANES, np.array([lanes.ctypes.data, out.ctypes.data], np.uint64).tobytes()
     )
@@ -334,8 +339,8 @@ def test_atomics_of_many_workgroups_lose_nothing() -> None:
 
 _SCALAR = Batch([
     Case(f"{prefix}{op}{suffix}",
-         "v_readfirstlane_b32 s20, v24\n v_readfirstlane_b32 s21, v25\n v_readfirstlane_b32 s22, v26\n"
-         f"v_readfirstlane_b32 s23, v27\n {RESOURCE}"
+         "v_readfirstlane_b32 s20, v24\n v_readfirstlane_b32 s21, v25\n"
+         f"v_readfirstlane_b32 s22, v26\n v_readfirstlane_b32 s23, v27\n {RESOURCE}"
          f"s_{prefix}atomic_{op}{suffix} {data}, {base}, 0x10 glc\n s_waitcnt lgkmcnt(0)\n"
          "v_mov_b32 v20, s20\n v_mov_b32 v21, s21")
     for prefix, base in (("", "s[8:9]"), ("buffer_", "s[16:19]"))

@@ -12,7 +12,6 @@ from vgpu_memory import (
     LDS_BYTES,
     LOADS,
     MASKS,
-    OLD,
     PRIVATE,
     STORES,
     Array,
@@ -34,6 +33,10 @@ def _resource(word1: int = 0, word3: int = 0) -> str:
             f"s_mov_b32 s19, 0x{word3:x}\n")  # fmt: skip
 
 
+AT = "v10, s[16:19], 0"  # an access by v10 of that resource
+AT_SOFFSET = "v10, s[16:19], s20"
+
+
 def _regs(first: int, dwords: int) -> str:
     return f"v{first}" if dwords == 1 else f"v[{first}:{first + dwords - 1}]"
 
@@ -42,12 +45,14 @@ def _regs(first: int, dwords: int) -> str:
 
 RAW = Batch([
     *(Case(f"load {k}", f"{_resource()}s_mov_b32 s20, 64\n"
-           f"buffer_load_{k} {_regs(20, LOADS[k].dwords)}, v10, s[16:19], s20 offen offset:20") for k in LOADS),
+           f"buffer_load_{k} {_regs(20, load.dwords)}, {AT_SOFFSET} offen offset:20")
+      for k, load in LOADS.items()),
     *(Case(f"store {k}", f"{_resource()}s_mov_b32 s20, 64\n"
-           f"buffer_store_{k} {_regs(24, STORES[k].dwords)}, v10, s[16:19], s20 offen offset:20") for k in STORES),
-    Case("atomic", f"{_resource()}buffer_atomic_add v24, v10, s[16:19], 0 offen sc0\n"
+           f"buffer_store_{k} {_regs(24, store.dwords)}, {AT_SOFFSET} offen offset:20")
+      for k, store in STORES.items()),
+    Case("atomic", f"{_resource()}buffer_atomic_add v24, {AT} offen sc0\n"
          "s_waitcnt vmcnt(0)\n v_mov_b32 v20, v24"),
-    Case("wraps", f"{_resource()}buffer_load_dword v20, v10, s[16:19], 0 offen offset:4095"),
+    Case("wraps", f"{_resource()}buffer_load_dword v20, {AT} offen offset:4095"),
 ])  # fmt: skip
 SIZES = (0, 3, 16, 1000, 1001, 4000)
 
@@ -107,20 +112,23 @@ def _stride(stride: int) -> int:
 
 
 INDEXED = Batch([
-    Case("structured", f"{_resource(_stride(48))}v_mov_b32 v16, v10\n v_mov_b32 v17, v24\n s_mov_b32 s20, 8\n"
+    Case("structured", f"{_resource(_stride(48))}v_mov_b32 v16, v10\n v_mov_b32 v17, v24\n"
+         "s_mov_b32 s20, 8\n"
          "buffer_load_dwordx2 v[20:21], v[16:17], s[16:19], s20 idxen offen offset:4"),
-    Case("index", f"{_resource(_stride(48))}buffer_load_dword v20, v10, s[16:19], 0 idxen offset:8"),
-    Case("stride but no index", f"{_resource(_stride(48))}buffer_load_dword v20, v10, s[16:19], 0 offen"),
-    Case("index, no stride", f"{_resource()}buffer_load_dword v20, v10, s[16:19], 0 idxen offset:8"),
-    Case("thread", f"{_resource(_stride(12), ADD_TID)}buffer_load_dword v20, off, s[16:19], 0 offset:8"),
-    Case("thread, wide stride", f"{_resource(0, ADD_TID | 1 << 15)}v_mov_b32 v16, 0\n s_mov_b64 exec, 1\n"
+    Case("index", f"{_resource(_stride(48))}buffer_load_dword v20, {AT} idxen offset:8"),
+    Case("stride but no index", f"{_resource(_stride(48))}buffer_load_dword v20, {AT} offen"),
+    Case("index, no stride", f"{_resource()}buffer_load_dword v20, {AT} idxen offset:8"),
+    Case("thread", f"{_resource(_stride(12), ADD_TID)}"
          "buffer_load_dword v20, off, s[16:19], 0 offset:8"),
-    Case("thread and index", f"{_resource(_stride(12), ADD_TID)}buffer_load_dword v20, v10, s[16:19], 0 idxen"),
-    Case("thread atomic", f"{_resource(_stride(12), ADD_TID)}buffer_atomic_add v24, off, s[16:19], 0"),
+    Case("thread, wide stride", f"{_resource(0, ADD_TID | 1 << 15)}s_mov_b64 exec, 1\n"
+         "buffer_load_dword v20, off, s[16:19], 0 offset:8"),
+    Case("thread and index", f"{_resource(_stride(12), ADD_TID)}buffer_load_dword v20, {AT} idxen"),
+    Case("thread atomic", f"{_resource(_stride(12), ADD_TID)}"
+         "buffer_atomic_add v24, off, s[16:19], 0"),
     *(Case(f"swizzled load {n}", f"{_resource(SWIZZLE | _stride(32), ADD_TID | n << 21)}"
-           "buffer_load_dwordx3 v[20:22], v10, s[16:19], 0 offen offset:4") for n in range(4)),
+           f"buffer_load_dwordx3 v[20:22], {AT} offen offset:4") for n in range(4)),
     *(Case(f"swizzled store {n}", f"{_resource(SWIZZLE | _stride(32), ADD_TID | n << 21)}"
-           "buffer_store_dwordx2 v[24:25], v10, s[16:19], 0 offen") for n in range(4)),
+           f"buffer_store_dwordx2 v[24:25], {AT} offen") for n in range(4)),
 ])  # fmt: skip
 
 
@@ -218,7 +226,8 @@ def _format_cases() -> list[Case]:
             ),
             Case(
                 f"copy {data} {number}",
-                f"{_resource()}tbuffer_load_format_{LETTERS[:n]} {_regs(20, n)}, v10, s[16:19], {shape}\n"
+                f"{_resource()}tbuffer_load_format_{LETTERS[:n]} {_regs(20, n)}, "
+                f"v10, s[16:19], {shape}\n"
                 f"s_waitcnt vmcnt(0)\n s_add_u32 s16, s16, 2048\n s_addc_u32 s17, s17, 0\n"
                 f"tbuffer_store_format_{LETTERS[:n]} {_regs(20, n)}, v10, s[16:19], {shape}",
             ),
@@ -232,18 +241,22 @@ def _word3(data: int, number: int, selectors: int = 0xFAC) -> int:
 
 TYPED = Batch([
     *_format_cases(),
-    Case("store unorm", f"{_resource(0, _word3(1, UNORM))}buffer_store_format_x v24, v10, s[16:19], 0 offen"),
-    Case("store half", f"{_resource(0, _word3(2, FLOAT))}buffer_store_format_x v24, v10, s[16:19], 0 offen"),
+    Case("store unorm", f"{_resource(0, _word3(1, UNORM))}buffer_store_format_x v24, {AT} offen"),
+    Case("store half", f"{_resource(0, _word3(2, FLOAT))}buffer_store_format_x v24, {AT} offen"),
     Case("select", f"{_resource(0, _word3(14, FLOAT, 5 | 4 << 3 | 1 << 6))}"
-         "buffer_load_format_xyzw v[20:23], v10, s[16:19], 0 offen"),
-    Case("invalid", f"{_resource(0, _word3(0, UINT))}buffer_load_format_xy v[20:21], v10, s[16:19], 0 offen"),
-    Case("d16", f"{_resource(0, _word3(14, FLOAT))}buffer_load_format_d16_xyz v[20:21], v10, s[16:19], 0 offen\n"
-         "buffer_load_format_d16_hi_x v22, v10, s[16:19], 0 offen"),
+         f"buffer_load_format_xyzw v[20:23], {AT} offen"),
+    Case("invalid", f"{_resource(0, _word3(0, UINT))}buffer_load_format_xy v[20:21], {AT} offen"),
+    Case("d16", f"{_resource(0, _word3(14, FLOAT))}"
+         f"buffer_load_format_d16_xyz v[20:21], {AT} offen\n"
+         f"buffer_load_format_d16_hi_x v22, {AT} offen"),
     Case("d16 ints", f"{_resource(0, _word3(10, SINT))}"
-         "buffer_load_format_d16_xyzw v[20:21], v10, s[16:19], 0 offen"),
-    Case("d16 store", f"{_resource(0, _word3(11, FLOAT))}buffer_store_format_d16_xy v24, v10, s[16:19], 0 offen"),
-    Case("d16 hi store", f"{_resource(0, _word3(4, FLOAT))}buffer_store_format_d16_hi_x v24, v10, s[16:19], 0 offen"),
-    Case("reserved", f"{_resource()}tbuffer_load_format_x v20, v10, s[16:19], dfmt:15, nfmt:4, 0 offen"),
+         f"buffer_load_format_d16_xyzw v[20:21], {AT} offen"),
+    Case("d16 store", f"{_resource(0, _word3(11, FLOAT))}"
+         f"buffer_store_format_d16_xy v24, {AT} offen"),
+    Case("d16 hi store", f"{_resource(0, _word3(4, FLOAT))}"
+         f"buffer_store_format_d16_hi_x v24, {AT} offen"),
+    Case("reserved", f"{_resource()}"
+         "tbuffer_load_format_x v20, v10, s[16:19], dfmt:15, nfmt:4, 0 offen"),
 ])  # fmt: skip
 
 
@@ -398,7 +411,7 @@ DMA_SIZE, M0, IMM = 3000, 0x100, 32
 
 def _dma_case(family: str, kind: str, m0: int) -> Case:
     body = {
-        "buffer": f"{_resource()}buffer_load_{kind} v10, s[16:19], 0 offen offset:{IMM} lds",
+        "buffer": f"{_resource()}buffer_load_{kind} {AT} offen offset:{IMM} lds",
         "global": f"global_load_lds_{kind} v10, s[8:9] offset:{IMM}",
         "scratch": f"scratch_load_lds_{kind} v10, off offset:{IMM}",
     }[family]
@@ -471,6 +484,3 @@ def test_wide_loads_to_lds_fault_on_gfx942() -> None:
     batch = Batch([Case("x4", f"{_resource()}{word}")], "gfx942")
     with pytest.raises(AssertionError, match="no lds form of this instruction on gfx942"):
         batch.run("x4", np.zeros(256, np.uint8), LANE * 0, size=256)
-
-
-assert OLD  # the poison that loads must replace

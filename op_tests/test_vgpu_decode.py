@@ -1,4 +1,4 @@
-"""Round trip of every opcode: encode from the table's number, disassemble, let clang assemble the text.
+"""Round trip of every opcode: encode from the table's number, disassemble, assemble with clang.
 
 clang's assembler is the judge: the bytes must come back as they were, so a wrong opcode number,
 mnemonic, operand width or field position of the virtual GPU's tables shows.
@@ -57,7 +57,7 @@ def split(value: int, dwords: int) -> list[int]:
     return [value >> (32 * i) & 0xFFFFFFFF for i in range(dwords)]
 
 
-# --------------------------------------------------------------------- encodings, a function a format
+# ------------------------------------------------------------ encodings, a function a format
 
 VGPR, LITERAL, SDWA, DPP = 256, 255, 249, 250
 
@@ -206,10 +206,13 @@ def encode_vop12c(row: Row) -> Iterator[list[int]]:
 
 def has_lane_forms(row: Row) -> bool:
     """SDWA and DPP exist for 32-bit instructions that are not dot products or carries."""
-    without = ("v_dot", "v_fmac", "v_mac_f16", "v_pk_fmac", "v_cndmask", "v_mov_b64", "v_cvt_f32_bf16",
-               "v_cvt_pk_f32", "v_cvt_f32_fp8", "v_cvt_f32_bf8", "v_prng", "v_sat_pk", "v_clrexcp",
-               "v_cvt_norm", "v_ldexp_f16")  # fmt: skip
-    return not row.name.startswith(without) and not row.flags & (CARRY_IN | CARRY_OUT)
+    without = (
+        "v_dot v_fmac v_mac_f16 v_pk_fmac v_cndmask v_mov_b64 v_cvt_f32_bf16 v_cvt_pk_f32 "
+        "v_cvt_f32_fp8 v_cvt_f32_bf8 v_prng v_sat_pk v_clrexcp v_cvt_norm v_ldexp_f16"
+    )
+    return not row.name.startswith(tuple(without.split())) and not row.flags & (
+        CARRY_IN | CARRY_OUT
+    )
 
 
 def encode_vop3p(row: Row) -> Iterator[list[int]]:

@@ -48,23 +48,46 @@ for _i, _control in enumerate(DPP_CONTROLS):
     _rng = random.Random(_i)
     for _bound, _exec in itertools.product((False, True), (ALL, MASKS[_i % len(MASKS)])):
         _dpp = Dpp(_control, _rng.choice((15, 15, 6, 9)), _rng.choice((15, 15, 5, 10)), _bound)
-        form_case("dpp", "v_mov_b32", Form("_dpp", dpp=_dpp, exec=_exec), f"{_control} {_bound} {_exec:x}")
+        form_case(
+            "dpp", "v_mov_b32", Form("_dpp", dpp=_dpp, exec=_exec), f"{_control} {_bound} {_exec:x}"
+        )
     form_case("dpp", "v_sub_u32", Form("_dpp", dpp=Dpp(_control)), _control)
 for _mask in range(16):
-    form_case("dpp masks", "v_mov_b32", Form("_dpp", dpp=Dpp("row_shr:1", _mask, 15, True)), f"row {_mask}")
-    form_case("dpp masks", "v_mov_b32", Form("_dpp", dpp=Dpp("quad_perm:[1,0,3,2]", 15, _mask)), f"bank {_mask}")
+    form_case(
+        "dpp masks",
+        "v_mov_b32",
+        Form("_dpp", dpp=Dpp("row_shr:1", _mask, 15, True)),
+        f"row {_mask}",
+    )
+    form_case(
+        "dpp masks",
+        "v_mov_b32",
+        Form("_dpp", dpp=Dpp("quad_perm:[1,0,3,2]", 15, _mask)),
+        f"bank {_mask}",
+    )
 
 for _dst, _unused, _src in itertools.product(SDWA_SELECTS, UNUSED, SDWA_SELECTS):
     for _sext in (False, True):
-        form_case("sdwa", "v_mov_b32", Form("_sdwa", sdwa=Sdwa((_src,), (_sext,), _dst, _unused)),
-                  f"{_dst} {_unused} {_src} {_sext}")
+        form_case(
+            "sdwa",
+            "v_mov_b32",
+            Form("_sdwa", sdwa=Sdwa((_src,), (_sext,), _dst, _unused)),
+            f"{_dst} {_unused} {_src} {_sext}",
+        )
 for _a, _b in itertools.product(SDWA_SELECTS, SDWA_SELECTS):
-    form_case("sdwa sources", "v_sub_u32", Form("_sdwa", sdwa=Sdwa((_a, _b), (True, False))), f"{_a} {_b}")
-    form_case("sdwa sources", "v_sub_u16", Form("_sdwa", sdwa=Sdwa((_a, _b), (False, True), "BYTE_1",
-                                                                   "UNUSED_PRESERVE")), f"{_a} {_b}")
+    form_case(
+        "sdwa sources", "v_sub_u32", Form("_sdwa", sdwa=Sdwa((_a, _b), (True, False))), f"{_a} {_b}"
+    )
+    form_case(
+        "sdwa sources",
+        "v_sub_u16",
+        Form("_sdwa", sdwa=Sdwa((_a, _b), (False, True), "BYTE_1", "UNUSED_PRESERVE")),
+        f"{_a} {_b}",
+    )
 
 
 # ---------------------------------------------------------------- lanes and scalars
+
 
 def wave_rows(lanes: Array, column: int) -> Array:
     return low32(lanes[:, column]).reshape(-1, LANES)
@@ -76,34 +99,61 @@ def scalar_result(value: Array) -> Array:
 
 
 def lane_case(name: str, asm: str, expect) -> Case:  # noqa: ANN001
-    return CASES.add("lane access", name, asm, "u32 u32 u32 u32", lambda lanes: [expect(lanes)], count=512)
+    return CASES.add(
+        "lane access", name, asm, "u32 u32 u32 u32", lambda lanes: [expect(lanes)], count=512
+    )
 
 
 TO_V20 = "s_nop 4\ns_mov_b64 exec, -1\nv_mov_b32 v20, {0}\n"
 for _mask in (ALL, MASKS[0], MASKS[2], 1 << 63, 0):
     _lane = (_mask & -_mask).bit_length() - 1 if _mask else 0
     for _dst in ("s8", "vcc_hi"):
-        lane_case(f"v_readfirstlane_b32 {_dst} {_mask:x}",
-                  set_mask("exec", _mask) + f"v_readfirstlane_b32 {_dst}, v8\n" + TO_V20.format(_dst),
-                  lambda lanes, lane=_lane: words_of(
-                      lanes[:, 3], (0, "u32", scalar_result(wave_rows(lanes, 0)[:, lane]))))
-for _lane, _how in ((0, "0"), (63, "63"), (5, "s10"), (64 + 7, "s10"), (63, "m0"), (0xFFFFFFFF, "s10")):
-    _setup = {"s10": f"s_mov_b32 s10, {_lane:#x}\n", "m0": f"s_mov_b32 m0, {_lane:#x}\n"}.get(_how, "")
+        lane_case(
+            f"v_readfirstlane_b32 {_dst} {_mask:x}",
+            set_mask("exec", _mask) + f"v_readfirstlane_b32 {_dst}, v8\n" + TO_V20.format(_dst),
+            lambda lanes, lane=_lane: words_of(
+                lanes[:, 3], (0, "u32", scalar_result(wave_rows(lanes, 0)[:, lane]))
+            ),
+        )
+for _lane, _how in (
+    (0, "0"),
+    (63, "63"),
+    (5, "s10"),
+    (64 + 7, "s10"),
+    (63, "m0"),
+    (0xFFFFFFFF, "s10"),
+):
+    _setup = {"s10": f"s_mov_b32 s10, {_lane:#x}\n", "m0": f"s_mov_b32 m0, {_lane:#x}\n"}.get(
+        _how, ""
+    )
     # lanes that EXEC turns off can be read and written
-    lane_case(f"v_readlane_b32 {_how} {_lane:x}",
-              _setup + set_mask("exec", MASKS[0]) + f"s_nop 4\nv_readlane_b32 s8, v8, {_how}\n" + TO_V20.format("s8"),
-              lambda lanes, lane=_lane: words_of(
-                  lanes[:, 3], (0, "u32", scalar_result(wave_rows(lanes, 0)[:, lane & 63]))))
+    lane_case(
+        f"v_readlane_b32 {_how} {_lane:x}",
+        _setup
+        + set_mask("exec", MASKS[0])
+        + f"s_nop 4\nv_readlane_b32 s8, v8, {_how}\n"
+        + TO_V20.format("s8"),
+        lambda lanes, lane=_lane: words_of(
+            lanes[:, 3], (0, "u32", scalar_result(wave_rows(lanes, 0)[:, lane & 63]))
+        ),
+    )
 
     def _written(lanes: Array, lane: int = _lane, value: int = 0xC0DE) -> Array:
         out = low32(lanes[:, 3]).reshape(-1, LANES).copy()
         out[:, lane & 63] = value
         return words_of(lanes[:, 3], (0, "u32", out.ravel()))
 
-    lane_case(f"v_writelane_b32 {_how} {_lane:x}",
-              _setup + set_mask("exec", MASKS[1]) + (f"s_mov_b32 s8, 0xc0de\nv_writelane_b32 v20, s8, {_how}\n"
-                                                     if _how != "s10" else f"s_nop 4\nv_writelane_b32 v20, 33, {_how}\n"),
-              lambda lanes, lane=_lane, how=_how: _written(lanes, lane, 0xC0DE if how != "s10" else 33))
+    lane_case(
+        f"v_writelane_b32 {_how} {_lane:x}",
+        _setup
+        + set_mask("exec", MASKS[1])
+        + (
+            f"s_mov_b32 s8, 0xc0de\nv_writelane_b32 v20, s8, {_how}\n"
+            if _how != "s10"
+            else f"s_nop 4\nv_writelane_b32 v20, 33, {_how}\n"
+        ),
+        lambda lanes, lane=_lane, how=_how: _written(lanes, lane, 0xC0DE if how != "s10" else 33),
+    )
 
 
 def _swapped(step: int, lanes: Array) -> Array:
@@ -121,21 +171,31 @@ def _swapped(step: int, lanes: Array) -> Array:
 
 for _step in (16, 32):
     for _suffix in ("_e32", "_e64"):
-        lane_case(f"v_permlane{_step}_swap_b32{_suffix}", f"v_permlane{_step}_swap_b32{_suffix} v20, v21\n",
-                  lambda lanes, step=_step: _swapped(step, lanes)).arch = "gfx950"
+        lane_case(
+            f"v_permlane{_step}_swap_b32{_suffix}",
+            f"v_permlane{_step}_swap_b32{_suffix} v20, v21\n",
+            lambda lanes, step=_step: _swapped(step, lanes),
+        ).arch = "gfx950"
 
 # In-place DPP sums of a wave, as compilers emit them: lane 63 ends with the total.
 _REDUCTION = "".join(
-    f"s_nop 4\nv_add_u32_dpp v20, v20, v20 {control} bound_ctrl:0\n" for control in (
-        "row_shr:1", "row_shr:2", "row_shr:4", "row_shr:8")) + (
+    f"s_nop 4\nv_add_u32_dpp v20, v20, v20 {control} bound_ctrl:0\n"
+    for control in ("row_shr:1", "row_shr:2", "row_shr:4", "row_shr:8")
+) + (
     "s_nop 4\nv_add_u32_dpp v20, v20, v20 row_bcast:15 row_mask:0xa\n"
     "s_nop 4\nv_add_u32_dpp v20, v20, v20 row_bcast:31 row_mask:0xc\n"
-    "s_nop 4\nv_readlane_b32 s8, v20, 63\nv_mov_b32 v20, s8\n")
-lane_case("reduction", _REDUCTION, lambda lanes: words_of(
-    lanes[:, 3], (0, "u32", scalar_result(low32(wave_rows(lanes, 3).sum(axis=1, dtype=U64))))))
+    "s_nop 4\nv_readlane_b32 s8, v20, 63\nv_mov_b32 v20, s8\n"
+)
+lane_case(
+    "reduction",
+    _REDUCTION,
+    lambda lanes: words_of(
+        lanes[:, 3], (0, "u32", scalar_result(low32(wave_rows(lanes, 3).sum(axis=1, dtype=U64))))
+    ),
+)
 
 # Ballot and rank of the lanes that a compare finds.
-_RANK = ("v_cmp_lt_u32 vcc, v8, v10\nv_mbcnt_lo_u32_b32 v20, vcc_lo, 0\nv_mbcnt_hi_u32_b32 v20, vcc_hi, v20\n")
+_RANK = "v_cmp_lt_u32 vcc, v8, v10\nv_mbcnt_lo_u32_b32 v20, vcc_lo, 0\nv_mbcnt_hi_u32_b32 v20, vcc_hi, v20\n"
 
 
 def _rank(lanes: Array) -> Array:
@@ -151,7 +211,8 @@ for _op in ops.VOP1 + ops.VOP2:
         for _i, _mask in enumerate((ALL, MASKS[0])):
             _dpp = Dpp(f"row_newbcast:{5 * _i + 3}", (15, 10)[_i], 15, bool(_i))
             CASES.groups.setdefault("wide dpp", []).append(
-                op_case(_op, Form("_dpp", dpp=_dpp, exec=_mask), SMALL, f"dpp {_i}"))
+                op_case(_op, Form("_dpp", dpp=_dpp, exec=_mask), SMALL, f"dpp {_i}")
+            )
 
 
 def test_exec_lanes_pattern() -> None:

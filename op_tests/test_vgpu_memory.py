@@ -52,14 +52,17 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "flat": Family("flat_load_{kind} {reg}, v[8:9] offset:8", "flat_store_{kind} v[8:9], {reg} offset:8", 8),
+    "flat": Family("flat_load_{kind} {reg}, v[8:9] offset:8",
+                   "flat_store_{kind} v[8:9], {reg} offset:8", 8),
     "global": Family("global_load_{kind} {reg}, v[8:9], off offset:-16",
                      "global_store_{kind} v[8:9], {reg}, off offset:-16", -16),
     "global_saddr": Family("global_load_{kind} {reg}, v10, s[8:9] offset:100",
                            "global_store_{kind} v10, {reg}, s[8:9] offset:100", 100),
     "buffer": Family("buffer_load_{kind} {reg}, v10, s[16:19], 0 offen offset:20",
-                     "buffer_store_{kind} {reg}, v10, s[16:19], 0 offen offset:20", 20, "", RESOURCE),
-    "ds": Family("ds_read_{kind} {reg}, v10 offset:8", "ds_write_{kind} v10, {reg} offset:8", 8, "ds"),
+                     "buffer_store_{kind} {reg}, v10, s[16:19], 0 offen offset:20", 20,
+                     before=RESOURCE),
+    "ds": Family("ds_read_{kind} {reg}, v10 offset:8",
+                 "ds_write_{kind} v10, {reg} offset:8", 8, "ds"),
     "scratch": Family("scratch_load_{kind} {reg}, v10, off offset:4",
                       "scratch_store_{kind} v10, {reg}, off offset:4", 4, "scratch"),
     "scratch_both": Family("scratch_load_{kind} {reg}, v10, s16 offset:-8",
@@ -194,8 +197,13 @@ _FLAT = Batch([
          + "v_mov_b32 v32, v27\n v_mov_b32 v33, v26\n v_mov_b32 v34, v25\n"
          + "s_waitcnt vmcnt(0) lgkmcnt(0)\n flat_store_dwordx3 v[8:9], v[32:34]\n"
          + "s_waitcnt vmcnt(0) lgkmcnt(0)\n flat_load_dwordx4 v[20:23], v[8:9]"),
-    Case("beyond LDS", "s_mov_b64 s[16:17], src_shared_base\n v_mov_b32 v9, s17\n v_mov_b32 v8, v10\n"
-         "flat_store_dword v[8:9], v24\n s_waitcnt vmcnt(0) lgkmcnt(0)\n flat_load_dword v20, v[8:9]"),
+    Case("beyond LDS", """
+  s_mov_b64 s[16:17], src_shared_base
+  v_mov_b32 v9, s17
+  v_mov_b32 v8, v10
+  flat_store_dword v[8:9], v24
+  s_waitcnt vmcnt(0) lgkmcnt(0)
+  flat_load_dword v20, v[8:9]"""),
 ])  # fmt: skip
 
 
@@ -247,15 +255,16 @@ def test_flat_beyond_lds_reads_zero() -> None:
 
 _FAULTS = Batch([
     Case("stack", "scratch_load_dword v20, v10, off", "scratch"),
-    Case("flat stack", "s_mov_b64 s[18:19], src_private_base\n v_mov_b32 v9, s19\n v_mov_b32 v8, v10\n"
-         "flat_load_dword v20, v[8:9]", "scratch"),
+    Case("flat stack", "s_mov_b64 s[18:19], src_private_base\n v_mov_b32 v9, s19\n"
+         "v_mov_b32 v8, v10\n flat_load_dword v20, v[8:9]", "scratch"),
     Case("global", "v_mov_b32 v16, v10\n v_mov_b32 v17, 0\n global_load_dword v20, v[16:17], off"),
     Case("scalar", "s_mov_b64 s[16:17], 0\n s_load_dword s18, s[16:17], 0x10"),
     Case("buffer", "s_mov_b64 s[16:17], 0\n s_mov_b32 s18, -1\n s_mov_b32 s19, 0\n"
          "buffer_load_dword v20, v10, s[16:19], 0 offen"),
     Case("atomic", "global_atomic_add v10, v24, s[8:9]"),
     Case("ds atomic", "ds_add_u32 v10, v24"),
-    Case("gws", "ds_nop\n s_scratch_load_dword s18, s[8:9], 0x0"),
+    Case("gws", "ds_nop\n ds_gws_barrier v24 offset:0 gds"),
+    Case("scalar scratch", "s_scratch_load_dword s18, s[8:9], 0x0"),
 ])  # fmt: skip
 
 
@@ -270,7 +279,8 @@ _FAULTS = Batch([
         ("buffer", 64, r"buffer_load_dword.*lane 0 accesses address 0x0"),
         ("atomic", 2, r"global_atomic_add.*misaligned atomic: lane 5"),
         ("ds atomic", 6, r"ds_add_u32.*misaligned atomic: lane 5, address 0x6"),
-        ("gws", 0, r"s_scratch_load_dword.*not implemented"),
+        ("gws", 0, r"ds_gws_barrier.*global wave sync"),
+        ("scalar scratch", 0, r"s_scratch_load_dword.*not implemented"),
     ],
 )
 def test_fault_names_instruction_and_lane(case: str, lane5: int, text: str) -> None:
@@ -329,8 +339,10 @@ def _smem_cases() -> list[Case]:
 
 
 SMEM = Batch([*_smem_cases(), Case(
-    "clocks", "s_memtime s[32:33]\n s_memrealtime s[34:35]\n s_dcache_inv\n s_dcache_wb\n s_waitcnt lgkmcnt(0)\n"
-    "s_memtime s[36:37]\n s_waitcnt lgkmcnt(0)\n s_sub_u32 s36, s36, s32\n s_subb_u32 s37, s37, s33\n"
+    "clocks",
+    "s_memtime s[32:33]\n s_memrealtime s[34:35]\n s_dcache_inv\n s_dcache_wb\n"
+    "s_waitcnt lgkmcnt(0)\n s_memtime s[36:37]\n s_waitcnt lgkmcnt(0)\n"
+    "s_sub_u32 s36, s36, s32\n s_subb_u32 s37, s37, s33\n"
     "v_mov_b32 v20, s36\n v_mov_b32 v21, s37\n v_mov_b32 v22, s34\n v_mov_b32 v23, s35"),
 ])  # fmt: skip
 

@@ -55,7 +55,12 @@ def _clamps(op: Op) -> bool:
 
 
 def _random_dpp(rng: random.Random) -> Dpp:
-    return Dpp(rng.choice(DPP_CONTROLS), rng.choice([15, 15, 5, 10]), rng.choice([15, 15, 6, 9]), rng.random() < 0.5)
+    return Dpp(
+        rng.choice(DPP_CONTROLS),
+        rng.choice([15, 15, 5, 10]),
+        rng.choice([15, 15, 6, 9]),
+        rng.random() < 0.5,
+    )
 
 
 def _random_sdwa(op: Op, rng: random.Random) -> Sdwa:
@@ -64,8 +69,12 @@ def _random_sdwa(op: Op, rng: random.Random) -> Sdwa:
     sext = tuple(not ref.is_float(k) and rng.random() < 0.5 for k in op.srcs)
     # A NaN's bits are not defined, so float results are never cut.
     results = {"f32": ("DWORD",), "f16": ("DWORD", "WORD_0", "WORD_1")}.get(op.dst, SDWA_SELECTS)
-    return Sdwa(selects, sext, rng.choice(results),
-                rng.choice(["UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE"]))
+    return Sdwa(
+        selects,
+        sext,
+        rng.choice(results),
+        rng.choice(["UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE"]),
+    )
 
 
 def _narrow(op: Op) -> bool:
@@ -95,11 +104,20 @@ def vop12_forms(op: Op) -> Iterator[tuple[str, Form, int]]:
         return
     if "nodpp" not in op.flags:
         for i in range(2):
-            yield f"dpp {i}", Form("_dpp", dpp=_random_dpp(rng), exec=(ALL, MASKS[0])[i], **_mods(op, rng)), SMALL
+            yield (
+                f"dpp {i}",
+                Form("_dpp", dpp=_random_dpp(rng), exec=(ALL, MASKS[0])[i], **_mods(op, rng)),
+                SMALL,
+            )
     if "nosdwa" not in op.flags:
         for i in range(2):
-            yield f"sdwa {i}", Form("_sdwa", sdwa=_random_sdwa(op, rng), exec=(ALL, MASKS[2])[i],
-                                    **_mods(op, rng)), SMALL
+            yield (
+                f"sdwa {i}",
+                Form(
+                    "_sdwa", sdwa=_random_sdwa(op, rng), exec=(ALL, MASKS[2])[i], **_mods(op, rng)
+                ),
+                SMALL,
+            )
         yield "sdwa sgpr", Form("_sdwa", {last: "sgpr"}, sdwa=_random_sdwa(op, rng)), SMALL
         if float_result:
             selects = ("WORD_1", "DWORD")[: len(op.srcs)]
@@ -113,7 +131,11 @@ def vop3_forms(op: Op) -> Iterator[tuple[str, Form, int]]:
     yield "mods", Form(exec=rng.choice(MASKS), **_mods(op, rng)), SMALL
     for i in range(len(op.srcs)):
         yield f"const {i}", Form(sources={i: "const"}, **_mods(op, rng)), SMALL
-        yield f"sgpr {i}", Form(sources={i: "sgpr"}, exec=rng.choice(MASKS), **_mods(op, rng)), SMALL
+        yield (
+            f"sgpr {i}",
+            Form(sources={i: "sgpr"}, exec=rng.choice(MASKS), **_mods(op, rng)),
+            SMALL,
+        )
     if _clamps(op) and not op.name.startswith("v_cube"):
         yield "clamp", Form(clamp=True, **_mods(op, rng)), SMALL
     if any(ref.width(k) == 16 for k in op.srcs) and "zero" not in op.flags:
@@ -121,15 +143,24 @@ def vop3_forms(op: Op) -> Iterator[tuple[str, Form, int]]:
         top = 1 << len(op.srcs) if ref.width(op.dst) == 16 else 0
         for i in range(3):
             pick = rng.randrange(16) & halves | (top if i else 0)
-            yield f"op_sel {i}", Form(op_sel=pick, exec=(ALL, MASKS[0], ALL)[i], **_mods(op, rng)), SMALL
+            yield (
+                f"op_sel {i}",
+                Form(op_sel=pick, exec=(ALL, MASKS[0], ALL)[i], **_mods(op, rng)),
+                SMALL,
+            )
 
 
 def _cases_of(rows: list[Op], forms, vop3_only: bool) -> dict[str, list[Case]]:  # noqa: ANN001
-    return {op.name: [op_case(op, form, _count(op, n), label, vop3_only) for label, form, n in forms(op)]
-            for op in rows}
+    return {
+        op.name: [
+            op_case(op, form, _count(op, n), label, vop3_only) for label, form, n in forms(op)
+        ]
+        for op in rows
+    }
 
 
 # ---------------------------------------------------------------- compares
+
 
 def compare_case(op: Op, form: Form, label: str) -> Case:
     """A compare: VCC or s[16:17] afterwards in v20:21, EXEC in v22:23."""
@@ -139,10 +170,15 @@ def compare_case(op: Op, form: Form, label: str) -> Case:
     where = "s[16:17]" if form.suffix == "_e64" else "vcc"
     writes_exec = op.name.startswith("v_cmpx")
     sdwa = f" {' '.join(form.sdwa.text.split()[2:])}" if form.sdwa else ""
-    asm = ("".join(o[2] for o in operands) + set_mask("vcc", ALL) + set_sgpr(16, ALL) + set_mask("exec", form.exec)
-           + f"{op.name}{form.suffix} {where}, {operands[0][0]}, {operands[1][0]}{' clamp' if form.clamp else ''}{sdwa}\n"
-           + "s_mov_b64 s[12:13], exec\ns_mov_b64 exec, -1\nv_mov_b32 v22, s12\nv_mov_b32 v23, s13\n"
-           + (f"s_mov_b64 s[12:13], {where}\nv_mov_b32 v20, s12\nv_mov_b32 v21, s13\n"))
+    asm = (
+        "".join(o[2] for o in operands)
+        + set_mask("vcc", ALL)
+        + set_sgpr(16, ALL)
+        + set_mask("exec", form.exec)
+        + f"{op.name}{form.suffix} {where}, {operands[0][0]}, {operands[1][0]}{' clamp' if form.clamp else ''}{sdwa}\n"
+        + "s_mov_b64 s[12:13], exec\ns_mov_b64 exec, -1\nv_mov_b32 v22, s12\nv_mov_b32 v23, s13\n"
+        + (f"s_mov_b64 s[12:13], {where}\nv_mov_b32 v20, s12\nv_mov_b32 v21, s13\n")
+    )
 
     def expect(lanes: Array) -> list[Array]:
         values = []
@@ -152,7 +188,11 @@ def compare_case(op: Op, form: Form, label: str) -> Case:
                 bits = form.sdwa.source(bits, i)
             if ref.width(kind) < 64:
                 bits = bits & U64((1 << ref.width(kind)) - 1)
-            values.append(ref.decode(apply_mods(bits, kind, bool(form.neg >> i & 1), bool(form.abs >> i & 1)), kind))
+            values.append(
+                ref.decode(
+                    apply_mods(bits, kind, bool(form.neg >> i & 1), bool(form.abs >> i & 1)), kind
+                )
+            )
         hits = (op.fn(*values) & exec_lanes(form.exec, len(lanes))).reshape(-1, 64)
         mask = (hits.astype(U64) << np.arange(64, dtype=U64)).sum(axis=1, dtype=U64).repeat(64)
         words = np.zeros((len(lanes), 4), np.uint32)
@@ -166,11 +206,16 @@ def compare_case(op: Op, form: Form, label: str) -> Case:
 
 def compare_cases(op: Op) -> list[Case]:
     rng = random.Random(seed_of(op.name))
-    forms = [("plain", Form("_e32")), ("exec", Form("_e32", {0: "const"}, exec=MASKS[0])),
-             ("e64", Form("_e64", exec=MASKS[1], **_mods(op, rng))),
-             ("sgpr", Form("_e64", {1: "sgpr"}, **_mods(op, rng)))]
+    forms = [
+        ("plain", Form("_e32")),
+        ("exec", Form("_e32", {0: "const"}, exec=MASKS[0])),
+        ("e64", Form("_e64", exec=MASKS[1], **_mods(op, rng))),
+        ("sgpr", Form("_e64", {1: "sgpr"}, **_mods(op, rng))),
+    ]
     if "nosdwa" not in op.flags:
-        forms.append(("sdwa", Form("_sdwa", sdwa=_random_sdwa(op, rng), exec=MASKS[3], **_mods(op, rng))))
+        forms.append(
+            ("sdwa", Form("_sdwa", sdwa=_random_sdwa(op, rng), exec=MASKS[3], **_mods(op, rng)))
+        )
     return [compare_case(op, form, label) for label, form in forms]
 
 

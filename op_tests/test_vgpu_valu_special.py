@@ -66,8 +66,14 @@ def _carry_case(name: str, how: str, exec_mask: int, carry: int) -> None:
     suffix = {"e32": "_e32", "dpp": "_dpp", "sdwa": "_sdwa"}.get(how, "_e64")
     text = f"{name}{suffix} v20, {where}, {'sext(v8)' if sdwa else 'v8'}, v10{', ' + source if takes else ''}"
     text += f" {dpp.text}" if dpp else f" {sdwa.text}" if sdwa else " clamp" if clamp else ""
-    asm = (set_mask("vcc", carry) + set_sgpr(10, carry) + set_mask("exec", exec_mask) + text + "\n"
-           + SHOW_MASK.format(where))
+    asm = (
+        set_mask("vcc", carry)
+        + set_sgpr(10, carry)
+        + set_mask("exec", exec_mask)
+        + text
+        + "\n"
+        + SHOW_MASK.format(where)
+    )
 
     def expect(lanes: Array) -> list[Array]:
         active = exec_lanes(exec_mask, len(lanes))
@@ -76,19 +82,34 @@ def _carry_case(name: str, how: str, exec_mask: int, carry: int) -> None:
             a, active = dpp.apply(low32(a), active)
         if sdwa:
             a, b = sdwa.source(a, 0), sdwa.source(b, 1)
-        a, b, c = low32(a).astype(np.int64), b.astype(np.int64), exec_lanes(carry, len(lanes)).astype(np.int64)
+        a, b, c = (
+            low32(a).astype(np.int64),
+            b.astype(np.int64),
+            exec_lanes(carry, len(lanes)).astype(np.int64),
+        )
         exact = fn(a, b, c)
         over = (exact < 0) | (exact > 0xFFFFFFFF)
         value = ref.saturate(exact, "u32") if clamp else exact
-        return [words_of(lanes[:, 3], (0, "u32", np.where(active, ref.encode(value, "u32"), low32(lanes[:, 3]))),
-                         (64, "u64", wave_mask(over & active)))]
+        return [
+            words_of(
+                lanes[:, 3],
+                (0, "u32", np.where(active, ref.encode(value, "u32"), low32(lanes[:, 3]))),
+                (64, "u64", wave_mask(over & active)),
+            )
+        ]
 
     add(name, f"{name}{suffix} {how}", asm, "u32 u32", expect)
 
 
 for _name in _CARRIES:
-    for _how, _exec, _carry in (("e32", ALL, MASKS[0]), ("e32", MASKS[1], MASKS[3]), ("e64", MASKS[0], MASKS[1]),
-                                ("clamp", ALL, MASKS[0]), ("dpp", ALL, MASKS[3]), ("sdwa", MASKS[3], MASKS[0])):
+    for _how, _exec, _carry in (
+        ("e32", ALL, MASKS[0]),
+        ("e32", MASKS[1], MASKS[3]),
+        ("e64", MASKS[0], MASKS[1]),
+        ("clamp", ALL, MASKS[0]),
+        ("dpp", ALL, MASKS[3]),
+        ("sdwa", MASKS[3], MASKS[0]),
+    ):
         _carry_case(_name, _how, _exec, _carry)
 
 
@@ -100,8 +121,12 @@ def _cndmask_case(form: Form, label: str, mask: int) -> None:
         text = f"|{register}|" if absolute >> i & 1 else register
         texts.append(f"-{text}" if neg >> i & 1 else text)
     tail = form.dpp.text if form.dpp else form.sdwa.text if form.sdwa else ""
-    asm = (set_mask("vcc", mask) + set_sgpr(10, mask) + set_mask("exec", form.exec)
-           + f"v_cndmask_b32{form.suffix} v20, {texts[0]}, {texts[1]}, {source} {tail}\n")
+    asm = (
+        set_mask("vcc", mask)
+        + set_sgpr(10, mask)
+        + set_mask("exec", form.exec)
+        + f"v_cndmask_b32{form.suffix} v20, {texts[0]}, {texts[1]}, {source} {tail}\n"
+    )
 
     def expect(lanes: Array) -> list[Array]:
         active = exec_lanes(form.exec, len(lanes))
@@ -121,10 +146,15 @@ def _cndmask_case(form: Form, label: str, mask: int) -> None:
 
 
 for _label, _form in {
-    "plain": Form("_e32"), "exec": Form("_e32", exec=MASKS[1]), "e64": Form("_e64", exec=MASKS[0]),
-    "neg": Form("_e64", neg=1, abs=2), "abs": Form("_e64", neg=3, abs=1),
+    "plain": Form("_e32"),
+    "exec": Form("_e32", exec=MASKS[1]),
+    "e64": Form("_e64", exec=MASKS[0]),
+    "neg": Form("_e64", neg=1, abs=2),
+    "abs": Form("_e64", neg=3, abs=1),
     "dpp": Form("_dpp", dpp=Dpp("row_ror:5", 7, 13), exec=MASKS[3]),
-    "sdwa": Form("_sdwa", sdwa=Sdwa(("BYTE_3", "WORD_1"), (False, False), "BYTE_2", "UNUSED_PRESERVE")),
+    "sdwa": Form(
+        "_sdwa", sdwa=Sdwa(("BYTE_3", "WORD_1"), (False, False), "BYTE_2", "UNUSED_PRESERVE")
+    ),
 }.items():
     _cndmask_case(_form, _label, MASKS[2] ^ MASKS[0])
 
@@ -144,8 +174,18 @@ def _packed_source(op: Op, i: int, bits: Array, half: int, pick: int, negate: in
     return apply_mods(value, kind, bool(negate >> i & 1), False)
 
 
-def _packed_case(op: Op, label: str, op_sel: int, op_sel_hi: int, neg_lo: int, neg_hi: int, *,
-                 clamp: bool = False, exec_mask: int = ALL, scalar: str = "") -> None:
+def _packed_case(
+    op: Op,
+    label: str,
+    op_sel: int,
+    op_sel_hi: int,
+    neg_lo: int,
+    neg_hi: int,
+    *,
+    clamp: bool = False,
+    exec_mask: int = ALL,
+    scalar: str = "",
+) -> None:
     """`scalar`: sgpr or const in place of source 0."""
     count, element = len(op.srcs), op.srcs[0]
     pair = element == "f32"
@@ -162,16 +202,25 @@ def _packed_case(op: Op, label: str, op_sel: int, op_sel_hi: int, neg_lo: int, n
     lists = {"op_sel": op_sel, "op_sel_hi": op_sel_hi, "neg_lo": neg_lo, "neg_hi": neg_hi}
     if not ref.is_float(element):
         assert neg_lo == neg_hi == 0
-    tail = "".join(f" {k}:[{','.join(str(v >> i & 1) for i in range(count))}]" for k, v in lists.items()
-                   if v != (_PACKED_DEFAULT_HIGH[count] if k == "op_sel_hi" else 0))
+    tail = "".join(
+        f" {k}:[{','.join(str(v >> i & 1) for i in range(count))}]"
+        for k, v in lists.items()
+        if v != (_PACKED_DEFAULT_HIGH[count] if k == "op_sel_hi" else 0)
+    )
     dst = "v[20:21]" if pair else "v20"
-    asm = (setup + set_mask("exec", exec_mask)
-           + f"{op.name} {', '.join([dst, *texts])}{tail}{' clamp' if clamp else ''}\n")
+    asm = (
+        setup
+        + set_mask("exec", exec_mask)
+        + f"{op.name} {', '.join([dst, *texts])}{tail}{' clamp' if clamp else ''}\n"
+    )
     bits_of = 32 if pair else 16
     form = Form(clamp=clamp)
 
     def expect(lanes: Array) -> list[Array]:
-        sources = [lanes[:, i] if i or fixed is None else np.full(len(lanes), fixed, U64) for i in range(count)]
+        sources = [
+            lanes[:, i] if i or fixed is None else np.full(len(lanes), fixed, U64)
+            for i in range(count)
+        ]
         active, old = exec_lanes(exec_mask, len(lanes)), lanes[:, 3]
         fields = []
         for half, pick, negate in ((0, op_sel, neg_lo), (1, op_sel_hi, neg_hi)):
@@ -182,9 +231,21 @@ def _packed_case(op: Op, label: str, op_sel: int, op_sel_hi: int, neg_lo: int, n
             fields.append((half * bits_of, op.dst, np.where(active, result, before)))
         return [words_of(old, *fields)]
 
-    checks = [Check(op.dst, 0, any_zero=clamp), Check(op.dst, bits_of, any_zero=clamp)] if ref.is_float(op.dst) else []
+    checks = (
+        [Check(op.dst, 0, any_zero=clamp), Check(op.dst, bits_of, any_zero=clamp)]
+        if ref.is_float(op.dst)
+        else []
+    )
     kinds = ["f64" if pair else "u32"] * count
-    case = add(op.name, f"{op.name} {label}", asm, " ".join(kinds), expect, checks, "gfx950" if "gfx950" in op.flags else "")
+    case = add(
+        op.name,
+        f"{op.name} {label}",
+        asm,
+        " ".join(kinds),
+        expect,
+        checks,
+        "gfx950" if "gfx950" in op.flags else "",
+    )
     case.inputs = _packed_inputs(op, case.inputs)
 
 
@@ -208,8 +269,14 @@ for _op in ops.PACKED:
     _packed_case(_op, "plain", 0, _all, 0, 0)
     for _i in range(3):
         _neg = (_rng.randrange(_all + 1), _rng.randrange(_all + 1)) if _signed else (0, 0)
-        _packed_case(_op, f"mods {_i}", _rng.randrange(_all + 1), _rng.randrange(_all + 1), *_neg,
-                     exec_mask=(ALL, MASKS[0], MASKS[3])[_i])
+        _packed_case(
+            _op,
+            f"mods {_i}",
+            _rng.randrange(_all + 1),
+            _rng.randrange(_all + 1),
+            *_neg,
+            exec_mask=(ALL, MASKS[0], MASKS[3])[_i],
+        )
     _packed_case(_op, "sgpr", _rng.randrange(_all + 1), _all, 0, 0, scalar="sgpr")
     # On a float pair only op_sel_hi:0 says what a constant's high half is.
     _packed_case(_op, "const", 0, _all & ~1 if _signed else _all, 0, 0, scalar="const")
@@ -221,14 +288,23 @@ def _pk_fmac(suffix: str, exec_mask: int) -> None:
     def expect(lanes: Array) -> list[Array]:
         fields, active = [], exec_lanes(exec_mask, len(lanes))
         for shift in (0, 16):
-            a, b, d = (ref.decode(lanes[:, i] >> U64(shift) & U64(0xFFFF), "f16") for i in (0, 1, 3))
+            a, b, d = (
+                ref.decode(lanes[:, i] >> U64(shift) & U64(0xFFFF), "f16") for i in (0, 1, 3)
+            )
             bits = ref.encode(ref.quiet(ref.fma_odd)(a, b, d), "f16")
-            fields.append((shift, "f16", np.where(active, bits, lanes[:, 3] >> U64(shift) & U64(0xFFFF))))
+            fields.append(
+                (shift, "f16", np.where(active, bits, lanes[:, 3] >> U64(shift) & U64(0xFFFF)))
+            )
         return [words_of(lanes[:, 3], *fields)]
 
-    add("v_pk_fmac_f16", f"v_pk_fmac_f16{suffix} {exec_mask:x}",
-        set_mask("exec", exec_mask) + f"v_pk_fmac_f16{suffix} v20, v8, v10\n", "u32 u32 u32 u32", expect,
-        [Check("f16", 0), Check("f16", 16)])
+    add(
+        "v_pk_fmac_f16",
+        f"v_pk_fmac_f16{suffix} {exec_mask:x}",
+        set_mask("exec", exec_mask) + f"v_pk_fmac_f16{suffix} v20, v8, v10\n",
+        "u32 u32 u32 u32",
+        expect,
+        [Check("f16", 0), Check("f16", 16)],
+    )
 
 
 _pk_fmac("_e32", ALL)
@@ -242,8 +318,13 @@ def _pk_mov(op_sel: int) -> None:
         high = lanes[:, 1] >> U64(32 * (op_sel >> 1)) & U64(0xFFFFFFFF)
         return [words_of(lanes[:, 3], (0, "u32", low), (32, "u32", high))]
 
-    add("v_pk_mov_b32", f"v_pk_mov_b32 {op_sel}",
-        f"v_pk_mov_b32 v[20:21], v[8:9], v[10:11] op_sel:[{op_sel & 1},{op_sel >> 1}]\n", "u64 u64", expect)
+    add(
+        "v_pk_mov_b32",
+        f"v_pk_mov_b32 {op_sel}",
+        f"v_pk_mov_b32 v[20:21], v[8:9], v[10:11] op_sel:[{op_sel & 1},{op_sel >> 1}]\n",
+        "u64 u64",
+        expect,
+    )
 
 
 for _i in range(4):
@@ -255,7 +336,10 @@ for _i in range(4):
 def _dot_case(op: Op, label: str, neg_lo: int, neg_hi: int, clamp: bool, exec_mask: int) -> None:
     tail = " clamp" if clamp else ""
     if neg_lo or neg_hi:
-        tail = f" neg_lo:[{neg_lo & 1},{neg_lo >> 1 & 1},{neg_lo >> 2}] neg_hi:[{neg_hi & 1},{neg_hi >> 1 & 1},0]" + tail
+        tail = (
+            f" neg_lo:[{neg_lo & 1},{neg_lo >> 1 & 1},{neg_lo >> 2}] neg_hi:[{neg_hi & 1},{neg_hi >> 1 & 1},0]"
+            + tail
+        )
     form = Form(clamp=clamp)
 
     def expect(lanes: Array) -> list[Array]:
@@ -264,13 +348,22 @@ def _dot_case(op: Op, label: str, neg_lo: int, neg_hi: int, clamp: bool, exec_ma
             flip = (0x8000 if neg_lo >> i & 1 else 0) | (0x80000000 if neg_hi >> i & 1 else 0)
             values[i] = values[i] ^ U64(flip)
         values[2] = values[2] ^ U64(0x80000000 if neg_lo & 4 else 0)
-        bits = finish(op.fn(*[ref.decode(v, k) for v, k in zip(values, op.srcs, strict=True)]), op, form)
+        bits = finish(
+            op.fn(*[ref.decode(v, k) for v, k in zip(values, op.srcs, strict=True)]), op, form
+        )
         active = exec_lanes(exec_mask, len(lanes))
         return [words_of(lanes[:, 3], (0, op.dst, np.where(active, bits, low32(lanes[:, 3]))))]
 
     checks = [Check(op.dst, 0, op.ulp, clamp)] if ref.is_float(op.dst) else []
-    add(op.name, f"{op.name} {label}", set_mask("exec", exec_mask) + f"{op.name} v20, v8, v10, v12{tail}\n",
-        " ".join(op.srcs), expect, checks, "gfx950" if "gfx950" in op.flags else "")
+    add(
+        op.name,
+        f"{op.name} {label}",
+        set_mask("exec", exec_mask) + f"{op.name} v20, v8, v10, v12{tail}\n",
+        " ".join(op.srcs),
+        expect,
+        checks,
+        "gfx950" if "gfx950" in op.flags else "",
+    )
 
 
 for _op in ops.DOT:
@@ -281,7 +374,9 @@ for _op in ops.DOT:
         _dot_case(_op, "neg both", 2, 3, False, MASKS[1])
 
 
-def _mix_case(name: str, half: int, high: int, neg: int, absolute: int, clamp: bool, exec_mask: int) -> None:
+def _mix_case(
+    name: str, half: int, high: int, neg: int, absolute: int, clamp: bool, exec_mask: int
+) -> None:
     """half: sources that are f16; high: which half; abs is neg_hi in the encoding."""
     texts = []
     for i, register in enumerate(("v8", "v10", "v12")):
@@ -300,21 +395,36 @@ def _mix_case(name: str, half: int, high: int, neg: int, absolute: int, clamp: b
             real = "f16" if half >> i & 1 else "f32"
             bits = lanes[:, i] >> U64(16) if real == "f16" and high >> i & 1 else lanes[:, i]
             bits = bits & U64((1 << ref.width(real)) - 1)
-            sources.append(ref.decode(apply_mods(bits, real, bool(neg >> i & 1), bool(absolute >> i & 1)), real))
+            sources.append(
+                ref.decode(
+                    apply_mods(bits, real, bool(neg >> i & 1), bool(absolute >> i & 1)), real
+                )
+            )
         with np.errstate(all="ignore"):
             value = ref.fma_odd(*sources).astype(np.float32)
             if clamp:
                 value = np.abs(np.clip(np.where(np.isnan(value), np.float32(0), value), 0, 1))
         bits, before = ref.encode(value, kind), take(words_of(lanes[:, 3]), at, kind)
-        return [words_of(lanes[:, 3], (at, kind, np.where(exec_lanes(exec_mask, len(lanes)), bits, before)))]
+        return [
+            words_of(
+                lanes[:, 3], (at, kind, np.where(exec_lanes(exec_mask, len(lanes)), bits, before))
+            )
+        ]
 
-    case = add(name, f"{name} {half} {high} {neg} {absolute} {clamp}",
-        set_mask("exec", exec_mask) + f"{name} v20, {', '.join(texts)}{tail}\n", "f32 f32 f32", expect,
-        [Check(kind, at, any_zero=clamp)])
+    case = add(
+        name,
+        f"{name} {half} {high} {neg} {absolute} {clamp}",
+        set_mask("exec", exec_mask) + f"{name} v20, {', '.join(texts)}{tail}\n",
+        "f32 f32 f32",
+        expect,
+        [Check(kind, at, any_zero=clamp)],
+    )
     halves = lane_inputs(["f16", "f16", "f16"], COUNT, seed_of(name))
     for i in range(3):
         if half >> i & 1:
-            case.inputs[:, i] = halves[:, i] & U64(0xFFFF) | np.roll(halves[:, i], 7) << U64(16) & U64(0xFFFF0000)
+            case.inputs[:, i] = halves[:, i] & U64(0xFFFF) | np.roll(halves[:, i], 7) << U64(
+                16
+            ) & U64(0xFFFF0000)
 
 
 for _name in ("v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"):
@@ -335,12 +445,23 @@ def _mad_wide(name: str, signed: bool, exec_mask: int) -> None:
         limit = 1 << 63 if signed else 1 << 64
         over = np.array([not -limit <= v < limit if signed else v >= limit for v in exact])
         active = exec_lanes(exec_mask, len(lanes))
-        return [words_of(lanes[:, 3], (0, "u64", np.where(active, ref.encode(exact, "u64"), lanes[:, 3])),
-                         (64, "u64", wave_mask(over & active)))]
+        return [
+            words_of(
+                lanes[:, 3],
+                (0, "u64", np.where(active, ref.encode(exact, "u64"), lanes[:, 3])),
+                (64, "u64", wave_mask(over & active)),
+            )
+        ]
 
-    add(name, f"{name} {exec_mask:x}", set_mask("exec", exec_mask)
-        + f"{name} v[20:21], s[12:13], v8, v10, v[12:13]\n" + SHOW_MASK.format("s[12:13]"), f"{kind} {kind} {wide}",
-        expect)
+    add(
+        name,
+        f"{name} {exec_mask:x}",
+        set_mask("exec", exec_mask)
+        + f"{name} v[20:21], s[12:13], v8, v10, v[12:13]\n"
+        + SHOW_MASK.format("s[12:13]"),
+        f"{kind} {kind} {wide}",
+        expect,
+    )
 
 
 for _exec in (ALL, MASKS[0]):
@@ -353,17 +474,27 @@ def _mqsad(lanes: Array) -> list[Array]:
     fields = []
     for i in range(4):
         window = low32(lanes[:, 0] >> U64(8 * i)).astype(np.int64)
-        total = ref.sad_u8(window, low32(lanes[:, 1]).astype(np.int64), low32(addend[i]).astype(np.int64), True)
+        total = ref.sad_u8(
+            window, low32(lanes[:, 1]).astype(np.int64), low32(addend[i]).astype(np.int64), True
+        )
         fields.append((32 * i, "u32", ref.encode(total, "u32")))
     return [words_of(lanes[:, 3], *fields)]
 
 
-add("v_mqsad_u32_u8", "v_mqsad_u32_u8", "v_mqsad_u32_u8 v[20:23], v[8:9], v10, v[12:15]\n", "u64 u32 u64 u64", _mqsad)
+add(
+    "v_mqsad_u32_u8",
+    "v_mqsad_u32_u8",
+    "v_mqsad_u32_u8 v[20:23], v[8:9], v10, v[12:15]\n",
+    "u64 u32 u64 u64",
+    _mqsad,
+)
 
 # ---------------------------------------------------------------- constants in the instruction
 
 
-def _constant_fma(name: str, real: str, text: str, order: Callable[[Array, Array, Array], Array]) -> None:
+def _constant_fma(
+    name: str, real: str, text: str, order: Callable[[Array, Array, Array], Array]
+) -> None:
     def expect(lanes: Array) -> list[Array]:
         mask = U64((1 << ref.width(real)) - 1)
         constant = np.full(len(lanes), int(text, 16), U64)
@@ -398,13 +529,20 @@ def _bitop3(bits: int, table: int) -> Callable[[Array], list[Array]]:
                 parts = [lanes[:, i] if row >> (2 - i) & 1 else ~lanes[:, i] for i in range(3)]
                 out |= parts[0] & parts[1] & parts[2]
         return [words_of(lanes[:, 3], (0, f"u{bits}", out & mask))]
+
     return expect
 
 
 for _table in (0x6C, 0x01, 0x80, 0xE8, 0x96):
     for _bits in (16, 32):
-        add("v_bitop3", f"v_bitop3_b{_bits} {_table:#x}", f"v_bitop3_b{_bits} v20, v8, v10, v12 bitop3:{_table:#x}\n",
-            "u32 u32 u32", _bitop3(_bits, _table), arch="gfx950")
+        add(
+            "v_bitop3",
+            f"v_bitop3_b{_bits} {_table:#x}",
+            f"v_bitop3_b{_bits} v20, v8, v10, v12 bitop3:{_table:#x}\n",
+            "u32 u32 u32",
+            _bitop3(_bits, _table),
+            arch="gfx950",
+        )
 
 
 def _ashr_pk(kind: str, high: bool) -> Callable[[Array], list[Array]]:
@@ -412,37 +550,83 @@ def _ashr_pk(kind: str, high: bool) -> Callable[[Array], list[Array]]:
 
     def expect(lanes: Array) -> list[Array]:
         shift = (lanes[:, 2] & U64(31)).astype(np.int64)
-        a, b = (np.clip(ref.decode(low32(lanes[:, i]), "i32") >> shift, low_limit, top) & 255 for i in range(2))
+        a, b = (
+            np.clip(ref.decode(low32(lanes[:, i]), "i32") >> shift, low_limit, top) & 255
+            for i in range(2)
+        )
         return [words_of(lanes[:, 3], (16 if high else 0, "u16", (a | b << 8).astype(U64)))]
+
     return expect
 
 
 for _kind in ("i8", "u8"):
     for _high in (False, True):
-        add("v_ashr_pk", f"v_ashr_pk_{_kind}_i32 {_high}", f"v_ashr_pk_{_kind}_i32 v20, v8, v10, v12"
-            f"{' op_sel:[0,0,0,1]' if _high else ''}\n", "i32 i32 u32", _ashr_pk(_kind, _high), arch="gfx950")
+        add(
+            "v_ashr_pk",
+            f"v_ashr_pk_{_kind}_i32 {_high}",
+            f"v_ashr_pk_{_kind}_i32 v20, v8, v10, v12{' op_sel:[0,0,0,1]' if _high else ''}\n",
+            "i32 i32 u32",
+            _ashr_pk(_kind, _high),
+            arch="gfx950",
+        )
 
-add("v_cvt_f32_bf16", "v_cvt_f32_bf16", "v_cvt_f32_bf16 v20, v8\n", "u32",
-    lambda lanes: [words_of(lanes[:, 3], (0, "f32", lanes[:, 0] << U64(16) & U64(0xFFFF0000)))], [Check("f32", 0)],
-    arch="gfx950")
+add(
+    "v_cvt_f32_bf16",
+    "v_cvt_f32_bf16",
+    "v_cvt_f32_bf16 v20, v8\n",
+    "u32",
+    lambda lanes: [words_of(lanes[:, 3], (0, "f32", lanes[:, 0] << U64(16) & U64(0xFFFF0000)))],
+    [Check("f32", 0)],
+    arch="gfx950",
+)
 
 
 def _pack_halves(op_sel: int, neg: int, absolute: int) -> Callable[[Array], list[Array]]:
     def expect(lanes: Array) -> list[Array]:
-        parts = [apply_mods(lanes[:, i] >> U64(16 * (op_sel >> i & 1)) & U64(0xFFFF), "f16", bool(neg >> i & 1),
-                            bool(absolute >> i & 1)) for i in range(2)]
+        parts = [
+            apply_mods(
+                lanes[:, i] >> U64(16 * (op_sel >> i & 1)) & U64(0xFFFF),
+                "f16",
+                bool(neg >> i & 1),
+                bool(absolute >> i & 1),
+            )
+            for i in range(2)
+        ]
         return [words_of(lanes[:, 3], (0, "u16", parts[0]), (16, "u16", parts[1]))]
+
     return expect
 
 
-for _sel, _neg, _abs, _text in ((0, 0, 0, "v8, v10"), (1, 0, 0, "v8, v10 op_sel:[1,0]"), (2, 1, 2, "-v8, |v10| op_sel:[0,1]"),
-                                (3, 2, 2, "v8, -|v10| op_sel:[1,1]")):
-    add("v_pack_b32_f16", f"v_pack_b32_f16 {_text}", f"v_pack_b32_f16 v20, {_text}\n", "f16 f16",
-        _pack_halves(_sel, _neg, _abs), [Check("f16", 0), Check("f16", 16)])
+for _sel, _neg, _abs, _text in (
+    (0, 0, 0, "v8, v10"),
+    (1, 0, 0, "v8, v10 op_sel:[1,0]"),
+    (2, 1, 2, "-v8, |v10| op_sel:[0,1]"),
+    (3, 2, 2, "v8, -|v10| op_sel:[1,1]"),
+):
+    add(
+        "v_pack_b32_f16",
+        f"v_pack_b32_f16 {_text}",
+        f"v_pack_b32_f16 v20, {_text}\n",
+        "f16 f16",
+        _pack_halves(_sel, _neg, _abs),
+        [Check("f16", 0), Check("f16", 16)],
+    )
 add("v_nop", "v_nop", "v_nop\nv_clrexcp\n", "u32", lambda lanes: [words_of(lanes[:, 3])])
-add("v_swap_b32", "v_swap_b32", set_mask("exec", MASKS[0]) + "v_swap_b32 v20, v21\n", "u64",
-    lambda lanes: [words_of(np.where(exec_lanes(MASKS[0], len(lanes)), lanes[:, 3] >> U64(32) | lanes[:, 3] << U64(32),
-                                     lanes[:, 3]))])
+add(
+    "v_swap_b32",
+    "v_swap_b32",
+    set_mask("exec", MASKS[0]) + "v_swap_b32 v20, v21\n",
+    "u64",
+    lambda lanes: [
+        words_of(
+            np.where(
+                exec_lanes(MASKS[0], len(lanes)),
+                lanes[:, 3] >> U64(32) | lanes[:, 3] << U64(32),
+                lanes[:, 3],
+            )
+        )
+    ],
+)
 
 
 @pytest.fixture(scope="module", params=ARCHS)

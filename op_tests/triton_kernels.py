@@ -411,21 +411,22 @@ def elementwise(x, out, n, OP: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def divisions(x, y, quotient, exact, remainder, n, BLOCK: tl.constexpr):
+def divisions(x, y, quotient, exact, fused, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     a, b = tl.load(x + i, mask=i < n, other=1), tl.load(y + i, mask=i < n, other=1)
     tl.store(quotient + i, a / b, mask=i < n)
     tl.store(exact + i, tl.div_rn(a, b), mask=i < n)
-    tl.store(remainder + i, tl.fma(a, b, a), mask=i < n)
+    tl.store(fused + i, tl.fma(a, b, a), mask=i < n)
 
 
 @triton.jit
-def integer_divisions(x, y, quotient, remainder, high, n, BLOCK: tl.constexpr):
+def integer_arithmetic(x, y, quotient, remainder, product, shifted, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     a, b = tl.load(x + i, mask=i < n, other=1), tl.load(y + i, mask=i < n, other=1)
     tl.store(quotient + i, a // b, mask=i < n)
     tl.store(remainder + i, a % b, mask=i < n)
-    tl.store(high + i, a * b, mask=i < n)
+    tl.store(product + i, a * b, mask=i < n)
+    tl.store(shifted + i, a >> (b & 7), mask=i < n)
 
 
 @triton.jit
@@ -443,9 +444,9 @@ def random_numbers(bits, uniform, normal, seed, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def store_through_null(out):
-    """Writes to an address that no allocation has."""
-    tl.store(out + tl.arange(0, 64) + (1 << 46), 1.0)
+def store_far_away(out, offset):
+    """Writes where there is no memory."""
+    tl.store(out + offset + tl.arange(0, 64), 1.0)
 
 
 # ---------------------------------------------------------------------------------- autotune

@@ -1,8 +1,9 @@
 """Runs snippets of gfx9 assembly on the virtual GPU, lane by lane, from numpy arrays.
 
-A snippet reads four 64-bit inputs a lane, v[8:9], v[10:11], v[12:13] and v[14:15], and leaves up to
-four dwords in v[20:23] (zero before). s[4:7] and s[0:3] are taken; s8 and up, VCC and the rest of the
-vector registers are free. Many snippets go into one code object, so that assembling is paid once.
+A snippet reads four 64-bit inputs a lane, v[8:9], v[10:11], v[12:13] and v[14:15], and leaves up
+to four dwords in v[20:23] (zero before). s[4:7] and s[0:3] are taken; s8 and up, VCC and the rest
+of the vector registers are free. Many snippets go into one code object, so that assembling is paid
+once.
 """
 
 from __future__ import annotations
@@ -142,18 +143,22 @@ class Module:
 
 
 class Snippets:
-    """A batch of snippets, assembled together; `run(i, inputs)` gives [n, 4] dwords."""
+    """A batch of snippets, assembled together; `run(i, inputs)` gives [n, 4] dwords.
+
+    A snippet that sets v2 to the byte at which v[20:23] go, and stores more below s[6:7] itself, can
+    give rows of more than 4 dwords.
+    """
 
     def __init__(self, snippets: list[str], arch: str = "gfx950") -> None:
         self.module = Module(code_object(snippets, arch), arch)
 
-    def run(self, index: int, inputs: np.ndarray) -> np.ndarray:
+    def run(self, index: int, inputs: np.ndarray, dwords: int = 4) -> np.ndarray:
         """inputs: uint64 [n, up to 4], n a multiple of 64."""
         n = len(inputs)
         assert n % LANES == 0, n
         padded = np.zeros((n, 4), np.uint64)
         padded[:, : inputs.shape[1]] = inputs
-        out = np.full((n, 4), 0xDEADBEEF, np.uint32)
+        out = np.full((n, dwords), 0xDEADBEEF, np.uint32)
         arguments = np.array([padded.ctypes.data, out.ctypes.data], np.uint64).tobytes()
         self.module.launch(f"k{index}", n // LANES, LANES, arguments)
         return out

@@ -25,20 +25,120 @@ U64 = np.uint64
 # ---------------------------------------------------------------- inputs
 
 _FLOAT_SPECIALS = [
-    0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 0.25, 3.0, 255.5, 256.0, -300.0, 65504.0, 65520.0, 0.75,
-    127.5, -128.5, 32767.5, 2147483648.0, -2147483648.0, 4294967295.0, 4294967296.0, 8388607.5,
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -0.5,
+    1.5,
+    2.5,
+    -2.5,
+    0.25,
+    3.0,
+    255.5,
+    256.0,
+    -300.0,
+    65504.0,
+    65520.0,
+    0.75,
+    127.5,
+    -128.5,
+    32767.5,
+    2147483648.0,
+    -2147483648.0,
+    4294967295.0,
+    4294967296.0,
+    8388607.5,
 ]
 _FLOAT_BITS = {  # smallest and largest denormal, smallest normal, largest, inf, quiet and signalling NaN
-    "f16": [1, 0x8001, 0x3FF, 0x400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E01, 0xFE00, 0x7C01, 0xFD00],
-    "f32": [1, 0x80000001, 0x7FFFFF, 0x807FFFFF, 0x800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000,
-            0x7FC00001, 0xFFC00000, 0x7F800001, 0xFFA00000, 0x3EFFFFFF, 0x477FEFFF, 0x33000000],
-    "f64": [1, 1 << 63 | 1, (1 << 52) - 1, 1 << 52, 0x7FEFFFFFFFFFFFFF, 0xFFEFFFFFFFFFFFFF, 0x7FF << 52,
-            0xFFF << 52, 0x7FF8000000000001, 0xFFF8 << 48, 0x7FF0000000000001, 0xFFF4 << 48,
-            0x3FDFFFFFFFFFFFFF, 0x36A0000000000000, 0x47EFFFFFF0000000, 0x380FFFFFFFFFFFFF, 0x7B00000000000000],
+    "f16": [
+        1,
+        0x8001,
+        0x3FF,
+        0x400,
+        0x7BFF,
+        0xFBFF,
+        0x7C00,
+        0xFC00,
+        0x7E01,
+        0xFE00,
+        0x7C01,
+        0xFD00,
+    ],
+    "f32": [
+        1,
+        0x80000001,
+        0x7FFFFF,
+        0x807FFFFF,
+        0x800000,
+        0x7F7FFFFF,
+        0xFF7FFFFF,
+        0x7F800000,
+        0xFF800000,
+        0x7FC00001,
+        0xFFC00000,
+        0x7F800001,
+        0xFFA00000,
+        0x3EFFFFFF,
+        0x477FEFFF,
+        0x33000000,
+    ],
+    "f64": [
+        1,
+        1 << 63 | 1,
+        (1 << 52) - 1,
+        1 << 52,
+        0x7FEFFFFFFFFFFFFF,
+        0xFFEFFFFFFFFFFFFF,
+        0x7FF << 52,
+        0xFFF << 52,
+        0x7FF8000000000001,
+        0xFFF8 << 48,
+        0x7FF0000000000001,
+        0xFFF4 << 48,
+        0x3FDFFFFFFFFFFFFF,
+        0x36A0000000000000,
+        0x47EFFFFFF0000000,
+        0x380FFFFFFFFFFFFF,
+        0x7B00000000000000,
+    ],
 }
-_INT_SPECIALS = [0, 1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 33, 63, 64, 127, 128, 255, 256, 0x7FFF, 0x8000, 0xFFFF,
-                 0x10000, 0x7FFFFF, 0x800000, 0xFFFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x80008000,
-                 0xC0A08040, 0x7FFFFFFFFFFFFFFF, 1 << 63, ALL]
+_INT_SPECIALS = [
+    0,
+    1,
+    2,
+    3,
+    4,
+    7,
+    8,
+    15,
+    16,
+    31,
+    32,
+    33,
+    63,
+    64,
+    127,
+    128,
+    255,
+    256,
+    0x7FFF,
+    0x8000,
+    0xFFFF,
+    0x10000,
+    0x7FFFFF,
+    0x800000,
+    0xFFFFFF,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFF,
+    0x80008000,
+    0xC0A08040,
+    0x7FFFFFFFFFFFFFFF,
+    1 << 63,
+    ALL,
+]
 
 
 @functools.cache
@@ -71,7 +171,9 @@ def lane_inputs(kinds: Sequence[str], count: int, seed: int) -> Array:
     stride = 1
     for column, kind in enumerate(kinds):
         pool = specials(kind)
-        out[: count // 2, column] = pool[index // stride % len(pool)] if column < 2 else rng.choice(pool, count // 2)
+        out[: count // 2, column] = (
+            pool[index // stride % len(pool)] if column < 2 else rng.choice(pool, count // 2)
+        )
         out[count // 2 :, column] = random_bits(kind, count - count // 2, rng)
         stride *= len(pool)
     if len(kinds) > 1 and kinds[0] == kinds[1]:  # equal and nearly equal operands
@@ -81,7 +183,9 @@ def lane_inputs(kinds: Sequence[str], count: int, seed: int) -> Array:
     for column, kind in enumerate(kinds):
         if ref.width(kind) < 64:
             mask = U64((1 << ref.width(kind)) - 1)
-            out[:, column] = out[:, column] & mask | rng.integers(0, 1 << 64, count, dtype=U64) & ~mask
+            out[:, column] = (
+                out[:, column] & mask | rng.integers(0, 1 << 64, count, dtype=U64) & ~mask
+            )
     return out
 
 
@@ -90,6 +194,7 @@ def seed_of(text: str) -> int:
 
 
 # ---------------------------------------------------------------- cases
+
 
 @dataclass
 class Check:
@@ -109,8 +214,11 @@ class Check:
         if self.any_zero:
             ok |= (x == 0) & (y == 0)
         if self.ulp:
-            ok |= ~np.isnan(x) & ~np.isnan(y) & (np.abs(_order(got, self.kind) - _order(want, self.kind))
-                                                 <= self.ulp)
+            ok |= (
+                ~np.isnan(x)
+                & ~np.isnan(y)
+                & (np.abs(_order(got, self.kind) - _order(want, self.kind)) <= self.ulp)
+            )
         return ok
 
 
@@ -148,7 +256,7 @@ class Case:
     inputs: Array
     expect: Callable[[Array], list[Array]]
     checks: list[Check] = field(default_factory=list)
-    arch: str = ""   # only there
+    arch: str = ""  # only there
 
     def verdict(self, got: Array) -> str:
         """Empty if the outputs are as expected, else a report."""
@@ -204,6 +312,7 @@ class Book:
 
 # ---------------------------------------------------------------- lanes: EXEC, DPP, SDWA
 
+
 def exec_lanes(mask: int, count: int) -> Array:
     bits = np.array([mask >> i & 1 for i in range(LANES)], bool)
     return np.tile(bits, count // LANES)
@@ -234,10 +343,19 @@ def dpp_source(control: str) -> list[int]:
 
 
 DPP_CONTROLS = [
-    "quad_perm:[0,1,2,3]", "quad_perm:[3,2,1,0]", "quad_perm:[1,1,0,2]",
+    "quad_perm:[0,1,2,3]",
+    "quad_perm:[3,2,1,0]",
+    "quad_perm:[1,1,0,2]",
     *[f"{n}:{i}" for n in ("row_shl", "row_shr", "row_ror") for i in range(1, 16)],
-    "wave_shl:1", "wave_shr:1", "wave_rol:1", "wave_ror:1", "row_mirror", "row_half_mirror",
-    "row_bcast:15", "row_bcast:31", *[f"row_newbcast:{i}" for i in range(16)],
+    "wave_shl:1",
+    "wave_shr:1",
+    "wave_rol:1",
+    "wave_ror:1",
+    "row_mirror",
+    "row_half_mirror",
+    "row_bcast:15",
+    "row_bcast:31",
+    *[f"row_newbcast:{i}" for i in range(16)],
 ]
 
 
@@ -265,8 +383,15 @@ class Dpp:
         return moved, written.ravel()
 
 
-_SELECTS = {"BYTE_0": (0, 8), "BYTE_1": (8, 8), "BYTE_2": (16, 8), "BYTE_3": (24, 8), "WORD_0": (0, 16),
-            "WORD_1": (16, 16), "DWORD": (0, 32)}
+_SELECTS = {
+    "BYTE_0": (0, 8),
+    "BYTE_1": (8, 8),
+    "BYTE_2": (16, 8),
+    "BYTE_3": (24, 8),
+    "WORD_0": (0, 16),
+    "WORD_1": (16, 16),
+    "DWORD": (0, 32),
+}
 
 
 @dataclass(frozen=True)
@@ -289,8 +414,14 @@ class Sdwa:
         shift, count = _SELECTS[self.src[which]]
         value = bits >> U64(shift) & U64((1 << count) - 1)
         if self.sext[which]:
-            value = ref.encode(np.where(value >> U64(count - 1), value.astype(np.int64) - (1 << count),
-                                        value.astype(np.int64)), "u32")
+            value = ref.encode(
+                np.where(
+                    value >> U64(count - 1),
+                    value.astype(np.int64) - (1 << count),
+                    value.astype(np.int64),
+                ),
+                "u32",
+            )
         return value
 
     def result(self, bits: Array, old: Array) -> Array:
@@ -309,14 +440,26 @@ SDWA_SELECTS = tuple(_SELECTS)
 
 # ---------------------------------------------------------------- operands
 
-_INLINE_FLOATS = {"0.5": 0.5, "-0.5": -0.5, "1.0": 1.0, "-1.0": -1.0, "2.0": 2.0, "-2.0": -2.0, "4.0": 4.0,
-                  "-4.0": -4.0}
+_INLINE_FLOATS = {
+    "0.5": 0.5,
+    "-0.5": -0.5,
+    "1.0": 1.0,
+    "-1.0": -1.0,
+    "2.0": 2.0,
+    "-2.0": -2.0,
+    "4.0": 4.0,
+    "-4.0": -4.0,
+}
 _INVERSE_TWO_PI = {"f16": 0x3118, "f32": 0x3E22F983, "f64": 0x3FC45F306DC9C882}
 
 
 def inline_constant(kind: str, rng: random.Random) -> tuple[str, int]:
     """An inline constant's text and its bits as an operand of `kind` reads it."""
-    real = kind if ref.is_float(kind) else {"u32": "f32", "c32": "f32", "i32": "f32", "h32": "f16"}.get(kind)
+    real = (
+        kind
+        if ref.is_float(kind)
+        else {"u32": "f32", "c32": "f32", "i32": "f32", "h32": "f16"}.get(kind)
+    )
     if kind == "b32" and rng.random() < 0.6:
         text = rng.choice(list(_INLINE_FLOATS))
         return text, int(ref.encode(np.array([_INLINE_FLOATS[text]]), "f32")[0]) >> 16
@@ -330,7 +473,11 @@ def inline_constant(kind: str, rng: random.Random) -> tuple[str, int]:
 
 
 def scalar_value(kind: str, rng: random.Random) -> int:
-    return int(rng.choice(list(specials(kind)))) if rng.random() < 0.5 else rng.getrandbits(ref.width(kind))
+    return (
+        int(rng.choice(list(specials(kind))))
+        if rng.random() < 0.5
+        else rng.getrandbits(ref.width(kind))
+    )
 
 
 def literal(kind: str, rng: random.Random) -> tuple[str, int]:
@@ -342,7 +489,11 @@ def literal(kind: str, rng: random.Random) -> tuple[str, int]:
 
 
 def register(kind: str, base: int, letter: str = "v") -> str:
-    return f"{letter}[{base}:{base + 1}]" if kind != "pkf16" and ref.width(kind) == 64 else f"{letter}{base}"
+    return (
+        f"{letter}[{base}:{base + 1}]"
+        if kind != "pkf16" and ref.width(kind) == 64
+        else f"{letter}{base}"
+    )
 
 
 def set_sgpr(base: int, value: int) -> str:
@@ -374,23 +525,25 @@ def apply_mods(bits: Array, kind: str, negate: bool, absolute: bool) -> Array:
 class Form:
     """How an opcode is written in one case."""
 
-    suffix: str = ""                 # _e32, _e64, _dpp, _sdwa
+    suffix: str = ""  # _e32, _e64, _dpp, _sdwa
     sources: dict[int, str] = field(default_factory=dict)  # operand -> const, sgpr or literal
     neg: int = 0
     abs: int = 0
     clamp: bool = False
     omod: str = ""
-    op_sel: int | None = None        # bit per source, then one for the result (VOP3 16-bit)
+    op_sel: int | None = None  # bit per source, then one for the result (VOP3 16-bit)
     exec: int = ALL
     dpp: Dpp | None = None
     sdwa: Sdwa | None = None
-    mode_asm: str = ""               # put before the instruction
-    omod_live: bool = False          # MODE lets omod work
+    mode_asm: str = ""  # put before the instruction
+    omod_live: bool = False  # MODE lets omod work
 
 
 def evaluate(op: Op, values: list[Array], form: Form, count: int) -> list[Array]:
     """Result bits of one opcode: alternatives where denormals may be flushed."""
-    typed = [ref.decode(v, k) for v, k in zip(values, [*op.srcs, op.dst][: len(values)], strict=True)]
+    typed = [
+        ref.decode(v, k) for v, k in zip(values, [*op.srcs, op.dst][: len(values)], strict=True)
+    ]
     extra = [np.arange(count, dtype=np.int64) % LANES] if "lane" in op.flags else []
     results = []
     for flush_in, flush_out in FLUSH_CHOICES if "ftz" in op.flags else FLUSH_CHOICES[:1]:
@@ -414,7 +567,9 @@ def finish(value: Array, op: Op, form: Form, flush_out: bool = False) -> Array:
         result = flush(result)
     with np.errstate(all="ignore"):
         if form.omod_live and form.omod:
-            result = flush(result * result.dtype.type({"mul:2": 2, "mul:4": 4, "div:2": 0.5}[form.omod]))
+            result = flush(
+                result * result.dtype.type({"mul:2": 2, "mul:4": 4, "div:2": 0.5}[form.omod])
+            )
             result = result + result.dtype.type(0)  # -0 becomes +0
         if form.clamp:
             result = np.clip(np.where(np.isnan(result), result.dtype.type(0), result), 0, 1)
@@ -454,15 +609,23 @@ def op_case(op: Op, form: Form, count: int, label: str, vop3_only: bool = False)
     tail = _modifiers_text(op, form)
     body = f"{op.name}{form.suffix} {', '.join([register(kind, 20), *[o[0] for o in operands]])}{tail}\n"
     setup = "".join(o[2] for o in operands) + form.mode_asm
-    inputs = lane_inputs([*op.srcs, *["u32"] * (3 - len(op.srcs)), kind], count, seed_of(op.name + label))
+    inputs = lane_inputs(
+        [*op.srcs, *["u32"] * (3 - len(op.srcs)), kind], count, seed_of(op.name + label)
+    )
     fixed = [o[1] for o in operands]
 
     def expect(lanes: Array) -> list[Array]:
         return _expected(op, form, fixed, lanes, kind, keeps_half(op, vop3_only))
 
     asm = OLD + setup + (set_mask("exec", form.exec) if form.exec != ALL else "") + body
-    return Case(f"{op.name}{form.suffix} {label}", asm, inputs, expect, result_checks(op, form),
-                "gfx950" if "gfx950" in op.flags else "")
+    return Case(
+        f"{op.name}{form.suffix} {label}",
+        asm,
+        inputs,
+        expect,
+        result_checks(op, form),
+        "gfx950" if "gfx950" in op.flags else "",
+    )
 
 
 def result_checks(op: Op, form: Form) -> list[Check]:
@@ -478,7 +641,9 @@ def result_checks(op: Op, form: Form) -> list[Check]:
 def _modifiers_text(op: Op, form: Form) -> str:
     parts = []
     if form.op_sel is not None:
-        parts.append(f"op_sel:[{','.join(str(form.op_sel >> i & 1) for i in range(len(op.srcs) + 1))}]")
+        parts.append(
+            f"op_sel:[{','.join(str(form.op_sel >> i & 1) for i in range(len(op.srcs) + 1))}]"
+        )
     if form.clamp:
         parts.append("clamp")
     if form.omod:
@@ -502,7 +667,9 @@ def _source_bits(op: Op, i: int, form: Form, fixed: int | None, lanes: Array) ->
     return apply_mods(bits, kind, bool(form.neg >> i & 1), bool(form.abs >> i & 1))
 
 
-def _expected(op: Op, form: Form, fixed: list[int | None], lanes: Array, kind: str, keep: bool) -> list[Array]:
+def _expected(
+    op: Op, form: Form, fixed: list[int | None], lanes: Array, kind: str, keep: bool
+) -> list[Array]:
     active = exec_lanes(form.exec, len(lanes))
     old = lanes[:, 3]
     moved = lanes
@@ -521,7 +688,11 @@ def _expected(op: Op, form: Form, fixed: list[int | None], lanes: Array, kind: s
             place(words, 0, "u32", np.where(active, bits, old))
         elif ref.width(kind) == 16:
             high = form.op_sel is not None and form.op_sel >> len(op.srcs) & 1
-            whole = bits << U64(16) | old & U64(0xFFFF) if high else bits | (old & U64(0xFFFF0000) if keep else U64(0))
+            whole = (
+                bits << U64(16) | old & U64(0xFFFF)
+                if high
+                else bits | (old & U64(0xFFFF0000) if keep else U64(0))
+            )
             place(words, 0, "u32", np.where(active, whole, old))
         else:
             place(words, 0, kind, np.where(active, bits, old))
@@ -564,9 +735,25 @@ class Cases:
     def all(self) -> list[Case]:
         return [case for cases in self.groups.values() for case in cases]
 
-    def add(self, group: str, name: str, asm: str, kinds: str, expect: Callable[[Array], list[Array]],
-            checks: list[Check] | None = None, arch: str = "", count: int = COUNT) -> Case:
+    def add(
+        self,
+        group: str,
+        name: str,
+        asm: str,
+        kinds: str,
+        expect: Callable[[Array], list[Array]],
+        checks: list[Check] | None = None,
+        arch: str = "",
+        count: int = COUNT,
+    ) -> Case:
         """v20:21 are preset from column 3; `kinds` are the types of the input columns."""
-        case = Case(name, OLD + asm, lane_inputs(kinds.split(), count, seed_of(name)), expect, checks or [], arch)
+        case = Case(
+            name,
+            OLD + asm,
+            lane_inputs(kinds.split(), count, seed_of(name)),
+            expect,
+            checks or [],
+            arch,
+        )
         self.groups.setdefault(group, []).append(case)
         return case

@@ -4,11 +4,11 @@ A case is one or more instructions between a common prologue and epilogue. It se
   v[8:9]   lane's address: where the lane's offset lies in the case's memory
   v10      that offset, s[8:9] the memory's base, s10 a size (buffer's number of records)
   v[24:27] data: two random dwords and their complements
-and leaves its result in v[20:23], which hold OLD before. Offsets and addresses have the instruction's
-immediate offset taken off already. EXEC is the mask of the run.
+and leaves its result in v[20:23], which hold OLD before. Offsets and addresses have the
+instruction's immediate offset taken off already. EXEC is the mask of the run.
 
-The memory of LDS and scratch cases is copied in by the prologue and out by the epilogue, so that all
-families share one model: 4096 bytes, or PRIVATE bytes for each of the 64 lanes.
+The memory of LDS and scratch cases is copied in by the prologue and out by the epilogue, so that
+all families share one model: 4096 bytes, or PRIVATE bytes for each of the 64 lanes.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def loaded(
     mask: int,
     inside: Callable[[int], bool] | None = None,
 ) -> Array:
-    """Result registers of a load. `inside(end)`: whether a dword (or part) that ends there is read."""
+    """Result registers of a load; `inside(end)`: whether a dword (or part) ending there is read."""
     out = np.full((4, LANES), OLD, np.uint32)
     raw = memory.tobytes()
     for lane in np.flatnonzero(active(mask)):

@@ -20,12 +20,20 @@ Array = np.ndarray
 
 # type -> (bits, dtype of a float or None, signed)
 TYPES: dict[str, tuple[int, type | None, bool]] = {
-    "f16": (16, np.float16, True), "f32": (32, np.float32, True), "f64": (64, np.float64, True),
-    "u16": (16, None, False), "i16": (16, None, True), "u32": (32, None, False),
-    "i32": (32, None, True), "u64": (64, None, False), "i64": (64, None, True),
+    "f16": (16, np.float16, True),
+    "f32": (32, np.float32, True),
+    "f64": (64, np.float64, True),
+    "u16": (16, None, False),
+    "i16": (16, None, True),
+    "u32": (32, None, False),
+    "i32": (32, None, True),
+    "u64": (64, None, False),
+    "i64": (64, None, True),
     "c32": (32, None, False),  # 32 raw bits that take neg and abs (v_cndmask_b32)
     # packed halves, bfloats and integers: they differ in what an inline constant means
-    "h32": (32, None, False), "b32": (32, None, False), "d32": (32, None, False),
+    "h32": (32, None, False),
+    "b32": (32, None, False),
+    "d32": (32, None, False),
 }
 _UINT = {16: np.uint16, 32: np.uint32, 64: np.uint64}
 
@@ -98,7 +106,9 @@ def fma_odd(a: Array, b: Array, c: Array) -> Array:
 
 def round_fraction(value: Fraction, kind: str, mode: str = "even") -> float:
     """An exact value rounded once; modes even, up, down, zero."""
-    digits, lowest, top = {"f16": (11, -24, 16), "f32": (24, -149, 128), "f64": (53, -1074, 1024)}[kind]
+    digits, lowest, top = {"f16": (11, -24, 16), "f32": (24, -149, 128), "f64": (53, -1074, 1024)}[
+        kind
+    ]
     if value == 0:
         return 0.0
     negative, value = value < 0, abs(value)
@@ -114,8 +124,9 @@ def round_fraction(value: Fraction, kind: str, mode: str = "even") -> float:
         count += 1
     result = count * step
     if result >= Fraction(2) ** top:
-        to_infinity = mode == "even" or bool(away if rest else {"up": not negative,
-                                                                "down": negative}.get(mode, False))
+        to_infinity = mode == "even" or bool(
+            away if rest else {"up": not negative, "down": negative}.get(mode, False)
+        )
         largest = (2 - Fraction(2) ** (1 - digits)) * Fraction(2) ** (top - 1)
         result_float = math.inf if to_infinity else float(largest)
     else:
@@ -140,7 +151,10 @@ def _fma_exact(a: float, b: float, c: float, kind: str, mode: str) -> float:
 def fma_exact(a: Array, b: Array, c: Array, kind: str, mode: str = "even") -> Array:
     """Scalar fused multiply-add of any type in any rounding mode, lane by lane."""
     real = TYPES[kind][1]
-    lanes = [_fma_exact(float(x), float(y), float(z), kind, mode) for x, y, z in zip(a, b, c, strict=True)]
+    lanes = [
+        _fma_exact(float(x), float(y), float(z), kind, mode)
+        for x, y, z in zip(a, b, c, strict=True)
+    ]
     return np.array(lanes, np.float64).astype(real)
 
 
@@ -189,8 +203,9 @@ def to_int(x: Array, kind: str) -> Array:
     """Truncating conversion: saturates, NaN gives 0."""
     count, _, signed = TYPES[kind]
     low, high = (-(2.0 ** (count - 1)), 2.0 ** (count - 1) - 1) if signed else (0.0, 2.0**count - 1)
-    return np.clip(np.trunc(np.nan_to_num(f64(x), nan=0.0, posinf=1e30, neginf=-1e30)), low, high).astype(
-        np.int64)
+    return np.clip(
+        np.trunc(np.nan_to_num(f64(x), nan=0.0, posinf=1e30, neginf=-1e30)), low, high
+    ).astype(np.int64)
 
 
 def norm16(x: Array, signed: bool) -> Array:
@@ -227,7 +242,9 @@ def circle(x: Array, function: Callable[[Array], Array]) -> Array:
     two_pi = np.longdouble("6.283185307179586476925286766559005768")
     if function is np.sin:  # fold to a quarter turn, so that zeros come out exactly
         turns = np.where(turns > 0.25, 0.5 - turns, np.where(turns < -0.25, -0.5 - turns, turns))
-        return np.where(x == 0, f64(x), np.where(outside, 0.0, np.sin(turns * two_pi).astype(np.float64)))
+        return np.where(
+            x == 0, f64(x), np.where(outside, 0.0, np.sin(turns * two_pi).astype(np.float64))
+        )
     turns = np.abs(turns)
     near = np.where(turns > 0.125, np.sin((0.25 - turns) * two_pi), np.cos(turns * two_pi))
     return np.where(outside, 1.0, near.astype(np.float64))
@@ -235,9 +252,11 @@ def circle(x: Array, function: Callable[[Array], Array]) -> Array:
 
 def quiet(function: Callable[..., Array]) -> Callable[..., Array]:
     """Without numpy's warnings about NaN and overflow, which are data here."""
+
     def wrapped(*args: Array) -> Array:
         with np.errstate(all="ignore"):
             return function(*args)
+
     return wrapped
 
 
@@ -254,7 +273,9 @@ def div_fixup(q: Array, den: Array, num: Array) -> Array:
     only infinity makes LLVM's division sequence right, though the manual's text would keep the NaN."""
     sign = np.where(np.signbit(den) != np.signbit(num), -1.0, 1.0)
     inf = np.inf
-    bad = np.isnan(den) | np.isnan(num) | ((den == 0) & (num == 0)) | (np.isinf(den) & np.isinf(num))
+    bad = (
+        np.isnan(den) | np.isnan(num) | ((den == 0) & (num == 0)) | (np.isinf(den) & np.isinf(num))
+    )
     with np.errstate(all="ignore"):
         value = sign * np.where(np.isnan(q), inf, np.abs(f64(q)))
     if q.dtype != np.float16:  # a quotient far below the smallest denormal, or a huge denominator
@@ -282,7 +303,9 @@ def div_scale(x: Array, den: Array, num: Array) -> tuple[Array, Array]:
             quotient = np.abs(f64(num) / f64(den))
             quotient_small = (quotient < smallest) & (quotient > 0)
         else:  # as exact fractions: the quotient may lie below the smallest double
-            quotient_small = np.array([_small_quotient(n, d) for n, d in zip(num, den, strict=True)])
+            quotient_small = np.array(
+                [_small_quotient(n, d) for n, d in zip(num, den, strict=True)]
+            )
         up, down = _power(x, step), _power(x, -step)
     nan = np.full_like(x, np.nan)
     rules = [  # first that holds: condition, value, mask bit
@@ -336,6 +359,7 @@ def trig_preop(x: Array, segment: Array) -> Array:
 
 # ---------------------------------------------------------------- integers
 
+
 def bytes_of(x: Array) -> list[Array]:
     return [x >> shift & 0xFF for shift in (0, 8, 16, 24)]
 
@@ -357,7 +381,10 @@ def quad_sad(a: Array, b: Array, c: Array, masked: bool) -> Array:
 
 
 def lerp_u8(a: Array, b: Array, c: Array) -> Array:
-    parts = [(x + y + (z & 1)) >> 1 for x, y, z in zip(bytes_of(a), bytes_of(b), bytes_of(c), strict=True)]
+    parts = [
+        (x + y + (z & 1)) >> 1
+        for x, y, z in zip(bytes_of(a), bytes_of(b), bytes_of(c), strict=True)
+    ]
     return sum(part << (8 * i) for i, part in enumerate(parts))
 
 
@@ -393,7 +420,9 @@ def trailing(x: Array) -> Array:
 def bfe_signed(x: Array, offset: Array, count: Array) -> Array:
     """Sign-extended field of `count` bits (0 gives 0)."""
     value = x >> offset & ((1 << count) - 1)
-    return np.where(count > 0, (value ^ (1 << np.maximum(count - 1, 0))) - (1 << np.maximum(count - 1, 0)), 0)
+    return np.where(
+        count > 0, (value ^ (1 << np.maximum(count - 1, 0))) - (1 << np.maximum(count - 1, 0)), 0
+    )
 
 
 def wide(a: Array, b: Array) -> Array:
@@ -414,7 +443,10 @@ def fields(x: Array, count: int, signed: bool) -> list[Array]:
 
 def dot(count: int, signed: bool) -> Callable[..., Array]:
     def run(a: Array, b: Array, c: Array) -> Array:
-        return c + sum(x * y for x, y in zip(fields(a, count, signed), fields(b, count, signed), strict=True))
+        return c + sum(
+            x * y for x, y in zip(fields(a, count, signed), fields(b, count, signed), strict=True)
+        )
+
     return run
 
 

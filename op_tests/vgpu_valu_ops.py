@@ -24,10 +24,23 @@ def _unary_floats() -> list[Op]:
             row(f"v_floor_{kind}", one, np.floor, last),
             row(f"v_fract_{kind}", one, ref.fract, last),
             row(f"v_rcp_{kind}", one, lambda a: 1.0 / f64(a), f"{_T} {last}", 1),
-            row(f"v_rsq_{kind}", one, lambda a: 1.0 / np.sqrt(a.astype(np.longdouble)), f"{_T} {last}", 1),
-            row(f"v_sqrt_{kind}", one, lambda a: np.sqrt(a.astype(np.longdouble)), f"{_T} {last}", 1),
+            row(
+                f"v_rsq_{kind}",
+                one,
+                lambda a: 1.0 / np.sqrt(a.astype(np.longdouble)),
+                f"{_T} {last}",
+                1,
+            ),
+            row(
+                f"v_sqrt_{kind}", one, lambda a: np.sqrt(a.astype(np.longdouble)), f"{_T} {last}", 1
+            ),
             row(f"v_frexp_mant_{kind}", one, lambda a: ref.frexp(a)[0], last),
-            row(f"v_frexp_exp_{integer}_{kind}", f"{integer} {kind}", lambda a: ref.frexp(a)[1], last),
+            row(
+                f"v_frexp_exp_{integer}_{kind}",
+                f"{integer} {kind}",
+                lambda a: ref.frexp(a)[1],
+                last,
+            ),
         ]
         if kind != "f64":
             rows += [
@@ -69,15 +82,24 @@ VOP1 = [
     row("v_cvt_off_f32_i4", "f32 u32", lambda a: ((a & 15 ^ 8) - 8) / 16.0),
     row("v_cvt_f32_f64", "f32 f64", lambda a: a, _W),
     row("v_cvt_f64_f32", "f64 f32", f64, _W),
-    *[row(f"v_cvt_f32_ubyte{i}", "f32 u32", lambda a, i=i: f64(a >> (8 * i) & 255)) for i in range(4)],
+    *[
+        row(f"v_cvt_f32_ubyte{i}", "f32 u32", lambda a, i=i: f64(a >> (8 * i) & 255))
+        for i in range(4)
+    ],
     row("v_cvt_f16_u16", "f16 u16", f64),
     row("v_cvt_f16_i16", "f16 i16", f64),
     row("v_cvt_u16_f16", "u16 f16", lambda a: ref.to_int(a, "u16")),
     row("v_cvt_i16_f16", "i16 f16", lambda a: ref.to_int(a, "i16")),
     row("v_cvt_norm_i16_f16", "i16 f16", lambda a: ref.norm16(a, True)),
     row("v_cvt_norm_u16_f16", "u16 f16", lambda a: ref.norm16(a, False)),
-    row("v_sat_pk_u8_i16", "u32 u32", lambda a: np.clip(ref.fields(a, 16, True)[0], 0, 255)
-        | np.clip(ref.fields(a, 16, True)[1], 0, 255) << 8),
+    row(
+        "v_sat_pk_u8_i16",
+        "u32 u32",
+        lambda a: (
+            np.clip(ref.fields(a, 16, True)[0], 0, 255)
+            | np.clip(ref.fields(a, 16, True)[1], 0, 255) << 8
+        ),
+    ),
     row("v_prng_b32", "u32 u32", lambda a: a << 1 ^ np.where(a >> 31, 197, 0), "gfx950"),
 ]
 
@@ -102,6 +124,7 @@ def _dot2_float(real: str) -> Callable[..., Array]:
     def run(a: Array, b: Array, c: Array) -> Array:
         (a0, a1), (b0, b1) = ref.halves(a, real), ref.halves(b, real)
         return a0 * b0 + a1 * b1 + f64(c)
+
     return run
 
 
@@ -134,8 +157,12 @@ def _short_ints() -> list[Op]:
 VOP2 = [
     *_float_pairs(),
     *_short_ints(),
-    row("v_mul_legacy_f32", "f32 f32 f32", lambda a, b: np.where((a == 0) | (b == 0), np.float32(0), a * b),
-        "no32"),
+    row(
+        "v_mul_legacy_f32",
+        "f32 f32 f32",
+        lambda a, b: np.where((a == 0) | (b == 0), np.float32(0), a * b),
+        "no32",
+    ),
     row("v_mul_i32_i24", "u32 u32 u32", lambda a, b: _S24(a) * _S24(b)),
     row("v_mul_hi_i32_i24", "u32 u32 u32", lambda a, b: _S24(a) * _S24(b) >> 32),
     row("v_mul_u32_u24", "u32 u32 u32", lambda a, b: _U24(a) * _U24(b)),
@@ -210,12 +237,16 @@ def _cube(which: str) -> Callable[..., Array]:
             "ma": (z * 2, y * 2, x * 2),
         }[which]
         return np.where(on_z, z_value, np.where(on_y, y_value, x_value)).astype(np.float32)
+
     return run
 
 
 def _insert_byte(a: Array, byte: Array, c: Array) -> Array:
     shift = (byte & 3) * 8
-    return c & ~(0xFF << shift) | ref.to_int(np.clip(np.rint(np.nan_to_num(f64(a))), 0, 255), "u16") << shift
+    return (
+        c & ~(0xFF << shift)
+        | ref.to_int(np.clip(np.rint(np.nan_to_num(f64(a))), 0, 255), "u16") << shift
+    )
 
 
 def _pack(low: Array, high: Array) -> Array:
@@ -246,12 +277,24 @@ VOP3 = [
     row("v_bfi_b32", _W3, lambda a, b, c: a & b | ~a & c),
     row("v_fma_f64", "f64 f64 f64 f64", ref.fma64, "slow"),
     row("v_lerp_u8", _W3, ref.lerp_u8),
-    row("v_alignbit_b32", _W3, lambda a, b, c: np.where(c & 31, a << (32 - (c & 31)), 0) | b >> (c & 31)),
-    row("v_alignbyte_b32", _W3, lambda a, b, c: np.where(c & 3, a << (32 - 8 * (c & 3)), 0) | b >> (8 * (c & 3))),
+    row(
+        "v_alignbit_b32",
+        _W3,
+        lambda a, b, c: np.where(c & 31, a << (32 - (c & 31)), 0) | b >> (c & 31),
+    ),
+    row(
+        "v_alignbyte_b32",
+        _W3,
+        lambda a, b, c: np.where(c & 3, a << (32 - 8 * (c & 3)), 0) | b >> (8 * (c & 3)),
+    ),
     row("v_sad_u8", _W3, ref.sad_u8, "sat"),
     row("v_sad_hi_u8", _W3, lambda a, b, c: (ref.sad_u8(a, b, 0 * c) << 16) + c, "sat"),
-    row("v_sad_u16", _W3, lambda a, b, c: c + np.abs((a & 0xFFFF) - (b & 0xFFFF)) + np.abs((a >> 16) - (b >> 16)),
-        "sat"),
+    row(
+        "v_sad_u16",
+        _W3,
+        lambda a, b, c: c + np.abs((a & 0xFFFF) - (b & 0xFFFF)) + np.abs((a >> 16) - (b >> 16)),
+        "sat",
+    ),
     row("v_sad_u32", _W3, lambda a, b, c: np.abs(a - b) + c, "sat"),
     row("v_msad_u8", _W3, lambda a, b, c: ref.sad_u8(a, b, c, True), "sat"),
     row("v_qsad_pk_u16_u8", "u64 u64 u32 u64", lambda a, b, c: ref.quad_sad(a, b, c, False)),
@@ -277,8 +320,12 @@ VOP3 = [
     row("v_lshl_or_b32", _W3, lambda a, b, c: a << (b & 31) | c),
     row("v_and_or_b32", _W3, lambda a, b, c: a & b | c),
     row("v_or3_b32", _W3, lambda a, b, c: a | b | c),
-    row("v_lshl_add_u64", "u64 u64 u32 u64",
-        lambda a, b, c: np.where(b & 7 <= 4, a << (b & 7).astype(np.uint64), np.uint64(0)) + c, "shift4"),
+    row(
+        "v_lshl_add_u64",
+        "u64 u64 u32 u64",
+        lambda a, b, c: np.where(b & 7 <= 4, a << (b & 7).astype(np.uint64), np.uint64(0)) + c,
+        "shift4",
+    ),
     row("v_add_f64", "f64 f64 f64", lambda a, b: a + b),
     row("v_mul_f64", "f64 f64 f64", lambda a, b: a * b),
     row("v_min_f64", "f64 f64 f64", ref.fmin),
@@ -289,30 +336,75 @@ VOP3 = [
     row("v_mul_hi_u32", "u32 u32 u32", lambda a, b: ref.wide(a, b) >> 32),
     row("v_mul_hi_i32", "i32 i32 i32", lambda a, b: ref.wide(a, b) >> 32),
     row("v_bcnt_u32_b32", "u32 u32 u32", lambda a, b: ref.popcount(a) + b),
-    row("v_mbcnt_lo_u32_b32", "u32 u32 u32",
-        lambda a, b, lane: ref.popcount(a & ((1 << np.minimum(lane, 32)) - 1)) + b, "lane"),
-    row("v_mbcnt_hi_u32_b32", "u32 u32 u32",
-        lambda a, b, lane: ref.popcount(a & ((1 << np.maximum(lane - 32, 0)) - 1)) + b, "lane"),
+    row(
+        "v_mbcnt_lo_u32_b32",
+        "u32 u32 u32",
+        lambda a, b, lane: ref.popcount(a & ((1 << np.minimum(lane, 32)) - 1)) + b,
+        "lane",
+    ),
+    row(
+        "v_mbcnt_hi_u32_b32",
+        "u32 u32 u32",
+        lambda a, b, lane: ref.popcount(a & ((1 << np.maximum(lane - 32, 0)) - 1)) + b,
+        "lane",
+    ),
     row("v_lshlrev_b64", "u64 u32 u64", lambda a, b: ref.shift64(b, a, True)),
     row("v_lshrrev_b64", "u64 u32 u64", lambda a, b: ref.shift64(b, a, False)),
     row("v_ashrrev_i64", "i64 u32 i64", lambda a, b: ref.shift64(b, a, False)),
     row("v_trig_preop_f64", "f64 f64 u32", ref.trig_preop, "slow"),
     row("v_bfm_b32", "u32 u32 u32", lambda a, b: ((1 << (a & 31)) - 1) << (b & 31)),
-    row("v_cvt_pknorm_i16_f32", "u32 f32 f32", lambda a, b: _pack(ref.norm16(a, True), ref.norm16(b, True))),
-    row("v_cvt_pknorm_u16_f32", "u32 f32 f32", lambda a, b: _pack(ref.norm16(a, False), ref.norm16(b, False))),
-    row("v_cvt_pknorm_i16_f16", "u32 f16 f16", lambda a, b: _pack(ref.norm16(a, True), ref.norm16(b, True))),
-    row("v_cvt_pknorm_u16_f16", "u32 f16 f16", lambda a, b: _pack(ref.norm16(a, False), ref.norm16(b, False))),
-    row("v_cvt_pkrtz_f16_f32", "pkf16 f32 f32", lambda a, b: _pack(_to_zero_f16(a), _to_zero_f16(b)), "no32"),
-    row("v_cvt_pk_u16_u32", "u32 u32 u32", lambda a, b: _pack(np.clip(a, 0, 65535), np.clip(b, 0, 65535))),
-    row("v_cvt_pk_i16_i32", "u32 i32 i32", lambda a, b: _pack(np.clip(a, -32768, 32767), np.clip(b, -32768, 32767))),
+    row(
+        "v_cvt_pknorm_i16_f32",
+        "u32 f32 f32",
+        lambda a, b: _pack(ref.norm16(a, True), ref.norm16(b, True)),
+    ),
+    row(
+        "v_cvt_pknorm_u16_f32",
+        "u32 f32 f32",
+        lambda a, b: _pack(ref.norm16(a, False), ref.norm16(b, False)),
+    ),
+    row(
+        "v_cvt_pknorm_i16_f16",
+        "u32 f16 f16",
+        lambda a, b: _pack(ref.norm16(a, True), ref.norm16(b, True)),
+    ),
+    row(
+        "v_cvt_pknorm_u16_f16",
+        "u32 f16 f16",
+        lambda a, b: _pack(ref.norm16(a, False), ref.norm16(b, False)),
+    ),
+    row(
+        "v_cvt_pkrtz_f16_f32",
+        "pkf16 f32 f32",
+        lambda a, b: _pack(_to_zero_f16(a), _to_zero_f16(b)),
+        "no32",
+    ),
+    row(
+        "v_cvt_pk_u16_u32",
+        "u32 u32 u32",
+        lambda a, b: _pack(np.clip(a, 0, 65535), np.clip(b, 0, 65535)),
+    ),
+    row(
+        "v_cvt_pk_i16_i32",
+        "u32 i32 i32",
+        lambda a, b: _pack(np.clip(a, -32768, 32767), np.clip(b, -32768, 32767)),
+    ),
     row("v_add_i32", "i32 i32 i32", lambda a, b: a + b, "sat"),
     row("v_sub_i32", "i32 i32 i32", lambda a, b: a - b, "sat"),
     row("v_add_i16", "i16 i16 i16", lambda a, b: a + b, "sat"),
     row("v_sub_i16", "i16 i16 i16", lambda a, b: a - b, "sat"),
-    row("v_minimum3_f32", "f32 f32 f32 f32",
-        lambda a, b, c: ref.propagate(ref.propagate(a, b, False), c, False), "gfx950"),
-    row("v_maximum3_f32", "f32 f32 f32 f32",
-        lambda a, b, c: ref.propagate(ref.propagate(a, b, True), c, True), "gfx950"),
+    row(
+        "v_minimum3_f32",
+        "f32 f32 f32 f32",
+        lambda a, b, c: ref.propagate(ref.propagate(a, b, False), c, False),
+        "gfx950",
+    ),
+    row(
+        "v_maximum3_f32",
+        "f32 f32 f32 f32",
+        lambda a, b, c: ref.propagate(ref.propagate(a, b, True), c, True),
+        "gfx950",
+    ),
 ]
 
 # Packed opcodes: types of one element, function of one element.
@@ -336,10 +428,18 @@ PACKED = [
     row("v_pk_mul_f16", "f16 f16 f16", lambda a, b: a * b),
     row("v_pk_min_f16", "f16 f16 f16", ref.fmin),
     row("v_pk_max_f16", "f16 f16 f16", ref.fmax),
-    row("v_pk_minimum3_f16", "f16 f16 f16 f16",
-        lambda a, b, c: ref.propagate(ref.propagate(a, b, False), c, False), "gfx950"),
-    row("v_pk_maximum3_f16", "f16 f16 f16 f16",
-        lambda a, b, c: ref.propagate(ref.propagate(a, b, True), c, True), "gfx950"),
+    row(
+        "v_pk_minimum3_f16",
+        "f16 f16 f16 f16",
+        lambda a, b, c: ref.propagate(ref.propagate(a, b, False), c, False),
+        "gfx950",
+    ),
+    row(
+        "v_pk_maximum3_f16",
+        "f16 f16 f16 f16",
+        lambda a, b, c: ref.propagate(ref.propagate(a, b, True), c, True),
+        "gfx950",
+    ),
     row("v_pk_fma_f32", "f32 f32 f32 f32", ref.fma_odd),
     row("v_pk_mul_f32", "f32 f32 f32", lambda a, b: a * b),
     row("v_pk_add_f32", "f32 f32 f32", lambda a, b: a + b),
@@ -356,8 +456,14 @@ DOT = [
     row("v_dot8_u32_u4", "u32 d32 d32 u32", ref.dot(4, False), "sat"),
 ]
 
-_ORDERED = {"f": lambda a, b: a != a, "lt": np.less, "eq": np.equal, "le": np.less_equal, "gt": np.greater,
-            "ge": np.greater_equal}
+_ORDERED = {
+    "f": lambda a, b: a != a,
+    "lt": np.less,
+    "eq": np.equal,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
 _FLOAT_COMPARES: dict[str, Callable[[Array, Array], Array]] = {
     **{k: v for k, v in _ORDERED.items() if k != "f"},
     "f": lambda a, b: np.zeros(len(a), bool),
@@ -383,7 +489,9 @@ _INT_COMPARES: dict[str, Callable[[Array, Array], Array]] = {
 def classify(x: Array, mask: Array) -> Array:
     """v_cmp_class: is x of a class that `mask` names?"""
     info, negative = np.finfo(x.dtype), np.signbit(x)
-    size = np.where(np.isinf(x), 3, np.where(np.abs(x) >= info.smallest_normal, 2, np.where(x != 0, 1, 0)))
+    size = np.where(
+        np.isinf(x), 3, np.where(np.abs(x) >= info.smallest_normal, 2, np.where(x != 0, 1, 0))
+    )
     bit = np.where(negative, 5 - size, 6 + size)
     bit = np.where(np.isnan(x), np.where(ref.is_snan(x), 0, 1), bit)
     return (mask >> bit & 1).astype(bool)
@@ -392,13 +500,20 @@ def classify(x: Array, mask: Array) -> Array:
 def _compares() -> list[Op]:
     rows = []
     for kind, table in [(k, _FLOAT_COMPARES) for k in ("f16", "f32", "f64")] + [
-            (k, _INT_COMPARES) for k in ("i16", "u16", "i32", "u32", "i64", "u64")]:
+        (k, _INT_COMPARES) for k in ("i16", "u16", "i32", "u32", "i64", "u64")
+    ]:
         flags = _W if kind.endswith("64") else "nodpp"
         for prefix in ("v_cmp", "v_cmpx"):
-            rows += [row(f"{prefix}_{name}_{kind}", f"mask {kind} {kind}", fn, flags) for name, fn in table.items()]
+            rows += [
+                row(f"{prefix}_{name}_{kind}", f"mask {kind} {kind}", fn, flags)
+                for name, fn in table.items()
+            ]
     for kind in ("f16", "f32", "f64"):
         flags = _W if kind.endswith("64") else "nodpp"
-        rows += [row(f"{p}_class_{kind}", f"mask {kind} u32", classify, flags) for p in ("v_cmp", "v_cmpx")]
+        rows += [
+            row(f"{p}_class_{kind}", f"mask {kind} u32", classify, flags)
+            for p in ("v_cmp", "v_cmpx")
+        ]
     return rows
 
 

@@ -11,7 +11,7 @@ import torch
 
 import rfops
 from rfops.gemm_mxfp8 import GemvConfig, mxfp8_gemv
-from rfops.jit import BoundKernel, hip, settings, vgpu_library
+from rfops.jit import BoundKernel, settings, vgpu_library
 from rfops.jit.toolchain import device_toolchain
 from rfops.real_input import INSTALL, first_feed_forward, model_folder
 
@@ -45,7 +45,11 @@ def _device() -> torch.device:
 
 
 def _run(device: torch.device, cold: bool) -> int:
-    _print_device(device)
+    print(f"rfops {rfops.__version__} demo")
+    if device.type == "cpu" and settings.path("RFOPS_HIP_LIBRARY") is None:
+        begin = time.perf_counter()
+        path = vgpu_library()
+        _say("virtual GPU", f"ready in {time.perf_counter() - begin:.2f} s: {path}")
     good = all([_run_case(case, device, cold) for case in _cases()])
     print("\nall within their bounds" if good else "\nNOT within its bound: see above")
     return 0 if good else 1
@@ -53,18 +57,6 @@ def _run(device: torch.device, cold: bool) -> int:
 
 def _say(step: str, text: str) -> None:
     print(f"  {step:<12}{text}", flush=True)
-
-
-def _print_device(device: torch.device) -> None:
-    print(f"rfops {rfops.__version__} demo")
-    arch = hip.device_arch(device)
-    chosen = device_toolchain(arch)
-    _say("toolchain", f"{chosen.headline} ({chosen.argv[0]})")
-    begin = time.perf_counter()
-    runtime = hip.runtime(device)
-    kind = f"virtual GPU, {arch}" if runtime.is_virtual else f"{arch}, a real one"
-    _say("device", f"{kind}; HIP runtime {runtime.path}")
-    _say("", f"ready in {time.perf_counter() - begin:.2f} s")
 
 
 def _cases() -> list[Case]:
@@ -91,7 +83,8 @@ def _run_case(case: Case, device: torch.device, cold: bool) -> bool:
     first, out = _timed(args, device)
     later, again = _timed(args, device)
     bound = mxfp8_gemv.bind(device, config.defines(m))
-    in_time = _print_build(bound, config, first, later, cold)
+    _print_kernel(bound, config)
+    in_time = _print_build(bound, first, later, cold)
     _say("launch", f"first call {first:.3f} s, later call {later:.3f} s")
     right = _print_error(case, args, out)
     same = bool(torch.equal(out, again))
@@ -107,19 +100,25 @@ def _timed(args: list[torch.Tensor], device: torch.device) -> tuple[float, torch
     return time.perf_counter() - begin, out
 
 
-def _print_build(
-    bound: BoundKernel, config: GemvConfig, first: float, later: float, cold: bool
-) -> bool:
-    meta, resources = bound.meta, bound.resources
+def _print_kernel(bound: BoundKernel, config: GemvConfig) -> None:
+    meta = bound.meta
+    compiler = device_toolchain(meta["arch"])
+    _say("toolchain", f"{compiler.headline} ({compiler.argv[0]})")
+    kind = "virtual GPU" if bound.hip.is_virtual else "a real one"
+    _say("device", f"{kind}, {meta['arch']}; HIP runtime {bound.hip.path}")
     _say("route", f"HIP kernel, variant by the heuristic: {config}")
     _say("module", f"{meta['module']} for {meta['arch']}")
     _say("key", meta["key"])
-    _say("resources", ", ".join(f"{name} {value}" for name, value in resources.items()))
+    _say("resources", ", ".join(f"{name} {value}" for name, value in bound.resources.items()))
+
+
+def _print_build(bound: BoundKernel, first: float, later: float, cold: bool) -> bool:
+    meta = bound.meta
     if meta["cached"]:
         _say("build", f"cached; finding and loading it took {first - later:.3f} s")
         return not cold
     compile_, rest = meta["seconds"], first - later - meta["seconds"]
-    _say("build", f"compile {compile_:.2f} s, find, load and bind {rest:.2f} s")
+    _say("build", f"compile {compile_:.2f} s, find compiler, load, bind {rest:.2f} s")
     in_time = first < COLD_BAR and compile_ < COMPILE_BAR
     if cold:
         verdict = "within" if in_time else "NOT within"

@@ -12,12 +12,17 @@ from __future__ import annotations
 import importlib.util
 import re
 import time
+from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from .jit import ConfigError, hip, settings
+
+if TYPE_CHECKING:
+    from .vgpu_profile import Profile
 
 ARCHS = ("gfx942", "gfx950")
 OLDEST_TRITON = (3, 6)
@@ -62,6 +67,14 @@ def deactivate_triton() -> None:
     loaded = sys.modules.get(f"{__package__}.vgpu_triton")
     if loaded is not None:
         loaded.deactivate()
+
+
+def profile() -> AbstractContextManager[Profile]:
+    """Counts what the launches of a `with` block do: `with rfops.vgpu.profile() as p`, and
+    afterwards `p.launches`, one record each, Triton's included. Costs nothing outside the block."""
+    from . import vgpu_profile
+
+    return vgpu_profile.collect(library_path())
 
 
 def modelled_ms() -> float:

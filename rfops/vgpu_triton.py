@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -31,7 +30,7 @@ from triton.runtime import driver as triton_driver
 from triton.runtime.autotuner import Autotuner
 
 from . import vgpu
-from .jit import BuildError, ToolchainNotFound, hip
+from .jit import BuildError, ToolchainNotFound, hip, settings
 
 _DEVICES = {"gfx942": 942, "gfx950": 950}
 _WAVE_SIZE = 64
@@ -216,7 +215,7 @@ def _keep_cache(tuner: Autotuner, cache: Any) -> None:
 def _compiler() -> list[str]:
     """The C compiler that Triton would take, or ziglang's. Raises ToolchainNotFound."""
     rejected = []
-    chosen = os.environ.get("CC")
+    chosen = settings.text("CC")
     for name in [chosen] if chosen else ["gcc", "clang", "cc"]:
         found = shutil.which(name)
         if found:

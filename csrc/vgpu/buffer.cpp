@@ -20,9 +20,15 @@ BufferResource buffer_resource(const Wave& wave, const Inst& inst) {
 
 BufferAccess::BufferAccess(Wave& wave, const Inst& inst, const BufferResource& resource, u32 bytes,
                            Granule granule, bool format_op, bool is_write)
-    : wave_(wave), inst_(inst), resource_(resource), bytes_(bytes),
-      soffset_(read_scalar32(wave, inst.src[0])), granule_(granule), format_op_(format_op),
-      is_write_(is_write), mask_(wave.exec()) {
+    : wave_(wave),
+      inst_(inst),
+      resource_(resource),
+      bytes_(bytes),
+      soffset_(read_scalar32(wave, inst.src[0])),
+      granule_(granule),
+      format_op_(format_op),
+      is_write_(is_write),
+      mask_(wave.exec()) {
   if (inst.idxen) index_ = wave.v(inst.addr);
   if (inst.offen) voffset_ = wave.v(inst.addr + inst.idxen);
   if (resource.add_tid) {

@@ -13,12 +13,18 @@ enum Number : u8 { kUnorm, kSnorm, kUscaled, kSscaled, kUint, kSint, kReservedNu
 constexpr u32 kIdentitySelectors = 4 | 5 << 3 | 6 << 6 | 7 << 9;
 
 // Bits of the components, from the low end, by data format.
+// clang-format off
 constexpr u8 kWidths[16][4] = {
-    {0, 0, 0, 0},    {8, 0, 0, 0},     {16, 0, 0, 0},    {8, 8, 0, 0},      // -, 8, 16, 8_8
-    {32, 0, 0, 0},   {16, 16, 0, 0},   {11, 11, 10, 0},  {10, 11, 11, 0},   // 32, 16_16, 10_11_11, 11_11_10
-    {2, 10, 10, 10}, {10, 10, 10, 2},  {8, 8, 8, 8},     {32, 32, 0, 0},    // 10_10_10_2, 2_10_10_10, 8x4, 32_32
-    {16, 16, 16, 16}, {32, 32, 32, 0}, {32, 32, 32, 32}, {0, 0, 0, 0},      // 16x4, 32x3, 32x4, -
+    {0, 0, 0, 0},     {8, 0, 0, 0},    // invalid, 8
+    {16, 0, 0, 0},    {8, 8, 0, 0},    // 16, 8_8
+    {32, 0, 0, 0},    {16, 16, 0, 0},  // 32, 16_16
+    {11, 11, 10, 0},  {10, 11, 11, 0}, // 10_11_11, 11_11_10
+    {2, 10, 10, 10},  {10, 10, 10, 2}, // 10_10_10_2, 2_10_10_10
+    {8, 8, 8, 8},     {32, 32, 0, 0},  // 8_8_8_8, 32_32
+    {16, 16, 16, 16}, {32, 32, 32, 0}, // 16_16_16_16, 32_32_32
+    {32, 32, 32, 32}, {0, 0, 0, 0},    // 32_32_32_32, reserved
 };
+// clang-format on
 
 // MTBUF names its format, MUBUF takes the resource's.
 BufferFormat format_of(Wave& wave, const Inst& inst, const BufferResource& resource) {
@@ -26,10 +32,12 @@ BufferFormat format_of(Wave& wave, const Inst& inst, const BufferResource& resou
   const u32 data = typed ? inst.dfmt : resource.data_format;
   const u32 number = typed ? inst.nfmt : resource.num_format;
   if (data == 15 || number == kReservedNumber) {
-    fault(wave, inst, "reserved buffer format: data format " + std::to_string(data) +
-                          ", number format " + std::to_string(number));
+    fault(wave, inst,
+          "reserved buffer format: data format " + std::to_string(data) + ", number format " +
+              std::to_string(number));
   }
-  BufferFormat format = {{}, static_cast<u8>(number), 0, typed ? kIdentitySelectors : resource.selectors};
+  BufferFormat format = {
+      {}, static_cast<u8>(number), 0, typed ? kIdentitySelectors : resource.selectors};
   u32 total = 0;
   for (u32 c = 0; c < 4; ++c) total += format.widths[c] = kWidths[data][c];
   format.bytes = total / 8;
@@ -59,16 +67,22 @@ u32 to_small_float(f32 value, u32 width) {
 u32 unpack(u32 value, u32 width, u32 number) {
   const i32 wide = sign_extend(value, width);
   switch (number) {
-    case kUnorm: return bits<u32>(static_cast<f32>(value / static_cast<f64>(low_bits(width))));
+    case kUnorm:
+      return bits<u32>(static_cast<f32>(value / static_cast<f64>(low_bits(width))));
     case kSnorm:
-      return bits<u32>(std::max(-1.0f, static_cast<f32>(wide / static_cast<f64>(low_bits(width - 1)))));
-    case kUscaled: return bits<u32>(static_cast<f32>(value));
-    case kSscaled: return bits<u32>(static_cast<f32>(wide));
-    case kSint: return static_cast<u32>(wide);
+      return bits<u32>(
+          std::max(-1.0f, static_cast<f32>(wide / static_cast<f64>(low_bits(width - 1)))));
+    case kUscaled:
+      return bits<u32>(static_cast<f32>(value));
+    case kSscaled:
+      return bits<u32>(static_cast<f32>(wide));
+    case kSint:
+      return static_cast<u32>(wide);
     case kFloat:
       if (width == 16) return bits<u32>(half_to_float(static_cast<u16>(value)));
       return width == 32 || width < 10 ? value : bits<u32>(small_float(value, width));
-    default: return value;
+    default:
+      return value;
   }
 }
 
@@ -76,16 +90,23 @@ u32 pack(u32 value, u32 width, u32 number) {
   const f32 in = bits<f32>(value);
   const f64 x = is_nan(in) ? 0 : in;
   const f64 all = low_bits(width), half = low_bits(width - 1);
-  const auto whole = [width](f64 v) { return static_cast<u32>(static_cast<i64>(v)) & low_bits(width); };
+  const auto whole = [width](f64 v) {
+    return static_cast<u32>(static_cast<i64>(v)) & low_bits(width);
+  };
   switch (number) {
-    case kUnorm: return whole(std::nearbyint(std::clamp(x, 0.0, 1.0) * all));
-    case kSnorm: return whole(std::nearbyint(std::clamp(x, -1.0, 1.0) * half));
-    case kUscaled: return whole(std::trunc(std::clamp(x, 0.0, all)));
-    case kSscaled: return whole(std::trunc(std::clamp(x, -half - 1, half)));
+    case kUnorm:
+      return whole(std::nearbyint(std::clamp(x, 0.0, 1.0) * all));
+    case kSnorm:
+      return whole(std::nearbyint(std::clamp(x, -1.0, 1.0) * half));
+    case kUscaled:
+      return whole(std::trunc(std::clamp(x, 0.0, all)));
+    case kSscaled:
+      return whole(std::trunc(std::clamp(x, -half - 1, half)));
     case kFloat:
       if (width == 16) return float_to_half(in);
       return width == 32 || width < 10 ? value & low_bits(width) : to_small_float(in, width);
-    default: return value & low_bits(width);
+    default:
+      return value & low_bits(width);
   }
 }
 
@@ -137,11 +158,13 @@ u32 inverse_select(const BufferFormat& format, u32 memory, u32 components) {
   return 0;
 }
 
-void load_lane(const BufferFormat& format, const u8* from, const FormatOp& op, u32* out, u32 stride) {
+void load_lane(const BufferFormat& format, const u8* from, const FormatOp& op, u32* out,
+               u32 stride) {
   u32 memory[4] = {};
   u32 bit = 0;
   for (u32 c = 0; c < 4 && format.widths[c]; bit += format.widths[c++]) {
-    if (from) memory[c] = unpack(bits_at(from, bit, format.widths[c]), format.widths[c], format.number);
+    if (from)
+      memory[c] = unpack(bits_at(from, bit, format.widths[c]), format.widths[c], format.number);
   }
   u32 value[4] = {};
   for (u32 c = 0; c < op.components; ++c) value[c] = select(format, memory, c);
@@ -160,7 +183,8 @@ void store_lane(const BufferFormat& format, u8* to, const FormatOp& op, const u3
   u32 value[4];
   for (u32 c = 0; c < op.components; ++c) {
     const u32 shift = op.high || c % 2 ? 16 : 0;
-    value[c] = op.d16 ? widen(static_cast<u16>(in[c / 2 * stride] >> shift), format) : in[c * stride];
+    value[c] =
+        op.d16 ? widen(static_cast<u16>(in[c / 2 * stride] >> shift), format) : in[c * stride];
   }
   std::memset(to, 0, format.bytes);
   u32 bit = 0;

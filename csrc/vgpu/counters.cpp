@@ -46,7 +46,8 @@ class LineSet {
 
 struct Traffic {
   u64 instructions = 0, bytes = 0;
-  u64 requests64 = 0;  // 64-byte lines an instruction touches, added up: the same line again counts again
+  u64 requests64 =
+      0;  // 64-byte lines an instruction touches, added up: the same line again counts again
   LineSet lines;
   void add(const Traffic& other) {
     instructions += other.instructions;
@@ -81,7 +82,8 @@ class Counters : public Observer {
     if (access.space == Space::kScratch) {
       scratch_bytes[access.is_write] += bytes;
     } else if (access.space == Space::kLds) {
-      const LdsCycles cost = lds_cycles(wave.group->arch, access, reinterpret_cast<u64>(wave.group->lds));
+      const LdsCycles cost =
+          lds_cycles(wave.group->arch, access, reinterpret_cast<u64>(wave.group->lds));
       lds_bytes[access.is_write] += bytes;
       lds_accesses += 1;
       lds_cycle_count += cost.cycles;
@@ -128,7 +130,8 @@ class Counters : public Observer {
   }
 };
 
-// -------------------------------------------------------------------------------- floating-point operations
+// -------------------------------------------------------------------------------- floating-point
+// operations
 
 // Operations a lane of a vector instruction does, from its mnemonic: 2 for a fused multiply-add, 1
 // for add, subtract, multiply; twice that for packed forms; 4 and 3 for dot products of two.
@@ -153,7 +156,10 @@ class Json {
     text_ += "\"" + name + "\": ";
     fresh_ = true;
   }
-  void number(u64 value) { comma(); text_ += std::to_string(value); }
+  void number(u64 value) {
+    comma();
+    text_ += std::to_string(value);
+  }
   void real(double value) {
     char text[32];
     std::snprintf(text, sizeof(text), "%.9g", value);
@@ -169,9 +175,19 @@ class Json {
     }
     text_ += "\"";
   }
-  void open(char bracket) { comma(); text_ += bracket; fresh_ = true; }
-  void close(char bracket) { text_ += bracket; fresh_ = false; }
-  void field(const std::string& name, u64 value) { key(name); number(value); }
+  void open(char bracket) {
+    comma();
+    text_ += bracket;
+    fresh_ = true;
+  }
+  void close(char bracket) {
+    text_ += bracket;
+    fresh_ = false;
+  }
+  void field(const std::string& name, u64 value) {
+    key(name);
+    number(value);
+  }
   std::string take() { return std::move(text_); }
 
  private:
@@ -184,7 +200,7 @@ class Json {
 };
 
 const char* kind_name(Kind kind) {
-  static constexpr const char* kNames[] = {"salu", "smem", "valu", "trans", "mfma", "lds",
+  static constexpr const char* kNames[] = {"salu", "smem",   "valu", "trans",   "mfma", "lds",
                                            "vmem", "branch", "wait", "barrier", "other"};
   return kNames[static_cast<u32>(kind)];
 }
@@ -278,7 +294,9 @@ std::unique_ptr<Observer> LaunchCounters::observer() {
   return std::make_unique<Counters>(*launch_.kernel->object->program);
 }
 
-void LaunchCounters::add(const Observer& counted) { totals_->add(static_cast<const Counters&>(counted)); }
+void LaunchCounters::add(const Observer& counted) {
+  totals_->add(static_cast<const Counters&>(counted));
+}
 
 void LaunchCounters::finish(double seconds, const std::string& error) {
   const Kernel& kernel = *launch_.kernel;
@@ -331,7 +349,8 @@ void LaunchCounters::finish(double seconds, const std::string& error) {
 // Counting, on or off, for launches from now on. Returns what it was.
 VGPU_EXPORT int rfops_vgpu_profile(int on) { return vgpu::enabled.exchange(on != 0); }
 
-// The records so far as a JSON array, and forgets them. The text lives until this thread's next call.
+// The records so far as a JSON array, and forgets them. The text lives until this thread's next
+// call.
 VGPU_EXPORT const char* rfops_vgpu_profile_take() {
   thread_local std::string text;
   const std::lock_guard lock(vgpu::records_mutex);

@@ -16,9 +16,9 @@ namespace {
 
 constexpr u32 kOpcodes[] = {
     // One entry a Format: how many opcode numbers it has.
-    256, 128, 128, 32, 128, 256,   // sop1 sop2 sopc sopk sopp smem
-    256, 64, 256, 1024, 128, 128,  // vop1 vop2 vopc vop3 vop3p vop3px2
-    256, 128, 128, 128, 128, 16,   // ds flat global scratch mubuf mtbuf
+    256, 128, 128, 32,   128, 256,  // sop1 sop2 sopc sopk sopp smem
+    256, 64,  256, 1024, 128, 128,  // vop1 vop2 vopc vop3 vop3p vop3px2
+    256, 128, 128, 128,  128, 16,   // ds flat global scratch mubuf mtbuf
 };
 
 class RowIndex {
@@ -58,8 +58,10 @@ const RowIndex& row_index() {
 
 // -------------------------------------------------------------------------------- constants
 
-constexpr u16 kHalfInline[] = {0x3800, 0xb800, 0x3c00, 0xbc00, 0x4000, 0xc000, 0x4400, 0xc400, 0x3118};
-constexpr u16 kBf16Inline[] = {0x3f00, 0xbf00, 0x3f80, 0xbf80, 0x4000, 0xc000, 0x4080, 0xc080, 0x3e22};
+constexpr u16 kHalfInline[] = {0x3800, 0xb800, 0x3c00, 0xbc00, 0x4000,
+                               0xc000, 0x4400, 0xc400, 0x3118};
+constexpr u16 kBf16Inline[] = {0x3f00, 0xbf00, 0x3f80, 0xbf80, 0x4000,
+                               0xc000, 0x4080, 0xc080, 0x3e22};
 constexpr u32 kFloatInline[] = {0x3f000000, 0xbf000000, 0x3f800000, 0xbf800000, 0x40000000,
                                 0xc0000000, 0x40800000, 0xc0800000, 0x3e22f983};
 constexpr u64 kDoubleInline[] = {0x3fe0000000000000, 0xbfe0000000000000, 0x3ff0000000000000,
@@ -69,10 +71,19 @@ constexpr u64 kDoubleInline[] = {0x3fe0000000000000, 0xbfe0000000000000, 0x3ff00
 // An inline float (encodings 240..248) as the operand's type holds it.
 u64 inline_float(Type type, u32 which) {
   switch (type) {
-    case Type::kB16: case Type::kF16: case Type::kPkF16: case Type::kPkB16: return kHalfInline[which];
-    case Type::kBf16: case Type::kPkBf16: return kBf16Inline[which];
-    case Type::kF64: case Type::kB64: return kDoubleInline[which];
-    default: return kFloatInline[which];
+    case Type::kB16:
+    case Type::kF16:
+    case Type::kPkF16:
+    case Type::kPkB16:
+      return kHalfInline[which];
+    case Type::kBf16:
+    case Type::kPkBf16:
+      return kBf16Inline[which];
+    case Type::kF64:
+    case Type::kB64:
+      return kDoubleInline[which];
+    default:
+      return kFloatInline[which];
   }
 }
 
@@ -109,13 +120,20 @@ class Decoder {
     if (!(word_ >> 31)) return vop2();
     if (word_ >> 30 == 2) return scalar();
     switch (word_ >> 26) {
-      case 0b110000: return smem();
-      case 0b110100: return field(word_, 23, 3) == 7 ? vop3p() : vop3();
-      case 0b110110: return ds();
-      case 0b110111: return flat();
-      case 0b111000: return mubuf();
-      case 0b111010: return mtbuf();
-      default: return false;
+      case 0b110000:
+        return smem();
+      case 0b110100:
+        return field(word_, 23, 3) == 7 ? vop3p() : vop3();
+      case 0b110110:
+        return ds();
+      case 0b110111:
+        return flat();
+      case 0b111000:
+        return mubuf();
+      case 0b111010:
+        return mtbuf();
+      default:
+        return false;
     }
   }
 
@@ -156,7 +174,8 @@ class Decoder {
       src.kind = SrcKind::kSgpr;
     } else if (code >= 128 && code <= 208) {
       src.kind = SrcKind::kConst;
-      src.value = inline_int(type, code <= 192 ? static_cast<i32>(code) - 128 : 192 - static_cast<i32>(code));
+      src.value = inline_int(
+          type, code <= 192 ? static_cast<i32>(code) - 128 : 192 - static_cast<i32>(code));
     } else if (code >= 240 && code <= 248) {
       src.kind = SrcKind::kConst;
       src.value = inline_float(type, code - 240);
@@ -165,7 +184,8 @@ class Decoder {
       if (!literal(value)) return false;
       src.kind = SrcKind::kConst;
       src.value = literal_value(type, value, inst_.op->name);
-    } else if ((code >= kSharedBase && code <= kPrivateLimit) || (code >= kVccz && code <= kLdsDirect)) {
+    } else if ((code >= kSharedBase && code <= kPrivateLimit) ||
+               (code >= kVccz && code <= kLdsDirect)) {
       src.kind = SrcKind::kSpecial;
       return code != kLdsDirect;
     } else {
@@ -280,8 +300,9 @@ class Decoder {
     inst_.lane_mod = LaneMod::kDpp;
     inst_.plain = false;
     vgpr(inst_.src[0], inst_.op->src[0], field(wide_, 32, 8));
-    inst_.dpp = {static_cast<u16>(field(wide_, 40, 9)), field(wide_, 51, 1) != 0, field(wide_, 50, 1) != 0,
-                 static_cast<u8>(field(wide_, 60, 4)), static_cast<u8>(field(wide_, 56, 4))};
+    inst_.dpp = {static_cast<u16>(field(wide_, 40, 9)), field(wide_, 51, 1) != 0,
+                 field(wide_, 50, 1) != 0, static_cast<u8>(field(wide_, 60, 4)),
+                 static_cast<u8>(field(wide_, 56, 4))};
     inst_.neg = static_cast<u8>(field(wide_, 52, 1) | field(wide_, 54, 1) << 1);
     inst_.abs = static_cast<u8>(field(wide_, 53, 1) | field(wide_, 55, 1) << 1);
     return true;
@@ -292,7 +313,8 @@ class Decoder {
     inst_.dwords = 2;
     inst_.lane_mod = LaneMod::kSdwa;
     inst_.plain = false;
-    inst_.sdwa = {static_cast<u8>(field(wide_, 40, 3)), static_cast<u8>(field(wide_, 43, 2)),
+    inst_.sdwa = {static_cast<u8>(field(wide_, 40, 3)),
+                  static_cast<u8>(field(wide_, 43, 2)),
                   {static_cast<u8>(field(wide_, 48, 3)), static_cast<u8>(field(wide_, 56, 3))},
                   {field(wide_, 51, 1) != 0, field(wide_, 59, 1) != 0}};
     inst_.neg = static_cast<u8>(field(wide_, 52, 1) | field(wide_, 60, 1) << 1);
@@ -389,11 +411,12 @@ class Decoder {
       const bool acc = s == 2 ? acc_c : field(wide, 59 + s, 1);
       if (src.kind == SrcKind::kVgpr && acc) src.reg += 256;
     }
-    if (inst_.op->opcode == 89) {  // v_accvgpr_write_b32: assemblers set its acc bits, which say nothing
+    if (inst_.op->opcode ==
+        89) {  // v_accvgpr_write_b32: assemblers set its acc bits, which say nothing
       inst_.dst |= 256;
       if (inst_.src[0].kind == SrcKind::kVgpr) inst_.src[0].reg &= 255;
     }
-    if (inst_.op->opcode == 88) {                                     // v_accvgpr_read_b32
+    if (inst_.op->opcode == 88) {  // v_accvgpr_read_b32
       inst_.dst &= 255;
       inst_.src[0].reg |= 256;
       return inst_.src[0].kind == SrcKind::kVgpr;
@@ -438,7 +461,8 @@ class Decoder {
     const u32 segment = field(word_, 14, 2);
     if (segment == 3 || !row(kSegments[segment], field(word_, 18, 7), 2)) return false;
     const u32 acc = field(wide_, 55, 1);
-    inst_.imm = segment ? sign_extend(field(word_, 0, 13), 13) : static_cast<i32>(field(word_, 0, 12));
+    inst_.imm =
+        segment ? sign_extend(field(word_, 0, 13), 13) : static_cast<i32>(field(word_, 0, 12));
     inst_.sve = field(word_, 13, 1);
     inst_.sc0 = field(word_, 16, 1);
     inst_.nt = field(word_, 17, 1);
@@ -484,16 +508,20 @@ void unknown_instruction(Wave& wave, const Inst& inst) {
   const u32* words = wave.program->words;
   const bool more = inst.index + 1 < wave.program->count;
   std::snprintf(text, sizeof(text), "unknown instruction 0x%08x%s%08x on %s", words[inst.index],
-                more ? " 0x" : " end ", more ? words[inst.index + 1] : 0, arch_name(wave.program->arch));
+                more ? " 0x" : " end ", more ? words[inst.index + 1] : 0,
+                arch_name(wave.program->arch));
   fault(wave, inst, text);
 }
 
 }  // namespace
 
-// Slots come from the kernel as zero pages, so that a large code object costs only what it executes.
-Program::Program(Arch a, const u32* w, u32 n) : arch(a), words(w), count(n), address(reinterpret_cast<u64>(w)) {
+// Slots come from the kernel as zero pages, so that a large code object costs only what it
+// executes.
+Program::Program(Arch a, const u32* w, u32 n)
+    : arch(a), words(w), count(n), address(reinterpret_cast<u64>(w)) {
   if (!n) return;
-  void* memory = mmap(nullptr, n * sizeof(Inst), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory = mmap(nullptr, n * sizeof(Inst), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   insts = static_cast<Inst*>(memory);
 }

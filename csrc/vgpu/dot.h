@@ -1,14 +1,21 @@
-// Dot products of small vectors held in one register, shared by VOP2 (dot2c ...) and VOP3P (dot2 ...).
+// Dot products of small vectors held in one register, shared by VOP2 (dot2c ...) and VOP3P (dot2
+// ...).
 #pragma once
 
 #include "lanes.h"
 
 namespace vgpu {
 
+// Both 16-bit values of each lane as floats.
 template <class T>
-f32 widen_16(u16 raw) {
-  if constexpr (kTypeOf<T> == Type::kF16) return half_to_float(raw);
-  return bf16_to_float(raw);
+void split_halves(const u32* raw, Lanes& low, Lanes& high) {
+  constexpr bool kHalf = kTypeOf<T> == Type::kF16;
+  VGPU_LANES { low.word[lane] = kHalf ? raw[lane] & 0xffff : raw[lane] << 16; }
+  VGPU_LANES { high.word[lane] = kHalf ? raw[lane] >> 16 : raw[lane] & 0xffff0000; }
+  if constexpr (kHalf) {
+    widen_halves(low.word);
+    widen_halves(high.word);
+  }
 }
 
 // Element `i` of `kBits` bits, signed as T is.
@@ -27,14 +34,17 @@ inline f32 dot2_value(f32 a0, f32 b0, f32 a1, f32 b1, f32 c) {
 // d += a . b over two halves.
 template <class T>
 void dot2c(Wave& w, const Inst& in) {
-  Lanes ta, tb;
-  const u32* a = fetch<u32>(w, in, 0, ta);
-  const u32* b = fetch<u32>(w, in, 1, tb);
+  Lanes ta, tb, a[2], b[2];
+  split_halves<T>(fetch<u32>(w, in, 0, ta), a[0], a[1]);
+  split_halves<T>(fetch<u32>(w, in, 1, tb), b[0], b[1]);
   const u32* d = w.v(in.dst);
+  const u32 *a0 = a[0].word, *a1 = a[1].word, *b0 = b[0].word, *b1 = b[1].word;
   Result<f32> result(w, in);
-  for (u32 lane = 0; lane < kLanes; ++lane) {
-    const auto half = [&](const u32* x, u32 i) { return widen_16<T>(static_cast<u16>(x[lane] >> (16 * i))); };
-    put<f32>(result.out, lane, dot2_value(half(a, 0), half(b, 0), half(a, 1), half(b, 1), get<f32>(d, lane)));
+  u32* out = result.out;
+  VGPU_LANES {
+    put<f32>(out, lane,
+             dot2_value(get<f32>(a0, lane), get<f32>(b0, lane), get<f32>(a1, lane),
+                        get<f32>(b1, lane), get<f32>(d, lane)));
   }
   result.commit();
 }
@@ -63,16 +73,20 @@ void dotc(Wave& w, const Inst& in) {
 inline f32 half_fma(f32 a, f32 b, f32 c) { return round_to_odd(f64{a} * b + f64{c}); }
 
 inline void pk_fmac_f16(Wave& w, const Inst& in) {
-  Lanes ta, tb, out;
-  const u32* a = fetch<u32>(w, in, 0, ta);
-  const u32* b = fetch<u32>(w, in, 1, tb);
-  const u32* d = w.v(in.dst);
-  for (u32 lane = 0; lane < kLanes; ++lane) {
-    const auto half = [&](const u32* x, u32 i) { return half_to_float(static_cast<u16>(x[lane] >> (16 * i))); };
-    const u32 low = float_to_half(half_fma(half(a, 0), half(b, 0), half(d, 0)));
-    out.word[lane] = low | u32{float_to_half(half_fma(half(a, 1), half(b, 1), half(d, 1)))} << 16;
+  Lanes ta, tb, a[2], b[2], d[2];
+  split_halves<f16>(fetch<u32>(w, in, 0, ta), a[0], a[1]);
+  split_halves<f16>(fetch<u32>(w, in, 1, tb), b[0], b[1]);
+  split_halves<f16>(w.v(in.dst), d[0], d[1]);
+  for (u32 half = 0; half < 2; ++half) {
+    const u32 *x = a[half].word, *y = b[half].word;
+    u32* out = d[half].word;
+    VGPU_LANES {
+      put<f32>(out, lane, half_fma(get<f32>(x, lane), get<f32>(y, lane), get<f32>(out, lane)));
+    }
+    narrow(w, Type::kF16, out);
   }
-  store_masked(w, in.dst, out.word, 1, write_mask(w, in));
+  VGPU_LANES { d[0].word[lane] |= d[1].word[lane] << 16; }
+  store_masked(w, in.dst, d[0].word, 1, write_mask(w, in));
 }
 
 }  // namespace vgpu

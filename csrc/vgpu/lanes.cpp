@@ -15,22 +15,36 @@ u32 dpp_source(u32 ctrl, u32 lane) {
   const u32 row = lane & ~15u, at = lane & 15, amount = ctrl & 15;
   if (ctrl < 0x100) return (lane & ~3u) | (ctrl >> (2 * (lane & 3)) & 3);  // quad_perm
   switch (ctrl >> 4) {
-    case 0x10: return at + amount < 16 ? lane + amount : kNoLane;  // row_shl
-    case 0x11: return at >= amount ? lane - amount : kNoLane;      // row_shr
-    case 0x12: return row | ((at - amount) & 15);                  // row_ror
-    case 0x15: return row | amount;                                // row_newbcast
-    default: break;
+    case 0x10:
+      return at + amount < 16 ? lane + amount : kNoLane;  // row_shl
+    case 0x11:
+      return at >= amount ? lane - amount : kNoLane;  // row_shr
+    case 0x12:
+      return row | ((at - amount) & 15);  // row_ror
+    case 0x15:
+      return row | amount;  // row_newbcast
+    default:
+      break;
   }
   switch (ctrl) {
-    case 0x130: return lane + 1;                          // wave_shl: lane 63 has no source
-    case 0x134: return (lane + 1) & 63;                   // wave_rol
-    case 0x138: return lane ? lane - 1 : kNoLane;         // wave_shr
-    case 0x13c: return (lane - 1) & 63;                   // wave_ror
-    case 0x140: return row | (15 - at);                   // row_mirror
-    case 0x141: return (lane & ~7u) | (7 - (lane & 7));   // row_half_mirror
-    case 0x142: return row ? row - 1 : kNoLane;           // row_bcast:15
-    case 0x143: return lane >= 32 ? 31 : kNoLane;         // row_bcast:31
-    default: return kNoLane;
+    case 0x130:
+      return lane + 1;  // wave_shl: lane 63 has no source
+    case 0x134:
+      return (lane + 1) & 63;  // wave_rol
+    case 0x138:
+      return lane ? lane - 1 : kNoLane;  // wave_shr
+    case 0x13c:
+      return (lane - 1) & 63;  // wave_ror
+    case 0x140:
+      return row | (15 - at);  // row_mirror
+    case 0x141:
+      return (lane & ~7u) | (7 - (lane & 7));  // row_half_mirror
+    case 0x142:
+      return row ? row - 1 : kNoLane;  // row_bcast:15
+    case 0x143:
+      return lane >= 32 ? 31 : kNoLane;  // row_bcast:31
+    default:
+      return kNoLane;
   }
 }
 
@@ -68,13 +82,15 @@ u32 sdwa_merge(u32 old, u32 value, const Sdwa& sdwa) {
   const u32 mask = ((1u << width) - 1) << shift;
   const u32 placed = value << shift & mask;
   switch (sdwa.dst_unused) {
-    case 2: return placed | (old & ~mask);                         // preserve
-    case 1: {                                                      // sign-extend upwards
+    case 2:
+      return placed | (old & ~mask);  // preserve
+    case 1: {                         // sign-extend upwards
       const bool negative = value >> (width - 1) & 1;
       const u32 above = ~(mask | (mask - 1u));
       return placed | (negative && shift + width < 32 ? above : 0);
     }
-    default: return placed;
+    default:
+      return placed;
   }
 }
 
@@ -89,7 +105,8 @@ const u32* raw_lanes(Wave& wave, const Src& src, u32 rows, u32* tmp) {
   return tmp;
 }
 
-// neg and abs on the sign bit of the type; then 16-bit values go to their low half, widened if float.
+// neg and abs on the sign bit of the type; then 16-bit values go to their low half, widened if
+// float.
 void apply_modifiers(u32* lanes, Type type, bool high_half, bool abs, bool neg) {
   const u32 sign = is_16bit(type) ? 0x8000 : 0x80000000;
   u32* word = type == Type::kF64 ? lanes + kLanes : lanes;
@@ -99,21 +116,78 @@ void apply_modifiers(u32* lanes, Type type, bool high_half, bool abs, bool neg) 
   }
   if (type != Type::kB32 && type != Type::kB64 && type != Type::kB16) {
     const u32 clear = abs ? sign : 0, flip = neg ? sign : 0;
-    if (clear | flip) { VGPU_LANES { word[lane] = (word[lane] & ~clear) ^ flip; } }
+    if (clear | flip) {
+      VGPU_LANES { word[lane] = (word[lane] & ~clear) ^ flip; }
+    }
   }
 }
 
 // A signalling NaN stays signalling: minimum, maximum and compares tell it from a quiet one.
+// Half denormals become zero where the f16/f64 field of MODE says so (bits 7:6): 0 flushes sources
+// and results, 1 results, 2 sources, 3 neither.
+void flush_halves(u32* lanes) {
+  VGPU_LANES { lanes[lane] = lanes[lane] & 0x7c00 ? lanes[lane] : lanes[lane] & 0x8000; }
+}
+bool flush_half_sources(const Wave& wave) { return !(wave.mode >> 6 & 1); }
+bool flush_half_results(const Wave& wave) { return !(wave.mode >> 7 & 1); }
+
+// -------------------------------------------------------------------------------- result modifiers
+
+// omod works only where MODE neither asks for IEEE rules nor keeps denormal results; then a scaled
+// denormal becomes zero and -0 becomes +0.
+bool omod_works(const Wave& wave, Type type) {
+  return !wave.ieee() && !(wave.mode >> (type == Type::kF32 ? 5 : 7) & 1);
+}
+
+template <class F>
+F smallest_normal(Type type) {
+  return static_cast<F>(type == Type::kF64 ? 0x1p-1022 : type == Type::kF16 ? 0x1p-14 : 0x1p-126);
+}
+
+template <class F>
+void scale_and_clamp(const Wave& wave, const Inst& inst, Type type, u32* lanes) {
+  constexpr f32 kScale[] = {1, 2, 4, 0.5f};
+  const bool scaled = inst.omod && omod_works(wave, type);
+  const F scale = kScale[inst.omod], smallest = smallest_normal<F>(type);
+  const bool nan_to_zero = wave.dx10_clamp();
+  for (u32 lane = 0; lane < kLanes; ++lane) {
+    F x = get<F>(lanes, lane);
+    if (scaled) x = std::fabs(x * scale) < smallest ? F{0} : x * scale;
+    if (inst.clamp) x = is_nan(x) ? (nan_to_zero ? F{0} : x) : x < 0 ? F{0} : x > 1 ? F{1} : x;
+    put<F>(lanes, lane, x);
+  }
+}
+
+constexpr bool is_float(Type type) {
+  return type == Type::kF32 || type == Type::kF64 || type == Type::kF16 || type == Type::kBf16;
+}
+
+}  // namespace
+
+const f32 kRuntimeOneF32 = 1;
+const f64 kRuntimeOneF64 = 1;
+
+void widen(const Wave& wave, Type type, u32* lanes) {
+  if (type == Type::kF16) {
+    if (wave.fp_split && flush_half_sources(wave)) flush_halves(lanes);
+    widen_halves(lanes);
+  } else if (type == Type::kBf16) {
+    VGPU_LANES { lanes[lane] <<= 16; }
+  }
+}
+
 void widen_halves(u32* lanes) {
 #if defined(__F16C__) && defined(__AVX2__)
   for (u32 lane = 0; lane < kLanes; lane += 8) {
     const __m256i words = _mm256_load_si256(reinterpret_cast<const __m256i*>(lanes + lane));
-    const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    const __m128i halves =
+        _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     const __m256i mag = _mm256_and_si256(words, _mm256_set1_epi32(0x7fff));
     const __m256i signaling = _mm256_and_si256(_mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7c00)),
                                                _mm256_cmpgt_epi32(_mm256_set1_epi32(0x7e00), mag));
     const __m256i quiet_bit = _mm256_and_si256(signaling, _mm256_set1_epi32(0x400000));
-    const __m256i floats = _mm256_xor_si256(_mm256_castps_si256(_mm256_cvtph_ps(halves)), quiet_bit);
+    const __m256i floats =
+        _mm256_xor_si256(_mm256_castps_si256(_mm256_cvtph_ps(halves)), quiet_bit);
     _mm256_store_si256(reinterpret_cast<__m256i*>(lanes + lane), floats);
   }
 #else
@@ -137,57 +211,6 @@ void narrow_halves(u32* lanes) {
   for (u32 lane = 0; lane < kLanes; ++lane) lanes[lane] = float_to_half(bits<f32>(lanes[lane]));
 #endif
 }
-
-// Half denormals become zero where the f16/f64 field of MODE says so (bits 7:6): 0 flushes sources
-// and results, 1 results, 2 sources, 3 neither.
-void flush_halves(u32* lanes) {
-  VGPU_LANES { lanes[lane] = lanes[lane] & 0x7c00 ? lanes[lane] : lanes[lane] & 0x8000; }
-}
-bool flush_half_sources(const Wave& wave) { return !(wave.mode >> 6 & 1); }
-bool flush_half_results(const Wave& wave) { return !(wave.mode >> 7 & 1); }
-
-void widen(const Wave& wave, Type type, u32* lanes) {
-  if (type == Type::kF16) {
-    if (wave.fp_split && flush_half_sources(wave)) flush_halves(lanes);
-    widen_halves(lanes);
-  } else if (type == Type::kBf16) {
-    VGPU_LANES { lanes[lane] <<= 16; }
-  }
-}
-
-// -------------------------------------------------------------------------------- result modifiers
-
-// omod works only where MODE neither asks for IEEE rules nor keeps denormal results; then a scaled
-// denormal becomes zero and -0 becomes +0.
-bool omod_works(const Wave& wave, Type type) {
-  return !wave.ieee() && !(wave.mode >> (type == Type::kF32 ? 5 : 7) & 1);
-}
-
-template <class F>
-F apply_omod(F x, F scale) {
-  x *= scale;
-  return std::fabs(x) < (sizeof(F) == 8 ? static_cast<F>(0x1p-1022) : static_cast<F>(0x1p-126)) ? F{0} : x;
-}
-
-template <class F>
-void scale_and_clamp(const Wave& wave, const Inst& inst, Type type, u32* lanes) {
-  constexpr f32 kScale[] = {1, 2, 4, 0.5f};
-  const bool scaled = inst.omod && omod_works(wave, type);
-  const F scale = kScale[inst.omod];
-  const bool nan_to_zero = wave.dx10_clamp();
-  for (u32 lane = 0; lane < kLanes; ++lane) {
-    F x = get<F>(lanes, lane);
-    if (scaled) x = apply_omod(x, scale);
-    if (inst.clamp) x = is_nan(x) ? (nan_to_zero ? F{0} : x) : x < 0 ? F{0} : x > 1 ? F{1} : x;
-    put<F>(lanes, lane, x);
-  }
-}
-
-constexpr bool is_float(Type type) {
-  return type == Type::kF32 || type == Type::kF64 || type == Type::kF16 || type == Type::kBf16;
-}
-
-}  // namespace
 
 void narrow(const Wave& wave, Type type, u32* lanes) {
   if (type == Type::kF16) {
@@ -235,7 +258,8 @@ const u32* fetch_packed(Wave& wave, const Inst& inst, u32 s, u32 half, Type type
       return tmp.word;
     }
     const u64 value = read_scalar64(wave, src);
-    broadcast(tmp.word, static_cast<u32>(value >> (pick ? 32 : 0)) ^ (neg && type == Type::kF32 ? 0x80000000 : 0));
+    broadcast(tmp.word, static_cast<u32>(value >> (pick ? 32 : 0)) ^
+                            (neg && type == Type::kF32 ? 0x80000000 : 0));
     return tmp.word;
   }
   const u32* raw = raw_lanes(wave, src, 1, tmp.word);
@@ -286,7 +310,8 @@ void store_masked(Wave& wave, u32 dst, const u32* from, u32 rows, u64 mask) {
   for (u32 r = 0; r < rows; ++r, to += kLanes, from += kLanes) {
 #if defined(__AVX512F__)
     for (u32 lane = 0; lane < kLanes; lane += 16) {
-      _mm512_mask_storeu_epi32(to + lane, static_cast<__mmask16>(mask >> lane), _mm512_loadu_si512(from + lane));
+      _mm512_mask_storeu_epi32(to + lane, static_cast<__mmask16>(mask >> lane),
+                               _mm512_loadu_si512(from + lane));
     }
 #else
     for (u32 word = 0; word < 2; ++word) {
@@ -323,15 +348,17 @@ void commit_slow(Wave& wave, const Inst& inst, Type type, Lanes& tmp) {
   store_masked(wave, inst.dst, tmp.word, rows, write_mask(wave, inst));
 }
 
-// -------------------------------------------------------------------------------- floating-point mode
-// The host's control word follows MODE: its rounding field has the same order (nearest, up, down,
-// zero) but for a swap, and flush-to-zero / denormals-are-zero are MODE's result and source flush.
+// -------------------------------------------------------------------------------- floating-point
+// mode The host's control word follows MODE: its rounding field has the same order (nearest, up,
+// down, zero) but for a swap, and flush-to-zero / denormals-are-zero are MODE's result and source
+// flush.
 
 #if defined(__SSE__)
 u32 save_host_fp_mode() { return _mm_getcsr(); }
 void restore_host_fp_mode(u32 saved) { _mm_setcsr(saved); }
 static void set_host_mode(u32 round, u32 denormals) {
-  constexpr u32 kRound[] = {0, 2, 1, 3};  // MODE: nearest, +inf, -inf, zero; MXCSR: nearest, -inf, +inf, zero
+  constexpr u32 kRound[] = {
+      0, 2, 1, 3};  // MODE: nearest, +inf, -inf, zero; MXCSR: nearest, -inf, +inf, zero
   const u32 flush = (denormals & 2 ? 0u : 0x8000u) | (denormals & 1 ? 0u : 0x40u);
   _mm_setcsr(0x1f80u | kRound[round & 3] << 13 | flush);
 }

@@ -12,22 +12,36 @@ struct Phases {
   u32 bytes;
   bool write;
   u32 banks;
-  u32 count;               // in half a wave
+  u32 count;                 // in half a wave
   std::array<u32, 8> lanes;  // masks over 32 lanes
 };
 
-constexpr u32 span(u32 first, u32 last) { return (last == 31 ? ~0u : (1u << (last + 1)) - 1) & ~((1u << first) - 1); }
+constexpr u32 span(u32 first, u32 last) {
+  return (last == 31 ? ~0u : (1u << (last + 1)) - 1) & ~((1u << first) - 1);
+}
 
 constexpr Phases kGfx950[] = {
-    {16, false, 64, 2, {span(0, 3) | span(12, 15) | span(20, 27), span(4, 11) | span(16, 19) | span(28, 31)}},
+    {16,
+     false,
+     64,
+     2,
+     {span(0, 3) | span(12, 15) | span(20, 27), span(4, 11) | span(16, 19) | span(28, 31)}},
     {8, false, 64, 1, {~0u}},
-    {12, false, 32, 4,
-     {span(0, 3) | span(20, 23), span(4, 7) | span(16, 19), span(8, 11) | span(28, 31), span(12, 15) | span(24, 27)}},
+    {12,
+     false,
+     32,
+     4,
+     {span(0, 3) | span(20, 23), span(4, 7) | span(16, 19), span(8, 11) | span(28, 31),
+      span(12, 15) | span(24, 27)}},
     {8, true, 32, 2, {span(0, 15), span(16, 31)}},
 };
 constexpr Phases kGfx942[] = {
-    {16, false, 32, 4,
-     {span(0, 3) | span(20, 23), span(4, 7) | span(16, 19), span(8, 11) | span(28, 31), span(12, 15) | span(24, 27)}},
+    {16,
+     false,
+     32,
+     4,
+     {span(0, 3) | span(20, 23), span(4, 7) | span(16, 19), span(8, 11) | span(28, 31),
+      span(12, 15) | span(24, 27)}},
     {16, true, 32, 4, {span(0, 7), span(8, 15), span(16, 23), span(24, 31)}},
 };
 
@@ -40,7 +54,8 @@ constexpr Phases usual(u32 bytes, bool write) {
 
 template <std::size_t kCount>
 Phases find(const Phases (&rows)[kCount], u32 bytes, bool write) {
-  for (const Phases& row : rows) if (row.bytes == bytes && row.write == write) return row;
+  for (const Phases& row : rows)
+    if (row.bytes == bytes && row.write == write) return row;
   return usual(bytes, write);
 }
 

@@ -20,7 +20,8 @@ std::string lane_text(const char* format, u32 lane, u64 address) {
 void check_global_slow(Wave& wave, const Inst& inst, const u64* at, u64 mask) {
   for_lanes(mask, [&](u32 lane) {
     if ((at[lane] - 4096) >> 47) {
-      fault(wave, inst, lane_text("lane %u accesses address 0x%llx, which is no memory", lane, at[lane]));
+      fault(wave, inst,
+            lane_text("lane %u accesses address 0x%llx, which is no memory", lane, at[lane]));
     }
   });
 }
@@ -28,7 +29,8 @@ void check_global_slow(Wave& wave, const Inst& inst, const u64* at, u64 mask) {
 void misaligned_atomic(Wave& wave, const Inst& inst, const u64* at, u32 bytes, u64 mask, u64 base) {
   for_lanes(mask, [&](u32 lane) {
     if (at[lane] & (bytes - 1)) {
-      fault(wave, inst, lane_text("misaligned atomic: lane %u, address 0x%llx", lane, at[lane] - base));
+      fault(wave, inst,
+            lane_text("misaligned atomic: lane %u, address 0x%llx", lane, at[lane] - base));
     }
   });
 }
@@ -57,7 +59,9 @@ void lds_dma(Wave& wave, const Inst& inst, const u64* at, u64 mask, u64 inside, 
   }
   const u64 kept = lds_resolve(*wave.group, to.at, 4 * dwords, mask);
   touch(wave, inst, {Space::kLds, true, 4 * dwords, kept, to.at});
-  const Transfer store = dwords == 1 ? store_dwords<1> : dwords == 3 ? store_dwords<3> : store_dwords<4>;
+  const Transfer store = dwords == 1   ? store_dwords<1>
+                         : dwords == 3 ? store_dwords<3>
+                                       : store_dwords<4>;
   store(rows[0], to.at, kept);
 }
 
@@ -66,7 +70,9 @@ void lds_dma(Wave& wave, const Inst& inst, const u64* at, u64 mask, u64 inside, 
 namespace {
 
 // Where byte `offset` of lane `lane` lies: dwords of the 64 lanes are interleaved.
-u32 scratch_place(u32 lane, u32 offset) { return offset / 4 * (4 * kLanes) + lane * 4 + offset % 4; }
+u32 scratch_place(u32 lane, u32 offset) {
+  return offset / 4 * (4 * kLanes) + lane * 4 + offset % 4;
+}
 
 // Calls copy(place, position in the lane's bytes, bytes) for the pieces that lie together.
 template <class Copy>
@@ -99,9 +105,10 @@ void check_scratch(Wave& wave, const Inst& inst, const u64* at, u32 bytes, u64 m
   for_lanes(mask, [&](u32 lane) {
     if (at[lane] + bytes <= wave.scratch_bytes) return;
     char text[160];
-    std::snprintf(text, sizeof(text),
-                  "stack overflow: lane %u accesses %u bytes at 0x%llx of its %u bytes of private memory",
-                  lane, bytes, static_cast<unsigned long long>(at[lane]), wave.scratch_bytes);
+    std::snprintf(
+        text, sizeof(text),
+        "stack overflow: lane %u accesses %u bytes at 0x%llx of its %u bytes of private memory",
+        lane, bytes, static_cast<unsigned long long>(at[lane]), wave.scratch_bytes);
     fault(wave, inst, text);
   });
 }

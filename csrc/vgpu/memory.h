@@ -11,7 +11,8 @@
 
 namespace vgpu {
 
-// What a lane accesses: a host address (global, LDS) or an offset into its private memory (scratch).
+// What a lane accesses: a host address (global, LDS) or an offset into its private memory
+// (scratch).
 struct LaneAddresses {
   alignas(64) u64 at[kLanes];
 };
@@ -19,7 +20,8 @@ struct LaneAddresses {
 // Every access of every memory instruction passes here, once an instruction and space, before it
 // happens: checks and counters see it.
 inline void touch(Wave& wave, const Inst& inst, const Access& access) {
-  if (wave.observer) [[unlikely]] wave.observer->access(wave, inst, access);
+  if (wave.observer) [[unlikely]]
+    wave.observer->access(wave, inst, access);
 }
 
 template <class F>
@@ -42,7 +44,8 @@ inline void store_at(u64 address, T value) {
 inline u64 host_address(const void* pointer) { return reinterpret_cast<u64>(pointer); }
 
 // -------------------------------------------------------------------------------- transfers
-// Between `at` and the registers at `rows` (one row of 64 dwords a register), for the lanes of `mask`.
+// Between `at` and the registers at `rows` (one row of 64 dwords a register), for the lanes of
+// `mask`.
 
 using Transfer = void (*)(u32* rows, const u64* at, u64 mask);
 
@@ -158,30 +161,30 @@ constexpr u32 dwords_for(u32 bytes) { return (bytes + 3) / 4; }
 
 // The rows that FLAT, GLOBAL, SCRATCH and MUBUF share, with the same numbers:
 // X(opcode, mnemonic after the family's name, register type, bytes, transfer).
-#define VGPU_VMEM_LOADS(X)                                                                         \
-  X(16, "load_ubyte", Type::kB32, 1, load_part<u8>)                                                \
-  X(17, "load_sbyte", Type::kB32, 1, load_part<i8>)                                                \
-  X(18, "load_ushort", Type::kB32, 2, load_part<u16>)                                              \
-  X(19, "load_sshort", Type::kB32, 2, load_part<i16>)                                              \
-  X(20, "load_dword", Type::kB32, 4, load_dwords<1>)                                               \
-  X(21, "load_dwordx2", Type::kB64, 8, load_dwords<2>)                                             \
-  X(22, "load_dwordx3", Type::kB96, 12, load_dwords<3>)                                            \
+#define VGPU_VMEM_LOADS(X)                              \
+  X(16, "load_ubyte", Type::kB32, 1, load_part<u8>)     \
+  X(17, "load_sbyte", Type::kB32, 1, load_part<i8>)     \
+  X(18, "load_ushort", Type::kB32, 2, load_part<u16>)   \
+  X(19, "load_sshort", Type::kB32, 2, load_part<i16>)   \
+  X(20, "load_dword", Type::kB32, 4, load_dwords<1>)    \
+  X(21, "load_dwordx2", Type::kB64, 8, load_dwords<2>)  \
+  X(22, "load_dwordx3", Type::kB96, 12, load_dwords<3>) \
   X(23, "load_dwordx4", Type::kB128, 16, load_dwords<4>)
-#define VGPU_VMEM_D16_LOADS(X)                                                                     \
-  X(32, "load_ubyte_d16", Type::kB32, 1, (load_half<u8, 0>))                                       \
-  X(33, "load_ubyte_d16_hi", Type::kB32, 1, (load_half<u8, 16>))                                   \
-  X(34, "load_sbyte_d16", Type::kB32, 1, (load_half<i8, 0>))                                       \
-  X(35, "load_sbyte_d16_hi", Type::kB32, 1, (load_half<i8, 16>))                                   \
-  X(36, "load_short_d16", Type::kB32, 2, (load_half<u16, 0>))                                      \
+#define VGPU_VMEM_D16_LOADS(X)                                   \
+  X(32, "load_ubyte_d16", Type::kB32, 1, (load_half<u8, 0>))     \
+  X(33, "load_ubyte_d16_hi", Type::kB32, 1, (load_half<u8, 16>)) \
+  X(34, "load_sbyte_d16", Type::kB32, 1, (load_half<i8, 0>))     \
+  X(35, "load_sbyte_d16_hi", Type::kB32, 1, (load_half<i8, 16>)) \
+  X(36, "load_short_d16", Type::kB32, 2, (load_half<u16, 0>))    \
   X(37, "load_short_d16_hi", Type::kB32, 2, (load_half<u16, 16>))
-#define VGPU_VMEM_STORES(X)                                                                        \
-  X(24, "store_byte", Type::kB32, 1, (store_part<u8, 0>))                                          \
-  X(25, "store_byte_d16_hi", Type::kB32, 1, (store_part<u8, 16>))                                  \
-  X(26, "store_short", Type::kB32, 2, (store_part<u16, 0>))                                        \
-  X(27, "store_short_d16_hi", Type::kB32, 2, (store_part<u16, 16>))                                \
-  X(28, "store_dword", Type::kB32, 4, store_dwords<1>)                                             \
-  X(29, "store_dwordx2", Type::kB64, 8, store_dwords<2>)                                           \
-  X(30, "store_dwordx3", Type::kB96, 12, store_dwords<3>)                                          \
+#define VGPU_VMEM_STORES(X)                                         \
+  X(24, "store_byte", Type::kB32, 1, (store_part<u8, 0>))           \
+  X(25, "store_byte_d16_hi", Type::kB32, 1, (store_part<u8, 16>))   \
+  X(26, "store_short", Type::kB32, 2, (store_part<u16, 0>))         \
+  X(27, "store_short_d16_hi", Type::kB32, 2, (store_part<u16, 16>)) \
+  X(28, "store_dword", Type::kB32, 4, store_dwords<1>)              \
+  X(29, "store_dwordx2", Type::kB64, 8, store_dwords<2>)            \
+  X(30, "store_dwordx3", Type::kB96, 12, store_dwords<3>)           \
   X(31, "store_dwordx4", Type::kB128, 16, store_dwords<4>)
 
 // -------------------------------------------------------------------------------- global memory
@@ -193,13 +196,14 @@ void check_global_slow(Wave& wave, const Inst& inst, const u64* at, u64 mask);
 inline void check_global(Wave& wave, const Inst& inst, const u64* at, u64 mask) {
   u64 wild = 0;
   for (u32 lane = 0; lane < kLanes; ++lane) wild |= (at[lane] - 4096) >> 47;
-  if (wild) [[unlikely]] check_global_slow(wave, inst, at, mask);
+  if (wild) [[unlikely]]
+    check_global_slow(wave, inst, at, mask);
 }
 
 // -------------------------------------------------------------------------------- LDS
 
-// Turns the offsets in `at` into host addresses. Returns the lanes of `mask` whose `bytes` lie inside
-// the workgroup's allocation: hardware reads 0 and drops writes outside it.
+// Turns the offsets in `at` into host addresses. Returns the lanes of `mask` whose `bytes` lie
+// inside the workgroup's allocation: hardware reads 0 and drops writes outside it.
 u64 lds_inside_slow(const Workgroup& group, u64* at, u32 bytes, u64 mask);
 
 inline u64 lds_resolve(const Workgroup& group, u64* at, u32 bytes, u64 mask) {
@@ -242,7 +246,8 @@ inline void check_aligned(Wave& wave, const Inst& inst, const u64* at, u32 bytes
                           u64 base = 0) {
   u64 low = 0;
   for (u32 lane = 0; lane < kLanes; ++lane) low |= at[lane];
-  if (low & (bytes - 1)) [[unlikely]] misaligned_atomic(wave, inst, at, bytes, mask, base);
+  if (low & (bytes - 1)) [[unlikely]]
+    misaligned_atomic(wave, inst, at, bytes, mask, base);
 }
 
 }  // namespace vgpu

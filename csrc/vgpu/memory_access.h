@@ -7,8 +7,8 @@ namespace vgpu {
 
 enum class Space : u8 { kGlobal, kLds, kScratch };
 
-// Once an instruction and space, before it happens. `at` holds 64 entries (one for a scalar access);
-// those of `mask` are accessed, `bytes` each.
+// Once an instruction and space, before it happens. `at` holds 64 entries (one for a scalar
+// access); those of `mask` are accessed, `bytes` each.
 struct Access {
   Space space;
   bool is_write;

@@ -69,9 +69,15 @@ inline f32 round_to_odd(f64 value) {
 
 // ---------------------------------------------------------------------- classes of a float
 
-template <class F> struct FloatBits;
-template <> struct FloatBits<f32> { using U = u32; static constexpr U kExp = 0x7f800000, kQuiet = 0x400000; };
-template <> struct FloatBits<f64> {
+template <class F>
+struct FloatBits;
+template <>
+struct FloatBits<f32> {
+  using U = u32;
+  static constexpr U kExp = 0x7f800000, kQuiet = 0x400000;
+};
+template <>
+struct FloatBits<f64> {
   using U = u64;
   static constexpr U kExp = 0x7ff0000000000000, kQuiet = 0x8000000000000;
 };
@@ -81,15 +87,25 @@ constexpr auto magnitude(F x) {
   using U = typename FloatBits<F>::U;
   return static_cast<U>(bits<U>(x) & (~U{0} >> 1));
 }
-template <class F> constexpr bool is_nan(F x) { return magnitude(x) > FloatBits<F>::kExp; }
-template <class F> constexpr bool is_inf(F x) { return magnitude(x) == FloatBits<F>::kExp; }
-template <class F> constexpr bool is_signaling(F x) {
+template <class F>
+constexpr bool is_nan(F x) {
+  return magnitude(x) > FloatBits<F>::kExp;
+}
+template <class F>
+constexpr bool is_inf(F x) {
+  return magnitude(x) == FloatBits<F>::kExp;
+}
+template <class F>
+constexpr bool is_signaling(F x) {
   return is_nan(x) && !(bits<typename FloatBits<F>::U>(x) & FloatBits<F>::kQuiet);
 }
-template <class F> constexpr F quiet(F x) {
-  return bits<F>(static_cast<typename FloatBits<F>::U>(bits<typename FloatBits<F>::U>(x) | FloatBits<F>::kQuiet));
+template <class F>
+constexpr F quiet(F x) {
+  return bits<F>(static_cast<typename FloatBits<F>::U>(bits<typename FloatBits<F>::U>(x) |
+                                                       FloatBits<F>::kQuiet));
 }
-template <class F> constexpr bool sign_of(F x) {
+template <class F>
+constexpr bool sign_of(F x) {
   using U = typename FloatBits<F>::U;
   return bits<U>(x) >> (sizeof(F) * 8 - 1);
 }
@@ -107,8 +123,8 @@ constexpr u32 class_of(F x) {
 }
 
 // ---------------------------------------------------------------------- minimum and maximum
-// IEEE 754-2008 minNum/maxNum as the ALU does them with MODE.IEEE set (what compute code runs with): a
-// quiet NaN gives way to a number, a signalling one wins and becomes quiet, -0 < +0.
+// IEEE 754-2008 minNum/maxNum as the ALU does them with MODE.IEEE set (what compute code runs
+// with): a quiet NaN gives way to a number, a signalling one wins and becomes quiet, -0 < +0.
 
 template <class F>
 constexpr F min_max_nan(F a, F b, F number) {
@@ -190,7 +206,8 @@ inline f32 exp2_approx(f32 in) {
   p = p * r + 0.5;
   p = p * r + 1.0;
   p = p * r + 1.0;
-  const f64 scale = bits<f64>(static_cast<u64>(static_cast<i64>(static_cast<i32>(whole)) + 1023) << 52);
+  const f64 scale =
+      bits<f64>(static_cast<u64>(static_cast<i64>(static_cast<i32>(whole)) + 1023) << 52);
   const f32 out = flush(static_cast<f32>(p * scale));
   return is_nan(in) ? quiet(in) : out;
 }
@@ -214,15 +231,18 @@ inline f32 log2_approx(f32 in) {
   p = p * s + 1.0;
   const f32 out = static_cast<f32>(exponent + 2 / kLn2 * t * p);
   const f32 infinity = std::numeric_limits<f32>::infinity();
-  f32 special = x == 0 ? -infinity : x < 0 ? bits<f32>(0xffc00000u) : x == infinity ? infinity : out;
+  f32 special = x == 0          ? -infinity
+                : x < 0         ? bits<f32>(0xffc00000u)
+                : x == infinity ? infinity
+                                : out;
   return is_nan(x) ? quiet(x) : special;
 }
 
 // sin and cos take revolutions: sin(2 pi x).
 inline f64 sin_revolutions(f64 x) {
-  f64 r = x - __builtin_nearbyint(x);                      // [-1/2, 1/2]
-  r = r > 0.25 ? 0.5 - r : r < -0.25 ? -0.5 - r : r;       // sin(pi - y) = sin(y)
-  const f64 y = r * 6.283185307179586476925286766559;      // [-pi/2, pi/2]
+  f64 r = x - __builtin_nearbyint(x);                  // [-1/2, 1/2]
+  r = r > 0.25 ? 0.5 - r : r < -0.25 ? -0.5 - r : r;   // sin(pi - y) = sin(y)
+  const f64 y = r * 6.283185307179586476925286766559;  // [-pi/2, pi/2]
   const f64 s = y * y;
   f64 p = 1.0 / 355687428096000.0;
   p = p * s - 1.0 / 1307674368000.0;

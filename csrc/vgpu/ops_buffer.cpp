@@ -13,7 +13,8 @@ namespace {
 void check_lds_form(Wave& wave, const Inst& inst, u32 bytes) {
   const bool wide = bytes == 12 || bytes == 16;
   if (bytes <= 4 || (wide && wave.group->arch == Arch::kGfx950)) return;
-  fault(wave, inst, std::string("no lds form of this instruction on ") + arch_name(wave.group->arch));
+  fault(wave, inst,
+        std::string("no lds form of this instruction on ") + arch_name(wave.group->arch));
 }
 
 template <auto kTransfer, u32 kBytes>
@@ -70,6 +71,7 @@ void store_format(Wave& wave, const Inst& inst) {
 
 // -------------------------------------------------------------------------------- tables
 // Operand types: the result; then address (its registers depend on offen and idxen), data.
+// clang-format off
 
 #define BUFFER_LOAD(op, name, type, bytes, transfer)                                               \
   {op, "buffer_" name, buffer_load<transfer, bytes>, type, {Type::kB32, Type::kNone, Type::kNone}, \
@@ -127,6 +129,7 @@ constexpr OpInfo kMubuf[] = {
 };
 
 constexpr OpInfo kMtbuf[] = {FORMAT_ROWS("tbuffer_")};
+// clang-format on
 
 }  // namespace
 

@@ -254,13 +254,20 @@ void unpack_pair_scaled(Wave& wave, const Inst& inst) {
   const u32* codes = fetch_codes(wave, inst, 2 * kFrom.bits(), tmp);
   const u32* scale = fetch<f32>(wave, inst, 1, ts);
   const bool saturate = wave.fp16_ovfl();
+  u32 *low = out.word, *high = out.word + kLanes;
   VGPU_LANES {
-    const u32 low =
-        narrow<kTo>(times_scale(decode_small<kFrom>(codes[lane]), scale[lane]), saturate);
-    const u32 high = narrow<kTo>(
-        times_scale(decode_small<kFrom>(codes[lane] >> kFrom.bits()), scale[lane]), saturate);
-    out.word[lane] = kTo == Wide::kF32 ? low : low | high << 16;
-    if (kTo == Wide::kF32) out.word[lane + kLanes] = high;
+    put<f32>(low, lane, times_scale(decode_small<kFrom>(codes[lane]), scale[lane]));
+    put<f32>(high, lane,
+             times_scale(decode_small<kFrom>(codes[lane] >> kFrom.bits()), scale[lane]));
+  }
+  if constexpr (kTo != Wide::kF32) {
+    if (kTo == Wide::kF16 && !saturate) {
+      narrow_halves(low);
+      narrow_halves(high);
+    } else {
+      for (u32& word : out.word) word = narrow<kTo>(bits<f32>(word), saturate);
+    }
+    VGPU_LANES { low[lane] |= high[lane] << 16; }
   }
   store_masked(wave, inst.dst, out.word, kTo == Wide::kF32 ? 2 : 1, write_mask(wave, inst));
 }

@@ -30,9 +30,13 @@ u64 ds_addresses_by_lane(Wave& wave, const Inst& inst, bool is_write, u64* at) {
 
 u32 byte_offset(const Inst& inst) { return static_cast<u32>(inst.imm); }
 template <u32 kScale>
-u32 offset0(const Inst& inst) { return (static_cast<u32>(inst.imm) & 0xff) * kScale; }
+u32 offset0(const Inst& inst) {
+  return (static_cast<u32>(inst.imm) & 0xff) * kScale;
+}
 template <u32 kScale>
-u32 offset1(const Inst& inst) { return (static_cast<u32>(inst.imm) >> 8) * kScale; }
+u32 offset1(const Inst& inst) {
+  return (static_cast<u32>(inst.imm) >> 8) * kScale;
+}
 
 void read_lanes(Wave& wave, u32* rows, const u64* at, u64 inside, Transfer transfer, u32 dwords) {
   const u64 outside = wave.exec() & ~inside;
@@ -61,7 +65,8 @@ template <u32 kDwords, u32 kScale>
 void ds_read2(Wave& wave, const Inst& inst) {
   LaneAddresses first, second;
   const u64 inside0 = ds_addresses(wave, inst, offset0<kScale>(inst), 4 * kDwords, false, first.at);
-  const u64 inside1 = ds_addresses(wave, inst, offset1<kScale>(inst), 4 * kDwords, false, second.at);
+  const u64 inside1 =
+      ds_addresses(wave, inst, offset1<kScale>(inst), 4 * kDwords, false, second.at);
   u32* rows = wave.va(inst.dst);
   read_lanes(wave, rows, first.at, inside0, load_dwords<kDwords>, kDwords);
   read_lanes(wave, rows + kDwords * kLanes, second.at, inside1, load_dwords<kDwords>, kDwords);
@@ -105,8 +110,8 @@ constexpr Word element_mask(u32 count, u32 skip) {
   return mask;
 }
 
-// Transposes a square of kCount words with kCount elements each: swaps the off-diagonal quarters, then
-// does the same inside every quarter.
+// Transposes a square of kCount words with kCount elements each: swaps the off-diagonal quarters,
+// then does the same inside every quarter.
 template <class Word, u32 kBits, u32 kCount, u32 kHalf = kCount / 2>
 void transpose_square(Word* words) {
   constexpr Word kMask = element_mask<Word, kBits>(kCount, kHalf);
@@ -133,7 +138,8 @@ void ds_read_transposed(Wave& wave, const Inst& inst) {
   });
   for (u32 first = 0; first < kLanes; first += kCount) {  // a square of the matrix
     const u32 group = first & ~15u, piece = first % 16 / kCount;
-    for (u32 row = 0; row < kCount; ++row) columns[first + row] = read[group + row * kPieces + piece];
+    for (u32 row = 0; row < kCount; ++row)
+      columns[first + row] = read[group + row * kPieces + piece];
     transpose_square<Word, kBits, kCount>(columns + first);
   }
   u32* rows = wave.va(inst.dst);
@@ -278,19 +284,21 @@ void ds_swizzle_b32(Wave& wave, const Inst& inst) {
 void ds_nop(Wave&, const Inst&) {}
 
 void ds_gws(Wave& wave, const Inst& inst) {
-  fault(wave, inst, "global wave sync needs a resource that only a device-wide barrier driver sets up; "
-                    "the virtual GPU does not have it");
+  fault(wave, inst,
+        "global wave sync needs a resource that only a device-wide barrier driver sets up; "
+        "the virtual GPU does not have it");
 }
 
 // -------------------------------------------------------------------------------- tables
 // Operand types: the result; then address, data0, data1.
+// clang-format off
 
 #define DS(op, name, exec, dst, addr, data0, data1, flags)                                         \
   {op, "ds_" name, exec, dst, {addr, data0, data1}, flags, Kind::kLds},
 #define DS_READ(op, name, type, bytes, ...)                                                        \
   DS(op, name, (ds_read<__VA_ARGS__, bytes>), type, Type::kB32, Type::kNone, Type::kNone, kNoFlags)
 #define DS_READ_TR(op, name, type, ...)                                                            \
-  DS(op, name, (ds_read_transposed<__VA_ARGS__>), type, Type::kB32, Type::kNone, Type::kNone,        \
+  DS(op, name, (ds_read_transposed<__VA_ARGS__>), type, Type::kB32, Type::kNone, Type::kNone, \
      kOnlyGfx950)
 #define DS_WRITE(op, name, type, bytes, ...)                                                       \
   DS(op, name, (ds_write<__VA_ARGS__, bytes>), Type::kNone, Type::kB32, type, Type::kNone, kNoFlags)
@@ -394,17 +402,19 @@ constexpr OpInfo kDs[] = {
     DS_READ_TR(226, "read_b64_tr_b8", Type::kB64, 8, 8)
     DS_READ_TR(227, "read_b64_tr_b16", Type::kB64, 16, 4)
 
-    DS(29, "write_addtid_b32", ds_write_addtid_b32, Type::kNone, Type::kNone, Type::kB32, Type::kNone,
-       kNoFlags)
-    DS(182, "read_addtid_b32", ds_read_addtid_b32, Type::kB32, Type::kNone, Type::kNone, Type::kNone,
-       kNoFlags)
+    DS(29, "write_addtid_b32", ds_write_addtid_b32, Type::kNone, Type::kNone, Type::kB32,
+       Type::kNone, kNoFlags)
+    DS(182, "read_addtid_b32", ds_read_addtid_b32, Type::kB32, Type::kNone, Type::kNone,
+       Type::kNone, kNoFlags)
     DS(189, "consume", ds_append_consume<false>, Type::kB32, Type::kNone, Type::kNone, Type::kNone,
        kNoFlags)
     DS(190, "append", ds_append_consume<true>, Type::kB32, Type::kNone, Type::kNone, Type::kNone,
        kNoFlags)
-    DS(61, "swizzle_b32", ds_swizzle_b32, Type::kB32, Type::kB32, Type::kNone, Type::kNone, kNoFlags)
+    DS(61, "swizzle_b32", ds_swizzle_b32, Type::kB32, Type::kB32, Type::kNone, Type::kNone,
+       kNoFlags)
     DS(62, "permute_b32", ds_permute_b32, Type::kB32, Type::kB32, Type::kB32, Type::kNone, kNoFlags)
-    DS(63, "bpermute_b32", ds_bpermute_b32, Type::kB32, Type::kB32, Type::kB32, Type::kNone, kNoFlags)
+    DS(63, "bpermute_b32", ds_bpermute_b32, Type::kB32, Type::kB32, Type::kB32, Type::kNone,
+       kNoFlags)
     DS(20, "nop", ds_nop, Type::kNone, Type::kNone, Type::kNone, Type::kNone, kNoFlags)
     DS_GWS(152, "sema_release_all")
     DS_GWS(153, "init")
@@ -413,6 +423,7 @@ constexpr OpInfo kDs[] = {
     DS_GWS(156, "sema_p")
     DS_GWS(157, "barrier")
 };
+// clang-format on
 
 }  // namespace
 

@@ -33,8 +33,8 @@ void global_addresses(Wave& wave, const Inst& inst, u32 bytes, bool is_write, u6
 
 // SCRATCH: offsets into a lane's private memory; sve says whether there is a vector address.
 void scratch_offsets(Wave& wave, const Inst& inst, u32 bytes, bool is_write, u64* at) {
-  const u32 base = (inst.saddr == kNoSaddr ? 0 : wave.sgpr[inst.saddr & 127]) +
-                   static_cast<u32>(inst.imm);
+  const u32 base =
+      (inst.saddr == kNoSaddr ? 0 : wave.sgpr[inst.saddr & 127]) + static_cast<u32>(inst.imm);
   const u32* offset = wave.v(inst.addr);
   for (u32 lane = 0; lane < kLanes; ++lane) at[lane] = base + (inst.sve ? offset[lane] : 0);
   const u64 mask = wave.exec();
@@ -44,8 +44,8 @@ void scratch_offsets(Wave& wave, const Inst& inst, u32 bytes, bool is_write, u64
 
 // -------------------------------------------------------------------------------- FLAT
 
-// A FLAT access by aperture: lanes inside LDS and private memory are redirected, and private memory,
-// whose dwords do not lie together, goes through a copy.
+// A FLAT access by aperture: lanes inside LDS and private memory are redirected, and private
+// memory, whose dwords do not lie together, goes through a copy.
 class FlatAccess {
  public:
   FlatAccess(Wave& wave, const Inst& inst, u32 bytes, bool is_write)
@@ -254,6 +254,7 @@ void scratch_load_lds(Wave& wave, const Inst& inst) {
 
 // -------------------------------------------------------------------------------- tables
 // Operand types: the result; then address, data.
+// clang-format off
 
 #define FLAT_LOAD(op, name, type, bytes, transfer)                                                 \
   {op, "flat_" name, flat_load<transfer, bytes>, type, {Type::kB64, Type::kNone, Type::kNone},     \
@@ -323,6 +324,7 @@ constexpr OpInfo kScratch[] = {
     SCRATCH_LDS(41, "sshort", 2, load_part<i16>)
     SCRATCH_LDS(42, "dword", 4, load_dwords<1>)
 };
+// clang-format on
 
 }  // namespace
 

@@ -25,14 +25,25 @@ void write(Wave& w, u32 reg, T value) {
   }
 }
 
-template <class T> inline constexpr Type kScalarType = sizeof(T) == 8 ? Type::kB64 : Type::kB32;
+template <class T>
+inline constexpr Type kScalarType = sizeof(T) == 8 ? Type::kB64 : Type::kB32;
 
 // A result with the SCC that goes with it.
-template <class T> struct Scc { T value; bool scc; };
+template <class T>
+struct Scc {
+  T value;
+  bool scc;
+};
 
 // Result types: T leaves SCC alone, Scc<T> sets it. An op may take the wave as first argument.
-template <class R> struct ResultOf { using Type = R; };
-template <class T> struct ResultOf<Scc<T>> { using Type = T; };
+template <class R>
+struct ResultOf {
+  using Type = R;
+};
+template <class T>
+struct ResultOf<Scc<T>> {
+  using Type = T;
+};
 
 template <class R>
 void set(Wave& w, u32 reg, R result) {
@@ -44,8 +55,14 @@ void set(Wave& w, u32 reg, Scc<T> result) {
   w.scc = result.scc;
 }
 
-template <class T> constexpr Scc<T> nonzero(T value) { return {value, value != 0}; }
-template <class T> constexpr Scc<T> pick(T value, bool scc) { return {value, scc}; }
+template <class T>
+constexpr Scc<T> nonzero(T value) {
+  return {value, value != 0};
+}
+template <class T>
+constexpr Scc<T> pick(T value, bool scc) {
+  return {value, scc};
+}
 
 template <class A, auto kOp>
 void sop1(Wave& w, const Inst& in) {
@@ -60,17 +77,39 @@ void sopc(Wave& w, const Inst& in) {
   w.scc = kOp(read<A>(w, in.src[0]), read<B>(w, in.src[1]));
 }
 
-template <class R> inline constexpr Type kDstOf = kScalarType<typename ResultOf<R>::Type>;
+template <class R>
+inline constexpr Type kDstOf = kScalarType<typename ResultOf<R>::Type>;
 
-#define S1(number, name, R, A, ...)                                                      \
-  {number, name, sop1<A, ([](Wave& w, A a) -> R { (void)w; return __VA_ARGS__; })>,        \
-   kDstOf<R>, {kScalarType<A>, Type::kNone, Type::kNone}, kNoFlags, Kind::kSalu}
-#define S2(number, name, R, A, B, ...)                                                   \
-  {number, name, sop2<A, B, ([](Wave& w, A a, B b) -> R { (void)w; return __VA_ARGS__; })>,\
-   kDstOf<R>, {kScalarType<A>, kScalarType<B>, Type::kNone}, kNoFlags, Kind::kSalu}
-#define SC(number, name, A, B, ...)                                                      \
-  {number, name, sopc<A, B, ([](A a, B b) -> bool { return __VA_ARGS__; })>, Type::kNone,  \
-   {kScalarType<A>, kScalarType<B>, Type::kNone}, kNoFlags, Kind::kSalu}
+#define S1(number, name, R, A, ...)            \
+  {number,                                     \
+   name,                                       \
+   sop1<A, ([](Wave& w, A a) -> R {            \
+          (void)w;                             \
+          return __VA_ARGS__;                  \
+        })>,                                   \
+   kDstOf<R>,                                  \
+   {kScalarType<A>, Type::kNone, Type::kNone}, \
+   kNoFlags,                                   \
+   Kind::kSalu}
+#define S2(number, name, R, A, B, ...)            \
+  {number,                                        \
+   name,                                          \
+   sop2<A, B, ([](Wave& w, A a, B b) -> R {       \
+          (void)w;                                \
+          return __VA_ARGS__;                     \
+        })>,                                      \
+   kDstOf<R>,                                     \
+   {kScalarType<A>, kScalarType<B>, Type::kNone}, \
+   kNoFlags,                                      \
+   Kind::kSalu}
+#define SC(number, name, A, B, ...)                            \
+  {number,                                                     \
+   name,                                                       \
+   sopc<A, B, ([](A a, B b) -> bool { return __VA_ARGS__; })>, \
+   Type::kNone,                                                \
+   {kScalarType<A>, kScalarType<B>, Type::kNone},              \
+   kNoFlags,                                                   \
+   Kind::kSalu}
 #define CTRL(number, name, exec, dst, src, kind) \
   {number, name, exec, dst, {src, Type::kNone, Type::kNone}, kNoFlags, kind}
 
@@ -85,9 +124,7 @@ SccU32 add_carry(u32 a, u32 b, u32 carry) {
   const u64 sum = u64{a} + b + carry;
   return {static_cast<u32>(sum), sum >> 32 != 0};
 }
-SccU32 sub_borrow(u32 a, u32 b, u32 borrow) {
-  return {a - b - borrow, u64{b} + borrow > a};
-}
+SccU32 sub_borrow(u32 a, u32 b, u32 borrow) { return {a - b - borrow, u64{b} + borrow > a}; }
 SccU32 add_signed(u32 a, u32 b) {
   const u32 sum = a + b;
   return {sum, ((a ^ sum) & (b ^ sum)) >> 31 != 0};
@@ -114,9 +151,13 @@ Scc<T> extract(T a, u32 b) {
 }
 
 template <class U>
-u32 first_bit(U a) { return a ? static_cast<u32>(std::countr_zero(a)) : ~0u; }
+u32 first_bit(U a) {
+  return a ? static_cast<u32>(std::countr_zero(a)) : ~0u;
+}
 template <class U>
-u32 leading_bit(U a) { return a ? static_cast<u32>(std::countl_zero(a)) : ~0u; }
+u32 leading_bit(U a) {
+  return a ? static_cast<u32>(std::countl_zero(a)) : ~0u;
+}
 // Distance of the first bit from the top that differs from the sign.
 template <class U>
 u32 leading_signed(U a) {
@@ -165,7 +206,8 @@ u64 address_of(const Wave& w, u32 index) { return w.program->address + u64{index
 
 void jump(Wave& w, const Inst& in, u64 address) {
   const u64 offset = address - w.program->address;
-  if (offset & 3 || offset / 4 >= w.program->count) fault(w, in, "jump outside the code object's text");
+  if (offset & 3 || offset / 4 >= w.program->count)
+    fault(w, in, "jump outside the code object's text");
   w.pc = static_cast<u32>(offset / 4);
 }
 
@@ -188,9 +230,17 @@ template <auto kTaken>
 void branch_if(Wave& w, const Inst& in) {
   if (kTaken(w)) branch_relative(w, in);
 }
-#define BRANCH(number, name, ...)                                                      \
-  {number, name, branch_if<([](const Wave& w) -> bool { (void)w; return __VA_ARGS__; })>,\
-   Type::kNone, {}, kNoFlags, Kind::kBranch}
+#define BRANCH(number, name, ...)         \
+  {number,                                \
+   name,                                  \
+   branch_if<([](const Wave& w) -> bool { \
+     (void)w;                             \
+     return __VA_ARGS__;                  \
+   })>,                                   \
+   Type::kNone,                           \
+   {},                                    \
+   kNoFlags,                              \
+   Kind::kBranch}
 
 // -------------------------------------------------------------------------------- indirect moves
 
@@ -221,24 +271,35 @@ void s_set_gpr_idx_idx(Wave& w, const Inst& in) {
 void s_set_gpr_idx_mode(Wave& w, const Inst& in) { set_index_mode(w, static_cast<u32>(in.imm)); }
 void s_set_gpr_idx_off(Wave& w, const Inst&) { w.state = WaveState::kRunning; }
 
-// -------------------------------------------------------------------------------- hardware registers
+// -------------------------------------------------------------------------------- hardware
+// registers
 
 constexpr u32 kHwMode = 1, kHwStatus = 2, kHwHwId = 4, kHwGprAlloc = 5, kHwLdsAlloc = 6,
               kHwShMemBases = 15, kHwXccId = 20;
 
 u32 hardware_register(const Wave& w, const Inst& in, u32 id) {
   switch (id) {
-    case kHwMode: return w.mode;
-    case kHwStatus: return (w.scc ? 1u : 0u) | (w.exec() ? 0u : 1u << 9) | (w.vcc() ? 0u : 1u << 10);
-    case 3: return 0;  // TRAPSTS: no exception is ever raised
-    case kHwHwId: return w.index & 15;
-    case kHwGprAlloc: return 0;
-    case kHwLdsAlloc: return (w.group->lds_bytes / 256) << 12;
-    case 7: return 0;  // IB_STS
+    case kHwMode:
+      return w.mode;
+    case kHwStatus:
+      return (w.scc ? 1u : 0u) | (w.exec() ? 0u : 1u << 9) | (w.vcc() ? 0u : 1u << 10);
+    case 3:
+      return 0;  // TRAPSTS: no exception is ever raised
+    case kHwHwId:
+      return w.index & 15;
+    case kHwGprAlloc:
+      return 0;
+    case kHwLdsAlloc:
+      return (w.group->lds_bytes / 256) << 12;
+    case 7:
+      return 0;  // IB_STS
     case kHwShMemBases:
-      return static_cast<u32>(kPrivateBaseAddr >> 48) | static_cast<u32>(kSharedBaseAddr >> 48) << 16;
-    case kHwXccId: return w.group->id[0] % 8;  // workgroups go round the eight XCDs
-    default: fault(w, in, "s_getreg_b32 of an unknown hardware register " + std::to_string(id));
+      return static_cast<u32>(kPrivateBaseAddr >> 48) | static_cast<u32>(kSharedBaseAddr >> 48)
+                                                            << 16;
+    case kHwXccId:
+      return w.group->id[0] % 8;  // workgroups go round the eight XCDs
+    default:
+      fault(w, in, "s_getreg_b32 of an unknown hardware register " + std::to_string(id));
   }
 }
 
@@ -259,31 +320,56 @@ void set_register(Wave& w, const Inst& in, u32 value) {
   enter_fp_mode(w);
 }
 void s_setreg(Wave& w, const Inst& in) { set_register(w, in, w.sgpr[in.dst]); }
-void s_setreg_imm32(Wave& w, const Inst& in) { set_register(w, in, static_cast<u32>(in.src[0].value)); }
+void s_setreg_imm32(Wave& w, const Inst& in) {
+  set_register(w, in, static_cast<u32>(in.src[0].value));
+}
 
 // -------------------------------------------------------------------------------- SOPK, SOPP
 
 void s_movk(Wave& w, const Inst& in) { w.sgpr[in.dst] = static_cast<u32>(in.imm); }
-void s_cmovk(Wave& w, const Inst& in) { if (w.scc) s_movk(w, in); }
+void s_cmovk(Wave& w, const Inst& in) {
+  if (w.scc) s_movk(w, in);
+}
 void s_addk(Wave& w, const Inst& in) {
   set(w, in.dst, add_signed(w.sgpr[in.dst], static_cast<u32>(in.imm)));
 }
 void s_mulk(Wave& w, const Inst& in) { w.sgpr[in.dst] *= static_cast<u32>(in.imm); }
 
 template <auto kOp>
-void compare_k(Wave& w, const Inst& in) { w.scc = kOp(static_cast<i32>(w.sgpr[in.dst]), in.imm); }
+void compare_k(Wave& w, const Inst& in) {
+  w.scc = kOp(static_cast<i32>(w.sgpr[in.dst]), in.imm);
+}
 template <auto kOp>
-void compare_ku(Wave& w, const Inst& in) { w.scc = kOp(w.sgpr[in.dst], static_cast<u32>(in.imm & 0xffff)); }
-#define CMPK(number, name, op) \
-  {number, "s_cmpk_" name "_i32", compare_k<([](i32 a, i32 b) { return a op b; })>, Type::kB32, {}, kReadsDst, Kind::kSalu}
-#define CMPKU(number, name, op) \
-  {number, "s_cmpk_" name "_u32", compare_ku<([](u32 a, u32 b) { return a op b; })>, Type::kB32, {}, kReadsDst, Kind::kSalu}
+void compare_ku(Wave& w, const Inst& in) {
+  w.scc = kOp(w.sgpr[in.dst], static_cast<u32>(in.imm & 0xffff));
+}
+#define CMPK(number, name, op)                       \
+  {number,                                           \
+   "s_cmpk_" name "_i32",                            \
+   compare_k<([](i32 a, i32 b) { return a op b; })>, \
+   Type::kB32,                                       \
+   {},                                               \
+   kReadsDst,                                        \
+   Kind::kSalu}
+#define CMPKU(number, name, op)                       \
+  {number,                                            \
+   "s_cmpk_" name "_u32",                             \
+   compare_ku<([](u32 a, u32 b) { return a op b; })>, \
+   Type::kB32,                                        \
+   {},                                                \
+   kReadsDst,                                         \
+   Kind::kSalu}
 
 void nothing(Wave&, const Inst&) {}
 void s_endpgm(Wave& w, const Inst&) { w.state = WaveState::kDone; }
 void s_barrier(Wave& w, const Inst&) { w.state = WaveState::kAtBarrier; }
 void s_trap(Wave& w, const Inst& in) {
-  fault(w, in, "s_trap " + std::to_string(in.imm & 0xffff) + " (abort or a failed assertion in device code)");
+  fault(w, in,
+        "s_trap " + std::to_string(in.imm & 0xffff) +
+            " (abort or a failed assertion in device code)");
+}
+void s_sethalt(Wave& w, const Inst& in) {  // 0 takes the halt back
+  if (in.imm & 1) fault(w, in, "s_sethalt 1: the wave would never go on");
 }
 template <class T>
 void s_cmov(Wave& w, const Inst& in) {
@@ -299,6 +385,7 @@ void s_bitset(Wave& w, const Inst& in) {
 
 // -------------------------------------------------------------------------------- tables
 
+// clang-format off: one opcode a row
 constexpr OpInfo kSop1[] = {
     S1(0, "s_mov_b32", u32, u32, a),
     S1(1, "s_mov_b64", u64, u64, a),
@@ -353,7 +440,9 @@ constexpr OpInfo kSop1[] = {
     S1(54, "s_andn2_wrexec_b64", SccU64, u64, write_exec(w, a & ~w.exec())),
     S1(55, "s_bitreplicate_b64_b32", u64, u32, replicate_bits(a)),
 };
+// clang-format on
 
+// clang-format off: one opcode a row
 constexpr OpInfo kSop2[] = {
     S2(0, "s_add_u32", SccU32, u32, u32, add_carry(a, b, 0)),
     S2(1, "s_sub_u32", SccU32, u32, u32, sub_borrow(a, b, 0)),
@@ -408,7 +497,9 @@ constexpr OpInfo kSop2[] = {
     S2(51, "s_pack_lh_b32_b16", u32, u32, u32, (a & 0xffff) | (b & 0xffff0000)),
     S2(52, "s_pack_hh_b32_b16", u32, u32, u32, a >> 16 | (b & 0xffff0000)),
 };
+// clang-format on
 
+// clang-format off: one opcode a row
 constexpr OpInfo kSopc[] = {
     SC(0, "s_cmp_eq_i32", i32, i32, a == b),
     SC(1, "s_cmp_lg_i32", i32, i32, a != b),
@@ -430,7 +521,9 @@ constexpr OpInfo kSopc[] = {
     SC(18, "s_cmp_eq_u64", u64, u64, a == b),
     SC(19, "s_cmp_lg_u64", u64, u64, a != b),
 };
+// clang-format on
 
+// clang-format off: one opcode a row
 constexpr OpInfo kSopk[] = {
     CTRL(0, "s_movk_i32", s_movk, Type::kB32, Type::kNone, Kind::kSalu),
     CTRL(1, "s_cmovk_i32", s_cmovk, Type::kB32, Type::kNone, Kind::kSalu),
@@ -445,8 +538,10 @@ constexpr OpInfo kSopk[] = {
     {20, "s_setreg_imm32_b32", s_setreg_imm32, Type::kNone, {}, kInlineK, Kind::kSalu},
     CTRL(21, "s_call_b64", s_call, Type::kB64, Type::kNone, Kind::kBranch),
 };
+// clang-format on
 
 #define SOPP(number, name, exec, kind) {number, name, exec, Type::kNone, {}, kNoFlags, kind}
+// clang-format off: one opcode a row
 constexpr OpInfo kSopp[] = {
     SOPP(0, "s_nop", nothing, Kind::kWait),
     SOPP(1, "s_endpgm", s_endpgm, Kind::kBranch),
@@ -460,7 +555,7 @@ constexpr OpInfo kSopp[] = {
     BRANCH(9, "s_cbranch_execnz", w.exec() != 0),
     SOPP(10, "s_barrier", s_barrier, Kind::kBarrier),
     SOPP(12, "s_waitcnt", nothing, Kind::kWait),
-    SOPP(13, "s_sethalt", s_trap, Kind::kOther),
+    SOPP(13, "s_sethalt", s_sethalt, Kind::kOther),
     SOPP(14, "s_sleep", nothing, Kind::kWait),
     SOPP(15, "s_setprio", nothing, Kind::kOther),
     SOPP(16, "s_sendmsg", nothing, Kind::kOther),
@@ -477,6 +572,7 @@ constexpr OpInfo kSopp[] = {
     SOPP(28, "s_set_gpr_idx_off", s_set_gpr_idx_off, Kind::kSalu),
     SOPP(29, "s_set_gpr_idx_mode", s_set_gpr_idx_mode, Kind::kSalu),
 };
+// clang-format on
 
 }  // namespace
 
@@ -487,26 +583,36 @@ const OpTable kSopcTable = {Format::kSopc, kSopc, std::size(kSopc)};
 const OpTable kSopkTable = {Format::kSopk, kSopk, std::size(kSopk)};
 const OpTable kSoppTable = {Format::kSopp, kSopp, std::size(kSopp)};
 
-u32 read_scalar32(const Wave& w, const Src& src) {
-  return static_cast<u32>(read_scalar64(w, src));
-}
+u32 read_scalar32(const Wave& w, const Src& src) { return static_cast<u32>(read_scalar64(w, src)); }
 
 u64 read_scalar64(const Wave& w, const Src& src) {
   switch (src.kind) {
-    case SrcKind::kSgpr: return w.sgpr64(src.reg);
-    case SrcKind::kConst: return src.value;
-    case SrcKind::kSpecial: break;
-    default: return 0;
+    case SrcKind::kSgpr:
+      return w.sgpr64(src.reg);
+    case SrcKind::kConst:
+      return src.value;
+    case SrcKind::kSpecial:
+      break;
+    default:
+      return 0;
   }
   switch (src.reg) {  // the apertures are 64-bit values whose high half carries the base
-    case kSharedBase: return kSharedBaseAddr;
-    case kSharedLimit: return kSharedBaseAddr | 0xffffffff;
-    case kPrivateBase: return kPrivateBaseAddr;
-    case kPrivateLimit: return kPrivateBaseAddr | 0xffffffff;
-    case kVccz: return !w.vcc();
-    case kExecz: return !w.exec();
-    case kScc: return w.scc;
-    default: return 0;
+    case kSharedBase:
+      return kSharedBaseAddr;
+    case kSharedLimit:
+      return kSharedBaseAddr | 0xffffffff;
+    case kPrivateBase:
+      return kPrivateBaseAddr;
+    case kPrivateLimit:
+      return kPrivateBaseAddr | 0xffffffff;
+    case kVccz:
+      return !w.vcc();
+    case kExecz:
+      return !w.exec();
+    case kScc:
+      return w.scc;
+    default:
+      return 0;
   }
 }
 

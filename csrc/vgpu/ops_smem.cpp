@@ -50,8 +50,9 @@ BufferSpan buffer_span(Wave& wave, const Inst& inst, u32 bytes, bool is_write) {
 // The tuple of SGPRs at `first`, if all of it exists.
 u32* scalar_tuple(Wave& wave, const Inst& inst, u32 dwords) {
   if (inst.dst + dwords > std::size(wave.sgpr)) {
-    fault(wave, inst, "register tuple s[" + std::to_string(inst.dst) + ":" +
-                          std::to_string(inst.dst + dwords - 1) + "] leaves the scalar registers");
+    fault(wave, inst,
+          "register tuple s[" + std::to_string(inst.dst) + ":" +
+              std::to_string(inst.dst + dwords - 1) + "] leaves the scalar registers");
   }
   return &wave.sgpr[inst.dst];
 }
@@ -90,7 +91,8 @@ void s_scratch(Wave& wave, const Inst& inst) {
 // -------------------------------------------------------------------------------- atomics
 
 // Operands and result share the tuple at sdata: the new value, then what cmpswap compares with.
-void scalar_rmw(Wave& wave, const Inst& inst, u64 address, AtomicLanes lanes, u32 bytes, bool pair) {
+void scalar_rmw(Wave& wave, const Inst& inst, u64 address, AtomicLanes lanes, u32 bytes,
+                bool pair) {
   if (address & (bytes - 1)) misaligned_atomic(wave, inst, &address, bytes, 1, 0);
   const u32 dwords = bytes / 4;
   u32* tuple = scalar_tuple(wave, inst, pair ? 2 * dwords : dwords);
@@ -125,7 +127,8 @@ u64 nanoseconds() {
   return static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
 }
 
-// Host time stands for the core clock at 1 GHz; the constant clock of these devices runs at 100 MHz.
+// Host time stands for the core clock at 1 GHz; the constant clock of these devices runs at 100
+// MHz.
 template <u32 kDivisor>
 void s_time(Wave& wave, const Inst& inst) {
   wave.set_sgpr64(inst.dst, nanoseconds() / kDivisor);
@@ -135,6 +138,7 @@ void no_effect(Wave&, const Inst&) {}
 
 // -------------------------------------------------------------------------------- tables
 // Operand types: the result; then base address, data, offset.
+// clang-format off
 
 #define SMEM(op, name, exec, dst, base, data) \
   {op, name, exec, dst, {base, data, Type::kB32}, kNoFlags, Kind::kSmem},
@@ -149,8 +153,8 @@ void no_effect(Wave&, const Inst&) {}
 #define SMEM_BARE(op, name, exec, dst) \
   {op, name, exec, dst, {Type::kNone, Type::kNone, Type::kNone}, kNoFlags, Kind::kSmem},
 
-#define SMEM_ATOMIC_ROW(op, name, run, base, bytes, type, lanes)                                    \
-  SMEM(op, name, (run<lanes, bytes, (dwords_of(type) > bytes / 4)>),                                \
+#define SMEM_ATOMIC_ROW(op, name, run, base, bytes, type, lanes) \
+  SMEM(op, name, (run<lanes, bytes, (dwords_of(type) > bytes / 4)>), \
        bytes == 8 ? Type::kB64 : Type::kB32, base, type)
 #define SMEM_ATOMIC(op, name, bytes, type, lanes) \
   SMEM_ATOMIC_ROW(op, "s_atomic_" name, s_atomic, Type::kB64, bytes, type, lanes)
@@ -191,6 +195,7 @@ constexpr OpInfo kSmem[] = {
     VGPU_INT_ATOMICS(SMEM_BUFFER_ATOMIC, 64)
     VGPU_INT_ATOMICS(SMEM_ATOMIC, 128)
 };
+// clang-format on
 
 }  // namespace
 

@@ -5,7 +5,9 @@ namespace vgpu {
 namespace {
 
 template <class U>
-constexpr u32 top_bit_distance(U a) { return a ? static_cast<u32>(std::countl_zero(a)) : ~0u; }
+constexpr u32 top_bit_distance(U a) {
+  return a ? static_cast<u32>(std::countl_zero(a)) : ~0u;
+}
 
 constexpr u32 reverse_bits(u32 a) {
   a = (a >> 1 & 0x55555555) | (a & 0x55555555) << 1;
@@ -16,10 +18,14 @@ constexpr u32 reverse_bits(u32 a) {
 
 // -------------------------------------------------------------------------------- frexp
 
-template <class F> inline constexpr i32 kBias = 126;
-template <> inline constexpr i32 kBias<f64> = 1022;
-template <class F> inline constexpr i32 kFractionBits = 23;
-template <> inline constexpr i32 kFractionBits<f64> = 52;
+template <class F>
+inline constexpr i32 kBias = 126;
+template <>
+inline constexpr i32 kBias<f64> = 1022;
+template <class F>
+inline constexpr i32 kFractionBits = 23;
+template <>
+inline constexpr i32 kFractionBits<f64> = 52;
 
 // The power of two that leaves a fraction in [1/2, 1); 0 for zero, infinity and NaN.
 template <class F>
@@ -28,7 +34,8 @@ constexpr i32 frexp_exponent(F x) {
   if (!mag || mag >= FloatBits<F>::kExp) return 0;
   const i32 biased = static_cast<i32>(mag >> kFractionBits<F>);
   if (biased) return biased - kBias<F>;
-  const i32 leading = static_cast<i32>(std::countl_zero(mag)) - (static_cast<i32>(sizeof(F)) * 8 - kFractionBits<F>);
+  const i32 leading = static_cast<i32>(std::countl_zero(mag)) -
+                      (static_cast<i32>(sizeof(F)) * 8 - kFractionBits<F>);
   return -kBias<F> - leading;
 }
 
@@ -41,14 +48,21 @@ F frexp_fraction(F x) {
 // x - floor(x), kept below 1.
 template <class F>
 F fraction(F x) {
-  const F below_one = sizeof(F) == 4 ? static_cast<F>(0x1.fffffep-1) : static_cast<F>(0x1.fffffffffffffp-1);
+  const F below_one =
+      sizeof(F) == 4 ? static_cast<F>(0x1.fffffep-1) : static_cast<F>(0x1.fffffffffffffp-1);
   const F out = x - std::floor(x);
-  return is_inf(x) ? std::numeric_limits<F>::quiet_NaN() : out < below_one || is_nan(out) ? out : below_one;
+  return is_inf(x)                        ? std::numeric_limits<F>::quiet_NaN()
+         : out < below_one || is_nan(out) ? out
+                                          : below_one;
 }
 constexpr f32 kHalfBelowOne = 0.99951171875f;
 
-i16 signed_norm(f64 x) { return saturate<i16>(__builtin_roundeven((x < -1 ? -1.0 : x > 1 ? 1.0 : x) * 32767)); }
-u16 unsigned_norm(f64 x) { return saturate<u16>(__builtin_roundeven((x < 0 ? 0.0 : x > 1 ? 1.0 : x) * 65535)); }
+i16 signed_norm(f64 x) {
+  return saturate<i16>(__builtin_roundeven((x < -1 ? -1.0 : x > 1 ? 1.0 : x) * 32767));
+}
+u16 unsigned_norm(f64 x) {
+  return saturate<u16>(__builtin_roundeven((x < 0 ? 0.0 : x > 1 ? 1.0 : x) * 65535));
+}
 
 u32 saturate_pair_u8(u32 a) {
   const auto clamp = [](u32 half) {
@@ -83,6 +97,7 @@ void v_swap(Wave& w, const Inst& in) {
 
 #define T1(number, name, R, A, ...) OP1_F(number, name, R, A, kNoFlags, Kind::kTrans, __VA_ARGS__)
 
+// clang-format off: one opcode a row
 constexpr OpInfo kVop1[] = {
     {0, "v_nop", nothing, Type::kNone, {}, kNoFlags, Kind::kValu},
     OP1(1, "v_mov_b32", u32, u32, a),
@@ -163,6 +178,7 @@ constexpr OpInfo kVop1[] = {
     OP1(79, "v_sat_pk_u8_i16", u32, u32, saturate_pair_u8(a)),
     {81, "v_swap_b32", v_swap, Type::kB32, {Type::kB32, Type::kNone, Type::kNone}, kReadsDst | kNoVop3, Kind::kValu},
 };
+// clang-format on
 
 }  // namespace
 

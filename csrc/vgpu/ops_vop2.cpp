@@ -9,7 +9,8 @@ constexpr i32 low24(u32 a) { return sign_extend(a & 0xffffff, 24); }
 constexpr i64 mul24(u32 a, u32 b) { return i64{low24(a)} * low24(b); }
 constexpr u64 umul24(u32 a, u32 b) { return u64{a & 0xffffff} * (b & 0xffffff); }
 
-// -------------------------------------------------------------------------------- masks and carries
+// -------------------------------------------------------------------------------- masks and
+// carries
 
 u64 mask_source(const Wave& w, const Inst& in) { return read_scalar64(w, in.src[2]); }
 
@@ -43,7 +44,8 @@ void carry(Wave& w, const Inst& in) {
   }
   if (in.clamp) {  // saturate: an add to the top, a subtraction to 0
     const u32 limit = kOp(0, 0, 0) == kOp(1, 1, 0) ? 0 : ~0u;
-    for (u32 lane = 0; lane < kLanes; ++lane) if (out_mask >> lane & 1) sum.word[lane] = limit;
+    for (u32 lane = 0; lane < kLanes; ++lane)
+      if (out_mask >> lane & 1) sum.word[lane] = limit;
   }
   w.set_sgpr64(in.sdst, (out_mask & lanes) | (w.sgpr64(in.sdst) & w.exec() & ~lanes));
   if (in.lane_mod == LaneMod::kSdwa) {
@@ -54,9 +56,17 @@ void carry(Wave& w, const Inst& in) {
 }
 
 constexpr Type kU = Type::kB32;
-#define CARRY(number, name, in_flags, takes, ...)                                              \
-  {number, name, carry<takes, ([](u64 a, u64 b, u64 c) -> u64 { (void)c; return __VA_ARGS__; })>, \
-   kU, {kU, kU, Type::kNone}, in_flags, Kind::kValu}
+#define CARRY(number, name, in_flags, takes, ...) \
+  {number,                                        \
+   name,                                          \
+   carry<takes, ([](u64 a, u64 b, u64 c) -> u64 { \
+           (void)c;                               \
+           return __VA_ARGS__;                    \
+         })>,                                     \
+   kU,                                            \
+   {kU, kU, Type::kNone},                         \
+   in_flags,                                      \
+   Kind::kValu}
 
 // Integer adds saturate when clamp is set.
 template <class T, auto kOp>
@@ -67,7 +77,9 @@ void integer2(Wave& w, const Inst& in) {
   Result<T> result(w, in);
   u32* out = result.out;
   if (!in.clamp) {
-    VGPU_LANES { put<T>(out, lane, static_cast<T>(kOp(i64{get<T>(a, lane)}, i64{get<T>(b, lane)}))); }
+    VGPU_LANES {
+      put<T>(out, lane, static_cast<T>(kOp(i64{get<T>(a, lane)}, i64{get<T>(b, lane)})));
+    }
   } else {
     constexpr i64 lowest = std::numeric_limits<T>::min(), highest = std::numeric_limits<T>::max();
     VGPU_LANES {
@@ -77,15 +89,22 @@ void integer2(Wave& w, const Inst& in) {
   }
   result.commit();
 }
-#define INT2(number, name, T, ...)                                                     \
-  {number, name, integer2<T, ([](i64 a, i64 b) -> i64 { return __VA_ARGS__; })>,       \
-   kTypeOf<T>, {kTypeOf<T>, kTypeOf<T>, Type::kNone}, kNoFlags, Kind::kValu}
+#define INT2(number, name, T, ...)                                 \
+  {number,                                                         \
+   name,                                                           \
+   integer2<T, ([](i64 a, i64 b) -> i64 { return __VA_ARGS__; })>, \
+   kTypeOf<T>,                                                     \
+   {kTypeOf<T>, kTypeOf<T>, Type::kNone},                          \
+   kNoFlags,                                                       \
+   Kind::kValu}
 
 // The constant form of a fused multiply-add: src2 is the constant.
-#define FMAK(number, name, F, ...) OP3_F(number, name, F, F, F, F, kInlineK, Kind::kValu, __VA_ARGS__)
+#define FMAK(number, name, F, ...) \
+  OP3_F(number, name, F, F, F, F, kInlineK, Kind::kValu, __VA_ARGS__)
 
 f32 half_step(f32 x) { return half_to_float(float_to_half(x)); }  // mac rounds its product
 
+// clang-format off: one opcode a row
 constexpr OpInfo kVop2[] = {
     {0, "v_cndmask_b32", v_cndmask, Type::kB32, {Type::kF32, Type::kF32, Type::kNone}, kCarryIn, Kind::kValu},
     OP2(1, "v_add_f32", f32, f32, f32, a + b),
@@ -97,8 +116,8 @@ constexpr OpInfo kVop2[] = {
     OP2(7, "v_mul_hi_i32_i24", u32, u32, u32, static_cast<u32>(static_cast<u64>(mul24(a, b)) >> 32)),
     OP2(8, "v_mul_u32_u24", u32, u32, u32, static_cast<u32>(umul24(a, b))),
     OP2(9, "v_mul_hi_u32_u24", u32, u32, u32, static_cast<u32>(umul24(a, b) >> 32)),
-    OP2(10, "v_min_f32", f32, f32, f32, float_min(a, b)),
-    OP2(11, "v_max_f32", f32, f32, f32, float_max(a, b)),
+    EXTREME(10, "v_min_f32", f32, 2, kNoFlags, float_min(a, b)),
+    EXTREME(11, "v_max_f32", f32, 2, kNoFlags, float_max(a, b)),
     OP2(12, "v_min_i32", i32, i32, i32, a < b ? a : b),
     OP2(13, "v_max_i32", i32, i32, i32, a > b ? a : b),
     OP2(14, "v_min_u32", u32, u32, u32, a < b ? a : b),
@@ -132,8 +151,8 @@ constexpr OpInfo kVop2[] = {
     OP2(42, "v_lshlrev_b16", u16, u16, u16, b << (a & 15)),
     OP2(43, "v_lshrrev_b16", u16, u16, u16, b >> (a & 15)),
     OP2(44, "v_ashrrev_i16", i16, u16, i16, b >> (a & 15)),
-    OP2(45, "v_max_f16", f16, f16, f16, float_max(a.value, b.value)),
-    OP2(46, "v_min_f16", f16, f16, f16, float_min(a.value, b.value)),
+    EXTREME(45, "v_max_f16", f16, 2, kNoFlags, float_max(a, b)),
+    EXTREME(46, "v_min_f16", f16, 2, kNoFlags, float_min(a, b)),
     OP2(47, "v_max_u16", u16, u16, u16, a > b ? a : b),
     OP2(48, "v_max_i16", i16, i16, i16, a > b ? a : b),
     OP2(49, "v_min_u16", u16, u16, u16, a < b ? a : b),
@@ -150,6 +169,7 @@ constexpr OpInfo kVop2[] = {
     {60, "v_pk_fmac_f16", pk_fmac_f16, Type::kPkF16, {Type::kPkF16, Type::kPkF16, Type::kNone}, kReadsDst, Kind::kValu},
     OP2(61, "v_xnor_b32", u32, u32, u32, ~(a ^ b)),
 };
+// clang-format on
 
 }  // namespace
 

@@ -5,7 +5,8 @@
 namespace vgpu {
 namespace {
 
-// -------------------------------------------------------------------------------- bit fields and bytes
+// -------------------------------------------------------------------------------- bit fields and
+// bytes
 
 constexpr u32 bfe(u32 a, u32 b, u32 c) {
   const u32 offset = b & 31, width = c & 31;
@@ -14,7 +15,9 @@ constexpr u32 bfe(u32 a, u32 b, u32 c) {
 constexpr i32 bfe_signed(i32 a, u32 b, u32 c) {
   const u32 offset = b & 31, width = c & 31;
   if (!width) return 0;
-  return offset + width >= 32 ? a >> offset : sign_extend(static_cast<u32>(a) >> offset & ((1u << width) - 1), width);
+  return offset + width >= 32
+             ? a >> offset
+             : sign_extend(static_cast<u32>(a) >> offset & ((1u << width) - 1), width);
 }
 
 constexpr u32 absdiff(u32 a, u32 b) { return a > b ? a - b : b - a; }
@@ -35,13 +38,16 @@ template <auto kSad>
 u64 quad_sad(u64 a, u32 b, u64 c) {  // four sums of windows that start at bytes 0 to 3 of a
   u64 out = 0;
   for (u32 i = 0; i < 4; ++i) {
-    out |= u64{kSad(static_cast<u32>(a >> (8 * i)), b, static_cast<u32>(c >> (16 * i) & 0xffff)) & 0xffff} << (16 * i);
+    out |= u64{kSad(static_cast<u32>(a >> (8 * i)), b, static_cast<u32>(c >> (16 * i) & 0xffff)) &
+               0xffff}
+           << (16 * i);
   }
   return out;
 }
 constexpr u32 lerp_u8(u32 a, u32 b, u32 c) {
   u32 out = 0;
-  for (u32 i = 0; i < 4; ++i) out |= ((byte_of(a, i) + byte_of(b, i) + (byte_of(c, i) & 1)) >> 1 & 0xff) << (8 * i);
+  for (u32 i = 0; i < 4; ++i)
+    out |= ((byte_of(a, i) + byte_of(b, i) + (byte_of(c, i) & 1)) >> 1 & 0xff) << (8 * i);
   return out;
 }
 constexpr u32 permute_bytes(u32 a, u32 b, u32 sel) {
@@ -50,9 +56,12 @@ constexpr u32 permute_bytes(u32 a, u32 b, u32 sel) {
   for (u32 i = 0; i < 4; ++i) {
     const u32 pick = byte_of(sel, i);
     u32 value = 0;
-    if (pick < 8) value = byte_of(data, pick);
-    else if (pick < 12) value = byte_of(data, 2 * (pick - 8) + 1) & 0x80 ? 0xff : 0;
-    else if (pick > 12) value = 0xff;
+    if (pick < 8)
+      value = byte_of(data, pick);
+    else if (pick < 12)
+      value = byte_of(data, 2 * (pick - 8) + 1) & 0x80 ? 0xff : 0;
+    else if (pick > 12)
+      value = 0xff;
     out |= value << (8 * i);
   }
   return out;
@@ -65,7 +74,9 @@ u32 insert_byte(f32 a, u32 b, u32 c) {
 
 // -------------------------------------------------------------------------------- cube maps
 
-struct Cube { f32 id, s, t, major; };
+struct Cube {
+  f32 id, s, t, major;
+};
 Cube cube(f32 x, f32 y, f32 z) {
   const f32 ax = std::fabs(x), ay = std::fabs(y), az = std::fabs(z);
   if (az >= ax && az >= ay) return {z < 0 ? 5.0f : 4.0f, z < 0 ? -x : x, -y, z * 2};
@@ -75,12 +86,15 @@ Cube cube(f32 x, f32 y, f32 z) {
 
 // -------------------------------------------------------------------------------- division
 
-template <class F> struct Division;
-template <> struct Division<f32> {
+template <class F>
+struct Division;
+template <>
+struct Division<f32> {
   static constexpr i32 kFarApart = 96, kScale = 64, kTiny = 23, kUnderflow = -150;
   static constexpr f32 kMinNormal = 0x1p-126f;
 };
-template <> struct Division<f64> {
+template <>
+struct Division<f64> {
   static constexpr i32 kFarApart = 768, kScale = 128, kTiny = 53, kUnderflow = -1075;
   static constexpr f64 kMinNormal = 0x1p-1022;
 };
@@ -90,7 +104,9 @@ i32 biased_exponent(F x) {
   return static_cast<i32>(magnitude(x) >> (sizeof(F) == 4 ? 23 : 52));
 }
 template <class F>
-bool is_denormal(F x) { return x != 0 && std::fabs(x) < Division<F>::kMinNormal; }
+bool is_denormal(F x) {
+  return x != 0 && std::fabs(x) < Division<F>::kMinNormal;
+}
 
 // Pre-scales numerator s2 or denominator s1 (s0 is whichever the result is for) so that the Newton
 // steps between div_scale and div_fmas neither overflow nor lose denormal bits.
@@ -99,8 +115,10 @@ F div_scale(F s0, F s1, F s2, bool& flag) {
   using D = Division<F>;
   flag = false;
   if (s2 == 0 || s1 == 0) return std::numeric_limits<F>::quiet_NaN();
-  const bool is_denominator = bits<typename FloatBits<F>::U>(s0) == bits<typename FloatBits<F>::U>(s1);
-  const bool is_numerator = bits<typename FloatBits<F>::U>(s0) == bits<typename FloatBits<F>::U>(s2);
+  const bool is_denominator =
+      bits<typename FloatBits<F>::U>(s0) == bits<typename FloatBits<F>::U>(s1);
+  const bool is_numerator =
+      bits<typename FloatBits<F>::U>(s0) == bits<typename FloatBits<F>::U>(s2);
   if (biased_exponent(s2) - biased_exponent(s1) >= D::kFarApart) {
     flag = true;
     return is_denominator ? std::scalbn(s0, D::kScale) : s0;
@@ -184,12 +202,14 @@ F div_fixup(F quotient, F denominator, F numerator) {
   }
   if (denominator == 0 || is_inf(numerator)) return with_sign(infinity);
   if (is_inf(denominator) || numerator == 0) return with_sign(0);
-  if (biased_exponent(numerator) - biased_exponent(denominator) < Division<F>::kUnderflow) return with_sign(0);
+  if (biased_exponent(numerator) - biased_exponent(denominator) < Division<F>::kUnderflow)
+    return with_sign(0);
   if (is_nan(quotient)) return with_sign(infinity);  // it overflowed on the way
   return with_sign(std::fabs(quotient));
 }
 
-// -------------------------------------------------------------------------------- wide multiply-add
+// -------------------------------------------------------------------------------- wide
+// multiply-add
 
 template <class T, class Wide>
 void v_mad_wide(Wave& w, const Inst& in) {
@@ -201,7 +221,8 @@ void v_mad_wide(Wave& w, const Inst& in) {
   for (u32 lane = 0; lane < kLanes; ++lane) {
     const u64 product = static_cast<u64>(Wide{get<T>(a, lane)} * Wide{get<T>(b, lane)});
     const u64 addend = get<u64>(c, lane), sum = product + addend;
-    const bool over = std::is_signed_v<T> ? ((product ^ sum) & (addend ^ sum)) >> 63 : sum < product;
+    const bool over =
+        std::is_signed_v<T> ? ((product ^ sum) & (addend ^ sum)) >> 63 : sum < product;
     put<u64>(out.word, lane, sum);
     carries |= u64{over} << lane;
   }
@@ -218,8 +239,10 @@ void v_mqsad_u32_u8(Wave& w, const Inst& in) {
   for (u32 i = 0; i < 4; ++i) {
     const Src& c = in.src[2];
     for (u32 lane = 0; lane < kLanes; ++lane) {
-      const u32 addend = c.kind == SrcKind::kVgpr ? w.v(c.reg + i)[lane] : static_cast<u32>(c.value);
-      out[i * kLanes + lane] = msad_u8(static_cast<u32>(get<u64>(a, lane) >> (8 * i)), b[lane], addend);
+      const u32 addend =
+          c.kind == SrcKind::kVgpr ? w.v(c.reg + i)[lane] : static_cast<u32>(c.value);
+      out[i * kLanes + lane] =
+          msad_u8(static_cast<u32>(get<u64>(a, lane) >> (8 * i)), b[lane], addend);
     }
   }
   store_masked(w, in.dst, out, 4, w.exec());
@@ -251,7 +274,8 @@ void v_mbcnt(Wave& w, const Inst& in) {
   result.commit();
 }
 
-// -------------------------------------------------------------------------------- packing conversions
+// -------------------------------------------------------------------------------- packing
+// conversions
 
 u32 pack16(u32 low, u32 high) { return (low & 0xffff) | high << 16; }
 
@@ -265,7 +289,10 @@ u32 half_toward_zero(f32 x) {
 template <class I>
 u32 norm16(f64 x) {
   constexpr f64 low = std::is_signed_v<I> ? -1 : 0, scale = std::numeric_limits<I>::max();
-  return static_cast<u16>(saturate<I>(__builtin_roundeven((x < low ? low : x > 1 ? 1 : x) * scale)));
+  return static_cast<u16>(saturate<I>(__builtin_roundeven((x < low ? low
+                                                           : x > 1 ? 1
+                                                                   : x) *
+                                                          scale)));
 }
 template <class To, class From>
 u32 clamp16(From x) {
@@ -281,20 +308,23 @@ void v_pack_b32_f16(Wave& w, const Inst& in) {
   Inst plain = in;  // op_sel has chosen the halves; the result is a whole register
   plain.opsel = 0;
   for (u32 lane = 0; lane < kLanes; ++lane) {
-    result.tmp.word[lane] = pack16(float_to_half(get<f16>(a, lane)), float_to_half(get<f16>(b, lane)));
+    result.tmp.word[lane] =
+        pack16(float_to_half(get<f16>(a, lane)), float_to_half(get<f16>(b, lane)));
   }
   commit_slow(w, plain, Type::kB32, result.tmp);
 }
 
-// -------------------------------------------------------------------------------- 2/pi for sin and cos
+// -------------------------------------------------------------------------------- 2/pi for sin and
+// cos
 
 // Bits of 2/pi after the point, most significant first, as 24-bit digits (enough for any double).
 constexpr u32 kTwoOverPi[] = {
-    0xA2F983, 0x6E4E44, 0x1529FC, 0x2757D1, 0xF534DD, 0xC0DB62, 0x95993C, 0x439041, 0xFE5163, 0xABDEBB,
-    0xC561B7, 0x246E3A, 0x424DD2, 0xE00649, 0x2EEA09, 0xD1921C, 0xFE1DEB, 0x1CB129, 0xA73EE8, 0x8235F5,
-    0x2EBB44, 0x84E99C, 0x7026B4, 0x5F7E41, 0x3991D6, 0x398353, 0x39F49C, 0x845F8B, 0xBDF928, 0x3B1FF8,
-    0x97FFDE, 0x05980F, 0xEF2F11, 0x8B5A0A, 0x6D1F6D, 0x367ECF, 0x27CB09, 0xB74F46, 0x3F669E, 0x5FEA2D,
-    0x7527BA, 0xC7EBE5, 0xF17B3D, 0x0739F7, 0x8A5292, 0xEA6BFB, 0x5FB11F, 0x8D5D08, 0x560330, 0x46FC7B};
+    0xA2F983, 0x6E4E44, 0x1529FC, 0x2757D1, 0xF534DD, 0xC0DB62, 0x95993C, 0x439041, 0xFE5163,
+    0xABDEBB, 0xC561B7, 0x246E3A, 0x424DD2, 0xE00649, 0x2EEA09, 0xD1921C, 0xFE1DEB, 0x1CB129,
+    0xA73EE8, 0x8235F5, 0x2EBB44, 0x84E99C, 0x7026B4, 0x5F7E41, 0x3991D6, 0x398353, 0x39F49C,
+    0x845F8B, 0xBDF928, 0x3B1FF8, 0x97FFDE, 0x05980F, 0xEF2F11, 0x8B5A0A, 0x6D1F6D, 0x367ECF,
+    0x27CB09, 0xB74F46, 0x3F669E, 0x5FEA2D, 0x7527BA, 0xC7EBE5, 0xF17B3D, 0x0739F7, 0x8A5292,
+    0xEA6BFB, 0x5FB11F, 0x8D5D08, 0x560330, 0x46FC7B};
 
 u32 two_over_pi_bit(u32 i) {  // bit i after the point; the 1201st and later count as 0
   return i < 1200 ? kTwoOverPi[i / 24] >> (23 - i % 24) & 1 : 0;
@@ -315,12 +345,23 @@ f64 trig_preop(f64 x, u32 segment) {
 constexpr Type kU = Type::kB32;
 #define SPECIAL(number, name, exec, dst, s0, s1, s2, op_flags) \
   {number, name, exec, dst, {s0, s1, s2}, op_flags, Kind::kValu}
-#define HALF3(number, name, ...) OP3_F(number, name, f16, f16, f16, f16, kKeepHigh, Kind::kValu, __VA_ARGS__)
-#define INT16(number, name, T, ...) OP3_F(number, name, T, T, T, T, kKeepHigh, Kind::kValu, __VA_ARGS__)
+#define HALF3(number, name, ...) \
+  OP3_F(number, name, f16, f16, f16, f16, kKeepHigh, Kind::kValu, __VA_ARGS__)
+#define INT16(number, name, T, ...) \
+  OP3_F(number, name, T, T, T, T, kKeepHigh, Kind::kValu, __VA_ARGS__)
 
-template <class T> constexpr T min_of(T a, T b) { return a < b ? a : b; }
-template <class T> constexpr T max_of(T a, T b) { return a > b ? a : b; }
-template <class T> constexpr T med_of(T a, T b, T c) { return max_of(min_of(a, b), min_of(max_of(a, b), c)); }
+template <class T>
+constexpr T min_of(T a, T b) {
+  return a < b ? a : b;
+}
+template <class T>
+constexpr T max_of(T a, T b) {
+  return a > b ? a : b;
+}
+template <class T>
+constexpr T med_of(T a, T b, T c) {
+  return max_of(min_of(a, b), min_of(max_of(a, b), c));
+}
 
 // Integer arithmetic that saturates where clamp is set; the function sees i64. Two sources: A is B.
 template <class R, class A, class C, u32 kSources, auto kOp>
@@ -332,7 +373,9 @@ void integer3(Wave& w, const Inst& in) {
   const u32* c = kSources == 3 ? fetch<C>(w, in, 2, tc) : a;
   Result<R> result(w, in);
   u32* out = result.out;
-  const auto value = [&](u32 lane) { return kOp(i64{get<A>(a, lane)}, i64{get<A>(b, lane)}, i64{get<C>(c, lane)}); };
+  const auto value = [&](u32 lane) {
+    return kOp(i64{get<A>(a, lane)}, i64{get<A>(b, lane)}, i64{get<C>(c, lane)});
+  };
   if (!in.clamp) {
     VGPU_LANES { put<R>(out, lane, static_cast<R>(value(lane))); }
   } else {
@@ -343,16 +386,26 @@ void integer3(Wave& w, const Inst& in) {
   }
   result.commit();
 }
-#define INT_SAT(number, name, R, A, C, sources, flags, ...)                                          \
-  {number, name, integer3<R, A, C, sources, ([](i64 a, i64 b, i64 c) -> i64 { (void)c; return __VA_ARGS__; })>, \
-   kTypeOf<R>, {kTypeOf<A>, kTypeOf<A>, sources == 3 ? kTypeOf<C> : Type::kNone}, flags, Kind::kValu}
+#define INT_SAT(number, name, R, A, C, sources, flags, ...)           \
+  {number,                                                            \
+   name,                                                              \
+   integer3<R, A, C, sources, ([](i64 a, i64 b, i64 c) -> i64 {       \
+              (void)c;                                                \
+              return __VA_ARGS__;                                     \
+            })>,                                                      \
+   kTypeOf<R>,                                                        \
+   {kTypeOf<A>, kTypeOf<A>, sources == 3 ? kTypeOf<C> : Type::kNone}, \
+   flags,                                                             \
+   Kind::kValu}
 
-#define SAD(number, name, ...)                                                                   \
-  INT_SAT(number, name, u32, u32, u32, 3, kNoFlags,                                              \
-          ([](u32 a, u32 b, i64 c) { return __VA_ARGS__; })(static_cast<u32>(a), static_cast<u32>(b), c))
+#define SAD(number, name, ...)                                                 \
+  INT_SAT(number, name, u32, u32, u32, 3, kNoFlags, ([](u32 a, u32 b, i64 c) { \
+            return __VA_ARGS__;                                                \
+          })(static_cast<u32>(a), static_cast<u32>(b), c))
 
 constexpr i64 signed24(i64 x) { return sign_extend(static_cast<u32>(x) & 0xffffff, 24); }
 
+// clang-format off: one opcode a row
 constexpr OpInfo kVop3[] = {
     INT_SAT(450, "v_mad_i32_i24", i32, u32, i32, 3, kNoFlags, signed24(a) * signed24(b) + c),
     INT_SAT(451, "v_mad_u32_u24", u32, u32, u32, 3, kNoFlags, (a & 0xffffff) * (b & 0xffffff) + c),
@@ -368,13 +421,13 @@ constexpr OpInfo kVop3[] = {
     OP3(461, "v_lerp_u8", u32, u32, u32, u32, lerp_u8(a, b, c)),
     OP3(462, "v_alignbit_b32", u32, u32, u32, u32, static_cast<u32>((u64{a} << 32 | b) >> (c & 31))),
     OP3(463, "v_alignbyte_b32", u32, u32, u32, u32, static_cast<u32>((u64{a} << 32 | b) >> (8 * (c & 3)))),
-    OP3(464, "v_min3_f32", f32, f32, f32, f32, float_min(float_min(a, b), c)),
+    EXTREME(464, "v_min3_f32", f32, 3, kNoFlags, float_min(float_min(a, b), c)),
     OP3(465, "v_min3_i32", i32, i32, i32, i32, min_of(min_of(a, b), c)),
     OP3(466, "v_min3_u32", u32, u32, u32, u32, min_of(min_of(a, b), c)),
-    OP3(467, "v_max3_f32", f32, f32, f32, f32, float_max(float_max(a, b), c)),
+    EXTREME(467, "v_max3_f32", f32, 3, kNoFlags, float_max(float_max(a, b), c)),
     OP3(468, "v_max3_i32", i32, i32, i32, i32, max_of(max_of(a, b), c)),
     OP3(469, "v_max3_u32", u32, u32, u32, u32, max_of(max_of(a, b), c)),
-    OP3(470, "v_med3_f32", f32, f32, f32, f32, float_med3(a, b, c)),
+    EXTREME(470, "v_med3_f32", f32, 3, kNoFlags, float_med3(a, b, c)),
     OP3(471, "v_med3_i32", i32, i32, i32, i32, med_of(a, b, c)),
     OP3(472, "v_med3_u32", u32, u32, u32, u32, med_of(a, b, c)),
     SAD(473, "v_sad_u8", i64{sad_u8(a, b, 0)} + c),
@@ -404,13 +457,13 @@ constexpr OpInfo kVop3[] = {
     INT_SAT(497, "v_mad_u32_u16", u32, u16, u32, 3, kNoFlags, a * b + c),
     INT_SAT(498, "v_mad_i32_i16", i32, i16, i32, 3, kNoFlags, a * b + c),
     OP3(499, "v_xad_u32", u32, u32, u32, u32, (a ^ b) + c),
-    HALF3(500, "v_min3_f16", float_min(float_min(a.value, b.value), c.value)),
+    EXTREME(500, "v_min3_f16", f16, 3, kKeepHigh, float_min(float_min(a, b), c)),
     INT16(501, "v_min3_i16", i16, min_of(min_of(a, b), c)),
     INT16(502, "v_min3_u16", u16, min_of(min_of(a, b), c)),
-    HALF3(503, "v_max3_f16", float_max(float_max(a.value, b.value), c.value)),
+    EXTREME(503, "v_max3_f16", f16, 3, kKeepHigh, float_max(float_max(a, b), c)),
     INT16(504, "v_max3_i16", i16, max_of(max_of(a, b), c)),
     INT16(505, "v_max3_u16", u16, max_of(max_of(a, b), c)),
-    HALF3(506, "v_med3_f16", float_med3(a.value, b.value, c.value)),
+    EXTREME(506, "v_med3_f16", f16, 3, kKeepHigh, float_med3(a, b, c)),
     INT16(507, "v_med3_i16", i16, med_of(a, b, c)),
     INT16(508, "v_med3_u16", u16, med_of(a, b, c)),
     OP3(509, "v_lshl_add_u32", u32, u32, u32, u32, (a << (b & 31)) + c),
@@ -427,8 +480,8 @@ constexpr OpInfo kVop3[] = {
     OP3(520, "v_lshl_add_u64", u64, u64, u32, u64, ((b & 7) > 4 ? 0 : a << (b & 7)) + c),
     OP2(640, "v_add_f64", f64, f64, f64, a + b),
     OP2(641, "v_mul_f64", f64, f64, f64, a * b),
-    OP2(642, "v_min_f64", f64, f64, f64, float_min(a, b)),
-    OP2(643, "v_max_f64", f64, f64, f64, float_max(a, b)),
+    EXTREME(642, "v_min_f64", f64, 2, kNoFlags, float_min(a, b)),
+    EXTREME(643, "v_max_f64", f64, 2, kNoFlags, float_max(a, b)),
     OP2(644, "v_ldexp_f64", f64, f64, i32, std::scalbn(a, b)),
     OP2(645, "v_mul_lo_u32", u32, u32, u32, a * b),
     OP2(646, "v_mul_hi_u32", u32, u32, u32, static_cast<u32>(u64{a} * b >> 32)),
@@ -457,9 +510,10 @@ constexpr OpInfo kVop3[] = {
     INT_SAT(671, "v_sub_i16", i16, i16, i16, 2, kKeepHigh, a - b),
     SPECIAL(672, "v_pack_b32_f16", v_pack_b32_f16, kU, Type::kF16, Type::kF16, Type::kNone, kNoFlags),
     OP2(673, "v_mul_legacy_f32", f32, f32, f32, a == 0 || b == 0 ? 0.0f : a * b),
-    OP3_F(680, "v_minimum3_f32", f32, f32, f32, f32, kOnlyGfx950, Kind::kValu, float_minimum(float_minimum(a, b), c)),
-    OP3_F(681, "v_maximum3_f32", f32, f32, f32, f32, kOnlyGfx950, Kind::kValu, float_maximum(float_maximum(a, b), c)),
+    EXTREME(680, "v_minimum3_f32", f32, 3, kOnlyGfx950, float_minimum(float_minimum(a, b), c)),
+    EXTREME(681, "v_maximum3_f32", f32, 3, kOnlyGfx950, float_maximum(float_maximum(a, b), c)),
 };
+// clang-format on
 
 }  // namespace
 

@@ -10,13 +10,15 @@ f32 clamp_float(const Wave& w, f32 x) {
   return x < 0 ? 0.0f : x > 1 ? 1.0f : x;
 }
 void clamp_floats(const Wave& w, u32* lanes) {
-  for (u32 lane = 0; lane < kLanes; ++lane) put<f32>(lanes, lane, clamp_float(w, get<f32>(lanes, lane)));
+  for (u32 lane = 0; lane < kLanes; ++lane)
+    put<f32>(lanes, lane, clamp_float(w, get<f32>(lanes, lane)));
 }
 
-// -------------------------------------------------------------------------------- two 16-bit values
+// -------------------------------------------------------------------------------- two 16-bit
+// values
 
-// A packed instruction runs its function over the low halves, then over the high halves. Each half is
-// fetched into lanes of its own, so the destination may be a source.
+// A packed instruction runs its function over the low halves, then over the high halves. Each half
+// is fetched into lanes of its own, so the destination may be a source.
 inline void combine(u32* out, const u32* low, const u32* high) {
   VGPU_LANES { out[lane] = (low[lane] & 0xffff) | high[lane] << 16; }
 }
@@ -50,7 +52,9 @@ void packed_f16(Wave& w, const Inst& in) {
     const u32* b = fetch_packed(w, in, 1, half, Type::kF16, tmp[1]);
     const u32* c = kSources == 3 ? fetch_packed(w, in, 2, half, Type::kF16, tmp[2]) : a;
     u32* out = result[half].word;
-    VGPU_LANES { put<f32>(out, lane, kOp(get<f16>(a, lane), get<f16>(b, lane), get<f16>(c, lane))); }
+    VGPU_LANES {
+      put<f32>(out, lane, kOp(get<f16>(a, lane), get<f16>(b, lane), get<f16>(c, lane)));
+    }
     if (in.clamp) clamp_floats(w, out);
     narrow(w, Type::kF16, out);
   }
@@ -58,19 +62,36 @@ void packed_f16(Wave& w, const Inst& in) {
   store_masked(w, in.dst, result[0].word, 1, w.exec());
 }
 
-#define PK_INT(number, name, T, sources, ...)                                                       \
-  {number, name, packed_int<T, sources, ([](i64 a, i64 b, i64 c) -> i64 { (void)c; return __VA_ARGS__; })>, \
-   Type::kPkB16, {Type::kPkB16, Type::kPkB16, sources == 3 ? Type::kPkB16 : Type::kNone}, kNoFlags, Kind::kValu}
-#define PK_HALF(number, name, sources, flags, ...)                                                  \
-  {number, name, packed_f16<sources, ([](f16 a, f16 b, f16 c) -> f16 { (void)c; return __VA_ARGS__; })>, \
-   Type::kPkF16, {Type::kPkF16, Type::kPkF16, sources == 3 ? Type::kPkF16 : Type::kNone}, flags, Kind::kValu}
+#define PK_INT(number, name, T, sources, ...)                               \
+  {number,                                                                  \
+   name,                                                                    \
+   packed_int<T, sources, ([](i64 a, i64 b, i64 c) -> i64 {                 \
+                (void)c;                                                    \
+                return __VA_ARGS__;                                         \
+              })>,                                                          \
+   Type::kPkB16,                                                            \
+   {Type::kPkB16, Type::kPkB16, sources == 3 ? Type::kPkB16 : Type::kNone}, \
+   kNoFlags,                                                                \
+   Kind::kValu}
+#define PK_HALF(number, name, sources, flags, ...)                          \
+  {number,                                                                  \
+   name,                                                                    \
+   packed_f16<sources, ([](f16 a, f16 b, f16 c) -> f16 {                    \
+                (void)c;                                                    \
+                return __VA_ARGS__;                                         \
+              })>,                                                          \
+   Type::kPkF16,                                                            \
+   {Type::kPkF16, Type::kPkF16, sources == 3 ? Type::kPkF16 : Type::kNone}, \
+   flags,                                                                   \
+   Kind::kValu}
 
 // -------------------------------------------------------------------------------- two floats
 
 // One float of a pair: a register as it is, without a call, where no sign is flipped.
 inline const u32* fetch_float(Wave& w, const Inst& in, u32 s, u32 half, Lanes& tmp) {
   const Src& src = in.src[s];
-  const u32 pick = (half ? in.opsel_hi : in.opsel) >> s & 1, neg = (half ? in.neg_hi : in.neg) >> s & 1;
+  const u32 pick = (half ? in.opsel_hi : in.opsel) >> s & 1,
+            neg = (half ? in.neg_hi : in.neg) >> s & 1;
   if (src.kind == SrcKind::kVgpr && !neg) return w.v(src.reg + pick);
   return fetch_packed(w, in, s, half, Type::kF32, tmp);
 }
@@ -101,9 +122,17 @@ void packed_f32(Wave& w, const Inst& in) {
   store_masked(w, in.dst, result.tmp.word, 2, w.exec());
 }
 
-#define PK_F32(number, name, sources, ...)                                                   \
-  {number, name, packed_f32<sources, ([](f32 a, f32 b, f32 c) -> f32 { (void)c; return __VA_ARGS__; })>, \
-   Type::kPkF32, {Type::kPkF32, Type::kPkF32, sources == 3 ? Type::kPkF32 : Type::kNone}, kNoFlags, Kind::kValu}
+#define PK_F32(number, name, sources, ...)                                  \
+  {number,                                                                  \
+   name,                                                                    \
+   packed_f32<sources, ([](f32 a, f32 b, f32 c) -> f32 {                    \
+                (void)c;                                                    \
+                return __VA_ARGS__;                                         \
+              })>,                                                          \
+   Type::kPkF32,                                                            \
+   {Type::kPkF32, Type::kPkF32, sources == 3 ? Type::kPkF32 : Type::kNone}, \
+   kNoFlags,                                                                \
+   Kind::kValu}
 
 // Low word: the half of src0 that op_sel[0] names; high word: that of src1 by op_sel[1].
 void v_pk_mov_b32(Wave& w, const Inst& in) {
@@ -130,13 +159,15 @@ void v_dot2_float(Wave& w, const Inst& in) {
   const u32* c = addend.kind == SrcKind::kVgpr ? w.v(addend.reg) : tc.word;
   if (c == tc.word) broadcast(tc.word, read_scalar32(w, addend));
   const u32 flip = in.neg & 4 ? 0x80000000 : 0;
-  for (u32 lane = 0; lane < kLanes; ++lane) {
-    f32 x = dot2_value(get<f32>(a[0], lane), get<f32>(b[0], lane), get<f32>(a[1], lane), get<f32>(b[1], lane),
-                       bits<f32>(c[lane] ^ flip));
-    if (in.clamp) x = clamp_float(w, x);
-    tmp.word[lane] = bits<u32>(x);
+  const u32 *a0 = a[0], *a1 = a[1], *b0 = b[0], *b1 = b[1];
+  u32* out = tmp.word;
+  VGPU_LANES {
+    put<f32>(out, lane,
+             dot2_value(get<f32>(a0, lane), get<f32>(b0, lane), get<f32>(a1, lane),
+                        get<f32>(b1, lane), bits<f32>(c[lane] ^ flip)));
   }
-  store_masked(w, in.dst, tmp.word, 1, w.exec());
+  if (in.clamp) clamp_floats(w, out);
+  store_masked(w, in.dst, out, 1, w.exec());
 }
 
 template <class T, u32 kBits>
@@ -157,8 +188,9 @@ void v_dot_int(Wave& w, const Inst& in) {
   }
   store_masked(w, in.dst, out.word, 1, w.exec());
 }
-#define DOT_I(number, name, T, width) \
-  {number, name, v_dot_int<T, width>, Type::kB32, {Type::kB32, Type::kB32, Type::kB32}, kNoFlags, Kind::kValu}
+#define DOT_I(number, name, T, width)                                                           \
+  {number,   name,       v_dot_int<T, width>, Type::kB32, {Type::kB32, Type::kB32, Type::kB32}, \
+   kNoFlags, Kind::kValu}
 
 // -------------------------------------------------------------------------------- mixed precision
 
@@ -182,15 +214,16 @@ void v_fma_mix(Wave& w, const Inst& in) {
   const u32* b = fetch_mixed(w, in, 1, tb);
   const u32* c = fetch_mixed(w, in, 2, tc);
   const u32* old = w.v(in.dst);
-  for (u32 lane = 0; lane < kLanes; ++lane) {
-    f32 x = __builtin_fmaf(get<f32>(a, lane), get<f32>(b, lane), get<f32>(c, lane));
-    if (in.clamp) x = clamp_float(w, x);
-    if constexpr (kTo == MixTo::kFloat) {
-      out.word[lane] = bits<u32>(x);
-    } else {
-      const u32 half = float_to_half(x);
-      out.word[lane] = kTo == MixTo::kLow ? (old[lane] & 0xffff0000) | half : (old[lane] & 0xffff) | half << 16;
-    }
+  std::conditional_t<kTo == MixTo::kFloat, NoGuard, FpGuard> guard(w);
+  VGPU_LANES {
+    put<f32>(out.word, lane,
+             __builtin_fmaf(get<f32>(a, lane), get<f32>(b, lane), get<f32>(c, lane)));
+  }
+  if (in.clamp) clamp_floats(w, out.word);
+  if constexpr (kTo != MixTo::kFloat) {
+    narrow(w, Type::kF16, out.word);
+    const u32 kept = kTo == MixTo::kLow ? 0xffff0000 : 0xffff, shift = kTo == MixTo::kLow ? 0 : 16;
+    VGPU_LANES { out.word[lane] = (old[lane] & kept) | out.word[lane] << shift; }
   }
   store_masked(w, in.dst, out.word, 1, w.exec());
 }
@@ -199,6 +232,7 @@ void v_fma_mix(Wave& w, const Inst& in) {
 
 // -------------------------------------------------------------------------------- table
 
+// clang-format off: one opcode a row
 constexpr OpInfo kVop3p[] = {
     PK_INT(0, "v_pk_mad_i16", i16, 3, a * b + c),
     PK_INT(1, "v_pk_mul_lo_u16", u16, 2, a * b),
@@ -237,6 +271,7 @@ constexpr OpInfo kVop3p[] = {
     PK_F32(50, "v_pk_add_f32", 2, a + b),
     {51, "v_pk_mov_b32", v_pk_mov_b32, Type::kPkB32, {Type::kPkB32, Type::kPkB32, Type::kNone}, kNoFlags, Kind::kValu},
 };
+// clang-format on
 
 }  // namespace
 

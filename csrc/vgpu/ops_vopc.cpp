@@ -59,31 +59,35 @@ void v_cmp_class_f16(Wave& w, const Inst& in) {
     if (in.abs & 1) half &= 0x7fff;
     if (in.neg & 1) half ^= 0x8000;
     const u32 mag = half & 0x7fff, size = mag == 0x7c00 ? 3 : mag >= 0x400 ? 2 : mag ? 1 : 0;
-    const u32 cls = mag > 0x7c00 ? (half & 0x200 ? 2u : 1u) : half & 0x8000 ? 1u << (5 - size) : 1u << (6 + size);
+    const u32 cls = mag > 0x7c00    ? (half & 0x200 ? 2u : 1u)
+                    : half & 0x8000 ? 1u << (5 - size)
+                                    : 1u << (6 + size);
     hits |= u64{(cls & b[lane]) != 0} << lane;
   }
   write_result(w, in, hits, kExec);
 }
 
-#define CMP(number, name, T, exec) \
-  {number, name, v_cmp<T, exec>, Type::kNone, {kTypeOf<T>, kTypeOf<T>, Type::kNone}, kNoFlags, Kind::kValu}
-#define CMP_FLOAT(base, prefix, suffix, T, exec)                                          \
-  CMP(base + 0, prefix "f" suffix, T, exec), CMP(base + 1, prefix "lt" suffix, T, exec),     \
-  CMP(base + 2, prefix "eq" suffix, T, exec), CMP(base + 3, prefix "le" suffix, T, exec),    \
-  CMP(base + 4, prefix "gt" suffix, T, exec), CMP(base + 5, prefix "lg" suffix, T, exec),    \
-  CMP(base + 6, prefix "ge" suffix, T, exec), CMP(base + 7, prefix "o" suffix, T, exec),     \
-  CMP(base + 8, prefix "u" suffix, T, exec), CMP(base + 9, prefix "nge" suffix, T, exec),    \
-  CMP(base + 10, prefix "nlg" suffix, T, exec), CMP(base + 11, prefix "ngt" suffix, T, exec),\
-  CMP(base + 12, prefix "nle" suffix, T, exec), CMP(base + 13, prefix "neq" suffix, T, exec),\
-  CMP(base + 14, prefix "nlt" suffix, T, exec), CMP(base + 15, prefix "tru" suffix, T, exec)
-#define CMP_INT(base, prefix, suffix, T, exec)                                            \
-  CMP(base + 0, prefix "f" suffix, T, exec), CMP(base + 1, prefix "lt" suffix, T, exec),     \
-  CMP(base + 2, prefix "eq" suffix, T, exec), CMP(base + 3, prefix "le" suffix, T, exec),    \
-  CMP(base + 4, prefix "gt" suffix, T, exec), CMP(base + 5, prefix "ne" suffix, T, exec),    \
-  CMP(base + 6, prefix "ge" suffix, T, exec), CMP(base + 7, prefix "t" suffix, T, exec)
+#define CMP(number, name, T, exec)                                                           \
+  {number,   name,       v_cmp<T, exec>, Type::kNone, {kTypeOf<T>, kTypeOf<T>, Type::kNone}, \
+   kNoFlags, Kind::kValu}
+#define CMP_FLOAT(base, prefix, suffix, T, exec)                                                  \
+  CMP(base + 0, prefix "f" suffix, T, exec), CMP(base + 1, prefix "lt" suffix, T, exec),          \
+      CMP(base + 2, prefix "eq" suffix, T, exec), CMP(base + 3, prefix "le" suffix, T, exec),     \
+      CMP(base + 4, prefix "gt" suffix, T, exec), CMP(base + 5, prefix "lg" suffix, T, exec),     \
+      CMP(base + 6, prefix "ge" suffix, T, exec), CMP(base + 7, prefix "o" suffix, T, exec),      \
+      CMP(base + 8, prefix "u" suffix, T, exec), CMP(base + 9, prefix "nge" suffix, T, exec),     \
+      CMP(base + 10, prefix "nlg" suffix, T, exec), CMP(base + 11, prefix "ngt" suffix, T, exec), \
+      CMP(base + 12, prefix "nle" suffix, T, exec), CMP(base + 13, prefix "neq" suffix, T, exec), \
+      CMP(base + 14, prefix "nlt" suffix, T, exec), CMP(base + 15, prefix "tru" suffix, T, exec)
+#define CMP_INT(base, prefix, suffix, T, exec)                                                \
+  CMP(base + 0, prefix "f" suffix, T, exec), CMP(base + 1, prefix "lt" suffix, T, exec),      \
+      CMP(base + 2, prefix "eq" suffix, T, exec), CMP(base + 3, prefix "le" suffix, T, exec), \
+      CMP(base + 4, prefix "gt" suffix, T, exec), CMP(base + 5, prefix "ne" suffix, T, exec), \
+      CMP(base + 6, prefix "ge" suffix, T, exec), CMP(base + 7, prefix "t" suffix, T, exec)
 #define CMP_CLASS(number, name, exec, type) \
   {number, name, exec, Type::kNone, {type, Type::kB32, Type::kNone}, kNoFlags, Kind::kValu}
 
+// clang-format off: one opcode a row
 constexpr OpInfo kVopc[] = {
     CMP_CLASS(16, "v_cmp_class_f32", (v_cmp_class<f32, false>), Type::kF32),
     CMP_CLASS(17, "v_cmpx_class_f32", (v_cmp_class<f32, true>), Type::kF32),
@@ -101,6 +105,7 @@ constexpr OpInfo kVopc[] = {
     CMP_INT(224, "v_cmp_", "_i64", i64, false), CMP_INT(232, "v_cmp_", "_u64", u64, false),
     CMP_INT(240, "v_cmpx_", "_i64", i64, true), CMP_INT(248, "v_cmpx_", "_u64", u64, true),
 };
+// clang-format on
 
 }  // namespace
 

@@ -23,14 +23,15 @@
 namespace vgpu {
 namespace {
 
-constexpr u64 kWaveSlice = 20'000;     // instructions of one wave before its neighbours run
-constexpr u64 kGroupSlice = 1'000'000; // instructions of one group before other groups run
-constexpr u32 kMaxSuspended = 1024;    // then suspended groups go before new ones
+constexpr u64 kWaveSlice = 20'000;         // instructions of one wave before its neighbours run
+constexpr u64 kGroupSlice = 1'000'000;     // instructions of one group before other groups run
+constexpr u32 kMaxSuspended = 1024;        // then suspended groups go before new ones
 constexpr u32 kDynamicStackBytes = 16384;  // a lane, where the call depth is not known
 constexpr u32 kLdsPadding = 1024;          // wide accesses at the end stay inside the buffer
 constexpr u32 kPoisonWord = 0x7fb0dead;    // a NaN, and no plausible address or count
 
-// -------------------------------------------------------------------------------- memory of a group
+// -------------------------------------------------------------------------------- memory of a
+// group
 
 u8* map_memory(u64 bytes) {
   void* memory = std::aligned_alloc(4096, (bytes + 4095) & ~u64{4095});
@@ -67,7 +68,8 @@ struct Group {
   Wave* waves = nullptr;
 };
 
-// -------------------------------------------------------------------------------- what a launch fixes
+// -------------------------------------------------------------------------------- what a launch
+// fixes
 
 // hsa_kernel_dispatch_packet_t, which dispatch_ptr shows to the kernel.
 struct alignas(64) DispatchPacket {
@@ -77,7 +79,8 @@ struct alignas(64) DispatchPacket {
 };
 static_assert(sizeof(DispatchPacket) == 64);
 
-constexpr u32 kQueueApertures = 64;  // amd_queue_t: the high halves of the LDS and private apertures
+constexpr u32 kQueueApertures =
+    64;  // amd_queue_t: the high halves of the LDS and private apertures
 
 struct Dispatch {
   const Launch& launch;
@@ -92,11 +95,12 @@ struct Dispatch {
     wave_count = (lanes + kLanes - 1) / kLanes;
     lds_bytes = kernel.group_segment_bytes + l.dynamic_lds;
     // Whole dwords: the lanes' dwords are interleaved.
-    scratch_bytes = (kernel.private_segment_bytes + (kernel.dynamic_stack ? kDynamicStackBytes : 0) + 3) & ~3u;
+    scratch_bytes =
+        (kernel.private_segment_bytes + (kernel.dynamic_stack ? kDynamicStackBytes : 0) + 3) & ~3u;
     group_count = u64{l.grid[0]} * l.grid[1] * l.grid[2];
     // MODE: rounding and denormals, dx10_clamp, ieee, fp16_ovfl as the descriptor asks.
-    mode = field(kernel.rsrc1, 12, 8) | field(kernel.rsrc1, 21, 1) << 8 | field(kernel.rsrc1, 23, 1) << 9 |
-           field(kernel.rsrc1, 26, 1) << 23;
+    mode = field(kernel.rsrc1, 12, 8) | field(kernel.rsrc1, 21, 1) << 8 |
+           field(kernel.rsrc1, 23, 1) << 9 | field(kernel.rsrc1, 26, 1) << 23;
     for (u32 d = 0; d < 3; ++d) {
       packet.workgroup_size[d] = static_cast<u16>(l.block[d]);
       packet.grid_size[d] = l.grid[d] * l.block[d];
@@ -110,13 +114,20 @@ struct Dispatch {
   }
 };
 
-// -------------------------------------------------------------------------------- initial wave state
+// -------------------------------------------------------------------------------- initial wave
+// state
 
 enum KernelProperty : u16 {
-  kPrivateBuffer = 1, kDispatchPtr = 2, kQueuePtr = 4, kKernargPtr = 8,
-  kDispatchId = 16, kFlatScratchInit = 32, kPrivateSize = 64,
+  kPrivateBuffer = 1,
+  kDispatchPtr = 2,
+  kQueuePtr = 4,
+  kKernargPtr = 8,
+  kDispatchId = 16,
+  kFlatScratchInit = 32,
+  kPrivateSize = 64,
 };
-constexpr u32 kPreloadEntryDwords = 64;  // with kernarg preload the front end skips a 256-byte prologue
+constexpr u32 kPreloadEntryDwords =
+    64;  // with kernarg preload the front end skips a 256-byte prologue
 
 void init_sgprs(const Dispatch& d, const Group& group, Wave& w) {
   const Kernel& kernel = d.kernel;
@@ -243,7 +254,8 @@ void indexed_step(Wave& w) {
   const u32 m0 = w.sgpr[kM0], index = m0 & 0xff, which = m0 >> 12 & 15;
   if (inst.format >= Format::kVop1 && inst.format <= Format::kVop3p) {
     for (u32 s = 0; s < 3; ++s) {
-      if (which >> s & 1 && inst.src[s].kind == SrcKind::kVgpr) inst.src[s].reg = (inst.src[s].reg + index) & 0xff;
+      if (which >> s & 1 && inst.src[s].kind == SrcKind::kVgpr)
+        inst.src[s].reg = (inst.src[s].reg + index) & 0xff;
     }
     if (which & 8) inst.dst = (inst.dst + index) & 0xff;
   }
@@ -302,7 +314,8 @@ bool run_group(Group& group, u64& instructions) {
     if (done == count) return true;
     if (done + waiting == count) {  // a wave that has ended counts as arrived
       for (u32 i = 0; i < count; ++i) {
-        if (group.waves[i].state == WaveState::kAtBarrier) group.waves[i].state = WaveState::kRunning;
+        if (group.waves[i].state == WaveState::kAtBarrier)
+          group.waves[i].state = WaveState::kRunning;
       }
     } else if (instructions >= until) {
       return false;
@@ -313,7 +326,8 @@ bool run_group(Group& group, u64& instructions) {
 std::string where(const Dispatch& d, const Group& group, const Wave* wave) {
   char text[160];
   const u32* id = group.shared.id;
-  std::snprintf(text, sizeof(text), " [workgroup %u,%u,%u wave %u]", id[0], id[1], id[2], wave ? wave->index : 0);
+  std::snprintf(text, sizeof(text), " [workgroup %u,%u,%u wave %u]", id[0], id[1], id[2],
+                wave ? wave->index : 0);
   return "kernel " + d.kernel.name + text + ": ";
 }
 
@@ -321,7 +335,8 @@ std::string signal_text(const Wave& w) {
   Inst inst;
   decode(w.program->arch, w.program->words, w.program->count, w.current, inst);
   char text[200];
-  std::snprintf(text, sizeof(text), "%s at text offset 0x%x accessed memory that is not mapped, address %p",
+  std::snprintf(text, sizeof(text),
+                "%s at text offset 0x%x accessed memory that is not mapped, address %p",
                 inst.op ? inst.op->name : "an instruction", w.current * 4, trap.address);
   return text;
 }
@@ -347,7 +362,8 @@ bool guarded_slice(const Dispatch& d, Group& group, u64& instructions, std::stri
   return ended;
 }
 
-// -------------------------------------------------------------------------------- a launch's groups
+// -------------------------------------------------------------------------------- a launch's
+// groups
 
 class Job {
  public:
@@ -369,8 +385,8 @@ class Job {
       const bool ended = guarded_slice(dispatch_, *group, instructions, error);
       const u64 total = steps_ += instructions - before;
       if (error.empty() && step_limit_ && total > step_limit_) {
-        error = "kernel " + dispatch_.kernel.name + ": the step budget of " + std::to_string(step_limit_) +
-                " instructions (RFOPS_VGPU_MAX_STEPS) is used up";
+        error = "kernel " + dispatch_.kernel.name + ": the step budget of " +
+                std::to_string(step_limit_) + " instructions (RFOPS_VGPU_MAX_STEPS) is used up";
       }
       if (!error.empty()) fail(error);
       if (!ended) {
@@ -412,7 +428,8 @@ class Job {
     Group* resumed = nullptr;
     {
       const std::lock_guard lock(mutex_);
-      if (!suspended_.empty() && (next_ >= dispatch_.group_count || suspended_.size() >= kMaxSuspended)) {
+      if (!suspended_.empty() &&
+          (next_ >= dispatch_.group_count || suspended_.size() >= kMaxSuspended)) {
         resumed = suspended_.front();
         suspended_.pop_front();
       }
@@ -444,8 +461,10 @@ class Job {
     return group ? group : new Group;
   }
   static void give_back(Group* group) {
-    if (spare_) delete group;
-    else spare_ = group;
+    if (spare_)
+      delete group;
+    else
+      spare_ = group;
   }
   static thread_local Group* spare_;
 };
@@ -457,7 +476,8 @@ void fault(const Wave& wave, const Inst& inst, const std::string& what) {
   (void)wave;
   char text[32];
   std::snprintf(text, sizeof(text), " at text offset 0x%x", inst.index * 4);
-  throw Fault((inst.op ? std::string(inst.op->name) : std::string("instruction")) + text + ": " + what);
+  throw Fault((inst.op ? std::string(inst.op->name) : std::string("instruction")) + text + ": " +
+              what);
 }
 
 std::string run(const Launch& launch) {

@@ -9,10 +9,10 @@ namespace vgpu {
 
 struct Launch {
   const Kernel* kernel = nullptr;
-  u32 grid[3] = {1, 1, 1};       // in workgroups
-  u32 block[3] = {1, 1, 1};      // in lanes
+  u32 grid[3] = {1, 1, 1};   // in workgroups
+  u32 block[3] = {1, 1, 1};  // in lanes
   u32 dynamic_lds = 0;
-  const u8* kernarg = nullptr;   // explicit and hidden arguments, kernarg_bytes long
+  const u8* kernarg = nullptr;  // explicit and hidden arguments, kernarg_bytes long
   u32 kernarg_bytes = 0;
 };
 

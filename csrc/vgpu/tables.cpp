@@ -1,21 +1,31 @@
-// The list of all opcode tables: one line a file of the instruction set.
+// The list of all opcode tables; each stands in the file that executes its opcodes.
+#include <iterator>
+
 #include "program.h"
 
 namespace vgpu {
 
-#define VGPU_TABLES(X)                                                                      \
-  X(kSop1Table) X(kSop2Table) X(kSopcTable) X(kSopkTable) X(kSoppTable) X(kSmemTable)       \
-  X(kVop1Table) X(kVop2Table) X(kVopcTable) X(kVop3Table) X(kVop3pTable)                    \
-  X(kConvertVop1Table) X(kConvertVop3Table) X(kMfmaTable) X(kMfmaScaleTable)                \
-  X(kDsTable) X(kFlatTable) X(kGlobalTable) X(kScratchTable) X(kMubufTable) X(kMtbufTable)
+extern const OpTable kSop1Table, kSop2Table, kSopcTable, kSopkTable, kSoppTable;  // ops_salu.cpp
+extern const OpTable kSmemTable;                                                  // ops_smem.cpp
+extern const OpTable kVop1Table;                                                  // ops_vop1.cpp
+extern const OpTable kVop2Table;                                                  // ops_vop2.cpp
+extern const OpTable kVopcTable;                                                  // ops_vopc.cpp
+extern const OpTable kVop3Table;                                                  // ops_vop3.cpp
+extern const OpTable kVop3pTable;                                                 // ops_vop3p.cpp
+extern const OpTable kConvertVop1Table, kConvertVop3Table;                        // ops_convert.cpp
+extern const OpTable kMfmaTable, kMfmaScaleTable;                                 // ops_mfma.cpp
+extern const OpTable kDsTable;                                                    // ops_ds.cpp
+extern const OpTable kFlatTable, kGlobalTable, kScratchTable;                     // ops_flat.cpp
+extern const OpTable kMubufTable, kMtbufTable;                                    // ops_buffer.cpp
 
-#define VGPU_DECLARE(table) extern const OpTable table;
-VGPU_TABLES(VGPU_DECLARE)
-
-#define VGPU_ADDRESS(table) &table,
 OpTables all_tables() {
-  static const OpTable* const tables[] = {VGPU_TABLES(VGPU_ADDRESS)};
-  return {tables, static_cast<u32>(sizeof(tables) / sizeof(tables[0]))};
+  static const OpTable* const tables[] = {
+      &kSop1Table,        &kSop2Table,   &kSopcTable,      &kSopkTable,  &kSoppTable,
+      &kSmemTable,        &kVop1Table,   &kVop2Table,      &kVopcTable,  &kVop3Table,
+      &kVop3pTable,       &kMfmaTable,   &kMfmaScaleTable, &kDsTable,    &kFlatTable,
+      &kConvertVop1Table, &kGlobalTable, &kScratchTable,   &kMubufTable, &kMtbufTable,
+      &kConvertVop3Table};
+  return {tables, std::size(tables)};
 }
 
 }  // namespace vgpu

@@ -8,7 +8,7 @@
 
 namespace vgpu {
 
-struct Program;   // program.h: a loaded code object's decoded text
+struct Program;  // program.h: a loaded code object's decoded text
 struct Workgroup;
 class Observer;
 
@@ -17,31 +17,32 @@ struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// kIndexed: running with VGPR indexing on (s_set_gpr_idx_on), which only the runner's slow path does.
+// kIndexed: running with VGPR indexing on (s_set_gpr_idx_on), which only the runner's slow path
+// does.
 enum class WaveState : u8 { kRunning, kIndexed, kAtBarrier, kDone };
 
 // Rows of the vector register file: 256 arch + 256 acc, and room for the tuple that starts at the
 // last register, so that no encoding can index outside (the widest tuple has 32 registers).
 inline constexpr u32 kVgprRows = 512 + 32;
 
-inline constexpr u64 kSharedBaseAddr = u64{0x7f00} << 48;   // apertures: outside any host pointer
+inline constexpr u64 kSharedBaseAddr = u64{0x7f00} << 48;  // apertures: outside any host pointer
 inline constexpr u64 kPrivateBaseAddr = u64{0x7f01} << 48;
 inline constexpr u64 kApertureMask = ~u64{0xffffffff};
 
 struct Wave {
   alignas(64) u32 sgpr[128];
-  u32* vgpr = nullptr;   // [kVgprRows][kLanes]
-  u32* acc = nullptr;    // vgpr + accum_offset * kLanes
-  u8* scratch = nullptr; // private memory, dword-interleaved: (off / 4) * 256 + lane * 4 + off % 4
-  u32 scratch_bytes = 0; // per lane
-  u32 pc = 0;            // dword index of the next instruction
-  u32 current = 0;       // dword index of the instruction that runs
+  u32* vgpr = nullptr;    // [kVgprRows][kLanes]
+  u32* acc = nullptr;     // vgpr + accum_offset * kLanes
+  u8* scratch = nullptr;  // private memory, dword-interleaved: (off / 4) * 256 + lane * 4 + off % 4
+  u32 scratch_bytes = 0;  // per lane
+  u32 pc = 0;             // dword index of the next instruction
+  u32 current = 0;        // dword index of the instruction that runs
   bool scc = false;
-  bool fp_split = false; // f16/f64 rounding or denormal mode differs from that of f32
+  bool fp_split = false;  // f16/f64 rounding or denormal mode differs from that of f32
   WaveState state = WaveState::kRunning;
-  u32 mode = 0;          // MODE register: round 3:0, denorm 7:4, dx10_clamp 8, ieee 9, fp16_ovfl 23
-  u64 launched = 0;      // lanes that exist
-  u32 index = 0;         // in the workgroup
+  u32 mode = 0;      // MODE register: round 3:0, denorm 7:4, dx10_clamp 8, ieee 9, fp16_ovfl 23
+  u64 launched = 0;  // lanes that exist
+  u32 index = 0;     // in the workgroup
   Workgroup* group = nullptr;
   Program* program = nullptr;
   Observer* observer = nullptr;  // counters or checks, when they are on
@@ -66,7 +67,7 @@ struct Wave {
 struct Workgroup {
   u32 id[3] = {};
   u32 wave_count = 0;
-  u8* lds = nullptr;     // lds_bytes, then padding that catches nothing but keeps wide reads inside
+  u8* lds = nullptr;  // lds_bytes, then padding that catches nothing but keeps wide reads inside
   u32 lds_bytes = 0;
   Arch arch = Arch::kGfx950;
 };
