@@ -63,7 +63,8 @@ def host_candidates() -> Iterator[tuple[str, tuple[str, ...] | None, str]]:
     if chosen:
         first, *rest = shlex.split(chosen)
         found = _executable(first)
-        yield "c++", (*found, *rest) if found else None, f"CXX={chosen}"
+        name = "zig" if Path(first).stem == "zig" or "ziglang" in rest else "c++"
+        yield name, (*found, *rest) if found else None, f"CXX={chosen}"
         return
     yield "c++", _executable("g++"), "g++ on PATH"
     yield "c++", _executable("clang++"), "clang++ on PATH"

@@ -3,6 +3,7 @@ so that an edit of one file compiles that file and links."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from . import cpu, log
@@ -41,9 +42,21 @@ def _object_unit(spec: ModuleSpec, toolchain: Toolchain, source: Path) -> Unit:
     return Unit(Shelf("host", f"{spec.name}.objects", roots), toolchain, (command,), f"{name}.d")
 
 
-def _link_command(spec: ModuleSpec, objects: list[Unit]) -> Command:
+def _link_flags(spec: ModuleSpec, toolchain: Toolchain) -> tuple[str, ...]:
+    """The level too: zig builds its C++ runtime for it, when it links."""
+    return (*cpu.level_flags(toolchain.name == "zig"), *spec.link_flags)
+
+
+def _link_command(spec: ModuleSpec, toolchain: Toolchain, objects: list[Unit]) -> Command:
     names = tuple(unit.output for unit in objects)
-    return Command(("{cc}", *names, *spec.link_flags, "-o", spec.output), names, spec.output)
+    argv = ("{cc}", *names, *_link_flags(spec, toolchain), "-o", spec.output)
+    return Command(argv, names, spec.output)
+
+
+def _runtime_command(spec: ModuleSpec, toolchain: Toolchain) -> Command:
+    """Link nothing: zig's first link builds its C++ runtime, as long as all objects together."""
+    argv = ("{cc}", *_link_flags(spec, toolchain), "-x", "c++", os.devnull, "-o", "runtime.so")
+    return Command(argv, (), "runtime.so")
 
 
 def build_host(spec: ModuleSpec) -> Artifact:
@@ -52,7 +65,7 @@ def build_host(spec: ModuleSpec) -> Artifact:
         raise ConfigError(f"{spec.name}: a {spec.kind} module is not built for the host")
     toolchain = host_toolchain()
     objects = [_object_unit(spec, toolchain, source) for source in spec.sources()]
-    link = _link_command(spec, objects)
+    link = _link_command(spec, toolchain, objects)
     commands = (*(command for unit in objects for command in unit.commands), link)
     library = Unit(Shelf("host", spec.name, roots_of(spec)), toolchain, commands, "")
     found = library.shelf.find(library.build_key)
@@ -77,7 +90,12 @@ def _build_once(spec: ModuleSpec, library: Unit, objects: list[Unit]) -> Artifac
             if artifact is not None:
                 (stage / name).symlink_to(artifact.file)
         log.get().info("building %s: %d files to compile", title, len(missing))
-        seconds = run_units([*missing, link], title, stage)
+        first = []
+        if library.toolchain.name == "zig":
+            runtime = _runtime_command(spec, library.toolchain)
+            first = [Unit(library.shelf, library.toolchain, (runtime,), "")]
+        seconds = run_units([*first, *missing, link], title, stage)
+        (stage / "runtime.so").unlink(missing_ok=True)
         read: Contents = {}
         whole = True
         for unit in missing:

@@ -26,7 +26,7 @@ opened = [what for name, what in events if name in ("open", "ctypes.dlopen")]
 print(json.dumps({
     "seconds": seconds,
     "processes": [name for name, _ in events if name in watched],
-    "devices": [what for what in opened if "/dev/" in what or "libamdhip64" in what],
+    "devices": [what for what in opened if what.startswith("('/dev/") or "libamdhip64" in what],
     "modules": sorted(set(sys.modules) - before),
     "initialised": torch.cuda.is_initialized(),
 }))

@@ -133,6 +133,7 @@ def test_cxx_is_obeyed(bare: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     assert toolchain.host_toolchain().argv == (zig(), "c++")
     monkeypatch.setenv("CXX", f"{zig()} c++ -Wno-psabi")
     assert toolchain.host_toolchain().argv == (zig(), "c++", "-Wno-psabi")
+    assert toolchain.host_toolchain().name == "zig", "its flags are spelt otherwise"
     monkeypatch.setenv("CXX", "/absent/c++")
     with pytest.raises(rfops.ToolchainNotFound, match="CXX=/absent/c"):
         toolchain.host_toolchain()

@@ -1,4 +1,4 @@
-"""Floating point across instructions: correctly rounded division as LLVM emits it, and what MODE changes
+"""Floating point across instructions: division as LLVM emits it, and what MODE changes
 (rounding of f32 and of f16/f64, denormals, omod, clamp of NaN, IEEE minimum of signalling NaN).
 """
 
@@ -79,7 +79,7 @@ def quotient(kind: str) -> Callable[[Array], list[Array]]:
 
 
 def division_inputs(kind: str, count: int) -> Array:
-    """All pairs of exponents in steps, random fractions: normal and denormal operands and quotients."""
+    """Exponents and fractions of all sizes: normal and denormal operands and quotients."""
     rng = np.random.default_rng(17)
     real, digits = {"f16": (np.float16, 10), "f32": (np.float32, 23), "f64": (np.float64, 52)}[kind]
     del real
@@ -415,7 +415,7 @@ def _tiny(kind: str) -> Array:
 
 
 for _row in _FLUSHED:
-    # Which field rules the other type's end of a conversion is not documented: there both say the same.
+    # Which field rules the other end of a conversion is not documented: there both say the same.
     for _mode in (
         (0xF0, 0x00, 0x50, 0xA0)
         if "cvt" in _row[0]
@@ -443,7 +443,7 @@ IEEE_OFF, DX10_CLAMP_OFF = setreg(9, 1, 0), setreg(8, 1, 0)
 
 
 def _omod_case(kind: str, omod: str, keep: bool, clamp: bool) -> None:
-    """omod works with IEEE off and denormal results flushed; otherwise it is ignored. Whether a result
+    """omod works with IEEE off and denormal results flushed, otherwise not. Whether a result
     that only overflows before it is halved survives is not documented: both pass."""
     factor = {"mul:2": 2, "mul:4": 4, "div:2": 0.5}[omod]
 
@@ -536,7 +536,8 @@ add(
     "MODE",
     "getreg after setreg",
     setreg(0, 4, 0x9) + "s_getreg_b32 s8, hwreg(HW_REG_MODE, 0, 8)\n"
-    "s_mov_b32 s9, 0x3\ns_setreg_b32 hwreg(HW_REG_MODE, 2, 2), s9\ns_getreg_b32 s10, hwreg(HW_REG_MODE, 0, 10)\n"
+    "s_mov_b32 s9, 0x3\ns_setreg_b32 hwreg(HW_REG_MODE, 2, 2), s9\n"
+    "s_getreg_b32 s10, hwreg(HW_REG_MODE, 0, 10)\n"
     "v_mov_b32 v20, s8\nv_mov_b32 v21, s10\n",
     "u32",
     lambda lanes: [

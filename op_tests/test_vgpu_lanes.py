@@ -1,11 +1,12 @@
-"""Instructions that move values between lanes or within a register: every DPP control, every SDWA select,
-readlane, writelane, permlane swaps, and a reduction as compilers write it.
+"""Instructions that move values between lanes or within a register: every DPP control, SDWA
+selects, readlane, writelane, permlane swaps, and a reduction as compilers write it.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,17 +16,12 @@ from vgpu_asm import LANES
 from vgpu_cases import (
     ALL,
     ARCHS,
-    DPP_CONTROLS,
     MASKS,
-    SDWA_SELECTS,
     U64,
     Book,
     Case,
     Cases,
-    Dpp,
     Form,
-    Sdwa,
-    exec_lanes,
     low32,
     op_case,
     place,
@@ -33,6 +29,7 @@ from vgpu_cases import (
     words_of,
 )
 from vgpu_reference import Array
+from vgpu_swizzle import DPP_CONTROLS, SDWA_SELECTS, Dpp, Sdwa, exec_lanes
 
 CASES = Cases()
 SMALL = 2 * LANES
@@ -98,7 +95,7 @@ def scalar_result(value: Array) -> Array:
     return value.repeat(LANES)
 
 
-def lane_case(name: str, asm: str, expect) -> Case:  # noqa: ANN001
+def lane_case(name: str, asm: str, expect: Callable[[Array], Array]) -> Case:
     return CASES.add(
         "lane access", name, asm, "u32 u32 u32 u32", lambda lanes: [expect(lanes)], count=512
     )
@@ -157,7 +154,7 @@ for _lane, _how in (
 
 
 def _swapped(step: int, lanes: Array) -> Array:
-    """v20, v21 after v_permlane<step>_swap_b32 v20, v21: odd rows of v20 and even rows of v21 change places."""
+    """v_permlane<step>_swap_b32 v20, v21: odd rows of v20 and even rows of v21 change places."""
     a, b = (low32(lanes[:, 3] >> U64(shift)).reshape(-1, LANES) for shift in (0, 32))
     first, second = a.copy(), b.copy()
     for lane in range(LANES):
@@ -195,7 +192,10 @@ lane_case(
 )
 
 # Ballot and rank of the lanes that a compare finds.
-_RANK = "v_cmp_lt_u32 vcc, v8, v10\nv_mbcnt_lo_u32_b32 v20, vcc_lo, 0\nv_mbcnt_hi_u32_b32 v20, vcc_hi, v20\n"
+_RANK = (
+    "v_cmp_lt_u32 vcc, v8, v10\nv_mbcnt_lo_u32_b32 v20, vcc_lo, 0\n"
+    "v_mbcnt_hi_u32_b32 v20, vcc_hi, v20\n"
+)
 
 
 def _rank(lanes: Array) -> Array:

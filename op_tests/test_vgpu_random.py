@@ -1,9 +1,10 @@
 """Random straight-line programs over VALU and SALU against a scalar model in numpy.
 
-A program has 60 instructions drawn from the tables of vgpu_valu_ops and vgpu_salu_ops, over 16 vector and 16
-scalar registers, VCC, SCC and EXEC; afterwards every register of every lane is compared. A NaN's bits are not
-defined, so a float result is followed by instructions that replace NaN by one pattern. A program that differs is
-cut down to the first instruction after which the states differ.
+A program has 60 instructions drawn from the tables of vgpu_valu_ops and vgpu_salu_ops, over 16
+vector and 16 scalar registers, VCC, SCC and EXEC; afterwards every register of every lane is
+compared. A NaN's bits are not defined, so a float result is followed by instructions that replace
+NaN by one pattern. A program that differs is cut down to the first instruction after which the
+states differ.
 """
 
 from __future__ import annotations
@@ -21,21 +22,19 @@ from vgpu_asm import LANES, Snippets
 from vgpu_cases import (
     ALL,
     ARCHS,
-    DPP_CONTROLS,
-    SDWA_SELECTS,
     U64,
-    Dpp,
     Form,
-    Sdwa,
     apply_mods,
     evaluate,
     inline_constant,
+    set_mask,
     specials,
 )
 from vgpu_reference import Array, Op
 from vgpu_salu_ops import ScalarOp, Scalars
+from vgpu_swizzle import DPP_CONTROLS, SDWA_SELECTS, Dpp, Sdwa
 
-PROGRAMS, LENGTH = 60, 60
+PROGRAMS, LENGTH = 100, 60
 BASE, COUNT = 30, 16  # v30..v45 and s30..s45
 ROW = 40  # dwords a lane that are compared: v, s, vcc, exec, scc
 MASK32 = U64(0xFFFFFFFF)
@@ -118,7 +117,8 @@ def _show() -> str:
     text += "".join(f"v_mov_b32 v{46 + i}, {name}\n" for i, name in enumerate(scalars))
     text += "".join(f"v_mov_b32 v{46 + i}, 0\n" for i in range(len(scalars), ROW - COUNT))
     for quad in range(ROW // 4 - 1):
-        text += f"global_store_dwordx4 v3, v[{BASE + 4 * quad}:{BASE + 4 * quad + 3}], s[6:7] offset:{16 * quad}\n"
+        first = BASE + 4 * quad
+        text += f"global_store_dwordx4 v3, v[{first}:{first + 3}], s[6:7] offset:{16 * quad}\n"
     last = BASE + ROW - 4
     text += "".join(f"v_mov_b32 v{20 + i}, v{last + i}\n" for i in range(4))
     return text + f"v_add_u32 v2, {16 * (ROW // 4 - 1)}, v3\n"
@@ -184,7 +184,8 @@ _SWIZZLED = [
 def canonical_nan(kind: str, reg: int) -> str:
     """Instructions that give every NaN of a result one pattern."""
     wide = ref.width(kind) == 64
-    text = f"v_cmp_u_{kind} s[8:9], {name_of(reg, 64 if wide else 32, 'v')}, {name_of(reg, 64 if wide else 32, 'v')}\n"
+    name = name_of(reg, 64 if wide else 32, "v")
+    text = f"v_cmp_u_{kind} s[8:9], {name}, {name}\n"
     if wide:
         return (
             text
@@ -264,7 +265,8 @@ def swizzled_instruction(rng: random.Random, arch: str) -> Instruction:
         rng.choice(("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE")),
     )
     texts = [f"sext({t})" if use_sdwa and sext[i] else t for i, (t, _) in enumerate(sources)]
-    text = f"{op.name}{'_sdwa' if use_sdwa else '_dpp'} v{reg}, {', '.join(texts)} {(sdwa if use_sdwa else dpp).text}"
+    suffix, how = ("_sdwa", sdwa.text) if use_sdwa else ("_dpp", dpp.text)
+    text = f"{op.name}{suffix} v{reg}, {', '.join(texts)} {how}"
     if ref.is_float(op.dst):
         text += "\n" + canonical_nan(op.dst, reg)
 
@@ -311,7 +313,8 @@ def compare_instruction(rng: random.Random) -> Instruction:
     to_vcc = rng.random() < 0.6
     reg = pick_vector(rng, 64)
     sources = [vector_source(rng, 64 if ref.width(kind) == 64 else 32) for kind in op.srcs]
-    text = f"{op.name}_e64 {'vcc' if to_vcc else name_of(reg, 64, 's')}, {sources[0][0]}, {sources[1][0]}"
+    where = "vcc" if to_vcc else name_of(reg, 64, "s")
+    text = f"{op.name}_e64 {where}, {sources[0][0]}, {sources[1][0]}"
 
     def step(m: Machine) -> None:
         args = [
@@ -460,7 +463,7 @@ def make_program(seed: int, arch: str) -> Program:
         f"v_xor_b32 v{BASE + i}, {flip:#x}, v{8 + i % 8}\n" for i, flip in enumerate(flips)
     )
     init += "".join(f"s_mov_b32 s{BASE + i}, {value:#x}\n" for i, value in enumerate(scalars))
-    init += f"s_mov_b32 vcc_lo, {vcc & 0xFFFFFFFF:#x}\ns_mov_b32 vcc_hi, {vcc >> 32:#x}\ns_cmp_lg_u32 s0, s0\n"
+    init += set_mask("vcc", vcc) + "s_cmp_lg_u32 s0, s0\n"
 
     def start(inputs: Array) -> Machine:
         words = inputs.view(np.uint32).reshape(LANES, 8)
@@ -507,7 +510,8 @@ def first_wrong(program: Program, inputs: Array, arch: str) -> str:
                 f"{name}={value:08x}" for name, value in zip(names, before[lane], strict=False)
             )
             return (
-                f"instruction {n} of {LENGTH}: {text}\n{len(bad)} values differ, first lane {lane} {names[column]}: "
+                f"instruction {n} of {LENGTH}: {text}\n"
+                f"{len(bad)} values differ, first lane {lane} {names[column]}: "
                 f"got {got[lane, column]:08x}, want {want[lane, column]:08x}\nbefore: {state}"
             )
     return "each prefix agrees: the outcome depends on what was run before"

@@ -1,5 +1,5 @@
-"""Every SALU opcode of the virtual GPU against Python integers, one set of operands a wave; then what the
-program counter, relative register access and wave state do.
+"""Every SALU opcode of the virtual GPU against Python integers, one set of operands a wave; then
+what the program counter, relative register access and wave state do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vgpu_salu_ops import M64, ScalarOp, Scalars
 
 WAVES = 96
 CASES = Cases()
-# Columns 0 and 1 are the sources, 2 holds EXEC, 3 the old destination; SCC is bit 32 of column 3's pair s21.
+# Columns 0 and 1 are the sources, 2 holds EXEC, whose top bit is SCC too, 3 the old destination.
 LOAD = "".join(
     f"v_readfirstlane_b32 s{s}, v{v}\n"
     for s, v in ((8, 8), (9, 9), (10, 10), (11, 11), (12, 12), (13, 13), (20, 14), (21, 15))
@@ -39,7 +39,8 @@ SHOW_RESULT = "s_cselect_b32 s22, 1, 0\n" + "".join(
     f"v_mov_b32 v{v}, s{s}\n" for v, s in ((20, 20), (21, 21), (22, 22))
 )
 SHOW_EXEC = (
-    "s_cselect_b32 s22, 1, 0\ns_mov_b64 s[24:25], exec\ns_mov_b64 exec, -1\ns_xor_b32 s24, s24, s20\n"
+    "s_cselect_b32 s22, 1, 0\ns_mov_b64 s[24:25], exec\ns_mov_b64 exec, -1\n"
+    "s_xor_b32 s24, s24, s20\n"
     "s_xor_b32 s25, s25, s21\n"
     + "".join(f"v_mov_b32 v{v}, s{s}\n" for v, s in ((20, 20), (21, 22), (22, 24), (23, 25)))
 )
@@ -338,7 +339,8 @@ program(
     "s_set_gpr_idx",
     "third source",
     _VALUES + "s_mov_b32 s8, 5\ns_set_gpr_idx_on s8, gpr_idx(SRC2)\n"
-    "v_mad_u32_u24 v20, v30, v31, v32\ns_set_gpr_idx_off\ns_and_b32 s8, m0, 0xf0ff\nv_mov_b32 v21, s8\n",
+    "v_mad_u32_u24 v20, v30, v31, v32\ns_set_gpr_idx_off\n"
+    "s_and_b32 s8, m0, 0xf0ff\nv_mov_b32 v21, s8\n",
     30 * 31 + 37,
     0x4005,
 )

@@ -1,13 +1,14 @@
-"""Every VALU opcode of the virtual GPU against numpy: plain, and with each kind of operand and modifier.
+"""Every VALU opcode of the virtual GPU against numpy: plain, and with each kind of operand and
+modifier.
 
-Exact wherever IEEE or integer rules define the result; 1 ulp for exp, log, rcp, rsq, sqrt, sin and cos
-(hardware promises about that for f32; where denormals reach that unit, flushed and kept both pass).
+Exact wherever IEEE or integer rules define the result; 1 ulp for exp, log, rcp, rsq, sqrt, sin and
+cos (hardware promises about that for f32; where denormals reach that unit, flushed and kept pass).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -16,17 +17,12 @@ import vgpu_valu_ops as ops
 from vgpu_cases import (
     ALL,
     ARCHS,
-    DPP_CONTROLS,
     MASKS,
-    SDWA_SELECTS,
     U64,
     Book,
     Case,
-    Dpp,
     Form,
-    Sdwa,
     apply_mods,
-    exec_lanes,
     lane_inputs,
     op_case,
     operand_text,
@@ -36,6 +32,7 @@ from vgpu_cases import (
     set_sgpr,
 )
 from vgpu_reference import Array, Op
+from vgpu_swizzle import DPP_CONTROLS, SDWA_SELECTS, Dpp, Sdwa, exec_lanes
 
 PLAIN, SMALL, SLOW = 2048, 512, 192
 
@@ -150,7 +147,10 @@ def vop3_forms(op: Op) -> Iterator[tuple[str, Form, int]]:
             )
 
 
-def _cases_of(rows: list[Op], forms, vop3_only: bool) -> dict[str, list[Case]]:  # noqa: ANN001
+FormsOf = Callable[[Op], Iterator[tuple[str, Form, int]]]
+
+
+def _cases_of(rows: list[Op], forms: FormsOf, vop3_only: bool) -> dict[str, list[Case]]:
     return {
         op.name: [
             op_case(op, form, _count(op, n), label, vop3_only) for label, form, n in forms(op)
@@ -175,7 +175,7 @@ def compare_case(op: Op, form: Form, label: str) -> Case:
         + set_mask("vcc", ALL)
         + set_sgpr(16, ALL)
         + set_mask("exec", form.exec)
-        + f"{op.name}{form.suffix} {where}, {operands[0][0]}, {operands[1][0]}{' clamp' if form.clamp else ''}{sdwa}\n"
+        + f"{op.name}{form.suffix} {where}, {operands[0][0]}, {operands[1][0]}{sdwa}\n"
         + "s_mov_b64 s[12:13], exec\ns_mov_b64 exec, -1\nv_mov_b32 v22, s12\nv_mov_b32 v23, s13\n"
         + (f"s_mov_b64 s[12:13], {where}\nv_mov_b32 v20, s12\nv_mov_b32 v21, s13\n")
     )

@@ -1,5 +1,5 @@
-"""VALU opcodes whose operands are not one result and its sources: masks, packed halves, pairs, quads,
-constants in the instruction.
+"""VALU opcodes whose operands are not one result and its sources: masks, packed halves, pairs,
+quads, constants in the instruction.
 """
 
 from __future__ import annotations
@@ -22,11 +22,8 @@ from vgpu_cases import (
     Book,
     Cases,
     Check,
-    Dpp,
     Form,
-    Sdwa,
     apply_mods,
-    exec_lanes,
     finish,
     flush,
     inline_constant,
@@ -40,11 +37,12 @@ from vgpu_cases import (
     words_of,
 )
 from vgpu_reference import Array, Op
+from vgpu_swizzle import Dpp, Sdwa, exec_lanes
 
 CASES = Cases()
 add = CASES.add
 
-# ---------------------------------------------------------------- masks as operands: cndmask, carries
+# ---------------------------------------------------------------- masks: cndmask and carries
 
 _CARRIES: dict[str, tuple[Callable[[int, int, int], int], bool]] = {
     "v_add_co_u32": (lambda a, b, c: a + b, False),
@@ -64,7 +62,8 @@ def _carry_case(name: str, how: str, exec_mask: int, carry: int) -> None:
     dpp = Dpp("row_shr:3", bound=True) if how == "dpp" else None
     sdwa = Sdwa(("BYTE_2", "WORD_1"), (True, False), "DWORD") if how == "sdwa" else None
     suffix = {"e32": "_e32", "dpp": "_dpp", "sdwa": "_sdwa"}.get(how, "_e64")
-    text = f"{name}{suffix} v20, {where}, {'sext(v8)' if sdwa else 'v8'}, v10{', ' + source if takes else ''}"
+    text = f"{name}{suffix} v20, {where}, {'sext(v8)' if sdwa else 'v8'}, v10"
+    text += f", {source}" if takes else ""
     text += f" {dpp.text}" if dpp else f" {sdwa.text}" if sdwa else " clamp" if clamp else ""
     asm = (
         set_mask("vcc", carry)
@@ -337,8 +336,8 @@ def _dot_case(op: Op, label: str, neg_lo: int, neg_hi: int, clamp: bool, exec_ma
     tail = " clamp" if clamp else ""
     if neg_lo or neg_hi:
         tail = (
-            f" neg_lo:[{neg_lo & 1},{neg_lo >> 1 & 1},{neg_lo >> 2}] neg_hi:[{neg_hi & 1},{neg_hi >> 1 & 1},0]"
-            + tail
+            f" neg_lo:[{neg_lo & 1},{neg_lo >> 1 & 1},{neg_lo >> 2}]"
+            f" neg_hi:[{neg_hi & 1},{neg_hi >> 1 & 1},0]" + tail
         )
     form = Form(clamp=clamp)
 

@@ -145,8 +145,8 @@ class Module:
 class Snippets:
     """A batch of snippets, assembled together; `run(i, inputs)` gives [n, 4] dwords.
 
-    A snippet that sets v2 to the byte at which v[20:23] go, and stores more below s[6:7] itself, can
-    give rows of more than 4 dwords.
+    A snippet that sets v2 to the byte at which v[20:23] go, and stores more from s[6:7] on itself,
+    can give rows of more than 4 dwords.
     """
 
     def __init__(self, snippets: list[str], arch: str = "gfx950") -> None:

@@ -1,10 +1,11 @@
 """What one lane of a VALU opcode computes, in numpy, written from the ISA manual and not from csrc.
 
-A row (`Op`) names the assembler's mnemonic, the types of result and sources, and a function over whole
-arrays of lanes. Integers of up to 32 bits arrive as int64 (sign- or zero-extended) and leave as any
-integer array, which is wrapped to the result's width; floats arrive in their own dtype. A function may
-return float64 for a narrower result: it is rounded once, so functions that need one rounding of an
-inexact float64 return it rounded to odd (`fma_odd`), which makes the second rounding harmless.
+A row (`Op`) names the assembler's mnemonic, the types of result and sources, and a function over
+whole arrays of lanes. Integers of up to 32 bits arrive as int64 (sign- or zero-extended) and leave
+as any integer array, which is wrapped to the result's width; floats arrive in their own dtype. A
+function may return float64 for a narrower result: it is rounded once, so functions that need one
+rounding of an inexact float64 return it rounded to odd (`fma_odd`), which makes the second rounding
+harmless.
 """
 
 from __future__ import annotations
@@ -269,8 +270,8 @@ def _exponent(x: Array) -> Array:
 
 
 def div_fixup(q: Array, den: Array, num: Array) -> Array:
-    """The special cases of num / den. A NaN quotient of ordinary operands is an iteration that overflowed:
-    only infinity makes LLVM's division sequence right, though the manual's text would keep the NaN."""
+    """The special cases of num / den. A NaN quotient of ordinary operands is an iteration that
+    overflowed: only infinity makes LLVM's division right, though the manual would keep the NaN."""
     sign = np.where(np.signbit(den) != np.signbit(num), -1.0, 1.0)
     inf = np.inf
     bad = (

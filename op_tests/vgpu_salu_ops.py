@@ -1,7 +1,8 @@
 """What each SALU opcode computes, on Python integers, from the ISA manual.
 
-A row's function gets a `Scalars` (unsigned sources a and b, the old destination d, SCC, EXEC) and returns the
-new destination and SCC; None leaves either as it was. Results wrap to the destination's width.
+A row's function gets a `Scalars` (unsigned sources a and b, the old destination d, SCC, EXEC) and
+returns the new destination and SCC; None leaves either as it was. Results wrap to the destination's
+width.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Scalars:
 
 @dataclass(frozen=True)
 class ScalarOp:
-    """widths: destination (0: none), then sources, in bits. `imm`: a 16-bit constant is the source b."""
+    """widths: destination (0: none), then sources, in bits. `imm`: source b is a constant."""
 
     name: str
     widths: tuple[int, ...]
@@ -336,7 +337,7 @@ def _sopc() -> list[ScalarOp]:
 
 
 def _sopk() -> list[ScalarOp]:
-    """The destination is also source a; b is the constant, sign-extended but for unsigned compares."""
+    """The destination is the first source; unsigned compares alone zero-extend the constant."""
 
     def imm(s: Scalars) -> int:
         return signed(s.b & 0xFFFF, 16)

@@ -1,4 +1,4 @@
-"""The VALU opcodes as the tests know them: one row an opcode, by encoding (see vgpu_reference.Op)."""
+"""The VALU opcodes as the tests know them: one row an opcode (see vgpu_reference.Op)."""
 
 from __future__ import annotations
 

@@ -68,6 +68,9 @@ constexpr u64 kDoubleInline[] = {0x3fe0000000000000, 0xbfe0000000000000, 0x3ff00
                                  0xbff0000000000000, 0x4000000000000000, 0xc000000000000000,
                                  0x4010000000000000, 0xc010000000000000, 0x3fc45f306dc9c882};
 
+// A pair of floats has an inline constant in both: LLVM multiplies by <poison, 0.5> with a plain 0.5.
+u64 both_halves(u32 value) { return u64{value} << 32 | value; }
+
 // An inline float (encodings 240..248) as the operand's type holds it.
 u64 inline_float(Type type, u32 which) {
   switch (type) {
@@ -82,14 +85,16 @@ u64 inline_float(Type type, u32 which) {
     case Type::kF64:
     case Type::kB64:
       return kDoubleInline[which];
+    case Type::kPkF32:
+      return both_halves(kFloatInline[which]);
     default:
       return kFloatInline[which];
   }
 }
 
 u64 inline_int(Type type, i32 value) {
-  return dwords_of(type) == 2 && type != Type::kPkF32 ? static_cast<u64>(static_cast<i64>(value))
-                                                      : static_cast<u32>(value);
+  if (type == Type::kPkF32) return both_halves(static_cast<u32>(value));
+  return dwords_of(type) == 2 ? static_cast<u64>(static_cast<i64>(value)) : static_cast<u32>(value);
 }
 
 // A 32-bit literal of a wide operand: the high half of an f64, sign-extended for i64 instructions,

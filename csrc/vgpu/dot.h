@@ -73,6 +73,7 @@ void dotc(Wave& w, const Inst& in) {
 inline f32 half_fma(f32 a, f32 b, f32 c) { return round_to_odd(f64{a} * b + f64{c}); }
 
 inline void pk_fmac_f16(Wave& w, const Inst& in) {
+  FpGuard guard(w);
   Lanes ta, tb, a[2], b[2], d[2];
   split_halves<f16>(fetch<u32>(w, in, 0, ta), a[0], a[1]);
   split_halves<f16>(fetch<u32>(w, in, 1, tb), b[0], b[1]);
