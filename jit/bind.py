@@ -59,7 +59,7 @@ class BoundKernel:
 
     def _load(self, artifact: Artifact) -> None:
         self.hip = hip.runtime(self.device)
-        self._index = -1 if self.device.type == "cpu" else self.device.index or 0
+        self._index = -1 if self.device.index is None else self.device.index
         code = artifact.file.read_bytes()
         if self._index >= 0:
             with torch.cuda.device(self._index):
@@ -154,7 +154,7 @@ class CompiledOp:
 
         Raises UnsupportedArch, ToolchainNotFound, BuildError, BindError, HipError.
         """
-        device = torch.device(device)
+        device = hip.indexed(torch.device(device))
         arch = hip.device_arch(device)
         key = (arch, device, tuple(sorted(defines.items())) if defines else ())
         bound = self._bound.get(key)

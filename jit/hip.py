@@ -106,12 +106,21 @@ def _torch_library() -> Path:
     return Path(torch.__file__).parent / "lib" / "libamdhip64.so"
 
 
+def indexed(device: torch.device) -> torch.device:
+    """`cuda` as the GPU it means now, `cuda:1`; the CPU has no index."""
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type == "cuda" and device.index is None and torch.version.hip:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 def device_arch(device: torch.device) -> str:
     """gfx942, gfx950, ... of a device, asked of it lazily. Raises UnsupportedArch."""
     if device.type == "cpu":
         return _virtual_arch(settings.text("RFOPS_VGPU_ARCH"))
     if device.type == "cuda" and torch.version.hip:
-        return _gpu_arch(device.index if device.index is not None else torch.cuda.current_device())
+        return _gpu_arch(indexed(device).index)
     name = "an NVIDIA GPU" if device.type == "cuda" else f"device type {device.type!r}"
     raise UnsupportedArch("HIP modules", name, ("AMD GPUs", "CPU tensors (virtual GPU)"))
 

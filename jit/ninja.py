@@ -87,6 +87,7 @@ def run_steps(module: str, title: str, steps: Sequence[Step], folder: Path) -> s
             elif not line.startswith("ninja: entering directory"):
                 output.append(line)
     progress.end()
+    (folder / ".ninja_log").unlink(missing_ok=True)
     text = "".join(output)
     if process.returncode != 0:
         raise BuildError(module, *_failure(steps, output, text), None)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -219,3 +222,65 @@ def test_a_code_object_of_another_arch_is_refused(project: Project) -> None:
     runtime.select_arch("gfx950")
     with pytest.raises(rfops.HipError, match=r"(?s)gfx942.*gfx950|gfx950.*gfx942"):
         runtime.load(artifact.file.read_bytes(), "axpy")
+
+
+# ---------------------------------------------------------------- the path of a ROCm torch
+
+
+class FakeRocm:
+    """torch.cuda of a ROCm build with two GPUs; the HIP runtime behind it is the virtual GPU's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered: list[int] = []
+        self.stream = ctypes.c_void_p()
+        names = ("gfx942:sramecc+:xnack-", "gfx950:sramecc+:xnack-")
+        fakes = {
+            "init": lambda: None,
+            "current_device": lambda: 0,
+            "device": self.device,
+            "get_device_properties": lambda i: SimpleNamespace(gcnArchName=names[i]),
+            "current_stream": lambda: SimpleNamespace(cuda_stream=self.stream.value or 0),
+        }
+        monkeypatch.setattr(torch.version, "hip", "7.0")
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(hip, "_gpu_arch", hip._gpu_arch.__wrapped__)
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        self.entered.append(index)
+        yield
+
+
+def test_a_rocm_tensor_goes_to_its_gpu(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its architecture, its device, torch's stream, and the HIP runtime that torch has loaded."""
+    loaded = hip.runtime(torch.device("cpu")).path
+    rocm = FakeRocm(monkeypatch)
+    monkeypatch.delenv("RFOPS_HIP_LIBRARY")
+    gpu = torch.device("cuda", 1)
+    assert hip.device_arch(gpu) == "gfx950" and hip.device_arch(torch.device("cuda")) == "gfx942"
+    bound = project.op().bind(gpu)
+    assert bound.meta["arch"] == "gfx950" and rocm.entered == [1]
+    assert bound.hip.path.name == "libamdhip64.so" and bound.hip.path.samefile(loaded)
+    create = ctypes.CDLL(str(loaded)).hipStreamCreate
+    assert create(ctypes.byref(rocm.stream)) == 0 and rocm.stream.value
+    launched = []
+    real = bound.hip.launch_kernel
+    monkeypatch.setattr(
+        bound.hip, "launch_kernel", lambda *args: (launched.append(args[8]), real(*args))[1]
+    )
+    x, out = torch.arange(64, dtype=torch.float32), torch.empty(64)
+    bound.launch((1, 1, 1), (64, 1, 1), (out, x, 3.0, 64))
+    assert torch.equal(out, 3 * x)
+    assert launched == [rocm.stream.value] and rocm.entered == [1, 1]
+    bound.launch((1, 1, 1), (64, 1, 1), (out, x, 3.0, 64), stream=0)
+    assert launched[1] == 0, "a stream that is given is taken"
+
+
+def test_cuda_without_an_index_is_the_current_gpu(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeRocm(monkeypatch)
+    op = project.op()
+    assert op.bind("cuda") is op.bind("cuda:0") is not op.bind("cuda:1")
+    assert op.bind("cuda").meta["arch"] == "gfx942"

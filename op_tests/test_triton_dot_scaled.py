@@ -17,10 +17,11 @@ import pytest
 import torch
 from common import HALF_ULP, assert_within
 
+from triton_support import compiled_by_triton
+
 import rfops.vgpu
 
-pytest.importorskip("triton", reason="without Triton there is nothing of it to test")
-import triton_kernels as kernels
+import triton_kernels as kernels  # isort: skip (needs Triton, which triton_support asks for)
 
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -113,12 +114,13 @@ def _launch(arch: str, case: Case, a: Operand, b: Operand, m: int, n: int, k: in
     out = torch.full((m, n), float("nan"))
     x = a.payload.t().contiguous().t() if case.order[0] == "m" else a.payload
     y = b.payload.t() if case.order[1] == "k" else b.payload.t().contiguous()
-    compiled = kernels.matmul_scaled[(m // bm, n // bn)](
-        x, a.scale, y, b.scale, out, m, n, k, *x.stride(), *y.stride(), BM=bm, BN=bn, BK=bk,
-        A_FORMAT=names[0], B_FORMAT=names[1], A_K_PACK=case.packing[0] == "k",
-        B_K_PACK=case.packing[1] == "k", FAST_MATH=case.fast_math,
-        num_warps=case.warps, num_stages=case.stages, matrix_instr_nonkdim=case.nonkdim,
-    )  # fmt: skip
+    with compiled_by_triton():
+        compiled = kernels.matmul_scaled[(m // bm, n // bn)](
+            x, a.scale, y, b.scale, out, m, n, k, *x.stride(), *y.stride(), BM=bm, BN=bn, BK=bk,
+            A_FORMAT=names[0], B_FORMAT=names[1], A_K_PACK=case.packing[0] == "k",
+            B_K_PACK=case.packing[1] == "k", FAST_MATH=case.fast_math,
+            num_warps=case.warps, num_stages=case.stages, matrix_instr_nonkdim=case.nonkdim,
+        )  # fmt: skip
     return out, compiled.asm["amdgcn"]
 
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 from common import HALF_ULP, assert_within
 
+from triton_support import OTHER_FP8, VERSION, compiled_by_triton, triton
+
 import rfops.vgpu
 
-triton = pytest.importorskip("triton", reason="without Triton there is nothing of it to test")
-import triton_kernels as kernels
+import triton_kernels as kernels  # isort: skip (needs Triton, which triton_support asks for)
 
 U = HALF_ULP[torch.float32]
-VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
 @pytest.fixture(params=rfops.vgpu.ARCHS, autouse=True)
@@ -371,7 +371,8 @@ def test_atomic_exchange() -> None:
     x = torch.arange(1, n + 1, dtype=torch.int32)
     index, out = torch.zeros(n, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     old = poisoned(n, dtype=torch.int32)
-    kernels.atomic_each[(cdiv(n, 64),)](x, index, out, old, n, OP="xchg", BLOCK=64)
+    with compiled_by_triton():
+        kernels.atomic_each[(cdiv(n, 64),)](x, index, out, old, n, OP="xchg", BLOCK=64)
     assert sorted([*old.tolist(), int(out)]) == list(range(n + 1))
 
 
@@ -457,6 +458,8 @@ def test_functions(name: str) -> None:
 def test_exact_functions(name: str) -> None:
     x = torch.cat([normal(1000).abs() * 10.0 ** torch.randint(-40, 38, (1000,), generator=rng(2)),
                    torch.tensor([0.0, 1e-45, 1e-40, math.inf, math.nan, 2.0**24, 0.49999997])])  # fmt: skip
+    if name == "sqrt_rn" and VERSION < (3, 7):
+        x = x[~(x.abs() < 2.0**-96)]  # 3.6 starts from v_rsq_f32, which takes denormals for 0
     out = poisoned(len(x))
     kernels.elementwise[(cdiv(len(x), 256),)](x, out, len(x), OP=name, BLOCK=256)
     function = {"sqrt_rn": torch.sqrt, "floor": torch.floor, "ceil": torch.ceil}[name]
@@ -508,15 +511,23 @@ def test_integer_arithmetic(dtype: torch.dtype) -> None:
     assert torch.equal(shifted, x >> (y & 7))
 
 
-FP8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+OCP = [torch.float8_e4m3fn, torch.float8_e5m2]
+FNUZ = [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+
+
+def skip_other_fp8(arch: str, fp8: torch.dtype) -> None:
+    if arch == "gfx950" and fp8 in FNUZ and not OTHER_FP8:
+        pytest.skip("this Triton reads FNUZ fp8 as OCP fp8")
 
 
 @pytest.mark.parametrize("wide", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("fp8", FP8, ids=str)
+@pytest.mark.parametrize("fp8", OCP + FNUZ, ids=str)
 def test_cast_from_fp8(arch: str, fp8: torch.dtype, wide: torch.dtype) -> None:
     """Every code, in the flavour of the hardware and in the other, which Triton takes apart."""
     x = torch.arange(256, dtype=torch.uint8).view(fp8)
-    if arch == "gfx942" and wide == torch.bfloat16 and fp8 in FP8[:2]:
+    skip_other_fp8(arch, fp8)
+    shifts = ("gfx942", "gfx950") if VERSION < (3, 7) else ("gfx942",)
+    if arch in shifts and wide == torch.bfloat16 and fp8 in OCP:
         x = x[x.float().isfinite()]  # Triton's own conversion by shifts, which knows numbers only
     out = poisoned(len(x), dtype=wide)
     kernels.cast[(1,)](x, out, len(x), BLOCK=256)
@@ -524,9 +535,10 @@ def test_cast_from_fp8(arch: str, fp8: torch.dtype, wide: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("wide", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("fp8", FP8, ids=str)
-def test_cast_to_fp8(fp8: torch.dtype, wide: torch.dtype) -> None:
+@pytest.mark.parametrize("fp8", OCP + FNUZ, ids=str)
+def test_cast_to_fp8(arch: str, fp8: torch.dtype, wide: torch.dtype) -> None:
     """Nearest, ties to even, over the range of the type: torch's own conversion."""
+    skip_other_fp8(arch, fp8)
     largest = torch.finfo(fp8).max
     codes = torch.arange(256, dtype=torch.uint8).view(fp8).float()
     grid = codes[codes.isfinite()].sort().values

@@ -156,10 +156,15 @@ class Hip:
         last = () if "Cooperative" in entry else (None,)
         return getattr(self.lib, entry)(function, *shape, lds, stream, params, *last)
 
-    def launch_extra(self, function: c_void_p, buffer: bytes, grid: int = 1, block: int = 1) -> int:
+    def launch_extra(
+        self, function: c_void_p, buffer: bytes, grid: tuple[int, ...] = (1,),
+        block: tuple[int, ...] = (1,), lds: int = 0,
+    ) -> int:  # fmt: skip
+        """The arguments in one buffer. Pads grid and block with ones."""
         data, size = ctypes.create_string_buffer(buffer, len(buffer)), c_size_t(len(buffer))
         extra = (c_void_p * 5)(1, ctypes.addressof(data), 2, ctypes.addressof(size), 3)
-        return self.hipModuleLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, None, None, extra)
+        shape = [*grid, 1, 1][:3] + [*block, 1, 1][:3]
+        return self.hipModuleLaunchKernel(function, *shape, lds, None, None, extra)
 
 
 def bundle(entries: list[tuple[str, bytes]]) -> bytes:

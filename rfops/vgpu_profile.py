@@ -18,6 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from .vgpu_model import Estimate, estimate
+
 
 @dataclass(frozen=True)
 class LaunchRecord:
@@ -40,6 +42,10 @@ class LaunchRecord:
 
     def as_dict(self) -> dict[str, Any]:
         return dict(self.figures)
+
+    def estimate(self) -> Estimate:
+        """A rough estimate of the launch's time on hardware (rfops/vgpu_model.py says how)."""
+        return estimate(self.figures)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -96,6 +102,7 @@ def table(record: LaunchRecord) -> str:
         ("occupancy", f"{f['waves_per_simd']:g} waves a SIMD, {f['workgroups_per_cu']} workgroups "
                       f"a CU, {f['workgroups']} workgroups on {f['compute_units']} CUs"),
         ("divergence", f"{f['exec_splits']} times EXEC was split"),
+        ("estimate", _estimate(record.estimate())),
     ]  # fmt: skip
     return "\n".join(f"  {name:13} {text}" for name, text in rows)
 
@@ -105,6 +112,11 @@ def _matrix(f: Mapping[str, Any]) -> str:
         return "none"
     shapes = ", ".join(f"{name} {count}" for name, count in f["mfma"].items())
     return f"{shapes}; {f['mfma_cycles']} matrix-core cycles, {f['mfma_flops']} flops"
+
+
+def _estimate(e: Estimate) -> str:
+    parts = ", ".join(f"{name} {us:.2f}" for name, us in e.parts.items())
+    return f"{e.us:.1f} us on hardware, bound by {e.bound} ({parts}); a model, not measured"
 
 
 def _traffic(t: Mapping[str, int]) -> str:

@@ -109,10 +109,15 @@ class _Launcher(amd_driver.HIPLauncher):  # type: ignore[misc]
         try:
             return super().__call__(*args)
         except RuntimeError as error:
-            detail = triton_driver.active.runtime.last_error()
-            if detail:
-                error.add_note(f"virtual GPU: {detail}")
-            raise
+            failure = error
+        except SystemError as error:  # Triton's C code runs the exit hooks with its error pending
+            if not isinstance(error.__cause__, RuntimeError):
+                raise
+            failure = error.__cause__
+        detail = triton_driver.active.runtime.last_error()
+        if detail:
+            failure.add_note(f"virtual GPU: {detail}")
+        raise failure
 
 
 def _utils(library: Path) -> Any:

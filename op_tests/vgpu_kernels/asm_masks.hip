@@ -8,15 +8,16 @@
     asm("v_cmp_" condition "_" type "_e64 %0, %1, %2" : "=s"(mask) : "v"(a), "v"(b)); \
     seen |= static_cast<u32>(mask >> lane_id() & 1) << slot++;                        \
   }
-#define INTEGER_CONDITIONS(type)                                                                  \
-  ONE(type, "f")                                                                                  \
-  ONE(type, "lt") ONE(type, "eq") ONE(type, "le") ONE(type, "gt") ONE(type, "ne") ONE(type, "ge") \
-      ONE(type, "t")
-#define FLOAT_CONDITIONS(type)                                                                    \
-  ONE(type, "f")                                                                                  \
-  ONE(type, "lt") ONE(type, "eq") ONE(type, "le") ONE(type, "gt") ONE(type, "lg") ONE(type, "ge") \
-      ONE(type, "o") ONE(type, "u") ONE(type, "nge") ONE(type, "nlg") ONE(type, "ngt")            \
-          ONE(type, "nle") ONE(type, "neq") ONE(type, "nlt") ONE(type, "tru")
+// clang-format off
+#define INTEGER_CONDITIONS(type)                                                        \
+  ONE(type, "f") ONE(type, "lt") ONE(type, "eq") ONE(type, "le") ONE(type, "gt")        \
+  ONE(type, "ne") ONE(type, "ge") ONE(type, "t")
+#define FLOAT_CONDITIONS(type)                                                          \
+  ONE(type, "f") ONE(type, "lt") ONE(type, "eq") ONE(type, "le") ONE(type, "gt")        \
+  ONE(type, "lg") ONE(type, "ge") ONE(type, "o") ONE(type, "u") ONE(type, "nge")        \
+  ONE(type, "nlg") ONE(type, "ngt") ONE(type, "nle") ONE(type, "neq") ONE(type, "nlt")  \
+  ONE(type, "tru")
+// clang-format on
 #define COMPARE(name, T, conditions)                                  \
   KERNEL compare_all_##name(u32* out, const T* in_a, const T* in_b) { \
     const T a = in_a[global_id()];                                    \
@@ -25,10 +26,15 @@
     conditions(#name) out[global_id()] = seen;                        \
   }
 COMPARE(i16, i16, INTEGER_CONDITIONS)
-COMPARE(u16, u16, INTEGER_CONDITIONS) COMPARE(i32, i32, INTEGER_CONDITIONS)
-    COMPARE(u32, u32, INTEGER_CONDITIONS) COMPARE(i64, i64, INTEGER_CONDITIONS)
-        COMPARE(u64, u64, INTEGER_CONDITIONS) COMPARE(f16, f16, FLOAT_CONDITIONS)
-            COMPARE(f32, float, FLOAT_CONDITIONS) COMPARE(f64, double, FLOAT_CONDITIONS)
+COMPARE(u16, u16, INTEGER_CONDITIONS)
+COMPARE(i32, i32, INTEGER_CONDITIONS)
+COMPARE(u32, u32, INTEGER_CONDITIONS)
+COMPARE(i64, i64, INTEGER_CONDITIONS)
+COMPARE(u64, u64, INTEGER_CONDITIONS)
+COMPARE(f16, f16, FLOAT_CONDITIONS)
+COMPARE(f32, float, FLOAT_CONDITIONS)
+COMPARE(f64, double, FLOAT_CONDITIONS)
+
 // The comparison leaves only the lanes that pass: they alone take the new value.
 #define EXEC_ONE(type, condition)                                   \
   {                                                                 \
@@ -42,22 +48,24 @@ COMPARE(u16, u16, INTEGER_CONDITIONS) COMPARE(i32, i32, INTEGER_CONDITIONS)
                  : "vcc");                                          \
     seen |= value << slot++;                                        \
   }
-                KERNEL compare_exec(u32* out, const float* in_a, const float* in_b) {
+KERNEL compare_exec(u32* out, const float* in_a, const float* in_b) {
   u32 seen = 0, slot = 0;
   {
     const float a = in_a[global_id()];
     const float b = in_b[global_id()];
-    EXEC_ONE("f32", "lt")
-    EXEC_ONE("f32", "eq") EXEC_ONE("f32", "le") EXEC_ONE("f32", "gt") EXEC_ONE("f32", "lg")
-        EXEC_ONE("f32", "ge") EXEC_ONE("f32", "o") EXEC_ONE("f32", "u") EXEC_ONE("f32", "nge")
-            EXEC_ONE("f32", "ngt") EXEC_ONE("f32", "nlt") EXEC_ONE("f32", "tru")
+    // clang-format off
+    EXEC_ONE("f32", "lt") EXEC_ONE("f32", "eq") EXEC_ONE("f32", "le") EXEC_ONE("f32", "gt")
+    EXEC_ONE("f32", "lg") EXEC_ONE("f32", "ge") EXEC_ONE("f32", "o") EXEC_ONE("f32", "u")
+    EXEC_ONE("f32", "nge") EXEC_ONE("f32", "ngt") EXEC_ONE("f32", "nlt") EXEC_ONE("f32", "tru")
+    // clang-format on
   }
   {
     const i32 a = bits<i32>(in_a[global_id()]);
     const i32 b = bits<i32>(in_b[global_id()]);
-    EXEC_ONE("i32", "lt")
-    EXEC_ONE("i32", "eq") EXEC_ONE("u32", "le") EXEC_ONE("u32", "gt") EXEC_ONE("i32", "ne")
-        EXEC_ONE("u32", "ge")
+    // clang-format off
+    EXEC_ONE("i32", "lt") EXEC_ONE("i32", "eq") EXEC_ONE("u32", "le") EXEC_ONE("u32", "gt")
+    EXEC_ONE("i32", "ne") EXEC_ONE("u32", "ge")
+    // clang-format on
   }
   out[global_id()] = seen;
 }
@@ -82,11 +90,12 @@ COMPARE(u16, u16, INTEGER_CONDITIONS) COMPARE(i32, i32, INTEGER_CONDITIONS)
   }
 KERNEL save_exec(u64* out, u64 exec, u64 operand) {
   u32 slot = 0;
-  SAVE("s_and_saveexec_b64")
-  SAVE("s_or_saveexec_b64") SAVE("s_xor_saveexec_b64") SAVE("s_andn2_saveexec_b64")
-      SAVE("s_orn2_saveexec_b64") SAVE("s_nand_saveexec_b64") SAVE("s_nor_saveexec_b64")
-          SAVE("s_xnor_saveexec_b64") SAVE("s_andn1_saveexec_b64") SAVE("s_orn1_saveexec_b64")
-              SAVE("s_andn1_wrexec_b64") SAVE("s_andn2_wrexec_b64")
+  // clang-format off
+  SAVE("s_and_saveexec_b64") SAVE("s_or_saveexec_b64") SAVE("s_xor_saveexec_b64")
+  SAVE("s_andn2_saveexec_b64") SAVE("s_orn2_saveexec_b64") SAVE("s_nand_saveexec_b64")
+  SAVE("s_nor_saveexec_b64") SAVE("s_xnor_saveexec_b64") SAVE("s_andn1_saveexec_b64")
+  SAVE("s_orn1_saveexec_b64") SAVE("s_andn1_wrexec_b64") SAVE("s_andn2_wrexec_b64")
+  // clang-format on
 }
 
 // Scalar registers by a computed number, a call by a relative jump, the program counter.

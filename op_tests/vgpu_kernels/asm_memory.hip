@@ -1,8 +1,6 @@
 // Memory instructions by their own names: 16-bit halves, atomics that return, scalar buffers.
 #include "hip_names.h"
 
-using GlobalBytes = const __attribute__((address_space(1))) u8*;
-
 // Loads into one half of a register.
 #define D16(text, ...)                                                                             \
   {                                                                                                \
@@ -29,21 +27,19 @@ KERNEL d16_loads(u32* out, const u8* in, u32 bytes) {
   for (int i = 0; i < 4; ++i) resource[i] = __builtin_amdgcn_readfirstlane(resource[i]);
   u32* row = out + 24 * self;
   u32 slot = 0;
-  GLOBAL_D16("global_load_ubyte_d16")
-  GLOBAL_D16("global_load_ubyte_d16_hi") GLOBAL_D16("global_load_sbyte_d16")
-      GLOBAL_D16("global_load_sbyte_d16_hi") GLOBAL_D16("global_load_short_d16")
-          GLOBAL_D16("global_load_short_d16_hi") FLAT_D16("flat_load_ubyte_d16")
-              FLAT_D16("flat_load_ubyte_d16_hi") FLAT_D16("flat_load_sbyte_d16")
-                  FLAT_D16("flat_load_sbyte_d16_hi") FLAT_D16("flat_load_short_d16")
-                      FLAT_D16("flat_load_short_d16_hi") LDS_D16("ds_read_u8_d16")
-                          LDS_D16("ds_read_u8_d16_hi") LDS_D16("ds_read_i8_d16")
-                              LDS_D16("ds_read_i8_d16_hi") LDS_D16("ds_read_u16_d16")
-                                  LDS_D16("ds_read_u16_d16_hi") BUFFER_D16("buffer_load_ubyte_d16")
-                                      BUFFER_D16("buffer_load_ubyte_d16_hi")
-                                          BUFFER_D16("buffer_load_sbyte_d16")
-                                              BUFFER_D16("buffer_load_sbyte_d16_hi")
-                                                  BUFFER_D16("buffer_load_short_d16")
-                                                      BUFFER_D16("buffer_load_short_d16_hi")
+  // clang-format off
+  GLOBAL_D16("global_load_ubyte_d16") GLOBAL_D16("global_load_ubyte_d16_hi")
+  GLOBAL_D16("global_load_sbyte_d16") GLOBAL_D16("global_load_sbyte_d16_hi")
+  GLOBAL_D16("global_load_short_d16") GLOBAL_D16("global_load_short_d16_hi")
+  FLAT_D16("flat_load_ubyte_d16") FLAT_D16("flat_load_ubyte_d16_hi")
+  FLAT_D16("flat_load_sbyte_d16") FLAT_D16("flat_load_sbyte_d16_hi")
+  FLAT_D16("flat_load_short_d16") FLAT_D16("flat_load_short_d16_hi")
+  LDS_D16("ds_read_u8_d16") LDS_D16("ds_read_u8_d16_hi") LDS_D16("ds_read_i8_d16")
+  LDS_D16("ds_read_i8_d16_hi") LDS_D16("ds_read_u16_d16") LDS_D16("ds_read_u16_d16_hi")
+  BUFFER_D16("buffer_load_ubyte_d16") BUFFER_D16("buffer_load_ubyte_d16_hi")
+  BUFFER_D16("buffer_load_sbyte_d16") BUFFER_D16("buffer_load_sbyte_d16_hi")
+  BUFFER_D16("buffer_load_short_d16") BUFFER_D16("buffer_load_short_d16_hi")
+  // clang-format on
 }
 
 KERNEL d16_stores(u8* bytes, u16* shorts, u8* lds_out, const u32* in) {
@@ -84,32 +80,35 @@ KERNEL d16_stores(u8* bytes, u16* shorts, u8* lds_out, const u32* in) {
   auto* row = out + 2 * (columns) * threadIdx.x;                                                  \
   u32 slot = 0;
 
-KERNEL lds_returns_u32(u32* out, const u32* in_a, const u32* in_b, const u32* in_c){
-    LDS_BODY(u32, 16) LDS_OP(u32, "ds_add_rtn_u32") LDS_OP(u32, "ds_sub_rtn_u32")
-        LDS_OP(u32, "ds_rsub_rtn_u32") LDS_OP(u32, "ds_inc_rtn_u32") LDS_OP(u32, "ds_dec_rtn_u32")
-            LDS_OP(u32, "ds_min_rtn_i32") LDS_OP(u32, "ds_max_rtn_i32")
-                LDS_OP(u32, "ds_min_rtn_u32") LDS_OP(u32, "ds_max_rtn_u32")
-                    LDS_OP(u32, "ds_and_rtn_b32") LDS_OP(u32, "ds_or_rtn_b32")
-                        LDS_OP(u32, "ds_xor_rtn_b32") LDS_OP(u32, "ds_wrxchg_rtn_b32")
-                            LDS_OP2(u32, "ds_cmpst_rtn_b32") LDS_OP2(u32, "ds_mskor_rtn_b32")
-                                LDS_OP2(u32, "ds_wrap_rtn_b32")} KERNEL
-    lds_returns_u64(u64* out, const u64* in_a, const u64* in_b, const u64* in_c){
-        LDS_BODY(u64, 15) LDS_OP(u64, "ds_add_rtn_u64") LDS_OP(u64, "ds_sub_rtn_u64")
-            LDS_OP(u64, "ds_rsub_rtn_u64") LDS_OP(u64, "ds_inc_rtn_u64")
-                LDS_OP(u64, "ds_dec_rtn_u64") LDS_OP(u64, "ds_min_rtn_i64")
-                    LDS_OP(u64, "ds_max_rtn_i64") LDS_OP(u64, "ds_min_rtn_u64")
-                        LDS_OP(u64, "ds_max_rtn_u64") LDS_OP(u64, "ds_and_rtn_b64")
-                            LDS_OP(u64, "ds_or_rtn_b64") LDS_OP(u64, "ds_xor_rtn_b64")
-                                LDS_OP(u64, "ds_wrxchg_rtn_b64") LDS_OP2(u64, "ds_cmpst_rtn_b64")
-                                    LDS_OP2(u64, "ds_mskor_rtn_b64")} KERNEL
-    lds_returns_f32(u32* out, const float* in_a, const float* in_b, const float* in_c){
-        LDS_BODY(float, 4) LDS_OP(float, "ds_add_rtn_f32") LDS_OP(float, "ds_min_rtn_f32")
-            LDS_OP(float, "ds_max_rtn_f32") LDS_OP2(float, "ds_cmpst_rtn_f32")} KERNEL
-    lds_returns_f64(u64* out, const double* in_a, const double* in_b, const double* in_c) {
-  LDS_BODY(double, 3)
-  LDS_OP(double, "ds_add_rtn_f64")
-  LDS_OP(double, "ds_min_rtn_f64") LDS_OP(double, "ds_max_rtn_f64")(void) c;
+// clang-format off
+KERNEL lds_returns_u32(u32* out, const u32* in_a, const u32* in_b, const u32* in_c) {
+  LDS_BODY(u32, 16)
+  LDS_OP(u32, "ds_add_rtn_u32") LDS_OP(u32, "ds_sub_rtn_u32") LDS_OP(u32, "ds_rsub_rtn_u32")
+  LDS_OP(u32, "ds_inc_rtn_u32") LDS_OP(u32, "ds_dec_rtn_u32") LDS_OP(u32, "ds_min_rtn_i32")
+  LDS_OP(u32, "ds_max_rtn_i32") LDS_OP(u32, "ds_min_rtn_u32") LDS_OP(u32, "ds_max_rtn_u32")
+  LDS_OP(u32, "ds_and_rtn_b32") LDS_OP(u32, "ds_or_rtn_b32") LDS_OP(u32, "ds_xor_rtn_b32")
+  LDS_OP(u32, "ds_wrxchg_rtn_b32") LDS_OP2(u32, "ds_cmpst_rtn_b32") LDS_OP2(u32, "ds_mskor_rtn_b32")
+  LDS_OP2(u32, "ds_wrap_rtn_b32")
 }
+KERNEL lds_returns_u64(u64* out, const u64* in_a, const u64* in_b, const u64* in_c) {
+  LDS_BODY(u64, 15)
+  LDS_OP(u64, "ds_add_rtn_u64") LDS_OP(u64, "ds_sub_rtn_u64") LDS_OP(u64, "ds_rsub_rtn_u64")
+  LDS_OP(u64, "ds_inc_rtn_u64") LDS_OP(u64, "ds_dec_rtn_u64") LDS_OP(u64, "ds_min_rtn_i64")
+  LDS_OP(u64, "ds_max_rtn_i64") LDS_OP(u64, "ds_min_rtn_u64") LDS_OP(u64, "ds_max_rtn_u64")
+  LDS_OP(u64, "ds_and_rtn_b64") LDS_OP(u64, "ds_or_rtn_b64") LDS_OP(u64, "ds_xor_rtn_b64")
+  LDS_OP(u64, "ds_wrxchg_rtn_b64") LDS_OP2(u64, "ds_cmpst_rtn_b64") LDS_OP2(u64, "ds_mskor_rtn_b64")
+}
+KERNEL lds_returns_f32(u32* out, const float* in_a, const float* in_b, const float* in_c) {
+  LDS_BODY(float, 4)
+  LDS_OP(float, "ds_add_rtn_f32") LDS_OP(float, "ds_min_rtn_f32") LDS_OP(float, "ds_max_rtn_f32")
+  LDS_OP2(float, "ds_cmpst_rtn_f32")
+}
+KERNEL lds_returns_f64(u64* out, const double* in_a, const double* in_b, const double* in_c) {
+  LDS_BODY(double, 3)
+  LDS_OP(double, "ds_add_rtn_f64") LDS_OP(double, "ds_min_rtn_f64") LDS_OP(double, "ds_max_rtn_f64")
+  (void)c;
+}
+// clang-format on
 
 #define GLOBAL_RTN(T, name, operand)                      \
   {                                                       \
@@ -131,31 +130,31 @@ KERNEL lds_returns_u32(u32* out, const u32* in_a, const u32* in_b, const u32* in
   const u64 at = reinterpret_cast<u64>(slots + global_id()); \
   T* row = out + 2 * (columns) * global_id();                \
   u32 slot = 0;
+
+// clang-format off
 KERNEL global_returns_u32(u32* out, volatile u32* slots, const u32* in_a, const u32* in_b,
-                          const u32* in_c){
-    GLOBAL_BODY(u32, 13) GLOBAL_RTN(u32, "global_atomic_add", b)
-        GLOBAL_RTN(u32, "global_atomic_sub", b) GLOBAL_RTN(u32, "global_atomic_inc", b)
-            GLOBAL_RTN(u32, "global_atomic_dec", b) GLOBAL_RTN(u32, "global_atomic_smin", b)
-                GLOBAL_RTN(u32, "global_atomic_smax", b) GLOBAL_RTN(u32, "global_atomic_umin", b)
-                    GLOBAL_RTN(u32, "global_atomic_umax", b) GLOBAL_RTN(u32, "global_atomic_and", b)
-                        GLOBAL_RTN(u32, "global_atomic_or", b)
-                            GLOBAL_RTN(u32, "global_atomic_xor", b)
-                                GLOBAL_RTN(u32, "global_atomic_swap", b)
-                                    GLOBAL_RTN(u32, "global_atomic_cmpswap", pair)} KERNEL
-    global_returns_u64(u64* out, volatile u64* slots, const u64* in_a, const u64* in_b,
-                       const u64* in_c){
-        GLOBAL_BODY(u64, 13) GLOBAL_RTN(u64, "global_atomic_add_x2", b)
-            GLOBAL_RTN(u64, "global_atomic_sub_x2", b) GLOBAL_RTN(u64, "global_atomic_inc_x2", b)
-                GLOBAL_RTN(u64, "global_atomic_dec_x2", b) GLOBAL_RTN(u64, "global_atomic_smin_x2",
-                                                                      b)
-                    GLOBAL_RTN(u64, "global_atomic_smax_x2", b)
-                        GLOBAL_RTN(u64, "global_atomic_umin_x2", b)
-                            GLOBAL_RTN(u64, "global_atomic_umax_x2", b)
-                                GLOBAL_RTN(u64, "global_atomic_and_x2", b)
-                                    GLOBAL_RTN(u64, "global_atomic_or_x2", b)
-                                        GLOBAL_RTN(u64, "global_atomic_xor_x2", b)
-                                            GLOBAL_RTN(u64, "global_atomic_swap_x2", b)
-                                                GLOBAL_RTN(u64, "global_atomic_cmpswap_x2", pair)}
+                          const u32* in_c) {
+  GLOBAL_BODY(u32, 13)
+  GLOBAL_RTN(u32, "global_atomic_add", b) GLOBAL_RTN(u32, "global_atomic_sub", b)
+  GLOBAL_RTN(u32, "global_atomic_inc", b) GLOBAL_RTN(u32, "global_atomic_dec", b)
+  GLOBAL_RTN(u32, "global_atomic_smin", b) GLOBAL_RTN(u32, "global_atomic_smax", b)
+  GLOBAL_RTN(u32, "global_atomic_umin", b) GLOBAL_RTN(u32, "global_atomic_umax", b)
+  GLOBAL_RTN(u32, "global_atomic_and", b) GLOBAL_RTN(u32, "global_atomic_or", b)
+  GLOBAL_RTN(u32, "global_atomic_xor", b) GLOBAL_RTN(u32, "global_atomic_swap", b)
+  GLOBAL_RTN(u32, "global_atomic_cmpswap", pair)
+}
+KERNEL global_returns_u64(u64* out, volatile u64* slots, const u64* in_a, const u64* in_b,
+                          const u64* in_c) {
+  GLOBAL_BODY(u64, 13)
+  GLOBAL_RTN(u64, "global_atomic_add_x2", b) GLOBAL_RTN(u64, "global_atomic_sub_x2", b)
+  GLOBAL_RTN(u64, "global_atomic_inc_x2", b) GLOBAL_RTN(u64, "global_atomic_dec_x2", b)
+  GLOBAL_RTN(u64, "global_atomic_smin_x2", b) GLOBAL_RTN(u64, "global_atomic_smax_x2", b)
+  GLOBAL_RTN(u64, "global_atomic_umin_x2", b) GLOBAL_RTN(u64, "global_atomic_umax_x2", b)
+  GLOBAL_RTN(u64, "global_atomic_and_x2", b) GLOBAL_RTN(u64, "global_atomic_or_x2", b)
+  GLOBAL_RTN(u64, "global_atomic_xor_x2", b) GLOBAL_RTN(u64, "global_atomic_swap_x2", b)
+  GLOBAL_RTN(u64, "global_atomic_cmpswap_x2", pair)
+}
+// clang-format on
 
 // 96-bit and strided LDS accesses by name.
 KERNEL lds_tuples(u32* out, const u32* in) {

@@ -8,133 +8,104 @@
     out[slot + 1] = scc;                  \
   }                                       \
   slot += 2;
-#define S2(text)                                     \
+#define BINARY(T, text, first, second)               \
   {                                                  \
-    u32 result, scc;                                 \
-    asm(text " %0, %2, %3\n\ts_cselect_b32 %1, 1, 0" \
-        : "=&s"(result), "=s"(scc)                   \
-        : "s"(a), "s"(b)                             \
-        : "scc");                                    \
-    STORE(result, scc)                               \
-  }
-#define S1(text)                                                         \
-  {                                                                      \
-    u32 result, scc;                                                     \
-    asm("s_cmp_eq_u32 0, 0\n\t" text " %0, %2\n\ts_cselect_b32 %1, 1, 0" \
-        : "=&s"(result), "=s"(scc)                                       \
-        : "s"(a)                                                         \
-        : "scc");                                                        \
-    STORE(result, scc)                                                   \
-  }
-#define D2(text)                                     \
-  {                                                  \
-    u64 result;                                      \
+    T result;                                        \
     u32 scc;                                         \
     asm(text " %0, %2, %3\n\ts_cselect_b32 %1, 1, 0" \
         : "=&s"(result), "=s"(scc)                   \
-        : "s"(wide_a), "s"(wide_b)                   \
+        : "s"(first), "s"(second)                    \
         : "scc");                                    \
     STORE(result, scc)                               \
   }
-#define D1(text)                                                         \
+// SCC is set before, so that an instruction that leaves it alone shows.
+#define UNARY(T, text, source)                                           \
   {                                                                      \
-    u64 result;                                                          \
+    T result;                                                            \
     u32 scc;                                                             \
     asm("s_cmp_eq_u32 0, 0\n\t" text " %0, %2\n\ts_cselect_b32 %1, 1, 0" \
         : "=&s"(result), "=s"(scc)                                       \
-        : "s"(wide_a)                                                    \
+        : "s"(source)                                                    \
         : "scc");                                                        \
     STORE(result, scc)                                                   \
   }
-#define DS(text)                                     \
-  {                                                  \
-    u64 result;                                      \
-    u32 scc;                                         \
-    asm(text " %0, %2, %3\n\ts_cselect_b32 %1, 1, 0" \
-        : "=&s"(result), "=s"(scc)                   \
-        : "s"(wide_a), "s"(b)                        \
-        : "scc");                                    \
-    STORE(result, scc)                               \
-  }
-#define COUNT(text)                                                      \
-  {                                                                      \
-    u32 result, scc;                                                     \
-    asm("s_cmp_eq_u32 0, 0\n\t" text " %0, %2\n\ts_cselect_b32 %1, 1, 0" \
-        : "=&s"(result), "=s"(scc)                                       \
-        : "s"(wide_a)                                                    \
-        : "scc");                                                        \
-    STORE(result, scc)                                                   \
-  }
-
-KERNEL scalar_two(u64* out, u32 a, u32 b) {
-  u32 slot = 0;
-  S2("s_add_u32")
-  S2("s_sub_u32") S2("s_add_i32") S2("s_sub_i32") S2("s_min_i32") S2("s_min_u32") S2("s_max_i32")
-      S2("s_max_u32") S2("s_and_b32") S2("s_or_b32") S2("s_xor_b32") S2("s_andn2_b32")
-          S2("s_orn2_b32") S2("s_nand_b32") S2("s_nor_b32") S2("s_xnor_b32") S2("s_lshl_b32")
-              S2("s_lshr_b32") S2("s_ashr_i32") S2("s_bfe_u32") S2("s_bfe_i32") S2("s_absdiff_i32")
-                  S2("s_lshl1_add_u32") S2("s_lshl2_add_u32") S2("s_lshl3_add_u32")
-                      S2("s_lshl4_add_u32")
-}
-
-KERNEL scalar_plain(u64* out, u32 a, u32 b) {
-  u32 slot = 0;
+#define S2(text) BINARY(u32, text, a, b)
+#define D2(text) BINARY(u64, text, wide_a, wide_b)
+#define DS(text) BINARY(u64, text, wide_a, b)
+#define S1(text) UNARY(u32, text, a)
+#define D1(text) UNARY(u64, text, wide_a)
+#define COUNT(text) UNARY(u32, text, wide_a)
+// These leave SCC alone: none is stored.
 #define P2(text)                                             \
   {                                                          \
     u32 result;                                              \
     asm(text " %0, %1, %2" : "=s"(result) : "s"(a), "s"(b)); \
     STORE(result, 0)                                         \
   }
-  P2("s_mul_i32")
-  P2("s_mul_hi_u32") P2("s_mul_hi_i32") P2("s_bfm_b32") P2("s_pack_ll_b32_b16")
-      P2("s_pack_lh_b32_b16") P2("s_pack_hh_b32_b16")
 #define P1(text)                                 \
   {                                              \
     u32 result;                                  \
     asm(text " %0, %1" : "=s"(result) : "s"(a)); \
     STORE(result, 0)                             \
   }
-          P1("s_brev_b32") P1("s_ff0_i32_b32") P1("s_ff1_i32_b32") P1("s_flbit_i32_b32")
-              P1("s_flbit_i32") P1("s_sext_i32_i8") P1("s_sext_i32_i16") P1("s_mov_b32")
+#define CONDITION(text, first, second)                                                           \
+  {                                                                                              \
+    u32 scc;                                                                                     \
+    asm(text " %1, %2\n\ts_cselect_b32 %0, 1, 0" : "=s"(scc) : "s"(first), "s"(second) : "scc"); \
+    if (threadIdx.x == 0) out[slot] = scc;                                                       \
+    ++slot;                                                                                      \
+  }
+#define C2(text) CONDITION(text, a, b)
+#define CW(text) CONDITION(text, wide_a, wide_b)
+
+KERNEL scalar_two(u64* out, u32 a, u32 b) {
+  u32 slot = 0;
+  // clang-format off
+  S2("s_add_u32") S2("s_sub_u32") S2("s_add_i32") S2("s_sub_i32") S2("s_min_i32")
+  S2("s_min_u32") S2("s_max_i32") S2("s_max_u32") S2("s_and_b32") S2("s_or_b32")
+  S2("s_xor_b32") S2("s_andn2_b32") S2("s_orn2_b32") S2("s_nand_b32") S2("s_nor_b32")
+  S2("s_xnor_b32") S2("s_lshl_b32") S2("s_lshr_b32") S2("s_ashr_i32") S2("s_bfe_u32")
+  S2("s_bfe_i32") S2("s_absdiff_i32") S2("s_lshl1_add_u32") S2("s_lshl2_add_u32")
+  S2("s_lshl3_add_u32") S2("s_lshl4_add_u32")
+  // clang-format on
+}
+
+KERNEL scalar_plain(u64* out, u32 a, u32 b) {
+  u32 slot = 0;
+  // clang-format off
+  P2("s_mul_i32") P2("s_mul_hi_u32") P2("s_mul_hi_i32") P2("s_bfm_b32") P2("s_pack_ll_b32_b16")
+  P2("s_pack_lh_b32_b16") P2("s_pack_hh_b32_b16")
+  P1("s_brev_b32") P1("s_ff0_i32_b32") P1("s_ff1_i32_b32") P1("s_flbit_i32_b32") P1("s_flbit_i32")
+  P1("s_sext_i32_i8") P1("s_sext_i32_i16") P1("s_mov_b32")
+  // clang-format on
 }
 
 KERNEL scalar_one(u64* out, u32 a) {
   u32 slot = 0;
-  S1("s_not_b32")
-  S1("s_wqm_b32") S1("s_bcnt0_i32_b32") S1("s_bcnt1_i32_b32") S1("s_abs_i32") S1("s_quadmask_b32")
+  // clang-format off
+  S1("s_not_b32") S1("s_wqm_b32") S1("s_bcnt0_i32_b32") S1("s_bcnt1_i32_b32") S1("s_abs_i32")
+  S1("s_quadmask_b32")
+  // clang-format on
 }
 
 KERNEL scalar_wide(u64* out, u64 wide_a, u64 wide_b, u32 b) {
   u32 slot = 0;
-  D2("s_and_b64")
-  D2("s_or_b64") D2("s_xor_b64") D2("s_andn2_b64") D2("s_orn2_b64") D2("s_nand_b64") D2("s_nor_b64")
-      D2("s_xnor_b64") DS("s_lshl_b64") DS("s_lshr_b64") DS("s_ashr_i64") DS("s_bfe_u64")
-          DS("s_bfe_i64") D1("s_not_b64") COUNT("s_bcnt0_i32_b64") COUNT("s_bcnt1_i32_b64")
+  // clang-format off
+  D2("s_and_b64") D2("s_or_b64") D2("s_xor_b64") D2("s_andn2_b64") D2("s_orn2_b64")
+  D2("s_nand_b64") D2("s_nor_b64") D2("s_xnor_b64") DS("s_lshl_b64") DS("s_lshr_b64")
+  DS("s_ashr_i64") DS("s_bfe_u64") DS("s_bfe_i64") D1("s_not_b64") COUNT("s_bcnt0_i32_b64")
+  COUNT("s_bcnt1_i32_b64")
+  // clang-format on
 }
 
 KERNEL scalar_compare(u32* out, i32 a, i32 b, u64 wide_a, u64 wide_b) {
   u32 slot = 0;
-#define C2(text)                                                                        \
-  {                                                                                     \
-    u32 scc;                                                                            \
-    asm(text " %1, %2\n\ts_cselect_b32 %0, 1, 0" : "=s"(scc) : "s"(a), "s"(b) : "scc"); \
-    if (threadIdx.x == 0) out[slot] = scc;                                              \
-    ++slot;                                                                             \
-  }
-  C2("s_cmp_eq_i32")
-  C2("s_cmp_lg_i32") C2("s_cmp_gt_i32") C2("s_cmp_ge_i32") C2("s_cmp_lt_i32") C2("s_cmp_le_i32")
-      C2("s_cmp_eq_u32") C2("s_cmp_lg_u32") C2("s_cmp_gt_u32") C2("s_cmp_ge_u32") C2("s_cmp_lt_u32")
-          C2("s_cmp_le_u32") C2("s_bitcmp0_b32") C2("s_bitcmp1_b32") u32 scc;
-  asm("s_cmp_eq_u64 %1, %2\n\ts_cselect_b32 %0, 1, 0"
-      : "=s"(scc)
-      : "s"(wide_a), "s"(wide_b)
-      : "scc");
-  if (threadIdx.x == 0) out[slot] = scc;
-  asm("s_cmp_lg_u64 %1, %2\n\ts_cselect_b32 %0, 1, 0"
-      : "=s"(scc)
-      : "s"(wide_a), "s"(wide_b)
-      : "scc");
-  if (threadIdx.x == 0) out[slot + 1] = scc;
+  // clang-format off
+  C2("s_cmp_eq_i32") C2("s_cmp_lg_i32") C2("s_cmp_gt_i32") C2("s_cmp_ge_i32") C2("s_cmp_lt_i32")
+  C2("s_cmp_le_i32") C2("s_cmp_eq_u32") C2("s_cmp_lg_u32") C2("s_cmp_gt_u32") C2("s_cmp_ge_u32")
+  C2("s_cmp_lt_u32") C2("s_cmp_le_u32") C2("s_bitcmp0_b32") C2("s_bitcmp1_b32")
+  CW("s_cmp_eq_u64") CW("s_cmp_lg_u64")
+  // clang-format on
 }
 
 // Immediate forms, carries, bit sets, conditional moves.

@@ -25,46 +25,56 @@
     asm(text " %0, %1, %2 " tail : "+v"(changed) : "v"(a), "v"(b)); \
     row[slot++] = changed;                                          \
   }
+#define SDWA(name, dst, unused, src0, src1) \
+  CHANGE2(name "_sdwa",                     \
+          "dst_sel:" #dst " dst_unused:UNUSED_" #unused " src0_sel:" #src0 " src1_sel:" #src1)
 
-KERNEL three_operands(u32* out, const u32* in_a, const u32* in_b, const u32* in_c, int n){
-    ROW(26) OP3("v_add3_u32") OP3("v_lshl_add_u32") OP3("v_add_lshl_u32") OP3("v_and_or_b32")
-        OP3("v_or3_b32") OP3("v_lshl_or_b32") OP3("v_xad_u32") OP3("v_bfi_b32")
-            OP3("v_alignbit_b32") OP3("v_alignbyte_b32") OP3("v_perm_b32") OP3("v_sad_u8")
-                OP3("v_sad_hi_u8") OP3("v_sad_u16") OP3("v_sad_u32") OP3("v_mad_i32_i24")
-                    OP3("v_mad_u32_u24") OP3("v_med3_i32") OP3("v_med3_u32") OP3("v_min3_i32")
-                        OP3("v_max3_u32") OP3("v_min3_u32") OP3("v_max3_i32") OP3("v_mad_u16")
-                            OP3("v_mad_u32_u16") OP3("v_msad_u8")}
+// clang-format off
+KERNEL three_operands(u32* out, const u32* in_a, const u32* in_b, const u32* in_c, int n) {
+  ROW(26)
+  OP3("v_add3_u32") OP3("v_lshl_add_u32") OP3("v_add_lshl_u32") OP3("v_and_or_b32")
+  OP3("v_or3_b32") OP3("v_lshl_or_b32") OP3("v_xad_u32") OP3("v_bfi_b32")
+  OP3("v_alignbit_b32") OP3("v_alignbyte_b32") OP3("v_perm_b32") OP3("v_sad_u8")
+  OP3("v_sad_hi_u8") OP3("v_sad_u16") OP3("v_sad_u32") OP3("v_mad_i32_i24")
+  OP3("v_mad_u32_u24") OP3("v_med3_i32") OP3("v_med3_u32") OP3("v_min3_i32")
+  OP3("v_max3_u32") OP3("v_min3_u32") OP3("v_max3_i32") OP3("v_mad_u16")
+  OP3("v_mad_u32_u16") OP3("v_msad_u8")
+}
 
-KERNEL two_operands(u32* out, const u32* in_a, const u32* in_b, const u32* in_c, int n){
-    ROW(26) OP2("v_mul_i32_i24") OP2("v_mul_hi_i32_i24") OP2("v_mul_u32_u24")
-        OP2("v_mul_hi_u32_u24") OP2("v_mul_lo_u32") OP2("v_mul_hi_u32") OP2("v_mul_hi_i32")
-            OP2("v_lshlrev_b32") OP2("v_lshrrev_b32") OP2("v_ashrrev_i32") OP2("v_bcnt_u32_b32")
-                OP2("v_bfm_b32") OP2("v_xnor_b32") OP2("v_sub_u32") OP2("v_subrev_u32")
-                    OP2("v_min_u16") OP2("v_max_i16") OP2("v_add_u16") OP2("v_sub_u16")
-                        OP2("v_mul_lo_u16") OP2("v_lshlrev_b16") OP2("v_ashrrev_i16")
-                            OP2("v_lshrrev_b16") OP2("v_mbcnt_lo_u32_b32") OP2("v_pack_b32_f16")
-                                OP2("v_cvt_pk_u16_u32")}
+KERNEL two_operands(u32* out, const u32* in_a, const u32* in_b, const u32* in_c, int n) {
+  ROW(26)
+  OP2("v_mul_i32_i24") OP2("v_mul_hi_i32_i24") OP2("v_mul_u32_u24") OP2("v_mul_hi_u32_u24")
+  OP2("v_mul_lo_u32") OP2("v_mul_hi_u32") OP2("v_mul_hi_i32") OP2("v_lshlrev_b32")
+  OP2("v_lshrrev_b32") OP2("v_ashrrev_i32") OP2("v_bcnt_u32_b32") OP2("v_bfm_b32")
+  OP2("v_xnor_b32") OP2("v_sub_u32") OP2("v_subrev_u32") OP2("v_min_u16")
+  OP2("v_max_i16") OP2("v_add_u16") OP2("v_sub_u16") OP2("v_mul_lo_u16")
+  OP2("v_lshlrev_b16") OP2("v_ashrrev_i16") OP2("v_lshrrev_b16") OP2("v_mbcnt_lo_u32_b32")
+  OP2("v_pack_b32_f16") OP2("v_cvt_pk_u16_u32")
+}
+
+// clang-format on
 
 KERNEL one_operand(u32* out, const u32* in_a, const u32* in_b, const u32* in_c, int n) {
   ROW(8)
   row[7] = b + c;
-  OP1("v_not_b32")
-  OP1("v_bfrev_b32") OP1("v_ffbh_u32") OP1("v_ffbl_b32") OP1("v_ffbh_i32") OP1("v_sat_pk_u8_i16")
-      OP1("v_mov_b32")
+  // clang-format off
+  OP1("v_not_b32") OP1("v_bfrev_b32") OP1("v_ffbh_u32") OP1("v_ffbl_b32") OP1("v_ffbh_i32")
+  OP1("v_sat_pk_u8_i16") OP1("v_mov_b32")
+  // clang-format on
 }
 
 // Sub-dword selects: sources, sign extension, what becomes of the rest of the destination.
 KERNEL sub_dword(u32* out, const u32* in_a, const u32* in_b, const u32* in_c, int n) {
   ROW(10)
-  CHANGE2("v_add_u32_sdwa", "dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_1 src1_sel:WORD_1")
-  CHANGE2("v_add_u32_sdwa",
-          "dst_sel:BYTE_2 dst_unused:UNUSED_PRESERVE src0_sel:DWORD src1_sel:BYTE_3")
-  CHANGE2("v_sub_u32_sdwa", "dst_sel:WORD_0 dst_unused:UNUSED_SEXT src0_sel:WORD_0 src1_sel:BYTE_0")
-  CHANGE2("v_and_b32_sdwa", "dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:WORD_1 src1_sel:WORD_0")
-  CHANGE2("v_or_b32_sdwa",
-          "dst_sel:BYTE_3 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_0 src1_sel:BYTE_0")
-  CHANGE2("v_lshlrev_b32_sdwa",
-          "dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_0 src1_sel:WORD_1") {
+  // clang-format off
+  SDWA("v_add_u32", DWORD, PAD, BYTE_1, WORD_1)
+  SDWA("v_add_u32", BYTE_2, PRESERVE, DWORD, BYTE_3)
+  SDWA("v_sub_u32", WORD_0, SEXT, WORD_0, BYTE_0)
+  SDWA("v_and_b32", WORD_1, PAD, WORD_1, WORD_0)
+  SDWA("v_or_b32", BYTE_3, PRESERVE, BYTE_0, BYTE_0)
+  SDWA("v_lshlrev_b32", DWORD, PAD, BYTE_0, WORD_1)
+  // clang-format on
+  {
     u32 changed = c;
     asm("v_add_u32_sdwa %0, sext(%1), sext(%2) dst_sel:DWORD dst_unused:UNUSED_PAD "
         "src0_sel:BYTE_2 src1_sel:WORD_0"

@@ -36,11 +36,13 @@ INLINE __device__ void touch_all(Slots<T>* slots, T value, T self) {
     if (threadIdx.x == 0) *slots = local;                                           \
   }
 GLOBAL_ATOMICS(i32)
-GLOBAL_ATOMICS(u32) GLOBAL_ATOMICS(i64) GLOBAL_ATOMICS(u64)
+GLOBAL_ATOMICS(u32)
+GLOBAL_ATOMICS(i64)
+GLOBAL_ATOMICS(u64)
 
-    // Old values: the tickets of a counter are a permutation; an exchange chain loses no value.
-    template <class T, int Scope>
-    INLINE __device__ void draw(T* tickets, T* chain, T* counter, T* link, u32 i) {
+// Old values: the tickets of a counter are a permutation; an exchange chain loses no value.
+template <class T, int Scope>
+INLINE __device__ void draw(T* tickets, T* chain, T* counter, T* link, u32 i) {
   tickets[i] = __hip_atomic_fetch_add(counter, T(1), RELAXED, Scope);
   chain[i] = __hip_atomic_exchange(link, T(i), RELAXED, Scope);
 }

@@ -13,10 +13,16 @@ INLINE __device__ void divide(T* quotient, T* remainder, const T* a, const T* b,
     divide(quotient, remainder, a, b, n);                                       \
   }
 DIVIDE(i8)
-DIVIDE(u8) DIVIDE(i16) DIVIDE(u16) DIVIDE(i32) DIVIDE(u32) DIVIDE(i64) DIVIDE(u64)
+DIVIDE(u8)
+DIVIDE(i16)
+DIVIDE(u16)
+DIVIDE(i32)
+DIVIDE(u32)
+DIVIDE(i64)
+DIVIDE(u64)
 
-    // The divisor is the same in all lanes: scalar paths.
-    KERNEL divide_uniform(i64* out, const i64* in, i64 by64, i32 by32, u32 by_unsigned, int n) {
+// The divisor is the same in all lanes: scalar paths.
+KERNEL divide_uniform(i64* out, const i64* in, i64 by64, i32 by32, u32 by_unsigned, int n) {
   const u32 i = global_id();
   if (i >= static_cast<u32>(n)) return;
   out[4 * i] = in[i] / by64;

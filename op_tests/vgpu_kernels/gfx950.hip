@@ -1,4 +1,4 @@
-// gfx950 alone: row swaps between two registers.
+// What gfx950 alone has: row swaps between two registers, three-operand bit tables.
 #include "hip_names.h"
 
 KERNEL permlane_swaps(u32* out, const u32* in) {

@@ -1,0 +1,83 @@
+"""The kernels of vgpu_kernels/ as compilers emit them, on the virtual GPU, against numpy.
+
+Each case runs on every build of its source: both architectures at -O3, and gfx950 at -O0, where
+nothing is inlined and every variable lives in scratch. The other levels are sweeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import pytest
+import vgpu_kernel_cases
+from kernel_harness import CASES, KERNELS, LEVELS, Case, Runner, compile_kernels
+from vgpu_hip import ARCHS, Hip, hip_fixture, library_path_fixture  # noqa: F401 - fixtures
+
+
+class Build(NamedTuple):
+    source: str
+    arch: str
+    level: str
+
+
+DEFAULT = {("gfx950", "O3"), ("gfx942", "O3"), ("gfx950", "O0")}
+ONLY_ARCH = {"gfx950": "gfx950"}  # by source
+_SCALAR_OPERANDS = {"asm_scalar", "asm_masks", "asm_memory"}
+NOT_AT = {
+    "O0": _SCALAR_OPERANDS,  # they want values in SGPRs; -O0 keeps every variable in scratch
+    # These check bits that fast math gives up: rounding, denormals, NaN, infinities, MODE.
+    "fast": {"asm_masks", "clocks", "doubles", "floats", "halfs", "reduce", "softmax"},
+}
+
+
+def builds(source: str) -> Iterator[Build]:
+    for level in LEVELS:
+        for arch in ARCHS:
+            if ONLY_ARCH.get(source, arch) == arch and source not in NOT_AT.get(level, ()):
+                yield Build(source, arch, level)
+
+
+def _parameters() -> Iterator[object]:
+    for case in CASES.values():
+        for build in builds(case.source):
+            marks = () if (build.arch, build.level) in DEFAULT else (pytest.mark.sweep,)
+            name = f"{case.source}-{case.name}-{build.arch}-{build.level}"
+            yield pytest.param(case, build, marks=marks, id=name)
+
+
+@pytest.fixture(scope="session")
+def code_objects(request: pytest.FixtureRequest) -> Iterator[dict[Build, Future[bytes]]]:
+    """The builds that the chosen tests need, two at a time while the first tests run.
+
+    They lie in the engine's cache by content: only the first run compiles.
+    """
+    calls = [getattr(item, "callspec", None) for item in request.session.items]
+    needed = [call.params["build"] for call in calls if call and "build" in call.params]
+    with ThreadPoolExecutor(2) as pool:
+        yield {build: pool.submit(compile_kernels, *build) for build in dict.fromkeys(needed)}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize(("case", "build"), _parameters())
+def test_kernel(
+    hip: Hip, code_objects: dict[Build, Future[bytes]], case: Case, build: Build
+) -> None:
+    """Both forms of handing over arguments, by kernelParams and in one buffer."""
+    image = code_objects[build].result()
+    hip.select(build.arch)
+    for packed in (False, True):
+        runner = Runner(hip, image)
+        for launch in case.launches(build.arch):
+            runner.run(launch, packed=packed)
+        runner.close()
+
+
+def test_every_source_has_cases() -> None:
+    """And every module of cases has been imported."""
+    folder = KERNELS.parent / vgpu_kernel_cases.__name__
+    modules = {path.stem for path in folder.glob("[a-z]*.py")} - {"inputs", "words"}
+    assert modules == set(vgpu_kernel_cases.__all__)
+    sources = {path.stem for path in KERNELS.glob("*.hip")} - {"faults"}
+    assert sources == {case.source for case in CASES.values()}
