@@ -15,13 +15,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import triton
+import triton_kernels as kernels
 from common import HALF_ULP, assert_within
-
-from triton_support import MIXED_FP8, OTHER_FP8, compiled_by_triton, triton
+from triton_support import FP8_DOTS, compiled_by_triton
 
 import rfops.vgpu
-
-import triton_kernels as kernels  # isort: skip (needs Triton, which triton_support asks for)
 
 DTYPES = {
     "f16": torch.float16,
@@ -47,9 +46,8 @@ PAIRS = {
         "e5m2fnuz*e4m3fnuz", "e4m3fn", "e5m2",
     ],
 }  # fmt: skip
-if not MIXED_FP8:
+if not FP8_DOTS:
     PAIRS = {arch: [pair for pair in pairs if "*" not in pair] for arch, pairs in PAIRS.items()}
-if not OTHER_FP8:
     PAIRS["gfx950"] = [pair for pair in PAIRS["gfx950"] if "fnuz" not in pair]
 
 
@@ -203,7 +201,7 @@ NATIVE = [
     ("gfx950", Case("i8", SQUARE, nonkdim=32), "v_mfma_i32_32x32x32_i8"),
     ("gfx950", Case("e4m3fn", SQUARE, nonkdim=16), "v_mfma_f32_16x16x128_f8f6f4"),
     ("gfx950", Case("e5m2", SQUARE, nonkdim=32), "v_mfma_f32_32x32x64_f8f6f4"),
-    ("gfx950", Case("e4m3fn*e5m2", (32, 32, 32), 1), "v_mfma_f32_16x16x32_bf8_fp8"),
+    ("gfx950", Case("e4m3fn*e5m2", (32, 32, 32), 1, 2, 16), "v_mfma_f32_16x16x32_bf8_fp8"),
     ("gfx950", Case("e5m2*e4m3fn", (64, 64, 32), nonkdim=32), "v_mfma_f32_32x32x16_fp8_bf8"),
     ("gfx950", Case("f16", SQUARE, order="mn"), "ds_read_b64_tr_b16"),
     ("gfx950", Case("e4m3fn", SQUARE, order="mn"), "ds_read_b64_tr_b8"),
@@ -222,9 +220,7 @@ NATIVE = [
 @pytest.mark.parametrize(
     ("arch", "case", "instruction"), NATIVE, ids=lambda value: str(value).replace("\\", "")
 )
-def test_dot_uses(
-    arch: str, case: Case, instruction: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dot_uses(arch: str, case: Case, instruction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if case.pair not in PAIRS[arch]:
         pytest.skip("this Triton multiplies mixed fp8 wrongly")
     if "lds" in instruction:  # gfx950's default only since Triton 3.8
@@ -240,7 +236,9 @@ def test_dot_uses(
 @pytest.mark.parametrize("warps", [1, 4])
 def test_dot_batched(arch: str, warps: int) -> None:
     rfops.vgpu.activate_triton(arch)
-    a, b = (torch.randn(4, 32, 32, generator=torch.Generator().manual_seed(i)).half() for i in (1, 2))
+    a, b = (
+        torch.randn(4, 32, 32, generator=torch.Generator().manual_seed(i)).half() for i in (1, 2)
+    )
     out = torch.full((4, 32, 32), float("nan"))
     kernels.matmul_batched[(1,)](a, b, out, B=4, M=32, N=32, K=32, num_warps=warps)
     total = a.double().abs() @ b.double().abs()

@@ -15,13 +15,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+import triton_kernels as kernels
 from common import HALF_ULP, assert_within
-
 from triton_support import compiled_by_triton
 
 import rfops.vgpu
-
-import triton_kernels as kernels  # isort: skip (needs Triton, which triton_support asks for)
 
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

@@ -12,15 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
+import triton_kernels as kernels
 from common import assert_within
 
 import rfops.vgpu
-from rfops import BuildError, ConfigError, ToolchainNotFound
-
-triton = pytest.importorskip("triton", reason="without Triton there is nothing of it to test")
-import triton_kernels as kernels
-
-from rfops import vgpu_triton
+from rfops import BuildError, ConfigError, ToolchainNotFound, vgpu_triton
 
 
 @pytest.fixture(autouse=True)
@@ -238,7 +235,9 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_compiler(no_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vgpu_triton.importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(ToolchainNotFound, match=r"Install gcc or clang .* pip install 'rfops\[") as e:
+    with pytest.raises(
+        ToolchainNotFound, match=r"Install gcc or clang .* pip install 'rfops\["
+    ) as e:
         vgpu_triton._compiler()
     assert any("gcc" in reason for reason in e.value.rejected)
     assert any("ziglang" in reason for reason in e.value.rejected)

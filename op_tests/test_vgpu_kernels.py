@@ -6,13 +6,26 @@ nothing is inlined and every variable lives in scratch. The other levels are swe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import vgpu_kernel_cases
-from kernel_harness import CASES, KERNELS, LEVELS, Case, Runner, compile_kernels
+from kernel_harness import (
+    CASES,
+    KERNELS,
+    LEVELS,
+    Case,
+    Close,
+    Expectation,
+    Launch,
+    Runner,
+    compile_kernels,
+    poisoned,
+)
 from vgpu_hip import ARCHS, Hip, hip_fixture, library_path_fixture  # noqa: F401 - fixtures
 
 
@@ -60,7 +73,7 @@ def code_objects(request: pytest.FixtureRequest) -> Iterator[dict[Build, Future[
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize(("case", "build"), _parameters())
+@pytest.mark.parametrize(("case", "build"), list(_parameters()))
 def test_kernel(
     hip: Hip, code_objects: dict[Build, Future[bytes]], case: Case, build: Build
 ) -> None:
@@ -81,3 +94,27 @@ def test_every_source_has_cases() -> None:
     assert modules == set(vgpu_kernel_cases.__all__)
     sources = {path.stem for path in KERNELS.glob("*.hip")} - {"faults"}
     assert sources == {case.source for case in CASES.values()}
+
+
+@pytest.mark.parametrize(
+    ("size", "expected", "words"),
+    [
+        (
+            64,
+            {0: np.arange(64, dtype=np.int32)},
+            "argument 0: 63 of 64 values are wrong; first at ",
+        ),
+        (64, {0: Close(np.full(64, 3.5), 0.1)}, "64 of 64 elements"),
+        (64, {}, "argument 0, which must be unchanged: 64 of 64"),
+        (60, {0: np.full(60, 3, np.int32)}, "wrote behind the buffer, guard byte 0"),
+    ],
+)
+def test_the_harness_sees_what_is_wrong(
+    hip: Hip, size: int, expected: dict[int, Expectation], words: str
+) -> None:
+    """64 threads store 3."""
+    runner = Runner(hip, compile_kernels("faults", "gfx950", "O3"))
+    launch = Launch("plain", (1,), (64,), [poisoned(size, np.int32)], expected)
+    with pytest.raises(AssertionError, match=re.escape(words)):
+        runner.run(launch, packed=False)
+    runner.close()

@@ -2,7 +2,7 @@
 
 They are written as a user of Triton writes them: nothing in here knows of the virtual GPU.
 """
-# ruff: noqa: ANN001, ANN201, ANN202 (Triton's arguments are typed by the call)
+# ruff: noqa: ANN001, ANN201 (Triton's arguments are typed by the call)
 
 import triton
 import triton.language as tl
@@ -96,7 +96,7 @@ def attention(
     q, k, v, out, n, scale,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """softmax(q k^T * scale) v with the running maximum; q, k, v, out [heads, n, D], n % BN == 0."""
+    """out = softmax(q k^T * scale) v, all [heads, n, D], with a running maximum; n % BN == 0."""
     start = tl.program_id(0) * BM
     base = tl.program_id(1) * n * D
     rows = start + tl.arange(0, BM)

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "device.h"
+#include "json.h"
 #include "lds_banks.h"
 #include "mfma.h"
 
@@ -149,56 +150,6 @@ u32 vector_flops(const OpInfo& op) {
 
 // -------------------------------------------------------------------------------- the record
 
-class Json {
- public:
-  void key(const std::string& name) {
-    comma();
-    text_ += "\"" + name + "\": ";
-    fresh_ = true;
-  }
-  void number(u64 value) {
-    comma();
-    text_ += std::to_string(value);
-  }
-  void real(double value) {
-    char text[32];
-    std::snprintf(text, sizeof(text), "%.9g", value);
-    comma();
-    text_ += text;
-  }
-  void string(const std::string& value) {
-    comma();
-    text_ += "\"";
-    for (const char c : value) {
-      if (c == '"' || c == '\\') text_ += '\\';
-      text_ += static_cast<unsigned char>(c) < 32 ? ' ' : c;
-    }
-    text_ += "\"";
-  }
-  void open(char bracket) {
-    comma();
-    text_ += bracket;
-    fresh_ = true;
-  }
-  void close(char bracket) {
-    text_ += bracket;
-    fresh_ = false;
-  }
-  void field(const std::string& name, u64 value) {
-    key(name);
-    number(value);
-  }
-  std::string take() { return std::move(text_); }
-
- private:
-  void comma() {
-    if (!fresh_) text_ += ", ";
-    fresh_ = false;
-  }
-  std::string text_;
-  bool fresh_ = true;
-};
-
 const char* kind_name(Kind kind) {
   static constexpr const char* kNames[] = {"salu", "smem",   "valu", "trans",   "mfma", "lds",
                                            "vmem", "branch", "wait", "barrier", "other"};
@@ -221,13 +172,6 @@ void write_traffic(Json& json, const char* name, const Traffic& traffic) {
   json.field("lines_64B", traffic.lines.lines64());
   json.field("lines_128B", traffic.lines.lines128());
   json.close('}');
-}
-
-void write_dims(Json& json, const char* name, const u32 (&dims)[3]) {
-  json.key(name);
-  json.open('[');
-  for (const u32 dim : dims) json.number(dim);
-  json.close(']');
 }
 
 struct Mix {
@@ -310,8 +254,8 @@ void LaunchCounters::finish(double seconds, const std::string& error) {
   json.string(kernel.name);
   json.key("arch");
   json.string(arch_name(kernel.object->arch));
-  write_dims(json, "grid", launch_.grid);
-  write_dims(json, "block", launch_.block);
+  json.field("grid", launch_.grid);
+  json.field("block", launch_.block);
   json.field("workgroups", groups);
   json.field("waves", groups * ((threads + kLanes - 1) / kLanes));
   json.field("wave_instructions", mix.total);
@@ -354,9 +298,7 @@ VGPU_EXPORT int rfops_vgpu_profile(int on) { return vgpu::enabled.exchange(on !=
 VGPU_EXPORT const char* rfops_vgpu_profile_take() {
   thread_local std::string text;
   const std::lock_guard lock(vgpu::records_mutex);
-  text = "[";
-  for (const std::string& record : vgpu::records) text += (text.size() > 1 ? ",\n" : "") + record;
-  text += "]";
+  text = vgpu::json_array(vgpu::records);
   vgpu::records.clear();
   return text.c_str();
 }

@@ -13,6 +13,8 @@
 #include <cstdlib>
 #include <deque>
 
+#include "check_memory.h"
+#include "checker.h"
 #include "counters.h"
 #include "lanes.h"
 #include "pool.h"
@@ -28,7 +30,6 @@ constexpr u64 kGroupSlice = 1'000'000;     // instructions of one group before o
 constexpr u32 kMaxSuspended = 1024;        // then suspended groups go before new ones
 constexpr u32 kDynamicStackBytes = 16384;  // a lane, where the call depth is not known
 constexpr u32 kLdsPadding = 1024;          // wide accesses at the end stay inside the buffer
-constexpr u32 kPoisonWord = 0x7fb0dead;    // a NaN, and no plausible address or count
 
 // -------------------------------------------------------------------------------- memory of a
 // group
@@ -66,6 +67,7 @@ struct Group {
   Workgroup shared;
   Buffer waves_memory, vgprs, lds, scratch;
   Wave* waves = nullptr;
+  bool begun = false;  // a thread has run a slice of it
 };
 
 // -------------------------------------------------------------------------------- what a launch
@@ -111,6 +113,12 @@ struct Dispatch {
     packet.kernarg_address = reinterpret_cast<u64>(l.kernarg);
     store<u32>(queue + kQueueApertures, static_cast<u32>(kSharedBaseAddr >> 32));
     store<u32>(queue + kQueueApertures + 4, static_cast<u32>(kPrivateBaseAddr >> 32));
+  }
+
+  // What the kernel may read beside allocations.
+  std::vector<MemoryRange> memory() const {
+    return {{reinterpret_cast<u64>(&packet), sizeof(packet), sizeof(packet), "dispatch packet"},
+            {reinterpret_cast<u64>(queue), sizeof(queue), sizeof(queue), "queue"}};
   }
 };
 
@@ -191,6 +199,8 @@ void init_group(const Dispatch& d, Group& group, u64 flat) {
   shared.id[2] = static_cast<u32>(flat / d.launch.grid[0] / d.launch.grid[1]);
   shared.wave_count = d.wave_count;
   shared.lds_bytes = d.lds_bytes;
+  shared.watch = nullptr;
+  group.begun = false;
   shared.arch = d.kernel.object->arch;
   shared.lds = group.lds.at_least(u64{d.lds_bytes} + kLdsPadding);
   for (u32 i = 0; i < d.lds_bytes / 4; ++i) store<u32>(shared.lds + 4 * i, kPoisonWord);
@@ -365,10 +375,26 @@ bool guarded_slice(const Dispatch& d, Group& group, u64& instructions, std::stri
 // -------------------------------------------------------------------------------- a launch's
 // groups
 
+// Who watches what one thread runs.
+struct Watchers {
+  std::unique_ptr<Observer> counted, checked, both;
+  Observer* observer = nullptr;  // null: nobody
+
+  Watchers(LaunchCounters* counters, LaunchChecks* checks) {
+    if (counters) counted = counters->observer();
+    if (checks) checked = checks->observer();
+    if (counters && checks) both = std::make_unique<ObserverPair>(*counted, *checked);
+    observer = both ? both.get() : counted ? counted.get() : checked.get();
+  }
+};
+
 class Job {
  public:
   explicit Job(const Dispatch& dispatch) : dispatch_(dispatch), step_limit_(settings().max_steps) {
     if (profiling()) counters_ = std::make_unique<LaunchCounters>(dispatch.launch);
+    if (check_level() != CheckLevel::kOff) {
+      checks_ = std::make_unique<LaunchChecks>(dispatch.launch, dispatch.memory());
+    }
   }
 
   u64 parallelism() const { return dispatch_.group_count; }
@@ -377,9 +403,12 @@ class Job {
   void work() {
     Group* group = nullptr;
     u64 instructions = 0;
-    const std::unique_ptr<Observer> observer = counters_ ? counters_->observer() : nullptr;
+    const Watchers watchers(counters_.get(), checks_.get());
+    Observer* const observer = watchers.observer;
     while (!stop_ && (group = take(group))) {
-      for (u32 i = 0; i < group->shared.wave_count; ++i) group->waves[i].observer = observer.get();
+      for (u32 i = 0; i < group->shared.wave_count; ++i) group->waves[i].observer = observer;
+      if (observer && !group->begun) observer->begin(group->shared);
+      group->begun = true;
       std::string error;
       const u64 before = instructions;
       const bool ended = guarded_slice(dispatch_, *group, instructions, error);
@@ -389,6 +418,7 @@ class Job {
                 std::to_string(step_limit_) + " instructions (RFOPS_VGPU_MAX_STEPS) is used up";
       }
       if (!error.empty()) fail(error);
+      if (observer && ended) observer->end(group->shared);
       if (!ended) {
         const std::lock_guard lock(mutex_);
         suspended_.push_back(group);
@@ -399,11 +429,14 @@ class Job {
     count_instructions(instructions);
     if (observer) {
       const std::lock_guard lock(mutex_);
-      counters_->add(*observer);
+      if (counters_) counters_->add(*watchers.counted);
+      if (checks_) checks_->add(*watchers.checked);
     }
   }
 
   void finish(double seconds) {
+    const std::string found = checks_ ? checks_->finish() : "";
+    if (error.empty() && !found.empty()) error = "kernel " + dispatch_.kernel.name + ": " + found;
     if (counters_) counters_->finish(seconds, error);
   }
 
@@ -417,6 +450,7 @@ class Job {
   const Dispatch& dispatch_;
   u64 step_limit_;
   std::unique_ptr<LaunchCounters> counters_;
+  std::unique_ptr<LaunchChecks> checks_;
   std::atomic<u64> next_{0};
   std::atomic<u64> steps_{0};
   std::atomic<bool> stop_{false};

@@ -1,6 +1,7 @@
 #include "settings.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 namespace vgpu {
@@ -21,10 +22,18 @@ u32 thread_count() {
   return static_cast<u32>(count < 1 ? 1 : count > 256 ? 256 : count);
 }
 
+u32 check_level() {
+  const char* text = std::getenv("RFOPS_VGPU_CHECK");
+  if (text && std::strcmp(text, "error") == 0) return 2;
+  const u64 value = number("RFOPS_VGPU_CHECK", 0);
+  return static_cast<u32>(value > 2 ? 2 : value);
+}
+
 }  // namespace
 
 const Settings& settings() {
-  static const Settings read = {thread_count(), number("RFOPS_VGPU_MAX_STEPS", 0)};
+  static const Settings read = {thread_count(), number("RFOPS_VGPU_MAX_STEPS", 0),
+                                check_level()};
   return read;
 }
 

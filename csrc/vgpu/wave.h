@@ -29,6 +29,9 @@ inline constexpr u64 kSharedBaseAddr = u64{0x7f00} << 48;  // apertures: outside
 inline constexpr u64 kPrivateBaseAddr = u64{0x7f01} << 48;
 inline constexpr u64 kApertureMask = ~u64{0xffffffff};
 
+// Registers and LDS that nobody has written hold this: a NaN, and no plausible address or count.
+inline constexpr u32 kPoisonWord = 0x7fb0dead;
+
 struct Wave {
   alignas(64) u32 sgpr[128];
   u32* vgpr = nullptr;    // [kVgprRows][kLanes]
@@ -70,6 +73,7 @@ struct Workgroup {
   u8* lds = nullptr;  // lds_bytes, then padding that catches nothing but keeps wide reads inside
   u32 lds_bytes = 0;
   Arch arch = Arch::kGfx950;
+  struct GroupWatch* watch = nullptr;  // what checks know of it, when they are on
 };
 
 // Value of a scalar source (32 or 64 bits as its type says).

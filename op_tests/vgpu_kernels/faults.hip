@@ -61,7 +61,7 @@ KERNEL no_such_family(int* out) {
   out[threadIdx.x] = 5;
 }
 KERNEL gfx950_instruction(int* out) {
-  asm volatile(".long 0x7e00b501");  // v_permlane32_swap_b32 v0, v1
+  asm volatile(".long 0x7e00b501" ::: "v0", "v1");  // v_permlane32_swap_b32 v0, v1
   out[threadIdx.x] = 3;
 }
 KERNEL unknown_in_dead_code(int* out, int n) {
@@ -103,6 +103,17 @@ KERNEL wait_in_circle(int* out) {
   int* next = out + (blockIdx.x + 1) % gridDim.x;
   while (__hip_atomic_load(next, RELAXED, SCOPE_DEVICE) == 0) __builtin_amdgcn_s_sleep(1);
   out[blockIdx.x] = 1;
+}
+
+// Each workgroup waits for all others, and its waves meet at barriers meanwhile: this one ends.
+KERNEL meet_at_barriers(int* out) {
+  __shared__ int seen;
+  if (threadIdx.x == 0) atomicAdd(out, 1);
+  do {
+    __syncthreads();
+    if (threadIdx.x == 0) seen = __hip_atomic_load(out, RELAXED, SCOPE_DEVICE);
+    __syncthreads();
+  } while (seen != static_cast<int>(gridDim.x));
 }
 
 // ------------------------------------------------------------------------------ no fault

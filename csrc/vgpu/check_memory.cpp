@@ -1,0 +1,214 @@
+#include "check_memory.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "memory.h"
+
+namespace vgpu {
+namespace {
+
+constexpr u64 kLowestPointer = 1 << 16, kHighestPointer = u64{1} << 47;
+
+// Host memory that callers told us of with rfops_vgpu_register, one entry a call.
+struct Registered {
+  std::mutex mutex;
+  std::vector<std::pair<u64, u64>> ranges;  // base, size
+};
+Registered& registered() {
+  static Registered* const ranges = new Registered;  // callers may outlive static destruction
+  return *ranges;
+}
+
+// Scalar loads may fetch more than the program uses: compilers widen a load to the next size where
+// that cannot leave the cache line. These bytes of each size are used for certain.
+u32 used_bytes(const Inst& inst, u32 bytes) {
+  if (inst.format != Format::kSmem) return bytes;
+  return bytes <= 4 ? 1 : bytes / 2 + 1;
+}
+
+}  // namespace
+
+// -------------------------------------------------------------------------------- a launch's
+// memory
+
+KnownMemory::KnownMemory(const Launch& launch, const std::vector<MemoryRange>& more)
+    : ranges_(more) {
+  const CodeObject& object = *launch.kernel->object;
+  const u64 image = host_address(object.image);
+  ranges_.push_back({image, object.image_bytes, object.image_bytes, "code object"});
+  if (launch.kernarg_bytes) {
+    ranges_.push_back({host_address(launch.kernarg), launch.kernarg_bytes, launch.kernarg_bytes,
+                       "argument buffer"});
+  }
+  for (const KernelArg& arg : launch.kernel->args) {
+    if (arg.value_kind != "hidden_queue_ptr") continue;
+    constexpr u64 kQueueBytes = 256;  // amd_queue_t, of which the ABI reads the apertures
+    ranges_.push_back({load<u64>(launch.kernarg + arg.offset), kQueueBytes, kQueueBytes, "queue"});
+  }
+  add_allocations();
+  sort_ranges();
+  complete_ = knows_arguments(launch);
+}
+
+void KnownMemory::add_allocations() {
+  Allocations::instance().for_each([&](const Allocation& block) {
+    const bool ours = block.kind != MemoryKind::kRegistered;
+    ranges_.push_back({block.base, block.size, ours ? block.mapped : block.size,
+                       ours ? "allocation" : "registered memory"});
+  });
+  const std::lock_guard lock(registered().mutex);
+  for (const auto& [base, size] : registered().ranges) {
+    ranges_.push_back({base, size, size, "registered memory"});
+  }
+}
+
+// By address; what overlaps (a tensor and a view of it) becomes one range.
+void KnownMemory::sort_ranges() {
+  std::sort(ranges_.begin(), ranges_.end(),
+            [](const MemoryRange& a, const MemoryRange& b) { return a.base < b.base; });
+  std::vector<MemoryRange> merged;
+  for (const MemoryRange& range : ranges_) {
+    if (!merged.empty() && range.base < merged.back().end()) {
+      MemoryRange& to = merged.back();
+      to.size = std::max(to.end(), range.end()) - to.base;
+      to.mapped = std::max(to.mapped, to.size);
+    } else {
+      merged.push_back(range);
+    }
+  }
+  ranges_ = std::move(merged);
+}
+
+const MemoryRange* KnownMemory::before(u64 address) const {
+  const auto next =
+      std::upper_bound(ranges_.begin(), ranges_.end(), address,
+                       [](u64 value, const MemoryRange& range) { return value < range.base; });
+  return next == ranges_.begin() ? nullptr : &*std::prev(next);
+}
+
+const MemoryRange* KnownMemory::after(u64 address) const {
+  const auto next =
+      std::upper_bound(ranges_.begin(), ranges_.end(), address,
+                       [](u64 value, const MemoryRange& range) { return value < range.base; });
+  return next == ranges_.end() ? nullptr : &*next;
+}
+
+// Null, the end of an array, and a pointer to freed memory are what they are: not unknown memory.
+bool KnownMemory::knows_pointer(u64 pointer) const {
+  if (!pointer) return true;
+  const MemoryRange* range = before(pointer);
+  if (range && pointer <= range->base + range->mapped) return true;
+  return !is_mapped(reinterpret_cast<const void*>(pointer), 1) &&
+         Allocations::instance().find_freed(pointer).has_value();
+}
+
+// A structure passed by value may hold pointers: words that are addresses of mapped memory.
+bool KnownMemory::knows_words(const u8* bytes, u32 size) const {
+  for (u32 at = 0; at + 8 <= size; at += 8) {
+    const u64 word = load<u64>(bytes + at);
+    if (word < kLowestPointer || word >= kHighestPointer || knows_pointer(word)) continue;
+    if (is_mapped(reinterpret_cast<const void*>(word), 1)) return false;
+  }
+  return true;
+}
+
+bool KnownMemory::knows_arguments(const Launch& launch) const {
+  if (!launch.kernel->has_metadata) return knows_words(launch.kernarg, launch.kernarg_bytes);
+  for (const KernelArg& arg : launch.kernel->args) {
+    if (arg.value_kind.starts_with("hidden_")) continue;
+    const u8* at = launch.kernarg + arg.offset;
+    const bool pointer = arg.value_kind == "global_buffer" && arg.size == 8;
+    if (pointer ? !knows_pointer(load<u64>(at)) : !knows_words(at, arg.size)) return false;
+  }
+  return true;
+}
+
+// -------------------------------------------------------------------------------- accesses
+
+void MemoryCheck::access(const Wave& wave, const Inst& inst, const Access& access) {
+  if (access.space != Space::kGlobal || !access.mask) return;
+  const u32 bytes = used_bytes(inst, access.bytes);
+  u64 outside = 0;
+  for_lanes(access.mask,
+            [&](u32 lane) { outside |= u64{!last_.holds(access.at[lane], bytes)} << lane; });
+  for (; outside; outside &= outside - 1) {
+    const u32 lane = static_cast<u32>(std::countr_zero(outside));
+    check_lane(wave, inst, inst.format == Format::kSmem ? kNoLane : lane, access.at[lane], bytes,
+               access.is_write);
+  }
+}
+
+void MemoryCheck::check_lane(const Wave& wave, const Inst& inst, u32 lane, u64 address, u32 bytes,
+                             bool is_write) {
+  if (last_.holds(address, bytes)) return;
+  const MemoryRange* range = memory_.before(address);
+  if (range && range->holds(address, bytes)) {
+    last_ = *range;
+    return;
+  }
+  const bool inside_block = range && address < range->base + range->mapped;
+  const auto freed = inside_block ? std::nullopt : Allocations::instance().find_freed(address);
+  const bool judge = memory_.complete() || !is_mapped(reinterpret_cast<void*>(address), bytes);
+  if (freed && judge) {
+    report(FindingKind::kUseAfterFree, wave, inst, lane, address,
+           "in the allocation of " + std::to_string(freed->size) + " bytes at " + hex(freed->base) +
+               " that was freed",
+           bytes, is_write);
+  } else if (inside_block || memory_.complete()) {
+    report(FindingKind::kOutOfBounds, wave, inst, lane, address, place(address, bytes), bytes,
+           is_write);
+  }
+}
+
+// Where an address lies relative to the nearest range.
+std::string MemoryCheck::place(u64 address, u32 bytes) const {
+  const MemoryRange* low = memory_.before(address);
+  const MemoryRange* high = memory_.after(address);
+  const auto name = [](const MemoryRange& range) {
+    return "the " + std::string(range.what) + " of " + std::to_string(range.size) + " bytes at " +
+           hex(range.base);
+  };
+  if (low && address < low->end()) {
+    return std::to_string(address + bytes - low->end()) + " bytes beyond the end of " + name(*low);
+  }
+  const u64 past = low ? address - low->end() : ~u64{0};
+  const u64 ahead = high ? high->base - address : ~u64{0};
+  if (low && past <= ahead) return std::to_string(past) + " bytes behind the end of " + name(*low);
+  if (high) return std::to_string(ahead) + " bytes before " + name(*high);
+  return "in no known memory";
+}
+
+void MemoryCheck::report(FindingKind kind, const Wave& wave, const Inst& inst, u32 lane,
+                         u64 address, const std::string& what, u32 bytes, bool is_write) {
+  if (findings_.known(inst.index, kind)) return;
+  Finding finding;
+  finding.lane = lane;
+  finding.address = address;
+  finding.has_address = true;
+  finding.detail =
+      std::string(is_write ? "writes " : "reads ") + std::to_string(bytes) + " bytes " + what;
+  findings_.add(inst.index, kind, wave, std::move(finding));
+}
+
+}  // namespace vgpu
+
+#define VGPU_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Tells the checking mode of host memory that launches may touch. The same range may be registered
+// several times, by several owners.
+VGPU_EXPORT void rfops_vgpu_register(const void* pointer, std::size_t size) {
+  if (!pointer || !size) return;
+  const std::lock_guard lock(vgpu::registered().mutex);
+  vgpu::registered().ranges.emplace_back(vgpu::host_address(pointer), size);
+}
+
+// Takes back one registration at this address.
+VGPU_EXPORT void rfops_vgpu_unregister(const void* pointer) {
+  const std::lock_guard lock(vgpu::registered().mutex);
+  auto& ranges = vgpu::registered().ranges;
+  const auto found = std::find_if(ranges.begin(), ranges.end(), [pointer](const auto& range) {
+    return range.first == vgpu::host_address(pointer);
+  });
+  if (found != ranges.end()) ranges.erase(found);
+}

@@ -1,0 +1,69 @@
+// Out-of-bounds accesses and uses after free: global accesses against the memory that a launch may
+// touch.
+#pragma once
+
+#include <vector>
+
+#include "allocations.h"
+#include "check_findings.h"
+#include "observer.h"
+#include "run.h"
+
+namespace vgpu {
+
+struct MemoryRange {
+  u64 base = 0, size = 0;
+  u64 mapped = 0;         // bytes that lie there; those behind `size` belong to nobody
+  const char* what = "";  // "allocation", "argument buffer", ...
+  u64 end() const { return base + size; }
+  bool holds(u64 address, u64 bytes) const {
+    return address >= base && address - base < size && bytes <= size - (address - base);
+  }
+};
+
+// The memory of a launch: live allocations, what callers registered, the code object's image, the
+// argument buffer. One for all threads, unchanging.
+class KnownMemory {
+ public:
+  KnownMemory(const Launch& launch, const std::vector<MemoryRange>& more);
+
+  // The last range that begins at or before `address`; null where there is none.
+  const MemoryRange* before(u64 address) const;
+  const MemoryRange* after(u64 address) const;  // the first that begins behind it
+
+  // Whether every pointer that the launch was given lies in a range. Else the kernel may rightly
+  // touch memory that nobody told us of, and only what is provably wrong counts.
+  bool complete() const { return complete_; }
+
+ private:
+  void add_allocations();
+  void sort_ranges();
+  bool knows_pointer(u64 pointer) const;
+  bool knows_arguments(const Launch& launch) const;
+  bool knows_words(const u8* bytes, u32 size) const;
+
+  std::vector<MemoryRange> ranges_;
+  bool complete_ = true;
+};
+
+// Of one thread.
+class MemoryCheck {
+ public:
+  MemoryCheck(const KnownMemory& memory, Findings& findings)
+      : memory_(memory), findings_(findings) {}
+
+  void access(const Wave& wave, const Inst& inst, const Access& access);
+
+ private:
+  void check_lane(const Wave& wave, const Inst& inst, u32 lane, u64 address, u32 bytes,
+                  bool is_write);
+  void report(FindingKind kind, const Wave& wave, const Inst& inst, u32 lane, u64 address,
+              const std::string& what, u32 bytes, bool is_write);
+  std::string place(u64 address, u32 bytes) const;
+
+  const KnownMemory& memory_;
+  Findings& findings_;
+  MemoryRange last_;  // the range of the previous access: most accesses stay there
+};
+
+}  // namespace vgpu

@@ -1,0 +1,77 @@
+// Which registers an instruction reads and writes, and what it does to the wait counters: what the
+// checks need to know of an instruction without running it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "isa.h"
+#include "program.h"
+
+namespace vgpu {
+
+// What a register is read for. Only the uses that decide something (where, whether, what leaves the
+// chip) make an undefined value a finding; the others pass it on.
+enum class Role : u8 { kSource, kAddress, kData, kControl };
+
+// Vector registers: 0..255, AGPRs 256..511. Scalar registers: 0..127.
+struct RegRange {
+  u16 first;
+  u8 count;
+  Role role;
+};
+
+template <u32 kMost>
+struct RegList {
+  RegRange ranges[kMost];
+  u8 size = 0;
+  void add(u32 first, u32 count, Role role = Role::kSource) {
+    if (count && size < kMost) {
+      ranges[size++] = {static_cast<u16>(first), static_cast<u8>(count), role};
+    }
+  }
+  const RegRange* begin() const { return ranges; }
+  const RegRange* end() const { return ranges + size; }
+};
+
+// Which queue of the memory pipeline an instruction joins (reference: waits).
+enum class Queue : u8 {
+  kNone,
+  kVector,  // vmcnt
+  kFlat,    // vmcnt and lgkmcnt
+  kLds,     // lgkmcnt, in order
+  kScalar,  // lgkmcnt, out of order
+};
+
+struct Operands {
+  RegList<6> vreads;
+  RegList<2> vwrites;
+  RegList<6> sreads;
+  RegList<3> swrites;
+  Queue queue = Queue::kNone;
+  bool reads_scc = false, writes_scc = false;
+  bool writes_exec = false;  // other than as a named destination
+  bool reads_vcc = false;    // implicitly: v_div_fmas
+  bool lds_dma = false;      // brings memory to LDS
+  bool atomic = false;
+  bool signals = false;  // atomic or volatile: waves may wait for one another by it
+  bool partial = false;  // writes a part of its destination register
+};
+
+Operands operands_of(const Inst& inst);
+
+// The operands of a program's instructions, found once each.
+class OperandCache {
+ public:
+  explicit OperandCache(const Program& program) : slots_(program.count) {}
+  const Operands& of(const Inst& inst) {
+    auto& slot = slots_[inst.index];
+    if (!slot) slot = std::make_unique<Operands>(operands_of(inst));
+    return *slot;
+  }
+
+ private:
+  std::vector<std::unique_ptr<Operands>> slots_;
+};
+
+}  // namespace vgpu

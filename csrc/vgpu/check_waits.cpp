@@ -1,0 +1,126 @@
+#include "check_waits.h"
+
+namespace vgpu {
+namespace {
+
+constexpr u32 kMostVector = 63, kMostLgkm = 15;  // what vmcnt and lgkmcnt count to
+constexpr u32 kWaitcntOpcode = 12;
+
+void retire(WaitState& state, u32 code) {
+  const u32 vector = (code & 15) | (code >> 14 & 3) << 4;
+  const u32 lgkm = code >> 8 & 15;
+  if (vector < kMostVector) state.vector.wait(vector);
+  if (lgkm < kMostLgkm) state.lds.wait(lgkm);
+  if (!lgkm) state.scalar.wait(0);  // scalar loads return in any order
+}
+
+// Loads of one queue return in order, so that a later one may overwrite an earlier one's register.
+bool in_order(const WaitState& state, const WaitState::Pending& pending, Queue queue) {
+  const bool by_vector = pending.vector > state.vector.done, by_lds = pending.lds > state.lds.done;
+  if (queue == Queue::kVector || queue == Queue::kFlat) return !by_lds;
+  return queue == Queue::kLds && !by_vector;
+}
+
+}  // namespace
+
+void WaitCheck::before(WaitState& state, const Wave& wave, const Inst& inst,
+                       const Operands& operands) {
+  if (inst.format == Format::kSopp) {
+    if (inst.op->opcode == kWaitcntOpcode) retire(state, static_cast<u32>(inst.imm));
+    return;
+  }
+  check_vector(state, wave, inst, operands);
+  check_scalar(state, wave, inst, operands);
+  if (operands.queue == Queue::kNone) return;
+  spaces_ = 0;
+  exec_ = wave.exec();
+  if (operands.queue == Queue::kVector || operands.queue == Queue::kFlat) {
+    state.vector.issue(kMostVector);
+  }
+  if (operands.queue == Queue::kLds || operands.queue == Queue::kFlat) state.lds.issue(kMostLgkm);
+  if (operands.queue == Queue::kScalar) ++state.scalar.issued;
+}
+
+void WaitCheck::check_vector(WaitState& state, const Wave& wave, const Inst& inst,
+                             const Operands& operands) {
+  for (const RegRange& range : operands.vreads) {
+    for (u32 r = 0; r < range.count; ++r) {
+      WaitState::Pending& pending = state.vgpr[row(range.first + r)];
+      if (!state.waits(pending)) continue;
+      report(state, wave, inst, vector_register(range.first + r), pending, false, false);
+      pending = {};
+    }
+  }
+  for (const RegRange& range : operands.vwrites) {
+    for (u32 r = 0; r < range.count; ++r) {
+      WaitState::Pending& pending = state.vgpr[row(range.first + r)];
+      if (!state.waits(pending) || in_order(state, pending, operands.queue)) continue;
+      report(state, wave, inst, vector_register(range.first + r), pending, false, true);
+      pending = {};
+    }
+  }
+}
+
+void WaitCheck::check_scalar(WaitState& state, const Wave& wave, const Inst& inst,
+                             const Operands& operands) {
+  if (state.scalar.issued == state.scalar.done) return;
+  const auto check = [&](const RegRange& range, bool writes) {
+    for (u32 r = 0; r < range.count; ++r) {
+      WaitState::Pending& pending = state.sgpr[(range.first + r) & 127];
+      if (!state.scalar_waits(pending)) continue;
+      report(state, wave, inst, scalar_register(range.first + r), pending, true, writes);
+      pending = {};
+    }
+  };
+  for (const RegRange& range : operands.sreads) check(range, false);
+  for (const RegRange& range : operands.swrites) check(range, true);
+}
+
+void WaitCheck::after(WaitState& state, const Wave&, const Inst& inst, const Operands& operands) {
+  if (operands.queue == Queue::kNone) return;
+  if (operands.queue == Queue::kScalar) {
+    for (const RegRange& range : operands.swrites) {
+      for (u32 r = 0; r < range.count; ++r) {
+        state.sgpr[(range.first + r) & 127] = {state.scalar.issued, 0, inst.index};
+      }
+    }
+    return;
+  }
+  if (!exec_ || !operands.vwrites.size) return;  // without active lanes nothing comes
+  // A FLAT load comes by the way of the memory that its lanes read.
+  const bool from_lds = spaces_ & 1u << static_cast<u32>(Space::kLds);
+  const bool from_memory = spaces_ & ~(1u << static_cast<u32>(Space::kLds));
+  const bool flat = operands.queue == Queue::kFlat;
+  const bool by_vector = operands.queue == Queue::kVector || (flat && from_memory);
+  const bool by_lds = operands.queue == Queue::kLds || (flat && from_lds);
+  const WaitState::Pending pending = {by_vector ? state.vector.issued : 0,
+                                      by_lds ? state.lds.issued : 0, inst.index};
+  for (const RegRange& range : operands.vwrites) {
+    for (u32 r = 0; r < range.count; ++r) state.vgpr[row(range.first + r)] = pending;
+  }
+}
+
+void WaitCheck::report(const WaitState& state, const Wave& wave, const Inst& inst,
+                       const std::string& reg, const WaitState::Pending& pending, bool scalar,
+                       bool writes) {
+  if (findings_.known(inst.index, FindingKind::kMissingWait)) return;
+  std::string wait;
+  if (scalar) {
+    wait = " lgkmcnt(0)";
+  } else {
+    if (pending.vector > state.vector.done) {
+      wait += " vmcnt(" + std::to_string(state.vector.issued - pending.vector) + ")";
+    }
+    if (pending.lds > state.lds.done) {
+      wait += " lgkmcnt(" + std::to_string(state.lds.issued - pending.lds) + ")";
+    }
+  }
+  Finding finding;
+  finding.detail = std::string(writes ? "overwrites " : "reads ") + reg +
+                   ", which the load at text offset " + hex(pending.index * 4) + " (" +
+                   instruction_text(program_, pending.index) + ") may still write: no s_waitcnt" +
+                   wait + " between them";
+  findings_.add(inst.index, FindingKind::kMissingWait, wave, std::move(finding));
+}
+
+}  // namespace vgpu

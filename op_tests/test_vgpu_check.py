@@ -1,0 +1,170 @@
+"""The checking mode of the virtual GPU: each planted defect is found where it is, and nothing else.
+
+A case is a piece of assembly with one defect. The line marked `// here` is the one that the finding
+must name; the same piece with its fix must give no finding at all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from vgpu_check_cases import BYTES, CASES, CLEAN, HERE, source
+from vgpu_hip import ILLEGAL_ADDRESS, LAUNCH_FAILURE, SUCCESS, Hip, zig
+
+
+def assemble(text: str, arch: str, folder: Path) -> bytes:
+    """With debug lines, so that a finding names the line of the assembly."""
+    asm, obj, out = (folder / f"check.{end}" for end in ("s", "o", "hsaco"))
+    asm.write_text(text)
+    zig("clang", "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-g", "-c", asm, "-o", obj)
+    zig("ld.lld", "-shared", obj, "-o", out)
+    return out.read_bytes()
+
+
+class Gpu:
+    """The virtual GPU with checking on, the cases of an architecture, and two buffers."""
+
+    def __init__(self, hip: Hip, arch: str, folder: Path) -> None:
+        self.hip, self.arch = hip, arch
+        hip.lib.rfops_vgpu_check_take.restype = ctypes.c_char_p
+        hip.lib.rfops_vgpu_register.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        hip.lib.rfops_vgpu_unregister.argtypes = [ctypes.c_void_p]
+        hip.select(arch)
+        self.text = source(arch).splitlines()
+        self.module = hip.load(assemble("\n".join(self.text), arch, folder))
+        self.out, self.input = self.allocate(), self.allocate()
+
+    def allocate(self) -> int:
+        pointer = ctypes.c_void_p()
+        self.hip.call("hipMalloc", ctypes.byref(pointer), ctypes.c_size_t(BYTES))
+        self.hip.call("hipMemset", pointer, 1, ctypes.c_size_t(BYTES))
+        assert pointer.value
+        return pointer.value
+
+    def launch(
+        self, kernel: str, waves: int, given: int | None = None, level: int = 1
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """The launch's status and its findings."""
+        self.hip.select(self.arch)
+        function = self.hip.function(self.module, kernel)
+        buffers = [ctypes.c_void_p(self.out), ctypes.c_void_p(given or self.input)]
+        before = self.hip.rfops_vgpu_check(level)
+        try:
+            status = self.hip.launch(function, *buffers, block=(64 * waves,))
+            found = json.loads(self.hip.lib.rfops_vgpu_check_take().decode())
+        finally:
+            self.hip.rfops_vgpu_check(before)
+        return status, found
+
+    def line_of(self, kernel: str) -> int:
+        """The line of the source that the finding in `kernel` has to name, from 1."""
+        start = self.text.index(f"{kernel}:")
+        return next(i for i in range(start, len(self.text)) if HERE in self.text[i]) + 1
+
+
+@pytest.fixture(scope="module", params=["gfx950", "gfx942"])
+def gpu(
+    request: pytest.FixtureRequest, vgpu_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Gpu:
+    return Gpu(Hip(vgpu_path), request.param, tmp_path_factory.mktemp("check"))
+
+
+def show(found: list[dict[str, Any]]) -> str:
+    return "\n".join(str(finding) for finding in found)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_planted_defect_is_found_and_nothing_else(gpu: Gpu, name: str) -> None:
+    case = CASES[name]
+    status, found = gpu.launch(name, case.waves)
+    assert status == SUCCESS, gpu.hip.error()
+    assert len(found) == 1, show(found)
+    finding = found[0]
+    line = gpu.line_of(name)
+    mnemonic = gpu.text[line - 1].split()[0]
+    assert finding["kind"] == case.kind, show(found)
+    assert finding["kernel"] == name
+    assert finding["instruction"].startswith(mnemonic), show(found)
+    assert finding["line"] == line and finding["file"].endswith("check.s"), show(found)
+    assert case.words in finding["detail"], show(found)
+    assert finding["workgroup"] == [0, 0, 0] and finding["count"] >= 1
+    if case.lane is not None:
+        assert finding["lane"] == case.lane, show(found)
+    if case.wave is not None:
+        assert finding["wave"] == case.wave, show(found)
+    if case.address is not None:
+        assert finding["address"] == case.address(gpu.input), show(found)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_fixed_kernel_is_clean(gpu: Gpu, name: str) -> None:
+    status, found = gpu.launch(name + "_fixed", CASES[name].waves)
+    assert status == SUCCESS and not found, show(found)
+
+
+@pytest.mark.parametrize("name", [name for name in CLEAN if name != "far"])
+def test_what_is_right_is_not_reported(gpu: Gpu, name: str) -> None:
+    status, found = gpu.launch(name, CLEAN[name][0])
+    assert status == SUCCESS and not found, show(found)
+
+
+def test_a_use_after_free_names_the_freed_block(gpu: Gpu) -> None:
+    freed = gpu.allocate()
+    gpu.hip.call("hipFree", ctypes.c_void_p(freed))
+    status, found = gpu.launch("wait_load_fixed", 1, given=freed)
+    assert status == ILLEGAL_ADDRESS  # the page is gone as well
+    assert [finding["kind"] for finding in found] == ["use after free"], show(found)
+    assert found[0]["address"] == freed and found[0]["lane"] == 0
+    assert f"{BYTES} bytes at {freed:#x} that was freed" in found[0]["detail"]
+
+
+def test_a_wild_pointer_is_reported_before_it_faults(gpu: Gpu) -> None:
+    status, found = gpu.launch("far", 1)
+    assert status == ILLEGAL_ADDRESS
+    assert [finding["kind"] for finding in found] == ["out of bounds"], show(found)
+
+
+def test_host_memory_is_checked_once_it_is_registered(gpu: Gpu) -> None:
+    """Nobody told us of this array's end: its neighbourhood may be the caller's as well."""
+    array = np.zeros(2 * BYTES, np.uint8)
+    base = array.ctypes.data
+    status, found = gpu.launch("load", 1, given=base)
+    assert status == SUCCESS and not found, show(found)
+    gpu.hip.rfops_vgpu_register(base, BYTES)
+    gpu.hip.rfops_vgpu_register(base + 16, BYTES - 16)  # a view of it
+    try:
+        status, found = gpu.launch("load", 1, given=base)
+        assert status == SUCCESS
+        assert [f["kind"] for f in found] == ["out of bounds"], show(found)
+        assert found[0]["address"] == base + BYTES
+        assert "registered memory" in found[0]["detail"]
+    finally:
+        gpu.hip.rfops_vgpu_unregister(base)
+        gpu.hip.rfops_vgpu_unregister(base + 16)
+    status, found = gpu.launch("load", 1, given=base)
+    assert status == SUCCESS and not found, show(found)
+
+
+def test_as_errors_findings_fail_the_launch(gpu: Gpu) -> None:
+    status, found = gpu.launch("wait_load", 1, level=2)
+    assert status == LAUNCH_FAILURE and len(found) == 1
+    for part in ("wait_load", "missing wait", "v_add_u32", "check.s", "reads v8"):
+        assert part in gpu.hip.error(), gpu.hip.error()
+    status, found = gpu.launch("wait_load_fixed", 1, level=2)
+    assert status == SUCCESS and not found
+
+
+def test_off_means_off(gpu: Gpu) -> None:
+    status, found = gpu.launch("wait_load", 1, level=0)
+    assert status == SUCCESS and not found
+
+
+def test_repeats_are_counted_not_repeated(gpu: Gpu) -> None:
+    status, found = gpu.launch("wait_load", 4)
+    assert status == SUCCESS and len(found) == 1
+    assert found[0]["count"] == 4 and found[0]["wave"] == 0
