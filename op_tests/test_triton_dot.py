@@ -179,7 +179,7 @@ def _default_cases() -> list[object]:
         native = {"gfx950": ("e4m3fn", "e5m2"), "gfx942": ("e4m3fnuz", "e5m2fnuz")}[arch]
         for pair in pairs:
             few = "*" in pair or (pair.startswith("e") and pair not in native)
-            cases = _sample(arch, pair, 3 if few else 6)
+            cases = _sample(arch, pair, 2 if few else 4)
             found += [pytest.param(arch, case, id=f"{arch}-{case}") for case in cases]
     return found
 

@@ -153,7 +153,7 @@ def test_wide_operand(pair: str) -> None:
     assert "v_mfma_scale" not in _check("gfx950", Case(pair, (32, 32, 64)))
 
 
-@pytest.mark.parametrize("pair", NATIVE + MIXED)
+@pytest.mark.parametrize("pair", NATIVE + MIXED[::2])
 def test_upcast(pair: str) -> None:
     """gfx942 has no scaling matrix instruction: Triton converts both operands."""
     assert "v_mfma_f32" in _check("gfx942", Case(pair, (32, 32, 64)))
@@ -187,10 +187,15 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("arch", rfops.vgpu.ARCHS)
 @pytest.mark.parametrize("case", LAYOUTS, ids=str)
-def test_layout(arch: str, case: Case) -> None:
-    _check(arch, case)
+def test_layout(case: Case) -> None:
+    _check("gfx950", case)
+
+
+@pytest.mark.parametrize("case", LAYOUTS[::3], ids=str)
+def test_layout_upcast(case: Case) -> None:
+    """The layouts of test_triton_dot.py with a conversion before them: a few are enough."""
+    _check("gfx942", case)
 
 
 # Two e2m1 of a byte along m and n, for which Triton wants the scaling instruction.

@@ -208,7 +208,7 @@ def test_scans(rows: int, columns: int, axis: int, warps: int, reverse: bool) ->
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "rows", "columns", "warps"),
-    [(torch.float32, 2, 256, 4), (torch.int32, 8, 64, 1), (torch.float16, 1, 512, 2)],
+    [(torch.float32, 2, 128, 4), (torch.int32, 8, 32, 1), (torch.float16, 1, 256, 2)],
 )
 def test_sort(dtype: torch.dtype, rows: int, columns: int, warps: int, descending: bool) -> None:
     x = (normal(rows, columns) * 50).to(dtype)
@@ -218,9 +218,9 @@ def test_sort(dtype: torch.dtype, rows: int, columns: int, warps: int, descendin
 
 
 def test_topk() -> None:
-    x = normal(4, 256)
+    x = normal(4, 128)
     out = poisoned(4, 8)
-    kernels.topk_rows[(1,)](x, out, R=4, C=256, K=8, num_warps=4)
+    kernels.topk_rows[(1,)](x, out, R=4, C=128, K=8, num_warps=4)
     assert torch.equal(out, x.topk(8).values)
 
 

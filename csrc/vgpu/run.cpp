@@ -327,9 +327,8 @@ bool run_group(Group& group, u64& instructions) {
         if (group.waves[i].state == WaveState::kAtBarrier)
           group.waves[i].state = WaveState::kRunning;
       }
-    } else if (instructions >= until) {
-      return false;
     }
+    if (instructions >= until) return false;
   }
 }
 

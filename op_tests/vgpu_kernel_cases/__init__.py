@@ -20,20 +20,7 @@ from . import (
 )
 
 __all__ = [
-    "asm_masks",
-    "asm_memory",
-    "asm_scalar",
-    "asm_vector",
-    "atomics",
-    "control",
-    "converts",
-    "elementwise",
-    "floats",
-    "halves",
-    "integers",
-    "lanes",
-    "launches",
-    "memory",
-    "private",
+    "asm_masks", "asm_memory", "asm_scalar", "asm_vector", "atomics", "control", "converts",
+    "elementwise", "floats", "halves", "integers", "lanes", "launches", "memory", "private",
     "reductions",
-]
+]  # fmt: skip

@@ -75,25 +75,9 @@ def compare_exec(rng: Rng) -> Made:
     f = conditions(a, b)
     s, u = conditions(a.view(i32), b.view(i32)), conditions(a.view(u32), b.view(u32))
     tests = [
-        f[1],
-        f[2],
-        f[3],
-        f[4],
-        f[5],
-        f[6],
-        f[7],
-        f[8],
-        f[9],
-        f[11],
-        f[14],
-        f[15],
-        s[1],
-        s[2],
-        u[3],
-        u[4],
-        s[5],
-        u[6],
-    ]
+        f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[11], f[14], f[15], s[1], s[2],
+        u[3], u[4], s[5], u[6],
+    ]  # fmt: skip
     seen = sum(t.astype(u32) << i for i, t in enumerate(tests))
     return Launch("compare_exec", (1,), (256,), [poisoned(n, u32), a, b], {0: seen.astype(u32)})
 

@@ -79,8 +79,6 @@ def updates(a: int, b: int, bits: int) -> dict[str, int]:
 
 
 LDS_NAMES = "add sub rsub inc dec smin smax umin umax and or xor swap".split()
-
-
 GLOBAL_NAMES = [name for name in LDS_NAMES if name != "rsub"]
 
 
@@ -150,8 +148,6 @@ def float_returns_case(dtype: DTypeLike, bits_type: DTypeLike) -> None:
 
 
 float_returns_case(f32, u32)
-
-
 float_returns_case(f64, u64)
 
 

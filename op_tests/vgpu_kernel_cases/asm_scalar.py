@@ -146,23 +146,10 @@ def scalar_wide(rng: Rng) -> Made:
     ):
         shift = c & 63
         values = [
-            a & b,
-            a | b,
-            a ^ b,
-            a & ~b,
-            a | ~b,
-            ~(a & b),
-            ~(a | b),
-            ~(a ^ b),
-            a << shift,
-            a >> shift,
-            signed(a, 64) >> shift,
-            field(a, c, 64),
-            field_signed(a, c, 64),
-            ~a,
-            64 - a.bit_count(),
-            a.bit_count(),
-        ]
+            a & b, a | b, a ^ b, a & ~b, a | ~b, ~(a & b), ~(a | b), ~(a ^ b), a << shift,
+            a >> shift, signed(a, 64) >> shift, field(a, c, 64), field_signed(a, c, 64), ~a,
+            64 - a.bit_count(), a.bit_count(),
+        ]  # fmt: skip
         values = [v & M64 for v in values]
         launches.append(
             scalar_launch(
@@ -185,23 +172,9 @@ def scalar_compare(rng: Rng) -> Made:
         ua, ub = a & M32, b & M32
         bit = ua >> (ub & 31) & 1
         expected = [
-            a == b,
-            a != b,
-            a > b,
-            a >= b,
-            a < b,
-            a <= b,
-            ua == ub,
-            ua != ub,
-            ua > ub,
-            ua >= ub,
-            ua < ub,
-            ua <= ub,
-            not bit,
-            bit,
-            wa == wb,
-            wa != wb,
-        ]
+            a == b, a != b, a > b, a >= b, a < b, a <= b, ua == ub, ua != ub, ua > ub, ua >= ub,
+            ua < ub, ua <= ub, not bit, bit, wa == wb, wa != wb,
+        ]  # fmt: skip
         launches.append(
             Launch(
                 "scalar_compare",

@@ -175,14 +175,8 @@ def vector_case(name: str, columns: int, row_of: Callable[[int, int, int, int], 
 
 
 vector_case("three_operands", 26, lambda a, b, c, _: three_row(a, b, c))
-
-
 vector_case("two_operands", 26, lambda a, b, c, lane: two_row(a, b, lane))
-
-
 vector_case("one_operand", 8, lambda a, b, c, _: one_row(a, b, c))
-
-
 vector_case("sub_dword", 10, lambda a, b, c, _: sub_dword_row(a, b, c))
 
 

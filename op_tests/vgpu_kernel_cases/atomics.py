@@ -91,11 +91,7 @@ def tickets_case(name: str, dtype: type, initial: int, *, lds: bool = False) -> 
 
 
 tickets_case("tickets_u32", u32, M32)
-
-
 tickets_case("tickets_u64", u64, M64)
-
-
 tickets_case("tickets_lds", u32, M32, lds=True)
 
 

@@ -34,25 +34,9 @@ def saturated(values: Array, low: int, high: int) -> list[int]:
 def saturate(rng: Rng) -> Made:
     n = 300
     special = [
-        np.nan,
-        np.inf,
-        -np.inf,
-        3e9,
-        -3e9,
-        5e9,
-        1e30,
-        -1e30,
-        2147483648.0,
-        -2147483648.0,
-        4294967296.0,
-        -0.75,
-        0.75,
-        -0.0,
-        0.5,
-        -0.5,
-        1.5,
-        2147483520.0,
-    ]
+        np.nan, np.inf, -np.inf, 3e9, -3e9, 5e9, 1e30, -1e30, 2147483648.0, -2147483648.0,
+        4294967296.0, -0.75, 0.75, -0.0, 0.5, -0.5, 1.5, 2147483520.0,
+    ]  # fmt: skip
     a = (rng.integers(-(10**6), 10**6, n) * 0.25).astype(f32)
     a[: len(special)] = special
     wide = tame_floats(rng, n, f64, 34)

@@ -32,19 +32,10 @@ def half_operations(rng: Rng) -> Made:
     a, b = tame_floats(rng, n, f16, 5), tame_floats(rng, n, f16, 5)
     fused = (a.astype(f64) * b + 0.5).astype(f16)
     rows = [
-        a + b,
-        a - b,
-        a * b,
-        fused,
-        np.minimum(a, b),
-        np.maximum(a, b),
-        np.floor(a),
-        np.rint(a),
-        np.abs(a),
-        np.where(a < b, a, -b),
-        a.astype(i16).astype(f16),
+        a + b, a - b, a * b, fused, np.minimum(a, b), np.maximum(a, b), np.floor(a), np.rint(a),
+        np.abs(a), np.where(a < b, a, -b), a.astype(i16).astype(f16),
         np.arange(n).astype(u16).astype(f16),
-    ]
+    ]  # fmt: skip
     return Launch(
         "half_operations",
         (3,),
@@ -105,17 +96,10 @@ def packed_shorts(rng: Rng) -> Made:
     wa, wb = a.astype(i64), b.astype(i64)
     low, high = -32768, 32767
     rows = [
-        wa + wb,
-        wa - wb,
-        wa * wb,
-        np.minimum(a, b),
-        np.maximum(a, b),
-        wa << (wb & 15),
-        wa >> (wb & 15),
-        wa * wb + wa[:, ::-1],
-        np.clip(wa + wb, low, high),
+        wa + wb, wa - wb, wa * wb, np.minimum(a, b), np.maximum(a, b), wa << (wb & 15),
+        wa >> (wb & 15), wa * wb + wa[:, ::-1], np.clip(wa + wb, low, high),
         np.clip(wa - wb[:, ::-1], low, high),
-    ]
+    ]  # fmt: skip
     return Launch(
         "packed_shorts",
         (2,),
@@ -177,8 +161,6 @@ def dot_halves_case(source: str, kernel: str) -> None:
 
 
 dot_halves_case("halfs", "mixed_dot")
-
-
 dot_halves_case("dots", "dot_halves")
 
 

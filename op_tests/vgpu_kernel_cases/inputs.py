@@ -49,24 +49,9 @@ def wild_floats(rng: Rng, count: int, dtype: Any = f32) -> Array:
     out = integers(rng, count, bits).view(dtype).copy()
     tiny = np.finfo(dtype).smallest_subnormal
     special = [
-        0.0,
-        -0.0,
-        1.0,
-        -1.0,
-        0.5,
-        -0.5,
-        1.5,
-        2.5,
-        -2.5,
-        np.inf,
-        -np.inf,
-        np.nan,
-        tiny,
-        -tiny,
-        np.finfo(dtype).tiny,
-        np.finfo(dtype).max,
-        -np.finfo(dtype).max,
-    ]
+        0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, np.inf, -np.inf, np.nan, tiny, -tiny,
+        np.finfo(dtype).tiny, np.finfo(dtype).max, -np.finfo(dtype).max,
+    ]  # fmt: skip
     picked = rng.integers(0, len(special), count)
     return np.where(rng.random(count) < 0.4, np.array(special, dtype)[picked], out).astype(dtype)
 

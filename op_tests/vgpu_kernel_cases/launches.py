@@ -25,14 +25,8 @@ from .inputs import (
 from .words import M32
 
 MIXED = np.dtype([("c", i8), ("d", f64), ("s", i16), ("tail", u8)], align=True)
-
-
 BYTES3, BYTES5 = np.dtype([("b", u8, 3)]), np.dtype([("b", u8, 5)])
-
-
 WORDS13 = np.dtype([("w", u32, 13)], align=True)
-
-
 NESTED = np.dtype([("mixed", MIXED, 2), ("bytes", BYTES3), ("pointer", u64)], align=True)
 
 
@@ -47,28 +41,9 @@ def odd_arguments(rng: Rng) -> Made:
         return np.array((pair, ([9, 10, 11],), int(runner.value_of(floats))), NESTED)
 
     expected = [
-        1,
-        2,
-        3,
-        250,
-        4,
-        5,
-        6,
-        7,
-        99,
-        -5,
-        99,
-        -3,
-        250,
-        65535,
-        100,
-        *range(1000, 1013),
-        10,
-        691,
-        11,
-        4321,
-        0x12345678,
-    ]
+        1, 2, 3, 250, 4, 5, 6, 7, 99, -5, 99, -3, 250, 65535, 100, *range(1000, 1013), 10, 691,
+        11, 4321, 0x12345678,
+    ]  # fmt: skip
     return Launch(
         "odd_arguments",
         (1,),

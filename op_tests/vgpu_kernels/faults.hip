@@ -77,7 +77,7 @@ KERNEL call_address(int* out, Function function) { function(out); }
 NOINLINE __device__ int descend(int n) {
   volatile int frame[16];
   frame[n & 15] = n;
-  return descend(n + 1) + frame[n & 15];
+  return n < 0 ? 0 : descend(n + 1) + frame[n & 15];
 }
 KERNEL stack_overflow(int* out) { out[0] = descend(out[0]); }
 
