@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -42,13 +42,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in set(sweeps)]
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Build the virtual GPU before the first test, with its progress shown."""
-    if session.config.option.collectonly or not session.items:
+    if session.config.option.collectonly or hasattr(session.config, "workerinput"):
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         vgpu_library()
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Shows a line at the end of the run, from worker processes too: a figure that has a bar."""
+    return lambda line: request.node.user_properties.append(("figure", line))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    lines = [line for r in reports for name, line in r.user_properties if name == "figure"]
+    if lines:
+        terminalreporter.section("figures")
+        for line in sorted(set(lines)):
+            terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session")

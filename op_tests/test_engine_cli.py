@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def good(*arguments: str, **env: str) -> str:
     return done.stdout
 
 
-def test_demo_cold(capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_cold(figure: Callable[[str], None]) -> None:
     """Every step is said; cold start and compile within the bar (exit status says so)."""
     out = good("demo", "--cold")
     for step in ("toolchain", "device", "route", "module", "key", "build", "launch", "error"):
@@ -37,8 +38,7 @@ def test_demo_cold(capsys: pytest.CaptureFixture[str]) -> None:
     assert "MiniLM" in out and "all within their bounds" in out
     build, launch = (re.search(rf"^  {step} +(.*)$", out, re.M) for step in ("build", "launch"))
     assert build and launch
-    with capsys.disabled():
-        print(f"\n  cold start: {build[1]}; {launch[1]}")
+    figure(f"cold start: {build[1]}; {launch[1]}")
 
 
 def test_demo_says_what_is_cached() -> None:

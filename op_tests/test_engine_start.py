@@ -6,9 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 IMPORT_BAR = FIRST_CALL_BAR = 0.060  # seconds
 ATTEMPTS = 5  # the machine is shared: the best of them says what the code costs
@@ -73,10 +72,9 @@ def best(code: str, bar: float) -> dict[str, object]:
     return min(results, key=lambda result: result["seconds"])  # type: ignore[arg-type,return-value]
 
 
-def test_import_is_cheap(capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_is_cheap(figure: Callable[[str], None]) -> None:
     result = best(IMPORT, IMPORT_BAR)
-    with capsys.disabled():
-        print(f"\n  import rfops on top of torch: {1e3 * result['seconds']:.0f} ms")  # type: ignore[operator]
+    figure(f"import rfops on top of torch: {1e3 * result['seconds']:.0f} ms")  # type: ignore[operator]
     assert result["processes"] == [] and result["devices"] == []
     assert not result["initialised"]
     for heavy in ("pandas", "triton", "ninja", "filelock", "subprocess", "ziglang", "numpy"):
@@ -89,15 +87,14 @@ def test_import_needs_no_tool_and_no_home(tmp_path: Path) -> None:
     assert result["processes"] == []
 
 
-def test_first_call_in_a_new_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_call_in_a_new_process(figure: Callable[[str], None]) -> None:
     """With everything cached: the engine's own time, so on the smallest of shapes."""
     run(FIRST_CALL)
     result = best(FIRST_CALL, FIRST_CALL_BAR)
-    with capsys.disabled():
-        print(
-            f"\n  first call in a new process: {1e3 * result['seconds']:.1f} ms, "  # type: ignore[operator]
-            f"later ones {1e3 * result['later']:.2f} ms"  # type: ignore[operator]
-        )
+    figure(
+        f"first call in a new process, cached: {1e3 * result['seconds']:.1f} ms, "  # type: ignore[operator]
+        f"later ones {1e3 * result['later']:.2f} ms"  # type: ignore[operator]
+    )
     assert result["processes"] == 0
     assert result["seconds"] < FIRST_CALL_BAR  # type: ignore[operator]
 

@@ -340,14 +340,28 @@ std::string where(const Dispatch& d, const Group& group, const Wave* wave) {
   return "kernel " + d.kernel.name + text + ": ";
 }
 
-std::string signal_text(const Wave& w) {
+// The instruction that a wave is at, and its place.
+std::string position(const Wave& w) {
   Inst inst;
   decode(w.program->arch, w.program->words, w.program->count, w.current, inst);
-  char text[200];
-  std::snprintf(text, sizeof(text),
-                "%s at text offset 0x%x accessed memory that is not mapped, address %p",
-                inst.op ? inst.op->name : "an instruction", w.current * 4, trap.address);
-  return text;
+  char text[32];
+  std::snprintf(text, sizeof(text), " at text offset 0x%x", w.current * 4);
+  return (inst.op ? inst.op->name : "an instruction") + std::string(text);
+}
+
+std::string signal_text(const Wave& w) {
+  char text[80];
+  std::snprintf(text, sizeof(text), " accessed memory that is not mapped, address %p",
+                trap.address);
+  return position(w) + text;
+}
+
+std::string budget_text(const Dispatch& d, const Group& group) {
+  const Wave* wave = group.waves;  // the first that has not ended, if any
+  const Wave* last = wave + group.shared.wave_count - 1;
+  while (wave < last && wave->state == WaveState::kDone) ++wave;
+  return where(d, group, wave) + position(*wave) + ": the step budget of " +
+         std::to_string(settings().max_steps) + " instructions (RFOPS_VGPU_MAX_STEPS) is used up";
 }
 
 // One slice of a group. Returns whether it has ended; a fault is put into `error`.
@@ -413,8 +427,7 @@ class Job {
       const bool ended = guarded_slice(dispatch_, *group, instructions, error);
       const u64 total = steps_ += instructions - before;
       if (error.empty() && step_limit_ && total > step_limit_) {
-        error = "kernel " + dispatch_.kernel.name + ": the step budget of " +
-                std::to_string(step_limit_) + " instructions (RFOPS_VGPU_MAX_STEPS) is used up";
+        error = budget_text(dispatch_, *group);
       }
       if (!error.empty()) fail(error);
       if (observer && ended) observer->end(group->shared);
