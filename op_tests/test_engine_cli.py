@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -48,6 +49,18 @@ def test_demo_says_what_is_cached() -> None:
 
 def test_vgpu_path_is_all_that_stdout_gets(vgpu_path: Path) -> None:
     assert good("vgpu", "--path") == f"{vgpu_path}\n"
+
+
+def test_profile() -> None:
+    sizes = ("--m", "3", "--n", "40", "--k", "64")
+    table = good("profile", "gemm_mxfp8", *sizes, RFOPS_VGPU_ARCH="gfx950")
+    for row in ("kernel", "instructions", "read", "registers", "occupancy", "estimate"):
+        assert re.search(rf"^  {row} ", table, re.M), table
+    assert "not measured" in table
+    record = json.loads(good("profile", "gemm_mxfp8", *sizes, "--json"))
+    assert record["kernel"] == "mxfp8_gemv" and record["global_write"]["bytes"] == 3 * 40 * 2
+    refused = rfops("profile", "gemm_mxfp8", "--m", "3", "--n", "40", "--k", "33")
+    assert refused.returncode == 1 and "K" in refused.stderr and "Traceback" not in refused.stderr
 
 
 def test_ls() -> None:

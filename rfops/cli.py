@@ -1,8 +1,9 @@
-"""The command `rfops`: demo, build, ls, doctor, vgpu."""
+"""The command `rfops`: demo, build, ls, doctor, profile, vgpu."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import sys
@@ -56,6 +57,13 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="versions, compilers, devices, cache, settings")
     doctor.set_defaults(command=_doctor)
 
+    profile = commands.add_parser("profile", help="what an op's kernel does on the virtual GPU")
+    profile.add_argument("op", choices=("gemm_mxfp8",), help="the op")
+    for size, help_text in (("m", "rows of x"), ("n", "rows of w"), ("k", "the summed dimension")):
+        profile.add_argument(f"--{size}", type=int, required=True, help=help_text)
+    profile.add_argument("--json", action="store_true", help="the record as JSON")
+    profile.set_defaults(command=_profile)
+
     vgpu = commands.add_parser("vgpu", help="the virtual GPU, for use as a HIP runtime")
     vgpu.add_argument("--path", action="store_true", required=True, help="print its library's path")
     vgpu.set_defaults(command=_vgpu)
@@ -66,6 +74,19 @@ def _demo(options: argparse.Namespace) -> int:
     from rfops import demo
 
     return demo.run(cold=options.cold)
+
+
+def _profile(options: argparse.Namespace) -> int:
+    from rfops.vgpu_profile import table
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((options.m, options.k), (options.n, options.k))
+    x, w = (rfops.quant_mxfp8(torch.randn(shape, generator=generator)) for shape in shapes)
+    with rfops.vgpu.profile() as profile:
+        rfops.gemm_mxfp8(x[0], w[0], x[1], w[1])
+    for record in profile.launches:
+        print(json.dumps(record.as_dict()) if options.json else table(record))
+    return 0
 
 
 def _vgpu(_options: argparse.Namespace) -> int:
