@@ -629,6 +629,43 @@ def test_random_numbers(seed: int) -> None:
     assert_within(gauss, want, torch.from_numpy(radius) * 16 * U + inner)
 
 
+# ---------------------------------------------------------------------------------- host calls
+
+
+def test_device_print(capfd: pytest.CaptureFixture[str]) -> None:
+    """A line for each element and operand, from several waves and workgroups."""
+    n, block = 384, 128
+    x = torch.randint(-(2**31), 2**31, (n,), generator=rng(1)).to(torch.int32)
+    y = normal(n) * 1000
+    kernels.print_values[(n // block,)](x, y, BLOCK=block, num_warps=2)
+    lines = [line for line in capfd.readouterr().out.splitlines() if "values" in line]
+    want = []
+    for i in range(n):
+        head = f"pid ({i // block}, 0, 0) idx ({i % block:3}) values: "
+        want += [f"{head}(operand 0) {int(x[i])}", f"{head}(operand 1) {float(y[i]):f}"]
+    assert sorted(lines) == sorted(want)
+
+
+def test_device_print_in_hex(capfd: pytest.CaptureFixture[str]) -> None:
+    x = torch.tensor([0, 1, 255, -1, 2**62, -(2**63), 16, 17], dtype=torch.int64)
+    kernels.print_hex[(1,)](x, BLOCK=8, num_warps=1)
+    lines = [line for line in capfd.readouterr().out.splitlines() if "hex" in line]
+    values = [int(line.rsplit("0x", 1)[1], 16) for line in lines]
+    assert set(values) == {int(value) % 2**64 for value in x}  # lanes repeat a tile of 8
+
+
+def test_device_assert(capfd: pytest.CaptureFixture[str]) -> None:
+    x = torch.arange(64, dtype=torch.int32)
+    kernels.assert_less[(1,)](x, 64, BLOCK=64, num_warps=1, debug=True)
+    assert torch.equal(x, torch.arange(1, 65, dtype=torch.int32))
+    with pytest.raises(RuntimeError, match="HIP") as raised:
+        kernels.assert_less[(1,)](x, 64, BLOCK=64, num_warps=1, debug=True)
+    assert "failed assertion" in "".join(raised.value.__notes__)
+    printed = capfd.readouterr()
+    assert "device assertion failed: 'not less'" in printed.out + printed.err
+    assert torch.equal(x, torch.arange(1, 65, dtype=torch.int32))  # nothing was stored
+
+
 # ---------------------------------------------------------------------------------- errors
 
 

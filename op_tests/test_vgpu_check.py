@@ -6,14 +6,16 @@ must name; the same piece with its fix must give no finding at all.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from vgpu_check_cases import BYTES, CASES, CLEAN, HERE, source
+from vgpu_check_cases import BYTES, CASES, CLEAN, HERE, Case, source
 from vgpu_hip import ILLEGAL_ADDRESS, LAUNCH_FAILURE, SUCCESS, Hip, zig
 
 
@@ -39,12 +41,25 @@ class Gpu:
         self.module = hip.load(assemble("\n".join(self.text), arch, folder))
         self.out, self.input = self.allocate(), self.allocate()
 
-    def allocate(self) -> int:
+    def allocate(self, written: bool = True) -> int:
         pointer = ctypes.c_void_p()
         self.hip.call("hipMalloc", ctypes.byref(pointer), ctypes.c_size_t(BYTES))
-        self.hip.call("hipMemset", pointer, 1, ctypes.c_size_t(BYTES))
+        if written:
+            self.hip.call("hipMemset", pointer, 1, ctypes.c_size_t(BYTES))
         assert pointer.value
         return pointer.value
+
+    @contextlib.contextmanager
+    def input_of(self, case: Case) -> Iterator[int]:
+        """The input buffer, or one that was allocated while checking was on and never written."""
+        if not case.fresh:
+            yield self.input
+            return
+        before = self.hip.rfops_vgpu_check(1)
+        fresh = self.allocate(written=False)
+        yield fresh
+        self.hip.call("hipFree", ctypes.c_void_p(fresh))
+        self.hip.rfops_vgpu_check(before)
 
     def launch(
         self, kernel: str, waves: int, given: int | None = None, level: int = 1
@@ -81,8 +96,9 @@ def show(found: list[dict[str, Any]]) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_a_planted_defect_is_found_and_nothing_else(gpu: Gpu, name: str) -> None:
     case = CASES[name]
-    status, found = gpu.launch(name, case.waves)
-    assert status == SUCCESS, gpu.hip.error()
+    with gpu.input_of(case) as given:
+        status, found = gpu.launch(name, case.waves, given)
+    assert status == (ILLEGAL_ADDRESS if case.faults else SUCCESS), gpu.hip.error()
     assert len(found) == 1, show(found)
     finding = found[0]
     line = gpu.line_of(name)
@@ -103,7 +119,8 @@ def test_a_planted_defect_is_found_and_nothing_else(gpu: Gpu, name: str) -> None
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_fixed_kernel_is_clean(gpu: Gpu, name: str) -> None:
-    status, found = gpu.launch(name + "_fixed", CASES[name].waves)
+    with gpu.input_of(CASES[name]) as given:
+        status, found = gpu.launch(name + "_fixed", CASES[name].waves, given)
     assert status == SUCCESS and not found, show(found)
 
 

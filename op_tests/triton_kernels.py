@@ -449,6 +449,28 @@ def store_far_away(out, offset):
     tl.store(out + offset + tl.arange(0, 64), 1.0)
 
 
+# ---------------------------------------------------------------------------------- host calls
+
+
+@triton.jit
+def print_values(x, y, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.device_print("values", tl.load(x + i), tl.load(y + i))
+
+
+@triton.jit
+def print_hex(x, BLOCK: tl.constexpr):
+    tl.device_print("hex", tl.load(x + tl.arange(0, BLOCK)), hex=True)
+
+
+@triton.jit
+def assert_less(x, limit, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    value = tl.load(x + i)
+    tl.device_assert(value < limit, "not less")
+    tl.store(x + i, value + 1)
+
+
 # ---------------------------------------------------------------------------------- autotune
 
 ADD_CONFIGS = [triton.Config({"BLOCK": block}, num_warps=1) for block in (64, 256, 1024)]

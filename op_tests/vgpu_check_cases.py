@@ -73,12 +73,18 @@ class Case:
     lane: int | None = None
     wave: int | None = None
     address: Callable[[int], int] | None = None  # from that of the input buffer
+    fresh: bool = False  # the input buffer is new: nobody has written it
+    faults: bool = False
 
 
 def memory(body: str, words: str, at: int, **rest: Any) -> Case:
     """An access that leaves the buffer; the fix is to keep all but the first lanes out."""
     fix = "s_mov_b64 exec, 0xff"
     return Case("out of bounds", body, fix, words, address=lambda base: base + at, **rest)
+
+
+def undefined(body: str, fix: str, words: str, **rest: Any) -> Case:
+    return Case("uninitialised", body, fix, words, **rest)
 
 
 CASES = {
@@ -277,7 +283,7 @@ CASES = {
         s_waitcnt lgkmcnt(0)
         <fix>
         v_mov_b32 v8, 0x104
-        ds_add_u32 v8, v4
+        ds_wrxchg_rtn_b32 v9, v8, v4
         s_waitcnt lgkmcnt(0)""", "s_barrier", "overwrites what wave 0 at", waves=2, wave=1,
         lane=1, address=lambda base: 0x104),
     "race_dma_own": Case("LDS race", """
@@ -295,6 +301,115 @@ CASES = {
         v_xor_b32 v8, 0x100, v1
         ds_read_b32 v8, v8  // here
         s_waitcnt lgkmcnt(0)""", "s_waitcnt vmcnt(0)", "reads what wave", waves=2),
+    # ------------------------------------------------------------------ uninitialised
+    "undefined_address": undefined("""
+        <fix>
+        v_and_b32 v20, 60, v20
+        global_load_dword v8, v20, s[6:7]  // here
+        s_waitcnt vmcnt(0)""", "v_mov_b32 v20, 0", "v20 was never written", lane=0),
+    "undefined_base": undefined("""
+        <fix>
+        global_load_dword v8, v3, s[20:21]  // here
+        s_waitcnt vmcnt(0)""", "s_mov_b64 s[20:21], s[6:7]", "s20 was never written", faults=True),
+    "undefined_store": undefined("""
+        <fix>
+        v_add_f32 v21, v20, v4
+        global_store_dword v1, v21, s[4:5]  // here
+        """, "v_mov_b32 v20, 0", "v20 was never written", lane=0),
+    "undefined_lanes": undefined("""
+        s_mov_b64 exec, 0xff
+        v_mov_b32 v20, 0
+        s_mov_b64 exec, -1
+        <fix>
+        global_store_dword v1, v20, s[4:5]  // here
+        """, "s_mov_b64 exec, 0xff", "v20 was never written", lane=8),
+    "undefined_scc": undefined("""
+        <fix>
+        s_cmp_eq_u32 s20, 0
+        s_cbranch_scc1 1f  // here
+      1:""", "s_mov_b32 s20, 0", "s20 was never written"),
+    "undefined_vcc": undefined("""
+        <fix>
+        v_cmp_eq_u32 vcc, 0x7fb0dea0, v20
+        s_cbranch_vccnz 1f  // here
+      1:""", "v_mov_b32 v20, 0", "v20 was never written"),
+    "undefined_exec": undefined("""
+        <fix>
+        v_cmp_eq_u32 vcc, v20, v0
+        s_and_saveexec_b64 s[20:21], vcc  // here
+        """, "v_mov_b32 v20, 0", "v20 was never written", lane=0),
+    "undefined_lds": undefined("""
+        s_mov_b64 exec, 0xffff
+        ds_write_b32 v1, v0
+        s_mov_b64 exec, -1
+        <fix>
+        ds_read_b32 v8, v1
+        s_waitcnt lgkmcnt(0)
+        global_store_dword v1, v8, s[4:5]  // here
+        """, "ds_write_b32 v1, v0", "read from LDS that nobody had written", lane=16),
+    "undefined_in_lds": undefined("""
+        <fix>
+        ds_write_b32 v1, v20
+        s_waitcnt lgkmcnt(0)
+        ds_read_b32 v8, v1
+        s_waitcnt lgkmcnt(0)
+        global_store_dword v1, v8, s[4:5]  // here
+        """, "v_mov_b32 v20, 0", "read from LDS", lane=0),
+    "undefined_scratch": undefined("""
+        <fix>
+        scratch_load_dword v8, off, off offset:16
+        s_waitcnt vmcnt(0)
+        global_store_dword v1, v8, s[4:5]  // here
+        """, "scratch_store_dword off, v0, off offset:16", "read from private memory", lane=0),
+    "undefined_global": undefined("""
+        <fix>
+        global_load_dword v8, v1, s[6:7] offset:512
+        s_waitcnt vmcnt(0)
+        global_store_dword v1, v8, s[4:5]  // here
+        """, "global_store_dword v1, v0, s[6:7] offset:512", "read from global memory", lane=0,
+        fresh=True),
+    "undefined_lds_atomic": undefined("""
+        <fix>
+        ds_add_u32 v1, v0  // here
+        """, "ds_write_b32 v1, v0", "atomic on memory that nobody has written", lane=0,
+        address=lambda base: 0),
+    "undefined_dpp": undefined("""
+        s_mov_b32 exec_hi, 0x7fffffff
+        v_mov_b32 v20, 0
+        s_mov_b64 exec, -1
+        <fix>
+        v_mov_b32 v21, 0
+        s_nop 1
+        v_mov_b32_dpp v21, v20 row_shl:1 row_mask:0xf bank_mask:0xf
+        global_store_dword v1, v21, s[4:5]  // here
+        """, "v_mov_b32 v20, 0", "v20 was never written", lane=62),
+    "undefined_permute": undefined("""
+        s_mov_b64 exec, 1
+        v_mov_b32 v20, 0
+        s_mov_b64 exec, -1
+        <fix>
+        v_mov_b32 v21, 0
+        v_cmp_eq_u32 vcc, 5, v0
+        v_cndmask_b32 v21, 0, v1, vcc
+        ds_bpermute_b32 v22, v21, v20
+        s_waitcnt lgkmcnt(0)
+        global_store_dword v1, v22, s[4:5]  // here
+        """, "v_mov_b32 v20, 0", "v20 was never written", lane=5),
+    "undefined_matrix": undefined("""
+        v_mov_b32 v24, 0
+        v_mov_b32 v25, 0
+        v_mov_b32 v26, 0
+        v_mov_b32 v27, 0
+        s_mov_b32 exec_lo, 0xffffffdf
+        v_mov_b32 v20, 0
+        v_mov_b32 v21, 0
+        s_mov_b64 exec, -1
+        <fix>
+        v_mfma_f32_16x16x16_f16 v[24:27], v[20:21], v[24:25], 0
+        s_nop 15
+        v_lshlrev_b32 v1, 2, v1
+        global_store_dword v1, v25, s[4:5]  // here
+        """, "v_mov_b32 v20, 0\n v_mov_b32 v21, 0", "v20 was never written", lane=16),
     # ------------------------------------------------------------------ barrier divergence
     "barriers": Case("barrier divergence", """
         s_cmp_eq_u32 s16, 0
@@ -306,6 +421,42 @@ CASES = {
         """, "s_branch 1f", "wave 1 waits at another one", waves=2, wave=0),
 }
 CLEAN = {
+    # Undefined values that decide nothing.
+    "copies": (1, """
+        v_mov_b32 v21, v20
+        v_add_f32 v22, v21, v20
+        s_add_u32 s22, s20, s21
+        v_xor_b32 v23, v20, v20
+        v_cmp_eq_u32 vcc, v0, v0
+        v_cndmask_b32 v24, v20, v0, vcc
+        v_mul_u32_u24 v25, v23, v24
+        global_store_dword v1, v25, s[4:5]"""),
+    # How compilers join masks of lanes: the bits of inactive lanes stay undefined.
+    "masks": (1, """
+        s_mov_b64 exec, 0xff
+        v_cmp_gt_u32 vcc, 4, v0
+        s_andn2_b64 s[20:21], s[20:21], exec
+        s_and_b64 s[22:23], vcc, exec
+        s_or_b64 s[20:21], s[20:21], s[22:23]
+        v_writelane_b32 v20, s20, 3
+        v_writelane_b32 v20, s21, 4
+        v_readlane_b32 s24, v20, 3
+        v_readlane_b32 s25, v20, 4
+        s_and_saveexec_b64 s[22:23], s[20:21]
+        s_and_b64 vcc, s[20:21], exec
+        s_cbranch_vccz 1f
+        global_store_dword v1, v0, s[4:5]
+      1:"""),
+    # The high half of a 64-bit addend that is never used.
+    "wide": (1, """
+        v_mov_b32 v20, 8
+        v_mad_u64_u32 v[22:23], s[20:21], v0, 4, v[20:21]
+        global_store_dword v22, v0, s[4:5]"""),
+    "scratch": (1, """
+        scratch_store_dword off, v0, off offset:3
+        scratch_load_dword v8, off, off offset:3
+        s_waitcnt vmcnt(0)
+        global_store_dword v1, v8, s[4:5]"""),
     "far": (1, """
         v_mov_b32 v8, 0
         v_mov_b32 v9, 0x1234
@@ -327,6 +478,9 @@ CLEAN = {
         s_waitcnt vmcnt(0)
         v_add_u32 v9, v8, v9"""),
     "atomics_signal": (2, """
+        ds_write_b32 v3, v3 offset:1024
+        s_waitcnt lgkmcnt(0)
+        s_barrier
         s_cmp_eq_u32 s16, 0
         s_cbranch_scc0 1f
         ds_write_b32 v1, v0

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "check_written.h"
 #include "memory.h"
 
 namespace vgpu {
@@ -46,6 +47,7 @@ KnownMemory::KnownMemory(const Launch& launch, const std::vector<MemoryRange>& m
     constexpr u64 kQueueBytes = 256;  // amd_queue_t, of which the ABI reads the apertures
     ranges_.push_back({load<u64>(launch.kernarg + arg.offset), kQueueBytes, kQueueBytes, "queue"});
   }
+  forget_freed_blocks();
   add_allocations();
   sort_ranges();
   complete_ = knows_arguments(launch);
@@ -55,7 +57,7 @@ void KnownMemory::add_allocations() {
   Allocations::instance().for_each([&](const Allocation& block) {
     const bool ours = block.kind != MemoryKind::kRegistered;
     ranges_.push_back({block.base, block.size, ours ? block.mapped : block.size,
-                       ours ? "allocation" : "registered memory"});
+                       ours ? "allocation" : "registered memory", written_bytes(block)});
   });
   const std::lock_guard lock(registered().mutex);
   for (const auto& [base, size] : registered().ranges) {
@@ -73,6 +75,7 @@ void KnownMemory::sort_ranges() {
       MemoryRange& to = merged.back();
       to.size = std::max(to.end(), range.end()) - to.base;
       to.mapped = std::max(to.mapped, to.size);
+      to.written = nullptr;
     } else {
       merged.push_back(range);
     }

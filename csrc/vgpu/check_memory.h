@@ -15,6 +15,7 @@ struct MemoryRange {
   u64 base = 0, size = 0;
   u64 mapped = 0;         // bytes that lie there; those behind `size` belong to nobody
   const char* what = "";  // "allocation", "argument buffer", ...
+  u8* written = nullptr;  // a byte for each, 1 where it was written; null: not followed
   u64 end() const { return base + size; }
   bool holds(u64 address, u64 bytes) const {
     return address >= base && address - base < size && bytes <= size - (address - base);

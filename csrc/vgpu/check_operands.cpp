@@ -123,7 +123,38 @@ struct Builder {
     const std::string_view name = op.name;
     out.reads_vcc = name.starts_with("v_div_fmas");
     if (out.reads_vcc) out.sreads.add(kVccLo, 2);
+    out.flow = shape ? Flow::kMatrix : flow_of(name);
     destination(name);
+  }
+
+  bool same_sources() const {
+    const Src &a = inst.src[0], &b = inst.src[1];
+    return a.kind == b.kind && a.reg == b.reg && inst.lane_mod == LaneMod::kNone &&
+           (a.kind == SrcKind::kVgpr || a.kind == SrcKind::kSgpr);
+  }
+
+  Flow flow_of(std::string_view name) const {
+    struct Row {
+      std::string_view start;
+      Flow flow;
+    };
+    static constexpr Row kRows[] = {
+        {"v_cndmask", Flow::kSelect},        {"v_mov_b64", Flow::kRows},
+        {"v_perm_b32", Flow::kBytes},        {"v_readlane", Flow::kReadLane},
+        {"v_readfirst", Flow::kReadFirst},   {"v_writelane", Flow::kWriteLane},
+        {"v_swap_b32", Flow::kSwap},         {"v_permlane", Flow::kPermlane},
+        {"v_pk_mov_b32", Flow::kPair},       {"v_pk_fma_f32", Flow::kPair},
+        {"v_mad_u64_u32", Flow::kUpwards},   {"v_mad_i64_i32", Flow::kUpwards},
+        {"v_lshl_add_u64", Flow::kUpwards},  {"v_lshlrev_b64", Flow::kUpwards},
+        {"v_lshrrev_b64", Flow::kDownwards}, {"v_ashrrev_i64", Flow::kDownwards},
+        {"v_pk_mul_f32", Flow::kPair},       {"v_pk_add_f32", Flow::kPair},
+    };
+    for (const Row& row : kRows) {
+      if (name.starts_with(row.start)) return row.flow;
+    }
+    const bool cancels = name.starts_with("v_xor_b32") || name.starts_with("v_sub_u32") ||
+                         name.starts_with("v_sub_u16") || name.starts_with("v_sub_i32");
+    return cancels && same_sources() ? Flow::kNothing : Flow::kAny;
   }
 
   void destination(std::string_view name) {
@@ -140,7 +171,10 @@ struct Builder {
       const bool sdwa_part = inst.lane_mod == LaneMod::kSdwa && inst.sdwa.dst_sel < 6;
       const bool half = dwords == 1 && (op.flags & kKeepHigh || inst.opsel & 8) && inst.vop3 &&
                         inst.format != Format::kVop3p;
-      out.partial = half || (sdwa_part && inst.sdwa.dst_unused == 2);
+      // These replace a half or a byte of the register that they name as an input.
+      const bool merges =
+          op.flags & kReadsDst && (name.starts_with("v_cvt") || name.starts_with("v_fma_mix"));
+      out.partial = half || merges || (sdwa_part && inst.sdwa.dst_unused == 2);
       if (op.flags & kReadsDst || out.partial) out.vreads.add(inst.dst, dwords);
     }
     const bool swaps = name.starts_with("v_swap") || name.starts_with("v_permlane");
@@ -164,6 +198,8 @@ struct Builder {
     const bool crossbar =
         name.starts_with("ds_swizzle") || name.find("permute") != name.npos || name == "ds_nop";
     out.atomic = out.signals = !plain && !crossbar;
+    out.exchanges = name.find("xchg") != name.npos;
+    if (crossbar) out.flow = Flow::kCrossbar;
     const bool by_m0 =
         name.find("addtid") != name.npos || name == "ds_append" || name == "ds_consume";
     if (by_m0) out.sreads.add(kM0, 1, Role::kAddress);
@@ -194,6 +230,7 @@ struct Builder {
     out.vreads.add(inst.data0, dwords_of(op.src[1]), Role::kData);
     out.atomic = op.src[1] != Type::kNone && op.dst != Type::kNone;
     out.signals = inst.sc0 || inst.sc1;
+    out.exchanges = name.find("atomic_swap") != name.npos;
     lds_form(name.find("load_lds") != name.npos);
     if (!out.atomic || inst.sc0) out.vwrites.add(inst.dst, dwords_of(op.dst));
     set_partial(name);
@@ -208,6 +245,8 @@ struct Builder {
     source(inst.src[0], 1, Role::kAddress);
     out.vreads.add(inst.data0, dwords_of(op.src[1]), Role::kData);
     out.atomic = op.src[1] != Type::kNone && op.dst != Type::kNone;
+    out.exchanges = name.find("atomic_swap") != name.npos;
+    out.typed = name.find("format") != name.npos;
     lds_form(inst.lds);
     if ((!out.atomic || inst.sc0) && !inst.lds) out.vwrites.add(inst.data0, dwords_of(op.dst));
     set_partial(name);

@@ -6,7 +6,9 @@
 #include "check_barriers.h"
 #include "check_lds.h"
 #include "check_memory.h"
+#include "check_registers.h"
 #include "check_waits.h"
+#include "check_written.h"
 #include "debug_lines.h"
 #include "json.h"
 #include "log.h"
@@ -21,9 +23,11 @@ struct GroupWatch {
   struct WaveWatch {
     WaitState waits;
     BarrierState barrier;
+    RegisterState registers;
   };
   std::vector<WaveWatch> waves;
   LdsState lds;
+  std::vector<u8> lds_written;  // a byte for each of LDS, 1 where it was written
 };
 
 struct LaunchChecks::State {
@@ -66,12 +70,14 @@ class Checker : public Observer {
         memory_(state.memory, findings),
         waits_(state.program, state.launch.kernel->accum_offset, findings),
         lds_(state.program, findings),
-        barriers_(state.program, findings) {}
+        barriers_(state.program, findings),
+        registers_(state.program, *state.launch.kernel, state.memory, findings) {}
 
   void begin(Workgroup& group) override {
     GroupWatch* watch = state_.borrow();
     watch->waves.assign(group.wave_count, {});
     lds_.begin(watch->lds, group.lds_bytes, group.wave_count);
+    watch->lds_written.assign(group.lds_bytes, 0);
     group.watch = watch;
   }
   void end(Workgroup& group) override {
@@ -87,16 +93,19 @@ class Checker : public Observer {
     GroupWatch::WaveWatch& own = watch.waves[wave.index];
     if (own.barrier.arrived) release(watch, wave);
     waits_.before(own.waits, wave, inst, *current_);
+    registers_.before(own.registers, wave, inst, *current_);
   }
 
   void access(Wave& wave, const Inst& inst, const Access& access) override {
     GroupWatch& watch = *wave.group->watch;
+    GroupWatch::WaveWatch& own = watch.waves[wave.index];
     waits_.access(access);
+    registers_.access(own.registers, watch.lds_written, wave, inst, *current_, access);
     if (access.space == Space::kGlobal) {
-      memory_.access(wave, inst, access);
+      if (!registers_.address_undefined()) memory_.access(wave, inst, access);
       if (current_->atomic || current_->signals) lds_.signal(watch.lds, wave.index);
     } else if (access.space == Space::kLds) {
-      lds_.access(watch.lds, watch.waves[wave.index].waits, wave, inst, *current_, access);
+      lds_.access(watch.lds, own.waits, wave, inst, *current_, access);
     }
   }
 
@@ -105,6 +114,7 @@ class Checker : public Observer {
     GroupWatch& watch = *wave.group->watch;
     GroupWatch::WaveWatch& own = watch.waves[wave.index];
     waits_.after(own.waits, wave, inst, *current_);
+    registers_.after(own.registers, wave, inst, *current_);
     if (current_->queue != Queue::kNone) lds_.after(watch.lds, wave, inst);
     if (wave.state == WaveState::kAtBarrier) own.barrier = {true, inst.index};
   }
@@ -136,6 +146,7 @@ class Checker : public Observer {
   WaitCheck waits_;
   LdsCheck lds_;
   BarrierCheck barriers_;
+  RegisterCheck registers_;
 };
 
 // -------------------------------------------------------------------------------- a launch
@@ -143,7 +154,10 @@ class Checker : public Observer {
 namespace {
 
 std::atomic<CheckLevel>& level() {
-  static std::atomic<CheckLevel> now{static_cast<CheckLevel>(settings().check)};
+  static std::atomic<CheckLevel> now = [] {
+    if (settings().check) follow_writes(true);
+    return static_cast<CheckLevel>(settings().check);
+  }();
   return now;
 }
 
@@ -252,6 +266,7 @@ std::string LaunchChecks::finish() {
 // Checking for launches from now on: 0 off, 1 report, 2 report and fail. Returns what it was.
 VGPU_EXPORT int rfops_vgpu_check(int on) {
   const auto wanted = static_cast<vgpu::CheckLevel>(on < 0 ? 0 : on > 2 ? 2 : on);
+  vgpu::follow_writes(wanted != vgpu::CheckLevel::kOff);
   return static_cast<int>(vgpu::level().exchange(wanted));
 }
 

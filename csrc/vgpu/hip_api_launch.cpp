@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "hip_internal.h"
+#include "hostcall.h"
 #include "run.h"
 #include "wave.h"
 
@@ -28,7 +29,7 @@ struct HiddenRow {
 };
 
 // Grids are whole workgroups here, so remainders are 0; so are the buffers of services that the
-// virtual GPU does not offer (hostcall for printf, device heap, device-side enqueue).
+// virtual GPU does not offer (device heap, device-side enqueue).
 constexpr HiddenRow kHidden[] = {
     {"hidden_block_count_x", [](const LaunchShape& s) { return u64{s.grid[0]}; }},
     {"hidden_block_count_y", [](const LaunchShape& s) { return u64{s.grid[1]}; }},
@@ -40,6 +41,7 @@ constexpr HiddenRow kHidden[] = {
     {"hidden_dynamic_lds_size", [](const LaunchShape& s) { return u64{s.dynamic_lds}; }},
     {"hidden_private_base", [](const LaunchShape&) { return kPrivateBaseAddr >> 32; }},
     {"hidden_shared_base", [](const LaunchShape&) { return kSharedBaseAddr >> 32; }},
+    {"hidden_hostcall_buffer", [](const LaunchShape&) { return hostcall_buffer(); }},
     {"hidden_queue_ptr", [](const LaunchShape&) { return reinterpret_cast<u64>(&kQueue); }},
 };
 

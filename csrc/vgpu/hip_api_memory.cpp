@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "allocations.h"
+#include "check_written.h"
 #include "hip_internal.h"
 
 namespace vgpu {
@@ -99,7 +100,10 @@ hipError_t copy(void* to, const void* from, u64 size, hipMemcpyKind kind = hipMe
   }
   hipError_t code = check_range("copy destination", to, size);
   if (code == hipSuccess) code = check_range("copy source", from, size);
-  if (code == hipSuccess && size) std::memmove(to, from, size);
+  if (code == hipSuccess && size) {
+    std::memmove(to, from, size);
+    note_host_write(to, size);
+  }
   return code;
 }
 
@@ -133,6 +137,7 @@ hipError_t copy_2d(void* to, u64 to_pitch, const void* from, u64 from_pitch, u64
   if (code == hipSuccess) code = check_range("copy destination", to, target.extent());
   if (code == hipSuccess) code = check_range("copy source", from, source.extent());
   if (code != hipSuccess) return code;
+  note_host_write(to, target.extent());
   for (u64 row = 0; row < height; ++row) {
     std::memmove(static_cast<u8*>(to) + row * to_pitch,
                  static_cast<const u8*>(from) + row * from_pitch, width);
@@ -147,6 +152,7 @@ hipError_t fill(void* to, T value, u64 count) {
     return fail(hipErrorInvalidValue, "memset: count is out of range");
   const hipError_t code = check_range("memset", to, count * sizeof(T));
   if (code != hipSuccess || !count) return code;
+  note_host_write(to, count * sizeof(T));
   if constexpr (sizeof(T) == 1) {
     std::memset(to, value, count);
   } else {
@@ -160,6 +166,7 @@ hipError_t fill_2d(void* to, u64 pitch, u8 value, u64 width, u64 height) {
   const Plane plane{pitch, width, height};
   hipError_t code = check_plane(plane);
   if (code == hipSuccess) code = check_range("memset", to, plane.extent());
+  if (code == hipSuccess) note_host_write(to, plane.extent());
   for (u64 row = 0; code == hipSuccess && row < height; ++row) {
     std::memset(static_cast<u8*>(to) + row * pitch, value, width);
   }

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <tuple>
 
+#include "hostcall.h"
 #include "lanes.h"
 #include "program.h"
 
@@ -368,6 +369,11 @@ void s_trap(Wave& w, const Inst& in) {
         "s_trap " + std::to_string(in.imm & 0xffff) +
             " (abort or a failed assertion in device code)");
 }
+// An interrupt is how a wave rings the host's doorbell; other messages have no receiver.
+void s_sendmsg(Wave& w, const Inst& in) {
+  constexpr u32 kInterrupt = 1;
+  if ((static_cast<u32>(in.imm) & 15) == kInterrupt) serve_hostcalls(w, in);
+}
 void s_sethalt(Wave& w, const Inst& in) {  // 0 takes the halt back
   if (in.imm & 1) fault(w, in, "s_sethalt 1: the wave would never go on");
 }
@@ -558,7 +564,7 @@ constexpr OpInfo kSopp[] = {
     SOPP(13, "s_sethalt", s_sethalt, Kind::kOther),
     SOPP(14, "s_sleep", nothing, Kind::kWait),
     SOPP(15, "s_setprio", nothing, Kind::kOther),
-    SOPP(16, "s_sendmsg", nothing, Kind::kOther),
+    SOPP(16, "s_sendmsg", s_sendmsg, Kind::kOther),
     SOPP(18, "s_trap", s_trap, Kind::kOther),
     SOPP(19, "s_icache_inv", nothing, Kind::kOther),
     SOPP(20, "s_incperflevel", nothing, Kind::kOther),
