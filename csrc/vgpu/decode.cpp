@@ -68,7 +68,8 @@ constexpr u64 kDoubleInline[] = {0x3fe0000000000000, 0xbfe0000000000000, 0x3ff00
                                  0xbff0000000000000, 0x4000000000000000, 0xc000000000000000,
                                  0x4010000000000000, 0xc010000000000000, 0x3fc45f306dc9c882};
 
-// A pair of floats has an inline constant in both: LLVM multiplies by <poison, 0.5> with a plain 0.5.
+// A pair of floats has an inline constant in both: LLVM multiplies by <poison, 0.5> with a plain
+// 0.5.
 u64 both_halves(u32 value) { return u64{value} << 32 | value; }
 
 // An inline float (encodings 240..248) as the operand's type holds it.

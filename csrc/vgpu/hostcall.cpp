@@ -238,20 +238,21 @@ void serve_hostcalls(const Wave& wave, const Inst& inst) {
   const std::lock_guard lock(serving);
   Memory& memory = the_memory();
   u64 packet = __atomic_exchange_n(&memory.buffer.ready_stack, u64{0}, __ATOMIC_ACQUIRE);
+  u32 refused = kServicePrintf;
   for (u64 left = kPackets; packet && left; --left) {
     Header& header = memory.headers[packet % kPackets];
     Payload& payload = memory.payloads[packet % kPackets];
     packet = header.next;
-    if (header.service != kServicePrintf) {
-      fault(wave, inst,
-            "the kernel calls host service " + std::to_string(header.service) +
-                "; the virtual GPU has printf (2) only");
-    }
-    for (u32 lane = 0; lane < kLanes; ++lane) {
+    if (header.service != kServicePrintf) refused = header.service;
+    for (u32 lane = 0; lane < kLanes && header.service == kServicePrintf; ++lane) {
       if (header.active_lanes >> lane & 1) messages.take(payload.slots[lane]);
     }
     __atomic_fetch_and(&header.control, ~kReady, __ATOMIC_RELEASE);
   }
+  if (refused == kServicePrintf) return;
+  fault(wave, inst,
+        "the kernel calls host service " + std::to_string(refused) +
+            "; the virtual GPU has printf (" + std::to_string(kServicePrintf) + ") only");
 }
 
 }  // namespace vgpu

@@ -25,9 +25,10 @@
 namespace vgpu {
 namespace {
 
-constexpr u64 kWaveSlice = 20'000;         // instructions of one wave before its neighbours run
-constexpr u64 kGroupSlice = 1'000'000;     // instructions of one group before other groups run
-constexpr u32 kMaxSuspended = 1024;        // then suspended groups go before new ones
+constexpr u64 kWaveSlice = 20'000;      // instructions of one wave before its neighbours run
+constexpr u64 kGroupSlice = 1'000'000;  // instructions of one group before other groups run
+constexpr u64 kResumedSlice = 50'000;   // of a group that was set aside before: it probably waits
+constexpr u32 kMaxSuspended = 1024;     // then suspended groups go before new ones
 constexpr u32 kDynamicStackBytes = 16384;  // a lane, where the call depth is not known
 constexpr u32 kLdsPadding = 1024;          // wide accesses at the end stay inside the buffer
 
@@ -67,7 +68,8 @@ struct Group {
   Workgroup shared;
   Buffer waves_memory, vgprs, lds, scratch;
   Wave* waves = nullptr;
-  bool begun = false;  // a thread has run a slice of it
+  bool begun = false;    // a thread has run a slice of it
+  bool resumed = false;  // has been set aside before
 };
 
 // -------------------------------------------------------------------------------- what a launch
@@ -310,7 +312,7 @@ u64 run_wave(Wave& w, u64 budget) {
 // True when all waves have ended. False: the group's slice is used up.
 bool run_group(Group& group, u64& instructions) {
   const u32 count = group.shared.wave_count;
-  const u64 until = instructions + kGroupSlice;
+  const u64 until = instructions + (group.resumed ? kResumedSlice : kGroupSlice);
   while (true) {
     u32 done = 0, waiting = 0;
     for (u32 i = 0; i < count; ++i) {
@@ -433,6 +435,7 @@ class Job {
       if (observer && ended) observer->end(group->shared);
       if (!ended) {
         const std::lock_guard lock(mutex_);
+        group->resumed = true;
         suspended_.push_back(group);
         group = nullptr;
       }
@@ -490,6 +493,7 @@ class Job {
       return nullptr;
     }
     Group* group = free ? free : borrow();
+    group->resumed = false;
     init_group(dispatch_, *group, flat);
     return group;
   }

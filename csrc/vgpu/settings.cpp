@@ -32,8 +32,7 @@ u32 check_level() {
 }  // namespace
 
 const Settings& settings() {
-  static const Settings read = {thread_count(), number("RFOPS_VGPU_MAX_STEPS", 0),
-                                check_level()};
+  static const Settings read = {thread_count(), number("RFOPS_VGPU_MAX_STEPS", 0), check_level()};
   return read;
 }
 
