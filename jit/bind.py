@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import hip, paths
+from . import hip, paths, vgpu_check
 from .build import Define, Defines, build_device
 from .cache import Artifact
 from .code_object import waves_per_simd
@@ -56,6 +56,8 @@ class BoundKernel:
         self._tensors = tuple(p.scalar is None for p in parameters)
         self._slots: list[_Slot] = []
         self._load(artifact)
+        if self.hip.is_virtual and vgpu_check.is_on():
+            self.launch = vgpu_check.registering_launch(self.launch, self.hip)  # type: ignore[method-assign]
 
     def _load(self, artifact: Artifact) -> None:
         self.hip = hip.runtime(self.device)

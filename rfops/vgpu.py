@@ -22,6 +22,7 @@ import torch
 from .jit import ConfigError, hip, settings
 
 if TYPE_CHECKING:
+    from .vgpu_check import Check
     from .vgpu_profile import Profile
 
 ARCHS = ("gfx942", "gfx950")
@@ -75,6 +76,14 @@ def profile() -> AbstractContextManager[Profile]:
     from . import vgpu_profile
 
     return vgpu_profile.collect(library_path())
+
+
+def check() -> AbstractContextManager[Check]:
+    """Finds what the kernels of a `with` block do wrong: `with rfops.vgpu.check() as c`, and
+    afterwards `c.findings`. Checked launches are slower, and run to their end all the same."""
+    from . import vgpu_check
+
+    return vgpu_check.collect(library_path())
 
 
 def modelled_ms() -> float:

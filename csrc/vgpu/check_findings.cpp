@@ -27,6 +27,10 @@ const char* finding_name(FindingKind kind) {
   return kNames[static_cast<u32>(kind)];
 }
 
+Finding::Finding(const Wave& of_wave, u32 of_lane) : wave(of_wave.index), lane(of_lane) {
+  for (u32 d = 0; d < 3; ++d) group[d] = of_wave.group->id[d];
+}
+
 bool Findings::known(u32 index, FindingKind kind) {
   const auto found = entries_.find({index, kind});
   if (found != entries_.end()) {
@@ -36,9 +40,7 @@ bool Findings::known(u32 index, FindingKind kind) {
   return entries_.size() >= kMost;
 }
 
-void Findings::add(u32 index, FindingKind kind, const Wave& wave, Finding finding) {
-  for (u32 d = 0; d < 3; ++d) finding.group[d] = wave.group->id[d];
-  finding.wave = wave.index;
+void Findings::add(u32 index, FindingKind kind, Finding finding) {
   entries_.emplace(Key{index, kind}, std::move(finding));
 }
 

@@ -25,6 +25,14 @@ const char* finding_name(FindingKind kind);
 inline constexpr u32 kNoLane = ~u32{0};
 
 struct Finding {
+  Finding() = default;
+  explicit Finding(const Wave& of_wave, u32 of_lane = kNoLane);
+  Finding& at(u64 where) {
+    address = where;
+    has_address = true;
+    return *this;
+  }
+
   u32 group[3] = {};
   u32 wave = 0;
   u32 lane = kNoLane;  // kNoLane: of the wave
@@ -41,7 +49,7 @@ class Findings {
 
   // True, and counted, where this defect is known. Else the caller describes it to add().
   bool known(u32 index, FindingKind kind);
-  void add(u32 index, FindingKind kind, const Wave& wave, Finding finding);
+  void add(u32 index, FindingKind kind, Finding finding);
   void merge(Findings&& other);
 
   bool empty() const { return entries_.empty(); }

@@ -239,12 +239,9 @@ std::string LdsCheck::who(const LdsState& state, u32 stamp) const {
 void LdsCheck::report(const Wave& wave, const Inst& inst, u32 lane, u32 offset,
                       const std::string& detail) {
   if (findings_.known(inst.index, FindingKind::kLdsRace)) return;
-  Finding finding;
-  finding.lane = lane;
-  finding.address = offset;
-  finding.has_address = true;
+  Finding finding = Finding(wave, lane).at(offset);
   finding.detail = detail;
-  findings_.add(inst.index, FindingKind::kLdsRace, wave, std::move(finding));
+  findings_.add(inst.index, FindingKind::kLdsRace, std::move(finding));
 }
 
 }  // namespace vgpu

@@ -185,13 +185,10 @@ std::string MemoryCheck::place(u64 address, u32 bytes) const {
 void MemoryCheck::report(FindingKind kind, const Wave& wave, const Inst& inst, u32 lane,
                          u64 address, const std::string& what, u32 bytes, bool is_write) {
   if (findings_.known(inst.index, kind)) return;
-  Finding finding;
-  finding.lane = lane;
-  finding.address = address;
-  finding.has_address = true;
+  Finding finding = Finding(wave, lane).at(address);
   finding.detail =
       std::string(is_write ? "writes " : "reads ") + std::to_string(bytes) + " bytes " + what;
-  findings_.add(inst.index, kind, wave, std::move(finding));
+  findings_.add(inst.index, kind, std::move(finding));
 }
 
 }  // namespace vgpu

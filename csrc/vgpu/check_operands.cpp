@@ -97,8 +97,9 @@ struct Builder {
 
   void smem() {
     out.queue = Queue::kScalar;
-    if (op.src[0] != Type::kNone) out.sreads.add(inst.saddr, dwords_of(op.src[0]), Role::kAddress);
-    if (inst.soffset_en) source(inst.src[0], 1, Role::kAddress);
+    const bool has_address = op.src[0] != Type::kNone;  // not that of a clock
+    if (has_address) out.sreads.add(inst.saddr, dwords_of(op.src[0]), Role::kAddress);
+    if (has_address && inst.soffset_en) source(inst.src[0], 1, Role::kAddress);
     const u32 data = dwords_of(op.src[1]);
     out.sreads.add(inst.dst, data, Role::kData);
     out.atomic = data && op.dst != Type::kNone;

@@ -224,23 +224,18 @@ std::string RegisterCheck::origin_text(const Origin& origin) const {
 void RegisterCheck::report(const Wave& wave, const Inst& inst, u32 lane, const std::string& what,
                            const Origin& origin, const u64* address) {
   if (findings_.known(inst.index, FindingKind::kUninitialised)) return;
-  Finding finding;
-  finding.lane = lane;
-  finding.has_address = address != nullptr;
-  if (address) finding.address = *address;
+  Finding finding(wave, lane);
+  if (address) finding.at(*address);
   finding.detail = what + " is undefined: " + origin_text(origin);
-  findings_.add(inst.index, FindingKind::kUninitialised, wave, std::move(finding));
+  findings_.add(inst.index, FindingKind::kUninitialised, std::move(finding));
 }
 
 void RegisterCheck::report_memory(const Wave& wave, const Inst& inst, u32 lane, u64 address,
                                   const std::string& detail) {
   if (findings_.known(inst.index, FindingKind::kUninitialised)) return;
-  Finding finding;
-  finding.lane = lane;
-  finding.address = address;
-  finding.has_address = true;
+  Finding finding = Finding(wave, lane).at(address);
   finding.detail = detail;
-  findings_.add(inst.index, FindingKind::kUninitialised, wave, std::move(finding));
+  findings_.add(inst.index, FindingKind::kUninitialised, std::move(finding));
 }
 
 }  // namespace vgpu

@@ -12,6 +12,8 @@ enum Sop1 : u32 {
   kCmov64,
   kNot32,
   kNot64,
+  kSext8 = 22,
+  kSext16 = 23,
   kBitset0 = 24,
   kBitset3 = 27,
   kGetpc = 28,
@@ -49,6 +51,9 @@ enum Sop2 : u32 {
   kLshl64,
   kLshr32,
   kLshr64,
+  kMul = 36,
+  kBfeFirst = 37,  // u32, i32, u64, i64
+  kBfeLast = 40,
   kPackLl = 50,
   kPackLh = 51,
   kPackHh = 52,
@@ -74,8 +79,16 @@ constexpr u64 or_undefined(const Partly& a, const Partly& b) {
 // Carries go upwards.
 constexpr u64 smear(u64 undefined) { return undefined | (0 - undefined); }
 
-u64 bitwise(u32 kind, const Partly& a,
-            const Partly& b) {  // the order of Sop2 from kAnd32, in pairs
+// A field moved down; a sign bit goes to all bits above it.
+constexpr u64 bit_field(u64 undefined, u32 first, u64 width, bool is_signed) {
+  if (!width) return 0;
+  const u64 mask = width < 64 ? (u64{1} << width) - 1 : ~u64{0};
+  const u64 field = undefined >> first & mask;
+  return is_signed && field >> (width < 64 ? width - 1 : 63) & 1 ? field | ~mask : field;
+}
+
+// In the order of Sop2 from kAnd32 on, which is that of the saveexec instructions.
+u64 bitwise(u32 kind, const Partly& a, const Partly& b) {
   switch (kind) {
     case 0:
     case 5:
@@ -92,21 +105,64 @@ u64 bitwise(u32 kind, const Partly& a,
   }
 }
 
-// The same order as the saveexec instructions: and, or, xor, andn2, orn2, nand, nor, xnor.
-u64 save_exec(u32 kind, const Partly& a, const Partly& exec) {
-  switch (kind) {
-    case 0:
-    case 5:
-      return and_undefined(a, exec);
-    case 1:
-    case 6:
-      return or_undefined(a, exec);
-    case 3:
+// Both sources, and whether they are the same register.
+struct Sources {
+  Partly a, b;
+  bool same;
+};
+
+u64 sop2_undefined(u32 opcode, const Sources& s) {
+  const Partly &a = s.a, &b = s.b;
+  const u64 both = a.undefined | b.undefined;
+  if (opcode >= kAnd32 && opcode <= kXnor64) {
+    const u32 kind = (opcode - kAnd32) / 2;
+    const bool cancels = s.same && (kind == 2 || kind == 3 || kind == 4 || kind == 7);
+    return cancels ? 0 : bitwise(kind, a, b);
+  }
+  if (opcode >= kLshl32 && opcode <= kLshr64) {
+    const u32 shift = static_cast<u32>(b.value) & (opcode & 1 ? 63 : 31);
+    if (b.undefined) return ~u64{0};
+    return opcode <= kLshl64 ? a.undefined << shift : a.undefined >> shift;
+  }
+  if (opcode >= kBfeFirst && opcode <= kBfeLast) {
+    const u32 first = static_cast<u32>(b.value) & (opcode >= kBfeFirst + 2 ? 63 : 31);
+    if (b.undefined) return ~u64{0};
+    return bit_field(a.undefined, first, b.value >> 16 & 127, (opcode - kBfeFirst) & 1);
+  }
+  if (opcode >= kPackLl && opcode <= kPackHh) {
+    const u64 low = opcode == kPackHh ? a.undefined >> 16 & 0xffff : a.undefined & 0xffff;
+    const u64 high = opcode == kPackLl ? b.undefined << 16 : b.undefined;
+    return low | (high & 0xffff0000);
+  }
+  if (opcode <= 5 || opcode == kMul) {  // additions and subtractions; x - x is 0
+    return s.same && (opcode == 1 || opcode == 3) ? 0 : smear(both);
+  }
+  return ~u64{0};
+}
+
+u64 sop1_undefined(u32 opcode, const Partly& a, u64 exec_mask) {
+  const Partly exec = {exec_mask, 0};
+  if (opcode == kMov32 || opcode == kMov64 || opcode == kNot32 || opcode == kNot64) {
+    return a.undefined;
+  }
+  if (opcode >= kSaveFirst && opcode <= kSaveLast) return bitwise(opcode - kSaveFirst, a, exec);
+  switch (opcode) {
+    case kSext8:
+      return bit_field(a.undefined, 0, 8, true);
+    case kSext16:
+      return bit_field(a.undefined, 0, 16, true);
+    case kSaveAndn1:
+    case kWriteAndn1:
+      return and_undefined(~a, exec);
+    case kWriteAndn2:
       return and_undefined(a, ~exec);
-    case 4:
-      return or_undefined(a, ~exec);
+    case kSaveOrn1:
+      return or_undefined(~a, exec);
+    case kGetpc:
+    case kSwappc:
+      return 0;
     default:
-      return a.undefined | exec.undefined;
+      return opcode >= kMovrels32 && opcode <= kMovreld64 ? 0 : ~u64{0};
   }
 }
 
@@ -144,95 +200,48 @@ ScalarBits RegisterCheck::scalar_result(const RegisterState& state, const Wave& 
                                         const Inst& inst, const Operands& operands,
                                         bool& scc_undefined) const {
   const u32 opcode = inst.op->opcode;
-  const auto part = [&](u32 s, Origin& origin) -> Partly {
-    const ScalarBits bits = source_bits(state, inst.src[s], dwords_of(inst.src[s].type));
-    if (bits.bits) origin = bits.origin;
-    return {read_scalar64(wave, inst.src[s]), bits.bits};
-  };
   ScalarBits all;  // everything that is read
   for (const RegRange& range : operands.sreads) {
     const ScalarBits bits = scalar_bits(state, range.first, range.count);
     if (bits.bits && !all.bits) all.origin = bits.origin;
     all.bits |= bits.bits;
   }
-  if (operands.reads_scc && state.scc) {
-    if (!all.bits) all.origin = state.scc_origin;
-    all.bits |= ~u64{0};
-  }
-  scc_undefined = all.bits != 0;
-  if (!all.bits) return {};
-  Origin origin = all.origin;
-  const auto result = [&](u64 undefined) { return ScalarBits{undefined, origin}; };
+  const bool by_scc = operands.reads_scc && state.scc;
+  if (by_scc && !all.bits) all.origin = state.scc_origin;
+  scc_undefined = all.bits || by_scc;
+  if (!scc_undefined) return {};
 
+  const auto part = [&](u32 s) -> Partly {
+    return {read_scalar64(wave, inst.src[s]),
+            source_bits(state, inst.src[s], dwords_of(inst.src[s].type)).bits};
+  };
+  const u64 wide = dwords_of(inst.op->dst) == 2 ? ~u64{0} : 0xffffffff;
+  u64 undefined = ~u64{0};
   if (inst.format == Format::kSop2) {
+    const bool same = inst.src[0].kind == SrcKind::kSgpr && inst.src[1].kind == SrcKind::kSgpr &&
+                      inst.src[0].reg == inst.src[1].reg;
+    const Sources sources = {part(0), part(1), same};
+    const Partly &a = sources.a, &b = sources.b;
     if (opcode == kCselect32 || opcode == kCselect64) {
-      const Partly a = part(0, origin), b = part(1, origin);
-      if (!state.scc) return result(wave.scc ? a.undefined : b.undefined);
-      return result(a.undefined | b.undefined | (a.value ^ b.value));
+      undefined = by_scc     ? a.undefined | b.undefined | (a.value ^ b.value)
+                  : wave.scc ? a.undefined
+                             : b.undefined;
+    } else if (!by_scc) {  // else a carry that is undefined
+      undefined = sop2_undefined(opcode, sources);
     }
-    if (opcode >= kAnd32 && opcode <= kXnor64) {
-      const bool wide = opcode & 1, same = inst.src[0].kind == SrcKind::kSgpr &&
-                                           inst.src[1].kind == SrcKind::kSgpr &&
-                                           inst.src[0].reg == inst.src[1].reg;
-      const Partly a = part(0, origin), b = part(1, origin);
-      const u32 kind = (opcode - kAnd32) / 2;
-      const bool cancels = same && (kind == 2 || kind == 3 || kind == 4 || kind == 7);
-      const u64 undefined = cancels ? 0 : bitwise(kind, a, b) & (wide ? ~u64{0} : 0xffffffff);
-      scc_undefined = undefined != 0;
-      return result(undefined);
-    }
-    if (opcode >= kLshl32 && opcode <= kLshr64) {
-      const Partly a = part(0, origin), b = part(1, origin);
-      const bool wide = opcode & 1;
-      const u32 shift = static_cast<u32>(b.value) & (wide ? 63 : 31);
-      if (b.undefined) return result(~u64{0});
-      const u64 moved = opcode <= kLshl64 ? a.undefined << shift : a.undefined >> shift;
-      scc_undefined = (wide ? moved : moved & 0xffffffff) != 0;
-      return result(moved);
-    }
-    if (opcode >= kPackLl && opcode <= kPackHh) {
-      const Partly a = part(0, origin), b = part(1, origin);
-      const u64 low = opcode == kPackHh ? a.undefined >> 16 & 0xffff : a.undefined & 0xffff;
-      const u64 high = opcode == kPackLl ? b.undefined << 16 : b.undefined & 0xffff0000;
-      return result(low | (high & 0xffffffff));
-    }
-    const bool cancels = opcode <= 3 && inst.src[0].kind == SrcKind::kSgpr &&
-                         inst.src[1].kind == SrcKind::kSgpr && inst.src[0].reg == inst.src[1].reg &&
-                         (opcode == 1 || opcode == 3);  // s_sub of a register with itself
-    if (cancels) scc_undefined = false;
-    return result(cancels ? 0 : opcode <= 5 || opcode == 36 ? smear(all.bits) : ~u64{0});
+    scc_undefined = undefined & wide;
+  } else if (opcode == kCmov32 || opcode == kCmov64) {
+    const u64 old = scalar_bits(state, inst.dst, 2).bits;
+    if (inst.format == Format::kSop1 && !by_scc) undefined = wave.scc ? part(0).undefined : old;
+  } else if (inst.format == Format::kSop1 && opcode >= kBitset0 && opcode <= kBitset3) {
+    undefined = scalar_bits(state, inst.dst, 2).bits;
+  } else if (inst.format == Format::kSop1) {
+    undefined = sop1_undefined(opcode, part(0), wave.exec());
+    scc_undefined = undefined & wide;
+  } else if (inst.format == Format::kSopk) {
+    undefined = opcode == kMovk || opcode == kGetreg || opcode == kCall ? 0 : smear(all.bits);
   }
-  if (inst.format == Format::kSop1) {
-    if (opcode == kMov32 || opcode == kMov64 || opcode == kNot32 || opcode == kNot64) {
-      return all;
-    }
-    if (opcode == kCmov32 || opcode == kCmov64) {
-      const ScalarBits old = scalar_bits(state, inst.dst, dwords_of(inst.op->dst));
-      const Partly a = part(0, origin);
-      if (state.scc) return result(~u64{0});
-      return wave.scc ? result(a.undefined) : old;
-    }
-    if (opcode >= kBitset0 && opcode <= kBitset3) return scalar_bits(state, inst.dst, 2);
-    const Partly exec = {wave.exec(), 0};
-    if (opcode >= kSaveFirst && opcode <= kSaveLast) {
-      const u64 undefined = save_exec(opcode - kSaveFirst, part(0, origin), exec);
-      scc_undefined = undefined != 0;
-      return result(undefined);
-    }
-    if (opcode == kSaveAndn1 || opcode == kWriteAndn1) {
-      return result(and_undefined(~part(0, origin), exec));
-    }
-    if (opcode == kWriteAndn2) return result(and_undefined(part(0, origin), ~exec));
-    if (opcode == kSaveOrn1) return result(or_undefined(~part(0, origin), exec));
-    const bool indirect = opcode >= kMovrels32 && opcode <= kMovreld64;
-    if (indirect || opcode == kGetpc || opcode == kSwappc) return {};
-    return result(~u64{0});
-  }
-  if (inst.format == Format::kSopk) {
-    if (opcode == kMovk || opcode == kGetreg || opcode == kCall) return {};
-    return result(smear(all.bits));
-  }
-  return result(~u64{0});  // compares: only SCC
+  return {undefined & wide, all.origin};
 }
 
 }  // namespace vgpu

@@ -115,12 +115,12 @@ void WaitCheck::report(const WaitState& state, const Wave& wave, const Inst& ins
       wait += " lgkmcnt(" + std::to_string(state.lds.issued - pending.lds) + ")";
     }
   }
-  Finding finding;
+  Finding finding(wave);
   finding.detail = std::string(writes ? "overwrites " : "reads ") + reg +
                    ", which the load at text offset " + hex(pending.index * 4) + " (" +
                    instruction_text(program_, pending.index) + ") may still write: no s_waitcnt" +
                    wait + " between them";
-  findings_.add(inst.index, FindingKind::kMissingWait, wave, std::move(finding));
+  findings_.add(inst.index, FindingKind::kMissingWait, std::move(finding));
 }
 
 }  // namespace vgpu

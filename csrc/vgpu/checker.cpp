@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "check_barriers.h"
+#include "check_hazards.h"
 #include "check_lds.h"
 #include "check_memory.h"
 #include "check_registers.h"
@@ -24,8 +25,10 @@ struct GroupWatch {
     WaitState waits;
     BarrierState barrier;
     RegisterState registers;
+    HazardState hazards;
   };
   std::vector<WaveWatch> waves;
+  std::optional<BarrierMeeting> meeting;
   LdsState lds;
   std::vector<u8> lds_written;  // a byte for each of LDS, 1 where it was written
 };
@@ -71,16 +74,21 @@ class Checker : public Observer {
         waits_(state.program, state.launch.kernel->accum_offset, findings),
         lds_(state.program, findings),
         barriers_(state.program, findings),
-        registers_(state.program, *state.launch.kernel, state.memory, findings) {}
+        registers_(state.program, *state.launch.kernel, state.memory, findings),
+        hazards_(state.program, state.launch.kernel->accum_offset, findings) {}
 
   void begin(Workgroup& group) override {
     GroupWatch* watch = state_.borrow();
     watch->waves.assign(group.wave_count, {});
+    watch->meeting.reset();
     lds_.begin(watch->lds, group.lds_bytes, group.wave_count);
     watch->lds_written.assign(group.lds_bytes, 0);
     group.watch = watch;
   }
   void end(Workgroup& group) override {
+    GroupWatch& watch = *group.watch;
+    barriers_.end(watch.meeting, static_cast<u32>(watch.waves.size()),
+                  [&](u32 w) -> BarrierState& { return watch.waves[w].barrier; });
     state_.give_back(group.watch);
     group.watch = nullptr;
   }
@@ -94,6 +102,7 @@ class Checker : public Observer {
     if (own.barrier.arrived) release(watch, wave);
     waits_.before(own.waits, wave, inst, *current_);
     registers_.before(own.registers, wave, inst, *current_);
+    hazards_.before(own.hazards, wave, inst, *current_);
   }
 
   void access(Wave& wave, const Inst& inst, const Access& access) override {
@@ -116,7 +125,8 @@ class Checker : public Observer {
     waits_.after(own.waits, wave, inst, *current_);
     registers_.after(own.registers, wave, inst, *current_);
     if (current_->queue != Queue::kNone) lds_.after(watch.lds, wave, inst);
-    if (wave.state == WaveState::kAtBarrier) own.barrier = {true, inst.index};
+    if (wave.state == WaveState::kAtBarrier)
+      own.barrier = {true, inst.index, own.barrier.count + 1};
   }
 
   Findings findings;
@@ -133,7 +143,7 @@ class Checker : public Observer {
   void release(GroupWatch& watch, const Wave& wave) {
     const u32 count = static_cast<u32>(watch.waves.size());
     const auto barrier = [&](u32 w) -> BarrierState& { return watch.waves[w].barrier; };
-    barriers_.release(wave, count, barrier);
+    barriers_.release(watch.meeting, wave, count, barrier);
     lds_.barrier(watch.lds, [&](u32 w) -> const WaitState& { return watch.waves[w].waits; });
     for (u32 w = 0; w < count; ++w) barrier(w).arrived = false;
   }
@@ -147,6 +157,7 @@ class Checker : public Observer {
   LdsCheck lds_;
   BarrierCheck barriers_;
   RegisterCheck registers_;
+  HazardCheck hazards_;
 };
 
 // -------------------------------------------------------------------------------- a launch
