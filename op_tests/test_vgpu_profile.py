@@ -76,7 +76,8 @@ def test_global_traffic(batch: Snippets) -> None:
 
 def test_a_reread_shows_in_requests_and_not_in_lines(batch: Snippets) -> None:
     once, again = launch(batch, "fma"), launch(batch, "reread")
-    assert again.global_read["lines_64B"] == once.global_read["lines_64B"]
+    apart = again.global_read["lines_64B"] - once.global_read["lines_64B"]
+    assert abs(apart) <= 1  # the two launches' arrays may start at different places in a line
     assert again.global_read["requests_64B"] > 2 * once.global_read["requests_64B"]
 
 
