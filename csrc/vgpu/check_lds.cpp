@@ -8,8 +8,7 @@ namespace vgpu {
 namespace {
 
 constexpr u32 kLogEntries = 1 << 14;
-constexpr u32 kMostNumber = (1u << 26) - 1;          // of the 27 bits that a stamp has for it
-constexpr std::size_t kMostDma = 80, kMostLds = 32;  // on their way: more than the counters hold
+constexpr u32 kMostNumber = (1u << 26) - 1;  // of the 27 bits that a stamp has for it
 
 // A stamp: wave 3:0, whether it signals 4, number 30:5. Bit 31: who made it is known, but not when.
 constexpr u32 kUnnumbered = u32{1} << 31;
@@ -34,8 +33,14 @@ void set_floor(LdsState& state, u32 wave) {
   state.floor[wave] = least;
 }
 
-void drop_arrived(std::vector<LdsState::Stamped>& list, u32 done) {
-  std::erase_if(list, [done](const LdsState::Stamped& access) { return access.queued <= done; });
+void drop_arrived(std::deque<LdsState::Stamped>& list, u32 done) {
+  while (!list.empty() && list.front().queued <= done) list.pop_front();
+}
+
+u32 latest(const u32* stamps, u32 count) {
+  u32 most = 0;
+  for (u32 i = 0; i < count; ++i) most = std::max(most, stamps[i]);
+  return most;
 }
 
 // The waves that read this byte since the last barrier.
@@ -44,8 +49,13 @@ u32 readers_of(const LdsState& state, u32 offset) {
   return entry >> 16 == state.epoch ? entry & 0xffff : 0;
 }
 
-void add_reader(LdsState& state, u32 offset, u32 wave) {
-  state.readers[offset] = state.epoch << 16 | readers_of(state, offset) | 1u << wave;
+void add_readers(LdsState& state, u32 offset, u32 count, u32 wave) {
+  const u32 now = state.epoch << 16, bit = 1u << wave;
+  u32* readers = &state.readers[offset];
+  for (u32 i = 0; i < count; ++i) {
+    const u32 since = (readers[i] ^ now) >> 16 ? 0 : readers[i] & 0xffff;
+    readers[i] = now | since | bit;
+  }
 }
 
 }  // namespace
@@ -101,7 +111,7 @@ void LdsCheck::restamp(LdsState& state, u32 wave, LdsState::Stamped& access) {
     for (u32 b = access.at[lane]; b < access.at[lane] + access.bytes; ++b) {
       u32& last = access.is_write ? state.writes[b] : state.reads[b];
       if (last == old) last = access.stamp;
-      if (!access.is_write) add_reader(state, b, wave);
+      if (!access.is_write) add_readers(state, b, 1, wave);
     }
   });
 }
@@ -120,17 +130,17 @@ void LdsCheck::access(LdsState& state, const WaitState& waits, const Wave& wave,
                       const Operands& operands, const Access& access) {
   if (!access.mask || wave.index >= kMostWaves) return;
   const u32 stamp = next_stamp(state, operands.signals, wave.index, inst.index);
-  check_own_dma(state, waits, wave, inst, access);
+  if (!operands.lds_dma) check_own_dma(state, waits, wave, inst, access);
   const u64 base = host_address(wave.group->lds);
   for_lanes(access.mask, [&](u32 lane) {
-    const u32 from = static_cast<u32>(access.at[lane] - base), to = from + access.bytes;
+    const u32 from = static_cast<u32>(access.at[lane] - base);
     if (access.is_write) {
       check_write(state, wave, operands.signals, access, lane, from);
-      for (u32 b = from; b < to; ++b) state.writes[b] = stamp;
+      std::fill_n(&state.writes[from], access.bytes, stamp);
     } else {
       check_read(state, wave, inst, operands.signals, access, lane, from);
-      for (u32 b = from; b < to; ++b) state.reads[b] = stamp;
-      for (u32 b = from; b < to; ++b) add_reader(state, b, wave.index);
+      std::fill_n(&state.reads[from], access.bytes, stamp);
+      add_readers(state, from, access.bytes, wave.index);
     }
   });
   remember(state, waits, wave, inst, operands, access, stamp);
@@ -141,9 +151,7 @@ void LdsCheck::remember(LdsState& state, const WaitState& waits, const Wave& wav
                         const Operands& operands, const Access& access, u32 stamp) {
   const bool dma = operands.lds_dma;
   auto& list = dma ? state.dma_on_way[wave.index] : state.on_way[wave.index];
-  if (list.size() >= (dma ? kMostDma : kMostLds)) {
-    drop_arrived(list, dma ? waits.vector.done : waits.lds.done);
-  }
+  drop_arrived(list, dma ? waits.vector.done : waits.lds.done);
   LdsState::Stamped& entry = list.emplace_back();
   entry.stamp = stamp;
   entry.queued = dma ? waits.vector.issued : waits.lds.issued;
@@ -157,29 +165,35 @@ void LdsCheck::remember(LdsState& state, const WaitState& waits, const Wave& wav
 }
 
 // The wave's own LDS-DMA: its data is there when vmcnt says so.
-void LdsCheck::check_own_dma(const LdsState& state, const WaitState& waits, const Wave& wave,
+void LdsCheck::check_own_dma(LdsState& state, const WaitState& waits, const Wave& wave,
                              const Inst& inst, const Access& access) {
+  auto& list = state.dma_on_way[wave.index];
+  drop_arrived(list, waits.vector.done);
+  if (list.empty()) return;
+  const u32 oldest = number_of(list.front().stamp);
   const u64 base = host_address(wave.group->lds);
-  for (const LdsState::Stamped& dma : state.dma_on_way[wave.index]) {
-    if (dma.queued <= waits.vector.done || dma.index == inst.index) continue;
-    for (u64 lanes = access.mask; lanes; lanes &= lanes - 1) {
-      const u32 lane = static_cast<u32>(std::countr_zero(lanes));
-      const u32 from = static_cast<u32>(access.at[lane] - base);
-      for (u32 b = from; b < from + access.bytes; ++b) {
-        if (state.writes[b] != dma.stamp) continue;
-        return report(wave, inst, lane, b,
-                      std::string(access.is_write ? "overwrites" : "reads") +
-                          " what the LDS-DMA at text offset " + hex(dma.index * 4) + " (" +
-                          instruction_text(program_, dma.index) +
-                          ") of the same wave may still write: no s_waitcnt vmcnt(" +
-                          std::to_string(waits.vector.issued - dma.queued) + ") between them");
-      }
+  for (u64 lanes = access.mask; lanes; lanes &= lanes - 1) {
+    const u32 lane = static_cast<u32>(std::countr_zero(lanes));
+    const u32 from = static_cast<u32>(access.at[lane] - base);
+    if (number_of(latest(&state.writes[from], access.bytes)) < oldest) continue;
+    for (u32 b = from; b < from + access.bytes; ++b) {
+      const auto dma = std::find_if(list.begin(), list.end(), [&](const LdsState::Stamped& on_way) {
+        return on_way.stamp == state.writes[b];
+      });
+      if (dma == list.end()) continue;
+      return report(wave, inst, lane, b,
+                    std::string(access.is_write ? "overwrites" : "reads") +
+                        " what the LDS-DMA at text offset " + hex(dma->index * 4) + " (" +
+                        instruction_text(program_, dma->index) +
+                        ") of the same wave may still write: no s_waitcnt vmcnt(" +
+                        std::to_string(waits.vector.issued - dma->queued) + ") between them");
     }
   }
 }
 
 void LdsCheck::check_read(const LdsState& state, const Wave& wave, const Inst& inst, bool signals,
                           const Access& access, u32 lane, u32 offset) {
+  if (number_of(latest(&state.writes[offset], access.bytes)) <= state.floor[wave.index]) return;
   for (u32 b = offset; b < offset + access.bytes; ++b) {
     const u32 written = state.writes[b];
     if (ordered(state, wave.index, written) || (signals && signals_by(written))) continue;
@@ -204,6 +218,9 @@ u32 LdsCheck::unordered_read(const LdsState& state, u32 wave, bool signals, u32 
 // until the write has happened.
 void LdsCheck::check_write(const LdsState& state, const Wave& wave, bool signals,
                            const Access& access, u32 lane, u32 offset) {
+  const u32 last = std::max(latest(&state.writes[offset], access.bytes),
+                            latest(&state.reads[offset], access.bytes));
+  if (number_of(last) <= state.floor[wave.index]) return;
   for (u32 b = offset; b < offset + access.bytes; ++b) {
     const u32 written = state.writes[b], read = unordered_read(state, wave.index, signals, b);
     const bool both_signal = signals && signals_by(written);

@@ -8,6 +8,7 @@
 // way when its wave arrives at a barrier (LDS-DMA without s_waitcnt vmcnt) counts as made after it.
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include "check_findings.h"
@@ -40,7 +41,7 @@ struct LdsState {
   u32 clock[kMostWaves][kMostWaves] = {};
   u32 sync[kMostWaves] = {};   // the clock that atomics carry
   u32 floor[kMostWaves] = {};  // the least of a wave's clock over the others
-  std::vector<Stamped> dma_on_way[kMostWaves], on_way[kMostWaves];
+  std::deque<Stamped> dma_on_way[kMostWaves], on_way[kMostWaves];  // in order
   std::vector<u32> log;  // instructions of the latest accesses, by number
 };
 
@@ -76,8 +77,8 @@ class LdsCheck {
   u32 next_stamp(LdsState& state, bool signals, u32 wave, u32 index);
   void remember(LdsState& state, const WaitState& waits, const Wave& wave, const Inst& inst,
                 const Operands& operands, const Access& access, u32 stamp);
-  void check_own_dma(const LdsState& state, const WaitState& waits, const Wave& wave,
-                     const Inst& inst, const Access& access);
+  void check_own_dma(LdsState& state, const WaitState& waits, const Wave& wave, const Inst& inst,
+                     const Access& access);
   void check_read(const LdsState& state, const Wave& wave, const Inst& inst, bool signals,
                   const Access& access, u32 lane, u32 offset);
   static u32 unordered_read(const LdsState& state, u32 wave, bool signals, u32 offset);

@@ -9,6 +9,7 @@
 namespace vgpu {
 namespace {
 
+constexpr u64 kPage = 4096;
 constexpr u64 kLowestPointer = 1 << 16, kHighestPointer = u64{1} << 47;
 
 // Host memory that callers told us of with rfops_vgpu_register, one entry a call.
@@ -151,17 +152,29 @@ void MemoryCheck::check_lane(const Wave& wave, const Inst& inst, u32 lane, u64 a
     return;
   }
   const bool inside_block = range && address < range->base + range->mapped;
+  if (!inside_block && !memory_.complete()) {
+    if (address / kPage == foreign_page_) return;
+    if (!freed_block(address, bytes)) {
+      foreign_page_ = address / kPage;
+      return;
+    }
+  }
   const auto freed = inside_block ? std::nullopt : Allocations::instance().find_freed(address);
-  const bool judge = memory_.complete() || !is_mapped(reinterpret_cast<void*>(address), bytes);
-  if (freed && judge) {
+  if (freed) {
     report(FindingKind::kUseAfterFree, wave, inst, lane, address,
            "in the allocation of " + std::to_string(freed->size) + " bytes at " + hex(freed->base) +
                " that was freed",
            bytes, is_write);
-  } else if (inside_block || memory_.complete()) {
+  } else {
     report(FindingKind::kOutOfBounds, wave, inst, lane, address, place(address, bytes), bytes,
            is_write);
   }
+}
+
+// Whether an address of unknown memory is a block's that was freed, and nobody else's since.
+bool MemoryCheck::freed_block(u64 address, u32 bytes) const {
+  return Allocations::instance().find_freed(address) &&
+         !is_mapped(reinterpret_cast<void*>(address), bytes);
 }
 
 // Where an address lies relative to the nearest range.

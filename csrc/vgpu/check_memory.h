@@ -60,11 +60,13 @@ class MemoryCheck {
                   bool is_write);
   void report(FindingKind kind, const Wave& wave, const Inst& inst, u32 lane, u64 address,
               const std::string& what, u32 bytes, bool is_write);
+  bool freed_block(u64 address, u32 bytes) const;
   std::string place(u64 address, u32 bytes) const;
 
   const KnownMemory& memory_;
   Findings& findings_;
-  MemoryRange last_;  // the range of the previous access: most accesses stay there
+  MemoryRange last_;      // the range of the previous access: most accesses stay there
+  u64 foreign_page_ = 0;  // a page of unknown memory that was looked at
 };
 
 }  // namespace vgpu
