@@ -58,8 +58,8 @@ FAULTS = {
     "store to no address": Fault(
         "store_to", (NOT_CANONICAL,), ILLEGAL_ADDRESS,
         ("global_store_dword", "lane 3 accesses address 0x1000000000000000, which is no memory")),
-    "load far outside": Fault(
-        "load_from", (OUT, OUT, c_int64(1 << 40)), ILLEGAL_ADDRESS,
+    "load far outside": Fault(  # downwards: upwards may leave the 47 bits of user space
+        "load_from", (OUT, OUT, c_int64(-1 << 40)), ILLEGAL_ADDRESS,
         ("global_load_dword", UNMAPPED)),
     "scalar load": Fault(
         "scalar_load_from", (OUT, WILD), ILLEGAL_ADDRESS, ("s_load_dword", UNMAPPED)),
