@@ -285,3 +285,24 @@ def test_the_variable_fails_launches(project: Project) -> None:
         RFOPS_VGPU_CHECK="error",
     )
     assert "failed:" in text and "out of bounds" in text and "workgroup 1,0,0" in text, text
+
+
+def test_triton_tensors_end_where_they_end(vgpu_path: Path) -> None:
+    """The last block of a Triton kernel that forgot its mask."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from triton_kernels import add
+
+    out, y, x = torch.zeros(256), torch.zeros(256), torch.arange(200, dtype=torch.float32)
+    rfops.vgpu.activate_triton("gfx950")
+    try:
+        with rfops.vgpu.check() as clean:
+            add[(4,)](x, y, out, 200, BLOCK=64, num_warps=1)
+        with rfops.vgpu.check() as check:
+            add[(4,)](x, y, out, 256, BLOCK=64, num_warps=1)
+    finally:
+        rfops.vgpu.deactivate_triton()
+    assert not clean.findings, clean.findings
+    assert {finding.kind for finding in check.findings} == {"out of bounds"}, check.findings
+    assert check.findings[0].address == x.data_ptr() + 800
+    assert check.findings[0].workgroup == (3, 0, 0)
+    assert check.findings[0].file and check.findings[0].file.endswith("triton_kernels.py")

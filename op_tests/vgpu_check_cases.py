@@ -94,29 +94,18 @@ def hazard(body: str, fix: str, *words: str) -> Case:
 
 CASES = {
     # ------------------------------------------------------------------ out of bounds
-    "load": memory(
-        """
+    "load": memory("""
         v_add_u32 v1, 0xf00, v1
         <fix>
         global_load_dword v8, v1, s[6:7]  // here
-        s_waitcnt vmcnt(0)""",
-        "reads 4 bytes 0 bytes behind the end",
-        4000,
-        lane=40,
-    ),
-    "wide_load": memory(
-        """
+        s_waitcnt vmcnt(0)""", "reads 4 bytes 0 bytes behind the end", 4000, lane=40),
+    "wide_load": memory("""
         v_lshlrev_b32 v1, 2, v1
         v_add_u32 v1, 0xf00 - 144, v1
         <fix>
         global_load_dwordx4 v[8:11], v1, s[6:7] offset:8  // here
-        s_waitcnt vmcnt(0)""",
-        "8 bytes beyond the end",
-        3992,
-        lane=18,
-    ),
-    "store": memory(
-        """
+        s_waitcnt vmcnt(0)""", "8 bytes beyond the end", 3992, lane=18),
+    "store": memory("""
         v_mov_b32 v8, s6
         v_mov_b32 v9, s7
         v_cmp_eq_u32 vcc, 9, v0
@@ -126,46 +115,26 @@ CASES = {
         v_lshl_add_u64 v[8:9], v[10:11], 0, v[8:9]
         <fix>
         global_store_dword v[8:9], v4, off  // here
-        """,
-        "writes 4 bytes 0 bytes behind",
-        4000,
-        lane=9,
-    ),
-    "atomic": memory(
-        """
+        """, "writes 4 bytes 0 bytes behind", 4000, lane=9),
+    "atomic": memory("""
         v_add_u32 v1, 0xf00, v1
         <fix>
         global_atomic_add v1, v4, s[6:7]  // here
-        """,
-        "writes 4 bytes",
-        4000,
-        lane=40,
-    ),
-    "buffer": memory(
-        """
+        """, "writes 4 bytes", 4000, lane=40),
+    "buffer": memory("""
         s_mov_b64 s[12:13], s[6:7]
         s_mov_b32 s14, 0x1000
         s_mov_b32 s15, 0x27000
         v_add_u32 v1, 0xf00, v1
         <fix>
         buffer_load_dword v8, v1, s[12:15], 0 offen  // here
-        s_waitcnt vmcnt(0)""",
-        "reads 4 bytes",
-        4000,
-        lane=40,
-    ),
-    "lds_dma_source": memory(
-        """
+        s_waitcnt vmcnt(0)""", "reads 4 bytes", 4000, lane=40),
+    "lds_dma_source": memory("""
         v_add_u32 v1, 0xf00, v1
         <fix>
         global_load_lds_dword v1, s[6:7]  // here
-        """,
-        "reads 4 bytes",
-        4000,
-        lane=40,
-    ),
-    "flat": memory(
-        """
+        """, "reads 4 bytes", 4000, lane=40),
+    "flat": memory("""
         v_mov_b32 v8, s6
         v_mov_b32 v9, s7
         v_lshl_add_u64 v[8:9], v[8:9], 0, 0
@@ -175,105 +144,58 @@ CASES = {
         v_addc_co_u32 v9, vcc, 0, v9, vcc
         <fix>
         flat_load_dword v10, v[8:9]  // here
-        s_waitcnt vmcnt(0) lgkmcnt(0)""",
-        "reads 4 bytes",
-        4000,
-        lane=40,
-    ),
-    "scalar": Case(
-        "out of bounds",
-        """
+        s_waitcnt vmcnt(0) lgkmcnt(0)""", "reads 4 bytes", 4000, lane=40),
+    "scalar": Case("out of bounds", """
         s_movk_i32 s17, 4000
         <fix>
         s_load_dword s18, s[6:7], s17  // here
-        s_waitcnt lgkmcnt(0)""",
-        "s_movk_i32 s17, 3996",
-        "reads",
-        address=lambda base: base + 4000,
-    ),
+        s_waitcnt lgkmcnt(0)""", "s_movk_i32 s17, 3996", "reads", address=lambda base: base + 4000),
     # ------------------------------------------------------------------ missing waits
-    "wait_load": Case(
-        "missing wait",
-        """
+    "wait_load": Case("missing wait", """
         global_load_dword v8, v1, s[6:7]
         <fix>
         v_add_u32 v9, v8, v0  // here
-        """,
-        "s_waitcnt vmcnt(0)",
-        "reads v8",
-    ),
-    "wait_counted": Case(
-        "missing wait",
-        """
+        """, "s_waitcnt vmcnt(0)", "reads v8"),
+    "wait_counted": Case("missing wait", """
         global_load_dword v8, v1, s[6:7]
         global_load_dword v9, v1, s[6:7]
         s_waitcnt vmcnt(1)
         v_add_u32 v10, v8, v0
         <fix>
         v_add_u32 v10, v9, v0  // here
-        """,
-        "s_waitcnt vmcnt(0)",
-        "vmcnt(0)",
-    ),
-    "wait_behind_store": Case(
-        "missing wait",
-        """
+        """, "s_waitcnt vmcnt(0)", "vmcnt(0)"),
+    "wait_behind_store": Case("missing wait", """
         global_load_dword v8, v1, s[6:7]
         global_store_dword v1, v0, s[4:5]
         s_waitcnt vmcnt(2)
         <fix>
         v_add_u32 v10, v8, v0  // here
-        """,
-        "s_waitcnt vmcnt(1)",
-        "vmcnt(1)",
-    ),
-    "wait_overwrite": Case(
-        "missing wait",
-        """
+        """, "s_waitcnt vmcnt(1)", "vmcnt(1)"),
+    "wait_overwrite": Case("missing wait", """
         global_load_dword v8, v1, s[6:7]
         <fix>
         v_mov_b32 v8, 0  // here
-        """,
-        "s_waitcnt vmcnt(0)",
-        "overwrites v8",
-    ),
-    "wait_tuple": Case(
-        "missing wait",
-        """
+        """, "s_waitcnt vmcnt(0)", "overwrites v8"),
+    "wait_tuple": Case("missing wait", """
         v_lshlrev_b32 v1, 1, v1
         global_load_dwordx2 v[8:9], v1, s[6:7]
         <fix>
         global_store_dword v1, v9, s[4:5]  // here
-        """,
-        "s_waitcnt vmcnt(0)",
-        "reads v9",
-    ),
-    "wait_scalar": Case(
-        "missing wait",
-        """
+        """, "s_waitcnt vmcnt(0)", "reads v9"),
+    "wait_scalar": Case("missing wait", """
         s_load_dwordx2 s[18:19], s[6:7], 0x0
         s_load_dword s20, s[6:7], 0x8
         s_waitcnt lgkmcnt(1)
         <fix>
         s_add_u32 s21, s19, 1  // here
         s_waitcnt lgkmcnt(0)
-        """,
-        "s_waitcnt lgkmcnt(0)",
-        "reads s19",
-    ),
-    "wait_scalar_in_vector": Case(
-        "missing wait",
-        """
+        """, "s_waitcnt lgkmcnt(0)", "reads s19"),
+    "wait_scalar_in_vector": Case("missing wait", """
         s_load_dword s20, s[6:7], 0x8
         <fix>
         v_add_u32 v8, s20, v0  // here
-        """,
-        "s_waitcnt lgkmcnt(0)",
-        "reads s20",
-    ),
-    "wait_lds": Case(
-        "missing wait",
-        """
+        """, "s_waitcnt lgkmcnt(0)", "reads s20"),
+    "wait_lds": Case("missing wait", """
         ds_write_b32 v1, v0
         ds_read_b32 v8, v1
         ds_read_b32 v9, v1
@@ -281,33 +203,18 @@ CASES = {
         v_add_u32 v10, v8, v0
         <fix>
         v_add_u32 v10, v9, v0  // here
-        """,
-        "s_waitcnt lgkmcnt(0)",
-        "lgkmcnt(0)",
-    ),
-    "wait_permute": Case(
-        "missing wait",
-        """
+        """, "s_waitcnt lgkmcnt(0)", "lgkmcnt(0)"),
+    "wait_permute": Case("missing wait", """
         ds_bpermute_b32 v8, v1, v0
         <fix>
         v_add_u32 v10, v8, v0  // here
-        """,
-        "s_waitcnt lgkmcnt(0)",
-        "reads v8",
-    ),
-    "wait_atomic": Case(
-        "missing wait",
-        """
+        """, "s_waitcnt lgkmcnt(0)", "reads v8"),
+    "wait_atomic": Case("missing wait", """
         global_atomic_add v8, v1, v4, s[6:7] sc0
         <fix>
         v_add_u32 v10, v8, v0  // here
-        """,
-        "s_waitcnt vmcnt(0)",
-        "reads v8",
-    ),
-    "wait_flat_lds": Case(
-        "missing wait",
-        """
+        """, "s_waitcnt vmcnt(0)", "reads v8"),
+    "wait_flat_lds": Case("missing wait", """
         ds_write_b32 v1, v0
         s_waitcnt lgkmcnt(0)
         s_mov_b64 s[18:19], src_shared_base
@@ -317,39 +224,22 @@ CASES = {
         s_waitcnt vmcnt(0)
         <fix>
         v_add_u32 v10, v10, v0  // here
-        """,
-        "s_waitcnt lgkmcnt(0)",
-        "lgkmcnt(0)",
-    ),
-    "wait_agpr": Case(
-        "missing wait",
-        """
+        """, "s_waitcnt lgkmcnt(0)", "lgkmcnt(0)"),
+    "wait_agpr": Case("missing wait", """
         global_load_dword a3, v1, s[6:7]
         <fix>
         v_accvgpr_read_b32 v8, a3  // here
-        """,
-        "s_waitcnt vmcnt(0)",
-        "reads a3",
-    ),
+        """, "s_waitcnt vmcnt(0)", "reads a3"),
     # ------------------------------------------------------------------ LDS races
-    "race_read": Case(
-        "LDS race",
-        """
+    "race_read": Case("LDS race", """
         ds_write_b32 v1, v0
         s_waitcnt lgkmcnt(0)
         <fix>
         v_and_b32 v8, 0xff, v1
         ds_read_b32 v8, v8  // here
-        s_waitcnt lgkmcnt(0)""",
-        "s_barrier",
-        "reads what wave 0 at",
-        waves=2,
-        wave=1,
-        address=lambda base: 0,
-    ),
-    "race_write_read": Case(
-        "LDS race",
-        """
+        s_waitcnt lgkmcnt(0)""", "s_barrier", "reads what wave 0 at", waves=2, wave=1,
+        address=lambda base: 0),
+    "race_write_read": Case("LDS race", """
         ds_write_b32 v1, v0
         s_waitcnt lgkmcnt(0)
         s_barrier
@@ -359,58 +249,31 @@ CASES = {
         <fix>
         v_add_u32 v10, 1, v0
         ds_write_b32 v1, v10  // here
-        s_waitcnt lgkmcnt(0)""",
-        "s_barrier",
-        "overwrites what wave 0 reads",
-        waves=2,
-        wave=1,
-    ),
-    "race_write": Case(
-        "LDS race",
-        """
+        s_waitcnt lgkmcnt(0)""", "s_barrier", "overwrites what wave 0 reads", waves=2, wave=1),
+    "race_write": Case("LDS race", """
         <fix>
         v_mov_b32 v8, s16
         ds_write_b32 v3, v8 offset:8  // here
       1:
-        s_waitcnt lgkmcnt(0)""",
-        "s_cmp_eq_u32 s16, 0\n s_cbranch_scc0 1f",
-        "overwrites what wave 0 at",
-        waves=2,
-        wave=1,
-        address=lambda base: 8,
-    ),
-    "race_byte": Case(
-        "LDS race",
-        """
+        s_waitcnt lgkmcnt(0)""", "s_cmp_eq_u32 s16, 0\n s_cbranch_scc0 1f",
+        "overwrites what wave 0 at", waves=2, wave=1, address=lambda base: 8),
+    "race_byte": Case("LDS race", """
         v_mov_b32 v8, s16
         v_add_u32 v9, 2, v8
         ds_write_b8 v9, v8
         s_waitcnt lgkmcnt(0)
         <fix>
         ds_read_u8 v10, v3 offset:2  // here
-        s_waitcnt lgkmcnt(0)""",
-        "s_barrier",
-        "reads what wave 0 at",
-        waves=2,
-        wave=1,
-        address=lambda base: 2,
-    ),
-    "race_in_flight": Case(
-        "LDS race",
-        """
+        s_waitcnt lgkmcnt(0)""", "s_barrier", "reads what wave 0 at", waves=2, wave=1,
+        address=lambda base: 2),
+    "race_in_flight": Case("LDS race", """
         ds_write_b32 v1, v0
         <fix>
         s_barrier
         v_xor_b32 v8, 0x100, v1
         ds_read_b32 v8, v8  // here
-        s_waitcnt lgkmcnt(0)""",
-        "s_waitcnt lgkmcnt(0)",
-        "reads what wave",
-        waves=2,
-    ),
-    "race_after_atomics": Case(
-        "LDS race",
-        """
+        s_waitcnt lgkmcnt(0)""", "s_waitcnt lgkmcnt(0)", "reads what wave", waves=2),
+    "race_after_atomics": Case("LDS race", """
         ds_write_b32 v1, v3
         s_waitcnt lgkmcnt(0)
         s_barrier
@@ -419,41 +282,21 @@ CASES = {
         s_waitcnt lgkmcnt(0)
         <fix>
         ds_read_b32 v9, v8
-        s_waitcnt lgkmcnt(0)""",
-        "s_barrier",
-        "overwrites what wave 0 at",
-        waves=2,
-        wave=1,
-    ),
-    "race_before_atomics": Case(
-        "LDS race",
-        """
+        s_waitcnt lgkmcnt(0)""", "s_barrier", "overwrites what wave 0 at", waves=2, wave=1),
+    "race_before_atomics": Case("LDS race", """
         ds_write_b32 v1, v3  // here
         s_waitcnt lgkmcnt(0)
         <fix>
         v_mov_b32 v8, 0x104
         ds_wrxchg_rtn_b32 v9, v8, v4
-        s_waitcnt lgkmcnt(0)""",
-        "s_barrier",
-        "overwrites what wave 0 at",
-        waves=2,
-        wave=1,
-        lane=1,
-        address=lambda base: 0x104,
-    ),
-    "race_dma_own": Case(
-        "LDS race",
-        """
+        s_waitcnt lgkmcnt(0)""", "s_barrier", "overwrites what wave 0 at", waves=2, wave=1,
+        lane=1, address=lambda base: 0x104),
+    "race_dma_own": Case("LDS race", """
         global_load_lds_dword v1, s[6:7]
         <fix>
         ds_read_b32 v8, v1  // here
-        s_waitcnt lgkmcnt(0)""",
-        "s_waitcnt vmcnt(0)",
-        "LDS-DMA",
-    ),
-    "race_dma_barrier": Case(
-        "LDS race",
-        """
+        s_waitcnt lgkmcnt(0)""", "s_waitcnt vmcnt(0)", "LDS-DMA"),
+    "race_dma_barrier": Case("LDS race", """
         s_lshl_b32 s17, s16, 8
         s_mov_b32 m0, s17
         s_nop 0
@@ -462,83 +305,45 @@ CASES = {
         s_barrier
         v_xor_b32 v8, 0x100, v1
         ds_read_b32 v8, v8  // here
-        s_waitcnt lgkmcnt(0)""",
-        "s_waitcnt vmcnt(0)",
-        "reads what wave",
-        waves=2,
-    ),
+        s_waitcnt lgkmcnt(0)""", "s_waitcnt vmcnt(0)", "reads what wave", waves=2),
     # ------------------------------------------------------------------ uninitialised
-    "undefined_address": undefined(
-        """
+    "undefined_address": undefined("""
         <fix>
         v_and_b32 v20, 60, v20
         global_load_dword v8, v20, s[6:7]  // here
-        s_waitcnt vmcnt(0)""",
-        "v_mov_b32 v20, 0",
-        "v20 was never written",
-        lane=0,
-    ),
-    "undefined_base": undefined(
-        """
+        s_waitcnt vmcnt(0)""", "v_mov_b32 v20, 0", "v20 was never written", lane=0),
+    "undefined_base": undefined("""
         <fix>
         global_load_dword v8, v3, s[20:21]  // here
-        s_waitcnt vmcnt(0)""",
-        "s_mov_b64 s[20:21], s[6:7]",
-        "s20 was never written",
-        faults=True,
-    ),
-    "undefined_store": undefined(
-        """
+        s_waitcnt vmcnt(0)""", "s_mov_b64 s[20:21], s[6:7]", "s20 was never written", faults=True),
+    "undefined_store": undefined("""
         <fix>
         v_add_f32 v21, v20, v4
         global_store_dword v1, v21, s[4:5]  // here
-        """,
-        "v_mov_b32 v20, 0",
-        "v20 was never written",
-        lane=0,
-    ),
-    "undefined_lanes": undefined(
-        """
+        """, "v_mov_b32 v20, 0", "v20 was never written", lane=0),
+    "undefined_lanes": undefined("""
         s_mov_b64 exec, 0xff
         v_mov_b32 v20, 0
         s_mov_b64 exec, -1
         <fix>
         global_store_dword v1, v20, s[4:5]  // here
-        """,
-        "s_mov_b64 exec, 0xff",
-        "v20 was never written",
-        lane=8,
-    ),
-    "undefined_scc": undefined(
-        """
+        """, "s_mov_b64 exec, 0xff", "v20 was never written", lane=8),
+    "undefined_scc": undefined("""
         <fix>
         s_cmp_eq_u32 s20, 0
         s_cbranch_scc1 1f  // here
-      1:""",
-        "s_mov_b32 s20, 0",
-        "s20 was never written",
-    ),
-    "undefined_vcc": undefined(
-        """
+      1:""", "s_mov_b32 s20, 0", "s20 was never written"),
+    "undefined_vcc": undefined("""
         <fix>
         v_cmp_eq_u32 vcc, 0x7fb0dea0, v20
         s_cbranch_vccnz 1f  // here
-      1:""",
-        "v_mov_b32 v20, 0",
-        "v20 was never written",
-    ),
-    "undefined_exec": undefined(
-        """
+      1:""", "v_mov_b32 v20, 0", "v20 was never written"),
+    "undefined_exec": undefined("""
         <fix>
         v_cmp_eq_u32 vcc, v20, v0
         s_and_saveexec_b64 s[20:21], vcc  // here
-        """,
-        "v_mov_b32 v20, 0",
-        "v20 was never written",
-        lane=0,
-    ),
-    "undefined_lds": undefined(
-        """
+        """, "v_mov_b32 v20, 0", "v20 was never written", lane=0),
+    "undefined_lds": undefined("""
         s_mov_b64 exec, 0xffff
         ds_write_b32 v1, v0
         s_mov_b64 exec, -1
@@ -546,59 +351,34 @@ CASES = {
         ds_read_b32 v8, v1
         s_waitcnt lgkmcnt(0)
         global_store_dword v1, v8, s[4:5]  // here
-        """,
-        "ds_write_b32 v1, v0",
-        "read from LDS that nobody had written",
-        lane=16,
-    ),
-    "undefined_in_lds": undefined(
-        """
+        """, "ds_write_b32 v1, v0", "read from LDS that nobody had written", lane=16),
+    "undefined_in_lds": undefined("""
         <fix>
         ds_write_b32 v1, v20
         s_waitcnt lgkmcnt(0)
         ds_read_b32 v8, v1
         s_waitcnt lgkmcnt(0)
         global_store_dword v1, v8, s[4:5]  // here
-        """,
-        "v_mov_b32 v20, 0",
-        "read from LDS",
-        lane=0,
-    ),
-    "undefined_scratch": undefined(
-        """
+        """, "v_mov_b32 v20, 0", "read from LDS", lane=0),
+    "undefined_scratch": undefined("""
         <fix>
         scratch_load_dword v8, off, off offset:16
         s_waitcnt vmcnt(0)
         global_store_dword v1, v8, s[4:5]  // here
-        """,
-        "scratch_store_dword off, v0, off offset:16",
-        "read from private memory",
-        lane=0,
-    ),
-    "undefined_global": undefined(
-        """
+        """, "scratch_store_dword off, v0, off offset:16", "read from private memory", lane=0),
+    "undefined_global": undefined("""
         <fix>
         global_load_dword v8, v1, s[6:7] offset:512
         s_waitcnt vmcnt(0)
         global_store_dword v1, v8, s[4:5]  // here
-        """,
-        "global_store_dword v1, v0, s[6:7] offset:512",
-        "read from global memory",
-        lane=0,
-        fresh=True,
-    ),
-    "undefined_lds_atomic": undefined(
-        """
+        """, "global_store_dword v1, v0, s[6:7] offset:512", "read from global memory", lane=0,
+        fresh=True),
+    "undefined_lds_atomic": undefined("""
         <fix>
         ds_add_u32 v1, v0  // here
-        """,
-        "ds_write_b32 v1, v0",
-        "atomic on memory that nobody has written",
-        lane=0,
-        address=lambda base: 0,
-    ),
-    "undefined_dpp": undefined(
-        """
+        """, "ds_write_b32 v1, v0", "atomic on memory that nobody has written", lane=0,
+        address=lambda base: 0),
+    "undefined_dpp": undefined("""
         s_mov_b32 exec_hi, 0x7fffffff
         v_mov_b32 v20, 0
         s_mov_b64 exec, -1
@@ -607,13 +387,8 @@ CASES = {
         s_nop 1
         v_mov_b32_dpp v21, v20 row_shl:1 row_mask:0xf bank_mask:0xf
         global_store_dword v1, v21, s[4:5]  // here
-        """,
-        "v_mov_b32 v20, 0",
-        "v20 was never written",
-        lane=62,
-    ),
-    "undefined_permute": undefined(
-        """
+        """, "v_mov_b32 v20, 0", "v20 was never written", lane=62),
+    "undefined_permute": undefined("""
         s_mov_b64 exec, 1
         v_mov_b32 v20, 0
         s_mov_b64 exec, -1
@@ -624,13 +399,8 @@ CASES = {
         ds_bpermute_b32 v22, v21, v20
         s_waitcnt lgkmcnt(0)
         global_store_dword v1, v22, s[4:5]  // here
-        """,
-        "v_mov_b32 v20, 0",
-        "v20 was never written",
-        lane=5,
-    ),
-    "undefined_matrix": undefined(
-        """
+        """, "v_mov_b32 v20, 0", "v20 was never written", lane=5),
+    "undefined_matrix": undefined("""
         v_mov_b32 v24, 0
         v_mov_b32 v25, 0
         v_mov_b32 v26, 0
@@ -645,139 +415,76 @@ CASES = {
         s_nop 15
         v_lshlrev_b32 v1, 2, v1
         global_store_dword v1, v25, s[4:5]  // here
-        """,
-        "v_mov_b32 v20, 0\n v_mov_b32 v21, 0",
-        "v20 was never written",
-        lane=16,
-    ),
+        """, "v_mov_b32 v20, 0\n v_mov_b32 v21, 0", "v20 was never written", lane=16),
     # ------------------------------------------------------------------ MFMA hazards
-    "hazard_read": hazard(
-        """
+    "hazard_read": hazard("""
         v_mfma_f32_16x16x16_f16 v[24:27], v[20:21], v[22:23], 0
         s_nop 2
         <fix>
         v_add_f32 v28, v26, v26  // here
-        """,
-        "s_nop 4",
-        "reads the result of",
-        "after 3 wait states",
-    ),
-    "hazard_store": hazard(
-        """
+        """, "s_nop 4", "reads the result of", "after 3 wait states"),
+    "hazard_store": hazard("""
         v_mfma_f32_32x32x8_f16 v[24:39], v[20:21], v[22:23], 0
         s_nop 7
         <fix>
         global_store_dword v1, v39, s[4:5]  // here
-        """,
-        "s_nop 3",
-        "reads the result of",
-        "after 8 wait states",
-    ),
-    "hazard_overwrite": hazard(
-        """
+        """, "s_nop 3", "reads the result of", "after 8 wait states"),
+    "hazard_overwrite": hazard("""
         v_mfma_f32_16x16x16_f16 v[24:27], v[20:21], v[22:23], 0
         <fix>
         v_mov_b32 v27, 0  // here
-        """,
-        "s_nop 6",
-        "overwrites the result of",
-        "it needs 7",
-    ),
-    "hazard_input": hazard(
-        """
+        """, "s_nop 6", "overwrites the result of", "it needs 7"),
+    "hazard_input": hazard("""
         v_mfma_f32_16x16x16_f16 v[24:27], v[20:21], v[22:23], 0
         <fix>
         v_mfma_f32_16x16x16_f16 v[28:31], v[24:25], v[22:23], 0  // here
-        """,
-        "s_nop 7",
-        "reads the result of",
-        "after 3 wait states",
-    ),
-    "hazard_part": hazard(
-        """
+        """, "s_nop 7", "reads the result of", "after 3 wait states"),
+    "hazard_part": hazard("""
         v_mfma_f32_16x16x16_f16 v[24:27], v[20:21], v[22:23], 0
         <fix>
         v_mfma_f32_16x16x16_f16 v[26:29], v[20:21], v[22:23], v[26:29]  // here
-        """,
-        "s_nop 4",
-        "adds to a part of the result of",
-        "it needs 5",
-    ),
-    "hazard_addend": hazard(
-        """
+        """, "s_nop 4", "adds to a part of the result of", "it needs 5"),
+    "hazard_addend": hazard("""
         v_mfma_f32_16x16x16_f16 v[24:27], v[20:21], v[22:23], v[28:31]
         <fix>
         v_mov_b32 v28, 0  // here
-        """,
-        "s_nop 2",
-        "overwrites the addend of",
-        "it needs 3",
-    ),
-    "hazard_single": hazard(
-        """
+        """, "s_nop 2", "overwrites the addend of", "it needs 3"),
+    "hazard_single": hazard("""
         v_mfma_f32_16x16x4_f32 v[24:27], v20, v22, 0
         s_nop 7
         <fix>
         v_mov_b32 v28, v24  // here
-        """,
-        "s_nop 1",
-        "reads the result of",
-        "it needs 10",
-    ),
-    "hazard_double": hazard(
-        """
+        """, "s_nop 1", "reads the result of", "it needs 10"),
+    "hazard_double": hazard("""
         v_mfma_f64_4x4x4_4b_f64 v[24:25], v[20:21], v[22:23], 0
         s_nop 5
         v_mov_b32 v28, v24
         <fix>
         ds_write_b32 v1, v25  // here
-        """,
-        "s_nop 1",
-        "reads the result of",
-        "it needs 9",
-    ),
-    "hazard_accumulator": hazard(
-        """
+        """, "s_nop 1", "reads the result of", "it needs 9"),
+    "hazard_accumulator": hazard("""
         v_mfma_f32_16x16x16_f16 a[4:7], v[20:21], v[22:23], 0
         <fix>
         v_accvgpr_read_b32 v28, a5  // here
-        """,
-        "s_nop 7",
-        "reads the result of",
-        "after 0 wait states",
-    ),
-    "hazard_vector": hazard(
-        """
+        """, "s_nop 7", "reads the result of", "after 0 wait states"),
+    "hazard_vector": hazard("""
         v_mov_b32 v20, 0
         <fix>
         v_mfma_f32_16x16x16_f16 v[24:27], v[20:21], v[22:23], 0  // here
-        """,
-        "s_nop 1",
-        "v_mov_b32",
-        "it needs 2",
-    ),
+        """, "s_nop 1", "v_mov_b32", "it needs 2"),
     # ------------------------------------------------------------------ barrier divergence
-    "barriers": Case(
-        "barrier divergence",
-        """
+    "barriers": Case("barrier divergence", """
         s_cmp_eq_u32 s16, 0
         s_cbranch_scc1 1f
         <fix>
         s_barrier
       1:
         s_barrier  // here
-        """,
-        "s_branch 1f",
-        "wave 1 waits at another one",
-        waves=2,
-        wave=0,
-    ),
+        """, "s_branch 1f", "wave 1 waits at another one", waves=2, wave=0),
 }
 CLEAN = {
     # Undefined values that decide nothing.
-    "copies": (
-        1,
-        """
+    "copies": (1, """
         v_mov_b32 v21, v20
         v_add_f32 v22, v21, v20
         s_add_u32 s22, s20, s21
@@ -785,12 +492,9 @@ CLEAN = {
         v_cmp_eq_u32 vcc, v0, v0
         v_cndmask_b32 v24, v20, v0, vcc
         v_mul_u32_u24 v25, v23, v24
-        global_store_dword v1, v25, s[4:5]""",
-    ),
+        global_store_dword v1, v25, s[4:5]"""),
     # How compilers join masks of lanes: the bits of inactive lanes stay undefined.
-    "masks": (
-        1,
-        """
+    "masks": (1, """
         s_mov_b64 exec, 0xff
         v_cmp_gt_u32 vcc, 4, v0
         s_andn2_b64 s[20:21], s[20:21], exec
@@ -804,20 +508,14 @@ CLEAN = {
         s_and_b64 vcc, s[20:21], exec
         s_cbranch_vccz 1f
         global_store_dword v1, v0, s[4:5]
-      1:""",
-    ),
+      1:"""),
     # The high half of a 64-bit addend that is never used.
-    "wide": (
-        1,
-        """
+    "wide": (1, """
         v_mov_b32 v20, 8
         v_mad_u64_u32 v[22:23], s[20:21], v0, 4, v[20:21]
-        global_store_dword v22, v0, s[4:5]""",
-    ),
+        global_store_dword v22, v0, s[4:5]"""),
     # Two waves in turns: one has a barrier more in front of its work, the other behind it.
-    "turns": (
-        2,
-        """
+    "turns": (2, """
         s_cmp_eq_u32 s16, 0
         s_cbranch_scc1 1f
         s_barrier
@@ -826,12 +524,9 @@ CLEAN = {
         s_cmp_eq_u32 s16, 0
         s_cbranch_scc0 2f
         s_barrier
-      2:""",
-    ),
+      2:"""),
     # A chain of additions to whole results runs without gaps.
-    "accumulate": (
-        1,
-        """
+    "accumulate": (1, """
         v_mov_b32 v20, 0
         v_mov_b32 v21, 0
         s_nop 1
@@ -841,48 +536,33 @@ CLEAN = {
         v_mfma_f32_16x16x16_f16 v[28:31], v[20:21], v[20:21], v[28:31]
         s_nop 7
         v_add_f32 v24, v24, v28
-        global_store_dword v1, v24, s[4:5]""",
-    ),
-    "scratch": (
-        1,
-        """
+        global_store_dword v1, v24, s[4:5]"""),
+    "scratch": (1, """
         scratch_store_dword off, v0, off offset:3
         scratch_load_dword v8, off, off offset:3
         s_waitcnt vmcnt(0)
-        global_store_dword v1, v8, s[4:5]""",
-    ),
-    "far": (
-        1,
-        """
+        global_store_dword v1, v8, s[4:5]"""),
+    "far": (1, """
         v_mov_b32 v8, 0
         v_mov_b32 v9, 0x1234
         global_load_dword v10, v[8:9], off
-        s_waitcnt vmcnt(0)""",
-    ),
+        s_waitcnt vmcnt(0)"""),
     # A write that changes nothing, flags that all waves set, waits by queue order.
-    "same_value": (
-        2,
-        """
+    "same_value": (2, """
         ds_write_b32 v3, v4
         s_waitcnt lgkmcnt(0)
         s_barrier
         ds_read_b32 v8, v3
-        s_waitcnt lgkmcnt(0)""",
-    ),
-    "in_order": (
-        1,
-        """
+        s_waitcnt lgkmcnt(0)"""),
+    "in_order": (1, """
         global_load_dword v8, v1, s[6:7]
         global_load_dword v9, v1, s[6:7]
         s_waitcnt vmcnt(1)
         v_add_u32 v8, v8, v0
         global_load_dword v9, v1, s[6:7] offset:4
         s_waitcnt vmcnt(0)
-        v_add_u32 v9, v8, v9""",
-    ),
-    "atomics_signal": (
-        2,
-        """
+        v_add_u32 v9, v8, v9"""),
+    "atomics_signal": (2, """
         ds_write_b32 v3, v3 offset:1024
         s_waitcnt lgkmcnt(0)
         s_barrier
@@ -901,8 +581,7 @@ CLEAN = {
         v_xor_b32 v8, 0x100, v1
         ds_read_b32 v9, v8
         s_waitcnt lgkmcnt(0)
-      2:""",
-    ),
+      2:"""),
 }
 
 

@@ -30,7 +30,7 @@ from triton.runtime import driver as triton_driver
 from triton.runtime.autotuner import Autotuner
 
 from . import vgpu
-from .jit import BuildError, ToolchainNotFound, hip, settings
+from .jit import BuildError, ToolchainNotFound, hip, settings, vgpu_check
 
 _DEVICES = {"gfx942": 942, "gfx950": 950}
 _WAVE_SIZE = 64
@@ -107,6 +107,9 @@ class _Launcher(amd_driver.HIPLauncher):  # type: ignore[misc]
 
     def __call__(self, *args: Any) -> Any:
         try:
+            if vgpu_check.is_on():
+                with vgpu_check.known(triton_driver.active.runtime, args):
+                    return super().__call__(*args)
             return super().__call__(*args)
         except RuntimeError as error:
             failure = error

@@ -10,6 +10,7 @@ namespace vgpu {
 namespace {
 
 constexpr u64 kPage = 4096;
+constexpr u64 kNear = u64{1} << 30;  // a distance that says something
 constexpr u64 kLowestPointer = 1 << 16, kHighestPointer = u64{1} << 47;
 
 // Host memory that callers told us of with rfops_vgpu_register, one entry a call.
@@ -179,6 +180,7 @@ bool MemoryCheck::freed_block(u64 address, u32 bytes) const {
 
 // Where an address lies relative to the nearest range.
 std::string MemoryCheck::place(u64 address, u32 bytes) const {
+  if (address < kLowestPointer) return "at a null pointer";
   const MemoryRange* low = memory_.before(address);
   const MemoryRange* high = memory_.after(address);
   const auto name = [](const MemoryRange& range) {
@@ -190,9 +192,9 @@ std::string MemoryCheck::place(u64 address, u32 bytes) const {
   }
   const u64 past = low ? address - low->end() : ~u64{0};
   const u64 ahead = high ? high->base - address : ~u64{0};
+  if (past > kNear && ahead > kNear) return "far from all known memory";
   if (low && past <= ahead) return std::to_string(past) + " bytes behind the end of " + name(*low);
-  if (high) return std::to_string(ahead) + " bytes before " + name(*high);
-  return "in no known memory";
+  return std::to_string(ahead) + " bytes before " + name(*high);
 }
 
 void MemoryCheck::report(FindingKind kind, const Wave& wave, const Inst& inst, u32 lane,
