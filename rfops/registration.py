@@ -18,8 +18,8 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 def register(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
     """Define `rfops::<schema>` for CPU and GPU tensors and return `torch.ops.rfops.<op>.default`.
 
-    `schema` is torch's, with every argument that the op writes marked, `Tensor(a!) out`. `function`
-    neither returns nor keeps an input; `fake` returns empty tensors of the result's shape and dtype.
+    `schema` is torch's, every argument that the op writes marked, as `Tensor(a!) out`. `function`
+    neither returns nor keeps an input; `fake` returns empty tensors of the result's kind.
     """
     name = schema[: schema.index("(")].strip()
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
