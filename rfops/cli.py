@@ -1,4 +1,4 @@
-"""The command `rfops`: demo, build, ls, doctor, profile, vgpu."""
+"""The command `rfops`: demo, build, ls, doctor, profile, why, tune, vgpu."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,18 @@ from pathlib import Path
 import torch
 
 import rfops
-from rfops.jit import CompiledOp, RfopsError, compiled_ops, settings, toolchain, vgpu_library
+from rfops import tuned_table
+from rfops import why as why_command
+from rfops.jit import (
+    CompiledOp,
+    ConfigError,
+    RfopsError,
+    compiled_ops,
+    paths,
+    settings,
+    toolchain,
+    vgpu_library,
+)
 from rfops.jit.build import Defines
 from rfops.jit.files import cache_root
 from rfops.jit.spec import ARCHS, ModuleSpec, load_config
@@ -64,6 +76,15 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--json", action="store_true", help="the record as JSON")
     profile.set_defaults(command=_profile)
 
+    reason = commands.add_parser("why", help="which kernel a call takes, and why not the others")
+    why_command.add_arguments(reason)
+    reason.set_defaults(command=why_command.run)
+
+    tune = commands.add_parser("tune", help="fill a tuned table (needs a checkout)", add_help=False)
+    tune.add_argument("family", choices=("mxfp8",), help="whose table; --help after it")
+    tune.add_argument("arguments", nargs=argparse.REMAINDER)
+    tune.set_defaults(command=_tune)
+
     vgpu = commands.add_parser("vgpu", help="the virtual GPU, for use as a HIP runtime")
     vgpu.add_argument("--path", action="store_true", required=True, help="print its library's path")
     vgpu.set_defaults(command=_vgpu)
@@ -87,6 +108,13 @@ def _profile(options: argparse.Namespace) -> int:
     for record in profile.launches:
         print(json.dumps(record.as_dict()) if options.json else table(record))
     return 0
+
+
+def _tune(options: argparse.Namespace) -> int:
+    script = paths.ROOT / "op_tests" / f"tune_{options.family}.py"
+    if not script.is_file():
+        raise ValueError(f"tune: {script} is not there; run it in a checkout of rfops")
+    return subprocess.run([sys.executable, str(script), *options.arguments], check=False).returncode
 
 
 def _vgpu(_options: argparse.Namespace) -> int:
@@ -119,20 +147,24 @@ def _build_jobs(modules: list[str], archs: list[str]) -> Iterator[Callable[[], t
     for arch in archs:
         if arch not in ARCHS:
             raise ValueError(f"--arch {arch}: expected some of {','.join(ARCHS)}")
-    ops = {op.module: op for op in compiled_ops()}
+    ops: dict[str, list[CompiledOp]] = {}  # of a module: one for each of its kernels
+    for op in compiled_ops():
+        ops.setdefault(op.module, []).append(op)
     for name in modules:
         if name not in ops:
             raise ValueError(f"no op uses a module {name!r}; modules: {', '.join(ops)}")
     for name in modules or ops:
-        op = ops[name]
-        if modules and not set(archs) & set(op.spec.archs):
-            op.spec.require_arch(archs[0])
+        spec = ops[name][0].spec
+        if modules and not set(archs) & set(spec.archs):
+            spec.require_arch(archs[0])
         for arch in archs:
-            if arch in op.spec.archs:
-                yield from _variant_jobs(op, arch)
+            if arch in spec.archs:
+                yield from _variant_jobs(ops[name], arch)
 
 
-def _variant_jobs(op: CompiledOp, arch: str) -> Iterator[Callable[[], tuple[str, str]]]:
+def _variant_jobs(ops: list[CompiledOp], arch: str) -> Iterator[Callable[[], tuple[str, str]]]:
+    op = ops[0]
+
     def job(defines: Defines) -> tuple[str, str]:
         words = " ".join(f"{name}={value}" for name, value in defines.items())
         label = f"{op.module} {arch} {words}".rstrip()
@@ -142,8 +174,11 @@ def _variant_jobs(op: CompiledOp, arch: str) -> Iterator[Callable[[], tuple[str,
             return label, str(error)
         return f"{label}: {'built' if artifact.fresh else 'cached'}", ""
 
-    for defines in op.variants(arch) if op.variants else [{}]:
-        yield lambda defines=defines: job(defines)
+    declared = [defines for op in ops if op.variants for defines in op.variants(arch)]
+    if not any(op.variants for op in ops):
+        declared = [{}]
+    for variant in dict.fromkeys(tuple(defines.items()) for defines in declared):
+        yield lambda variant=variant: job(dict(variant))
 
 
 # ---------------------------------------------------------------- ls, doctor
@@ -154,7 +189,9 @@ def _cached(spec: ModuleSpec, arch: str) -> int:
 
 
 def _ls(_options: argparse.Namespace) -> int:
-    used = {op.module: op.kernel for op in compiled_ops()}
+    used: dict[str, str] = {}
+    for op in compiled_ops():
+        used[op.module] = f"{used[op.module]},{op.kernel}" if op.module in used else op.kernel
     rows = [("module", "kernel", "architecture", "cached variants")]
     for name, spec in load_config().items():
         archs = spec.archs if spec.kind == "device" else ("host",)
@@ -175,13 +212,14 @@ def _doctor(_options: argparse.Namespace) -> int:
     gpus = _gpus()
     virtual = f"virtual GPU {settings.text('RFOPS_VGPU_ARCH')} (CPU tensors)"
     print("devices: " + "; ".join([*gpus, virtual]))
+    tables = all([_table(family) for family in tuned_table.FAMILIES])
     writable = _writable(cache_root())
     print(f"cache: {cache_root()} ({'writable' if writable else 'NOT writable'})")
     print("settings in force:")
     for setting in settings.SETTINGS:
         if os.environ.get(setting.name):
             print(f"  {setting.name}={settings.raw(setting.name)}")
-    ready = any(device) and (bool(gpus) or host) and writable
+    ready = any(device) and (bool(gpus) or host) and writable and tables
     print("ops can run" if ready else "ops can NOT run: see above")
     return 0 if ready else 1
 
@@ -196,6 +234,20 @@ def _compilers(kind: str, target: str) -> bool:
             print(f"  yes  {why}: {chosen.headline}, {chosen.argv[0]}")
             return True
     return False
+
+
+def _table(family: str) -> bool:
+    """Print what a tuned table holds and its conflicts; False if it cannot be read."""
+    try:
+        table = tuned_table.load(family)
+    except ConfigError as error:
+        print(f"tuned table {family}: NOT readable: {error}")
+        return False
+    origins = ", ".join(f"{count} {origin}" for origin, count in table.origins().items())
+    print(f"tuned table {family}: {origins or 'no'} rows, {len(table.conflicts)} conflicts")
+    for conflict in table.conflicts:
+        print(f"  conflict: {conflict}")
+    return True
 
 
 def _gpus() -> list[str]:
