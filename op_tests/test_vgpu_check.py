@@ -1,7 +1,7 @@
 """The checking mode of the virtual GPU: each planted defect is found where it is, and nothing else.
 
-A case is a piece of assembly with one defect. The line marked `// here` is the one that the finding
-must name; the same piece with its fix must give no finding at all.
+A case is a piece of assembly with one defect (vgpu_check_cases.py). The line marked `// here` is
+the one that the finding must name; the same piece with its fix must give no finding at all.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from engine_project import Project, project
-from vgpu_check_cases import BYTES, CASES, CLEAN, HERE, Case, source
+from vgpu_check_cases import BYTES, CLEAN, HERE, Case, cases, source
 from vgpu_hip import (
     ARCHS,
     ILLEGAL_ADDRESS,
@@ -52,6 +53,7 @@ class Gpu:
         hip.lib.rfops_vgpu_register.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         hip.lib.rfops_vgpu_unregister.argtypes = [ctypes.c_void_p]
         hip.select(arch)
+        self.cases = cases(arch)
         self.text = source(arch).splitlines()
         self.module = hip.load(assemble("\n".join(self.text), arch, folder))
         self.out, self.input = self.allocate(), self.allocate()
@@ -97,20 +99,28 @@ class Gpu:
         return next(i for i in range(start, len(self.text)) if HERE in self.text[i]) + 1
 
 
-@pytest.fixture(scope="module", params=ARCHS)
-def gpu(
-    request: pytest.FixtureRequest, vgpu_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Gpu:
-    return Gpu(Hip(vgpu_path), request.param, tmp_path_factory.mktemp("check"))
+@pytest.fixture(scope="module")
+def gpus(vgpu_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Gpu]:
+    return cache(lambda arch: Gpu(Hip(vgpu_path), arch, tmp_path_factory.mktemp("check")))
+
+
+@pytest.fixture(params=ARCHS)
+def gpu(request: pytest.FixtureRequest, gpus: Callable[[str], Gpu]) -> Gpu:
+    return gpus(request.param)
 
 
 def show(found: list[dict[str, Any]]) -> str:
     return "\n".join(str(finding) for finding in found)
 
 
-@pytest.mark.parametrize("name", CASES)
+EACH = pytest.mark.parametrize(
+    ("gpu", "name"), [(arch, name) for arch in ARCHS for name in cases(arch)], indirect=["gpu"]
+)
+
+
+@EACH
 def test_a_planted_defect_is_found_and_nothing_else(gpu: Gpu, name: str) -> None:
-    case = CASES[name]
+    case = gpu.cases[name]
     with gpu.input_of(case) as given:
         status, found = gpu.launch(name, case.waves, given)
     assert status == (ILLEGAL_ADDRESS if case.faults else SUCCESS), gpu.hip.error()
@@ -122,27 +132,24 @@ def test_a_planted_defect_is_found_and_nothing_else(gpu: Gpu, name: str) -> None
     assert finding["kernel"] == name
     assert finding["instruction"].startswith(mnemonic), show(found)
     assert finding["line"] == line and finding["file"].endswith("check.s"), show(found)
-    for words in (case.words,) if isinstance(case.words, str) else case.words:
+    for words in case.words:
         assert words in finding["detail"], show(found)
     assert finding["workgroup"] == [0, 0, 0] and finding["count"] >= 1
-    if case.lane is not None:
-        assert finding["lane"] == case.lane, show(found)
-    if case.wave is not None:
-        assert finding["wave"] == case.wave, show(found)
-    if case.address is not None:
-        assert finding["address"] == case.address(gpu.input), show(found)
+    for key, value in case.place(gpu.input).items():
+        assert finding[key] == value, show(found)
 
 
-@pytest.mark.parametrize("name", CASES)
+@EACH
 def test_the_fixed_kernel_is_clean(gpu: Gpu, name: str) -> None:
-    with gpu.input_of(CASES[name]) as given:
-        status, found = gpu.launch(name + "_fixed", CASES[name].waves, given)
+    case = gpu.cases[name]
+    with gpu.input_of(case) as given:
+        status, found = gpu.launch(name + "_fixed", case.waves, given)
     assert status == SUCCESS and not found, show(found)
 
 
 @pytest.mark.parametrize("name", [name for name in CLEAN if name != "far"])
 def test_what_is_right_is_not_reported(gpu: Gpu, name: str) -> None:
-    status, found = gpu.launch(name, CLEAN[name][0])
+    status, found = gpu.launch(name, CLEAN[name].waves)
     assert status == SUCCESS and not found, show(found)
 
 

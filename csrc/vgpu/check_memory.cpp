@@ -131,6 +131,17 @@ bool KnownMemory::knows_arguments(const Launch& launch) const {
 
 // -------------------------------------------------------------------------------- accesses
 
+void MemoryCheck::lds(const Wave& wave, const Inst& inst, const Access& access) {
+  if (!access.dropped || findings_.known(inst.index, FindingKind::kOutOfBounds)) return;
+  const u32 lane = static_cast<u32>(std::countr_zero(access.dropped));
+  const u64 offset = access.at[lane] - host_address(wave.group->lds);
+  Finding finding = Finding(wave, lane).at(offset);
+  finding.detail = std::string(access.is_write ? "writes " : "reads ") +
+                   std::to_string(access.bytes) + " bytes of LDS outside the workgroup's " +
+                   std::to_string(wave.group->lds_bytes);
+  findings_.add(inst.index, FindingKind::kOutOfBounds, std::move(finding));
+}
+
 void MemoryCheck::access(const Wave& wave, const Inst& inst, const Access& access) {
   if (access.space != Space::kGlobal || !access.mask) return;
   const u32 bytes = used_bytes(inst, access.bytes);

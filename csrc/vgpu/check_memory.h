@@ -1,5 +1,5 @@
 // Out-of-bounds accesses and uses after free: global accesses against the memory that a launch may
-// touch.
+// touch, LDS accesses against the workgroup's allocation.
 #pragma once
 
 #include <vector>
@@ -54,6 +54,7 @@ class MemoryCheck {
       : memory_(memory), findings_(findings) {}
 
   void access(const Wave& wave, const Inst& inst, const Access& access);
+  void lds(const Wave& wave, const Inst& inst, const Access& access);
 
  private:
   void check_lane(const Wave& wave, const Inst& inst, u32 lane, u64 address, u32 bytes,
