@@ -108,3 +108,13 @@
   ds_read_b32 v9, v8
   s_waitcnt lgkmcnt(0)
 2:
+
+//: case through_table
+// A load of 256 bytes through the pointer that the input holds.
+  s_load_dwordx2 s[18:19], s[6:7], 0x0
+  s_waitcnt lgkmcnt(0)
+  global_load_dword v8, v1, s[18:19]
+  s_waitcnt vmcnt(0)
+
+//: case write_input
+  global_store_dword v1, v0, s[6:7]
