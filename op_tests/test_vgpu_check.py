@@ -302,8 +302,10 @@ def test_tensors_end_where_they_end(project: Project) -> None:
     assert not nothing.findings
 
 
-def test_the_variable_fails_launches(project: Project) -> None:
-    text = project.python(
+@pytest.mark.parametrize("setting", ["0", "1", "error"])
+def test_the_variable(project: Project, setting: str) -> None:
+    """Checks every launch of a process: findings on stderr, and with `error` the launch fails."""
+    process = project.start(
         """
         import rfops, torch
         kernel = project.op().bind("cpu")
@@ -311,12 +313,19 @@ def test_the_variable_fails_launches(project: Project) -> None:
         kernel.launch((1, 1, 1), (64, 1, 1), (out, x, 2.0, 64))
         try:
             kernel.launch((2, 1, 1), (64, 1, 1), (out, x, 2.0, 100))
+            print("done")
         except rfops.HipError as error:
             print("failed:", error)
         """,
-        RFOPS_VGPU_CHECK="error",
+        RFOPS_VGPU_CHECK=setting,
     )
-    assert "failed:" in text and "out of bounds" in text and "workgroup 1,0,0" in text, text
+    out, log = process.communicate(timeout=120)
+    assert process.returncode == 0, log
+    finding = "check: out of bounds: kernel axpy"
+    assert (finding in log) == (setting != "0"), log
+    assert out.strip().startswith("failed:" if setting == "error" else "done"), out
+    if setting == "error":
+        assert finding in out and "workgroup 1,0,0 wave 0 lane 35" in out, out
 
 
 def test_triton_tensors_end_where_they_end(vgpu_path: Path) -> None:
