@@ -38,7 +38,10 @@ def loop_source(body: str) -> str:
         e, g = 8 + 2 * (i % 8), 24 + 2 * (i % 4)
         lines.append(body.format(d=d, a=a, b=b, e=e, e1=e + 1, g=g, g1=g + 1, s=24 + i % 8))
     unrolled = "\n  ".join(lines)
+    # Numbers as f32 and as halves: 0.0078 and 1.003.
+    values = "\n".join(f"  v_mov_b32 v{v}, 0x3c033c03" for v in range(8, 40))
     return f"""
+{values}
   s_movk_i32 s16, 2000
   s_mov_b32 s20, 0x3f800001
 loop%=:
