@@ -193,8 +193,10 @@ constexpr f64 kLn2 = 0.693147180559945309417232121458;
 // 2^x for |x| up to the float range.
 inline f32 exp2_approx(f32 in) {
   const f64 x = in < -200.0f ? -200.0 : in > 200.0f ? 200.0 : in;
-  const f64 whole = __builtin_nearbyint(x);
-  const f64 r = (x - whole) * kLn2;  // |r| <= 0.347: the Taylor term r^11/11! is below 2e-13
+  constexpr f64 kToInteger = 0x1.8p52;  // a sum with it is rounded to an integer, in its low bits
+  const f64 whole = x + kToInteger;
+  // |r| <= 0.347: the Taylor term r^11/11! is below 2e-13.
+  const f64 r = (x - (whole - kToInteger)) * kLn2;
   f64 p = 1.0 / 3628800;
   p = p * r + 1.0 / 362880;
   p = p * r + 1.0 / 40320;
@@ -206,8 +208,7 @@ inline f32 exp2_approx(f32 in) {
   p = p * r + 0.5;
   p = p * r + 1.0;
   p = p * r + 1.0;
-  const f64 scale =
-      bits<f64>(static_cast<u64>(static_cast<i64>(static_cast<i32>(whole)) + 1023) << 52);
+  const f64 scale = bits<f64>((bits<u64>(whole) + 1023) << 52);
   const f32 out = flush(static_cast<f32>(p * scale));
   return is_nan(in) ? quiet(in) : out;
 }
