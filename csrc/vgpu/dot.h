@@ -72,6 +72,17 @@ void dotc(Wave& w, const Inst& in) {
 
 inline f32 half_fma(f32 a, f32 b, f32 c) { return round_to_odd(f64{a} * b + f64{c}); }
 
+// The same where MODE rounds halves to nearest, in floats alone: the product of halves is exact,
+// and so is what the sum loses (Knuth's TwoSum), which makes it odd as round_to_odd does.
+inline f32 half_fma_nearest(f32 a, f32 b, f32 c) {
+  const f32 product = a * b, sum = product + c, rest = sum - product;
+  const f32 lost = (product - (sum - rest)) + (c - rest);
+  const u32 away = (bits<u32>(lost) ^ bits<u32>(sum)) >> 31;  // the sum is larger than the truth
+  const f32 odd = bits<f32>((bits<u32>(sum) - away) | 1);
+  return lost < 0 || lost > 0 ? odd : sum;  // neither where the sum is infinite or NaN
+}
+inline bool rounds_halves_to_nearest(const Wave& w) { return !(w.mode >> 2 & 3); }
+
 inline void pk_fmac_f16(Wave& w, const Inst& in) {
   FpGuard guard(w);
   Lanes ta, tb, a[2], b[2], d[2];

@@ -62,6 +62,11 @@ void packed_f16(Wave& w, const Inst& in) {
   store_masked(w, in.dst, result[0].word, 1, w.exec());
 }
 
+void v_pk_fma_f16(Wave& w, const Inst& in) {
+  if (!rounds_halves_to_nearest(w)) return packed_f16<3, half_fma>(w, in);
+  packed_f16<3, half_fma_nearest>(w, in);
+}
+
 #define PK_INT(number, name, T, sources, ...)                               \
   {number,                                                                  \
    name,                                                                    \
@@ -248,7 +253,7 @@ constexpr OpInfo kVop3p[] = {
     PK_INT(11, "v_pk_sub_u16", u16, 2, a - b),
     PK_INT(12, "v_pk_max_u16", u16, 2, a > b ? a : b),
     PK_INT(13, "v_pk_min_u16", u16, 2, a < b ? a : b),
-    PK_HALF(14, "v_pk_fma_f16", 3, kNoFlags, half_fma(a, b, c)),
+    {14, "v_pk_fma_f16", v_pk_fma_f16, Type::kPkF16, {Type::kPkF16, Type::kPkF16, Type::kPkF16}, kNoFlags, Kind::kValu},
     PK_HALF(15, "v_pk_add_f16", 2, kNoFlags, a + b),
     PK_HALF(16, "v_pk_mul_f16", 2, kNoFlags, a * b),
     PK_HALF(17, "v_pk_min_f16", 2, kNoFlags, float_min(a.value, b.value)),
