@@ -39,7 +39,7 @@ def test_every_row_is_measured() -> None:
         rfops.vgpu.deactivate_triton()
     assert set(values) == set(rows)
     assert all(value > 0 for value in values.values())
-    assert len({row.name for row in bench_vgpu.all_rows(build=True)}) == len(rows) + 1
+    assert len({row.name for row in bench_vgpu.all_rows(build=True)}) == len(rows) + 2
 
 
 def test_products_and_sums_of_a_row_follow_from_its_name() -> None:
