@@ -16,6 +16,7 @@ if not (Path(__file__).parent / "jit").is_dir():
 # function whatever else has been imported before.
 from . import vgpu
 from .gemm_mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
+from .grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref
 from .jit import (
     BindError,
     BuildError,
@@ -26,6 +27,7 @@ from .jit import (
     ToolchainNotFound,
     UnsupportedArch,
 )
+from .moe_align_block_size import moe_align_block_size
 from .quant_mxfp8 import quant_mxfp8
 
 __all__ = [
@@ -40,6 +42,9 @@ __all__ = [
     "__version__",
     "gemm_mxfp8",
     "gemm_mxfp8_ref",
+    "grouped_gemm_mxfp8",
+    "grouped_gemm_mxfp8_ref",
+    "moe_align_block_size",
     "quant_mxfp8",
     "vgpu",
 ]
