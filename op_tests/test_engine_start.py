@@ -54,6 +54,7 @@ print(json.dumps({
 
 
 def run(code: str, **env: str) -> dict[str, object]:
+    env.setdefault("PYTHONDONTWRITEBYTECODE", "")  # as users have it: compiled once, by the first
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,
         env={**os.environ, **env}, cwd="/",
