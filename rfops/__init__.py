@@ -15,6 +15,10 @@ if not (Path(__file__).parent / "jit").is_dir():
 # An op and its file have the same name. These imports, not lazy ones, make `rfops.<op>` the
 # function whatever else has been imported before.
 from . import vgpu
+from .batched_gemm_a16w8_blockscale import (
+    batched_gemm_a16w8_blockscale,
+    batched_gemm_a16w8_blockscale_ref,
+)
 from .gemm_mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
 from .grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref
 from .jit import (
@@ -40,6 +44,8 @@ __all__ = [
     "ToolchainNotFound",
     "UnsupportedArch",
     "__version__",
+    "batched_gemm_a16w8_blockscale",
+    "batched_gemm_a16w8_blockscale_ref",
     "gemm_mxfp8",
     "gemm_mxfp8_ref",
     "grouped_gemm_mxfp8",

@@ -29,15 +29,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     grouped.add_argument("--weight", action="store_true", help="the result takes routed weights")
     grouped.add_argument("--block-m", type=int, default=16, help="default: %(default)s")
     _add_common(grouped, _grouped_gemm_mxfp8)
+    batched = ops.add_parser("batched_gemm_a16w8_blockscale", help="16-bit x, block-scaled FP8 w")
+    batched.add_argument("--b", type=int, required=True, help="batches")
+    batched.add_argument("--m", type=int, required=True, help="rows of x in a batch")
+    batched.add_argument("--x-dtype", choices=("bf16", "f16"), default="bf16")
+    _add_common(batched, _batched_gemm_a16w8_blockscale, k_multiple=1)
 
 
-def _add_common(parser: argparse.ArgumentParser, explain: object) -> None:
+def _add_common(parser: argparse.ArgumentParser, explain: object, k_multiple: int = BLOCK) -> None:
     parser.add_argument("--n", type=int, required=True, help="rows of w, or of an expert's")
     parser.add_argument("--k", type=int, required=True, help="the summed dimension")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="default: %(default)s")
     parser.add_argument("--arch", default="gfx950", help="gfx950 (default), gfx942, sm_90, ...")
     parser.add_argument("--cu-num", type=int, help="compute units; default: the arch's own")
-    parser.set_defaults(explain=explain)
+    parser.set_defaults(explain=explain, k_multiple=k_multiple)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -45,8 +50,10 @@ def run(options: argparse.Namespace) -> int:
     for name, value in sizes.items():
         if value < 1 and not isinstance(value, bool):
             raise ValueError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
-    if options.k % BLOCK:
-        raise ValueError(f"--k {options.k}: expected a multiple of {BLOCK}, as the op does")
+    if options.k % options.k_multiple:
+        raise ValueError(
+            f"--k {options.k}: expected a multiple of {options.k_multiple}, as the op does"
+        )
     if not re.fullmatch(r"gfx\d\w+|sm_\d+", options.arch):
         raise ValueError(f"--arch {options.arch}: expected gfx950, gfx942, sm_90 or the like")
     known = routing.VIRTUAL_CUS
@@ -86,6 +93,13 @@ def _grouped_gemm_mxfp8(options: argparse.Namespace) -> str:
     )  # fmt: skip
     reasons = {name: refuses(name, shape, dtype, arch) for name in BACKENDS}
     return text(query, chosen, default_config(chosen.backend, shape, arch), reasons)
+
+
+def _batched_gemm_a16w8_blockscale(options: argparse.Namespace) -> str:
+    from .batched_gemm_a16w8_blockscale import why
+
+    sizes = options.b, options.m, options.n, options.k
+    return why(*sizes, options.arch, DTYPES[options.x_dtype])
 
 
 def _target(options: argparse.Namespace) -> tuple[torch.dtype, str]:

@@ -1,0 +1,138 @@
+"""Tuned configs of batched_gemm_a16w8_blockscale: configs/batched_gemm_a16w8_blockscale.csv.
+
+A row is one shape on one architecture: the route and config it takes, and figures for people, in
+microseconds: `us` of that config, `spread` of its samples (decile to decile, a share of us),
+`bmm_us` of torch.bmm on weights dequantised beforehand, `published_us` of others. `origin` says
+what the row is worth: measured (`source`: device, versions, date) or estimated (by what).
+
+Rows of RFOPS_CONFIGS' file of the same name replace shipped ones of their key.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from .jit import ConfigError, paths, settings
+from .routing import parse_config
+from .triton.batched_gemm_a16w8_blockscale import ROUTES, UNITS, Config, Shape, family, refuses
+
+FILE = "batched_gemm_a16w8_blockscale.csv"
+KEY = ("arch", "b", "m", "n", "k")
+FIGURES = ("us", "spread", "bmm_us", "published_us")
+COLUMNS = (*KEY, "route", "config", *FIGURES, "origin", "source")
+ORIGINS = ("measured", "estimated")
+
+
+@dataclass(frozen=True)
+class TableRow:
+    arch: str
+    shape: Shape
+    route: str
+    config: Config
+    figures: tuple[tuple[str, float], ...]
+    origin: str
+    source: str
+    file: Path
+    line: int
+
+    @property
+    def place(self) -> str:
+        return f"{self.file.name}:{self.line}"
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{name}={value}" for name, value in self.shape._asdict().items())
+        figures = "".join(f", {name} {value:g}" for name, value in self.figures)
+        return f"{self.place}: {self.arch} {sizes}{figures}; {self.origin}, {self.source}"
+
+
+def find(shape: Shape, x_dtype: torch.dtype, arch: str) -> tuple[TableRow, str] | None:
+    """The row that a shape takes, and the rule: `exact row`, or `nearest row`, whose m is the next
+    one up below 2 M and whose other sizes are less than a factor of 2 away. Raises ConfigError."""
+    rows = table().get(family(arch) or arch, ())
+    near = [row for row in rows if _is_near(row.shape, shape)]
+    near = [row for row in near if refuses(shape, x_dtype, row.config) is None]
+    if not near:
+        return None
+    row = min(near, key=lambda row: (row.shape != shape, _distance(row.shape, shape)))
+    return row, "exact row" if row.shape == shape else "nearest row"
+
+
+def _is_near(row: Shape, shape: Shape) -> bool:
+    if not shape.m <= row.m < 2 * shape.m:
+        return False
+    pairs = ((row.b, shape.b), (row.n, shape.n), (row.k, shape.k))
+    return all(a < 2 * c and c < 2 * a for a, c in pairs)
+
+
+def _distance(row: Shape, shape: Shape) -> float:
+    return sum(abs(math.log2(a / c)) for a, c in zip(row, shape, strict=True))
+
+
+def table() -> dict[str, tuple[TableRow, ...]]:
+    """Rows by architecture. Raises ConfigError that names file, line and column."""
+    own = settings.path("RFOPS_CONFIGS")
+    return _table(paths.CONFIGS / FILE, own / FILE if own is not None else None)
+
+
+@functools.cache
+def _table(shipped: Path, own: Path | None) -> dict[str, tuple[TableRow, ...]]:
+    rows = {(row.arch, row.shape): row for row in read(shipped)}
+    if own is not None and own.is_file():
+        rows |= {(row.arch, row.shape): row for row in read(own)}
+    return {arch: tuple(r for r in rows.values() if r.arch == arch) for arch in UNITS}
+
+
+def read(file: Path) -> list[TableRow]:
+    """A file's rows in order. Raises ConfigError."""
+    try:
+        with file.open(newline="", encoding="utf-8") as stream:
+            reader = csv.DictReader(stream)
+            if tuple(reader.fieldnames or ()) != COLUMNS:
+                raise ConfigError(f"{file}, line 1: columns must be {','.join(COLUMNS)}")
+            rows = [_row(file, reader.line_num, cells) for cells in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from error
+    seen: dict[tuple[str, Shape], TableRow] = {}
+    for row in rows:
+        other = seen.setdefault((row.arch, row.shape), row)
+        if other is not row:
+            raise ConfigError(f"{file}, line {row.line}: same key as line {other.line}")
+    return rows
+
+
+def _row(file: Path, line: int, cells: dict[str, str]) -> TableRow:
+    def wrong(column: str, expected: str) -> NoReturn:
+        raise ConfigError(
+            f"{file}, line {line}, column {column}: expected {expected}, got {cells[column]!r}"
+        )
+
+    if None in cells or None in cells.values():
+        raise ConfigError(f"{file}, line {line}: expected {len(COLUMNS)} columns")
+    for column, known in (("arch", UNITS), ("route", ROUTES), ("origin", ORIGINS)):
+        if cells[column] not in known:
+            wrong(column, f"one of {', '.join(known)}")
+    for column in KEY[1:]:
+        if not cells[column].isdecimal() or int(cells[column]) == 0:
+            wrong(column, "a positive integer")
+    figures = []
+    for column in FIGURES:
+        try:
+            figures += [(column, float(cells[column]))] if cells[column] else []
+        except ValueError:
+            wrong(column, "a number or nothing")
+    try:
+        config = parse_config(ROUTES[cells["route"]], cells["config"])
+    except (ConfigError, ValueError) as error:
+        raise ConfigError(f"{file}, line {line}, column config: {error}") from error
+    shape = Shape(*(int(cells[column]) for column in KEY[1:]))
+    return TableRow(
+        cells["arch"], shape, cells["route"], config, tuple(figures), cells["origin"],
+        cells["source"], file, line,
+    )  # fmt: skip
