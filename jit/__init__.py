@@ -6,12 +6,14 @@ from .errors import (
     BuildError,
     ConfigError,
     HipError,
+    JitDisabled,
     LockTimeout,
     RfopsError,
     ToolchainNotFound,
     UnsupportedArch,
 )
 from .signature import f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from .strict import freeze
 from .vgpu import vgpu_library
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "CompiledOp",
     "ConfigError",
     "HipError",
+    "JitDisabled",
     "LockTimeout",
     "RfopsError",
     "ToolchainNotFound",
@@ -29,6 +32,7 @@ __all__ = [
     "compiled_ops",
     "f32",
     "f64",
+    "freeze",
     "i8",
     "i16",
     "i32",

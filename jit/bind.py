@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import struct
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,7 @@ class CompiledOp:
         self._function = function
         self._bound: dict[Any, BoundKernel] = {}
         self._lock = threading.Lock()
+        _all.add(self)
 
     @functools.cached_property
     def spec(self) -> ModuleSpec:
@@ -173,6 +176,15 @@ class CompiledOp:
 
 
 _registered: list[CompiledOp] = []
+_all: weakref.WeakSet[CompiledOp] = weakref.WeakSet()
+
+
+def _unlock() -> None:
+    for op in _all:
+        op._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock)  # another thread may have been binding
 
 
 def compiled_ops() -> tuple[CompiledOp, ...]:

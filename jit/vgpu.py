@@ -4,24 +4,17 @@ so that an edit of one file compiles that file and links."""
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import cpu, log
-from .build import (
-    ATTEMPTS,
-    Command,
-    Unit,
-    files_read,
-    include_flags,
-    make_meta,
-    roots_of,
-    run_units,
-    template,
-)  # fmt: skip
+from .build import Command, Unit, include_flags, make_meta, obtain, roots_of, template
 from .cache import Artifact, Contents, Shelf
-from .errors import BuildError, ConfigError
+from .compile import files_read, run_units
+from .errors import ConfigError
+from .manifest import Wanted
 from .spec import ModuleSpec, module_spec
-from .toolchain import Toolchain, host_toolchain
+from .toolchain import HOST_TARGET, Toolchain
 
 
 def vgpu_library() -> Path:
@@ -59,33 +52,45 @@ def _runtime_command(spec: ModuleSpec, toolchain: Toolchain) -> Command:
     return Command(argv, (), "runtime.so")
 
 
+@dataclass(frozen=True)
+class _Link(Unit):
+    """The last step of a library, under the library's key."""
+
+    key: str = ""
+
+    @property
+    def build_key(self) -> str:
+        return self.key
+
+
 def build_host(spec: ModuleSpec) -> Artifact:
     """The shared library of a host module from the cache, or built now. Raises as vgpu_library."""
     if spec.kind != "host":
         raise ConfigError(f"{spec.name}: a {spec.kind} module is not built for the host")
-    toolchain = host_toolchain()
-    objects = [_object_unit(spec, toolchain, source) for source in spec.sources()]
-    link = _link_command(spec, toolchain, objects)
-    commands = (*(command for unit in objects for command in unit.commands), link)
-    library = Unit(Shelf("host", spec.name, roots_of(spec)), toolchain, commands, "")
-    found = library.shelf.find(library.build_key)
-    if found is not None:
-        return found
-    with library.shelf.lock(library.build_key):
-        for _ in range(ATTEMPTS):
-            built = library.shelf.find(library.build_key) or _build_once(spec, library, objects)
-            if built is not None:
-                return built
-    raise BuildError(spec.name, "", "the sources kept changing during the build", None)
+
+    def library(toolchain: Toolchain) -> Unit:
+        objects = [_object_unit(spec, toolchain, source) for source in spec.sources()]
+        link = _link_command(spec, toolchain, objects)
+        commands = (*(command for unit in objects for command in unit.commands), link)
+        return Unit(Shelf("host", spec.name, roots_of(spec)), toolchain, commands, "")
+
+    return obtain(
+        Wanted(spec.name, "host", config=spec.config),
+        ("host", HOST_TARGET),
+        library,
+        lambda unit, before: _build_once(spec, unit, before),
+    )
 
 
-def _build_once(spec: ModuleSpec, library: Unit, objects: list[Unit]) -> Artifact | None:
+def _build_once(spec: ModuleSpec, library: Unit, before: Contents) -> Artifact | None:
     """Compile the objects that are not cached, link; None if a source changed meanwhile."""
     title = f"{spec.title or spec.name}, once"
-    found = {unit.output: unit.shelf.find(unit.build_key) for unit in objects}
+    objects = [_object_unit(spec, library.toolchain, source) for source in spec.sources()]
+    found = {unit.output: unit.shelf.find(unit.build_key, report=True) for unit in objects}
     missing = [unit for unit in objects if found[unit.output] is None]
-    link = Unit(library.shelf, library.toolchain, library.commands[-1:], "")
-    with library.shelf.stage() as stage:
+    # With the library's own key, though it only links: failures are the library's.
+    link = _Link(library.shelf, library.toolchain, library.commands[-1:], "", library.build_key)
+    with library.shelf.stage(library.build_key) as stage:
         for name, artifact in found.items():
             if artifact is not None:
                 (stage / name).symlink_to(artifact.file)
@@ -99,13 +104,17 @@ def _build_once(spec: ModuleSpec, library: Unit, objects: list[Unit]) -> Artifac
         read: Contents = {}
         whole = True
         for unit in missing:
-            files = files_read(unit, stage)
-            whole &= files is not None and _publish_object(unit, stage, files, read)
+            files, sure = files_read(unit, stage, before)
+            read.update(files)
+            whole &= sure
+            if sure:
+                _publish_object(unit, stage, files)
         for unit in objects:
             artifact = found[unit.output]
             whole &= artifact is None or _still_same(unit, artifact, read)
             (stage / unit.output).unlink(missing_ok=True)
             (stage / unit.depfile).unlink(missing_ok=True)
+        before.update(read)
         if not whole:
             return None
         log.get().info("built %s in %.1f s", spec.title or spec.name, seconds)
@@ -113,12 +122,10 @@ def _build_once(spec: ModuleSpec, library: Unit, objects: list[Unit]) -> Artifac
         return library.shelf.publish(stage, library.build_key, read, meta)
 
 
-def _publish_object(unit: Unit, stage: Path, files: Contents, read: Contents) -> bool:
-    with unit.shelf.stage() as own:
+def _publish_object(unit: Unit, stage: Path, files: Contents) -> None:
+    with unit.shelf.stage(unit.build_key) as own:
         (stage / unit.output).rename(own / unit.output)
         unit.shelf.publish(own, unit.build_key, files, make_meta(unit, 0.0, {"arch": "host"}))
-    read.update(files)
-    return True
 
 
 def _still_same(unit: Unit, artifact: Artifact, read: Contents) -> bool:

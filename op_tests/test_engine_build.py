@@ -14,7 +14,7 @@ import torch
 from engine_project import Project, project
 
 import rfops
-from rfops.jit import build, cache, code_object
+from rfops.jit import build, cache, code_object, compile, toolchain
 
 __all__ = ["project"]  # a fixture
 
@@ -75,7 +75,7 @@ def test_warm_load_without_hashing(project: Project, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cache, "_RECENT_NS", 0)
     op.build("gfx950")  # remembers the stats
     monkeypatch.setattr(cache, "digest", lambda _: pytest.fail("hashed"))
-    unit = build.device_unit(op.spec, "gfx950", {})
+    unit = build.device_unit(op.spec, "gfx950", {}, toolchain.device_toolchain("gfx950"))
     assert unit.shelf.find(unit.build_key) is not None
 
 
@@ -349,7 +349,7 @@ def test_a_killed_builder_frees_the_others(project: Project) -> None:
 def test_depfile_names() -> None:
     text = "m.hsaco: /a/k.hip \\\n  /a/with\\ blank.h /a/dollar$$.h \\\n ../b/x.h\n"
     names = ["/a/k.hip", "/a/with blank.h", "/a/dollar$.h", "../b/x.h"]
-    assert build._parse_depfile(text) == names
+    assert compile._parse_depfile(text) == names
 
 
 @pytest.mark.parametrize("folder", ["with blank", "dollar$sign", "a:b"])

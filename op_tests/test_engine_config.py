@@ -33,7 +33,8 @@ def test_every_device_source_has_a_module() -> None:
 
 def test_defaults(tmp_path: Path) -> None:
     config = write(tmp_path, {"m": {"srcs": ["m.hip"]}})
-    assert load_config(config)["m"] == ModuleSpec("m", ("m.hip",), archs=ARCHS, root=tmp_path)
+    expected = ModuleSpec("m", ("m.hip",), archs=ARCHS, root=tmp_path, config=config)
+    assert load_config(config)["m"] == expected
 
 
 def write(folder: Path, content: object) -> Path:

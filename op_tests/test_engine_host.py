@@ -52,9 +52,9 @@ def compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list
     steps: list[str] = []
     run_steps = ninja.run_steps
 
-    def watched(module: str, title: str, wanted: list[ninja.Step], stage: Path) -> str:
+    def watched(title: str, wanted: list[ninja.Step], stage: Path) -> str:
         steps.extend(step.output for step in wanted if step.output.endswith(".o"))
-        return run_steps(module, title, wanted, stage)
+        return run_steps(title, wanted, stage)
 
     monkeypatch.setattr(ninja, "run_steps", watched)
 

@@ -21,10 +21,12 @@ from .jit import (
     BuildError,
     ConfigError,
     HipError,
+    JitDisabled,
     LockTimeout,
     RfopsError,
     ToolchainNotFound,
     UnsupportedArch,
+    freeze,
 )
 from .quant_mxfp8 import quant_mxfp8
 
@@ -33,11 +35,13 @@ __all__ = [
     "BuildError",
     "ConfigError",
     "HipError",
+    "JitDisabled",
     "LockTimeout",
     "RfopsError",
     "ToolchainNotFound",
     "UnsupportedArch",
     "__version__",
+    "freeze",
     "gemm_mxfp8",
     "gemm_mxfp8_ref",
     "quant_mxfp8",
