@@ -1,4 +1,4 @@
-"""The command `rfops`: demo, build, ls, doctor, profile, vgpu."""
+"""The command `rfops`: demo, build, cache, ls, doctor, profile, vgpu."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ import json
 import os
 import platform
 import sys
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 import rfops
-from rfops.jit import CompiledOp, RfopsError, compiled_ops, settings, toolchain, vgpu_library
-from rfops.jit.build import Defines
+from rfops import cli_build, cli_cache
+from rfops.jit import RfopsError, compiled_ops, settings, toolchain, vgpu_library
 from rfops.jit.files import cache_root
 from rfops.jit.spec import ARCHS, ModuleSpec, load_config
-
-_FAILURE_LINES = 20  # of a failed build; its log has them all
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,10 +42,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--cold", action="store_true", help="use an empty cache, for cold times")
     demo.set_defaults(command=_demo)
 
-    build = commands.add_parser("build", help="build modules ahead of their first call; no GPU")
-    build.add_argument("modules", nargs="*", help="modules to build; none: all that ops declare")
-    build.add_argument("--arch", default=",".join(ARCHS), help="default: %(default)s")
-    build.set_defaults(command=_build)
+    cli_build.add(commands)
+    cli_cache.add(commands)
 
     ls = commands.add_parser("ls", help="modules, their architectures, and how many are cached")
     ls.set_defaults(command=_ls)
@@ -92,58 +86,6 @@ def _profile(options: argparse.Namespace) -> int:
 def _vgpu(_options: argparse.Namespace) -> int:
     print(vgpu_library())
     return 0
-
-
-# ---------------------------------------------------------------- build
-
-
-def _build(options: argparse.Namespace) -> int:
-    """Build every declared variant; goes on after a failure and reports it at the end."""
-    jobs = list(_build_jobs(options.modules, options.arch.split(",")))
-    begin = time.monotonic()
-    failures = []
-    workers = settings.number("RFOPS_JOBS") or len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(max_workers=workers) as pool:
-        for number, (name, failure) in enumerate(pool.map(lambda job: job(), jobs), start=1):
-            print(f"[{number}/{len(jobs)}] {name}{': failed' if failure else ''}")
-            failures += [failure] if failure else []
-    for failure in dict.fromkeys(failures):
-        lines = failure.splitlines()
-        more = ["..."] if len(lines) > _FAILURE_LINES else []
-        print("rfops: " + "\n".join(lines[:_FAILURE_LINES] + more), file=sys.stderr)
-    print(f"{len(jobs) - len(failures)} of {len(jobs)} in {time.monotonic() - begin:.1f} s")
-    return 1 if failures else 0
-
-
-def _build_jobs(modules: list[str], archs: list[str]) -> Iterator[Callable[[], tuple[str, str]]]:
-    for arch in archs:
-        if arch not in ARCHS:
-            raise ValueError(f"--arch {arch}: expected some of {','.join(ARCHS)}")
-    ops = {op.module: op for op in compiled_ops()}
-    for name in modules:
-        if name not in ops:
-            raise ValueError(f"no op uses a module {name!r}; modules: {', '.join(ops)}")
-    for name in modules or ops:
-        op = ops[name]
-        if modules and not set(archs) & set(op.spec.archs):
-            op.spec.require_arch(archs[0])
-        for arch in archs:
-            if arch in op.spec.archs:
-                yield from _variant_jobs(op, arch)
-
-
-def _variant_jobs(op: CompiledOp, arch: str) -> Iterator[Callable[[], tuple[str, str]]]:
-    def job(defines: Defines) -> tuple[str, str]:
-        words = " ".join(f"{name}={value}" for name, value in defines.items())
-        label = f"{op.module} {arch} {words}".rstrip()
-        try:
-            artifact = op.build(arch, defines)
-        except RfopsError as error:
-            return label, str(error)
-        return f"{label}: {'built' if artifact.fresh else 'cached'}", ""
-
-    for defines in op.variants(arch) if op.variants else [{}]:
-        yield lambda defines=defines: job(defines)
 
 
 # ---------------------------------------------------------------- ls, doctor
