@@ -64,13 +64,13 @@ class BoundKernel:
     def _load(self, artifact: Artifact) -> None:
         self.hip = hip.runtime(self.device)
         self._index = -1 if self.device.index is None else self.device.index
-        code = artifact.file.read_bytes()
+        code, arch = artifact.file.read_bytes(), hip.device_arch(self.device)
         if self._index >= 0:
             with torch.cuda.device(self._index):
-                self._module, self._function = self.hip.load(code, self.name)
+                self._module, self._function = self.hip.load(code, self.name, arch)
         else:
             self.hip.select_arch(artifact.meta["arch"])
-            self._module, self._function = self.hip.load(code, self.name)
+            self._module, self._function = self.hip.load(code, self.name, arch)
 
     def launch(
         self, grid: Dim3, block: Dim3, args: Sequence[Any], lds: int = 0, stream: int | None = None

@@ -37,6 +37,17 @@ def unbundle(data: bytes, arch: str) -> bytes:
     raise CodeObjectError(f"bundle has no entry for {arch}; it has {', '.join(seen)}")
 
 
+# EF_AMDGPU_MACH, the low byte of e_flags.
+_MACHINES = {0x4C: "gfx942", 0x4F: "gfx950"}
+
+
+def arch_of(elf: bytes) -> str:
+    """The architecture that a code object is for; empty for another one's and for a bundle."""
+    if elf[:4] != b"\x7fELF" or len(elf) < 52:
+        return ""
+    return _MACHINES.get(struct.unpack_from("<I", elf, 48)[0] & 0xFF, "")
+
+
 def _sections(elf: bytes) -> list[tuple[int, int, int]]:
     """(type, offset, size) of each section."""
     if elf[:4] != b"\x7fELF" or elf[4] != 2 or elf[5] != 1:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import log, settings
+from . import code_object, log, settings
 from .errors import HipError, UnsupportedArch
 from .vgpu import vgpu_library
 
@@ -74,10 +74,17 @@ class Hip:
         if self.is_virtual and self._library.rfops_vgpu_set_arch(arch.encode()) != 0:
             self.fail("rfops_vgpu_set_arch", 1)
 
-    def load(self, code_object: bytes, kernel: str) -> tuple[c_void_p, c_void_p]:
-        """Load a code object; the module and its kernel's function."""
+    def load(self, code: bytes, kernel: str, arch: str = "") -> tuple[c_void_p, c_void_p]:
+        """Load a code object; the module and its kernel's function. One that is for another
+        architecture than the device's `arch` is refused: not every runtime does, some crash.
+
+        Raises UnsupportedArch, HipError.
+        """
+        theirs = code_object.arch_of(code)
+        if arch and theirs and theirs != arch:
+            raise UnsupportedArch(kernel, arch, (theirs,))
         module, function = c_void_p(), c_void_p()
-        self.call("hipModuleLoadData", byref(module), code_object)
+        self.call("hipModuleLoadData", byref(module), code)
         self.call("hipModuleGetFunction", byref(function), module, kernel.encode())
         return module, function
 

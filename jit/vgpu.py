@@ -52,6 +52,14 @@ def _runtime_command(spec: ModuleSpec, toolchain: Toolchain) -> Command:
     return Command(argv, (), "runtime.so")
 
 
+def host_unit(spec: ModuleSpec, toolchain: Toolchain) -> Unit:
+    """The recipe of a shared library by that compiler."""
+    objects = [_object_unit(spec, toolchain, source) for source in spec.sources()]
+    link = _link_command(spec, toolchain, objects)
+    commands = (*(command for unit in objects for command in unit.commands), link)
+    return Unit(Shelf("host", spec.name, roots_of(spec)), toolchain, commands, "")
+
+
 @dataclass(frozen=True)
 class _Link(Unit):
     """The last step of a library, under the library's key."""
@@ -68,16 +76,10 @@ def build_host(spec: ModuleSpec) -> Artifact:
     if spec.kind != "host":
         raise ConfigError(f"{spec.name}: a {spec.kind} module is not built for the host")
 
-    def library(toolchain: Toolchain) -> Unit:
-        objects = [_object_unit(spec, toolchain, source) for source in spec.sources()]
-        link = _link_command(spec, toolchain, objects)
-        commands = (*(command for unit in objects for command in unit.commands), link)
-        return Unit(Shelf("host", spec.name, roots_of(spec)), toolchain, commands, "")
-
     return obtain(
         Wanted(spec.name, "host", config=spec.config),
         ("host", HOST_TARGET),
-        library,
+        lambda toolchain: host_unit(spec, toolchain),
         lambda unit, before: _build_once(spec, unit, before),
     )
 

@@ -82,6 +82,20 @@ def test_doctor_of_a_machine_without_compilers(tmp_path: Path) -> None:
     assert "RFOPS_HIPCC=/absent: not found" in done.stdout
 
 
+def test_doctor_as_json(tmp_path: Path) -> None:
+    record = json.loads(good("doctor", "--json", RFOPS_JOBS="2"))
+    assert record["ready"] and not record["problems"] and record["jobs"] == 2
+    assert record["settings"]["RFOPS_JOBS"] == "2"
+    assert set(record["compilers"]) == {"gfx942", "gfx950", "c++20"}
+    assert record["compilers"]["gfx950"][-1]["version"]
+    assert record["cache"]["writable"] and record["cache"]["entries"]["gfx950"] >= 0
+    env = {"RFOPS_CACHE_DIR": str(tmp_path), "RFOPS_HIPCC": "/absent", "CXX": "/absent"}
+    done = rfops("doctor", "--json", RFOPS_LOCK_TIMEOUT="soon", **env)
+    record = json.loads(done.stdout)
+    assert done.returncode == 1 and not record["ready"] and len(record["problems"]) == 3
+    assert "RFOPS_LOCK_TIMEOUT='soon'" in record["problems"][0]
+
+
 def test_build_everything_needs_no_gpu(tmp_path: Path, vgpu_path: Path) -> None:
     env = {"RFOPS_CACHE_DIR": str(tmp_path), "RFOPS_HIP_LIBRARY": "/absent"}
     out = good("build", "mxfp8_gemv", "--arch", "gfx950", **env)

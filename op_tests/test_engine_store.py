@@ -21,7 +21,7 @@ from engine_project import Child, Project, project
 
 import rfops
 from rfops import cli, cli_build
-from rfops.jit import build, lock, resources, store
+from rfops.jit import build, lock, resources, store, toolchain
 
 __all__ = ["project"]  # a fixture
 
@@ -227,6 +227,39 @@ def test_sizes(text: str, size: int, project: Project) -> None:
     assert _size(text) == size
     with pytest.raises(SystemExit):
         cli.main(["cache", "gc", "--max-size", f"{text}X"])
+
+
+# ---------------------------------------------------------------- why
+
+
+def test_why(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """A hit says where; a miss says in what the nearest entry differs."""
+    asked = ["cache", "why", "axpy", "--arch", "gfx950", "--config", str(project.config)]
+
+    def why(status: int, *more: str) -> str:
+        assert cli.main([*asked, *more]) == status
+        return capsys.readouterr().out
+
+    assert "nothing of this module is" in why(1)
+    project.build(BIAS=1)
+    assert f"cached in {project.shelf}" in why(0, "-D", "BIAS=1")
+    out = why(1, "-D", "BIAS=2")
+    assert "command, gone: -DRFOPS_BIAS=1" in out and "command, new: -DRFOPS_BIAS=2" in out
+    project.header.write_text(project.header.read_text().replace("1.0f", "2.0f"))
+    out = why(1, "-D", "BIAS=1")
+    assert "root/rfops_test/scale.h: its content" in out and "types.h" not in out
+    project.build(BIAS=1)
+    project.set_version("stand-in clang version 9.9")
+    project.hipcc.write_text(project.hipcc.read_text() + "#\n")
+    toolchain._choose.cache_clear()
+    out = why(1, "-D", "BIAS=1")
+    assert "compiler: stand-in clang version 1.0 then, stand-in clang version 9.9 now" in out
+    project.build(BIAS=1)
+    for file in project.shelf.glob("*/module.hsaco"):
+        file.write_bytes(b"")
+    assert "damaged: module.hsaco has 0 bytes" in why(1, "-D", "BIAS=1")
+    assert not [call for call in project.compiles() if "RFOPS_BIAS=2" in str(call)]
+    assert cli.main([*asked[:4], "gfx90a", *asked[5:]]) == 1
 
 
 # ---------------------------------------------------------------- build

@@ -1,22 +1,20 @@
-"""The command `rfops`: demo, build, cache, ls, doctor, profile, vgpu."""
+"""The command `rfops`: demo, build, cache, doctor, ls, profile, vgpu."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import platform
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 import rfops
-from rfops import cli_build, cli_cache
-from rfops.jit import RfopsError, compiled_ops, settings, toolchain, vgpu_library
+from rfops import cli_build, cli_cache, cli_doctor
+from rfops.jit import RfopsError, compiled_ops, vgpu_library
 from rfops.jit.files import cache_root
-from rfops.jit.spec import ARCHS, ModuleSpec, load_config
+from rfops.jit.spec import ModuleSpec, load_config
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,8 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     ls = commands.add_parser("ls", help="modules, their architectures, and how many are cached")
     ls.set_defaults(command=_ls)
 
-    doctor = commands.add_parser("doctor", help="versions, compilers, devices, cache, settings")
-    doctor.set_defaults(command=_doctor)
+    cli_doctor.add(commands)
 
     profile = commands.add_parser("profile", help="what an op's kernel does on the virtual GPU")
     profile.add_argument("op", choices=("gemm_mxfp8",), help="the op")
@@ -88,7 +85,7 @@ def _vgpu(_options: argparse.Namespace) -> int:
     return 0
 
 
-# ---------------------------------------------------------------- ls, doctor
+# ---------------------------------------------------------------- ls
 
 
 def _cached(spec: ModuleSpec, arch: str) -> int:
@@ -106,51 +103,6 @@ def _ls(_options: argparse.Namespace) -> int:
         cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
         print("  ".join(cells).rstrip())
     return 0
-
-
-def _doctor(_options: argparse.Namespace) -> int:
-    """Exit status 0 if ops can run on this machine."""
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    print(f"rfops {rfops.__version__}, {versions}")
-    device = [_compilers("device", arch) for arch in ARCHS]
-    host = _compilers("host", "c++20")
-    gpus = _gpus()
-    virtual = f"virtual GPU {settings.text('RFOPS_VGPU_ARCH')} (CPU tensors)"
-    print("devices: " + "; ".join([*gpus, virtual]))
-    writable = _writable(cache_root())
-    print(f"cache: {cache_root()} ({'writable' if writable else 'NOT writable'})")
-    print("settings in force:")
-    for setting in settings.SETTINGS:
-        if os.environ.get(setting.name):
-            print(f"  {setting.name}={settings.raw(setting.name)}")
-    ready = any(device) and (bool(gpus) or host) and writable
-    print("ops can run" if ready else "ops can NOT run: see above")
-    return 0 if ready else 1
-
-
-def _compilers(kind: str, target: str) -> bool:
-    """Print the candidates until one is taken, with the reason for those that are not."""
-    print(f"compiler for {target}:")
-    for chosen, why in toolchain.survey(kind, target):
-        if chosen is None:
-            print(f"  no   {why}")
-        else:
-            print(f"  yes  {why}: {chosen.headline}, {chosen.argv[0]}")
-            return True
-    return False
-
-
-def _gpus() -> list[str]:
-    if not torch.version.hip or not torch.cuda.is_available():
-        return []
-    count = torch.cuda.device_count()
-    return [f"{i}: {torch.cuda.get_device_properties(i).gcnArchName}" for i in range(count)]
-
-
-def _writable(folder: Path) -> bool:
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,15 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from rfops.jit import RfopsError, compiled_ops, manifest, paths, resources, strict
 from rfops.jit.build import build_device
 from rfops.jit.manifest import Wanted
-from rfops.jit.spec import ARCHS, load_config, module_spec
+from rfops.jit.spec import ARCHS, ModuleSpec, load_config, module_spec
 from rfops.jit.vgpu import build_host
 
 _FAILURE_LINES = 20  # of a failed build; its log has them all
@@ -97,7 +98,7 @@ def _wanted(options: argparse.Namespace) -> Iterator[Wanted]:
                 yield entry
         if not options.modules:
             return
-    defines = manifest.defines_of(dict(map(_define, options.defines)))
+    defines = manifest.defines_of(dict(map(define, options.defines)))
     if defines and not options.modules:
         raise ValueError("-D: expected a module to build with it, got none")
     config = options.config.absolute() if options.config else paths.COMPILER_CONFIG
@@ -109,18 +110,27 @@ def _wanted(options: argparse.Namespace) -> Iterator[Wanted]:
             raise ValueError(f"no op uses a module {name!r}; modules: {', '.join(known)}")
     for name in () if options.manifest else options.modules or (ops if ours else known):
         spec = module_spec(name, config)
-        if spec.kind == "host":
-            yield Wanted(name, "host", (), config)
-            continue
-        if options.modules and not set(archs) & set(spec.archs):
+        if options.modules and spec.kind == "device" and not set(archs) & set(spec.archs):
             spec.require_arch(archs[0])
-        for arch in (arch for arch in archs if arch in spec.archs):
-            variants = ops[name].variants if ours and not defines else None
-            for variant in variants(arch) if variants else [dict(defines)]:
-                yield Wanted(name, arch, manifest.defines_of(variant), config)
+        yield from variants(spec, archs, defines)
 
 
-def _define(text: str) -> tuple[str, str]:
+def variants(
+    spec: ModuleSpec, archs: Collection[str], defines: tuple[tuple[str, Any], ...]
+) -> Iterator[Wanted]:
+    """The variant of these defines, or all that the module's op declares, for each architecture."""
+    if spec.kind == "host":
+        yield Wanted(spec.name, "host", (), spec.config)
+        return
+    ours = spec.config == paths.COMPILER_CONFIG and not defines
+    op = next((op for op in compiled_ops() if ours and op.module == spec.name), None)
+    for arch in (arch for arch in archs if arch in spec.archs):
+        for variant in op.variants(arch) if op and op.variants else [dict(defines)]:
+            yield Wanted(spec.name, arch, manifest.defines_of(variant), spec.config)
+
+
+def define(text: str) -> tuple[str, str]:
+    """NAME=VALUE of the command line. Raises ValueError."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ValueError(f"-D {text}: expected NAME=VALUE")

@@ -6,9 +6,12 @@ import argparse
 import re
 from pathlib import Path
 
-from rfops.jit import resources, store
+from rfops import cli_build
+from rfops.jit import manifest, paths, resources, store, why
 from rfops.jit.files import cache_root
+from rfops.jit.spec import module_spec
 
+_EXPLAINED = 3  # variants; the rest is a number
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -30,6 +33,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     gc = actions.add_parser("gc", help="remove what is damaged, then what was used longest ago")
     gc.add_argument("--max-size", required=True, type=_size, help="bytes, or as 500M, 10G")
     gc.set_defaults(command=_gc)
+
+    reason = actions.add_parser("why", help="why a variant is cached or not: its key")
+    reason.add_argument("module")
+    reason.add_argument("--arch", default="", help="default: all of the module's")
+    reason.add_argument("--config", type=Path, help="another compiler_config.json")
+    reason.add_argument("-D", dest="defines", action="append", default=[], metavar="NAME=VALUE")
+    reason.set_defaults(command=_why)
 
 
 def _size(text: str) -> int:
@@ -61,3 +71,20 @@ def _gc(options: argparse.Namespace) -> int:
         f"{resources.megabytes(done.kept)} left{in_use} in {cache_root()}"
     )
     return 0
+
+
+def _why(options: argparse.Namespace) -> int:
+    """Exit status 0 if all that was asked for is cached."""
+    config = options.config.absolute() if options.config else paths.COMPILER_CONFIG
+    spec = module_spec(options.module, config)
+    archs = options.arch.split(",") if options.arch else spec.archs
+    for arch in archs if spec.kind == "device" else ():
+        spec.require_arch(arch)
+    defines = manifest.defines_of(dict(map(cli_build.define, options.defines)))
+    asked = list(map(why.explain, cli_build.variants(spec, archs, defines)))
+    missing = [explanation for explanation in asked if explanation.found is None]
+    for explanation in (missing or asked)[:_EXPLAINED]:
+        print(explanation)
+    if len(asked) > 1:
+        print(f"{len(asked) - len(missing)} of {len(asked)} variants are cached")
+    return 1 if missing else 0
