@@ -12,6 +12,7 @@ from .errors import (
     ToolchainNotFound,
     UnsupportedArch,
 )
+from .plans import Plans
 from .signature import f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from .strict import freeze
 from .vgpu import vgpu_library
@@ -25,6 +26,7 @@ __all__ = [
     "HipError",
     "JitDisabled",
     "LockTimeout",
+    "Plans",
     "RfopsError",
     "ToolchainNotFound",
     "UnsupportedArch",

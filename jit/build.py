@@ -65,8 +65,12 @@ class Unit:
 
 
 def roots_of(spec: ModuleSpec) -> Roots:
-    ours = ("rfops", paths.CSRC)
-    return Roots((ours,) if spec.root == paths.CSRC else (("root", spec.root), ours))
+    """{root} and {rfops} are folders of sources, {python} that of Python's headers, if used."""
+    roots = [] if spec.root == paths.CSRC else [("root", spec.root)]
+    roots.append(("rfops", paths.CSRC))
+    if any("{python}" in flag for flag in spec.flags):
+        roots.append(("python", toolchain.python_headers(spec.title or spec.name)))
+    return Roots(tuple(roots))
 
 
 def template(roots: Roots, path: Path) -> str:

@@ -20,6 +20,8 @@ _PARAM_POINTER, _PARAM_SIZE, _PARAM_END = 1, 2, 3  # HIP_LAUNCH_PARAM_*
 _SIGNATURES: dict[str, list[Any]] = {
     "hipInit": [c_uint],
     "hipGetDeviceCount": [POINTER(c_int)],
+    "hipGetDevice": [POINTER(c_int)],
+    "hipSetDevice": [c_int],
     "hipModuleLoadData": [POINTER(c_void_p), c_char_p],
     "hipModuleUnload": [c_void_p],
     "hipModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
@@ -52,6 +54,10 @@ class Hip:
     def is_virtual(self) -> bool:
         """Whether this runtime is the virtual GPU's."""
         return self._detail is not None
+
+    def address(self, name: str) -> int:
+        """Of a HIP function, for native code."""
+        return int(ctypes.cast(self._functions[name], c_void_p).value or 0)
 
     def call(self, name: str, *args: Any) -> None:
         """Call a HIP function. Raises HipError."""
@@ -111,6 +117,11 @@ def _torch_library() -> Path:
             if file.name.startswith("libamdhip64.so"):
                 return file
     return Path(torch.__file__).parent / "lib" / "libamdhip64.so"
+
+
+def raw_stream(index: int) -> int:
+    """The handle of torch's current stream of a GPU."""
+    return int(torch.cuda.current_stream(index).cuda_stream)
 
 
 def indexed(device: torch.device) -> torch.device:

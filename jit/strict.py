@@ -44,6 +44,10 @@ def may_build() -> bool:
     return bool(_wanted) or settings.text("RFOPS_JIT") != "0"
 
 
+def is_frozen() -> bool:
+    return _mode != "off"
+
+
 def check_build(missing: str, command: str) -> None:
     """Called before every build. Raises JitDisabled."""
     if not may_build():

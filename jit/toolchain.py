@@ -17,6 +17,8 @@ import json
 import os
 import shlex
 import shutil
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -115,8 +117,13 @@ def usable(kind: str, target: str) -> list[Toolchain]:
             return [choose(kind, target)]
         log.get().debug("no compiler for %s: using what the cache has for it", target)
         return recorded(kind)
-    known = [found for found, _ in survey(kind, target, ask=False) if found is not None]
-    return [*known[:1], *recorded(kind)]
+    return known(kind, target)
+
+
+def known(kind: str, target: str) -> list[Toolchain]:
+    """The compiler that would build, if it is known already, and those recorded: no process."""
+    found = [chosen for chosen, _ in survey(kind, target, ask=False) if chosen is not None]
+    return [*found[:1], *recorded(kind)]
 
 
 def recorded(kind: str) -> list[Toolchain]:
@@ -143,6 +150,21 @@ def note_built(kind: str, toolchain: Toolchain) -> None:
             file.touch()
         else:
             write_atomic(file, json.dumps(body, indent=1))
+
+
+def python_headers(what: str) -> Path:
+    """The folder of Python.h. Raises ToolchainNotFound."""
+    scheme = sysconfig.get_default_scheme()
+    # Debian's scheme names a folder that has no headers.
+    folder = sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
+    if not (Path(folder) / "Python.h").is_file():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise ToolchainNotFound(
+            what,
+            [f"{folder}/Python.h: not found"],
+            f"Install the headers of this Python (on Debian: apt install python{version}-dev).",
+        )
+    return Path(folder)
 
 
 # hipcc takes its clang and its libraries from where these point.

@@ -10,9 +10,9 @@ from typing import Any
 from . import toolchain
 from .build import ENGINE_VERSION, Unit, device_unit
 from .cache import Artifact, damage
+from .host import host_unit
 from .manifest import Wanted
 from .spec import module_spec
-from .vgpu import host_unit
 
 
 @dataclass(frozen=True)

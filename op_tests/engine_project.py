@@ -228,4 +228,5 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vgpu_path: Path) ->
     monkeypatch.setenv("RFOPS_HIPCC", str(made.hipcc))
     monkeypatch.setenv("RFOPS_HIP_LIBRARY", str(vgpu_path))
     monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx950")
+    monkeypatch.setenv("RFOPS_LAUNCHER", "ctypes")  # test_engine_dispatch.py has the native one
     return made

@@ -279,7 +279,7 @@ class FakeRocm:
             "current_device": lambda: 0,
             "device": self.device,
             "get_device_properties": lambda i: SimpleNamespace(gcnArchName=names[i]),
-            "current_stream": lambda: SimpleNamespace(cuda_stream=self.stream.value or 0),
+            "current_stream": lambda _=None: SimpleNamespace(cuda_stream=self.stream.value or 0),
         }
         monkeypatch.setattr(torch.version, "hip", "7.0")
         for name, fake in fakes.items():

@@ -14,9 +14,9 @@ import rfops
 from rfops.jit import cpu, ninja
 from rfops.jit.cache import Artifact
 from rfops.jit.files import cache_root
+from rfops.jit.host import build_host
 from rfops.jit.spec import load_config, module_spec
 from rfops.jit.toolchain import host_toolchain
-from rfops.jit.vgpu import build_host
 
 SOURCES = {
     "lib/one.cpp": '#include "shared.h"\nextern "C" int one() { return kOne; }\n',

@@ -13,11 +13,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rfops.jit import RfopsError, compiled_ops, manifest, paths, resources, strict
+from rfops.jit import (
+    RfopsError,
+    compiled_ops,
+    launcher,
+    manifest,
+    paths,
+    resources,
+    strict,
+    toolchain,
+)
 from rfops.jit.build import build_device
+from rfops.jit.host import build_host
 from rfops.jit.manifest import Wanted
 from rfops.jit.spec import ARCHS, ModuleSpec, load_config, module_spec
-from rfops.jit.vgpu import build_host
 
 _FAILURE_LINES = 20  # of a failed build; its log has them all
 
@@ -108,11 +117,21 @@ def _wanted(options: argparse.Namespace) -> Iterator[Wanted]:
     for name in options.modules:
         if name not in known:
             raise ValueError(f"no op uses a module {name!r}; modules: {', '.join(known)}")
-    for name in () if options.manifest else options.modules or (ops if ours else known):
+    default = [*ops, *_launcher()] if ours else known
+    for name in () if options.manifest else options.modules or default:
         spec = module_spec(name, config)
         if options.modules and spec.kind == "device" and not set(archs) & set(spec.archs):
             spec.require_arch(archs[0])
         yield from variants(spec, archs, defines)
+
+
+def _launcher() -> list[str]:
+    """The native launcher's module, where it can be built at all."""
+    try:
+        toolchain.python_headers(launcher.MODULE)
+    except RfopsError:
+        return []
+    return [launcher.MODULE]
 
 
 def variants(

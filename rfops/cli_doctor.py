@@ -88,6 +88,7 @@ def _cache() -> dict[str, Any]:
         "read": [str(root) for root in roots[1:]],
         "entries": entries,
         "virtual_gpu": vgpu,
+        "launcher": any(next(root.glob("host/launcher/*/meta.json"), None) for root in roots),
         "compilers": [t.headline for kind in ("device", "host") for t in toolchain.recorded(kind)],
     }
 
@@ -142,6 +143,7 @@ def _text(record: dict[str, Any]) -> str:
     lines.append(f"cache: {cache['path']} ({state}, {resources.megabytes(cache['free'])} free)")
     lines += [f"  read only behind it: {path}" for path in cache["read"]]
     lines.append(f"  entries: {counts}")
+    lines.append(f"launches: {'native' if cache['launcher'] else 'ctypes, until it is built'}")
     free = resources.megabytes(record["free_memory"])
     lines.append(f"compilers at once: {record['jobs']} ({free} of memory free)")
     lines.append("settings in force:")
