@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import failures, log, manifest, paths, strict, toolchain
+from . import log, manifest, paths, strict, toolchain
 from .cache import Artifact, Contents, Roots, Shelf
-from .compile import files_read, run_units
 from .errors import BuildError, ConfigError
 from .files import digest
 from .manifest import Wanted
@@ -159,6 +158,8 @@ def obtain(
         if found is not None:
             manifest.record(wanted)
             return found
+    from . import failures  # what only a cold start needs is imported by it
+
     strict.check_build(str(wanted), wanted.command)
     unit = unit_by(toolchain.choose(*target, again=True))
     before = failures.last(unit.shelf, unit.build_key)
@@ -176,6 +177,8 @@ def obtain(
 
 
 def _attempts(unit: Unit, make: Callable[[Unit, Contents], Artifact | None]) -> Artifact:
+    from . import failures
+
     read: Contents = {}
     try:
         for _ in range(ATTEMPTS):
@@ -193,6 +196,8 @@ def _compile_device(
     unit: Unit, title: str, about: dict[str, Any], before: Contents
 ) -> Artifact | None:
     """Build once; None if a source changed meanwhile."""
+    from .compile import files_read, run_units
+
     with unit.shelf.stage(unit.build_key) as stage:
         seconds = run_units([unit], title, stage)
         read, sure = files_read(unit, stage, before)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import shutil
 import time
 import uuid
@@ -247,7 +246,7 @@ class Shelf:
         )
 
     def _stage_prefix(self, build_key: str) -> str:
-        return f".stage-{digest(platform.node().encode())[:8]}-{build_key[:16]}-"
+        return f".stage-{digest(os.uname().nodename.encode())[:8]}-{build_key[:16]}-"
 
     @contextlib.contextmanager
     def stage(self, build_key: str) -> Iterator[Path]:

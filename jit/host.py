@@ -10,7 +10,6 @@ from pathlib import Path
 from . import cpu, log
 from .build import Command, Unit, include_flags, make_meta, obtain, roots_of, template
 from .cache import Artifact, Contents, Shelf
-from .compile import files_read, run_units
 from .errors import ConfigError
 from .manifest import Wanted
 from .spec import ModuleSpec
@@ -81,6 +80,8 @@ def build_host(spec: ModuleSpec) -> Artifact:
 
 def _build_once(spec: ModuleSpec, library: Unit, before: Contents) -> Artifact | None:
     """Compile the objects that are not cached, link; None if a source changed meanwhile."""
+    from .compile import files_read, run_units
+
     title = f"{spec.title or spec.name}, once"
     objects = [_object_unit(spec, library.toolchain, source) for source in spec.sources()]
     found = {unit.output: unit.shelf.find(unit.build_key, report=True) for unit in objects}

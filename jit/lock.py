@@ -10,7 +10,6 @@ import errno
 import fcntl
 import json
 import os
-import platform
 import threading
 import time
 from collections.abc import Iterator
@@ -48,7 +47,7 @@ def hold(file: Path, what: str, timeout: int | None = None) -> Iterator[bool]:
     with _guard:
         mine = _threads.setdefault(file, threading.Lock())
     while not mine.acquire(timeout=deadline.nap()):
-        deadline.check({"pid": os.getpid(), "host": platform.node(), "thread": "another"})
+        deadline.check({"pid": os.getpid(), "host": os.uname().nodename, "thread": "another"})
     try:
         stream = _open_locked(file, deadline)
         try:
@@ -78,7 +77,7 @@ def _open_locked(file: Path, deadline: _Deadline) -> IO[bytes] | None:
             continue
         if _same_file(stream, file):
             stream.truncate(0)
-            mine = {"pid": os.getpid(), "host": platform.node(), "since": time.time()}
+            mine = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.time()}
             with contextlib.suppress(OSError):  # a full disk: the lock works without a text
                 stream.write(json.dumps(mine).encode())
                 stream.flush()

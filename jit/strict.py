@@ -1,11 +1,18 @@
-"""When nothing may be built: RFOPS_JIT=0 for a process, `freeze` for what comes after warm-up."""
+"""When nothing may be built: RFOPS_JIT=0 for a process, `freeze` for what comes after warm-up.
+
+RFOPS_JIT=0 is about the kernels of rfops, of HIP and of Triton; frozen is every Triton kernel, also
+those that torch.compile makes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.abc
 import importlib.util
+import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 from . import log, settings
@@ -48,9 +55,9 @@ def is_frozen() -> bool:
     return _mode != "off"
 
 
-def check_build(missing: str, command: str) -> None:
-    """Called before every build. Raises JitDisabled."""
-    if not may_build():
+def check_build(missing: str, command: str, ours: bool = True) -> None:
+    """Called before every build; RFOPS_JIT is about `ours`. Raises JitDisabled."""
+    if ours and not may_build():
         raise JitDisabled("RFOPS_JIT=0 forbids building", missing, command)
     if _wanted or _mode == "off":
         return
@@ -59,29 +66,58 @@ def check_build(missing: str, command: str) -> None:
     log.get().warning("built after rfops.freeze(): %s; prebuild: %s", missing, command)
 
 
+# ---------------------------------------------------------------- Triton
+
+_TRITON = "triton.compiler.compiler"
+
+
 def watch_triton() -> None:
-    """Ask check_build before Triton compiles, if Triton is installed. Imports it."""
-    if importlib.util.find_spec("triton") is not None:
-        _watch_triton()
+    """Ask check_build before Triton compiles: from now on if it is imported, else from then on."""
+    if _TRITON in sys.modules:
+        _watch(sys.modules[_TRITON])
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
 
 
-@functools.cache
-def _watch_triton() -> None:
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing but Triton's compiler, and watches it as soon as it is imported."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != _TRITON:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _watch(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _watch(compiler: ModuleType) -> None:
     # Triton's hooks run on hits of its disk cache too; IR is made for a compile only.
-    from triton.compiler import compiler
-
     for source in (compiler.ASTSource, compiler.IRSource):
-        source.make_ir = _checked(source.make_ir)
+        if not hasattr(source.make_ir, "__wrapped__"):
+            source.make_ir = _checked(source.make_ir)
 
 
 def _checked(make_ir: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make_ir)
     def checked(source: Any, target: Any, *rest: Any, **more: Any) -> Any:
-        arch = getattr(target, "arch", target)
+        kernel = getattr(getattr(source, "fn", None), "fn", None)
         check_build(
-            f"Triton's kernel {source.name} for {arch}",
+            f"Triton's kernel {source.name} for {getattr(target, 'arch', target)}",
             "a run that uses it without RFOPS_JIT=0 and before rfops.freeze()",
+            ours=getattr(kernel, "__module__", "").startswith("rfops."),
         )
         return make_ir(source, target, *rest, **more)
 
     return checked
+
+
+if settings.raw("RFOPS_JIT") == "0":
+    watch_triton()

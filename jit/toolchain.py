@@ -18,7 +18,6 @@ import os
 import shlex
 import shutil
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -154,6 +153,8 @@ def note_built(kind: str, toolchain: Toolchain) -> None:
 
 def python_headers(what: str) -> Path:
     """The folder of Python.h. Raises ToolchainNotFound."""
+    import sysconfig
+
     scheme = sysconfig.get_default_scheme()
     # Debian's scheme names a folder that has no headers.
     folder = sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]

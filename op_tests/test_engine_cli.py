@@ -102,7 +102,7 @@ def test_build_everything_needs_no_gpu(tmp_path: Path, vgpu_path: Path) -> None:
     assert "mxfp8_gemv gfx950" in out and ": built" in out
     count = len(list(tmp_path.glob("v1/gfx950/mxfp8_gemv/*/meta.json")))
     assert f"{count} of {count} in " in out and count > 1
-    again = good("build", "--arch", "gfx950", **env)
+    again = good("build", "mxfp8_gemv", "--arch", "gfx950", **env)
     assert ": built" not in again and again.count(": cached") == count
 
 
@@ -119,6 +119,11 @@ def test_build_refuses(arguments: tuple[str, ...], message: str) -> None:
     assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
 
 
+def test_build_without_names_builds_the_launcher_too(vgpu_path: Path) -> None:
+    out = good("build", "--arch", "gfx950")
+    assert re.search(r"^\[1/\d+\] launcher host: (built|cached)$", out, re.M), out
+
+
 def test_build_reports_failures(tmp_path: Path) -> None:
     """A compiler that knows the architecture and then fails."""
     broken = tmp_path / "hipcc"
@@ -127,7 +132,9 @@ def test_build_reports_failures(tmp_path: Path) -> None:
         f"*) echo no room left >&2; exit 1;; esac\n# not {zig()}\n"
     )
     broken.chmod(0o755)
-    done = rfops("build", RFOPS_HIPCC=str(broken), RFOPS_CACHE_DIR=str(tmp_path / "cache"))
+    done = rfops(
+        "build", "mxfp8_gemv", RFOPS_HIPCC=str(broken), RFOPS_CACHE_DIR=str(tmp_path / "cache")
+    )
     assert done.returncode == 1 and "0 of " in done.stdout
     assert "no room left" in done.stderr and "build failed" in done.stderr
 

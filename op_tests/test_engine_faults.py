@@ -202,7 +202,7 @@ def small_disk(place: Path, size: str) -> Iterator[None]:
 def test_a_full_disk(project: Project, monkeypatch: pytest.MonkeyPatch, filled: int) -> None:
     """At different points of a build; with room again, the next one succeeds."""
     project.build()  # the compiler is known, as that must be kept somewhere too
-    with small_disk(project.root / "small", "64k"):
+    with small_disk(project.root / "small", "256k"):
         monkeypatch.setenv("RFOPS_CACHE_DIR", str(project.root / "small"))
         place = project.root / "small" / "v1"
         place.mkdir()

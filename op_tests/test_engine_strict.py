@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,12 +169,39 @@ def test_frozen_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gfx950: 
             run_triton(add, 128)
         monkeypatch.setenv("RFOPS_JIT", "0")
         rfops.freeze("off")
+        run_triton(add, 128)  # not a kernel of rfops: RFOPS_JIT says nothing of it
+        monkeypatch.setattr(add.fn, "__module__", "rfops.triton.add")
         with pytest.raises(rfops.JitDisabled, match="RFOPS_JIT=0"):
-            run_triton(add, 128)
+            run_triton(add, 256)
         monkeypatch.delenv("RFOPS_JIT")
-        run_triton(add, 128)
+        run_triton(add, 256)
     finally:
         rfops.vgpu.deactivate_triton()
+
+
+TRITON_LATER = """
+import os, sys
+import rfops
+from rfops.jit import strict
+assert "triton.compiler.compiler" not in sys.modules
+if not os.environ.get("RFOPS_JIT"):
+    rfops.freeze("error")
+import triton.compiler
+compiler = sys.modules["triton.compiler.compiler"]
+assert hasattr(compiler.ASTSource.make_ir, "__wrapped__"), "Triton is not watched"
+assert not any(isinstance(finder, strict._Finder) for finder in sys.meta_path)
+print("watched")
+"""
+
+
+@pytest.mark.parametrize("jit", ["", "0"])
+def test_triton_is_watched_when_it_is_imported_later(jit: str) -> None:
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-c", TRITON_LATER], capture_output=True, text=True, check=False,
+        env={**os.environ, "RFOPS_JIT": jit},
+    )  # fmt: skip
+    assert done.stdout == "watched\n", done.stderr
 
 
 # ---------------------------------------------------------------- manifest
