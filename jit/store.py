@@ -169,7 +169,7 @@ def collect(max_bytes: int) -> Collected:
         whole = folder.name == "zig" or _meta(folder) is not None
         if whole and (done.kept <= max_bytes or not size):
             continue
-        if _remove(root, folder):
+        if _remove(root, folder, whole):
             done.freed, done.removed = done.freed + size, done.removed + 1
             done.kept -= size
         else:
@@ -186,18 +186,19 @@ def _last_use(folder: Path) -> float:
         return 0.0
 
 
-def _remove(root: Path, folder: Path) -> bool:
+def _remove(root: Path, folder: Path, whole: bool) -> bool:
+    """Unless it is in use; nobody can use what is damaged."""
     if folder.name == "zig":  # zig's own: nobody says when it is in use
         if _age(folder / "tmp") < _HOUR:
             return False
         shutil.rmtree(folder, ignore_errors=True)
         return True
     with lock.unused(root, folder.name) as unused:
-        if unused:
+        if unused or not whole:
             gone = folder.with_name(f".gone-{uuid.uuid4().hex}")  # at once for whoever looks
             folder.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
-        return unused
+        return unused or not whole
 
 
 def _age(place: Path) -> float:

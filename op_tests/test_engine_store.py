@@ -214,6 +214,13 @@ def test_leftovers_and_damage_go_at_any_size(four: Project) -> None:
     assert not list(four.shelf.glob(".stage*")) and not list(four.shelf.glob(".gone*"))
 
 
+def test_damage_goes_even_where_it_was_used(project: Project) -> None:
+    project.build(BIAS=1)
+    next(project.shelf.glob("*/meta.json")).unlink()
+    assert store.collect(1 << 40).removed == 1
+    assert project.build(BIAS=1) == "built"
+
+
 def test_a_cache_that_is_not_there(project: Project) -> None:
     assert store.collect(0) == store.Collected()
 
