@@ -156,10 +156,17 @@ def size_of(folder: Path) -> int:
 
 def collect(max_bytes: int) -> Collected:
     """Remove what was used longest ago until the cache is no larger, and all that is damaged or
-    left over. What a process on this machine uses, or is building, stays."""
+    left over. What a process uses, or is building, stays. Raises ConfigError."""
     root, done = cache_root(), Collected()
     if not root.is_dir():
         return done
+    try:
+        return _collect(root, done, max_bytes)
+    except OSError as error:
+        raise ConfigError(f"cannot clean up {root}: {error}") from error
+
+
+def _collect(root: Path, done: Collected, max_bytes: int) -> Collected:
     shelves = [index.parent for index in root.glob("*/*/index")]
     for shelf in shelves:
         _sweep_leftovers(shelf, done)

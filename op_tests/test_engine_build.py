@@ -179,8 +179,10 @@ def test_flags_from_the_environment_stay_out(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """hipcc would append them, and the key would not know."""
-    project.write_hipcc(before="assert 'HIPCC_COMPILE_FLAGS_APPEND' not in os.environ")
-    monkeypatch.setenv("HIPCC_COMPILE_FLAGS_APPEND", "-DRFOPS_BIAS=9")
+    names = ["HIPCC_COMPILE_FLAGS_APPEND", "CPATH", "CPLUS_INCLUDE_PATH", "CCC_OVERRIDE_OPTIONS"]
+    project.write_hipcc(before=f"assert not set({names}) & set(os.environ)")
+    for name in names:
+        monkeypatch.setenv(name, "-DRFOPS_BIAS=9")
     assert torch.equal(project.run(project.op()), DOUBLED)
 
 
