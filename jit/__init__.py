@@ -15,6 +15,7 @@ from .errors import (
 from .plans import Plans
 from .signature import f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from .strict import freeze
+from .triton_builds import watch_if_set
 from .vgpu import vgpu_library
 
 __all__ = [
@@ -45,3 +46,5 @@ __all__ = [
     "u64",
     "vgpu_library",
 ]
+
+watch_if_set()

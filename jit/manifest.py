@@ -47,14 +47,29 @@ class Wanted:
         return {"module": self.module, "arch": self.arch, "defines": dict(self.defines), **place}
 
 
+@dataclass(frozen=True)
+class TritonWanted:
+    """A Triton kernel of rfops as Triton itself describes what it compiled."""
+
+    kernel: str  # "module:name"
+    arch: str
+    data: str
+
+    def __str__(self) -> str:
+        return f"{self.kernel} {self.arch} (Triton)"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"triton": self.kernel, "arch": self.arch, "data": json.loads(self.data)}
+
+
 def defines_of(defines: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(defines.items()))
 
 
-_recorded: set[tuple[Path, Wanted]] = set()
+_recorded: set[tuple[Path, Wanted | TritonWanted]] = set()
 
 
-def record(wanted: Wanted) -> None:
+def record(wanted: Wanted | TritonWanted) -> None:
     """Add it to the manifest; the processes of a run share one file. A run does not fail of it."""
     file = settings.path("RFOPS_RECORD_MANIFEST")
     if file is None or (file, wanted) in _recorded:
@@ -72,7 +87,7 @@ def record(wanted: Wanted) -> None:
         log.get().warning("cannot record into %s: %s", file, error)
 
 
-def load(file: Path) -> list[Wanted]:
+def load(file: Path) -> list[Wanted | TritonWanted]:
     """The entries of a manifest. Raises ConfigError naming the file and the place."""
     try:
         body = json.loads(file.read_text(encoding="utf-8"))
@@ -86,9 +101,11 @@ def load(file: Path) -> list[Wanted]:
     return [_entry(f"{file}: entries[{at}]", entry) for at, entry in enumerate(entries)]
 
 
-def _entry(where: str, entry: object) -> Wanted:
+def _entry(where: str, entry: object) -> Wanted | TritonWanted:
     if not isinstance(entry, dict):
         raise ConfigError(f"{where}: expected an object, got {entry!r:.60}")
+    if "triton" in entry:
+        return _triton_entry(where, entry)
     module, arch = entry.get("module"), entry.get("arch")
     defines, config = entry.get("defines", {}), entry.get("config")
     if not isinstance(module, str) or not module:
@@ -102,3 +119,14 @@ def _entry(where: str, entry: object) -> Wanted:
         place = paths.COMPILER_CONFIG if config is None else Path(config)
         return Wanted(module, arch, defines_of(defines), place)
     raise ConfigError(f"{where}.config: expected a path, got {config!r:.60}")
+
+
+def _triton_entry(where: str, entry: dict[str, Any]) -> TritonWanted:
+    kernel, arch, data = entry["triton"], entry.get("arch"), entry.get("data")
+    if not isinstance(kernel, str) or ":" not in kernel:
+        raise ConfigError(f"{where}.triton: expected module:name, got {kernel!r:.60}")
+    if arch not in ARCHS:
+        raise ConfigError(f"{where}.arch: expected one of {', '.join(ARCHS)}")
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}.data: expected an object, got {data!r:.60}")
+    return TritonWanted(kernel, arch, json.dumps(data, sort_keys=True))

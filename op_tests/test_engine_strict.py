@@ -182,14 +182,14 @@ def test_frozen_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gfx950: 
 TRITON_LATER = """
 import os, sys
 import rfops
-from rfops.jit import strict
+from rfops.jit import triton_builds
 assert "triton.compiler.compiler" not in sys.modules
 if not os.environ.get("RFOPS_JIT"):
     rfops.freeze("error")
 import triton.compiler
 compiler = sys.modules["triton.compiler.compiler"]
 assert hasattr(compiler.ASTSource.make_ir, "__wrapped__"), "Triton is not watched"
-assert not any(isinstance(finder, strict._Finder) for finder in sys.meta_path)
+assert not any(isinstance(finder, triton_builds._Finder) for finder in sys.meta_path)
 print("watched")
 """
 
@@ -225,6 +225,54 @@ def test_a_run_is_recorded_and_replayed(
     monkeypatch.setenv("RFOPS_JIT", "0")
     assert {project.build(BIAS=b) for b in (1, 2, 3)} == {"found"}
     assert not project.op().build("gfx942").fresh
+
+
+TRITON_KERNEL = """
+import triton, triton.language as tl
+@triton.jit
+def twice(x, out, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, 2 * tl.load(x + at, at < n), at < n)
+"""
+TRITON_RUN = """
+import sys, torch, rfops
+rfops.__path__.append(sys.argv[1])
+rfops.vgpu.activate_triton("gfx950")
+from rfops.manifest_kernel import twice
+x, out = torch.arange(8, dtype=torch.float32), torch.empty(8)
+twice[(1,)](x, out, 8, BLOCK=16)
+assert torch.equal(out, 2 * x)
+"""
+
+
+@pytest.mark.sweep  # 4 processes with Triton
+def test_triton_kernels_are_recorded_and_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded by one process, built by a second into an empty cache, run by a third."""
+    pytest.importorskip("triton")
+    from rfops import cli
+
+    (tmp_path / "manifest_kernel.py").write_text(TRITON_KERNEL)
+    file = tmp_path / "m.json"
+
+    def run(cache: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", TRITON_RUN, str(tmp_path)], capture_output=True, text=True,
+            env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path / cache), **env}, check=False,
+        )  # fmt: skip
+
+    first = run("first", RFOPS_RECORD_MANIFEST=str(file))
+    assert first.returncode == 0, first.stderr
+    entries = [str(entry) for entry in manifest.load(file)]
+    assert "rfops.manifest_kernel:twice gfx950 (Triton)" in entries
+    assert "JitDisabled" in run("second", RFOPS_JIT="0").stderr
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "second"))
+    monkeypatch.setattr(rfops, "__path__", [*rfops.__path__, str(tmp_path)])
+    build = ["build", "rfops.manifest_kernel:twice", "--manifest", str(file)]
+    assert cli.main(build) == 0
+    third = run("second", RFOPS_JIT="0")
+    assert third.returncode == 0, third.stderr
 
 
 def test_a_manifest_that_cannot_be_written_stops_nothing(

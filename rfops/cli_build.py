@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rfops.jit import (
+    BuildError,
     RfopsError,
     compiled_ops,
     launcher,
@@ -25,9 +26,10 @@ from rfops.jit import (
 )
 from rfops.jit.build import build_device
 from rfops.jit.host import build_host
-from rfops.jit.manifest import Wanted
+from rfops.jit.manifest import TritonWanted, Wanted
 from rfops.jit.spec import ARCHS, ModuleSpec, load_config, module_spec
 
+Entry = Wanted | TritonWanted
 _FAILURE_LINES = 20  # of a failed build; its log has them all
 
 
@@ -56,14 +58,15 @@ def run(options: argparse.Namespace) -> int:
     if options.jobs < 0:
         raise ValueError(f"-j {options.jobs}: expected 1 or more, or 0 for as many as fit")
 
-    def job(entry: Wanted) -> tuple[Wanted, str, str]:
+    def job(entry: Entry) -> tuple[Entry, str, str]:
         with gate:
             return entry, *_build(entry)
 
     with strict.allowed(), progress, ThreadPoolExecutor(max_workers=workers) as pool:
-        hosts = [entry for entry in wanted if entry.arch == "host"]  # parallel in themselves
-        devices = [entry for entry in wanted if entry.arch != "host"]
-        for entry, state, failure in _chain(map(job, hosts), pool.map(job, devices)):
+        # Host libraries are parallel in themselves, Triton has one driver for the process.
+        alone = [e for e in wanted if e.arch == "host" or isinstance(e, TritonWanted)]
+        devices = [entry for entry in wanted if entry not in alone]
+        for entry, state, failure in _chain(pool.map(job, devices), map(job, alone)):
             progress.show(str(entry), state)
             failures += [failure] if failure else []
     for failure in dict.fromkeys(failures):
@@ -75,13 +78,15 @@ def run(options: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def _chain(*parts: Iterable[tuple[Wanted, str, str]]) -> Iterator[tuple[Wanted, str, str]]:
+def _chain(*parts: Iterable[tuple[Entry, str, str]]) -> Iterator[tuple[Entry, str, str]]:
     for part in parts:
         yield from part
 
 
-def _build(entry: Wanted) -> tuple[str, str]:
+def _build(entry: Entry) -> tuple[str, str]:
     try:
+        if isinstance(entry, TritonWanted):
+            return "built" if _build_triton(entry) else "cached", ""
         spec = module_spec(entry.module, entry.config)
         if entry.arch == "host":
             artifact = build_host(spec)
@@ -92,10 +97,25 @@ def _build(entry: Wanted) -> tuple[str, str]:
     return "built" if artifact.fresh else "cached", ""
 
 
+def _build_triton(entry: TritonWanted) -> bool:
+    """Through the virtual GPU's driver: no GPU is needed, and the cache's keys are the same."""
+    from rfops import vgpu
+    from rfops.jit import triton_builds
+
+    try:
+        vgpu.activate_triton(entry.arch)
+    except ImportError as error:
+        raise BuildError(entry.kernel, "Triton", str(error), None) from error
+    try:
+        return triton_builds.preload(entry)
+    finally:
+        vgpu.deactivate_triton()
+
+
 # ---------------------------------------------------------------- what
 
 
-def _wanted(options: argparse.Namespace) -> Iterator[Wanted]:
+def _wanted(options: argparse.Namespace) -> Iterator[Entry]:
     archs = options.arch.split(",")
     for arch in archs:
         if arch not in ARCHS:
@@ -103,10 +123,10 @@ def _wanted(options: argparse.Namespace) -> Iterator[Wanted]:
     if options.manifest is not None:
         chosen = options.modules
         for entry in manifest.load(options.manifest):
-            if (not chosen or entry.module in chosen) and entry.arch in (*archs, "host"):
+            name = entry.kernel if isinstance(entry, TritonWanted) else entry.module
+            if (not chosen or name in chosen) and entry.arch in (*archs, "host"):
                 yield entry
-        if not options.modules:
-            return
+        return
     defines = manifest.defines_of(dict(map(define, options.defines)))
     if defines and not options.modules:
         raise ValueError("-D: expected a module to build with it, got none")
@@ -118,7 +138,7 @@ def _wanted(options: argparse.Namespace) -> Iterator[Wanted]:
         if name not in known:
             raise ValueError(f"no op uses a module {name!r}; modules: {', '.join(known)}")
     default = [*ops, *_launcher()] if ours else known
-    for name in () if options.manifest else options.modules or default:
+    for name in options.modules or default:
         spec = module_spec(name, config)
         if options.modules and spec.kind == "device" and not set(archs) & set(spec.archs):
             spec.require_arch(archs[0])
