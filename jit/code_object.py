@@ -22,9 +22,19 @@ class CodeObjectError(RfopsError):
 
 
 def unbundle(data: bytes, arch: str) -> bytes:
-    """The raw ELF for `arch`: the input itself, or an entry of a clang offload bundle."""
+    """The raw ELF for `arch`: the input itself, or an entry of a clang offload bundle.
+
+    Raises CodeObjectError.
+    """
     if not data.startswith(_BUNDLE_MAGIC):
         return data
+    try:
+        return _bundled(data, arch)
+    except struct.error as error:
+        raise CodeObjectError(f"a bundle that is cut short: {error}") from error
+
+
+def _bundled(data: bytes, arch: str) -> bytes:
     count, at = struct.unpack_from("<Q", data, 24)[0], 32
     seen = []
     for _ in range(min(count, 64)):
