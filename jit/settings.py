@@ -38,6 +38,8 @@ SETTINGS = (
     Setting("RFOPS_VGPU_CHECK", "0|1|error", "0", "report what kernels do wrong; error: and fail"),
     Setting("RFOPS_VGPU_LOG", "int", "1", "how much the virtual GPU prints; 0: nothing"),
     Setting("RFOPS_HIP_LIBRARY", "path", "", "HIP runtime to load instead of the one chosen"),
+    Setting("RFOPS_CONFIGS", "path", "", "folder of your own tuned tables, read on top of rfops'"),
+    Setting("RFOPS_RECORD_UNTUNED", "path", "", "CSV file that collects untuned shapes"),
     Setting("RFOPS_LOCK_TIMEOUT", "seconds", "600", "longest wait for another process's build"),
     Setting("RFOPS_JOBS", "int", "0", "compilers at once; 0: one a core and GiB of free memory"),
     Setting("RFOPS_LAUNCHER", "auto|ctypes", "auto", "ctypes: launch without the native launcher"),

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from . import lock, toolchain
+from .build import ENGINE_VERSION
 from .cache import Roots, Shelf, damage
 from .errors import ConfigError, LockTimeout
 from .files import cache_root, cache_roots
@@ -173,7 +174,7 @@ def _collect(root: Path, done: Collected, max_bytes: int) -> Collected:
     entries = [(_last_use(f), f, size_of(f)) for f in (*_folders(root), root / "zig")]
     done.kept = size_of(root)
     for _, folder, size in sorted(entries, key=lambda entry: entry[0]):
-        whole = folder.name == "zig" or _meta(folder) is not None
+        whole = folder.name == "zig" or _is_foreign(folder) or _meta(folder) is not None
         if whole and (done.kept <= max_bytes or not size):
             continue
         if _remove(root, folder, whole):
@@ -184,6 +185,14 @@ def _collect(root: Path, done: Collected, max_bytes: int) -> Collected:
     for shelf in shelves:
         _sweep_indices(shelf)
     return done
+
+
+def _is_foreign(folder: Path) -> bool:
+    """Whether another version of the engine has made the entry: its checks are others."""
+    try:
+        return bool(json.loads((folder / "meta.json").read_bytes())["engine"] != ENGINE_VERSION)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _last_use(folder: Path) -> float:

@@ -214,6 +214,15 @@ def test_leftovers_and_damage_go_at_any_size(four: Project) -> None:
     assert not list(four.shelf.glob(".stage*")) and not list(four.shelf.glob(".gone*"))
 
 
+def test_entries_of_another_engine_are_not_damaged(project: Project) -> None:
+    Child.run(lambda: project.build(BIAS=1)).result()
+    (file,) = project.shelf.glob("*/meta.json")
+    meta = json.loads(file.read_text())
+    del meta["seal"]
+    file.write_text(json.dumps({**meta, "engine": 1}))
+    assert store.collect(1 << 40).removed == 0 and store.collect(0).removed == 1
+
+
 def test_damage_goes_even_where_it_was_used(project: Project) -> None:
     project.build(BIAS=1)
     next(project.shelf.glob("*/meta.json")).unlink()

@@ -1,10 +1,11 @@
-"""The command `rfops`: demo, build, cache, doctor, ls, profile, vgpu."""
+"""The command `rfops`: demo, build, cache, doctor, ls, profile, why, tune, vgpu."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -12,7 +13,8 @@ import torch
 
 import rfops
 from rfops import cli_build, cli_cache, cli_doctor
-from rfops.jit import RfopsError, compiled_ops, vgpu_library
+from rfops import why as why_command
+from rfops.jit import RfopsError, compiled_ops, paths, vgpu_library
 from rfops.jit.files import cache_root
 from rfops.jit.spec import ModuleSpec, load_config
 
@@ -55,6 +57,15 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--json", action="store_true", help="the record as JSON")
     profile.set_defaults(command=_profile)
 
+    reason = commands.add_parser("why", help="which kernel a call takes, and why not the others")
+    why_command.add_arguments(reason)
+    reason.set_defaults(command=why_command.run)
+
+    tune = commands.add_parser("tune", help="fill a tuned table (needs a checkout)", add_help=False)
+    tune.add_argument("family", choices=("mxfp8",), help="whose table; --help after it")
+    tune.add_argument("arguments", nargs=argparse.REMAINDER)
+    tune.set_defaults(command=_tune)
+
     vgpu = commands.add_parser("vgpu", help="the virtual GPU, for use as a HIP runtime")
     vgpu.add_argument("--path", action="store_true", required=True, help="print its library's path")
     vgpu.set_defaults(command=_vgpu)
@@ -80,6 +91,13 @@ def _profile(options: argparse.Namespace) -> int:
     return 0
 
 
+def _tune(options: argparse.Namespace) -> int:
+    script = paths.ROOT / "op_tests" / f"tune_{options.family}.py"
+    if not script.is_file():
+        raise ValueError(f"tune: {script} is not there; run it in a checkout of rfops")
+    return subprocess.run([sys.executable, str(script), *options.arguments], check=False).returncode
+
+
 def _vgpu(_options: argparse.Namespace) -> int:
     print(vgpu_library())
     return 0
@@ -93,7 +111,9 @@ def _cached(spec: ModuleSpec, arch: str) -> int:
 
 
 def _ls(_options: argparse.Namespace) -> int:
-    used = {op.module: op.kernel for op in compiled_ops()}
+    used: dict[str, str] = {}
+    for op in compiled_ops():
+        used[op.module] = f"{used[op.module]},{op.kernel}" if op.module in used else op.kernel
     rows = [("module", "kernel", "architecture", "cached variants")]
     for name, spec in load_config().items():
         archs = spec.archs if spec.kind == "device" else ("host",)

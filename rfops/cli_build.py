@@ -131,7 +131,7 @@ def _wanted(options: argparse.Namespace) -> Iterator[Entry]:
     if defines and not options.modules:
         raise ValueError("-D: expected a module to build with it, got none")
     config = options.config.absolute() if options.config else paths.COMPILER_CONFIG
-    ops = {op.module: op for op in compiled_ops()}
+    ops = dict.fromkeys(op.module for op in compiled_ops())
     ours = config == paths.COMPILER_CONFIG
     known = [*ops, *(n for n, s in load_config(config).items() if not ours or s.kind == "host")]
     for name in options.modules:
@@ -162,9 +162,10 @@ def variants(
         yield Wanted(spec.name, "host", (), spec.config)
         return
     ours = spec.config == paths.COMPILER_CONFIG and not defines
-    op = next((op for op in compiled_ops() if ours and op.module == spec.name), None)
+    ops = [op for op in compiled_ops() if ours and op.module == spec.name and op.variants]
     for arch in (arch for arch in archs if arch in spec.archs):
-        for variant in op.variants(arch) if op and op.variants else [dict(defines)]:
+        declared = [d for op in ops for d in (op.variants(arch) if op.variants else ())]
+        for variant in declared if ops else [dict(defines)]:  # two kernels may declare the same
             yield Wanted(spec.name, arch, manifest.defines_of(variant), spec.config)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import rfops
+from rfops import tuned_table
 from rfops.jit import ConfigError, resources, settings, toolchain
 from rfops.jit.files import cache_root, cache_roots
 from rfops.jit.spec import ARCHS
@@ -43,6 +44,7 @@ def examine() -> dict[str, Any]:
         "torch": torch.__version__,
         "compilers": compilers,
         "devices": {"gpus": _gpus(), "virtual": settings.raw("RFOPS_VGPU_ARCH")},
+        "tables": {family: _table(family) for family in tuned_table.FAMILIES},
         "cache": cache,
         "free_memory": resources.free_memory(),
         "jobs": 0 if wrong else resources.jobs(),
@@ -65,6 +67,16 @@ def _compilers(kind: str, target: str) -> list[dict[str, Any]]:
             return [*found, {"ok": True, "where": why, "version": chosen.headline, "path": path}]
         found.append({"ok": False, "where": why})
     return found
+
+
+def _table(family: str) -> dict[str, Any]:
+    """What a tuned table holds, and its conflicts; or why it cannot be read."""
+    try:
+        table = tuned_table.load(family)
+    except ConfigError as error:
+        return {"ok": False, "error": str(error)}
+    conflicts = [str(conflict) for conflict in table.conflicts]
+    return {"ok": True, "rows": dict(table.origins()), "conflicts": conflicts}
 
 
 def _gpus() -> list[str]:
@@ -123,6 +135,9 @@ def _problems(record: dict[str, Any]) -> list[str]:
         found.append("no GPU, and no C++ compiler to build the virtual GPU")
     if not cache["writable"] and not cached:
         found.append("the cache is not writable, and has nothing")
+    for family, table in record["tables"].items():
+        if not table["ok"]:
+            found.append(f"tuned table {family}: {table['error']}")
     return found
 
 
@@ -137,6 +152,8 @@ def _text(record: dict[str, Any]) -> str:
     gpus = [f"{i}: {name}" for i, name in enumerate(record["devices"]["gpus"])]
     virtual = f"virtual GPU {record['devices']['virtual']} (CPU tensors)"
     lines.append("devices: " + "; ".join([*gpus, virtual]))
+    for family, table in record["tables"].items():
+        lines += _table_text(family, table)
     cache = record["cache"]
     state = "writable" if cache["writable"] else "NOT writable"
     counts = ", ".join(f"{count} {arch}" for arch, count in cache["entries"].items())
@@ -151,3 +168,12 @@ def _text(record: dict[str, Any]) -> str:
     lines += [f"problem: {problem}" for problem in record["problems"]]
     lines.append("ops can run" if record["ready"] else "ops can NOT run: see above")
     return "\n".join(lines)
+
+
+def _table_text(family: str, table: dict[str, Any]) -> list[str]:
+    if not table["ok"]:
+        return [f"tuned table {family}: NOT readable: {table['error']}"]
+    origins = ", ".join(f"{count} {origin}" for origin, count in table["rows"].items())
+    count = f"{len(table['conflicts'])} conflicts"
+    head = f"tuned table {family}: {origins or 'no'} rows, {count}"
+    return [head, *(f"  conflict: {conflict}" for conflict in table["conflicts"])]

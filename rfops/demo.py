@@ -10,9 +10,12 @@ from dataclasses import dataclass
 import torch
 
 import rfops
-from rfops.gemm_mxfp8 import GemvConfig, mxfp8_gemv
+from rfops import routing
+from rfops.gemm_mxfp8_route import route
 from rfops.jit import BoundKernel, settings, vgpu_library
 from rfops.jit.toolchain import device_toolchain
+from rfops.mxfp8_gemv import GemvConfig, mxfp8_gemv
+from rfops.mxfp8_mfma import TILE_K, MfmaConfig, mxfp8_mfma
 from rfops.real_input import INSTALL, first_feed_forward, model_folder
 
 K, N = 6144, 2304  # a linear layer of a large decoder, split over eight GPUs
@@ -79,12 +82,15 @@ def _run_case(case: Case, device: torch.device, cold: bool) -> bool:
     w, w_scale = rfops.quant_mxfp8(case.w)
     args = [tensor.to(device) for tensor in (x, w, x_scale, w_scale)]
     m, (n, k) = x.shape[0], w.shape
-    config = GemvConfig.from_heuristic(m, n, k)
+    chosen = route(m, n, k, torch.bfloat16, *routing.chip(device))
     first, out = _timed(args, device)
     later, again = _timed(args, device)
-    bound = mxfp8_gemv.bind(device, config.defines(m))
-    _print_kernel(bound, config)
-    in_time = _print_build(bound, first, later, cold)
+    _say("route", f"{chosen.backend}, by the rule {chosen.rule!r}: {chosen.why}")
+    in_time = True
+    if chosen.is_hip:
+        bound = _bound(chosen.backend, device, m, n, k)
+        _print_kernel(bound)
+        in_time = _print_build(bound, first, later, cold)
     _say("launch", f"first call {first:.3f} s, later call {later:.3f} s")
     right = _print_error(case, args, out)
     same = bool(torch.equal(out, again))
@@ -100,14 +106,22 @@ def _timed(args: list[torch.Tensor], device: torch.device) -> tuple[float, torch
     return time.perf_counter() - begin, out
 
 
-def _print_kernel(bound: BoundKernel, config: GemvConfig) -> None:
+def _bound(backend: str, device: torch.device, m: int, n: int, k: int) -> BoundKernel:
+    """What the call has built and loaded, or found."""
+    if backend == "gemv":
+        return mxfp8_gemv.bind(device, GemvConfig.from_heuristic(m, n, k).defines(m))
+    config, wide = MfmaConfig.from_heuristic(m, n, k), k % TILE_K == 0
+    return mxfp8_mfma.bind(device, config.defines(m, n, k, torch.bfloat16, wide))
+
+
+def _print_kernel(bound: BoundKernel) -> None:
     meta = bound.meta
     compiler = device_toolchain(meta["arch"])
     _say("toolchain", f"{compiler.headline} ({compiler.argv[0]})")
     kind = "virtual GPU" if bound.hip.is_virtual else "a real one"
     _say("device", f"{kind}, {meta['arch']}; HIP runtime {bound.hip.path}")
-    _say("route", f"HIP kernel, variant by the heuristic: {config}")
-    _say("module", f"{meta['module']} for {meta['arch']}")
+    variant = " ".join(f"{name}={value}" for name, value in meta["defines"].items())
+    _say("module", f"{meta['module']} for {meta['arch']}, {variant}")
     _say("key", meta["key"])
     _say("resources", ", ".join(f"{name} {value}" for name, value in bound.resources.items()))
 

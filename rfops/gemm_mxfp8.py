@@ -1,141 +1,48 @@
-"""gemm_mxfp8: y = x @ w^T for OCP MX-FP8, the decode path of a linear layer (gfx950)."""
+"""gemm_mxfp8: y = x @ w^T for OCP MX-FP8, the linear layer of LLM decoding and of prefill.
+
+Guards, plans, the torch ops and the reference; gemm_mxfp8_route.py has the kernels and the choice.
+"""
 
 from __future__ import annotations
 
-import itertools
+import functools
+import threading
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
-from rfops.guards import Guard, check_layout, check_no_overlap
-from rfops.jit import compile_ops, u32
-from rfops.quant_mxfp8 import BLOCK, E8M0, E8M0_BIAS, E8M0_NAN, FP8
+from . import routing
+from .gemm_mxfp8_route import (
+    OP,
+    OUT_DTYPES,
+    Launch,
+    backend_of,
+    decide,
+    parse_config,
+    prepare,
+    supports,
+)
+from .guards import Guard, check_layout, check_no_overlap
+from .jit import settings
+from .quant_mxfp8 import BLOCK, E8M0, E8M0_BIAS, E8M0_NAN, FP8
+from .registration import must_dispatch, register
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rfops.jit import BoundKernel
-
-OP = "gemm_mxfp8"
-MAX_M = 16
 ALIGN = 16  # bytes: a lane's load
-WAVE = 64  # lanes
-CUS = 256  # compute units of an MI355X; only the heuristic's balance depends on it
-# (N, K) of linear layers that `rfops build` prepares kernels for, at every M.
-PREBUILT_SHAPES = ((2304, 6144), (6144, 2048), (1536, 6144), (6144, 1536))
 SCALE_DTYPES = tuple(dict.fromkeys((torch.uint8, E8M0)))
-
-
-@compile_ops("mxfp8_gemv", variants=lambda _arch: _prebuilt())
-def mxfp8_gemv(
-    out: torch.Tensor,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_scale: torch.Tensor,
-    n: u32,
-    k: u32,
-) -> None:
-    """csrc/mxfp8_gemv.hip: the shapes stand there; M and the config are compile-time constants."""
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-@dataclass(frozen=True)
-class GemvConfig:
-    """A variant of the kernel; its head comment says what each means."""
-
-    lanes: int  # lanes along K, 16 bytes of w each: 64, 32 or 16
-    rows: int  # rows of w that a lane sums at once
-    steps: int  # steps along K in flight at once
-    waves: int  # waves of a workgroup, side by side along K
-
-    @property
-    def tile_n(self) -> int:
-        return self.rows * WAVE // self.lanes
-
-    def defines(self, m: int) -> dict[str, int]:
-        return {
-            "M": m,
-            "LANES": self.lanes,
-            "ROWS": self.rows,
-            "STEPS": self.steps,
-            "WAVES": self.waves,
-        }
-
-    @staticmethod
-    @lru_cache(maxsize=256)
-    def from_heuristic(m: int, n: int, k: int) -> GemvConfig:
-        """What a shape without a tuned row uses: the fewest VALU slots on the busiest SIMD among
-        the variants that keep enough bytes in flight (see `_cost`)."""
-        return min(_candidates(m), key=lambda config: _cost(config, m, n, k))
-
-
-def _prebuilt() -> list[dict[str, int]]:
-    """The distinct variants of PREBUILT_SHAPES."""
-    cases = itertools.product(range(1, MAX_M + 1), PREBUILT_SHAPES)
-    pairs = [(m, GemvConfig.from_heuristic(m, n, k)) for m, (n, k) in cases]
-    return [config.defines(m) for m, config in dict.fromkeys(pairs)]
-
-
-def _candidates(m: int) -> Iterator[GemvConfig]:
-    """Variants that fit the register file: a step holds 4 VGPRs for each row of x and of w."""
-    steps = (1, 2) if m <= 4 else (1,)
-    for values in itertools.product((64, 32, 16), (4, 3, 2, 1), steps, range(1, 9)):
-        yield GemvConfig(*values)
-
-
-# The cost's unit is a VALU slot, 4 clocks of a SIMD at 2.4 GHz; in one, HBM delivers 13.3 KB.
-_BYTES_PER_SLOT = 13_333
-# 0.8 us from a load to its use. At 8 TB/s that is 6.4 MB in flight over the chip, 25 KB a CU.
-_LATENCY_SLOTS = 480
-# Dispatch: 2 clocks a wave and XCD (measured by others on MI300X), 32 CUs to an XCD, 4 SIMDs to
-# a CU: one more wave on each SIMD costs as much as 64 slots.
-_DISPATCH_SLOTS = 64
-
-
-def _cost(config: GemvConfig, m: int, n: int, k: int) -> tuple[int, int, int, int]:
-    """Order of preference: least time, be it of HBM, of the busiest SIMD's instructions, or of one
-    wave after the other, each waiting for its loads; fewest such waits; fewest rows of w on one
-    CU; fewest slots.
-
-    Slots are those of the compiled kernel: per 16 bytes of w in a lane 8 conversions and 2 for the
-    NaN scale, and per row of x 8 dot products and 4 for the block's scale; 11 per 16 bytes of x.
-    """
-    rounds = _ceil(k, config.lanes * ALIGN * config.steps * config.waves)
-    sums = config.rows * m
-    per_step = config.rows * (10 * _ceil(m, 8) + 12 * m) + 11 * m
-    per_wave = rounds * config.steps * per_step + 3 * sums + 40
-    groups = _ceil(n, config.tile_n)
-    waves_per_cu = _ceil(groups, CUS) * config.waves
-    slots = _ceil(waves_per_cu, 4) * (per_wave + _DISPATCH_SLOTS)
-
-    registers = 20 + config.steps * 5 * (m + config.rows) + sums + 8 * min(m, 8)
-    resident = 4 * min(8, 512 // registers)  # waves of a CU
-    batches = _ceil(waves_per_cu, resident)
-    chain = batches * (per_wave + rounds * _LATENCY_SLOTS)
-    time = max(slots, chain, n * k // _BYTES_PER_SLOT)
-    return time, batches * rounds, _ceil(groups, CUS) * config.tile_n, slots
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a call of one key needs: the bound kernel and its grid; no kernel if out is empty."""
+    """What a call of one key needs. `run` is None if out is empty."""
 
-    m: int
-    n: int
-    k: int
-    kernel: BoundKernel | None
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
+    shape: tuple[int, int]
+    run: Launch | None
 
 
 _PLANS: dict[tuple[object, ...], _Plan] = {}
 _MAX_PLANS = 1024
+_adding = threading.Lock()
 
 
 def gemm_mxfp8(
@@ -146,43 +53,47 @@ def gemm_mxfp8(
     dtype: torch.dtype = torch.bfloat16,
     out: torch.Tensor | None = None,
     *,
-    config: GemvConfig | None = None,
+    config: Any = None,
 ) -> torch.Tensor:
     """out[m, n] = sum_b 2^(x_scale[m, b] + w_scale[n, b] - 254) * sum_{k in b} x[m, k] * w[n, k].
 
     Parameters
     ----------
-    x : [M, K] float8_e4m3fn, M at most 16, K a multiple of 32.
+    x : [M, K] float8_e4m3fn, K a multiple of 32.
     w : [N, K] float8_e4m3fn.
     x_scale, w_scale : [M, K/32] and [N, K/32] e8m0 (uint8 or float8_e8m0fnu); 255 is NaN.
-    dtype : of the result; bfloat16.
+    dtype : of the result; bfloat16, float16 or float32.
     out : [M, N], written in place where given.
-    config : a kernel variant instead of the heuristic's.
+    config : takes that kernel in that variant, whatever the tuned table says: a GemvConfig, an
+        MfmaConfig or Triton's TritonConfig.
 
-    All tensors are contiguous, below 2 GiB and on one device (a gfx950, or the cpu: the virtual
-    GPU); x and w start at a multiple of 16 bytes. Deterministic for one config. Raises ValueError
-    for what does not fit, UnsupportedArch where there is no kernel.
+    All tensors are contiguous and on one device (a GPU, or the cpu: the virtual GPU); x and w start
+    at a multiple of 16 bytes. There is a result for every M, size and device, by the route that
+    `rfops why gemm_mxfp8` prints. Deterministic for one config. Raises ValueError for what does not
+    fit, ConfigError for a tuned table that cannot be read, and what building a kernel raises.
     """
+    if must_dispatch(x, w, x_scale, w_scale, out):
+        done = _dispatch(x, w, x_scale, w_scale, dtype, out, config)
+        if done is not None:
+            return done
     key: tuple[object, ...]
     try:
         key = (x.shape, w.shape, x_scale.shape, w_scale.shape, x.dtype, w.dtype, x_scale.dtype,
                w_scale.dtype, x.device, w.device, x_scale.device, w_scale.device, dtype,
-               config)  # fmt: skip
+               config, x.is_cpu and settings.raw("RFOPS_VGPU_ARCH"))  # fmt: skip
         if out is not None:
             key = (*key, out.shape, out.dtype, out.device)
-    except AttributeError:
-        key = ()  # not tensors: the guards say so
-    plan = _PLANS.get(key) or _add_plan(key, x, w, x_scale, w_scale, dtype, out, config)
-
-    _check_pointers(x, w, x_scale, w_scale, out)
+        plan = _PLANS.get(key)
+    except (AttributeError, TypeError):  # not tensors, not a config: the guards say so
+        key, plan = (), None
+    if plan is None:
+        plan = _add_plan(key, x, w, x_scale, w_scale, dtype, out, config)
+    else:
+        _check_pointers(x, w, x_scale, w_scale, out)
     if out is None:
-        out = torch.empty((plan.m, plan.n), dtype=dtype, device=x.device)
-    if plan.kernel is not None:
-        plan.kernel.launch(
-            grid=plan.grid,
-            block=plan.block,
-            args=(out, x, w, x_scale, w_scale, plan.n, plan.k),
-        )
+        out = torch.empty(plan.shape, dtype=dtype, device=x.device)
+    if plan.run is not None:
+        plan.run(out, x, w, x_scale, w_scale)
     return out
 
 
@@ -194,17 +105,26 @@ def _add_plan(
     w_scale: torch.Tensor,
     dtype: torch.dtype,
     out: torch.Tensor | None,
-    config: GemvConfig | None,
+    config: Any,
 ) -> _Plan:
-    m, n, k = _check(x, w, x_scale, w_scale, dtype, out)
-    config = config or GemvConfig.from_heuristic(m, n, k)
-    kernel = mxfp8_gemv.bind(device=x.device, defines=config.defines(m)) if m and n else None
-    grid = (_ceil(n, config.tile_n), 1, 1)
-    plan = _Plan(m, n, k, kernel, grid, (config.waves * WAVE, 1, 1))
-    if len(_PLANS) >= _MAX_PLANS:
-        _PLANS.pop(next(iter(_PLANS)))
-    _PLANS[key] = plan
+    m, n, k = _check(x, w, x_scale, w_scale, dtype, out, config)
+    run = None
+    if m and n:
+        arch, cu_num = routing.chip(x.device)
+        backend, config = decide(m, n, k, dtype, arch, cu_num, config)
+        run = prepare(backend, x.device, m, n, k, config, dtype)
+    plan = _Plan((m, n), run)
+    with _adding:
+        if len(_PLANS) >= _MAX_PLANS:
+            _PLANS.pop(next(iter(_PLANS)))
+        _PLANS[key] = plan
     return plan
+
+
+gemm_mxfp8.supports = supports  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- guards
 
 
 def _check(
@@ -214,24 +134,25 @@ def _check(
     w_scale: torch.Tensor,
     dtype: torch.dtype,
     out: torch.Tensor | None,
+    config: Any,
 ) -> tuple[int, int, int]:
-    guard = Guard(OP)
+    guard = Guard(OP, max_bytes=None)
     fp8 = "quantise it with rfops.quant_mxfp8 (float8_e4m3fnuz and e5m2 have other values)"
     guard.tensor("x", x, ("M", "K"), (FP8,), fp8)
     guard.tensor("w", w, ("N", "K"), (FP8,), fp8)
     m, n, k = guard.sizes["M"], guard.sizes["N"], guard.sizes["K"]
     if k == 0 or k % BLOCK:
         guard.fail("K", f"a positive multiple of {BLOCK}", f"K={k}", "pad x and w with zeros")
-    if m > MAX_M:
-        guard.fail("M", f"at most {MAX_M}", f"M={m}", f"split x into chunks of {MAX_M} rows")
     guard.sizes["K/32"] = k // BLOCK
     raw = "pass the e8m0 bytes, one per 32 elements of K"
     guard.tensor("x_scale", x_scale, ("M", "K/32"), SCALE_DTYPES, raw)
     guard.tensor("w_scale", w_scale, ("N", "K/32"), SCALE_DTYPES, raw)
-    if dtype != torch.bfloat16:
-        guard.fail("dtype", "bfloat16", str(dtype), "convert the result")
+    if dtype not in OUT_DTYPES:
+        guard.fail("dtype", "bfloat16, float16 or float32", str(dtype), "convert the result")
     if out is not None:
         guard.tensor("out", out, ("M", "N"), (dtype,), "pass one of that dtype, or none")
+    if config is not None:
+        backend_of(config)
     _check_pointers(x, w, x_scale, w_scale, out)  # here too: refuse before anything is built
     return m, n, k
 
@@ -244,14 +165,102 @@ def _check_pointers(
     out: torch.Tensor | None,
 ) -> None:
     """What can differ between two calls of one plan."""
-    check_layout(OP, "x", x, ALIGN)
-    check_layout(OP, "w", w, ALIGN)
-    check_layout(OP, "x_scale", x_scale, 1)
-    check_layout(OP, "w_scale", w_scale, 1)
+    if (
+        (x.data_ptr() | w.data_ptr()) % ALIGN
+        or not (x.is_contiguous() and w.is_contiguous())
+        or not (x_scale.is_contiguous() and w_scale.is_contiguous())
+    ):  # one test for the usual call; these say what is wrong
+        check_layout(OP, "x", x, ALIGN)
+        check_layout(OP, "w", w, ALIGN)
+        check_layout(OP, "x_scale", x_scale, 1)
+        check_layout(OP, "w_scale", w_scale, 1)
     if out is not None:
         check_layout(OP, "out", out, out.element_size())
         inputs = {"x": x, "w": w, "x_scale": x_scale, "w_scale": w_scale}
         check_no_overlap(OP, out, inputs)
+
+
+# ---------------------------------------------------------------- torch.ops.rfops
+
+
+def _config_text(config: Any) -> str:
+    return "" if config is None else f"{backend_of(config)} {routing.config_text(config)}"
+
+
+@functools.lru_cache(maxsize=256)
+def _config_of(text: str) -> Any:
+    backend, _, values = text.partition(" ")
+    return parse_config(backend, values) if text else None
+
+
+def _fp8(payload: torch.Tensor) -> torch.Tensor:
+    """The ops take bytes too: torch cannot compare float8, and its opcheck compares."""
+    return payload.view(FP8) if payload.dtype == torch.uint8 else payload
+
+
+def _functional(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype,
+    config: str,
+) -> torch.Tensor:
+    return gemm_mxfp8(_fp8(x), _fp8(w), x_scale, w_scale, dtype, config=_config_of(config))
+
+
+def _mutating(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype,
+    config: str,
+    out: torch.Tensor,
+) -> None:
+    gemm_mxfp8(_fp8(x), _fp8(w), x_scale, w_scale, dtype, out, config=_config_of(config))
+
+
+def _fake(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype,
+    config: str,
+) -> torch.Tensor:
+    return x.new_empty((x.shape[0], w.shape[0]), dtype=dtype)
+
+
+_INPUTS = "Tensor x, Tensor w, Tensor x_scale, Tensor w_scale, ScalarType dtype, str config"
+_op = register(f"gemm_mxfp8({_INPUTS}) -> Tensor", _functional, _fake)
+_op_out = register(
+    f"gemm_mxfp8_out({_INPUTS}, Tensor(a!) out) -> ()", _mutating, lambda *_args: None
+)
+
+
+def _dispatch(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype,
+    out: torch.Tensor | None,
+    config: Any,
+) -> torch.Tensor | None:
+    """The call as torch's op; None if an argument is none of a tensor, which the guards refuse."""
+    tensors = (x, w, x_scale, w_scale) if out is None else (x, w, x_scale, w_scale, out)
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+        return None
+    text = _config_text(config)
+    if out is None:
+        result: torch.Tensor = _op(x, w, x_scale, w_scale, dtype, text)
+        return result
+    _op_out(x, w, x_scale, w_scale, dtype, text, out)
+    return out
+
+
+# ---------------------------------------------------------------- reference
 
 
 def gemm_mxfp8_ref(

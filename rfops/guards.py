@@ -39,6 +39,7 @@ class Guard:
     op: str
     sizes: dict[str, int] = field(default_factory=dict)
     device: torch.device | None = None
+    max_bytes: int | None = MAX_BYTES  # of each tensor; None where a route takes any size
     _first: str = ""  # the argument that bound the device
 
     def fail(self, name: str, expected: str, got: str, way_out: str) -> NoReturn:
@@ -66,10 +67,10 @@ class Guard:
             self.fail(name, names, describe(tensor), way_out)
         self._check_device(name, tensor)
         num_bytes = tensor.numel() * tensor.element_size()
-        if num_bytes >= MAX_BYTES:
+        if self.max_bytes is not None and num_bytes >= self.max_bytes:
             self.fail(
                 name,
-                f"smaller than 2 GiB ({MAX_BYTES} bytes: the kernel's offsets are signed 32-bit)",
+                f"smaller than 2 GiB ({self.max_bytes} bytes: offsets are signed 32-bit)",
                 f"{describe(tensor)} of {num_bytes} bytes",
                 "split it and call the op on the parts",
             )
@@ -82,7 +83,7 @@ class Guard:
             if tensor.device.type not in ("cpu", "cuda"):
                 self.fail(
                     name,
-                    "on an AMD GPU (device cuda) or on the cpu (the virtual GPU)",
+                    "on a GPU (device cuda) or on the cpu (the virtual GPU)",
                     describe(tensor),
                     "move it",
                 )

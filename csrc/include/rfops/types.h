@@ -16,6 +16,7 @@ using i32 = int;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 using f32 = float;
+using f16 = _Float16;
 using bf16 = __bf16;
 
 using U32x4 = u32 __attribute__((ext_vector_type(4)));
@@ -26,6 +27,8 @@ constexpr u32 kVecBytes = 16;  // widest load or store of a lane
 
 __device__ inline u32 thread_in_group() { return __builtin_amdgcn_workitem_id_x(); }
 __device__ inline u32 group_x() { return __builtin_amdgcn_workgroup_id_x(); }
+__device__ inline u32 group_y() { return __builtin_amdgcn_workgroup_id_y(); }
+__device__ inline u32 group_z() { return __builtin_amdgcn_workgroup_id_z(); }
 
 // The number of the wave in its workgroup, as a scalar: addresses made from it stay in SGPRs.
 __device__ inline u32 wave_in_group() {

@@ -1,0 +1,180 @@
+"""The GEMV of gemm_mxfp8: HIP, M at most 16, bound by reading w (gfx950). The kernel's signature,
+its variants, which one a shape gets, what it refuses, and the launch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from rfops.guards import MAX_BYTES
+from rfops.jit import compile_ops, u32
+from rfops.quant_mxfp8 import BLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_M = 16
+ALIGN = 16  # bytes: a lane's load
+WAVE = 64  # lanes
+CUS = 256  # compute units of an MI355X; only the heuristic's balance depends on it
+# (N, K) of linear layers that `rfops build` prepares kernels for, at every M.
+PREBUILT_SHAPES = ((2304, 6144), (6144, 2048), (1536, 6144), (6144, 1536))
+
+
+@compile_ops("mxfp8_gemv", variants=lambda _arch: _prebuilt())
+def mxfp8_gemv(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    n: u32,
+    k: u32,
+) -> None:
+    """csrc/mxfp8_gemv.hip: the shapes stand there; M and the config are compile-time constants."""
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class GemvConfig:
+    """A variant of the kernel; its head comment says what each means."""
+
+    lanes: int  # lanes along K, 16 bytes of w each: 64, 32 or 16
+    rows: int  # rows of w that a lane sums at once
+    steps: int  # steps along K in flight at once
+    waves: int  # waves of a workgroup, side by side along K
+
+    def __post_init__(self) -> None:
+        if self.lanes not in (16, 32, 64) or not 1 <= self.waves <= 16:
+            raise ValueError(f"{self}: lanes are 16, 32 or 64, waves 1 to 16")
+        if self.rows < 1 or self.steps < 1:
+            raise ValueError(f"{self}: rows and steps are 1 or more")
+
+    @property
+    def tile_n(self) -> int:
+        return self.rows * WAVE // self.lanes
+
+    def defines(self, m: int) -> dict[str, int]:
+        return {
+            "M": m,
+            "LANES": self.lanes,
+            "ROWS": self.rows,
+            "STEPS": self.steps,
+            "WAVES": self.waves,
+        }
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def from_heuristic(m: int, n: int, k: int) -> GemvConfig:
+        """What a shape without a tuned row uses: the fewest VALU slots on the busiest SIMD among
+        the variants that keep enough bytes in flight (see `_cost`)."""
+        return min(_candidates(m), key=lambda config: _cost(config, m, n, k))
+
+
+def _prebuilt() -> list[dict[str, int]]:
+    """The distinct variants of PREBUILT_SHAPES."""
+    cases = itertools.product(range(1, MAX_M + 1), PREBUILT_SHAPES)
+    pairs = [(m, GemvConfig.from_heuristic(m, n, k)) for m, (n, k) in cases]
+    return [config.defines(m) for m, config in dict.fromkeys(pairs)]
+
+
+def _candidates(m: int) -> Iterator[GemvConfig]:
+    """Variants that fit the register file: a step holds 4 VGPRs for each row of x and of w."""
+    steps = (1, 2) if m <= 4 else (1,)
+    for values in itertools.product((64, 32, 16), (4, 3, 2, 1), steps, range(1, 9)):
+        yield GemvConfig(*values)
+
+
+# The cost's unit is a VALU slot, 4 clocks of a SIMD at 2.4 GHz; in one, HBM delivers 13.3 KB.
+_BYTES_PER_SLOT = 13_333
+# 0.8 us from a load to its use. At 8 TB/s that is 6.4 MB in flight over the chip, 25 KB a CU.
+_LATENCY_SLOTS = 480
+# Dispatch: 2 clocks a wave and XCD (measured by others on MI300X), 32 CUs to an XCD, 4 SIMDs to
+# a CU: one more wave on each SIMD costs as much as 64 slots.
+_DISPATCH_SLOTS = 64
+
+
+def _cost(config: GemvConfig, m: int, n: int, k: int) -> tuple[int, int, int, int]:
+    """Order of preference: least time, be it of HBM, of the busiest SIMD's instructions, or of one
+    wave after the other, each waiting for its loads; fewest such waits; fewest rows of w on one
+    CU; fewest slots.
+
+    Slots are those of the compiled kernel: per 16 bytes of w in a lane 8 conversions and 2 for the
+    NaN scale, and per row of x 8 dot products and 4 for the block's scale; 11 per 16 bytes of x.
+    """
+    rounds = _ceil(k, config.lanes * ALIGN * config.steps * config.waves)
+    sums = config.rows * m
+    per_step = config.rows * (10 * _ceil(m, 8) + 12 * m) + 11 * m
+    per_wave = rounds * config.steps * per_step + 3 * sums + 40
+    groups = _ceil(n, config.tile_n)
+    waves_per_cu = _ceil(groups, CUS) * config.waves
+    slots = _ceil(waves_per_cu, 4) * (per_wave + _DISPATCH_SLOTS)
+
+    registers = 20 + config.steps * 5 * (m + config.rows) + sums + 8 * min(m, 8)
+    resident = 4 * min(8, 512 // registers)  # waves of a CU
+    batches = _ceil(waves_per_cu, resident)
+    chain = batches * (per_wave + rounds * _LATENCY_SLOTS)
+    time = max(slots, chain, n * k // _BYTES_PER_SLOT)
+    return time, batches * rounds, _ceil(groups, CUS) * config.tile_n, slots
+
+
+def refuses(
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype = torch.bfloat16,
+    arch: str = "gfx950",
+) -> str | None:
+    """Why the kernel does not take the shape, None if it does."""
+    if arch not in mxfp8_gemv.spec.archs:
+        return f"no kernel for {arch}, only for {', '.join(mxfp8_gemv.spec.archs)}"
+    if dtype != torch.bfloat16:
+        return f"writes bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if not 1 <= m <= MAX_M:
+        return f"M={m} is not within 1 to {MAX_M}: beyond, matrix cores are better"
+    if k % BLOCK:
+        return f"K={k} is not a multiple of {BLOCK}"
+    if max(m, n) * k >= MAX_BYTES:
+        return f"an operand of {max(m, n) * k} bytes is beyond signed 32-bit offsets (2 GiB)"
+    return None
+
+
+Launch = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    None,
+]
+
+
+def prepare(
+    device: torch.device,
+    m: int,
+    n: int,
+    k: int,
+    config: GemvConfig | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Launch:
+    """Build or find the variant and load it; what comes back launches it on (out, x, w, x_scale,
+    w_scale). Raises as CompiledOp.bind."""
+    assert dtype == torch.bfloat16, "refuses() says so"
+    config = config or GemvConfig.from_heuristic(m, n, k)
+    launch = mxfp8_gemv.bind(device=device, defines=config.defines(m)).launch
+    grid, block = (_ceil(n, config.tile_n), 1, 1), (config.waves * WAVE, 1, 1)
+
+    def run(
+        out: torch.Tensor,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_scale: torch.Tensor,
+    ) -> None:
+        launch(grid, block, (out, x, w, x_scale, w_scale, n, k))
+
+    return run

@@ -1,0 +1,279 @@
+"""The matrix-core kernel of gemm_mxfp8: HIP, any M and N, one scaled MFMA per 16 x 16 x 128
+(gfx950). Its signatures, its variants, which one a shape gets, what it refuses, and the launch."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from rfops.guards import MAX_BYTES
+from rfops.jit import BoundKernel, compile_ops, u32
+from rfops.quant_mxfp8 import BLOCK
+
+ALIGN = 16  # bytes: a lane's load
+WAVE = 64  # lanes
+TILE = 16  # rows of an operand
+TILE_K = 128  # elements of K in an operand
+MAX_TILES = 4  # of 16 rows, of x or of w, of a workgroup
+CUS, XCDS, SIMDS = 256, 8, 4  # of an MI355X, SIMDs of a CU; CUs only matter to the heuristic
+MAX_GRID = 65535  # workgroups along y or z
+MAX_SPLIT = 16  # parts of K that the heuristic tries at most, of workgroups and of waves
+# The type of an out element in csrc/mxfp8_mfma.hip.
+OUT_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+# (N, K) of linear layers that `rfops build` prepares kernels for.
+PREBUILT_SHAPES = ((2304, 6144), (6144, 2048), (1536, 6144), (6144, 1536))
+PREBUILT_M = (1, 2, 4, 8, 16, 32, 64)
+
+
+@compile_ops("mxfp8_mfma")
+def mxfp8_mfma_reduce(out: torch.Tensor, partial: torch.Tensor, m: u32, n: u32) -> None:
+    """Adds up what the workgroups along K left in the workspace; only where config.split > 1."""
+
+
+@compile_ops("mxfp8_mfma", variants=lambda _arch: _prebuilt())
+def mxfp8_mfma(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    m: u32,
+    n: u32,
+    k: u32,
+) -> None:
+    """csrc/mxfp8_mfma.hip: the shapes stand there; the config is compile-time constants."""
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class MfmaConfig:
+    """A variant of the kernel; its head comment says what each means."""
+
+    m_tiles: int  # tiles of 16 rows of x of a workgroup
+    n_tiles: int  # tiles of 16 rows of w of a workgroup
+    steps: int  # tiles of 128 along K that a wave has in flight
+    waves: int  # waves of a workgroup, side by side along K
+    split: int  # workgroups along K; above 1 a second kernel adds up their sums
+
+    def __post_init__(self) -> None:
+        tiles = range(1, MAX_TILES + 1)
+        if self.m_tiles not in tiles or self.n_tiles not in tiles or self.steps not in tiles:
+            raise ValueError(f"{self}: m_tiles, n_tiles and steps are 1 to {MAX_TILES}")
+        if not 1 <= self.waves <= 16 or not 1 <= self.split <= 16:
+            raise ValueError(f"{self}: waves are 1 to 16, split is 1 to 16")
+        if self.lds_bytes > _LDS_BYTES:
+            raise ValueError(
+                f"{self}: the waves' sums take {self.lds_bytes} bytes of LDS, a CU has "
+                f"{_LDS_BYTES}; take fewer waves or tiles"
+            )
+        if 3 * self.steps * (self.m_tiles + self.n_tiles) > _MAX_LOADS:
+            raise ValueError(
+                f"{self}: more than {_MAX_LOADS} loads in flight; take fewer steps or tiles"
+            )
+        if self.registers > min(256, 512 // _ceil(self.waves, SIMDS)):
+            raise ValueError(
+                f"{self}: about {self.registers} VGPRs in each of {self.waves} waves would spill; "
+                f"take fewer waves, steps or tiles"
+            )
+
+    @property
+    def lds_bytes(self) -> int:
+        """Sums of all waves but where there is one only: 16 bytes a lane and tile."""
+        return self.waves * self.m_tiles * self.n_tiles * WAVE * 16 if self.waves > 1 else 0
+
+    @property
+    def registers(self) -> int:
+        """VGPRs, about those that the compiler takes: operands and scales in flight, sums, what a
+        step's offsets take, and 16."""
+        tiles = self.m_tiles + self.n_tiles
+        return self.steps * (9 * tiles + 2) + 4 * self.m_tiles * self.n_tiles + 16
+
+    @property
+    def workgroups_per_cu(self) -> int:
+        """At once."""
+        by_registers = min(512 // self.registers, 8) // _ceil(self.waves, SIMDS)
+        return max(1, min(by_registers, _LDS_BYTES // max(self.lds_bytes, 1)))
+
+    def defines(
+        self, m: int, n: int, k: int, dtype: torch.dtype, wide_scales: bool
+    ) -> dict[str, int | str]:
+        return {
+            "M_TILES": self.m_tiles,
+            "N_TILES": self.n_tiles,
+            "STEPS": self.steps,
+            "WAVES": self.waves,
+            "SPLIT": self.split,
+            "WIDE_SCALES": int(wide_scales),
+            "LAST_TURN": _ceil(k, TILE_K) % self.steps,
+            "SHARED_W": int(m > TILE * self.m_tiles),
+            "RAGGED_M": int(_ceil(m, TILE) % self.m_tiles != 0),
+            "RAGGED_N": int(_ceil(n, TILE) % self.n_tiles != 0),
+            "OUT": OUT_TYPES[dtype],
+        }
+
+    def grid(self, m: int, n: int) -> tuple[int, int, int]:
+        """Workgroups: one an XCD; those of the same rows of w; the rest."""
+        n_groups = _ceil(n, TILE * self.n_tiles)
+        return XCDS, _ceil(m, TILE * self.m_tiles), _ceil(n_groups, XCDS) * self.split
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def from_heuristic(m: int, n: int, k: int) -> MfmaConfig:
+        """What a shape without a tuned row uses: the least time by `_cost`."""
+        return min(_candidates(m, k), key=lambda config: _cost(config, m, n, k))
+
+
+_LDS_BYTES = 160 * 1024
+_MAX_LOADS = 63  # what vmcnt counts
+
+
+def _prebuilt() -> list[dict[str, int | str]]:
+    """The distinct variants of PREBUILT_SHAPES."""
+    found = {}
+    for m, (n, k) in itertools.product(PREBUILT_M, PREBUILT_SHAPES):
+        defines = MfmaConfig.from_heuristic(m, n, k).defines(m, n, k, torch.bfloat16, True)
+        found[tuple(defines.items())] = defines
+    return list(found.values())
+
+
+def _candidates(m: int, k: int) -> Iterator[MfmaConfig]:
+    """Variants that fit the register file, with all rows of x up to 64 in one workgroup, so that w
+    is read once for them, and beyond in as few workgroups as do, of equal size."""
+    m_groups = _ceil(m, TILE * MAX_TILES)
+    m_tiles = _ceil(_ceil(m, TILE), m_groups)
+    k_tiles = _ceil(k, TILE_K)
+    along_k = (1, 2, 3, 4, 6, 8, 12, MAX_SPLIT)
+    for values in itertools.product(range(1, MAX_TILES + 1), range(1, 5), along_k, along_k):
+        n_tiles, steps, waves, split = values
+        some_idle = split * waves > 1 and (split * waves - 1) * steps >= k_tiles
+        if some_idle or waves * m_tiles * n_tiles * 1024 > _LDS_BYTES // 2:
+            continue
+        with contextlib.suppress(ValueError):  # does not fit
+            yield MfmaConfig(m_tiles, *values)
+
+
+# Bytes a microsecond that the chip gets from HBM and from L2 (rfops/vgpu_model.py).
+_HBM, _L2 = 6.0e6, 17.0e6
+_LATENCY, _L2_LATENCY = 0.8, 0.3  # us from a load to its use
+# Bytes that a CU has on their way: each takes its place in the 32 KiB of L1. An assumption, as what
+# an L1 tracks is not published; at 8 TB/s a CU's share is 25 KB.
+_IN_FLIGHT = 32 * 1024
+_CLOCKS = 2400  # a microsecond
+_SECOND_KERNEL = 3.0  # us in a graph (published: 2 to 3)
+
+
+def _cost(config: MfmaConfig, m: int, n: int, k: int) -> tuple[float, int, int]:
+    """Microseconds: dispatch, the first load's latency, the slowest of HBM, L2, the fullest CU's
+    loads and its matrix cores, the sums' way through LDS; with split the second kernel and the
+    workspace. A wave's later turns hide most of their latency behind other waves' loads. Equal
+    costs: fewest waves, fewest VGPRs.
+    """
+    c = config
+    groups = _ceil(n, TILE * c.n_tiles) * _ceil(m, TILE * c.m_tiles) * c.split
+    busiest = _ceil(groups, CUS)  # workgroups of the fullest CU
+    turns = _ceil(_ceil(k, TILE_K), c.split * c.waves * c.steps)
+    row_bytes = min(k, turns * c.waves * c.steps * TILE_K) * 33 / 32  # of one workgroup
+    w_bytes = c.n_tiles * TILE * row_bytes
+    x_bytes = min(m, c.m_tiles * TILE) * row_bytes
+    waves_per_simd = _ceil(c.waves, SIMDS)
+    tiles = c.m_tiles * c.n_tiles * turns * c.steps * waves_per_simd
+    stream = max(
+        n * k * 33 / 32 / _HBM,
+        groups * (w_bytes + x_bytes) / _L2,
+        busiest * (w_bytes * _LATENCY + x_bytes * _L2_LATENCY) / _IN_FLIGHT,
+        busiest * tiles * 32 / _CLOCKS,
+    )
+    waits = turns * _ceil(busiest, c.workgroups_per_cu)
+    time = _LATENCY * (1 + (waits - 1) / 4) + stream
+    time += groups * c.waves * 2 / XCDS / _CLOCKS  # dispatch: 2 clocks a wave and XCD
+    time += 2 * busiest * c.lds_bytes / 128 / _CLOCKS  # written and read, 128 bytes a clock
+    if c.split > 1:
+        time += _SECOND_KERNEL + _LATENCY + 8 * c.split * m * n / _HBM
+    return time, groups * c.waves, c.registers
+
+
+def refuses(
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype = torch.bfloat16,
+    arch: str = "gfx950",
+) -> str | None:
+    """Why the kernel does not take the shape, None if it does."""
+    if arch not in mxfp8_mfma.spec.archs:
+        return f"no kernel for {arch}, only for {', '.join(mxfp8_mfma.spec.archs)}"
+    if dtype not in OUT_TYPES:
+        return f"writes {', '.join(OUT_TYPES.values())}, not {str(dtype).removeprefix('torch.')}"
+    if m < 1 or n < 1:
+        return f"M={m}, N={n}: nothing to compute"
+    if k < BLOCK or k % BLOCK:
+        return f"K={k} is not a positive multiple of {BLOCK}"
+    if TILE * MAX_TILES * k >= MAX_BYTES:
+        return f"{TILE * MAX_TILES} rows of K={k} are beyond signed 32-bit offsets (2 GiB)"
+    # Asked of the heuristic, which takes milliseconds, only where some variant's grid is too large.
+    largest = max(_ceil(m, TILE), _ceil(_ceil(n, TILE), XCDS) * MAX_SPLIT)
+    if largest > MAX_GRID and max(MfmaConfig.from_heuristic(m, n, k).grid(m, n)) > MAX_GRID:
+        return f"M={m}, N={n} need more than {MAX_GRID} workgroups in one direction"
+    return None
+
+
+Launch = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    None,
+]
+
+
+def prepare(
+    device: torch.device,
+    m: int,
+    n: int,
+    k: int,
+    config: MfmaConfig | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Launch:
+    """Build or find the variant and load it; what comes back launches it on (out, x, w, x_scale,
+    w_scale), each contiguous, x and w 16-byte aligned. Raises as CompiledOp.bind, and ValueError
+    for a config whose grid would be too large."""
+    config = config or MfmaConfig.from_heuristic(m, n, k)
+    grid, block = config.grid(m, n), (config.waves * WAVE, 1, 1)
+    m_tiles, n_tiles = _ceil(m, TILE), _ceil(n, TILE)
+    if max(grid) > MAX_GRID or (config.split > 1 and m_tiles > MAX_GRID):
+        raise ValueError(
+            f"mxfp8_mfma: {config} must need at most {MAX_GRID} workgroups in one direction for "
+            f"M={m}, N={n}, got a grid of {grid}; take more tiles or less split"
+        )
+    bytewise = config.defines(m, n, k, dtype, wide_scales=False)
+    wide = config.defines(m, n, k, dtype, wide_scales=True) if k % TILE_K == 0 else bytewise
+    main = mxfp8_mfma.bind(device, wide)
+    reduce: BoundKernel | None = None
+    if config.split > 1:
+        reduce = mxfp8_mfma_reduce.bind(device, wide)
+
+    def run(
+        out: torch.Tensor,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_scale: torch.Tensor,
+    ) -> None:
+        kernel = main
+        if (x_scale.data_ptr() | w_scale.data_ptr()) % 4 and wide is not bytewise:
+            kernel = mxfp8_mfma.bind(device, bytewise)
+        if reduce is None:
+            kernel.launch(grid, block, (out, x, w, x_scale, w_scale, m, n, k))
+            return
+        partial = torch.empty(
+            m_tiles * n_tiles * config.split * TILE * TILE, dtype=torch.float32, device=out.device
+        )
+        kernel.launch(grid, block, (partial, x, w, x_scale, w_scale, m, n, k))
+        reduce.launch((n_tiles, m_tiles, 1), (WAVE, 1, 1), (out, partial, m, n))
+
+    return run

@@ -1,0 +1,133 @@
+"""Launching a Triton kernel where its tensors live: `with on(device): kernel[grid](...)`.
+
+| device | runs on |
+|---|---|
+| cuda, torch for ROCm | that GPU |
+| cuda, torch for CUDA | that GPU |
+| cpu | the virtual GPU of RFOPS_VGPU_ARCH |
+
+Triton has one driver for the process. For the time of the block it is the one of that device,
+afterwards the one that was there before. Entering costs 40 us for the virtual GPU, 5 us otherwise,
+once a device has been used. Imports triton only inside functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+import threading
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rfops import vgpu
+from rfops.jit import hip
+
+if TYPE_CHECKING:
+    from rfops.vgpu_triton import VirtualDriver
+
+ARCHS = vgpu.ARCHS  # of AMD; NVIDIA's are written sm_90 and so on
+INSTALL = f"pip install 'triton>={'.'.join(map(str, vgpu.OLDEST_TRITON))}'"
+
+_lock = threading.RLock()  # Triton's driver is the process's, so the virtual GPU has one user
+
+
+@cache
+def missing() -> str | None:
+    """Why no Triton kernel can run in this process, in words; None if one can."""
+    if importlib.util.find_spec("triton") is None:
+        return f"triton is not installed ({INSTALL})"
+    version = vgpu._triton_version()
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < vgpu.OLDEST_TRITON:
+        return f"triton {version} is too old ({INSTALL})"
+    return None
+
+
+def arch_of(device: torch.device) -> str:
+    """gfx950, gfx942, sm_90, ... : for what a kernel on this device is compiled."""
+    if device.type == "cpu" or torch.version.hip:
+        return hip.device_arch(device)
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+@contextlib.contextmanager
+def on(device: torch.device) -> Iterator[None]:
+    """Launches in this block go to `device`. Raises as rfops.vgpu.activate_triton on the cpu."""
+    if device.type == "cpu":
+        with _lock, _on_virtual_gpu(arch_of(device)):
+            yield
+    else:
+        with torch.cuda.device(device), _on_gpu():
+            yield
+
+
+@contextlib.contextmanager
+def _on_virtual_gpu(arch: str) -> Iterator[None]:
+    from rfops import vgpu_triton
+
+    virtual, names = _virtual_driver()
+    driver = vgpu_triton.triton_driver
+    if isinstance(driver._active, vgpu_triton.VirtualDriver):
+        with _replaced(driver._active, "arch", arch):  # the user's own activation
+            yield
+        return
+    with _launcher(virtual.runtime.path), contextlib.ExitStack() as undo:
+        vars(vgpu_triton.amd_driver).update(names)
+        undo.enter_context(_replaced(virtual, "arch", arch))
+        undo.enter_context(_replaced(driver, "_active", virtual))
+        yield
+
+
+@contextlib.contextmanager
+def _on_gpu() -> Iterator[None]:
+    """Real GPUs' driver, also where the user has made the virtual GPU Triton's device."""
+    from triton.runtime import driver
+
+    active = driver._active
+    if active is None or type(active).__name__ != "VirtualDriver":
+        yield
+        return
+    with _lock, _replaced(driver, "_active", driver.default):
+        yield
+
+
+_LAUNCHER_NAMES = ("PyTDMDescriptor", "PyKernelArg", "ARG_CONSTEXPR", "ARG_KERNEL", "ARG_TUPLE")
+
+
+@cache
+def _virtual_driver() -> tuple[VirtualDriver, dict[str, Any]]:
+    """The virtual GPU's driver, made once (40 ms), and what it left in Triton's driver module."""
+    from rfops import vgpu_triton
+
+    module = vgpu_triton.amd_driver
+    library = vgpu.library_path()
+    with _launcher(library):
+        virtual = vgpu_triton.VirtualDriver(vgpu.ARCHS[0], library)
+        return virtual, {n: getattr(module, n) for n in _LAUNCHER_NAMES if hasattr(module, n)}
+
+
+@contextlib.contextmanager
+def _launcher(library: Path) -> Iterator[None]:
+    """What Triton needs for building its launcher against the virtual GPU."""
+    from rfops import vgpu_triton
+
+    build = vgpu_triton.knobs.build
+    with vgpu_triton._launcher_module(), vgpu_triton.knobs.amd.scope():
+        vgpu_triton.knobs.amd.libhip_path = str(library)
+        with _replaced(build, "impl", build.impl or vgpu_triton._build_launcher):
+            yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

@@ -1,0 +1,112 @@
+"""`rfops why`: which kernel a call takes, by which rule and row, and why not the others."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+
+import torch
+
+from . import routing
+from .jit.spec import ARCHS
+from .quant_mxfp8 import BLOCK
+from .tuned_table import Query
+
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    ops = parser.add_subparsers(required=True, metavar="op", dest="op")
+    dense = ops.add_parser("gemm_mxfp8", help="y = x @ w^T in MX-FP8")
+    dense.add_argument("--m", type=int, required=True, help="rows of x")
+    _add_common(dense, _gemm_mxfp8)
+    grouped = ops.add_parser("grouped_gemm_mxfp8", help="experts' linears of a mixture in MX-FP8")
+    grouped.add_argument("--m", type=int, required=True, help="routed rows: tokens times top_k")
+    grouped.add_argument("--e", type=int, required=True, help="experts")
+    grouped.add_argument("--top-k", type=int, required=True, help="experts of a token")
+    grouped.add_argument("--a-div", type=int, help="1 (gemm2) or top_k (gemm1, the default)")
+    grouped.add_argument("--weight", action="store_true", help="the result takes routed weights")
+    grouped.add_argument("--block-m", type=int, default=16, help="default: %(default)s")
+    _add_common(grouped, _grouped_gemm_mxfp8)
+
+
+def _add_common(parser: argparse.ArgumentParser, explain: object) -> None:
+    parser.add_argument("--n", type=int, required=True, help="rows of w, or of an expert's")
+    parser.add_argument("--k", type=int, required=True, help="the summed dimension")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="default: %(default)s")
+    parser.add_argument("--arch", default="gfx950", help="gfx950 (default), gfx942, sm_90, ...")
+    parser.add_argument("--cu-num", type=int, help="compute units; default: the arch's own")
+    parser.set_defaults(explain=explain)
+
+
+def run(options: argparse.Namespace) -> int:
+    sizes = {name: value for name, value in vars(options).items() if isinstance(value, int)}
+    for name, value in sizes.items():
+        if value < 1 and not isinstance(value, bool):
+            raise ValueError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
+    if options.k % BLOCK:
+        raise ValueError(f"--k {options.k}: expected a multiple of {BLOCK}, as the op does")
+    if not re.fullmatch(r"gfx\d\w+|sm_\d+", options.arch):
+        raise ValueError(f"--arch {options.arch}: expected gfx950, gfx942, sm_90 or the like")
+    known = routing.VIRTUAL_CUS
+    if options.cu_num is None and options.arch not in known and options.arch.startswith("gfx"):
+        raise ValueError(f"--arch {options.arch}: say --cu-num too; known are {', '.join(ARCHS)}")
+    options.cu_num = options.cu_num or known.get(options.arch, 132)
+    print(options.explain(options))
+    return 0
+
+
+def _gemm_mxfp8(options: argparse.Namespace) -> str:
+    from .gemm_mxfp8_route import BACKENDS, OP, default_config, refuses, route
+
+    m, n, k, dtype, arch = options.m, options.n, options.k, *_target(options)
+    chosen = route(m, n, k, dtype, arch, options.cu_num)
+    query = Query.of(OP, arch, options.cu_num, m=m, n=n, k=k)
+    reasons = {name: refuses(name, m, n, k, dtype, arch) for name in BACKENDS}
+    return text(query, chosen, default_config(chosen.backend, m, n, k, arch), reasons)
+
+
+def _grouped_gemm_mxfp8(options: argparse.Namespace) -> str:
+    from .grouped_gemm_mxfp8_route import (
+        BACKENDS,
+        OP,
+        Shape,
+        choose_backend,
+        default_config,
+        refuses,
+    )
+
+    a_div, m, dtype, arch = options.a_div or options.top_k, options.m, *_target(options)
+    n, k, e, weighted, block_m = options.n, options.k, options.e, options.weight, options.block_m
+    shape = Shape(m, options.top_k, block_m, a_div, n, k, e, -(-m // a_div), weighted)
+    chosen = choose_backend(shape, dtype, arch, options.cu_num)
+    query = Query.of(
+        OP, arch, options.cu_num, m=m, n=n, k=k, e=e, a_div=a_div, has_weight=weighted
+    )  # fmt: skip
+    reasons = {name: refuses(name, shape, dtype, arch) for name in BACKENDS}
+    return text(query, chosen, default_config(chosen.backend, shape, arch), reasons)
+
+
+def _target(options: argparse.Namespace) -> tuple[torch.dtype, str]:
+    return DTYPES[options.dtype], options.arch
+
+
+def text(
+    query: Query, chosen: routing.Route, default: object, refusals: Mapping[str, str | None]
+) -> str:
+    """The decision as aligned lines; `refusals` of every kernel, those that were not asked too."""
+    kind = "a HIP kernel" if chosen.is_hip else "no HIP kernel"
+    config = chosen.config or (f"its default, {default}" if default else "its own")
+    lines = [
+        ("decision", f"{chosen.backend}, {kind}"),
+        ("config", config),
+        ("rule", chosen.rule),
+        ("because", chosen.why),
+        ("row", str(chosen.row) if chosen.row else "none for this shape"),
+    ]
+    for name, reason in refusals.items():
+        if name != chosen.backend:
+            lines.append((f"not {name}", reason or chosen.refused.get(name, "comes last")))
+    width = max(len(name) for name, _ in lines)
+    return "\n".join([str(query), *(f"  {name.ljust(width)}  {value}" for name, value in lines)])
