@@ -25,8 +25,10 @@ def _storages(args: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
     for arg in args:
         if isinstance(arg, torch.Tensor) and arg.device.type == "cpu":
             yield arg.untyped_storage()
-        elif isinstance(arg, tuple):
+        elif isinstance(arg, tuple | list):
             yield from _storages(arg)
+        elif isinstance(getattr(arg, "base", None), torch.Tensor):  # Triton's TensorDescriptor
+            yield from _storages([arg.base])
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The checking mode of the virtual GPU: each planted defect is found where it is, and nothing else.
 
-A case is a piece of assembly with one defect. The line marked `// here` is the one that the finding
-must name; the same piece with its fix must give no finding at all.
+A case is a piece of assembly with one defect (vgpu_check_cases.py). The line marked `// here` is
+the one that the finding must name; the same piece with its fix must give no finding at all.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from engine_project import Project, project
-from vgpu_check_cases import BYTES, CASES, CLEAN, HERE, Case, source
+from vgpu_check_cases import BYTES, CLEAN, HERE, Case, cases, source
 from vgpu_hip import (
     ARCHS,
     ILLEGAL_ADDRESS,
@@ -25,7 +26,6 @@ from vgpu_hip import (
     SUCCESS,
     Hip,
     compile_hip,
-    pointer,
     zig,
 )
 
@@ -52,6 +52,7 @@ class Gpu:
         hip.lib.rfops_vgpu_register.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         hip.lib.rfops_vgpu_unregister.argtypes = [ctypes.c_void_p]
         hip.select(arch)
+        self.cases = cases(arch)
         self.text = source(arch).splitlines()
         self.module = hip.load(assemble("\n".join(self.text), arch, folder))
         self.out, self.input = self.allocate(), self.allocate()
@@ -97,20 +98,31 @@ class Gpu:
         return next(i for i in range(start, len(self.text)) if HERE in self.text[i]) + 1
 
 
-@pytest.fixture(scope="module", params=ARCHS)
-def gpu(
-    request: pytest.FixtureRequest, vgpu_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Gpu:
-    return Gpu(Hip(vgpu_path), request.param, tmp_path_factory.mktemp("check"))
+@pytest.fixture(scope="module")
+def gpus(vgpu_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Gpu]:
+    return cache(lambda arch: Gpu(Hip(vgpu_path), arch, tmp_path_factory.mktemp("check")))
+
+
+@pytest.fixture(params=ARCHS)
+def gpu(request: pytest.FixtureRequest, gpus: Callable[[str], Gpu]) -> Gpu:
+    return gpus(request.param)
+
+
+SPECIAL = {"far", "through_table"}  # with tests of their own
 
 
 def show(found: list[dict[str, Any]]) -> str:
     return "\n".join(str(finding) for finding in found)
 
 
-@pytest.mark.parametrize("name", CASES)
+EACH = pytest.mark.parametrize(
+    ("gpu", "name"), [(arch, name) for arch in ARCHS for name in cases(arch)], indirect=["gpu"]
+)
+
+
+@EACH
 def test_a_planted_defect_is_found_and_nothing_else(gpu: Gpu, name: str) -> None:
-    case = CASES[name]
+    case = gpu.cases[name]
     with gpu.input_of(case) as given:
         status, found = gpu.launch(name, case.waves, given)
     assert status == (ILLEGAL_ADDRESS if case.faults else SUCCESS), gpu.hip.error()
@@ -122,38 +134,37 @@ def test_a_planted_defect_is_found_and_nothing_else(gpu: Gpu, name: str) -> None
     assert finding["kernel"] == name
     assert finding["instruction"].startswith(mnemonic), show(found)
     assert finding["line"] == line and finding["file"].endswith("check.s"), show(found)
-    for words in (case.words,) if isinstance(case.words, str) else case.words:
+    for words in case.words:
         assert words in finding["detail"], show(found)
     assert finding["workgroup"] == [0, 0, 0] and finding["count"] >= 1
-    if case.lane is not None:
-        assert finding["lane"] == case.lane, show(found)
-    if case.wave is not None:
-        assert finding["wave"] == case.wave, show(found)
-    if case.address is not None:
-        assert finding["address"] == case.address(gpu.input), show(found)
+    for key, value in case.place(gpu.input).items():
+        assert finding[key] == value, show(found)
 
 
-@pytest.mark.parametrize("name", CASES)
+@EACH
 def test_the_fixed_kernel_is_clean(gpu: Gpu, name: str) -> None:
-    with gpu.input_of(CASES[name]) as given:
-        status, found = gpu.launch(name + "_fixed", CASES[name].waves, given)
+    case = gpu.cases[name]
+    with gpu.input_of(case) as given:
+        status, found = gpu.launch(name + "_fixed", case.waves, given)
     assert status == SUCCESS and not found, show(found)
 
 
-@pytest.mark.parametrize("name", [name for name in CLEAN if name != "far"])
+@pytest.mark.parametrize("name", [name for name in CLEAN if name not in SPECIAL])
 def test_what_is_right_is_not_reported(gpu: Gpu, name: str) -> None:
-    status, found = gpu.launch(name, CLEAN[name][0])
+    status, found = gpu.launch(name, CLEAN[name].waves)
     assert status == SUCCESS and not found, show(found)
 
 
-def test_a_use_after_free_names_the_freed_block(gpu: Gpu) -> None:
+@pytest.mark.parametrize("kernel", ["wait_load_fixed", "write_input"])
+def test_a_use_after_free_names_the_freed_block(gpu: Gpu, kernel: str) -> None:
     freed = gpu.allocate()
     gpu.hip.call("hipFree", ctypes.c_void_p(freed))
-    status, found = gpu.launch("wait_load_fixed", 1, given=freed)
+    status, found = gpu.launch(kernel, 1, given=freed)
     assert status == ILLEGAL_ADDRESS  # the page is gone as well
     assert [finding["kind"] for finding in found] == ["use after free"], show(found)
     assert found[0]["address"] == freed and found[0]["lane"] == 0
     assert f"{BYTES} bytes at {freed:#x} that was freed" in found[0]["detail"]
+    assert ("writes" if kernel == "write_input" else "reads") in found[0]["detail"]
 
 
 def test_a_wild_pointer_is_reported_before_it_faults(gpu: Gpu) -> None:
@@ -183,6 +194,24 @@ def test_host_memory_is_checked_once_it_is_registered(gpu: Gpu) -> None:
     assert status == SUCCESS and not found, show(found)
 
 
+def test_pointers_in_memory_are_followed(gpu: Gpu) -> None:
+    """What a kernel reaches through a pointer that it read is not the surroundings of an array."""
+    target = np.zeros(4096, np.uint8)
+    table = np.array([target.ctypes.data], np.uint64)
+    gpu.hip.rfops_vgpu_register(table.ctypes.data, table.nbytes)
+    try:
+        status, found = gpu.launch("through_table", 1, given=table.ctypes.data)
+        assert status == SUCCESS and not found, show(found)
+        gpu.hip.rfops_vgpu_register(target.ctypes.data, 100)
+        status, found = gpu.launch("through_table", 1, given=table.ctypes.data)
+        gpu.hip.rfops_vgpu_unregister(target.ctypes.data)
+    finally:
+        gpu.hip.rfops_vgpu_unregister(table.ctypes.data)
+    assert status == SUCCESS
+    assert [finding["kind"] for finding in found] == ["out of bounds"], show(found)
+    assert found[0]["address"] == target.ctypes.data + 100 and found[0]["lane"] == 25
+
+
 def test_as_errors_findings_fail_the_launch(gpu: Gpu) -> None:
     status, found = gpu.launch("wait_load", 1, level=2)
     assert status == LAUNCH_FAILURE and len(found) == 1
@@ -203,49 +232,46 @@ def test_repeats_are_counted_not_repeated(gpu: Gpu) -> None:
     assert found[0]["count"] == 4 and found[0]["wave"] == 0
 
 
-HIP_SOURCE = """
-#define __global__ __attribute__((global))
-#define __shared__ __attribute__((shared))
-
-// The sum of 256 floats; WITHOUT_BARRIER leaves one barrier of the tree out.
-extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(1, 256)))
-void sum(float* out, const float* in, int n) {
-  __shared__ float part[256];
-  const int i = __builtin_amdgcn_workitem_id_x();
-  part[i] = i < n ? in[i] : 0;
-  for (int step = 128; step; step /= 2) {
-#ifdef WITHOUT_BARRIER
-    if (step == 64) {} else
-#endif
-    { __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup"); __builtin_amdgcn_s_barrier();
-      __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup"); }
-    if (i < step) part[i] += part[i + step];
-  }
-  if (i == 0) out[0] = part[0];
-}
-"""
+DEFECTS = (Path(__file__).parent / "vgpu_check" / "defects.hip").read_text().splitlines()
+TAG = "// here: "
 
 
-SCALES = torch.full((2, 16, 2), 127, dtype=torch.uint8)
+def _compiled_defects() -> dict[str, tuple[str, int]]:
+    """Kernel: kind of the finding, line."""
+    found, kernel = {}, ""
+    for number, line in enumerate(DEFECTS, 1):
+        if line.startswith("KERNEL"):
+            kernel = line.split("(")[0].split()[-1]
+        elif TAG in line:
+            found[kernel] = (line.split(TAG)[1], number)
+    return found
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_reduction_in_lds(vgpu_path: Path, tmp_path: Path, arch: str) -> None:
-    """Compiled code with its barriers is clean; without one of them it is a race, with its line."""
+def test_defects_in_compiled_code(vgpu_path: Path, tmp_path: Path, arch: str) -> None:
+    """With their lines; the two tensors end where they end."""
     hip = Hip(vgpu_path)
-    hip.lib.rfops_vgpu_check_take.restype = ctypes.c_char_p
     hip.select(arch)
-    out, values = np.zeros(1, np.float32), np.arange(256, dtype=np.float32)
-    arguments = pointer(out), pointer(values), ctypes.c_int(200)
-    for defect in ("", "#define WITHOUT_BARRIER\n"):
-        module = hip.load(compile_hip(defect + HIP_SOURCE, arch, tmp_path))
-        before = hip.rfops_vgpu_check(1)
-        hip.launch(hip.function(module, "sum"), *arguments, block=(256,))
-        found = json.loads(hip.lib.rfops_vgpu_check_take().decode())
-        hip.rfops_vgpu_check(before)
-        assert {finding["kind"] for finding in found} == ({"LDS race"} if defect else set()), show(
-            found
-        )
+    module = hip.load(compile_hip("\n".join(DEFECTS), arch, tmp_path, "-gline-tables-only"))
+    values = np.arange(256, dtype=np.float32)
+    size = ctypes.c_size_t(values.nbytes)
+    for kernel, (kind, line) in _compiled_defects().items():
+        buffers = [ctypes.c_void_p(), ctypes.c_void_p()]
+        for buffer in buffers:
+            hip.call("hipMalloc", ctypes.byref(buffer), size)
+            hip.call("hipMemcpyHtoD", buffer, ctypes.c_void_p(values.ctypes.data), size)
+        with rfops.vgpu.check() as check:
+            hip.launch(hip.function(module, kernel), *buffers, block=(256,))
+        for buffer in buffers:
+            hip.call("hipFree", buffer)
+        # A race shows at both its ends, and may bring values that nobody had written yet.
+        found = {(finding.kind, finding.line) for finding in check.findings}
+        assert (kind, line) in found, f"{kernel}: {found}"
+        assert kind == "LDS race" or len(found) == 1, f"{kernel}: {found}"
+        assert all((f.file or "").endswith(f"kernels.{arch}.hip") for f in check.findings)
+
+
+SCALES = torch.full((2, 16, 2), 127, dtype=torch.uint8)
 
 
 def test_tensors_end_where_they_end(project: Project) -> None:
@@ -264,14 +290,22 @@ def test_tensors_end_where_they_end(project: Project) -> None:
     assert (finding.workgroup, finding.wave, finding.lane) == ((1, 0, 0), 0, 35)
     assert finding.address == short.data_ptr() + 99 * 4
     assert "reads 4 bytes" in finding.detail and finding.line is None
+    room = np.zeros(100, np.float32)  # so that what is written behind the tensor harms nobody
+    with rfops.vgpu.check() as check:
+        kernel.launch((2, 1, 1), (64, 1, 1), (torch.from_numpy(room[:80]), x, 2.0, 100))
+    (finding,) = check.findings
+    assert finding.kind == "out of bounds" and "writes 4 bytes" in finding.detail
+    assert (finding.workgroup, finding.lane) == ((1, 0, 0), 16)
     kernel.launch((2, 1, 1), (64, 1, 1), (out, short, 2.0, 100))
     with rfops.vgpu.check() as nothing:
         pass
     assert not nothing.findings
 
 
-def test_the_variable_fails_launches(project: Project) -> None:
-    text = project.python(
+@pytest.mark.parametrize("setting", ["1", "error"])
+def test_the_variable(project: Project, setting: str) -> None:
+    """Checks every launch of a process: findings on stderr, and with `error` the launch fails."""
+    process = project.start(
         """
         import rfops, torch
         kernel = project.op().bind("cpu")
@@ -279,12 +313,19 @@ def test_the_variable_fails_launches(project: Project) -> None:
         kernel.launch((1, 1, 1), (64, 1, 1), (out, x, 2.0, 64))
         try:
             kernel.launch((2, 1, 1), (64, 1, 1), (out, x, 2.0, 100))
+            print("done")
         except rfops.HipError as error:
             print("failed:", error)
         """,
-        RFOPS_VGPU_CHECK="error",
+        RFOPS_VGPU_CHECK=setting,
     )
-    assert "failed:" in text and "out of bounds" in text and "workgroup 1,0,0" in text, text
+    out, log = process.communicate(timeout=120)
+    assert process.returncode == 0, log
+    finding = "check: out of bounds: kernel axpy"
+    assert finding in log, log
+    assert out.strip().startswith("failed:" if setting == "error" else "done"), out
+    if setting == "error":
+        assert finding in out and "workgroup 1,0,0 wave 0 lane 35" in out, out
 
 
 def test_triton_tensors_end_where_they_end(vgpu_path: Path) -> None:

@@ -214,6 +214,7 @@ def test_a_fault_in_one_thread_leaves_another_alone(hip: Hip, module: c_void_p) 
 # Launches a kernel, then a sound one; prints what they gave.
 _ALONE = """
 import json, sys
+from ctypes import c_uint64
 from pathlib import Path
 
 import numpy as np
@@ -226,8 +227,10 @@ out, after = np.zeros(64, np.int32), np.zeros(64, np.int32)
 function = hip.function(module, kernel)
 status = hip.launch(function, pointer(out), grid=(int(grid),), block=(int(block),))
 text = hip.error() if status else ""
+hip.lib.rfops_vgpu_instructions.restype = c_uint64
+executed = hip.lib.rfops_vgpu_instructions()
 again = hip.launch(hip.function(module, "plain"), pointer(after), block=(64,))
-print(json.dumps([status, text, again == 0 and bool((after == 3).all())]))
+print(json.dumps([status, text, again == 0 and bool((after == 3).all()), executed]))
 """
 
 
@@ -239,7 +242,7 @@ class Alone(NamedTuple):
     arch: str
 
     def launch(self, kernel: str, grid: int, block: int, steps: int) -> tuple[int, str, bool]:
-        """Status and text, and whether the next launch worked."""
+        """Status and text, whether the next launch worked; asserts that the budget was kept."""
         settings = {"RFOPS_VGPU_MAX_STEPS": str(steps), "RFOPS_VGPU_ARCH": self.arch}
         command = [sys.executable, "-c", _ALONE, self.library, self.image, kernel, grid, block]
         try:
@@ -251,7 +254,10 @@ class Alone(NamedTuple):
         except subprocess.TimeoutExpired:
             pytest.fail(f"{kernel}: no end within 20 s", pytrace=False)
         assert done.returncode == 0, done.stderr[-2000:]
-        status, text, works = json.loads(done.stdout)
+        status, text, works, executed = json.loads(done.stdout)
+        # Each thread may be in a slice of the budget's size, of waves that take 20,000 in turn.
+        most = ((os.cpu_count() or 1) + 1) * (steps + min(steps, 20000) * -(-block // 64))
+        assert not steps or executed <= most, f"{executed} instructions with a budget of {steps}"
         return status, text, works
 
 
@@ -262,6 +268,7 @@ def alone_fixture(library_path: Path, arch: str, tmp_path: Path) -> Alone:
     return Alone(library_path, image, arch)
 
 
+@pytest.mark.parametrize("steps", [3000, 200000])
 @pytest.mark.parametrize(
     ("kernel", "grid", "block"),
     [
@@ -272,11 +279,11 @@ def alone_fixture(library_path: Path, arch: str, tmp_path: Path) -> Alone:
     ],
 )
 def test_a_launch_without_end_is_stopped_by_the_step_budget(
-    alone: Alone, kernel: str, grid: int, block: int
+    alone: Alone, kernel: str, grid: int, block: int, steps: int
 ) -> None:
-    status, text, works = alone.launch(kernel, grid, block, 200000)
+    status, text, works = alone.launch(kernel, grid, block, steps)
     assert status == LAUNCH_TIMEOUT, text
-    assert f"kernel {kernel}" in text and "200000 instructions (RFOPS_VGPU_MAX_STEPS)" in text
+    assert f"kernel {kernel}" in text and f"{steps} instructions (RFOPS_VGPU_MAX_STEPS)" in text
     assert works, "the next launch failed"
 
 

@@ -117,9 +117,37 @@ def test_nothing_is_counted_outside_the_block(batch: Snippets) -> None:
     assert take() == b"[]"
 
 
-def test_blocks_do_not_nest() -> None:
-    with rfops.vgpu.profile(), pytest.raises(RuntimeError, match="nest"), rfops.vgpu.profile():
-        pass
+def test_nested_blocks_each_see_their_launches(batch: Snippets) -> None:
+    inputs = np.zeros((64, 4), np.uint64)
+    with rfops.vgpu.profile() as outer:
+        batch.run(0, inputs)
+        with rfops.vgpu.profile() as inner:
+            batch.run(1, inputs)
+        with rfops.vgpu.profile() as same:  # equal to `inner` when it ends
+            batch.run(1, inputs)
+        batch.run(2, inputs)
+    assert [record.kernel for record in inner.launches] == ["k1"]
+    assert [record.kernel for record in same.launches] == ["k1"]
+    assert [record.kernel for record in outer.launches] == ["k0", "k1", "k1", "k2"]
+
+
+def test_an_error_ends_the_counting(batch: Snippets) -> None:
+    with pytest.raises(ZeroDivisionError), rfops.vgpu.profile():
+        batch.run(0, np.zeros((64 // (1 - 1), 4), np.uint64))
+    assert library().rfops_vgpu_profile(0) == 0
+
+
+def test_modelled_time_is_the_sum_of_the_estimates(batch: Snippets) -> None:
+    inputs = np.zeros((64, 4), np.uint64)
+    before = rfops.vgpu.modelled_ms()
+    batch.run(0, inputs)  # not counted
+    assert rfops.vgpu.modelled_ms() == before
+    with rfops.vgpu.profile() as p:
+        for name in (0, 1, 7):
+            batch.run(name, inputs)
+    ms = sum(record.estimate().us for record in p.launches) / 1e3
+    assert rfops.vgpu.modelled_ms() - before == pytest.approx(ms, abs=1e-8)  # of whole picoseconds
+    assert ms > 3 * LAUNCH_US / 1e3
 
 
 @pytest.mark.requires_gfx950

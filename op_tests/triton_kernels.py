@@ -473,5 +473,18 @@ def assert_less(x, limit, BLOCK: tl.constexpr):
 
 # ---------------------------------------------------------------------------------- autotune
 
+
+@triton.jit
+def sum_rows(x, out, rows, ROWS: tl.constexpr, PASSES: tl.constexpr, C: tl.constexpr):
+    """out[r] = PASSES times the sum of x[r, :], ROWS rows a program, one after the other."""
+    columns = tl.arange(0, C)
+    first = tl.program_id(0) * ROWS
+    for row in range(first, min(first + ROWS, rows)):
+        total = 0.0
+        for _ in range(PASSES):
+            total += tl.sum(tl.load(x + row * C + columns))
+            tl.store(out + row, total)  # which may change x, for all the compiler knows
+
+
 ADD_CONFIGS = [triton.Config({"BLOCK": block}, num_warps=1) for block in (64, 256, 1024)]
 add_tuned = triton.autotune(configs=ADD_CONFIGS, key=["n"])(add)

@@ -129,7 +129,9 @@ class Module:
     def _select(self) -> None:
         check(self._lib.rfops_vgpu_set_arch(self.arch.encode()))
 
-    def launch(self, kernel: str, grid: int, block: int, arguments: bytes) -> None:
+    def launch(
+        self, kernel: str, grid: int | tuple[int, int], block: int, arguments: bytes
+    ) -> None:
         self._select()
         function = ctypes.c_void_p()
         check(self._lib.hipModuleGetFunction(ctypes.byref(function), self._handle, kernel.encode()))
@@ -137,9 +139,8 @@ class Module:
         extra = (ctypes.c_void_p * 5)(
             1, ctypes.cast(arguments, ctypes.c_void_p), 2, ctypes.addressof(size), 3
         )
-        check(
-            self._lib.hipModuleLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, None, None, extra)
-        )
+        x, y = grid if isinstance(grid, tuple) else (grid, 1)
+        check(self._lib.hipModuleLaunchKernel(function, x, y, 1, block, 1, 1, 0, None, None, extra))
 
 
 class Snippets:

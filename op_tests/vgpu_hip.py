@@ -103,11 +103,12 @@ def zig(*arguments: str | Path) -> None:
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[:4000]}"
 
 
-def compile_hip(source: str, arch: str, folder: Path) -> bytes:
+def compile_hip(source: str, arch: str, folder: Path, *more: str) -> bytes:
+    """A code object; `more` are flags, -g for debug lines."""
     hip, asm, obj, out = (folder / f"kernels.{arch}.{end}" for end in ("hip", "s", "o", "hsaco"))
     hip.write_text(source)
     flags = ("-x", "hip", "--cuda-device-only", f"--offload-arch={arch}", "-nogpuinc", "-nogpulib")
-    zig("clang", *flags, "-O3", "-S", hip, "-o", asm)
+    zig("clang", *flags, *more, "-O3", "-S", hip, "-o", asm)
     zig("clang", "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", asm, "-o", obj)
     zig("ld.lld", "-shared", obj, "-o", out)
     return out.read_bytes()

@@ -16,6 +16,7 @@ if not (Path(__file__).parent / "jit").is_dir():
 # function whatever else has been imported before.
 from . import vgpu
 from .gemm_mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
+from .grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref
 from .jit import (
     BindError,
     BuildError,
@@ -28,6 +29,7 @@ from .jit import (
     UnsupportedArch,
     freeze,
 )
+from .moe_align_block_size import moe_align_block_size
 from .quant_mxfp8 import quant_mxfp8
 
 __all__ = [
@@ -44,6 +46,9 @@ __all__ = [
     "freeze",
     "gemm_mxfp8",
     "gemm_mxfp8_ref",
+    "grouped_gemm_mxfp8",
+    "grouped_gemm_mxfp8_ref",
+    "moe_align_block_size",
     "quant_mxfp8",
     "vgpu",
 ]

@@ -165,7 +165,7 @@ def prepare(
     w_scale). Raises as CompiledOp.bind."""
     assert dtype == torch.bfloat16, "refuses() says so"
     config = config or GemvConfig.from_heuristic(m, n, k)
-    launch = mxfp8_gemv.bind(device=device, defines=config.defines(m)).launch
+    kernel = mxfp8_gemv.bind(device=device, defines=config.defines(m))
     grid, block = (_ceil(n, config.tile_n), 1, 1), (config.waves * WAVE, 1, 1)
 
     def run(
@@ -175,6 +175,6 @@ def prepare(
         x_scale: torch.Tensor,
         w_scale: torch.Tensor,
     ) -> None:
-        launch(grid, block, (out, x, w, x_scale, w_scale, n, k))
+        kernel.launch(grid, block, (out, x, w, x_scale, w_scale, n, k))
 
     return run

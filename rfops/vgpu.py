@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import time
 from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
@@ -46,9 +45,10 @@ def activate_triton(arch: str | None = None) -> None:
 
     `arch` is "gfx950" or "gfx942"; None takes RFOPS_VGPU_ARCH. A later call with another one
     switches: each architecture keeps its own compiled kernels and its own autotuned choices.
-    `triton.testing.do_bench` and autotune rank by `modelled_ms`. Raises ValueError for another
-    architecture, ImportError without a Triton that is new enough, ToolchainNotFound or BuildError
-    where Triton's launcher or the virtual GPU cannot be built.
+    Triton's events, `triton.testing.do_bench` and autotune measure modelled time, an estimate: see
+    `modelled_ms`. Raises ValueError for another architecture, ImportError without a Triton that is
+    new enough, ToolchainNotFound or BuildError where Triton's launcher or the virtual GPU cannot be
+    built.
     """
     if arch is None:
         arch = settings.text("RFOPS_VGPU_ARCH")
@@ -72,7 +72,8 @@ def deactivate_triton() -> None:
 
 def profile() -> AbstractContextManager[Profile]:
     """Counts what the launches of a `with` block do: `with rfops.vgpu.profile() as p`, and
-    afterwards `p.launches`, one record each, Triton's included. Costs nothing outside the block."""
+    afterwards `p.launches`, one record each, Triton's included. Blocks may nest: a launch is in
+    each. Costs nothing outside of them."""
     from . import vgpu_profile
 
     return vgpu_profile.collect(library_path())
@@ -87,13 +88,12 @@ def check() -> AbstractContextManager[Check]:
 
 
 def modelled_ms() -> float:
-    """The clock, in milliseconds, by which Triton on the virtual GPU measures: its events, do_bench
-    and autotune take differences of it.
+    """Estimated milliseconds on hardware of all launches that were counted so far, added up: those
+    inside `profile()` blocks, Triton's do_bench and autotune, and from a timing event's `record()`
+    on. The clock by which Triton on the virtual GPU measures; what the host does takes no time."""
+    from . import vgpu_profile
 
-    For now the host's clock, thus the time that the simulation takes. The model of the GPU's time
-    comes in here, as the sum over the launches so far, and nowhere else.
-    """
-    return time.perf_counter() * 1e3
+    return vgpu_profile.counting(library_path()).modelled_ps() / 1e9
 
 
 def _check_triton() -> None:

@@ -25,7 +25,9 @@ class Finding:
     """One defect, at its first occurrence of `count`. `lane` is None for what a wave does; `file`
     and `line` are None without debug lines (build with -g); `address` is an offset in LDS."""
 
-    kind: str  # "out of bounds", "missing wait", "LDS race", "uninitialised", ...
+    # "out of bounds", "use after free", "uninitialised", "missing wait", "LDS race", "MFMA hazard",
+    # "hazard", "barrier divergence"
+    kind: str
     kernel: str
     instruction: str
     offset: int  # in the code object's text

@@ -10,10 +10,13 @@ Counts are exact for the machine code that ran. What they say of time on hardwar
 from __future__ import annotations
 
 import json
+import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import CDLL, c_char_p, c_int
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -61,22 +64,74 @@ class Profile:
     launches: list[LaunchRecord] = field(default_factory=list)
 
 
+class Counting:
+    """Counting in one library: on while anybody wants it, and each record goes to all who do.
+
+    `modelled_ps` is the sum of the estimates of all launches counted so far, in whole picoseconds:
+    differences of it are exact, so equal launches take equal time.
+    """
+
+    def __init__(self, library: Path) -> None:
+        self._library = CDLL(str(library))
+        self._library.rfops_vgpu_profile.argtypes = [c_int]
+        self._library.rfops_vgpu_profile_take.restype = c_char_p
+        self._lock = threading.RLock()  # again, when the garbage collector frees an event in here
+        self._users = 0
+        self._profiles: list[Profile] = []
+        self._records: deque[LaunchRecord] = deque()
+        self._modelled_ps = 0
+
+    @contextmanager
+    def on(self, profile: Profile | None = None) -> Iterator[None]:
+        self.start(profile)
+        try:
+            yield
+        finally:
+            self.stop(profile)
+
+    def start(self, profile: Profile | None = None) -> None:
+        with self._lock:
+            self._deliver()
+            self._users += 1
+            if profile is not None:
+                self._profiles.append(profile)
+            self._library.rfops_vgpu_profile(1)
+
+    def stop(self, profile: Profile | None = None) -> None:
+        with self._lock:
+            if self._users == 1:
+                self._library.rfops_vgpu_profile(0)
+            self._deliver()
+            self._users -= 1
+            self._profiles = [other for other in self._profiles if other is not profile]
+
+    def modelled_ps(self) -> int:
+        with self._lock:
+            self._deliver()
+            return self._modelled_ps
+
+    def _deliver(self) -> None:
+        taken = json.loads(self._library.rfops_vgpu_profile_take())
+        self._records.extend(LaunchRecord(MappingProxyType(record)) for record in taken)
+        while self._records:
+            record = self._records.popleft()
+            self._modelled_ps += round(record.estimate().us * 1e6)
+            for profile in self._profiles:
+                profile.launches.append(record)
+
+
+@cache
+def counting(library: Path) -> Counting:
+    """The one of this library, which every use of its counters goes through."""
+    return Counting(library)
+
+
 @contextmanager
 def collect(library: Path) -> Iterator[Profile]:
     """Count launches of this process, of all its threads, until the block ends."""
-    runtime = CDLL(str(library))
-    runtime.rfops_vgpu_profile.argtypes = [c_int]
-    runtime.rfops_vgpu_profile_take.restype = c_char_p
-    if runtime.rfops_vgpu_profile(1):
-        raise RuntimeError("profile: a profile() block is active already; do not nest them")
     profile = Profile()
-    try:
-        runtime.rfops_vgpu_profile_take()  # what a block that was abandoned left behind
+    with counting(library).on(profile):
         yield profile
-    finally:
-        runtime.rfops_vgpu_profile(0)
-        records = json.loads(runtime.rfops_vgpu_profile_take())
-        profile.launches.extend(LaunchRecord(MappingProxyType(record)) for record in records)
 
 
 def table(record: LaunchRecord) -> str:

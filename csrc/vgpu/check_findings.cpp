@@ -22,7 +22,7 @@ bool earlier(const Finding& a, const Finding& b) {
 const char* finding_name(FindingKind kind) {
   static constexpr const char* kNames[] = {
       "out of bounds",      "use after free", "missing wait", "LDS race",
-      "barrier divergence", "uninitialised",  "MFMA hazard",
+      "barrier divergence", "uninitialised",  "MFMA hazard",  "hazard",
   };
   return kNames[static_cast<u32>(kind)];
 }

@@ -18,6 +18,7 @@ enum class FindingKind : u8 {
   kBarrierDivergence,
   kUninitialised,
   kMatrixHazard,
+  kHazard,
 };
 
 const char* finding_name(FindingKind kind);

@@ -20,7 +20,9 @@ struct HazardState {
     u64 time = 0;  // of issue, in wait states
     u32 index = 0, passes = 0;
     Unit unit = kXdl;
+    bool small = false;  // 4 x 4
     Rows result, addend;
+    bool small_double() const { return unit == kDouble && small; }
   };
   struct Vector {
     u64 time = 0;
@@ -29,7 +31,9 @@ struct HazardState {
   };
   static constexpr u32 kMatrices = 32, kVectors = 4;  // more than lie within any distance
 
-  u64 now = 0;
+  static constexpr u64 kStart = 64;  // far behind what did not happen, at time 0
+  u64 now = kStart;
+  Vector exec_write;    // the last by a vector instruction
   u64 matrix_free = 0;  // when the next matrix instruction can be issued
   u32 matrix_count = 0, vector_count = 0;
   Matrix matrices[kMatrices];
@@ -53,9 +57,11 @@ class HazardCheck {
                     const Operands& operands);
   void issue_matrix(HazardState& state, const Wave& wave, const Inst& inst,
                     const Operands& operands);
+  void check_vectors(const HazardState& state, const Wave& wave, const Inst& inst,
+                     const Rows& rows);
   void check_input(const HazardState& state, const Wave& wave, const Inst& inst, const Rows& rows);
   void check_addend(const HazardState& state, const Wave& wave, const Inst& inst, const Rows& rows,
-                    HazardState::Unit unit);
+                    const HazardState::Matrix& next);
   const HazardState::Matrix* writer(const HazardState& state, const Rows& rows) const;
   void need(const HazardState& state, const Wave& wave, const Inst& inst, const char* what,
             u64 time, u32 index, u32 distance);

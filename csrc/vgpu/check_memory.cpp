@@ -10,7 +10,8 @@ namespace vgpu {
 namespace {
 
 constexpr u64 kPage = 4096;
-constexpr u64 kNear = u64{1} << 30;  // a distance that says something
+constexpr u64 kNear = u64{1} << 30;   // a distance that says something
+constexpr u64 kMostTable = 16 << 10;  // bytes of a table of pointers
 constexpr u64 kLowestPointer = 1 << 16, kHighestPointer = u64{1} << 47;
 
 // Host memory that callers told us of with rfops_vgpu_register, one entry a call.
@@ -59,11 +60,11 @@ void KnownMemory::add_allocations() {
   Allocations::instance().for_each([&](const Allocation& block) {
     const bool ours = block.kind != MemoryKind::kRegistered;
     ranges_.push_back({block.base, block.size, ours ? block.mapped : block.size,
-                       ours ? "allocation" : "registered memory", written_bytes(block)});
+                       ours ? "allocation" : "registered memory", written_bytes(block), true});
   });
   const std::lock_guard lock(registered().mutex);
   for (const auto& [base, size] : registered().ranges) {
-    ranges_.push_back({base, size, size, "registered memory"});
+    ranges_.push_back({base, size, size, "registered memory", nullptr, true});
   }
 }
 
@@ -129,7 +130,44 @@ bool KnownMemory::knows_arguments(const Launch& launch) const {
   return true;
 }
 
+// Words in the callers' small blocks that point to memory nobody told of: blocks may be tables of
+// pointers (to the matrices of a group, the cells of a list).
+void KnownMemory::find_table_pointers() const {
+  for (const MemoryRange& range : ranges_) {
+    const u8* bytes = reinterpret_cast<const u8*>(range.base);
+    if (!range.is_data || range.size > kMostTable || range.base % 8) continue;
+    if (!is_mapped(bytes, range.size)) continue;
+    for (u64 at = 0; at + 8 <= range.size; at += 8) {
+      const u64 word = load<u64>(bytes + at);
+      if (word >= kLowestPointer && word < kHighestPointer) table_pointers_.push_back(word);
+    }
+  }
+  std::sort(table_pointers_.begin(), table_pointers_.end());
+}
+
+// Whether what lies next below the address is such a pointer, and not the end of known memory.
+bool KnownMemory::from_table(u64 address) const {
+  std::call_once(tables_read_, [this] { find_table_pointers(); });
+  const auto next = std::upper_bound(table_pointers_.begin(), table_pointers_.end(), address);
+  if (next == table_pointers_.begin()) return false;
+  const u64 pointer = *std::prev(next);
+  const MemoryRange* low = before(address);
+  return (!low || pointer > low->base + low->mapped) &&
+         is_mapped(reinterpret_cast<const void*>(pointer), 1);
+}
+
 // -------------------------------------------------------------------------------- accesses
+
+void MemoryCheck::lds(const Wave& wave, const Inst& inst, const Access& access) {
+  if (!access.dropped || findings_.known(inst.index, FindingKind::kOutOfBounds)) return;
+  const u32 lane = static_cast<u32>(std::countr_zero(access.dropped));
+  const u64 offset = access.at[lane] - host_address(wave.group->lds);
+  Finding finding = Finding(wave, lane).at(offset);
+  finding.detail = std::string(access.is_write ? "writes " : "reads ") +
+                   std::to_string(access.bytes) + " bytes of LDS outside the workgroup's " +
+                   std::to_string(wave.group->lds_bytes);
+  findings_.add(inst.index, FindingKind::kOutOfBounds, std::move(finding));
+}
 
 void MemoryCheck::access(const Wave& wave, const Inst& inst, const Access& access) {
   if (access.space != Space::kGlobal || !access.mask) return;
@@ -153,7 +191,7 @@ void MemoryCheck::check_lane(const Wave& wave, const Inst& inst, u32 lane, u64 a
     return;
   }
   const bool inside_block = range && address < range->base + range->mapped;
-  if (!inside_block && !memory_.complete()) {
+  if (!inside_block && (!memory_.complete() || memory_.from_table(address))) {
     if (address / kPage == foreign_page_) return;
     if (!freed_block(address, bytes)) {
       foreign_page_ = address / kPage;

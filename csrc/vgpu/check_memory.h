@@ -1,7 +1,8 @@
 // Out-of-bounds accesses and uses after free: global accesses against the memory that a launch may
-// touch.
+// touch, LDS accesses against the workgroup's allocation.
 #pragma once
 
+#include <mutex>
 #include <vector>
 
 #include "allocations.h"
@@ -16,6 +17,7 @@ struct MemoryRange {
   u64 mapped = 0;         // bytes that lie there; those behind `size` belong to nobody
   const char* what = "";  // "allocation", "argument buffer", ...
   u8* written = nullptr;  // a byte for each, 1 where it was written; null: not followed
+  bool is_data = false;   // of a caller, who may keep pointers there
   u64 end() const { return base + size; }
   bool holds(u64 address, u64 bytes) const {
     return address >= base && address - base < size && bytes <= size - (address - base);
@@ -36,7 +38,11 @@ class KnownMemory {
   // touch memory that nobody told us of, and only what is provably wrong counts.
   bool complete() const { return complete_; }
 
+  // Whether an address outside all ranges is likely memory to which a known block has a pointer.
+  bool from_table(u64 address) const;
+
  private:
+  void find_table_pointers() const;
   void add_allocations();
   void sort_ranges();
   bool knows_pointer(u64 pointer) const;
@@ -45,6 +51,8 @@ class KnownMemory {
 
   std::vector<MemoryRange> ranges_;
   bool complete_ = true;
+  mutable std::once_flag tables_read_;
+  mutable std::vector<u64> table_pointers_;  // sorted
 };
 
 // Of one thread.
@@ -54,6 +62,7 @@ class MemoryCheck {
       : memory_(memory), findings_(findings) {}
 
   void access(const Wave& wave, const Inst& inst, const Access& access);
+  void lds(const Wave& wave, const Inst& inst, const Access& access);
 
  private:
   void check_lane(const Wave& wave, const Inst& inst, u32 lane, u64 address, u32 bytes,

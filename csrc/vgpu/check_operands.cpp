@@ -123,6 +123,7 @@ struct Builder {
     }
     const std::string_view name = op.name;
     out.reads_vcc = name.starts_with("v_div_fmas");
+    out.dot = name.starts_with("v_dot");
     if (out.reads_vcc) out.sreads.add(kVccLo, 2);
     out.flow = shape ? Flow::kMatrix : flow_of(name);
     destination(name);

@@ -78,6 +78,7 @@ struct Operands {
   bool partial = false;    // writes a part of its destination register
   bool exchanges = false;  // an atomic that takes no regard to the old value
   bool typed = false;      // the format in memory is not that of the registers
+  bool dot = false;        // a dot product of the vector ALU
 };
 
 Operands operands_of(const Inst& inst);

@@ -8,6 +8,7 @@
 #include "check_lds.h"
 #include "check_memory.h"
 #include "check_registers.h"
+#include "check_spacing.h"
 #include "check_waits.h"
 #include "check_written.h"
 #include "debug_lines.h"
@@ -26,6 +27,7 @@ struct GroupWatch {
     BarrierState barrier;
     RegisterState registers;
     HazardState hazards;
+    SpacingState spacing;
   };
   std::vector<WaveWatch> waves;
   std::optional<BarrierMeeting> meeting;
@@ -75,7 +77,8 @@ class Checker : public Observer {
         lds_(state.program, findings),
         barriers_(state.program, findings),
         registers_(state.program, *state.launch.kernel, state.memory, findings),
-        hazards_(state.program, state.launch.kernel->accum_offset, findings) {}
+        hazards_(state.program, state.launch.kernel->accum_offset, findings),
+        spacing_(state.program, state.launch.kernel->accum_offset, findings) {}
 
   void begin(Workgroup& group) override {
     GroupWatch* watch = state_.borrow();
@@ -103,6 +106,7 @@ class Checker : public Observer {
     waits_.before(own.waits, wave, inst, *current_);
     registers_.before(own.registers, wave, inst, *current_);
     hazards_.before(own.hazards, wave, inst, *current_);
+    spacing_.before(own.spacing, wave, inst, *current_);
   }
 
   void access(Wave& wave, const Inst& inst, const Access& access) override {
@@ -110,10 +114,14 @@ class Checker : public Observer {
     GroupWatch::WaveWatch& own = watch.waves[wave.index];
     waits_.access(access);
     registers_.access(own.registers, watch.lds_written, wave, inst, *current_, access);
+    if (access.space != Space::kScratch && inst.format != Format::kSmem) {
+      barriers_.work(own.barrier, wave);
+    }
     if (access.space == Space::kGlobal) {
       if (!registers_.address_undefined()) memory_.access(wave, inst, access);
       if (current_->atomic || current_->signals) lds_.signal(watch.lds, wave.index);
     } else if (access.space == Space::kLds) {
+      if (!registers_.address_undefined()) memory_.lds(wave, inst, access);
       lds_.access(watch.lds, own.waits, wave, inst, *current_, access);
     }
   }
@@ -125,8 +133,8 @@ class Checker : public Observer {
     waits_.after(own.waits, wave, inst, *current_);
     registers_.after(own.registers, wave, inst, *current_);
     if (current_->queue != Queue::kNone) lds_.after(watch.lds, wave, inst);
-    if (wave.state == WaveState::kAtBarrier)
-      own.barrier = {true, inst.index, own.barrier.count + 1};
+    if (wave.state == WaveState::kAtBarrier) barriers_.arrive(own.barrier, wave, inst);
+    if (wave.state == WaveState::kDone) own.barrier.ended = true;
   }
 
   Findings findings;
@@ -158,6 +166,7 @@ class Checker : public Observer {
   BarrierCheck barriers_;
   RegisterCheck registers_;
   HazardCheck hazards_;
+  SpacingCheck spacing_;
 };
 
 // -------------------------------------------------------------------------------- a launch

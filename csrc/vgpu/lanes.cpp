@@ -177,7 +177,17 @@ void widen(const Wave& wave, Type type, u32* lanes) {
 }
 
 void widen_halves(u32* lanes) {
-#if defined(__F16C__) && defined(__AVX2__)
+#if defined(__AVX512F__)
+  for (u32 lane = 0; lane < kLanes; lane += 16) {
+    const __m512i words = _mm512_loadu_si512(lanes + lane);
+    const __m512i mag = _mm512_and_si512(words, _mm512_set1_epi32(0x7fff));
+    const __mmask16 signaling = _mm512_cmpgt_epi32_mask(mag, _mm512_set1_epi32(0x7c00)) &
+                                _mm512_cmplt_epi32_mask(mag, _mm512_set1_epi32(0x7e00));
+    const __m512i floats = _mm512_castps_si512(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)));
+    const __m512i quiet_bit = _mm512_set1_epi32(0x400000);
+    _mm512_storeu_si512(lanes + lane, _mm512_mask_xor_epi32(floats, signaling, floats, quiet_bit));
+  }
+#elif defined(__F16C__) && defined(__AVX2__)
   for (u32 lane = 0; lane < kLanes; lane += 8) {
     const __m256i words = _mm256_load_si256(reinterpret_cast<const __m256i*>(lanes + lane));
     const __m128i halves =
@@ -201,7 +211,13 @@ void widen_halves(u32* lanes) {
 
 // Rounds as MODE says: the host's control word follows it.
 void narrow_halves(u32* lanes) {
-#if defined(__F16C__) && defined(__AVX2__)
+#if defined(__AVX512F__)
+  for (u32 lane = 0; lane < kLanes; lane += 16) {
+    const __m512 floats = _mm512_loadu_ps(lanes + lane);
+    const __m256i halves = _mm512_cvtps_ph(floats, _MM_FROUND_CUR_DIRECTION);
+    _mm512_storeu_si512(lanes + lane, _mm512_cvtepu16_epi32(halves));
+  }
+#elif defined(__F16C__) && defined(__AVX2__)
   for (u32 lane = 0; lane < kLanes; lane += 8) {
     const __m256 floats = _mm256_load_ps(reinterpret_cast<const f32*>(lanes + lane));
     const __m128i halves = _mm256_cvtps_ph(floats, _MM_FROUND_CUR_DIRECTION);

@@ -58,7 +58,7 @@ void lds_dma(Wave& wave, const Inst& inst, const u64* at, u64 mask, u64 inside, 
     to.at[lane] = base + static_cast<u32>(inst.imm) + lane * step;
   }
   const u64 kept = lds_resolve(*wave.group, to.at, 4 * dwords, mask);
-  touch(wave, inst, {Space::kLds, true, 4 * dwords, kept, to.at});
+  touch(wave, inst, {Space::kLds, true, 4 * dwords, kept, to.at, mask & ~kept});
   const Transfer store = dwords == 1   ? store_dwords<1>
                          : dwords == 3 ? store_dwords<3>
                                        : store_dwords<4>;

@@ -9,6 +9,7 @@ namespace vgpu {
 // Element `slot` of each lane of A or B. A lane holds at most 32 elements.
 struct alignas(64) Unpacked {
   f32 slot[32][kLanes];
+  const f32* rows() const { return reinterpret_cast<const f32*>(slot); }  // one after the other
 };
 
 // Reads the operand's registers; values that carry no sign or exponent games become exact floats.

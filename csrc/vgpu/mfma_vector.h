@@ -1,4 +1,5 @@
-// Sixteen floats at a time, with a fused multiply-add: compilers turn it into what the host has.
+// Sixteen floats or eight doubles at a time, with a fused multiply-add: compilers turn it into what
+// the host has.
 #pragma once
 
 #include "types.h"
@@ -12,6 +13,7 @@ namespace vgpu {
 // Unaligned and aliasing, because rows of registers are u32.
 using Floats = f32 __attribute__((vector_size(64), may_alias, aligned(4)));
 using Ints = i32 __attribute__((vector_size(64), may_alias, aligned(4)));
+using Doubles = f64 __attribute__((vector_size(64), may_alias, aligned(8)));
 
 template <class V, class T>
 [[gnu::always_inline]] inline V& as_vector(T* at) {
@@ -28,6 +30,14 @@ template <class V, class T>
   sum = _mm512_fmadd_ps(_mm512_set1_ps(a), b, sum);
 #else
   for (u32 j = 0; j < 16; ++j) sum[j] = __builtin_fmaf(a, b[j], sum[j]);
+#endif
+}
+
+[[gnu::always_inline]] inline void multiply_add(Doubles& sum, const Doubles& a, const Doubles& b) {
+#if defined(__AVX512F__)
+  sum = _mm512_fmadd_pd(a, b, sum);
+#else
+  for (u32 j = 0; j < 8; ++j) sum[j] = __builtin_fma(a[j], b[j], sum[j]);
 #endif
 }
 

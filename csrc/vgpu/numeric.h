@@ -188,27 +188,36 @@ constexpr f32 flush(f32 x) {
   return magnitude(x) < 0x800000 ? bits<f32>(bits<u32>(x) & 0x80000000) : x;
 }
 
+// One rounding where the host has the instruction; polynomials want the fewest operations.
+inline f64 mul_add(f64 a, f64 b, f64 c) {
+#if defined(__FMA__) || defined(__AVX512F__)
+  return __builtin_fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 constexpr f64 kLn2 = 0.693147180559945309417232121458;
 
-// 2^x for |x| up to the float range.
+// 2^x: the nearest integer goes to the exponent; for the rest r, |r| <= 1/2, the polynomial that
+// agrees with 2^r at Chebyshev's nodes is within 4e-14.
 inline f32 exp2_approx(f32 in) {
-  const f64 x = in < -200.0f ? -200.0 : in > 200.0f ? 200.0 : in;
-  const f64 whole = __builtin_nearbyint(x);
-  const f64 r = (x - whole) * kLn2;  // |r| <= 0.347: the Taylor term r^11/11! is below 2e-13
-  f64 p = 1.0 / 3628800;
-  p = p * r + 1.0 / 362880;
-  p = p * r + 1.0 / 40320;
-  p = p * r + 1.0 / 5040;
-  p = p * r + 1.0 / 720;
-  p = p * r + 1.0 / 120;
-  p = p * r + 1.0 / 24;
-  p = p * r + 1.0 / 6;
-  p = p * r + 0.5;
-  p = p * r + 1.0;
-  p = p * r + 1.0;
-  const f64 scale =
-      bits<f64>(static_cast<u64>(static_cast<i64>(static_cast<i32>(whole)) + 1023) << 52);
-  const f32 out = flush(static_cast<f32>(p * scale));
+  const f32 above = in > -200.0f ? in : -200.0f;  // a NaN as well
+  const f64 x = above < 200.0f ? above : 200.0f;
+  constexpr f64 kShift = 0x1.8p52;  // a sum with it has the integer in its low bits
+  const f64 shifted = x + kShift;
+  const f64 r = x - (shifted - kShift);
+  f64 p = 1.0203121063391729e-07;
+  p = mul_add(p, r, 1.3255224878668817e-06);
+  p = mul_add(p, r, 1.525268684626772e-05);
+  p = mul_add(p, r, 0.00015403455852453838);
+  p = mul_add(p, r, 0.0013333558179043112);
+  p = mul_add(p, r, 0.009618129159402558);
+  p = mul_add(p, r, 0.055504108664760424);
+  p = mul_add(p, r, 0.2402265069581299);
+  p = mul_add(p, r, 0.6931471805599453);
+  p = mul_add(p, r, 1.0);
+  const f32 out = flush(static_cast<f32>(bits<f64>(bits<u64>(p) + (bits<u64>(shifted) << 52))));
   return is_nan(in) ? quiet(in) : out;
 }
 
@@ -222,13 +231,13 @@ inline f32 log2_approx(f32 in) {
   const f64 t = (m - 1) / (m + 1);  // |t| <= 0.172: t^17/17 is below 1e-14
   const f64 s = t * t;
   f64 p = 1.0 / 15;
-  p = p * s + 1.0 / 13;
-  p = p * s + 1.0 / 11;
-  p = p * s + 1.0 / 9;
-  p = p * s + 1.0 / 7;
-  p = p * s + 1.0 / 5;
-  p = p * s + 1.0 / 3;
-  p = p * s + 1.0;
+  p = mul_add(p, s, 1.0 / 13);
+  p = mul_add(p, s, 1.0 / 11);
+  p = mul_add(p, s, 1.0 / 9);
+  p = mul_add(p, s, 1.0 / 7);
+  p = mul_add(p, s, 1.0 / 5);
+  p = mul_add(p, s, 1.0 / 3);
+  p = mul_add(p, s, 1.0);
   const f32 out = static_cast<f32>(exponent + 2 / kLn2 * t * p);
   const f32 infinity = std::numeric_limits<f32>::infinity();
   f32 special = x == 0          ? -infinity
@@ -245,13 +254,13 @@ inline f64 sin_revolutions(f64 x) {
   const f64 y = r * 6.283185307179586476925286766559;  // [-pi/2, pi/2]
   const f64 s = y * y;
   f64 p = 1.0 / 355687428096000.0;
-  p = p * s - 1.0 / 1307674368000.0;
-  p = p * s + 1.0 / 6227020800.0;
-  p = p * s - 1.0 / 39916800.0;
-  p = p * s + 1.0 / 362880.0;
-  p = p * s - 1.0 / 5040.0;
-  p = p * s + 1.0 / 120.0;
-  p = p * s - 1.0 / 6.0;
+  p = mul_add(p, s, -1.0 / 1307674368000.0);
+  p = mul_add(p, s, 1.0 / 6227020800.0);
+  p = mul_add(p, s, -1.0 / 39916800.0);
+  p = mul_add(p, s, 1.0 / 362880.0);
+  p = mul_add(p, s, -1.0 / 5040.0);
+  p = mul_add(p, s, 1.0 / 120.0);
+  p = mul_add(p, s, -1.0 / 6.0);
   return y + y * s * p;
 }
 

@@ -15,7 +15,7 @@ u64 ds_addresses(Wave& wave, const Inst& inst, u32 offset, u32 bytes, bool is_wr
   const u32* base = wave.v(inst.addr);
   for (u32 lane = 0; lane < kLanes; ++lane) at[lane] = base[lane] + offset;
   const u64 inside = lds_resolve(*wave.group, at, bytes, wave.exec());
-  touch(wave, inst, {Space::kLds, is_write, bytes, inside, at});
+  touch(wave, inst, {Space::kLds, is_write, bytes, inside, at, wave.exec() & ~inside});
   return inside;
 }
 
@@ -24,7 +24,7 @@ u64 ds_addresses_by_lane(Wave& wave, const Inst& inst, bool is_write, u64* at) {
   const u32 base = (wave.sgpr[kM0] & 0xffff) + static_cast<u32>(inst.imm);
   for (u32 lane = 0; lane < kLanes; ++lane) at[lane] = base + lane * 4;
   const u64 inside = lds_resolve(*wave.group, at, 4, wave.exec());
-  touch(wave, inst, {Space::kLds, is_write, 4, inside, at});
+  touch(wave, inst, {Space::kLds, is_write, 4, inside, at, wave.exec() & ~inside});
   return inside;
 }
 

@@ -94,7 +94,7 @@ class FlatAccess {
     for_lanes(shared, [&](u32 lane) { at_.at[lane] = base + static_cast<u32>(at_.at[lane]); });
     const u64 inside = lds_inside_slow(*wave_.group, at_.at, bytes_, shared);
     mask_ &= ~(shared & ~inside);
-    touch(wave_, inst, {Space::kLds, is_write, bytes_, inside, at_.at});
+    touch(wave_, inst, {Space::kLds, is_write, bytes_, inside, at_.at, shared & ~inside});
   }
 
   void redirect_private(const Inst& inst, bool is_write) {

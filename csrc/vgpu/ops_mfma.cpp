@@ -89,8 +89,8 @@ void store_tile(const Tile<kDim>& tile, const Accumulator& acc, u32 block, u32 i
 template <u32 kDim, Result kResult>
 void multiply(const Inputs& in, const MatrixShape& shape, const Accumulator& acc) {
   for (u32 block = 0; block < shape.blocks; ++block) {
-    const f32* a = in.a.slot[0] + block * kDim;
-    const f32* b = in.b.slot[0] + block * kDim;
+    const f32* a = in.a.rows() + block * kDim;
+    const f32* b = in.b.rows() + block * kDim;
     for (u32 i0 = 0; i0 < kDim; i0 += kTileRows) {
       Tile<kDim> tile;
       load_tile<kDim, kResult>(tile, acc, block, i0);
@@ -166,7 +166,7 @@ template <u32 kDim>
   Tile<kDim> sums;
   sums.clear();
   for (u32 r = block * kRunsInBlock; r < (block + 1) * kRunsInBlock; ++r) {
-    sums.accumulate(in.a.slot[0] + in.a_runs.base[r] + i0, in.b.slot[0] + in.b_runs.base[r], 16);
+    sums.accumulate(in.a.rows() + in.a_runs.base[r] + i0, in.b.rows() + in.b_runs.base[r], 16);
   }
   out = sums;
 }
@@ -249,18 +249,23 @@ void exec_mfma_f8f6f4(Wave& wave, const Inst& inst) {
 void exec_mfma_4x4(Wave& wave, const Inst& inst) {
   const NearestScope scope;
   const MatrixShape& shape = *matrix_shape(inst);
+  const bool is_int = shape.a == Elem::kI8;
   const Inputs in(wave, inst, shape);
   const Accumulator acc(wave, inst, shape.out_dwords());
   for (u32 i = 0; i < 4; ++i) {
     const u32* c = acc.c(i * kLanes);
     u32* d = acc.d + i * kLanes;
+    alignas(64) f32 sum[kLanes] = {}, element[kLanes];
+    if (!is_int) std::memcpy(sum, c, sizeof(sum));
+    for (u32 k = 0; k < shape.k; ++k) {
+      const f32 *a = in.a.slot[k] + i, *b = in.b.slot[k];
+      for (u32 lane = 0; lane < kLanes; ++lane) element[lane] = a[lane & ~3u];
+      for (u32 lane = 0; lane < kLanes; ++lane)
+        sum[lane] = __builtin_fmaf(element[lane], b[lane], sum[lane]);
+    }
     for (u32 lane = 0; lane < kLanes; ++lane) {
-      f32 sum = shape.a == Elem::kI8 ? 0.0f : bits<f32>(c[lane]);
-      for (u32 k = 0; k < shape.k; ++k) {
-        sum = __builtin_fmaf(in.a.slot[k][(lane & ~3u) + i], in.b.slot[k][lane], sum);
-      }
       d[lane] =
-          shape.a == Elem::kI8 ? c[lane] + static_cast<u32>(static_cast<i32>(sum)) : bits<u32>(sum);
+          is_int ? c[lane] + static_cast<u32>(static_cast<i32>(sum[lane])) : bits<u32>(sum[lane]);
     }
   }
 }
@@ -290,16 +295,23 @@ f64 inline_double(const Src& src) {
                  : f64{bits<f32>(word)};
 }
 
-// A lane holds one element of A and of B, a register pair of D 64 / (dim * blocks) rows i. BLGP
-// negates A, B, C.
+// The element of A that eight lanes of a row take: each block of kDim lanes has its own.
+template <u32 kDim>
+Doubles block_elements(const f64* a) {
+  const f64 x = a[0], y = a[4 / kDim * kDim];
+  return Doubles{x, x, x, x, y, y, y, y};
+}
+
+// A lane holds one element of A and of B. Of D it holds, in register pair i / 4, row i of its
+// block: dim * blocks is 16, so that 16 lanes are a row of all blocks. BLGP negates A, B, C.
 template <u32 kDim>
 void multiply_doubles(Wave& wave, const Inst& inst, const MatrixShape& shape) {
-  const u32 width = kDim * shape.blocks, rows = kLanes / width, pairs = kDim / rows;
-  f64 a[kLanes], b[kLanes], d[4][kLanes];
+  constexpr u32 kWidth = 16, kRows = kLanes / kWidth, kPairs = kDim / kRows;
+  f64 a[kLanes], b[kLanes], d[kPairs][kLanes];
   load_doubles(wave.va(inst.src[0].reg), a);
   load_doubles(wave.va(inst.src[1].reg), b);
   const Src& src = inst.src[2];
-  for (u32 pair = 0; pair < pairs; ++pair) {
+  for (u32 pair = 0; pair < kPairs; ++pair) {
     if (src.kind == SrcKind::kVgpr) {
       load_doubles(wave.va(src.reg) + 2 * pair * kLanes, d[pair]);
     } else {
@@ -308,18 +320,20 @@ void multiply_doubles(Wave& wave, const Inst& inst, const MatrixShape& shape) {
   }
   const f64 sign_ab = (inst.blgp & 1) != (inst.blgp >> 1 & 1) ? -1.0 : 1.0;
   const f64 sign_c = inst.blgp & 4 ? -1.0 : 1.0;
-  for (u32 block = 0; block < shape.blocks; ++block) {
-    for (u32 i = 0; i < kDim; ++i) {
-      f64* row = d[i / rows] + i % rows * width + block * kDim;
-      for (u32 j = 0; j < kDim; ++j) row[j] *= sign_c;
-      for (u32 k = 0; k < shape.k; ++k) {
-        const u32 at = k * width + block * kDim;
-        const f64 element = sign_ab * a[at + i];
-        for (u32 j = 0; j < kDim; ++j) row[j] = __builtin_fma(element, b[at + j], row[j]);
-      }
+  for (f64& element : a) element *= sign_ab;
+  for (u32 i = 0; i < kDim; ++i) {
+    f64* row = d[i / kRows] + i % kRows * kWidth;
+    Doubles low = as_vector<Doubles>(row) * sign_c, high = as_vector<Doubles>(row + 8) * sign_c;
+    for (u32 k = 0; k < shape.k; ++k) {
+      const f64 *other = b + k * kWidth, *column = a + k * kWidth + i;
+      multiply_add(low, block_elements<kDim>(column), as_vector<Doubles>(other));
+      multiply_add(high, block_elements<kDim>(column + 8 / kDim * kDim),
+                   as_vector<Doubles>(other + 8));
     }
+    as_vector<Doubles>(row) = low;
+    as_vector<Doubles>(row + 8) = high;
   }
-  for (u32 pair = 0; pair < pairs; ++pair)
+  for (u32 pair = 0; pair < kPairs; ++pair)
     store_doubles(d[pair], wave.va(inst.dst) + 2 * pair * kLanes);
 }
 

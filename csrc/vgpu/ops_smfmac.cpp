@@ -50,10 +50,10 @@ struct SparseTile {
 
   void accumulate(const SparseInputs& in, u32 i0) {
     for (u32 run = 0, kk = 0; run < in.a_runs.count; ++run) {
-      const f32* a = in.a.slot[0] + in.a_runs.base[run] + i0;
+      const f32* a = in.a.rows() + in.a_runs.base[run] + i0;
       for (u32 s = 0; s < in.a_runs.length; ++s, ++kk, a += kLanes) {
         for (u32 r = 0; r < kRows; ++r) {
-          const f32* b = in.b.slot[0] + in.b_row[i0 + r][kk];
+          const f32* b = in.b.rows() + in.b_row[i0 + r][kk];
           for (u32 v = 0; v < kVectors; ++v)
             multiply_add(row[r][v], a[r], as_vector<Floats>(b + 16 * v));
         }

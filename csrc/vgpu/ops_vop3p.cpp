@@ -1,5 +1,6 @@
 // VOP3P: packed halves, packed floats, dot products and mixed-precision FMA. (MFMA: ops_mfma.cpp.)
 #include "dot.h"
+#include "half_pairs.h"
 #include "lanes.h"
 
 namespace vgpu {
@@ -43,8 +44,11 @@ void packed_int(Wave& w, const Inst& in) {
   store_masked(w, in.dst, result[0].word, 1, w.exec());
 }
 
-template <u32 kSources, auto kOp>
+template <u32 kSources, auto kOp, HalfOp kQuick>
 void packed_f16(Wave& w, const Inst& in) {
+  if constexpr (kQuick != HalfOp::kNone) {
+    if (run_half_pairs<kQuick>(w, in)) return;
+  }
   FpGuard guard(w);
   Lanes tmp[3], result[2];
   for (u32 half = 0; half < 2; ++half) {
@@ -73,13 +77,14 @@ void packed_f16(Wave& w, const Inst& in) {
    {Type::kPkB16, Type::kPkB16, sources == 3 ? Type::kPkB16 : Type::kNone}, \
    kNoFlags,                                                                \
    Kind::kValu}
-#define PK_HALF(number, name, sources, flags, ...)                          \
+#define PK_HALF(number, name, sources, flags, quick, ...)                   \
   {number,                                                                  \
    name,                                                                    \
    packed_f16<sources, ([](f16 a, f16 b, f16 c) -> f16 {                    \
                 (void)c;                                                    \
                 return __VA_ARGS__;                                         \
-              })>,                                                          \
+              }),                                                           \
+              HalfOp::quick>,                                               \
    Type::kPkF16,                                                            \
    {Type::kPkF16, Type::kPkF16, sources == 3 ? Type::kPkF16 : Type::kNone}, \
    flags,                                                                   \
@@ -248,14 +253,14 @@ constexpr OpInfo kVop3p[] = {
     PK_INT(11, "v_pk_sub_u16", u16, 2, a - b),
     PK_INT(12, "v_pk_max_u16", u16, 2, a > b ? a : b),
     PK_INT(13, "v_pk_min_u16", u16, 2, a < b ? a : b),
-    PK_HALF(14, "v_pk_fma_f16", 3, kNoFlags, half_fma(a, b, c)),
-    PK_HALF(15, "v_pk_add_f16", 2, kNoFlags, a + b),
-    PK_HALF(16, "v_pk_mul_f16", 2, kNoFlags, a * b),
-    PK_HALF(17, "v_pk_min_f16", 2, kNoFlags, float_min(a.value, b.value)),
-    PK_HALF(18, "v_pk_max_f16", 2, kNoFlags, float_max(a.value, b.value)),
+    PK_HALF(14, "v_pk_fma_f16", 3, kNoFlags, kFma, half_fma(a, b, c)),
+    PK_HALF(15, "v_pk_add_f16", 2, kNoFlags, kAdd, a + b),
+    PK_HALF(16, "v_pk_mul_f16", 2, kNoFlags, kMul, a * b),
+    PK_HALF(17, "v_pk_min_f16", 2, kNoFlags, kNone, float_min(a.value, b.value)),
+    PK_HALF(18, "v_pk_max_f16", 2, kNoFlags, kNone, float_max(a.value, b.value)),
     {26, "v_dot2_f32_bf16", v_dot2_float<bf16>, Type::kF32, {Type::kPkBf16, Type::kPkBf16, Type::kF32}, kOnlyGfx950, Kind::kValu},
-    PK_HALF(27, "v_pk_minimum3_f16", 3, kOnlyGfx950, float_minimum(float_minimum(a.value, b.value), c.value)),
-    PK_HALF(28, "v_pk_maximum3_f16", 3, kOnlyGfx950, float_maximum(float_maximum(a.value, b.value), c.value)),
+    PK_HALF(27, "v_pk_minimum3_f16", 3, kOnlyGfx950, kNone, float_minimum(float_minimum(a.value, b.value), c.value)),
+    PK_HALF(28, "v_pk_maximum3_f16", 3, kOnlyGfx950, kNone, float_maximum(float_maximum(a.value, b.value), c.value)),
     MIX(32, "v_fma_mix_f32", MixTo::kFloat, Type::kF32, kNoFlags),
     MIX(33, "v_fma_mixlo_f16", MixTo::kLow, Type::kF16, kReadsDst),
     MIX(34, "v_fma_mixhi_f16", MixTo::kHigh, Type::kF16, kReadsDst),

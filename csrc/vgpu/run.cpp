@@ -5,6 +5,7 @@
 // together. Signals for wild addresses are caught around execution and become Faults.
 #include "run.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csetjmp>
@@ -310,15 +311,15 @@ u64 run_wave(Wave& w, u64 budget) {
 }
 
 // True when all waves have ended. False: the group's slice is used up.
-bool run_group(Group& group, u64& instructions) {
+bool run_group(Group& group, u64 slice, u64& instructions) {
   const u32 count = group.shared.wave_count;
-  const u64 until = instructions + (group.resumed ? kResumedSlice : kGroupSlice);
+  const u64 until = instructions + slice, wave_slice = std::min(kWaveSlice, slice);
   while (true) {
     u32 done = 0, waiting = 0;
     for (u32 i = 0; i < count; ++i) {
       Wave& w = group.waves[i];
       if (w.state == WaveState::kRunning) {
-        instructions += w.observer ? run_wave<true>(w, kWaveSlice) : run_wave<false>(w, kWaveSlice);
+        instructions += w.observer ? run_wave<true>(w, wave_slice) : run_wave<false>(w, wave_slice);
       }
       done += w.state == WaveState::kDone;
       waiting += w.state == WaveState::kAtBarrier;
@@ -367,7 +368,8 @@ std::string budget_text(const Dispatch& d, const Group& group) {
 }
 
 // One slice of a group. Returns whether it has ended; a fault is put into `error`.
-bool guarded_slice(const Dispatch& d, Group& group, u64& instructions, std::string& error) {
+bool guarded_slice(const Dispatch& d, Group& group, u64 slice, u64& instructions,
+                   std::string& error) {
   const u32 host_mode = save_host_fp_mode();
   bool ended = true;
   if (sigsetjmp(trap.escape, 0)) {
@@ -375,7 +377,7 @@ bool guarded_slice(const Dispatch& d, Group& group, u64& instructions, std::stri
   } else {
     trap.active = true;
     try {
-      ended = run_group(group, instructions);
+      ended = run_group(group, slice, instructions);
     } catch (const Fault& fault) {
       error = where(d, group, trap.wave) + fault.what();
     } catch (const std::exception& other) {
@@ -426,7 +428,7 @@ class Job {
       group->begun = true;
       std::string error;
       const u64 before = instructions;
-      const bool ended = guarded_slice(dispatch_, *group, instructions, error);
+      const bool ended = guarded_slice(dispatch_, *group, slice(*group), instructions, error);
       const u64 total = steps_ += instructions - before;
       if (error.empty() && step_limit_ && total > step_limit_) {
         error = budget_text(dispatch_, *group);
@@ -471,6 +473,11 @@ class Job {
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
   std::deque<Group*> suspended_;
+
+  u64 slice(const Group& group) const {
+    const u64 most = group.resumed ? kResumedSlice : kGroupSlice;
+    return step_limit_ ? std::min(most, step_limit_) : most;
+  }
 
   // `free` is the caller's last group, done with: its memory serves the next one.
   Group* take(Group* free) {

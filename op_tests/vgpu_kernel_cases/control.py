@@ -175,6 +175,17 @@ def call_by_pointer(rng: Rng) -> Made:
 
 
 @case("calls")
+def call_virtual(rng: Rng) -> Made:
+    n = 200
+    side, which = tame_floats(rng, n), integers(rng, n, u32)
+    half, choice = f32(0.5), which % 3
+    expected = np.choose(choice, [side * side * f32(3), side * f32(5) * half, side * side * f32(7)])
+    return Launch(
+        "call_virtual", (4,), (64,), [poisoned(n, f32), side, which, i32(n)], {0: expected}
+    )
+
+
+@case("calls")
 def call_with_many(rng: Rng) -> Made:
     n = 150
     a = integers(rng, n, i32, -100000, 100000)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from kernel_harness import Close, Launch, Made, Rng, case, poisoned
+import torch
+from kernel_harness import Close, Launch, Made, Rng, arch_case, case, poisoned
 
 from .inputs import (
     bf16_of,
@@ -223,4 +224,22 @@ def gemm_i8(rng: Rng) -> Made:
         (16, 8),
         [poisoned((rows, columns), i32), a, b, i32(rows), i32(columns), i32(k // 4)],
         {0: expected},
+    )
+
+
+@arch_case("gemm_fp8")
+def gemm_fp8(rng: Rng, arch: str) -> Made:
+    """Small integers, which fp8 holds and fp32 sums exactly."""
+    rows, columns, k = 128, 256, 96
+    a, b = (rng.integers(-16, 17, (n, k)) for n in (rows, columns))
+    kind = torch.float8_e4m3fn if arch == "gfx950" else torch.float8_e4m3fnuz
+    codes = [
+        torch.from_numpy(m).to(torch.float32).to(kind).view(torch.uint8).numpy() for m in (a, b)
+    ]
+    return Launch(
+        "gemm_fp8",
+        (rows // 128, columns // 128),
+        (256,),
+        [poisoned((rows, columns), f32), *codes, i32(columns), i32(k)],
+        {0: (a @ b.T).astype(f32)},
     )

@@ -84,3 +84,19 @@ def packed_records(rng: Rng) -> Made:
         [poisoned((n, 2), u64), raw, pick, i32(n)],
         {0: wrap(expected, u64)},
     )
+
+
+@case("scratch")
+def variable_length(rng: Rng) -> Made:
+    lengths = integers(rng, 150, u32)
+    expected = [
+        sum((j * j + i) * (length - j) for j in range(length))
+        for i, length in enumerate((lengths % 33 + 1).tolist())
+    ]
+    return Launch(
+        "variable_length",
+        (3,),
+        (64,),
+        [poisoned(150, u32), lengths, i32(150)],
+        {0: np.array(expected, u32)},
+    )

@@ -94,3 +94,27 @@ KERNEL call_chain(u32* out, const u32* in, int n) {
   for (int round = 0; round < 5; ++round) hash = mix_four(in + 4 * i) + mix(hash + round);
   out[i] = hash;
 }
+
+// Virtual functions: objects in private memory, tables of function addresses in the code object.
+struct Figure {
+  float factor;
+  __device__ explicit Figure(float f) : factor(f) {}
+  virtual __device__ float area(float side) const = 0;
+};
+struct Square : Figure {
+  using Figure::Figure;
+  NOINLINE __device__ float area(float side) const override { return side * side * factor; }
+};
+struct Triangle : Figure {
+  using Figure::Figure;
+  NOINLINE __device__ float area(float side) const override { return side * factor * 0.5f; }
+};
+extern "C" __device__ void __cxa_pure_virtual() { __builtin_trap(); }
+KERNEL call_virtual(float* out, const float* side, const u32* which, int n) {
+  const u32 i = global_id();
+  if (i >= static_cast<u32>(n)) return;
+  const Square square(3), large(7);
+  const Triangle triangle(5);
+  const Figure* const figures[] = {&square, &triangle, &large};
+  out[i] = figures[which[i] % 3]->area(side[i]);
+}

@@ -81,3 +81,15 @@ KERNEL packed_records(u64* out, const u8* in, const u32* pick, int n) {
   out[2 * i] = chosen.tag + chosen.key + chosen.weight + chosen.payload;
   out[2 * i + 1] = records[5].payload ^ records[1].key;
 }
+
+// An array as long as the lane asks for: the stack grows at run time.
+KERNEL variable_length(u32* out, const u32* lengths, int n) {
+  const u32 i = global_id();
+  if (i >= static_cast<u32>(n)) return;
+  const u32 length = lengths[i] % 33 + 1;
+  u32* const table = static_cast<u32*>(__builtin_alloca(length * sizeof(u32)));
+  for (u32 j = 0; j < length; ++j) table[j] = j * j + i;
+  u32 sum = 0;
+  for (u32 j = 0; j < length; ++j) sum += table[length - 1 - j] * (j + 1);
+  out[i] = sum;
+}

@@ -1,0 +1,355 @@
+"""grouped_gemm_mxfp8: the grouped GEMM of a mixture of experts for OCP MX-FP8.
+
+Guards, plans, the torch ops and the reference; grouped_gemm_mxfp8_route.py has the kernels and the
+choice.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import routing
+from .gemm_mxfp8 import gemm_mxfp8_ref
+from .grouped_gemm_mxfp8_route import (
+    OP,
+    OUT_DTYPES,
+    Launch,
+    Shape,
+    backend_of,
+    decide,
+    parse_config,
+    prepare,
+    supports,
+)
+from .guards import MAX_BYTES, Guard, check_layout, check_no_overlap
+from .jit import settings
+from .quant_mxfp8 import BLOCK, E8M0, FP8
+from .registration import must_dispatch, register
+
+ALIGN = 16  # bytes: a lane's load
+SCALE_DTYPES = tuple(dict.fromkeys((torch.uint8, E8M0)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a call of one key needs. `run` is None if nothing is to be written."""
+
+    shape: tuple[int, int]
+    run: Launch | None
+
+
+_PLANS: dict[tuple[object, ...], _Plan] = {}
+_MAX_PLANS = 1024
+_adding = threading.Lock()
+
+
+def grouped_gemm_mxfp8(
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    num_valid_tokens: int,
+    top_k: int,
+    block_m: int,
+    out_dtype: torch.dtype = torch.bfloat16,
+    a_div: int = 1,
+    mul_weight_by: torch.Tensor | None = None,
+    topk_ids: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    config: Any = None,
+) -> torch.Tensor:
+    """out[id, n] = mul_weight_by[id] * sum_k a[id / a_div, k] * w[expert of id, n, k].
+
+    The layout is that of `moe_align_block_size`, of vLLM's fused_moe: sorted_token_ids holds ids of
+    routed rows, token * top_k + i, in blocks of block_m; a block is of one expert, and ids of
+    num_valid_tokens or more fill it up. gemm1 has a_div = top_k, gemm2 a_div = 1.
+
+    Parameters
+    ----------
+    a_q, a_scale : [A, K] float8_e4m3fn and [A, K/32] e8m0 (uint8 or float8_e8m0fnu); K a multiple
+        of 32, A at least num_valid_tokens / a_div.
+    w, w_scale : [E, N, K] and [E, N, K/32] of the same.
+    sorted_token_ids : [S] int32.
+    expert_ids : [ceil(S / block_m) or more] int32; outside 0..E-1, as -1, the block has no expert:
+        its rows of out become zero.
+    num_tokens_post_padded : [1] int32, how much of sorted_token_ids is in use; read on the device.
+    num_valid_tokens, top_k, block_m, a_div : ints of 1 or more (num_valid_tokens may be 0).
+    out_dtype : of the result; bfloat16, float16 or float32.
+    mul_weight_by : num_valid_tokens float32 of any shape, the routed weights by id, or None.
+    topk_ids : accepted for callers that pass it; the sorted layout says all that is needed.
+    out : [num_valid_tokens, N], written in place where given.
+    config : takes that kernel in that variant, whatever the tuned table says: a MoeConfig or
+        Triton's config.
+
+    Returns [num_valid_tokens, N]. Rows that no block in use names are not written: without `out`
+    their content is undefined. Tensors are contiguous and on one device (a GPU, or the cpu: the
+    virtual GPU), a_q and w start at a multiple of 16 bytes. Nothing synchronises on a GPU, where
+    the call can be captured. There is a result for every size, by the route that `route` says;
+    deterministic for one config. Raises ValueError for what does not fit, ConfigError for a tuned
+    table that cannot be read, and what building a kernel raises.
+    """
+    tensors = (a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded,
+               mul_weight_by)  # fmt: skip
+    sizes = (num_valid_tokens, top_k, block_m, a_div)
+    if must_dispatch(*tensors, topk_ids, out):
+        done = _dispatch(tensors, sizes, out_dtype, topk_ids, out, config)
+        if done is not None:
+            return done
+    key: tuple[object, ...]
+    try:
+        key = (a_q.shape, a_scale.shape, w.shape, w_scale.shape, sorted_token_ids.shape,
+               expert_ids.shape, num_tokens_post_padded.shape, sizes, out_dtype, config,
+               *((t.dtype, t.device) for t in tensors[:7]), a_q.is_cpu and
+               settings.raw("RFOPS_VGPU_ARCH"))  # fmt: skip
+        for optional in (mul_weight_by, out):
+            key += (None if optional is None
+                    else (optional.shape, optional.dtype, optional.device),)  # fmt: skip
+        plan = _PLANS.get(key)
+    except (AttributeError, TypeError):  # not tensors, not a config: the guards say so
+        key, plan = (), None
+    if plan is None:
+        plan = _add_plan(key, tensors, sizes, out_dtype, topk_ids, out, config)
+    else:
+        _check_pointers(tensors, out)
+    if out is None:
+        out = torch.empty(plan.shape, dtype=out_dtype, device=a_q.device)
+    if plan.run is not None:
+        plan.run(out, *tensors)
+    return out
+
+
+def _add_plan(
+    key: tuple[object, ...],
+    tensors: tuple[Any, ...],
+    sizes: tuple[int, ...],
+    dtype: torch.dtype,
+    topk_ids: torch.Tensor | None,
+    out: torch.Tensor | None,
+    config: Any,
+) -> _Plan:
+    shape = _check(tensors, sizes, dtype, topk_ids, out, config)
+    run = None
+    if shape.num_valid_tokens and shape.n and tensors[4].shape[0]:
+        arch, cu_num = routing.chip(tensors[0].device)
+        backend, config = decide(shape, dtype, arch, cu_num, config)
+        run = prepare(backend, tensors[0].device, shape, dtype, config)
+    plan = _Plan((shape.num_valid_tokens, shape.n), run)
+    with _adding:
+        if len(_PLANS) >= _MAX_PLANS:
+            _PLANS.pop(next(iter(_PLANS)))
+        _PLANS[key] = plan
+    return plan
+
+
+grouped_gemm_mxfp8.supports = supports  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- guards
+
+_NAMES = ("a_q", "a_scale", "w", "w_scale", "sorted_token_ids", "expert_ids",
+          "num_tokens_post_padded", "mul_weight_by")  # fmt: skip
+_ALIGNS = (ALIGN, 1, ALIGN, 1, 4, 4, 4, 4)
+
+
+def _check(
+    tensors: tuple[Any, ...],
+    sizes: tuple[int, ...],
+    dtype: torch.dtype,
+    topk_ids: torch.Tensor | None,
+    out: torch.Tensor | None,
+    config: Any,
+) -> Shape:
+    a_q, a_scale, w, w_scale, sorted_ids, expert_ids, num_padded, weights = tensors
+    guard = Guard(OP, max_bytes=None)
+    names = ("num_valid_tokens", "top_k", "block_m", "a_div")
+    for name, size, least in zip(names, sizes, (0, 1, 1, 1), strict=True):
+        if isinstance(size, bool) or not isinstance(size, int) or not least <= size < 2**31:
+            guard.fail(name, f"an int from {least} to 2^31 - 1", repr(size)[:80], "pass the size")
+    num_valid, top_k, block_m, a_div = sizes
+    guard.sizes["num_valid_tokens"] = num_valid
+    fp8 = "quantise it with rfops.quant_mxfp8 (float8_e4m3fnuz and e5m2 have other values)"
+    guard.tensor("a_q", a_q, ("A", "K"), (FP8,), fp8)
+    guard.tensor("w", w, ("E", "N", "K"), (FP8,), fp8)
+    (e, n, k), a_rows = w.shape, a_q.shape[0]
+    if k == 0 or k % BLOCK:
+        guard.fail("K", f"a positive multiple of {BLOCK}", f"K={k}", "pad a_q and w with zeros")
+    guard.sizes["K/32"] = k // BLOCK
+    raw = "pass the e8m0 bytes, one per 32 elements of K"
+    guard.tensor("a_scale", a_scale, ("A", "K/32"), SCALE_DTYPES, raw)
+    guard.tensor("w_scale", w_scale, ("E", "N", "K/32"), SCALE_DTYPES, raw)
+    layout = "make the layout with rfops.moe_align_block_size"
+    guard.tensor("sorted_token_ids", sorted_ids, ("S",), (torch.int32,), layout)
+    guard.tensor("expert_ids", expert_ids, ("blocks",), (torch.int32,), layout)
+    if 4 * sorted_ids.shape[0] >= MAX_BYTES:
+        few = f"shorter than {MAX_BYTES // 4} (its byte offsets are signed 32-bit)"
+        guard.fail("sorted_token_ids", few, f"{sorted_ids.shape[0]}", "split the rows")
+    guard.sizes["1"] = 1
+    guard.tensor("num_tokens_post_padded", num_padded, ("1",), (torch.int32,), layout)
+    blocks = -(-sorted_ids.shape[0] // block_m)
+    if expert_ids.shape[0] < blocks:
+        wanted = f"one for each of {blocks} blocks of {block_m}"
+        guard.fail("expert_ids", wanted, f"{expert_ids.shape[0]}", layout)
+    if a_rows * a_div < num_valid:
+        wanted = f"of at least num_valid_tokens / a_div = {-(-num_valid // a_div)} rows"
+        way = "pass a_div = top_k for rows of tokens, 1 for routed rows"
+        guard.fail("a_q", wanted, f"{a_rows}", way)
+    if weights is not None:
+        _check_weights(guard, weights, num_valid)
+    if topk_ids is not None and not isinstance(topk_ids, torch.Tensor):
+        guard.fail("topk_ids", "a tensor or None", type(topk_ids).__name__, "leave it out")
+    if dtype not in OUT_DTYPES:
+        guard.fail("out_dtype", "bfloat16, float16 or float32", str(dtype), "convert the result")
+    if out is not None:
+        way = "pass one of that dtype, or none"
+        guard.tensor("out", out, ("num_valid_tokens", "N"), (dtype,), way)
+    if config is not None:
+        backend_of(config)
+    _check_pointers(tensors, out)  # here too: refuse before anything is built
+    return Shape(num_valid, top_k, block_m, a_div, n, k, e, a_rows, weights is not None)
+
+
+def _check_weights(guard: Guard, weights: Any, num_valid: int) -> None:
+    way = "pass the routed weights in float32, one for each routed row, or None"
+    if not isinstance(weights, torch.Tensor):
+        guard.fail("mul_weight_by", "a tensor or None", type(weights).__name__, way)
+    dims = tuple(f"weights.shape[{i}]" for i in range(weights.dim()))
+    guard.tensor("mul_weight_by", weights, dims, (torch.float32,), way)
+    if weights.numel() != num_valid:
+        wanted = f"of num_valid_tokens = {num_valid} elements"
+        guard.fail("mul_weight_by", wanted, f"{list(weights.shape)}", way)
+
+
+def _check_pointers(tensors: tuple[Any, ...], out: torch.Tensor | None) -> None:
+    """What can differ between two calls of one plan."""
+    for name, tensor, align in zip(_NAMES, tensors, _ALIGNS, strict=True):
+        if tensor is not None and (tensor.data_ptr() % align or not tensor.is_contiguous()):
+            check_layout(OP, name, tensor, align)
+    if out is not None:
+        check_layout(OP, "out", out, out.element_size())
+        inputs = {n: t for n, t in zip(_NAMES, tensors, strict=True) if t is not None}
+        check_no_overlap(OP, out, inputs)
+
+
+# ---------------------------------------------------------------- torch.ops.rfops
+
+
+def _config_text(config: Any) -> str:
+    return "" if config is None else f"{backend_of(config)} {routing.config_text(config)}"
+
+
+@functools.lru_cache(maxsize=256)
+def _config_of(text: str) -> Any:
+    backend, _, values = text.partition(" ")
+    return parse_config(backend, values) if text else None
+
+
+def _functional(*args: Any) -> torch.Tensor:
+    """Payloads may come as bytes: torch's tools do not know float8 everywhere."""
+    a_q, a_scale, w, *call, config = args
+    return grouped_gemm_mxfp8(_fp8(a_q), a_scale, _fp8(w), *call, config=_config_of(config))
+
+
+def _mutating(*args: Any) -> None:
+    a_q, a_scale, w, *call, config, out = args
+    config = _config_of(config)
+    grouped_gemm_mxfp8(_fp8(a_q), a_scale, _fp8(w), *call, out=out, config=config)
+
+
+def _fp8(payload: torch.Tensor) -> torch.Tensor:
+    return payload.view(FP8) if payload.dtype == torch.uint8 else payload
+
+
+def _fake(
+    a_q: torch.Tensor,
+    _a_scale: torch.Tensor,
+    w: torch.Tensor,
+    _w_scale: torch.Tensor,
+    _sorted_token_ids: torch.Tensor,
+    _expert_ids: torch.Tensor,
+    _num_tokens_post_padded: torch.Tensor,
+    num_valid_tokens: int,
+    _top_k: int,
+    _block_m: int,
+    out_dtype: torch.dtype,
+    *_rest: Any,
+) -> torch.Tensor:
+    return a_q.new_empty((num_valid_tokens, w.shape[1]), dtype=out_dtype)
+
+
+_INPUTS = (
+    "Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale, Tensor sorted_token_ids, "
+    "Tensor expert_ids, Tensor num_tokens_post_padded, SymInt num_valid_tokens, int top_k, "
+    "int block_m, ScalarType out_dtype, int a_div, Tensor? mul_weight_by, Tensor? topk_ids, "
+    "str config"
+)
+_op = register(f"{OP}({_INPUTS}) -> Tensor", _functional, _fake)
+_op_out = register(f"{OP}_out({_INPUTS}, Tensor(a!) out) -> ()", _mutating, lambda *_args: None)
+
+
+def _dispatch(
+    tensors: tuple[Any, ...],
+    sizes: tuple[int, ...],
+    dtype: torch.dtype,
+    topk_ids: torch.Tensor | None,
+    out: torch.Tensor | None,
+    config: Any,
+) -> torch.Tensor | None:
+    """The call as torch's op; None if an argument is none of a tensor, which the guards refuse."""
+    needed, optional = tensors[:7], (tensors[7], topk_ids, out)
+    if not all(isinstance(t, torch.Tensor) for t in (*needed, *filter(_given, optional))):
+        return None
+    call = (*needed, *sizes[:3], dtype, sizes[3], tensors[7], topk_ids, _config_text(config))
+    if out is None:
+        result: torch.Tensor = _op(*call)
+        return result
+    _op_out(*call, out)
+    return out
+
+
+def _given(value: object) -> bool:
+    return value is not None
+
+
+# ---------------------------------------------------------------- reference
+
+
+def grouped_gemm_mxfp8_ref(
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    num_valid_tokens: int,
+    top_k: int,
+    block_m: int,
+    out_dtype: torch.dtype = torch.bfloat16,
+    a_div: int = 1,
+    mul_weight_by: torch.Tensor | None = None,
+    topk_ids: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The formula of `grouped_gemm_mxfp8` in plain fp32 torch, row by row, on any device; rows that
+    no block names are zero."""
+    out = torch.zeros((num_valid_tokens, w.shape[1]), dtype=out_dtype, device=a_q.device)
+    for place, id in enumerate(sorted_token_ids[: int(num_tokens_post_padded)].tolist()):
+        expert = int(expert_ids[place // block_m])
+        if not 0 <= id < num_valid_tokens or not 0 <= expert < w.shape[0]:
+            continue
+        row = slice(id // a_div, id // a_div + 1)
+        product = gemm_mxfp8_ref(a_q[row], w[expert], a_scale[row], w_scale[expert], torch.float32)[
+            0
+        ]
+        if mul_weight_by is not None:
+            product *= mul_weight_by.view(-1)[id]
+        out[id] = product.to(out_dtype)
+    return out

@@ -1,0 +1,287 @@
+"""The HIP kernel of grouped_gemm_mxfp8 (gfx950): its signature, its variants, which one a shape
+gets, what it refuses, and the launch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from rfops.guards import MAX_BYTES
+from rfops.jit import BoundKernel, compile_ops, u32
+from rfops.quant_mxfp8 import BLOCK
+
+WAVE = 64  # lanes
+CUS = 256  # compute units of an MI355X; only the heuristic's balance depends on it
+LDS_BYTES = 160 * 1024
+MAX_BLOCK_M = 128  # 8 tiles of 16 rows: their sums and a's rows are what registers hold
+MAX_GROUP_N = 64  # rows of w of a workgroup
+SPARE_REGISTERS = 16  # of what `_registers` says, for another compiler's allocation
+WIDE_K, NARROW_K = 256, 128  # elements of K that a lane's load of scales serves
+OUT_DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+# (E, N, K, a_div, weighted) of layers that `rfops build` prepares kernels for, at block_m 16.
+PREBUILT_SHAPES = tuple(
+    (e, *shape)
+    for e, shape in itertools.product(
+        (128, 64, 32),
+        ((1536, 6144, 4, False), (768, 6144, 4, False), (6144, 768, 1, True)),
+    )
+)
+
+
+@compile_ops("mxfp8_moe", variants=lambda _arch: _prebuilt())
+def mxfp8_moe(
+    sorted_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_padded: torch.Tensor,
+    num_ids: u32,
+    num_valid: u32,
+    num_experts: u32,
+    group_blocks: u32,
+    w: torch.Tensor,
+    a: torch.Tensor,
+    w_scale: torch.Tensor,
+    a_scale: torch.Tensor,
+    weights: torch.Tensor | None,
+    out: torch.Tensor,
+    n: u32,
+    k: u32,
+    a_rows: u32,
+) -> None:
+    """csrc/mxfp8_moe.hip: the shapes stand there; block_m and the config are compile-time."""
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """A variant of the kernel; its head comment says what each means."""
+
+    tile_n: int  # rows of w in a tile: 16, or 8 for blocks of at most 8 rows
+    columns: int  # tiles of w of a workgroup
+    steps: int  # chunks of K a wave has in flight
+    waves: int  # waves of a workgroup, side by side along K
+
+    def __post_init__(self) -> None:
+        if self.tile_n not in (8, 16) or not 1 <= self.waves <= 16:
+            raise ValueError(f"{self}: tile_n is 8 or 16, waves 1 to 16")
+        if not 1 <= self.columns <= 4 or not 1 <= self.steps <= 4:
+            raise ValueError(f"{self}: columns and steps are 1 to 4")
+
+    @property
+    def group_n(self) -> int:
+        """Rows of w of a workgroup."""
+        return self.tile_n * self.columns
+
+    @property
+    def fold(self) -> int:
+        """Chunks of K side by side in one MFMA."""
+        return 16 // self.tile_n
+
+    def row_tiles(self, block_m: int) -> int:
+        return _ceil(block_m, self.tile_n)
+
+    def lds_bytes(self, block_m: int) -> int:
+        results = self.row_tiles(block_m) * self.columns * self.tile_n**2 // 4
+        return 16 * self.waves * self.fold * results + 8 * self.tile_n * self.row_tiles(block_m)
+
+    def defines(
+        self, block_m: int, chunk: int, a_div: int, weighted: bool, dtype: torch.dtype
+    ) -> dict[str, int | str]:
+        return {
+            "BLOCK_M": block_m,
+            "TILE_N": self.tile_n,
+            "COLUMNS": self.columns,
+            "STEPS": self.steps,
+            "WAVES": self.waves,
+            "CHUNK": chunk,
+            "A_DIV": a_div,
+            "WEIGHTED": int(weighted),
+            "OUT": OUT_DTYPES[dtype],
+        }
+
+    def refuses(self, block_m: int) -> str | None:
+        """Why this variant does not take blocks of that size, None if it does."""
+        if self.tile_n == 8 and block_m > 8:
+            return f"tile_n=8 takes blocks of at most 8 rows, not block_m={block_m}"
+        if self.lds_bytes(block_m) > LDS_BYTES:
+            return f"{self} needs {self.lds_bytes(block_m)} bytes of LDS, there are {LDS_BYTES}"
+        return None
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def from_heuristic(n: int, k: int, e: int, num_valid_tokens: int, block_m: int) -> MoeConfig:
+        """What a shape without a tuned row uses: the least time by `_cost`."""
+        candidates = _candidates(block_m, k)
+        return min(candidates, key=lambda c: _cost(c, n, k, e, num_valid_tokens, block_m))
+
+
+def _prebuilt() -> list[dict[str, int | str]]:
+    """The distinct variants of PREBUILT_SHAPES, for 1 to 16 tokens."""
+    found = []
+    for (e, n, k, a_div, weighted), tokens in itertools.product(PREBUILT_SHAPES, (1, 2, 4, 8, 16)):
+        config = MoeConfig.from_heuristic(n, k, e, tokens * 4, 16)
+        found.append(config.defines(16, _chunk(k), a_div, weighted, torch.bfloat16))
+    return [dict(pairs) for pairs in dict.fromkeys(tuple(d.items()) for d in found)]
+
+
+def _chunk(k: int) -> int:
+    return NARROW_K if k % WIDE_K else WIDE_K
+
+
+# ---------------------------------------------------------------- which variant
+
+
+def _registers(config: MoeConfig, block_m: int, chunk: int) -> int:
+    """VGPRs of a variant, within 12 of what clang 22 allocates: payloads and scales in flight,
+    sums, offsets of rows."""
+    tiles, columns = config.row_tiles(block_m), config.columns
+    in_flight = config.steps * (chunk // NARROW_K * 8 + 1) * (columns + tiles)
+    return 22 + 2 * (tiles + columns) + in_flight + 4 * columns * tiles
+
+
+def _candidates(block_m: int, k: int) -> Iterator[MoeConfig]:
+    """Variants that fit the registers which a workgroup of so many waves leaves for each, and two
+    waves a SIMD."""
+    tile_n = (16, 8) if block_m <= 8 else (16,)
+    for values in itertools.product(tile_n, (1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4, 6, 8, 12)):
+        config = MoeConfig(*values)
+        limit = 512 // max(2, _ceil(config.waves, 4)) // 8 * 8
+        fits = _registers(config, block_m, _chunk(k)) + SPARE_REGISTERS <= limit
+        if fits and config.refuses(block_m) is None:
+            yield config
+
+
+# The cost's unit is a slot, 4 clocks of a SIMD at 2.4 GHz; in one, HBM delivers 13.3 KB, and L2
+# (17 TB/s, rocm-origami) 28 KB.
+_HBM_BYTES_PER_SLOT, _L2_BYTES_PER_SLOT = 13_333, 28_000
+_LATENCY_SLOTS = 480  # 0.8 us from a load to its use
+_DISPATCH_SLOTS = 64  # of a wave on each SIMD: 2 clocks a wave and XCD, 32 CUs to an XCD
+_MFMA_SLOTS = 8  # 32 clocks
+
+
+def _cost(
+    config: MoeConfig, n: int, k: int, e: int, num_valid_tokens: int, block_m: int
+) -> tuple[int, int, int, int]:
+    """Order of preference: least time, be it of HBM, of L2, of the busiest SIMD, or of one wave
+    after the other, each waiting for its loads; fewest such waits; fewest rows of w on one CU;
+    fewest slots. Tokens spread evenly over the experts are assumed."""
+    blocks = max(1, min(num_valid_tokens, e + num_valid_tokens // block_m))
+    rows = min(block_m, _ceil(num_valid_tokens, blocks))
+    tiles, chunk = config.row_tiles(rows), _chunk(k)
+    groups = blocks * _ceil(n, config.group_n)
+
+    step_k = chunk * config.fold
+    full, left = divmod(k, step_k * config.steps)  # what is left one wave does, step by step
+    rounds = max(_ceil(full, config.waves), full // config.waves + _ceil(left, step_k))
+    per_mfma = _MFMA_SLOTS * config.columns * tiles + 3 * (config.columns + tiles)
+    results = config.columns * tiles * config.tile_n**2 // 4
+    reduce = _ceil(results, WAVE * config.waves) * config.waves * config.fold * 8
+    per_wave = rounds * config.steps * chunk // NARROW_K * per_mfma + reduce + 100
+    waves_per_cu = _ceil(groups, CUS) * config.waves
+    slots = _ceil(waves_per_cu, 4) * (per_wave + _DISPATCH_SLOTS)
+
+    resident = 4 * min(8, 512 // _registers(config, block_m, chunk)) // config.waves
+    resident = max(1, min(resident, LDS_BYTES // config.lds_bytes(block_m)))
+    batches = _ceil(_ceil(groups, CUS), resident)
+    chain = batches * (per_wave + (rounds + 1) * _LATENCY_SLOTS)
+    hbm = blocks * n * k // _HBM_BYTES_PER_SLOT
+    l2 = groups * (config.group_n + rows) * k // _L2_BYTES_PER_SLOT
+    waits = batches * (rounds + 1)
+    return max(slots, chain, hbm, l2), waits, _ceil(groups, CUS) * config.group_n, slots
+
+
+# ---------------------------------------------------------------- what it takes, and the launch
+
+
+def refuses(
+    n: int,
+    k: int,
+    e: int,
+    num_valid_tokens: int,
+    block_m: int,
+    a_rows: int,
+    dtype: torch.dtype = torch.bfloat16,
+    arch: str = "gfx950",
+) -> str | None:
+    """Why the kernel does not take the shape, None if it does."""
+    if arch not in mxfp8_moe.spec.archs:
+        return f"no kernel for {arch}, only for {', '.join(mxfp8_moe.spec.archs)}"
+    if dtype not in OUT_DTYPES:
+        return f"writes bfloat16, float16 or float32, not {dtype}"
+    if not 1 <= block_m <= MAX_BLOCK_M:
+        return f"block_m={block_m} is not within 1 to {MAX_BLOCK_M}"
+    if k % BLOCK:
+        return f"K={k} is not a multiple of {BLOCK}"
+    # Offsets reach up to a step beyond the end of the last row. w is rebased by workgroup.
+    row = k + 4 * WIDE_K
+    if MAX_GROUP_N * row >= MAX_BYTES:
+        return f"{MAX_GROUP_N} rows of w with K={k} are beyond signed 32-bit offsets (2 GiB)"
+    if a_rows * row >= MAX_BYTES:
+        return f"a_q of {a_rows} x {k} is beyond signed 32-bit offsets (2 GiB)"
+    return None
+
+
+Launch = Callable[..., None]
+
+
+def prepare(
+    device: torch.device,
+    *,
+    num_valid_tokens: int,
+    top_k: int,
+    block_m: int,
+    a_div: int,
+    n: int,
+    k: int,
+    e: int,
+    weighted: bool,
+    dtype: torch.dtype = torch.bfloat16,
+    config: MoeConfig | None = None,
+) -> Launch:
+    """Build or find the variant and load it; what comes back launches it on (out, a_q, a_scale, w,
+    w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, topk_weights or None). Raises as
+    CompiledOp.bind, ValueError where the config does not take block_m."""
+    config = config or MoeConfig.from_heuristic(n, k, e, num_valid_tokens, block_m)
+    reason = config.refuses(block_m)
+    if reason:
+        raise ValueError(f"grouped_gemm_mxfp8: config: {reason}; pass another config, or none")
+
+    def bind(chunk: int) -> BoundKernel:
+        defines = config.defines(block_m, chunk, a_div, weighted, dtype)
+        return mxfp8_moe.bind(device=device, defines=defines)
+
+    chunk = _chunk(k)
+    usual = bind(chunk)
+    columns, block = _ceil(n, config.group_n), (config.waves * WAVE, 1, 1)
+
+    def run(
+        out: torch.Tensor,
+        a_q: torch.Tensor,
+        a_scale: torch.Tensor,
+        w: torch.Tensor,
+        w_scale: torch.Tensor,
+        sorted_token_ids: torch.Tensor,
+        expert_ids: torch.Tensor,
+        num_tokens_post_padded: torch.Tensor,
+        topk_weights: torch.Tensor | None,
+    ) -> None:
+        kernel = usual
+        if chunk == WIDE_K and (a_scale.data_ptr() | w_scale.data_ptr()) % 4:
+            kernel = bind(NARROW_K)
+        num_ids = sorted_token_ids.shape[0]
+        # Where each block has a valid row, as those of moe_align_block_size do, one pass is enough.
+        rows = min(_ceil(num_ids, block_m), max(num_valid_tokens, 1), 65535)
+        kernel.launch(
+            (columns, rows, 1),
+            block,
+            (sorted_token_ids, expert_ids, num_tokens_post_padded, num_ids, num_valid_tokens, e,
+             rows, w, a_q, w_scale, a_scale, topk_weights, out, n, k, a_q.shape[0]),
+        )  # fmt: skip
+
+    return run
