@@ -1,5 +1,6 @@
 """The build engine: config -> toolchain -> cache -> code object -> bound kernel."""
 
+from . import settings
 from .bind import BoundKernel, CompiledOp, compile_ops, compiled_ops
 from .errors import (
     BindError,
@@ -15,7 +16,6 @@ from .errors import (
 from .plans import Plans
 from .signature import f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from .strict import freeze
-from .triton_builds import watch_if_set
 from .vgpu import vgpu_library
 
 __all__ = [
@@ -47,4 +47,7 @@ __all__ = [
     "vgpu_library",
 ]
 
-watch_if_set()
+if settings.raw("RFOPS_JIT") == "0" or settings.raw("RFOPS_RECORD_MANIFEST"):
+    from .triton_builds import watch
+
+    watch()

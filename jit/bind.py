@@ -11,17 +11,19 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import hip, launcher, paths, vgpu_check
-from .build import Define, Defines, build_device
-from .cache import Artifact
 from .code_object import waves_per_simd
 from .errors import BindError
 from .signature import Parameter, check_layout, kernel_layout, read_signature, struct_format
-from .spec import ModuleSpec, module_spec
+
+if TYPE_CHECKING:  # all of building is imported by the first bind
+    from .build import Define, Defines
+    from .cache import Artifact
+    from .spec import ModuleSpec
 
 Dim3 = tuple[int, int, int]
 
@@ -167,6 +169,8 @@ class CompiledOp:
     @functools.cached_property
     def spec(self) -> ModuleSpec:
         """The module's entry in the config file."""
+        from .spec import module_spec
+
         return module_spec(self.module, self.config)
 
     @functools.cached_property
@@ -176,6 +180,8 @@ class CompiledOp:
 
     def build(self, arch: str, defines: Defines | None = None) -> Artifact:
         """Build for an architecture without loading; needs no GPU."""
+        from .build import build_device
+
         return build_device(self.spec, arch, defines or {})
 
     def bind(

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import log, settings, strict, toolchain
+from . import log, settings, strict
 from .errors import RfopsError
 from .hip import raw_stream
-from .host import build_host, host_unit
-from .spec import module_spec
 
 if TYPE_CHECKING:
     from .bind import BoundKernel
@@ -78,8 +76,11 @@ def count() -> None:
 
 def build() -> bool:
     """Build and load the extension now; False, with a line in the log, where that cannot be."""
+    from . import host
+    from .spec import module_spec
+
     try:
-        _load(str(build_host(module_spec(MODULE)).file))
+        _load(str(host.build_host(module_spec(MODULE)).file))
     except (RfopsError, ImportError, OSError) as error:
         log.get().debug("launching through ctypes: %s", error)
         return False
@@ -89,6 +90,10 @@ def build() -> bool:
 @functools.cache
 def _find() -> None:
     """Load the extension if a cache has it; once a process."""
+    from . import toolchain
+    from .host import host_unit
+    from .spec import module_spec
+
     try:
         spec = module_spec(MODULE)
         for chosen in toolchain.known("host", toolchain.HOST_TARGET):

@@ -22,12 +22,6 @@ _COMPILER = "triton.compiler.compiler"
 _compiles = 0
 
 
-def watch_if_set() -> None:
-    """`watch` where a setting is about Triton's kernels."""
-    if settings.raw("RFOPS_JIT") == "0" or settings.raw("RFOPS_RECORD_MANIFEST"):
-        watch()
-
-
 def watch() -> None:
     """From now on if Triton is imported, else from then on."""
     if _COMPILER in sys.modules:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .host import build_host
-from .spec import module_spec
-
 
 def vgpu_library() -> Path:
     """The virtual GPU's libamdhip64.so, built on first use. Raises as build_host."""
+    from .host import build_host
+    from .spec import module_spec
+
     return build_host(module_spec("vgpu")).file

@@ -32,6 +32,7 @@ from rfops.jit import (
     f32,
     f64,
     hip,
+    host,
     i8,
     i16,
     i32,
@@ -349,7 +350,7 @@ def test_a_busy_process_builds_it(
         return SimpleNamespace(file=extension.__file__ or extension.__spec__.origin)
 
     monkeypatch.setenv("RFOPS_LAUNCHER", "auto")
-    monkeypatch.setattr(launcher, "build_host", build_host)
+    monkeypatch.setattr(host, "build_host", build_host)
     monkeypatch.setattr(launcher, "_find", lambda: None)
     monkeypatch.setattr(launcher, "_native", None)
     monkeypatch.setattr(launcher, "_launches", launcher._ENOUGH - 3)
