@@ -1,17 +1,21 @@
 """The build engine: config -> toolchain -> cache -> code object -> bound kernel."""
 
+from . import settings
 from .bind import BoundKernel, CompiledOp, compile_ops, compiled_ops
 from .errors import (
     BindError,
     BuildError,
     ConfigError,
     HipError,
+    JitDisabled,
     LockTimeout,
     RfopsError,
     ToolchainNotFound,
     UnsupportedArch,
 )
+from .plans import Plans
 from .signature import f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from .strict import freeze
 from .vgpu import vgpu_library
 
 __all__ = [
@@ -21,7 +25,9 @@ __all__ = [
     "CompiledOp",
     "ConfigError",
     "HipError",
+    "JitDisabled",
     "LockTimeout",
+    "Plans",
     "RfopsError",
     "ToolchainNotFound",
     "UnsupportedArch",
@@ -29,6 +35,7 @@ __all__ = [
     "compiled_ops",
     "f32",
     "f64",
+    "freeze",
     "i8",
     "i16",
     "i32",
@@ -39,3 +46,8 @@ __all__ = [
     "u64",
     "vgpu_library",
 ]
+
+if settings.raw("RFOPS_JIT") == "0" or settings.raw("RFOPS_RECORD_MANIFEST"):
+    from .triton_builds import watch
+
+    watch()

@@ -5,21 +5,25 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import struct
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import hip, paths, vgpu_check
-from .build import Define, Defines, build_device
-from .cache import Artifact
+from . import hip, launcher, paths, vgpu_check
 from .code_object import waves_per_simd
 from .errors import BindError
-from .signature import Parameter, check_layout, read_signature, struct_format
-from .spec import ModuleSpec, module_spec
+from .signature import Parameter, check_layout, kernel_layout, read_signature, struct_format
+
+if TYPE_CHECKING:  # all of building is imported by the first bind
+    from .build import Define, Defines
+    from .cache import Artifact
+    from .spec import ModuleSpec
 
 Dim3 = tuple[int, int, int]
 
@@ -33,6 +37,15 @@ class _Slot:
         self.extra = (ctypes.c_void_p * 5)(
             1, ctypes.addressof(self.buffer), 2, ctypes.addressof(self.size), 3
         )  # HIP_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    if tensor is None:
+        return 0
+    address = int(tensor.data_ptr())
+    if not address and tensor.numel():
+        raise ValueError(f"a tensor without memory ({type(tensor).__name__}) cannot be launched on")
+    return address
 
 
 class BoundKernel:
@@ -52,23 +65,27 @@ class BoundKernel:
         resources["waves_per_simd"] = waves_per_simd(resources["vgpr"])
         self.resources: Mapping[str, int] = resources
         self.device = device
+        self.layout = kernel_layout(args, parameters)
         self._pack = struct.Struct(struct_format(args, parameters))
+        self.kernarg_size = self._pack.size
         self._tensors = tuple(p.scalar is None for p in parameters)
         self._slots: list[_Slot] = []
         self._load(artifact)
         if self.hip.is_virtual and vgpu_check.is_on():
             self.launch = vgpu_check.registering_launch(self.launch, self.hip)  # type: ignore[method-assign]
+        else:
+            launcher.attach(self)
 
     def _load(self, artifact: Artifact) -> None:
         self.hip = hip.runtime(self.device)
-        self._index = -1 if self.device.index is None else self.device.index
-        code = artifact.file.read_bytes()
-        if self._index >= 0:
-            with torch.cuda.device(self._index):
-                self._module, self._function = self.hip.load(code, self.name)
+        self.index = -1 if self.device.index is None else self.device.index
+        code, arch = artifact.file.read_bytes(), hip.device_arch(self.device)
+        if self.index >= 0:
+            with torch.cuda.device(self.index):
+                self._module, self.function = self.hip.load(code, self.name, arch)
         else:
             self.hip.select_arch(artifact.meta["arch"])
-            self._module, self._function = self.hip.load(code, self.name)
+            self._module, self.function = self.hip.load(code, self.name, arch)
 
     def launch(
         self, grid: Dim3, block: Dim3, args: Sequence[Any], lds: int = 0, stream: int | None = None
@@ -78,43 +95,56 @@ class BoundKernel:
         `grid` counts workgroups, `lds` is dynamic LDS in bytes. Tensors go by address, None as a
         null pointer; nothing but the number and range of arguments is checked here. Raises
         ValueError, HipError.
+
+        This is the launch through ctypes. An instance's `launch` is the native one where that is
+        built (see launcher.py), which comes here with all that is not plain.
         """
+        launcher.count()
         try:
             slot = self._slots.pop()
         except IndexError:
             slot = _Slot(self._pack.size)
         try:
             values = [
-                (0 if arg is None else arg.data_ptr()) if tensor else arg
+                _address(arg) if tensor else arg
                 for arg, tensor in zip(args, self._tensors, strict=True)
             ]
             self._pack.pack_into(slot.buffer, 0, *values)
         except (struct.error, AttributeError, TypeError, ValueError) as error:
             raise ValueError(self._explain(args, error)) from error
-        if self._index < 0:
-            code = self.hip.launch_kernel(
-                self._function, *grid, *block, lds, stream, None, slot.extra
-            )
+        if self.index < 0:
+            code = self._launch(grid, block, lds, stream, slot)
         else:
-            with torch.cuda.device(self._index):
-                if stream is None:
-                    stream = torch.cuda.current_stream().cuda_stream
-                code = self.hip.launch_kernel(
-                    self._function, *grid, *block, lds, stream, None, slot.extra
-                )
+            if stream is None:
+                stream = hip.raw_stream(self.index)
+            if torch.cuda.current_device() == self.index:
+                code = self._launch(grid, block, lds, stream, slot)
+            else:
+                with torch.cuda.device(self.index):
+                    code = self._launch(grid, block, lds, stream, slot)
         self._slots.append(slot)
         if code != 0:
-            self.hip.fail(f"hipModuleLaunchKernel({self.name})", code)
+            self.fail(code)
+
+    def _launch(self, grid: Dim3, block: Dim3, lds: int, stream: int | None, slot: _Slot) -> int:
+        extra = slot.extra
+        return int(self.hip.launch_kernel(self.function, *grid, *block, lds, stream, None, extra))
+
+    def fail(self, code: int) -> None:
+        """Raise the HipError of a launch."""
+        self.hip.fail(f"hipModuleLaunchKernel({self.name})", code)
 
     def _explain(self, args: Sequence[Any], error: Exception) -> str:
         if len(args) != len(self.parameters):
             return f"{self.name}: {len(self.parameters)} arguments expected, got {len(args)}"
         for parameter, arg in zip(self.parameters, args, strict=True):
             try:
-                value = arg if parameter.scalar else 0 if arg is None else arg.data_ptr()
+                value = arg if parameter.scalar else _address(arg)
                 struct.pack(f"<{parameter.layout.code}", value)
             except (struct.error, AttributeError, TypeError, OverflowError):
                 return f"{self.name}: argument {parameter} cannot take {arg!r:.80}"
+            except (ValueError, RuntimeError) as refusal:  # RuntimeError: torch's own
+                return f"{self.name}: argument {parameter.name}: {refusal}"
         return f"{self.name}: {error}"
 
 
@@ -134,10 +164,13 @@ class CompiledOp:
         self._function = function
         self._bound: dict[Any, BoundKernel] = {}
         self._lock = threading.Lock()
+        _all.add(self)
 
     @functools.cached_property
     def spec(self) -> ModuleSpec:
         """The module's entry in the config file."""
+        from .spec import module_spec
+
         return module_spec(self.module, self.config)
 
     @functools.cached_property
@@ -147,6 +180,8 @@ class CompiledOp:
 
     def build(self, arch: str, defines: Defines | None = None) -> Artifact:
         """Build for an architecture without loading; needs no GPU."""
+        from .build import build_device
+
         return build_device(self.spec, arch, defines or {})
 
     def bind(
@@ -173,6 +208,15 @@ class CompiledOp:
 
 
 _registered: list[CompiledOp] = []
+_all: weakref.WeakSet[CompiledOp] = weakref.WeakSet()
+
+
+def _unlock() -> None:
+    for op in _all:
+        op._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock)  # another thread may have been binding
 
 
 def compiled_ops() -> tuple[CompiledOp, ...]:

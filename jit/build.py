@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import re
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import log, paths
+from . import log, manifest, paths, strict, toolchain
 from .cache import Artifact, Contents, Roots, Shelf
 from .errors import BuildError, ConfigError
-from .files import digest, write_atomic
+from .files import digest
+from .manifest import Wanted
 from .spec import ModuleSpec
-from .toolchain import HIPCC_FLAGS, ZIG_FLAGS, Toolchain, device_toolchain
+from .toolchain import HIPCC_FLAGS, ZIG_FLAGS, Toolchain
 
-ENGINE_VERSION = 1  # part of every key: raise it when the meaning of a recipe changes
+ENGINE_VERSION = 2  # part of every key: raise it when the meaning of a recipe changes
 Define = str | int | float | bool
 Defines = Mapping[str, Define]
 
@@ -66,8 +64,12 @@ class Unit:
 
 
 def roots_of(spec: ModuleSpec) -> Roots:
-    ours = ("rfops", paths.CSRC)
-    return Roots((ours,) if spec.root == paths.CSRC else (("root", spec.root), ours))
+    """{root} and {rfops} are folders of sources, {python} that of Python's headers, if used."""
+    roots = [] if spec.root == paths.CSRC else [("root", spec.root)]
+    roots.append(("rfops", paths.CSRC))
+    if any("{python}" in flag for flag in spec.flags):
+        roots.append(("python", toolchain.python_headers(spec.title or spec.name)))
+    return Roots(tuple(roots))
 
 
 def template(roots: Roots, path: Path) -> str:
@@ -94,12 +96,9 @@ def define_flags(defines: Defines) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def device_unit(spec: ModuleSpec, arch: str, defines: Defines) -> Unit:
-    """The recipe of a code object. Raises UnsupportedArch, ToolchainNotFound, ConfigError."""
-    spec.require_arch(arch)
-    if spec.kind != "device":
-        raise ConfigError(f"{spec.name}: a {spec.kind} module has no code object")
-    toolchain, roots = device_toolchain(arch), roots_of(spec)
+def device_unit(spec: ModuleSpec, arch: str, defines: Defines, toolchain: Toolchain) -> Unit:
+    """The recipe of a code object by that compiler. Raises ConfigError."""
+    roots = roots_of(spec)
     source = template(roots, spec.sources()[0])
     # A device compile ignores -MD in hipcc 7.0 and clang 22; the frontend's own flags do work.
     depfile = ("-Xclang", "-dependency-file", "-Xclang", "deps.d", "-Xclang", "-MT")
@@ -123,34 +122,94 @@ def device_unit(spec: ModuleSpec, arch: str, defines: Defines) -> Unit:
 def build_device(spec: ModuleSpec, arch: str, defines: Defines) -> Artifact:
     """The code object from the cache, or built now.
 
-    Raises UnsupportedArch, ToolchainNotFound, BuildError, LockTimeout, ConfigError.
+    Raises UnsupportedArch, ToolchainNotFound, BuildError, LockTimeout, JitDisabled, ConfigError.
     """
-    unit = device_unit(spec, arch, defines)
-    found = unit.shelf.find(unit.build_key)
-    if found is not None:
-        return found
-    with unit.shelf.lock(unit.build_key):
+    spec.require_arch(arch)
+    if spec.kind != "device":
+        raise ConfigError(f"{spec.name}: a {spec.kind} module has no code object")
+    title = f"{spec.title or spec.name} for {arch}"
+    about = {"arch": arch, "defines": dict(defines)}
+
+    def make(unit: Unit, before: Contents) -> Artifact | None:
+        return _compile_device(unit, title, about, before)
+
+    return obtain(
+        Wanted(spec.name, arch, manifest.defines_of(defines), spec.config),
+        ("device", arch),
+        lambda chosen: device_unit(spec, arch, defines, chosen),
+        make,
+    )
+
+
+def obtain(
+    wanted: Wanted,
+    target: tuple[str, str],
+    unit_by: Callable[[Toolchain], Unit],
+    make: Callable[[Unit, Contents], Artifact | None],
+) -> Artifact:
+    """The artifact from the cache, or made now, by one process for all that want it.
+
+    `make` gets what it read in an earlier attempt, updates it, and returns None if a source changed
+    meanwhile: what was compiled is then not known.
+    """
+    for chosen in toolchain.usable(*target):
+        unit = unit_by(chosen)
         found = unit.shelf.find(unit.build_key)
         if found is not None:
+            manifest.record(wanted)
             return found
-        title = f"{spec.title or spec.name} for {arch}"
+    from . import failures  # what only a cold start needs is imported by it
+
+    strict.check_build(str(wanted), wanted.command)
+    unit = unit_by(toolchain.choose(*target, again=True))
+    before = failures.last(unit.shelf, unit.build_key)
+    try:
+        with unit.shelf.lock(unit.build_key):
+            built = unit.shelf.find(unit.build_key, report=True)
+            if built is None:
+                failures.raise_again(unit.shelf, unit.build_key, before)
+                built = _attempts(unit, make)
+                toolchain.note_built(target[0], unit.toolchain)
+    except OSError as error:
+        raise failures.from_os(unit.shelf, error) or error from error
+    manifest.record(wanted)
+    return built
+
+
+def _attempts(unit: Unit, make: Callable[[Unit, Contents], Artifact | None]) -> Artifact:
+    from . import failures
+
+    read: Contents = {}
+    try:
         for _ in range(ATTEMPTS):
-            built = _compile_device(unit, title, {"arch": arch, "defines": dict(defines)})
+            built = make(unit, read)
             if built is not None:
-                log.get().info("built %s in %.2f s", title, built.meta["seconds"])
                 return built
-        raise BuildError(spec.name, "", "the sources kept changing during the build", None)
+        raise BuildError(unit.shelf.module, "", "the sources kept changing during the build", None)
+    except BuildError as error:
+        if error.log_path is not None:
+            raise
+        raise failures.record(unit.shelf, unit.build_key, error, {}) from error
 
 
-def _compile_device(unit: Unit, title: str, about: dict[str, Any]) -> Artifact | None:
-    """Build once; None if a source changed meanwhile, as what was compiled is then not known."""
-    with unit.shelf.stage() as stage:
+def _compile_device(
+    unit: Unit, title: str, about: dict[str, Any], before: Contents
+) -> Artifact | None:
+    """Build once; None if a source changed meanwhile."""
+    from .compile import files_read, run_units
+
+    with unit.shelf.stage(unit.build_key) as stage:
         seconds = run_units([unit], title, stage)
-        read = files_read(unit, stage)
-        if read is None:
+        read, sure = files_read(unit, stage, before)
+        before.clear()
+        before.update(read)
+        if not sure:
             return None
         about = {**about, **_kernels(unit, stage / unit.output, about["arch"])}
-        return unit.shelf.publish(stage, unit.build_key, read, make_meta(unit, seconds, about))
+        meta = make_meta(unit, seconds, about)
+        built = unit.shelf.publish(stage, unit.build_key, read, meta)
+    log.get().info("built %s in %.2f s", title, seconds)
+    return built
 
 
 def make_meta(unit: Unit, seconds: float, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,6 +217,7 @@ def make_meta(unit: Unit, seconds: float, about: Mapping[str, Any]) -> dict[str,
         "module": unit.shelf.module,
         "output": unit.output,
         "engine": ENGINE_VERSION,
+        "toolchain": unit.toolchain.name,
         "compiler": unit.toolchain.version,
         "commands": [list(command.argv) for command in unit.commands],
         "seconds": round(seconds, 3),
@@ -179,44 +239,3 @@ def _kernels(unit: Unit, file: Path, arch: str) -> dict[str, Any]:
         command = unit.argv(unit.commands[-1])
         raise BuildError(unit.shelf.module, command, str(error), None) from error
     return metadata
-
-
-def run_units(units: Sequence[Unit], title: str, stage: Path) -> float:
-    """Run the commands of the units in the stage; seconds. A failure's log outlives the stage."""
-    from .ninja import Step, run_steps
-
-    steps = [
-        Step(unit.argv(command), tuple(map(unit.expand, command.inputs)), command.output)
-        for unit in units
-        for command in unit.commands
-    ]
-    begin = time.monotonic()
-    try:
-        output = run_steps(units[-1].shelf.module, title, steps, stage)
-    except BuildError as error:
-        shelf = units[-1].shelf
-        log_path = shelf.folder / "failed" / f"{units[-1].build_key}.log"
-        with suppress(OSError):
-            write_atomic(log_path, f"$ {error.command}\n{error.output}")
-        raise BuildError(error.module, error.command, error.output, log_path) from None
-    (stage / "build.log").write_text(output, encoding="utf-8")
-    return time.monotonic() - begin
-
-
-def _parse_depfile(text: str) -> list[str]:
-    """The prerequisites of a make rule: blanks are escaped by backslash, dollars doubled."""
-    _, _, names = text.replace("\\\n", " ").partition(": ")
-    words = re.findall(r"(?:\\.|[^\\\s])+", names)
-    return [re.sub(r"\\(.)", r"\1", word).replace("$$", "$") for word in words]
-
-
-def files_read(unit: Unit, stage: Path) -> Contents | None:
-    """The files that the compiler read; None if one has changed since the build began."""
-    begin = (stage / "build.ninja").stat().st_ctime_ns
-    listed = _parse_depfile((stage / unit.depfile).read_text(encoding="utf-8"))
-    files = {Path(os.path.normpath(stage / name)) for name in listed}
-    read = unit.shelf.contents([unit.shelf.roots.name_of(file) for file in files])
-    with suppress(OSError):
-        if all(file.stat().st_ctime_ns <= begin for file in files):
-            return read
-    return None

@@ -4,24 +4,27 @@ Two keys. The *build key* is known before compiling: recipe, flags, compiler, so
 *content key* adds the content of every file that the compiler reported reading. An index file per
 build key remembers which files those were; a hit costs one `stat` a file, and a hash only where
 that is not conclusive. Folders are built aside and renamed in whole, `meta.json` written last.
+
+Read-only caches can lie behind (RFOPS_CACHE_READ): they are looked into, never written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import time
 import uuid
+import zlib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import log, settings
-from .errors import ConfigError, LockTimeout
-from .files import cache_root, digest, fsync_folder, write_atomic
+from . import lock, log
+from .errors import ConfigError
+from .files import cache_root, cache_roots, digest, fsync_folder, write_atomic
 
 _RECENT_NS = 2_000_000_000  # a file this young may change again without its stat showing it
 _MAX_REMEMBERED = 8  # versions of the sources that an index keeps
@@ -78,37 +81,60 @@ def _settled(stat: list[int] | None) -> list[int] | None:
     return stat
 
 
+def seal(meta: Mapping[str, Any]) -> int:
+    """A checksum over the metadata, kept in it: a changed byte of meta.json shows."""
+    rest = {name: value for name, value in meta.items() if name != "seal"}
+    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+
+
+def damage(folder: Path, meta: Mapping[str, Any], trusted: list[int] | None = None) -> str:
+    """What is wrong with an entry, or nothing; the content counts unless the stat is `trusted`."""
+    if meta["seal"] != seal(meta):
+        return "meta.json has changed"
+    if meta["key"] != folder.name:
+        return f"it is the entry {meta['key']}"
+    file = folder / meta["output"]
+    now = _stat(file)
+    if now is None:
+        return f"{file.name} is gone"
+    if now[0] != meta["size"]:
+        return f"{file.name} has {now[0]} bytes instead of {meta['size']}"
+    if now != trusted and digest(file.read_bytes()) != meta["sha256"]:
+        return f"the content of {file.name} has changed"
+    return ""
+
+
 class Shelf:
     """One module on one architecture."""
 
     def __init__(self, arch: str, module: str, roots: Roots) -> None:
         self.module = module
-        self.folder = cache_root() / arch / module
+        self.folders = tuple(root / arch / module for root in cache_roots())
+        self.folder = self.folders[0]
         self.roots = roots
 
-    def _index(self, build_key: str) -> Path:
-        return self.folder / "index" / f"{build_key}.json"
-
-    def _entries(self, build_key: str) -> list[dict[str, Any]]:
+    def _entries(self, build_key: str, folder: Path) -> list[dict[str, Any]]:
         """What the index remembers; a damaged one remembers nothing."""
         try:
-            entries = json.loads(self._index(build_key).read_bytes())["entries"]
+            entries = json.loads((folder / "index" / f"{build_key}.json").read_bytes())["entries"]
             dicts = [e for e in entries if type(e["deps"]) is type(e["stats"]) is dict]
             return [entry for entry in dicts if entry["key"] and entry["deps"]]
         except (OSError, ValueError, KeyError, TypeError):
             return []
 
-    def find(self, build_key: str) -> Artifact | None:
-        """The artifact whose files are as they are now, or None."""
+    def find(self, build_key: str, report: bool = False) -> Artifact | None:
+        """The artifact whose files are as they are now, or None; `report` says what is damaged."""
         now: Contents = {}
-        for entry in self._entries(build_key):
-            if self._unchanged(entry) or self._same_content(entry, now):
-                artifact = self.load(entry["key"])
-                if artifact is not None:
-                    if now:
-                        kept = self.contents(entry["deps"], now)
-                        self._remember(build_key, entry["key"], kept)
-                    return artifact
+        for index in self.folders:
+            for entry in self._entries(build_key, index):
+                if self._unchanged(entry) or self._same_content(entry, now):
+                    for folder in self.folders:
+                        artifact = self._load(folder / entry["key"], entry, report)
+                        if artifact is not None:
+                            if now or index != self.folder:
+                                kept = self.contents(entry["deps"], now)
+                                self._remember(build_key, entry["key"], kept, artifact.file)
+                            return artifact
         return None
 
     def _unchanged(self, entry: dict[str, Any]) -> bool:
@@ -135,15 +161,24 @@ class Shelf:
                     known[name] = "", None
         return {name: known[name] for name in sorted(names)}
 
-    def load(self, key: str) -> Artifact | None:
-        """The artifact of a content key if it is whole."""
-        folder = self.folder / key
+    def _load(self, folder: Path, entry: dict[str, Any], report: bool) -> Artifact | None:
+        """The artifact in the folder if it is whole."""
+        if folder.parent == self.folder:
+            lock.use(cache_root(), folder.name)  # first: then nobody removes what is found next
+        if not folder.is_dir():
+            return None
         try:
             meta = json.loads((folder / "meta.json").read_bytes())
-            whole = (folder / meta["output"]).stat().st_size == meta["size"]
-        except (OSError, ValueError, KeyError, TypeError):
+            wrong = damage(folder, meta, entry["stats"].get(str(folder / meta["output"])))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            wrong = f"meta.json: {error!r}"
+        if wrong:
+            if report:
+                log.get().warning("damaged %s: %s; not used", folder, wrong)
             return None
-        return Artifact(folder, meta) if whole else None
+        with contextlib.suppress(OSError):
+            os.utime(folder / "meta.json")  # its last use, for `rfops cache gc`
+        return Artifact(folder, meta)
 
     def publish(
         self, stage: Path, build_key: str, read: Contents, meta: dict[str, Any]
@@ -154,48 +189,69 @@ class Shelf:
         output = stage / meta["output"]
         meta |= {"key": key, "build_key": build_key, "deps": deps}
         meta |= {"size": output.stat().st_size, "sha256": digest(output.read_bytes())}
+        meta |= {"seal": seal(meta)}
         for file in stage.iterdir():
             with file.open("rb") as stream:
                 os.fsync(stream.fileno())
         write_atomic(stage / "meta.json", json.dumps(meta, indent=1))
         fsync_folder(stage)
-        self._rename_in(stage, self.folder / key)
-        self._remember(build_key, key, read)
-        return Artifact(self.folder / key, meta, fresh=True)
+        lock.use(cache_root(), key)
+        final = self.folder / key
+        self.rename_in(stage, final)
+        self._remember(build_key, key, read, final / meta["output"])
+        return Artifact(final, meta, fresh=True)
 
-    def _rename_in(self, stage: Path, final: Path) -> None:
+    @staticmethod
+    def rename_in(stage: Path, final: Path) -> bool:
+        """Make the stage the entry `final`, unless a whole one is there: whether it was made so."""
         try:
             stage.rename(final)
         except OSError:
-            if self.load(final.name) is not None:
-                shutil.rmtree(stage)  # another builder was first, with the same content
-                return
-            final.rename(final.with_name(f".damaged-{uuid.uuid4().hex}"))
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                if not damage(final, json.loads((final / "meta.json").read_bytes())):
+                    shutil.rmtree(stage)  # another builder was first, with the same content
+                    return False
+            aside = final.with_name(f".damaged-{uuid.uuid4().hex}")
+            final.rename(aside)
             stage.rename(final)
-        fsync_folder(self.folder)
+            shutil.rmtree(aside, ignore_errors=True)
+        fsync_folder(final.parent)
+        return True
 
-    def _remember(self, build_key: str, key: str, read: Contents) -> None:
+    def _remember(self, build_key: str, key: str, read: Contents, artifact: Path) -> None:
         """Put the entry first in the index. The index only saves work, so failing is no error."""
         deps = {name: sha for name, (sha, _) in read.items()}
         stats = {str(self.roots.path_of(name)): stat for name, (_, stat) in read.items() if stat}
-        before = self._entries(build_key)
-        others = [entry for entry in before if entry["key"] != key]
-        entries = [{"key": key, "deps": deps, "stats": stats}, *others[: _MAX_REMEMBERED - 1]]
-        if entries == before:
-            return
-        with suppress(OSError):
-            write_atomic(self._index(build_key), json.dumps({"entries": entries}, indent=1))
+        settled = _settled(_stat(artifact))
+        if settled is not None:
+            stats[str(artifact)] = settled
+        self.index(build_key, [{"key": key, "deps": deps, "stats": stats}])
+
+    def index(self, build_key: str, first: list[dict[str, Any]]) -> None:
+        """Put entries before those that the index has."""
+        before = self._entries(build_key, self.folder)
+        keys = {entry["key"] for entry in first}
+        others = [entry for entry in before if entry["key"] not in keys]
+        entries = [*first, *others][:_MAX_REMEMBERED]
+        if entries != before:
+            with contextlib.suppress(OSError):
+                file = self.folder / "index" / f"{build_key}.json"
+                write_atomic(file, json.dumps({"entries": entries}, indent=1))
 
     def _not_writable(self, error: OSError) -> ConfigError:
         return ConfigError(
             f"cannot write to the cache folder {self.folder}: {error.strerror or error}; "
-            "point RFOPS_CACHE_DIR at a folder that can be written"
+            "point RFOPS_CACHE_DIR at a folder that can be written, and RFOPS_CACHE_READ at this "
+            "one if it has what you need"
         )
 
-    @contextmanager
-    def stage(self) -> Iterator[Path]:
+    def _stage_prefix(self, build_key: str) -> str:
+        return f".stage-{digest(os.uname().nodename.encode())[:8]}-{build_key[:16]}-"
+
+    @contextlib.contextmanager
+    def stage(self, build_key: str) -> Iterator[Path]:
         """A fresh folder beside the artifacts; what is left of it at the end is removed."""
-        folder = self.folder / f".stage-{os.getpid()}-{uuid.uuid4().hex}"
+        folder = self.folder / f"{self._stage_prefix(build_key)}{uuid.uuid4().hex}"
         try:
             folder.mkdir(parents=True)
         except OSError as error:
@@ -205,32 +261,18 @@ class Shelf:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    @contextmanager
+    @contextlib.contextmanager
     def lock(self, build_key: str) -> Iterator[None]:
-        """Only one process builds a key; the kernel frees the lock when its holder dies.
-
-        The lock saves work and no more: publishing is safe without it.
-        """
-        import filelock  # only on a cold start
-
-        timeout = settings.number("RFOPS_LOCK_TIMEOUT")
-        lock_file = self.folder / f".{build_key}.lock"
-        try:
-            lock_file.parent.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(lock_file)
+        """Only one process builds a key. The lock saves work and no more: publishing is safe
+        without it. Raises LockTimeout, ConfigError."""
+        with contextlib.ExitStack() as stack:
             try:
-                lock.acquire(timeout=0)
-            except filelock.Timeout:
-                log.get().info("waiting for another process to build %s", self.module)
-                lock.acquire(timeout=timeout)
-        except filelock.Timeout:
-            raise LockTimeout(
-                f"{self.module}: another process has held {lock_file} for {timeout} s; "
-                "RFOPS_LOCK_TIMEOUT sets the longest wait"
-            ) from None
-        except OSError as error:
-            raise self._not_writable(error) from error
-        try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                held = lock.hold(self.folder / f".{build_key}.lock", self.module)
+                alone = stack.enter_context(held)
+            except OSError as error:
+                raise self._not_writable(error) from error
+            if alone:  # then a stage of this key was left by a builder that was killed
+                for left in self.folder.glob(f"{self._stage_prefix(build_key)}*"):
+                    shutil.rmtree(left, ignore_errors=True)
             yield
-        finally:
-            lock.release()

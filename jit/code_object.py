@@ -22,9 +22,19 @@ class CodeObjectError(RfopsError):
 
 
 def unbundle(data: bytes, arch: str) -> bytes:
-    """The raw ELF for `arch`: the input itself, or an entry of a clang offload bundle."""
+    """The raw ELF for `arch`: the input itself, or an entry of a clang offload bundle.
+
+    Raises CodeObjectError.
+    """
     if not data.startswith(_BUNDLE_MAGIC):
         return data
+    try:
+        return _bundled(data, arch)
+    except struct.error as error:
+        raise CodeObjectError(f"a bundle that is cut short: {error}") from error
+
+
+def _bundled(data: bytes, arch: str) -> bytes:
     count, at = struct.unpack_from("<Q", data, 24)[0], 32
     seen = []
     for _ in range(min(count, 64)):
@@ -35,6 +45,17 @@ def unbundle(data: bytes, arch: str) -> bytes:
         if size and triple.split("--")[-1].split(":")[0] == arch:
             return data[offset : offset + size]
     raise CodeObjectError(f"bundle has no entry for {arch}; it has {', '.join(seen)}")
+
+
+# EF_AMDGPU_MACH, the low byte of e_flags.
+_MACHINES = {0x4C: "gfx942", 0x4F: "gfx950"}
+
+
+def arch_of(elf: bytes) -> str:
+    """The architecture that a code object is for; empty for another one's and for a bundle."""
+    if elf[:4] != b"\x7fELF" or len(elf) < 52:
+        return ""
+    return _MACHINES.get(struct.unpack_from("<I", elf, 48)[0] & 0xFF, "")
 
 
 def _sections(elf: bytes) -> list[tuple[int, int, int]]:

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 
 class RfopsError(Exception):
-    """Base of all errors that rfops raises itself (a caller's mistake is a ValueError)."""
+    """Base of all errors that rfops raises itself (a caller's mistake is a ValueError).
+
+    They can be pickled: an error that cannot be sends a process pool waiting for ever.
+    """
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _restore, (type(self), self.args, vars(self))
+
+
+def _restore(kind: type[RfopsError], args: tuple[Any, ...], state: dict[str, Any]) -> RfopsError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(state)
+    return error
 
 
 class ConfigError(RfopsError):
@@ -35,18 +49,35 @@ class UnsupportedArch(RfopsError):
 
 
 class BuildError(RfopsError):
-    """A build command failed: module, command, the compiler's own text and the log's path."""
+    """A build command failed: module, command, the compiler's own text, the log's path, and the
+    cause where it was the machine's (memory, disk) and not the source's."""
 
     def __init__(
-        self, module: str, command: Sequence[str] | str, output: str, log_path: Path | None
+        self,
+        module: str,
+        command: Sequence[str] | str,
+        output: str,
+        log_path: Path | None,
+        cause: str = "",
     ) -> None:
         self.module = module
         self.command = command if isinstance(command, str) else shlex.join(command)
         self.output = output
         self.log_path = log_path
+        self.cause = cause
+        why = f": {cause}" if cause else ""
         super().__init__(
-            f"{module}: build failed\ncommand: {self.command}\nlog: {log_path}\n{output.rstrip()}"
+            f"{module}: build failed{why}\ncommand: {self.command}\nlog: {log_path}\n"
+            f"{output.rstrip()}"
         )
+
+
+class JitDisabled(RfopsError):
+    """Something is not built and must not be: RFOPS_JIT=0, or `rfops.freeze("error")`."""
+
+    def __init__(self, reason: str, missing: str, command: str) -> None:
+        self.missing, self.command = missing, command
+        super().__init__(f"{missing} is not built and {reason}; build it with: {command}")
 
 
 class LockTimeout(RfopsError):

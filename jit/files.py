@@ -21,6 +21,13 @@ def cache_root() -> Path:
     return folder / LAYOUT
 
 
+def cache_roots() -> tuple[Path, ...]:
+    """The cache that is written, then the read-only ones behind it."""
+    behind = settings.raw("RFOPS_CACHE_READ").split(os.pathsep)
+    roots = [Path(folder).expanduser().absolute() / LAYOUT for folder in behind if folder]
+    return (cache_root(), *roots)
+
+
 def digest(data: Any) -> str:
     """sha256 over bytes, or over the canonical JSON of anything else."""
     if not isinstance(data, bytes):

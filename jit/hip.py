@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import log, settings
+from . import code_object, log, settings
 from .errors import HipError, UnsupportedArch
 from .vgpu import vgpu_library
 
@@ -20,6 +20,8 @@ _PARAM_POINTER, _PARAM_SIZE, _PARAM_END = 1, 2, 3  # HIP_LAUNCH_PARAM_*
 _SIGNATURES: dict[str, list[Any]] = {
     "hipInit": [c_uint],
     "hipGetDeviceCount": [POINTER(c_int)],
+    "hipGetDevice": [POINTER(c_int)],
+    "hipSetDevice": [c_int],
     "hipModuleLoadData": [POINTER(c_void_p), c_char_p],
     "hipModuleUnload": [c_void_p],
     "hipModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
@@ -53,6 +55,10 @@ class Hip:
         """Whether this runtime is the virtual GPU's."""
         return self._detail is not None
 
+    def address(self, name: str) -> int:
+        """Of a HIP function, for native code."""
+        return int(ctypes.cast(self._functions[name], c_void_p).value or 0)
+
     def call(self, name: str, *args: Any) -> None:
         """Call a HIP function. Raises HipError."""
         code = self._functions[name](*args)
@@ -74,10 +80,17 @@ class Hip:
         if self.is_virtual and self._library.rfops_vgpu_set_arch(arch.encode()) != 0:
             self.fail("rfops_vgpu_set_arch", 1)
 
-    def load(self, code_object: bytes, kernel: str) -> tuple[c_void_p, c_void_p]:
-        """Load a code object; the module and its kernel's function."""
+    def load(self, code: bytes, kernel: str, arch: str = "") -> tuple[c_void_p, c_void_p]:
+        """Load a code object; the module and its kernel's function. One that is for another
+        architecture than the device's `arch` is refused: not every runtime does, some crash.
+
+        Raises UnsupportedArch, HipError.
+        """
+        theirs = code_object.arch_of(code)
+        if arch and theirs and theirs != arch:
+            raise UnsupportedArch(kernel, arch, (theirs,))
         module, function = c_void_p(), c_void_p()
-        self.call("hipModuleLoadData", byref(module), code_object)
+        self.call("hipModuleLoadData", byref(module), code)
         self.call("hipModuleGetFunction", byref(function), module, kernel.encode())
         return module, function
 
@@ -104,6 +117,11 @@ def _torch_library() -> Path:
             if file.name.startswith("libamdhip64.so"):
                 return file
     return Path(torch.__file__).parent / "lib" / "libamdhip64.so"
+
+
+def raw_stream(index: int) -> int:
+    """The handle of torch's current stream of a GPU."""
+    return int(torch.cuda.current_stream(index).cuda_stream)
 
 
 def indexed(device: torch.device) -> torch.device:

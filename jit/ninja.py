@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shlex
 import sys
 import time
@@ -10,11 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import settings
-from .errors import BuildError
+from . import resources, settings
 from .toolchain import environment
 
 _STATUS = "@@ "  # starts ninja's own status lines, which are progress and not output
+
+
+class StepFailed(Exception):
+    """The first step that failed: its command, what it printed, and 128 + signal or the status."""
+
+    def __init__(self, command: Sequence[str] | str, output: str, status: int) -> None:
+        super().__init__(command, output, status)
+        self.command, self.output, self.status = command, output, status
 
 
 @dataclass(frozen=True)
@@ -65,15 +72,14 @@ class _Progress:
             sys.stderr.write("\r\033[K")
 
 
-def run_steps(module: str, title: str, steps: Sequence[Step], folder: Path) -> str:
-    """Run the steps in the folder; returns the compilers' output. Raises BuildError."""
+def run_steps(title: str, steps: Sequence[Step], folder: Path) -> str:
+    """Run the steps in the folder; returns the compilers' output. Raises StepFailed."""
     import subprocess
 
     import ninja
 
     (folder / "build.ninja").write_text(ninja_text(steps), encoding="utf-8")
-    jobs = settings.number("RFOPS_JOBS") or len(os.sched_getaffinity(0))
-    command = [str(Path(ninja.BIN_DIR) / "ninja"), "-j", str(jobs)]
+    command = [str(Path(ninja.BIN_DIR) / "ninja"), "-j", str(resources.jobs())]
     environ = environment() | {"NINJA_STATUS": f"{_STATUS}[%f/%t] "}
     progress, output = _Progress(title), []
     with subprocess.Popen(
@@ -90,17 +96,21 @@ def run_steps(module: str, title: str, steps: Sequence[Step], folder: Path) -> s
     (folder / ".ninja_log").unlink(missing_ok=True)
     text = "".join(output)
     if process.returncode != 0:
-        raise BuildError(module, *_failure(steps, output, text), None)
+        raise _failure(steps, output, text, process.returncode)
     return text
 
 
-def _failure(steps: Sequence[Step], lines: list[str], text: str) -> tuple[Sequence[str] | str, str]:
+_FAILED = re.compile(r"FAILED: (?:\[code=(\d+)\] )?(.*?) ?$")  # the code since ninja 1.13
+
+
+def _failure(steps: Sequence[Step], lines: list[str], text: str, status: int) -> StepFailed:
     """The first failing step's command and what it printed."""
     for at, line in enumerate(lines):
-        if line.startswith("FAILED: "):
-            step = next((s for s in steps if line.split()[-1] == s.output), None)
-            if step is not None:
-                rest = lines[at + 2 :]  # the line between is the command
-                ends = [i for i, r in enumerate(rest) if r.startswith(("FAILED: ", "ninja: "))]
-                return step.argv, "".join(rest[: ends[0]] if ends else rest)
-    return "ninja", text
+        found = _FAILED.match(line.rstrip("\n"))
+        step = found and next((s for s in steps if found[2] == s.output), None)
+        if found and step:
+            rest = lines[at + 2 :]  # the line between is the command
+            ends = [i for i, r in enumerate(rest) if r.startswith(("FAILED: ", "ninja: "))]
+            output = "".join(rest[: ends[0]] if ends else rest)
+            return StepFailed(step.argv, output, int(found[1] or status))
+    return StepFailed("ninja", text, status)

@@ -18,13 +18,16 @@ class Setting:
     """One environment variable. `kind` is its type as README shows it."""
 
     name: str
-    kind: str  # "path" | "text" | "int" | "seconds" or choices: "a|b|c"
+    kind: str  # "path" | "paths" | "text" | "int" | "seconds" or choices: "a|b|c"
     default: str
     meaning: str
 
 
 SETTINGS = (
     Setting("RFOPS_CACHE_DIR", "path", "~/.cache/rfops", "where built code objects are kept"),
+    Setting("RFOPS_CACHE_READ", "paths", "", "caches to look into as well, `:` between; read only"),
+    Setting("RFOPS_JIT", "0|1", "1", "0: never compile; what is not built is a JitDisabled"),
+    Setting("RFOPS_RECORD_MANIFEST", "path", "", "file that collects what was used, for `build`"),
     Setting("RFOPS_HIPCC", "path", "", "the hipcc to use; empty: look in ROCM_PATH, then in PATH"),
     Setting("ROCM_PATH", "path", "", "ROCm's folder; `bin/hipcc` in it is used when present"),
     Setting("CXX", "text", "", "host C++ compiler of the virtual GPU; empty: g++, clang++, zig"),
@@ -38,7 +41,8 @@ SETTINGS = (
     Setting("RFOPS_CONFIGS", "path", "", "folder of your own tuned tables, read on top of rfops'"),
     Setting("RFOPS_RECORD_UNTUNED", "path", "", "CSV file that collects untuned shapes"),
     Setting("RFOPS_LOCK_TIMEOUT", "seconds", "600", "longest wait for another process's build"),
-    Setting("RFOPS_JOBS", "int", "0", "compile jobs at once; 0: one a core"),
+    Setting("RFOPS_JOBS", "int", "0", "compilers at once; 0: one a core and GiB of free memory"),
+    Setting("RFOPS_LAUNCHER", "auto|ctypes", "auto", "ctypes: launch without the native launcher"),
     Setting("RFOPS_LOG", "debug|info|warning", "info", "least level that is printed on stderr"),
 )
 _BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}

@@ -92,3 +92,13 @@ def struct_format(args: Sequence[Any], parameters: Sequence[Parameter]) -> str:
         text += f"{arg['offset'] - at}x{parameter.layout.code}"
         at = arg["offset"] + arg["size"]
     return text
+
+
+def kernel_layout(
+    args: Sequence[Any], parameters: Sequence[Parameter]
+) -> tuple[tuple[str, int], ...]:
+    """(code, offset) of each argument for the native launcher; a tensor's code is T."""
+    return tuple(
+        (parameter.layout.code if parameter.scalar else "T", arg["offset"])
+        for arg, parameter in zip(args, parameters, strict=True)
+    )

@@ -27,6 +27,7 @@ class ModuleSpec:
     output: str = "module.hsaco"
     title: str = ""  # what progress calls it; empty: the name
     root: Path = paths.CSRC
+    config: Path = paths.COMPILER_CONFIG  # the file that has the entry
 
     def require_arch(self, arch: str) -> None:
         """Refuse before compiling. Raises UnsupportedArch."""
@@ -44,7 +45,7 @@ class ModuleSpec:
         return found
 
 
-_KNOWN = tuple(f.name for f in fields(ModuleSpec) if f.name not in ("name", "root"))
+_KNOWN = tuple(f.name for f in fields(ModuleSpec) if f.name not in ("name", "root", "config"))
 _LISTS = tuple(f.name for f in fields(ModuleSpec) if str(f.type).startswith("tuple"))
 
 
@@ -66,11 +67,11 @@ def _check_entry(where: str, entry: object) -> dict[str, object]:
     return checked
 
 
-def _make_spec(where: str, name: str, entry: object, root: Path) -> ModuleSpec:
+def _make_spec(where: str, name: str, entry: object, root: Path, config: Path) -> ModuleSpec:
     values = _check_entry(where, entry)
     if not values.get("srcs"):
         raise ConfigError(f"{where}.srcs: at least one source is needed")
-    spec = ModuleSpec(name=name, root=root, **values)  # type: ignore[arg-type]
+    spec = ModuleSpec(name=name, root=root, config=config, **values)  # type: ignore[arg-type]
     if spec.kind not in ("device", "host"):
         raise ConfigError(f"{where}.kind: expected device or host, got {spec.kind!r}")
     if spec.kind == "device" and (len(spec.srcs) != 1 or "*" in spec.srcs[0]):
@@ -95,7 +96,7 @@ def load_config(config: Path = paths.COMPILER_CONFIG) -> dict[str, ModuleSpec]:
     if not isinstance(entries, dict):
         raise ConfigError(f"{config}: expected an object of modules")
     where = config.name
-    return {n: _make_spec(f"{where}: {n}", n, entry, root) for n, entry in entries.items()}
+    return {n: _make_spec(f"{where}: {n}", n, e, root, config) for n, e in entries.items()}
 
 
 def module_spec(name: str, config: Path = paths.COMPILER_CONFIG) -> ModuleSpec:

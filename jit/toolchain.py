@@ -2,25 +2,30 @@
 
 Asking a compiler for its version takes a process, so the answer is kept in the cache beside the
 `stat` of the files it came from: a warm start runs nothing.
+
+A compiler's version is part of every key. What has built into a cache is therefore recorded in it
+(`compilers/`), and where no compiler is installed, or none may be started, those recorded stand in,
+the newest first: there is nothing to contradict them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import hashlib
 import importlib.util
 import json
 import os
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import settings
+from . import log, settings, strict
 from .errors import ToolchainNotFound
-from .files import cache_root, write_atomic
+from .files import cache_root, cache_roots, digest, write_atomic
 
 _ADVICE_DEVICE = (
     "Install ROCm's hipcc (or point RFOPS_HIPCC at it), or: pip install 'rfops[clang]', "
@@ -86,17 +91,95 @@ def _zig(tool: str) -> tuple[str, ...] | None:
 
 def device_toolchain(arch: str) -> Toolchain:
     """The first compiler that builds for `arch`. Raises ToolchainNotFound."""
-    return _choose("device", arch, _fingerprint())
+    return choose("device", arch)
 
 
 def host_toolchain() -> Toolchain:
     """The C++20 compiler for the virtual GPU. Raises ToolchainNotFound."""
-    return _choose("host", "c++20", _fingerprint())
+    return choose("host", HOST_TARGET)
+
+
+def choose(kind: str, target: str, again: bool = False) -> Toolchain:
+    """The compiler that builds; `again` looks whether it has been updated meanwhile.
+
+    Raises ToolchainNotFound.
+    """
+    if again:
+        _choose.cache_clear()
+    return _choose(kind, target, _fingerprint())
+
+
+def usable(kind: str, target: str) -> list[Toolchain]:
+    """The compilers whose artifacts may be used: the one that would build, else those recorded."""
+    if strict.may_build():
+        with contextlib.suppress(ToolchainNotFound):
+            return [choose(kind, target)]
+        log.get().debug("no compiler for %s: using what the cache has for it", target)
+        return recorded(kind)
+    return known(kind, target)
+
+
+def known(kind: str, target: str) -> list[Toolchain]:
+    """The compiler that would build, if it is known already, and those recorded: no process."""
+    found = [chosen for chosen, _ in survey(kind, target, ask=False) if chosen is not None]
+    return [*found[:1], *recorded(kind)]
+
+
+def recorded(kind: str) -> list[Toolchain]:
+    """What has built into these caches, newest first, of the kinds that the settings allow."""
+    names = {name for name, _, _ in _candidates(kind)}
+    found: dict[Toolchain, float] = {}
+    for root in cache_roots():
+        for file in (root / "compilers").glob(f"{kind}-*.json"):
+            try:
+                body = json.loads(file.read_bytes())
+                toolchain = Toolchain(str(body["name"]), (), str(body["version"]))
+                found[toolchain] = max(found.get(toolchain, 0.0), file.stat().st_mtime)
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+    return [t for t in sorted(found, key=lambda t: -found[t]) if t.name in names]
+
+
+def note_built(kind: str, toolchain: Toolchain) -> None:
+    """Record what has built. Failing is no error: a hit then needs the compiler to be there."""
+    body = {"name": toolchain.name, "version": toolchain.version}
+    file = cache_root() / "compilers" / f"{kind}-{digest(body)[:16]}.json"
+    with contextlib.suppress(OSError):
+        if file.exists():
+            file.touch()
+        else:
+            write_atomic(file, json.dumps(body, indent=1))
+
+
+def python_headers(what: str) -> Path:
+    """The folder of Python.h. Raises ToolchainNotFound."""
+    import sysconfig
+
+    scheme = sysconfig.get_default_scheme()
+    # Debian's scheme names a folder that has no headers.
+    folder = sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
+    if not (Path(folder) / "Python.h").is_file():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise ToolchainNotFound(
+            what,
+            [f"{folder}/Python.h: not found"],
+            f"Install the headers of this Python (on Debian: apt install python{version}-dev).",
+        )
+    return Path(folder)
+
+
+# hipcc takes its clang and its libraries from where these point.
+_HIP_VARIABLES = ("HIP_CLANG_PATH", "HIP_PATH", "HIP_DEVICE_LIB_PATH", "ROCM_PATH")
 
 
 def _fingerprint() -> tuple[str, ...]:
-    names = ("RFOPS_HIPCC", "ROCM_PATH", "CXX", "RFOPS_CACHE_DIR")
-    return (*(settings.raw(name) for name in names), os.environ.get("PATH", ""))
+    names = ("RFOPS_HIPCC", "CXX", "RFOPS_CACHE_DIR", "RFOPS_CACHE_READ")
+    others = ("PATH", *_HIP_VARIABLES)
+    return (*map(settings.raw, names), *(os.environ.get(name, "") for name in others))
+
+
+def _candidates(kind: str) -> Iterator[tuple[str, tuple[str, ...] | None, str]]:
+    return device_candidates() if kind == "device" else host_candidates()
 
 
 @functools.lru_cache(maxsize=64)
@@ -110,15 +193,20 @@ def _choose(kind: str, target: str, _settings: tuple[str, ...]) -> Toolchain:
     raise ToolchainNotFound(f"{kind} code ({target})", rejected, advice)
 
 
-def survey(kind: str, target: str) -> Iterator[tuple[Toolchain | None, str]]:
-    """Each candidate: the toolchain where it can build for `target`, and where or why not."""
-    candidates = device_candidates() if kind == "device" else host_candidates()
-    for name, argv, where in candidates:
+def survey(kind: str, target: str, ask: bool = True) -> Iterator[tuple[Toolchain | None, str]]:
+    """Each candidate: the toolchain where it can build for `target`, and where or why not.
+
+    Without `ask` no process is started: a compiler that is not known is left out.
+    """
+    for name, argv, where in _candidates(kind):
         if argv is None:
             yield None, f"{where}: not found"
             continue
-        record = _record(argv)
-        failure = record.targets.get(target)
+        record = _record(argv, ask)
+        failure = record.targets.get(target) if record is not None else None
+        if record is None or (failure is None and not ask):
+            yield None, f"{where}: {argv[0]} is not known yet"
+            continue
         if failure is None:
             failure, certain = _probe(name, argv, target)
             if certain:
@@ -131,25 +219,32 @@ def survey(kind: str, target: str) -> Iterator[tuple[Toolchain | None, str]]:
 
 def _probe(name: str, argv: tuple[str, ...], target: str) -> tuple[str, bool]:
     """Compile an empty source: empty or the complaint, and whether that will stay so."""
-    if target == "c++20":
+    if target == HOST_TARGET:
         flags: tuple[str, ...] = ("-std=c++20", "-x", "c++", "-c")
     else:
         front = (*HIPCC_FLAGS, "-x", "hip") if name == "hipcc" else ZIG_FLAGS
         flags = (*front, f"--offload-arch={target}", "-S")
-    with tempfile.TemporaryDirectory(prefix="rfops-probe-") as folder:
-        # Not /dev/null as output: run by root, some tools would replace it.
-        code, output = run([*argv, *flags, os.devnull, "-o", f"{folder}/probe.o"])
+    try:
+        with tempfile.TemporaryDirectory(prefix="rfops-probe-") as folder:
+            # Not /dev/null as output: run by root, some tools would replace it.
+            code, output = run([*argv, *flags, os.devnull, "-o", f"{folder}/probe.o"])
+    except OSError as error:  # no room for temporary files
+        return str(error), False
     if code == 0:
         return "", True
     return (output.strip() or f"exit status {code}")[:400], 0 < code < 126  # not killed, did start
 
 
+HOST_TARGET = "c++20"
 HIPCC_FLAGS = ("--genco", "--no-gpu-bundle-output", "-nogpuinc")
 ZIG_FLAGS = ("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib")
 
 
-# Variables that add flags behind the key's back.
-_FLAG_VARIABLES = ("HIPCC_COMPILE_FLAGS_APPEND", "HIPCC_LINK_FLAGS_APPEND", "CCC_OVERRIDE_OPTIONS")
+# Variables that add flags, headers or tools behind the key's back.
+_FLAG_VARIABLES = (
+    "HIPCC_COMPILE_FLAGS_APPEND", "HIPCC_LINK_FLAGS_APPEND", "CCC_OVERRIDE_OPTIONS", "CCC_ADD_ARGS",
+    "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
+)  # fmt: skip
 
 
 def environment() -> dict[str, str]:
@@ -204,17 +299,20 @@ def _stats(files: Iterable[str]) -> dict[str, list[int]]:
     return found
 
 
-def _record(argv: tuple[str, ...]) -> _Record:
-    name = hashlib.sha256("\0".join(argv).encode()).hexdigest()[:16]
+def _record(argv: tuple[str, ...], ask: bool = True) -> _Record | None:
+    """What a cache knows of the compiler, or, if `ask`, what the compiler itself says."""
+    surroundings = [os.environ.get(name, "") for name in _HIP_VARIABLES]
+    name = digest([*argv, *surroundings])[:16]
     file = cache_root() / "toolchains" / f"{name}.json"
-    try:
-        body = json.loads(file.read_bytes())
-        record = _Record(file, body["stats"], body["version"], body["targets"])
-        if record.stats and record.stats == _stats(record.stats):
-            return record
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return _ask(file, argv)
+    for root in cache_roots():
+        try:
+            body = json.loads((root / "toolchains" / file.name).read_bytes())
+            record = _Record(file, body["stats"], body["version"], body["targets"])
+            if record.stats and record.stats == _stats(record.stats):
+                return record
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return _ask(file, argv) if ask else None
 
 
 def _ask(file: Path, argv: tuple[str, ...]) -> _Record:

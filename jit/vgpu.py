@@ -1,129 +1,13 @@
-"""The virtual GPU's library, built by the same engine: objects in parallel, each cached by content,
-so that an edit of one file compiles that file and links."""
+"""The virtual GPU's library."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-
-from . import cpu, log
-from .build import (
-    ATTEMPTS,
-    Command,
-    Unit,
-    files_read,
-    include_flags,
-    make_meta,
-    roots_of,
-    run_units,
-    template,
-)  # fmt: skip
-from .cache import Artifact, Contents, Shelf
-from .errors import BuildError, ConfigError
-from .spec import ModuleSpec, module_spec
-from .toolchain import Toolchain, host_toolchain
 
 
 def vgpu_library() -> Path:
-    """The virtual GPU's libamdhip64.so, built on first use.
+    """The virtual GPU's libamdhip64.so, built on first use. Raises as build_host."""
+    from .host import build_host
+    from .spec import module_spec
 
-    Raises ToolchainNotFound, BuildError, LockTimeout, ConfigError.
-    """
     return build_host(module_spec("vgpu")).file
-
-
-def _object_unit(spec: ModuleSpec, toolchain: Toolchain, source: Path) -> Unit:
-    roots = roots_of(spec)
-    name = source.relative_to(spec.root).as_posix().replace("/", "_").removesuffix(".cpp")
-    flags = (*spec.flags, *cpu.level_flags(toolchain.name == "zig"), "-Wall", "-Wextra")
-    place = template(roots, source)
-    argv = ("{cc}", *flags, *include_flags(roots), "-MMD", "-MF", f"{name}.d", "-c", place)
-    command = Command((*argv, "-o", f"{name}.o"), (place,), f"{name}.o")
-    return Unit(Shelf("host", f"{spec.name}.objects", roots), toolchain, (command,), f"{name}.d")
-
-
-def _link_flags(spec: ModuleSpec, toolchain: Toolchain) -> tuple[str, ...]:
-    """The level too: zig builds its C++ runtime for it, when it links."""
-    return (*cpu.level_flags(toolchain.name == "zig"), *spec.link_flags)
-
-
-def _link_command(spec: ModuleSpec, toolchain: Toolchain, objects: list[Unit]) -> Command:
-    names = tuple(unit.output for unit in objects)
-    argv = ("{cc}", *names, *_link_flags(spec, toolchain), "-o", spec.output)
-    return Command(argv, names, spec.output)
-
-
-def _runtime_command(spec: ModuleSpec, toolchain: Toolchain) -> Command:
-    """Link nothing: zig's first link builds its C++ runtime, as long as all objects together."""
-    argv = ("{cc}", *_link_flags(spec, toolchain), "-x", "c++", os.devnull, "-o", "runtime.so")
-    return Command(argv, (), "runtime.so")
-
-
-def build_host(spec: ModuleSpec) -> Artifact:
-    """The shared library of a host module from the cache, or built now. Raises as vgpu_library."""
-    if spec.kind != "host":
-        raise ConfigError(f"{spec.name}: a {spec.kind} module is not built for the host")
-    toolchain = host_toolchain()
-    objects = [_object_unit(spec, toolchain, source) for source in spec.sources()]
-    link = _link_command(spec, toolchain, objects)
-    commands = (*(command for unit in objects for command in unit.commands), link)
-    library = Unit(Shelf("host", spec.name, roots_of(spec)), toolchain, commands, "")
-    found = library.shelf.find(library.build_key)
-    if found is not None:
-        return found
-    with library.shelf.lock(library.build_key):
-        for _ in range(ATTEMPTS):
-            built = library.shelf.find(library.build_key) or _build_once(spec, library, objects)
-            if built is not None:
-                return built
-    raise BuildError(spec.name, "", "the sources kept changing during the build", None)
-
-
-def _build_once(spec: ModuleSpec, library: Unit, objects: list[Unit]) -> Artifact | None:
-    """Compile the objects that are not cached, link; None if a source changed meanwhile."""
-    title = f"{spec.title or spec.name}, once"
-    found = {unit.output: unit.shelf.find(unit.build_key) for unit in objects}
-    missing = [unit for unit in objects if found[unit.output] is None]
-    link = Unit(library.shelf, library.toolchain, library.commands[-1:], "")
-    with library.shelf.stage() as stage:
-        for name, artifact in found.items():
-            if artifact is not None:
-                (stage / name).symlink_to(artifact.file)
-        log.get().info("building %s: %d files to compile", title, len(missing))
-        first = []
-        if library.toolchain.name == "zig":
-            runtime = _runtime_command(spec, library.toolchain)
-            first = [Unit(library.shelf, library.toolchain, (runtime,), "")]
-        seconds = run_units([*first, *missing, link], title, stage)
-        (stage / "runtime.so").unlink(missing_ok=True)
-        read: Contents = {}
-        whole = True
-        for unit in missing:
-            files = files_read(unit, stage)
-            whole &= files is not None and _publish_object(unit, stage, files, read)
-        for unit in objects:
-            artifact = found[unit.output]
-            whole &= artifact is None or _still_same(unit, artifact, read)
-            (stage / unit.output).unlink(missing_ok=True)
-            (stage / unit.depfile).unlink(missing_ok=True)
-        if not whole:
-            return None
-        log.get().info("built %s in %.1f s", spec.title or spec.name, seconds)
-        meta = make_meta(library, seconds, {"arch": "host"})
-        return library.shelf.publish(stage, library.build_key, read, meta)
-
-
-def _publish_object(unit: Unit, stage: Path, files: Contents, read: Contents) -> bool:
-    with unit.shelf.stage() as own:
-        (stage / unit.output).rename(own / unit.output)
-        unit.shelf.publish(own, unit.build_key, files, make_meta(unit, 0.0, {"arch": "host"}))
-    read.update(files)
-    return True
-
-
-def _still_same(unit: Unit, artifact: Artifact, read: Contents) -> bool:
-    """Whether the sources of a cached object are what they were when it was found."""
-    deps = artifact.meta["deps"]
-    now = unit.shelf.contents(list(deps))
-    read.update(now)
-    return all(sha == deps[name] for name, (sha, _) in now.items())

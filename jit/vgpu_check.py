@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import settings
+from . import launcher, settings
 from .hip import Hip
 
 _blocks = 0  # registering() that are active
@@ -70,8 +70,10 @@ def registering(kernels: Any) -> Iterator[None]:
 
     kernels.launch = launch
     _blocks += 1
+    launcher.slow_down(1)
     try:
         yield
     finally:
         _blocks -= 1
+        launcher.slow_down(-1)
         kernels.launch = before

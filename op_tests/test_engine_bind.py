@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +19,7 @@ from engine_project import Project, project
 import rfops
 from rfops.jit import (
     CompiledOp,
+    code_object,
     compile_ops,
     f32,
     f64,
@@ -224,6 +228,42 @@ def test_a_code_object_of_another_arch_is_refused(project: Project) -> None:
         runtime.load(artifact.file.read_bytes(), "axpy")
 
 
+def test_a_code_object_of_another_arch_is_refused_by_us(project: Project) -> None:
+    """Before a runtime sees it: some crash. Such a file can only come from outside of the cache."""
+    runtime = hip.runtime(torch.device("cpu"))
+    for arch, other in (("gfx942", "gfx950"), ("gfx950", "gfx942")):
+        code = project.op().build(arch).file.read_bytes()
+        assert code_object.arch_of(code) == arch
+        with pytest.raises(rfops.UnsupportedArch, match=f"no kernel for {other}; .* {arch}"):
+            runtime.load(code, "axpy", other)
+    for code in (b"", b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__" + bytes(100)):
+        assert code_object.arch_of(code) == ""
+
+
+def worker(root: str) -> float:
+    return float(Project(Path(root)).run(Project(Path(root)).op()).sum())
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_of_another_kind(project: Project, method: str) -> None:
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        assert pool.apply(worker, (str(project.root),)) == 2.0 * sum(range(100))
+
+
+def test_errors_can_be_pickled() -> None:
+    """One that cannot be leaves a pool of processes waiting for ever."""
+    for error in (
+        rfops.BuildError("m", ["cc", "-c"], "text", Path("/log"), "cause"),
+        rfops.ToolchainNotFound("x", ["a", "b"], "advice"),
+        rfops.UnsupportedArch("m", "gfx90a", ("gfx942",)),
+        rfops.HipError("hipInit", 3, "text"),
+        rfops.JitDisabled("reason", "m gfx950", "rfops build m"),
+    ):
+        copy = pickle.loads(pickle.dumps(error))
+        assert type(copy) is type(error)
+        assert str(copy) == str(error) and vars(copy) == vars(error)
+
+
 # ---------------------------------------------------------------- the path of a ROCm torch
 
 
@@ -239,7 +279,7 @@ class FakeRocm:
             "current_device": lambda: 0,
             "device": self.device,
             "get_device_properties": lambda i: SimpleNamespace(gcnArchName=names[i]),
-            "current_stream": lambda: SimpleNamespace(cuda_stream=self.stream.value or 0),
+            "current_stream": lambda _=None: SimpleNamespace(cuda_stream=self.stream.value or 0),
         }
         monkeypatch.setattr(torch.version, "hip", "7.0")
         for name, fake in fakes.items():

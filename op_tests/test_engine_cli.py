@@ -82,6 +82,20 @@ def test_doctor_of_a_machine_without_compilers(tmp_path: Path) -> None:
     assert "RFOPS_HIPCC=/absent: not found" in done.stdout
 
 
+def test_doctor_as_json(tmp_path: Path) -> None:
+    record = json.loads(good("doctor", "--json", RFOPS_JOBS="2"))
+    assert record["ready"] and not record["problems"] and record["jobs"] == 2
+    assert record["settings"]["RFOPS_JOBS"] == "2"
+    assert set(record["compilers"]) == {"gfx942", "gfx950", "c++20"}
+    assert record["compilers"]["gfx950"][-1]["version"]
+    assert record["cache"]["writable"] and record["cache"]["entries"]["gfx950"] >= 0
+    env = {"RFOPS_CACHE_DIR": str(tmp_path), "RFOPS_HIPCC": "/absent", "CXX": "/absent"}
+    done = rfops("doctor", "--json", RFOPS_LOCK_TIMEOUT="soon", **env)
+    record = json.loads(done.stdout)
+    assert done.returncode == 1 and not record["ready"] and len(record["problems"]) == 3
+    assert "RFOPS_LOCK_TIMEOUT='soon'" in record["problems"][0]
+
+
 def test_build_everything_needs_no_gpu(tmp_path: Path, vgpu_path: Path) -> None:
     env = {"RFOPS_CACHE_DIR": str(tmp_path), "RFOPS_HIP_LIBRARY": "/absent"}
     out = good("build", "mxfp8_gemv", "--arch", "gfx950", **env)
@@ -105,6 +119,11 @@ def test_build_refuses(arguments: tuple[str, ...], message: str) -> None:
     assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
 
 
+def test_build_without_names_builds_the_launcher_too(vgpu_path: Path) -> None:
+    out = good("build", "--arch", "gfx950")
+    assert re.search(r"^\[\d+/\d+\] launcher host: (built|cached)$", out, re.M), out
+
+
 def test_build_reports_failures(tmp_path: Path) -> None:
     """A compiler that knows the architecture and then fails."""
     broken = tmp_path / "hipcc"
@@ -113,7 +132,9 @@ def test_build_reports_failures(tmp_path: Path) -> None:
         f"*) echo no room left >&2; exit 1;; esac\n# not {zig()}\n"
     )
     broken.chmod(0o755)
-    done = rfops("build", RFOPS_HIPCC=str(broken), RFOPS_CACHE_DIR=str(tmp_path / "cache"))
+    done = rfops(
+        "build", "mxfp8_gemv", RFOPS_HIPCC=str(broken), RFOPS_CACHE_DIR=str(tmp_path / "cache")
+    )
     assert done.returncode == 1 and "0 of " in done.stdout
     assert "no room left" in done.stderr and "build failed" in done.stderr
 

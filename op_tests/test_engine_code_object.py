@@ -162,6 +162,14 @@ def test_damage_is_a_clear_error(elf: bytes) -> None:
     assert refused > 200
 
 
+def test_a_bundle_cut_anywhere(elf: bytes) -> None:
+    whole = bundle(("hipv4-amdgcn-amd-amdhsa--gfx950", elf))
+    start = whole.index(b"\x7fELF")
+    for size in range(24, start):
+        with pytest.raises(CodeObjectError, match=r"cut short|no entry for gfx950|not a 64-bit"):
+            read_metadata(unbundle(whole[:size], "gfx950"))
+
+
 def unbundled(elf: bytes, rng: random.Random) -> bytes:
     data = bytearray(bundle(("hipv4-amdgcn-amd-amdhsa--gfx950", elf)))
     data[24 + rng.randrange(60)] = rng.randrange(256)

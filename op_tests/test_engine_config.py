@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,8 @@ def test_every_device_source_has_a_module() -> None:
 
 def test_defaults(tmp_path: Path) -> None:
     config = write(tmp_path, {"m": {"srcs": ["m.hip"]}})
-    assert load_config(config)["m"] == ModuleSpec("m", ("m.hip",), archs=ARCHS, root=tmp_path)
+    expected = ModuleSpec("m", ("m.hip",), archs=ARCHS, root=tmp_path, config=config)
+    assert load_config(config)["m"] == expected
 
 
 def write(folder: Path, content: object) -> Path:
@@ -92,3 +94,37 @@ def test_declaring_an_op_reads_nothing(tmp_path: Path) -> None:
     op = rfops.jit.compile_ops("m", config=tmp_path / "absent.json")(lambda: None)
     with pytest.raises(rfops.ConfigError, match=r"absent\.json"):
         op.bind(torch.device("cpu"))
+
+
+SPLINTERS = ('"', "{", "]", ",", "\x00", "é", "9", "")
+ODD = (None, 3, -1.5, True, "", "x/y", "..", [], [None], {}, {"a": []}, ["a", 3], "*")
+
+
+def mangled(rng: random.Random) -> str:
+    """A real config with a few bytes, or one value somewhere in it, made into something else."""
+    text = paths.COMPILER_CONFIG.read_text()
+    if rng.random() < 0.5:
+        data = list(text)
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(data))
+            data[at : at + rng.randint(0, 3)] = rng.choice(SPLINTERS)
+        return "".join(data)
+    odd = rng.choice(ODD)
+    body = json.loads(text)
+    entry = body[rng.choice(list(body))]
+    entry[rng.choice([*entry, "archs", "flags", "kind", "output", "root", "config", "name"])] = odd
+    return json.dumps(body)
+
+
+def test_mangled_configs_are_refused_with_their_place(tmp_path: Path) -> None:
+    """ConfigError or a config: never an error from inside the engine."""
+    rng, refused = random.Random(3), 0
+    for at in range(1000):
+        config = tmp_path / f"{at}.json"
+        config.write_text(mangled(rng))
+        try:
+            load_config(config)
+        except rfops.ConfigError as error:
+            assert config.name in str(error) and len(str(error)) < 1000
+            refused += 1
+    assert refused > 300

@@ -14,9 +14,9 @@ import rfops
 from rfops.jit import cpu, ninja
 from rfops.jit.cache import Artifact
 from rfops.jit.files import cache_root
+from rfops.jit.host import build_host
 from rfops.jit.spec import load_config, module_spec
 from rfops.jit.toolchain import host_toolchain
-from rfops.jit.vgpu import build_host
 
 SOURCES = {
     "lib/one.cpp": '#include "shared.h"\nextern "C" int one() { return kOne; }\n',
@@ -52,9 +52,9 @@ def compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list
     steps: list[str] = []
     run_steps = ninja.run_steps
 
-    def watched(module: str, title: str, wanted: list[ninja.Step], stage: Path) -> str:
+    def watched(title: str, wanted: list[ninja.Step], stage: Path) -> str:
         steps.extend(step.output for step in wanted if step.output.endswith(".o"))
-        return run_steps(module, title, wanted, stage)
+        return run_steps(title, wanted, stage)
 
     monkeypatch.setattr(ninja, "run_steps", watched)
 

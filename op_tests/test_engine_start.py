@@ -78,7 +78,7 @@ def test_import_is_cheap(figure: Callable[[str], None]) -> None:
     figure(f"import rfops on top of torch: {1e3 * result['seconds']:.0f} ms")  # type: ignore[operator]
     assert result["processes"] == [] and result["devices"] == []
     assert not result["initialised"]
-    for heavy in ("pandas", "triton", "ninja", "filelock", "subprocess", "ziglang", "numpy"):
+    for heavy in ("pandas", "triton", "ninja", "subprocess", "ziglang", "numpy"):
         assert heavy not in result["modules"], heavy  # type: ignore[operator]
     assert result["seconds"] < IMPORT_BAR  # type: ignore[operator]
 

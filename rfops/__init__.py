@@ -26,10 +26,12 @@ from .jit import (
     BuildError,
     ConfigError,
     HipError,
+    JitDisabled,
     LockTimeout,
     RfopsError,
     ToolchainNotFound,
     UnsupportedArch,
+    freeze,
 )
 from .moe_align_block_size import moe_align_block_size
 from .quant_mxfp8 import quant_mxfp8
@@ -39,6 +41,7 @@ __all__ = [
     "BuildError",
     "ConfigError",
     "HipError",
+    "JitDisabled",
     "LockTimeout",
     "RfopsError",
     "ToolchainNotFound",
@@ -46,6 +49,7 @@ __all__ = [
     "__version__",
     "batched_gemm_a16w8_blockscale",
     "batched_gemm_a16w8_blockscale_ref",
+    "freeze",
     "gemm_mxfp8",
     "gemm_mxfp8_ref",
     "grouped_gemm_mxfp8",

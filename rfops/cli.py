@@ -1,38 +1,22 @@
-"""The command `rfops`: demo, build, ls, doctor, profile, why, tune, vgpu."""
+"""The command `rfops`: demo, build, cache, doctor, ls, profile, why, tune, vgpu."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 
 import rfops
-from rfops import tuned_table
+from rfops import cli_build, cli_cache, cli_doctor
 from rfops import why as why_command
-from rfops.jit import (
-    CompiledOp,
-    ConfigError,
-    RfopsError,
-    compiled_ops,
-    paths,
-    settings,
-    toolchain,
-    vgpu_library,
-)
-from rfops.jit.build import Defines
+from rfops.jit import RfopsError, compiled_ops, paths, vgpu_library
 from rfops.jit.files import cache_root
-from rfops.jit.spec import ARCHS, ModuleSpec, load_config
-
-_FAILURE_LINES = 20  # of a failed build; its log has them all
+from rfops.jit.spec import ModuleSpec, load_config
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,16 +42,13 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--cold", action="store_true", help="use an empty cache, for cold times")
     demo.set_defaults(command=_demo)
 
-    build = commands.add_parser("build", help="build modules ahead of their first call; no GPU")
-    build.add_argument("modules", nargs="*", help="modules to build; none: all that ops declare")
-    build.add_argument("--arch", default=",".join(ARCHS), help="default: %(default)s")
-    build.set_defaults(command=_build)
+    cli_build.add(commands)
+    cli_cache.add(commands)
 
     ls = commands.add_parser("ls", help="modules, their architectures, and how many are cached")
     ls.set_defaults(command=_ls)
 
-    doctor = commands.add_parser("doctor", help="versions, compilers, devices, cache, settings")
-    doctor.set_defaults(command=_doctor)
+    cli_doctor.add(commands)
 
     profile = commands.add_parser("profile", help="what an op's kernel does on the virtual GPU")
     profile.add_argument("op", choices=("gemm_mxfp8",), help="the op")
@@ -122,66 +103,7 @@ def _vgpu(_options: argparse.Namespace) -> int:
     return 0
 
 
-# ---------------------------------------------------------------- build
-
-
-def _build(options: argparse.Namespace) -> int:
-    """Build every declared variant; goes on after a failure and reports it at the end."""
-    jobs = list(_build_jobs(options.modules, options.arch.split(",")))
-    begin = time.monotonic()
-    failures = []
-    workers = settings.number("RFOPS_JOBS") or len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(max_workers=workers) as pool:
-        for number, (name, failure) in enumerate(pool.map(lambda job: job(), jobs), start=1):
-            print(f"[{number}/{len(jobs)}] {name}{': failed' if failure else ''}")
-            failures += [failure] if failure else []
-    for failure in dict.fromkeys(failures):
-        lines = failure.splitlines()
-        more = ["..."] if len(lines) > _FAILURE_LINES else []
-        print("rfops: " + "\n".join(lines[:_FAILURE_LINES] + more), file=sys.stderr)
-    print(f"{len(jobs) - len(failures)} of {len(jobs)} in {time.monotonic() - begin:.1f} s")
-    return 1 if failures else 0
-
-
-def _build_jobs(modules: list[str], archs: list[str]) -> Iterator[Callable[[], tuple[str, str]]]:
-    for arch in archs:
-        if arch not in ARCHS:
-            raise ValueError(f"--arch {arch}: expected some of {','.join(ARCHS)}")
-    ops: dict[str, list[CompiledOp]] = {}  # of a module: one for each of its kernels
-    for op in compiled_ops():
-        ops.setdefault(op.module, []).append(op)
-    for name in modules:
-        if name not in ops:
-            raise ValueError(f"no op uses a module {name!r}; modules: {', '.join(ops)}")
-    for name in modules or ops:
-        spec = ops[name][0].spec
-        if modules and not set(archs) & set(spec.archs):
-            spec.require_arch(archs[0])
-        for arch in archs:
-            if arch in spec.archs:
-                yield from _variant_jobs(ops[name], arch)
-
-
-def _variant_jobs(ops: list[CompiledOp], arch: str) -> Iterator[Callable[[], tuple[str, str]]]:
-    op = ops[0]
-
-    def job(defines: Defines) -> tuple[str, str]:
-        words = " ".join(f"{name}={value}" for name, value in defines.items())
-        label = f"{op.module} {arch} {words}".rstrip()
-        try:
-            artifact = op.build(arch, defines)
-        except RfopsError as error:
-            return label, str(error)
-        return f"{label}: {'built' if artifact.fresh else 'cached'}", ""
-
-    declared = [defines for op in ops if op.variants for defines in op.variants(arch)]
-    if not any(op.variants for op in ops):
-        declared = [{}]
-    for variant in dict.fromkeys(tuple(defines.items()) for defines in declared):
-        yield lambda variant=variant: job(dict(variant))
-
-
-# ---------------------------------------------------------------- ls, doctor
+# ---------------------------------------------------------------- ls
 
 
 def _cached(spec: ModuleSpec, arch: str) -> int:
@@ -201,66 +123,6 @@ def _ls(_options: argparse.Namespace) -> int:
         cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
         print("  ".join(cells).rstrip())
     return 0
-
-
-def _doctor(_options: argparse.Namespace) -> int:
-    """Exit status 0 if ops can run on this machine."""
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    print(f"rfops {rfops.__version__}, {versions}")
-    device = [_compilers("device", arch) for arch in ARCHS]
-    host = _compilers("host", "c++20")
-    gpus = _gpus()
-    virtual = f"virtual GPU {settings.text('RFOPS_VGPU_ARCH')} (CPU tensors)"
-    print("devices: " + "; ".join([*gpus, virtual]))
-    tables = all([_table(family) for family in tuned_table.FAMILIES])
-    writable = _writable(cache_root())
-    print(f"cache: {cache_root()} ({'writable' if writable else 'NOT writable'})")
-    print("settings in force:")
-    for setting in settings.SETTINGS:
-        if os.environ.get(setting.name):
-            print(f"  {setting.name}={settings.raw(setting.name)}")
-    ready = any(device) and (bool(gpus) or host) and writable and tables
-    print("ops can run" if ready else "ops can NOT run: see above")
-    return 0 if ready else 1
-
-
-def _compilers(kind: str, target: str) -> bool:
-    """Print the candidates until one is taken, with the reason for those that are not."""
-    print(f"compiler for {target}:")
-    for chosen, why in toolchain.survey(kind, target):
-        if chosen is None:
-            print(f"  no   {why}")
-        else:
-            print(f"  yes  {why}: {chosen.headline}, {chosen.argv[0]}")
-            return True
-    return False
-
-
-def _table(family: str) -> bool:
-    """Print what a tuned table holds and its conflicts; False if it cannot be read."""
-    try:
-        table = tuned_table.load(family)
-    except ConfigError as error:
-        print(f"tuned table {family}: NOT readable: {error}")
-        return False
-    origins = ", ".join(f"{count} {origin}" for origin, count in table.origins().items())
-    print(f"tuned table {family}: {origins or 'no'} rows, {len(table.conflicts)} conflicts")
-    for conflict in table.conflicts:
-        print(f"  conflict: {conflict}")
-    return True
-
-
-def _gpus() -> list[str]:
-    if not torch.version.hip or not torch.cuda.is_available():
-        return []
-    count = torch.cuda.device_count()
-    return [f"{i}: {torch.cuda.get_device_properties(i).gcnArchName}" for i in range(count)]
-
-
-def _writable(folder: Path) -> bool:
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+"""Runs the commands of units in a stage folder, and finds out what they read."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import failures, resources
+from .cache import Contents
+from .errors import BuildError
+
+if TYPE_CHECKING:
+    from .build import Unit
+
+
+def run_units(units: Sequence[Unit], title: str, stage: Path) -> float:
+    """Run the commands of the units in the stage; seconds. A failure's log outlives the stage."""
+    from .ninja import Step, StepFailed, run_steps
+
+    steps = [
+        Step(unit.argv(command), tuple(map(unit.expand, command.inputs)), command.output)
+        for unit in units
+        for command in unit.commands
+    ]
+    begin, memory = time.monotonic(), resources.free_memory()
+    shelf, build_key = units[-1].shelf, units[-1].build_key
+    try:
+        output = run_steps(title, steps, stage)
+    except StepFailed as failed:
+        why = failures.cause(failed.output, failed.status, stage, memory)
+        error = BuildError(shelf.module, failed.command, failed.output, None, why)
+        read = contents_read(units[-1], stage) or {}
+        raise failures.record(shelf, build_key, error, read) from None
+    (stage / "build.log").write_text(output, encoding="utf-8")
+    return time.monotonic() - begin
+
+
+def _parse_depfile(text: str) -> list[str]:
+    """The prerequisites of a make rule: blanks are escaped by backslash, dollars doubled."""
+    _, _, names = text.replace("\\\n", " ").partition(": ")
+    words = re.findall(r"(?:\\.|[^\\\s])+", names)
+    return [re.sub(r"\\(.)", r"\1", word).replace("$$", "$") for word in words]
+
+
+def _files(unit: Unit, stage: Path) -> set[Path]:
+    listed = _parse_depfile((stage / unit.depfile).read_text(encoding="utf-8"))
+    return {Path(os.path.normpath(stage / name)) for name in listed}
+
+
+def contents_read(unit: Unit, stage: Path) -> Contents | None:
+    """What the files that the compiler read hold now; None if it left no list of them."""
+    with suppress(OSError, UnicodeError):
+        names = {unit.shelf.roots.name_of(file) for file in _files(unit, stage)}
+        return unit.shelf.contents(names)
+    return None
+
+
+def files_read(unit: Unit, stage: Path, before: Contents) -> tuple[Contents, bool]:
+    """The files that the compiler read, and whether they are known to be what it read: older than
+    the build, or, where clocks disagree, with the content that they had `before` it."""
+    begin = (stage / "build.ninja").stat().st_ctime_ns
+    files = _files(unit, stage)
+    read = unit.shelf.contents({unit.shelf.roots.name_of(file) for file in files})
+    sure = bool(before) and all(
+        name in before and before[name][0] == sha for name, (sha, _) in read.items()
+    )
+    with suppress(OSError):
+        sure = sure or all(file.stat().st_ctime_ns <= begin for file in files)
+    return read, sure

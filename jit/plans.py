@@ -1,0 +1,114 @@
+"""What an op has decided for arguments like these: a bounded table that counts.
+
+    _PLANS = Plans(out=4)
+    plan = _PLANS.find(x, w, x_scale, w_scale, out, dtype)  # None: decide, and then
+    _PLANS.add(plan, x, w, x_scale, w_scale, out, dtype)
+
+A tensor counts with dtype, device, sizes, strides and its address modulo 16, an int or a float with
+its value, anything else with itself. So a plan need not check again what was decided from these.
+Never found: subclasses of Tensor (a FakeTensor has no memory), tensors without memory of their own
+(those of torch.func), and an `out` (its position) that overlaps another tensor. `find` is native
+where the launcher is built, 0.4 us for five tensors, and Python otherwise, 6 us.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+from . import launcher
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_ALIGN = 16
+
+
+class Plans:
+    """At most `capacity` plans, the least recently used goes first."""
+
+    def __init__(self, capacity: int = 1024, out: int = -1) -> None:
+        self.capacity, self.out = capacity, out
+        self._table: OrderedDict[Any, Any] = OrderedDict()
+        self._native: Any = None
+        self._hits = self._misses = 0
+        launcher.attach_plans(self)
+
+    def use_native(self, table: Any) -> None:
+        """Go on with the native table; it fills anew."""
+        self._native = table
+        self.find, self.add, self.clear = table, table.add, table.clear  # type: ignore[method-assign]
+
+    @property
+    def hits(self) -> int:
+        return self._hits + (self._native.hits if self._native is not None else 0)
+
+    @property
+    def misses(self) -> int:
+        return self._misses + (self._native.misses if self._native is not None else 0)
+
+    def __len__(self) -> int:
+        return len(self._table) if self._native is None else len(self._native)
+
+    def clear(self) -> None:
+        """Forget all plans."""
+        self._table.clear()
+
+    def find(self, *args: Any) -> Any:
+        """The plan for arguments like these, or None."""
+        key = self._key(args)
+        plan = self._table.get(key) if key is not None else None
+        if plan is None:
+            self._misses += 1
+            return None
+        self._hits += 1
+        try:
+            self._table.move_to_end(key)
+        except KeyError:  # another thread has just removed it
+            pass
+        return plan
+
+    def add(self, plan: Any, *args: Any) -> bool:
+        """Remember the plan; False where the arguments cannot be found again."""
+        key = self._key(args)
+        if key is None:
+            return False
+        self._table[key] = plan
+        while len(self._table) > self.capacity:
+            self._table.popitem(last=False)
+        return True
+
+    def _key(self, args: tuple[Any, ...]) -> Any:
+        key: list[tuple[Any, ...]] = []
+        spans = []
+        try:
+            for arg in args:
+                if type(arg) in _PLAIN:
+                    address = arg.data_ptr()
+                    spans.append(_span(arg, address))
+                    where = arg.device, arg.dtype, address % _ALIGN
+                    key.append((arg.shape, arg.stride(), *where))
+                elif isinstance(arg, torch.Tensor):
+                    return None
+                else:
+                    spans.append((0, 0))
+                    key.append((type(arg), arg))
+            made = tuple(key)
+            hash(made)
+        except (RuntimeError, TypeError):  # no memory; an argument that cannot be a key
+            return None
+        if 0 <= self.out < len(spans):
+            start, end = spans.pop(self.out)
+            if any(start < other_end and other_start < end for other_start, other_end in spans):
+                return None
+        return made
+
+
+def _span(tensor: torch.Tensor, start: int) -> tuple[int, int]:
+    """First and last byte that the tensor touches."""
+    if tensor.numel() == 0:
+        return start, start
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return start, start + (last + 1) * tensor.element_size()

@@ -1,0 +1,269 @@
+"""The cache as a whole: moved as one file, and kept below a size.
+
+An exported file is a tar of `<arch>/<module>/<key>/{meta.json, artifact}`: all names in it are
+relative and all keys are of content, so it serves any checkout, user and machine. It holds code
+that will be run: import only what you would install.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import tarfile
+import time
+import uuid
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import lock, toolchain
+from .build import ENGINE_VERSION
+from .cache import Roots, Shelf, damage
+from .errors import ConfigError, LockTimeout
+from .files import cache_root, cache_roots
+from .toolchain import Toolchain
+
+_MEMBER = re.compile(r"(gfx\w+|host)/(\w[\w.-]*)/([0-9a-f]{40})/(\w[\w.-]*)")
+_DAY = 86400.0
+_HOUR = 3600.0
+
+
+def _meta(folder: Path) -> dict[str, Any] | None:
+    """The metadata of a whole entry, else None."""
+    try:
+        meta = json.loads((folder / "meta.json").read_bytes())
+        return None if "/" in meta["output"] or damage(folder, meta) else dict(meta)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """`<root>/<arch>/<module>/<key>` for all of them."""
+    for folder in sorted(root.glob("*/*/" + "[0-9a-f]" * 40)):
+        if _MEMBER.fullmatch("/".join((*folder.relative_to(root).parts, "x"))):
+            yield folder
+
+
+def export(file: Path, archs: Collection[str] = (), modules: Collection[str] = ()) -> int:
+    """Write all whole entries (of these architectures and modules) to one file; how many."""
+    seen: set[str] = set()
+    aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    try:
+        with tarfile.open(aside, "w:gz", compresslevel=6) as tar:
+            for root in cache_roots():
+                for folder in _folders(root):
+                    name = folder.relative_to(root).as_posix()
+                    arch, module, _ = name.split("/")
+                    wanted = (not archs or arch in archs) and (not modules or module in modules)
+                    meta = _meta(folder) if wanted and name not in seen else None
+                    if meta is not None:
+                        seen.add(name)
+                        for part in ("meta.json", meta["output"]):
+                            tar.add(folder / part, f"{name}/{part}", filter=_anonymous)
+        aside.replace(file)
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror or error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+    return len(seen)
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode = 0o644
+    return member
+
+
+def import_(file: Path) -> tuple[int, int]:
+    """Add a file's entries to the cache: how many are new, how many were there. Raises ConfigError
+    for a file that is none or is damaged; what came before the damage is in."""
+    aside = cache_root() / f".import-{uuid.uuid4().hex}"
+    new = known = 0
+    try:
+        with tarfile.open(file, "r:*") as tar:
+            for folder in _extract(tar, aside, file):
+                meta = _meta(folder)
+                if meta is None:
+                    raise ConfigError(f"{file}: {folder.relative_to(aside)} is damaged")
+                if _take(folder, meta, folder.relative_to(aside).parts):
+                    new += 1
+                else:
+                    known += 1
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ConfigError(f"cannot import {file}: {error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return new, known
+
+
+def _extract(tar: tarfile.TarFile, aside: Path, file: Path) -> Iterator[Path]:
+    """Each entry's folder as soon as it is complete."""
+    last: Path | None = None
+    for member in tar:
+        if not member.isreg() or not _MEMBER.fullmatch(member.name):
+            raise ConfigError(f"{file}: {member.name!r} does not belong into a cache")
+        place = aside / member.name
+        if last is not None and last != place.parent:
+            yield last
+        last = place.parent
+        last.mkdir(parents=True, exist_ok=True)
+        source = tar.extractfile(member)
+        assert source is not None  # a regular file
+        with source, place.open("wb") as sink:
+            shutil.copyfileobj(source, sink)
+            sink.flush()
+            os.fsync(sink.fileno())
+    if last is not None:
+        yield last
+
+
+def _take(folder: Path, meta: dict[str, Any], name: tuple[str, ...]) -> bool:
+    arch, module, key = name
+    shelf = Shelf(arch, module, Roots(()))
+    shelf.folder.mkdir(parents=True, exist_ok=True)
+    new = shelf.rename_in(folder, shelf.folder / key)
+    shelf.index(meta["build_key"], [{"key": key, "deps": meta["deps"], "stats": {}}])
+    kind = "host" if arch == "host" else "device"
+    toolchain.note_built(kind, Toolchain(meta["toolchain"], (), meta["compiler"]))
+    return new
+
+
+# ---------------------------------------------------------------- size
+
+
+@dataclass
+class Collected:
+    """What `collect` did, in bytes and entries."""
+
+    freed: int = 0
+    removed: int = 0
+    kept: int = 0
+    in_use: int = 0
+
+
+def size_of(folder: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(place) / name).lstat().st_size
+    return total
+
+
+def collect(max_bytes: int) -> Collected:
+    """Remove what was used longest ago until the cache is no larger, and all that is damaged or
+    left over. What a process uses, or is building, stays. Raises ConfigError."""
+    root, done = cache_root(), Collected()
+    if not root.is_dir():
+        return done
+    try:
+        return _collect(root, done, max_bytes)
+    except OSError as error:
+        raise ConfigError(f"cannot clean up {root}: {error}") from error
+
+
+def _collect(root: Path, done: Collected, max_bytes: int) -> Collected:
+    shelves = [index.parent for index in root.glob("*/*/index")]
+    for shelf in shelves:
+        _sweep_leftovers(shelf, done)
+    entries = [(_last_use(f), f, size_of(f)) for f in (*_folders(root), root / "zig")]
+    done.kept = size_of(root)
+    for _, folder, size in sorted(entries, key=lambda entry: entry[0]):
+        whole = folder.name == "zig" or _is_foreign(folder) or _meta(folder) is not None
+        if whole and (done.kept <= max_bytes or not size):
+            continue
+        if _remove(root, folder, whole):
+            done.freed, done.removed = done.freed + size, done.removed + 1
+            done.kept -= size
+        else:
+            done.in_use += 1
+    for shelf in shelves:
+        _sweep_indices(shelf)
+    return done
+
+
+def _is_foreign(folder: Path) -> bool:
+    """Whether another version of the engine has made the entry: its checks are others."""
+    try:
+        return bool(json.loads((folder / "meta.json").read_bytes())["engine"] != ENGINE_VERSION)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _last_use(folder: Path) -> float:
+    try:
+        return (folder / ("z" if folder.name == "zig" else "meta.json")).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _remove(root: Path, folder: Path, whole: bool) -> bool:
+    """Unless it is in use; nobody can use what is damaged."""
+    if folder.name == "zig":  # zig's own: nobody says when it is in use
+        if _age(folder / "tmp") < _HOUR:
+            return False
+        shutil.rmtree(folder, ignore_errors=True)
+        return True
+    with lock.unused(root, folder.name) as unused:
+        if unused or not whole:
+            gone = folder.with_name(f".gone-{uuid.uuid4().hex}")  # at once for whoever looks
+            folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+        return unused or not whole
+
+
+def _age(place: Path) -> float:
+    try:
+        return time.time() - place.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _sweep_leftovers(shelf: Path, done: Collected) -> None:
+    """What killed builders left, and old failures."""
+    for left in (*shelf.glob(".stage-*"), *shelf.glob(".gone-*"), *shelf.glob(".damaged-*")):
+        if _age(left) > _DAY or _is_orphan(shelf, left):
+            done.freed += size_of(left)
+            shutil.rmtree(left, ignore_errors=True)
+    for failed in (shelf / "failed").glob("*"):
+        if _age(failed) > _DAY:
+            failed.unlink(missing_ok=True)
+
+
+def _sweep_indices(shelf: Path) -> None:
+    """Indices that name no entry, with their locks."""
+    for index in (shelf / "index").glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            entries = json.loads(index.read_bytes())["entries"]
+            if any((shelf / entry["key"]).is_dir() for entry in entries):
+                continue
+        with _locked(shelf / f".{index.stem}.lock") as mine:
+            if mine:
+                index.unlink(missing_ok=True)
+                (shelf / f".{index.stem}.lock").unlink(missing_ok=True)
+
+
+def _is_orphan(shelf: Path, left: Path) -> bool:
+    """Whether the build of a stage folder is over: its key's lock is free."""
+    if not left.name.startswith(".stage-"):
+        return True
+    locks = list(shelf.glob(f".{left.name.split('-')[2]}*.lock"))
+    if not locks:
+        return False  # a stage without a lock: only its age tells
+    with _locked(locks[0]) as mine:
+        return mine
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[bool]:
+    with contextlib.ExitStack() as stack:
+        try:
+            mine = stack.enter_context(lock.hold(file, "garbage collection", timeout=0))
+        except (LockTimeout, OSError):
+            mine = False
+        yield mine

@@ -1,0 +1,191 @@
+"""Host time of a warm call: python op_tests/bench_dispatch.py [--quick] [--json]
+
+Kernels go to a HIP library that does nothing, so what is measured is the host's own part. All rows
+take the same five tensors; the ratios, and not the times, say how thin the path is: they hold on a
+busy machine. Each figure is the least of many short runs, taken in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import timeit
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import null_hip
+import torch
+from engine_project import TYPES
+
+import rfops
+from rfops.jit import Plans, compile_ops, i32, launcher
+
+KERNEL = """
+#include "types.h"
+extern "C" __global__ void five(float* out, const float* a, const float* b, const float* c,
+                                const float* d, int m, int n, int k) {
+  out[0] = a[0] + b[0] + c[0] + d[0] + m + n + k;
+}
+"""
+GRID, BLOCK = (4, 1, 1), (64, 1, 1)
+ROWS = {
+    "native": "bare call of the native launcher, arguments made before",
+    "op": "an op's whole warm path: plan lookup, arguments, native launch",
+    "gemm": "gemm_mxfp8 [1, 256] x [64, 256] into an out that is given",
+    "growing": "the same with another shape every call: decide, remember, launch",
+    "ctypes": "launch through ctypes",
+    "tvm_ffi": "bare tvm_ffi function that does nothing",
+    "library": "Library.define with a Python kernel that does nothing, .default",
+    "custom_op": "torch.library.custom_op that does nothing",
+}
+
+
+def five(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor,
+    m: i32,
+    n: i32,
+    k: i32,
+) -> None:
+    """The kernel's parameters."""  # fmt: skip
+
+
+@contextmanager
+def null_runtime(folder: Path) -> Iterator[None]:
+    """CPU tensors go to the null library, kernels into a cache in the folder."""
+    library = null_hip.build(folder, record=False)
+    before = dict(os.environ)
+    os.environ["RFOPS_HIP_LIBRARY"] = str(library)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+class Op:
+    """An op as this package writes them, on five tensors."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "types.h").write_text(TYPES)
+        (folder / "five.hip").write_text(KERNEL)
+        config = folder / "config.json"
+        config.write_text(json.dumps({"five": {"srcs": ["five.hip"]}}))
+        self.kernel = compile_ops("five", config=config)(five)
+        self.bound = self.kernel.bind("cpu")
+        self.plans = Plans(out=4)
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        """out = whatever: only the way there counts."""
+        plan = self.plans.find(a, b, c, d, out) or self._decide(a, b, c, d, out)
+        launch, grid, m, n, k = plan
+        launch(grid, BLOCK, (out, a, b, c, d, m, n, k))
+        return out
+
+    def _decide(self, *args: torch.Tensor) -> tuple[Any, ...]:
+        m, n = args[0].shape
+        if args[1].dtype != torch.float32 or not args[1].is_contiguous():
+            raise ValueError("five: b must be contiguous float32")
+        plan = (self.bound.launch, (n // 64 + 1, 1, 1), m, n, 1)
+        self.plans.add(plan, *args)
+        return plan
+
+
+def _torch_ops() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    library = torch.library.Library("rfops_bench", "FRAGMENT")
+    library.define("five(Tensor a, Tensor b, Tensor c, Tensor d, Tensor(z!) out) -> ()")
+    library.impl("five", lambda a, b, c, d, out: None, "CPU")
+
+    @torch.library.custom_op("rfops_bench::custom", mutates_args=("out",))
+    def custom(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        return None
+
+    _torch_ops.keep = library  # type: ignore[attr-defined] # its end would unregister the op
+    return torch.ops.rfops_bench.five.default, custom
+
+
+def _tvm_ffi() -> Callable[..., Any] | None:
+    try:
+        import tvm_ffi
+    except ImportError:
+        return None
+    return tvm_ffi.get_global_func("testing.nop", allow_missing=True)
+
+
+def candidates(folder: Path) -> dict[str, Callable[[], Any]]:
+    """Row -> a warm call."""
+    op = Op(folder)
+    a, b, c, d = (torch.ones(4, 64) for _ in range(4))
+    out = torch.empty(4, 64)
+    args = (out, a, b, c, d, 4, 64, 1)
+    bound, through_ctypes = op.bound.launch, type(op.bound).launch
+    defined, custom = _torch_ops()
+    nop = _tvm_ffi()
+    x, w = (rfops.quant_mxfp8(torch.ones(rows, 256)) for rows in (1, 64))
+    gemm, gemm_out = (x[0], w[0], x[1], w[1]), torch.empty(1, 64, dtype=torch.bfloat16)
+    shapes = [torch.ones(1, n) for n in range(1, 3000)]
+    turn = iter(range(1 << 60))
+    found: dict[str, Callable[[], Any]] = {
+        "native": lambda: bound(GRID, BLOCK, args),
+        "op": lambda: op(a, b, c, d, out),
+        "gemm": lambda: rfops.gemm_mxfp8(*gemm, out=gemm_out),
+        "growing": lambda: op(shapes[next(turn) % len(shapes)], b, c, d, out),
+        "ctypes": lambda: through_ctypes(op.bound, GRID, BLOCK, args),
+        "library": lambda: defined(a, b, c, d, out),
+        "custom_op": lambda: custom(a, b, c, d, out),
+    }
+    if nop is not None:
+        found["tvm_ffi"] = lambda: nop(a, b, c, d, out)
+    return found
+
+
+def measure(calls: dict[str, Callable[[], Any]], rounds: int, number: int) -> dict[str, float]:
+    """Least seconds of a call, the empty call taken off; rounds go through all rows in turn."""
+    calls = {"empty": lambda: None, **calls}
+    best = dict.fromkeys(calls, float("inf"))
+    for _ in range(rounds):
+        for name, call in calls.items():
+            best[name] = min(best[name], timeit.timeit(call, number=number) / number)
+    return {name: best[name] - best["empty"] for name in calls if name != "empty"}
+
+
+def run(rounds: int = 200, number: int = 500) -> dict[str, float]:
+    """Row -> seconds. The launcher is built first if no cache has it."""
+    if launcher.native() is None and not launcher.build():
+        raise SystemExit("the native launcher cannot be built here: RFOPS_LOG=debug says why")
+    with tempfile.TemporaryDirectory(prefix="rfops-bench-") as folder, null_runtime(Path(folder)):
+        return measure(candidates(Path(folder)), rounds, number)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer runs")
+    parser.add_argument("--json", action="store_true", help="seconds as JSON")
+    options = parser.parse_args()
+    seconds = run(40, 200) if options.quick else run()
+    if options.json:
+        print(json.dumps(seconds, indent=1))
+        return 0
+    for name, what in ROWS.items():
+        if name in seconds:
+            ratio = seconds[name] / seconds["native"]
+            print(f"{1e6 * seconds[name]:7.2f} us  {ratio:6.2f} x native  {name:10} {what}")
+    more = seconds["op"] - seconds["native"]
+    print(f"{1e6 * more:7.2f} us  more than the bare launcher: an op's own path")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,542 @@
+"""The native launch path: the same as the one through ctypes in all that it does and refuses, and
+thin. Where a launch goes is seen by a HIP library that writes it down."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import math
+import struct
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import bench_dispatch
+import pytest
+import torch
+from engine_project import Project, project
+from null_hip import NullHip, build
+from test_engine_bind import EVERY_SCALAR, VALUES
+
+import rfops
+from rfops.jit import (
+    Plans,
+    compile_ops,
+    f32,
+    f64,
+    hip,
+    host,
+    i8,
+    i16,
+    i32,
+    i64,
+    launcher,
+    u8,
+    u16,
+    u32,
+    u64,
+)
+
+__all__ = ["project"]  # a fixture
+
+
+@pytest.fixture(scope="session")
+def extension() -> ModuleType:
+    """The extension, from the user's own cache; used only by tests that ask for `native`."""
+    assert launcher.build(), "no Python headers or no C++ compiler: RFOPS_LOG=debug says which"
+    module, launcher._native = launcher.native(), None
+    assert module is not None
+    return module
+
+
+@pytest.fixture
+def native(extension: ModuleType, project: Project, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setenv("RFOPS_LAUNCHER", "auto")
+    monkeypatch.setattr(launcher, "_native", extension)
+    monkeypatch.setattr(launcher, "_reads_tensors", True)
+    return extension
+
+
+@pytest.fixture(scope="session")
+def null_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("null"))
+
+
+@pytest.fixture
+def null(null_library: Path, monkeypatch: pytest.MonkeyPatch, project: Project) -> NullHip:
+    monkeypatch.setenv("RFOPS_HIP_LIBRARY", str(null_library))
+    made = NullHip(null_library)
+    for name in ("device", "sets", "launches", "fail_with"):
+        made.set(name, 0)
+    return made
+
+
+def scalars(
+    out: torch.Tensor, a: i8, b: u8, c: i16, d: u16, e: i32, f: u32, g: i64, h: u64, i: f32,
+    j: f64, k: i8, last: torch.Tensor | None,
+) -> None: ...  # fmt: skip
+
+
+def is_native(bound: Any) -> bool:
+    return type(bound.launch).__name__ == "Launcher"
+
+
+# ---------------------------------------------------------------- the same as through ctypes
+
+
+def test_a_kernel_runs(native: ModuleType, project: Project) -> None:
+    op = project.op()
+    assert torch.equal(project.run(op), 2.0 * torch.arange(100, dtype=torch.float32))
+    assert is_native(op.bind("cpu"))
+
+
+ODD = (
+    (-128, 255, -(2**15), 2**16 - 1, -(2**31), 2**32 - 1, -(2**63), 2**64 - 1, 3.4e38, 1e300, 127),
+    (127, 0, 2**15 - 1, 0, 2**31 - 1, 0, 2**63 - 1, 0, math.inf, -math.inf, -128),
+    (True, False, 1, 1, 1, 1, 1, 1, 1, 2, 0),
+    (0, 0, 0, 0, 0, 0, 0, 0, -0.0, 5e-324, 0),
+    (0, 0, 0, 0, 0, 0, 0, 2**63, 1e-46, math.nan, 0),
+)
+WRONG = (
+    (128, 0), (-129, 0), (256, 1), (-1, 1), (2**15, 2), (2**16, 3), (2**31, 4), (2**32, 5),
+    (2**63, 6), (-1, 7), (2**64, 7), (3.5e38, 8), ("1", 9), (None, 9), (1.0, 4), (2**70, 6),
+)  # fmt: skip
+
+
+def test_every_scalar_has_the_bytes_of_ctypes(
+    native: ModuleType, project: Project, null: NullHip
+) -> None:
+    project.source.write_text(EVERY_SCALAR)
+    bound = compile_ops("axpy", config=project.config)(scalars).bind("cpu")
+    out, last = torch.empty(12), torch.empty(1)
+    for values in (VALUES, *ODD):
+        seen = []
+        for launch in (bound.launch, lambda *a: type(bound).launch(bound, *a)):
+            for end in (last, None):
+                launch((1, 2, 3), (4, 5, 6), (out, *values, end), 7)
+                seen.append(null.kernarg)
+        assert seen[:2] == seen[2:] and seen[0] != seen[1], values
+        assert struct.unpack_from("<Q", seen[0])[0] == out.data_ptr()
+    assert is_native(bound) and null.dims == ([1, 2, 3], [4, 5, 6])
+
+
+def refusal(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def test_every_refusal_is_that_of_ctypes(
+    native: ModuleType, project: Project, null: NullHip
+) -> None:
+    project.source.write_text(EVERY_SCALAR)
+    bound = compile_ops("axpy", config=project.config)(scalars).bind("cpu")
+    out, one = torch.empty(12), (1, 1, 1)
+    zeros = (0,) * 8 + (0.0, 0.0, 0)
+    good = (out, *zeros, None)
+    cases: list[tuple[Any, ...]] = [
+        (one, one, (out, *zeros[:at], value, *zeros[at + 1 :], None)) for value, at in WRONG
+    ]
+    cases += [
+        (one, one, (out, *zeros)), (one, one, (*good, None)), (one, one, (3, *zeros, 0)),
+        (one, one, ()), (one, one, 5), ((1, 1), one, good), ((1, 1, -1), one, good),
+        ((1, 1, "x"), one, good), (one,), (), (one, one, good, 0, None, None),
+        (one, one, good, "x"), (one, one, good, 0, "x"),
+    ]  # fmt: skip
+    before = null.number("launches")
+    for args in cases:
+        wanted = refusal(lambda args=args: type(bound).launch(bound, *args))
+        assert refusal(lambda args=args: bound.launch(*args)) == wanted, args
+        if args[1:2] == (one,) and args[0] == one and isinstance(args[-1], tuple):
+            assert wanted != "nothing", args
+    assert "unexpected keyword" in refusal(lambda: bound.launch(one, one, args=(), no=1))
+    assert null.number("launches") <= before + 4, "ctypes wraps a negative size, as before"
+
+
+def test_arguments_by_name(native: ModuleType, project: Project, null: NullHip) -> None:
+    bound = project.op().bind("cpu")
+    out = torch.empty(64)
+    bound.launch(stream=5, lds=6, args=[out, out, 1.0, 64], block=(64, 1, 1), grid=(2, 1, 1))
+    assert null.dims == ([2, 1, 1], [64, 1, 1]) and null.stream == 5
+    assert ctypes.c_uint.in_dll(null.library, "lds").value == 6
+
+
+def test_what_is_not_plain_goes_through_python(
+    native: ModuleType, project: Project, null: NullHip
+) -> None:
+    """numpy's and torch's numbers, subclasses of Tensor; a fake or functional tensor is refused."""
+    import numpy
+
+    bound = project.op().bind("cpu")
+    x = torch.ones(4)
+    parameter = torch.nn.Parameter(x)
+    buffer = torch.nn.Buffer(x)
+    for args in (
+        (parameter, buffer, 1, 4), (x, x[::2], numpy.float32(2), numpy.int64(4)),
+        (x, x, torch.tensor(2.0), 4), (x.requires_grad_(), x[1:], True, 4),
+    ):  # fmt: skip
+        bound.launch((1, 1, 1), (64, 1, 1), args)
+        pointers = struct.unpack_from("<QQ", null.kernarg)
+        assert pointers == (args[0].data_ptr(), args[1].data_ptr())
+    launches = null.number("launches")
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.ones(4)
+    x = torch.ones(4)
+    with pytest.raises(ValueError, match=r"axpy: .*without memory \(FakeTensor\)"):
+        bound.launch((1, 1, 1), (64, 1, 1), (fake, x, 1.0, 4))
+    with pytest.raises(Exception, match=r"(?i)data pointer|storage"):
+        torch.func.vmap(lambda row: bound.launch((1, 1, 1), (64, 1, 1), (row, row, 1.0, 4)) or row)(
+            torch.ones(3, 4)
+        )
+    assert null.number("launches") == launches
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float8_e8m0fnu", "float8_e4m3fnuz", "uint16", "bool", "bfloat16"]
+)
+def test_dtypes(native: ModuleType, project: Project, null: NullHip, dtype: str) -> None:
+    bound = project.op().bind("cpu")
+    x = torch.empty(70, dtype=getattr(torch, dtype))[3:]
+    bound.launch((1, 1, 1), (64, 1, 1), (x, x[:0], 1.0, 4))
+    assert struct.unpack_from("<QQ", null.kernarg)[0] == x.data_ptr()
+
+
+def test_a_failing_launch(native: ModuleType, project: Project, null: NullHip) -> None:
+    bound = project.op().bind("cpu")
+    null.set("fail_with", 98)
+    out = torch.empty(4)
+    with pytest.raises(
+        rfops.HipError, match=r"hipModuleLaunchKernel\(axpy\) failed .* 98: as asked"
+    ):
+        bound.launch((1, 1, 1), (64, 1, 1), (out, out, 1.0, 4))
+
+
+def test_other_threads_run_during_a_launch(native: ModuleType, project: Project) -> None:
+    """The virtual GPU computes inside the call; it must not hold Python up."""
+    op = project.op()
+    x, out = torch.ones(1 << 18), torch.empty(1 << 18)
+    bound, ticks, done = op.bind("cpu"), [], threading.Event()
+
+    def tick() -> None:
+        while not done.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    begin = time.perf_counter()
+    bound.launch((1 << 12, 1, 1), (64, 1, 1), (out, x, 2.0, 1 << 18))
+    end = time.perf_counter()
+    done.set()
+    thread.join()
+    assert torch.equal(out, 2 * x)
+    assert sum(begin < at < end for at in ticks) >= min(2, int((end - begin) / 0.02))
+
+
+def test_nothing_leaks(native: ModuleType, project: Project, null: NullHip) -> None:
+    bound = project.op().bind("cpu")
+    x = torch.ones(4)
+    counts = []
+    for _ in range(3):
+        for _ in range(2000):
+            bound.launch((1, 1, 1), (64, 1, 1), (x, x, 1.0, 4), 0, None)
+        counts.append((sys.getrefcount(x), sys.getrefcount(None) // 1000, len(gc.get_objects())))
+    assert counts[0][0] == counts[2][0] and counts[1][1] == counts[2][1]
+    assert abs(counts[1][2] - counts[2][2]) < 50
+    gone = weakref.ref(bound)
+    del bound
+    gc.collect()
+    assert gone() is None, "the launcher and its kernel keep each other alive"
+
+
+def test_the_checking_mode_sees_native_launches(native: ModuleType, project: Project) -> None:
+    """Also those through a `launch` that was taken before."""
+    bound = project.op().bind("cpu")
+    launch, x, out = bound.launch, torch.ones(64), torch.empty(64)
+    assert is_native(bound)
+    with rfops.vgpu.check() as found:
+        launch((2, 1, 1), (64, 1, 1), (out, x, 1.0, 65))
+    assert found.findings, "an access outside of a tensor went unseen"
+    launch((1, 1, 1), (64, 1, 1), (out, x, 1.0, 64))
+
+
+# ---------------------------------------------------------------- devices and streams
+
+
+@contextlib.contextmanager
+def gpus(null: NullHip, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """torch.cuda of a ROCm build with two gfx950; its current device is HIP's, as torch's is."""
+    state = SimpleNamespace(entered=0, streams={0: 0x10, 1: 0x11})
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        state.entered += 1
+        before = null.number("device")
+        null.set("device", index)
+        yield
+        null.set("device", before)
+
+    name = "gfx950:sramecc+:xnack-"
+    fakes = {
+        "init": lambda: None,
+        "device": device,
+        "current_device": lambda: null.number("device"),
+        "get_device_properties": lambda i: SimpleNamespace(gcnArchName=name),
+        "current_stream": lambda i: SimpleNamespace(cuda_stream=state.streams[i]),
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.version, "hip", "7.0")
+        for fake, value in fakes.items():
+            patch.setattr(torch.cuda, fake, value)
+        patch.setattr(hip, "_gpu_arch", hip._gpu_arch.__wrapped__)
+        yield state
+
+
+@pytest.mark.parametrize("kind", ["native", "ctypes"])
+def test_the_device_is_set_only_when_it_is_another(
+    kind: str, native: ModuleType, project: Project, null: NullHip,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if kind == "ctypes":
+        monkeypatch.setenv("RFOPS_LAUNCHER", "ctypes")
+    x = torch.ones(4)
+    with gpus(null, monkeypatch) as state:
+        bound = project.op().bind("cuda:1")
+        assert is_native(bound) == (kind == "native")
+        state.entered = 0
+
+        def launch(**more: int) -> None:
+            bound.launch((1, 1, 1), (64, 1, 1), (x, x, 1.0, 4), **more)
+
+        null.set("device", 1)
+        launch()
+        assert (null.number("sets"), state.entered, null.stream) == (0, 0, 0x11)
+        state.streams[1] = 0x22
+        launch()
+        assert null.stream == 0x22, "the stream is that of the moment"
+        launch(stream=0x33)
+        assert null.stream == 0x33
+        null.set("device", 0)
+        launch()
+        assert null.number("device") == 0, "the caller's device is put back"
+        assert null.stream == 0x22, "the stream is that of the kernel's device"
+        assert (null.number("sets"), state.entered) == ((2, 0) if kind == "native" else (0, 1))
+        null.set("fail_with", 1)
+        with pytest.raises(rfops.HipError):
+            launch()
+        assert null.number("device") == 0
+
+
+# ---------------------------------------------------------------- when it is built
+
+
+def test_a_busy_process_builds_it(
+    extension: ModuleType, project: Project, null: NullHip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the background; its kernels and plans go over to it."""
+    built = threading.Event()
+
+    def build_host(_spec: object) -> object:
+        built.set()
+        return SimpleNamespace(file=extension.__file__ or extension.__spec__.origin)
+
+    monkeypatch.setenv("RFOPS_LAUNCHER", "auto")
+    monkeypatch.setattr(host, "build_host", build_host)
+    monkeypatch.setattr(launcher, "_find", lambda: None)
+    monkeypatch.setattr(launcher, "_native", None)
+    monkeypatch.setattr(launcher, "_launches", launcher._ENOUGH - 3)
+    bound, plans, x = project.op().bind("cpu"), Plans(), torch.ones(4)
+    for _ in range(3):
+        assert not is_native(bound)
+        bound.launch((1, 1, 1), (64, 1, 1), (x, x, 1.0, 4))
+    assert built.wait(10)
+    deadline = time.monotonic() + 10
+    while not is_native(bound) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert is_native(bound)
+    bound.launch((1, 1, 1), (64, 1, 1), (x, x, 1.0, 4))
+    assert null.number("launches") == 4
+    assert plans.add("plan", x) and plans.find(x) == "plan" and plans._native is not None
+
+
+@pytest.mark.parametrize("why", ["frozen", "no jit"])
+def test_nothing_is_built_where_nothing_may_be(
+    why: str, project: Project, null: NullHip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound, x = project.op().bind("cpu"), torch.ones(4)
+    monkeypatch.setenv("RFOPS_LAUNCHER", "auto")
+    monkeypatch.setattr(launcher, "build", lambda: pytest.fail("built"))
+    monkeypatch.setattr(launcher, "_native", None)
+    monkeypatch.setattr(launcher, "_launches", launcher._ENOUGH - 1)
+    if why == "no jit":
+        monkeypatch.setenv("RFOPS_JIT", "0")
+    else:
+        rfops.freeze("warn")
+    try:
+        bound.launch((1, 1, 1), (64, 1, 1), (x, x, 1.0, 4))
+    finally:
+        rfops.freeze("off")
+
+
+def test_without_headers_it_is_ctypes(
+    project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import sysconfig
+
+    monkeypatch.setattr(sysconfig, "get_paths", lambda *_: {"include": str(tmp_path)})
+    monkeypatch.setattr(launcher, "_native", None)
+    assert launcher.build() is False
+    assert torch.equal(project.run(project.op())[:2], torch.tensor([0.0, 2.0]))
+
+
+# ---------------------------------------------------------------- plans
+
+
+@pytest.fixture(params=["native", "python"])
+def table(
+    request: pytest.FixtureRequest, native: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Plans]:
+    if request.param == "python":
+        monkeypatch.setattr(launcher, "_native", None)
+    return Plans
+
+
+def test_plans_know_what_was_decided(table: Callable[..., Plans]) -> None:
+    plans = table()
+    x = torch.empty(4, 64)
+    args = (x, torch.bfloat16, None, 3, 0.5, "text")
+    assert plans.find(*args) is None
+    assert plans.add("plan", *args) and plans.find(*args) == "plan"
+    same = torch.empty(4, 64)
+    assert plans.find(same, *args[1:]) == "plan", "another tensor like it"
+    assert plans.find(torch.nn.Parameter(same), *args[1:]) == "plan"
+    others: tuple[tuple[Any, ...], ...] = (
+        (torch.empty(4, 65), *args[1:]), (torch.empty(64, 4).T, *args[1:]),
+        (torch.empty(4, 128)[:, ::2], *args[1:]), (x.double(), *args[1:]), (x.int(), *args[1:]),
+        (torch.empty(257)[1:].view(4, 64), *args[1:]), (x.flatten(), *args[1:]),
+        (x, torch.float16, *args[2:]), (x, *args[1:3], 4, 0.5, "text"),
+        (x, *args[1:4], 0.25, "text"),
+        (x, *args[1:5], "other"), args[:-1], (*args, None), (*args[1:], x),
+    )  # fmt: skip
+    for other in others:
+        assert plans.find(*other) is None, other
+    assert (plans.hits, plans.misses, len(plans)) == (3, 1 + len(others), 1)
+    plans.clear()
+    assert plans.find(*args) is None and len(plans) == 0
+
+
+def test_plans_of_one_element_and_of_nothing(table: Callable[..., Plans]) -> None:
+    plans = table()
+    plans.add("row", torch.empty(1, 64))
+    assert plans.find(torch.empty(1, 64)) == "row"
+    plans.add("empty", torch.empty(0, 64))
+    assert plans.find(torch.empty(0, 64)) == "empty" and plans.find(torch.empty(64, 0)) is None
+    plans.add("scalar", torch.empty(()))
+    assert plans.find(torch.empty(())) == "scalar"
+
+
+def test_plans_refuse_what_is_no_plain_tensor(table: Callable[..., Plans]) -> None:
+    plans = table()
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.ones(4)
+    assert plans.find(fake) is None and not plans.add("plan", fake) and plans.find(fake) is None
+    plans.add("plan", torch.ones(4))
+    seen = []
+    torch.func.vmap(lambda row: seen.append(plans.find(row)) or row)(torch.ones(3, 4))
+    torch.func.grad(lambda row: seen.append(plans.find(row)) or row.sum())(torch.ones(4))
+    sparse = torch.ones(4).to_sparse()
+    assert plans.find(sparse) is None and not plans.add("plan", sparse)
+    assert seen == [None, None], "a transform's tensor was taken for a plain one"
+
+
+def test_an_overlapping_out_is_never_found(table: Callable[..., Plans]) -> None:
+    plans = table(out=1)
+    memory = torch.empty(1024)
+    x, out = memory[:64], memory[64:128]
+    assert plans.add("plan", x, out, None) and plans.find(x, out, None) == "plan"
+    for start in (0, 16, 60):
+        assert plans.find(x, memory[start : start + 64], None) is None
+    assert plans.find(x, memory[128:192], None) == "plan"
+    wide = memory.view(16, 64)[:, :4]
+    assert plans.add("wide", wide, memory[4:8], 1) is False, "within the strides of another"
+    assert plans.add("none", x, None, None) and plans.find(x, None, None) == "none"
+    assert plans.add("empty", x, x[:0], 2) and plans.find(x, x[:0], 2) == "empty"
+
+
+def test_plans_are_bounded(table: Callable[..., Plans]) -> None:
+    """A growing sequence: the least recently used goes, what is in use stays."""
+    plans = table(capacity=8)
+    steady = torch.empty(1)
+    plans.add("steady", steady)
+    for n in range(2, 100):
+        x = torch.empty(n)
+        assert plans.find(x) is None
+        plans.add(n, x)
+        assert plans.find(x) == n and plans.find(steady) == "steady"
+        assert len(plans) <= 8
+    assert plans.find(torch.empty(99)) == 99 and plans.find(torch.empty(50)) is None
+
+
+def test_plans_keep_what_they_compare_by_identity(table: Callable[..., Plans]) -> None:
+    """An object of a key must not die: another one could get its address."""
+
+    class Config:
+        pass
+
+    plans = table()
+    for at in range(50):
+        config = Config()
+        assert plans.find(torch.empty(1), config) is None, "found by the address of a dead one"
+        plans.add(at, torch.empty(1), config)
+        assert plans.find(torch.empty(1), config) == at
+        del config
+    last = weakref.ref(kept := Config())
+    plans.add("x", torch.empty(1), kept)
+    del kept
+    assert last() is not None
+    plans.clear()
+    gc.collect()
+    assert last() is None
+
+
+# ---------------------------------------------------------------- thin
+
+
+def test_ratios(native: ModuleType, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    """Bounds on ratios, as times are the machine's. Measured: 2.7, 0.11, 0.53 and 1.7."""
+    with bench_dispatch.null_runtime(tmp_path):
+        calls = bench_dispatch.candidates(tmp_path)
+        seconds = bench_dispatch.measure(calls, rounds=30, number=100)
+    ratios = {
+        "op / native": (seconds["op"] / seconds["native"], 4.5),
+        "native / ctypes": (seconds["native"] / seconds["ctypes"], 0.25),
+        "op / Library.define": (seconds["op"] / seconds["library"], 0.9),
+        "growing / Library.define": (seconds["growing"] / seconds["library"], 3.5),
+    }
+    for name, (ratio, _) in ratios.items():
+        figure(f"dispatch: {name} {ratio:.2f}")
+    figure(
+        f"dispatch: op {1e6 * seconds['op']:.2f} us, bare launcher {1e6 * seconds['native']:.2f} us"
+    )
+    for name, (ratio, most) in ratios.items():
+        assert ratio < most, (name, ratio)
+
+
+@pytest.mark.sweep
+def test_the_bench_runs() -> None:
+    bench = str(Path(bench_dispatch.__file__))
+    done = subprocess.run(
+        [sys.executable, bench, "--quick"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for row in ("native", "op", "growing", "library", "custom_op"):
+        assert f" {row} " in done.stdout
