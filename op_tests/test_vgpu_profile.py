@@ -13,6 +13,7 @@ import torch
 from vgpu_asm import Snippets, library
 
 import rfops
+from rfops.mxfp8_gemv import GemvConfig
 from rfops.vgpu_model import LATENCY_US, LAUNCH_US, estimate
 from rfops.vgpu_profile import LaunchRecord, table
 
@@ -158,7 +159,7 @@ def test_gemv_reads_each_byte_once_from_memory(m: int) -> None:
     x, x_scale = rfops.quant_mxfp8(torch.randn(m, k))
     w, w_scale = rfops.quant_mxfp8(torch.randn(n, k))
     with counted() as records:
-        rfops.gemm_mxfp8(x, w, x_scale, w_scale)
+        rfops.gemm_mxfp8(x, w, x_scale, w_scale, config=GemvConfig.from_heuristic(m, n, k))
     (record,) = records
     floor = (m + n) * (k + k // 32)
     read = record.global_read["lines_64B"] * 64
