@@ -308,6 +308,7 @@ def test_eight_processes_compile_once(project: Project) -> None:
         f'{{"pid": {os.getpid()}, "host": "{os.uname().nodename}", "since": 1.0}}',  # reused
         '{"pid": 1}', "4242\nanother-host", "[]", "\0" * 64, "",
     ],
+    ids=["another host", "reused pid", "no host", "no json", "a list", "zeros", "nothing"],
 )  # fmt: skip
 def test_old_lock_files_mean_nothing(project: Project, text: str) -> None:
     project.build()
