@@ -123,7 +123,7 @@ def test_readme_and_ci_run_the_same_commands() -> None:
 
 def test_readme_shows_code_that_runs() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         run_python(block, "/", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
