@@ -20,6 +20,7 @@ import torch
 from . import log, settings, strict
 from .errors import RfopsError
 from .hip import raw_stream
+from .modes import MODES
 
 if TYPE_CHECKING:
     from .bind import BoundKernel
@@ -40,7 +41,8 @@ def attach(kernel: BoundKernel) -> None:
     """Give the kernel the native launch, now or when it is built."""
     _kernels.add(kernel)
     if settings.text("RFOPS_LAUNCHER") == "auto":
-        _find()
+        if _native is None:
+            _find()
         if _native is not None:
             _attach(_native, kernel)
 
@@ -113,7 +115,7 @@ def _load(file: str) -> None:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    _reads_tensors = module.setup(torch.Tensor, torch.nn.Parameter, table)
+    _reads_tensors = module.setup(torch.Tensor, torch.nn.Parameter, table, MODES)
     module.add_slow(_slow_blocks)
     _native = module
     for kernel in list(_kernels):

@@ -5,10 +5,12 @@
     _PLANS.add(plan, x, w, x_scale, w_scale, out, dtype)
 
 A tensor counts with dtype, device, sizes, strides and its address modulo 16, an int or a float with
-its value, anything else with itself. So a plan need not check again what was decided from these.
-Never found: subclasses of Tensor (a FakeTensor has no memory), tensors without memory of their own
-(those of torch.func), and an `out` (its position) that overlaps another tensor. `find` is native
-where the launcher is built, 0.4 us for five tensors, and Python otherwise, 6 us.
+its value, anything else with itself; with a CPU tensor RFOPS_VGPU_ARCH counts too. So a plan need
+not check again what was decided from these. Never found: subclasses of Tensor (a FakeTensor has no
+memory), tensors without memory of their own (those of torch.func), an `out` (its position) that
+overlaps another tensor, and anything while one of torch's modes or transforms is active
+(modes.py). `find` is native where the launcher is built, 0.5 us for five tensors, and Python
+otherwise, 8 us.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 
 import torch
 
-from . import launcher
+from . import launcher, modes, settings
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _ALIGN = 16
@@ -57,7 +59,7 @@ class Plans:
     def find(self, *args: Any) -> Any:
         """The plan for arguments like these, or None."""
         key = self._key(args)
-        plan = self._table.get(key) if key is not None else None
+        plan = self._table.get(key) if key is not None and not modes.are_active() else None
         if plan is None:
             self._misses += 1
             return None
@@ -81,11 +83,13 @@ class Plans:
     def _key(self, args: tuple[Any, ...]) -> Any:
         key: list[tuple[Any, ...]] = []
         spans = []
+        on_host = False
         try:
             for arg in args:
                 if type(arg) in _PLAIN:
                     address = arg.data_ptr()
                     spans.append(_span(arg, address))
+                    on_host = on_host or arg.is_cpu
                     where = arg.device, arg.dtype, address % _ALIGN
                     key.append((arg.shape, arg.stride(), *where))
                 elif isinstance(arg, torch.Tensor):
@@ -93,6 +97,8 @@ class Plans:
                 else:
                     spans.append((0, 0))
                     key.append((type(arg), arg))
+            if on_host:
+                key.append((settings.raw("RFOPS_VGPU_ARCH"),))
             made = tuple(key)
             hash(made)
         except (RuntimeError, TypeError):  # no memory; an argument that cannot be a key

@@ -27,7 +27,7 @@ from rfops.batched_gemm_a16w8_blockscale import (
     route,
     supports,
 )
-from rfops.jit import UnsupportedArch
+from rfops.jit import Plans, UnsupportedArch
 from rfops.triton.batched_gemm_a16w8_blockscale import Config
 
 op_module = importlib.import_module("rfops.batched_gemm_a16w8_blockscale")
@@ -186,8 +186,7 @@ def test_supports() -> None:
 
 
 def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_module, "_PLANS", {})
-    monkeypatch.setattr(op_module, "_MAX_PLANS", 3)
+    monkeypatch.setattr(op_module, "_PLANS", Plans(3))
     for n in range(6):
         for _ in range(2):
             assert batched_gemm_a16w8_blockscale(*random_problem(0, 1, n, 4).args).shape[2] == n

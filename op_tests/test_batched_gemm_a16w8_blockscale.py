@@ -34,6 +34,7 @@ from rfops.batched_gemm_a16w8_blockscale import (
     batched_gemm_a16w8_blockscale,
     batched_gemm_a16w8_blockscale_ref,
 )
+from rfops.jit import Plans
 from rfops.triton.batched_gemm_a16w8_blockscale import Config
 
 op_module = importlib.import_module("rfops.batched_gemm_a16w8_blockscale")
@@ -232,7 +233,7 @@ def test_configs(case: str, one_device: torch.device) -> None:
 def test_more_batches_than_a_grid_takes(
     one_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(op_module, "_PLANS", {})
+    monkeypatch.setattr(op_module, "_PLANS", Plans())
     monkeypatch.setattr(routes, "_MAX_GRID", 2)
     problem = random_problem(7, 1, 20, 40).to(one_device)
     for config in (RowsConfig(16, 64, batches=2), TilesConfig(16, 16, 64), TilesConfig(16, 16, 32)):
@@ -242,7 +243,7 @@ def test_more_batches_than_a_grid_takes(
 def test_more_tiles_of_m_than_a_grid_takes(
     one_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(op_module, "_PLANS", {})
+    monkeypatch.setattr(op_module, "_PLANS", Plans())
     monkeypatch.setattr(routes, "_MAX_GRID", 2)
     problem = random_problem(1, 40, 20, 40).to(one_device)
     assert_correct(run(problem, TilesConfig(16, 32, 64)), problem)

@@ -22,6 +22,7 @@ from test_grouped_gemm_mxfp8 import (
 )
 
 from rfops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8
+from rfops.jit import Plans
 from rfops.mxfp8_moe import MoeConfig
 from rfops.routing import Route
 
@@ -45,7 +46,7 @@ def test_the_torch_route(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
     wanted = {"moe": "the test wants torch", "triton": "the test wants torch"}
     monkeypatch.setattr(route_module, "refuses", lambda backend, *_: wanted[backend])
-    monkeypatch.setattr(op_module, "_PLANS", {})
+    monkeypatch.setattr(op_module, "_PLANS", Plans(out=0))
     monkeypatch.setattr(route_module, "_CHUNK", 2048)  # a part of N at a time
     for problem in (by_hand(), problem_of(ROUTINGS["some rows in no block"], 8, 20, 288, 5)):
         assert_correct(run(problem, torch.device("cpu")), problem)
@@ -60,7 +61,7 @@ def test_a_rows_config_that_does_not_take_block_m(
     problem = problem_of(spread(2, 2, 4), 4, 32, 256, block_m=16)
     row = Route("moe", "exact row", "the test says so", "tile_n=8 columns=1 steps=1 waves=1")
     monkeypatch.setattr(route_module.routing, "choose", lambda *_: row)
-    monkeypatch.setattr(op_module, "_PLANS", {})
+    monkeypatch.setattr(op_module, "_PLANS", Plans(out=0))
     assert_correct(run(problem, gfx950), problem)
 
 
@@ -236,8 +237,7 @@ def test_a_cached_plan_still_checks_pointers() -> None:
 
 
 def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_module, "_PLANS", {})
-    monkeypatch.setattr(op_module, "_MAX_PLANS", 3)
+    monkeypatch.setattr(op_module, "_PLANS", Plans(3, out=0))
     for k in (32, 64, 96, 128, 160):
         empty = problem_of(spread(2, 2, 4), 4, 0, k)
         for _ in range(2):

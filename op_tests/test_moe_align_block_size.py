@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import rfops.vgpu
+from rfops.jit import Plans
 from rfops.moe_align_block_size import moe_align_block_size, moe_align_block_size_ref
 
 op_module = importlib.import_module("rfops.moe_align_block_size")
@@ -55,7 +56,7 @@ def check(device: torch.device, ids: torch.Tensor, *args: Any, **options: Any) -
     experts, ignore = options.get("expert_map"), options.get("ignore_invalid_experts")
     maps = (experts, None) if ignore else (None, experts)
     by_torch = tuple(torch.full_like(tensor, -7) for tensor in expected)
-    op_module._run_torch(op_module.Aligned(*by_torch), ids, *args, *maps)
+    op_module._run_torch(*args, op_module.Aligned(*by_torch), ids, *maps)
     assert_same(by_torch, expected)
 
 
@@ -82,7 +83,8 @@ def test_many_experts(experts: int, device: torch.device) -> None:
 def test_more_experts_than_lds_holds_take_the_torch_route(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(op_module, "_run_hip", None)
+    monkeypatch.setattr(op_module, "_prepare_hip", None)
+    monkeypatch.setattr(op_module, "_PLANS", Plans())
     check(device, random_ids(700, 6000), 4, 6000)
 
 

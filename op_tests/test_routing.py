@@ -18,7 +18,7 @@ import rfops
 from rfops import cli, gemm_mxfp8_route, routing, tuned_table
 from rfops.gemm_mxfp8_route import default_config, parse_config, route, supports
 from rfops.grouped_gemm_mxfp8_route import route as grouped_route
-from rfops.jit import BoundKernel, hip, log, paths
+from rfops.jit import BoundKernel, Plans, hip, launcher, log, paths
 from rfops.jit.bind import Dim3
 from rfops.mxfp8_gemv import GemvConfig
 from rfops.tuned_table import COLUMNS, Query, Table
@@ -558,10 +558,11 @@ def test_supports() -> None:
 
 
 def test_a_row_takes_effect_in_a_call(
-    overlay: Write, monkeypatch: pytest.MonkeyPatch, gfx950: torch.device
-) -> None:
+    overlay: Write, monkeypatch: pytest.MonkeyPatch, gfx950: torch.device,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
     """The kernel that ran is the row's: its grid has a workgroup for each row of w."""
-    monkeypatch.setattr(sys.modules["rfops.gemm_mxfp8"], "_PLANS", {})
+    monkeypatch.setattr(sys.modules["rfops.gemm_mxfp8"], "_PLANS", Plans(out=4))
     config = routing.config_text(GemvConfig(lanes=64, rows=1, steps=1, waves=2))
     overlay({"m": 1, "n": 24, "k": 64, "backend": "gemv", "config": config})
     launches: list[tuple[object, ...]] = []
@@ -572,6 +573,8 @@ def test_a_row_takes_effect_in_a_call(
         launch(self, grid, block, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(BoundKernel, "launch", spy)
+    launcher.slow_down(1)  # the native launcher too goes through the class
+    request.addfinalizer(lambda: launcher.slow_down(-1))
     x, x_scale = (t.to(gfx950) for t in rfops.quant_mxfp8(torch.randn(1, 64)))
     w, w_scale = (t.to(gfx950) for t in rfops.quant_mxfp8(torch.randn(24, 64)))
     rfops.gemm_mxfp8(x, w, x_scale, w_scale)

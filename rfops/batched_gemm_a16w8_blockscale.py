@@ -4,16 +4,16 @@ a scale for each block of 128 x 128: the absorbed weights of MLA. Triton on ever
 from __future__ import annotations
 
 import functools
-import threading
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from . import routing
 from .batched_gemm_a16w8_route import ARCHS, OP, decide, route, why
 from .guards import Guard, describe
-from .jit import UnsupportedArch, settings
+from .jit import Plans, UnsupportedArch
 from .registration import must_dispatch, register
 from .triton import batched_gemm_a16w8_blockscale as routes
 from .triton import launch
@@ -52,9 +52,8 @@ class _Plan:
     extents: tuple[int, ...]  # bytes from the first element to the end: x, w, w_scale, out
 
 
-_PLANS: dict[tuple[object, ...], _Plan] = {}
-_MAX_PLANS = 1024
-_adding = threading.Lock()
+# Not Plans(out=3): where out's rows lie between those of an input, it is within its span.
+_PLANS = Plans()
 
 
 def batched_gemm_a16w8_blockscale(
@@ -83,26 +82,19 @@ def batched_gemm_a16w8_blockscale(
     torch's allocator. Deterministic for one config. Raises ValueError for what does not fit,
     UnsupportedArch where there is no kernel, ConfigError for a table that cannot be read.
     """
-    if must_dispatch(x, w, w_scale, out):
-        done = _dispatch(x, w, w_scale, dtype, out, config)
-        if done is not None:
-            return done
-    key: tuple[object, ...]
-    try:
-        key = (x.shape, x.stride(), w.shape, w.stride(), w_scale.shape, w_scale.stride(), x.dtype,
-               w.dtype, w_scale.dtype, x.device, w.device, w_scale.device, dtype, config,
-               x.is_cpu and settings.raw("RFOPS_VGPU_ARCH"))  # fmt: skip
-        if out is not None:
-            key = (*key, out.shape, out.stride(), out.dtype, out.device)
-        plan = _PLANS.get(key)
-    except (AttributeError, TypeError, RuntimeError):  # no dense tensors: the guards say so
-        key, plan = (), None
+    plan = None
+    if not is_dynamo_compiling():  # which traces Python, and cannot trace `find`
+        plan = _PLANS.find(x, w, w_scale, out, dtype, config)
     if plan is None:
-        plan = _add_plan(key, x, w, w_scale, dtype, out, config)
+        if must_dispatch(x, w, w_scale, out):
+            done = _dispatch(x, w, w_scale, dtype, out, config)
+            if done is not None:
+                return done
+        plan = _add_plan(x, w, w_scale, dtype, out, config)
     if out is None:
-        out = torch.empty(plan.shape, dtype=dtype, device=x.device)
+        out = torch.empty(*plan.shape, dtype=dtype, device=x.device)
     else:
-        _check_no_overlap(plan, (x, w, w_scale), out)
+        _check_no_overlap(plan.extents, (x, w, w_scale), out)
     if plan.run is not None:
         plan.run(out, x, w.view(OCP) if w.dtype == torch.uint8 else w, w_scale)
     elif out.numel():
@@ -111,7 +103,6 @@ def batched_gemm_a16w8_blockscale(
 
 
 def _add_plan(
-    key: tuple[object, ...],
     x: torch.Tensor,
     w: torch.Tensor,
     w_scale: torch.Tensor,
@@ -120,22 +111,20 @@ def _add_plan(
     config: Config | None,
 ) -> _Plan:
     shape = _check(x, w, w_scale, dtype, out)
-    run = None
+    tensors = (x, w, w_scale) if out is None else (x, w, w_scale, out)
+    extents = tuple(map(_extent, tensors))
+    if out is not None:
+        _check_no_overlap(extents, (x, w, w_scale), out)
+    run, chosen = None, config
     if config is not None:
         _check_config(config, shape, x.dtype)
     if 0 not in shape:
         arch = _check_arch(x.device, w.dtype)
-        if config is None:
-            config = decide(shape, x.dtype, arch)[1]
-        run = routes.prepare(x.device, shape, config)
-    tensors = (x, w, w_scale) if out is None else (x, w, w_scale, out)
-    plan = _Plan((shape.b, shape.m, shape.n), run, tuple(map(_extent, tensors)))
-    if out is not None:
-        _check_no_overlap(plan, (x, w, w_scale), out)  # before anything is built
-    with _adding:
-        if len(_PLANS) >= _MAX_PLANS:
-            _PLANS.pop(next(iter(_PLANS)))
-        _PLANS[key] = plan
+        if chosen is None:
+            chosen = decide(shape, x.dtype, arch)[1]
+        run = routes.prepare(x.device, shape, chosen)
+    plan = _Plan((shape.b, shape.m, shape.n), run, extents)
+    _PLANS.add(plan, x, w, w_scale, out, dtype, config)
     return plan
 
 
@@ -215,12 +204,14 @@ def _extent(tensor: torch.Tensor) -> int:
     return (1 + sum((size - 1) * stride for size, stride in pairs)) * tensor.element_size()
 
 
-def _check_no_overlap(plan: _Plan, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+def _check_no_overlap(
+    extents: tuple[int, ...], inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> None:
     """`out` shares no byte with an input, which other programs still read. Between the rows of a
     strided out an input may lie."""
     start = out.data_ptr()
-    end = start + plan.extents[-1]
-    for tensor, extent in zip(inputs, plan.extents, strict=False):
+    end = start + extents[-1]
+    for tensor, extent in zip(inputs, extents, strict=False):
         other = tensor.data_ptr()
         if start < other + extent and other < end and _share_memory(out, tensor):
             name = ("x", "w", "w_scale")[[t is tensor for t in inputs].index(True)]

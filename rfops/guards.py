@@ -5,8 +5,7 @@
     guard.tensor("w", w, ("N", "K"), FP8)       # K must agree with x
 
 Each refusal is a ValueError that names op, argument, what is expected, what came, and a way out.
-Checks that depend on the pointer alone (`check_layout`) stand apart: a cached plan repeats only
-those.
+A plan that is found (rfops.jit.Plans) repeats none of them.
 """
 
 from __future__ import annotations
@@ -54,14 +53,19 @@ class Guard:
         way_out: str = "convert it first",
     ) -> None:
         """Type, rank, sizes, dtype, device and total bytes of one argument."""
-        wanted = f"a [{', '.join(self._size_text(s) for s in shape)}] tensor"
+        known = self.sizes.copy()
+
+        def refuse(way_out: str) -> NoReturn:  # written only then: a good call has no use for it
+            sizes = (f"{size}={known[size]}" if size in known else size for size in shape)
+            self.fail(name, f"a [{', '.join(sizes)}] tensor", describe(tensor), way_out)
+
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
-            self.fail(name, wanted, describe(tensor), "pass a dense torch.Tensor")
+            refuse("pass a dense torch.Tensor")
         if tensor.dim() != len(shape):
-            self.fail(name, wanted, describe(tensor), "reshape it")
+            refuse("reshape it")
         for size_name, size in zip(shape, tensor.shape, strict=True):
             if self.sizes.setdefault(size_name, size) != size:
-                self.fail(name, wanted, describe(tensor), "sizes of the arguments must agree")
+                refuse("sizes of the arguments must agree")
         if tensor.dtype not in dtypes:
             names = " or ".join(_dtype_name(dtype) for dtype in dtypes)
             self.fail(name, names, describe(tensor), way_out)
@@ -74,9 +78,6 @@ class Guard:
                 f"{describe(tensor)} of {num_bytes} bytes",
                 "split it and call the op on the parts",
             )
-
-    def _size_text(self, name: str) -> str:
-        return f"{name}={self.sizes[name]}" if name in self.sizes else name
 
     def _check_device(self, name: str, tensor: torch.Tensor) -> None:
         if self.device is None:
@@ -94,7 +95,7 @@ class Guard:
 
 
 def check_layout(op: str, name: str, tensor: torch.Tensor, align: int) -> None:
-    """Contiguity, and the alignment of the first byte: what a plan's key does not hold."""
+    """Contiguity, and the alignment of the first byte."""
     if not tensor.is_contiguous():
         raise ValueError(
             f"{op}: {name} must be contiguous (row-major), got {describe(tensor)} with strides "

@@ -9,12 +9,14 @@ Two routes: HIP on AMD GPUs and on the virtual GPU, plain torch elsewhere; neith
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from .guards import MAX_BYTES, Guard, check_layout
-from .jit import BoundKernel, CompiledOp, compile_ops, settings, u32
+from .jit import Plans, compile_ops, u32
 from .registration import must_dispatch, register
 
 OP = "moe_align_block_size"
@@ -31,6 +33,10 @@ class Aligned(NamedTuple):
     sorted_token_ids: torch.Tensor
     expert_ids: torch.Tensor
     num_tokens_post_padded: torch.Tensor
+
+
+_Run = Callable[[Aligned, torch.Tensor, torch.Tensor | None, torch.Tensor | None], None]
+_PLANS = Plans()
 
 
 @compile_ops("moe_align_block_size", variants=lambda _arch: [_defines(16, torch.int32)])
@@ -103,25 +109,49 @@ def moe_align_block_size(
     Stable, deterministic, without synchronisation, and can be captured into a graph. Raises
     ValueError for what does not fit, and what building the kernel raises.
     """
-    if must_dispatch(topk_ids, expert_map) and isinstance(topk_ids, torch.Tensor):
-        return Aligned(
-            *_op(topk_ids, block_size, num_experts, expert_map, pad_sorted_ids,
-                 ignore_invalid_experts)
+    plan = None
+    if not is_dynamo_compiling():  # which traces Python, and cannot trace `find`
+        plan = _PLANS.find(
+            topk_ids, block_size, num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts
+        )
+    if plan is None:
+        call = (
+            topk_ids, block_size, num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts
         )  # fmt: skip
+        if must_dispatch(topk_ids, expert_map) and isinstance(topk_ids, torch.Tensor):
+            return Aligned(*_op(*call))
+        plan = _add_plan(*call)
+    slots, blocks, run = plan
+    device = topk_ids.device
+    aligned = Aligned(
+        torch.empty(slots, dtype=torch.int32, device=device),
+        torch.empty(blocks, dtype=torch.int32, device=device),
+        torch.empty(1, dtype=torch.int32, device=device),
+    )
+    maps = (expert_map, None) if ignore_invalid_experts else (None, expert_map)
+    run(aligned, topk_ids, *maps)
+    return aligned
+
+
+def _add_plan(
+    topk_ids: torch.Tensor,
+    block_size: int,
+    num_experts: int,
+    expert_map: torch.Tensor | None,
+    pad_sorted_ids: bool,
+    ignore_invalid_experts: bool,
+) -> tuple[int, int, _Run]:
     _check(topk_ids, block_size, num_experts, expert_map)
     slots, blocks = _sizes(topk_ids.numel(), block_size, num_experts, pad_sorted_ids)
-
-    def empty(size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.int32, device=topk_ids.device)
-
-    aligned = Aligned(empty(slots), empty(blocks), empty(1))
-    maps = (expert_map, None) if ignore_invalid_experts else (None, expert_map)
     has_hip = topk_ids.is_cpu or torch.version.hip is not None
     if has_hip and 3 * num_experts <= LDS_WORDS:
-        _run_hip(aligned, topk_ids, block_size, num_experts, *maps)
+        run = _prepare_hip(topk_ids, block_size, num_experts, slots, blocks)
     else:
-        _run_torch(aligned, topk_ids, block_size, num_experts, *maps)
-    return aligned
+        run = functools.partial(_run_torch, block_size, num_experts)
+    plan = slots, blocks, run
+    _PLANS.add(plan, topk_ids, block_size, num_experts, expert_map, pad_sorted_ids,
+               ignore_invalid_experts)  # fmt: skip
+    return plan
 
 
 def _sizes(rows: int, block_size: int, num_experts: int, pad: bool) -> tuple[int, int]:
@@ -154,52 +184,48 @@ def _check(
         check_layout(OP, "expert_map", expert_map, 4)
 
 
-@functools.lru_cache(maxsize=256)
-def _kernel(
-    op: CompiledOp, device: torch.device, _arch: object, waves: int, dtype: torch.dtype
-) -> BoundKernel:
-    return op.bind(device, _defines(waves, dtype))
-
-
-def _run_hip(
-    aligned: Aligned,
-    topk_ids: torch.Tensor,
-    block_size: int,
-    num_experts: int,
-    row_map: torch.Tensor | None,
-    block_map: torch.Tensor | None,
-) -> None:
+def _prepare_hip(
+    topk_ids: torch.Tensor, block_size: int, num_experts: int, slots: int, blocks: int
+) -> _Run:
+    """The launches for ids like these; builds the kernels or finds them."""
     rows, device = topk_ids.numel(), topk_ids.device
     waves = MAX_WAVES
     while (waves + 2) * num_experts > LDS_WORDS:
         waves //= 2
     groups = max(1, min(MAX_GROUPS, _ceil(rows, GROUP_ROWS)))
     grid, block = (groups, 1, 1), (waves * WAVE, 1, 1)
-    variant = (device, device.type == "cpu" and settings.raw("RFOPS_VGPU_ARCH"), waves,
-               topk_ids.dtype)  # fmt: skip
-    counts = None
-    if groups > 1:
-        counts = torch.empty((groups, num_experts), dtype=torch.int32, device=device)
-        _kernel(moe_align_count, *variant).launch(
-            grid, block, (counts, topk_ids, row_map, rows, num_experts, groups), lds=4 * num_experts
-        )
-    _kernel(moe_align_place, *variant).launch(
-        grid,
-        block,
-        (*aligned, topk_ids, row_map, block_map, counts, rows, num_experts, block_size,
-         aligned.sorted_token_ids.shape[0], aligned.expert_ids.shape[0], groups),
-        lds=4 * (waves + 2) * num_experts,
-    )  # fmt: skip
+    defines = _defines(waves, topk_ids.dtype)
+    place = moe_align_place.bind(device, defines)
+    count = moe_align_count.bind(device, defines) if groups > 1 else None
+    sizes = rows, num_experts, block_size, slots, blocks, groups
+
+    def run(
+        aligned: Aligned,
+        topk_ids: torch.Tensor,
+        row_map: torch.Tensor | None,
+        block_map: torch.Tensor | None,
+    ) -> None:
+        counts = None
+        if count is not None:
+            counts = torch.empty((groups, num_experts), dtype=torch.int32, device=device)
+            args = counts, topk_ids, row_map, rows, num_experts, groups
+            count.launch(grid, block, args, 4 * num_experts)
+        place.launch(
+            grid, block, (*aligned, topk_ids, row_map, block_map, counts, *sizes),
+            4 * (waves + 2) * num_experts,
+        )  # fmt: skip
+
+    return run
 
 
 # ---------------------------------------------------------------- torch
 
 
 def _run_torch(
-    aligned: Aligned,
-    topk_ids: torch.Tensor,
     block_size: int,
     num_experts: int,
+    aligned: Aligned,
+    topk_ids: torch.Tensor,
     row_map: torch.Tensor | None,
     block_map: torch.Tensor | None,
 ) -> None:

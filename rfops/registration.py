@@ -6,10 +6,13 @@ op only where torch has to see one, since the dispatcher costs more than a warm 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from .jit import modes
 
 _LIBRARY = torch.library.Library("rfops", "FRAGMENT")
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
@@ -24,22 +27,26 @@ def register(schema: str, function: Callable[..., Any], fake: Callable[..., Any]
     name = schema[: schema.index("(")].strip()
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
     for key in ("CPU", "CUDA"):
-        _LIBRARY.impl(name, function, key)
+        _LIBRARY.impl(name, functools.partial(_call_plain, function), key)
     torch.library.register_fake(f"rfops::{name}", fake, lib=_LIBRARY)
     return getattr(torch.ops.rfops, name).default
+
+
+def _call_plain(function: Callable[..., Any], *args: Any) -> Any:
+    """The function on plain tensors. A subclass that left the op to torch still comes as such here,
+    and would go to the op again."""
+    if any(isinstance(arg, torch.Tensor) and type(arg) not in _PLAIN for arg in args):
+        with torch._C.DisableTorchFunctionSubclass():
+            args = tuple(
+                arg.as_subclass(torch.Tensor) if isinstance(arg, torch.Tensor) else arg
+                for arg in args
+            )
+    return function(*args)
 
 
 def must_dispatch(*tensors: torch.Tensor | None) -> bool:
     """Whether torch has to see this call as an op: it is tracing, a mode or a transform is active,
     or an argument is a subclass (FakeTensor, DTensor, ...)."""
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    ):
+    if torch.compiler.is_compiling() or modes.are_active():
         return True
-    for tensor in tensors:  # a loop: any() over a generator costs 0.8 us more
-        if type(tensor) not in _PLAIN:
-            return True
-    return False
+    return any(type(tensor) not in _PLAIN for tensor in tensors)

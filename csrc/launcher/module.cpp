@@ -31,7 +31,8 @@ PyObject* add_slow(PyObject*, PyObject* change) {
 }
 
 PyMethodDef functions[] = {
-    {"setup", setup, METH_VARARGS, "setup(Tensor, Parameter, exchange API) -> can it be read"},
+    {"setup", setup, METH_VARARGS,
+     "setup(Tensor, Parameter, exchange API, must_dispatch) -> can it be read"},
     {"add_slow", add_slow, METH_O, "add_slow(1) sends all launches through Python; -1 ends it"},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -51,8 +52,9 @@ PyModuleDef module = {
 }  // namespace
 
 PyObject* setup(PyObject*, PyObject* args) {
-  PyObject *tensor, *parameter, *capsule;
-  if (!PyArg_ParseTuple(args, "O!O!O", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule)) {
+  PyObject *tensor, *parameter, *capsule, *must_dispatch;
+  if (!PyArg_ParseTuple(args, "O!O!OO!", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule,
+                        &PyTuple_Type, &must_dispatch)) {
     return nullptr;
   }
   torch.read = nullptr;
@@ -63,6 +65,7 @@ PyObject* setup(PyObject*, PyObject* args) {
   }
   torch.tensor = reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor));
   torch.parameter = reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter));
+  torch.must_dispatch = Py_NewRef(must_dispatch);
   torch.data_ptr = PyUnicode_InternFromString("data_ptr");
   return PyBool_FromLong(torch.read != nullptr);
 }

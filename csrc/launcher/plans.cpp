@@ -3,10 +3,12 @@
 ///
 /// The key of a tensor is dtype, device, sizes, strides and the address modulo 16, of an int or a
 /// float its value, of anything else the object itself (which the entry keeps alive). All that is
-/// decided once for a key, a plan need not check again. What cannot be a key is None: subclasses of
-/// Tensor, tensors that torch does not hand out, an `out` that overlaps an input. Least recently
-/// used entries go first.
+/// decided once for a key, a plan need not check again; with a tensor on the host the virtual GPU's
+/// architecture is part of it. What cannot be a key is None: subclasses of Tensor, tensors that
+/// torch does not hand out, an `out` that overlaps an input. None is also found while torch has to
+/// see the call: a mode or a transform is active. Least recently used entries go first.
 
+#include <cstdlib>
 #include <cstring>
 #include <list>
 #include <unordered_map>
@@ -21,6 +23,7 @@ namespace {
 
 constexpr int kMaxWords = 256;  // of a key; larger ones are not cached
 constexpr uint64_t kAlign = 16;
+constexpr int kCpu = 1, kCudaHost = 3;  // DLPack's device types of host memory
 
 struct Entry {
   uint64_t hash;
@@ -52,6 +55,7 @@ class Key {
   bool build(PyObject* const* args, Py_ssize_t num_args, Py_ssize_t out) {
     Span written = {0, 0};
     spans_ = 0;
+    on_host_ = false;
     for (Py_ssize_t i = 0; i < num_args; ++i) {
       if (count + 3 > kMaxWords) return false;
       if (is_tensor(args[i])) {
@@ -66,24 +70,43 @@ class Key {
         return false;
       }
     }
+    if (on_host_ && !add_virtual_arch()) return false;
     for (int i = 0; i < (spans_ < 32 ? spans_ : 32); ++i) {
       if (written.begin < all_[i].end && all_[i].begin < written.end) return false;
     }
     return spans_ <= 32;
   }
 
+  /// In two chains, as each step waits for a multiplication.
   uint64_t hash() const {
-    uint64_t hash = 0x9E3779B97F4A7C15u;
-    for (int i = 0; i < count; ++i) {
-      hash = (hash ^ static_cast<uint64_t>(words[i])) * 0xFF51AFD7ED558CCDu;
-      hash ^= hash >> 32;
+    constexpr uint64_t kFactor = 0xFF51AFD7ED558CCDu;
+    uint64_t even = 0x9E3779B97F4A7C15u, odd = 0xC4CEB9FE1A85EC53u;
+    for (int i = 0; i + 1 < count; i += 2) {
+      even = (even ^ static_cast<uint64_t>(words[i])) * kFactor;
+      odd = (odd ^ static_cast<uint64_t>(words[i + 1])) * kFactor;
+      even ^= even >> 32;
+      odd ^= odd >> 32;
     }
-    return hash;
+    if (count % 2) even = (even ^ static_cast<uint64_t>(words[count - 1])) * kFactor;
+    return (even ^ even >> 29) * kFactor ^ odd;
   }
 
  private:
   Span all_[32];
   int spans_ = 0;
+  bool on_host_ = false;
+
+  /// The setting of the moment, which os.environ passes on to the C library. Texts of more than 8
+  /// characters name no architecture. 40 ns; reading os.environ in Python takes 1 us.
+  bool add_virtual_arch() {
+    const char* text = std::getenv("RFOPS_VGPU_ARCH");
+    const size_t length = text == nullptr ? 0 : std::strlen(text);
+    if (length > sizeof *words || count == kMaxWords) return false;
+    words[count] = 0;
+    if (length != 0) std::memcpy(&words[count], text, length);
+    ++count;
+    return true;
+  }
 
   bool add_tensor(PyObject* object, Span* span) {
     DlTensor view;
@@ -101,6 +124,7 @@ class Key {
       last += (view.shape[i] - 1) * view.strides[i];
       empty = empty || view.shape[i] == 0;
     }
+    on_host_ = on_host_ || view.device_type == kCpu || view.device_type == kCudaHost;
     const uint64_t bytes = (view.type_bits * view.type_lanes + 7) / 8;
     *span = {address, empty ? address : address + (last + 1) * bytes};
     return true;
@@ -142,7 +166,7 @@ PyObject* call(PyObject* object, PyObject* const* args, size_t flags, PyObject* 
     return nullptr;
   }
   Key key;
-  if (key.build(args, PyVectorcall_NARGS(flags), self->out)) {
+  if (key.build(args, PyVectorcall_NARGS(flags), self->out) && !must_dispatch()) {
     Entries::iterator* found = lookup(self, key, key.hash());
     if (found != nullptr) {
       ++self->hits;

@@ -30,11 +30,13 @@ struct Torch {
   PyTypeObject* parameter;
   int (*read)(void* tensor, DlTensor* out);  // null: an older torch
   PyObject* data_ptr;                        // the name of the method
+  PyObject* must_dispatch;  // a tuple of functions; one that is true wants torch to see each op
 };
 
 extern Torch torch;
 
-/// Fill in `torch`: setup(Tensor, Parameter, the exchange API's capsule or None) -> bool.
+/// Fill in `torch`: setup(Tensor, Parameter, the exchange API's capsule or None, must_dispatch) ->
+/// bool.
 PyObject* setup(PyObject*, PyObject* args);
 
 /// Whether it is a plain tensor. Subclasses mean something else (a FakeTensor has no memory).
@@ -64,6 +66,18 @@ inline bool read_address(PyObject* object, uint64_t* address) {
   const bool good = !PyErr_Occurred();
   PyErr_Clear();
   return good;
+}
+
+/// Whether a dispatch mode, a function mode or a transform is active. 70 ns.
+inline bool must_dispatch() {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(torch.must_dispatch); ++i) {
+    PyObject* active = PyObject_CallNoArgs(PyTuple_GET_ITEM(torch.must_dispatch, i));
+    const int is_active = active == nullptr ? 1 : PyObject_IsTrue(active);
+    Py_XDECREF(active);
+    PyErr_Clear();
+    if (is_active != 0) return true;
+  }
+  return false;
 }
 
 extern PyTypeObject launcher_type;
