@@ -15,6 +15,9 @@ def get() -> logging.Logger:
     """The logger `rfops`; prints on stderr unless the application has set up handlers itself."""
     logger = logging.getLogger("rfops")
     level = settings.text("RFOPS_LOG").upper()
+    if level == "DISPATCH":
+        level = "INFO"
+        logging.getLogger("rfops.dispatch").setLevel(logging.DEBUG)
     if logger.level == logging.NOTSET:
         logger.setLevel(level)
     if not logger.hasHandlers():
@@ -23,3 +26,9 @@ def get() -> logging.Logger:
         logger.addHandler(handler)
         logger.propagate = False
     return logger
+
+
+def dispatch() -> logging.Logger:
+    """The logger `rfops.dispatch`, of routes; RFOPS_LOG=dispatch and =debug print it."""
+    get()
+    return logging.getLogger("rfops.dispatch")

@@ -43,7 +43,7 @@ SETTINGS = (
     Setting("RFOPS_LOCK_TIMEOUT", "seconds", "600", "longest wait for another process's build"),
     Setting("RFOPS_JOBS", "int", "0", "compilers at once; 0: one a core and GiB of free memory"),
     Setting("RFOPS_LAUNCHER", "auto|ctypes", "auto", "ctypes: launch without the native launcher"),
-    Setting("RFOPS_LOG", "debug|info|warning", "info", "least level that is printed on stderr"),
+    Setting("RFOPS_LOG", "debug|dispatch|info|warning", "info", "what is printed on stderr"),
 )
 _BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 

@@ -579,3 +579,28 @@ def test_a_row_takes_effect_in_a_call(
     w, w_scale = (t.to(gfx950) for t in rfops.quant_mxfp8(torch.randn(24, 64)))
     rfops.gemm_mxfp8(x, w, x_scale, w_scale)
     assert launches == [("mxfp8_gemv", (24, 1, 1), (128, 1, 1))]
+
+
+def test_routes_are_said_once_when_asked() -> None:
+    """RFOPS_LOG=dispatch: each route of a run on stderr, and once; nothing of it by default."""
+    code = """
+import torch, rfops
+w, w_scale = rfops.quant_mxfp8(torch.ones(16, 64))
+for m in (1, 1, 3):
+    x, x_scale = rfops.quant_mxfp8(torch.ones(m, 64))
+    for dtype in (torch.bfloat16, torch.bfloat16):
+        rfops.gemm_mxfp8(x, w, x_scale, w_scale, dtype)
+        rfops.gemm_mxfp8(x, w, x_scale, w_scale, dtype, torch.empty(m, 16, dtype=dtype))
+"""
+    said = {}
+    for level in ("dispatch", "info"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+            env={**os.environ, "RFOPS_LOG": level},
+        )  # fmt: skip
+        said[level] = [line for line in done.stderr.splitlines() if "by the rule" in line]
+    start = "rfops: gemm_mxfp8 m={} n=16 k=64 on gfx950: gemv, by the rule 'envelope default'"
+    assert len(said["dispatch"]) == 2, said
+    assert said["dispatch"][0].startswith(start.format(1)), said
+    assert said["dispatch"][1].startswith(start.format(3)), said
+    assert not said["info"]

@@ -121,7 +121,8 @@ def _add_plan(
     if 0 not in shape:
         arch = _check_arch(x.device, w.dtype)
         if chosen is None:
-            chosen = decide(shape, x.dtype, arch)[1]
+            found, chosen = decide(shape, x.dtype, arch)
+            routing.say(f"{OP} {shape} on {arch}", found.backend, found.rule, found.why)
         run = routes.prepare(x.device, shape, chosen)
     plan = _Plan((shape.b, shape.m, shape.n), run, extents)
     _PLANS.add(plan, x, w, w_scale, out, dtype, config)

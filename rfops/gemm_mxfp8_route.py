@@ -91,6 +91,7 @@ def decide(
     """Backend and config: of the route, or of the caller's config."""
     if config is None:
         chosen = route(m, n, k, dtype, arch, cu_num)
+        routing.say(f"{OP} m={m} n={n} k={k} on {arch}", chosen.backend, chosen.rule, chosen.why)
         return chosen.backend, parse_config(chosen.backend, chosen.config, chosen.row)
     backend = backend_of(config)
     reason = refuses(backend, m, n, k, dtype, arch)

@@ -137,6 +137,7 @@ def decide(
     """Backend and config: of the route, or of the caller's config."""
     if config is None:
         chosen = choose_backend(shape, dtype, arch, cu_num)
+        routing.say(f"{OP} {shape} on {arch}", chosen.backend, chosen.rule, chosen.why)
         config = parse_config(chosen.backend, chosen.config, chosen.row)
         if isinstance(config, MoeConfig) and config.refuses(shape.block_m):
             config = None  # rows of the table hold for any block_m, not so their config

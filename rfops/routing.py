@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import functools
 import io
 import threading
 from collections import Counter
@@ -101,6 +102,12 @@ def choose(
 
 def _says(row: Row, what: str) -> str:
     return f"{row.place} ({row.origin}) says: {what}"
+
+
+@functools.lru_cache(maxsize=4096)
+def say(call: str, backend: str, rule: str, why: str) -> None:
+    """Log a call's route, each once: RFOPS_LOG=dispatch prints them."""
+    log.dispatch().debug("%s: %s, by the rule '%s': %s", call, backend, rule, why)
 
 
 def chip(device: torch.device) -> tuple[str, int]:
