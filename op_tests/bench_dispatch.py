@@ -68,7 +68,7 @@ def null_runtime(folder: Path) -> Iterator[None]:
     before = dict(os.environ)
     op: Any = importlib.import_module("rfops.gemm_mxfp8")  # the attribute is the function
     bound, plans = mxfp8_gemv._bound, op._PLANS
-    mxfp8_gemv._bound, op._PLANS = {}, Plans(out=plans.out)
+    mxfp8_gemv._bound, op._PLANS = {}, plans.fresh()
     os.environ["RFOPS_HIP_LIBRARY"] = str(library)
     try:
         yield

@@ -15,9 +15,9 @@ from test_gemm_mxfp8 import Problem, assert_correct, one_block, random_problem, 
 import rfops
 from rfops import gemm_mxfp8_route
 from rfops.gemm_mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
-from rfops.gemm_mxfp8_route import default_config, run_torch
-from rfops.jit import Plans, hip
-from rfops.mxfp8_gemv import GemvConfig, prepare
+from rfops.gemm_mxfp8_route import default_config, prepare, run_torch
+from rfops.jit import hip
+from rfops.mxfp8_gemv import GemvConfig
 
 op_module = importlib.import_module("rfops.gemm_mxfp8")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -31,7 +31,7 @@ def kernels_of(call: Callable[[], object]) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _new_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_module, "_PLANS", Plans(out=4))
+    monkeypatch.setattr(op_module, "_PLANS", op_module._PLANS.fresh())
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def test_warm_call_adds_little_to_its_launch(
     """Lookup and the result's allocation, in units of that allocation, so that the bar does not
     depend on the machine."""
     problem = random_problem(1, 8, 64)
-    monkeypatch.setattr(op_module, "prepare", lambda *_args: lambda *_args: None)
+    monkeypatch.setattr(op_module, "Family", lambda *_: lambda m, n, _k: (m, n, lambda *_: None))
     gemm_mxfp8(*problem.args)
     assert len(op_module._PLANS) == 1
 
@@ -263,5 +263,5 @@ def test_prepare_launches_what_the_op_does() -> None:
     """A backend by itself: what the tuner times."""
     problem = random_problem(2, 40, 96)
     out = torch.full((2, 40), math.nan, dtype=torch.bfloat16)
-    prepare(torch.device("cpu"), 2, 40, 96)(out, *problem.args)
+    prepare("gemv", torch.device("cpu"), 2, 40, 96)(out, *problem.args)
     assert torch.equal(out, gemm_mxfp8(*problem.args))

@@ -46,7 +46,7 @@ def test_the_torch_route(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
     wanted = {"moe": "the test wants torch", "triton": "the test wants torch"}
     monkeypatch.setattr(route_module, "refuses", lambda backend, *_: wanted[backend])
-    monkeypatch.setattr(op_module, "_PLANS", Plans(out=0))
+    monkeypatch.setattr(op_module, "_PLANS", op_module._PLANS.fresh())
     monkeypatch.setattr(route_module, "_CHUNK", 2048)  # a part of N at a time
     for problem in (by_hand(), problem_of(ROUTINGS["some rows in no block"], 8, 20, 288, 5)):
         assert_correct(run(problem, torch.device("cpu")), problem)
@@ -59,9 +59,9 @@ def test_a_rows_config_that_does_not_take_block_m(
 ) -> None:
     """The table knows no block_m: the kernel then takes its own config."""
     problem = problem_of(spread(2, 2, 4), 4, 32, 256, block_m=16)
-    row = Route("moe", "exact row", "the test says so", "tile_n=8 columns=1 steps=1 waves=1")
-    monkeypatch.setattr(route_module.routing, "choose", lambda *_: row)
-    monkeypatch.setattr(op_module, "_PLANS", Plans(out=0))
+    row = Route("moe", "exact row", "tile_n=8 columns=1 steps=1 waves=1")
+    monkeypatch.setattr(route_module.Router, "choose", lambda *_: row)
+    monkeypatch.setattr(op_module, "_PLANS", op_module._PLANS.fresh())
     assert_correct(run(problem, gfx950), problem)
 
 

@@ -7,9 +7,8 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,8 +16,7 @@ from . import mxfp8_moe, routing
 from .guards import Guard
 from .mxfp8_moe import MoeConfig
 from .quant_mxfp8 import BLOCK, dequant_mxfp8
-from .routing import Route
-from .tuned_table import Query
+from .routing import Route, Router
 
 OP = "grouped_gemm_mxfp8"
 OUT_DTYPES = tuple(mxfp8_moe.OUT_DTYPES)
@@ -31,8 +29,7 @@ GEMM1_ROWS, GEMM1_ROWS_MANY, MANY_EXPERTS, GEMM2_ROWS = 16, 64, 128, 8
 Launch = Callable[..., None]
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """The sizes that decide route and variant."""
 
     num_valid_tokens: int
@@ -90,22 +87,15 @@ def _beyond_envelope(shape: Shape) -> str | None:
 
 def choose_backend(shape: Shape, dtype: torch.dtype, arch: str, cu_num: int) -> Route:
     """The kernel that a shape gets on a chip, and why. Raises ConfigError."""
-    query = Query.of(
-        OP,
-        arch,
-        cu_num,
-        m=shape.num_valid_tokens,
-        n=shape.n,
-        k=shape.k,
-        e=shape.e,
-        a_div=shape.a_div,
-        has_weight=int(shape.weighted),
-    )
-    return routing.choose(
-        query,
-        {"moe": refuses("moe", shape, dtype, arch)},
+    return _route(Router(OP, arch, cu_num), shape, dtype)
+
+
+def _route(router: Router, shape: Shape, dtype: torch.dtype) -> Route:
+    return router.choose(
+        (shape.num_valid_tokens, shape.n, shape.k, shape.e, shape.a_div, int(shape.weighted)),
+        ("moe",),
+        lambda backend: refuses(backend, shape, dtype, router.arch),
         _beyond_envelope(shape),
-        lambda: refuses("triton", shape, dtype, arch),
     )
 
 
@@ -131,23 +121,21 @@ def route(
     return choose_backend(shape, dtype, arch, cu_num)
 
 
-def decide(
-    shape: Shape, dtype: torch.dtype, arch: str, cu_num: int, config: Any
-) -> tuple[str, Any]:
+def decide(shape: Shape, dtype: torch.dtype, router: Router, config: Any) -> tuple[str, Any]:
     """Backend and config: of the route, or of the caller's config."""
     if config is None:
-        chosen = choose_backend(shape, dtype, arch, cu_num)
-        routing.say(f"{OP} {shape} on {arch}", chosen.backend, chosen.rule, chosen.why)
+        chosen = _route(router, shape, dtype)
+        routing.say(lambda: f"{OP} {shape} on {router.arch}", chosen)
         config = parse_config(chosen.backend, chosen.config, chosen.row)
         if isinstance(config, MoeConfig) and config.refuses(shape.block_m):
             config = None  # rows of the table hold for any block_m, not so their config
         return chosen.backend, config
     backend = backend_of(config)
-    reason = refuses(backend, shape, dtype, arch)
+    reason = refuses(backend, shape, dtype, router.arch)
     if reason is None and backend == "moe":
         reason = config.refuses(shape.block_m)
     if reason:
-        wanted = f"of a kernel that takes this call on {arch}"
+        wanted = f"of a kernel that takes this call on {router.arch}"
         Guard(OP).fail("config", wanted, f"{config}, and {reason}", "pass another or none")
     return backend, config
 
@@ -173,16 +161,26 @@ def parse_config(backend: str, text: str, row: routing.Row | None = None) -> Any
 
 
 def prepare(
-    backend: str, device: torch.device, shape: Shape, dtype: torch.dtype, config: Any
+    backend: str,
+    device: torch.device,
+    shape: Shape,
+    num_ids: int,
+    dtype: torch.dtype,
+    config: Any,
+    arch: str | None = None,
+    scale_align: int = 1,
 ) -> Launch:
-    names = ("num_valid_tokens", "top_k", "block_m", "a_div", "n", "k", "e")
-    sizes = {name: getattr(shape, name) for name in names}
+    """The launch of a shape with `num_ids` ids in its layout; `arch` of the device where it is
+    known, `scale_align` what the scales' addresses are a multiple of."""
     if backend == "torch":
         return functools.partial(run_torch, shape)
     if backend == "moe":
         return mxfp8_moe.prepare(
-            device, **sizes, weighted=shape.weighted, dtype=dtype, config=config
-        )
+            device, **shape._asdict(), num_ids=num_ids, dtype=dtype, config=config, arch=arch,
+            scale_align=scale_align,
+        )  # fmt: skip
+    names = ("num_valid_tokens", "top_k", "block_m", "a_div", "n", "k", "e")
+    sizes = {name: getattr(shape, name) for name in names}
     run: Launch = _triton().prepare(device, **sizes, dtype=dtype, config=config)
     return run
 
