@@ -233,13 +233,11 @@ def route(cell: Cell, arch: str, cu_num: int) -> routing.Route:
 
 def prepare(cell: Cell, backend: str, device: torch.device, config: Any) -> Callable[..., None]:
     """A launch on (out, *inputs.tensors)."""
-    known = {"scale_align": 4}  # whole tensors, as torch allocates them
+    # Scales are whole tensors, as torch allocates them.
     if cell.e:
         num_ids, _ = layout_sizes(cell.m, BLOCK_M, cell.e, False)
-        shape = _shape(cell), num_ids
-        return grouped_route.prepare(backend, device, *shape, torch.bfloat16, config, **known)
-    sizes = cell.m, cell.n, cell.k
-    return dense_route.prepare(backend, device, *sizes, config, torch.bfloat16, **known)
+        return grouped_route.prepare(backend, device, _shape(cell), num_ids, config, scale_align=4)
+    return dense_route.prepare(backend, device, cell.m, cell.n, cell.k, config, scale_align=4)
 
 
 def parse_config(cell: Cell, backend: str, text: str) -> Any:

@@ -23,6 +23,7 @@ OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Without a row: the GEMV first up to this M (beyond, its vector ALU is the bound), and no HIP
 # kernel at all beyond that one.
 GEMV_FIRST_M, UNTUNED_M = 4, 16
+MOST_DEFAULTS = 1024  # decisions that a family of plans keeps
 
 _HIP: dict[str, ModuleType] = {"gemv": mxfp8_gemv, "mfma": mxfp8_mfma}
 _CONFIGS = {"gemv": mxfp8_gemv.GemvConfig, "mfma": mxfp8_mfma.MfmaConfig}
@@ -194,13 +195,10 @@ class Family:
         # Kernels refuse what is too large: the largest of these shapes is taken by the same one.
         is_default = rule == "envelope default" and backend == _order(m)[0]
         if is_default and refuses(backend, *sizes, dtype, arch) is None:
-            if len(self._defaults) >= _MOST_DEFAULTS:
+            if len(self._defaults) >= MOST_DEFAULTS:
                 self._defaults.clear()
             self._defaults[sizes] = made
         return made
-
-
-_MOST_DEFAULTS = 1024
 
 
 def supports(

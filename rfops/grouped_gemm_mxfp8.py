@@ -16,17 +16,18 @@ from . import routing
 from .gemm_mxfp8 import ALIGN, SCALE_DTYPES, as_fp8, gemm_mxfp8_ref
 from .gemm_mxfp8_route import scale_align
 from .grouped_gemm_mxfp8_route import (
+    LAYOUT,
     OP,
     OUT_DTYPES,
+    Family,
     Launch,
     Shape,
     backend_of,
-    decide,
     parse_config,
-    prepare,
+    refuses_sizes,
     supports,
 )
-from .guards import MAX_BYTES, Guard, check_layout, check_no_overlap
+from .guards import Guard, check_layout, check_no_overlap
 from .jit import Plans
 from .quant_mxfp8 import BLOCK, FP8
 from .registration import must_dispatch, register
@@ -34,7 +35,7 @@ from .registration import must_dispatch, register
 _Plan = tuple[int, int, Launch]  # the sizes of out, and what fills it
 _PLANS = Plans(
     out=0,
-    sizes="rows N A K E ids blocks",
+    sizes="rows N K E A ids blocks",
     shapes=("rows,N", "A,K", "A,K/32", "E,N,K", "E,N,K/32", "ids", "blocks", "1", "*rows", "?",
             "rows"),
 )  # fmt: skip
@@ -125,43 +126,16 @@ def _add_plan(
     num_ids = tensors[4].shape[0]
     args = out, *tensors, topk_ids, *sizes, dtype, config
     if not (shape.num_valid_tokens and shape.n and num_ids):
-        plan: _Plan = shape.num_valid_tokens, shape.n, _nothing
+        plan: _Plan | None = shape.num_valid_tokens, shape.n, _nothing
     else:
         align = scale_align(tensors[1], tensors[3])
-        family = _Family(tensors[0].device, dtype, config, shape, align)
-        plan = family.plan(shape, num_ids)
+        family = Family(tensors[0].device, dtype, config, shape, align)
+        sizes_of = shape.num_valid_tokens, shape.n, shape.k, shape.e, shape.a_rows
+        plan = family(*sizes_of, num_ids, tensors[5].shape[0])
+        assert plan is not None, "the guards have looked at the sizes"
         _PLANS.add_family(family, *args)
     _PLANS.add(plan, *args)
     return plan
-
-
-class _Family:
-    """What makes the plans of calls that differ in sizes alone."""
-
-    def __init__(
-        self, device: torch.device, dtype: torch.dtype, config: Any, like: Shape, scale_align: int
-    ) -> None:
-        self.device, self.dtype, self.config, self.scale_align = device, dtype, config, scale_align
-        self.values = like.top_k, like.block_m, like.a_div
-        self.weighted = like.weighted
-        self.router = routing.Router(OP, *routing.chip(device))
-
-    def __call__(
-        self, rows: int, n: int, a_rows: int, k: int, e: int, ids: int, blocks: int
-    ) -> _Plan | None:
-        top_k, block_m, a_div = self.values
-        if _refuses_sizes(rows, a_rows, a_div, ids, block_m, blocks):
-            return None  # the guards say it
-        shape = Shape(rows, top_k, block_m, a_div, n, k, e, a_rows, self.weighted)
-        return self.plan(shape, ids)
-
-    def plan(self, shape: Shape, num_ids: int) -> _Plan:
-        backend, chosen = decide(shape, self.dtype, self.router, self.config)
-        run = prepare(
-            backend, self.device, shape, num_ids, self.dtype, chosen, self.router.arch,
-            self.scale_align,
-        )  # fmt: skip
-        return shape.num_valid_tokens, shape.n, run
 
 
 def _nothing(*_args: torch.Tensor | None) -> None:
@@ -175,7 +149,6 @@ grouped_gemm_mxfp8.supports = supports  # type: ignore[attr-defined]
 
 _NAMES = ("a_q", "a_scale", "w", "w_scale", "sorted_token_ids", "expert_ids",
           "num_tokens_post_padded", "mul_weight_by")  # fmt: skip
-_LAYOUT = "make the layout with rfops.moe_align_block_size"
 _ALIGNS = (ALIGN, 1, ALIGN, 1, 4, 4, 4, 4)
 
 
@@ -205,12 +178,12 @@ def _check(
     raw = "pass the e8m0 bytes, one per 32 elements of K"
     guard.tensor("a_scale", a_scale, ("A", "K/32"), SCALE_DTYPES, raw)
     guard.tensor("w_scale", w_scale, ("E", "N", "K/32"), SCALE_DTYPES, raw)
-    guard.tensor("sorted_token_ids", sorted_ids, ("S",), (torch.int32,), _LAYOUT)
-    guard.tensor("expert_ids", expert_ids, ("blocks",), (torch.int32,), _LAYOUT)
+    guard.tensor("sorted_token_ids", sorted_ids, ("S",), (torch.int32,), LAYOUT)
+    guard.tensor("expert_ids", expert_ids, ("blocks",), (torch.int32,), LAYOUT)
     guard.sizes["1"] = 1
-    guard.tensor("num_tokens_post_padded", num_padded, ("1",), (torch.int32,), _LAYOUT)
+    guard.tensor("num_tokens_post_padded", num_padded, ("1",), (torch.int32,), LAYOUT)
     num_ids, blocks = sorted_ids.shape[0], expert_ids.shape[0]
-    refusal = _refuses_sizes(num_valid, a_rows, a_div, num_ids, block_m, blocks)
+    refusal = refuses_sizes(num_valid, a_rows, a_div, num_ids, block_m, blocks)
     if refusal is not None:
         guard.fail(*refusal)
     if weights is not None:
@@ -227,25 +200,6 @@ def _check(
     _check_pointers(tensors, out)
     weighted = weights is not None
     return Shape(num_valid, top_k, block_m, a_div, n, k, e, a_rows, weighted)
-
-
-def _refuses_sizes(
-    num_valid: int, a_rows: int, a_div: int, num_ids: int, block_m: int, blocks: int
-) -> tuple[str, str, str, str] | None:
-    """What the sizes of a call must be to each other: a refusal's argument, expected, got and way
-    out, or None."""
-    if 4 * num_ids >= MAX_BYTES:
-        few = f"shorter than {MAX_BYTES // 4} (its byte offsets are signed 32-bit)"
-        return "sorted_token_ids", few, f"{num_ids}", "split the rows"
-    needed = -(-num_ids // block_m)
-    if blocks < needed:
-        wanted = f"one for each of {needed} blocks of {block_m}"
-        return "expert_ids", wanted, f"{blocks}", _LAYOUT
-    if a_rows * a_div < num_valid:
-        wanted = f"of at least num_valid_tokens / a_div = {-(-num_valid // a_div)} rows"
-        way = "pass a_div = top_k for rows of tokens, 1 for routed rows"
-        return "a_q", wanted, f"{a_rows}", way
-    return None
 
 
 def _check_weights(guard: Guard, weights: Any, num_valid: int) -> None:

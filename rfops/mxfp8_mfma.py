@@ -246,7 +246,7 @@ def refuses(
         return f"K={k} is not a positive multiple of {BLOCK}"
     if TILE * MAX_TILES * k >= MAX_BYTES:
         return f"{TILE * MAX_TILES} rows of K={k} are beyond signed 32-bit offsets (2 GiB)"
-    # Asked of the heuristic, which takes milliseconds, only where some variant's grid is too large.
+    # Asked of the heuristic, which takes 0.1 ms, only where some variant's grid is too large.
     largest = max(ceil(m, TILE), ceil(ceil(n, TILE), XCDS) * MAX_SPLIT)
     if largest > MAX_GRID and max(MfmaConfig.from_heuristic(m, n, k).grid(m, n)) > MAX_GRID:
         return f"M={m}, N={n} need more than {MAX_GRID} workgroups in one direction"

@@ -14,7 +14,7 @@ import torch
 
 from rfops.guards import MAX_BYTES
 from rfops.heuristic import Columns, ceil, coarse
-from rfops.jit import compile_ops, u32
+from rfops.jit import BoundKernel, compile_ops, u32
 from rfops.quant_mxfp8 import BLOCK
 
 WAVE = 64  # lanes
@@ -243,56 +243,62 @@ def refuses(
 
 
 Launch = Callable[..., None]
+LaunchOf = Callable[[int, int, int, int, int, int], Launch]
 
 
-def prepare(
+def variant(
     device: torch.device,
+    config: MoeConfig,
     *,
-    num_valid_tokens: int,
-    top_k: int,
     block_m: int,
     a_div: int,
-    n: int,
-    k: int,
-    e: int,
-    a_rows: int,
-    num_ids: int,
     weighted: bool,
     dtype: torch.dtype = torch.bfloat16,
-    config: MoeConfig | None = None,
     arch: str | None = None,
     scale_align: int = 1,
-) -> Launch:
-    """Build or find the variant and load it; what comes back launches it on (out, a_q [a_rows, K],
-    a_scale, w, w_scale, sorted_token_ids [num_ids], expert_ids, num_tokens_post_padded,
-    topk_weights or None). Scales at multiples of 4 bytes (`scale_align`) are read in wide loads.
+) -> LaunchOf:
+    """What makes the launches of shapes (num_valid_tokens, n, k, e, a_rows, num_ids), on (out, a_q
+    [a_rows, K], a_scale, w, w_scale, sorted_token_ids [num_ids], expert_ids,
+    num_tokens_post_padded, topk_weights or None). Scales at multiples of 4 bytes (`scale_align`)
+    are read in wide loads. A kernel is built or found and loaded at the first shape that needs it.
     Raises as CompiledOp.bind, ValueError where the config does not take block_m."""
-    config = config or MoeConfig.from_heuristic(n, k, e, num_valid_tokens, block_m)
     reason = config.refuses(block_m)
     if reason:
         raise ValueError(f"grouped_gemm_mxfp8: config: {reason}; pass another config, or none")
-    chunk = _chunk(k) if scale_align % 4 == 0 else NARROW_K
-    kernel = mxfp8_moe.bind(device, config.defines(block_m, chunk, a_div, weighted, dtype), arch)
-    # Where each block has a valid row, as those of moe_align_block_size do, one pass is enough.
-    rows = min(ceil(num_ids, block_m), max(num_valid_tokens, 1), 65535)
-    grid, block = (ceil(n, config.group_n), rows, 1), (config.waves * WAVE, 1, 1)
+    group_n, block = config.group_n, (config.waves * WAVE, 1, 1)
+    kernels: dict[int, BoundKernel] = {}
 
-    def run(
-        out: torch.Tensor,
-        a_q: torch.Tensor,
-        a_scale: torch.Tensor,
-        w: torch.Tensor,
-        w_scale: torch.Tensor,
-        sorted_token_ids: torch.Tensor,
-        expert_ids: torch.Tensor,
-        num_tokens_post_padded: torch.Tensor,
-        topk_weights: torch.Tensor | None,
-    ) -> None:
-        kernel.launch(
-            grid,
-            block,
-            (sorted_token_ids, expert_ids, num_tokens_post_padded, num_ids, num_valid_tokens, e,
-             rows, w, a_q, w_scale, a_scale, topk_weights, out, n, k, a_rows),
-        )  # fmt: skip
+    def launch_of(
+        num_valid_tokens: int, n: int, k: int, e: int, a_rows: int, num_ids: int
+    ) -> Launch:
+        chunk = _chunk(k) if scale_align % 4 == 0 else NARROW_K
+        kernel = kernels.get(chunk)
+        if kernel is None:
+            defines = config.defines(block_m, chunk, a_div, weighted, dtype)
+            kernel = kernels[chunk] = mxfp8_moe.bind(device, defines, arch)
+        # Where each block has a valid row, as those of moe_align_block_size do, one pass is enough.
+        rows = min(-(-num_ids // block_m), max(num_valid_tokens, 1), 65535)
+        grid = (-(-n // group_n), rows, 1)
+        launch = kernel.launch
 
-    return run
+        def run(
+            out: torch.Tensor,
+            a_q: torch.Tensor,
+            a_scale: torch.Tensor,
+            w: torch.Tensor,
+            w_scale: torch.Tensor,
+            sorted_token_ids: torch.Tensor,
+            expert_ids: torch.Tensor,
+            num_tokens_post_padded: torch.Tensor,
+            topk_weights: torch.Tensor | None,
+        ) -> None:
+            launch(
+                grid,
+                block,
+                (sorted_token_ids, expert_ids, num_tokens_post_padded, num_ids, num_valid_tokens, e,
+                 rows, w, a_q, w_scale, a_scale, topk_weights, out, n, k, a_rows),
+            )  # fmt: skip
+
+        return run
+
+    return launch_of
