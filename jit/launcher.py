@@ -1,8 +1,9 @@
 """The native launch path: a small C++ extension, built once like any module (csrc/launcher).
 
-What is in the cache is used from the first bind on. What is not is built by `rfops build`, or in
-the background by a process that launches enough to gain from it; until then, and where there are no
-Python headers, launches go through ctypes, 5 us instead of 0.5.
+What is in the cache is used from the first bind or plan on. What is not is built by `rfops build`,
+or in the background by a process that launches enough to gain from it; until then, and where there
+are no Python headers, launches go through ctypes, 5 us instead of 0.5, and plans, also those of
+Triton's kernels, are looked up in Python, 8 us instead of 0.5.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from .plans import Plans
 
 MODULE = "launcher"
-_ENOUGH = 1000  # launches: 5 ms of ctypes, after which two seconds of a compiler may pay off
+_ENOUGH = 1000  # 5 ms of ctypes, after which two seconds of a compiler may pay off
 
 _native: ModuleType | None = None
 _launches = 0
@@ -40,11 +41,9 @@ _reads_tensors = False  # torch has the exchange API; without it plans stay in P
 def attach(kernel: BoundKernel) -> None:
     """Give the kernel the native launch, now or when it is built."""
     _kernels.add(kernel)
-    if settings.text("RFOPS_LAUNCHER") == "auto":
-        if _native is None:
-            _find()
-        if _native is not None:
-            _attach(_native, kernel)
+    look()
+    if settings.text("RFOPS_LAUNCHER") == "auto" and _native is not None:
+        _attach(_native, kernel)
 
 
 def attach_plans(plans: Plans) -> None:
@@ -52,6 +51,12 @@ def attach_plans(plans: Plans) -> None:
     _plans.add(plans)
     if _native is not None and _reads_tensors:
         plans.use_native(_native.Plans(*plans.native_args))
+
+
+def look() -> None:
+    """Load the extension if a cache has it; looks once a process."""
+    if _native is None and settings.text("RFOPS_LAUNCHER") == "auto":
+        _find()
 
 
 def native() -> ModuleType | None:
@@ -68,7 +73,8 @@ def slow_down(change: int) -> None:
 
 
 def count() -> None:
-    """A launch through ctypes; enough of them have the extension built."""
+    """A launch through ctypes, or a plan looked up in Python; enough of them have the extension
+    built."""
     global _launches
     _launches += 1
     if _launches == _ENOUGH and settings.text("RFOPS_LAUNCHER") == "auto" and _native is None:

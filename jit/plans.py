@@ -83,6 +83,7 @@ class Plans:
 
     def find(self, *args: Any) -> Any:
         """The plan for arguments like these, or None."""
+        launcher.count()
         key = self._key(args)
         plan = self._table.get(key) if key is not None and not modes.are_active() else None
         if plan is None:
@@ -97,6 +98,9 @@ class Plans:
 
     def add(self, plan: Any, *args: Any) -> bool:
         """Remember the plan; False where the arguments cannot be found again."""
+        launcher.look()
+        if self._native is not None:  # since this moment
+            return bool(self._native.add(plan, *args))
         key = self._key(args)
         if key is None:
             return False
@@ -107,7 +111,8 @@ class Plans:
 
     def add_family(self, decide: Callable[..., Any], *args: Any) -> bool:
         """Have `decide` make the plans of other sizes; False where that cannot be, as here."""
-        return False
+        launcher.look()
+        return self._native is not None and bool(self._native.add_family(decide, *args))
 
     def _key(self, args: tuple[Any, ...]) -> Any:
         key: list[tuple[Any, ...]] = []

@@ -25,10 +25,7 @@ import torch
 from engine_project import TYPES
 
 import rfops
-from rfops.jit import Plans, compile_ops, i32, launcher
-from rfops.mxfp8_gemv import mxfp8_gemv
-from rfops.mxfp8_mfma import mxfp8_mfma
-from rfops.mxfp8_moe import mxfp8_moe
+from rfops.jit import Plans, compile_ops, compiled_ops, i32, launcher
 
 KERNEL = """
 #include "types.h"
@@ -37,7 +34,7 @@ extern "C" __global__ void five(float* out, const float* a, const float* b, cons
   out[0] = a[0] + b[0] + c[0] + d[0] + m + n + k;
 }
 """
-OPS = ("gemm_mxfp8", "grouped_gemm_mxfp8")
+OPS = ("gemm_mxfp8", "grouped_gemm_mxfp8", "moe_align_block_size")
 GRID, BLOCK = (4, 1, 1), (64, 1, 1)
 ROWS = {
     "native": "bare call of the native launcher, arguments made before",
@@ -75,7 +72,7 @@ def null_runtime(folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for op in ops:  # modules: rfops' attributes are the functions
             patch.setattr(op, "_PLANS", op._PLANS.fresh())
-        for kernel in (mxfp8_gemv, mxfp8_mfma, mxfp8_moe):
+        for kernel in compiled_ops():
             patch.setattr(kernel, "_bound", {})
         patch.setenv("RFOPS_HIP_LIBRARY", str(library))
         yield

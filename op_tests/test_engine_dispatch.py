@@ -369,6 +369,36 @@ def test_a_busy_process_builds_it(
     assert plans.add("plan", x) and plans.find(x) == "plan" and plans._native is not None
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_plans_without_a_hip_kernel_get_it(
+    cached: bool, extension: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of Triton's kernels, say: from the cache at the first plan, else when it is built."""
+    found = []
+
+    def find() -> None:
+        if cached and not found:
+            found.append(1)
+            launcher._load(extension.__file__ or str(extension.__spec__.origin))
+
+    monkeypatch.setenv("RFOPS_LAUNCHER", "auto")
+    monkeypatch.setattr(launcher, "_find", find)
+    monkeypatch.setattr(launcher, "_native", None)
+    monkeypatch.setattr(launcher, "_launches", launcher._ENOUGH - 3)
+    built = []
+    monkeypatch.setattr(launcher, "build", lambda: built.append(1))
+    plans, x = Plans(sizes="N", shapes=("N",)), torch.ones(4)
+    assert plans.find(x) is None
+    assert plans.add_family(lambda n: n, x) == cached
+    assert plans.add("plan", x) and plans.find(x) == "plan"
+    assert (plans._native is not None) == cached
+    plans.find(x)
+    for thread in threading.enumerate():
+        if thread.name == "rfops-launcher":
+            thread.join()
+    assert len(built) == (not cached)
+
+
 @pytest.mark.parametrize("why", ["frozen", "no jit"])
 def test_nothing_is_built_where_nothing_may_be(
     why: str, project: Project, null: NullHip, monkeypatch: pytest.MonkeyPatch
@@ -407,8 +437,13 @@ def table(
     request: pytest.FixtureRequest, native: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Plans]:
     if request.param == "python":
-        monkeypatch.setattr(launcher, "_native", None)
+        in_python(monkeypatch)
     return Plans
+
+
+def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RFOPS_LAUNCHER", "ctypes")
+    monkeypatch.setattr(launcher, "_native", None)
 
 
 def test_plans_know_what_was_decided(table: Callable[..., Plans]) -> None:
@@ -735,7 +770,7 @@ def test_plans_that_a_family_makes_are_bounded(native: ModuleType) -> None:
 def test_a_table_in_python_knows_no_families(
     native: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "_native", None)
+    in_python(monkeypatch)
     plans = Plans(**DECLARED)
     assert not plans.add_family(lambda *sizes: sizes, *arguments())
     assert plans.find(*arguments()) is None
