@@ -16,7 +16,6 @@ import os
 import shutil
 import time
 import uuid
-import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,16 @@ from typing import Any
 
 from . import lock, log
 from .errors import ConfigError
-from .files import cache_root, cache_roots, digest, fsync_folder, write_atomic
+from .files import (
+    DAMAGE,
+    cache_root,
+    cache_roots,
+    content_key,
+    digest,
+    fsync_folder,
+    seal,
+    write_atomic,
+)
 
 _RECENT_NS = 2_000_000_000  # a file this young may change again without its stat showing it
 _MAX_REMEMBERED = 8  # versions of the sources that an index keeps
@@ -66,25 +74,20 @@ class Artifact:
         return self.folder / str(self.meta["output"])
 
 
-def _stat(path: Path) -> list[int] | None:
+def stat_of(path: Path) -> list[int] | None:
+    """What tells a file from what it was before; None where there is none."""
     try:
         info = path.stat()
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no path at all, of a damaged index
         return None
     return [info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
 
 
-def _settled(stat: list[int] | None) -> list[int] | None:
+def settled(stat: list[int] | None) -> list[int] | None:
     """The stat if a later change must show in it, else None: then the content decides."""
     if stat is None or time.time_ns() - max(stat[1], stat[2]) < _RECENT_NS:
         return None
     return stat
-
-
-def seal(meta: Mapping[str, Any]) -> int:
-    """A checksum over the metadata, kept in it: a changed byte of meta.json shows."""
-    rest = {name: value for name, value in meta.items() if name != "seal"}
-    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
 def damage(folder: Path, meta: Mapping[str, Any], trusted: list[int] | None = None) -> str:
@@ -94,7 +97,7 @@ def damage(folder: Path, meta: Mapping[str, Any], trusted: list[int] | None = No
     if meta["key"] != folder.name:
         return f"it is the entry {meta['key']}"
     file = folder / meta["output"]
-    now = _stat(file)
+    now = stat_of(file)
     if now is None:
         return f"{file.name} is gone"
     if now[0] != meta["size"]:
@@ -114,12 +117,13 @@ class Shelf:
         self.roots = roots
 
     def _entries(self, build_key: str, folder: Path) -> list[dict[str, Any]]:
-        """What the index remembers; a damaged one remembers nothing."""
+        """What the index remembers; a damaged one remembers nothing. An entry's key is a hash over
+        its files, so one that lacks a file, or names another, is none."""
         try:
             entries = json.loads((folder / "index" / f"{build_key}.json").read_bytes())["entries"]
             dicts = [e for e in entries if type(e["deps"]) is type(e["stats"]) is dict]
-            return [entry for entry in dicts if entry["key"] and entry["deps"]]
-        except (OSError, ValueError, KeyError, TypeError):
+            return [e for e in dicts if e["deps"] and e["key"] == content_key(build_key, e["deps"])]
+        except DAMAGE:
             return []
 
     def find(self, build_key: str, report: bool = False) -> Artifact | None:
@@ -140,7 +144,7 @@ class Shelf:
     def _unchanged(self, entry: dict[str, Any]) -> bool:
         stats = entry["stats"]
         return all(
-            (known := stats.get(str(path := self.roots.path_of(name)))) and known == _stat(path)
+            (known := stats.get(str(path := self.roots.path_of(name)))) and known == stat_of(path)
             for name in entry["deps"]
         )
 
@@ -154,10 +158,10 @@ class Shelf:
         for name in names:
             if name not in known:
                 path = self.roots.path_of(name)
-                stat = _settled(_stat(path))
+                stat = settled(stat_of(path))
                 try:
                     known[name] = digest(path.read_bytes()), stat
-                except OSError:
+                except (OSError, ValueError):
                     known[name] = "", None
         return {name: known[name] for name in sorted(names)}
 
@@ -170,14 +174,15 @@ class Shelf:
         try:
             meta = json.loads((folder / "meta.json").read_bytes())
             wrong = damage(folder, meta, entry["stats"].get(str(folder / meta["output"])))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except DAMAGE as error:
             wrong = f"meta.json: {error!r}"
         if wrong:
             if report:
                 log.get().warning("damaged %s: %s; not used", folder, wrong)
             return None
-        with contextlib.suppress(OSError):
-            os.utime(folder / "meta.json")  # its last use, for `rfops cache gc`
+        if folder.parent == self.folder:
+            with contextlib.suppress(OSError):
+                os.utime(folder / "meta.json")  # its last use, for `rfops cache gc`
         return Artifact(folder, meta)
 
     def publish(
@@ -185,7 +190,7 @@ class Shelf:
     ) -> Artifact:
         """Rename the finished stage folder in and remember its files. `meta["output"]` is in it."""
         deps = {name: sha for name, (sha, _) in read.items()}
-        key = digest([build_key, deps])[:40]
+        key = content_key(build_key, deps)
         output = stage / meta["output"]
         meta |= {"key": key, "build_key": build_key, "deps": deps}
         meta |= {"size": output.stat().st_size, "sha256": digest(output.read_bytes())}
@@ -207,7 +212,7 @@ class Shelf:
         try:
             stage.rename(final)
         except OSError:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with contextlib.suppress(*DAMAGE):
                 if not damage(final, json.loads((final / "meta.json").read_bytes())):
                     shutil.rmtree(stage)  # another builder was first, with the same content
                     return False
@@ -222,9 +227,9 @@ class Shelf:
         """Put the entry first in the index. The index only saves work, so failing is no error."""
         deps = {name: sha for name, (sha, _) in read.items()}
         stats = {str(self.roots.path_of(name)): stat for name, (_, stat) in read.items() if stat}
-        settled = _settled(_stat(artifact))
-        if settled is not None:
-            stats[str(artifact)] = settled
+        stat = settled(stat_of(artifact))
+        if stat is not None:
+            stats[str(artifact)] = stat
         self.index(build_key, [{"key": key, "deps": deps, "stats": stats}])
 
     def index(self, build_key: str, first: list[dict[str, Any]]) -> None:

@@ -24,7 +24,7 @@ from . import lock, toolchain
 from .build import ENGINE_VERSION
 from .cache import Roots, Shelf, damage
 from .errors import ConfigError, LockTimeout
-from .files import cache_root, cache_roots
+from .files import DAMAGE, cache_root, cache_roots
 from .toolchain import Toolchain
 
 _MEMBER = re.compile(r"(gfx\w+|host)/(\w[\w.-]*)/([0-9a-f]{40})/(\w[\w.-]*)")
@@ -37,7 +37,7 @@ def _meta(folder: Path) -> dict[str, Any] | None:
     try:
         meta = json.loads((folder / "meta.json").read_bytes())
         return None if "/" in meta["output"] or damage(folder, meta) else dict(meta)
-    except (OSError, ValueError, KeyError, TypeError):
+    except DAMAGE:
         return None
 
 
@@ -191,7 +191,7 @@ def _is_foreign(folder: Path) -> bool:
     """Whether another version of the engine has made the entry: its checks are others."""
     try:
         return bool(json.loads((folder / "meta.json").read_bytes())["engine"] != ENGINE_VERSION)
-    except (OSError, ValueError, KeyError, TypeError):
+    except DAMAGE:
         return False
 
 
@@ -238,7 +238,7 @@ def _sweep_leftovers(shelf: Path, done: Collected) -> None:
 def _sweep_indices(shelf: Path) -> None:
     """Indices that name no entry, with their locks."""
     for index in (shelf / "index").glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(*DAMAGE):
             entries = json.loads(index.read_bytes())["entries"]
             if any((shelf / entry["key"]).is_dir() for entry in entries):
                 continue

@@ -23,9 +23,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import log, settings, strict
+from . import log, resources, settings, strict
+from .cache import settled, stat_of
 from .errors import ToolchainNotFound
-from .files import cache_root, cache_roots, digest, write_atomic
+from .files import (
+    DAMAGE,
+    cache_root,
+    cache_roots,
+    digest,
+    read_sealed,
+    write_atomic,
+    write_sealed,
+)
 
 _ADVICE_DEVICE = (
     "Install ROCm's hipcc (or point RFOPS_HIPCC at it), or: pip install 'rfops[clang]', "
@@ -135,7 +144,7 @@ def recorded(kind: str) -> list[Toolchain]:
                 body = json.loads(file.read_bytes())
                 toolchain = Toolchain(str(body["name"]), (), str(body["version"]))
                 found[toolchain] = max(found.get(toolchain, 0.0), file.stat().st_mtime)
-            except (OSError, ValueError, KeyError, TypeError):
+            except DAMAGE:
                 continue
     return [t for t in sorted(found, key=lambda t: -found[t]) if t.name in names]
 
@@ -228,8 +237,9 @@ def _probe(name: str, argv: tuple[str, ...], target: str) -> tuple[str, bool]:
         with tempfile.TemporaryDirectory(prefix="rfops-probe-") as folder:
             # Not /dev/null as output: run by root, some tools would replace it.
             code, output = run([*argv, *flags, os.devnull, "-o", f"{folder}/probe.o"])
-    except OSError as error:  # no room for temporary files
-        return str(error), False
+    except OSError as error:
+        free = resources.megabytes(resources.free_disk(Path("/tmp")))
+        return f"no room for temporary files, {free} free in /tmp: {error}", False
     if code == 0:
         return "", True
     return (output.strip() or f"exit status {code}")[:400], 0 < code < 126  # not killed, did start
@@ -275,28 +285,48 @@ class _Record:
     """What is known of one compiler, kept in `<cache>/v1/toolchains/`."""
 
     file: Path
-    stats: dict[str, list[int]]  # file -> size, mtime_ns, inode
+    stats: dict[str, list[int] | str]  # file -> its stat, or its sha256 where that is too young
     version: str
     targets: dict[str, str]  # target -> "" or why it cannot
 
     def learn(self, target: str, failure: str) -> None:
         self.targets[target] = failure
+        self.write()
+
+    def write(self) -> None:
         body = {"stats": self.stats, "version": self.version, "targets": self.targets}
         try:
-            write_atomic(self.file, json.dumps(body, indent=1))
+            write_sealed(self.file, body)
         except OSError:
             pass  # a read-only cache: the question is asked again next time
 
 
-def _stats(files: Iterable[str]) -> dict[str, list[int]]:
-    found = {}
+def _stats(files: Iterable[str]) -> dict[str, list[int] | str]:
+    """Of those that are there: the stat, or the content where a change may not show in it."""
+    found: dict[str, list[int] | str] = {}
     for file in files:
-        try:
-            info = Path(file).stat()
-        except OSError:
-            continue
-        found[file] = [info.st_size, info.st_mtime_ns, info.st_ino]
+        stat = stat_of(Path(file))
+        if stat is not None:
+            with contextlib.suppress(OSError):
+                found[file] = settled(stat) or digest(Path(file).read_bytes())
     return found
+
+
+def _unchanged(stats: dict[str, list[int] | str]) -> dict[str, list[int] | str]:
+    """The same files' stats, brought up to date, if they are as they were; else nothing."""
+    now = {}
+    for file, then in stats.items():
+        stat = stat_of(Path(file))
+        if isinstance(then, str):
+            with contextlib.suppress(OSError):
+                now[file] = settled(stat) or then
+                if digest(Path(file).read_bytes()) == then:
+                    continue
+        elif stat == then:
+            now[file] = then
+            continue
+        return {}
+    return now
 
 
 def _record(argv: tuple[str, ...], ask: bool = True) -> _Record | None:
@@ -305,13 +335,13 @@ def _record(argv: tuple[str, ...], ask: bool = True) -> _Record | None:
     name = digest([*argv, *surroundings])[:16]
     file = cache_root() / "toolchains" / f"{name}.json"
     for root in cache_roots():
-        try:
-            body = json.loads((root / "toolchains" / file.name).read_bytes())
-            record = _Record(file, body["stats"], body["version"], body["targets"])
-            if record.stats and record.stats == _stats(record.stats):
-                return record
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+        body = read_sealed(root / "toolchains" / file.name)
+        stats = _unchanged(body["stats"]) if body else {}
+        if stats:
+            record = _Record(file, stats, body["version"], body["targets"])
+            if stats != body["stats"]:
+                record.write()  # what was too young then is known by its stat from now on
+            return record
     return _ask(file, argv) if ask else None
 
 

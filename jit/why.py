@@ -10,6 +10,7 @@ from typing import Any
 from . import toolchain
 from .build import ENGINE_VERSION, Unit, device_unit
 from .cache import Artifact, damage
+from .files import DAMAGE
 from .host import host_unit
 from .manifest import Wanted
 from .spec import module_spec
@@ -71,7 +72,7 @@ def _entries(unit: Unit) -> Iterator[dict[str, Any]]:
                 meta = json.loads(file.read_bytes())
                 other = meta["engine"] != ENGINE_VERSION  # its entries have other checks
                 yield {**meta, "damage": "" if other else damage(file.parent, meta)}
-            except (OSError, ValueError, KeyError, TypeError):
+            except DAMAGE:
                 continue
 
 
