@@ -70,3 +70,47 @@ def json_file(rng: random.Random, data: bytes) -> bytes:
         return misplaced(rng, data) if kind < 0.7 else splintered(rng, data)
     except ValueError:  # it is no JSON any more
         return rng.choice(FILES)
+
+
+CELLS = (
+    "", " ", "0", "-1", "+1", "1.5", "1e3", "1e999", "nan", "inf", "-inf", "9" * 18, "9" * 400,
+    "9" * 5000, "1_0", "٣", "0x10", "x", "None", '"', '"a', "a,b", "a\nb", "\0", "\ud800", "=1+1",
+    "gfx90a", "m=1", "=", "a=b=c", "tile_m=0", "waves=-1", "z" * 200_000,
+)  # fmt: skip
+
+
+def _cells(rng: random.Random, text: str) -> str:
+    """Lines of a CSV file with cells, rows or columns made into something else."""
+    lines = [line.split(",") for line in text.splitlines()]
+    for _ in range(rng.randint(1, 3)):
+        row = lines[rng.choice((0, rng.randrange(len(lines)), rng.randrange(len(lines))))]
+        act = rng.choice(("cell", "cell", "cell", "gone", "more", "swap", "row", "rows"))
+        at = rng.randrange(len(row) + 1) if act == "more" else rng.randrange(max(1, len(row)))
+        if act == "cell" and row:
+            row[at] = rng.choice((*CELLS, rng.choice(rng.choice(lines) or [""])))
+        elif act == "gone" and row:
+            del row[at]
+        elif act == "more":
+            row.insert(at, rng.choice(CELLS))
+        elif act == "swap":
+            rng.shuffle(row)
+        elif act == "row":
+            lines.append(list(row))
+        elif act == "rows":
+            del lines[rng.randrange(len(lines)) :]
+            lines.append([])
+    return "".join(f"{','.join(line)}\n" for line in lines)
+
+
+def csv_file(rng: random.Random, data: bytes) -> bytes:
+    """A CSV file with one of these, or of those of any file, or in another encoding."""
+    kind = rng.random()
+    if kind < 0.1:
+        return rng.choice(FILES)
+    if kind < 0.3:
+        return splintered(rng, data)
+    text = _cells(rng, data.decode()) if kind < 0.9 else data.decode()
+    if kind < 0.8:
+        return text.encode("utf-8", "surrogatepass")
+    encoding = rng.choice(("utf-16", "utf-32-le", "utf-8-sig", "latin-1", "utf-7"))
+    return text.replace("\n", rng.choice(("\n", "\r\n", "\r"))).encode(encoding, "replace")
