@@ -9,10 +9,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from engine_project import zig
 
+import rfops as package
+from rfops import cli
+from rfops.jit import compiled_ops
+from rfops.jit.settings import SETTINGS
+
+CaptureFixture = pytest.CaptureFixture[str]
 COMMAND = [str(Path(sys.executable).parent / "rfops")]
 
 
@@ -63,10 +71,29 @@ def test_profile() -> None:
     assert refused.returncode == 1 and "K" in refused.stderr and "Traceback" not in refused.stderr
 
 
-def test_ls() -> None:
-    rows = [line.split() for line in good("ls").splitlines()]
-    assert ["mxfp8_gemv", "mxfp8_gemv", "gfx950"] in [row[:3] for row in rows]
-    assert ["vgpu", "-", "host"] in [row[:3] for row in rows]
+def test_ls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture) -> None:
+    """Ops, modules, architectures, and what any of the caches has, each entry once."""
+    for cache, key in (("front", "a"), ("behind", "a"), ("behind", "b")):
+        entry = tmp_path / cache / "v1" / "gfx950" / "mxfp8_gemv" / key
+        entry.mkdir(parents=True)
+        (entry / "meta.json").touch()
+    monkeypatch.setenv("RFOPS_CACHE_DIR", str(tmp_path / "front"))
+    monkeypatch.setenv("RFOPS_CACHE_READ", str(tmp_path / "behind"))
+    assert cli.main(["ls"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["mxfp8_gemv", "mxfp8_gemv", "gfx950", "2", "gemm_mxfp8"] in rows
+    assert ["vgpu", "-", "host", "0", "-"] in rows
+    assert ["-", "-", "any", "-", "quant_mxfp8"] in rows
+    archs = [row[2] for row in rows if row[0] == "moe_align_block_size"]
+    assert archs == ["gfx942", "gfx950"]
+
+
+def test_ls_knows_every_op() -> None:
+    public = {name for name in package.__all__ if f"{name}_ref" in package.__all__}
+    assert public | {"moe_align_block_size", "quant_mxfp8"} == set(cli.OPS)
+    assert {m for modules in cli.OPS.values() for m in modules} == {
+        op.module for op in compiled_ops()
+    }
 
 
 def test_doctor_of_a_working_machine() -> None:
@@ -74,6 +101,46 @@ def test_doctor_of_a_working_machine() -> None:
     assert "ops can run" in out and "RFOPS_JOBS=2" in out
     assert "compiler for gfx950:" in out and "compiler for c++20:" in out
     assert "hipcc" in out and re.search(r"^  yes ", out, re.M)
+
+
+def test_doctor_of_two_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture, tmp_path: Path
+) -> None:
+    names = ("gfx942:sramecc+:xnack-", "gfx950:sramecc+:xnack-")
+    properties = [SimpleNamespace(gcnArchName=name) for name in names]
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+    assert cli.main(["doctor"]) == 0
+    assert f"devices: 0: {names[0]}; 1: {names[1]}; virtual GPU" in capsys.readouterr().out
+    monkeypatch.setenv("RFOPS_HIP_LIBRARY", str(tmp_path / "absent.so"))
+    assert cli.main(["doctor"]) == 1
+    assert f"RFOPS_HIP_LIBRARY={tmp_path / 'absent.so'}: no such file" in capsys.readouterr().out
+
+
+def test_doctor_and_the_settings_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
+) -> None:
+    """Each setting that is in force is shown with its value; each wrong one is a problem."""
+    sound, wrong = {}, {}
+    for setting in SETTINGS:
+        choices = setting.kind.split("|")
+        sound[setting.name] = {"path": str(tmp_path), "paths": str(tmp_path), "text": "cc"}.get(
+            setting.kind, choices[-1] if len(choices) > 1 else "7"
+        )
+        if setting.kind not in ("path", "paths", "text"):
+            wrong[setting.name] = "of no kind"
+    for name in sound:
+        monkeypatch.setenv(name, sound[name])
+    cli.main(["doctor", "--json"])
+    assert json.loads(capsys.readouterr().out)["settings"] == sound
+    for name in wrong:
+        monkeypatch.setenv(name, wrong[name])
+    assert cli.main(["doctor", "--json"]) == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    for name in wrong:
+        assert any(problem.startswith(f"{name}='of no kind': ") for problem in problems), name
 
 
 def test_doctor_of_a_machine_without_compilers(tmp_path: Path) -> None:

@@ -112,3 +112,104 @@ print(json.dumps({"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}))
 
 def test_fork_after_import_works() -> None:
     assert run(FORK)["code"] == 0
+
+
+FORK_LATER = """
+import json, os, torch, rfops
+rfops.freeze("error")  # what the parent has built, the children have
+x, x_scale = rfops.quant_mxfp8(torch.ones(3, 64))
+w, w_scale = rfops.quant_mxfp8(torch.ones(300, 64))
+rfops.freeze("off")
+first = rfops.gemm_mxfp8(x, w, x_scale, w_scale)
+rfops.freeze("error")
+codes = []
+for _ in range(2):  # one after the other, and a child of a child
+    pid = os.fork()
+    if pid == 0:
+        same = torch.equal(rfops.gemm_mxfp8(x, w, x_scale, w_scale), first)
+        other = rfops.gemm_mxfp8(x[:3], w[:280], x_scale[:3], w_scale[:280])
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if torch.equal(rfops.gemm_mxfp8(x, w, x_scale, w_scale), first) else 1)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os._exit(code if same and torch.equal(other, first[:, :280]) else 2)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+assert torch.equal(rfops.gemm_mxfp8(x, w, x_scale, w_scale), first)
+print(json.dumps({"codes": codes}))
+"""
+
+
+def test_fork_after_a_first_call_works() -> None:
+    """The virtual GPU's threads, locks, plans and what is bound, in children and theirs."""
+    result = run(FORK_LATER, RFOPS_VGPU_THREADS="2")
+    assert result["codes"] == [0, 0]
+
+
+BARE = """
+import importlib.machinery, json, sys
+class Finder(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        absent = name.split(".")[0] in ("triton", "pandas", "ziglang", "ninja", "scipy")
+        return None if absent else super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Finder
+import torch, rfops
+events = []
+sys.addaudithook(lambda name, args: events.append(name))
+ends = {}
+for m in (2, 40):  # by HIP; too many rows for it, and no Triton
+    x, x_scale = rfops.quant_mxfp8(torch.ones(m, 32))
+    w, w_scale = rfops.quant_mxfp8(torch.ones(4, 32))
+    ends[m] = rfops.gemm_mxfp8(x, w, x_scale, w_scale).sum().item()
+x, w = torch.ones(1, 2, 128, dtype=torch.bfloat16), torch.ones(1, 128, 128)
+try:  # an op that is Triton's
+    rfops.batched_gemm_a16w8_blockscale(x, w.to(torch.float8_e4m3fn), torch.ones(1, 1, 1))
+except ImportError as error:
+    refusal = str(error)
+from rfops.gemm_mxfp8_route import route
+print(json.dumps({
+    "ends": ends, "refusal": refusal, "why": route(40, 4, 32).why,
+    "processes": events.count("subprocess.Popen") + events.count("os.posix_spawn"),
+}))
+"""
+
+
+def test_a_machine_with_nothing_but_torch_and_a_cache(tmp_path: Path) -> None:
+    """No ROCm, no compiler, no triton, no pandas, no ninja: HIP kernels from the cache, torch for
+    the rest."""
+    run(FIRST_CALL.replace("ones(1, 32)", "ones(2, 32)").replace("* 4]", "* 4] * 2"))
+    env = {"PATH": str(tmp_path), "HOME": "/absent", "RFOPS_HIPCC": "", "ROCM_PATH": "", "CXX": ""}
+    result = run(BARE, **env)
+    assert result["ends"] == {"2": 2 * 4 * 32.0, "40": 40 * 4 * 32.0}
+    assert result["processes"] == 0
+    assert "batched_gemm_a16w8_blockscale: triton is not installed (pip" in str(result["refusal"])
+    assert "Triton is not installed" in str(result["why"])
+
+
+THREADS = """
+import json, logging, threading
+from concurrent.futures import ThreadPoolExecutor
+import torch, rfops
+lines = []
+handler = logging.Handler()
+handler.emit = lambda record: lines.append(record.getMessage())
+logging.getLogger("rfops").addHandler(handler)
+x, x_scale = rfops.quant_mxfp8(torch.ones(2, 32))
+w, w_scale = rfops.quant_mxfp8(torch.ones(4, 32))
+gate = threading.Barrier(16)
+def call(_):
+    gate.wait()
+    return rfops.gemm_mxfp8(x, w, x_scale, w_scale).sum().item()
+with ThreadPoolExecutor(16) as pool:
+    results = list(pool.map(call, range(16)))
+built = [line for line in lines if line.startswith("built ")]
+print(json.dumps({"results": results, "built": built}))
+"""
+
+
+def test_a_pool_of_threads_on_a_cold_op_builds_once(tmp_path: Path, vgpu_path: Path) -> None:
+    """The public op, in a process that has built nothing, with an empty cache."""
+    env = {"RFOPS_CACHE_DIR": str(tmp_path), "RFOPS_HIP_LIBRARY": str(vgpu_path)}
+    result = run(THREADS, **env)
+    assert result["results"] == [2 * 4 * 32.0] * 16
+    assert len(result["built"]) == 1, result["built"]  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from . import routing
+from . import cli_cache, routing
 from .jit.spec import ARCHS
 from .quant_mxfp8 import BLOCK
 from .tuned_table import Query
@@ -34,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     batched.add_argument("--m", type=int, required=True, help="rows of x in a batch")
     batched.add_argument("--x-dtype", choices=("bf16", "f16"), default="bf16")
     _add_common(batched, _batched_gemm_a16w8_blockscale, k_multiple=1)
+    module = ops.add_parser("module", help="why a kernel's variants are cached or not: the keys")
+    cli_cache.add_why(module)
 
 
 def _add_common(parser: argparse.ArgumentParser, explain: object, k_multiple: int = BLOCK) -> None:
