@@ -166,8 +166,9 @@ def use(root: Path, key: str) -> None:
 
 
 @contextlib.contextmanager
-def unused(root: Path, key: str) -> Iterator[bool]:
-    """Whether no process uses the key; nobody begins to while the block runs."""
+def unused(root: Path, key: str) -> Iterator[bool | None]:
+    """Whether no process uses the key, None where there are no locks to tell; nobody begins to
+    while the block runs."""
     byte = _byte_of(key)
     with _guard:
         stream, mine = _used(root)
@@ -177,7 +178,7 @@ def unused(root: Path, key: str) -> Iterator[bool]:
         try:
             fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
         except OSError as error:
-            yield error.errno in _NO_LOCKS
+            yield None if error.errno in _NO_LOCKS else False
             return
         try:
             yield True

@@ -210,6 +210,8 @@ def _remove(root: Path, folder: Path, whole: bool) -> bool:
         shutil.rmtree(folder, ignore_errors=True)
         return True
     with lock.unused(root, folder.name) as unused:
+        if unused is None:  # who uses it has at least loaded it today, and does not need it again
+            unused = _age(folder / "meta.json") > _DAY
         if unused or not whole:
             gone = folder.with_name(f".gone-{uuid.uuid4().hex}")  # at once for whoever looks
             folder.rename(gone)

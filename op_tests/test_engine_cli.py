@@ -191,6 +191,31 @@ def test_build_without_names_builds_the_launcher_too(vgpu_path: Path) -> None:
     assert re.search(r"^\[\d+/\d+\] launcher host: (built|cached)$", out, re.M), out
 
 
+@pytest.mark.sweep
+def test_all_is_built_for_both_architectures_and_serves(tmp_path: Path, vgpu_path: Path) -> None:
+    """With no GPU into an empty cache; then nothing more is compiled for shapes that are served."""
+    env = {"RFOPS_CACHE_DIR": str(tmp_path)}
+    out = good("build", "--arch", "gfx942,gfx950", RFOPS_HIP_LIBRARY="/absent", **env)
+    count = len(list(tmp_path.glob("v1/gfx*/*/*/meta.json"))) + 1  # the launcher
+    assert f"{count} of {count} in " in out and count > 50
+    for module in ("moe_align_block_size", "mxfp8_gemv", "mxfp8_mfma", "mxfp8_moe"):
+        good("why", "module", module, **env)
+    code = (
+        "import torch, rfops\n"
+        "for m in (1, 4, 16):\n"
+        "    x, s = rfops.quant_mxfp8(torch.randn(m, 6144))\n"
+        "    w, t = rfops.quant_mxfp8(torch.randn(2304, 6144))\n"
+        "    rfops.gemm_mxfp8(x, w, s, t)\n"
+        "rfops.moe_align_block_size(torch.zeros(4, 2, dtype=torch.int32), 16, 8)\n"
+    )
+    env |= {"RFOPS_JIT": "0", "RFOPS_HIP_LIBRARY": str(vgpu_path), "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env={**os.environ, **env},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_build_reports_failures(tmp_path: Path) -> None:
     """A compiler that knows the architecture and then fails."""
     broken = tmp_path / "hipcc"

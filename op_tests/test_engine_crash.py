@@ -330,6 +330,27 @@ def test_a_filesystem_without_locks(quick: Project, library: Path) -> None:
     check(quick)
 
 
+def collect_without_locks(project: Project, error: int) -> list[list[int]]:
+    faulty_io.arm(no_locks=error)
+    user = Child.run(lambda: (project.build(), time.sleep(60)))
+    while not list(project.shelf.glob("*/meta.json")):
+        time.sleep(0.005)
+    try:
+        first = store.collect(0)
+        (meta,) = project.shelf.glob("*/meta.json")
+        os.utime(meta, (time.time() - 90_000, time.time() - 90_000))
+        second = store.collect(0)
+    finally:
+        user.kill()
+        user.result()
+    return [[done.in_use, done.removed] for done in (first, second)]
+
+
+def test_what_was_used_today_stays_where_there_are_no_locks(quick: Project, library: Path) -> None:
+    """Nobody can tell then who uses it."""
+    assert faulty(quick, library, "collect_without_locks", errno.ENOLCK) == [[1, 0], [0, 1]]
+
+
 def test_a_killed_builder_frees_those_who_wait(project: Project) -> None:
     """At once: one of them builds, the others take what it made."""
     project.write_hipcc(before="import time; time.sleep(0 if len(project_calls()) > 1 else 60)")
