@@ -11,6 +11,7 @@ Read-only caches can lie behind (RFOPS_CACHE_READ): they are looked into, never 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -38,7 +39,7 @@ _RECENT_NS = 2_000_000_000  # a file this young may change again without its sta
 _MAX_REMEMBERED = 8  # versions of the sources that an index keeps
 
 
-# Name of a file -> its sha256, and its stat if that is conclusive.
+# Name of a file -> its sha256, and its stat if that is conclusive; "" of one that is not there.
 Contents = dict[str, tuple[str, list[int] | None]]
 
 
@@ -54,11 +55,22 @@ class Roots:
                 return f"{name}/{path.relative_to(folder).as_posix()}"
         return str(path)
 
+    def is_ours(self, path: Path) -> bool:
+        """Whether it is a source: neither the compiler's nor Python's."""
+        return self.name_of(path).startswith(("root/", "rfops/"))
+
     def path_of(self, name: str) -> Path:
-        for root, folder in self.folders:
-            if name.startswith(f"{root}/"):
-                return folder / name[len(root) + 1 :]
-        return Path(name)
+        return Path(self.place_of(name))
+
+    def place_of(self, name: str) -> str:
+        """The path as a text: a Path takes longer to make than its stat."""
+        root, _, rest = name.partition("/")
+        folder = self._by_name.get(root)
+        return f"{folder}/{rest}" if folder else name
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, Path]:
+        return dict(self.folders)
 
 
 @dataclass(frozen=True)
@@ -74,10 +86,10 @@ class Artifact:
         return self.folder / str(self.meta["output"])
 
 
-def stat_of(path: Path) -> list[int] | None:
+def stat_of(path: Path | str) -> list[int] | None:
     """What tells a file from what it was before; None where there is none."""
     try:
-        info = path.stat()
+        info = os.stat(path)  # noqa: PTH116
     except (OSError, ValueError):  # ValueError: no path at all, of a damaged index
         return None
     return [info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
@@ -105,6 +117,11 @@ def damage(folder: Path, meta: Mapping[str, Any], trusted: list[int] | None = No
     if now != trusted and digest(file.read_bytes()) != meta["sha256"]:
         return f"the content of {file.name} has changed"
     return ""
+
+
+def _can_trust(artifact: Artifact, entry: Mapping[str, Any]) -> bool:
+    """Whether the artifact's stat has become conclusive: it was too young when it was built."""
+    return str(artifact.file) not in entry["stats"] and settled(stat_of(artifact.file)) is not None
 
 
 class Shelf:
@@ -135,7 +152,7 @@ class Shelf:
                     for folder in self.folders:
                         artifact = self._load(folder / entry["key"], entry, report)
                         if artifact is not None:
-                            if now or index != self.folder:
+                            if now or index != self.folder or _can_trust(artifact, entry):
                                 kept = self.contents(entry["deps"], now)
                                 self._remember(build_key, entry["key"], kept, artifact.file)
                             return artifact
@@ -143,10 +160,12 @@ class Shelf:
 
     def _unchanged(self, entry: dict[str, Any]) -> bool:
         stats = entry["stats"]
-        return all(
-            (known := stats.get(str(path := self.roots.path_of(name)))) and known == stat_of(path)
-            for name in entry["deps"]
-        )
+        for name, sha in entry["deps"].items():
+            place = self.roots.place_of(name)
+            known = stats.get(place) if sha else None  # None: what must not be there
+            if (sha and not known) or known != stat_of(place):
+                return False
+        return True
 
     def _same_content(self, entry: dict[str, Any], now: Contents) -> bool:
         deps = entry["deps"]
@@ -226,7 +245,7 @@ class Shelf:
     def _remember(self, build_key: str, key: str, read: Contents, artifact: Path) -> None:
         """Put the entry first in the index. The index only saves work, so failing is no error."""
         deps = {name: sha for name, (sha, _) in read.items()}
-        stats = {str(self.roots.path_of(name)): stat for name, (_, stat) in read.items() if stat}
+        stats = {self.roots.place_of(name): stat for name, (_, stat) in read.items() if stat}
         stat = settled(stat_of(artifact))
         if stat is not None:
             stats[str(artifact)] = stat

@@ -52,6 +52,21 @@ def _files(unit: Unit, stage: Path) -> set[Path]:
     return {Path(os.path.normpath(stage / name)) for name in listed}
 
 
+def _absent(unit: Unit, files: set[Path]) -> set[Path]:
+    """Where an include would have found another file before the one that it did find: beside who
+    includes, or in an earlier folder. None of these is there."""
+    roots = unit.shelf.roots
+    folders = [Path(unit.expand(f[2:])) for f in unit.commands[0].argv if f.startswith("-I{")]
+    beside = {file.parent for file in files if roots.is_ours(file)}
+    found = set()
+    for file in filter(roots.is_ours, files):
+        for at, folder in enumerate(folders):
+            if file.is_relative_to(folder):
+                rest = file.relative_to(folder)
+                found |= {place / rest for place in (*folders[:at], *beside)} - files
+    return {file for file in found if not file.exists()}
+
+
 def contents_read(unit: Unit, stage: Path) -> Contents | None:
     """What the files that the compiler read hold now; None if it left no list of them."""
     with suppress(OSError, UnicodeError):
@@ -65,7 +80,8 @@ def files_read(unit: Unit, stage: Path, before: Contents) -> tuple[Contents, boo
     the build, or, where clocks disagree, with the content that they had `before` it."""
     begin = (stage / "build.ninja").stat().st_ctime_ns
     files = _files(unit, stage)
-    read = unit.shelf.contents({unit.shelf.roots.name_of(file) for file in files})
+    names = map(unit.shelf.roots.name_of, files | _absent(unit, files))
+    read = unit.shelf.contents(set(names))
     sure = bool(before) and all(
         name in before and before[name][0] == sha for name, (sha, _) in read.items()
     )
