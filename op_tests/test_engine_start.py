@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -205,6 +206,24 @@ with ThreadPoolExecutor(16) as pool:
 built = [line for line in lines if line.startswith("built ")]
 print(json.dumps({"results": results, "built": built}))
 """
+
+
+def test_it_is_quiet(tmp_path: Path, vgpu_path: Path) -> None:
+    """By default one line for the virtual GPU and one for what is built, with its time."""
+    code = FIRST_CALL.replace("print(", "rfops.gemm_mxfp8(x, w, x_scale, w_scale); print(")
+    env = {"RFOPS_CACHE_DIR": str(tmp_path), "RFOPS_HIP_LIBRARY": str(vgpu_path)}
+    announced = "rfops: CPU tensors run on the virtual GPU (gfx950): right results, not GPU speed"
+    lines = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+            env={**os.environ, **env, "RFOPS_LOG": ""},
+        )  # fmt: skip
+        lines.append(done.stderr.splitlines())
+    cold, warm = lines
+    assert warm == [announced]
+    assert cold[0] == announced and len(cold) == 2, cold
+    assert re.fullmatch(r"rfops: built mxfp8_gemv for gfx950 in \d+\.\d\d s", cold[1])
 
 
 def test_a_pool_of_threads_on_a_cold_op_builds_once(tmp_path: Path, vgpu_path: Path) -> None:
