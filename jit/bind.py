@@ -185,20 +185,26 @@ class CompiledOp:
         return build_device(self.spec, arch, defines or {})
 
     def bind(
-        self, device: torch.device | str, defines: Mapping[str, Define] | None = None
+        self,
+        device: torch.device | str,
+        defines: Mapping[str, Define] | None = None,
+        arch: str | None = None,
     ) -> BoundKernel:
-        """Build or find, load, and check the arguments; once per device and defines.
+        """Build or find, load, and check the arguments; once per device and defines. `arch` is the
+        device's, where the caller has asked for it already (1.5 us) and the device has its index.
 
         Raises UnsupportedArch, ToolchainNotFound, BuildError, BindError, HipError.
         """
-        device = hip.indexed(torch.device(device))
-        arch = hip.device_arch(device)
-        key = (arch, device, tuple(sorted(defines.items())) if defines else ())
+        if arch is None:
+            device = hip.indexed(torch.device(device))
+            arch = hip.device_arch(device)
+        key = (arch, device, tuple(defines.items()) if defines else ())
         bound = self._bound.get(key)
         if bound is None:
             with self._lock:  # one thread builds and loads, the others take what it made
                 bound = self._bound.get(key)
                 if bound is None:
+                    assert isinstance(device, torch.device)
                     bound = BoundKernel(self, self.build(arch, defines), device)
                     self._bound[key] = bound
         return bound

@@ -51,7 +51,7 @@ def attach_plans(plans: Plans) -> None:
     """The same for an op's plans; loads nothing, as ops make them when they are imported."""
     _plans.add(plans)
     if _native is not None and _reads_tensors:
-        plans.use_native(_native.Plans(plans.capacity, plans.out))
+        plans.use_native(_native.Plans(*plans.native_args))
 
 
 def native() -> ModuleType | None:

@@ -28,6 +28,7 @@ def get() -> logging.Logger:
     return logger
 
 
+@functools.cache
 def dispatch() -> logging.Logger:
     """The logger `rfops.dispatch`, of routes; RFOPS_LOG=dispatch and =debug print it."""
     get()

@@ -1,21 +1,30 @@
 """What an op has decided for arguments like these: a bounded table that counts.
 
-    _PLANS = Plans(out=4)
-    plan = _PLANS.find(x, w, x_scale, w_scale, out, dtype)  # None: decide, and then
+    _PLANS = Plans(out=4, sizes="M N K", shapes=("M,K", "N,K", "M,K/32", "N,K/32", "M,N"))
+    plan = _PLANS.find(x, w, x_scale, w_scale, out, dtype)  # None: check, decide, and then
     _PLANS.add(plan, x, w, x_scale, w_scale, out, dtype)
+    _PLANS.add_family(decide, x, w, x_scale, w_scale, out, dtype)
 
 A tensor counts with dtype, device, sizes, strides and its address modulo 16, an int or a float with
-its value, anything else with itself; with a CPU tensor RFOPS_VGPU_ARCH counts too. So a plan need
+its value, anything else as equals do; with a CPU tensor RFOPS_VGPU_ARCH counts too. So a plan need
 not check again what was decided from these. Never found: subclasses of Tensor (a FakeTensor has no
 memory), tensors without memory of their own (those of torch.func), an `out` (its position) that
 overlaps another tensor, and anything while one of torch's modes or transforms is active
-(modes.py). `find` is native where the launcher is built, 0.5 us for five tensors, and Python
-otherwise, 8 us.
+(modes.py).
+
+A family is all of this but the sizes: contiguous tensors of the declared shapes, none empty. Once
+one call of it has passed an op's checks, `find` has `decide(m, n, k)` make the plans of others: a
+shape that changes every call costs no check. `decide` repeats those that depend on sizes, and may
+return None where the op has to look again. Families are known to the native table alone.
+
+`find` is native where the launcher is built, 0.5 us for five tensors, and Python otherwise, 8 us.
 """
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,19 +36,35 @@ _ALIGN = 16
 
 
 class Plans:
-    """At most `capacity` plans, the least recently used goes first."""
+    """At most `capacity` plans, the least recently used goes first.
 
-    def __init__(self, capacity: int = 1024, out: int = -1) -> None:
+    `shapes` says of each argument what it is in a family: "M,K/32" a tensor of these extents or, if
+    one, an int; "*M" a tensor of M elements of any shape; "?" any tensor; "" a value, as are those
+    that it leaves out. None takes any argument's place. Each size stands alone (not as K/32) in an
+    argument before.
+    """
+
+    def __init__(
+        self, capacity: int = 1024, out: int = -1, sizes: str = "", shapes: Sequence[str] = ()
+    ) -> None:
         self.capacity, self.out = capacity, out
+        self._made_of = capacity, out, sizes, tuple(shapes)
+        names = sizes.split()
+        self.native_args = capacity, out, len(names), tuple(_pattern(s, names) for s in shapes)
         self._table: OrderedDict[Any, Any] = OrderedDict()
         self._native: Any = None
         self._hits = self._misses = 0
         launcher.attach_plans(self)
 
+    def fresh(self) -> Plans:
+        """An empty table of the same kind."""
+        return Plans(*self._made_of)
+
     def use_native(self, table: Any) -> None:
         """Go on with the native table; it fills anew."""
         self._native = table
         self.find, self.add, self.clear = table, table.add, table.clear  # type: ignore[method-assign]
+        self.add_family = table.add_family  # type: ignore[method-assign]
 
     @property
     def hits(self) -> int:
@@ -80,6 +105,10 @@ class Plans:
             self._table.popitem(last=False)
         return True
 
+    def add_family(self, decide: Callable[..., Any], *args: Any) -> bool:
+        """Have `decide` make the plans of other sizes; False where that cannot be, as here."""
+        return False
+
     def _key(self, args: tuple[Any, ...]) -> Any:
         key: list[tuple[Any, ...]] = []
         spans = []
@@ -118,3 +147,19 @@ def _span(tensor: torch.Tensor, start: int) -> tuple[int, int]:
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
     return start, start + (last + 1) * tensor.element_size()
+
+
+_VALUE, _ANY, _SHAPE, _ELEMENTS = range(4)  # csrc/launcher/keys.h has the same
+
+
+def _pattern(text: str, names: list[str]) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """An argument of a family for the native table: its kind, and (size, factor) of each extent."""
+    if text in ("", "?"):
+        return (_ANY if text else _VALUE), ()
+    extents = []
+    for word in text.removeprefix("*").split(","):
+        match = re.fullmatch(r"(\d+)|([A-Za-z_]\w*)(?:/(\d+))?", word)
+        assert match is not None, f"{text!r} is no shape"
+        number, name, factor = match.groups()
+        extents.append((names.index(name), int(factor or 1)) if name else (-1, int(number)))
+    return (_ELEMENTS if text.startswith("*") else _SHAPE), tuple(extents)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -39,7 +40,8 @@ ROWS = {
     "native": "bare call of the native launcher, arguments made before",
     "op": "an op's whole warm path: plan lookup, arguments, native launch",
     "gemm": "gemm_mxfp8 [1, 256] x [64, 256] into an out that is given",
-    "growing": "the same with another shape every call: decide, remember, launch",
+    "growing": "op with another shape every call: decide, remember, launch",
+    "gemm_new": "gemm_mxfp8 with another N every call, of more than its plans hold",
     "ctypes": "launch through ctypes",
     "tvm_ffi": "bare tvm_ffi function that does nothing",
     "library": "Library.define with a Python kernel that does nothing, .default",
@@ -68,7 +70,7 @@ def null_runtime(folder: Path) -> Iterator[None]:
     before = dict(os.environ)
     op: Any = importlib.import_module("rfops.gemm_mxfp8")  # the attribute is the function
     bound, plans = mxfp8_gemv._bound, op._PLANS
-    mxfp8_gemv._bound, op._PLANS = {}, Plans(out=plans.out)
+    mxfp8_gemv._bound, op._PLANS = {}, plans.fresh()
     os.environ["RFOPS_HIP_LIBRARY"] = str(library)
     try:
         yield
@@ -143,12 +145,14 @@ def candidates(folder: Path) -> dict[str, Callable[[], Any]]:
     (x, x_scale), (w, w_scale) = (rfops.quant_mxfp8(torch.ones(rows, 256)) for rows in (1, 64))
     gemm_out = torch.empty(1, 64, dtype=torch.bfloat16)
     shapes = [torch.ones(1, n) for n in range(1, 3000)]
-    turn = iter(range(1 << 60))
+    new = _growing(3000)
+    turn = itertools.count()
     found: dict[str, Callable[[], Any]] = {
         "native": lambda: bound(GRID, BLOCK, args),
         "op": lambda: op(a, b, c, d, out),
         "gemm": lambda: rfops.gemm_mxfp8(x, w, x_scale, w_scale, out=gemm_out),
         "growing": lambda: op(shapes[next(turn) % len(shapes)], b, c, d, out),
+        "gemm_new": lambda: rfops.gemm_mxfp8(*new[next(turn) % len(new)]),
         "ctypes": lambda: through_ctypes(op.bound, GRID, BLOCK, args),
         "library": lambda: defined(a, b, c, d, out),
         "custom_op": lambda: custom(a, b, c, d, out),
@@ -156,6 +160,15 @@ def candidates(folder: Path) -> dict[str, Callable[[], Any]]:
     if nop is not None:
         found["tvm_ffi"] = lambda: nop(a, b, c, d, out)
     return found
+
+
+def _growing(count: int) -> list[tuple[Any, ...]]:
+    """Arguments of gemm_mxfp8 for N of 65, 66, and so on; in the memory of one."""
+    (x, x_scale), (w, w_scale) = (rfops.quant_mxfp8(torch.ones(r, 256)) for r in (1, 64 + count))
+    out = torch.empty(1, 64 + count, dtype=torch.bfloat16)
+    return [
+        (x, w[:n], x_scale, w_scale[:n], torch.bfloat16, out[:, :n]) for n in range(65, 64 + count)
+    ]
 
 
 def measure(calls: dict[str, Callable[[], Any]], rounds: int, number: int) -> dict[str, float]:

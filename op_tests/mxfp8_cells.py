@@ -23,6 +23,7 @@ import rfops
 from rfops import gemm_mxfp8_route as dense_route
 from rfops import grouped_gemm_mxfp8_route as grouped_route
 from rfops import mxfp8_gemv, mxfp8_mfma, mxfp8_moe, routing
+from rfops.moe_align_block_size import _sizes as layout_sizes
 from rfops.moe_align_block_size import moe_align_block_size_ref
 from rfops.quant_mxfp8 import dequant_mxfp8
 from rfops.tuned_table import Query
@@ -232,9 +233,11 @@ def route(cell: Cell, arch: str, cu_num: int) -> routing.Route:
 
 def prepare(cell: Cell, backend: str, device: torch.device, config: Any) -> Callable[..., None]:
     """A launch on (out, *inputs.tensors)."""
+    # Scales are whole tensors, as torch allocates them.
     if cell.e:
-        return grouped_route.prepare(backend, device, _shape(cell), torch.bfloat16, config)
-    return dense_route.prepare(backend, device, cell.m, cell.n, cell.k, config, torch.bfloat16)
+        num_ids, _ = layout_sizes(cell.m, BLOCK_M, cell.e, False)
+        return grouped_route.prepare(backend, device, _shape(cell), num_ids, config, scale_align=4)
+    return dense_route.prepare(backend, device, cell.m, cell.n, cell.k, config, scale_align=4)
 
 
 def parse_config(cell: Cell, backend: str, text: str) -> Any:
@@ -253,12 +256,11 @@ def candidates(cell: Cell, backend: str, arch: str, count: int) -> list[Any]:
     m, n, k = cell.m, cell.n, cell.k
     first = default_config(cell, backend, arch)
     if backend == "gemv":
-        rest = sorted(mxfp8_gemv._candidates(m), key=lambda c: mxfp8_gemv._cost(c, m, n, k))
+        rest = mxfp8_gemv.ranked(m, n, k)
     elif backend == "mfma":
-        rest = sorted(mxfp8_mfma._candidates(m, k), key=lambda c: mxfp8_mfma._cost(c, m, n, k))
+        rest = mxfp8_mfma.ranked(m, n, k)
     elif backend == "moe":
-        found = mxfp8_moe._candidates(BLOCK_M, k)
-        rest = sorted(found, key=lambda c: mxfp8_moe._cost(c, n, k, cell.e, m, BLOCK_M))
+        rest = mxfp8_moe.ranked(n, k, cell.e, m, BLOCK_M)
     else:
         rest = list(_neighbours(first))
     return list(dict.fromkeys([first, *rest]))[:count]

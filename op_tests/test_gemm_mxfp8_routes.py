@@ -11,14 +11,16 @@ from collections.abc import Callable
 import pytest
 import torch
 from test_gemm_mxfp8 import Problem, assert_correct, one_block, random_problem, valid
+from test_routing import Write, overlay
 
 import rfops
-from rfops import gemm_mxfp8_route
+from rfops import gemm_mxfp8_route, routing
 from rfops.gemm_mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
-from rfops.gemm_mxfp8_route import default_config, run_torch
-from rfops.jit import Plans, hip
-from rfops.mxfp8_gemv import GemvConfig, prepare
+from rfops.gemm_mxfp8_route import default_config, prepare, run_torch
+from rfops.jit import Plans, hip, launcher
+from rfops.mxfp8_gemv import GemvConfig
 
+__all__ = ["overlay"]  # a fixture
 op_module = importlib.import_module("rfops.gemm_mxfp8")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -31,7 +33,7 @@ def kernels_of(call: Callable[[], object]) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _new_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_module, "_PLANS", Plans(out=4))
+    monkeypatch.setattr(op_module, "_PLANS", op_module._PLANS.fresh())
 
 
 @pytest.fixture
@@ -234,6 +236,90 @@ def test_graph_capture(m: int, gfx950: torch.device, monkeypatch: pytest.MonkeyP
     assert_correct(out, other)
 
 
+# ---------------------------------------------------------------- shapes that change every call
+
+
+@pytest.fixture
+def native_plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
+    """Plans that know families."""
+    assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
+    monkeypatch.setattr(op_module, "_PLANS", plans := op_module._PLANS.fresh())
+    return plans
+
+
+def test_a_growing_sequence_is_right_and_checked_once(
+    native_plans: Plans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = []
+    check = op_module._check
+    monkeypatch.setattr(op_module, "_check", lambda *args: checks.append(1) or check(*args))
+    shapes = [(m, 17, 96) for m in range(1, 17)]
+    shapes += [(2, n, 64) for n in range(1, 40)] + [(7, 21, k) for k in range(32, 800, 32)]
+    for m, n, k in shapes:
+        problem = random_problem(m, n, k)
+        out = torch.full((m, n), math.nan, dtype=torch.bfloat16)
+        assert gemm_mxfp8(*problem.args, out=out) is out
+        assert_correct(out, problem)
+    assert len(checks) == 1 and len(native_plans) == len(set(shapes))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_familys_decisions_are_those_of_each_shape(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, overlay: Write
+) -> None:
+    """Also of sizes that share one, among them sizes with rows, and beyond what a kernel takes."""
+    overlay({"m": 8, "n": 496, "k": 640, "use_hip": 0, "backend": "triton"}, {"m": 4, "n": 480})
+    asked: list[object] = []
+    monkeypatch.setattr(
+        gemm_mxfp8_route, "variant",
+        lambda backend, _device, m, config, *_: lambda *shape: (backend, m, config, shape),
+    )  # fmt: skip
+    family = gemm_mxfp8_route.Family(torch.device("cpu"), dtype, None, 4)
+    router = family.router
+    random = torch.Generator().manual_seed(1)
+    rows = [(m, n, k) for m in range(1, 9) for n in (479, 480, 496, 497) for k in (608, 640)]
+    pairs = torch.rand(400, 2, generator=random)
+    drawn = [(1 + i % 20, int(2 ** (13 * a)), 32 * int(2 ** (8 * b))) for i, (a, b) in
+             enumerate(pairs.tolist())]  # fmt: skip
+    huge = [(m, n, k) for m in (1, 8) for n in (2**16, 2**16 + 1) for k in (2**15 - 32, 2**15)]
+    for m, n, k in [*rows, *drawn, *drawn, *huge, *huge]:
+        backend, _, config = gemm_mxfp8_route.decide(m, n, k, dtype, router, None)
+        config = config or default_config(backend, m, n, k, router.arch)
+        assert family(m, n, k) == (m, n, (backend, m, config, (m, n, k))), (m, n, k)
+        asked.append(backend)
+    assert {"gemv", "mfma"} - ({"gemv"} if dtype != torch.bfloat16 else set()) <= set(asked)
+
+
+def test_refusals_of_a_familys_calls_are_those_of_the_first(native_plans: Plans) -> None:
+    """What the guards refuse they still do when another shape has passed them."""
+    good = random_problem(2, 24, 96)
+    gemm_mxfp8(*good.args)
+    x, w, x_scale, w_scale = good.args
+    for args, message in (
+        ((x[:, :64], w, x_scale, w_scale), "w must be"),
+        ((x, w, x_scale[:, :2], w_scale), "x_scale must be a"),
+        ((x, w[:16], x_scale, w_scale), "w_scale must be a"),
+        ((x, w.T, x_scale, w_scale), "w must be"),
+        ((x.float(), w, x_scale, w_scale), "x must be float8_e4m3fn"),
+        ((x, w, x_scale, w_scale, torch.int8), "dtype must be"),
+        ((x, w, x_scale, w_scale, torch.bfloat16, torch.empty(2, 25).bfloat16()), "out must be"),
+    ):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"gemm_mxfp8: {message}"):
+                gemm_mxfp8(*args)
+    assert len(native_plans) == 1
+
+
+def test_misses_of_a_family_are_counted(native_plans: Plans, overlay: Write) -> None:
+    overlay({"m": 1, "n": 480, "k": 640})
+    before = dict(routing.misses())
+    for n in (21, 22, 22, 23):
+        gemm_mxfp8(*random_problem(1, n, 96).args)
+    more = {query: count - before.get(query, 0) for query, count in routing.misses().items()}
+    found = {dict(q.sizes)["n"]: count for q, count in more.items() if count}
+    assert found == {21: 1, 22: 1, 23: 1}
+
+
 # ---------------------------------------------------------------- the warm path
 
 
@@ -243,7 +329,7 @@ def test_warm_call_adds_little_to_its_launch(
     """Lookup and the result's allocation, in units of that allocation, so that the bar does not
     depend on the machine."""
     problem = random_problem(1, 8, 64)
-    monkeypatch.setattr(op_module, "prepare", lambda *_args: lambda *_args: None)
+    monkeypatch.setattr(op_module, "Family", lambda *_: lambda m, n, _k: (m, n, lambda *_: None))
     gemm_mxfp8(*problem.args)
     assert len(op_module._PLANS) == 1
 
@@ -263,5 +349,5 @@ def test_prepare_launches_what_the_op_does() -> None:
     """A backend by itself: what the tuner times."""
     problem = random_problem(2, 40, 96)
     out = torch.full((2, 40), math.nan, dtype=torch.bfloat16)
-    prepare(torch.device("cpu"), 2, 40, 96)(out, *problem.args)
+    prepare("gemv", torch.device("cpu"), 2, 40, 96)(out, *problem.args)
     assert torch.equal(out, gemm_mxfp8(*problem.args))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 from typing import Any
 
 import pytest
@@ -22,13 +23,85 @@ from test_grouped_gemm_mxfp8 import (
 )
 
 from rfops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8
-from rfops.jit import Plans
+from rfops.jit import Plans, launcher
 from rfops.mxfp8_moe import MoeConfig
 from rfops.routing import Route
 
 pytestmark = pytest.mark.requires_gfx950
 op_module = importlib.import_module("rfops.grouped_gemm_mxfp8")  # the attribute is the function
 route_module = importlib.import_module("rfops.grouped_gemm_mxfp8_route")
+
+
+# ---------------------------------------------------------------- shapes that change every call
+
+
+@pytest.fixture
+def native_plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
+    """Plans that know families."""
+    assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
+    monkeypatch.setattr(op_module, "_PLANS", plans := op_module._PLANS.fresh())
+    return plans
+
+
+@pytest.mark.parametrize("gemm", [1, 2])
+def test_a_growing_batch_is_right_and_checked_once(
+    gemm: int, native_plans: Plans, gfx950: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = []
+    check = op_module._check
+    monkeypatch.setattr(op_module, "_check", lambda *args: checks.append(1) or check(*args))
+    shapes = [(tokens, 24, 256) for tokens in range(1, 9)] + [(2, n, 96) for n in range(1, 20)]
+    for tokens, n, k in shapes:
+        problem = problem_of(spread(tokens, 2, 4), 4, n, k, gemm=gemm, block_m=4)
+        assert_correct(run(problem, gfx950), problem)
+    assert len(checks) == 1 and len(native_plans) == len(shapes)
+
+
+@pytest.mark.parametrize(("a_div", "weighted"), [(4, False), (1, True)])
+def test_a_familys_decisions_are_those_of_each_shape(
+    a_div: int, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of sizes that share one, around the envelope and with rows."""
+    monkeypatch.setattr(
+        route_module, "variant",
+        lambda backend, _device, _shape, config, *_: lambda *sizes: (backend, config, sizes),
+    )  # fmt: skip
+    like = route_module.Shape(4, 4, 16, a_div, 48, 256, 8, 4, weighted)
+    family = route_module.Family(torch.device("cpu"), BF16, None, like, 4)
+    asked = set()
+    rows_of = (1, 4, 7, 8, 9, 16, 17, 63, 64, 65, 200)
+    n_of, k_of, e_of = (48, 1536, 2000, 2001, 6144), (96, 768, 6144, 8192), (8, 127, 128)
+    sizes = itertools.product(rows_of, n_of, k_of, e_of)
+    for rows, n, k, e in [*sizes, (4, 2**20, 2**24, 8), (4, 2**20, 2**24 + 32, 8)]:
+        shape = like._replace(num_valid_tokens=rows, n=n, k=k, e=e, a_rows=rows)
+        backend, _, config = route_module.decide(shape, BF16, family.router, None)
+        config = config or route_module.default_config(backend, shape, "gfx950")
+        blocks = -(-rows // 16) + e
+        for _ in range(2):
+            plan = family(rows, n, k, e, rows, 16 * blocks, blocks)
+            assert plan == (rows, n, (backend, config, (rows, n, k, e, rows, 16 * blocks))), shape
+        asked.add(backend)
+    assert "moe" in asked and len(asked) > 1
+
+
+def test_refusals_of_a_familys_calls_are_those_of_the_first(
+    native_plans: Plans, gfx950: torch.device
+) -> None:
+    """What the guards refuse they still do when another shape has passed them."""
+    good = by_hand()
+    run(good, gfx950)
+    for changes, message in (
+        ({"num_valid_tokens": 2 * good.a_q.shape[0] * good.a_div + 2}, "a_q must be of at least"),
+        ({"expert_ids": good.expert_ids[:1]}, "expert_ids must be one for each"),
+        ({"w_scale": good.w_scale[:, :, :1]}, "w_scale must be a"),
+        ({"w": good.w[:1]}, "w_scale must be a"),
+        ({"sorted_token_ids": good.sorted_token_ids.long()}, "sorted_token_ids must be int32"),
+    ):
+        wrong = dataclasses.replace(good, **changes)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"grouped_gemm_mxfp8: {message}"):
+                grouped_gemm_mxfp8(*wrong.to(gfx950).args())
+    assert len(native_plans) == 1
 
 
 # ---------------------------------------------------------------- routes
@@ -46,7 +119,7 @@ def test_the_torch_route(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
     wanted = {"moe": "the test wants torch", "triton": "the test wants torch"}
     monkeypatch.setattr(route_module, "refuses", lambda backend, *_: wanted[backend])
-    monkeypatch.setattr(op_module, "_PLANS", Plans(out=0))
+    monkeypatch.setattr(op_module, "_PLANS", op_module._PLANS.fresh())
     monkeypatch.setattr(route_module, "_CHUNK", 2048)  # a part of N at a time
     for problem in (by_hand(), problem_of(ROUTINGS["some rows in no block"], 8, 20, 288, 5)):
         assert_correct(run(problem, torch.device("cpu")), problem)
@@ -59,9 +132,9 @@ def test_a_rows_config_that_does_not_take_block_m(
 ) -> None:
     """The table knows no block_m: the kernel then takes its own config."""
     problem = problem_of(spread(2, 2, 4), 4, 32, 256, block_m=16)
-    row = Route("moe", "exact row", "the test says so", "tile_n=8 columns=1 steps=1 waves=1")
-    monkeypatch.setattr(route_module.routing, "choose", lambda *_: row)
-    monkeypatch.setattr(op_module, "_PLANS", Plans(out=0))
+    row = Route("moe", "exact row", "tile_n=8 columns=1 steps=1 waves=1")
+    monkeypatch.setattr(route_module.Router, "choose", lambda *_: row)
+    monkeypatch.setattr(op_module, "_PLANS", op_module._PLANS.fresh())
     assert_correct(run(problem, gfx950), problem)
 
 

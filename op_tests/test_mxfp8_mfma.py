@@ -24,7 +24,8 @@ from test_gemm_mxfp8 import (
 )
 
 import rfops
-from rfops.mxfp8_mfma import MfmaConfig, prepare
+from rfops.gemm_mxfp8_route import prepare, scale_align
+from rfops.mxfp8_mfma import MfmaConfig
 
 pytestmark = pytest.mark.requires_gfx950
 CPU = torch.device("cpu")  # the virtual GPU, also where there is a real one: its counters, checks
@@ -65,7 +66,8 @@ def run(
     (m, k), n, device = problem.x.shape, problem.w.shape[0], problem.x.device
     if out is None:
         out = torch.full((m, n), math.nan, dtype=dtype, device=device)
-    prepare(device, m, n, k, config, dtype)(out, *problem.args)
+    align = scale_align(problem.x_scale, problem.w_scale)
+    prepare("mfma", device, m, n, k, config, dtype, align)(out, *problem.args)
     return out
 
 

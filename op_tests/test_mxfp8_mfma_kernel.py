@@ -14,9 +14,10 @@ from test_gemm_mxfp8 import ALL_SHAPES, MODEL_SHAPES, random_problem
 from test_mxfp8_mfma import CPU, MODEL_M, VARIANTS, run
 
 import rfops
+from rfops.gemm_mxfp8_route import prepare
 from rfops.jit import paths
 from rfops.jit.spec import module_spec
-from rfops.mxfp8_mfma import MfmaConfig, mxfp8_mfma, mxfp8_mfma_reduce, prepare, refuses
+from rfops.mxfp8_mfma import MfmaConfig, mxfp8_mfma, mxfp8_mfma_reduce, refuses
 
 pytestmark = pytest.mark.requires_gfx950
 
@@ -214,10 +215,10 @@ def test_configs_that_cannot_be(values: tuple[int, ...], message: str) -> None:
 
 def test_a_grid_that_is_too_large() -> None:
     with pytest.raises(ValueError, match=r"at most 65535 workgroups .* for M=2097152, N=64"):
-        prepare(CPU, 2**21, 64, 128, MfmaConfig(1, 1, 1, 1, 1))
+        prepare("mfma", CPU, 2**21, 64, 128, MfmaConfig(1, 1, 1, 1, 1))
 
 
 def test_other_architectures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx942")
     with pytest.raises(rfops.UnsupportedArch, match="mxfp8_mfma: no kernel for gfx942"):
-        prepare(CPU, 4, 64, 128)
+        prepare("mfma", CPU, 4, 64, 128)

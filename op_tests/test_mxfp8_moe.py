@@ -73,7 +73,7 @@ def test_checker_finds_nothing_between_blocks(gfx950: torch.device) -> None:
 def test_resources(block_m: int, gfx950: torch.device) -> None:
     """No spills, no scratch, two waves a SIMD, of what the heuristic takes for one row and of the
     candidates that need the most registers with few and with many waves."""
-    candidates = list(moe_module._candidates(block_m, 6144))
+    candidates = list(moe_module._candidates(block_m, 256))
     few = [config for config in candidates if config.waves <= 8]
     many = [config for config in candidates if config.waves > 8]
     checked = {MoeConfig.from_heuristic(1536, 6144, 128, 4, block_m)}
@@ -85,16 +85,16 @@ def test_resources(block_m: int, gfx950: torch.device) -> None:
         assert resources["vgpr_spills"] == resources["sgpr_spills"] == resources["scratch"] == 0
         assert resources["waves_per_simd"] >= 2, (config, resources)
         estimate = moe_module._registers(config, block_m, 256)
-        assert abs(resources["vgpr"] - estimate) <= 16, (config, estimate, resources)
+        assert abs(resources["vgpr"] - estimate) <= 12, (config, estimate, resources)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("k", [128, 256])
 @pytest.mark.parametrize("block_m", [1, 8, 16, 32, 48, 64, 128])
 def test_no_candidate_spills(block_m: int, k: int, gfx950: torch.device) -> None:
-    for config in moe_module._candidates(block_m, k):
+    for config in moe_module._candidates(block_m, moe_module._chunk(k)):
         defines = config.defines(block_m, moe_module._chunk(k), 4, False, BF16)
         resources = mxfp8_moe.bind(device=gfx950, defines=defines).resources
         assert resources["vgpr_spills"] == resources["scratch"] == 0, config
-        estimate = moe_module._registers(config, block_m, k)
-        assert abs(resources["vgpr"] - estimate) <= 16, (config, estimate, resources)
+        estimate = moe_module._registers(config, block_m, moe_module._chunk(k))
+        assert abs(resources["vgpr"] - estimate) <= 12, (config, estimate, resources)

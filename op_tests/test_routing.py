@@ -18,7 +18,7 @@ import rfops
 from rfops import cli, gemm_mxfp8_route, routing, tuned_table
 from rfops.gemm_mxfp8_route import default_config, parse_config, route, supports
 from rfops.grouped_gemm_mxfp8_route import route as grouped_route
-from rfops.jit import BoundKernel, Plans, hip, launcher, log, paths
+from rfops.jit import BoundKernel, hip, launcher, log, paths
 from rfops.jit.bind import Dim3
 from rfops.mxfp8_gemv import GemvConfig
 from rfops.tuned_table import COLUMNS, Query, Table
@@ -562,7 +562,8 @@ def test_a_row_takes_effect_in_a_call(
     request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     """The kernel that ran is the row's: its grid has a workgroup for each row of w."""
-    monkeypatch.setattr(sys.modules["rfops.gemm_mxfp8"], "_PLANS", Plans(out=4))
+    op_module = sys.modules["rfops.gemm_mxfp8"]
+    monkeypatch.setattr(op_module, "_PLANS", op_module._PLANS.fresh())
     config = routing.config_text(GemvConfig(lanes=64, rows=1, steps=1, waves=2))
     overlay({"m": 1, "n": 24, "k": 64, "backend": "gemv", "config": config})
     launches: list[tuple[object, ...]] = []

@@ -122,7 +122,7 @@ def _add_plan(
         arch = _check_arch(x.device, w.dtype)
         if chosen is None:
             found, chosen = decide(shape, x.dtype, arch)
-            routing.say(f"{OP} {shape} on {arch}", found.backend, found.rule, found.why)
+            routing.say(lambda: f"{OP} {shape} on {arch}", found)
         run = routes.prepare(x.device, shape, chosen)
     plan = _Plan((shape.b, shape.m, shape.n), run, extents)
     _PLANS.add(plan, x, w, w_scale, out, dtype, config)

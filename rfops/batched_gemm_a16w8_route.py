@@ -34,7 +34,8 @@ def decide(shape: Shape, x_dtype: torch.dtype, arch: str) -> tuple[Route, Config
         for other, kind in routes.ROUTES.items()
         if other != name
     }
-    return Route(name, rule, why, routing.config_text(config), refused=refused), config
+    text = routing.config_text(config)
+    return Route(name, rule, text, words=lambda: (why, refused)), config
 
 
 _LEAST = {"rows": (16, 128), "tiles": (16, 64, 64), "bmm": ()}  # configs that any shape may have

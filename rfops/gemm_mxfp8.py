@@ -15,11 +15,11 @@ from . import routing
 from .gemm_mxfp8_route import (
     OP,
     OUT_DTYPES,
+    Family,
     Launch,
     backend_of,
-    decide,
     parse_config,
-    prepare,
+    scale_align,
     supports,
 )
 from .guards import Guard, check_layout, check_no_overlap
@@ -32,7 +32,7 @@ SCALE_DTYPES = tuple(dict.fromkeys((torch.uint8, E8M0)))
 
 
 _Plan = tuple[int, int, Launch]  # the sizes of out, and what fills it
-_PLANS = Plans(out=4)
+_PLANS = Plans(out=4, sizes="M N K", shapes=("M,K", "N,K", "M,K/32", "N,K/32", "M,N"))
 
 
 def gemm_mxfp8(
@@ -89,13 +89,14 @@ def _add_plan(
     config: Any,
 ) -> _Plan:
     m, n, k = _check(x, w, x_scale, w_scale, dtype, out, config)
-    run: Launch = _nothing
-    if m and n:
-        arch, cu_num = routing.chip(x.device)
-        backend, chosen = decide(m, n, k, dtype, arch, cu_num, config)
-        run = prepare(backend, x.device, m, n, k, chosen, dtype)
-    plan = m, n, run
-    _PLANS.add(plan, x, w, x_scale, w_scale, out, dtype, config)
+    args = x, w, x_scale, w_scale, out, dtype, config
+    if not (m and n):
+        plan: _Plan = m, n, _nothing
+    else:
+        family = Family(x.device, dtype, config, scale_align(x_scale, w_scale))
+        plan = family(m, n, k)
+        _PLANS.add_family(family, *args)
+    _PLANS.add(plan, *args)
     return plan
 
 
@@ -157,7 +158,7 @@ def _config_of(text: str) -> Any:
     return parse_config(backend, values) if text else None
 
 
-def _fp8(payload: torch.Tensor) -> torch.Tensor:
+def as_fp8(payload: torch.Tensor) -> torch.Tensor:
     """The ops take bytes too: torch cannot compare float8, and its opcheck compares."""
     return payload.view(FP8) if payload.dtype == torch.uint8 else payload
 
@@ -170,7 +171,7 @@ def _functional(
     dtype: torch.dtype,
     config: str,
 ) -> torch.Tensor:
-    return gemm_mxfp8(_fp8(x), _fp8(w), x_scale, w_scale, dtype, config=_config_of(config))
+    return gemm_mxfp8(as_fp8(x), as_fp8(w), x_scale, w_scale, dtype, config=_config_of(config))
 
 
 def _mutating(
@@ -182,7 +183,7 @@ def _mutating(
     config: str,
     out: torch.Tensor,
 ) -> None:
-    gemm_mxfp8(_fp8(x), _fp8(w), x_scale, w_scale, dtype, out, config=_config_of(config))
+    gemm_mxfp8(as_fp8(x), as_fp8(w), x_scale, w_scale, dtype, out, config=_config_of(config))
 
 
 def _fake(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -14,20 +13,17 @@ import torch
 
 from . import mxfp8_gemv, mxfp8_mfma, routing
 from .guards import Guard
+from .heuristic import coarse
+from .mxfp8_gemv import Launch, LaunchOf
 from .quant_mxfp8 import BLOCK, dequant_mxfp8
-from .routing import Route
-from .tuned_table import Query
+from .routing import Route, Router
 
 OP = "gemm_mxfp8"
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Without a row: the GEMV first up to this M (beyond, its vector ALU is the bound), and no HIP
 # kernel at all beyond that one.
 GEMV_FIRST_M, UNTUNED_M = 4, 16
-
-Launch = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    None,
-]  # out, x, w, x_scale, w_scale
+MOST_DEFAULTS = 1024  # decisions that a family of plans keeps
 
 _HIP: dict[str, ModuleType] = {"gemv": mxfp8_gemv, "mfma": mxfp8_mfma}
 _CONFIGS = {"gemv": mxfp8_gemv.GemvConfig, "mfma": mxfp8_mfma.MfmaConfig}
@@ -76,29 +72,38 @@ def route(
     cu_num: int = 256,
 ) -> Route:
     """The kernel that a shape gets on a chip, and why. Raises ConfigError."""
-    order = ("gemv", "mfma") if m <= GEMV_FIRST_M else ("mfma", "gemv")
-    return routing.choose(
-        Query.of(OP, arch, cu_num, m=m, n=n, k=k),
-        {name: refuses(name, m, n, k, dtype, arch) for name in order},
+    return _route(Router(OP, arch, cu_num), m, n, k, dtype)
+
+
+def _order(m: int) -> tuple[str, str]:
+    """The HIP kernels, the one to take without a row first."""
+    return ("gemv", "mfma") if m <= GEMV_FIRST_M else ("mfma", "gemv")
+
+
+def _route(router: Router, m: int, n: int, k: int, dtype: torch.dtype) -> Route:
+    return router.choose(
+        (m, n, k),
+        _order(m),
+        lambda backend: refuses(backend, m, n, k, dtype, router.arch),
         None if m <= UNTUNED_M else f"M={m} is above {UNTUNED_M} and has no row",
-        lambda: refuses("triton", m, n, k, dtype, arch),
     )
 
 
 def decide(
-    m: int, n: int, k: int, dtype: torch.dtype, arch: str, cu_num: int, config: Any
-) -> tuple[str, Any]:
-    """Backend and config: of the route, or of the caller's config."""
+    m: int, n: int, k: int, dtype: torch.dtype, router: Router, config: Any
+) -> tuple[str, str, Any]:
+    """Backend, rule and config (None: its default): of the route, or of the caller's config."""
     if config is None:
-        chosen = route(m, n, k, dtype, arch, cu_num)
-        routing.say(f"{OP} m={m} n={n} k={k} on {arch}", chosen.backend, chosen.rule, chosen.why)
-        return chosen.backend, parse_config(chosen.backend, chosen.config, chosen.row)
+        chosen = _route(router, m, n, k, dtype)
+        routing.say(lambda: f"{OP} m={m} n={n} k={k} on {router.arch}", chosen)
+        parsed = parse_config(chosen.backend, chosen.config, chosen.row)
+        return chosen.backend, chosen.rule, parsed
     backend = backend_of(config)
-    reason = refuses(backend, m, n, k, dtype, arch)
+    reason = refuses(backend, m, n, k, dtype, router.arch)
     if reason:
-        wanted = f"of a kernel that takes M={m} N={n} K={k} on {arch}"
+        wanted = f"of a kernel that takes M={m} N={n} K={k} on {router.arch}"
         Guard(OP).fail("config", wanted, f"{config}, and {reason}", "pass another or none")
-    return backend, config
+    return backend, "the caller's config", config
 
 
 def backend_of(config: Any) -> str:
@@ -119,14 +124,81 @@ def parse_config(backend: str, text: str, row: routing.Row | None = None) -> Any
     return routing.parse_config(kind, text, row)
 
 
-def prepare(
-    backend: str, device: torch.device, m: int, n: int, k: int, config: Any, dtype: torch.dtype
-) -> Launch:
+def variant(
+    backend: str,
+    device: torch.device,
+    m: int,
+    config: Any,
+    dtype: torch.dtype,
+    arch: str | None = None,
+    scale_align: int = 1,
+) -> LaunchOf:
+    """What makes the launches of shapes with M rows. `arch` is the device's where it is known,
+    `scale_align` what the scales' addresses are a multiple of."""
     if backend == "torch":
-        return run_torch
-    module = _HIP[backend] if backend in _HIP else _triton()
-    run: Launch = module.prepare(device, m, n, k, config=config, dtype=dtype)
-    return run
+        return lambda *_shape: run_torch
+    if backend == "gemv":
+        return mxfp8_gemv.variant(device, m, config, dtype, arch)
+    if backend == "mfma":
+        return mxfp8_mfma.variant(device, config, dtype, arch, scale_align)
+    return functools.partial(_triton().prepare, device, config=config, dtype=dtype)
+
+
+def prepare(
+    backend: str,
+    device: torch.device,
+    m: int,
+    n: int,
+    k: int,
+    config: Any = None,
+    dtype: torch.dtype = torch.bfloat16,
+    scale_align: int = 1,
+) -> Launch:
+    """The launch of one shape by a backend; without a config by its default."""
+    if config is None:
+        config = default_config(backend, m, n, k, routing.chip(device)[0])
+    return variant(backend, device, m, config, dtype, scale_align=scale_align)(m, n, k)
+
+
+def scale_align(*scales: torch.Tensor) -> int:
+    """What the scales' addresses are a multiple of, as far as kernels care: 4 or 1."""
+    return 1 if any(scale.data_ptr() % 4 for scale in scales) else 4
+
+
+class Family:
+    """Makes the plans of calls that differ in sizes alone: (M, N, what fills out).
+
+    Shapes between coarse sizes share a decision where it is the default of a HIP kernel, so that
+    one which changes every call costs 2 us and not 8.
+    """
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, config: Any, scale_align: int
+    ) -> None:
+        self.device, self.dtype, self.config, self.scale_align = device, dtype, config, scale_align
+        self.router = Router(OP, *routing.chip(device))
+        self._defaults: dict[tuple[int, int, int], LaunchOf] = {}
+
+    def __call__(self, m: int, n: int, k: int) -> tuple[int, int, Launch]:
+        sizes = m, coarse(n, mxfp8_mfma.TILE), coarse(k, mxfp8_mfma.TILE_K)
+        launch_of = self._defaults.get(sizes)
+        if launch_of is None or not self.router.is_untuned((m, n, k)):
+            launch_of = self._decide(m, n, k, sizes)
+        return m, n, launch_of(m, n, k)
+
+    def _decide(self, m: int, n: int, k: int, sizes: tuple[int, int, int]) -> LaunchOf:
+        dtype, arch = self.dtype, self.router.arch
+        backend, rule, config = decide(m, n, k, dtype, self.router, self.config)
+        if config is None:
+            config = default_config(backend, m, n, k, arch)
+        made = variant(backend, self.device, m, config, dtype, arch, self.scale_align)
+        # Kernels refuse what is too large: the largest of these shapes is taken by the same one.
+        is_default = rule == "envelope default" and backend == _order(m)[0]
+        if is_default and refuses(backend, *sizes, dtype, arch) is None:
+            if len(self._defaults) >= MOST_DEFAULTS:
+                self._defaults.clear()
+            self._defaults[sizes] = made
+        return made
 
 
 def supports(

@@ -13,29 +13,32 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from . import routing
-from .gemm_mxfp8 import gemm_mxfp8_ref
+from .gemm_mxfp8 import ALIGN, SCALE_DTYPES, as_fp8, gemm_mxfp8_ref
+from .gemm_mxfp8_route import scale_align
 from .grouped_gemm_mxfp8_route import (
+    LAYOUT,
     OP,
     OUT_DTYPES,
+    Family,
     Launch,
     Shape,
     backend_of,
-    decide,
     parse_config,
-    prepare,
+    refuses_sizes,
     supports,
 )
-from .guards import MAX_BYTES, Guard, check_layout, check_no_overlap
+from .guards import Guard, check_layout, check_no_overlap
 from .jit import Plans
-from .quant_mxfp8 import BLOCK, E8M0, FP8
+from .quant_mxfp8 import BLOCK, FP8
 from .registration import must_dispatch, register
 
-ALIGN = 16  # bytes: a lane's load
-SCALE_DTYPES = tuple(dict.fromkeys((torch.uint8, E8M0)))
-
-
 _Plan = tuple[int, int, Launch]  # the sizes of out, and what fills it
-_PLANS = Plans(out=0)
+_PLANS = Plans(
+    out=0,
+    sizes="rows N K E A ids blocks",
+    shapes=("rows,N", "A,K", "A,K/32", "E,N,K", "E,N,K/32", "ids", "blocks", "1", "*rows", "?",
+            "rows"),
+)  # fmt: skip
 
 
 def grouped_gemm_mxfp8(
@@ -120,13 +123,18 @@ def _add_plan(
     config: Any,
 ) -> _Plan:
     shape = _check(tensors, sizes, dtype, topk_ids, out, config)
-    run: Launch = _nothing
-    if shape.num_valid_tokens and shape.n and tensors[4].shape[0]:
-        arch, cu_num = routing.chip(tensors[0].device)
-        backend, chosen = decide(shape, dtype, arch, cu_num, config)
-        run = prepare(backend, tensors[0].device, shape, dtype, chosen)
-    plan = shape.num_valid_tokens, shape.n, run
-    _PLANS.add(plan, out, *tensors, topk_ids, *sizes, dtype, config)
+    num_ids = tensors[4].shape[0]
+    args = out, *tensors, topk_ids, *sizes, dtype, config
+    if not (shape.num_valid_tokens and shape.n and num_ids):
+        plan: _Plan | None = shape.num_valid_tokens, shape.n, _nothing
+    else:
+        align = scale_align(tensors[1], tensors[3])
+        family = Family(tensors[0].device, dtype, config, shape, align)
+        sizes_of = shape.num_valid_tokens, shape.n, shape.k, shape.e, shape.a_rows
+        plan = family(*sizes_of, num_ids, tensors[5].shape[0])
+        assert plan is not None, "the guards have looked at the sizes"
+        _PLANS.add_family(family, *args)
+    _PLANS.add(plan, *args)
     return plan
 
 
@@ -170,22 +178,14 @@ def _check(
     raw = "pass the e8m0 bytes, one per 32 elements of K"
     guard.tensor("a_scale", a_scale, ("A", "K/32"), SCALE_DTYPES, raw)
     guard.tensor("w_scale", w_scale, ("E", "N", "K/32"), SCALE_DTYPES, raw)
-    layout = "make the layout with rfops.moe_align_block_size"
-    guard.tensor("sorted_token_ids", sorted_ids, ("S",), (torch.int32,), layout)
-    guard.tensor("expert_ids", expert_ids, ("blocks",), (torch.int32,), layout)
-    if 4 * sorted_ids.shape[0] >= MAX_BYTES:
-        few = f"shorter than {MAX_BYTES // 4} (its byte offsets are signed 32-bit)"
-        guard.fail("sorted_token_ids", few, f"{sorted_ids.shape[0]}", "split the rows")
+    guard.tensor("sorted_token_ids", sorted_ids, ("S",), (torch.int32,), LAYOUT)
+    guard.tensor("expert_ids", expert_ids, ("blocks",), (torch.int32,), LAYOUT)
     guard.sizes["1"] = 1
-    guard.tensor("num_tokens_post_padded", num_padded, ("1",), (torch.int32,), layout)
-    blocks = -(-sorted_ids.shape[0] // block_m)
-    if expert_ids.shape[0] < blocks:
-        wanted = f"one for each of {blocks} blocks of {block_m}"
-        guard.fail("expert_ids", wanted, f"{expert_ids.shape[0]}", layout)
-    if a_rows * a_div < num_valid:
-        wanted = f"of at least num_valid_tokens / a_div = {-(-num_valid // a_div)} rows"
-        way = "pass a_div = top_k for rows of tokens, 1 for routed rows"
-        guard.fail("a_q", wanted, f"{a_rows}", way)
+    guard.tensor("num_tokens_post_padded", num_padded, ("1",), (torch.int32,), LAYOUT)
+    num_ids, blocks = sorted_ids.shape[0], expert_ids.shape[0]
+    refusal = refuses_sizes(num_valid, a_rows, a_div, num_ids, block_m, blocks)
+    if refusal is not None:
+        guard.fail(*refusal)
     if weights is not None:
         _check_weights(guard, weights, num_valid)
     if topk_ids is not None and not isinstance(topk_ids, torch.Tensor):
@@ -198,7 +198,8 @@ def _check(
     if config is not None:
         backend_of(config)
     _check_pointers(tensors, out)
-    return Shape(num_valid, top_k, block_m, a_div, n, k, e, a_rows, weights is not None)
+    weighted = weights is not None
+    return Shape(num_valid, top_k, block_m, a_div, n, k, e, a_rows, weighted)
 
 
 def _check_weights(guard: Guard, weights: Any, num_valid: int) -> None:
@@ -237,17 +238,13 @@ def _config_of(text: str) -> Any:
 def _functional(*args: Any) -> torch.Tensor:
     """Payloads may come as bytes: torch's tools do not know float8 everywhere."""
     a_q, a_scale, w, *call, config = args
-    return grouped_gemm_mxfp8(_fp8(a_q), a_scale, _fp8(w), *call, config=_config_of(config))
+    return grouped_gemm_mxfp8(as_fp8(a_q), a_scale, as_fp8(w), *call, config=_config_of(config))
 
 
 def _mutating(*args: Any) -> None:
     a_q, a_scale, w, *call, config, out = args
     config = _config_of(config)
-    grouped_gemm_mxfp8(_fp8(a_q), a_scale, _fp8(w), *call, out=out, config=config)
-
-
-def _fp8(payload: torch.Tensor) -> torch.Tensor:
-    return payload.view(FP8) if payload.dtype == torch.uint8 else payload
+    grouped_gemm_mxfp8(as_fp8(a_q), a_scale, as_fp8(w), *call, out=out, config=config)
 
 
 def _fake(

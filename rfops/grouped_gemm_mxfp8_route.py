@@ -7,20 +7,21 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from . import mxfp8_moe, routing
-from .guards import Guard
+from .gemm_mxfp8_route import MOST_DEFAULTS
+from .guards import MAX_BYTES, Guard
+from .heuristic import coarse
 from .mxfp8_moe import MoeConfig
 from .quant_mxfp8 import BLOCK, dequant_mxfp8
-from .routing import Route
-from .tuned_table import Query
+from .routing import Route, Router
 
 OP = "grouped_gemm_mxfp8"
+LAYOUT = "make the layout with rfops.moe_align_block_size"  # a way out
 OUT_DTYPES = tuple(mxfp8_moe.OUT_DTYPES)
 BACKENDS = ("moe", "triton", "torch")
 # Routed rows up to which HIP is taken without a row of the table, as published (aiter pull request
@@ -31,8 +32,7 @@ GEMM1_ROWS, GEMM1_ROWS_MANY, MANY_EXPERTS, GEMM2_ROWS = 16, 64, 128, 8
 Launch = Callable[..., None]
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """The sizes that decide route and variant."""
 
     num_valid_tokens: int
@@ -90,22 +90,15 @@ def _beyond_envelope(shape: Shape) -> str | None:
 
 def choose_backend(shape: Shape, dtype: torch.dtype, arch: str, cu_num: int) -> Route:
     """The kernel that a shape gets on a chip, and why. Raises ConfigError."""
-    query = Query.of(
-        OP,
-        arch,
-        cu_num,
-        m=shape.num_valid_tokens,
-        n=shape.n,
-        k=shape.k,
-        e=shape.e,
-        a_div=shape.a_div,
-        has_weight=int(shape.weighted),
-    )
-    return routing.choose(
-        query,
-        {"moe": refuses("moe", shape, dtype, arch)},
+    return _route(Router(OP, arch, cu_num), shape, dtype)
+
+
+def _route(router: Router, shape: Shape, dtype: torch.dtype) -> Route:
+    return router.choose(
+        (shape.num_valid_tokens, shape.n, shape.k, shape.e, shape.a_div, int(shape.weighted)),
+        ("moe",),
+        lambda backend: refuses(backend, shape, dtype, router.arch),
         _beyond_envelope(shape),
-        lambda: refuses("triton", shape, dtype, arch),
     )
 
 
@@ -131,25 +124,23 @@ def route(
     return choose_backend(shape, dtype, arch, cu_num)
 
 
-def decide(
-    shape: Shape, dtype: torch.dtype, arch: str, cu_num: int, config: Any
-) -> tuple[str, Any]:
-    """Backend and config: of the route, or of the caller's config."""
+def decide(shape: Shape, dtype: torch.dtype, router: Router, config: Any) -> tuple[str, str, Any]:
+    """Backend, rule and config (None: its default): of the route, or of the caller's config."""
     if config is None:
-        chosen = choose_backend(shape, dtype, arch, cu_num)
-        routing.say(f"{OP} {shape} on {arch}", chosen.backend, chosen.rule, chosen.why)
+        chosen = _route(router, shape, dtype)
+        routing.say(lambda: f"{OP} {shape} on {router.arch}", chosen)
         config = parse_config(chosen.backend, chosen.config, chosen.row)
         if isinstance(config, MoeConfig) and config.refuses(shape.block_m):
             config = None  # rows of the table hold for any block_m, not so their config
-        return chosen.backend, config
+        return chosen.backend, chosen.rule, config
     backend = backend_of(config)
-    reason = refuses(backend, shape, dtype, arch)
+    reason = refuses(backend, shape, dtype, router.arch)
     if reason is None and backend == "moe":
         reason = config.refuses(shape.block_m)
     if reason:
-        wanted = f"of a kernel that takes this call on {arch}"
+        wanted = f"of a kernel that takes this call on {router.arch}"
         Guard(OP).fail("config", wanted, f"{config}, and {reason}", "pass another or none")
-    return backend, config
+    return backend, "the caller's config", config
 
 
 def backend_of(config: Any) -> str:
@@ -172,19 +163,116 @@ def parse_config(backend: str, text: str, row: routing.Row | None = None) -> Any
     )
 
 
-def prepare(
-    backend: str, device: torch.device, shape: Shape, dtype: torch.dtype, config: Any
-) -> Launch:
-    names = ("num_valid_tokens", "top_k", "block_m", "a_div", "n", "k", "e")
-    sizes = {name: getattr(shape, name) for name in names}
-    if backend == "torch":
-        return functools.partial(run_torch, shape)
+# Of num_valid_tokens, n, k, e, a_rows and the number of ids in the layout.
+LaunchOf = Callable[[int, int, int, int, int, int], Launch]
+
+
+def variant(
+    backend: str,
+    device: torch.device,
+    shape: Shape,
+    config: Any,
+    dtype: torch.dtype,
+    arch: str | None = None,
+    scale_align: int = 1,
+) -> LaunchOf:
+    """What makes the launches of shapes with the same top_k, block_m, a_div and weights. `arch` is
+    the device's where it is known, `scale_align` what the scales' addresses are a multiple of."""
     if backend == "moe":
-        return mxfp8_moe.prepare(
-            device, **sizes, weighted=shape.weighted, dtype=dtype, config=config
-        )
-    run: Launch = _triton().prepare(device, **sizes, dtype=dtype, config=config)
-    return run
+        return mxfp8_moe.variant(
+            device, config, block_m=shape.block_m, a_div=shape.a_div, weighted=shape.weighted,
+            dtype=dtype, arch=arch, scale_align=scale_align,
+        )  # fmt: skip
+
+    def launch_of(rows: int, n: int, k: int, e: int, a_rows: int, _num_ids: int) -> Launch:
+        now = shape._replace(num_valid_tokens=rows, n=n, k=k, e=e, a_rows=a_rows)
+        if backend == "torch":
+            return functools.partial(run_torch, now)
+        names = ("num_valid_tokens", "top_k", "block_m", "a_div", "n", "k", "e")
+        sizes = {name: getattr(now, name) for name in names}
+        run: Launch = _triton().prepare(device, **sizes, dtype=dtype, config=config)
+        return run
+
+    return launch_of
+
+
+def prepare(
+    backend: str,
+    device: torch.device,
+    shape: Shape,
+    num_ids: int,
+    config: Any = None,
+    dtype: torch.dtype = torch.bfloat16,
+    scale_align: int = 1,
+) -> Launch:
+    """The launch of one shape by a backend; without a config by its default."""
+    if config is None:
+        config = default_config(backend, shape, routing.chip(device)[0])
+    launch_of = variant(backend, device, shape, config, dtype, scale_align=scale_align)
+    return launch_of(shape.num_valid_tokens, shape.n, shape.k, shape.e, shape.a_rows, num_ids)
+
+
+class Family:
+    """Makes the plans of calls that differ in sizes alone: (rows, N, what fills out).
+
+    Shapes between coarse sizes share a decision where it is the default of the HIP kernel, as in
+    gemm_mxfp8_route.py.
+    """
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, config: Any, like: Shape, scale_align: int
+    ) -> None:
+        self.device, self.dtype, self.config, self.scale_align = device, dtype, config, scale_align
+        self.like = like
+        self.router = Router(OP, *routing.chip(device))
+        self._defaults: dict[tuple[int, ...], LaunchOf] = {}
+
+    def __call__(
+        self, rows: int, n: int, k: int, e: int, a_rows: int, ids: int, blocks: int
+    ) -> tuple[int, int, Launch] | None:
+        top_k, block_m, a_div = self.like.top_k, self.like.block_m, self.like.a_div
+        if refuses_sizes(rows, a_rows, a_div, ids, block_m, blocks):
+            return None  # the guards say it
+        sizes = coarse(rows, 1), coarse(n, 16), coarse(k, BLOCK), e, coarse(a_rows, 16)
+        launch_of = self._defaults.get(sizes)
+        key = rows, n, k, e, a_div, int(self.like.weighted)
+        if launch_of is None or not self.router.is_untuned(key):
+            shape = Shape(rows, top_k, block_m, a_div, n, k, e, a_rows, self.like.weighted)
+            launch_of = self._decide(shape, sizes)
+        return rows, n, launch_of(rows, n, k, e, a_rows, ids)
+
+    def _decide(self, shape: Shape, sizes: tuple[int, int, int, int, int]) -> LaunchOf:
+        dtype, arch = self.dtype, self.router.arch
+        backend, rule, config = decide(shape, dtype, self.router, self.config)
+        if config is None:
+            config = default_config(backend, shape, arch)
+        made = variant(backend, self.device, shape, config, dtype, arch, self.scale_align)
+        rows, n, k, e, a_rows = sizes
+        largest = shape._replace(num_valid_tokens=rows, n=n, k=k, e=e, a_rows=a_rows)
+        if rule == "envelope default" and refuses(backend, largest, dtype, arch) is None:
+            if len(self._defaults) >= MOST_DEFAULTS:
+                self._defaults.clear()
+            self._defaults[sizes] = made
+        return made
+
+
+def refuses_sizes(
+    num_valid: int, a_rows: int, a_div: int, num_ids: int, block_m: int, blocks: int
+) -> tuple[str, str, str, str] | None:
+    """What the sizes of a call must be to each other: a refusal's argument, expected, got and way
+    out, or None."""
+    if 4 * num_ids >= MAX_BYTES:
+        few = f"shorter than {MAX_BYTES // 4} (its byte offsets are signed 32-bit)"
+        return "sorted_token_ids", few, f"{num_ids}", "split the rows"
+    needed = -(-num_ids // block_m)
+    if blocks < needed:
+        wanted = f"one for each of {needed} blocks of {block_m}"
+        return "expert_ids", wanted, f"{blocks}", LAYOUT
+    if a_rows * a_div < num_valid:
+        wanted = f"of at least num_valid_tokens / a_div = {-(-num_valid // a_div)} rows"
+        way = "pass a_div = top_k for rows of tokens, 1 for routed rows"
+        return "a_q", wanted, f"{a_rows}", way
+    return None
 
 
 def supports(

@@ -7,16 +7,15 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
 import torch
 
 from rfops.guards import MAX_BYTES
+from rfops.heuristic import Columns, ceil, coarse
 from rfops.jit import compile_ops, u32
 from rfops.quant_mxfp8 import BLOCK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_M = 16
 ALIGN = 16  # bytes: a lane's load
@@ -37,10 +36,6 @@ def mxfp8_gemv(
     k: u32,
 ) -> None:
     """csrc/mxfp8_gemv.hip: the shapes stand there; M and the config are compile-time constants."""
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 @dataclass(frozen=True)
@@ -72,11 +67,11 @@ class GemvConfig:
         }
 
     @staticmethod
-    @lru_cache(maxsize=256)
     def from_heuristic(m: int, n: int, k: int) -> GemvConfig:
         """What a shape without a tuned row uses: the fewest VALU slots on the busiest SIMD among
-        the variants that keep enough bytes in flight (see `_cost`)."""
-        return min(_candidates(m), key=lambda config: _cost(config, m, n, k))
+        the variants that keep enough bytes in flight (see `_costs`). N and K count in coarse steps
+        of 256, a row on each CU."""
+        return _best(m, coarse(n, CUS), coarse(k, 16 * ALIGN))
 
 
 def _prebuilt() -> list[dict[str, int]]:
@@ -86,11 +81,24 @@ def _prebuilt() -> list[dict[str, int]]:
     return [config.defines(m) for m, config in dict.fromkeys(pairs)]
 
 
-def _candidates(m: int) -> Iterator[GemvConfig]:
+@lru_cache(maxsize=512)
+def _best(m: int, n: int, k: int) -> GemvConfig:
+    table = _candidates(m)
+    return table.best(_costs(table, m, n, k))
+
+
+def ranked(m: int, n: int, k: int) -> list[GemvConfig]:
+    """All variants, the best for exactly this shape first."""
+    table = _candidates(m)
+    return table.ranked(_costs(table, m, n, k))
+
+
+@lru_cache
+def _candidates(m: int) -> Columns[GemvConfig]:
     """Variants that fit the register file: a step holds 4 VGPRs for each row of x and of w."""
     steps = (1, 2) if m <= 4 else (1,)
-    for values in itertools.product((64, 32, 16), (4, 3, 2, 1), steps, range(1, 9)):
-        yield GemvConfig(*values)
+    values = itertools.product((64, 32, 16), (4, 3, 2, 1), steps, range(1, 9))
+    return Columns([GemvConfig(*value) for value in values])
 
 
 # The cost's unit is a VALU slot, 4 clocks of a SIMD at 2.4 GHz; in one, HBM delivers 13.3 KB.
@@ -102,7 +110,7 @@ _LATENCY_SLOTS = 480
 _DISPATCH_SLOTS = 64
 
 
-def _cost(config: GemvConfig, m: int, n: int, k: int) -> tuple[int, int, int, int]:
+def _costs(c: Columns[GemvConfig], m: int, n: int, k: int) -> tuple[Any, ...]:
     """Order of preference: least time, be it of HBM, of the busiest SIMD's instructions, or of one
     wave after the other, each waiting for its loads; fewest such waits; fewest rows of w on one
     CU; fewest slots.
@@ -110,20 +118,20 @@ def _cost(config: GemvConfig, m: int, n: int, k: int) -> tuple[int, int, int, in
     Slots are those of the compiled kernel: per 16 bytes of w in a lane 8 conversions and 2 for the
     NaN scale, and per row of x 8 dot products and 4 for the block's scale; 11 per 16 bytes of x.
     """
-    rounds = _ceil(k, config.lanes * ALIGN * config.steps * config.waves)
-    sums = config.rows * m
-    per_step = config.rows * (10 * _ceil(m, 8) + 12 * m) + 11 * m
-    per_wave = rounds * config.steps * per_step + 3 * sums + 40
-    groups = _ceil(n, config.tile_n)
-    waves_per_cu = _ceil(groups, CUS) * config.waves
-    slots = _ceil(waves_per_cu, 4) * (per_wave + _DISPATCH_SLOTS)
+    rounds = ceil(k, c.lanes * ALIGN * c.steps * c.waves)
+    sums = c.rows * m
+    per_step = c.rows * (10 * ceil(m, 8) + 12 * m) + 11 * m
+    per_wave = rounds * c.steps * per_step + 3 * sums + 40
+    groups = ceil(n, c.tile_n)
+    waves_per_cu = ceil(groups, CUS) * c.waves
+    slots = ceil(waves_per_cu, 4) * (per_wave + _DISPATCH_SLOTS)
 
-    registers = 20 + config.steps * 5 * (m + config.rows) + sums + 8 * min(m, 8)
-    resident = 4 * min(8, 512 // registers)  # waves of a CU
-    batches = _ceil(waves_per_cu, resident)
+    registers = 20 + c.steps * 5 * (m + c.rows) + sums + 8 * min(m, 8)
+    resident = 4 * np.minimum(8, 512 // registers)  # waves of a CU
+    batches = ceil(waves_per_cu, resident)
     chain = batches * (per_wave + rounds * _LATENCY_SLOTS)
-    time = max(slots, chain, n * k // _BYTES_PER_SLOT)
-    return time, batches * rounds, _ceil(groups, CUS) * config.tile_n, slots
+    time = np.maximum(np.maximum(slots, chain), n * k // _BYTES_PER_SLOT)
+    return time, batches * rounds, ceil(groups, CUS) * c.tile_n, slots
 
 
 def refuses(
@@ -151,30 +159,34 @@ Launch = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     None,
 ]
+LaunchOf = Callable[[int, int, int], Launch]  # of a shape: m, n, k
 
 
-def prepare(
+def variant(
     device: torch.device,
     m: int,
-    n: int,
-    k: int,
-    config: GemvConfig | None = None,
+    config: GemvConfig,
     dtype: torch.dtype = torch.bfloat16,
-) -> Launch:
-    """Build or find the variant and load it; what comes back launches it on (out, x, w, x_scale,
-    w_scale). Raises as CompiledOp.bind."""
+    arch: str | None = None,
+) -> LaunchOf:
+    """Build or find the kernel for M rows of x and load it; what comes back makes the launches of
+    shapes, on (out, x, w, x_scale, w_scale). Raises as CompiledOp.bind."""
     assert dtype == torch.bfloat16, "refuses() says so"
-    config = config or GemvConfig.from_heuristic(m, n, k)
-    kernel = mxfp8_gemv.bind(device=device, defines=config.defines(m))
-    grid, block = (_ceil(n, config.tile_n), 1, 1), (config.waves * WAVE, 1, 1)
+    kernel = mxfp8_gemv.bind(device, config.defines(m), arch)
+    tile_n, block = config.tile_n, (config.waves * WAVE, 1, 1)
 
-    def run(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-    ) -> None:
-        kernel.launch(grid, block, (out, x, w, x_scale, w_scale, n, k))
+    def launch_of(_m: int, n: int, k: int) -> Launch:
+        grid = (-(-n // tile_n), 1, 1)
 
-    return run
+        def run(
+            out: torch.Tensor,
+            x: torch.Tensor,
+            w: torch.Tensor,
+            x_scale: torch.Tensor,
+            w_scale: torch.Tensor,
+        ) -> None:
+            kernel.launch(grid, block, (out, x, w, x_scale, w_scale, n, k))
+
+        return run
+
+    return launch_of

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
 
 from rfops.guards import MAX_BYTES
+from rfops.heuristic import Columns, ceil, coarse
 from rfops.jit import BoundKernel, compile_ops, u32
+from rfops.mxfp8_gemv import Launch, LaunchOf
 from rfops.quant_mxfp8 import BLOCK
 
 ALIGN = 16  # bytes: a lane's load
@@ -49,10 +53,6 @@ def mxfp8_mfma(
     """csrc/mxfp8_mfma.hip: the shapes stand there; the config is compile-time constants."""
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 @dataclass(frozen=True)
 class MfmaConfig:
     """A variant of the kernel; its head comment says what each means."""
@@ -78,7 +78,7 @@ class MfmaConfig:
             raise ValueError(
                 f"{self}: more than {_MAX_LOADS} loads in flight; take fewer steps or tiles"
             )
-        if self.registers > min(256, 512 // _ceil(self.waves, SIMDS)):
+        if self.registers > min(256, 512 // ceil(self.waves, SIMDS)):
             raise ValueError(
                 f"{self}: about {self.registers} VGPRs in each of {self.waves} waves would spill; "
                 f"take fewer waves, steps or tiles"
@@ -99,12 +99,24 @@ class MfmaConfig:
     @property
     def workgroups_per_cu(self) -> int:
         """At once."""
-        by_registers = min(512 // self.registers, 8) // _ceil(self.waves, SIMDS)
+        by_registers = min(512 // self.registers, 8) // ceil(self.waves, SIMDS)
         return max(1, min(by_registers, _LDS_BYTES // max(self.lds_bytes, 1)))
+
+    def flags(self, m: int, n: int, k: int) -> tuple[int, bool, bool, bool]:
+        """What else of a shape is compiled in: steps of the last turn along K, whether other
+        workgroups read the same rows of w, and whether the last tiles of M and N are not whole."""
+        row_tiles, w_tiles = -(-m // TILE), -(-n // TILE)
+        return (
+            -(-k // TILE_K) % self.steps,
+            row_tiles > self.m_tiles,
+            row_tiles % self.m_tiles != 0,
+            w_tiles % self.n_tiles != 0,
+        )
 
     def defines(
         self, m: int, n: int, k: int, dtype: torch.dtype, wide_scales: bool
     ) -> dict[str, int | str]:
+        last_turn, shared_w, ragged_m, ragged_n = self.flags(m, n, k)
         return {
             "M_TILES": self.m_tiles,
             "N_TILES": self.n_tiles,
@@ -112,23 +124,24 @@ class MfmaConfig:
             "WAVES": self.waves,
             "SPLIT": self.split,
             "WIDE_SCALES": int(wide_scales),
-            "LAST_TURN": _ceil(k, TILE_K) % self.steps,
-            "SHARED_W": int(m > TILE * self.m_tiles),
-            "RAGGED_M": int(_ceil(m, TILE) % self.m_tiles != 0),
-            "RAGGED_N": int(_ceil(n, TILE) % self.n_tiles != 0),
+            "LAST_TURN": last_turn,
+            "SHARED_W": int(shared_w),
+            "RAGGED_M": int(ragged_m),
+            "RAGGED_N": int(ragged_n),
             "OUT": OUT_TYPES[dtype],
         }
 
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
         """Workgroups: one an XCD; those of the same rows of w; the rest."""
-        n_groups = _ceil(n, TILE * self.n_tiles)
-        return XCDS, _ceil(m, TILE * self.m_tiles), _ceil(n_groups, XCDS) * self.split
+        m_groups, n_groups = -(-m // (TILE * self.m_tiles)), -(-n // (TILE * self.n_tiles))
+        return XCDS, m_groups, -(-n_groups // XCDS) * self.split
 
     @staticmethod
-    @lru_cache(maxsize=1024)
     def from_heuristic(m: int, n: int, k: int) -> MfmaConfig:
-        """What a shape without a tuned row uses: the least time by `_cost`."""
-        return min(_candidates(m, k), key=lambda config: _cost(config, m, n, k))
+        """What a shape without a tuned row uses: the least time by `_costs`. N and K, and M above
+        one workgroup's rows, count in coarse steps."""
+        rows = m if m <= TILE * MAX_TILES else coarse(m, TILE)
+        return _best(rows, coarse(n, TILE), coarse(k, TILE_K))
 
 
 _LDS_BYTES = 160 * 1024
@@ -144,20 +157,36 @@ def _prebuilt() -> list[dict[str, int | str]]:
     return list(found.values())
 
 
-def _candidates(m: int, k: int) -> Iterator[MfmaConfig]:
-    """Variants that fit the register file, with all rows of x up to 64 in one workgroup, so that w
-    is read once for them, and beyond in as few workgroups as do, of equal size."""
-    m_groups = _ceil(m, TILE * MAX_TILES)
-    m_tiles = _ceil(_ceil(m, TILE), m_groups)
-    k_tiles = _ceil(k, TILE_K)
+@lru_cache(maxsize=1024)
+def _best(m: int, n: int, k: int) -> MfmaConfig:
+    table = _candidates(_row_tiles(m))
+    return table.best(_costs(table, m, n, k))
+
+
+def ranked(m: int, n: int, k: int) -> list[MfmaConfig]:
+    """All variants, the best for exactly this shape first; those with idle waves are last."""
+    table = _candidates(_row_tiles(m))
+    return table.ranked(_costs(table, m, n, k))
+
+
+def _row_tiles(m: int) -> int:
+    """All rows of x up to 64 in one workgroup, so that w is read once for them, and beyond in as
+    few workgroups as do, of equal size."""
+    return int(ceil(ceil(m, TILE), ceil(m, TILE * MAX_TILES)))
+
+
+@lru_cache
+def _candidates(m_tiles: int) -> Columns[MfmaConfig]:
+    """Variants that fit the register file."""
     along_k = (1, 2, 3, 4, 6, 8, 12, MAX_SPLIT)
+    found = []
     for values in itertools.product(range(1, MAX_TILES + 1), range(1, 5), along_k, along_k):
-        n_tiles, steps, waves, split = values
-        some_idle = split * waves > 1 and (split * waves - 1) * steps >= k_tiles
-        if some_idle or waves * m_tiles * n_tiles * 1024 > _LDS_BYTES // 2:
+        n_tiles, _, waves, _ = values
+        if waves * m_tiles * n_tiles * 1024 > _LDS_BYTES // 2:
             continue
         with contextlib.suppress(ValueError):  # does not fit
-            yield MfmaConfig(m_tiles, *values)
+            found.append(MfmaConfig(m_tiles, *values))
+    return Columns(found)
 
 
 # Bytes a microsecond that the chip gets from HBM and from L2 (rfops/vgpu_model.py).
@@ -170,34 +199,33 @@ _CLOCKS = 2400  # a microsecond
 _SECOND_KERNEL = 3.0  # us in a graph (published: 2 to 3)
 
 
-def _cost(config: MfmaConfig, m: int, n: int, k: int) -> tuple[float, int, int]:
+def _costs(c: Columns[MfmaConfig], m: int, n: int, k: int) -> tuple[Any, ...]:
     """Microseconds: dispatch, the first load's latency, the slowest of HBM, L2, the fullest CU's
     loads and its matrix cores, the sums' way through LDS; with split the second kernel and the
     workspace. A wave's later turns hide most of their latency behind other waves' loads. Equal
-    costs: fewest waves, fewest VGPRs.
+    costs: fewest waves, fewest VGPRs. Before all that: none of the waves along K is idle.
     """
-    c = config
-    groups = _ceil(n, TILE * c.n_tiles) * _ceil(m, TILE * c.m_tiles) * c.split
-    busiest = _ceil(groups, CUS)  # workgroups of the fullest CU
-    turns = _ceil(_ceil(k, TILE_K), c.split * c.waves * c.steps)
-    row_bytes = min(k, turns * c.waves * c.steps * TILE_K) * 33 / 32  # of one workgroup
+    along_k = c.split * c.waves
+    idle = (along_k > 1) & ((along_k - 1) * c.steps >= ceil(k, TILE_K))
+    groups = ceil(n, TILE * c.n_tiles) * ceil(m, TILE * c.m_tiles) * c.split
+    busiest = ceil(groups, CUS)  # workgroups of the fullest CU
+    turns = ceil(ceil(k, TILE_K), c.split * c.waves * c.steps)
+    row_bytes = np.minimum(k, turns * c.waves * c.steps * TILE_K) * 33 / 32  # of one workgroup
     w_bytes = c.n_tiles * TILE * row_bytes
-    x_bytes = min(m, c.m_tiles * TILE) * row_bytes
-    waves_per_simd = _ceil(c.waves, SIMDS)
-    tiles = c.m_tiles * c.n_tiles * turns * c.steps * waves_per_simd
-    stream = max(
+    x_bytes = np.minimum(m, c.m_tiles * TILE) * row_bytes
+    tiles = c.m_tiles * c.n_tiles * turns * c.steps * ceil(c.waves, SIMDS)
+    times = (
         n * k * 33 / 32 / _HBM,
         groups * (w_bytes + x_bytes) / _L2,
         busiest * (w_bytes * _LATENCY + x_bytes * _L2_LATENCY) / _IN_FLIGHT,
         busiest * tiles * 32 / _CLOCKS,
     )
-    waits = turns * _ceil(busiest, c.workgroups_per_cu)
-    time = _LATENCY * (1 + (waits - 1) / 4) + stream
+    waits = turns * ceil(busiest, c.workgroups_per_cu)
+    time = _LATENCY * (1 + (waits - 1) / 4) + functools.reduce(np.maximum, times)
     time += groups * c.waves * 2 / XCDS / _CLOCKS  # dispatch: 2 clocks a wave and XCD
     time += 2 * busiest * c.lds_bytes / 128 / _CLOCKS  # written and read, 128 bytes a clock
-    if c.split > 1:
-        time += _SECOND_KERNEL + _LATENCY + 8 * c.split * m * n / _HBM
-    return time, groups * c.waves, c.registers
+    time += (c.split > 1) * (_SECOND_KERNEL + _LATENCY + 8 * c.split * m * n / _HBM)
+    return idle, time, groups * c.waves, c.registers
 
 
 def refuses(
@@ -218,44 +246,69 @@ def refuses(
         return f"K={k} is not a positive multiple of {BLOCK}"
     if TILE * MAX_TILES * k >= MAX_BYTES:
         return f"{TILE * MAX_TILES} rows of K={k} are beyond signed 32-bit offsets (2 GiB)"
-    # Asked of the heuristic, which takes milliseconds, only where some variant's grid is too large.
-    largest = max(_ceil(m, TILE), _ceil(_ceil(n, TILE), XCDS) * MAX_SPLIT)
+    # Asked of the heuristic, which takes 0.1 ms, only where some variant's grid is too large.
+    largest = max(ceil(m, TILE), ceil(ceil(n, TILE), XCDS) * MAX_SPLIT)
     if largest > MAX_GRID and max(MfmaConfig.from_heuristic(m, n, k).grid(m, n)) > MAX_GRID:
         return f"M={m}, N={n} need more than {MAX_GRID} workgroups in one direction"
     return None
 
 
-Launch = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    None,
-]
-
-
-def prepare(
+def variant(
     device: torch.device,
-    m: int,
-    n: int,
-    k: int,
-    config: MfmaConfig | None = None,
+    config: MfmaConfig,
     dtype: torch.dtype = torch.bfloat16,
+    arch: str | None = None,
+    scale_align: int = 1,
+) -> LaunchOf:
+    """What makes the launches of shapes, on (out, x, w, x_scale, w_scale), each contiguous, x and w
+    16-byte aligned. Scales at multiples of 4 bytes (`scale_align`) of whole tiles of K are read 4
+    at a time. A launch is built or found and loaded at the first shape of its kind; raises as
+    CompiledOp.bind, and ValueError for a config whose grid would be too large."""
+    block = (config.waves * WAVE, 1, 1)
+    kernels: dict[tuple[object, ...], tuple[BoundKernel, BoundKernel | None]] = {}
+
+    def bind(m: int, n: int, k: int, wide_scales: bool) -> tuple[BoundKernel, BoundKernel | None]:
+        defines = config.defines(m, n, k, dtype, wide_scales)
+        main = mxfp8_mfma.bind(device, defines, arch)
+        return main, mxfp8_mfma_reduce.bind(device, defines, arch) if config.split > 1 else None
+
+    def launch_of(m: int, n: int, k: int) -> Launch:
+        grid = config.grid(m, n)
+        if max(grid) > MAX_GRID or (config.split > 1 and m > MAX_GRID * TILE):
+            raise ValueError(
+                f"mxfp8_mfma: {config} must need at most {MAX_GRID} workgroups in one direction "
+                f"for M={m}, N={n}, got a grid of {grid}; take more tiles or less split"
+            )
+        wide_scales = k % TILE_K == 0 and scale_align % 4 == 0
+        kind = wide_scales, *config.flags(m, n, k)
+        found = kernels.get(kind)
+        if found is None:
+            found = kernels[kind] = bind(m, n, k, wide_scales)
+        main, reduce = found
+        if reduce is not None:
+            return _launch_split(main, reduce, config, m, n, k)
+
+        def run(
+            out: torch.Tensor,
+            x: torch.Tensor,
+            w: torch.Tensor,
+            x_scale: torch.Tensor,
+            w_scale: torch.Tensor,
+        ) -> None:
+            main.launch(grid, block, (out, x, w, x_scale, w_scale, m, n, k))
+
+        return run
+
+    return launch_of
+
+
+def _launch_split(
+    main: BoundKernel, reduce: BoundKernel, config: MfmaConfig, m: int, n: int, k: int
 ) -> Launch:
-    """Build or find the variant and load it; what comes back launches it on (out, x, w, x_scale,
-    w_scale), each contiguous, x and w 16-byte aligned. Raises as CompiledOp.bind, and ValueError
-    for a config whose grid would be too large."""
-    config = config or MfmaConfig.from_heuristic(m, n, k)
+    """Two kernels: sums of parts of K into a workspace, and their sum."""
     grid, block = config.grid(m, n), (config.waves * WAVE, 1, 1)
-    m_tiles, n_tiles = _ceil(m, TILE), _ceil(n, TILE)
-    if max(grid) > MAX_GRID or (config.split > 1 and m_tiles > MAX_GRID):
-        raise ValueError(
-            f"mxfp8_mfma: {config} must need at most {MAX_GRID} workgroups in one direction for "
-            f"M={m}, N={n}, got a grid of {grid}; take more tiles or less split"
-        )
-    bytewise = config.defines(m, n, k, dtype, wide_scales=False)
-    wide = config.defines(m, n, k, dtype, wide_scales=True) if k % TILE_K == 0 else bytewise
-    main = mxfp8_mfma.bind(device, wide)
-    reduce: BoundKernel | None = None
-    if config.split > 1:
-        reduce = mxfp8_mfma_reduce.bind(device, wide)
+    tiles = (ceil(n, TILE), ceil(m, TILE), 1)
+    elements = tiles[0] * tiles[1] * config.split * TILE * TILE
 
     def run(
         out: torch.Tensor,
@@ -264,16 +317,8 @@ def prepare(
         x_scale: torch.Tensor,
         w_scale: torch.Tensor,
     ) -> None:
-        kernel = main
-        if (x_scale.data_ptr() | w_scale.data_ptr()) % 4 and wide is not bytewise:
-            kernel = mxfp8_mfma.bind(device, bytewise)
-        if reduce is None:
-            kernel.launch(grid, block, (out, x, w, x_scale, w_scale, m, n, k))
-            return
-        partial = torch.empty(
-            m_tiles * n_tiles * config.split * TILE * TILE, dtype=torch.float32, device=out.device
-        )
-        kernel.launch(grid, block, (partial, x, w, x_scale, w_scale, m, n, k))
-        reduce.launch((n_tiles, m_tiles, 1), (WAVE, 1, 1), (out, partial, m, n))
+        partial = torch.empty(elements, dtype=torch.float32, device=out.device)
+        main.launch(grid, block, (partial, x, w, x_scale, w_scale, m, n, k))
+        reduce.launch(tiles, (WAVE, 1, 1), (out, partial, m, n))
 
     return run

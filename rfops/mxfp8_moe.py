@@ -4,13 +4,16 @@ gets, what it refuses, and the launch."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
 
 from rfops.guards import MAX_BYTES
+from rfops.heuristic import Columns, ceil, coarse
 from rfops.jit import BoundKernel, compile_ops, u32
 from rfops.quant_mxfp8 import BLOCK
 
@@ -54,10 +57,6 @@ def mxfp8_moe(
     """csrc/mxfp8_moe.hip: the shapes stand there; block_m and the config are compile-time."""
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 @dataclass(frozen=True)
 class MoeConfig:
     """A variant of the kernel; its head comment says what each means."""
@@ -83,13 +82,6 @@ class MoeConfig:
         """Chunks of K side by side in one MFMA."""
         return 16 // self.tile_n
 
-    def row_tiles(self, block_m: int) -> int:
-        return _ceil(block_m, self.tile_n)
-
-    def lds_bytes(self, block_m: int) -> int:
-        results = self.row_tiles(block_m) * self.columns * self.tile_n**2 // 4
-        return 16 * self.waves * self.fold * results + 8 * self.tile_n * self.row_tiles(block_m)
-
     def defines(
         self, block_m: int, chunk: int, a_div: int, weighted: bool, dtype: torch.dtype
     ) -> dict[str, int | str]:
@@ -109,16 +101,17 @@ class MoeConfig:
         """Why this variant does not take blocks of that size, None if it does."""
         if self.tile_n == 8 and block_m > 8:
             return f"tile_n=8 takes blocks of at most 8 rows, not block_m={block_m}"
-        if self.lds_bytes(block_m) > LDS_BYTES:
-            return f"{self} needs {self.lds_bytes(block_m)} bytes of LDS, there are {LDS_BYTES}"
+        if _lds_bytes(self, block_m) > LDS_BYTES:
+            return f"{self} needs {_lds_bytes(self, block_m)} bytes of LDS, there are {LDS_BYTES}"
         return None
 
     @staticmethod
-    @lru_cache(maxsize=256)
     def from_heuristic(n: int, k: int, e: int, num_valid_tokens: int, block_m: int) -> MoeConfig:
-        """What a shape without a tuned row uses: the least time by `_cost`."""
-        candidates = _candidates(block_m, k)
-        return min(candidates, key=lambda c: _cost(c, n, k, e, num_valid_tokens, block_m))
+        """What a shape without a tuned row uses: the least time by `_costs`. Sizes count in coarse
+        steps."""
+        wide = WIDE_K if k % WIDE_K == 0 else NARROW_K
+        sizes = coarse(n, 16), coarse(k, wide), e, coarse(max(num_valid_tokens, 1), 1)
+        return _best(*sizes, block_m, wide)
 
 
 def _prebuilt() -> list[dict[str, int | str]]:
@@ -137,24 +130,46 @@ def _chunk(k: int) -> int:
 # ---------------------------------------------------------------- which variant
 
 
-def _registers(config: MoeConfig, block_m: int, chunk: int) -> int:
-    """VGPRs of a variant, within 12 of what clang 22 allocates: payloads and scales in flight,
-    sums, offsets of rows."""
-    tiles, columns = config.row_tiles(block_m), config.columns
+def _lds_bytes(config: Any, block_m: int) -> Any:
+    """Of a variant, or of each in Columns."""
+    row_tiles = ceil(block_m, config.tile_n)
+    results = row_tiles * config.columns * config.tile_n**2 // 4
+    return 16 * config.waves * config.fold * results + 8 * config.tile_n * row_tiles
+
+
+def _registers(config: Any, block_m: int, chunk: int) -> Any:
+    """VGPRs of a variant, or of each in Columns, within 12 of what clang 21 and 22 allocate:
+    payloads and scales in flight, sums, offsets of rows."""
+    tiles, columns = ceil(block_m, config.tile_n), config.columns
     in_flight = config.steps * (chunk // NARROW_K * 8 + 1) * (columns + tiles)
-    return 22 + 2 * (tiles + columns) + in_flight + 4 * columns * tiles
+    return 20 + 3 * tiles + 2 * columns + in_flight + 4 * columns * tiles
 
 
-def _candidates(block_m: int, k: int) -> Iterator[MoeConfig]:
+@lru_cache(maxsize=1024)
+def _best(n: int, k: int, e: int, num_valid_tokens: int, block_m: int, chunk: int) -> MoeConfig:
+    table = _candidates(block_m, chunk)
+    return table.best(_costs(table, n, k, e, num_valid_tokens, block_m, chunk))
+
+
+def ranked(n: int, k: int, e: int, num_valid_tokens: int, block_m: int) -> list[MoeConfig]:
+    """All variants, the best for exactly this shape first."""
+    table = _candidates(block_m, _chunk(k))
+    return table.ranked(_costs(table, n, k, e, num_valid_tokens, block_m, _chunk(k)))
+
+
+@lru_cache
+def _candidates(block_m: int, chunk: int) -> Columns[MoeConfig]:
     """Variants that fit the registers which a workgroup of so many waves leaves for each, and two
     waves a SIMD."""
     tile_n = (16, 8) if block_m <= 8 else (16,)
+    found = []
     for values in itertools.product(tile_n, (1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4, 6, 8, 12)):
         config = MoeConfig(*values)
-        limit = 512 // max(2, _ceil(config.waves, 4)) // 8 * 8
-        fits = _registers(config, block_m, _chunk(k)) + SPARE_REGISTERS <= limit
+        limit = 512 // max(2, ceil(config.waves, 4)) // 8 * 8
+        fits = _registers(config, block_m, chunk) + SPARE_REGISTERS <= limit
         if fits and config.refuses(block_m) is None:
-            yield config
+            found.append(config)
+    return Columns(found)
 
 
 # The cost's unit is a slot, 4 clocks of a SIMD at 2.4 GHz; in one, HBM delivers 13.3 KB, and L2
@@ -165,35 +180,35 @@ _DISPATCH_SLOTS = 64  # of a wave on each SIMD: 2 clocks a wave and XCD, 32 CUs 
 _MFMA_SLOTS = 8  # 32 clocks
 
 
-def _cost(
-    config: MoeConfig, n: int, k: int, e: int, num_valid_tokens: int, block_m: int
-) -> tuple[int, int, int, int]:
+def _costs(
+    c: Columns[MoeConfig], n: int, k: int, e: int, num_valid_tokens: int, block_m: int, chunk: int
+) -> tuple[Any, ...]:
     """Order of preference: least time, be it of HBM, of L2, of the busiest SIMD, or of one wave
     after the other, each waiting for its loads; fewest such waits; fewest rows of w on one CU;
     fewest slots. Tokens spread evenly over the experts are assumed."""
     blocks = max(1, min(num_valid_tokens, e + num_valid_tokens // block_m))
-    rows = min(block_m, _ceil(num_valid_tokens, blocks))
-    tiles, chunk = config.row_tiles(rows), _chunk(k)
-    groups = blocks * _ceil(n, config.group_n)
+    rows = min(block_m, ceil(num_valid_tokens, blocks))
+    tiles = ceil(rows, c.tile_n)
+    groups = blocks * ceil(n, c.group_n)
 
-    step_k = chunk * config.fold
-    full, left = divmod(k, step_k * config.steps)  # what is left one wave does, step by step
-    rounds = max(_ceil(full, config.waves), full // config.waves + _ceil(left, step_k))
-    per_mfma = _MFMA_SLOTS * config.columns * tiles + 3 * (config.columns + tiles)
-    results = config.columns * tiles * config.tile_n**2 // 4
-    reduce = _ceil(results, WAVE * config.waves) * config.waves * config.fold * 8
-    per_wave = rounds * config.steps * chunk // NARROW_K * per_mfma + reduce + 100
-    waves_per_cu = _ceil(groups, CUS) * config.waves
-    slots = _ceil(waves_per_cu, 4) * (per_wave + _DISPATCH_SLOTS)
+    step_k = chunk * c.fold
+    full, left = np.divmod(k, step_k * c.steps)  # what is left one wave does, step by step
+    rounds = np.maximum(ceil(full, c.waves), full // c.waves + ceil(left, step_k))
+    per_mfma = _MFMA_SLOTS * c.columns * tiles + 3 * (c.columns + tiles)
+    results = c.columns * tiles * c.tile_n**2 // 4
+    reduce = ceil(results, WAVE * c.waves) * c.waves * c.fold * 8
+    per_wave = rounds * c.steps * chunk // NARROW_K * per_mfma + reduce + 100
+    waves_per_cu = ceil(groups, CUS) * c.waves
+    slots = ceil(waves_per_cu, 4) * (per_wave + _DISPATCH_SLOTS)
 
-    resident = 4 * min(8, 512 // _registers(config, block_m, chunk)) // config.waves
-    resident = max(1, min(resident, LDS_BYTES // config.lds_bytes(block_m)))
-    batches = _ceil(_ceil(groups, CUS), resident)
+    resident = 4 * np.minimum(8, 512 // _registers(c, block_m, chunk)) // c.waves
+    by_lds = LDS_BYTES // _lds_bytes(c, block_m)
+    batches = ceil(ceil(groups, CUS), np.maximum(1, np.minimum(resident, by_lds)))
     chain = batches * (per_wave + (rounds + 1) * _LATENCY_SLOTS)
     hbm = blocks * n * k // _HBM_BYTES_PER_SLOT
-    l2 = groups * (config.group_n + rows) * k // _L2_BYTES_PER_SLOT
-    waits = batches * (rounds + 1)
-    return max(slots, chain, hbm, l2), waits, _ceil(groups, CUS) * config.group_n, slots
+    l2 = groups * (c.group_n + rows) * k // _L2_BYTES_PER_SLOT
+    time = np.maximum(np.maximum(slots, chain), np.maximum(hbm, l2))
+    return time, batches * (rounds + 1), ceil(groups, CUS) * c.group_n, slots
 
 
 # ---------------------------------------------------------------- what it takes, and the launch
@@ -228,60 +243,62 @@ def refuses(
 
 
 Launch = Callable[..., None]
+LaunchOf = Callable[[int, int, int, int, int, int], Launch]
 
 
-def prepare(
+def variant(
     device: torch.device,
+    config: MoeConfig,
     *,
-    num_valid_tokens: int,
-    top_k: int,
     block_m: int,
     a_div: int,
-    n: int,
-    k: int,
-    e: int,
     weighted: bool,
     dtype: torch.dtype = torch.bfloat16,
-    config: MoeConfig | None = None,
-) -> Launch:
-    """Build or find the variant and load it; what comes back launches it on (out, a_q, a_scale, w,
-    w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, topk_weights or None). Raises as
-    CompiledOp.bind, ValueError where the config does not take block_m."""
-    config = config or MoeConfig.from_heuristic(n, k, e, num_valid_tokens, block_m)
+    arch: str | None = None,
+    scale_align: int = 1,
+) -> LaunchOf:
+    """What makes the launches of shapes (num_valid_tokens, n, k, e, a_rows, num_ids), on (out, a_q
+    [a_rows, K], a_scale, w, w_scale, sorted_token_ids [num_ids], expert_ids,
+    num_tokens_post_padded, topk_weights or None). Scales at multiples of 4 bytes (`scale_align`)
+    are read in wide loads. A kernel is built or found and loaded at the first shape that needs it.
+    Raises as CompiledOp.bind, ValueError where the config does not take block_m."""
     reason = config.refuses(block_m)
     if reason:
         raise ValueError(f"grouped_gemm_mxfp8: config: {reason}; pass another config, or none")
+    group_n, block = config.group_n, (config.waves * WAVE, 1, 1)
+    kernels: dict[int, BoundKernel] = {}
 
-    def bind(chunk: int) -> BoundKernel:
-        defines = config.defines(block_m, chunk, a_div, weighted, dtype)
-        return mxfp8_moe.bind(device=device, defines=defines)
-
-    chunk = _chunk(k)
-    usual = bind(chunk)
-    columns, block = _ceil(n, config.group_n), (config.waves * WAVE, 1, 1)
-
-    def run(
-        out: torch.Tensor,
-        a_q: torch.Tensor,
-        a_scale: torch.Tensor,
-        w: torch.Tensor,
-        w_scale: torch.Tensor,
-        sorted_token_ids: torch.Tensor,
-        expert_ids: torch.Tensor,
-        num_tokens_post_padded: torch.Tensor,
-        topk_weights: torch.Tensor | None,
-    ) -> None:
-        kernel = usual
-        if chunk == WIDE_K and (a_scale.data_ptr() | w_scale.data_ptr()) % 4:
-            kernel = bind(NARROW_K)
-        num_ids = sorted_token_ids.shape[0]
+    def launch_of(
+        num_valid_tokens: int, n: int, k: int, e: int, a_rows: int, num_ids: int
+    ) -> Launch:
+        chunk = _chunk(k) if scale_align % 4 == 0 else NARROW_K
+        kernel = kernels.get(chunk)
+        if kernel is None:
+            defines = config.defines(block_m, chunk, a_div, weighted, dtype)
+            kernel = kernels[chunk] = mxfp8_moe.bind(device, defines, arch)
         # Where each block has a valid row, as those of moe_align_block_size do, one pass is enough.
-        rows = min(_ceil(num_ids, block_m), max(num_valid_tokens, 1), 65535)
-        kernel.launch(
-            (columns, rows, 1),
-            block,
-            (sorted_token_ids, expert_ids, num_tokens_post_padded, num_ids, num_valid_tokens, e,
-             rows, w, a_q, w_scale, a_scale, topk_weights, out, n, k, a_q.shape[0]),
-        )  # fmt: skip
+        rows = min(-(-num_ids // block_m), max(num_valid_tokens, 1), 65535)
+        grid = (-(-n // group_n), rows, 1)
+        launch = kernel.launch
 
-    return run
+        def run(
+            out: torch.Tensor,
+            a_q: torch.Tensor,
+            a_scale: torch.Tensor,
+            w: torch.Tensor,
+            w_scale: torch.Tensor,
+            sorted_token_ids: torch.Tensor,
+            expert_ids: torch.Tensor,
+            num_tokens_post_padded: torch.Tensor,
+            topk_weights: torch.Tensor | None,
+        ) -> None:
+            launch(
+                grid,
+                block,
+                (sorted_token_ids, expert_ids, num_tokens_post_padded, num_ids, num_valid_tokens, e,
+                 rows, w, a_q, w_scale, a_scale, topk_weights, out, n, k, a_rows),
+            )  # fmt: skip
+
+        return run
+
+    return launch_of

@@ -17,96 +17,193 @@ import csv
 import fcntl
 import functools
 import io
+import logging
+import operator
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from . import tuned_table
 from .jit import ConfigError, hip, log, settings
-from .tuned_table import KEY_COLUMNS, Query, Row
+from .tuned_table import KEY_COLUMNS, Match, Query, Row
 
+Refuses = Callable[[str], str | None]
 VIRTUAL_CUS = {"gfx942": 304, "gfx950": 256}  # MI300X, MI355X
 
 
-@dataclass(frozen=True)
-class Route:
-    """A decision: `backend` in `config` (empty: its own heuristic), by `rule`, because of `why`."""
+def _no_words() -> tuple[str, Mapping[str, str]]:
+    return "", {}
+
+
+class Route(NamedTuple):
+    """A decision: `backend` in `config` (empty: its own heuristic), by `rule`. Words are made when
+    they are asked for: a shape that changes every call has no use for them."""
 
     backend: str
     rule: str
-    why: str
     config: str = ""
     row: Row | None = None
-    refused: Mapping[str, str] = field(default_factory=dict)  # the others: reason
+    words: Callable[[], tuple[str, Mapping[str, str]]] = _no_words  # why, refused
 
     @property
     def is_hip(self) -> bool:
         return self.backend not in ("triton", "torch")
 
+    @property
+    def why(self) -> str:
+        return self.words()[0]
 
-def choose(
-    query: Query,
-    hip_kernels: Mapping[str, str | None],
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """The others: the reason."""
+        return self.words()[1]
+
+
+class Router:
+    """The routes of an op on one chip. Settings are read once, here: 1 us each."""
+
+    def __init__(self, op: str, arch: str, cu_num: int) -> None:
+        self.op, self.arch, self.cu_num = op, arch, cu_num
+        family = tuned_table.FAMILY_OF[op]
+        self.table = tuned_table.load(family)
+        key = tuned_table.FAMILIES[family][op]
+        self.names = tuple(name for name in KEY_COLUMNS if name in key.sizes)
+        self._exact = operator.itemgetter(*map(self.names.index, key.exact))
+        self._tuned = self.table.exact_sizes(op, arch)
+        self._misses = _misses.setdefault((op, arch, cu_num, self.names), Counter())
+        self._record = settings.path("RFOPS_RECORD_UNTUNED")
+        self._says = log.dispatch().isEnabledFor(logging.DEBUG)  # each shape's route
+
+    def choose(
+        self,
+        sizes: tuple[int, ...],
+        hip_kernels: tuple[str, ...],
+        refuses: Refuses,
+        untuned: str | None,
+    ) -> Route:
+        """The route of a shape.
+
+        Parameters
+        ----------
+        sizes : those of `names`.
+        hip_kernels : the one to take without a row first.
+        refuses : says why a backend does not take the shape, None if it does; asked of triton only
+            where it matters, as Triton takes long to import.
+        untuned : why no HIP kernel is taken without a row; None if one is.
+        """
+        match = None
+        if self._exact(sizes) in self._tuned:
+            match = self.table.find(self._query(sizes))
+        first = None
+        for name in hip_kernels:
+            if refuses(name) is None:
+                first = name
+                break
+        if first and (match is None or match.rule == "nearest cu_num"):
+            self._miss(sizes)
+        backend, rule, config = _decide(match, first, refuses, untuned)
+        row = match.row if match else None
+        words = functools.partial(_words, backend, rule, row, hip_kernels, refuses, untuned)
+        return Route(backend, rule, config, row, words)
+
+    def is_untuned(self, sizes: tuple[int, ...]) -> bool:
+        """Whether no row can hold for a shape and nothing is to be said; counts it as a miss."""
+        if self._says or self._exact(sizes) in self._tuned:
+            return False
+        self._miss(sizes)
+        return True
+
+    def _query(self, sizes: tuple[int, ...]) -> Query:
+        return Query(self.op, self.arch, self.cu_num, tuple(zip(self.names, sizes, strict=True)))
+
+    def _miss(self, sizes: tuple[int, ...]) -> None:
+        """Count a miss; write it to RFOPS_RECORD_UNTUNED, once whatever processes write there."""
+        with _recording:
+            counts = self._misses
+            if sizes not in counts and len(counts) >= _MOST_MISSES:
+                return
+            counts[sizes] += 1
+            if self._record is None:
+                return
+            try:
+                _append_once(self._record, self._query(sizes))
+            except OSError as error:  # the record is a help: no call fails for it
+                where = f"RFOPS_RECORD_UNTUNED={self._record}"
+                log.get().warning("%s cannot be written: %s", where, error)
+
+
+def _decide(
+    match: Match | None, first: str | None, refuses: Refuses, untuned: str | None
+) -> tuple[str, str, str]:
+    """Backend, rule and config; `first` is the first HIP kernel that takes the shape."""
+    backend, rule, config = "triton", "Triton", ""
+    if first and match:
+        rule = match.rule
+        if match.row.use_hip:
+            named = match.row.backend
+            backend = named if refuses(named) is None else first
+        if match.row.backend == backend:
+            config = match.row.config
+    elif first and untuned is None:
+        backend, rule = first, "envelope default"
+    elif match and match.row.backend == "triton":
+        config = match.row.config
+    if backend == "triton" and refuses("triton") is not None:
+        backend, rule, config = "torch", "torch", ""
+    return backend, rule, config
+
+
+def _words(
+    backend: str,
+    rule: str,
+    row: Row | None,
+    hip_kernels: tuple[str, ...],
+    refuses: Refuses,
     untuned: str | None,
-    triton: Callable[[], str | None],
-) -> Route:
-    """The route of a shape.
+) -> tuple[str, Mapping[str, str]]:
+    """Why the route is what it is, and why it is not another."""
+    reasons = {name: refuses(name) for name in hip_kernels}
+    takers = [name for name, reason in reasons.items() if reason is None]
+    refused = {name: reason for name, reason in reasons.items() if reason is not None}
+    others = [name for name in takers if name != backend]
+    if rule == "envelope default":
+        refused |= dict.fromkeys(others, f"{backend} comes first without a row")
+        refused["triton"] = "comes after the HIP kernels"
+        return f"no row; the shape is in the envelope of {backend}", refused
+    if row and takers and row.use_hip:
+        why = _says(row, f"take {row.backend}")
+        if backend != row.backend:
+            why += f", which does not take the shape: {reasons[row.backend]}"
+        refused |= dict.fromkeys(others, f"the row names {row.backend}")
+        refused["triton"] = "the row says HIP"
+        return why, refused
 
-    Parameters
-    ----------
-    hip_kernels : each HIP kernel with the reason why it does not take the shape, None if it does;
-        the one to take without a row first.
-    untuned : why no HIP kernel is taken without a row; None if one is.
-    triton : says why Triton does not take it, None if it does; asked only where it matters, as
-        Triton takes long to import.
-    """
-    match = tuned_table.load(tuned_table.FAMILY_OF[query.op]).find(query)
-    row = match.row if match else None
-    takers = [name for name, reason in hip_kernels.items() if reason is None]
-    refused = {name: reason for name, reason in hip_kernels.items() if reason is not None}
-    if takers and (match is None or match.rule == "nearest cu_num"):
-        record_miss(query)
-
-    if takers and match and match.row.use_hip:
-        chosen = match.row.backend if match.row.backend in takers else takers[0]
-        others = {name: f"the row names {match.row.backend}" for name in takers if name != chosen}
-        why = _says(match.row, f"take {match.row.backend}")
-        if chosen != match.row.backend:
-            why += f", which does not take the shape: {refused[match.row.backend]}"
-        others["triton"] = "the row says HIP"
-        config = match.row.config if chosen == match.row.backend else ""
-        return Route(chosen, match.rule, why, config, row, {**refused, **others})
-    if takers and match is None and untuned is None:
-        others = dict.fromkeys(takers[1:], f"{takers[0]} comes first without a row")
-        others["triton"] = "comes after the HIP kernels"
-        why = f"no row; the shape is in the envelope of {takers[0]}"
-        return Route(takers[0], "envelope default", why, refused={**refused, **others})
-
-    rule = "Triton"
-    why = untuned if takers else "no HIP kernel takes the shape"
-    if takers and match:
-        rule, why = match.rule, _says(match.row, "take Triton")
-    refused |= dict.fromkeys(takers, str(why))
-    reason = triton()
-    if reason is None:
-        config = row.config if row and row.backend == "triton" else ""
-        return Route("triton", rule, str(why), config, row, refused)
-    refused["triton"] = reason
-    return Route("torch", "torch", f"{why}; Triton: {reason}", row=row, refused=refused)
+    why = str(untuned) if takers else "no HIP kernel takes the shape"
+    if takers and row:
+        why = _says(row, "take Triton")
+    refused |= dict.fromkeys(takers, why)
+    if backend == "torch":
+        refused["triton"] = str(refuses("triton"))
+        why += f"; Triton: {refused['triton']}"
+    return why, refused
 
 
 def _says(row: Row, what: str) -> str:
     return f"{row.place} ({row.origin}) says: {what}"
 
 
-@functools.lru_cache(maxsize=4096)
-def say(call: str, backend: str, rule: str, why: str) -> None:
+def say(call: Callable[[], str], chosen: Route) -> None:
     """Log a call's route, each once: RFOPS_LOG=dispatch prints them."""
+    if log.dispatch().isEnabledFor(logging.DEBUG):
+        _say(call(), chosen.backend, chosen.rule, chosen.why)
+
+
+@functools.lru_cache(maxsize=4096)
+def _say(call: str, backend: str, rule: str, why: str) -> None:
     log.dispatch().debug("%s: %s, by the rule '%s': %s", call, backend, rule, why)
 
 
@@ -133,12 +230,17 @@ def parse_config(kind: type, text: str, row: Row | None = None) -> Any:
     """The config of class `kind` that `text` describes; of a `row`, errors name its place. Raises
     ConfigError."""
     try:
-        words = [word.partition("=") for word in text.split()]
-        return kind(**{name: int(v) if v.isdecimal() else v for name, _, v in words})
+        return _parse_config(kind, text)
     except (TypeError, ValueError) as error:
         where = f"{row.file}, line {row.line}, column config" if row else "config"
         fields = " ".join(f"{name}=..." for name in _fields(kind))
         raise ConfigError(f"{where}: expected {fields}, got {text!r}: {error}") from error
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse_config(kind: type, text: str) -> Any:
+    words = [word.partition("=") for word in text.split()]
+    return kind(**{name: int(v) if v.isdecimal() else v for name, _, v in words})
 
 
 def _fields(kind: type) -> list[str]:
@@ -148,29 +250,19 @@ def _fields(kind: type) -> list[str]:
 
 # ---------------------------------------------------------------- misses
 
-_misses: Counter[Query] = Counter()
+# By op, architecture, compute units and the names of the sizes.
+_misses: dict[tuple[str, str, int, tuple[str, ...]], Counter[tuple[int, ...]]] = {}
 _MOST_MISSES = 1 << 16  # different shapes: of what a long-lived server sees, the first
 _recording = threading.Lock()
 
 
 def misses() -> dict[Query, int]:
     """Shapes of this process for which no row of this chip held: how many plans each made."""
-    return dict(_misses)
-
-
-def record_miss(query: Query) -> None:
-    """Count a miss; write it to RFOPS_RECORD_UNTUNED, once whatever processes write there."""
-    with _recording:
-        if query not in _misses and len(_misses) >= _MOST_MISSES:
-            return
-        _misses[query] += 1
-        path = settings.path("RFOPS_RECORD_UNTUNED")
-        if path is None:
-            return
-        try:
-            _append_once(path, query)
-        except OSError as error:  # the record is a help: no call fails for it
-            log.get().warning("RFOPS_RECORD_UNTUNED=%s cannot be written: %s", path, error)
+    return {
+        Query(op, arch, cu_num, tuple(zip(names, sizes, strict=True))): count
+        for (op, arch, cu_num, names), counts in _misses.items()
+        for sizes, count in counts.items()
+    }
 
 
 def _append_once(path: Path, query: Query) -> None:

@@ -58,8 +58,7 @@ FAMILIES: Mapping[str, Mapping[str, Key]] = {
 FAMILY_OF = {op: family for family, ops in FAMILIES.items() for op in ops}
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(NamedTuple):
     """What a call asks the table."""
 
     op: str
@@ -144,7 +143,11 @@ class Table:
             self._index.setdefault(self._place(row.op, row.arch, dict(row.sizes)), []).append(row)
 
     def _place(self, op: str, arch: str, sizes: Mapping[str, int | None]) -> tuple[object, ...]:
-        return op, arch, *(sizes[name] for name in self._keys[op].exact)
+        return op, arch, *map(sizes.__getitem__, self._keys[op].exact)
+
+    def exact_sizes(self, op: str, arch: str) -> frozenset[tuple[object, ...]]:
+        """The exact sizes that an op has rows for on an architecture, whatever its M."""
+        return frozenset(place[2:] for place in self._index if place[:2] == (op, arch))
 
     def find(self, query: Query) -> Match | None:
         """The row whose m is the bucket of the query's, of the nearest cu_num that has one.
@@ -153,8 +156,10 @@ class Table:
         below, but not half of them.
         """
         sizes = dict(query.sizes)
+        rows = self._index.get(self._place(query.op, query.arch, sizes))
+        if rows is None:
+            return None
         m = sizes["m"]
-        rows = self._index.get(self._place(query.op, query.arch, sizes), ())
         fits = [r for r in rows if m <= r.m < 2 * m and self._matches(dict(r.sizes), query)]
         if not fits:
             return None

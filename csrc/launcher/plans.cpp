@@ -1,19 +1,21 @@
 /// @file plans.cpp
 /// @brief `plans(*args) -> plan or None`: what an op has decided for arguments like these.
 ///
-/// The key of a tensor is dtype, device, sizes, strides and the address modulo 16, of an int or a
-/// float its value, of anything else the object itself (which the entry keeps alive). All that is
-/// decided once for a key, a plan need not check again; with a tensor on the host the virtual GPU's
-/// architecture is part of it. What cannot be a key is None: subclasses of Tensor, tensors that
-/// torch does not hand out, an `out` that overlaps an input. None is also found while torch has to
-/// see the call: a mode or a transform is active. Least recently used entries go first.
+/// A plan is found by its key (keys.h). Where none is, but a family of the arguments, the family's
+/// function makes the plan from the sizes, and it is remembered: an op's checks hold for a family
+/// once they held for one call of it. What cannot be a key is None: subclasses of Tensor, tensors
+/// that torch does not hand out, an `out` that overlaps an input. None is also found while torch
+/// has to see the call: a mode or a transform is active. Least recently used entries go first.
+///
+/// Objects in a key are compared by identity, and where no plan is found so, as equals: an equal
+/// object stands for the one that came first (`same`).
 
-#include <cstdlib>
-#include <cstring>
+#include <algorithm>
 #include <list>
 #include <unordered_map>
 #include <vector>
 
+#include "keys.h"
 #include "tensors.h"
 // Needs Python.h before it.
 #include <structmember.h>
@@ -21,9 +23,9 @@
 namespace rfops {
 namespace {
 
-constexpr int kMaxWords = 256;  // of a key; larger ones are not cached
-constexpr uint64_t kAlign = 16;
-constexpr int kCpu = 1, kCudaHost = 3;  // DLPack's device types of host memory
+constexpr Py_ssize_t kMaxArgs = 64;
+constexpr Py_ssize_t kFamilies = 256;
+constexpr Py_ssize_t kSame = 1024;  // objects
 
 struct Entry {
   uint64_t hash;
@@ -31,190 +33,211 @@ struct Entry {
   std::vector<PyObject*> kept;
   PyObject* plan;
 };
-using Entries = std::list<Entry>;
+
+/// Entries by key, the last used first.
+class Table {
+ public:
+  /// A borrowed reference, or null.
+  PyObject* find(const Key& key) {
+    auto found = by_hash_.find(key.hash());
+    if (found == by_hash_.end()) return nullptr;
+    const auto& words = found->second->words;
+    const bool same = words.size() == static_cast<size_t>(key.count) &&
+                      std::memcmp(words.data(), key.words, words.size() * sizeof(int64_t)) == 0;
+    if (!same) return nullptr;
+    entries_.splice(entries_.begin(), entries_, found->second);
+    return found->second->plan;
+  }
+
+  /// `args` whose addresses are in the key are kept alive.
+  void add(const Key& key, PyObject* plan, PyObject* const* args, Py_ssize_t num_args,
+           Py_ssize_t capacity) {
+    const uint64_t hash = key.hash();
+    std::vector<PyObject*> kept;
+    for (Py_ssize_t i = 0; i < num_args; ++i) {
+      const bool by_value = PyLong_CheckExact(args[i]) || PyFloat_CheckExact(args[i]);
+      if (!by_value && !is_tensor(args[i])) kept.push_back(Py_NewRef(args[i]));
+    }
+    std::vector<int64_t> words(key.words, key.words + key.count);
+    Entry entry = {hash, std::move(words), std::move(kept), Py_NewRef(plan)};
+    auto known = by_hash_.find(hash);
+    if (known != by_hash_.end()) erase(known->second);
+    entries_.push_front(std::move(entry));
+    by_hash_[hash] = entries_.begin();
+    while (size() > capacity) erase(std::prev(entries_.end()));
+  }
+
+  void clear() {
+    while (!entries_.empty()) erase(entries_.begin());
+  }
+
+  Py_ssize_t size() const { return static_cast<Py_ssize_t>(entries_.size()); }
+
+  int visit(visitproc visit, void* arg) const {
+    for (const Entry& entry : entries_) {
+      Py_VISIT(entry.plan);
+      for (PyObject* kept : entry.kept) Py_VISIT(kept);
+    }
+    return 0;
+  }
+
+ private:
+  using Entries = std::list<Entry>;
+
+  void erase(Entries::iterator entry) {
+    Entry gone = std::move(*entry);
+    by_hash_.erase(gone.hash);
+    entries_.erase(entry);
+    Py_DECREF(gone.plan);  // after the table is whole again: this may run any code
+    for (PyObject* kept : gone.kept) Py_DECREF(kept);
+  }
+
+  Entries entries_;
+  std::unordered_map<uint64_t, Entries::iterator> by_hash_;
+};
 
 struct Plans {
   PyObject_HEAD;
   vectorcallfunc call;
   Py_ssize_t capacity, out;
   unsigned long long hits, misses;
-  Entries* entries;  // the last used first
-  std::unordered_map<uint64_t, Entries::iterator>* by_hash;
+  Shapes* shapes;
+  Table *plans, *families;
+  PyObject* same;  // a dict: an object -> the one like it that came first
 };
 
-struct Span {
-  uint64_t begin, end;
-};
+Plans* as_plans(PyObject* object) { return reinterpret_cast<Plans*>(object); }
 
-class Key {
- public:
-  int64_t words[kMaxWords];
-  int count = 0;
+/// Whether another object may be equal to this one.
+bool has_equals(PyObject* object) {
+  return object != Py_None && !PyLong_CheckExact(object) && !PyFloat_CheckExact(object) &&
+         !is_tensor(object) && Py_TYPE(object)->tp_richcompare != PyBaseObject_Type.tp_richcompare;
+}
 
-  /// False where an argument cannot be part of a key.
-  bool build(PyObject* const* args, Py_ssize_t num_args, Py_ssize_t out) {
-    Span written = {0, 0};
-    spans_ = 0;
-    on_host_ = false;
-    for (Py_ssize_t i = 0; i < num_args; ++i) {
-      if (count + 3 > kMaxWords) return false;
-      if (is_tensor(args[i])) {
-        Span span;
-        if (!add_tensor(args[i], &span)) return false;
-        if (i == out) {
-          written = span;
-        } else {
-          all_[spans_++ % 32] = span;
-        }
-      } else if (!add_value(args[i])) {
-        return false;
-      }
-    }
-    if (on_host_ && !add_virtual_arch()) return false;
-    for (int i = 0; i < (spans_ < 32 ? spans_ : 32); ++i) {
-      if (written.begin < all_[i].end && all_[i].begin < written.end) return false;
-    }
-    return spans_ <= 32;
+/// Borrowed: the object that stands for this one, itself where there is none.
+PyObject* representative(Plans* self, PyObject* object, bool remember) {
+  if (!has_equals(object)) return object;
+  PyObject* first = PyDict_GetItemWithError(self->same, object);
+  if (first == nullptr && remember && !PyErr_Occurred()) {
+    if (PyDict_GET_SIZE(self->same) >= kSame) PyDict_Clear(self->same);
+    PyDict_SetItem(self->same, object, object);
   }
+  PyErr_Clear();  // it has no hash: identity must do
+  return first != nullptr && Py_TYPE(first) == Py_TYPE(object) ? first : object;
+}
 
-  /// In two chains, as each step waits for a multiplication.
-  uint64_t hash() const {
-    constexpr uint64_t kFactor = 0xFF51AFD7ED558CCDu;
-    uint64_t even = 0x9E3779B97F4A7C15u, odd = 0xC4CEB9FE1A85EC53u;
-    for (int i = 0; i + 1 < count; i += 2) {
-      even = (even ^ static_cast<uint64_t>(words[i])) * kFactor;
-      odd = (odd ^ static_cast<uint64_t>(words[i + 1])) * kFactor;
-      even ^= even >> 32;
-      odd ^= odd >> 32;
+/// A call's arguments, each by its representative.
+struct Alike {
+  PyObject* items[kMaxArgs];
+  Py_ssize_t count;
+  bool differs = false;  // from the arguments themselves
+
+  Alike(Plans* self, PyObject* const* args, Py_ssize_t count, bool remember) : count(count) {
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      items[i] = Py_NewRef(representative(self, args[i], remember));
+      differs = differs || items[i] != args[i];
     }
-    if (count % 2) even = (even ^ static_cast<uint64_t>(words[count - 1])) * kFactor;
-    return (even ^ even >> 29) * kFactor ^ odd;
   }
-
- private:
-  Span all_[32];
-  int spans_ = 0;
-  bool on_host_ = false;
-
-  /// The setting of the moment, which os.environ passes on to the C library. Texts of more than 8
-  /// characters name no architecture. 40 ns; reading os.environ in Python takes 1 us.
-  bool add_virtual_arch() {
-    const char* text = std::getenv("RFOPS_VGPU_ARCH");
-    const size_t length = text == nullptr ? 0 : std::strlen(text);
-    if (length > sizeof *words || count == kMaxWords) return false;
-    words[count] = 0;
-    if (length != 0) std::memcpy(&words[count], text, length);
-    ++count;
-    return true;
-  }
-
-  bool add_tensor(PyObject* object, Span* span) {
-    DlTensor view;
-    if (!read_tensor(object, &view) || count + 4 + 2 * view.ndim > kMaxWords) return false;
-    const uint64_t address = reinterpret_cast<uint64_t>(view.data) + view.byte_offset;
-    words[count++] = 'T' | view.ndim << 8;
-    words[count++] = view.type_code | view.type_bits << 8 | int64_t{view.type_lanes} << 16 |
-                     static_cast<int64_t>(address % kAlign) << 32;
-    words[count++] = view.device_type | int64_t{view.device_id} << 32;
-    int64_t last = 0;
-    bool empty = false;
-    for (int i = 0; i < view.ndim; ++i) {
-      words[count++] = view.shape[i];
-      words[count++] = view.shape[i] == 1 ? 0 : view.strides[i];  // of one element it says nothing
-      last += (view.shape[i] - 1) * view.strides[i];
-      empty = empty || view.shape[i] == 0;
-    }
-    on_host_ = on_host_ || view.device_type == kCpu || view.device_type == kCudaHost;
-    const uint64_t bytes = (view.type_bits * view.type_lanes + 7) / 8;
-    *span = {address, empty ? address : address + (last + 1) * bytes};
-    return true;
-  }
-
-  bool add_value(PyObject* object) {
-    if (PyLong_CheckExact(object)) {
-      int overflow = 0;
-      words[count++] = 'i';
-      words[count++] = PyLong_AsLongLongAndOverflow(object, &overflow);
-      return overflow == 0;
-    }
-    if (PyFloat_CheckExact(object)) {
-      const double value = PyFloat_AS_DOUBLE(object);
-      words[count++] = 'f';
-      std::memcpy(&words[count++], &value, sizeof value);
-      return true;
-    }
-    if (PyType_IsSubtype(Py_TYPE(object), torch.tensor)) return false;
-    words[count++] = 'o';
-    words[count++] = reinterpret_cast<int64_t>(object);
-    return true;
+  Alike(const Alike&) = delete;
+  ~Alike() {
+    for (Py_ssize_t i = 0; i < count; ++i) Py_DECREF(items[i]);
   }
 };
 
-Entries::iterator* lookup(Plans* self, const Key& key, uint64_t hash) {
-  auto found = self->by_hash->find(hash);
-  if (found == self->by_hash->end()) return nullptr;
-  const auto& words = found->second->words;
-  const bool same = words.size() == static_cast<size_t>(key.count) &&
-                    std::memcmp(words.data(), key.words, words.size() * sizeof(int64_t)) == 0;
-  return same ? &found->second : nullptr;
+/// What the family of the arguments makes of their sizes: a new reference, None where there is no
+/// family or it has no plan; null with an exception.
+PyObject* grow(Plans* self, const Alike& args) {
+  Key key;
+  int64_t sizes[kMaxSizes];
+  if (self->shapes->patterns.empty() ||
+      !key.build_open(args.items, args.count, self->out, *self->shapes, sizes)) {
+    Py_RETURN_NONE;
+  }
+  PyObject* family = self->families->find(key);
+  if (family == nullptr) Py_RETURN_NONE;
+  PyObject* numbers[kMaxSizes] = {};
+  const int num_sizes = self->shapes->num_sizes;
+  bool made = true;
+  for (int i = 0; i < num_sizes && made; ++i) {
+    numbers[i] = PyLong_FromLongLong(sizes[i]);
+    made = numbers[i] != nullptr;
+  }
+  Py_INCREF(family);  // its call may forget it
+  PyObject* plan = made ? PyObject_Vectorcall(family, numbers, num_sizes, nullptr) : nullptr;
+  Py_DECREF(family);
+  for (PyObject* number : numbers) Py_XDECREF(number);
+  return plan;
+}
+
+PyObject* found(Plans* self, PyObject* plan) {
+  ++self->hits;
+  return Py_NewRef(plan);
 }
 
 PyObject* call(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
-  auto* self = reinterpret_cast<Plans*>(object);
-  if (names != nullptr) {
-    PyErr_SetString(PyExc_TypeError, "plans take arguments by position");
+  Plans* self = as_plans(object);
+  const Py_ssize_t count = PyVectorcall_NARGS(flags);
+  if (names != nullptr || count > kMaxArgs) {
+    PyErr_SetString(PyExc_TypeError, "plans take arguments by position, at most 64");
     return nullptr;
   }
   Key key;
-  if (key.build(args, PyVectorcall_NARGS(flags), self->out) && !must_dispatch()) {
-    Entries::iterator* found = lookup(self, key, key.hash());
-    if (found != nullptr) {
-      ++self->hits;
-      self->entries->splice(self->entries->begin(), *self->entries, *found);
-      return Py_NewRef((*found)->plan);
-    }
+  if (!key.build(args, count, self->out) || must_dispatch()) {
+    ++self->misses;
+    Py_RETURN_NONE;
+  }
+  PyObject* plan = self->plans->find(key);
+  if (plan != nullptr) return found(self, plan);
+  const Alike alike(self, args, count, false);
+  if (alike.differs && key.build(alike.items, count, self->out)) {
+    plan = self->plans->find(key);
+    if (plan != nullptr) return found(self, plan);
   }
   ++self->misses;
-  Py_RETURN_NONE;
-}
-
-void erase(Plans* self, Entries::iterator entry) {
-  Entry gone = std::move(*entry);
-  self->by_hash->erase(gone.hash);
-  self->entries->erase(entry);
-  Py_DECREF(gone.plan);  // after the table is whole again: this may run any code
-  for (PyObject* kept : gone.kept) Py_DECREF(kept);
+  plan = grow(self, alike);
+  if (plan != nullptr && plan != Py_None) {
+    self->plans->add(key, plan, alike.items, count, self->capacity);
+  }
+  return plan;
 }
 
 /// add(plan, *args): False where the arguments cannot be a key.
 PyObject* add(PyObject* object, PyObject* const* args, Py_ssize_t count) {
-  auto* self = reinterpret_cast<Plans*>(object);
-  if (count < 1) {
-    PyErr_SetString(PyExc_TypeError, "add(plan, *args): a plan is needed");
+  Plans* self = as_plans(object);
+  if (count < 1 || count - 1 > kMaxArgs) {
+    PyErr_SetString(PyExc_TypeError, "add(plan, *args): a plan and at most 64 arguments");
     return nullptr;
   }
+  const Alike alike(self, args + 1, count - 1, true);
   Key key;
-  if (!key.build(args + 1, count - 1, self->out)) Py_RETURN_FALSE;
-  const uint64_t hash = key.hash();
-  auto known = self->by_hash->find(hash);
-  if (known != self->by_hash->end()) erase(self, known->second);
-  std::vector<PyObject*> kept;
-  for (Py_ssize_t i = 1; i < count; ++i) {
-    const bool by_value = PyLong_CheckExact(args[i]) || PyFloat_CheckExact(args[i]);
-    if (!by_value && !is_tensor(args[i])) kept.push_back(Py_NewRef(args[i]));
+  if (!key.build(alike.items, alike.count, self->out)) Py_RETURN_FALSE;
+  self->plans->add(key, args[0], alike.items, alike.count, self->capacity);
+  Py_RETURN_TRUE;
+}
+
+/// add_family(decide, *args): False where the arguments do not have the declared shapes.
+PyObject* add_family(PyObject* object, PyObject* const* args, Py_ssize_t count) {
+  Plans* self = as_plans(object);
+  if (count < 1 || count - 1 > kMaxArgs) {
+    PyErr_SetString(PyExc_TypeError, "add_family(decide, *args): at most 64 arguments");
+    return nullptr;
   }
-  std::vector<int64_t> words(key.words, key.words + key.count);
-  self->entries->push_front({hash, std::move(words), std::move(kept), Py_NewRef(args[0])});
-  (*self->by_hash)[hash] = self->entries->begin();
-  while (static_cast<Py_ssize_t>(self->entries->size()) > self->capacity) {
-    erase(self, std::prev(self->entries->end()));
+  const Alike alike(self, args + 1, count - 1, true);
+  Key key;
+  int64_t sizes[kMaxSizes];
+  if (self->shapes->patterns.empty() ||
+      !key.build_open(alike.items, alike.count, self->out, *self->shapes, sizes)) {
+    Py_RETURN_FALSE;
   }
+  self->families->add(key, args[0], alike.items, alike.count, kFamilies);
   Py_RETURN_TRUE;
 }
 
 int clear(PyObject* object) {
-  auto* self = reinterpret_cast<Plans*>(object);
-  while (!self->entries->empty()) erase(self, self->entries->begin());
+  Plans* self = as_plans(object);
+  self->plans->clear();
+  self->families->clear();
+  if (self->same != nullptr) PyDict_Clear(self->same);
   return 0;
 }
 
@@ -223,48 +246,92 @@ PyObject* clear_all(PyObject* object, PyObject*) {
   Py_RETURN_NONE;
 }
 
-Py_ssize_t length(PyObject* object) {
-  return static_cast<Py_ssize_t>(reinterpret_cast<Plans*>(object)->entries->size());
+Py_ssize_t length(PyObject* object) { return as_plans(object)->plans->size(); }
+
+/// One pattern: (kind, ((symbol, factor), ...)).
+bool read_pattern(PyObject* object, int num_sizes, Pattern* pattern) {
+  int kind;
+  PyObject* extents;
+  if (!PyArg_ParseTuple(object, "iO!", &kind, &PyTuple_Type, &extents)) return false;
+  pattern->kind = static_cast<Pattern::Kind>(kind);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(extents); ++i) {
+    int symbol;
+    long long factor;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(extents, i), "iL", &symbol, &factor)) return false;
+    if (symbol >= num_sizes || factor < 1) {
+      PyErr_SetString(PyExc_ValueError, "an extent of a size that is none");
+      return false;
+    }
+    pattern->extents.push_back({symbol, factor});
+  }
+  return true;
 }
 
-PyObject* make(PyTypeObject* type, PyObject* args, PyObject* names) {
-  static const char* keywords[] = {"capacity", "out", nullptr};
-  Py_ssize_t capacity = 1024, out = -1;
-  if (!PyArg_ParseTupleAndKeywords(args, names, "|nn", const_cast<char**>(keywords), &capacity,
-                                   &out)) {
+bool read_shapes(int num_sizes, PyObject* patterns, Shapes* shapes) {
+  if (num_sizes < 0 || num_sizes > kMaxSizes || PyTuple_GET_SIZE(patterns) > kMaxArgs) {
+    PyErr_SetString(PyExc_ValueError, "too many sizes or arguments");
+    return false;
+  }
+  shapes->num_sizes = num_sizes;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(patterns); ++i) {
+    Pattern pattern;
+    if (!read_pattern(PyTuple_GET_ITEM(patterns, i), num_sizes, &pattern)) return false;
+    shapes->patterns.push_back(std::move(pattern));
+  }
+  return true;
+}
+
+/// Plans(capacity, out, num_sizes, patterns)
+PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
+  Py_ssize_t capacity, out;
+  int num_sizes;
+  PyObject* patterns;
+  Shapes shapes;
+  if (!PyArg_ParseTuple(args, "nniO!", &capacity, &out, &num_sizes, &PyTuple_Type, &patterns) ||
+      !read_shapes(num_sizes, patterns, &shapes)) {
     return nullptr;
   }
-  auto* self = PyObject_GC_New(Plans, type);
-  if (self == nullptr) return nullptr;
+  PyObject* same = PyDict_New();
+  auto* self = same == nullptr ? nullptr : PyObject_GC_New(Plans, type);
+  if (self == nullptr) {
+    Py_XDECREF(same);
+    return nullptr;
+  }
   self->call = call;
   self->capacity = capacity;
   self->out = out;
   self->hits = self->misses = 0;
-  self->entries = new Entries;
-  self->by_hash = new std::unordered_map<uint64_t, Entries::iterator>;
+  self->shapes = new Shapes(std::move(shapes));
+  self->plans = new Table;
+  self->families = new Table;
+  self->same = same;
   PyObject_GC_Track(self);
   return reinterpret_cast<PyObject*>(self);
 }
 
 int traverse(PyObject* object, visitproc visit, void* arg) {
-  for (const Entry& entry : *reinterpret_cast<Plans*>(object)->entries) {
-    Py_VISIT(entry.plan);
-    for (PyObject* kept : entry.kept) Py_VISIT(kept);
-  }
-  return 0;
+  const Plans* self = as_plans(object);
+  Py_VISIT(self->same);
+  const int stop = self->plans->visit(visit, arg);
+  return stop != 0 ? stop : self->families->visit(visit, arg);
 }
 
 void drop(PyObject* object) {
   PyObject_GC_UnTrack(object);
+  Plans* self = as_plans(object);
   clear(object);
-  delete reinterpret_cast<Plans*>(object)->entries;
-  delete reinterpret_cast<Plans*>(object)->by_hash;
+  Py_CLEAR(self->same);
+  delete self->shapes;
+  delete self->plans;
+  delete self->families;
   PyObject_GC_Del(object);
 }
 
 PyMethodDef methods[] = {
     {"add", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(add)), METH_FASTCALL,
      "add(plan, *args): remember the plan for arguments like these"},
+    {"add_family", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(add_family)),
+     METH_FASTCALL, "add_family(decide, *args): decide(*sizes) makes plans of other sizes"},
     {"clear", clear_all, METH_NOARGS, "forget all plans"},
     {nullptr, nullptr, 0, nullptr},
 };

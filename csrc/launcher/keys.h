@@ -1,0 +1,218 @@
+/// @file keys.h
+/// @brief What calls must have in common: the key of a plan, and that of a family of plans.
+///
+/// In a plan's key a tensor counts with dtype, device, sizes, strides and its address modulo 16, an
+/// int or a float with its value, anything else with itself; with a tensor on the host the virtual
+/// GPU's architecture is part of it. In a family's key the sizes are left open: tensors must be
+/// contiguous, not empty, and of the shapes that the op declares, as [M, K] and [N, K/32].
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "tensors.h"
+
+namespace rfops {
+
+constexpr int kMaxWords = 256;  // of a key; larger ones are not cached
+constexpr int kMaxSpans = 32;   // tensors of a call
+constexpr int kMaxSizes = 16;   // open sizes of a family
+constexpr uint64_t kAlign = 16;
+constexpr int kCpu = 1, kCudaHost = 3;  // DLPack's device types of host memory
+
+/// An extent: size `symbol` over `factor`, or `factor` itself where there is no symbol.
+struct Extent {
+  int symbol;  // -1: none
+  int64_t factor;
+};
+
+/// What an argument is in a family: a value, any tensor, a tensor of these extents, or one of any
+/// shape with so many elements. An int may take the place of a tensor of one extent.
+struct Pattern {
+  enum Kind { kValue, kAnyTensor, kShape, kElements } kind;
+  std::vector<Extent> extents;
+};
+
+struct Shapes {
+  int num_sizes = 0;
+  std::vector<Pattern> patterns;
+  Pattern value = {Pattern::kValue, {}};  // what those are that `patterns` leaves out
+
+  const Pattern& of(size_t argument) const {
+    return argument < patterns.size() ? patterns[argument] : value;
+  }
+};
+
+struct Span {
+  uint64_t begin, end;
+};
+
+class Key {
+ public:
+  int64_t words[kMaxWords];
+  int count = 0;
+
+  /// The key of a plan; false where an argument cannot be part of one, and where `out` (its
+  /// position) overlaps another tensor.
+  bool build(PyObject* const* args, Py_ssize_t num_args, Py_ssize_t out) {
+    return build_as(args, num_args, out, nullptr, nullptr);
+  }
+
+  /// The key of a family, and the sizes of this call; false where they contradict each other too.
+  bool build_open(PyObject* const* args, Py_ssize_t num_args, Py_ssize_t out, const Shapes& shapes,
+                  int64_t* sizes) {
+    std::fill_n(sizes, shapes.num_sizes, 0);
+    if (!build_as(args, num_args, out, &shapes, sizes)) return false;
+    for (int i = 0; i < shapes.num_sizes; ++i) {
+      if (sizes[i] == 0) return false;
+    }
+    return true;
+  }
+
+  /// In two chains, as each step waits for a multiplication.
+  uint64_t hash() const {
+    constexpr uint64_t kFactor = 0xFF51AFD7ED558CCDu;
+    uint64_t even = 0x9E3779B97F4A7C15u, odd = 0xC4CEB9FE1A85EC53u;
+    for (int i = 0; i + 1 < count; i += 2) {
+      even = (even ^ static_cast<uint64_t>(words[i])) * kFactor;
+      odd = (odd ^ static_cast<uint64_t>(words[i + 1])) * kFactor;
+      even ^= even >> 32;
+      odd ^= odd >> 32;
+    }
+    if (count % 2) even = (even ^ static_cast<uint64_t>(words[count - 1])) * kFactor;
+    return (even ^ even >> 29) * kFactor ^ odd;
+  }
+
+ private:
+  bool build_as(PyObject* const* args, Py_ssize_t num_args, Py_ssize_t out, const Shapes* shapes,
+                int64_t* sizes) {
+    Span written = {0, 0}, read[kMaxSpans];
+    int num_read = 0;
+    bool on_host = false;
+    count = 0;
+    for (Py_ssize_t i = 0; i < num_args; ++i) {
+      const Pattern* pattern = shapes == nullptr ? nullptr : &shapes->of(i);
+      if (count + 4 > kMaxWords) return false;
+      if (!is_tensor(args[i])) {
+        if (pattern != nullptr && pattern->kind == Pattern::kShape && PyLong_CheckExact(args[i])) {
+          words[count++] = 'I';
+          if (!bind_int(args[i], *pattern, sizes)) return false;
+        } else if (!add_value(args[i])) {
+          return false;
+        }
+        continue;
+      }
+      DlTensor view;
+      if (!read_tensor(args[i], &view)) return false;
+      add_kind(view);
+      if (!(pattern == nullptr ? add_shape(view) : bind_shape(view, *pattern, sizes))) return false;
+      on_host = on_host || view.device_type == kCpu || view.device_type == kCudaHost;
+      if (i == out) {
+        written = span_of(view);
+      } else if (num_read < kMaxSpans) {
+        read[num_read++] = span_of(view);
+      } else {
+        return false;
+      }
+    }
+    for (int i = 0; i < num_read; ++i) {
+      if (written.begin < read[i].end && read[i].begin < written.end) return false;
+    }
+    return !on_host || add_virtual_arch();
+  }
+
+  /// The setting of the moment, which os.environ passes on to the C library. Texts of more than 8
+  /// characters name no architecture. 40 ns; reading os.environ in Python takes 1 us.
+  bool add_virtual_arch() {
+    const char* text = std::getenv("RFOPS_VGPU_ARCH");
+    const size_t length = text == nullptr ? 0 : std::strlen(text);
+    if (length > sizeof *words || count == kMaxWords) return false;
+    words[count] = 0;
+    if (length != 0) std::memcpy(&words[count], text, length);
+    ++count;
+    return true;
+  }
+
+  /// All of a tensor that has nothing to do with its sizes but their number.
+  void add_kind(const DlTensor& view) {
+    const uint64_t address = reinterpret_cast<uint64_t>(view.data) + view.byte_offset;
+    words[count++] = 'T' | view.ndim << 8;
+    words[count++] = view.type_code | view.type_bits << 8 | int64_t{view.type_lanes} << 16 |
+                     static_cast<int64_t>(address % kAlign) << 32;
+    words[count++] = view.device_type | int64_t{view.device_id} << 32;
+  }
+
+  bool add_shape(const DlTensor& view) {
+    if (count + 1 + 2 * view.ndim > kMaxWords) return false;
+    for (int i = 0; i < view.ndim; ++i) {
+      words[count++] = view.shape[i];
+      words[count++] = view.shape[i] == 1 ? 0 : view.strides[i];  // of one element it says nothing
+    }
+    return true;
+  }
+
+  static Span span_of(const DlTensor& view) {
+    const uint64_t address = reinterpret_cast<uint64_t>(view.data) + view.byte_offset;
+    int64_t last = 0;
+    for (int i = 0; i < view.ndim; ++i) {
+      if (view.shape[i] == 0) return {address, address};
+      last += (view.shape[i] - 1) * view.strides[i];
+    }
+    const uint64_t bytes = (view.type_bits * view.type_lanes + 7) / 8;
+    return {address, address + (last + 1) * bytes};
+  }
+
+  static bool bind(const Extent& extent, int64_t value, int64_t* sizes) {
+    if (value <= 0) return false;
+    if (extent.symbol < 0) return value == extent.factor;
+    int64_t& size = sizes[extent.symbol];
+    if (size == 0 && extent.factor == 1) size = value;
+    return size % extent.factor == 0 && size / extent.factor == value;
+  }
+
+  static bool bind_int(PyObject* object, const Pattern& pattern, int64_t* sizes) {
+    int overflow = 0;
+    const int64_t value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    return overflow == 0 && pattern.extents.size() == 1 && bind(pattern.extents[0], value, sizes);
+  }
+
+  static bool bind_shape(const DlTensor& view, const Pattern& pattern, int64_t* sizes) {
+    if (pattern.kind == Pattern::kAnyTensor) return true;
+    const size_t num_dims = pattern.extents.size();
+    if (pattern.kind == Pattern::kValue) return false;
+    if (pattern.kind == Pattern::kShape && static_cast<size_t>(view.ndim) != num_dims) return false;
+    int64_t elements = 1;
+    for (int i = view.ndim - 1; i >= 0; --i) {
+      if (view.shape[i] != 1 && view.strides[i] != elements) return false;  // not contiguous
+      elements *= view.shape[i];
+    }
+    if (pattern.kind == Pattern::kElements) return bind(pattern.extents[0], elements, sizes);
+    for (int i = 0; i < view.ndim; ++i) {
+      if (!bind(pattern.extents[i], view.shape[i], sizes)) return false;
+    }
+    return true;
+  }
+
+  bool add_value(PyObject* object) {
+    if (PyLong_CheckExact(object)) {
+      int overflow = 0;
+      words[count++] = 'i';
+      words[count++] = PyLong_AsLongLongAndOverflow(object, &overflow);
+      return overflow == 0;
+    }
+    if (PyFloat_CheckExact(object)) {
+      const double value = PyFloat_AS_DOUBLE(object);
+      words[count++] = 'f';
+      std::memcpy(&words[count++], &value, sizeof value);
+      return true;
+    }
+    if (PyType_IsSubtype(Py_TYPE(object), torch.tensor)) return false;
+    words[count++] = 'o';
+    words[count++] = reinterpret_cast<int64_t>(object);
+    return true;
+  }
+};
+
+}  // namespace rfops
