@@ -48,7 +48,8 @@ def _parse_depfile(text: str) -> list[str]:
 
 
 def _files(unit: Unit, stage: Path) -> set[Path]:
-    listed = _parse_depfile((stage / unit.depfile).read_text(encoding="utf-8"))
+    text = (stage / unit.depfile).read_text(encoding="utf-8", errors="surrogateescape")
+    listed = _parse_depfile(text)
     return {Path(os.path.normpath(stage / name)) for name in listed}
 
 
@@ -69,7 +70,7 @@ def _absent(unit: Unit, files: set[Path]) -> set[Path]:
 
 def contents_read(unit: Unit, stage: Path) -> Contents | None:
     """What the files that the compiler read hold now; None if it left no list of them."""
-    with suppress(OSError, UnicodeError):
+    with suppress(OSError):
         names = {unit.shelf.roots.name_of(file) for file in _files(unit, stage)}
         return unit.shelf.contents(names)
     return None

@@ -28,9 +28,8 @@ def cache_root() -> Path:
 
 def cache_roots() -> tuple[Path, ...]:
     """The cache that is written, then the read-only ones behind it."""
-    behind = settings.raw("RFOPS_CACHE_READ").split(os.pathsep)
-    roots = [Path(folder).expanduser().absolute() / LAYOUT for folder in behind if folder]
-    return (cache_root(), *roots)
+    behind = settings.path_list("RFOPS_CACHE_READ")
+    return (cache_root(), *(folder / LAYOUT for folder in behind))
 
 
 def digest(data: Any) -> str:
@@ -79,7 +78,7 @@ def write_atomic(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
-        with aside.open("w", encoding="utf-8") as stream:
+        with aside.open("w", encoding="utf-8", errors="surrogateescape") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())

@@ -72,4 +72,16 @@ def number(name: str) -> int:
 def path(name: str) -> Path | None:
     """An absolute path with `~` expanded, or None when unset without a default."""
     value = raw(name)
-    return Path(value).expanduser().absolute() if value else None
+    return _expanded(name, value) if value else None
+
+
+def path_list(name: str) -> list[Path]:
+    """The same for folders with `:` between."""
+    return [_expanded(name, folder) for folder in raw(name).split(os.pathsep) if folder]
+
+
+def _expanded(name: str, value: str) -> Path:
+    try:
+        return Path(value).expanduser().absolute()
+    except RuntimeError as error:  # a user without a home, as containers have them
+        raise ConfigError(f"{name}={value}: {error} Set {name} to a folder.") from error

@@ -383,7 +383,7 @@ def test_depfile_names() -> None:
     assert compile._parse_depfile(text) == names
 
 
-@pytest.mark.parametrize("folder", ["with blank", "dollar$sign", "a:b"])
+@pytest.mark.parametrize("folder", ["with blank", "dollar$sign", "a:b", "caf\udce9"])
 def test_odd_folder_names(project: Project, folder: str) -> None:
     odd = Project(project.root.parent / folder)
     shutil.copytree(project.root, odd.root)
