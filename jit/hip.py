@@ -148,6 +148,8 @@ def device_arch(device: torch.device) -> str:
 
 @functools.cache
 def _virtual_arch(arch: str) -> str:
+    for name in ("RFOPS_VGPU_THREADS", "RFOPS_VGPU_MAX_STEPS", "RFOPS_VGPU_LOG"):
+        settings.number(name)  # the library itself takes what is no number for none
     log.get().info("CPU tensors run on the virtual GPU (%s): right results, not GPU speed", arch)
     return arch
 

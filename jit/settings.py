@@ -6,6 +6,7 @@ A setting says where things are and how loud to be. What a kernel computes is ne
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,14 @@ def text(name: str) -> str:
     if "|" in kind and value not in kind.split("|"):
         raise ConfigError(f"{name}={value!r}: expected one of {', '.join(kind.split('|'))}")
     return value
+
+
+def words(name: str) -> list[str]:
+    """A command with its arguments, quoted as in a shell."""
+    try:
+        return shlex.split(text(name))
+    except ValueError as error:
+        raise ConfigError(f"{name}={text(name)}: {error}") from error
 
 
 def number(name: str) -> int:

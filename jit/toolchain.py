@@ -15,7 +15,6 @@ import functools
 import importlib.util
 import json
 import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -73,12 +72,12 @@ def device_candidates() -> Iterator[tuple[str, tuple[str, ...] | None, str]]:
 
 def host_candidates() -> Iterator[tuple[str, tuple[str, ...] | None, str]]:
     """As device_candidates, for the virtual GPU's C++."""
-    chosen = settings.text("CXX")
+    chosen = settings.words("CXX")
     if chosen:
-        first, *rest = shlex.split(chosen)
+        first, *rest = chosen
         found = _executable(first)
         name = "zig" if Path(first).stem == "zig" or "ziglang" in rest else "c++"
-        yield name, (*found, *rest) if found else None, f"CXX={chosen}"
+        yield name, (*found, *rest) if found else None, f"CXX={settings.text('CXX')}"
         return
     yield "c++", _executable("g++"), "g++ on PATH"
     yield "c++", _executable("clang++"), "clang++ on PATH"

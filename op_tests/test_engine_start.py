@@ -10,6 +10,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from engine_project import Child, Project, project
+
+import rfops
+from rfops.jit import hip, log
+from rfops.jit.settings import SETTINGS
+
+__all__ = ["project"]  # a fixture
+
 IMPORT_BAR = FIRST_CALL_BAR = 0.060  # seconds
 ATTEMPTS = 5  # the machine is shared: the best of them says what the code costs
 
@@ -99,6 +108,28 @@ def test_first_call_in_a_new_process(figure: Callable[[str], None]) -> None:
     )
     assert result["processes"] == 0
     assert result["seconds"] < FIRST_CALL_BAR  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [s.name for s in SETTINGS if s.kind in ("int", "seconds") or "|" in s.kind] + ["CXX"],
+)
+def test_a_wrong_setting_is_named(
+    name: str, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a cold call that has need of it."""
+    monkeypatch.setenv("RFOPS_LAUNCHER", "auto")
+    monkeypatch.setenv(name, "it's wrong")
+    if name == "CXX":  # which the virtual GPU is built with
+        monkeypatch.delenv("RFOPS_HIP_LIBRARY")
+
+    def call() -> None:
+        hip._virtual_arch.cache_clear()
+        log.get.cache_clear()
+        project.run(project.op())
+
+    error = Child.run(call).result()
+    assert isinstance(error, rfops.ConfigError) and str(error).startswith(f"{name}="), error
 
 
 FORK = """
