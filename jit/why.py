@@ -15,6 +15,8 @@ from .host import host_unit
 from .manifest import Wanted
 from .spec import module_spec
 
+_COMPARED = ("key", "created", "engine", "compiler", "commands", "deps")
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -72,7 +74,8 @@ def _entries(unit: Unit) -> Iterator[dict[str, Any]]:
             try:
                 meta = json.loads(file.read_bytes())
                 other = meta["engine"] != ENGINE_VERSION  # its entries have other checks
-                yield {**meta, "damage": "" if other else damage(file.parent, meta)}
+                known = {name: meta[name] for name in _COMPARED}
+                yield {**known, "damage": "" if other else damage(file.parent, meta)}
             except DAMAGE:
                 continue
 

@@ -4,8 +4,11 @@ stale result: what is no longer readable is built again, or an error says which 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import random
+import shutil
+import tarfile
 from pathlib import Path
 
 import mangle
@@ -15,8 +18,9 @@ from test_engine_crash import quick
 
 import rfops
 from rfops import cli
-from rfops.jit import manifest, ninja, toolchain
+from rfops.jit import manifest, ninja, store, toolchain
 from rfops.jit.build import device_unit
+from rfops.jit.files import seal
 from rfops.jit.host import host_unit
 from rfops.jit.spec import ModuleSpec, load_config, module_spec
 from rfops.jit.toolchain import Toolchain
@@ -70,7 +74,8 @@ def test_garbage_in_a_file_of_the_cache(
         for file, data in healthy.items():
             file.parent.mkdir(parents=True, exist_ok=True)  # an entry that was swept away
             with contextlib.suppress(OSError):
-                file.write_bytes(mangle.json_file(rng, data))
+                every = mangle.FILES[at : at + 1]
+                file.write_bytes(every[0] if every else mangle.json_file(rng, data))
         toolchain._choose.cache_clear()  # as in a new process
         edited = at % 4 == 0
         if edited:
@@ -83,6 +88,71 @@ def test_garbage_in_a_file_of_the_cache(
         artifact = quick.op().build("gfx950")
         assert artifact.file.read_bytes() == right and artifact.meta["kernels"]
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_index_that_has_lost_a_header(quick: Project) -> None:
+    """It would call an entry unchanged whatever became of that header."""
+    quick.build()
+    (index,) = quick.cache.glob(KINDS["index"])
+    body = json.loads(index.read_bytes())
+    deps = body["entries"][0]["deps"]
+    del deps[next(name for name in deps if name.endswith("/scale.h"))]
+    index.write_text(json.dumps(body))
+    quick.header.write_text(f"{SCALE}// edited")
+    assert quick.build() == "built"
+
+
+def test_a_record_of_a_failure_that_is_not_as_it_was_written(quick: Project) -> None:
+    """Any other id would look like the failure that one has waited for."""
+    fail_once(quick)
+    (record,) = quick.cache.glob(KINDS["failure"])
+    body = json.loads(record.read_bytes())
+    for change in ({"id": 7}, {"id": ["x"]}, {"id": "x", "command": 3}, {"output": None}):
+        record.write_text(json.dumps({**body, **change}))
+        quick.header.write_text(f"{SCALE}// {change}")
+        assert quick.build() == "built"
+
+
+def repacked(rng: random.Random, exported: bytes) -> bytes:
+    """An exported file whose metadata is mangled, with a seal that is right all the same."""
+    sink = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(exported)) as source,
+        tarfile.open(fileobj=sink, mode="w") as tar,
+    ):
+        for member in source:
+            data = source.extractfile(member).read()  # type: ignore[union-attr]
+            if member.name.endswith("meta.json"):
+                with contextlib.suppress(ValueError, TypeError, AttributeError):
+                    body = json.loads(mangle.misplaced(rng, data))
+                    data = json.dumps({**body, "seal": seal(body)}).encode()
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return sink.getvalue()
+
+
+def test_importing_garbage(quick: Project, tmp_path: Path) -> None:
+    """Whole entries, or a ConfigError that names the file; nothing outside of the cache."""
+    quick.build()
+    file = tmp_path / "exported"
+    store.export(file)
+    exported, rng, refused = file.read_bytes(), random.Random(7), 0
+    shutil.rmtree(quick.cache)
+    before = sorted(tmp_path.rglob("*"))
+    for at in range(120):
+        damaged = repacked(rng, exported) if at % 2 else mangle.splintered(rng, exported)
+        file.write_bytes(damaged)
+        try:
+            store.import_(file)
+        except rfops.ConfigError as error:
+            assert str(file) in str(error), error
+            refused += 1
+        if at % 10 == 0:
+            assert quick.build() in ("built", "found")
+        outside = [f for f in tmp_path.rglob("*") if not f.is_relative_to(quick.cache)]
+        assert sorted(outside) == before
+        shutil.rmtree(quick.cache, ignore_errors=True)
+    assert 30 < refused < 120
 
 
 # ---------------------------------------------------------------- what people write
