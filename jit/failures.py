@@ -17,8 +17,6 @@ from .cache import Contents, Shelf
 from .errors import BuildError
 from .files import read_sealed, write_atomic, write_sealed
 
-_DISK = ("no space left on device", "disk quota exceeded")
-_MEMORY = ("out of memory", "bad_alloc", "cannot allocate memory", "virtual memory exhausted")
 _KILLED, _BUS_ERROR = 128 + signal.SIGKILL, 128 + signal.SIGBUS  # as shells report them
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 _MEANT_FOR = 10.0  # seconds for which a failure also meets those who come a little later
@@ -30,10 +28,10 @@ def cause(output: str, status: int, folder: Path, memory_before: int) -> str:
     free = resources.free_disk(folder)
     # lld writes through memory maps: on a full disk it dies of a bus error and says nothing.
     full = free < 1 << 20 or (status == _BUS_ERROR and free < 1 << 24)
-    if full or any(word in text for word in _DISK):
+    if full or any(word in text for word in resources.DISK_WORDS):
         return disk_full(folder)
     began = f"{resources.megabytes(memory_before)} when the build began, "
-    if any(word in text for word in _MEMORY):
+    if any(word in text for word in resources.MEMORY_WORDS):
         return f"out of memory: {_memory(began)}"
     if status == _KILLED:
         return f"the compiler was killed, most likely for lack of memory: {_memory(began)}"

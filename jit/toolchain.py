@@ -211,7 +211,7 @@ def survey(kind: str, target: str, ask: bool = True) -> Iterator[tuple[Toolchain
             yield None, f"{where}: not found"
             continue
         record = _record(argv, ask)
-        failure = record.targets.get(target) if record is not None else None
+        failure = (record.failure or record.targets.get(target)) if record is not None else None
         if record is None or (failure is None and not ask):
             yield None, f"{where}: {argv[0]} is not known yet"
             continue
@@ -241,7 +241,10 @@ def _probe(name: str, argv: tuple[str, ...], target: str) -> tuple[str, bool]:
         return f"no room for temporary files, {free} free in /tmp: {error}", False
     if code == 0:
         return "", True
-    return (output.strip() or f"exit status {code}")[:400], 0 < code < 126  # not killed, did start
+    text = output.lower()
+    machine = any(word in text for word in (*resources.DISK_WORDS, *resources.MEMORY_WORDS))
+    certain = 0 < code < 126 and not machine  # not killed, did start
+    return (output.strip() or f"exit status {code}")[:400], certain
 
 
 HOST_TARGET = "c++20"
@@ -287,6 +290,7 @@ class _Record:
     stats: dict[str, list[int] | str]  # file -> its stat, or its sha256 where that is too young
     version: str
     targets: dict[str, str]  # target -> "" or why it cannot
+    failure: str = ""  # why the version is not known; then it has no key, and is asked again
 
     def learn(self, target: str, failure: str) -> None:
         self.targets[target] = failure
@@ -345,7 +349,7 @@ def _record(argv: tuple[str, ...], ask: bool = True) -> _Record | None:
 
 
 def _ask(file: Path, argv: tuple[str, ...]) -> _Record:
-    """Run `--version`. Failing that, the record says so for each target asked."""
+    """Run `--version`."""
     code, output = run([*argv, "--version"])
     folder = ""
     lines = []
@@ -354,7 +358,10 @@ def _ask(file: Path, argv: tuple[str, ...]) -> _Record:
             folder = line.split(":", 1)[1].strip()  # hipcc is a wrapper: the clang is in there
         else:
             lines.append(line.rstrip())
-    version = "\n".join(lines).strip() if code == 0 else f"unknown ({output.strip()[:200]})"
+    version = "\n".join(lines).strip() if code == 0 else ""
+    failure = (
+        "" if version else f"no answer to --version: {output.strip()[:200] or f'status {code}'}"
+    )
     watched = [w for part in argv if (w := shutil.which(part))]
     watched += [str(Path(folder) / tool) for tool in ("clang", "clang++", "ld.lld") if folder]
-    return _Record(file, _stats(watched), version, {})
+    return _Record(file, _stats(watched), version, {}, failure)

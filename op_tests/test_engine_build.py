@@ -226,6 +226,15 @@ def test_a_source_that_changes_during_the_build(project: Project) -> None:
     assert len(project.compiles()) == 2
 
 
+def test_a_header_that_comes_before_another_during_the_build(project: Project) -> None:
+    first = project.root / "rfops_test" / "rfops_test" / "types.h"
+    first.parent.mkdir()
+    text = "#define __global__ __attribute__((global))\n#define RFOPS_BIAS 7\n"
+    after = f"lambda: open({str(first)!r}, 'w').write({text!r})"
+    project.write_hipcc(before=f"import atexit; atexit.register({after})")
+    assert torch.equal(project.run(project.op()), DOUBLED + 7)
+
+
 # ---------------------------------------------------------------- failures
 
 

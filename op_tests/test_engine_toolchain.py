@@ -150,6 +150,38 @@ def test_a_compiler_that_keeps_size_and_mtime(
     assert json.loads(record.read_text())["version"].endswith("2.0")
 
 
+@pytest.mark.parametrize(
+    "fault", ["os.kill(os.getpid(), 9)", "sys.exit('error: No space left on device')"]
+)
+def test_a_probe_that_fails_for_the_machine_is_asked_again(project: Project, fault: str) -> None:
+    """Nothing of the compiler is known by it, and nothing is remembered."""
+    text = project.hipcc.read_text()
+    mark = project.root / "full"
+    mark.touch()
+    project.hipcc.write_text(
+        text.replace("arch = next", f"if os.path.exists({str(mark)!r}): {fault}\narch = next")
+    )
+    with pytest.raises(rfops.ToolchainNotFound, match=r"cannot build for gfx950: .*(space|status)"):
+        project.build()
+    mark.unlink()
+    assert project.build() == "built"
+
+
+def test_a_compiler_that_does_not_say_its_version(project: Project) -> None:
+    """It has no key, so it is not taken; and is asked again."""
+    text = project.hipcc.read_text()
+    project.hipcc.write_text(
+        text.replace('    print("HIP', '    os.kill(os.getpid(), 9)\n    print("HIP')
+    )
+    with pytest.raises(
+        rfops.ToolchainNotFound, match="cannot build for gfx950: no answer to --ver"
+    ):
+        project.build()
+    assert not list(project.cache.glob("v1/toolchains/*.json"))
+    project.hipcc.write_text(text)
+    assert "stand-in clang version 1.0" in project.op().build("gfx950").meta["compiler"]
+
+
 def test_a_wrapper_around_another_compiler(project: Project) -> None:
     """The wrapper's own version text counts, and that of what it wraps."""
     assert project.build() == "built"
