@@ -11,7 +11,6 @@ import argparse
 import importlib
 import itertools
 import json
-import os
 import sys
 import tempfile
 import timeit
@@ -21,12 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import null_hip
+import pytest
 import torch
 from engine_project import TYPES
 
 import rfops
 from rfops.jit import Plans, compile_ops, i32, launcher
 from rfops.mxfp8_gemv import mxfp8_gemv
+from rfops.mxfp8_mfma import mxfp8_mfma
+from rfops.mxfp8_moe import mxfp8_moe
 
 KERNEL = """
 #include "types.h"
@@ -35,11 +37,13 @@ extern "C" __global__ void five(float* out, const float* a, const float* b, cons
   out[0] = a[0] + b[0] + c[0] + d[0] + m + n + k;
 }
 """
+OPS = ("gemm_mxfp8", "grouped_gemm_mxfp8")
 GRID, BLOCK = (4, 1, 1), (64, 1, 1)
 ROWS = {
     "native": "bare call of the native launcher, arguments made before",
     "op": "an op's whole warm path: plan lookup, arguments, native launch",
     "gemm": "gemm_mxfp8 [1, 256] x [64, 256] into an out that is given",
+    "grouped": "grouped_gemm_mxfp8 of 8 rows into an out that is given",
     "growing": "op with another shape every call: decide, remember, launch",
     "gemm_new": "gemm_mxfp8 with another N every call, of more than its plans hold",
     "ctypes": "launch through ctypes",
@@ -64,20 +68,17 @@ def five(
 
 @contextmanager
 def null_runtime(folder: Path) -> Iterator[None]:
-    """CPU tensors go to the null library. What gemm_mxfp8 has bound and decided before stays as it
-    is, and what it binds here, to a library that computes nothing, does not."""
+    """CPU tensors go to the null library. What ops have bound and decided before stays as it is,
+    and what they bind here, to a library that computes nothing, does not."""
     library = null_hip.build(folder, record=False)
-    before = dict(os.environ)
-    op: Any = importlib.import_module("rfops.gemm_mxfp8")  # the attribute is the function
-    bound, plans = mxfp8_gemv._bound, op._PLANS
-    mxfp8_gemv._bound, op._PLANS = {}, plans.fresh()
-    os.environ["RFOPS_HIP_LIBRARY"] = str(library)
-    try:
+    ops: list[Any] = [importlib.import_module(f"rfops.{name}") for name in OPS]
+    with pytest.MonkeyPatch.context() as patch:
+        for op in ops:  # modules: rfops' attributes are the functions
+            patch.setattr(op, "_PLANS", op._PLANS.fresh())
+        for kernel in (mxfp8_gemv, mxfp8_mfma, mxfp8_moe):
+            patch.setattr(kernel, "_bound", {})
+        patch.setenv("RFOPS_HIP_LIBRARY", str(library))
         yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        mxfp8_gemv._bound, op._PLANS = bound, plans
 
 
 class Op:
@@ -147,10 +148,12 @@ def candidates(folder: Path) -> dict[str, Callable[[], Any]]:
     shapes = [torch.ones(1, n) for n in range(1, 3000)]
     new = _growing(3000)
     turn = itertools.count()
+    grouped, grouped_out = _grouped()
     found: dict[str, Callable[[], Any]] = {
         "native": lambda: bound(GRID, BLOCK, args),
         "op": lambda: op(a, b, c, d, out),
         "gemm": lambda: rfops.gemm_mxfp8(x, w, x_scale, w_scale, out=gemm_out),
+        "grouped": lambda: rfops.grouped_gemm_mxfp8(*grouped, out=grouped_out),
         "growing": lambda: op(shapes[next(turn) % len(shapes)], b, c, d, out),
         "gemm_new": lambda: rfops.gemm_mxfp8(*new[next(turn) % len(new)]),
         "ctypes": lambda: through_ctypes(op.bound, GRID, BLOCK, args),
@@ -160,6 +163,15 @@ def candidates(folder: Path) -> dict[str, Callable[[], Any]]:
     if nop is not None:
         found["tvm_ffi"] = lambda: nop(a, b, c, d, out)
     return found
+
+
+def _grouped() -> tuple[tuple[Any, ...], torch.Tensor]:
+    """Arguments of grouped_gemm_mxfp8 for 2 tokens with 4 of 8 experts, and its out."""
+    (a, a_scale), (w, w_scale) = (rfops.quant_mxfp8(torch.ones(r, 256)) for r in (2, 8 * 64))
+    layout = rfops.moe_align_block_size(torch.arange(8, dtype=torch.int32).view(2, 4), 16, 8)
+    weights = w.view(8, 64, 256), w_scale.view(8, 64, 8)
+    args = a, a_scale, *weights, *layout, 8, 4, 16, torch.bfloat16, 4
+    return args, torch.empty(8, 64, dtype=torch.bfloat16)
 
 
 def _growing(count: int) -> list[tuple[Any, ...]]:
@@ -202,7 +214,7 @@ def main() -> int:
         if name in seconds:
             ratio = seconds[name] / seconds["native"]
             print(f"{1e6 * seconds[name]:7.2f} us  {ratio:6.2f} x native  {name:10} {what}")
-    for name in ("op", "gemm"):
+    for name in ("op", "gemm", "grouped"):
         more = seconds[name] - seconds["native"]
         print(f"{1e6 * more:7.2f} us  more than the bare launcher: {name}'s own path")
     return 0

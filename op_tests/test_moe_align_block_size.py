@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rfops.vgpu
-from rfops.jit import Plans
+from rfops.jit import Plans, launcher
 from rfops.moe_align_block_size import moe_align_block_size, moe_align_block_size_ref
 
 op_module = importlib.import_module("rfops.moe_align_block_size")
@@ -117,6 +117,29 @@ def test_expert_map_and_invalid_experts(
 def test_shape_of_topk_ids_does_not_matter() -> None:
     ids = random_ids(60, 7)
     assert_same(moe_align_block_size(ids.view(15, 4), 4, 7), moe_align_block_size(ids, 4, 7))
+
+
+def test_rows_and_experts_that_change_every_call(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checked once, right each time; and what the guards refuse they still do."""
+    assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
+    plans, checks, guard = op_module._PLANS.fresh(), [], op_module._check
+    monkeypatch.setattr(op_module, "_PLANS", plans)
+    monkeypatch.setattr(op_module, "_check", lambda *args: checks.append(1) or guard(*args))
+    cases = [(rows, 8) for rows in range(1, 40)] + [(33, experts) for experts in (1, 9, 64, 6000)]
+    for rows, experts in cases:
+        check(device, random_ids(rows, experts), 4, experts)
+    assert len(checks) == 1 and len(plans) == len(cases)
+    local = half_local(8)
+    for rows in (5, 6):
+        check(device, random_ids(rows, 8), 4, 8, expert_map=local)
+    assert len(checks) == 2
+    ids = random_ids(5, 8).to(device)
+    with pytest.raises(ValueError, match="expert_map must be a"):
+        moe_align_block_size(ids, 4, 9, expert_map=local.to(device))
+    with pytest.raises(ValueError, match="topk_ids must be small enough"):
+        moe_align_block_size(ids, 4, 2**27)
 
 
 def test_writes_all_of_its_output_and_nothing_else(

@@ -16,7 +16,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .guards import MAX_BYTES, Guard, check_layout
-from .jit import Plans, compile_ops, u32
+from .heuristic import ceil
+from .jit import Plans, compile_ops, hip, u32
 from .registration import must_dispatch, register
 
 OP = "moe_align_block_size"
@@ -36,7 +37,8 @@ class Aligned(NamedTuple):
 
 
 _Run = Callable[[Aligned, torch.Tensor, torch.Tensor | None, torch.Tensor | None], None]
-_PLANS = Plans()
+_Plan = tuple[int, int, _Run]  # slots, blocks, and what fills them
+_PLANS = Plans(sizes="rows E", shapes=("*rows", "", "E", "E"))
 
 
 @compile_ops("moe_align_block_size", variants=lambda _arch: [_defines(16, torch.int32)])
@@ -68,10 +70,6 @@ def moe_align_place(
     num_groups: u32,
 ) -> None:
     """csrc/moe_align_block_size.hip: the shapes stand there."""
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _defines(waves: int, dtype: torch.dtype) -> dict[str, int | str]:
@@ -140,24 +138,43 @@ def _add_plan(
     expert_map: torch.Tensor | None,
     pad_sorted_ids: bool,
     ignore_invalid_experts: bool,
-) -> tuple[int, int, _Run]:
+) -> _Plan:
     _check(topk_ids, block_size, num_experts, expert_map)
-    slots, blocks = _sizes(topk_ids.numel(), block_size, num_experts, pad_sorted_ids)
-    has_hip = topk_ids.is_cpu or torch.version.hip is not None
-    if has_hip and 3 * num_experts <= LDS_WORDS:
-        run = _prepare_hip(topk_ids, block_size, num_experts, slots, blocks)
-    else:
-        run = functools.partial(_run_torch, block_size, num_experts)
-    plan = slots, blocks, run
-    _PLANS.add(plan, topk_ids, block_size, num_experts, expert_map, pad_sorted_ids,
-               ignore_invalid_experts)  # fmt: skip
+    family = _Family(topk_ids.device, topk_ids.dtype, block_size, pad_sorted_ids)
+    plan = family.plan(topk_ids.numel(), num_experts)
+    args = topk_ids, block_size, num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts
+    _PLANS.add_family(family, *args)
+    _PLANS.add(plan, *args)
     return plan
+
+
+class _Family:
+    """Makes the plans of calls that differ in rows and experts alone."""
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, block_size: int, pad: bool
+    ) -> None:
+        self.device, self.dtype, self.block_size, self.pad = device, dtype, block_size, pad
+        self.has_hip = device.type == "cpu" or torch.version.hip is not None
+        self.arch = hip.device_arch(device) if self.has_hip else ""
+
+    def __call__(self, rows: int, num_experts: int) -> _Plan | None:
+        if _too_many(rows, num_experts, self.block_size):
+            return None  # the guards say it
+        return self.plan(rows, num_experts)
+
+    def plan(self, rows: int, num_experts: int) -> _Plan:
+        slots, blocks = _sizes(rows, self.block_size, num_experts, self.pad)
+        if not self.has_hip or 3 * num_experts > LDS_WORDS:
+            return slots, blocks, functools.partial(_run_torch, self.block_size, num_experts)
+        sizes = rows, num_experts, self.block_size, slots, blocks
+        return slots, blocks, _prepare_hip(self.device, self.dtype, self.arch, sizes)
 
 
 def _sizes(rows: int, block_size: int, num_experts: int, pad: bool) -> tuple[int, int]:
     """The most slots and blocks that any routing needs."""
     slots = min(rows * block_size, rows + num_experts * (block_size - 1))
-    blocks = _ceil(slots, block_size)
+    blocks = ceil(slots, block_size)
     return blocks * block_size if pad else slots, blocks
 
 
@@ -173,9 +190,9 @@ def _check(
     dims = tuple(f"topk_ids.shape[{i}]" for i in range(topk_ids.dim()))
     guard.tensor("topk_ids", topk_ids, dims, tuple(ID_DTYPES), "convert it with .to(torch.int32)")
     check_layout(OP, "topk_ids", topk_ids, topk_ids.element_size())
-    slots = topk_ids.numel() + num_experts * block_size
-    if 4 * slots >= MAX_BYTES:
+    if _too_many(topk_ids.numel(), num_experts, block_size):
         wanted = f"small enough for {MAX_BYTES // 4} slots"
+        slots = topk_ids.numel() + num_experts * block_size
         guard.fail("topk_ids", wanted, f"{slots} slots", "split the rows")
     if expert_map is not None:
         guard.sizes["num_experts"] = num_experts
@@ -184,20 +201,25 @@ def _check(
         check_layout(OP, "expert_map", expert_map, 4)
 
 
+def _too_many(rows: int, num_experts: int, block_size: int) -> bool:
+    """Whether byte offsets of the slots may be beyond signed 32 bits."""
+    return 4 * (rows + num_experts * block_size) >= MAX_BYTES
+
+
 def _prepare_hip(
-    topk_ids: torch.Tensor, block_size: int, num_experts: int, slots: int, blocks: int
+    device: torch.device, dtype: torch.dtype, arch: str, sizes: tuple[int, int, int, int, int]
 ) -> _Run:
-    """The launches for ids like these; builds the kernels or finds them."""
-    rows, device = topk_ids.numel(), topk_ids.device
+    """The launches for `sizes` (rows, experts, block size, slots, blocks); builds the kernels or
+    finds them."""
+    rows, num_experts, *_ = sizes
     waves = MAX_WAVES
     while (waves + 2) * num_experts > LDS_WORDS:
         waves //= 2
-    groups = max(1, min(MAX_GROUPS, _ceil(rows, GROUP_ROWS)))
+    groups = max(1, min(MAX_GROUPS, ceil(rows, GROUP_ROWS)))
     grid, block = (groups, 1, 1), (waves * WAVE, 1, 1)
-    defines = _defines(waves, topk_ids.dtype)
-    place = moe_align_place.bind(device, defines)
-    count = moe_align_count.bind(device, defines) if groups > 1 else None
-    sizes = rows, num_experts, block_size, slots, blocks, groups
+    defines = _defines(waves, dtype)
+    place = moe_align_place.bind(device, defines, arch)
+    count = moe_align_count.bind(device, defines, arch) if groups > 1 else None
 
     def run(
         aligned: Aligned,
@@ -211,7 +233,7 @@ def _prepare_hip(
             args = counts, topk_ids, row_map, rows, num_experts, groups
             count.launch(grid, block, args, 4 * num_experts)
         place.launch(
-            grid, block, (*aligned, topk_ids, row_map, block_map, counts, *sizes),
+            grid, block, (*aligned, topk_ids, row_map, block_map, counts, *sizes, groups),
             4 * (waves + 2) * num_experts,
         )  # fmt: skip
 
@@ -330,7 +352,7 @@ def moe_align_block_size_ref(
     sorted_ids: list[int] = []
     blocks: list[int] = []
     for expert, own in enumerate(of_expert):
-        count = _ceil(len(own), block_size)
+        count = ceil(len(own), block_size)
         sorted_ids += own + [rows] * (count * block_size - len(own))
         blocks += [expert] * count
     used = len(sorted_ids)

@@ -8,6 +8,7 @@ import torch
 
 from rfops.quant_mxfp8 import BLOCK
 from rfops.triton import launch, tiles
+from rfops.triton.bound import BoundKernel
 from rfops.triton.tiles import TritonConfig
 
 Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -81,26 +82,57 @@ def _tiles(m: int, n: int, config: TritonConfig) -> int:
     return _ceil(m, config.block_m) * _ceil(n, config.block_n)
 
 
-def _sources(*tensors: torch.Tensor) -> tuple[list[torch.Tensor], list[int]]:
-    """As bytes, with the distances of their rows."""
-    return [t.view(torch.uint8) for t in tensors], [t.stride(0) for t in tensors]
-
-
 def _is_wide(config: TritonConfig, x_or_out: int, w: int) -> bool:
     """Whether the rows of a tile, that far apart, need 64-bit offsets."""
     return max(config.block_m * x_or_out, config.block_n * w) >= WIDE_FROM
 
 
+_TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "EVEN_K")
+
+
+class _Gemm:
+    """gemm_kernel in one config, for rows any distance apart."""
+
+    def __init__(
+        self, device: torch.device, k: int, config: TritonConfig, options: dict[str, object]
+    ) -> None:
+        self.config = config
+        constants = config.constants(k)
+        tile = [constants[name] for name in _TILE]
+        self.kernels = [
+            BoundKernel(
+                "mxfp8_kernels", "gemm_kernel", device,
+                (*tile, config.method, config.group_m, wide), options=options,
+            )
+            for wide in (False, True)
+        ]  # fmt: skip
+
+    def __call__(
+        self,
+        grid: tuple[int, int, int],
+        out: torch.Tensor,
+        sources: tuple[torch.Tensor, ...],
+        needed: torch.Tensor | None,
+        sizes: tuple[int, int, int, int],
+    ) -> None:
+        """`sources` are x, w, x_scale and w_scale in bytes, `sizes` M, N, K and K of a split."""
+        strides = (out.stride(-2), *[source.stride(0) for source in sources])
+        wide = _is_wide(self.config, max(strides[0], strides[1]), strides[2])
+        self.kernels[wide](grid, (out, *sources, needed), (*sizes, *strides))
+
+
+def _as_bytes(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple([tensor.view(torch.uint8) for tensor in tensors])
+
+
 def _bind(
     device: torch.device, m: int, n: int, k: int, config: TritonConfig, options: dict[str, object]
 ) -> Launch:
-    from rfops.triton.mxfp8_kernels import gemm_kernel, reduce_kernel
-
     k_split = _ceil(k, config.splits * config.block_k) * config.block_k
     splits = _ceil(k, k_split)
-    grid = (_tiles(m, n, config), splits)
-    constants = config.constants(k) | {"METHOD": config.method} | options
-    reduce_grid = (m, _ceil(n, _REDUCE_N))
+    gemm, grid = _Gemm(device, k, config, options), (_tiles(m, n, config), splits, 1)
+    reduce = BoundKernel("mxfp8_kernels", "reduce_kernel", device, (splits, _REDUCE_N))
+    reduce_grid = (m, _ceil(n, _REDUCE_N), 1)
 
     def run(
         out: torch.Tensor,
@@ -112,18 +144,9 @@ def _bind(
         parts = out
         if splits > 1:
             parts = torch.empty((splits, m, n), dtype=torch.float32, device=out.device)
-        sources, strides = _sources(x, w, x_scale, w_scale)
-        wide = _is_wide(config, max(parts.stride(-2), strides[0]), strides[1])
-        with launch.on(device):
-            gemm_kernel[grid](
-                parts, *sources, None, m, n, k, k_split, parts.stride(-2), *strides,
-                WIDE=wide, **constants,
-            )  # fmt: skip
-            if splits > 1:
-                reduce_kernel[reduce_grid](
-                    out, parts, m, n, out.stride(0), SPLITS=splits, BLOCK_N=_REDUCE_N,
-                    enable_fp_fusion=True,
-                )  # fmt: skip
+        gemm(grid, parts, _as_bytes(x, w, x_scale, w_scale), None, (m, n, k, k_split))
+        if splits > 1:
+            reduce(reduce_grid, (out, parts), (m, n, out.stride(0)))
 
     return run
 
@@ -131,11 +154,19 @@ def _bind(
 def _bind_expanded(
     device: torch.device, m: int, n: int, k: int, config: TritonConfig, options: dict[str, object]
 ) -> Launch:
-    from rfops.triton.mxfp8_kernels import expand_kernel, gemm_kernel, matmul_kernel
-
     again = TritonConfig("exact", 32, 32, 64, config.group_m)
-    constants = config.constants(k) | options
-    again_constants = again.constants(k) | again.options("") | {"METHOD": again.method}
+    gemm, gemm_grid = _Gemm(device, k, again, again.options("")), (_tiles(m, n, again), 1, 1)
+    k_again = _ceil(k, again.block_k) * again.block_k
+    expand = BoundKernel("mxfp8_kernels", "expand_kernel", device, (_EXPAND_BLOCKS,))
+    constants = config.constants(k)
+    tile = [constants[name] for name in _TILE]
+    matmul = [
+        BoundKernel(
+            "mxfp8_kernels", "matmul_kernel", device, (*tile, config.group_m, wide),
+            options=options,
+        )
+        for wide in (False, True)
+    ]  # fmt: skip
     k_parts = _ceil(k, _EXPAND_BLOCKS * BLOCK)
 
     def run(
@@ -145,25 +176,17 @@ def _bind_expanded(
         x_scale: torch.Tensor,
         w_scale: torch.Tensor,
     ) -> None:
-        sources, strides = _sources(x, w, x_scale, w_scale)
+        sources = _as_bytes(x, w, x_scale, w_scale)
         wide_x = torch.empty((m, k), dtype=torch.bfloat16, device=out.device)
         wide_w = torch.empty((n, k), dtype=torch.bfloat16, device=out.device)
         lost = torch.zeros(1, dtype=torch.int32, device=out.device)
+        for values, codes, scales in ((wide_x, *sources[::2]), (wide_w, *sources[1::2])):
+            grid = (values.shape[0], k_parts, 1)
+            strides = codes.stride(0), scales.stride(0)
+            expand(grid, (values, codes, scales, lost), (k, *strides))
         stride = out.stride(0)
-        with launch.on(device):
-            for operand, values in enumerate((wide_x, wide_w)):
-                expand_kernel[(values.shape[0], k_parts)](
-                    values, sources[operand], sources[operand + 2], lost, k, strides[operand],
-                    strides[operand + 2], BLOCKS=_EXPAND_BLOCKS, enable_fp_fusion=True,
-                )  # fmt: skip
-            matmul_kernel[(_tiles(m, n, config),)](
-                out, wide_x, wide_w, m, n, k, stride,
-                WIDE=_is_wide(config, max(stride, k), k), **constants,
-            )  # fmt: skip
-            gemm_kernel[(_tiles(m, n, again), 1)](
-                out, *sources, lost, m, n, k, _ceil(k, again.block_k) * again.block_k, stride,
-                *strides, WIDE=_is_wide(again, max(stride, strides[0]), strides[1]),
-                **again_constants,
-            )  # fmt: skip
+        product = matmul[_is_wide(config, max(stride, k), k)]
+        product((_tiles(m, n, config), 1, 1), (out, wide_x, wide_w), (m, n, k, stride))
+        gemm(gemm_grid, out, sources, lost, (m, n, k, k_again))
 
     return run

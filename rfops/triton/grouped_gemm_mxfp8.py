@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
 
 from rfops.quant_mxfp8 import BLOCK
 from rfops.triton import launch, tiles
+from rfops.triton.bound import BoundKernel
 from rfops.triton.gemm_mxfp8 import MAX_SIZE, OUT_DTYPES, WIDE_FROM, refuses_arch
 from rfops.triton.tiles import TritonConfig
 
@@ -87,12 +89,17 @@ def _bind(
     config: TritonConfig,
     options: dict[str, object],
 ) -> Callable[..., None]:
-    from rfops.triton.mxfp8_kernels import grouped_kernel
-
     n, k, e = sizes
     rows = tile_rows(block_m, config)
     tiles_of_block = -(-block_m // rows) * -(-n // config.block_n)
-    constants = config.constants(k) | {"BLOCK_M": rows, "METHOD": config.method} | options
+    of_k = config.constants(k)
+    tile = rows, of_k["BLOCK_N"], of_k["BLOCK_K"], of_k["EVEN_K"], config.method, config.group_m
+    kernels = {
+        kind: BoundKernel(
+            "mxfp8_kernels", "grouped_kernel", device, (*tile, *kind), options=options
+        )
+        for kind in itertools.product((False, True), repeat=2)  # has weights, is wide
+    }
 
     def run(
         out: torch.Tensor,
@@ -114,13 +121,13 @@ def _bind(
         a_bytes, w_bytes, as_bytes, ws_bytes = sources
         span = max(t.shape[0] * t.stride(0) for t in (a_q, out))
         wide = max(span, config.block_n * w_bytes.stride(1)) >= WIDE_FROM
-        with launch.on(device):
-            grouped_kernel[(blocks * tiles_of_block,)](
-                out, *sources, sorted_token_ids, expert_ids, num_tokens_post_padded,
-                topk_weights, e, n, k, num_valid, num_ids, blocks, block_m, a_div,
-                out.stride(0), a_bytes.stride(0), as_bytes.stride(0), *w_bytes.stride()[:2],
-                *ws_bytes.stride()[:2], HAS_WEIGHT=topk_weights is not None, WIDE=wide,
-                **constants,
-            )  # fmt: skip
+        kernel = kernels[topk_weights is not None, wide]
+        kernel(
+            (blocks * tiles_of_block, 1, 1),
+            (out, *sources, sorted_token_ids, expert_ids, num_tokens_post_padded, topk_weights),
+            (e, n, k, num_valid, num_ids, blocks, block_m, a_div, out.stride(0),
+             a_bytes.stride(0), as_bytes.stride(0), *w_bytes.stride()[:2],
+             *ws_bytes.stride()[:2]),
+        )  # fmt: skip
 
     return run
