@@ -97,6 +97,49 @@ def test_ls_knows_every_op() -> None:
     }
 
 
+CALLS = """
+import torch, rfops
+x, s = rfops.quant_mxfp8(torch.randn(20, 512))
+w, t = rfops.quant_mxfp8(torch.randn(4 * 64, 512))
+for m in (3, 12):
+    rfops.gemm_mxfp8(x[:m].contiguous(), w, s[:m].contiguous(), t)
+layout = rfops.moe_align_block_size(torch.tensor([[0, 1], [2, 3]], dtype=torch.int32), 16, 4)
+a, a_scale = x[:2].contiguous(), s[:2].contiguous()
+w, w_scale = w.view(4, 64, 512), t.view(4, 64, 16)
+rfops.grouped_gemm_mxfp8(a, a_scale, w, w_scale, *layout, 4, 2, 16, torch.bfloat16, a_div=2)
+"""
+
+
+def test_why_tells_of_a_calls_variant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture, vgpu_path: Path
+) -> None:
+    """Before a call, after it, and of a call that differs in one define."""
+    monkeypatch.setenv("RFOPS_CACHE_DIR", str(tmp_path))
+    sizes = ("--n", "256", "--k", "512")
+    asked = {
+        "mxfp8_gemv": ("gemm_mxfp8", "--m", "3", *sizes),
+        "mxfp8_mfma": ("gemm_mxfp8", "--m", "12", *sizes),
+        "mxfp8_moe": ("grouped_gemm_mxfp8", "--m", "4", "--n", "64", "--k", "512", "--e", "4",
+                      "--top-k", "2"),
+    }  # fmt: skip
+
+    def why(*arguments: str) -> str:
+        assert cli.main(["why", *arguments]) == 0
+        return capsys.readouterr().out
+
+    for module, arguments in asked.items():
+        out = why(*arguments)
+        assert re.search(rf"^  variant +{module} gfx950 .*: not cached, and nothing", out, re.M)
+    env = {**os.environ, "RFOPS_HIP_LIBRARY": str(vgpu_path)}
+    subprocess.run([sys.executable, "-c", CALLS], check=True, env=env, capture_output=True)
+    for module, arguments in asked.items():
+        out = why(*arguments)
+        assert f": cached in {tmp_path}/v1/gfx950/{module}/" in out, out
+    out = why("gemm_mxfp8", "--m", "2", *sizes)
+    assert ": not cached; the nearest entry" in out
+    assert "command, gone: -DRFOPS_M=3" in out and "command, new: -DRFOPS_M=2" in out
+
+
 def test_doctor_of_a_working_machine() -> None:
     out = good("doctor", RFOPS_JOBS="2")
     assert "ops can run" in out and "RFOPS_JOBS=2" in out
