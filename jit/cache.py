@@ -134,12 +134,11 @@ class Shelf:
         self.roots = roots
 
     def _entries(self, build_key: str, folder: Path) -> list[dict[str, Any]]:
-        """What the index remembers; a damaged one remembers nothing. An entry's key is a hash over
-        its files, so one that lacks a file, or names another, is none."""
+        """What the index remembers; a damaged one remembers nothing."""
         try:
             entries = json.loads((folder / "index" / f"{build_key}.json").read_bytes())["entries"]
             dicts = [e for e in entries if type(e["deps"]) is type(e["stats"]) is dict]
-            return [e for e in dicts if e["deps"] and e["key"] == content_key(build_key, e["deps"])]
+            return [entry for entry in dicts if entry["deps"] and type(entry["key"]) is str]
         except DAMAGE:
             return []
 
@@ -148,7 +147,9 @@ class Shelf:
         now: Contents = {}
         for index in self.folders:
             for entry in self._entries(build_key, index):
-                if self._unchanged(entry) or self._same_content(entry, now):
+                same = self._unchanged(entry) or self._same_content(entry, now)
+                # An entry that has lost a file, or names another, has not the key of its files.
+                if same and entry["key"] == content_key(build_key, entry["deps"]):
                     for folder in self.folders:
                         artifact = self._load(folder / entry["key"], entry, report)
                         if artifact is not None:
