@@ -171,7 +171,7 @@ def obtain(
                 built = _attempts(unit, make)
                 toolchain.note_built(target[0], unit.toolchain)
     except OSError as error:
-        raise failures.from_os(unit.shelf, error) or error from error
+        raise failures.from_os(unit.shelf, error) from error
     manifest.record(wanted)
     return built
 
@@ -190,6 +190,9 @@ def _attempts(unit: Unit, make: Callable[[Unit, Contents], Artifact | None]) -> 
         if error.log_path is not None:
             raise
         raise failures.record(unit.shelf, unit.build_key, error, {}) from error
+    except OSError as error:  # those who wait need not run into it too
+        told = failures.from_os(unit.shelf, error)
+        raise failures.record(unit.shelf, unit.build_key, told, {}) from error
 
 
 def _compile_device(

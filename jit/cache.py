@@ -11,12 +11,12 @@ Read-only caches can lie behind (RFOPS_CACHE_READ): they are looked into, never 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
 import time
 import uuid
-import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +24,22 @@ from typing import Any
 
 from . import lock, log
 from .errors import ConfigError
-from .files import cache_root, cache_roots, digest, fsync_folder, write_atomic
+from .files import (
+    DAMAGE,
+    cache_root,
+    cache_roots,
+    content_key,
+    digest,
+    fsync_folder,
+    seal,
+    write_atomic,
+)
 
 _RECENT_NS = 2_000_000_000  # a file this young may change again without its stat showing it
 _MAX_REMEMBERED = 8  # versions of the sources that an index keeps
 
 
-# Name of a file -> its sha256, and its stat if that is conclusive.
+# Name of a file -> its sha256, and its stat if that is conclusive; "" of one that is not there.
 Contents = dict[str, tuple[str, list[int] | None]]
 
 
@@ -46,11 +55,22 @@ class Roots:
                 return f"{name}/{path.relative_to(folder).as_posix()}"
         return str(path)
 
+    def is_ours(self, path: Path) -> bool:
+        """Whether it is a source: neither the compiler's nor Python's."""
+        return self.name_of(path).startswith(("root/", "rfops/"))
+
     def path_of(self, name: str) -> Path:
-        for root, folder in self.folders:
-            if name.startswith(f"{root}/"):
-                return folder / name[len(root) + 1 :]
-        return Path(name)
+        return Path(self.place_of(name))
+
+    def place_of(self, name: str) -> str:
+        """The path as a text: a Path takes longer to make than its stat."""
+        root, _, rest = name.partition("/")
+        folder = self._by_name.get(root)
+        return f"{folder}/{rest}" if folder else name
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, Path]:
+        return dict(self.folders)
 
 
 @dataclass(frozen=True)
@@ -66,25 +86,20 @@ class Artifact:
         return self.folder / str(self.meta["output"])
 
 
-def _stat(path: Path) -> list[int] | None:
+def stat_of(path: Path | str) -> list[int] | None:
+    """What tells a file from what it was before; None where there is none."""
     try:
-        info = path.stat()
-    except OSError:
+        info = os.stat(path)  # noqa: PTH116
+    except (OSError, ValueError):  # ValueError: no path at all, of a damaged index
         return None
     return [info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
 
 
-def _settled(stat: list[int] | None) -> list[int] | None:
+def settled(stat: list[int] | None) -> list[int] | None:
     """The stat if a later change must show in it, else None: then the content decides."""
     if stat is None or time.time_ns() - max(stat[1], stat[2]) < _RECENT_NS:
         return None
     return stat
-
-
-def seal(meta: Mapping[str, Any]) -> int:
-    """A checksum over the metadata, kept in it: a changed byte of meta.json shows."""
-    rest = {name: value for name, value in meta.items() if name != "seal"}
-    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
 def damage(folder: Path, meta: Mapping[str, Any], trusted: list[int] | None = None) -> str:
@@ -94,7 +109,7 @@ def damage(folder: Path, meta: Mapping[str, Any], trusted: list[int] | None = No
     if meta["key"] != folder.name:
         return f"it is the entry {meta['key']}"
     file = folder / meta["output"]
-    now = _stat(file)
+    now = stat_of(file)
     if now is None:
         return f"{file.name} is gone"
     if now[0] != meta["size"]:
@@ -102,6 +117,11 @@ def damage(folder: Path, meta: Mapping[str, Any], trusted: list[int] | None = No
     if now != trusted and digest(file.read_bytes()) != meta["sha256"]:
         return f"the content of {file.name} has changed"
     return ""
+
+
+def _can_trust(artifact: Artifact, entry: Mapping[str, Any]) -> bool:
+    """Whether the artifact's stat has become conclusive: it was too young when it was built."""
+    return str(artifact.file) not in entry["stats"] and settled(stat_of(artifact.file)) is not None
 
 
 class Shelf:
@@ -118,8 +138,8 @@ class Shelf:
         try:
             entries = json.loads((folder / "index" / f"{build_key}.json").read_bytes())["entries"]
             dicts = [e for e in entries if type(e["deps"]) is type(e["stats"]) is dict]
-            return [entry for entry in dicts if entry["key"] and entry["deps"]]
-        except (OSError, ValueError, KeyError, TypeError):
+            return [entry for entry in dicts if entry["deps"] and type(entry["key"]) is str]
+        except DAMAGE:
             return []
 
     def find(self, build_key: str, report: bool = False) -> Artifact | None:
@@ -127,11 +147,13 @@ class Shelf:
         now: Contents = {}
         for index in self.folders:
             for entry in self._entries(build_key, index):
-                if self._unchanged(entry) or self._same_content(entry, now):
+                same = self._unchanged(entry) or self._same_content(entry, now)
+                # An entry that has lost a file, or names another, has not the key of its files.
+                if same and entry["key"] == content_key(build_key, entry["deps"]):
                     for folder in self.folders:
                         artifact = self._load(folder / entry["key"], entry, report)
                         if artifact is not None:
-                            if now or index != self.folder:
+                            if now or index != self.folder or _can_trust(artifact, entry):
                                 kept = self.contents(entry["deps"], now)
                                 self._remember(build_key, entry["key"], kept, artifact.file)
                             return artifact
@@ -139,10 +161,12 @@ class Shelf:
 
     def _unchanged(self, entry: dict[str, Any]) -> bool:
         stats = entry["stats"]
-        return all(
-            (known := stats.get(str(path := self.roots.path_of(name)))) and known == _stat(path)
-            for name in entry["deps"]
-        )
+        for name, sha in entry["deps"].items():
+            place = self.roots.place_of(name)
+            known = stats.get(place) if sha else None  # None: what must not be there
+            if (sha and not known) or known != stat_of(place):
+                return False
+        return True
 
     def _same_content(self, entry: dict[str, Any], now: Contents) -> bool:
         deps = entry["deps"]
@@ -154,10 +178,10 @@ class Shelf:
         for name in names:
             if name not in known:
                 path = self.roots.path_of(name)
-                stat = _settled(_stat(path))
+                stat = settled(stat_of(path))
                 try:
                     known[name] = digest(path.read_bytes()), stat
-                except OSError:
+                except (OSError, ValueError):
                     known[name] = "", None
         return {name: known[name] for name in sorted(names)}
 
@@ -170,14 +194,15 @@ class Shelf:
         try:
             meta = json.loads((folder / "meta.json").read_bytes())
             wrong = damage(folder, meta, entry["stats"].get(str(folder / meta["output"])))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except DAMAGE as error:
             wrong = f"meta.json: {error!r}"
         if wrong:
             if report:
                 log.get().warning("damaged %s: %s; not used", folder, wrong)
             return None
-        with contextlib.suppress(OSError):
-            os.utime(folder / "meta.json")  # its last use, for `rfops cache gc`
+        if folder.parent == self.folder:
+            with contextlib.suppress(OSError):
+                os.utime(folder / "meta.json")  # its last use, for `rfops cache gc`
         return Artifact(folder, meta)
 
     def publish(
@@ -185,7 +210,7 @@ class Shelf:
     ) -> Artifact:
         """Rename the finished stage folder in and remember its files. `meta["output"]` is in it."""
         deps = {name: sha for name, (sha, _) in read.items()}
-        key = digest([build_key, deps])[:40]
+        key = content_key(build_key, deps)
         output = stage / meta["output"]
         meta |= {"key": key, "build_key": build_key, "deps": deps}
         meta |= {"size": output.stat().st_size, "sha256": digest(output.read_bytes())}
@@ -207,7 +232,7 @@ class Shelf:
         try:
             stage.rename(final)
         except OSError:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with contextlib.suppress(*DAMAGE):
                 if not damage(final, json.loads((final / "meta.json").read_bytes())):
                     shutil.rmtree(stage)  # another builder was first, with the same content
                     return False
@@ -221,10 +246,10 @@ class Shelf:
     def _remember(self, build_key: str, key: str, read: Contents, artifact: Path) -> None:
         """Put the entry first in the index. The index only saves work, so failing is no error."""
         deps = {name: sha for name, (sha, _) in read.items()}
-        stats = {str(self.roots.path_of(name)): stat for name, (_, stat) in read.items() if stat}
-        settled = _settled(_stat(artifact))
-        if settled is not None:
-            stats[str(artifact)] = settled
+        stats = {self.roots.place_of(name): stat for name, (_, stat) in read.items() if stat}
+        stat = settled(stat_of(artifact))
+        if stat is not None:
+            stats[str(artifact)] = stat
         self.index(build_key, [{"key": key, "deps": deps, "stats": stats}])
 
     def index(self, build_key: str, first: list[dict[str, Any]]) -> None:

@@ -48,13 +48,29 @@ def _parse_depfile(text: str) -> list[str]:
 
 
 def _files(unit: Unit, stage: Path) -> set[Path]:
-    listed = _parse_depfile((stage / unit.depfile).read_text(encoding="utf-8"))
+    text = (stage / unit.depfile).read_text(encoding="utf-8", errors="surrogateescape")
+    listed = _parse_depfile(text)
     return {Path(os.path.normpath(stage / name)) for name in listed}
+
+
+def _before_others(unit: Unit, files: set[Path]) -> set[Path]:
+    """Where an include would find another file before the one that it did find: beside who
+    includes, or in an earlier folder."""
+    roots = unit.shelf.roots
+    folders = [Path(unit.expand(f[2:])) for f in unit.commands[0].argv if f.startswith("-I{")]
+    beside = {file.parent for file in files if roots.is_ours(file)}
+    found = set()
+    for file in filter(roots.is_ours, files):
+        for at, folder in enumerate(folders):
+            if file.is_relative_to(folder):
+                rest = file.relative_to(folder)
+                found |= {place / rest for place in (*folders[:at], *beside)} - files
+    return found
 
 
 def contents_read(unit: Unit, stage: Path) -> Contents | None:
     """What the files that the compiler read hold now; None if it left no list of them."""
-    with suppress(OSError, UnicodeError):
+    with suppress(OSError):
         names = {unit.shelf.roots.name_of(file) for file in _files(unit, stage)}
         return unit.shelf.contents(names)
     return None
@@ -65,10 +81,13 @@ def files_read(unit: Unit, stage: Path, before: Contents) -> tuple[Contents, boo
     the build, or, where clocks disagree, with the content that they had `before` it."""
     begin = (stage / "build.ninja").stat().st_ctime_ns
     files = _files(unit, stage)
-    read = unit.shelf.contents({unit.shelf.roots.name_of(file) for file in files})
+    first = _before_others(unit, files)
+    there = {file for file in first if file.exists()}  # and of no use, unless it is new
+    names = map(unit.shelf.roots.name_of, files | first - there)
+    read = unit.shelf.contents(set(names))
     sure = bool(before) and all(
         name in before and before[name][0] == sha for name, (sha, _) in read.items()
     )
     with suppress(OSError):
-        sure = sure or all(file.stat().st_ctime_ns <= begin for file in files)
+        sure = sure or all(file.stat().st_ctime_ns <= begin for file in files | there)
     return read, sure

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import signal
 import time
 import uuid
 from pathlib import Path
-from typing import Any
 
 from . import resources
 from .cache import Contents, Shelf
 from .errors import BuildError
-from .files import write_atomic
+from .files import read_sealed, write_atomic, write_sealed
 
-_DISK = ("no space left on device", "disk quota exceeded")
-_MEMORY = ("out of memory", "bad_alloc", "cannot allocate memory", "virtual memory exhausted")
 _KILLED, _BUS_ERROR = 128 + signal.SIGKILL, 128 + signal.SIGBUS  # as shells report them
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 _MEANT_FOR = 10.0  # seconds for which a failure also meets those who come a little later
@@ -32,17 +28,13 @@ def cause(output: str, status: int, folder: Path, memory_before: int) -> str:
     free = resources.free_disk(folder)
     # lld writes through memory maps: on a full disk it dies of a bus error and says nothing.
     full = free < 1 << 20 or (status == _BUS_ERROR and free < 1 << 24)
-    if full or any(word in text for word in _DISK):
+    if full or any(word in text for word in resources.DISK_WORDS):
         return disk_full(folder)
-    memory = (
-        f"{resources.megabytes(resources.free_memory())} of memory free now, "
-        f"{resources.megabytes(memory_before)} when the build began, "
-        f"{resources.jobs()} compilers at once at most; RFOPS_JOBS=1 takes the least"
-    )
-    if any(word in text for word in _MEMORY):
-        return f"out of memory: {memory}"
+    began = f"{resources.megabytes(memory_before)} when the build began, "
+    if any(word in text for word in resources.MEMORY_WORDS):
+        return f"out of memory: {_memory(began)}"
     if status == _KILLED:
-        return f"the compiler was killed, most likely for lack of memory: {memory}"
+        return f"the compiler was killed, most likely for lack of memory: {_memory(began)}"
     if status > 128:
         with contextlib.suppress(ValueError):
             return f"the compiler died of {signal.Signals(status - 128).name}"
@@ -57,28 +49,30 @@ def disk_full(folder: Path) -> str:
     )
 
 
-def from_os(shelf: Shelf, error: OSError) -> BuildError | None:
-    """A BuildError for a full disk that was met outside of the compiler."""
-    if error.errno not in _DISK_ERRORS:
-        return None
-    return BuildError(shelf.module, "", str(error), None, disk_full(shelf.folder))
+def _memory(began: str = "") -> str:
+    return (
+        f"{resources.megabytes(resources.free_memory())} of memory free now, {began}"
+        f"{resources.jobs()} compilers at once at most; RFOPS_JOBS=1 takes the least"
+    )
+
+
+def from_os(shelf: Shelf, error: OSError) -> BuildError:
+    """The BuildError for what the system refused outside of the compiler."""
+    why = ""
+    if error.errno in _DISK_ERRORS:
+        why = disk_full(shelf.folder)
+    elif error.errno == errno.ENOMEM:
+        why = f"out of memory: {_memory()}"
+    return BuildError(shelf.module, "", str(error), None, why)
 
 
 def _file(shelf: Shelf, build_key: str) -> Path:
     return shelf.folder / "failed" / f"{build_key}.json"
 
 
-def _read(shelf: Shelf, build_key: str) -> dict[str, Any]:
-    try:
-        record = json.loads(_file(shelf, build_key).read_bytes())
-        return record if isinstance(record, dict) else {}
-    except (OSError, ValueError):
-        return {}
-
-
 def last(shelf: Shelf, build_key: str) -> str:
     """Names the last failure; ask before waiting for a build."""
-    return str(_read(shelf, build_key).get("id", ""))
+    return str(read_sealed(_file(shelf, build_key)).get("id", ""))
 
 
 def record(shelf: Shelf, build_key: str, error: BuildError, read: Contents) -> BuildError:
@@ -96,13 +90,13 @@ def record(shelf: Shelf, build_key: str, error: BuildError, read: Contents) -> B
         "output": told.output, "log": log_path and str(log_path), "cause": told.cause, "deps": deps,
     }  # fmt: skip
     with contextlib.suppress(OSError):
-        write_atomic(_file(shelf, build_key), json.dumps(body, indent=1))
+        write_sealed(_file(shelf, build_key), body)
     return told
 
 
 def raise_again(shelf: Shelf, build_key: str, before: str) -> None:
     """Raise the failure that came after `before`, or that a moment ago met the same sources."""
-    failed = _read(shelf, build_key)
+    failed = read_sealed(_file(shelf, build_key))
     try:
         if failed["id"] == before:
             age = abs(time.time() - _file(shelf, build_key).stat().st_mtime)

@@ -6,12 +6,17 @@ import hashlib
 import json
 import os
 import uuid
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from . import settings
 
 LAYOUT = "v1"
+
+# What reading a JSON file of ours raises where it is not as we wrote it; deep nesting the last one.
+DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def cache_root() -> Path:
@@ -23,9 +28,8 @@ def cache_root() -> Path:
 
 def cache_roots() -> tuple[Path, ...]:
     """The cache that is written, then the read-only ones behind it."""
-    behind = settings.raw("RFOPS_CACHE_READ").split(os.pathsep)
-    roots = [Path(folder).expanduser().absolute() / LAYOUT for folder in behind if folder]
-    return (cache_root(), *roots)
+    behind = settings.path_list("RFOPS_CACHE_READ")
+    return (cache_root(), *(folder / LAYOUT for folder in behind))
 
 
 def digest(data: Any) -> str:
@@ -33,6 +37,31 @@ def digest(data: Any) -> str:
     if not isinstance(data, bytes):
         data = json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
     return hashlib.sha256(data).hexdigest()
+
+
+def content_key(build_key: str, deps: Mapping[str, str]) -> str:
+    """The key of an entry: of a build, and of the content of the files that it read."""
+    return digest([build_key, deps])[:40]
+
+
+def seal(body: Mapping[str, Any]) -> int:
+    """A checksum over a JSON object, kept in it: a changed byte of the file shows."""
+    rest = {name: value for name, value in body.items() if name != "seal"}
+    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+
+
+def read_sealed(file: Path) -> dict[str, Any]:
+    """A JSON object with its seal unbroken; empty for anything else."""
+    try:
+        body = json.loads(file.read_bytes())
+        return body if body["seal"] == seal(body) else {}
+    except DAMAGE:
+        return {}
+
+
+def write_sealed(file: Path, body: Mapping[str, Any]) -> None:
+    """As write_atomic. Raises OSError."""
+    write_atomic(file, json.dumps({**body, "seal": seal(body)}, indent=1))
 
 
 def fsync_folder(folder: Path) -> None:
@@ -49,7 +78,7 @@ def write_atomic(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
-        with aside.open("w", encoding="utf-8") as stream:
+        with aside.open("w", encoding="utf-8", errors="surrogateescape") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())

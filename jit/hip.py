@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import code_object, log, settings
-from .errors import HipError, UnsupportedArch
+from .errors import ConfigError, HipError, UnsupportedArch
 from .vgpu import vgpu_library
 
 _PARAM_POINTER, _PARAM_SIZE, _PARAM_END = 1, 2, 3  # HIP_LAUNCH_PARAM_*
@@ -36,9 +36,12 @@ class Hip:
 
     def __init__(self, library: Path) -> None:
         self.path = library
-        self._library = ctypes.CDLL(str(library))
-        self._functions = {name: self._declare(name, types) for name, types in _SIGNATURES.items()}
-        self._library.hipGetErrorString.restype = c_char_p
+        try:
+            self._library = ctypes.CDLL(str(library))
+            self._functions = {name: self._declare(name, t) for name, t in _SIGNATURES.items()}
+            self._library.hipGetErrorString.restype = c_char_p
+        except (OSError, AttributeError) as error:
+            raise ConfigError(f"{library} is no HIP runtime: {error}") from error
         self._detail = getattr(self._library, "rfops_vgpu_last_error", None)
         if self._detail is not None:
             self._detail.restype = c_char_p
@@ -145,6 +148,8 @@ def device_arch(device: torch.device) -> str:
 
 @functools.cache
 def _virtual_arch(arch: str) -> str:
+    for name in ("RFOPS_VGPU_THREADS", "RFOPS_VGPU_MAX_STEPS", "RFOPS_VGPU_LOG"):
+        settings.number(name)  # the library itself takes what is no number for none
     log.get().info("CPU tensors run on the virtual GPU (%s): right results, not GPU speed", arch)
     return arch
 

@@ -4,6 +4,7 @@ parallel, each cached by content, so that an edit of one file compiles that file
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +12,24 @@ from . import cpu, log
 from .build import Command, Unit, include_flags, make_meta, obtain, roots_of, template
 from .cache import Artifact, Contents, Shelf
 from .errors import ConfigError
+from .files import digest
 from .manifest import Wanted
 from .spec import ModuleSpec
 from .toolchain import HOST_TARGET, Toolchain
 
 
-def _object_unit(spec: ModuleSpec, toolchain: Toolchain, source: Path) -> Unit:
+def _object_units(spec: ModuleSpec, toolchain: Toolchain) -> list[Unit]:
+    places = {s.relative_to(spec.root).as_posix(): s for s in spec.sources()}
+    names = {place: place.replace("/", "_").removesuffix(".cpp") for place in places}
+    count = Counter(names.values())
+    for place, name in names.items():
+        if count[name] > 1:  # a/b.cpp and a_b.cpp
+            names[place] = f"{name}-{digest(place)[:8]}"
+    return [_object_unit(spec, toolchain, places[place], names[place]) for place in places]
+
+
+def _object_unit(spec: ModuleSpec, toolchain: Toolchain, source: Path, name: str) -> Unit:
     roots = roots_of(spec)
-    name = source.relative_to(spec.root).as_posix().replace("/", "_").removesuffix(".cpp")
     flags = (*spec.flags, *cpu.level_flags(toolchain.name == "zig"), "-Wall", "-Wextra")
     place = template(roots, source)
     argv = ("{cc}", *flags, *include_flags(roots), "-MMD", "-MF", f"{name}.d", "-c", place)
@@ -45,7 +56,7 @@ def _runtime_command(spec: ModuleSpec, toolchain: Toolchain) -> Command:
 
 def host_unit(spec: ModuleSpec, toolchain: Toolchain) -> Unit:
     """The recipe of a shared library by that compiler."""
-    objects = [_object_unit(spec, toolchain, source) for source in spec.sources()]
+    objects = _object_units(spec, toolchain)
     link = _link_command(spec, toolchain, objects)
     commands = (*(command for unit in objects for command in unit.commands), link)
     return Unit(Shelf("host", spec.name, roots_of(spec)), toolchain, commands, "")
@@ -83,7 +94,7 @@ def _build_once(spec: ModuleSpec, library: Unit, before: Contents) -> Artifact |
     from .compile import files_read, run_units
 
     title = f"{spec.title or spec.name}, once"
-    objects = [_object_unit(spec, library.toolchain, source) for source in spec.sources()]
+    objects = _object_units(spec, library.toolchain)
     found = {unit.output: unit.shelf.find(unit.build_key, report=True) for unit in objects}
     missing = [unit for unit in objects if found[unit.output] is None]
     # With the library's own key, though it only links: failures are the library's.

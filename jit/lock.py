@@ -18,6 +18,7 @@ from typing import IO
 
 from . import log, settings
 from .errors import LockTimeout
+from .files import DAMAGE
 
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _FIRST_REPORT, _REPORT_EVERY = 1.0, 10.0  # seconds of waiting
@@ -97,7 +98,7 @@ def _owner(stream: IO[bytes]) -> dict[str, object]:
         stream.seek(0)
         owner = json.loads(stream.read(4096))
         return owner if isinstance(owner, dict) else {}
-    except (OSError, ValueError):
+    except DAMAGE:
         return {}
 
 
@@ -147,33 +148,37 @@ def _byte_of(key: str) -> int:
     return int(key[:12], 16)
 
 
+def _used(root: Path) -> tuple[IO[bytes], set[int]]:
+    file = root / "in-use"
+    if root not in _uses or not _same_file(_uses[root][0], file):  # the cache was removed meanwhile
+        _uses[root] = file.open("a+b"), set()
+    return _uses[root]
+
+
 def use(root: Path, key: str) -> None:
     """Keep the key from `rfops cache gc` as long as this process lives, where there are locks."""
     byte = _byte_of(key)
     with _guard, contextlib.suppress(OSError):
-        if root not in _uses:
-            _uses[root] = ((root / "in-use").open("a+b"), set())
-        stream, mine = _uses[root]
+        stream, mine = _used(root)
         if byte not in mine:
             fcntl.lockf(stream, fcntl.LOCK_SH, 1, byte)  # waits while the key is being removed
             mine.add(byte)
 
 
 @contextlib.contextmanager
-def unused(root: Path, key: str) -> Iterator[bool]:
-    """Whether no process uses the key; nobody begins to while the block runs."""
+def unused(root: Path, key: str) -> Iterator[bool | None]:
+    """Whether no process uses the key, None where there are no locks to tell; nobody begins to
+    while the block runs."""
     byte = _byte_of(key)
     with _guard:
-        if root not in _uses:
-            _uses[root] = ((root / "in-use").open("a+b"), set())
-        stream, mine = _uses[root]
+        stream, mine = _used(root)
         if byte in mine:
             yield False
             return
         try:
             fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
         except OSError as error:
-            yield error.errno in _NO_LOCKS
+            yield None if error.errno in _NO_LOCKS else False
             return
         try:
             yield True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any
 from . import lock, log, paths, settings
 from .errors import ConfigError, LockTimeout
 from .files import write_atomic
-from .spec import ARCHS
+from .spec import ARCHS, is_text
 
 _VERSION = 1
 
@@ -91,7 +90,7 @@ def load(file: Path) -> list[Wanted | TritonWanted]:
     """The entries of a manifest. Raises ConfigError naming the file and the place."""
     try:
         body = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: {error}") from error
     if not isinstance(body, dict) or body.get("rfops_manifest") != _VERSION:
         raise ConfigError(f'{file}: expected an object with "rfops_manifest": {_VERSION}')
@@ -108,22 +107,26 @@ def _entry(where: str, entry: object) -> Wanted | TritonWanted:
         return _triton_entry(where, entry)
     module, arch = entry.get("module"), entry.get("arch")
     defines, config = entry.get("defines", {}), entry.get("config")
-    if not isinstance(module, str) or not module:
+    if not is_text(module) or not module:
         raise ConfigError(f"{where}.module: expected a name, got {module!r:.60}")
     if arch not in (*ARCHS, "host"):
         raise ConfigError(f"{where}.arch: expected one of {', '.join((*ARCHS, 'host'))}")
-    values = defines.values() if isinstance(defines, dict) else [None]
-    if not all(isinstance(value, str | int | float) for value in values):
+    pairs = defines.items() if isinstance(defines, dict) else [("", None)]
+    if not all(name.isidentifier() and _is_define(value) for name, value in pairs):
         raise ConfigError(f"{where}.defines: expected an object of texts and numbers")
-    with contextlib.suppress(TypeError):
-        place = paths.COMPILER_CONFIG if config is None else Path(config)
-        return Wanted(module, arch, defines_of(defines), place)
-    raise ConfigError(f"{where}.config: expected a path, got {config!r:.60}")
+    if config is not None and not is_text(config):
+        raise ConfigError(f"{where}.config: expected a path, got {config!r:.60}")
+    place = paths.COMPILER_CONFIG if config is None else Path(config)
+    return Wanted(module, arch, defines_of(defines), place)
+
+
+def _is_define(value: object) -> bool:
+    return is_text(value) or isinstance(value, int | float)
 
 
 def _triton_entry(where: str, entry: dict[str, Any]) -> TritonWanted:
     kernel, arch, data = entry["triton"], entry.get("arch"), entry.get("data")
-    if not isinstance(kernel, str) or ":" not in kernel:
+    if not is_text(kernel) or ":" not in kernel:
         raise ConfigError(f"{where}.triton: expected module:name, got {kernel!r:.60}")
     if arch not in ARCHS:
         raise ConfigError(f"{where}.arch: expected one of {', '.join(ARCHS)}")

@@ -78,12 +78,14 @@ def run_steps(title: str, steps: Sequence[Step], folder: Path) -> str:
 
     import ninja
 
-    (folder / "build.ninja").write_text(ninja_text(steps), encoding="utf-8")
+    # Paths need not be UTF-8.
+    text = ninja_text(steps)
+    (folder / "build.ninja").write_text(text, encoding="utf-8", errors="surrogateescape")
     command = [str(Path(ninja.BIN_DIR) / "ninja"), "-j", str(resources.jobs())]
     environ = environment() | {"NINJA_STATUS": f"{_STATUS}[%f/%t] "}
     progress, output = _Progress(title), []
     with subprocess.Popen(
-        command, cwd=folder, env=environ, text=True, errors="replace",
+        command, cwd=folder, env=environ, text=True, encoding="utf-8", errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
         assert process.stdout is not None

@@ -10,6 +10,9 @@ from . import settings
 
 # Peak of one compiler process: clang on a kernel 0.1 to 0.3 GB, g++ -O3 on the virtual GPU 0.6 GB.
 JOB_BYTES = 1 << 30
+# What compilers print, in lower case, when it is the machine that lacks something.
+DISK_WORDS = ("no space left on device", "nospaceleft", "disk quota exceeded")
+MEMORY_WORDS = ("out of memory", "bad_alloc", "cannot allocate memory", "virtual memory exhausted")
 _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 

@@ -6,6 +6,7 @@ A setting says where things are and how loud to be. What a kernel computes is ne
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,14 @@ def text(name: str) -> str:
     return value
 
 
+def words(name: str) -> list[str]:
+    """A command with its arguments, quoted as in a shell."""
+    try:
+        return shlex.split(text(name))
+    except ValueError as error:
+        raise ConfigError(f"{name}={text(name)}: {error}") from error
+
+
 def number(name: str) -> int:
     """A whole number, not negative."""
     value = raw(name)
@@ -72,4 +81,16 @@ def number(name: str) -> int:
 def path(name: str) -> Path | None:
     """An absolute path with `~` expanded, or None when unset without a default."""
     value = raw(name)
-    return Path(value).expanduser().absolute() if value else None
+    return _expanded(name, value) if value else None
+
+
+def path_list(name: str) -> list[Path]:
+    """The same for folders with `:` between."""
+    return [_expanded(name, folder) for folder in raw(name).split(os.pathsep) if folder]
+
+
+def _expanded(name: str, value: str) -> Path:
+    try:
+        return Path(value).expanduser().absolute()
+    except RuntimeError as error:  # a user without a home, as containers have them
+        raise ConfigError(f"{name}={value}: {error} Set {name} to a folder.") from error

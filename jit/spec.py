@@ -4,6 +4,7 @@ from the defaults below is written."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -40,12 +41,16 @@ class ModuleSpec:
         for pattern in self.srcs:
             matches = sorted(self.root.glob(pattern)) if "*" in pattern else [self.root / pattern]
             if not matches or not all(match.is_file() for match in matches):
-                raise ConfigError(f"{self.name}: no source {pattern!r} in {self.root}")
+                where = f"{self.config.name}: {self.name}"
+                raise ConfigError(f"{where}: no source {pattern!r} in {self.root}")
             found += matches
         return found
 
 
 _KNOWN = tuple(f.name for f in fields(ModuleSpec) if f.name not in ("name", "root", "config"))
+# Of an entry's folder and of its artifact. The engine has files of its own beside the artifact.
+_FILE_NAME = re.compile(r"\w[\w.-]{0,99}")
+_OWN_FILES = ("meta.json", "build.log", "build.ninja", "deps.d", "module.s", "module.o")
 _LISTS = tuple(f.name for f in fields(ModuleSpec) if str(f.type).startswith("tuple"))
 
 
@@ -55,16 +60,22 @@ def _check_entry(where: str, entry: object) -> dict[str, object]:
     checked: dict[str, object] = {}
     for key, value in entry.items():
         if key not in _KNOWN:
-            raise ConfigError(f"{where}: unknown key {key!r}; known keys: {', '.join(_KNOWN)}")
+            known = ", ".join(_KNOWN)
+            raise ConfigError(f"{where}: unknown key {key!r:.80}; known keys: {known}")
         if key in _LISTS:
-            if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
-                raise ConfigError(f"{where}.{key}: expected a list of texts, got {value!r}")
+            if not isinstance(value, list) or not all(is_text(v) and v for v in value):
+                raise ConfigError(f"{where}.{key}: expected a list of texts, got {value!r:.200}")
             checked[key] = tuple(value)
-        elif isinstance(value, str):
+        elif is_text(value):
             checked[key] = value
         else:
-            raise ConfigError(f"{where}.{key}: expected a text, got {value!r}")
+            raise ConfigError(f"{where}.{key}: expected a text, got {value!r:.200}")
     return checked
+
+
+def is_text(value: object) -> bool:
+    """Of one line, and one that a command line or a path can have."""
+    return isinstance(value, str) and value.isprintable()
 
 
 def _make_spec(where: str, name: str, entry: object, root: Path, config: Path) -> ModuleSpec:
@@ -79,9 +90,13 @@ def _make_spec(where: str, name: str, entry: object, root: Path, config: Path) -
     for arch in spec.archs:
         if arch not in ARCHS:
             raise ConfigError(f"{where}.archs: unknown {arch!r}; known: {', '.join(ARCHS)}")
+    for source in spec.srcs:
+        parts = Path(source).parts
+        if source.startswith("/") or ".." in parts or any("**" in p and p != "**" for p in parts):
+            raise ConfigError(f"{where}.srcs: {source!r:.80} is no path below {root}")
     for text in (name, spec.output):
-        if "/" in text or text.startswith("."):
-            raise ConfigError(f"{where}: {text!r} cannot be a file name")
+        if not _FILE_NAME.fullmatch(text) or text in _OWN_FILES:
+            raise ConfigError(f"{where}: {text!r:.120} cannot be a file name here")
     return spec
 
 
@@ -91,12 +106,12 @@ def load_config(config: Path = paths.COMPILER_CONFIG) -> dict[str, ModuleSpec]:
     root = paths.CSRC if config == paths.COMPILER_CONFIG else config.parent
     try:
         entries = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{config}: {error}") from error
     if not isinstance(entries, dict):
         raise ConfigError(f"{config}: expected an object of modules")
     where = config.name
-    return {n: _make_spec(f"{where}: {n}", n, e, root, config) for n, e in entries.items()}
+    return {n: _make_spec(f"{where}: {n:.120}", n, e, root, config) for n, e in entries.items()}
 
 
 def module_spec(name: str, config: Path = paths.COMPILER_CONFIG) -> ModuleSpec:

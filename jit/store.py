@@ -20,14 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import lock, toolchain
+from . import code_object, lock, toolchain
 from .build import ENGINE_VERSION
 from .cache import Roots, Shelf, damage
 from .errors import ConfigError, LockTimeout
-from .files import cache_root, cache_roots
+from .files import DAMAGE, cache_root, cache_roots, content_key
 from .toolchain import Toolchain
 
 _MEMBER = re.compile(r"(gfx\w+|host)/(\w[\w.-]*)/([0-9a-f]{40})/(\w[\w.-]*)")
+_KEY = re.compile(r"[0-9a-f]{40}")
 _DAY = 86400.0
 _HOUR = 3600.0
 
@@ -36,9 +37,30 @@ def _meta(folder: Path) -> dict[str, Any] | None:
     """The metadata of a whole entry, else None."""
     try:
         meta = json.loads((folder / "meta.json").read_bytes())
-        return None if "/" in meta["output"] or damage(folder, meta) else dict(meta)
-    except (OSError, ValueError, KeyError, TypeError):
+        return dict(meta) if not damage(folder, meta) and _is_entry(meta) else None
+    except DAMAGE:
         return None
+
+
+def _is_entry(meta: dict[str, Any]) -> bool:
+    """Whether it is what the engine writes, and not only whole: it may come from elsewhere."""
+    texts = all(isinstance(meta[name], str) for name in ("toolchain", "compiler", "created"))
+    words = all(isinstance(word, str) for argv in meta["commands"] for word in argv)
+    hashes = all(isinstance(sha, str) for sha in meta["deps"].values())
+    named = _KEY.fullmatch(meta["build_key"]) and "/" not in meta["output"]
+    key = content_key(meta["build_key"], meta["deps"])
+    return bool(texts and words and hashes and named and key == meta["key"])
+
+
+def _is_code_object(folder: Path, meta: dict[str, Any], arch: str) -> bool:
+    """Whether the metadata says of a code object what that says itself."""
+    try:
+        code = code_object.unbundle((folder / meta["output"]).read_bytes(), arch)
+        itself = code_object.read_metadata(code)
+    except code_object.CodeObjectError:
+        return False
+    target = str(itself["target"]).split("--")[-1].split(":")[0]
+    return target == arch == meta.get("arch") and itself["kernels"] == meta.get("kernels")
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -87,8 +109,8 @@ def import_(file: Path) -> tuple[int, int]:
     try:
         with tarfile.open(file, "r:*") as tar:
             for folder in _extract(tar, aside, file):
-                meta = _meta(folder)
-                if meta is None:
+                meta, arch = _meta(folder), folder.relative_to(aside).parts[0]
+                if meta is None or (arch != "host" and not _is_code_object(folder, meta, arch)):
                     raise ConfigError(f"{file}: {folder.relative_to(aside)} is damaged")
                 if _take(folder, meta, folder.relative_to(aside).parts):
                     new += 1
@@ -191,7 +213,7 @@ def _is_foreign(folder: Path) -> bool:
     """Whether another version of the engine has made the entry: its checks are others."""
     try:
         return bool(json.loads((folder / "meta.json").read_bytes())["engine"] != ENGINE_VERSION)
-    except (OSError, ValueError, KeyError, TypeError):
+    except DAMAGE:
         return False
 
 
@@ -210,6 +232,8 @@ def _remove(root: Path, folder: Path, whole: bool) -> bool:
         shutil.rmtree(folder, ignore_errors=True)
         return True
     with lock.unused(root, folder.name) as unused:
+        if unused is None:  # who uses it has at least loaded it today, and does not need it again
+            unused = _age(folder / "meta.json") > _DAY
         if unused or not whole:
             gone = folder.with_name(f".gone-{uuid.uuid4().hex}")  # at once for whoever looks
             folder.rename(gone)
@@ -238,7 +262,7 @@ def _sweep_leftovers(shelf: Path, done: Collected) -> None:
 def _sweep_indices(shelf: Path) -> None:
     """Indices that name no entry, with their locks."""
     for index in (shelf / "index").glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(*DAMAGE):
             entries = json.loads(index.read_bytes())["entries"]
             if any((shelf / entry["key"]).is_dir() for entry in entries):
                 continue

@@ -15,7 +15,6 @@ import functools
 import importlib.util
 import json
 import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -23,9 +22,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import log, settings, strict
+from . import log, resources, settings, strict
+from .cache import settled, stat_of
 from .errors import ToolchainNotFound
-from .files import cache_root, cache_roots, digest, write_atomic
+from .files import (
+    DAMAGE,
+    cache_root,
+    cache_roots,
+    digest,
+    read_sealed,
+    write_atomic,
+    write_sealed,
+)
 
 _ADVICE_DEVICE = (
     "Install ROCm's hipcc (or point RFOPS_HIPCC at it), or: pip install 'rfops[clang]', "
@@ -64,12 +72,12 @@ def device_candidates() -> Iterator[tuple[str, tuple[str, ...] | None, str]]:
 
 def host_candidates() -> Iterator[tuple[str, tuple[str, ...] | None, str]]:
     """As device_candidates, for the virtual GPU's C++."""
-    chosen = settings.text("CXX")
+    chosen = settings.words("CXX")
     if chosen:
-        first, *rest = shlex.split(chosen)
+        first, *rest = chosen
         found = _executable(first)
         name = "zig" if Path(first).stem == "zig" or "ziglang" in rest else "c++"
-        yield name, (*found, *rest) if found else None, f"CXX={chosen}"
+        yield name, (*found, *rest) if found else None, f"CXX={settings.text('CXX')}"
         return
     yield "c++", _executable("g++"), "g++ on PATH"
     yield "c++", _executable("clang++"), "clang++ on PATH"
@@ -135,7 +143,7 @@ def recorded(kind: str) -> list[Toolchain]:
                 body = json.loads(file.read_bytes())
                 toolchain = Toolchain(str(body["name"]), (), str(body["version"]))
                 found[toolchain] = max(found.get(toolchain, 0.0), file.stat().st_mtime)
-            except (OSError, ValueError, KeyError, TypeError):
+            except DAMAGE:
                 continue
     return [t for t in sorted(found, key=lambda t: -found[t]) if t.name in names]
 
@@ -203,7 +211,7 @@ def survey(kind: str, target: str, ask: bool = True) -> Iterator[tuple[Toolchain
             yield None, f"{where}: not found"
             continue
         record = _record(argv, ask)
-        failure = record.targets.get(target) if record is not None else None
+        failure = (record.failure or record.targets.get(target)) if record is not None else None
         if record is None or (failure is None and not ask):
             yield None, f"{where}: {argv[0]} is not known yet"
             continue
@@ -228,11 +236,15 @@ def _probe(name: str, argv: tuple[str, ...], target: str) -> tuple[str, bool]:
         with tempfile.TemporaryDirectory(prefix="rfops-probe-") as folder:
             # Not /dev/null as output: run by root, some tools would replace it.
             code, output = run([*argv, *flags, os.devnull, "-o", f"{folder}/probe.o"])
-    except OSError as error:  # no room for temporary files
-        return str(error), False
+    except OSError as error:
+        free = resources.megabytes(resources.free_disk(Path("/tmp")))
+        return f"no room for temporary files, {free} free in /tmp: {error}", False
     if code == 0:
         return "", True
-    return (output.strip() or f"exit status {code}")[:400], 0 < code < 126  # not killed, did start
+    text = output.lower()
+    machine = any(word in text for word in (*resources.DISK_WORDS, *resources.MEMORY_WORDS))
+    certain = 0 < code < 126 and not machine  # not killed, did start
+    return (output.strip() or f"exit status {code}")[:400], certain
 
 
 HOST_TARGET = "c++20"
@@ -275,28 +287,49 @@ class _Record:
     """What is known of one compiler, kept in `<cache>/v1/toolchains/`."""
 
     file: Path
-    stats: dict[str, list[int]]  # file -> size, mtime_ns, inode
+    stats: dict[str, list[int] | str]  # file -> its stat, or its sha256 where that is too young
     version: str
     targets: dict[str, str]  # target -> "" or why it cannot
+    failure: str = ""  # why the version is not known; then it has no key, and is asked again
 
     def learn(self, target: str, failure: str) -> None:
         self.targets[target] = failure
+        self.write()
+
+    def write(self) -> None:
         body = {"stats": self.stats, "version": self.version, "targets": self.targets}
         try:
-            write_atomic(self.file, json.dumps(body, indent=1))
+            write_sealed(self.file, body)
         except OSError:
             pass  # a read-only cache: the question is asked again next time
 
 
-def _stats(files: Iterable[str]) -> dict[str, list[int]]:
-    found = {}
+def _stats(files: Iterable[str]) -> dict[str, list[int] | str]:
+    """Of those that are there: the stat, or the content where a change may not show in it."""
+    found: dict[str, list[int] | str] = {}
     for file in files:
-        try:
-            info = Path(file).stat()
-        except OSError:
-            continue
-        found[file] = [info.st_size, info.st_mtime_ns, info.st_ino]
+        stat = stat_of(Path(file))
+        if stat is not None:
+            with contextlib.suppress(OSError):
+                found[file] = settled(stat) or digest(Path(file).read_bytes())
     return found
+
+
+def _unchanged(stats: dict[str, list[int] | str]) -> dict[str, list[int] | str]:
+    """The same files' stats, brought up to date, if they are as they were; else nothing."""
+    now = {}
+    for file, then in stats.items():
+        stat = stat_of(Path(file))
+        if isinstance(then, str):
+            with contextlib.suppress(OSError):
+                now[file] = settled(stat) or then
+                if digest(Path(file).read_bytes()) == then:
+                    continue
+        elif stat == then:
+            now[file] = then
+            continue
+        return {}
+    return now
 
 
 def _record(argv: tuple[str, ...], ask: bool = True) -> _Record | None:
@@ -305,18 +338,18 @@ def _record(argv: tuple[str, ...], ask: bool = True) -> _Record | None:
     name = digest([*argv, *surroundings])[:16]
     file = cache_root() / "toolchains" / f"{name}.json"
     for root in cache_roots():
-        try:
-            body = json.loads((root / "toolchains" / file.name).read_bytes())
-            record = _Record(file, body["stats"], body["version"], body["targets"])
-            if record.stats and record.stats == _stats(record.stats):
-                return record
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+        body = read_sealed(root / "toolchains" / file.name)
+        stats = _unchanged(body["stats"]) if body else {}
+        if stats:
+            record = _Record(file, stats, body["version"], body["targets"])
+            if stats != body["stats"]:
+                record.write()  # what was too young then is known by its stat from now on
+            return record
     return _ask(file, argv) if ask else None
 
 
 def _ask(file: Path, argv: tuple[str, ...]) -> _Record:
-    """Run `--version`. Failing that, the record says so for each target asked."""
+    """Run `--version`."""
     code, output = run([*argv, "--version"])
     folder = ""
     lines = []
@@ -325,7 +358,10 @@ def _ask(file: Path, argv: tuple[str, ...]) -> _Record:
             folder = line.split(":", 1)[1].strip()  # hipcc is a wrapper: the clang is in there
         else:
             lines.append(line.rstrip())
-    version = "\n".join(lines).strip() if code == 0 else f"unknown ({output.strip()[:200]})"
+    version = "\n".join(lines).strip() if code == 0 else ""
+    failure = (
+        "" if version else f"no answer to --version: {output.strip()[:200] or f'status {code}'}"
+    )
     watched = [w for part in argv if (w := shutil.which(part))]
     watched += [str(Path(folder) / tool) for tool in ("clang", "clang++", "ld.lld") if folder]
-    return _Record(file, _stats(watched), version, {})
+    return _Record(file, _stats(watched), version, {}, failure)

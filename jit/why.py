@@ -10,9 +10,12 @@ from typing import Any
 from . import toolchain
 from .build import ENGINE_VERSION, Unit, device_unit
 from .cache import Artifact, damage
+from .files import DAMAGE
 from .host import host_unit
 from .manifest import Wanted
 from .spec import module_spec
+
+_COMPARED = ("key", "created", "engine", "compiler", "commands", "deps")
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class Explanation:
         if self.found is not None:
             meta = self.found.meta
             lines = [f"{self.wanted}: cached in {self.found.folder}", f"  built {meta['created']}"]
-            return "\n".join([*lines, f"  from {len(meta['deps'])} files, all as they were"])
+            count = sum(1 for sha in meta["deps"].values() if sha)
+            return "\n".join([*lines, f"  from {count} files, all as they were"])
         if self.nearest is None:
             return f"{self.wanted}: not cached, and nothing of this module is"
         head = f"{self.wanted}: not cached; the nearest entry, {self.nearest['key'][:12]} of "
@@ -70,8 +74,9 @@ def _entries(unit: Unit) -> Iterator[dict[str, Any]]:
             try:
                 meta = json.loads(file.read_bytes())
                 other = meta["engine"] != ENGINE_VERSION  # its entries have other checks
-                yield {**meta, "damage": "" if other else damage(file.parent, meta)}
-            except (OSError, ValueError, KeyError, TypeError):
+                known = {name: meta[name] for name in _COMPARED}
+                yield {**known, "damage": "" if other else damage(file.parent, meta)}
+            except DAMAGE:
                 continue
 
 
@@ -91,6 +96,7 @@ def _differences(unit: Unit, meta: Mapping[str, Any]) -> Iterator[str]:
     now = unit.shelf.contents(meta["deps"])
     for name, sha in meta["deps"].items():
         if now[name][0] != sha:
-            yield f"{name}: {'its content' if now[name][0] else 'is not there'}"
+            there = "its content" if sha else "is there, and found before another"
+            yield f"{name}: {there if now[name][0] else 'is not there'}"
     if meta["damage"]:
         yield f"damaged: {meta['damage']}"

@@ -59,7 +59,7 @@ if "-S" in args:
 def step(*command):
     code = subprocess.call(command)
     if code:
-        sys.exit(code)
+        sys.exit(code if code > 0 else 128 - code)  # of a signal as shells report it
 step(*clang, *front, "-S", "-o", out + ".s")
 step(*clang, "--target=amdgcn-amd-amdhsa", "-mcpu=" + arch, "-c", out + ".s", "-o", out + ".o")
 step({zig!r}, "ld.lld", "-shared", out + ".o", "-o", out)

@@ -12,6 +12,7 @@ SOURCE = r"""
 #define API __attribute__((visibility("default")))
 int device = 0, sets = 0, launches = 0, fail_with = 0;
 unsigned grid[3], block[3], lds;
+unsigned char machines[2];  /* EF_AMDGPU_MACH of what was loaded last on each device */
 void* stream;
 unsigned char kernarg[4096];
 size_t kernarg_size;
@@ -19,7 +20,11 @@ API int hipInit(unsigned f) { return 0; }
 API int hipGetDeviceCount(int* n) { *n = 2; return 0; }
 API int hipGetDevice(int* d) { *d = device; return 0; }
 API int hipSetDevice(int d) { device = d; ++sets; return 0; }
-API int hipModuleLoadData(void** m, const void* c) { *m = &device; return 0; }
+API int hipModuleLoadData(void** m, const void* c) {
+  machines[device & 1] = ((const unsigned char*)c)[48];
+  *m = &device;
+  return 0;
+}
 API int hipModuleUnload(void* m) { return 0; }
 API int hipModuleGetFunction(void** f, void* m, const char* n) { *f = &sets; return 0; }
 API int hipStreamSynchronize(void* s) { return 0; }
@@ -68,6 +73,10 @@ class NullHip:
     def dims(self) -> tuple[list[int], list[int]]:
         kind = ctypes.c_uint * 3
         return list(kind.in_dll(self.library, "grid")), list(kind.in_dll(self.library, "block"))
+
+    @property
+    def machines(self) -> list[int]:
+        return list((ctypes.c_ubyte * 2).in_dll(self.library, "machines"))
 
     @property
     def stream(self) -> int:

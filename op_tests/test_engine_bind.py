@@ -240,6 +240,21 @@ def test_a_code_object_of_another_arch_is_refused_by_us(project: Project) -> Non
         assert code_object.arch_of(code) == ""
 
 
+@pytest.mark.parametrize("library", ["absent.so", "text.so", "libc.so.6"])
+def test_a_library_that_is_no_hip_runtime(
+    project: Project, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    file = project.root / library
+    if library == "text.so":
+        file.write_text("text")
+    if library == "libc.so.6":  # a library, and without HIP's functions
+        maps = Path("/proc/self/maps").read_text()
+        file = next(Path(line.split()[-1]) for line in maps.splitlines() if "libc.so" in line)
+    monkeypatch.setenv("RFOPS_HIP_LIBRARY", str(file))
+    with pytest.raises(rfops.ConfigError, match=f"^{file} is no HIP runtime: "):
+        project.op().bind("cpu")
+
+
 def worker(root: str) -> float:
     return float(Project(Path(root)).run(Project(Path(root)).op()).sum())
 

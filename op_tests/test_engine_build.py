@@ -32,7 +32,7 @@ def test_cold_build_runs(project: Project) -> None:
     assert "stand-in clang version 1.0" in meta["compiler"]
     assert "InstalledDir" not in meta["compiler"], "a path in the key"
     assert {"rfops_test/scale.h", "rfops_test/types.h", "axpy.hip"} == {
-        name.removeprefix("root/") for name in meta["deps"]
+        name.removeprefix("root/") for name, sha in meta["deps"].items() if sha
     }
 
 
@@ -79,6 +79,19 @@ def test_warm_load_without_hashing(project: Project, monkeypatch: pytest.MonkeyP
     assert unit.shelf.find(unit.build_key) is not None
 
 
+def test_a_new_artifact_of_old_sources_is_not_hashed_for_ever(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is too young to be known by its stat when it is built, and later is."""
+    monkeypatch.setattr(cache, "_RECENT_NS", 300_000_000)
+    time.sleep(0.35)
+    project.op().build("gfx950")
+    time.sleep(0.35)
+    project.op().build("gfx950")
+    monkeypatch.setattr(cache, "digest", lambda _: pytest.fail("hashed"))
+    assert project.build() == "found"
+
+
 # ---------------------------------------------------------------- what rebuilds
 
 
@@ -95,6 +108,20 @@ def test_edit_of_a_transitive_header(project: Project) -> None:
     types.write_text(types.read_text() + "constexpr float kMore = 3.0f;\n")
     project.header.write_text(project.header.read_text().replace("1.0f", "kMore"))
     assert torch.equal(project.run(project.op()), 3 * DOUBLED)
+
+
+def test_a_header_that_comes_before_another(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new file where an include looks first changes the result, though no file has changed."""
+    monkeypatch.setattr(cache, "_RECENT_NS", 0)
+    assert torch.equal(project.run(project.op()), DOUBLED) and not rebuilt(project)
+    first = project.root / "rfops_test" / "rfops_test" / "types.h"  # beside scale.h, which has it
+    first.parent.mkdir()
+    first.write_text("#define __global__ __attribute__((global))\n#define RFOPS_BIAS 7\n")
+    assert torch.equal(project.run(project.op()), DOUBLED + 7)
+    first.unlink()
+    assert not rebuilt(project)
 
 
 def test_edit_that_keeps_size_and_mtime(project: Project) -> None:
@@ -197,6 +224,15 @@ def test_a_source_that_changes_during_the_build(project: Project) -> None:
     project.write_hipcc(before=edit)
     assert torch.equal(project.run(project.op()), 4 * DOUBLED)
     assert len(project.compiles()) == 2
+
+
+def test_a_header_that_comes_before_another_during_the_build(project: Project) -> None:
+    first = project.root / "rfops_test" / "rfops_test" / "types.h"
+    first.parent.mkdir()
+    text = "#define __global__ __attribute__((global))\n#define RFOPS_BIAS 7\n"
+    after = f"lambda: open({str(first)!r}, 'w').write({text!r})"
+    project.write_hipcc(before=f"import atexit; atexit.register({after})")
+    assert torch.equal(project.run(project.op()), DOUBLED + 7)
 
 
 # ---------------------------------------------------------------- failures
@@ -356,7 +392,7 @@ def test_depfile_names() -> None:
     assert compile._parse_depfile(text) == names
 
 
-@pytest.mark.parametrize("folder", ["with blank", "dollar$sign", "a:b"])
+@pytest.mark.parametrize("folder", ["with blank", "dollar$sign", "a:b", "caf\udce9"])
 def test_odd_folder_names(project: Project, folder: str) -> None:
     odd = Project(project.root.parent / folder)
     shutil.copytree(project.root, odd.root)

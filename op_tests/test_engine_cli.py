@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from engine_project import zig
 
+import rfops as package
+from rfops import cli
+from rfops.jit import compiled_ops
+from rfops.jit.settings import SETTINGS
+
+CaptureFixture = pytest.CaptureFixture[str]
 COMMAND = [str(Path(sys.executable).parent / "rfops")]
 
 
@@ -63,10 +72,72 @@ def test_profile() -> None:
     assert refused.returncode == 1 and "K" in refused.stderr and "Traceback" not in refused.stderr
 
 
-def test_ls() -> None:
-    rows = [line.split() for line in good("ls").splitlines()]
-    assert ["mxfp8_gemv", "mxfp8_gemv", "gfx950"] in [row[:3] for row in rows]
-    assert ["vgpu", "-", "host"] in [row[:3] for row in rows]
+def test_ls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture) -> None:
+    """Ops, modules, architectures, and what any of the caches has, each entry once."""
+    for cache, key in (("front", "a"), ("behind", "a"), ("behind", "b")):
+        entry = tmp_path / cache / "v1" / "gfx950" / "mxfp8_gemv" / key
+        entry.mkdir(parents=True)
+        (entry / "meta.json").touch()
+    monkeypatch.setenv("RFOPS_CACHE_DIR", str(tmp_path / "front"))
+    monkeypatch.setenv("RFOPS_CACHE_READ", str(tmp_path / "behind"))
+    assert cli.main(["ls"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["mxfp8_gemv", "mxfp8_gemv", "gfx950", "2", "gemm_mxfp8"] in rows
+    assert ["vgpu", "-", "host", "0", "-"] in rows
+    assert ["-", "-", "any", "-", "quant_mxfp8"] in rows
+    archs = [row[2] for row in rows if row[0] == "moe_align_block_size"]
+    assert archs == ["gfx942", "gfx950"]
+
+
+def test_ls_knows_every_op() -> None:
+    public = {name for name in package.__all__ if f"{name}_ref" in package.__all__}
+    assert public | {"moe_align_block_size", "quant_mxfp8"} == set(cli.OPS)
+    assert {m for modules in cli.OPS.values() for m in modules} == {
+        op.module for op in compiled_ops()
+    }
+
+
+CALLS = """
+import torch, rfops
+x, s = rfops.quant_mxfp8(torch.randn(20, 512))
+w, t = rfops.quant_mxfp8(torch.randn(4 * 64, 512))
+for m in (3, 12):
+    rfops.gemm_mxfp8(x[:m].contiguous(), w, s[:m].contiguous(), t)
+layout = rfops.moe_align_block_size(torch.tensor([[0, 1], [2, 3]], dtype=torch.int32), 16, 4)
+a, a_scale = x[:2].contiguous(), s[:2].contiguous()
+w, w_scale = w.view(4, 64, 512), t.view(4, 64, 16)
+rfops.grouped_gemm_mxfp8(a, a_scale, w, w_scale, *layout, 4, 2, 16, torch.bfloat16, a_div=2)
+"""
+
+
+def test_why_tells_of_a_calls_variant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture, vgpu_path: Path
+) -> None:
+    """Before a call, after it, and of a call that differs in one define."""
+    monkeypatch.setenv("RFOPS_CACHE_DIR", str(tmp_path))
+    sizes = ("--n", "256", "--k", "512")
+    asked = {
+        "mxfp8_gemv": ("gemm_mxfp8", "--m", "3", *sizes),
+        "mxfp8_mfma": ("gemm_mxfp8", "--m", "12", *sizes),
+        "mxfp8_moe": ("grouped_gemm_mxfp8", "--m", "4", "--n", "64", "--k", "512", "--e", "4",
+                      "--top-k", "2"),
+    }  # fmt: skip
+
+    def why(*arguments: str) -> str:
+        assert cli.main(["why", *arguments]) == 0
+        return capsys.readouterr().out
+
+    for module, arguments in asked.items():
+        out = why(*arguments)
+        assert re.search(rf"^  variant +{module} gfx950 .*: not cached, and nothing", out, re.M)
+    env = {**os.environ, "RFOPS_HIP_LIBRARY": str(vgpu_path)}
+    subprocess.run([sys.executable, "-c", CALLS], check=True, env=env, capture_output=True)
+    for module, arguments in asked.items():
+        out = why(*arguments)
+        assert f": cached in {tmp_path}/v1/gfx950/{module}/" in out, out
+    out = why("gemm_mxfp8", "--m", "2", *sizes)
+    assert ": not cached; the nearest entry" in out
+    assert "command, gone: -DRFOPS_M=3" in out and "command, new: -DRFOPS_M=2" in out
 
 
 def test_doctor_of_a_working_machine() -> None:
@@ -74,6 +145,46 @@ def test_doctor_of_a_working_machine() -> None:
     assert "ops can run" in out and "RFOPS_JOBS=2" in out
     assert "compiler for gfx950:" in out and "compiler for c++20:" in out
     assert "hipcc" in out and re.search(r"^  yes ", out, re.M)
+
+
+def test_doctor_of_two_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture, tmp_path: Path
+) -> None:
+    names = ("gfx942:sramecc+:xnack-", "gfx950:sramecc+:xnack-")
+    properties = [SimpleNamespace(gcnArchName=name) for name in names]
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+    assert cli.main(["doctor"]) == 0
+    assert f"devices: 0: {names[0]}; 1: {names[1]}; virtual GPU" in capsys.readouterr().out
+    monkeypatch.setenv("RFOPS_HIP_LIBRARY", str(tmp_path / "absent.so"))
+    assert cli.main(["doctor"]) == 1
+    assert f"RFOPS_HIP_LIBRARY={tmp_path / 'absent.so'}: no such file" in capsys.readouterr().out
+
+
+def test_doctor_and_the_settings_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture
+) -> None:
+    """Each setting that is in force is shown with its value; each wrong one is a problem."""
+    sound, wrong = {}, {}
+    for setting in SETTINGS:
+        choices = setting.kind.split("|")
+        sound[setting.name] = {"path": str(tmp_path), "paths": str(tmp_path), "text": "cc"}.get(
+            setting.kind, choices[-1] if len(choices) > 1 else "7"
+        )
+        if setting.kind not in ("path", "paths", "text"):
+            wrong[setting.name] = "of no kind"
+    for name in sound:
+        monkeypatch.setenv(name, sound[name])
+    cli.main(["doctor", "--json"])
+    assert json.loads(capsys.readouterr().out)["settings"] == sound
+    for name in wrong:
+        monkeypatch.setenv(name, wrong[name])
+    assert cli.main(["doctor", "--json"]) == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    for name in wrong:
+        assert any(problem.startswith(f"{name}='of no kind': ") for problem in problems), name
 
 
 def test_doctor_of_a_machine_without_compilers(tmp_path: Path) -> None:
@@ -124,6 +235,31 @@ def test_build_without_names_builds_the_launcher_too(vgpu_path: Path) -> None:
     assert re.search(r"^\[\d+/\d+\] launcher host: (built|cached)$", out, re.M), out
 
 
+@pytest.mark.sweep
+def test_all_is_built_for_both_architectures_and_serves(tmp_path: Path, vgpu_path: Path) -> None:
+    """With no GPU into an empty cache; then nothing more is compiled for shapes that are served."""
+    env = {"RFOPS_CACHE_DIR": str(tmp_path)}
+    out = good("build", "--arch", "gfx942,gfx950", RFOPS_HIP_LIBRARY="/absent", **env)
+    count = len(list(tmp_path.glob("v1/gfx*/*/*/meta.json"))) + 1  # the launcher
+    assert f"{count} of {count} in " in out and count > 50
+    for module in ("moe_align_block_size", "mxfp8_gemv", "mxfp8_mfma", "mxfp8_moe"):
+        good("why", "module", module, **env)
+    code = (
+        "import torch, rfops\n"
+        "for m in (1, 4, 16):\n"
+        "    x, s = rfops.quant_mxfp8(torch.randn(m, 6144))\n"
+        "    w, t = rfops.quant_mxfp8(torch.randn(2304, 6144))\n"
+        "    rfops.gemm_mxfp8(x, w, s, t)\n"
+        "rfops.moe_align_block_size(torch.zeros(4, 2, dtype=torch.int32), 16, 8)\n"
+    )
+    env |= {"RFOPS_JIT": "0", "RFOPS_HIP_LIBRARY": str(vgpu_path), "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env={**os.environ, **env},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_build_reports_failures(tmp_path: Path) -> None:
     """A compiler that knows the architecture and then fails."""
     broken = tmp_path / "hipcc"
@@ -137,6 +273,17 @@ def test_build_reports_failures(tmp_path: Path) -> None:
     )
     assert done.returncode == 1 and "0 of " in done.stdout
     assert "no room left" in done.stderr and "build failed" in done.stderr
+
+
+def test_the_commands_of_the_readme_are_commands() -> None:
+    """With their options: the parser takes each."""
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    rows = re.findall(r"^\| `rfops (.*?)`.*\|$", readme, re.M)
+    assert len(rows) > 10
+    for row in rows:
+        words = shlex.split(row.replace("[modules]", "mxfp8_gemv"))
+        if words[0] != "tune":  # the script's options are its own
+            assert callable(cli._parser().parse_args(words).command), row
 
 
 def test_wrong_usage() -> None:

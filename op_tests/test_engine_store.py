@@ -10,9 +10,9 @@ import pty
 import shutil
 import sys
 import tarfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,8 @@ import torch
 from engine_project import Child, Project, project
 
 import rfops
-from rfops import cli, cli_build
-from rfops.jit import build, lock, resources, store, toolchain
+from rfops import cli
+from rfops.jit import lock, resources, store, toolchain
 
 __all__ = ["project"]  # a fixture
 
@@ -282,24 +282,21 @@ def test_why(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
-    """Builds that take a moment; the most that ran at once."""
-    now, most, guard = 0, 0, threading.Lock()
-    real = build.build_device
+def running(project: Project) -> Callable[[], int]:
+    """Compilers that take a moment and write down when they begin and end; the most at once."""
+    log = project.root / "running"
+    project.write_hipcc(
+        before="import atexit, time\n"
+        f"def note(word): open({str(log)!r}, 'a').write(word)\n"
+        "note('+'); atexit.register(note, '-'); time.sleep(0.15)"
+    )
 
-    def slow(*args: object) -> object:
-        nonlocal now, most
-        with guard:
-            now, most = now + 1, max(most, now + 1)
-        time.sleep(0.1)
-        try:
-            return real(*args)  # type: ignore[arg-type]
-        finally:
-            with guard:
-                now -= 1
+    def most() -> int:
+        now = [1 if word == "+" else -1 for word in log.read_text()]
+        assert sum(now) == 0 and len(now) == 12
+        return max(accumulate(now))
 
-    monkeypatch.setattr(cli_build, "build_device", slow)
-    yield lambda: most
+    return most
 
 
 @pytest.mark.parametrize(("gigabytes", "most"), [(100, 4), (0.5, 1)])

@@ -152,12 +152,16 @@ def run_triton(add: Any, n: int) -> None:
     assert torch.equal(out, 2 * x)
 
 
-def test_frozen_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gfx950: object) -> None:
+def test_frozen_triton(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gfx950: object,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     """A kernel that its disk cache has runs; one that it has not is refused."""
     pytest.importorskip("triton")
     from triton_kernels import add
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(logging.getLogger("rfops"), "propagate", True)
     rfops.vgpu.activate_triton("gfx950")
     try:
         run_triton(add, 64)
@@ -165,6 +169,11 @@ def test_frozen_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gfx950: 
         run_triton(add, 64)
         add.device_caches.clear()
         run_triton(add, 64)
+        rfops.freeze("warn")
+        run_triton(add, 32)
+        (warning,) = [r.getMessage() for r in caplog.records if "freeze" in r.getMessage()]
+        assert "built after rfops.freeze(): Triton's kernel add for gfx950" in warning
+        rfops.freeze("error")
         with pytest.raises(rfops.JitDisabled, match="Triton's kernel add for gfx950"):
             run_triton(add, 128)
         monkeypatch.setenv("RFOPS_JIT", "0")

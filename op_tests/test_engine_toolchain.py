@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from engine_project import Project, project, zig
 
 import rfops
-from rfops.jit import cpu, toolchain
+from rfops.jit import cache, cpu, toolchain
 
 __all__ = ["project"]  # a fixture
 
@@ -124,6 +126,72 @@ def test_the_compiler_behind_hipcc_is_watched(project: Project) -> None:
     clang.write_text("22")
     project.set_version("clang version 22")
     assert project.python("print(project.op().build('gfx950').fresh)").strip() == "True"
+
+
+@pytest.mark.parametrize("young", [True, False])
+def test_a_compiler_that_keeps_size_and_mtime(
+    project: Project, monkeypatch: pytest.MonkeyPatch, young: bool
+) -> None:
+    """Changed in the moment in which it was asked, or later and with its time put back."""
+    if not young:
+        monkeypatch.setattr(cache, "_RECENT_NS", 0)
+    text = project.hipcc.read_text() + "# update 1\n"
+    project.hipcc.write_text(text)
+    assert project.build() == "built" and project.build() == "found"
+    stat = project.hipcc.stat()
+    if not young:
+        time.sleep(0.01)  # beyond the kernel's clock tick
+    project.hipcc.write_text(text.replace("update 1", "update 2"))
+    os.utime(project.hipcc, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    project.set_version("stand-in clang version 2.0")
+    toolchain._choose.cache_clear()  # as in a new process
+    assert project.build() == "built"
+    (record,) = project.cache.glob("v1/toolchains/*.json")
+    assert json.loads(record.read_text())["version"].endswith("2.0")
+
+
+@pytest.mark.parametrize(
+    "fault", ["os.kill(os.getpid(), 9)", "sys.exit('error: No space left on device')"]
+)
+def test_a_probe_that_fails_for_the_machine_is_asked_again(project: Project, fault: str) -> None:
+    """Nothing of the compiler is known by it, and nothing is remembered."""
+    text = project.hipcc.read_text()
+    mark = project.root / "full"
+    mark.touch()
+    project.hipcc.write_text(
+        text.replace("arch = next", f"if os.path.exists({str(mark)!r}): {fault}\narch = next")
+    )
+    with pytest.raises(rfops.ToolchainNotFound, match=r"cannot build for gfx950: .*(space|status)"):
+        project.build()
+    mark.unlink()
+    assert project.build() == "built"
+
+
+def test_a_compiler_that_does_not_say_its_version(project: Project) -> None:
+    """It has no key, so it is not taken; and is asked again."""
+    text = project.hipcc.read_text()
+    project.hipcc.write_text(
+        text.replace('    print("HIP', '    os.kill(os.getpid(), 9)\n    print("HIP')
+    )
+    with pytest.raises(
+        rfops.ToolchainNotFound, match="cannot build for gfx950: no answer to --ver"
+    ):
+        project.build()
+    assert not list(project.cache.glob("v1/toolchains/*.json"))
+    project.hipcc.write_text(text)
+    assert "stand-in clang version 1.0" in project.op().build("gfx950").meta["compiler"]
+
+
+def test_a_wrapper_around_another_compiler(project: Project) -> None:
+    """The wrapper's own version text counts, and that of what it wraps."""
+    assert project.build() == "built"
+    real = project.hipcc.rename(project.hipcc.with_name("real"))
+    project.hipcc.write_text(f'#!/bin/sh\n[ "$*" = --version ] && echo wrapped\nexec {real} "$@"\n')
+    project.hipcc.chmod(0o755)
+    toolchain._choose.cache_clear()
+    artifact = project.op().build("gfx950")
+    assert artifact.fresh and "wrapped" in artifact.meta["compiler"]
+    assert "stand-in clang version 1.0" in artifact.meta["compiler"]
 
 
 # ---------------------------------------------------------------- host

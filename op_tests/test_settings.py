@@ -9,6 +9,7 @@ import pytest
 
 import rfops
 from rfops.jit import paths, settings
+from rfops.jit.files import cache_roots
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -60,6 +61,16 @@ def test_values(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.number("RFOPS_JOBS") == 3
     monkeypatch.setenv("RFOPS_JOBS", "")
     assert settings.number("RFOPS_JOBS") == 0
+
+
+@pytest.mark.parametrize("name", ["RFOPS_CACHE_DIR", "RFOPS_CACHE_READ", "RFOPS_CONFIGS"])
+def test_a_user_without_a_home(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "~nobody-of-this-name/x")
+    with pytest.raises(rfops.ConfigError, match=f"^{name}=~nobody-of-this-name/x: .* Set {name}"):
+        settings.path_list(name) if name == "RFOPS_CACHE_READ" else settings.path(name)
+    if "CACHE" in name:
+        with pytest.raises(rfops.ConfigError, match=name):
+            cache_roots()
 
 
 @pytest.mark.parametrize("value", ["many", "-1", "1.5", "٣", " 1"])

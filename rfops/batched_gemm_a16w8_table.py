@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import functools
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -91,14 +92,16 @@ def _table(shipped: Path, own: Path | None) -> dict[str, tuple[TableRow, ...]]:
 
 def read(file: Path) -> list[TableRow]:
     """A file's rows in order. Raises ConfigError."""
+    rows: list[TableRow] = []
     try:
-        with file.open(newline="", encoding="utf-8") as stream:
-            reader = csv.DictReader(stream)
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.DictReader(stream, strict=True)
             if tuple(reader.fieldnames or ()) != COLUMNS:
                 raise ConfigError(f"{file}, line 1: columns must be {','.join(COLUMNS)}")
-            rows = [_row(file, reader.line_num, cells) for cells in reader]
+            rows += (_row(file, reader.line_num, cells) for cells in reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from error
+        line = rows[-1].line if rows else 0
+        raise ConfigError(f"{file}, after line {line}: cannot be read: {error}") from error
     seen: dict[tuple[str, Shape], TableRow] = {}
     for row in rows:
         other = seen.setdefault((row.arch, row.shape), row)
@@ -110,7 +113,7 @@ def read(file: Path) -> list[TableRow]:
 def _row(file: Path, line: int, cells: dict[str, str]) -> TableRow:
     def wrong(column: str, expected: str) -> NoReturn:
         raise ConfigError(
-            f"{file}, line {line}, column {column}: expected {expected}, got {cells[column]!r}"
+            f"{file}, line {line}, column {column}: expected {expected}, got {cells[column]!r:.200}"
         )
 
     if None in cells or None in cells.values():
@@ -119,7 +122,7 @@ def _row(file: Path, line: int, cells: dict[str, str]) -> TableRow:
         if cells[column] not in known:
             wrong(column, f"one of {', '.join(known)}")
     for column in KEY[1:]:
-        if not cells[column].isdecimal() or int(cells[column]) == 0:
+        if not re.fullmatch(r"0*[1-9][0-9]{0,17}", cells[column]):
             wrong(column, "a positive integer")
     figures = []
     for column in FIGURES:
@@ -127,6 +130,8 @@ def _row(file: Path, line: int, cells: dict[str, str]) -> TableRow:
             figures += [(column, float(cells[column]))] if cells[column] else []
         except ValueError:
             wrong(column, "a number or nothing")
+        if figures and not 0 <= figures[-1][1] < math.inf:
+            wrong(column, "a finite number, not negative")
     try:
         config = parse_config(ROUTES[cells["route"]], cells["config"])
     except (ConfigError, ValueError) as error:

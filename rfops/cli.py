@@ -15,7 +15,7 @@ import rfops
 from rfops import cli_build, cli_cache, cli_doctor
 from rfops import why as why_command
 from rfops.jit import RfopsError, compiled_ops, paths, vgpu_library
-from rfops.jit.files import cache_root
+from rfops.jit.files import cache_roots
 from rfops.jit.spec import ModuleSpec, load_config
 
 
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_build.add(commands)
     cli_cache.add(commands)
 
-    ls = commands.add_parser("ls", help="modules, their architectures, and how many are cached")
+    ls = commands.add_parser("ls", help="ops, modules, architectures, and what is cached")
     ls.set_defaults(command=_ls)
 
     cli_doctor.add(commands)
@@ -57,9 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--json", action="store_true", help="the record as JSON")
     profile.set_defaults(command=_profile)
 
-    reason = commands.add_parser("why", help="which kernel a call takes, and why not the others")
-    why_command.add_arguments(reason)
+    reason = commands.add_parser("why", help="which kernel a call takes, why one is not cached")
     reason.set_defaults(command=why_command.run)
+    why_command.add_arguments(reason)
 
     tune = commands.add_parser("tune", help="fill a tuned table (needs a checkout)", add_help=False)
     tune.add_argument("family", choices=("mxfp8",), help="whose table; --help after it")
@@ -106,18 +106,35 @@ def _vgpu(_options: argparse.Namespace) -> int:
 # ---------------------------------------------------------------- ls
 
 
+# The modules of each op; what an op runs by Triton or torch alone has none.
+OPS: dict[str, tuple[str, ...]] = {
+    "batched_gemm_a16w8_blockscale": (),
+    "gemm_mxfp8": ("mxfp8_gemv", "mxfp8_mfma"),
+    "grouped_gemm_mxfp8": ("mxfp8_moe",),
+    "moe_align_block_size": ("moe_align_block_size",),
+    "quant_mxfp8": (),
+}
+
+
 def _cached(spec: ModuleSpec, arch: str) -> int:
-    return len(list((cache_root() / arch / spec.name).glob("*/meta.json")))
+    """Entries of all caches, also of those that are only read."""
+    found = {
+        f.parent.name for r in cache_roots() for f in r.glob(f"{arch}/{spec.name}/*/meta.json")
+    }
+    return len(found)
 
 
 def _ls(_options: argparse.Namespace) -> int:
     used: dict[str, str] = {}
     for op in compiled_ops():
         used[op.module] = f"{used[op.module]},{op.kernel}" if op.module in used else op.kernel
-    rows = [("module", "kernel", "architecture", "cached variants")]
+    rows = [("module", "kernel", "architecture", "cached variants", "op")]
     for name, spec in load_config().items():
         archs = spec.archs if spec.kind == "device" else ("host",)
-        rows += [(name, used.get(name, "-"), arch, str(_cached(spec, arch))) for arch in archs]
+        op = ",".join(op for op, modules in OPS.items() if name in modules) or "-"
+        kernel = used.get(name, "-")
+        rows += [(name, kernel, arch, str(_cached(spec, arch)), op) for arch in archs]
+    rows += [("-", "-", "any", "-", op) for op, modules in OPS.items() if not modules]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]

@@ -34,7 +34,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     gc.add_argument("--max-size", required=True, type=_size, help="bytes, or as 500M, 10G")
     gc.set_defaults(command=_gc)
 
-    reason = actions.add_parser("why", help="why a variant is cached or not: its key")
+    add_why(actions.add_parser("why", help="why a variant is cached or not: its key"))
+
+
+def add_why(reason: argparse.ArgumentParser) -> None:
+    """The options of `rfops cache why` and `rfops why module`."""
     reason.add_argument("module")
     reason.add_argument("--arch", default="", help="default: all of the module's")
     reason.add_argument("--config", type=Path, help="another compiler_config.json")

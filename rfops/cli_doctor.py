@@ -127,6 +127,9 @@ def _settings_errors() -> list[str]:
 def _problems(record: dict[str, Any]) -> list[str]:
     cache, compilers = record["cache"], record["compilers"]
     found = []
+    library = settings.path("RFOPS_HIP_LIBRARY")
+    if library is not None and not library.is_file():
+        found.append(f"RFOPS_HIP_LIBRARY={library}: no such file")
     can = {target: any(c["ok"] for c in list_) for target, list_ in compilers.items()}
     cached = any(cache["entries"][arch] for arch in ARCHS)
     if not any(can[arch] for arch in ARCHS) and not cached:

@@ -227,8 +227,8 @@ class _Line(NamedTuple):
 
     def fail(self, column: str, expected: str) -> NoReturn:
         raise ConfigError(
-            f"{self.file}, line {self.number}, column {column}: expected {expected}, "
-            f"got {self.cells.get(column, '')!r}"
+            f"{self.file}, line {self.number}, column {column:.80}: expected {expected}, "
+            f"got {self.cells.get(column, '')!r:.200}"
         )
 
     def one_of(self, column: str, values: tuple[str, ...]) -> str:

@@ -1,15 +1,20 @@
-"""`rfops why`: which kernel a call takes, by which rule and row, and why not the others."""
+"""`rfops why`: which kernel a call takes, by which rule and row, and why not the others; whether
+that is cached, and if not, in what the key of the nearest variant differs."""
 
 from __future__ import annotations
 
 import argparse
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from . import routing
+from . import cli_cache, routing
+from .jit import manifest
+from .jit.manifest import Wanted
 from .jit.spec import ARCHS
+from .jit.why import explain
 from .quant_mxfp8 import BLOCK
 from .tuned_table import Query
 
@@ -34,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     batched.add_argument("--m", type=int, required=True, help="rows of x in a batch")
     batched.add_argument("--x-dtype", choices=("bf16", "f16"), default="bf16")
     _add_common(batched, _batched_gemm_a16w8_blockscale, k_multiple=1)
+    module = ops.add_parser("module", help="why a kernel's variants are cached or not: the keys")
+    cli_cache.add_why(module)
 
 
 def _add_common(parser: argparse.ArgumentParser, explain: object, k_multiple: int = BLOCK) -> None:
@@ -65,13 +72,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _gemm_mxfp8(options: argparse.Namespace) -> str:
-    from .gemm_mxfp8_route import BACKENDS, OP, default_config, refuses, route
+    from .gemm_mxfp8_route import BACKENDS, OP, default_config, parse_config, refuses, route
+    from .mxfp8_mfma import TILE_K
 
     m, n, k, dtype, arch = options.m, options.n, options.k, *_target(options)
     chosen = route(m, n, k, dtype, arch, options.cu_num)
     query = Query.of(OP, arch, options.cu_num, m=m, n=n, k=k)
     reasons = {name: refuses(name, m, n, k, dtype, arch) for name in BACKENDS}
-    return text(query, chosen, default_config(chosen.backend, m, n, k, arch), reasons)
+    default = default_config(chosen.backend, m, n, k, arch)
+    defines = None
+    if chosen.is_hip:
+        config = parse_config(chosen.backend, chosen.config, chosen.row) or default
+        shape = (m,) if chosen.backend == "gemv" else (m, n, k, dtype, k % TILE_K == 0)
+        defines = config.defines(*shape)
+    return text(query, chosen, default, reasons, defines)
 
 
 def _grouped_gemm_mxfp8(options: argparse.Namespace) -> str:
@@ -81,8 +95,10 @@ def _grouped_gemm_mxfp8(options: argparse.Namespace) -> str:
         Shape,
         choose_backend,
         default_config,
+        parse_config,
         refuses,
     )
+    from .mxfp8_moe import NARROW_K, WIDE_K
 
     a_div, m, dtype, arch = options.a_div or options.top_k, options.m, *_target(options)
     n, k, e, weighted, block_m = options.n, options.k, options.e, options.weight, options.block_m
@@ -92,7 +108,15 @@ def _grouped_gemm_mxfp8(options: argparse.Namespace) -> str:
         OP, arch, options.cu_num, m=m, n=n, k=k, e=e, a_div=a_div, has_weight=weighted
     )  # fmt: skip
     reasons = {name: refuses(name, shape, dtype, arch) for name in BACKENDS}
-    return text(query, chosen, default_config(chosen.backend, shape, arch), reasons)
+    default = default_config(chosen.backend, shape, arch)
+    defines = None
+    if chosen.is_hip:
+        config = parse_config(chosen.backend, chosen.config, chosen.row)
+        if config is None or config.refuses(block_m):
+            config = default
+        chunk = NARROW_K if k % WIDE_K else WIDE_K
+        defines = config.defines(block_m, chunk, a_div, weighted, dtype)
+    return text(query, chosen, default, reasons, defines)
 
 
 def _batched_gemm_a16w8_blockscale(options: argparse.Namespace) -> str:
@@ -107,9 +131,14 @@ def _target(options: argparse.Namespace) -> tuple[torch.dtype, str]:
 
 
 def text(
-    query: Query, chosen: routing.Route, default: object, refusals: Mapping[str, str | None]
+    query: Query,
+    chosen: routing.Route,
+    default: object,
+    refusals: Mapping[str, str | None],
+    defines: Mapping[str, Any] | None,
 ) -> str:
-    """The decision as aligned lines; `refusals` of every kernel, those that were not asked too."""
+    """The decision as aligned lines; `refusals` of every kernel, those that were not asked too.
+    `defines` are those of a HIP kernel's variant for tensors that lie as torch allocates them."""
     kind = "a HIP kernel" if chosen.is_hip else "no HIP kernel"
     config = chosen.config or (f"its default, {default}" if default else "its own")
     lines = [
@@ -122,5 +151,9 @@ def text(
     for name, reason in refusals.items():
         if name != chosen.backend:
             lines.append((f"not {name}", reason or chosen.refused.get(name, "comes last")))
+    if defines is not None:
+        wanted = Wanted(f"mxfp8_{chosen.backend}", query.arch, manifest.defines_of(defines))
+        first, *more = str(explain(wanted)).splitlines()
+        lines += [("variant", first), *(("", line.strip()) for line in more)]
     width = max(len(name) for name, _ in lines)
     return "\n".join([str(query), *(f"  {name.ljust(width)}  {value}" for name, value in lines)])

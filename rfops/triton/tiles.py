@@ -8,6 +8,7 @@ tile. `fill` is how many programs a compute unit should have: with fewer tiles t
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -22,6 +23,7 @@ NUMBERS = ("block_m", "block_n", "block_k", "group_m", "warps", "stages")
 AMD_NUMBERS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 COLUMNS = (*KEY, "method", *NUMBERS, *AMD_NUMBERS, "fill", "us", "origin")
 MAX_SPLITS = 16
+_DECIMAL = r"[0-9]{1,9}(\.[0-9]{1,9})?"
 MOST_EXPANDED = 2**30  # elements that method expand may take as a bf16 workspace; else the next row
 # Compute units: what `fill` is counted in. Fixed numbers, so that a shape has one config.
 UNITS = {"gfx942": 304, "gfx950": 256, "sm_90": 132}
@@ -63,7 +65,8 @@ class TritonConfig:
 
     def _fail(self, name: str, expected: str, got: object) -> None:
         raise ValueError(
-            f"TritonConfig: {name} must be {expected}, got {got}; see configs/mxfp8_triton.csv"
+            f"TritonConfig: {name} must be {expected}, got {got!s:.80}; "
+            "see configs/mxfp8_triton.csv"
         )
 
     def refuses(self, op: str, arch: str) -> str | None:
@@ -151,24 +154,30 @@ def splits_for(config: TritonConfig, fill: float, units: int, m: int, n: int, k:
 @cache
 def table() -> tuple[Row, ...]:
     """All rows of the CSV in order. Raises ConfigError that names file, line and column."""
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ConfigError(f"{TABLE}, line 1: columns must be {','.join(COLUMNS)}")
-        return tuple(_row(values, reader.line_num) for values in reader)
+    line = 0
+    try:
+        with TABLE.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)
+            if tuple(reader.fieldnames or ()) != COLUMNS:
+                raise ConfigError(f"{TABLE}, line 1: columns must be {','.join(COLUMNS)}")
+            rows = []
+            for values in reader:
+                line = reader.line_num
+                rows.append(_row(values, line))
+            return tuple(rows)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{TABLE}, after line {line}: cannot be read: {error}") from error
 
 
 def _row(values: dict[str, str], line: int) -> Row:
-    def number(name: str, kind: type = int) -> int | float | None:
-        text = values[name] or ""
-        try:
-            return kind(text) if text else None
-        except ValueError:
-            raise ConfigError(
-                f"{TABLE}, line {line}, column {name}: a number, not {text!r}"
-            ) from None
+    def number(name: str, pattern: str = r"[0-9]{1,9}") -> int | float | None:
+        text = values[name]
+        if text and not re.fullmatch(pattern, text):
+            raise ConfigError(f"{TABLE}, line {line}, column {name}: a number, not {text!r:.80}")
+        return (float(text) if "." in text else int(text)) if text else None
 
-    if None in values or values["op"] not in OPS or values["arch"] not in UNITS:
+    whole = None not in values and None not in values.values()
+    if not whole or values["op"] not in OPS or values["arch"] not in UNITS:
         raise ConfigError(
             f"{TABLE}, line {line}: op must be one of {', '.join(OPS)} and arch one of "
             f"{', '.join(UNITS)}, with {len(COLUMNS)} columns"
@@ -178,6 +187,8 @@ def _row(values: dict[str, str], line: int) -> Row:
         config = TritonConfig(method=values["method"], origin=values["origin"], **numbers)
     except ValueError as error:
         raise ConfigError(f"{TABLE}, line {line}: {error}") from None
+    if not values["origin"]:
+        raise ConfigError(f"{TABLE}, line {line}, column origin: where the row comes from")
     maxima = (number(name) for name in KEY[2:])
-    number("us", float)
-    return Row(values["op"], values["arch"], *maxima, config, number("fill", float) or 0)
+    number("us", _DECIMAL)
+    return Row(values["op"], values["arch"], *maxima, config, number("fill", _DECIMAL) or 0)
