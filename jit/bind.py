@@ -198,7 +198,7 @@ class CompiledOp:
         if arch is None:
             device = hip.indexed(torch.device(device))
             arch = hip.device_arch(device)
-        key = (arch, device, tuple(defines.items()) if defines else ())
+        key = (arch, device, frozenset(defines.items()) if defines else None)
         bound = self._bound.get(key)
         if bound is None:
             with self._lock:  # one thread builds and loads, the others take what it made

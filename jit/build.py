@@ -16,7 +16,7 @@ from .manifest import Wanted
 from .spec import ModuleSpec
 from .toolchain import HIPCC_FLAGS, ZIG_FLAGS, Toolchain
 
-ENGINE_VERSION = 2  # part of every key: raise it when the meaning of a recipe changes
+ENGINE_VERSION = 3  # part of every key: raise it when the meaning of a recipe changes
 Define = str | int | float | bool
 Defines = Mapping[str, Define]
 

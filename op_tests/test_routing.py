@@ -416,6 +416,11 @@ def test_a_record_that_cannot_be_written_stops_nothing(
 ) -> None:
     monkeypatch.setenv("RFOPS_RECORD_UNTUNED", str(tmp_path / "absent" / "file.csv"))
     assert decision(2) == ("envelope default", "gemv")
+    other = tmp_path / "not_utf8.csv"
+    other.write_bytes(b"\xff\xfe\n")
+    monkeypatch.setenv("RFOPS_RECORD_UNTUNED", str(other))
+    assert decision(3) == ("envelope default", "gemv")
+    assert other.read_bytes() == b"\xff\xfe\n"
 
 
 # ---------------------------------------------------------------- why, doctor

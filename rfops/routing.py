@@ -22,8 +22,9 @@ import operator
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -39,7 +40,8 @@ def _no_words() -> tuple[str, Mapping[str, str]]:
     return "", {}
 
 
-class Route(NamedTuple):
+@dataclass(slots=True)
+class Route:
     """A decision: `backend` in `config` (empty: its own heuristic), by `rule`. Words are made when
     they are asked for: a shape that changes every call has no use for them."""
 
@@ -47,7 +49,10 @@ class Route(NamedTuple):
     rule: str
     config: str = ""
     row: Row | None = None
-    words: Callable[[], tuple[str, Mapping[str, str]]] = _no_words  # why, refused
+    # Why, and why not another; they follow from the decision and the shape.
+    words: Callable[[], tuple[str, Mapping[str, str]]] = field(
+        default=_no_words, compare=False, repr=False
+    )
 
     @property
     def is_hip(self) -> bool:
@@ -131,7 +136,8 @@ class Router:
                 return
             try:
                 _append_once(self._record, self._query(sizes))
-            except OSError as error:  # the record is a help: no call fails for it
+            # The record is a help: no call fails for it.
+            except (OSError, UnicodeDecodeError) as error:
                 where = f"RFOPS_RECORD_UNTUNED={self._record}"
                 log.get().warning("%s cannot be written: %s", where, error)
 
@@ -234,7 +240,9 @@ def parse_config(kind: type, text: str, row: Row | None = None) -> Any:
     except (TypeError, ValueError) as error:
         where = f"{row.file}, line {row.line}, column config" if row else "config"
         fields = " ".join(f"{name}=..." for name in _fields(kind))
-        raise ConfigError(f"{where}: expected {fields}, got {text!r}: {error}") from error
+        raise ConfigError(
+            f"{where}: expected {fields}, got {text!r:.200}: {error!s:.200}"
+        ) from error
 
 
 @functools.lru_cache(maxsize=1024)
