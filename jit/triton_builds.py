@@ -52,11 +52,19 @@ class _Finder(importlib.abc.MetaPathFinder):
 def _watch(compiler: ModuleType) -> None:
     # Triton's hooks run on hits of its disk cache too; IR is made for a compile only.
     for source in (compiler.ASTSource, compiler.IRSource):
-        if not hasattr(source.make_ir, "__wrapped__"):
-            source.make_ir = _checked(source.make_ir)
+        _watch_source(source)
+        source.__init_subclass__ = classmethod(lambda made, **_: _watch_source(made))
     runtime = compiler.knobs.runtime
     if not hasattr(runtime.jit_post_compile_hook, "rfops_before"):
         runtime.jit_post_compile_hook = _recording(runtime.jit_post_compile_hook)
+
+
+def _watch_source(source: Any) -> None:
+    """And those derived from it, as Gluon's is, which makes its IR itself."""
+    if "make_ir" in vars(source) and not hasattr(source.make_ir, "__wrapped__"):
+        source.make_ir = _checked(source.make_ir)
+    for derived in source.__subclasses__():
+        _watch_source(derived)
 
 
 def _is_ours(module: object) -> bool:

@@ -188,6 +188,49 @@ def test_frozen_triton(
         rfops.vgpu.deactivate_triton()
 
 
+GLUON = """
+import sys, torch
+import rfops, rfops.vgpu
+rfops.freeze("warn")  # which watches Triton
+rfops.vgpu.activate_triton("gfx950")
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+@gluon.jit
+def twice(out, x, N: gl.constexpr):
+    at = gl.arange(0, N, gl.BlockedLayout([1], [64], [1], [0]))
+    gl.store(out + at, 2 * gl.load(x + at))
+
+def run(n):
+    x = torch.arange(n, dtype=torch.float32)
+    out = torch.empty(n)
+    twice[(1,)](out, x, n, num_warps=1)
+    assert torch.equal(out, 2 * x)
+
+run(64)
+run(64)
+rfops.freeze("error")
+run(64)
+try:
+    run(128)
+except rfops.JitDisabled as error:
+    print(error)
+"""
+
+
+def test_frozen_gluon(tmp_path: Path) -> None:
+    """Kernels of Triton's second language, whose compiler is a class of its own."""
+    pytest.importorskip("triton")
+    file = tmp_path / "gluon_twice.py"  # Triton reads a kernel's source
+    file.write_text(GLUON)
+    done = subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, check=True,
+        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "RFOPS_LOG": ""},
+    )  # fmt: skip
+    assert done.stderr.count("built after rfops.freeze(): Triton's kernel twice for gfx950") == 1
+    assert "Triton's kernel twice for gfx950" in done.stdout
+
+
 TRITON_LATER = """
 import os, sys
 import rfops
