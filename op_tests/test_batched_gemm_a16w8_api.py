@@ -22,6 +22,7 @@ from rfops.batched_gemm_a16w8_blockscale import (
     OCP,
     BmmConfig,
     RowsConfig,
+    StagedConfig,
     TilesConfig,
     batched_gemm_a16w8_blockscale,
     route,
@@ -101,7 +102,7 @@ REFUSALS: dict[str, tuple[dict[str, object], str]] = {
         },
         "the result must be smaller than 2 GiB a batch, got M=1048576, N=1024; split x",
     ),
-    "config of no kind": ({"config": 3}, "config must be a RowsConfig, TilesConfig or BmmConfig"),
+    "config of no kind": ({"config": 3}, "config must be a RowsConfig, .*, StagedConfig or"),
     "rows for M of 17": (
         {"x": zeros(2, 17, 200), "config": RowsConfig(16, 128)},
         "config must be one that takes the shape, .*M=17 is above 16; pass none",
@@ -109,6 +110,10 @@ REFUSALS: dict[str, tuple[dict[str, object], str]] = {
     "batches for M of 3": (
         {"config": RowsConfig(16, 128, batches=2)},
         "config must be .*batches=2 needs M=1",
+    ),
+    "staged for K of 200, or not NVIDIA's": (
+        {"config": StagedConfig(16, 16, 32)},
+        "config must be .*(K=200 is no multiple of its step, 32|is for NVIDIA's matrix unit)",
     ),
     "bmm for fp16": (
         {"x": zeros(2, 3, 200, dtype=F16), "config": BmmConfig()},
@@ -161,6 +166,9 @@ def test_fnuz_is_gfx942s(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: TilesConfig(16, 32, 256), "tile_k must be at most 128, got 256"),
         (lambda: TilesConfig(16, 32, 8), "tile_k must be at least 16, got 8"),
         (lambda: TilesConfig(16, 32, 64, x_left=2), "x_left must be 0 or 1, got 2"),
+        (lambda: StagedConfig(8, 16, 32, warps_m=2), "tile_m must be at least 16, got 8"),
+        (lambda: StagedConfig(16, 256, 32), "tile_n must be at most 128, got 256"),
+        (lambda: StagedConfig(16, 32, 16), "tile_k must be at least 32, got 16"),
         (lambda: BmmConfig(0), "workspace_mib must be a positive integer, got 0"),
     ],
 )

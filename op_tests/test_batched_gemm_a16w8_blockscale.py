@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
+import sys
 
 import pytest
 import torch
@@ -30,11 +32,12 @@ from rfops.batched_gemm_a16w8_blockscale import (
     OCP,
     BmmConfig,
     RowsConfig,
+    StagedConfig,
     TilesConfig,
     batched_gemm_a16w8_blockscale,
     batched_gemm_a16w8_blockscale_ref,
 )
-from rfops.jit import Plans
+from rfops.jit import Plans, log
 from rfops.triton.batched_gemm_a16w8_blockscale import Config
 
 op_module = importlib.import_module("rfops.batched_gemm_a16w8_blockscale")
@@ -111,17 +114,42 @@ def test_dtypes(
         assert_correct(got, problem)
 
 
-@pytest.mark.parametrize("m", [1, 16])
-def test_every_code(m: int, device: torch.device, formats: tuple[torch.dtype, ...]) -> None:
-    """One code a row of w, NaN among them, against one element of x that is not zero."""
+# K and config of each kernel.
+CODES: dict[str, tuple[int, Config]] = {
+    "rows": (67, RowsConfig(16, 64)),
+    "one block": (67, TilesConfig(16, 32, 128)),
+    "tiles": (67, TilesConfig(16, 32, 32)),
+    "tiles, x left": (67, TilesConfig(64, 32, 32, x_left=1)),
+    "bmm": (67, BmmConfig()),
+    "staged": (128, StagedConfig(16, 32, 32, warps_k=2, stages=2)),
+    "staged, in turn": (512, StagedConfig(16, 32, 128, warps_n=2, stages=3)),
+}
+
+
+# Without what is refused: bmm of fp16 (test_refusals), staged elsewhere (test_staged_is_nvidias).
+EVERY_CODE = [
+    (case, x_dtype)
+    for case, (_, config) in CODES.items()
+    for x_dtype in (BF16, F16)
+    if not (isinstance(config, BmmConfig) and x_dtype == F16)
+    and (NVIDIA or not isinstance(config, StagedConfig))
+]
+
+
+@pytest.mark.parametrize(("case", "x_dtype"), EVERY_CODE)
+def test_every_code(
+    case: str, x_dtype: torch.dtype, device: torch.device, formats: tuple[torch.dtype, ...]
+) -> None:
+    """One code a row of w, NaN and subnormals among them, each at another place of K."""
+    k, config = CODES[case]
+    codes = torch.arange(256)
+    w = torch.zeros(1, 256, k, dtype=torch.uint8)
+    w[0, codes, 37 * codes % k] = codes.to(torch.uint8)
     for w_dtype in formats:
-        codes = torch.arange(256, dtype=torch.uint8)[None, :, None]
-        w = torch.zeros(1, 256, 64, dtype=torch.uint8).index_copy(2, torch.tensor([37]), codes)
-        x = torch.zeros(1, m, 64, dtype=BF16)
-        x[:, :, 37] = 1
-        problem = Problem(x, w.view(w_dtype), torch.ones(1, 2, 1)).to(device)
-        want = problem.w[0, :, 37].float().expand(1, m, 256)
-        assert_within(run(problem, dtype=F32), want, 0)
+        ones = torch.ones(1, 3, k, dtype=x_dtype)
+        problem = Problem(ones, w.view(w_dtype), torch.ones(1, 2, -(-k // 128))).to(device)
+        want = problem.w[0, codes, 37 * codes % k].float().expand(1, 3, 256)
+        assert_within(run(problem, config, F32), want, 0)
 
 
 @pytest.mark.parametrize("m", [1, 20])
@@ -228,6 +256,130 @@ def test_configs(case: str, one_device: torch.device) -> None:
     got = run(problem, config)
     assert_correct(got, problem, config)
     assert torch.equal(got, run(problem, config))
+
+
+# ---------------------------------------------------------------- staged
+
+STAGED: dict[str, tuple[tuple[int, int, int, int], StagedConfig]] = {
+    "at once": ((2, 40, 140, 512), StagedConfig(32, 32, 128, warps_k=2, stages=2)),
+    "at once, a step": ((3, 20, 70, 128), StagedConfig(8, 16, 32, warps_k=4, stages=1)),
+    "at once, few of the stages": ((3, 20, 70, 128), StagedConfig(16, 64, 64, warps_n=4, stages=6)),
+    "at once, four steps": ((2, 70, 300, 512), StagedConfig(64, 64, 128, 1, 2, 2)),
+    "in turn": ((2, 33, 130, 1024), StagedConfig(32, 128, 128, warps_n=4, stages=3)),
+    "in turn, a stage": ((1, 64, 64, 1152), StagedConfig(64, 64, 128, 1, 2, 4, stages=1)),
+    "in turn, K over warps": ((1, 9, 50, 768), StagedConfig(16, 32, 64, 2, 1, 2, stages=3)),
+}
+
+
+@pytest.fixture
+def no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `staged` leaves to `tiles` fails."""
+    for name in ("_prepare_tiles", "_prepare_one_block"):
+        monkeypatch.setattr(routes, name, lambda *_args: pytest.fail)
+    monkeypatch.setattr(op_module, "_PLANS", Plans())
+
+
+@pytest.mark.skipif(not NVIDIA, reason="its kernel is for NVIDIA's matrix unit")
+@pytest.mark.parametrize(("x_dtype", "dtype"), [(BF16, BF16), (BF16, F32), (F16, F16)])
+@pytest.mark.parametrize("case", STAGED)
+@pytest.mark.usefixtures("no_tiles")
+def test_staged(case: str, x_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    shape, config = STAGED[case]
+    problem = random_problem(*shape, x_dtype).to(torch.device("cuda"))
+    problem.scale /= 64  # float16 holds the result
+    got = run(problem, config, dtype)
+    assert_correct(got, problem)
+    assert torch.equal(got, run(problem, config, dtype))
+
+
+@pytest.mark.skipif(not NVIDIA, reason="its kernel is for NVIDIA's matrix unit")
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.usefixtures("no_tiles")
+def test_staged_strides(stages: int) -> None:
+    """x as MLA has it, [M, B, K]; gaps between rows; the result with N not side by side."""
+    problem = random_problem(3, 20, 140, 512).to(torch.device("cuda"))
+    problem.x = strided(problem.x, (1, 0, 2), 16)
+    problem.w = strided(problem.w.view(torch.uint8), (1, 0, 2), 32).view(OCP)
+    problem.scale = strided(problem.scale, (2, 0, 1))
+    out = torch.full((3, 140, 20), math.nan, dtype=BF16, device="cuda").mT
+    config = StagedConfig(16, 32, 128, warps_k=2, stages=stages)
+    batched_gemm_a16w8_blockscale(*problem.args, out=out, config=config)
+    assert_correct(out, problem)
+
+
+@pytest.mark.skipif(NVIDIA, reason="there it runs")
+def test_staged_is_nvidias(device: torch.device) -> None:
+    problem = random_problem(1, 20, 70, 128).to(device)
+    with pytest.raises(ValueError, match=r"config must be .*for NVIDIA's matrix unit, and this is"):
+        run(problem, StagedConfig(16, 32, 128))
+
+
+def staged_by_tiles(problem: Problem) -> torch.Tensor:
+    """What the launches of `staged` write, on any device."""
+    shape = routes.Shape(*problem.x.shape[:2], *problem.w.shape[1:])
+    out = torch.full(shape[:3], math.nan, dtype=BF16, device=problem.x.device)
+    routes.prepare(out.device, shape, StagedConfig(16, 32, 128))(out, *problem.args)
+    return out
+
+
+def test_staged_leaves_other_strides_to_tiles(one_device: torch.device) -> None:
+    """K that is not side by side, rows and tensors that begin at no multiple of 16 bytes."""
+    plain = random_problem(3, 20, 70, 128).to(one_device)
+    odd_rows, turned, off = (Problem(*plain.args) for _ in range(3))
+    odd_rows.x = strided(plain.x, (0, 1, 2), 3)
+    turned.x = strided(plain.x, (0, 2, 1))
+    room = torch.zeros(plain.w.numel() + 1, dtype=torch.uint8, device=one_device)
+    off.w = room[1:].view(plain.w.shape).view(plain.w.dtype)
+    off.w.copy_(plain.w)
+    for problem in (odd_rows, turned, off):
+        assert not routes._in_pieces_of_16(problem.x) or not routes._in_pieces_of_16(problem.w)
+        assert_correct(staged_by_tiles(problem), problem)
+
+
+def test_staged_that_does_not_build_is_tiles(
+    one_device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a Triton whose Gluon is another, say."""
+    monkeypatch.setitem(sys.modules, "rfops.triton.batched_gemm_a16w8_staged", None)
+    monkeypatch.setattr(log.get(), "propagate", True)
+    problem = random_problem(3, 20, 70, 128).to(one_device)
+    assert_correct(staged_by_tiles(problem), problem)
+    assert "does not build, tiles runs instead" in caplog.text
+
+
+@pytest.mark.parametrize("case", STAGED)
+@pytest.mark.parametrize("x_type", ["bf16", "fp16"])
+def test_staged_builds(case: str, x_type: str) -> None:
+    """For sm_90 by the Triton that is here: 16-byte copies alone, and mma.sync."""
+    pytest.importorskip("triton.backends.nvidia")
+    ptx = staged_ptx(*STAGED[case], x_type)
+    assert f"mma.sync.aligned.m16n8k16.row.col.f32.{x_type.replace('fp', 'f')}" in ptx
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global.*", ptx)
+    assert copies and all(", 0x10" in copy or ", 16" in copy for copy in copies), copies
+    assert "ld.global.b8" not in ptx and "ld.global.b16" not in ptx
+
+
+def staged_ptx(shape: tuple[int, int, int, int], config: StagedConfig, x_type: str) -> str:
+    from triton import compile
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    kernel = importlib.import_module("rfops.triton.batched_gemm_a16w8_staged").staged
+    pointers = {"out": x_type, "x": x_type, "w": "fp8e4nv", "scale": "fp32"}
+    names = kernel.arg_names
+    constants = routes.staged_constants(routes.Shape(*shape), config)
+    values = {"out_n": 1, "s_k": 1} | dict(zip(names[-len(constants) :], constants, strict=True))
+    kinds = {n: f"*{pointers[n]}" if n in pointers else "i32" for n in names}
+    kinds |= dict.fromkeys(values, "constexpr")
+    aligned = [n for n in names if n in pointers or n in ("x_b", "x_m", "w_b", "w_n")]
+    attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
+    source = GluonASTSource(kernel, kinds, values, attributes)
+    target = GPUTarget("cuda", 90, 32)
+    options = {"num_warps": config.warps, "enable_fp_fusion": True}
+    return str(compile(source, target, options).asm["ptx"])
+
+
+# ---------------------------------------------------------------- large grids
 
 
 def test_more_batches_than_a_grid_takes(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from batched_gemm_a16w8_cases import LARGE, PUBLISHED_SHAPES, published_us
+from batched_gemm_a16w8_cases import LARGE, PUBLISHED_SHAPES, STREAMED, published_us
 from tune_batched_gemm_a16w8 import candidates, load, merge, row_of, save
 
 from rfops import batched_gemm_a16w8_table as tuned
@@ -14,6 +14,7 @@ from rfops.batched_gemm_a16w8_blockscale import (
     OP,
     BmmConfig,
     RowsConfig,
+    StagedConfig,
     TilesConfig,
     route,
     why,
@@ -74,16 +75,16 @@ def test_estimated_rows_are_the_heuristics() -> None:
             assert row.config == heuristic(row.shape, BF16, row.arch), row.place
 
 
-# The two published shapes at which torch.bmm was faster on an H200, by 8 and 13 %.
-SLOWER = {Shape(16, 128, 128, 512): 0.92, Shape(32, 128, 128, 512): 0.88}
-
-
 def test_measured_rows_beat_bmm() -> None:
     """What the table claims of the published shapes against torch.bmm on bf16 weights: no new
     table may claim less without this test saying so."""
     rows = {row.shape: dict(row.figures) for row in tuned.read(SHIPPED) if row.arch == "sm_90"}
     for shape in (*PUBLISHED_SHAPES, LARGE):
-        least = 0.9 if shape == LARGE else SLOWER.get(shape, 1.0)
+        least = 0.9 if shape == LARGE else 1.0
+        assert rows[shape]["bmm_us"] / rows[shape]["us"] >= least, shape
+    # Half the bytes, once the weights exceed the cache; M=32 draws so much power that clocks fall.
+    for shape in STREAMED:
+        least = 1.45 if shape.m == 32 else 1.85
         assert rows[shape]["bmm_us"] / rows[shape]["us"] >= least, shape
 
 
@@ -133,6 +134,15 @@ def test_a_row_that_does_not_take_the_call_is_passed_over(own: Path) -> None:
     assert route(1, 2000, 700, 700, "gfx950", F16).backend == "tiles"
 
 
+def test_a_row_of_nvidias_kernel_is_passed_over_on_amd(own: Path) -> None:
+    shape, config = Shape(9, 20, 700, 512), StagedConfig(16, 32, 128, 2)
+    save(own, [measured(shape, config), measured(shape, config, "sm_90")])
+    assert route(*shape, "gfx950").backend == "tiles"
+    assert route(*shape, "sm_90").backend == "staged"
+    assert route(*shape[:3], 640, "sm_90").backend == "tiles"  # K is no multiple of 256
+    assert "NVIDIA" in route(*shape, "gfx950").refused["staged"]
+
+
 def test_own_rows_replace_shipped_ones(own: Path) -> None:
     shape = PUBLISHED_SHAPES[0]
     before = route(*shape, "gfx950")
@@ -160,7 +170,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_newer_nvidia_takes_sm_90s_rows() -> None:
-    assert route(*PUBLISHED_SHAPES[0], "sm_100") == route(*PUBLISHED_SHAPES[0], "sm_90")
+    newer, own_row = (route(*PUBLISHED_SHAPES[0], arch) for arch in ("sm_100", "sm_90"))
+    assert newer == own_row and newer.why == own_row.why
 
 
 # ---------------------------------------------------------------- heuristic
@@ -179,6 +190,9 @@ def test_heuristic_takes_every_shape(arch: str) -> None:
                 assert config.tile_m < max(2 * shape.m, 32) and config.tile_k < max(2 * shape.k, 64)
                 staged = config.tile_k * (config.tile_n + 2 * config.tile_m)
                 assert staged * max(1, config.stages - 1) <= lds
+            if isinstance(config, StagedConfig):
+                depth = min(config.stages * config.step, shape.k)
+                assert arch == "sm_90" and depth * (config.tile_n + 2 * config.tile_m) <= lds
             if isinstance(config, RowsConfig):
                 assert config.tile_k < 2 * max(shape.k, 16)
 
@@ -200,7 +214,10 @@ GOOD = "gfx950,1,2,3,4,tiles,tile_m=16 tile_n=16 tile_k=64,1.5,,,,measured,a chi
     [
         (GOOD.replace("gfx950", "gfx90a"), "line 2, column arch: expected one of gfx942"),
         (GOOD.replace(",2,3", ",x,3"), "line 2, column m: expected a positive integer, got 'x'"),
-        (GOOD.replace("tiles", "hip"), "line 2, column route: expected one of rows, tiles, bmm"),
+        (
+            GOOD.replace("tiles", "hip"),
+            "line 2, column route: expected one of rows, tiles, staged, bmm",
+        ),
         (GOOD.replace("tile_m=16", "tile_m=24"), "line 2, column config: .*tile_m must be a power"),
         (GOOD.replace("tile_m=16", "tile_q=16"), "line 2, column config: .*tile_q"),
         (

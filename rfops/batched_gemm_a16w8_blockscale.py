@@ -23,12 +23,14 @@ from .triton.batched_gemm_a16w8_blockscale import (
     Config,
     RowsConfig,
     Shape,
+    StagedConfig,
     TilesConfig,
 )
 
 __all__ = [
     "BmmConfig",
     "RowsConfig",
+    "StagedConfig",
     "TilesConfig",
     "batched_gemm_a16w8_blockscale",
     "batched_gemm_a16w8_blockscale_ref",
@@ -73,7 +75,7 @@ def batched_gemm_a16w8_blockscale(
     w_scale : [B, ceil(N/128), ceil(K/128)] float32.
     dtype : of the result; bfloat16, float16 or float32.
     out : [B, M, N], written in place where given; no two elements in one place.
-    config : a RowsConfig, TilesConfig or BmmConfig instead of what `rfops why` prints.
+    config : a RowsConfig, TilesConfig, StagedConfig or BmmConfig instead of what `rfops why` says.
 
     Any sizes and any strides, elements side by side along K being the fast case; one batch of each
     tensor spans less than 2 GiB. All on one device: a GPU, or the cpu (the virtual GPU). Products
@@ -117,7 +119,7 @@ def _add_plan(
         _check_no_overlap(extents, (x, w, w_scale), out)
     run, chosen = None, config
     if config is not None:
-        _check_config(config, shape, x.dtype)
+        _check_config(config, shape, x)
     if 0 not in shape:
         arch = _check_arch(x.device, w.dtype)
         if chosen is None:
@@ -257,14 +259,17 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _check_config(config: Config, shape: Shape, x_dtype: torch.dtype) -> None:
-    guard = Guard(OP)
-    if not isinstance(config, Config):
-        wanted = "a RowsConfig, TilesConfig or BmmConfig"
-        guard.fail("config", wanted, repr(config)[:80], "pass one of these, or none")
-    reason = routes.refuses(shape, x_dtype, config)
+def _check_config(config: Config, shape: Shape, x: torch.Tensor) -> None:
+    _check_kind(config)
+    reason = routes.refuses(shape, x.dtype, config, launch.arch_of(x.device))
     if reason:
-        guard.fail("config", "one that takes the shape", f"{config}: {reason}", "pass none")
+        Guard(OP).fail("config", "one that takes the shape", f"{config}: {reason}", "pass none")
+
+
+def _check_kind(config: Config) -> None:
+    if not isinstance(config, Config):
+        wanted = "a RowsConfig, TilesConfig, StagedConfig or BmmConfig"
+        Guard(OP).fail("config", wanted, repr(config)[:80], "pass one of these, or none")
 
 
 def _check_arch(device: torch.device, w_dtype: torch.dtype) -> str:
@@ -290,7 +295,7 @@ def _check_arch(device: torch.device, w_dtype: torch.dtype) -> str:
 def _config_text(config: Config | None) -> str:
     if config is None:
         return ""
-    _check_config(config, Shape(1, 1, 1, 1), torch.bfloat16)
+    _check_kind(config)
     return f"{routes.route_of(config)} {routing.config_text(config)}"
 
 

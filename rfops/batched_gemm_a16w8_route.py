@@ -30,7 +30,7 @@ def decide(shape: Shape, x_dtype: torch.dtype, arch: str) -> tuple[Route, Config
         why = "no row is near"
     name = routes.route_of(config)
     refused = {
-        other: routes.refuses(shape, x_dtype, kind(*_LEAST[other])) or f"{name} comes first"
+        other: routes.refuses(shape, x_dtype, kind(*_LEAST[other]), arch) or f"{name} comes first"
         for other, kind in routes.ROUTES.items()
         if other != name
     }
@@ -38,7 +38,8 @@ def decide(shape: Shape, x_dtype: torch.dtype, arch: str) -> tuple[Route, Config
     return Route(name, rule, text, words=lambda: (why, refused)), config
 
 
-_LEAST = {"rows": (16, 128), "tiles": (16, 64, 64), "bmm": ()}  # configs that any shape may have
+# Configs that any shape may have that the route takes at all.
+_LEAST = {"rows": (16, 128), "tiles": (16, 64, 64), "staged": (16, 16, 32), "bmm": ()}
 
 
 def route(

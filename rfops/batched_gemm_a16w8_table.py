@@ -58,7 +58,7 @@ def find(shape: Shape, x_dtype: torch.dtype, arch: str) -> tuple[TableRow, str] 
     one up below 2 M and whose other sizes are less than a factor of 2 away. Raises ConfigError."""
     rows = table().get(family(arch) or arch, ())
     near = [row for row in rows if _is_near(row.shape, shape)]
-    near = [row for row in near if refuses(shape, x_dtype, row.config) is None]
+    near = [row for row in near if refuses(shape, x_dtype, row.config, arch) is None]
     if not near:
         return None
     row = min(near, key=lambda row: (row.shape != shape, _distance(row.shape, shape)))

@@ -4,19 +4,26 @@
 |---|---|---|
 | rows | one kernel, sums on the vector ALU; M at most 16 | RowsConfig |
 | tiles | one kernel on the matrix unit; with split_k a second one that sums | TilesConfig |
+| staged | one kernel on NVIDIA's matrix unit, its copies laid out by hand | StagedConfig |
 | bmm | w dequantised into a workspace, batches at a time, and torch.bmm; x in bf16 | BmmConfig |
 
-`bmm` rounds w * w_scale to bf16, the others only their fp32 sums. The kernels are in
-batched_gemm_a16w8_kernels.py; this module imports them, and triton, at the first launch.
+`bmm` rounds w * w_scale to bf16, the others only their fp32 sums. `staged` copies 16 bytes at once:
+a call whose x or w does not lie so (`_in_pieces_of_16`) runs `tiles` instead, and so does each call
+where Triton does not build it, which one warning tells. The kernels are in
+batched_gemm_a16w8_kernels.py and batched_gemm_a16w8_staged.py; this module imports them, and
+triton, at the first launch.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+
+from rfops.jit import log
 
 from .bound import BoundKernel
 
@@ -69,6 +76,10 @@ class _Config:
         if vars(self)[name] > most:
             self._fail(name, f"at most {most}", vars(self)[name])
 
+    def _at_least(self, name: str, least: int) -> None:
+        if vars(self)[name] < least:
+            self._fail(name, f"at least {least}", vars(self)[name])
+
     def _fail(self, name: str, expected: str, got: object) -> None:
         raise ValueError(f"{type(self).__name__}: {name} must be {expected}, got {got!r}")
 
@@ -100,8 +111,35 @@ class TilesConfig(_Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_most("tile_k", SCALE_BLOCK)
-        if self.tile_k < 16:
-            self._fail("tile_k", "at least 16", self.tile_k)
+        self._at_least("tile_k", 16)
+
+
+@dataclass(frozen=True)
+class StagedConfig(_Config):
+    tile_m: int
+    tile_n: int
+    tile_k: int  # of K for a group of warps and a step
+    warps_k: int = 1  # groups of warps, each with a part of K of its own
+    warps_m: int = 1
+    warps_n: int = 1
+    stages: int = 4  # steps of warps_k * tile_k under way, or in shared memory, at once
+
+    _free = ("stages",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_most("tile_k", SCALE_BLOCK)
+        self._at_least("tile_m", 8 * self.warps_m)
+        self._at_least("tile_n", 16 * self.warps_n)
+        self._at_least("tile_k", 32)
+
+    @property
+    def step(self) -> int:
+        return self.warps_k * self.tile_k
+
+    @property
+    def warps(self) -> int:
+        return self.warps_k * self.warps_m * self.warps_n
 
 
 @dataclass(frozen=True)
@@ -117,8 +155,13 @@ class BmmConfig(_Config):
         return max(1, min(shape.b, self.workspace_mib * MIB // (2 * shape.n * shape.k)))
 
 
-Config = RowsConfig | TilesConfig | BmmConfig
-ROUTES: dict[str, type[Config]] = {"rows": RowsConfig, "tiles": TilesConfig, "bmm": BmmConfig}
+Config = RowsConfig | TilesConfig | StagedConfig | BmmConfig
+ROUTES: dict[str, type[Config]] = {
+    "rows": RowsConfig,
+    "tiles": TilesConfig,
+    "staged": StagedConfig,
+    "bmm": BmmConfig,
+}
 
 
 def route_of(config: Config) -> str:
@@ -134,13 +177,20 @@ def family(arch: str) -> str | None:
     return "sm_90" if arch.startswith("sm_") and number.isdigit() and int(number) >= 89 else None
 
 
-def refuses(shape: Shape, x_dtype: torch.dtype, config: Config) -> str | None:
+def refuses(shape: Shape, x_dtype: torch.dtype, config: Config, arch: str = "sm_90") -> str | None:
     """Why a route does not take the shape with that config; None if it does."""
     if isinstance(config, RowsConfig):
         if shape.m > MAX_ROWS:
             return f"M={shape.m} is above {MAX_ROWS}"
         if config.batches > 1 and shape.m != 1:
             return f"batches={config.batches} needs M=1, and M is {shape.m}"
+    if isinstance(config, StagedConfig):
+        if arch.startswith("gfx"):
+            return f"its kernel is for NVIDIA's matrix unit, and this is {arch}"
+        if shape.k % config.step:
+            return f"K={shape.k} is no multiple of its step, {config.step}"
+        if _ceil(shape.m, config.tile_m) > _MAX_GRID:
+            return f"M={shape.m} is more than {_MAX_GRID} tiles"
     if isinstance(config, BmmConfig) and x_dtype != torch.bfloat16:
         return "dequantised weights may exceed float16's range; it takes bfloat16 x"
     return None
@@ -151,14 +201,18 @@ def refuses(shape: Shape, x_dtype: torch.dtype, config: Config) -> str | None:
 # From this many multiplications on, and M, torch.bmm repays the dequantised weights' way through
 # memory.
 _BMM_M, _BMM_WORK = 512, 1 << 34
+# Up to which staged beats tiles beyond M=32 (H200: 64 x 64 x 512 x 512 in 11.9 us against 14.2,
+# 100 x 128 x 300 x 512 in 31.8 against 24.7).
+_STAGED_WORK = 1 << 30
 _THREAD_BYTES = 64  # of w in flight in a thread
 
 
 def heuristic(shape: Shape, x_dtype: torch.dtype, arch: str) -> Config:
     """What a shape without a tuned row takes.
 
-    At M of at most 2, rows: tiles small enough for two programs a compute unit. Above, tiles of the
-    matrix unit: M as narrow as it may be (w's rows are the wide side; on sm_90 x is on the left
+    At M of at most 2, rows: tiles small enough for two programs a compute unit. Above, on sm_90,
+    staged up to 32 rows, and for small problems of short K up to 128. Else tiles of the matrix
+    unit: M as narrow as it may be (w's rows are the wide side; on sm_90 x is on the left
     from 33 rows on), N halved until the chip is full, and K split where even that leaves most of it
     idle. Large problems take bmm.
     """
@@ -170,6 +224,25 @@ def heuristic(shape: Shape, x_dtype: torch.dtype, arch: str) -> Config:
         return BmmConfig()
     if m <= 2:
         return _heuristic_rows(shape, 32 if arch == "sm_90" else 64, units)
+    is_small = m <= 32 or (m <= 128 and k <= 512 and work <= _STAGED_WORK)
+    if arch == "sm_90" and is_small and k % (2 * SCALE_BLOCK) == 0:
+        return _heuristic_staged(shape, units)
+    return _heuristic_tiles(shape, arch)
+
+
+def _heuristic_staged(shape: Shape, units: int) -> StagedConfig:
+    """The tuned rows' most frequent: two groups of warps with 128 of K each, two such steps."""
+    b, m, n, k = shape
+    tile_m, tile_n = _power(m, 8, 32), 64
+    wanted = 2 * units if k <= 512 else units
+    while tile_n > 16 and b * _ceil(m, tile_m) * _ceil(n, tile_n) < wanted:
+        tile_n //= 2
+    return StagedConfig(tile_m, tile_n, SCALE_BLOCK, 2, 1, _ceil(tile_n, 32), stages=2)
+
+
+def _heuristic_tiles(shape: Shape, arch: str) -> TilesConfig:
+    b, m, n, k = shape
+    units = UNITS[arch]
     x_left = int(arch == "sm_90" and m > 32)
     tile_m = _power(m, 64 if x_left else 16, 128)
     tile_n = 128 if tile_m <= 64 and arch != "gfx942" else 64
@@ -216,6 +289,8 @@ def prepare(device: torch.device, shape: Shape, config: Config) -> Launch:
         return _prepare_rows(device, shape, config)
     if isinstance(config, BmmConfig):
         return _prepare_bmm(device, shape, config)
+    if isinstance(config, StagedConfig):
+        return _prepare_staged(device, shape, config)
     if shape.k <= config.tile_k and _ceil(shape.m, config.tile_m) <= _MAX_GRID:
         return _prepare_one_block(device, shape, config)
     return _prepare_tiles(device, shape, config)
@@ -283,6 +358,54 @@ def _prepare_tiles(device: torch.device, shape: Shape, config: TilesConfig) -> L
             sum_splits(grid, (out, part), (m, n, part_s, *out.stride()))
 
     return run
+
+
+def _prepare_staged(device: torch.device, shape: Shape, config: StagedConfig) -> Launch:
+    b, m, n, k = shape
+    constants = staged_constants(shape, config)
+    kernel = BoundKernel("batched_gemm_a16w8_staged", "staged", device, constants, config.warps)
+    tiles = _ceil(n, config.tile_n), _ceil(m, config.tile_m)
+    launches = _launches(b)
+    others = prepare(device, shape, _heuristic_tiles(shape, "sm_90"))
+    builds = True
+
+    def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
+        nonlocal builds
+        if not builds or not (_in_pieces_of_16(x) and _in_pieces_of_16(w)):
+            return others(out, x, w, scale)
+        strides = (*out.stride(), *x.stride()[:2], *w.stride()[:2], *scale.stride())
+        try:
+            for first, extent in launches:
+                kernel((*tiles, extent), (out, x, w, scale), (first, m, n, k, *strides))
+        except _build_errors() as error:
+            reason = f"{type(error).__name__}: {error}"[:200]
+            log.get().warning("%s does not build, tiles runs instead: %s", config, reason)
+            builds = False
+            others(out, x, w, scale)
+
+    return run
+
+
+def staged_constants(shape: Shape, config: StagedConfig) -> tuple[object, ...]:
+    """The kernel's, in its order."""
+    _b, m, n, k = shape
+    steps = k // config.step
+    at_once = steps <= config.stages
+    return (config.tile_m, config.tile_n, config.tile_k, config.warps_m, config.warps_n,
+            config.warps_k, steps if at_once else config.stages, at_once,
+            m % config.tile_m == 0, n % config.tile_n == 0)  # fmt: skip
+
+
+def _in_pieces_of_16(tensor: torch.Tensor) -> bool:
+    """Elements along K side by side, and each row at a multiple of 16 of them and of 16 bytes."""
+    batch, row, one = tensor.stride()
+    return one == 1 and (batch | row) % 16 == 0 and tensor.data_ptr() % 16 == 0
+
+
+def _build_errors() -> tuple[type[Exception], ...]:
+    """What another Triton, or a chip with less shared memory, may raise."""
+    triton_error: type[Exception] = importlib.import_module("triton.errors").TritonError
+    return ImportError, AttributeError, triton_error
 
 
 def _prepare_bmm(device: torch.device, shape: Shape, config: BmmConfig) -> Launch:
