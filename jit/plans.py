@@ -12,10 +12,11 @@ memory), tensors without memory of their own (those of torch.func), an `out` (it
 overlaps another tensor, and anything while one of torch's modes or transforms is active
 (modes.py).
 
-A family is all of this but the sizes: contiguous tensors of the declared shapes, none empty. Once
-one call of it has passed an op's checks, `find` has `decide(m, n, k)` make the plans of others: a
-shape that changes every call costs no check. `decide` repeats those that depend on sizes, and may
-return None where the op has to look again. Families are known to the native table alone.
+A family is all of this but the sizes: tensors of the declared shapes, none empty, each contiguous
+or with the same strides. Once one call of it has passed an op's checks, `find` has
+`decide(m, n, k)` make the plans of others: a shape that changes every call costs no check. `decide`
+repeats those that depend on sizes, and may return None where the op has to look again. Families are
+known to the native table alone.
 
 `find` is native where the launcher is built, 0.5 us for five tensors, and Python otherwise, 8 us.
 """
@@ -39,9 +40,9 @@ class Plans:
     """At most `capacity` plans, the least recently used goes first.
 
     `shapes` says of each argument what it is in a family: "M,K/32" a tensor of these extents or, if
-    one, an int; "*M" a tensor of M elements of any shape; "?" any tensor; "" a value, as are those
-    that it leaves out. None takes any argument's place. Each size stands alone (not as K/32) in an
-    argument before.
+    one, an int; "N^128" rounds up; "*M" a contiguous tensor of M elements of any shape; "?" any
+    tensor; "" a value, as are those that it leaves out. None takes any argument's place. Each size
+    stands alone (not as K/32) in an argument before.
     """
 
     def __init__(
@@ -163,8 +164,9 @@ def _pattern(text: str, names: list[str]) -> tuple[int, tuple[tuple[int, int], .
         return (_ANY if text else _VALUE), ()
     extents = []
     for word in text.removeprefix("*").split(","):
-        match = re.fullmatch(r"(\d+)|([A-Za-z_]\w*)(?:/(\d+))?", word)
+        match = re.fullmatch(r"(\d+)|([A-Za-z_]\w*)(?:([/^])(\d+))?", word)
         assert match is not None, f"{text!r} is no shape"
-        number, name, factor = match.groups()
-        extents.append((names.index(name), int(factor or 1)) if name else (-1, int(number)))
+        number, name, sign, factor = match.groups()
+        times = -int(factor) if sign == "^" else int(factor or 1)
+        extents.append((names.index(name), times) if name else (-1, int(number)))
     return (_ELEMENTS if text.startswith("*") else _SHAPE), tuple(extents)

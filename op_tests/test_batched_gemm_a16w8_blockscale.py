@@ -37,7 +37,7 @@ from rfops.batched_gemm_a16w8_blockscale import (
     batched_gemm_a16w8_blockscale,
     batched_gemm_a16w8_blockscale_ref,
 )
-from rfops.jit import Plans, log
+from rfops.jit import Plans, launcher, log
 from rfops.triton.batched_gemm_a16w8_blockscale import Config
 
 op_module = importlib.import_module("rfops.batched_gemm_a16w8_blockscale")
@@ -256,6 +256,53 @@ def test_configs(case: str, one_device: torch.device) -> None:
     got = run(problem, config)
     assert_correct(got, problem, config)
     assert torch.equal(got, run(problem, config))
+
+
+# ---------------------------------------------------------------- shapes that change every call
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One for each time that the guards look at a call; plans are those that know families."""
+    assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
+    seen: list[int] = []
+    check = op_module._check
+    monkeypatch.setattr(op_module, "_PLANS", op_module._PLANS.fresh())
+    monkeypatch.setattr(op_module, "_check", lambda *args: seen.append(1) or check(*args))
+    return seen
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_growing_sequence(turned: bool, one_device: torch.device, checks: list[int]) -> None:
+    """x as a projection leaves it, or turned as MLA's: right each time, checked once."""
+    shapes = [(3, m, 20, 130) for m in (2, 3, 5, 17, 18, 33)]
+    shapes += [] if turned else [(2, 4, 129, 130), (1, 3, 7, 300), (4, 2, 256, 16)]
+    for shape in shapes:
+        problem = random_problem(*shape).to(one_device)
+        if turned:
+            problem.x = strided(problem.x, (1, 0, 2))
+        assert_correct(run(problem), problem)
+    assert len(checks) == 1 and len(op_module._PLANS) == len(shapes)
+
+
+def test_refusals_in_a_growing_sequence(one_device: torch.device, checks: list[int]) -> None:
+    """What the guards refuse they still do when another shape has passed them."""
+    good = random_problem(2, 3, 20, 130).to(one_device)
+    run(good)
+    run(random_problem(2, 4, 20, 130).to(one_device))
+    assert len(checks) == 1
+    x, w, scale = good.args
+    memory = torch.zeros(2, 5, 130, dtype=BF16, device=one_device)
+    for args, out, message in (
+        ((x[:, :2, :129], w, scale), None, "w must be a"),
+        ((x[:, :2], w[:, :16], scale[:, :, :1]), None, "w_scale must be a"),
+        ((x[:, :2], w, scale.double()), None, "w_scale must be float32"),
+        ((memory, w, scale), memory[:, :, :20], "out must be apart from x"),
+        ((x[:, :1], w, scale), memory[:1, :1, :20].expand(2, 1, 20), "out must be a tensor with"),
+    ):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"{op_module.OP}: {message}"):
+                batched_gemm_a16w8_blockscale(*args, out=out)
 
 
 # ---------------------------------------------------------------- staged

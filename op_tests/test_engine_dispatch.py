@@ -675,7 +675,7 @@ OUTSIDERS: dict[str, list[Any]] = {
     "another rank": strange(0, torch.ones(2, 64, 1)),
     "a size that differs": strange(4, torch.empty(2, 6)),
     "a size that is not K/32": strange(1, torch.ones(5, 3)),
-    "not contiguous": strange(0, torch.ones(64, 2).T),
+    "turned": strange(0, torch.ones(64, 2).T),
     "rows apart": strange(0, torch.ones(2, 128)[:, :64]),
     "another alignment": strange(0, torch.ones(129)[1:].view(2, 64)),
     "empty": strange(0, torch.ones(0, 64)),
@@ -697,6 +697,26 @@ OUTSIDERS: dict[str, list[Any]] = {
 def test_outside_of_a_family(case: str, family: tuple[Plans, list[Sizes]]) -> None:
     plans, calls = family
     assert plans.find(*OUTSIDERS[case]) is None and not calls
+
+
+def test_a_family_of_strides(native: ModuleType) -> None:
+    """[M, B, K] seen as [B, M, K]: other M have the same strides."""
+    plans = Plans(sizes="B M K", shapes=("B,M,K", "B,K^128"))
+
+    def args(b: int, m: int, k: int, turn: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.ones(m, b, k).transpose(0, 1) if turn else torch.ones(b, m, k)
+        return x, torch.ones(b, -(-k // 128))
+
+    assert plans.add_family(lambda *sizes: ("turned", *sizes), *args(3, 5, 70))
+    assert plans.find(*args(3, 9, 70)) == ("turned", 3, 9, 70)
+    for other in (args(3, 9, 71), args(4, 9, 70), args(3, 9, 70, turn=False), args(3, 1, 70)):
+        assert plans.find(*other) is None
+    assert plans.add_family(lambda *sizes: sizes, *args(3, 5, 70, turn=False))
+    for sizes in ((3, 9, 70), (1, 2, 128), (2, 2, 129), (2, 4, 1)):
+        assert plans.find(*args(*sizes, turn=False)) == sizes
+    x, _ = args(2, 2, 300, turn=False)
+    for columns in (2, 4):
+        assert plans.find(x, torch.ones(2, columns)) is None
 
 
 def test_a_family_of_optional_arguments(family: tuple[Plans, list[Sizes]]) -> None:

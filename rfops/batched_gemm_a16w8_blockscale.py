@@ -4,6 +4,7 @@ a scale for each block of 128 x 128: the absorbed weights of MLA. Triton on ever
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,8 +55,8 @@ class _Plan:
     extents: tuple[int, ...]  # bytes from the first element to the end: x, w, w_scale, out
 
 
-# Not Plans(out=3): where out's rows lie between those of an input, it is within its span.
-_PLANS = Plans()
+# Not with out=3: where out's rows lie between those of an input, it is within its span.
+_PLANS = Plans(sizes="B M N K", shapes=("B,M,K", "B,N,K", "B,N^128,K^128", "B,M,N"))
 
 
 def batched_gemm_a16w8_blockscale(
@@ -117,18 +118,70 @@ def _add_plan(
     extents = tuple(map(_extent, tensors))
     if out is not None:
         _check_no_overlap(extents, (x, w, w_scale), out)
-    run, chosen = None, config
     if config is not None:
         _check_config(config, shape, x)
-    if 0 not in shape:
+    if 0 in shape:
+        plan = _Plan((shape.b, shape.m, shape.n), None, extents)
+    else:
         arch = _check_arch(x.device, w.dtype)
-        if chosen is None:
-            found, chosen = decide(shape, x.dtype, arch)
-            routing.say(lambda: f"{OP} {shape} on {arch}", found)
-        run = routes.prepare(x.device, shape, chosen)
-    plan = _Plan((shape.b, shape.m, shape.n), run, extents)
+        family = _Family(tensors, arch, dtype, config)
+        plan = family.plan(shape, extents)
+        _PLANS.add_family(family, x, w, w_scale, out, dtype, config)
     _PLANS.add(plan, x, w, w_scale, out, dtype, config)
     return plan
+
+
+class _Family:
+    """Makes the plans of calls that differ in sizes alone."""
+
+    def __init__(
+        self,
+        tensors: tuple[torch.Tensor, ...],
+        arch: str,
+        dtype: torch.dtype,
+        config: Config | None,
+    ) -> None:
+        self.device, self.x_dtype = tensors[0].device, tensors[0].dtype
+        self.arch, self.dtype, self.config = arch, dtype, config
+        self.item_sizes = [tensor.element_size() for tensor in tensors]
+        self.strides = [None if t.is_contiguous() else t.stride() for t in tensors]
+
+    def __call__(self, b: int, m: int, n: int, k: int) -> _Plan | None:
+        """None where the guards, which do not look at sizes alone, have to say why not."""
+        shape = Shape(b, m, n, k)
+        extents = self._extents(shape)
+        refused = self.config is not None and routes.refuses(
+            shape, self.x_dtype, self.config, self.arch
+        )
+        return None if extents is None or refused else self.plan(shape, extents)
+
+    def _extents(self, shape: Shape) -> tuple[int, ...] | None:
+        b, m, n, k = shape
+        blocks = -(-n // SCALE_BLOCK), -(-k // SCALE_BLOCK)
+        if m * n * self.dtype.itemsize >= MAX_BATCH_BYTES:
+            return None
+        extents = []
+        sizes = (b, m, k), (b, n, k), (b, *blocks), (b, m, n)
+        for (_, rows, columns), strides, size in zip(
+            sizes, self.strides, self.item_sizes, strict=False
+        ):
+            batch, row, one = strides or (rows * columns, columns, 1)
+            inside = 1 + (rows - 1) * row + (columns - 1) * one
+            if inside * size >= MAX_BATCH_BYTES:
+                return None
+            extents.append((inside + (b - 1) * batch) * size)
+        is_strided_out = len(self.strides) == len(sizes) and self.strides[-1] is not None
+        if is_strided_out and _overlaps_itself(sizes[-1], self.strides[-1]):
+            return None
+        return tuple(extents)
+
+    def plan(self, shape: Shape, extents: tuple[int, ...]) -> _Plan:
+        chosen = self.config
+        if chosen is None:
+            found, chosen = decide(shape, self.x_dtype, self.arch)
+            routing.say(lambda: f"{OP} {shape} on {self.arch}", found)
+        run = routes.prepare(self.device, shape, chosen)
+        return _Plan((shape.b, shape.m, shape.n), run, extents)
 
 
 def supports(
@@ -176,7 +229,7 @@ def _check(
     tensors = {"x": x, "w": w, "w_scale": w_scale}
     if out is not None:
         guard.tensor("out", out, ("B", "M", "N"), (dtype,), "pass one of that dtype, or none")
-        if _overlaps_itself(out):
+        if _overlaps_itself(out.shape, out.stride()):
             guard.fail(
                 "out",
                 "a tensor with each element in a place of its own",
@@ -247,11 +300,11 @@ def _as_addresses(tensor: torch.Tensor) -> np.ndarray:
     return np.asarray(type("Place", (), {"__array_interface__": interface})())
 
 
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
+def _overlaps_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether strides put two elements in one place, or may: sorted by stride, each must step over
     all that the smaller ones reach."""
     reach = 0
-    dims = zip(tensor.shape, tensor.stride(), strict=True)
+    dims = zip(sizes, strides, strict=True)
     for stride, size in sorted((stride, size) for size, stride in dims if size > 1):
         if stride <= reach:
             return True

@@ -24,18 +24,22 @@ def decide(shape: Shape, x_dtype: torch.dtype, arch: str) -> tuple[Route, Config
     found = tuned.find(shape, x_dtype, arch)
     if found is not None:
         row, rule = found
-        config, why = row.config, f"{row} says so"
+        config = row.config
     else:
-        config, rule = routes.heuristic(shape, x_dtype, arch), "heuristic"
-        why = "no row is near"
+        row, rule = None, "heuristic"
+        config = routes.heuristic(shape, x_dtype, arch)
     name = routes.route_of(config)
-    refused = {
-        other: routes.refuses(shape, x_dtype, kind(*_LEAST[other]), arch) or f"{name} comes first"
-        for other, kind in routes.ROUTES.items()
-        if other != name
-    }
-    text = routing.config_text(config)
-    return Route(name, rule, text, words=lambda: (why, refused)), config
+
+    def words() -> tuple[str, dict[str, str]]:
+        least = {other: kind(*_LEAST[other]) for other, kind in routes.ROUTES.items()}
+        refused = {
+            other: routes.refuses(shape, x_dtype, one, arch) or f"{name} comes first"
+            for other, one in least.items()
+            if other != name
+        }
+        return f"{row} says so" if row else "no row is near", refused
+
+    return Route(name, rule, routing.config_text(config), words=words), config
 
 
 # Configs that any shape may have that the route takes at all.

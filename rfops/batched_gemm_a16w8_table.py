@@ -53,41 +53,57 @@ class TableRow:
         return f"{self.place}: {self.arch} {sizes}{figures}; {self.origin}, {self.source}"
 
 
+class Table:
+    """Rows by architecture; one object for the files' sake, so that it can be a key."""
+
+    def __init__(self, rows: dict[str, tuple[TableRow, ...]]) -> None:
+        self._rows = rows
+
+    def get(self, arch: str) -> tuple[TableRow, ...]:
+        return self._rows.get(arch, ())
+
+
 def find(shape: Shape, x_dtype: torch.dtype, arch: str) -> tuple[TableRow, str] | None:
     """The row that a shape takes, and the rule: `exact row`, or `nearest row`, whose m is the next
     one up below 2 M and whose other sizes are less than a factor of 2 away. Raises ConfigError."""
-    rows = table().get(family(arch) or arch, ())
-    near = [row for row in rows if _is_near(row.shape, shape)]
-    near = [row for row in near if refuses(shape, x_dtype, row.config, arch) is None]
+    rows = _rows_near(table(), family(arch) or arch, shape.b, shape.n, shape.k)
+    near = [
+        row for row in rows
+        if shape.m <= row.shape.m < 2 * shape.m
+        and refuses(shape, x_dtype, row.config, arch) is None
+    ]  # fmt: skip
     if not near:
         return None
     row = min(near, key=lambda row: (row.shape != shape, _distance(row.shape, shape)))
     return row, "exact row" if row.shape == shape else "nearest row"
 
 
-def _is_near(row: Shape, shape: Shape) -> bool:
-    if not shape.m <= row.m < 2 * shape.m:
-        return False
-    pairs = ((row.b, shape.b), (row.n, shape.n), (row.k, shape.k))
-    return all(a < 2 * c and c < 2 * a for a, c in pairs)
+@functools.lru_cache(maxsize=1024)
+def _rows_near(tables: Table, arch: str, b: int, n: int, k: int) -> tuple[TableRow, ...]:
+    """Those of any M."""
+    return tuple(row for row in tables.get(arch) if _is_near(row.shape, b, n, k))
+
+
+def _is_near(row: Shape, b: int, n: int, k: int) -> bool:
+    return all(one < 2 * two and two < 2 * one for one, two in ((row.b, b), (row.n, n), (row.k, k)))
 
 
 def _distance(row: Shape, shape: Shape) -> float:
     return sum(abs(math.log2(a / c)) for a, c in zip(row, shape, strict=True))
 
 
-def table() -> dict[str, tuple[TableRow, ...]]:
-    """Rows by architecture. Raises ConfigError that names file, line and column."""
+def table() -> Table:
+    """The shipped rows and the user's. Raises ConfigError that names file, line and column."""
     own = settings.path("RFOPS_CONFIGS")
     return _table(paths.CONFIGS / FILE, own / FILE if own is not None else None)
 
 
 @functools.cache
-def _table(shipped: Path, own: Path | None) -> dict[str, tuple[TableRow, ...]]:
+def _table(shipped: Path, own: Path | None) -> Table:
     rows = {(row.arch, row.shape): row for row in read(shipped)}
     if own is not None and own.is_file():
         rows |= {(row.arch, row.shape): row for row in read(own)}
-    return {arch: tuple(r for r in rows.values() if r.arch == arch) for arch in UNITS}
+    return Table({arch: tuple(r for r in rows.values() if r.arch == arch) for arch in UNITS})
 
 
 def read(file: Path) -> list[TableRow]:

@@ -3,8 +3,9 @@
 ///
 /// In a plan's key a tensor counts with dtype, device, sizes, strides and its address modulo 16, an
 /// int or a float with its value, anything else with itself; with a tensor on the host the virtual
-/// GPU's architecture is part of it. In a family's key the sizes are left open: tensors must be
-/// contiguous, not empty, and of the shapes that the op declares, as [M, K] and [N, K/32].
+/// GPU's architecture is part of it. In a family's key the sizes are left open: tensors must not be
+/// empty, and of the shapes that the op declares, as [M, K] and [N, K/32]; strides count where a
+/// tensor is not contiguous.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +25,8 @@ constexpr int kCpu = 1, kCudaHost = 3;  // DLPack's device types of host memory
 
 /// An extent: size `symbol` over `factor`, or `factor` itself where there is no symbol.
 struct Extent {
-  int symbol;  // -1: none
-  int64_t factor;
+  int symbol;      // -1: none
+  int64_t factor;  // below 0: over -factor, rounded up
 };
 
 /// What an argument is in a family: a value, any tensor, a tensor of these extents, or one of any
@@ -169,6 +170,7 @@ class Key {
     if (extent.symbol < 0) return value == extent.factor;
     int64_t& size = sizes[extent.symbol];
     if (size == 0 && extent.factor == 1) size = value;
+    if (extent.factor < 0) return size != 0 && (size - 1) / -extent.factor + 1 == value;
     return size % extent.factor == 0 && size / extent.factor == value;
   }
 
@@ -178,18 +180,28 @@ class Key {
     return overflow == 0 && pattern.extents.size() == 1 && bind(pattern.extents[0], value, sizes);
   }
 
-  static bool bind_shape(const DlTensor& view, const Pattern& pattern, int64_t* sizes) {
-    if (pattern.kind == Pattern::kAnyTensor) return true;
-    const size_t num_dims = pattern.extents.size();
-    if (pattern.kind == Pattern::kValue) return false;
-    if (pattern.kind == Pattern::kShape && static_cast<size_t>(view.ndim) != num_dims) return false;
+  static bool is_contiguous(const DlTensor& view) {
     int64_t elements = 1;
     for (int i = view.ndim - 1; i >= 0; --i) {
-      if (view.shape[i] != 1 && view.strides[i] != elements) return false;  // not contiguous
+      if (view.shape[i] != 1 && view.strides[i] != elements) return false;
       elements *= view.shape[i];
     }
-    if (pattern.kind == Pattern::kElements) return bind(pattern.extents[0], elements, sizes);
+    return true;
+  }
+
+  bool bind_shape(const DlTensor& view, const Pattern& pattern, int64_t* sizes) {
+    if (pattern.kind == Pattern::kAnyTensor) return true;
+    if (pattern.kind == Pattern::kValue || count + 1 + view.ndim > kMaxWords) return false;
+    const bool contiguous = is_contiguous(view);
+    words[count++] = contiguous ? 'C' : 'S';
+    if (pattern.kind == Pattern::kElements) {
+      int64_t elements = 1;
+      for (int i = 0; i < view.ndim; ++i) elements *= view.shape[i];
+      return contiguous && bind(pattern.extents[0], elements, sizes);
+    }
+    if (static_cast<size_t>(view.ndim) != pattern.extents.size()) return false;
     for (int i = 0; i < view.ndim; ++i) {
+      if (!contiguous) words[count++] = view.shape[i] == 1 ? 0 : view.strides[i];
       if (!bind(pattern.extents[i], view.shape[i], sizes)) return false;
     }
     return true;

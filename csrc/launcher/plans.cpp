@@ -258,7 +258,7 @@ bool read_pattern(PyObject* object, int num_sizes, Pattern* pattern) {
     int symbol;
     long long factor;
     if (!PyArg_ParseTuple(PyTuple_GET_ITEM(extents, i), "iL", &symbol, &factor)) return false;
-    if (symbol >= num_sizes || factor < 1) {
+    if (symbol >= num_sizes || factor == 0 || (symbol < 0 && factor < 1)) {
       PyErr_SetString(PyExc_ValueError, "an extent of a size that is none");
       return false;
     }

@@ -16,6 +16,7 @@ triton, at the first launch.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -366,13 +367,16 @@ def _prepare_staged(device: torch.device, shape: Shape, config: StagedConfig) ->
     kernel = BoundKernel("batched_gemm_a16w8_staged", "staged", device, constants, config.warps)
     tiles = _ceil(n, config.tile_n), _ceil(m, config.tile_m)
     launches = _launches(b)
-    others = prepare(device, shape, _heuristic_tiles(shape, "sm_90"))
     builds = True
+
+    @functools.cache  # most calls need none
+    def by_tiles() -> Launch:
+        return prepare(device, shape, _heuristic_tiles(shape, "sm_90"))
 
     def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
         nonlocal builds
         if not builds or not (_in_pieces_of_16(x) and _in_pieces_of_16(w)):
-            return others(out, x, w, scale)
+            return by_tiles()(out, x, w, scale)
         strides = (*out.stride(), *x.stride()[:2], *w.stride()[:2], *scale.stride())
         try:
             for first, extent in launches:
@@ -381,7 +385,7 @@ def _prepare_staged(device: torch.device, shape: Shape, config: StagedConfig) ->
             reason = f"{type(error).__name__}: {error}"[:200]
             log.get().warning("%s does not build, tiles runs instead: %s", config, reason)
             builds = False
-            others(out, x, w, scale)
+            by_tiles()(out, x, w, scale)
 
     return run
 
