@@ -211,6 +211,8 @@ def main() -> int:
         if name in seconds:
             ratio = seconds[name] / seconds["native"]
             print(f"{1e6 * seconds[name]:7.2f} us  {ratio:6.2f} x native  {name:10} {what}")
+    if "tvm_ffi" not in seconds:
+        print("        no row of tvm_ffi: pip install apache-tvm-ffi")
     for name in ("op", "gemm", "grouped"):
         more = seconds[name] - seconds["native"]
         print(f"{1e6 * more:7.2f} us  more than the bare launcher: {name}'s own path")
