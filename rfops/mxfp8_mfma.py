@@ -105,13 +105,9 @@ class MfmaConfig:
     def flags(self, m: int, n: int, k: int) -> tuple[int, bool, bool, bool]:
         """What else of a shape is compiled in: steps of the last turn along K, whether other
         workgroups read the same rows of w, and whether the last tiles of M and N are not whole."""
-        row_tiles, w_tiles = -(-m // TILE), -(-n // TILE)
-        return (
-            -(-k // TILE_K) % self.steps,
-            row_tiles > self.m_tiles,
-            row_tiles % self.m_tiles != 0,
-            w_tiles % self.n_tiles != 0,
-        )
+        rows, m_tiles = -(-m // TILE), self.m_tiles
+        last_turn, ragged_n = -(-k // TILE_K) % self.steps, -(-n // TILE) % self.n_tiles != 0
+        return last_turn, rows > m_tiles, rows % m_tiles != 0, ragged_n
 
     def defines(
         self, m: int, n: int, k: int, dtype: torch.dtype, wide_scales: bool
@@ -264,26 +260,26 @@ def variant(
     16-byte aligned. Scales at multiples of 4 bytes (`scale_align`) of whole tiles of K are read 4
     at a time. A launch is built or found and loaded at the first shape of its kind; raises as
     CompiledOp.bind, and ValueError for a config whose grid would be too large."""
-    block = (config.waves * WAVE, 1, 1)
-    kernels: dict[tuple[object, ...], tuple[BoundKernel, BoundKernel | None]] = {}
+    block, split, aligned = (config.waves * WAVE, 1, 1), config.split > 1, scale_align % 4 == 0
+    kernels: tuple[dict[object, tuple[BoundKernel, BoundKernel | None]], ...] = {}, {}
 
     def bind(m: int, n: int, k: int, wide_scales: bool) -> tuple[BoundKernel, BoundKernel | None]:
         defines = config.defines(m, n, k, dtype, wide_scales)
         main = mxfp8_mfma.bind(device, defines, arch)
-        return main, mxfp8_mfma_reduce.bind(device, defines, arch) if config.split > 1 else None
+        return main, mxfp8_mfma_reduce.bind(device, defines, arch) if split else None
 
     def launch_of(m: int, n: int, k: int) -> Launch:
         grid = config.grid(m, n)
-        if max(grid) > MAX_GRID or (config.split > 1 and m > MAX_GRID * TILE):
+        if grid[1] > MAX_GRID or grid[2] > MAX_GRID or (split and m > MAX_GRID * TILE):
             raise ValueError(
                 f"mxfp8_mfma: {config} must need at most {MAX_GRID} workgroups in one direction "
                 f"for M={m}, N={n}, got a grid of {grid}; take more tiles or less split"
             )
-        wide_scales = k % TILE_K == 0 and scale_align % 4 == 0
-        kind = wide_scales, *config.flags(m, n, k)
-        found = kernels.get(kind)
+        wide_scales = aligned and k % TILE_K == 0
+        kind = config.flags(m, n, k)
+        found = kernels[wide_scales].get(kind)
         if found is None:
-            found = kernels[kind] = bind(m, n, k, wide_scales)
+            found = kernels[wide_scales][kind] = bind(m, n, k, wide_scales)
         main, reduce = found
         if reduce is not None:
             return _launch_split(main, reduce, config, m, n, k)
