@@ -215,8 +215,8 @@ def prepare(
 class Family:
     """Makes the plans of calls that differ in sizes alone: (rows, N, what fills out).
 
-    Shapes between coarse sizes share a decision where it is the default of the HIP kernel, as in
-    gemm_mxfp8_route.py.
+    Coarse numbers of rows share a decision where it is the default of the HIP kernel, as sizes do
+    in gemm_mxfp8_route.py.
     """
 
     def __init__(
@@ -233,22 +233,22 @@ class Family:
         top_k, block_m, a_div = self.like.top_k, self.like.block_m, self.like.a_div
         if refuses_sizes(rows, a_rows, a_div, ids, block_m, blocks):
             return None  # the guards say it
-        sizes = coarse(rows, 1), coarse(n, 16), coarse(k, BLOCK), e, coarse(a_rows, 16)
+        most_rows = coarse(rows, 1)
+        sizes = most_rows, n, k, e, mxfp8_moe.reaches(a_rows, k)
         launch_of = self._defaults.get(sizes)
         key = rows, n, k, e, a_div, int(self.like.weighted)
         if launch_of is None or not self.router.is_untuned(key):
             shape = Shape(rows, top_k, block_m, a_div, n, k, e, a_rows, self.like.weighted)
-            launch_of = self._decide(shape, sizes)
+            launch_of = self._decide(shape, most_rows, sizes)
         return rows, n, launch_of(rows, n, k, e, a_rows, ids)
 
-    def _decide(self, shape: Shape, sizes: tuple[int, int, int, int, int]) -> LaunchOf:
+    def _decide(self, shape: Shape, most_rows: int, sizes: tuple[int, ...]) -> LaunchOf:
         dtype, arch = self.dtype, self.router.arch
         backend, rule, config = decide(shape, dtype, self.router, self.config)
         if config is None:
             config = default_config(backend, shape, arch)
         made = variant(backend, self.device, shape, config, dtype, arch, self.scale_align)
-        rows, n, k, e, a_rows = sizes
-        largest = shape._replace(num_valid_tokens=rows, n=n, k=k, e=e, a_rows=a_rows)
+        largest = shape._replace(num_valid_tokens=most_rows)
         if rule == "envelope default" and refuses(backend, largest, dtype, arch) is None:
             if len(self._defaults) >= MOST_DEFAULTS:
                 self._defaults.clear()

@@ -237,9 +237,14 @@ def refuses(
     row = k + 4 * WIDE_K
     if MAX_GROUP_N * row >= MAX_BYTES:
         return f"{MAX_GROUP_N} rows of w with K={k} are beyond signed 32-bit offsets (2 GiB)"
-    if a_rows * row >= MAX_BYTES:
+    if not reaches(a_rows, k):
         return f"a_q of {a_rows} x {k} is beyond signed 32-bit offsets (2 GiB)"
     return None
+
+
+def reaches(a_rows: int, k: int) -> bool:
+    """Whether offsets reach all of a_q, and the step beyond its end."""
+    return a_rows * (k + 4 * WIDE_K) < MAX_BYTES
 
 
 Launch = Callable[..., None]
