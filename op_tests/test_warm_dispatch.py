@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rfops import moe_align_block_size, quant_mxfp8
-from rfops.jit import launcher
+from rfops.jit import compiled_ops, launcher
 
 BF16 = torch.bfloat16
 
@@ -186,3 +186,17 @@ def test_vmap_does_not_pass_it_by(warm: Op, monkeypatch: pytest.MonkeyPatch) -> 
     wanted = warm()
     torch.func.vmap(captured)(torch.ones(3, 4))
     assert seen, "went past torch"
+
+
+def test_a_plan_takes_the_launch_of_the_moment(warm: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the one it was made with: the native launcher may be built later."""
+    seen: list[object] = []
+    bound = [kernel for op in compiled_ops() for kernel in op._bound.values()]
+    for kernel in bound:
+        launch = kernel.launch
+        monkeypatch.setattr(
+            kernel, "launch", lambda *args, launch=launch: seen.append(args) or launch(*args)
+        )
+    warm()
+    if warm.name != "batched_gemm_a16w8_blockscale":  # its kernels are Triton's
+        assert len(seen) == 1

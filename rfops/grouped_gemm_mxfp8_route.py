@@ -248,12 +248,17 @@ class Family:
         if config is None:
             config = default_config(backend, shape, arch)
         made = variant(backend, self.device, shape, config, dtype, arch, self.scale_align)
-        largest = shape._replace(num_valid_tokens=most_rows)
-        if rule == "envelope default" and refuses(backend, largest, dtype, arch) is None:
+        if rule == "envelope default" and self._takes(shape, most_rows):
             if len(self._defaults) >= MOST_DEFAULTS:
                 self._defaults.clear()
             self._defaults[sizes] = made
         return made
+
+    def _takes(self, shape: Shape, rows: int) -> bool:
+        """Whether the same decision holds for so many rows, and so for those between."""
+        largest = shape._replace(num_valid_tokens=rows)
+        reason = refuses("moe", largest, self.dtype, self.router.arch)
+        return reason is None and _beyond_envelope(largest) is None
 
 
 def refuses_sizes(

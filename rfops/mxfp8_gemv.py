@@ -178,14 +178,8 @@ def variant(
     def launch_of(_m: int, n: int, k: int) -> Launch:
         grid = (-(-n // tile_n), 1, 1)
 
-        def run(
-            out: torch.Tensor,
-            x: torch.Tensor,
-            w: torch.Tensor,
-            x_scale: torch.Tensor,
-            w_scale: torch.Tensor,
-        ) -> None:
-            kernel.launch(grid, block, (out, x, w, x_scale, w_scale, n, k))
+        def run(*tensors: torch.Tensor) -> None:
+            kernel.launch(grid, block, (*tensors, n, k))
 
         return run
 

@@ -284,14 +284,8 @@ def variant(
         if reduce is not None:
             return _launch_split(main, reduce, config, m, n, k)
 
-        def run(
-            out: torch.Tensor,
-            x: torch.Tensor,
-            w: torch.Tensor,
-            x_scale: torch.Tensor,
-            w_scale: torch.Tensor,
-        ) -> None:
-            main.launch(grid, block, (out, x, w, x_scale, w_scale, m, n, k))
+        def run(*tensors: torch.Tensor) -> None:
+            main.launch(grid, block, (*tensors, m, n, k))
 
         return run
 
@@ -306,15 +300,9 @@ def _launch_split(
     tiles = (ceil(n, TILE), ceil(m, TILE), 1)
     elements = tiles[0] * tiles[1] * config.split * TILE * TILE
 
-    def run(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-    ) -> None:
+    def run(out: torch.Tensor, *inputs: torch.Tensor) -> None:
         partial = torch.empty(elements, dtype=torch.float32, device=out.device)
-        main.launch(grid, block, (partial, x, w, x_scale, w_scale, m, n, k))
+        main.launch(grid, block, (partial, *inputs, m, n, k))
         reduce.launch(tiles, (WAVE, 1, 1), (out, partial, m, n))
 
     return run

@@ -284,7 +284,6 @@ def variant(
         # Where each block has a valid row, as those of moe_align_block_size do, one pass is enough.
         rows = min(-(-num_ids // block_m), max(num_valid_tokens, 1), 65535)
         grid = (-(-n // group_n), rows, 1)
-        launch = kernel.launch
 
         def run(
             out: torch.Tensor,
@@ -297,7 +296,7 @@ def variant(
             num_tokens_post_padded: torch.Tensor,
             topk_weights: torch.Tensor | None,
         ) -> None:
-            launch(
+            kernel.launch(
                 grid,
                 block,
                 (sorted_token_ids, expert_ids, num_tokens_post_padded, num_ids, num_valid_tokens, e,
