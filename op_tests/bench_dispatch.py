@@ -43,6 +43,8 @@ ROWS = {
     "grouped": "grouped_gemm_mxfp8 of 8 rows into an out that is given",
     "growing": "op with another shape every call: decide, remember, launch",
     "gemm_new": "gemm_mxfp8 with another N every call, of more than its plans hold",
+    "mfma_new": "the same with 8 rows, which take the MFMA kernel",
+    "grouped_new": "grouped_gemm_mxfp8 with another layout every call, of as many rows at most",
     "ctypes": "launch through ctypes",
     "tvm_ffi": "bare tvm_ffi function that does nothing",
     "library": "Library.define with a Python kernel that does nothing, .default",
@@ -143,9 +145,9 @@ def candidates(folder: Path) -> dict[str, Callable[[], Any]]:
     (x, x_scale), (w, w_scale) = (rfops.quant_mxfp8(torch.ones(rows, 256)) for rows in (1, 64))
     gemm_out = torch.empty(1, 64, dtype=torch.bfloat16)
     shapes = [torch.ones(1, n) for n in range(1, 3000)]
-    new = _growing(3000)
-    turn = itertools.count()
     grouped, grouped_out = _grouped()
+    new, new_mfma, new_grouped = _growing(3000), _growing(3000, 8), _growing_layouts(grouped)
+    turn = itertools.count()
     found: dict[str, Callable[[], Any]] = {
         "native": lambda: bound(GRID, BLOCK, args),
         "op": lambda: op(a, b, c, d, out),
@@ -153,6 +155,10 @@ def candidates(folder: Path) -> dict[str, Callable[[], Any]]:
         "grouped": lambda: rfops.grouped_gemm_mxfp8(*grouped, out=grouped_out),
         "growing": lambda: op(shapes[next(turn) % len(shapes)], b, c, d, out),
         "gemm_new": lambda: rfops.gemm_mxfp8(*new[next(turn) % len(new)]),
+        "mfma_new": lambda: rfops.gemm_mxfp8(*new_mfma[next(turn) % len(new_mfma)]),
+        "grouped_new": lambda: rfops.grouped_gemm_mxfp8(
+            *new_grouped[next(turn) % len(new_grouped)], out=grouped_out
+        ),
         "ctypes": lambda: through_ctypes(op.bound, GRID, BLOCK, args),
         "library": lambda: defined(a, b, c, d, out),
         "custom_op": lambda: custom(a, b, c, d, out),
@@ -171,12 +177,23 @@ def _grouped() -> tuple[tuple[Any, ...], torch.Tensor]:
     return args, torch.empty(8, 64, dtype=torch.bfloat16)
 
 
-def _growing(count: int) -> list[tuple[Any, ...]]:
+def _growing(count: int, rows: int = 1) -> list[tuple[Any, ...]]:
     """Arguments of gemm_mxfp8 for N of 65, 66, and so on; in the memory of one."""
-    (x, x_scale), (w, w_scale) = (rfops.quant_mxfp8(torch.ones(r, 256)) for r in (1, 64 + count))
-    out = torch.empty(1, 64 + count, dtype=torch.bfloat16)
+    (x, x_scale), (w, w_scale) = (rfops.quant_mxfp8(torch.ones(r, 256)) for r in (rows, 64 + count))
+    out = torch.empty(rows * (64 + count), dtype=torch.bfloat16)
     return [
-        (x, w[:n], x_scale, w_scale[:n], torch.bfloat16, out[:, :n]) for n in range(65, 64 + count)
+        (x, w[:n], x_scale, w_scale[:n], torch.bfloat16, out[: rows * n].view(rows, n))
+        for n in range(65, 64 + count)
+    ]
+
+
+def _growing_layouts(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The arguments with sorted_token_ids of any length, as a batch makes them."""
+    a, a_scale, w, w_scale, _, _, padded, *rest = args
+    ids, experts = torch.zeros(8192, dtype=torch.int32), torch.zeros(512, dtype=torch.int32)
+    return [
+        (a, a_scale, w, w_scale, ids[:length], experts, padded, *rest)
+        for length in range(128, 3128)
     ]
 
 

@@ -354,7 +354,7 @@ def test_staged_strides(stages: int) -> None:
     assert_correct(out, problem)
 
 
-@pytest.mark.skipif(NVIDIA, reason="there it runs")
+@pytest.mark.skipif(NVIDIA, reason="refused elsewhere; here test_staged runs it")
 def test_staged_is_nvidias(device: torch.device) -> None:
     problem = random_problem(1, 20, 70, 128).to(device)
     with pytest.raises(ValueError, match=r"config must be .*for NVIDIA's matrix unit, and this is"):

@@ -224,21 +224,22 @@ class Family:
     ) -> None:
         self.device, self.dtype, self.config, self.scale_align = device, dtype, config, scale_align
         self.like = like
+        self.block_m, self.a_div, self.weighted = like.block_m, like.a_div, int(like.weighted)
         self.router = Router(OP, *routing.chip(device))
         self._defaults: dict[tuple[int, ...], LaunchOf] = {}
 
     def __call__(
         self, rows: int, n: int, k: int, e: int, a_rows: int, ids: int, blocks: int
     ) -> tuple[int, int, Launch] | None:
-        top_k, block_m, a_div = self.like.top_k, self.like.block_m, self.like.a_div
-        if refuses_sizes(rows, a_rows, a_div, ids, block_m, blocks):
+        if refuses_sizes(rows, a_rows, self.a_div, ids, self.block_m, blocks):
             return None  # the guards say it
         most_rows = coarse(rows, 1)
         sizes = most_rows, n, k, e, mxfp8_moe.reaches(a_rows, k)
         launch_of = self._defaults.get(sizes)
-        key = rows, n, k, e, a_div, int(self.like.weighted)
-        if launch_of is None or not self.router.is_untuned(key):
-            shape = Shape(rows, top_k, block_m, a_div, n, k, e, a_rows, self.like.weighted)
+        if launch_of is None or not self.router.is_untuned(
+            (rows, n, k, e, self.a_div, self.weighted)
+        ):
+            shape = self.like._replace(num_valid_tokens=rows, n=n, k=k, e=e, a_rows=a_rows)
             launch_of = self._decide(shape, most_rows, sizes)
         return rows, n, launch_of(rows, n, k, e, a_rows, ids)
 

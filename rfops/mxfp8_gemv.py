@@ -178,8 +178,15 @@ def variant(
     def launch_of(_m: int, n: int, k: int) -> Launch:
         grid = (-(-n // tile_n), 1, 1)
 
-        def run(*tensors: torch.Tensor) -> None:
-            kernel.launch(grid, block, (*tensors, n, k))
+        # Named, as *tensors takes 0.1 us more.
+        def run(
+            out: torch.Tensor,
+            x: torch.Tensor,
+            w: torch.Tensor,
+            x_scale: torch.Tensor,
+            w_scale: torch.Tensor,
+        ) -> None:
+            kernel.launch(grid, block, (out, x, w, x_scale, w_scale, n, k))
 
         return run
 

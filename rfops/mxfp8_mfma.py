@@ -284,8 +284,15 @@ def variant(
         if reduce is not None:
             return _launch_split(main, reduce, config, m, n, k)
 
-        def run(*tensors: torch.Tensor) -> None:
-            main.launch(grid, block, (*tensors, m, n, k))
+        # Named, as *tensors takes 0.1 us more.
+        def run(
+            out: torch.Tensor,
+            x: torch.Tensor,
+            w: torch.Tensor,
+            x_scale: torch.Tensor,
+            w_scale: torch.Tensor,
+        ) -> None:
+            main.launch(grid, block, (out, x, w, x_scale, w_scale, m, n, k))
 
         return run
 
