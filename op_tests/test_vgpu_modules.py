@@ -10,10 +10,11 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from ctypes import byref, c_void_p
+from ctypes import byref, c_uint, c_void_p
 from pathlib import Path
 
 import pytest
+from vgpu_asm import assemble
 from vgpu_hip import (  # noqa: F401 - some names are fixtures
     ARCHS,
     FILE_NOT_FOUND,
@@ -100,6 +101,68 @@ def test_modules_load_from_files(hip: Hip, code_objects: dict[str, bytes], tmp_p
     file.write_bytes(code_objects["gfx950"][:200])
     assert hip.hipModuleLoad(byref(module), os.fsencode(file)) == INVALID_IMAGE
     assert "truncated" in hip.error()
+
+
+# Hand-written: the last explicit argument, a padding, lies behind the segment, as does a hidden one.
+_PADDED = """.amdgcn_target "amdgcn-amd-amdhsa--{arch}"
+.text
+.globl padded
+.p2align 8
+.type padded,@function
+padded:
+  s_load_dwordx2 s[2:3], s[0:1], 0
+  s_load_dword s4, s[0:1], 8
+  s_waitcnt lgkmcnt(0)
+  v_mov_b32 v0, 0
+  v_mov_b32 v1, s4
+  global_store_dword v0, v1, s[2:3]
+  s_endpgm
+.rodata
+.p2align 6
+.amdhsa_kernel padded
+  .amdhsa_next_free_vgpr 8
+  .amdhsa_next_free_sgpr 16
+  .amdhsa_accum_offset 8
+  .amdhsa_user_sgpr_kernarg_segment_ptr 1
+  .amdhsa_kernarg_size 12
+.end_amdhsa_kernel
+.amdgpu_metadata
+amdhsa.version: [1, 2]
+amdhsa.kernels:
+  - .name: padded
+    .symbol: padded.kd
+    .kernarg_segment_size: 12
+    .kernarg_segment_align: 8
+    .group_segment_fixed_size: 0
+    .private_segment_fixed_size: 0
+    .wavefront_size: 64
+    .sgpr_count: 16
+    .vgpr_count: 8
+    .max_flat_workgroup_size: 64
+    .args:
+      - {{.offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}}
+      - {{.offset: 8, .size: 4, .value_kind: by_value}}
+      - {{.name: pad, .offset: 12, .size: 4, .value_kind: by_value}}
+      - {{.offset: 4294967288, .size: 16, .value_kind: by_value}}
+      - {{.offset: 16, .size: 8, .value_kind: hidden_queue_ptr}}
+.end_amdgpu_metadata
+"""
+
+
+def test_padding_may_lie_behind_the_argument_segment(hip: Hip, arch: str, tmp_path: Path) -> None:
+    module = hip.load(assemble(_PADDED.format(arch=arch), arch, tmp_path))
+    function = hip.function(module, "padded")
+    for form in ("params", "extra"):
+        out = poisoned(64)
+        if form == "extra":
+            buffer = struct.pack("<QII", out.ctypes.data, 77, 0xFFFFFFFF)
+            assert hip.launch_extra(function, buffer) == SUCCESS, hip.error()
+        else:
+            pads = (c_uint(0xFFFFFFFF), (c_uint * 4)(*[0xFFFFFFFF] * 4))
+            status = hip.launch(function, pointer(out), c_uint(77), *pads)
+            assert status == SUCCESS, hip.error()
+        assert out[0] == 77 and (out[1:] == poisoned(63)).all(), form
+    hip.call("hipModuleUnload", module)
 
 
 def test_handles_end_with_their_module(hip: Hip, code_objects: dict[str, bytes]) -> None:

@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+
 #include "container.h"
 #include "elf_image.h"
 #include "kernel_metadata.h"
@@ -73,15 +75,18 @@ bool arch_fits(u32 flags, Arch arch, std::string& error) {
   return false;
 }
 
-bool args_fit(const Kernel& kernel, std::string& error) {
-  for (const KernelArg& arg : kernel.args) {
-    if (u64{arg.offset} + arg.size <= kernel.kernarg_bytes) continue;
-    error = "corrupt: kernel " + kernel.name + ": argument " + arg.name + " of " +
-            std::to_string(arg.size) + " bytes at " + std::to_string(arg.offset) +
-            " lies outside its " + std::to_string(kernel.kernarg_bytes) + " argument bytes";
-    return false;
+// The segment is what the descriptor says, as for ROCm's loader. AMD's hand-written code objects
+// end their arguments in padding that lies behind it: such an argument has a place in
+// kernelParams, and no byte in memory.
+void clip_args(Kernel& kernel) {
+  std::erase_if(kernel.args, [&](const KernelArg& arg) {
+    return arg.value_kind.starts_with("hidden_") &&
+           u64{arg.offset} + arg.size > kernel.kernarg_bytes;
+  });
+  for (KernelArg& arg : kernel.args) {
+    arg.offset = std::min(arg.offset, kernel.kernarg_bytes);
+    arg.size = std::min(arg.size, kernel.kernarg_bytes - arg.offset);
   }
-  return true;
 }
 
 // Takes over what the hardware would read; the metadata has filled the rest.
@@ -110,7 +115,8 @@ bool fill_from_descriptor(const Descriptor& d, u64 entry_address, const elf::Seg
   } else if (kernel.private_segment_bytes > kMaxPrivateBytes) {
     error = of + std::to_string(kernel.private_segment_bytes) + " bytes of scratch per lane";
   } else {
-    return args_fit(kernel, error);
+    clip_args(kernel);
+    return true;
   }
   return false;
 }

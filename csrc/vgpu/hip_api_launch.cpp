@@ -21,8 +21,6 @@ struct alignas(64) Queue {
 };
 const Queue kQueue;
 
-constexpr u64 kStructPadding = 15;  // a C struct of the arguments may end in padding up to 16 bytes
-
 struct HiddenRow {
   std::string_view value_kind;
   u64 (*value)(const LaunchShape&);
@@ -173,15 +171,25 @@ hipError_t copy_extra(const LaunchRequest& request, u8* to) {
     return refuse(request, hipErrorInvalidValue,
                   "extra must be {BUFFER_POINTER, p, BUFFER_SIZE, &n, END}");
   }
-  const Kernel& kernel = *request.function->kernel;
-  const u32 needed = request.function->plan.explicit_bytes;
-  const u64 most = u64{kernel.kernarg_bytes} + kStructPadding;
-  if (*size < needed || *size > most) {
+  // As ROCm does: every argument from its own place, whatever the buffer's size. Callers pass one
+  // struct for kernels that take more, or less, of it: an argument that the buffer does not wholly
+  // hold is zero, and what lies behind the last one is not read.
+  const u64 bytes = *size;
+  const auto& explicits = request.function->plan.explicits;
+  if (!explicits.empty() && !bytes) {
     return refuse(request, hipErrorInvalidValue,
-                  "argument buffer of " + std::to_string(*size) + " bytes, expected " +
-                      std::to_string(needed) + " to " + std::to_string(most));
+                  "takes " + std::to_string(explicits.size()) +
+                      " arguments, but the argument buffer has 0 bytes");
   }
-  std::memcpy(to, buffer, std::min<u64>(*size, kernel.kernarg_bytes));
+  const Kernel& kernel = *request.function->kernel;
+  if (!kernel.has_metadata) {
+    std::memcpy(to, buffer, std::min<u64>(bytes, kernel.kernarg_bytes));
+    return hipSuccess;
+  }
+  for (const ArgPlan::Explicit& arg : explicits) {
+    if (u64{arg.offset} + arg.size > bytes) continue;
+    std::memcpy(to + arg.offset, static_cast<const u8*>(buffer) + arg.offset, arg.size);
+  }
   return hipSuccess;
 }
 
@@ -234,7 +242,6 @@ ArgPlan plan_args(const Kernel& kernel) {
       }
     } else {
       plan.explicits.push_back({arg.offset, arg.size});
-      plan.explicit_bytes = std::max(plan.explicit_bytes, arg.offset + arg.size);
     }
   }
   return plan;

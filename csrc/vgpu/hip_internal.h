@@ -89,7 +89,6 @@ struct ArgPlan {
   };
   std::vector<Explicit> explicits;
   std::vector<Hidden> hiddens;
-  u32 explicit_bytes = 0;  // end of the last explicit argument
 };
 ArgPlan plan_args(const Kernel& kernel);
 
