@@ -16,7 +16,7 @@ from .errors import (
 from .plans import Plans
 from .signature import f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from .strict import freeze
-from .vgpu import vgpu_library
+from .vgpu import vgpu_library, vgpu_library_folder
 
 __all__ = [
     "BindError",
@@ -45,6 +45,7 @@ __all__ = [
     "u32",
     "u64",
     "vgpu_library",
+    "vgpu_library_folder",
 ]
 
 if settings.raw("RFOPS_JIT") == "0" or settings.raw("RFOPS_RECORD_MANIFEST"):

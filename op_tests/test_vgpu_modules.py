@@ -103,7 +103,7 @@ def test_modules_load_from_files(hip: Hip, code_objects: dict[str, bytes], tmp_p
     assert "truncated" in hip.error()
 
 
-# Hand-written: the last explicit argument, a padding, lies behind the segment, as does a hidden one.
+# Hand-written: the last explicit arguments are padding behind the segment, so is a hidden one.
 _PADDED = """.amdgcn_target "amdgcn-amd-amdhsa--{arch}"
 .text
 .globl padded

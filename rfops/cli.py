@@ -14,7 +14,7 @@ import torch
 import rfops
 from rfops import cli_build, cli_cache, cli_doctor
 from rfops import why as why_command
-from rfops.jit import RfopsError, compiled_ops, paths, vgpu_library
+from rfops.jit import RfopsError, compiled_ops, paths, vgpu_library, vgpu_library_folder
 from rfops.jit.files import cache_roots
 from rfops.jit.spec import ModuleSpec, load_config
 
@@ -67,7 +67,13 @@ def _parser() -> argparse.ArgumentParser:
     tune.set_defaults(command=_tune)
 
     vgpu = commands.add_parser("vgpu", help="the virtual GPU, for use as a HIP runtime")
-    vgpu.add_argument("--path", action="store_true", required=True, help="print its library's path")
+    which = vgpu.add_mutually_exclusive_group(required=True)
+    which.add_argument("--path", action="store_true", help="print its library's path")
+    which.add_argument(
+        "--lib-dir",
+        action="store_true",
+        help="print a folder for LD_LIBRARY_PATH with all its names",
+    )
     vgpu.set_defaults(command=_vgpu)
     return parser
 
@@ -98,8 +104,8 @@ def _tune(options: argparse.Namespace) -> int:
     return subprocess.run([sys.executable, str(script), *options.arguments], check=False).returncode
 
 
-def _vgpu(_options: argparse.Namespace) -> int:
-    print(vgpu_library())
+def _vgpu(options: argparse.Namespace) -> int:
+    print(vgpu_library_folder() if options.lib_dir else vgpu_library())
     return 0
 
 

@@ -172,6 +172,13 @@ VGPU_API hipError_t hipStreamGetDevice(hipStream_t stream, hipDevice_t* device) 
                  [&] { return stream_field(stream, device, 0, [](const Stream&) { return 0; }); });
 }
 
+// rocPRIM asks this way; an id, no code.
+VGPU_API int hipGetStreamDeviceId(hipStream_t stream) {
+  hipDevice_t device = -1;
+  hipStreamGetDevice(stream, &device);
+  return device;
+}
+
 // All earlier work is done, so the host function runs at once, on the calling thread.
 VGPU_API hipError_t hipLaunchHostFunc(hipStream_t stream, hipHostFn_t function, void* user_data) {
   return guarded(__func__, [&] {

@@ -1,5 +1,6 @@
 // Error codes: names, texts, and the last error of each thread.
 #include "hip_internal.h"
+#include "hip_versions.h"  // not for this file: see there
 
 namespace vgpu {
 namespace {

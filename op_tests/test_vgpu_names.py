@@ -1,0 +1,85 @@
+"""The names by which programs that were linked against ROCm's library find the virtual GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_engine_cli import good
+
+from rfops.jit import ConfigError, toolchain, vgpu
+
+# As ROCm's library: a name with its major version, and symbols of several versions.
+_THEIRS = (
+    "int hipInit(unsigned f) { return 77; }\nint hipGetStreamDeviceId(void* s) { return 77; }\n"
+)
+_VERSIONS = "hip_4.2 { global: hipInit; };\nhip_7.1 { global: hipGetStreamDeviceId; } hip_4.2;\n"
+_PROGRAM = r"""
+#include <stdio.h>
+int hipInit(unsigned);
+int hipGetStreamDeviceId(void*);
+int main(void) { printf("%d %d\n", hipInit(0), hipGetStreamDeviceId(0)); }
+"""
+
+
+def compile_c(source: str, out: Path, *flags: str) -> None:
+    file = out.with_suffix(".c")
+    file.write_text(source)
+    argv = [*toolchain.host_toolchain().argv, "-x", "c", str(file), "-x", "none", *flags]
+    code, output = toolchain.run([*argv, "-o", str(out)])
+    assert code == 0, output
+
+
+@pytest.fixture(name="lib_dir", scope="module")
+def lib_dir_fixture() -> Path:
+    return Path(good("vgpu", "--lib-dir").rstrip("\n"))
+
+
+@pytest.mark.parametrize("name", ["libamdhip64.so", *(f"libamdhip64.so.{n}" for n in (5, 6, 7))])
+def test_a_program_linked_against_rocm_finds_the_virtual_gpu(
+    lib_dir: Path, tmp_path: Path, name: str
+) -> None:
+    versions, theirs = tmp_path / "versions.map", tmp_path / name
+    versions.write_text(_VERSIONS)
+    shared = ("-shared", "-fPIC", f"-Wl,-soname,{name}", f"-Wl,--version-script={versions}")
+    compile_c(_THEIRS, theirs, *shared)
+    compile_c(_PROGRAM, tmp_path / "program", str(theirs))
+    theirs.unlink()
+    done = subprocess.run(
+        [tmp_path / "program"], capture_output=True, text=True, check=False,
+        env={**os.environ, "LD_LIBRARY_PATH": str(lib_dir), "RFOPS_VGPU_ARCH": "gfx950"},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "0 0\n"), done.stderr
+    assert done.stderr == "", "and not a word of version information that is missing"
+
+
+def test_the_names_are_one_library(lib_dir: Path) -> None:
+    path = Path(good("vgpu", "--path").rstrip("\n"))
+    assert path.parent == lib_dir
+    for name in ("libamdhip64.so.5", "libamdhip64.so.6", "libamdhip64.so.7"):
+        assert (lib_dir / name).samefile(path)
+        assert (lib_dir / name).readlink() == Path("libamdhip64.so"), "moves with its folder"
+
+
+def test_a_link_that_is_missing_or_wrong_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "libamdhip64.so"
+    library.touch()
+    monkeypatch.setattr(vgpu, "vgpu_library", lambda: library)
+    (tmp_path / "libamdhip64.so.6").symlink_to("/nowhere")
+    for _ in range(2):
+        assert vgpu.vgpu_library_folder() == tmp_path
+        assert sorted(file.name for file in tmp_path.iterdir()) == sorted(vgpu.NAMES)
+        assert all((tmp_path / name).samefile(library) for name in vgpu.NAMES)
+
+
+def test_a_folder_that_takes_no_links_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "no folder" / "libamdhip64.so"
+    monkeypatch.setattr(vgpu, "vgpu_library", lambda: library)
+    with pytest.raises(ConfigError, match=r"cannot make .*so\.7: .*rfops vgpu --lib-dir"):
+        vgpu.vgpu_library_folder()
