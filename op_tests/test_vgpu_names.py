@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 from pathlib import Path
@@ -21,6 +22,24 @@ _PROGRAM = r"""
 int hipInit(unsigned);
 int hipGetStreamDeviceId(void*);
 int main(void) { printf("%d %d\n", hipInit(0), hipGetStreamDeviceId(0)); }
+"""
+# What rocPRIM, hipCUB and rocThrust (headers, tests, benchmarks), aiter's host code and PyTorch's
+# headers call, images, IPC and virtual memory apart.
+_CALLED = """
+DeviceGetAttribute DeviceGetStreamPriorityRange DeviceSynchronize DrvGetErrorString EventCreate
+EventCreateWithFlags EventDestroy EventElapsedTime EventQuery EventRecord EventRecordWithFlags
+EventSynchronize Free FuncGetAttributes FuncSetAttribute GetDevice GetDeviceCount
+GetDeviceProperties GetErrorName GetErrorString GetFuncBySymbol GetLastError GetStreamDeviceId
+GraphAddKernelNode GraphAddMemcpyNode1D GraphCreate GraphDebugDotPrint GraphDestroy
+GraphExecDestroy GraphGetNodes GraphInstantiate GraphInstantiateWithFlags GraphLaunch HostFree
+HostMalloc LaunchKernel Malloc MallocAsync MallocManaged MemGetInfo Memcpy MemcpyAsync
+MemcpyPeerAsync MemcpyToSymbol MemcpyWithStream Memset MemsetAsync ModuleGetFunction
+ModuleLaunchKernel ModuleLoadData ModuleUnload OccupancyMaxActiveBlocksPerMultiprocessor
+OccupancyMaxPotentialBlockSize PeekAtLastError PointerGetAttributes ProfilerStart ProfilerStop
+SetDevice StreamBeginCapture StreamCreate StreamCreateWithFlags StreamCreateWithPriority
+StreamDestroy StreamEndCapture StreamGetCaptureInfo StreamGetCaptureInfo_v2 StreamGetPriority
+StreamIsCapturing StreamQuery StreamSynchronize StreamUpdateCaptureDependencies StreamWaitEvent
+ThreadExchangeStreamCaptureMode
 """
 
 
@@ -53,6 +72,11 @@ def test_a_program_linked_against_rocm_finds_the_virtual_gpu(
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "0 0\n"), done.stderr
     assert done.stderr == "", "and not a word of version information that is missing"
+
+
+def test_what_public_libraries_call_is_there(lib_dir: Path) -> None:
+    library = ctypes.CDLL(str(lib_dir / "libamdhip64.so.7"))
+    assert [name for name in _CALLED.split() if not hasattr(library, f"hip{name}")] == []
 
 
 def test_the_names_are_one_library(lib_dir: Path) -> None:

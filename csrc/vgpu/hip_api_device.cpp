@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <span>
 
+#include "hip_capture.h"
 #include "hip_internal.h"
 
 namespace vgpu {
@@ -322,9 +323,26 @@ VGPU_API hipError_t hipDeviceCanAccessPeer(int* can, int device, int) {
 }
 
 // Everything is done when its call returns.
-VGPU_API hipError_t hipDeviceSynchronize() { return hipSuccess; }
+VGPU_API hipError_t hipDeviceSynchronize() {
+  return guarded(__func__, [&] { return refuse_device_wait("hipDeviceSynchronize"); });
+}
 
-VGPU_API hipError_t hipDeviceReset() { return hipSuccess; }
+VGPU_API hipError_t hipDeviceReset() {
+  return guarded(__func__, [&] { return refuse_device_wait("hipDeviceReset"); });
+}
+
+// One device has no peer.
+VGPU_API hipError_t hipDeviceEnablePeerAccess(int, unsigned) {
+  return fail(hipErrorInvalidDevice, "hipDeviceEnablePeerAccess: there is one device");
+}
+
+VGPU_API hipError_t hipDeviceDisablePeerAccess(int) {
+  return fail(hipErrorInvalidDevice, "hipDeviceDisablePeerAccess: there is one device");
+}
+
+VGPU_API hipError_t hipProfilerStart() { return hipSuccess; }
+
+VGPU_API hipError_t hipProfilerStop() { return hipSuccess; }
 
 VGPU_API hipError_t hipSetDeviceFlags(unsigned) { return hipSuccess; }
 
@@ -382,7 +400,7 @@ VGPU_API hipError_t hipCtxPopCurrent(hipCtx_t* context) {
 
 VGPU_API hipError_t hipCtxDestroy(hipCtx_t) { return hipSuccess; }
 
-VGPU_API hipError_t hipCtxSynchronize() { return hipSuccess; }
+VGPU_API hipError_t hipCtxSynchronize() { return hipDeviceSynchronize(); }
 
 VGPU_API hipError_t hipCtxGetDevice(hipDevice_t* device) { return hipGetDevice(device); }
 

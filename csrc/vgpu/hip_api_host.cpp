@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 
+#include "hip_capture.h"
 #include "hip_internal.h"
 
 namespace vgpu {
@@ -123,17 +124,13 @@ hipError_t launch_host(const void* host, dim3 grid, dim3 block, void** args, siz
   hipError_t code;
   const auto function = kernel_of(host, code);
   if (!function) return code;
-  code = check_stream(stream);
-  if (code != hipSuccess) return code;
-  const LaunchRequest request{.function = function.get(),
-                              .grid = {grid.x, grid.y, grid.z},
-                              .block = {block.x, block.y, block.z},
-                              .dynamic_lds = shared,
-                              .params = args,
-                              .extra = nullptr,
-                              .cooperative = cooperative,
-                              .bad_shape = hipErrorInvalidConfiguration};
-  return launch(request);
+  LaunchRequest request{.grid = {grid.x, grid.y, grid.z},
+                        .block = {block.x, block.y, block.z},
+                        .dynamic_lds = shared,
+                        .params = args,
+                        .cooperative = cooperative,
+                        .bad_shape = hipErrorInvalidConfiguration};
+  return launch_on(stream, function, const_cast<void*>(host), request);
 }
 
 struct CallConfiguration {
@@ -256,9 +253,9 @@ VGPU_API hipError_t hipExtLaunchKernel(const void* host, dim3 grid, dim3 block, 
                                        size_t shared, hipStream_t stream, hipEvent_t start,
                                        hipEvent_t stop, int) {
   return guarded(__func__, [&] {
-    hipError_t code = start ? record_event(start) : hipSuccess;
+    hipError_t code = start ? record_on(start, stream, 0) : hipSuccess;
     if (code == hipSuccess) code = launch_host(host, grid, block, args, shared, stream, false);
-    if (code == hipSuccess && stop) code = record_event(stop);
+    if (code == hipSuccess && stop) code = record_on(stop, stream, 0);
     return code;
   });
 }
@@ -309,13 +306,21 @@ VGPU_API hipError_t hipMemcpyFromSymbol(void* to, const void* host, size_t size,
 }
 
 VGPU_API hipError_t hipMemcpyToSymbolAsync(const void* host, const void* from, size_t size,
-                                           size_t offset, hipMemcpyKind kind, hipStream_t) {
-  return hipMemcpyToSymbol(host, from, size, offset, kind);
+                                           size_t offset, hipMemcpyKind kind, hipStream_t stream) {
+  return guarded(__func__, [&] {
+    void* at = nullptr;
+    const hipError_t code = variable_range(host, offset, size, at);
+    return code == hipSuccess ? submit(stream, copy_work(at, from, size, kind)) : code;
+  });
 }
 
 VGPU_API hipError_t hipMemcpyFromSymbolAsync(void* to, const void* host, size_t size, size_t offset,
-                                             hipMemcpyKind kind, hipStream_t) {
-  return hipMemcpyFromSymbol(to, host, size, offset, kind);
+                                             hipMemcpyKind kind, hipStream_t stream) {
+  return guarded(__func__, [&] {
+    void* at = nullptr;
+    const hipError_t code = variable_range(host, offset, size, at);
+    return code == hipSuccess ? submit(stream, copy_work(to, at, size, kind)) : code;
+  });
 }
 
 // A pointer to the bundle, or to hipcc's wrapper around it.

@@ -4,6 +4,7 @@
 // reports it at the next synchronisation), and unlike hardware the context stays usable after it.
 #include <algorithm>
 
+#include "hip_capture.h"
 #include "hip_internal.h"
 #include "hostcall.h"
 #include "run.h"
@@ -247,32 +248,71 @@ ArgPlan plan_args(const Kernel& kernel) {
   return plan;
 }
 
-hipError_t launch(const LaunchRequest& request) {
+namespace {
+
+// Checks the launch and writes its arguments, hidden ones too, to the zeroed `args`.
+hipError_t prepare(const LaunchRequest& request, LaunchShape& shape, u8* args) {
   hipError_t code = check_grid(request);
   if (code == hipSuccess) code = check_block(request);
   if (code == hipSuccess) code = check_resources(request);
+  if (code == hipSuccess) code = copy_explicit(request, args);
   if (code != hipSuccess) return code;
-  const Kernel& kernel = *request.function->kernel;
-  u8* args = t_args.zeroed(kernel.kernarg_bytes);
-  code = copy_explicit(request, args);
-  if (code != hipSuccess) return code;
-  Launch launch;
-  LaunchShape shape;
   for (u32 d = 0; d < 3; ++d) {
-    launch.grid[d] = shape.grid[d] = static_cast<u32>(request.grid[d]);
-    launch.block[d] = shape.block[d] = static_cast<u32>(request.block[d]);
+    shape.grid[d] = static_cast<u32>(request.grid[d]);
+    shape.block[d] = static_cast<u32>(request.block[d]);
   }
-  launch.dynamic_lds = shape.dynamic_lds = static_cast<u32>(request.dynamic_lds);
+  shape.dynamic_lds = static_cast<u32>(request.dynamic_lds);
   for (const ArgPlan::Hidden& hidden : request.function->plan.hiddens) {
     const u64 value = hidden.value(shape);
     std::memcpy(args + hidden.offset, &value, hidden.size);
   }
+  return hipSuccess;
+}
+
+hipError_t execute(const Kernel& kernel, const LaunchShape& shape, const u8* args) {
+  Launch launch;
+  std::copy_n(shape.grid, 3, launch.grid);
+  std::copy_n(shape.block, 3, launch.block);
+  launch.dynamic_lds = shape.dynamic_lds;
   launch.kernel = &kernel;
   launch.kernarg = args;
   launch.kernarg_bytes = kernel.kernarg_bytes;
   const std::string fault = run(launch);
   if (fault.empty()) return hipSuccess;
   return fail(fault_code(fault), fault, kLogAlways);
+}
+
+}  // namespace
+
+hipError_t launch(const LaunchRequest& request) {
+  const Kernel& kernel = *request.function->kernel;
+  u8* args = t_args.zeroed(kernel.kernarg_bytes);
+  LaunchShape shape;
+  const hipError_t code = prepare(request, shape, args);
+  return code == hipSuccess ? execute(kernel, shape, args) : code;
+}
+
+hipError_t record_launch(const LaunchRequest& request, KernelWork& work) {
+  work.args.assign(request.function->kernel->kernarg_bytes, 0);
+  return prepare(request, work.shape, work.args.data());
+}
+
+hipError_t run_kernel(const KernelWork& work) {
+  u8* args = t_args.zeroed(static_cast<u32>(work.args.size()));
+  if (!work.args.empty()) std::memcpy(args, work.args.data(), work.args.size());
+  return execute(*work.function->kernel, work.shape, args);
+}
+
+hipError_t launch_on(hipStream_t stream, const std::shared_ptr<Function>& function, void* handle,
+                     LaunchRequest& request) {
+  request.function = function.get();
+  bool captured = false;
+  const hipError_t code = enter_stream(stream, captured);
+  if (code != hipSuccess) return code;
+  if (!captured) return launch(request);
+  KernelWork work{.function = function, .handle = handle};
+  const hipError_t recorded = record_launch(request, work);
+  return recorded == hipSuccess ? capture(stream, std::move(work)) : recorded;
 }
 
 namespace {
@@ -283,9 +323,7 @@ hipError_t launch_function(hipFunction_t handle, hipStream_t stream, LaunchReque
     return fail(hipErrorInvalidHandle, "launch of an unknown or unloaded hipFunction_t",
                 kLogAlways);
   }
-  if (const hipError_t code = check_stream(stream); code != hipSuccess) return code;
-  request.function = function.get();
-  return launch(request);
+  return launch_on(stream, function, handle, request);
 }
 
 }  // namespace
@@ -354,9 +392,9 @@ VGPU_API hipError_t hipExtModuleLaunchKernel(hipFunction_t f, uint32_t lanes_x, 
       }
       request.grid[d] = block[d] ? lanes[d] / block[d] : lanes[d];
     }
-    hipError_t code = start ? record_event(start) : hipSuccess;
+    hipError_t code = start ? record_on(start, stream, 0) : hipSuccess;
     if (code == hipSuccess) code = launch_function(f, stream, request);
-    if (code == hipSuccess && stop) code = record_event(stop);
+    if (code == hipSuccess && stop) code = record_on(stop, stream, 0);
     return code;
   });
 }

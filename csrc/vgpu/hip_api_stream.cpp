@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 
+#include "hip_capture.h"
 #include "hip_internal.h"
 
 namespace vgpu {
@@ -71,10 +72,6 @@ std::shared_ptr<Event> event_or_fail(hipEvent_t handle) {
   return event;
 }
 
-hipError_t check_event(hipEvent_t handle) {
-  return event_or_fail(handle) ? hipSuccess : hipErrorInvalidHandle;
-}
-
 // A property of a stream: `builtin` for the built-in handles.
 template <class T, class Field>
 hipError_t stream_field(hipStream_t handle, T* to, T builtin, Field field) {
@@ -94,6 +91,20 @@ hipError_t stream_field(hipStream_t handle, T* to, T builtin, Field field) {
 hipError_t check_stream(hipStream_t stream) {
   if (is_builtin(stream) || streams().get(stream)) return hipSuccess;
   return fail(hipErrorContextIsDestroyed, "unknown or destroyed hipStream_t");
+}
+
+hipError_t check_event(hipEvent_t handle) {
+  return event_or_fail(handle) ? hipSuccess : hipErrorInvalidHandle;
+}
+
+unsigned stream_flags(hipStream_t handle) {
+  const auto stream = streams().get(handle);
+  return stream ? stream->flags : 0;
+}
+
+bool is_recorded(hipEvent_t handle) {
+  const auto event = events().get(handle);
+  return event && event->recorded;
 }
 
 hipError_t record_event(hipEvent_t handle) {
@@ -129,23 +140,21 @@ VGPU_API hipError_t hipDeviceGetStreamPriorityRange(int* least, int* greatest) {
 VGPU_API hipError_t hipStreamDestroy(hipStream_t stream) {
   return guarded(__func__, [&] {
     if (is_builtin(stream)) return fail(hipErrorInvalidHandle, "built-in streams stay");
+    forget_stream(stream);
     return streams().remove(stream) ? hipSuccess : check_stream(stream);
   });
 }
 
 VGPU_API hipError_t hipStreamSynchronize(hipStream_t stream) {
-  return guarded(__func__, [&] { return check_stream(stream); });
+  return guarded(__func__, [&] { return refuse_stream_wait("hipStreamSynchronize", stream); });
 }
 
 VGPU_API hipError_t hipStreamQuery(hipStream_t stream) {
-  return guarded(__func__, [&] { return check_stream(stream); });
+  return guarded(__func__, [&] { return refuse_stream_wait("hipStreamQuery", stream); });
 }
 
-VGPU_API hipError_t hipStreamWaitEvent(hipStream_t stream, hipEvent_t event, unsigned) {
-  return guarded(__func__, [&] {
-    const hipError_t code = check_stream(stream);
-    return code == hipSuccess ? check_event(event) : code;
-  });
+VGPU_API hipError_t hipStreamWaitEvent(hipStream_t stream, hipEvent_t event, unsigned flags) {
+  return guarded(__func__, [&] { return wait_on(stream, event, flags); });
 }
 
 VGPU_API hipError_t hipStreamGetFlags(hipStream_t stream, unsigned* flags) {
@@ -172,6 +181,10 @@ VGPU_API hipError_t hipStreamGetDevice(hipStream_t stream, hipDevice_t* device) 
                  [&] { return stream_field(stream, device, 0, [](const Stream&) { return 0; }); });
 }
 
+VGPU_API hipError_t hipStreamAttachMemAsync(hipStream_t stream, void*, size_t, unsigned) {
+  return guarded(__func__, [&] { return check_stream(stream); });
+}
+
 // rocPRIM asks this way; an id, no code.
 VGPU_API int hipGetStreamDeviceId(hipStream_t stream) {
   hipDevice_t device = -1;
@@ -183,9 +196,7 @@ VGPU_API int hipGetStreamDeviceId(hipStream_t stream) {
 VGPU_API hipError_t hipLaunchHostFunc(hipStream_t stream, hipHostFn_t function, void* user_data) {
   return guarded(__func__, [&] {
     if (!function) return fail(hipErrorInvalidValue, "hipLaunchHostFunc: function is null");
-    const hipError_t code = check_stream(stream);
-    if (code == hipSuccess) function(user_data);
-    return code;
+    return submit(stream, HostWork{{function, user_data}});
   });
 }
 
@@ -193,44 +204,9 @@ VGPU_API hipError_t hipStreamAddCallback(hipStream_t stream, hipStreamCallback_t
                                          void* user_data, unsigned) {
   return guarded(__func__, [&] {
     if (!callback) return fail(hipErrorInvalidValue, "hipStreamAddCallback: callback is null");
-    const hipError_t code = check_stream(stream);
+    const hipError_t code = refuse_stream_wait("hipStreamAddCallback", stream);
     if (code == hipSuccess) callback(stream, hipSuccess, user_data);
     return code;
-  });
-}
-
-// Stream capture does not exist here: no stream ever captures, and beginning one is refused.
-VGPU_API hipError_t hipStreamIsCapturing(hipStream_t stream, int* status) {
-  return guarded(__func__, [&] {
-    if (!status) return fail(hipErrorInvalidValue, "hipStreamIsCapturing: status is null");
-    *status = kCaptureStatusNone;
-    return check_stream(stream);
-  });
-}
-
-VGPU_API hipError_t hipStreamGetCaptureInfo(hipStream_t stream, int* status,
-                                            unsigned long long* id) {
-  if (id) *id = 0;
-  return hipStreamIsCapturing(stream, status);
-}
-
-VGPU_API hipError_t hipStreamGetCaptureInfo_v2(hipStream_t stream, int* status,
-                                               unsigned long long* id, void** graph,
-                                               const void** dependencies, size_t* count) {
-  if (graph) *graph = nullptr;
-  if (dependencies) *dependencies = nullptr;
-  if (count) *count = 0;
-  return hipStreamGetCaptureInfo(stream, status, id);
-}
-
-VGPU_API hipError_t hipThreadExchangeStreamCaptureMode(int* mode) {
-  return mode ? hipSuccess : fail(hipErrorInvalidValue, "capture mode: null pointer");
-}
-
-VGPU_API hipError_t hipStreamBeginCapture(hipStream_t, int) {
-  return guarded(__func__, [&] {
-    return fail(hipErrorNotSupported,
-                "stream capture is not part of the virtual GPU: launch eagerly", kLogAlways);
   });
 }
 
@@ -243,27 +219,26 @@ VGPU_API hipError_t hipEventCreate(hipEvent_t* event) {
 }
 
 VGPU_API hipError_t hipEventDestroy(hipEvent_t event) {
-  return guarded(__func__,
-                 [&] { return events().remove(event) ? hipSuccess : check_event(event); });
-}
-
-VGPU_API hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream) {
   return guarded(__func__, [&] {
-    const hipError_t code = check_stream(stream);
-    return code == hipSuccess ? record_event(event) : code;
+    forget_event(event);
+    return events().remove(event) ? hipSuccess : check_event(event);
   });
 }
 
-VGPU_API hipError_t hipEventRecordWithFlags(hipEvent_t event, hipStream_t stream, unsigned) {
-  return hipEventRecord(event, stream);
+VGPU_API hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream) {
+  return guarded(__func__, [&] { return record_on(event, stream, 0); });
+}
+
+VGPU_API hipError_t hipEventRecordWithFlags(hipEvent_t event, hipStream_t stream, unsigned flags) {
+  return guarded(__func__, [&] { return record_on(event, stream, flags); });
 }
 
 VGPU_API hipError_t hipEventSynchronize(hipEvent_t event) {
-  return guarded(__func__, [&] { return check_event(event); });
+  return guarded(__func__, [&] { return refuse_event_wait("hipEventSynchronize", event); });
 }
 
 VGPU_API hipError_t hipEventQuery(hipEvent_t event) {
-  return guarded(__func__, [&] { return check_event(event); });
+  return guarded(__func__, [&] { return refuse_event_wait("hipEventQuery", event); });
 }
 
 VGPU_API hipError_t hipEventElapsedTime(float* milliseconds, hipEvent_t start, hipEvent_t stop) {

@@ -34,6 +34,7 @@ constexpr ErrorRow kErrors[] = {
     ROW(hipErrorUnsupportedLimit, "limit is not supported on this architecture"),
     ROW(hipErrorFileNotFound, "file not found"),
     ROW(hipErrorInvalidHandle, "invalid resource handle"),
+    ROW(hipErrorIllegalState, "the operation cannot be performed in the present state"),
     ROW(hipErrorNotFound, "named symbol not found"),
     ROW(hipErrorNotReady, "device not ready"),
     ROW(hipErrorIllegalAddress, "an illegal memory access was encountered"),
@@ -48,6 +49,20 @@ constexpr ErrorRow kErrors[] = {
     ROW(hipErrorCooperativeLaunchTooLarge, "too many blocks in cooperative launch"),
     ROW(hipErrorNotSupported, "operation not supported"),
     ROW(hipErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"),
+    ROW(hipErrorStreamCaptureInvalidated,
+        "operation failed due to a previous error during capture"),
+    ROW(hipErrorStreamCaptureMerge, "operation would result in a merge of separate captures"),
+    ROW(hipErrorStreamCaptureUnmatched, "capture was not ended in the same stream as it began"),
+    ROW(hipErrorStreamCaptureUnjoined, "capturing stream has unjoined work"),
+    ROW(hipErrorStreamCaptureIsolation, "dependency created on uncaptured work in another stream"),
+    ROW(hipErrorStreamCaptureImplicit,
+        "operation would make the legacy stream depend on a capturing blocking stream"),
+    ROW(hipErrorCapturedEvent, "operation not permitted on an event last recorded in a capture"),
+    ROW(hipErrorStreamCaptureWrongThread,
+        "attempt to end a capture from another thread than began it"),
+    ROW(hipErrorGraphExecUpdateFailure,
+        "the graph update was not performed because it included changes which violated "
+        "constraints specific to instantiated graph update"),
     ROW(hipErrorUnknown, "unknown error"),
 };
 #undef ROW

@@ -122,6 +122,7 @@ std::shared_ptr<Function> resolve_function(const void* function);
 
 // Null, or one of the two built-in handles, or a stream that lives.
 hipError_t check_stream(hipStream_t stream);
+unsigned stream_flags(hipStream_t stream);  // 0 for the built-in ones
 
 struct LaunchRequest {
   const Function* function = nullptr;
@@ -136,10 +137,28 @@ struct LaunchRequest {
 };
 hipError_t launch(const LaunchRequest& request);
 
-// hipMemcpy with its checks.
+// A launch that has passed its checks, with its arguments as they were then.
+struct KernelWork {
+  std::shared_ptr<Function> function;  // keeps its module
+  void* handle = nullptr;              // what the caller called it by
+  LaunchShape shape{};
+  std::vector<u8> args;
+};
+hipError_t record_launch(const LaunchRequest& request, KernelWork& work);
+hipError_t run_kernel(const KernelWork& work);
+
+// Launches on a stream: now, or into the graph that the stream is captured into.
+hipError_t launch_on(hipStream_t stream, const std::shared_ptr<Function>& function, void* handle,
+                     LaunchRequest& request);
+
+// hipMemcpy with its checks, in three dimensions, and fills in two.
 hipError_t copy_memory(void* to, const void* from, size_t size, hipMemcpyKind kind);
+hipError_t copy_volume(const hipMemcpy3DParms& params);
+hipError_t fill_plane(const hipMemsetParams& params);
 
 // Ends of a timed launch; null handles are no events.
 hipError_t record_event(hipEvent_t event);
+hipError_t check_event(hipEvent_t event);
+bool is_recorded(hipEvent_t event);
 
 }  // namespace vgpu

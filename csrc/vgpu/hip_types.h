@@ -31,6 +31,7 @@ enum hipError_t : int {
   hipErrorUnsupportedLimit = 215,
   hipErrorFileNotFound = 301,
   hipErrorInvalidHandle = 400,
+  hipErrorIllegalState = 401,
   hipErrorNotFound = 500,
   hipErrorNotReady = 600,
   hipErrorIllegalAddress = 700,
@@ -43,6 +44,15 @@ enum hipError_t : int {
   hipErrorCooperativeLaunchTooLarge = 720,
   hipErrorNotSupported = 801,
   hipErrorStreamCaptureUnsupported = 900,
+  hipErrorStreamCaptureInvalidated = 901,
+  hipErrorStreamCaptureMerge = 902,
+  hipErrorStreamCaptureUnmatched = 903,
+  hipErrorStreamCaptureUnjoined = 904,
+  hipErrorStreamCaptureIsolation = 905,
+  hipErrorStreamCaptureImplicit = 906,
+  hipErrorCapturedEvent = 907,
+  hipErrorStreamCaptureWrongThread = 908,
+  hipErrorGraphExecUpdateFailure = 910,
   hipErrorUnknown = 999,
 };
 
@@ -52,6 +62,9 @@ using hipFunction_t = struct ihipFunction_t*;
 using hipStream_t = struct ihipStream_t*;
 using hipEvent_t = struct ihipEvent_t*;
 using hipCtx_t = struct ihipCtx_t*;
+using hipGraph_t = struct ihipGraph*;
+using hipGraphNode_t = struct hipGraphNode*;
+using hipGraphExec_t = struct hipGraphExec*;
 using hipDeviceptr_t = void*;
 using hipHostFn_t = void (*)(void* user_data);
 using hipStreamCallback_t = void (*)(hipStream_t stream, hipError_t status, void* user_data);
@@ -140,8 +153,97 @@ enum hipDriverProcAddressQueryResult : int {
 
 inline constexpr unsigned kEventDisableTiming = 2;  // hipEventDisableTiming
 inline constexpr unsigned kHostRegisterMapped = 2;  // hipHostRegisterMapped
-inline constexpr int kCaptureStatusNone = 0;        // hipStreamCaptureStatusNone
 inline constexpr int kHipVersion = 70125424;  // 7.1.25424: major * 10^7 + minor * 10^5 + patch
+
+enum hipStreamCaptureStatus : int {
+  hipStreamCaptureStatusNone = 0,
+  hipStreamCaptureStatusActive = 1,
+  hipStreamCaptureStatusInvalidated = 2,
+};
+
+enum hipStreamCaptureMode : int {
+  hipStreamCaptureModeGlobal = 0,
+  hipStreamCaptureModeThreadLocal = 1,
+  hipStreamCaptureModeRelaxed = 2,
+};
+
+enum hipStreamUpdateCaptureDependenciesFlags : unsigned {
+  hipStreamAddCaptureDependencies = 0,
+  hipStreamSetCaptureDependencies = 1,
+};
+
+inline constexpr unsigned hipEventRecordExternal = 1, hipEventWaitExternal = 1;
+
+enum hipGraphNodeType : int {
+  hipGraphNodeTypeKernel = 0,
+  hipGraphNodeTypeMemcpy = 1,
+  hipGraphNodeTypeMemset = 2,
+  hipGraphNodeTypeHost = 3,
+  hipGraphNodeTypeGraph = 4,
+  hipGraphNodeTypeEmpty = 5,
+  hipGraphNodeTypeWaitEvent = 6,
+  hipGraphNodeTypeEventRecord = 7,
+  hipGraphNodeTypeMemAlloc = 10,
+  hipGraphNodeTypeMemFree = 11,
+};
+
+enum hipGraphExecUpdateResult : int {
+  hipGraphExecUpdateSuccess = 0,
+  hipGraphExecUpdateErrorTopologyChanged = 2,
+  hipGraphExecUpdateErrorNodeTypeChanged = 3,
+};
+
+struct hipKernelNodeParams {
+  dim3 blockDim;
+  void** extra;
+  void* func;
+  dim3 gridDim;
+  void** kernelParams;
+  unsigned sharedMemBytes;
+};
+static_assert(sizeof(hipKernelNodeParams) == 64);
+
+struct hipMemsetParams {
+  void* dst;
+  unsigned elementSize;
+  size_t height, pitch;
+  unsigned value;
+  size_t width;
+};
+static_assert(sizeof(hipMemsetParams) == 48);
+
+struct hipHostNodeParams {
+  hipHostFn_t fn;
+  void* userData;
+};
+
+struct hipPos {
+  size_t x, y, z;
+};
+
+struct hipPitchedPtr {
+  void* ptr;
+  size_t pitch, xsize, ysize;
+};
+
+struct hipMemcpy3DParms {
+  void* srcArray;
+  hipPos srcPos;
+  hipPitchedPtr srcPtr;
+  void* dstArray;
+  hipPos dstPos;
+  hipPitchedPtr dstPtr;
+  hipPos extent;  // width in bytes, height, depth
+  hipMemcpyKind kind;
+};
+static_assert(sizeof(hipMemcpy3DParms) == 160);
+
+struct hipGraphInstantiateParams {
+  hipGraphNode_t errNode_out;
+  unsigned long long flags;
+  int result_out;
+  hipStream_t uploadStream;
+};
 
 struct hipDeviceProp_tR0600 {
   char name[256];
