@@ -26,6 +26,8 @@ from vgpu_hip import (  # noqa: F401 - some names are fixtures
     pointer,
 )
 
+INVALID_PITCH = 12
+
 
 @pytest.fixture(scope="module", name="image")
 def image_fixture(tmp_path_factory: pytest.TempPathFactory) -> bytes:
@@ -59,6 +61,10 @@ def add_notes(hip: Hip, graph: c_void_p, seen: list[int], needs: list[list[int]]
         _kept.append(params)
         made.append(g.add(hip, graph, "HostNode", [made[n] for n in need], byref(params)))
     return made
+
+
+def last_of(hip: Hip, graph: c_void_p) -> c_void_p:
+    return c_void_p(g.nodes(hip, "hipGraphGetNodes", graph)[-1])
 
 
 _kept: list[object] = []  # ctypes callbacks that graphs still call
@@ -157,6 +163,18 @@ def test_a_clone_and_a_child_are_on_their_own(hip: Hip, graph: c_void_p) -> None
     seen.clear()
     run(hip, outer)
     assert seen == [0, 1, 0], "the child's nodes stand where the child does"
+    exec_ = g.instantiate(hip, outer)
+    (other,) = add_notes(hip, new := g.new_graph(hip), seen, [[]])
+    update = hip.hipGraphExecChildGraphNodeSetParams
+    assert (
+        update(exec_, child, new) == INVALID_VALUE and update(exec_, other, clone) == INVALID_VALUE
+    )
+    add_notes(hip, new, more := [], [[]])
+    hip.call("hipGraphAddDependencies", new, byref(other), byref(last_of(hip, new)), c_size_t(1))
+    assert update(exec_, child, new) == SUCCESS, hip.error()
+    seen.clear()
+    hip.call("hipGraphLaunch", exec_, None)
+    assert (seen, more) == ([0, 0], [0])
     hip.call("hipGraphDestroy", outer)
     assert hip.hipGraphGetNodes(inner, None, byref(c_size_t())) == INVALID_VALUE
     hip.call("hipGraphDestroy", clone)
@@ -273,6 +291,19 @@ def test_volumes_are_copied_outside_of_graphs_too(hip: Hip) -> None:
     np.testing.assert_array_equal(target, source)
     box.src_array = 8
     assert hip.hipMemcpy3D(byref(box)) == NOT_SUPPORTED
+
+
+def test_what_is_wrong_in_any_case_is_refused_before_it_is_captured(hip: Hip) -> None:
+    stream, at, size = g.stream(hip), pointer(g.data()), c_size_t
+    g.begin(hip, stream)
+    assert hip.hipMemcpyAsync(at, at, size(4), 9, stream) == INVALID_DIRECTION
+    one_row = (size(5), size(1), DEFAULT, stream)
+    assert hip.hipMemcpy2DAsync(at, size(4), at, size(8), *one_row) == INVALID_PITCH
+    assert hip.hipMemset2DAsync(at, size(4), 0, size(5), size(1), stream) == INVALID_PITCH
+    assert hip.hipMemset2D(at, size(4), 0, size(5), size(1)) == g.CAPTURE_IMPLICIT
+    hip.call("hipStreamDestroy", stream)
+    assert hip.hipMemset2D(at, size(4), 0, size(5), size(1)) == INVALID_PITCH
+    hip.call("hipMemset2D", at, size(4), 0, size(5), size(0))
 
 
 def test_event_nodes(hip: Hip, graph: c_void_p) -> None:

@@ -133,9 +133,32 @@ hipError_t at_once(const char* function, Body body) {
   });
 }
 
-// The asynchronous forms: the same on a stream, or recorded where that is captured.
-hipError_t on_stream(const char* function, hipStream_t stream, Work work) {
-  return guarded(function, [&] { return submit(stream, std::move(work)); });
+// The asynchronous forms: the same on a stream, or recorded where that is captured; what is wrong
+// whatever the memory holds is refused at once.
+hipError_t on_stream(const char* function, hipStream_t stream, const CopyWork& work) {
+  return guarded(function, [&] {
+    const hipMemcpy3DParms& params = work.params;
+    const auto& [width, height, depth] = params.extent;
+    if (!is_direction(params.kind)) {
+      return fail(hipErrorInvalidMemcpyDirection, "copy direction " + std::to_string(params.kind));
+    }
+    if (width && height && depth && !params.srcArray && !params.dstArray) {
+      for (const hipPitchedPtr& side : {params.srcPtr, params.dstPtr}) {
+        const hipError_t code = check_plane({side.pitch, width, height});
+        if (code != hipSuccess) return code;
+      }
+    }
+    return submit(stream, work);
+  });
+}
+
+hipError_t on_stream(const char* function, hipStream_t stream, const FillWork& work) {
+  return guarded(function, [&] { return submit(stream, work); });
+}
+
+// A fill in two dimensions; where there is one row a graph's does not look at the pitch.
+hipError_t check_fill(size_t pitch, size_t width, size_t height) {
+  return width && height ? check_plane({pitch, width, height}) : hipSuccess;
 }
 
 CopyWork plane_work(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
@@ -305,12 +328,16 @@ VGPU_API hipError_t hipMemsetD32Async(hipDeviceptr_t to, int value, size_t count
 
 VGPU_API hipError_t hipMemset2D(void* to, size_t pitch, int value, size_t width, size_t height) {
   return at_once(__func__, [&] {
+    const hipError_t code = check_fill(pitch, width, height);
+    if (code != hipSuccess) return code;
     return fill_plane(fill_work(to, pitch, static_cast<u8>(value), 1, width, height).params);
   });
 }
 
 VGPU_API hipError_t hipMemset2DAsync(void* to, size_t pitch, int value, size_t width, size_t height,
                                      hipStream_t stream) {
+  const hipError_t code = check_fill(pitch, width, height);
+  if (code != hipSuccess) return code;
   return on_stream(__func__, stream,
                    fill_work(to, pitch, static_cast<u8>(value), 1, width, height));
 }

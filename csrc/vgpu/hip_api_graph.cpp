@@ -318,6 +318,25 @@ VGPU_API hipError_t hipGraphUpload(hipGraphExec_t handle, hipStream_t stream) {
       __func__, [&] { return exec_or_fail(handle) ? check_stream(stream) : hipErrorInvalidValue; });
 }
 
+// The child graph in an executable one, replaced by one of the same shape.
+VGPU_API hipError_t hipGraphExecChildGraphNodeSetParams(hipGraphExec_t handle,
+                                                        hipGraphNode_t node_handle,
+                                                        hipGraph_t child) {
+  return with_graph(__func__, child, [&](const std::shared_ptr<Graph>& graph) {
+    const auto exec = exec_or_fail(handle);
+    const auto node = exec ? node_or_fail(node_handle) : nullptr;
+    Node* own = node ? exec->graph->clone_of(node->id) : nullptr;
+    const auto* work = own ? std::get_if<ChildWork>(&own->work) : nullptr;
+    hipGraphNode_t wrong = nullptr;
+    int result = 0;
+    if (work && update(*work->graph, *graph, wrong, result) == hipSuccess) {
+      exec->make_plan();
+      return hipSuccess;
+    }
+    return fail(hipErrorInvalidValue, "executable graph: no such child, or one of another shape");
+  });
+}
+
 VGPU_API hipError_t hipGraphExecUpdate(hipGraphExec_t handle, hipGraph_t graph_handle,
                                        hipGraphNode_t* error_node, int* result) {
   return with_graph(__func__, graph_handle, [&](const std::shared_ptr<Graph>& graph) {

@@ -160,6 +160,7 @@ hipError_t record_on(hipEvent_t event, hipStream_t stream, unsigned flags) {
   std::lock_guard lock(graph_mutex());
   const Key key = key_of(actual(stream));
   const auto capture = capture_of(key);
+  if (!capture) return record_event(event);  // another thread has ended it meanwhile
   capture->events[event] = capture->streams[key].needs;
   return hipSuccess;
 }
@@ -212,6 +213,7 @@ hipError_t capture_malloc(void** pointer, size_t size, hipStream_t stream) {
 hipError_t capture_free(void* pointer, hipStream_t stream) {
   std::lock_guard lock(graph_mutex());
   const auto own = capture_of(key_of(actual(stream)));
+  if (!own) return fail(hipErrorIllegalState, "the stream's capture has ended");
   for (const auto& node : own->graph->nodes) {
     const auto* made = std::get_if<AllocWork>(&node->work);
     if (made && made->block->base == pointer) return capture(stream, FreeWork{pointer});
@@ -267,7 +269,9 @@ hipError_t refuse_stream_wait(const char* call, hipStream_t stream) {
   const hipError_t code = enter_stream(stream, captured);
   if (code != hipSuccess || !captured) return code;
   std::lock_guard lock(graph_mutex());
-  return break_capture(*capture_of(key_of(actual(stream))), hipErrorStreamCaptureUnsupported,
+  const auto capture = capture_of(key_of(actual(stream)));
+  if (!capture) return hipSuccess;
+  return break_capture(*capture, hipErrorStreamCaptureUnsupported,
                        std::string(call) + " of a stream that is captured: its work has not run");
 }
 
