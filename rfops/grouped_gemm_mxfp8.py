@@ -74,7 +74,8 @@ def grouped_gemm_mxfp8(
     sorted_token_ids : [S] int32.
     expert_ids : [ceil(S / block_m) or more] int32; outside 0..E-1, as -1, the block has no expert:
         its rows of out become zero.
-    num_tokens_post_padded : [1] int32, how much of sorted_token_ids is in use; read on the device.
+    num_tokens_post_padded : [1] int32, how much of sorted_token_ids is in use; read on the device,
+        where less than 0 counts as 0 and more than S as S.
     num_valid_tokens, top_k, block_m, a_div : ints of 1 or more (num_valid_tokens may be 0).
     out_dtype : of the result; bfloat16, float16 or float32.
     mul_weight_by : num_valid_tokens float32 of any shape, the routed weights by id, or None.
@@ -320,7 +321,8 @@ def grouped_gemm_mxfp8_ref(
     """The formula of `grouped_gemm_mxfp8` in plain fp32 torch, row by row, on any device; rows that
     no block names are zero."""
     out = torch.zeros((num_valid_tokens, w.shape[1]), dtype=out_dtype, device=a_q.device)
-    for place, id in enumerate(sorted_token_ids[: int(num_tokens_post_padded)].tolist()):
+    in_use = max(0, int(num_tokens_post_padded))
+    for place, id in enumerate(sorted_token_ids[:in_use].tolist()):
         expert = int(expert_ids[place // block_m])
         if not 0 <= id < num_valid_tokens or not 0 <= expert < w.shape[0]:
             continue
