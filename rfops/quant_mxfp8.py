@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from .guards import show
 from .registration import must_dispatch, register
 
 FP8 = torch.float8_e4m3fn
@@ -94,7 +95,7 @@ def dequant_mxfp8(
 def _check(x: torch.Tensor, rounding: str) -> None:
     if not isinstance(rounding, str) or rounding not in ROUNDING:
         raise ValueError(
-            f"quant_mxfp8: rounding must be one of {', '.join(ROUNDING)}, got {rounding!r}"
+            f"quant_mxfp8: rounding must be one of {', '.join(ROUNDING)}, got {show(rounding)}"
         )
     if not isinstance(x, torch.Tensor) or x.dtype not in (
         torch.float32,
