@@ -14,6 +14,8 @@ import pytest
 import torch
 from engine_project import Project, project
 from test_warm_dispatch import OPS
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 import rfops
@@ -227,3 +229,21 @@ def test_launch(project: Project) -> None:
         for bad in (None, 5, 1.5):
             with pytest.raises(ValueError, match=r"^axpy: args must be a tuple of arguments, got"):
                 launch((1, 1, 1), (64, 1, 1), bad)
+
+
+def test_a_symbolic_size_stays_one() -> None:
+    """A size that a compiled function reads from a tensor; checks would ask for its value."""
+    args = list(OPS["grouped_gemm_mxfp8"][0]())
+
+    def call(rows: torch.Tensor) -> torch.Tensor:
+        return rfops.grouped_gemm_mxfp8(*args[:7], rows.item(), *args[8:])
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+        for rows in (6, 5):
+            assert torch.equal(compiled(torch.tensor(rows)), call(torch.tensor(rows)))
+    env = ShapeEnv()
+    with FakeTensorMode(shape_env=env, allow_non_fake_inputs=True):
+        size = env.create_unbacked_symint()
+        got = rfops.grouped_gemm_mxfp8(*args[:7], size, *args[8:])
+    assert str(got.shape[0]) == str(size), "not a number"

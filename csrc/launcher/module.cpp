@@ -51,10 +51,9 @@ PyModuleDef module = {
 
 /// Whether a function of torch says yes; takes a new reference, or null.
 bool is_yes(PyObject* answer) {
-  const bool yes = answer != nullptr && answer != Py_False;
+  if (answer == nullptr) PyErr_Clear();
   Py_XDECREF(answer);
-  PyErr_Clear();
-  return yes;
+  return answer != nullptr && answer != Py_False;
 }
 
 }  // namespace

@@ -78,8 +78,8 @@ inline bool must_dispatch() {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(torch.must_dispatch); ++i) {
     PyObject* active = PyObject_CallNoArgs(PyTuple_GET_ITEM(torch.must_dispatch, i));
     const int is_active = active == nullptr ? 1 : PyObject_IsTrue(active);
+    if (is_active != 0) PyErr_Clear();
     Py_XDECREF(active);
-    PyErr_Clear();
     if (is_active != 0) return true;
   }
   return false;
