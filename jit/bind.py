@@ -145,11 +145,9 @@ class BoundKernel:
                 struct.pack(f"<{parameter.layout.code}", value)
             except Exception as refusal:
                 where = f"{self.name}: argument {parameter.name}"
-                if (
-                    isinstance(arg, torch.Tensor) and not parameter.scalar
-                ):  # its memory is not there
-                    return f"{where}: {refusal}"
-                return f"{where} must be {parameter.expected}, got {show(arg)}"
+                if parameter.scalar or not isinstance(arg, torch.Tensor):
+                    return f"{where} must be {parameter.expected}, got {show(arg)}"
+                return f"{where}: {refusal}"  # it has no memory
         return f"{self.name}: {error}"
 
 

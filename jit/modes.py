@@ -8,6 +8,7 @@ fakes, transforms or differentiates.
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any
 
 import torch
@@ -53,13 +54,16 @@ def _metadata() -> tuple[int, int]:
     """Byte offsets: in a Tensor of its TensorImpl's address, in that of the address of autograd's
     metadata, null where it has none: the one word that tells tensors with and without apart.
     (0, 0), and all tensors are asked, where no word or several do."""
-    with torch.inference_mode(False), torch.enable_grad():
-        leaf = torch.ones(2, requires_grad=True)
-        marked = leaf, leaf + 1, torch.nn.Parameter(torch.ones(2, 3))
-        plain = torch.ones(2), torch.ones(2, 3), torch.ones(2, dtype=torch.int32)
-    having, lacking = ([_words(t._cdata, 8) for t in tensors] for tensors in (marked, plain))
+    ones = functools.partial(torch.ones, device="cpu")
+    # Whatever the caller has switched on: a mode of theirs does not see this.
+    with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
+        leaf = ones(2, requires_grad=True)
+        marked = leaf, leaf + 1, torch.nn.Parameter(ones(2, 3))
+        plain = ones(2), ones(2, 3), ones(2, dtype=torch.int32)
+        having, lacking = [[_words(t._cdata, 8) for t in some] for some in (marked, plain)]
+        at_impl = leaf._cdata
     of_tensor = _words(id(leaf), torch.Tensor.__basicsize__ // 8)
-    impls = [at for at, word in enumerate(of_tensor) if word == leaf._cdata]
+    impls = [at for at, word in enumerate(of_tensor) if word == at_impl]
     found = [i for i in range(8) if all(w[i] for w in having) and not any(w[i] for w in lacking)]
     return (8 * impls[0], 8 * found[0]) if len(impls) == len(found) == 1 else (0, 0)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from test_warm_dispatch import OPS
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 
 import rfops
 from rfops import quant_mxfp8
@@ -211,6 +212,16 @@ def test_out_in_a_compiled_function() -> None:
 # ---------------------------------------------------------------- plans
 
 
+class Recorder(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.fixture(params=["native", "native, metadata not found", "python"])
 def plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plans]:
     if request.param == "python":
@@ -250,8 +261,9 @@ def test_a_plan_is_not_found_where_a_gradient_is_wanted(plans: Plans) -> None:
 def test_metadata_that_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another layout of torch's tensors: no word tells, or two do. All tensors are asked then."""
     assert min(found := modes._metadata()) > 0
-    with torch.inference_mode():
+    with torch.inference_mode(), Recorder() as mode:
         assert modes._metadata() == found, "whatever is on when the launcher is loaded"
+    assert not mode.seen
     for words in ([7] * 8, [0] * 8):
         monkeypatch.setattr(modes, "_words", lambda *_, words=words: words)
         assert modes._metadata() == (0, 0)
