@@ -329,8 +329,8 @@ mxfp8_moe(const u32* __restrict__ sorted_ids,  // [num_ids]
   u32 block = group_y();
   Block loaded = load_block(layout, block, thread);
   keep_order();  // these loads do not wait for num_padded: one latency instead of two
-  const u32 padded = load_uniform(num_padded);
-  const u32 in_use = padded < num_ids ? padded : num_ids;
+  const u32 padded = load_uniform(num_padded);  // int32's bits; below 0, nothing is in use
+  const u32 in_use = static_cast<i32>(padded) < 0 ? 0 : padded < num_ids ? padded : num_ids;
   const u32 n0 = group_x() * kGroupN;
   const u32 scales_k = k / kMxBlock;
 

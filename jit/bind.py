@@ -17,7 +17,7 @@ import torch
 
 from . import hip, launcher, paths, vgpu_check
 from .code_object import waves_per_simd
-from .errors import BindError
+from .errors import BindError, show
 from .signature import Parameter, check_layout, kernel_layout, read_signature, struct_format
 
 if TYPE_CHECKING:  # all of building is imported by the first bind
@@ -110,7 +110,7 @@ class BoundKernel:
                 for arg, tensor in zip(args, self._tensors, strict=True)
             ]
             self._pack.pack_into(slot.buffer, 0, *values)
-        except (struct.error, AttributeError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever an argument of any kind may raise
             raise ValueError(self._explain(args, error)) from error
         if self.index < 0:
             code = self._launch(grid, block, lds, stream, slot)
@@ -135,16 +135,19 @@ class BoundKernel:
         self.hip.fail(f"hipModuleLaunchKernel({self.name})", code)
 
     def _explain(self, args: Sequence[Any], error: Exception) -> str:
+        if not isinstance(args, Sequence):
+            return f"{self.name}: args must be a tuple of arguments, got {show(args)}"
         if len(args) != len(self.parameters):
             return f"{self.name}: {len(self.parameters)} arguments expected, got {len(args)}"
         for parameter, arg in zip(self.parameters, args, strict=True):
             try:
                 value = arg if parameter.scalar else _address(arg)
                 struct.pack(f"<{parameter.layout.code}", value)
-            except (struct.error, AttributeError, TypeError, OverflowError):
-                return f"{self.name}: argument {parameter} cannot take {arg!r:.80}"
-            except (ValueError, RuntimeError) as refusal:  # RuntimeError: torch's own
-                return f"{self.name}: argument {parameter.name}: {refusal}"
+            except Exception as refusal:
+                where = f"{self.name}: argument {parameter.name}"
+                if parameter.scalar or not isinstance(arg, torch.Tensor):
+                    return f"{where} must be {parameter.expected}, got {show(arg)}"
+                return f"{where}: {refusal}"  # it has no memory
         return f"{self.name}: {error}"
 
 

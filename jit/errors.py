@@ -8,6 +8,14 @@ from pathlib import Path
 from typing import Any
 
 
+def show(value: object) -> str:
+    """What a message says of a value that was refused."""
+    try:
+        return repr(value)[:80]
+    except Exception:  # a caller's own class; an int of thousands of digits
+        return f"{type(value).__name__} that cannot be shown"
+
+
 class RfopsError(Exception):
     """Base of all errors that rfops raises itself (a caller's mistake is a ValueError).
 

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import log, settings, strict
+from . import log, modes, settings, strict
 from .errors import RfopsError
 from .hip import raw_stream
-from .modes import MODES
 
 if TYPE_CHECKING:
     from .bind import BoundKernel
@@ -120,14 +119,21 @@ def _load(file: str) -> None:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    _reads_tensors = module.setup(torch.Tensor, torch.nn.Parameter, table, MODES)
+    _reads_tensors = _set_up(module)
     module.add_slow(_slow_blocks)
     _native = module
     for kernel in list(_kernels):
         _attach(module, kernel)
     for plans in list(_plans):
         attach_plans(plans)
+
+
+def _set_up(module: ModuleType) -> bool:
+    """Tell it of this torch; whether it can read its tensors."""
+    table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    return bool(
+        module.setup(torch.Tensor, torch.nn.Parameter, table, modes.MODES, modes.gradients())
+    )
 
 
 def _attach(module: ModuleType, kernel: BoundKernel) -> None:

@@ -9,8 +9,8 @@ A tensor counts with dtype, device, sizes, strides and its address modulo 16, an
 its value, anything else as equals do; with a CPU tensor RFOPS_VGPU_ARCH counts too. So a plan need
 not check again what was decided from these. Never found: subclasses of Tensor (a FakeTensor has no
 memory), tensors without memory of their own (those of torch.func), an `out` (its position) that
-overlaps another tensor, and anything while one of torch's modes or transforms is active
-(modes.py).
+overlaps another tensor, and anything while torch has to see the call: one of its modes or
+transforms is active, or a gradient is wanted (modes.py).
 
 A family is all of this but the sizes: tensors of the declared shapes, none empty, each contiguous
 or with the same strides. Once one call of it has passed an op's checks, `find` has
@@ -86,7 +86,9 @@ class Plans:
         """The plan for arguments like these, or None."""
         launcher.count()
         key = self._key(args)
-        plan = self._table.get(key) if key is not None and not modes.are_active() else None
+        if modes.are_active() or modes.wants_gradient(args):
+            key = None
+        plan = self._table.get(key) if key is not None else None
         if plan is None:
             self._misses += 1
             return None

@@ -46,6 +46,17 @@ class Parameter:
     def layout(self) -> Scalar:
         return self.scalar or _POINTER
 
+    @property
+    def expected(self) -> str:
+        """What a launch takes for it."""
+        if self.scalar is None:
+            return "a tensor or None"
+        code, bits = self.scalar.code, 8 * self.scalar.size
+        if code in "fd":
+            return f"a number that a float of {bits} bits holds"
+        low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if code.islower() else (0, 2**bits)
+        return f"an int from {low} to {high - 1}"
+
     def __str__(self) -> str:
         return f"{self.name}: {f'{self.layout.size}-byte value' if self.scalar else 'tensor'}"
 

@@ -20,9 +20,11 @@ from common import HALF_ULP, assert_within, tolerance
 
 import rfops.vgpu
 from rfops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref
+from rfops.grouped_gemm_mxfp8_route import Shape, run_torch
 from rfops.moe_align_block_size import moe_align_block_size, moe_align_block_size_ref
 from rfops.mxfp8_moe import MoeConfig
 from rfops.quant_mxfp8 import E8M0, dequant_mxfp8, quant_mxfp8
+from rfops.triton.tiles import TritonConfig
 
 pytestmark = pytest.mark.requires_gfx950
 op_module = importlib.import_module("rfops.grouped_gemm_mxfp8")  # the attribute is the function
@@ -365,15 +367,20 @@ def test_blocks_without_an_expert_are_zero(none: int, gfx950: torch.device) -> N
     assert_correct(got, problem)
 
 
-@pytest.mark.parametrize("in_use", [0, 4, 8, 16, 1000, -5])
+@pytest.mark.parametrize("in_use", [0, 4, 8, 16, 1000, 2**31 - 1, -1, -5, -(2**31)])
 def test_num_tokens_post_padded(in_use: int, gfx950: torch.device) -> None:
-    """No more than there are ids is taken."""
-    in_use_tensor = torch.tensor([in_use], dtype=torch.int32)
-    problem = by_hand(num_tokens_post_padded=in_use_tensor)
-    if in_use < 0:  # not a count: all that the kernel promises is to stay inside
-        run(problem, gfx950, config=SMALL)
-        return
+    """No more than there are ids is taken, and none where it is negative, whatever the route."""
+    problem = by_hand(num_tokens_post_padded=torch.tensor([in_use], dtype=torch.int32))
     check(problem, gfx950, SMALL)
+    triton = run(problem, gfx950, config=TritonConfig("blocks", 16, 16, 32, warps=1))
+    assert_correct(triton, problem)
+    of_torch = torch.full_like(triton, UNTOUCHED)
+    shape = Shape(6, 2, problem.block_m, problem.a_div, 24, 288, 3, 6, True)
+    run_torch(shape, of_torch, *problem.args()[:7], problem.weights)
+    assert_correct(of_torch, problem)
+    named = {id for id, _ in problem.rows()}
+    plain = grouped_gemm_mxfp8_ref(*problem.args(F32))
+    assert [i for i in range(6) if plain[i].any()] == sorted(named)
 
 
 def scattered_blocks() -> Problem:

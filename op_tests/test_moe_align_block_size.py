@@ -210,9 +210,9 @@ REFUSALS: dict[str, tuple[tuple[Any, ...], str]] = {
     "a list": (([0, 1], 4, 2), "topk_ids must be a tensor, got list; pass the routing"),
     "float ids": ((torch.zeros(4), 4, 2), r"topk_ids must be int32 or int64, got \[4\] float32"),
     "strided ids": ((torch.zeros(4, 2, dtype=torch.int32).T, 4, 2), "topk_ids must be contiguous"),
-    "block of 0": ((IDS, 0, 2), "block_size must be an int of 1 or more, got 0"),
-    "no experts": ((IDS, 4, 0), "num_experts must be an int of 1 or more, got 0"),
-    "experts as float": ((IDS, 4, 2.0), "num_experts must be an int of 1 or more, got 2.0"),
+    "block of 0": ((IDS, 0, 2), "block_size must be an int from 1 to .*, got 0; pass"),
+    "no experts": ((IDS, 4, 0), "num_experts must be an int from 1 to .*, got 0; pass"),
+    "experts as float": ((IDS, 4, 2.0), "num_experts must be an int from 1 to .*, got 2.0; pass"),
     "map too short": (
         (IDS, 4, 3, torch.zeros(2, dtype=torch.int32)),
         r"expert_map must be a \[num_experts=3\] tensor, got \[2\]",

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from rfops.gemm_mxfp8 import gemm_mxfp8
 from rfops.quant_mxfp8 import BLOCK, E8M0, ROUNDING, dequant_mxfp8, quant_mxfp8
 
 MODES = sorted(ROUNDING)
@@ -162,3 +163,45 @@ def test_dequant_is_exact_at_the_extremes() -> None:
 def test_refusals(x: torch.Tensor, rounding: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"quant_mxfp8: .*{message}"):
         quant_mxfp8(x, rounding)
+
+
+# ---------------------------------------------------------------- torch
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_by_torchs_default_backend(dynamic: bool) -> None:
+    """Inductor has no C++ type for e8m0, so that on the CPU it cannot generate this itself."""
+    compiled = torch.compile(
+        lambda x, w, w_scale: gemm_mxfp8(*_ordered(quant_mxfp8(x), (w, w_scale))),
+        fullgraph=True, dynamic=dynamic,
+    )  # fmt: skip
+    pair = quant_mxfp8(torch.randn(24, 64, generator=torch.Generator().manual_seed(4)))
+    for rows in (2, 3):
+        x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows))
+        assert torch.equal(compiled(x, *pair), gemm_mxfp8(*_ordered(quant_mxfp8(x), pair)))
+    alone = torch.compile(quant_mxfp8, fullgraph=True, dynamic=dynamic)
+    for got, wanted in zip(alone(x, "even"), quant_mxfp8(x, "even"), strict=True):
+        assert got.dtype == wanted.dtype and torch.equal(_bytes(got), _bytes(wanted))
+
+
+def _ordered(x: tuple[torch.Tensor, ...], w: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return x[0], w[0], x[1], w[1]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8)
+
+
+def test_opcheck() -> None:
+    """Its float8 results included: none of these compares values of float8."""
+    x = torch.randn(3, 64)
+    torch.library.opcheck(torch.ops.rfops.quant_mxfp8.default, (x, "up"))
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(
+        torch.ops.rfops.quant_mxfp8.default, (x.requires_grad_(), "up"), test_utils=tests
+    )
+
+
+def test_results_are_no_views() -> None:
+    """A warm call looks closer at views: see jit/modes.py."""
+    assert not any(tensor._is_view() for tensor in quant_mxfp8(torch.randn(2, 3, 64)))

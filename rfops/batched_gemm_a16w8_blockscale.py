@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 
 from . import routing
 from .batched_gemm_a16w8_route import ARCHS, OP, decide, route, why
-from .guards import Guard, describe
+from .guards import Guard, check_dtype, describe, show
 from .jit import Plans, UnsupportedArch
 from .registration import must_dispatch, register
 from .triton import batched_gemm_a16w8_blockscale as routes
@@ -89,6 +89,7 @@ def batched_gemm_a16w8_blockscale(
     if not is_dynamo_compiling():  # which traces Python, and cannot trace `find`
         plan = _PLANS.find(x, w, w_scale, out, dtype, config)
     if plan is None:
+        check_dtype(OP, "dtype", dtype, OUT_DTYPES)
         if must_dispatch(x, w, w_scale, out):
             done = _dispatch(x, w, w_scale, dtype, out, config)
             if done is not None:
@@ -224,8 +225,6 @@ def _check(
     sizes["K/128"] = -(-sizes["K"] // SCALE_BLOCK)
     one = "pass one scale for each block of 128 x 128"
     guard.tensor("w_scale", w_scale, ("B", "N/128", "K/128"), (torch.float32,), one)
-    if dtype not in OUT_DTYPES:
-        guard.fail("dtype", "bfloat16, float16 or float32", str(dtype), "convert the result")
     tensors = {"x": x, "w": w, "w_scale": w_scale}
     if out is not None:
         guard.tensor("out", out, ("B", "M", "N"), (dtype,), "pass one of that dtype, or none")
@@ -322,7 +321,7 @@ def _check_config(config: Config, shape: Shape, x: torch.Tensor) -> None:
 def _check_kind(config: Config) -> None:
     if not isinstance(config, Config):
         wanted = "a RowsConfig, TilesConfig, StagedConfig or BmmConfig"
-        Guard(OP).fail("config", wanted, repr(config)[:80], "pass one of these, or none")
+        Guard(OP).fail("config", wanted, show(config), "pass one of these, or none")
 
 
 def _check_arch(device: torch.device, w_dtype: torch.dtype) -> str:
@@ -352,11 +351,7 @@ def _config_text(config: Config | None) -> str:
     return f"{routes.route_of(config)} {routing.config_text(config)}"
 
 
-@functools.lru_cache(maxsize=256)
-def _config_of(text: str) -> Config | None:
-    name, _, values = text.partition(" ")
-    config: Config | None = routing.parse_config(routes.ROUTES[name], values) if text else None
-    return config
+_config_of = functools.partial(routing.given_config, OP, tuple(routes.ROUTES.items()))
 
 
 def _functional(
@@ -417,6 +412,7 @@ def batched_gemm_a16w8_blockscale_ref(
     dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
     """The formula in plain fp32 torch, one block of K at a time, on any device."""
+    check_dtype(f"{OP}_ref", "dtype", dtype, (*OUT_DTYPES, torch.float64))
     n, k = w.shape[1:]
     scale = w_scale.repeat_interleave(SCALE_BLOCK, 1)[:, :n]
     values = w.view(OCP) if w.dtype == torch.uint8 else w

@@ -21,9 +21,11 @@ from . import routing
 from .gemm_mxfp8 import ALIGN, SCALE_DTYPES, gemm_mxfp8
 from .gemm_mxfp8_route import OUT_DTYPES
 from .gemm_mxfp8_route import route as dense_route
+from .grouped_gemm_mxfp8 import check_sizes
 from .grouped_gemm_mxfp8 import grouped_gemm_mxfp8 as _grouped_gemm_mxfp8
+from .grouped_gemm_mxfp8_route import OP, choose_backend
 from .grouped_gemm_mxfp8_route import Shape as GroupedShape
-from .grouped_gemm_mxfp8_route import choose_backend
+from .guards import Guard, show
 from .quant_mxfp8 import BLOCK, FP8
 from .routing import Route
 
@@ -42,7 +44,7 @@ def mxfp8_gemv(
     xq [M, K], wq [N, K] float8_e4m3fn, x_scale [M, K/32], w_scale [N, K/32] e8m0 (uint8 or
     float8_e8m0fnu). Raises as rfops.gemm_mxfp8.
     """
-    if not _are_taken((xq, wq), (x_scale, w_scale), out_dtype):
+    if not _are_taken("mxfp8_gemv", (xq, wq), (x_scale, w_scale), out_dtype):
         return None
     if xq.dim() == wq.dim() == 2 and xq.shape[0] and wq.shape[0]:
         chosen = _dense_route(*xq.shape, wq.shape[0], out_dtype, *routing.chip(xq.device))
@@ -76,8 +78,11 @@ def grouped_gemm_mxfp8(
 
     Arguments and errors are those of rfops.grouped_gemm_mxfp8.
     """
-    if not _are_taken((a_q, w), (a_scale, w_scale), out_dtype):
+    if not _are_taken(OP, (a_q, w), (a_scale, w_scale), out_dtype):
         return None
+    if not (type(num_valid_tokens) is type(top_k) is type(block_m) is type(a_div) is int):
+        sizes = check_sizes(OP, num_valid_tokens, top_k, block_m, a_div)
+        num_valid_tokens, top_k, block_m, a_div = sizes
     ids = (sorted_token_ids, expert_ids, num_tokens_post_padded)
     if any(t.dtype != torch.int32 or not t.is_contiguous() for t in ids):
         return None
@@ -96,13 +101,21 @@ def grouped_gemm_mxfp8(
     )  # fmt: skip
 
 
-_grouped_route = functools.lru_cache(maxsize=1024)(choose_backend)
+@functools.lru_cache(maxsize=1024)
+def _grouped_route(shape: GroupedShape, dtype: torch.dtype, arch: str, cu_num: int) -> Route:
+    check_sizes(OP, shape.num_valid_tokens, shape.top_k, shape.block_m, shape.a_div)
+    return choose_backend(shape, dtype, arch, cu_num)
 
 
 def _are_taken(
-    payloads: tuple[torch.Tensor, ...], scales: tuple[torch.Tensor, ...], out_dtype: torch.dtype
+    op: str,
+    payloads: tuple[torch.Tensor, ...],
+    scales: tuple[torch.Tensor, ...],
+    out_dtype: torch.dtype,
 ) -> bool:
     """Whether device, dtypes and layouts are those of the HIP kernels."""
+    if not isinstance(out_dtype, torch.dtype):
+        Guard(op).fail("out_dtype", "a torch.dtype", show(out_dtype), "pass torch.bfloat16")
     return (
         all(t.device.type in ("cpu", "cuda") and t.is_contiguous() for t in (*payloads, *scales))
         and all(t.dtype == FP8 and t.data_ptr() % ALIGN == 0 for t in payloads)

@@ -13,16 +13,16 @@ from torch.compiler import is_dynamo_compiling
 
 from . import routing
 from .gemm_mxfp8_route import (
+    CONFIG_KINDS,
     OP,
     OUT_DTYPES,
     Family,
     Launch,
     backend_of,
-    parse_config,
     scale_align,
     supports,
 )
-from .guards import Guard, check_layout, check_no_overlap
+from .guards import Guard, check_dtype, check_layout, check_no_overlap
 from .jit import Plans
 from .quant_mxfp8 import BLOCK, E8M0, E8M0_BIAS, E8M0_NAN, FP8
 from .registration import must_dispatch, register
@@ -66,6 +66,7 @@ def gemm_mxfp8(
     if not is_dynamo_compiling():  # which traces Python, and cannot trace `find`
         plan = _PLANS.find(x, w, x_scale, w_scale, out, dtype, config)
     if plan is None:
+        check_dtype(OP, "dtype", dtype, OUT_DTYPES)
         if must_dispatch(x, w, x_scale, w_scale, out):
             done = _dispatch(x, w, x_scale, w_scale, dtype, out, config)
             if done is not None:
@@ -130,8 +131,6 @@ def _check(
     raw = "pass the e8m0 bytes, one per 32 elements of K"
     guard.tensor("x_scale", x_scale, ("M", "K/32"), SCALE_DTYPES, raw)
     guard.tensor("w_scale", w_scale, ("N", "K/32"), SCALE_DTYPES, raw)
-    if dtype not in OUT_DTYPES:
-        guard.fail("dtype", "bfloat16, float16 or float32", str(dtype), "convert the result")
     if out is not None:
         guard.tensor("out", out, ("M", "N"), (dtype,), "pass one of that dtype, or none")
     if config is not None:
@@ -152,10 +151,7 @@ def _config_text(config: Any) -> str:
     return "" if config is None else f"{backend_of(config)} {routing.config_text(config)}"
 
 
-@functools.lru_cache(maxsize=256)
-def _config_of(text: str) -> Any:
-    backend, _, values = text.partition(" ")
-    return parse_config(backend, values) if text else None
+_config_of = functools.partial(routing.given_config, OP, CONFIG_KINDS)
 
 
 def as_fp8(payload: torch.Tensor) -> torch.Tensor:
@@ -236,6 +232,7 @@ def gemm_mxfp8_ref(
     dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
     """The formula of `gemm_mxfp8` in plain fp32 torch, block by block, on any device."""
+    check_dtype("gemm_mxfp8_ref", "dtype", dtype, (*OUT_DTYPES, torch.float64))
     x_byte = x_scale.view(torch.uint8).to(torch.int32)
     w_byte = w_scale.view(torch.uint8).to(torch.int32)
     total = torch.zeros(x.shape[0], w.shape[0], dtype=torch.float32, device=x.device)

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from . import mxfp8_gemv, mxfp8_mfma, routing
-from .guards import Guard
+from .guards import Guard, show
 from .heuristic import coarse
 from .mxfp8_gemv import Launch, LaunchOf
 from .quant_mxfp8 import BLOCK, dequant_mxfp8
 from .routing import Route, Router
+from .triton.tiles import TritonConfig
 
 OP = "gemm_mxfp8"
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -27,6 +28,7 @@ MOST_DEFAULTS = 1024  # decisions that a family of plans keeps
 
 _HIP: dict[str, ModuleType] = {"gemv": mxfp8_gemv, "mfma": mxfp8_mfma}
 _CONFIGS = {"gemv": mxfp8_gemv.GemvConfig, "mfma": mxfp8_mfma.MfmaConfig}
+CONFIG_KINDS = (*_CONFIGS.items(), ("triton", TritonConfig))
 BACKENDS = (*_HIP, "triton", "torch")
 
 
@@ -113,7 +115,7 @@ def backend_of(config: Any) -> str:
     if type(config).__module__ == "rfops.triton.tiles":  # without importing it in a trace
         return "triton"
     kinds = ", ".join([*(kind.__name__ for kind in _CONFIGS.values()), "TritonConfig"])
-    return Guard(OP).fail("config", f"one of {kinds}", repr(config)[:80], "pass one of these")
+    return Guard(OP).fail("config", f"one of {kinds}", show(config), "pass one of these")
 
 
 def parse_config(backend: str, text: str, row: routing.Row | None = None) -> Any:

@@ -16,6 +16,7 @@ from . import routing
 from .gemm_mxfp8 import ALIGN, SCALE_DTYPES, as_fp8, gemm_mxfp8_ref
 from .gemm_mxfp8_route import scale_align
 from .grouped_gemm_mxfp8_route import (
+    CONFIG_KINDS,
     LAYOUT,
     OP,
     OUT_DTYPES,
@@ -23,11 +24,10 @@ from .grouped_gemm_mxfp8_route import (
     Launch,
     Shape,
     backend_of,
-    parse_config,
     refuses_sizes,
     supports,
 )
-from .guards import Guard, check_layout, check_no_overlap
+from .guards import Guard, check_dtype, check_int, check_layout, check_no_overlap
 from .jit import Plans
 from .quant_mxfp8 import BLOCK, FP8
 from .registration import must_dispatch, register
@@ -74,7 +74,8 @@ def grouped_gemm_mxfp8(
     sorted_token_ids : [S] int32.
     expert_ids : [ceil(S / block_m) or more] int32; outside 0..E-1, as -1, the block has no expert:
         its rows of out become zero.
-    num_tokens_post_padded : [1] int32, how much of sorted_token_ids is in use; read on the device.
+    num_tokens_post_padded : [1] int32, how much of sorted_token_ids is in use; read on the device,
+        where less than 0 counts as 0 and more than S as S.
     num_valid_tokens, top_k, block_m, a_div : ints of 1 or more (num_valid_tokens may be 0).
     out_dtype : of the result; bfloat16, float16 or float32.
     mul_weight_by : num_valid_tokens float32 of any shape, the routed weights by id, or None.
@@ -99,7 +100,8 @@ def grouped_gemm_mxfp8(
     if plan is None:
         tensors = (a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded,
                    mul_weight_by)  # fmt: skip
-        sizes = (num_valid_tokens, top_k, block_m, a_div)
+        sizes = check_sizes(OP, num_valid_tokens, top_k, block_m, a_div)
+        check_dtype(OP, "out_dtype", out_dtype, OUT_DTYPES)
         if must_dispatch(*tensors, topk_ids, out):
             done = _dispatch(tensors, sizes, out_dtype, topk_ids, out, config)
             if done is not None:
@@ -162,10 +164,6 @@ def _check(
 ) -> Shape:
     a_q, a_scale, w, w_scale, sorted_ids, expert_ids, num_padded, weights = tensors
     guard = Guard(OP, max_bytes=None)
-    names = ("num_valid_tokens", "top_k", "block_m", "a_div")
-    for name, size, least in zip(names, sizes, (0, 1, 1, 1), strict=True):
-        if isinstance(size, bool) or not isinstance(size, int) or not least <= size < 2**31:
-            guard.fail(name, f"an int from {least} to 2^31 - 1", repr(size)[:80], "pass the size")
     num_valid, top_k, block_m, a_div = sizes
     guard.sizes["num_valid_tokens"] = num_valid
     fp8 = "quantise it with rfops.quant_mxfp8 (float8_e4m3fnuz and e5m2 have other values)"
@@ -190,8 +188,6 @@ def _check(
         _check_weights(guard, weights, num_valid)
     if topk_ids is not None and not isinstance(topk_ids, torch.Tensor):
         guard.fail("topk_ids", "a tensor or None", type(topk_ids).__name__, "leave it out")
-    if dtype not in OUT_DTYPES:
-        guard.fail("out_dtype", "bfloat16, float16 or float32", str(dtype), "convert the result")
     if out is not None:
         way = "pass one of that dtype, or none"
         guard.tensor("out", out, ("num_valid_tokens", "N"), (dtype,), way)
@@ -200,6 +196,13 @@ def _check(
     _check_pointers(tensors, out)
     weighted = weights is not None
     return Shape(num_valid, top_k, block_m, a_div, n, k, e, a_rows, weighted)
+
+
+def check_sizes(op: str, num_valid_tokens: Any, *others: Any) -> tuple[int, ...]:
+    """num_valid_tokens, top_k, block_m and a_div as ints."""
+    pairs = zip(("top_k", "block_m", "a_div"), others, strict=True)
+    first = check_int(op, "num_valid_tokens", num_valid_tokens, least=0)
+    return (first, *(check_int(op, name, size) for name, size in pairs))
 
 
 def _check_weights(guard: Guard, weights: Any, num_valid: int) -> None:
@@ -229,10 +232,7 @@ def _config_text(config: Any) -> str:
     return "" if config is None else f"{backend_of(config)} {routing.config_text(config)}"
 
 
-@functools.lru_cache(maxsize=256)
-def _config_of(text: str) -> Any:
-    backend, _, values = text.partition(" ")
-    return parse_config(backend, values) if text else None
+_config_of = functools.partial(routing.given_config, OP, CONFIG_KINDS)
 
 
 def _functional(*args: Any) -> torch.Tensor:
@@ -319,8 +319,13 @@ def grouped_gemm_mxfp8_ref(
 ) -> torch.Tensor:
     """The formula of `grouped_gemm_mxfp8` in plain fp32 torch, row by row, on any device; rows that
     no block names are zero."""
+    ref = f"{OP}_ref"
+    sizes = check_sizes(ref, num_valid_tokens, top_k, block_m, a_div)
+    num_valid_tokens, top_k, block_m, a_div = sizes
+    check_dtype(ref, "out_dtype", out_dtype, (*OUT_DTYPES, torch.float64))
     out = torch.zeros((num_valid_tokens, w.shape[1]), dtype=out_dtype, device=a_q.device)
-    for place, id in enumerate(sorted_token_ids[: int(num_tokens_post_padded)].tolist()):
+    in_use = max(0, int(num_tokens_post_padded))
+    for place, id in enumerate(sorted_token_ids[:in_use].tolist()):
         expert = int(expert_ids[place // block_m])
         if not 0 <= id < num_valid_tokens or not 0 <= expert < w.shape[0]:
             continue

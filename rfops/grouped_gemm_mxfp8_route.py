@@ -14,16 +14,18 @@ import torch
 
 from . import mxfp8_moe, routing
 from .gemm_mxfp8_route import MOST_DEFAULTS
-from .guards import MAX_BYTES, Guard
+from .guards import MAX_BYTES, Guard, show
 from .heuristic import coarse
 from .mxfp8_moe import MoeConfig
 from .quant_mxfp8 import BLOCK, dequant_mxfp8
 from .routing import Route, Router
+from .triton.tiles import TritonConfig
 
 OP = "grouped_gemm_mxfp8"
 LAYOUT = "make the layout with rfops.moe_align_block_size"  # a way out
 OUT_DTYPES = tuple(mxfp8_moe.OUT_DTYPES)
 BACKENDS = ("moe", "triton", "torch")
+CONFIG_KINDS = (("moe", MoeConfig), ("triton", TritonConfig))
 # Routed rows up to which HIP is taken without a row of the table, as published (aiter pull request
 # 3783): of a gemm1 (a_div = top_k, no weight), with few experts and with MANY or more; of a gemm2.
 GEMM1_ROWS, GEMM1_ROWS_MANY, MANY_EXPERTS, GEMM2_ROWS = 16, 64, 128, 8
@@ -150,7 +152,7 @@ def backend_of(config: Any) -> str:
     if triton is not None and isinstance(config, triton.TritonConfig):
         return "triton"
     return Guard(OP).fail(
-        "config", "a MoeConfig or a TritonConfig", repr(config)[:80], "pass one of these"
+        "config", "a MoeConfig or a TritonConfig", show(config), "pass one of these"
     )
 
 

@@ -10,11 +10,14 @@ A plan that is found (rfops.jit.Plans) repeats none of them.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
+
+from .jit.errors import show
 
 # A buffer instruction adds a signed 32-bit byte offset to the tensor's start.
 MAX_BYTES = 2**31
@@ -23,12 +26,61 @@ MAX_BYTES = 2**31
 def describe(tensor: object) -> str:
     """What a message says of an argument that was refused."""
     if not isinstance(tensor, torch.Tensor):
-        return f"{type(tensor).__name__} {tensor!r}"[:80]
+        return f"{type(tensor).__name__} {show(tensor)}"[:80]
     return f"{list(tensor.shape)} {_dtype_name(tensor.dtype)} on {tensor.device}"
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def check_int(op: str, name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
+    """The value as an int: numpy's count as such; a bool, a float and a tensor do not."""
+    is_int = type(value) is int
+    if isinstance(value, torch.SymInt) or (is_int and torch.compiler.is_compiling()):
+        return value  # a symbolic size is not compared; the call that runs checks it
+    if is_int:
+        number = value
+    elif isinstance(value, (bool, torch.Tensor)) or not hasattr(value, "__index__"):
+        number = least - 1
+    else:
+        number = _as_index(value, least - 1)
+    if least <= number <= most:
+        return number
+    highest = "2^31 - 1" if most == 2**31 - 1 else str(most)
+    way_out = "pass the size as an int"
+    return Guard(op).fail(name, f"an int from {least} to {highest}", show(value), way_out)
+
+
+def _as_index(value: Any, otherwise: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:  # numpy.bool, an array
+        return otherwise
+
+
+def check_flag(op: str, name: str, value: Any) -> bool:
+    """The value as a bool; also numpy's, and the ints 0 and 1."""
+    if type(value) is bool:
+        return value
+    if type(value).__name__ in ("bool", "bool_") or (type(value) is int and value in (0, 1)):
+        return bool(value)
+    return Guard(op).fail(name, "a bool", show(value), "pass True or False")
+
+
+def check_dtype(op: str, name: str, dtype: Any, allowed: Sequence[torch.dtype]) -> None:
+    """One of `allowed`; what numpy and others call a dtype is none."""
+    if not (isinstance(dtype, torch.dtype) and dtype in allowed):
+        *others, last = map(_dtype_name, allowed)
+        expected = f"{', '.join(others)} or {last}"
+        Guard(op).fail(name, expected, show(dtype), "convert the result")
+
+
+def check_config_ints(config: Any, *other: str) -> None:
+    """Each field of a config dataclass but `other` is an int."""
+    for name, value in vars(config).items():
+        if name not in other:
+            check_int(type(config).__name__, name, value, least=0)
 
 
 @dataclass

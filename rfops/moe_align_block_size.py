@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .guards import MAX_BYTES, Guard, check_layout
+from .guards import MAX_BYTES, Guard, check_flag, check_int, check_layout
 from .heuristic import ceil
 from .jit import Plans, compile_ops, hip, u32
 from .registration import must_dispatch, register
@@ -113,9 +113,9 @@ def moe_align_block_size(
             topk_ids, block_size, num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts
         )
     if plan is None:
-        call = (
-            topk_ids, block_size, num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts
-        )  # fmt: skip
+        sizes = _check_sizes(block_size, num_experts)
+        flags = _check_flags(pad_sorted_ids, ignore_invalid_experts)
+        call = (topk_ids, *sizes, expert_map, *flags)
         if must_dispatch(topk_ids, expert_map) and isinstance(topk_ids, torch.Tensor):
             return Aligned(*_op(*call))
         plan = _add_plan(*call)
@@ -178,13 +178,19 @@ def _sizes(rows: int, block_size: int, num_experts: int, pad: bool) -> tuple[int
     return blocks * block_size if pad else slots, blocks
 
 
+def _check_sizes(block_size: Any, num_experts: Any) -> tuple[int, int]:
+    return check_int(OP, "block_size", block_size), check_int(OP, "num_experts", num_experts)
+
+
+def _check_flags(pad_sorted_ids: Any, ignore_invalid_experts: Any) -> tuple[bool, bool]:
+    ignore = check_flag(OP, "ignore_invalid_experts", ignore_invalid_experts)
+    return check_flag(OP, "pad_sorted_ids", pad_sorted_ids), ignore
+
+
 def _check(
     topk_ids: torch.Tensor, block_size: int, num_experts: int, expert_map: torch.Tensor | None
 ) -> None:
     guard = Guard(OP)
-    for name, value in (("block_size", block_size), ("num_experts", num_experts)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            guard.fail(name, "an int of 1 or more", repr(value)[:80], "pass the size")
     if not isinstance(topk_ids, torch.Tensor):
         guard.fail("topk_ids", "a tensor", type(topk_ids).__name__, "pass the routing's result")
     dims = tuple(f"topk_ids.shape[{i}]" for i in range(topk_ids.dim()))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rfops.guards import MAX_BYTES
+from rfops.guards import MAX_BYTES, check_config_ints
 from rfops.heuristic import Columns, ceil, coarse
 from rfops.jit import compile_ops, u32
 from rfops.quant_mxfp8 import BLOCK
@@ -48,6 +48,7 @@ class GemvConfig:
     waves: int  # waves of a workgroup, side by side along K
 
     def __post_init__(self) -> None:
+        check_config_ints(self)
         if self.lanes not in (16, 32, 64) or not 1 <= self.waves <= 16:
             raise ValueError(f"{self}: lanes are 16, 32 or 64, waves 1 to 16")
         if self.rows < 1 or self.steps < 1:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rfops.guards import MAX_BYTES
+from rfops.guards import MAX_BYTES, check_config_ints
 from rfops.heuristic import Columns, ceil, coarse
 from rfops.jit import BoundKernel, compile_ops, u32
 from rfops.mxfp8_gemv import Launch, LaunchOf
@@ -64,6 +64,7 @@ class MfmaConfig:
     split: int  # workgroups along K; above 1 a second kernel adds up their sums
 
     def __post_init__(self) -> None:
+        check_config_ints(self)
         tiles = range(1, MAX_TILES + 1)
         if self.m_tiles not in tiles or self.n_tiles not in tiles or self.steps not in tiles:
             raise ValueError(f"{self}: m_tiles, n_tiles and steps are 1 to {MAX_TILES}")

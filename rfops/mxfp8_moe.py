@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rfops.guards import MAX_BYTES
+from rfops.guards import MAX_BYTES, check_config_ints
 from rfops.heuristic import Columns, ceil, coarse
 from rfops.jit import BoundKernel, compile_ops, u32
 from rfops.quant_mxfp8 import BLOCK
@@ -67,6 +67,7 @@ class MoeConfig:
     waves: int  # waves of a workgroup, side by side along K
 
     def __post_init__(self) -> None:
+        check_config_ints(self)
         if self.tile_n not in (8, 16) or not 1 <= self.waves <= 16:
             raise ValueError(f"{self}: tile_n is 8 or 16, waves 1 to 16")
         if not 1 <= self.columns <= 4 or not 1 <= self.steps <= 4:

@@ -24,8 +24,12 @@ hold of them. A block with an infinity or a NaN becomes NaN: scale 255, payload 
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Any
 
 import torch
+
+from .guards import show
+from .registration import must_dispatch, register
 
 FP8 = torch.float8_e4m3fn
 E8M0 = getattr(torch, "float8_e8m0fnu", torch.uint8)
@@ -53,7 +57,15 @@ def quant_mxfp8(x: torch.Tensor, rounding: str = "up") -> tuple[torch.Tensor, to
     scale : [..., K/32] float8_e8m0fnu (uint8 where torch lacks that).
     """
     _check(x, rounding)
-    values = x.detach().to(torch.float32).contiguous()
+    if must_dispatch(x):
+        payload, scale = _op(x, rounding)
+        return payload, scale
+    return _quantise(x, rounding)
+
+
+def _quantise(x: torch.Tensor, rounding: str) -> tuple[torch.Tensor, torch.Tensor]:
+    _check(x, rounding)
+    values = x.to(torch.float32).contiguous()
     blocks = values.view(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK)
     amax = blocks.abs().amax(dim=-1)
     exponent = (amax.view(torch.int32) + ROUNDING[rounding]) >> 23
@@ -63,8 +75,10 @@ def quant_mxfp8(x: torch.Tensor, rounding: str = "up") -> tuple[torch.Tensor, to
     scaled = (blocks * inverse.unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
     bad = ~torch.isfinite(amax)
     scaled.masked_fill_(bad.unsqueeze(-1), float("nan"))
-    scale = byte.masked_fill(bad, E8M0_NAN).to(torch.uint8)
-    return scaled.to(FP8).view(x.shape), scale.view(E8M0)
+    # Neither result is a view: ops ask of each view whether it wants a gradient.
+    scale = torch.empty(byte.shape, dtype=E8M0, device=x.device)
+    scale.view(torch.uint8).copy_(byte.masked_fill_(bad, E8M0_NAN))
+    return scaled.view(x.shape).to(FP8), scale
 
 
 def dequant_mxfp8(
@@ -79,9 +93,9 @@ def dequant_mxfp8(
 
 
 def _check(x: torch.Tensor, rounding: str) -> None:
-    if rounding not in ROUNDING:
+    if not isinstance(rounding, str) or rounding not in ROUNDING:
         raise ValueError(
-            f"quant_mxfp8: rounding must be one of {', '.join(ROUNDING)}, got {rounding!r}"
+            f"quant_mxfp8: rounding must be one of {', '.join(ROUNDING)}, got {show(rounding)}"
         )
     if not isinstance(x, torch.Tensor) or x.dtype not in (
         torch.float32,
@@ -98,3 +112,19 @@ def _check(x: torch.Tensor, rounding: str) -> None:
             f"quant_mxfp8: x must be [..., K] with K a multiple of {BLOCK}, got {list(x.shape)}; "
             "pad K with zeros"
         )
+
+
+# ---------------------------------------------------------------- torch.ops.rfops
+
+
+def _fake(x: torch.Tensor, rounding: str) -> tuple[torch.Tensor, torch.Tensor]:
+    _check(x, rounding)
+    blocks = (*x.shape[:-1], x.shape[-1] // BLOCK)
+    return x.new_empty(x.shape, dtype=FP8), x.new_empty(blocks, dtype=E8M0)
+
+
+def _vmap(_info: Any, dims: tuple[int | None, None], x: torch.Tensor, rounding: str) -> Any:
+    return _op(x.movedim(dims[0] or 0, 0), rounding), (0, 0)
+
+
+_op = register("quant_mxfp8(Tensor x, str rounding) -> (Tensor, Tensor)", _quantise, _fake, _vmap)

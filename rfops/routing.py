@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from . import tuned_table
+from .guards import Guard
 from .jit import ConfigError, hip, log, settings
 from .tuned_table import KEY_COLUMNS, Match, Query, Row
 
@@ -248,7 +249,28 @@ def parse_config(kind: type, text: str, row: Row | None = None) -> Any:
 @functools.lru_cache(maxsize=1024)
 def _parse_config(kind: type, text: str) -> Any:
     words = [word.partition("=") for word in text.split()]
+    if len({name for name, _, _ in words}) < len(words):
+        raise ValueError("a value is given twice")
     return kind(**{name: int(v) if v.isdecimal() else v for name, _, v in words})
+
+
+@functools.lru_cache(maxsize=1024)
+def given_config(op: str, kinds: tuple[tuple[str, type], ...], text: str) -> Any:
+    """What `torch.ops.rfops.<op>` takes as its config: "" for None, or one of `kinds` by its name
+    and values. Raises ValueError."""
+    if not text:
+        return None
+    name, _, values = text.partition(" ")
+    reason = "no such kernel"
+    if name in dict(kinds):
+        try:
+            return _parse_config(dict(kinds)[name], values)
+        except (TypeError, ValueError) as error:
+            reason = f"{error!s:.200}"
+    notation = (" ".join([n, *(f"{field}=..." for field in _fields(kind))]) for n, kind in kinds)
+    wanted = f"'' for the route's choice, or one of {', '.join(map(repr, notation))}"
+    way_out = "write a kernel's name and its values, or nothing"
+    return Guard(op).fail("config", wanted, f"{text!r:.80} ({reason})", way_out)
 
 
 def _fields(kind: type) -> list[str]:

@@ -32,7 +32,7 @@ PyObject* add_slow(PyObject*, PyObject* change) {
 
 PyMethodDef functions[] = {
     {"setup", setup, METH_VARARGS,
-     "setup(Tensor, Parameter, exchange API, must_dispatch) -> can it be read"},
+     "setup(Tensor, Parameter, exchange API, must_dispatch, gradients) -> can it be read"},
     {"add_slow", add_slow, METH_O, "add_slow(1) sends all launches through Python; -1 ends it"},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -49,14 +49,39 @@ PyModuleDef module = {
     nullptr,
 };
 
+/// Whether a function of torch says yes; takes a new reference, or null.
+bool is_yes(PyObject* answer) {
+  if (answer == nullptr) PyErr_Clear();
+  Py_XDECREF(answer);
+  return answer != nullptr && answer != Py_False;
+}
+
 }  // namespace
 
+bool is_gradient_wanted(PyObject* const* args, Py_ssize_t count) {
+  PyObject* level = PyDict_GetItemWithError(torch.forward_ad, torch.level);  // borrowed
+  if (level != nullptr && PyLong_AsLong(level) >= 0) return true;
+  PyErr_Clear();
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (is_tensor(args[i]) && has_metadata(args[i]) &&
+        is_yes(torch.requires_grad->get(args[i], torch.requires_grad->closure))) {
+      return is_yes(PyObject_CallNoArgs(torch.is_grad_enabled));
+    }
+  }
+  return false;
+}
+
 PyObject* setup(PyObject*, PyObject* args) {
-  PyObject *tensor, *parameter, *capsule, *must_dispatch;
-  if (!PyArg_ParseTuple(args, "O!O!OO!", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule,
-                        &PyTuple_Type, &must_dispatch)) {
+  PyObject *tensor, *parameter, *capsule, *must_dispatch, *gradients, *requires_grad;
+  if (!PyArg_ParseTuple(args, "O!O!OO!O!", &PyType_Type, &tensor, &PyType_Type, &parameter,
+                        &capsule, &PyTuple_Type, &must_dispatch, &PyTuple_Type, &gradients) ||
+      !PyArg_ParseTuple(gradients, "OO!O!UII", &torch.is_grad_enabled, &PyGetSetDescr_Type,
+                        &requires_grad, &PyDict_Type, &torch.forward_ad, &torch.level, &torch.impl,
+                        &torch.metadata)) {
     return nullptr;
   }
+  Py_INCREF(gradients);  // and what is in it
+  torch.requires_grad = reinterpret_cast<PyGetSetDescrObject*>(requires_grad)->d_getset;
   torch.read = nullptr;
   if (PyCapsule_IsValid(capsule, "dlpack_exchange_api")) {
     void* table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");

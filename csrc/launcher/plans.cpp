@@ -5,7 +5,8 @@
 /// function makes the plan from the sizes, and it is remembered: an op's checks hold for a family
 /// once they held for one call of it. What cannot be a key is None: subclasses of Tensor, tensors
 /// that torch does not hand out, an `out` that overlaps an input. None is also found while torch
-/// has to see the call: a mode or a transform is active. Least recently used entries go first.
+/// has to see the call: a mode or a transform is active, or a gradient is wanted. Least recently
+/// used entries go first.
 ///
 /// Objects in a key are compared by identity, and where no plan is found so, as equals: an equal
 /// object stands for the one that came first (`same`).
@@ -182,7 +183,7 @@ PyObject* call(PyObject* object, PyObject* const* args, size_t flags, PyObject* 
     return nullptr;
   }
   Key key;
-  if (!key.build(args, count, self->out) || must_dispatch()) {
+  if (!key.build(args, count, self->out) || must_dispatch() || wants_gradient(args, count)) {
     ++self->misses;
     Py_RETURN_NONE;
   }

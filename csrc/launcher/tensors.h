@@ -10,6 +10,7 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace rfops {
 
@@ -30,13 +31,17 @@ struct Torch {
   PyTypeObject* parameter;
   int (*read)(void* tensor, DlTensor* out);  // null: an older torch
   PyObject* data_ptr;                        // the name of the method
-  PyObject* must_dispatch;  // a tuple of functions; one that is true wants torch to see each op
+  PyObject* must_dispatch;     // a tuple of functions; one that is true wants torch to see each op
+  PyGetSetDef* requires_grad;  // an attribute of Tensor
+  PyObject* is_grad_enabled;
+  PyObject *forward_ad, *level;  // a module's names; its level is below 0 outside of forward AD
+  unsigned impl, metadata;       // offsets in a Tensor, and in its TensorImpl; 0: not known
 };
 
 extern Torch torch;
 
-/// Fill in `torch`: setup(Tensor, Parameter, the exchange API's capsule or None, must_dispatch) ->
-/// bool.
+/// Fill in `torch`: setup(Tensor, Parameter, the exchange API's capsule or None, must_dispatch,
+/// gradients), the last as jit/modes.py has them -> bool.
 PyObject* setup(PyObject*, PyObject* args);
 
 /// Whether it is a plain tensor. Subclasses mean something else (a FakeTensor has no memory).
@@ -73,9 +78,31 @@ inline bool must_dispatch() {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(torch.must_dispatch); ++i) {
     PyObject* active = PyObject_CallNoArgs(PyTuple_GET_ITEM(torch.must_dispatch, i));
     const int is_active = active == nullptr ? 1 : PyObject_IsTrue(active);
+    if (is_active != 0) PyErr_Clear();
     Py_XDECREF(active);
-    PyErr_Clear();
     if (is_active != 0) return true;
+  }
+  return false;
+}
+
+/// Whether autograd knows of a plain tensor: requires_grad, a tangent, or just that it is a view.
+inline bool has_metadata(PyObject* tensor) {
+  if (torch.metadata == 0) return true;
+  const char* impl;
+  const void* metadata;
+  std::memcpy(&impl, reinterpret_cast<const char*>(tensor) + torch.impl, sizeof impl);
+  std::memcpy(&metadata, impl + torch.metadata, sizeof metadata);
+  return metadata != nullptr;
+}
+
+/// The same where a tensor has metadata: asks torch, 25 ns a tensor.
+bool is_gradient_wanted(PyObject* const* args, Py_ssize_t count);
+
+/// Whether torch has to record the call for one of its tensors. No mode is active, which would see
+/// that this is asked. 1 ns a tensor that autograd does not know.
+inline bool wants_gradient(PyObject* const* args, Py_ssize_t count) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (is_tensor(args[i]) && has_metadata(args[i])) return is_gradient_wanted(args + i, count - i);
   }
   return false;
 }

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import torch
 
+from rfops.guards import check_config_ints
 from rfops.jit import log
 
 from .bound import BoundKernel
@@ -62,12 +63,13 @@ class _Config:
     _most_n = SCALE_BLOCK  # a tile of w has one scale in a block of K
 
     def __post_init__(self) -> None:
+        check_config_ints(self)
         for name, value in vars(self).items():
             if name in self._flags:
                 if value not in (0, 1):
                     self._fail(name, "0 or 1", value)
                 continue
-            if not isinstance(value, int) or value < 1:
+            if value < 1:
                 self._fail(name, "a positive integer", value)
             if name not in self._free and value & (value - 1):
                 self._fail(name, "a power of two", value)

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import cache
 
+from rfops.guards import check_config_ints
 from rfops.jit import ConfigError, paths
 from rfops.quant_mxfp8 import BLOCK
 
@@ -49,6 +50,7 @@ class TritonConfig:
     origin: str = field(default="given", compare=False)
 
     def __post_init__(self) -> None:
+        check_config_ints(self, "method", "origin")
         for name in ("block_m", "block_n", "block_k", "warps"):
             value = getattr(self, name)
             if value <= 0 or value & (value - 1):
