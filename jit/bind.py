@@ -193,13 +193,19 @@ class CompiledOp:
         """Build or find, load, and check the arguments; once per device and defines. `arch` is the
         device's, where the caller has asked for it already (1.5 us) and the device has its index.
 
-        Raises UnsupportedArch, ToolchainNotFound, BuildError, BindError, HipError.
+        Raises UnsupportedArch, ToolchainNotFound, BuildError, BindError, HipError, ConfigError.
         """
         if arch is None:
             device = hip.indexed(torch.device(device))
             arch = hip.device_arch(device)
-        key = (arch, device, frozenset(defines.items()) if defines else None)
-        bound = self._bound.get(key)
+        try:
+            key = (arch, device, frozenset(defines.items()) if defines else None)
+            bound = self._bound.get(key)
+        except TypeError:  # a value without a hash
+            from .build import define_flags
+
+            define_flags(self.module, defines or {})
+            raise
         if bound is None:
             with self._lock:  # one thread builds and loads, the others take what it made
                 bound = self._bound.get(key)
