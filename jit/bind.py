@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import hip, launcher, paths, vgpu_check
+from . import hip, launcher, paths, trust, vgpu_check
 from .code_object import waves_per_simd
 from .errors import BindError
 from .signature import Parameter, check_layout, kernel_layout, read_signature, struct_format
@@ -79,7 +79,8 @@ class BoundKernel:
     def _load(self, artifact: Artifact) -> None:
         self.hip = hip.runtime(self.device)
         self.index = -1 if self.device.index is None else self.device.index
-        code, arch = artifact.file.read_bytes(), hip.device_arch(self.device)
+        code = trust.read(artifact.folder.parents[2], artifact.file)
+        arch = hip.device_arch(self.device)
         if self.index >= 0:
             with torch.cuda.device(self.index):
                 self._module, self.function = self.hip.load(code, self.name, arch)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import resources, settings
+from . import resources, settings, trust
 from .toolchain import environment
 
 _STATUS = "@@ "  # starts ninja's own status lines, which are progress and not output
@@ -103,6 +103,7 @@ def run_steps(title: str, steps: Sequence[Step], folder: Path) -> str:
     with subprocess.Popen(
         command, cwd=folder, env=environ, text=True, encoding="utf-8", errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        umask=trust.umask(folder),
     ) as process:  # fmt: skip
         assert process.stdout is not None
         for line in process.stdout:

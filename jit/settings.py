@@ -28,6 +28,7 @@ class Setting:
 SETTINGS = (
     Setting("RFOPS_CACHE_DIR", "path", "~/.cache/rfops", "where built code objects are kept"),
     Setting("RFOPS_CACHE_READ", "paths", "", "caches to look into as well, `:` between; read only"),
+    Setting("RFOPS_CACHE_TRUST", "paths", "", "caches used though others own them or may write"),
     Setting("RFOPS_JIT", "0|1", "1", "0: never compile; what is not built is a JitDisabled"),
     Setting("RFOPS_RECORD_MANIFEST", "path", "", "file that collects what was used, for `build`"),
     Setting("RFOPS_HIPCC", "path", "", "the hipcc to use; empty: look in ROCM_PATH, then in PATH"),

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import code_object, lock, toolchain
+from . import code_object, lock, toolchain, trust
 from .build import ENGINE_VERSION
 from .cache import Roots, Shelf, damage
 from .errors import ConfigError, LockTimeout
@@ -77,12 +77,14 @@ def export(file: Path, archs: Collection[str] = (), modules: Collection[str] = (
     try:
         with tarfile.open(aside, "w:gz", compresslevel=6) as tar:
             for root in cache_roots():
+                trust.check(root)
                 for folder in _folders(root):
                     name = folder.relative_to(root).as_posix()
                     arch, module, _ = name.split("/")
                     wanted = (not archs or arch in archs) and (not modules or module in modules)
                     meta = _meta(folder) if wanted and name not in seen else None
                     if meta is not None:
+                        trust.check_entry(root, folder)
                         seen.add(name)
                         for part in ("meta.json", meta["output"]):
                             tar.add(folder / part, f"{name}/{part}", filter=_anonymous)
@@ -104,6 +106,7 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def import_(file: Path) -> tuple[int, int]:
     """Add a file's entries to the cache: how many are new, how many were there. Raises ConfigError
     for a file that is none or is damaged; what came before the damage is in."""
+    trust.check(cache_root())
     aside = cache_root() / f".import-{uuid.uuid4().hex}"
     new = known = 0
     try:
@@ -133,10 +136,11 @@ def _extract(tar: tarfile.TarFile, aside: Path, file: Path) -> Iterator[Path]:
         if last is not None and last != place.parent:
             yield last
         last = place.parent
-        last.mkdir(parents=True, exist_ok=True)
+        trust.make_folder(last)
         source = tar.extractfile(member)
         assert source is not None  # a regular file
-        with source, place.open("wb") as sink:
+        handle = trust.create(place, os.O_WRONLY | os.O_EXCL)
+        with source, os.fdopen(handle, "wb") as sink:
             shutil.copyfileobj(source, sink)
             sink.flush()
             os.fsync(sink.fileno())
@@ -147,7 +151,8 @@ def _extract(tar: tarfile.TarFile, aside: Path, file: Path) -> Iterator[Path]:
 def _take(folder: Path, meta: dict[str, Any], name: tuple[str, ...]) -> bool:
     arch, module, key = name
     shelf = Shelf(arch, module, Roots(()))
-    shelf.folder.mkdir(parents=True, exist_ok=True)
+    trust.make_folder(shelf.folder)
+    trust.check(shelf.root, *shelf.place)
     new = shelf.rename_in(folder, shelf.folder / key)
     shelf.index(meta["build_key"], [{"key": key, "deps": meta["deps"], "stats": {}}])
     kind = "host" if arch == "host" else "device"
@@ -183,6 +188,7 @@ def collect(max_bytes: int) -> Collected:
     root, done = cache_root(), Collected()
     if not root.is_dir():
         return done
+    trust.check(root)
     try:
         return _collect(root, done, max_bytes)
     except OSError as error:
