@@ -26,6 +26,15 @@ if TYPE_CHECKING:  # all of building is imported by the first bind
     from .spec import ModuleSpec
 
 Dim3 = tuple[int, int, int]
+_DIM3 = struct.Struct("3I")
+_LDS_STREAM = struct.Struct("=IQ")
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # Python writes no decimal number of thousands of digits
+        return "a number beyond all limits"
 
 
 class _Slot:
@@ -113,11 +122,16 @@ class BoundKernel:
             self._pack.pack_into(slot.buffer, 0, *values)
         except (struct.error, AttributeError, TypeError, ValueError) as error:
             raise ValueError(self._explain(args, error)) from error
+        if stream is None and self.index >= 0:
+            stream = hip.raw_stream(self.index)
+        try:  # ctypes would cut them to their width
+            _DIM3.pack(*grid), _DIM3.pack(*block)
+            _LDS_STREAM.pack(lds, 0 if stream is None else stream)
+        except (struct.error, TypeError) as error:
+            raise ValueError(self._explain_sizes(grid, block, lds, stream)) from error
         if self.index < 0:
             code = self._launch(grid, block, lds, stream, slot)
         else:
-            if stream is None:
-                stream = hip.raw_stream(self.index)
             if torch.cuda.current_device() == self.index:
                 code = self._launch(grid, block, lds, stream, slot)
             else:
@@ -134,6 +148,20 @@ class BoundKernel:
     def fail(self, code: int) -> None:
         """Raise the HipError of a launch."""
         self.hip.fail(f"hipModuleLaunchKernel({self.name})", code)
+
+    def _explain_sizes(self, grid: Any, block: Any, lds: Any, stream: Any) -> str:
+        for name, value in (("grid", grid), ("block", block)):
+            try:
+                _DIM3.pack(*value)
+            except (struct.error, TypeError):
+                wanted = "three whole numbers from 0 to 2**32 - 1"
+                return f"{self.name}: {name} must be {wanted}, got {_shown(value)}"
+        try:
+            struct.pack("I", lds)
+        except struct.error:
+            wanted = "a whole number of bytes from 0 to 2**32 - 1"
+            return f"{self.name}: lds must be {wanted}, got {_shown(lds)}"
+        return f"{self.name}: stream must be a stream's handle or None, got {_shown(stream)}"
 
     def _explain(self, args: Sequence[Any], error: Exception) -> str:
         if len(args) != len(self.parameters):
