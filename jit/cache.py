@@ -123,6 +123,26 @@ def _can_trust(artifact: Artifact, entry: Mapping[str, Any]) -> bool:
     return str(artifact.file) not in entry["stats"] and settled(stat_of(artifact.file)) is not None
 
 
+def _is_record(entry: Any) -> bool:
+    """Whether an index's record has what is needed of it."""
+    try:
+        named = type(entry["key"]) is str and bool(entry["deps"])
+        return named and type(entry["deps"]) is type(entry["stats"]) is dict
+    except DAMAGE:
+        return False
+
+
+_reported: set[tuple[object, ...]] = set()
+
+
+def _report_once(file: Path, wrong: str) -> None:
+    """Of an index, which is read several times for one build."""
+    what = (file, *(stat_of(file) or ()))
+    if what not in _reported:
+        _reported.add(what)
+        log.get().warning("damaged %s: %s; not used", file, wrong)
+
+
 class Shelf:
     """One module on one architecture."""
 
@@ -134,23 +154,31 @@ class Shelf:
         self.folder = self.folders[0]
         self.roots = roots
 
-    def _entries(self, build_key: str, folder: Path) -> list[dict[str, Any]]:
-        """What the index remembers; a damaged one remembers nothing."""
-        root = folder.parents[1]
+    def _entries(self, build_key: str, folder: Path, report: bool = False) -> list[dict[str, Any]]:
+        """What the index remembers and is whole; `report` looks closer, and says what is not."""
+        root, file = folder.parents[1], folder / "index" / f"{build_key}.json"
         trust.check(root, *self.place, "index")
+        whole: list[dict[str, Any]] = []
         try:
-            body = json.loads(trust.read(root, folder / "index" / f"{build_key}.json"))
-            entries = body["entries"]
-            dicts = [e for e in entries if type(e["deps"]) is type(e["stats"]) is dict]
-            return [entry for entry in dicts if entry["deps"] and type(entry["key"]) is str]
-        except DAMAGE:
+            entries = json.loads(trust.read(root, file))["entries"]
+            whole = [entry for entry in entries if _is_record(entry)]
+            if report:  # 10 us a record
+                whole = [e for e in whole if e["key"] == content_key(build_key, e["deps"])]
+            count = len(entries) - len(whole)
+            wrong = f"{count} of its {len(entries)} records are not as they were written"
+        except (FileNotFoundError, NotADirectoryError):
             return []
+        except DAMAGE as error:
+            count, wrong = 1, repr(error)
+        if report and count:
+            _report_once(file, wrong)
+        return whole
 
     def find(self, build_key: str, report: bool = False) -> Artifact | None:
         """The artifact whose files are as they are now, or None; `report` says what is damaged."""
         now: Contents = {}
         for index in self.folders:
-            for entry in self._entries(build_key, index):
+            for entry in self._entries(build_key, index, report):
                 same = self._unchanged(entry) or self._same_content(entry, now)
                 # An entry that has lost a file, or names another, has not the key of its files.
                 if same and entry["key"] == content_key(build_key, entry["deps"]):
@@ -265,7 +293,7 @@ class Shelf:
 
     def index(self, build_key: str, first: list[dict[str, Any]]) -> None:
         """Put entries before those that the index has."""
-        before = self._entries(build_key, self.folder)
+        before = self._entries(build_key, self.folder, report=True)
         keys = {entry["key"] for entry in first}
         others = [entry for entry in before if entry["key"] not in keys]
         entries = [*first, *others][:_MAX_REMEMBERED]
