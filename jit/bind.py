@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import hip, launcher, paths, vgpu_check
+from . import hip, launcher, paths, trust, vgpu_check
 from .code_object import waves_per_simd
 from .errors import BindError, show
 from .signature import Parameter, check_layout, kernel_layout, read_signature, struct_format
@@ -26,6 +26,15 @@ if TYPE_CHECKING:  # all of building is imported by the first bind
     from .spec import ModuleSpec
 
 Dim3 = tuple[int, int, int]
+_DIM3 = struct.Struct("3I")
+_LDS_STREAM = struct.Struct("=IQ")
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # Python writes no decimal number of thousands of digits
+        return "a number beyond all limits"
 
 
 class _Slot:
@@ -79,7 +88,8 @@ class BoundKernel:
     def _load(self, artifact: Artifact) -> None:
         self.hip = hip.runtime(self.device)
         self.index = -1 if self.device.index is None else self.device.index
-        code, arch = artifact.file.read_bytes(), hip.device_arch(self.device)
+        code = trust.read(artifact.folder.parents[2], artifact.file)
+        arch = hip.device_arch(self.device)
         if self.index >= 0:
             with torch.cuda.device(self.index):
                 self._module, self.function = self.hip.load(code, self.name, arch)
@@ -112,11 +122,16 @@ class BoundKernel:
             self._pack.pack_into(slot.buffer, 0, *values)
         except Exception as error:  # whatever an argument of any kind may raise
             raise ValueError(self._explain(args, error)) from error
+        if stream is None and self.index >= 0:
+            stream = hip.raw_stream(self.index)
+        try:  # ctypes would cut them to their width
+            _DIM3.pack(*grid), _DIM3.pack(*block)
+            _LDS_STREAM.pack(lds, 0 if stream is None else stream)
+        except (struct.error, TypeError) as error:
+            raise ValueError(self._explain_sizes(grid, block, lds, stream)) from error
         if self.index < 0:
             code = self._launch(grid, block, lds, stream, slot)
         else:
-            if stream is None:
-                stream = hip.raw_stream(self.index)
             if torch.cuda.current_device() == self.index:
                 code = self._launch(grid, block, lds, stream, slot)
             else:
@@ -133,6 +148,20 @@ class BoundKernel:
     def fail(self, code: int) -> None:
         """Raise the HipError of a launch."""
         self.hip.fail(f"hipModuleLaunchKernel({self.name})", code)
+
+    def _explain_sizes(self, grid: Any, block: Any, lds: Any, stream: Any) -> str:
+        for name, value in (("grid", grid), ("block", block)):
+            try:
+                _DIM3.pack(*value)
+            except (struct.error, TypeError):
+                wanted = "three whole numbers from 0 to 2**32 - 1"
+                return f"{self.name}: {name} must be {wanted}, got {_shown(value)}"
+        try:
+            struct.pack("I", lds)
+        except struct.error:
+            wanted = "a whole number of bytes from 0 to 2**32 - 1"
+            return f"{self.name}: lds must be {wanted}, got {_shown(lds)}"
+        return f"{self.name}: stream must be a stream's handle or None, got {_shown(stream)}"
 
     def _explain(self, args: Sequence[Any], error: Exception) -> str:
         if not isinstance(args, Sequence):
@@ -196,13 +225,19 @@ class CompiledOp:
         """Build or find, load, and check the arguments; once per device and defines. `arch` is the
         device's, where the caller has asked for it already (1.5 us) and the device has its index.
 
-        Raises UnsupportedArch, ToolchainNotFound, BuildError, BindError, HipError.
+        Raises UnsupportedArch, ToolchainNotFound, BuildError, BindError, HipError, ConfigError.
         """
         if arch is None:
             device = hip.indexed(torch.device(device))
             arch = hip.device_arch(device)
-        key = (arch, device, frozenset(defines.items()) if defines else None)
-        bound = self._bound.get(key)
+        try:
+            key = (arch, device, frozenset(defines.items()) if defines else None)
+            bound = self._bound.get(key)
+        except TypeError:  # a value without a hash
+            from .build import define_flags
+
+            define_flags(self.module, defines or {})
+            raise
         if bound is None:
             with self._lock:  # one thread builds and loads, the others take what it made
                 bound = self._bound.get(key)

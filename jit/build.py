@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,13 +14,14 @@ from .cache import Artifact, Contents, Roots, Shelf
 from .errors import BuildError, ConfigError
 from .files import digest
 from .manifest import Wanted
-from .spec import ModuleSpec
+from .spec import ModuleSpec, define_text
 from .toolchain import HIPCC_FLAGS, ZIG_FLAGS, Toolchain
 
 ENGINE_VERSION = 3  # part of every key: raise it when the meaning of a recipe changes
 Define = str | int | float | bool
 Defines = Mapping[str, Define]
 
+_DEFINE = "-DRFOPS_"
 _DEVICE_FLAGS = ("-std=c++20", "-O3", "-Wall", "-Wextra")
 ATTEMPTS = 3  # builds of sources that change while they are being built
 
@@ -52,15 +54,16 @@ class Unit:
         return digest([ENGINE_VERSION, commands, self.toolchain.version])[:40]
 
     def expand(self, text: str) -> str:
-        for name, folder in self.shelf.roots.folders:
-            text = text.replace(f"{{{name}}}", str(folder))
-        return text
+        folders = {f"{{{name}}}": str(folder) for name, folder in self.shelf.roots.folders}
+        return re.sub(r"\{\w+\}", lambda name: folders.get(name[0], name[0]), text)
 
     def argv(self, command: Command) -> tuple[str, ...]:
         """The command as it is run."""
         tool, *rest = command.argv
         front = self.toolchain.argv if tool == "{cc}" else self.toolchain.argv[:1]
-        return (*front, *map(self.expand, rest))
+        # What a define says is the caller's: a {root} in it is no path of ours.
+        words = (word if word.startswith(_DEFINE) else self.expand(word) for word in rest)
+        return (*front, *words)
 
 
 def roots_of(spec: ModuleSpec) -> Roots:
@@ -86,14 +89,10 @@ def include_flags(roots: Roots) -> tuple[str, ...]:
     return ("-I{rfops}/include", *folders, *maps)
 
 
-def define_flags(defines: Defines) -> tuple[str, ...]:
-    """{"M": 4} -> -DRFOPS_M=4, sorted by name. Raises ConfigError."""
-    flags = []
-    for name, value in sorted(defines.items()):
-        if not name.isidentifier() or not isinstance(value, str | int | float):
-            raise ConfigError(f"define {name!r}={value!r}: expected a name and a text or number")
-        flags.append(f"-DRFOPS_{name}={int(value) if isinstance(value, bool) else value}")
-    return tuple(flags)
+def define_flags(module: str, defines: Defines) -> tuple[str, ...]:
+    """{"M": 4} -> -DRFOPS_M=4, sorted by name. Raises ConfigError that names the module."""
+    texts = {name: define_text(module, name, value) for name, value in defines.items()}
+    return tuple(f"{_DEFINE}{name}={text}" for name, text in sorted(texts.items()))
 
 
 def device_unit(spec: ModuleSpec, arch: str, defines: Defines, toolchain: Toolchain) -> Unit:
@@ -102,7 +101,8 @@ def device_unit(spec: ModuleSpec, arch: str, defines: Defines, toolchain: Toolch
     source = template(roots, spec.sources()[0])
     # A device compile ignores -MD in hipcc 7.0 and clang 22; the frontend's own flags do work.
     depfile = ("-Xclang", "-dependency-file", "-Xclang", "deps.d", "-Xclang", "-MT")
-    flags = (f"--offload-arch={arch}", *_DEVICE_FLAGS, *spec.flags, *define_flags(defines))
+    chosen = define_flags(spec.name, defines)
+    flags = (f"--offload-arch={arch}", *_DEVICE_FLAGS, *spec.flags, *chosen)
     flags += (*include_flags(roots), *depfile, "-Xclang", spec.output)
     if toolchain.name == "hipcc":
         compile_ = ("{cc}", *HIPCC_FLAGS, *flags, source, "-o", spec.output)
@@ -127,6 +127,7 @@ def build_device(spec: ModuleSpec, arch: str, defines: Defines) -> Artifact:
     spec.require_arch(arch)
     if spec.kind != "device":
         raise ConfigError(f"{spec.name}: a {spec.kind} module has no code object")
+    define_flags(spec.name, defines)  # before they are sorted, hashed or recorded
     title = f"{spec.title or spec.name} for {arch}"
     about = {"arch": arch, "defines": dict(defines)}
 

@@ -22,11 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import lock, log
+from . import lock, log, trust
 from .errors import ConfigError
 from .files import (
     DAMAGE,
-    cache_root,
     cache_roots,
     content_key,
     digest,
@@ -124,29 +123,62 @@ def _can_trust(artifact: Artifact, entry: Mapping[str, Any]) -> bool:
     return str(artifact.file) not in entry["stats"] and settled(stat_of(artifact.file)) is not None
 
 
+def _is_record(entry: Any) -> bool:
+    """Whether an index's record has what is needed of it."""
+    try:
+        named = type(entry["key"]) is str and bool(entry["deps"])
+        return named and type(entry["deps"]) is type(entry["stats"]) is dict
+    except DAMAGE:
+        return False
+
+
+_reported: set[tuple[object, ...]] = set()
+
+
+def _report_once(file: Path, wrong: str) -> None:
+    """Of an index, which is read several times for one build."""
+    what = (file, *(stat_of(file) or ()))
+    if what not in _reported:
+        _reported.add(what)
+        log.get().warning("damaged %s: %s; not used", file, wrong)
+
+
 class Shelf:
     """One module on one architecture."""
 
     def __init__(self, arch: str, module: str, roots: Roots) -> None:
         self.module = module
-        self.folders = tuple(root / arch / module for root in cache_roots())
+        roots_ = cache_roots()
+        self.root, self.place = roots_[0], (arch, module)
+        self.folders = tuple(root / arch / module for root in roots_)
         self.folder = self.folders[0]
         self.roots = roots
 
-    def _entries(self, build_key: str, folder: Path) -> list[dict[str, Any]]:
-        """What the index remembers; a damaged one remembers nothing."""
+    def _entries(self, build_key: str, folder: Path, report: bool = False) -> list[dict[str, Any]]:
+        """What the index remembers and is whole; `report` looks closer, and says what is not."""
+        root, file = folder.parents[1], folder / "index" / f"{build_key}.json"
+        trust.check(root, *self.place, "index")
+        whole: list[dict[str, Any]] = []
         try:
-            entries = json.loads((folder / "index" / f"{build_key}.json").read_bytes())["entries"]
-            dicts = [e for e in entries if type(e["deps"]) is type(e["stats"]) is dict]
-            return [entry for entry in dicts if entry["deps"] and type(entry["key"]) is str]
-        except DAMAGE:
+            entries = json.loads(trust.read(root, file))["entries"]
+            whole = [entry for entry in entries if _is_record(entry)]
+            if report:  # 10 us a record
+                whole = [e for e in whole if e["key"] == content_key(build_key, e["deps"])]
+            count = len(entries) - len(whole)
+            wrong = f"{count} of its {len(entries)} records are not as they were written"
+        except (FileNotFoundError, NotADirectoryError):
             return []
+        except DAMAGE as error:
+            count, wrong = 1, repr(error)
+        if report and count:
+            _report_once(file, wrong)
+        return whole
 
     def find(self, build_key: str, report: bool = False) -> Artifact | None:
         """The artifact whose files are as they are now, or None; `report` says what is damaged."""
         now: Contents = {}
         for index in self.folders:
-            for entry in self._entries(build_key, index):
+            for entry in self._entries(build_key, index, report):
                 same = self._unchanged(entry) or self._same_content(entry, now)
                 # An entry that has lost a file, or names another, has not the key of its files.
                 if same and entry["key"] == content_key(build_key, entry["deps"]):
@@ -186,16 +218,20 @@ class Shelf:
         return {name: known[name] for name in sorted(names)}
 
     def _load(self, folder: Path, entry: dict[str, Any], report: bool) -> Artifact | None:
-        """The artifact in the folder if it is whole."""
+        """The artifact in the folder if it is whole. Raises ConfigError where others may write."""
+        root = folder.parents[2]
+        trust.check(root, *self.place, folder.name)
         if folder.parent == self.folder:
-            lock.use(cache_root(), folder.name)  # first: then nobody removes what is found next
+            lock.use(root, folder.name)  # first: then nobody removes what is found next
         if not folder.is_dir():
             return None
         try:
-            meta = json.loads((folder / "meta.json").read_bytes())
+            meta = json.loads(trust.read(root, folder / "meta.json"))
             wrong = damage(folder, meta, entry["stats"].get(str(folder / meta["output"])))
         except DAMAGE as error:
             wrong = f"meta.json: {error!r}"
+        if not wrong:
+            trust.check_file(root, folder / meta["output"])
         if wrong:
             if report:
                 log.get().warning("damaged %s: %s; not used", folder, wrong)
@@ -217,10 +253,11 @@ class Shelf:
         meta |= {"seal": seal(meta)}
         for file in stage.iterdir():
             with file.open("rb") as stream:
+                trust.keep_others_out(file, stream.fileno())
                 os.fsync(stream.fileno())
         write_atomic(stage / "meta.json", json.dumps(meta, indent=1))
         fsync_folder(stage)
-        lock.use(cache_root(), key)
+        lock.use(self.root, key)
         final = self.folder / key
         self.rename_in(stage, final)
         self._remember(build_key, key, read, final / meta["output"])
@@ -232,7 +269,9 @@ class Shelf:
         try:
             stage.rename(final)
         except OSError:
+            root = final.parents[2]
             with contextlib.suppress(*DAMAGE):
+                trust.check_entry(root, final)
                 if not damage(final, json.loads((final / "meta.json").read_bytes())):
                     shutil.rmtree(stage)  # another builder was first, with the same content
                     return False
@@ -254,7 +293,7 @@ class Shelf:
 
     def index(self, build_key: str, first: list[dict[str, Any]]) -> None:
         """Put entries before those that the index has."""
-        before = self._entries(build_key, self.folder)
+        before = self._entries(build_key, self.folder, report=True)
         keys = {entry["key"] for entry in first}
         others = [entry for entry in before if entry["key"] not in keys]
         entries = [*first, *others][:_MAX_REMEMBERED]
@@ -278,7 +317,8 @@ class Shelf:
         """A fresh folder beside the artifacts; what is left of it at the end is removed."""
         folder = self.folder / f"{self._stage_prefix(build_key)}{uuid.uuid4().hex}"
         try:
-            folder.mkdir(parents=True)
+            trust.make_folder(folder)
+            trust.check(self.root, *self.place, folder.name)
         except OSError as error:
             raise self._not_writable(error) from error
         try:
@@ -292,7 +332,8 @@ class Shelf:
         without it. Raises LockTimeout, ConfigError."""
         with contextlib.ExitStack() as stack:
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
+                trust.make_folder(self.folder)
+                trust.check(self.root, *self.place)
                 held = lock.hold(self.folder / f".{build_key}.lock", self.module)
                 alone = stack.enter_context(held)
             except OSError as error:

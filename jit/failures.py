@@ -72,7 +72,7 @@ def _file(shelf: Shelf, build_key: str) -> Path:
 
 def last(shelf: Shelf, build_key: str) -> str:
     """Names the last failure; ask before waiting for a build."""
-    return str(read_sealed(_file(shelf, build_key)).get("id", ""))
+    return str(read_sealed(shelf.root, _file(shelf, build_key)).get("id", ""))
 
 
 def record(shelf: Shelf, build_key: str, error: BuildError, read: Contents) -> BuildError:
@@ -96,7 +96,7 @@ def record(shelf: Shelf, build_key: str, error: BuildError, read: Contents) -> B
 
 def raise_again(shelf: Shelf, build_key: str, before: str) -> None:
     """Raise the failure that came after `before`, or that a moment ago met the same sources."""
-    failed = read_sealed(_file(shelf, build_key))
+    failed = read_sealed(shelf.root, _file(shelf, build_key))
     try:
         if failed["id"] == before:
             age = abs(time.time() - _file(shelf, build_key).stat().st_mtime)

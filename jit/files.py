@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import settings
+from . import settings, trust
 
 LAYOUT = "v1"
 
@@ -50,10 +50,12 @@ def seal(body: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
-def read_sealed(file: Path) -> dict[str, Any]:
-    """A JSON object with its seal unbroken; empty for anything else."""
+def read_sealed(root: Path, file: Path) -> dict[str, Any]:
+    """A JSON object of the cache with its seal unbroken; empty for anything else. Raises
+    ConfigError where others could have written it."""
+    trust.check(root, *file.relative_to(root).parts[:-1])
     try:
-        body = json.loads(file.read_bytes())
+        body = json.loads(trust.read(root, file))
         return body if body["seal"] == seal(body) else {}
     except DAMAGE:
         return {}
@@ -75,10 +77,11 @@ def fsync_folder(folder: Path) -> None:
 
 def write_atomic(file: Path, text: str) -> None:
     """Write aside, fsync, rename over. Raises OSError."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    trust.make_folder(file.parent)
     aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
-        with aside.open("w", encoding="utf-8", errors="surrogateescape") as stream:
+        handle = trust.create(aside, os.O_WRONLY | os.O_EXCL)
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from . import log, settings
+from . import log, settings, trust
 from .errors import LockTimeout
 from .files import DAMAGE
 
@@ -60,9 +60,13 @@ def hold(file: Path, what: str, timeout: int | None = None) -> Iterator[bool]:
         mine.release()
 
 
+def _open(file: Path) -> IO[bytes]:
+    return os.fdopen(trust.create(file, os.O_RDWR | os.O_APPEND), "a+b")
+
+
 def _open_locked(file: Path, deadline: _Deadline) -> IO[bytes] | None:
     while True:
-        stream = file.open("a+b")
+        stream = _open(file)
         try:
             fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -151,7 +155,7 @@ def _byte_of(key: str) -> int:
 def _used(root: Path) -> tuple[IO[bytes], set[int]]:
     file = root / "in-use"
     if root not in _uses or not _same_file(_uses[root][0], file):  # the cache was removed meanwhile
-        _uses[root] = file.open("a+b"), set()
+        _uses[root] = _open(file), set()
     return _uses[root]
 
 

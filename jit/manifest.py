@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from typing import Any
 from . import lock, log, paths, settings
 from .errors import ConfigError, LockTimeout
 from .files import write_atomic
-from .spec import ARCHS, is_text
+from .spec import ARCHS, define_text, is_text
 
 _VERSION = 1
+_KERNEL = re.compile(r"rfops(\.\w+)+:\w+")  # of Triton: its module is imported
 
 
 @dataclass(frozen=True)
@@ -111,23 +113,20 @@ def _entry(where: str, entry: object) -> Wanted | TritonWanted:
         raise ConfigError(f"{where}.module: expected a name, got {module!r:.60}")
     if arch not in (*ARCHS, "host"):
         raise ConfigError(f"{where}.arch: expected one of {', '.join((*ARCHS, 'host'))}")
-    pairs = defines.items() if isinstance(defines, dict) else [("", None)]
-    if not all(name.isidentifier() and _is_define(value) for name, value in pairs):
+    if not isinstance(defines, dict):
         raise ConfigError(f"{where}.defines: expected an object of texts and numbers")
+    for name, value in defines.items():
+        define_text(f"{where}.defines: {module:.80}", name, value)
     if config is not None and not is_text(config):
         raise ConfigError(f"{where}.config: expected a path, got {config!r:.60}")
     place = paths.COMPILER_CONFIG if config is None else Path(config)
     return Wanted(module, arch, defines_of(defines), place)
 
 
-def _is_define(value: object) -> bool:
-    return is_text(value) or isinstance(value, int | float)
-
-
 def _triton_entry(where: str, entry: dict[str, Any]) -> TritonWanted:
     kernel, arch, data = entry["triton"], entry.get("arch"), entry.get("data")
-    if not is_text(kernel) or ":" not in kernel:
-        raise ConfigError(f"{where}.triton: expected module:name, got {kernel!r:.60}")
+    if not isinstance(kernel, str) or not _KERNEL.fullmatch(kernel):
+        raise ConfigError(f"{where}.triton: expected rfops.module:name, got {kernel!r:.60}")
     if arch not in ARCHS:
         raise ConfigError(f"{where}.arch: expected one of {', '.join(ARCHS)}")
     if not isinstance(data, dict):

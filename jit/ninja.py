@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import resources, settings
+from . import resources, settings, trust
 from .toolchain import environment
 
 _STATUS = "@@ "  # starts ninja's own status lines, which are progress and not output
@@ -33,18 +34,33 @@ class Step:
     output: str
 
 
-def _escape(path: str) -> str:
-    return path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
-
-
 def ninja_text(steps: Sequence[Step]) -> str:
-    """The build.ninja of the steps."""
-    lines = ["rule run", "  command = $cmd", "  description = $out"]
+    """The build.ninja of the steps. Raises ConfigError for what it cannot hold: a line end.
+
+    Paths go in as variables: ninja splits a line before it expands them, so nothing in a value has
+    a meaning but `$`, which `escape` writes. (The writer's own escaping of paths leaves `$` alone.)
+    """
+    from ninja import ninja_syntax
+
+    text = io.StringIO()
+    # Never wrapped: at the break of a wrapped line ninja drops the blanks of a quoted text.
+    writer = ninja_syntax.Writer(text, width=sys.maxsize)  # type: ignore[arg-type]
+    names: dict[str, str] = {}
+
+    def variable(path: str) -> str:
+        if path not in names:
+            names[path] = f"path{len(names)}"
+            checked = settings.check_line("path of a build", path)
+            writer.variable(names[path], ninja_syntax.escape(checked))
+        return f"${{{names[path]}}}"
+
+    writer.rule("run", "$cmd", description="$out")
     for step in steps:
-        inputs = " ".join(_escape(name) for name in step.inputs)
-        lines += [f"build {_escape(step.output)}: run {inputs}"]
-        lines += ["  cmd = " + shlex.join(step.argv).replace("$", "$$")]
-    return "\n".join(lines) + "\n"
+        words = [settings.check_line(f"command for {step.output!r}", word) for word in step.argv]
+        command = ninja_syntax.escape(shlex.join(words))
+        inputs = [variable(path) for path in step.inputs]
+        writer.build([variable(step.output)], "run", inputs, variables={"cmd": command})
+    return text.getvalue()
 
 
 class _Progress:
@@ -87,6 +103,7 @@ def run_steps(title: str, steps: Sequence[Step], folder: Path) -> str:
     with subprocess.Popen(
         command, cwd=folder, env=environ, text=True, encoding="utf-8", errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        umask=trust.umask(folder),
     ) as process:  # fmt: skip
         assert process.stdout is not None
         for line in process.stdout:

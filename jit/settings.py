@@ -6,6 +6,7 @@ A setting says where things are and how loud to be. What a kernel computes is ne
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class Setting:
 SETTINGS = (
     Setting("RFOPS_CACHE_DIR", "path", "~/.cache/rfops", "where built code objects are kept"),
     Setting("RFOPS_CACHE_READ", "paths", "", "caches to look into as well, `:` between; read only"),
+    Setting("RFOPS_CACHE_TRUST", "paths", "", "caches used though others own them or may write"),
     Setting("RFOPS_JIT", "0|1", "1", "0: never compile; what is not built is a JitDisabled"),
     Setting("RFOPS_RECORD_MANIFEST", "path", "", "file that collects what was used, for `build`"),
     Setting("RFOPS_HIPCC", "path", "", "the hipcc to use; empty: look in ROCM_PATH, then in PATH"),
@@ -49,6 +51,17 @@ SETTINGS = (
 _BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
 
+_CONTROL = re.compile(r"[\0-\x1f\x7f]")
+
+
+def check_line(what: str, text: str) -> str:
+    """The text, which a command line or a path may get: any but one with a line end, a NUL or
+    another control character, for which no build file has a way of writing. Raises ConfigError."""
+    if _CONTROL.search(text):
+        raise ConfigError(f"{what}: {text!r:.200} has a line end or another control character")
+    return text
+
+
 def raw(name: str) -> str:
     """The variable's text; an empty variable counts as unset."""
     return os.environ.get(name) or _BY_NAME[name].default
@@ -56,7 +69,7 @@ def raw(name: str) -> str:
 
 def text(name: str) -> str:
     """A text or a choice; a value outside the choices is a ConfigError."""
-    value, kind = raw(name), _BY_NAME[name].kind
+    value, kind = check_line(name, raw(name)), _BY_NAME[name].kind
     if "|" in kind and value not in kind.split("|"):
         raise ConfigError(f"{name}={value!r}: expected one of {', '.join(kind.split('|'))}")
     return value
@@ -91,6 +104,8 @@ def path_list(name: str) -> list[Path]:
 
 def _expanded(name: str, value: str) -> Path:
     try:
-        return Path(value).expanduser().absolute()
+        found = Path(value).expanduser().absolute()
     except RuntimeError as error:  # a user without a home, as containers have them
         raise ConfigError(f"{name}={value}: {error} Set {name} to a folder.") from error
+    check_line(name, str(found))
+    return found

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from . import paths
 from .errors import ConfigError, UnsupportedArch
+from .settings import check_line
 
 ARCHS = ("gfx942", "gfx950")
 
@@ -78,6 +79,29 @@ def is_text(value: object) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
+_C_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST_DEFINE = 1000  # characters; Linux takes 128 KiB for a whole command
+
+
+def define_text(where: str, name: object, value: object) -> str:
+    """A define's value as the compiler gets it. Raises ConfigError that begins with `where`."""
+    if not isinstance(name, str) or not _C_NAME.fullmatch(name):
+        raise ConfigError(f"{where}: define {name!r:.80}: its name must be a C identifier")
+    got, text = "", ""
+    if isinstance(value, int):
+        got = hex(value)  # decimal digits of a huge one are an error of Python's
+        text = str(int(value)) if -(2**63) <= value < 2**64 else "\0"
+    else:
+        got = repr(value)
+        text = f"{value}" if isinstance(value, str | float) else "\0"
+    if len(text) > _LONGEST_DEFINE or not is_text(text):
+        raise ConfigError(
+            f"{where}: define {name}: expected a number of 64 bits or a text of one line, at most "
+            f"{_LONGEST_DEFINE} characters and none of them a control character, got {got:.80}"
+        )
+    return text
+
+
 def _make_spec(where: str, name: str, entry: object, root: Path, config: Path) -> ModuleSpec:
     values = _check_entry(where, entry)
     if not values.get("srcs"):
@@ -103,6 +127,7 @@ def _make_spec(where: str, name: str, entry: object, root: Path, config: Path) -
 @lru_cache(maxsize=16)
 def load_config(config: Path = paths.COMPILER_CONFIG) -> dict[str, ModuleSpec]:
     """All modules of a config file. Sources of rfops's own lie in csrc/, else beside the file."""
+    check_line("path of a compiler_config.json", str(config))
     root = paths.CSRC if config == paths.COMPILER_CONFIG else config.parent
     try:
         entries = json.loads(config.read_text(encoding="utf-8"))

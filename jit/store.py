@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import tarfile
 import time
@@ -20,15 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import code_object, lock, toolchain
+from . import archive, lock, toolchain, trust
 from .build import ENGINE_VERSION
 from .cache import Roots, Shelf, damage
 from .errors import ConfigError, LockTimeout
-from .files import DAMAGE, cache_root, cache_roots, content_key
+from .files import DAMAGE, cache_root, cache_roots
 from .toolchain import Toolchain
 
-_MEMBER = re.compile(r"(gfx\w+|host)/(\w[\w.-]*)/([0-9a-f]{40})/(\w[\w.-]*)")
-_KEY = re.compile(r"[0-9a-f]{40}")
 _DAY = 86400.0
 _HOUR = 3600.0
 
@@ -37,36 +34,15 @@ def _meta(folder: Path) -> dict[str, Any] | None:
     """The metadata of a whole entry, else None."""
     try:
         meta = json.loads((folder / "meta.json").read_bytes())
-        return dict(meta) if not damage(folder, meta) and _is_entry(meta) else None
+        return dict(meta) if not damage(folder, meta) and archive.is_entry(meta) else None
     except DAMAGE:
         return None
-
-
-def _is_entry(meta: dict[str, Any]) -> bool:
-    """Whether it is what the engine writes, and not only whole: it may come from elsewhere."""
-    texts = all(isinstance(meta[name], str) for name in ("toolchain", "compiler", "created"))
-    words = all(isinstance(word, str) for argv in meta["commands"] for word in argv)
-    hashes = all(isinstance(sha, str) for sha in meta["deps"].values())
-    named = _KEY.fullmatch(meta["build_key"]) and "/" not in meta["output"]
-    key = content_key(meta["build_key"], meta["deps"])
-    return bool(texts and words and hashes and named and key == meta["key"])
-
-
-def _is_code_object(folder: Path, meta: dict[str, Any], arch: str) -> bool:
-    """Whether the metadata says of a code object what that says itself."""
-    try:
-        code = code_object.unbundle((folder / meta["output"]).read_bytes(), arch)
-        itself = code_object.read_metadata(code)
-    except code_object.CodeObjectError:
-        return False
-    target = str(itself["target"]).split("--")[-1].split(":")[0]
-    return target == arch == meta.get("arch") and itself["kernels"] == meta.get("kernels")
 
 
 def _folders(root: Path) -> Iterator[Path]:
     """`<root>/<arch>/<module>/<key>` for all of them."""
     for folder in sorted(root.glob("*/*/" + "[0-9a-f]" * 40)):
-        if _MEMBER.fullmatch("/".join((*folder.relative_to(root).parts, "x"))):
+        if archive.MEMBER.fullmatch("/".join((*folder.relative_to(root).parts, "x"))):
             yield folder
 
 
@@ -77,12 +53,14 @@ def export(file: Path, archs: Collection[str] = (), modules: Collection[str] = (
     try:
         with tarfile.open(aside, "w:gz", compresslevel=6) as tar:
             for root in cache_roots():
+                trust.check(root)
                 for folder in _folders(root):
                     name = folder.relative_to(root).as_posix()
                     arch, module, _ = name.split("/")
                     wanted = (not archs or arch in archs) and (not modules or module in modules)
                     meta = _meta(folder) if wanted and name not in seen else None
-                    if meta is not None:
+                    if meta is not None and archive.MEMBER.fullmatch(f"{name}/{meta['output']}"):
+                        trust.check_entry(root, folder)
                         seen.add(name)
                         for part in ("meta.json", meta["output"]):
                             tar.add(folder / part, f"{name}/{part}", filter=_anonymous)
@@ -101,54 +79,49 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def import_(file: Path) -> tuple[int, int]:
-    """Add a file's entries to the cache: how many are new, how many were there. Raises ConfigError
-    for a file that is none or is damaged; what came before the damage is in."""
-    aside = cache_root() / f".import-{uuid.uuid4().hex}"
-    new = known = 0
+def import_(file: Path, max_bytes: int = archive.MAX_BYTES) -> tuple[int, int]:
+    """Add a file's entries to the cache: how many are new, how many were there. All of it is
+    checked before anything is written; nothing stays of what is refused. Raises ConfigError."""
+    root = cache_root()
+    trust.check(root)
+    aside = root / f".import-{uuid.uuid4().hex}"
     try:
-        with tarfile.open(file, "r:*") as tar:
-            for folder in _extract(tar, aside, file):
-                meta, arch = _meta(folder), folder.relative_to(aside).parts[0]
-                if meta is None or (arch != "host" and not _is_code_object(folder, meta, arch)):
-                    raise ConfigError(f"{file}: {folder.relative_to(aside)} is damaged")
-                if _take(folder, meta, folder.relative_to(aside).parts):
-                    new += 1
-                else:
-                    known += 1
-    except (tarfile.TarError, EOFError, OSError) as error:
+        if not file.is_file():
+            raise archive.Refused("there is no such file")
+        with file.open("rb") as stream:
+            for _ in archive.entries(stream, max_bytes):
+                pass
+            stream.seek(0)
+            written = [_write(aside, entry) for entry in archive.entries(stream, max_bytes)]
+        fresh = [_take(aside, name) for name in written]
+    except (OSError, archive.Refused) as error:
         raise ConfigError(f"cannot import {file}: {error}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return new, known
+    return sum(fresh), len(fresh) - sum(fresh)
 
 
-def _extract(tar: tarfile.TarFile, aside: Path, file: Path) -> Iterator[Path]:
-    """Each entry's folder as soon as it is complete."""
-    last: Path | None = None
-    for member in tar:
-        if not member.isreg() or not _MEMBER.fullmatch(member.name):
-            raise ConfigError(f"{file}: {member.name!r} does not belong into a cache")
-        place = aside / member.name
-        if last is not None and last != place.parent:
-            yield last
-        last = place.parent
-        last.mkdir(parents=True, exist_ok=True)
-        source = tar.extractfile(member)
-        assert source is not None  # a regular file
-        with source, place.open("wb") as sink:
-            shutil.copyfileobj(source, sink)
+def _write(aside: Path, entry: archive.Entry) -> archive.Name:
+    folder = aside.joinpath(*entry.name)
+    trust.make_folder(folder)
+    trust.check(aside.parent, *folder.relative_to(aside.parent).parts)
+    for name, data in ((entry.meta["output"], entry.data), ("meta.json", entry.meta_data)):
+        handle = trust.create(folder / name, os.O_WRONLY | os.O_EXCL)
+        with os.fdopen(handle, "wb") as sink:
+            sink.write(data)
             sink.flush()
             os.fsync(sink.fileno())
-    if last is not None:
-        yield last
+    return entry.name
 
 
-def _take(folder: Path, meta: dict[str, Any], name: tuple[str, ...]) -> bool:
+def _take(aside: Path, name: archive.Name) -> bool:
+    """Make it an entry of the cache; whether it was none before."""
     arch, module, key = name
+    meta = json.loads((aside.joinpath(*name) / "meta.json").read_bytes())
     shelf = Shelf(arch, module, Roots(()))
-    shelf.folder.mkdir(parents=True, exist_ok=True)
-    new = shelf.rename_in(folder, shelf.folder / key)
+    trust.make_folder(shelf.folder)
+    trust.check(shelf.root, *shelf.place)
+    new = shelf.rename_in(aside.joinpath(*name), shelf.folder / key)
     shelf.index(meta["build_key"], [{"key": key, "deps": meta["deps"], "stats": {}}])
     kind = "host" if arch == "host" else "device"
     toolchain.note_built(kind, Toolchain(meta["toolchain"], (), meta["compiler"]))
@@ -183,6 +156,7 @@ def collect(max_bytes: int) -> Collected:
     root, done = cache_root(), Collected()
     if not root.is_dir():
         return done
+    trust.check(root)
     try:
         return _collect(root, done, max_bytes)
     except OSError as error:
@@ -191,6 +165,10 @@ def collect(max_bytes: int) -> Collected:
 
 def _collect(root: Path, done: Collected, max_bytes: int) -> Collected:
     shelves = [index.parent for index in root.glob("*/*/index")]
+    for left in root.glob(".import-*"):
+        if _age(left) > _DAY:  # of a process that was killed
+            done.freed += size_of(left)
+            shutil.rmtree(left, ignore_errors=True)
     for shelf in shelves:
         _sweep_leftovers(shelf, done)
     entries = [(_last_use(f), f, size_of(f)) for f in (*_folders(root), root / "zig")]

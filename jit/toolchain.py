@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import log, resources, settings, strict
+from . import log, resources, settings, strict, trust
 from .cache import settled, stat_of
 from .errors import ToolchainNotFound
 from .files import (
@@ -138,9 +138,10 @@ def recorded(kind: str) -> list[Toolchain]:
     names = {name for name, _, _ in _candidates(kind)}
     found: dict[Toolchain, float] = {}
     for root in cache_roots():
+        trust.check(root, "compilers")
         for file in (root / "compilers").glob(f"{kind}-*.json"):
             try:
-                body = json.loads(file.read_bytes())
+                body = json.loads(trust.read(root, file))
                 toolchain = Toolchain(str(body["name"]), (), str(body["version"]))
                 found[toolchain] = max(found.get(toolchain, 0.0), file.stat().st_mtime)
             except DAMAGE:
@@ -263,6 +264,7 @@ def environment() -> dict[str, str]:
     """The compilers' environment: English messages; zig keeps its files in our cache."""
     environ = {name: text for name, text in os.environ.items() if name not in _FLAG_VARIABLES}
     environ |= {"LC_ALL": "C", "HIP_PLATFORM": "amd"}
+    trust.check(cache_root(), "zig", "o")  # its C++ runtime is linked from there
     for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
         environ.setdefault(name, str(cache_root() / "zig"))
     return environ
@@ -276,6 +278,7 @@ def run(command: Iterable[str]) -> tuple[int, str]:
         done = subprocess.run(
             list(command), capture_output=True, text=True, errors="replace",
             stdin=subprocess.DEVNULL, env=environment(), timeout=120, check=False,
+            umask=trust.umask(cache_root()),
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return 127, str(error)
@@ -338,7 +341,7 @@ def _record(argv: tuple[str, ...], ask: bool = True) -> _Record | None:
     name = digest([*argv, *surroundings])[:16]
     file = cache_root() / "toolchains" / f"{name}.json"
     for root in cache_roots():
-        body = read_sealed(root / "toolchains" / file.name)
+        body = read_sealed(root, root / "toolchains" / file.name)
         stats = _unchanged(body["stats"]) if body else {}
         if stats:
             record = _Record(file, stats, body["version"], body["targets"])

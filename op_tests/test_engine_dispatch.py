@@ -160,7 +160,38 @@ def test_every_refusal_is_that_of_ctypes(
         if args[1:2] == (one,) and args[0] == one and isinstance(args[-1], tuple):
             assert wanted != "nothing", args
     assert "unexpected keyword" in refusal(lambda: bound.launch(one, one, args=(), no=1))
-    assert null.number("launches") <= before + 4, "ctypes wraps a negative size, as before"
+    assert null.number("launches") == before
+
+
+@pytest.mark.parametrize(
+    "value", [2**32, 2**32 + 5, -1, -(2**31), 2**64 + 1, 10**5000, 1.5, "x"], ids=range(8)
+)
+def test_sizes_that_hip_cannot_have(
+    native: ModuleType, project: Project, null: NullHip, value: Any
+) -> None:
+    """Cut to 32 bits they would be another launch; natively and through ctypes the same error."""
+    bound = project.op().bind("cpu")
+    out, one = torch.empty(64), (64, 1, 1)
+    args = (out, out, 1.0, 64)
+    before = null.number("launches")
+    got = "a number beyond" if value == 10**5000 else str(value)
+    cases: list[tuple[tuple[Any, ...], str]] = [((one, one, args, value), "lds")]
+    for at in range(3):
+        dims = (*one[:at], value, *one[at + 1 :])
+        cases += [((dims, one, args), "grid"), ((one, dims, args), "block")]
+    if value not in (2**32, 2**32 + 5):
+        cases += [((one, one, args, 0, value), "stream")]
+    for case, name in cases:
+        text = refusal(lambda case=case: type(bound).launch(bound, *case))
+        assert text.startswith(f"ValueError: axpy: {name} must be ") and got in text, text
+        assert refusal(lambda case=case: bound.launch(*case)) == text
+    assert is_native(bound) and null.number("launches") == before
+    most = 2**32 - 1
+    for launch in (bound.launch, lambda *a: type(bound).launch(bound, *a)):
+        launch((most, 0, 1), (1, most, 1), args, most, 2**64 - 1)
+        assert null.dims == ([most, 0, 1], [1, most, 1]) and null.stream == 2**64 - 1
+    for dims in ((1, 1), (1, 1, 1, 1), 5, None, ()):
+        assert "three whole numbers" in refusal(lambda dims=dims: bound.launch(dims, (1, 1), args))
 
 
 def test_arguments_by_name(native: ModuleType, project: Project, null: NullHip) -> None:

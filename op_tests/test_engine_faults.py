@@ -170,6 +170,69 @@ def test_a_flipped_bit_is_found_after_the_stat_was_trusted(
     healthy(project)
 
 
+INDICES: dict[str, Callable[[str], str]] = {
+    "nothing": lambda _: "",
+    "half": lambda text: text[: len(text) // 2],
+    "zeros": lambda text: len(text) * "\0",
+    "no object": lambda _: "[]",
+    "no entries": lambda _: "{}",
+    "entries of no kind": lambda _: '{"entries": 1}',
+    "no record": lambda _: '{"entries": [null]}',
+    "another key": lambda text: re.sub(r'"key": "..', '"key": "00', text),
+    "another content": lambda text: re.sub(r'(scale.h": ")..', r"\g<1>zz", text),
+    "a file less": lambda text: re.sub(r'"[^"]*scale.h": "\w+",', "", text),
+    "another file": lambda text: text.replace("/scale.h", "/scalf.h"),
+    "no stats": lambda text: text.replace('"stats"', '"stat"'),
+}
+
+
+def told(log: str) -> int:
+    return sum(line.startswith("damaged ") for line in log.splitlines())
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_a_damaged_index_is_reported_once(
+    project: Project, name: str, log: Callable[[], str]
+) -> None:
+    project.build()
+    (index,) = project.shelf.glob("index/*.json")
+    text = index.read_text()
+    damaged = INDICES[name](text)
+    assert damaged != text
+    index.write_text(damaged)
+    assert project.build() == "built"
+    assert told(log()) == 1 and f"damaged {index}: " in log(), log()
+    healthy(project)
+    index.write_text(damaged + " ")
+    assert project.build() == "built"
+    assert told(log()) == 2, "the second time it is told again"
+
+
+def test_a_damaged_record_beside_a_whole_one(project: Project, log: Callable[[], str]) -> None:
+    """The whole one is found; the other is told of when the index is written."""
+    project.build()
+    text = project.header.read_text()
+    project.header.write_text(text.replace("1.0f", "2.0f"))
+    project.build()
+    (index,) = project.shelf.glob("index/*.json")
+    body = json.loads(index.read_text())
+    assert len(body["entries"]) == 2
+    body["entries"][1] = None
+    index.write_text(json.dumps(body))
+    assert project.build() == "found"
+    project.header.write_text(text)
+    assert project.build() == "built"
+    assert told(log()) == 1 and "1 of its 2 records are not as" in log()
+    healthy(project)
+
+
+def test_an_index_that_is_not_there_is_no_damage(project: Project, log: Callable[[], str]) -> None:
+    project.build()
+    (index,) = project.shelf.glob("index/*.json")
+    index.unlink()
+    assert project.build() == "built" and not told(log())
+
+
 def test_an_entry_under_another_key(project: Project) -> None:
     """A folder copied over another one is whole, and still the wrong one."""
     wrong = project.op().build("gfx950", {"BIAS": 1}).folder

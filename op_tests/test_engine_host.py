@@ -171,5 +171,5 @@ def test_progress_is_quiet_when_asked(
 def test_ninja_text_escapes() -> None:
     step = ninja.Step(("c c", "-D$x", "it's"), ("/a b/c:d$",), "out")
     text = ninja.ninja_text([step])
-    assert "build out: run /a$ b/c$:d$$\n" in text
+    assert "path0 = /a b/c:d$$\npath1 = out\nbuild ${path1}: run ${path0}\n" in text
     assert """  cmd = 'c c' '-D$$x' 'it'"'"'s'\n""" in text

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from rfops import cli_build
-from rfops.jit import manifest, paths, resources, store, why
+from rfops.jit import archive, manifest, paths, resources, store, why
 from rfops.jit.files import cache_root
 from rfops.jit.spec import module_spec
 
@@ -28,6 +28,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
     import_ = actions.add_parser("import", help="add an exported file's entries; trust its source")
     import_.add_argument("file", type=Path)
+    import_.add_argument(
+        "--max-size", type=_size, default=archive.MAX_BYTES,
+        help="most bytes that it may unpack to, or as 500M, 10G; default: 1G",
+    )  # fmt: skip
     import_.set_defaults(command=_import)
 
     gc = actions.add_parser("gc", help="remove what is damaged, then what was used longest ago")
@@ -62,7 +66,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    new, known = store.import_(options.file)
+    new, known = store.import_(options.file, options.max_size)
     print(f"{new} entries added to {cache_root()}, {known} were there")
     return 0
 

@@ -13,7 +13,7 @@ import torch
 
 import rfops
 from rfops import tuned_table
-from rfops.jit import ConfigError, resources, settings, toolchain
+from rfops.jit import ConfigError, resources, settings, toolchain, trust
 from rfops.jit.files import cache_root, cache_roots
 from rfops.jit.spec import ARCHS
 
@@ -34,10 +34,10 @@ def run(options: argparse.Namespace) -> int:
 
 def examine() -> dict[str, Any]:
     """All that decides whether ops can run, and `problems` where they cannot."""
-    compilers = {arch: _compilers("device", arch) for arch in ARCHS}
-    compilers["c++20"] = _compilers("host", toolchain.HOST_TARGET)
     wrong = _settings_errors()
     cache = _cache()
+    compilers = {arch: _compilers("device", arch, cache) for arch in ARCHS}
+    compilers["c++20"] = _compilers("host", toolchain.HOST_TARGET, cache)
     record: dict[str, Any] = {
         "rfops": rfops.__version__,
         "python": platform.python_version(),
@@ -58,9 +58,11 @@ def examine() -> dict[str, Any]:
     return record
 
 
-def _compilers(kind: str, target: str) -> list[dict[str, Any]]:
+def _compilers(kind: str, target: str, cache: dict[str, Any]) -> list[dict[str, Any]]:
     """The candidates until one is taken, with the reason for those that are not."""
     found: list[dict[str, Any]] = []
+    if _untrusted(cache):
+        return [{"ok": False, "where": "not asked, as the cache that knows them is not trusted"}]
     for chosen, why in toolchain.survey(kind, target):
         if chosen is not None:
             path = chosen.argv[0]
@@ -88,6 +90,8 @@ def _gpus() -> list[str]:
 
 def _cache() -> dict[str, Any]:
     roots = cache_roots()
+    trusted = [trust.describe(root) for root in roots]
+    builders = () if _untrusted({"trust": trusted}) else ("device", "host")
     entries = {
         arch: sum(len(list(root.glob(f"{arch}/*/*/meta.json"))) for root in roots)
         for arch in (*ARCHS, "host")
@@ -100,9 +104,14 @@ def _cache() -> dict[str, Any]:
         "read": [str(root) for root in roots[1:]],
         "entries": entries,
         "virtual_gpu": vgpu,
+        "trust": trusted,
         "launcher": any(next(root.glob("host/launcher/*/meta.json"), None) for root in roots),
-        "compilers": [t.headline for kind in ("device", "host") for t in toolchain.recorded(kind)],
+        "compilers": [t.headline for kind in builders for t in toolchain.recorded(kind)],
     }
+
+
+def _untrusted(cache: dict[str, Any]) -> list[str]:
+    return [root["why"] for root in cache["trust"] if root["why"]]
 
 
 def _writable(folder: Path) -> bool:
@@ -136,6 +145,7 @@ def _problems(record: dict[str, Any]) -> list[str]:
         found.append("no compiler for GPUs, and nothing is cached")
     if not record["devices"]["gpus"] and not can["c++20"] and not cache["virtual_gpu"]:
         found.append("no GPU, and no C++ compiler to build the virtual GPU")
+    found += _untrusted(cache)
     if not cache["writable"] and not cached:
         found.append("the cache is not writable, and has nothing")
     for family, table in record["tables"].items():
@@ -162,6 +172,8 @@ def _text(record: dict[str, Any]) -> str:
     counts = ", ".join(f"{count} {arch}" for arch, count in cache["entries"].items())
     lines.append(f"cache: {cache['path']} ({state}, {resources.megabytes(cache['free'])} free)")
     lines += [f"  read only behind it: {path}" for path in cache["read"]]
+    for t in filter(lambda t: t["owner"], cache["trust"]):
+        lines.append(f"  {t['path']}: of {t['owner']}, mode {t['mode']}, trusted: {t['trusted']}")
     lines.append(f"  entries: {counts}")
     lines.append(f"launches: {'native' if cache['launcher'] else 'ctypes, until it is built'}")
     free = resources.megabytes(record["free_memory"])

@@ -145,7 +145,7 @@ bool by_position(PyObject* const* args, Py_ssize_t count, PyObject* names, PyObj
   return given[0] != nullptr && given[1] != nullptr && given[2] != nullptr;
 }
 
-/// The stream to launch on; false with an exception or without one.
+/// The stream to launch on; false with an exception, or without one where it is no handle.
 bool choose_stream(const Launcher* self, PyObject* chosen, void** stream) {
   *stream = nullptr;
   PyObject* number = nullptr;
@@ -160,10 +160,11 @@ bool choose_stream(const Launcher* self, PyObject* chosen, void** stream) {
     if (number == nullptr) return false;
   }
   const bool exact = PyLong_CheckExact(number);
-  if (exact) *stream = PyLong_AsVoidPtr(number);
+  if (exact) *stream = reinterpret_cast<void*>(PyLong_AsUnsignedLongLong(number));
   Py_DECREF(number);
-  if (PyErr_Occurred()) PyErr_Clear();
-  return exact;
+  const bool good = exact && !PyErr_Occurred();  // not of a negative one or one beyond 64 bits
+  PyErr_Clear();
+  return good;
 }
 
 PyObject* call(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
