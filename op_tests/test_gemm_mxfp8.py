@@ -106,6 +106,7 @@ def assert_correct(got: torch.Tensor, problem: Problem, config: GemvConfig | Non
 # ---------------------------------------------------------------- values
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("m", ALL_M)
 def test_every_m(m: int, gfx950: torch.device) -> None:
     """K beyond a whole number of steps, N beyond a whole number of tiles; the route's kernel, and
@@ -118,6 +119,7 @@ def test_every_m(m: int, gfx950: torch.device) -> None:
     assert_correct(gemm_mxfp8(*problem.args, config=config), problem, config)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("k", "n", "m"), [(*shape, m) for shape, m in zip(ALL_SHAPES, SHAPE_M, strict=True)]
 )
@@ -423,6 +425,7 @@ def largest_variant(m: int) -> GemvConfig:
     return max(candidates, key=lambda c: (c.rows * c.steps, c.lanes == 64, c.waves))
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("m", ALL_M)
 def test_resources(m: int, gfx950: torch.device) -> None:
     """No spills, no scratch, and registers for two waves a SIMD at least."""

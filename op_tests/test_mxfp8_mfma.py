@@ -112,6 +112,7 @@ def test_variants(case: str, gfx950: torch.device) -> None:
     assert_correct(run(problem, config), problem, config)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("k", "n", "m"), [(*s, m) for s, m in zip(MODEL_SHAPES["tp4"], (64, 8, 16, 33), strict=True)]
 )

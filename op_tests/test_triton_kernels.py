@@ -98,6 +98,7 @@ def test_layer_norm(dtype: torch.dtype) -> None:
     assert_within(out, want, bound + 2.0**-24)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize(
     ("rows", "columns", "warps"), [(16, 64, 1), (4, 512, 4), (128, 32, 8), (1, 1024, 2)]
@@ -145,6 +146,7 @@ def test_reduce_of_tuples(warps: int) -> None:
 # ---------------------------------------------------------------------------------- attention
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
     ("causal", "bm", "bn", "warps", "stages"),
@@ -205,6 +207,7 @@ def test_scans(rows: int, columns: int, axis: int, warps: int, reverse: bool) ->
     assert_within(outs[2], state, 3 * n * U * total)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "rows", "columns", "warps"),
@@ -326,6 +329,7 @@ def test_atomic_add_of_floats(dtype: torch.dtype, returned: bool) -> None:
             assert (final == out[cell]).any()
 
 
+@pytest.mark.thin(7)
 @pytest.mark.parametrize("op", ["max", "min", "and", "or", "xor"])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint32], ids=str)
 def test_atomic_integers(op: str, dtype: torch.dtype) -> None:
@@ -435,6 +439,7 @@ def spread_over(low: float, high: float, n: int) -> torch.Tensor:
     return torch.cat([even, sizes])
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name: str) -> None:
     ulps, low, high, function = FUNCTIONS[name]

@@ -271,10 +271,10 @@ class Alone(NamedTuple):
             done = subprocess.run(
                 list(map(str, command)), cwd=Path(__file__).parent,
                 env=os.environ | settings | {"RFOPS_VGPU_LOG": "0"},
-                capture_output=True, text=True, check=False, timeout=20,
+                capture_output=True, text=True, check=False, timeout=300,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            pytest.fail(f"{kernel}: no end within 20 s", pytrace=False)
+            pytest.fail(f"{kernel}: no end within 5 minutes", pytrace=False)
         assert done.returncode == 0, done.stderr[-2000:]
         status, text, works, executed = json.loads(done.stdout)
         # Each thread may be in a slice of the budget's size, of waves that take 20,000 in turn.
