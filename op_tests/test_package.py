@@ -116,7 +116,12 @@ def test_readme_and_ci_run_the_same_commands() -> None:
     commands = re.findall(r"^    (pip install .*)$", readme, re.M)
     assert commands == [DEMO_COMMAND, TEST_COMMAND]
     script = ROOT / ".ci" / "run"
-    assert TEST_COMMAND in script.read_text().splitlines()
+    lines = script.read_text().splitlines()
+    assert TEST_COMMAND in lines
+    dry = next(at for at, line in enumerate(lines) if "--dry-run" in line)
+    assert lines[dry].endswith(TEST_COMMAND.split(" && ")[0].removeprefix("pip install"))
+    assert dry < lines.index(TEST_COMMAND) and "PIP_CONFIG_FILE=/dev/null" in lines[dry - 1]
+    assert "pip install -q --no-deps -U triton" in lines[lines.index(TEST_COMMAND) :]
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
 
