@@ -286,10 +286,11 @@ def test_damage_behind_is_built_again_in_front(
 # ---------------------------------------------------------------- locks
 
 
+AtOnce = Callable[..., list[object]]
+
+
 @pytest.fixture
-def at_once(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[int, Callable[[], object], str], list[object]]:
+def at_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> AtOnce:
     """Results of a function in so many processes; the compiler does `act`, or else compiles, when
     all of them want its result."""
     arrived = project.note_arrivals(monkeypatch)
@@ -299,9 +300,6 @@ def at_once(
         return [child.result() for child in [Child.run(function) for _ in range(count)]]
 
     return run
-
-
-AtOnce = Callable[..., list[object]]
 
 
 def test_eight_processes_compile_once(project: Project, at_once: AtOnce) -> None:
