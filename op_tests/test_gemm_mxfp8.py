@@ -144,6 +144,7 @@ def test_odd_sizes(k: int, n: int, gfx950: torch.device) -> None:
     assert_correct(gemm_mxfp8(*problem.args), problem)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("lanes", [16, 32, 64])
 @pytest.mark.parametrize(("rows", "steps", "waves"), [(1, 1, 1), (4, 1, 3), (3, 2, 2), (2, 2, 8)])
 def test_variants(lanes: int, rows: int, steps: int, waves: int, gfx950: torch.device) -> None:

@@ -213,6 +213,7 @@ VARIANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("k", [1056, 1280])
 @pytest.mark.parametrize("config", VARIANTS, ids=str)
 def test_variants(config: MoeConfig, k: int, gfx950: torch.device) -> None:
