@@ -73,11 +73,23 @@ class BuildError(RfopsError):
         self.output = output
         self.log_path = log_path
         self.cause = cause
-        why = f": {cause}" if cause else ""
         super().__init__(
-            f"{module}: build failed{why}\ncommand: {self.command}\nlog: {log_path}\n"
-            f"{output.rstrip()}"
+            f"{self._head}\ncommand: {self.command}\nlog: {log_path}\n{output.rstrip()}"
         )
+
+    @property
+    def _head(self) -> str:
+        return f"{self.module}: build failed{f': {self.cause}' if self.cause else ''}"
+
+    @property
+    def brief(self) -> str:
+        """Without the command: the module, the log's path, and the compiler's first error with the
+        source line that it shows; the end of its output where it names no error."""
+        lines = self.output.rstrip().splitlines()
+        first = next((at for at, line in enumerate(lines) if "error:" in line), None)
+        shown = lines[-3:] if first is None else lines[first : first + 3]
+        log = [f"log: {self.log_path}"] if self.log_path else []
+        return "\n".join([self._head, *log, *shown])
 
 
 class JitDisabled(RfopsError):

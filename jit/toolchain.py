@@ -22,7 +22,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+<<<<<<< HEAD
 from . import log, resources, settings, strict, trust
+=======
+from . import log, paths, resources, settings, strict
+>>>>>>> w-first
 from .cache import settled, stat_of
 from .errors import ToolchainNotFound
 from .files import (
@@ -35,11 +39,21 @@ from .files import (
     write_sealed,
 )
 
-_ADVICE_DEVICE = (
-    "Install ROCm's hipcc (or point RFOPS_HIPCC at it), or: pip install 'rfops[clang]', "
-    "which brings a clang that knows AMD GPUs."
-)
-_ADVICE_HOST = "Install g++ 11 or newer or clang++ 14 or newer, or: pip install 'rfops[clang]'."
+
+def install_clang() -> str:
+    """The command that brings a clang to where this rfops lies: a checkout or an installation."""
+    if (paths.ROOT / "pyproject.toml").is_file():
+        return f"pip install -e '.[clang]' in {paths.ROOT}"
+    return "pip install ziglang"
+
+
+def _advice(kind: str) -> str:
+    if kind == "device":
+        return (
+            f"Install ROCm's hipcc (or point RFOPS_HIPCC at it), or: {install_clang()}, which "
+            "brings a clang that knows AMD GPUs."
+        )
+    return f"Install g++ 11 or newer or clang++ 14 or newer, or: {install_clang()}."
 
 
 @dataclass(frozen=True)
@@ -198,8 +212,7 @@ def _choose(kind: str, target: str, _settings: tuple[str, ...]) -> Toolchain:
         if toolchain is not None:
             return toolchain
         rejected.append(reason)
-    advice = _ADVICE_DEVICE if kind == "device" else _ADVICE_HOST
-    raise ToolchainNotFound(f"{kind} code ({target})", rejected, advice)
+    raise ToolchainNotFound(f"{kind} code ({target})", rejected, _advice(kind))
 
 
 def survey(kind: str, target: str, ask: bool = True) -> Iterator[tuple[Toolchain | None, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -33,8 +34,22 @@ def pytest_report_header() -> list[str]:
     return lines
 
 
+def _thin(items: list[pytest.Item]) -> None:
+    """Of the cases of a test with `thin(n)` each n-th stays, the rest are sweeps."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        thin = item.get_closest_marker("thin")
+        if thin is not None:
+            name = item.nodeid.split("[")[0]
+            if seen[name] % thin.args[0]:
+                item.add_marker(pytest.mark.sweep)
+            seen[name] += 1
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sweeps take minutes: they run when asked for (`-m sweep`)."""
+    _thin(items)
     if "sweep" in config.option.markexpr:
         return
     sweeps = [item for item in items if item.get_closest_marker("sweep")]

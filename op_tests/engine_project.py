@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from rfops.jit import CompiledOp, compile_ops, f32, i32
+from rfops.jit import CompiledOp, compile_ops, f32, failures, i32
 
 TYPES = "#define __global__ __attribute__((global))\n"
 SCALE = '#pragma once\n#include "rfops_test/types.h"\nconstexpr float kScale = 1.0f;\n'
@@ -64,6 +64,21 @@ step(*clang, *front, "-S", "-o", out + ".s")
 step(*clang, "--target=amdgcn-amd-amdhsa", "-mcpu=" + arch, "-c", out + ".s", "-o", out + ".o")
 step({zig!r}, "ld.lld", "-shared", out + ".o", "-o", out)
 """
+
+
+# For `write_hipcc`: a compile waits until a file is there, or has so many bytes. The minute only
+# ends what a test that failed has left behind.
+WAIT_FOR = """\
+import time
+for _ in range(6000):
+    if os.path.exists({file!r}) and os.path.getsize({file!r}) >= {size}: break
+    time.sleep(0.01)
+"""
+
+
+def wait_for(file: Path, size: int = 0) -> str:
+    """Python for `write_hipcc(before=...)`."""
+    return WAIT_FOR.format(file=str(file), size=size)
 
 
 def zig() -> str:
@@ -159,6 +174,21 @@ class Project:
         self.hipcc.chmod(0o755)
         return self.hipcc
 
+    def note_arrivals(self, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A file that from now on grows by a byte whenever a process has found nothing cached, and
+        goes on to wait for the build or to do it."""
+        file, last = self.root / "arrived", failures.last
+
+        def arrive(*args: Any) -> str:
+            found = last(*args)
+            with file.open("ab") as stream:
+                stream.write(b".")
+            return found
+
+        file.touch()
+        monkeypatch.setattr(failures, "last", arrive)
+        return file
+
     def set_version(self, text: str) -> None:
         (self.root / "version").write_text(text)
 
@@ -214,7 +244,7 @@ class Project:
     def python(self, code: str, **env: str) -> str:
         """Its output; the test fails with its errors."""
         process = self.start(code, **env)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
         return out
 

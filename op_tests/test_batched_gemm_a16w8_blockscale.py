@@ -72,6 +72,7 @@ GRID = [(128, 1), (2, 3), (3, 32), (1, 128), (1, 129)]
 FULL_GRID = [(b, m) for b in (1, 16, 128) for m in (0, 1, 3, 32, 128, 129)]
 
 
+@pytest.mark.thin(7)
 @pytest.mark.parametrize(("b", "m"), FULL_GRID if NVIDIA else GRID)
 @pytest.mark.parametrize(("n", "k"), PUBLISHED_NK)
 def test_published_shapes(b: int, m: int, n: int, k: int, device: torch.device) -> None:
@@ -91,12 +92,14 @@ ODD = [(1, 1, 1, 1), (3, 2, 17, 5), (2, 1, 129, 127), (1, 5, 100, 129), (2, 17, 
        (5, 1, 40, 33), (1, 33, 130, 64)]  # fmt: skip
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(("b", "m", "n", "k"), ODD)
 def test_odd_sizes(b: int, m: int, n: int, k: int, device: torch.device) -> None:
     problem = random_problem(b, m, n, k).to(device)
     assert_correct(run(problem), problem)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize(("x_dtype", "out_dtype"), [(BF16, F32), (F16, BF16), (F16, F16)])
 @pytest.mark.parametrize("m", [1, 20])
 def test_dtypes(
@@ -136,6 +139,7 @@ EVERY_CODE = [
 ]
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize(("case", "x_dtype"), EVERY_CODE)
 def test_every_code(
     case: str, x_dtype: torch.dtype, device: torch.device, formats: tuple[torch.dtype, ...]
@@ -248,6 +252,7 @@ CONFIGS: dict[str, tuple[tuple[int, int, int, int], Config]] = {
 }
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("case", CONFIGS)
 def test_configs(case: str, one_device: torch.device) -> None:
     """Variants that these shapes do not take by themselves; twice the same bits."""
@@ -394,6 +399,7 @@ def test_staged_that_does_not_build_is_tiles(
     assert "does not build, tiles runs instead" in caplog.text
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("case", STAGED)
 @pytest.mark.parametrize("x_type", ["bf16", "fp16"])
 def test_staged_builds(case: str, x_type: str) -> None:

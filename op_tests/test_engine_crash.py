@@ -12,6 +12,7 @@ import os
 import re
 import resource
 import shutil
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from typing import Any
 
 import faulty_io
 import pytest
-from engine_project import Child, Project, project
+from engine_project import Child, Project, project, wait_for
 
 import rfops
 from rfops.jit import cache, store
@@ -215,7 +216,7 @@ def test_a_lack_of_room_is_told_to_all_who_wait(
         return str(caught.value)
 
     monkeypatch.setattr(cache, "write_atomic", full)
-    project.write_hipcc(before="import time; time.sleep(0.4)")
+    project.write_hipcc(before=wait_for(project.note_arrivals(monkeypatch), 4))
     texts = [child.result() for child in [Child.run(outcome) for _ in range(4)]]
     assert len(set(texts)) == 1 and len(project.compiles()) == 1, texts
 
@@ -324,7 +325,9 @@ def build_without_locks(project: Project, error: int, count: int) -> list[str]:
 
 def test_a_filesystem_without_locks(quick: Project, library: Path) -> None:
     """The system call itself fails: all compile, the first rename wins, the rest take its."""
-    write_copying_hipcc(quick, "sleep 0.5;")
+    begun = quick.root / "begun"
+    wait = f"while [ $(wc -l <{begun}) -lt 3 ]; do sleep 0.01; done"
+    write_copying_hipcc(quick, f"echo >>{begun}; {wait}")
     results = faulty(quick, library, "build_without_locks", errno.ENOLCK, 3)
     assert results == ["built"] * 3
     assert (quick.root / "calls").read_text().count("compile") == 3
@@ -335,7 +338,7 @@ def test_a_filesystem_without_locks(quick: Project, library: Path) -> None:
 def collect_without_locks(project: Project, error: int) -> list[list[int]]:
     faulty_io.arm(no_locks=error)
     user = Child.run(lambda: (project.build(), time.sleep(60)))
-    while not list(project.shelf.glob("*/meta.json")):
+    while not list(project.shelf.glob("[0-9a-f]*/meta.json")):  # no stage, whose name has a dot
         time.sleep(0.005)
     try:
         first = store.collect(0)
@@ -353,25 +356,27 @@ def test_what_was_used_today_stays_where_there_are_no_locks(quick: Project, libr
     assert faulty(quick, library, "collect_without_locks", errno.ENOLCK) == [[1, 0], [0, 1]]
 
 
-def test_a_killed_builder_frees_those_who_wait(project: Project) -> None:
-    """At once: one of them builds, the others take what it made."""
-    project.write_hipcc(before="import time; time.sleep(0 if len(project_calls()) > 1 else 60)")
-    count = (
-        "def project_calls():\n"
-        f"    lines = open({str(project.root / 'calls')!r}).read().splitlines()\n"
-        "    return [line for line in lines if '/dev/null' not in line and '-o' in line]\n"
-    )
-    project.hipcc.write_text(project.hipcc.read_text().replace("args = sys", count + "args = sys"))
+def test_a_killed_builder_frees_those_who_wait(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them builds, the others take what it made, while the compiler that it has left behind
+    is still there."""
+    monkeypatch.setenv("RFOPS_LOCK_TIMEOUT", "50")
+    arrived, gate, began = (project.root / name for name in ("arrived", "gate", "began"))
+    project.note_arrivals(monkeypatch)
+    first = f"if not os.path.exists({str(began)!r}):\n    open({str(began)!r}, 'w')\n"
+    project.write_hipcc(before=first + textwrap.indent(wait_for(gate), "    "))
     builder = Child.run(project.build)
-    while not project.compiles():
+    while not began.exists():
         time.sleep(0.005)
     waiters = [Child.run(project.build) for _ in range(4)]
-    time.sleep(0.3)
-    begin = time.monotonic()
+    while arrived.stat().st_size < 5:
+        time.sleep(0.005)
     builder.kill()
     assert builder.result() is None
     assert sorted(waiter.result() for waiter in waiters) == ["built", "found", "found", "found"]
-    assert time.monotonic() - begin < 10 and len(project.compiles()) == 2
+    assert len(project.compiles()) == 2
+    gate.touch()
 
 
 def test_use_is_known_after_the_cache_was_removed(project: Project) -> None:

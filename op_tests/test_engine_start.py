@@ -19,9 +19,6 @@ from rfops.jit.settings import SETTINGS
 
 __all__ = ["project"]  # a fixture
 
-IMPORT_BAR = FIRST_CALL_BAR = 0.060  # seconds
-ATTEMPTS = 5  # the machine is shared: the best of them says what the code costs
-
 IMPORT = """
 import json, sys, time
 import torch
@@ -37,6 +34,7 @@ print(json.dumps({
     "processes": [name for name, _ in events if name in watched],
     "devices": [what for what in opened if what.startswith("('/dev/") or "libamdhip64" in what],
     "modules": sorted(set(sys.modules) - before),
+    "opened": [what for what in opened if not what.startswith("(None")],
     "initialised": torch.cuda.is_initialized(),
 }))
 """
@@ -46,7 +44,7 @@ import json, sys, time
 import torch, rfops
 x, x_scale = rfops.quant_mxfp8(torch.ones(1, 32))
 w, w_scale = rfops.quant_mxfp8(torch.ones(4, 32))
-events = []
+events, before = [], set(sys.modules)
 sys.addaudithook(lambda name, args: events.append(name))
 begin = time.perf_counter()
 out = rfops.gemm_mxfp8(x, w, x_scale, w_scale)
@@ -58,6 +56,7 @@ assert out.tolist() == [[32.0] * 4], out
 print(json.dumps({
     "seconds": seconds,
     "later": later,
+    "modules": sorted(set(sys.modules) - before),
     "processes": events.count("subprocess.Popen") + events.count("os.posix_spawn"),
 }))
 """
@@ -73,24 +72,18 @@ def run(code: str, **env: str) -> dict[str, object]:
     return dict(json.loads(done.stdout))
 
 
-def best(code: str, bar: float) -> dict[str, object]:
-    """The quickest of a few runs; stops as soon as one is within the bar."""
-    results = []
-    for _ in range(ATTEMPTS):
-        results.append(run(code))
-        if results[-1]["seconds"] < bar:  # type: ignore[operator]
-            break
-    return min(results, key=lambda result: result["seconds"])  # type: ignore[arg-type,return-value]
-
-
 def test_import_is_cheap(figure: Callable[[str], None]) -> None:
-    result = best(IMPORT, IMPORT_BAR)
+    """By what it does: our own modules, few others beside torch's, nothing else opened or run."""
+    run(IMPORT)  # compiles what has been edited
+    result = run(IMPORT)
     figure(f"import rfops on top of torch: {1e3 * result['seconds']:.0f} ms")  # type: ignore[operator]
     assert result["processes"] == [] and result["devices"] == []
     assert not result["initialised"]
     for heavy in ("pandas", "triton", "ninja", "subprocess", "ziglang", "numpy"):
         assert heavy not in result["modules"], heavy  # type: ignore[operator]
-    assert result["seconds"] < IMPORT_BAR  # type: ignore[operator]
+    others = [m for m in result["modules"] if m.split(".")[0] != "rfops"]  # type: ignore[attr-defined]
+    assert len(others) < 10, others
+    assert len(result["opened"]) <= 2 * len(result["modules"]), result["opened"]  # type: ignore[arg-type]
 
 
 def test_import_needs_no_tool_and_no_home(tmp_path: Path) -> None:
@@ -99,15 +92,16 @@ def test_import_needs_no_tool_and_no_home(tmp_path: Path) -> None:
 
 
 def test_first_call_in_a_new_process(figure: Callable[[str], None]) -> None:
-    """With everything cached: the engine's own time, so on the smallest of shapes."""
+    """With everything cached: nothing of building is imported, no process is started."""
     run(FIRST_CALL)
-    result = best(FIRST_CALL, FIRST_CALL_BAR)
+    result = run(FIRST_CALL)
     figure(
         f"first call in a new process, cached: {1e3 * result['seconds']:.1f} ms, "  # type: ignore[operator]
         f"later ones {1e3 * result['later']:.2f} ms"  # type: ignore[operator]
     )
     assert result["processes"] == 0
-    assert result["seconds"] < FIRST_CALL_BAR  # type: ignore[operator]
+    for heavy in ("subprocess", "ninja", "triton", "rfops.jit.compile", "rfops.jit.failures"):
+        assert heavy not in result["modules"], heavy  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

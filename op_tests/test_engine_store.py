@@ -11,13 +11,12 @@ import shutil
 import sys
 import tarfile
 import time
-from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import torch
-from engine_project import Child, Project, project
+from engine_project import Child, Project, project, wait_for
 
 import rfops
 from rfops import cli
@@ -194,12 +193,14 @@ def test_what_this_process_uses_stays(project: Project) -> None:
 
 
 def test_a_build_is_not_disturbed(project: Project) -> None:
-    project.write_hipcc(before="import time; time.sleep(0.5)")
+    gate = project.root / "gate"
+    project.write_hipcc(before=wait_for(gate))
     child = Child.run(lambda: project.build(BIAS=1))
     while not project.compiles():
         time.sleep(0.005)
     store.collect(0)
     assert list(project.shelf.glob(".stage-*"))
+    gate.touch()
     assert child.result() == "built"
     assert project.build(BIAS=1) == "found" and len(project.compiles()) == 1
 
@@ -281,29 +282,16 @@ def test_why(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
 # ---------------------------------------------------------------- build
 
 
-@pytest.fixture
-def running(project: Project) -> Callable[[], int]:
-    """Compilers that take a moment and write down when they begin and end; the most at once."""
-    log = project.root / "running"
-    project.write_hipcc(
-        before="import atexit, time\n"
-        f"def note(word): open({str(log)!r}, 'a').write(word)\n"
-        "note('+'); atexit.register(note, '-'); time.sleep(0.15)"
-    )
-
-    def most() -> int:
-        now = [1 if word == "+" else -1 for word in log.read_text()]
-        assert sum(now) == 0 and len(now) == 12
-        return max(accumulate(now))
-
-    return most
-
-
 @pytest.mark.parametrize(("gigabytes", "most"), [(100, 4), (0.5, 1)])
 def test_jobs_are_bounded_by_free_memory(
-    project: Project, monkeypatch: pytest.MonkeyPatch, running: Callable[[], int],
-    gigabytes: float, most: int,
-) -> None:  # fmt: skip
+    project: Project, monkeypatch: pytest.MonkeyPatch, gigabytes: float, most: int
+) -> None:
+    """Compilers that write down when they begin and end; the first wait for as many as there may
+    be, so that these are at once."""
+    log = project.root / "running"
+    note = f"import atexit\ndef note(word): open({str(log)!r}, 'a').write(word)\n"
+    begin = f"note('+')\n{wait_for(log, most)}atexit.register(note, '-')"
+    project.write_hipcc(before=note + begin)
     monkeypatch.setattr(resources, "free_memory", lambda: int(gigabytes * 2**30))
     manifest = project.root / "m.json"
     entries = [
@@ -312,7 +300,8 @@ def test_jobs_are_bounded_by_free_memory(
     ]
     manifest.write_text(json.dumps({"rfops_manifest": 1, "entries": entries}))
     assert cli.main(["build", "--manifest", str(manifest), "-j", "4"]) == 0
-    assert running() == most
+    now = [1 if word == "+" else -1 for word in log.read_text()]
+    assert sum(now) == 0 and len(now) == 12 and max(accumulate(now)) == most
 
 
 def test_free_memory_is_that_of_the_machine() -> None:

@@ -99,9 +99,26 @@ def test_no_compiler_at_all(bare: Project, monkeypatch: pytest.MonkeyPatch) -> N
         bare.op().build("gfx950")
     text = str(caught.value)
     assert "hipcc on PATH: not found" in text and f"{ZIG}: not found" in text
-    assert "RFOPS_HIPCC" in text and "pip install 'rfops[clang]'" in text
+    assert "RFOPS_HIPCC" in text and "which brings a clang that knows AMD GPUs" in text
     with pytest.raises(rfops.ToolchainNotFound, match=r"g\+\+ 11 or newer"):
         toolchain.host_toolchain()
+
+
+@pytest.mark.parametrize("place", ["a checkout", "an installation"])
+def test_the_advice_is_a_command_that_works_there(
+    place: str, bare: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No index has rfops: its extra can be had from a checkout's folder, ziglang anywhere."""
+    monkeypatch.setattr(toolchain, "_zig", lambda tool: None)
+    monkeypatch.setattr(toolchain.paths, "ROOT", bare.root)
+    advice = "pip install ziglang"
+    if place == "a checkout":
+        (bare.root / "pyproject.toml").touch()
+        advice = f"pip install -e '.[clang]' in {bare.root}"
+    for kind, target in (("device", "gfx950"), ("host", toolchain.HOST_TARGET)):
+        with pytest.raises(rfops.ToolchainNotFound) as caught:
+            toolchain.choose(kind, target, again=True)
+        assert f"or: {advice}" in str(caught.value).splitlines()[-1]
 
 
 def test_a_hipcc_that_does_not_start(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,7 @@ def assert_correct(got: torch.Tensor, problem: Problem, config: GemvConfig | Non
 # ---------------------------------------------------------------- values
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("m", ALL_M)
 def test_every_m(m: int, gfx950: torch.device) -> None:
     """K beyond a whole number of steps, N beyond a whole number of tiles; the route's kernel, and
@@ -118,6 +119,7 @@ def test_every_m(m: int, gfx950: torch.device) -> None:
     assert_correct(gemm_mxfp8(*problem.args, config=config), problem, config)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("k", "n", "m"), [(*shape, m) for shape, m in zip(ALL_SHAPES, SHAPE_M, strict=True)]
 )
@@ -142,6 +144,7 @@ def test_odd_sizes(k: int, n: int, gfx950: torch.device) -> None:
     assert_correct(gemm_mxfp8(*problem.args), problem)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("lanes", [16, 32, 64])
 @pytest.mark.parametrize(("rows", "steps", "waves"), [(1, 1, 1), (4, 1, 3), (3, 2, 2), (2, 2, 8)])
 def test_variants(lanes: int, rows: int, steps: int, waves: int, gfx950: torch.device) -> None:
@@ -423,6 +426,7 @@ def largest_variant(m: int) -> GemvConfig:
     return max(candidates, key=lambda c: (c.rows * c.steps, c.lanes == 64, c.waves))
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("m", ALL_M)
 def test_resources(m: int, gfx950: torch.device) -> None:
     """No spills, no scratch, and registers for two waves a SIMD at least."""

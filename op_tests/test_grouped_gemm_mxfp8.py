@@ -213,6 +213,7 @@ VARIANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("k", [1056, 1280])
 @pytest.mark.parametrize("config", VARIANTS, ids=str)
 def test_variants(config: MoeConfig, k: int, gfx950: torch.device) -> None:
@@ -604,6 +605,7 @@ def full_size(gemm: int, n: int, k: int, experts: int, tokens: int, top_k: int) 
     return dataclasses.replace(small, w=w.view(torch.float8_e4m3fn), w_scale=w_scale, **layout)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("gemm", "n", "k", "experts", "tokens"),
     [(1, 1536, 6144, 256, 1), (1, 768, 6144, 128, 2), (2, 6144, 768, 64, 2), (2, 6144, 768, 32, 1)],

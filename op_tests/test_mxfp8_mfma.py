@@ -84,6 +84,7 @@ def assert_correct(got: torch.Tensor, problem: Problem, config: MfmaConfig | Non
 # ---------------------------------------------------------------- values
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [
@@ -105,6 +106,7 @@ def test_odd_sizes(k: int, n: int, gfx950: torch.device) -> None:
     assert_correct(run(problem), problem)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("case", VARIANTS)
 def test_variants(case: str, gfx950: torch.device) -> None:
     config, shape = VARIANTS[case]
@@ -112,6 +114,7 @@ def test_variants(case: str, gfx950: torch.device) -> None:
     assert_correct(run(problem, config), problem, config)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("k", "n", "m"), [(*s, m) for s, m in zip(MODEL_SHAPES["tp4"], (64, 8, 16, 33), strict=True)]
 )
@@ -128,6 +131,7 @@ def test_model_shapes_all_m(k: int, n: int, m: int, gfx950: torch.device) -> Non
     assert_correct(run(problem), problem)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("n", [36, 35, 34])
 @pytest.mark.parametrize("split", [1, 2])

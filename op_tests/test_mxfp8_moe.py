@@ -69,6 +69,7 @@ def test_checker_finds_nothing_between_blocks(gfx950: torch.device) -> None:
     assert not checked.findings
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("block_m", [8, 16, 64, 128])
 def test_resources(block_m: int, gfx950: torch.device) -> None:
     """No spills, no scratch, two waves a SIMD, of what the heuristic takes for one row and of the

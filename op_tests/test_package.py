@@ -32,7 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("jit", "csrc", "configs", "rfops"):
         ignore = shutil.ignore_patterns("__pycache__", ".*")
         shutil.copytree(ROOT / name, copy / name, ignore=ignore)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "rfops_command.py"):
         shutil.copy(ROOT / name, copy)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(folder)]
     done = subprocess.run([*command, str(copy)], capture_output=True, text=True, check=False)
@@ -58,7 +58,7 @@ def test_wheel_has_every_source(wheel: Path) -> None:
 
 def test_wheel_has_nothing_else(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert tops == {"rfops", f"rfops-{rfops.__version__}.dist-info"}
+    assert tops == {"rfops", "rfops_command.py", f"rfops-{rfops.__version__}.dist-info"}
     endings = {Path(n).suffix for n in zipfile.ZipFile(wheel).namelist() if "dist-info" not in n}
     assert endings <= {".py", ".json", ".hip", ".h", ".cpp", ".md", ".csv", ".typed"}
 
@@ -116,16 +116,22 @@ def test_readme_and_ci_run_the_same_commands() -> None:
     commands = re.findall(r"^    (pip install .*)$", readme, re.M)
     assert commands == [DEMO_COMMAND, TEST_COMMAND]
     script = ROOT / ".ci" / "run"
-    assert TEST_COMMAND in script.read_text().splitlines()
+    lines = script.read_text().splitlines()
+    assert TEST_COMMAND in lines
+    dry = next(at for at, line in enumerate(lines) if "--dry-run" in line)
+    assert lines[dry].endswith(TEST_COMMAND.split(" && ")[0].removeprefix("pip install"))
+    assert dry < lines.index(TEST_COMMAND) and "PIP_CONFIG_FILE=/dev/null" in lines[dry - 1]
+    assert "pip install -q --no-deps -U triton" in lines[lines.index(TEST_COMMAND) :]
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
 
 
 def test_readme_shows_code_that_runs() -> None:
+    """Each block by itself, in one process."""
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     assert len(blocks) == 4
-    for block in blocks:
-        run_python(block, "/", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    code = f"for block in {blocks!r}:\n    exec(block, {{'__name__': '__main__'}})"
+    run_python(code, "/", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 
 def test_readme_names_every_command_and_error() -> None:

@@ -184,6 +184,7 @@ def _default_cases() -> list[object]:
     return found
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize(("arch", "case"), _default_cases())
 def test_dot(arch: str, case: Case) -> None:
     _check(arch, case)
@@ -217,6 +218,7 @@ NATIVE = [
 ]
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("arch", "case", "instruction"), NATIVE, ids=lambda value: str(value).replace("\\", "")
 )

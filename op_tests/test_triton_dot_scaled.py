@@ -138,6 +138,7 @@ def _check(arch: str, case: Case) -> str:
 # ---------------------------------------------------------------------------------- every pair
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("nonkdim", [16, 32])
 @pytest.mark.parametrize("pair", NATIVE)
 def test_scaled_instruction(pair: str, nonkdim: int) -> None:
@@ -147,12 +148,14 @@ def test_scaled_instruction(pair: str, nonkdim: int) -> None:
     assert f"v_mfma_scale_f32_{shape}_f8f6f4" in assembly
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("pair", MIXED)
 def test_wide_operand(pair: str) -> None:
     """gfx950 converts the MX operand to the other's 16 bits."""
     assert "v_mfma_scale" not in _check("gfx950", Case(pair, (32, 32, 64)))
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("pair", NATIVE + MIXED[::2])
 def test_upcast(pair: str) -> None:
     """gfx942 has no scaling matrix instruction: Triton converts both operands."""
@@ -187,11 +190,13 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("case", LAYOUTS, ids=str)
 def test_layout(case: Case) -> None:
     _check("gfx950", case)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("case", LAYOUTS[::3], ids=str)
 def test_layout_upcast(case: Case) -> None:
     """The layouts of test_triton_dot.py with a conversion before them: a few are enough."""
@@ -219,6 +224,7 @@ def test_fp4_packed_across(case: Case) -> None:
 # ---------------------------------------------------------------------------------- special scales
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("arch", rfops.vgpu.ARCHS)
 @pytest.mark.parametrize("pair", ["e4m3*e4m3", "e2m1*e2m1", "e5m2*e2m1", "bf16*e2m1"])
 def test_nan_scale(arch: str, pair: str) -> None:

@@ -62,6 +62,7 @@ def test_add(dtype: torch.dtype) -> None:
     assert_within(out[n:], rest, 0)  # the mask holds
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("n", "warps"), [(1, 1), (127, 1), (1000, 4), (2049, 8)])
 def test_softmax(dtype: torch.dtype, n: int, warps: int) -> None:
@@ -98,6 +99,7 @@ def test_layer_norm(dtype: torch.dtype) -> None:
     assert_within(out, want, bound + 2.0**-24)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize(
     ("rows", "columns", "warps"), [(16, 64, 1), (4, 512, 4), (128, 32, 8), (1, 1024, 2)]
@@ -145,6 +147,7 @@ def test_reduce_of_tuples(warps: int) -> None:
 # ---------------------------------------------------------------------------------- attention
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
     ("causal", "bm", "bn", "warps", "stages"),
@@ -179,6 +182,7 @@ def test_attention(
 # ---------------------------------------------------------------------------------- scans, sorting
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
     ("rows", "columns", "axis", "warps"), [(4, 256, 1, 4), (64, 16, 0, 2), (1, 1024, 1, 8)]
@@ -205,6 +209,7 @@ def test_scans(rows: int, columns: int, axis: int, warps: int, reverse: bool) ->
     assert_within(outs[2], state, 3 * n * U * total)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "rows", "columns", "warps"),
@@ -249,6 +254,7 @@ def test_gather_scatter(dtype: torch.dtype) -> None:
     assert_within(out, want, 0)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("warps", [1, 4])
 def test_gather_in_tile(axis: int, warps: int) -> None:
@@ -304,6 +310,7 @@ def test_atomic_add_returns_each_count_once() -> None:
         assert old[x == b].sort().values.tolist() == list(range(int(counts[b])))
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("returned", [False, True])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
@@ -326,6 +333,7 @@ def test_atomic_add_of_floats(dtype: torch.dtype, returned: bool) -> None:
             assert (final == out[cell]).any()
 
 
+@pytest.mark.thin(7)
 @pytest.mark.parametrize("op", ["max", "min", "and", "or", "xor"])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint32], ids=str)
 def test_atomic_integers(op: str, dtype: torch.dtype) -> None:
@@ -435,6 +443,7 @@ def spread_over(low: float, high: float, n: int) -> torch.Tensor:
     return torch.cat([even, sizes])
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name: str) -> None:
     ulps, low, high, function = FUNCTIONS[name]
@@ -465,6 +474,7 @@ def test_exact_functions(name: str) -> None:
     assert_within(out, function(x.double()).float(), 0)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", ["exp", "log", "sin", "sqrt", "erf"])
 def test_functions_of_f64(name: str) -> None:
     ulps, low, high, function = FUNCTIONS[name]
@@ -518,6 +528,7 @@ def skip_fnuz(arch: str, fp8: torch.dtype) -> None:
         pytest.skip("this Triton converts FNUZ fp8 wrongly")
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("wide", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("fp8", OCP + FNUZ, ids=str)
 def test_cast_from_fp8(arch: str, fp8: torch.dtype, wide: torch.dtype) -> None:
@@ -532,6 +543,7 @@ def test_cast_from_fp8(arch: str, fp8: torch.dtype, wide: torch.dtype) -> None:
     assert_within(out, x.to(torch.float32), 0)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("wide", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("fp8", OCP + FNUZ, ids=str)
 def test_cast_to_fp8(arch: str, fp8: torch.dtype, wide: torch.dtype) -> None:

@@ -125,6 +125,7 @@ EXTREMES = [
 ]
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize(("m", "config"), [(2, None), (70, None), (2, BLOCKS)])
 def test_extreme_scales(m: int, config: TritonConfig | None, device: torch.device) -> None:
     """A row of w for each case, in the first block; the other blocks are zeros."""
@@ -158,6 +159,7 @@ def apart(values: torch.Tensor, distance: int) -> torch.Tensor:
     return torch.as_strided(buffer, values.shape, strides).copy_(values)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("distance", [2**26, 2**28])
 def test_rows_far_apart(distance: int, device: torch.device) -> None:
     """Rows of x and w beyond 2 and 4 GiB: across tiles, and (2^28) inside one tile."""
@@ -180,6 +182,7 @@ def test_rows_far_apart(distance: int, device: torch.device) -> None:
 RAGGED = [2, 0, 2, 2, 5, 2, 0, 2] + [2] * 14 + [-1, 6, 6]  # experts 1, 3, 4 are empty
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("block_m", "a_div", "weighted", "config"),
     [(16, 5, False, None), (64, 1, True, None), (5, 1, False, None), (40, 5, True, BLOCKS)],

@@ -61,6 +61,7 @@ def event() -> Any:
 # ---------------------------------------------------------------------------------- do_bench
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     "bench", [triton.testing.do_bench, triton.testing.do_bench_cudagraph, imported_early,
               graph_imported_early],

@@ -12,15 +12,6 @@ __version__ = "0.1.0"
 if not (Path(__file__).parent / "jit").is_dir():
     __path__.append(str(Path(__file__).parent.parent))
 
-# An op and its file have the same name. These imports, not lazy ones, make `rfops.<op>` the
-# function whatever else has been imported before.
-from . import vgpu
-from .batched_gemm_a16w8_blockscale import (
-    batched_gemm_a16w8_blockscale,
-    batched_gemm_a16w8_blockscale_ref,
-)
-from .gemm_mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
-from .grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref
 from .jit import (
     BindError,
     BuildError,
@@ -33,8 +24,20 @@ from .jit import (
     UnsupportedArch,
     freeze,
 )
-from .moe_align_block_size import moe_align_block_size
-from .quant_mxfp8 import quant_mxfp8
+
+# An op and its file have the same name. These imports, not lazy ones, make `rfops.<op>` the
+# function whatever else has been imported before. The command alone begins without them, and
+# without torch (rfops_command.py); `cli.with_ops` imports them then.
+if not globals().get("WITHOUT_OPS"):
+    from . import vgpu
+    from .batched_gemm_a16w8_blockscale import (
+        batched_gemm_a16w8_blockscale,
+        batched_gemm_a16w8_blockscale_ref,
+    )
+    from .gemm_mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
+    from .grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref
+    from .moe_align_block_size import moe_align_block_size
+    from .quant_mxfp8 import quant_mxfp8
 
 __all__ = [
     "BindError",

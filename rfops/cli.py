@@ -7,14 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
-
-import torch
 
 import rfops
 from rfops import cli_build, cli_cache, cli_doctor
 from rfops import why as why_command
-from rfops.jit import RfopsError, compiled_ops, paths, vgpu_library, vgpu_library_folder
+from rfops.cli_common import help_of, with_ops
+from rfops.jit import BuildError, paths, settings, vgpu_library, vgpu_library_folder
 from rfops.jit.files import cache_roots
 from rfops.jit.spec import ModuleSpec, load_config
 
@@ -25,18 +25,28 @@ def main(argv: list[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         return command(options)
-    except (RfopsError, ValueError) as error:
-        print(f"rfops: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
     except BrokenPipeError:  # the reader has seen enough, as in `rfops ls | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:
+        _report(error)
+        return 1
+
+
+def _report(error: Exception) -> None:
+    """What went wrong, for people; with RFOPS_LOG=debug all of it."""
+    debug = settings.raw("RFOPS_LOG") == "debug"
+    text = error.brief if isinstance(error, BuildError) and not debug else error
+    if debug:
+        traceback.print_exception(error)
+    print(f"rfops: {type(error).__name__}: {text}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rfops", description=(rfops.__doc__ or "").split("\n")[0])
     parser.add_argument("--version", action="version", version=f"rfops {rfops.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    parser.set_defaults(command=help_of(parser))
+    commands = parser.add_subparsers(metavar="command")
 
     demo = commands.add_parser("demo", help="build and run the first op, and say what was done")
     demo.add_argument("--cold", action="store_true", help="use an empty cache, for cold times")
@@ -58,13 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     profile.set_defaults(command=_profile)
 
     reason = commands.add_parser("why", help="which kernel a call takes, why one is not cached")
-    reason.set_defaults(command=why_command.run)
+    reason.set_defaults(command=help_of(reason))
     why_command.add_arguments(reason)
 
-    tune = commands.add_parser("tune", help="fill a tuned table (needs a checkout)", add_help=False)
-    tune.add_argument("family", choices=("mxfp8",), help="whose table; --help after it")
-    tune.add_argument("arguments", nargs=argparse.REMAINDER)
-    tune.set_defaults(command=_tune)
+    tune = commands.add_parser("tune", help="fill a tuned table (needs a checkout)")
+    tune.add_argument("family", nargs="?", choices=("mxfp8",), help="whose table; --help after it")
+    tune.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script that does it")
+    tune.set_defaults(command=lambda given: _tune(given) if given.family else help_of(tune)(given))
 
     vgpu = commands.add_parser("vgpu", help="the virtual GPU, for use as a HIP runtime")
     which = vgpu.add_mutually_exclusive_group(required=True)
@@ -79,12 +89,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    with_ops()
     from rfops import demo
 
     return demo.run(cold=options.cold)
 
 
 def _profile(options: argparse.Namespace) -> int:
+    for size in ("m", "n", "k"):
+        if getattr(options, size) < 0:
+            raise ValueError(f"--{size} {getattr(options, size)}: expected 0 or more")
+    with_ops()
+    import torch
+
     from rfops.vgpu_profile import table
 
     generator = torch.Generator().manual_seed(0)
@@ -92,6 +109,10 @@ def _profile(options: argparse.Namespace) -> int:
     x, w = (rfops.quant_mxfp8(torch.randn(shape, generator=generator)) for shape in shapes)
     with rfops.vgpu.profile() as profile:
         rfops.gemm_mxfp8(x[0], w[0], x[1], w[1])
+    if not profile.launches and not options.json:
+        print(
+            f"gemm_mxfp8 M={options.m} N={options.n} K={options.k}: nothing to compute, no launch"
+        )
     for record in profile.launches:
         print(json.dumps(record.as_dict()) if options.json else table(record))
     return 0
@@ -112,13 +133,16 @@ def _vgpu(options: argparse.Namespace) -> int:
 # ---------------------------------------------------------------- ls
 
 
-# The modules of each op; what an op runs by Triton or torch alone has none.
-OPS: dict[str, tuple[str, ...]] = {
-    "batched_gemm_a16w8_blockscale": (),
-    "gemm_mxfp8": ("mxfp8_gemv", "mxfp8_mfma"),
-    "grouped_gemm_mxfp8": ("mxfp8_moe",),
-    "moe_align_block_size": ("moe_align_block_size",),
-    "quant_mxfp8": (),
+# The modules of each op with their kernels; what an op runs by Triton or torch alone has none.
+OPS: dict[str, dict[str, tuple[str, ...]]] = {
+    "batched_gemm_a16w8_blockscale": {},
+    "gemm_mxfp8": {
+        "mxfp8_gemv": ("mxfp8_gemv",),
+        "mxfp8_mfma": ("mxfp8_mfma_reduce", "mxfp8_mfma"),
+    },
+    "grouped_gemm_mxfp8": {"mxfp8_moe": ("mxfp8_moe",)},
+    "moe_align_block_size": {"moe_align_block_size": ("moe_align_count", "moe_align_place")},
+    "quant_mxfp8": {},
 }
 
 
@@ -131,9 +155,9 @@ def _cached(spec: ModuleSpec, arch: str) -> int:
 
 
 def _ls(_options: argparse.Namespace) -> int:
-    used: dict[str, str] = {}
-    for op in compiled_ops():
-        used[op.module] = f"{used[op.module]},{op.kernel}" if op.module in used else op.kernel
+    used = {
+        name: ",".join(kernels) for modules in OPS.values() for name, kernels in modules.items()
+    }
     rows = [("module", "kernel", "architecture", "cached variants", "op")]
     for name, spec in load_config().items():
         archs = spec.archs if spec.kind == "device" else ("host",)

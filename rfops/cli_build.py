@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rfops.cli_common import declared_ops, with_ops
 from rfops.jit import (
     BuildError,
     RfopsError,
-    compiled_ops,
-    launcher,
+    ToolchainNotFound,
     manifest,
     paths,
     resources,
@@ -30,7 +31,6 @@ from rfops.jit.manifest import TritonWanted, Wanted
 from rfops.jit.spec import ARCHS, ModuleSpec, load_config, module_spec
 
 Entry = Wanted | TritonWanted
-_FAILURE_LINES = 20  # of a failed build; its log has them all
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,14 +51,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Goes on after a failure and reports it at the end; status 1 if there was one."""
     wanted = list(dict.fromkeys(_wanted(options)))
-    begin, failures = time.monotonic(), []
+    begin, failed = time.monotonic(), 0
+    reasons: dict[object, str] = {}
     progress = _Progress(len(wanted))
     gate = _MemoryGate()
     workers = resources.jobs(options.jobs)
     if options.jobs < 0:
         raise ValueError(f"-j {options.jobs}: expected 1 or more, or 0 for as many as fit")
 
-    def job(entry: Entry) -> tuple[Entry, str, str]:
+    def job(entry: Entry) -> tuple[Entry, str, RfopsError | None]:
         with gate:
             return entry, *_build(entry)
 
@@ -66,39 +67,44 @@ def run(options: argparse.Namespace) -> int:
         # Host libraries are parallel in themselves, Triton has one driver for the process.
         alone = [e for e in wanted if e.arch == "host" or isinstance(e, TritonWanted)]
         devices = [entry for entry in wanted if entry not in alone]
-        for entry, state, failure in _chain(pool.map(job, devices), map(job, alone)):
-            progress.show(str(entry), state)
-            failures += [failure] if failure else []
-    for failure in dict.fromkeys(failures):
-        lines = failure.splitlines()
-        more = ["..."] if len(lines) > _FAILURE_LINES else []
-        print("rfops: " + "\n".join(lines[:_FAILURE_LINES] + more), file=sys.stderr)
-    done = len(wanted) - len(failures)
-    print(f"{done} of {len(wanted)} in {time.monotonic() - begin:.1f} s")
-    return 1 if failures else 0
+        for entry, state, error in itertools.chain(pool.map(job, devices), map(job, alone)):
+            progress.show(str(entry), state, line=not isinstance(error, ToolchainNotFound))
+            if error is not None:
+                failed += 1
+                reasons.setdefault(*_reason(error))
+    for reason in reasons.values():
+        print(f"rfops: {reason}", file=sys.stderr)
+    print(f"{len(wanted) - failed} of {len(wanted)} in {time.monotonic() - begin:.1f} s")
+    return 1 if failed else 0
 
 
-def _chain(*parts: Iterable[tuple[Entry, str, str]]) -> Iterator[tuple[Entry, str, str]]:
-    for part in parts:
-        yield from part
+def _reason(error: RfopsError) -> tuple[object, str]:
+    """What it says, and by what it is said once: a compiler that is missing, for all variants of
+    all architectures; what one says, for all variants of a module."""
+    if isinstance(error, ToolchainNotFound):
+        return error.rejected, str(error)
+    if isinstance(error, BuildError):
+        return (error.module, error.cause, error.output), error.brief
+    return str(error), str(error)
 
 
-def _build(entry: Entry) -> tuple[str, str]:
+def _build(entry: Entry) -> tuple[str, RfopsError | None]:
     try:
         if isinstance(entry, TritonWanted):
-            return "built" if _build_triton(entry) else "cached", ""
+            return "built" if _build_triton(entry) else "cached", None
         spec = module_spec(entry.module, entry.config)
         if entry.arch == "host":
             artifact = build_host(spec)
         else:
             artifact = build_device(spec, entry.arch, dict(entry.defines))
     except RfopsError as error:
-        return "failed", str(error)
-    return "built" if artifact.fresh else "cached", ""
+        return "failed", error
+    return "built" if artifact.fresh else "cached", None
 
 
 def _build_triton(entry: TritonWanted) -> bool:
     """Through the virtual GPU's driver: no GPU is needed, and the cache's keys are the same."""
+    with_ops()
     from rfops import vgpu
     from rfops.jit import triton_builds
 
@@ -131,7 +137,7 @@ def _wanted(options: argparse.Namespace) -> Iterator[Entry]:
     if defines and not options.modules:
         raise ValueError("-D: expected a module to build with it, got none")
     config = options.config.absolute() if options.config else paths.COMPILER_CONFIG
-    ops = dict.fromkeys(op.module for op in compiled_ops())
+    ops = dict.fromkeys(op.module for op in declared_ops())
     ours = config == paths.COMPILER_CONFIG
     known = [*ops, *(n for n, s in load_config(config).items() if not ours or s.kind == "host")]
     for name in options.modules:
@@ -147,8 +153,11 @@ def _wanted(options: argparse.Namespace) -> Iterator[Entry]:
 
 def _launcher() -> list[str]:
     """The native launcher's module, where it can be built at all."""
+    from rfops.jit import launcher
+
     try:
         toolchain.python_headers(launcher.MODULE)
+        toolchain.host_toolchain()
     except RfopsError:
         return []
     return [launcher.MODULE]
@@ -162,7 +171,7 @@ def variants(
         yield Wanted(spec.name, "host", (), spec.config)
         return
     ours = spec.config == paths.COMPILER_CONFIG and not defines
-    ops = [op for op in compiled_ops() if ours and op.module == spec.name and op.variants]
+    ops = [op for op in (declared_ops() if ours else ()) if op.module == spec.name and op.variants]
     for arch in (arch for arch in archs if arch in spec.archs):
         declared = [d for op in ops for d in (op.variants(arch) if op.variants else ())]
         for variant in declared if ops else [dict(defines)]:  # two kernels may declare the same
@@ -215,10 +224,12 @@ class _Progress:
         if self.tty:
             sys.stdout.write("\r\033[K")
 
-    def show(self, name: str, state: str) -> None:
+    def show(self, name: str, state: str, line: bool = True) -> None:
         self.counts[state] += 1
         done = sum(self.counts.values())
         if not self.tty:
+            if not line:
+                return
             print(f"[{done}/{self.total}] {name}: {state}", flush=True)
             return
         counts = ", ".join(f"{count} {word}" for word, count in self.counts.items() if count)

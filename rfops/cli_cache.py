@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from rfops import cli_build
+from rfops.cli_common import help_of
 from rfops.jit import archive, manifest, paths, resources, store, why
 from rfops.jit.files import cache_root
 from rfops.jit.spec import module_spec
@@ -18,7 +19,8 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The command's options."""
     cache = commands.add_parser("cache", help="export, import, clean up or explain the cache")
-    actions = cache.add_subparsers(required=True, metavar="action")
+    cache.set_defaults(command=help_of(cache))
+    actions = cache.add_subparsers(metavar="action")
 
     export = actions.add_parser("export", help="write the cache to one file for other machines")
     export.add_argument("file", type=Path)

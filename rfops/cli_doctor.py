@@ -6,16 +6,18 @@ import argparse
 import json
 import os
 import platform
+import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import rfops
 from rfops import tuned_table
 from rfops.jit import ConfigError, resources, settings, toolchain, trust
 from rfops.jit.files import cache_root, cache_roots
 from rfops.jit.spec import ARCHS
+
+_KERNEL_DRIVERS = (Path("/dev/kfd"), Path("/dev/dxg"))  # AMD's; WSL's
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -41,7 +43,7 @@ def examine() -> dict[str, Any]:
     record: dict[str, Any] = {
         "rfops": rfops.__version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": _torch_version(),
         "compilers": compilers,
         "devices": {"gpus": _gpus(), "virtual": settings.raw("RFOPS_VGPU_ARCH")},
         "tables": {family: _table(family) for family in tuned_table.FAMILIES},
@@ -81,7 +83,21 @@ def _table(family: str) -> dict[str, Any]:
     return {"ok": True, "rows": dict(table.origins()), "conflicts": conflicts}
 
 
+def _torch_version() -> str:
+    """Asked of what is installed: importing torch takes a second."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:  # run from where it was built
+        import torch
+
+        return str(torch.__version__)
+
+
 def _gpus() -> list[str]:
+    if "torch" not in sys.modules and not any(map(Path.exists, _KERNEL_DRIVERS)):
+        return []
+    import torch
+
     if not torch.version.hip or not torch.cuda.is_available():
         return []
     count = torch.cuda.device_count()

@@ -12,8 +12,7 @@ import torch
 import rfops
 from rfops import routing
 from rfops.gemm_mxfp8_route import route
-from rfops.jit import BoundKernel, settings, vgpu_library
-from rfops.jit.toolchain import device_toolchain
+from rfops.jit import BoundKernel, hip, settings, toolchain, vgpu_library
 from rfops.mxfp8_gemv import GemvConfig, mxfp8_gemv
 from rfops.mxfp8_mfma import TILE_K, MfmaConfig, mxfp8_mfma
 from rfops.real_input import INSTALL, first_feed_forward, model_folder
@@ -34,6 +33,7 @@ class Case:
 def run(cold: bool) -> int:
     """Print the steps; 0 if every result was within its bound and, if cold, every time too."""
     device = _device()
+    _check_compiler(hip.device_arch(device), cold)
     if not cold:
         return _run(device, cold)
     if device.type == "cpu":  # the bar is for a virtual GPU that is built already
@@ -45,6 +45,12 @@ def run(cold: bool) -> int:
 
 def _device() -> torch.device:
     return torch.device("cuda" if torch.version.hip and torch.cuda.is_available() else "cpu")
+
+
+def _check_compiler(arch: str, cold: bool) -> None:
+    """Before the virtual GPU is built, a minute. What a cache has needs no compiler."""
+    if cold or not toolchain.usable("device", arch):
+        toolchain.device_toolchain(arch)
 
 
 def _run(device: torch.device, cold: bool) -> int:
@@ -116,7 +122,7 @@ def _bound(backend: str, device: torch.device, m: int, n: int, k: int) -> BoundK
 
 def _print_kernel(bound: BoundKernel) -> None:
     meta = bound.meta
-    compiler = device_toolchain(meta["arch"])
+    compiler = toolchain.device_toolchain(meta["arch"])
     _say("toolchain", f"{compiler.headline} ({compiler.argv[0]})")
     kind = "virtual GPU" if bound.hip.is_virtual else "a real one"
     _say("device", f"{kind}, {meta['arch']}; HIP runtime {bound.hip.path}")

@@ -30,7 +30,7 @@ from triton.runtime import driver as triton_driver
 from triton.runtime.autotuner import Autotuner
 
 from . import vgpu, vgpu_profile
-from .jit import BuildError, ToolchainNotFound, hip, settings, vgpu_check
+from .jit import BuildError, ToolchainNotFound, hip, settings, toolchain, vgpu_check
 
 _DEVICES = {"gfx942": 942, "gfx950": 950}
 _WAVE_SIZE = 64
@@ -280,7 +280,7 @@ def _compiler() -> list[str]:
         if importlib.util.find_spec("ziglang") is not None:
             return [sys.executable, "-m", "ziglang", "cc"]
         rejected.append("the ziglang package of this Python: not found")
-    advice = "Install gcc or clang (CC may name it), or: pip install 'rfops[clang]'."
+    advice = f"Install gcc or clang (CC may name it), or: {toolchain.install_clang()}."
     raise ToolchainNotFound(_LAUNCHER, rejected, advice)
 
 

@@ -5,24 +5,27 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from . import cli_cache, routing
+from . import cli_cache
+from .cli_common import with_ops
 from .jit import manifest
 from .jit.manifest import Wanted
 from .jit.spec import ARCHS
 from .jit.why import explain
-from .quant_mxfp8 import BLOCK
 from .tuned_table import Query
 
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+if TYPE_CHECKING:
+    import torch
+
+    from . import routing
+
+DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}  # as torch calls them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    ops = parser.add_subparsers(required=True, metavar="op", dest="op")
+    ops = parser.add_subparsers(metavar="op")
     dense = ops.add_parser("gemm_mxfp8", help="y = x @ w^T in MX-FP8")
     dense.add_argument("--m", type=int, required=True, help="rows of x")
     _add_common(dense, _gemm_mxfp8)
@@ -38,29 +41,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     batched.add_argument("--b", type=int, required=True, help="batches")
     batched.add_argument("--m", type=int, required=True, help="rows of x in a batch")
     batched.add_argument("--x-dtype", choices=("bf16", "f16"), default="bf16")
-    _add_common(batched, _batched_gemm_a16w8_blockscale, k_multiple=1)
+    _add_common(batched, _batched_gemm_a16w8_blockscale, in_blocks=False)
     module = ops.add_parser("module", help="why a kernel's variants are cached or not: the keys")
     cli_cache.add_why(module)
 
 
-def _add_common(parser: argparse.ArgumentParser, explain: object, k_multiple: int = BLOCK) -> None:
+def _add_common(
+    parser: argparse.ArgumentParser,
+    explain: Callable[[argparse.Namespace], str],
+    in_blocks: bool = True,
+) -> None:
     parser.add_argument("--n", type=int, required=True, help="rows of w, or of an expert's")
     parser.add_argument("--k", type=int, required=True, help="the summed dimension")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="default: %(default)s")
     parser.add_argument("--arch", default="gfx950", help="gfx950 (default), gfx942, sm_90, ...")
     parser.add_argument("--cu-num", type=int, help="compute units; default: the arch's own")
-    parser.set_defaults(explain=explain, k_multiple=k_multiple)
+    parser.set_defaults(command=run, explain=explain, in_blocks=in_blocks)
 
 
 def run(options: argparse.Namespace) -> int:
+    with_ops()
+    from . import routing
+    from .quant_mxfp8 import BLOCK
+
     sizes = {name: value for name, value in vars(options).items() if isinstance(value, int)}
     for name, value in sizes.items():
         if value < 1 and not isinstance(value, bool):
             raise ValueError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
-    if options.k % options.k_multiple:
-        raise ValueError(
-            f"--k {options.k}: expected a multiple of {options.k_multiple}, as the op does"
-        )
+    if options.in_blocks and options.k % BLOCK:
+        raise ValueError(f"--k {options.k}: expected a multiple of {BLOCK}, as the op does")
     if not re.fullmatch(r"gfx\d\w+|sm_\d+", options.arch):
         raise ValueError(f"--arch {options.arch}: expected gfx950, gfx942, sm_90 or the like")
     known = routing.VIRTUAL_CUS
@@ -123,11 +132,18 @@ def _batched_gemm_a16w8_blockscale(options: argparse.Namespace) -> str:
     from .batched_gemm_a16w8_blockscale import why
 
     sizes = options.b, options.m, options.n, options.k
-    return why(*sizes, options.arch, DTYPES[options.x_dtype])
+    return why(*sizes, options.arch, _dtype(options.x_dtype))
 
 
 def _target(options: argparse.Namespace) -> tuple[torch.dtype, str]:
-    return DTYPES[options.dtype], options.arch
+    return _dtype(options.dtype), options.arch
+
+
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    found: torch.dtype = getattr(torch, DTYPES[name])
+    return found
 
 
 def text(
