@@ -22,11 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-<<<<<<< HEAD
-from . import log, resources, settings, strict, trust
-=======
-from . import log, paths, resources, settings, strict
->>>>>>> w-first
+from . import log, paths, resources, settings, strict, trust
 from .cache import settled, stat_of
 from .errors import ToolchainNotFound
 from .files import (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 
+from . import trust
 from .errors import ConfigError
+from .files import cache_root
 
 # What programs have been linked against: ROCm 7, 6, 5, and builds that carry HIP with them. The
 # library's own SONAME is ROCm 7's, whose version it reports.
@@ -21,20 +24,23 @@ def vgpu_library() -> Path:
 
 
 def vgpu_library_folder() -> Path:
-    """A folder for LD_LIBRARY_PATH that has the library under all of `NAMES`: the cache's entry
-    itself. Raises as build_host, and ConfigError where a read-only cache's entry lacks a name."""
+    """A folder for LD_LIBRARY_PATH that has the library under all of `NAMES`, as links: beside what
+    the engine reads of its cache, where a link is refused. Raises as build_host, ConfigError."""
     library = vgpu_library()
-    for name in NAMES:
-        link = library.with_name(name)
-        if link == library or (link.is_symlink() and link.readlink() == Path(library.name)):
-            continue
-        aside = library.with_name(f".{name}.{uuid.uuid4().hex}")
-        try:
-            aside.symlink_to(library.name)
+    folder = cache_root().parent / "lib" / library.parent.name
+    target = Path(os.path.relpath(library, folder))  # moves with the cache
+    try:
+        trust.make_folder(folder)
+        for name in NAMES:
+            link = folder / name
+            if link.is_symlink() and link.readlink() == target:
+                continue
+            aside = folder / f".{name}.{uuid.uuid4().hex}"
+            aside.symlink_to(target)
             aside.replace(link)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot make {link}: {error.strerror or error}; run `rfops vgpu --lib-dir` once "
-                "as one who may write there, or without RFOPS_CACHE_READ"
-            ) from error
-    return library.parent
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make {folder}: {error.strerror or error}; `rfops vgpu --path` is the library, "
+            "which any folder may have a link to"
+        ) from error
+    return folder
