@@ -39,6 +39,7 @@ SETTINGS = (
     Setting("RFOPS_VGPU_THREADS", "int", "0", "host threads of the virtual GPU; 0: one a core"),
     Setting("RFOPS_VGPU_MAX_STEPS", "int", "0", "most wave-instructions of a launch; 0: any"),
     Setting("RFOPS_VGPU_CHECK", "0|1|error", "0", "report what kernels do wrong; error: and fail"),
+    Setting("RFOPS_VGPU_SCHEDULE", "text", "hardware", "order of waves, loads; or random:SEED"),
     Setting("RFOPS_VGPU_LOG", "int", "1", "how much the virtual GPU prints; 0: nothing"),
     Setting("RFOPS_HIP_LIBRARY", "path", "", "HIP runtime to load instead of the one chosen"),
     Setting("RFOPS_CONFIGS", "path", "", "folder of your own tuned tables, read on top of rfops'"),

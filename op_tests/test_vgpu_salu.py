@@ -315,6 +315,38 @@ program(
 )  # what was in memory before
 program("ends", "s_endpgm", "s_endpgm\n", *[0xDEADBEEF] * 4)
 
+# While VSKIP is on no vector instruction is issued, whatever it would write; scalar ones are.
+program(
+    "s_setvskip",
+    "on and off",
+    "v_mov_b32 v20, 1\ns_mov_b32 s8, 2\ns_mov_b32 s9, 0\ns_mov_b64 vcc, 0\nv_mov_b32 v24, 0\n"
+    "v_mov_b32 v25, 9\nds_write_b32 v24, v25\ns_waitcnt lgkmcnt(0)\n"
+    "s_setvskip -1, 0\ns_nop 1\nv_mov_b32 v20, 5\nv_readfirstlane_b32 s8, v25\n"
+    "v_cmp_eq_u32 vcc, v24, v24\nds_write_b32 v24, v24\nglobal_store_dword v2, v25, s[6:7]\n"
+    "global_load_dwordx4 v[20:23], v2, s[6:7]\nv_mfma_f32_4x4x1_16b_f32 v[20:23], v24, v25, 0\n"
+    "s_add_u32 s9, s9, 3\ns_getreg_b32 s10, hwreg(HW_REG_MODE, 28, 1)\ns_lshl_b32 s10, s10, 4\n"
+    "s_or_b32 s9, s9, s10\ns_setvskip 0, 0\ns_nop 1\nds_read_b32 v21, v24\n"
+    "s_getreg_b32 s10, hwreg(HW_REG_MODE, 28, 1)\ns_or_b32 s8, s8, s10\ns_or_b32 s8, s8, vcc_lo\n"
+    "v_mov_b32 v22, s8\nv_mov_b32 v23, s9\ns_waitcnt lgkmcnt(0)\n",
+    1, 9, 2, 0x13,
+)  # fmt: skip
+program(
+    "s_setvskip",
+    "a bit by its number, SCC stays",
+    "v_mov_b32 v20, 1\nv_mov_b32 v21, 1\ns_mov_b32 s8, 0x10\ns_mov_b32 s9, 0xffffff24\n"
+    "s_cmp_eq_u32 s8, s8\ns_setvskip s8, s9\ns_nop 1\nv_mov_b32 v20, 5\ns_setvskip s8, 3\n"
+    "s_nop 1\nv_mov_b32 v21, 5\ns_cselect_b32 s8, 6, 7\nv_mov_b32 v22, s8\n",
+    1, 5, 6,
+)  # fmt: skip
+program(
+    "s_setvskip",
+    "by the mode register, over a barrier",
+    "v_mov_b32 v20, 1\ns_mov_b32 s8, 1\ns_setreg_b32 hwreg(HW_REG_MODE, 28, 1), s8\ns_nop 1\n"
+    "v_mov_b32 v20, 5\ns_barrier\nv_mov_b32 v20, 6\ns_mov_b32 s8, 0\n"
+    "s_setreg_b32 hwreg(HW_REG_MODE, 28, 1), s8\ns_nop 1\nv_mov_b32 v21, 5\n",
+    1, 5,
+)  # fmt: skip
+
 # VGPR numbers relative to M0[7:0]: bits of the mode are source 0, 1, 2 and destination.
 _VALUES = "".join(f"v_mov_b32 v{r}, {r}\n" for r in range(30, 40))
 program(

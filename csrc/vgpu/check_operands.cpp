@@ -36,7 +36,7 @@ enum Sopk : u32 {
   kSetreg = 18
 };
 enum Sopp : u32 { kBranchScc0 = 4, kBranchScc1 = 5 };
-constexpr u32 kSetGprIdxOn = 17;  // SOPC: its second field is a number
+constexpr u32 kSetVskip = 16, kSetGprIdxOn = 17;  // SOPC: its second field is a number
 
 struct Builder {
   const Inst& inst;
@@ -83,7 +83,7 @@ struct Builder {
     source(0);
     if (op.opcode == kSetGprIdxOn) return;
     source(1);
-    out.writes_scc = true;
+    out.writes_scc = op.opcode != kSetVskip;
   }
   void sopk() {
     const u32 number = op.opcode, dwords = dwords_of(op.dst);

@@ -34,15 +34,6 @@ struct RegList {
   const RegRange* end() const { return ranges + size; }
 };
 
-// Which queue of the memory pipeline an instruction joins (reference: waits).
-enum class Queue : u8 {
-  kNone,
-  kVector,  // vmcnt
-  kFlat,    // vmcnt and lgkmcnt
-  kLds,     // lgkmcnt, in order
-  kScalar,  // lgkmcnt, out of order
-};
-
 // How a vector instruction passes undefined lanes on, where it is not "any undefined source".
 enum class Flow : u8 {
   kAny,
@@ -82,6 +73,14 @@ struct Operands {
 };
 
 Operands operands_of(const Inst& inst);
+
+// Registers that a memory instruction brings something to; they lie together, from Inst::dst.
+inline u8 result_dwords(const Operands& operands) {
+  const bool scalar = operands.queue == Queue::kScalar;
+  const u8 size = scalar ? operands.swrites.size : operands.vwrites.size;
+  if (!size) return 0;
+  return scalar ? operands.swrites.ranges[0].count : operands.vwrites.ranges[0].count;
+}
 
 // The operands of a program's instructions, found once each.
 class OperandCache {

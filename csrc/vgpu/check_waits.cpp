@@ -3,14 +3,10 @@
 namespace vgpu {
 namespace {
 
-constexpr u32 kMostVector = 63, kMostLgkm = 15;  // what vmcnt and lgkmcnt count to
-constexpr u32 kWaitcntOpcode = 12;
-
 void retire(WaitState& state, u32 code) {
-  const u32 vector = (code & 15) | (code >> 14 & 3) << 4;
-  const u32 lgkm = code >> 8 & 15;
-  if (vector < kMostVector) state.vector.wait(vector);
-  if (lgkm < kMostLgkm) state.lds.wait(lgkm);
+  const u32 lgkm = lgkm_wait(code);
+  state.vector.wait(vector_wait(code));
+  state.lds.wait(lgkm);
   if (!lgkm) state.scalar.wait(0);  // scalar loads return in any order
 }
 

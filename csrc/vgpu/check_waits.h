@@ -4,24 +4,13 @@
 #include "check_findings.h"
 #include "check_operands.h"
 #include "observer.h"
+#include "wait_counter.h"
 
 namespace vgpu {
 
-// The wait counters of a wave. Memory instructions are numbered in each queue from 1; those up to
-// `done` have been waited for.
+// The wait counters of a wave, and what each register waits for.
 struct WaitState {
-  struct Counter {
-    u32 issued = 0, done = 0;
-    // A counter at its limit holds the wave back, so that older accesses are over.
-    void issue(u32 limit) {
-      ++issued;
-      wait(limit);
-    }
-    void wait(u32 left) {
-      if (issued > left && issued - left > done) done = issued - left;
-    }
-  };
-  Counter vector, lds, scalar;
+  WaitCounter vector, lds, scalar;
 
   struct Pending {
     u32 vector = 0, lds = 0;  // the load's numbers in the queues that it has to pass

@@ -142,7 +142,7 @@ class Checker : public Observer {
  private:
   // Instructions that VGPR indexing has changed are not those of the program.
   const Operands& operands(const Wave& wave, const Inst& inst) {
-    if (wave.state != WaveState::kIndexed) return operands_.of(inst);
+    if (!(wave.slow & kIndexed)) return operands_.of(inst);
     indexed_ = operands_of(inst);
     return indexed_;
   }

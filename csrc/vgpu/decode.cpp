@@ -1,9 +1,6 @@
 // Machine code to Inst, driven by the opcode tables.
-#include <sys/mman.h>
-
 #include <array>
 #include <cstdio>
-#include <new>
 #include <string_view>
 
 #include "program.h"
@@ -520,33 +517,6 @@ void unknown_instruction(Wave& wave, const Inst& inst) {
 }
 
 }  // namespace
-
-// Slots come from the kernel as zero pages, so that a large code object costs only what it
-// executes.
-Program::Program(Arch a, const u32* w, u32 n)
-    : arch(a), words(w), count(n), address(reinterpret_cast<u64>(w)) {
-  if (!n) return;
-  void* memory = mmap(nullptr, n * sizeof(Inst), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) throw std::bad_alloc();
-  insts = static_cast<Inst*>(memory);
-}
-
-Program::~Program() {
-  if (insts) munmap(insts, count * sizeof(Inst));
-}
-
-void Program::decode_slot(u32 index) {
-  Inst decoded;
-  decode(arch, words, count, index, decoded);
-  const std::lock_guard lock(mutex_);
-  Inst& slot = insts[index];
-  if (slot.exec) return;
-  const ExecFn exec = decoded.exec;  // last: it tells other threads that the rest is there
-  decoded.exec = nullptr;
-  slot = decoded;
-  __atomic_store_n(&slot.exec, exec, __ATOMIC_RELEASE);
-}
 
 void decode(Arch arch, const u32* words, u32 count, u32 index, Inst& inst) {
   if (Decoder(arch, words, count, index, inst).run()) return;

@@ -5,6 +5,7 @@
 
 #include "hip_capture.h"
 #include "hip_internal.h"
+#include "schedule.h"
 
 namespace vgpu {
 namespace {
@@ -213,6 +214,14 @@ VGPU_API int rfops_vgpu_set_arch(const char* name) {
     std::string error;
     if (name && select_arch(name, error)) return hipSuccess;
     return fail(hipErrorInvalidValue, name ? error : "rfops_vgpu_set_arch: name is null");
+  });
+}
+
+// The schedule of launches from now on, as RFOPS_VGPU_SCHEDULE gives it to a process.
+VGPU_API int rfops_vgpu_schedule(const char* text) {
+  return guarded("rfops_vgpu_schedule", [&] {
+    const std::string error = set_schedule(text ? text : "");
+    return error.empty() ? hipSuccess : fail(hipErrorInvalidValue, error);
   });
 }
 

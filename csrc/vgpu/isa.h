@@ -113,6 +113,15 @@ enum class Kind : u8 {
   kOther
 };
 
+// Which queue of the memory pipeline an instruction joins (reference: waits).
+enum class Queue : u8 {
+  kNone,
+  kVector,  // vmcnt
+  kFlat,    // vmcnt and lgkmcnt
+  kLds,     // lgkmcnt, in order
+  kScalar,  // lgkmcnt, out of order
+};
+
 struct OpInfo {
   u16 opcode;
   const char* name;
@@ -207,6 +216,8 @@ struct Inst {
   bool sc0 = false, sc1 = false, nt = false, offen = false, idxen = false, lds = false, sve = false;
   bool soffset_en = false, imm_en = false;  // SMEM
   u8 dfmt = 0, nfmt = 0;                    // MTBUF
+  Queue queue = Queue::kNone;
+  u8 result = 0;  // dwords that a memory instruction brings to `dst`; known once it is in a Program
 
   // Matrix instructions.
   u8 cbsz = 0, abid = 0, blgp = 0;
@@ -214,5 +225,14 @@ struct Inst {
 };
 
 inline constexpr u16 kNoSaddr = 0x7f;
+
+constexpr bool is_valu(Format format) {
+  return format >= Format::kVop1 && format <= Format::kVop3p;
+}
+constexpr bool is_memory(Format format) { return format == Format::kSmem || format >= Format::kDs; }
+// What s_setvskip leaves out.
+constexpr bool is_vector(Format format) {
+  return format >= Format::kVop1 && format < Format::kCount;
+}
 
 }  // namespace vgpu

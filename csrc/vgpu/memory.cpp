@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "atomics.h"
+#include "landing.h"
 
 namespace vgpu {
 namespace {
@@ -46,23 +47,20 @@ u64 lds_inside_slow(const Workgroup& group, u64* at, u32 bytes, u64 mask) {
 
 void lds_dma(Wave& wave, const Inst& inst, const u64* at, u64 mask, u64 inside, Transfer transfer,
              u32 bytes) {
-  alignas(64) u32 rows[4][kLanes];
-  if (inside != ~u64{0}) std::memset(rows, 0, sizeof(rows));
-  transfer(rows[0], at, inside);
+  Arrivals::Piece& piece = wave.group->arrivals->next();
+  if (inside != ~u64{0}) std::memset(piece.rows, 0, sizeof(piece.rows));
+  transfer(piece.rows, at, inside);
   const bool gfx950 = wave.group->arch == Arch::kGfx950;
-  const u32 dwords = dwords_for(bytes);
+  const u32 dwords = piece.dwords = dwords_for(bytes);
   const u32 step = dwords == 1 ? 4 : 16;  // three dwords skip the fourth
   const u32 base = wave.sgpr[kM0] & (gfx950 ? 0x3fffc : 0xfffc);
-  LaneAddresses to;
+  u64* to = piece.to.at;
   for (u32 lane = 0; lane < kLanes; ++lane) {
-    to.at[lane] = base + static_cast<u32>(inst.imm) + lane * step;
+    to[lane] = base + static_cast<u32>(inst.imm) + lane * step;
   }
-  const u64 kept = lds_resolve(*wave.group, to.at, 4 * dwords, mask);
-  touch(wave, inst, {Space::kLds, true, 4 * dwords, kept, to.at, mask & ~kept});
-  const Transfer store = dwords == 1   ? store_dwords<1>
-                         : dwords == 3 ? store_dwords<3>
-                                       : store_dwords<4>;
-  store(rows[0], to.at, kept);
+  piece.mask = lds_resolve(*wave.group, to, 4 * dwords, mask);
+  touch(wave, inst, {Space::kLds, true, 4 * dwords, piece.mask, to, mask & ~piece.mask});
+  if (piece.mask) wave.landing->hold(wave, wave.group->arrivals->send());
 }
 
 // -------------------------------------------------------------------------------- private memory

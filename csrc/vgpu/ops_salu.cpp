@@ -5,6 +5,7 @@
 #include "hostcall.h"
 #include "lanes.h"
 #include "program.h"
+#include "wait_counter.h"
 
 namespace vgpu {
 namespace {
@@ -257,20 +258,20 @@ void s_movreld(Wave& w, const Inst& in) {
 }
 
 // VGPR indexing: M0[7:0] is added to the register numbers that M0[15:12] names (source 0, 1, 2,
-// destination). The runner's slow path does the adding while the state is kIndexed.
+// destination). The runner's slow path does the adding while kIndexed is on.
 void set_index_mode(Wave& w, u32 which) {
   w.sgpr[kM0] = (w.sgpr[kM0] & ~0xf000u) | (which & 15) << 12;
 }
 void s_set_gpr_idx_on(Wave& w, const Inst& in) {  // the second field is a number, not an operand
   w.sgpr[kM0] = (w.sgpr[kM0] & ~0xffu) | (read_scalar32(w, in.src[0]) & 0xff);
   set_index_mode(w, in.src[1].reg);
-  w.state = WaveState::kIndexed;
+  w.set_slow(kIndexed, true);
 }
 void s_set_gpr_idx_idx(Wave& w, const Inst& in) {
   w.sgpr[kM0] = (w.sgpr[kM0] & ~0xffu) | (read_scalar32(w, in.src[0]) & 0xff);
 }
 void s_set_gpr_idx_mode(Wave& w, const Inst& in) { set_index_mode(w, static_cast<u32>(in.imm)); }
-void s_set_gpr_idx_off(Wave& w, const Inst&) { w.state = WaveState::kRunning; }
+void s_set_gpr_idx_off(Wave& w, const Inst&) { w.set_slow(kIndexed, false); }
 
 // -------------------------------------------------------------------------------- hardware
 // registers
@@ -310,6 +311,18 @@ void s_getreg(Wave& w, const Inst& in) {
   w.sgpr[in.dst] = field(value, offset, size);
 }
 
+constexpr u32 kVskip = 28;  // MODE: vector instructions are not issued
+
+void set_mode(Wave& w, u32 mode) {
+  w.mode = mode;
+  w.set_slow(kSkipping, mode >> kVskip & 1);
+  enter_fp_mode(w);
+}
+void s_setvskip(Wave& w, const Inst& in) {
+  const u32 on = read_scalar32(w, in.src[0]) >> (read_scalar32(w, in.src[1]) & 31) & 1;
+  set_mode(w, (w.mode & ~(1u << kVskip)) | on << kVskip);
+}
+
 void set_register(Wave& w, const Inst& in, u32 value) {
   const u32 code = static_cast<u16>(in.imm), offset = code >> 6 & 31, size = (code >> 11) + 1;
   if ((code & 63) != kHwMode) {
@@ -317,8 +330,7 @@ void set_register(Wave& w, const Inst& in, u32 value) {
     fault(w, in, "s_setreg_b32 of hardware register " + std::to_string(code & 63));
   }
   const u32 mask = static_cast<u32>(((u64{1} << size) - 1) << offset);
-  w.mode = (w.mode & ~mask) | (value << offset & mask);
-  enter_fp_mode(w);
+  set_mode(w, (w.mode & ~mask) | (value << offset & mask));
 }
 void s_setreg(Wave& w, const Inst& in) { set_register(w, in, w.sgpr[in.dst]); }
 void s_setreg_imm32(Wave& w, const Inst& in) {
@@ -523,6 +535,7 @@ constexpr OpInfo kSopc[] = {
     SC(13, "s_bitcmp1_b32", u32, u32, a >> (b & 31) & 1),
     SC(14, "s_bitcmp0_b64", u64, u32, !(a >> (b & 63) & 1)),
     SC(15, "s_bitcmp1_b64", u64, u32, a >> (b & 63) & 1),
+    {16, "s_setvskip", s_setvskip, Type::kNone, {Type::kB32, Type::kB32, Type::kNone}, kNoFlags, Kind::kSalu},
     {17, "s_set_gpr_idx_on", s_set_gpr_idx_on, Type::kNone, {Type::kB32, Type::kB32, Type::kNone}, kNoFlags, Kind::kSalu},
     SC(18, "s_cmp_eq_u64", u64, u64, a == b),
     SC(19, "s_cmp_lg_u64", u64, u64, a != b),
@@ -560,7 +573,7 @@ constexpr OpInfo kSopp[] = {
     BRANCH(8, "s_cbranch_execz", !w.exec()),
     BRANCH(9, "s_cbranch_execnz", w.exec() != 0),
     SOPP(10, "s_barrier", s_barrier, Kind::kBarrier),
-    SOPP(12, "s_waitcnt", nothing, Kind::kWait),
+    SOPP(kWaitcntOpcode, "s_waitcnt", nothing, Kind::kWait),
     SOPP(13, "s_sethalt", s_sethalt, Kind::kOther),
     SOPP(14, "s_sleep", nothing, Kind::kWait),
     SOPP(15, "s_setprio", nothing, Kind::kOther),

@@ -1,12 +1,15 @@
 // The text of a loaded code object, decoded instruction by instruction as it is reached.
 #pragma once
 
+#include <memory>
 #include <mutex>
 #include <string>
 
 #include "isa.h"
 
 namespace vgpu {
+
+class LandingScan;
 
 struct Program {
   Arch arch = Arch::kGfx950;
@@ -20,11 +23,15 @@ struct Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
+  // Whether a kernel that starts at `entry` has loads whose landing can be seen (landing_scan.h).
+  bool lands_late(u32 entry);
+
   // Fills the slot at `index`. Any number of threads may ask for the same one.
   void decode_slot(u32 index);
 
  private:
   std::mutex mutex_;
+  std::unique_ptr<LandingScan> scan_;  // of loads; made with the first
 };
 
 // Decodes the instruction at dword `index`. Always fills `inst`: an encoding that no table has gets

@@ -1,4 +1,4 @@
-// Runs a launch: workgroups over the host's cores, the waves of a workgroup in turn.
+// Runs a launch: workgroups over the host's cores, their waves in turn (waves.h).
 //
 // A workgroup's state is data, not a host stack, so a group that makes no end within its slice (it
 // may spin on another group's flag) is set aside and others run; on hardware they would be resident
@@ -17,16 +17,17 @@
 #include "check_memory.h"
 #include "checker.h"
 #include "counters.h"
+#include "landing.h"
 #include "lanes.h"
 #include "pool.h"
+#include "schedule.h"
 #include "settings.h"
 #include "stats.h"
-#include "wave.h"
+#include "waves.h"
 
 namespace vgpu {
 namespace {
 
-constexpr u64 kWaveSlice = 20'000;      // instructions of one wave before its neighbours run
 constexpr u64 kGroupSlice = 1'000'000;  // instructions of one group before other groups run
 constexpr u64 kResumedSlice = 50'000;   // of a group that was set aside before: it probably waits
 constexpr u32 kMaxSuspended = 1024;     // then suspended groups go before new ones
@@ -69,6 +70,9 @@ struct Group {
   Workgroup shared;
   Buffer waves_memory, vgprs, lds, scratch;
   Wave* waves = nullptr;
+  std::deque<Landing> landings;  // one a wave
+  Arrivals arrivals;
+  Random random;         // whose turn it is, and when loads land
   bool begun = false;    // a thread has run a slice of it
   bool resumed = false;  // has been set aside before
 };
@@ -94,14 +98,17 @@ struct Dispatch {
   alignas(64) u8 queue[256] = {};
   u32 lanes, wave_count, lds_bytes, scratch_bytes, mode;
   u64 group_count;
+  Schedule schedule;
+  bool followed;
 
-  explicit Dispatch(const Launch& l) : launch(l), kernel(*l.kernel) {
+  Dispatch(const Launch& l, const Schedule& s) : launch(l), kernel(*l.kernel), schedule(s) {
     lanes = l.block[0] * l.block[1] * l.block[2];
     wave_count = (lanes + kLanes - 1) / kLanes;
     lds_bytes = kernel.group_segment_bytes + l.dynamic_lds;
     // Whole dwords: the lanes' dwords are interleaved.
     scratch_bytes =
         (kernel.private_segment_bytes + (kernel.dynamic_stack ? kDynamicStackBytes : 0) + 3) & ~3u;
+    followed = kernel.object->program->lands_late(kernel.entry);
     group_count = u64{l.grid[0]} * l.grid[1] * l.grid[2];
     // MODE: rounding and denormals, dx10_clamp, ieee, fp16_ovfl as the descriptor asks.
     mode = field(kernel.rsrc1, 12, 8) | field(kernel.rsrc1, 21, 1) << 8 |
@@ -190,6 +197,9 @@ void init_wave(const Dispatch& d, Group& group, u32 index) {
   w.acc = w.vgpr + u64{d.kernel.accum_offset} * kLanes;
   w.scratch_bytes = d.scratch_bytes;
   w.scratch = group.scratch.at_least(0) + u64{index} * d.scratch_bytes * kLanes;
+  group.landings[index].begin(w, d.schedule.random ? group.random.next() : 0);
+  if (d.followed) w.set_slow(kFollowed, true);
+  if (d.schedule.random) w.set_slow(kLate, true);
   init_sgprs(d, group, w);
   w.set_exec(w.launched);
   init_vgprs(d, w);
@@ -203,6 +213,8 @@ void init_group(const Dispatch& d, Group& group, u64 flat) {
   shared.wave_count = d.wave_count;
   shared.lds_bytes = d.lds_bytes;
   shared.watch = nullptr;
+  shared.arrivals = &group.arrivals;
+  group.arrivals.clear();
   group.begun = false;
   shared.arch = d.kernel.object->arch;
   shared.lds = group.lds.at_least(u64{d.lds_bytes} + kLdsPadding);
@@ -210,6 +222,8 @@ void init_group(const Dispatch& d, Group& group, u64 flat) {
   group.vgprs.at_least(u64{d.wave_count} * kVgprRows * kLanes * sizeof(u32));
   group.scratch.at_least(u64{d.wave_count} * d.scratch_bytes * kLanes + 64);
   group.waves = reinterpret_cast<Wave*>(group.waves_memory.at_least(d.wave_count * sizeof(Wave)));
+  if (group.landings.size() < d.wave_count) group.landings.resize(d.wave_count);
+  group.random = Random(d.schedule.seed ^ flat << 32);
   for (u32 i = 0; i < d.wave_count; ++i) init_wave(d, group, i);
 }
 
@@ -256,84 +270,7 @@ void install_handlers() {
   }
 }
 
-// -------------------------------------------------------------------------------- the loop
-
-// One instruction while VGPR indexing is on: M0 shifts the register numbers of vector instructions.
-void indexed_step(Wave& w) {
-  Program& program = *w.program;
-  if (w.pc >= program.count) throw Fault("execution ran past the end of the code object's text");
-  Inst inst;
-  decode(program.arch, program.words, program.count, w.pc, inst);
-  const u32 m0 = w.sgpr[kM0], index = m0 & 0xff, which = m0 >> 12 & 15;
-  if (inst.format >= Format::kVop1 && inst.format <= Format::kVop3p) {
-    for (u32 s = 0; s < 3; ++s) {
-      if (which >> s & 1 && inst.src[s].kind == SrcKind::kVgpr)
-        inst.src[s].reg = (inst.src[s].reg + index) & 0xff;
-    }
-    if (which & 8) inst.dst = (inst.dst + index) & 0xff;
-  }
-  w.current = w.pc;
-  w.pc += inst.dwords;
-  if (w.observer) w.observer->before(w, inst);
-  inst.exec(w, inst);
-  if (w.observer) w.observer->after(w, inst);
-}
-
-// The plain loop, and the one that an observer follows.
-template <bool kObserved>
-u64 run_wave(Wave& w, u64 budget) {
-  Program& program = *w.program;
-  const Inst* insts = program.insts;
-  const u32 count = program.count;
-  enter_fp_mode(w);
-  trap.wave = &w;
-  u64 done = 0;
-  while (done < budget) {
-    const u32 pc = w.pc;
-    if (pc >= count) throw Fault("execution ran past the end of the code object's text");
-    const Inst& inst = insts[pc];
-    const ExecFn exec = __atomic_load_n(&inst.exec, __ATOMIC_ACQUIRE);
-    if (!exec) [[unlikely]] {
-      program.decode_slot(pc);
-      continue;
-    }
-    w.current = pc;
-    w.pc = pc + inst.dwords;
-    if constexpr (kObserved) w.observer->before(w, inst);
-    exec(w, inst);
-    if constexpr (kObserved) w.observer->after(w, inst);
-    ++done;
-    if (w.state == WaveState::kRunning) continue;
-    for (; w.state == WaveState::kIndexed; ++done) indexed_step(w);
-    if (w.state != WaveState::kRunning) break;
-  }
-  return done;
-}
-
-// True when all waves have ended. False: the group's slice is used up.
-bool run_group(Group& group, u64 slice, u64& instructions) {
-  const u32 count = group.shared.wave_count;
-  const u64 until = instructions + slice, wave_slice = std::min(kWaveSlice, slice);
-  while (true) {
-    u32 done = 0, waiting = 0;
-    for (u32 i = 0; i < count; ++i) {
-      Wave& w = group.waves[i];
-      if (w.state == WaveState::kRunning) {
-        instructions += w.observer ? run_wave<true>(w, wave_slice) : run_wave<false>(w, wave_slice);
-      }
-      done += w.state == WaveState::kDone;
-      waiting += w.state == WaveState::kAtBarrier;
-    }
-    if (done == count) return true;
-    if (done + waiting == count) {  // a wave that has ended counts as arrived
-      for (u32 i = 0; i < count; ++i) {
-        if (group.waves[i].state == WaveState::kAtBarrier)
-          group.waves[i].state = WaveState::kRunning;
-      }
-    }
-    if (instructions >= until) return false;
-  }
-}
+// -------------------------------------------------------------------------------- a slice
 
 std::string where(const Dispatch& d, const Group& group, const Wave* wave) {
   char text[160];
@@ -377,7 +314,8 @@ bool guarded_slice(const Dispatch& d, Group& group, u64 slice, u64& instructions
   } else {
     trap.active = true;
     try {
-      ended = run_group(group, slice, instructions);
+      const Turns turns = {group.waves, d.wave_count, d.schedule.random ? &group.random : nullptr};
+      ended = take_turns(turns, slice, instructions, trap.wave);
     } catch (const Fault& fault) {
       error = where(d, group, trap.wave) + fault.what();
     } catch (const std::exception& other) {
@@ -494,14 +432,15 @@ class Job {
       if (free) give_back(free);
       return resumed;
     }
-    const u64 flat = next_++;
-    if (flat >= dispatch_.group_count) {
+    const u64 at = next_++, count = dispatch_.group_count;
+    if (at >= count) {
       if (free) give_back(free);
       return nullptr;
     }
     Group* group = free ? free : borrow();
     group->resumed = false;
-    init_group(dispatch_, *group, flat);
+    const Schedule& schedule = dispatch_.schedule;
+    init_group(dispatch_, *group, schedule.random ? shuffled(at, count, schedule.seed) : at);
     return group;
   }
 
@@ -538,7 +477,9 @@ void fault(const Wave& wave, const Inst& inst, const std::string& what) {
 }
 
 std::string run(const Launch& launch) {
-  const Dispatch dispatch(launch);
+  Schedule schedule;
+  if (const std::string wrong = current_schedule(schedule); !wrong.empty()) return wrong;
+  const Dispatch dispatch(launch, schedule);
   if (!dispatch.group_count) return "";
   install_handlers();
   Job job(dispatch);

@@ -32,7 +32,9 @@ u32 check_level() {
 }  // namespace
 
 const Settings& settings() {
-  static const Settings read = {thread_count(), number("RFOPS_VGPU_MAX_STEPS", 0), check_level()};
+  static const char* const text = std::getenv("RFOPS_VGPU_SCHEDULE");
+  static const Settings read = {thread_count(), number("RFOPS_VGPU_MAX_STEPS", 0), check_level(),
+                                text && *text ? text : "hardware"};
   return read;
 }
 

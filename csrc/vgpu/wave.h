@@ -11,15 +11,22 @@ namespace vgpu {
 struct Program;  // program.h: a loaded code object's decoded text
 struct Workgroup;
 class Observer;
+class Landing;
 
 // A fault in device code: ends the launch with an error code and this text.
 struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// kIndexed: running with VGPR indexing on (s_set_gpr_idx_on), which only the runner's slow path
-// does.
-enum class WaveState : u8 { kRunning, kIndexed, kAtBarrier, kDone };
+// kSlow: running with something on that only the runner's slow path does.
+enum class WaveState : u8 { kRunning, kSlow, kAtBarrier, kDone };
+enum Slow : u8 {
+  kIndexed = 1,    // VGPR indexing (s_set_gpr_idx_on)
+  kSkipping = 2,   // s_setvskip: vector instructions are not issued
+  kHolding = 4,    // what loads bring has not landed (landing.h)
+  kLate = 8,       // every load lands late (schedule.h)
+  kFollowed = 16,  // its loads are counted, as some of them may be held
+};
 
 // Rows of the vector register file: 256 arch + 256 acc, and room for the tuple that starts at the
 // last register, so that no encoding can index outside (the widest tuple has 32 registers).
@@ -43,12 +50,15 @@ struct Wave {
   bool scc = false;
   bool fp_split = false;  // f16/f64 rounding or denormal mode differs from that of f32
   WaveState state = WaveState::kRunning;
-  u32 mode = 0;      // MODE register: round 3:0, denorm 7:4, dx10_clamp 8, ieee 9, fp16_ovfl 23
+  u8 slow = 0;       // of Slow
+  u32 mode = 0;      // MODE register: round 3:0, denorm 7:4, dx10_clamp 8, ieee 9, fp16_ovfl 23,
+                     // vskip 28
   u64 launched = 0;  // lanes that exist
   u32 index = 0;     // in the workgroup
   Workgroup* group = nullptr;
   Program* program = nullptr;
   Observer* observer = nullptr;  // counters or checks, when they are on
+  Landing* landing = nullptr;
 
   u64 exec() const { return load<u64>(&sgpr[kExecLo]); }
   void set_exec(u64 mask) { store<u64>(&sgpr[kExecLo], mask); }
@@ -62,6 +72,12 @@ struct Wave {
     sgpr[reg & 127] = static_cast<u32>(value);
     sgpr[(reg + 1) & 127] = static_cast<u32>(value >> 32);
   }
+  bool runs() const { return state <= WaveState::kSlow; }
+  void run() { state = slow ? WaveState::kSlow : WaveState::kRunning; }
+  void set_slow(Slow why, bool on) {
+    slow = static_cast<u8>(on ? slow | why : slow & ~why);
+    if (runs()) run();
+  }
   bool ieee() const { return mode >> 9 & 1; }
   bool dx10_clamp() const { return mode >> 8 & 1; }
   bool fp16_ovfl() const { return mode >> 23 & 1; }
@@ -74,6 +90,7 @@ struct Workgroup {
   u32 lds_bytes = 0;
   Arch arch = Arch::kGfx950;
   struct GroupWatch* watch = nullptr;  // what checks know of it, when they are on
+  class Arrivals* arrivals = nullptr;
 };
 
 // Value of a scalar source (32 or 64 bits as its type says).

@@ -80,15 +80,15 @@
   s_waitcnt lgkmcnt(0)
 
 //: case race_before_atomics
-//: says overwrites what wave 0 at
-//: at wave 1, lane 1, address 260
+//: says overwrites what wave 1 at
+//: at wave 0, lane 0, address 260
 //: run 2 waves
 //: fix s_barrier
-  ds_write_b32 v1, v3  // here
+  ds_write_b32 v1, v3
   s_waitcnt lgkmcnt(0)
   <fix>
   v_mov_b32 v8, 0x104
-  ds_wrxchg_rtn_b32 v9, v8, v4
+  ds_wrxchg_rtn_b32 v9, v8, v4  // here
   s_waitcnt lgkmcnt(0)
 
 //: case race_dma_own

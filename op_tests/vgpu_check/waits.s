@@ -148,6 +148,7 @@
 //: case wait_scalar_address
 //: says reads s18
 //: fix s_waitcnt lgkmcnt(0)
+  s_mov_b64 s[18:19], s[4:5]
   s_load_dwordx2 s[18:19], s[0:1], 0x8
   <fix>
   global_load_dword v8, v1, s[18:19]  // here
