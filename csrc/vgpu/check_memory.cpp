@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "check_written.h"
+#include "device.h"
 #include "memory.h"
 
 namespace vgpu {
@@ -158,8 +159,19 @@ bool KnownMemory::from_table(u64 address) const {
 
 // -------------------------------------------------------------------------------- accesses
 
-void MemoryCheck::lds(const Wave& wave, const Inst& inst, const Access& access) {
-  if (!access.dropped || findings_.known(inst.index, FindingKind::kOutOfBounds)) return;
+namespace {
+
+// A base that no LDS of the architecture reaches is how a wave's LDS-DMA is switched off: hardware
+// drops all of it. (M0 may wrap: what lands all the same was not switched off.)
+bool switched_off(const Wave& wave, const Access& access) {
+  return !access.mask && wave.sgpr[kM0] >= device_info(wave.group->arch).lds_bytes;
+}
+
+}  // namespace
+
+void MemoryCheck::lds(const Wave& wave, const Inst& inst, const Access& access, bool dma) {
+  if (!access.dropped || (dma && switched_off(wave, access))) return;
+  if (findings_.known(inst.index, FindingKind::kOutOfBounds)) return;
   const u32 lane = static_cast<u32>(std::countr_zero(access.dropped));
   const u64 offset = access.at[lane] - host_address(wave.group->lds);
   Finding finding = Finding(wave, lane).at(offset);

@@ -62,7 +62,8 @@ class MemoryCheck {
       : memory_(memory), findings_(findings) {}
 
   void access(const Wave& wave, const Inst& inst, const Access& access);
-  void lds(const Wave& wave, const Inst& inst, const Access& access);
+  // `dma`: by LDS-DMA, whose place M0 gives.
+  void lds(const Wave& wave, const Inst& inst, const Access& access, bool dma);
 
  private:
   void check_lane(const Wave& wave, const Inst& inst, u32 lane, u64 address, u32 bytes,

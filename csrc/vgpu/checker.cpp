@@ -121,7 +121,7 @@ class Checker : public Observer {
       if (!registers_.address_undefined()) memory_.access(wave, inst, access);
       if (current_->atomic || current_->signals) lds_.signal(watch.lds, wave.index);
     } else if (access.space == Space::kLds) {
-      if (!registers_.address_undefined()) memory_.lds(wave, inst, access);
+      if (!registers_.address_undefined()) memory_.lds(wave, inst, access, current_->lds_dma);
       lds_.access(watch.lds, own.waits, wave, inst, *current_, access);
     }
   }

@@ -118,3 +118,14 @@
 
 //: case write_input
   global_store_dword v1, v0, s[6:7]
+
+//: case dma_off
+// A wave's LDS-DMA is switched off by a base that no LDS reaches.
+  s_mov_b32 m0, 0x7fffffff
+  s_nop 0
+  global_load_lds_dword v1, s[6:7]
+  s_mov_b64 s[12:13], s[6:7]
+  s_movk_i32 s14, 4000
+  s_mov_b32 s15, 0x27000
+  buffer_load_dword v1, s[12:15], 0 offen lds
+  s_waitcnt vmcnt(0)
