@@ -101,8 +101,8 @@ struct Operands {
   ScalarSet scalars;
 };
 
-// AGPRs lie behind the `accum_offset` first rows.
-Operands operands_of(const Inst& inst, u32 accum_offset);
+// AGPRs lie behind the `accum_offset` first rows of the register file.
+Operands operands_of(const Inst& inst, u32 accum_offset = 256);
 
 // The operands of a program's instructions, found once each.
 class OperandCache {
