@@ -84,7 +84,6 @@ void HostMemory::read_mappings() const {
     if (fields < 3) continue;
     mappings_.push_back({begin, end, access[0] == 'r', access[1] == 'w',
                          name ? line.substr(static_cast<u32>(name)) : ""});
-    if (mappings_.back().name == "[heap]") read_heap(begin);
   }
 }
 
@@ -100,6 +99,27 @@ void HostMemory::read_heap(u64 begin) const {
   if (!whole || chunks_.size() == chunks_.capacity()) return chunks_.clear();
   chunks_.back().free = true;  // the last is what blocks are taken from
   chunks_.push_back({host_address(sbrk(0)), true});
+}
+
+// The block that begins at a pointer that was given, so that most launches need no walk: what
+// stands in front of the pointer, and behind the block, looks like malloc's.
+HostPlace HostMemory::in_given_block(const Mapping& heap, u64 address, u32 bytes) const {
+  for (const u64 pointer : given_) {
+    u64 chunk = pointer - kChunkHead;
+    if (pointer % kChunkHead || pointer > address || chunk < heap.begin || pointer >= heap.end)
+      continue;
+    const u64 end = chunk + (size_field(chunk) & ~kFlags) + kSizeField;
+    if (address + bytes > end) continue;
+    u32 links = 0;
+    for (; links < 8 && chunk + kChunkHead <= heap.end; ++links) {
+      const u64 field = size_field(chunk), size = field & ~kFlags;
+      if (size < 2 * kChunkHead || size % kChunkHead || size > heap.end - chunk) break;
+      if (links == 1 && !(field & kPreviousUsed)) break;
+      chunk += size;
+    }
+    if (links == 8) return {"", pointer, end};
+  }
+  return {};
 }
 
 HostPlace HostMemory::in_heap(u64 address, u32 bytes) const {
@@ -129,7 +149,7 @@ bool HostMemory::was_given(const Mapping& mapping) const {
 }
 
 HostPlace HostMemory::place(u64 address, u32 bytes, bool is_write) const {
-  std::call_once(read_, [this] { read_mappings(); });
+  std::call_once(mappings_read_, [this] { read_mappings(); });
   if (is_own(address)) return {"in the virtual GPU's own memory"};
   const auto next =
       std::upper_bound(mappings_.begin(), mappings_.end(), address,
@@ -137,7 +157,12 @@ HostPlace HostMemory::place(u64 address, u32 bytes, bool is_write) const {
   if (next == mappings_.begin()) return {};
   const Mapping& mapping = *std::prev(next);
   if (address >= mapping.end || !mapping.readable) return {};
-  if (mapping.name == "[heap]" && !chunks_.empty()) return in_heap(address, bytes);
+  if (mapping.name == "[heap]") {
+    const HostPlace given = in_given_block(mapping, address, bytes);
+    if (given.end) return given;
+    std::call_once(heap_read_, [&] { read_heap(mapping.begin); });
+    if (!chunks_.empty()) return in_heap(address, bytes);
+  }
   const u64 page = address / kPage * kPage;
   if (mapping.name.empty()) {
     const u64 last = (address + bytes - 1) / kPage * kPage;

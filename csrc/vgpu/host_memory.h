@@ -42,11 +42,12 @@ class HostMemory {
   };
   void read_mappings() const;
   void read_heap(u64 begin) const;
+  HostPlace in_given_block(const Mapping& heap, u64 address, u32 bytes) const;
   HostPlace in_heap(u64 address, u32 bytes) const;
   bool was_given(const Mapping& mapping) const;
 
   std::vector<u64> given_;
-  mutable std::once_flag read_;
+  mutable std::once_flag mappings_read_, heap_read_;
   mutable std::vector<Mapping> mappings_;  // by address
   mutable std::vector<Chunk> chunks_;  // of the main heap, and its end; empty: it is not glibc's
 };

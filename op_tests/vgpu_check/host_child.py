@@ -82,7 +82,7 @@ def bare_pointers() -> None:
 def foreign_memory() -> None:
     x, gone = torch.zeros(100), torch.zeros(25_000)
     _keep = torch.zeros(100)  # so that the block does not fall back to the heap's end
-    at = elements(x, gone.data_ptr()) + 12_000
+    at = elements(x, gone.data_ptr()) + 24_000  # what is new in the block goes to its front
     del gone
     say("freed", run("poke", x.data_ptr(), at=at))
     for name, pattern in {"stack": r"\[stack\]", "libc": r"libc\.so\.6|libc-.*\.so"}.items():
