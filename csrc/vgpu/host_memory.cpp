@@ -1,5 +1,6 @@
 #include "host_memory.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,8 +35,7 @@ bool is_library(const std::string& name) { return name.find(".so") != name.npos;
 // Calls visit(chunk, its size field) from chunk to chunk. Only a chain that ends where the heap
 // does is glibc's, and whole: other threads may change it.
 template <class Visit>
-bool walk_heap(u64 begin, Visit visit) {
-  const u64 end = host_address(sbrk(0));
+bool walk_heap(u64 begin, u64 end, Visit visit) {
   u64 chunk = (begin + kChunkHead - 1) / kChunkHead * kChunkHead;
   while (chunk + kChunkHead <= end) {
     const u64 field = size_field(chunk), size = field & ~kFlags;
@@ -87,18 +87,29 @@ void HostMemory::read_mappings() const {
   }
 }
 
-// Twice, as the list itself may come from the heap: what it takes is there before the second walk.
+HostMemory::ChunkList::~ChunkList() {
+  if (data_) munmap(data_, bytes_);
+}
+
+// The host gives pages as they are written.
+bool HostMemory::ChunkList::reserve(u64 most) {
+  bytes_ = most * sizeof(Chunk);
+  void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  data_ = memory == MAP_FAILED ? nullptr : static_cast<Chunk*>(memory);
+  return data_;
+}
+
 void HostMemory::read_heap(u64 begin) const {
-  u64 count = 0;
-  if (!walk_heap(begin, [&](u64, u64) { ++count; })) return;
-  chunks_.reserve(count + count / 8 + 64);
-  const bool whole = walk_heap(begin, [&](u64 chunk, u64 field) {
+  const u64 end = host_address(sbrk(0));
+  if (!chunks_.reserve((end - begin) / kChunkHead + 2)) return;
+  const bool whole = walk_heap(begin, end, [&](u64 chunk, u64 field) {
     if (!chunks_.empty() && !(field & kPreviousUsed)) chunks_.back().free = true;
-    if (chunks_.size() < chunks_.capacity()) chunks_.push_back({chunk, false});
+    chunks_.push({chunk, false});
   });
-  if (!whole || chunks_.size() == chunks_.capacity()) return chunks_.clear();
+  if (!whole) return chunks_.clear();
   chunks_.back().free = true;  // the last is what blocks are taken from
-  chunks_.push_back({host_address(sbrk(0)), true});
+  chunks_.push({end, true});
 }
 
 // The block that begins at a pointer that was given, so that most launches need no walk: what

@@ -40,6 +40,25 @@ class HostMemory {
     u64 begin;
     bool free;
   };
+  // Not from the heap, which must not change while it is read.
+  class ChunkList {
+   public:
+    ChunkList() = default;
+    ChunkList(const ChunkList&) = delete;
+    ChunkList& operator=(const ChunkList&) = delete;
+    ~ChunkList();
+    bool reserve(u64 most);
+    void push(const Chunk& chunk) { data_[size_++] = chunk; }
+    void clear() { size_ = 0; }
+    bool empty() const { return !size_; }
+    Chunk& back() { return data_[size_ - 1]; }
+    const Chunk* begin() const { return data_; }
+    const Chunk* end() const { return data_ + size_; }
+
+   private:
+    Chunk* data_ = nullptr;
+    u64 size_ = 0, bytes_ = 0;
+  };
   void read_mappings() const;
   void read_heap(u64 begin) const;
   HostPlace in_given_block(const Mapping& heap, u64 address, u32 bytes) const;
@@ -49,7 +68,7 @@ class HostMemory {
   std::vector<u64> given_;
   mutable std::once_flag mappings_read_, heap_read_;
   mutable std::vector<Mapping> mappings_;  // by address
-  mutable std::vector<Chunk> chunks_;  // of the main heap, and its end; empty: it is not glibc's
+  mutable ChunkList chunks_;  // of the main heap, and its end; empty: it is not glibc's
 };
 
 // Memory of the virtual GPU itself, from its allocation until it is freed.

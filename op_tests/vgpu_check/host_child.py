@@ -18,7 +18,8 @@ FOLDER, FLOATS = Path(sys.argv[1]), int(sys.argv[2])
 GRID, BLOCK = (1, 1, 1), (64, 1, 1)
 hip = ctypes.CDLL(str(rfops.vgpu.library_path()))
 hip.rfops_vgpu_last_error.restype = hip.rfops_vgpu_check_take.restype = ctypes.c_char_p
-usable = ctypes.CDLL(None).malloc_usable_size
+libc, M_MMAP_THRESHOLD = ctypes.CDLL(None), -3
+usable = libc.malloc_usable_size
 usable.argtypes, usable.restype = [ctypes.c_void_p], ctypes.c_size_t
 
 module, functions = ctypes.c_void_p(), {}
@@ -72,19 +73,22 @@ def bare_pointers() -> None:
         say(f"behind_{more}", status, rest=sum(float(t.sum()) for t in others))
         del others, x
         assert all(float(torch.zeros(FLOATS).sum()) == 0 for _ in range(400))  # the heap is whole
-    x, out = np.zeros(100, np.float32), torch.zeros(64)
+    x, out, source = np.zeros(100, np.float32), torch.full((64,), -1.0), tight()
     say("front", run("poke", x.ctypes.data, at=-2, n=2))
-    out[0] = -1
-    status = run("peek", out.data_ptr(), tight().data_ptr(), at=FLOATS)
+    status = run("peek", out.data_ptr(), source.data_ptr(), at=FLOATS)
     say("read", status, wrote=bool(out[0] != -1))
 
 
 def foreign_memory() -> None:
-    x, gone = torch.zeros(100), torch.zeros(25_000)
-    _keep = torch.zeros(100)  # so that the block does not fall back to the heap's end
-    at = elements(x, gone.data_ptr()) + 24_000  # what is new in the block goes to its front
+    assert libc.mallopt(
+        M_MMAP_THRESHOLD, 1 << 24
+    )  # 8 MB of the heap, more than anybody takes again
+    x, gone = torch.zeros(100), torch.zeros(2 << 20)
+    _keep = torch.zeros(1 << 20)  # behind it, so that it does not fall back to the heap's end
+    at = elements(x, gone.data_ptr()) + (1 << 20)
     del gone
     say("freed", run("poke", x.data_ptr(), at=at))
+    assert libc.mallopt(M_MMAP_THRESHOLD, 1 << 17)
     for name, pattern in {"stack": r"\[stack\]", "libc": r"libc\.so\.6|libc-.*\.so"}.items():
         lines = Path("/proc/self/maps").read_text().splitlines()
         line = next(s for s in lines if re.search(pattern, s) and s.split()[1] == "rw-p")
