@@ -169,7 +169,7 @@ def test_constraints_pin_what_is_asked_for() -> None:
         assert requirement.specifier.contains(pins[requirement.name.lower()]), requirement
     assert pins["torch"] == "2.13.0"
     assert "clang" in extras and "tune" in extras and "demo" in extras
-    assert "rfops[clang,tune,demo]" in extras["dev"]
+    assert "rfops[clang,tune,flydsl,demo]" in extras["dev"]
 
 
 def test_public_names_are_there() -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ARCHS = ("gfx942", "gfx950")
 OLDEST_TRITON = (3, 6)
+FLYDSL = (0, 4)  # the series whose internals vgpu_flydsl.py knows
+_INSTALL_FLYDSL = "pip install 'rfops[flydsl]'"
 _INSTALL_TRITON = f"pip install 'triton>={'.'.join(map(str, OLDEST_TRITON))}'"
 
 
@@ -34,8 +36,8 @@ def library_path() -> Path:
     runtime = hip.runtime(torch.device("cpu"))
     if not runtime.is_virtual:
         raise ConfigError(
-            f"RFOPS_HIP_LIBRARY={runtime.path} is not the virtual GPU's library, and Triton on CPU "
-            "tensors needs that one; unset RFOPS_HIP_LIBRARY"
+            f"RFOPS_HIP_LIBRARY={runtime.path} is not the virtual GPU's library, and Triton and "
+            "FlyDSL on CPU tensors need that one; unset RFOPS_HIP_LIBRARY"
         )
     return runtime.path
 
@@ -50,10 +52,7 @@ def activate_triton(arch: str | None = None) -> None:
     new enough, ToolchainNotFound or BuildError where Triton's launcher or the virtual GPU cannot be
     built.
     """
-    if arch is None:
-        arch = settings.text("RFOPS_VGPU_ARCH")
-    if arch not in ARCHS:
-        raise ValueError(f"activate_triton: arch must be one of {', '.join(ARCHS)}, got {arch!r}")
+    arch = _chosen_arch("activate_triton", arch)
     _check_triton()
     library = library_path()
     from . import vgpu_triton
@@ -66,6 +65,32 @@ def deactivate_triton() -> None:
     import sys
 
     loaded = sys.modules.get(f"{__package__}.vgpu_triton")
+    if loaded is not None:
+        loaded.deactivate()
+
+
+def activate_flydsl(arch: str | None = None) -> None:
+    """From now on FlyDSL's `@flyc.jit` functions take CPU tensors and run on a virtual GPU of this
+    `arch`, compiled by FlyDSL's own compiler, launched by its own runtime.
+
+    `arch` as for `activate_triton`; a later call with another one switches. A launch that fails is
+    a HipError. Raises ValueError for another architecture, ImportError without a FlyDSL that rfops
+    knows, ToolchainNotFound without lld, ConfigError where another HIP runtime is loaded.
+    """
+    arch = _chosen_arch("activate_flydsl", arch)
+    _check_flydsl()
+    library = library_path()
+    from . import vgpu_flydsl
+
+    vgpu_flydsl.activate(arch, library)
+
+
+def deactivate_flydsl() -> None:
+    """Give FlyDSL back what it was before `activate_flydsl`; nothing if it is not active. Its
+    runtime library stays bound to the virtual GPU in this process."""
+    import sys
+
+    loaded = sys.modules.get(f"{__package__}.vgpu_flydsl")
     if loaded is not None:
         loaded.deactivate()
 
@@ -94,6 +119,26 @@ def modelled_ms() -> float:
     from . import vgpu_profile
 
     return vgpu_profile.counting(library_path()).modelled_ps() / 1e9
+
+
+def _chosen_arch(name: str, arch: str | None) -> str:
+    if arch is None:
+        arch = settings.text("RFOPS_VGPU_ARCH")
+    if arch not in ARCHS:
+        raise ValueError(f"{name}: arch must be one of {', '.join(ARCHS)}, got {arch!r}")
+    return arch
+
+
+def _check_flydsl() -> None:
+    if importlib.util.find_spec("flydsl") is None:
+        raise ImportError(f"activate_flydsl: FlyDSL is not installed; {_INSTALL_FLYDSL}")
+    version = metadata.version("flydsl")
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) != FLYDSL:
+        known = ".".join(map(str, FLYDSL))
+        raise ImportError(
+            f"activate_flydsl: FlyDSL {version} is not of the {known} series, whose insides rfops "
+            f"knows; {_INSTALL_FLYDSL}"
+        )
 
 
 def _check_triton() -> None:

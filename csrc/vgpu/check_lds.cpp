@@ -37,25 +37,69 @@ void drop_arrived(std::deque<LdsState::Stamped>& list, u32 done) {
   while (!list.empty() && list.front().queued <= done) list.pop_front();
 }
 
+// The cells of some bytes.
+struct Cells {
+  u32 first, count;
+  Cells(const LdsState& state, u32 offset, u32 bytes)
+      : first(offset >> state.shift), count(bytes >> state.shift) {}
+  u32 end() const { return first + count; }
+};
+
+// Loops over an access' cells know their number where it is a usual one; 0 is any.
+template <u32 kCount>
 u32 latest(const u32* stamps, u32 count) {
   u32 most = 0;
-  for (u32 i = 0; i < count; ++i) most = std::max(most, stamps[i]);
+  for (u32 i = 0; i < (kCount ? kCount : count); ++i) most = std::max(most, stamps[i]);
   return most;
 }
 
-// The waves that read this byte since the last barrier.
-u32 readers_of(const LdsState& state, u32 offset) {
-  const u32 entry = state.readers[offset];
+// From dwords to bytes.
+void refine(LdsState& state) {
+  for (std::vector<u32>* list : {&state.writes, &state.reads, &state.readers}) {
+    std::vector<u32> bytes(list->size() * 4);
+    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = (*list)[i / 4];
+    *list = std::move(bytes);
+  }
+  state.shift = 0;
+}
+
+bool whole_dwords(const Access& access) {
+  u64 low = access.bytes;
+  for_lanes(access.mask, [&](u32 lane) { low |= access.at[lane]; });  // LDS begins at a page
+  return low % 4 == 0;
+}
+
+// The waves that read this cell since the last barrier.
+u32 readers_of(const LdsState& state, u32 cell) {
+  const u32 entry = state.readers[cell];
   return entry >> 16 == state.epoch ? entry & 0xffff : 0;
 }
 
-void add_readers(LdsState& state, u32 offset, u32 count, u32 wave) {
+template <u32 kCount>
+void add_readers(LdsState& state, const Cells& cells, u32 wave) {
   const u32 now = state.epoch << 16, bit = 1u << wave;
-  u32* readers = &state.readers[offset];
-  for (u32 i = 0; i < count; ++i) {
+  u32* readers = &state.readers[cells.first];
+  for (u32 i = 0; i < (kCount ? kCount : cells.count); ++i) {
     const u32 since = (readers[i] ^ now) >> 16 ? 0 : readers[i] & 0xffff;
     readers[i] = now | since | bit;
   }
+}
+
+template <u32 kCount>
+void set_stamps(u32* stamps, u32 count, u32 stamp) {
+  for (u32 i = 0; i < (kCount ? kCount : count); ++i) stamps[i] = stamp;
+}
+
+// Calls body(cells) for the cells of a remembered access, all at once where its lanes lie side by
+// side, as those of LDS-DMA do.
+template <class Body>
+void for_cells(const LdsState& state, const LdsState::Stamped& access, Body body) {
+  u32 apart = ~access.mask ? 1 : 0;
+  for (u32 lane = 0; lane < kLanes; ++lane) {
+    apart |= access.at[lane] ^ (access.at[0] + lane * access.bytes);
+  }
+  if (!apart) return body(Cells(state, access.at[0], kLanes * access.bytes));
+  for_lanes(access.mask, [&](u32 lane) { body(Cells(state, access.at[lane], access.bytes)); });
 }
 
 }  // namespace
@@ -63,8 +107,9 @@ void add_readers(LdsState& state, u32 offset, u32 count, u32 wave) {
 // Numbers run on from group to group, so that nothing has to be cleared.
 void LdsCheck::begin(LdsState& state, u32 lds_bytes, u32 wave_count) {
   state.wave_count = std::min(wave_count, kMostWaves);
-  if (state.writes.size() < lds_bytes || state.number > kMostNumber / 2) {
-    state.writes.assign(std::max<std::size_t>(state.writes.size(), lds_bytes), 0);
+  const std::size_t cells = (lds_bytes >> state.shift) + 1;
+  if (state.writes.size() < cells || state.number > kMostNumber / 2) {
+    state.writes.assign(std::max(state.writes.size(), cells), 0);
     state.reads.assign(state.writes.size(), 0);
     state.readers.assign(state.writes.size(), 0);
     state.number = 0;
@@ -107,12 +152,11 @@ void LdsCheck::carry_over(LdsState& state, u32 wave, const WaitState& waits) {
 void LdsCheck::restamp(LdsState& state, u32 wave, LdsState::Stamped& access) {
   const u32 old = access.stamp;
   access.stamp = next_stamp(state, signals_by(old), wave, access.index);
-  for_lanes(access.mask, [&](u32 lane) {
-    for (u32 b = access.at[lane]; b < access.at[lane] + access.bytes; ++b) {
-      u32& last = access.is_write ? state.writes[b] : state.reads[b];
-      if (last == old) last = access.stamp;
-      if (!access.is_write) add_readers(state, b, 1, wave);
-    }
+  const u32 now = access.stamp;
+  u32* const stamps = access.is_write ? state.writes.data() : state.reads.data();
+  for_cells(state, access, [&](const Cells& cells) {
+    for (u32 c = cells.first; c < cells.end(); ++c) stamps[c] = stamps[c] == old ? now : stamps[c];
+    if (!access.is_write) add_readers<0>(state, cells, wave);
   });
 }
 
@@ -129,22 +173,53 @@ void LdsCheck::signal(LdsState& state, u32 wave) {
 void LdsCheck::access(LdsState& state, const WaitState& waits, const Wave& wave, const Inst& inst,
                       const Operands& operands, const Access& access) {
   if (!access.mask || wave.index >= kMostWaves) return;
+  if (state.shift && !whole_dwords(access)) refine(state);
   const u32 stamp = next_stamp(state, operands.signals, wave.index, inst.index);
-  if (!operands.lds_dma) check_own_dma(state, waits, wave, inst, access);
-  const u64 base = host_address(wave.group->lds);
-  for_lanes(access.mask, [&](u32 lane) {
-    const u32 from = static_cast<u32>(access.at[lane] - base);
-    if (access.is_write) {
-      check_write(state, wave, operands.signals, access, lane, from);
-      std::fill_n(&state.writes[from], access.bytes, stamp);
-    } else {
-      check_read(state, wave, inst, operands.signals, access, lane, from);
-      std::fill_n(&state.reads[from], access.bytes, stamp);
-      add_readers(state, from, access.bytes, wave.index);
-    }
-  });
+  drop_arrived(state.dma_on_way[wave.index], waits.vector.done);
+  const Running now = {waits, wave, inst, operands, access, stamp};
+  switch (access.bytes >> state.shift) {
+    case 1:
+      lanes<1>(state, now);
+      break;
+    case 2:
+      lanes<2>(state, now);
+      break;
+    case 4:
+      lanes<4>(state, now);
+      break;
+    default:
+      lanes<0>(state, now);
+  }
   remember(state, waits, wave, inst, operands, access, stamp);
   if (operands.signals) signal(state, wave.index);
+}
+
+template <u32 kCount>
+void LdsCheck::lanes(LdsState& state, const Running& now) {
+  const u32 wave = now.wave.index, floor = state.floor[wave];
+  const auto& dma = state.dma_on_way[wave];
+  const bool own_dma = !now.operands.lds_dma && !dma.empty();
+  const u32 oldest = own_dma ? number_of(dma.front().stamp) : ~u32{0};
+  const u64 base = host_address(now.wave.group->lds);
+  for_lanes(now.access.mask, [&](u32 lane) {
+    const u32 from = static_cast<u32>(now.access.at[lane] - base);
+    const Cells cells(state, from, now.access.bytes);
+    u32 *const writes = &state.writes[cells.first], *const reads = &state.reads[cells.first];
+    const u32 written = number_of(latest<kCount>(writes, cells.count));
+    if (written >= oldest) [[unlikely]]
+      check_own_dma(state, now, lane, from);
+    if (now.access.is_write) {
+      const u32 read = number_of(latest<kCount>(reads, cells.count));
+      if (std::max(written, read) > floor) [[unlikely]]
+        check_write(state, now, lane, from);
+      set_stamps<kCount>(writes, cells.count, now.stamp);
+    } else {
+      if (written > floor) [[unlikely]]
+        check_read(state, now, lane, from);
+      set_stamps<kCount>(reads, cells.count, now.stamp);
+      add_readers<kCount>(state, cells, wave);
+    }
+  });
 }
 
 void LdsCheck::remember(LdsState& state, const WaitState& waits, const Wave& wave, const Inst& inst,
@@ -165,70 +240,61 @@ void LdsCheck::remember(LdsState& state, const WaitState& waits, const Wave& wav
 }
 
 // The wave's own LDS-DMA: its data is there when vmcnt says so.
-void LdsCheck::check_own_dma(LdsState& state, const WaitState& waits, const Wave& wave,
-                             const Inst& inst, const Access& access) {
-  auto& list = state.dma_on_way[wave.index];
-  drop_arrived(list, waits.vector.done);
-  if (list.empty()) return;
-  const u32 oldest = number_of(list.front().stamp);
-  const u64 base = host_address(wave.group->lds);
-  for (u64 lanes = access.mask; lanes; lanes &= lanes - 1) {
-    const u32 lane = static_cast<u32>(std::countr_zero(lanes));
-    const u32 from = static_cast<u32>(access.at[lane] - base);
-    if (number_of(latest(&state.writes[from], access.bytes)) < oldest) continue;
-    for (u32 b = from; b < from + access.bytes; ++b) {
-      const auto dma = std::find_if(list.begin(), list.end(), [&](const LdsState::Stamped& on_way) {
-        return on_way.stamp == state.writes[b];
-      });
-      if (dma == list.end()) continue;
-      return report(wave, inst, lane, b,
-                    std::string(access.is_write ? "overwrites" : "reads") +
-                        " what the LDS-DMA at text offset " + hex(dma->index * 4) + " (" +
-                        instruction_text(program_, dma->index) +
-                        ") of the same wave may still write: no s_waitcnt vmcnt(" +
-                        std::to_string(waits.vector.issued - dma->queued) + ") between them");
-    }
+void LdsCheck::check_own_dma(const LdsState& state, const Running& now, u32 lane, u32 offset) {
+  const auto& list = state.dma_on_way[now.wave.index];
+  const Cells cells(state, offset, now.access.bytes);
+  for (u32 c = cells.first; c < cells.end(); ++c) {
+    if (wave_of(state.writes[c]) != now.wave.index) continue;
+    const auto dma = std::find_if(list.begin(), list.end(), [&](const LdsState::Stamped& on_way) {
+      return on_way.stamp == state.writes[c];
+    });
+    if (dma == list.end()) continue;
+    return report(now.wave, now.inst, lane, c << state.shift,
+                  std::string(now.access.is_write ? "overwrites" : "reads") +
+                      " what the LDS-DMA at text offset " + hex(dma->index * 4) + " (" +
+                      instruction_text(program_, dma->index) +
+                      ") of the same wave may still write: no s_waitcnt vmcnt(" +
+                      std::to_string(now.waits.vector.issued - dma->queued) + ") between them");
   }
 }
 
-void LdsCheck::check_read(const LdsState& state, const Wave& wave, const Inst& inst, bool signals,
-                          const Access& access, u32 lane, u32 offset) {
-  if (number_of(latest(&state.writes[offset], access.bytes)) <= state.floor[wave.index]) return;
-  for (u32 b = offset; b < offset + access.bytes; ++b) {
-    const u32 written = state.writes[b];
-    if (ordered(state, wave.index, written) || (signals && signals_by(written))) continue;
-    return report(
-        wave, inst, lane, b,
-        "reads what " + who(state, state.writes[b]) + " writes, with no barrier between them");
+void LdsCheck::check_read(const LdsState& state, const Running& now, u32 lane, u32 offset) {
+  const Cells cells(state, offset, now.access.bytes);
+  for (u32 c = cells.first; c < cells.end(); ++c) {
+    const u32 written = state.writes[c];
+    if (ordered(state, now.wave.index, written)) continue;
+    if (now.operands.signals && signals_by(written)) continue;
+    return report(now.wave, now.inst, lane, c << state.shift,
+                  "reads what " + who(state, written) + " writes, with no barrier between them");
   }
 }
 
-// The last read of a byte by another wave that nothing orders before `wave`; 0: none.
-u32 LdsCheck::unordered_read(const LdsState& state, u32 wave, bool signals, u32 offset) {
-  const u32 last = state.reads[offset];
+// The last read of a cell by another wave that nothing orders before `wave`; 0: none.
+u32 LdsCheck::unordered_read(const LdsState& state, u32 wave, bool signals, u32 cell) {
+  const u32 last = state.reads[cell];
   if (!ordered(state, wave, last)) return signals && signals_by(last) ? 0 : last;
   // Another wave may have read it before the last reader did. Where atomics order waves since the
   // barrier, who read before whom is not known.
-  const u32 others = state.signalled ? 0 : readers_of(state, offset) & ~(1u << wave);
+  const u32 others = state.signalled ? 0 : readers_of(state, cell) & ~(1u << wave);
   return others ? make_stamp(0, false, static_cast<u32>(std::countr_zero(others))) | kUnnumbered
                 : 0;
 }
 
 // A write that changes nothing harms nobody (all waves set the same flag), so the judgement waits
 // until the write has happened.
-void LdsCheck::check_write(const LdsState& state, const Wave& wave, bool signals,
-                           const Access& access, u32 lane, u32 offset) {
-  const u32 last = std::max(latest(&state.writes[offset], access.bytes),
-                            latest(&state.reads[offset], access.bytes));
-  if (number_of(last) <= state.floor[wave.index]) return;
-  for (u32 b = offset; b < offset + access.bytes; ++b) {
-    const u32 written = state.writes[b], read = unordered_read(state, wave.index, signals, b);
+void LdsCheck::check_write(const LdsState& state, const Running& now, u32 lane, u32 offset) {
+  const u32 wave = now.wave.index;
+  const bool signals = now.operands.signals;
+  const Cells cells(state, offset, now.access.bytes);
+  for (u32 c = cells.first; c < cells.end(); ++c) {
+    const u32 written = state.writes[c], read = unordered_read(state, wave, signals, c);
     const bool both_signal = signals && signals_by(written);
-    const bool writes_meet = !both_signal && !ordered(state, wave.index, written);
+    const bool writes_meet = !both_signal && !ordered(state, wave, written);
     if (!writes_meet && !read) continue;
+    const u32 b = c << state.shift;
     Conflict conflict = {lane, b, writes_meet ? written : read, !writes_meet, 0, {}};
-    conflict.bytes = std::min<u32>(offset + access.bytes - b, sizeof(conflict.old));
-    std::memcpy(conflict.old, wave.group->lds + b, conflict.bytes);
+    conflict.bytes = std::min<u32>(offset + now.access.bytes - b, sizeof(conflict.old));
+    std::memcpy(conflict.old, now.wave.group->lds + b, conflict.bytes);
     conflicts_.push_back(conflict);
     return;
   }

@@ -1,11 +1,12 @@
 // Races in LDS: two waves of a workgroup access a byte, one of them writes, and neither a barrier
 // nor a wait orders them.
 //
-// Every access of LDS gets a stamp, its number in the workgroup with its wave. A byte remembers the
-// stamp of its last write and the waves that read it since the last barrier. A wave's clock says up
-// to which number the accesses of each other wave lie behind it: barriers set it, and atomics, by
-// which waves may signal to one another, carry it from wave to wave. An access that still is on its
-// way when its wave arrives at a barrier (LDS-DMA without s_waitcnt vmcnt) counts as made after it.
+// Every access of LDS gets a stamp, its number in the workgroup with its wave. A cell (a dword; a
+// byte from the first access on that is no whole dwords) remembers the stamp of its last write and
+// the waves that read it since the last barrier. A wave's clock says up to which number the
+// accesses of each other wave lie behind it: barriers set it, and atomics, by which waves may
+// signal to one another, carry it from wave to wave. An access that still is on its way when its
+// wave arrives at a barrier (LDS-DMA without s_waitcnt vmcnt) counts as made after it.
 #pragma once
 
 #include <deque>
@@ -35,9 +36,10 @@ struct LdsState {
   u32 number = 0;            // of the last access
   u32 epoch = 1;             // barriers so far; 16 bits
   bool signalled = false;    // by an atomic, since the last barrier
-  std::vector<u32> writes;   // a byte: the stamp of the last write
-  std::vector<u32> reads;    // a byte: the stamp of the last read
-  std::vector<u32> readers;  // a byte: epoch << 16 | waves that read it in that epoch
+  u32 shift = 2;             // of an offset, to its cell
+  std::vector<u32> writes;   // a cell: the stamp of the last write
+  std::vector<u32> reads;    // a cell: the stamp of the last read
+  std::vector<u32> readers;  // a cell: epoch << 16 | waves that read it in that epoch
   u32 clock[kMostWaves][kMostWaves] = {};
   u32 sync[kMostWaves] = {};   // the clock that atomics carry
   u32 floor[kMostWaves] = {};  // the least of a wave's clock over the others
@@ -71,19 +73,26 @@ class LdsCheck {
     u32 bytes;
     u8 old[16];
   };
+  struct Running {  // the access that is checked
+    const WaitState& waits;
+    const Wave& wave;
+    const Inst& inst;
+    const Operands& operands;
+    const Access& access;
+    u32 stamp;
+  };
   void next_epoch(LdsState& state);
   void carry_over(LdsState& state, u32 wave, const WaitState& waits);
   void restamp(LdsState& state, u32 wave, LdsState::Stamped& access);
   u32 next_stamp(LdsState& state, bool signals, u32 wave, u32 index);
   void remember(LdsState& state, const WaitState& waits, const Wave& wave, const Inst& inst,
                 const Operands& operands, const Access& access, u32 stamp);
-  void check_own_dma(LdsState& state, const WaitState& waits, const Wave& wave, const Inst& inst,
-                     const Access& access);
-  void check_read(const LdsState& state, const Wave& wave, const Inst& inst, bool signals,
-                  const Access& access, u32 lane, u32 offset);
-  static u32 unordered_read(const LdsState& state, u32 wave, bool signals, u32 offset);
-  void check_write(const LdsState& state, const Wave& wave, bool signals, const Access& access,
-                   u32 lane, u32 offset);
+  template <u32 kCount>
+  void lanes(LdsState& state, const Running& now);
+  void check_own_dma(const LdsState& state, const Running& now, u32 lane, u32 offset);
+  void check_read(const LdsState& state, const Running& now, u32 lane, u32 offset);
+  static u32 unordered_read(const LdsState& state, u32 wave, bool signals, u32 cell);
+  void check_write(const LdsState& state, const Running& now, u32 lane, u32 offset);
   void report(const Wave& wave, const Inst& inst, u32 lane, u32 offset, const std::string& detail);
   std::string who(const LdsState& state, u32 stamp) const;
 

@@ -4,6 +4,8 @@
 #include <mutex>
 
 #include "check_written.h"
+#include "checker.h"
+#include "device.h"
 #include "memory.h"
 
 namespace vgpu {
@@ -36,8 +38,21 @@ u32 used_bytes(const Inst& inst, u32 bytes) {
 // -------------------------------------------------------------------------------- a launch's
 // memory
 
+namespace {
+
+// The words of the arguments: some of them are pointers.
+std::vector<u64> given_pointers(const Launch& launch) {
+  std::vector<u64> words;
+  for (u32 at = 0; at + 8 <= launch.kernarg_bytes; at += 8) {
+    words.push_back(load<u64>(launch.kernarg + at));
+  }
+  return words;
+}
+
+}  // namespace
+
 KnownMemory::KnownMemory(const Launch& launch, const std::vector<MemoryRange>& more)
-    : ranges_(more) {
+    : ranges_(more), host_(given_pointers(launch)) {
   const CodeObject& object = *launch.kernel->object;
   const u64 image = host_address(object.image);
   ranges_.push_back({image, object.image_bytes, object.image_bytes, "code object"});
@@ -158,8 +173,19 @@ bool KnownMemory::from_table(u64 address) const {
 
 // -------------------------------------------------------------------------------- accesses
 
-void MemoryCheck::lds(const Wave& wave, const Inst& inst, const Access& access) {
-  if (!access.dropped || findings_.known(inst.index, FindingKind::kOutOfBounds)) return;
+namespace {
+
+// A base that no LDS of the architecture reaches is how a wave's LDS-DMA is switched off: hardware
+// drops all of it. (M0 may wrap: what lands all the same was not switched off.)
+bool switched_off(const Wave& wave, const Access& access) {
+  return !access.mask && wave.sgpr[kM0] >= device_info(wave.group->arch).lds_bytes;
+}
+
+}  // namespace
+
+void MemoryCheck::lds(const Wave& wave, const Inst& inst, const Access& access, bool dma) {
+  if (!access.dropped || (dma && switched_off(wave, access))) return;
+  if (findings_.known(inst.index, FindingKind::kOutOfBounds)) return;
   const u32 lane = static_cast<u32>(std::countr_zero(access.dropped));
   const u64 offset = access.at[lane] - host_address(wave.group->lds);
   Finding finding = Finding(wave, lane).at(offset);
@@ -191,23 +217,44 @@ void MemoryCheck::check_lane(const Wave& wave, const Inst& inst, u32 lane, u64 a
     return;
   }
   const bool inside_block = range && address < range->base + range->mapped;
-  if (!inside_block && (!memory_.complete() || memory_.from_table(address))) {
-    if (address / kPage == foreign_page_) return;
-    if (!freed_block(address, bytes)) {
-      foreign_page_ = address / kPage;
-      return;
-    }
+  if (!inside_block && (!memory_.complete() || memory_.from_table(address)) &&
+      !freed_block(address, bytes)) {
+    return check_unknown(wave, inst, lane, address, bytes, is_write);
   }
   const auto freed = inside_block ? std::nullopt : Allocations::instance().find_freed(address);
+  std::string what;
   if (freed) {
-    report(FindingKind::kUseAfterFree, wave, inst, lane, address,
-           "in the allocation of " + std::to_string(freed->size) + " bytes at " + hex(freed->base) +
-               " that was freed",
-           bytes, is_write);
+    what = "in the allocation of " + std::to_string(freed->size) + " bytes at " + hex(freed->base) +
+           " that was freed";
+    report(FindingKind::kUseAfterFree, wave, inst, lane, address, what, bytes, is_write);
   } else {
-    report(FindingKind::kOutOfBounds, wave, inst, lane, address, place(address, bytes), bytes,
-           is_write);
+    what = place(address, bytes);
+    report(FindingKind::kOutOfBounds, wave, inst, lane, address, what, bytes, is_write);
   }
+  const bool harms = is_write && (check_level() == CheckLevel::kFail ||
+                                  !memory_.host().place(address, bytes, true).owner.empty());
+  if (harms) stop(wave, inst, lane, address, bytes, what);
+}
+
+// Memory that nobody told of: the kernel's or not, unless it is certainly somebody else's.
+void MemoryCheck::check_unknown(const Wave& wave, const Inst& inst, u32 lane, u64 address,
+                                u32 bytes, bool is_write) {
+  const HostPlace found = memory_.host().place(address, bytes, is_write);
+  if (found.owner.empty()) {
+    if (found.end) last_ = {found.begin, found.end - found.begin};
+    return;
+  }
+  report(FindingKind::kOutOfBounds, wave, inst, lane, address, found.owner, bytes, is_write);
+  if (is_write) stop(wave, inst, lane, address, bytes, found.owner);
+}
+
+// Ends the launch before a store that would harm the host.
+void MemoryCheck::stop(const Wave& wave, const Inst& inst, u32 lane, u64 address, u32 bytes,
+                       const std::string& what) {
+  fault(wave, inst,
+        "lane " + std::to_string(lane) + " would write " + std::to_string(bytes) + " bytes at " +
+            hex(address) + ", outside the kernel's memory: " + what +
+            "; the checking mode has stopped it");
 }
 
 // Whether an address of unknown memory is a block's that was freed, and nobody else's since.

@@ -7,6 +7,7 @@
 
 #include "allocations.h"
 #include "check_findings.h"
+#include "host_memory.h"
 #include "observer.h"
 #include "run.h"
 
@@ -38,6 +39,9 @@ class KnownMemory {
   // touch memory that nobody told us of, and only what is provably wrong counts.
   bool complete() const { return complete_; }
 
+  // The host's memory outside all ranges.
+  const HostMemory& host() const { return host_; }
+
   // Whether an address outside all ranges is likely memory to which a known block has a pointer.
   bool from_table(u64 address) const;
 
@@ -51,6 +55,7 @@ class KnownMemory {
 
   std::vector<MemoryRange> ranges_;
   bool complete_ = true;
+  HostMemory host_;
   mutable std::once_flag tables_read_;
   mutable std::vector<u64> table_pointers_;  // sorted
 };
@@ -62,7 +67,8 @@ class MemoryCheck {
       : memory_(memory), findings_(findings) {}
 
   void access(const Wave& wave, const Inst& inst, const Access& access);
-  void lds(const Wave& wave, const Inst& inst, const Access& access);
+  // `dma`: by LDS-DMA, whose place M0 gives.
+  void lds(const Wave& wave, const Inst& inst, const Access& access, bool dma);
 
  private:
   void check_lane(const Wave& wave, const Inst& inst, u32 lane, u64 address, u32 bytes,
@@ -70,12 +76,15 @@ class MemoryCheck {
   void report(FindingKind kind, const Wave& wave, const Inst& inst, u32 lane, u64 address,
               const std::string& what, u32 bytes, bool is_write);
   bool freed_block(u64 address, u32 bytes) const;
+  void check_unknown(const Wave& wave, const Inst& inst, u32 lane, u64 address, u32 bytes,
+                     bool is_write);
+  void stop(const Wave& wave, const Inst& inst, u32 lane, u64 address, u32 bytes,
+            const std::string& what);
   std::string place(u64 address, u32 bytes) const;
 
   const KnownMemory& memory_;
   Findings& findings_;
-  MemoryRange last_;      // the range of the previous access: most accesses stay there
-  u64 foreign_page_ = 0;  // a page of unknown memory that was looked at
+  MemoryRange last_;  // the range of the previous access: most accesses stay there
 };
 
 }  // namespace vgpu

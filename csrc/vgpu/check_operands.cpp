@@ -35,7 +35,7 @@ enum Sopk : u32 {
   kMulk = 15,
   kSetreg = 18
 };
-enum Sopp : u32 { kBranchScc0 = 4, kBranchScc1 = 5 };
+enum Sopp : u32 { kBranchScc0 = 4, kBranchScc1 = 5, kBranchVccz = 6, kBranchVccnz = 7 };
 constexpr u32 kSetVskip = 16, kSetGprIdxOn = 17;  // SOPC: its second field is a number
 
 struct Builder {
@@ -93,6 +93,12 @@ struct Builder {
     if (!compares && number != kSetreg) out.swrites.add(inst.dst, dwords);
     out.writes_scc = compares || number == kAddk;
     out.reads_scc = number == kCmovk;
+  }
+
+  void sopp() {
+    const u32 number = op.opcode;
+    out.reads_scc = number == kBranchScc0 || number == kBranchScc1;
+    if (number == kBranchVccz || number == kBranchVccnz) out.sreads.add(kVccLo, 2);
   }
 
   void smem() {
@@ -255,9 +261,24 @@ struct Builder {
   }
 };
 
+void collect_sets(Operands& all, u32 accum_offset) {
+  const auto vectors = [&](const RegRange& range) {
+    for (u32 reg = range.first; reg < u32{range.first} + range.count; ++reg) {
+      all.vectors.add(reg < 256 ? reg : accum_offset + reg - 256);
+    }
+  };
+  const auto scalars = [&](const RegRange& range) {
+    for (u32 r = 0; r < range.count; ++r) all.scalars.add((range.first + r) & 127);
+  };
+  for (const RegRange& range : all.vreads) vectors(range);
+  for (const RegRange& range : all.vwrites) vectors(range);
+  for (const RegRange& range : all.sreads) scalars(range);
+  for (const RegRange& range : all.swrites) scalars(range);
+}
+
 }  // namespace
 
-Operands operands_of(const Inst& inst) {
+Operands operands_of(const Inst& inst, u32 accum_offset) {
   Builder b(inst);
   switch (inst.format) {
     case Format::kSop1:
@@ -273,7 +294,7 @@ Operands operands_of(const Inst& inst) {
       b.sopk();
       break;
     case Format::kSopp:
-      b.out.reads_scc = inst.op->opcode == kBranchScc0 || inst.op->opcode == kBranchScc1;
+      b.sopp();
       break;
     case Format::kSmem:
       b.smem();
@@ -294,6 +315,7 @@ Operands operands_of(const Inst& inst) {
       b.vector();
       break;
   }
+  collect_sets(b.out, accum_offset);
   return b.out;
 }
 

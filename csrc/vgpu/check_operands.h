@@ -7,6 +7,7 @@
 
 #include "isa.h"
 #include "program.h"
+#include "wave.h"
 
 namespace vgpu {
 
@@ -33,6 +34,23 @@ struct RegList {
   const RegRange* begin() const { return ranges; }
   const RegRange* end() const { return ranges + size; }
 };
+
+// A set of registers. Few instructions of a kernel touch one that a check has anything to say of,
+// and whether two sets meet is known in a handful of the host's instructions.
+template <u32 kCount>
+struct RegSet {
+  u64 words[kCount / 64] = {};
+
+  void add(u32 reg) { words[reg / 64] |= u64{1} << reg % 64; }
+  void remove(u32 reg) { words[reg / 64] &= ~(u64{1} << reg % 64); }
+  bool meets(const RegSet& other) const {
+    u64 any = 0;
+    for (u32 i = 0; i < kCount / 64; ++i) any |= words[i] & other.words[i];
+    return any;
+  }
+};
+using VectorSet = RegSet<(kVgprRows + 63) / 64 * 64>;  // by row of the register file
+using ScalarSet = RegSet<128>;
 
 // How a vector instruction passes undefined lanes on, where it is not "any undefined source".
 enum class Flow : u8 {
@@ -70,9 +88,12 @@ struct Operands {
   bool exchanges = false;  // an atomic that takes no regard to the old value
   bool typed = false;      // the format in memory is not that of the registers
   bool dot = false;        // a dot product of the vector ALU
+  VectorSet vectors;       // all that it reads or writes
+  ScalarSet scalars;
 };
 
-Operands operands_of(const Inst& inst);
+// AGPRs lie behind the `accum_offset` first rows of the register file.
+Operands operands_of(const Inst& inst, u32 accum_offset = 256);
 
 // Registers that a memory instruction brings something to; they lie together, from Inst::dst.
 inline u8 result_dwords(const Operands& operands) {
@@ -85,14 +106,17 @@ inline u8 result_dwords(const Operands& operands) {
 // The operands of a program's instructions, found once each.
 class OperandCache {
  public:
-  explicit OperandCache(const Program& program) : slots_(program.count) {}
+  OperandCache(const Program& program, u32 accum_offset)
+      : accum_offset_(accum_offset), slots_(program.count) {}
   const Operands& of(const Inst& inst) {
     auto& slot = slots_[inst.index];
-    if (!slot) slot = std::make_unique<Operands>(operands_of(inst));
+    if (!slot) [[unlikely]]
+      slot = std::make_unique<Operands>(operands_of(inst, accum_offset_));
     return *slot;
   }
 
  private:
+  u32 accum_offset_;
   std::vector<std::unique_ptr<Operands>> slots_;
 };
 

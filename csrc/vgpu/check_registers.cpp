@@ -28,18 +28,20 @@ void RegisterCheck::start(RegisterState& state, const Wave& wave) {
   for (u32 r = 0; r < kVgprRows; ++r) {
     state.vgpr[r] = ~u64{0};
     state.vgpr_origin[r].reg = static_cast<u16>(r < accum_offset_ ? r : 256 + r - accum_offset_);
+    if (r) state.vectors.add(r);
   }
   state.vgpr[0] = 0;  // the work-item's number
   for (u32 r = 0; r < 128; ++r) {
     state.sgpr[r] = wave.sgpr[r] == kPoisonWord ? ~u32{0} : 0;
     state.sgpr_origin[r].reg = static_cast<u16>(kScalarOrigin + r);
+    if (state.sgpr[r]) state.scalars.add(r);
   }
   state.scc = true;
   state.scc_origin.reg = kScalarOrigin + kScc;
   state.scratch.assign(u64{wave.scratch_bytes} * kLanes, 0);
 }
 
-void RegisterCheck::before(RegisterState& state, Wave& wave, const Inst& inst,
+void RegisterCheck::follow(RegisterState& state, Wave& wave, const Inst& inst,
                            const Operands& operands) {
   if (!state.started) start(state, wave);
   exec_ = wave.exec();
@@ -68,8 +70,8 @@ void RegisterCheck::before(RegisterState& state, Wave& wave, const Inst& inst,
   }
 }
 
-void RegisterCheck::after(RegisterState& state, const Wave& wave, const Inst& inst,
-                          const Operands& operands) {
+void RegisterCheck::finish(RegisterState& state, const Wave& wave, const Inst& inst,
+                           const Operands& operands) {
   if (tests_nonzero_) {  // one defined bit that is set decides
     const ScalarBits bad = scalar_bits(state, inst.dst, dwords_of(inst.op->dst));
     const u64 value = wave.sgpr64(inst.dst) & low_bits(dwords_of(inst.op->dst));
@@ -144,13 +146,16 @@ void RegisterCheck::set_lanes(RegisterState& state, u32 reg, const LaneBits& val
   const u32 at = row(reg);
   state.vgpr[at] = (state.vgpr[at] & ~mask) | (value.lanes & mask);
   if (value.lanes & mask) state.vgpr_origin[at] = value.origin;
+  state.vgpr[at] ? state.vectors.add(at) : state.vectors.remove(at);
 }
 
 void RegisterCheck::set_bits(RegisterState& state, u32 reg, u32 dwords, const ScalarBits& value) {
   for (u32 r = 0; r < dwords; ++r) {
     const u32 bits = r < 2 ? static_cast<u32>(value.bits >> (32 * r)) : 0;
-    state.sgpr[(reg + r) & 127] = bits;
-    if (bits) state.sgpr_origin[(reg + r) & 127] = value.origin;
+    const u32 at = (reg + r) & 127;
+    state.sgpr[at] = bits;
+    if (bits) state.sgpr_origin[at] = value.origin;
+    bits ? state.scalars.add(at) : state.scalars.remove(at);
   }
 }
 
@@ -167,7 +172,7 @@ void RegisterCheck::check_addresses(RegisterState& state, const Wave& wave, cons
     report(wave, inst, static_cast<u32>(std::countr_zero(bad.lanes & exec_)),
            "the address in " + vector_register(range.first), bad.origin);
     address_undefined_ = true;
-    for (u32 r = 0; r < range.count; ++r) state.vgpr[row(range.first + r)] &= ~exec_;
+    for (u32 r = 0; r < range.count; ++r) set_lanes(state, range.first + r, {}, exec_);
   }
   const bool nobody = !exec_ && operands.queue != Queue::kNone && inst.format != Format::kSmem;
   if (nobody) return;

@@ -36,6 +36,8 @@ struct RegisterState {
   bool started = false;
   u64 vgpr[kVgprRows];
   Origin vgpr_origin[kVgprRows];
+  VectorSet vectors;  // rows with an undefined lane
+  ScalarSet scalars;  // with an undefined bit
   u32 sgpr[128];
   Origin sgpr_origin[128];
   bool scc = false;
@@ -49,11 +51,16 @@ class RegisterCheck {
   RegisterCheck(const Program& program, const Kernel& kernel, const KnownMemory& memory,
                 Findings& findings);
 
-  void before(RegisterState& state, Wave& wave, const Inst& inst, const Operands& operands);
+  void before(RegisterState& state, Wave& wave, const Inst& inst, const Operands& operands) {
+    passes_ = operands.queue == Queue::kNone && state.started && all_defined(state, operands);
+    if (!passes_) follow(state, wave, inst, operands);
+  }
   // `lds`: a byte for each of the workgroup's LDS, 1 where it was written.
   void access(RegisterState& state, std::vector<u8>& lds, const Wave& wave, const Inst& inst,
               const Operands& operands, const Access& access);
-  void after(RegisterState& state, const Wave& wave, const Inst& inst, const Operands& operands);
+  void after(RegisterState& state, const Wave& wave, const Inst& inst, const Operands& operands) {
+    if (!passes_) finish(state, wave, inst, operands);
+  }
 
   // Whether the running instruction's address is undefined: then where it lies says nothing.
   bool address_undefined() const { return address_undefined_; }
@@ -63,7 +70,14 @@ class RegisterCheck {
 
  private:
   u32 row(u32 reg) const { return reg < 256 ? reg : accum_offset_ + reg - 256; }
+  // What an instruction makes of defined values is defined: there is nothing to follow.
+  static bool all_defined(const RegisterState& state, const Operands& operands) {
+    const bool scc = state.scc && (operands.reads_scc || operands.writes_scc);
+    return !scc && !state.vectors.meets(operands.vectors) && !state.scalars.meets(operands.scalars);
+  }
   void start(RegisterState& state, const Wave& wave);
+  void follow(RegisterState& state, Wave& wave, const Inst& inst, const Operands& operands);
+  void finish(RegisterState& state, const Wave& wave, const Inst& inst, const Operands& operands);
 
   // check_registers.cpp: what is read, what decides
   LaneBits lanes_of(const RegisterState& state, const RegRange& range) const;
@@ -126,6 +140,7 @@ class RegisterCheck {
   Findings& findings_;
   u32 accum_offset_;
 
+  bool passes_ = false;         // the running instruction has nothing to do with undefined values
   bool tests_nonzero_ = false;  // SCC, undefined so far, says whether the result is not 0
 
   // The running memory instruction.

@@ -11,6 +11,7 @@ constexpr u32 bytes_of_dword(u32 bytes, u32 dword) {
 }
 
 bool any_written(const u8* written, u32 bytes) {
+  if (bytes == 4) return load<u32>(written);
   u32 any = 0;
   for (u32 b = 0; b < bytes; ++b) any |= written[b];
   return any != 0;
@@ -35,6 +36,9 @@ struct ScratchShadow {
   u64 end;
   template <class Visit>
   void each(u32 lane, u32 byte, u32 count, Visit visit) const {
+    if (count == 4 && access.at[lane] % 4 == 0 && access.at[lane] + byte + 4 <= end) {
+      return visit(&written[(access.at[lane] + byte) * kLanes + lane * 4], count);
+    }
     for (u64 at = access.at[lane] + byte; count && at < end;) {
       const u32 room = 4 - at % 4, piece = count < room ? count : room;
       visit(&written[at / 4 * (4 * kLanes) + lane * 4 + at % 4], piece);
@@ -107,7 +111,9 @@ void RegisterCheck::store(const RegisterState& state, const Inst& inst, const Ac
     const u32 bytes = bytes_of_dword(access.bytes, d);
     for_lanes(access.mask, [&](u32 lane) {
       shadow.each(lane, 4 * d, bytes, [&](u8* piece, u32 count) {
-        std::memset(piece, !(undefined >> lane & 1), count);
+        const bool defined = !(undefined >> lane & 1);
+        if (count == 4) return vgpu::store<u32>(piece, defined * 0x01010101);
+        std::memset(piece, defined, count);
       });
     });
   }

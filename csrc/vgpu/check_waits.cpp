@@ -8,6 +8,7 @@ void retire(WaitState& state, u32 code) {
   state.vector.wait(vector_wait(code));
   state.lds.wait(lgkm);
   if (!lgkm) state.scalar.wait(0);  // scalar loads return in any order
+  if (state.vector.none() && state.lds.none()) state.loading = {};
 }
 
 // Loads of one queue return in order, so that a later one may overwrite an earlier one's register.
@@ -19,15 +20,11 @@ bool in_order(const WaitState& state, const WaitState::Pending& pending, Queue q
 
 }  // namespace
 
-void WaitCheck::before(WaitState& state, const Wave& wave, const Inst& inst,
-                       const Operands& operands) {
-  if (inst.format == Format::kSopp) {
-    if (inst.op->opcode == kWaitcntOpcode) retire(state, static_cast<u32>(inst.imm));
-    return;
-  }
-  check_vector(state, wave, inst, operands);
-  check_scalar(state, wave, inst, operands);
-  if (operands.queue == Queue::kNone) return;
+void WaitCheck::wait(WaitState& state, const Inst& inst) {
+  if (inst.op->opcode == kWaitcntOpcode) retire(state, static_cast<u32>(inst.imm));
+}
+
+void WaitCheck::issue(WaitState& state, const Wave& wave, const Operands& operands) {
   spaces_ = 0;
   exec_ = wave.exec();
   if (operands.queue == Queue::kVector || operands.queue == Queue::kFlat) {
@@ -42,7 +39,9 @@ void WaitCheck::check_vector(WaitState& state, const Wave& wave, const Inst& ins
   for (const RegRange& range : operands.vreads) {
     for (u32 r = 0; r < range.count; ++r) {
       WaitState::Pending& pending = state.vgpr[row(range.first + r)];
-      if (!state.waits(pending)) continue;
+      const bool waits = state.waits(pending);
+      state.loading.remove(row(range.first + r));
+      if (!waits) continue;
       report(state, wave, inst, vector_register(range.first + r), pending, false, false);
       pending = {};
     }
@@ -50,7 +49,10 @@ void WaitCheck::check_vector(WaitState& state, const Wave& wave, const Inst& ins
   for (const RegRange& range : operands.vwrites) {
     for (u32 r = 0; r < range.count; ++r) {
       WaitState::Pending& pending = state.vgpr[row(range.first + r)];
-      if (!state.waits(pending) || in_order(state, pending, operands.queue)) continue;
+      const bool waits = state.waits(pending);
+      if (waits && in_order(state, pending, operands.queue)) continue;
+      state.loading.remove(row(range.first + r));
+      if (!waits) continue;
       report(state, wave, inst, vector_register(range.first + r), pending, false, true);
       pending = {};
     }
@@ -59,7 +61,6 @@ void WaitCheck::check_vector(WaitState& state, const Wave& wave, const Inst& ins
 
 void WaitCheck::check_scalar(WaitState& state, const Wave& wave, const Inst& inst,
                              const Operands& operands) {
-  if (state.scalar.issued == state.scalar.done) return;
   const auto check = [&](const RegRange& range, bool writes) {
     for (u32 r = 0; r < range.count; ++r) {
       WaitState::Pending& pending = state.sgpr[(range.first + r) & 127];
@@ -72,8 +73,7 @@ void WaitCheck::check_scalar(WaitState& state, const Wave& wave, const Inst& ins
   for (const RegRange& range : operands.swrites) check(range, true);
 }
 
-void WaitCheck::after(WaitState& state, const Wave&, const Inst& inst, const Operands& operands) {
-  if (operands.queue == Queue::kNone) return;
+void WaitCheck::note_loads(WaitState& state, const Inst& inst, const Operands& operands) {
   if (operands.queue == Queue::kScalar) {
     for (const RegRange& range : operands.swrites) {
       for (u32 r = 0; r < range.count; ++r) {
@@ -92,7 +92,10 @@ void WaitCheck::after(WaitState& state, const Wave&, const Inst& inst, const Ope
   const WaitState::Pending pending = {by_vector ? state.vector.issued : 0,
                                       by_lds ? state.lds.issued : 0, inst.index};
   for (const RegRange& range : operands.vwrites) {
-    for (u32 r = 0; r < range.count; ++r) state.vgpr[row(range.first + r)] = pending;
+    for (u32 r = 0; r < range.count; ++r) {
+      state.vgpr[row(range.first + r)] = pending;
+      state.loading.add(row(range.first + r));
+    }
   }
 }
 

@@ -17,6 +17,7 @@ struct WaitState {
     u32 index = 0;            // the instruction
   };
   Pending vgpr[kVgprRows];
+  VectorSet loading;  // rows whose load may still be on its way
   Pending sgpr[128];  // `vector` stands for the scalar queue
 
   bool waits(const Pending& p) const { return p.vector > vector.done || p.lds > lds.done; }
@@ -29,11 +30,21 @@ class WaitCheck {
   WaitCheck(const Program& program, u32 accum_offset, Findings& findings)
       : program_(program), accum_offset_(accum_offset), findings_(findings) {}
 
-  void before(WaitState& state, const Wave& wave, const Inst& inst, const Operands& operands);
+  void before(WaitState& state, const Wave& wave, const Inst& inst, const Operands& operands) {
+    if (inst.format == Format::kSopp) return wait(state, inst);
+    if (state.loading.meets(operands.vectors)) check_vector(state, wave, inst, operands);
+    if (!state.scalar.none()) check_scalar(state, wave, inst, operands);
+    if (operands.queue != Queue::kNone) issue(state, wave, operands);
+  }
   void access(const Access& access) { spaces_ |= 1u << static_cast<u32>(access.space); }
-  void after(WaitState& state, const Wave& wave, const Inst& inst, const Operands& operands);
+  void after(WaitState& state, const Inst& inst, const Operands& operands) {
+    if (operands.queue != Queue::kNone) note_loads(state, inst, operands);
+  }
 
  private:
+  static void wait(WaitState& state, const Inst& inst);
+  void issue(WaitState& state, const Wave& wave, const Operands& operands);
+  void note_loads(WaitState& state, const Inst& inst, const Operands& operands);
   u32 row(u32 reg) const { return reg < 256 ? reg : accum_offset_ + reg - 256; }
   void check_vector(WaitState& state, const Wave& wave, const Inst& inst, const Operands& operands);
   void check_scalar(WaitState& state, const Wave& wave, const Inst& inst, const Operands& operands);

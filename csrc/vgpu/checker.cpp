@@ -71,7 +71,7 @@ class Checker : public Observer {
  public:
   explicit Checker(LaunchChecks::State& state)
       : state_(state),
-        operands_(state.program),
+        operands_(state.program, state.launch.kernel->accum_offset),
         memory_(state.memory, findings),
         waits_(state.program, state.launch.kernel->accum_offset, findings),
         lds_(state.program, findings),
@@ -121,7 +121,7 @@ class Checker : public Observer {
       if (!registers_.address_undefined()) memory_.access(wave, inst, access);
       if (current_->atomic || current_->signals) lds_.signal(watch.lds, wave.index);
     } else if (access.space == Space::kLds) {
-      if (!registers_.address_undefined()) memory_.lds(wave, inst, access);
+      if (!registers_.address_undefined()) memory_.lds(wave, inst, access, current_->lds_dma);
       lds_.access(watch.lds, own.waits, wave, inst, *current_, access);
     }
   }
@@ -130,7 +130,7 @@ class Checker : public Observer {
     if (!current_) return;
     GroupWatch& watch = *wave.group->watch;
     GroupWatch::WaveWatch& own = watch.waves[wave.index];
-    waits_.after(own.waits, wave, inst, *current_);
+    waits_.after(own.waits, inst, *current_);
     registers_.after(own.registers, wave, inst, *current_);
     if (current_->queue != Queue::kNone) lds_.after(watch.lds, wave, inst);
     if (wave.state == WaveState::kAtBarrier) barriers_.arrive(own.barrier, wave, inst);
@@ -143,7 +143,7 @@ class Checker : public Observer {
   // Instructions that VGPR indexing has changed are not those of the program.
   const Operands& operands(const Wave& wave, const Inst& inst) {
     if (!(wave.slow & kIndexed)) return operands_.of(inst);
-    indexed_ = operands_of(inst);
+    indexed_ = operands_of(inst, state_.launch.kernel->accum_offset);
     return indexed_;
   }
 

@@ -223,6 +223,7 @@ hipError_t fault_code(const std::string& text) {
       {"step budget", hipErrorLaunchTimeOut},
       {"memory that is not mapped", hipErrorIllegalAddress},
       {"which is no memory", hipErrorIllegalAddress},
+      {"outside the kernel's memory", hipErrorIllegalAddress},
   };
   for (const Row& row : kRows) {
     if (text.find(row.words) != std::string::npos) return row.code;

@@ -17,6 +17,7 @@
 #include "check_memory.h"
 #include "checker.h"
 #include "counters.h"
+#include "host_memory.h"
 #include "landing.h"
 #include "lanes.h"
 #include "pool.h"
@@ -49,19 +50,24 @@ class Buffer {
   Buffer() = default;
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { std::free(data_); }
+  ~Buffer() { release(); }
   u8* at_least(u64 bytes) {
     if (bytes > size_) {
-      std::free(data_);
-      data_ = nullptr;
-      size_ = 0;
+      release();
       data_ = map_memory(bytes);
       size_ = bytes;
+      own_memory(data_, size_);
     }
     return data_;
   }
 
  private:
+  void release() {
+    disown_memory(data_);
+    std::free(data_);
+    data_ = nullptr;
+    size_ = 0;
+  }
   u8* data_ = nullptr;
   u64 size_ = 0;
 };

@@ -27,6 +27,7 @@ struct WaitCounter {
     ++issued;
     wait(limit);
   }
+  bool none() const { return issued == done; }
   void wait(u32 left) {
     if (issued > left && issued - left > done) done = issued - left;
   }

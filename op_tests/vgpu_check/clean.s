@@ -118,3 +118,28 @@
 
 //: case write_input
   global_store_dword v1, v0, s[6:7]
+
+//: case dma_off
+// A wave's LDS-DMA is switched off by a base that no LDS reaches.
+  s_mov_b32 m0, 0x7fffffff
+  s_nop 0
+  global_load_lds_dword v1, s[6:7]
+  s_mov_b64 s[12:13], s[6:7]
+  s_movk_i32 s14, 4000
+  s_mov_b32 s15, 0x27000
+  buffer_load_dword v1, s[12:15], 0 offen lds
+  s_waitcnt vmcnt(0)
+
+//: case bytes_of_a_dword
+// Each wave has bytes of its own in dwords of both, behind accesses by dwords.
+//: run 2 waves
+  ds_write_b32 v1, v0
+  s_waitcnt lgkmcnt(0)
+  s_barrier
+  v_and_b32 v8, 63, v0
+  v_lshlrev_b32 v8, 1, v8
+  v_add_u32 v8, s16, v8
+  ds_write_b8 v8, v4
+  s_waitcnt lgkmcnt(0)
+  ds_read_u8 v9, v8
+  s_waitcnt lgkmcnt(0)

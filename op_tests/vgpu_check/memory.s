@@ -137,3 +137,15 @@
   s_nop 0
   global_load_lds_dword v1, s[6:7]  // here
   s_waitcnt vmcnt(0)
+
+//: case lds_dma_beyond
+// The whole copy is dropped, but hardware has LDS there: no way to switch a copy off.
+//: says writes 4 bytes of LDS outside the workgroup's 4096
+//: at lane 0, address 4096
+//: fix s_movk_i32 s17, 0xf00
+  s_movk_i32 s17, 0x1000
+  <fix>
+  s_mov_b32 m0, s17
+  s_nop 0
+  global_load_lds_dword v1, s[6:7]  // here
+  s_waitcnt vmcnt(0)

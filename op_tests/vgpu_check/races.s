@@ -112,3 +112,29 @@
   v_xor_b32 v8, 0x100, v1
   ds_read_b32 v8, v8  // here
   s_waitcnt lgkmcnt(0)
+
+//: case race_byte
+// Bytes of a dword of their own, behind accesses by dwords; one of them is another wave's.
+//: says overwrites what wave 0
+//: at wave 1, lane 1, address 1025
+//: run 2 waves
+//: fix s_barrier
+  ds_write_b32 v1, v0
+  s_waitcnt lgkmcnt(0)
+  s_barrier
+  s_cmp_eq_u32 s16, 0
+  s_cbranch_scc0 1f
+  v_mov_b32 v8, 1
+  v_mov_b32 v9, 7
+  ds_write_b8 v8, v9 offset:1024
+  ds_write_b8 v3, v9 offset:1027
+  s_waitcnt lgkmcnt(0)
+1:
+  <fix>
+  s_cmp_eq_u32 s16, 1
+  s_cbranch_scc0 2f
+  s_mov_b64 exec, 6
+  v_subrev_u32 v8, 64, v0
+  ds_write_b8 v8, v4 offset:1024  // here
+  s_waitcnt lgkmcnt(0)
+2:
