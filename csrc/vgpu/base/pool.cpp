@@ -1,0 +1,86 @@
+#include "vgpu/base/pool.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "vgpu/base/settings.h"
+
+namespace vgpu {
+namespace {
+
+class Pool {
+ public:
+  explicit Pool(u32 helpers) {
+    for (u32 i = 0; i < helpers; ++i) std::thread([this] { help(); }).detach();
+  }
+
+  // False when another launch has the pool.
+  bool run(const std::function<void()>& work) {
+    if (busy_.exchange(true)) return false;
+    {
+      const std::lock_guard lock(mutex_);
+      work_ = &work;
+      ++round_;
+    }
+    wake_.notify_all();
+    work();
+    std::unique_lock lock(mutex_);
+    work_ = nullptr;  // helpers that have not woken yet find nothing
+    left_.wait(lock, [this] { return active_ == 0; });
+    busy_ = false;
+    return true;
+  }
+
+ private:
+  void help() {
+    u64 seen = 0;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return work_ && round_ != seen; });
+      seen = round_;
+      const std::function<void()>* work = work_;
+      ++active_;
+      lock.unlock();
+      (*work)();
+      lock.lock();
+      if (--active_ == 0) left_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_, left_;
+  const std::function<void()>* work_ = nullptr;
+  u64 round_ = 0;
+  u32 active_ = 0;
+  std::atomic<bool> busy_{false};
+};
+
+// Threads do not survive fork: the child makes a pool of its own and leaves the parent's alone.
+std::atomic<Pool*> current{nullptr};
+void forget_pool() { current = nullptr; }
+
+Pool& pool() {
+  static std::mutex creation;
+  Pool* existing = current;
+  if (existing) return *existing;
+  const std::lock_guard lock(creation);
+  if (!current) {
+    static const int registered = pthread_atfork(nullptr, nullptr, forget_pool);
+    (void)registered;
+    current = new Pool(settings().threads - 1);
+  }
+  return *current;
+}
+
+}  // namespace
+
+void share_work(u64 parallelism, const std::function<void()>& work) {
+  if (parallelism <= 1 || settings().threads <= 1 || !pool().run(work)) work();
+}
+
+}  // namespace vgpu

@@ -1,0 +1,258 @@
+// The host's side of the protocol that ROCm's device library speaks (ockl: hostcall, printf).
+//
+// A wave pops a packet from the free stack, fills in the service, its active lanes and eight words
+// for each of them, pushes the packet onto the ready stack, adds to the doorbell signal, which has
+// a mailbox and therefore sends an interrupt message, and waits until the packet's ready flag is 0.
+// Two words for each lane come back.
+#include "vgpu/exec/hostcall.h"
+
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "vgpu/machine/allocations.h"
+
+namespace vgpu {
+namespace {
+
+// -------------------------------------------------------------------------------- the buffer
+
+struct Header {
+  u64 next, active_lanes;
+  u32 service, control;
+};
+static_assert(sizeof(Header) == 24);
+
+struct Payload {
+  u64 slots[64][8];
+};
+
+struct alignas(64) Signal {  // amd_signal_t
+  i64 kind = 1, value = 0;
+  u64* mailbox = nullptr;
+  u32 event = 0, reserved = 0;
+  u64 rest[4] = {};
+};
+static_assert(sizeof(Signal) == 64);
+
+struct Buffer {
+  Header* headers;
+  Payload* payloads;
+  Signal* doorbell;
+  u64 free_stack, ready_stack, index_mask;
+};
+static_assert(sizeof(Buffer) == 48);
+
+// More than there are waves, each of which holds at most one. Their pages exist once touched.
+constexpr u64 kPackets = 32768;
+constexpr u32 kReady = 1;
+constexpr u32 kServicePrintf = 2;
+constexpr u64 kLimit = u64{1} << 40;
+
+struct Memory {
+  Buffer buffer;
+  Signal doorbell;
+  u64 mailbox;
+  Header headers[kPackets];
+  alignas(4096) Payload payloads[kPackets];
+};
+
+// A packet's name is its index and, above it, a tag, which keeps the first one from being 0: none.
+Memory* make_memory() {
+  void* pages = Allocations::instance().allocate(sizeof(Memory), MemoryKind::kHost, 0, kLimit);
+  if (!pages) throw Fault("the host has no memory for the buffer of printf");
+  Memory& memory = *static_cast<Memory*>(pages);
+  memory.doorbell = Signal{};
+  memory.doorbell.mailbox = &memory.mailbox;
+  u64 top = 0;
+  for (u64 i = 0; i < kPackets; ++i) {
+    memory.headers[i].next = top;
+    top = kPackets | i;
+  }
+  memory.buffer = {memory.headers, memory.payloads, &memory.doorbell, top, 0, kPackets - 1};
+  return &memory;
+}
+
+Memory& the_memory() {
+  static Memory* const memory = make_memory();
+  return *memory;
+}
+
+// -------------------------------------------------------------------------------- printf
+
+// Reads a message: words, and strings that take whole words with their final 0.
+class Reader {
+ public:
+  explicit Reader(const std::vector<u64>& words) : words_(words) {}
+
+  u64 word() { return at_ < words_.size() ? words_[at_++] : 0; }
+  f64 number() {
+    const u64 word = this->word();
+    f64 value;
+    std::memcpy(&value, &word, sizeof(value));
+    return value;
+  }
+  std::string text() {
+    const char* start = reinterpret_cast<const char*>(words_.data() + at_);
+    const size_t length = strnlen(start, (words_.size() - at_) * sizeof(u64));
+    at_ = std::min(at_ + length / sizeof(u64) + 1, words_.size());
+    return std::string(start, length);
+  }
+
+ private:
+  const std::vector<u64>& words_;
+  size_t at_ = 0;
+};
+
+template <class... Values>
+void append(std::string& out, const std::string& spec, Values... values) {
+  const int length = std::snprintf(nullptr, 0, spec.c_str(), values...);
+  if (length <= 0) return;
+  std::string text(static_cast<size_t>(length) + 1, '\0');
+  std::snprintf(text.data(), text.size(), spec.c_str(), values...);
+  text.pop_back();
+  out += text;
+}
+
+// An integer as wide as the length modifier says; without one it is an int.
+i64 narrow_signed(u64 value, const std::string& length) {
+  if (length == "hh") return static_cast<signed char>(value);
+  if (length == "h") return static_cast<short>(value);
+  return length.empty() ? static_cast<i32>(value) : static_cast<i64>(value);
+}
+u64 narrow_unsigned(u64 value, const std::string& length) {
+  if (length == "hh") return static_cast<u8>(value);
+  if (length == "h") return static_cast<u16>(value);
+  return length.empty() ? static_cast<u32>(value) : value;
+}
+
+// Takes the characters of `set` at `at`; with `stars`, a * is the next argument.
+std::string take(const std::string& format, size_t& at, const char* set, Reader* stars = nullptr) {
+  std::string taken;
+  for (; at < format.size() && std::strchr(set, format[at]); ++at) {
+    taken += format[at] == '*' && stars ? std::to_string(static_cast<i32>(stars->word()))
+                                        : std::string(1, format[at]);
+  }
+  return taken;
+}
+
+void convert(std::string& out, const std::string& format, size_t& at, Reader& in) {
+  std::string spec(1, '%');
+  spec += take(format, at, "-+ #0");
+  spec += take(format, at, "0123456789*", &in);
+  if (at < format.size() && format[at] == '.') {
+    spec += format[at++];
+    spec += take(format, at, "0123456789*", &in);
+  }
+  const std::string length = take(format, at, "hlLqjzt");
+  const char conversion = at < format.size() ? format[at++] : '%';
+  const std::string kind(1, conversion);
+  switch (conversion) {
+    case 'd':
+    case 'i':
+      return append(out, spec + "ll" + kind,
+                    static_cast<long long>(narrow_signed(in.word(), length)));
+    case 'o':
+    case 'u':
+    case 'x':
+    case 'X':
+      return append(out, spec + "ll" + kind,
+                    static_cast<unsigned long long>(narrow_unsigned(in.word(), length)));
+    case 'c':
+      return append(out, spec + kind, static_cast<int>(in.word()));
+    case 'f':
+    case 'F':
+    case 'e':
+    case 'E':
+    case 'g':
+    case 'G':
+    case 'a':
+    case 'A':
+      return append(out, spec + kind, in.number());
+    case 's':
+      return append(out, spec + kind, in.text().c_str());
+    case 'p':
+      return append(out, spec + kind, reinterpret_cast<void*>(in.word()));
+    case 'n':
+      in.word();
+      return;
+    default:
+      out += conversion;
+  }
+}
+
+// The first word of a message says where to, then come format and arguments. Returns the length.
+u64 print(const std::vector<u64>& words) {
+  Reader in(words);
+  FILE* stream = in.word() == 1 ? stderr : stdout;
+  const std::string format = in.text();
+  std::string out;
+  for (size_t at = 0; at < format.size();) {
+    const char c = format[at++];
+    if (c == '%') {
+      convert(out, format, at, in);
+    } else {
+      out += c;
+    }
+  }
+  std::fwrite(out.data(), 1, out.size(), stream);
+  std::fflush(stream);
+  return out.size();
+}
+
+// A message comes in several calls of a lane. Its descriptor: first, last, words here, identity.
+constexpr u64 kFirst = 1, kLast = 2;
+constexpr u32 kCountAt = 5, kIdAt = 8;
+constexpr size_t kMostWords = 1 << 17;  // of a message that a broken kernel never ends
+
+class Messages {
+ public:
+  void take(u64* slots) {
+    u64 descriptor = slots[0];
+    if (descriptor & kFirst) descriptor = next_id_++ << kIdAt | (descriptor & 0xfe);
+    const u64 id = descriptor >> kIdAt;
+    std::vector<u64>& words = open_[id];
+    const u64 count = descriptor >> kCountAt & 7;
+    if (words.size() < kMostWords) words.insert(words.end(), slots + 1, slots + 1 + count);
+    slots[0] = descriptor;
+    if (!(descriptor & kLast)) return;
+    slots[0] = print(words);
+    open_.erase(id);
+  }
+
+ private:
+  std::map<u64, std::vector<u64>> open_;
+  u64 next_id_ = 1;
+};
+
+}  // namespace
+
+u64 hostcall_buffer() { return reinterpret_cast<u64>(&the_memory().buffer); }
+
+void serve_hostcalls(const Wave& wave, const Inst& inst) {
+  static std::mutex serving;
+  static Messages messages;
+  const std::lock_guard lock(serving);
+  Memory& memory = the_memory();
+  u64 packet = __atomic_exchange_n(&memory.buffer.ready_stack, u64{0}, __ATOMIC_ACQUIRE);
+  u32 refused = kServicePrintf;
+  for (u64 left = kPackets; packet && left; --left) {
+    Header& header = memory.headers[packet % kPackets];
+    Payload& payload = memory.payloads[packet % kPackets];
+    packet = header.next;
+    if (header.service != kServicePrintf) refused = header.service;
+    for (u32 lane = 0; lane < kLanes && header.service == kServicePrintf; ++lane) {
+      if (header.active_lanes >> lane & 1) messages.take(payload.slots[lane]);
+    }
+    __atomic_fetch_and(&header.control, ~kReady, __ATOMIC_RELEASE);
+  }
+  if (refused == kServicePrintf) return;
+  fault(wave, inst,
+        "the kernel calls host service " + std::to_string(refused) +
+            "; the virtual GPU has printf (" + std::to_string(kServicePrintf) + ") only");
+}
+
+}  // namespace vgpu

@@ -1,0 +1,433 @@
+// DS: local data share, and the lane permutations that travel through its crossbar.
+#include <iterator>
+
+#include "vgpu/exec/atomics.h"
+#include "vgpu/exec/lanes.h"
+#include "vgpu/exec/memory.h"
+
+namespace vgpu {
+namespace {
+
+// -------------------------------------------------------------------------------- addresses
+
+// Address register + `offset`; returns the active lanes that lie inside the allocation.
+u64 ds_addresses(Wave& wave, const Inst& inst, u32 offset, u32 bytes, bool is_write, u64* at) {
+  const u32* base = wave.v(inst.addr);
+  for (u32 lane = 0; lane < kLanes; ++lane) at[lane] = base[lane] + offset;
+  const u64 inside = lds_resolve(*wave.group, at, bytes, wave.exec());
+  touch(wave, inst, {Space::kLds, is_write, bytes, inside, at, wave.exec() & ~inside});
+  return inside;
+}
+
+// M0 + offset + lane * 4, without an address register.
+u64 ds_addresses_by_lane(Wave& wave, const Inst& inst, bool is_write, u64* at) {
+  const u32 base = (wave.sgpr[kM0] & 0xffff) + static_cast<u32>(inst.imm);
+  for (u32 lane = 0; lane < kLanes; ++lane) at[lane] = base + lane * 4;
+  const u64 inside = lds_resolve(*wave.group, at, 4, wave.exec());
+  touch(wave, inst, {Space::kLds, is_write, 4, inside, at, wave.exec() & ~inside});
+  return inside;
+}
+
+u32 byte_offset(const Inst& inst) { return static_cast<u32>(inst.imm); }
+template <u32 kScale>
+u32 offset0(const Inst& inst) {
+  return (static_cast<u32>(inst.imm) & 0xff) * kScale;
+}
+template <u32 kScale>
+u32 offset1(const Inst& inst) {
+  return (static_cast<u32>(inst.imm) >> 8) * kScale;
+}
+
+void read_lanes(Wave& wave, u32* rows, const u64* at, u64 inside, Transfer transfer, u32 dwords) {
+  const u64 outside = wave.exec() & ~inside;
+  if (outside) zero_lanes(rows, dwords, outside);
+  transfer(rows, at, inside);
+}
+
+// -------------------------------------------------------------------------------- reads and writes
+
+template <auto kTransfer, u32 kBytes>
+void ds_read(Wave& wave, const Inst& inst) {
+  LaneAddresses a;
+  const u64 inside = ds_addresses(wave, inst, byte_offset(inst), kBytes, false, a.at);
+  read_lanes(wave, wave.va(inst.dst), a.at, inside, kTransfer, dwords_for(kBytes));
+}
+
+template <auto kTransfer, u32 kBytes>
+void ds_write(Wave& wave, const Inst& inst) {
+  LaneAddresses a;
+  const u64 inside = ds_addresses(wave, inst, byte_offset(inst), kBytes, true, a.at);
+  kTransfer(wave.va(inst.data0), a.at, inside);
+}
+
+// Both addresses are taken before either result is written: they may share registers.
+template <u32 kDwords, u32 kScale>
+void ds_read2(Wave& wave, const Inst& inst) {
+  LaneAddresses first, second;
+  const u64 inside0 = ds_addresses(wave, inst, offset0<kScale>(inst), 4 * kDwords, false, first.at);
+  const u64 inside1 =
+      ds_addresses(wave, inst, offset1<kScale>(inst), 4 * kDwords, false, second.at);
+  u32* rows = wave.va(inst.dst);
+  read_lanes(wave, rows, first.at, inside0, load_dwords<kDwords>, kDwords);
+  read_lanes(wave, rows + kDwords * kLanes, second.at, inside1, load_dwords<kDwords>, kDwords);
+}
+
+template <u32 kDwords, u32 kScale>
+void ds_write2(Wave& wave, const Inst& inst) {
+  LaneAddresses a;
+  const u64 inside0 = ds_addresses(wave, inst, offset0<kScale>(inst), 4 * kDwords, true, a.at);
+  store_dwords<kDwords>(wave.va(inst.data0), a.at, inside0);
+  const u64 inside1 = ds_addresses(wave, inst, offset1<kScale>(inst), 4 * kDwords, true, a.at);
+  store_dwords<kDwords>(wave.va(inst.data1), a.at, inside1);
+}
+
+void ds_read_addtid_b32(Wave& wave, const Inst& inst) {
+  LaneAddresses a;
+  const u64 inside = ds_addresses_by_lane(wave, inst, false, a.at);
+  read_lanes(wave, wave.va(inst.dst), a.at, inside, load_dwords<1>, 1);
+}
+
+void ds_write_addtid_b32(Wave& wave, const Inst& inst) {
+  LaneAddresses a;
+  const u64 inside = ds_addresses_by_lane(wave, inst, true, a.at);
+  store_dwords<1>(wave.va(inst.data0), a.at, inside);
+}
+
+// -------------------------------------------------------------------------------- transposed reads
+
+// The bytes that a lane reads, as one number (96 bits for elements of six).
+__extension__ using u128 = unsigned __int128;
+template <u32 kBytes>
+using LaneWord = std::conditional_t<kBytes == 8, u64, u128>;
+
+// Ones at the elements whose number does not have bit `skip`.
+template <class Word, u32 kBits>
+constexpr Word element_mask(u32 count, u32 skip) {
+  Word mask = 0;
+  for (u32 e = 0; e < count; ++e) {
+    if (!(e & skip)) mask |= ((Word{1} << kBits) - 1) << (e * kBits);
+  }
+  return mask;
+}
+
+// Transposes a square of kCount words with kCount elements each: swaps the off-diagonal quarters,
+// then does the same inside every quarter.
+template <class Word, u32 kBits, u32 kCount, u32 kHalf = kCount / 2>
+void transpose_square(Word* words) {
+  constexpr Word kMask = element_mask<Word, kBits>(kCount, kHalf);
+  for (u32 k = 0; k < kCount; ++k) {
+    if (k & kHalf) continue;
+    const Word swapped = ((words[k] >> (kHalf * kBits)) ^ words[k + kHalf]) & kMask;
+    words[k + kHalf] ^= swapped;
+    words[k] ^= swapped << (kHalf * kBits);
+  }
+  if constexpr (kHalf > 1) transpose_square<Word, kBits, kCount, kHalf / 2>(words);
+}
+
+// A group of 16 lanes reads a matrix of 16 columns: each lane a piece of a row, kCount elements of
+// kBits, so that 16 / kCount lanes hold a row. Lane i of the group gets column i.
+template <u32 kBits, u32 kCount>
+void ds_read_transposed(Wave& wave, const Inst& inst) {
+  constexpr u32 kBytes = kBits * kCount / 8, kPieces = 16 / kCount;
+  using Word = LaneWord<kBytes>;
+  LaneAddresses a;
+  const u64 inside = ds_addresses(wave, inst, byte_offset(inst), kBytes, false, a.at);
+  Word read[kLanes] = {}, columns[kLanes];
+  for_lanes(inside, [&](u32 lane) {
+    std::memcpy(&read[lane], reinterpret_cast<const void*>(a.at[lane]), kBytes);
+  });
+  for (u32 first = 0; first < kLanes; first += kCount) {  // a square of the matrix
+    const u32 group = first & ~15u, piece = first % 16 / kCount;
+    for (u32 row = 0; row < kCount; ++row)
+      columns[first + row] = read[group + row * kPieces + piece];
+    transpose_square<Word, kBits, kCount>(columns + first);
+  }
+  u32* rows = wave.va(inst.dst);
+  for_lanes(wave.exec(), [&](u32 lane) {
+    for (u32 d = 0; d < kBytes / 4; ++d) {
+      rows[d * kLanes + lane] = static_cast<u32>(columns[lane] >> (32 * d));
+    }
+  });
+}
+
+// -------------------------------------------------------------------------------- atomics
+
+// Which data register is the atomic's operand `a` (new value) and which is `b`.
+enum class Operands : u8 { kOne, kTwo, kCompareFirst };
+
+template <auto kLanesOp, u32 kBytes, bool kReturn, Operands kOperands>
+void ds_atomic(Wave& wave, const Inst& inst) {
+  LaneAddresses a;
+  const u64 inside = ds_addresses(wave, inst, byte_offset(inst), kBytes, true, a.at);
+  check_aligned(wave, inst, a.at, kBytes, inside, host_address(wave.group->lds));
+  const u32* data0 = wave.va(inst.data0);
+  const u32* data1 = kOperands == Operands::kOne ? data0 : wave.va(inst.data1);
+  const bool swapped = kOperands == Operands::kCompareFirst;
+  u32* out = kReturn ? wave.va(inst.dst) : nullptr;
+  const u64 outside = wave.exec() & ~inside;
+  kLanesOp(out, swapped ? data1 : data0, swapped ? data0 : data1, a.at, inside);
+  if (kReturn && outside) zero_lanes(out, kBytes / 4, outside);
+}
+
+// An addition in f64 rounds as the f64 field of MODE says.
+template <auto kLanesOp, u32 kBytes, bool kReturn, Operands kOperands>
+void ds_atomic_f64(Wave& wave, const Inst& inst) {
+  const FpGuard guard(wave);
+  ds_atomic<kLanesOp, kBytes, kReturn, kOperands>(wave, inst);
+}
+
+// Two exchanges of one lane: old values first, then both writes, offset 0 before offset 1.
+template <u32 kDwords, u32 kScale>
+void ds_wrxchg2(Wave& wave, const Inst& inst) {
+  LaneAddresses first, second;
+  const u64 inside0 = ds_addresses(wave, inst, offset0<kScale>(inst), 4 * kDwords, true, first.at);
+  const u64 inside1 = ds_addresses(wave, inst, offset1<kScale>(inst), 4 * kDwords, true, second.at);
+  u32* out = wave.va(inst.dst);
+  const u32* data0 = wave.va(inst.data0);
+  const u32* data1 = wave.va(inst.data1);
+  for_lanes(wave.exec(), [&](u32 lane) {
+    u32 old[2 * kDwords] = {}, value[2 * kDwords];
+    const bool in0 = inside0 >> lane & 1, in1 = inside1 >> lane & 1;
+    if (in0) std::memcpy(old, reinterpret_cast<void*>(first.at[lane]), 4 * kDwords);
+    if (in1) std::memcpy(old + kDwords, reinterpret_cast<void*>(second.at[lane]), 4 * kDwords);
+    for (u32 d = 0; d < kDwords; ++d) {
+      value[d] = data0[d * kLanes + lane];
+      value[kDwords + d] = data1[d * kLanes + lane];
+    }
+    if (in0) std::memcpy(reinterpret_cast<void*>(first.at[lane]), value, 4 * kDwords);
+    if (in1) std::memcpy(reinterpret_cast<void*>(second.at[lane]), value + kDwords, 4 * kDwords);
+    for (u32 d = 0; d < 2 * kDwords; ++d) out[d * kLanes + lane] = old[d];
+  });
+}
+
+// One counter for the wave: every active lane gets its old value.
+template <bool kAdd>
+void ds_append_consume(Wave& wave, const Inst& inst) {
+  const u64 exec = wave.exec();
+  if (!exec) return;
+  LaneAddresses a;
+  a.at[0] = wave.sgpr[kM0] + static_cast<u32>(inst.imm);
+  for (u32 lane = 1; lane < kLanes; ++lane) a.at[lane] = a.at[0];
+  const u64 inside = lds_resolve(*wave.group, a.at, 4, 1);
+  touch(wave, inst, {Space::kLds, true, 4, inside, a.at});
+  const u32 old = inside ? load_at<u32>(a.at[0]) : 0;
+  const u32 count = static_cast<u32>(std::popcount(exec));
+  if (inside) store_at<u32>(a.at[0], kAdd ? old + count : old - count);
+  u32* out = wave.va(inst.dst);
+  for_lanes(exec, [&](u32 lane) { out[lane] = old; });
+}
+
+// -------------------------------------------------------------------------------- permutations
+
+// Lane `lane` reads `from[source(lane)]`; an inactive source gives 0.
+template <class Source>
+void pull(Wave& wave, const u32* from, u32* to, Source source) {
+  const u64 exec = wave.exec();
+  alignas(64) u32 result[kLanes];
+  for (u32 lane = 0; lane < kLanes; ++lane) {
+    const u32 at = source(lane);
+    result[lane] = exec >> at & 1 ? from[at] : 0;
+  }
+  for_lanes(exec, [&](u32 lane) { to[lane] = result[lane]; });
+}
+
+void ds_bpermute_b32(Wave& wave, const Inst& inst) {
+  const u32* address = wave.v(inst.addr);
+  const u32 offset = byte_offset(inst);
+  pull(wave, wave.va(inst.data0), wave.va(inst.dst),
+       [&](u32 lane) { return (address[lane] + offset) / 4 % kLanes; });
+}
+
+// Push: of several sources the highest lane wins; a lane that nobody writes gets 0.
+void ds_permute_b32(Wave& wave, const Inst& inst) {
+  const u32* address = wave.v(inst.addr);
+  const u32* data = wave.va(inst.data0);
+  const u64 exec = wave.exec();
+  u32 result[kLanes] = {};
+  for_lanes(exec, [&](u32 lane) {
+    result[(address[lane] + byte_offset(inst)) / 4 % kLanes] = data[lane];
+  });
+  u32* out = wave.va(inst.dst);
+  for_lanes(exec, [&](u32 lane) { out[lane] = result[lane]; });
+}
+
+u32 reverse5(u32 value) {
+  u32 result = 0;
+  for (u32 b = 0; b < 5; ++b) result |= (value >> b & 1) << (4 - b);
+  return result;
+}
+
+// The lane that ds_swizzle reads, within its half of the wave (quads are within it as well).
+u32 swizzle_source(u32 code, u32 lane) {
+  const u32 half = lane & 32, at = lane & 31;
+  if (code >= 0xe000) {  // FFT: bit reversal above the bits of the mask
+    const u32 mask = code & 31;
+    return half | ((reverse5(at) >> std::popcount(mask) | (at & mask)) & 31);
+  }
+  if (code >= 0xc000) {  // rotate the bits outside the mask
+    const u32 mask = code & 31, amount = code >> 5 & 31;
+    const u32 rotated = code >> 10 & 1 ? at - amount : at + amount;
+    return half | (at & mask) | (rotated & ~mask & 31);
+  }
+  if (code & 0x8000) return (lane & ~3u) | (code >> (2 * (lane & 3)) & 3);
+  const u32 kept = code & 31, set = code >> 5 & 31, flipped = code >> 10 & 31;
+  return half | (((at & kept) | set) ^ flipped);
+}
+
+// LLVM gives the source of ds_swizzle_b32 in the address field.
+void ds_swizzle_b32(Wave& wave, const Inst& inst) {
+  const u32 code = byte_offset(inst);
+  pull(wave, wave.v(inst.addr), wave.va(inst.dst),
+       [&](u32 lane) { return swizzle_source(code, lane); });
+}
+
+void ds_nop(Wave&, const Inst&) {}
+
+void ds_gws(Wave& wave, const Inst& inst) {
+  fault(wave, inst,
+        "global wave sync needs a resource that only a device-wide barrier driver sets up; "
+        "the virtual GPU does not have it");
+}
+
+// -------------------------------------------------------------------------------- tables
+// Operand types: the result; then address, data0, data1.
+// clang-format off
+
+#define DS(op, name, exec, dst, addr, data0, data1, flags)                                         \
+  {op, "ds_" name, exec, dst, {addr, data0, data1}, flags, Kind::kLds},
+#define DS_READ(op, name, type, bytes, ...)                                                        \
+  DS(op, name, (ds_read<__VA_ARGS__, bytes>), type, Type::kB32, Type::kNone, Type::kNone, kNoFlags)
+#define DS_READ_TR(op, name, type, ...)                                                            \
+  DS(op, name, (ds_read_transposed<__VA_ARGS__>), type, Type::kB32, Type::kNone, Type::kNone, \
+     kOnlyGfx950)
+#define DS_WRITE(op, name, type, bytes, ...)                                                       \
+  DS(op, name, (ds_write<__VA_ARGS__, bytes>), Type::kNone, Type::kB32, type, Type::kNone, kNoFlags)
+#define DS_READ2(op, name, type, ...)                                                              \
+  DS(op, name, (ds_read2<__VA_ARGS__>), type, Type::kB32, Type::kNone, Type::kNone, kNoFlags)
+#define DS_WRITE2(op, name, type, ...)                                                             \
+  DS(op, name, (ds_write2<__VA_ARGS__>), Type::kNone, Type::kB32, type, type, kNoFlags)
+#define DS_XCHG2(op, name, result, type, ...)                                                      \
+  DS(op, name, (ds_wrxchg2<__VA_ARGS__>), result, Type::kB32, type, type, kNoFlags)
+
+// Both forms of an atomic: without and with return.
+#define DS_RMW_AT(op, rtn_op, name, suffix, run, lanes, type, data1, operands)                     \
+  DS(op, name suffix, (run<lanes, 4 * dwords_of(type), false, Operands::operands>), Type::kNone,   \
+     Type::kB32, type, data1, kNoFlags)                                                            \
+  DS(rtn_op, name "_rtn" suffix, (run<lanes, 4 * dwords_of(type), true, Operands::operands>),      \
+     type, Type::kB32, type, data1, kNoFlags)
+#define DS_RMW(op, name, suffix, T, type, ...)                                                     \
+  DS_RMW_AT(op, op + 32, name, suffix, ds_atomic, (kLdsAtomic<T, __VA_ARGS__>), type, Type::kNone, \
+            kOne)
+#define DS_RMW_2(op, name, suffix, T, type, operands, ...)                                         \
+  DS_RMW_AT(op, op + 32, name, suffix, ds_atomic, (kLdsAtomic<T, __VA_ARGS__>), type, type,        \
+            operands)
+#define DS_RTN(op, name, T, type, data1, operands, ...)                                            \
+  DS(op, name, (ds_atomic<kLdsAtomic<T, __VA_ARGS__>, sizeof(T), true, Operands::operands>), type, \
+     Type::kB32, type, data1, kNoFlags)
+
+#define DS_INTEGERS(first, size, T, type)                                                          \
+  DS_RMW(first + 0, "add", "_u" size, T, type, rmw::kAdd)                                          \
+  DS_RMW(first + 1, "sub", "_u" size, T, type, rmw::kSub)                                          \
+  DS_RMW(first + 2, "rsub", "_u" size, T, type, rmw::kRsub)                                        \
+  DS_RMW(first + 3, "inc", "_u" size, T, type, rmw::kInc)                                          \
+  DS_RMW(first + 4, "dec", "_u" size, T, type, rmw::kDec)                                          \
+  DS_RMW(first + 5, "min", "_i" size, T, type, rmw::kSmin)                                         \
+  DS_RMW(first + 6, "max", "_i" size, T, type, rmw::kSmax)                                         \
+  DS_RMW(first + 7, "min", "_u" size, T, type, rmw::kUmin)                                         \
+  DS_RMW(first + 8, "max", "_u" size, T, type, rmw::kUmax)                                         \
+  DS_RMW(first + 9, "and", "_b" size, T, type, rmw::kAnd)                                          \
+  DS_RMW(first + 10, "or", "_b" size, T, type, rmw::kOr)                                           \
+  DS_RMW(first + 11, "xor", "_b" size, T, type, rmw::kXor)                                         \
+  DS_RMW_2(first + 12, "mskor", "_b" size, T, type, kTwo, rmw::kMskor)                             \
+  DS_RMW_2(first + 16, "cmpst", "_b" size, T, type, kCompareFirst, rmw::kCmpSwap)                  \
+  DS_RMW_2(first + 17, "cmpst", "_f" size, T, type, kCompareFirst, rmw::kFcmpSwap, CacheFpMode)    \
+  DS_RMW(first + 18, "min", "_f" size, T, type, rmw::kFmin, CacheFpMode)                           \
+  DS_RMW(first + 19, "max", "_f" size, T, type, rmw::kFmax, CacheFpMode)
+
+#define DS_GWS(op, name) \
+  DS(op, "gws_" name, ds_gws, Type::kNone, Type::kNone, Type::kB32, Type::kNone, kNoFlags)
+
+constexpr OpInfo kDs[] = {
+    DS_INTEGERS(0, "32", u32, Type::kB32)
+    DS_INTEGERS(64, "64", u64, Type::kB64)
+    DS_RMW(21, "add", "_f32", u32, Type::kF32, rmw::kFadd)
+    DS_RMW_AT(92, 124, "add", "_f64", ds_atomic_f64, (kLdsAtomic<u64, rmw::kFadd>), Type::kF64,
+              Type::kNone, kOne)
+    DS_RMW_AT(23, 183, "pk_add", "_f16", ds_atomic, (kLdsAtomic<u32, rmw::kPkAddF16, CacheFpMode>),
+              Type::kPkF16, Type::kNone, kOne)
+    DS_RMW_AT(24, 184, "pk_add", "_bf16", ds_atomic,
+              (kLdsAtomic<u32, rmw::kPkAddBf16, CacheFpMode>), Type::kPkBf16, Type::kNone, kOne)
+    DS_RTN(45, "wrxchg_rtn_b32", u32, Type::kB32, Type::kNone, kOne, rmw::kSwap)
+    DS_RTN(52, "wrap_rtn_b32", u32, Type::kB32, Type::kB32, kTwo, rmw::kWrap)
+    DS_RTN(109, "wrxchg_rtn_b64", u64, Type::kB64, Type::kNone, kOne, rmw::kSwap)
+    DS_RTN(126, "condxchg32_rtn_b64", u64, Type::kB64, Type::kNone, kOne, rmw::kCondXchg32)
+    DS_XCHG2(46, "wrxchg2_rtn_b32", Type::kB64, Type::kB32, 1, 4)
+    DS_XCHG2(47, "wrxchg2st64_rtn_b32", Type::kB64, Type::kB32, 1, 256)
+    DS_XCHG2(110, "wrxchg2_rtn_b64", Type::kB128, Type::kB64, 2, 8)
+    DS_XCHG2(111, "wrxchg2st64_rtn_b64", Type::kB128, Type::kB64, 2, 512)
+
+    DS_WRITE(13, "write_b32", Type::kB32, 4, store_dwords<1>)
+    DS_WRITE2(14, "write2_b32", Type::kB32, 1, 4)
+    DS_WRITE2(15, "write2st64_b32", Type::kB32, 1, 256)
+    DS_WRITE(30, "write_b8", Type::kB32, 1, store_part<u8, 0>)
+    DS_WRITE(31, "write_b16", Type::kB32, 2, store_part<u16, 0>)
+    DS_WRITE(77, "write_b64", Type::kB64, 8, store_dwords<2>)
+    DS_WRITE2(78, "write2_b64", Type::kB64, 2, 8)
+    DS_WRITE2(79, "write2st64_b64", Type::kB64, 2, 512)
+    DS_WRITE(84, "write_b8_d16_hi", Type::kB32, 1, store_part<u8, 16>)
+    DS_WRITE(85, "write_b16_d16_hi", Type::kB32, 2, store_part<u16, 16>)
+    DS_WRITE(222, "write_b96", Type::kB96, 12, store_dwords<3>)
+    DS_WRITE(223, "write_b128", Type::kB128, 16, store_dwords<4>)
+
+    DS_READ(54, "read_b32", Type::kB32, 4, load_dwords<1>)
+    DS_READ2(55, "read2_b32", Type::kB64, 1, 4)
+    DS_READ2(56, "read2st64_b32", Type::kB64, 1, 256)
+    DS_READ(57, "read_i8", Type::kB32, 1, load_part<i8>)
+    DS_READ(58, "read_u8", Type::kB32, 1, load_part<u8>)
+    DS_READ(59, "read_i16", Type::kB32, 2, load_part<i16>)
+    DS_READ(60, "read_u16", Type::kB32, 2, load_part<u16>)
+    DS_READ(86, "read_u8_d16", Type::kB32, 1, load_half<u8, 0>)
+    DS_READ(87, "read_u8_d16_hi", Type::kB32, 1, load_half<u8, 16>)
+    DS_READ(88, "read_i8_d16", Type::kB32, 1, load_half<i8, 0>)
+    DS_READ(89, "read_i8_d16_hi", Type::kB32, 1, load_half<i8, 16>)
+    DS_READ(90, "read_u16_d16", Type::kB32, 2, load_half<u16, 0>)
+    DS_READ(91, "read_u16_d16_hi", Type::kB32, 2, load_half<u16, 16>)
+    DS_READ(118, "read_b64", Type::kB64, 8, load_dwords<2>)
+    DS_READ2(119, "read2_b64", Type::kB128, 2, 8)
+    DS_READ2(120, "read2st64_b64", Type::kB128, 2, 512)
+    DS_READ(254, "read_b96", Type::kB96, 12, load_dwords<3>)
+    DS_READ(255, "read_b128", Type::kB128, 16, load_dwords<4>)
+    DS_READ_TR(224, "read_b64_tr_b4", Type::kB64, 4, 16)
+    DS_READ_TR(225, "read_b96_tr_b6", Type::kB96, 6, 16)
+    DS_READ_TR(226, "read_b64_tr_b8", Type::kB64, 8, 8)
+    DS_READ_TR(227, "read_b64_tr_b16", Type::kB64, 16, 4)
+
+    DS(29, "write_addtid_b32", ds_write_addtid_b32, Type::kNone, Type::kNone, Type::kB32,
+       Type::kNone, kNoFlags)
+    DS(182, "read_addtid_b32", ds_read_addtid_b32, Type::kB32, Type::kNone, Type::kNone,
+       Type::kNone, kNoFlags)
+    DS(189, "consume", ds_append_consume<false>, Type::kB32, Type::kNone, Type::kNone, Type::kNone,
+       kNoFlags)
+    DS(190, "append", ds_append_consume<true>, Type::kB32, Type::kNone, Type::kNone, Type::kNone,
+       kNoFlags)
+    DS(61, "swizzle_b32", ds_swizzle_b32, Type::kB32, Type::kB32, Type::kNone, Type::kNone,
+       kNoFlags)
+    DS(62, "permute_b32", ds_permute_b32, Type::kB32, Type::kB32, Type::kB32, Type::kNone, kNoFlags)
+    DS(63, "bpermute_b32", ds_bpermute_b32, Type::kB32, Type::kB32, Type::kB32, Type::kNone,
+       kNoFlags)
+    DS(20, "nop", ds_nop, Type::kNone, Type::kNone, Type::kNone, Type::kNone, kNoFlags)
+    DS_GWS(152, "sema_release_all")
+    DS_GWS(153, "init")
+    DS_GWS(154, "sema_v")
+    DS_GWS(155, "sema_br")
+    DS_GWS(156, "sema_p")
+    DS_GWS(157, "barrier")
+};
+// clang-format on
+
+}  // namespace
+
+extern const OpTable kDsTable;
+const OpTable kDsTable = {Format::kDs, kDs, std::size(kDs)};
+
+}  // namespace vgpu

@@ -1,0 +1,179 @@
+// VOP2: two sources, the second a VGPR; fused forms add to their destination or take a constant.
+#include "vgpu/exec/dot.h"
+#include "vgpu/exec/lanes.h"
+
+namespace vgpu {
+namespace {
+
+constexpr i32 low24(u32 a) { return sign_extend(a & 0xffffff, 24); }
+constexpr i64 mul24(u32 a, u32 b) { return i64{low24(a)} * low24(b); }
+constexpr u64 umul24(u32 a, u32 b) { return u64{a & 0xffffff} * (b & 0xffffff); }
+
+// -------------------------------------------------------------------------------- masks and
+// carries
+
+u64 mask_source(const Wave& w, const Inst& in) { return read_scalar64(w, in.src[2]); }
+
+void v_cndmask(Wave& w, const Inst& in) {
+  Lanes ta, tb;
+  const u32* a = fetch<raw32>(w, in, 0, ta);
+  const u32* b = fetch<raw32>(w, in, 1, tb);
+  const u64 mask = mask_source(w, in);
+  const u32 low = static_cast<u32>(mask), high = static_cast<u32>(mask >> 32);
+  Result<u32> result(w, in);
+  u32* out = result.out;
+  for (u32 l = 0; l < 32; ++l) out[l] = low >> l & 1 ? b[l] : a[l];
+  for (u32 l = 0; l < 32; ++l) out[l + 32] = high >> l & 1 ? b[l + 32] : a[l + 32];
+  result.commit();
+}
+
+// kOp(a, b, carry) gives the 33-bit result; inactive lanes' carry bits become 0.
+template <bool kCarry, auto kOp>
+void carry(Wave& w, const Inst& in) {
+  Lanes ta, tb;
+  const u32* a = fetch<u32>(w, in, 0, ta);
+  const u32* b = fetch<u32>(w, in, 1, tb);
+  const u64 carries = kCarry ? mask_source(w, in) : 0;
+  const u64 lanes = write_mask(w, in);
+  u64 out_mask = 0;
+  Lanes sum;
+  for (u32 lane = 0; lane < kLanes; ++lane) {
+    const u64 full = kOp(u64{a[lane]}, u64{b[lane]}, carries >> lane & 1);
+    sum.word[lane] = static_cast<u32>(full);
+    out_mask |= (full >> 32 & 1) << lane;
+  }
+  if (in.clamp) {  // saturate: an add to the top, a subtraction to 0
+    const u32 limit = kOp(0, 0, 0) == kOp(1, 1, 0) ? 0 : ~0u;
+    for (u32 lane = 0; lane < kLanes; ++lane)
+      if (out_mask >> lane & 1) sum.word[lane] = limit;
+  }
+  w.set_sgpr64(in.sdst, (out_mask & lanes) | (w.sgpr64(in.sdst) & w.exec() & ~lanes));
+  if (in.lane_mod == LaneMod::kSdwa) {
+    commit_slow(w, in, Type::kB32, sum);
+  } else {
+    store_masked(w, in.dst, sum.word, 1, lanes);
+  }
+}
+
+constexpr Type kU = Type::kB32;
+#define CARRY(number, name, in_flags, takes, ...) \
+  {number,                                        \
+   name,                                          \
+   carry<takes, ([](u64 a, u64 b, u64 c) -> u64 { \
+           (void)c;                               \
+           return __VA_ARGS__;                    \
+         })>,                                     \
+   kU,                                            \
+   {kU, kU, Type::kNone},                         \
+   in_flags,                                      \
+   Kind::kValu}
+
+// Integer adds saturate when clamp is set.
+template <class T, auto kOp>
+void integer2(Wave& w, const Inst& in) {
+  Lanes ta, tb;
+  const u32* a = fetch<T>(w, in, 0, ta);
+  const u32* b = fetch<T>(w, in, 1, tb);
+  Result<T> result(w, in);
+  u32* out = result.out;
+  if (!in.clamp) {
+    VGPU_LANES {
+      put<T>(out, lane, static_cast<T>(kOp(i64{get<T>(a, lane)}, i64{get<T>(b, lane)})));
+    }
+  } else {
+    constexpr i64 lowest = std::numeric_limits<T>::min(), highest = std::numeric_limits<T>::max();
+    VGPU_LANES {
+      const i64 x = kOp(i64{get<T>(a, lane)}, i64{get<T>(b, lane)});
+      put<T>(out, lane, static_cast<T>(x < lowest ? lowest : x > highest ? highest : x));
+    }
+  }
+  result.commit();
+}
+#define INT2(number, name, T, ...)                                 \
+  {number,                                                         \
+   name,                                                           \
+   integer2<T, ([](i64 a, i64 b) -> i64 { return __VA_ARGS__; })>, \
+   kTypeOf<T>,                                                     \
+   {kTypeOf<T>, kTypeOf<T>, Type::kNone},                          \
+   kNoFlags,                                                       \
+   Kind::kValu}
+
+// The constant form of a fused multiply-add: src2 is the constant.
+#define FMAK(number, name, F, ...) \
+  OP3_F(number, name, F, F, F, F, kInlineK, Kind::kValu, __VA_ARGS__)
+
+f32 half_step(f32 x) { return half_to_float(float_to_half(x)); }  // mac rounds its product
+
+// clang-format off: one opcode a row
+constexpr OpInfo kVop2[] = {
+    {0, "v_cndmask_b32", v_cndmask, Type::kB32, {Type::kF32, Type::kF32, Type::kNone}, kCarryIn, Kind::kValu},
+    OP2(1, "v_add_f32", f32, f32, f32, a + b),
+    OP2(2, "v_sub_f32", f32, f32, f32, a - b),
+    OP2(3, "v_subrev_f32", f32, f32, f32, b - a),
+    OP_ACC(4, "v_fmac_f64", f64, f64, f64, __builtin_fma(a, b, d)),
+    OP2(5, "v_mul_f32", f32, f32, f32, a * b),
+    OP2(6, "v_mul_i32_i24", u32, u32, u32, static_cast<u32>(mul24(a, b))),
+    OP2(7, "v_mul_hi_i32_i24", u32, u32, u32, static_cast<u32>(static_cast<u64>(mul24(a, b)) >> 32)),
+    OP2(8, "v_mul_u32_u24", u32, u32, u32, static_cast<u32>(umul24(a, b))),
+    OP2(9, "v_mul_hi_u32_u24", u32, u32, u32, static_cast<u32>(umul24(a, b) >> 32)),
+    EXTREME(10, "v_min_f32", f32, 2, kNoFlags, float_min(a, b)),
+    EXTREME(11, "v_max_f32", f32, 2, kNoFlags, float_max(a, b)),
+    OP2(12, "v_min_i32", i32, i32, i32, a < b ? a : b),
+    OP2(13, "v_max_i32", i32, i32, i32, a > b ? a : b),
+    OP2(14, "v_min_u32", u32, u32, u32, a < b ? a : b),
+    OP2(15, "v_max_u32", u32, u32, u32, a > b ? a : b),
+    OP2(16, "v_lshrrev_b32", u32, u32, u32, b >> (a & 31)),
+    OP2(17, "v_ashrrev_i32", i32, u32, i32, b >> (a & 31)),
+    OP2(18, "v_lshlrev_b32", u32, u32, u32, b << (a & 31)),
+    OP2(19, "v_and_b32", u32, u32, u32, a & b),
+    OP2(20, "v_or_b32", u32, u32, u32, a | b),
+    OP2(21, "v_xor_b32", u32, u32, u32, a ^ b),
+    {22, "v_dot2c_f32_bf16", dot2c<bf16>, Type::kF32, {Type::kPkBf16, Type::kPkBf16, Type::kNone}, kReadsDst | kOnlyGfx950, Kind::kValu},
+    FMAK(23, "v_fmamk_f32", f32, __builtin_fmaf(a, c, b)),
+    FMAK(24, "v_fmaak_f32", f32, __builtin_fmaf(a, b, c)),
+    CARRY(25, "v_add_co_u32", kCarryOut, false, a + b),
+    CARRY(26, "v_sub_co_u32", kCarryOut, false, a - b),
+    CARRY(27, "v_subrev_co_u32", kCarryOut, false, b - a),
+    CARRY(28, "v_addc_co_u32", kCarryIn | kCarryOut, true, a + b + c),
+    CARRY(29, "v_subb_co_u32", kCarryIn | kCarryOut, true, a - b - c),
+    CARRY(30, "v_subbrev_co_u32", kCarryIn | kCarryOut, true, b - a - c),
+    OP2(31, "v_add_f16", f16, f16, f16, a + b),
+    OP2(32, "v_sub_f16", f16, f16, f16, a - b),
+    OP2(33, "v_subrev_f16", f16, f16, f16, b - a),
+    OP2(34, "v_mul_f16", f16, f16, f16, a * b),
+    OP_ACC(35, "v_mac_f16", f16, f16, f16, half_step(a * b) + d),
+    FMAK(36, "v_madmk_f16", f16, half_step(a * c) + b),
+    FMAK(37, "v_madak_f16", f16, half_step(a * b) + c),
+    INT2(38, "v_add_u16", u16, a + b),
+    INT2(39, "v_sub_u16", u16, a - b),
+    INT2(40, "v_subrev_u16", u16, b - a),
+    OP2(41, "v_mul_lo_u16", u16, u16, u16, static_cast<u32>(a) * b),
+    OP2(42, "v_lshlrev_b16", u16, u16, u16, b << (a & 15)),
+    OP2(43, "v_lshrrev_b16", u16, u16, u16, b >> (a & 15)),
+    OP2(44, "v_ashrrev_i16", i16, u16, i16, b >> (a & 15)),
+    EXTREME(45, "v_max_f16", f16, 2, kNoFlags, float_max(a, b)),
+    EXTREME(46, "v_min_f16", f16, 2, kNoFlags, float_min(a, b)),
+    OP2(47, "v_max_u16", u16, u16, u16, a > b ? a : b),
+    OP2(48, "v_max_i16", i16, i16, i16, a > b ? a : b),
+    OP2(49, "v_min_u16", u16, u16, u16, a < b ? a : b),
+    OP2(50, "v_min_i16", i16, i16, i16, a < b ? a : b),
+    OP2(51, "v_ldexp_f16", f16, f16, i16, std::scalbn(a.value, b)),
+    INT2(52, "v_add_u32", u32, a + b),
+    INT2(53, "v_sub_u32", u32, a - b),
+    INT2(54, "v_subrev_u32", u32, b - a),
+    {55, "v_dot2c_f32_f16", dot2c<f16>, Type::kF32, {Type::kPkF16, Type::kPkF16, Type::kNone}, kReadsDst, Kind::kValu},
+    {56, "v_dot2c_i32_i16", dotc<i16, 16>, Type::kB32, {Type::kPkB16, Type::kPkB16, Type::kNone}, kReadsDst, Kind::kValu},
+    {57, "v_dot4c_i32_i8", dotc<i8, 8>, Type::kB32, {kU, kU, Type::kNone}, kReadsDst, Kind::kValu},
+    {58, "v_dot8c_i32_i4", dotc<i32, 4>, Type::kB32, {kU, kU, Type::kNone}, kReadsDst, Kind::kValu},
+    OP_ACC(59, "v_fmac_f32", f32, f32, f32, __builtin_fmaf(a, b, d)),
+    {60, "v_pk_fmac_f16", pk_fmac_f16, Type::kPkF16, {Type::kPkF16, Type::kPkF16, Type::kNone}, kReadsDst, Kind::kValu},
+    OP2(61, "v_xnor_b32", u32, u32, u32, ~(a ^ b)),
+};
+// clang-format on
+
+}  // namespace
+
+extern const OpTable kVop2Table;
+const OpTable kVop2Table = {Format::kVop2, kVop2, std::size(kVop2)};
+
+}  // namespace vgpu

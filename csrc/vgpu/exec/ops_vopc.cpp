@@ -1,0 +1,115 @@
+// VOPC: compares of two sources into a lane mask. V_CMPX forms also write EXEC.
+#include "vgpu/exec/lanes.h"
+
+namespace vgpu {
+namespace {
+
+// A float predicate is a set of outcomes: bit 0 less, 1 equal, 2 greater, 3 unordered. An integer
+// predicate is the same without the last. The opcode's low bits are that set.
+template <class T>
+u64 compare(u32 predicate, const u32* a, const u32* b) {
+  alignas(64) u32 hit[kLanes];
+  VGPU_LANES {
+    const T x = get<T>(a, lane), y = get<T>(b, lane);
+    u32 outcome = (x < y ? 1u : 0u) | (x == y ? 2u : 0u) | (x > y ? 4u : 0u);
+    if constexpr (!std::is_integral_v<T>) outcome = outcome ? outcome : 8u;
+    hit[lane] = (outcome & predicate) != 0;
+  }
+  return mask_of(hit);
+}
+
+// Lanes that do not take part give 0.
+void write_result(Wave& w, const Inst& in, u64 hits, bool exec_too) {
+  const u64 mask = hits & write_mask(w, in);
+  w.set_sgpr64(in.sdst, mask);
+  if (exec_too) w.set_exec(mask);
+}
+
+template <class T, bool kExec>
+void v_cmp(Wave& w, const Inst& in) {
+  [[maybe_unused]] GuardFor<T> guard(w);
+  constexpr u32 kOutcomes = std::is_integral_v<T> ? 7 : 15;
+  Lanes ta, tb;
+  const u32* a = fetch<T>(w, in, 0, ta);
+  const u32* b = fetch<T>(w, in, 1, tb);
+  write_result(w, in, compare<T>(in.op->opcode & kOutcomes, a, b), kExec);
+}
+
+template <class T, bool kExec>
+void v_cmp_class(Wave& w, const Inst& in) {
+  Lanes ta, tb;
+  const u32* a = fetch<T>(w, in, 0, ta);
+  const u32* b = fetch<u32>(w, in, 1, tb);
+  u64 hits = 0;
+  for (u32 lane = 0; lane < kLanes; ++lane) {
+    hits |= u64{(class_of<T>(get<T>(a, lane)) & b[lane]) != 0} << lane;
+  }
+  write_result(w, in, hits, kExec);
+}
+
+// The class of a half: denormals are those of the half, though it has been widened to a float.
+template <bool kExec>
+void v_cmp_class_f16(Wave& w, const Inst& in) {
+  Lanes ta, tb;
+  const u32* a = fetch<u16>(w, in, 0, ta);
+  const u32* b = fetch<u32>(w, in, 1, tb);
+  u64 hits = 0;
+  for (u32 lane = 0; lane < kLanes; ++lane) {
+    u32 half = a[lane];
+    if (in.abs & 1) half &= 0x7fff;
+    if (in.neg & 1) half ^= 0x8000;
+    const u32 mag = half & 0x7fff, size = mag == 0x7c00 ? 3 : mag >= 0x400 ? 2 : mag ? 1 : 0;
+    const u32 cls = mag > 0x7c00    ? (half & 0x200 ? 2u : 1u)
+                    : half & 0x8000 ? 1u << (5 - size)
+                                    : 1u << (6 + size);
+    hits |= u64{(cls & b[lane]) != 0} << lane;
+  }
+  write_result(w, in, hits, kExec);
+}
+
+#define CMP(number, name, T, exec)                                                           \
+  {number,   name,       v_cmp<T, exec>, Type::kNone, {kTypeOf<T>, kTypeOf<T>, Type::kNone}, \
+   kNoFlags, Kind::kValu}
+#define CMP_FLOAT(base, prefix, suffix, T, exec)                                                  \
+  CMP(base + 0, prefix "f" suffix, T, exec), CMP(base + 1, prefix "lt" suffix, T, exec),          \
+      CMP(base + 2, prefix "eq" suffix, T, exec), CMP(base + 3, prefix "le" suffix, T, exec),     \
+      CMP(base + 4, prefix "gt" suffix, T, exec), CMP(base + 5, prefix "lg" suffix, T, exec),     \
+      CMP(base + 6, prefix "ge" suffix, T, exec), CMP(base + 7, prefix "o" suffix, T, exec),      \
+      CMP(base + 8, prefix "u" suffix, T, exec), CMP(base + 9, prefix "nge" suffix, T, exec),     \
+      CMP(base + 10, prefix "nlg" suffix, T, exec), CMP(base + 11, prefix "ngt" suffix, T, exec), \
+      CMP(base + 12, prefix "nle" suffix, T, exec), CMP(base + 13, prefix "neq" suffix, T, exec), \
+      CMP(base + 14, prefix "nlt" suffix, T, exec), CMP(base + 15, prefix "tru" suffix, T, exec)
+#define CMP_INT(base, prefix, suffix, T, exec)                                                \
+  CMP(base + 0, prefix "f" suffix, T, exec), CMP(base + 1, prefix "lt" suffix, T, exec),      \
+      CMP(base + 2, prefix "eq" suffix, T, exec), CMP(base + 3, prefix "le" suffix, T, exec), \
+      CMP(base + 4, prefix "gt" suffix, T, exec), CMP(base + 5, prefix "ne" suffix, T, exec), \
+      CMP(base + 6, prefix "ge" suffix, T, exec), CMP(base + 7, prefix "t" suffix, T, exec)
+#define CMP_CLASS(number, name, exec, type) \
+  {number, name, exec, Type::kNone, {type, Type::kB32, Type::kNone}, kNoFlags, Kind::kValu}
+
+// clang-format off: one opcode a row
+constexpr OpInfo kVopc[] = {
+    CMP_CLASS(16, "v_cmp_class_f32", (v_cmp_class<f32, false>), Type::kF32),
+    CMP_CLASS(17, "v_cmpx_class_f32", (v_cmp_class<f32, true>), Type::kF32),
+    CMP_CLASS(18, "v_cmp_class_f64", (v_cmp_class<f64, false>), Type::kF64),
+    CMP_CLASS(19, "v_cmpx_class_f64", (v_cmp_class<f64, true>), Type::kF64),
+    CMP_CLASS(20, "v_cmp_class_f16", v_cmp_class_f16<false>, Type::kB16),
+    CMP_CLASS(21, "v_cmpx_class_f16", v_cmp_class_f16<true>, Type::kB16),
+    CMP_FLOAT(32, "v_cmp_", "_f16", f16, false), CMP_FLOAT(48, "v_cmpx_", "_f16", f16, true),
+    CMP_FLOAT(64, "v_cmp_", "_f32", f32, false), CMP_FLOAT(80, "v_cmpx_", "_f32", f32, true),
+    CMP_FLOAT(96, "v_cmp_", "_f64", f64, false), CMP_FLOAT(112, "v_cmpx_", "_f64", f64, true),
+    CMP_INT(160, "v_cmp_", "_i16", i16, false), CMP_INT(168, "v_cmp_", "_u16", u16, false),
+    CMP_INT(176, "v_cmpx_", "_i16", i16, true), CMP_INT(184, "v_cmpx_", "_u16", u16, true),
+    CMP_INT(192, "v_cmp_", "_i32", i32, false), CMP_INT(200, "v_cmp_", "_u32", u32, false),
+    CMP_INT(208, "v_cmpx_", "_i32", i32, true), CMP_INT(216, "v_cmpx_", "_u32", u32, true),
+    CMP_INT(224, "v_cmp_", "_i64", i64, false), CMP_INT(232, "v_cmp_", "_u64", u64, false),
+    CMP_INT(240, "v_cmpx_", "_i64", i64, true), CMP_INT(248, "v_cmpx_", "_u64", u64, true),
+};
+// clang-format on
+
+}  // namespace
+
+extern const OpTable kVopcTable;
+const OpTable kVopcTable = {Format::kVopc, kVopc, std::size(kVopc)};
+
+}  // namespace vgpu

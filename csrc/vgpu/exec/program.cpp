@@ -1,0 +1,53 @@
+#include "vgpu/isa/program.h"
+
+#include <sys/mman.h>
+
+#include <new>
+
+#include "vgpu/exec/landing.h"
+#include "vgpu/exec/landing_scan.h"
+#include "vgpu/isa/check_operands.h"
+
+namespace vgpu {
+
+// Slots come from the kernel as zero pages, so that a large code object costs only what it
+// executes.
+Program::Program(Arch a, const u32* w, u32 n)
+    : arch(a), words(w), count(n), address(reinterpret_cast<u64>(w)) {
+  if (!n) return;
+  void* memory = mmap(nullptr, n * sizeof(Inst), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  insts = static_cast<Inst*>(memory);
+}
+
+Program::~Program() {
+  if (insts) munmap(insts, count * sizeof(Inst));
+}
+
+void Program::decode_slot(u32 index) {
+  Inst decoded;
+  decode(arch, words, count, index, decoded);
+  const std::lock_guard lock(mutex_);
+  Inst& slot = insts[index];
+  if (slot.exec) return;
+  if (decoded.op && is_memory(decoded.format)) {
+    const Operands operands = operands_of(decoded);
+    decoded.queue = operands.queue;
+    decoded.result = result_dwords(operands);
+    if (!scan_) scan_ = std::make_unique<LandingScan>(*this);
+    if (scan_->may_be_seen(index)) decoded.exec = run_late;
+  }
+  const ExecFn exec = decoded.exec;  // last: it tells other threads that the rest is there
+  decoded.exec = nullptr;
+  slot = decoded;
+  __atomic_store_n(&slot.exec, exec, __ATOMIC_RELEASE);
+}
+
+bool Program::lands_late(u32 entry) {
+  const std::lock_guard lock(mutex_);
+  if (!scan_) scan_ = std::make_unique<LandingScan>(*this);
+  return scan_->kernel_has_some(entry);
+}
+
+}  // namespace vgpu

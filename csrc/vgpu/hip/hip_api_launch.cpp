@@ -1,0 +1,410 @@
+// Kernel launches: the checks, the argument buffer, the run.
+//
+// A launch runs to its end before the call returns, so a fault is the launch's own result (hardware
+// reports it at the next synchronisation), and unlike hardware the context stays usable after it.
+#include <algorithm>
+
+#include "vgpu/exec/hostcall.h"
+#include "vgpu/hip/hip_capture.h"
+#include "vgpu/hip/hip_internal.h"
+#include "vgpu/isa/wave.h"
+#include "vgpu/run/run.h"
+
+namespace vgpu {
+namespace {
+
+// What the ABI reads of a queue (amd_queue_t): the apertures' high halves. Everything else is zero.
+struct alignas(64) Queue {
+  u8 head[64] = {};
+  u32 group_segment_aperture_base_hi = static_cast<u32>(kSharedBaseAddr >> 32);
+  u32 private_segment_aperture_base_hi = static_cast<u32>(kPrivateBaseAddr >> 32);
+  u8 rest[184] = {};
+};
+const Queue kQueue;
+
+struct HiddenRow {
+  std::string_view value_kind;
+  u64 (*value)(const LaunchShape&);
+};
+
+// Grids are whole workgroups here, so remainders are 0; so are the buffers of services that the
+// virtual GPU does not offer (device heap, device-side enqueue).
+constexpr HiddenRow kHidden[] = {
+    {"hidden_block_count_x", [](const LaunchShape& s) { return u64{s.grid[0]}; }},
+    {"hidden_block_count_y", [](const LaunchShape& s) { return u64{s.grid[1]}; }},
+    {"hidden_block_count_z", [](const LaunchShape& s) { return u64{s.grid[2]}; }},
+    {"hidden_group_size_x", [](const LaunchShape& s) { return u64{s.block[0]}; }},
+    {"hidden_group_size_y", [](const LaunchShape& s) { return u64{s.block[1]}; }},
+    {"hidden_group_size_z", [](const LaunchShape& s) { return u64{s.block[2]}; }},
+    {"hidden_grid_dims", [](const LaunchShape&) { return u64{3}; }},
+    {"hidden_dynamic_lds_size", [](const LaunchShape& s) { return u64{s.dynamic_lds}; }},
+    {"hidden_private_base", [](const LaunchShape&) { return kPrivateBaseAddr >> 32; }},
+    {"hidden_shared_base", [](const LaunchShape&) { return kSharedBaseAddr >> 32; }},
+    {"hidden_hostcall_buffer", [](const LaunchShape&) { return hostcall_buffer(); }},
+    {"hidden_queue_ptr", [](const LaunchShape&) { return reinterpret_cast<u64>(&kQueue); }},
+};
+
+std::string shape_text(const u64 (&shape)[3]) {
+  return std::to_string(shape[0]) + "x" + std::to_string(shape[1]) + "x" + std::to_string(shape[2]);
+}
+
+hipError_t refuse(const LaunchRequest& request, hipError_t code, const std::string& why) {
+  return fail(code, "launch of " + request.function->kernel->name + ": " + why, kLogAlways);
+}
+
+hipError_t check_grid(const LaunchRequest& request) {
+  const u64(&grid)[3] = request.grid;
+  for (u32 d = 0; d < 3; ++d) {
+    if (!grid[d] || grid[d] > kMaxGrid[d]) {
+      return refuse(request, hipErrorInvalidValue,
+                    "grid " + shape_text(grid) +
+                        ", expected 1 to 2147483647 workgroups in x and 1 " +
+                        "to 65536 in y and z");
+    }
+    if (grid[d] * request.block[d] > 0xffffffff) {
+      return refuse(request, hipErrorInvalidConfiguration,
+                    "grid " + shape_text(grid) + " of block " + shape_text(request.block) +
+                        " has 2^32 or more lanes in one dimension");
+    }
+  }
+  return hipSuccess;
+}
+
+hipError_t check_block(const LaunchRequest& request) {
+  const u64(&block)[3] = request.block;
+  const Kernel& kernel = *request.function->kernel;
+  bool sound = true;
+  for (const u64 extent : block) sound = sound && extent && extent <= kMaxBlockThreads;
+  if (!sound || block[0] * block[1] * block[2] > kMaxBlockThreads) {
+    return refuse(request, request.bad_shape,
+                  "block " + shape_text(block) + ", expected 1 to 1024 lanes");
+  }
+  if (block[0] * block[1] * block[2] > kernel.max_workgroup_size) {
+    return refuse(request, hipErrorLaunchFailure,
+                  "block " + shape_text(block) + " exceeds the " +
+                      std::to_string(kernel.max_workgroup_size) +
+                      " lanes it was compiled for (__launch_bounds__)");
+  }
+  return hipSuccess;
+}
+
+hipError_t check_resources(const LaunchRequest& request) {
+  const Kernel& kernel = *request.function->kernel;
+  const DeviceInfo& device = device_info(kernel.object->arch);
+  const u64 lds = kernel.group_segment_bytes + request.dynamic_lds;
+  if (lds > device.lds_bytes) {
+    return refuse(request, hipErrorInvalidValue,
+                  "needs " + std::to_string(lds) + " bytes of LDS (" +
+                      std::to_string(kernel.group_segment_bytes) + " static, " +
+                      std::to_string(request.dynamic_lds) + " dynamic), " + arch_name(device.arch) +
+                      " has " + std::to_string(device.lds_bytes));
+  }
+  if (!request.cooperative) return hipSuccess;
+  const u64 lanes = request.block[0] * request.block[1] * request.block[2];
+  const u64 resident =
+      u64{device.compute_units} *
+      workgroups_per_cu(device, kernel.vgpr_rows, static_cast<u32>(lds), static_cast<u32>(lanes));
+  if (request.grid[0] * request.grid[1] * request.grid[2] <= resident) return hipSuccess;
+  return refuse(request, hipErrorCooperativeLaunchTooLarge,
+                "cooperative grid " + shape_text(request.grid) + ", at most " +
+                    std::to_string(resident) + " workgroups are resident at once");
+}
+
+// The calling thread's argument buffer. It grows, and is never given back while the thread lives.
+class ArgBuffer {
+ public:
+  ArgBuffer() = default;
+  ArgBuffer(const ArgBuffer&) = delete;
+  ArgBuffer& operator=(const ArgBuffer&) = delete;
+  ~ArgBuffer() { release(); }
+
+  u8* zeroed(u32 bytes) {
+    if (bytes > capacity_ || !data_) {
+      const u32 wanted = bytes < 4096 ? 4096 : bytes;
+      u8* grown = static_cast<u8*>(::operator new(wanted, kAlign));
+      release();
+      data_ = grown;
+      capacity_ = wanted;
+    }
+    std::memset(data_, 0, bytes);
+    return data_;
+  }
+
+ private:
+  static constexpr std::align_val_t kAlign{64};
+  void release() {
+    if (data_) ::operator delete(data_, kAlign);
+    data_ = nullptr;
+  }
+  u8* data_ = nullptr;
+  u32 capacity_ = 0;
+};
+thread_local ArgBuffer t_args;
+
+hipError_t copy_params(const LaunchRequest& request, u8* to) {
+  const ArgPlan& plan = request.function->plan;
+  for (size_t i = 0; i < plan.explicits.size(); ++i) {
+    const ArgPlan::Explicit& arg = plan.explicits[i];
+    if (!request.params[i]) {
+      return refuse(request, hipErrorInvalidValue,
+                    "kernelParams[" + std::to_string(i) + "] of " +
+                        std::to_string(plan.explicits.size()) + " is null");
+    }
+    std::memcpy(to + arg.offset, request.params[i], arg.size);
+  }
+  return hipSuccess;
+}
+
+hipError_t copy_extra(const LaunchRequest& request, u8* to) {
+  const void* buffer = nullptr;
+  const size_t* size = nullptr;
+  void** extra = request.extra;
+  for (u32 i = 0; i < 4 && extra[i] != HIP_LAUNCH_PARAM_END; i += 2) {
+    if (extra[i] == HIP_LAUNCH_PARAM_BUFFER_POINTER) {
+      buffer = extra[i + 1];
+    } else if (extra[i] == HIP_LAUNCH_PARAM_BUFFER_SIZE) {
+      size = static_cast<const size_t*>(extra[i + 1]);
+    } else {
+      break;
+    }
+  }
+  if (!buffer || !size) {
+    return refuse(request, hipErrorInvalidValue,
+                  "extra must be {BUFFER_POINTER, p, BUFFER_SIZE, &n, END}");
+  }
+  // As ROCm does: every argument from its own place, whatever the buffer's size. Callers pass one
+  // struct for kernels that take more, or less, of it: an argument that the buffer does not wholly
+  // hold is zero, and what lies behind the last one is not read.
+  const u64 bytes = *size;
+  const auto& explicits = request.function->plan.explicits;
+  if (!explicits.empty() && !bytes) {
+    return refuse(request, hipErrorInvalidValue,
+                  "takes " + std::to_string(explicits.size()) +
+                      " arguments, but the argument buffer has 0 bytes");
+  }
+  const Kernel& kernel = *request.function->kernel;
+  if (!kernel.has_metadata) {
+    std::memcpy(to, buffer, std::min<u64>(bytes, kernel.kernarg_bytes));
+    return hipSuccess;
+  }
+  for (const ArgPlan::Explicit& arg : explicits) {
+    if (u64{arg.offset} + arg.size > bytes) continue;
+    std::memcpy(to + arg.offset, static_cast<const u8*>(buffer) + arg.offset, arg.size);
+  }
+  return hipSuccess;
+}
+
+hipError_t copy_explicit(const LaunchRequest& request, u8* to) {
+  const Kernel& kernel = *request.function->kernel;
+  if (request.params && request.extra) {
+    return refuse(request, hipErrorInvalidValue, "both kernelParams and extra are given");
+  }
+  if (request.extra) return copy_extra(request, to);
+  if (!kernel.has_metadata && kernel.kernarg_bytes) {
+    return refuse(request, hipErrorInvalidValue,
+                  "the code object has no argument metadata: pass the buffer through extra");
+  }
+  if (request.function->plan.explicits.empty()) return hipSuccess;
+  if (request.params) return copy_params(request, to);
+  return refuse(request, hipErrorInvalidValue,
+                "takes " + std::to_string(request.function->plan.explicits.size()) +
+                    " arguments, but neither kernelParams nor extra is given");
+}
+
+// What kind of end a fault was: the text of run() says what happened, the code only sorts it. HIP
+// has no code for an illegal instruction: one that the virtual GPU does not know is a launch
+// failure.
+hipError_t fault_code(const std::string& text) {
+  struct Row {
+    const char* words;
+    hipError_t code;
+  };
+  static constexpr Row kRows[] = {
+      {"step budget", hipErrorLaunchTimeOut},
+      {"memory that is not mapped", hipErrorIllegalAddress},
+      {"which is no memory", hipErrorIllegalAddress},
+      {"outside the kernel's memory", hipErrorIllegalAddress},
+  };
+  for (const Row& row : kRows) {
+    if (text.find(row.words) != std::string::npos) return row.code;
+  }
+  return hipErrorLaunchFailure;
+}
+
+}  // namespace
+
+ArgPlan plan_args(const Kernel& kernel) {
+  ArgPlan plan;
+  for (const KernelArg& arg : kernel.args) {
+    if (arg.value_kind.starts_with("hidden_")) {
+      for (const HiddenRow& row : kHidden) {
+        if (arg.size <= 8 && arg.value_kind == row.value_kind) {
+          plan.hiddens.push_back({row.value, arg.offset, arg.size});
+        }
+      }
+    } else {
+      plan.explicits.push_back({arg.offset, arg.size});
+    }
+  }
+  return plan;
+}
+
+namespace {
+
+// Checks the launch and writes its arguments, hidden ones too, to the zeroed `args`.
+hipError_t prepare(const LaunchRequest& request, LaunchShape& shape, u8* args) {
+  hipError_t code = check_grid(request);
+  if (code == hipSuccess) code = check_block(request);
+  if (code == hipSuccess) code = check_resources(request);
+  if (code == hipSuccess) code = copy_explicit(request, args);
+  if (code != hipSuccess) return code;
+  for (u32 d = 0; d < 3; ++d) {
+    shape.grid[d] = static_cast<u32>(request.grid[d]);
+    shape.block[d] = static_cast<u32>(request.block[d]);
+  }
+  shape.dynamic_lds = static_cast<u32>(request.dynamic_lds);
+  for (const ArgPlan::Hidden& hidden : request.function->plan.hiddens) {
+    const u64 value = hidden.value(shape);
+    std::memcpy(args + hidden.offset, &value, hidden.size);
+  }
+  return hipSuccess;
+}
+
+hipError_t execute(const Kernel& kernel, const LaunchShape& shape, const u8* args) {
+  Launch launch;
+  std::copy_n(shape.grid, 3, launch.grid);
+  std::copy_n(shape.block, 3, launch.block);
+  launch.dynamic_lds = shape.dynamic_lds;
+  launch.kernel = &kernel;
+  launch.kernarg = args;
+  launch.kernarg_bytes = kernel.kernarg_bytes;
+  const std::string fault = run(launch);
+  if (fault.empty()) return hipSuccess;
+  return fail(fault_code(fault), fault, kLogAlways);
+}
+
+}  // namespace
+
+hipError_t launch(const LaunchRequest& request) {
+  const Kernel& kernel = *request.function->kernel;
+  u8* args = t_args.zeroed(kernel.kernarg_bytes);
+  LaunchShape shape;
+  const hipError_t code = prepare(request, shape, args);
+  return code == hipSuccess ? execute(kernel, shape, args) : code;
+}
+
+hipError_t record_launch(const LaunchRequest& request, KernelWork& work) {
+  work.args.assign(request.function->kernel->kernarg_bytes, 0);
+  return prepare(request, work.shape, work.args.data());
+}
+
+hipError_t run_kernel(const KernelWork& work) {
+  u8* args = t_args.zeroed(static_cast<u32>(work.args.size()));
+  if (!work.args.empty()) std::memcpy(args, work.args.data(), work.args.size());
+  return execute(*work.function->kernel, work.shape, args);
+}
+
+hipError_t launch_on(hipStream_t stream, const std::shared_ptr<Function>& function, void* handle,
+                     LaunchRequest& request) {
+  request.function = function.get();
+  bool captured = false;
+  const hipError_t code = enter_stream(stream, captured);
+  if (code != hipSuccess) return code;
+  if (!captured) return launch(request);
+  KernelWork work{.function = function, .handle = handle};
+  const hipError_t recorded = record_launch(request, work);
+  return recorded == hipSuccess ? capture(stream, std::move(work)) : recorded;
+}
+
+namespace {
+
+hipError_t launch_function(hipFunction_t handle, hipStream_t stream, LaunchRequest& request) {
+  const std::shared_ptr<Function> function = functions().get(handle);
+  if (!function) {
+    return fail(hipErrorInvalidHandle, "launch of an unknown or unloaded hipFunction_t",
+                kLogAlways);
+  }
+  return launch_on(stream, function, handle, request);
+}
+
+}  // namespace
+}  // namespace vgpu
+
+using namespace vgpu;
+
+VGPU_API hipError_t hipModuleLaunchKernel(hipFunction_t f, unsigned grid_x, unsigned grid_y,
+                                          unsigned grid_z, unsigned block_x, unsigned block_y,
+                                          unsigned block_z, unsigned shared_bytes,
+                                          hipStream_t stream, void** params, void** extra) {
+  return guarded(__func__, [&] {
+    LaunchRequest request{.grid = {grid_x, grid_y, grid_z},
+                          .block = {block_x, block_y, block_z},
+                          .dynamic_lds = shared_bytes,
+                          .params = params,
+                          .extra = extra};
+    return launch_function(f, stream, request);
+  });
+}
+
+VGPU_API hipError_t hipModuleLaunchCooperativeKernel(hipFunction_t f, unsigned grid_x,
+                                                     unsigned grid_y, unsigned grid_z,
+                                                     unsigned block_x, unsigned block_y,
+                                                     unsigned block_z, unsigned shared_bytes,
+                                                     hipStream_t stream, void** params) {
+  return guarded(__func__, [&] {
+    LaunchRequest request{.grid = {grid_x, grid_y, grid_z},
+                          .block = {block_x, block_y, block_z},
+                          .dynamic_lds = shared_bytes,
+                          .params = params,
+                          .cooperative = true};
+    return launch_function(f, stream, request);
+  });
+}
+
+VGPU_API hipError_t hipDrvLaunchKernelEx(const HIP_LAUNCH_CONFIG* config, hipFunction_t f,
+                                         void** params, void** extra) {
+  if (!config) return fail(hipErrorInvalidValue, "hipDrvLaunchKernelEx: config is null");
+  return hipModuleLaunchKernel(f, config->gridDimX, config->gridDimY, config->gridDimZ,
+                               config->blockDimX, config->blockDimY, config->blockDimZ,
+                               config->sharedMemBytes, config->hStream, params, extra);
+}
+
+// The grid in lanes instead of workgroups.
+VGPU_API hipError_t hipExtModuleLaunchKernel(hipFunction_t f, uint32_t lanes_x, uint32_t lanes_y,
+                                             uint32_t lanes_z, uint32_t block_x, uint32_t block_y,
+                                             uint32_t block_z, size_t shared_bytes,
+                                             hipStream_t stream, void** params, void** extra,
+                                             hipEvent_t start, hipEvent_t stop, uint32_t) {
+  return guarded(__func__, [&] {
+    const u32 lanes[3] = {lanes_x, lanes_y, lanes_z};
+    const u32 block[3] = {block_x, block_y, block_z};
+    LaunchRequest request{.block = {block_x, block_y, block_z},
+                          .dynamic_lds = shared_bytes,
+                          .params = params,
+                          .extra = extra,
+                          .bad_shape = hipErrorInvalidConfiguration};
+    for (u32 d = 0; d < 3; ++d) {
+      if (block[d] && lanes[d] % block[d]) {
+        return fail(hipErrorInvalidConfiguration,
+                    "hipExtModuleLaunchKernel: " + std::to_string(lanes[d]) +
+                        " lanes are no multiple of the block's " + std::to_string(block[d]) +
+                        "; the virtual GPU runs whole workgroups only",
+                    kLogAlways);
+      }
+      request.grid[d] = block[d] ? lanes[d] / block[d] : lanes[d];
+    }
+    hipError_t code = start ? record_on(start, stream, 0) : hipSuccess;
+    if (code == hipSuccess) code = launch_function(f, stream, request);
+    if (code == hipSuccess && stop) code = record_on(stop, stream, 0);
+    return code;
+  });
+}
+
+VGPU_API hipError_t hipHccModuleLaunchKernel(hipFunction_t f, uint32_t lanes_x, uint32_t lanes_y,
+                                             uint32_t lanes_z, uint32_t block_x, uint32_t block_y,
+                                             uint32_t block_z, size_t shared_bytes,
+                                             hipStream_t stream, void** params, void** extra,
+                                             hipEvent_t start, hipEvent_t stop) {
+  return hipExtModuleLaunchKernel(f, lanes_x, lanes_y, lanes_z, block_x, block_y, block_z,
+                                  shared_bytes, stream, params, extra, start, stop, 0);
+}

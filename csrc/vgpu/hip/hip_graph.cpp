@@ -1,0 +1,253 @@
+#include "vgpu/hip/hip_graph.h"
+
+#include <algorithm>
+#include <atomic>
+#include <queue>
+#include <unordered_set>
+
+#include "vgpu/hip/hip_capture.h"
+#include "vgpu/machine/allocations.h"
+
+namespace vgpu {
+namespace {
+
+template <class T>
+bool erase_one(std::vector<T>& from, const T& what) {
+  const auto found = std::find(from.begin(), from.end(), what);
+  if (found == from.end()) return false;
+  from.erase(found);
+  return true;
+}
+
+template <class T, class Handle>
+std::shared_ptr<T> live_or_fail(const HandleTable<T>& table, Handle handle, const char* type) {
+  auto object = table.get(handle);
+  if (!object) fail(hipErrorInvalidValue, std::string("unknown or destroyed ") + type);
+  return object;
+}
+
+// How each kind of work is run. Waits order streams, and what is replayed is in order as it is;
+// the memory of allocations is there as long as the graph.
+struct Runner {
+  hipError_t operator()(const KernelWork& work) const { return run_kernel(work); }
+  hipError_t operator()(const CopyWork& work) const { return copy_volume(work.params); }
+  hipError_t operator()(const FillWork& work) const { return fill_plane(work.params); }
+  hipError_t operator()(const HostWork& work) const {
+    work.params.fn(work.params.userData);
+    return hipSuccess;
+  }
+  hipError_t operator()(const RecordWork& work) const { return record_event(work.event); }
+  hipError_t operator()(const auto&) const { return hipSuccess; }
+};
+
+bool append_plan(const Graph& graph, std::vector<Node*>& plan) {
+  std::vector<Node*> ordered;
+  if (!graph.order(ordered)) return false;
+  for (Node* node : ordered) {
+    const auto* child = std::get_if<ChildWork>(&node->work);
+    if (!child) {
+      plan.push_back(node);
+    } else if (!append_plan(*child->graph, plan)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+GraphBlock::~GraphBlock() {
+  const auto block = Allocations::instance().find(reinterpret_cast<u64>(base));
+  if (block && block->id == id) Allocations::instance().release(base, false);
+}
+
+hipGraphNodeType type_of(const Work& work) {
+  static constexpr hipGraphNodeType kTypes[] = {
+      hipGraphNodeTypeEmpty,       hipGraphNodeTypeKernel,    hipGraphNodeTypeMemcpy,
+      hipGraphNodeTypeMemset,      hipGraphNodeTypeHost,      hipGraphNodeTypeGraph,
+      hipGraphNodeTypeEventRecord, hipGraphNodeTypeWaitEvent, hipGraphNodeTypeMemAlloc,
+      hipGraphNodeTypeMemFree};
+  static_assert(std::size(kTypes) == std::variant_size_v<Work>);
+  return kTypes[work.index()];
+}
+
+hipError_t run_work(const Work& work) { return std::visit(Runner{}, work); }
+
+CopyWork copy_work(void* to, const void* from, size_t size, hipMemcpyKind kind) {
+  return {{.srcPtr = {const_cast<void*>(from), size, size, 1},
+           .dstPtr = {to, size, size, 1},
+           .extent = {size, 1, 1},
+           .kind = kind}};
+}
+
+FillWork fill_work(void* to, size_t pitch, unsigned value, unsigned element, size_t width,
+                   size_t height) {
+  return {{to, element, height, pitch, value, width}};
+}
+
+// ------------------------------------------------------------------------------ structure
+
+std::recursive_mutex& graph_mutex() {
+  static auto* const mutex = new std::recursive_mutex;
+  return *mutex;
+}
+
+HandleTable<Graph>& graphs() {
+  static auto* const table = new HandleTable<Graph>;
+  return *table;
+}
+
+HandleTable<Node>& nodes() {
+  static auto* const table = new HandleTable<Node>;
+  return *table;
+}
+
+HandleTable<GraphExec>& execs() {
+  static auto* const table = new HandleTable<GraphExec>;
+  return *table;
+}
+
+std::shared_ptr<Graph> graph_or_fail(hipGraph_t handle) {
+  return live_or_fail(graphs(), handle, "hipGraph_t");
+}
+
+std::shared_ptr<Node> node_or_fail(hipGraphNode_t handle) {
+  return live_or_fail(nodes(), handle, "hipGraphNode_t");
+}
+
+std::shared_ptr<GraphExec> exec_or_fail(hipGraphExec_t handle) {
+  return live_or_fail(execs(), handle, "hipGraphExec_t");
+}
+
+hipError_t read_nodes(const Graph& graph, const hipGraphNode_t* handles, size_t count,
+                      std::vector<Node*>& to) {
+  if (count && !handles) return fail(hipErrorInvalidValue, "graph: the list of nodes is null");
+  for (size_t i = 0; i < count; ++i) {
+    const auto node = nodes().get(handles[i]);
+    if (!node || node->graph != &graph || std::ranges::count(to, node.get())) {
+      return fail(hipErrorInvalidValue, "graph: dependency " + std::to_string(i) +
+                                            " is named twice or is no node of this graph");
+    }
+    to.push_back(node.get());
+  }
+  return hipSuccess;
+}
+
+bool add_edge(Node* from, Node* to) {
+  if (std::ranges::count(to->needs, from)) return false;
+  to->needs.push_back(from);
+  from->feeds.push_back(to);
+  return true;
+}
+
+bool remove_edge(Node* from, Node* to) {
+  return erase_one(to->needs, from) && erase_one(from->feeds, to);
+}
+
+bool depends_on(const Node* node, const Node* on) {
+  std::vector<const Node*> open{node};
+  std::unordered_set<const Node*> seen{node};
+  while (!open.empty()) {
+    const Node* at = open.back();
+    open.pop_back();
+    if (at == on) return true;
+    for (const Node* need : at->needs) {
+      if (seen.insert(need).second) open.push_back(need);
+    }
+  }
+  return false;
+}
+
+Graph::~Graph() {
+  for (const auto& node : nodes) {
+    vgpu::nodes().remove(node.get());
+    if (const auto* child = std::get_if<ChildWork>(&node->work)) {
+      graphs().remove(child->graph.get());
+    }
+  }
+}
+
+Node* Graph::add(Work work, std::span<Node* const> needs) {
+  static std::atomic<u64> next_id{1};
+  auto node = std::make_shared<Node>();
+  node->graph = this;
+  node->work = std::move(work);
+  node->id = node->origin = next_id++;
+  if (auto* child = std::get_if<ChildWork>(&node->work)) {
+    child->graph->is_part = true;
+    graphs().add(child->graph);  // hipGraphChildGraphNodeGetGraph hands it out
+  }
+  nodes.push_back(node);
+  for (Node* need : needs) add_edge(need, node.get());
+  return vgpu::nodes().add(std::move(node));
+}
+
+void Graph::remove(Node* node) {
+  for (Node* need : std::vector(node->needs)) remove_edge(need, node);
+  for (Node* fed : std::vector(node->feeds)) remove_edge(node, fed);
+  forget_node(node);
+  if (const auto* child = std::get_if<ChildWork>(&node->work)) graphs().remove(child->graph.get());
+  vgpu::nodes().remove(node);
+  std::erase_if(nodes, [node](const auto& own) { return own.get() == node; });
+}
+
+std::shared_ptr<Graph> Graph::clone() const {
+  auto copy = std::make_shared<Graph>();
+  std::unordered_map<const Node*, Node*> twins;
+  for (const auto& node : nodes) {
+    Work work = node->work;
+    if (auto* child = std::get_if<ChildWork>(&work)) child->graph = child->graph->clone();
+    Node* twin = copy->add(std::move(work), {});
+    twin->origin = node->id;
+    twin->enabled = node->enabled;
+    twins[node.get()] = twin;
+  }
+  for (const auto& node : nodes) {
+    for (const Node* need : node->needs) add_edge(twins[need], twins[node.get()]);
+  }
+  return copy;
+}
+
+Node* Graph::clone_of(u64 id) const {
+  for (const auto& node : nodes) {
+    if (node->origin == id) return node.get();
+    const auto* child = std::get_if<ChildWork>(&node->work);
+    if (!child) continue;
+    if (Node* found = child->graph->clone_of(id)) return found;
+  }
+  return nullptr;
+}
+
+bool Graph::order(std::vector<Node*>& ordered) const {
+  const auto later = [](const Node* a, const Node* b) { return a->id > b->id; };
+  std::priority_queue<Node*, std::vector<Node*>, decltype(later)> ready(later);
+  std::unordered_map<const Node*, size_t> missing;
+  for (const auto& node : nodes) {
+    missing[node.get()] = node->needs.size();
+    if (node->needs.empty()) ready.push(node.get());
+  }
+  while (!ready.empty()) {
+    Node* node = ready.top();
+    ready.pop();
+    ordered.push_back(node);
+    for (Node* fed : node->feeds) {
+      if (!--missing[fed]) ready.push(fed);
+    }
+  }
+  return ordered.size() == nodes.size();
+}
+
+bool GraphExec::make_plan() {
+  plan.clear();
+  return append_plan(*graph, plan);
+}
+
+hipError_t GraphExec::run() const {
+  for (const Node* node : plan) {
+    const hipError_t code = node->enabled ? run_work(node->work) : hipSuccess;
+    if (code != hipSuccess) return code;
+  }
+  return hipSuccess;
+}
+
+}  // namespace vgpu

@@ -1,0 +1,164 @@
+// What the files of the HIP interface (hip_api_*.cpp) share: failing, handles, launching.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "vgpu/base/device.h"
+#include "vgpu/base/log.h"
+#include "vgpu/hip/hip_types.h"
+#include "vgpu/object/code_object.h"
+
+namespace vgpu {
+
+inline constexpr int kLogAlways = 1, kLogVerbose = 2;  // levels of log_line
+
+// Records `code` as the thread's last error and `text` as its reason, logs it, and returns `code`.
+hipError_t fail(hipError_t code, std::string text, int level = kLogVerbose);
+
+// Runs an entry point's body: no exception leaves through the C interface.
+template <class Body>
+hipError_t guarded(const char* function, Body&& body) noexcept {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return fail(hipErrorOutOfMemory, "out of host memory");
+  } catch (const std::exception& error) {
+    return fail(hipErrorUnknown, std::string(function) + ": " + error.what(), kLogAlways);
+  } catch (...) {
+    return fail(hipErrorUnknown, std::string(function) + ": unknown exception", kLogAlways);
+  }
+}
+
+// The device, or null after fail(): RFOPS_VGPU_ARCH names none.
+const DeviceInfo* device_or_fail();
+
+// A device ordinal; there is one device.
+hipError_t check_ordinal(int device);
+
+// Live objects by the address that HIP callers hold: a stale or foreign handle is an error text.
+template <class T>
+class HandleTable {
+ public:
+  T* add(std::shared_ptr<T> object) {
+    T* handle = object.get();
+    std::unique_lock lock(mutex_);
+    live_[handle] = std::move(object);
+    return handle;
+  }
+  std::shared_ptr<T> get(const void* handle) const {
+    std::shared_lock lock(mutex_);
+    const auto found = live_.find(handle);
+    return found == live_.end() ? nullptr : found->second;
+  }
+  std::shared_ptr<T> remove(const void* handle) {
+    std::unique_lock lock(mutex_);
+    const auto found = live_.find(handle);
+    if (found == live_.end()) return nullptr;
+    auto object = std::move(found->second);
+    live_.erase(found);
+    return object;
+  }
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<const void*, std::shared_ptr<T>> live_;
+};
+
+// The shape of a launch, from which hidden arguments are filled.
+struct LaunchShape {
+  u32 grid[3];   // workgroups
+  u32 block[3];  // lanes
+  u32 dynamic_lds;
+};
+
+// Where the bytes of a kernel's arguments go, taken once from its metadata.
+struct ArgPlan {
+  struct Explicit {
+    u32 offset, size;
+  };
+  struct Hidden {
+    u64 (*value)(const LaunchShape&);
+    u32 offset, size;
+  };
+  std::vector<Explicit> explicits;
+  std::vector<Hidden> hiddens;
+};
+ArgPlan plan_args(const Kernel& kernel);
+
+struct Function {
+  const Kernel* kernel = nullptr;
+  ArgPlan plan;
+};
+
+class Module {
+ public:
+  explicit Module(std::unique_ptr<CodeObject> object) : object_(std::move(object)) {}
+  const CodeObject& object() const { return *object_; }
+  // The handle of a kernel, made on first request. Null where the module has none of this name.
+  static Function* function(const std::shared_ptr<Module>& self, const std::string& name);
+  void retire_functions();  // their handles become invalid
+
+ private:
+  std::unique_ptr<CodeObject> object_;
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::unique_ptr<Function>> functions_;
+};
+
+HandleTable<Module>& modules();
+HandleTable<Function>& functions();  // each keeps its module alive while it is looked at
+
+// Loads for the current device; `size` 0: unknown. Null after fail().
+std::shared_ptr<Module> load_module(const void* image, u64 size, hipError_t& code);
+
+// A stub of hipcc's host code (the address of the kernel's host function), or a hipFunction_t.
+std::shared_ptr<Function> resolve_function(const void* function);
+
+// Null, or one of the two built-in handles, or a stream that lives.
+hipError_t check_stream(hipStream_t stream);
+unsigned stream_flags(hipStream_t stream);  // 0 for the built-in ones
+
+struct LaunchRequest {
+  const Function* function = nullptr;
+  u64 grid[3] = {}, block[3] = {};
+  u64 dynamic_lds = 0;
+  void** params = nullptr;
+  void** extra = nullptr;
+  bool cooperative = false;
+  // The runtime's launches (<<<>>>, hipExt) call a bad shape hipErrorInvalidConfiguration, the
+  // module interface hipErrorInvalidValue.
+  hipError_t bad_shape = hipErrorInvalidValue;
+};
+hipError_t launch(const LaunchRequest& request);
+
+// A launch that has passed its checks, with its arguments as they were then.
+struct KernelWork {
+  std::shared_ptr<Function> function;  // keeps its module
+  void* handle = nullptr;              // what the caller called it by
+  LaunchShape shape{};
+  std::vector<u8> args;
+};
+hipError_t record_launch(const LaunchRequest& request, KernelWork& work);
+hipError_t run_kernel(const KernelWork& work);
+
+// Launches on a stream: now, or into the graph that the stream is captured into.
+hipError_t launch_on(hipStream_t stream, const std::shared_ptr<Function>& function, void* handle,
+                     LaunchRequest& request);
+
+// hipMemcpy with its checks, in three dimensions, and fills in two.
+hipError_t copy_memory(void* to, const void* from, size_t size, hipMemcpyKind kind);
+hipError_t copy_volume(const hipMemcpy3DParms& params);
+hipError_t fill_plane(const hipMemsetParams& params);
+
+// Ends of a timed launch; null handles are no events.
+hipError_t record_event(hipEvent_t event);
+hipError_t check_event(hipEvent_t event);
+bool is_recorded(hipEvent_t event);
+
+}  // namespace vgpu

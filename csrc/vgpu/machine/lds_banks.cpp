@@ -1,0 +1,101 @@
+#include "vgpu/machine/lds_banks.h"
+
+#include <array>
+
+namespace vgpu {
+namespace {
+
+// Which lanes are served together. Read as: the lanes of the first half; the second half follows 32
+// lanes on. Measured on MI355X (read of 64, 96, 128 bits, write of 64) and documented for MI300X
+// (read and write of 128 bits); see README, "Counters".
+struct Phases {
+  u32 bytes;
+  bool write;
+  u32 banks;
+  u32 count;                 // in half a wave
+  std::array<u32, 8> lanes;  // masks over 32 lanes
+};
+
+constexpr u32 span(u32 first, u32 last) {
+  return (last == 31 ? ~0u : (1u << (last + 1)) - 1) & ~((1u << first) - 1);
+}
+
+constexpr Phases kGfx950[] = {
+    {16,
+     false,
+     64,
+     2,
+     {span(0, 3) | span(12, 15) | span(20, 27), span(4, 11) | span(16, 19) | span(28, 31)}},
+    {8, false, 64, 1, {~0u}},
+    {12,
+     false,
+     32,
+     4,
+     {span(0, 3) | span(20, 23), span(4, 7) | span(16, 19), span(8, 11) | span(28, 31),
+      span(12, 15) | span(24, 27)}},
+    {8, true, 32, 2, {span(0, 15), span(16, 31)}},
+};
+constexpr Phases kGfx942[] = {
+    {16,
+     false,
+     32,
+     4,
+     {span(0, 3) | span(20, 23), span(4, 7) | span(16, 19), span(8, 11) | span(28, 31),
+      span(12, 15) | span(24, 27)}},
+    {16, true, 32, 4, {span(0, 7), span(8, 15), span(16, 23), span(24, 31)}},
+};
+
+// Where nothing is published: consecutive lanes, as many as fill 32 banks once.
+constexpr Phases usual(u32 bytes, bool write) {
+  if (bytes <= 4) return {bytes, write, 32, 1, {~0u}};
+  if (bytes <= 8) return {bytes, write, 32, 2, {span(0, 15), span(16, 31)}};
+  return {bytes, write, 32, 4, {span(0, 7), span(8, 15), span(16, 23), span(24, 31)}};
+}
+
+template <std::size_t kCount>
+Phases find(const Phases (&rows)[kCount], u32 bytes, bool write) {
+  for (const Phases& row : rows)
+    if (row.bytes == bytes && row.write == write) return row;
+  return usual(bytes, write);
+}
+
+// The most different dwords that one bank has to serve; lanes that read one dword share it.
+u32 busiest_bank(const Access& access, u64 base, u64 lanes, u32 banks) {
+  std::array<std::array<u32, kLanes>, 64> seen;
+  std::array<u32, 64> count{};
+  u32 most = 0;
+  for (; lanes; lanes &= lanes - 1) {
+    const u32 lane = static_cast<u32>(std::countr_zero(lanes));
+    const u32 first = static_cast<u32>(access.at[lane] - base) / 4;
+    const u32 last = static_cast<u32>(access.at[lane] - base + access.bytes - 1) / 4;
+    for (u32 dword = first; dword <= last; ++dword) {
+      const u32 bank = dword % banks;
+      bool known = false;
+      for (u32 i = 0; i < count[bank]; ++i) known |= seen[bank][i] == dword;
+      if (known || count[bank] == kLanes) continue;
+      seen[bank][count[bank]++] = dword;
+      most = count[bank] > most ? count[bank] : most;
+    }
+  }
+  return most;
+}
+
+}  // namespace
+
+LdsCycles lds_cycles(Arch arch, const Access& access, u64 base) {
+  const Phases phases = arch == Arch::kGfx950 ? find(kGfx950, access.bytes, access.is_write)
+                                              : find(kGfx942, access.bytes, access.is_write);
+  LdsCycles total{0, 0};
+  for (u32 half = 0; half < 2; ++half) {
+    for (u32 p = 0; p < phases.count; ++p) {
+      const u64 lanes = access.mask & u64{phases.lanes[p]} << (32 * half);
+      if (!lanes) continue;
+      const u32 cycles = busiest_bank(access, base, lanes, phases.banks);
+      total.cycles += cycles;
+      total.conflicts += cycles - 1;
+    }
+  }
+  return total;
+}
+
+}  // namespace vgpu

@@ -1,0 +1,58 @@
+#include "vgpu/machine/schedule.h"
+
+#include <charconv>
+#include <mutex>
+#include <numeric>
+
+#include "vgpu/base/settings.h"
+
+namespace vgpu {
+namespace {
+
+std::mutex mutex;
+std::string& text_now() {
+  static std::string text = settings().schedule;
+  return text;
+}
+
+// "hardware" (also the empty text) or "random:SEED". The text of an error, if it is neither.
+std::string parse_schedule(const std::string& text, Schedule& schedule) {
+  constexpr std::string_view kRandom = "random:";
+  schedule = {};
+  if (text.empty() || text == "hardware") return "";
+  const char* const end = text.data() + text.size();
+  if (text.starts_with(kRandom)) {
+    const auto [stop, code] = std::from_chars(text.data() + kRandom.size(), end, schedule.seed);
+    schedule.random = code == std::errc() && stop == end;
+  }
+  if (schedule.random) return "";
+  return std::string("RFOPS_VGPU_SCHEDULE=") + text +
+         ": expected hardware or random:SEED with a whole number as the seed";
+}
+
+}  // namespace
+
+std::string current_schedule(Schedule& schedule) {
+  const std::lock_guard lock(mutex);
+  return parse_schedule(text_now(), schedule);
+}
+
+std::string set_schedule(const std::string& text) {
+  Schedule schedule;
+  std::string error = parse_schedule(text, schedule);
+  const std::lock_guard lock(mutex);
+  if (error.empty()) text_now() = text;
+  return error;
+}
+
+u64 shuffled(u64 at, u64 count, u64 seed) {
+  if (count < 2) return at;
+  Random random(seed);
+  const u64 shift = random.next() % count;
+  u64 factor = random.next() % count;
+  while (std::gcd(factor, count) != 1) factor = (factor + 1) % count;
+  __extension__ using u128 = unsigned __int128;
+  return static_cast<u64>((u128{at} * factor + shift) % count);
+}
+
+}  // namespace vgpu

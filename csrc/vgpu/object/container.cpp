@@ -1,0 +1,193 @@
+#include "vgpu/object/container.h"
+
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace vgpu {
+namespace {
+
+constexpr std::string_view kBundleMagic = "__CLANG_OFFLOAD_BUNDLE__";
+constexpr std::string_view kCompressedMagic = "CCOB";
+constexpr u64 kMaxFileBytes = u64{2} << 30;
+constexpr u64 kChunkBytes = u64{1} << 20;
+constexpr u64 kBundleTableBytes = u64{64} << 10;  // a bundle's table of entries is read up to here
+constexpr u64 kMaxBundleEntries = 1024;
+
+// Copies through the kernel, so that bytes which do not exist end the copy instead of the process:
+// a bare pointer comes without a length, and a corrupt header may claim any.
+std::vector<u8> copy_readable(const u8* from, u64 count) {
+  std::vector<u8> copy;
+  while (copy.size() < count) {
+    const u64 have = copy.size();
+    const u64 want = std::min(count - have, kChunkBytes);
+    copy.resize(have + want);
+    iovec to{copy.data() + have, want};
+    iovec source{const_cast<u8*>(from) + have, want};
+    const ssize_t got = process_vm_readv(getpid(), &to, 1, &source, 1, 0);
+    if (got < 0 && (errno == ENOSYS || errno == EPERM)) {  // forbidden here: trust the caller
+      std::memcpy(to.iov_base, source.iov_base, want);
+      continue;
+    }
+    if (got <= 0) {
+      copy.resize(have);
+      break;
+    }
+    copy.resize(have + static_cast<u64>(got));
+  }
+  return copy;
+}
+
+struct BundleEntry {
+  std::string_view id;
+  u64 offset, size;
+};
+
+// The entries of a bundle as far as its table is intact.
+std::vector<BundleEntry> bundle_entries(Bytes bundle) {
+  std::vector<BundleEntry> entries;
+  u64 at = kBundleMagic.size();
+  const auto count = bundle.read<u64>(at);
+  if (!count) return entries;
+  at += 8;
+  for (u64 i = 0; i < std::min(*count, kMaxBundleEntries); ++i) {
+    const auto offset = bundle.read<u64>(at), size = bundle.read<u64>(at + 8),
+               length = bundle.read<u64>(at + 16);
+    at += 24;
+    if (!length || !bundle.holds(at, *length)) break;
+    const char* id = reinterpret_cast<const char*>(bundle.data + at);
+    entries.push_back({std::string_view(id, *length), *offset, *size});
+    at += *length;
+  }
+  return entries;
+}
+
+u64 clamped_end(u64 offset, u64 size) {
+  return size > kMaxFileBytes || offset > kMaxFileBytes ? kMaxFileBytes
+                                                        : std::min(offset + size, kMaxFileBytes);
+}
+
+u64 bundle_extent(Bytes head) {
+  u64 extent = head.size;
+  for (const BundleEntry& entry : bundle_entries(head)) {
+    extent = std::max(extent, clamped_end(entry.offset, entry.size));
+  }
+  return extent;
+}
+
+// End of the last thing that the headers of an ELF speak of.
+u64 elf_extent(const u8* bytes) {
+  const std::vector<u8> head = copy_readable(bytes, sizeof(elf::Header));
+  const Bytes head_bytes{head.data(), head.size()};
+  const auto header = head_bytes.read<elf::Header>(0);
+  if (!header) return head.size();
+  u64 extent = sizeof(elf::Header);
+  const u64 segments_end = clamped_end(header->phoff, u64{header->phnum} * sizeof(elf::Segment));
+  const u64 sections_end = clamped_end(header->shoff, u64{header->shnum} * sizeof(elf::Section));
+  extent = std::max({extent, segments_end, sections_end});
+  if (header->phoff < kMaxFileBytes) {
+    const auto table =
+        copy_readable(bytes + header->phoff, u64{header->phnum} * sizeof(elf::Segment));
+    for (u64 at = 0; at + sizeof(elf::Segment) <= table.size(); at += sizeof(elf::Segment)) {
+      const auto segment = load<elf::Segment>(table.data() + at);
+      extent = std::max(extent, clamped_end(segment.offset, segment.filesz));
+    }
+  }
+  if (header->shoff < kMaxFileBytes) {
+    const auto table =
+        copy_readable(bytes + header->shoff, u64{header->shnum} * sizeof(elf::Section));
+    for (u64 at = 0; at + sizeof(elf::Section) <= table.size(); at += sizeof(elf::Section)) {
+      const auto section = load<elf::Section>(table.data() + at);
+      if (section.type != elf::kSectionNoBits) {
+        extent = std::max(extent, clamped_end(section.offset, section.size));
+      }
+    }
+  }
+  return extent;
+}
+
+bool starts_with(const std::vector<u8>& bytes, std::string_view magic) {
+  return bytes.size() >= magic.size() && !std::memcmp(bytes.data(), magic.data(), magic.size());
+}
+
+// A private copy of the caller's bytes, its end found where the caller did not say.
+std::vector<u8> take_bytes(const u8* bytes, u64 size) {
+  if (size) return std::vector<u8>(bytes, bytes + std::min(size, kMaxFileBytes));
+  std::vector<u8> head = copy_readable(bytes, kBundleMagic.size());
+  if (starts_with(head, kBundleMagic)) {
+    head = copy_readable(bytes, kBundleTableBytes);
+    return copy_readable(bytes, bundle_extent({head.data(), head.size()}));
+  }
+  if (head.size() >= 4 && !std::memcmp(head.data(), elf::kMagic, 4)) {
+    return copy_readable(bytes, elf_extent(bytes));
+  }
+  return head;
+}
+
+// "hipv4-amdgcn-amd-amdhsa--gfx950:sramecc+:xnack-" for the devices modelled here: the processor
+// must be this one (or the family's generic one), sramecc on or any, xnack off or any.
+bool entry_fits(std::string_view id, Arch arch) {
+  const u64 processor_at = id.find("gfx");
+  if (processor_at == std::string_view::npos || id.starts_with("host")) return false;
+  const std::string_view target = id.substr(processor_at);
+  const std::string_view processor = target.substr(0, target.find(':'));
+  if (processor != arch_name(arch) && processor != "gfx9-4-generic") return false;
+  return target.find("xnack+") == std::string_view::npos &&
+         target.find("sramecc-") == std::string_view::npos;
+}
+
+std::string entry_names(const std::vector<BundleEntry>& entries) {
+  std::string names;
+  for (const BundleEntry& entry : entries) {
+    if (entry.id.starts_with("host")) continue;
+    names += (names.empty() ? "" : ", ") + std::string(entry.id);
+    if (names.size() > 400) return names + " ...";
+  }
+  return names.empty() ? "no device image" : names;
+}
+
+std::vector<u8> extract_from_bundle(const std::vector<u8>& bundle, Arch arch, std::string& error,
+                                    LoadFailure& failure) {
+  const auto entries = bundle_entries({bundle.data(), bundle.size()});
+  for (const BundleEntry& entry : entries) {
+    if (!entry_fits(entry.id, arch)) continue;
+    if (!Bytes{bundle.data(), bundle.size()}.holds(entry.offset, entry.size)) {
+      error = "truncated offload bundle: the image " + std::string(entry.id.substr(0, 100)) + " (" +
+              std::to_string(entry.size) + " bytes at " + std::to_string(entry.offset) +
+              ") ends beyond the " + std::to_string(bundle.size()) + " bytes there are";
+      failure = LoadFailure::kCorrupt;
+      return {};
+    }
+    return {bundle.begin() + static_cast<i64>(entry.offset),
+            bundle.begin() + static_cast<i64>(entry.offset + entry.size)};
+  }
+  error = "offload bundle has no image for " + std::string(arch_name(arch)) +
+          ":sramecc+:xnack-, only " + entry_names(entries) +
+          "; build with --offload-arch=" + arch_name(arch) + " or set RFOPS_VGPU_ARCH";
+  failure = LoadFailure::kWrongArch;
+  return {};
+}
+
+}  // namespace
+
+std::vector<u8> extract_code_object(const u8* bytes, u64 size, Arch arch, std::string& error,
+                                    LoadFailure& failure) {
+  std::vector<u8> taken = take_bytes(bytes, size);
+  if (starts_with(taken, kBundleMagic)) return extract_from_bundle(taken, arch, error, failure);
+  if (starts_with(taken, kCompressedMagic)) {
+    error =
+        "compressed offload bundle (CCOB) is not supported: build with --no-offload-compress, or "
+        "with --no-gpu-bundle-output for a bare code object";
+    failure = LoadFailure::kCorrupt;
+    return {};
+  }
+  if (taken.empty()) {
+    error = "code object is empty or its memory is not readable";
+    failure = LoadFailure::kCorrupt;
+  }
+  return taken;
+}
+
+}  // namespace vgpu

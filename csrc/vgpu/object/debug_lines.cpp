@@ -1,0 +1,377 @@
+#include "vgpu/object/debug_lines.h"
+
+namespace vgpu {
+namespace {
+
+constexpr u32 kMaxRows = 1 << 20, kMaxFiles = 1 << 14, kMaxFormats = 32;
+
+enum Form : u32 {  // DW_FORM_*, those that line tables use
+  kFormBlock2 = 0x03,
+  kFormBlock4 = 0x04,
+  kFormData2 = 0x05,
+  kFormData4 = 0x06,
+  kFormData8 = 0x07,
+  kFormString = 0x08,
+  kFormBlock = 0x09,
+  kFormBlock1 = 0x0a,
+  kFormData1 = 0x0b,
+  kFormSdata = 0x0d,
+  kFormStrp = 0x0e,
+  kFormUdata = 0x0f,
+  kFormSecOffset = 0x17,
+  kFormData16 = 0x1e,
+  kFormLineStrp = 0x1f,
+};
+enum Content : u32 { kContentPath = 1, kContentDirectory = 2 };  // DW_LNCT_*
+
+enum StandardOpcode : u32 {  // DW_LNS_*
+  kExtended = 0,
+  kCopy = 1,
+  kAdvancePc = 2,
+  kAdvanceLine = 3,
+  kSetFile = 4,
+  kSetColumn = 5,
+  kConstAddPc = 8,
+  kFixedAdvancePc = 9,
+};
+enum ExtendedOpcode : u32 { kEndSequence = 1, kSetAddress = 2, kDefineFile = 3 };  // DW_LNE_*
+
+// Reads on; past the end it gives zeros and remembers that it failed.
+class Reader {
+ public:
+  explicit Reader(Bytes bytes) : bytes_(bytes) {}
+  bool ok() const { return ok_; }
+  bool at_end() const { return !ok_ || at_ >= bytes_.size; }
+  u64 offset() const { return at_; }
+  void seek(u64 to) { to <= bytes_.size ? at_ = to : fail(); }
+  u64 fail() {
+    ok_ = false;
+    at_ = bytes_.size;
+    return 0;
+  }
+  u64 fixed(u32 count) {
+    if (count > bytes_.size - at_) return fail();
+    u64 value = 0;
+    for (u32 i = 0; i < count; ++i) value |= u64{bytes_.data[at_ + i]} << (8 * i);
+    at_ += count;
+    return value;
+  }
+  u64 uleb() {
+    u64 value = 0;
+    for (u32 shift = 0;; shift += 7) {
+      const u64 byte = fixed(1);
+      if (!ok_ || shift > 63) return fail();
+      value |= (byte & 127) << shift;
+      if (!(byte & 128)) return value;
+    }
+  }
+  i64 sleb() {
+    u64 value = 0;
+    for (u32 shift = 0;;) {
+      const u64 byte = fixed(1);
+      if (!ok_ || shift > 63) return static_cast<i64>(fail());
+      value |= (byte & 127) << shift;
+      shift += 7;
+      if (byte & 128) continue;
+      if (byte & 64 && shift < 64) value |= ~u64{0} << shift;
+      return static_cast<i64>(value);
+    }
+  }
+  std::string_view text() {
+    const auto found = bytes_.text(at_);
+    if (!found) {
+      fail();
+      return {};
+    }
+    at_ += found->size() + 1;
+    return *found;
+  }
+  void skip(u64 count) { count <= bytes_.size - at_ ? at_ += count : fail(); }
+  Bytes take(u64 count) {
+    const Bytes piece = bytes_.slice(at_, count);
+    skip(count);
+    return piece;
+  }
+
+ private:
+  Bytes bytes_;
+  u64 at_ = 0;
+  bool ok_ = true;
+};
+
+struct Sections {
+  Bytes line, line_str, str;
+};
+
+Sections find_sections(Bytes file) {
+  Sections found;
+  if (file.size < sizeof(elf::Header)) return found;
+  const auto header = load<elf::Header>(file.data);
+  const auto section = [&](u32 i) -> std::optional<elf::Section> {
+    const Bytes at = file.slice(header.shoff + u64{i} * sizeof(elf::Section), sizeof(elf::Section));
+    if (header.shentsize != sizeof(elf::Section) || at.size < sizeof(elf::Section)) return {};
+    return load<elf::Section>(at.data);
+  };
+  const auto names = section(header.shstrndx);
+  if (!names) return found;
+  const Bytes strings = file.slice(names->offset, names->size);
+  constexpr u64 kCompressed = 1 << 11;
+  for (u32 i = 1; i < header.shnum; ++i) {
+    const auto row = section(i);
+    if (!row || row->type == elf::kSectionNoBits || row->flags & kCompressed) continue;
+    const auto name = strings.text(row->name);
+    if (!name) continue;
+    const Bytes content = file.slice(row->offset, row->size);
+    if (*name == ".debug_line") found.line = content;
+    if (*name == ".debug_line_str") found.line_str = content;
+    if (*name == ".debug_str") found.str = content;
+  }
+  return found;
+}
+
+}  // namespace
+
+// One unit of .debug_line: its tables of directories and files, then the program that makes rows.
+class LineProgram {
+ public:
+  LineProgram(DebugLines& to, const Sections& sections) : to_(to), sections_(sections) {}
+
+  void run(Bytes unit, bool wide) {
+    Reader in(unit);
+    offset_bytes_ = wide ? 8 : 4;
+    version_ = static_cast<u32>(in.fixed(2));
+    if (version_ < 2 || version_ > 5) return;
+    if (version_ >= 5) in.skip(2);  // sizes of an address and a segment selector
+    const u64 header_bytes = in.fixed(offset_bytes_);
+    const u64 program = in.offset() + header_bytes;
+    min_bytes_ = static_cast<u32>(in.fixed(1));
+    if (version_ >= 4) in.skip(1);  // operations an instruction: no VLIW here
+    in.skip(1);                     // default_is_stmt
+    line_base_ = static_cast<i8>(in.fixed(1));
+    line_range_ = static_cast<u32>(in.fixed(1));
+    opcode_base_ = static_cast<u32>(in.fixed(1));
+    for (u32 op = 1; op < opcode_base_; ++op) operands_[op] = static_cast<u8>(in.fixed(1));
+    first_file_ = static_cast<u32>(to_.files_.size());
+    version_ >= 5 ? read_tables(in) : read_old_tables(in);
+    if (!in.ok() || !line_range_ || program < in.offset()) return;
+    in.seek(program);
+    execute(in);
+  }
+
+ private:
+  std::string join(u64 directory, std::string_view name) const {
+    if (name.starts_with('/') || directory >= directories_.size()) return std::string(name);
+    const std::string& folder = directories_[directory];
+    return folder.empty() ? std::string(name) : folder + "/" + std::string(name);
+  }
+  void add_file(u64 directory, std::string_view name) {
+    if (to_.files_.size() < kMaxFiles) to_.files_.push_back(join(directory, name));
+  }
+
+  void read_old_tables(Reader& in) {
+    directories_ = {""};  // the directory of compilation, which the table does not name
+    for (auto name = in.text(); !name.empty(); name = in.text()) directories_.emplace_back(name);
+    to_.files_.emplace_back();  // files count from 1
+    for (auto name = in.text(); !name.empty(); name = in.text()) {
+      add_file(in.uleb(), name);
+      in.uleb();  // time
+      in.uleb();  // length
+    }
+  }
+
+  struct Entry {
+    std::string_view path;
+    u64 directory = 0;
+  };
+  template <class Add>
+  void read_table(Reader& in, Add add) {
+    struct Field {
+      u64 content, form;
+    } fields[kMaxFormats];
+    const u64 field_count = in.fixed(1);
+    if (field_count > kMaxFormats) return void(in.fail());
+    for (u64 i = 0; i < field_count; ++i) {
+      fields[i].content = in.uleb();
+      fields[i].form = in.uleb();
+    }
+    const u64 count = in.uleb();
+    if (count && !field_count) return void(in.fail());
+    for (u64 e = 0; e < count && in.ok(); ++e) {
+      Entry entry;
+      for (u64 i = 0; i < field_count; ++i)
+        read_field(in, fields[i].content, fields[i].form, entry);
+      if (in.ok()) add(entry);
+    }
+  }
+  void read_tables(Reader& in) {
+    directories_.clear();
+    read_table(in, [&](const Entry& entry) { directories_.emplace_back(entry.path); });
+    read_table(in, [&](const Entry& entry) { add_file(entry.directory, entry.path); });
+  }
+  void read_field(Reader& in, u64 content, u64 form, Entry& entry) {
+    std::string_view text;
+    u64 number = 0;
+    switch (form) {
+      case kFormString:
+        text = in.text();
+        break;
+      case kFormLineStrp:
+        text = sections_.line_str.text(in.fixed(offset_bytes_)).value_or("");
+        break;
+      case kFormStrp:
+        text = sections_.str.text(in.fixed(offset_bytes_)).value_or("");
+        break;
+      case kFormData1:
+        number = in.fixed(1);
+        break;
+      case kFormData2:
+        number = in.fixed(2);
+        break;
+      case kFormData4:
+        number = in.fixed(4);
+        break;
+      case kFormData8:
+        number = in.fixed(8);
+        break;
+      case kFormUdata:
+        number = in.uleb();
+        break;
+      case kFormSdata:
+        in.sleb();
+        break;
+      case kFormData16:
+        in.skip(16);
+        break;
+      case kFormSecOffset:
+        in.skip(offset_bytes_);
+        break;
+      case kFormBlock:
+        in.skip(in.uleb());
+        break;
+      case kFormBlock1:
+        in.skip(in.fixed(1));
+        break;
+      case kFormBlock2:
+        in.skip(in.fixed(2));
+        break;
+      case kFormBlock4:
+        in.skip(in.fixed(4));
+        break;
+      default:
+        in.fail();
+    }
+    if (content == kContentPath) entry.path = text;
+    if (content == kContentDirectory) entry.directory = number;
+  }
+
+  // ------------------------------------------------------------------ the program
+
+  struct State {
+    u64 address = 0;
+    u64 file = 1;
+    i64 line = 1;
+    bool has_row = false;
+    u64 row_address = 0, row_file = 0;
+    i64 row_line = 0;
+  };
+
+  // A row holds from its address to that of the next one.
+  void emit(State& s) {
+    if (s.has_row && s.address > s.row_address && to_.rows_.size() < kMaxRows) {
+      to_.rows_.push_back({s.row_address, s.address, static_cast<u32>(first_file_ + s.row_file),
+                           static_cast<u32>(s.row_line)});
+    }
+    s.has_row = true;
+    s.row_address = s.address;
+    s.row_file = s.file;
+    s.row_line = s.line;
+  }
+
+  void extended(Reader& in, State& s) {
+    Reader body(in.take(in.uleb()));
+    switch (body.fixed(1)) {
+      case kEndSequence:
+        emit(s);
+        s = State{};
+        break;
+      case kSetAddress:
+        s.address = body.fixed(8);
+        break;
+      case kDefineFile: {
+        const auto name = body.text();
+        add_file(body.uleb(), name);
+        break;
+      }
+      default:
+        break;
+    }
+  }
+
+  void execute(Reader& in) {
+    State s;
+    while (!in.at_end()) {
+      const u32 op = static_cast<u32>(in.fixed(1));
+      if (op >= opcode_base_) {
+        s.address += u64{(op - opcode_base_) / line_range_} * min_bytes_;
+        s.line += line_base_ + static_cast<i32>((op - opcode_base_) % line_range_);
+        emit(s);
+        continue;
+      }
+      switch (op) {
+        case kExtended:
+          extended(in, s);
+          break;
+        case kCopy:
+          emit(s);
+          break;
+        case kAdvancePc:
+          s.address += in.uleb() * min_bytes_;
+          break;
+        case kAdvanceLine:
+          s.line += in.sleb();
+          break;
+        case kSetFile:
+          s.file = in.uleb();
+          break;
+        case kConstAddPc:
+          s.address += u64{(255 - opcode_base_) / line_range_} * min_bytes_;
+          break;
+        case kFixedAdvancePc:
+          s.address += in.fixed(2);
+          break;
+        default:
+          for (u32 i = 0; i < operands_[op]; ++i) in.uleb();
+      }
+    }
+  }
+
+  DebugLines& to_;
+  const Sections& sections_;
+  std::vector<std::string> directories_;
+  u32 offset_bytes_ = 4, version_ = 0, min_bytes_ = 1, line_range_ = 0, opcode_base_ = 0;
+  i32 line_base_ = 0;
+  u32 first_file_ = 0;
+  u8 operands_[256] = {};
+};
+
+DebugLines::DebugLines(Bytes elf) {
+  const Sections sections = find_sections(elf);
+  Reader in(sections.line);
+  while (!in.at_end()) {
+    u64 length = in.fixed(4);
+    const bool wide = length == 0xffffffff;
+    if (wide) length = in.fixed(8);
+    const Bytes unit = in.take(length);
+    if (in.ok()) LineProgram(*this, sections).run(unit, wide);
+  }
+}
+
+std::optional<SourceLine> DebugLines::find(u64 address) const {
+  for (const Row& row : rows_) {
+    if (address < row.from || address >= row.to || !row.line || row.file >= files_.size()) continue;
+    return SourceLine{files_[row.file], row.line};
+  }
+  return std::nullopt;
+}
+
+}  // namespace vgpu

@@ -1,0 +1,498 @@
+// Runs a launch: workgroups over the host's cores, their waves in turn (waves.h).
+//
+// A workgroup's state is data, not a host stack, so a group that makes no end within its slice (it
+// may spin on another group's flag) is set aside and others run; on hardware they would be resident
+// together. Signals for wild addresses are caught around execution and become Faults.
+#include "vgpu/run/run.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csetjmp>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+
+#include "vgpu/base/pool.h"
+#include "vgpu/base/settings.h"
+#include "vgpu/base/stats.h"
+#include "vgpu/exec/landing.h"
+#include "vgpu/exec/lanes.h"
+#include "vgpu/machine/schedule.h"
+#include "vgpu/run/waves.h"
+#include "vgpu/watch/check_memory.h"
+#include "vgpu/watch/checker.h"
+#include "vgpu/watch/counters.h"
+#include "vgpu/watch/host_memory.h"
+
+namespace vgpu {
+namespace {
+
+constexpr u64 kGroupSlice = 1'000'000;  // instructions of one group before other groups run
+constexpr u64 kResumedSlice = 50'000;   // of a group that was set aside before: it probably waits
+constexpr u32 kMaxSuspended = 1024;     // then suspended groups go before new ones
+constexpr u32 kDynamicStackBytes = 16384;  // a lane, where the call depth is not known
+constexpr u32 kLdsPadding = 1024;          // wide accesses at the end stay inside the buffer
+
+// -------------------------------------------------------------------------------- memory of a
+// group
+
+u8* map_memory(u64 bytes) {
+  void* memory = std::aligned_alloc(4096, (bytes + 4095) & ~u64{4095});
+  if (!memory) throw Fault("the host has no memory for the workgroup's registers");
+  return static_cast<u8*>(memory);
+}
+
+// A buffer that only grows.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { release(); }
+  u8* at_least(u64 bytes) {
+    if (bytes > size_) {
+      release();
+      data_ = map_memory(bytes);
+      size_ = bytes;
+      own_memory(data_, size_);
+    }
+    return data_;
+  }
+
+ private:
+  void release() {
+    disown_memory(data_);
+    std::free(data_);
+    data_ = nullptr;
+    size_ = 0;
+  }
+  u8* data_ = nullptr;
+  u64 size_ = 0;
+};
+
+struct Group {
+  Workgroup shared;
+  Buffer waves_memory, vgprs, lds, scratch;
+  Wave* waves = nullptr;
+  std::deque<Landing> landings;  // one a wave
+  Arrivals arrivals;
+  Random random;         // whose turn it is, and when loads land
+  bool begun = false;    // a thread has run a slice of it
+  bool resumed = false;  // has been set aside before
+};
+
+// -------------------------------------------------------------------------------- what a launch
+// fixes
+
+// hsa_kernel_dispatch_packet_t, which dispatch_ptr shows to the kernel.
+struct alignas(64) DispatchPacket {
+  u16 header, setup, workgroup_size[3], reserved0;
+  u32 grid_size[3], private_segment_size, group_segment_size;
+  u64 kernel_object, kernarg_address, reserved2, completion_signal;
+};
+static_assert(sizeof(DispatchPacket) == 64);
+
+constexpr u32 kQueueApertures =
+    64;  // amd_queue_t: the high halves of the LDS and private apertures
+
+struct Dispatch {
+  const Launch& launch;
+  const Kernel& kernel;
+  DispatchPacket packet{};
+  alignas(64) u8 queue[256] = {};
+  u32 lanes, wave_count, lds_bytes, scratch_bytes, mode;
+  u64 group_count;
+  Schedule schedule;
+  bool followed;
+
+  Dispatch(const Launch& l, const Schedule& s) : launch(l), kernel(*l.kernel), schedule(s) {
+    lanes = l.block[0] * l.block[1] * l.block[2];
+    wave_count = (lanes + kLanes - 1) / kLanes;
+    lds_bytes = kernel.group_segment_bytes + l.dynamic_lds;
+    // Whole dwords: the lanes' dwords are interleaved.
+    scratch_bytes =
+        (kernel.private_segment_bytes + (kernel.dynamic_stack ? kDynamicStackBytes : 0) + 3) & ~3u;
+    followed = kernel.object->program->lands_late(kernel.entry);
+    group_count = u64{l.grid[0]} * l.grid[1] * l.grid[2];
+    // MODE: rounding and denormals, dx10_clamp, ieee, fp16_ovfl as the descriptor asks.
+    mode = field(kernel.rsrc1, 12, 8) | field(kernel.rsrc1, 21, 1) << 8 |
+           field(kernel.rsrc1, 23, 1) << 9 | field(kernel.rsrc1, 26, 1) << 23;
+    for (u32 d = 0; d < 3; ++d) {
+      packet.workgroup_size[d] = static_cast<u16>(l.block[d]);
+      packet.grid_size[d] = l.grid[d] * l.block[d];
+    }
+    packet.setup = 3;
+    packet.private_segment_size = kernel.private_segment_bytes;
+    packet.group_segment_size = lds_bytes;
+    packet.kernarg_address = reinterpret_cast<u64>(l.kernarg);
+    store<u32>(queue + kQueueApertures, static_cast<u32>(kSharedBaseAddr >> 32));
+    store<u32>(queue + kQueueApertures + 4, static_cast<u32>(kPrivateBaseAddr >> 32));
+  }
+
+  // What the kernel may read beside allocations.
+  std::vector<MemoryRange> memory() const {
+    return {{reinterpret_cast<u64>(&packet), sizeof(packet), sizeof(packet), "dispatch packet"},
+            {reinterpret_cast<u64>(queue), sizeof(queue), sizeof(queue), "queue"}};
+  }
+};
+
+// -------------------------------------------------------------------------------- initial wave
+// state
+
+enum KernelProperty : u16 {
+  kPrivateBuffer = 1,
+  kDispatchPtr = 2,
+  kQueuePtr = 4,
+  kKernargPtr = 8,
+  kDispatchId = 16,
+  kFlatScratchInit = 32,
+  kPrivateSize = 64,
+};
+constexpr u32 kPreloadEntryDwords =
+    64;  // with kernarg preload the front end skips a 256-byte prologue
+
+void init_sgprs(const Dispatch& d, const Group& group, Wave& w) {
+  const Kernel& kernel = d.kernel;
+  for (u32& word : w.sgpr) word = kPoisonWord;
+  u32 next = 0;
+  const auto push = [&](u64 value) {
+    w.set_sgpr64(next, value);
+    next += 2;
+  };
+  const u16 has = kernel.properties;
+  if (has & kPrivateBuffer) next += 4;
+  if (has & kDispatchPtr) push(reinterpret_cast<u64>(&d.packet));
+  if (has & kQueuePtr) push(reinterpret_cast<u64>(d.queue));
+  if (has & kKernargPtr) push(reinterpret_cast<u64>(d.launch.kernarg));
+  if (has & kDispatchId) push(0);
+  if (has & kFlatScratchInit) push(0);
+  if (has & kPrivateSize) w.sgpr[next++] = kernel.private_segment_bytes;
+  const u32 preload = kernel.preload & 127, from = kernel.preload >> 7;
+  for (u32 i = 0; i < preload && (from + i + 1) * 4 <= d.launch.kernarg_bytes; ++i) {
+    w.sgpr[(next + i) & 127] = load<u32>(d.launch.kernarg + 4 * (from + i));
+  }
+  next = kernel.rsrc2 >> 1 & 31;  // the system registers follow the user registers
+  for (u32 dim = 0; dim < 3; ++dim) {
+    if (kernel.rsrc2 >> (7 + dim) & 1) w.sgpr[next++] = group.shared.id[dim];
+  }
+  if (kernel.rsrc2 >> 10 & 1) w.sgpr[next++] = 0;
+  store<u64>(&w.sgpr[kFlatScratchLo], 0);
+}
+
+void init_vgprs(const Dispatch& d, Wave& w) {
+  for (u32 i = 0; i < d.kernel.vgpr_rows * kLanes; ++i) w.vgpr[i] = kPoisonWord;
+  const u32 bx = d.launch.block[0], by = d.launch.block[1];
+  for (u32 lane = 0; lane < kLanes; ++lane) {
+    const u32 flat = w.index * kLanes + lane;
+    w.v(0)[lane] = flat % bx | flat / bx % by << 10 | flat / (bx * by) << 20;
+  }
+}
+
+void init_wave(const Dispatch& d, Group& group, u32 index) {
+  Wave& w = *new (&group.waves[index]) Wave;
+  const u32 left = d.lanes - index * kLanes;
+  w.index = index;
+  w.group = &group.shared;
+  w.program = d.kernel.object->program.get();
+  w.launched = left >= kLanes ? ~u64{0} : lane_bit(left) - 1;
+  w.mode = d.mode;
+  w.pc = d.kernel.entry + (d.kernel.preload & 127 ? kPreloadEntryDwords : 0);
+  w.vgpr = reinterpret_cast<u32*>(group.vgprs.at_least(0)) + u64{index} * kVgprRows * kLanes;
+  w.acc = w.vgpr + u64{d.kernel.accum_offset} * kLanes;
+  w.scratch_bytes = d.scratch_bytes;
+  w.scratch = group.scratch.at_least(0) + u64{index} * d.scratch_bytes * kLanes;
+  group.landings[index].begin(w, d.schedule.random ? group.random.next() : 0);
+  if (d.followed) w.set_slow(kFollowed, true);
+  if (d.schedule.random) w.set_slow(kLate, true);
+  init_sgprs(d, group, w);
+  w.set_exec(w.launched);
+  init_vgprs(d, w);
+}
+
+void init_group(const Dispatch& d, Group& group, u64 flat) {
+  Workgroup& shared = group.shared;
+  shared.id[0] = static_cast<u32>(flat % d.launch.grid[0]);
+  shared.id[1] = static_cast<u32>(flat / d.launch.grid[0] % d.launch.grid[1]);
+  shared.id[2] = static_cast<u32>(flat / d.launch.grid[0] / d.launch.grid[1]);
+  shared.wave_count = d.wave_count;
+  shared.lds_bytes = d.lds_bytes;
+  shared.watch = nullptr;
+  shared.arrivals = &group.arrivals;
+  group.arrivals.clear();
+  group.begun = false;
+  shared.arch = d.kernel.object->arch;
+  shared.lds = group.lds.at_least(u64{d.lds_bytes} + kLdsPadding);
+  for (u32 i = 0; i < d.lds_bytes / 4; ++i) store<u32>(shared.lds + 4 * i, kPoisonWord);
+  group.vgprs.at_least(u64{d.wave_count} * kVgprRows * kLanes * sizeof(u32));
+  group.scratch.at_least(u64{d.wave_count} * d.scratch_bytes * kLanes + 64);
+  group.waves = reinterpret_cast<Wave*>(group.waves_memory.at_least(d.wave_count * sizeof(Wave)));
+  if (group.landings.size() < d.wave_count) group.landings.resize(d.wave_count);
+  group.random = Random(d.schedule.seed ^ flat << 32);
+  for (u32 i = 0; i < d.wave_count; ++i) init_wave(d, group, i);
+}
+
+// -------------------------------------------------------------------------------- signals
+
+struct SignalTrap {
+  sigjmp_buf escape;
+  volatile bool active = false;
+  const Wave* volatile wave = nullptr;
+  void* address = nullptr;
+};
+thread_local SignalTrap trap;
+struct sigaction previous_handlers[2];
+constexpr int kSignals[] = {SIGSEGV, SIGBUS};
+
+void on_signal(int signal, siginfo_t* info, void* context) {
+  if (trap.active) {
+    trap.active = false;
+    trap.address = info->si_addr;
+    siglongjmp(trap.escape, 1);
+  }
+  const struct sigaction& previous = previous_handlers[signal == SIGBUS];
+  if (previous.sa_flags & SA_SIGINFO && previous.sa_sigaction) {
+    previous.sa_sigaction(signal, info, context);
+  } else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
+    previous.sa_handler(signal);
+  } else {
+    std::signal(signal, SIG_DFL);  // not ours: the instruction runs again and ends the process
+  }
+}
+
+// Others (Python's faulthandler) may have installed theirs since the last launch.
+void install_handlers() {
+  for (u32 i = 0; i < 2; ++i) {
+    struct sigaction now;
+    sigaction(kSignals[i], nullptr, &now);
+    if (now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_signal) continue;
+    previous_handlers[i] = now;
+    struct sigaction ours = {};
+    ours.sa_sigaction = on_signal;
+    ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    sigemptyset(&ours.sa_mask);
+    sigaction(kSignals[i], &ours, nullptr);
+  }
+}
+
+// -------------------------------------------------------------------------------- a slice
+
+std::string where(const Dispatch& d, const Group& group, const Wave* wave) {
+  char text[160];
+  const u32* id = group.shared.id;
+  std::snprintf(text, sizeof(text), " [workgroup %u,%u,%u wave %u]", id[0], id[1], id[2],
+                wave ? wave->index : 0);
+  return "kernel " + d.kernel.name + text + ": ";
+}
+
+// The instruction that a wave is at, and its place.
+std::string position(const Wave& w) {
+  Inst inst;
+  decode(w.program->arch, w.program->words, w.program->count, w.current, inst);
+  char text[32];
+  std::snprintf(text, sizeof(text), " at text offset 0x%x", w.current * 4);
+  return (inst.op ? inst.op->name : "an instruction") + std::string(text);
+}
+
+std::string signal_text(const Wave& w) {
+  char text[80];
+  std::snprintf(text, sizeof(text), " accessed memory that is not mapped, address %p",
+                trap.address);
+  return position(w) + text;
+}
+
+std::string budget_text(const Dispatch& d, const Group& group) {
+  const Wave* wave = group.waves;  // the first that has not ended, if any
+  const Wave* last = wave + group.shared.wave_count - 1;
+  while (wave < last && wave->state == WaveState::kDone) ++wave;
+  return where(d, group, wave) + position(*wave) + ": the step budget of " +
+         std::to_string(settings().max_steps) + " instructions (RFOPS_VGPU_MAX_STEPS) is used up";
+}
+
+// One slice of a group. Returns whether it has ended; a fault is put into `error`.
+bool guarded_slice(const Dispatch& d, Group& group, u64 slice, u64& instructions,
+                   std::string& error) {
+  const u32 host_mode = save_host_fp_mode();
+  bool ended = true;
+  if (sigsetjmp(trap.escape, 0)) {
+    error = where(d, group, trap.wave) + signal_text(*trap.wave);
+  } else {
+    trap.active = true;
+    try {
+      const Turns turns = {group.waves, d.wave_count, d.schedule.random ? &group.random : nullptr};
+      ended = take_turns(turns, slice, instructions, trap.wave);
+    } catch (const Fault& fault) {
+      error = where(d, group, trap.wave) + fault.what();
+    } catch (const std::exception& other) {
+      error = where(d, group, trap.wave) + "internal error: " + other.what();
+    }
+    trap.active = false;
+  }
+  restore_host_fp_mode(host_mode);
+  return ended;
+}
+
+// -------------------------------------------------------------------------------- a launch's
+// groups
+
+// Who watches what one thread runs.
+struct Watchers {
+  std::unique_ptr<Observer> counted, checked, both;
+  Observer* observer = nullptr;  // null: nobody
+
+  Watchers(LaunchCounters* counters, LaunchChecks* checks) {
+    if (counters) counted = counters->observer();
+    if (checks) checked = checks->observer();
+    if (counters && checks) both = std::make_unique<ObserverPair>(*counted, *checked);
+    observer = both ? both.get() : counted ? counted.get() : checked.get();
+  }
+};
+
+class Job {
+ public:
+  explicit Job(const Dispatch& dispatch) : dispatch_(dispatch), step_limit_(settings().max_steps) {
+    if (profiling()) counters_ = std::make_unique<LaunchCounters>(dispatch.launch);
+    if (check_level() != CheckLevel::kOff) {
+      checks_ = std::make_unique<LaunchChecks>(dispatch.launch, dispatch.memory());
+    }
+  }
+
+  u64 parallelism() const { return dispatch_.group_count; }
+
+  // Takes groups until there is none left for this thread.
+  void work() {
+    Group* group = nullptr;
+    u64 instructions = 0;
+    const Watchers watchers(counters_.get(), checks_.get());
+    Observer* const observer = watchers.observer;
+    while (!stop_ && (group = take(group))) {
+      for (u32 i = 0; i < group->shared.wave_count; ++i) group->waves[i].observer = observer;
+      if (observer && !group->begun) observer->begin(group->shared);
+      group->begun = true;
+      std::string error;
+      const u64 before = instructions;
+      const bool ended = guarded_slice(dispatch_, *group, slice(*group), instructions, error);
+      const u64 total = steps_ += instructions - before;
+      if (error.empty() && step_limit_ && total > step_limit_) {
+        error = budget_text(dispatch_, *group);
+      }
+      if (!error.empty()) fail(error);
+      if (observer && ended) observer->end(group->shared);
+      if (!ended) {
+        const std::lock_guard lock(mutex_);
+        group->resumed = true;
+        suspended_.push_back(group);
+        group = nullptr;
+      }
+    }
+    if (group) give_back(group);
+    count_instructions(instructions);
+    if (observer) {
+      const std::lock_guard lock(mutex_);
+      if (counters_) counters_->add(*watchers.counted);
+      if (checks_) checks_->add(*watchers.checked);
+    }
+  }
+
+  void finish(double seconds) {
+    const std::string found = checks_ ? checks_->finish() : "";
+    if (error.empty() && !found.empty()) error = "kernel " + dispatch_.kernel.name + ": " + found;
+    if (counters_) counters_->finish(seconds, error);
+  }
+
+  std::string error;
+
+  ~Job() {
+    for (Group* group : suspended_) give_back(group);
+  }
+
+ private:
+  const Dispatch& dispatch_;
+  u64 step_limit_;
+  std::unique_ptr<LaunchCounters> counters_;
+  std::unique_ptr<LaunchChecks> checks_;
+  std::atomic<u64> next_{0};
+  std::atomic<u64> steps_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::deque<Group*> suspended_;
+
+  u64 slice(const Group& group) const {
+    const u64 most = group.resumed ? kResumedSlice : kGroupSlice;
+    return step_limit_ ? std::min(most, step_limit_) : most;
+  }
+
+  // `free` is the caller's last group, done with: its memory serves the next one.
+  Group* take(Group* free) {
+    Group* resumed = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!suspended_.empty() &&
+          (next_ >= dispatch_.group_count || suspended_.size() >= kMaxSuspended)) {
+        resumed = suspended_.front();
+        suspended_.pop_front();
+      }
+    }
+    if (resumed) {
+      if (free) give_back(free);
+      return resumed;
+    }
+    const u64 at = next_++, count = dispatch_.group_count;
+    if (at >= count) {
+      if (free) give_back(free);
+      return nullptr;
+    }
+    Group* group = free ? free : borrow();
+    group->resumed = false;
+    const Schedule& schedule = dispatch_.schedule;
+    init_group(dispatch_, *group, schedule.random ? shuffled(at, count, schedule.seed) : at);
+    return group;
+  }
+
+  void fail(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    if (error.empty()) error = text;
+    stop_ = true;
+  }
+
+  // Groups outlive a launch: a thread keeps one at hand, so that a launch allocates nothing.
+  static Group* borrow() {
+    Group* group = spare_;
+    spare_ = nullptr;
+    return group ? group : new Group;
+  }
+  static void give_back(Group* group) {
+    if (spare_)
+      delete group;
+    else
+      spare_ = group;
+  }
+  static thread_local Group* spare_;
+};
+thread_local Group* Job::spare_ = nullptr;
+
+}  // namespace
+
+void fault(const Wave& wave, const Inst& inst, const std::string& what) {
+  (void)wave;
+  char text[32];
+  std::snprintf(text, sizeof(text), " at text offset 0x%x", inst.index * 4);
+  throw Fault((inst.op ? std::string(inst.op->name) : std::string("instruction")) + text + ": " +
+              what);
+}
+
+std::string run(const Launch& launch) {
+  Schedule schedule;
+  if (const std::string wrong = current_schedule(schedule); !wrong.empty()) return wrong;
+  const Dispatch dispatch(launch, schedule);
+  if (!dispatch.group_count) return "";
+  install_handlers();
+  Job job(dispatch);
+  const auto start = std::chrono::steady_clock::now();
+  share_work(job.parallelism(), [&job] { job.work(); });
+  job.finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  return job.error;
+}
+
+}  // namespace vgpu

@@ -1,0 +1,211 @@
+#include "vgpu/watch/check_hazards.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "vgpu/isa/mfma.h"
+
+namespace vgpu {
+namespace {
+
+using Unit = HazardState::Unit;
+using Matrix = HazardState::Matrix;
+
+constexpr u32 kNopOpcode = 0;
+constexpr u64 kFarthest = 20;        // no distance is longer
+constexpr u32 kFromVector = 2;       // a vector instruction's result to a matrix instruction
+constexpr u32 kFromExec = 4;         // EXEC as v_cmpx writes it, likewise
+constexpr u32 kDoubleToFma = 2;      // f64 matrix instruction to v_fma_f64, whatever registers
+constexpr u32 kFarthestByLlvm = 19;  // it looks no farther back, though gfx950 takes up to 20
+constexpr u32 kShortPasses = 2;      // of the 4 x 4 shapes
+
+bool is_memory(const Inst& inst) { return inst.format >= Format::kDs; }
+
+// gfx950 keeps the results of all but the shortest a wait state longer.
+bool one_more(const Matrix& m, Arch arch) {
+  return arch == Arch::kGfx950 && m.passes != kShortPasses;
+}
+
+// The result's use by a vector or memory instruction, or as A or B of a matrix instruction.
+u32 read_distance(const Matrix& m, Arch arch, bool memory) {
+  switch (m.unit) {
+    case Unit::kXdl:
+      return std::min(m.passes + 3 + one_more(m, arch), kFarthestByLlvm);
+    case Unit::kSingle:
+      return m.passes + 2;
+    default:
+      if (m.small) return memory ? 9 : 6;
+      return memory ? 18 : arch == Arch::kGfx950 ? 19 : 11;
+  }
+}
+
+u32 overwrite_distance(const Matrix& m, Arch arch) {
+  if (m.unit == Unit::kDouble) return m.small ? 6 : 11;
+  return read_distance(m, arch, false);
+}
+
+// The next matrix instruction that adds to the whole result follows without a gap, except behind
+// the shortest ones.
+u32 whole_addend_distance(const Matrix& m, const Matrix& next) {
+  if (m.small_double() && next.small_double()) return 4;
+  return m.passes == kShortPasses ? 2 : 0;
+}
+
+u32 part_addend_distance(const Matrix& m, const Matrix& next, Arch arch) {
+  const bool xdl = next.unit == Unit::kXdl;
+  switch (m.unit) {
+    case Unit::kXdl:
+      return m.passes + 1 + (xdl ? arch == Arch::kGfx950 : one_more(m, arch));
+    case Unit::kSingle:
+      return xdl ? 0 : m.passes;
+    default:
+      if (xdl) return 0;
+      return m.small ? 4 : arch == Arch::kGfx950 ? 17 : 9;
+  }
+}
+
+bool is_double_fma(const Inst& inst) {
+  const std::string_view name = inst.op->name;
+  return name == "v_fma_f64" || name == "v_fmac_f64";
+}
+
+Unit unit_of(const MatrixShape& shape) {
+  return shape.a == Elem::kF64 ? Unit::kDouble : shape.a == Elem::kF32 ? Unit::kSingle : Unit::kXdl;
+}
+
+}  // namespace
+
+void HazardCheck::before(HazardState& state, const Wave& wave, const Inst& inst,
+                         const Operands& operands) {
+  ++state.now;
+  if (inst.format < Format::kVop1) {
+    if (inst.format == Format::kSopp && inst.op->opcode == kNopOpcode) {
+      state.now += static_cast<u32>(inst.imm) & 15;
+    }
+    return;
+  }
+  if (operands.flow == Flow::kMatrix) return issue_matrix(state, wave, inst, operands);
+  if (state.matrix_count) check_vector(state, wave, inst, operands);
+  if (is_memory(inst)) return;
+  if (operands.writes_exec) state.exec_write = {state.now, inst.index, {}};
+  if (operands.dot) return;  // hardware holds matrix instructions back for these
+  for (const RegRange& range : operands.vwrites) {
+    state.vectors[state.vector_count++ % HazardState::kVectors] = {state.now, inst.index,
+                                                                   rows(range.first, range.count)};
+  }
+}
+
+// The matrix instruction that wrote these rows last, if it is near.
+const Matrix* HazardCheck::writer(const HazardState& state, const Rows& rows) const {
+  const u32 count = state.matrix_count;
+  for (u32 back = 1; back <= count && back <= HazardState::kMatrices; ++back) {
+    const Matrix& m = state.matrices[(count - back) % HazardState::kMatrices];
+    if (state.now - m.time > kFarthest) return nullptr;
+    if (m.result.overlaps(rows)) return &m;
+  }
+  return nullptr;
+}
+
+void HazardCheck::check_vector(const HazardState& state, const Wave& wave, const Inst& inst,
+                               const Operands& operands) {
+  const Arch arch = wave.group->arch;
+  const Matrix& last = state.matrices[(state.matrix_count - 1) % HazardState::kMatrices];
+  if (last.unit == Unit::kDouble && is_double_fma(inst)) {
+    need(state, wave, inst, "follows", last.time, last.index, kDoubleToFma);
+  }
+  for (const RegRange& range : operands.vreads) {
+    if (const Matrix* m = writer(state, rows(range.first, range.count))) {
+      need(state, wave, inst, "reads the result of", m->time, m->index,
+           read_distance(*m, arch, is_memory(inst)));
+    }
+  }
+  for (const RegRange& range : operands.vwrites) {
+    const Rows written = rows(range.first, range.count);
+    if (const Matrix* m = writer(state, written)) {
+      need(state, wave, inst, "overwrites the result of", m->time, m->index,
+           overwrite_distance(*m, arch));
+    }
+    const u32 count = is_memory(inst) ? 0 : state.matrix_count;  // what is loaded comes later
+    for (u32 back = 1; back <= count && back <= HazardState::kMatrices; ++back) {
+      const Matrix& m = state.matrices[(count - back) % HazardState::kMatrices];
+      if (state.now - m.time > kFarthest) break;
+      if (m.unit != Unit::kXdl || !m.addend.overlaps(written)) continue;
+      need(state, wave, inst, "overwrites the addend of", m.time, m.index, m.passes - 1);
+    }
+  }
+}
+
+void HazardCheck::issue_matrix(HazardState& state, const Wave& wave, const Inst& inst,
+                               const Operands& operands) {
+  // The matrix core takes one instruction at a time.
+  if (state.now < state.matrix_free) state.now = state.matrix_free;
+  const MatrixShape& shape = *matrix_shape(inst);
+  const auto is_addend = [&](const RegRange& range) {
+    return shape.sparse ? range.first == inst.dst
+                        : inst.src[2].kind == SrcKind::kVgpr && range.first == inst.src[2].reg &&
+                              range.count == matrix_dwords(shape, inst, 2);
+  };
+  Matrix next = {state.now,
+                 inst.index,
+                 matrix_passes(shape, inst, wave.group->arch),
+                 unit_of(shape),
+                 shape.dim == 4,
+                 rows(inst.dst, matrix_dwords(shape, inst, 3)),
+                 {}};
+  need(state, wave, inst, "runs with the EXEC of", state.exec_write.time, state.exec_write.index,
+       kFromExec);
+  for (const RegRange& range : operands.vreads) {
+    const Rows read = rows(range.first, range.count);
+    check_vectors(state, wave, inst, read);
+    if (is_addend(range)) {
+      next.addend = read;
+      check_addend(state, wave, inst, read, next);
+    } else {
+      check_input(state, wave, inst, read);
+    }
+  }
+  state.matrix_free = state.now + next.passes;
+  state.matrices[state.matrix_count++ % HazardState::kMatrices] = next;
+}
+
+void HazardCheck::check_vectors(const HazardState& state, const Wave& wave, const Inst& inst,
+                                const Rows& rows) {
+  for (const HazardState::Vector& v : state.vectors) {
+    if (!v.result.overlaps(rows)) continue;
+    need(state, wave, inst, "reads the result of", v.time, v.index, kFromVector);
+  }
+}
+
+void HazardCheck::check_input(const HazardState& state, const Wave& wave, const Inst& inst,
+                              const Rows& rows) {
+  if (const Matrix* m = writer(state, rows)) {
+    need(state, wave, inst, "reads the result of", m->time, m->index,
+         read_distance(*m, wave.group->arch, false));
+  }
+}
+
+void HazardCheck::check_addend(const HazardState& state, const Wave& wave, const Inst& inst,
+                               const Rows& rows, const Matrix& next) {
+  const Matrix* m = writer(state, rows);
+  if (!m) return;
+  if (m->result.same(rows)) {
+    need(state, wave, inst, "adds to the result of", m->time, m->index,
+         whole_addend_distance(*m, next));
+  } else {
+    need(state, wave, inst, "adds to a part of the result of", m->time, m->index,
+         part_addend_distance(*m, next, wave.group->arch));
+  }
+}
+
+void HazardCheck::need(const HazardState& state, const Wave& wave, const Inst& inst,
+                       const char* what, u64 time, u32 index, u32 distance) {
+  const u64 between = state.now - time - 1;
+  if (between >= distance || findings_.known(inst.index, FindingKind::kMatrixHazard)) return;
+  Finding finding(wave);
+  finding.detail = std::string(what) + " the instruction at text offset " + hex(index * 4) + " (" +
+                   instruction_text(program_, index) + ") after " + std::to_string(between) +
+                   " wait states, it needs " + std::to_string(distance);
+  findings_.add(inst.index, FindingKind::kMatrixHazard, std::move(finding));
+}
+
+}  // namespace vgpu

@@ -1,0 +1,246 @@
+#include "vgpu/watch/check_registers.h"
+
+#include "vgpu/exec/memory.h"
+
+namespace vgpu {
+namespace {
+
+constexpr u16 kScalarOrigin = 1000;  // Origin::reg of s0
+enum Sopp : u32 { kBranchScc0 = 4, kBranchScc1 = 5, kBranchVccz = 6, kBranchVccnz = 7 };
+
+constexpr u64 low_bits(u32 dwords) { return dwords >= 2 ? ~u64{0} : 0xffffffff; }
+
+}  // namespace
+
+RegisterCheck::RegisterCheck(const Program& program, const Kernel& kernel,
+                             const KnownMemory& memory, Findings& findings)
+    : program_(program),
+      memory_(memory),
+      findings_(findings),
+      accum_offset_(kernel.accum_offset),
+      flags_(kVgprRows * kLanes) {
+  shadow_.vgpr = shadow_.acc = flags_.data();
+}
+
+// What the runner has not set holds its poison.
+void RegisterCheck::start(RegisterState& state, const Wave& wave) {
+  state.started = true;
+  for (u32 r = 0; r < kVgprRows; ++r) {
+    state.vgpr[r] = ~u64{0};
+    state.vgpr_origin[r].reg = static_cast<u16>(r < accum_offset_ ? r : 256 + r - accum_offset_);
+    if (r) state.vectors.add(r);
+  }
+  state.vgpr[0] = 0;  // the work-item's number
+  for (u32 r = 0; r < 128; ++r) {
+    state.sgpr[r] = wave.sgpr[r] == kPoisonWord ? ~u32{0} : 0;
+    state.sgpr_origin[r].reg = static_cast<u16>(kScalarOrigin + r);
+    if (state.sgpr[r]) state.scalars.add(r);
+  }
+  state.scc = true;
+  state.scc_origin.reg = kScalarOrigin + kScc;
+  state.scratch.assign(u64{wave.scratch_bytes} * kLanes, 0);
+}
+
+void RegisterCheck::follow(RegisterState& state, Wave& wave, const Inst& inst,
+                           const Operands& operands) {
+  if (!state.started) start(state, wave);
+  exec_ = wave.exec();
+  tests_nonzero_ = false;
+  switch (inst.format) {
+    case Format::kSopp:
+      return check_branch(state, wave, inst);
+    case Format::kSop1:
+    case Format::kSop2:
+    case Format::kSopc:
+    case Format::kSopk:
+      check_addresses(state, wave, inst, operands);
+      return scalar(state, wave, inst, operands);
+    case Format::kSmem:
+    case Format::kDs:
+    case Format::kFlat:
+    case Format::kGlobal:
+    case Format::kScratch:
+    case Format::kMubuf:
+    case Format::kMtbuf:
+      next_row_ = 0;
+      for (LaneBits& lanes : loaded_) lanes.lanes = 0;
+      return check_addresses(state, wave, inst, operands);
+    default:
+      return vector(state, wave, inst, operands);
+  }
+}
+
+void RegisterCheck::finish(RegisterState& state, const Wave& wave, const Inst& inst,
+                           const Operands& operands) {
+  if (tests_nonzero_) {  // one defined bit that is set decides
+    const ScalarBits bad = scalar_bits(state, inst.dst, dwords_of(inst.op->dst));
+    const u64 value = wave.sgpr64(inst.dst) & low_bits(dwords_of(inst.op->dst));
+    if (value & ~bad.bits) state.scc = false;
+  }
+  if (operands.queue == Queue::kNone) return;
+  if (inst.format == Format::kSmem) {
+    for (const RegRange& range : operands.swrites) {
+      for (u32 r = 0; r < range.count; ++r) {
+        const LaneBits& loaded = loaded_[r % 32];
+        set_bits(state, range.first + r, 1, {loaded.lanes ? 0xffffffff : 0, loaded.origin});
+      }
+    }
+    return;
+  }
+  if (operands.flow == Flow::kCrossbar) {
+    if (!operands.vwrites.size) return;
+    const LaneBits result = crossbar(state, const_cast<Wave&>(wave), inst, operands);
+    return set_lanes(state, inst.dst, result, exec_);
+  }
+  for (const RegRange& range : operands.vwrites) {
+    for (u32 r = 0; r < range.count; ++r) set_lanes(state, range.first + r, loaded_[r % 32], exec_);
+  }
+}
+
+// -------------------------------------------------------------------------------- the state
+
+LaneBits RegisterCheck::register_lanes(const RegisterState& state, u32 reg) const {
+  const u32 at = row(reg);
+  return {state.vgpr[at], state.vgpr_origin[at]};
+}
+
+LaneBits RegisterCheck::lanes_of(const RegisterState& state, const RegRange& range) const {
+  LaneBits all;
+  for (u32 r = 0; r < range.count; ++r) {
+    const u32 at = row(range.first + r);
+    if (state.vgpr[at] & ~all.lanes && !all.lanes) all.origin = state.vgpr_origin[at];
+    all.lanes |= state.vgpr[at];
+  }
+  return all;
+}
+
+ScalarBits RegisterCheck::scalar_bits(const RegisterState& state, u32 reg, u32 dwords) const {
+  ScalarBits all;
+  for (u32 r = 0; r < dwords && r < 2; ++r) {
+    const u32 bits = state.sgpr[(reg + r) & 127];
+    if (bits && !all.bits) all.origin = state.sgpr_origin[(reg + r) & 127];
+    all.bits |= u64{bits} << (32 * r);
+  }
+  return all;
+}
+
+ScalarBits RegisterCheck::source_bits(const RegisterState& state, const Src& src,
+                                      u32 dwords) const {
+  if (src.kind == SrcKind::kSgpr) return scalar_bits(state, src.reg, dwords);
+  if (src.kind == SrcKind::kSpecial && src.reg == kScc) {
+    return {state.scc ? u64{1} : 0, state.scc_origin};
+  }
+  return {};
+}
+
+// The lanes that a source leaves undefined: an undefined scalar, all of them.
+LaneBits RegisterCheck::source_lanes(const RegisterState& state, const Src& src, u32 dwords) const {
+  if (src.kind == SrcKind::kVgpr) {
+    return lanes_of(state, {src.reg, static_cast<u8>(dwords), Role::kSource});
+  }
+  const ScalarBits bits = source_bits(state, src, dwords);
+  return {bits.bits & low_bits(dwords) ? ~u64{0} : 0, bits.origin};
+}
+
+void RegisterCheck::set_lanes(RegisterState& state, u32 reg, const LaneBits& value, u64 mask) {
+  const u32 at = row(reg);
+  state.vgpr[at] = (state.vgpr[at] & ~mask) | (value.lanes & mask);
+  if (value.lanes & mask) state.vgpr_origin[at] = value.origin;
+  state.vgpr[at] ? state.vectors.add(at) : state.vectors.remove(at);
+}
+
+void RegisterCheck::set_bits(RegisterState& state, u32 reg, u32 dwords, const ScalarBits& value) {
+  for (u32 r = 0; r < dwords; ++r) {
+    const u32 bits = r < 2 ? static_cast<u32>(value.bits >> (32 * r)) : 0;
+    const u32 at = (reg + r) & 127;
+    state.sgpr[at] = bits;
+    if (bits) state.sgpr_origin[at] = value.origin;
+    bits ? state.scalars.add(at) : state.scalars.remove(at);
+  }
+}
+
+// -------------------------------------------------------------------------------- what decides
+
+// Addresses, descriptors, jump targets and lane numbers.
+void RegisterCheck::check_addresses(RegisterState& state, const Wave& wave, const Inst& inst,
+                                    const Operands& operands) {
+  address_undefined_ = false;
+  for (const RegRange& range : operands.vreads) {
+    if (range.role != Role::kAddress) continue;
+    const LaneBits bad = lanes_of(state, range);
+    if (!(bad.lanes & exec_)) continue;
+    report(wave, inst, static_cast<u32>(std::countr_zero(bad.lanes & exec_)),
+           "the address in " + vector_register(range.first), bad.origin);
+    address_undefined_ = true;
+    for (u32 r = 0; r < range.count; ++r) set_lanes(state, range.first + r, {}, exec_);
+  }
+  const bool nobody = !exec_ && operands.queue != Queue::kNone && inst.format != Format::kSmem;
+  if (nobody) return;
+  for (const RegRange& range : operands.sreads) {
+    if (range.role != Role::kAddress) continue;
+    for (u32 r = 0; r < range.count; ++r) {
+      const ScalarBits bad = scalar_bits(state, range.first + r, 1);
+      if (!bad.bits) continue;
+      report(wave, inst, kNoLane, "the address in " + scalar_register(range.first + r), bad.origin);
+      address_undefined_ = true;
+      set_bits(state, range.first, range.count, {});
+      break;
+    }
+  }
+}
+
+// VCC decides as soon as one defined bit is set.
+void RegisterCheck::check_branch(RegisterState& state, const Wave& wave, const Inst& inst) {
+  const u32 opcode = inst.op->opcode;
+  if ((opcode == kBranchScc0 || opcode == kBranchScc1) && state.scc) {
+    report(wave, inst, kNoLane, "the condition in scc", state.scc_origin);
+    state.scc = false;
+  }
+  if (opcode != kBranchVccz && opcode != kBranchVccnz) return;
+  const ScalarBits bad = scalar_bits(state, kVccLo, 2);
+  if (!bad.bits || wave.vcc() & ~bad.bits) return;
+  report(wave, inst, kNoLane, "the condition in vcc", bad.origin);
+  set_bits(state, kVccLo, 2, {});
+}
+
+void RegisterCheck::check_exec(RegisterState& state, const Wave& wave, const Inst& inst,
+                               const ScalarBits& undefined) {
+  const u64 bad = undefined.bits & wave.launched;
+  if (bad) {
+    report(wave, inst, static_cast<u32>(std::countr_zero(bad)), "a bit of exec", undefined.origin);
+  }
+  set_bits(state, kExecLo, 2, {});
+}
+
+std::string RegisterCheck::origin_text(const Origin& origin) const {
+  if (origin.kind == Origin::kRegister) {
+    if (origin.reg == kScalarOrigin + kScc) return "scc was never written";
+    return (origin.reg >= kScalarOrigin
+                ? scalar_register(static_cast<u32>(origin.reg - kScalarOrigin))
+                : vector_register(origin.reg)) +
+           " was never written";
+  }
+  static constexpr const char* kFrom[] = {"", "LDS", "private memory", "global memory"};
+  return std::string("it was read from ") + kFrom[origin.kind] +
+         " that nobody had written, at text offset " + hex(origin.index * 4) + " (" +
+         instruction_text(program_, origin.index) + ")";
+}
+
+void RegisterCheck::report(const Wave& wave, const Inst& inst, u32 lane, const std::string& what,
+                           const Origin& origin, const u64* address) {
+  if (findings_.known(inst.index, FindingKind::kUninitialised)) return;
+  Finding finding(wave, lane);
+  if (address) finding.at(*address);
+  finding.detail = what + " is undefined: " + origin_text(origin);
+  findings_.add(inst.index, FindingKind::kUninitialised, std::move(finding));
+}
+
+void RegisterCheck::report_memory(const Wave& wave, const Inst& inst, u32 lane, u64 address,
+                                  const std::string& detail) {
+  if (findings_.known(inst.index, FindingKind::kUninitialised)) return;
+  Finding finding = Finding(wave, lane).at(address);
+  finding.detail = detail;
+  findings_.add(inst.index, FindingKind::kUninitialised, std::move(finding));
+}
+
+}  // namespace vgpu

@@ -1,0 +1,208 @@
+// Undefined bytes of memory: what stores leave in it and loads bring from it.
+#include "vgpu/exec/memory.h"
+#include "vgpu/watch/check_registers.h"
+
+namespace vgpu {
+namespace {
+
+constexpr u32 dword_count(u32 bytes) { return (bytes + 3) / 4; }
+constexpr u32 bytes_of_dword(u32 bytes, u32 dword) {
+  return bytes - 4 * dword < 4 ? bytes - 4 * dword : 4;
+}
+
+bool any_written(const u8* written, u32 bytes) {
+  if (bytes == 4) return load<u32>(written);
+  u32 any = 0;
+  for (u32 b = 0; b < bytes; ++b) any |= written[b];
+  return any != 0;
+}
+
+// Shadows of the memories. each(lane, byte, count, visit) visits the pieces of shadow of some bytes
+// of a lane's access; none where all memory counts as written.
+struct LdsShadow {
+  std::vector<u8>& written;
+  const Access& access;
+  u64 base;
+  template <class Visit>
+  void each(u32 lane, u32 byte, u32 count, Visit visit) const {
+    visit(&written[access.at[lane] - base + byte], count);
+  }
+};
+
+// Laid out as private memory is: the bytes of a lane do not lie together.
+struct ScratchShadow {
+  std::vector<u8>& written;
+  const Access& access;
+  u64 end;
+  template <class Visit>
+  void each(u32 lane, u32 byte, u32 count, Visit visit) const {
+    if (count == 4 && access.at[lane] % 4 == 0 && access.at[lane] + byte + 4 <= end) {
+      return visit(&written[(access.at[lane] + byte) * kLanes + lane * 4], count);
+    }
+    for (u64 at = access.at[lane] + byte; count && at < end;) {
+      const u32 room = 4 - at % 4, piece = count < room ? count : room;
+      visit(&written[at / 4 * (4 * kLanes) + lane * 4 + at % 4], piece);
+      at += piece;
+      count -= piece;
+    }
+  }
+};
+
+struct GlobalShadow {
+  RegisterCheck& check;
+  const Access& access;
+  template <class Visit>
+  void each(u32 lane, u32 byte, u32 count, Visit visit) const {
+    if (u8* written = check.written(access.at[lane] + byte, count)) visit(written, count);
+  }
+};
+
+// The transposed reads of gfx950 hand out what a group of 16 lanes reads; such a group is undefined
+// only where all of it is.
+bool is_transposed(const Inst& inst) {
+  return inst.format == Format::kDs && inst.op->opcode >= 224 && inst.op->opcode <= 227;
+}
+u64 whole_groups(u64 lanes) {
+  u64 whole = 0;
+  for (u32 group = 0; group < kLanes; group += 16) {
+    if ((lanes >> group & 0xffff) == 0xffff) whole |= u64{0xffff} << group;
+  }
+  return whole;
+}
+
+}  // namespace
+
+// Data goes register by register; the second half of ds_write2 comes from registers of its own.
+LaneBits RegisterCheck::stored_lanes(const RegisterState& state, const Inst& inst,
+                                     u32 dword) const {
+  const u32 first = dwords_of(inst.op->src[1]);
+  const bool second = inst.format == Format::kDs && dword >= first;
+  return register_lanes(state, second ? inst.data1 + dword - first : inst.data0 + dword);
+}
+
+// A dword of which a part is written counts as written: structures have padding.
+template <class Shadow>
+void RegisterCheck::load(const Inst& inst, const Access& access, Origin::Kind kind,
+                         const Shadow& shadow) {
+  for (u32 d = 0; d < dword_count(access.bytes); ++d) {
+    u64 undefined = 0;
+    const u32 bytes = bytes_of_dword(access.bytes, d);
+    for_lanes(access.mask, [&](u32 lane) {
+      u32 pieces = 0, written = 0;
+      shadow.each(lane, 4 * d, bytes, [&](const u8* piece, u32 count) {
+        ++pieces;
+        written += any_written(piece, count);
+      });
+      undefined |= u64{pieces && !written} << lane;
+    });
+    if (is_transposed(inst)) undefined = whole_groups(undefined);
+    if (!undefined) continue;
+    LaneBits& to = loaded_[(next_row_ + d) % 32];
+    to.lanes |= undefined;
+    to.origin = {kind, 0, inst.index};
+  }
+}
+
+template <class Shadow>
+void RegisterCheck::store(const RegisterState& state, const Inst& inst, const Access& access,
+                          const Shadow& shadow) {
+  for (u32 d = 0; d < dword_count(access.bytes); ++d) {
+    const u64 undefined = stored_lanes(state, inst, next_row_ + d).lanes;
+    const u32 bytes = bytes_of_dword(access.bytes, d);
+    for_lanes(access.mask, [&](u32 lane) {
+      shadow.each(lane, 4 * d, bytes, [&](u8* piece, u32 count) {
+        const bool defined = !(undefined >> lane & 1);
+        if (count == 4) return vgpu::store<u32>(piece, defined * 0x01010101);
+        std::memset(piece, defined, count);
+      });
+    });
+  }
+}
+
+template <class Shadow>
+void RegisterCheck::transfer(const RegisterState& state, const Wave& wave, const Inst& inst,
+                             const Operands& operands, const Access& access, Origin::Kind kind,
+                             const Shadow& shadow) {
+  if (!access.is_write) return load(inst, access, kind, shadow);
+  if (!operands.atomic) return store(state, inst, access, shadow);
+  if (operands.exchanges) {
+    load(inst, access, kind, shadow);
+    return store(state, inst, access, shadow);
+  }
+  u64 undefined = 0;
+  for_lanes(access.mask, [&](u32 lane) {
+    shadow.each(lane, 0, access.bytes, [&](u8* piece, u32 count) {
+      undefined |= u64{!any_written(piece, count)} << lane;
+      std::memset(piece, 1, count);
+    });
+  });
+  if (!undefined) return;
+  const u32 lane = static_cast<u32>(std::countr_zero(undefined));
+  u64 address = access.at[lane];
+  if (kind == Origin::kLds) address -= host_address(wave.group->lds);
+  report_memory(wave, inst, lane, address, "an atomic on memory that nobody has written");
+}
+
+// What leaves for global memory. Compilers store structures with their padding: only a lane whose
+// data is undefined altogether counts.
+void RegisterCheck::check_store(RegisterState& state, const Wave& wave, const Inst& inst,
+                                const Operands& operands, const Access& access) {
+  u64 bad = access.mask;
+  LaneBits first;
+  const u32 dwords = operands.typed ? 1 : dword_count(access.bytes);
+  for (u32 d = 0; d < dwords && bad; ++d) {
+    const LaneBits data = stored_lanes(state, inst, next_row_ + d);
+    if (data.lanes) first = data;
+    bad &= data.lanes;
+  }
+  if (!bad) return;
+  const u32 lane = static_cast<u32>(std::countr_zero(bad));
+  report(wave, inst, lane, "what goes to memory from " + vector_register(inst.data0), first.origin,
+         &access.at[lane]);
+}
+
+void RegisterCheck::access(RegisterState& state, std::vector<u8>& lds, const Wave& wave,
+                           const Inst& inst, const Operands& operands, const Access& access) {
+  const bool by_way = operands.lds_dma && access.space != Space::kLds;  // source of LDS-DMA
+  if (by_way || inst.format == Format::kSmem) {
+    if (inst.format == Format::kSmem && !access.is_write) load_scalar(inst, access);
+    return;
+  }
+  if (access.space == Space::kLds) {
+    const LdsShadow shadow = {lds, access, host_address(wave.group->lds)};
+    if (operands.lds_dma) {
+      for_lanes(access.mask, [&](u32 lane) {
+        shadow.each(lane, 0, access.bytes, [](u8* at, u32 count) { std::memset(at, 1, count); });
+      });
+    } else {
+      transfer(state, wave, inst, operands, access, Origin::kLds, shadow);
+    }
+  } else if (access.space == Space::kScratch) {
+    const ScratchShadow shadow = {state.scratch, access, wave.scratch_bytes};
+    transfer(state, wave, inst, operands, access, Origin::kScratch, shadow);
+  } else {
+    if (access.is_write) check_store(state, wave, inst, operands, access);
+    const GlobalShadow shadow = {*this, access};
+    if (!operands.typed) transfer(state, wave, inst, operands, access, Origin::kGlobal, shadow);
+  }
+  if (inst.format != Format::kFlat) next_row_ += dword_count(access.bytes);
+}
+
+u8* RegisterCheck::written(u64 address, u32 bytes) {
+  if (!last_.holds(address, bytes)) {
+    const MemoryRange* range = memory_.before(address);
+    if (!range || !range->holds(address, bytes)) return nullptr;
+    last_ = *range;
+  }
+  return last_.written ? last_.written + (address - last_.base) : nullptr;
+}
+
+void RegisterCheck::load_scalar(const Inst& inst, const Access& access) {
+  for (u32 d = 0; d < dword_count(access.bytes); ++d) {
+    const u8* bytes = written(access.at[0] + 4 * d, 4);
+    if (!bytes || any_written(bytes, 4)) continue;
+    loaded_[d % 32] = {~u64{0}, {Origin::kGlobal, 0, inst.index}};
+  }
+}
+
+}  // namespace vgpu
