@@ -18,6 +18,7 @@
 // in its row or column. Offsets within a workgroup's rows are 32 bits, what lies before them 64:
 // 16 max(kMTiles, kNTiles) K is below 2 GiB. The caller aligns x and w to 16 bytes, and the
 // scales to 4 where kWideScales.
+#include "rfops/arch.h"
 #include "rfops/memory.h"
 #include "rfops/mfma.h"
 #include "rfops/types.h"
@@ -53,7 +54,6 @@ constexpr bool kRaggedN = RFOPS_RAGGED_N;   // the same of w
 
 constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kTiles = kNTiles * kMTiles;  // of the result
-constexpr u32 kLdsBytes = 160 * 1024;
 
 static_assert(kMTiles >= 1 && kMTiles <= 4 && kNTiles >= 1 && kNTiles <= 4, "sums of 16 x 16");
 static_assert(kThreads <= 1024, "a workgroup has at most 1024 threads");

@@ -23,13 +23,13 @@ from .vgpu import vgpu_library, vgpu_library_folder
 if TYPE_CHECKING:
     from .bind import BoundKernel, CompiledOp, compile_ops, compiled_ops
     from .plans import Plans
-    from .signature import f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+    from .signature import f32, f64, i8, i16, i32, i64, tensors, u8, u16, u32, u64
 
 # What needs torch; the rest of the engine, and the command with it, does without.
 _WITH_TORCH = {
     "bind": ("BoundKernel", "CompiledOp", "compile_ops", "compiled_ops"),
     "plans": ("Plans",),
-    "signature": ("f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"),
+    "signature": ("f32", "f64", "i8", "i16", "i32", "i64", "tensors", "u8", "u16", "u32", "u64"),
 }
 
 
@@ -65,6 +65,7 @@ __all__ = [
     "i16",
     "i32",
     "i64",
+    "tensors",
     "u8",
     "u16",
     "u32",

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from . import code_object
+from .arch import ARCHS
 from .files import DAMAGE, content_key, digest, seal
-from .spec import ARCHS
 
 MAX_BYTES = 10**9  # that a file may unpack to
 _MAX_FILE = 1 << 28  # bytes of an artifact, which is held in memory

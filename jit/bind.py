@@ -30,13 +30,6 @@ _DIM3 = struct.Struct("3I")
 _LDS_STREAM = struct.Struct("=IQ")
 
 
-def _shown(value: Any) -> str:
-    try:
-        return f"{value!r:.80}"
-    except ValueError:  # Python writes no decimal number of thousands of digits
-        return "a number beyond all limits"
-
-
 class _Slot:
     """A kernel argument buffer with HIP's `extra` array pointing at it."""
 
@@ -77,7 +70,10 @@ class BoundKernel:
         self.layout = kernel_layout(args, parameters)
         self._pack = struct.Struct(struct_format(args, parameters))
         self.kernarg_size = self._pack.size
-        self._tensors = tuple(p.scalar is None for p in parameters)
+        self._tensors = tuple(p.scalar is None for p in parameters)  # or tables of them
+        self._counts = (
+            tuple(p.count for p in parameters) if any(p.count for p in parameters) else ()
+        )
         self._slots: list[_Slot] = []
         self._load(artifact)
         if self.hip.is_virtual and vgpu_check.is_on():
@@ -115,10 +111,13 @@ class BoundKernel:
         except IndexError:
             slot = _Slot(self._pack.size)
         try:
-            values = [
-                _address(arg) if tensor else arg
-                for arg, tensor in zip(args, self._tensors, strict=True)
-            ]
+            if self._counts:
+                values = self._flat(args)
+            else:
+                values = [
+                    _address(arg) if tensor else arg
+                    for arg, tensor in zip(args, self._tensors, strict=True)
+                ]
             self._pack.pack_into(slot.buffer, 0, *values)
         except Exception as error:  # whatever an argument of any kind may raise
             raise ValueError(self._explain(args, error)) from error
@@ -141,6 +140,32 @@ class BoundKernel:
         if code != 0:
             self.fail(code)
 
+    def prepare(
+        self, block: Dim3, tensors: tuple[int, ...], lds: int = 0
+    ) -> Callable[[Dim3, tuple[Any, ...]], Callable[..., None]]:
+        """`run_of(grid, scalars) -> run`, and `run(*arguments)` is a launch that only wants its
+        tensors: for each tensor parameter in order, `tensors` has its position among run's
+        arguments; `scalars` are the others' values. Raises as `launch`, which takes 0.25 us more.
+        """
+        native = getattr(self.launch, "prepare", None)
+        quick = None if native is None else native(block, tensors, lds)
+        at = iter(tensors)
+        places = [next(at) if tensor else -1 for tensor in self._tensors]
+
+        def run_of(grid: Dim3, scalars: tuple[Any, ...]) -> Callable[..., None]:
+            made: Callable[..., None] | None = None if quick is None else quick(grid, scalars)
+            if made is not None:
+                return made
+
+            def run(*args: Any) -> None:
+                value = iter(scalars)
+                full = [args[place] if place >= 0 else next(value) for place in places]
+                self.launch(grid, block, full, lds)
+
+            return run
+
+        return run_of
+
     def _launch(self, grid: Dim3, block: Dim3, lds: int, stream: int | None, slot: _Slot) -> int:
         extra = slot.extra
         return int(self.hip.launch_kernel(self.function, *grid, *block, lds, stream, None, extra))
@@ -149,19 +174,31 @@ class BoundKernel:
         """Raise the HipError of a launch."""
         self.hip.fail(f"hipModuleLaunchKernel({self.name})", code)
 
+    def _flat(self, args: Sequence[Any]) -> list[Any]:
+        """The values of a launch with tables of tensors among its arguments."""
+        values: list[Any] = []
+        for arg, tensor, parameter in zip(args, self._tensors, self.parameters, strict=True):
+            if not parameter.count:
+                values.append(_address(arg) if tensor else arg)
+            elif len(arg) == parameter.count:
+                values += map(_address, arg)
+            else:
+                raise ValueError(f"{parameter} expected, got {len(arg)}")
+        return values
+
     def _explain_sizes(self, grid: Any, block: Any, lds: Any, stream: Any) -> str:
         for name, value in (("grid", grid), ("block", block)):
             try:
                 _DIM3.pack(*value)
             except (struct.error, TypeError):
                 wanted = "three whole numbers from 0 to 2**32 - 1"
-                return f"{self.name}: {name} must be {wanted}, got {_shown(value)}"
+                return f"{self.name}: {name} must be {wanted}, got {show(value)}"
         try:
             struct.pack("I", lds)
         except struct.error:
             wanted = "a whole number of bytes from 0 to 2**32 - 1"
-            return f"{self.name}: lds must be {wanted}, got {_shown(lds)}"
-        return f"{self.name}: stream must be a stream's handle or None, got {_shown(stream)}"
+            return f"{self.name}: lds must be {wanted}, got {show(lds)}"
+        return f"{self.name}: stream must be a stream's handle or None, got {show(stream)}"
 
     def _explain(self, args: Sequence[Any], error: Exception) -> str:
         if not isinstance(args, Sequence):
@@ -170,6 +207,10 @@ class BoundKernel:
             return f"{self.name}: {len(self.parameters)} arguments expected, got {len(args)}"
         for parameter, arg in zip(self.parameters, args, strict=True):
             try:
+                if parameter.count:
+                    if len(list(map(_address, arg))) != parameter.count:
+                        raise ValueError(f"{parameter.count} tensors expected, got {len(arg)}")
+                    continue
                 value = arg if parameter.scalar else _address(arg)
                 struct.pack(f"<{parameter.layout.code}", value)
             except Exception as refusal:
@@ -263,9 +304,11 @@ def _unlock() -> None:
 os.register_at_fork(after_in_child=_unlock)  # another thread may have been binding
 
 
-def compiled_ops() -> tuple[CompiledOp, ...]:
-    """Every op declared so far, for `rfops build` and `rfops ls`."""
-    return tuple(_registered)
+def compiled_ops(config: Path = paths.COMPILER_CONFIG) -> tuple[CompiledOp, ...]:
+    """Every kernel declared so far for a config file, for `rfops build` and `rfops ls`."""
+    if config == paths.COMPILER_CONFIG:
+        return tuple(_registered)
+    return tuple(sorted((op for op in _all if op.config == config), key=lambda op: op.kernel))
 
 
 def compile_ops(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from . import arch
 from .errors import RfopsError
 
 _BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
@@ -48,7 +49,7 @@ def _bundled(data: bytes, arch: str) -> bytes:
 
 
 # EF_AMDGPU_MACH, the low byte of e_flags.
-_MACHINES = {0x4C: "gfx942", 0x4F: "gfx950"}
+_MACHINES = {row.elf_machine: name for name, row in arch.ROWS.items() if row.elf_machine}
 
 
 def arch_of(elf: bytes) -> str:

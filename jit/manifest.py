@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from . import lock, log, paths, settings
+from .arch import ARCHS
 from .errors import ConfigError, LockTimeout
 from .files import write_atomic
-from .spec import ARCHS, define_text, is_text
+from .spec import define_text, is_text
 
 _VERSION = 1
 _KERNEL = re.compile(r"rfops(\.\w+)+:\w+")  # of Triton: its module is imported

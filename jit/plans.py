@@ -32,6 +32,7 @@ import torch
 
 from . import launcher, modes, settings
 
+Serve = Callable[[Callable[..., Any]], None]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _ALIGN = 16
 
@@ -46,12 +47,19 @@ class Plans:
     """
 
     def __init__(
-        self, capacity: int = 1024, out: int = -1, sizes: str = "", shapes: Sequence[str] = ()
+        self,
+        capacity: int = 1024,
+        out: int | Sequence[int] = (),
+        sizes: str = "",
+        shapes: Sequence[str] = (),
     ) -> None:
-        self.capacity, self.out = capacity, out
+        self.capacity = capacity
+        self.written = frozenset((out,) if isinstance(out, int) else out)
         self._made_of = capacity, out, sizes, tuple(shapes)
         names = sizes.split()
-        self.native_args = capacity, out, len(names), tuple(_pattern(s, names) for s in shapes)
+        bits = sum(1 << at for at in self.written)
+        self.native_args = capacity, bits, len(names), tuple(_pattern(s, names) for s in shapes)
+        self._served: tuple[Serve, tuple[Any, ...]] | None = None
         self._table: OrderedDict[Any, Any] = OrderedDict()
         self._native: Any = None
         self._hits = self._misses = 0
@@ -66,6 +74,50 @@ class Plans:
         self._native = table
         self.find, self.add, self.clear = table, table.add, table.clear  # type: ignore[method-assign]
         self.add_family = table.add_family  # type: ignore[method-assign]
+        if self._served is not None:
+            set_call, (miss, *places) = self._served
+            set_call(table.caller(miss, torch.empty, *places))
+
+    def serve(
+        self,
+        set_call: Serve,
+        miss: Callable[..., Any],
+        tensors: tuple[int, ...],
+        first_result: int,
+        num_results: int,
+    ) -> None:
+        """Give an op its call, `set_call(call)`, now and again when it is native.
+
+        A plan is (run, make), or of one result (run, dtype, device, *sizes). The call finds it,
+        takes the result that is given, or what make(*results given) or torch.empty makes, and
+        launches: run(result, *input tensors). Without a plan it is `miss(*parameters)`.
+        """
+        self._served = set_call, (miss, tensors, first_result, num_results)
+        if self._native is not None:
+            self.use_native(self._native)
+            return
+
+        def call(*args: Any) -> Any:
+            plan = self.find(*args)
+            return miss(*args) if plan is None else self.finish(plan, args)
+
+        set_call(call)
+
+    def finish(self, plan: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
+        """The rest of a served call, in Python."""
+        assert self._served is not None
+        _, (_, tensors, first, num_results) = self._served
+        run, second, *more = plan
+        given = args[first : first + num_results]
+        if not more:
+            result = second(*given)
+        elif given and given[0] is not None:
+            result = given[0]
+        else:
+            device, *sizes = more
+            result = torch.empty(*sizes, dtype=second, device=device)
+        run(result, *[args[at] for at in tensors])
+        return result
 
     @property
     def hits(self) -> int:
@@ -131,6 +183,8 @@ class Plans:
                     key.append((arg.shape, arg.stride(), *where))
                 elif isinstance(arg, torch.Tensor):
                     return None
+                elif type(arg) in (tuple, list) and arg:  # a table: plans that know none miss it
+                    return None
                 else:
                     spans.append((0, 0))
                     key.append((type(arg), arg))
@@ -140,11 +194,15 @@ class Plans:
             hash(made)
         except (RuntimeError, TypeError):  # no memory; an argument that cannot be a key
             return None
-        if 0 <= self.out < len(spans):
-            start, end = spans.pop(self.out)
-            if any(start < other_end and other_start < end for other_start, other_end in spans):
+        for at in self.written:
+            others = (span for i, span in enumerate(spans) if i != at)
+            if at < len(spans) and any(_overlap(spans[at], other) for other in others):
                 return None
         return made
+
+
+def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
 
 
 def _span(tensor: torch.Tensor, start: int) -> tuple[int, int]:

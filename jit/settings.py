@@ -5,10 +5,11 @@ A setting says where things are and how loud to be. What a kernel computes is ne
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,3 +111,17 @@ def _expanded(name: str, value: str) -> Path:
         raise ConfigError(f"{name}={value}: {error} Set {name} to a folder.") from error
     check_line(name, str(found))
     return found
+
+
+@contextlib.contextmanager
+def put(name: str, value: str) -> Iterator[None]:
+    """The setting has that value inside the block, for child processes too."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

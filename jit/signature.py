@@ -36,19 +36,41 @@ _POINTER = Scalar("Q", 8)
 
 
 @dataclass(frozen=True)
+class Pointers:
+    """A kernel argument that is a table of so many tensors' addresses, by value."""
+
+    count: int
+
+
+def tensors(count: int) -> Any:
+    """The annotation of a table of `count` tensors, a struct with an array of pointers in the
+    kernel. A launch takes a tuple or list of as many, None for a null pointer."""
+    return Annotated[Sequence[torch.Tensor | None], Pointers(count)]
+
+
+@dataclass(frozen=True)
 class Parameter:
     """One parameter of the Python signature."""
 
     name: str
-    scalar: Scalar | None  # None: a tensor
+    scalar: Scalar | None  # None: a tensor, or a table of them
+    count: int = 0  # of tensors in a table
 
     @property
     def layout(self) -> Scalar:
+        if self.count:
+            return Scalar(f"{self.count}Q", 8 * self.count)
         return self.scalar or _POINTER
+
+    @property
+    def is_by_value(self) -> bool:
+        return self.scalar is not None or self.count > 0
 
     @property
     def expected(self) -> str:
         """What a launch takes for it."""
+        if self.count:
+            return f"{self.count} tensors"
         if self.scalar is None:
             return "a tensor or None"
         code, bits = self.scalar.code, 8 * self.scalar.size
@@ -58,6 +80,8 @@ class Parameter:
         return f"an int from {low} to {high - 1}"
 
     def __str__(self) -> str:
+        if self.count:
+            return f"{self.name}: table of {self.count} tensors"
         return f"{self.name}: {f'{self.layout.size}-byte value' if self.scalar else 'tensor'}"
 
 
@@ -67,14 +91,17 @@ def read_signature(function: Callable[..., None]) -> list[Parameter]:
     found = []
     for name in inspect.signature(function).parameters:
         hint = hints.get(name)
-        scalars = [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Scalar)]
+        marks = getattr(hint, "__metadata__", ())
+        scalars = [mark for mark in marks if isinstance(mark, Scalar)]
+        tables = [mark for mark in marks if isinstance(mark, Pointers)]
         optional = torch.Tensor in typing.get_args(hint)
-        if not scalars and hint is not torch.Tensor and not optional:
+        if not scalars and not tables and hint is not torch.Tensor and not optional:
             raise BindError(
                 f"{function.__qualname__}: parameter {name} must be annotated torch.Tensor or a "
                 f"scalar of rfops.jit (i32, f32, ...), got {hint!r}"
             )
-        found.append(Parameter(name, scalars[0] if scalars else None))
+        count = tables[0].count if tables else 0
+        found.append(Parameter(name, scalars[0] if scalars else None, count))
     return found
 
 
@@ -88,7 +115,7 @@ def check_layout(kernel: str, parameters: Sequence[Parameter], args: Sequence[An
         theirs = f"{arg['size']}-byte {arg['kind']} at offset {arg['offset']}"
         drift = index >= len(parameters)
         if not drift:
-            wanted = "by_value" if parameters[index].scalar else "global_buffer"
+            wanted = "by_value" if parameters[index].is_by_value else "global_buffer"
             drift = (arg["kind"], arg["size"]) != (wanted, parameters[index].layout.size)
         if drift:
             raise BindError(
@@ -107,9 +134,10 @@ def struct_format(args: Sequence[Any], parameters: Sequence[Parameter]) -> str:
 
 def kernel_layout(
     args: Sequence[Any], parameters: Sequence[Parameter]
-) -> tuple[tuple[str, int], ...]:
-    """(code, offset) of each argument for the native launcher; a tensor's code is T."""
+) -> tuple[tuple[str, int, int], ...]:
+    """(code, offset, count) of each argument for the native launcher; a tensor's code is T, that of
+    a table of `count` tensors P."""
     return tuple(
-        (parameter.layout.code if parameter.scalar else "T", arg["offset"])
-        for arg, parameter in zip(args, parameters, strict=True)
+        (p.layout.code if p.scalar else "P" if p.count else "T", arg["offset"], p.count)
+        for arg, p in zip(args, parameters, strict=True)
     )

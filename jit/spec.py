@@ -10,10 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from . import paths
+from .arch import ARCHS
 from .errors import ConfigError, UnsupportedArch
 from .settings import check_line
-
-ARCHS = ("gfx942", "gfx950")
 
 
 @dataclass(frozen=True)

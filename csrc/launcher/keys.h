@@ -17,8 +17,9 @@
 
 namespace rfops {
 
+constexpr Py_ssize_t kMaxArgs = 64;
 constexpr int kMaxWords = 256;  // of a key; larger ones are not cached
-constexpr int kMaxSpans = 32;   // tensors of a call
+constexpr int kMaxSpans = 256;  // tensors of a call
 constexpr int kMaxSizes = 16;   // open sizes of a family
 constexpr uint64_t kAlign = 16;
 constexpr int kCpu = 1, kCudaHost = 3;  // DLPack's device types of host memory
@@ -50,22 +51,41 @@ struct Span {
   uint64_t begin, end;
 };
 
+/// The tensors of one call, each read once: the key of a plan and that of its family want the same.
+class Views {
+ public:
+  /// Null, without an exception, where torch refuses.
+  const DlTensor* of(Py_ssize_t at, PyObject* tensor) {
+    if (at >= read_) {
+      for (Py_ssize_t i = read_; i <= at; ++i) state_[i] = 0;
+      read_ = at + 1;
+    }
+    if (state_[at] == 0) state_[at] = read_tensor(tensor, &views_[at]) ? 1 : 2;
+    return state_[at] == 1 ? &views_[at] : nullptr;
+  }
+
+ private:
+  DlTensor views_[kMaxArgs];
+  uint8_t state_[kMaxArgs];  // 0: not read; 1: read; 2: refused
+  Py_ssize_t read_ = 0;
+};
+
 class Key {
  public:
   int64_t words[kMaxWords];
   int count = 0;
 
-  /// The key of a plan; false where an argument cannot be part of one, and where `out` (its
-  /// position) overlaps another tensor.
-  bool build(PyObject* const* args, Py_ssize_t num_args, Py_ssize_t out) {
-    return build_as(args, num_args, out, nullptr, nullptr);
+  /// The key of a plan; false where an argument cannot be part of one, and where a tensor that is
+  /// written (a bit of `written` for its position) overlaps another one.
+  bool build(PyObject* const* args, Py_ssize_t num_args, uint64_t written, Views& views) {
+    return build_as(args, num_args, written, views, nullptr, nullptr);
   }
 
   /// The key of a family, and the sizes of this call; false where they contradict each other too.
-  bool build_open(PyObject* const* args, Py_ssize_t num_args, Py_ssize_t out, const Shapes& shapes,
-                  int64_t* sizes) {
+  bool build_open(PyObject* const* args, Py_ssize_t num_args, uint64_t written, Views& views,
+                  const Shapes& shapes, int64_t* sizes) {
     std::fill_n(sizes, shapes.num_sizes, 0);
-    if (!build_as(args, num_args, out, &shapes, sizes)) return false;
+    if (!build_as(args, num_args, written, views, &shapes, sizes)) return false;
     for (int i = 0; i < shapes.num_sizes; ++i) {
       if (sizes[i] == 0) return false;
     }
@@ -87,15 +107,20 @@ class Key {
   }
 
  private:
-  bool build_as(PyObject* const* args, Py_ssize_t num_args, Py_ssize_t out, const Shapes* shapes,
-                int64_t* sizes) {
-    Span written = {0, 0}, read[kMaxSpans];
-    int num_read = 0;
+  bool build_as(PyObject* const* args, Py_ssize_t num_args, uint64_t written, Views& views,
+                const Shapes* shapes, int64_t* sizes) {
+    Span write[kMaxSpans], read[kMaxSpans];
+    int num_write = 0, num_read = 0;
     bool on_host = false;
     count = 0;
     for (Py_ssize_t i = 0; i < num_args; ++i) {
       const Pattern* pattern = shapes == nullptr ? nullptr : &shapes->of(i);
       if (count + 4 > kMaxWords) return false;
+      if (PyTuple_CheckExact(args[i]) || PyList_CheckExact(args[i])) {
+        // Tables of tensors: plans know them, families do not.
+        if (shapes != nullptr || !add_table(args[i], read, &num_read, &on_host)) return false;
+        continue;
+      }
       if (!is_tensor(args[i])) {
         if (pattern != nullptr && pattern->kind == Pattern::kShape && PyLong_CheckExact(args[i])) {
           words[count++] = 'I';
@@ -105,23 +130,57 @@ class Key {
         }
         continue;
       }
-      DlTensor view;
-      if (!read_tensor(args[i], &view)) return false;
+      const DlTensor* found = views.of(i, args[i]);
+      if (found == nullptr) return false;
+      const DlTensor& view = *found;
       add_kind(view);
       if (!(pattern == nullptr ? add_shape(view) : bind_shape(view, *pattern, sizes))) return false;
       on_host = on_host || view.device_type == kCpu || view.device_type == kCudaHost;
-      if (i == out) {
-        written = span_of(view);
-      } else if (num_read < kMaxSpans) {
-        read[num_read++] = span_of(view);
-      } else {
-        return false;
+      if (num_read == kMaxSpans || num_write == kMaxSpans) return false;
+      (written >> i & 1 ? write[num_write++] : read[num_read++]) = span_of(view);
+    }
+    for (int i = 0; i < num_write; ++i) {
+      for (int j = 0; j < num_read; ++j) {
+        if (overlap(write[i], read[j])) return false;
+      }
+      for (int j = 0; j < i; ++j) {
+        if (overlap(write[i], write[j])) return false;
       }
     }
-    for (int i = 0; i < num_read; ++i) {
-      if (written.begin < read[i].end && read[i].begin < written.end) return false;
-    }
     return !on_host || add_virtual_arch();
+  }
+
+  /// Tensors that are alike: their number, what the first one is, and how all are aligned.
+  bool add_table(PyObject* table, Span* spans, int* num_spans, bool* on_host) {
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(table);
+    words[count++] = 'L' | static_cast<int64_t>(size) << 8;
+    if (count + 4 > kMaxWords || *num_spans + size >= kMaxSpans) return false;
+    int64_t first = 0, all = 0;
+    const int begin = count;
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      PyObject* item = PySequence_Fast_ITEMS(table)[i];
+      DlTensor view;
+      if (!is_tensor(item) || !read_tensor(item, &view)) return false;
+      const uint64_t address = reinterpret_cast<uint64_t>(view.data) + view.byte_offset;
+      all |= static_cast<int64_t>(address % kAlign);
+      const int at = count;
+      add_kind(view);
+      words[at + 1] &= 0xffffffff;  // alignment counts for all of them, below
+      if (!add_shape(view)) return false;
+      const int length = count - at;
+      if (i == 0) {
+        first = length;
+      } else {
+        if (length != first || std::memcmp(words + begin, words + at, length * sizeof *words) != 0)
+          return false;
+        count = at;
+      }
+      *on_host = *on_host || view.device_type == kCpu || view.device_type == kCudaHost;
+      spans[(*num_spans)++] = span_of(view);
+    }
+    if (count == kMaxWords) return false;
+    words[count++] = all;
+    return true;
   }
 
   /// The setting of the moment, which os.environ passes on to the C library. Texts of more than 8
@@ -164,6 +223,8 @@ class Key {
     const uint64_t bytes = (view.type_bits * view.type_lanes + 7) / 8;
     return {address, address + (last + 1) * bytes};
   }
+
+  static bool overlap(const Span& a, const Span& b) { return a.begin < b.end && b.begin < a.end; }
 
   static bool bind(const Extent& extent, int64_t value, int64_t* sizes) {
     if (value <= 0) return false;

@@ -5,45 +5,16 @@
 /// else comes goes to `slow`, the same function in Python, which does it or says what is wrong. So
 /// there is one place for messages, and none where the two can differ.
 
+#include "launcher.h"
+
 #include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
 #include <vector>
 
-#include "tensors.h"
-
 namespace rfops {
-namespace {
 
-constexpr unsigned kMaxKernarg = 4096;  // bytes; larger ones go through Python
-
-using LaunchKernel = int (*)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned,
-                             unsigned, unsigned lds, void* stream, void** params, void** extra);
-using GetDevice = int (*)(int*);
-using SetDevice = int (*)(int);
-
-struct Argument {
-  char code;  // of Python's struct module; 'T' is a tensor
-  unsigned offset;
-};
-
-struct Launcher {
-  PyObject_HEAD;
-  vectorcallfunc call;
-  LaunchKernel launch;
-  GetDevice get_device;
-  SetDevice set_device;
-  void* function;
-  int device;  // -1: the virtual GPU of CPU tensors, which has neither devices nor streams
-  unsigned size;
-  std::vector<Argument>* arguments;
-  PyObject* stream_of;  // device index -> the raw handle of torch's current stream
-  PyObject* slow;
-  PyObject* fail;  // error code -> raises
-};
-
-/// An int in [lowest, highest]; false without an exception.
 bool read_int(PyObject* object, int64_t lowest, int64_t highest, int64_t* out) {
   if (!PyLong_CheckExact(object)) return false;
   int overflow = 0;
@@ -60,6 +31,8 @@ bool read_dim3(PyObject* object, unsigned* out) {
   }
   return true;
 }
+
+namespace {
 
 template <typename T>
 bool put_int(PyObject* object, char* place) {
@@ -92,8 +65,22 @@ bool put_tensor(PyObject* object, char* place) {
   return true;
 }
 
-bool put(char code, PyObject* object, char* place) {
-  switch (code) {
+bool put_table(PyObject* object, unsigned count, char* place) {
+  if (!PyTuple_CheckExact(object) && !PyList_CheckExact(object)) return false;
+  if (PySequence_Fast_GET_SIZE(object) != count) return false;
+  for (unsigned i = 0; i < count; ++i) {
+    if (!put_tensor(PySequence_Fast_ITEMS(object)[i], place + 8 * i)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool put(const Argument& argument, PyObject* object, char* kernarg) {
+  char* place = kernarg + argument.offset;
+  switch (argument.code) {
+    case 'P':
+      return put_table(object, argument.count, place);
     case 'T':
       return put_tensor(object, place);
     case 'b':
@@ -119,33 +106,6 @@ bool put(char code, PyObject* object, char* place) {
   }
 }
 
-bool fill(const Launcher* self, PyObject* args, char* buffer) {
-  if (!PyTuple_CheckExact(args) && !PyList_CheckExact(args)) return false;
-  const auto& arguments = *self->arguments;
-  if (static_cast<size_t>(PySequence_Fast_GET_SIZE(args)) != arguments.size()) return false;
-  PyObject** items = PySequence_Fast_ITEMS(args);
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!put(arguments[i].code, items[i], buffer + arguments[i].offset)) return false;
-  }
-  return true;
-}
-
-/// Positional and named arguments by position; false for what does not fit.
-bool by_position(PyObject* const* args, Py_ssize_t count, PyObject* names, PyObject** given) {
-  constexpr const char* kNames[] = {"grid", "block", "args", "lds", "stream"};
-  if (count > 5) return false;
-  for (Py_ssize_t i = 0; i < count; ++i) given[i] = args[i];
-  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
-  for (Py_ssize_t i = 0; i < named; ++i) {
-    int at = 0;
-    while (at < 5 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, i), kNames[at])) ++at;
-    if (at == 5 || given[at] != nullptr) return false;
-    given[at] = args[count + i];
-  }
-  return given[0] != nullptr && given[1] != nullptr && given[2] != nullptr;
-}
-
-/// The stream to launch on; false with an exception, or without one where it is no handle.
 bool choose_stream(const Launcher* self, PyObject* chosen, void** stream) {
   *stream = nullptr;
   PyObject* number = nullptr;
@@ -167,6 +127,55 @@ bool choose_stream(const Launcher* self, PyObject* chosen, void** stream) {
   return good;
 }
 
+PyObject* send(const Launcher* self, const unsigned* grid, const unsigned* block, unsigned lds,
+               void* stream, char* kernarg) {
+  size_t size = self->size;
+  // HIP_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END
+  void* extra[] = {reinterpret_cast<void*>(1), kernarg, reinterpret_cast<void*>(2), &size,
+                   reinterpret_cast<void*>(3)};
+  int code = 0, current = self->device;
+  Py_BEGIN_ALLOW_THREADS;
+  if (self->device >= 0) code = self->get_device(&current);
+  const bool elsewhere = current != self->device;
+  if (code == 0 && elsewhere) code = self->set_device(self->device);
+  if (code == 0) {
+    code = self->launch(self->function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
+                        lds, stream, nullptr, extra);
+  }
+  if (elsewhere) self->set_device(current);
+  Py_END_ALLOW_THREADS;
+  if (code != 0) return PyObject_CallFunction(self->fail, "i", code);
+  Py_RETURN_NONE;
+}
+
+namespace {
+
+bool fill(const Launcher* self, PyObject* args, char* buffer) {
+  if (!PyTuple_CheckExact(args) && !PyList_CheckExact(args)) return false;
+  const auto& arguments = *self->arguments;
+  if (static_cast<size_t>(PySequence_Fast_GET_SIZE(args)) != arguments.size()) return false;
+  PyObject** items = PySequence_Fast_ITEMS(args);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!put(arguments[i], items[i], buffer)) return false;
+  }
+  return true;
+}
+
+/// Positional and named arguments by position; false for what does not fit.
+bool by_position(PyObject* const* args, Py_ssize_t count, PyObject* names, PyObject** given) {
+  constexpr const char* kNames[] = {"grid", "block", "args", "lds", "stream"};
+  if (count > 5) return false;
+  for (Py_ssize_t i = 0; i < count; ++i) given[i] = args[i];
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    int at = 0;
+    while (at < 5 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, i), kNames[at])) ++at;
+    if (at == 5 || given[at] != nullptr) return false;
+    given[at] = args[count + i];
+  }
+  return given[0] != nullptr && given[1] != nullptr && given[2] != nullptr;
+}
+
 PyObject* call(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
   auto* self = reinterpret_cast<Launcher*>(object);
   PyObject* given[5] = {};
@@ -183,23 +192,7 @@ PyObject* call(PyObject* object, PyObject* const* args, size_t flags, PyObject* 
   if (!plain) {
     return PyErr_Occurred() ? nullptr : PyObject_Vectorcall(self->slow, args, flags, names);
   }
-  size_t size = self->size;
-  // HIP_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END
-  void* extra[] = {reinterpret_cast<void*>(1), buffer, reinterpret_cast<void*>(2), &size,
-                   reinterpret_cast<void*>(3)};
-  int code = 0, current = self->device;
-  Py_BEGIN_ALLOW_THREADS;
-  if (self->device >= 0) code = self->get_device(&current);
-  const bool elsewhere = current != self->device;
-  if (code == 0 && elsewhere) code = self->set_device(self->device);
-  if (code == 0) {
-    code = self->launch(self->function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
-                        static_cast<unsigned>(lds), stream, nullptr, extra);
-  }
-  if (elsewhere) self->set_device(current);
-  Py_END_ALLOW_THREADS;
-  if (code != 0) return PyObject_CallFunction(self->fail, "i", code);
-  Py_RETURN_NONE;
+  return send(self, grid, block, static_cast<unsigned>(lds), stream, buffer);
 }
 
 PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
@@ -214,10 +207,12 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
   std::vector<Argument> arguments;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(layout); ++i) {
     int code;
-    unsigned offset;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(layout, i), "CI", &code, &offset)) return nullptr;
-    arguments.push_back({static_cast<char>(code), offset});
-    if (size > kMaxKernarg || offset + 8 > kMaxKernarg) {
+    unsigned offset, count;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(layout, i), "CII", &code, &offset, &count)) {
+      return nullptr;
+    }
+    arguments.push_back({static_cast<char>(code), offset, count});
+    if (size > kMaxKernarg || count > kMaxKernarg || arguments.back().end() > kMaxKernarg) {
       PyErr_SetString(PyExc_ValueError, "the kernel's arguments are too large");
       return nullptr;
     }
@@ -262,6 +257,12 @@ void drop(PyObject* object) {
   PyObject_GC_Del(object);
 }
 
+PyMethodDef methods[] = {
+    {"prepare", prepare, METH_VARARGS,
+     "prepare(block, tensors, lds) -> run_of, or None where Python has to look"},
+    {nullptr, nullptr, 0, nullptr},
+};
+
 PyTypeObject describe() {
   PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
   type.tp_name = "rfops_launcher.Launcher";
@@ -269,6 +270,7 @@ PyTypeObject describe() {
   type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL;
   type.tp_vectorcall_offset = offsetof(Launcher, call);
   type.tp_call = PyVectorcall_Call;
+  type.tp_methods = methods;
   type.tp_new = make;
   type.tp_traverse = traverse;
   type.tp_clear = clear;

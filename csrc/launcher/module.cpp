@@ -98,8 +98,12 @@ PyObject* setup(PyObject*, PyObject* args) {
 }  // namespace rfops
 
 PyMODINIT_FUNC PyInit_rfops_launcher() {
-  using rfops::launcher_type, rfops::plans_type;
-  if (PyType_Ready(&launcher_type) < 0 || PyType_Ready(&plans_type) < 0) return nullptr;
+  using namespace rfops;
+  PyTypeObject* const types[] = {&launcher_type, &plans_type, &caller_type, &run_of_type,
+                                 &run_type};
+  for (PyTypeObject* type : types) {
+    if (PyType_Ready(type) < 0) return nullptr;
+  }
   PyObject* made = PyModule_Create(&rfops::module);
   if (made == nullptr) return nullptr;
   PyModule_AddObjectRef(made, "Launcher", reinterpret_cast<PyObject*>(&launcher_type));

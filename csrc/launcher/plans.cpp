@@ -24,7 +24,6 @@
 namespace rfops {
 namespace {
 
-constexpr Py_ssize_t kMaxArgs = 64;
 constexpr Py_ssize_t kFamilies = 256;
 constexpr Py_ssize_t kSame = 1024;  // objects
 
@@ -100,7 +99,8 @@ class Table {
 struct Plans {
   PyObject_HEAD;
   vectorcallfunc call;
-  Py_ssize_t capacity, out;
+  Py_ssize_t capacity;
+  unsigned long long written;  // a bit for each position of a tensor that the op writes
   unsigned long long hits, misses;
   Shapes* shapes;
   Table *plans, *families;
@@ -147,11 +147,11 @@ struct Alike {
 
 /// What the family of the arguments makes of their sizes: a new reference, None where there is no
 /// family or it has no plan; null with an exception.
-PyObject* grow(Plans* self, const Alike& args) {
+PyObject* grow(Plans* self, const Alike& args, Views& views) {
   Key key;
   int64_t sizes[kMaxSizes];
   if (self->shapes->patterns.empty() ||
-      !key.build_open(args.items, args.count, self->out, *self->shapes, sizes)) {
+      !key.build_open(args.items, args.count, self->written, views, *self->shapes, sizes)) {
     Py_RETURN_NONE;
   }
   PyObject* family = self->families->find(key);
@@ -175,31 +175,37 @@ PyObject* found(Plans* self, PyObject* plan) {
   return Py_NewRef(plan);
 }
 
-PyObject* call(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
-  Plans* self = as_plans(object);
-  const Py_ssize_t count = PyVectorcall_NARGS(flags);
-  if (names != nullptr || count > kMaxArgs) {
-    PyErr_SetString(PyExc_TypeError, "plans take arguments by position, at most 64");
-    return nullptr;
-  }
+/// A new reference: the plan, or None; null with an exception.
+PyObject* lookup(Plans* self, PyObject* const* args, Py_ssize_t count) {
   Key key;
-  if (!key.build(args, count, self->out) || must_dispatch() || wants_gradient(args, count)) {
+  Views views;
+  if (!key.build(args, count, self->written, views) || must_dispatch() ||
+      wants_gradient(args, count)) {
     ++self->misses;
     Py_RETURN_NONE;
   }
   PyObject* plan = self->plans->find(key);
   if (plan != nullptr) return found(self, plan);
   const Alike alike(self, args, count, false);
-  if (alike.differs && key.build(alike.items, count, self->out)) {
+  if (alike.differs && key.build(alike.items, count, self->written, views)) {
     plan = self->plans->find(key);
     if (plan != nullptr) return found(self, plan);
   }
   ++self->misses;
-  plan = grow(self, alike);
+  plan = grow(self, alike, views);
   if (plan != nullptr && plan != Py_None) {
     self->plans->add(key, plan, alike.items, count, self->capacity);
   }
   return plan;
+}
+
+PyObject* call(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
+  const Py_ssize_t count = PyVectorcall_NARGS(flags);
+  if (names != nullptr || count > kMaxArgs) {
+    PyErr_SetString(PyExc_TypeError, "plans take arguments by position, at most 64");
+    return nullptr;
+  }
+  return lookup(as_plans(object), args, count);
 }
 
 /// add(plan, *args): False where the arguments cannot be a key.
@@ -211,7 +217,8 @@ PyObject* add(PyObject* object, PyObject* const* args, Py_ssize_t count) {
   }
   const Alike alike(self, args + 1, count - 1, true);
   Key key;
-  if (!key.build(alike.items, alike.count, self->out)) Py_RETURN_FALSE;
+  Views views;
+  if (!key.build(alike.items, alike.count, self->written, views)) Py_RETURN_FALSE;
   self->plans->add(key, args[0], alike.items, alike.count, self->capacity);
   Py_RETURN_TRUE;
 }
@@ -225,9 +232,10 @@ PyObject* add_family(PyObject* object, PyObject* const* args, Py_ssize_t count) 
   }
   const Alike alike(self, args + 1, count - 1, true);
   Key key;
+  Views views;
   int64_t sizes[kMaxSizes];
   if (self->shapes->patterns.empty() ||
-      !key.build_open(alike.items, alike.count, self->out, *self->shapes, sizes)) {
+      !key.build_open(alike.items, alike.count, self->written, views, *self->shapes, sizes)) {
     Py_RETURN_FALSE;
   }
   self->families->add(key, args[0], alike.items, alike.count, kFamilies);
@@ -282,13 +290,14 @@ bool read_shapes(int num_sizes, PyObject* patterns, Shapes* shapes) {
   return true;
 }
 
-/// Plans(capacity, out, num_sizes, patterns)
+/// Plans(capacity, written, num_sizes, patterns)
 PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
-  Py_ssize_t capacity, out;
+  Py_ssize_t capacity;
+  unsigned long long written;
   int num_sizes;
   PyObject* patterns;
   Shapes shapes;
-  if (!PyArg_ParseTuple(args, "nniO!", &capacity, &out, &num_sizes, &PyTuple_Type, &patterns) ||
+  if (!PyArg_ParseTuple(args, "nKiO!", &capacity, &written, &num_sizes, &PyTuple_Type, &patterns) ||
       !read_shapes(num_sizes, patterns, &shapes)) {
     return nullptr;
   }
@@ -300,7 +309,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
   }
   self->call = call;
   self->capacity = capacity;
-  self->out = out;
+  self->written = written;
   self->hits = self->misses = 0;
   self->shapes = new Shapes(std::move(shapes));
   self->plans = new Table;
@@ -328,7 +337,145 @@ void drop(PyObject* object) {
   PyObject_GC_Del(object);
 }
 
+// ------------------------------------------------------------ an op's call
+
+/// `caller(*parameters) -> result`: the plan, the results that are None, the launch. A plan is
+/// (run, make), make(*results given) being what the op returns, or of one result (run, dtype,
+/// device, *sizes); run(result, *input tensors) launches. Without a plan: `miss(*parameters)`.
+struct Caller {
+  PyObject_HEAD;
+  vectorcallfunc call;
+  Plans* plans;
+  PyObject *miss, *empty, *names;  // torch.empty, and ("dtype", "device")
+  Py_ssize_t first_result, num_results;
+  std::vector<Py_ssize_t>* tensors;  // positions
+};
+
+Caller* as_caller(PyObject* object) { return reinterpret_cast<Caller*>(object); }
+
+/// torch.empty(*sizes, dtype=, device=) as the plan says: a tuple of sizes takes 0.5 us more.
+PyObject* make_one(const Caller* self, PyObject* plan) {
+  PyObject* args[kMaxSizes + 2];
+  const Py_ssize_t num_sizes = PyTuple_GET_SIZE(plan) - 3;
+  if (num_sizes > kMaxSizes) {
+    PyErr_SetString(PyExc_ValueError, "a result of too many dimensions");
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < num_sizes; ++i) args[i] = PyTuple_GET_ITEM(plan, i + 3);
+  args[num_sizes] = PyTuple_GET_ITEM(plan, 1);
+  args[num_sizes + 1] = PyTuple_GET_ITEM(plan, 2);
+  return PyObject_Vectorcall(self->empty, args, num_sizes, self->names);
+}
+
+PyObject* result_of(const Caller* self, PyObject* plan, PyObject* const* args) {
+  PyObject* const* given = args + self->first_result;
+  if (PyTuple_GET_SIZE(plan) == 2) {
+    return PyObject_Vectorcall(PyTuple_GET_ITEM(plan, 1), given, self->num_results, nullptr);
+  }
+  const bool is_given = self->num_results > 0 && given[0] != Py_None;
+  return is_given ? Py_NewRef(given[0]) : make_one(self, plan);
+}
+
+PyObject* call_op(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
+  Caller* self = as_caller(object);
+  const Py_ssize_t count = PyVectorcall_NARGS(flags);
+  if (names != nullptr || count > kMaxArgs || count < self->first_result + self->num_results) {
+    PyErr_SetString(PyExc_TypeError, "an op takes its parameters by position");
+    return nullptr;
+  }
+  PyObject* plan = lookup(self->plans, args, count);
+  if (plan == nullptr) return nullptr;
+  if (!PyTuple_CheckExact(plan) || PyTuple_GET_SIZE(plan) < 2) {
+    Py_DECREF(plan);
+    return PyObject_Vectorcall(self->miss, args, count, nullptr);
+  }
+  PyObject* items[kMaxArgs + 1];
+  items[0] = result_of(self, plan, args);
+  if (items[0] != nullptr) {
+    Py_ssize_t num_items = 1;
+    for (const Py_ssize_t at : *self->tensors) items[num_items++] = args[at];
+    PyObject* done = PyObject_Vectorcall(PyTuple_GET_ITEM(plan, 0), items, num_items, nullptr);
+    if (done == nullptr) Py_CLEAR(items[0]);
+    Py_XDECREF(done);
+  }
+  Py_DECREF(plan);
+  return items[0];
+}
+
+/// caller(miss, empty, positions of tensors, position of the first result, number of results)
+PyObject* make_caller(PyObject* object, PyObject* args) {
+  PyObject *miss, *empty, *positions;
+  Py_ssize_t first_result, num_results;
+  if (!PyArg_ParseTuple(args, "OOO!nn", &miss, &empty, &PyTuple_Type, &positions, &first_result,
+                        &num_results)) {
+    return nullptr;
+  }
+  std::vector<Py_ssize_t> tensors;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(positions); ++i) {
+    const Py_ssize_t at = PyLong_AsSsize_t(PyTuple_GET_ITEM(positions, i));
+    if (at < 0 || at >= first_result) {
+      if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no position of an input");
+      return nullptr;
+    }
+    tensors.push_back(at);
+  }
+  PyObject* names = Py_BuildValue("(ss)", "dtype", "device");
+  auto* self = names == nullptr ? nullptr : PyObject_GC_New(Caller, &caller_type);
+  if (self == nullptr) {
+    Py_XDECREF(names);
+    return nullptr;
+  }
+  self->call = call_op;
+  self->plans = reinterpret_cast<Plans*>(Py_NewRef(object));
+  self->miss = Py_NewRef(miss);
+  self->empty = Py_NewRef(empty);
+  self->names = names;
+  self->first_result = first_result;
+  self->num_results = num_results;
+  self->tensors = new std::vector<Py_ssize_t>(std::move(tensors));
+  PyObject_GC_Track(self);
+  return reinterpret_cast<PyObject*>(self);
+}
+
+int traverse_caller(PyObject* object, visitproc visit, void* arg) {
+  const Caller* self = as_caller(object);
+  Py_VISIT(self->plans);
+  Py_VISIT(self->miss);
+  Py_VISIT(self->empty);
+  return 0;
+}
+
+int clear_caller(PyObject* object) {
+  Py_CLEAR(as_caller(object)->miss);
+  return 0;
+}
+
+void drop_caller(PyObject* object) {
+  PyObject_GC_UnTrack(object);
+  Caller* self = as_caller(object);
+  Py_CLEAR(self->miss);
+  Py_DECREF(self->plans);
+  Py_DECREF(self->empty);
+  Py_DECREF(self->names);
+  delete self->tensors;
+  PyObject_GC_Del(object);
+}
+
+PyTypeObject describe_caller() {
+  PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+  type.tp_name = "rfops_launcher.Caller";
+  type.tp_basicsize = sizeof(Caller);
+  type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL;
+  type.tp_vectorcall_offset = offsetof(Caller, call);
+  type.tp_call = PyVectorcall_Call;
+  type.tp_traverse = traverse_caller;
+  type.tp_clear = clear_caller;
+  type.tp_dealloc = drop_caller;
+  return type;
+}
+
 PyMethodDef methods[] = {
+    {"caller", make_caller, METH_VARARGS, "an op's call on these plans"},
     {"add", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(add)), METH_FASTCALL,
      "add(plan, *args): remember the plan for arguments like these"},
     {"add_family", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(add_family)),
@@ -365,5 +512,6 @@ PyTypeObject describe() {
 }  // namespace
 
 PyTypeObject plans_type = describe();
+PyTypeObject caller_type = describe_caller();
 
 }  // namespace rfops

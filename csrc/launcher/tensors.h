@@ -103,12 +103,19 @@ bool is_gradient_wanted(PyObject* const* args, Py_ssize_t count);
 inline bool wants_gradient(PyObject* const* args, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < count; ++i) {
     if (is_tensor(args[i]) && has_metadata(args[i])) return is_gradient_wanted(args + i, count - i);
+    if (PyTuple_CheckExact(args[i]) || PyList_CheckExact(args[i])) {  // a table of tensors
+      PyObject* const* items = PySequence_Fast_ITEMS(args[i]);
+      if (is_gradient_wanted(items, PySequence_Fast_GET_SIZE(args[i]))) return true;
+    }
   }
   return false;
 }
 
 extern PyTypeObject launcher_type;
 extern PyTypeObject plans_type;
+extern PyTypeObject run_of_type;
+extern PyTypeObject run_type;
+extern PyTypeObject caller_type;
 
 /// How many blocks want every launch to go through Python (the virtual GPU's checking mode).
 extern int slow_launches;
