@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from gpu_timing import sets_past_cache
 
-from rfops.triton.batched_gemm_a16w8_blockscale import Shape
+from rfops.gemm.a16w8_routes import Shape
 
 PUBLISHED_SOURCE = "aiter pull request 2297 on MI350X"
 _NK = ((512, 128), (128, 512))

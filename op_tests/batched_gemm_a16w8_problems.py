@@ -14,14 +14,9 @@ import pytest
 import torch
 from common import HALF_ULP, assert_within, tolerance
 
-from rfops.batched_gemm_a16w8_blockscale import (
-    FNUZ,
-    OCP,
-    BmmConfig,
-    batched_gemm_a16w8_blockscale,
-)
+from rfops.gemm.a16w8_blockscale import FNUZ, OCP, batched_gemm_a16w8_blockscale
+from rfops.gemm.a16w8_routes import BmmConfig, Config
 from rfops.jit import settings
-from rfops.triton.batched_gemm_a16w8_blockscale import Config
 
 NVIDIA = torch.cuda.is_available() and torch.version.hip is None
 ARCHS = ["nvidia"] if NVIDIA else ["gfx942", "gfx950"]

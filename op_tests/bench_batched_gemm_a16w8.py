@@ -38,16 +38,13 @@ from batched_gemm_a16w8_cases import (
     traffic,
 )
 from batched_gemm_a16w8_plain import empty_kernel, plain_kernel
+from calls import batched_route as route
 from gpu_timing import Timing, cache_bytes, time_eager, time_graph
 
 import rfops.vgpu
-from rfops.batched_gemm_a16w8_blockscale import (
-    BmmConfig,
-    batched_gemm_a16w8_blockscale,
-    launch,
-    route,
-)
-from rfops.triton.batched_gemm_a16w8_blockscale import Shape
+from rfops.gemm.a16w8_blockscale import batched_gemm_a16w8_blockscale
+from rfops.gemm.a16w8_routes import BmmConfig, Shape
+from rfops.triton import launch
 
 
 def plain(inputs: Inputs) -> None:

@@ -10,7 +10,6 @@ busy machine. Each figure is the least of many short runs, taken in turns.
 from __future__ import annotations
 
 import argparse
-import importlib
 import itertools
 import json
 import sys
@@ -28,6 +27,7 @@ import torch
 from engine_project import TYPES
 
 import rfops
+from rfops.dispatch.op import ops
 from rfops.jit import Plans, compile_ops, compiled_ops, i32, launcher
 
 KERNEL = """
@@ -37,7 +37,6 @@ extern "C" __global__ void five(float* out, const float* a, const float* b, cons
   out[0] = a[0] + b[0] + c[0] + d[0] + m + n + k;
 }
 """
-OPS = ("gemm_mxfp8", "grouped_gemm_mxfp8", "moe_align_block_size")
 GRID, BLOCK = (4, 1, 1), (64, 1, 1)
 ROWS = {
     "native": "bare call of the native launcher, arguments made before",
@@ -98,10 +97,9 @@ def null_runtime(folder: Path) -> Iterator[None]:
     """CPU tensors go to the null library. What ops have bound and decided before stays as it is,
     and what they bind here, to a library that computes nothing, does not."""
     library = null_hip.build(folder, record=False)
-    ops: list[Any] = [importlib.import_module(f"rfops.{name}") for name in OPS]
     with pytest.MonkeyPatch.context() as patch:
-        for op in ops:  # modules: rfops' attributes are the functions
-            patch.setattr(op, "_PLANS", op._PLANS.fresh())
+        for op in ops().values():
+            patch.setattr(op, "plans", op.plans.fresh())
         for kernel in compiled_ops():
             patch.setattr(kernel, "_bound", {})
         patch.setenv("RFOPS_HIP_LIBRARY", str(library))

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from calls import default_config, prepare, prepare_grouped
 from gpu_timing import Timing, sets_past_cache, time_graph
 from triton_mxfp8_cases import (
     E4M3,
@@ -31,7 +32,7 @@ from triton_mxfp8_cases import (
     route,
 )
 
-from rfops.triton import gemm_mxfp8, grouped_gemm_mxfp8, launch
+from rfops.triton import launch, tiles
 from rfops.triton.tiles import TritonConfig
 
 EXPERTS, TOP_K, BLOCK_M = 128, 4, 16
@@ -95,7 +96,7 @@ def dense_sets(m: int, n: int, k: int) -> list[tuple[Side, Side]]:
 def dense_calls(m: int, n: int, k: int, config: TritonConfig | None) -> tuple[Calls, torch.Tensor]:
     """Calls and the output of the first."""
     device = torch.device("cuda")
-    run = gemm_mxfp8.prepare(device, m, n, k, config)
+    run = prepare("triton", device, m, n, k, config)
     calls, outs = [], []
     for x, w in dense_sets(m, n, k):
         out = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device=device)
@@ -129,7 +130,7 @@ def bench_dense(m: int, n: int, k: int, ceilings: Ceilings, arch: str) -> Row:
         [functools.partial(lambda x, w: dequantised(x) @ dequantised(w).T, *pair)
          for pair in dense_sets(m, n, k)[:8]]
     )  # fmt: skip
-    config = gemm_mxfp8.from_table(arch, m, n, k)
+    config = default_config("triton", m, n, k, arch)
     work = dense_bytes(m, n, k), 2 * m * n * k
     return row("dense", m, n, k, timing, ceilings, work, (bf16.us, on_the_fly.us), config)
 
@@ -188,8 +189,8 @@ def moe_calls(
     a_div = TOP_K if name == "gemm1" else 1
     valid = tokens * TOP_K
     weights = None if name == "gemm1" else torch.rand(valid, device=device)
-    run = grouped_gemm_mxfp8.prepare(
-        device, n, k, EXPERTS, num_valid_tokens=valid, top_k=TOP_K, block_m=block_m, a_div=a_div,
+    run = prepare_grouped(
+        "triton", device, valid, n, k, EXPERTS, TOP_K, a_div, name != "gemm1", block_m,
         config=config,
     )  # fmt: skip
     w, calls, cases = moe_weights(n, k), [], []
@@ -215,7 +216,7 @@ def bench_moe(name: str, tokens: int, ceilings: Ceilings, arch: str) -> Row:
     timing = time_graph(calls)
     num_bytes = sum(moe_bytes(name, tokens, seed) for seed in range(len(cases))) // len(cases)
     work = num_bytes, 2 * tokens * TOP_K * n * k
-    config = grouped_gemm_mxfp8.from_table(arch, BLOCK_M, n, k)
+    config = tiles.find("grouped", arch, BLOCK_M, n, k)
     return row(f"moe {name}", tokens, n, k, timing, ceilings, work, (None, None), config)
 
 

@@ -1,86 +1,16 @@
-"""Times on a GPU: replays of a graph whose calls go through inputs that no cache still holds.
-
-    sets = [make_inputs() for _ in range(sets_past_cache(bytes_of_one_call))]
-    timing = time_graph([functools.partial(op, *inputs) for inputs in sets])
-
-One graph holds all calls, so that Python and the driver's launches stay out of the figure, and each
-set comes back only after the others have gone through the last-level cache. Each replay gives one
-sample, its time over its calls. Check the results before timing.
-"""
+"""Times on a GPU: the package's own, and a call's time from Python."""
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Sequence
 
 import torch
 
-Call = Callable[[], object]
-_PAST_CACHE = 2.5  # times the cache: a set returns after this much of other memory
-_MOST_SETS = 400
-_AMD_CACHE = 256 << 20  # bytes of Infinity Cache behind the L2 that HIP reports
-_GRAPH_CALLS = 64  # at least, so that a replay's start is a small part of it
-_SAMPLES = 25
-_SAMPLE_BUDGET = 0.25  # seconds of replays
+from rfops.dispatch.timing import Call, Timing, cache_bytes, sets_past_cache, time_graph
 
-
-@dataclass(frozen=True)
-class Timing:
-    """Microseconds of one call: median, first and last decile, and how many samples."""
-
-    us: float
-    low: float
-    high: float
-    samples: int
-
-    @property
-    def spread(self) -> float:
-        """Decile to decile, as a share of the median."""
-        return (self.high - self.low) / self.us if self.us else 0.0
-
-    @classmethod
-    def of(cls, us: Sequence[float]) -> Timing:
-        ordered = sorted(us)
-        tenth = len(ordered) // 10
-        return cls(statistics.median(ordered), ordered[tenth], ordered[-1 - tenth], len(ordered))
-
-
-@cache
-def cache_bytes(device: torch.device) -> int:
-    """Last-level cache of a GPU."""
-    if torch.version.hip:
-        return _AMD_CACHE
-    return int(torch.cuda.get_device_properties(device).L2_cache_size)
-
-
-def sets_past_cache(call_bytes: int, device: torch.device) -> int:
-    """How many sets of inputs, `call_bytes` each, to go through."""
-    wanted = -(-int(_PAST_CACHE * cache_bytes(device)) // max(call_bytes, 1)) + 1
-    return max(2, min(wanted, _MOST_SETS))
-
-
-def time_graph(calls: Sequence[Call], samples: int = _SAMPLES) -> Timing:
-    """A call's time among `calls`, each with inputs of its own, by replays of one graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # compiles, and fills torch's allocator, outside the capture
-        for call in (calls[0], calls[-1]):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    rounds = -(-_GRAPH_CALLS // len(calls)) if _seconds(calls) * len(calls) < 2e-3 else 1
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(rounds):
-            for call in calls:
-                call()
-    count = rounds * len(calls)
-    graph.replay()
-    first = _elapsed(graph.replay)
-    samples = max(5, min(samples, int(_SAMPLE_BUDGET / max(first, 1e-9))))
-    return Timing.of([_elapsed(graph.replay) / count * 1e6 for _ in range(samples)])
+__all__ = ["Call", "Timing", "cache_bytes", "sets_past_cache", "time_eager", "time_graph"]
+_GRAPH_CALLS, _SAMPLES = 64, 25
 
 
 def time_eager(calls: Sequence[Call], samples: int = _SAMPLES) -> Timing:
@@ -96,19 +26,3 @@ def time_eager(calls: Sequence[Call], samples: int = _SAMPLES) -> Timing:
         torch.cuda.synchronize()
         times.append((time.perf_counter() - start) / (rounds * len(calls)) * 1e6)
     return Timing.of(times[1:])
-
-
-def _elapsed(run: Call) -> float:
-    """Seconds between events around it."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e-3
-
-
-def _seconds(calls: Sequence[Call]) -> float:
-    """A rough time of one call."""
-    calls[0]()
-    return _elapsed(calls[-1])

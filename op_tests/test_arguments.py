@@ -20,11 +20,11 @@ from torch.overrides import TorchFunctionMode
 
 import rfops
 from rfops import compat
+from rfops.gemm.a16w8_routes import BmmConfig, RowsConfig
+from rfops.gemm.mxfp8_gemv import GemvConfig
+from rfops.gemm.mxfp8_mfma import MfmaConfig
 from rfops.jit import launcher
-from rfops.mxfp8_gemv import GemvConfig
-from rfops.mxfp8_mfma import MfmaConfig
-from rfops.mxfp8_moe import MoeConfig
-from rfops.triton.batched_gemm_a16w8_blockscale import BmmConfig, RowsConfig
+from rfops.moe.grouped_gemm_mxfp8_hip import MoeConfig
 from rfops.triton.tiles import TritonConfig
 
 __all__ = ["project"]  # a fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 
 import pytest
@@ -16,22 +15,13 @@ from batched_gemm_a16w8_problems import (
     device_of,
     random_problem,
 )
+from calls import batched_route as route
 
-from rfops.batched_gemm_a16w8_blockscale import (
-    FNUZ,
-    OCP,
-    BmmConfig,
-    RowsConfig,
-    StagedConfig,
-    TilesConfig,
-    batched_gemm_a16w8_blockscale,
-    route,
-    supports,
-)
+from rfops.gemm.a16w8_blockscale import FNUZ, OCP, OP, batched_gemm_a16w8_blockscale
+from rfops.gemm.a16w8_routes import BmmConfig, Config, RowsConfig, StagedConfig, TilesConfig
 from rfops.jit import Plans, UnsupportedArch
-from rfops.triton.batched_gemm_a16w8_blockscale import Config
 
-op_module = importlib.import_module("rfops.batched_gemm_a16w8_blockscale")
+supports = batched_gemm_a16w8_blockscale.supports  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -102,10 +92,10 @@ REFUSALS: dict[str, tuple[dict[str, object], str]] = {
         },
         "the result must be smaller than 2 GiB a batch, got M=1048576, N=1024; split x",
     ),
-    "config of no kind": ({"config": 3}, "config must be a RowsConfig, .*, StagedConfig or"),
+    "config of no kind": ({"config": 3}, "config must be one of RowsConfig, .*, BmmConfig"),
     "rows for M of 17": (
         {"x": zeros(2, 17, 200), "config": RowsConfig(16, 128)},
-        "config must be one that takes the shape, .*M=17 is above 16; pass none",
+        "config must be of a kernel that takes .*M=17 is above 16; pass another or none",
     ),
     "batches for M of 3": (
         {"config": RowsConfig(16, 128, batches=2)},
@@ -194,11 +184,11 @@ def test_supports() -> None:
 
 
 def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_module, "_PLANS", Plans(3))
+    monkeypatch.setattr(OP, "plans", Plans(3))
     for n in range(6):
         for _ in range(2):
             assert batched_gemm_a16w8_blockscale(*random_problem(0, 1, n, 4).args).shape[2] == n
-    assert len(op_module._PLANS) == 3
+    assert len(OP.plans) == 3
 
 
 # ---------------------------------------------------------------- as torch's op

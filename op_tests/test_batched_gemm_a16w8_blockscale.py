@@ -27,21 +27,18 @@ from batched_gemm_a16w8_problems import (
 from common import assert_within
 
 import rfops.vgpu
-from rfops.batched_gemm_a16w8_blockscale import (
+from rfops.gemm.a16w8_blockscale import (
     FNUZ,
     OCP,
-    BmmConfig,
-    RowsConfig,
-    StagedConfig,
-    TilesConfig,
+    OP,
     batched_gemm_a16w8_blockscale,
     batched_gemm_a16w8_blockscale_ref,
 )
-from rfops.jit import Plans, launcher, log
-from rfops.triton.batched_gemm_a16w8_blockscale import Config
+from rfops.gemm.a16w8_routes import BmmConfig, Config, RowsConfig, StagedConfig, TilesConfig
+from rfops.jit import launcher, log
+from rfops.triton import launch
 
-op_module = importlib.import_module("rfops.batched_gemm_a16w8_blockscale")
-routes = importlib.import_module("rfops.triton.batched_gemm_a16w8_blockscale")
+routes = importlib.import_module("rfops.gemm.a16w8_routes")
 
 PUBLISHED_NK = ((512, 128), (128, 512))  # DeepSeek-R1's absorbed weights
 
@@ -61,7 +58,7 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 @pytest.fixture
 def formats(device: torch.device) -> tuple[torch.dtype, ...]:
     """8-bit formats of the device."""
-    fnuz = device.type == "cpu" and op_module.launch.arch_of(device) == "gfx942"
+    fnuz = device.type == "cpu" and launch.arch_of(device) == "gfx942"
     return (OCP, FNUZ) if fnuz else (OCP,)
 
 
@@ -271,9 +268,9 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One for each time that the guards look at a call; plans are those that know families."""
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
     seen: list[int] = []
-    check = op_module._check
-    monkeypatch.setattr(op_module, "_PLANS", op_module._PLANS.fresh())
-    monkeypatch.setattr(op_module, "_check", lambda *args: seen.append(1) or check(*args))
+    check = OP.check
+    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "check", lambda args: seen.append(1) or check(args))
     return seen
 
 
@@ -287,7 +284,7 @@ def test_a_growing_sequence(turned: bool, one_device: torch.device, checks: list
         if turned:
             problem.x = strided(problem.x, (1, 0, 2))
         assert_correct(run(problem), problem)
-    assert len(checks) == 1 and len(op_module._PLANS) == len(shapes)
+    assert len(checks) == 1 and len(OP.plans) == len(shapes)
 
 
 def test_refusals_in_a_growing_sequence(one_device: torch.device, checks: list[int]) -> None:
@@ -306,7 +303,7 @@ def test_refusals_in_a_growing_sequence(one_device: torch.device, checks: list[i
         ((x[:, :1], w, scale), memory[:1, :1, :20].expand(2, 1, 20), "out must be a tensor with"),
     ):
         for _ in range(2):
-            with pytest.raises(ValueError, match=f"{op_module.OP}: {message}"):
+            with pytest.raises(ValueError, match=f"{OP.name}: {message}"):
                 batched_gemm_a16w8_blockscale(*args, out=out)
 
 
@@ -328,7 +325,7 @@ def no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `staged` leaves to `tiles` fails."""
     for name in ("_prepare_tiles", "_prepare_one_block"):
         monkeypatch.setattr(routes, name, lambda *_args: pytest.fail)
-    monkeypatch.setattr(op_module, "_PLANS", Plans())
+    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
 
 
 @pytest.mark.skipif(not NVIDIA, reason="its kernel is for NVIDIA's matrix unit")
@@ -392,7 +389,7 @@ def test_staged_that_does_not_build_is_tiles(
     one_device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a Triton whose Gluon is another, say."""
-    monkeypatch.setitem(sys.modules, "rfops.triton.batched_gemm_a16w8_staged", None)
+    monkeypatch.setitem(sys.modules, "rfops.gemm.a16w8_staged", None)
     monkeypatch.setattr(log.get(), "propagate", True)
     problem = random_problem(3, 20, 70, 128).to(one_device)
     assert_correct(staged_by_tiles(problem), problem)
@@ -417,7 +414,7 @@ def staged_ptx(shape: tuple[int, int, int, int], config: StagedConfig, x_type: s
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    kernel = importlib.import_module("rfops.triton.batched_gemm_a16w8_staged").staged
+    kernel = importlib.import_module("rfops.gemm.a16w8_staged").staged
     pointers = {"out": x_type, "x": x_type, "w": "fp8e4nv", "scale": "fp32"}
     names = kernel.arg_names
     constants = routes.staged_constants(routes.Shape(*shape), config)
@@ -438,8 +435,8 @@ def staged_ptx(shape: tuple[int, int, int, int], config: StagedConfig, x_type: s
 def test_more_batches_than_a_grid_takes(
     one_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(op_module, "_PLANS", Plans())
-    monkeypatch.setattr(routes, "_MAX_GRID", 2)
+    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(routes, "MAX_GRID", 2)
     problem = random_problem(7, 1, 20, 40).to(one_device)
     for config in (RowsConfig(16, 64, batches=2), TilesConfig(16, 16, 64), TilesConfig(16, 16, 32)):
         assert_correct(run(problem, config), problem)
@@ -448,8 +445,8 @@ def test_more_batches_than_a_grid_takes(
 def test_more_tiles_of_m_than_a_grid_takes(
     one_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(op_module, "_PLANS", Plans())
-    monkeypatch.setattr(routes, "_MAX_GRID", 2)
+    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(routes, "MAX_GRID", 2)
     problem = random_problem(1, 40, 20, 40).to(one_device)
     assert_correct(run(problem, TilesConfig(16, 32, 64)), problem)
 

@@ -7,27 +7,25 @@ from pathlib import Path
 import pytest
 import torch
 from batched_gemm_a16w8_cases import LARGE, PUBLISHED_SHAPES, STREAMED, published_us
+from calls import batched_route as route
+from calls import batched_why as why
 from tune_batched_gemm_a16w8 import candidates, load, merge, row_of, save
 
-from rfops import batched_gemm_a16w8_table as tuned
-from rfops.batched_gemm_a16w8_blockscale import (
-    OP,
+from rfops.cli import main
+from rfops.gemm import a16w8_table as tuned
+from rfops.gemm.a16w8_blockscale import OP
+from rfops.gemm.a16w8_routes import (
     BmmConfig,
     RowsConfig,
+    Shape,
     StagedConfig,
     TilesConfig,
-    route,
-    why,
-)
-from rfops.cli import main
-from rfops.jit import ConfigError, paths
-from rfops.triton.batched_gemm_a16w8_blockscale import (
-    UNITS,
-    Shape,
     heuristic,
     refuses,
     route_of,
 )
+from rfops.jit import ConfigError, paths
+from rfops.jit.arch import ROWS
 
 BF16, F16 = torch.bfloat16, torch.float16
 SHIPPED = paths.CONFIGS / tuned.FILE
@@ -53,7 +51,7 @@ def measured(shape: Shape, config: object, arch: str = "gfx950") -> dict[str, st
 def test_shipped_rows() -> None:
     """Each takes its own shape, says where it comes from, and the published shapes are there."""
     rows = tuned.read(SHIPPED)
-    assert {row.arch for row in rows} == set(UNITS)
+    assert {row.arch for row in rows} == set(ROWS)
     for row in rows:
         assert refuses(row.shape, BF16, row.config) is None, row
         assert row.route == route_of(row.config)
@@ -63,7 +61,7 @@ def test_shipped_rows() -> None:
             assert 0 < figures["us"] < 1e6 and 0 < figures["bmm_us"] < 1e6
         else:
             assert row.source.startswith("heuristic") and "us" not in figures
-    for arch in UNITS:
+    for arch in ROWS:
         shapes = {row.shape for row in rows if row.arch == arch}
         assert shapes >= {*PUBLISHED_SHAPES, LARGE}
     assert all(row.origin == ("measured" if row.arch == "sm_90" else "estimated") for row in rows)
@@ -160,12 +158,12 @@ def test_why() -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    words = f"why {OP} --b 16 --m 8192 --n 8192 --k 8192 --arch sm_90"
+    words = f"why {OP.name} --b 16 --m 8192 --n 8192 --k 8192 --arch sm_90"
     assert main(words.split()) == 0
     assert capsys.readouterr().out.strip() == why(*LARGE, "sm_90")
-    assert main(f"why {OP} --b 1 --m 2 --n 3 --k 5 --x-dtype f16".split()) == 0
+    assert main(f"why {OP.name} --b 1 --m 2 --n 3 --k 5 --x-dtype f16".split()) == 0
     assert "heuristic" in capsys.readouterr().out
-    assert main(f"why {OP} --b 1 --m 2 --n 3 --k 5 --arch gfx90a --cu-num 104".split()) == 1
+    assert main(f"why {OP.name} --b 1 --m 2 --n 3 --k 5 --arch gfx90a --cu-num 104".split()) == 1
     assert "UnsupportedArch" in capsys.readouterr().err
 
 
@@ -177,7 +175,7 @@ def test_newer_nvidia_takes_sm_90s_rows() -> None:
 # ---------------------------------------------------------------- heuristic
 
 
-@pytest.mark.parametrize("arch", UNITS)
+@pytest.mark.parametrize("arch", ROWS)
 def test_heuristic_takes_every_shape(arch: str) -> None:
     """A config that its route takes, whose tiles fit the shape and the chip's shared memory."""
     lds = {"gfx942": 64, "gfx950": 160, "sm_90": 227}[arch] << 10

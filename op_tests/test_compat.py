@@ -10,9 +10,10 @@ import torch
 from test_gemm_mxfp8 import assert_correct, bytes_of, fp8, random_problem
 
 import rfops
-from rfops import compat, tuned_table
+from rfops import compat
 from rfops.compat import grouped_gemm_mxfp8, mxfp8_gemv
-from rfops.mxfp8_gemv import mxfp8_gemv as gemv_kernel
+from rfops.dispatch import tuned_table
+from rfops.gemm.mxfp8_gemv import mxfp8_gemv as gemv_kernel
 
 pytestmark = pytest.mark.requires_gfx950
 BF16 = torch.bfloat16
@@ -97,13 +98,13 @@ def test_none_where_the_table_says_no(tmp_path: Path, monkeypatch: pytest.Monkey
     file = tmp_path / "mxfp8.csv"
     file.write_text("\n".join([",".join(tuned_table.COLUMNS), *lines]) + "\n")
     monkeypatch.setenv("RFOPS_CONFIGS", str(tmp_path))
-    compat._dense_route.cache_clear()
+    compat._is_hip.cache_clear()
     try:
         assert dense() is None
         got = dense(xq=fp8(20, 64), x_scale=bytes_of(20, 2))
         assert got is not None and got.shape == (20, 4)
     finally:
-        compat._dense_route.cache_clear()
+        compat._is_hip.cache_clear()
 
 
 def test_sizes_that_disagree_are_an_error() -> None:

@@ -192,9 +192,9 @@ try:  # an op that is Triton's
     rfops.batched_gemm_a16w8_blockscale(x, w.to(torch.float8_e4m3fn), torch.ones(1, 1, 1))
 except ImportError as error:
     refusal = str(error)
-from rfops.gemm_mxfp8_route import route
+from rfops.gemm.mxfp8 import OP
 print(json.dumps({
-    "ends": ends, "refusal": refusal, "why": route(40, 4, 32).why,
+    "ends": ends, "refusal": refusal, "why": OP.route(OP.call_of(M=40, N=4, K=32)).why,
     "processes": events.count("subprocess.Popen") + events.count("os.posix_spawn"),
 }))
 """
@@ -210,7 +210,7 @@ def test_a_machine_with_nothing_but_torch_and_a_cache(tmp_path: Path) -> None:
     assert result["ends"] == {"2": 2 * 4 * 32.0, "40": 40 * 4 * 32.0}
     assert result["processes"] == 0
     assert "batched_gemm_a16w8_blockscale: triton is not installed (pip" in str(result["refusal"])
-    assert "Triton is not installed" in str(result["why"])
+    assert "triton is not installed" in str(result["why"])
 
 
 THREADS = """

@@ -239,7 +239,7 @@ def test_a_cache_that_is_not_there(project: Project) -> None:
     ("text", "size"), [("0", 0), ("12", 12), ("1.5k", 1500), ("10G", 10**10), ("2tb", 2 * 10**12)]
 )
 def test_sizes(text: str, size: int, project: Project) -> None:
-    from rfops.cli_cache import _size
+    from rfops.cli.cache import _size
 
     assert _size(text) == size
     with pytest.raises(SystemExit):

@@ -23,7 +23,7 @@ flyc = pytest.importorskip("flydsl.compiler", reason="FlyDSL (extra flydsl) is n
 import flydsl.expr as fx  # noqa: E402
 from flydsl.compiler import jit_executor, jit_function  # noqa: E402
 
-from rfops import vgpu_flydsl  # noqa: E402
+from rfops.vgpu import flydsl as vgpu_driver  # noqa: E402
 
 ARCHS = ("gfx950", "gfx942")
 
@@ -213,17 +213,17 @@ def test_without_flydsl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_linker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """ROCm's, that of the ziglang package, one on PATH; else the error says what was tried."""
-    assert vgpu_flydsl._linker()[1:] == ["-m", "ziglang", "ld.lld"]
+    assert vgpu_driver._linker()[1:] == ["-m", "ziglang", "ld.lld"]
     theirs = tmp_path / "llvm" / "bin" / "ld.lld"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("#!/bin/sh\n")
     theirs.chmod(0o755)
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
-    assert vgpu_flydsl._linker() == [str(theirs)]
+    assert vgpu_driver._linker() == [str(theirs)]
     monkeypatch.setenv("ROCM_PATH", str(tmp_path / "nowhere"))
     hide(monkeypatch, "ziglang")
     monkeypatch.setenv("PATH", str(theirs.parent))
-    assert vgpu_flydsl._linker() == [str(theirs)]
+    assert vgpu_driver._linker() == [str(theirs)]
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ToolchainNotFound, match=r"(?s)nowhere.*ziglang.*PATH.*rfops\[clang\]"):
         rfops.vgpu.activate_flydsl("gfx950")

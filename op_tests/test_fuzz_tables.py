@@ -12,11 +12,14 @@ import mangle
 import pytest
 import torch
 
-from rfops import batched_gemm_a16w8_table, gemm_mxfp8_route, grouped_gemm_mxfp8_route, tuned_table
+from rfops.dispatch import tuned_table
+from rfops.dispatch.op import ops
+from rfops.dispatch.tuned_table import Query, Table
+from rfops.gemm import a16w8_table as batched_gemm_a16w8_table
+from rfops.gemm.a16w8_routes import ROUTES, Shape, refuses
 from rfops.jit import ConfigError, paths
+from rfops.jit.arch import ROWS
 from rfops.triton import tiles
-from rfops.triton.batched_gemm_a16w8_blockscale import ROUTES, Shape, refuses
-from rfops.tuned_table import Query, Table
 
 ROUNDS = [400, pytest.param(20_000, marks=pytest.mark.sweep)]
 
@@ -57,8 +60,8 @@ def read_tuned(file: Path) -> int:
     for row in table.rows:
         assert str(row).encode() and 0 < row.cu_num < 1e18 and row.m > 0
         assert all(math.isfinite(value) and value > 0 for _, value in row.figures)
-        module = gemm_mxfp8_route if row.op == "gemm_mxfp8" else grouped_gemm_mxfp8_route
-        module.parse_config(row.backend, row.config, row)
+        op = ops()[row.op]
+        op.parse_config(op.kernels[row.backend], row.config, row)
     for query in QUERIES:
         found = table.find(query)
         assert found is None or found.row in table.rows
@@ -107,7 +110,7 @@ def test_triton_tiles(tmp_path: Path, rounds: int, monkeypatch: pytest.MonkeyPat
                 splits = tiles.splits_for(config, row.fill, 256, 8, 2304, 6144)
                 assert 1 <= splits <= tiles.MAX_SPLITS
         for op in tiles.OPS:
-            for arch in tiles.UNITS:
+            for arch in ROWS:
                 tiles.find(op, arch, 8, 2304, 6144)
         return len(tiles.table())
 

@@ -17,16 +17,15 @@ import pytest
 import torch
 from common import HALF_ULP, assert_within, tolerance
 
-from rfops.gemm_mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
+from rfops.cli.real_input import INSTALL, first_feed_forward, model_folder
+from rfops.gemm.mxfp8 import OP, gemm_mxfp8, gemm_mxfp8_ref
+from rfops.gemm.mxfp8_gemv import GemvConfig, mxfp8_gemv
 from rfops.jit import Plans, paths
 from rfops.jit.spec import module_spec
-from rfops.mxfp8_gemv import GemvConfig, mxfp8_gemv
-from rfops.quant_mxfp8 import E8M0, dequant_mxfp8, quant_mxfp8
-from rfops.real_input import INSTALL, first_feed_forward, model_folder
+from rfops.quantization.mxfp8 import E8M0, dequant_mxfp8, quant_mxfp8
 
 pytestmark = pytest.mark.requires_gfx950
-op_module = importlib.import_module("rfops.gemm_mxfp8")  # `rfops.gemm_mxfp8` is the function
-gemv_module = importlib.import_module("rfops.mxfp8_gemv")
+gemv_module = importlib.import_module("rfops.gemm.mxfp8_gemv")
 
 # (K, N) of one GPU: qkv, o_proj, gate_up and mlp_down of a layer, split over 1, 2, 4, 8 GPUs.
 # At TP1 gate_up and mlp_down are the same shape.
@@ -409,12 +408,12 @@ def test_a_plan_does_not_hold_for_other_pointers(gfx950: torch.device) -> None:
 
 
 def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_module, "_PLANS", Plans(3, out=4))
+    monkeypatch.setattr(OP, "plans", Plans(3))
     for n in range(6):
         problem = random_problem(0, n, 64)
         for _ in range(2):
             assert gemm_mxfp8(*problem.args).shape == (0, n)
-    assert len(op_module._PLANS) == 3
+    assert len(OP.plans) == 3
 
 
 # ---------------------------------------------------------------- the compiled kernel

@@ -3,7 +3,7 @@ opcheck; graph capture; what a warm call costs."""
 
 from __future__ import annotations
 
-import importlib
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -12,18 +12,21 @@ from typing import Any
 
 import pytest
 import torch
+from calls import default_config, dense_call, prepare
 from test_gemm_mxfp8 import Problem, assert_correct, one_block, random_problem, valid
 from test_routing import Write, overlay
 
 import rfops
-from rfops import gemm_mxfp8_route, routing
-from rfops.gemm_mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
-from rfops.gemm_mxfp8_route import default_config, prepare, run_torch
+from rfops.dispatch import routing
+from rfops.dispatch.family import Family
+from rfops.dispatch.kernel import Call
+from rfops.gemm import mxfp8 as op_module
+from rfops.gemm.mxfp8 import OP, gemm_mxfp8, gemm_mxfp8_ref, run_torch
+from rfops.gemm.mxfp8_gemv import GemvConfig
 from rfops.jit import Plans, hip, launcher
-from rfops.mxfp8_gemv import GemvConfig
+from rfops.triton import launch
 
 __all__ = ["overlay"]  # a fixture
-op_module = importlib.import_module("rfops.gemm_mxfp8")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
@@ -35,12 +38,12 @@ def kernels_of(call: Callable[[], object]) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _new_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_module, "_PLANS", op_module._PLANS.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
 
 
 @pytest.fixture
 def no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm_mxfp8_route, "_triton", lambda: None)
+    monkeypatch.setattr(launch, "missing", lambda: "Triton is not installed")
 
 
 # ---------------------------------------------------------------- results
@@ -118,8 +121,8 @@ def test_torch_route(
     dtype: torch.dtype, chunk: int, no_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No kernel at all runs. Also in pieces along M, N and K, the last ones short."""
-    monkeypatch.setattr(gemm_mxfp8_route, "_CHUNK", chunk)
-    monkeypatch.setattr(gemm_mxfp8_route, "_CHUNK_K", chunk // 8)
+    monkeypatch.setattr(op_module, "_CHUNK", chunk)
+    monkeypatch.setattr(op_module, "_CHUNK_K", chunk // 8)
     monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx942")
     problem = random_problem(21, 37, 480)
     problem.w_scale[5, 3], problem.x_scale[7, 14] = 255, 255
@@ -171,7 +174,7 @@ def test_opcheck(m: int) -> None:
     ops = torch.ops.rfops
     args = (*as_bytes(random_problem(m, 24, 96)), torch.bfloat16)
     config = GemvConfig(64, 1, 1, 1)
-    texts = ["", "gemv " + rfops.routing.config_text(config)] if m == 3 else [""]
+    texts = ["", "gemv " + rfops.dispatch.routing.config_text(config)] if m == 3 else [""]
     for text in texts:
         torch.library.opcheck(ops.gemm_mxfp8.default, (*args, text))
         out = torch.zeros(m, 24, dtype=torch.bfloat16)
@@ -245,7 +248,7 @@ def test_graph_capture(m: int, gfx950: torch.device, monkeypatch: pytest.MonkeyP
 def native_plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
     """Plans that know families."""
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
-    monkeypatch.setattr(op_module, "_PLANS", plans := op_module._PLANS.fresh())
+    monkeypatch.setattr(OP, "plans", plans := OP.plans.fresh())
     return plans
 
 
@@ -253,8 +256,8 @@ def test_a_growing_sequence_is_right_and_checked_once(
     native_plans: Plans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks = []
-    check = op_module._check
-    monkeypatch.setattr(op_module, "_check", lambda *args: checks.append(1) or check(*args))
+    check = OP.check
+    monkeypatch.setattr(OP, "check", lambda args: checks.append(1) or check(args))
     shapes = [(m, 17, 96) for m in range(1, 17)]
     shapes += [(2, n, 64) for n in range(1, 40)] + [(7, 21, k) for k in range(32, 800, 32)]
     for m, n, k in shapes:
@@ -265,6 +268,10 @@ def test_a_growing_sequence_is_right_and_checked_once(
     assert len(checks) == 1 and len(native_plans) == len(set(shapes))
 
 
+def _made(backend: str, c: Call, config: object) -> Callable[..., object]:
+    return lambda *shape: (backend, c.M, config, shape)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_familys_decisions_are_those_of_each_shape(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, overlay: Write
@@ -272,11 +279,10 @@ def test_a_familys_decisions_are_those_of_each_shape(
     """Also of sizes that share one, among them sizes with rows, and beyond what a kernel takes."""
     overlay({"m": 8, "n": 496, "k": 640, "use_hip": 0, "backend": "triton"}, {"m": 4, "n": 480})
     asked: list[object] = []
-    monkeypatch.setattr(
-        gemm_mxfp8_route, "variant",
-        lambda backend, _device, m, config, *_: lambda *shape: (backend, m, config, shape),
-    )  # fmt: skip
-    family = gemm_mxfp8_route.Family(torch.device("cpu"), dtype, None, 4)
+    for kernel in OP.kernels.values():
+        made = functools.partial(_made, kernel.name)
+        monkeypatch.setattr(kernel, "variant", made)
+    family = Family(OP, dense_call(1, 1, 32, dtype), None)
     router = family.router
     random = torch.Generator().manual_seed(1)
     rows = [(m, n, k) for m in range(1, 9) for n in (479, 480, 496, 497) for k in (608, 640)]
@@ -285,10 +291,10 @@ def test_a_familys_decisions_are_those_of_each_shape(
              enumerate(pairs.tolist())]  # fmt: skip
     huge = [(m, n, k) for m in (1, 8) for n in (2**16, 2**16 + 1) for k in (2**15 - 32, 2**15)]
     for m, n, k in [*rows, *drawn, *drawn, *huge, *huge]:
-        backend, _, config = gemm_mxfp8_route.decide(m, n, k, dtype, router, None)
-        config = config or default_config(backend, m, n, k, router.arch)
-        assert family(m, n, k) == (m, n, (backend, m, config, (m, n, k))), (m, n, k)
-        asked.append(backend)
+        kernel, _, config = OP.decide(dense_call(m, n, k, dtype), router, None)
+        plan = ((kernel.name, m, config, (m, n, k)), dtype, torch.device("cpu"), m, n)
+        assert family(m, n, k) == plan, (m, n, k)
+        asked.append(kernel.name)
     assert {"gemv", "mfma"} - ({"gemv"} if dtype != torch.bfloat16 else set()) <= set(asked)
 
 
@@ -330,10 +336,12 @@ def test_warm_call_adds_little_to_its_launch(monkeypatch: pytest.MonkeyPatch) ->
     lookup goes unseen.)"""
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
     problem = random_problem(1, 8, 64)
-    monkeypatch.setattr(op_module, "Family", lambda *_: lambda m, n, _k: (m, n, launch))
     calls: list[str] = []
 
     def launch(*_: object) -> None: ...
+
+    for kernel in OP.kernels.values():
+        monkeypatch.setattr(kernel, "variant", lambda *_: lambda *_sizes: launch)
 
     def note(frame: FrameType, event: str, function: Any) -> None:
         if event in ("call", "c_call"):
@@ -342,11 +350,11 @@ def test_warm_call_adds_little_to_its_launch(monkeypatch: pytest.MonkeyPatch) ->
     args = problem.args
     for _ in range(2):
         gemm_mxfp8(*args)
-    assert len(op_module._PLANS) == 1
+    assert len(OP.plans) == 1
     sys.setprofile(note)
     gemm_mxfp8(*args)
     sys.setprofile(None)
-    assert calls == ["gemm_mxfp8", "is_dynamo_compiling", "empty", "launch", "setprofile"]
+    assert calls == ["gemm_mxfp8", "is_dynamo_compiling", "launch", "setprofile"]
 
 
 def test_prepare_launches_what_the_op_does() -> None:

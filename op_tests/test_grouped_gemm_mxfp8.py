@@ -16,20 +16,18 @@ from typing import Any
 
 import pytest
 import torch
+from calls import grouped_route
 from common import HALF_ULP, assert_within, tolerance
 
 import rfops.vgpu
-from rfops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref
-from rfops.grouped_gemm_mxfp8_route import Shape, run_torch
-from rfops.moe_align_block_size import moe_align_block_size, moe_align_block_size_ref
-from rfops.mxfp8_moe import MoeConfig
-from rfops.quant_mxfp8 import E8M0, dequant_mxfp8, quant_mxfp8
+from rfops.moe.align_block_size import moe_align_block_size, moe_align_block_size_ref
+from rfops.moe.grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref, run_torch
+from rfops.moe.grouped_gemm_mxfp8_hip import MoeConfig
+from rfops.quantization.mxfp8 import E8M0, dequant_mxfp8, quant_mxfp8
 from rfops.triton.tiles import TritonConfig
 
 pytestmark = pytest.mark.requires_gfx950
-op_module = importlib.import_module("rfops.grouped_gemm_mxfp8")  # the attribute is the function
-route_module = importlib.import_module("rfops.grouped_gemm_mxfp8_route")
-moe_module = importlib.import_module("rfops.mxfp8_moe")
+moe_module = importlib.import_module("rfops.moe.grouped_gemm_mxfp8_hip")
 
 BF16, F32 = torch.bfloat16, torch.float32
 UNTOUCHED = -7.0  # what a row of out holds that nobody is to write
@@ -376,8 +374,7 @@ def test_num_tokens_post_padded(in_use: int, gfx950: torch.device) -> None:
     triton = run(problem, gfx950, config=TritonConfig("blocks", 16, 16, 32, warps=1))
     assert_correct(triton, problem)
     of_torch = torch.full_like(triton, UNTOUCHED)
-    shape = Shape(6, 2, problem.block_m, problem.a_div, 24, 288, 3, 6, True)
-    run_torch(shape, of_torch, *problem.args()[:7], problem.weights)
+    run_torch(problem.block_m, problem.a_div, of_torch, *problem.args()[:7], problem.weights)
     assert_correct(of_torch, problem)
     named = {id for id, _ in problem.rows()}
     plain = grouped_gemm_mxfp8_ref(*problem.args(F32))
@@ -459,8 +456,7 @@ def test_no_experts_at_all_is_zero(gfx950: torch.device) -> None:
     empty = dataclasses.replace(problem, w=problem.w[:0], w_scale=problem.w_scale[:0])
     assert (run(empty, gfx950) == 0).all()
     by_torch = torch.full((4, 8), UNTOUCHED)
-    shape = route_module.Shape(4, 2, 16, 2, 8, 64, 0, 2, False)
-    route_module.run_torch(shape, by_torch, *empty.args()[:7], None)
+    run_torch(16, 2, by_torch, *empty.args()[:7], None)
     assert (by_torch == 0).all()
 
 
@@ -517,7 +513,7 @@ def test_beyond_signed_offsets_goes_to_another_route(large: str, gfx950: torch.d
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"config must be of a kernel that takes .*2 GiB"):
         grouped_gemm_mxfp8(*problem.args(), config=SMALL)
-    chosen = route_module.route(1, 1, k, 1, 1, 1, False, 1, a_rows=a_rows)
+    chosen = grouped_route(1, 1, k, 1, 1, 1, False, 1, A=a_rows)
     assert not chosen.is_hip and "2 GiB" in chosen.refused["moe"]
     out = torch.full((1, 1), UNTOUCHED, dtype=BF16)
     grouped_gemm_mxfp8(*problem.args(), out=out)  # no id is in use: nothing to wait for

@@ -4,12 +4,14 @@ torch.compile."""
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from calls import grouped_call, grouped_route
 from test_grouped_gemm_mxfp8 import (
     BF16,
     F32,
@@ -22,14 +24,15 @@ from test_grouped_gemm_mxfp8 import (
     spread,
 )
 
-from rfops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8
+from rfops.dispatch.family import Family
+from rfops.dispatch.kernel import Call
+from rfops.dispatch.routing import Route, Router
 from rfops.jit import Plans, launcher
-from rfops.mxfp8_moe import MoeConfig
-from rfops.routing import Route
+from rfops.moe import grouped_gemm_mxfp8 as op_module
+from rfops.moe.grouped_gemm_mxfp8 import OP, grouped_gemm_mxfp8
+from rfops.moe.grouped_gemm_mxfp8_hip import MoeConfig
 
 pytestmark = pytest.mark.requires_gfx950
-op_module = importlib.import_module("rfops.grouped_gemm_mxfp8")  # the attribute is the function
-route_module = importlib.import_module("rfops.grouped_gemm_mxfp8_route")
 
 
 # ---------------------------------------------------------------- shapes that change every call
@@ -39,7 +42,7 @@ route_module = importlib.import_module("rfops.grouped_gemm_mxfp8_route")
 def native_plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
     """Plans that know families."""
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
-    monkeypatch.setattr(op_module, "_PLANS", plans := op_module._PLANS.fresh())
+    monkeypatch.setattr(OP, "plans", plans := OP.plans.fresh())
     return plans
 
 
@@ -48,8 +51,8 @@ def test_a_growing_batch_is_right_and_checked_once(
     gemm: int, native_plans: Plans, gfx950: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks = []
-    check = op_module._check
-    monkeypatch.setattr(op_module, "_check", lambda *args: checks.append(1) or check(*args))
+    check = OP.check
+    monkeypatch.setattr(OP, "check", lambda args: checks.append(1) or check(args))
     shapes = [(tokens, 24, 256) for tokens in range(1, 9)] + [(2, n, 96) for n in range(1, 20)]
     for tokens, n, k in shapes:
         problem = problem_of(spread(tokens, 2, 4), 4, n, k, gemm=gemm, block_m=4)
@@ -57,30 +60,31 @@ def test_a_growing_batch_is_right_and_checked_once(
     assert len(checks) == 1 and len(native_plans) == len(shapes)
 
 
+def _made(backend: str, _call: Call, config: object) -> Callable[..., object]:
+    return lambda *sizes: (backend, config, sizes)
+
+
 @pytest.mark.parametrize(("a_div", "weighted"), [(4, False), (1, True)])
 def test_a_familys_decisions_are_those_of_each_shape(
     a_div: int, weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of sizes that share one, around the envelope and with rows."""
-    monkeypatch.setattr(
-        route_module, "variant",
-        lambda backend, _device, _shape, config, *_: lambda *sizes: (backend, config, sizes),
-    )  # fmt: skip
-    like = route_module.Shape(4, 4, 16, a_div, 48, 256, 8, 4, weighted)
-    family = route_module.Family(torch.device("cpu"), BF16, None, like, 4)
+    for kernel in OP.kernels.values():
+        monkeypatch.setattr(kernel, "variant", functools.partial(_made, kernel.name))
+    family = Family(OP, grouped_call(4, 48, 256, 8, 4, a_div, weighted), None)
     asked = set()
     rows_of = (1, 4, 7, 8, 9, 16, 17, 63, 64, 65, 200)
     n_of, k_of, e_of = (48, 1536, 2000, 2001, 6144), (96, 768, 6144, 8192), (8, 127, 128)
-    sizes = itertools.product(rows_of, n_of, k_of, e_of)
-    for rows, n, k, e in [*sizes, (4, 2**20, 2**24, 8), (4, 2**20, 2**24 + 32, 8)]:
-        shape = like._replace(num_valid_tokens=rows, n=n, k=k, e=e, a_rows=rows)
-        backend, _, config = route_module.decide(shape, BF16, family.router, None)
-        config = config or route_module.default_config(backend, shape, "gfx950")
+    drawn = itertools.product(rows_of, n_of, k_of, e_of)
+    for rows, n, k, e in [*drawn, (4, 2**20, 2**24, 8), (4, 2**20, 2**24 + 32, 8)]:
+        c = grouped_call(rows, n, k, e, 4, a_div, weighted, A=rows)
+        kernel, _, config = OP.decide(c, family.router, None)
         blocks = -(-rows // 16) + e
+        sizes = rows, n, k, e, rows, 16 * blocks, blocks
+        wanted = (kernel.name, config, sizes), BF16, torch.device("cpu"), rows, n
         for _ in range(2):
-            plan = family(rows, n, k, e, rows, 16 * blocks, blocks)
-            assert plan == (rows, n, (backend, config, (rows, n, k, e, rows, 16 * blocks))), shape
-        asked.add(backend)
+            assert family(*sizes) == wanted, str(c)
+        asked.add(kernel.name)
     assert "moe" in asked and len(asked) > 1
 
 
@@ -91,7 +95,7 @@ def test_refusals_of_a_familys_calls_are_those_of_the_first(
     good = by_hand()
     run(good, gfx950)
     for changes, message in (
-        ({"num_valid_tokens": 2 * good.a_q.shape[0] * good.a_div + 2}, "a_q must be of at least"),
+        ({"num_valid_tokens": 2 * good.a_q.shape[0] * good.a_div + 2}, "mul_weight_by must be of"),
         ({"expert_ids": good.expert_ids[:1]}, "expert_ids must be one for each"),
         ({"w_scale": good.w_scale[:, :, :1]}, "w_scale must be a"),
         ({"w": good.w[:1]}, "w_scale must be a"),
@@ -110,17 +114,17 @@ def test_refusals_of_a_familys_calls_are_those_of_the_first(
 def test_out_of_the_envelope_there_is_a_result(gfx950: torch.device) -> None:
     """Triton, where it is installed."""
     problem = problem_of(spread(20, 2, 4), 4, 32, 256, gemm=2)
-    assert not route_module.route(40, 32, 256, 4, 2, 1, True).is_hip
+    assert not grouped_route(40, 32, 256, 4, 2, 1, True).is_hip
     assert_correct(run(problem, gfx950), problem)
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_the_torch_route(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
-    wanted = {"moe": "the test wants torch", "triton": "the test wants torch"}
-    monkeypatch.setattr(route_module, "refuses", lambda backend, *_: wanted[backend])
-    monkeypatch.setattr(op_module, "_PLANS", op_module._PLANS.fresh())
-    monkeypatch.setattr(route_module, "_CHUNK", 2048)  # a part of N at a time
+    for name in ("moe", "triton"):
+        monkeypatch.setattr(OP.kernels[name], "refuses", lambda _: "the test wants torch")
+    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(op_module, "_CHUNK", 2048)  # a part of N at a time
     for problem in (by_hand(), problem_of(ROUTINGS["some rows in no block"], 8, 20, 288, 5)):
         assert_correct(run(problem, torch.device("cpu")), problem)
     none = by_hand(expert_ids=torch.tensor([2, -1, 7, 0], dtype=torch.int32))
@@ -133,8 +137,8 @@ def test_a_rows_config_that_does_not_take_block_m(
     """The table knows no block_m: the kernel then takes its own config."""
     problem = problem_of(spread(2, 2, 4), 4, 32, 256, block_m=16)
     row = Route("moe", "exact row", "tile_n=8 columns=1 steps=1 waves=1")
-    monkeypatch.setattr(route_module.Router, "choose", lambda *_: row)
-    monkeypatch.setattr(op_module, "_PLANS", op_module._PLANS.fresh())
+    monkeypatch.setattr(Router, "choose", lambda *_: row)
+    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
     assert_correct(run(problem, gfx950), problem)
 
 
@@ -152,13 +156,13 @@ def test_a_rows_config_that_does_not_take_block_m(
 )
 def test_envelope(m: int, e: int, top_k: int, a_div: int, weighted: bool, is_hip: bool) -> None:
     """Of sizes that no table has, so that the rule decides."""
-    chosen = route_module.route(m, 112, 224, e, top_k, a_div, weighted)
+    chosen = grouped_route(m, 112, 224, e, top_k, a_div, weighted)
     assert chosen.is_hip == is_hip, chosen
     assert is_hip or "above" in chosen.why
 
 
 def test_other_architectures_do_without_hip() -> None:
-    chosen = route_module.route(4, 112, 224, 8, 2, 2, arch="gfx942")
+    chosen = grouped_route(4, 112, 224, 8, 2, 2, arch="gfx942")
     assert not chosen.is_hip and "no kernel for gfx942" in chosen.refused["moe"]
 
 
@@ -276,11 +280,11 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "out of another dtype": ({"out": torch.zeros(4, 4)}, "out must be bfloat16, .*float32"),
     "config of another op": (
         {"config": (1, 2)},
-        r"config must be a MoeConfig or a TritonConfig, got \(1, 2\)",
+        r"config must be one of MoeConfig, TritonConfig, got \(1, 2\)",
     ),
     "config that does not fit": (
         {"config": MoeConfig(8, 1, 1, 1), "block_m": 9},
-        "config must be of a kernel that takes this call on gfx950, .*at most 8 rows",
+        "config must be of a kernel that takes M=4 N=4 K=64 .* on gfx950, .*at most 8 rows",
     ),
 }
 
@@ -310,12 +314,12 @@ def test_a_cached_plan_still_checks_pointers() -> None:
 
 
 def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_module, "_PLANS", Plans(3, out=0))
+    monkeypatch.setattr(OP, "plans", Plans(3))
     for k in (32, 64, 96, 128, 160):
         empty = problem_of(spread(2, 2, 4), 4, 0, k)
         for _ in range(2):
             assert grouped_gemm_mxfp8(*empty.args()).shape == (4, 0)
-    assert len(op_module._PLANS) == 3
+    assert len(OP.plans) == 3
 
 
 # ---------------------------------------------------------------- torch

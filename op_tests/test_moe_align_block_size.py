@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import rfops.vgpu
-from rfops.jit import Plans, launcher
-from rfops.moe_align_block_size import moe_align_block_size, moe_align_block_size_ref
-
-op_module = importlib.import_module("rfops.moe_align_block_size")
+from rfops.jit import launcher
+from rfops.moe import align_block_size as op_module
+from rfops.moe.align_block_size import OP, moe_align_block_size, moe_align_block_size_ref
 
 ARCHS = ("gfx942", "gfx950")
 NAMES = ("sorted_token_ids", "expert_ids", "num_tokens_post_padded")
@@ -54,9 +54,11 @@ def check(device: torch.device, ids: torch.Tensor, *args: Any, **options: Any) -
     moved = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in options.items()}
     assert_same(moe_align_block_size(ids.to(device), *args, **moved), expected)
     experts, ignore = options.get("expert_map"), options.get("ignore_invalid_experts")
-    maps = (experts, None) if ignore else (None, experts)
     by_torch = tuple(torch.full_like(tensor, -7) for tensor in expected)
-    op_module._run_torch(*args, op_module.Aligned(*by_torch), ids, *maps)
+    c = OP.call_of(
+        rows=ids.numel(), E=args[1], block_size=args[0], ignore_invalid_experts=bool(ignore)
+    )
+    OP.prepare("torch", c)(op_module.Aligned(*by_torch), ids, experts)
     assert_same(by_torch, expected)
 
 
@@ -84,7 +86,7 @@ def test_more_experts_than_lds_holds_take_the_torch_route(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(op_module, "_prepare_hip", None)
-    monkeypatch.setattr(op_module, "_PLANS", Plans())
+    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
     check(device, random_ids(700, 6000), 4, 6000)
 
 
@@ -124,9 +126,9 @@ def test_rows_and_experts_that_change_every_call(
 ) -> None:
     """Checked once, right each time; and what the guards refuse they still do."""
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
-    plans, checks, guard = op_module._PLANS.fresh(), [], op_module._check
-    monkeypatch.setattr(op_module, "_PLANS", plans)
-    monkeypatch.setattr(op_module, "_check", lambda *args: checks.append(1) or guard(*args))
+    plans, checks, guard = OP.plans.fresh(), [], OP.check
+    monkeypatch.setattr(OP, "plans", plans)
+    monkeypatch.setattr(OP, "check", lambda args: checks.append(1) or guard(args))
     cases = [(rows, 8) for rows in range(1, 40)] + [(33, experts) for experts in (1, 9, 64, 6000)]
     for rows, experts in cases:
         check(device, random_ids(rows, experts), 4, experts)
@@ -149,7 +151,7 @@ def test_writes_all_of_its_output_and_nothing_else(
     buffers = []
 
     def poisoned(size: Any, **options: Any) -> torch.Tensor:
-        size = size if isinstance(size, tuple) else (size,)
+        size = tuple(size)
         count = torch.Size(size).numel()
         buffer = torch.full((count + 128,), -77, **options)
         buffers.append(buffer)
@@ -207,7 +209,7 @@ def test_supports() -> None:
 
 IDS = torch.zeros(4, dtype=torch.int32)
 REFUSALS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "a list": (([0, 1], 4, 2), "topk_ids must be a tensor, got list; pass the routing"),
+    "a list": (([0, 1], 4, 2), "topk_ids must be a tensor, got list; convert it"),
     "float ids": ((torch.zeros(4), 4, 2), r"topk_ids must be int32 or int64, got \[4\] float32"),
     "strided ids": ((torch.zeros(4, 2, dtype=torch.int32).T, 4, 2), "topk_ids must be contiguous"),
     "block of 0": ((IDS, 0, 2), "block_size must be an int from 1 to .*, got 0; pass"),
@@ -235,3 +237,21 @@ def test_refusals(case: str) -> None:
     args, message = REFUSALS[case]
     with pytest.raises(ValueError, match=f"^moe_align_block_size: {message}"):
         moe_align_block_size(*args)
+
+
+def test_torch_route_makes_no_tensor_of_a_number() -> None:
+    """Which would lie on the host, and whose copy ends a capture into a graph on a GPU."""
+    ran = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            ran.add(str(func))
+            return func(*args, **(kwargs or {}))
+
+    ids = random_ids(12, 9)
+    made = [torch.zeros(n, dtype=torch.int32) for n in op_module.layout_sizes(12, 4, 9, False)]
+    aligned = op_module.Aligned(*made, torch.zeros(1, dtype=torch.int32))
+    c: Any = SimpleNamespace(block_size=4, ignore_invalid_experts=True)
+    with Watch():
+        op_module._run_torch(c, 9, aligned, ids, half_local(9))
+    assert "aten.sort.stable" in ran and not [name for name in ran if "lift" in name]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from calls import prepare
 from common import HALF_ULP, assert_within, tolerance
 from test_gemm_mxfp8 import (
     ALL_SHAPES,
@@ -24,8 +25,7 @@ from test_gemm_mxfp8 import (
 )
 
 import rfops
-from rfops.gemm_mxfp8_route import prepare, scale_align
-from rfops.mxfp8_mfma import MfmaConfig
+from rfops.gemm.mxfp8_mfma import MfmaConfig
 
 pytestmark = pytest.mark.requires_gfx950
 CPU = torch.device("cpu")  # the virtual GPU, also where there is a real one: its counters, checks
@@ -66,8 +66,8 @@ def run(
     (m, k), n, device = problem.x.shape, problem.w.shape[0], problem.x.device
     if out is None:
         out = torch.full((m, n), math.nan, dtype=dtype, device=device)
-    align = scale_align(problem.x_scale, problem.w_scale)
-    prepare("mfma", device, m, n, k, config, dtype, align)(out, *problem.args)
+    scales = {"x_scale": problem.x_scale, "w_scale": problem.w_scale}
+    prepare("mfma", device, m, n, k, config, dtype, **scales)(out, *problem.args)
     return out
 
 

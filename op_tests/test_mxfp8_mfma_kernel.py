@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from calls import dense_call, prepare
 from test_gemm_mxfp8 import ALL_SHAPES, MODEL_SHAPES, random_problem
 from test_mxfp8_mfma import CPU, MODEL_M, VARIANTS, run
 
 import rfops
-from rfops.gemm_mxfp8_route import prepare
+from rfops.gemm.mxfp8_mfma import Mfma, MfmaConfig, mxfp8_mfma, mxfp8_mfma_reduce
 from rfops.jit import paths
 from rfops.jit.spec import module_spec
-from rfops.mxfp8_mfma import MfmaConfig, mxfp8_mfma, mxfp8_mfma_reduce, refuses
 
 pytestmark = pytest.mark.requires_gfx950
 
@@ -175,7 +175,6 @@ def test_the_op_takes_a_config(gfx950: torch.device) -> None:
     ("m", "n", "k", "more", "reason"),
     [
         (4, 64, 128, {"arch": "gfx942"}, "no kernel for gfx942, only for gfx950"),
-        (4, 64, 128, {"dtype": torch.float64}, "writes bf16, f16, f32, not float64"),
         (0, 64, 128, {}, "M=0, N=64: nothing to compute"),
         (4, 64, 48, {}, "K=48 is not a positive multiple of 32"),
         (4, 64, 0, {}, "K=0 is not"),
@@ -185,13 +184,13 @@ def test_the_op_takes_a_config(gfx950: torch.device) -> None:
     ],
 )
 def test_refuses(m: int, n: int, k: int, more: dict[str, object], reason: str) -> None:
-    assert reason in str(refuses(m, n, k, **more))  # type: ignore[arg-type]
+    assert reason in str(Mfma().refuses(dense_call(m, n, k, **more)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_takes(dtype: torch.dtype) -> None:
     for m, n, k in [(1, 1, 32), (64, 2304, 6144), (100_000, 50_000, 6176), (1, 2**21, 2**12)]:
-        assert refuses(m, n, k, dtype) is None
+        assert Mfma().refuses(dense_call(m, n, k, dtype)) is None
 
 
 @pytest.mark.parametrize(
@@ -220,5 +219,5 @@ def test_a_grid_that_is_too_large() -> None:
 
 def test_other_architectures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx942")
-    with pytest.raises(rfops.UnsupportedArch, match="mxfp8_mfma: no kernel for gfx942"):
+    with pytest.raises(ValueError, match=r"mfma does not take .* no kernel for gfx942"):
         prepare("mfma", CPU, 4, 64, 128)

@@ -11,10 +11,10 @@ import torch
 from test_grouped_gemm_mxfp8 import BF16, ROUTINGS, problem_of, run, scattered_blocks
 
 import rfops.vgpu
-from rfops.mxfp8_moe import MoeConfig, mxfp8_moe
+from rfops.moe.grouped_gemm_mxfp8_hip import MoeConfig, mxfp8_moe
 
 pytestmark = pytest.mark.requires_gfx950
-moe_module = importlib.import_module("rfops.mxfp8_moe")
+moe_module = importlib.import_module("rfops.moe.grouped_gemm_mxfp8_hip")
 
 
 @pytest.mark.parametrize("rows", [1, 16])

@@ -51,7 +51,7 @@ def test_wheel_has_every_source(wheel: Path) -> None:
         for pattern in patterns:
             for file in (ROOT / part).glob(pattern):
                 assert f"rfops/{part}/{file.relative_to(ROOT / part)}" in names
-    python = {f"rfops/{file.name}" for file in (ROOT / "rfops").glob("*.py")}
+    python = {str(file.relative_to(ROOT)) for file in (ROOT / "rfops").rglob("*.py")}
     python ^= {"rfops/rfops_command.py", "rfops_command.py"}  # beside the package, not in it
     assert python <= names
     assert {"rfops/py.typed", f"rfops-{rfops.__version__}.dist-info/licenses/LICENSE"} <= names
@@ -96,6 +96,23 @@ def test_wheel_runs_where_nothing_can_be_written(
     assert sorted(site.rglob("*")) == before
 
 
+def test_wheel_has_the_commands_of_ops(wheel: Path, tmp_path: Path, vgpu_path: Path) -> None:
+    site, out = tmp_path / "site", tmp_path / "tables"
+    zipfile.ZipFile(wheel).extractall(site)
+    words = ["gemm_mxfp8", "--shape", "2", "16", "64"]
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r})\n"
+        "from rfops import cli\n"
+        f"assert cli.__file__.startswith({str(site)!r}), cli.__file__\n"
+        f"assert cli.main(['bench', *{words}]) == 0\n"
+        f"assert cli.main(['tune', *{words}, '--top', '1', '--out', {str(out)!r}]) == 0\n"
+        f"assert cli.main(['profile', 'moe_align_block_size', '--rows', '9', '--e', '4']) == 0\n"
+    )
+    said = run_python(code, "/", RFOPS_HIP_LIBRARY=str(vgpu_path), RFOPS_CONFIGS="")
+    assert "geometric mean" in said and "moe_align_place" in said
+    assert [path.name for path in out.iterdir()] == ["mxfp8.csv"]
+
+
 def run_python(code: str, cwd: str, **env: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, env={**os.environ, **env},
@@ -129,8 +146,10 @@ def test_readme_and_ci_run_the_same_commands() -> None:
 
 def test_readme_shows_code_that_runs() -> None:
     """Each block by itself, in one process."""
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-    assert len(blocks) == 4
+    texts = [(ROOT / name).read_text() for name in ("README.md", "csrc/vgpu/README.md")]
+    texts[0] = texts[0].replace(texts[0].split("## Add an op")[1].split("\n## ")[0], "")
+    blocks = [b for t in texts for b in re.findall(r"^```python\n(.*?)^```", t, re.M | re.S)]
+    assert len(blocks) == 5, "and that of `Add an op`, in test_readme.py"
     code = f"for block in {blocks!r}:\n    exec(block, {{'__name__': '__main__'}})"
     run_python(code, "/", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
@@ -168,8 +187,8 @@ def test_constraints_pin_what_is_asked_for() -> None:
     for requirement in asked:
         assert requirement.specifier.contains(pins[requirement.name.lower()]), requirement
     assert pins["torch"] == "2.13.0"
-    assert "clang" in extras and "tune" in extras and "demo" in extras
-    assert "rfops[clang,tune,flydsl,demo]" in extras["dev"]
+    assert {"clang", "tune", "flydsl", "plot", "demo"} <= set(extras)
+    assert "rfops[clang,tune,flydsl,plot,demo]" in extras["dev"]
 
 
 def test_public_names_are_there() -> None:

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from rfops.gemm_mxfp8 import gemm_mxfp8
-from rfops.quant_mxfp8 import BLOCK, E8M0, ROUNDING, dequant_mxfp8, quant_mxfp8
+from rfops.gemm.mxfp8 import gemm_mxfp8
+from rfops.quantization.mxfp8 import BLOCK, E8M0, ROUNDING, dequant_mxfp8, quant_mxfp8
 
 MODES = sorted(ROUNDING)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rfops import gemm_mxfp8, quant_mxfp8
-from rfops.real_input import INSTALL, LAYERS, encode, model_folder
+from rfops.cli.real_input import INSTALL, LAYERS, encode, model_folder
 
 SENTENCES = [
     "Every byte of the weight is read once.",

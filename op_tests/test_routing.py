@@ -10,24 +10,31 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from calls import default_config, grouped_route, route
 
 import rfops
-from rfops import cli, gemm_mxfp8_route, routing, tuned_table
-from rfops.gemm_mxfp8_route import default_config, parse_config, route, supports
-from rfops.grouped_gemm_mxfp8_route import route as grouped_route
+from rfops import cli
+from rfops.dispatch import routing, tuned_table
+from rfops.dispatch.tuned_table import COLUMNS, Query, Row, Table
+from rfops.gemm.mxfp8 import OP
+from rfops.gemm.mxfp8_gemv import GemvConfig
 from rfops.jit import BoundKernel, hip, launcher, log, paths
 from rfops.jit.bind import Dim3
-from rfops.mxfp8_gemv import GemvConfig
-from rfops.tuned_table import COLUMNS, Query, Table
+from rfops.triton import launch as triton_launch
 
 ROW = {
     "op": "gemm_mxfp8", "arch": "gfx950", "cu_num": 256, "m": 8, "n": 480, "k": 640,
     "backend": "mfma", "use_hip": 1, "origin": "estimated", "source": "a test",
 }  # fmt: skip
 Write = Callable[..., Path]
+
+
+def parse_config(backend: str, text: str, row: Row | None = None) -> Any:
+    return OP.parse_config(OP.kernels[backend], text, row)
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +163,7 @@ def test_a_row_says_triton(overlay: Write) -> None:
 
 
 def test_torch_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm_mxfp8_route, "_triton", lambda: None)
+    monkeypatch.setattr(triton_launch, "missing", lambda: "Triton is not installed")
     chosen = route(20, 480, 640)
     assert (chosen.rule, chosen.backend) == ("torch", "torch")
     assert chosen.why.endswith("Triton: Triton is not installed")
@@ -399,7 +406,10 @@ def test_misses_are_counted(overlay: Write) -> None:
 def test_untuned_shapes_are_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From several processes at once."""
     file = tmp_path / "untuned.csv"
-    code = "from rfops.gemm_mxfp8_route import route\nfor m in range(1, 60): route(m, 480, 640)"
+    code = (
+        "from rfops.gemm.mxfp8 import OP\n"
+        "for m in range(1, 60): OP.route(OP.call_of(M=m, N=480, K=640))"
+    )
     env = {**os.environ, "RFOPS_RECORD_UNTUNED": str(file)}
     runs = [subprocess.Popen([sys.executable, "-c", code], env=env) for _ in range(2)]
     assert [run.wait() for run in runs] == [0, 0]
@@ -448,7 +458,7 @@ def test_why(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_why_grouped(capsys: pytest.CaptureFixture[str]) -> None:
-    shape = ("--m", "20", "--n", "992", "--k", "4096", "--e", "8", "--top-k", "4")
+    shape = ("--m", "20", "--n", "992", "--k", "4096", "--e", "8", "--top-k", "4", "--a-div", "4")
     out = why(capsys, "grouped_gemm_mxfp8", *shape)
     assert "m=20 n=992 k=4096 e=8 a_div=4 has_weight=0" in out
     assert "not moe" in out and "20 routed rows of gemm1 with E=8 are above 16" in out
@@ -459,7 +469,10 @@ def test_why_grouped(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         (("--m", "0", "--n", "1", "--k", "32"), "--m 0: expected 1 or more"),
-        (("--m", "1", "--n", "1", "--k", "33"), "--k 33: expected a multiple of 32"),
+        (
+            ("--m", "1", "--n", "1", "--k", "33"),
+            "K must be a positive multiple of 32, got K=33; pad",
+        ),
         (("--m", "1", "--n", "1", "--k", "32", "--arch", "mi3"), "--arch mi3: expected gfx950"),
         (("--m", "1", "--n", "1", "--k", "32", "--arch", "gfx90a"), "say --cu-num too"),
     ],
@@ -548,7 +561,7 @@ def test_configs_go_through_text() -> None:
 
 
 def test_supports() -> None:
-    assert rfops.gemm_mxfp8.supports is supports  # type: ignore[attr-defined]
+    supports = rfops.gemm_mxfp8.supports  # type: ignore[attr-defined]
     assert supports(arch="gfx950", dtype=torch.float32, shape=(100, 1, 32))
     assert supports(arch="gfx942") and supports(arch="sm_90")
     assert not supports(arch="gfx950", shape=(1, 16, 33))
@@ -567,8 +580,7 @@ def test_a_row_takes_effect_in_a_call(
     request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     """The kernel that ran is the row's: its grid has a workgroup for each row of w."""
-    op_module = sys.modules["rfops.gemm_mxfp8"]
-    monkeypatch.setattr(op_module, "_PLANS", op_module._PLANS.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
     config = routing.config_text(GemvConfig(lanes=64, rows=1, steps=1, waves=2))
     overlay({"m": 1, "n": 24, "k": 64, "backend": "gemv", "config": config})
     launches: list[tuple[object, ...]] = []
@@ -605,7 +617,7 @@ for m in (1, 1, 3):
             env={**os.environ, "RFOPS_LOG": level},
         )  # fmt: skip
         said[level] = [line for line in done.stderr.splitlines() if "by the rule" in line]
-    start = "rfops: gemm_mxfp8 m={} n=16 k=64 on gfx950: gemv, by the rule 'envelope default'"
+    start = "rfops: gemm_mxfp8 M={} N=16 K=64 on gfx950: gemv, by the rule 'envelope default'"
     assert len(said["dispatch"]) == 2, said
     assert said["dispatch"][0].startswith(start.format(1)), said
     assert said["dispatch"][1].startswith(start.format(3)), said

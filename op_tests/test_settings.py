@@ -34,7 +34,7 @@ def test_nothing_reads_another_variable() -> None:
         named |= set(re.findall(r"getenv\(\s*[\"'](\w+)", text))
         assert named <= {"PATH"}, f"{file.name} reads {named}: use jit/settings.py"
         assert set(re.findall(r"[\"'](RFOPS_[A-Z0-9_]+)[\"']", text)) <= declared, file.name
-    for file in paths.CSRC.glob("vgpu/*"):
+    for file in paths.CSRC.glob("vgpu/*/*"):
         named = set(re.findall(r"\"(RFOPS_[A-Z0-9_]+)", file.read_text()))
         assert named <= declared, f"{file.name} reads {named - declared}"
 

@@ -17,7 +17,8 @@ import triton_kernels as kernels
 from common import assert_within
 
 import rfops.vgpu
-from rfops import BuildError, ConfigError, ToolchainNotFound, vgpu_triton
+from rfops import BuildError, ConfigError, ToolchainNotFound
+from rfops.vgpu import triton_driver
 
 
 @pytest.fixture(autouse=True)
@@ -158,11 +159,11 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_compiler(no_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vgpu_triton.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(triton_driver.importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(
         ToolchainNotFound, match=r"Install gcc or clang .* pip install -e '\.\[clang\]' in /"
     ) as e:
-        vgpu_triton._compiler()
+        triton_driver._compiler()
     assert any("gcc" in reason for reason in e.value.rejected)
     assert any("ziglang" in reason for reason in e.value.rejected)
 
@@ -170,22 +171,22 @@ def test_no_compiler(no_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None
 def test_named_compiler_is_missing(no_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "my-cc")
     with pytest.raises(ToolchainNotFound, match="CC=my-cc: not found"):
-        vgpu_triton._compiler()
+        triton_driver._compiler()
 
 
 def test_no_python_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        vgpu_triton.sysconfig, "get_paths", lambda _scheme: {"include": str(tmp_path)}
+        triton_driver.sysconfig, "get_paths", lambda _scheme: {"include": str(tmp_path)}
     )
     with pytest.raises(ToolchainNotFound, match=r"Python.h: not found(.|\n)*apt install python"):
-        vgpu_triton._python_headers()
+        triton_driver._python_headers()
 
 
 def test_failed_build_shows_the_compiler(tmp_path: Path) -> None:
     source = tmp_path / "launcher.c"
     source.write_text("int launcher(void) { return missing_thing; }\n")
     with pytest.raises(BuildError, match="missing_thing"):
-        vgpu_triton._build_launcher("launcher", str(source), str(tmp_path), [], [], [])
+        triton_driver._build_launcher("launcher", str(source), str(tmp_path), [], [], [])
 
 
 def test_ziglang_builds_the_launcher(tmp_path: Path, vgpu_path: Path) -> None:
@@ -193,9 +194,9 @@ def test_ziglang_builds_the_launcher(tmp_path: Path, vgpu_path: Path) -> None:
     pytest.importorskip("ziglang", reason="needs the ziglang package")
     code = """
 import os, torch, rfops.vgpu, triton_kernels as kernels
-from rfops import vgpu_triton
+from rfops.vgpu import triton_driver
 os.environ["PATH"] = os.environ["TRITON_CACHE_DIR"]
-assert vgpu_triton._compiler()[1:] == ["-m", "ziglang", "cc"]
+assert triton_driver._compiler()[1:] == ["-m", "ziglang", "cc"]
 rfops.vgpu.activate_triton("gfx950")
 x, out = torch.arange(64.0), torch.zeros(64)
 kernels.add[(1,)](x, x, out, 64, BLOCK=64)

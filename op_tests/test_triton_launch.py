@@ -14,6 +14,7 @@ import torch
 from triton_mxfp8_cases import NVIDIA, assert_close, dense, random_side
 
 from rfops import ConfigError, vgpu
+from rfops.jit.arch import ROWS
 from rfops.triton import launch, tiles
 
 
@@ -27,8 +28,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
 
 def test_importing_does_not_import_triton() -> None:
     code = (
-        "import sys, rfops, rfops.triton.gemm_mxfp8, rfops.triton.grouped_gemm_mxfp8\n"
-        "rfops.triton.gemm_mxfp8.refuses(1, 8, 64, arch='gfx950')\n"
+        "import sys, rfops\n"
+        "from rfops.gemm.mxfp8 import OP\n"
+        "assert OP.kernels['triton'].refuses(OP.call_of(M=1, N=8, K=64)) is None\n"
         "sys.exit('triton' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -97,7 +99,7 @@ def test_the_driver_comes_back_after_an_error(device: torch.device) -> None:
 
 def test_every_op_and_arch_ends_with_a_row_for_all() -> None:
     for op in tiles.OPS:
-        for arch in tiles.UNITS:
+        for arch in ROWS:
             rows = [row for row in tiles.table() if (row.op, row.arch) == (op, arch)]
             assert rows, (op, arch)
             last = rows[-1]

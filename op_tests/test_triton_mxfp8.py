@@ -14,6 +14,7 @@ import mmap
 import conftest
 import pytest
 import torch
+from calls import default_config, dense_call, grouped_call, prepare, prepare_grouped
 from triton_mxfp8_cases import (
     NAN_CODE,
     NVIDIA,
@@ -27,7 +28,9 @@ from triton_mxfp8_cases import (
     route,
 )
 
-from rfops.triton import gemm_mxfp8, grouped_gemm_mxfp8, launch
+from rfops.gemm.mxfp8_triton import TritonGemm
+from rfops.moe.grouped_gemm_mxfp8_triton import TritonGrouped
+from rfops.triton import launch
 from rfops.triton.tiles import TritonConfig
 
 TARGETS = ("cuda",) if NVIDIA else conftest.ARCHS
@@ -62,7 +65,7 @@ def test_k(k: int, device: torch.device) -> None:
     assert_close(dense(x, w), x, w)
 
 
-@pytest.mark.parametrize("dtype", gemm_mxfp8.OUT_DTYPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_dtypes_of_out(dtype: torch.dtype, device: torch.device) -> None:
     """float16 overflows to infinity where its range ends."""
     x, w = random_side((5, 160), device, 5), random_side((37, 160), device, 6)
@@ -71,7 +74,7 @@ def test_dtypes_of_out(dtype: torch.dtype, device: torch.device) -> None:
 
 def test_splits_add_in_a_fixed_order(device: torch.device) -> None:
     """Three splits of unequal length; equal bits in every run."""
-    method = gemm_mxfp8.from_table(launch.arch_of(device), 9, 50, 928).method
+    method = default_config("triton", 9, 50, 928, launch.arch_of(device)).method
     config = TritonConfig(method, 16, 32, 128, warps=2, splits=3)
     x, w = random_side((9, 928), device, 7), random_side((50, 928), device, 8)
     first = dense(x, w, config)
@@ -226,27 +229,24 @@ def test_experts_beyond_4_gib(device: torch.device) -> None:
 
 
 def test_refusals() -> None:
-    refuses = gemm_mxfp8.refuses
+    def refuses(*sizes: int, arch: str) -> str | None:
+        return TritonGemm().refuses(dense_call(*sizes, arch=arch))
+
     assert refuses(1, 8, 64, arch="gfx950") is None
     assert refuses(1, 8, 64, arch="sm_100") is None
     assert "K=40 is not a positive multiple of 32" in refuses(1, 8, 40, arch="gfx950")
     assert "no tiles for gfx90a" in refuses(1, 8, 64, arch="gfx90a")
     assert "no tiles for sm_80" in refuses(1, 8, 64, arch="sm_80")
-    assert "float64" in refuses(1, 8, 64, arch="gfx950", dtype=torch.float64)
     assert "at most" in refuses(2**31, 8, 64, arch="gfx950")
-    assert "block_m=0" in grouped_gemm_mxfp8.refuses(8, 64, arch="gfx950", block_m=0)
-    assert "K=0" in grouped_gemm_mxfp8.refuses(8, 0, arch="gfx950")
+    assert "K=0" in str(TritonGrouped().refuses(grouped_call(1, 8, 0, 1, 1, 1)))
 
 
 def test_prepare_refuses_too() -> None:
     device = torch.device(TARGETS[0] if NVIDIA else "cpu")
-    with pytest.raises(ValueError, match=r"gemm_mxfp8 \(Triton\): K=40 is not"):
-        gemm_mxfp8.prepare(device, 1, 8, 40)
-    with pytest.raises(ValueError, match=r"grouped_gemm_mxfp8 \(Triton\): out_dtype .*float64"):
-        grouped_gemm_mxfp8.prepare(
-            device, 8, 64, 2, num_valid_tokens=1, top_k=1, block_m=16, a_div=1,
-            dtype=torch.float64,
-        )  # fmt: skip
+    with pytest.raises(ValueError, match=r"gemm_mxfp8: triton does not take .* K=40 is not"):
+        prepare("triton", device, 1, 8, 40)
+    with pytest.raises(ValueError, match=r"grouped_gemm_mxfp8: triton does not take .* K=40 is"):
+        prepare_grouped("triton", device, 1, 8, 40, 2, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -269,11 +269,10 @@ def test_configs_of_another_op_or_arch_refused(monkeypatch: pytest.MonkeyPatch) 
     device = torch.device("cuda") if NVIDIA else conftest._device("gfx942", monkeypatch)
     scaled = TritonConfig("scaled", 16, 16, 128)
     with pytest.raises(ValueError, match=r"method scaled is for gfx950, not .*: take blocks"):
-        gemm_mxfp8.prepare(device, 1, 8, 64, scaled)
-    sizes = {"num_valid_tokens": 1, "top_k": 1, "block_m": 16, "a_div": 1}
+        prepare("triton", device, 1, 8, 64, scaled)
     with pytest.raises(ValueError, match="expand and splits are for the dense product alone"):
         expand = TritonConfig("expand", 16, 16, 32)
-        grouped_gemm_mxfp8.prepare(device, 8, 64, 2, **sizes, config=expand)
+        prepare_grouped("triton", device, 1, 8, 64, 2, 1, 1, config=expand)
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,8 +282,8 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.util, "find_spec", lambda name: None if name == "triton" else find(name)
     )
     try:
-        reason = gemm_mxfp8.refuses(1, 8, 64, arch="gfx950")
+        reason = TritonGemm().refuses(dense_call(1, 8, 64))
         assert reason is not None and reason.startswith("triton is not installed (pip install")
-        assert grouped_gemm_mxfp8.refuses(8, 64, arch="gfx950") == reason
+        assert TritonGrouped().refuses(grouped_call(1, 8, 64, 1, 1, 1)) == reason
     finally:
         launch.missing.cache_clear()

@@ -81,7 +81,7 @@ def test_replay(vgpu_path: Path, programs: list[Path], target: str) -> None:
 def test_the_fuzz_target_fits_the_sources(target: str) -> None:
     """Nobody but a fuzzing run links them: here they only have to compile."""
     flags = ("-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror")
-    include = f"-I{FUZZ.parents[1] / 'csrc' / 'vgpu'}"
+    include = f"-I{FUZZ.parents[1] / 'csrc'}"
     command = [*host_toolchain().argv, *flags, include, str(FUZZ / f"fuzz_{target}.cpp")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

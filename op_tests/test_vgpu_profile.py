@@ -13,9 +13,10 @@ import torch
 from vgpu_asm import Snippets, library
 
 import rfops
-from rfops.mxfp8_gemv import GemvConfig
-from rfops.vgpu_model import LATENCY_US, LAUNCH_US, estimate
-from rfops.vgpu_profile import LaunchRecord, table
+from rfops.gemm.mxfp8_gemv import GemvConfig
+from rfops.jit.arch import ROWS
+from rfops.vgpu.counting import LaunchRecord, table
+from rfops.vgpu.model import estimate
 
 LDS_STRIDE = """
   v_and_b32 v30, 63, v0
@@ -148,7 +149,7 @@ def test_modelled_time_is_the_sum_of_the_estimates(batch: Snippets) -> None:
             batch.run(name, inputs)
     ms = sum(record.estimate().us for record in p.launches) / 1e3
     assert rfops.vgpu.modelled_ms() - before == pytest.approx(ms, abs=1e-8)  # of whole picoseconds
-    assert ms > 3 * LAUNCH_US / 1e3
+    assert ms > 3 * ROWS["gfx950"].launch_us / 1e3
 
 
 @pytest.mark.requires_gfx950
@@ -183,7 +184,7 @@ def record_of(**changes: Any) -> dict[str, Any]:
 
 def test_the_estimate_follows_its_bounds() -> None:
     idle = estimate(record_of())
-    assert idle.us == pytest.approx(LAUNCH_US + LATENCY_US + 1024 * 2 / 8 / 2400)
+    assert idle.us == pytest.approx(2.0 + 0.8 + 1024 * 2 / 8 / 2400)
     reads = {"instructions": 1, "bytes": 0, "requests_64B": 10**6, "lines_64B": 10**6}
     memory = estimate(record_of(global_read=reads))
     assert memory.bound == "hbm"

@@ -3,10 +3,8 @@ torch.compile, fake tensors, modes, transforms, subclasses."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,8 +13,10 @@ from torch._subclasses import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import rfops
 from rfops import moe_align_block_size, quant_mxfp8
-from rfops.jit import compiled_ops, launcher
+from rfops.dispatch.op import ops
+from rfops.jit import BoundKernel, compiled_ops, launcher
 
 BF16 = torch.bfloat16
 
@@ -26,12 +26,11 @@ class Op:
     """An op with its arguments and, made once, an out."""
 
     name: str
-    module: ModuleType
     args: tuple[Any, ...]
     out: torch.Tensor
 
     def __call__(self, *args: Any, **more: Any) -> torch.Tensor:
-        function: Callable[..., torch.Tensor] = getattr(self.module, self.name)
+        function: Callable[..., torch.Tensor] = getattr(rfops, self.name)
         return function(*(args or self.args), **more)
 
     @property
@@ -71,6 +70,8 @@ def _table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     else:
         monkeypatch.setenv("RFOPS_LAUNCHER", "ctypes")
         monkeypatch.setattr(launcher, "_native", None)
+        for kernel in compiled_ops():
+            monkeypatch.setattr(kernel, "_bound", {})
 
 
 @pytest.fixture(params=list(OPS))
@@ -79,10 +80,9 @@ def warm(
 ) -> Iterator[Op]:
     """The op after two calls, with and without out; the second of each found its plan."""
     make, shape = OPS[request.param]
-    module = importlib.import_module(f"rfops.{request.param}")
-    plans = module._PLANS.fresh()
-    monkeypatch.setattr(module, "_PLANS", plans)
-    op = Op(request.param, module, make(), torch.empty(shape, dtype=BF16))
+    plans = ops()[request.param].plans.fresh()
+    monkeypatch.setattr(ops()[request.param], "plans", plans)
+    op = Op(request.param, make(), torch.empty(shape, dtype=BF16))
     for _ in range(2):
         op()
         op(out=op.out)
@@ -173,10 +173,9 @@ def test_a_subclass_sees_it(warm: Op) -> None:
 def test_vmap_does_not_pass_it_by(warm: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a transform the op goes to torch, which runs it, batched or not, or refuses."""
     seen = []
-    dispatch = warm.module._dispatch
-    monkeypatch.setattr(
-        warm.module, "_dispatch", lambda *args: seen.append(args) or dispatch(*args)
-    )
+    op = ops()[warm.name]
+    dispatch = op._dispatch
+    monkeypatch.setattr(op, "_dispatch", lambda args: seen.append(args) or dispatch(args))
 
     def captured(row: torch.Tensor) -> torch.Tensor:
         seen.clear()
@@ -189,14 +188,15 @@ def test_vmap_does_not_pass_it_by(warm: Op, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_plan_takes_the_launch_of_the_moment(warm: Op, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the one it was made with: the native launcher may be built later."""
+    """Not the one it was made with: the native launcher may be built later, and where every launch
+    goes through Python, the native one does too."""
     seen: list[object] = []
-    bound = [kernel for op in compiled_ops() for kernel in op._bound.values()]
-    for kernel in bound:
-        launch = kernel.launch
-        monkeypatch.setattr(
-            kernel, "launch", lambda *args, launch=launch: seen.append(args) or launch(*args)
-        )
-    warm()
+    launch = BoundKernel.launch
+    monkeypatch.setattr(BoundKernel, "launch", lambda *args: seen.append(args) or launch(*args))
+    launcher.slow_down(1)
+    try:
+        warm()
+    finally:
+        launcher.slow_down(-1)
     if warm.name != "batched_gemm_a16w8_blockscale":  # its kernels are Triton's
         assert len(seen) == 1

@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass
 
 import torch
+from calls import prepare, prepare_grouped
 from common import HALF_ULP, assert_within, tolerance
 
-from rfops.quant_mxfp8 import dequant_mxfp8
-from rfops.triton import gemm_mxfp8, grouped_gemm_mxfp8
+from rfops.quantization.mxfp8 import dequant_mxfp8
 from rfops.triton.tiles import TritonConfig
 
 NVIDIA = torch.cuda.is_available() and torch.version.cuda is not None
@@ -93,7 +93,7 @@ def dense(
     (m, k), n = x.payload.shape, w.payload.shape[0]
     device = x.payload.device
     out = poisoned(m, n, dtype, device) if out is None else out
-    run = gemm_mxfp8.prepare(device, m, n, k, config, dtype)
+    run = prepare("triton", device, m, n, k, config, dtype)
     run(out, x.payload.view(E4M3), w.payload.view(E4M3), x.scale, w.scale)
     return out
 
@@ -138,9 +138,9 @@ def grouped(
     (e, n, k), device = w.payload.shape, w.payload.device
     routing = routing.to(device)
     out = poisoned(routing.num_valid, n, dtype, device)
-    run = grouped_gemm_mxfp8.prepare(
-        device, n, k, e, num_valid_tokens=routing.num_valid, top_k=a_div,
-        block_m=routing.block_m, a_div=a_div, config=config, dtype=dtype,
+    run = prepare_grouped(
+        "triton", device, routing.num_valid, n, k, e, a_div, a_div, weights is not None,
+        routing.block_m, dtype, config=config,
     )  # fmt: skip
     run(out, a.payload.view(E4M3), a.scale, w.payload.view(E4M3), w.scale, routing.sorted_ids,
         routing.expert_ids, routing.num_padded, weights)  # fmt: skip

@@ -39,12 +39,8 @@ from batched_gemm_a16w8_cases import (
 )
 from gpu_timing import Timing, time_graph
 
-from rfops.batched_gemm_a16w8_table import COLUMNS, FILE, KEY, read
-from rfops.jit import paths
-from rfops.routing import config_text
-from rfops.triton import launch
-from rfops.triton.batched_gemm_a16w8_blockscale import (
-    UNITS,
+from rfops.dispatch.routing import config_text
+from rfops.gemm.a16w8_routes import (
     BmmConfig,
     Config,
     RowsConfig,
@@ -57,6 +53,10 @@ from rfops.triton.batched_gemm_a16w8_blockscale import (
     refuses,
     route_of,
 )
+from rfops.gemm.a16w8_table import COLUMNS, FILE, KEY, read
+from rfops.jit import paths
+from rfops.jit.arch import ROWS
+from rfops.triton import launch
 
 # Rows besides the published: a grid of batches, M, and weights from MLA's to dense layers'.
 GRID = tuple(
@@ -302,7 +302,7 @@ def _key(cells: Cells) -> tuple[object, ...]:
 
 def _order(cells: Cells) -> tuple[object, ...]:
     n, k, b, m = (int(cells[name]) for name in ("n", "k", "b", "m"))
-    return list(UNITS).index(cells["arch"]), n * k, n, b, m
+    return list(ROWS).index(cells["arch"]), n * k, n, b, m
 
 
 def merge(old: Iterable[Cells], new: Iterable[Cells]) -> list[Cells]:

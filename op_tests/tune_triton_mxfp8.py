@@ -44,14 +44,14 @@ from triton_mxfp8_cases import (
     route,
 )
 
-from rfops.quant_mxfp8 import BLOCK
+from rfops.jit.arch import ROWS
+from rfops.quantization.mxfp8 import BLOCK
 from rfops.triton import launch
 from rfops.triton.tiles import (
     AMD_NUMBERS,
     KEY,
     NUMBERS,
     TABLE,
-    UNITS,
     Row,
     TritonConfig,
     find_row,
@@ -159,7 +159,7 @@ def calls_of(op: str, m: int, n: int, k: int, config: TritonConfig) -> list[obje
 
 def best_tile(row: Row, times: Times) -> tuple[float, TritonConfig, float]:
     """Least geometric mean over the shapes, its tile, and the fill that it is for."""
-    units, shapes = UNITS[row.arch], {shape for shape, _ in times}
+    units, shapes = ROWS[row.arch].cus, {shape for shape, _ in times}
     found = []
     for config in dict.fromkeys(replace(config, splits=1) for _, config in times):
         for fill in (*FILLS, 0) if row.op == "dense" and config.method != "expand" else (0,):

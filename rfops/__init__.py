@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 if not (Path(__file__).parent / "jit").is_dir():
     __path__.append(str(Path(__file__).parent.parent))
 
-from .jit import (
+from rfops.jit import (
     BindError,
     BuildError,
     ConfigError,
@@ -25,19 +25,18 @@ from .jit import (
     freeze,
 )
 
-# An op and its file have the same name. These imports, not lazy ones, make `rfops.<op>` the
-# function whatever else has been imported before. The command alone begins without them, and
-# without torch (rfops_command.py); `cli.with_ops` imports them then.
+# The command alone begins without the ops, and without torch (rfops_command.py); `cli.with_ops`
+# imports them then.
 if not globals().get("WITHOUT_OPS"):
-    from . import vgpu
-    from .batched_gemm_a16w8_blockscale import (
+    from rfops import vgpu
+    from rfops.gemm.a16w8_blockscale import (
         batched_gemm_a16w8_blockscale,
         batched_gemm_a16w8_blockscale_ref,
     )
-    from .gemm_mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
-    from .grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref
-    from .moe_align_block_size import moe_align_block_size
-    from .quant_mxfp8 import quant_mxfp8
+    from rfops.gemm.mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
+    from rfops.moe.align_block_size import moe_align_block_size
+    from rfops.moe.grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref
+    from rfops.quantization.mxfp8 import quant_mxfp8
 
 __all__ = [
     "BindError",

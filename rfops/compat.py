@@ -14,20 +14,20 @@ Unlike there, an error inside a kernel or its build is raised, and so are sizes 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
-from . import routing
-from .gemm_mxfp8 import ALIGN, SCALE_DTYPES, gemm_mxfp8
-from .gemm_mxfp8_route import OUT_DTYPES
-from .gemm_mxfp8_route import route as dense_route
-from .grouped_gemm_mxfp8 import check_sizes
-from .grouped_gemm_mxfp8 import grouped_gemm_mxfp8 as _grouped_gemm_mxfp8
-from .grouped_gemm_mxfp8_route import OP, choose_backend
-from .grouped_gemm_mxfp8_route import Shape as GroupedShape
-from .guards import Guard, show
-from .quant_mxfp8 import BLOCK, FP8
-from .routing import Route
+from rfops.dispatch import routing
+from rfops.dispatch.guards import OUT_DTYPES, Guard, show
+from rfops.dispatch.op import Op
+from rfops.gemm.mxfp8 import OP as DENSE
+from rfops.gemm.mxfp8 import gemm_mxfp8
+from rfops.moe.grouped_gemm_mxfp8 import OP as GROUPED
+from rfops.moe.grouped_gemm_mxfp8 import grouped_gemm_mxfp8 as _grouped_gemm_mxfp8
+from rfops.quantization.mxfp8 import BLOCK, FP8, SCALE_DTYPES
+
+ALIGN = 16  # bytes: a lane's load
 
 __all__ = ["grouped_gemm_mxfp8", "mxfp8_gemv"]
 
@@ -47,15 +47,15 @@ def mxfp8_gemv(
     if not _are_taken("mxfp8_gemv", (xq, wq), (x_scale, w_scale), out_dtype):
         return None
     if xq.dim() == wq.dim() == 2 and xq.shape[0] and wq.shape[0]:
-        chosen = _dense_route(*xq.shape, wq.shape[0], out_dtype, *routing.chip(xq.device))
-        if not chosen.is_hip:
+        sizes = {"M": xq.shape[0], "N": wq.shape[0], "K": xq.shape[1]}
+        if not _is_hip(DENSE, *routing.chip(xq.device), dtype=out_dtype, **sizes):
             return None
     return gemm_mxfp8(xq, wq, x_scale, w_scale, out_dtype)
 
 
 @functools.lru_cache(maxsize=1024)
-def _dense_route(m: int, k: int, n: int, dtype: torch.dtype, arch: str, cu_num: int) -> Route:
-    return dense_route(m, n, k, dtype, arch, cu_num)
+def _is_hip(op: Op, arch: str, cu_num: int, **call: Any) -> bool:
+    return op.route(op.call_of(arch, cu_num, **call)).is_hip
 
 
 def grouped_gemm_mxfp8(
@@ -78,33 +78,27 @@ def grouped_gemm_mxfp8(
 
     Arguments and errors are those of rfops.grouped_gemm_mxfp8.
     """
-    if not _are_taken(OP, (a_q, w), (a_scale, w_scale), out_dtype):
+    if not _are_taken(GROUPED.name, (a_q, w), (a_scale, w_scale), out_dtype):
         return None
-    if not (type(num_valid_tokens) is type(top_k) is type(block_m) is type(a_div) is int):
-        sizes = check_sizes(OP, num_valid_tokens, top_k, block_m, a_div)
-        num_valid_tokens, top_k, block_m, a_div = sizes
+    values = GROUPED.check_values(
+        num_valid_tokens=num_valid_tokens, top_k=top_k, block_m=block_m, a_div=a_div
+    )
     ids = (sorted_token_ids, expert_ids, num_tokens_post_padded)
     if any(t.dtype != torch.int32 or not t.is_contiguous() for t in ids):
         return None
     weights = mul_weight_by
     if weights is not None and (weights.dtype != torch.float32 or not weights.is_contiguous()):
         return None
-    if w.dim() == 3 and a_q.dim() == 2 and num_valid_tokens > 0 and w.shape[1]:
+    if w.dim() == 3 and a_q.dim() == 2 and values["num_valid_tokens"] > 0 and w.shape[1]:
         e, n, k = w.shape
-        sizes = (num_valid_tokens, top_k, block_m, a_div, n, k, e, a_q.shape[0])
-        shape = GroupedShape(*sizes, weights is not None)
-        if not _grouped_route(shape, out_dtype, *routing.chip(a_q.device)).is_hip:
+        sizes = {"M": values.pop("num_valid_tokens"), "N": n, "K": k, "E": e, "A": a_q.shape[0]}
+        values |= {"out_dtype": out_dtype, "mul_weight_by": weights is not None}
+        if not _is_hip(GROUPED, *routing.chip(a_q.device), **values, **sizes):
             return None
     return _grouped_gemm_mxfp8(
         a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded,
         num_valid_tokens, top_k, block_m, out_dtype, a_div, mul_weight_by, topk_ids,
     )  # fmt: skip
-
-
-@functools.lru_cache(maxsize=1024)
-def _grouped_route(shape: GroupedShape, dtype: torch.dtype, arch: str, cu_num: int) -> Route:
-    check_sizes(OP, shape.num_valid_tokens, shape.top_k, shape.block_m, shape.a_div)
-    return choose_backend(shape, dtype, arch, cu_num)
 
 
 def _are_taken(

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <vector>
 
-#include "mfma.h"
-#include "program.h"
+#include "vgpu/isa/mfma.h"
+#include "vgpu/isa/program.h"
 
 extern "C" unsigned rfops_vgpu_disassemble(int, const std::uint32_t*, unsigned, char*, unsigned);
 

@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "debug_lines.h"
-#include "hip_internal.h"
-#include "program.h"
+#include "vgpu/hip/hip_internal.h"
+#include "vgpu/isa/program.h"
+#include "vgpu/object/debug_lines.h"
 
 extern "C" {
 hipError_t hipModuleLoadData(hipModule_t*, const void*);

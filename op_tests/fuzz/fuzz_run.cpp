@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "program.h"
-#include "run.h"
-#include "wave.h"
+#include "vgpu/isa/program.h"
+#include "vgpu/isa/wave.h"
+#include "vgpu/run/run.h"
 
 extern "C" int rfops_vgpu_profile(int);
 extern "C" const char* rfops_vgpu_profile_take();

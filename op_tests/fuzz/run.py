@@ -55,10 +55,10 @@ def run(*command: str | Path) -> None:
 
 def build() -> None:
     """Objects of the virtual GPU that are older than any source, then the targets."""
-    cxx, flags = compiler(), (*FLAGS, *level_flags(zig=False), f"-I{ROOT / 'csrc' / 'vgpu'}")
+    cxx, flags = compiler(), (*FLAGS, *level_flags(zig=False), f"-I{ROOT / 'csrc'}")
     BUILD.mkdir(parents=True, exist_ok=True)
-    sources = sorted((ROOT / "csrc" / "vgpu").glob("*.cpp"))
-    newest = max(file.stat().st_mtime for file in (ROOT / "csrc" / "vgpu").glob("*.h"))
+    sources = sorted((ROOT / "csrc" / "vgpu").glob("*/*.cpp"))
+    newest = max(file.stat().st_mtime for file in (ROOT / "csrc" / "vgpu").glob("*/*.h"))
 
     def compile_one(source: Path) -> Path:
         built = BUILD / f"{source.stem}.o"

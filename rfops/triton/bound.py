@@ -27,7 +27,7 @@ _MOST = 4096
 
 
 class BoundKernel:
-    """`rfops.triton.<module>.<name>`; its parameters are tensors, then numbers, then constants."""
+    """`<module>.<name>`; its parameters are tensors, then numbers, then constants."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class BoundKernel:
     ) -> None:
         if self._jit is None:
             module, name = self._place
-            self._jit = getattr(importlib.import_module(f"rfops.triton.{module}"), name)
+            self._jit = getattr(importlib.import_module(module), name)
             self._driver = importlib.import_module("triton.runtime").driver
         full = (*self._kind, *key[1:], *map(_dtype, tensors), *map(_specialised, numbers))
         compiled = _compiled.get(full) if self._is_current() else None

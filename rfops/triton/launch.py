@@ -28,7 +28,7 @@ from rfops import vgpu
 from rfops.jit import hip
 
 if TYPE_CHECKING:
-    from rfops.vgpu_triton import VirtualDriver
+    from rfops.vgpu.triton_driver import VirtualDriver
 
 ARCHS = vgpu.ARCHS  # of AMD; NVIDIA's are written sm_90 and so on
 INSTALL = f"pip install 'triton>={'.'.join(map(str, vgpu.OLDEST_TRITON))}'"
@@ -68,16 +68,16 @@ def on(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _on_virtual_gpu(arch: str) -> Iterator[None]:
-    from rfops import vgpu_triton
+    from rfops.vgpu import triton_driver
 
     virtual, names = _virtual_driver()
-    driver = vgpu_triton.triton_driver
-    if isinstance(driver._active, vgpu_triton.VirtualDriver):
+    driver = triton_driver.triton_driver
+    if isinstance(driver._active, triton_driver.VirtualDriver):
         with _replaced(driver._active, "arch", arch):  # the user's own activation
             yield
         return
     with _launcher(virtual.runtime.path), contextlib.ExitStack() as undo:
-        vars(vgpu_triton.amd_driver).update(names)
+        vars(triton_driver.amd_driver).update(names)
         undo.enter_context(_replaced(virtual, "arch", arch))
         undo.enter_context(_replaced(driver, "_active", virtual))
         yield
@@ -102,24 +102,24 @@ _LAUNCHER_NAMES = ("PyTDMDescriptor", "PyKernelArg", "ARG_CONSTEXPR", "ARG_KERNE
 @cache
 def _virtual_driver() -> tuple[VirtualDriver, dict[str, Any]]:
     """The virtual GPU's driver, made once (40 ms), and what it left in Triton's driver module."""
-    from rfops import vgpu_triton
+    from rfops.vgpu import triton_driver
 
-    module = vgpu_triton.amd_driver
+    module = triton_driver.amd_driver
     library = vgpu.library_path()
     with _launcher(library):
-        virtual = vgpu_triton.VirtualDriver(vgpu.ARCHS[0], library)
+        virtual = triton_driver.VirtualDriver(vgpu.ARCHS[0], library)
         return virtual, {n: getattr(module, n) for n in _LAUNCHER_NAMES if hasattr(module, n)}
 
 
 @contextlib.contextmanager
 def _launcher(library: Path) -> Iterator[None]:
     """What Triton needs for building its launcher against the virtual GPU."""
-    from rfops import vgpu_triton
+    from rfops.vgpu import triton_driver
 
-    build = vgpu_triton.knobs.build
-    with vgpu_triton._launcher_module(), vgpu_triton.knobs.amd.scope():
-        vgpu_triton.knobs.amd.libhip_path = str(library)
-        with _replaced(build, "impl", build.impl or vgpu_triton._build_launcher):
+    build = triton_driver.knobs.build
+    with triton_driver._launcher_module(), triton_driver.knobs.amd.scope():
+        triton_driver.knobs.amd.libhip_path = str(library)
+        with _replaced(build, "impl", build.impl or triton_driver._build_launcher):
             yield
 
 

@@ -7,14 +7,16 @@ tile. `fill` is how many programs a compute unit should have: with fewer tiles t
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import re
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from rfops.guards import check_config_ints
+from rfops.dispatch.guards import check_config_ints
 from rfops.jit import ConfigError, paths
-from rfops.quant_mxfp8 import BLOCK
+from rfops.jit.arch import ROWS
+from rfops.quantization.mxfp8 import BLOCK
 
 TABLE = paths.CONFIGS / "mxfp8_triton.csv"
 OPS = ("dense", "grouped")
@@ -27,7 +29,6 @@ MAX_SPLITS = 16
 _DECIMAL = r"[0-9]{1,9}(\.[0-9]{1,9})?"
 MOST_EXPANDED = 2**30  # elements that method expand may take as a bf16 workspace; else the next row
 # Compute units: what `fill` is counted in. Fixed numbers, so that a shape has one config.
-UNITS = {"gfx942": 304, "gfx950": 256, "sm_90": 132}
 OLDEST_NVIDIA = (8, 9)  # conversion from e4m3
 SCALED_ARCHS = ("gfx950",)  # whose matrix instruction scales; elsewhere dot_scaled goes by bf16
 
@@ -118,7 +119,7 @@ class Row:
 
 def rows_for(arch: str) -> str | None:
     """The architecture whose rows an architecture uses; None if it has none."""
-    if arch in UNITS:
+    if arch in ROWS:
         return arch
     if arch.startswith("sm_"):
         number = int("".join(filter(str.isdigit, arch)))
@@ -133,7 +134,7 @@ def find(op: str, arch: str, m: int, n: int, k: int) -> TritonConfig:
     row = find_row(op, known, m, n, k)
     if op == "grouped":
         return row.config
-    return replace(row.config, splits=splits_for(row.config, row.fill, UNITS[known], m, n, k))
+    return replace(row.config, splits=splits_for(row.config, row.fill, ROWS[known].cus, m, n, k))
 
 
 def find_row(op: str, arch: str, m: int, n: int, k: int) -> Row:
@@ -151,6 +152,22 @@ def splits_for(config: TritonConfig, fill: float, units: int, m: int, n: int, k:
     tiles = -(-m // config.block_m) * -(-n // config.block_n)
     wanted = int(fill * units) // max(tiles, 1)
     return max(1, min(wanted, MAX_SPLITS, k // (2 * config.block_k)))
+
+
+def around(tile: TritonConfig) -> list[TritonConfig]:
+    """A tile, then those that differ from it in one or two numbers by a factor of two."""
+    changes = [
+        {name: value}
+        for name, least in (("block_n", 16), ("block_k", 128), ("warps", 1), ("splits", 1))
+        for value in (2 * getattr(tile, name), getattr(tile, name) // 2)
+        if value >= least
+    ]
+    changes += [{**changes[0], **other} for other in changes[2:4]]
+    found = [tile]
+    for change in changes:
+        with contextlib.suppress(ValueError):
+            found.append(replace(tile, **change))
+    return found
 
 
 @cache
@@ -179,10 +196,10 @@ def _row(values: dict[str, str], line: int) -> Row:
         return (float(text) if "." in text else int(text)) if text else None
 
     whole = None not in values and None not in values.values()
-    if not whole or values["op"] not in OPS or values["arch"] not in UNITS:
+    if not whole or values["op"] not in OPS or values["arch"] not in ROWS:
         raise ConfigError(
             f"{TABLE}, line {line}: op must be one of {', '.join(OPS)} and arch one of "
-            f"{', '.join(UNITS)}, with {len(COLUMNS)} columns"
+            f"{', '.join(ROWS)}, with {len(COLUMNS)} columns"
         )
     numbers = {name: number(name) or 0 for name in (*NUMBERS, *AMD_NUMBERS)}
     try:

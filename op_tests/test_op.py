@@ -1,0 +1,490 @@
+"""Small ops of their own, each declared once, for what real ones need of a declaration: several
+launches with scratch memory, two results, in-place results, tables of pointers, metadata that the
+caller keeps, weights in another layout, fused epilogues. Everything else follows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rfops
+from rfops.dispatch import guards, workspace
+from rfops.dispatch import op as op_module
+from rfops.dispatch.declare import Declaration
+from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.layout import Shuffled, shuffled, unwrap
+from rfops.dispatch.op import Op
+from rfops.dispatch.workspace import Workspace
+from rfops.jit import CompiledOp, compile_ops, f32, hip, launcher, tensors, u32
+
+SOURCE = """
+#include "rfops/types.h"
+using namespace rfops;
+
+struct Table { const float* rows[100]; };
+
+// out[i] = act(a * x[i] + bias[i])
+extern "C" __global__ void affine(float* out, const float* x, const float* bias, float a, u32 n) {
+  const u32 i = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x();
+  if (i >= n) return;
+  float y = a * x[i];
+#if RFOPS_BIAS
+  y += bias[i];
+#endif
+#if RFOPS_RELU
+  y = y > 0 ? y : 0;
+#endif
+  out[i] = y;
+}
+
+// low[r], high[r] = least and largest of x[r, :]; one lane a row
+extern "C" __global__ void extremes(float* low, float* high, const float* x, u32 n) {
+  const u32 r = __builtin_amdgcn_workgroup_id_x();
+  if (__builtin_amdgcn_workitem_id_x()) return;
+  float least = x[r * n], most = x[r * n];
+  for (u32 i = 1; i < n; ++i) {
+    least = x[r * n + i] < least ? x[r * n + i] : least;
+    most = x[r * n + i] > most ? x[r * n + i] : most;
+  }
+  low[r] = least, high[r] = most;
+}
+
+// partial[g] = sum of 64 elements of x; one lane a group
+extern "C" __global__ void partial_sums(float* partial, const float* x, u32 n) {
+  const u32 g = __builtin_amdgcn_workgroup_id_x();
+  if (__builtin_amdgcn_workitem_id_x()) return;
+  float sum = 0;
+  for (u32 i = g * 64; i < n && i < g * 64 + 64; ++i) sum += x[i];
+  partial[g] = sum;
+}
+
+extern "C" __global__ void total(float* out, const float* partial, u32 groups) {
+  if (__builtin_amdgcn_workitem_id_x()) return;
+  float sum = 0;
+  for (u32 g = 0; g < groups; ++g) sum += partial[g];
+  out[0] = sum;
+}
+
+// cache[slots[t], :] = x[t, :]
+extern "C" __global__ void append(float* cache, const float* x, const int* slots, u32 n) {
+  const u32 t = __builtin_amdgcn_workgroup_id_x(), i = __builtin_amdgcn_workitem_id_x();
+  if (i < n) cache[slots[t] * n + i] = x[t * n + i];
+}
+
+// out[e] = sum of the 64 elements of rows[e]
+extern "C" __global__ void gather(float* out, Table table) {
+  const u32 e = __builtin_amdgcn_workgroup_id_x();
+  if (__builtin_amdgcn_workitem_id_x()) return;
+  float sum = 0;
+  for (u32 i = 0; i < 64; ++i) sum += table.rows[e][i];
+  out[e] = sum;
+}
+"""
+MODULE = "small"
+
+
+@pytest.fixture(autouse=True)
+def _no_trace_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op_module, "_OPS", dict(op_module._OPS))
+
+
+@pytest.fixture(autouse=True, params=["native", "python"])
+def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "native":
+        assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
+    else:
+        monkeypatch.setenv("RFOPS_LAUNCHER", "ctypes")
+        monkeypatch.setattr(launcher, "_native", None)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "small.hip").write_text(SOURCE)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({MODULE: {"srcs": ["small.hip"]}}))
+    return path
+
+
+_count = 0
+
+
+def unique(name: str) -> str:
+    """torch.ops keeps a name for the process."""
+    global _count
+    _count += 1
+    return f"test_{name}_{_count}"
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---------------------------------------------------------------- a fused epilogue
+
+
+def affine(out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None, a: f32, n: u32) -> None:
+    """The kernel's parameters."""
+
+
+class Affine(Kernel):
+    name, module = "affine", MODULE
+
+    def __init__(self, op: CompiledOp) -> None:
+        self.op = op
+
+    def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
+        return {"BIAS": int(c.has("bias")), "RELU": int(c.activation == "relu")}
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        bound = self.op.bind(c.device, self.defines(c, config), c.arch)
+        launch = bound.prepare((64, 1, 1), (0, 1, 2))
+        return lambda n: launch((-(-n // 64), 1, 1), (float(c.a), n))
+
+
+def affine_op(config: Path) -> Op:
+    return Op(
+        unique("affine"),
+        """
+        x: f32[N]
+        bias: f32[N]?
+        a: float
+        activation: none|relu
+        -> out: f32[N]
+        """,
+        kernels=(Affine(compile_ops(MODULE, config=config)(affine)),),
+        coarse={"N": 64},
+    )
+
+
+@pytest.mark.parametrize("activation", ["none", "relu"])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_fused_epilogue(config: Path, activation: str, with_bias: bool) -> None:
+    op = affine_op(config)
+    for n in (1, 64, 200, 201):
+        x, bias = random(n), random(n, seed=1) if with_bias else None
+        expected = 2.5 * x + (bias if bias is not None else 0)
+        expected = expected.relu() if activation == "relu" else expected
+        for _ in range(2):
+            out = torch.full((n,), math.nan)
+            assert op.call(x, bias, 2.5, activation, out) is out
+            torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(op.call(x, bias, 2.5, activation, None), expected)
+    args = (random(70), random(70), 0.5, activation)
+    torch.library.opcheck(getattr(torch.ops.rfops, op.name).default, args)
+    torch.library.opcheck(getattr(torch.ops.rfops, f"{op.name}_out").default, (*args, random(70)))
+    assert op.call(random(0), None, 1.0, "none", None).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": [1.0]}, r"x must be a \[N\] tensor, got list"),
+        ({"x": random(4).double()}, "x must be float32, got .*float64"),
+        ({"x": random(8)[::2]}, "x must be contiguous"),
+        ({"bias": random(3)}, r"bias must be a \[N=4\] tensor, got \[3\]"),
+        ({"bias": 3}, "bias must be a tensor or None, got int"),
+        ({"a": "much"}, "a must be a float, got 'much'"),
+        ({"activation": "gelu"}, "activation must be none or relu, got 'gelu'"),
+        ({"out": random(5)}, r"out must be a \[N=4\] tensor, got \[5\]"),
+    ],
+)
+def test_its_refusals(config: Path, change: dict[str, Any], message: str) -> None:
+    op = affine_op(config)
+    args = {"x": random(4), "bias": None, "a": 1.0, "activation": "none", "out": None, **change}
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"^{op.name}: {message}"):
+            op.call(*args.values())
+
+
+def test_an_overlap_is_refused(config: Path) -> None:
+    memory = random(100)
+    op = affine_op(config)
+    with pytest.raises(ValueError, match=r"out must not overlap x, .*pass another out, or none"):
+        op.call(memory[:64], None, 1.0, "none", memory[36:])
+
+
+# ---------------------------------------------------------------- two results
+
+
+def extremes(low: torch.Tensor, high: torch.Tensor, x: torch.Tensor, n: u32) -> None:
+    """The kernel's parameters."""
+
+
+class Extremes(Kernel):
+    name, module = "extremes", MODULE
+
+    def __init__(self, op: CompiledOp) -> None:
+        self.op = op
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        launch = self.op.bind(c.device, None, c.arch).prepare((64, 1, 1), (0, 1, 2))
+
+        def run_of(m: int, n: int) -> Run:
+            run = launch((m, 1, 1), (n,))
+            return lambda results, x: run(*results, x)
+
+        return run_of
+
+
+def test_two_results(config: Path) -> None:
+    op = Op(
+        unique("extremes"),
+        """
+        x: f32[M, N]
+        -> low: f32[M]
+        -> high: f32[M]
+        """,
+        positive="N",
+        kernels=(Extremes(compile_ops(MODULE, config=config)(extremes)),),
+    )
+    x = random(5, 33)
+    wanted = x.amin(1), x.amax(1)
+    for _ in range(2):
+        for given in ((None, None), (torch.empty(5), None), (None, torch.empty(5)), wanted):
+            got = op.call(x, *(None if g is None else torch.full_like(g, math.nan) for g in given))
+            assert all(map(torch.equal, got, wanted))
+    low, high = torch.empty(5), torch.empty(5)
+    assert op.call(x, low, high)[1] is high and torch.equal(high, wanted[1])
+    with pytest.raises(ValueError, match=r"high must not overlap low|low must not overlap high"):
+        op.call(x, low, low)
+    torch.library.opcheck(getattr(torch.ops.rfops, op.name).default, (x,))
+    torch.library.opcheck(getattr(torch.ops.rfops, f"{op.name}_out").default, (x, low, high))
+    compiled = torch.compile(lambda x: op_call(op, x, None, low)[0] + 1, backend="aot_eager")
+    assert torch.equal(compiled(x), wanted[0] + 1) and torch.equal(low, wanted[1])
+    with pytest.raises(ValueError, match=r"N must be positive, got N=0"):
+        op.call(random(3, 0), None, None)
+
+
+def op_call(op: Op, *args: Any) -> Any:
+    """As a public function calls it."""
+    call = op.traced if torch.compiler.is_dynamo_compiling() else op.call
+    return call(*args)
+
+
+# ---------------------------------------------------------------- several launches, scratch memory
+
+
+def partial_sums(partial: torch.Tensor, x: torch.Tensor, n: u32) -> None:
+    """The kernel's parameters."""
+
+
+def total(out: torch.Tensor, partial: torch.Tensor, groups: u32) -> None:
+    """The kernel's parameters."""
+
+
+class Sum(Kernel):
+    name, module = "sum", MODULE
+
+    def __init__(self, config: Path) -> None:
+        self.partial = compile_ops(MODULE, config=config)(partial_sums)
+        self.total = compile_ops(MODULE, config=config)(total)
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        first = self.partial.bind(c.device, None, c.arch).prepare((64, 1, 1), (0, 1))
+        second = self.total.bind(c.device, None, c.arch).prepare((64, 1, 1), (0, 1))
+
+        def run_of(n: int) -> Run:
+            groups = -(-n // 64)
+            scratch = Workspace(c.device, (groups, torch.float32), (7, torch.int64))
+            add, finish = first((groups, 1, 1), (n,)), second((1, 1, 1), (groups,))
+
+            def run(out: torch.Tensor, x: torch.Tensor) -> None:
+                partial, _ = scratch()
+                add(partial, x)
+                finish(out, partial)
+
+            return run
+
+        return run_of
+
+
+def test_launches_share_scratch_memory_that_is_kept(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace, "_buffers", {})
+    op = Op(unique("sum"), "x: f32[N]\n-> out: f32[1]", kernels=(Sum(config),))
+    for n in (1, 64, 1000, 40_000, 3_000_000, 5):
+        x = random(n)
+        torch.testing.assert_close(op.call(x, None), x.sum()[None], rtol=1e-4, atol=1e-2)
+    ((_, buffers),) = workspace._buffers.items()
+    assert len(buffers) == 2, "the first is enough until 3,000,000"
+    x, out = random(1000), torch.empty(1)
+    op.call(x, out)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *_args, **_more: pytest.fail("allocates"))
+        op.call(x, out.fill_(math.nan))
+    torch.testing.assert_close(out, x.sum()[None], rtol=1e-4, atol=1e-2)
+
+
+def test_scratch_memory_is_a_threads_and_a_streams_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    monkeypatch.setattr(workspace, "_buffers", {})
+    scratch = Workspace(torch.device("cpu"), (10, torch.float32), (3, torch.int64))
+    ours, again, theirs = scratch(), scratch(), []
+    thread = threading.Thread(target=lambda: theirs.append(scratch()))
+    thread.start()
+    thread.join()
+    assert ours is again and theirs[0][0].data_ptr() != ours[0].data_ptr()
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in ours)
+    assert spans[0][1] <= spans[1][0] and all(start % 64 == 0 for start, _ in spans)
+    monkeypatch.setattr(hip, "raw_stream", lambda _index: 7)
+    keys = set(workspace._buffers)
+    assert {key[1] for key in keys} == {0} and len(keys) == 2
+
+
+# ---------------------------------------------------------------- in place, caller's metadata
+
+
+def append(cache: torch.Tensor, x: torch.Tensor, slots: torch.Tensor, n: u32) -> None:
+    """The kernel's parameters."""
+
+
+class Append(Kernel):
+    name, module = "append", MODULE
+
+    def __init__(self, op: CompiledOp) -> None:
+        self.op = op
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        launch = self.op.bind(c.device, None, c.arch).prepare((64, 1, 1), (1, 2, 3))
+        return lambda _slots, n, tokens: launch((tokens, 1, 1), (n,))
+
+
+def test_in_place(config: Path) -> None:
+    op = Op(
+        unique("append"),
+        """
+        cache: f32[S, N] inout
+        x: f32[T, N]
+        slots: i32[T]
+        """,
+        kernels=(Append(compile_ops(MODULE, config=config)(append)),),
+    )
+    slots = torch.tensor([3, 0, 6], dtype=torch.int32)
+    for _ in range(2):
+        cache, x = torch.zeros(8, 20), random(3, 20)
+        assert op.call(cache, x, slots) is None
+        expected = torch.zeros(8, 20)
+        expected[slots.long()] = x
+        assert torch.equal(cache, expected)
+    with pytest.raises(ValueError, match="cache must not overlap x"):
+        op.call(cache, cache[:3], slots)
+    schema = str(getattr(torch.ops.rfops, op.name).default._schema)
+    assert "Tensor(b!) cache, Tensor x" in schema and schema.endswith("-> ()")
+    torch.library.opcheck(getattr(torch.ops.rfops, op.name).default, (cache, x, slots))
+
+    def twice(cache: torch.Tensor) -> torch.Tensor:
+        op_call(op, cache, x, slots)
+        return cache * 2
+
+    got = torch.compile(twice, backend="aot_eager", fullgraph=True)(cache.zero_())
+    assert torch.equal(got, 2 * expected)
+
+
+# ---------------------------------------------------------------- a table of pointers
+
+
+def gather(out: torch.Tensor, table: tensors(100)) -> None:  # type: ignore[valid-type]
+    """The kernel's parameters."""
+
+
+class Gather(Kernel):
+    name, module = "gather", MODULE
+
+    def __init__(self, op: CompiledOp) -> None:
+        self.op = op
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        launch = self.op.bind(c.device, None, c.arch).prepare((64, 1, 1), (0, 1))
+        return lambda *_sizes: launch((100, 1, 1), ())
+
+
+def test_a_table_of_100_pointers(config: Path) -> None:
+    op = Op(
+        unique("gather"),
+        """
+        w: f32[N] x 100
+        -> out: f32[100]
+        """,
+        kernels=(Gather(compile_ops(MODULE, config=config)(gather)),),
+    )
+    for seed in range(3):
+        w = tuple(random(64, seed=100 * seed + i) for i in range(100))
+        expected = torch.stack([row.sum() for row in w])
+        for form in (w, list(w)):
+            torch.testing.assert_close(op.call(form, None), expected, rtol=1e-4, atol=1e-4)
+    if launcher.native() is not None:
+        assert op.plans.hits >= 4, "the same sizes, other tensors"
+    wrong = (*w[:99], random(65))
+    for args, message in (
+        (w[:99], "w must be 100 tensors, got 99"),
+        (w[0], "w must be a tuple of tensors, got Tensor"),
+        (wrong, r"w\[99\] must be a \[N=64\] tensor, got \[65\]"),
+        ((*w[:99], w[0].double()), r"w\[99\] must be float32"),
+        ((*w[:99], random(128)[::2]), r"w\[99\] must be contiguous"),
+    ):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=message):
+                op.call(args, None)
+    out = torch.empty(4096)
+    shared = (*w[:99], out[:64])
+    with pytest.raises(ValueError, match=r"out must not overlap w\[99\]"):
+        op.call(shared, out[:100])
+    torch.library.opcheck(getattr(torch.ops.rfops, op.name).default, (list(w),))
+
+
+def test_a_launch_explains_a_wrong_table(config: Path) -> None:
+    bound = compile_ops(MODULE, config=config)(gather).bind("cpu")
+    for table, message in (((random(64),) * 99, "100 tensors"), (random(64), "table")):
+        with pytest.raises(ValueError, match=message):
+            bound.launch((100, 1, 1), (64, 1, 1), (random(100), table))
+
+
+# ---------------------------------------------------------------- weights in another layout
+
+
+def test_weights_in_another_layout_are_a_type(config: Path) -> None:
+    """Told apart by their type, never guessed; the layout is a value of the declaration."""
+    w = random(64)
+    packed = Shuffled(w.flip(0), "16x16")
+    assert unwrap(packed) == (packed.data, "16x16") and unwrap(w) == (w, "")
+    assert packed.shape == w.shape and packed.device == w.device and packed.dtype == w.dtype
+    assert "16x16" in repr(packed) and packed.to("cpu").layout == "16x16"
+    with pytest.raises(ValueError, match="layout"):
+        shuffled(w, "8x8", known=("16x16",))
+
+
+# ---------------------------------------------------------------- the notation
+
+
+def test_the_notation() -> None:
+    d = Declaration.parse(
+        """
+        x: e4m3|u8[M, K] @16
+        s: e8m0[M^128, K/32] strided
+        rows: R >= 0
+        flag: bool
+        dtype: bf16|f16
+        w: f32[*R]?
+        ids: any?
+        -> out: dtype[M, 16]
+        -> more: i32[1] new
+        """
+    )
+    assert d.sizes == ("M", "K", "R") and [a.name for a in d.passed] == ["out"]
+    assert d.patterns == ("M,K", "M^128,K/32", "R", "", "", "*R", "?", "M,16")
+    assert [a.name for a in d.values] == ["rows", "flag", "dtype"] and d.written == (7,)
+    for wrong in ("x", "x: f33[M]", "x: f32[M+1]", "x: f32[M] @", "x: a b"):
+        with pytest.raises((AssertionError, KeyError)):
+            Declaration.parse(wrong)
+
+
+def test_describe_is_what_messages_say() -> None:
+    assert guards.describe(random(2)) == "[2] float32 on cpu" and rfops.__version__

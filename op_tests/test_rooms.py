@@ -1,0 +1,99 @@
+"""The rooms of the virtual GPU and of Python: each takes only from what stands before it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib.util import resolve_name
+from pathlib import Path
+
+from rfops.jit import paths
+
+ROOMS = ("base", "isa", "machine", "exec", "object", "watch", "run", "hip")
+VGPU = paths.CSRC / "vgpu"
+
+
+def test_a_room_includes_only_what_stands_before_it() -> None:
+    assert {folder.name for folder in VGPU.iterdir() if folder.is_dir()} == set(ROOMS)
+    files = [file for room in ROOMS for file in (VGPU / room).iterdir()]
+    assert len(files) > 100 and all(file.suffix in (".h", ".cpp") for file in files)
+    wrong = []
+    for file in files:
+        for name in re.findall(r'^#include "([^"]+)"', file.read_text(encoding="utf-8"), re.M):
+            match = re.fullmatch(r"vgpu/(\w+)/\w+\.h", name)
+            assert match is not None, f"{file.name} includes {name}"
+            if ROOMS.index(match[1]) > ROOMS.index(file.parent.name):
+                wrong.append(f"{file.parent.name}/{file.name} includes {name}")
+    assert not wrong
+
+
+# Of rfops, jit/ among them: each imports, before a call, only what stands before it.
+PYTHON_ROOMS = (
+    "jit",
+    "vgpu",
+    "dispatch",
+    "quantization",
+    "triton",
+    "gemm",
+    "moe",
+    "compat",
+    "",  # rfops/__init__.py
+    "cli",
+)
+
+
+def module_name(file: Path) -> str:
+    parts = ["rfops", *file.relative_to(paths.ROOT).with_suffix("").parts]
+    parts = parts[1:] if parts[1] == "rfops" else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(body: list[ast.stmt], package: str, known: set[str]) -> set[str]:
+    """Modules of `known` that a file of this package imports when it is imported itself."""
+    found: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            origin = resolve_name("." * node.level + (node.module or ""), package)
+            inner = {f"{origin}.{a.name}" for a in node.names}
+            found |= (inner & known) or {origin}
+        elif isinstance(node, ast.If | ast.Try) and "TYPE_CHECKING" not in ast.dump(node):
+            handlers = [h.body for h in getattr(node, "handlers", [])]
+            for part in (node.body, node.orelse, *handlers):
+                found |= imported(part, package, known)
+    return found & known
+
+
+def test_a_room_of_python_imports_only_what_stands_before_it() -> None:
+    files = {
+        module_name(f): f for top in ("jit", "rfops") for f in (paths.ROOT / top).rglob("*.py")
+    }
+    edges = {
+        name: imported(
+            ast.parse(file.read_text(encoding="utf-8")).body,
+            name if file.stem == "__init__" else name.rpartition(".")[0],
+            set(files),
+        )
+        for name, file in files.items()
+    }
+    assert len(files) > 90 and "rfops.jit.errors" in edges["rfops.jit"]
+
+    def room(name: str) -> str:
+        return name.partition(".")[2].partition(".")[0]
+
+    assert {room(name) for name in files} == {*PYTHON_ROOMS, "rfops_command"}
+    wrong = [
+        f"{name} imports {other}"
+        for name, others in edges.items()
+        for other in others
+        if room(name) != "rfops_command"
+        and PYTHON_ROOMS.index(room(other)) > PYTHON_ROOMS.index(room(name))
+    ]
+    assert not wrong
+    # No ring of imports within a room either: nodes that import nothing left are taken away.
+    left = dict(edges)
+    while ready := [name for name, others in left.items() if not (others - {name}) & set(left)]:
+        for name in ready:
+            del left[name]
+    assert not left

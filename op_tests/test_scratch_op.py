@@ -1,0 +1,203 @@
+"""An op declared outside the tree, a kernel, one declaration and a reference, has all that the
+engine derives: guards, plans, torch's op, `why`, `profile`, `build`, `ls`, `bench` and `tune`."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import rfops.dispatch.op as registry
+from rfops import cli
+from rfops.dispatch import tuned_table
+from rfops.dispatch.op import Op
+
+pytestmark = pytest.mark.requires_gfx950
+
+KERNEL = """
+#include "rfops/types.h"
+using namespace rfops;
+extern "C" __global__ void scratch_scale(f32* out, const f32* x, const f32* scale, u32 m, u32 n) {
+  const u32 at = group_x() * RFOPS_THREADS + thread_in_group();
+  if (at < m * n) out[at] = x[at] * scale[at / n];
+}
+"""
+OP = '''
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rfops.dispatch.kernel import Kernel
+from rfops.dispatch.op import Op
+from rfops.jit import compile_ops, u32
+
+CONFIG = Path(__file__).parent / "compiler_config.json"
+
+
+@compile_ops("scratch", config=CONFIG, variants=lambda _arch: [{"THREADS": 64}])
+def scratch_scale(out: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, m: u32, n: u32) -> None:
+    """The kernel's parameters."""
+
+
+@dataclass(frozen=True)
+class Config:
+    threads: int
+
+
+class Hip(Kernel):
+    name, module, config, Config = "hip", "scratch", CONFIG, Config
+
+    def refuses(self, c):
+        return None if c.arch in scratch_scale.spec.archs else f"no kernel for {c.arch}"
+
+    def default(self, c):
+        return Config(64)
+
+    def ranked(self, c):
+        return [Config(64), Config(128)]
+
+    def defines(self, c, config):
+        return {"THREADS": config.threads}
+
+    def variant(self, c, config):
+        kernel = scratch_scale.bind(c.device, self.defines(c, config), c.arch)
+        launch = kernel.prepare((config.threads, 1, 1), (0, 1, 2))
+        return lambda m, n: launch((-(-m * n // config.threads), 1, 1), (m, n))
+
+
+def reference(x, scale):
+    return x * scale[:, None]
+
+
+OP = Op(
+    "scratch_scale",
+    """
+    x: f32[M, N] @16
+    scale: f32[M]
+    -> out: f32[M, N]
+    """,
+    kernels=(Hip(),),
+    table="M N",
+    reference=reference,
+    shapes={"published": [{"M": m, "N": 64} for m in (1, 2, 3, 4)]},
+)
+'''
+CONFIG = {"scratch": {"srcs": ["scratch.hip"]}}
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "scratch.hip").write_text(KERNEL)
+    (folder / "compiler_config.json").write_text(json.dumps(CONFIG))
+    (folder / "scratch.py").write_text(OP)
+    spec = importlib.util.spec_from_file_location("scratch", folder / "scratch.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["scratch"] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["scratch"], registry._OPS["scratch_scale"]
+    del tuned_table.FAMILIES["scratch_scale"], tuned_table.FAMILY_OF["scratch_scale"]
+
+
+@pytest.fixture
+def op(scratch: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Op:
+    monkeypatch.delenv("RFOPS_CONFIGS", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    made: Op = scratch.OP
+    return made
+
+
+def run(words: str, capsys: pytest.CaptureFixture[str], status: int = 0) -> str:
+    assert cli.main(words.split()) == status, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def test_call_guards_and_plans(op: Op, scratch: ModuleType) -> None:
+    x, scale = torch.randn(3, 64), torch.randn(3)
+    out = torch.full_like(x, float("nan"))
+    assert op.call(x, scale, out, None) is out
+    torch.testing.assert_close(out, scratch.reference(x, scale))
+    again = op.call(x, scale, None, None)  # by the plan
+    torch.testing.assert_close(again, out)
+    assert op.call(x[:0], scale[:0], None, None).shape == (0, 64)
+    with pytest.raises(ValueError, match=r"scratch_scale: scale must be a \[M=3\] tensor"):
+        op.call(x, torch.randn(4), None, None)
+    with pytest.raises(ValueError, match="scratch_scale: x must be float32"):
+        op.call(x.double(), scale, None, None)
+    with pytest.raises(ValueError, match="16-byte aligned"):
+        op.call(torch.randn(193)[1:].view(3, 64), scale, None, None)
+    with pytest.raises(ValueError, match="out must not overlap x"):
+        op.call(x, scale, x, None)
+    assert op.supports(arch="gfx942") and not op.supports(arch="sm_90")
+    with pytest.raises(ValueError, match="no kernel takes M=1 N=2 on sm_90: hip: no kernel for"):
+        op.route(op.call_of("sm_90", M=1, N=2))
+
+
+def test_opcheck(op: Op) -> None:
+    made = torch.ops.rfops.scratch_scale
+    torch.library.opcheck(made.default, (torch.randn(2, 64), torch.randn(2), ""))
+
+
+def test_why(op: Op, capsys: pytest.CaptureFixture[str]) -> None:
+    said = run("why scratch_scale --m 3 --n 64", capsys)
+    assert "decision  hip, a HIP kernel" in said and "Config(threads=64)" in said
+    assert "envelope default" in said and "scratch gfx950 THREADS=64" in said
+
+
+def test_profile(op: Op, capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads(run("profile scratch_scale --m 3 --n 64 --json", capsys))
+    assert (record["kernel"], record["workgroups"]) == ("scratch_scale", 3)
+    assert "nothing is launched" in run("profile scratch_scale --m 0 --n 64", capsys)
+
+
+def test_build_and_ls(op: Op, capsys: pytest.CaptureFixture[str]) -> None:
+    said = run("build scratch --arch gfx942,gfx950", capsys)
+    assert "scratch gfx942 THREADS=64" in said and "2 of 2" in said
+    rows = [line.split() for line in run("ls", capsys).splitlines()]
+    (row,) = [row for row in rows if row[0] == "scratch" and row[2] == "gfx950"]
+    assert row[1] == "scratch_scale" and int(row[3]) >= 1 and row[4] == "scratch_scale"
+
+
+def test_bench(op: Op, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bench.csv"
+    said = run(f"bench scratch_scale --csv {file}", capsys)
+    assert "the 3 smallest of 4 shapes" in said and "geometric mean" in said
+    with file.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["shape"] for row in rows] == ["m=1 n=64", "m=2 n=64", "m=3 n=64"]
+    for m, row in enumerate(rows, start=1):
+        assert int(row["bytes"]) == 2 * 4 * m * 64 + 4 * m and row["bound"] == "bytes"
+        assert row["kind"] == "estimated" and float(row["us"]) > float(row["floor us"]) > 0
+
+
+def test_bench_of_a_wrong_kernel(
+    op: Op, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(op, "reference", lambda x, scale: x * scale[:, None] * 1.001)
+    assert cli.main(["bench", "scratch_scale", "--shape", "2", "64"]) == 1
+    assert "scratch_scale m=2 n=64: hip is WRONG: out:" in capsys.readouterr().err
+
+
+def test_tune(
+    op: Op,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = run(f"tune scratch_scale --out {tmp_path} --shape 3 64", capsys)
+    assert "2 variants" in said and [*tmp_path.iterdir()] == [tmp_path / "scratch_scale.csv"]
+    assert "done before" in run(f"tune scratch_scale --out {tmp_path} --shape 3 64", capsys)
+    monkeypatch.setenv("RFOPS_CONFIGS", str(tmp_path))
+    assert "exact row" in run("why scratch_scale --m 3 --n 64", capsys)
+    x, scale = torch.randn(3, 64), torch.randn(3)
+    torch.testing.assert_close(op.call(x, scale, None, None), x * scale[:, None])

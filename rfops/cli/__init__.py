@@ -1,0 +1,137 @@
+"""The command `rfops`: demo, build, cache, doctor, ls, profile, bench, tune, why, vgpu."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+import rfops
+from rfops.cli import build as cli_build
+from rfops.cli import cache as cli_cache
+from rfops.cli import doctor as cli_doctor
+from rfops.cli import ops as cli_ops
+from rfops.cli.common import add_op, declared, elsewhere, help_of, with_ops
+from rfops.jit import BuildError, settings, vgpu_library, vgpu_library_folder
+from rfops.jit.files import cache_roots
+from rfops.jit.spec import ModuleSpec, load_config, module_spec
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 done, 1 an error that is printed, 2 wrong usage."""
+    options = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except BrokenPipeError:  # the reader has seen enough, as in `rfops ls | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        _report(error)
+        return 1
+
+
+def _report(error: Exception) -> None:
+    """What went wrong, for people; with RFOPS_LOG=debug all of it."""
+    debug = settings.raw("RFOPS_LOG") == "debug"
+    text = error.brief if isinstance(error, BuildError) and not debug else error
+    if debug:
+        traceback.print_exception(error)
+    print(f"rfops: {type(error).__name__}: {text}", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rfops", description=(rfops.__doc__ or "").split("\n")[0])
+    parser.add_argument("--version", action="version", version=f"rfops {rfops.__version__}")
+    parser.set_defaults(command=help_of(parser))
+    commands = parser.add_subparsers(metavar="command")
+
+    demo = commands.add_parser("demo", help="build and run the first op, and say what was done")
+    demo.add_argument("--cold", action="store_true", help="use an empty cache, for cold times")
+    demo.set_defaults(command=_demo)
+
+    cli_build.add(commands)
+    cli_cache.add(commands)
+
+    ls = commands.add_parser("ls", help="ops, modules, architectures, and what is cached")
+    ls.set_defaults(command=_ls)
+
+    cli_doctor.add(commands)
+
+    cli_ops.add(commands)
+
+    reason = commands.add_parser("why", help="which kernel a call takes, why one is not cached")
+    add_op(reason, "module")
+    reason.set_defaults(command=lambda given: _why(given) if given.op else help_of(reason)(given))
+
+    vgpu = commands.add_parser("vgpu", help="the virtual GPU, for use as a HIP runtime")
+    which = vgpu.add_mutually_exclusive_group(required=True)
+    which.add_argument("--path", action="store_true", help="print its library's path")
+    which.add_argument(
+        "--lib-dir",
+        action="store_true",
+        help="print a folder for LD_LIBRARY_PATH with all its names",
+    )
+    vgpu.set_defaults(command=_vgpu)
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> int:
+    with_ops()
+    from rfops.cli import demo
+
+    return demo.run(cold=options.cold)
+
+
+def _why(options: argparse.Namespace) -> int:
+    if options.op == "module":
+        parser = argparse.ArgumentParser(prog="rfops why module")
+        cli_cache.add_why(parser)
+        given = parser.parse_args(options.arguments)
+        status: int = given.command(given)
+        return status
+    with_ops()
+    from rfops.cli import why
+
+    return why.main(options.op, options.arguments)
+
+
+def _vgpu(options: argparse.Namespace) -> int:
+    print(vgpu_library_folder() if options.lib_dir else vgpu_library())
+    return 0
+
+
+# ---------------------------------------------------------------- ls
+
+
+def _cached(spec: ModuleSpec, arch: str) -> int:
+    """Entries of all caches, also of those that are only read."""
+    found = {
+        f.parent.name for r in cache_roots() for f in r.glob(f"{arch}/{spec.name}/*/meta.json")
+    }
+    return len(found)
+
+
+def _ls(_options: argparse.Namespace) -> int:
+    ops = declared()
+    used = {name: ",".join(kernels) for op in ops.values() for name, kernels in op.items()}
+    rows = [("module", "kernel", "architecture", "cached variants", "op")]
+    others = {name: module_spec(name, file) for name, file in elsewhere().items()}
+    specs = load_config() | others
+    for name, spec in specs.items():
+        archs = spec.archs if spec.kind == "device" else ("host",)
+        op = ",".join(op for op, modules in ops.items() if name in modules) or "-"
+        kernel = used.get(name, "-")
+        rows += [(name, kernel, arch, str(_cached(spec, arch)), op) for arch in archs]
+    rows += [("-", "-", "any", "-", op) for op, modules in ops.items() if not modules]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        print("  ".join(cells).rstrip())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

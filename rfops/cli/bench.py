@@ -1,0 +1,280 @@
+"""`rfops bench OP`: each shape of a set is checked against the plain reference, then timed; on the
+virtual GPU a time is an estimate from counters. A wrong result is an exit status of 1."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import importlib.util
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rfops
+from rfops import vgpu
+from rfops.cli import why
+from rfops.dispatch import cost, routing
+from rfops.dispatch.declare import DTYPES
+from rfops.dispatch.kernel import Call, Kernel
+from rfops.dispatch.op import Op
+
+Row = dict[str, Any]
+QUICK = 3  # shapes of the quick subset
+COLUMNS = ("shape", "kernel", "us", "kind", "floor us", "bound", "share", "TB/s", "TFLOPS",
+           "published", "source")  # fmt: skip
+
+
+def add_shapes(parser: argparse.ArgumentParser, op: Op) -> None:
+    """--set, --shape and --device."""
+    default = f"default: {next(iter(op.shapes))}" if op.shapes else "this op has none"
+    parser.add_argument("--set", nargs="+", choices=op.shapes, default=[], help=default)
+    parser.add_argument(
+        "--shape", nargs="+", action="append", default=[], metavar="VALUE",
+        help=f"one shape: {' '.join(op.asked)}, as numbers or as {op.asked[0]}=4; values by name",
+    )  # fmt: skip
+    parser.add_argument("--device", type=torch.device, help="default: the GPU, or cpu if none")
+
+
+def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
+    add_shapes(parser, op)
+    parser.add_argument("--kernel", nargs="+", choices=op.kernels, default=[], help="these as well")
+    parser.add_argument("--csv", type=Path, help="write all figures there")
+    parser.add_argument("--plot", type=Path, help="draw times and floors there (needs matplotlib)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--quick", action="store_true", help=f"the {QUICK} smallest shapes, which "
+                       "is the default on the virtual GPU")  # fmt: skip
+    which.add_argument("--all", action="store_true", help="every shape of the set there too")
+
+
+def shapes_of(op: Op, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """What the options name, the op's first set by default. Raises ValueError."""
+    given = [shape_of(op, words) for words in options.shape]
+    names = options.set or (() if given else [*op.shapes][:1])
+    given += [dict(shape) for name in names for shape in op.shapes[name]]
+    if not given:
+        raise ValueError(f"{op.name} has no set of shapes; pass --shape {' '.join(op.asked)}")
+    return given
+
+
+def shape_of(op: Op, words: Sequence[str]) -> dict[str, Any]:
+    """Of `4 64 256` or `M=4 N=64 K=256 dtype=f16`. Raises ValueError."""
+    d = op.declaration
+    kinds = {a.name: a.kind for a in d.values if not a.size} | dict.fromkeys(d.sizes, "int")
+    kinds |= {a.name: "bool" for a in d.tensors if a.optional}
+    kinds |= {f"{a.name}_dtype": "dtype" for a in d.tensors if len(a.dtypes) > 1}
+    known = {name.lower(): name for name in kinds}
+    places, shape = iter(op.asked), {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            name, value = next(places, ""), word
+        name = known.get(name.lower(), "")
+        try:
+            shape[name] = _value(kinds[name], value)
+        except (KeyError, ValueError) as error:
+            wanted = f"{' '.join(op.asked)} as numbers, or NAME=VALUE of {', '.join(kinds)}"
+            raise ValueError(f"--shape {word}: expected {wanted}") from error
+    missing = [name for name in op.asked if name not in shape]
+    if missing:
+        raise ValueError(f"--shape {' '.join(words)}: say {', '.join(missing)} too")
+    return shape
+
+
+def _value(kind: str, text: str) -> Any:
+    if kind == "dtype":
+        return DTYPES[text][0]
+    if kind == "word":
+        return text
+    return float(text) if kind == "float" else bool(int(text)) if kind == "bool" else int(text)
+
+
+def quick(op: Op, shapes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The smallest, in the order of the set."""
+
+    def work(at: int) -> tuple[int, int]:
+        c = op.call_of(**shapes[at])
+        return op.flops(c), sum(t.numel() for t in op.make_results(c, "meta"))
+
+    return [shapes[at] for at in sorted(sorted(range(len(shapes)), key=work)[:QUICK])]
+
+
+# ---------------------------------------------------------------- one shape
+
+
+def bench(
+    op: Op, shape: dict[str, Any], device: torch.device, others: Iterable[str] = ()
+) -> tuple[Row, list[str]]:
+    """A row, and what was wrong."""
+    sets = cost.problems(op, op.call_of(**shape), device)
+    c = sets[0].call
+    kernel, rule, config = op.decide(c, None, None)
+    least = cost.floor(op, c)
+    row: Row = {
+        "op": op.name, "shape": label(op, shape), "kernel": kernel.name, "rule": rule,
+        "config": routing.config_text(config) if config is not None else "",
+        "floor us": least.us, "bound": least.bound, "bytes": least.bytes, "flops": least.flops,
+    }  # fmt: skip
+    found = op.published(c)
+    if found:
+        figures, row["source"] = found
+        row["published"] = ", ".join(f"{name} {value:g}" for name, value in figures.items())
+        row["published us"] = figures.get("us", "")
+    wrong = []
+    for name in ("", *others):
+        backend = name or kernel.name
+        if name and (op.kernels[name].refuses(c) or not _has_default(op.kernels[name], c)):
+            continue
+        try:
+            done = cost.measure(sets, backend, route=not name)
+        except AssertionError as error:
+            wrong.append(f"{op.name} {row['shape']}: {backend} is WRONG: {error}")
+        else:
+            row |= {f"{name} us": done.us} if name else _figures(done, least)
+    return row, wrong
+
+
+def _has_default(kernel: Kernel, c: Call) -> bool:
+    return kernel.Config is None or kernel.default(c) is not None
+
+
+def label(op: Op, shape: dict[str, Any]) -> str:
+    """What a row is called: sizes, then values that are no size of the op's table."""
+    known = {*op.declaration.sizes, *op.table}
+    more = {name: value for name, value in shape.items() if name not in known}
+    words = [f"{name}={str(value).removeprefix('torch.')}" for name, value in more.items()]
+    return " ".join([why.sizes_text(op, op.call_of(**shape)), *words])
+
+
+def _figures(done: cost.Cost, least: cost.Floor) -> Row:
+    row = {"us": done.us, "kind": done.kind, "spread": done.spread, **done.counters}
+    if done.us:
+        row |= {"TB/s": least.bytes / done.us / 1e6, "TFLOPS": least.flops / done.us / 1e6}
+        row["share"] = least.us / done.us if least.us else ""
+    return row
+
+
+# ---------------------------------------------------------------- the run
+
+
+def run(op: Op, options: argparse.Namespace) -> int:
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: pip install 'rfops[plot]'")
+    device = options.device or cost.default_device()
+    shapes = shapes_of(op, options)
+    chosen = shapes
+    if not options.shape and (options.quick or (device.type == "cpu" and not options.all)):
+        chosen = quick(op, shapes)
+    print(f"# {describe(device)}")
+    if len(chosen) < len(shapes):
+        print(f"# the {len(chosen)} smallest of {len(shapes)} shapes; --all takes every one")
+    if device.type == "cpu":
+        print("# us: estimated from counters of the virtual GPU; nothing here is measured")
+    rows, wrong = bench_all(op, chosen, device, options.kernel)
+    if options.csv:
+        write_csv(options.csv, rows, describe(device))
+    if options.plot:
+        plot(options.plot, op, rows)
+    return 1 if wrong else 0
+
+
+def bench_all(
+    op: Op, shapes: Sequence[dict[str, Any]], device: torch.device, others: Sequence[str] = ()
+) -> tuple[list[Row], list[str]]:
+    """Rows of all shapes, printed one by one, and what was wrong."""
+    columns = (*COLUMNS[:3], *[f"{name} us" for name in others], *COLUMNS[3:])
+    widths = {name: max(len(name), 7) for name in columns}
+    widths |= {"shape": max(len(label(op, shape)) for shape in shapes),
+               "kernel": max(map(len, op.kernels)), "kind": 9}  # fmt: skip
+    print("  ".join(name.ljust(width) for name, width in widths.items()))
+    rows, wrong = [], []
+    for shape in shapes:
+        row, errors = bench(op, shape, device, others)
+        rows.append(row)
+        print("  ".join(_cell(row, name).ljust(w) for name, w in widths.items()).rstrip(),
+              flush=True)  # fmt: skip
+        for error in errors:
+            print(f"rfops: {error}", file=sys.stderr)
+        wrong += errors
+    for line in summary(rows, others):
+        print(line)
+    return rows, wrong
+
+
+def _cell(row: Row, name: str) -> str:
+    value = row.get(name, "")
+    if value == "" or (isinstance(value, float) and not value):
+        return "-"
+    form = "" if isinstance(value, str) else ".1%" if name == "share" else ".3g"
+    return f"{value:{form}}"
+
+
+def summary(rows: Sequence[Row], others: Sequence[str] = ()) -> list[str]:
+    """Geometric means, the best and the slowest shape, beside the floor and beside others."""
+    timed = [row for row in rows if row.get("us")]
+    if not timed:
+        return ["no time: nothing was launched, or nothing was right"]
+    kinds = ", ".join(sorted({row["kind"] for row in timed}))
+    lines = [f"geometric mean {_mean([r['us'] for r in timed]):.3g} us of {len(timed)} ({kinds})"]
+    placed = sorted((row for row in timed if row.get("share")), key=lambda row: row["share"])
+    if placed:
+        slow, best = (f"{row['share']:.1%} at {row['shape']}" for row in (placed[0], placed[-1]))
+        share = _mean([row["share"] for row in placed])
+        lines.append(f"share of the floor {share:.1%}; best {best}, slowest {slow}")
+    for name in ("published", *others):
+        # An estimate beside somebody's measurement is for reading, not for a ratio.
+        fair = [row for row in timed if name != "published" or row["kind"] == "measured"]
+        ratios = [row[f"{name} us"] / row["us"] for row in fair if row.get(f"{name} us")]
+        if ratios:
+            lines.append(f"{name} over this: {_mean(ratios):.2f} (geometric mean of {len(ratios)})")
+    return lines
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def write_csv(file: Path, rows: Sequence[Row], device: str) -> None:
+    columns = dict.fromkeys(["op", *COLUMNS[:-1]] + [name for row in rows for name in row])
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, [*columns, "device"], restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({**row, "device": device} for row in rows)
+
+
+def plot(file: Path, op: Op, rows: Sequence[Row]) -> None:
+    """Bars of times beside floors and what others have published."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(max(6.0, 0.4 * len(rows)), 5), layout="constrained")
+    for at, (name, label) in enumerate(
+        (("us", rows[0].get("kind", "us")), ("floor us", "floor"), ("published us", "published"))
+    ):
+        heights = [row.get(name) or float("nan") for row in rows]
+        axes.bar([place + 0.3 * at for place in range(len(rows))], heights, 0.3, label=label)
+    axes.set_xticks(range(len(rows)), [row["shape"] for row in rows], rotation=90, fontsize=7)
+    axes.set(yscale="log", ylabel="us", title=op.name)
+    axes.legend()
+    figure.savefig(file)
+    pyplot.close(figure)
+
+
+def describe(device: torch.device) -> str:
+    """Device, versions and day: what a figure's source says."""
+    name = "virtual GPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    arch, cu_num = routing.chip(device)
+    return (
+        f"{name} {arch} {cu_num} CUs; rfops {rfops.__version__}, torch {torch.__version__}, "
+        f"triton {_triton()}, {datetime.date.today()}"
+    )
+
+
+def _triton() -> str:
+    return vgpu._triton_version() if importlib.util.find_spec("triton") else "none"

@@ -1,0 +1,242 @@
+"""`rfops build`: all that ops declare, a manifest, or one variant, ahead of the first call."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rfops.cli.common import declared_ops, elsewhere, with_ops
+from rfops.jit import (
+    BuildError,
+    RfopsError,
+    ToolchainNotFound,
+    manifest,
+    paths,
+    resources,
+    strict,
+    toolchain,
+)
+from rfops.jit.build import build_device
+from rfops.jit.host import build_host
+from rfops.jit.manifest import TritonWanted, Wanted
+from rfops.jit.spec import ARCHS, ModuleSpec, load_config, module_spec
+
+Entry = Wanted | TritonWanted
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command's options."""
+    build = commands.add_parser("build", help="build modules ahead of their first call; no GPU")
+    build.add_argument("modules", nargs="*", help="modules to build; none: all that ops declare")
+    build.add_argument("--arch", default=",".join(ARCHS), help="default: %(default)s")
+    build.add_argument("--manifest", type=Path, help="build what a run used, as it was recorded")
+    build.add_argument("--config", type=Path, help="another compiler_config.json")
+    build.add_argument(
+        "-D", dest="defines", action="append", default=[], metavar="NAME=VALUE",
+        help="build this variant and not those that the op declares",
+    )  # fmt: skip
+    build.add_argument("-j", dest="jobs", type=int, default=0, help="compilers at once, at most")
+    build.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Goes on after a failure and reports it at the end; status 1 if there was one."""
+    wanted = list(dict.fromkeys(_wanted(options)))
+    begin, failed = time.monotonic(), 0
+    reasons: dict[object, str] = {}
+    progress = _Progress(len(wanted))
+    gate = _MemoryGate()
+    workers = resources.jobs(options.jobs)
+    if options.jobs < 0:
+        raise ValueError(f"-j {options.jobs}: expected 1 or more, or 0 for as many as fit")
+
+    def job(entry: Entry) -> tuple[Entry, str, RfopsError | None]:
+        with gate:
+            return entry, *_build(entry)
+
+    with strict.allowed(), progress, ThreadPoolExecutor(max_workers=workers) as pool:
+        # Host libraries are parallel in themselves, Triton has one driver for the process.
+        alone = [e for e in wanted if e.arch == "host" or isinstance(e, TritonWanted)]
+        devices = [entry for entry in wanted if entry not in alone]
+        for entry, state, error in itertools.chain(pool.map(job, devices), map(job, alone)):
+            progress.show(str(entry), state, line=not isinstance(error, ToolchainNotFound))
+            if error is not None:
+                failed += 1
+                reasons.setdefault(*_reason(error))
+    for reason in reasons.values():
+        print(f"rfops: {reason}", file=sys.stderr)
+    print(f"{len(wanted) - failed} of {len(wanted)} in {time.monotonic() - begin:.1f} s")
+    return 1 if failed else 0
+
+
+def _reason(error: RfopsError) -> tuple[object, str]:
+    """What it says, and by what it is said once: a compiler that is missing, for all variants of
+    all architectures; what one says, for all variants of a module."""
+    if isinstance(error, ToolchainNotFound):
+        return error.rejected, str(error)
+    if isinstance(error, BuildError):
+        return (error.module, error.cause, error.output), error.brief
+    return str(error), str(error)
+
+
+def _build(entry: Entry) -> tuple[str, RfopsError | None]:
+    try:
+        if isinstance(entry, TritonWanted):
+            return "built" if _build_triton(entry) else "cached", None
+        spec = module_spec(entry.module, entry.config)
+        if entry.arch == "host":
+            artifact = build_host(spec)
+        else:
+            artifact = build_device(spec, entry.arch, dict(entry.defines))
+    except RfopsError as error:
+        return "failed", error
+    return "built" if artifact.fresh else "cached", None
+
+
+def _build_triton(entry: TritonWanted) -> bool:
+    """Through the virtual GPU's driver: no GPU is needed, and the cache's keys are the same."""
+    with_ops()
+    from rfops import vgpu
+    from rfops.jit import triton_builds
+
+    try:
+        vgpu.activate_triton(entry.arch)
+    except ImportError as error:
+        raise BuildError(entry.kernel, "Triton", str(error), None) from error
+    try:
+        return triton_builds.preload(entry)
+    finally:
+        vgpu.deactivate_triton()
+
+
+# ---------------------------------------------------------------- what
+
+
+def _wanted(options: argparse.Namespace) -> Iterator[Entry]:
+    archs = options.arch.split(",")
+    for arch in archs:
+        if arch not in ARCHS:
+            raise ValueError(f"--arch {arch}: expected some of {','.join(ARCHS)}")
+    if options.manifest is not None:
+        chosen = options.modules
+        for entry in manifest.load(options.manifest):
+            name = entry.kernel if isinstance(entry, TritonWanted) else entry.module
+            if (not chosen or name in chosen) and entry.arch in (*archs, "host"):
+                yield entry
+        return
+    defines = manifest.defines_of(dict(map(define, options.defines)))
+    if defines and not options.modules:
+        raise ValueError("-D: expected a module to build with it, got none")
+    config = options.config.absolute() if options.config else paths.COMPILER_CONFIG
+    ops = dict.fromkeys(op.module for op in declared_ops())
+    ours = config == paths.COMPILER_CONFIG
+    known = [*ops, *(n for n, s in load_config(config).items() if not ours or s.kind == "host")]
+    others = elsewhere() if ours else {}
+    known += others
+    for name in options.modules:
+        if name not in known:
+            raise ValueError(f"no op uses a module {name!r}; modules: {', '.join(known)}")
+    default = [*ops, *others, *_launcher()] if ours else known
+    for name in options.modules or default:
+        spec = module_spec(name, others.get(name, config))
+        if options.modules and spec.kind == "device" and not set(archs) & set(spec.archs):
+            spec.require_arch(archs[0])
+        yield from variants(spec, archs, defines)
+
+
+def _launcher() -> list[str]:
+    """The native launcher's module, where it can be built at all."""
+    from rfops.jit import launcher
+
+    try:
+        toolchain.python_headers(launcher.MODULE)
+        toolchain.host_toolchain()
+    except RfopsError:
+        return []
+    return [launcher.MODULE]
+
+
+def variants(
+    spec: ModuleSpec, archs: Collection[str], defines: tuple[tuple[str, Any], ...]
+) -> Iterator[Wanted]:
+    """The variant of these defines, or all that the module's op declares, for each architecture."""
+    if spec.kind == "host":
+        yield Wanted(spec.name, "host", (), spec.config)
+        return
+    known = () if defines else declared_ops(spec.config)
+    ops = [op for op in known if op.module == spec.name and op.variants]
+    for arch in (arch for arch in archs if arch in spec.archs):
+        declared = [d for op in ops for d in (op.variants(arch) if op.variants else ())]
+        for variant in declared if ops else [dict(defines)]:  # two kernels may declare the same
+            yield Wanted(spec.name, arch, manifest.defines_of(variant), spec.config)
+
+
+def define(text: str) -> tuple[str, str]:
+    """NAME=VALUE of the command line. Raises ValueError."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ValueError(f"-D {text}: expected NAME=VALUE")
+    return name, value
+
+
+# ---------------------------------------------------------------- how
+
+
+class _MemoryGate:
+    """Lets a job begin when there is memory for a compiler, or when none is running."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.changed = threading.Condition()
+
+    def __enter__(self) -> None:
+        with self.changed:
+            while self.running and resources.free_memory() < resources.JOB_BYTES:
+                self.changed.wait(0.2)
+            self.running += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.changed:
+            self.running -= 1
+            self.changed.notify()
+
+
+class _Progress:
+    """A bar where somebody watches, else a line a module."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.begin = total, time.monotonic()
+        self.counts = {"built": 0, "cached": 0, "failed": 0}
+        self.tty = sys.stdout.isatty()
+
+    def __enter__(self) -> None:
+        if self.tty:
+            logging.getLogger("rfops").setLevel(logging.WARNING)  # the bar says what is built
+
+    def __exit__(self, *_: object) -> None:
+        if self.tty:
+            sys.stdout.write("\r\033[K")
+
+    def show(self, name: str, state: str, line: bool = True) -> None:
+        self.counts[state] += 1
+        done = sum(self.counts.values())
+        if not self.tty:
+            if not line:
+                return
+            print(f"[{done}/{self.total}] {name}: {state}", flush=True)
+            return
+        counts = ", ".join(f"{count} {word}" for word, count in self.counts.items() if count)
+        bar = ("#" * (20 * done // self.total)).ljust(20, ".")
+        text = f"[{bar}] {done}/{self.total}, {counts}, {time.monotonic() - self.begin:.0f} s  "
+        room = shutil.get_terminal_size().columns - len(text) - 1
+        sys.stdout.write(f"\r{text}{name[: max(0, room)]}\033[K")
+        sys.stdout.flush()

@@ -1,0 +1,94 @@
+"""What the parts of the command share; the ops among it: it begins without (rfops_command.py)."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rfops
+from rfops.jit import paths
+
+if TYPE_CHECKING:
+    from rfops.jit import CompiledOp
+
+
+def with_ops() -> None:
+    """Import all that `import rfops` brings, torch with it."""
+    if vars(rfops).pop("WITHOUT_OPS", False):
+        importlib.reload(rfops)
+
+
+def declared_ops(config: Path = paths.COMPILER_CONFIG) -> tuple[CompiledOp, ...]:
+    """Every kernel that rfops' ops, or those of another config file, have declared."""
+    with_ops()
+    from rfops.jit import compiled_ops
+
+    return compiled_ops(config)
+
+
+def elsewhere() -> dict[str, Path]:
+    """The modules of ops that this process has declared outside of rfops: their config files."""
+    if "rfops.dispatch.op" not in sys.modules:
+        return {}
+    from rfops.dispatch.op import modules
+
+    return {name: file for name, file in modules().items() if file != paths.COMPILER_CONFIG}
+
+
+# An op and its kernels, as their files declare them: the command names them without torch.
+_OP = re.compile(r'^OP = \w+\(\s*"(\w+)"', re.MULTILINE)
+_KERNEL = re.compile(r'^@compile_ops\("(\w+)".*\n+def (\w+)', re.MULTILINE)
+
+
+def declared() -> dict[str, dict[str, list[str]]]:
+    """Module and kernels of each op. What an op runs by Triton or torch alone has none."""
+    folder = Path(__file__).parents[1]
+    found: dict[str, dict[str, list[str]]] = {"quant_mxfp8": {}}
+    for file in folder.glob("*/*.py"):
+        for op in _OP.findall(file.read_text(encoding="utf-8")):
+            modules = found.setdefault(op, {})
+            for other in sorted(file.parent.glob(f"{file.stem}*.py")):
+                for module, kernel in _KERNEL.findall(other.read_text(encoding="utf-8")):
+                    modules.setdefault(module, []).append(kernel)
+    for file in {*elsewhere().values()}:
+        from rfops.dispatch.op import ops
+
+        for kernel in declared_ops(file):
+            names = [n for n, op in ops().items() if kernel.module in op.modules]
+            for name in names:
+                found.setdefault(name, {}).setdefault(kernel.module, []).append(kernel.kernel)
+    return dict(sorted(found.items()))
+
+
+def op_names(with_table: bool = False) -> list[str]:
+    """The ops that are declared, those of elsewhere among them; of them those with a table."""
+    texts = [file.read_text(encoding="utf-8") for file in Path(__file__).parents[1].glob("*/*.py")]
+    ours = [t for t in texts if not with_table or '\n    table="' in t]
+    names = sorted(name for text in ours for name in _OP.findall(text))
+    if "rfops.dispatch.op" in sys.modules:
+        from rfops.dispatch.op import ops
+
+        others = [name for name, op in ops().items() if op.table or not with_table]
+        names = list(dict.fromkeys([*names, *others]))
+    return names
+
+
+def add_op(parser: argparse.ArgumentParser, *more: str) -> None:
+    """The argument that names an op, and what its own parser is to read."""
+    parser.add_argument("op", nargs="?", choices=[*op_names(), *more], help="--help after it")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the op")
+
+
+def help_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    """What a command does that wants another word."""
+
+    def show(_options: argparse.Namespace) -> int:
+        parser.print_help()
+        return 0
+
+    return show

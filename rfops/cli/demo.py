@@ -1,0 +1,162 @@
+"""`rfops demo`: the first op end to end, each step said and timed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+
+import torch
+
+import rfops
+from rfops.cli.real_input import INSTALL, first_feed_forward, model_folder
+from rfops.dispatch import routing
+from rfops.gemm.mxfp8 import OP
+from rfops.gemm.mxfp8_gemv import mxfp8_gemv
+from rfops.gemm.mxfp8_mfma import mxfp8_mfma
+from rfops.jit import BoundKernel, hip, settings, toolchain, vgpu_library
+
+K, N = 6144, 2304  # a linear layer of a large decoder, split over eight GPUs
+COLD_BAR, COMPILE_BAR = 2.0, 1.0  # seconds
+
+
+@dataclass(frozen=True)
+class Case:
+    """One linear layer: x [M, K] and w [N, K] in fp32."""
+
+    title: str
+    x: torch.Tensor
+    w: torch.Tensor
+
+
+def run(cold: bool) -> int:
+    """Print the steps; 0 if every result was within its bound and, if cold, every time too."""
+    device = _device()
+    _check_compiler(hip.device_arch(device), cold)
+    if not cold:
+        return _run(device, cold)
+    if device.type == "cpu":  # the bar is for a virtual GPU that is built already
+        os.environ["RFOPS_HIP_LIBRARY"] = str(settings.path("RFOPS_HIP_LIBRARY") or vgpu_library())
+    with tempfile.TemporaryDirectory(prefix="rfops-demo-") as folder:
+        os.environ["RFOPS_CACHE_DIR"] = folder
+        return _run(device, cold)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.version.hip and torch.cuda.is_available() else "cpu")
+
+
+def _check_compiler(arch: str, cold: bool) -> None:
+    """Before the virtual GPU is built, a minute. What a cache has needs no compiler."""
+    if cold or not toolchain.usable("device", arch):
+        toolchain.device_toolchain(arch)
+
+
+def _run(device: torch.device, cold: bool) -> int:
+    print(f"rfops {rfops.__version__} demo")
+    if device.type == "cpu" and settings.path("RFOPS_HIP_LIBRARY") is None:
+        begin = time.perf_counter()
+        path = vgpu_library()
+        _say("virtual GPU", f"ready in {time.perf_counter() - begin:.2f} s: {path}")
+    good = all([_run_case(case, device, cold) for case in _cases()])
+    print("\nall within their bounds" if good else "\nNOT within its bound: see above")
+    return 0 if good else 1
+
+
+_KERNELS = {"gemv": mxfp8_gemv, "mfma": mxfp8_mfma}
+
+
+def _say(step: str, text: str) -> None:
+    print(f"  {step:<12}{text}", flush=True)
+
+
+def _cases() -> list[Case]:
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(rows, K, generator=generator) for rows in (1, N))
+    cases = [Case(f"random input, M=1 N={N} K={K}", x, w)]
+    if model_folder() is None:
+        print(f"\nno real input: {INSTALL}")
+    else:
+        layer = first_feed_forward()
+        m, (n, k) = layer.x.shape[0], layer.weight.shape
+        title = f"real input, MiniLM's {layer.name}, M={m} N={n} K={k}"
+        cases.append(Case(title, layer.x, layer.weight))
+    return cases
+
+
+def _run_case(case: Case, device: torch.device, cold: bool) -> bool:
+    print(f"\ngemm_mxfp8: {case.title}")
+    x, x_scale = rfops.quant_mxfp8(case.x)
+    w, w_scale = rfops.quant_mxfp8(case.w)
+    args = [tensor.to(device) for tensor in (x, w, x_scale, w_scale)]
+    m, (n, k) = x.shape[0], w.shape
+    arch, cu_num = routing.chip(device)
+    c = OP.call_of(arch, cu_num, M=m, N=n, K=k)
+    chosen = OP.route(c)
+    first, out = _timed(args, device)
+    later, again = _timed(args, device)
+    _say("route", f"{chosen.backend}, by the rule {chosen.rule!r}: {chosen.why}")
+    in_time = True
+    if chosen.is_hip:
+        kernel = OP.kernels[chosen.backend]
+        config = OP.parse_config(kernel, chosen.config, chosen.row) or kernel.default(c)
+        bound = _KERNELS[chosen.backend].bind(device, kernel.defines(c, config))
+        _print_kernel(bound)
+        in_time = _print_build(bound, first, later, cold)
+    _say("launch", f"first call {first:.3f} s, later call {later:.3f} s")
+    right = _print_error(case, args, out)
+    same = bool(torch.equal(out, again))
+    _say("repeat", "bitwise the same" if same else "DIFFERENT from the first call")
+    return in_time and right and same
+
+
+def _timed(args: list[torch.Tensor], device: torch.device) -> tuple[float, torch.Tensor]:
+    begin = time.perf_counter()
+    out = rfops.gemm_mxfp8(args[0], args[1], args[2], args[3])
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin, out
+
+
+def _print_kernel(bound: BoundKernel) -> None:
+    meta = bound.meta
+    compiler = toolchain.device_toolchain(meta["arch"])
+    _say("toolchain", f"{compiler.headline} ({compiler.argv[0]})")
+    kind = "virtual GPU" if bound.hip.is_virtual else "a real one"
+    _say("device", f"{kind}, {meta['arch']}; HIP runtime {bound.hip.path}")
+    variant = " ".join(f"{name}={value}" for name, value in meta["defines"].items())
+    _say("module", f"{meta['module']} for {meta['arch']}, {variant}")
+    _say("key", meta["key"])
+    _say("resources", ", ".join(f"{name} {value}" for name, value in bound.resources.items()))
+
+
+def _print_build(bound: BoundKernel, first: float, later: float, cold: bool) -> bool:
+    meta = bound.meta
+    if meta["cached"]:
+        _say("build", f"cached; finding and loading it took {first - later:.3f} s")
+        return not cold
+    compile_, rest = meta["seconds"], first - later - meta["seconds"]
+    _say("build", f"compile {compile_:.2f} s, find compiler, load, bind {rest:.2f} s")
+    in_time = first < COLD_BAR and compile_ < COMPILE_BAR
+    if cold:
+        verdict = "within" if in_time else "NOT within"
+        _say("cold start", f"{verdict} {COLD_BAR:.0f} s, of which compile {COMPILE_BAR:.0f} s")
+    return in_time or not cold
+
+
+def _print_error(case: Case, args: list[torch.Tensor], out: torch.Tensor) -> bool:
+    reference = rfops.gemm_mxfp8_ref(args[0], args[1], args[2], args[3], dtype=torch.float32)
+    # bf16 keeps 8 bits, rounded to nearest: half a unit in the last place is 2^-9 of the value,
+    # and fp32 sums in another order add far less.
+    error, bound = _relative(out, reference), 2.0**-8
+    right = error < bound
+    verdict = "below" if right else "NOT below"
+    _say("error", f"{error:.1e} against the fp32 reference, {verdict} {bound:.1e}")
+    exact = (case.x @ case.w.T).to(out.device)
+    _say("", f"{_relative(out, exact):.1e} against the unquantised layer: MX-FP8's own")
+    return right
+
+
+def _relative(value: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((value.float() - reference.float()).norm() / reference.float().norm())

@@ -1,0 +1,210 @@
+"""`rfops doctor`: what is there to build and run with. The same record as text and as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import rfops
+from rfops.dispatch import tuned_table
+from rfops.jit import ConfigError, resources, settings, toolchain, trust
+from rfops.jit.files import cache_root, cache_roots
+from rfops.jit.spec import ARCHS
+
+_KERNEL_DRIVERS = (Path("/dev/kfd"), Path("/dev/dxg"))  # AMD's; WSL's
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command's options."""
+    doctor = commands.add_parser("doctor", help="versions, compilers, devices, cache, settings")
+    doctor.add_argument("--json", action="store_true", help="the record as JSON")
+    doctor.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status 0 if ops can run on this machine."""
+    record = examine()
+    print(json.dumps(record, indent=1) if options.json else _text(record))
+    return 0 if record["ready"] else 1
+
+
+def examine() -> dict[str, Any]:
+    """All that decides whether ops can run, and `problems` where they cannot."""
+    wrong = _settings_errors()
+    cache = _cache()
+    compilers = {arch: _compilers("device", arch, cache) for arch in ARCHS}
+    compilers["c++20"] = _compilers("host", toolchain.HOST_TARGET, cache)
+    record: dict[str, Any] = {
+        "rfops": rfops.__version__,
+        "python": platform.python_version(),
+        "torch": _torch_version(),
+        "compilers": compilers,
+        "devices": {"gpus": _gpus(), "virtual": settings.raw("RFOPS_VGPU_ARCH")},
+        "tables": {family: _table(family) for family in tuned_table.FAMILIES},
+        "cache": cache,
+        "free_memory": resources.free_memory(),
+        "jobs": 0 if wrong else resources.jobs(),
+        "settings": {
+            s.name: settings.raw(s.name) for s in settings.SETTINGS if os.environ.get(s.name)
+        },
+        "problems": wrong,
+    }
+    record["problems"] += _problems(record)
+    record["ready"] = not record["problems"]
+    return record
+
+
+def _compilers(kind: str, target: str, cache: dict[str, Any]) -> list[dict[str, Any]]:
+    """The candidates until one is taken, with the reason for those that are not."""
+    found: list[dict[str, Any]] = []
+    if _untrusted(cache):
+        return [{"ok": False, "where": "not asked, as the cache that knows them is not trusted"}]
+    for chosen, why in toolchain.survey(kind, target):
+        if chosen is not None:
+            path = chosen.argv[0]
+            return [*found, {"ok": True, "where": why, "version": chosen.headline, "path": path}]
+        found.append({"ok": False, "where": why})
+    return found
+
+
+def _table(family: str) -> dict[str, Any]:
+    """What a tuned table holds, and its conflicts; or why it cannot be read."""
+    try:
+        table = tuned_table.load(family)
+    except ConfigError as error:
+        return {"ok": False, "error": str(error)}
+    conflicts = [str(conflict) for conflict in table.conflicts]
+    return {"ok": True, "rows": dict(table.origins()), "conflicts": conflicts}
+
+
+def _torch_version() -> str:
+    """Asked of what is installed: importing torch takes a second."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:  # run from where it was built
+        import torch
+
+        return str(torch.__version__)
+
+
+def _gpus() -> list[str]:
+    if "torch" not in sys.modules and not any(map(Path.exists, _KERNEL_DRIVERS)):
+        return []
+    import torch
+
+    if not torch.version.hip or not torch.cuda.is_available():
+        return []
+    count = torch.cuda.device_count()
+    return [str(torch.cuda.get_device_properties(i).gcnArchName) for i in range(count)]
+
+
+def _cache() -> dict[str, Any]:
+    roots = cache_roots()
+    trusted = [trust.describe(root) for root in roots]
+    builders = () if _untrusted({"trust": trusted}) else ("device", "host")
+    entries = {
+        arch: sum(len(list(root.glob(f"{arch}/*/*/meta.json"))) for root in roots)
+        for arch in (*ARCHS, "host")
+    }
+    vgpu = any(next(root.glob("host/vgpu/*/meta.json"), None) for root in roots)
+    return {
+        "path": str(cache_root()),
+        "writable": _writable(cache_root()),
+        "free": resources.free_disk(cache_root()),
+        "read": [str(root) for root in roots[1:]],
+        "entries": entries,
+        "virtual_gpu": vgpu,
+        "trust": trusted,
+        "launcher": any(next(root.glob("host/launcher/*/meta.json"), None) for root in roots),
+        "compilers": [t.headline for kind in builders for t in toolchain.recorded(kind)],
+    }
+
+
+def _untrusted(cache: dict[str, Any]) -> list[str]:
+    return [root["why"] for root in cache["trust"] if root["why"]]
+
+
+def _writable(folder: Path) -> bool:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK)
+
+
+def _settings_errors() -> list[str]:
+    errors = []
+    for setting in settings.SETTINGS:
+        try:
+            if setting.kind in ("int", "seconds"):
+                settings.number(setting.name)
+            else:
+                settings.text(setting.name)
+        except ConfigError as error:
+            errors.append(str(error))
+    return errors
+
+
+def _problems(record: dict[str, Any]) -> list[str]:
+    cache, compilers = record["cache"], record["compilers"]
+    found = []
+    library = settings.path("RFOPS_HIP_LIBRARY")
+    if library is not None and not library.is_file():
+        found.append(f"RFOPS_HIP_LIBRARY={library}: no such file")
+    can = {target: any(c["ok"] for c in list_) for target, list_ in compilers.items()}
+    cached = any(cache["entries"][arch] for arch in ARCHS)
+    if not any(can[arch] for arch in ARCHS) and not cached:
+        found.append("no compiler for GPUs, and nothing is cached")
+    if not record["devices"]["gpus"] and not can["c++20"] and not cache["virtual_gpu"]:
+        found.append("no GPU, and no C++ compiler to build the virtual GPU")
+    found += _untrusted(cache)
+    if not cache["writable"] and not cached:
+        found.append("the cache is not writable, and has nothing")
+    for family, table in record["tables"].items():
+        if not table["ok"]:
+            found.append(f"tuned table {family}: {table['error']}")
+    return found
+
+
+def _text(record: dict[str, Any]) -> str:
+    versions = f"Python {record['python']}, torch {record['torch']}"
+    lines = [f"rfops {record['rfops']}, {versions}"]
+    for target, candidates in record["compilers"].items():
+        lines.append(f"compiler for {target}:")
+        for c in candidates:
+            more = f": {c['version']}, {c['path']}" if c["ok"] else ""
+            lines.append(f"  {'yes' if c['ok'] else 'no '}  {c['where']}{more}")
+    gpus = [f"{i}: {name}" for i, name in enumerate(record["devices"]["gpus"])]
+    virtual = f"virtual GPU {record['devices']['virtual']} (CPU tensors)"
+    lines.append("devices: " + "; ".join([*gpus, virtual]))
+    for family, table in record["tables"].items():
+        lines += _table_text(family, table)
+    cache = record["cache"]
+    state = "writable" if cache["writable"] else "NOT writable"
+    counts = ", ".join(f"{count} {arch}" for arch, count in cache["entries"].items())
+    lines.append(f"cache: {cache['path']} ({state}, {resources.megabytes(cache['free'])} free)")
+    lines += [f"  read only behind it: {path}" for path in cache["read"]]
+    for t in filter(lambda t: t["owner"], cache["trust"]):
+        lines.append(f"  {t['path']}: of {t['owner']}, mode {t['mode']}, trusted: {t['trusted']}")
+    lines.append(f"  entries: {counts}")
+    lines.append(f"launches: {'native' if cache['launcher'] else 'ctypes, until it is built'}")
+    free = resources.megabytes(record["free_memory"])
+    lines.append(f"compilers at once: {record['jobs']} ({free} of memory free)")
+    lines.append("settings in force:")
+    lines += [f"  {name}={value}" for name, value in record["settings"].items()]
+    lines += [f"problem: {problem}" for problem in record["problems"]]
+    lines.append("ops can run" if record["ready"] else "ops can NOT run: see above")
+    return "\n".join(lines)
+
+
+def _table_text(family: str, table: dict[str, Any]) -> list[str]:
+    if not table["ok"]:
+        return [f"tuned table {family}: NOT readable: {table['error']}"]
+    origins = ", ".join(f"{count} {origin}" for origin, count in table["rows"].items())
+    count = f"{len(table['conflicts'])} conflicts"
+    head = f"tuned table {family}: {origins or 'no'} rows, {count}"
+    return [head, *(f"  conflict: {conflict}" for conflict in table["conflicts"])]

@@ -1,0 +1,138 @@
+"""`rfops why`: which kernel a call takes, by which rule and row, and why not the others; whether
+that is cached, and if not, in what the key of the nearest variant differs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from rfops.dispatch import tuned_table
+from rfops.dispatch.declare import DTYPES, TensorArg, ValueArg
+from rfops.dispatch.kernel import Call, Kernel
+from rfops.dispatch.op import Op, ops
+from rfops.jit import manifest
+from rfops.jit.arch import ARCHS, ROWS
+from rfops.jit.manifest import Wanted
+from rfops.jit.why import explain
+
+
+def add_call(parser: argparse.ArgumentParser, op: Op) -> None:
+    """An option for each size and value of an op's calls, as `--m 4 --dtype bf16`."""
+    given = op.call_of(**dict.fromkeys(op.declaration.sizes, 1))
+    for size in op.asked:
+        parser.add_argument(_option(size), dest=size, type=int, required=True, help=f"size {size}")
+    for arg in (*op.declaration.values, *op.declaration.tensors):
+        if isinstance(arg, ValueArg):
+            if not arg.size:
+                _add_value(parser, arg.name, arg, given.values[arg.name])
+        elif arg.optional:
+            parser.add_argument(_option(arg.name), dest=arg.name, action="store_true",
+                                help="is given")  # fmt: skip
+        elif len(arg.dtypes) > 1 and "u8" not in _names(arg):
+            name = f"{arg.name}_dtype"
+            parser.add_argument(_option(name), dest=name, choices=_names(arg),
+                                default=_names(arg)[0], help="default: %(default)s")  # fmt: skip
+    parser.add_argument("--arch", default="gfx950", help="gfx950 (default), gfx942, sm_90, ...")
+    parser.add_argument("--cu-num", type=int, help="compute units; default: the arch's own")
+
+
+def _add_value(parser: argparse.ArgumentParser, name: str, arg: ValueArg, default: object) -> None:
+    if arg.kind == "bool":
+        parser.add_argument(_option(name), dest=name, action="store_true", help="default: off")
+        return
+    choices = _names(arg) if arg.kind == "dtype" else arg.words or None
+    kind = int if arg.kind == "int" else float if arg.kind == "float" else str
+    parser.add_argument(_option(name), dest=name, type=kind, choices=choices, default=_NAMES.get(
+        default, default), help="default: %(default)s")  # fmt: skip
+
+
+_NAMES = {dtypes[0]: name for name, dtypes in DTYPES.items() if len(dtypes) == 1}
+
+
+def _names(arg: ValueArg | TensorArg) -> list[str]:
+    return [_NAMES[dtype] for dtype in arg.dtypes if dtype in _NAMES]
+
+
+def _option(name: str) -> str:
+    return f"--{name.lower().replace('_', '-')}"
+
+
+def call_of(op: Op, options: argparse.Namespace, any_size: bool = False) -> Call:
+    """The call that the options describe; with `any_size` the op itself says which it takes. Raises
+    ValueError."""
+    if not re.fullmatch(r"gfx\d\w+|sm_\d+", options.arch):
+        raise ValueError(f"--arch {options.arch}: expected gfx950, gfx942, sm_90 or the like")
+    known = ROWS
+    if options.cu_num is None and options.arch not in known and options.arch.startswith("gfx"):
+        raise ValueError(f"--arch {options.arch}: say --cu-num too; known are {', '.join(ARCHS)}")
+    given = vars(options)
+    wanted = {name: given[name] for name in op.asked}
+    for arg in op.declaration.values:
+        if not arg.size:
+            value = given[arg.name]
+            wanted[arg.name] = DTYPES[value][0] if arg.kind == "dtype" else value
+    for name in given:
+        if name.endswith("_dtype") and name not in wanted:
+            wanted[name] = DTYPES[given[name]][0]
+    wanted |= {a.name: given[a.name] for a in op.declaration.tensors if a.optional}
+    for name, value in {**wanted, "cu_num": options.cu_num}.items():
+        if any_size and name in op.asked:
+            continue
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            raise ValueError(f"{_option(name)} {value}: expected 1 or more")
+    c = op.call_of(options.arch, options.cu_num, **wanted)
+    op.check_sizes(c)
+    return c
+
+
+def main(name: str, arguments: list[str]) -> int:
+    op = ops()[name]
+    parser = argparse.ArgumentParser(prog=f"rfops why {name}", description=", ".join(op.kernels))
+    add_call(parser, op)
+    print(text(op, call_of(op, parser.parse_args(arguments))))
+    return 0
+
+
+def text(op: Op, c: Call) -> str:
+    """The decision as aligned lines."""
+    chosen = op.route(c)
+    kernel = op.kernels[chosen.backend]
+    config = op.parse_config(kernel, chosen.config, chosen.row)
+    if config is None or kernel.refuses_config(c, config):
+        config = kernel.default(c)
+    kind = "a HIP kernel" if kernel.is_hip else "no HIP kernel"
+    said = chosen.config or (f"its default, {config}" if config is not None else "its own")
+    lines = [
+        ("decision", f"{chosen.backend}, {kind}"),
+        ("config", said),
+        ("rule", chosen.rule),
+        ("because", chosen.why),
+    ]
+    if op.table:
+        lines.append(("row", str(chosen.row) if chosen.row else "none for this shape"))
+    lines += [(name, words) for name, words in kernel.notes(c, config).items()]
+    for name, other in op.kernels.items():
+        if name != chosen.backend:
+            reason = other.refuses(c) or chosen.refused.get(name, "comes last")
+            lines.append((f"not {name}", reason))
+    if kernel.is_hip:
+        lines += _variant(kernel, c, config)
+    width = max(len(name) for name, _ in lines)
+    head = f"{op.name} {sizes_text(op, c)} on {c.arch} with {c.cu_num} CUs"
+    return "\n".join([head, *(f"  {name.ljust(width)}  {value}" for name, value in lines)])
+
+
+def sizes_text(op: Op, c: Call) -> str:
+    if op.table:
+        pairs = zip(tuned_table.names_of(op.name), op.table_sizes(c), strict=True)
+    else:
+        pairs = ((name.lower(), c.sizes[name]) for name in op.asked)
+    return " ".join(f"{name}={value}" for name, value in pairs)
+
+
+def _variant(kernel: Kernel, c: Call, config: object) -> list[tuple[str, str]]:
+    """What the cache has of it, for tensors that lie as torch allocates them."""
+    defines = kernel.defines(c, config) or {}
+    wanted = Wanted(kernel.module, c.arch, manifest.defines_of(defines), kernel.config)
+    first, *more = str(explain(wanted)).splitlines()
+    return [("variant", first), *(("", line.strip()) for line in more)]

@@ -1,0 +1,201 @@
+"""The checks of a call that its declaration asks for, and their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rfops.dispatch.guards import (
+    Guard,
+    check_dtype,
+    check_flag,
+    check_int,
+    check_layout,
+    check_no_overlap,
+    show,
+)
+
+from .declare import Declaration, TensorArg, ValueArg
+from .kernel import Call
+
+
+class Checked:
+    """What has a declaration, and refuses arguments that are not as it says."""
+
+    def __init__(
+        self,
+        name: str,
+        declaration: Declaration,
+        positive: str,
+        hints: Mapping[str, str] | None,
+        max_bytes: int | None,
+    ) -> None:
+        self.name, self.declaration, self.max_bytes = name, declaration, max_bytes
+        self.positive, self.hints = frozenset(positive.split()), dict(hints or {})
+        inputs = tuple(enumerate(declaration.inputs))
+        self._tensors = tuple((i, arg) for i, arg in inputs if isinstance(arg, TensorArg))
+        self._values = tuple((i, arg) for i, arg in inputs if isinstance(arg, ValueArg))
+        # Messages name a size by the argument that gives it.
+        self._labels = {arg.size: arg.name for arg in declaration.values if arg.size}
+
+    def fail(self, name: str, expected: str, got: str, way_out: str) -> Any:
+        Guard(self.name).fail(name, expected, got, way_out)
+
+    def hint(self, arg: TensorArg | ValueArg | str, default: str) -> str:
+        return self.hints.get(arg if isinstance(arg, str) else arg.name, default)
+
+    def check_values(self, **values: Any) -> dict[str, Any]:
+        """The values of some arguments, checked. Raises ValueError."""
+        known = {arg.name: arg for arg in self.declaration.values}
+        return {name: self._check_value(known[name], value) for name, value in values.items()}
+
+    def _typed_values(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The parameters with values of the declared types: numpy's ints as ints."""
+        typed = list(args)
+        for at, arg in self._values:
+            typed[at] = self._check_value(arg, args[at])
+        return tuple(typed)
+
+    def _check_value(self, arg: ValueArg, value: Any) -> Any:
+        if arg.kind in ("int", "size"):
+            return check_int(
+                self.name, arg.name, value, -(2**31) if arg.least is None else arg.least
+            )
+        if arg.kind == "bool":
+            return check_flag(self.name, arg.name, value)
+        if arg.kind == "dtype":
+            check_dtype(self.name, arg.name, value, arg.dtypes)
+        elif arg.kind == "word":
+            if not isinstance(value, str) or value not in arg.words:
+                self.fail(arg.name, words(arg.words), show(value), "pass one of these")
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            self.fail(arg.name, "a float", show(value), "pass one")
+        return value
+
+    def _check_arg(self, guard: Guard, arg: TensorArg, value: Any) -> None:
+        if arg.times is None:
+            self._check_tensor(guard, arg, value, arg.dtypes)
+            return
+        if not isinstance(value, (tuple, list)):
+            got = type(value).__name__
+            guard.fail(arg.name, "a tuple of tensors", got, self.hint(arg, "pass one"))
+        count = arg.times.text
+        known = guard.sizes.setdefault(count, len(value)) if arg.times.size else arg.times.factor
+        if known != len(value):
+            wanted = f"{count}={known} tensors" if arg.times.size else f"{known} tensors"
+            guard.fail(arg.name, wanted, str(len(value)), "sizes of the arguments must agree")
+        for i, tensor in enumerate(value):
+            one = replace(arg, name=f"{arg.name}[{i}]", times=None)
+            self._check_tensor(guard, one, tensor, arg.dtypes)
+
+    def _check_tensor(
+        self, guard: Guard, arg: TensorArg, tensor: Any, dtypes: tuple[torch.dtype, ...]
+    ) -> None:
+        if arg.optional and not isinstance(tensor, torch.Tensor):
+            if tensor is None:
+                return
+            guard.fail(
+                arg.name, "a tensor or None", type(tensor).__name__, self.hint(arg, "pass None")
+            )
+        if arg.ignored:
+            return
+        if arg.any_shape:
+            self._check_elements(guard, arg, tensor)
+            return
+        for extent in arg.extents:
+            self._bind_part(guard, extent)
+        way = (
+            "pass one of that dtype, or none"
+            if arg.dtype_of
+            else self.hint(arg, "convert it first")
+        )
+        shape = [self._labels.get(e.text, e.label) for e in arg.extents]
+        guard.tensor(arg.name, tensor, shape, dtypes, way)
+        for extent in arg.extents:
+            size = extent.size
+            if size in self.positive and extent.factor == 1 and guard.sizes[size] == 0:
+                self._fail_size(guard, size)
+
+    def _bind_part(self, guard: Guard, extent: Any) -> None:
+        """Give a part of a size, as K/32, its value; the size is bound by then."""
+        if extent.label in guard.sizes or (extent.size and extent.factor == 1):
+            return
+        if extent.size and extent.factor > 0 and guard.sizes[extent.size] % extent.factor:
+            self._fail_size(guard, extent.size, extent.factor)
+        guard.sizes[extent.label] = extent.of(guard.sizes)
+
+    def _fail_size(self, guard: Guard, size: str, multiple: int = 0) -> None:
+        multiple = multiple or self._multiple_of(size)
+        wanted = "positive" if size in self.positive else ""
+        if multiple > 1:
+            wanted = f"a {wanted} multiple of {multiple}".replace("  ", " ")
+        guard.fail(size, wanted, f"{size}={guard.sizes[size]}", self.hint(size, "change it"))
+
+    def _check_elements(self, guard: Guard, arg: TensorArg, tensor: Any) -> None:
+        way = self.hint(arg, "reshape it")
+        if not isinstance(tensor, torch.Tensor):
+            guard.fail(arg.name, "a tensor", type(tensor).__name__, way)
+        dims = tuple(f"{arg.name}.shape[{i}]" for i in range(tensor.dim()))
+        guard.tensor(arg.name, tensor, dims, arg.dtypes, way)
+        size = self._labels.get(arg.extents[0].text, arg.extents[0].text)
+        if guard.sizes.setdefault(size, tensor.numel()) != tensor.numel():
+            wanted = f"of {size} = {guard.sizes[size]} elements"
+            guard.fail(arg.name, wanted, f"{list(tensor.shape)}", way)
+
+    def _check_layouts(
+        self,
+        inputs: Mapping[str, torch.Tensor | None],
+        passed: Mapping[str, torch.Tensor | None],
+    ) -> None:
+        d = self.declaration
+        for arg in (*d.tensors, *d.passed):
+            if arg.ignored or arg.strided:
+                continue
+            for name, tensor in flat({arg.name: {**inputs, **passed}[arg.name]}):
+                check_layout(self.name, name, tensor, arg.align or tensor.element_size())
+        used = [arg.name for arg in d.tensors if not arg.ignored]
+        given = dict(flat({name: inputs[name] for name in used}))
+        given |= {name: t for name, t in passed.items() if t is not None}
+        alone = [a for a in (*d.tensors, *d.passed) if (a.written or a in d.passed)]
+        for arg in alone:
+            if arg.name in given and not arg.strided:
+                others = {name: t for name, t in given.items() if name != arg.name}
+                check_no_overlap(self.name, arg.name, given[arg.name], others)
+
+    def _multiple_of(self, size: str) -> int:
+        """The least size that its parts, as K/32, allow."""
+        parts = [e.factor for a in self.declaration.tensors for e in a.extents if e.size == size]
+        return max((part for part in parts if part > 0), default=1)
+
+    def check_sizes(self, c: Call) -> None:
+        """The checks of a call that sizes alone decide. Raises ValueError."""
+        guard = Guard(self.name, sizes=dict(c.sizes))
+        for value in self.declaration.values:
+            self._check_value(value, c.values[value.name])
+        for name, size in c.sizes.items():
+            if size < 0:
+                self.fail(name, "0 or more", f"{name}={size}", "pass a size")
+        for arg in self.declaration.tensors:
+            for extent in arg.extents:
+                self._bind_part(guard, extent)
+        for size in self.positive:
+            if c.sizes[size] == 0:
+                self._fail_size(guard, size)
+
+
+def flat(tensors: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    """Name and tensor; of a table each, as w[3], and first the first by the table's own name."""
+    found: list[tuple[str, torch.Tensor]] = []
+    for name, value in tensors.items():
+        if isinstance(value, (tuple, list)):
+            found += [(f"{name}[{i}]" if i else name, tensor) for i, tensor in enumerate(value)]
+        elif value is not None:
+            found.append((name, value))
+    return found
+
+
+def words(names: Sequence[str]) -> str:
+    return " or ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]

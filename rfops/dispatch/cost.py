@@ -1,0 +1,120 @@
+"""What a call costs, and what it must cost at least: for `rfops bench` and `rfops tune`.
+
+On a GPU a time is measured: graph replays through inputs that no cache still holds (timing.py). On
+the virtual GPU it is what its counters come to (rfops/vgpu/model.py), and called estimated.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rfops import vgpu
+from rfops.jit.arch import ROWS
+
+from .declare import DTYPES
+from .kernel import Call
+from .op import Op
+from .problem import Launch, Problem, on_device
+from .timing import sets_past_cache, time_graph
+
+# The matrix units' type of an op whose first tensor is of this dtype.
+_UNIT = {d: u for u, names in (("fp8", ("e4m3", "e4m3fnuz")), ("bf16", ("bf16", "f16")))
+         for name in names for d in DTYPES[name]}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`us` is measured, estimated, or 0 where nothing was launched."""
+
+    us: float
+    kind: str
+    spread: float = 0.0  # decile to decile, as a share
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Bytes once over HBM and flops at the matrix units' peak, both the vendor's; `us` is 0 for an
+    architecture without a row."""
+
+    bytes: int
+    flops: int
+    us: float
+    bound: str
+
+
+def problems(op: Op, c: Call, device: torch.device) -> list[Problem]:
+    """One on the virtual GPU, which has no cache; on a GPU as many as pass its last level."""
+    c = on_device(c, device)
+    first = Problem(op, c)
+    count = 1
+    if device.type != "cpu":
+        count = sets_past_cache(op.traffic(first.call), device, first.num_bytes)
+    return [first, *(Problem(op, c, seed) for seed in range(1, count))]
+
+
+def floor(op: Op, c: Call) -> Floor:
+    """Of a call with its tensors."""
+    num_bytes, flops, arch = op.traffic(c), op.flops(c), ROWS.get(c.arch)
+    if arch is None:
+        return Floor(num_bytes, flops, 0.0, "unknown")
+    unit = _UNIT.get(getattr(c, f"{op.declaration.tensors[0].name}_dtype"), "")
+    times = {"bytes": num_bytes / arch.hbm_peak_tb_s / 1e6}
+    if unit in arch.matrix_tflops:
+        times["flops"] = flops / arch.matrix_tflops[unit] / 1e6
+    bound = max(times, key=lambda name: times[name])
+    return Floor(num_bytes, flops, times[bound], bound)
+
+
+def measure(sets: Sequence[Problem], backend: str, config: Any = None, route: bool = False) -> Cost:
+    """Check the first result, then time calls that go through all sets; by one kernel, or with
+    `route` through the op itself. Raises AssertionError for a wrong result."""
+    if route:
+        launches: list[Launch] = [problem.launch for problem in sets]
+    else:
+        run = sets[0].prepare(backend, config)
+        launches = [problem.launch_by(run) for problem in sets]
+    if sets[0].call.device.type != "cpu":
+        sets[0].checked(launches[0], backend)
+        timing = time_graph(launches)
+        return Cost(timing.us, "measured", timing.spread)
+    with vgpu.profile() as profile:
+        sets[0].checked(launches[0], backend)
+    records = profile.launches
+    if not records:
+        return Cost(0.0, "not launched")
+    us = sum(record.estimate().us for record in records)
+    return Cost(us, "estimated", counters=_counters(records, floor(sets[0].op, sets[0].call)))
+
+
+def _counters(records: Sequence[Any], least: Floor) -> dict[str, float]:
+    """Of all launches of a call; ratios are to what the work needs at least."""
+
+    def total(*path: str) -> float:
+        values = [functools.reduce(lambda d, key: d.get(key, 0), path, r.figures) for r in records]
+        return float(sum(values))
+
+    lines = 64 * (total("global_read", "lines_64B") + total("global_write", "lines_64B"))
+    asked = total("global_read", "bytes") + total("global_write", "bytes")
+    return {
+        "launches": len(records),
+        "waves": total("waves"),
+        "instructions": total("wave_instructions"),
+        "valu": total("classes", "valu") + total("classes", "trans"),
+        "mfma": total("classes", "mfma"),
+        "mfma_flops_over_least": total("mfma_flops") / least.flops if least.flops else 0.0,
+        "bytes_over_least": lines / least.bytes,
+        "requested_over_least": asked / least.bytes,
+        "vgpr": max(r.vgpr for r in records),
+        "waves_per_simd": min(r.waves_per_simd for r in records),
+        "spills": total("vgpr_spills") + total("sgpr_spills"),
+    }
+
+
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

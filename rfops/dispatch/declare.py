@@ -1,0 +1,231 @@
+"""What an op takes and gives, written once, an argument a line in the order of the public function:
+
+    x: e4m3[M, K] @16            a tensor; contiguous, its first byte at a multiple of 16
+    x_scale: e8m0[M, K/32]       K is a multiple of 32; N^128 is N / 128 rounded up
+    weights: f32[*rows]?         `rows` elements of any shape; None may take its place
+    w: e4m3[N, K] strided        any strides
+    q: bf16[M, K] inout          the op writes it too
+    w: e4m3[N, K] x E            a tuple or list of E such tensors, E a size or a number
+    topk_ids: any?               a tensor that callers pass and no kernel takes
+    rows: M >= 0                 an int that is the size M
+    block_m: int >= 1            an int that is no size; also `flag: bool`, `eps: float`
+    dtype: bf16|f16|f32          one of these dtypes
+    rounding: up|even            one of these words
+    -> out: dtype[M, N]          a result: a parameter of this name, None for a new tensor
+    -> ids: i32[S] new           a result that is always new
+
+A size is bound by its first use on its own, in the order of the lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+E8M0 = getattr(torch, "float8_e8m0fnu", torch.uint8)
+DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
+    "bf16": (torch.bfloat16,),
+    "f16": (torch.float16,),
+    "f32": (torch.float32,),
+    "f64": (torch.float64,),
+    "e4m3": (torch.float8_e4m3fn,),
+    "e4m3fnuz": (torch.float8_e4m3fnuz,),
+    "e8m0": tuple(dict.fromkeys((torch.uint8, E8M0))),  # bytes too: one per block, any torch
+    "u8": (torch.uint8,),
+    "i32": (torch.int32,),
+    "i64": (torch.int64,),
+}
+
+
+@dataclass(frozen=True)
+class Extent:
+    """One extent of a tensor: a size, a part of it, or a number."""
+
+    text: str
+    size: str = ""  # empty: a number
+    factor: int = 1  # below 0: the size over -factor, rounded up
+
+    @classmethod
+    def parse(cls, text: str) -> Extent:
+        match = re.fullmatch(r"(\d+)|([A-Za-z_]\w*)(?:([/^])(\d+))?", text)
+        assert match is not None, f"{text!r} is no extent"
+        number, name, sign, factor = match.groups()
+        if number:
+            return cls(text, "", int(number))
+        return cls(text, name, (-1 if sign == "^" else 1) * int(factor or 1))
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return self.text.replace("^", "/")
+
+    def of(self, sizes: Mapping[str, int]) -> int:
+        if not self.size:
+            return self.factor
+        size = sizes[self.size]
+        return -(-size // -self.factor) if self.factor < 0 else size // self.factor
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    name: str
+    dtypes: tuple[torch.dtype, ...]  # of a result: empty where the argument `dtype_of` says it
+    extents: tuple[Extent, ...]
+    any_shape: bool = False  # extents[0] elements, or with no extents whatever there is
+    align: int = 0  # of the first byte; 0: that of an element
+    optional: bool = False
+    strided: bool = False
+    written: bool = False  # an input that the op writes
+    dtype_of: str = ""
+    new: bool = False  # a result that no caller passes
+    times: Extent | None = None  # a table: how many tensors
+
+    @property
+    def ignored(self) -> bool:
+        return self.any_shape and not self.extents
+
+    @property
+    def pattern(self) -> str:
+        """As rfops.jit.Plans writes it."""
+        if self.times is not None:
+            return ""
+        if self.ignored:
+            return "?"
+        return ("*" if self.any_shape else "") + ",".join(e.text for e in self.extents)
+
+
+@dataclass(frozen=True)
+class ValueArg:
+    name: str
+    kind: str  # size, int, float, bool, dtype, word
+    size: str = ""
+    least: int | None = None
+    dtypes: tuple[torch.dtype, ...] = ()
+    words: tuple[str, ...] = ()
+
+    @property
+    def pattern(self) -> str:
+        return self.size
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """An op's arguments: inputs in order, then results."""
+
+    inputs: tuple[TensorArg | ValueArg, ...]
+    results: tuple[TensorArg, ...]
+    order: tuple[str, ...] = ()  # of the sizes, where it is not that of their first use
+
+    @classmethod
+    def parse(cls, text: str, sizes: str = "") -> Declaration:
+        inputs: list[TensorArg | ValueArg] = []
+        results: list[TensorArg] = []
+        for line in filter(None, map(str.strip, text.splitlines())):
+            name, colon, rest = line.removeprefix("->").partition(":")
+            assert colon, f"{line!r}: expected `name: what`"
+            known = {arg.name: arg for arg in inputs}
+            made = _argument(name.strip(), rest.strip(), known)
+            if line.startswith("->"):
+                assert isinstance(made, TensorArg), f"{line!r}: a result is a tensor"
+                results.append(made)
+            else:
+                inputs.append(made)
+        return cls(tuple(inputs), tuple(results), tuple(sizes.split()))
+
+    @cached_property
+    def tensors(self) -> tuple[TensorArg, ...]:
+        """Of the inputs."""
+        return tuple(arg for arg in self.inputs if isinstance(arg, TensorArg))
+
+    @cached_property
+    def values(self) -> tuple[ValueArg, ...]:
+        return tuple(arg for arg in self.inputs if isinstance(arg, ValueArg))
+
+    @cached_property
+    def passed(self) -> tuple[TensorArg, ...]:
+        """Results that a caller may pass."""
+        return tuple(arg for arg in self.results if not arg.new)
+
+    @cached_property
+    def sizes(self) -> tuple[str, ...]:
+        """Every size that an input binds."""
+        found: dict[str, None] = dict.fromkeys(self.order)
+        for arg in self.inputs:
+            if isinstance(arg, ValueArg):
+                if arg.size:
+                    found[arg.size] = None
+            else:
+                extents = (*arg.extents, *([arg.times] if arg.times else []))
+                found |= {e.size: None for e in extents if e.size and e.factor == 1}
+        return tuple(found)
+
+    @cached_property
+    def patterns(self) -> tuple[str, ...]:
+        """Of all parameters, as rfops.jit.Plans takes them."""
+        return tuple(arg.pattern for arg in (*self.inputs, *self.passed))
+
+    @cached_property
+    def written(self) -> tuple[int, ...]:
+        """Positions of the parameters that the op writes and that must lie alone."""
+        inputs = [i for i, a in enumerate(self.inputs) if isinstance(a, TensorArg) and a.written]
+        first = len(self.inputs)
+        outs = [first + i for i, a in enumerate(self.passed) if not a.strided]
+        return (*inputs, *outs)
+
+
+def _argument(
+    name: str, text: str, known: Mapping[str, TensorArg | ValueArg]
+) -> TensorArg | ValueArg:
+    match = re.fullmatch(
+        r"([\w|]+)(?:\[([^]]*)\])?(\?)?((?:\s+(?:@\d+|strided|inout|new|x \w+))*)", text
+    )
+    if match is not None and (match[2] is not None or match[1] == "any"):
+        return _tensor(name, match[1], match[2], match[3] == "?", match[4].split(), known)
+    match = re.fullmatch(r"([\w|]+)(?:\s*>=\s*(-?\d+))?", text)
+    assert match is not None, f"{name}: {text!r} is no argument"
+    words, least = match[1].split("|"), None if match[2] is None else int(match[2])
+    if all(word in DTYPES for word in words):
+        return ValueArg(name, "dtype", dtypes=_dtypes(words))
+    if len(words) > 1:
+        return ValueArg(name, "word", words=tuple(words))
+    if words[0] in ("int", "float", "bool"):
+        return ValueArg(name, words[0], least=least)
+    return ValueArg(name, "size", words[0], least or 0)
+
+
+def _tensor(
+    name: str,
+    kind: str,
+    extents: str | None,
+    optional: bool,
+    marks: list[str],
+    known: Mapping[str, TensorArg | ValueArg],
+) -> TensorArg:
+    parts = [part.strip() for part in (extents or "").split(",") if part.strip()]
+    any_shape = kind == "any" or (len(parts) == 1 and parts[0].startswith("*"))
+    source = known.get(kind)
+    dtypes: tuple[torch.dtype, ...] = ()
+    if source is None and kind != "any":
+        dtypes = _dtypes(kind.split("|"))
+    aligns = [int(mark[1:]) for mark in marks if mark.startswith("@")]
+    return TensorArg(
+        name=name,
+        dtypes=dtypes,
+        extents=tuple(Extent.parse(part.removeprefix("*")) for part in parts),
+        any_shape=any_shape,
+        align=aligns[0] if aligns else 0,
+        optional=optional,
+        strided="strided" in marks,
+        written="inout" in marks,
+        dtype_of=kind if source is not None else "",
+        new="new" in marks,
+        times=Extent.parse(marks[marks.index("x") + 1]) if "x" in marks else None,
+    )
+
+
+def _dtypes(words: list[str]) -> tuple[torch.dtype, ...]:
+    return tuple(dict.fromkeys(dtype for word in words for dtype in DTYPES[word]))

@@ -1,0 +1,83 @@
+"""The plans of calls that differ in sizes alone."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rfops.dispatch.heuristic import coarse
+from rfops.dispatch.routing import Router
+
+from .kernel import Call, Kernel, RunOf
+
+if TYPE_CHECKING:
+    from .op import Op
+
+_MOST_SHARED = 1024  # decisions that a family of plans keeps
+
+
+class Family:
+    """Makes the plans of calls that differ in sizes alone. Shapes between coarse sizes share a
+    decision where it is the default of a HIP kernel, so that one which changes every call costs
+    2 us and not 8."""
+
+    def __init__(self, op: Op, like: Call, config: Any) -> None:
+        self.op, self.like, self.config = op, like, config
+        self.names = op.declaration.sizes
+        self.router = Router(op.name, like.arch, like.cu_num) if op.table else None
+        self._shared: dict[tuple[int, ...], RunOf] = {}
+        if op.has_plain_plans:
+            (result,) = op.declaration.results
+            self._ends = op.dtype_of(result, like), like.device
+            self._shape = getter([self.names.index(e.size) for e in result.extents])
+        self._table_sizes = getter([self.names.index(n) for n in op.table if n in self.names])
+        self._table_values = op.table_sizes(like)[len(set(op.table) & set(self.names)) :]
+
+    def __call__(self, *sizes: int) -> tuple[Any, ...] | None:
+        if self.op.refuses(self.like, *sizes) is not None:
+            return None  # the checks say it
+        key = self._key(sizes)
+        run_of = self._shared.get(key)
+        if run_of is None or not self._is_untuned(sizes):
+            run_of = self._decide(self._call_of(sizes), key)
+        if self.op.has_plain_plans:
+            return run_of(*sizes), *self._ends, *self._shape(sizes)
+        return self.op.plan_of(self._call_of(sizes), run_of(*sizes))
+
+    def _call_of(self, sizes: tuple[int, ...]) -> Call:
+        return self.like.with_sizes(**dict(zip(self.names, sizes, strict=True)))
+
+    def _is_untuned(self, sizes: tuple[int, ...]) -> bool:
+        if self.router is None:
+            return True
+        return self.router.is_untuned((*self._table_sizes(sizes), *self._table_values))
+
+    def _key(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        key = list(sizes)
+        for at, step in self.op.coarse_at:
+            key[at] = coarse(sizes[at], step) if step else 0
+        return tuple(key)
+
+    def _decide(self, c: Call, key: tuple[int, ...]) -> RunOf:
+        kernel, rule, config = self.op.decide(c, self.router, self.config)
+        made = kernel.variant(c, config)
+        if rule in ("envelope default", "first") and self.op.shares and self._holds(kernel, c, key):
+            if len(self._shared) >= _MOST_SHARED:
+                self._shared.clear()
+            self._shared[key] = made
+        return made
+
+    def _holds(self, kernel: Kernel, c: Call, key: tuple[int, ...]) -> bool:
+        """Whether the same decision holds for the largest of these shapes, and so for all: kernels
+        refuse what is too large."""
+        sizes = [k or s for k, s in zip(key, c.sizes.values(), strict=True)]
+        most = self._call_of(tuple(sizes))
+        is_first = kernel.name == next(iter(self.op.order(most)))
+        return is_first and kernel.refuses(most) is None and self.op.untuned(most) is None
+
+
+def getter(places: Sequence[int]) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return lambda values: tuple([values[place] for place in places])

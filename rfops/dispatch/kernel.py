@@ -1,0 +1,111 @@
+"""A kernel of an op, and the call that it is asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from rfops.jit import paths
+
+Run = Callable[..., None]  # run(result, *input tensors)
+RunOf = Callable[..., Run]  # of the op's sizes, in their order
+
+
+class Call:
+    """What may decide about a call: its sizes and values by their declared names, `c.M`,
+    `c.block_m`, `c.dtype`; where it runs; and how its tensors lie.
+
+    Made by the op: of a real call, whose tensors it then has, or of sizes alone, as `rfops why`
+    and the tuner ask.
+    """
+
+    def __init__(
+        self,
+        arch: str,
+        cu_num: int,
+        device: torch.device,
+        sizes: Mapping[str, int],
+        values: Mapping[str, Any],
+        tensors: Mapping[str, torch.Tensor | None],
+    ) -> None:
+        # Sizes and values are attributes: a family reads a dozen of them for each new shape.
+        vars(self).update(values)
+        vars(self).update(sizes)
+        self.arch, self.cu_num, self.device = arch, cu_num, device
+        self.size_names = tuple(sizes)
+        self.values, self.tensors = values, tensors
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.size_names}
+
+    def with_sizes(self, **sizes: int) -> Call:
+        """The same call of other sizes."""
+        other = Call.__new__(Call)
+        vars(other).update(vars(self), **sizes)
+        return other
+
+    def has(self, name: str) -> bool:
+        """Whether an optional tensor is given; of sizes alone, whether a value of its name is."""
+        return self.tensors.get(name) is not None or bool(self.values.get(name))
+
+    def align(self, *names: str) -> int:
+        """What the addresses of these tensors are all a multiple of: 1, 2, 4, 8 or 16."""
+        given = [t for t in map(self.tensors.get, names) if t is not None]
+        addresses = [t.data_ptr() for g in given for t in (g if isinstance(g, tuple) else (g,))]
+        return next(n for n in (16, 8, 4, 2, 1) if not any(a % n for a in addresses))
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.sizes.items())
+
+
+class Kernel:
+    """One way to compute an op, which tables and messages know by `name`."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[Any] | None] = None  # a frozen dataclass: a variant of it
+    module: ClassVar[str] = ""  # of a HIP kernel: its entry in compiler_config.json
+    config: ClassVar[Path] = paths.COMPILER_CONFIG  # or in the file that has it
+    # Beside the rounding of fp32 sums, how far a result may be off, as a share of its |products|.
+    error: ClassVar[float] = 0.0
+
+    def refuses(self, c: Call) -> str | None:
+        """Why it does not take the call, in words; None if it does."""
+        return None
+
+    def refuses_config(self, c: Call, config: Any) -> str | None:
+        """Why this variant does not take a call that the kernel takes; None if it does."""
+        return None
+
+    def default(self, c: Call) -> Any:
+        """The variant that a call without a tuned row takes."""
+        return None
+
+    def ranked(self, c: Call) -> list[Any]:
+        """All variants worth timing, the best by the cost model first."""
+        config = self.default(c)
+        return [] if config is None else [config]
+
+    def defines(self, c: Call, config: Any) -> Mapping[str, Any] | None:
+        """The compile-time constants of the HIP module; None of another kernel."""
+        return None
+
+    def notes(self, c: Call, config: Any) -> Mapping[str, str]:
+        """What else `rfops why` says of it."""
+        return {}
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        """Build or find it, and return what makes the launches of calls that differ from this one
+        in sizes alone. Raises as CompiledOp.bind."""
+        raise NotImplementedError
+
+    @property
+    def is_hip(self) -> bool:
+        return bool(self.module)

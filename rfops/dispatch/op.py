@@ -1,0 +1,541 @@
+"""An op, declared once. What follows from its declaration is derived here: the checks and their
+messages, plans and families of plans, results, the torch ops, the route, `supports`.
+
+    OP = Op(
+        "gemm_mxfp8",
+        '''
+        x: e4m3[M, K] @16
+        w: e4m3[N, K] @16
+        dtype: bf16|f16|f32
+        -> out: dtype[M, N]
+        ''',
+        kernels=(Gemv(), Mfma(), Triton(), Torch()),
+    )
+
+    def gemm_mxfp8(x, w, dtype=torch.bfloat16, out=None, *, config=None):
+        call = OP.traced if is_dynamo_compiling() else OP.call
+        return call(x, w, dtype, out, config)
+
+A call goes from its plan to the launch. Without a plan: checks, then the route, whose kernel makes
+the launch of these sizes and of others like them (a family, see rfops.jit.Plans).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rfops.dispatch import routing, tuned_table
+from rfops.dispatch.guards import Guard, show
+from rfops.dispatch.registration import must_dispatch
+from rfops.dispatch.routing import Route, Router
+from rfops.jit import Plans, UnsupportedArch
+from rfops.jit.arch import ROWS
+
+from .checks import Checked, flat
+from .declare import Declaration, TensorArg, ValueArg
+from .family import Family
+from .kernel import Call, Kernel, Run
+from .torch_op import fake_results, register_op
+
+if TYPE_CHECKING:
+    from .problem import Draw
+
+_OPS: dict[str, Op] = {}
+
+
+def ops() -> Mapping[str, Op]:
+    """Every op declared so far, by name."""
+    return _OPS
+
+
+def modules() -> dict[str, Path]:
+    """The modules of all ops: the config file that has each."""
+    return {name: file for op in _OPS.values() for name, file in op.modules.items()}
+
+
+class Op(Checked):
+    """One op. Subclasses override what a declaration cannot say.
+
+    Parameters
+    ----------
+    name : as `rfops.<name>` and `torch.ops.rfops.<name>`.
+    text : the arguments (declare.py).
+    sizes : the order of the sizes where it is not that of their first use.
+    kernels : in the order in which they are tried: HIP's, Triton's, torch's.
+    positive : sizes that must not be 0 though an empty result may be.
+    coarse : which calls of changing sizes share a decision: a size counts in coarse steps of so
+        many (heuristic.coarse), with 0 not at all, and exactly where it is not named.
+    hints : the way out that a refusal of this argument or size names.
+    max_bytes : of each tensor; None where a kernel takes any.
+    table : what a tuned row is found by: sizes, values, and optional tensors, which count as 0
+        or 1; M first. Empty: the op has no table.
+    usual : values that `rfops why` and the like assume.
+    result : makes the returned value of several results, as a NamedTuple's class.
+    reference : the plain fp32 formula on the inputs by position; may be set later.
+    shapes : sets of sizes and values for `rfops bench` and `tune`, by name, the published one first
+        (problem.grid writes them).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        *,
+        kernels: Sequence[Kernel],
+        sizes: str = "",
+        positive: str = "",
+        coarse: Mapping[str, int] | None = None,
+        hints: Mapping[str, str] | None = None,
+        max_bytes: int | None = None,
+        table: str = "",
+        usual: Mapping[str, Any] | None = None,
+        result: Callable[..., Any] | None = None,
+        reference: Callable[..., Any] | None = None,
+        shapes: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    ) -> None:
+        super().__init__(name, Declaration.parse(text, sizes), positive, hints, max_bytes)
+        d = self.declaration
+        self.kernels = {kernel.name: kernel for kernel in kernels}
+        self.coarse_at = [(d.sizes.index(size), step) for size, step in (coarse or {}).items()]
+        self.shares = coarse is not None
+        self.table = tuple(table.split())
+        self.usual = dict(usual or {})
+        self.result, self.reference, self.shapes = result, reference, dict(shapes or {})
+        self.takes_config = any(kernel.Config for kernel in kernels)
+        self.num_inputs, self.num_passed = len(d.inputs), len(d.passed)
+        # What a launch takes.
+        self._tensors_at = tuple(i for i, arg in self._tensors if not arg.ignored)
+        self.plans = Plans(out=d.written, sizes=" ".join(d.sizes), shapes=d.patterns)
+        self._result_of = (
+            _shape_of(self, d.results[0]) if len(d.results) == 1 and not result else None
+        )
+        if table:
+            hip = [kernel.name for kernel in kernels if kernel.is_hip]
+            tuned_table.declare(name, [size.lower() for size in self.table], hip)
+        kind = type(self)
+        # Then a shape that shares a decision needs no Call of its own.
+        self.has_plain_plans = (
+            kind.finish_run is Op.finish_run
+            and kind.result_sizes is Op.result_sizes
+            and isinstance(self._result_of, operator.attrgetter)
+        )
+        self._op, self._op_out = register_op(self)
+        _OPS[name] = self
+
+    @functools.cached_property
+    def modules(self) -> dict[str, Path]:
+        """The modules of its kernels: the config file that has each."""
+        return {k.module: k.config for k in self.kernels.values() if k.module}
+
+    # ------------------------------------------------------------ the call
+
+    call: Callable[..., Any]
+    """The op on its parameters by position: inputs, results or None, config. Native where the
+    launcher is; torch.compile, which traces Python, takes `traced`."""
+
+    def traced(self, *args: Any) -> Any:
+        return self._dispatch(self._typed_values(args))
+
+    @property
+    def plans(self) -> Plans:
+        return self._plans
+
+    @plans.setter
+    def plans(self, plans: Plans) -> None:
+        self._plans = plans
+        places = self._tensors_at, self.num_inputs, self.num_passed
+        plans.serve(self._set_call, self._miss, *places)
+
+    def _set_call(self, call: Callable[..., Any]) -> None:
+        self.call = call
+
+    def _miss(self, *args: Any) -> Any:
+        """A call without a plan."""
+        args = self._typed_values(args)
+        tensors = [args[i] for i, arg in self._tensors if not arg.times]
+        for i, arg in self._tensors:
+            tensors += args[i] if arg.times and isinstance(args[i], (tuple, list)) else ()
+        passed = args[self.num_inputs : self.num_inputs + self.num_passed]
+        if must_dispatch(*tensors, *passed) and self._is_typed(args):
+            return self._dispatch(args)
+        return self.plans.finish(self._add_plan(args), args)
+
+    def _add_plan(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        c, config = self.check(args)
+        if self.is_empty(c):
+            plan = self.plan_of(c, self.run_empty(c))
+        else:
+            family = Family(self, c, config)
+            made = family(*[c.sizes[name] for name in self.declaration.sizes])
+            assert made is not None, "the checks have looked at the sizes"
+            plan = made
+            self.plans.add_family(family, *args)
+        self.plans.add(plan, *args)
+        return plan
+
+    def plan_of(self, c: Call, run: Run) -> tuple[Any, ...]:
+        """(run, make): `make` fills in the results that are None; (run, dtype, device, *sizes) of
+        one result, which is made without Python."""
+        run = self.finish_run(c, run)
+        if self._result_of is not None:
+            dtype = self.dtype_of(self.declaration.results[0], c)
+            return run, dtype, c.device, *self._result_of(c)
+        sizes = self.result_sizes(c)
+        return run, functools.partial(self._make, c, sizes)
+
+    def _make(self, c: Call, sizes: Mapping[str, int], *passed: torch.Tensor | None) -> Any:
+        given = iter(passed)
+        made = []
+        for arg in self.declaration.results:
+            tensor = None if arg.new else next(given)
+            if tensor is None:
+                shape = [extent.of(sizes) for extent in arg.extents]
+                tensor = torch.empty(shape, dtype=self.dtype_of(arg, c), device=c.device)
+            made.append(tensor)
+        return self._collected(tuple(made))
+
+    def dtype_of(self, arg: TensorArg, c: Call) -> torch.dtype:
+        dtype: torch.dtype = getattr(c, arg.dtype_of) if arg.dtype_of else arg.dtypes[0]
+        return dtype
+
+    # ------------------------------------------------------------ what subclasses may override
+
+    def result_sizes(self, c: Call) -> Mapping[str, int]:
+        """The sizes that results have, where they are not all of the inputs'."""
+        return c.sizes
+
+    def is_empty(self, c: Call) -> bool:
+        """Whether nothing is to be launched."""
+        sizes, d = self.result_sizes(c), self.declaration
+        written = d.results or [arg for arg in d.tensors if arg.written]
+        return all(any(extent.of(sizes) == 0 for extent in arg.extents) for arg in written)
+
+    def run_empty(self, c: Call) -> Run:
+        """What is done instead."""
+        return _nothing
+
+    def finish_run(self, c: Call, run: Run) -> Run:
+        """What a plan launches, where that is more than the kernel's own launch."""
+        return run
+
+    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+        """What sizes must be to each other, in a call like `c` but for them: a refusal's argument,
+        expected, got and way out; None if they fit."""
+        return None
+
+    def order(self, c: Call) -> Sequence[str]:
+        """The HIP kernels, the one to take without a tuned row first."""
+        return [name for name, kernel in self.kernels.items() if kernel.is_hip]
+
+    def untuned(self, c: Call) -> str | None:
+        """Why no HIP kernel is taken without a tuned row; None if one is."""
+        return None
+
+    def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
+        """Fill in sizes that decide nothing, for calls of sizes alone."""
+
+    # ------------------------------------------------------------ bench and tune
+
+    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+        """Of random inputs by name, those that must fit each other; the rest is drawn by dtype."""
+        return {}
+
+    def flops(self, c: Call) -> int:
+        return 0
+
+    def roundings(self, c: Call) -> int:
+        """The longest chain of fp32 roundings of a product, the reference's own included."""
+        kept = {extent.size for arg in self.declaration.results for extent in arg.extents}
+        summed = [size for name, size in c.sizes.items() if name not in kept]
+        return 8 + 2 * math.prod(summed) if summed else 8
+
+    def traffic(self, c: Call) -> int:
+        """Bytes that must move at least: inputs and results once each."""
+        moved = sum(t.nbytes for t in self.make_results(c, "meta"))
+        for arg in self.declaration.tensors:
+            if not arg.ignored:
+                own = sum(t.nbytes for _, t in flat({arg.name: c.tensors[arg.name]}))
+                moved += own * (2 if arg.written else 1)
+        return moved
+
+    def published(self, c: Call) -> tuple[Mapping[str, float], str] | None:
+        """Figures of others for such a call on its architecture, and where they stand."""
+        return routing.published(self.name, c.arch, self.table_sizes(c)) if self.table else None
+
+    def make_results(self, c: Call, device: torch.device | str | None = None) -> list[torch.Tensor]:
+        """New ones, without a value."""
+        sizes = self.result_sizes(c)
+        return [
+            torch.empty([extent.of(sizes) for extent in arg.extents],
+                        dtype=self.dtype_of(arg, c), device=device or c.device)
+            for arg in self.declaration.results
+        ]  # fmt: skip
+
+    # ------------------------------------------------------------ the checks
+
+    def check(self, args: tuple[Any, ...]) -> tuple[Call, Any]:
+        """Every check that the declaration asks for. Raises ValueError."""
+        d = self.declaration
+        inputs = dict(zip((arg.name for arg in d.inputs), args, strict=False))
+        passed = dict(zip((a.name for a in d.passed), args[self.num_inputs :], strict=False))
+        config = args[-1] if self.takes_config else None
+        guard = Guard(self.name, max_bytes=self.max_bytes)
+        for arg in d.values:
+            if arg.size:
+                guard.sizes[arg.size] = guard.sizes[arg.name] = inputs[arg.name]
+        for tensor_arg in d.tensors:
+            self._check_arg(guard, tensor_arg, inputs[tensor_arg.name])
+        values = {arg.name: inputs[arg.name] for arg in d.values}
+        tensors = {arg.name: inputs[arg.name] for arg in d.tensors}
+        values |= {f"{n}_dtype": t.dtype for n, t in flat(tensors) if "[" not in n}
+        sizes = {name: guard.sizes[name] for name in d.sizes}
+        assert guard.device is not None
+        arch, cu_num = routing.chip(guard.device)
+        c = Call(arch, cu_num, guard.device, sizes, values, {**tensors, **passed})
+        refusal = self.refuses(c, *sizes.values())
+        if refusal is not None:
+            self.fail(*refusal)
+        guard.sizes |= self.result_sizes(c)
+        for result in d.passed:
+            if passed[result.name] is not None:
+                dtypes = (self.dtype_of(result, c),)
+                self._check_tensor(guard, result, passed[result.name], dtypes)
+        if config is not None:
+            self.kernel_of(config)
+        self._check_layouts(tensors, passed)
+        return c, config
+
+    # ------------------------------------------------------------ the route
+
+    @functools.cached_property
+    def asked(self) -> tuple[str, ...]:
+        """The sizes that a call of sizes alone must name; `assume` has the others."""
+        names = self.declaration.sizes
+        values = {arg.name: _usual(arg) for arg in self.declaration.values} | self.usual
+        assumed: dict[str, int] = dict.fromkeys(names, 1)
+        for name in names:
+            without = {other: 1 for other in names if other != name}
+            with contextlib.suppress(KeyError):
+                self.assume(without, values)
+                if name in without:
+                    del assumed[name]
+        return tuple(assumed)
+
+    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
+        """A call of sizes alone: sizes by their names, M=4, and values by theirs. An optional
+        tensor counts as given where its name is true."""
+        d = self.declaration
+        sizes = {name: int(given.pop(name)) for name in d.sizes if name in given}
+        values = {arg.name: _usual(arg) for arg in d.values if not arg.size}
+        values |= {f"{arg.name}_dtype": arg.dtypes[0] for arg in d.tensors if arg.dtypes}
+        values |= self.usual | given
+        self.assume(sizes, values)
+        sizes = {name: sizes[name] for name in d.sizes}
+        values |= {arg.name: sizes[arg.size] for arg in d.values if arg.size}
+        units = cu_num or ROWS.get(arch, ROWS["sm_90"]).cus
+        return Call(arch, units, torch.device("cpu"), sizes, values, {})
+
+    def kernel_of(self, config: Any) -> Kernel:
+        """The kernel that a config is a variant of. Raises ValueError."""
+        for kernel in self.kernels.values():
+            if kernel.Config is not None and isinstance(config, kernel.Config):
+                return kernel
+        kinds = ", ".join(k.Config.__name__ for k in self.kernels.values() if k.Config is not None)
+        self.fail("config", f"one of {kinds}", show(config), "pass one of these")
+        raise AssertionError
+
+    def route(self, c: Call, router: Router | None = None) -> Route:
+        """The kernel that a call gets, and why. Raises ConfigError, ValueError."""
+        if not self.table:
+            refused = {name: k.refuses(c) for name, k in self.kernels.items()}
+            first = next((name for name, reason in refused.items() if reason is None), "none")
+            self._must_have(first, c)
+            reasons = {name: reason or f"{first} comes first" for name, reason in refused.items()}
+            words = (
+                "the first that takes the call",
+                {n: r for n, r in reasons.items() if n != first},
+            )
+            return Route(first, "first", words=lambda: words)
+        router = router or Router(self.name, c.arch, c.cu_num)
+
+        def refuses(backend: str) -> str | None:
+            kernel = self.kernels.get(backend)
+            return "the op has none" if kernel is None else kernel.refuses(c)
+
+        hip = tuple(self.order(c))
+        chosen = router.choose(self.table_sizes(c), hip, refuses, self.untuned(c))
+        self._must_have(chosen.backend, c)
+        return chosen
+
+    def _must_have(self, backend: str, c: Call) -> None:
+        if backend not in self.kernels:
+            reasons = "; ".join(f"{n}: {k.refuses(c)}" for n, k in self.kernels.items())
+            raise ValueError(f"{self.name}: no kernel takes {c} on {c.arch}: {reasons}")
+
+    def table_sizes(self, c: Call) -> tuple[int, ...]:
+        """What a tuned row of the call is found by."""
+        return tuple([self._table_value(c, name) for name in self.table])
+
+    def _table_value(self, c: Call, name: str) -> int:
+        if any(arg.name == name for arg in self.declaration.tensors):
+            return int(c.has(name))
+        return int(getattr(c, name))
+
+    def decide(self, c: Call, router: Router | None, config: Any) -> tuple[Kernel, str, Any]:
+        """Kernel, rule and variant of a call; of the route, or of the caller's config."""
+        if config is None:
+            chosen = self.route(c, router)
+            routing.say(lambda: f"{self.name} {c} on {c.arch}", chosen)
+            kernel = self.kernels[chosen.backend]
+            config = self.parse_config(kernel, chosen.config, chosen.row)
+            if config is None or kernel.refuses_config(c, config) is not None:
+                config = kernel.default(c)
+            return kernel, chosen.rule, config
+        kernel = self.kernel_of(config)
+        reason = kernel.refuses(c) or kernel.refuses_config(c, config)
+        if reason:
+            wanted = f"of a kernel that takes {c} on {c.arch}"
+            self.fail("config", wanted, f"{config}, and {reason}", "pass another or none")
+        return kernel, "the caller's config", config
+
+    def parse_config(self, kernel: Kernel, text: str, row: Any = None) -> Any:
+        """A kernel's variant from its text in a table; None for its default. Raises ConfigError."""
+        if not text or kernel.Config is None:
+            return None
+        return routing.parse_config(kernel.Config, text, row)
+
+    def prepare(self, backend: str, c: Call, config: Any = None) -> Run:
+        """The launch of one call by a kernel; without a config by its default."""
+        kernel = self.kernels[backend]
+        reason = kernel.refuses(c)
+        if reason is None and config is not None:
+            reason = kernel.refuses_config(c, config)
+        if reason is not None:
+            raise ValueError(f"{self.name}: {backend} does not take {c} on {c.arch}: {reason}")
+        run_of = kernel.variant(c, kernel.default(c) if config is None else config)
+        return run_of(*c.sizes.values())
+
+    def supports(
+        self,
+        *,
+        arch: str,
+        dtype: torch.dtype | None = None,
+        shape: Sequence[int] | None = None,
+        backend: str | None = None,
+        **values: Any,
+    ) -> bool:
+        """Whether the op gives a result on `arch` (gfx942, gfx950, sm_90, ...); with `backend`,
+        whether that kernel does.
+
+        `dtype` is the result's where that can be chosen, else the first tensor's; `shape` the sizes
+        in the order that `rfops why` asks for them; `values` the other arguments, as block_m=16 or
+        w_dtype=torch.uint8.
+        """
+        if backend is not None and backend not in self.kernels:
+            wanted = f"backend must be one of {', '.join(self.kernels)}"
+            raise ValueError(f"{self.name}.supports: {wanted}, got {backend!r}")
+        d = self.declaration
+        first = d.tensors[0]
+        if dtype is not None:
+            values[d.results[0].dtype_of or f"{first.name}_dtype"] = dtype
+        sizes = shape or [self._multiple_of(size) for size in self.asked]
+        known = {arg.name: arg.dtypes for arg in d.values if arg.kind == "dtype"}
+        known |= {f"{arg.name}_dtype": arg.dtypes for arg in d.tensors}
+        if any(values[name] not in dtypes for name, dtypes in known.items() if name in values):
+            return False
+        least = {arg.name: arg.least or 0 for arg in d.values}
+        if min(sizes) < 0 or any(values[n] < k for n, k in least.items() if n in values and k):
+            return False
+        if not arch.startswith(("gfx", "sm_")):
+            return False
+        c = self.call_of(arch, **dict(zip(self.asked, sizes, strict=True)), **values)
+        try:
+            self.check_sizes(c)
+            if self.refuses(c, *c.sizes.values()) is not None:
+                return False
+        except (ValueError, UnsupportedArch):
+            return False
+        kernels = self.kernels.values() if backend is None else (self.kernels[backend],)
+        return any(kernel.refuses(c) is None for kernel in kernels)
+
+    # ------------------------------------------------------------ torch.ops.rfops
+
+    def _is_typed(self, args: tuple[Any, ...]) -> bool:
+        """Whether all that should be tensors are: what is not the checks refuse."""
+        pairs = [(args[i], arg.optional) for i, arg in self._tensors]
+        pairs += [(out, True) for out in args[self.num_inputs : self.num_inputs + self.num_passed]]
+        return all(
+            isinstance(tensor, torch.Tensor)
+            or (tensor is None and optional)
+            or (isinstance(tensor, (tuple, list)) and _all_tensors(tensor))
+            for tensor, optional in pairs
+        )
+
+    def _dispatch(self, args: tuple[Any, ...]) -> Any:
+        """The call as torch's op."""
+        if not self._is_typed(args):
+            return self.check(args)  # raises
+        inputs = args[: self.num_inputs]
+        passed = args[self.num_inputs : self.num_inputs + self.num_passed]
+        if self.takes_config:
+            inputs = (*inputs, self.config_text(args[-1]))
+        if all(out is None for out in passed):
+            made = self._op(*inputs)
+            return self._collected(made) if isinstance(made, tuple) else made
+        if any(out is None for out in passed):
+            made = fake_results(self, inputs)  # of real tensors: real ones, for what is not given
+            made = made if isinstance(made, tuple) else (made,)
+            passed = tuple(m if p is None else p for m, p in zip(made, passed, strict=True))
+        self._op_out(*inputs, *passed)
+        return passed[0] if len(passed) == 1 else self._collected(passed)
+
+    def _collected(self, results: tuple[torch.Tensor, ...]) -> Any:
+        """What a call of any but one result returns."""
+        if self.result:
+            return self.result(*results)
+        return results if len(results) > 1 else results[0] if results else None
+
+    def config_text(self, config: Any) -> str:
+        if config is None:
+            return ""
+        return f"{self.kernel_of(config).name} {routing.config_text(config)}"
+
+    def config_of(self, text: str) -> Any:
+        """A config from its text, as torch's ops take it. Raises ValueError."""
+        kinds = tuple((k.name, k.Config) for k in self.kernels.values() if k.Config is not None)
+        return routing.given_config(self.name, kinds, text)
+
+
+def _shape_of(op: Op, arg: TensorArg) -> Callable[[Call], Sequence[int]]:
+    """A result's shape; quick where its extents are two or more plain sizes of the inputs."""
+    names = [extent.size for extent in arg.extents if extent.factor == 1]
+    if 1 < len(arg.extents) == len(names) and set(names) <= set(op.declaration.sizes):
+        return operator.attrgetter(*names)
+
+    def shape(c: Call) -> Sequence[int]:
+        sizes = op.result_sizes(c)
+        return [extent.of(sizes) for extent in arg.extents]
+
+    return shape
+
+
+def _all_tensors(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, torch.Tensor) for value in values)
+
+
+def _nothing(*_args: object) -> None:
+    """The launch of an empty result."""
+
+
+def _usual(arg: ValueArg) -> Any:
+    if arg.kind == "dtype":
+        return arg.dtypes[0]
+    return arg.words[0] if arg.kind == "word" else {"bool": False, "float": 0.0}.get(arg.kind, 1)

@@ -1,0 +1,237 @@
+"""A call of an op made from sizes alone, for `rfops bench | tune | profile`: random inputs that are
+valid, poisoned results, and the check against the op's plain reference.
+
+    c = on_device(OP.call_of("gfx950", M=4, N=64, K=256), torch.device("cpu"))
+    problem = Problem(OP, c)
+    problem.check(problem.launch())  # raises AssertionError that names the worst element
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rfops.dispatch import routing
+
+from .compare import HALF_ULP, assert_within, tolerance
+from .declare import E8M0, TensorArg, ValueArg
+from .kernel import Call, Run
+
+if TYPE_CHECKING:
+    from .op import Op
+
+E4M3, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+Launch = Callable[[], Sequence[torch.Tensor]]
+
+
+def grid(
+    names: str, rows: Iterable[Sequence[Any]], /, **each: Iterable[Any]
+) -> list[dict[str, Any]]:
+    """Shapes: each row of values of `names` with each value of the others.
+
+    grid("N K", [(64, 32), (32, 64)], M=(1, 2))
+    """
+    found = [dict(zip(names.split(), row, strict=True)) for row in rows]
+    for name, values in each.items():
+        found = [{**shape, name: value} for shape in found for value in values]
+    return found
+
+
+def on_device(c: Call, device: torch.device) -> Call:
+    """A call of sizes alone, on that device's chip."""
+    device = torch.empty(0, device=device).device  # with its index
+    return Call(*routing.chip(device), device, c.sizes, c.values, {})
+
+
+class Draw:
+    """Random tensors on a call's device, the same for the same seed."""
+
+    def __init__(self, c: Call, seed: int) -> None:
+        self.device = c.device
+        self.generator = torch.Generator(c.device).manual_seed(seed)
+
+    def ints(
+        self, shape: Sequence[int], low: int, high: int, dtype: torch.dtype = torch.int32
+    ) -> torch.Tensor:
+        """From low to high - 1."""
+        return torch.randint(
+            low, high, tuple(shape), generator=self.generator, dtype=dtype, device=self.device
+        )
+
+    def floats(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Of the normal distribution."""
+        return torch.randn(tuple(shape), generator=self.generator, dtype=dtype, device=self.device)
+
+    def picks(self, rows: int, count: int, most: int) -> torch.Tensor:
+        """[rows, count] ids below `most`, those of a row different while there are enough."""
+        keys = torch.rand(rows, max(most, 1), generator=self.generator, device=self.device)
+        places = torch.arange(count, device=self.device) % max(most, 1)
+        return keys.argsort(dim=1)[:, places].to(torch.int32)
+
+    def like(self, arg: TensorArg, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+        """Every e4m3 code but the NaN, scales 2^-6 to 2^6, small ints, normal floats."""
+        if dtype.itemsize > 1 and dtype.is_floating_point:
+            return self.floats(shape, dtype)
+        if dtype.itemsize > 1:
+            return self.ints(shape, 0, 8, dtype)
+        if dtype == FNUZ:
+            return _without(self.ints(shape, 0, 255, torch.uint8), 128).view(dtype)
+        if E4M3 in (dtype, *arg.dtypes):  # bytes may come in its place
+            codes = _without(self.ints(shape, 0, 254, torch.uint8), 127)
+            return codes.view(dtype)
+        low, high = (121, 134) if E8M0 in arg.dtypes else (0, 256)
+        return self.ints(shape, low, high, torch.uint8).view(dtype)
+
+
+def _without(codes: torch.Tensor, code: int) -> torch.Tensor:
+    """Steps over one code."""
+    return codes + (codes >= code)
+
+
+def poison(tensor: torch.Tensor) -> torch.Tensor:
+    """What no kernel writes: NaN, or a strange int."""
+    return tensor.fill_(float("nan") if tensor.is_floating_point() else 85)
+
+
+class Problem:
+    """A call with its inputs and results. Raises what the op's checks raise."""
+
+    def __init__(self, op: Op, c: Call, seed: int = 0) -> None:
+        self.op = op
+        self.inputs = list(_inputs(op, c, seed))
+        args = [*self.inputs, *[None] * op.num_passed, *[None] * op.takes_config]
+        self.call, _ = op.check(tuple(args))  # inputs are valid, whoever made them
+        self.results = op.make_results(self.call)
+        if any(arg.written for arg in op.declaration.tensors):
+            _ = self.expected  # before anything is written
+            self._before = [t.clone() for _, t in self._written()]
+
+    @property
+    def tensors(self) -> list[Any]:
+        """What of the inputs a launch takes: tensors, tuples of them, None."""
+        pairs = zip(self.op.declaration.inputs, self.inputs, strict=True)
+        return [v for a, v in pairs if isinstance(a, TensorArg) and not a.ignored]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all its tensors."""
+        return sum(t.nbytes for one in (*self.tensors, *self.results) for t in _each(one))
+
+    def launch(self) -> Sequence[torch.Tensor]:
+        """The op itself; its results."""
+        made = [r for r, a in zip(self.results, self.op.declaration.results, strict=True)
+                if not a.new]  # fmt: skip
+        given = self.op.call(*self.inputs, *made, *[None] * self.op.takes_config)
+        return (given,) if isinstance(given, torch.Tensor) else given or ()
+
+    def prepare(self, backend: str, config: Any = None) -> Run:
+        """The launch by one kernel, whatever the route says; builds it. Raises ValueError."""
+        return self.op.finish_run(self.call, self.op.prepare(backend, self.call, config))
+
+    def launch_by(self, run: Run) -> Launch:
+        """A launch of what another problem of these sizes may have prepared."""
+        made = self.op.result(*self.results) if self.op.result else tuple(self.results)
+        is_one = len(self.results) == 1 and not self.op.result
+        call = functools.partial(run, made[0] if is_one else made, *self.tensors)
+
+        def launch() -> Sequence[torch.Tensor]:
+            call()
+            return self.results
+
+        return launch
+
+    # ------------------------------------------------------------ the check
+
+    @functools.cached_property
+    def expected(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The reference's results in fp32 where it can, then what it leaves of inputs that are
+        written; and the sum of |products| of each: the same of absolute values."""
+        return self._refer(lambda _arg, t: t.clone()), self._refer(_absolute)
+
+    def _refer(self, change: Callable[[TensorArg, torch.Tensor], torch.Tensor]) -> list[Any]:
+        reference, d = self.op.reference, self.op.declaration
+        if reference is None:
+            raise ValueError(f"{self.op.name}: has no reference to check by; give its Op one")
+        wide = {arg.dtype_of for arg in d.results}
+        args: list[Any] = []
+        for arg, value in zip(d.inputs, self.inputs, strict=True):
+            if isinstance(arg, ValueArg):
+                is_wide = arg.name in wide and torch.float32 in arg.dtypes
+                args.append(torch.float32 if is_wide else value)
+            else:
+                changed = tuple(change(arg, tensor) for tensor in _each(value))
+                args.append(changed if arg.times else changed[0] if changed else None)
+        given = reference(*args)
+        results = [given] if isinstance(given, torch.Tensor) else list(given or ())
+        pairs = zip(d.inputs, args, strict=True)
+        return results + [t for a, v in pairs if _is_written(a) for t in _each(v)]
+
+    def _written(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for arg, value in zip(self.op.declaration.inputs, self.inputs, strict=True):
+            if _is_written(arg):
+                yield from ((arg.name, tensor) for tensor in _each(value))
+
+    def renew(self) -> None:
+        """Poison what is to be written, and restore inputs that have been."""
+        for tensor in self.results:
+            poison(tensor)
+        for (_, tensor), before in zip(self._written(), getattr(self, "_before", ()), strict=False):
+            tensor.copy_(before)
+
+    def check(self, results: Sequence[torch.Tensor], backend: str = "") -> None:
+        """Raises AssertionError that names the worst element."""
+        own = self.op.kernels[backend].error if backend else 0.0
+        names = [arg.name for arg in self.op.declaration.results]
+        names += [name for name, _ in self._written()]
+        given = [*results, *[tensor for _, tensor in self._written()]]
+        for name, got, exact, total in zip(names, given, *self.expected, strict=True):
+            bound: torch.Tensor | float = 0.0
+            if got.dtype in HALF_ULP:  # others are exact
+                depth = self.op.roundings(self.call) + own * 2**24
+                bound = tolerance(exact.abs(), total.abs().to(torch.float32), depth, got.dtype)
+                bound = bound * (1 if exact.dtype == torch.float32 else 2)  # it is rounded too
+            try:
+                assert_within(got, exact, bound)
+            except AssertionError as error:
+                raise AssertionError(f"{name}: {error}") from None
+
+    def checked(self, launch: Launch, backend: str = "") -> None:
+        """Launch once on poisoned results, and check. Raises AssertionError."""
+        self.renew()
+        self.check(launch(), backend)
+
+
+def _each(value: Any) -> Sequence[torch.Tensor]:
+    """The tensors of an argument."""
+    return value if isinstance(value, tuple) else () if value is None else (value,)
+
+
+def _is_written(arg: TensorArg | ValueArg) -> bool:
+    return isinstance(arg, TensorArg) and arg.written
+
+
+def _absolute(arg: TensorArg, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype.itemsize == 1:
+        is_code = {tensor.dtype, *arg.dtypes} & {E4M3, FNUZ}
+        return (tensor.view(torch.uint8) & 127).view(tensor.dtype) if is_code else tensor
+    return tensor.abs() if tensor.is_floating_point() else tensor.clone()
+
+
+def _inputs(op: Op, c: Call, seed: int) -> Iterator[Any]:
+    draw = Draw(c, seed)
+    fitted: Mapping[str, Any] = op.fit(c, draw)
+    for arg in op.declaration.inputs:
+        if arg.name in fitted:
+            yield fitted[arg.name]
+        elif isinstance(arg, ValueArg):
+            yield c.sizes[arg.size] if arg.size else c.values[arg.name]
+        elif arg.ignored or (arg.optional and not c.has(arg.name)):
+            yield None
+        else:
+            shape = [extent.of(c.sizes) for extent in arg.extents]
+            dtype, times = getattr(c, f"{arg.name}_dtype"), arg.times
+            many = [draw.like(arg, dtype, shape) for _ in range(times.of(c.sizes) if times else 1)]
+            yield tuple(many) if times else many[0]

@@ -1,0 +1,127 @@
+"""Ops as `torch.ops.rfops.<op>`: a schema, the function and its fake, for torch.compile and export.
+
+Eager calls do not go through here: a public function asks `must_dispatch` and calls its registered
+op only where torch has to see one, since the dispatcher costs more than a warm launch.
+
+No op has a derivative. A result of tensors that want a gradient has a history whose backward
+raises, in a compiled function too. Refused at once are a gradient that torch.func asks for, a
+tangent, and, as torch's own ops do, `out` where any tensor wants a gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from rfops.jit import modes
+
+_LIBRARY = torch.library.Library("rfops", "FRAGMENT")
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
+
+
+def register(
+    schema: str,
+    function: Callable[..., Any],
+    fake: Callable[..., Any],
+    vmap: Callable[..., Any] | None = None,
+) -> Any:
+    """Define `rfops::<schema>` for CPU and GPU tensors and return `torch.ops.rfops.<op>.default`.
+
+    `schema` is torch's, every argument that the op writes marked, as `Tensor(a!) out`. `function`
+    neither returns nor keeps an input; `fake` returns empty tensors of the result's kind; `vmap` is
+    that of torch.library.register_vmap (without: row by row, and a warning of torch's).
+    """
+    name = schema[: schema.index("(")].strip()
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
+    for key in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, functools.partial(_call_plain, function), key)
+    torch.library.register_fake(f"rfops::{name}", fake, lib=_LIBRARY)
+    if vmap is not None:
+        torch.library.register_vmap(f"rfops::{name}", vmap, lib=_LIBRARY)
+    op = getattr(torch.ops.rfops, name).default
+    _LIBRARY.impl(name, functools.partial(_call_recorded, op), "Autograd", with_keyset=True)
+    return op
+
+
+def _call_plain(function: Callable[..., Any], *args: Any) -> Any:
+    """The function on plain tensors. A subclass that left the op to torch still comes as such here,
+    and would go to the op again."""
+    with torch._C.DisableTorchFunctionSubclass():
+        args = tuple(map(_plain, args))
+    return function(*args)
+
+
+def _plain(arg: Any) -> Any:
+    if isinstance(arg, (tuple, list)):
+        return tuple(map(_plain, arg))
+    if isinstance(arg, torch.Tensor) and type(arg) not in _PLAIN:
+        return arg.as_subclass(torch.Tensor)
+    return arg
+
+
+def must_dispatch(*tensors: torch.Tensor | None) -> bool:
+    """Whether torch has to see this call as an op: it is tracing, a mode or a transform is active,
+    or an argument is a subclass (FakeTensor, DTensor, ...)."""
+    if torch.compiler.is_compiling() or modes.are_active() or modes.wants_gradient(tensors):
+        return True
+    return any(type(tensor) not in _PLAIN for tensor in tensors)
+
+
+# ---------------------------------------------------------------- gradients
+
+
+def _call_recorded(op: Any, keyset: Any, *args: Any) -> Any:
+    """The op for autograd: the result with a history where a gradient is wanted."""
+    if not modes.wants_gradient(args):
+        return _below_autograd(op, keyset, args)
+    has_tangents = any(map(modes.has_tangent, args))
+    if has_tangents or op._schema.is_mutable or torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(_refusal(op, args))
+    return _NoDerivative.apply(op, keyset, *args)
+
+
+def _below_autograd(op: Any, keyset: Any, args: tuple[Any, ...]) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+
+def _refusal(op: Any, args: tuple[Any, ...]) -> str:
+    pairs = zip(op._schema.arguments, args, strict=False)
+    names = [parameter.name for parameter, arg in pairs if modes.wants_gradient((arg,))]
+    return (
+        f"{op._opname.removesuffix('_out')}: there is no derivative, and a gradient is wanted of "
+        f"{', '.join(names)}; call it under torch.no_grad(), or .detach() these"
+    )
+
+
+class _NoDerivative(torch.autograd.Function):
+    """An op in autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Any, keyset: Any, *args: Any) -> Any:
+        with torch.enable_grad():
+            ctx.refusal = _refusal(op, args)
+        ctx.kinds = [isinstance(arg, torch.Tensor) and (arg.shape, arg.dtype) for arg in args]
+        return _below_autograd(op, keyset, args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        like = next(grad for grad in grads if grad is not None)
+        wanted = zip(ctx.kinds, ctx.needs_input_grad[2:], strict=True)
+        made = [_no_gradient(ctx.refusal, like, *kind) if need else None for kind, need in wanted]
+        return None, None, *made
+
+
+def _raise(refusal: str, *_like: Any) -> NoReturn:
+    raise NotImplementedError(refusal)
+
+
+# An op of its own, so that tracing a backward does not raise, and running it does.
+_no_gradient = register(
+    "no_gradient(str refusal, Tensor like, SymInt[] shape, ScalarType dtype) -> Tensor",
+    _raise,
+    lambda _refusal, like, shape, dtype: like.new_empty(shape, dtype=dtype),
+)

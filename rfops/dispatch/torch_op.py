@@ -1,0 +1,100 @@
+"""An op as `torch.ops.rfops.<op>` and `<op>_out`: schema, fakes, and the way back to its call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rfops.dispatch.registration import register
+
+from .declare import TensorArg, ValueArg
+from .kernel import Call
+
+if TYPE_CHECKING:
+    from .op import Op
+
+_SCHEMA = {"size": "SymInt", "dtype": "ScalarType", "word": "str"}
+
+
+def _schema(op: Op) -> str:
+    words = []
+    for i, arg in enumerate(op.declaration.inputs):
+        if isinstance(arg, ValueArg):
+            words.append(f"{_SCHEMA.get(arg.kind, arg.kind)} {arg.name}")
+        else:
+            mark = f"({chr(ord('b') + i)}!)" if arg.written else ""
+            kind = "[]" if arg.times else "?" if arg.optional else ""
+            words.append(f"Tensor{mark}{kind} {arg.name}")
+    return ", ".join([*words, *(["str config"] if op.takes_config else [])])
+
+
+def register_op(op: Op) -> tuple[Any, Any]:
+    """`torch.ops.rfops.<op>` and, where results can be passed, `<op>_out`."""
+    d, inputs = op.declaration, _schema(op)
+    kinds = ", ".join("Tensor" for _ in d.results)
+    returns = kinds if len(d.results) == 1 else f"({kinds})"
+
+    def plain(args: Sequence[Any]) -> list[Any]:
+        """Payloads may come as bytes: torch's tools do not know float8 everywhere."""
+        return [_as_declared(a, v) for a, v in zip(d.inputs, args, strict=False)]
+
+    def functional(*args: Any) -> Any:
+        config = [op.config_of(args[-1])] if op.takes_config else []
+        return op.call(*plain(args), *([None] * op.num_passed), *config)
+
+    def mutating(*args: Any) -> None:
+        config = [op.config_of(args[op.num_inputs])] if op.takes_config else []
+        op.call(*plain(args), *args[-op.num_passed :], *config)
+
+    def fake(*args: Any) -> Any:
+        return fake_results(op, args)
+
+    made = register(f"{op.name}({inputs}) -> {returns}", functional, fake)
+    if not op.num_passed or op.num_passed < len(d.results):
+        return made, None
+    outs = ", ".join(f"Tensor({chr(ord('a') + 25 - i)}!) {a.name}" for i, a in enumerate(d.passed))
+    schema = f"{op.name}_out({inputs}, {outs.replace('(z!)', '(a!)', 1)}) -> ()"
+    return made, register(schema, mutating, lambda *_args: None)
+
+
+def _as_declared(arg: TensorArg | ValueArg, value: Any) -> Any:
+    if not isinstance(arg, TensorArg) or value is None:
+        return value
+    if arg.times:
+        return tuple(_as_declared(replace(arg, times=None), one) for one in value)
+    if value.dtype != torch.uint8:
+        return value
+    wanted = arg.dtypes
+    return value.view(wanted[0]) if wanted and torch.uint8 not in wanted else value
+
+
+def fake_results(op: Op, args: Sequence[Any]) -> Any:
+    """Results of the right kind from arguments without data; sizes may be symbols."""
+    d = op.declaration
+    sizes: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    for arg, value in zip(d.inputs, args, strict=False):
+        if isinstance(arg, ValueArg):
+            values[arg.name] = value
+            if arg.size:
+                sizes.setdefault(arg.size, value)
+        elif value is not None and not arg.ignored:
+            if arg.times:
+                sizes.setdefault(arg.times.size, len(value))
+                value = value[0]
+            shape = (value.numel(),) if arg.any_shape else value.shape
+            for extent, size in zip(arg.extents, shape, strict=True):
+                if extent.size and extent.factor == 1:
+                    sizes.setdefault(extent.size, size)
+    given = [v[0] if isinstance(v, (tuple, list)) else v for v in args]
+    first = next(value for value in given if isinstance(value, torch.Tensor))
+    c = Call("", 0, first.device, sizes, values, {})
+    of = op.result_sizes(c)
+    made = [
+        first.new_empty([e.of(of) for e in arg.extents], dtype=op.dtype_of(arg, c))
+        for arg in d.results
+    ]
+    return made[0] if len(made) == 1 else tuple(made) or None

@@ -1,0 +1,1 @@
+"""Dense and batched matrix products, an op a stem."""

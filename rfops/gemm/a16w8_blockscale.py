@@ -1,0 +1,347 @@
+"""batched_gemm_a16w8_blockscale: out[b] = x[b] @ (w[b] * scale)^T with 16-bit x and e4m3 w that has
+a scale for each block of 128 x 128: the absorbed weights of MLA. Triton on every architecture.
+
+A tuned row of the shape, or of one near it (a16w8_table.py), names the kernel and its config; else
+the heuristic (a16w8_routes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from rfops.dispatch import routing
+from rfops.dispatch.guards import OUT_DTYPES, Guard, check_dtype, describe
+from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.op import Op
+from rfops.dispatch.problem import grid
+from rfops.dispatch.routing import Route, Router
+from rfops.jit import UnsupportedArch
+from rfops.triton import launch
+
+from . import a16w8_routes as routes
+from . import a16w8_table as tuned
+from .a16w8_routes import (
+    SCALE_BLOCK,
+    BmmConfig,
+    Config,
+    RowsConfig,
+    Shape,
+    StagedConfig,
+    TilesConfig,
+)
+
+OCP, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+MAX_BATCH_BYTES = 2**31  # of one batch: offsets inside it are signed 32-bit
+ARCHS = ("gfx942", "gfx950", "sm_89 and later")
+
+
+def shape_of(c: Call) -> Shape:
+    return Shape(c.B, c.M, c.N, c.K)
+
+
+class _Route(Kernel):
+    """One of the four; what differs is in a16w8_routes.py."""
+
+    least: tuple[int, ...] = ()  # a config that any shape may have that the route takes at all
+
+    def refuses(self, c: Call) -> str | None:
+        assert self.Config is not None
+        return self.refuses_config(c, self.Config(*self.least))
+
+    def refuses_config(self, c: Call, config: Any) -> str | None:
+        return routes.refuses(shape_of(c), c.x_dtype, config, c.arch)
+
+    def default(self, c: Call) -> Any:
+        """Of the op's heuristic, where that takes this route."""
+        config = routes.heuristic(shape_of(c), c.x_dtype, c.arch)
+        return config if routes.route_of(config) == self.name else None
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        return lambda *sizes: routes.prepare(c.device, Shape(*sizes), config)
+
+
+class Rows(_Route):
+    name, Config, least = "rows", RowsConfig, (16, 128)
+
+
+class Tiles(_Route):
+    name, Config, least = "tiles", TilesConfig, (16, 64, 64)
+
+
+class Staged(_Route):
+    name, Config, least = "staged", StagedConfig, (16, 16, 32)
+
+
+class Bmm(_Route):
+    name, Config = "bmm", BmmConfig
+    error = 2.0**-8  # w * w_scale is rounded to bf16
+
+    def notes(self, c: Call, config: Any) -> Mapping[str, str]:
+        batches = config.batches(shape_of(c))
+        mib = 2 * batches * c.N * c.K / 2**20
+        return {"workspace": f"{mib:.0f} MiB, {batches} batches"}
+
+
+class _BatchedGemm(Op):
+    def is_empty(self, c: Call) -> bool:
+        return 0 in c.sizes.values()
+
+    def flops(self, c: Call) -> int:
+        return 2 * c.B * c.M * c.N * c.K
+
+    def published(self, c: Call) -> tuple[Mapping[str, float], str] | None:
+        found = tuned.find(shape_of(c), c.x_dtype, c.arch)
+        if found is None or found[1] != "exact row":
+            return None
+        us = dict(found[0].figures).get("published_us")
+        return None if us is None else ({"us": us}, found[0].source.rpartition("published_us: ")[2])
+
+    def run_empty(self, c: Call) -> Run:
+        return lambda out, *_inputs: out.zero_() if out.numel() else None  # K may be 0
+
+    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+        b, m, n, _k = sizes
+        if 0 not in sizes:
+            _check_arch(c)
+        out = c.tensors.get("out")
+        if out is not None:
+            if 0 not in (b, m, n) and _overlaps_itself((b, m, n), _strides(out, (b, m, n))):
+                wanted = "a tensor with each element in a place of its own"
+                got = f"{describe(out)} with strides {list(out.stride())}"
+                return "out", wanted, got, "pass one that is not expanded, or none"
+        elif m * n * c.dtype.itemsize >= MAX_BATCH_BYTES:
+            return "the result", "smaller than 2 GiB a batch", f"M={m}, N={n}", "split x along M"
+        for name, shape in _shapes(Shape(*sizes)).items():
+            tensor = c.tensors.get(name)
+            strides = (0, shape[2], 1) if tensor is None else _strides(tensor, shape)
+            dtype = c.dtype if name == "out" else getattr(c, f"{name}_dtype")
+            size = _extent(shape[1:], strides[1:], dtype.itemsize)
+            if size >= MAX_BATCH_BYTES:
+                limit = "the kernel's offsets inside one are signed 32-bit"
+                lies = "" if tensor is None else f" with strides {list(tensor.stride())}"
+                got = f"{describe(tensor)}{lies}: {size} bytes"
+                way = "split it and call the op on the parts"
+                return name, f"smaller than 2 GiB a batch ({limit})", got, way
+        return None
+
+    def finish_run(self, c: Call, run: Run) -> Run:
+        """With an out that is given, overlaps are looked for: between the rows of a strided one an
+        input may lie."""
+        is_bytes, has_out = c.w_dtype == torch.uint8, c.has("out")
+        if not is_bytes and not has_out:
+            return run
+        pairs = [(c.tensors.get(n), sizes) for n, sizes in _shapes(shape_of(c)).items()]
+        extents = [
+            _extent(sizes, _strides(t, sizes), t.element_size())
+            for t, sizes in pairs
+            if t is not None
+        ]
+
+        def checked(
+            out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor
+        ) -> None:
+            if has_out:
+                _check_no_overlap(extents, (x, w, w_scale), out)
+            run(out, x, w.view(OCP) if is_bytes else w, w_scale)
+
+        return checked
+
+    def decide(self, c: Call, router: Router | None, config: Any) -> tuple[Kernel, str, Any]:
+        if config is None:
+            chosen = self.route(c)
+            routing.say(lambda: f"{self.name} {c} on {c.arch}", chosen)
+            kernel = self.kernels[chosen.backend]
+            return kernel, chosen.rule, self.parse_config(kernel, chosen.config)
+        return super().decide(c, router, config)
+
+    def route(self, c: Call, router: Router | None = None) -> Route:
+        if routes.family(c.arch) is None:
+            raise UnsupportedArch(self.name, c.arch, ARCHS)
+        shape = shape_of(c)
+        found = tuned.find(shape, c.x_dtype, c.arch)
+        row, rule = found if found is not None else (None, "heuristic")
+        config = row.config if row else routes.heuristic(shape, c.x_dtype, c.arch)
+        name = routes.route_of(config)
+
+        def words() -> tuple[str, Mapping[str, str]]:
+            others = [kernel for kernel in self.kernels.values() if kernel.name != name]
+            refused = {k.name: k.refuses(c) or f"{name} comes first" for k in others}
+            return f"{row} says so" if row else "no row is near", refused
+
+        return Route(name, rule, routing.config_text(config), words=words)
+
+
+OP = _BatchedGemm(
+    "batched_gemm_a16w8_blockscale",
+    """
+    x: bf16|f16[B, M, K] strided
+    w: e4m3|e4m3fnuz|u8[B, N, K] strided
+    w_scale: f32[B, N^128, K^128] strided
+    dtype: bf16|f16|f32
+    -> out: dtype[B, M, N] strided
+    """,
+    sizes="B M N K",
+    shapes={
+        "published": [
+            *grid("N K", [(512, 128), (128, 512)], B=(16, 32, 64, 128), M=(1, 32, 128)),
+            {"B": 16, "M": 8192, "N": 8192, "K": 8192},
+        ],
+        "streamed": grid(  # weights beyond any last-level cache
+            "B N K", [(128, 2048, 512), (16, 4096, 4096), (32, 7168, 2048)], M=(1, 16, 32)
+        ),
+    },
+    kernels=(Rows(), Tiles(), Staged(), Bmm()),
+    hints={"w": "quantise it", "w_scale": "pass one scale for each block of 128 x 128"},
+)
+
+
+def batched_gemm_a16w8_blockscale(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    out: torch.Tensor | None = None,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """out[b, m, n] = sum_k x[b, m, k] * w[b, n, k] * w_scale[b, n // 128, k // 128].
+
+    Parameters
+    ----------
+    x : [B, M, K] bfloat16 or float16.
+    w : [B, N, K] float8_e4m3fn, on gfx942 also float8_e4m3fnuz; uint8 is taken as e4m3fn's bytes.
+    w_scale : [B, ceil(N/128), ceil(K/128)] float32.
+    dtype : of the result; bfloat16, float16 or float32.
+    out : [B, M, N], written in place where given; no two elements in one place.
+    config : a RowsConfig, TilesConfig, StagedConfig or BmmConfig instead of what `rfops why` says.
+
+    Any sizes and any strides, elements side by side along K being the fast case; one batch of each
+    tensor spans less than 2 GiB. All on one device: a GPU, or the cpu (the virtual GPU). Products
+    are exact and sums are fp32; the route bmm rounds w * w_scale to bfloat16 before, and takes a
+    workspace of at most 512 MiB, or of one batch's weights in bfloat16 if these are more, from
+    torch's allocator. Deterministic for one config. Raises ValueError for what does not fit,
+    UnsupportedArch where there is no kernel, ConfigError for a table that cannot be read.
+    """
+    call = OP.traced if is_dynamo_compiling() else OP.call
+    return call(x, w, w_scale, dtype, out, config)
+
+
+batched_gemm_a16w8_blockscale.supports = OP.supports  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _shapes(shape: Shape) -> dict[str, tuple[int, int, int]]:
+    b, m, n, k = shape
+    blocks = -(-n // SCALE_BLOCK), -(-k // SCALE_BLOCK)
+    return {"x": (b, m, k), "w": (b, n, k), "w_scale": (b, *blocks), "out": (b, m, n)}
+
+
+def _strides(tensor: torch.Tensor, sizes: tuple[int, int, int]) -> tuple[int, ...]:
+    """Of a tensor of these sizes that lies as this one does."""
+    return (sizes[1] * sizes[2], sizes[2], 1) if tensor.is_contiguous() else tensor.stride()
+
+
+def _extent(sizes: Sequence[int], strides: Sequence[int], item_size: int) -> int:
+    """Bytes from the first element to the end of the one that lies farthest."""
+    if 0 in sizes:
+        return 0
+    pairs = zip(sizes, strides, strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in pairs)) * item_size
+
+
+def _check_no_overlap(
+    extents: Sequence[int], inputs: tuple[torch.Tensor, ...], out: torch.Tensor
+) -> None:
+    """`out` shares no byte with an input, which other programs still read. Between the rows of a
+    strided out an input may lie."""
+    start = out.data_ptr()
+    end = start + extents[-1]
+    for tensor, extent in zip(inputs, extents, strict=False):
+        other = tensor.data_ptr()
+        if start < other + extent and other < end and _share_memory(out, tensor):
+            name = ("x", "w", "w_scale")[[t is tensor for t in inputs].index(True)]
+            Guard(OP.name).fail(
+                "out",
+                f"apart from {name}",
+                f"{describe(out)} in the memory of {name} {describe(tensor)}",
+                "pass another out, or none",
+            )
+
+
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether an address belongs to both; where that is hard to tell, yes."""
+    try:
+        return np.shares_memory(*map(_as_addresses, (a, b)), max_work=10_000)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _as_addresses(tensor: torch.Tensor) -> np.ndarray:
+    """An array in the tensor's place, for its addresses alone: they may be a GPU's."""
+    size = tensor.element_size()
+    interface = {
+        "version": 3,
+        "data": (tensor.data_ptr(), True),
+        "shape": tuple(tensor.shape),
+        "strides": tuple(size * stride for stride in tensor.stride()),
+        "typestr": f"|V{size}",
+    }
+    return np.asarray(type("Place", (), {"__array_interface__": interface})())
+
+
+def _overlaps_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether strides put two elements in one place, or may: sorted by stride, each must step over
+    all that the smaller ones reach."""
+    reach = 0
+    dims = zip(sizes, strides, strict=True)
+    for stride, size in sorted((stride, size) for size, stride in dims if size > 1):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
+def _check_arch(c: Call) -> None:
+    if routes.family(c.arch) is None:
+        raise UnsupportedArch(OP.name, c.arch, ARCHS)
+    if c.w_dtype == FNUZ and c.arch != "gfx942":
+        OP.fail(
+            "w",
+            f"float8_e4m3fn on {c.arch}",
+            "float8_e4m3fnuz, which is gfx942's",
+            "convert it; fnuz's bytes as e4m3fn are twice the value, and 0x80 is fnuz's NaN",
+        )
+    reason = launch.missing()
+    if reason:
+        raise ImportError(f"{OP.name}: {reason}")
+
+
+# ---------------------------------------------------------------- reference
+
+
+def batched_gemm_a16w8_blockscale_ref(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """The formula in plain fp32 torch, one block of K at a time, on any device."""
+    check_dtype("batched_gemm_a16w8_blockscale_ref", "dtype", dtype, (*OUT_DTYPES, torch.float64))
+    n, k = w.shape[1:]
+    scale = w_scale.repeat_interleave(SCALE_BLOCK, 1)[:, :n]
+    values = w.view(OCP) if w.dtype == torch.uint8 else w
+    total = torch.zeros(x.shape[0], x.shape[1], n, dtype=torch.float32, device=x.device)
+    for block in range(-(-k // SCALE_BLOCK)):
+        span = slice(block * SCALE_BLOCK, (block + 1) * SCALE_BLOCK)
+        dots = x[:, :, span].float() @ values[:, :, span].float().mT
+        total += dots * scale[:, None, :, block]
+    return total.to(dtype)
+
+
+OP.reference = batched_gemm_a16w8_blockscale_ref

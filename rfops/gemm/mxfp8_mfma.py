@@ -1,0 +1,308 @@
+"""The matrix-core kernel of gemm_mxfp8: HIP, any M and N, one scaled MFMA per 16 x 16 x 128
+(gfx950). Its signatures, its variants, which one a shape gets, what it refuses, and the launch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from rfops.dispatch.guards import MAX_BYTES, check_config_ints
+from rfops.dispatch.heuristic import Columns, ceil, coarse
+from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.jit import BoundKernel, compile_ops, u32
+from rfops.jit.arch import MAX_GRID, MAX_WAVES, REGISTERS, ROWS, WAVE
+from rfops.jit.bind import Dim3
+from rfops.quantization.mxfp8 import BLOCK
+
+ALIGN = 16  # bytes: a lane's load
+TILE = 16  # rows of an operand
+TILE_K = 128  # elements of K in an operand
+MAX_TILES = 4  # of 16 rows, of x or of w, of a workgroup
+CHIP = ROWS["gfx950"]
+XCDS = CHIP.xcds
+MAX_SPLIT = 16  # parts of K that the heuristic tries at most, of workgroups and of waves
+# The type of an out element in csrc/mxfp8_mfma.hip.
+OUT_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+# (N, K) of linear layers that `rfops build` prepares kernels for.
+PREBUILT_SHAPES = ((2304, 6144), (6144, 2048), (1536, 6144), (6144, 1536))
+PREBUILT_M = (1, 2, 4, 8, 16, 32, 64)
+
+
+@compile_ops("mxfp8_mfma")
+def mxfp8_mfma_reduce(out: torch.Tensor, partial: torch.Tensor, m: u32, n: u32) -> None:
+    """Adds up what the workgroups along K left in the workspace; only where config.split > 1."""
+
+
+@compile_ops("mxfp8_mfma", variants=lambda _arch: _prebuilt())
+def mxfp8_mfma(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    m: u32,
+    n: u32,
+    k: u32,
+) -> None:
+    """csrc/mxfp8_mfma.hip: the shapes stand there; the config is compile-time constants."""
+
+
+@dataclass(frozen=True)
+class MfmaConfig:
+    """A variant of the kernel; its head comment says what each means."""
+
+    m_tiles: int  # tiles of 16 rows of x of a workgroup
+    n_tiles: int  # tiles of 16 rows of w of a workgroup
+    steps: int  # tiles of 128 along K that a wave has in flight
+    waves: int  # waves of a workgroup, side by side along K
+    split: int  # workgroups along K; above 1 a second kernel adds up their sums
+
+    def __post_init__(self) -> None:
+        check_config_ints(self)
+        tiles = range(1, MAX_TILES + 1)
+        if self.m_tiles not in tiles or self.n_tiles not in tiles or self.steps not in tiles:
+            raise ValueError(f"{self}: m_tiles, n_tiles and steps are 1 to {MAX_TILES}")
+        if not 1 <= self.waves <= 16 or not 1 <= self.split <= 16:
+            raise ValueError(f"{self}: waves are 1 to 16, split is 1 to 16")
+        if self.lds_bytes > CHIP.lds_bytes:
+            raise ValueError(
+                f"{self}: the waves' sums take {self.lds_bytes} bytes of LDS, a CU has "
+                f"{CHIP.lds_bytes}; take fewer waves or tiles"
+            )
+        if 3 * self.steps * (self.m_tiles + self.n_tiles) > _MAX_LOADS:
+            raise ValueError(
+                f"{self}: more than {_MAX_LOADS} loads in flight; take fewer steps or tiles"
+            )
+        if self.registers > min(REGISTERS // 2, REGISTERS // ceil(self.waves, CHIP.simds)):
+            raise ValueError(
+                f"{self}: about {self.registers} VGPRs in each of {self.waves} waves would spill; "
+                f"take fewer waves, steps or tiles"
+            )
+
+    @property
+    def lds_bytes(self) -> int:
+        """Sums of all waves but where there is one only: 16 bytes a lane and tile."""
+        return self.waves * self.m_tiles * self.n_tiles * WAVE * 16 if self.waves > 1 else 0
+
+    @property
+    def registers(self) -> int:
+        """VGPRs, about those that the compiler takes: operands and scales in flight, sums, what a
+        step's offsets take, and 16."""
+        tiles = self.m_tiles + self.n_tiles
+        return self.steps * (9 * tiles + 2) + 4 * self.m_tiles * self.n_tiles + 16
+
+    @property
+    def workgroups_per_cu(self) -> int:
+        """At once."""
+        by_registers = min(REGISTERS // self.registers, MAX_WAVES) // ceil(self.waves, CHIP.simds)
+        return max(1, min(by_registers, CHIP.lds_bytes // max(self.lds_bytes, 1)))
+
+    def flags(self, m: int, n: int, k: int) -> tuple[int, bool, bool, bool]:
+        """What else of a shape is compiled in: steps of the last turn along K, whether other
+        workgroups read the same rows of w, and whether the last tiles of M and N are not whole."""
+        rows, m_tiles = -(-m // TILE), self.m_tiles
+        last_turn, ragged_n = -(-k // TILE_K) % self.steps, -(-n // TILE) % self.n_tiles != 0
+        return last_turn, rows > m_tiles, rows % m_tiles != 0, ragged_n
+
+    def defines(
+        self, m: int, n: int, k: int, dtype: torch.dtype, wide_scales: bool
+    ) -> dict[str, int | str]:
+        last_turn, shared_w, ragged_m, ragged_n = self.flags(m, n, k)
+        return {
+            "M_TILES": self.m_tiles,
+            "N_TILES": self.n_tiles,
+            "STEPS": self.steps,
+            "WAVES": self.waves,
+            "SPLIT": self.split,
+            "WIDE_SCALES": int(wide_scales),
+            "LAST_TURN": last_turn,
+            "SHARED_W": int(shared_w),
+            "RAGGED_M": int(ragged_m),
+            "RAGGED_N": int(ragged_n),
+            "OUT": OUT_TYPES[dtype],
+        }
+
+    def grid(self, m: int, n: int) -> tuple[int, int, int]:
+        """Workgroups: one an XCD; those of the same rows of w; the rest."""
+        m_groups, n_groups = -(-m // (TILE * self.m_tiles)), -(-n // (TILE * self.n_tiles))
+        return XCDS, m_groups, -(-n_groups // XCDS) * self.split
+
+    @staticmethod
+    def from_heuristic(m: int, n: int, k: int) -> MfmaConfig:
+        """What a shape without a tuned row uses: the least time by `_costs`. N and K, and M above
+        one workgroup's rows, count in coarse steps."""
+        rows = m if m <= TILE * MAX_TILES else coarse(m, TILE)
+        return _best(rows, coarse(n, TILE), coarse(k, TILE_K))
+
+
+_MAX_LOADS = 63  # what vmcnt counts
+
+
+def _prebuilt() -> list[dict[str, int | str]]:
+    """The distinct variants of PREBUILT_SHAPES."""
+    found = {}
+    for m, (n, k) in itertools.product(PREBUILT_M, PREBUILT_SHAPES):
+        defines = MfmaConfig.from_heuristic(m, n, k).defines(m, n, k, torch.bfloat16, True)
+        found[tuple(defines.items())] = defines
+    return list(found.values())
+
+
+@lru_cache(maxsize=1024)
+def _best(m: int, n: int, k: int) -> MfmaConfig:
+    table = _candidates(_row_tiles(m))
+    return table.best(_costs(table, m, n, k))
+
+
+def _row_tiles(m: int) -> int:
+    """All rows of x up to 64 in one workgroup, so that w is read once for them, and beyond in as
+    few workgroups as do, of equal size."""
+    return int(ceil(ceil(m, TILE), ceil(m, TILE * MAX_TILES)))
+
+
+@lru_cache
+def _candidates(m_tiles: int) -> Columns[MfmaConfig]:
+    """Variants that fit the register file."""
+    along_k = (1, 2, 3, 4, 6, 8, 12, MAX_SPLIT)
+    found = []
+    for values in itertools.product(range(1, MAX_TILES + 1), range(1, 5), along_k, along_k):
+        n_tiles, _, waves, _ = values
+        if waves * m_tiles * n_tiles * 1024 > CHIP.lds_bytes // 2:
+            continue
+        with contextlib.suppress(ValueError):  # does not fit
+            found.append(MfmaConfig(m_tiles, *values))
+    return Columns(found)
+
+
+_HBM, _L2 = 1e6 * CHIP.hbm_tb_s, 1e6 * CHIP.l2_tb_s  # bytes a microsecond
+_LATENCY, _L2_LATENCY = CHIP.latency_us, CHIP.l2_latency_us  # from a load to its use
+# Bytes that a CU has on their way: each takes its place in the 32 KiB of L1. An assumption, as what
+# an L1 tracks is not published; at 8 TB/s a CU's share is 25 KB.
+_IN_FLIGHT = 32 * 1024
+_CLOCKS = 1e3 * CHIP.ghz  # a microsecond
+_SECOND_KERNEL = 3.0  # us in a graph (published: 2 to 3)
+
+
+def _costs(c: Columns[MfmaConfig], m: int, n: int, k: int) -> tuple[Any, ...]:
+    """Microseconds: dispatch, the first load's latency, the slowest of HBM, L2, the fullest CU's
+    loads and its matrix cores, the sums' way through LDS; with split the second kernel and the
+    workspace. A wave's later turns hide most of their latency behind other waves' loads. Equal
+    costs: fewest waves, fewest VGPRs. Before all that: none of the waves along K is idle.
+    """
+    along_k = c.split * c.waves
+    idle = (along_k > 1) & ((along_k - 1) * c.steps >= ceil(k, TILE_K))
+    groups = ceil(n, TILE * c.n_tiles) * ceil(m, TILE * c.m_tiles) * c.split
+    busiest = ceil(groups, CHIP.cus)  # workgroups of the fullest CU
+    turns = ceil(ceil(k, TILE_K), c.split * c.waves * c.steps)
+    row_bytes = np.minimum(k, turns * c.waves * c.steps * TILE_K) * 33 / 32  # of one workgroup
+    w_bytes = c.n_tiles * TILE * row_bytes
+    x_bytes = np.minimum(m, c.m_tiles * TILE) * row_bytes
+    tiles = c.m_tiles * c.n_tiles * turns * c.steps * ceil(c.waves, CHIP.simds)
+    times = (
+        n * k * 33 / 32 / _HBM,
+        groups * (w_bytes + x_bytes) / _L2,
+        busiest * (w_bytes * _LATENCY + x_bytes * _L2_LATENCY) / _IN_FLIGHT,
+        busiest * tiles * 32 / _CLOCKS,
+    )
+    waits = turns * ceil(busiest, c.workgroups_per_cu)
+    time = _LATENCY * (1 + (waits - 1) / 4) + functools.reduce(np.maximum, times)
+    time += groups * c.waves * CHIP.dispatch_cycles / XCDS / _CLOCKS
+    time += 2 * busiest * c.lds_bytes / 128 / _CLOCKS  # written and read, 128 bytes a clock
+    time += (c.split > 1) * (_SECOND_KERNEL + _LATENCY + 8 * c.split * m * n / _HBM)
+    return idle, time, groups * c.waves, c.registers
+
+
+class Mfma(Kernel):
+    name = "mfma"
+    module = "mxfp8_mfma"
+    Config = MfmaConfig
+
+    def refuses(self, c: Call) -> str | None:
+        m, n, k = c.M, c.N, c.K
+        if c.arch not in mxfp8_mfma.spec.archs:
+            return f"no kernel for {c.arch}, only for {', '.join(mxfp8_mfma.spec.archs)}"
+        if m < 1 or n < 1:
+            return f"M={m}, N={n}: nothing to compute"
+        if k < BLOCK or k % BLOCK:
+            return f"K={k} is not a positive multiple of {BLOCK}"
+        if TILE * MAX_TILES * k >= MAX_BYTES:
+            return f"{TILE * MAX_TILES} rows of K={k} are beyond signed 32-bit offsets (2 GiB)"
+        # Asked of the heuristic, which takes 0.1 ms, only where some variant's grid is too large.
+        largest = max(ceil(m, TILE), ceil(ceil(n, TILE), XCDS) * MAX_SPLIT)
+        if largest > MAX_GRID and max(self.default(c).grid(m, n)) > MAX_GRID:
+            return f"M={m}, N={n} need more than {MAX_GRID} workgroups in one direction"
+        return None
+
+    def default(self, c: Call) -> MfmaConfig:
+        return MfmaConfig.from_heuristic(c.M, c.N, c.K)
+
+    def ranked(self, c: Call) -> list[MfmaConfig]:
+        """Those with idle waves are last."""
+        table = _candidates(_row_tiles(c.M))
+        return table.ranked(_costs(table, c.M, c.N, c.K))
+
+    def defines(self, c: Call, config: MfmaConfig) -> Mapping[str, int | str]:
+        wide = c.K % TILE_K == 0 and c.align("x_scale", "w_scale") % 4 == 0
+        return config.defines(c.M, c.N, c.K, c.dtype, wide)
+
+    def variant(self, c: Call, config: MfmaConfig) -> RunOf:
+        """Scales at multiples of 4 bytes of whole tiles of K are read 4 at a time. A launch is
+        built at the first shape of its kind. Raises ValueError for a grid that is too large."""
+        block, split = (config.waves * WAVE, 1, 1), config.split > 1
+        aligned = c.align("x_scale", "w_scale") % 4 == 0
+        launches: tuple[dict[object, Callable[..., Run]], ...] = {}, {}
+
+        def bind(m: int, n: int, k: int, wide_scales: bool) -> Callable[..., Run]:
+            defines = config.defines(m, n, k, c.dtype, wide_scales)
+            main = mxfp8_mfma.bind(c.device, defines, c.arch)
+            launch = main.prepare(block, (0, 1, 2, 3, 4))
+            if not split:
+                return launch
+            reduce = mxfp8_mfma_reduce.bind(c.device, defines, c.arch)
+            return functools.partial(_launch_split, launch, reduce, config.split)
+
+        def run_of(m: int, n: int, k: int) -> Run:
+            grid = config.grid(m, n)
+            if grid[1] > MAX_GRID or grid[2] > MAX_GRID or (split and m > MAX_GRID * TILE):
+                raise ValueError(
+                    f"mxfp8_mfma: {config} must need at most {MAX_GRID} workgroups in one "
+                    f"direction for M={m}, N={n}, got a grid of {grid}; take more tiles or less "
+                    "split"
+                )
+            wide_scales = aligned and k % TILE_K == 0
+            kind = config.flags(m, n, k)
+            launch = launches[wide_scales].get(kind)
+            if launch is None:
+                launch = launches[wide_scales][kind] = bind(m, n, k, wide_scales)
+            return launch(grid, (m, n, k))
+
+        return run_of
+
+
+def _launch_split(
+    launch: Callable[..., Run],
+    reduce: BoundKernel,
+    split: int,
+    grid: Dim3,
+    sizes: tuple[int, int, int],
+) -> Run:
+    """Two kernels: sums of parts of K into a workspace, and their sum."""
+    m, n, _ = sizes
+    main = launch(grid, sizes)
+    tiles = (ceil(n, TILE), ceil(m, TILE), 1)
+    add_up = reduce.prepare((WAVE, 1, 1), (0, 1))(tiles, (m, n))
+    elements = tiles[0] * tiles[1] * split * TILE * TILE
+
+    def run(out: torch.Tensor, *inputs: torch.Tensor) -> None:
+        partial = torch.empty(elements, dtype=torch.float32, device=out.device)
+        main(partial, *inputs)
+        add_up(out, partial)
+
+    return run

@@ -1,0 +1,1 @@
+"""The parts of a mixture of experts, an op a stem."""

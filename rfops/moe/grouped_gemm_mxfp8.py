@@ -1,0 +1,327 @@
+"""grouped_gemm_mxfp8: the grouped GEMM of a mixture of experts for OCP MX-FP8.
+
+| kernel | what it takes |
+|---|---|
+| moe (grouped_gemm_mxfp8_hip.py) | HIP on gfx950, blocks of up to 128 rows |
+| triton (grouped_gemm_mxfp8_triton.py) | every architecture that Triton knows |
+| torch | whatever is left |
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from rfops.dispatch.guards import MAX_BYTES, OUT_DTYPES, check_dtype, check_int
+from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.op import Op
+from rfops.dispatch.problem import Draw, grid
+from rfops.gemm.mxfp8 import QUANTISE, RAW_SCALE, gemm_mxfp8_ref, roundings
+from rfops.quantization.mxfp8 import dequant_mxfp8
+
+from .align_block_size import layout_sizes, moe_align_block_size_ref
+from .grouped_gemm_mxfp8_hip import Moe
+from .grouped_gemm_mxfp8_triton import TritonGrouped
+
+LAYOUT = "make the layout with rfops.moe_align_block_size"  # a way out
+# Routed rows up to which HIP is taken without a row of the table, as published (aiter pull request
+# 3783): of a gemm1 (a_div = top_k, no weight), with few experts and with MANY or more; of a gemm2.
+GEMM1_ROWS, GEMM1_ROWS_MANY, MANY_EXPERTS, GEMM2_ROWS = 16, 64, 128, 8
+
+
+class Torch(Kernel):
+    name = "torch"
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        run: Run = functools.partial(run_torch, c.block_m, c.a_div)
+        return lambda *_sizes: run
+
+
+class _GroupedGemm(Op):
+    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+        rows, _n, _k, _e, a_rows, ids, blocks = sizes
+        block_m, a_div = c.block_m, c.a_div
+        if 4 * ids >= MAX_BYTES:
+            few = f"shorter than {MAX_BYTES // 4} (its byte offsets are signed 32-bit)"
+            return "sorted_token_ids", few, f"{ids}", "split the rows"
+        needed = -(-ids // block_m)
+        if blocks < needed:
+            wanted = f"one for each of {needed} blocks of {block_m}"
+            return "expert_ids", wanted, f"{blocks}", LAYOUT
+        if a_rows * a_div < rows:
+            wanted = f"of at least num_valid_tokens / a_div = {-(-rows // a_div)} rows"
+            way = "pass a_div = top_k for rows of tokens, 1 for routed rows"
+            return "a_q", wanted, f"{a_rows}", way
+        return None
+
+    def is_empty(self, c: Call) -> bool:
+        return 0 in (c.M, c.N, c.ids)
+
+    def untuned(self, c: Call) -> str | None:
+        if c.a_div == c.top_k and not c.has("mul_weight_by"):
+            name, most = "gemm1", GEMM1_ROWS_MANY if c.E >= MANY_EXPERTS else GEMM1_ROWS
+        else:
+            name, most = "gemm2", GEMM2_ROWS
+        if most >= c.M:
+            return None
+        return f"{c.M} routed rows of {name} with E={c.E} are above {most}"
+
+    def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
+        sizes.setdefault("A", -(-sizes["M"] // values["a_div"]))
+        layout = layout_sizes(sizes["M"], values["block_m"], sizes["E"], False)
+        sizes.setdefault("ids", layout[0])
+        sizes.setdefault("blocks", layout[1])
+
+    def flops(self, c: Call) -> int:
+        return 2 * c.M * c.N * c.K
+
+    def roundings(self, c: Call) -> int:
+        return roundings(c.K)
+
+    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+        """The layout of tokens that each pick different experts; on the virtual GPU only weights
+        that are read are touched, the others cost address space and no memory."""
+        picks = max(c.top_k, c.a_div)
+        ids = draw.picks(-(-c.M // picks), picks, c.E).flatten()[: c.M]
+        layout = moe_align_block_size_ref(ids, c.block_m, c.E)
+        fitted = dict(zip(("sorted_token_ids", "expert_ids", "num_tokens_post_padded"), layout,
+                          strict=True))  # fmt: skip
+        if c.device.type == "cpu":
+            for name in ("w", "w_scale"):
+                (arg,) = (arg for arg in self.declaration.tensors if arg.name == name)
+                shape = [extent.of(c.sizes) for extent in arg.extents]
+                fitted[name] = torch.empty(shape, dtype=getattr(c, f"{name}_dtype"))
+                for expert in ids.unique().tolist():
+                    fitted[name][expert] = draw.like(arg, fitted[name].dtype, shape[1:])
+        return fitted
+
+    def traffic(self, c: Call) -> int:
+        """Of the weights those of experts in use."""
+        blocks = -(-int(c.tensors["num_tokens_post_padded"]) // c.block_m)
+        idle = c.E - len(c.tensors["expert_ids"][:blocks].unique())
+        return super().traffic(c) - idle * c.N * (c.K + c.K // 32)
+
+
+# (N, K, a_div, weighted) of one GPU of a mixture of experts.
+_LAYERS = ((1536, 6144, 4, False), (768, 6144, 4, False), (6144, 768, 1, True))
+
+OP = _GroupedGemm(
+    "grouped_gemm_mxfp8",
+    """
+    a_q: e4m3[A, K] @16
+    a_scale: e8m0[A, K/32]
+    w: e4m3[E, N, K] @16
+    w_scale: e8m0[E, N, K/32]
+    sorted_token_ids: i32[ids]
+    expert_ids: i32[blocks]
+    num_tokens_post_padded: i32[1]
+    num_valid_tokens: M >= 0
+    top_k: int >= 1
+    block_m: int >= 1
+    out_dtype: bf16|f16|f32
+    a_div: int >= 1
+    mul_weight_by: f32[*M]?
+    topk_ids: any?
+    -> out: out_dtype[M, N]
+    """,
+    sizes="M N K E A ids blocks",
+    positive="K",
+    table="M N K E a_div mul_weight_by",
+    usual={"block_m": 16},
+    shapes={
+        "moe": grid(
+            "N K a_div mul_weight_by top_k E",
+            [(*layer, 4, e) for e in (128, 64, 32) for layer in _LAYERS],
+            M=(4, 16, 64),
+        )
+    },
+    kernels=(Moe(), TritonGrouped(), Torch()),
+    coarse={"M": 1, "A": 1, "ids": 0, "blocks": 0},
+    hints={
+        "a_q": QUANTISE,
+        "w": QUANTISE,
+        "K": "pad a_q and w with zeros",
+        "a_scale": RAW_SCALE,
+        "w_scale": RAW_SCALE,
+        "sorted_token_ids": LAYOUT,
+        "expert_ids": LAYOUT,
+        "num_tokens_post_padded": LAYOUT,
+        "mul_weight_by": "pass the routed weights in float32, one for each routed row, or None",
+        "topk_ids": "leave it out",
+    },
+)
+
+
+def grouped_gemm_mxfp8(
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    num_valid_tokens: int,
+    top_k: int,
+    block_m: int,
+    out_dtype: torch.dtype = torch.bfloat16,
+    a_div: int = 1,
+    mul_weight_by: torch.Tensor | None = None,
+    topk_ids: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    config: Any = None,
+) -> torch.Tensor:
+    """out[id, n] = mul_weight_by[id] * sum_k a[id / a_div, k] * w[expert of id, n, k].
+
+    The layout is that of `moe_align_block_size`, of vLLM's fused_moe: sorted_token_ids holds ids of
+    routed rows, token * top_k + i, in blocks of block_m; a block is of one expert, and ids of
+    num_valid_tokens or more fill it up. gemm1 has a_div = top_k, gemm2 a_div = 1.
+
+    Parameters
+    ----------
+    a_q, a_scale : [A, K] float8_e4m3fn and [A, K/32] e8m0 (uint8 or float8_e8m0fnu); K a multiple
+        of 32, A at least num_valid_tokens / a_div.
+    w, w_scale : [E, N, K] and [E, N, K/32] of the same.
+    sorted_token_ids : [S] int32.
+    expert_ids : [ceil(S / block_m) or more] int32; outside 0..E-1, as -1, the block has no expert:
+        its rows of out become zero.
+    num_tokens_post_padded : [1] int32, how much of sorted_token_ids is in use; read on the device,
+        where less than 0 counts as 0 and more than S as S.
+    num_valid_tokens, top_k, block_m, a_div : ints of 1 or more (num_valid_tokens may be 0).
+    out_dtype : of the result; bfloat16, float16 or float32.
+    mul_weight_by : num_valid_tokens float32 of any shape, the routed weights by id, or None.
+    topk_ids : accepted for callers that pass it; the sorted layout says all that is needed.
+    out : [num_valid_tokens, N], written in place where given.
+    config : takes that kernel in that variant, whatever the tuned table says: a MoeConfig or
+        Triton's config.
+
+    Returns [num_valid_tokens, N]. Rows that no block in use names are not written: without `out`
+    their content is undefined. Tensors are contiguous and on one device (a GPU, or the cpu: the
+    virtual GPU), a_q and w start at a multiple of 16 bytes. Nothing synchronises on a GPU, where
+    the call can be captured. There is a result for every size, by the route that `rfops why`
+    prints; deterministic for one config. Raises ValueError for what does not fit, ConfigError for a
+    tuned table that cannot be read, and what building a kernel raises.
+    """
+    call = OP.traced if is_dynamo_compiling() else OP.call
+    return call(
+        a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded,
+        num_valid_tokens, top_k, block_m, out_dtype, a_div, mul_weight_by, topk_ids, out, config,
+    )  # fmt: skip
+
+
+grouped_gemm_mxfp8.supports = OP.supports  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- torch
+
+_CHUNK = 1 << 22  # elements of w in float64 at once: 32 MiB
+
+
+def run_torch(
+    block_m: int,
+    a_div: int,
+    out: torch.Tensor,
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    weights: torch.Tensor | None,
+) -> None:
+    """Any size and device, one block after the other and a part of its expert's w at a time, in
+    float64, where values and products are exact. Does not synchronise with a GPU: blocks beyond
+    num_tokens_post_padded are computed there, and dropped."""
+    num_ids, valid = sorted_token_ids.shape[0], out.shape[0]
+    place = torch.arange(num_ids, device=out.device)
+    named = place < num_tokens_post_padded
+    named &= (sorted_token_ids >= 0) & (sorted_token_ids < valid)
+    ids = torch.where(named, sorted_token_ids, valid).long()
+    result = torch.cat([out, out.new_empty((1, out.shape[1]))])  # row `valid` takes what is dropped
+    end = min(int(num_tokens_post_padded), num_ids) if out.is_cpu else num_ids
+    for block in range(-(-end // block_m)):
+        rows = ids[block * block_m : (block + 1) * block_m]
+        a_row = (rows // a_div).clamp(max=a_q.shape[0] - 1)
+        a = dequant_mxfp8(_take(a_q, a_row), _take(a_scale, a_row), torch.float64)
+        expert = expert_ids[block]
+        inside = (expert >= 0) & (expert < w.shape[0])
+        product = _times_expert(a, w, w_scale, torch.where(inside, expert, 0)[None])
+        if weights is not None:
+            product *= weights.view(-1)[rows.clamp(max=valid - 1)].double()[:, None]
+        result[rows] = torch.where(inside, product, 0.0).to(out.dtype)
+    out.copy_(result[:valid])
+
+
+def _take(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """tensor[index]; as bytes, since torch does not index every 8-bit float everywhere."""
+    return tensor.view(torch.uint8).index_select(0, index).view(tensor.dtype)
+
+
+def _times_expert(
+    a: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor, expert: torch.Tensor
+) -> torch.Tensor:
+    """a @ w[expert].T in float64, a part of N at a time; `expert` is [1], on the device."""
+    if w.shape[0] == 0:
+        return a.new_zeros((a.shape[0], w.shape[1]))
+    step = max(1, _CHUNK // w.shape[2])
+    parts = [
+        dequant_mxfp8(
+            _take(w[:, n0 : n0 + step], expert)[0],
+            _take(w_scale[:, n0 : n0 + step], expert)[0],
+            torch.float64,
+        )
+        for n0 in range(0, w.shape[1], step)
+    ]
+    return torch.cat([a @ part.T for part in parts], dim=1)
+
+
+# ---------------------------------------------------------------- reference
+
+
+def grouped_gemm_mxfp8_ref(
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    num_valid_tokens: int,
+    top_k: int,
+    block_m: int,
+    out_dtype: torch.dtype = torch.bfloat16,
+    a_div: int = 1,
+    mul_weight_by: torch.Tensor | None = None,
+    topk_ids: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The formula of `grouped_gemm_mxfp8` in plain fp32 torch, row by row, on any device; rows that
+    no block names are zero."""
+    ref = f"{OP.name}_ref"
+    num_valid_tokens = check_int(ref, "num_valid_tokens", num_valid_tokens, 0)
+    top_k, block_m, a_div = (
+        check_int(ref, name, value)
+        for name, value in (("top_k", top_k), ("block_m", block_m), ("a_div", a_div))
+    )
+    check_dtype(ref, "out_dtype", out_dtype, (*OUT_DTYPES, torch.float64))
+    out = torch.zeros((num_valid_tokens, w.shape[1]), dtype=out_dtype, device=a_q.device)
+    in_use = max(0, int(num_tokens_post_padded))
+    for place, id in enumerate(sorted_token_ids[:in_use].tolist()):
+        expert = int(expert_ids[place // block_m])
+        if not 0 <= id < num_valid_tokens or not 0 <= expert < w.shape[0]:
+            continue
+        row = slice(id // a_div, id // a_div + 1)
+        product = gemm_mxfp8_ref(a_q[row], w[expert], a_scale[row], w_scale[expert], torch.float32)[
+            0
+        ]
+        if mul_weight_by is not None:
+            product *= mul_weight_by.view(-1)[id]
+        out[id] = product.to(out_dtype)
+    return out
+
+
+OP.reference = grouped_gemm_mxfp8_ref

@@ -1,0 +1,1 @@
+"""Tensors to and from narrow formats, an op a stem."""

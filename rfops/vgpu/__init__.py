@@ -1,0 +1,158 @@
+"""The virtual GPU, for those who use it without an op of rfops: Triton kernels on CPU tensors.
+
+    rfops.vgpu.activate_triton(arch="gfx950")
+    kernel[grid](cpu_tensor, ...)
+
+Triton's own AMD backend compiles for that architecture and Triton's own runtime launches, through
+the HIP interface of the virtual GPU. Importing this module imports neither triton nor a library.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from contextlib import AbstractContextManager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from rfops.jit import ConfigError, hip, settings
+from rfops.jit.arch import ARCHS
+
+if TYPE_CHECKING:
+    from rfops.vgpu.checking import Check
+    from rfops.vgpu.counting import Profile
+
+OLDEST_TRITON = (3, 6)
+FLYDSL = (0, 4)  # the series whose internals flydsl.py knows
+_INSTALL_FLYDSL = "pip install 'rfops[flydsl]'"
+_INSTALL_TRITON = f"pip install 'triton>={'.'.join(map(str, OLDEST_TRITON))}'"
+
+
+def library_path() -> Path:
+    """The virtual GPU's libamdhip64.so, built on first use. Raises as rfops.jit.vgpu_library."""
+    runtime = hip.runtime(torch.device("cpu"))
+    if not runtime.is_virtual:
+        raise ConfigError(
+            f"RFOPS_HIP_LIBRARY={runtime.path} is not the virtual GPU's library, and Triton and "
+            "FlyDSL on CPU tensors need that one; unset RFOPS_HIP_LIBRARY"
+        )
+    return runtime.path
+
+
+def activate_triton(arch: str | None = None) -> None:
+    """From now on `kernel[grid](...)` takes CPU tensors and runs on a virtual GPU of this `arch`.
+
+    `arch` is "gfx950" or "gfx942"; None takes RFOPS_VGPU_ARCH. A later call with another one
+    switches: each architecture keeps its own compiled kernels and its own autotuned choices.
+    Triton's events, `triton.testing.do_bench` and autotune measure modelled time, an estimate: see
+    `modelled_ms`. Raises ValueError for another architecture, ImportError without a Triton that is
+    new enough, ToolchainNotFound or BuildError where Triton's launcher or the virtual GPU cannot be
+    built.
+    """
+    arch = _chosen_arch("activate_triton", arch)
+    _check_triton()
+    library = library_path()
+    from rfops.vgpu import triton_driver
+
+    triton_driver.activate(arch, library)
+
+
+def deactivate_triton() -> None:
+    """Give Triton back the driver it had before `activate_triton`; nothing if it is not active."""
+    loaded = sys.modules.get(f"{__name__}.triton_driver")
+    if loaded is not None:
+        loaded.deactivate()
+
+
+def activate_flydsl(arch: str | None = None) -> None:
+    """From now on FlyDSL's `@flyc.jit` functions take CPU tensors and run on a virtual GPU of this
+    `arch`, compiled by FlyDSL's own compiler, launched by its own runtime.
+
+    `arch` as for `activate_triton`; a later call with another one switches. A launch that fails is
+    a HipError. Raises ValueError for another architecture, ImportError without a FlyDSL that rfops
+    knows, ToolchainNotFound without lld, ConfigError where another HIP runtime is loaded.
+    """
+    arch = _chosen_arch("activate_flydsl", arch)
+    _check_flydsl()
+    library = library_path()
+    from rfops.vgpu import flydsl
+
+    flydsl.activate(arch, library)
+
+
+def deactivate_flydsl() -> None:
+    """Give FlyDSL back what it was before `activate_flydsl`; nothing if it is not active. Its
+    runtime library stays bound to the virtual GPU in this process."""
+    loaded = sys.modules.get(f"{__name__}.flydsl")
+    if loaded is not None:
+        loaded.deactivate()
+
+
+def profile() -> AbstractContextManager[Profile]:
+    """Counts what the launches of a `with` block do: `with rfops.vgpu.profile() as p`, and
+    afterwards `p.launches`, one record each, Triton's included. Blocks may nest: a launch is in
+    each. Costs nothing outside of them."""
+    from rfops.vgpu import counting
+
+    return counting.collect(library_path())
+
+
+def check() -> AbstractContextManager[Check]:
+    """Finds what the kernels of a `with` block do wrong: `with rfops.vgpu.check() as c`, and
+    afterwards `c.findings`. Checked launches are slower, and run to their end all the same."""
+    from rfops.vgpu import checking
+
+    return checking.collect(library_path())
+
+
+def modelled_ms() -> float:
+    """Estimated milliseconds on hardware of all launches that were counted so far, added up: those
+    inside `profile()` blocks, Triton's do_bench and autotune, and from a timing event's `record()`
+    on. The clock by which Triton on the virtual GPU measures; what the host does takes no time."""
+    from rfops.vgpu import counting
+
+    return counting.counting(library_path()).modelled_ps() / 1e9
+
+
+def _chosen_arch(name: str, arch: str | None) -> str:
+    if arch is None:
+        arch = settings.text("RFOPS_VGPU_ARCH")
+    if arch not in ARCHS:
+        raise ValueError(f"{name}: arch must be one of {', '.join(ARCHS)}, got {arch!r}")
+    return arch
+
+
+def _check_flydsl() -> None:
+    if importlib.util.find_spec("flydsl") is None:
+        raise ImportError(f"activate_flydsl: FlyDSL is not installed; {_INSTALL_FLYDSL}")
+    version = metadata.version("flydsl")
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) != FLYDSL:
+        known = ".".join(map(str, FLYDSL))
+        raise ImportError(
+            f"activate_flydsl: FlyDSL {version} is not of the {known} series, whose insides rfops "
+            f"knows; {_INSTALL_FLYDSL}"
+        )
+
+
+def _check_triton() -> None:
+    if importlib.util.find_spec("triton") is None:
+        raise ImportError(f"activate_triton: Triton is not installed; {_INSTALL_TRITON}")
+    version = _triton_version()
+    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if found < OLDEST_TRITON:
+        raise ImportError(f"activate_triton: Triton {version} is too old; {_INSTALL_TRITON}")
+
+
+def _triton_version() -> str:
+    for name in ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    import triton  # built from source: no metadata, or that of another name
+
+    return str(triton.__version__)

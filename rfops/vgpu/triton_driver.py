@@ -1,0 +1,378 @@
+"""Triton's AMD driver with the virtual GPU as its device. Imports triton: see vgpu.py, which is the
+public side. All that depends on Triton's version is in this file.
+
+Triton calls HIP through a C file of its own and keeps what it compiled by device number. The
+virtual GPU is one device whose architecture can be chosen, so each architecture gets a number of
+its own here, one that no real GPU has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton.testing
+from triton import knobs
+from triton.backends.amd import driver as amd_driver
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import GPUDriver
+from triton.runtime import driver as triton_driver
+from triton.runtime.autotuner import Autotuner
+
+from rfops import vgpu
+from rfops.jit import BuildError, ToolchainNotFound, hip, settings, toolchain, vgpu_check
+from rfops.vgpu import counting
+
+_DEVICES = {"gfx942": 942, "gfx950": 950}
+_WAVE_SIZE = 64
+_LAUNCHER = "Triton's launcher for AMD GPUs (C)"
+
+
+# ---------------------------------------------------------------------------------------- driver
+
+
+class VirtualDriver(amd_driver.HIPDriver):  # type: ignore[misc]
+    """HIPDriver without torch.cuda: the device is the virtual GPU, the tensors are torch's CPU."""
+
+    def __init__(self, arch: str, library: Path) -> None:
+        GPUDriver.__init__(self)  # not HIPDriver's: that loads the HIP runtime of real GPUs
+        self.arch = arch
+        self.runtime = hip.runtime(torch.device("cpu"))
+        self.utils = _utils(library)
+        self.utils.load_binary = self._on_device(self.utils.load_binary, position=3)
+        self.utils.get_device_properties = self._on_device(self.utils.get_device_properties, 0)
+        self.launcher_cls = _Launcher
+        self.get_current_device = lambda: _DEVICES[self.arch]
+        self.set_current_device = self._set_device
+        self.get_current_stream = lambda _device=None: 0
+        self.get_device_capability = lambda _device=None: (9, 5 if self.arch == "gfx950" else 4)
+
+    def _set_device(self, device: int) -> None:
+        self.arch = _arch_of(device)
+
+    def _on_device(self, call: Callable[..., Any], position: int) -> Callable[..., Any]:
+        """The call with the device number at `position` turned into device 0 of that arch."""
+
+        def on_device(*args: Any) -> Any:
+            with _selection:
+                self.runtime.select_arch(_arch_of(args[position]))
+                return call(*args[:position], 0, *args[position + 1 :])
+
+        return on_device
+
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("hip", self.arch, _WAVE_SIZE)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> type[_Device]:
+        return _Device
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        return triton.testing.do_bench  # which an Autotuner keeps, also after deactivate()
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        return torch.empty(1, dtype=torch.int)  # no cache to flush: the virtual GPU has none
+
+    def allocate_default_profile_scratch(self, size: int, _alignment: int, _stream: Any) -> Any:
+        return torch.zeros(size, dtype=torch.int8)
+
+
+_selection = threading.Lock()  # from choosing an architecture until the call that depends on it
+
+
+def _arch_of(device: int) -> str:
+    for arch, number in _DEVICES.items():
+        if number == device:
+            return arch
+    raise ValueError(f"device {device}: Triton's driver is that of the virtual GPU, {_DEVICES}")
+
+
+class _Launcher(amd_driver.HIPLauncher):  # type: ignore[misc]
+    """Adds to a launch's error what the virtual GPU knows of it; HIP's text is only its name."""
+
+    def __call__(self, *args: Any) -> Any:
+        try:
+            if vgpu_check.is_on():
+                with vgpu_check.known(triton_driver.active.runtime, args):
+                    return super().__call__(*args)
+            return super().__call__(*args)
+        except RuntimeError as error:
+            failure = error
+        except SystemError as error:  # Triton's C code runs the exit hooks with its error pending
+            if not isinstance(error.__cause__, RuntimeError):
+                raise
+            failure = error.__cause__
+        detail = triton_driver.active.runtime.last_error()
+        if detail:
+            failure.add_note(f"virtual GPU: {detail}")
+        raise failure
+
+
+def _utils(library: Path) -> Any:
+    """Triton's C functions bound to `library`; HIPUtils() itself is one for the process."""
+    with knobs.amd.scope():
+        knobs.amd.libhip_path = str(library)
+        amd_driver._get_path_to_hip_runtime_dylib.cache_clear()
+        utils = object.__new__(amd_driver.HIPUtils)
+        utils.__init__()
+    return utils
+
+
+# ---------------------------------------------------------------------------------------- time
+
+
+class _Event:
+    """torch.cuda.Event by the model's clock. Launches are counted from the first `record` of a
+    timing event for as long as it lives: while it does, an interval may begin there."""
+
+    def __init__(self, enable_timing: bool = False, **_: Any) -> None:
+        self._timing = enable_timing
+        self._at: int | None = None  # picoseconds
+
+    def record(self, _stream: Any = None) -> None:
+        if not self._timing:
+            return
+        counters = counting.counting(vgpu.library_path())
+        if self._at is None:
+            counters.start()
+            weakref.finalize(self, counters.stop).atexit = False
+        self._at = counters.modelled_ps()
+
+    def elapsed_time(self, end: _Event) -> float:
+        """Milliseconds of the launches between the two records, as the model estimates them."""
+        if self._at is None or end._at is None:
+            raise RuntimeError(
+                "elapsed_time: both events must be created with enable_timing=True and recorded"
+            )
+        return (end._at - self._at) / 1e9
+
+    def synchronize(self) -> None: ...
+
+    def wait(self, _stream: Any = None) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+class _Device:
+    """What Triton takes of torch.cuda."""
+
+    Event = _Event
+
+    @staticmethod
+    def synchronize(_device: Any = None) -> None: ...
+
+    @staticmethod
+    def current_device() -> int:
+        return int(triton_driver.active.get_current_device())
+
+
+_RETURN_MODES = ("mean", "median", "min", "max", "all")
+
+
+def do_bench(
+    fn: Callable[[], Any],
+    warmup: int = 25,
+    rep: int = 100,
+    grad_to_none: Sequence[torch.Tensor] | None = None,
+    quantiles: Sequence[float] | None = None,
+    return_mode: str = "mean",
+) -> Any:
+    """triton.testing.do_bench on the virtual GPU: a call that compiles, and one that is counted.
+
+    Returns the model's estimate for all launches of that call, which does not vary: `warmup` and
+    `rep` have nothing to average over. Raises ValueError for an unknown `return_mode`.
+    """
+    if return_mode not in _RETURN_MODES:
+        raise ValueError(
+            f"do_bench: return_mode must be one of {', '.join(_RETURN_MODES)}, got {return_mode!r}"
+        )
+    fn()
+    for tensor in grad_to_none or ():
+        tensor.grad = None
+    counters = counting.counting(vgpu.library_path())
+    with counters.on():
+        start = counters.modelled_ps()
+        fn()
+        ms = (counters.modelled_ps() - start) / 1e9
+    return triton.testing._summarize_statistics([ms], quantiles, return_mode)
+
+
+# Triton's benchmark functions keep their identity and get other code: who imported one before
+# activation has the same object, and the original would repeat for 125 ms of modelled time, thus
+# some ten thousand simulated launches. These run with the globals of triton.testing.
+
+
+def _bench_code(
+    fn: Callable[[], Any],
+    warmup: int = 25,
+    rep: int = 100,
+    grad_to_none: Sequence[torch.Tensor] | None = None,
+    quantiles: Sequence[float] | None = None,
+    return_mode: str = "mean",
+) -> Any:
+    from rfops.vgpu import triton_driver
+
+    return triton_driver.do_bench(fn, warmup, rep, grad_to_none, quantiles, return_mode)
+
+
+def _graph_bench_code(
+    fn: Callable[[], Any],
+    rep: int = 20,
+    grad_to_none: Sequence[torch.Tensor] | None = None,
+    quantiles: Sequence[float] | None = None,
+    return_mode: str = "mean",
+) -> Any:
+    from rfops.vgpu import triton_driver
+
+    return triton_driver.do_bench(fn, 0, rep, grad_to_none, quantiles, return_mode)
+
+
+_BENCHES = {
+    "do_bench": _bench_code,
+    "do_bench_proton": _bench_code,  # from Triton 3.9 on
+    "do_bench_cudagraph": _graph_bench_code,
+    "do_bench_cudagraph_proton": _graph_bench_code,
+}
+
+
+# A choice tuned for one architecture may not even fit another (LDS: 160 and 64 KB), and Triton's
+# autotuner does not look at the device.
+_tuned: weakref.WeakKeyDictionary[Autotuner, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def _tuned_here(tuner: Autotuner) -> Any:
+    return _tuned.setdefault(tuner, {}).setdefault(triton_driver.active.arch, {})
+
+
+def _keep_cache(tuner: Autotuner, cache: Any) -> None:
+    tuner.__dict__["cache"] = cache  # what it has without the virtual GPU
+
+
+# -------------------------------------------------------------------------------- launcher's build
+
+
+def _compiler() -> list[str]:
+    """The C compiler that Triton would take, or ziglang's. Raises ToolchainNotFound."""
+    rejected = []
+    chosen = settings.text("CC")
+    for name in [chosen] if chosen else ["gcc", "clang", "cc"]:
+        found = shutil.which(name)
+        if found:
+            return [found]
+        rejected.append(f"CC={name}: not found" if chosen else f"{name} on PATH: not found")
+    if not chosen:
+        if importlib.util.find_spec("ziglang") is not None:
+            return [sys.executable, "-m", "ziglang", "cc"]
+        rejected.append("the ziglang package of this Python: not found")
+    advice = f"Install gcc or clang (CC may name it), or: {toolchain.install_clang()}."
+    raise ToolchainNotFound(_LAUNCHER, rejected, advice)
+
+
+def _python_headers() -> str:
+    scheme = sysconfig.get_default_scheme()
+    # Debian's scheme names a folder that has no headers.
+    folder = sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
+    if not (Path(folder) / "Python.h").is_file():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise ToolchainNotFound(
+            _LAUNCHER,
+            [f"{folder}/Python.h: not found"],
+            f"Install the headers of this Python (on Debian: apt install python{version}-dev).",
+        )
+    return folder
+
+
+def _build_launcher(
+    name: str,
+    src: str,
+    srcdir: str,
+    library_dirs: list[str],
+    include_dirs: list[str],
+    libraries: list[str],
+    *_: Any,
+) -> str:
+    """Triton's hook for building a C extension: as its own, plus ziglang and errors that tell."""
+    output = Path(srcdir) / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    folders = [*include_dirs, srcdir, _python_headers(), *knobs.build.backend_dirs]
+    command = [*_compiler(), src, "-O3", "-shared", "-fPIC", "-w", "-o", str(output)]
+    command += [
+        f"-l:{lib}" if ".so" in lib or lib.endswith(".a") else f"-l{lib}" for lib in libraries
+    ]
+    command += [f"-L{folder}" for folder in library_dirs]
+    command += [f"-I{folder}" for folder in folders if folder is not None]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0:
+        raise BuildError(_LAUNCHER, command, done.stdout + done.stderr, None)
+    return str(output)
+
+
+# -------------------------------------------------------------------------------- on and off
+
+_active: contextlib.ExitStack | None = None
+
+
+def activate(arch: str, library: Path) -> None:
+    """Make the virtual GPU Triton's device; where it is already, only choose the architecture."""
+    global _active
+    current = triton_driver._active
+    if _active is not None and isinstance(current, VirtualDriver):
+        if current.runtime.path == library:
+            current.arch = arch
+            return
+    deactivate()
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(_launcher_module())
+        if knobs.build.impl is None:
+            _replace(undo, knobs.build, "impl", _build_launcher)
+        virtual = VirtualDriver(arch, library)
+        for name, ours in _BENCHES.items():
+            bench = getattr(triton.testing, name, None)
+            if bench is not None:
+                _replace(undo, bench, "__code__", ours.__code__)
+                _replace(undo, bench, "__defaults__", ours.__defaults__)
+        Autotuner.cache = property(_tuned_here, _keep_cache)
+        undo.callback(delattr, Autotuner, "cache")
+        _replace(undo, triton_driver, "_active", virtual)
+        _active = undo.pop_all()
+
+
+def deactivate() -> None:
+    """Undo what `activate` did, in reverse order."""
+    global _active
+    undo, _active = _active, None
+    if undo is not None:
+        undo.close()
+
+
+@contextlib.contextmanager
+def _launcher_module() -> Iterator[None]:
+    """Keep what Triton's driver module knows of the HIP library in use before, and put it back."""
+    names = ("PyTDMDescriptor", "PyKernelArg", "ARG_CONSTEXPR", "ARG_KERNEL", "ARG_TUPLE")
+    before = {name: getattr(amd_driver, name) for name in names if hasattr(amd_driver, name)}
+    try:
+        yield
+    finally:
+        vars(amd_driver).update(before)
+        amd_driver._get_path_to_hip_runtime_dylib.cache_clear()
+
+
+def _replace(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
+    undo.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
