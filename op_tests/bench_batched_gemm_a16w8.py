@@ -24,7 +24,12 @@ from typing import Any
 
 import torch
 import triton
-from batched_gemm_a16w8_cases import (
+
+import rfops.vgpu
+from rfops.gemm.a16w8_blockscale import batched_gemm_a16w8_blockscale
+from rfops.gemm.a16w8_routes import BmmConfig, Shape
+from rfops.triton import launch
+from support.batched_gemm_a16w8_cases import (
     LARGE,
     MAX_ERROR,
     PUBLISHED_SHAPES,
@@ -37,14 +42,9 @@ from batched_gemm_a16w8_cases import (
     published_us,
     traffic,
 )
-from batched_gemm_a16w8_plain import empty_kernel, plain_kernel
-from calls import batched_route as route
-from gpu_timing import Timing, cache_bytes, time_eager, time_graph
-
-import rfops.vgpu
-from rfops.gemm.a16w8_blockscale import batched_gemm_a16w8_blockscale
-from rfops.gemm.a16w8_routes import BmmConfig, Shape
-from rfops.triton import launch
+from support.batched_gemm_a16w8_plain import empty_kernel, plain_kernel
+from support.calls import batched_route as route
+from support.gpu_timing import Timing, cache_bytes, time_eager, time_graph
 
 
 def plain(inputs: Inputs) -> None:

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import null_hip
 import pytest
 import torch
-from engine_project import TYPES
 
 import rfops
 from rfops.dispatch.op import ops
 from rfops.jit import Plans, compile_ops, compiled_ops, i32, launcher
+from support import null_hip
+from support.engine_project import TYPES
 
 KERNEL = """
 #include "types.h"

@@ -9,10 +9,9 @@ import argparse
 import sys
 from pathlib import Path
 
-import mxfp8_shapes
-
 from rfops.cli import bench as cli_bench
 from rfops.dispatch import cost
+from support import mxfp8_shapes
 
 
 def main(argv: list[str] | None = None) -> int:

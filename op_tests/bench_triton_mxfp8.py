@@ -20,9 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from calls import default_config, prepare, prepare_grouped
-from gpu_timing import Timing, sets_past_cache, time_graph
-from triton_mxfp8_cases import (
+
+from rfops.triton import launch, tiles
+from rfops.triton.tiles import TritonConfig
+from support.calls import default_config, prepare, prepare_grouped
+from support.gpu_timing import Timing, sets_past_cache, time_graph
+from support.triton_mxfp8_cases import (
     E4M3,
     MODEL_SHAPES,
     Side,
@@ -31,9 +34,6 @@ from triton_mxfp8_cases import (
     random_side,
     route,
 )
-
-from rfops.triton import launch, tiles
-from rfops.triton.tiles import TritonConfig
 
 EXPERTS, TOP_K, BLOCK_M = 128, 4, 16
 MOE_SHAPES = {"gemm1": (6144, 1536), "gemm2": (768, 6144)}  # K, N

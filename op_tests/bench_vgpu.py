@@ -155,7 +155,8 @@ def best_seconds(run: Callable[[], object], clock: Clock, rounds: int = ROUNDS) 
 
 def measure_loops(rows: set[Row], clock: Clock, scale: float) -> Iterator[tuple[Row, float]]:
     import numpy as np
-    from vgpu_asm import Snippets, library
+
+    from support.vgpu.asm import Snippets, library
 
     bodies = {**LOOPS, **{row: matrix.body() for row, matrix in MATRICES.items()}}
     chosen = {row: body for row, body in bodies.items() if row in rows}
@@ -191,8 +192,8 @@ BUILD_CPU = Row("build of the virtual GPU, CPU time", "s")
 
 
 def measure_hip_gemm(shape: tuple[int, int, int], clock: Clock) -> float:
-    from kernel_harness import compile_kernels
-    from vgpu_asm import Module
+    from support.vgpu.asm import Module
+    from support.vgpu.kernel_harness import compile_kernels
 
     m, n, k = shape
     a, b = gemm_inputs(m, n, k)
@@ -207,9 +208,8 @@ def measure_hip_gemm(shape: tuple[int, int, int], clock: Clock) -> float:
 
 
 def measure_triton_gemm(shape: tuple[int, int, int], clock: Clock) -> float:
-    import triton_kernels as kernels
-
     import rfops.vgpu
+    from support import triton_kernels as kernels
 
     rfops.vgpu.activate_triton("gfx950")
     m, n, k = shape
@@ -242,8 +242,8 @@ def check_gemm(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 
 def measure_launch(launches: int) -> float:
     """Microseconds from call to return of hipModuleLaunchKernel, ctypes' share included."""
-    from vgpu_asm import check, library
-    from vgpu_hip import compile_hip
+    from support.vgpu.asm import check, library
+    from support.vgpu.hip import compile_hip
 
     source = 'extern "C" __attribute__((global)) void empty() {}'
     with tempfile.TemporaryDirectory() as folder:

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
 from rfops.jit import vgpu_library
-
-ARCHS = ("gfx942", "gfx950")
-
-
-@cache
-def real_gpu(arch: str) -> torch.device | None:
-    """The first GPU of that architecture."""
-    if torch.version.hip and torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            name = torch.cuda.get_device_properties(index).gcnArchName
-            if name.split(":")[0] == arch:
-                return torch.device("cuda", index)
-    return None
+from support.devices import ARCHS, device_of, real_gpu, thin
 
 
 def pytest_report_header() -> list[str]:
@@ -34,22 +20,10 @@ def pytest_report_header() -> list[str]:
     return lines
 
 
-def _thin(items: list[pytest.Item]) -> None:
-    """Of the cases of a test with `thin(n)` each n-th stays, the rest are sweeps."""
-    seen: Counter[str] = Counter()
-    for item in items:
-        thin = item.get_closest_marker("thin")
-        if thin is not None:
-            name = item.nodeid.split("[")[0]
-            if seen[name] % thin.args[0]:
-                item.add_marker(pytest.mark.sweep)
-            seen[name] += 1
-
-
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sweeps take minutes: they run when asked for (`-m sweep`)."""
-    _thin(items)
+    thin(items)
     if "sweep" in config.option.markexpr:
         return
     sweeps = [item for item in items if item.get_closest_marker("sweep")]
@@ -87,23 +61,16 @@ def vgpu_path() -> Path:
     return vgpu_library()
 
 
-def _device(arch: str, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    gpu = real_gpu(arch)
-    if gpu is None:
-        monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
-    return gpu or torch.device("cpu")
-
-
 @pytest.fixture
 def gfx942(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """A device that runs gfx942 code objects."""
-    return _device("gfx942", monkeypatch)
+    return device_of("gfx942", monkeypatch)
 
 
 @pytest.fixture
 def gfx950(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """A device that runs gfx950 code objects."""
-    return _device("gfx950", monkeypatch)
+    return device_of("gfx950", monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -111,5 +78,5 @@ def _marked_arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """`requires_<arch>` makes that the virtual GPU's architecture."""
     for arch in ARCHS:
         if request.node.get_closest_marker(f"requires_{arch}"):
-            _device(arch, monkeypatch)
+            device_of(arch, monkeypatch)
     yield

@@ -24,20 +24,6 @@ from pathlib import Path
 
 import torch
 import triton
-from batched_gemm_a16w8_cases import (
-    LARGE,
-    MAX_ERROR,
-    PUBLISHED_SHAPES,
-    PUBLISHED_SOURCE,
-    STREAMED,
-    Inputs,
-    error_of,
-    flops,
-    make_inputs,
-    make_sets,
-    published_us,
-)
-from gpu_timing import Timing, time_graph
 
 from rfops.dispatch.routing import config_text
 from rfops.gemm.a16w8_routes import (
@@ -57,6 +43,20 @@ from rfops.gemm.a16w8_table import COLUMNS, FILE, KEY, read
 from rfops.jit import paths
 from rfops.jit.arch import ROWS
 from rfops.triton import launch
+from support.batched_gemm_a16w8_cases import (
+    LARGE,
+    MAX_ERROR,
+    PUBLISHED_SHAPES,
+    PUBLISHED_SOURCE,
+    STREAMED,
+    Inputs,
+    error_of,
+    flops,
+    make_inputs,
+    make_sets,
+    published_us,
+)
+from support.gpu_timing import Timing, time_graph
 
 # Rows besides the published: a grid of batches, M, and weights from MLA's to dense layers'.
 GRID = tuple(

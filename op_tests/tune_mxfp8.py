@@ -10,12 +10,11 @@ import argparse
 import sys
 from pathlib import Path
 
-import mxfp8_shapes
-
 from rfops import RfopsError
 from rfops.cli import tune as cli_tune
 from rfops.dispatch import cost
 from rfops.jit import settings
+from support import mxfp8_shapes
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -33,16 +33,6 @@ from bench_triton_mxfp8 import (
     moe_calls,
     text,
 )
-from gpu_timing import time_graph
-from triton_mxfp8_cases import (
-    MODEL_SHAPES,
-    assert_close,
-    assert_grouped,
-    dense,
-    grouped,
-    random_side,
-    route,
-)
 
 from rfops.jit.arch import ROWS
 from rfops.quantization.mxfp8 import BLOCK
@@ -57,6 +47,16 @@ from rfops.triton.tiles import (
     find_row,
     splits_for,
     table,
+)
+from support.gpu_timing import time_graph
+from support.triton_mxfp8_cases import (
+    MODEL_SHAPES,
+    assert_close,
+    assert_grouped,
+    dense,
+    grouped,
+    random_side,
+    route,
 )
 
 WORKERS = max(1, (os.cpu_count() or 2) - 2)

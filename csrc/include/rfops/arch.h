@@ -1,5 +1,5 @@
 // What device code must know of the chip it is compiled for. jit/arch.py has the same with sources;
-// op_tests/test_arch.py holds the two together.
+// op_tests/engine/test_arch.py holds the two together.
 #pragma once
 
 #include "types.h"

@@ -1,0 +1,534 @@
+"""`rfops profile | bench | tune` on the virtual GPU: what they print and write, refuse, and how the
+tuner resumes."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import bench_mxfp8
+import pytest
+import torch
+import tune_mxfp8
+
+import rfops.dispatch.op as registry
+from rfops import cli
+from rfops.cli import bench as cli_bench
+from rfops.cli import tune as cli_tune
+from rfops.cli.tune import File, Trial
+from rfops.dispatch import cost, routing, tuned_table
+from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.op import Op, ops
+from rfops.dispatch.problem import Draw, Problem, on_device
+from rfops.dispatch.timing import Timing
+from rfops.gemm.mxfp8 import OP as DENSE
+from rfops.gemm.mxfp8_gemv import GemvConfig
+from rfops.jit import ConfigError
+from rfops.moe.grouped_gemm_mxfp8 import OP as GROUPED
+from support import mxfp8_shapes
+from support.calls import dense_call, grouped_call, route
+
+pytestmark = pytest.mark.requires_gfx950
+CPU = torch.device("cpu")
+NAMES = ("gemm_mxfp8", "grouped_gemm_mxfp8", "moe_align_block_size",
+         "batched_gemm_a16w8_blockscale")  # fmt: skip
+SMALL = dense_call(3, 48, 256)
+OTHER = dense_call(20, 48, 256)
+MOE = grouped_call(6, 48, 256, 8, 2, 2)
+PAIRS = [(DENSE, SMALL), (DENSE, OTHER), (GROUPED, MOE)]
+# Of each op and of what its declaration makes optional.
+SHAPES = [
+    ("gemm_mxfp8", "M=3 N=48 K=256"),
+    ("gemm_mxfp8", "M=20 N=40 K=96 dtype=f32"),
+    ("grouped_gemm_mxfp8", "6 48 256 8 a_div=2 top_k=2"),
+    ("grouped_gemm_mxfp8", "5 48 96 8 top_k=3 mul_weight_by=1 out_dtype=f32"),
+    ("grouped_gemm_mxfp8", "4 16 64 2 top_k=4 block_m=8"),
+    ("moe_align_block_size", "100 8"),
+    ("moe_align_block_size", "100 8 expert_map=1 topk_ids_dtype=i64 ignore_invalid_experts=1"),
+    ("batched_gemm_a16w8_blockscale", "2 4 130 200"),
+    ("batched_gemm_a16w8_blockscale", "2 40 128 128 x_dtype=f16 dtype=f32"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RFOPS_CONFIGS", raising=False)
+    monkeypatch.setattr(cost, "default_device", lambda: CPU)
+
+
+def lines(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def problem(name: str, shape: str, seed: int = 0) -> Problem:
+    op = ops()[name]
+    c = op.call_of("gfx950", **cli_bench.shape_of(op, shape.split()))
+    return Problem(op, on_device(c, CPU), seed)
+
+
+# ---------------------------------------------------------------- inputs and the check
+
+
+@pytest.mark.parametrize(("name", "shape"), SHAPES)
+def test_inputs_are_valid_and_the_check_finds_one_wrong_element(name: str, shape: str) -> None:
+    made = problem(name, shape)
+    results = made.launch()
+    made.check(results)
+    for result in results:
+        at = int(result.float().abs().argmax())
+        kept = result.view(-1)[at].clone()
+        result.view(-1)[at] = kept * 1.1 if result.is_floating_point() else kept + 1
+        with pytest.raises(AssertionError, match=f"1 of {result.numel()} elements"):
+            made.check(results)
+        result.view(-1)[at] = kept
+
+
+def test_inputs_are_the_same_for_a_seed_and_others_for_another() -> None:
+    first, again, other = (problem(*SHAPES[0], seed).tensors for seed in (0, 0, 1))
+    for a, b, c in zip(first, again, other, strict=True):
+        assert a is not None and b is not None and c is not None
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+        assert not torch.equal(a.view(torch.uint8), c.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
+def test_every_code_but_nan_is_drawn(dtype: torch.dtype) -> None:
+    (arg,) = (a for a in ops()[NAMES[3]].declaration.tensors if a.name == "w")
+    drawn = Draw(on_device(SMALL, CPU), 0).like(arg, dtype, (1 << 14,))
+    assert not drawn.float().isnan().any()
+    nans = 2 if dtype == torch.float8_e4m3fn else 1
+    assert len(drawn.view(torch.uint8).unique()) == 256 - nans
+
+
+def test_experts_of_a_token_differ() -> None:
+    made = problem("grouped_gemm_mxfp8", "8 16 64 8 top_k=4")
+    ids, experts = made.inputs[4], made.inputs[5]
+    of_row = {int(r): int(experts[p // 16]) for p, r in enumerate(ids.tolist()) if r < 8}
+    for token in range(2):
+        assert len({of_row[4 * token + i] for i in range(4)}) == 4
+
+
+def test_bytes_and_flops() -> None:
+    made = problem("gemm_mxfp8", "3 48 256")
+    least = cost.floor(DENSE, made.call)
+    assert least.bytes == (3 + 48) * (256 + 8) + 2 * 3 * 48
+    assert least.flops == 2 * 3 * 48 * 256 and least.bound == "bytes"
+    assert least.us == pytest.approx(least.bytes / 8e6)  # 8 TB/s
+    large = problem("gemm_mxfp8", "64 64 2048")
+    large.call.M = 1 << 20  # as if
+    assert cost.floor(DENSE, large.call).bound == "flops"
+    grouped = problem("grouped_gemm_mxfp8", "1 48 256 8")  # one of 8 experts is read
+    assert cost.floor(GROUPED, grouped.call).bytes < 3 * 48 * (256 + 8)
+
+
+class Add(Kernel):
+    name = "torch"
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        return lambda *_sizes: lambda _result, total, parts: total.add_(sum(parts))
+
+
+def test_inputs_that_are_written_and_tables_of_tensors() -> None:
+    def reference(total: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+        total += sum(parts)
+
+    class InPlace(Op):
+        def is_empty(self, c: Call) -> bool:
+            return False
+
+    text = """
+        total: f32[M, N] inout
+        parts: f32[M, N] x 3
+    """
+    op = InPlace("bench_in_place", text, kernels=(Add(),), reference=reference)
+    try:
+        made = Problem(op, on_device(op.call_of("gfx950", M=4, N=8), CPU))
+        before = made.inputs[0].clone()
+        for launch in (made.launch, made.launch_by(made.prepare("torch"))):
+            for _ in range(2):  # each begins with the inputs as they were
+                made.checked(launch, "torch")
+        assert not torch.equal(made.inputs[0], before)
+        assert op.traffic(made.call) == 4 * 8 * 4 * (2 + 3)
+        made.inputs[0][2, 3] += 1
+        with pytest.raises(AssertionError, match=r"total: 1 of 32 .* worst at \(2, 3\)"):
+            made.check(())
+    finally:
+        del registry._OPS["bench_in_place"]
+
+
+def test_no_reference_no_bench() -> None:
+    made = problem(*SHAPES[0])
+    made.op = Op("bench_no_reference", "x: f32[M]\n-> out: f32[M]", kernels=(Add(),))
+    del registry._OPS["bench_no_reference"]
+    with pytest.raises(ValueError, match="bench_no_reference: has no reference to check by"):
+        _ = made.expected
+
+
+# ---------------------------------------------------------------- profile
+
+
+@pytest.mark.parametrize(
+    ("words", "kernel"),
+    [
+        ("gemm_mxfp8 --m 2 --n 32 --k 64", "mxfp8_gemv"),
+        ("grouped_gemm_mxfp8 --m 4 --n 16 --k 64 --e 4 --mul-weight-by", "mxfp8_moe"),
+        ("moe_align_block_size --rows 20 --e 4 --arch gfx942", "moe_align_place"),
+        ("batched_gemm_a16w8_blockscale --b 2 --m 1 --n 64 --k 128", "rows"),
+    ],
+)
+def test_profile(words: str, kernel: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["profile", *words.split(), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["kernel"] == kernel
+    assert record["arch"] == ("gfx942" if "gfx942" in words else "gfx950")
+    assert cli.main(["profile", *words.split()]) == 0
+    assert "launches: 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("gemm_mxfp8 --m -1 --n 2 --k 32", "gemm_mxfp8: M must be 0 or more, got M=-1"),
+        ("gemm_mxfp8 --m 1 --n 2 --k 33", "gemm_mxfp8: K must be a positive multiple of 32"),
+        ("grouped_gemm_mxfp8 --m -1 --n 2 --k 32 --e 1", "num_valid_tokens must be an int from 0"),
+        ("moe_align_block_size --rows 1 --e 1 --block-size 0", "--block-size 0: expected 1"),
+        ("gemm_mxfp8 --m 1 --n 2 --k 32 --arch sm_90", "the virtual GPU is gfx942 or gfx950"),
+    ],
+)
+def test_profile_refuses(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["profile", *words.split()]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_profile_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["profile", "gemm_mxfp8", "--m", "0", "--n", "2", "--k", "32"]
+    assert cli.main(words) == 0
+    assert "the result is empty, nothing is launched" in capsys.readouterr().out
+    assert cli.main([*words, "--json"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("command", ["profile", "bench", "tune"])
+def test_help_names_the_ops(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--help"]):
+        assert cli.main([command, *words]) == 0
+        said = capsys.readouterr().out
+        for name in NAMES:
+            assert (name in said) == (command != "tune" or bool(ops()[name].table))
+    with pytest.raises(SystemExit) as done:
+        cli.main([command, "gemm_mxfp8", "--help"])
+    assert done.value.code == 0
+    assert ("--k K" if command == "profile" else "--shape") in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- bench
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bench(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bench.csv"
+    shape = next(shape for op, shape in SHAPES if op == name)
+    assert cli.main(["bench", name, "--shape", *shape.split(), "--csv", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "nothing here is measured" in out and "geometric mean" in out
+    assert "share of the floor" in out and "best" in out and "slowest" in out
+    (row,) = lines(file)
+    assert row["op"] == name and row["kind"] == "estimated" and "virtual GPU" in row["device"]
+    assert float(row["us"]) > float(row["floor us"]) > 0 and float(row["bytes_over_least"]) >= 0.9
+    assert float(row["share"]) == pytest.approx(float(row["floor us"]) / float(row["us"]))
+
+
+def test_bench_shows_what_others_have_published(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cost, "measure", lambda *_a, **_k: cost.Cost(3.91, "estimated"))
+    assert cli.main(["bench", "gemm_mxfp8", "--shape", "1", "1536", "6144"]) == 0
+    out = capsys.readouterr().out
+    assert "us 7.82, triton_us 26.13" in out and "aiter pull request 3783 on MI355X" in out
+    assert "published over this" not in out, "an estimate has no ratio to a measurement"
+    monkeypatch.setattr(cli_bench, "QUICK", 1)
+    assert cli.main(["bench", "batched_gemm_a16w8_blockscale"]) == 0
+    out = capsys.readouterr().out
+    assert "us 29.54" in out and "aiter pull request 2297 on MI350X" in out
+
+
+def test_on_a_gpu_every_set_is_timed_and_the_first_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sets = [problem(*SHAPES[0], seed) for seed in range(3)]
+    for one in sets:
+        one.call.device = torch.device("cuda")  # as if
+    timed: list[Any] = []
+
+    def time_graph(calls: Sequence[Any]) -> Timing:
+        timed.extend(call()[0].clone() for call in calls)
+        return Timing(2.0, 1.9, 2.1, 25)
+
+    monkeypatch.setattr(cost, "time_graph", time_graph)
+    done = cost.measure(sets, "gemv", route=True)
+    assert (done.us, done.kind, done.spread) == (2.0, "measured", pytest.approx(0.1))
+    for one, result in zip(sets, timed, strict=True):
+        one.check([result])
+    sets[0].expected[0][0][1, 2] += 1e9
+    with pytest.raises(AssertionError, match=r"worst at \(1, 2\)"):
+        cost.measure(sets, "gemv", route=True)
+    assert len(timed) == 3
+
+
+def test_bench_of_another_kernel_beside(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["gemm_mxfp8", "--shape", "8", "48", "256", "--kernel", "triton"]
+    assert cli.main(["bench", *words]) == 0
+    assert "triton over this:" in capsys.readouterr().out
+    words = ["batched_gemm_a16w8_blockscale", "--shape", "2", "1", "64", "128"]
+    assert cli.main(["bench", *words, "--kernel", "bmm"]) == 0  # which has no config for it
+    assert "bmm over this" not in capsys.readouterr().out
+
+
+def test_a_row_names_values_too() -> None:
+    shapes = ops()["moe_align_block_size"].shapes["prefill"]
+    names = {cli_bench.label(ops()["moe_align_block_size"], shape) for shape in shapes}
+    assert len(names) == len(shapes) and "rows=8192 e=32 block_size=64" in names
+    assert cli_bench.label(DENSE, {"M": 1, "N": 2, "K": 32, "dtype": torch.float16}) == (
+        "m=1 n=2 k=32 dtype=float16"
+    )
+
+
+def test_bench_fails_for_a_wrong_result_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch = Problem.launch
+
+    def wrong(self: Problem) -> Sequence[torch.Tensor]:
+        (out,) = launch(self)
+        if out.shape[0] == 3:
+            out[1, 7] *= 1.1
+        return (out,)
+
+    monkeypatch.setattr(Problem, "launch", wrong)
+    shapes = ["--shape", "3", "48", "256", "--shape", "4", "48", "256"]
+    assert cli.main(["bench", "gemm_mxfp8", *shapes]) == 1
+    said = capsys.readouterr()
+    assert "gemm_mxfp8 m=3 n=48 k=256: gemv is WRONG: out: 1 of 144 elements" in said.err
+    assert "worst at (1, 7)" in said.err and "m=4" not in said.err
+    assert "of 1 (estimated)" in said.out  # the right one
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--shape 3 48", "--shape 3 48: say K too"),
+        ("--shape 3 48 64 1", "--shape 1: expected M N K as numbers, or NAME=VALUE of dtype"),
+        ("--shape M=x", "--shape M=x: expected"),
+        ("--shape 3 48 64 dtype=i8", "--shape dtype=i8: expected"),
+        ("--shape 3 48 33", "K must be a positive multiple of 32"),
+    ],
+)
+def test_bench_refuses(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "gemm_mxfp8", *words.split()]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_plot_needs_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    words = ["--shape", "3", "48", "256", "--plot", str(tmp_path / "a.png")]
+    assert cli.main(["bench", "gemm_mxfp8", *words]) == 1
+    assert "--plot needs matplotlib: pip install 'rfops[plot]'" in capsys.readouterr().err
+
+
+def test_plot(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    words = ["--shape", "3", "48", "256", "--plot", str(file)]
+    assert cli.main(["bench", "gemm_mxfp8", *words]) == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_quick_takes_the_smallest_shapes() -> None:
+    for op in ops().values():
+        for shapes in op.shapes.values():
+            chosen = cli_bench.quick(op, shapes)
+            assert len(chosen) == 3 and all(shape in shapes for shape in chosen)
+    assert {shape["M"] for shape in cli_bench.quick(DENSE, DENSE.shapes["published"])} == {1}
+
+
+def test_bench_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bench.csv"
+    assert bench_mxfp8.main(["--shape", "8", "48", "256", "--csv", str(file)]) == 0
+    assert "triton over this" in capsys.readouterr().out
+    (row,) = lines(file)
+    assert (row["kernel"], row["mfma"], row["shape"]) == ("mfma", "6.0", "m=8 n=48 k=256")
+    assert float(row["triton us"]) > 0
+
+
+def test_sets() -> None:
+    sizes = {name: len(DENSE.shapes[name]) for name in DENSE.shapes}
+    assert sizes == {"published": 28, "tp4": 28, "tp1": 21, "tp2": 28, "tp8": 28}
+    moe = GROUPED.shapes["moe"]
+    assert {s["E"] for s in moe} == {128, 64, 32} and {s["mul_weight_by"] for s in moe} == {0, 1}
+    for op in ops().values():
+        for shape in (shape for shapes in op.shapes.values() for shape in shapes):
+            op.check_sizes(op.call_of(**shape))
+
+
+# ---------------------------------------------------------------- tune
+
+
+def tune(pairs: Sequence[tuple[Op, Any]], folder: Path, force: bool = False) -> int:
+    return cli_tune.tune_all(pairs, folder, CPU, 1, force)
+
+
+def test_tune_writes_rows_that_routing_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tune(PAIRS, tmp_path) == 0
+    rows = lines(tmp_path / "mxfp8.csv")
+    assert [row["op"] for row in rows] == ["gemm_mxfp8"] * 2 + ["grouped_gemm_mxfp8"]
+    for row in rows:
+        assert row["origin"] == "estimated" and "virtual GPU gfx950" in row["source"]
+        assert float(row["us"]) > 0 and float(row["triton_us"]) > 0
+    monkeypatch.setenv("RFOPS_CONFIGS", str(tmp_path))
+    for m in (3, 20):
+        chosen = route(m, 48, 256)
+        row = next(row for row in rows if row["m"] == str(m))
+        assert chosen.rule == "exact row" and chosen.row is not None
+        assert chosen.is_hip == (row["use_hip"] == "1")
+        assert (chosen.backend, chosen.config) == (row["backend"], row["config"])
+    assert GROUPED.route(MOE).rule == "exact row"
+
+
+def test_tune_goes_on_where_it_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure, seen = cost.measure, []
+
+    def interrupted(sets: list[Problem], *args: Any) -> Any:
+        if sets[0].call.M == 20:
+            raise KeyboardInterrupt
+        return measure(sets, *args)
+
+    monkeypatch.setattr(cost, "measure", interrupted)
+    words = ["tune", "gemm_mxfp8", "--out", str(tmp_path), "--top", "1"]
+    words += ["--shape", "3", "48", "256", "--shape", "20", "48", "256"]
+    assert cli.main(words) == 130
+    assert "run it again to go on" in capsys.readouterr().err
+    assert [row["m"] for row in lines(tmp_path / "mxfp8.csv")] == ["3"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mxfp8.csv"]
+
+    def noted(sets: list[Problem], *args: Any) -> Any:
+        seen.append(sets[0].call.M)
+        return measure(sets, *args)
+
+    monkeypatch.setattr(cost, "measure", noted)
+    assert cli.main(words) == 0
+    assert [row["m"] for row in lines(tmp_path / "mxfp8.csv")] == ["3", "20"] and {*seen} == {20}
+    assert "[1/2, 0 s] gemm_mxfp8 m=3 n=48 k=256: done before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("hip", "triton", "use_hip"),
+    [(10.0, 9.9, 1), (10.0, 9.71, 1), (10.0, 9.7, 0), (10.0, 20.0, 1), (10.0, None, 1)],
+)
+def test_three_percent_decide(hip: float, triton: float | None, use_hip: int) -> None:
+    gemv = GemvConfig(64, 1, 1, 1)
+    tried = [Trial("gemv", gemv, hip + 1, "estimated"), Trial("gemv", gemv, hip, "estimated")]
+    tile = DENSE.kernels["triton"].default(SMALL)
+    tried += [Trial("triton", tile, triton, "estimated")] if triton else []
+    row = cli_tune.row_of(cli_tune.query_of(DENSE, SMALL), tried, "a test")
+    assert row["use_hip"] == use_hip and row["backend"] == ("gemv" if use_hip else "triton")
+    assert row["us"] == "10.000"
+
+
+def test_a_shape_that_only_triton_takes() -> None:
+    c = dense_call(3, 48, 256, arch="gfx942", cu_num=304)
+    tile = DENSE.kernels["triton"].default(c)
+    query = cli_tune.query_of(DENSE, c)
+    row = cli_tune.row_of(query, [Trial("triton", tile, 5.0, "estimated")], "a test")
+    assert (row["use_hip"], row["backend"], row["arch"]) == (0, "triton", "gfx942")
+    assert "us" not in row and "speedup" not in row
+
+
+def test_wrong_and_broken_variants_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = Problem.prepare
+
+    def broken(self: Problem, backend: str, config: Any = None) -> Any:
+        run = prepare(self, backend, config)
+        if backend == "mfma":
+            raise RuntimeError("no room left")
+        if backend == "gemv":
+            return lambda out, *args: (run(out, *args), out[1, 7].mul_(1.1))
+        return run
+
+    monkeypatch.setattr(Problem, "prepare", broken)
+    failed: list[tuple[str, bool]] = []
+    tried = list(cli_tune.trials(DENSE, SMALL, CPU, 1, lambda *args: failed.append(args)))
+    assert [trial.backend for trial in tried] == ["triton"]
+    (wrong, serious), (broken_one, harmless) = failed
+    assert "gemv" in wrong and "WRONG RESULT" in wrong and "(1, 7)" in wrong and serious
+    assert "mfma" in broken_one and "does not run: no room left" in broken_one and not harmless
+
+
+def test_a_table_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = File(tmp_path, "mxfp8")
+    file.add({"op": "gemm_mxfp8", "m": 1})
+    before = file.path.read_bytes()
+
+    def full(_handle: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(cli_tune.os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        file.add({"op": "gemm_mxfp8", "m": 2})
+    assert file.path.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["mxfp8.csv"]
+
+
+def test_tune_refuses_a_table_that_is_corrupt(tmp_path: Path) -> None:
+    file = tmp_path / "mxfp8.csv"
+    file.write_text("nonsense\n")
+    with pytest.raises(ConfigError, match="line 1, column"):
+        tune(PAIRS[:1], tmp_path)
+    assert file.read_text() == "nonsense\n"
+
+
+def test_tune_wants_a_folder_and_an_op_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tune", "gemm_mxfp8", "--shape", "2", "16", "64"]) == 1
+    assert "pass --out FOLDER, or set RFOPS_CONFIGS" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["tune", "moe_align_block_size"])
+
+
+def test_tune_takes_untuned_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = tmp_path / "untuned.csv"
+    monkeypatch.setenv("RFOPS_RECORD_UNTUNED", str(record))
+    DENSE.route(SMALL)
+    GROUPED.route(MOE)
+    (dense,) = cli_tune.untuned(record, "gemm_mxfp8")
+    assert DENSE.table_sizes(dense) == DENSE.table_sizes(SMALL)
+    done: list[list[Any]] = []
+    monkeypatch.setattr(cli_tune, "tune_all", lambda pairs, *_: done.append(pairs) or 0)
+    assert tune_mxfp8.main(["--out", str(tmp_path), "--untuned", str(record)]) == 0
+    assert cli.main(["tune", "gemm_mxfp8", "--out", str(tmp_path), "--untuned", str(record)]) == 0
+    both, one = ([cli_tune.query_of(*pair) for pair in pairs] for pairs in done)
+    assert both == routing.read_untuned(record) and one == both[:1]
+
+
+def test_tune_script_and_command_fill_one_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--out", str(tmp_path), "--top", "1", "--shape", "2", "16", "64"]
+    assert tune_mxfp8.main(words) == 0
+    capsys.readouterr()
+    assert cli.main(["tune", "gemm_mxfp8", *words]) == 0
+    said = capsys.readouterr().out
+    assert "done before" in said and f"RFOPS_CONFIGS={tmp_path}" in said
+    (row,) = tuned_table.read(tmp_path / "mxfp8.csv", "mxfp8")
+    assert row.origin == "estimated"
+    assert set(mxfp8_shapes.GROUPS) == {"published", "tp1", "tp2", "tp4", "tp8", "moe"}

@@ -1,0 +1,587 @@
+"""Which kernel a call takes: every rule of the order, the table's conflicts and faults, the record
+of untuned shapes, what `rfops why` says, and the shipped table itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import rfops
+from rfops import cli
+from rfops.dispatch import routing, tuned_table
+from rfops.dispatch.tuned_table import COLUMNS, Query, Row, Table
+from rfops.gemm.mxfp8 import OP
+from rfops.gemm.mxfp8_gemv import GemvConfig
+from rfops.jit import BoundKernel, hip, launcher, log, paths
+from rfops.jit.bind import Dim3
+from rfops.triton import launch as triton_launch
+from support.calls import default_config, grouped_route, route
+from support.tables import ROW, Write, overlay, own_misses
+
+__all__ = ["overlay", "own_misses"]  # fixtures
+
+
+def parse_config(backend: str, text: str, row: Row | None = None) -> Any:
+    return OP.parse_config(OP.kernels[backend], text, row)
+
+
+# ---------------------------------------------------------------- the order
+
+
+def decision(m: int, n: int = 480, k: int = 640, **chip: object) -> tuple[str, str]:
+    chosen = route(m, n, k, **chip)  # type: ignore[arg-type]
+    return chosen.rule, chosen.backend
+
+
+def test_exact_row(overlay: Write) -> None:
+    overlay({"config": "m_tiles=1 n_tiles=2 steps=1 waves=3 split=1"})
+    chosen = route(8, 480, 640)
+    assert (chosen.rule, chosen.backend) == ("exact row", "mfma")
+    assert chosen.row is not None and "says: take mfma" in chosen.why
+    config = parse_config(chosen.backend, chosen.config, chosen.row)
+    assert (config.n_tiles, config.waves) == (2, 3)
+    assert decision(8, n=481)[0] == decision(8, k=672)[0] == "envelope default"
+
+
+def test_nearest_m_bucket(overlay: Write) -> None:
+    """The least tabled m that is at least M and below 2 M."""
+    overlay({"m": 8, "backend": "gemv"}, {"m": 12}, {"m": 64})
+    assert decision(8) == ("exact row", "gemv")
+    assert decision(7) == decision(5) == ("nearest M bucket", "gemv")
+    assert decision(9) == ("nearest M bucket", "mfma")
+    assert decision(12) == ("exact row", "mfma")
+    assert decision(4) == ("envelope default", "gemv"), "8 is not below 2 * 4"
+    assert decision(33) == ("nearest M bucket", "mfma")
+    assert decision(32) == decision(65) == ("Triton", "triton")
+
+
+def test_nearest_cu_num_of_the_same_architecture(overlay: Write) -> None:
+    overlay(
+        {"cu_num": 128, "backend": "gemv"},
+        {"cu_num": 250, "use_hip": 0},
+        {"arch": "gfx942", "cu_num": 256},
+    )
+    assert decision(8, cu_num=256) == ("nearest cu_num", "triton")
+    assert decision(8, cu_num=120) == ("nearest cu_num", "gemv")
+    assert decision(8, cu_num=250) == ("exact row", "triton")
+    assert decision(7, cu_num=130) == ("nearest cu_num", "gemv"), "also of a bucket"
+
+
+def test_an_own_bucket_comes_before_an_exact_row_of_another_chip(overlay: Write) -> None:
+    overlay({"m": 8, "cu_num": 256}, {"m": 7, "cu_num": 255, "backend": "gemv"})
+    assert decision(7) == ("nearest M bucket", "mfma")
+
+
+@pytest.mark.parametrize(("m", "backend"), [(1, "gemv"), (4, "gemv"), (5, "mfma"), (16, "mfma")])
+def test_envelope_default(m: int, backend: str) -> None:
+    chosen = route(m, 480, 640)
+    assert (chosen.rule, chosen.backend, chosen.row) == ("envelope default", backend, None)
+    assert chosen.config == "" and "no row" in chosen.why
+
+
+def test_untuned_large_m_needs_a_row(overlay: Write) -> None:
+    chosen = route(17, 480, 640)
+    assert (chosen.rule, chosen.backend) == ("Triton", "triton")
+    assert chosen.why == "M=17 is above 16 and has no row" == chosen.refused["mfma"]
+    overlay({"m": 20})
+    assert decision(17) == ("nearest M bucket", "mfma")
+    assert decision(2000, n=480) == ("Triton", "triton")
+    overlay({"m": 2048})
+    assert decision(2000) == ("nearest M bucket", "mfma")
+
+
+def test_envelope_comes_before_the_table(overlay: Write) -> None:
+    """A row cannot make a kernel take what it does not take."""
+    overlay(
+        {"m": 20, "backend": "gemv"}, {"arch": "gfx942", "cu_num": 304}, {"m": 9, "backend": "gemv"}
+    )
+    chosen = route(20, 480, 640)
+    assert (chosen.rule, chosen.backend) == ("exact row", "mfma")
+    assert "which does not take the shape: M=20 is not within 1 to 16" in chosen.why
+    chosen = route(8, 480, 640, arch="gfx942", cu_num=304)
+    assert (chosen.rule, chosen.backend) == ("Triton", "triton")
+    assert "no kernel for gfx942" in chosen.refused["mfma"]
+    chosen = route(9, 480, 640, torch.float32)
+    assert chosen.backend == "mfma" and "writes bfloat16, not float32" in chosen.refused["gemv"]
+
+
+def test_a_row_says_triton(overlay: Write) -> None:
+    overlay(
+        {"use_hip": 0, "backend": "mfma", "config": "ignored=1"},
+        {"m": 16, "use_hip": 0, "backend": "triton",
+         "config": "method=scaled block_m=16 block_n=32 block_k=256 splits=2"},
+    )  # fmt: skip
+    chosen = route(8, 480, 640)
+    assert (chosen.rule, chosen.backend, chosen.config) == ("exact row", "triton", "")
+    chosen = route(16, 480, 640)
+    config = parse_config(chosen.backend, chosen.config, chosen.row)
+    assert (config.method, config.block_n, config.splits) == ("scaled", 32, 2)
+
+
+def test_torch_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_launch, "missing", lambda: "Triton is not installed")
+    chosen = route(20, 480, 640)
+    assert (chosen.rule, chosen.backend) == ("torch", "torch")
+    assert chosen.why.endswith("Triton: Triton is not installed")
+    assert decision(2) == ("envelope default", "gemv")
+
+
+def test_beyond_2_gib() -> None:
+    """N * K of 2^31 bytes: the GEMV's offsets end there, the others rebase."""
+    n = 2**31 // 6144 + 1
+    assert "2 GiB" in route(1, n, 6144).refused["gemv"]
+    assert route(1, n, 6144).backend == "mfma"
+    assert decision(1, n=65, k=2**25) == ("Triton", "triton")
+    assert route(1, n - 1, 6144).backend == "gemv"
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_nvidia_takes_triton(arch: str) -> None:
+    chosen = route(1, 2304, 6144, arch=arch, cu_num=132)
+    assert (chosen.rule, chosen.backend) == ("Triton", "triton")
+    assert f"no kernel for {arch}" in chosen.refused["gemv"]
+
+
+def test_chip_of_an_nvidia_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+    assert routing.chip(torch.device("cuda", 0)) == ("sm_90", 132)
+
+
+def test_chip_of_an_amd_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The features behind the name choose no kernel; a partition has fewer CUs."""
+    name = "gfx950:sramecc+:xnack-"
+    properties = SimpleNamespace(multi_processor_count=128, gcnArchName=name)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+    hip._gpu_arch.cache_clear()
+    assert routing.chip(torch.device("cuda", 0)) == ("gfx950", 128)
+    hip._gpu_arch.cache_clear()
+
+
+# ---------------------------------------------------------------- grouped
+
+
+def grouped(m: int, n: int, k: int, e: int, a_div: int, weight: bool) -> tuple[str, str]:
+    chosen = grouped_route(m, n, k, e, 4, a_div, weight)
+    return chosen.rule, chosen.backend
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "e", "a_div", "weight", "bound"),
+    [
+        (1536, 6144, 32, 4, False, 16),
+        (768, 6144, 64, 4, False, 16),
+        (1536, 6144, 128, 4, False, 64),
+        (768, 6144, 256, 4, False, 64),
+        (6144, 768, 128, 1, True, 8),
+        (6144, 768, 32, 1, True, 8),
+        (992, 4096, 32, 4, False, 16),  # no rows: the envelope's own bounds
+        (992, 4096, 128, 4, False, 64),
+        (992, 4096, 128, 1, True, 8),
+    ],
+)
+def test_the_bound_on_routed_rows(
+    n: int, k: int, e: int, a_div: int, weight: bool, bound: int
+) -> None:
+    """As published; wider with many experts, whose blocks then hold few rows each."""
+    backends = {m: grouped(m, n, k, e, a_div, weight)[1] for m in range(1, 140)}
+    assert [m for m, backend in backends.items() if backend == "moe"] == list(range(1, bound + 1))
+
+
+def test_grouped_rows_are_keyed_on_experts_division_and_weight(overlay: Write) -> None:
+    common = {"op": "grouped_gemm_mxfp8", "backend": "moe", "m": 100}
+    overlay(
+        {**common, "e": 64, "a_div": 4, "has_weight": 0},
+        {**common, "e": 200, "a_div": 4, "has_weight": 0, "use_hip": 0},
+        {**common, "a_div": 2, "has_weight": 0},
+    )
+    assert grouped(100, 480, 640, 64, 4, False) == ("exact row", "moe")
+    assert grouped(90, 480, 640, 128, 4, False) == ("nearest M bucket", "moe")
+    assert grouped(100, 480, 640, 256, 4, False) == ("exact row", "triton"), "the larger e holds"
+    for other in ((63, 4, False), (64, 1, False), (64, 4, True)):
+        assert grouped(100, 480, 640, *other) == ("Triton", "triton")
+    assert grouped(100, 480, 640, 3, 2, False) == ("exact row", "moe"), "no e in the row: any"
+
+
+# ---------------------------------------------------------------- conflicts
+
+
+ORIGINS = ["published", "estimated", "measured"]
+
+
+@pytest.mark.parametrize("first", ORIGINS)
+@pytest.mark.parametrize("second", ORIGINS)
+def test_conflicts(
+    first: str,
+    second: str,
+    overlay: Write,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The better origin holds, then the later line; reported once, nothing raised or written."""
+    file = overlay({"origin": first, "backend": "gemv"}, {"m": 2}, {"origin": second, "use_hip": 0})
+    before, when = file.read_bytes(), file.stat().st_mtime_ns
+    later = ORIGINS.index(second) >= ORIGINS.index(first)
+    monkeypatch.setattr(log.get(), "propagate", True)
+    assert decision(8) == ("exact row", "triton" if later else "gemv")
+    table = tuned_table.load("mxfp8")
+    (conflict,) = table.conflicts
+    rule = "the later line" if first == second else "the better origin"
+    held, dropped = (4, 2) if later else (2, 4)
+    assert f"line {held} holds, by {rule}" in conflict and f"line {dropped} (" in conflict
+    assert sum("decide differently" in message for message in caplog.messages) == 1
+    assert (file.read_bytes(), file.stat().st_mtime_ns) == (before, when)
+
+
+def test_rows_that_agree_are_no_conflict(overlay: Write) -> None:
+    overlay({"us": 3}, {"us": 4, "origin": "measured"})
+    assert tuned_table.load("mxfp8").conflicts == ()
+    chosen = route(8, 480, 640)
+    assert chosen.row is not None and chosen.row.origin == "measured"
+
+
+def test_the_users_rows_replace_shipped_ones(overlay: Write) -> None:
+    assert decision(1, 2304, 6144) == ("exact row", "gemv")
+    overlay({"m": 1, "n": 2304, "k": 6144, "backend": "mfma"})
+    assert decision(1, 2304, 6144) == ("exact row", "mfma")
+    assert tuned_table.load("mxfp8").conflicts == ()
+    assert decision(2, 2304, 6144) == ("exact row", "gemv"), "the other shipped rows stay"
+
+
+# ---------------------------------------------------------------- faults of a file
+
+
+def line(**changes: object) -> str:
+    return ",".join(str({**ROW, **changes}.get(column, "")) for column in COLUMNS) + "\n"
+
+
+FAULTS = {
+    "unknown op": (line(op="gemm"), r"line 2, column op: expected one of gemm_mxfp8, .*'gemm'"),
+    "arch": (line(arch="mi300"), "line 2, column arch: expected gfx950"),
+    "cu_num": (line(cu_num="many"), "line 2, column cu_num: expected a whole number.*'many'"),
+    "m is 0": (line(m=0), "line 2, column m: expected a whole number, 1 or more, got '0'"),
+    "m is missing": (line(m=""), "line 2, column m: expected a whole number"),
+    "m of many digits": (line(m="9" * 5000), "line 2, column m: expected a whole number"),
+    "n is negative": (line(n=-4), "line 2, column n: expected"),
+    "k is a fraction": (line() + line(k=6.5), "line 3, column k: expected .* got '6.5'"),
+    "a size the op has not": (line(e=4), "line 2, column e: expected nothing"),
+    "backend": (line(backend="moe"), "line 2, column backend: expected one of gemv, mfma, triton"),
+    "use_hip": (line(use_hip="yes"), "line 2, column use_hip: expected one of 0, 1, got 'yes'"),
+    "use_hip of triton": (line(backend="triton"), "line 2, column use_hip: expected 0 in a row"),
+    "us": (line(us="fast"), "line 2, column us: expected a number or nothing, got 'fast'"),
+    "us is nan": (line(us="nan"), "line 2, column us: expected a positive number"),
+    "origin": (line(origin="guessed"), "line 2, column origin: expected one of measured, est"),
+    "source": (line(source=""), "line 2, column source: expected where the row comes from"),
+    "few cells": ("gemm_mxfp8,gfx950\n", "line 2, column cu_num: expected 17 cells .* it has 2"),
+    "many cells": (line().rstrip("\n") + ",1\n", "line 2, column source: expected 17 cells .* 18"),
+    "a torn line": (line() + 'gemm_mxfp8,"gfx9', "line 2: cannot be read: unexpected end"),
+    "not text": (line() + "\0\xff", "line 2.*|line 3.*"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_faults_name_file_line_and_column(case: str, overlay: Write) -> None:
+    text, message = FAULTS[case]
+    file = overlay(text)
+    with pytest.raises(rfops.ConfigError, match=rf"^{file}, (after )?{message}"):
+        route(8, 480, 640)
+
+
+@pytest.mark.parametrize(
+    ("header", "column"), [("op,arch", "a_div"), (",".join(COLUMNS) + ",color", "color")]
+)
+def test_wrong_header(header: str, column: str, overlay: Write) -> None:
+    file = overlay()
+    file.write_text(header + "\n")
+    with pytest.raises(rfops.ConfigError, match=f"line 1, column {column}: expected the header"):
+        route(8, 480, 640)
+
+
+def test_empty_lines_are_nothing(overlay: Write) -> None:
+    overlay("\n" + line() + "\n\n")
+    chosen = route(8, 480, 640)
+    assert chosen.row is not None and chosen.row.line == 3
+
+
+def test_columns_may_stand_in_any_order(overlay: Write) -> None:
+    file = overlay()
+    names = list(reversed(COLUMNS))
+    file.write_text(",".join(names) + "\n" + ",".join(str(ROW.get(c, "")) for c in names) + "\n")
+    assert decision(8) == ("exact row", "mfma")
+
+
+def test_bytes_that_are_not_utf8(overlay: Write) -> None:
+    file = overlay(line())
+    file.write_bytes(file.read_bytes() + b"\xff\xfe")
+    with pytest.raises(rfops.ConfigError, match=rf"^{file}, after line \d+: cannot be read"):
+        route(8, 480, 640)
+
+
+def test_a_folder_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RFOPS_CONFIGS", "/absent")
+    with pytest.raises(rfops.ConfigError, match="RFOPS_CONFIGS=/absent: expected a folder"):
+        route(8, 480, 640)
+
+
+@pytest.mark.parametrize("config", ["lanes=17 rows=1 steps=1 waves=1", "lanes=64", "fast", "a=1"])
+def test_a_config_that_the_kernel_does_not_have(config: str, overlay: Write) -> None:
+    """Found when the row is used, with its place."""
+    file = overlay({"backend": "gemv", "config": config})
+    chosen = route(8, 480, 640)
+    with pytest.raises(rfops.ConfigError, match=f"^{file}, line 2, column config: expected lanes="):
+        parse_config(chosen.backend, chosen.config, chosen.row)
+
+
+def test_a_corrupt_table_is_no_error_of_the_import(overlay: Write) -> None:
+    file = overlay("nonsense\n")
+    code = (
+        "import torch, rfops\n"
+        "x, s = rfops.quant_mxfp8(torch.ones(2, 64))\n"
+        "try: rfops.gemm_mxfp8(x, x, s, s)\n"
+        "except rfops.ConfigError as e: print(e)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"{file}, line 2, column arch" in done.stdout
+
+
+# ---------------------------------------------------------------- untuned shapes
+
+
+def test_misses_are_counted(overlay: Write) -> None:
+    overlay({}, {"cu_num": 128, "m": 3})
+    for m in (8, 7, 9, 9, 17, 3):
+        route(m, 480, 640)
+    route(8, 480, 640, arch="gfx942", cu_num=304)
+    counts = {dict(query.sizes)["m"]: count for query, count in routing.misses().items()}
+    assert counts == {9: 2, 17: 1, 3: 1}, "an exact row and a bucket of this chip are no misses"
+
+
+def test_untuned_shapes_are_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From several processes at once."""
+    file = tmp_path / "untuned.csv"
+    code = (
+        "from rfops.gemm.mxfp8 import OP\n"
+        "for m in range(1, 60): OP.route(OP.call_of(M=m, N=480, K=640))"
+    )
+    env = {**os.environ, "RFOPS_RECORD_UNTUNED": str(file)}
+    runs = [subprocess.Popen([sys.executable, "-c", code], env=env) for _ in range(2)]
+    assert [run.wait() for run in runs] == [0, 0]
+    queries = routing.read_untuned(file)
+    assert sorted(dict(query.sizes)["m"] for query in queries) == list(range(1, 60))
+    assert queries[0] == Query.of("gemm_mxfp8", "gfx950", 256, m=1, n=480, k=640)
+    monkeypatch.setenv("RFOPS_RECORD_UNTUNED", str(file))
+    grouped(3, 480, 640, 8, 4, False)
+    assert routing.read_untuned(file)[-1].op == "grouped_gemm_mxfp8"
+
+
+def test_a_record_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFOPS_RECORD_UNTUNED", str(tmp_path / "absent" / "file.csv"))
+    assert decision(2) == ("envelope default", "gemv")
+    other = tmp_path / "not_utf8.csv"
+    other.write_bytes(b"\xff\xfe\n")
+    monkeypatch.setenv("RFOPS_RECORD_UNTUNED", str(other))
+    assert decision(3) == ("envelope default", "gemv")
+    assert other.read_bytes() == b"\xff\xfe\n"
+
+
+# ---------------------------------------------------------------- why, doctor
+
+
+def why(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.main(["why", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_why(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ("--m", "7", "--n", "2304", "--k", "6144", "--arch", "gfx950")
+    out = why(capsys, "gemm_mxfp8", *shape)
+    for text in (
+        "gemm_mxfp8 m=7 n=2304 k=6144 on gfx950 with 256 CUs",
+        "decision    mfma, a HIP kernel",
+        f"config      its default, {default_config('mfma', 7, 2304, 6144, 'gfx950')}",
+        "rule        nearest M bucket",
+        "(published) says: take mfma",
+        "m=8 n=2304 k=6144: mfma (its heuristic), use_hip 1, speedup 2.49; published, aiter pull",
+        "not gemv    the row names mfma",
+        "not triton  the row says HIP",
+    ):
+        assert text in out, out
+
+
+def test_why_grouped(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ("--m", "20", "--n", "992", "--k", "4096", "--e", "8", "--top-k", "4", "--a-div", "4")
+    out = why(capsys, "grouped_gemm_mxfp8", *shape)
+    assert "m=20 n=992 k=4096 e=8 a_div=4 has_weight=0" in out
+    assert "not moe" in out and "20 routed rows of gemm1 with E=8 are above 16" in out
+    assert "row        none for this shape" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--m", "0", "--n", "1", "--k", "32"), "--m 0: expected 1 or more"),
+        (
+            ("--m", "1", "--n", "1", "--k", "33"),
+            "K must be a positive multiple of 32, got K=33; pad",
+        ),
+        (("--m", "1", "--n", "1", "--k", "32", "--arch", "mi3"), "--arch mi3: expected gfx950"),
+        (("--m", "1", "--n", "1", "--k", "32", "--arch", "gfx90a"), "say --cu-num too"),
+    ],
+)
+def test_why_refuses(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["why", "gemm_mxfp8", *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_why_of_an_unknown_op(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["why", "softmax"])
+    assert stop.value.code == 2
+    assert "invalid choice: 'softmax' (choose from" in capsys.readouterr().err
+
+
+def test_doctor_shows_conflicts(overlay: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    overlay({"backend": "gemv"}, {"use_hip": 0})
+    cli.main(["doctor"])
+    out = capsys.readouterr().out
+    assert "tuned table mxfp8: " in out and "1 conflicts" in out and "line 3 holds" in out
+    overlay("nonsense\n")
+    assert cli.main(["doctor"]) == 1
+    assert "tuned table mxfp8: NOT readable: " in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- the shipped table
+
+
+SPEEDUPS = {  # (K, N): M = 1, 2, 4, 8, 16, 32, 64
+    (6144, 2304): (3.64, 3.48, 2.88, 2.49, 2.52, 2.20, 1.72),
+    (2048, 6144): (2.10, 2.10, 2.09, 2.09, 1.99, 1.63, 1.0),
+    (6144, 1536): (3.34, 3.42, 3.43, 2.36, 2.45, 2.74, 2.41),
+    (1536, 6144): (2.06, 2.08, 1.91, 2.13, 2.12, 2.12, 1.42),
+}
+ALL_M = (1, 2, 4, 8, 16, 32, 64)
+
+
+def shipped() -> Table:
+    return tuned_table.load("mxfp8")
+
+
+def test_the_shipped_table_says_what_was_published() -> None:
+    dense = {row.key: row for row in shipped().rows if row.op == "gemm_mxfp8"}
+    assert len(dense) == 15 * 7
+    for (k, n), speedups in SPEEDUPS.items():
+        for m, speedup in zip(ALL_M, speedups, strict=True):
+            (row,) = [r for r in dense.values() if dict(r.sizes) == {"m": m, "n": n, "k": k}]
+            assert dict(row.figures)["speedup"] == speedup
+    lost = {(dict(r.sizes)["k"], dict(r.sizes)["n"], r.m) for r in dense.values() if not r.use_hip}
+    assert lost == {(6144, 9216, 64), (4096, 6144, 64), (3072, 6144, 64)}
+    assert all(row.backend == ("gemv" if row.m <= 4 else "mfma") for row in dense.values())
+
+
+def test_the_shipped_table_is_sound() -> None:
+    """No conflicts, no row that a kernel refuses, no figure called measured without a device."""
+    assert shipped().conflicts == ()
+    for row in shipped().rows:
+        assert row.origin != "measured" or "MI3" in row.source
+        assert row.origin == "measured" or "measured" not in row.source
+        sizes = {name: value or 1 for name, value in row.sizes}
+        if row.op == "gemm_mxfp8":
+            chosen = route(sizes["m"], sizes["n"], sizes["k"], arch=row.arch, cu_num=row.cu_num)
+            assert chosen.backend == (row.backend if row.use_hip else "triton"), row
+            assert chosen.rule == "exact row"
+            parse_config(row.backend, row.config, row)
+
+
+def test_every_table_is_of_a_family() -> None:
+    """A CSV with these columns is one that is read."""
+    for file in paths.CONFIGS.glob("*.csv"):
+        if file.read_text(encoding="utf-8").splitlines()[0].split(",")[0] == "op":
+            if file.stem in tuned_table.FAMILIES:
+                assert list(tuned_table.read(file, file.stem))
+
+
+# ---------------------------------------------------------------- configs, supports
+
+
+def test_configs_go_through_text() -> None:
+    for backend in ("gemv", "mfma", "triton"):
+        config = default_config(backend, 8, 2304, 6144, "gfx950")
+        assert parse_config(backend, routing.config_text(config)) == config
+
+
+def test_supports() -> None:
+    supports = rfops.gemm_mxfp8.supports  # type: ignore[attr-defined]
+    assert supports(arch="gfx950", dtype=torch.float32, shape=(100, 1, 32))
+    assert supports(arch="gfx942") and supports(arch="sm_90")
+    assert not supports(arch="gfx950", shape=(1, 16, 33))
+    assert not supports(arch="gfx950", dtype=torch.int8) and not supports(arch="avx512")
+    assert supports(arch="gfx950", shape=(16, 16, 32), backend="gemv")
+    assert not supports(arch="gfx950", shape=(17, 16, 32), backend="gemv")
+    assert supports(arch="gfx950", shape=(17, 16, 32), backend="mfma")
+    assert not supports(arch="gfx942", backend="mfma")
+    assert not supports(arch="gfx950", dtype=torch.float16, backend="gemv")
+    with pytest.raises(ValueError, match="backend must be one of"):
+        supports(arch="gfx950", backend="cuda")
+
+
+def test_a_row_takes_effect_in_a_call(
+    overlay: Write, monkeypatch: pytest.MonkeyPatch, gfx950: torch.device,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    """The kernel that ran is the row's: its grid has a workgroup for each row of w."""
+    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    config = routing.config_text(GemvConfig(lanes=64, rows=1, steps=1, waves=2))
+    overlay({"m": 1, "n": 24, "k": 64, "backend": "gemv", "config": config})
+    launches: list[tuple[object, ...]] = []
+    launch = BoundKernel.launch
+
+    def spy(self: BoundKernel, grid: Dim3, block: Dim3, *more: object) -> None:
+        launches.append((self.name, grid, block))
+        launch(self, grid, block, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(BoundKernel, "launch", spy)
+    launcher.slow_down(1)  # the native launcher too goes through the class
+    request.addfinalizer(lambda: launcher.slow_down(-1))
+    x, x_scale = (t.to(gfx950) for t in rfops.quant_mxfp8(torch.randn(1, 64)))
+    w, w_scale = (t.to(gfx950) for t in rfops.quant_mxfp8(torch.randn(24, 64)))
+    rfops.gemm_mxfp8(x, w, x_scale, w_scale)
+    assert launches == [("mxfp8_gemv", (24, 1, 1), (128, 1, 1))]
+
+
+def test_routes_are_said_once_when_asked() -> None:
+    """RFOPS_LOG=dispatch: each route of a run on stderr, and once; nothing of it by default."""
+    code = """
+import torch, rfops
+w, w_scale = rfops.quant_mxfp8(torch.ones(16, 64))
+for m in (1, 1, 3):
+    x, x_scale = rfops.quant_mxfp8(torch.ones(m, 64))
+    for dtype in (torch.bfloat16, torch.bfloat16):
+        rfops.gemm_mxfp8(x, w, x_scale, w_scale, dtype)
+        rfops.gemm_mxfp8(x, w, x_scale, w_scale, dtype, torch.empty(m, 16, dtype=dtype))
+"""
+    said = {}
+    for level in ("dispatch", "info"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+            env={**os.environ, "RFOPS_LOG": level},
+        )  # fmt: skip
+        said[level] = [line for line in done.stderr.splitlines() if "by the rule" in line]
+    start = "rfops: gemm_mxfp8 M={} N=16 K=64 on gfx950: gemv, by the rule 'envelope default'"
+    assert len(said["dispatch"]) == 2, said
+    assert said["dispatch"][0].startswith(start.format(1)), said
+    assert said["dispatch"][1].startswith(start.format(3)), said
+    assert not said["info"]

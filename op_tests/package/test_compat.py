@@ -1,0 +1,182 @@
+"""The drop-ins: HIP's result, or None where HIP does not engage; mistakes and faults are raised."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+import rfops
+from rfops import compat
+from rfops.compat import grouped_gemm_mxfp8, mxfp8_gemv
+from rfops.dispatch import tuned_table
+from rfops.gemm.mxfp8_gemv import mxfp8_gemv as gemv_kernel
+from support.mxfp8_problems import assert_correct, bytes_of, fp8, random_problem
+
+pytestmark = pytest.mark.requires_gfx950
+BF16 = torch.bfloat16
+
+
+def dense(**changes: object) -> torch.Tensor | None:
+    """A call in the envelope, M=2, N=4, K=64, with changes."""
+    args = {"xq": fp8(2, 64), "x_scale": bytes_of(2, 2), "wq": fp8(4, 64),
+            "w_scale": bytes_of(4, 2), "out_dtype": BF16}  # fmt: skip
+    return mxfp8_gemv(**{**args, **changes})  # type: ignore[arg-type]
+
+
+def test_signatures() -> None:
+    assert list(inspect.signature(mxfp8_gemv).parameters) == [
+        "xq", "x_scale", "wq", "w_scale", "out_dtype"
+    ]  # fmt: skip
+    assert list(inspect.signature(grouped_gemm_mxfp8).parameters) == [
+        "a_q", "a_scale", "w", "w_scale", "sorted_token_ids", "expert_ids",
+        "num_tokens_post_padded", "num_valid_tokens", "top_k", "block_m", "out_dtype", "a_div",
+        "mul_weight_by", "topk_ids",
+    ]  # fmt: skip
+    assert set(compat.__all__) == {"mxfp8_gemv", "grouped_gemm_mxfp8"}
+
+
+@pytest.mark.parametrize("m", [1, 4, 8, 16])
+def test_dense(m: int, gfx950: torch.device) -> None:
+    problem = random_problem(m, 40, 288).to(gfx950)
+    got = mxfp8_gemv(problem.x, problem.x_scale, problem.w, problem.w_scale, BF16)
+    assert got is not None and got.dtype == BF16
+    assert_correct(got, problem)
+
+
+def test_empty() -> None:
+    got = dense(xq=fp8(0, 64), x_scale=bytes_of(0, 2))
+    assert got is not None and got.shape == (0, 4)
+
+
+NONE = {
+    "untuned M above 16": {"xq": fp8(17, 64), "x_scale": bytes_of(17, 2)},
+    "x is bf16": {"xq": torch.zeros(2, 64, dtype=BF16)},
+    "w of another fp8": {"wq": bytes_of(4, 64).view(torch.float8_e4m3fnuz)},
+    "fp32 scales": {"w_scale": torch.zeros(4, 2)},
+    "out_dtype": {"out_dtype": torch.float64},
+    "K not of 32": {"xq": fp8(2, 48), "wq": fp8(4, 48)},
+    "x not contiguous": {"xq": fp8(2, 128)[:, :64]},
+    "scales not contiguous": {"w_scale": bytes_of(2, 4).T},
+    "w not aligned": {"wq": fp8(4 * 64 + 8).view(-1)[8:].view(4, 64)},
+    "another device": {
+        "xq": fp8(2, 64).to("meta"), "x_scale": bytes_of(2, 2).to("meta"),
+        "wq": fp8(4, 64).to("meta"), "w_scale": bytes_of(4, 2).to("meta"),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NONE)
+def test_none_where_hip_does_not_engage(case: str) -> None:
+    assert dense(**NONE[case]) is None
+
+
+def test_none_beyond_2_gib() -> None:
+    """No HIP kernel's offsets reach beyond 2 GiB in 64 rows; the memory is never touched."""
+    k = 2**31 // 64
+    x, w = (torch.empty(rows, k, dtype=torch.uint8).view(torch.float8_e4m3fn) for rows in (1, 65))
+    x_scale, w_scale = (torch.empty(rows, k // 32, dtype=torch.uint8) for rows in (1, 65))
+    assert w.numel() > 2**31
+    assert mxfp8_gemv(x, x_scale, w, w_scale, BF16) is None
+
+
+def test_none_on_another_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dense() is not None
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx942")
+    assert dense() is None
+
+
+def test_none_where_the_table_says_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a result where it says yes, beyond the envelope's default."""
+    rows = (("2", "0"), ("20", "1"))
+    lines = [
+        f"gemm_mxfp8,gfx950,256,{m},4,64,,,,mfma,,{use_hip},,,,estimated,a test"
+        for m, use_hip in rows
+    ]
+    file = tmp_path / "mxfp8.csv"
+    file.write_text("\n".join([",".join(tuned_table.COLUMNS), *lines]) + "\n")
+    monkeypatch.setenv("RFOPS_CONFIGS", str(tmp_path))
+    compat._is_hip.cache_clear()
+    try:
+        assert dense() is None
+        got = dense(xq=fp8(20, 64), x_scale=bytes_of(20, 2))
+        assert got is not None and got.shape == (20, 4)
+    finally:
+        compat._is_hip.cache_clear()
+
+
+def test_sizes_that_disagree_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"w must be a \[N, K=64\] tensor"):
+        dense(wq=fp8(4, 96))
+    with pytest.raises(ValueError, match="w_scale must be"):
+        dense(w_scale=bytes_of(5, 2))
+
+
+def test_an_error_of_a_build_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise rfops.BuildError("mxfp8_gemv", "clang", "no room left", None)
+
+    monkeypatch.setattr(gemv_kernel, "bind", fail)
+    with pytest.raises(rfops.BuildError, match="no room left"):
+        dense(xq=fp8(3, 96), x_scale=bytes_of(3, 3), wq=fp8(5, 96), w_scale=bytes_of(5, 3))
+
+
+# ---------------------------------------------------------------- grouped
+
+
+def grouped(tokens: int = 2, **changes: object) -> torch.Tensor | None:
+    """gemm1 of a mixture of 4 experts, top_k 2, N=24, K=64; every token to experts 1 and 3."""
+    rows, block_m = 2 * tokens, 16
+    ids = torch.full((2 * block_m,), rows, dtype=torch.int32)
+    ids[:tokens] = torch.arange(0, rows, 2)
+    ids[block_m : block_m + tokens] = torch.arange(1, rows, 2)
+    args: dict[str, object] = {
+        "a_q": fp8(tokens, 64), "a_scale": bytes_of(tokens, 2),
+        "w": fp8(4, 24, 64), "w_scale": bytes_of(4, 24, 2),
+        "sorted_token_ids": ids, "expert_ids": torch.tensor([1, 3], dtype=torch.int32),
+        "num_tokens_post_padded": torch.tensor([2 * block_m], dtype=torch.int32),
+        "num_valid_tokens": rows, "top_k": 2, "block_m": block_m, "out_dtype": BF16, "a_div": 2,
+    }  # fmt: skip
+    return grouped_gemm_mxfp8(**{**args, **changes})  # type: ignore[arg-type]
+
+
+def test_grouped() -> None:
+    """Against the dense op, expert by expert."""
+    problem = random_problem(2, 96, 64)
+    w, w_scale = problem.w.view(4, 24, 64), problem.w_scale.view(4, 24, 2)
+    args = {"a_q": problem.x, "a_scale": problem.x_scale, "w": w, "w_scale": w_scale}
+    got = grouped(**args)
+    assert got is not None and got.shape == (4, 24)
+    for row, expert in ((0, 1), (1, 3), (2, 1), (3, 3)):
+        token = slice(row // 2, row // 2 + 1)
+        expected = rfops.gemm_mxfp8_ref(
+            problem.x[token], w[expert], problem.x_scale[token], w_scale[expert]
+        )
+        torch.testing.assert_close(got[row : row + 1], expected, rtol=2**-7, atol=1e-2)
+
+
+GROUPED_NONE: dict[str, dict[str, object]] = {
+    "more rows than the envelope has": {"tokens": 16},
+    "int64 ids": {"expert_ids": torch.tensor([1, 3])},
+    "bf16 weights": {"mul_weight_by": torch.ones(4, dtype=BF16)},
+    "K not of 32": {"a_q": fp8(2, 48), "w": fp8(4, 24, 48)},
+    "out_dtype": {"out_dtype": torch.float64},
+    "bf16 rows": {"a_q": torch.zeros(2, 64, dtype=BF16)},
+}
+
+
+@pytest.mark.parametrize("case", GROUPED_NONE)
+def test_grouped_none(case: str) -> None:
+    assert grouped(**GROUPED_NONE[case]) is None  # type: ignore[arg-type]
+
+
+def test_grouped_on_another_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx942")
+    assert grouped() is None
+
+
+def test_grouped_sizes_that_disagree_are_an_error() -> None:
+    with pytest.raises(ValueError, match="w_scale must be"):
+        grouped(w_scale=bytes_of(4, 24, 3))

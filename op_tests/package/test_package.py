@@ -1,0 +1,197 @@
+"""The package as a user gets it: what a wheel holds, that it runs from a folder that cannot be
+written, and that the documents say what the machines do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import rfops
+from rfops.jit import paths
+from rfops.jit.spec import load_config
+from support import ROOT
+
+TEST_COMMAND = "pip install -c .ci/constraints.txt -e '.[dev]' && pytest op_tests"
+DEMO_COMMAND = "pip install -c .ci/constraints.txt -e '.[dev]' && rfops demo"
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of a copy of the sources, so that nothing is written into the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "sources"
+    copy.mkdir()
+    for name in ("jit", "csrc", "configs", "rfops"):
+        ignore = shutil.ignore_patterns("__pycache__", ".*")
+        shutil.copytree(ROOT / name, copy / name, ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(folder)]
+    done = subprocess.run([*command, str(copy)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_wheel_has_every_source(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for part, patterns in (
+        ("jit", ("*.py", "*.json")),
+        ("csrc", ("*.hip", "include/**/*.h", "vgpu/**/*.cpp", "vgpu/**/*.h")),
+        ("configs", ("*.md", "*.csv")),
+    ):
+        for pattern in patterns:
+            for file in (ROOT / part).glob(pattern):
+                assert f"rfops/{part}/{file.relative_to(ROOT / part)}" in names
+    python = {str(file.relative_to(ROOT)) for file in (ROOT / "rfops").rglob("*.py")}
+    python ^= {"rfops/rfops_command.py", "rfops_command.py"}  # beside the package, not in it
+    assert python <= names
+    assert {"rfops/py.typed", f"rfops-{rfops.__version__}.dist-info/licenses/LICENSE"} <= names
+
+
+def test_wheel_has_nothing_else(wheel: Path) -> None:
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert tops == {"rfops", "rfops_command.py", f"rfops-{rfops.__version__}.dist-info"}
+    endings = {Path(n).suffix for n in zipfile.ZipFile(wheel).namelist() if "dist-info" not in n}
+    assert endings <= {".py", ".json", ".hip", ".h", ".cpp", ".md", ".csv", ".typed"}
+
+
+def test_wheel_runs_where_nothing_can_be_written(
+    wheel: Path, tmp_path: Path, vgpu_path: Path
+) -> None:
+    """From any working directory, a checkout of the sources among them."""
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    for path in site.rglob("*"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = sorted(site.rglob("*"))
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r})\n"
+        "import torch, rfops, rfops.jit\n"
+        f"assert rfops.__file__.startswith({str(site)!r}), rfops.__file__\n"
+        f"assert rfops.jit.__file__.startswith({str(site)!r}), rfops.jit.__file__\n"
+        "x, s = rfops.quant_mxfp8(torch.ones(2, 32))\n"
+        "print(rfops.gemm_mxfp8(x, x, s, s).tolist())\n"
+        "print(len(rfops.jit.spec.module_spec('vgpu').sources()))\n"
+    )
+    env = {
+        "RFOPS_CACHE_DIR": str(tmp_path / "cache"),
+        "RFOPS_HIP_LIBRARY": str(vgpu_path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    for cwd in ("/", str(ROOT)):
+        out = run_python(code, cwd, **env)
+        assert out.splitlines() == [
+            "[[32.0, 32.0], [32.0, 32.0]]",
+            str(len(load_config()["vgpu"].sources())),
+        ]
+    assert sorted(site.rglob("*")) == before
+
+
+def test_wheel_has_the_commands_of_ops(wheel: Path, tmp_path: Path, vgpu_path: Path) -> None:
+    site, out = tmp_path / "site", tmp_path / "tables"
+    zipfile.ZipFile(wheel).extractall(site)
+    words = ["gemm_mxfp8", "--shape", "2", "16", "64"]
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r})\n"
+        "from rfops import cli\n"
+        f"assert cli.__file__.startswith({str(site)!r}), cli.__file__\n"
+        f"assert cli.main(['bench', *{words}]) == 0\n"
+        f"assert cli.main(['tune', *{words}, '--top', '1', '--out', {str(out)!r}]) == 0\n"
+        f"assert cli.main(['profile', 'moe_align_block_size', '--rows', '9', '--e', '4']) == 0\n"
+    )
+    said = run_python(code, "/", RFOPS_HIP_LIBRARY=str(vgpu_path), RFOPS_CONFIGS="")
+    assert "geometric mean" in said and "moe_align_place" in said
+    assert [path.name for path in out.iterdir()] == ["mxfp8.csv"]
+
+
+def run_python(code: str, cwd: str, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env={**os.environ, **env},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_this_installation_works_from_any_directory(tmp_path: Path) -> None:
+    code = "import rfops.jit, rfops.cli; print(rfops.jit.paths.CSRC)"
+    for cwd in (str(tmp_path), str(ROOT), str(ROOT / "rfops")):
+        assert run_python(code, cwd).strip() == str(paths.CSRC)
+    assert paths.COMPILER_CONFIG.is_file() and (paths.INCLUDE / "rfops").is_dir()
+
+
+def test_readme_and_ci_run_the_same_commands() -> None:
+    readme = (ROOT / "README.md").read_text()
+    commands = re.findall(r"^    (pip install .*)$", readme, re.M)
+    assert commands == [DEMO_COMMAND, TEST_COMMAND]
+    script = ROOT / ".ci" / "run"
+    lines = script.read_text().splitlines()
+    assert TEST_COMMAND in lines
+    dry = next(at for at, line in enumerate(lines) if "--dry-run" in line)
+    assert lines[dry].endswith(TEST_COMMAND.split(" && ")[0].removeprefix("pip install"))
+    assert dry < lines.index(TEST_COMMAND) and "PIP_CONFIG_FILE=/dev/null" in lines[dry - 1]
+    assert "pip install -q --no-deps -U triton" in lines[lines.index(TEST_COMMAND) :]
+    assert os.access(script, os.X_OK)
+    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+
+
+def test_readme_shows_code_that_runs() -> None:
+    """Each block by itself, in one process."""
+    texts = [(ROOT / name).read_text() for name in ("README.md", "csrc/vgpu/README.md")]
+    texts[0] = texts[0].replace(texts[0].split("## Add an op")[1].split("\n## ")[0], "")
+    blocks = [b for t in texts for b in re.findall(r"^```python\n(.*?)^```", t, re.M | re.S)]
+    assert len(blocks) == 5, "and that of `Add an op`, in test_readme.py"
+    code = f"for block in {blocks!r}:\n    exec(block, {{'__name__': '__main__'}})"
+    run_python(code, "/", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
+def test_readme_names_every_command_and_error() -> None:
+    from rfops import cli, jit
+
+    readme = (ROOT / "README.md").read_text()
+    documented = set(re.findall(r"^\| `rfops (\w+)", readme, re.M))
+    actions = [action for action in cli._parser()._actions if action.choices]
+    assert documented == set(actions[0].choices or ())
+    errors = set(re.findall(r"^\| `(\w+)` \| .* \|$", readme, re.M))
+    ours = {name for name in jit.__all__ if isinstance(getattr(jit, name), type)
+            and issubclass(getattr(jit, name), jit.RfopsError)}  # fmt: skip
+    assert ours - {"RfopsError"} <= errors
+    assert ours <= set(rfops.__all__)
+
+
+def test_constraints_pin_what_is_asked_for() -> None:
+    """Every requirement of every extra has one exact version, inside its range."""
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    texts = [*project["dependencies"], *(text for extra in extras.values() for text in extra)]
+    asked = [r for r in map(Requirement, texts) if r.name != "rfops"]
+    lines = [
+        line
+        for line in (ROOT / ".ci" / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    pins = dict(line.lower().replace("_", "-").split("==") for line in lines)
+    assert len(pins) == len(lines)
+    for requirement in asked:
+        assert requirement.specifier.contains(pins[requirement.name.lower()]), requirement
+    assert pins["torch"] == "2.13.0"
+    assert {"clang", "tune", "flydsl", "plot", "demo"} <= set(extras)
+    assert "rfops[clang,tune,flydsl,plot,demo]" in extras["dev"]
+
+
+def test_public_names_are_there() -> None:
+    for name in rfops.__all__:
+        assert getattr(rfops, name) is not None
+    assert callable(rfops.gemm_mxfp8) and callable(rfops.quant_mxfp8), "a module hides its op"

@@ -1,0 +1,50 @@
+"""A tuned table of the user's own, over the shipped one."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rfops.dispatch import routing, tuned_table
+from rfops.dispatch.tuned_table import COLUMNS
+
+ROW = {
+    "op": "gemm_mxfp8", "arch": "gfx950", "cu_num": 256, "m": 8, "n": 480, "k": 640,
+    "backend": "mfma", "use_hip": 1, "origin": "estimated", "source": "a test",
+}  # fmt: skip
+Write = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def own_misses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("RFOPS_CONFIGS", raising=False)
+    monkeypatch.delenv("RFOPS_RECORD_UNTUNED", raising=False)
+    routing._misses.clear()
+    tuned_table._load.cache_clear()
+    yield
+    routing._misses.clear()
+    tuned_table._load.cache_clear()
+
+
+@pytest.fixture
+def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes the user's mxfp8.csv: rows as changes of ROW, or the text itself."""
+
+    def write(*rows: dict[str, object] | str) -> Path:
+        file = tmp_path / "mxfp8.csv"
+        with file.open("w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream).writerow(COLUMNS)
+            for row in rows:
+                if isinstance(row, str):
+                    stream.write(row)
+                else:
+                    cells = {**ROW, **row}
+                    csv.writer(stream).writerow([cells.get(column, "") for column in COLUMNS])
+        monkeypatch.setenv("RFOPS_CONFIGS", str(tmp_path))
+        tuned_table._load.cache_clear()
+        return file
+
+    return write

@@ -1,0 +1,1 @@
+"""What tests of the virtual GPU share: assembly, kernels, and models of instructions in numpy."""

@@ -1,0 +1,48 @@
+"""Which builds of a kernel of vgpu/kernels/sources there are, and a fixture that makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import pytest
+
+from support.vgpu.hip import ARCHS
+from support.vgpu.kernel_harness import LEVELS, compile_kernels
+
+
+class Build(NamedTuple):
+    source: str
+    arch: str
+    level: str
+
+
+DEFAULT = {("gfx950", "O3"), ("gfx942", "O3"), ("gfx950", "O0")}
+ONLY_ARCH = {"gfx950": "gfx950"}  # by source
+_SCALAR_OPERANDS = {"asm_scalar", "asm_masks", "asm_memory"}
+NOT_AT = {
+    "O0": _SCALAR_OPERANDS,  # they want values in SGPRs; -O0 keeps every variable in scratch
+    # These check bits that fast math gives up: rounding, denormals, NaN, infinities, MODE.
+    "fast": {"asm_masks", "clocks", "doubles", "floats", "halfs", "reduce", "softmax"},
+}
+
+
+def builds(source: str) -> Iterator[Build]:
+    for level in LEVELS:
+        for arch in ARCHS:
+            if ONLY_ARCH.get(source, arch) == arch and source not in NOT_AT.get(level, ()):
+                yield Build(source, arch, level)
+
+
+@pytest.fixture(scope="session")
+def code_objects(request: pytest.FixtureRequest) -> Iterator[dict[Build, Future[bytes]]]:
+    """The builds that the chosen tests need, two at a time while the first tests run.
+
+    They lie in the engine's cache by content: only the first run compiles.
+    """
+    calls = [getattr(item, "callspec", None) for item in request.session.items]
+    needed = [call.params["build"] for call in calls if call and "build" in call.params]
+    with ThreadPoolExecutor(2) as pool:
+        yield {build: pool.submit(compile_kernels, *build) for build in dict.fromkeys(needed)}
+        pool.shutdown(cancel_futures=True)

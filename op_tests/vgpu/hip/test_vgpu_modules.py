@@ -1,0 +1,275 @@
+"""Loading code objects: the good, the wrong and the corrupt."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from ctypes import byref, c_uint, c_void_p
+from pathlib import Path
+
+import pytest
+
+from support.vgpu.asm import assemble
+from support.vgpu.hip import (  # noqa: F401 - some names are fixtures
+    ARCHS,
+    FILE_NOT_FOUND,
+    HOST_ENTRY,
+    INVALID_HANDLE,
+    INVALID_IMAGE,
+    INVALID_VALUE,
+    NO_BINARY,
+    NOT_FOUND,
+    SUCCESS,
+    Hip,
+    arch_fixture,
+    bundle,
+    code_objects_fixture,
+    hip_fixture,
+    library_path_fixture,
+    pointer,
+    poisoned,
+)
+
+
+@pytest.mark.parametrize("suffix", ["", ":sramecc+:xnack-", ":xnack-"])
+@pytest.mark.parametrize("kind", ["hipv4", "hip"])
+def test_the_right_image_of_a_bundle_is_run(
+    hip: Hip, code_objects: dict[str, bytes], arch: str, kind: str, suffix: str
+) -> None:
+    name = f"{kind}-amdgcn-amd-amdhsa--"
+    entries = [(f"{name}{other}{suffix}", code_objects[other]) for other in ARCHS]
+    module = hip.load(bundle([HOST_ENTRY, *entries]))
+    out = poisoned(4)
+    assert hip.launch(hip.function(module, "sizes"), pointer(out), block=(64,)) == SUCCESS, (
+        hip.error()
+    )
+    assert out[0] == 64
+    hip.call("hipModuleUnload", module)
+
+
+def test_wrong_architecture_is_refused_by_both_names(
+    hip: Hip, code_objects: dict[str, bytes]
+) -> None:
+    module = c_void_p()
+    assert hip.hipModuleLoadData(byref(module), code_objects["gfx942"]) == NO_BINARY
+    assert re.search("built for gfx942, but the virtual GPU is gfx950", hip.error())
+    foreign = bundle([HOST_ENTRY, ("hipv4-amdgcn-amd-amdhsa--gfx942", code_objects["gfx942"])])
+    assert hip.hipModuleLoadData(byref(module), foreign) == NO_BINARY
+    assert "amdhsa--gfx942" in hip.error() and "no image for gfx950" in hip.error()
+    xnack = bundle([("hipv4-amdgcn-amd-amdhsa--gfx950:xnack+", code_objects["gfx950"])])
+    assert hip.hipModuleLoadData(byref(module), xnack) == NO_BINARY
+    assert not module.value
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        (lambda b: b"CCOB" + b[4:], INVALID_IMAGE, "--no-offload-compress"),
+        (lambda b: b"\0" + b[1:], INVALID_IMAGE, "neither an ELF"),
+        (lambda b: b[:4] + b"\x01" + b[5:], INVALID_IMAGE, "64-bit ELF"),
+        (lambda b: b[:18] + struct.pack("<H", 62) + b[20:], INVALID_IMAGE, "machine 62"),
+        (lambda b: b[:8] + b"\x01" + b[9:], INVALID_IMAGE, "OS ABI 64 version 1"),
+        (lambda b: b[:16] + b"\x01" + b[17:], INVALID_IMAGE, "ld.lld -shared"),
+        (lambda b: b[:48] + struct.pack("<I", 0x741) + b[52:], NO_BINARY, "built for gfx1100"),
+        (lambda b: b[:48] + struct.pack("<I", 0x74F) + b[52:], NO_BINARY, "gfx950:xnack+"),
+    ],
+)
+def test_bad_images_are_named(
+    hip: Hip,
+    code_objects: dict[str, bytes],
+    change: Callable[[bytes], bytes],
+    status: int,
+    words: str,
+) -> None:
+    module = c_void_p()
+    assert hip.hipModuleLoadData(byref(module), change(code_objects["gfx950"])) == status
+    assert words in hip.error()
+
+
+def test_modules_load_from_files(hip: Hip, code_objects: dict[str, bytes], tmp_path: Path) -> None:
+    file, module = tmp_path / "k.hsaco", c_void_p()
+    file.write_bytes(code_objects["gfx950"])
+    hip.call("hipModuleLoad", byref(module), os.fsencode(file))
+    hip.function(module, "empty")
+    hip.call("hipModuleUnload", module)
+    assert hip.hipModuleLoad(byref(module), os.fsencode(tmp_path / "none")) == FILE_NOT_FOUND
+    file.write_bytes(code_objects["gfx950"][:200])
+    assert hip.hipModuleLoad(byref(module), os.fsencode(file)) == INVALID_IMAGE
+    assert "truncated" in hip.error()
+
+
+# Hand-written: the last explicit arguments are padding behind the segment, so is a hidden one.
+_PADDED = """.amdgcn_target "amdgcn-amd-amdhsa--{arch}"
+.text
+.globl padded
+.p2align 8
+.type padded,@function
+padded:
+  s_load_dwordx2 s[2:3], s[0:1], 0
+  s_load_dword s4, s[0:1], 8
+  s_waitcnt lgkmcnt(0)
+  v_mov_b32 v0, 0
+  v_mov_b32 v1, s4
+  global_store_dword v0, v1, s[2:3]
+  s_endpgm
+.rodata
+.p2align 6
+.amdhsa_kernel padded
+  .amdhsa_next_free_vgpr 8
+  .amdhsa_next_free_sgpr 16
+  .amdhsa_accum_offset 8
+  .amdhsa_user_sgpr_kernarg_segment_ptr 1
+  .amdhsa_kernarg_size 12
+.end_amdhsa_kernel
+.amdgpu_metadata
+amdhsa.version: [1, 2]
+amdhsa.kernels:
+  - .name: padded
+    .symbol: padded.kd
+    .kernarg_segment_size: 12
+    .kernarg_segment_align: 8
+    .group_segment_fixed_size: 0
+    .private_segment_fixed_size: 0
+    .wavefront_size: 64
+    .sgpr_count: 16
+    .vgpr_count: 8
+    .max_flat_workgroup_size: 64
+    .args:
+      - {{.offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}}
+      - {{.offset: 8, .size: 4, .value_kind: by_value}}
+      - {{.name: pad, .offset: 12, .size: 4, .value_kind: by_value}}
+      - {{.offset: 4294967288, .size: 16, .value_kind: by_value}}
+      - {{.offset: 16, .size: 8, .value_kind: hidden_queue_ptr}}
+.end_amdgpu_metadata
+"""
+
+
+def test_padding_may_lie_behind_the_argument_segment(hip: Hip, arch: str, tmp_path: Path) -> None:
+    module = hip.load(assemble(_PADDED.format(arch=arch), arch, tmp_path))
+    function = hip.function(module, "padded")
+    for form in ("params", "extra"):
+        out = poisoned(64)
+        if form == "extra":
+            buffer = struct.pack("<QII", out.ctypes.data, 77, 0xFFFFFFFF)
+            assert hip.launch_extra(function, buffer) == SUCCESS, hip.error()
+        else:
+            pads = (c_uint(0xFFFFFFFF), (c_uint * 4)(*[0xFFFFFFFF] * 4))
+            status = hip.launch(function, pointer(out), c_uint(77), *pads)
+            assert status == SUCCESS, hip.error()
+        assert out[0] == 77 and (out[1:] == poisoned(63)).all(), form
+    hip.call("hipModuleUnload", module)
+
+
+def test_handles_end_with_their_module(hip: Hip, code_objects: dict[str, bytes]) -> None:
+    module = hip.load(code_objects["gfx950"])
+    function = hip.function(module, "empty")
+    assert hip.launch(function) == SUCCESS
+    missing = c_void_p()
+    assert hip.hipModuleGetFunction(byref(missing), module, b"emptyy") == NOT_FOUND
+    assert "emptyy" in hip.error() and "arguments" in hip.error(), "names what there is"
+    hip.call("hipModuleUnload", module)
+    assert hip.hipModuleUnload(module) == INVALID_HANDLE
+    assert hip.launch(function) == INVALID_HANDLE
+    assert hip.hipModuleGetFunction(byref(missing), module, b"empty") == INVALID_HANDLE
+
+
+# Runs in a process of its own, so that a crash is a failed test. The image ends where readable
+# memory ends: reading past it would be a crash too. Exit 0 and a count of images that loaded.
+_HOSTILE = r"""
+import ctypes, mmap, random, sys
+hip = ctypes.CDLL(sys.argv[1])
+hip.rfops_vgpu_last_error.restype = ctypes.c_char_p
+good = open(sys.argv[2], "rb").read()
+mode, count = sys.argv[3], int(sys.argv[4])
+page = mmap.PAGESIZE
+area = mmap.mmap(-1, (len(good) // page + 3) * page)
+base = ctypes.addressof(ctypes.c_char.from_buffer(area))
+libc = ctypes.CDLL(None)
+end = base + len(area) - page
+assert libc.mprotect(ctypes.c_void_p(end), ctypes.c_size_t(page), 0) == 0
+loaded, module, function = 0, ctypes.c_void_p(), ctypes.c_void_p()
+def load(image):
+    ctypes.memmove(end - len(image), image, len(image))
+    status = hip.hipModuleLoadData(ctypes.byref(module), ctypes.c_void_p(end - len(image)))
+    if status:
+        assert status in (200, 209), status
+        assert hip.rfops_vgpu_last_error(), "an error has a text"
+        return 0
+    for name in (b"empty", b"arguments", b"globals"):
+        hip.hipModuleGetFunction(ctypes.byref(function), module, name)
+    assert hip.hipModuleUnload(module) == 0
+    return 1
+assert load(good)
+if mode == "truncate":
+    needed = int(sys.argv[5])
+    for size in range(0, len(good), count):
+        got = load(good[:size])
+        assert got == (size >= needed), (size, needed, hip.rfops_vgpu_last_error())
+        loaded += got
+else:
+    rng = random.Random(20261121)
+    hot = min(len(good), 4096)  # headers, notes, symbols and descriptors
+    for _ in range(count):
+        image = bytearray(good)
+        for _ in range(rng.randint(1, 6)):
+            at = rng.randrange(hot) if rng.random() < 0.8 else rng.randrange(len(image))
+            image[at] ^= 1 << rng.randrange(8)
+        loaded += load(bytes(image))
+print(loaded)
+"""
+
+
+def hostile(library_path: Path, file: Path, *arguments: object) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", _HOSTILE, str(library_path), str(file), *map(str, arguments)],
+        env={**os.environ, "RFOPS_VGPU_LOG": "0", "RFOPS_VGPU_ARCH": "gfx950"},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
+    assert done.stderr == "", "RFOPS_VGPU_LOG=0 is silent"
+    return int(done.stdout)
+
+
+def last_segment_end(image: bytes) -> int:
+    """Where the bytes end that a loader needs: the last segment, not the sections behind it."""
+    offset, count = struct.unpack_from("<Q", image, 32)[0], struct.unpack_from("<H", image, 56)[0]
+    rows = (struct.unpack_from("<IIQQQQ", image, offset + 56 * i) for i in range(count))
+    return max(row[2] + row[5] for row in rows)
+
+
+def test_truncated_images_are_errors(
+    library_path: Path, code_objects: dict[str, bytes], tmp_path: Path
+) -> None:
+    image, file = code_objects["gfx950"], tmp_path / "k.hsaco"
+    file.write_bytes(image)
+    loaded = hostile(library_path, file, "truncate", 64, last_segment_end(image))
+    assert loaded < len(image) // 64
+
+
+@pytest.mark.parametrize("form", ["elf", "bundle"])
+def test_flipped_bits_never_crash(
+    library_path: Path, code_objects: dict[str, bytes], tmp_path: Path, form: str
+) -> None:
+    image, file = code_objects["gfx950"], tmp_path / "k.hsaco"
+    names = ((f"hipv4-amdgcn-amd-amdhsa--{arch}", code_objects[arch]) for arch in ARCHS)
+    file.write_bytes(image if form == "elf" else bundle([HOST_ENTRY, *names]))
+    loaded = hostile(library_path, file, "flip", 4000)
+    assert 0 < loaded < 4000, "some flips hit nothing that matters, some do"
+
+
+def test_memory_that_is_not_readable_is_no_image(hip: Hip) -> None:
+    """A bare pointer near the end of its mapping, and one to nothing."""
+    module = c_void_p()
+    assert hip.hipModuleLoadData(byref(module), c_void_p(0x10000)) == INVALID_IMAGE
+    assert "not readable" in hip.error()
+    area = mmap.mmap(-1, mmap.PAGESIZE)
+    area[-4:] = b"\x7fELF"
+    last = ctypes.addressof(ctypes.c_char.from_buffer(area)) + mmap.PAGESIZE - 4
+    assert hip.hipModuleLoadData(byref(module), c_void_p(last)) == INVALID_IMAGE
+    assert hip.hipModuleLoadData(byref(module), None) == INVALID_VALUE
