@@ -9,7 +9,17 @@ import pytest
 import torch
 
 from rfops.jit import vgpu_library
-from support.devices import ARCHS, device_of, real_gpu, thin
+
+pytest.register_assert_rewrite("support")
+from support.devices import ARCHS, device_of, real_gpu, thin  # noqa: E402 - with its asserts rewritten
+
+pytest_plugins = [  # their fixtures
+    "support.engine_project",
+    "support.launchers",
+    "support.tables",
+    "support.vgpu.hip",
+    "support.vgpu.kernel_builds",
+]
 
 
 def pytest_report_header() -> list[str]:

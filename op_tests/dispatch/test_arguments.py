@@ -24,10 +24,8 @@ from rfops.gemm.mxfp8_mfma import MfmaConfig
 from rfops.jit import launcher
 from rfops.moe.grouped_gemm_mxfp8_hip import MoeConfig
 from rfops.triton.tiles import TritonConfig
-from support.engine_project import Project, project
+from support.engine_project import Project
 from support.warm_ops import OPS
-
-__all__ = ["project"]  # a fixture
 
 BF16 = torch.bfloat16
 GROUPED = ("a_q", "a_scale", "w", "w_scale", "sorted_token_ids", "expert_ids",

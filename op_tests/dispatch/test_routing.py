@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +24,18 @@ from rfops.jit import BoundKernel, hip, launcher, log, paths
 from rfops.jit.bind import Dim3
 from rfops.triton import launch as triton_launch
 from support.calls import default_config, grouped_route, route
-from support.tables import ROW, Write, overlay, own_misses
+from support.tables import ROW, Write
 
-__all__ = ["overlay", "own_misses"]  # fixtures
+
+@pytest.fixture(autouse=True)
+def _own_misses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("RFOPS_CONFIGS", raising=False)
+    monkeypatch.delenv("RFOPS_RECORD_UNTUNED", raising=False)
+    routing._misses.clear()
+    tuned_table._load.cache_clear()
+    yield
+    routing._misses.clear()
+    tuned_table._load.cache_clear()
 
 
 def parse_config(backend: str, text: str, row: Row | None = None) -> Any:

@@ -18,9 +18,7 @@ import rfops
 from rfops import cli
 from rfops.jit import archive, lock, store
 from rfops.jit.files import content_key, digest, seal
-from support.engine_project import Project, project
-
-__all__ = ["project"]  # a fixture
+from support.engine_project import Project
 
 Member = tuple[tarfile.TarInfo, bytes]
 

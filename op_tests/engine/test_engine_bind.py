@@ -33,9 +33,7 @@ from rfops.jit import (
     u32,
     u64,
 )
-from support.engine_project import EVERY_SCALAR, VALUES, Project, project, run_in
-
-__all__ = ["project"]  # a fixture
+from support.engine_project import EVERY_SCALAR, VALUES, Project, run_in
 
 
 def declare(project: Project, function: Callable[..., None]) -> CompiledOp:

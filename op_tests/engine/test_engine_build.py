@@ -14,9 +14,7 @@ import torch
 
 import rfops
 from rfops.jit import build, cache, code_object, compile, toolchain
-from support.engine_project import Project, project
-
-__all__ = ["project"]  # a fixture
+from support.engine_project import Project
 
 DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
 

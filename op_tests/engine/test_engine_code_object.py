@@ -10,9 +10,7 @@ import pytest
 
 from rfops.jit import code_object
 from rfops.jit.code_object import CodeObjectError, read_metadata, unbundle, waves_per_simd
-from support.engine_project import Project, project
-
-__all__ = ["project"]  # a fixture
+from support.engine_project import Project
 
 
 @pytest.fixture

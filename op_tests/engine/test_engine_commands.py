@@ -18,9 +18,7 @@ import rfops
 from rfops import cli
 from rfops.jit import manifest, ninja, settings
 from rfops.jit.spec import load_config
-from support.engine_project import Project, project
-
-__all__ = ["project"]  # a fixture
+from support.engine_project import Project
 
 EVIL = "1\n\nrule evil\n  command = touch {mark}\nbuild module.hsaco: evil\n\nrule x\n  a = b"
 VALUES = [

@@ -24,9 +24,7 @@ import pytest
 import rfops
 from rfops.jit import cache, store
 from support import faulty_io
-from support.engine_project import Child, Project, project, quick, wait_for, write_copying_hipcc
-
-__all__ = ["project", "quick"]  # fixtures
+from support.engine_project import Child, Project, wait_for, write_copying_hipcc
 
 
 @pytest.fixture(scope="session")

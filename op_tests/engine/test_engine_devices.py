@@ -14,11 +14,9 @@ import torch
 
 import rfops
 from rfops.jit import hip
-from support.engine_project import Project, project
-from support.launchers import extension, is_native, native, null, null_library
+from support.engine_project import Project
+from support.launchers import is_native
 from support.null_hip import NullHip
-
-__all__ = ["extension", "native", "null", "null_library", "project"]  # fixtures
 
 NAMES = ("gfx942:sramecc+:xnack-", "gfx950:sramecc+:xnack-")
 MACHINES = [0x4C, 0x4F]  # EF_AMDGPU_MACH of the two

@@ -42,11 +42,9 @@ from rfops.jit import (
     u32,
     u64,
 )
-from support.engine_project import EVERY_SCALAR, VALUES, Project, project
-from support.launchers import extension, is_native, native, null, null_library
+from support.engine_project import EVERY_SCALAR, VALUES, Project
+from support.launchers import is_native
 from support.null_hip import NullHip
-
-__all__ = ["extension", "native", "null", "null_library", "project"]  # fixtures
 
 
 def scalars(

@@ -21,9 +21,7 @@ import torch
 
 import rfops
 from rfops.jit import cache, failures, files, lock, store
-from support.engine_project import Child, Project, project, wait_for
-
-__all__ = ["project"]  # a fixture
+from support.engine_project import Child, Project, wait_for
 
 DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
 

@@ -22,9 +22,7 @@ from rfops.jit.host import host_unit
 from rfops.jit.spec import ModuleSpec, load_config, module_spec
 from rfops.jit.toolchain import Toolchain
 from support import mangle
-from support.engine_project import SCALE, Project, project, quick
-
-__all__ = ["project", "quick"]  # fixtures
+from support.engine_project import SCALE, Project
 
 KINDS = {
     "index": "v1/gfx950/axpy/index/*.json",

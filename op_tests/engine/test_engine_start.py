@@ -15,9 +15,7 @@ import pytest
 import rfops
 from rfops.jit import hip, log, settings
 from rfops.jit.settings import SETTINGS
-from support.engine_project import Child, Project, project
-
-__all__ = ["project"]  # a fixture
+from support.engine_project import Child, Project
 
 IMPORT = """
 import json, sys, time

@@ -20,9 +20,7 @@ import torch
 import rfops
 from rfops import cli
 from rfops.jit import lock, resources, store, toolchain
-from support.engine_project import Child, Project, project, wait_for
-
-__all__ = ["project"]  # a fixture
+from support.engine_project import Child, Project, wait_for
 
 DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
 

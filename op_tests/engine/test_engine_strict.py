@@ -15,9 +15,7 @@ import torch
 
 import rfops
 from rfops.jit import manifest, strict, toolchain
-from support.engine_project import Child, Project, project
-
-__all__ = ["project"]  # a fixture
+from support.engine_project import Child, Project
 
 DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
 

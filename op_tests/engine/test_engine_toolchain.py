@@ -13,9 +13,7 @@ import torch
 
 import rfops
 from rfops.jit import cache, cpu, toolchain
-from support.engine_project import Project, project, zig
-
-__all__ = ["project"]  # a fixture
+from support.engine_project import Project, zig
 
 ZIG = "the ziglang package of this Python"
 

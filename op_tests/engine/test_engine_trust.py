@@ -17,9 +17,7 @@ import rfops
 from rfops import cli
 from rfops.jit import cache, host, launcher, store, toolchain, trust
 from rfops.jit.spec import load_config
-from support.engine_project import Project, project
-
-__all__ = ["project"]  # a fixture
+from support.engine_project import Project
 
 OTHER = 4242  # a user
 DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)

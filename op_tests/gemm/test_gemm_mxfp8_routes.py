@@ -24,9 +24,8 @@ from rfops.jit import Plans, hip, launcher
 from rfops.triton import launch
 from support.calls import default_config, dense_call, prepare
 from support.mxfp8_problems import Problem, assert_correct, one_block, random_problem, valid
-from support.tables import Write, overlay
+from support.tables import Write
 
-__all__ = ["overlay"]  # a fixture
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 

@@ -1,4 +1,4 @@
-"""The rooms of the virtual GPU and of Python: each takes only from what stands before it."""
+"""The rooms of the virtual GPU, of Python and of the tests: what each may take from."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib.util import resolve_name
 from pathlib import Path
 
 from rfops.jit import paths
+from support import OP_TESTS
 
 ROOMS = ("base", "isa", "machine", "exec", "object", "watch", "run", "hip")
 VGPU = paths.CSRC / "vgpu"
@@ -97,3 +98,29 @@ def test_a_room_of_python_imports_only_what_stands_before_it() -> None:
         for name in ready:
             del left[name]
     assert not left
+
+
+def test_tests_import_helpers_and_no_other_test() -> None:
+    """Folders of op_tests, its path among them, can be imported too; only these are to be."""
+    scripts = {file.stem for file in OP_TESTS.glob("*.py")} - {"conftest"}
+    ours = {path.stem for path in OP_TESTS.rglob("*") if path.suffix in ("", ".py")} - {"triton"}
+    files = sorted(OP_TESTS.rglob("*.py"))
+    assert len(files) > 130 and {"test_rooms", "support", "gemm"} <= ours
+    wrong = []
+    for file in files:
+        allowed = {"support"} if "support" in file.parts else {"support", *scripts}
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            tops = {name.partition(".")[0] for name in names}
+            wrong += [f"{file.name} imports {top}" for top in tops & ours - allowed]
+    assert not wrong
+
+
+def test_a_room_of_tests_hides_no_package() -> None:
+    """op_tests is on the path: a folder `triton` that is a package would be taken for Triton."""
+    packages = {file.relative_to(OP_TESTS).parts[0] for file in OP_TESTS.rglob("__init__.py")}
+    assert packages == {"support"}
+    names = [file.name for file in OP_TESTS.rglob("test_*.py")]
+    assert len(names) == len(set(names)), "two test modules of one name"

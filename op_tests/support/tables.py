@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rfops.dispatch import routing, tuned_table
+from rfops.dispatch import tuned_table
 from rfops.dispatch.tuned_table import COLUMNS
 
 ROW = {
@@ -16,17 +16,6 @@ ROW = {
     "backend": "mfma", "use_hip": 1, "origin": "estimated", "source": "a test",
 }  # fmt: skip
 Write = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def own_misses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("RFOPS_CONFIGS", raising=False)
-    monkeypatch.delenv("RFOPS_RECORD_UNTUNED", raising=False)
-    routing._misses.clear()
-    tuned_table._load.cache_clear()
-    yield
-    routing._misses.clear()
-    tuned_table._load.cache_clear()
 
 
 @pytest.fixture

@@ -200,17 +200,10 @@ def code_objects_fixture(tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {arch: compile_hip(SOURCE, arch, folder) for arch in ARCHS}
 
 
-@pytest.fixture(scope="session", name="library_path")
-def library_path_fixture() -> Path:
-    from rfops.jit import vgpu_library
-
-    return Path(vgpu_library())
-
-
 @pytest.fixture(name="hip")
-def hip_fixture(library_path: Path) -> Iterator[Hip]:
+def hip_fixture(vgpu_path: Path) -> Iterator[Hip]:
     """Tests switch the process-wide architecture; each starts with gfx950 and no error."""
-    hip = Hip(library_path)
+    hip = Hip(vgpu_path)
     hip.select("gfx950")
     hip.hipGetLastError()
     yield hip

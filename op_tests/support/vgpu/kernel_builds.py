@@ -36,7 +36,7 @@ def builds(source: str) -> Iterator[Build]:
 
 
 @pytest.fixture(scope="session")
-def code_objects(request: pytest.FixtureRequest) -> Iterator[dict[Build, Future[bytes]]]:
+def kernel_builds(request: pytest.FixtureRequest) -> Iterator[dict[Build, Future[bytes]]]:
     """The builds that the chosen tests need, two at a time while the first tests run.
 
     They lie in the engine's cache by content: only the first run compiles.

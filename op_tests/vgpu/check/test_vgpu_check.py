@@ -19,19 +19,9 @@ import pytest
 import torch
 
 import rfops
-from support.engine_project import Project, project
+from support.engine_project import Project
 from support.vgpu.check_cases import BYTES, CLEAN, HERE, Case, cases, source
-from support.vgpu.hip import (
-    ARCHS,
-    ILLEGAL_ADDRESS,
-    LAUNCH_FAILURE,
-    SUCCESS,
-    Hip,
-    compile_hip,
-    zig,
-)
-
-__all__ = ["project"]  # a fixture
+from support.vgpu.hip import ARCHS, ILLEGAL_ADDRESS, LAUNCH_FAILURE, SUCCESS, Hip, compile_hip, zig
 
 
 def assemble(text: str, arch: str, folder: Path) -> bytes:

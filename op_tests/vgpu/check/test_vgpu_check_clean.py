@@ -19,12 +19,10 @@ import torch
 import rfops
 from support import OP_TESTS, ROOT
 from support.vgpu.checks import nothing_found
-from support.vgpu.hip import Hip, hip_fixture, library_path_fixture
-from support.vgpu.kernel_builds import Build, builds, code_objects
+from support.vgpu.hip import Hip
+from support.vgpu.kernel_builds import Build, builds
 from support.vgpu.kernel_cases import CASES
 from support.vgpu.kernel_harness import Case, Runner
-
-__all__ = ["code_objects", "hip_fixture", "library_path_fixture"]  # fixtures
 
 # Waves of it return in front of a barrier: hardware takes them for arrived, and the check objects.
 DIVERGENT = "early_return"
@@ -58,24 +56,24 @@ def _builds() -> Iterator[object]:
 
 @pytest.mark.parametrize(("case", "build"), list(_builds()))
 def test_kernel(
-    hip: Hip, code_objects: dict[Build, Future[bytes]], case: Case, build: Build
+    hip: Hip, kernel_builds: dict[Build, Future[bytes]], case: Case, build: Build
 ) -> None:
     hip.select(build.arch)
     with nothing_found():
-        run_case(hip, code_objects[build].result(), case, build.arch)
+        run_case(hip, kernel_builds[build].result(), case, build.arch)
 
 
 @pytest.mark.parametrize(
     "build", [Build("loops", "gfx950", "O3"), Build("loops", "gfx942", "O3")], ids=str
 )
 def test_a_return_in_front_of_a_barrier_is_divergence(
-    hip: Hip, code_objects: dict[Build, Future[bytes]], build: Build
+    hip: Hip, kernel_builds: dict[Build, Future[bytes]], build: Build
 ) -> None:
     """150 of 256 work-items: the last wave ends while the others wait."""
     hip.select(build.arch)
     (case,) = (case for case in CASES.values() if case.name == DIVERGENT)
     with rfops.vgpu.check() as check:
-        run_case(hip, code_objects[build].result(), case, build.arch)
+        run_case(hip, kernel_builds[build].result(), case, build.arch)
     (finding,) = check.findings
     assert finding.kind == "barrier divergence" and "wave 3 has ended" in finding.detail
 

@@ -1,4 +1,4 @@
-"""What fuzzing reached (here) and mutations of it, on the virtual GPU as everybody has it:
+"""What fuzzing reached and mutations of it, on the virtual GPU as everybody has it:
 each input is accepted, or refused with a text, and the process goes on."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rfops.jit import paths
 from rfops.jit.toolchain import host_toolchain
 from support.vgpu import fuzz_replay as replay
 from support.vgpu.asm import assemble
@@ -80,7 +81,7 @@ def test_replay(vgpu_path: Path, programs: list[Path], target: str) -> None:
 def test_the_fuzz_target_fits_the_sources(target: str) -> None:
     """Nobody but a fuzzing run links them: here they only have to compile."""
     flags = ("-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror")
-    include = f"-I{FUZZ.parents[1] / 'csrc'}"
+    include = f"-I{paths.CSRC}"
     command = [*host_toolchain().argv, *flags, include, str(FUZZ / f"fuzz_{target}.cpp")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

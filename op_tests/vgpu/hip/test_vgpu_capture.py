@@ -15,7 +15,7 @@ import torch
 import rfops
 from rfops.jit import compile_ops, f32
 from support.vgpu import graphs as g
-from support.vgpu.hip import (  # noqa: F401 - some names are fixtures
+from support.vgpu.hip import (
     DEFAULT,
     HOST_TO_DEVICE,
     ILLEGAL_ADDRESS,
@@ -23,8 +23,6 @@ from support.vgpu.hip import (  # noqa: F401 - some names are fixtures
     SUCCESS,
     Hip,
     compile_hip,
-    hip_fixture,
-    library_path_fixture,
     pointer,
 )
 

@@ -19,17 +19,7 @@ import numpy as np
 import pytest
 
 from support import OP_TESTS
-from support.vgpu.hip import (  # noqa: F401 - some names are fixtures
-    ILLEGAL_ADDRESS,
-    INVALID_VALUE,
-    LAUNCH_FAILURE,
-    SUCCESS,
-    Hip,
-    arch_fixture,
-    hip_fixture,
-    library_path_fixture,
-    pointer,
-)
+from support.vgpu.hip import ILLEGAL_ADDRESS, INVALID_VALUE, LAUNCH_FAILURE, SUCCESS, Hip, pointer
 from support.vgpu.kernel_harness import Array, compile_kernels
 
 LAUNCH_TIMEOUT = 702
@@ -286,10 +276,10 @@ class Alone(NamedTuple):
 
 
 @pytest.fixture(name="alone")
-def alone_fixture(library_path: Path, arch: str, tmp_path: Path) -> Alone:
+def alone_fixture(vgpu_path: Path, arch: str, tmp_path: Path) -> Alone:
     image = tmp_path / "faults.hsaco"
     image.write_bytes(compile_kernels("faults", arch, "O3"))
-    return Alone(library_path, image, arch)
+    return Alone(vgpu_path, image, arch)
 
 
 @pytest.mark.parametrize("steps", [3000, 200000])

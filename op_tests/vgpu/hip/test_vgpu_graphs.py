@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from support.vgpu import graphs as g
-from support.vgpu.hip import (  # noqa: F401 - some names are fixtures
+from support.vgpu.hip import (
     DEFAULT,
     INVALID_CONFIGURATION,
     INVALID_DIRECTION,
@@ -22,8 +22,6 @@ from support.vgpu.hip import (  # noqa: F401 - some names are fixtures
     SUCCESS,
     Hip,
     compile_hip,
-    hip_fixture,
-    library_path_fixture,
     pointer,
 )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.vgpu.hip import (  # noqa: F401 - some names are fixtures
+from support.vgpu.hip import (
     CONTEXT_DESTROYED,
     DEFAULT,
     DEVICE_TO_HOST,
@@ -30,11 +30,6 @@ from support.vgpu.hip import (  # noqa: F401 - some names are fixtures
     OUT_OF_MEMORY,
     SUCCESS,
     Hip,
-    arch_fixture,
-    code_objects_fixture,
-    hip_fixture,
-    library_path_fixture,
-    module_fixture,
     pointer,
 )
 
@@ -132,7 +127,7 @@ def test_features_may_be_named(hip: Hip, name: str) -> None:
     [("", 0, "gfx950:"), ("gfx942:sramecc+", 0, "gfx942:"), ("gfx1100", 1, "'gfx1100'")],
 )
 def test_arch_comes_from_the_environment(
-    library_path: Path, value: str, status: int, target: str
+    vgpu_path: Path, value: str, status: int, target: str
 ) -> None:
     script = (
         "import ctypes, sys; hip = ctypes.CDLL(sys.argv[1]); p = ctypes.create_string_buffer(1472);"
@@ -141,7 +136,7 @@ def test_arch_comes_from_the_environment(
         "print(status, p.raw[1160:1184], hip.rfops_vgpu_last_error())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, str(library_path)],
+        [sys.executable, "-c", script, str(vgpu_path)],
         env={**os.environ, "RFOPS_VGPU_ARCH": value}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.startswith(f"{status} ")

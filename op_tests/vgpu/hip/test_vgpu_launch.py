@@ -11,7 +11,7 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 import numpy as np
 import pytest
 
-from support.vgpu.hip import (  # noqa: F401 - some names are fixtures
+from support.vgpu.hip import (
     ARCHS,
     COOPERATIVE_TOO_LARGE,
     DEVICE_TO_HOST,
@@ -26,12 +26,7 @@ from support.vgpu.hip import (  # noqa: F401 - some names are fixtures
     NOT_FOUND,
     SUCCESS,
     Hip,
-    arch_fixture,
     bundle,
-    code_objects_fixture,
-    hip_fixture,
-    library_path_fixture,
-    module_fixture,
     pointer,
     poisoned,
 )

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from support.vgpu.asm import assemble
-from support.vgpu.hip import (  # noqa: F401 - some names are fixtures
+from support.vgpu.hip import (
     ARCHS,
     FILE_NOT_FOUND,
     HOST_ENTRY,
@@ -27,11 +27,7 @@ from support.vgpu.hip import (  # noqa: F401 - some names are fixtures
     NOT_FOUND,
     SUCCESS,
     Hip,
-    arch_fixture,
     bundle,
-    code_objects_fixture,
-    hip_fixture,
-    library_path_fixture,
     pointer,
     poisoned,
 )
@@ -225,9 +221,9 @@ print(loaded)
 """
 
 
-def hostile(library_path: Path, file: Path, *arguments: object) -> int:
+def hostile(vgpu_path: Path, file: Path, *arguments: object) -> int:
     done = subprocess.run(
-        [sys.executable, "-c", _HOSTILE, str(library_path), str(file), *map(str, arguments)],
+        [sys.executable, "-c", _HOSTILE, str(vgpu_path), str(file), *map(str, arguments)],
         env={**os.environ, "RFOPS_VGPU_LOG": "0", "RFOPS_VGPU_ARCH": "gfx950"},
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
@@ -244,22 +240,22 @@ def last_segment_end(image: bytes) -> int:
 
 
 def test_truncated_images_are_errors(
-    library_path: Path, code_objects: dict[str, bytes], tmp_path: Path
+    vgpu_path: Path, code_objects: dict[str, bytes], tmp_path: Path
 ) -> None:
     image, file = code_objects["gfx950"], tmp_path / "k.hsaco"
     file.write_bytes(image)
-    loaded = hostile(library_path, file, "truncate", 64, last_segment_end(image))
+    loaded = hostile(vgpu_path, file, "truncate", 64, last_segment_end(image))
     assert loaded < len(image) // 64
 
 
 @pytest.mark.parametrize("form", ["elf", "bundle"])
 def test_flipped_bits_never_crash(
-    library_path: Path, code_objects: dict[str, bytes], tmp_path: Path, form: str
+    vgpu_path: Path, code_objects: dict[str, bytes], tmp_path: Path, form: str
 ) -> None:
     image, file = code_objects["gfx950"], tmp_path / "k.hsaco"
     names = ((f"hipv4-amdgcn-amd-amdhsa--{arch}", code_objects[arch]) for arch in ARCHS)
     file.write_bytes(image if form == "elf" else bundle([HOST_ENTRY, *names]))
-    loaded = hostile(library_path, file, "flip", 4000)
+    loaded = hostile(vgpu_path, file, "flip", 4000)
     assert 0 < loaded < 4000, "some flips hit nothing that matters, some do"
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from support.vgpu import kernel_cases
-from support.vgpu.hip import Hip, hip_fixture, library_path_fixture
-from support.vgpu.kernel_builds import DEFAULT, Build, builds, code_objects
+from support.vgpu.hip import Hip
+from support.vgpu.kernel_builds import DEFAULT, Build, builds
 from support.vgpu.kernel_cases import CASES
 from support.vgpu.kernel_harness import (
     KERNELS,
@@ -29,8 +29,6 @@ from support.vgpu.kernel_harness import (
     poisoned,
 )
 
-__all__ = ["code_objects", "hip_fixture", "library_path_fixture"]  # fixtures
-
 
 def _parameters() -> Iterator[object]:
     for case in CASES.values():
@@ -42,10 +40,10 @@ def _parameters() -> Iterator[object]:
 
 @pytest.mark.parametrize(("case", "build"), list(_parameters()))
 def test_kernel(
-    hip: Hip, code_objects: dict[Build, Future[bytes]], case: Case, build: Build
+    hip: Hip, kernel_builds: dict[Build, Future[bytes]], case: Case, build: Build
 ) -> None:
     """Both forms of handing over arguments, by kernelParams and in one buffer."""
-    image = code_objects[build].result()
+    image = kernel_builds[build].result()
     hip.select(build.arch)
     for packed in (False, True):
         runner = Runner(hip, image)
