@@ -17,6 +17,7 @@ import functools
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rfops.dispatch import routing
 from rfops.dispatch.guards import OUT_DTYPES, Guard, show
@@ -33,12 +34,12 @@ __all__ = ["grouped_gemm_mxfp8", "mxfp8_gemv"]
 
 
 def mxfp8_gemv(
-    xq: torch.Tensor,
-    x_scale: torch.Tensor,
-    wq: torch.Tensor,
-    w_scale: torch.Tensor,
+    xq: Tensor,
+    x_scale: Tensor,
+    wq: Tensor,
+    w_scale: Tensor,
     out_dtype: torch.dtype = torch.bfloat16,
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """xq @ wq^T for MX-FP8, [M, N] of `out_dtype`, by HIP's GEMV or matrix-core kernel; else None.
 
     xq [M, K], wq [N, K] float8_e4m3fn, x_scale [M, K/32], w_scale [N, K/32] e8m0 (uint8 or
@@ -59,21 +60,11 @@ def _is_hip(op: Op, arch: str, cu_num: int, **call: Any) -> bool:
 
 
 def grouped_gemm_mxfp8(
-    a_q: torch.Tensor,
-    a_scale: torch.Tensor,
-    w: torch.Tensor,
-    w_scale: torch.Tensor,
-    sorted_token_ids: torch.Tensor,
-    expert_ids: torch.Tensor,
-    num_tokens_post_padded: torch.Tensor,
-    num_valid_tokens: int,
-    top_k: int,
-    block_m: int,
-    out_dtype: torch.dtype,
-    a_div: int,
-    mul_weight_by: torch.Tensor | None = None,
-    topk_ids: torch.Tensor | None = None,
-) -> torch.Tensor | None:
+    a_q: Tensor, a_scale: Tensor, w: Tensor, w_scale: Tensor, sorted_token_ids: Tensor,
+    expert_ids: Tensor, num_tokens_post_padded: Tensor, num_valid_tokens: int, top_k: int,
+    block_m: int, out_dtype: torch.dtype, a_div: int,
+    mul_weight_by: Tensor | None = None, topk_ids: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
     """The experts' linears of a mixture, [num_valid_tokens, N] of `out_dtype`, by HIP; else None.
 
     Arguments and errors are those of rfops.grouped_gemm_mxfp8.
@@ -103,8 +94,8 @@ def grouped_gemm_mxfp8(
 
 def _are_taken(
     op: str,
-    payloads: tuple[torch.Tensor, ...],
-    scales: tuple[torch.Tensor, ...],
+    payloads: tuple[Tensor, ...],
+    scales: tuple[Tensor, ...],
     out_dtype: torch.dtype,
 ) -> bool:
     """Whether device, dtypes and layouts are those of the HIP kernels."""

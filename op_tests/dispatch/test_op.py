@@ -55,6 +55,16 @@ extern "C" __global__ void extremes(float* low, float* high, const float* x, u32
   low[r] = least, high[r] = most;
 }
 
+// unit[r, :] = x[r, :] / peak[r], peak[r] = largest |x[r, :]|; one lane a row
+extern "C" __global__ void normalise(float* unit, float* peak, const float* x, u32 n) {
+  const u32 r = __builtin_amdgcn_workgroup_id_x();
+  if (__builtin_amdgcn_workitem_id_x()) return;
+  float most = 0;
+  for (u32 i = r * n; i < r * n + n; ++i) most = __builtin_fmaxf(most, __builtin_fabsf(x[i]));
+  for (u32 i = r * n; i < r * n + n; ++i) unit[i] = x[i] / most;
+  peak[r] = most;
+}
+
 // partial[g] = sum of 64 elements of x; one lane a group
 extern "C" __global__ void partial_sums(float* partial, const float* x, u32 n) {
   const u32 g = __builtin_amdgcn_workgroup_id_x();
@@ -132,11 +142,15 @@ def affine(out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None, a: f32
     """The kernel's parameters."""
 
 
-class Affine(Kernel):
-    name, module = "affine", MODULE
+class Small(Kernel):
+    module = MODULE
 
     def __init__(self, op: CompiledOp) -> None:
-        self.op = op
+        self.op, self.config = op, op.config  # type: ignore[misc]
+
+
+class Affine(Small):
+    name = "affine"
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         return {"BIAS": int(c.has("bias")), "RELU": int(c.activation == "relu")}
@@ -216,11 +230,8 @@ def extremes(low: torch.Tensor, high: torch.Tensor, x: torch.Tensor, n: u32) -> 
     """The kernel's parameters."""
 
 
-class Extremes(Kernel):
-    name, module = "extremes", MODULE
-
-    def __init__(self, op: CompiledOp) -> None:
-        self.op = op
+class Extremes(Small):
+    name = "extremes"
 
     def variant(self, c: Call, config: Any) -> RunOf:
         launch = self.op.bind(c.device, None, c.arch).prepare((64, 1, 1), (0, 1, 2))
@@ -267,6 +278,70 @@ def op_call(op: Op, *args: Any) -> Any:
     return call(*args)
 
 
+# ---------------------------------------------------------------- any leading dimensions
+
+
+def normalise(unit: torch.Tensor, peak: torch.Tensor, x: torch.Tensor, n: u32) -> None:
+    """The kernel's parameters."""
+
+
+def test_any_leading_dimensions(config: Path) -> None:
+    op = Op(
+        unique("normalise"),
+        """
+        x: f32[*M, K]
+        -> unit: f32[*M, K]
+        -> peak: f32[*M]
+        """,
+        positive="K",
+        kernels=(Extremes(compile_ops(MODULE, config=config)(normalise)),),
+    )
+    for shape in ((33,), (5, 33), (2, 3, 33), (6, 33), (2, 3, 33), (0, 33), (2, 0, 33)):
+        x = random(*shape)
+        peak = x.abs().amax(-1)
+        wanted = (x / peak.unsqueeze(-1), peak)
+        for given in ((None, None), (None, torch.full_like(peak, math.nan))):
+            got = op.call(x, *given)
+            assert [t.shape for t in got] == [t.shape for t in wanted]
+            assert all(map(torch.equal, got, wanted)) and given[1] in (None, got[1])
+    x = random(2, 3, 33)
+    torch.library.opcheck(getattr(torch.ops.rfops, op.name).default, (x,))
+    outs = torch.empty(2, 3, 33), torch.empty(2, 3)
+    torch.library.opcheck(getattr(torch.ops.rfops, f"{op.name}_out").default, (x, *outs))
+    compiled = torch.compile(lambda x: op_call(op, x, None, None)[0] + 1, backend="aot_eager")
+    assert torch.equal(compiled(x), op.call(x, None, None)[0] + 1)
+    for args, message in (
+        ((torch.tensor(1.0), None, None), r"x must be a \[\.\.\., K\] tensor, got \[\] float32"),
+        (
+            (x, random(6, 33), None),
+            r"unit must be a \[x.shape\[0\]=2, x.shape\[1\]=3, K=33\]",
+        ),
+        ((x, None, random(3, 2)), r"peak must be a \[x.shape\[0\]=2, x.shape\[1\]=3\] tensor"),
+        ((random(2, 0), None, None), "K must be positive, got K=0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            op.call(*args)
+
+
+def test_leading_dimensions_of_one_count(config: Path) -> None:
+    """Of several inputs the product must agree; the result has those of the first."""
+
+    class Add(Kernel):
+        name = "add"
+
+        def variant(self, c: Call, config: Any) -> RunOf:
+            return lambda m, k: lambda out, x, y: torch.add(x, y.view(x.shape), out=out)
+
+    text = "x: f32[*M, K] strided\ny: f32[*M, K]\n-> out: f32[*M, K]"
+    op = Op(unique("add"), text, kernels=(Add(),))
+    x, y = random(4, 6).T.view(6, 2, 2), random(12, 2, seed=1)
+    for _ in range(2):
+        assert torch.equal(op.call(x, y, None), x + y.view(x.shape))
+    with pytest.raises(ValueError, match=r"y must be of M = 12 rows, got \[6, 2\]"):
+        op.call(x, y[:6], None)
+    assert op.call_of(M=3, K=2).sizes == {"M": 3, "K": 2}
+
+
 # ---------------------------------------------------------------- several launches, scratch memory
 
 
@@ -282,6 +357,7 @@ class Sum(Kernel):
     name, module = "sum", MODULE
 
     def __init__(self, config: Path) -> None:
+        self.config = config  # type: ignore[misc]
         self.partial = compile_ops(MODULE, config=config)(partial_sums)
         self.total = compile_ops(MODULE, config=config)(total)
 
@@ -346,11 +422,8 @@ def append(cache: torch.Tensor, x: torch.Tensor, slots: torch.Tensor, n: u32) ->
     """The kernel's parameters."""
 
 
-class Append(Kernel):
-    name, module = "append", MODULE
-
-    def __init__(self, op: CompiledOp) -> None:
-        self.op = op
+class Append(Small):
+    name = "append"
 
     def variant(self, c: Call, config: Any) -> RunOf:
         launch = self.op.bind(c.device, None, c.arch).prepare((64, 1, 1), (1, 2, 3))
@@ -395,11 +468,8 @@ def gather(out: torch.Tensor, table: tensors(100)) -> None:  # type: ignore[vali
     """The kernel's parameters."""
 
 
-class Gather(Kernel):
-    name, module = "gather", MODULE
-
-    def __init__(self, op: CompiledOp) -> None:
-        self.op = op
+class Gather(Small):
+    name = "gather"
 
     def variant(self, c: Call, config: Any) -> RunOf:
         launch = self.op.bind(c.device, None, c.arch).prepare((64, 1, 1), (0, 1))
@@ -481,7 +551,9 @@ def test_the_notation() -> None:
     assert d.sizes == ("M", "K", "R") and [a.name for a in d.passed] == ["out"]
     assert d.patterns == ("M,K", "M^128,K/32", "R", "", "", "*R", "?", "M,16")
     assert [a.name for a in d.values] == ["rows", "flag", "dtype"] and d.written == (7,)
-    for wrong in ("x", "x: f33[M]", "x: f32[M+1]", "x: f32[M] @", "x: a b"):
+    starred = Declaration.parse("x: f32[*M, K]\n-> y: f32[*M]\n-> n: i32[1]")
+    assert starred.sizes == ("M", "K") and starred.patterns == ()
+    for wrong in ("x", "x: f33[M]", "x: f32[M+1]", "x: f32[M] @", "x: a b", "x: f32[K/32]"):
         with pytest.raises((AssertionError, KeyError)):
             Declaration.parse(wrong)
 

@@ -589,7 +589,9 @@ for m in (1, 1, 3):
             [sys.executable, "-c", code], capture_output=True, text=True, check=True,
             env={**os.environ, "RFOPS_LOG": level},
         )  # fmt: skip
-        said[level] = [line for line in done.stderr.splitlines() if "by the rule" in line]
+        lines = [line for line in done.stderr.splitlines() if "by the rule" in line]
+        said[level] = [line for line in lines if line.startswith("rfops: gemm_mxfp8")]
+        assert len(lines) - len(said[level]) == 3 * (level == "dispatch"), "of quant_mxfp8"
     start = "rfops: gemm_mxfp8 M={} N=16 K=64 on gfx950: gemv, by the rule 'envelope default'"
     assert len(said["dispatch"]) == 2, said
     assert said["dispatch"][0].startswith(start.format(1)), said

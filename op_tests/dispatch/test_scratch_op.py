@@ -55,9 +55,6 @@ class Config:
 class Hip(Kernel):
     name, module, config, Config = "hip", "scratch", CONFIG, Config
 
-    def refuses(self, c):
-        return None if c.arch in scratch_scale.spec.archs else f"no kernel for {c.arch}"
-
     def default(self, c):
         return Config(64)
 

@@ -7,8 +7,17 @@ import math
 import pytest
 import torch
 
+from rfops import cli
 from rfops.gemm.mxfp8 import gemm_mxfp8
-from rfops.quantization.mxfp8 import BLOCK, E8M0, ROUNDING, dequant_mxfp8, quant_mxfp8
+from rfops.quantization.mxfp8 import (
+    BLOCK,
+    E8M0,
+    OP,
+    ROUNDING,
+    dequant_mxfp8,
+    quant_mxfp8,
+    quant_mxfp8_ref,
+)
 
 MODES = sorted(ROUNDING)
 
@@ -153,16 +162,20 @@ def test_dequant_is_exact_at_the_extremes() -> None:
 @pytest.mark.parametrize(
     ("x", "rounding", "message"),
     [
-        (torch.ones(32), "nearest", r"rounding must be one of .*floor.*, got 'nearest'"),
-        (torch.ones(2, 33), "up", r"K a multiple of 32, got \[2, 33\]; pad K"),
-        (torch.ones(()), "up", r"\[\.\.\., K\]"),
-        (torch.ones(32, dtype=torch.int32), "up", r"float32, bfloat16 or float16.*int32"),
-        ([1.0] * 32, "up", r"float32, bfloat16 or float16 tensor, got list"),
+        (torch.ones(32), "nearest", r"rounding must be up, floor, even or ceil, got 'nearest'"),
+        (torch.ones(2, 33), "up", r"K must be a multiple of 32, got K=33; pad x with zeros"),
+        (torch.ones(()), "up", r"x must be a \[\.\.\., K\] tensor, got \[\] float32"),
+        (torch.ones(32, dtype=torch.int32), "up", r"x must be bfloat16 or .*, got \[32\] int32"),
+        (torch.ones(64, dtype=torch.uint8), "up", r"x must be bfloat16 or .*, got \[64\] uint8"),
+        ([1.0] * 32, "up", r"x must be a \[\.\.\., K\] tensor, got list"),
     ],
 )
 def test_refusals(x: torch.Tensor, rounding: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"quant_mxfp8: .*{message}"):
         quant_mxfp8(x, rounding)
+    if isinstance(x, torch.Tensor):
+        with pytest.raises(ValueError, match=f"quant_mxfp8: .*{message}"):
+            torch.ops.rfops.quant_mxfp8(x, rounding)
 
 
 # ---------------------------------------------------------------- torch
@@ -200,6 +213,52 @@ def test_opcheck() -> None:
     torch.library.opcheck(
         torch.ops.rfops.quant_mxfp8.default, (x.requires_grad_(), "up"), test_utils=tests
     )
+
+
+def test_it_is_an_op_as_the_others_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = OP.plans.fresh()
+    monkeypatch.setattr(OP, "plans", plans)
+    for shape in ((64,), (2, 64), (1, 2, 64), (2, 64)):
+        payload, scale = quant_mxfp8(torch.ones(shape))
+        assert payload.shape == shape and scale.shape == (*shape[:-1], 2)
+        assert (payload.float() == 256).all() and (_bytes(scale) == 119).all()
+    assert (plans.hits, plans.misses) == (1, 3), "[1, 2, 64] has no plan of [2, 64]"
+    like = torch.ops.rfops.quant_mxfp8(torch.empty(3, 64, device="meta"), "up")
+    assert [t.shape for t in like] == [(3, 64), (3, 2)] and like[1].dtype == E8M0
+    supports = quant_mxfp8.supports  # type: ignore[attr-defined]
+    assert supports(arch="gfx942") and not supports(arch="gfx942", shape=(4, 33))
+    for words, said in (
+        ("why quant_mxfp8 --m 4 --k 64", "torch, no HIP kernel"),
+        ("profile quant_mxfp8 --m 4 --k 64 --rounding ceil", "M=4 K=64 on gfx950: torch"),
+        ("bench quant_mxfp8 --shape 3 64 rounding=even x_dtype=bf16", "m=3 k=64"),
+        ("build quant_mxfp8", "nothing to build"),
+        ("ls", "quant_mxfp8"),
+    ):
+        assert cli.main(words.split()) == 0 and said in capsys.readouterr().out
+    assert cli.main("why quant_mxfp8 --m 4 --k 33".split()) == 1
+    assert "K must be a multiple of 32, got K=33" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_reference_of_bench_is_the_definition(mode: str) -> None:
+    x = torch.randn(40, 64, generator=torch.Generator().manual_seed(6)).bfloat16()
+    x[0], x[1, 3], x[2, :32] = x[0] * 2.0**-126, math.inf, 0
+    values, scale = quant_mxfp8_ref(x, mode)
+    payload, wanted = quant_mxfp8(x, mode)
+    assert torch.equal(_bytes(scale), _bytes(wanted))
+    torch.testing.assert_close(
+        values.to(payload.dtype).float(), payload.float(), rtol=0, atol=0, equal_nan=True
+    )
+
+
+def test_bench_tells_a_wrong_payload(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(OP, "reference", lambda x, _word: quant_mxfp8_ref(x, "floor"))
+    assert cli.main("bench quant_mxfp8 --shape 3 64".split()) == 1
+    assert "quant_mxfp8 m=3 k=64: torch is WRONG" in capsys.readouterr().err
 
 
 def test_results_are_no_views() -> None:

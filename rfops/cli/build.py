@@ -36,7 +36,7 @@ Entry = Wanted | TritonWanted
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The command's options."""
     build = commands.add_parser("build", help="build modules ahead of their first call; no GPU")
-    build.add_argument("modules", nargs="*", help="modules to build; none: all that ops declare")
+    build.add_argument("modules", nargs="*", help="modules, or ops; none: all that ops declare")
     build.add_argument("--arch", default=",".join(ARCHS), help="default: %(default)s")
     build.add_argument("--manifest", type=Path, help="build what a run used, as it was recorded")
     build.add_argument("--config", type=Path, help="another compiler_config.json")
@@ -142,15 +142,26 @@ def _wanted(options: argparse.Namespace) -> Iterator[Entry]:
     known = [*ops, *(n for n, s in load_config(config).items() if not ours or s.kind == "host")]
     others = elsewhere() if ours else {}
     known += others
-    for name in options.modules:
-        if name not in known:
-            raise ValueError(f"no op uses a module {name!r}; modules: {', '.join(known)}")
     default = [*ops, *others, *_launcher()] if ours else known
-    for name in options.modules or default:
+    for name in _named(options.modules, known, ours) if options.modules else default:
         spec = module_spec(name, others.get(name, config))
         if options.modules and spec.kind == "device" and not set(archs) & set(spec.archs):
             spec.require_arch(archs[0])
         yield from variants(spec, archs, defines)
+
+
+def _named(names: list[str], known: list[str], ours: bool) -> list[str]:
+    """Modules by their names or by that of their op. Raises ValueError."""
+    from rfops.dispatch.op import ops
+
+    found: list[str] = []
+    for name in names:
+        if name not in known and not (ours and name in ops()):
+            raise ValueError(f"no op uses a module {name!r}; modules: {', '.join(known)}")
+        found += [name] if name in known else ops()[name].modules
+        if name not in known and not ops()[name].modules:
+            print(f"{name}: nothing to build, its kernels are {', '.join(ops()[name].kernels)}")
+    return list(dict.fromkeys(found))
 
 
 def _launcher() -> list[str]:

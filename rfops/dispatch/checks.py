@@ -15,6 +15,7 @@ from rfops.dispatch.guards import (
     check_int,
     check_layout,
     check_no_overlap,
+    describe,
     show,
 )
 
@@ -102,30 +103,28 @@ class Checked:
             )
         if arg.ignored:
             return
-        if arg.any_shape:
-            self._check_elements(guard, arg, tensor)
-            return
-        for extent in arg.extents:
-            self._bind_part(guard, extent)
-        way = (
-            "pass one of that dtype, or none"
-            if arg.dtype_of
-            else self.hint(arg, "convert it first")
-        )
-        shape = [self._labels.get(e.text, e.label) for e in arg.extents]
-        guard.tensor(arg.name, tensor, shape, dtypes, way)
+        self._bind_parts(guard, arg)
+        way = "reshape it" if arg.leads else "convert it first"
+        way = "pass one of that dtype, or none" if arg.dtype_of else self.hint(arg, way)
+        labels = [self._labels.get(e.text, e.label) for e in arg.extents]
+        if arg.leads:
+            self._check_leading(guard, arg, tensor, labels, dtypes, way)
+        else:
+            guard.tensor(arg.name, tensor, labels, dtypes, way)
         for extent in arg.extents:
             size = extent.size
             if size in self.positive and extent.factor == 1 and guard.sizes[size] == 0:
                 self._fail_size(guard, size)
 
-    def _bind_part(self, guard: Guard, extent: Any) -> None:
-        """Give a part of a size, as K/32, its value; the size is bound by then."""
-        if extent.label in guard.sizes or (extent.size and extent.factor == 1):
-            return
-        if extent.size and extent.factor > 0 and guard.sizes[extent.size] % extent.factor:
-            self._fail_size(guard, extent.size, extent.factor)
-        guard.sizes[extent.label] = extent.of(guard.sizes)
+    def _bind_parts(self, guard: Guard, *args: TensorArg) -> None:
+        """Give parts of sizes, as K/32, their values; the sizes of inputs are bound by then."""
+        for extent in (extent for arg in args for extent in arg.extents):
+            size, factor = extent.size, extent.factor
+            if size and (factor == 1 or size not in guard.sizes):
+                continue
+            if size and factor > 0 and guard.sizes[size] % factor:
+                self._fail_size(guard, size, factor)
+            guard.sizes[extent.label] = extent.of(guard.sizes)
 
     def _fail_size(self, guard: Guard, size: str, multiple: int = 0) -> None:
         multiple = multiple or self._multiple_of(size)
@@ -134,15 +133,23 @@ class Checked:
             wanted = f"a {wanted} multiple of {multiple}".replace("  ", " ")
         guard.fail(size, wanted, f"{size}={guard.sizes[size]}", self.hint(size, "change it"))
 
-    def _check_elements(self, guard: Guard, arg: TensorArg, tensor: Any) -> None:
-        way = self.hint(arg, "reshape it")
-        if not isinstance(tensor, torch.Tensor):
-            guard.fail(arg.name, "a tensor", type(tensor).__name__, way)
-        dims = tuple(f"{arg.name}.shape[{i}]" for i in range(tensor.dim()))
-        guard.tensor(arg.name, tensor, dims, arg.dtypes, way)
-        size = self._labels.get(arg.extents[0].text, arg.extents[0].text)
-        if guard.sizes.setdefault(size, tensor.numel()) != tensor.numel():
-            wanted = f"of {size} = {guard.sizes[size]} elements"
+    def _check_leading(
+        self, guard: Guard, arg: TensorArg, tensor: Any, labels: list[str],
+        dtypes: tuple[torch.dtype, ...], way: str,
+    ) -> None:  # fmt: skip
+        """A tensor of any leading dimensions; those of a result are its leader's."""
+        size, *rest = labels
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() < len(rest):
+            wanted = f"a [{', '.join(['...', *rest])}] tensor" if rest else "a tensor"
+            guard.fail(arg.name, wanted, describe(tensor), way)
+        lead = [f"{arg.name}.shape[{i}]" for i in range(tensor.dim() - len(rest))]
+        if arg in self.declaration.results:
+            leader = self.declaration.leader(arg).name
+            lead = [label for label in guard.sizes if label.startswith(f"{leader}.shape[")]
+        guard.tensor(arg.name, tensor, [*lead, *rest], dtypes, way)
+        count = arg.sizes(tensor.shape)[0]
+        if guard.sizes.setdefault(size, count) != count:
+            wanted = f"of {size} = {guard.sizes[size]} {'rows' if rest else 'elements'}"
             guard.fail(arg.name, wanted, f"{list(tensor.shape)}", way)
 
     def _check_layouts(
@@ -167,7 +174,8 @@ class Checked:
 
     def _multiple_of(self, size: str) -> int:
         """The least size that its parts, as K/32, allow."""
-        parts = [e.factor for a in self.declaration.tensors for e in a.extents if e.size == size]
+        args = (*self.declaration.tensors, *self.declaration.results)
+        parts = [e.factor for a in args for e in a.extents if e.size == size]
         return max((part for part in parts if part > 0), default=1)
 
     def check_sizes(self, c: Call) -> None:
@@ -178,9 +186,7 @@ class Checked:
         for name, size in c.sizes.items():
             if size < 0:
                 self.fail(name, "0 or more", f"{name}={size}", "pass a size")
-        for arg in self.declaration.tensors:
-            for extent in arg.extents:
-                self._bind_part(guard, extent)
+        self._bind_parts(guard, *self.declaration.tensors, *self.declaration.results)
         for size in self.positive:
             if c.sizes[size] == 0:
                 self._fail_size(guard, size)

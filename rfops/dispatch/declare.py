@@ -2,7 +2,8 @@
 
     x: e4m3[M, K] @16            a tensor; contiguous, its first byte at a multiple of 16
     x_scale: e8m0[M, K/32]       K is a multiple of 32; N^128 is N / 128 rounded up
-    weights: f32[*rows]?         `rows` elements of any shape; None may take its place
+    x: f32[*M, K]                any leading dimensions, M their product: [K], [M, K], [2, 3, K]
+    weights: f32[*rows]?         so `rows` elements of any shape; None may take its place
     w: e4m3[N, K] strided        any strides
     q: bf16[M, K] inout          the op writes it too
     w: e4m3[N, K] x E            a tuple or list of E such tensors, E a size or a number
@@ -13,14 +14,16 @@
     rounding: up|even            one of these words
     -> out: dtype[M, N]          a result: a parameter of this name, None for a new tensor
     -> ids: i32[S] new           a result that is always new
+    -> y: f32[*M, K/32]          its leading dimensions are those of the first input with *M
 
 A size is bound by its first use on its own, in the order of the lines.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -75,7 +78,7 @@ class TensorArg:
     name: str
     dtypes: tuple[torch.dtype, ...]  # of a result: empty where the argument `dtype_of` says it
     extents: tuple[Extent, ...]
-    any_shape: bool = False  # extents[0] elements, or with no extents whatever there is
+    leads: bool = False  # extents[0] is the product of any leading dimensions
     align: int = 0  # of the first byte; 0: that of an element
     optional: bool = False
     strided: bool = False
@@ -84,18 +87,27 @@ class TensorArg:
     new: bool = False  # a result that no caller passes
     times: Extent | None = None  # a table: how many tensors
 
-    @property
-    def ignored(self) -> bool:
-        return self.any_shape and not self.extents
+    ignored: bool = False  # callers pass it, no kernel takes it
 
     @property
     def pattern(self) -> str:
         """As rfops.jit.Plans writes it."""
-        if self.times is not None:
-            return ""
         if self.ignored:
             return "?"
-        return ("*" if self.any_shape else "") + ",".join(e.text for e in self.extents)
+        if self.times is not None or (self.leads and len(self.extents) > 1):
+            return ""
+        return ("*" if self.leads else "") + ",".join(e.text for e in self.extents)
+
+    def leading(self, shape: Sequence[int]) -> Sequence[int]:
+        """The dimensions of a shape whose product is extents[0]."""
+        return shape[: len(shape) - len(self.extents) + 1]
+
+    def sizes(self, shape: Sequence[int]) -> Sequence[int]:
+        """What its extents are in a tensor of this shape."""
+        if not self.leads:
+            return shape
+        lead = self.leading(shape)
+        return math.prod(lead), *shape[len(lead) :]
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,9 @@ class Declaration:
                 assert isinstance(made, TensorArg), f"{line!r}: a result is a tensor"
                 results.append(made)
             else:
+                bound = set(cls(tuple(inputs), ()).sizes)
+                parts = {e.size for e in getattr(made, "extents", ()) if e.size and e.factor != 1}
+                assert parts <= bound, f"{line!r}: {parts - bound} stands alone in no line before"
                 inputs.append(made)
         return cls(tuple(inputs), tuple(results), tuple(sizes.split()))
 
@@ -150,6 +165,10 @@ class Declaration:
         """Results that a caller may pass."""
         return tuple(arg for arg in self.results if not arg.new)
 
+    def leader(self, result: TensorArg) -> TensorArg:
+        """The input whose leading dimensions a result has."""
+        return next(a for a in self.tensors if a.leads and a.extents[0] == result.extents[0])
+
     @cached_property
     def sizes(self) -> tuple[str, ...]:
         """Every size that an input binds."""
@@ -165,7 +184,10 @@ class Declaration:
 
     @cached_property
     def patterns(self) -> tuple[str, ...]:
-        """Of all parameters, as rfops.jit.Plans takes them."""
+        """Of all parameters, as rfops.jit.Plans takes them; none where sizes alone do not say the
+        shape of a result."""
+        if any(arg.leads for arg in self.results):
+            return ()
         return tuple(arg.pattern for arg in (*self.inputs, *self.passed))
 
     @cached_property
@@ -206,7 +228,6 @@ def _tensor(
     known: Mapping[str, TensorArg | ValueArg],
 ) -> TensorArg:
     parts = [part.strip() for part in (extents or "").split(",") if part.strip()]
-    any_shape = kind == "any" or (len(parts) == 1 and parts[0].startswith("*"))
     source = known.get(kind)
     dtypes: tuple[torch.dtype, ...] = ()
     if source is None and kind != "any":
@@ -215,8 +236,8 @@ def _tensor(
     return TensorArg(
         name=name,
         dtypes=dtypes,
-        extents=tuple(Extent.parse(part.removeprefix("*")) for part in parts),
-        any_shape=any_shape,
+        extents=tuple(Extent.parse(p if i else p.removeprefix("*")) for i, p in enumerate(parts)),
+        leads=bool(parts) and parts[0].startswith("*"),
         align=aligns[0] if aligns else 0,
         optional=optional,
         strided="strided" in marks,
@@ -224,6 +245,7 @@ def _tensor(
         dtype_of=kind if source is not None else "",
         new="new" in marks,
         times=Extent.parse(marks[marks.index("x") + 1]) if "x" in marks else None,
+        ignored=kind == "any",
     )
 
 

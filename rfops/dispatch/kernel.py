@@ -78,7 +78,14 @@ class Kernel:
 
     def refuses(self, c: Call) -> str | None:
         """Why it does not take the call, in words; None if it does."""
-        return None
+        return self.refuses_arch(c)
+
+    def refuses_arch(self, c: Call) -> str | None:
+        """That of a HIP kernel whose module is not for the architecture."""
+        from rfops.jit.spec import module_spec
+
+        archs = module_spec(self.module, self.config).archs if self.module else (c.arch,)
+        return None if c.arch in archs else f"no kernel for {c.arch}, only for {', '.join(archs)}"
 
     def refuses_config(self, c: Call, config: Any) -> str | None:
         """Why this variant does not take a call that the kernel takes; None if it does."""

@@ -25,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,18 +113,18 @@ class Op(Checked):
         # What a launch takes.
         self._tensors_at = tuple(i for i, arg in self._tensors if not arg.ignored)
         self.plans = Plans(out=d.written, sizes=" ".join(d.sizes), shapes=d.patterns)
-        self._result_of = (
-            _shape_of(self, d.results[0]) if len(d.results) == 1 and not result else None
-        )
         if table:
             hip = [kernel.name for kernel in kernels if kernel.is_hip]
             tuned_table.declare(name, [size.lower() for size in self.table], hip)
+        self.makes_one = len(d.results) == 1 and not result
         kind = type(self)
         # Then a shape that shares a decision needs no Call of its own.
         self.has_plain_plans = (
             kind.finish_run is Op.finish_run
             and kind.result_sizes is Op.result_sizes
-            and isinstance(self._result_of, operator.attrgetter)
+            and self.makes_one
+            and not d.results[0].leads
+            and all(e.factor == 1 and e.size in d.sizes for e in d.results[0].extents)
         )
         self._op, self._op_out = register_op(self)
         _OPS[name] = self
@@ -184,29 +183,33 @@ class Op(Checked):
     def plan_of(self, c: Call, run: Run) -> tuple[Any, ...]:
         """(run, make): `make` fills in the results that are None; (run, dtype, device, *sizes) of
         one result, which is made without Python."""
-        run = self.finish_run(c, run)
-        if self._result_of is not None:
-            dtype = self.dtype_of(self.declaration.results[0], c)
-            return run, dtype, c.device, *self._result_of(c)
-        sizes = self.result_sizes(c)
-        return run, functools.partial(self._make, c, sizes)
+        run, forms, device = self.finish_run(c, run), self.forms(c), c.device
+        if self.makes_one:
+            ((_, shape, dtype),) = forms
+            return run, dtype, device, *shape
+        return run, lambda *passed: self._collected(_filled(forms, device, passed))
 
-    def _make(self, c: Call, sizes: Mapping[str, int], *passed: torch.Tensor | None) -> Any:
-        given = iter(passed)
-        made = []
+    def forms(self, c: Call) -> list[tuple[bool, Sequence[int], torch.dtype]]:
+        """Of each result whether it is always new, its shape and dtype."""
+        sizes, found = self.result_sizes(c), []
         for arg in self.declaration.results:
-            tensor = None if arg.new else next(given)
-            if tensor is None:
-                shape = [extent.of(sizes) for extent in arg.extents]
-                tensor = torch.empty(shape, dtype=self.dtype_of(arg, c), device=c.device)
-            made.append(tensor)
-        return self._collected(tuple(made))
+            shape = [extent.of(sizes) for extent in arg.extents]
+            if arg.leads:
+                leader = self.declaration.leader(arg)
+                like = c.tensors.get(leader.name)
+                shape[:1] = shape[:1] if like is None else leader.leading(like.shape)
+            found.append((arg.new, shape, self.dtype_of(arg, c)))
+        return found
 
     def dtype_of(self, arg: TensorArg, c: Call) -> torch.dtype:
-        dtype: torch.dtype = getattr(c, arg.dtype_of) if arg.dtype_of else arg.dtypes[0]
+        # e8m0 itself, not bytes
+        dtype: torch.dtype = getattr(c, arg.dtype_of) if arg.dtype_of else arg.dtypes[-1]
         return dtype
 
     # ------------------------------------------------------------ what subclasses may override
+
+    # As torch.library.register_vmap takes it; without one torch goes row by row, and warns.
+    vmap: Callable[..., Any] | None = None
 
     def result_sizes(self, c: Call) -> Mapping[str, int]:
         """The sizes that results have, where they are not all of the inputs'."""
@@ -272,12 +275,7 @@ class Op(Checked):
 
     def make_results(self, c: Call, device: torch.device | str | None = None) -> list[torch.Tensor]:
         """New ones, without a value."""
-        sizes = self.result_sizes(c)
-        return [
-            torch.empty([extent.of(sizes) for extent in arg.extents],
-                        dtype=self.dtype_of(arg, c), device=device or c.device)
-            for arg in self.declaration.results
-        ]  # fmt: skip
+        return list(_filled(self.forms(c), device or c.device))
 
     # ------------------------------------------------------------ the checks
 
@@ -297,6 +295,7 @@ class Op(Checked):
         tensors = {arg.name: inputs[arg.name] for arg in d.tensors}
         values |= {f"{n}_dtype": t.dtype for n, t in flat(tensors) if "[" not in n}
         sizes = {name: guard.sizes[name] for name in d.sizes}
+        self._bind_parts(guard, *d.results)
         assert guard.device is not None
         arch, cu_num = routing.chip(guard.device)
         c = Call(arch, cu_num, guard.device, sizes, values, {**tensors, **passed})
@@ -514,17 +513,18 @@ class Op(Checked):
         return routing.given_config(self.name, kinds, text)
 
 
-def _shape_of(op: Op, arg: TensorArg) -> Callable[[Call], Sequence[int]]:
-    """A result's shape; quick where its extents are two or more plain sizes of the inputs."""
-    names = [extent.size for extent in arg.extents if extent.factor == 1]
-    if 1 < len(arg.extents) == len(names) and set(names) <= set(op.declaration.sizes):
-        return operator.attrgetter(*names)
-
-    def shape(c: Call) -> Sequence[int]:
-        sizes = op.result_sizes(c)
-        return [extent.of(sizes) for extent in arg.extents]
-
-    return shape
+def _filled(
+    forms: Sequence[tuple[bool, Sequence[int], torch.dtype]],
+    device: torch.device | str,
+    passed: Sequence[torch.Tensor | None] = (),
+) -> tuple[torch.Tensor, ...]:
+    """The results of these forms: those that are passed, else new ones without a value."""
+    given = iter(passed)
+    made = []
+    for new, shape, dtype in forms:
+        tensor = None if new else next(given, None)
+        made.append(torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor)
+    return tuple(made)
 
 
 def _all_tensors(values: Sequence[Any]) -> bool:

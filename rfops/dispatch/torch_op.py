@@ -52,7 +52,7 @@ def register_op(op: Op) -> tuple[Any, Any]:
     def fake(*args: Any) -> Any:
         return fake_results(op, args)
 
-    made = register(f"{op.name}({inputs}) -> {returns}", functional, fake)
+    made = register(f"{op.name}({inputs}) -> {returns}", functional, fake, op.vmap)
     if not op.num_passed or op.num_passed < len(d.results):
         return made, None
     outs = ", ".join(f"Tensor({chr(ord('a') + 25 - i)}!) {a.name}" for i, a in enumerate(d.passed))
@@ -65,10 +65,9 @@ def _as_declared(arg: TensorArg | ValueArg, value: Any) -> Any:
         return value
     if arg.times:
         return tuple(_as_declared(replace(arg, times=None), one) for one in value)
-    if value.dtype != torch.uint8:
-        return value
     wanted = arg.dtypes
-    return value.view(wanted[0]) if wanted and torch.uint8 not in wanted else value
+    is_raw = value.dtype == torch.uint8 and bool(wanted) and torch.uint8 not in wanted
+    return value.view(wanted[0]) if is_raw and wanted[0].itemsize == 1 else value
 
 
 def fake_results(op: Op, args: Sequence[Any]) -> Any:
@@ -85,16 +84,12 @@ def fake_results(op: Op, args: Sequence[Any]) -> Any:
             if arg.times:
                 sizes.setdefault(arg.times.size, len(value))
                 value = value[0]
-            shape = (value.numel(),) if arg.any_shape else value.shape
-            for extent, size in zip(arg.extents, shape, strict=True):
+            for extent, size in zip(arg.extents, arg.sizes(value.shape), strict=True):
                 if extent.size and extent.factor == 1:
                     sizes.setdefault(extent.size, size)
     given = [v[0] if isinstance(v, (tuple, list)) else v for v in args]
     first = next(value for value in given if isinstance(value, torch.Tensor))
-    c = Call("", 0, first.device, sizes, values, {})
-    of = op.result_sizes(c)
-    made = [
-        first.new_empty([e.of(of) for e in arg.extents], dtype=op.dtype_of(arg, c))
-        for arg in d.results
-    ]
+    tensors = dict(zip((arg.name for arg in d.inputs), args, strict=False))
+    c = Call("", 0, first.device, sizes, values, tensors)
+    made = [first.new_empty(shape, dtype=dtype) for _, shape, dtype in op.forms(c)]
     return made[0] if len(made) == 1 else tuple(made) or None

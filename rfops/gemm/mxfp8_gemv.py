@@ -138,8 +138,8 @@ class Gemv(Kernel):
 
     def refuses(self, c: Call) -> str | None:
         m, n, k = c.M, c.N, c.K
-        if c.arch not in mxfp8_gemv.spec.archs:
-            return f"no kernel for {c.arch}, only for {', '.join(mxfp8_gemv.spec.archs)}"
+        if reason := self.refuses_arch(c):
+            return reason
         if c.dtype != torch.bfloat16:
             return f"writes bfloat16, not {str(c.dtype).removeprefix('torch.')}"
         if not 1 <= m <= MAX_M:

@@ -226,8 +226,8 @@ class Mfma(Kernel):
 
     def refuses(self, c: Call) -> str | None:
         m, n, k = c.M, c.N, c.K
-        if c.arch not in mxfp8_mfma.spec.archs:
-            return f"no kernel for {c.arch}, only for {', '.join(mxfp8_mfma.spec.archs)}"
+        if reason := self.refuses_arch(c):
+            return reason
         if m < 1 or n < 1:
             return f"M={m}, N={n}: nothing to compute"
         if k < BLOCK or k % BLOCK:

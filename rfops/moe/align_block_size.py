@@ -84,8 +84,8 @@ class Align(Kernel):
     module = "moe_align_block_size"
 
     def refuses(self, c: Call) -> str | None:
-        if c.arch not in moe_align_place.spec.archs:
-            return f"no kernel for {c.arch}, only for {', '.join(moe_align_place.spec.archs)}"
+        if reason := self.refuses_arch(c):
+            return reason
         if 3 * c.E > LDS_WORDS:
             return f"{c.E} experts are more than the workgroup's memory counts"
         return None
@@ -274,13 +274,10 @@ def _run_torch(
 
 
 def moe_align_block_size_ref(
-    topk_ids: torch.Tensor,
-    block_size: int,
-    num_experts: int,
+    topk_ids: torch.Tensor, block_size: int, num_experts: int,
     expert_map: torch.Tensor | None = None,
-    pad_sorted_ids: bool = False,
-    ignore_invalid_experts: bool = False,
-) -> Aligned:
+    pad_sorted_ids: bool = False, ignore_invalid_experts: bool = False,
+) -> Aligned:  # fmt: skip
     """`moe_align_block_size` row by row in Python."""
     experts, rows = topk_ids.reshape(-1).tolist(), topk_ids.numel()
     local = None if expert_map is None else expert_map.tolist()

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.guards import MAX_BYTES, OUT_DTYPES, check_dtype, check_int
@@ -221,22 +222,11 @@ grouped_gemm_mxfp8.supports = OP.supports  # type: ignore[attr-defined]
 _CHUNK = 1 << 22  # elements of w in float64 at once: 32 MiB
 
 
-def run_torch(
-    block_m: int,
-    a_div: int,
-    out: torch.Tensor,
-    a_q: torch.Tensor,
-    a_scale: torch.Tensor,
-    w: torch.Tensor,
-    w_scale: torch.Tensor,
-    sorted_token_ids: torch.Tensor,
-    expert_ids: torch.Tensor,
-    num_tokens_post_padded: torch.Tensor,
-    weights: torch.Tensor | None,
-) -> None:
+def run_torch(block_m: int, a_div: int, out: torch.Tensor, *inputs: Any) -> None:
     """Any size and device, one block after the other and a part of its expert's w at a time, in
     float64, where values and products are exact. Does not synchronise with a GPU: blocks beyond
     num_tokens_post_padded are computed there, and dropped."""
+    a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, weights = inputs
     num_ids, valid = sorted_token_ids.shape[0], out.shape[0]
     place = torch.arange(num_ids, device=out.device)
     named = place < num_tokens_post_padded
@@ -284,21 +274,11 @@ def _times_expert(
 
 
 def grouped_gemm_mxfp8_ref(
-    a_q: torch.Tensor,
-    a_scale: torch.Tensor,
-    w: torch.Tensor,
-    w_scale: torch.Tensor,
-    sorted_token_ids: torch.Tensor,
-    expert_ids: torch.Tensor,
-    num_tokens_post_padded: torch.Tensor,
-    num_valid_tokens: int,
-    top_k: int,
-    block_m: int,
-    out_dtype: torch.dtype = torch.bfloat16,
-    a_div: int = 1,
-    mul_weight_by: torch.Tensor | None = None,
-    topk_ids: torch.Tensor | None = None,
-) -> torch.Tensor:
+    a_q: Tensor, a_scale: Tensor, w: Tensor, w_scale: Tensor, sorted_token_ids: Tensor,
+    expert_ids: Tensor, num_tokens_post_padded: Tensor, num_valid_tokens: int, top_k: int,
+    block_m: int, out_dtype: torch.dtype = torch.bfloat16, a_div: int = 1,
+    mul_weight_by: Tensor | None = None, topk_ids: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The formula of `grouped_gemm_mxfp8` in plain fp32 torch, row by row, on any device; rows that
     no block names are zero."""
     ref = f"{OP.name}_ref"
@@ -315,9 +295,8 @@ def grouped_gemm_mxfp8_ref(
         if not 0 <= id < num_valid_tokens or not 0 <= expert < w.shape[0]:
             continue
         row = slice(id // a_div, id // a_div + 1)
-        product = gemm_mxfp8_ref(a_q[row], w[expert], a_scale[row], w_scale[expert], torch.float32)[
-            0
-        ]
+        operands = a_q[row], w[expert], a_scale[row], w_scale[expert]
+        (product,) = gemm_mxfp8_ref(*operands, torch.float32)
         if mul_weight_by is not None:
             product *= mul_weight_by.view(-1)[id]
         out[id] = product.to(out_dtype)

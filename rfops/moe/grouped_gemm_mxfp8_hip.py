@@ -222,8 +222,8 @@ class Moe(Kernel):
     Config = MoeConfig
 
     def refuses(self, c: Call) -> str | None:
-        if c.arch not in mxfp8_moe.spec.archs:
-            return f"no kernel for {c.arch}, only for {', '.join(mxfp8_moe.spec.archs)}"
+        if reason := self.refuses_arch(c):
+            return reason
         if not 1 <= c.block_m <= MAX_BLOCK_M:
             return f"block_m={c.block_m} is not within 1 to {MAX_BLOCK_M}"
         if c.K % BLOCK:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 
@@ -74,19 +75,10 @@ def _bind(
         for kind in itertools.product((False, True), repeat=2)  # has weights, is wide
     }
 
-    def run(
-        out: torch.Tensor,
-        a_q: torch.Tensor,
-        a_scale: torch.Tensor,
-        w: torch.Tensor,
-        w_scale: torch.Tensor,
-        sorted_token_ids: torch.Tensor,
-        expert_ids: torch.Tensor,
-        num_tokens_post_padded: torch.Tensor,
-        topk_weights: torch.Tensor | None,
-    ) -> None:
+    def run(out: torch.Tensor, *inputs: Any) -> None:
+        a_q, a_scale, w, w_scale, ids, expert_ids, num_padded, topk_weights = inputs
         # Both limit the grid: a caller's buffers may be of different lengths.
-        num_ids = sorted_token_ids.numel()
+        num_ids = ids.numel()
         blocks = min(-(-num_ids // block_m), expert_ids.numel())
         if blocks == 0:
             return
@@ -97,7 +89,7 @@ def _bind(
         kernel = kernels[topk_weights is not None, wide]
         kernel(
             (blocks * tiles_of_block, 1, 1),
-            (out, *sources, sorted_token_ids, expert_ids, num_tokens_post_padded, topk_weights),
+            (out, *sources, ids, expert_ids, num_padded, topk_weights),
             (e, n, k, num_valid, num_ids, blocks, block_m, a_div, out.stride(0),
              a_bytes.stride(0), as_bytes.stride(0), *w_bytes.stride()[:2],
              *ws_bytes.stride()[:2]),

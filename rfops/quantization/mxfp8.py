@@ -23,17 +23,20 @@ hold of them. A block with an infinity or a NaN becomes NaN: scale 255, payload 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
-from rfops.dispatch.guards import show
-from rfops.dispatch.registration import must_dispatch, register
+from rfops.dispatch.declare import DTYPES, E8M0
+from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.op import Op
+from rfops.dispatch.problem import Draw, grid
 
 FP8 = torch.float8_e4m3fn
-E8M0 = getattr(torch, "float8_e8m0fnu", torch.uint8)
-SCALE_DTYPES = tuple(dict.fromkeys((torch.uint8, E8M0)))  # e8m0 may come as bytes
+SCALE_DTYPES = DTYPES["e8m0"]
 BLOCK = 32
 E4M3_MAX = 448.0
 E4M3_EMAX = 8
@@ -42,6 +45,38 @@ E8M0_NAN = 255
 
 # Added to the bits of amax before its exponent is taken; 0x600000 is a mantissa of 1.75.
 ROUNDING = MappingProxyType({"up": 0x1FFFFF, "floor": 0, "even": 0x200000, "ceil": 0x7FFFFF})
+
+
+class Torch(Kernel):
+    name = "torch"
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        bump = ROUNDING[c.rounding]
+        return lambda *_sizes: lambda results, x: _quantise(*results, x, bump)
+
+
+class _Quant(Op):
+    def vmap(self, _info: Any, dims: tuple[int | None, None], x: torch.Tensor, word: str) -> Any:
+        return self._op(x.movedim(dims[0] or 0, 0), word), (0, 0)
+
+    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+        """Blocks of all magnitudes."""
+        spread = 2.0 ** draw.ints((c.M, c.K), -12, 12)
+        return {"x": (draw.floats((c.M, c.K)) * spread).to(c.x_dtype)}
+
+
+OP = _Quant(
+    "quant_mxfp8",
+    """
+    x: bf16|f16|f32[*M, K] strided
+    rounding: up|floor|even|ceil
+    -> payload: e4m3[*M, K] new
+    -> scale: e8m0[*M, K/32] new
+    """,
+    kernels=(Torch(),),
+    shapes={"activations": grid("K", [(k,) for k in (2048, 6144)], M=(1, 16, 64, 1024))},
+    hints={"x": "convert it first", "K": "pad x with zeros"},
+)
 
 
 def quant_mxfp8(x: torch.Tensor, rounding: str = "up") -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,29 +92,45 @@ def quant_mxfp8(x: torch.Tensor, rounding: str = "up") -> tuple[torch.Tensor, to
     payload : [..., K] float8_e4m3fn.
     scale : [..., K/32] float8_e8m0fnu (uint8 where torch lacks that).
     """
-    _check(x, rounding)
-    if must_dispatch(x):
-        payload, scale = _op(x, rounding)
-        return payload, scale
-    return _quantise(x, rounding)
+    call = OP.traced if is_dynamo_compiling() else OP.call
+    payload, scale = call(x, rounding)
+    return payload, scale
 
 
-def _quantise(x: torch.Tensor, rounding: str) -> tuple[torch.Tensor, torch.Tensor]:
-    _check(x, rounding)
+quant_mxfp8.supports = OP.supports  # type: ignore[attr-defined]
+
+
+def _quantise(payload: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, bump: int) -> None:
     values = x.to(torch.float32).contiguous()
     blocks = values.view(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK)
     amax = blocks.abs().amax(dim=-1)
-    exponent = (amax.view(torch.int32) + ROUNDING[rounding]) >> 23
+    exponent = (amax.view(torch.int32) + bump) >> 23
     byte = (exponent - E4M3_EMAX).clamp(min=0)
     # 1 / scale = 2^(127 - byte): its bits are an exponent field of 254 - byte, byte < 254
     inverse = ((2 * E8M0_BIAS - byte) << 23).view(torch.float32)
     scaled = (blocks * inverse.unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
     bad = ~torch.isfinite(amax)
     scaled.masked_fill_(bad.unsqueeze(-1), float("nan"))
-    # Neither result is a view: ops ask of each view whether it wants a gradient.
-    scale = torch.empty(byte.shape, dtype=E8M0, device=x.device)
+    payload.copy_(scaled.view(x.shape))
     scale.view(torch.uint8).copy_(byte.masked_fill_(bad, E8M0_NAN))
-    return scaled.view(x.shape).to(FP8), scale
+
+
+def quant_mxfp8_ref(x: torch.Tensor, rounding: str = "up") -> tuple[torch.Tensor, torch.Tensor]:
+    """The module's table in float64 by frexp; payloads in fp32, not yet rounded."""
+    blocks = x.to(torch.float64).unflatten(-1, (-1, BLOCK))
+    amax = blocks.abs().amax(dim=-1)
+    half, power = torch.frexp(amax)  # amax = 2 half * 2^(power - 1)
+    above = {"up": half > 0.875, "floor": half > 1, "even": half >= 0.875, "ceil": half > 0.5}
+    e = (power - 1 + above[rounding].int() - E4M3_EMAX).masked_fill(amax == 0, -E8M0_BIAS)
+    e = e.clamp(min=-E8M0_BIAS)
+    scaled = torch.ldexp(blocks, -e.unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
+    bad = ~torch.isfinite(amax)
+    payload = scaled.masked_fill(bad.unsqueeze(-1), float("nan")).flatten(-2)
+    byte = (e + E8M0_BIAS).masked_fill(bad, E8M0_NAN).to(torch.uint8)
+    return payload.to(torch.float32), byte.view(E8M0)
+
+
+OP.reference = quant_mxfp8_ref
 
 
 def dequant_mxfp8(
@@ -91,41 +142,3 @@ def dequant_mxfp8(
     factor = factor.masked_fill(byte == E8M0_NAN, float("nan"))
     blocks = payload.to(torch.float64).unflatten(-1, (-1, BLOCK))
     return (blocks * factor.unsqueeze(-1)).flatten(-2).to(dtype)
-
-
-def _check(x: torch.Tensor, rounding: str) -> None:
-    if not isinstance(rounding, str) or rounding not in ROUNDING:
-        raise ValueError(
-            f"quant_mxfp8: rounding must be one of {', '.join(ROUNDING)}, got {show(rounding)}"
-        )
-    if not isinstance(x, torch.Tensor) or x.dtype not in (
-        torch.float32,
-        torch.bfloat16,
-        torch.float16,
-    ):
-        got = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
-        raise ValueError(
-            f"quant_mxfp8: x must be a float32, bfloat16 or float16 tensor, got {got}; "
-            "convert it first"
-        )
-    if x.dim() == 0 or x.shape[-1] % BLOCK:
-        raise ValueError(
-            f"quant_mxfp8: x must be [..., K] with K a multiple of {BLOCK}, got {list(x.shape)}; "
-            "pad K with zeros"
-        )
-
-
-# ---------------------------------------------------------------- torch.ops.rfops
-
-
-def _fake(x: torch.Tensor, rounding: str) -> tuple[torch.Tensor, torch.Tensor]:
-    _check(x, rounding)
-    blocks = (*x.shape[:-1], x.shape[-1] // BLOCK)
-    return x.new_empty(x.shape, dtype=FP8), x.new_empty(blocks, dtype=E8M0)
-
-
-def _vmap(_info: Any, dims: tuple[int | None, None], x: torch.Tensor, rounding: str) -> Any:
-    return _op(x.movedim(dims[0] or 0, 0), rounding), (0, 0)
-
-
-_op = register("quant_mxfp8(Tensor x, str rounding) -> (Tensor, Tensor)", _quantise, _fake, _vmap)
