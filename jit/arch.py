@@ -8,6 +8,7 @@ measurements: gpu-benches (RRZE-HPC, MI300X), rocm-systems pull request 8480 (MI
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -55,3 +56,22 @@ WAVE = 64  # lanes of an AMD wave
 REGISTERS = 512  # VGPRs of a SIMD's lane, accumulation registers among them
 MAX_WAVES = 8  # of a SIMD
 MAX_GRID = 65535  # workgroups along y and z
+
+
+def waves_per_simd(vgpr: int) -> int:
+    """Waves that the register file of a SIMD holds: it hands out granules of 8 registers.
+
+    LDS and the workgroup's size can lower it further; they depend on the launch.
+    """
+    return min(MAX_WAVES, REGISTERS // max(8, vgpr + 7 & ~7))
+
+
+# EF_AMDGPU_MACH, the low byte of e_flags.
+_MACHINES = {row.elf_machine: name for name, row in ROWS.items() if row.elf_machine}
+
+
+def of_code_object(elf: bytes) -> str:
+    """The architecture that it is for; empty for another one's and for a bundle."""
+    if elf[:4] != b"\x7fELF" or len(elf) < 52:
+        return ""
+    return _MACHINES.get(struct.unpack_from("<I", elf, 48)[0] & 0xFF, "")

@@ -8,7 +8,6 @@ against its metadata in memory, one entry at a time; nothing is written here.
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import tarfile
 import unicodedata
@@ -17,9 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from . import code_object
+from . import code_object, records
 from .arch import ARCHS
-from .files import DAMAGE, content_key, digest, seal
+from .cache import Meta
+from .files import content_key, digest
 
 MAX_BYTES = 10**9  # that a file may unpack to
 _MAX_FILE = 1 << 28  # bytes of an artifact, which is held in memory
@@ -49,7 +49,7 @@ class Entry:
     """A whole entry of the file."""
 
     name: Name
-    meta: dict[str, Any]
+    meta: Meta
     meta_data: bytes
     data: bytes
 
@@ -86,14 +86,14 @@ def _entries(tar: tarfile.TarFile, limit: int) -> Iterator[Entry]:
         if meta is None:
             raise Refused(f"{folder} is damaged: its meta.json is not what was written")
         artifact, _ = next(members, (None, name))
-        if artifact is None or artifact.name != f"{folder}/{meta['output']}":
-            raise Refused(f"{folder} is damaged: its {meta['output']} does not follow")
-        if artifact.size != meta["size"]:
+        if artifact is None or artifact.name != f"{folder}/{meta.output}":
+            raise Refused(f"{folder} is damaged: its {meta.output} does not follow")
+        if artifact.size != meta.size:
             raise Refused(f"{artifact.name} is damaged: it declares {artifact.size} bytes")
         data = _read(tar, artifact, _MAX_FILE)
         right = name[0] == "host" or _is_code_object(data, meta, name[0])
-        if digest(data) != meta["sha256"] or not right:
-            raise Refused(f"{folder} is damaged: its {meta['output']} is another one")
+        if digest(data) != meta.sha256 or not right:
+            raise Refused(f"{folder} is damaged: its {meta.output} is another one")
         yield Entry(name, meta, meta_data, data)
 
 
@@ -149,33 +149,26 @@ class _Limited:
 # ---------------------------------------------------------------- one entry
 
 
-def is_entry(meta: dict[str, Any]) -> bool:
+def is_entry(meta: Meta) -> bool:
     """Whether it is what the engine writes, and not only whole: it may come from elsewhere."""
-    texts = all(isinstance(meta[name], str) for name in ("toolchain", "compiler", "created"))
-    words = all(isinstance(word, str) for argv in meta["commands"] for word in argv)
-    hashes = all(isinstance(sha, str) for sha in meta["deps"].values())
-    named = _KEY.fullmatch(meta["build_key"]) and "/" not in meta["output"]
-    key = content_key(meta["build_key"], meta["deps"])
-    return bool(texts and words and hashes and named and key == meta["key"])
+    named = _KEY.fullmatch(meta.build_key) and "/" not in meta.output
+    return bool(named and meta.key == content_key(meta.build_key, meta.deps))
 
 
-def _meta(data: bytes, name: Name) -> dict[str, Any] | None:
+def _meta(data: bytes, name: Name) -> Meta | None:
     """The metadata if it is whole, and of that place."""
     try:
-        meta = json.loads(data)
-        here = (meta["arch"], meta["module"], meta["key"]) == name
-        other = meta["output"].casefold() != "meta.json" and type(meta["size"]) is int
-        whole = meta["seal"] == seal(meta) and is_entry(meta)
-        return dict(meta) if here and other and whole else None
-    except DAMAGE:
+        meta = records.decode(data, Meta)
+    except ValueError:
         return None
+    here = (meta.arch, meta.module, meta.key) == name
+    return meta if here and meta.output.casefold() != "meta.json" and is_entry(meta) else None
 
 
-def _is_code_object(data: bytes, meta: dict[str, Any], arch: str) -> bool:
+def _is_code_object(data: bytes, meta: Meta, arch: str) -> bool:
     """Whether the metadata says of a code object what that says itself."""
     try:
         itself = code_object.read_metadata(code_object.unbundle(data, arch))
     except code_object.CodeObjectError:
         return False
-    target = str(itself["target"]).split("--")[-1].split(":")[0]
-    return bool(target == arch and itself["kernels"] == meta.get("kernels"))
+    return itself.arch == arch and itself.kernels == meta.kernels

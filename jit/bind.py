@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import hip, launcher, paths, trust, vgpu_check
-from .code_object import waves_per_simd
+from .arch import waves_per_simd
 from .errors import BindError, show
 from .signature import Parameter, check_layout, kernel_layout, read_signature, struct_format
 
@@ -55,15 +55,15 @@ class BoundKernel:
 
     def __init__(self, op: CompiledOp, artifact: Artifact, device: torch.device) -> None:
         self.name = op.kernel
-        kernels = artifact.meta["kernels"]
+        kernels = artifact.meta.kernels
         if op.kernel not in kernels:
             raise BindError(f"{op.module}: no kernel {op.kernel!r}; it has {', '.join(kernels)}")
-        args = kernels[op.kernel]["args"]
+        args = kernels[op.kernel].args
         parameters = op.parameters
         check_layout(op.kernel, parameters, args)
         self.parameters = tuple(parameters)
-        self.meta: Mapping[str, Any] = {**artifact.meta, "cached": not artifact.fresh}
-        resources = dict(kernels[op.kernel]["resources"])
+        self.meta: Mapping[str, Any] = {**artifact.meta.as_dict(), "cached": not artifact.fresh}
+        resources = dict(kernels[op.kernel].resources)
         resources["waves_per_simd"] = waves_per_simd(resources["vgpr"])
         self.resources: Mapping[str, int] = resources
         self.device = device
@@ -90,7 +90,7 @@ class BoundKernel:
             with torch.cuda.device(self.index):
                 self._module, self.function = self.hip.load(code, self.name, arch)
         else:
-            self.hip.select_arch(artifact.meta["arch"])
+            self.hip.select_arch(artifact.meta.arch)
             self._module, self.function = self.hip.load(code, self.name, arch)
 
     def launch(

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import log, manifest, paths, strict, toolchain
+from . import code_object, log, manifest, paths, strict, toolchain
 from .cache import Artifact, Contents, Roots, Shelf
+from .code_object import CodeObjectError
 from .errors import BuildError, ConfigError
 from .files import digest
 from .manifest import Wanted
@@ -232,14 +233,11 @@ def make_meta(unit: Unit, seconds: float, about: Mapping[str, Any]) -> dict[str,
 
 def _kernels(unit: Unit, file: Path, arch: str) -> dict[str, Any]:
     """The code object's kernels; a compiler that wrote anything else has failed."""
-    from . import code_object
-
     try:
         metadata = code_object.read_metadata(code_object.unbundle(file.read_bytes(), arch))
-        target = str(metadata["target"]).split("--")[-1].split(":")[0]
-        if target != arch:
-            raise code_object.CodeObjectError(f"asked for {arch}, the compiler wrote {target}")
-    except code_object.CodeObjectError as error:
+        if metadata.arch != arch:
+            raise CodeObjectError(f"asked for {arch}, the compiler wrote {metadata.arch}")
+    except CodeObjectError as error:
         command = unit.argv(unit.commands[-1])
         raise BuildError(unit.shelf.module, command, str(error), None) from error
-    return metadata
+    return {"target": metadata.target, "kernels": metadata.kernels}

@@ -22,7 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import lock, log, trust
+from msgspec import field
+
+from . import lock, log, records, trust
+from .code_object import Kernel
 from .errors import ConfigError
 from .files import (
     DAMAGE,
@@ -30,7 +33,6 @@ from .files import (
     content_key,
     digest,
     fsync_folder,
-    seal,
     write_atomic,
 )
 
@@ -71,18 +73,92 @@ class Roots:
     def _by_name(self) -> dict[str, Path]:
         return dict(self.folders)
 
+    def contents(self, names: Collection[str], known: Contents | None = None) -> Contents:
+        """Hash and stat of each file; the stat is taken first: it is never newer than the hash."""
+        known = {} if known is None else known
+        for name in names:
+            if name not in known:
+                path = self.path_of(name)
+                stat = settled(stat_of(path))
+                try:
+                    known[name] = digest(path.read_bytes()), stat
+                except (OSError, ValueError):
+                    known[name] = "", None
+        return {name: known[name] for name in sorted(names)}
+
+    def stats(self, read: Contents) -> dict[str, list[int]]:
+        """Of a record: the stats that are conclusive."""
+        return {self.place_of(name): stat for name, (_, stat) in read.items() if stat}
+
+    def same(self, deps: Mapping[str, str], stats: Mapping[str, list[int]], now: Contents) -> bool:
+        """Whether files are what they were, by their stats, or else by their content, which goes
+        into `now`."""
+        for name, sha in deps.items():
+            place = self.place_of(name)
+            known = stats.get(place) if sha else None  # None: what must not be there
+            if (sha and not known) or known != stat_of(place):
+                break
+        else:
+            return True
+        return all(self.contents([name], now)[name][0] == deps[name] for name in deps)
+
+
+class Meta(records.Record, frozen=True, kw_only=True):
+    """`meta.json`: what was built, how, and of what."""
+
+    module: str
+    arch: str  # "host" for a library
+    defines: dict[str, Any] = field(default_factory=dict)
+    output: str
+    engine: int
+    toolchain: str
+    compiler: str
+    commands: list[list[str]]
+    seconds: float
+    created: str
+    target: str = ""  # the code object's own, as are its kernels
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    key: str
+    build_key: str
+    deps: dict[str, str]  # name of a file that was read -> its sha256
+    size: int
+    sha256: str
+
+
+class Seen(records.Record, frozen=True):
+    """Of an index: an entry, the files that it came from, and stats by which they are known."""
+
+    key: str
+    deps: dict[str, str]
+    stats: dict[str, list[int]]
+
+
+class _Index(records.Record, frozen=True):
+    entries: list[Any]
+
+
+def read_index(data: bytes) -> tuple[list[Seen], int]:
+    """Its records that are whole, and how many are not. Raises ValueError."""
+    entries = records.decode(data, _Index, sealed=False).entries
+    whole = []
+    for entry in entries:
+        with contextlib.suppress(ValueError):
+            whole.append(records.convert(entry, Seen))
+    whole = [seen for seen in whole if seen.deps]
+    return whole, len(entries) - len(whole)
+
 
 @dataclass(frozen=True)
 class Artifact:
     """A whole, published build."""
 
     folder: Path
-    meta: Mapping[str, Any]
+    meta: Meta
     fresh: bool = False  # built by this call, not found
 
     @property
     def file(self) -> Path:
-        return self.folder / str(self.meta["output"])
+        return self.folder / self.meta.output
 
 
 def stat_of(path: Path | str) -> list[int] | None:
@@ -101,35 +177,29 @@ def settled(stat: list[int] | None) -> list[int] | None:
     return stat
 
 
-def damage(folder: Path, meta: Mapping[str, Any], trusted: list[int] | None = None) -> str:
-    """What is wrong with an entry, or nothing; the content counts unless the stat is `trusted`."""
-    if meta["seal"] != seal(meta):
-        return "meta.json has changed"
-    if meta["key"] != folder.name:
-        return f"it is the entry {meta['key']}"
-    file = folder / meta["output"]
+def read_entry(folder: Path, data: bytes, stats: Mapping[str, list[int]] | None = None) -> Meta:
+    """The meta.json `data` of a whole entry; its artifact's content counts unless `stats` has its
+    stat. Raises OSError, ValueError that says what is wrong."""
+    try:
+        meta = records.decode(data, Meta)
+    except ValueError as error:
+        raise ValueError(f"meta.json: {error}") from None
+    if meta.key != folder.name:
+        raise ValueError(f"it is the entry {meta.key}")
+    file = folder / meta.output
     now = stat_of(file)
     if now is None:
-        return f"{file.name} is gone"
-    if now[0] != meta["size"]:
-        return f"{file.name} has {now[0]} bytes instead of {meta['size']}"
-    if now != trusted and digest(file.read_bytes()) != meta["sha256"]:
-        return f"the content of {file.name} has changed"
-    return ""
+        raise ValueError(f"{file.name} is gone")
+    if now[0] != meta.size:
+        raise ValueError(f"{file.name} has {now[0]} bytes instead of {meta.size}")
+    if now != (stats or {}).get(str(file)) and digest(file.read_bytes()) != meta.sha256:
+        raise ValueError(f"the content of {file.name} has changed")
+    return meta
 
 
-def _can_trust(artifact: Artifact, entry: Mapping[str, Any]) -> bool:
+def _can_trust(artifact: Artifact, entry: Seen) -> bool:
     """Whether the artifact's stat has become conclusive: it was too young when it was built."""
-    return str(artifact.file) not in entry["stats"] and settled(stat_of(artifact.file)) is not None
-
-
-def _is_record(entry: Any) -> bool:
-    """Whether an index's record has what is needed of it."""
-    try:
-        named = type(entry["key"]) is str and bool(entry["deps"])
-        return named and type(entry["deps"]) is type(entry["stats"]) is dict
-    except DAMAGE:
-        return False
+    return str(artifact.file) not in entry.stats and settled(stat_of(artifact.file)) is not None
 
 
 _reported: set[tuple[object, ...]] = set()
@@ -154,70 +224,44 @@ class Shelf:
         self.folder = self.folders[0]
         self.roots = roots
 
-    def _entries(self, build_key: str, folder: Path, report: bool = False) -> list[dict[str, Any]]:
+    def _entries(self, build_key: str, folder: Path, report: bool = False) -> list[Seen]:
         """What the index remembers and is whole; `report` looks closer, and says what is not."""
         root, file = folder.parents[1], folder / "index" / f"{build_key}.json"
         trust.check(root, *self.place, "index")
-        whole: list[dict[str, Any]] = []
         try:
-            entries = json.loads(trust.read(root, file))["entries"]
-            whole = [entry for entry in entries if _is_record(entry)]
-            if report:  # 10 us a record
-                whole = [e for e in whole if e["key"] == content_key(build_key, e["deps"])]
-            count = len(entries) - len(whole)
-            wrong = f"{count} of its {len(entries)} records are not as they were written"
+            whole, lost = read_index(trust.read(root, file))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except DAMAGE as error:
-            count, wrong = 1, repr(error)
-        if report and count:
-            _report_once(file, wrong)
+            if report:
+                _report_once(file, str(error))
+            return []
+        if report:  # 10 us a record
+            right = [seen for seen in whole if seen.key == content_key(build_key, seen.deps)]
+            whole, total = right, len(whole) + lost
+            if len(right) < total:
+                lost = total - len(right)
+                _report_once(file, f"{lost} of its {total} records are not as they were written")
         return whole
 
     def find(self, build_key: str, report: bool = False) -> Artifact | None:
         """The artifact whose files are as they are now, or None; `report` says what is damaged."""
         now: Contents = {}
         for index in self.folders:
-            for entry in self._entries(build_key, index, report):
-                same = self._unchanged(entry) or self._same_content(entry, now)
+            for seen in self._entries(build_key, index, report):
+                same = self.roots.same(seen.deps, seen.stats, now)
                 # An entry that has lost a file, or names another, has not the key of its files.
-                if same and entry["key"] == content_key(build_key, entry["deps"]):
+                if same and seen.key == content_key(build_key, seen.deps):
                     for folder in self.folders:
-                        artifact = self._load(folder / entry["key"], entry, report)
+                        artifact = self._load(folder / seen.key, seen, report)
                         if artifact is not None:
-                            if now or index != self.folder or _can_trust(artifact, entry):
-                                kept = self.contents(entry["deps"], now)
-                                self._remember(build_key, entry["key"], kept, artifact.file)
+                            if now or index != self.folder or _can_trust(artifact, seen):
+                                kept = self.roots.contents(seen.deps, now)
+                                self._remember(build_key, seen.key, kept, artifact.file)
                             return artifact
         return None
 
-    def _unchanged(self, entry: dict[str, Any]) -> bool:
-        stats = entry["stats"]
-        for name, sha in entry["deps"].items():
-            place = self.roots.place_of(name)
-            known = stats.get(place) if sha else None  # None: what must not be there
-            if (sha and not known) or known != stat_of(place):
-                return False
-        return True
-
-    def _same_content(self, entry: dict[str, Any], now: Contents) -> bool:
-        deps = entry["deps"]
-        return all(self.contents([name], now)[name][0] == deps[name] for name in deps)
-
-    def contents(self, names: Collection[str], known: Contents | None = None) -> Contents:
-        """Hash and stat of each file; the stat is taken first: it is never newer than the hash."""
-        known = {} if known is None else known
-        for name in names:
-            if name not in known:
-                path = self.roots.path_of(name)
-                stat = settled(stat_of(path))
-                try:
-                    known[name] = digest(path.read_bytes()), stat
-                except (OSError, ValueError):
-                    known[name] = "", None
-        return {name: known[name] for name in sorted(names)}
-
-    def _load(self, folder: Path, entry: dict[str, Any], report: bool) -> Artifact | None:
+    def _load(self, folder: Path, seen: Seen, report: bool) -> Artifact | None:
         """The artifact in the folder if it is whole. Raises ConfigError where others may write."""
         root = folder.parents[2]
         trust.check(root, *self.place, folder.name)
@@ -226,15 +270,11 @@ class Shelf:
         if not folder.is_dir():
             return None
         try:
-            meta = json.loads(trust.read(root, folder / "meta.json"))
-            wrong = damage(folder, meta, entry["stats"].get(str(folder / meta["output"])))
+            meta = read_entry(folder, trust.read(root, folder / "meta.json"), seen.stats)
+            trust.check_file(root, folder / meta.output)
         except DAMAGE as error:
-            wrong = f"meta.json: {error!r}"
-        if not wrong:
-            trust.check_file(root, folder / meta["output"])
-        if wrong:
             if report:
-                log.get().warning("damaged %s: %s; not used", folder, wrong)
+                log.get().warning("damaged %s: %s; not used", folder, error)
             return None
         if folder.parent == self.folder:
             with contextlib.suppress(OSError):
@@ -242,25 +282,26 @@ class Shelf:
         return Artifact(folder, meta)
 
     def publish(
-        self, stage: Path, build_key: str, read: Contents, meta: dict[str, Any]
+        self, stage: Path, build_key: str, read: Contents, about: Mapping[str, Any]
     ) -> Artifact:
-        """Rename the finished stage folder in and remember its files. `meta["output"]` is in it."""
+        """Rename the finished stage folder in and remember its files. `about` is what Meta wants
+        to be told; its output is in the folder."""
         deps = {name: sha for name, (sha, _) in read.items()}
         key = content_key(build_key, deps)
-        output = stage / meta["output"]
-        meta |= {"key": key, "build_key": build_key, "deps": deps}
-        meta |= {"size": output.stat().st_size, "sha256": digest(output.read_bytes())}
-        meta |= {"seal": seal(meta)}
+        data = (stage / about["output"]).read_bytes()
+        meta = Meta(
+            **about, key=key, build_key=build_key, deps=deps, size=len(data), sha256=digest(data)
+        )
         for file in stage.iterdir():
             with file.open("rb") as stream:
                 trust.keep_others_out(file, stream.fileno())
                 os.fsync(stream.fileno())
-        write_atomic(stage / "meta.json", json.dumps(meta, indent=1))
+        records.write_sealed(stage / "meta.json", meta)
         fsync_folder(stage)
         lock.use(self.root, key)
         final = self.folder / key
         self.rename_in(stage, final)
-        self._remember(build_key, key, read, final / meta["output"])
+        self._remember(build_key, key, read, final / meta.output)
         return Artifact(final, meta, fresh=True)
 
     @staticmethod
@@ -272,9 +313,9 @@ class Shelf:
             root = final.parents[2]
             with contextlib.suppress(*DAMAGE):
                 trust.check_entry(root, final)
-                if not damage(final, json.loads((final / "meta.json").read_bytes())):
-                    shutil.rmtree(stage)  # another builder was first, with the same content
-                    return False
+                read_entry(final, (final / "meta.json").read_bytes())
+                shutil.rmtree(stage)  # another builder was first, with the same content
+                return False
             aside = final.with_name(f".damaged-{uuid.uuid4().hex}")
             final.rename(aside)
             stage.rename(final)
@@ -285,22 +326,21 @@ class Shelf:
     def _remember(self, build_key: str, key: str, read: Contents, artifact: Path) -> None:
         """Put the entry first in the index. The index only saves work, so failing is no error."""
         deps = {name: sha for name, (sha, _) in read.items()}
-        stats = {self.roots.place_of(name): stat for name, (_, stat) in read.items() if stat}
+        stats = self.roots.stats(read)
         stat = settled(stat_of(artifact))
         if stat is not None:
             stats[str(artifact)] = stat
-        self.index(build_key, [{"key": key, "deps": deps, "stats": stats}])
+        self.index(build_key, Seen(key, deps, stats))
 
-    def index(self, build_key: str, first: list[dict[str, Any]]) -> None:
-        """Put entries before those that the index has."""
+    def index(self, build_key: str, first: Seen) -> None:
+        """Put an entry before those that the index has."""
         before = self._entries(build_key, self.folder, report=True)
-        keys = {entry["key"] for entry in first}
-        others = [entry for entry in before if entry["key"] not in keys]
-        entries = [*first, *others][:_MAX_REMEMBERED]
+        entries = [first, *(seen for seen in before if seen.key != first.key)][:_MAX_REMEMBERED]
         if entries != before:
             with contextlib.suppress(OSError):
                 file = self.folder / "index" / f"{build_key}.json"
-                write_atomic(file, json.dumps({"entries": entries}, indent=1))
+                body = {"entries": [seen.as_dict() for seen in entries]}
+                write_atomic(file, json.dumps(body, indent=1))
 
     def _not_writable(self, error: OSError) -> ConfigError:
         return ConfigError(

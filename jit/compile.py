@@ -72,7 +72,7 @@ def contents_read(unit: Unit, stage: Path) -> Contents | None:
     """What the files that the compiler read hold now; None if it left no list of them."""
     with suppress(OSError):
         names = {unit.shelf.roots.name_of(file) for file in _files(unit, stage)}
-        return unit.shelf.contents(names)
+        return unit.shelf.roots.contents(names)
     return None
 
 
@@ -84,7 +84,7 @@ def files_read(unit: Unit, stage: Path, before: Contents) -> tuple[Contents, boo
     first = _before_others(unit, files)
     there = {file for file in first if file.exists()}  # and of no use, unless it is new
     names = map(unit.shelf.roots.name_of, files | first - there)
-    read = unit.shelf.contents(set(names))
+    read = unit.shelf.roots.contents(set(names))
     sure = bool(before) and all(
         name in before and before[name][0] == sha for name, (sha, _) in read.items()
     )

@@ -12,10 +12,10 @@ import time
 import uuid
 from pathlib import Path
 
-from . import resources
+from . import records, resources
 from .cache import Contents, Shelf
 from .errors import BuildError
-from .files import read_sealed, write_atomic, write_sealed
+from .files import write_atomic
 
 _KILLED, _BUS_ERROR = 128 + signal.SIGKILL, 128 + signal.SIGBUS  # as shells report them
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
@@ -66,46 +66,62 @@ def from_os(shelf: Shelf, error: OSError) -> BuildError:
     return BuildError(shelf.module, "", str(error), None, why)
 
 
+class _Failure(records.Record, frozen=True):
+    id: str
+    module: str
+    command: str
+    output: str
+    log: str | None
+    cause: str
+    deps: dict[str, str]  # of what was compiled; empty where the machine was the cause
+
+
 def _file(shelf: Shelf, build_key: str) -> Path:
     return shelf.folder / "failed" / f"{build_key}.json"
 
 
+def _last(shelf: Shelf, build_key: str) -> _Failure | None:
+    return records.read_sealed(shelf.root, _file(shelf, build_key), _Failure)
+
+
 def last(shelf: Shelf, build_key: str) -> str:
     """Names the last failure; ask before waiting for a build."""
-    return str(read_sealed(shelf.root, _file(shelf, build_key)).get("id", ""))
+    failed = _last(shelf, build_key)
+    return failed.id if failed else ""
 
 
 def record(shelf: Shelf, build_key: str, error: BuildError, read: Contents) -> BuildError:
     """Tell the others, and write the log; the error with the log's path."""
-    log_path: Path | None = shelf.folder / "failed" / f"{build_key}.log"
+    log: Path | None = shelf.folder / "failed" / f"{build_key}.log"
     try:
-        assert log_path is not None
-        write_atomic(log_path, f"$ {error.command}\n{error.output}")
+        assert log is not None
+        write_atomic(log, f"$ {error.command}\n{error.output}")
     except OSError:
-        log_path = None
-    told = BuildError(error.module, error.command, error.output, log_path, error.cause)
+        log = None
+    told = BuildError(error.module, error.command, error.output, log, error.cause)
     deps = {name: sha for name, (sha, _) in read.items()} if not error.cause else {}
-    body = {
-        "id": uuid.uuid4().hex, "module": told.module, "command": told.command,
-        "output": told.output, "log": log_path and str(log_path), "cause": told.cause, "deps": deps,
-    }  # fmt: skip
+    name = str(log) if log else None
+    failed = _Failure(
+        uuid.uuid4().hex, told.module, told.command, told.output, name, told.cause, deps
+    )
     with contextlib.suppress(OSError):
-        write_sealed(_file(shelf, build_key), body)
+        records.write_sealed(_file(shelf, build_key), failed)
     return told
 
 
 def raise_again(shelf: Shelf, build_key: str, before: str) -> None:
     """Raise the failure that came after `before`, or that a moment ago met the same sources."""
-    failed = read_sealed(shelf.root, _file(shelf, build_key))
-    try:
-        if failed["id"] == before:
-            age = abs(time.time() - _file(shelf, build_key).stat().st_mtime)
-            deps = failed["deps"]
-            now = shelf.contents(deps)
-            if not deps or age > _MEANT_FOR or any(now[d][0] != deps[d] for d in deps):
-                return
-        place = Path(failed["log"]) if failed["log"] else None
-        args = failed["module"], failed["command"], failed["output"], place, failed["cause"]
-    except (OSError, KeyError, TypeError):
+    failed = _last(shelf, build_key)
+    if failed is None:
         return
-    raise BuildError(*args)
+    if failed.id == before:
+        try:
+            age = abs(time.time() - _file(shelf, build_key).stat().st_mtime)
+        except OSError:
+            return
+        now = shelf.roots.contents(failed.deps)
+        same = all(now[name][0] == sha for name, sha in failed.deps.items())
+        if not failed.deps or age > _MEANT_FOR or not same:
+            return
+    log = Path(failed.log) if failed.log else None
+    raise BuildError(failed.module, failed.command, failed.output, log, failed.cause)

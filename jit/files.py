@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import uuid
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from . import settings, trust
 
 LAYOUT = "v1"
 
-# What reading a JSON file of ours raises where it is not as we wrote it; deep nesting the last one.
-DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+# What reading a record of ours raises where it is not as we wrote it.
+DAMAGE = (OSError, ValueError)
 
 
 def cache_root() -> Path:
@@ -42,28 +41,6 @@ def digest(data: Any) -> str:
 def content_key(build_key: str, deps: Mapping[str, str]) -> str:
     """The key of an entry: of a build, and of the content of the files that it read."""
     return digest([build_key, deps])[:40]
-
-
-def seal(body: Mapping[str, Any]) -> int:
-    """A checksum over a JSON object, kept in it: a changed byte of the file shows."""
-    rest = {name: value for name, value in body.items() if name != "seal"}
-    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
-
-
-def read_sealed(root: Path, file: Path) -> dict[str, Any]:
-    """A JSON object of the cache with its seal unbroken; empty for anything else. Raises
-    ConfigError where others could have written it."""
-    trust.check(root, *file.relative_to(root).parts[:-1])
-    try:
-        body = json.loads(trust.read(root, file))
-        return body if body["seal"] == seal(body) else {}
-    except DAMAGE:
-        return {}
-
-
-def write_sealed(file: Path, body: Mapping[str, Any]) -> None:
-    """As write_atomic. Raises OSError."""
-    write_atomic(file, json.dumps({**body, "seal": seal(body)}, indent=1))
 
 
 def fsync_folder(folder: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from . import code_object, log, settings
+from . import arch as arch_
+from . import log, settings
 from .errors import ConfigError, HipError, UnsupportedArch
 from .vgpu import vgpu_library
 
@@ -89,7 +90,7 @@ class Hip:
 
         Raises UnsupportedArch, HipError.
         """
-        theirs = code_object.arch_of(code)
+        theirs = arch_.of_code_object(code)
         if arch and theirs and theirs != arch:
             raise UnsupportedArch(kernel, arch, (theirs,))
         module, function = c_void_p(), c_void_p()

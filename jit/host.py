@@ -139,7 +139,7 @@ def _publish_object(unit: Unit, stage: Path, files: Contents) -> None:
 
 def _still_same(unit: Unit, artifact: Artifact, read: Contents) -> bool:
     """Whether the sources of a cached object are what they were when it was found."""
-    deps = artifact.meta["deps"]
-    now = unit.shelf.contents(list(deps))
+    deps = artifact.meta.deps
+    now = unit.shelf.roots.contents(list(deps))
     read.update(now)
     return all(sha == deps[name] for name, (sha, _) in now.items())

@@ -1,6 +1,9 @@
-"""Locks of the cache. They are the kernel's (fcntl), so whoever dies has none; a lock file's text
-only tells a waiter on whom it waits, and is never believed. Nothing breaks without them: where a
-filesystem has none, everybody compiles and the first rename wins.
+"""Locks of the cache. They are the kernel's: whoever dies has none; a lock file's text only tells a
+waiter on whom it waits, and is never believed. Nothing breaks without them: where a filesystem has
+none, everybody compiles and the first rename wins.
+
+A build's lock is filelock's, the whole file of one key. What is in use is told by byte ranges of
+one file, which filelock does not have: they are fcntl's.
 """
 
 from __future__ import annotations
@@ -14,26 +17,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from . import log, settings, trust
 from .errors import LockTimeout
-from .files import DAMAGE
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _FIRST_REPORT, _REPORT_EVERY = 1.0, 10.0  # seconds of waiting
-_LONGEST_NAP = 0.05  # a freed lock is seen within this
-
-# fcntl's locks are the process's: threads take turns by these. A forked child has none of either.
-_threads: dict[Path, threading.Lock] = {}
-_guard = threading.Lock()
-
-
-def _forget() -> None:
-    global _guard
-    _threads.clear()
-    _guard = threading.Lock()
-    _uses.clear()
+_POLL = 0.02  # a freed lock is seen within this
 
 
 @contextlib.contextmanager
@@ -43,93 +37,65 @@ def hold(file: Path, what: str, timeout: int | None = None) -> Iterator[bool]:
     Raises LockTimeout after `timeout` (RFOPS_LOCK_TIMEOUT) seconds, OSError if the file cannot be
     made.
     """
+    from filelock import FileLock  # only builds wait: what is cached takes no lock
+
+    lock = FileLock(
+        file,
+        mode=-1 if trust.is_shared(file) else 0o600,  # -1: as the umask has it
+        thread_local=False,
+        poll_interval=_POLL,
+        fallback_to_soft=False,
+        on_acquired=_sign,
+    )
     limit = settings.number("RFOPS_LOCK_TIMEOUT") if timeout is None else timeout
-    deadline = _Deadline(file, what, limit)
-    with _guard:
-        mine = _threads.setdefault(file, threading.Lock())
-    while not mine.acquire(timeout=deadline.nap()):
-        deadline.check({"pid": os.getpid(), "host": os.uname().nodename, "thread": "another"})
+    alone = _wait(lock, file, what, limit)
     try:
-        stream = _open_locked(file, deadline)
-        try:
-            yield stream is not None
-        finally:
-            if stream is not None:
-                stream.close()  # and with it goes the lock
+        yield alone
     finally:
-        mine.release()
+        lock.release()
 
 
-def _open(file: Path) -> IO[bytes]:
-    return os.fdopen(trust.create(file, os.O_RDWR | os.O_APPEND), "a+b")
+def _wait(lock: FileLock, file: Path, what: str, limit: int) -> bool:
+    """Take the lock, and say every ten seconds who has it; False where there are none. Raises
+    LockTimeout, OSError."""
+    from filelock import Timeout
 
-
-def _open_locked(file: Path, deadline: _Deadline) -> IO[bytes] | None:
+    begin, report = time.monotonic(), _FIRST_REPORT
     while True:
-        stream = _open(file)
+        waited = time.monotonic() - begin
         try:
-            fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock.acquire(timeout=max(0.0, min(report, limit) - waited))
+            return True
+        except Timeout:
+            waited = time.monotonic() - begin
         except OSError as error:
-            owner = _owner(stream)
-            stream.close()
-            if error.errno in _NO_LOCKS:
-                log.get().debug("no locks in %s: building without", file.parent)
-                return None
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
+            if error.errno not in _NO_LOCKS:
                 raise
-            deadline.check(owner)
-            time.sleep(deadline.nap())
-            continue
-        if _same_file(stream, file):
-            stream.truncate(0)
-            mine = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.time()}
-            with contextlib.suppress(OSError):  # a full disk: the lock works without a text
-                stream.write(json.dumps(mine).encode())
-                stream.flush()
-            return stream
-        stream.close()  # it was removed meanwhile
-
-
-def _same_file(stream: IO[bytes], file: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(stream.fileno()), file.stat())
-    except OSError:
-        return False
-
-
-def _owner(stream: IO[bytes]) -> dict[str, object]:
-    try:
-        stream.seek(0)
-        owner = json.loads(stream.read(4096))
-        return owner if isinstance(owner, dict) else {}
-    except DAMAGE:
-        return {}
-
-
-class _Deadline:
-    """How long one waits, and what is said meanwhile."""
-
-    def __init__(self, file: Path, what: str, timeout: int) -> None:
-        self.file, self.what, self.timeout = file, what, timeout
-        self.begin = time.monotonic()
-        self.next_report = _FIRST_REPORT
-        self._nap = 0.001
-
-    def nap(self) -> float:
-        self._nap = min(2 * self._nap, _LONGEST_NAP)
-        return self._nap
-
-    def check(self, owner: dict[str, object]) -> None:
-        """Say every ten seconds who has the lock. Raises LockTimeout."""
-        waited = time.monotonic() - self.begin
-        if waited >= self.timeout:
+            log.get().debug("no locks in %s: building without", file.parent)
+            return False
+        if waited >= limit:
             raise LockTimeout(
-                f"{self.what}: {_describe(owner)} has held {self.file} for longer than "
-                f"{self.timeout} s; RFOPS_LOCK_TIMEOUT sets the longest wait"
+                f"{what}: {_describe(_owner(file))} has held {file} for longer than {limit} s; "
+                "RFOPS_LOCK_TIMEOUT sets the longest wait"
             )
-        if waited >= self.next_report:
-            self.next_report = waited + _REPORT_EVERY
-            log.get().info("waiting %.0f s for %s to build %s", waited, _describe(owner), self.what)
+        report = waited + _REPORT_EVERY
+        log.get().info("waiting %.0f s for %s to build %s", waited, _describe(_owner(file)), what)
+
+
+def _sign(handle: int) -> None:
+    """Say in the lock file who has it."""
+    owner = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.time()}
+    with contextlib.suppress(OSError):  # a full disk: the lock works without a text
+        os.ftruncate(handle, 0)
+        os.write(handle, json.dumps(owner).encode())
+
+
+def _owner(file: Path) -> dict[str, object]:
+    try:
+        owner = json.loads(file.read_bytes()[:4096])
+        return owner if isinstance(owner, dict) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
 
 
 def _describe(owner: dict[str, object]) -> str:
@@ -145,7 +111,28 @@ def _describe(owner: dict[str, object]) -> str:
 # One byte of `<cache>/v1/in-use` stands for one key; who uses an artifact has a shared lock on its
 # byte until it dies, in one file descriptor for all.
 _uses: dict[Path, tuple[IO[bytes], set[int]]] = {}
+_guard = threading.Lock()
+
+
+def _forget() -> None:
+    """A forked child has no locks of its parent's."""
+    global _guard
+    _guard = threading.Lock()
+    _uses.clear()
+
+
 os.register_at_fork(after_in_child=_forget)
+
+
+def _open(file: Path) -> IO[bytes]:
+    return os.fdopen(trust.create(file, os.O_RDWR | os.O_APPEND), "a+b")
+
+
+def _same_file(stream: IO[bytes], file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), file.stat())
+    except OSError:
+        return False
 
 
 def _byte_of(key: str) -> int:

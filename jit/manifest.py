@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import lock, log, paths, settings
+from msgspec import field
+
+from . import lock, log, paths, records, settings
 from .arch import ARCHS
 from .errors import ConfigError, LockTimeout
 from .files import write_atomic
@@ -89,47 +91,58 @@ def record(wanted: Wanted | TritonWanted) -> None:
         log.get().warning("cannot record into %s: %s", file, error)
 
 
+class _Manifest(records.Written, frozen=True):
+    rfops_manifest: int
+    entries: list[dict[str, Any]]
+
+
+class _Module(records.Written, frozen=True):
+    module: str
+    arch: str
+    defines: dict[str, Any] = field(default_factory=dict)
+    config: str | None = None
+
+
+class _Triton(records.Written, frozen=True):
+    triton: str
+    arch: str
+    data: dict[str, Any]
+
+
 def load(file: Path) -> list[Wanted | TritonWanted]:
     """The entries of a manifest. Raises ConfigError naming the file and the place."""
     try:
         body = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: {error}") from error
-    if not isinstance(body, dict) or body.get("rfops_manifest") != _VERSION:
-        raise ConfigError(f'{file}: expected an object with "rfops_manifest": {_VERSION}')
-    entries = body.get("entries")
-    if not isinstance(entries, list):
-        raise ConfigError(f"{file}: entries: expected a list")
-    return [_entry(f"{file}: entries[{at}]", entry) for at, entry in enumerate(entries)]
+    manifest = records.check(str(file), body, _Manifest)
+    if manifest.rfops_manifest != _VERSION:
+        raise ConfigError(f"{file}.rfops_manifest: expected {_VERSION}, as this rfops writes it")
+    return [_entry(f"{file}: entries[{at}]", entry) for at, entry in enumerate(manifest.entries)]
 
 
-def _entry(where: str, entry: object) -> Wanted | TritonWanted:
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{where}: expected an object, got {entry!r:.60}")
-    if "triton" in entry:
-        return _triton_entry(where, entry)
-    module, arch = entry.get("module"), entry.get("arch")
-    defines, config = entry.get("defines", {}), entry.get("config")
-    if not is_text(module) or not module:
-        raise ConfigError(f"{where}.module: expected a name, got {module!r:.60}")
-    if arch not in (*ARCHS, "host"):
-        raise ConfigError(f"{where}.arch: expected one of {', '.join((*ARCHS, 'host'))}")
-    if not isinstance(defines, dict):
-        raise ConfigError(f"{where}.defines: expected an object of texts and numbers")
-    for name, value in defines.items():
-        define_text(f"{where}.defines: {module:.80}", name, value)
-    if config is not None and not is_text(config):
-        raise ConfigError(f"{where}.config: expected a path, got {config!r:.60}")
-    place = paths.COMPILER_CONFIG if config is None else Path(config)
-    return Wanted(module, arch, defines_of(defines), place)
+def _entry(where: str, body: dict[str, Any]) -> Wanted | TritonWanted:
+    if "triton" in body:
+        return _triton_entry(where, records.check(where, body, _Triton))
+    entry = records.check(where, body, _Module)
+    _check_arch(where, entry.arch, (*ARCHS, "host"))
+    if not is_text(entry.module) or not entry.module:
+        raise ConfigError(f"{where}.module: expected a name, got {entry.module!r:.60}")
+    for name, value in entry.defines.items():
+        define_text(f"{where}.defines: {entry.module:.80}", name, value)
+    if entry.config is not None and not is_text(entry.config):
+        raise ConfigError(f"{where}.config: expected a path, got {entry.config!r:.60}")
+    place = paths.COMPILER_CONFIG if entry.config is None else Path(entry.config)
+    return Wanted(entry.module, entry.arch, defines_of(entry.defines), place)
 
 
-def _triton_entry(where: str, entry: dict[str, Any]) -> TritonWanted:
-    kernel, arch, data = entry["triton"], entry.get("arch"), entry.get("data")
-    if not isinstance(kernel, str) or not _KERNEL.fullmatch(kernel):
-        raise ConfigError(f"{where}.triton: expected rfops.module:name, got {kernel!r:.60}")
-    if arch not in ARCHS:
-        raise ConfigError(f"{where}.arch: expected one of {', '.join(ARCHS)}")
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where}.data: expected an object, got {data!r:.60}")
-    return TritonWanted(kernel, arch, json.dumps(data, sort_keys=True))
+def _triton_entry(where: str, entry: _Triton) -> TritonWanted:
+    _check_arch(where, entry.arch, ARCHS)
+    if not _KERNEL.fullmatch(entry.triton):
+        raise ConfigError(f"{where}.triton: expected rfops.module:name, got {entry.triton!r:.60}")
+    return TritonWanted(entry.triton, entry.arch, json.dumps(entry.data, sort_keys=True))
+
+
+def _check_arch(where: str, arch: str, known: tuple[str, ...]) -> None:
+    if arch not in known:
+        raise ConfigError(f"{where}.arch: expected {' or '.join(known)}, got {arch!r:.60}")

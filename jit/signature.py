@@ -6,11 +6,14 @@ import inspect
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
 from .errors import BindError
+
+if TYPE_CHECKING:
+    from .code_object import Argument
 
 
 @dataclass(frozen=True)
@@ -105,39 +108,39 @@ def read_signature(function: Callable[..., None]) -> list[Parameter]:
     return found
 
 
-def check_layout(kernel: str, parameters: Sequence[Parameter], args: Sequence[Any]) -> None:
+def check_layout(kernel: str, parameters: Sequence[Parameter], args: Sequence[Argument]) -> None:
     """Signature against the code object's own list of explicit arguments. Raises BindError."""
     for index in range(max(len(parameters), len(args))):
         ours = str(parameters[index]) if index < len(parameters) else "nothing"
         if index >= len(args):
             raise BindError(f"{kernel}: argument {index}: signature has {ours}, kernel has no more")
         arg = args[index]
-        theirs = f"{arg['size']}-byte {arg['kind']} at offset {arg['offset']}"
+        theirs = f"{arg.size}-byte {arg.kind} at offset {arg.offset}"
         drift = index >= len(parameters)
         if not drift:
             wanted = "by_value" if parameters[index].is_by_value else "global_buffer"
-            drift = (arg["kind"], arg["size"]) != (wanted, parameters[index].layout.size)
+            drift = (arg.kind, arg.size) != (wanted, parameters[index].layout.size)
         if drift:
             raise BindError(
                 f"{kernel}: argument {index}: signature has {ours}, kernel has {theirs}"
             )
 
 
-def struct_format(args: Sequence[Any], parameters: Sequence[Parameter]) -> str:
+def struct_format(args: Sequence[Argument], parameters: Sequence[Parameter]) -> str:
     """A struct format with the kernel's own offsets, padding written out."""
     text, at = "<", 0
     for arg, parameter in zip(args, parameters, strict=True):
-        text += f"{arg['offset'] - at}x{parameter.layout.code}"
-        at = arg["offset"] + arg["size"]
+        text += f"{arg.offset - at}x{parameter.layout.code}"
+        at = arg.offset + arg.size
     return text
 
 
 def kernel_layout(
-    args: Sequence[Any], parameters: Sequence[Parameter]
+    args: Sequence[Argument], parameters: Sequence[Parameter]
 ) -> tuple[tuple[str, int, int], ...]:
     """(code, offset, count) of each argument for the native launcher; a tensor's code is T, that of
     a table of `count` tensors P."""
     return tuple(
-        (p.layout.code if p.scalar else "P" if p.count else "T", arg["offset"], p.count)
+        (p.layout.code if p.scalar else "P" if p.count else "T", arg.offset, p.count)
         for arg, p in zip(args, parameters, strict=True)
     )

@@ -5,28 +5,34 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 
-from . import paths
+from msgspec import structs
+
+from . import paths, records
 from .arch import ARCHS
 from .errors import ConfigError, UnsupportedArch
 from .settings import check_line
 
 
-@dataclass(frozen=True)
-class ModuleSpec:
-    """What a module is built from. Device modules have one source; host ones may use globs."""
+class Entry(records.Written, frozen=True):
+    """What a module is built from, as the file has it. Device modules have one source; host ones
+    may use globs."""
 
-    name: str
-    srcs: tuple[str, ...]  # relative to `root`
+    srcs: tuple[str, ...] = ()  # relative to `root`
     kind: str = "device"  # "device": a code object; "host": a shared library
     archs: tuple[str, ...] = ARCHS
     flags: tuple[str, ...] = ()  # in order, after the engine's own
     link_flags: tuple[str, ...] = ()  # host only
     output: str = "module.hsaco"
     title: str = ""  # what progress calls it; empty: the name
+
+
+class ModuleSpec(Entry, frozen=True, kw_only=True):
+    """An entry with its place."""
+
+    name: str
     root: Path = paths.CSRC
     config: Path = paths.COMPILER_CONFIG  # the file that has the entry
 
@@ -47,30 +53,9 @@ class ModuleSpec:
         return found
 
 
-_KNOWN = tuple(f.name for f in fields(ModuleSpec) if f.name not in ("name", "root", "config"))
 # Of an entry's folder and of its artifact. The engine has files of its own beside the artifact.
 _FILE_NAME = re.compile(r"\w[\w.-]{0,99}")
 _OWN_FILES = ("meta.json", "build.log", "build.ninja", "deps.d", "module.s", "module.o")
-_LISTS = tuple(f.name for f in fields(ModuleSpec) if str(f.type).startswith("tuple"))
-
-
-def _check_entry(where: str, entry: object) -> dict[str, object]:
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{where}: expected an object, got {type(entry).__name__}")
-    checked: dict[str, object] = {}
-    for key, value in entry.items():
-        if key not in _KNOWN:
-            known = ", ".join(_KNOWN)
-            raise ConfigError(f"{where}: unknown key {key!r:.80}; known keys: {known}")
-        if key in _LISTS:
-            if not isinstance(value, list) or not all(is_text(v) and v for v in value):
-                raise ConfigError(f"{where}.{key}: expected a list of texts, got {value!r:.200}")
-            checked[key] = tuple(value)
-        elif is_text(value):
-            checked[key] = value
-        else:
-            raise ConfigError(f"{where}.{key}: expected a text, got {value!r:.200}")
-    return checked
 
 
 def is_text(value: object) -> bool:
@@ -102,10 +87,14 @@ def define_text(where: str, name: object, value: object) -> str:
 
 
 def _make_spec(where: str, name: str, entry: object, root: Path, config: Path) -> ModuleSpec:
-    values = _check_entry(where, entry)
-    if not values.get("srcs"):
+    checked = records.check(where, entry, Entry)
+    values = structs.asdict(checked)
+    for key, value in values.items():
+        if not (is_text(value) if isinstance(value, str) else all(t and is_text(t) for t in value)):
+            raise ConfigError(f"{where}.{key}: expected texts of one line, got {value!r:.200}")
+    spec = ModuleSpec(name=name, root=root, config=config, **values)
+    if not spec.srcs:
         raise ConfigError(f"{where}.srcs: at least one source is needed")
-    spec = ModuleSpec(name=name, root=root, config=config, **values)  # type: ignore[arg-type]
     if spec.kind not in ("device", "host"):
         raise ConfigError(f"{where}.kind: expected device or host, got {spec.kind!r}")
     if spec.kind == "device" and (len(spec.srcs) != 1 or "*" in spec.srcs[0]):

@@ -8,7 +8,6 @@ that will be run: import only what you would install.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import tarfile
@@ -17,11 +16,10 @@ import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from . import archive, lock, toolchain, trust
+from . import archive, lock, records, toolchain, trust
 from .build import ENGINE_VERSION
-from .cache import Roots, Shelf, damage
+from .cache import Meta, Roots, Seen, Shelf, read_entry, read_index
 from .errors import ConfigError, LockTimeout
 from .files import DAMAGE, cache_root, cache_roots
 from .toolchain import Toolchain
@@ -30,11 +28,11 @@ _DAY = 86400.0
 _HOUR = 3600.0
 
 
-def _meta(folder: Path) -> dict[str, Any] | None:
+def _meta(folder: Path) -> Meta | None:
     """The metadata of a whole entry, else None."""
     try:
-        meta = json.loads((folder / "meta.json").read_bytes())
-        return dict(meta) if not damage(folder, meta) and archive.is_entry(meta) else None
+        meta = read_entry(folder, (folder / "meta.json").read_bytes())
+        return meta if archive.is_entry(meta) else None
     except DAMAGE:
         return None
 
@@ -59,10 +57,10 @@ def export(file: Path, archs: Collection[str] = (), modules: Collection[str] = (
                     arch, module, _ = name.split("/")
                     wanted = (not archs or arch in archs) and (not modules or module in modules)
                     meta = _meta(folder) if wanted and name not in seen else None
-                    if meta is not None and archive.MEMBER.fullmatch(f"{name}/{meta['output']}"):
+                    if meta is not None and archive.MEMBER.fullmatch(f"{name}/{meta.output}"):
                         trust.check_entry(root, folder)
                         seen.add(name)
-                        for part in ("meta.json", meta["output"]):
+                        for part in ("meta.json", meta.output):
                             tar.add(folder / part, f"{name}/{part}", filter=_anonymous)
         aside.replace(file)
     except OSError as error:
@@ -105,7 +103,7 @@ def _write(aside: Path, entry: archive.Entry) -> archive.Name:
     folder = aside.joinpath(*entry.name)
     trust.make_folder(folder)
     trust.check(aside.parent, *folder.relative_to(aside.parent).parts)
-    for name, data in ((entry.meta["output"], entry.data), ("meta.json", entry.meta_data)):
+    for name, data in ((entry.meta.output, entry.data), ("meta.json", entry.meta_data)):
         handle = trust.create(folder / name, os.O_WRONLY | os.O_EXCL)
         with os.fdopen(handle, "wb") as sink:
             sink.write(data)
@@ -117,14 +115,14 @@ def _write(aside: Path, entry: archive.Entry) -> archive.Name:
 def _take(aside: Path, name: archive.Name) -> bool:
     """Make it an entry of the cache; whether it was none before."""
     arch, module, key = name
-    meta = json.loads((aside.joinpath(*name) / "meta.json").read_bytes())
+    meta = records.decode((aside.joinpath(*name) / "meta.json").read_bytes(), Meta)
     shelf = Shelf(arch, module, Roots(()))
     trust.make_folder(shelf.folder)
     trust.check(shelf.root, *shelf.place)
     new = shelf.rename_in(aside.joinpath(*name), shelf.folder / key)
-    shelf.index(meta["build_key"], [{"key": key, "deps": meta["deps"], "stats": {}}])
+    shelf.index(meta.build_key, Seen(key, meta.deps, {}))
     kind = "host" if arch == "host" else "device"
-    toolchain.note_built(kind, Toolchain(meta["toolchain"], (), meta["compiler"]))
+    toolchain.note_built(kind, Toolchain(meta.toolchain, (), meta.compiler))
     return new
 
 
@@ -187,10 +185,15 @@ def _collect(root: Path, done: Collected, max_bytes: int) -> Collected:
     return done
 
 
+class _Engine(records.Record, frozen=True):
+    engine: int
+
+
 def _is_foreign(folder: Path) -> bool:
     """Whether another version of the engine has made the entry: its checks are others."""
     try:
-        return bool(json.loads((folder / "meta.json").read_bytes())["engine"] != ENGINE_VERSION)
+        meta = records.decode((folder / "meta.json").read_bytes(), _Engine, sealed=False)
+        return meta.engine != ENGINE_VERSION
     except DAMAGE:
         return False
 
@@ -241,8 +244,8 @@ def _sweep_indices(shelf: Path) -> None:
     """Indices that name no entry, with their locks."""
     for index in (shelf / "index").glob("*.json"):
         with contextlib.suppress(*DAMAGE):
-            entries = json.loads(index.read_bytes())["entries"]
-            if any((shelf / entry["key"]).is_dir() for entry in entries):
+            entries, _ = read_index(index.read_bytes())
+            if any((shelf / seen.key).is_dir() for seen in entries):
                 continue
         with _locked(shelf / f".{index.stem}.lock") as mine:
             if mine:

@@ -22,17 +22,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import log, paths, resources, settings, strict, trust
-from .cache import settled, stat_of
+from msgspec import structs
+
+from . import log, paths, records, resources, settings, strict, trust
+from .cache import Contents, Roots
 from .errors import ToolchainNotFound
 from .files import (
     DAMAGE,
     cache_root,
     cache_roots,
     digest,
-    read_sealed,
     write_atomic,
-    write_sealed,
 )
 
 
@@ -65,6 +65,13 @@ class Toolchain:
         """The version's telling line: that of clang in hipcc's text, the first one otherwise."""
         lines = self.version.splitlines() or [""]
         return next((line for line in lines if "clang version" in line), lines[0])
+
+
+class _Builder(records.Record, frozen=True):
+    """Of `compilers/`: what has built into a cache."""
+
+    name: str
+    version: str
 
 
 def device_candidates() -> Iterator[tuple[str, tuple[str, ...] | None, str]]:
@@ -151,8 +158,8 @@ def recorded(kind: str) -> list[Toolchain]:
         trust.check(root, "compilers")
         for file in (root / "compilers").glob(f"{kind}-*.json"):
             try:
-                body = json.loads(trust.read(root, file))
-                toolchain = Toolchain(str(body["name"]), (), str(body["version"]))
+                built = records.decode(trust.read(root, file), _Builder, sealed=False)
+                toolchain = Toolchain(built.name, (), built.version)
                 found[toolchain] = max(found.get(toolchain, 0.0), file.stat().st_mtime)
             except DAMAGE:
                 continue
@@ -161,7 +168,7 @@ def recorded(kind: str) -> list[Toolchain]:
 
 def note_built(kind: str, toolchain: Toolchain) -> None:
     """Record what has built. Failing is no error: a hit then needs the compiler to be there."""
-    body = {"name": toolchain.name, "version": toolchain.version}
+    body = _Builder(toolchain.name, toolchain.version).as_dict()
     file = cache_root() / "compilers" / f"{kind}-{digest(body)[:16]}.json"
     with contextlib.suppress(OSError):
         if file.exists():
@@ -220,19 +227,19 @@ def survey(kind: str, target: str, ask: bool = True) -> Iterator[tuple[Toolchain
         if argv is None:
             yield None, f"{where}: not found"
             continue
-        record = _record(argv, ask)
-        failure = (record.failure or record.targets.get(target)) if record is not None else None
-        if record is None or (failure is None and not ask):
+        compiler = _compiler(argv, ask)
+        failure = (compiler.failure or compiler.known.targets.get(target)) if compiler else None
+        if compiler is None or (failure is None and not ask):
             yield None, f"{where}: {argv[0]} is not known yet"
             continue
         if failure is None:
             failure, certain = _probe(name, argv, target)
             if certain:
-                record.learn(target, failure)
+                compiler.learn(target, failure)
         if failure:
             yield None, f"{where}: {argv[0]} cannot build for {target}: {failure}"
         else:
-            yield Toolchain(name, argv, record.version), where
+            yield Toolchain(name, argv, compiler.known.version), where
 
 
 def _probe(name: str, argv: tuple[str, ...], target: str) -> tuple[str, bool]:
@@ -294,73 +301,53 @@ def run(command: Iterable[str]) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@dataclass
-class _Record:
-    """What is known of one compiler, kept in `<cache>/v1/toolchains/`."""
+class _Known(records.Record, frozen=True):
+    """What `<cache>/v1/toolchains/` has of one compiler: its files, and what it said."""
 
-    file: Path
-    stats: dict[str, list[int] | str]  # file -> its stat, or its sha256 where that is too young
+    deps: dict[str, str]
+    stats: dict[str, list[int]]
     version: str
     targets: dict[str, str]  # target -> "" or why it cannot
+
+
+@dataclass
+class _Compiler:
+    """What is known of one compiler."""
+
+    file: Path
+    known: _Known
     failure: str = ""  # why the version is not known; then it has no key, and is asked again
 
     def learn(self, target: str, failure: str) -> None:
-        self.targets[target] = failure
+        self.known.targets[target] = failure
         self.write()
 
     def write(self) -> None:
-        body = {"stats": self.stats, "version": self.version, "targets": self.targets}
-        try:
-            write_sealed(self.file, body)
-        except OSError:
-            pass  # a read-only cache: the question is asked again next time
+        with contextlib.suppress(OSError):  # a read-only cache: it is asked again next time
+            records.write_sealed(self.file, self.known)
 
 
-def _stats(files: Iterable[str]) -> dict[str, list[int] | str]:
-    """Of those that are there: the stat, or the content where a change may not show in it."""
-    found: dict[str, list[int] | str] = {}
-    for file in files:
-        stat = stat_of(Path(file))
-        if stat is not None:
-            with contextlib.suppress(OSError):
-                found[file] = settled(stat) or digest(Path(file).read_bytes())
-    return found
+_FILES = Roots(())  # absolute paths
 
 
-def _unchanged(stats: dict[str, list[int] | str]) -> dict[str, list[int] | str]:
-    """The same files' stats, brought up to date, if they are as they were; else nothing."""
-    now = {}
-    for file, then in stats.items():
-        stat = stat_of(Path(file))
-        if isinstance(then, str):
-            with contextlib.suppress(OSError):
-                now[file] = settled(stat) or then
-                if digest(Path(file).read_bytes()) == then:
-                    continue
-        elif stat == then:
-            now[file] = then
-            continue
-        return {}
-    return now
-
-
-def _record(argv: tuple[str, ...], ask: bool = True) -> _Record | None:
+def _compiler(argv: tuple[str, ...], ask: bool = True) -> _Compiler | None:
     """What a cache knows of the compiler, or, if `ask`, what the compiler itself says."""
     surroundings = [os.environ.get(name, "") for name in _HIP_VARIABLES]
     name = digest([*argv, *surroundings])[:16]
     file = cache_root() / "toolchains" / f"{name}.json"
     for root in cache_roots():
-        body = read_sealed(root, root / "toolchains" / file.name)
-        stats = _unchanged(body["stats"]) if body else {}
-        if stats:
-            record = _Record(file, stats, body["version"], body["targets"])
-            if stats != body["stats"]:
-                record.write()  # what was too young then is known by its stat from now on
-            return record
+        known = records.read_sealed(root, root / "toolchains" / file.name, _Known)
+        now: Contents = {}
+        if known is None or not known.deps or not _FILES.same(known.deps, known.stats, now):
+            continue
+        if now:  # what was too young then is known by its stat from now on
+            known = structs.replace(known, stats=_FILES.stats(now))
+            _Compiler(file, known).write()
+        return _Compiler(file, known)
     return _ask(file, argv) if ask else None
 
 
-def _ask(file: Path, argv: tuple[str, ...]) -> _Record:
+def _ask(file: Path, argv: tuple[str, ...]) -> _Compiler:
     """Run `--version`."""
     code, output = run([*argv, "--version"])
     folder = ""
@@ -376,4 +363,6 @@ def _ask(file: Path, argv: tuple[str, ...]) -> _Record:
     )
     watched = [w for part in argv if (w := shutil.which(part))]
     watched += [str(Path(folder) / tool) for tool in ("clang", "clang++", "ld.lld") if folder]
-    return _Record(file, _stats(watched), version, {}, failure)
+    read = _FILES.contents(watched)
+    deps = {name: sha for name, (sha, _) in read.items()}
+    return _Compiler(file, _Known(deps, _FILES.stats(read), version, {}), failure)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-from . import toolchain
+from . import records, toolchain
 from .build import ENGINE_VERSION, Unit, device_unit
-from .cache import Artifact, damage
+from .cache import Artifact, read_entry
 from .files import DAMAGE
 from .host import host_unit
 from .manifest import Wanted
 from .spec import module_spec
 
-_COMPARED = ("key", "created", "engine", "compiler", "commands", "deps")
+
+class _Then(records.Record, frozen=True):
+    """What is compared of an entry, of another engine's too."""
+
+    key: str
+    created: str
+    engine: int
+    compiler: str
+    commands: list[list[str]]
+    deps: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -24,19 +33,19 @@ class Explanation:
 
     wanted: Wanted
     found: Artifact | None
-    nearest: Mapping[str, Any] | None
+    nearest: _Then | None
     differences: tuple[str, ...]
 
     def __str__(self) -> str:
         if self.found is not None:
             meta = self.found.meta
-            lines = [f"{self.wanted}: cached in {self.found.folder}", f"  built {meta['created']}"]
-            count = sum(1 for sha in meta["deps"].values() if sha)
+            lines = [f"{self.wanted}: cached in {self.found.folder}", f"  built {meta.created}"]
+            count = sum(1 for sha in meta.deps.values() if sha)
             return "\n".join([*lines, f"  from {count} files, all as they were"])
         if self.nearest is None:
             return f"{self.wanted}: not cached, and nothing of this module is"
-        head = f"{self.wanted}: not cached; the nearest entry, {self.nearest['key'][:12]} of "
-        return "\n  ".join([f"{head}{self.nearest['created']}, differs in", *self.differences])
+        head = f"{self.wanted}: not cached; the nearest entry, {self.nearest.key[:12]} of "
+        return "\n  ".join([f"{head}{self.nearest.created}, differs in", *self.differences])
 
 
 def explain(wanted: Wanted) -> Explanation:
@@ -54,10 +63,9 @@ def explain(wanted: Wanted) -> Explanation:
         found = unit.shelf.find(unit.build_key)
         if found is not None:
             return Explanation(wanted, found, None, ())
-    candidates = [(unit, meta) for unit in units for meta in _entries(unit)]
-    if not candidates:
+    compared = [(tuple(lines), then) for unit in units for lines, then in _compare(unit)]
+    if not compared:
         return Explanation(wanted, None, None, ())
-    compared = [(tuple(_differences(unit, meta)), meta) for unit, meta in candidates]
     differences, nearest = min(compared, key=lambda pair: len(pair[0]))
     return Explanation(wanted, None, nearest, differences)
 
@@ -68,35 +76,34 @@ def _compilers(arch: str) -> list[toolchain.Toolchain]:
     return toolchain.usable("device", arch)
 
 
-def _entries(unit: Unit) -> Iterator[dict[str, Any]]:
+def _compare(unit: Unit) -> Iterator[tuple[Iterator[str], _Then]]:
     for folder in unit.shelf.folders:
         for file in sorted(folder.glob("*/meta.json")):
-            try:
-                meta = json.loads(file.read_bytes())
-                other = meta["engine"] != ENGINE_VERSION  # its entries have other checks
-                known = {name: meta[name] for name in _COMPARED}
-                yield {**known, "damage": "" if other else damage(file.parent, meta)}
-            except DAMAGE:
-                continue
+            with contextlib.suppress(*DAMAGE):
+                then = records.decode(file.read_bytes(), _Then, sealed=False)
+                yield _differences(unit, then, file), then
 
 
-def _differences(unit: Unit, meta: Mapping[str, Any]) -> Iterator[str]:
+def _differences(unit: Unit, then: _Then, file: Path) -> Iterator[str]:
     """A line for each part of the key that is another one now."""
-    if meta["engine"] != ENGINE_VERSION:
-        yield f"engine: {meta['engine']} then, {ENGINE_VERSION} now"
-    if meta["compiler"] != unit.toolchain.version:
-        then = toolchain.Toolchain("", (), str(meta["compiler"])).headline
-        yield f"compiler: {then} then, {unit.toolchain.headline} now"
-    then_flags = [word for argv in meta["commands"] for word in argv]
+    if then.engine != ENGINE_VERSION:
+        yield f"engine: {then.engine} then, {ENGINE_VERSION} now"
+    if then.compiler != unit.toolchain.version:
+        old = toolchain.Toolchain("", (), then.compiler).headline
+        yield f"compiler: {old} then, {unit.toolchain.headline} now"
+    old_flags = [word for argv in then.commands for word in argv]
     now_flags = [word for command in unit.commands for word in command.argv]
-    for title, one, other in (("gone", then_flags, now_flags), ("new", now_flags, then_flags)):
+    for title, one, other in (("gone", old_flags, now_flags), ("new", now_flags, old_flags)):
         yield from (f"command, {title}: {word}" for word in dict.fromkeys(one) if word not in other)
-    if sorted(then_flags) == sorted(now_flags) and then_flags != now_flags:
+    if sorted(old_flags) == sorted(now_flags) and old_flags != now_flags:
         yield "command: the order of its flags"
-    now = unit.shelf.contents(meta["deps"])
-    for name, sha in meta["deps"].items():
+    now = unit.shelf.roots.contents(then.deps)
+    for name, sha in then.deps.items():
         if now[name][0] != sha:
             there = "its content" if sha else "is there, and found before another"
             yield f"{name}: {there if now[name][0] else 'is not there'}"
-    if meta["damage"]:
-        yield f"damaged: {meta['damage']}"
+    if then.engine == ENGINE_VERSION:  # others have other checks
+        try:
+            read_entry(file.parent, file.read_bytes())
+        except DAMAGE as error:
+            yield f"damaged: {error}"

@@ -17,7 +17,8 @@ import pytest
 import rfops
 from rfops import cli
 from rfops.jit import archive, lock, store
-from rfops.jit.files import content_key, digest, seal
+from rfops.jit.files import content_key, digest
+from rfops.jit.records import seal
 from support.engine_project import Project
 
 Member = tuple[tarfile.TarInfo, bytes]

@@ -18,7 +18,6 @@ import rfops
 from rfops.dispatch.compare import assert_within
 from rfops.jit import (
     CompiledOp,
-    code_object,
     compile_ops,
     f32,
     f64,
@@ -33,6 +32,8 @@ from rfops.jit import (
     u32,
     u64,
 )
+from rfops.jit.arch import of_code_object
+from rfops.jit.code_object import Argument
 from support.engine_project import EVERY_SCALAR, VALUES, Project, run_in
 
 
@@ -124,7 +125,11 @@ def test_every_scalar(project: Project, arch: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_format_has_the_offsets_of_the_kernel() -> None:
-    args = [{"offset": 0, "size": 1}, {"offset": 8, "size": 8}, {"offset": 20, "size": 4}]
+    args = [
+        Argument(0, 1, "by_value"),
+        Argument(8, 8, "global_buffer"),
+        Argument(20, 4, "by_value"),
+    ]
     scalars = [signature.Scalar("b", 1), None, signature.Scalar("I", 4)]
     parameters = [signature.Parameter("p", scalar) for scalar in scalars]
     assert signature.struct_format(args, parameters) == "<0xb7xQ4xI"
@@ -223,11 +228,11 @@ def test_a_code_object_of_another_arch_is_refused_by_us(project: Project) -> Non
     runtime = hip.runtime(torch.device("cpu"))
     for arch, other in (("gfx942", "gfx950"), ("gfx950", "gfx942")):
         code = project.op().build(arch).file.read_bytes()
-        assert code_object.arch_of(code) == arch
+        assert of_code_object(code) == arch
         with pytest.raises(rfops.UnsupportedArch, match=f"no kernel for {other}; .* {arch}"):
             runtime.load(code, "axpy", other)
     for code in (b"", b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__" + bytes(100)):
-        assert code_object.arch_of(code) == ""
+        assert of_code_object(code) == ""
 
 
 @pytest.mark.parametrize("library", ["absent.so", "text.so", "libc.so.6"])

@@ -37,10 +37,13 @@ def test_cold_build_runs(project: Project) -> None:
 def test_the_entry_is_whole(project: Project) -> None:
     artifact = project.op().build("gfx950")
     assert artifact.folder.parent == project.cache / "v1" / "gfx950" / "axpy"
-    assert artifact.folder.name == artifact.meta["key"]
+    assert artifact.folder.name == artifact.meta.key
     names = {file.name for file in artifact.folder.iterdir()}
     assert {"module.hsaco", "meta.json", "build.log", "build.ninja"} <= names
-    assert json.loads((artifact.folder / "meta.json").read_text()) == artifact.meta
+    assert (
+        cache.read_entry(artifact.folder, (artifact.folder / "meta.json").read_bytes())
+        == artifact.meta
+    )
     leftovers = [f for f in artifact.folder.parent.iterdir() if f.name.startswith(".stage")]
     assert not leftovers
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import resource
 import struct
 from pathlib import Path
 
 import pytest
+from msgspec import msgpack
 
 from rfops.jit import code_object
-from rfops.jit.code_object import CodeObjectError, read_metadata, unbundle, waves_per_simd
-from support.engine_project import Project
+from rfops.jit.arch import waves_per_simd
+from rfops.jit.code_object import Argument, CodeObjectError, read_metadata, unbundle
+from support.engine_project import Child, Project
 
 
 @pytest.fixture
@@ -20,12 +23,12 @@ def elf(project: Project) -> bytes:
 
 def test_arguments_and_target(elf: bytes) -> None:
     metadata = read_metadata(elf)
-    assert metadata["target"].endswith("gfx950")
-    assert list(metadata["kernels"]) == ["axpy"]
-    expected = [(0, 8, "global_buffer"), (8, 8, "global_buffer"), (16, 4, "by_value"),
-                (20, 4, "by_value")]  # fmt: skip
-    args = metadata["kernels"]["axpy"]["args"]
-    assert [(arg["offset"], arg["size"], arg["kind"]) for arg in args] == expected
+    assert metadata.target.endswith("gfx950") and metadata.arch == "gfx950"
+    assert list(metadata.kernels) == ["axpy"]
+    assert metadata.kernels["axpy"].args == [
+        Argument(0, 8, "global_buffer"), Argument(8, 8, "global_buffer"),
+        Argument(16, 4, "by_value"), Argument(20, 4, "by_value"),
+    ]  # fmt: skip
 
 
 HIDDEN = """
@@ -52,20 +55,16 @@ def test_against_the_assembler_text(project: Project) -> None:
     text = (artifact.folder / "module.hsaco.s").read_text()
     text = text[text.index(".amdgpu_metadata") :]
     assert "hidden_group_size_x" in text, "the test needs hidden arguments"
-    kernels = read_metadata(artifact.file.read_bytes())["kernels"]
+    kernels = read_metadata(artifact.file.read_bytes()).kernels
     assert list(kernels) == ["big", "second"]
     for block in text.split("\n  - .agpr_count:")[1:]:
         values = parse_block(".agpr_count:" + block)
         kernel = kernels[values[".name"][-1]]
         for name, key in code_object.RESOURCES.items():
-            assert kernel["resources"][name] == int(values[key][-1]), name
+            assert kernel.resources[name] == int(values[key][-1]), name
         explicit = [k for k in values[".value_kind"] if not k.startswith("hidden_")]
-        assert [arg["kind"] for arg in kernel["args"]] == explicit
-        count = len(explicit)
-        assert [arg["offset"] for arg in kernel["args"]] == [
-            int(v) for v in values[".offset"][:count]
-        ]
-        assert [arg["size"] for arg in kernel["args"]] == [int(v) for v in values[".size"][:count]]
+        offsets, sizes = map(int, values[".offset"]), map(int, values[".size"])
+        assert kernel.args == list(map(Argument, offsets, sizes, explicit))
 
 
 def parse_block(block: str) -> dict[str, list[str]]:
@@ -75,33 +74,6 @@ def parse_block(block: str) -> dict[str, list[str]]:
         if colon and key.startswith("."):
             values.setdefault(key, []).append(value.strip())
     return values
-
-
-# ---------------------------------------------------------------- msgpack
-
-
-VALUES = [
-    (b"\x07", 7), (b"\xff", -1), (b"\xe0", -32), (b"\xc0", None), (b"\xc2", False),
-    (b"\xc3", True), (b"\xcc\xff", 255), (b"\xcd\x01\x00", 256), (b"\xce\x00\x01\x00\x00", 65536),
-    (b"\xcf" + bytes(7) + b"\x09", 9), (b"\xd0\x80", -128), (b"\xd1\xff\x00", -256),
-    (b"\xd2\xff\xff\x00\x00", -65536), (b"\xd3" + b"\xff" * 8, -1),
-    (b"\xca\x3f\x80\x00\x00", 1.0), (b"\xcb\x3f\xf0" + bytes(6), 1.0), (b"\xa2ab", "ab"),
-    (b"\xd9\x02ab", "ab"), (b"\xda\x00\x01c", "c"), (b"\xdb\x00\x00\x00\x01c", "c"),
-    (b"\xc4\x01\x05", b"\x05"), (b"\xc5\x00\x01\x05", b"\x05"), (b"\x92\x01\x02", [1, 2]),
-    (b"\xdc\x00\x01\x01", [1]), (b"\xdd\x00\x00\x00\x01\x01", [1]), (b"\x81\xa1a\x01", {"a": 1}),
-    (b"\xde\x00\x01\xa1a\x01", {"a": 1}), (b"\xdf\x00\x00\x00\x01\xa1a\x01", {"a": 1}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("data", "value"), VALUES, ids=[data.hex() for data, _ in VALUES])
-def test_msgpack(data: bytes, value: object) -> None:
-    assert code_object._MsgPack(data).value() == value
-
-
-def test_msgpack_tags_that_nobody_writes() -> None:
-    for tag in (0xC1, 0xC7, 0xD4):
-        with pytest.raises(CodeObjectError, match=f"tag {tag:#x}"):
-            code_object._MsgPack(bytes([tag, 0, 0, 0])).value()
 
 
 # ---------------------------------------------------------------- bundles, damage
@@ -142,7 +114,7 @@ def test_files_of_other_kinds(tmp_path: Path) -> None:
 
 
 def test_damage_is_a_clear_error(elf: bytes) -> None:
-    """Cut anywhere or with flipped bytes: a CodeObjectError or a dictionary, nothing else."""
+    """Cut anywhere or with flipped bytes: a CodeObjectError or its metadata, nothing else."""
     rng = random.Random(0)
     refused = 0
     cases = [elf[: rng.randrange(len(elf))] for _ in range(200)]
@@ -154,10 +126,95 @@ def test_damage_is_a_clear_error(elf: bytes) -> None:
     cases += [unbundled(elf, rng) for _ in range(100)]
     for case in cases:
         try:
-            assert isinstance(read_metadata(unbundle(case, "gfx950")), dict)
+            assert read_metadata(unbundle(case, "gfx950")).kernels is not None
         except CodeObjectError:
             refused += 1
     assert refused > 200
+
+
+# ---------------------------------------------------------------- made to be bad
+
+
+HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+SEGMENT = struct.Struct("<IIQQQQQQ")
+PT_NOTE = 4
+
+
+def note(data: bytes, name: bytes = b"AMDGPU\0\0", kind: int = 32, name_size: int = 0) -> bytes:
+    return struct.pack("<III", name_size or 7, len(data), kind) + name + data
+
+
+def with_notes(
+    notes: bytes, phnum: int = 1, size: int = 0, shnum: int = 0, shoff: int = 0, kind: int = PT_NOTE
+) -> bytes:
+    """An ELF file for an AMD GPU whose every segment is these notes."""
+    start = HEADER.size + phnum * SEGMENT.size
+    segment = SEGMENT.pack(kind, 4, start, 0, 0, size or len(notes), 0, 4)
+    ident = b"\x7fELF\x02\x01\x01\x40".ljust(16, b"\0")
+    head = HEADER.pack(ident, 3, 0xE0, 1, 0, 64, shoff, 0x4F, 64, 56, phnum, 64, shnum, 0)
+    return head + phnum * segment + notes
+
+
+RIGHT = {
+    "amdhsa.kernels": [
+        {".name": "k", ".args": [{".offset": 0, ".size": 8, ".value_kind": "global_buffer"}]}
+    ],
+    "amdhsa.target": "amdgcn-amd-amdhsa--gfx950",
+}
+
+
+def test_what_the_bad_ones_are_made_of() -> None:
+    metadata = read_metadata(with_notes(note(msgpack.encode(RIGHT))))
+    assert metadata.kernels["k"].args == [Argument(0, 8, "global_buffer")]
+    assert metadata.kernels["k"].resources["vgpr"] == 0
+
+
+BAD_NOTES = {
+    "lists of lists": b"\x91" * 100_000,
+    "lists that declare much": b"\xdd\xff\xff\xff\xff" * 10_000,
+    "maps that declare much": b"\xdf\x7f\xff\xff\xff" * 10_000,
+    "a text that declares much": b"\xdb\xff\xff\xff\xff",
+    "a list for a map": msgpack.encode([RIGHT]),
+    "no kernels": msgpack.encode({}),
+    "kernels of no kind": msgpack.encode({"amdhsa.kernels": 3}),
+    "a kernel without a name": msgpack.encode({"amdhsa.kernels": [{}]}),
+    "a text for a size": msgpack.encode(
+        {"amdhsa.kernels": [{".name": "k", ".vgpr_count": "many"}]}
+    ),
+    "an argument of no kind": msgpack.encode(
+        {"amdhsa.kernels": [{".name": "k", ".args": [{".offset": 0, ".size": 8}]}]}
+    ),
+    "a tag that nobody writes": b"\xc1",
+    "nothing": b"",
+}
+BAD_FILES = {
+    "many segments": with_notes(b"", phnum=65535),
+    "many sections": with_notes(b"", shnum=65535, shoff=64),
+    "2**60 sections": with_notes(b"\xff" * 64, shnum=0, shoff=64 + 56, kind=2)[:-32]
+    + struct.pack("<QQQQ", 1 << 60, 0, 0, 0),
+    "notes beyond the end": with_notes(b"", size=1 << 62),
+    "more notes than a file has": with_notes(bytes(1 << 20)),
+    "a name without an end": with_notes(note(b"", b"x" * 4000, name_size=1 << 31)),
+    "many small notes": with_notes(note(b"", bytes(8), kind=1) * 10_000),
+    "properties without an end": with_notes(note(bytes(8) * 20_000, b"GNU\0", 5, 4)),
+}
+
+
+@pytest.mark.parametrize("name", [*BAD_NOTES, *BAD_FILES])
+def test_one_that_was_made_to_be_bad(name: str) -> None:
+    """A CodeObjectError, soon, and in little memory."""
+    data = BAD_FILES[name] if name in BAD_FILES else with_notes(note(BAD_NOTES[name]))
+
+    def limited() -> str:
+        resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)
+        with pytest.raises(CodeObjectError) as caught:
+            read_metadata(data)
+        return str(caught.value)
+
+    text = Child.run(limited).result()
+    assert isinstance(text, str) and len(text) < 1000, text
 
 
 def test_a_bundle_cut_anywhere(elf: bytes) -> None:

@@ -34,7 +34,7 @@ def test_every_device_source_has_a_module() -> None:
 
 def test_defaults(tmp_path: Path) -> None:
     config = write(tmp_path, {"m": {"srcs": ["m.hip"]}})
-    expected = ModuleSpec("m", ("m.hip",), archs=ARCHS, root=tmp_path, config=config)
+    expected = ModuleSpec(name="m", srcs=("m.hip",), archs=ARCHS, root=tmp_path, config=config)
     assert load_config(config)["m"] == expected
 
 
@@ -54,10 +54,16 @@ WRONG = {
     "glob": ({"m": {"srcs": ["*.hip"]}}, r"m\.srcs: .* exactly one source"),
     "text for a list": (
         {"m": {"srcs": "m.hip"}},
-        r"m\.srcs: expected a list .*, got 'm.hip'",
+        r"m\.srcs: expected a list, got 'm.hip'",
     ),
-    "number in a list": ({"m": {"srcs": ["m.hip"], "flags": [3]}}, r"m\.flags: expected a list"),
-    "list for a text": ({"m": {"srcs": ["m.hip"], "title": []}}, r"m\.title: expected a text"),
+    "number in a list": (
+        {"m": {"srcs": ["m.hip"], "flags": [3]}},
+        r"m\.flags\[0\]: expected a text, got 3",
+    ),
+    "list for a text": (
+        {"m": {"srcs": ["m.hip"], "title": []}},
+        r"m\.title: expected a text, got \[\]",
+    ),
     "unknown arch": (
         {"m": {"srcs": ["m.hip"], "archs": ["gfx90a"]}},
         r"m\.archs: unknown 'gfx90a'; known: gfx942, gfx950",
@@ -65,9 +71,11 @@ WRONG = {
     "unknown kind": ({"m": {"srcs": ["m.hip"], "kind": "torch"}}, r"m\.kind: .* got 'torch'"),
     "path as output": ({"m": {"srcs": ["m.hip"], "output": "../x"}}, r"'\.\./x' cannot be a file"),
     "path as name": ({"../m": {"srcs": ["m.hip"]}}, r"'\.\./m' cannot be a file name"),
-    "entry no object": ({"m": []}, r"m: expected an object, got list"),
+    "entry no object": ({"m": []}, r"m: expected an object, got \[\]"),
     "no object": ([], r"expected an object of modules"),
     "no JSON": ("{", r"config\.json: "),
+    "line end": ({"m": {"srcs": ["m.hip"], "flags": ["a\nb"]}}, r"m\.flags: .* one line, got \("),
+    "empty text": ({"m": {"srcs": ["m.hip"], "flags": [""]}}, r"m\.flags: .* one line, got \("),
     "code": ('{"m": {"srcs": [__import__("os").sep]}}', r"config\.json: "),
 }
 

@@ -32,7 +32,7 @@ def healthy(project: Project, result: torch.Tensor = DOUBLED) -> None:
     for folder in project.shelf.iterdir():
         if folder.is_dir() and folder.name not in ("index", "failed"):
             assert not folder.name.startswith("."), f"left behind: {folder.name}"
-            assert not cache.damage(folder, json.loads((folder / "meta.json").read_bytes()))
+            cache.read_entry(folder, (folder / "meta.json").read_bytes())
     assert project.build() == "found"
 
 

@@ -17,8 +17,8 @@ import rfops
 from rfops import cli
 from rfops.jit import manifest, ninja, store, toolchain
 from rfops.jit.build import device_unit
-from rfops.jit.files import seal
 from rfops.jit.host import host_unit
+from rfops.jit.records import seal
 from rfops.jit.spec import ModuleSpec, load_config, module_spec
 from rfops.jit.toolchain import Toolchain
 from support import mangle
@@ -83,7 +83,7 @@ def test_garbage_in_a_file_of_the_cache(
         result = quick.build()
         assert result == "built" if edited else result in ("built", "found")
         artifact = quick.op().build("gfx950")
-        assert artifact.file.read_bytes() == right and artifact.meta["kernels"]
+        assert artifact.file.read_bytes() == right and artifact.meta.kernels
     assert "Traceback" not in capsys.readouterr().err
 
 

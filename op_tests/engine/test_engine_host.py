@@ -110,8 +110,8 @@ def test_a_failure_names_its_file_and_keeps_what_is_done(
 def test_the_entry_says_how_it_was_built(folder: Path) -> None:
     artifact = build_host(module_spec("small", folder / "config.json"))
     assert artifact.folder.parent == folder / "cache" / "v1" / "host" / "small"
-    assert artifact.fresh and artifact.meta["compiler"] == host_toolchain().version
-    read = {name for name, sha in artifact.meta["deps"].items() if sha}
+    assert artifact.fresh and artifact.meta.compiler == host_toolchain().version
+    read = {name for name, sha in artifact.meta.deps.items() if sha}
     assert read == {f"root/{name}" for name in SOURCES}
     assert {file.name for file in artifact.folder.iterdir()} == {
         "libsmall.so", "meta.json", "build.log", "build.ninja",
@@ -123,7 +123,7 @@ def test_the_level_of_the_cpu_is_in_the_key(folder: Path, monkeypatch: pytest.Mo
     keys = set()
     for level in dict.fromkeys((cpu.x86_level(), "")):
         monkeypatch.setattr(cpu, "x86_level", lambda level=level: level)
-        keys.add(build_host(module_spec("small", folder / "config.json")).meta["key"])
+        keys.add(build_host(module_spec("small", folder / "config.json")).meta.key)
     assert len(keys) == (2 if cpu.platform.machine() == "x86_64" else 1)
 
 

@@ -64,7 +64,7 @@ def test_the_newest_compiler_of_the_cache_stands_in(
     no_compiler(project, monkeypatch)
     versions = [found.headline[-3:] for found in toolchain.recorded("device")]
     assert versions == ["1.0", "2.0"]
-    assert project.op().build("gfx950").meta["compiler"].endswith("1.0")
+    assert project.op().build("gfx950").meta.compiler.endswith("1.0")
     assert not toolchain.recorded("host")
 
 
@@ -81,7 +81,7 @@ def test_a_compiler_that_is_updated_under_a_running_process(project: Project) ->
     project.build()
     project.set_version("stand-in clang version 4.0")
     project.hipcc.write_text(project.hipcc.read_text() + "#\n")
-    assert project.op().build("gfx950", {"BIAS": 1}).meta["compiler"].endswith("4.0")
+    assert project.op().build("gfx950", {"BIAS": 1}).meta.compiler.endswith("4.0")
 
 
 # ---------------------------------------------------------------- RFOPS_JIT=0

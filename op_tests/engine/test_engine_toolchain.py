@@ -194,7 +194,7 @@ def test_a_compiler_that_does_not_say_its_version(project: Project) -> None:
         project.build()
     assert not list(project.cache.glob("v1/toolchains/*.json"))
     project.hipcc.write_text(text)
-    assert "stand-in clang version 1.0" in project.op().build("gfx950").meta["compiler"]
+    assert "stand-in clang version 1.0" in project.op().build("gfx950").meta.compiler
 
 
 def test_a_wrapper_around_another_compiler(project: Project) -> None:
@@ -205,8 +205,8 @@ def test_a_wrapper_around_another_compiler(project: Project) -> None:
     project.hipcc.chmod(0o755)
     toolchain._choose.cache_clear()
     artifact = project.op().build("gfx950")
-    assert artifact.fresh and "wrapped" in artifact.meta["compiler"]
-    assert "stand-in clang version 1.0" in artifact.meta["compiler"]
+    assert artifact.fresh and "wrapped" in artifact.meta.compiler
+    assert "stand-in clang version 1.0" in artifact.meta.compiler
 
 
 # ---------------------------------------------------------------- host

@@ -17,6 +17,7 @@ SOURCE = r"""
 #include <signal.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -26,7 +27,7 @@ API int faulty_count = 0;     /* operations that change a file or a folder, so f
 API int faulty_kill_at = 0;   /* 1: the first of them; 0: none */
 API int faulty_fail_from = 0; /* and from there on all fail */
 API int faulty_error = 0;     /* with this */
-API int faulty_no_locks = 0;  /* the error number of F_SETLK */
+API int faulty_no_locks = 0;  /* the error number of F_SETLK, flock */
 
 /* Whether this operation fails. */
 static int step(void) {
@@ -83,6 +84,10 @@ API int rmdir(const char* path) { step(); return REAL(rmdir)(path); }
   }
 FCNTL(fcntl)
 FCNTL(fcntl64)
+API int flock(int fd, int how) {
+  if (faulty_no_locks) errno = faulty_no_locks;
+  return faulty_no_locks ? -1 : REAL(flock)(fd, how);
+}
 """
 
 

@@ -46,7 +46,7 @@ LEVELS: Mapping[str, tuple[str, ...]] = {
 def compile_kernels(source: str, arch: str, level: str) -> bytes:
     """The code object of one of the sources, from the engine's cache or built now."""
     spec = ModuleSpec(
-        f"vgpu_kernels_{source}", (f"{source}.hip",), flags=LEVELS[level], root=KERNELS
+        name=f"vgpu_kernels_{source}", srcs=(f"{source}.hip",), flags=LEVELS[level], root=KERNELS
     )
     return build_device(spec, arch, {}).file.read_bytes()
 
