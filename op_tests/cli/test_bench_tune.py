@@ -7,6 +7,7 @@ import csv
 import importlib.util
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from rfops.gemm.mxfp8 import OP as DENSE
 from rfops.gemm.mxfp8_gemv import GemvConfig
 from rfops.jit import ConfigError
 from rfops.moe.grouped_gemm_mxfp8 import OP as GROUPED
-from support import mxfp8_shapes
 from support.calls import dense_call, grouped_call, route
 
 pytestmark = pytest.mark.requires_gfx950
@@ -285,8 +285,9 @@ def test_bench_of_another_kernel_beside(capsys: pytest.CaptureFixture[str]) -> N
     assert cli.main(["bench", *words]) == 0
     assert "triton over this:" in capsys.readouterr().out
     words = ["batched_gemm_a16w8_blockscale", "--shape", "2", "1", "64", "128"]
-    assert cli.main(["bench", *words, "--kernel", "bmm"]) == 0  # which has no config for it
-    assert "bmm over this" not in capsys.readouterr().out
+    assert cli.main(["bench", *words, "--kernel", "bmm", "staged"]) == 0  # which is NVIDIA's
+    said = capsys.readouterr().out
+    assert "bmm over this" in said and "staged over this" not in said
 
 
 def test_a_row_names_values_too() -> None:
@@ -387,18 +388,18 @@ def test_tune_writes_rows_that_routing_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tune(PAIRS, tmp_path) == 0
-    rows = lines(tmp_path / "mxfp8.csv")
-    assert [row["op"] for row in rows] == ["gemm_mxfp8"] * 2 + ["grouped_gemm_mxfp8"]
-    for row in rows:
+    rows = lines(tmp_path / "gemm_mxfp8.csv")
+    grouped = lines(tmp_path / "grouped_gemm_mxfp8.csv")
+    assert (len(rows), len(grouped)) == (2, 1)
+    for row in (*rows, *grouped):
         assert row["origin"] == "estimated" and "virtual GPU gfx950" in row["source"]
-        assert float(row["us"]) > 0 and float(row["triton_us"]) > 0
+        assert float(row["us"]) > 0 and "_us=" in row["figures"]
     monkeypatch.setenv("RFOPS_CONFIGS", str(tmp_path))
     for m in (3, 20):
         chosen = route(m, 48, 256)
         row = next(row for row in rows if row["m"] == str(m))
         assert chosen.rule == "exact row" and chosen.row is not None
-        assert chosen.is_hip == (row["use_hip"] == "1")
-        assert (chosen.backend, chosen.config) == (row["backend"], row["config"])
+        assert (chosen.backend, chosen.config) == (row["kernel"], row["config"])
     assert GROUPED.route(MOE).rule == "exact row"
 
 
@@ -417,8 +418,8 @@ def test_tune_goes_on_where_it_was_interrupted(
     words += ["--shape", "3", "48", "256", "--shape", "20", "48", "256"]
     assert cli.main(words) == 130
     assert "run it again to go on" in capsys.readouterr().err
-    assert [row["m"] for row in lines(tmp_path / "mxfp8.csv")] == ["3"]
-    assert [path.name for path in tmp_path.iterdir()] == ["mxfp8.csv"]
+    assert [row["m"] for row in lines(tmp_path / "gemm_mxfp8.csv")] == ["3"]
+    assert [path.name for path in tmp_path.iterdir()] == ["gemm_mxfp8.csv"]
 
     def noted(sets: list[Problem], *args: Any) -> Any:
         seen.append(sets[0].call.M)
@@ -426,7 +427,9 @@ def test_tune_goes_on_where_it_was_interrupted(
 
     monkeypatch.setattr(cost, "measure", noted)
     assert cli.main(words) == 0
-    assert [row["m"] for row in lines(tmp_path / "mxfp8.csv")] == ["3", "20"] and {*seen} == {20}
+    assert [row["m"] for row in lines(tmp_path / "gemm_mxfp8.csv")] == ["3", "20"] and {*seen} == {
+        20
+    }
     assert "[1/2, 0 s] gemm_mxfp8 m=3 n=48 k=256: done before" in capsys.readouterr().out
 
 
@@ -440,8 +443,10 @@ def test_three_percent_decide(hip: float, triton: float | None, use_hip: int) ->
     tile = DENSE.kernels["triton"].default(SMALL)
     tried += [Trial("triton", tile, triton, "estimated")] if triton else []
     row = cli_tune.row_of(cli_tune.query_of(DENSE, SMALL), tried, "a test")
-    assert row["use_hip"] == use_hip and row["backend"] == ("gemv" if use_hip else "triton")
-    assert row["us"] == "10.000"
+    assert row["kernel"] == ("gemv" if use_hip else "triton")
+    assert row["us"] == ("10.000" if use_hip else f"{triton:.3f}")
+    assert ("gemv_us=10" in row["figures"]) != use_hip
+    assert ("speedup=" in row["figures"]) == bool(use_hip and triton)
 
 
 def test_a_shape_that_only_triton_takes() -> None:
@@ -449,8 +454,8 @@ def test_a_shape_that_only_triton_takes() -> None:
     tile = DENSE.kernels["triton"].default(c)
     query = cli_tune.query_of(DENSE, c)
     row = cli_tune.row_of(query, [Trial("triton", tile, 5.0, "estimated")], "a test")
-    assert (row["use_hip"], row["backend"], row["arch"]) == (0, "triton", "gfx942")
-    assert "us" not in row and "speedup" not in row
+    assert (row["kernel"], row["arch"]) == ("triton", "gfx942")
+    assert (row["us"], row["figures"]) == ("5.000", "")
 
 
 def test_wrong_and_broken_variants_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,8 +481,8 @@ def test_wrong_and_broken_variants_are_left_out(monkeypatch: pytest.MonkeyPatch)
 def test_a_table_is_written_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = File(tmp_path, "mxfp8")
-    file.add({"op": "gemm_mxfp8", "m": 1})
+    file = File(tmp_path, tuned_table.TABLES["gemm_mxfp8"])
+    file.add({"m": 1})
     before = file.path.read_bytes()
 
     def full(_handle: int) -> None:
@@ -485,13 +490,13 @@ def test_a_table_is_written_whole_or_not_at_all(
 
     monkeypatch.setattr(cli_tune.os, "fsync", full)
     with pytest.raises(OSError, match="no space left"):
-        file.add({"op": "gemm_mxfp8", "m": 2})
+        file.add({"m": 2})
     assert file.path.read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["mxfp8.csv"]
+    assert [path.name for path in tmp_path.iterdir()] == ["gemm_mxfp8.csv"]
 
 
 def test_tune_refuses_a_table_that_is_corrupt(tmp_path: Path) -> None:
-    file = tmp_path / "mxfp8.csv"
+    file = tmp_path / "gemm_mxfp8.csv"
     file.write_text("nonsense\n")
     with pytest.raises(ConfigError, match="line 1, column"):
         tune(PAIRS[:1], tmp_path)
@@ -512,12 +517,11 @@ def test_tune_takes_untuned_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     GROUPED.route(MOE)
     (dense,) = cli_tune.untuned(record, "gemm_mxfp8")
     assert DENSE.table_sizes(dense) == DENSE.table_sizes(SMALL)
-    done: list[list[Any]] = []
-    monkeypatch.setattr(cli_tune, "tune_all", lambda pairs, *_: done.append(pairs) or 0)
-    assert tune_mxfp8.main(["--out", str(tmp_path), "--untuned", str(record)]) == 0
-    assert cli.main(["tune", "gemm_mxfp8", "--out", str(tmp_path), "--untuned", str(record)]) == 0
-    both, one = ([cli_tune.query_of(*pair) for pair in pairs] for pairs in done)
-    assert both == routing.read_untuned(record) and one == both[:1]
+    done: list[Any] = []
+    monkeypatch.setattr(cli_tune, "tune_all", lambda pairs, *_: done.extend(pairs) or 0)
+    for op in ("gemm_mxfp8", "grouped_gemm_mxfp8"):
+        assert cli.main(["tune", op, "--out", str(tmp_path), "--untuned", str(record)]) == 0
+    assert [cli_tune.query_of(*pair) for pair in done] == routing.read_untuned(record)
 
 
 def test_tune_script_and_command_fill_one_table(
@@ -529,6 +533,70 @@ def test_tune_script_and_command_fill_one_table(
     assert cli.main(["tune", "gemm_mxfp8", *words]) == 0
     said = capsys.readouterr().out
     assert "done before" in said and f"RFOPS_CONFIGS={tmp_path}" in said
-    (row,) = tuned_table.read(tmp_path / "mxfp8.csv", "mxfp8")
+    (row,) = tuned_table.read(tmp_path / "gemm_mxfp8.csv", "gemm_mxfp8")
     assert row.origin == "estimated"
-    assert set(mxfp8_shapes.GROUPS) == {"published", "tp1", "tp2", "tp4", "tp8", "moe"}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "own"),
+    [
+        ("gemm_mxfp8", "3 48 256", "triton"),
+        ("grouped_gemm_mxfp8", "6 48 256 8 a_div=2 top_k=2", "triton"),
+        ("batched_gemm_a16w8_blockscale", "2 4 130 200", ""),
+    ],
+)
+def test_every_table_is_tuned(
+    name: str, shape: str, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The op's own, and its Triton kernel's defaults, which a call without a row then takes."""
+    words = ["tune", name, "--out", str(tmp_path), "--top", "2", "--shape", *shape.split()]
+    assert cli.main(words) == 0
+    monkeypatch.setenv("RFOPS_CONFIGS", str(tmp_path))
+    c = on_device(ops()[name].call_of(**cli_bench.shape_of(ops()[name], shape.split())), CPU)
+    (row,) = lines(tmp_path / f"{name}.csv")
+    chosen = ops()[name].route(c)
+    assert (chosen.rule, chosen.backend, chosen.config) == (
+        "exact row", row["kernel"], row["config"]
+    )  # fmt: skip
+    if own:
+        kernel = ops()[name].kernels[own]
+        before = kernel.own_row(c)
+        assert cli.main([*words, "--defaults", own]) == 0
+        (row,) = lines(tmp_path / f"{name}_{own}.csv")
+        assert row["m" if name == "gemm_mxfp8" else "block_m"] == "16" == str(before.sizes[0])
+        tuned_table._load.cache_clear()
+        after = kernel.own_row(c)
+        assert after.source == row["source"] and "geometric mean of M=" in row["source"]
+        assert after.sizes == before.sizes and after.file.parent == tmp_path
+        assert kernel.default(c) == kernel.settled(c, routing.parse_config(
+            kernel.Config, row["config"]))  # fmt: skip
+
+
+def test_on_a_gpu_the_best_are_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median of three decides; of each kernel the best stays for the row's figures."""
+    tile = DENSE.kernels["triton"].default(SMALL)
+    tried = [Trial("gemv", GemvConfig(64, 1, 1, w), 5.0 + w / 10, "measured") for w in range(1, 9)]
+    tried.append(Trial("triton", tile, 9.0, "measured"))
+    times = iter([9.0, *[1.0] * 5, 9.0, 9.0, *[1.0] * 5, 9.0])
+    monkeypatch.setattr(cli_tune, "measure", lambda *_: cost.Cost(next(times), "measured"))
+    monkeypatch.setattr(cost, "problems", lambda *_: [])
+    found = cli_tune.again(DENSE, SMALL, tried, lambda *_: None)
+    assert [trial.us for trial in found] == [9.0, *[1.0] * 5, 9.0]
+    assert found[0].config.waves == 1 and found[-1].backend == "triton"
+
+
+def test_configs_that_are_one_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = dense_call(8, 2304, 6144)
+    tile = DENSE.kernels["triton"].default(c)
+    same = [replace(tile, splits=1, fill=fill) for fill in (1, 2, 99)]
+    seen: list[Any] = []
+
+    def counted(_sets: Any, _backend: str, config: Any, _failed: Any) -> cost.Cost:
+        seen.append(config.splits)
+        return cost.Cost(1.0 + config.splits, "estimated")
+
+    monkeypatch.setattr(cli_tune, "measure", counted)
+    monkeypatch.setattr(cost, "problems", lambda *_: [])
+    monkeypatch.setattr(type(DENSE.kernels["triton"]), "candidates", lambda *_: [*same, *same])
+    tried = list(cli_tune.trials(DENSE, c, CPU, None, lambda *_: None, "triton"))
+    assert len(tried) == 4 and len(seen) == len(set(seen)) < 4

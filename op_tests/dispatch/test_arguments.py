@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 import rfops
 from rfops import compat
-from rfops.gemm.a16w8_routes import BmmConfig, RowsConfig
+from rfops.gemm.a16w8_config import BmmConfig, RowsConfig
 from rfops.gemm.mxfp8_gemv import GemvConfig
 from rfops.gemm.mxfp8_mfma import MfmaConfig
 from rfops.jit import launcher

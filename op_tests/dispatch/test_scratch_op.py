@@ -58,7 +58,7 @@ class Hip(Kernel):
     def default(self, c):
         return Config(64)
 
-    def ranked(self, c):
+    def candidates(self, c):
         return [Config(64), Config(128)]
 
     def defines(self, c, config):
@@ -82,7 +82,7 @@ OP = Op(
     -> out: f32[M, N]
     """,
     kernels=(Hip(),),
-    table="M N",
+    table="M+ N",
     reference=reference,
     shapes={"published": [{"M": m, "N": 64} for m in (1, 2, 3, 4)]},
 )
@@ -103,7 +103,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     spec.loader.exec_module(module)
     yield module
     del sys.modules["scratch"], registry._OPS["scratch_scale"]
-    del tuned_table.FAMILIES["scratch_scale"], tuned_table.FAMILY_OF["scratch_scale"]
+    del tuned_table.TABLES["scratch_scale"]
 
 
 @pytest.fixture

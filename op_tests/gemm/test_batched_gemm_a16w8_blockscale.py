@@ -22,7 +22,14 @@ from rfops.gemm.a16w8_blockscale import (
     batched_gemm_a16w8_blockscale,
     batched_gemm_a16w8_blockscale_ref,
 )
-from rfops.gemm.a16w8_routes import BmmConfig, Config, RowsConfig, StagedConfig, TilesConfig
+from rfops.gemm.a16w8_config import (
+    BmmConfig,
+    Config,
+    RowsConfig,
+    Shape,
+    StagedConfig,
+    TilesConfig,
+)
 from rfops.jit import launcher, log
 from rfops.triton import launch
 from support.batched_gemm_a16w8_problems import (
@@ -38,7 +45,7 @@ from support.batched_gemm_a16w8_problems import (
     run,
 )
 
-routes = importlib.import_module("rfops.gemm.a16w8_routes")
+kernels = importlib.import_module("rfops.gemm.a16w8_triton")
 
 PUBLISHED_NK = ((512, 128), (128, 512))  # DeepSeek-R1's absorbed weights
 
@@ -324,7 +331,7 @@ STAGED: dict[str, tuple[tuple[int, int, int, int], StagedConfig]] = {
 def no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `staged` leaves to `tiles` fails."""
     for name in ("_prepare_tiles", "_prepare_one_block"):
-        monkeypatch.setattr(routes, name, lambda *_args: pytest.fail)
+        monkeypatch.setattr(kernels, name, lambda *_args: pytest.fail)
     monkeypatch.setattr(OP, "plans", OP.plans.fresh())
 
 
@@ -365,9 +372,9 @@ def test_staged_is_nvidias(device: torch.device) -> None:
 
 def staged_by_tiles(problem: Problem) -> torch.Tensor:
     """What the launches of `staged` write, on any device."""
-    shape = routes.Shape(*problem.x.shape[:2], *problem.w.shape[1:])
+    shape = Shape(*problem.x.shape[:2], *problem.w.shape[1:])
     out = torch.full(shape[:3], math.nan, dtype=BF16, device=problem.x.device)
-    routes.prepare(out.device, shape, StagedConfig(16, 32, 128))(out, *problem.args)
+    kernels.Staged.prepare(out.device, shape, StagedConfig(16, 32, 128))(out, *problem.args)
     return out
 
 
@@ -381,7 +388,7 @@ def test_staged_leaves_other_strides_to_tiles(one_device: torch.device) -> None:
     off.w = room[1:].view(plain.w.shape).view(plain.w.dtype)
     off.w.copy_(plain.w)
     for problem in (odd_rows, turned, off):
-        assert not routes._in_pieces_of_16(problem.x) or not routes._in_pieces_of_16(problem.w)
+        assert not kernels._in_pieces_of_16(problem.x) or not kernels._in_pieces_of_16(problem.w)
         assert_correct(staged_by_tiles(problem), problem)
 
 
@@ -417,7 +424,7 @@ def staged_ptx(shape: tuple[int, int, int, int], config: StagedConfig, x_type: s
     kernel = importlib.import_module("rfops.gemm.a16w8_staged").staged
     pointers = {"out": x_type, "x": x_type, "w": "fp8e4nv", "scale": "fp32"}
     names = kernel.arg_names
-    constants = routes.staged_constants(routes.Shape(*shape), config)
+    constants = kernels.staged_constants(Shape(*shape), config)
     values = {"out_n": 1, "s_k": 1} | dict(zip(names[-len(constants) :], constants, strict=True))
     kinds = {n: f"*{pointers[n]}" if n in pointers else "i32" for n in names}
     kinds |= dict.fromkeys(values, "constexpr")
@@ -436,7 +443,7 @@ def test_more_batches_than_a_grid_takes(
     one_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OP, "plans", OP.plans.fresh())
-    monkeypatch.setattr(routes, "MAX_GRID", 2)
+    monkeypatch.setattr(kernels, "MAX_GRID", 2)
     problem = random_problem(7, 1, 20, 40).to(one_device)
     for config in (RowsConfig(16, 64, batches=2), TilesConfig(16, 16, 64), TilesConfig(16, 16, 32)):
         assert_correct(run(problem, config), problem)
@@ -446,13 +453,13 @@ def test_more_tiles_of_m_than_a_grid_takes(
     one_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OP, "plans", OP.plans.fresh())
-    monkeypatch.setattr(routes, "MAX_GRID", 2)
+    monkeypatch.setattr(kernels, "MAX_GRID", 2)
     problem = random_problem(1, 40, 20, 40).to(one_device)
     assert_correct(run(problem, TilesConfig(16, 32, 64)), problem)
 
 
 def test_workspace_is_bounded() -> None:
-    shape = routes.Shape(16, 8192, 8192, 8192)
+    shape = Shape(16, 8192, 8192, 8192)
     assert BmmConfig().batches(shape) == 4  # 512 MiB
     assert BmmConfig(1).batches(shape) == 1  # one batch at least
 

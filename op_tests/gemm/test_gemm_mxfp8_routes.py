@@ -276,7 +276,7 @@ def test_a_familys_decisions_are_those_of_each_shape(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, overlay: Write
 ) -> None:
     """Also of sizes that share one, among them sizes with rows, and beyond what a kernel takes."""
-    overlay({"m": 8, "n": 496, "k": 640, "use_hip": 0, "backend": "triton"}, {"m": 4, "n": 480})
+    overlay({"m": 8, "n": 496, "k": 640, "kernel": "triton"}, {"m": 4, "n": 480})
     asked: list[object] = []
     for kernel in OP.kernels.values():
         made = functools.partial(_made, kernel.name)

@@ -90,13 +90,11 @@ def test_none_on_another_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_none_where_the_table_says_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a result where it says yes, beyond the envelope's default."""
-    rows = (("2", "0"), ("20", "1"))
-    lines = [
-        f"gemm_mxfp8,gfx950,256,{m},4,64,,,,mfma,,{use_hip},,,,estimated,a test"
-        for m, use_hip in rows
-    ]
-    file = tmp_path / "mxfp8.csv"
-    file.write_text("\n".join([",".join(tuned_table.COLUMNS), *lines]) + "\n")
+    rows = ((2, "triton"), (20, "mfma"))
+    lines = [f"gfx950,256,{m},4,64,{kernel},,,,estimated,a test" for m, kernel in rows]
+    file = tmp_path / "gemm_mxfp8.csv"
+    columns = tuned_table.TABLES["gemm_mxfp8"].columns
+    file.write_text("\n".join([",".join(columns), *lines]) + "\n")
     monkeypatch.setenv("RFOPS_CONFIGS", str(tmp_path))
     compat._is_hip.cache_clear()
     try:

@@ -110,7 +110,7 @@ def test_wheel_has_the_commands_of_ops(wheel: Path, tmp_path: Path, vgpu_path: P
     )
     said = run_python(code, "/", RFOPS_HIP_LIBRARY=str(vgpu_path), RFOPS_CONFIGS="")
     assert "geometric mean" in said and "moe_align_place" in said
-    assert [path.name for path in out.iterdir()] == ["mxfp8.csv"]
+    assert [path.name for path in out.iterdir()] == ["gemm_mxfp8.csv"]
 
 
 def run_python(code: str, cwd: str, **env: str) -> str:

@@ -9,29 +9,29 @@ from pathlib import Path
 import pytest
 
 from rfops.dispatch import tuned_table
-from rfops.dispatch.tuned_table import COLUMNS
+from rfops.dispatch.tuned_table import TABLES
 
 ROW = {
-    "op": "gemm_mxfp8", "arch": "gfx950", "cu_num": 256, "m": 8, "n": 480, "k": 640,
-    "backend": "mfma", "use_hip": 1, "origin": "estimated", "source": "a test",
+    "arch": "gfx950", "cu_num": 256, "m": 8, "n": 480, "k": 640,
+    "kernel": "mfma", "origin": "estimated", "source": "a test",
 }  # fmt: skip
 Write = Callable[..., Path]
 
 
 @pytest.fixture
 def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes the user's mxfp8.csv: rows as changes of ROW, or the text itself."""
+    """Writes the user's table of an op: rows as changes of ROW, or the text itself."""
 
-    def write(*rows: dict[str, object] | str) -> Path:
-        file = tmp_path / "mxfp8.csv"
+    def write(*rows: dict[str, object] | str, op: str = "gemm_mxfp8") -> Path:
+        file, columns = tmp_path / f"{op}.csv", TABLES[op].columns
         with file.open("w", newline="", encoding="utf-8") as stream:
-            csv.writer(stream).writerow(COLUMNS)
+            csv.writer(stream).writerow(columns)
             for row in rows:
                 if isinstance(row, str):
                     stream.write(row)
                 else:
                     cells = {**ROW, **row}
-                    csv.writer(stream).writerow([cells.get(column, "") for column in COLUMNS])
+                    csv.writer(stream).writerow([cells.get(column, "") for column in columns])
         monkeypatch.setenv("RFOPS_CONFIGS", str(tmp_path))
         tuned_table._load.cache_clear()
         return file

@@ -6,14 +6,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-from rfops import ConfigError, vgpu
+from rfops import vgpu
+from rfops.dispatch.tuned_table import TABLES
+from rfops.gemm.mxfp8_triton import TritonGemm
 from rfops.jit.arch import ROWS
 from rfops.triton import launch, tiles
+from support.calls import dense_call
 from support.devices import ARCHS, device_of
 from support.triton_mxfp8_cases import NVIDIA, assert_close, dense, random_side
 
@@ -97,44 +99,27 @@ def test_the_driver_comes_back_after_an_error(device: torch.device) -> None:
 # ---------------------------------------------------------------- the table
 
 
-def test_every_op_and_arch_ends_with_a_row_for_all() -> None:
-    for op in tiles.OPS:
-        for arch in ROWS:
-            rows = [row for row in tiles.table() if (row.op, row.arch) == (op, arch)]
-            assert rows, (op, arch)
-            last = rows[-1]
-            assert (last.m_max, last.n_max, last.k_max) == (None, None, None), (op, arch)
-            tiles.find(op, arch, 5000, 7, 32)
+@pytest.mark.parametrize("name", ["gemm_mxfp8_triton", "grouped_gemm_mxfp8_triton"])
+def test_every_arch_has_a_tile_for_all(name: str) -> None:
+    rows = TABLES[name].load().rows
+    assert {row.arch for row in rows if row.sizes == (None, None, None)} == set(ROWS)
+    for row in rows:
+        is_dense = not name.startswith("grouped")
+        assert tiles.of(row).refuses(is_dense, row.arch) is None, row
 
 
-def test_figures_say_where_they_come_from() -> None:
-    with tiles.TABLE.open(encoding="utf-8") as file:
-        names = file.readline().strip().split(",")
-        for line in file:
-            row = dict(zip(names, line.strip().split(",", len(names) - 1), strict=True))
-            measured = row["origin"].strip('"').startswith("measured, ")
-            assert measured or row["origin"] == "estimated", line
-            assert bool(row["us"]) == measured, f"a time is measured, or it is not there: {line}"
-            assert not measured or row["arch"].startswith("sm_"), f"no AMD GPU has run this: {line}"
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("dense,gfx950,x,,,blocks,16,16,32,1,1,1,,,,,,estimated", "line 2, column m_max: a number"),
-        (
-            "dense,gfx950,,,,blocks,16,17,32,1,1,1,,,,,,estimated",
-            "line 2: .*block_n must be a power",
-        ),
-        ("dense,gfx900,,,,blocks,16,16,32,1,1,1,,,,,,estimated", "line 2: op must be one of"),
-        ("dense,gfx950,,,,blocks,16,16,32,1,1,1,,,,,,estimated,more", "line 2: .* 18 columns"),
-    ],
-)
-def test_a_corrupt_table(
-    line: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "table.csv"
-    file.write_text(",".join(tiles.COLUMNS) + "\n" + line + "\n")
-    monkeypatch.setattr(tiles, "TABLE", file)
-    with pytest.raises(ConfigError, match=text):
-        tiles.table.__wrapped__()
+def test_tiles_between_the_bounds() -> None:
+    """The least bound that holds; beyond its workspace a tile that expands gives way."""
+    for sizes, method, tile in (
+        ((1, 2304, 6144), "blocks", (8, 64, 3)),
+        ((9, 2304, 6144), "blocks", (16, 32, 4)),
+        ((64, 6144, 2048), "blocks", (64, 32, 3)),
+        ((65, 3072, 6144), "expand", (128, 64, 4)),
+        ((257, 3073, 6144), "expand", (128, 128, 3)),
+        ((1 << 20, 3072, 6144), "blocks", (64, 64, 3)),
+    ):
+        found = TritonGemm().default(dense_call(*sizes, arch="sm_90"))
+        assert (found.method, found.fill) == (method, 0)
+        assert (found.block_m, found.block_n, found.stages) == tile, sizes
+    splits = [TritonGemm().default(dense_call(8, n, 6144)).splits for n in (512, 1024, 9216)]
+    assert splits == [12, 12, 3], "two steps of K in each part at least, four tiles a unit at most"

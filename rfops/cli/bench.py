@@ -20,13 +20,12 @@ from rfops import vgpu
 from rfops.cli import why
 from rfops.dispatch import cost, routing
 from rfops.dispatch.declare import DTYPES
-from rfops.dispatch.kernel import Call, Kernel
 from rfops.dispatch.op import Op
 
 Row = dict[str, Any]
 QUICK = 3  # shapes of the quick subset
 COLUMNS = ("shape", "kernel", "us", "kind", "floor us", "bound", "share", "TB/s", "TFLOPS",
-           "published", "source")  # fmt: skip
+           "peer us", "published", "source")  # fmt: skip
 
 
 def add_shapes(parser: argparse.ArgumentParser, op: Op) -> None:
@@ -124,10 +123,13 @@ def bench(
         figures, row["source"] = found
         row["published"] = ", ".join(f"{name} {value:g}" for name, value in figures.items())
         row["published us"] = figures.get("us", "")
+    beside = cost.peer(sets)
+    if beside:
+        row["peer"], row["peer us"] = beside
     wrong = []
     for name in ("", *others):
         backend = name or kernel.name
-        if name and (op.kernels[name].refuses(c) or not _has_default(op.kernels[name], c)):
+        if name and op.kernels[name].refuses(c) is not None:
             continue
         try:
             done = cost.measure(sets, backend, route=not name)
@@ -136,10 +138,6 @@ def bench(
         else:
             row |= {f"{name} us": done.us} if name else _figures(done, least)
     return row, wrong
-
-
-def _has_default(kernel: Kernel, c: Call) -> bool:
-    return kernel.Config is None or kernel.default(c) is not None
 
 
 def label(op: Op, shape: dict[str, Any]) -> str:
@@ -225,7 +223,7 @@ def summary(rows: Sequence[Row], others: Sequence[str] = ()) -> list[str]:
         slow, best = (f"{row['share']:.1%} at {row['shape']}" for row in (placed[0], placed[-1]))
         share = _mean([row["share"] for row in placed])
         lines.append(f"share of the floor {share:.1%}; best {best}, slowest {slow}")
-    for name in ("published", *others):
+    for name in ("published", "peer", *others):
         # An estimate beside somebody's measurement is for reading, not for a ratio.
         fair = [row for row in timed if name != "published" or row["kind"] == "measured"]
         ratios = [row[f"{name} us"] / row["us"] for row in fair if row.get(f"{name} us")]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rfops
+from rfops.dispatch import tuned_table
 from rfops.jit import paths
 
 if TYPE_CHECKING:
@@ -69,6 +70,22 @@ def declared() -> dict[str, dict[str, list[str]]]:
             for name in names:
                 found.setdefault(name, {}).setdefault(kernel.module, []).append(kernel.kernel)
     return dict(sorted(found.items()))
+
+
+# What ops and kernels say of their tables.
+_TABLES = (
+    re.compile(r'^OP = \w+\(\s*"(\w+)"(?:.*\n)*?    table="([^"]*)"', re.MULTILINE),
+    re.compile(r'tuned_table\.declare\(\s*"(\w+)", "([^"]*)"'),
+)
+
+
+def declare_tables() -> None:
+    """The tuned tables, of rfops' ops without torch."""
+    for file in Path(__file__).parents[1].glob("*/*.py"):
+        for pattern in _TABLES:
+            for name, key in pattern.findall(file.read_text(encoding="utf-8")):
+                if name not in tuned_table.TABLES:
+                    tuned_table.declare(name, key, ())
 
 
 def op_names(with_table: bool = False) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import rfops
+from rfops.cli.common import declare_tables
 from rfops.dispatch import tuned_table
 from rfops.jit import ConfigError, resources, settings, toolchain, trust
 from rfops.jit.files import cache_root, cache_roots
@@ -40,13 +41,14 @@ def examine() -> dict[str, Any]:
     cache = _cache()
     compilers = {arch: _compilers("device", arch, cache) for arch in ARCHS}
     compilers["c++20"] = _compilers("host", toolchain.HOST_TARGET, cache)
+    declare_tables()
     record: dict[str, Any] = {
         "rfops": rfops.__version__,
         "python": platform.python_version(),
         "torch": _torch_version(),
         "compilers": compilers,
         "devices": {"gpus": _gpus(), "virtual": settings.raw("RFOPS_VGPU_ARCH")},
-        "tables": {family: _table(family) for family in tuned_table.FAMILIES},
+        "tables": {name: _table(name) for name in tuned_table.TABLES},
         "cache": cache,
         "free_memory": resources.free_memory(),
         "jobs": 0 if wrong else resources.jobs(),
@@ -73,10 +75,10 @@ def _compilers(kind: str, target: str, cache: dict[str, Any]) -> list[dict[str, 
     return found
 
 
-def _table(family: str) -> dict[str, Any]:
+def _table(name: str) -> dict[str, Any]:
     """What a tuned table holds, and its conflicts; or why it cannot be read."""
     try:
-        table = tuned_table.load(family)
+        table = tuned_table.TABLES[name].load()
     except ConfigError as error:
         return {"ok": False, "error": str(error)}
     conflicts = [str(conflict) for conflict in table.conflicts]
@@ -164,9 +166,9 @@ def _problems(record: dict[str, Any]) -> list[str]:
     found += _untrusted(cache)
     if not cache["writable"] and not cached:
         found.append("the cache is not writable, and has nothing")
-    for family, table in record["tables"].items():
+    for name, table in record["tables"].items():
         if not table["ok"]:
-            found.append(f"tuned table {family}: {table['error']}")
+            found.append(f"tuned table {name}: {table['error']}")
     return found
 
 
@@ -181,8 +183,8 @@ def _text(record: dict[str, Any]) -> str:
     gpus = [f"{i}: {name}" for i, name in enumerate(record["devices"]["gpus"])]
     virtual = f"virtual GPU {record['devices']['virtual']} (CPU tensors)"
     lines.append("devices: " + "; ".join([*gpus, virtual]))
-    for family, table in record["tables"].items():
-        lines += _table_text(family, table)
+    for name, table in record["tables"].items():
+        lines += _table_text(name, table)
     cache = record["cache"]
     state = "writable" if cache["writable"] else "NOT writable"
     counts = ", ".join(f"{count} {arch}" for arch, count in cache["entries"].items())
@@ -201,10 +203,10 @@ def _text(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _table_text(family: str, table: dict[str, Any]) -> list[str]:
+def _table_text(name: str, table: dict[str, Any]) -> list[str]:
     if not table["ok"]:
-        return [f"tuned table {family}: NOT readable: {table['error']}"]
+        return [f"tuned table {name}: NOT readable: {table['error']}"]
     origins = ", ".join(f"{count} {origin}" for origin, count in table["rows"].items())
     count = f"{len(table['conflicts'])} conflicts"
-    head = f"tuned table {family}: {origins or 'no'} rows, {count}"
+    head = f"tuned table {name}: {origins or 'no'} rows, {count}"
     return [head, *(f"  conflict: {conflict}" for conflict in table["conflicts"])]

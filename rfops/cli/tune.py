@@ -1,38 +1,47 @@
 """`rfops tune OP --out FOLDER`, then RFOPS_CONFIGS=FOLDER: fills an op's tuned table.
 
-For each shape it sweeps the variants of HIP kernels and of Triton, those first that the kernel's
-own model ranks first, checks each result, and takes the quickest of either side. HIP gets the shape
-(use_hip) unless Triton is more than 3 % quicker. On a GPU it times (origin measured); on the
-virtual GPU it ranks by an estimate from counters and says estimated in every row. After each shape
-the whole CSV is written aside and renamed in: an interrupt loses one shape at most, and a second
-run goes on where the first ended. `--untuned` takes what RFOPS_RECORD_UNTUNED collected.
+For each shape it sweeps the variants of every kernel, those first that the kernel's own model ranks
+first, checks each result, and takes the quickest. A HIP kernel keeps the shape unless another one
+is more than 3 % quicker. On a GPU it times (origin measured); on the virtual GPU it ranks by an
+estimate from counters and says estimated in every row. After each shape the whole CSV is written
+aside and renamed in: an interrupt loses one shape at most, and a second run goes on where the first
+ended. `--untuned` takes what RFOPS_RECORD_UNTUNED collected. `--defaults KERNEL` fills that
+kernel's own table instead: each row that the shapes hit gets the variant with the least geometric
+mean over them.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
+import multiprocessing
 import os
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rfops.cli.bench import add_shapes, describe, shapes_of
+from rfops.cli.common import with_ops
 from rfops.dispatch import cost, routing, tuned_table
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op, ops
 from rfops.dispatch.problem import Problem, on_device
-from rfops.dispatch.tuned_table import FAMILY_OF, Query
+from rfops.dispatch.tuned_table import Query, Tuned
 from rfops.jit import settings
 
-MARGIN = 1.03  # a HIP kernel gives up a shape only to a Triton that is quicker by more
 Key = tuple[str, ...]
+MARGIN = 1.03  # a HIP kernel gives up a shape only to another that is quicker by more
+FINALS = 6  # variants that are timed again on a GPU, in turn: a chip that is hot by now is slower
 Failed = Callable[[str, bool], None]
 
 
@@ -40,8 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
     parser.add_argument("--out", type=Path, help="folder of the table; default: RFOPS_CONFIGS")
     add_shapes(parser, op)
     parser.add_argument("--untuned", type=Path, help="a file that RFOPS_RECORD_UNTUNED wrote")
-    parser.add_argument("--top", type=int, help="variants a kernel; default: 24, 4 if virtual")
+    parser.add_argument("--top", type=int, help="variants a kernel; default: 4 if virtual, 24 of "
+                        "those that a model ranks, else all")  # fmt: skip
     parser.add_argument("--force", action="store_true", help="tune again what the file has")
+    own = [name for name, kernel in op.kernels.items() if kernel.tuned]
+    parser.add_argument("--defaults", choices=own, help="fill this kernel's own table instead")
 
 
 def run(op: Op, options: argparse.Namespace) -> int:
@@ -53,6 +65,8 @@ def run(op: Op, options: argparse.Namespace) -> int:
         todo += [op.call_of(**shape) for shape in shapes_of(op, options)]
     device = options.device or cost.default_device()
     try:
+        if options.defaults:
+            return tune_defaults(op, options.defaults, todo, folder, device, options.top)
         return tune_all([(op, c) for c in todo], folder, device, options.top, options.force)
     except KeyboardInterrupt:
         print("rfops: interrupted; what is done is in the table, run it again to go on",
@@ -81,72 +95,138 @@ class Trial:
     config: Any
     us: float
     origin: str
+    spread: float = 0.0
 
 
-def trials(op: Op, c: Call, device: torch.device, count: int, failed: Failed) -> Iterator[Trial]:
+def trials(
+    op: Op, c: Call, device: torch.device, top: int | None, failed: Failed, only: str = ""
+) -> Iterator[Trial]:
     """Every variant to try; one that does not build or is wrong is reported and left out."""
     c = on_device(c, device)
     sets: list[Problem] = []
     for backend, kernel in op.kernels.items():
-        if kernel.Config is None or kernel.refuses(c) is not None:
+        if kernel.Config is None or only not in ("", backend) or kernel.refuses(c) is not None:
             continue
         sets = sets or cost.problems(op, c, device)
-        for config in list(dict.fromkeys([kernel.default(c), *kernel.ranked(c)]))[:count]:
-            label = f"{op.name} {c}: {backend} {config}"
-            try:
-                done = cost.measure(sets, backend, config)
-            except AssertionError as error:
-                failed(f"{label}: WRONG RESULT: {str(error)[:200]}", True)
-            except Exception as error:  # a tile that does not fit has many ways to say so
-                lines = str(error).splitlines() or [type(error).__name__]
-                failed(f"{label}: does not run: {lines[0][:160]}", False)
-            else:
-                yield Trial(backend, config, done.us, done.kind)
+        count = top or (4 if device.type == "cpu" else 24 if kernel.is_ranked else None)
+        found = (v for v in kernel.candidates(c) if kernel.refuses_config(c, v) is None)
+        configs = list(islice(dict.fromkeys([kernel.default(c), *found]), count))
+        if device.type != "cpu" and not kernel.is_hip:
+            compile_ahead(op, c, backend, configs)
+        done: dict[Any, cost.Cost | None] = {}  # by what runs: some configs are one here
+        for config in configs:
+            settled = kernel.settled(c, config)
+            if settled not in done:
+                done[settled] = measure(sets, backend, settled, failed)
+            it = done[settled]
+            if it is not None:
+                yield Trial(backend, config, it.us, it.kind, it.spread)
+
+
+def measure(sets: Sequence[Problem], backend: str, config: Any, failed: Failed) -> cost.Cost | None:
+    label = f"{sets[0].op.name} {sets[0].call}: {backend} {config}"
+    try:
+        return cost.measure(sets, backend, config)
+    except AssertionError as error:
+        failed(f"{label}: WRONG RESULT: {str(error)[:200]}", True)
+    except Exception as error:  # a tile that does not fit has many ways to say so
+        lines = str(error).splitlines() or [type(error).__name__]
+        failed(f"{label}: does not run: {lines[0][:160]}", False)
+    return None
+
+
+def compile_ahead(op: Op, c: Call, backend: str, configs: Sequence[Any]) -> None:
+    """Each variant launched once in processes beside this one, which leaves it in Triton's cache.
+    Ops of elsewhere, which another process does not know, are compiled one by one."""
+    workers = min(len(configs), (os.cpu_count() or 2) - 1)
+    given = {**{name: c.values[name] for name in c.values}, **c.sizes}
+    jobs = [(op.name, backend, routing.config_text(config), given) for config in configs]
+    if workers > 1 and type(op).__module__.startswith("rfops."):
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            list(pool.map(_compile, jobs))
+
+
+def _compile(job: tuple[str, str, str, Mapping[str, Any]]) -> None:
+    with_ops()
+    op, device = ops()[job[0]], torch.device("cuda")
+    try:
+        problem = Problem(op, on_device(op.call_of(**job[3]), device))
+        config = op.parse_config(op.kernels[job[1]], job[2])
+        problem.launch_by(problem.prepare(job[1], config))()
+        torch.cuda.synchronize()
+    except Exception:  # the tuner meets it too, and says so
+        return
+
+
+def again(op: Op, c: Call, tried: Sequence[Trial], failed: Failed) -> list[Trial]:
+    """The best few, and the best of each kernel, by the median of three times."""
+    sets = cost.problems(op, c, c.device)
+    best = sorted(tried, key=lambda trial: trial.us)[:FINALS]
+    best = list(dict.fromkeys([*best, *of_each(tried)]))
+    times = {trial: [trial.us] for trial in best}
+    for _ in range(2):
+        for trial in best:
+            it = measure(sets, trial.backend, op.kernels[trial.backend].settled(c, trial.config),
+                         failed)  # fmt: skip
+            times[trial] += [it.us] if it else []
+    return [replace(trial, us=statistics.median(times[trial])) for trial in best]
+
+
+def of_each(tried: Sequence[Trial]) -> list[Trial]:
+    """The best of each kernel."""
+    best: dict[str, Trial] = {}
+    for trial in tried:
+        other = best.setdefault(trial.backend, trial)
+        best[trial.backend] = min(other, trial, key=lambda t: t.us)
+    return list(best.values())
 
 
 def query_of(op: Op, c: Call) -> Query:
-    pairs = zip(tuned_table.names_of(op.name), op.table_sizes(c), strict=True)
-    return Query(op.name, c.arch, c.cu_num, tuple(pairs))
+    assert op.tuned is not None, f"{op.name} has no table"
+    sizes = tuple(zip(op.tuned.sizes, op.table_sizes(c), strict=True))
+    return Query(op.name, c.arch, c.cu_num, sizes)
 
 
 def row_of(query: Query, tried: Sequence[Trial], source: str) -> dict[str, Any]:
-    """The table's row: the best HIP variant, or Triton's tile where no kernel takes the shape."""
-    hip, triton = (
-        min((t for t in tried if (t.backend == "triton") is of), key=lambda t: t.us, default=None)
-        for of in (False, True)
-    )
-    use_hip = hip is not None and (triton is None or hip.us <= triton.us * MARGIN)
-    kept = hip if use_hip else triton
-    assert kept is not None
-    figures: dict[str, Any] = {"us": f"{hip.us:.3f}"} if hip else {}
-    if triton:
-        figures["triton_us"] = f"{triton.us:.3f}"
-    if hip and triton:
-        figures["speedup"] = f"{triton.us / hip.us:.3f}"
+    """The table's row: the best HIP variant, or another kernel's where that is quicker."""
+    kernels, best = ops()[query.op].kernels, of_each(tried)
+    kept = min(best, key=lambda t: t.us / (MARGIN if kernels[t.backend].is_hip else 1))
+    figures = {f"{t.backend}_us": t.us for t in best if t is not kept}
+    if kept.spread:
+        figures["spread"] = kept.spread
+    if kernels[kept.backend].is_hip and "triton_us" in figures:
+        figures["speedup"] = figures["triton_us"] / kept.us
     return {
-        "op": query.op, "arch": query.arch, "cu_num": query.cu_num, **dict(query.sizes),
-        "backend": kept.backend, "config": routing.config_text(kept.config),
-        "use_hip": int(use_hip), **figures, "origin": kept.origin, "source": source,
+        "arch": query.arch, "cu_num": query.cu_num, **dict(query.sizes),
+        **_choice(kept.backend, kept.config, kept.us, kept.origin, source),
+        "figures": " ".join(f"{name}={value:.4g}" for name, value in figures.items()),
     }  # fmt: skip
+
+
+def _choice(kernel: str, config: Any, us: float, origin: str, source: str) -> dict[str, str]:
+    text = routing.config_text(config)
+    return {"kernel": kernel, "config": text, "us": f"{us:.3f}", "origin": origin, "source": source}
 
 
 # ---------------------------------------------------------------- the file
 
 
 class File:
-    """A family's table in a folder, as an earlier run has left it. Raises ConfigError."""
+    """A table in a folder, as an earlier run has left it. Raises ConfigError."""
 
-    def __init__(self, folder: Path, family: str) -> None:
-        self.path = folder / f"{family}.csv"
-        self.keys, self.columns = tuned_table.key_columns(family), tuned_table.columns(family)
+    def __init__(self, folder: Path, tuned: Tuned) -> None:
+        self.path = folder / f"{tuned.name}.csv"
+        self.tuned = tuned
         self.rows: dict[Key, Mapping[str, Any]] = {}
         if self.path.is_file():
-            list(tuned_table.read(self.path, family))  # every cell checked
-            with self.path.open(newline="", encoding="utf-8") as stream:
+            list(tuned_table.read(self.path, tuned.name))  # every cell checked
+            with self.path.open(newline="", encoding="utf-8-sig") as stream:
                 self.rows = {self.key_of(row): row for row in csv.DictReader(stream)}
 
     def key_of(self, row: Mapping[str, Any]) -> Key:
-        return tuple(str(row.get(column, "")) for column in self.keys)
+        cells = [row.get(column, "") for column in self.tuned.keys]
+        return tuple("" if cell is None else str(cell) for cell in cells)
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.rows[self.key_of(row)] = row
@@ -159,7 +239,8 @@ class File:
         handle, name = tempfile.mkstemp(dir=folder, prefix=f".{self.path.name}.")
         try:
             with os.fdopen(handle, "w", newline="", encoding="utf-8") as stream:
-                writer = csv.DictWriter(stream, self.columns, restval="", lineterminator="\n")
+                columns = self.tuned.columns
+                writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(self.rows.values())
                 stream.flush()
@@ -174,6 +255,20 @@ class File:
 # ---------------------------------------------------------------- the run
 
 
+class _Failures:
+    """What was said of variants that are left out; whether any result was wrong."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.serious = False
+        print(f"# {describe(device)}")
+        if device.type == "cpu":
+            print("# nothing is timed: rows are estimates from counters, and say so")
+
+    def __call__(self, text: str, is_serious: bool) -> None:
+        self.serious |= is_serious
+        print(f"  {text}", file=sys.stderr, flush=True)
+
+
 def tune_all(
     todo: Sequence[tuple[Op, Call]],
     folder: Path,
@@ -182,46 +277,71 @@ def tune_all(
     force: bool = False,
 ) -> int:
     """Tune what the folder's tables have not; 1 if a result was wrong or a shape has none."""
-    virtual = device.type == "cpu"
-    print(f"# {describe(device)}")
-    if virtual:
-        print("# nothing is timed: rows are estimates from counters, and say so")
-    serious: list[str] = []
-
-    def failed(text: str, is_serious: bool) -> None:
-        serious.extend([text] if is_serious else [])
-        print(f"  {text}", file=sys.stderr, flush=True)
-
+    failed = _Failures(device)
     files: dict[str, File] = {}
     begin = time.monotonic()
     for number, (op, sizes) in enumerate(todo, start=1):
-        family = FAMILY_OF[op.name]
-        if family not in files:
-            files[family] = File(folder, family)
+        assert op.tuned is not None, f"{op.name} has no table"
+        if op.name not in files:
+            files[op.name] = File(folder, op.tuned)
         label = f"[{number}/{len(todo)}, {time.monotonic() - begin:.0f} s]"
-        count = top or (4 if virtual else 24)
-        print(f"{label} {_tune(op, on_device(sizes, device), files[family], count, force, failed)}",
-              flush=True)  # fmt: skip
+        done = _tune(op, on_device(sizes, device), files[op.name], top, force, failed)
+        print(f"{label} {done}", flush=True)
     for file in files.values():
         print(f"{file.path}: use it with RFOPS_CONFIGS={folder}")
-    return 1 if serious else 0
+    return 1 if failed.serious else 0
 
 
-def _tune(op: Op, c: Call, file: File, count: int, force: bool, failed: Failed) -> str:
+def _tune(op: Op, c: Call, file: File, top: int | None, force: bool, failed: Failed) -> str:
     """What was done for a shape."""
     query = query_of(op, c)
     shape = " ".join(f"{name}={value}" for name, value in query.sizes)
-    key = {"op": op.name, "arch": c.arch, "cu_num": c.cu_num, **dict(query.sizes)}
+    key = {"arch": c.arch, "cu_num": c.cu_num, **dict(query.sizes)}
     if file.key_of(key) in file.rows and not force:
         return f"{op.name} {shape}: done before"
-    tried = list(trials(op, c, c.device, count, failed))
+    tried = list(trials(op, c, c.device, top, failed))
     if not tried:
         failed(f"{op.name} {shape}: no kernel gave a result", True)
         return f"{op.name} {shape}: nothing"
+    count = len(tried)
+    if c.device.type != "cpu":
+        tried = again(op, c, tried, failed)
     row = row_of(query, tried, describe(c.device))
+    beside = cost.peer(cost.problems(op, c, c.device)) if c.device.type != "cpu" else None
+    if beside:
+        row["figures"] = f"{row['figures']} {beside[0]}_us={beside[1]:.4g}".strip()
     file.add(row)
-    figures = [f"{name} {row[name]}" for name in tuned_table.FIGURES if row.get(name)]
-    chosen = f"{row['backend']} {row['config']}, use_hip {row['use_hip']}"
-    return (
-        f"{op.name} {shape}: {chosen}; {', '.join(figures)}, {row['origin']}; {len(tried)} variants"
-    )
+    said = " ".join(row[name] for name in ("kernel", "config", "figures", "origin"))
+    return f"{op.name} {shape}: {row['us']} us by {said}; {count} variants"
+
+
+def tune_defaults(
+    op: Op, name: str, todo: Sequence[Call], folder: Path, device: torch.device,
+    top: int | None = None,
+) -> int:  # fmt: skip
+    """Tune the rows of a kernel's own table that these shapes hit."""
+    failed, kernel = _Failures(device), op.kernels[name]
+    assert kernel.tuned is not None, f"{name} has no table of its own"
+    hit: dict[tuple[Any, ...], dict[str, dict[Any, float]]] = {}
+    origin = "estimated"
+    for c in (on_device(c, device) for c in todo):
+        if kernel.refuses(c) is None:
+            times = {}
+            for trial in trials(op, c, device, top, failed, name):
+                times[trial.config], origin = trial.us, trial.origin
+            hit.setdefault((c.arch, c.cu_num, *kernel.own_row(c).sizes), {})[str(c)] = times
+    file = File(folder, kernel.tuned)
+    for key, shapes in hit.items():
+        means = {
+            config: math.exp(
+                sum(math.log(times[config]) for times in shapes.values()) / len(shapes)
+            )
+            for config in set.intersection(*(set(times) for times in shapes.values()))
+        }
+        best = min(means, key=lambda config: means[config])
+        source = f"{describe(device)}: geometric mean of {', '.join(shapes)}"
+        cells = dict(zip(kernel.tuned.keys, key, strict=True))
+        file.add(cells | _choice(name, best, means[best], origin, source))
+        print(f"{file.path.name} {cells}: {means[best]:.3f} us by {routing.config_text(best)}")
+    print(f"{file.path}: use it with RFOPS_CONFIGS={folder}")
+    return 1 if failed.serious else 0

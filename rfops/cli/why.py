@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import re
 
-from rfops.dispatch import tuned_table
 from rfops.dispatch.declare import DTYPES, TensorArg, ValueArg
 from rfops.dispatch.kernel import Call, Kernel
 from rfops.dispatch.op import Op, ops
@@ -110,6 +109,10 @@ def text(op: Op, c: Call) -> str:
     ]
     if op.table:
         lines.append(("row", str(chosen.row) if chosen.row else "none for this shape"))
+    found = op.published(c)
+    if found:
+        figures = ", ".join(f"{name} {value:g}" for name, value in found[0].items())
+        lines.append(("published", f"{figures}; {found[1]}"))
     lines += [(name, words) for name, words in kernel.notes(c, config).items()]
     for name, other in op.kernels.items():
         if name != chosen.backend:
@@ -124,7 +127,7 @@ def text(op: Op, c: Call) -> str:
 
 def sizes_text(op: Op, c: Call) -> str:
     if op.table:
-        pairs = zip(tuned_table.names_of(op.name), op.table_sizes(c), strict=True)
+        pairs = zip(op.tuned.sizes, op.table_sizes(c), strict=True)
     else:
         pairs = ((name.lower(), c.sizes[name]) for name in op.asked)
     return " ".join(f"{name}={value}" for name, value in pairs)

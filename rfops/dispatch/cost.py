@@ -92,6 +92,13 @@ def measure(sets: Sequence[Problem], backend: str, config: Any = None, route: bo
     return Cost(us, "estimated", counters=_counters(records, floor(sets[0].op, sets[0].call)))
 
 
+def peer(sets: Sequence[Problem]) -> tuple[str, float] | None:
+    """The op's peer and its time, on a GPU."""
+    made = [one.op.peer(one.call) for one in sets if one.call.device.type != "cpu"]
+    calls = [found[1] for found in made if found]
+    return (made[0][0], time_graph(calls).us) if made and made[0] else None
+
+
 def _counters(records: Sequence[Any], least: Floor) -> dict[str, float]:
     """Of all launches of a call; ratios are to what the work needs at least."""
 

@@ -25,7 +25,7 @@ class Family:
     def __init__(self, op: Op, like: Call, config: Any) -> None:
         self.op, self.like, self.config = op, like, config
         self.names = op.declaration.sizes
-        self.router = Router(op.name, like.arch, like.cu_num) if op.table else None
+        self.router = Router(op.tuned, like.arch, like.cu_num) if op.tuned else None
         self._shared: dict[tuple[int, ...], RunOf] = {}
         if op.has_plain_plans:
             (result,) = op.declaration.results

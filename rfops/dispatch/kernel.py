@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from rfops.jit import paths
+from rfops.jit import ConfigError, paths
+
+from .routing import parse_config
+from .tuned_table import Row, Tuned
 
 Run = Callable[..., None]  # run(result, *input tensors)
 RunOf = Callable[..., Run]  # of the op's sizes, in their order
@@ -73,6 +76,8 @@ class Kernel:
     Config: ClassVar[type[Any] | None] = None  # a frozen dataclass: a variant of it
     module: ClassVar[str] = ""  # of a HIP kernel: its entry in compiler_config.json
     config: ClassVar[Path] = paths.COMPILER_CONFIG  # or in the file that has it
+    is_ranked: ClassVar[bool] = False  # whether its candidates come in the order of a cost model
+    tuned: ClassVar[Tuned | None] = None  # its own table of defaults
     # Beside the rounding of fp32 sums, how far a result may be off, as a share of its |products|.
     error: ClassVar[float] = 0.0
 
@@ -95,10 +100,29 @@ class Kernel:
         """The variant that a call without a tuned row takes."""
         return None
 
-    def ranked(self, c: Call) -> list[Any]:
-        """All variants worth timing, the best by the cost model first."""
+    def candidates(self, c: Call) -> Iterable[Any]:
+        """All variants worth timing; where a cost model ranks them, the best first."""
         config = self.default(c)
         return [] if config is None else [config]
+
+    def own_row(self, c: Call) -> Row:
+        """The row of its own table that a call takes. Raises ConfigError."""
+        assert self.tuned is not None and self.Config is not None, f"{self.name} has no table"
+        kind, sizes = self.Config, tuple([getattr(c, name) for name in self.tuned.names])
+        found = self.tuned.load().find(
+            c.arch, c.cu_num, sizes, lambda r: self.suits(c, parse_config(kind, r.config, r))
+        )
+        if found is None:
+            raise ConfigError(f"{self.tuned.name}.csv: no row for {c} on {c.arch}")
+        return found.row
+
+    def suits(self, c: Call, config: Any) -> bool:
+        """Whether a row of its own table is for the call."""
+        return True
+
+    def settled(self, c: Call, config: Any) -> Any:
+        """The variant that runs, where a config leaves something to the call's sizes."""
+        return config
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any] | None:
         """The compile-time constants of the HIP module; None of another kernel."""

@@ -35,6 +35,7 @@ from rfops.dispatch import routing, tuned_table
 from rfops.dispatch.guards import Guard, show
 from rfops.dispatch.registration import must_dispatch
 from rfops.dispatch.routing import Route, Router
+from rfops.dispatch.tuned_table import Row
 from rfops.jit import Plans, UnsupportedArch
 from rfops.jit.arch import ROWS
 
@@ -75,7 +76,7 @@ class Op(Checked):
     hints : the way out that a refusal of this argument or size names.
     max_bytes : of each tensor; None where a kernel takes any.
     table : what a tuned row is found by: sizes, values, and optional tensors, which count as 0
-        or 1; M first. Empty: the op has no table.
+        or 1, each with a rule (tuned_table.py). Empty: the op has no table.
     usual : values that `rfops why` and the like assume.
     result : makes the returned value of several results, as a NamedTuple's class.
     reference : the plain fp32 formula on the inputs by position; may be set later.
@@ -105,7 +106,9 @@ class Op(Checked):
         self.kernels = {kernel.name: kernel for kernel in kernels}
         self.coarse_at = [(d.sizes.index(size), step) for size, step in (coarse or {}).items()]
         self.shares = coarse is not None
-        self.table = tuple(table.split())
+        with_config = tuple(kernel.name for kernel in kernels if kernel.Config is not None)
+        self.tuned = tuned_table.declare(name, table, with_config) if table else None
+        self.table = self.tuned.names if self.tuned else ()
         self.usual = dict(usual or {})
         self.result, self.reference, self.shapes = result, reference, dict(shapes or {})
         self.takes_config = any(kernel.Config for kernel in kernels)
@@ -113,9 +116,6 @@ class Op(Checked):
         # What a launch takes.
         self._tensors_at = tuple(i for i, arg in self._tensors if not arg.ignored)
         self.plans = Plans(out=d.written, sizes=" ".join(d.sizes), shapes=d.patterns)
-        if table:
-            hip = [kernel.name for kernel in kernels if kernel.is_hip]
-            tuned_table.declare(name, [size.lower() for size in self.table], hip)
         self.makes_one = len(d.results) == 1 and not result
         kind = type(self)
         # Then a shape that shares a decision needs no Call of its own.
@@ -235,11 +235,11 @@ class Op(Checked):
         return None
 
     def order(self, c: Call) -> Sequence[str]:
-        """The HIP kernels, the one to take without a tuned row first."""
+        """The kernels that a call takes without a tuned row, the first one first: HIP's."""
         return [name for name, kernel in self.kernels.items() if kernel.is_hip]
 
     def untuned(self, c: Call) -> str | None:
-        """Why no HIP kernel is taken without a tuned row; None if one is."""
+        """Why none of `order` is taken without a tuned row; None if one is."""
         return None
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
@@ -250,6 +250,10 @@ class Op(Checked):
     def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
         """Of random inputs by name, those that must fit each other; the rest is drawn by dtype."""
         return {}
+
+    def peer(self, c: Call) -> tuple[str, Callable[[], object]] | None:
+        """What users without the op call, on tensors that are made here, and its name."""
+        return None
 
     def flops(self, c: Call) -> int:
         return 0
@@ -271,7 +275,8 @@ class Op(Checked):
 
     def published(self, c: Call) -> tuple[Mapping[str, float], str] | None:
         """Figures of others for such a call on its architecture, and where they stand."""
-        return routing.published(self.name, c.arch, self.table_sizes(c)) if self.table else None
+        row = self.tuned.published(c.arch, self.table_sizes(c)) if self.tuned else None
+        return (dict(row.figures), row.source) if row else None
 
     def make_results(self, c: Call, device: torch.device | str | None = None) -> list[torch.Tensor]:
         """New ones, without a value."""
@@ -353,7 +358,7 @@ class Op(Checked):
 
     def route(self, c: Call, router: Router | None = None) -> Route:
         """The kernel that a call gets, and why. Raises ConfigError, ValueError."""
-        if not self.table:
+        if self.tuned is None:
             refused = {name: k.refuses(c) for name, k in self.kernels.items()}
             first = next((name for name, reason in refused.items() if reason is None), "none")
             self._must_have(first, c)
@@ -363,14 +368,18 @@ class Op(Checked):
                 {n: r for n, r in reasons.items() if n != first},
             )
             return Route(first, "first", words=lambda: words)
-        router = router or Router(self.name, c.arch, c.cu_num)
+        router = router or Router(self.tuned, c.arch, c.cu_num)
 
-        def refuses(backend: str) -> str | None:
-            kernel = self.kernels.get(backend)
-            return "the op has none" if kernel is None else kernel.refuses(c)
+        def refuses(name: str, row: Row | None) -> str | None:
+            kernel = self.kernels[name]
+            reason = kernel.refuses(c)
+            if reason is None and row is not None and row.config:
+                reason = kernel.refuses_config(c, self.parse_config(kernel, row.config, row))
+            return reason
 
-        hip = tuple(self.order(c))
-        chosen = router.choose(self.table_sizes(c), hip, refuses, self.untuned(c))
+        order = self.order(c)
+        others = [name for name in self.kernels if name not in order]
+        chosen = router.choose(self.table_sizes(c), order, others, refuses, self.untuned(c))
         self._must_have(chosen.backend, c)
         return chosen
 
@@ -395,9 +404,7 @@ class Op(Checked):
             routing.say(lambda: f"{self.name} {c} on {c.arch}", chosen)
             kernel = self.kernels[chosen.backend]
             config = self.parse_config(kernel, chosen.config, chosen.row)
-            if config is None or kernel.refuses_config(c, config) is not None:
-                config = kernel.default(c)
-            return kernel, chosen.rule, config
+            return kernel, chosen.rule, kernel.default(c) if config is None else config
         kernel = self.kernel_of(config)
         reason = kernel.refuses(c) or kernel.refuses_config(c, config)
         if reason:

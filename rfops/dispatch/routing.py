@@ -1,14 +1,13 @@
-"""Which kernel a call takes, and why: the envelope first, the tuned table second.
+"""Which kernel a call takes, and why.
 
-    a HIP kernel takes the shape (the envelope)?
-      yes, and a row is found    -> what the row says: HIP, or Triton where use_hip is 0
-      yes, no row, shape is one that engages untuned -> the first HIP kernel that takes it
-      else                       -> Triton, or torch where Triton does not take it
+    a row of the tuned table holds, and its kernel takes the call -> that kernel, in its config
+    no row, and the op engages without one -> the first kernel of the op's order that takes it
+    else -> what is left: Triton, or torch where Triton does not take it
 
-Rows are looked up by `exact row`, then `nearest M bucket`, then `nearest cu_num` of the same arch
-(tuned_table.py). Then come `envelope default`, `Triton`, `torch`. Each Route carries its rule and
-the reason in words; `rfops why` prints them. A shape for which no row of this chip holds is a miss:
-counted, and written to RFOPS_RECORD_UNTUNED where that is set.
+Rows are looked up by `exact row`, then `nearest row`, then `nearest cu_num` (tuned_table.py). Then
+come `envelope default`, `Triton`, `torch`. Each Route carries its rule and the reason in words;
+`rfops why` prints them. A shape for which no row of this chip holds is a miss: counted, and written
+to RFOPS_RECORD_UNTUNED where that is set.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ import logging
 import operator
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rfops.dispatch import tuned_table
 from rfops.dispatch.guards import Guard
-from rfops.dispatch.tuned_table import KEY_COLUMNS, Match, Query, Row, names_of
+from rfops.dispatch.tuned_table import Match, Query, Row, Tuned
 from rfops.jit import ConfigError, hip, log, settings
 from rfops.jit.arch import ROWS
 
-Refuses = Callable[[str], str | None]
+# Of a kernel, and of a row's config of it: why it does not take the call; None if it does.
+Refuses = Callable[[str, Row | None], str | None]
 
 
 def _no_words() -> tuple[str, Mapping[str, str]]:
@@ -43,7 +42,7 @@ def _no_words() -> tuple[str, Mapping[str, str]]:
 
 @dataclass(slots=True)
 class Route:
-    """A decision: `backend` in `config` (empty: its own heuristic), by `rule`. Words are made when
+    """A decision: `backend` in `config` (empty: its own choice), by `rule`. Words are made when
     they are asked for: a shape that changes every call has no use for them."""
 
     backend: str
@@ -69,43 +68,29 @@ class Route:
         return self.words()[1]
 
 
-def published(op: str, arch: str, sizes: tuple[int, ...]) -> tuple[Mapping[str, float], str] | None:
-    """Figures and source of the shipped row of others for these sizes, any number of experts."""
-    names = names_of(op)
-    for row in tuned_table.shipped(tuned_table.FAMILY_OF[op]):
-        pairs = zip(map(dict(row.sizes).get, names), sizes, names, strict=True)
-        same = all(a == b or (a is None or name == "e") for a, b, name in pairs)
-        if row.origin == "published" and (row.op, row.arch) == (op, arch) and same and row.figures:
-            return dict(row.figures), row.source
-    return None
-
-
 class Router:
     """The routes of an op on one chip. Settings are read once, here: 1 us each."""
 
-    def __init__(self, op: str, arch: str, cu_num: int) -> None:
-        self.op, self.arch, self.cu_num = op, arch, cu_num
-        family = tuned_table.FAMILY_OF[op]
-        self.table = tuned_table.load(family)
-        key = tuned_table.FAMILIES[family][op]
-        self.names = names_of(op)
-        at = [self.names.index(name) for name in key.exact]
+    def __init__(self, tuned: Tuned, arch: str, cu_num: int) -> None:
+        self.arch, self.cu_num = arch, cu_num
+        self.op, self.names = tuned.name, tuned.sizes
+        self.table = tuned.load()
+        at = [place for place, rule in enumerate(tuned.rules) if not rule]
         self._exact: Callable[[tuple[int, ...]], tuple[int, ...]] = (
             operator.itemgetter(*at)
             if len(at) > 1
             else lambda sizes: tuple([sizes[place] for place in at])
         )
-        self._tuned = self.table.exact_sizes(op, arch)
-        self._misses = _misses.setdefault((op, arch, cu_num, self.names), Counter())
+        self._tuned = self.table.exact_sizes(arch)
+        self._misses = _misses.setdefault((self.op, arch, cu_num, self.names), Counter())
         self._record = settings.path("RFOPS_RECORD_UNTUNED")
-        if not set(self.names) <= set(KEY_COLUMNS):
-            self._record = None  # its one header has no column for these
         self._says = log.dispatch().isEnabledFor(logging.DEBUG)  # each shape's route
 
     def choose(
         self,
         sizes: tuple[int, ...],
-        hip_kernels: tuple[str, ...],
+        order: Sequence[str],
+        others: Sequence[str],
         refuses: Refuses,
         untuned: str | None,
     ) -> Route:
@@ -114,25 +99,33 @@ class Router:
         Parameters
         ----------
         sizes : those of `names`.
-        hip_kernels : the one to take without a row first.
-        refuses : says why a backend does not take the shape, None if it does; asked of triton only
-            where it matters, as Triton takes long to import.
-        untuned : why no HIP kernel is taken without a row; None if one is.
+        order : kernels that are taken without a row, the first one first; `others` : those left.
+        refuses : asked of Triton only where it matters, as that takes long to import.
+        untuned : why none of `order` is taken without a row; None if one is.
         """
         match = None
         if self._exact(sizes) in self._tuned:
-            match = self.table.find(self._query(sizes))
+            match = self.table.find(
+                self.arch, self.cu_num, sizes, lambda row: refuses(row.kernel, row) is None
+            )
         first = None
-        for name in hip_kernels:
-            if refuses(name) is None:
+        for name in order:
+            if refuses(name, None) is None:
                 first = name
                 break
         if first and (match is None or match.rule == "nearest cu_num"):
             self._miss(sizes)
-        backend, rule, config = _decide(match, first, refuses, untuned)
-        row = match.row if match else None
-        words = functools.partial(_words, backend, rule, row, hip_kernels, refuses, untuned)
-        return Route(backend, rule, config, row, words)
+        words = functools.partial(_words, match, order, others, refuses, untuned)
+        if match:
+            row = match.row
+            return Route(
+                row.kernel, match.rule, row.config, row, functools.partial(words, row.kernel)
+            )
+        rule = "envelope default"
+        if first is None or untuned is not None:
+            first = next((name for name in others if refuses(name, None) is None), "none")
+            rule = first.replace("triton", "Triton")
+        return Route(first, rule, words=functools.partial(words, first))
 
     def is_untuned(self, sizes: tuple[int, ...]) -> bool:
         """Whether no row can hold for a shape and nothing is to be said; counts it as a miss."""
@@ -140,9 +133,6 @@ class Router:
             return False
         self._miss(sizes)
         return True
-
-    def _query(self, sizes: tuple[int, ...]) -> Query:
-        return Query(self.op, self.arch, self.cu_num, tuple(zip(self.names, sizes, strict=True)))
 
     def _miss(self, sizes: tuple[int, ...]) -> None:
         """Count a miss; write it to RFOPS_RECORD_UNTUNED, once whatever processes write there."""
@@ -154,72 +144,49 @@ class Router:
             counts[sizes] = before + 1
             if self._record is None:
                 return
+            pairs = tuple(zip(self.names, sizes, strict=True))
             try:
-                _append_once(self._record, self._query(sizes))
+                _append_once(self._record, Query(self.op, self.arch, self.cu_num, pairs))
             # The record is a help: no call fails for it.
             except (OSError, UnicodeDecodeError) as error:
                 where = f"RFOPS_RECORD_UNTUNED={self._record}"
                 log.get().warning("%s cannot be written: %s", where, error)
 
 
-def _decide(
-    match: Match | None, first: str | None, refuses: Refuses, untuned: str | None
-) -> tuple[str, str, str]:
-    """Backend, rule and config; `first` is the first HIP kernel that takes the shape."""
-    backend, rule, config = "triton", "Triton", ""
-    if first and match:
-        rule = match.rule
-        if match.row.use_hip:
-            named = match.row.backend
-            backend = named if refuses(named) is None else first
-        if match.row.backend == backend:
-            config = match.row.config
-    elif first and untuned is None:
-        backend, rule = first, "envelope default"
-    elif match and match.row.backend == "triton":
-        config = match.row.config
-    if backend == "triton" and refuses("triton") is not None:
-        backend, rule, config = "torch", "torch", ""
-    return backend, rule, config
-
-
 def _words(
-    backend: str,
-    rule: str,
-    row: Row | None,
-    hip_kernels: tuple[str, ...],
+    match: Match | None,
+    order: Sequence[str],
+    others: Sequence[str],
     refuses: Refuses,
     untuned: str | None,
+    chosen: str,
 ) -> tuple[str, Mapping[str, str]]:
     """Why the route is what it is, and why it is not another."""
-    reasons = {name: refuses(name) for name in hip_kernels}
-    takers = [name for name, reason in reasons.items() if reason is None]
-    refused = {name: reason for name, reason in reasons.items() if reason is not None}
-    others = [name for name in takers if name != backend]
-    if rule == "envelope default":
-        refused |= dict.fromkeys(others, f"{backend} comes first without a row")
-        refused["triton"] = "comes after the HIP kernels"
-        return f"no row; the shape is in the envelope of {backend}", refused
-    if row and takers and row.use_hip:
-        why = _says(row, f"take {row.backend}")
-        if backend != row.backend:
-            why += f", which does not take the shape: {reasons[row.backend]}"
-        refused |= dict.fromkeys(others, f"the row names {row.backend}")
-        refused["triton"] = "the row says HIP"
-        return why, refused
-
-    why = str(untuned) if takers else "no HIP kernel takes the shape"
-    if takers and row:
-        why = _says(row, "take Triton")
-    refused |= dict.fromkeys(takers, why)
-    if backend == "torch":
-        refused["triton"] = str(refuses("triton"))
-        why += f"; Triton: {refused['triton']}"
+    reasons = {name: refuses(name, None) for name in (*order, *others) if name != chosen}
+    if match:
+        why, rest = (
+            f"{match.row.place} ({match.row.origin}) says: take {chosen}",
+            f"the row names {chosen}",
+        )
+        if match.passed:
+            nearer = match.passed
+            why += (
+                f"; {nearer.place} is nearer, but {nearer.kernel}: {refuses(nearer.kernel, nearer)}"
+            )
+        return why, {name: reason or rest for name, reason in reasons.items()}
+    if chosen in order:
+        why, rest = (
+            f"no row; the shape is in the envelope of {chosen}",
+            f"{chosen} comes first without a row",
+        )
+        return why, {name: reason or rest for name, reason in reasons.items()}
+    takers = [name for name in order if reasons[name] is None]
+    why = str(untuned) if takers else f"{', '.join(order)} refuse the shape"
+    refused = {name: reason or why for name, reason in reasons.items() if name in order or reason}
+    for name, reason in reasons.items():
+        if name in others and reason:
+            why += f"; {name}: {reason}"
     return why, refused
-
-
-def _says(row: Row, what: str) -> str:
-    return f"{row.place} ({row.origin}) says: {what}"
 
 
 def say(call: Callable[[], str], chosen: Route) -> None:
@@ -314,9 +281,12 @@ def misses() -> dict[Query, int]:
     }
 
 
+_RECORD = ("op", "arch", "cu_num", "sizes")
+
+
 def _append_once(path: Path, query: Query) -> None:
-    cells = {"op": query.op, "arch": query.arch, "cu_num": query.cu_num, **dict(query.sizes)}
-    line, header = _csv_line([cells.get(c, "") for c in KEY_COLUMNS]), _csv_line(KEY_COLUMNS)
+    sizes = " ".join(f"{name}={size}" for name, size in query.sizes)
+    line, header = _csv_line([*query[:3], sizes]), _csv_line(_RECORD)
     with path.open("a+", encoding="utf-8", newline="") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
         file.seek(0)
@@ -336,10 +306,11 @@ def read_untuned(path: Path) -> list[Query]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-        return [
-            Query.of(r["op"], r["arch"], int(r["cu_num"]),
-                     **{c: int(r[c]) for c in KEY_COLUMNS[3:] if r[c]})
-            for r in rows
-        ]  # fmt: skip
+        found = []
+        for row in rows:
+            pairs = [word.partition("=") for word in row["sizes"].split()]
+            sizes = tuple((name, int(size)) for name, _, size in pairs)
+            found.append(Query(row["op"], row["arch"], int(row["cu_num"]), sizes))
+        return found
     except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
         raise ConfigError(f"{path}: not a record of untuned shapes: {error!r}") from error

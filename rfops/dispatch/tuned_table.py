@@ -1,10 +1,16 @@
-"""Tuned tables: configs/<family>.csv, one row a shape, one header for all rows of a family.
+"""Tuned tables: configs/<name>.csv, one format for all, of an op or of a kernel's own defaults.
 
-A row's key is op, arch, cu_num and the op's sizes; a size the op has not stays empty. What it says:
-`use_hip` 1 takes the HIP kernel `backend`, 0 takes Triton, in `config` (empty: the kernel's own
-heuristic). Figures are for people: `us` of the HIP kernel, `triton_us`, `speedup` of HIP over
-Triton. `origin` says what they are worth: measured (source: the device and versions), published
-(source: where) or estimated (source: by what).
+    arch, cu_num, a column for each size of the key, kernel, config, us, figures, origin, source
+
+A call takes the row's `kernel` in the variant `config` (empty: the kernel's own choice); a row
+without a kernel shows what others have published, and decides nothing. Figures are for people: `us`
+of that kernel, and others as `triton_us=26.1 speedup=3.34`. `origin` says what they are worth:
+measured (source: the device and versions), published (source: where), estimated (source: by what).
+
+The key is declared with the table, "M+ N K E>= a_div?": what must hold between a row's size and
+the call's. Of the rows that hold, and whose kernel takes the call, the nearest is taken: of this
+architecture (else of the one that serves it), of the nearest cu_num, with the fewest empty cells,
+and with the least sum of |log2(row / call)|.
 
 Two rows of one key that decide differently are a conflict. The better origin holds (measured, then
 estimated, then published), then the later line; it is logged once, `rfops doctor` lists it, and no
@@ -17,84 +23,51 @@ from __future__ import annotations
 
 import csv
 import functools
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from rfops.jit import ConfigError, log, paths, settings
+from rfops.jit.arch import ROWS
 
 ORIGINS = ("measured", "estimated", "published")  # best first
-KEY_COLUMNS = ("op", "arch", "cu_num", "m", "n", "k", "e", "a_div", "has_weight")
-FIGURES = ("us", "triton_us", "speedup")
-COLUMNS = (*KEY_COLUMNS, "backend", "config", "use_hip", *FIGURES, "origin", "source")
-_ARCH = re.compile(r"gfx\d\w+|sm_\d+")
-
-
-@dataclass(frozen=True)
-class Key:
-    """How rows of one op are found by its sizes: `m` by its bucket, `exact` ones equal, `any_of`
-    equal or empty in the row (any), `at_least` not above the call's (empty: any)."""
-
-    backends: tuple[str, ...]  # HIP kernels a row may name, besides triton
-    exact: tuple[str, ...] = ("n", "k")
-    any_of: tuple[str, ...] = ()
-    at_least: tuple[str, ...] = ()
-
-    @property
-    def sizes(self) -> tuple[str, ...]:
-        return ("m", *self.exact, *self.any_of, *self.at_least)
-
-
-FAMILIES: dict[str, Mapping[str, Key]] = {
-    "mxfp8": {
-        "gemm_mxfp8": Key(("gemv", "mfma")),
-        # m is the number of routed rows, e the least number of experts the row holds for
-        "grouped_gemm_mxfp8": Key(("moe",), any_of=("a_div", "has_weight"), at_least=("e",)),
-    }
+Sizes = tuple[int | None, ...]  # a row's; None: any
+# What must hold between a row's size and the call's, by the sign behind a name of the key; the last
+# three take an empty cell for any size.
+RULES: Mapping[str, Callable[[Any, int], bool]] = {
+    "": lambda row, size: row == size,
+    "+": lambda row, size: size <= row < 2 * size,  # tiles for its rows serve those, not half
+    "~": lambda row, size: row < 2 * size and size < 2 * row,
+    "?": lambda row, size: row is None or row == size,
+    "<=": lambda row, size: row is None or size <= row,
+    ">=": lambda row, size: row is None or size >= row,
 }
-FAMILY_OF = {op: family for family, ops in FAMILIES.items() for op in ops}
+_ARCH = re.compile(r"gfx\d\w+|sm_\d+")
+_OLDEST_NVIDIA = 89  # e4m3 is a type of Triton's from 8.9 on
+_MOST_GROUPS = 1024
 
 
-def declare(op: str, names: Sequence[str], backends: Sequence[str]) -> None:
-    """A table of its own, <op>.csv, for an op that no family has; of its sizes M comes first."""
-    if op not in FAMILY_OF:
-        assert names[0] == "m", f"{op}: the first size of a table is M, not {names[0]}"
-        FAMILIES[op] = {op: Key(tuple(backends), exact=tuple(names[1:]))}
-        FAMILY_OF[op] = op
-
-
-def key_columns(family: str) -> tuple[str, ...]:
-    """By which a row of the family is found."""
-    names = dict.fromkeys(name for key in FAMILIES[family].values() for name in key.sizes)
-    if names.keys() == set(KEY_COLUMNS[3:]):
-        return KEY_COLUMNS
-    return (*KEY_COLUMNS[:3], *names)
-
-
-def columns(family: str) -> tuple[str, ...]:
-    return (*key_columns(family), *COLUMNS[len(KEY_COLUMNS) :])
-
-
-def names_of(op: str) -> tuple[str, ...]:
-    """The sizes of an op's tuned rows."""
-    family = FAMILY_OF[op]
-    return tuple(name for name in key_columns(family) if name in FAMILIES[family][op].sizes)
+def serving(arch: str) -> str | None:
+    """The architecture whose facts and rows serve one that has none of its own: itself, sm_90 for
+    NVIDIA's others; None if no kernel runs there."""
+    if arch in ROWS:
+        return arch
+    number = arch.removeprefix("sm_")
+    is_known = arch.startswith("sm_") and number.isdigit() and int(number) >= _OLDEST_NVIDIA
+    return "sm_90" if is_known else None
 
 
 class Query(NamedTuple):
-    """What a call asks the table."""
+    """What a call asks a table."""
 
     op: str
     arch: str
     cu_num: int
-    sizes: tuple[tuple[str, int], ...]  # in the order of KEY_COLUMNS
-
-    @classmethod
-    def of(cls, op: str, arch: str, cu_num: int, **sizes: int) -> Query:
-        return cls(op, arch, cu_num, tuple((c, int(sizes[c])) for c in names_of(op) if c in sizes))
+    sizes: tuple[tuple[str, int], ...]  # in the order of the key
 
     def __str__(self) -> str:
         shape = " ".join(f"{name}={value}" for name, value in self.sizes)
@@ -103,14 +76,13 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    op: str
     arch: str
     cu_num: int
-    sizes: tuple[tuple[str, int | None], ...]
-    backend: str
+    names: tuple[str, ...]  # of the sizes
+    sizes: Sizes
+    kernel: str
     config: str
-    use_hip: bool
-    figures: tuple[tuple[str, float], ...]
+    figures: tuple[tuple[str, float], ...]  # `us` first, where it is known
     origin: str
     source: str
     file: Path
@@ -118,96 +90,171 @@ class Row:
 
     @property
     def key(self) -> tuple[object, ...]:
-        return self.op, self.arch, self.cu_num, self.sizes
+        return self.arch, self.cu_num, self.sizes
 
     @property
-    def m(self) -> int:
-        return int(dict(self.sizes)["m"] or 0)
+    def decision(self) -> tuple[str, str]:
+        return self.kernel, self.config
 
     @property
-    def decision(self) -> tuple[object, ...]:
-        return self.backend, self.config, self.use_hip
+    def shape(self) -> str:
+        pairs = zip(self.names, self.sizes, strict=True)
+        return " ".join(f"{name}={value}" for name, value in pairs if value is not None)
 
     @property
     def place(self) -> str:
         return f"{self.file.name}:{self.line}"
 
     def __str__(self) -> str:
-        shape = " ".join(f"{name}={value}" for name, value in self.sizes if value is not None)
-        figures = ", ".join(f"{name} {value:g}" for name, value in self.figures)
-        choice = f"{self.backend} {self.config or '(its heuristic)'}, use_hip {self.use_hip:d}"
+        figures = "".join(f", {name} {value:g}" for name, value in self.figures)
         return (
-            f"{self.place}: {self.arch} cu_num={self.cu_num} {shape}: {choice}"
-            f"{', ' + figures if figures else ''}; {self.origin}, {self.source}"
+            f"{self.place}: {self.arch} cu_num={self.cu_num} {self.shape}: {self.kernel} "
+            f"{self.config or '(its own choice)'}{figures}; {self.origin}, {self.source}"
         )
 
 
 class Match(NamedTuple):
-    """The row that a query gets, and by which rule."""
+    """The row that a call gets, by which rule, and the nearer one whose kernel does not take it."""
 
     row: Row
-    rule: str  # exact row, nearest M bucket, nearest cu_num
+    rule: str  # exact row, nearest row, nearest cu_num
+    passed: Row | None = None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A table that an op or a kernel has declared."""
+
+    name: str
+    names: tuple[str, ...]  # of the key, as calls know them
+    rules: tuple[str, ...]
+    kernels: tuple[str, ...]  # that a row may name; none: any
+
+    @functools.cached_property
+    def sizes(self) -> tuple[str, ...]:
+        """The key's columns."""
+        return tuple([name.lower() for name in self.names])
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return "arch", "cu_num", *self.sizes
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return *self.keys, "kernel", "config", "us", "figures", "origin", "source"
+
+    def exact(self, sizes: Sizes) -> Sizes:
+        """Those that must be equal."""
+        return tuple([size for size, rule in zip(sizes, self.rules, strict=True) if not rule])
+
+    def is_exact(self, row: Sizes, sizes: tuple[int, ...]) -> bool:
+        """Whether the row is of this very shape, not of one near it."""
+        pairs = zip(self.rules, row, sizes, strict=True)
+        return all(own == size for rule, own, size in pairs if rule in ("+", "~"))
+
+    def load(self) -> Table:
+        """The table with the user's rows on top; read once. Raises ConfigError."""
+        return _load(self.name, settings.path("RFOPS_CONFIGS"))
+
+    def published(self, arch: str, sizes: tuple[int, ...]) -> Row | None:
+        """Others' figures for these sizes that came with rfops, also if a row replaces them."""
+        for row in _published(self.name):
+            pairs = zip(self.rules, row.sizes, sizes, strict=True)
+            if row.arch == arch and all(rule == ">=" or own in (None, s) for rule, own, s in pairs):
+                return row
+        return None
+
+
+TABLES: dict[str, Tuned] = {}  # all that were declared, by name
+
+
+def declare(name: str, key: str, kernels: tuple[str, ...]) -> Tuned:
+    """`key` names sizes with a rule's sign behind each: "M+ N K E>= a_div?"."""
+    pairs = [re.fullmatch(r"(\w+)(\W*)", word) for word in key.split()]
+    assert all(p and p[2] in RULES for p in pairs), f"{name}: {key!r} is no key"
+    names, rules = zip(*(p.groups() for p in pairs if p), strict=True)
+    TABLES[name] = Tuned(name, names, rules, kernels)
+    return TABLES[name]
 
 
 class Table:
-    """The rows of a family after conflicts, indexed; `conflicts` says how each was resolved."""
+    """A table's rows after conflicts; `conflicts` says how each was resolved."""
 
-    def __init__(self, files: Mapping[Path, list[Row]], keys: Mapping[str, Key]) -> None:
+    def __init__(self, tuned: Tuned, files: Mapping[Path, list[Row]]) -> None:
         kept: dict[tuple[object, ...], Row] = {}
         conflicts: list[str] = []
         for rows in files.values():  # the shipped file, then the user's
             own: dict[tuple[object, ...], Row] = {}
             for row in rows:
-                other = own.get(row.key)
-                own[row.key] = row if other is None else _resolve(other, row, conflicts)
+                if row.kernel:
+                    other = own.get(row.key)
+                    own[row.key] = row if other is None else _resolve(other, row, conflicts)
             kept.update(own)
-        self.rows = tuple(kept.values())
-        self.conflicts = tuple(conflicts)
-        self._keys = keys
-        self._index: dict[tuple[object, ...], list[Row]] = {}
+        self.tuned, self.rows, self.conflicts = tuned, tuple(kept.values()), tuple(conflicts)
+        self._index: dict[tuple[str, Sizes], list[Row]] = {}
         for row in self.rows:
-            self._index.setdefault(self._place(row.op, row.arch, dict(row.sizes)), []).append(row)
+            self._index.setdefault((row.arch, tuned.exact(row.sizes)), []).append(row)
+        # Of a chip and all sizes but M, which changes from call to call: the rows that hold.
+        self._groups: dict[tuple[object, ...], list[Row]] = {}
+        signs = [at for at, rule in enumerate(tuned.rules) if rule == "+"]
+        self._m = signs[0] if signs else 0
 
-    def _place(self, op: str, arch: str, sizes: Mapping[str, int | None]) -> tuple[object, ...]:
-        return op, arch, *map(sizes.__getitem__, self._keys[op].exact)
+    def exact_sizes(self, arch: str) -> frozenset[Sizes]:
+        """What must be equal in some row that an architecture may take."""
+        return frozenset(exact for other, exact in self._index if other in (arch, serving(arch)))
 
-    def exact_sizes(self, op: str, arch: str) -> frozenset[tuple[object, ...]]:
-        """The exact sizes that an op has rows for on an architecture, whatever its M."""
-        return frozenset(place[2:] for place in self._index if place[:2] == (op, arch))
+    def find(
+        self,
+        arch: str,
+        cu_num: int,
+        sizes: tuple[int, ...],
+        takes: Callable[[Row], bool] = lambda _row: True,
+    ) -> Match | None:
+        """The nearest row that holds and that `takes` the call, asked of few."""
+        m, passed = sizes[self._m], None
+        holds = RULES[self.tuned.rules[self._m]]
+        near = [row for row in self._group(arch, sizes) if holds(row.sizes[self._m], m)]
 
-    def find(self, query: Query) -> Match | None:
-        """The row whose m is the bucket of the query's, of the nearest cu_num that has one.
+        def distance(row: Row) -> tuple[object, ...]:
+            cus = abs(row.cu_num - cu_num), row.cu_num
+            return row.arch != arch, *cus, *self._distance(row.sizes, sizes)
 
-        The bucket of M is the least m of a row with M <= m < 2 M: tiles for m rows serve those
-        below, but not half of them.
-        """
-        sizes = dict(query.sizes)
-        rows = self._index.get(self._place(query.op, query.arch, sizes))
+        for row in sorted(near, key=distance) if len(near) > 1 else near:
+            if takes(row):
+                is_own = row.cu_num == cu_num
+                is_exact = self.tuned.is_exact(row.sizes, sizes)
+                rule = (
+                    "nearest cu_num" if not is_own else "exact row" if is_exact else "nearest row"
+                )
+                return Match(row, rule, passed)
+            passed = passed or row
+        return None
+
+    def _group(self, arch: str, sizes: tuple[int, ...]) -> list[Row]:
+        """The rows that hold for these sizes with whatever M."""
+        place = arch, *sizes[: self._m], *sizes[self._m + 1 :]
+        rows = self._groups.get(place)
         if rows is None:
-            return None
-        m = sizes["m"]
-        fits = [r for r in rows if m <= r.m < 2 * m and self._matches(dict(r.sizes), query)]
-        if not fits:
-            return None
-        row = min(fits, key=lambda r: (abs(r.cu_num - query.cu_num), r.cu_num, r.m, _width(r)))
-        if row.cu_num != query.cu_num:
-            return Match(row, "nearest cu_num")
-        return Match(row, "exact row" if row.m == m else "nearest M bucket")
+            exact, rows = self.tuned.exact(sizes), []
+            for name in dict.fromkeys((arch, serving(arch) or arch)):
+                rows += [r for r in self._index.get((name, exact), ()) if self._holds(r, sizes)]
+            if len(self._groups) >= _MOST_GROUPS:
+                self._groups.clear()
+            self._groups[place] = rows
+        return rows
 
-    def _matches(self, row: Mapping[str, int | None], query: Query) -> bool:
-        sizes, key = dict(query.sizes), self._keys[query.op]
-        return all(row[name] in (None, sizes[name]) for name in key.any_of) and all(
-            (row[name] or 0) <= sizes[name] for name in key.at_least
-        )
+    def _holds(self, row: Row, sizes: tuple[int, ...]) -> bool:
+        triples = zip(self.tuned.rules, row.sizes, sizes, strict=True)
+        return all(RULES[r](own, s) for at, (r, own, s) in enumerate(triples) if at != self._m)
+
+    def _distance(self, row: Sizes, sizes: tuple[int, ...]) -> tuple[int, float]:
+        """Empty cells, which say less, then how far the sizes are."""
+        triples = zip(self.tuned.rules, row, sizes, strict=True)
+        far = (abs(math.log2(o / max(s, 1))) for r, o, s in triples if o and r not in ("", "?"))
+        return row.count(None), sum(far)
 
     def origins(self) -> Counter[str]:
         return Counter(row.origin for row in self.rows)
-
-
-def _width(row: Row) -> tuple[int, int]:
-    """Order of rows that fit alike: most sizes given, then most experts."""
-    sizes = dict(row.sizes)
-    return sum(value is None for value in sizes.values()), -(sizes.get("e") or 0)
 
 
 def _resolve(old: Row, new: Row, conflicts: list[str]) -> Row:
@@ -218,34 +265,29 @@ def _resolve(old: Row, new: Row, conflicts: list[str]) -> Row:
         rule = "the later line" if held.origin == dropped.origin else "the better origin"
         conflicts.append(
             f"{held.file}: line {dropped.line} ({dropped.origin}) and line {held.line} "
-            f"({held.origin}) decide differently for {held.op} {dict(held.sizes)}; "
+            f"({held.origin}) decide differently for {held.shape}; "
             f"line {held.line} holds, by {rule}"
         )
     return held
 
 
-def load(family: str) -> Table:
-    """The family's table with the user's rows on top; read once. Raises ConfigError."""
-    return _load(family, settings.path("RFOPS_CONFIGS"))
-
-
-@functools.lru_cache(maxsize=16)
-def _load(family: str, overlay: Path | None) -> Table:
+@functools.lru_cache(maxsize=64)
+def _load(name: str, overlay: Path | None) -> Table:
     if overlay is not None and not overlay.is_dir():
         raise ConfigError(f"RFOPS_CONFIGS={overlay}: expected a folder of tuned tables")
     folders = [paths.CONFIGS] if overlay is None else [paths.CONFIGS, overlay]
-    files = [folder / f"{family}.csv" for folder in folders]
-    table = Table({f: list(read(f, family)) for f in files if f.is_file()}, FAMILIES[family])
+    files = [folder / f"{name}.csv" for folder in folders]
+    table = Table(TABLES[name], {f: list(read(f, name)) for f in files if f.is_file()})
     for conflict in table.conflicts:
         log.get().warning("tuned table: %s", conflict)
     return table
 
 
 @functools.cache
-def shipped(family: str) -> tuple[Row, ...]:
-    """Every row that came with rfops, also those that others replace. Raises ConfigError."""
-    file = paths.CONFIGS / f"{family}.csv"
-    return tuple(read(file, family)) if file.is_file() else ()
+def _published(name: str) -> tuple[Row, ...]:
+    file = paths.CONFIGS / f"{name}.csv"
+    rows = read(file, name) if file.is_file() else ()
+    return tuple(row for row in rows if row.origin == "published" and row.figures)
 
 
 # ---------------------------------------------------------------- one file
@@ -275,20 +317,43 @@ class _Line(NamedTuple):
             self.fail(column, f"a whole number, {least} or more")
         return int(text)
 
-    def figure(self, column: str) -> float:
-        try:
-            value = float(self.cells[column])
-        except ValueError:
-            self.fail(column, "a number or nothing")
-        if not 0 < value < float("inf"):
-            self.fail(column, "a positive number")
-        return value
+    def size(self, column: str, rule: str) -> int | None:
+        if not self.cells[column] and rule in ("?", "<=", ">="):
+            return None
+        return self.integer(column, least=0 if rule == "?" else 1)
+
+    def figures(self) -> Iterator[tuple[str, float]]:
+        words = [("us", "us", self.cells["us"])] if self.cells["us"] else []
+        words += [("figures", *word.partition("=")[::2]) for word in self.cells["figures"].split()]
+        for column, name, text in words:
+            try:
+                value = float(text)
+            except ValueError:
+                value = math.nan
+            if not name.isidentifier() or not 0 <= value < math.inf:
+                few = "" if column == "us" else ", each as name=value"
+                self.fail(column, f"numbers of 0 or more{few}, or nothing")
+            yield name, value
 
 
-def read(file: Path, family: str) -> Iterator[Row]:
-    """The rows of one file, every cell checked. Raises ConfigError."""
-    for line in _lines(file, columns(family)):
-        yield _row(line, family)
+def read(file: Path, name: str) -> Iterator[Row]:
+    """The rows of one file of that table, every cell checked. Raises ConfigError."""
+    tuned = TABLES[name]
+    for line in _lines(file, tuned.columns):
+        if not _ARCH.fullmatch(line.cells["arch"]):
+            line.fail("arch", "gfx950, gfx942, sm_90 or the like")
+        if not line.cells["source"]:
+            line.fail("source", "where the row comes from")
+        sizes = [line.size(*pair) for pair in zip(tuned.sizes, tuned.rules, strict=True)]
+        origin = line.one_of("origin", ORIGINS)
+        kernel = line.cells["kernel"]
+        if tuned.kernels and (kernel or origin != "published"):
+            line.one_of("kernel", tuned.kernels)
+        yield Row(
+            line.cells["arch"], line.integer("cu_num"), tuned.sizes, tuple(sizes), kernel,
+            line.cells["config"].strip(), tuple(line.figures()), origin, line.cells["source"],
+            file, line.number,
+        )  # fmt: skip
 
 
 def _lines(file: Path, columns: tuple[str, ...]) -> Iterator[_Line]:
@@ -313,42 +378,3 @@ def _lines(file: Path, columns: tuple[str, ...]) -> Iterator[_Line]:
                 yield _Line(file, number, dict(zip(header, cells, strict=True)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{file}, after line {number}: cannot be read: {error}") from error
-
-
-def _row(line: _Line, family: str) -> Row:
-    op = line.one_of("op", tuple(FAMILIES[family]))
-    key = FAMILIES[family][op]
-    if not _ARCH.fullmatch(line.cells["arch"]):
-        line.fail("arch", "gfx950, gfx942, sm_90 or the like")
-    for column in set(key_columns(family)[3:]) - set(key.sizes):
-        if line.cells[column]:
-            line.fail(column, f"nothing: {op} has no such size")
-    if not line.cells["source"]:
-        line.fail("source", "where the row comes from")
-    return Row(
-        op=op,
-        arch=line.cells["arch"],
-        cu_num=line.integer("cu_num"),
-        sizes=tuple((c, _size(line, key, c)) for c in names_of(op)),
-        backend=line.one_of("backend", (*key.backends, "triton")),
-        config=line.cells["config"].strip(),
-        use_hip=_use_hip(line),
-        figures=tuple((c, line.figure(c)) for c in FIGURES if line.cells[c]),
-        origin=line.one_of("origin", ORIGINS),
-        source=line.cells["source"],
-        file=line.file,
-        line=line.number,
-    )
-
-
-def _size(line: _Line, key: Key, column: str) -> int | None:
-    if not line.cells[column] and column in (*key.any_of, *key.at_least):
-        return None
-    return line.integer(column, least=0 if column == "has_weight" else 1)
-
-
-def _use_hip(line: _Line) -> bool:
-    use_hip = line.one_of("use_hip", ("0", "1")) == "1"
-    if use_hip and line.cells["backend"] == "triton":
-        line.fail("use_hip", "0 in a row of Triton")
-    return use_hip

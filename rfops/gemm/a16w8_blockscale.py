@@ -1,90 +1,32 @@
 """batched_gemm_a16w8_blockscale: out[b] = x[b] @ (w[b] * scale)^T with 16-bit x and e4m3 w that has
 a scale for each block of 128 x 128: the absorbed weights of MLA. Triton on every architecture.
 
-A tuned row of the shape, or of one near it (a16w8_table.py), names the kernel and its config; else
-the heuristic (a16w8_routes.py).
+A tuned row of the shape, or of one near it, names the kernel and its config; else a16w8_triton.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from rfops.dispatch import routing
 from rfops.dispatch.guards import OUT_DTYPES, Guard, check_dtype, describe
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.kernel import Call, Run
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
 from rfops.dispatch.routing import Route, Router
+from rfops.dispatch.tuned_table import serving
 from rfops.jit import UnsupportedArch
 from rfops.triton import launch
 
-from . import a16w8_routes as routes
-from . import a16w8_table as tuned
-from .a16w8_routes import (
-    SCALE_BLOCK,
-    BmmConfig,
-    Config,
-    RowsConfig,
-    Shape,
-    StagedConfig,
-    TilesConfig,
-)
+from .a16w8_config import SCALE_BLOCK, Config, Shape
+from .a16w8_triton import Bmm, Rows, Staged, Tiles, order, shape_of
 
 OCP, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 MAX_BATCH_BYTES = 2**31  # of one batch: offsets inside it are signed 32-bit
 ARCHS = ("gfx942", "gfx950", "sm_89 and later")
-
-
-def shape_of(c: Call) -> Shape:
-    return Shape(c.B, c.M, c.N, c.K)
-
-
-class _Route(Kernel):
-    """One of the four; what differs is in a16w8_routes.py."""
-
-    least: tuple[int, ...] = ()  # a config that any shape may have that the route takes at all
-
-    def refuses(self, c: Call) -> str | None:
-        assert self.Config is not None
-        return self.refuses_config(c, self.Config(*self.least))
-
-    def refuses_config(self, c: Call, config: Any) -> str | None:
-        return routes.refuses(shape_of(c), c.x_dtype, config, c.arch)
-
-    def default(self, c: Call) -> Any:
-        """Of the op's heuristic, where that takes this route."""
-        config = routes.heuristic(shape_of(c), c.x_dtype, c.arch)
-        return config if routes.route_of(config) == self.name else None
-
-    def variant(self, c: Call, config: Any) -> RunOf:
-        return lambda *sizes: routes.prepare(c.device, Shape(*sizes), config)
-
-
-class Rows(_Route):
-    name, Config, least = "rows", RowsConfig, (16, 128)
-
-
-class Tiles(_Route):
-    name, Config, least = "tiles", TilesConfig, (16, 64, 64)
-
-
-class Staged(_Route):
-    name, Config, least = "staged", StagedConfig, (16, 16, 32)
-
-
-class Bmm(_Route):
-    name, Config = "bmm", BmmConfig
-    error = 2.0**-8  # w * w_scale is rounded to bf16
-
-    def notes(self, c: Call, config: Any) -> Mapping[str, str]:
-        batches = config.batches(shape_of(c))
-        mib = 2 * batches * c.N * c.K / 2**20
-        return {"workspace": f"{mib:.0f} MiB, {batches} batches"}
 
 
 class _BatchedGemm(Op):
@@ -94,12 +36,18 @@ class _BatchedGemm(Op):
     def flops(self, c: Call) -> int:
         return 2 * c.B * c.M * c.N * c.K
 
-    def published(self, c: Call) -> tuple[Mapping[str, float], str] | None:
-        found = tuned.find(shape_of(c), c.x_dtype, c.arch)
-        if found is None or found[1] != "exact row":
-            return None
-        us = dict(found[0].figures).get("published_us")
-        return None if us is None else ({"us": us}, found[0].source.rpartition("published_us: ")[2])
+    def order(self, c: Call) -> Sequence[str]:
+        return order(c)
+
+    def peer(self, c: Call) -> tuple[str, Callable[[], object]]:
+        """On weights dequantised beforehand: twice the bytes."""
+        x, w, scale = (c.tensors[name] for name in ("x", "w", "w_scale"))
+        w = w.view(OCP) if w.dtype == torch.uint8 else w
+        values = torch.empty(w.shape, dtype=x.dtype, device=x.device)
+        for one, codes, factors in zip(values, w, scale, strict=True):
+            full = factors.repeat_interleave(SCALE_BLOCK, 0)[: c.N]
+            one.copy_(codes.float() * full.repeat_interleave(SCALE_BLOCK, 1)[:, : c.K])
+        return "torch_bmm", lambda: torch.bmm(x, values.mT)
 
     def run_empty(self, c: Call) -> Run:
         return lambda out, *_inputs: out.zero_() if out.numel() else None  # K may be 0
@@ -151,29 +99,10 @@ class _BatchedGemm(Op):
 
         return checked
 
-    def decide(self, c: Call, router: Router | None, config: Any) -> tuple[Kernel, str, Any]:
-        if config is None:
-            chosen = self.route(c)
-            routing.say(lambda: f"{self.name} {c} on {c.arch}", chosen)
-            kernel = self.kernels[chosen.backend]
-            return kernel, chosen.rule, self.parse_config(kernel, chosen.config)
-        return super().decide(c, router, config)
-
     def route(self, c: Call, router: Router | None = None) -> Route:
-        if routes.family(c.arch) is None:
+        if serving(c.arch) is None:
             raise UnsupportedArch(self.name, c.arch, ARCHS)
-        shape = shape_of(c)
-        found = tuned.find(shape, c.x_dtype, c.arch)
-        row, rule = found if found is not None else (None, "heuristic")
-        config = row.config if row else routes.heuristic(shape, c.x_dtype, c.arch)
-        name = routes.route_of(config)
-
-        def words() -> tuple[str, Mapping[str, str]]:
-            others = [kernel for kernel in self.kernels.values() if kernel.name != name]
-            refused = {k.name: k.refuses(c) or f"{name} comes first" for k in others}
-            return f"{row} says so" if row else "no row is near", refused
-
-        return Route(name, rule, routing.config_text(config), words=words)
+        return super().route(c, router)
 
 
 OP = _BatchedGemm(
@@ -186,6 +115,7 @@ OP = _BatchedGemm(
     -> out: dtype[B, M, N] strided
     """,
     sizes="B M N K",
+    table="B~ M+ N~ K~",
     shapes={
         "published": [
             *grid("N K", [(512, 128), (128, 512)], B=(16, 32, 64, 128), M=(1, 32, 128)),
@@ -308,7 +238,7 @@ def _overlaps_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _check_arch(c: Call) -> None:
-    if routes.family(c.arch) is None:
+    if serving(c.arch) is None:
         raise UnsupportedArch(OP.name, c.arch, ARCHS)
     if c.w_dtype == FNUZ and c.arch != "gfx942":
         OP.fail(

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,11 @@ class _Gemm(Op):
     def flops(self, c: Call) -> int:
         return 2 * c.M * c.N * c.K
 
+    def peer(self, c: Call) -> tuple[str, Callable[[], object]]:
+        names = ("x", "x_scale"), ("w", "w_scale")
+        x, w = (dequant_mxfp8(*map(c.tensors.get, pair), torch.bfloat16) for pair in names)
+        return "torch_bf16", lambda: x @ w.T
+
     def roundings(self, c: Call) -> int:
         return roundings(c.K)
 
@@ -82,7 +87,7 @@ OP = _Gemm(
     """,
     sizes="M N K",
     positive="K",
-    table="M N K",
+    table="M+ N K",
     shapes={"published": _SETS["tp4"], **_SETS},
     kernels=(Gemv(), Mfma(), TritonGemm(), Torch()),
     coarse={"N": TILE, "K": TILE_K},

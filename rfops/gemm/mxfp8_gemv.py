@@ -134,6 +134,7 @@ def _costs(c: Columns[GemvConfig], m: int, n: int, k: int) -> tuple[Any, ...]:
 class Gemv(Kernel):
     name = "gemv"
     module = "mxfp8_gemv"
+    is_ranked = True
     Config = GemvConfig
 
     def refuses(self, c: Call) -> str | None:
@@ -153,7 +154,7 @@ class Gemv(Kernel):
     def default(self, c: Call) -> GemvConfig:
         return GemvConfig.from_heuristic(c.M, c.N, c.K)
 
-    def ranked(self, c: Call) -> list[GemvConfig]:
+    def candidates(self, c: Call) -> list[GemvConfig]:
         table = _candidates(c.M)
         return table.ranked(_costs(table, c.M, c.N, c.K))
 

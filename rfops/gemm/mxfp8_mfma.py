@@ -222,6 +222,7 @@ def _costs(c: Columns[MfmaConfig], m: int, n: int, k: int) -> tuple[Any, ...]:
 class Mfma(Kernel):
     name = "mfma"
     module = "mxfp8_mfma"
+    is_ranked = True
     Config = MfmaConfig
 
     def refuses(self, c: Call) -> str | None:
@@ -243,7 +244,7 @@ class Mfma(Kernel):
     def default(self, c: Call) -> MfmaConfig:
         return MfmaConfig.from_heuristic(c.M, c.N, c.K)
 
-    def ranked(self, c: Call) -> list[MfmaConfig]:
+    def candidates(self, c: Call) -> list[MfmaConfig]:
         """Those with idle waves are last."""
         table = _candidates(_row_tiles(c.M))
         return table.ranked(_costs(table, c.M, c.N, c.K))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
+from rfops.dispatch import tuned_table
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.tuned_table import serving
 from rfops.jit.arch import ROWS
 from rfops.quantization.mxfp8 import BLOCK
 from rfops.triton import launch, tiles
@@ -18,40 +22,53 @@ _REDUCE_N = 256  # columns of a program of the reduction
 _EXPAND_BLOCKS = 64  # blocks of 32 of a program that expands
 
 
+_MOST_EXPANDED = (
+    2**30
+)  # elements that method expand may take as a bf16 workspace without being told
+
+
 class TritonGemm(Kernel):
     name = "triton"
     Config = TritonConfig
+    tuned = tuned_table.declare("gemm_mxfp8_triton", "M<= N<= K<=", ("triton",))
 
     def refuses(self, c: Call) -> str | None:
-        reason = launch.missing() or refuses_arch(c.arch)
-        if reason is None and (c.K <= 0 or c.K % BLOCK):
-            reason = f"K={c.K} is not a positive multiple of {BLOCK}"
-        if reason is None and max(c.M, c.N, c.K) > MAX_SIZE:
-            reason = f"a size of {max(c.M, c.N, c.K)}: at most {MAX_SIZE}"
-        return reason
+        return refuses(c, max(c.M, c.N, c.K))
 
     def refuses_config(self, c: Call, config: TritonConfig) -> str | None:
-        return config.refuses("dense", c.arch)
+        return config.refuses(True, c.arch)
 
     def default(self, c: Call) -> TritonConfig:
-        """The table's tile; its `origin` says where it comes from."""
-        return tiles.find("dense", c.arch, c.M, c.N, c.K)
+        """The table's tile."""
+        return self.settled(c, tiles.of(self.own_row(c)))
 
-    def ranked(self, c: Call) -> list[TritonConfig]:
-        return tiles.around(self.default(c))
+    def suits(self, c: Call, config: TritonConfig) -> bool:
+        return config.method != "expand" or (c.M + c.N) * c.K <= _MOST_EXPANDED
+
+    def settled(self, c: Call, config: TritonConfig) -> TritonConfig:
+        return config.filled(c.arch, c.M, c.N, c.K)
+
+    def candidates(self, c: Call) -> Iterable[TritonConfig]:
+        return tiles.candidates(self.default(c), c, c.M, True)
 
     def variant(self, c: Call, config: TritonConfig) -> RunOf:
         """Launches of rows any distance apart (any stride(0)). Each takes its workspace from
         torch's allocator: with splits fp32 [splits, M, N], with method expand bf16 [M + N, K]."""
         bind = _bind_expanded if config.method == "expand" else _bind
         options = config.options(c.arch)
-        return lambda m, n, k: bind(c.device, m, n, k, config, options)
+        return lambda m, n, k: bind(c.device, m, n, k, config.filled(c.arch, m, n, k), options)
 
 
-def refuses_arch(arch: str) -> str | None:
-    if tiles.rows_for(arch) is None:
-        return f"no tiles for {arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
-    return None
+def refuses(c: Call, largest: int) -> str | None:
+    """Why Triton does not take a call of either op."""
+    reason = launch.missing()
+    if reason is None and serving(c.arch) is None:
+        reason = f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
+    if reason is None and (c.K <= 0 or c.K % BLOCK):
+        reason = f"K={c.K} is not a positive multiple of {BLOCK}"
+    if reason is None and largest > MAX_SIZE:
+        reason = f"a size of {largest}: at most {MAX_SIZE}"
+    return reason
 
 
 def _ceil(a: int, b: int) -> int:

@@ -131,7 +131,7 @@ OP = _GroupedGemm(
     """,
     sizes="M N K E A ids blocks",
     positive="K",
-    table="M N K E a_div mul_weight_by",
+    table="M+ N K E>= a_div? mul_weight_by?",
     usual={"block_m": 16},
     shapes={
         "moe": grid(

@@ -219,6 +219,7 @@ _PLACES = (5, 6, 7, 3, 1, 4, 2, 8, 0)
 class Moe(Kernel):
     name = "moe"
     module = "mxfp8_moe"
+    is_ranked = True
     Config = MoeConfig
 
     def refuses(self, c: Call) -> str | None:
@@ -242,7 +243,7 @@ class Moe(Kernel):
     def default(self, c: Call) -> MoeConfig:
         return MoeConfig.from_heuristic(c.N, c.K, c.E, c.M, c.block_m)
 
-    def ranked(self, c: Call) -> list[MoeConfig]:
+    def candidates(self, c: Call) -> list[MoeConfig]:
         table = _candidates(c.block_m, _chunk(c.K))
         return table.ranked(_costs(table, c.N, c.K, c.E, c.M, c.block_m, _chunk(c.K)))
 

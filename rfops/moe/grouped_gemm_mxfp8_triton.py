@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from rfops.dispatch import tuned_table
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.gemm.mxfp8_triton import MAX_SIZE, WIDE_FROM, refuses_arch
-from rfops.quantization.mxfp8 import BLOCK
-from rfops.triton import launch, tiles
+from rfops.gemm.mxfp8_triton import WIDE_FROM, refuses
+from rfops.triton import tiles
 from rfops.triton.bound import BoundKernel
 from rfops.triton.tiles import TritonConfig
 
@@ -20,24 +21,20 @@ _LEAST_BLOCK_M = 16  # rows of a matrix instruction
 class TritonGrouped(Kernel):
     name = "triton"
     Config = TritonConfig
+    tuned = tuned_table.declare("grouped_gemm_mxfp8_triton", "block_m<= N<= K<=", ("triton",))
 
     def refuses(self, c: Call) -> str | None:
-        reason = launch.missing() or refuses_arch(c.arch)
-        if reason is None and (c.K <= 0 or c.K % BLOCK):
-            reason = f"K={c.K} is not a positive multiple of {BLOCK}"
-        if reason is None and max(c.N, c.K) > MAX_SIZE:
-            reason = f"a size of {max(c.N, c.K)}: at most {MAX_SIZE}"
-        return reason
+        return refuses(c, max(c.N, c.K))
 
     def refuses_config(self, c: Call, config: TritonConfig) -> str | None:
-        return config.refuses("grouped", c.arch)
+        return config.refuses(False, c.arch)
 
     def default(self, c: Call) -> TritonConfig:
-        """The table's tile for blocks of block_m rows; its `origin` says where it comes from."""
-        return tiles.find("grouped", c.arch, c.block_m, c.N, c.K)
+        """The table's tile for blocks of block_m rows."""
+        return tiles.of(self.own_row(c))
 
-    def ranked(self, c: Call) -> list[TritonConfig]:
-        return tiles.around(self.default(c))
+    def candidates(self, c: Call) -> Iterable[TritonConfig]:
+        return tiles.candidates(self.default(c), c, c.block_m, False)
 
     def variant(self, c: Call, config: TritonConfig) -> RunOf:
         options, block_m, a_div = config.options(c.arch), c.block_m, c.a_div

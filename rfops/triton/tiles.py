@@ -1,35 +1,26 @@
-"""Tiles of the MX-FP8 Triton kernels: configs/mxfp8_triton.csv, read once.
+"""Tiles of the MX-FP8 Triton kernels: their config, which are worth timing.
 
-The first row of an op and architecture whose m_max, n_max and k_max hold (empty: any) gives the
-tile. `fill` is how many programs a compute unit should have: with fewer tiles than that, K is split
-(dense only; 0 never splits). `origin` says where a row's figures come from.
+A kernel's own table (configs/*_mxfp8_triton.csv) has tiles by bounds on the shape, empty for any.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import re
-from dataclasses import dataclass, field, replace
-from functools import cache
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+from rfops.dispatch import routing
 from rfops.dispatch.guards import check_config_ints
-from rfops.jit import ConfigError, paths
+from rfops.dispatch.kernel import Call
+from rfops.dispatch.tuned_table import Row, serving
 from rfops.jit.arch import ROWS
 from rfops.quantization.mxfp8 import BLOCK
 
-TABLE = paths.CONFIGS / "mxfp8_triton.csv"
-OPS = ("dense", "grouped")
 METHODS = ("scaled", "blocks", "exact", "expand")
-KEY = ("op", "arch", "m_max", "n_max", "k_max")
-NUMBERS = ("block_m", "block_n", "block_k", "group_m", "warps", "stages")
 AMD_NUMBERS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
-COLUMNS = (*KEY, "method", *NUMBERS, *AMD_NUMBERS, "fill", "us", "origin")
 MAX_SPLITS = 16
-_DECIMAL = r"[0-9]{1,9}(\.[0-9]{1,9})?"
-MOST_EXPANDED = 2**30  # elements that method expand may take as a bf16 workspace; else the next row
-# Compute units: what `fill` is counted in. Fixed numbers, so that a shape has one config.
-OLDEST_NVIDIA = (8, 9)  # conversion from e4m3
+FILLS = (0, 1, 2, 4)
 SCALED_ARCHS = ("gfx950",)  # whose matrix instruction scales; elsewhere dot_scaled goes by bf16
 
 
@@ -48,10 +39,10 @@ class TritonConfig:
     matrix_instr_nonkdim: int = 0
     kpack: int = 0
     splits: int = 1  # of K, at most; dense only
-    origin: str = field(default="given", compare=False)
+    fill: int = 0  # split K until a compute unit has so many programs; 0: into `splits`
 
     def __post_init__(self) -> None:
-        check_config_ints(self, "method", "origin")
+        check_config_ints(self, "method")
         for name in ("block_m", "block_n", "block_k", "warps"):
             value = getattr(self, name)
             if value <= 0 or value & (value - 1):
@@ -67,18 +58,24 @@ class TritonConfig:
             self._fail("splits", f"1 to {MAX_SPLITS}", self.splits)
 
     def _fail(self, name: str, expected: str, got: object) -> None:
-        raise ValueError(
-            f"TritonConfig: {name} must be {expected}, got {got!s:.80}; "
-            "see configs/mxfp8_triton.csv"
-        )
+        raise ValueError(f"TritonConfig: {name} must be {expected}, got {got!s:.80}")
 
-    def refuses(self, op: str, arch: str) -> str | None:
-        """None if this tile is one of that op and architecture, else the reason."""
+    def refuses(self, is_dense: bool, arch: str) -> str | None:
+        """None if this tile is one of that product and architecture, else the reason."""
         if self.method == "scaled" and arch not in SCALED_ARCHS:
             return f"method scaled is for {', '.join(SCALED_ARCHS)}, not {arch}: take blocks"
-        if op == "grouped" and (self.method == "expand" or self.splits > 1):
+        if not is_dense and (self.method == "expand" or self.splits > 1 or self.fill):
             return "method expand and splits are for the dense product alone"
         return None
+
+    def filled(self, arch: str, m: int, n: int, k: int) -> TritonConfig:
+        """With as many parts of K as `fill` asks for, two steps along K in each at least."""
+        if not self.fill:
+            return self
+        tiles = -(-m // self.block_m) * -(-n // self.block_n)
+        wanted = self.fill * ROWS[serving(arch) or arch].cus // max(tiles, 1)
+        splits = max(1, min(wanted, MAX_SPLITS, k // (2 * self.block_k)))
+        return replace(self, splits=splits, fill=0)
 
     def constants(self, k: int) -> dict[str, object]:
         """The compile-time constants that all kernels have."""
@@ -102,112 +99,42 @@ class TritonConfig:
         return options
 
 
-@dataclass(frozen=True)
-class Row:
-    op: str
-    arch: str
-    m_max: int | None
-    n_max: int | None
-    k_max: int | None
-    config: TritonConfig
-    fill: float
-
-    def holds(self, m: int, n: int, k: int) -> bool:
-        pairs = ((m, self.m_max), (n, self.n_max), (k, self.k_max))
-        return all(limit is None or value <= limit for value, limit in pairs)
+def of(row: Row) -> TritonConfig:
+    config: TritonConfig = routing.parse_config(TritonConfig, row.config, row)
+    return config
 
 
-def rows_for(arch: str) -> str | None:
-    """The architecture whose rows an architecture uses; None if it has none."""
-    if arch in ROWS:
-        return arch
-    if arch.startswith("sm_"):
-        number = int("".join(filter(str.isdigit, arch)))
-        return "sm_90" if (number // 10, number % 10) >= OLDEST_NVIDIA else None
-    return None
-
-
-def find(op: str, arch: str, m: int, n: int, k: int) -> TritonConfig:
-    """The table's tile for a shape, with K split as its `fill` asks."""
-    known = rows_for(arch)
-    assert known is not None, arch
-    row = find_row(op, known, m, n, k)
-    if op == "grouped":
-        return row.config
-    return replace(row.config, splits=splits_for(row.config, row.fill, ROWS[known].cus, m, n, k))
-
-
-def find_row(op: str, arch: str, m: int, n: int, k: int) -> Row:
-    """The first row that holds. Raises ConfigError if there is none."""
-    for row in table():
-        if row.op != op or row.arch != arch or not row.holds(m, n, k):
-            continue
-        if row.config.method != "expand" or (m + n) * k <= MOST_EXPANDED:
-            return row
-    raise ConfigError(f"{TABLE}: no row for {op}, {arch}, M={m}, N={n}, K={k}")
-
-
-def splits_for(config: TritonConfig, fill: float, units: int, m: int, n: int, k: int) -> int:
-    """How many parts of K bring `fill` programs to each unit, with two steps along K at least."""
-    tiles = -(-m // config.block_m) * -(-n // config.block_n)
-    wanted = int(fill * units) // max(tiles, 1)
-    return max(1, min(wanted, MAX_SPLITS, k // (2 * config.block_k)))
-
-
-def around(tile: TritonConfig) -> list[TritonConfig]:
-    """A tile, then those that differ from it in one or two numbers by a factor of two."""
+def candidates(tile: TritonConfig, c: Call, m: int, is_dense: bool) -> Iterator[TritonConfig]:
+    """A tile and those around it, in one or two numbers by a factor of two; on an NVIDIA GPU then
+    those that wider searches on an H200 left, for tiles of up to `m` rows."""
+    yield tile
     changes = [
         {name: value}
         for name, least in (("block_n", 16), ("block_k", 128), ("warps", 1), ("splits", 1))
         for value in (2 * getattr(tile, name), getattr(tile, name) // 2)
-        if value >= least
+        if value >= least and (is_dense or name != "splits")
     ]
-    changes += [{**changes[0], **other} for other in changes[2:4]]
-    found = [tile]
-    for change in changes:
+    for change in [*changes, *({**changes[0], **other} for other in changes[2:4])]:
         with contextlib.suppress(ValueError):
-            found.append(replace(tile, **change))
-    return found
+            yield replace(tile, **change)
+    if c.arch.startswith("sm_"):
+        yield from _on_nvidia(m, is_dense)
 
 
-@cache
-def table() -> tuple[Row, ...]:
-    """All rows of the CSV in order. Raises ConfigError that names file, line and column."""
-    line = 0
-    try:
-        with TABLE.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            if tuple(reader.fieldnames or ()) != COLUMNS:
-                raise ConfigError(f"{TABLE}, line 1: columns must be {','.join(COLUMNS)}")
-            rows = []
-            for values in reader:
-                line = reader.line_num
-                rows.append(_row(values, line))
-            return tuple(rows)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{TABLE}, after line {line}: cannot be read: {error}") from error
-
-
-def _row(values: dict[str, str], line: int) -> Row:
-    def number(name: str, pattern: str = r"[0-9]{1,9}") -> int | float | None:
-        text = values[name]
-        if text and not re.fullmatch(pattern, text):
-            raise ConfigError(f"{TABLE}, line {line}, column {name}: a number, not {text!r:.80}")
-        return (float(text) if "." in text else int(text)) if text else None
-
-    whole = None not in values and None not in values.values()
-    if not whole or values["op"] not in OPS or values["arch"] not in ROWS:
-        raise ConfigError(
-            f"{TABLE}, line {line}: op must be one of {', '.join(OPS)} and arch one of "
-            f"{', '.join(ROWS)}, with {len(COLUMNS)} columns"
-        )
-    numbers = {name: number(name) or 0 for name in (*NUMBERS, *AMD_NUMBERS)}
-    try:
-        config = TritonConfig(method=values["method"], origin=values["origin"], **numbers)
-    except ValueError as error:
-        raise ConfigError(f"{TABLE}, line {line}: {error}") from None
-    if not values["origin"]:
-        raise ConfigError(f"{TABLE}, line {line}, column origin: where the row comes from")
-    maxima = (number(name) for name in KEY[2:])
-    number("us", _DECIMAL)
-    return Row(values["op"], values["arch"], *maxima, config, number("fill", _DECIMAL) or 0)
+def _on_nvidia(m: int, is_dense: bool) -> Iterator[TritonConfig]:
+    """What does not fit the GPU fails to compile, and is left out."""
+    if is_dense and m >= 128:
+        tiles = ((64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8))
+        for (rows, bn, warps), stages in itertools.product(tiles, (3, 4)):
+            yield TritonConfig("expand", rows, bn, 64, 8, warps, stages)
+    if m > 128:
+        return
+    most = min(1 << max(m - 1, 7).bit_length(), 64)
+    for rows in (most,) if is_dense else (16, 8):
+        for bn, bk, warps, stages in itertools.product((32, 64, 128), (64, 128, 256), (2, 4, 8),
+                                                       (3, 4)):  # fmt: skip
+            sums = bk // BLOCK * bn * rows // (32 * warps)  # registers of a thread
+            in_flight = bn * bk * (stages - 1)  # bytes of a program
+            if sums <= 64 and bk // BLOCK >= warps and 8192 <= in_flight <= 65536:
+                for fill in FILLS if is_dense else (0,):
+                    yield TritonConfig("blocks", rows, bn, bk, 1, warps, stages, fill=fill)
