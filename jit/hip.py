@@ -114,7 +114,7 @@ def runtime(device: torch.device) -> Hip:
 
 def _torch_library() -> Path:
     """The libamdhip64.so that torch has loaded: a second copy would not know torch's streams."""
-    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.init()
     with Path("/proc/self/maps").open(encoding="utf-8", errors="replace") as maps:
         for line in maps:
             file = Path(line.split(maxsplit=5)[-1].strip())

@@ -40,7 +40,7 @@ def has_tangent(arg: object) -> bool:
     """Whether it is a dual tensor of forward-mode differentiation; it looks like any other."""
     if not isinstance(arg, torch.Tensor):
         return False
-    return forward_ad.unpack_dual(arg).tangent is not None  # type: ignore[no-untyped-call]
+    return forward_ad.unpack_dual(arg).tangent is not None
 
 
 def gradients() -> tuple[Any, ...]:

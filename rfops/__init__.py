@@ -4,26 +4,27 @@ Importing it starts no process, opens no GPU and loads no library but torch; the
 builds or finds its kernel.
 """
 
-from pathlib import Path
-
 __version__ = "0.1.0"
 
-# In a checkout jit/, csrc/ and configs/ lie beside this folder; in a wheel they are inside it.
-if not (Path(__file__).parent / "jit").is_dir():
-    __path__.append(str(Path(__file__).parent.parent))
-
-from rfops.jit import (
-    BindError,
-    BuildError,
-    ConfigError,
-    HipError,
-    JitDisabled,
-    LockTimeout,
-    RfopsError,
-    ToolchainNotFound,
-    UnsupportedArch,
-    freeze,
-)
+try:
+    from rfops.jit import (
+        BindError,
+        BuildError,
+        ConfigError,
+        HipError,
+        JitDisabled,
+        LockTimeout,
+        RfopsError,
+        ToolchainNotFound,
+        UnsupportedArch,
+        freeze,
+    )
+except ModuleNotFoundError as error:
+    if error.name != "rfops.jit":
+        raise
+    # jit/, csrc/ and configs/ lie beside this folder in a checkout; installing puts them inside.
+    message = "rfops is a checkout that is not installed: run pip install -e . in its folder"
+    raise ModuleNotFoundError(message, name=error.name) from None
 
 # The command alone begins without the ops, and without torch (rfops_command.py); `cli.with_ops`
 # imports them then.

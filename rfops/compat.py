@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from rfops.dispatch import routing
-from rfops.dispatch.guards import OUT_DTYPES, Guard, show
+from rfops.dispatch.guards import OUT_DTYPES, Guard
 from rfops.dispatch.op import Op
 from rfops.gemm.mxfp8 import OP as DENSE
 from rfops.gemm.mxfp8 import gemm_mxfp8
+from rfops.jit.errors import show
 from rfops.moe.grouped_gemm_mxfp8 import OP as GROUPED
 from rfops.moe.grouped_gemm_mxfp8 import grouped_gemm_mxfp8 as _grouped_gemm_mxfp8
 from rfops.quantization.mxfp8 import BLOCK, FP8, SCALE_DTYPES

@@ -3,6 +3,7 @@ written, and that the documents say what the machines do."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -127,6 +128,26 @@ def test_this_installation_works_from_any_directory(tmp_path: Path) -> None:
     for cwd in (str(tmp_path), str(ROOT), str(ROOT / "rfops")):
         assert run_python(code, cwd).strip() == str(paths.CSRC)
     assert paths.COMPILER_CONFIG.is_file() and (paths.INCLUDE / "rfops").is_dir()
+
+
+def test_a_checkout_is_the_package_that_a_wheel_has() -> None:
+    """Of its folders the package has those that a wheel has, under the same names."""
+    for name in ("jit", "cli", "gemm"):
+        assert importlib.util.find_spec(f"rfops.{name}") is not None
+    for name in ("op_tests", "rfops", "build"):
+        assert importlib.util.find_spec(f"rfops.{name}") is None
+
+
+def test_a_checkout_that_is_not_installed_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import rfops"], cwd=ROOT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "During handling" not in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: rfops is a checkout that is not installed: "
+        "run pip install -e . in its folder"
+    )
 
 
 def test_readme_and_ci_run_the_same_commands() -> None:

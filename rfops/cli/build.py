@@ -25,10 +25,11 @@ from rfops.jit import (
     strict,
     toolchain,
 )
+from rfops.jit.arch import ARCHS
 from rfops.jit.build import build_device
 from rfops.jit.host import build_host
 from rfops.jit.manifest import TritonWanted, Wanted
-from rfops.jit.spec import ARCHS, ModuleSpec, load_config, module_spec
+from rfops.jit.spec import ModuleSpec, load_config, module_spec
 
 Entry = Wanted | TritonWanted
 

@@ -15,8 +15,8 @@ import rfops
 from rfops.cli.common import declare_tables
 from rfops.dispatch import tuned_table
 from rfops.jit import ConfigError, resources, settings, toolchain, trust
+from rfops.jit.arch import ARCHS
 from rfops.jit.files import cache_root, cache_roots
-from rfops.jit.spec import ARCHS
 
 _KERNEL_DRIVERS = (Path("/dev/kfd"), Path("/dev/dxg"))  # AMD's; WSL's
 

@@ -154,7 +154,7 @@ def _attend(weights: SafeTensors, layer: str, hidden: torch.Tensor, apply: Linea
 
     def heads(name: str) -> torch.Tensor:
         projected = _project(weights, f"{prefix}.self.{name}", hidden, apply)
-        return projected.unflatten(1, (HEADS, -1)).transpose(0, 1)
+        return projected.view(len(projected), HEADS, -1).transpose(0, 1)
 
     mixed = scaled_dot_product_attention(heads("query"), heads("key"), heads("value"))
     flat = mixed.transpose(0, 1).flatten(1)

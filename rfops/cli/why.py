@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterable
+from typing import Any
 
 from rfops.dispatch.declare import DTYPES, TensorArg, ValueArg
 from rfops.dispatch.kernel import Call, Kernel
@@ -17,10 +19,12 @@ from rfops.jit.why import explain
 
 def add_call(parser: argparse.ArgumentParser, op: Op) -> None:
     """An option for each size and value of an op's calls, as `--m 4 --dtype bf16`."""
-    given = op.call_of(**dict.fromkeys(op.declaration.sizes, 1))
+    ones: dict[str, Any] = dict.fromkeys(op.declaration.sizes, 1)
+    given = op.call_of(**ones)
     for size in op.asked:
         parser.add_argument(_option(size), dest=size, type=int, required=True, help=f"size {size}")
-    for arg in (*op.declaration.values, *op.declaration.tensors):
+    args: tuple[ValueArg | TensorArg, ...] = (*op.declaration.values, *op.declaration.tensors)
+    for arg in args:
         if isinstance(arg, ValueArg):
             if not arg.size:
                 _add_value(parser, arg.name, arg, given.values[arg.name])
@@ -45,7 +49,7 @@ def _add_value(parser: argparse.ArgumentParser, name: str, arg: ValueArg, defaul
         default, default), help="default: %(default)s")  # fmt: skip
 
 
-_NAMES = {dtypes[0]: name for name, dtypes in DTYPES.items() if len(dtypes) == 1}
+_NAMES: dict[object, str] = {dtypes[0]: name for name, dtypes in DTYPES.items() if len(dtypes) == 1}
 
 
 def _names(arg: ValueArg | TensorArg) -> list[str]:
@@ -126,6 +130,7 @@ def text(op: Op, c: Call) -> str:
 
 
 def sizes_text(op: Op, c: Call) -> str:
+    pairs: Iterable[tuple[str, int]]
     if op.table:
         pairs = zip(op.tuned.sizes, op.table_sizes(c), strict=True)
     else:

@@ -26,11 +26,11 @@ import torch
 
 from rfops import vgpu
 from rfops.jit import hip
+from rfops.jit.arch import ARCHS
 
 if TYPE_CHECKING:
     from rfops.vgpu.triton_driver import VirtualDriver
 
-ARCHS = vgpu.ARCHS  # of AMD; NVIDIA's are written sm_90 and so on
 INSTALL = f"pip install 'triton>={'.'.join(map(str, vgpu.OLDEST_TRITON))}'"
 
 _lock = threading.RLock()  # Triton's driver is the process's, so the virtual GPU has one user
@@ -68,16 +68,18 @@ def on(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _on_virtual_gpu(arch: str) -> Iterator[None]:
-    from rfops.vgpu import triton_driver
+    from triton.backends.amd import driver as amd_driver
+    from triton.runtime import driver
+
+    from rfops.vgpu.triton_driver import VirtualDriver
 
     virtual, names = _virtual_driver()
-    driver = triton_driver.triton_driver
-    if isinstance(driver._active, triton_driver.VirtualDriver):
+    if isinstance(driver._active, VirtualDriver):
         with _replaced(driver._active, "arch", arch):  # the user's own activation
             yield
         return
     with _launcher(virtual.runtime.path), contextlib.ExitStack() as undo:
-        vars(triton_driver.amd_driver).update(names)
+        vars(amd_driver).update(names)
         undo.enter_context(_replaced(virtual, "arch", arch))
         undo.enter_context(_replaced(driver, "_active", virtual))
         yield
@@ -102,23 +104,26 @@ _LAUNCHER_NAMES = ("PyTDMDescriptor", "PyKernelArg", "ARG_CONSTEXPR", "ARG_KERNE
 @cache
 def _virtual_driver() -> tuple[VirtualDriver, dict[str, Any]]:
     """The virtual GPU's driver, made once (40 ms), and what it left in Triton's driver module."""
-    from rfops.vgpu import triton_driver
+    from triton.backends.amd import driver as module
 
-    module = triton_driver.amd_driver
+    from rfops.vgpu.triton_driver import VirtualDriver
+
     library = vgpu.library_path()
     with _launcher(library):
-        virtual = triton_driver.VirtualDriver(vgpu.ARCHS[0], library)
+        virtual = VirtualDriver(ARCHS[0], library)
         return virtual, {n: getattr(module, n) for n in _LAUNCHER_NAMES if hasattr(module, n)}
 
 
 @contextlib.contextmanager
 def _launcher(library: Path) -> Iterator[None]:
     """What Triton needs for building its launcher against the virtual GPU."""
+    from triton import knobs
+
     from rfops.vgpu import triton_driver
 
-    build = triton_driver.knobs.build
-    with triton_driver._launcher_module(), triton_driver.knobs.amd.scope():
-        triton_driver.knobs.amd.libhip_path = str(library)
+    build = knobs.build
+    with triton_driver._launcher_module(), knobs.amd.scope():
+        knobs.amd.libhip_path = str(library)
         with _replaced(build, "impl", build.impl or triton_driver._build_launcher):
             yield
 

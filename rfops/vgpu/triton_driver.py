@@ -84,7 +84,8 @@ class VirtualDriver(amd_driver.HIPDriver):  # type: ignore[misc]
         return _Device
 
     def get_benchmarker(self) -> Callable[..., Any]:
-        return triton.testing.do_bench  # which an Autotuner keeps, also after deactivate()
+        bench: Callable[..., Any] = triton.testing.do_bench
+        return bench  # which an Autotuner keeps, also after deactivate()
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
         return torch.empty(1, dtype=torch.int)  # no cache to flush: the virtual GPU has none
