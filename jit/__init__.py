@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import settings
+from .build.vgpu_library import vgpu_library, vgpu_library_folder
 from .errors import (
     BindError,
     BuildError,
@@ -17,20 +18,21 @@ from .errors import (
     ToolchainNotFound,
     UnsupportedArch,
 )
-from .strict import freeze
-from .vgpu import vgpu_library, vgpu_library_folder
+from .policy.strict import freeze, when_frozen
 
 if TYPE_CHECKING:
-    from .bind import BoundKernel, CompiledOp, compile_ops, compiled_ops
-    from .plans import Plans
-    from .signature import f32, f64, i8, i16, i32, i64, tensors, u8, u16, u32, u64
+    from .launch.bind import BoundKernel, CompiledOp, compile_ops, compiled_ops
+    from .launch.plans import Plans
+    from .launch.signature import f32, f64, i8, i16, i32, i64, tensors, u8, u16, u32, u64
 
 # What needs torch; the rest of the engine, and the command with it, does without.
 _WITH_TORCH = {
-    "bind": ("BoundKernel", "CompiledOp", "compile_ops", "compiled_ops"),
-    "plans": ("Plans",),
-    "signature": ("f32", "f64", "i8", "i16", "i32", "i64", "tensors", "u8", "u16", "u32", "u64"),
-}
+    "launch.bind": ("BoundKernel", "CompiledOp", "compile_ops", "compiled_ops"),
+    "launch.plans": ("Plans",),
+    "launch.signature": (
+        "f32", "f64", "i8", "i16", "i32", "i64", "tensors", "u8", "u16", "u32", "u64",
+    ),
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -74,7 +76,13 @@ __all__ = [
     "vgpu_library_folder",
 ]
 
-if settings.raw("RFOPS_JIT") == "0" or settings.raw("RFOPS_RECORD_MANIFEST"):
-    from .triton_builds import watch
+
+def _watch_triton() -> None:
+    from .policy.triton_builds import watch
 
     watch()
+
+
+when_frozen.append(_watch_triton)
+if settings.raw("RFOPS_JIT") == "0" or settings.raw("RFOPS_RECORD_MANIFEST"):
+    _watch_triton()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import texts
 from .errors import ConfigError
 
 
@@ -53,17 +53,6 @@ SETTINGS = (
 _BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
 
-_CONTROL = re.compile(r"[\0-\x1f\x7f]")
-
-
-def check_line(what: str, text: str) -> str:
-    """The text, which a command line or a path may get: any but one with a line end, a NUL or
-    another control character, for which no build file has a way of writing. Raises ConfigError."""
-    if _CONTROL.search(text):
-        raise ConfigError(f"{what}: {text!r:.200} has a line end or another control character")
-    return text
-
-
 def raw(name: str) -> str:
     """The variable's text; an empty variable counts as unset."""
     return os.environ.get(name) or _BY_NAME[name].default
@@ -71,7 +60,7 @@ def raw(name: str) -> str:
 
 def text(name: str) -> str:
     """A text or a choice; a value outside the choices is a ConfigError."""
-    value, kind = check_line(name, raw(name)), _BY_NAME[name].kind
+    value, kind = texts.check_line(name, raw(name)), _BY_NAME[name].kind
     if "|" in kind and value not in kind.split("|"):
         raise ConfigError(f"{name}={value!r}: expected one of {', '.join(kind.split('|'))}")
     return value
@@ -109,7 +98,7 @@ def _expanded(name: str, value: str) -> Path:
         found = Path(value).expanduser().absolute()
     except RuntimeError as error:  # a user without a home, as containers have them
         raise ConfigError(f"{name}={value}: {error} Set {name} to a folder.") from error
-    check_line(name, str(found))
+    texts.check_line(name, str(found))
     return found
 
 

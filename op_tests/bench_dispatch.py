@@ -26,7 +26,8 @@ import torch
 
 import rfops
 from rfops.dispatch.op import ops
-from rfops.jit import Plans, compile_ops, compiled_ops, i32, launcher
+from rfops.jit import Plans, compile_ops, compiled_ops, i32
+from rfops.jit.launch import launcher
 from support import null_hip
 from support.engine_project import TYPES
 

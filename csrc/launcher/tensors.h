@@ -41,7 +41,7 @@ struct Torch {
 extern Torch torch;
 
 /// Fill in `torch`: setup(Tensor, Parameter, the exchange API's capsule or None, must_dispatch,
-/// gradients), the last as jit/modes.py has them -> bool.
+/// gradients), the last as jit/launch/modes.py has them -> bool.
 PyObject* setup(PyObject*, PyObject* args);
 
 /// Whether it is a plain tensor. Subclasses mean something else (a FakeTensor has no memory).

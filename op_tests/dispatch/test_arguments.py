@@ -21,7 +21,7 @@ from rfops import compat
 from rfops.gemm.a16w8_config import BmmConfig, RowsConfig
 from rfops.gemm.mxfp8_gemv import GemvConfig
 from rfops.gemm.mxfp8_mfma import MfmaConfig
-from rfops.jit import launcher
+from rfops.jit.launch import launcher
 from rfops.moe.grouped_gemm_mxfp8_hip import MoeConfig
 from rfops.triton.tiles import TritonConfig
 from support.engine_project import Project

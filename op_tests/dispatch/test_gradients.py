@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 import rfops
 from rfops import quant_mxfp8
-from rfops.jit import Plans, launcher, modes
+from rfops.jit import Plans
+from rfops.jit.launch import launcher, modes
 from support.warm_ops import OPS
 
 REFUSED = NotImplementedError  # torch's own for a derivative that is not there

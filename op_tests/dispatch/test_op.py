@@ -21,7 +21,8 @@ from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.layout import Shuffled, shuffled, unwrap
 from rfops.dispatch.op import Op
 from rfops.dispatch.workspace import Workspace
-from rfops.jit import CompiledOp, compile_ops, f32, hip, launcher, tensors, u32
+from rfops.jit import CompiledOp, compile_ops, f32, tensors, u32
+from rfops.jit.launch import hip, launcher
 
 SOURCE = """
 #include "rfops/types.h"

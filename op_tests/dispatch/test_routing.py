@@ -21,8 +21,9 @@ from rfops.dispatch.op import ops
 from rfops.dispatch.tuned_table import TABLES, Query, Row, Table
 from rfops.gemm.mxfp8 import OP
 from rfops.gemm.mxfp8_gemv import GemvConfig
-from rfops.jit import BoundKernel, hip, launcher, log, paths
-from rfops.jit.bind import Dim3
+from rfops.jit import BoundKernel, log, paths
+from rfops.jit.launch import hip, launcher
+from rfops.jit.launch.bind import Dim3
 from rfops.triton import launch as triton_launch
 from support.calls import default_config, grouped_route, route
 from support.tables import ROW, Write

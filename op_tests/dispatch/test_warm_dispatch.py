@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rfops
 from rfops.dispatch.op import ops
-from rfops.jit import BoundKernel, compiled_ops, launcher
+from rfops.jit import BoundKernel, compiled_ops
+from rfops.jit.launch import launcher
 from support.warm_ops import OPS
 
 BF16 = torch.bfloat16

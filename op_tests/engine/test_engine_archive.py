@@ -16,9 +16,9 @@ import pytest
 
 import rfops
 from rfops import cli
-from rfops.jit import archive, lock, store
-from rfops.jit.files import content_key, digest
-from rfops.jit.records import seal
+from rfops.jit.cache import archive, collect, lock, transfer
+from rfops.jit.cache.files import content_key, digest
+from rfops.jit.cache.records import seal
 from support.engine_project import Project
 
 Member = tuple[tarfile.TarInfo, bytes]
@@ -66,7 +66,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         patch.setenv("RFOPS_CACHE_DIR", str(made.cache))
         patch.setenv("RFOPS_HIPCC", str(made.write_hipcc()))
         assert made.build(BIAS=1) == made.build(BIAS=2) == "built"
-        assert store.export(made.root / "exported") == 2
+        assert transfer.export(made.root / "exported") == 2
     return (made.root / "exported").read_bytes()
 
 
@@ -82,7 +82,7 @@ def refuse(project: Project, good: bytes) -> Callable[..., str]:
     """Imports bytes that must be refused, into no cache and into one that has something."""
     file, full = project.root / "evil", project.root / "full"
     file.write_bytes(good)
-    assert store.import_(file) == (2, 0)
+    assert transfer.import_(file) == (2, 0)
     project.cache.rename(full)
 
     def check(data: bytes, limit: int = archive.MAX_BYTES) -> str:
@@ -92,7 +92,7 @@ def refuse(project: Project, good: bytes) -> Callable[..., str]:
                 shutil.copytree(full, project.cache)
             before = {p: p.stat().st_mtime_ns for p in project.root.rglob("*")}
             with pytest.raises(rfops.ConfigError, match=f"^cannot import {file}: ") as caught:
-                store.import_(file, limit)
+                transfer.import_(file, limit)
             assert {p: p.stat().st_mtime_ns for p in project.root.rglob("*")} == before
         shutil.rmtree(project.cache)
         lock._forget()
@@ -336,7 +336,7 @@ def test_other_packers(exported: list[Member], refuse: Callable[..., str]) -> No
 @pytest.mark.parametrize("name", ["/dev/zero", "/dev/null", "/tmp", "/absent"])
 def test_what_is_no_file(project: Project, name: str) -> None:
     with pytest.raises(rfops.ConfigError, match=f"cannot import {name}: there is no such file"):
-        store.import_(Path(name))
+        transfer.import_(Path(name))
     assert not project.cache.exists()
 
 
@@ -357,7 +357,7 @@ def test_a_file_that_changes_while_it_is_read(
 
     monkeypatch.setattr(archive, "entries", changing)
     with pytest.raises(rfops.ConfigError, match="declares 1 bytes"):
-        store.import_(file)
+        transfer.import_(file)
     assert looks == 2 and not [p for p in project.cache.rglob("*") if p.is_file()]
     assert not list(project.cache.glob("v1/.import*"))
 
@@ -368,8 +368,8 @@ def test_gc_removes_what_a_killed_import_left(project: Project) -> None:
     project.build()
     left = project.cache / "v1" / ".import-x" / "gfx950"
     left.mkdir(parents=True)
-    store.collect(1 << 40)
+    collect.collect(1 << 40)
     assert left.exists(), "it may be running"
     os.utime(left.parent, (0, 0))
-    store.collect(1 << 40)
+    collect.collect(1 << 40)
     assert not left.parent.exists()

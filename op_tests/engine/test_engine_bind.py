@@ -16,24 +16,10 @@ import torch
 
 import rfops
 from rfops.dispatch.compare import assert_within
-from rfops.jit import (
-    CompiledOp,
-    compile_ops,
-    f32,
-    f64,
-    hip,
-    i8,
-    i16,
-    i32,
-    i64,
-    signature,
-    u8,
-    u16,
-    u32,
-    u64,
-)
+from rfops.jit import CompiledOp, compile_ops, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from rfops.jit.arch import of_code_object
-from rfops.jit.code_object import Argument
+from rfops.jit.cache.code_object import Argument
+from rfops.jit.launch import hip, signature
 from support.engine_project import EVERY_SCALAR, VALUES, Project, run_in
 
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import rfops
-from rfops.jit import build, cache, code_object, compile, toolchain
+from rfops.jit.build import compile, recipe, toolchain
+from rfops.jit.cache import code_object, shelf
 from support.engine_project import Project
 
 DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
@@ -41,7 +42,7 @@ def test_the_entry_is_whole(project: Project) -> None:
     names = {file.name for file in artifact.folder.iterdir()}
     assert {"module.hsaco", "meta.json", "build.log", "build.ninja"} <= names
     assert (
-        cache.read_entry(artifact.folder, (artifact.folder / "meta.json").read_bytes())
+        shelf.read_entry(artifact.folder, (artifact.folder / "meta.json").read_bytes())
         == artifact.meta
     )
     leftovers = [f for f in artifact.folder.parent.iterdir() if f.name.startswith(".stage")]
@@ -73,10 +74,10 @@ def test_warm_load_without_hashing(project: Project, monkeypatch: pytest.MonkeyP
     """Files older than the clock's doubt are known by their stat."""
     op = project.op()
     op.build("gfx950")
-    monkeypatch.setattr(cache, "_RECENT_NS", 0)
+    monkeypatch.setattr(shelf, "_RECENT_NS", 0)
     op.build("gfx950")  # remembers the stats
-    monkeypatch.setattr(cache, "digest", lambda _: pytest.fail("hashed"))
-    unit = build.device_unit(op.spec, "gfx950", {}, toolchain.device_toolchain("gfx950"))
+    monkeypatch.setattr(shelf, "digest", lambda _: pytest.fail("hashed"))
+    unit = recipe.device_unit(op.spec, "gfx950", {}, toolchain.device_toolchain("gfx950"))
     assert unit.shelf.find(unit.build_key) is not None
 
 
@@ -84,12 +85,12 @@ def test_a_new_artifact_of_old_sources_is_not_hashed_for_ever(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is too young to be known by its stat when it is built, and later is."""
-    monkeypatch.setattr(cache, "_RECENT_NS", 300_000_000)
+    monkeypatch.setattr(shelf, "_RECENT_NS", 300_000_000)
     time.sleep(0.35)
     project.op().build("gfx950")
     time.sleep(0.35)
     project.op().build("gfx950")
-    monkeypatch.setattr(cache, "digest", lambda _: pytest.fail("hashed"))
+    monkeypatch.setattr(shelf, "digest", lambda _: pytest.fail("hashed"))
     assert project.build() == "found"
 
 
@@ -115,7 +116,7 @@ def test_a_header_that_comes_before_another(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new file where an include looks first changes the result, though no file has changed."""
-    monkeypatch.setattr(cache, "_RECENT_NS", 0)
+    monkeypatch.setattr(shelf, "_RECENT_NS", 0)
     assert torch.equal(project.run(project.op()), DOUBLED) and not rebuilt(project)
     first = project.root / "rfops_test" / "rfops_test" / "types.h"  # beside scale.h, which has it
     first.parent.mkdir()
@@ -136,7 +137,7 @@ def test_edit_that_keeps_size_and_mtime(project: Project) -> None:
 def test_same_edit_after_the_stats_are_trusted(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_RECENT_NS", 0)
+    monkeypatch.setattr(shelf, "_RECENT_NS", 0)
     assert rebuilt(project) and not rebuilt(project)
     stat = project.header.stat()
     time.sleep(0.01)  # beyond the kernel's clock tick
@@ -199,7 +200,7 @@ def test_another_compiler_version_rebuilds(project: Project) -> None:
 
 def test_engine_version_is_in_the_key(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     rebuilt(project)
-    monkeypatch.setattr(build, "ENGINE_VERSION", build.ENGINE_VERSION + 1)
+    monkeypatch.setattr(recipe, "ENGINE_VERSION", recipe.ENGINE_VERSION + 1)
     assert rebuilt(project)
 
 
@@ -407,5 +408,5 @@ def test_odd_folder_names(project: Project, folder: str) -> None:
         ({"F": 0.5, "T": "u32"}, ("-DRFOPS_F=0.5", "-DRFOPS_T=u32")),
     ],
 )
-def test_define_flags(defines: dict[str, build.Define], flags: tuple[str, ...]) -> None:
-    assert build.define_flags("axpy", defines) == flags
+def test_define_flags(defines: dict[str, recipe.Define], flags: tuple[str, ...]) -> None:
+    assert recipe.define_flags("axpy", defines) == flags

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec import msgpack
 
-from rfops.jit import code_object
 from rfops.jit.arch import waves_per_simd
-from rfops.jit.code_object import Argument, CodeObjectError, read_metadata, unbundle
+from rfops.jit.cache import code_object
+from rfops.jit.cache.code_object import Argument, CodeObjectError, read_metadata, unbundle
 from support.engine_project import Child, Project
 
 

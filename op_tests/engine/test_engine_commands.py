@@ -16,8 +16,10 @@ from ninja import ninja_syntax
 
 import rfops
 from rfops import cli
-from rfops.jit import manifest, ninja, settings
-from rfops.jit.spec import load_config
+from rfops.jit import settings
+from rfops.jit.build import ninja
+from rfops.jit.build.spec import load_config
+from rfops.jit.policy import manifest
 from support.engine_project import Project
 
 EVIL = "1\n\nrule evil\n  command = touch {mark}\nbuild module.hsaco: evil\n\nrule x\n  a = b"
@@ -146,7 +148,7 @@ def test_a_source_of_two_lines(project: Project) -> None:
     entry = {"srcs": ["lib/*.cpp"], "kind": "host", "output": "libx.so"}
     project.config.write_text(json.dumps({"x": entry}))
     load_config.cache_clear()
-    from rfops.jit.host import build_host
+    from rfops.jit.build.host import build_host
 
     with pytest.raises(rfops.ConfigError, match=r"command for 'lib_a\\n.* has a line end"):
         build_host(load_config(project.config)["x"])

@@ -11,7 +11,7 @@ import torch
 
 import rfops
 from rfops.jit import compiled_ops, paths
-from rfops.jit.spec import ARCHS, ModuleSpec, load_config, module_spec
+from rfops.jit.build.spec import ARCHS, ModuleSpec, load_config, module_spec
 
 
 def test_every_module_of_ours_has_its_sources() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import rfops
-from rfops.jit import cache, store
+from rfops.jit.cache import collect, shelf, transfer
 from support import faulty_io
 from support.engine_project import Child, Project, wait_for, write_copying_hipcc
 
@@ -61,7 +61,7 @@ def check(project: Project) -> None:
     """The cache is right as it is, and after a build has nothing half."""
     entries = [folder for folder in project.shelf.glob("[0-9a-f]*") if folder.is_dir()]
     for folder in entries:
-        cache.read_entry(folder, (folder / "meta.json").read_bytes())
+        shelf.read_entry(folder, (folder / "meta.json").read_bytes())
     before = found(project)
     assert before == "nothing" or entries
     assert Child.run(project.build).result() in ("built", "found")
@@ -100,11 +100,11 @@ def kill_everywhere(project: Project, first: int, step: int, act: str = "build")
 
 
 def import_(project: Project) -> None:
-    store.import_(project.root / "exported")
+    transfer.import_(project.root / "exported")
 
 
 def gc() -> None:
-    store.collect(0)
+    collect.collect(0)
 
 
 def test_killed_at_every_operation_of_a_build(quick: Project, library: Path) -> None:
@@ -117,7 +117,7 @@ def test_killed_at_every_operation_of_a_build(quick: Project, library: Path) -> 
 @pytest.mark.parametrize("act", ["build", "import", "gc"])
 def test_killed_at_every_operation(quick: Project, library: Path, act: str) -> None:
     quick.build()
-    store.export(quick.root / "exported")
+    transfer.export(quick.root / "exported")
     killed, operations = faulty(quick, library, "kill_everywhere", 1, 1, act)
     assert operations > 10 and killed == operations
 
@@ -185,7 +185,7 @@ def test_a_lack_of_room_is_told_to_all_who_wait(
             project.build()
         return str(caught.value)
 
-    monkeypatch.setattr(cache, "write_atomic", full)
+    monkeypatch.setattr(shelf, "fsync_folder", full)
     project.write_hipcc(before=wait_for(project.note_arrivals(monkeypatch), 4))
     texts = [child.result() for child in [Child.run(outcome) for _ in range(4)]]
     assert len(set(texts)) == 1 and len(project.compiles()) == 1, texts
@@ -311,10 +311,10 @@ def collect_without_locks(project: Project, error: int) -> list[list[int]]:
     while not list(project.shelf.glob("[0-9a-f]*/meta.json")):  # no stage, whose name has a dot
         time.sleep(0.005)
     try:
-        first = store.collect(0)
+        first = collect.collect(0)
         (meta,) = project.shelf.glob("*/meta.json")
         os.utime(meta, (time.time() - 90_000, time.time() - 90_000))
-        second = store.collect(0)
+        second = collect.collect(0)
     finally:
         user.kill()
         user.result()
@@ -354,5 +354,5 @@ def test_use_is_known_after_the_cache_was_removed(project: Project) -> None:
     project.build()
     shutil.rmtree(project.cache)
     assert project.build() == "built"
-    done = Child.run(lambda: store.collect(0)).result()
+    done = Child.run(lambda: collect.collect(0)).result()
     assert (done.in_use, done.removed) == (1, 0) and project.build() == "found"

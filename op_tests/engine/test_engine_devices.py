@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rfops
-from rfops.jit import hip
+from rfops.jit.launch import hip
 from support.engine_project import Project
 from support.launchers import is_native
 from support.null_hip import NullHip

@@ -25,23 +25,9 @@ import pytest
 import torch
 
 import rfops
-from rfops.jit import (
-    Plans,
-    compile_ops,
-    f32,
-    f64,
-    hip,
-    host,
-    i8,
-    i16,
-    i32,
-    i64,
-    launcher,
-    u8,
-    u16,
-    u32,
-    u64,
-)
+from rfops.jit import Plans, compile_ops, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from rfops.jit.build import host
+from rfops.jit.launch import hip, launcher
 from support.engine_project import EVERY_SCALAR, VALUES, Project
 from support.launchers import is_native
 from support.null_hip import NullHip

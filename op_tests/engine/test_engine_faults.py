@@ -20,7 +20,8 @@ import pytest
 import torch
 
 import rfops
-from rfops.jit import cache, failures, files, lock, store
+from rfops.jit.build import failures
+from rfops.jit.cache import collect, files, lock, records, shelf
 from support.engine_project import Child, Project, wait_for
 
 DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
@@ -32,7 +33,7 @@ def healthy(project: Project, result: torch.Tensor = DOUBLED) -> None:
     for folder in project.shelf.iterdir():
         if folder.is_dir() and folder.name not in ("index", "failed"):
             assert not folder.name.startswith("."), f"left behind: {folder.name}"
-            cache.read_entry(folder, (folder / "meta.json").read_bytes())
+            shelf.read_entry(folder, (folder / "meta.json").read_bytes())
     assert project.build() == "found"
 
 
@@ -70,11 +71,11 @@ def die_on(name: str) -> Callable[[Path, str], None]:
 @pytest.mark.parametrize(
     ("owner", "name", "fault"),
     [
-        (cache.Shelf, "publish", die),  # compiled, nothing more
-        (cache, "write_atomic", die_on("meta.json")),
-        (cache.Shelf, "rename_in", die),
-        (cache.Shelf, "_remember", die),  # renamed in, not in the index
-        (cache, "write_atomic", die_on("/index/")),
+        (shelf.Shelf, "publish", die),  # compiled, nothing more
+        (records, "write_atomic", die_on("meta.json")),
+        (shelf.Shelf, "rename_in", die),
+        (shelf.Shelf, "_remember", die),  # renamed in, not in the index
+        (shelf, "write_atomic", die_on("/index/")),
     ],
 )
 def test_killed_while_publishing(
@@ -155,7 +156,7 @@ def test_a_flipped_bit(project: Project, name: str, at: float, log: Callable[[],
 def test_a_flipped_bit_is_found_after_the_stat_was_trusted(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_RECENT_NS", 0)
+    monkeypatch.setattr(shelf, "_RECENT_NS", 0)
     artifact = project.op().build("gfx950")
     assert project.build() == "found"
     stat = artifact.file.stat()
@@ -323,9 +324,9 @@ def test_a_read_only_cache_behind_a_writable_one(
     assert project.build(BIAS=1) == "built"
     assert torch.equal(project.run(project.op(), BIAS=1), DOUBLED + 1)
     assert snapshot(behind) == before
-    monkeypatch.setattr(cache, "_RECENT_NS", 0)
+    monkeypatch.setattr(shelf, "_RECENT_NS", 0)
     project.build()  # stats are remembered in front
-    monkeypatch.setattr(cache, "digest", lambda _: pytest.fail("hashed"))
+    monkeypatch.setattr(shelf, "digest", lambda _: pytest.fail("hashed"))
     assert project.build() == "found"
     for place in (behind, *behind.rglob("*")):
         place.chmod(0o755)
@@ -522,5 +523,5 @@ def test_soak(project: Project) -> None:
         results = [child.result() for child in children]
         assert set(results[act == "kill" :]) <= {"built", "found"}, results
         assert torch.equal(project.run(project.op()), scale * DOUBLED), act
-    store.collect(1 << 40)  # what is damaged and was not wanted again
+    collect.collect(1 << 40)  # what is damaged and was not wanted again
     healthy(project, scale * DOUBLED)

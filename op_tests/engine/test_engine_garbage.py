@@ -15,12 +15,14 @@ import pytest
 
 import rfops
 from rfops import cli
-from rfops.jit import manifest, ninja, store, toolchain
-from rfops.jit.build import device_unit
-from rfops.jit.host import host_unit
-from rfops.jit.records import seal
-from rfops.jit.spec import ModuleSpec, load_config, module_spec
-from rfops.jit.toolchain import Toolchain
+from rfops.jit.build import ninja, toolchain
+from rfops.jit.build.host import host_unit
+from rfops.jit.build.recipe import device_unit
+from rfops.jit.build.spec import ModuleSpec, load_config, module_spec
+from rfops.jit.build.toolchain import Toolchain
+from rfops.jit.cache import transfer
+from rfops.jit.cache.records import seal
+from rfops.jit.policy import manifest
 from support import mangle
 from support.engine_project import SCALE, Project
 
@@ -132,7 +134,7 @@ def test_importing_garbage(quick: Project, tmp_path: Path) -> None:
     """Whole entries, or a ConfigError that names the file; nothing outside of the cache."""
     quick.build()
     file = tmp_path / "exported"
-    store.export(file)
+    transfer.export(file)
     exported, rng, refused = file.read_bytes(), random.Random(7), 0
     shutil.rmtree(quick.cache)
     before = sorted(tmp_path.rglob("*"))
@@ -140,7 +142,7 @@ def test_importing_garbage(quick: Project, tmp_path: Path) -> None:
         damaged = repacked(rng, exported) if at % 2 else mangle.splintered(rng, exported)
         file.write_bytes(damaged)
         try:
-            store.import_(file)
+            transfer.import_(file)
         except rfops.ConfigError as error:
             assert str(file) in str(error), error
             refused += 1

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import rfops
-from rfops.jit import cpu, ninja
-from rfops.jit.cache import Artifact
-from rfops.jit.files import cache_root
-from rfops.jit.host import build_host
-from rfops.jit.spec import load_config, module_spec
-from rfops.jit.toolchain import host_toolchain
+from rfops.jit.build import cpu, ninja
+from rfops.jit.build.host import build_host
+from rfops.jit.build.spec import load_config, module_spec
+from rfops.jit.build.toolchain import host_toolchain
+from rfops.jit.cache.files import cache_root
+from rfops.jit.cache.shelf import Artifact
 
 SOURCES = {
     "lib/one.cpp": '#include "shared.h"\nextern "C" int one() { return kOne; }\n',

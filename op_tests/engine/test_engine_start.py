@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import rfops
-from rfops.jit import hip, log, settings
+from rfops.jit import log, settings
+from rfops.jit.launch import hip
 from rfops.jit.settings import SETTINGS
 from support.engine_project import Child, Project
 
@@ -105,8 +106,8 @@ def test_first_call_in_a_new_process(figure: Callable[[str], None]) -> None:
     )
     assert result["processes"] == 0
     for heavy in (
-        "subprocess", "ninja", "triton", "filelock", "elftools", "rfops.jit.compile",
-        "rfops.jit.failures",
+        "subprocess", "ninja", "triton", "filelock", "elftools", "rfops.jit.build.compile",
+        "rfops.jit.build.failures",
     ):  # fmt: skip
         assert heavy not in result["modules"], heavy  # type: ignore[operator]
 

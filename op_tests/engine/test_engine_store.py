@@ -19,7 +19,8 @@ import torch
 
 import rfops
 from rfops import cli
-from rfops.jit import lock, resources, store, toolchain
+from rfops.jit.build import resources, toolchain
+from rfops.jit.cache import collect, lock, transfer
 from support.engine_project import Child, Project, wait_for
 
 DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
@@ -61,14 +62,14 @@ def test_export_of_a_part(project: Project, tmp_path: Path) -> None:
     project.build()
     project.op().build("gfx942")
     file = tmp_path / "c"
-    assert store.export(file, ["gfx942"]) == 1
-    assert store.export(file, [], ["nothing"]) == 0
-    assert store.export(file, [], ["axpy"]) == 2
+    assert transfer.export(file, ["gfx942"]) == 1
+    assert transfer.export(file, [], ["nothing"]) == 0
+    assert transfer.export(file, [], ["axpy"]) == 2
     (damaged,) = project.shelf.glob("*/module.hsaco")
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    assert store.export(file) == 1, "a damaged entry travels"
+    assert transfer.export(file) == 1, "a damaged entry travels"
     with pytest.raises(rfops.ConfigError, match=r"cannot write /proc/c"):
-        store.export(Path("/proc/c"))
+        transfer.export(Path("/proc/c"))
 
 
 def member(tar: tarfile.TarFile, name: str, data: bytes = b"x", kind: bytes = b"") -> None:
@@ -96,36 +97,36 @@ def test_names_that_do_not_belong_into_a_cache(
     with tarfile.open(tmp_path / "t", "w") as tar:
         member(tar, name, kind=kind)
     with pytest.raises(rfops.ConfigError, match="does not belong into a cache"):
-        store.import_(tmp_path / "t")
+        transfer.import_(tmp_path / "t")
     assert not [file for file in tmp_path.rglob("*") if "evil" in file.name]
 
 
 def test_files_that_are_no_export(project: Project, tmp_path: Path) -> None:
     file = tmp_path / "t"
     with pytest.raises(rfops.ConfigError, match="cannot import"):
-        store.import_(file)
+        transfer.import_(file)
     project.build()
-    store.export(file)
+    transfer.export(file)
     whole = file.read_bytes()
     for size in (0, 10, len(whole) // 2):
         file.write_bytes(whole[:size])
         shutil.rmtree(project.cache)
         with pytest.raises(rfops.ConfigError, match=str(file)):
-            store.import_(file)
+            transfer.import_(file)
         assert not list(project.cache.glob("v1/.import*"))
         assert project.build() == "built"
     with tarfile.open(file, "w") as tar:
         member(tar, f"gfx950/axpy/{KEY}/meta.json", b"{}")
     with pytest.raises(rfops.ConfigError, match=f"gfx950/axpy/{KEY} is damaged"):
-        store.import_(file)
+        transfer.import_(file)
 
 
 def test_import_repairs(project: Project, tmp_path: Path) -> None:
     project.build()
-    store.export(tmp_path / "t")
+    transfer.export(tmp_path / "t")
     (file,) = project.shelf.glob("*/module.hsaco")
     file.write_bytes(b"")
-    assert store.import_(tmp_path / "t") == (1, 0)
+    assert transfer.import_(tmp_path / "t") == (1, 0)
     assert project.build() == "found"
 
 
@@ -152,8 +153,8 @@ def four(project: Project) -> Project:
 def test_what_was_used_longest_ago_goes_first(
     four: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    total = store.size_of(four.cache / "v1")
-    entry = store.size_of(next(four.shelf.glob("*/meta.json")).parent)
+    total = collect.size_of(four.cache / "v1")
+    entry = collect.size_of(next(four.shelf.glob("*/meta.json")).parent)
     assert cli.main(["cache", "gc", "--max-size", str(total)]) == 0
     assert biases(four) == {0, 1, 2, 3}
     assert cli.main(["cache", "gc", "--max-size", str(total - entry - entry // 2)]) == 0
@@ -167,12 +168,12 @@ def test_what_is_in_use_stays(four: Project) -> None:
     try:
         while lock_is_free(four, 2):
             time.sleep(0.01)
-        done = store.collect(0)
+        done = collect.collect(0)
         assert biases(four) == {2} and (done.removed, done.in_use) == (3, 1)
     finally:
         user.kill()
         user.result()
-    assert store.collect(0).removed == 1 and not biases(four)
+    assert collect.collect(0).removed == 1 and not biases(four)
     assert not list(four.shelf.glob("index/*")) and not list(four.shelf.glob(".*"))
 
 
@@ -187,7 +188,7 @@ def lock_is_free(project: Project, bias: int) -> bool:
 
 def test_what_this_process_uses_stays(project: Project) -> None:
     project.build(BIAS=5)
-    assert store.collect(0).in_use == 1 and biases(project) == {5}
+    assert collect.collect(0).in_use == 1 and biases(project) == {5}
 
 
 def test_a_build_is_not_disturbed(project: Project) -> None:
@@ -196,7 +197,7 @@ def test_a_build_is_not_disturbed(project: Project) -> None:
     child = Child.run(lambda: project.build(BIAS=1))
     while not project.compiles():
         time.sleep(0.005)
-    store.collect(0)
+    collect.collect(0)
     assert list(project.shelf.glob(".stage-*"))
     gate.touch()
     assert child.result() == "built"
@@ -208,7 +209,7 @@ def test_leftovers_and_damage_go_at_any_size(four: Project) -> None:
     (four.shelf / f".stage-00000000-{stage}-x").mkdir()
     (four.shelf / ".gone-x").mkdir()
     next(four.shelf.glob("*/module.hsaco")).write_bytes(b"")
-    done = store.collect(1 << 40)
+    done = collect.collect(1 << 40)
     assert done.removed == 1 and len(biases(four)) == 3
     assert not list(four.shelf.glob(".stage*")) and not list(four.shelf.glob(".gone*"))
 
@@ -219,18 +220,18 @@ def test_entries_of_another_engine_are_not_damaged(project: Project) -> None:
     meta = json.loads(file.read_text())
     del meta["seal"]
     file.write_text(json.dumps({**meta, "engine": 1}))
-    assert store.collect(1 << 40).removed == 0 and store.collect(0).removed == 1
+    assert collect.collect(1 << 40).removed == 0 and collect.collect(0).removed == 1
 
 
 def test_damage_goes_even_where_it_was_used(project: Project) -> None:
     project.build(BIAS=1)
     next(project.shelf.glob("*/meta.json")).unlink()
-    assert store.collect(1 << 40).removed == 1
+    assert collect.collect(1 << 40).removed == 1
     assert project.build(BIAS=1) == "built"
 
 
 def test_a_cache_that_is_not_there(project: Project) -> None:
-    assert store.collect(0) == store.Collected()
+    assert collect.collect(0) == collect.Collected()
 
 
 @pytest.mark.parametrize(

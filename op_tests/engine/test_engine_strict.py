@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import rfops
-from rfops.jit import manifest, strict, toolchain
+from rfops.jit.build import toolchain
+from rfops.jit.policy import manifest, strict
 from support.engine_project import Child, Project
 
 DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
@@ -232,7 +233,7 @@ def test_frozen_gluon(tmp_path: Path) -> None:
 TRITON_LATER = """
 import os, sys
 import rfops
-from rfops.jit import triton_builds
+from rfops.jit.policy import triton_builds
 assert "triton.compiler.compiler" not in sys.modules
 if not os.environ.get("RFOPS_JIT"):
     rfops.freeze("error")
@@ -336,8 +337,15 @@ def test_a_manifest_that_cannot_be_written_stops_nothing(
     ("text", "message"),
     [
         ("{", "Expecting property name"),
-        ("[]", 'expected an object with "rfops_manifest": 1'),
-        ('{"rfops_manifest": 1}', "entries: expected a list"),
+        ("[]", r"m\.json: expected an object, got \[\]"),
+        ('{"entries": []}', "the key 'rfops_manifest' is missing"),
+        ('{"rfops_manifest": 2, "entries": []}', r"m\.json\.rfops_manifest: expected 1"),
+        ('{"rfops_manifest": 1}', "the key 'entries' is missing"),
+        ('{"rfops_manifest": 1, "entries": {}}', r"m\.json\.entries: expected a list, got {}"),
+        (
+            '{"rfops_manifest": 1, "entries": [{"module": "a", "arch": "gfx950", "defnes": {}}]}',
+            r"entries\[0\]: unknown key 'defnes'; known keys: module, arch, defines, config",
+        ),
         ('{"rfops_manifest": 1, "entries": [3]}', r"entries\[0\]: expected an object, got 3"),
         ('{"rfops_manifest": 1, "entries": [{"module": 1}]}', r"entries\[0\]\.module: expected"),
         ('{"rfops_manifest": 1, "entries": [{"module": "a", "arch": "x"}]}', r"\.arch: expected"),
@@ -347,7 +355,7 @@ def test_a_manifest_that_cannot_be_written_stops_nothing(
         ),
         (
             '{"rfops_manifest": 1, "entries": [{"module": "a", "arch": "gfx950", "config": 1}]}',
-            r"entries\[0\]\.config: expected a path",
+            r"entries\[0\]\.config: expected a text or null, got 1",
         ),
     ],
 )

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import rfops
-from rfops.jit import cache, cpu, toolchain
+from rfops.jit.build import cpu, toolchain
+from rfops.jit.cache import shelf
 from support.engine_project import Project, zig
 
 ZIG = "the ziglang package of this Python"
@@ -149,7 +150,7 @@ def test_a_compiler_that_keeps_size_and_mtime(
 ) -> None:
     """Changed in the moment in which it was asked, or later and with its time put back."""
     if not young:
-        monkeypatch.setattr(cache, "_RECENT_NS", 0)
+        monkeypatch.setattr(shelf, "_RECENT_NS", 0)
     text = project.hipcc.read_text() + "# update 1\n"
     project.hipcc.write_text(text)
     assert project.build() == "built" and project.build() == "found"

@@ -15,8 +15,10 @@ import torch
 
 import rfops
 from rfops import cli
-from rfops.jit import cache, host, launcher, store, toolchain, trust
-from rfops.jit.spec import load_config
+from rfops.jit.build import host, toolchain
+from rfops.jit.build.spec import load_config
+from rfops.jit.cache import shelf, transfer, trust
+from rfops.jit.launch import launcher
 from support.engine_project import Project
 
 OTHER = 4242  # a user
@@ -319,16 +321,16 @@ def test_what_is_loaded_is_what_was_checked(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that changes hands between the check and the load: what was opened is looked at."""
-    find = cache.Shelf.find
+    find = shelf.Shelf.find
 
-    def find_and_open(self: cache.Shelf, *args: object, **more: object) -> cache.Artifact | None:
+    def find_and_open(self: shelf.Shelf, *args: object, **more: object) -> shelf.Artifact | None:
         found = find(self, *args, **more)  # type: ignore[arg-type]
         if found is not None:
             found.file.chmod(0o666)
         return found
 
     project.build()
-    monkeypatch.setattr(cache.Shelf, "find", find_and_open)
+    monkeypatch.setattr(shelf.Shelf, "find", find_and_open)
     with pytest.raises(rfops.ConfigError, match=r"module\.hsaco can be written by everybody"):
         project.op().bind("cpu")
 
@@ -348,7 +350,7 @@ def test_commands_refuse_it_too(
     project: Project, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project.build()
-    store.export(tmp_path / "good")
+    transfer.export(tmp_path / "good")
     place_of(project, place).chmod(0o777)
     commands = [["cache", "export", str(tmp_path / "x")]]
     commands += [["why", "module", "axpy", "--config", str(project.config)]]
@@ -407,7 +409,7 @@ def no_umask() -> Iterator[None]:
 def build_all_kinds(project: Project) -> None:
     """Entries, failures, locks, compilers' records, what was imported."""
     assert torch.equal(project.run(project.op()), DOUBLED)
-    store.export(project.root / "exported")
+    transfer.export(project.root / "exported")
     text = project.source.read_text()
     project.source.write_text("broken")
     with pytest.raises(rfops.BuildError):
@@ -415,7 +417,7 @@ def build_all_kinds(project: Project) -> None:
     project.source.write_text(text)
     for left in project.shelf.glob("*/meta.json"):
         left.unlink()
-    assert store.import_(project.root / "exported") == (1, 0)
+    assert transfer.import_(project.root / "exported") == (1, 0)
 
 
 def modes(project: Project) -> dict[str, int]:

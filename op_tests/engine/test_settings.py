@@ -9,7 +9,7 @@ import pytest
 
 import rfops
 from rfops.jit import paths, settings
-from rfops.jit.files import cache_roots
+from rfops.jit.cache.files import cache_roots
 from support import ROOT
 
 README = ROOT / "README.md"

@@ -30,7 +30,8 @@ from rfops.gemm.a16w8_config import (
     StagedConfig,
     TilesConfig,
 )
-from rfops.jit import launcher, log
+from rfops.jit import log
+from rfops.jit.launch import launcher
 from rfops.triton import launch
 from support.batched_gemm_a16w8_problems import (
     ARCHS,

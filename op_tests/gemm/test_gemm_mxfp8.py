@@ -20,7 +20,7 @@ from rfops.dispatch.compare import assert_within, tolerance
 from rfops.gemm.mxfp8 import OP, gemm_mxfp8, gemm_mxfp8_ref
 from rfops.gemm.mxfp8_gemv import GemvConfig, mxfp8_gemv
 from rfops.jit import Plans, paths
-from rfops.jit.spec import module_spec
+from rfops.jit.build.spec import module_spec
 from rfops.quantization.mxfp8 import E8M0, dequant_mxfp8, quant_mxfp8
 from support.mxfp8_problems import (
     ALL_SHAPES,

@@ -20,7 +20,8 @@ from rfops.dispatch.kernel import Call
 from rfops.gemm import mxfp8 as op_module
 from rfops.gemm.mxfp8 import OP, gemm_mxfp8, gemm_mxfp8_ref, run_torch
 from rfops.gemm.mxfp8_gemv import GemvConfig
-from rfops.jit import Plans, hip, launcher
+from rfops.jit import Plans
+from rfops.jit.launch import hip, launcher
 from rfops.triton import launch
 from support.calls import default_config, dense_call, prepare
 from support.mxfp8_problems import Problem, assert_correct, one_block, random_problem, valid

@@ -14,7 +14,7 @@ import torch
 import rfops
 from rfops.gemm.mxfp8_mfma import Mfma, MfmaConfig, mxfp8_mfma, mxfp8_mfma_reduce
 from rfops.jit import paths
-from rfops.jit.spec import module_spec
+from rfops.jit.build.spec import module_spec
 from support.calls import dense_call, prepare
 from support.mxfp8_mfma import CPU, MODEL_M, VARIANTS, run
 from support.mxfp8_problems import ALL_SHAPES, MODEL_SHAPES, random_problem

@@ -15,7 +15,8 @@ import torch
 from rfops.dispatch.family import Family
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.routing import Route, Router
-from rfops.jit import Plans, launcher
+from rfops.jit import Plans
+from rfops.jit.launch import launcher
 from rfops.moe import grouped_gemm_mxfp8 as op_module
 from rfops.moe.grouped_gemm_mxfp8 import OP, grouped_gemm_mxfp8
 from rfops.moe.grouped_gemm_mxfp8_hip import MoeConfig

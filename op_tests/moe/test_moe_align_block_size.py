@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rfops.vgpu
-from rfops.jit import launcher
+from rfops.jit.launch import launcher
 from rfops.moe import align_block_size as op_module
 from rfops.moe.align_block_size import OP, moe_align_block_size, moe_align_block_size_ref
 

@@ -17,7 +17,7 @@ import pytest
 
 import rfops
 from rfops.jit import paths
-from rfops.jit.spec import load_config
+from rfops.jit.build.spec import load_config
 from support import ROOT
 
 TEST_COMMAND = "pip install -c .ci/constraints.txt -e '.[dev]' && pytest op_tests"
@@ -81,7 +81,7 @@ def test_wheel_runs_where_nothing_can_be_written(
         f"assert rfops.jit.__file__.startswith({str(site)!r}), rfops.jit.__file__\n"
         "x, s = rfops.quant_mxfp8(torch.ones(2, 32))\n"
         "print(rfops.gemm_mxfp8(x, x, s, s).tolist())\n"
-        "print(len(rfops.jit.spec.module_spec('vgpu').sources()))\n"
+        "print(len(rfops.jit.build.spec.module_spec('vgpu').sources()))\n"
     )
     env = {
         "RFOPS_CACHE_DIR": str(tmp_path / "cache"),

@@ -262,5 +262,5 @@ def test_bench_tells_a_wrong_payload(
 
 
 def test_results_are_no_views() -> None:
-    """A warm call looks closer at views: see jit/modes.py."""
+    """A warm call looks closer at views: see jit/launch/modes.py."""
     assert not any(tensor._is_view() for tensor in quant_mxfp8(torch.randn(2, 3, 64)))

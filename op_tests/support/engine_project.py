@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import torch
 
-from rfops.jit import CompiledOp, compile_ops, f32, failures, i32
+from rfops.jit import CompiledOp, compile_ops, f32, i32
+from rfops.jit.build import failures
 from support import OP_TESTS
 
 TYPES = "#define __global__ __attribute__((global))\n"

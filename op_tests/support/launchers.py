@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rfops.jit import launcher
+from rfops.jit.launch import launcher
 from support.engine_project import Project
 from support.null_hip import NullHip, build
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from rfops.jit import toolchain
+from rfops.jit.build import toolchain
 
 SOURCE = r"""
 #include <stddef.h>

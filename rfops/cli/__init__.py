@@ -15,8 +15,8 @@ from rfops.cli import doctor as cli_doctor
 from rfops.cli import ops as cli_ops
 from rfops.cli.common import add_op, declared, elsewhere, help_of, with_ops
 from rfops.jit import BuildError, settings, vgpu_library, vgpu_library_folder
-from rfops.jit.files import cache_roots
-from rfops.jit.spec import ModuleSpec, load_config, module_spec
+from rfops.jit.build.spec import ModuleSpec, load_config, module_spec
+from rfops.jit.cache.files import cache_roots
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -15,21 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from rfops.cli.common import declared_ops, elsewhere, with_ops
-from rfops.jit import (
-    BuildError,
-    RfopsError,
-    ToolchainNotFound,
-    manifest,
-    paths,
-    resources,
-    strict,
-    toolchain,
-)
+from rfops.jit import BuildError, RfopsError, ToolchainNotFound, paths
 from rfops.jit.arch import ARCHS
-from rfops.jit.build import build_device
-from rfops.jit.host import build_host
-from rfops.jit.manifest import TritonWanted, Wanted
-from rfops.jit.spec import ModuleSpec, load_config, module_spec
+from rfops.jit.build import resources, toolchain
+from rfops.jit.build.device import build_device
+from rfops.jit.build.host import build_host
+from rfops.jit.build.spec import ModuleSpec, load_config, module_spec
+from rfops.jit.policy import manifest, strict
+from rfops.jit.policy.manifest import TritonWanted, Wanted
 
 Entry = Wanted | TritonWanted
 
@@ -107,7 +100,7 @@ def _build_triton(entry: TritonWanted) -> bool:
     """Through the virtual GPU's driver: no GPU is needed, and the cache's keys are the same."""
     with_ops()
     from rfops import vgpu
-    from rfops.jit import triton_builds
+    from rfops.jit.policy import triton_builds
 
     try:
         vgpu.activate_triton(entry.arch)
@@ -167,7 +160,7 @@ def _named(names: list[str], known: list[str], ours: bool) -> list[str]:
 
 def _launcher() -> list[str]:
     """The native launcher's module, where it can be built at all."""
-    from rfops.jit import launcher
+    from rfops.jit.launch import launcher
 
     try:
         toolchain.python_headers(launcher.MODULE)

@@ -8,9 +8,12 @@ from pathlib import Path
 
 from rfops.cli import build as cli_build
 from rfops.cli.common import help_of
-from rfops.jit import archive, manifest, paths, resources, store, why
-from rfops.jit.files import cache_root
-from rfops.jit.spec import module_spec
+from rfops.jit import paths
+from rfops.jit.build import explain, resources
+from rfops.jit.build.spec import module_spec
+from rfops.jit.cache import archive, collect, transfer
+from rfops.jit.cache.files import cache_root
+from rfops.jit.policy import manifest
 
 _EXPLAINED = 3  # variants; the rest is a number
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -61,20 +64,20 @@ def _size(text: str) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     archs = [arch for arch in options.arch.split(",") if arch]
-    count = store.export(options.file, archs, options.modules)
+    count = transfer.export(options.file, archs, options.modules)
     size = resources.megabytes(options.file.stat().st_size)
     print(f"{count} entries of {cache_root()} in {options.file} ({size})")
     return 0
 
 
 def _import(options: argparse.Namespace) -> int:
-    new, known = store.import_(options.file, options.max_size)
+    new, known = transfer.import_(options.file, options.max_size)
     print(f"{new} entries added to {cache_root()}, {known} were there")
     return 0
 
 
 def _gc(options: argparse.Namespace) -> int:
-    done = store.collect(options.max_size)
+    done = collect.collect(options.max_size)
     in_use = f", {done.in_use} in use" if done.in_use else ""
     print(
         f"{done.removed} entries removed ({resources.megabytes(done.freed)}), "
@@ -91,7 +94,7 @@ def _why(options: argparse.Namespace) -> int:
     for arch in archs if spec.kind == "device" else ():
         spec.require_arch(arch)
     defines = manifest.defines_of(dict(map(cli_build.define, options.defines)))
-    asked = list(map(why.explain, cli_build.variants(spec, archs, defines)))
+    asked = list(map(explain.explain, cli_build.variants(spec, archs, defines)))
     missing = [explanation for explanation in asked if explanation.found is None]
     for explanation in (missing or asked)[:_EXPLAINED]:
         print(explanation)

@@ -15,7 +15,9 @@ from rfops.dispatch import routing
 from rfops.gemm.mxfp8 import OP
 from rfops.gemm.mxfp8_gemv import mxfp8_gemv
 from rfops.gemm.mxfp8_mfma import mxfp8_mfma
-from rfops.jit import BoundKernel, hip, settings, toolchain, vgpu_library
+from rfops.jit import BoundKernel, settings, vgpu_library
+from rfops.jit.build import toolchain
+from rfops.jit.launch import hip
 
 K, N = 6144, 2304  # a linear layer of a large decoder, split over eight GPUs
 COLD_BAR, COMPILE_BAR = 2.0, 1.0  # seconds

@@ -14,9 +14,11 @@ from typing import Any
 import rfops
 from rfops.cli.common import declare_tables
 from rfops.dispatch import tuned_table
-from rfops.jit import ConfigError, resources, settings, toolchain, trust
+from rfops.jit import ConfigError, settings
 from rfops.jit.arch import ARCHS
-from rfops.jit.files import cache_root, cache_roots
+from rfops.jit.build import resources, toolchain
+from rfops.jit.cache import trust
+from rfops.jit.cache.files import cache_root, cache_roots
 
 _KERNEL_DRIVERS = (Path("/dev/kfd"), Path("/dev/dxg"))  # AMD's; WSL's
 

@@ -11,10 +11,10 @@ from typing import Any
 from rfops.dispatch.declare import DTYPES, TensorArg, ValueArg
 from rfops.dispatch.kernel import Call, Kernel
 from rfops.dispatch.op import Op, ops
-from rfops.jit import manifest
 from rfops.jit.arch import ARCHS, ROWS
-from rfops.jit.manifest import Wanted
-from rfops.jit.why import explain
+from rfops.jit.build.explain import explain
+from rfops.jit.policy import manifest
+from rfops.jit.policy.manifest import Wanted
 
 
 def add_call(parser: argparse.ArgumentParser, op: Op) -> None:

@@ -87,7 +87,7 @@ class Kernel:
 
     def refuses_arch(self, c: Call) -> str | None:
         """That of a HIP kernel whose module is not for the architecture."""
-        from rfops.jit.spec import module_spec
+        from rfops.jit.build.spec import module_spec
 
         archs = module_spec(self.module, self.config).archs if self.module else (c.arch,)
         return None if c.arch in archs else f"no kernel for {c.arch}, only for {', '.join(archs)}"

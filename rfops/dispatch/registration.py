@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from rfops.jit import modes
+from rfops.jit.launch import modes
 
 _LIBRARY = torch.library.Library("rfops", "FRAGMENT")
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))

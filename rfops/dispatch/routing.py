@@ -29,8 +29,9 @@ import torch
 
 from rfops.dispatch.guards import Guard
 from rfops.dispatch.tuned_table import Match, Query, Row, Tuned
-from rfops.jit import ConfigError, hip, log, settings
+from rfops.jit import ConfigError, log, settings
 from rfops.jit.arch import ROWS
+from rfops.jit.launch import hip
 
 # Of a kernel, and of a row's config of it: why it does not take the call; None if it does.
 Refuses = Callable[[str, Row | None], str | None]

@@ -14,7 +14,7 @@ import threading
 
 import torch
 
-from rfops.jit import hip
+from rfops.jit.launch import hip
 
 _ALIGN = 256  # bytes
 _buffers: dict[tuple[torch.device, int, int], list[torch.Tensor]] = {}

@@ -19,7 +19,7 @@ from rfops.dispatch.heuristic import Columns, ceil, coarse
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.jit import BoundKernel, compile_ops, u32
 from rfops.jit.arch import MAX_GRID, MAX_WAVES, REGISTERS, ROWS, WAVE
-from rfops.jit.bind import Dim3
+from rfops.jit.launch.bind import Dim3
 from rfops.quantization.mxfp8 import BLOCK
 
 ALIGN = 16  # bytes: a lane's load

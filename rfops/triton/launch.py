@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rfops import vgpu
-from rfops.jit import hip
 from rfops.jit.arch import ARCHS
+from rfops.jit.launch import hip
 
 if TYPE_CHECKING:
     from rfops.vgpu.triton_driver import VirtualDriver

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rfops.jit import ConfigError, hip, settings
+from rfops.jit import ConfigError, settings
 from rfops.jit.arch import ARCHS
+from rfops.jit.launch import hip
 
 if TYPE_CHECKING:
     from rfops.vgpu.checking import Check

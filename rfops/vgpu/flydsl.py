@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from flydsl.compiler import jit_executor, jit_function
 
-from rfops.jit import ConfigError, ToolchainNotFound, hip, settings, vgpu_check
+from rfops.jit import ConfigError, ToolchainNotFound, settings
+from rfops.jit.launch import checking, hip
 
 _TITLE = "FlyDSL's code objects (linker)"
 _lock = threading.Lock()  # of the environment and of the architecture that is selected
@@ -140,7 +141,7 @@ class _Hooks:
     def launch(self, state: Any, args: tuple[Any, ...]) -> Any:
         """FlyDSL's runtime only prints what HIP refuses; here it is a HipError."""
         self.library.hipGetLastError()
-        told = vgpu_check.known(self.runtime, _tensors(args)) if vgpu_check.is_on() else None
+        told = checking.known(self.runtime, _tensors(args)) if checking.is_on() else None
         with told or contextlib.nullcontext():
             result = self.launch_before(state, args)
         code = self.library.hipGetLastError()

@@ -30,7 +30,9 @@ from triton.runtime import driver as triton_driver
 from triton.runtime.autotuner import Autotuner
 
 from rfops import vgpu
-from rfops.jit import BuildError, ToolchainNotFound, hip, settings, toolchain, vgpu_check
+from rfops.jit import BuildError, ToolchainNotFound, settings
+from rfops.jit.build import toolchain
+from rfops.jit.launch import checking, hip
 from rfops.vgpu import counting
 
 _DEVICES = {"gfx942": 942, "gfx950": 950}
@@ -109,8 +111,8 @@ class _Launcher(amd_driver.HIPLauncher):  # type: ignore[misc]
 
     def __call__(self, *args: Any) -> Any:
         try:
-            if vgpu_check.is_on():
-                with vgpu_check.known(triton_driver.active.runtime, args):
+            if checking.is_on():
+                with checking.known(triton_driver.active.runtime, args):
                     return super().__call__(*args)
             return super().__call__(*args)
         except RuntimeError as error:

@@ -20,8 +20,8 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from rfops.dispatch.compare import assert_within
-from rfops.jit.build import build_device
-from rfops.jit.spec import ModuleSpec
+from rfops.jit.build.device import build_device
+from rfops.jit.build.spec import ModuleSpec
 from support import OP_TESTS
 from support.vgpu import hip as vgpu_hip
 from support.vgpu.hip import DEVICE_TO_HOST, HOST_TO_DEVICE, SUCCESS, Hip, pointer

@@ -25,7 +25,7 @@ import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rfops.jit.cpu import level_flags
+from rfops.jit.build.cpu import level_flags
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

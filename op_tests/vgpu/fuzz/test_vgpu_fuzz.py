@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rfops.jit import paths
-from rfops.jit.toolchain import host_toolchain
+from rfops.jit.build.toolchain import host_toolchain
 from support.vgpu import fuzz_replay as replay
 from support.vgpu.asm import assemble
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rfops.jit import ConfigError, toolchain, vgpu
+from rfops.jit import ConfigError
+from rfops.jit.build import toolchain, vgpu_library
 from support.command import good
 
 # As ROCm's library: a name with its major version, and symbols of several versions.
@@ -82,7 +83,7 @@ def test_what_public_libraries_call_is_there(lib_dir: Path) -> None:
 def test_the_names_are_one_library(lib_dir: Path) -> None:
     path = Path(good("vgpu", "--path").rstrip("\n"))
     assert not any(file.is_symlink() for file in path.parent.iterdir()), "the cache takes no links"
-    for name in vgpu.NAMES:
+    for name in vgpu_library.NAMES:
         assert (lib_dir / name).samefile(path)
         assert not (lib_dir / name).readlink().is_absolute(), "moves with its folder"
 
@@ -92,7 +93,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     library = tmp_path / "v1" / "host" / "vgpu" / "key" / "libamdhip64.so"
     library.parent.mkdir(parents=True)
     library.touch()
-    monkeypatch.setattr(vgpu, "vgpu_library", lambda: library)
+    monkeypatch.setattr(vgpu_library, "vgpu_library", lambda: library)
     monkeypatch.setenv("RFOPS_CACHE_DIR", str(tmp_path))
     return library
 
@@ -101,14 +102,14 @@ def test_a_link_that_is_missing_or_wrong_is_made_again(library: Path, tmp_path: 
     (tmp_path / "lib" / "key").mkdir(parents=True)
     (tmp_path / "lib" / "key" / "libamdhip64.so.6").symlink_to("/nowhere")
     for _ in range(2):
-        folder = vgpu.vgpu_library_folder()
+        folder = vgpu_library.vgpu_library_folder()
         assert folder == tmp_path / "lib" / "key"
-        assert sorted(file.name for file in folder.iterdir()) == sorted(vgpu.NAMES)
-        assert all((folder / name).samefile(library) for name in vgpu.NAMES)
+        assert sorted(file.name for file in folder.iterdir()) == sorted(vgpu_library.NAMES)
+        assert all((folder / name).samefile(library) for name in vgpu_library.NAMES)
     assert [file.name for file in library.parent.iterdir()] == [library.name]
 
 
 def test_a_folder_that_takes_no_links_is_an_error(library: Path, tmp_path: Path) -> None:
     (tmp_path / "lib").touch()
     with pytest.raises(ConfigError, match=r"cannot make .*rfops vgpu --path"):
-        vgpu.vgpu_library_folder()
+        vgpu_library.vgpu_library_folder()

@@ -1,0 +1,147 @@
+"""Libraries of the host, the virtual GPU and the launcher, built by the same engine: objects in
+parallel, each cached by content, so that an edit of one file compiles that file and links."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import log
+from ..cache.files import digest
+from ..cache.shelf import Artifact, Contents, Shelf
+from ..errors import ConfigError
+from ..policy.manifest import Wanted
+from . import cpu
+from .obtain import obtain
+from .recipe import Command, Unit, include_flags, make_meta, roots_of, template
+from .spec import ModuleSpec
+from .toolchain import HOST_TARGET, Toolchain
+
+
+def _object_units(spec: ModuleSpec, toolchain: Toolchain) -> list[Unit]:
+    places = {s.relative_to(spec.root).as_posix(): s for s in spec.sources()}
+    names = {place: place.replace("/", "_").removesuffix(".cpp") for place in places}
+    count = Counter(names.values())
+    for place, name in names.items():
+        if count[name] > 1:  # a/b.cpp and a_b.cpp
+            names[place] = f"{name}-{digest(place)[:8]}"
+    return [_object_unit(spec, toolchain, places[place], names[place]) for place in places]
+
+
+def _object_unit(spec: ModuleSpec, toolchain: Toolchain, source: Path, name: str) -> Unit:
+    roots = roots_of(spec)
+    flags = (*spec.flags, *cpu.level_flags(toolchain.name == "zig"), "-Wall", "-Wextra")
+    place = template(roots, source)
+    argv = ("{cc}", *flags, *include_flags(roots), "-MMD", "-MF", f"{name}.d", "-c", place)
+    command = Command((*argv, "-o", f"{name}.o"), (place,), f"{name}.o")
+    return Unit(Shelf("host", f"{spec.name}.objects", roots), toolchain, (command,), f"{name}.d")
+
+
+def _link_flags(spec: ModuleSpec, toolchain: Toolchain) -> tuple[str, ...]:
+    """The level too: zig builds its C++ runtime for it, when it links."""
+    return (*cpu.level_flags(toolchain.name == "zig"), *spec.link_flags)
+
+
+def _link_command(spec: ModuleSpec, toolchain: Toolchain, objects: list[Unit]) -> Command:
+    names = tuple(unit.output for unit in objects)
+    argv = ("{cc}", *names, *_link_flags(spec, toolchain), "-o", spec.output)
+    return Command(argv, names, spec.output)
+
+
+def _runtime_command(spec: ModuleSpec, toolchain: Toolchain) -> Command:
+    """Link nothing: zig's first link builds its C++ runtime, as long as all objects together."""
+    argv = ("{cc}", *_link_flags(spec, toolchain), "-x", "c++", os.devnull, "-o", "runtime.so")
+    return Command(argv, (), "runtime.so")
+
+
+def host_unit(spec: ModuleSpec, toolchain: Toolchain) -> Unit:
+    """The recipe of a shared library by that compiler."""
+    objects = _object_units(spec, toolchain)
+    link = _link_command(spec, toolchain, objects)
+    commands = (*(command for unit in objects for command in unit.commands), link)
+    return Unit(Shelf("host", spec.name, roots_of(spec)), toolchain, commands, "")
+
+
+@dataclass(frozen=True)
+class _Link(Unit):
+    """The last step of a library, under the library's key."""
+
+    key: str = ""
+
+    @property
+    def build_key(self) -> str:
+        return self.key
+
+
+def build_host(spec: ModuleSpec) -> Artifact:
+    """The shared library of a host module from the cache, or built now.
+
+    Raises ToolchainNotFound, BuildError, LockTimeout, JitDisabled, ConfigError.
+    """
+    if spec.kind != "host":
+        raise ConfigError(f"{spec.name}: a {spec.kind} module is not built for the host")
+
+    return obtain(
+        Wanted(spec.name, "host", config=spec.config),
+        ("host", HOST_TARGET),
+        lambda toolchain: host_unit(spec, toolchain),
+        lambda unit, before: _build_once(spec, unit, before),
+    )
+
+
+def _build_once(spec: ModuleSpec, library: Unit, before: Contents) -> Artifact | None:
+    """Compile the objects that are not cached, link; None if a source changed meanwhile."""
+    from .compile import files_read, run_units
+
+    title = f"{spec.title or spec.name}, once"
+    objects = _object_units(spec, library.toolchain)
+    found = {unit.output: unit.shelf.find(unit.build_key, report=True) for unit in objects}
+    missing = [unit for unit in objects if found[unit.output] is None]
+    # With the library's own key, though it only links: failures are the library's.
+    link = _Link(library.shelf, library.toolchain, library.commands[-1:], "", library.build_key)
+    with library.shelf.stage(library.build_key) as stage:
+        for name, artifact in found.items():
+            if artifact is not None:
+                (stage / name).symlink_to(artifact.file)
+        log.get().info("building %s: %d files to compile", title, len(missing))
+        first = []
+        if library.toolchain.name == "zig":
+            runtime = _runtime_command(spec, library.toolchain)
+            first = [Unit(library.shelf, library.toolchain, (runtime,), "")]
+        seconds = run_units([*first, *missing, link], title, stage)
+        (stage / "runtime.so").unlink(missing_ok=True)
+        read: Contents = {}
+        whole = True
+        for unit in missing:
+            files, sure = files_read(unit, stage, before)
+            read.update(files)
+            whole &= sure
+            if sure:
+                _publish_object(unit, stage, files)
+        for unit in objects:
+            artifact = found[unit.output]
+            whole &= artifact is None or _still_same(unit, artifact, read)
+            (stage / unit.output).unlink(missing_ok=True)
+            (stage / unit.depfile).unlink(missing_ok=True)
+        before.update(read)
+        if not whole:
+            return None
+        log.get().info("built %s in %.1f s", spec.title or spec.name, seconds)
+        meta = make_meta(library, seconds, {"arch": "host"})
+        return library.shelf.publish(stage, library.build_key, read, meta)
+
+
+def _publish_object(unit: Unit, stage: Path, files: Contents) -> None:
+    with unit.shelf.stage(unit.build_key) as own:
+        (stage / unit.output).rename(own / unit.output)
+        unit.shelf.publish(own, unit.build_key, files, make_meta(unit, 0.0, {"arch": "host"}))
+
+
+def _still_same(unit: Unit, artifact: Artifact, read: Contents) -> bool:
+    """Whether the sources of a cached object are what they were when it was found."""
+    deps = artifact.meta.deps
+    now = unit.shelf.roots.contents(list(deps))
+    read.update(now)
+    return all(sha == deps[name] for name, (sha, _) in now.items())

@@ -1,0 +1,108 @@
+"""`compiler_config.json`: data, checked, never evaluated. One entry a module, only what differs
+from the defaults below is written."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from msgspec import structs
+
+from .. import paths
+from ..arch import ARCHS
+from ..cache import records
+from ..errors import ConfigError, UnsupportedArch
+from ..texts import check_line, is_text
+
+
+class Entry(records.Written, frozen=True):
+    """What a module is built from, as the file has it. Device modules have one source; host ones
+    may use globs."""
+
+    srcs: tuple[str, ...] = ()  # relative to `root`
+    kind: str = "device"  # "device": a code object; "host": a shared library
+    archs: tuple[str, ...] = ARCHS
+    flags: tuple[str, ...] = ()  # in order, after the engine's own
+    link_flags: tuple[str, ...] = ()  # host only
+    output: str = "module.hsaco"
+    title: str = ""  # what progress calls it; empty: the name
+
+
+class ModuleSpec(Entry, frozen=True, kw_only=True):
+    """An entry with its place."""
+
+    name: str
+    root: Path = paths.CSRC
+    config: Path = paths.COMPILER_CONFIG  # the file that has the entry
+
+    def require_arch(self, arch: str) -> None:
+        """Refuse before compiling. Raises UnsupportedArch."""
+        if arch not in self.archs:
+            raise UnsupportedArch(self.name, arch, self.archs)
+
+    def sources(self) -> list[Path]:
+        """The source files; a glob's are sorted. Raises ConfigError if one is missing."""
+        found: list[Path] = []
+        for pattern in self.srcs:
+            matches = sorted(self.root.glob(pattern)) if "*" in pattern else [self.root / pattern]
+            if not matches or not all(match.is_file() for match in matches):
+                where = f"{self.config.name}: {self.name}"
+                raise ConfigError(f"{where}: no source {pattern!r} in {self.root}")
+            found += matches
+        return found
+
+
+# Of an entry's folder and of its artifact. The engine has files of its own beside the artifact.
+_FILE_NAME = re.compile(r"\w[\w.-]{0,99}")
+_OWN_FILES = ("meta.json", "build.log", "build.ninja", "deps.d", "module.s", "module.o")
+
+
+def _make_spec(where: str, name: str, entry: object, root: Path, config: Path) -> ModuleSpec:
+    checked = records.check(where, entry, Entry)
+    values = structs.asdict(checked)
+    for key, value in values.items():
+        if not (is_text(value) if isinstance(value, str) else all(t and is_text(t) for t in value)):
+            raise ConfigError(f"{where}.{key}: expected texts of one line, got {value!r:.200}")
+    spec = ModuleSpec(name=name, root=root, config=config, **values)
+    if not spec.srcs:
+        raise ConfigError(f"{where}.srcs: at least one source is needed")
+    if spec.kind not in ("device", "host"):
+        raise ConfigError(f"{where}.kind: expected device or host, got {spec.kind!r}")
+    if spec.kind == "device" and (len(spec.srcs) != 1 or "*" in spec.srcs[0]):
+        raise ConfigError(f"{where}.srcs: a device module has exactly one source, got {spec.srcs}")
+    for arch in spec.archs:
+        if arch not in ARCHS:
+            raise ConfigError(f"{where}.archs: unknown {arch!r}; known: {', '.join(ARCHS)}")
+    for source in spec.srcs:
+        parts = Path(source).parts
+        if source.startswith("/") or ".." in parts or any("**" in p and p != "**" for p in parts):
+            raise ConfigError(f"{where}.srcs: {source!r:.80} is no path below {root}")
+    for text in (name, spec.output):
+        if not _FILE_NAME.fullmatch(text) or text in _OWN_FILES:
+            raise ConfigError(f"{where}: {text!r:.120} cannot be a file name here")
+    return spec
+
+
+@lru_cache(maxsize=16)
+def load_config(config: Path = paths.COMPILER_CONFIG) -> dict[str, ModuleSpec]:
+    """All modules of a config file. Sources of rfops's own lie in csrc/, else beside the file."""
+    check_line("path of a compiler_config.json", str(config))
+    root = paths.CSRC if config == paths.COMPILER_CONFIG else config.parent
+    try:
+        entries = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{config}: {error}") from error
+    if not isinstance(entries, dict):
+        raise ConfigError(f"{config}: expected an object of modules")
+    where = config.name
+    return {n: _make_spec(f"{where}: {n:.120}", n, e, root, config) for n, e in entries.items()}
+
+
+def module_spec(name: str, config: Path = paths.COMPILER_CONFIG) -> ModuleSpec:
+    """The module's spec. Raises ConfigError naming the modules there are."""
+    modules = load_config(config)
+    if name not in modules:
+        raise ConfigError(f"{config}: no module {name!r}; known modules: {', '.join(modules)}")
+    return modules[name]

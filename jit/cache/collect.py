@@ -1,0 +1,165 @@
+"""The cache kept below a size, and clean of what killed builders left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError, LockTimeout
+from . import archive, lock, records, trust
+from .files import DAMAGE, cache_root
+from .shelf import ENGINE_VERSION, read_index
+
+_DAY = 86400.0
+_HOUR = 3600.0
+
+
+@dataclass
+class Collected:
+    """What `collect` did, in bytes and entries."""
+
+    freed: int = 0
+    removed: int = 0
+    kept: int = 0
+    in_use: int = 0
+
+
+def size_of(folder: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(place) / name).lstat().st_size
+    return total
+
+
+def collect(max_bytes: int) -> Collected:
+    """Remove what was used longest ago until the cache is no larger, and all that is damaged or
+    left over. What a process uses, or is building, stays. Raises ConfigError."""
+    root, done = cache_root(), Collected()
+    if not root.is_dir():
+        return done
+    trust.check(root)
+    try:
+        return _collect(root, done, max_bytes)
+    except OSError as error:
+        raise ConfigError(f"cannot clean up {root}: {error}") from error
+
+
+def _collect(root: Path, done: Collected, max_bytes: int) -> Collected:
+    shelves = [index.parent for index in root.glob("*/*/index")]
+    for left in root.glob(".import-*"):
+        if _age(left) > _DAY:  # of a process that was killed
+            done.freed += size_of(left)
+            shutil.rmtree(left, ignore_errors=True)
+    for shelf in shelves:
+        _sweep_leftovers(shelf, done)
+    entries = [(_last_use(f), f, size_of(f)) for f in (*archive.folders(root), root / "zig")]
+    done.kept = size_of(root)
+    for _, folder, size in sorted(entries, key=lambda entry: entry[0]):
+        whole = folder.name == "zig" or _is_foreign(folder) or archive.whole(folder) is not None
+        if whole and (done.kept <= max_bytes or not size):
+            continue
+        if _remove(root, folder, whole):
+            done.freed, done.removed = done.freed + size, done.removed + 1
+            done.kept -= size
+        else:
+            done.in_use += 1
+    for shelf in shelves:
+        _sweep_indices(shelf)
+    return done
+
+
+class _Engine(records.Record, frozen=True):
+    engine: int
+
+
+def _is_foreign(folder: Path) -> bool:
+    """Whether another version of the engine has made the entry: its checks are others."""
+    try:
+        meta = records.decode((folder / "meta.json").read_bytes(), _Engine, sealed=False)
+        return meta.engine != ENGINE_VERSION
+    except DAMAGE:
+        return False
+
+
+def _last_use(folder: Path) -> float:
+    try:
+        return (folder / ("z" if folder.name == "zig" else "meta.json")).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _remove(root: Path, folder: Path, whole: bool) -> bool:
+    """Unless it is in use; nobody can use what is damaged."""
+    if folder.name == "zig":  # zig's own: nobody says when it is in use
+        if _age(folder / "tmp") < _HOUR:
+            return False
+        shutil.rmtree(folder, ignore_errors=True)
+        return True
+    with lock.unused(root, folder.name) as unused:
+        if unused is None:  # who uses it has at least loaded it today, and does not need it again
+            unused = _age(folder / "meta.json") > _DAY
+        if unused or not whole:
+            gone = folder.with_name(f".gone-{uuid.uuid4().hex}")  # at once for whoever looks
+            folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+        return unused or not whole
+
+
+def _age(place: Path) -> float:
+    try:
+        return time.time() - place.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _sweep_leftovers(shelf: Path, done: Collected) -> None:
+    """What killed builders left, and old failures."""
+    for left in (*shelf.glob(".stage-*"), *shelf.glob(".gone-*"), *shelf.glob(".damaged-*")):
+        if _age(left) > _DAY or _is_orphan(shelf, left):
+            done.freed += size_of(left)
+            shutil.rmtree(left, ignore_errors=True)
+    for failed in (shelf / "failed").glob("*"):
+        if _age(failed) > _DAY:
+            failed.unlink(missing_ok=True)
+
+
+def _sweep_indices(shelf: Path) -> None:
+    """Indices that name no entry, with their locks."""
+    for index in (shelf / "index").glob("*.json"):
+        with contextlib.suppress(*DAMAGE):
+            entries, _ = read_index(index.read_bytes())
+            if any((shelf / seen.key).is_dir() for seen in entries):
+                continue
+        with _locked(shelf / f".{index.stem}.lock") as mine:
+            if mine:
+                index.unlink(missing_ok=True)
+                (shelf / f".{index.stem}.lock").unlink(missing_ok=True)
+
+
+def _is_orphan(shelf: Path, left: Path) -> bool:
+    """Whether the build of a stage folder is over: its key's lock is free."""
+    if not left.name.startswith(".stage-"):
+        return True
+    locks = list(shelf.glob(f".{left.name.split('-')[2]}*.lock"))
+    if not locks:
+        return False  # a stage without a lock: only its age tells
+    with _locked(locks[0]) as mine:
+        return mine
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[bool]:
+    with contextlib.ExitStack() as stack:
+        try:
+            mine = stack.enter_context(lock.hold(file, "garbage collection", timeout=0))
+        except (LockTimeout, OSError):
+            mine = False
+        yield mine

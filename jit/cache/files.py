@@ -1,0 +1,68 @@
+"""Files of the cache: where, hashed how, and written so that a reader never sees half of one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import settings
+from . import trust
+
+LAYOUT = "v1"
+
+# What reading a record of ours raises where it is not as we wrote it.
+DAMAGE = (OSError, ValueError)
+
+
+def cache_root() -> Path:
+    """The versioned cache folder; not created here."""
+    folder = settings.path("RFOPS_CACHE_DIR")
+    assert folder is not None  # it has a default
+    return folder / LAYOUT
+
+
+def cache_roots() -> tuple[Path, ...]:
+    """The cache that is written, then the read-only ones behind it."""
+    behind = settings.path_list("RFOPS_CACHE_READ")
+    return (cache_root(), *(folder / LAYOUT for folder in behind))
+
+
+def digest(data: Any) -> str:
+    """sha256 over bytes, or over the canonical JSON of anything else."""
+    if not isinstance(data, bytes):
+        data = json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.sha256(data).hexdigest()
+
+
+def content_key(build_key: str, deps: Mapping[str, str]) -> str:
+    """The key of an entry: of a build, and of the content of the files that it read."""
+    return digest([build_key, deps])[:40]
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make names in the folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomic(file: Path, text: str) -> None:
+    """Write aside, fsync, rename over. Raises OSError."""
+    trust.make_folder(file.parent)
+    aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    try:
+        handle = trust.create(aside, os.O_WRONLY | os.O_EXCL)
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(file)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,103 @@
+"""A cache moved as one file.
+
+It is a tar of `<arch>/<module>/<key>/{meta.json, artifact}`: all names in it are relative and all
+keys are of content, so it serves any checkout, user and machine. It holds code that will be run:
+import only what you would install.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import uuid
+from collections.abc import Collection
+from pathlib import Path
+
+from ..errors import ConfigError
+from . import archive, builders, records, trust
+from .builders import Builder
+from .files import cache_root, cache_roots
+from .shelf import Meta, Roots, Seen, Shelf
+
+
+def export(file: Path, archs: Collection[str] = (), modules: Collection[str] = ()) -> int:
+    """Write all whole entries (of these architectures and modules) to one file; how many."""
+    seen: set[str] = set()
+    aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    try:
+        with tarfile.open(aside, "w:gz", compresslevel=6) as tar:
+            for root in cache_roots():
+                trust.check(root)
+                for folder in archive.folders(root):
+                    name = folder.relative_to(root).as_posix()
+                    arch, module, _ = name.split("/")
+                    wanted = (not archs or arch in archs) and (not modules or module in modules)
+                    meta = archive.whole(folder) if wanted and name not in seen else None
+                    if meta is not None and archive.MEMBER.fullmatch(f"{name}/{meta.output}"):
+                        trust.check_entry(root, folder)
+                        seen.add(name)
+                        for part in ("meta.json", meta.output):
+                            tar.add(folder / part, f"{name}/{part}", filter=_anonymous)
+        aside.replace(file)
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror or error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+    return len(seen)
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode = 0o644
+    return member
+
+
+def import_(file: Path, max_bytes: int = archive.MAX_BYTES) -> tuple[int, int]:
+    """Add a file's entries to the cache: how many are new, how many were there. All of it is
+    checked before anything is written; nothing stays of what is refused. Raises ConfigError."""
+    root = cache_root()
+    trust.check(root)
+    aside = root / f".import-{uuid.uuid4().hex}"
+    try:
+        if not file.is_file():
+            raise archive.Refused("there is no such file")
+        with file.open("rb") as stream:
+            for _ in archive.entries(stream, max_bytes):
+                pass
+            stream.seek(0)
+            written = [_write(aside, entry) for entry in archive.entries(stream, max_bytes)]
+        fresh = [_take(aside, name) for name in written]
+    except (OSError, archive.Refused) as error:
+        raise ConfigError(f"cannot import {file}: {error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return sum(fresh), len(fresh) - sum(fresh)
+
+
+def _write(aside: Path, entry: archive.Entry) -> archive.Name:
+    folder = aside.joinpath(*entry.name)
+    trust.make_folder(folder)
+    trust.check(aside.parent, *folder.relative_to(aside.parent).parts)
+    for name, data in ((entry.meta.output, entry.data), ("meta.json", entry.meta_data)):
+        handle = trust.create(folder / name, os.O_WRONLY | os.O_EXCL)
+        with os.fdopen(handle, "wb") as sink:
+            sink.write(data)
+            sink.flush()
+            os.fsync(sink.fileno())
+    return entry.name
+
+
+def _take(aside: Path, name: archive.Name) -> bool:
+    """Make it an entry of the cache; whether it was none before."""
+    arch, module, key = name
+    meta = records.decode((aside.joinpath(*name) / "meta.json").read_bytes(), Meta)
+    shelf = Shelf(arch, module, Roots(()))
+    trust.make_folder(shelf.folder)
+    trust.check(shelf.root, *shelf.place)
+    new = shelf.rename_in(aside.joinpath(*name), shelf.folder / key)
+    shelf.index(meta.build_key, Seen(key, meta.deps, {}))
+    kind = "host" if arch == "host" else "device"
+    builders.note(kind, Builder(meta.toolchain, meta.compiler))
+    return new

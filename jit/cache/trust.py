@@ -1,0 +1,250 @@
+"""Who else could have put code into a cache: owner and mode are looked at before it is used.
+
+What a cache holds is run as its user. So the cache, all in it that is used, and the folders above
+must be the user's or root's, and nobody else may write to them. The cache's folder and those above
+may be sticky, as /tmp is: what lies in them is then its owner's all the same. The group of a user
+alone, as distributions make them, is nobody else. RFOPS_CACHE_TRUST names caches that are shared
+on purpose; they are taken as they are, and what is new in them gets its mode from the umask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import shlex
+import stat
+from pathlib import Path
+
+from .. import settings
+from ..errors import ConfigError
+
+_MOST_LINKS = 40  # as the kernel has it
+
+# Folder of a cache -> device and inode, once the way to it has been checked.
+_reached: dict[str, tuple[int, int]] = {}
+
+
+def is_shared(place: Path) -> bool:
+    """Whether it lies in a cache that RFOPS_CACHE_TRUST names."""
+    if not settings.raw("RFOPS_CACHE_TRUST"):
+        return False
+    return any(place.is_relative_to(f) for f in settings.path_list("RFOPS_CACHE_TRUST"))
+
+
+def check(root: Path, *parts: str) -> None:
+    """The cache whose versioned folder is `root`, and each folder on the way from there: what is
+    not there is as good as any. Raises ConfigError that says how to mend it."""
+    cache = root.parent
+    if is_shared(cache):
+        return
+    try:
+        found = os.stat(cache)  # noqa: PTH116
+        if _reached.get(str(cache)) != (found.st_dev, found.st_ino):
+            _check_way(cache)
+            _reached[str(cache)] = found.st_dev, found.st_ino
+        place = str(cache)
+        _refuse(cache, place, _foreign(found) or _writable(found, place, sticky=True))
+        for part in (root.name, *parts):
+            place = f"{place}/{part}"
+            _refuse(cache, place, _complaint(os.lstat(place), place))
+    except OSError:  # not there, or not for us: nothing can be loaded from it
+        return
+
+
+def check_file(root: Path, file: Path) -> None:
+    """A file of the cache that is loaded by its name; its folder has been checked. Raises OSError,
+    ConfigError."""
+    if not is_shared(file):
+        _refuse(root.parent, str(file), _complaint(os.lstat(file), str(file)))
+
+
+def read(root: Path, file: Path) -> bytes:
+    """A file of the cache, whose folder has been checked. Raises OSError, ConfigError."""
+    if is_shared(file):
+        return file.read_bytes()
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        _refuse(root.parent, str(file), "is a link" if error.errno == errno.ELOOP else "")
+        raise
+    with os.fdopen(handle, "rb") as stream:  # what is open is looked at: nothing takes its place
+        _refuse(root.parent, str(file), _complaint(os.fstat(handle), handle))
+        return stream.read()
+
+
+def check_entry(root: Path, folder: Path) -> None:
+    """An entry and all its files. Raises OSError, ConfigError."""
+    check(root, *folder.relative_to(root).parts)
+    for file in folder.iterdir():
+        check_file(root, file)
+
+
+def describe(root: Path) -> dict[str, str]:
+    """Owner and mode of a cache, whether it and all in it is `trusted`, and why not."""
+    owner = mode = ""
+    with contextlib.suppress(OSError):
+        info = root.parent.stat()
+        owner, mode = user_name(info.st_uid), f"{stat.S_IMODE(info.st_mode):04o}"
+    found = {"path": str(root), "owner": owner, "mode": mode, "trusted": "yes", "why": ""}
+    if is_shared(root):
+        return {**found, "trusted": "by RFOPS_CACHE_TRUST"}
+    try:
+        check(root)
+        for place in (p for deep in ("*", "*/*", "*/*/*", "*/*/*/*") for p in root.glob(deep)):
+            with contextlib.suppress(OSError):  # gone meanwhile
+                if not place.is_symlink():  # of a build that is running
+                    check_file(root, place)
+    except ConfigError as error:
+        return {**found, "trusted": "no", "why": str(error)}
+    return found
+
+
+def _check_way(cache: Path) -> None:
+    """Each folder above the cache, and each link on the way: who owns a link leads it elsewhere."""
+    at, rest, links = "/", [*reversed(cache.parts[1:])], 0
+    while rest:
+        info = os.lstat(at)
+        complaint = _foreign(info, above=True) or _writable(info, at, sticky=True)
+        _refuse(cache, at, complaint, above=True)
+        name = rest.pop()
+        place = os.path.dirname(at) if name == ".." else os.path.join(at, name)  # noqa: PTH118, PTH120
+        info = os.lstat(place)
+        if not stat.S_ISLNK(info.st_mode):
+            at = place
+            continue
+        _refuse(cache, place, _foreign(info, above=True), above=True)
+        links += 1
+        if links > _MOST_LINKS:
+            raise ConfigError(f"the cache {cache}: too many links lead to it")
+        target = Path(os.readlink(place))  # noqa: PTH115
+        at = "/" if target.is_absolute() else at
+        rest += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+def _complaint(info: os.stat_result, place: str | int) -> str:
+    """Who else could change what lies in a cache, or nothing."""
+    link = "is a link" if stat.S_ISLNK(info.st_mode) else ""
+    return link or _foreign(info) or _writable(info, place)
+
+
+def _writable(info: os.stat_result, place: str | int, sticky: bool = False) -> str:
+    if sticky and info.st_mode & stat.S_ISVTX:  # what lies in it is looked at by itself
+        return ""
+    mode = f"(mode {stat.S_IMODE(info.st_mode):04o})"
+    if info.st_mode & stat.S_IWOTH:
+        return f"can be written by everybody {mode}"
+    if info.st_mode & stat.S_IWGRP:
+        if info.st_gid != _own_group():
+            return f"can be written by the group {info.st_gid} {mode}"
+        if _has_acl(place):  # the group's bits are then the most that anybody in it may
+            return f"can be written by those whom its ACL names {mode}"
+    return ""
+
+
+def _foreign(info: os.stat_result, above: bool = False) -> str:
+    if info.st_uid in (0, os.geteuid()) or (above and info.st_uid == _unmapped_owner()):
+        return ""
+    return f"belongs to {user_name(info.st_uid)}"
+
+
+def user_name(uid: int) -> str:
+    """As "alice (uid 1000)"."""
+    import pwd
+
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+@functools.cache
+def _own_group() -> int:
+    """The group of the user's name that nobody else is in, as distributions make them; or -1."""
+    import grp
+    import pwd
+
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        group = grp.getgrgid(user.pw_gid)
+    except KeyError:
+        return -1
+    alone = group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+    return group.gr_gid if alone else -1
+
+
+def _has_acl(place: str | int) -> bool:
+    try:
+        return "system.posix_acl_access" in os.listxattr(place)
+    except OSError:  # a filesystem without
+        return False
+
+
+@functools.cache
+def _unmapped_owner() -> int:
+    """Where a container maps few users, the number that stands for all others, root among them:
+    what lies above a cache mostly is root's. -1 where there is none."""
+    try:
+        numbers = [int(word) for word in Path("/proc/self/uid_map").read_text().split()]
+        other = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return -1
+    mapped = zip(numbers[0::3], numbers[2::3], strict=True)
+    return -1 if any(first <= other < first + count for first, count in mapped) else other
+
+
+def _refuse(cache: Path, place: str, complaint: str, above: bool = False) -> None:
+    if not complaint:
+        return
+    name = shlex.quote(str(cache))
+    if complaint == "is a link":
+        mend = f"put a folder in its place (all of {name} can be a link), "
+    elif "belongs to" not in complaint:
+        what = f"go-w {shlex.quote(place)}" if above else f"-R go-w {name}"
+        mend = f"`chmod {what}` if nobody has put anything there, "
+    elif above:
+        mend = ""
+    else:
+        mend = f"run as its owner, `chown -R {os.geteuid()} {name}` if you know what is in it, "
+    raise ConfigError(
+        f"the cache {cache} is not trusted: {place} {complaint}, and what is in a cache is run as "
+        f"{user_name(os.geteuid())}. Ways out: {mend}a folder of your own as RFOPS_CACHE_DIR or "
+        f"RFOPS_CACHE_READ, or, if it is shared on purpose, RFOPS_CACHE_TRUST={name}"
+    )
+
+
+# ---------------------------------------------------------------- what is new
+
+
+def make_folder(folder: Path) -> None:
+    """With those above it, private to the user; what is there stays as it is. Raises OSError."""
+    try:
+        folder.mkdir(0o777 if is_shared(folder) else 0o700)
+    except FileNotFoundError:
+        if folder.parent.is_dir():
+            raise  # as in /proc
+        make_folder(folder.parent)
+        make_folder(folder)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+
+
+def create(file: Path, flags: int) -> int:
+    """Open, and create if it is not there; only the owner may write to it. Raises OSError."""
+    return os.open(file, flags | os.O_CREAT | os.O_CLOEXEC, 0o666 if is_shared(file) else 0o644)
+
+
+def keep_others_out(file: Path, handle: int) -> None:
+    """Of writing to it, whatever the umask was when it was made. Raises OSError."""
+    if not is_shared(file):
+        os.fchmod(handle, stat.S_IMODE(os.fstat(handle).st_mode) & ~0o022)
+
+
+def umask(folder: Path) -> int:
+    """For compilers, as subprocess takes it: what they write is the user's alone."""
+    return -1 if is_shared(folder) else 0o077

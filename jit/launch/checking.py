@@ -1,0 +1,80 @@
+"""Tells the virtual GPU's checking mode where tensors lie: torch's memory is not HIP's, and where
+memory ends that nobody told of cannot be checked. None of this runs while checking is off."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .. import settings
+from . import launcher
+from .hip import Hip
+
+_blocks = 0  # registering() that are active
+
+
+def is_on() -> bool:
+    """Whether RFOPS_VGPU_CHECK or a registering() block wants to know of tensors."""
+    return _blocks > 0 or settings.text("RFOPS_VGPU_CHECK") != "0"
+
+
+def _storages(args: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
+    for arg in args:
+        if isinstance(arg, torch.Tensor) and arg.device.type == "cpu":
+            yield arg.untyped_storage()
+        elif isinstance(arg, tuple | list):
+            yield from _storages(arg)
+        elif isinstance(getattr(arg, "base", None), torch.Tensor):  # Triton's TensorDescriptor
+            yield from _storages([arg.base])
+
+
+@contextmanager
+def known(hip: Hip, args: Iterable[Any]) -> Iterator[None]:
+    """Tell of the storages of all CPU tensors among a launch's arguments while it runs."""
+    if not hip.is_virtual:
+        yield
+        return
+    library = ctypes.CDLL(str(hip.path))
+    ranges = [(ctypes.c_void_p(s.data_ptr()), s.nbytes()) for s in _storages(args)]
+    for pointer, size in ranges:
+        library.rfops_vgpu_register(pointer, ctypes.c_size_t(size))
+    try:
+        yield
+    finally:
+        for pointer, _ in ranges:
+            library.rfops_vgpu_unregister(pointer)
+
+
+def registering_launch(launch: Callable[..., None], hip: Hip) -> Callable[..., None]:
+    """A bound kernel's `launch` that first tells of its tensors."""
+
+    def checked(grid: Any, block: Any, args: Sequence[Any], *rest: Any, **more: Any) -> None:
+        with known(hip, args):
+            launch(grid, block, args, *rest, **more)
+
+    return checked
+
+
+@contextmanager
+def registering(kernels: Any) -> Iterator[None]:
+    """While the block runs, every bound kernel (of the class `kernels`) tells of its tensors."""
+    global _blocks
+    before = kernels.launch
+
+    def launch(self: Any, grid: Any, block: Any, args: Any, *rest: Any, **more: Any) -> None:
+        with known(self.hip, args):
+            before(self, grid, block, args, *rest, **more)
+
+    kernels.launch = launch
+    _blocks += 1
+    launcher.slow_down(1)
+    try:
+        yield
+    finally:
+        _blocks -= 1
+        launcher.slow_down(-1)
+        kernels.launch = before

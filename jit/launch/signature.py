@@ -1,0 +1,146 @@
+"""A kernel's signature in Python: its scalars, and the check against the code object."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+
+from ..errors import BindError
+
+if TYPE_CHECKING:
+    from ..cache.code_object import Argument
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A kernel argument passed by value: its struct code and size."""
+
+    code: str
+    size: int
+
+
+i8 = Annotated[int, Scalar("b", 1)]
+u8 = Annotated[int, Scalar("B", 1)]
+i16 = Annotated[int, Scalar("h", 2)]
+u16 = Annotated[int, Scalar("H", 2)]
+i32 = Annotated[int, Scalar("i", 4)]
+u32 = Annotated[int, Scalar("I", 4)]
+i64 = Annotated[int, Scalar("q", 8)]
+u64 = Annotated[int, Scalar("Q", 8)]
+f32 = Annotated[float, Scalar("f", 4)]
+f64 = Annotated[float, Scalar("d", 8)]
+
+_POINTER = Scalar("Q", 8)
+
+
+@dataclass(frozen=True)
+class Pointers:
+    """A kernel argument that is a table of so many tensors' addresses, by value."""
+
+    count: int
+
+
+def tensors(count: int) -> Any:
+    """The annotation of a table of `count` tensors, a struct with an array of pointers in the
+    kernel. A launch takes a tuple or list of as many, None for a null pointer."""
+    return Annotated[Sequence[torch.Tensor | None], Pointers(count)]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of the Python signature."""
+
+    name: str
+    scalar: Scalar | None  # None: a tensor, or a table of them
+    count: int = 0  # of tensors in a table
+
+    @property
+    def layout(self) -> Scalar:
+        if self.count:
+            return Scalar(f"{self.count}Q", 8 * self.count)
+        return self.scalar or _POINTER
+
+    @property
+    def is_by_value(self) -> bool:
+        return self.scalar is not None or self.count > 0
+
+    @property
+    def expected(self) -> str:
+        """What a launch takes for it."""
+        if self.count:
+            return f"{self.count} tensors"
+        if self.scalar is None:
+            return "a tensor or None"
+        code, bits = self.scalar.code, 8 * self.scalar.size
+        if code in "fd":
+            return f"a number that a float of {bits} bits holds"
+        low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if code.islower() else (0, 2**bits)
+        return f"an int from {low} to {high - 1}"
+
+    def __str__(self) -> str:
+        if self.count:
+            return f"{self.name}: table of {self.count} tensors"
+        return f"{self.name}: {f'{self.layout.size}-byte value' if self.scalar else 'tensor'}"
+
+
+def read_signature(function: Callable[..., None]) -> list[Parameter]:
+    """The kernel's arguments as the Python signature has them. Raises BindError."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    found = []
+    for name in inspect.signature(function).parameters:
+        hint = hints.get(name)
+        marks = getattr(hint, "__metadata__", ())
+        scalars = [mark for mark in marks if isinstance(mark, Scalar)]
+        tables = [mark for mark in marks if isinstance(mark, Pointers)]
+        optional = torch.Tensor in typing.get_args(hint)
+        if not scalars and not tables and hint is not torch.Tensor and not optional:
+            raise BindError(
+                f"{function.__qualname__}: parameter {name} must be annotated torch.Tensor or a "
+                f"scalar of rfops.jit (i32, f32, ...), got {hint!r}"
+            )
+        count = tables[0].count if tables else 0
+        found.append(Parameter(name, scalars[0] if scalars else None, count))
+    return found
+
+
+def check_layout(kernel: str, parameters: Sequence[Parameter], args: Sequence[Argument]) -> None:
+    """Signature against the code object's own list of explicit arguments. Raises BindError."""
+    for index in range(max(len(parameters), len(args))):
+        ours = str(parameters[index]) if index < len(parameters) else "nothing"
+        if index >= len(args):
+            raise BindError(f"{kernel}: argument {index}: signature has {ours}, kernel has no more")
+        arg = args[index]
+        theirs = f"{arg.size}-byte {arg.kind} at offset {arg.offset}"
+        drift = index >= len(parameters)
+        if not drift:
+            wanted = "by_value" if parameters[index].is_by_value else "global_buffer"
+            drift = (arg.kind, arg.size) != (wanted, parameters[index].layout.size)
+        if drift:
+            raise BindError(
+                f"{kernel}: argument {index}: signature has {ours}, kernel has {theirs}"
+            )
+
+
+def struct_format(args: Sequence[Argument], parameters: Sequence[Parameter]) -> str:
+    """A struct format with the kernel's own offsets, padding written out."""
+    text, at = "<", 0
+    for arg, parameter in zip(args, parameters, strict=True):
+        text += f"{arg.offset - at}x{parameter.layout.code}"
+        at = arg.offset + arg.size
+    return text
+
+
+def kernel_layout(
+    args: Sequence[Argument], parameters: Sequence[Parameter]
+) -> tuple[tuple[str, int, int], ...]:
+    """(code, offset, count) of each argument for the native launcher; a tensor's code is T, that of
+    a table of `count` tensors P."""
+    return tuple(
+        (p.layout.code if p.scalar else "P" if p.count else "T", arg.offset, p.count)
+        for arg, p in zip(args, parameters, strict=True)
+    )

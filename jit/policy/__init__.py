@@ -1,0 +1,1 @@
+"""What may be built and what was wanted: RFOPS_JIT, freeze, manifests, Triton's compiles."""
