@@ -17,6 +17,7 @@ pytest_plugins = [  # their fixtures
     "support.engine_project",
     "support.launchers",
     "support.tables",
+    "support.vgpu.graphs",
     "support.vgpu.hip",
     "support.vgpu.kernel_builds",
 ]

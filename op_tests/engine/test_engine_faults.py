@@ -250,7 +250,8 @@ def small_disk(place: Path, size: str) -> Iterator[None]:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode != 0:
-        pytest.skip(f"cannot mount a small disk ({done.stderr.strip()}); test_engine_crash.py can")
+        pytest.skip(f"no right to mount a small disk ({done.stderr.strip()}); without one: "
+                    "test_no_room_from_any_operation_on in test_engine_crash.py")  # fmt: skip
     try:
         yield
     finally:

@@ -156,7 +156,6 @@ def test_frozen_triton(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """A kernel that its disk cache has runs; one that it has not is refused."""
-    pytest.importorskip("triton")
     from support.triton_kernels import add
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -219,7 +218,6 @@ except rfops.JitDisabled as error:
 
 def test_frozen_gluon(tmp_path: Path) -> None:
     """Kernels of Triton's second language, whose compiler is a class of its own."""
-    pytest.importorskip("triton")
     file = tmp_path / "gluon_twice.py"  # Triton reads a kernel's source
     file.write_text(GLUON)
     done = subprocess.run(
@@ -247,7 +245,6 @@ print("watched")
 
 @pytest.mark.parametrize("jit", ["", "0"])
 def test_triton_is_watched_when_it_is_imported_later(jit: str) -> None:
-    pytest.importorskip("triton")
     done = subprocess.run(
         [sys.executable, "-c", TRITON_LATER], capture_output=True, text=True, check=False,
         env={**os.environ, "RFOPS_JIT": jit},
@@ -301,7 +298,6 @@ def test_triton_kernels_are_recorded_and_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recorded by one process, built by a second into an empty cache, run by a third."""
-    pytest.importorskip("triton")
     from rfops import cli
 
     (tmp_path / "manifest_kernel.py").write_text(TRITON_KERNEL)

@@ -57,6 +57,18 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
     return device_of(request.param, monkeypatch)
 
 
+on_nvidia = pytest.mark.skipif(
+    not NVIDIA, reason="`staged` is for NVIDIA's matrix unit; here test_staged_builds compiles it"
+)
+
+
+@pytest.fixture(params=["gfx942", "gfx950"])
+def virtual(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
+    """The virtual GPU, for CPU tensors, also where there is a GPU; its own 8-bit format."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", request.param)
+    return FNUZ if request.param == "gfx942" else OCP
+
+
 @pytest.fixture
 def one_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """For what does not depend on the architecture."""
@@ -336,7 +348,7 @@ def no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OP, "plans", OP.plans.fresh())
 
 
-@pytest.mark.skipif(not NVIDIA, reason="its kernel is for NVIDIA's matrix unit")
+@on_nvidia
 @pytest.mark.parametrize(("x_dtype", "dtype"), [(BF16, BF16), (BF16, F32), (F16, F16)])
 @pytest.mark.parametrize("case", STAGED)
 @pytest.mark.usefixtures("no_tiles")
@@ -349,7 +361,7 @@ def test_staged(case: str, x_dtype: torch.dtype, dtype: torch.dtype) -> None:
     assert torch.equal(got, run(problem, config, dtype))
 
 
-@pytest.mark.skipif(not NVIDIA, reason="its kernel is for NVIDIA's matrix unit")
+@on_nvidia
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.usefixtures("no_tiles")
 def test_staged_strides(stages: int) -> None:
@@ -364,9 +376,8 @@ def test_staged_strides(stages: int) -> None:
     assert_correct(out, problem)
 
 
-@pytest.mark.skipif(NVIDIA, reason="refused elsewhere; here test_staged runs it")
-def test_staged_is_nvidias(device: torch.device) -> None:
-    problem = random_problem(1, 20, 70, 128).to(device)
+def test_staged_is_nvidias(virtual: torch.dtype) -> None:
+    problem = random_problem(1, 20, 70, 128, w_dtype=virtual)
     with pytest.raises(ValueError, match=r"config must be .*for NVIDIA's matrix unit, and this is"):
         run(problem, StagedConfig(16, 32, 128))
 
@@ -409,7 +420,8 @@ def test_staged_that_does_not_build_is_tiles(
 @pytest.mark.parametrize("x_type", ["bf16", "fp16"])
 def test_staged_builds(case: str, x_type: str) -> None:
     """For sm_90 by the Triton that is here: 16-byte copies alone, and mma.sync."""
-    pytest.importorskip("triton.backends.nvidia")
+    lacking = "this Triton compiles for no NVIDIA GPU; the same product by `tiles`: test_odd_sizes"
+    pytest.importorskip("triton.backends.nvidia", reason=lacking)
     ptx = staged_ptx(*STAGED[case], x_type)
     assert f"mma.sync.aligned.m16n8k16.row.col.f32.{x_type.replace('fp', 'f')}" in ptx
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global.*", ptx)
@@ -468,12 +480,11 @@ def test_workspace_is_bounded() -> None:
 # ---------------------------------------------------------------- the kernels as compiled
 
 
-@pytest.mark.skipif(NVIDIA, reason="counters are the virtual GPU's")
 @pytest.mark.parametrize(("n", "k"), PUBLISHED_NK)
 @pytest.mark.parametrize("m", [1, 16])
-def test_weights_are_read_once(m: int, n: int, k: int, device: torch.device) -> None:
+def test_weights_are_read_once(m: int, n: int, k: int, virtual: torch.dtype) -> None:
     """In 16-byte pieces, and no line of them twice; x is the same few lines for every program."""
-    problem = random_problem(4, m, n, k)
+    problem = random_problem(4, m, n, k, w_dtype=virtual)
     run(problem)  # compiled
     with rfops.vgpu.profile() as p:
         got = run(problem)
@@ -488,17 +499,19 @@ def test_weights_are_read_once(m: int, n: int, k: int, device: torch.device) -> 
     assert lines * 64 <= problem.w.numel() + 64 * (x_lines + 8 * programs), (lines, programs)
 
 
-@pytest.mark.skipif(NVIDIA, reason="checks are the virtual GPU's")
 @pytest.mark.parametrize("m", [1, 20])
-def test_nothing_to_find(m: int, one_device: torch.device) -> None:
-    problem = random_problem(2, m, 100, 300)
+def test_nothing_to_find(m: int, virtual: torch.dtype) -> None:
+    problem = random_problem(2, m, 100, 300, w_dtype=virtual)
     with rfops.vgpu.check() as c:
         got = run(problem)
     assert_correct(got, problem)
     assert not c.findings
 
 
-@pytest.mark.skipif(not NVIDIA, reason="a graph wants a GPU")
+@pytest.mark.skipif(
+    not NVIDIA,
+    reason="torch captures on GPUs alone; the virtual GPU's: test_vgpu_capture.py",
+)
 @pytest.mark.parametrize("config", [None, TilesConfig(16, 32, 64, split_k=3), BmmConfig()])
 def test_graph(config: Config | None) -> None:
     problem = random_problem(4, 20, 256, 512).to(torch.device("cuda"))

@@ -373,7 +373,7 @@ def test_real_linear(gfx950: torch.device) -> None:
     """MiniLM's first feed-forward linear on a real sentence: exact against the quantised tensors,
     and within the quantisation's own bound of the fp32 layer."""
     if model_folder() is None:
-        pytest.skip(f"the real model is not installed: {INSTALL}")
+        pytest.skip(f"no real weights ({INSTALL}); random ones: test_model_shapes")
     layer = first_feed_forward()
     (x, x_scale), (w, w_scale) = quant_mxfp8(layer.x), quant_mxfp8(layer.weight)
     problem = Problem(x, w, x_scale, w_scale)

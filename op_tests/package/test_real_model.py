@@ -10,6 +10,9 @@ import torch
 from rfops import gemm_mxfp8, quant_mxfp8
 from rfops.cli.real_input import INSTALL, LAYERS, encode, model_folder
 
+pytestmark = pytest.mark.skipif(
+    model_folder() is None, reason=f"no real weights ({INSTALL}); a linear of random ones: gemm/"
+)
 SENTENCES = [
     "Every byte of the weight is read once.",
     "A matrix of small numbers keeps one scale for each block of thirty-two.",
@@ -22,8 +25,6 @@ SENTENCES = [
 def test_minilm_encoder(gfx950: torch.device, figure: Callable[[str], None]) -> None:
     """Embeddings within cosine 0.99 of fp32; sentences below and above 16 tokens, so that the
     matrix-core kernel and Triton both take part."""
-    if model_folder() is None:
-        pytest.skip(f"the real model is not installed: {INSTALL}")
     quantised: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     rows: list[int] = []
 
@@ -49,8 +50,6 @@ def test_minilm_encoder(gfx950: torch.device, figure: Callable[[str], None]) -> 
 
 def test_the_encoder_is_the_real_one() -> None:
     """Sentences of one meaning are close, of different ones are not: weights and tokens fit."""
-    if model_folder() is None:
-        pytest.skip(f"the real model is not installed: {INSTALL}")
     embeddings = encode([
         "How do I reset my password?",
         "I forgot my password, how can I change it?",

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="Triton is not installed")
-
 import rfops.vgpu
 from rfops.triton import bound, mxfp8_kernels
 from rfops.triton.bound import BoundKernel

@@ -192,7 +192,6 @@ def test_failed_build_shows_the_compiler(tmp_path: Path) -> None:
 
 def test_ziglang_builds_the_launcher(tmp_path: Path, vgpu_path: Path) -> None:
     """A process without gcc and clang, and with an empty Triton cache."""
-    pytest.importorskip("ziglang", reason="needs the ziglang package")
     code = """
 import os, torch, rfops.vgpu
 from support import OP_TESTS, triton_kernels as kernels

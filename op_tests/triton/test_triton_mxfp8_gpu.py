@@ -21,7 +21,8 @@ from support.triton_mxfp8_cases import (
 )
 
 if not torch.cuda.is_available():
-    pytest.skip("no GPU here; these take hours on the virtual one", allow_module_level=True)
+    pytest.skip("no GPU, and hours on the virtual one; smaller sizes: test_triton_mxfp8.py",
+                allow_module_level=True)  # fmt: skip
 
 
 @pytest.fixture

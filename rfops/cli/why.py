@@ -131,7 +131,7 @@ def text(op: Op, c: Call) -> str:
 
 def sizes_text(op: Op, c: Call) -> str:
     pairs: Iterable[tuple[str, int]]
-    if op.table:
+    if op.tuned:
         pairs = zip(op.tuned.sizes, op.table_sizes(c), strict=True)
     else:
         pairs = ((name.lower(), c.sizes[name]) for name in op.asked)

@@ -16,8 +16,8 @@ from rfops.dispatch.guards import (
     check_layout,
     check_no_overlap,
     describe,
-    show,
 )
+from rfops.jit.errors import show
 
 from .declare import Declaration, TensorArg, ValueArg
 from .kernel import Call
@@ -187,9 +187,9 @@ class Checked:
             if size < 0:
                 self.fail(name, "0 or more", f"{name}={size}", "pass a size")
         self._bind_parts(guard, *self.declaration.tensors, *self.declaration.results)
-        for size in self.positive:
-            if c.sizes[size] == 0:
-                self._fail_size(guard, size)
+        for name in self.positive:
+            if c.sizes[name] == 0:
+                self._fail_size(guard, name)
 
 
 def flat(tensors: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:

@@ -49,7 +49,8 @@ def assert_within(got: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor | 
         )
         wrong += int((excess > 0).sum())
         at = int(excess.argmax())
-        found.append((excess[at].item(), first + at, *(t[at].item() for t in (value, want, limit))))
+        seen = (value[at].item(), want[at].item(), limit[at].item())
+        found.append((excess[at].item(), first + at, *seen))
         odd += [first + at for at in (special & ~same).nonzero()[:8].flatten().tolist()]
     if not wrong:
         return

@@ -37,14 +37,13 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 def check_int(op: str, name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
     """The value as an int: numpy's count as such; a bool, a float and a tensor do not."""
+    number: int = value
     is_int = type(value) is int
     if isinstance(value, torch.SymInt) or (is_int and torch.compiler.is_compiling()):
-        return value  # a symbolic size is not compared; the call that runs checks it
-    if is_int:
-        number = value
-    elif isinstance(value, (bool, torch.Tensor)) or not hasattr(value, "__index__"):
+        return number  # a symbolic size is not compared; the call that runs checks it
+    if isinstance(value, (bool, torch.Tensor)) or not hasattr(value, "__index__"):
         number = least - 1
-    else:
+    elif not is_int:
         number = _as_index(value, least - 1)
     if least <= number <= most:
         return number

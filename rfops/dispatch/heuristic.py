@@ -10,7 +10,7 @@ costs are arrays (50 us), and sizes that hardly differ share one search.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Columns(Generic[Config]):
         for cost in costs:
             of_left = cost[left] if np.ndim(cost) else np.zeros(len(left))
             left = left[of_left == of_left.min()]
-        return self.candidates[left[0]]
+        return self.candidates[int(left[0])]
 
     def ranked(self, costs: Sequence[Any]) -> list[Config]:
         """All candidates in the order by which `best` is the first."""
@@ -47,6 +47,10 @@ class Columns(Generic[Config]):
         return [self.candidates[at] for at in np.lexsort(every[::-1])]
 
 
+@overload
+def ceil(a: int, b: int) -> int: ...
+@overload
+def ceil(a: Any, b: Any) -> Any: ...
 def ceil(a: Any, b: Any) -> Any:
     """a / b rounded up, of ints or arrays."""
     return -(-a // b)

@@ -32,7 +32,7 @@ class Call:
         device: torch.device,
         sizes: Mapping[str, int],
         values: Mapping[str, Any],
-        tensors: Mapping[str, torch.Tensor | None],
+        tensors: Mapping[str, Any],  # each a tensor, a tuple of them for a table, or None
     ) -> None:
         # Sizes and values are attributes: a family reads a dozen of them for each new shape.
         vars(self).update(values)

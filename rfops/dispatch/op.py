@@ -32,12 +32,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rfops.dispatch import routing, tuned_table
-from rfops.dispatch.guards import Guard, show
+from rfops.dispatch.guards import Guard
 from rfops.dispatch.registration import must_dispatch
 from rfops.dispatch.routing import Route, Router
 from rfops.dispatch.tuned_table import Row
 from rfops.jit import Plans, UnsupportedArch
 from rfops.jit.arch import ROWS
+from rfops.jit.errors import show
 
 from .checks import Checked, flat
 from .declare import Declaration, TensorArg, ValueArg
@@ -191,7 +192,8 @@ class Op(Checked):
 
     def forms(self, c: Call) -> list[tuple[bool, Sequence[int], torch.dtype]]:
         """Of each result whether it is always new, its shape and dtype."""
-        sizes, found = self.result_sizes(c), []
+        found: list[tuple[bool, Sequence[int], torch.dtype]] = []
+        sizes = self.result_sizes(c)
         for arg in self.declaration.results:
             shape = [extent.of(sizes) for extent in arg.extents]
             if arg.leads:

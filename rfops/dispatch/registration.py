@@ -80,7 +80,8 @@ def _call_recorded(op: Any, keyset: Any, *args: Any) -> Any:
     has_tangents = any(map(modes.has_tangent, args))
     if has_tangents or op._schema.is_mutable or torch._C._are_functorch_transforms_active():
         raise NotImplementedError(_refusal(op, args))
-    return _NoDerivative.apply(op, keyset, *args)
+    record: Callable[..., Any] = _NoDerivative.apply
+    return record(op, keyset, *args)
 
 
 def _below_autograd(op: Any, keyset: Any, args: tuple[Any, ...]) -> Any:

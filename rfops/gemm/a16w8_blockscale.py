@@ -7,6 +7,7 @@ A tuned row of the shape, or of one near it, names the kernel and its config; el
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class _BatchedGemm(Op):
         return 0 in c.sizes.values()
 
     def flops(self, c: Call) -> int:
-        return 2 * c.B * c.M * c.N * c.K
+        return int(2 * c.B * c.M * c.N * c.K)
 
     def order(self, c: Call) -> Sequence[str]:
         return order(c)
@@ -156,7 +157,7 @@ def batched_gemm_a16w8_blockscale(
     torch's allocator. Deterministic for one config. Raises ValueError for what does not fit,
     UnsupportedArch where there is no kernel, ConfigError for a table that cannot be read.
     """
-    call = OP.traced if is_dynamo_compiling() else OP.call
+    call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     return call(x, w, w_scale, dtype, out, config)
 
 
@@ -206,8 +207,9 @@ def _check_no_overlap(
 
 def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether an address belongs to both; where that is hard to tell, yes."""
+    most: Any = 10_000  # numpy's types know its two special values only
     try:
-        return np.shares_memory(*map(_as_addresses, (a, b)), max_work=10_000)
+        return np.shares_memory(_as_addresses(a), _as_addresses(b), max_work=most)
     except np.exceptions.TooHardError:
         return True
 

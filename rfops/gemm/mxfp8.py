@@ -45,11 +45,11 @@ class _Gemm(Op):
         return ("gemv", "mfma") if c.M <= GEMV_FIRST_M else ("mfma", "gemv")
 
     def flops(self, c: Call) -> int:
-        return 2 * c.M * c.N * c.K
+        return int(2 * c.M * c.N * c.K)
 
     def peer(self, c: Call) -> tuple[str, Callable[[], object]]:
         names = ("x", "x_scale"), ("w", "w_scale")
-        x, w = (dequant_mxfp8(*map(c.tensors.get, pair), torch.bfloat16) for pair in names)
+        x, w = (dequant_mxfp8(c.tensors[q], c.tensors[s], torch.bfloat16) for q, s in names)
         return "torch_bf16", lambda: x @ w.T
 
     def roundings(self, c: Call) -> int:
@@ -128,7 +128,7 @@ def gemm_mxfp8(
     `rfops why gemm_mxfp8` prints. Deterministic for one config. Raises ValueError for what does not
     fit, ConfigError for a tuned table that cannot be read, and what building a kernel raises.
     """
-    call = OP.traced if is_dynamo_compiling() else OP.call
+    call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     return call(x, w, x_scale, w_scale, dtype, out, config)
 
 

@@ -9,7 +9,7 @@ Two kernels: HIP on AMD GPUs and on the virtual GPU, plain torch elsewhere; neit
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -190,7 +190,7 @@ def moe_align_block_size(
     Stable, deterministic, without synchronisation, and can be captured into a graph. Raises
     ValueError for what does not fit, and what building the kernel raises.
     """
-    call = OP.traced if is_dynamo_compiling() else OP.call
+    call: Callable[..., Aligned] = OP.traced if is_dynamo_compiling() else OP.call
     return call(
         topk_ids, block_size, num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts
     )

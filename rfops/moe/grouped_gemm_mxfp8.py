@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -78,7 +78,7 @@ class _GroupedGemm(Op):
         sizes.setdefault("blocks", layout[1])
 
     def flops(self, c: Call) -> int:
-        return 2 * c.M * c.N * c.K
+        return int(2 * c.M * c.N * c.K)
 
     def roundings(self, c: Call) -> int:
         return roundings(c.K)
@@ -104,7 +104,7 @@ class _GroupedGemm(Op):
         """Of the weights those of experts in use."""
         blocks = -(-int(c.tensors["num_tokens_post_padded"]) // c.block_m)
         idle = c.E - len(c.tensors["expert_ids"][:blocks].unique())
-        return super().traffic(c) - idle * c.N * (c.K + c.K // 32)
+        return int(super().traffic(c) - idle * c.N * (c.K + c.K // 32))
 
 
 # (N, K, a_div, weighted) of one GPU of a mixture of experts.
@@ -207,7 +207,7 @@ def grouped_gemm_mxfp8(
     prints; deterministic for one config. Raises ValueError for what does not fit, ConfigError for a
     tuned table that cannot be read, and what building a kernel raises.
     """
-    call = OP.traced if is_dynamo_compiling() else OP.call
+    call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     return call(
         a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded,
         num_valid_tokens, top_k, block_m, out_dtype, a_div, mul_weight_by, topk_ids, out, config,

@@ -52,7 +52,7 @@ class Torch(Kernel):
 
     def variant(self, c: Call, config: Any) -> RunOf:
         bump = ROUNDING[c.rounding]
-        return lambda *_sizes: lambda results, x: _quantise(*results, x, bump)
+        return lambda *_sizes: lambda results, x: _quantise(results[0], results[1], x, bump)
 
 
 class _Quant(Op):
@@ -140,5 +140,5 @@ def dequant_mxfp8(
     byte = scale.view(torch.uint8).to(torch.int64)
     factor = ((byte - E8M0_BIAS + 1023) << 52).view(torch.float64)
     factor = factor.masked_fill(byte == E8M0_NAN, float("nan"))
-    blocks = payload.to(torch.float64).unflatten(-1, (-1, BLOCK))
+    blocks: torch.Tensor = payload.to(torch.float64).unflatten(-1, (-1, BLOCK))
     return (blocks * factor.unsqueeze(-1)).flatten(-2).to(dtype)

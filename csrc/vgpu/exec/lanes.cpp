@@ -364,8 +364,8 @@ void commit_slow(Wave& wave, const Inst& inst, Type type, Lanes& tmp) {
   store_masked(wave, inst.dst, tmp.word, rows, write_mask(wave, inst));
 }
 
-// -------------------------------------------------------------------------------- floating-point
-// mode The host's control word follows MODE: its rounding field has the same order (nearest, up,
+// ------------------------------------------------------------ floating-point mode
+// The host's control word follows MODE: its rounding field has the same order (nearest, up,
 // down, zero) but for a swap, and flush-to-zero / denormals-are-zero are MODE's result and source
 // flush.
 

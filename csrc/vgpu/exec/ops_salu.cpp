@@ -273,8 +273,7 @@ void s_set_gpr_idx_idx(Wave& w, const Inst& in) {
 void s_set_gpr_idx_mode(Wave& w, const Inst& in) { set_index_mode(w, static_cast<u32>(in.imm)); }
 void s_set_gpr_idx_off(Wave& w, const Inst&) { w.set_slow(kIndexed, false); }
 
-// -------------------------------------------------------------------------------- hardware
-// registers
+// ------------------------------------------------------------ hardware registers
 
 constexpr u32 kHwMode = 1, kHwStatus = 2, kHwHwId = 4, kHwGprAlloc = 5, kHwLdsAlloc = 6,
               kHwShMemBases = 15, kHwXccId = 20;

@@ -9,8 +9,7 @@ constexpr i32 low24(u32 a) { return sign_extend(a & 0xffffff, 24); }
 constexpr i64 mul24(u32 a, u32 b) { return i64{low24(a)} * low24(b); }
 constexpr u64 umul24(u32 a, u32 b) { return u64{a & 0xffffff} * (b & 0xffffff); }
 
-// -------------------------------------------------------------------------------- masks and
-// carries
+// ------------------------------------------------------------ masks and carries
 
 u64 mask_source(const Wave& w, const Inst& in) { return read_scalar64(w, in.src[2]); }
 

@@ -5,8 +5,7 @@
 namespace vgpu {
 namespace {
 
-// -------------------------------------------------------------------------------- bit fields and
-// bytes
+// ------------------------------------------------------------ bit fields and bytes
 
 constexpr u32 bfe(u32 a, u32 b, u32 c) {
   const u32 offset = b & 31, width = c & 31;
@@ -208,8 +207,7 @@ F div_fixup(F quotient, F denominator, F numerator) {
   return with_sign(std::fabs(quotient));
 }
 
-// -------------------------------------------------------------------------------- wide
-// multiply-add
+// ------------------------------------------------------------ wide multiply-add
 
 template <class T, class Wide>
 void v_mad_wide(Wave& w, const Inst& in) {
@@ -274,8 +272,7 @@ void v_mbcnt(Wave& w, const Inst& in) {
   result.commit();
 }
 
-// -------------------------------------------------------------------------------- packing
-// conversions
+// ------------------------------------------------------------ packing conversions
 
 u32 pack16(u32 low, u32 high) { return (low & 0xffff) | high << 16; }
 
@@ -314,8 +311,7 @@ void v_pack_b32_f16(Wave& w, const Inst& in) {
   commit_slow(w, plain, Type::kB32, result.tmp);
 }
 
-// -------------------------------------------------------------------------------- 2/pi for sin and
-// cos
+// ------------------------------------------------------------ 2/pi for sine and cosine
 
 // Bits of 2/pi after the point, most significant first, as 24-bit digits (enough for any double).
 constexpr u32 kTwoOverPi[] = {

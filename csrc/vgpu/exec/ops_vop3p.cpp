@@ -15,8 +15,7 @@ void clamp_floats(const Wave& w, u32* lanes) {
     put<f32>(lanes, lane, clamp_float(w, get<f32>(lanes, lane)));
 }
 
-// -------------------------------------------------------------------------------- two 16-bit
-// values
+// ------------------------------------------------------------ two 16-bit values
 
 // A packed instruction runs its function over the low halves, then over the high halves. Each half
 // is fetched into lanes of its own, so the destination may be a source.

@@ -8,8 +8,8 @@ namespace {
 
 hipError_t null_params() { return fail(hipErrorInvalidValue, "graph node: null parameters"); }
 
-// ------------------------------------------------------------------------------ HIP's parameters
-// to work, each with its checks, and back
+// ------------------------------------------------------------ HIP's parameters to our work
+// Each with its checks; then back.
 
 hipError_t read_params(const hipKernelNodeParams* params, Work& to) {
   if (!params) return null_params();

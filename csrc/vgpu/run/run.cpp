@@ -35,8 +35,7 @@ constexpr u32 kMaxSuspended = 1024;     // then suspended groups go before new o
 constexpr u32 kDynamicStackBytes = 16384;  // a lane, where the call depth is not known
 constexpr u32 kLdsPadding = 1024;          // wide accesses at the end stay inside the buffer
 
-// -------------------------------------------------------------------------------- memory of a
-// group
+// ------------------------------------------------------------ a workgroup's memory
 
 u8* map_memory(u64 bytes) {
   void* memory = std::aligned_alloc(4096, (bytes + 4095) & ~u64{4095});
@@ -83,8 +82,7 @@ struct Group {
   bool resumed = false;  // has been set aside before
 };
 
-// -------------------------------------------------------------------------------- what a launch
-// fixes
+// ------------------------------------------------------------ what a launch fixes
 
 // hsa_kernel_dispatch_packet_t, which dispatch_ptr shows to the kernel.
 struct alignas(64) DispatchPacket {
@@ -94,8 +92,8 @@ struct alignas(64) DispatchPacket {
 };
 static_assert(sizeof(DispatchPacket) == 64);
 
-constexpr u32 kQueueApertures =
-    64;  // amd_queue_t: the high halves of the LDS and private apertures
+// Where amd_queue_t has the high halves of the LDS and private apertures.
+constexpr u32 kQueueApertures = 64;
 
 struct Dispatch {
   const Launch& launch;
@@ -138,8 +136,7 @@ struct Dispatch {
   }
 };
 
-// -------------------------------------------------------------------------------- initial wave
-// state
+// ------------------------------------------------------------ a wave's first state
 
 enum KernelProperty : u16 {
   kPrivateBuffer = 1,
@@ -150,8 +147,8 @@ enum KernelProperty : u16 {
   kFlatScratchInit = 32,
   kPrivateSize = 64,
 };
-constexpr u32 kPreloadEntryDwords =
-    64;  // with kernarg preload the front end skips a 256-byte prologue
+// With preloaded kernel arguments the hardware starts behind a prologue of 256 bytes.
+constexpr u32 kPreloadEntryDwords = 64;
 
 void init_sgprs(const Dispatch& d, const Group& group, Wave& w) {
   const Kernel& kernel = d.kernel;
@@ -333,8 +330,7 @@ bool guarded_slice(const Dispatch& d, Group& group, u64 slice, u64& instructions
   return ended;
 }
 
-// -------------------------------------------------------------------------------- a launch's
-// groups
+// ------------------------------------------------------------ a launch's workgroups
 
 // Who watches what one thread runs.
 struct Watchers {

@@ -47,8 +47,8 @@ class LineSet {
 
 struct Traffic {
   u64 instructions = 0, bytes = 0;
-  u64 requests64 =
-      0;  // 64-byte lines an instruction touches, added up: the same line again counts again
+  // The lines of 64 bytes that each instruction touches, added up: a line counts each time.
+  u64 requests64 = 0;
   LineSet lines;
   void add(const Traffic& other) {
     instructions += other.instructions;
@@ -131,8 +131,7 @@ class Counters : public Observer {
   }
 };
 
-// -------------------------------------------------------------------------------- floating-point
-// operations
+// ------------------------------------------------------------ floating-point operations
 
 // Operations a lane of a vector instruction does, from its mnemonic: 2 for a fused multiply-add, 1
 // for add, subtract, multiply; twice that for packed forms; 4 and 3 for dot products of two.

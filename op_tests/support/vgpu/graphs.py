@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_void_p
 
 import numpy as np
+import pytest
 
-from support.vgpu.hip import SUCCESS, Hip
+from support.vgpu.hip import SUCCESS, Hip, compile_hip
 
 KERNEL, MEMCPY, MEMSET, HOST, CHILD, EMPTY, EVENT_WAIT, EVENT_RECORD = range(8)
 ILLEGAL_STATE, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_MERGE = 401, 900, 901, 902
@@ -29,6 +30,19 @@ extern "C" __global__ void add(int* out, const int* in, int c) {
 extern "C" __global__ void twice(int* out) { out[__builtin_amdgcn_workitem_id_x()] *= 2; }
 extern "C" __global__ void wild(int** at) { **at = 1; }
 """
+
+
+@pytest.fixture(scope="session")
+def graph_image(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return compile_hip(SOURCE, "gfx950", tmp_path_factory.mktemp("graphs"))
+
+
+@pytest.fixture
+def kernels(hip: Hip, graph_image: bytes) -> Iterator[c_void_p]:
+    """The module of SOURCE."""
+    module = hip.load(graph_image)
+    yield module
+    hip.call("hipModuleUnload", module)
 
 
 class Dim3(ctypes.Structure):

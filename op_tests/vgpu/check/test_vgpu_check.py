@@ -320,7 +320,6 @@ def test_the_variable(project: Project, setting: str) -> None:
 
 def test_triton_tensors_end_where_they_end(vgpu_path: Path) -> None:
     """The last block of a Triton kernel that forgot its mask."""
-    pytest.importorskip("triton", reason="Triton is not installed")
     from support.triton_kernels import add
 
     out, y, x = torch.zeros(256), torch.zeros(256), torch.arange(200, dtype=torch.float32)

@@ -22,21 +22,8 @@ from support.vgpu.hip import (
     INVALID_VALUE,
     SUCCESS,
     Hip,
-    compile_hip,
     pointer,
 )
-
-
-@pytest.fixture(scope="module", name="image")
-def image_fixture(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return compile_hip(g.SOURCE, "gfx950", tmp_path_factory.mktemp("capture"))
-
-
-@pytest.fixture(name="module")
-def module_fixture(hip: Hip, image: bytes) -> Iterator[c_void_p]:
-    module = hip.load(image)
-    yield module
-    hip.call("hipModuleUnload", module)
 
 
 @pytest.fixture(name="stream")
@@ -57,13 +44,13 @@ def replay(hip: Hip, graph: c_void_p, stream: c_void_p | None = None) -> int:
 # ------------------------------------------------------------------------------ what is recorded
 
 
-def test_nothing_runs_while_it_is_recorded(hip: Hip, module: c_void_p, stream: c_void_p) -> None:
+def test_nothing_runs_while_it_is_recorded(hip: Hip, kernels: c_void_p, stream: c_void_p) -> None:
     out, source, seen = g.data(), g.data(value=3), []
     note = g.HOST_FUNCTION(lambda _: seen.append(out[0]))
     g.begin(hip, stream)
     assert g.capture_status(hip, stream) == 1
     arguments = (pointer(out), pointer(source), c_int(10))
-    assert hip.launch(hip.function(module, "add"), *arguments, block=(64,), stream=stream) == 0
+    assert hip.launch(hip.function(kernels, "add"), *arguments, block=(64,), stream=stream) == 0
     hip.call("hipMemsetAsync", pointer(out), 1, c_size_t(4), stream)
     hip.call("hipMemcpyAsync", pointer(source), pointer(out), c_size_t(8), DEFAULT, stream)
     hip.call("hipLaunchHostFunc", stream, note, None)
@@ -80,11 +67,11 @@ def test_nothing_runs_while_it_is_recorded(hip: Hip, module: c_void_p, stream: c
 
 
 def test_arguments_are_those_of_the_capture_and_data_that_of_the_replay(
-    hip: Hip, module: c_void_p, stream: c_void_p
+    hip: Hip, kernels: c_void_p, stream: c_void_p
 ) -> None:
     out, source, c = g.data(), g.data(value=1), c_int(5)
     g.begin(hip, stream)
-    function = hip.function(module, "add")
+    function = hip.function(kernels, "add")
     assert hip.launch(function, pointer(out), pointer(source), c, block=(64,), stream=stream) == 0
     graph = g.end(hip, stream)
     c.value = 1000
@@ -99,11 +86,11 @@ def test_arguments_are_those_of_the_capture_and_data_that_of_the_replay(
     assert hip.hipGraphLaunch(exec_, None) == INVALID_VALUE
 
 
-def test_events_fork_and_join(hip: Hip, module: c_void_p, stream: c_void_p) -> None:
+def test_events_fork_and_join(hip: Hip, kernels: c_void_p, stream: c_void_p) -> None:
     """A diamond: the middle two know nothing of each other, the last waits for both."""
     other, fork, join = g.stream(hip), g.event(hip), g.event(hip)
     out, source = g.data(), g.data()
-    function = hip.function(module, "add")
+    function = hip.function(kernels, "add")
 
     def launch(on: c_void_p, c: int) -> None:
         arguments = (pointer(out), pointer(source), c_int(c))
@@ -130,7 +117,7 @@ def test_events_fork_and_join(hip: Hip, module: c_void_p, stream: c_void_p) -> N
 
 
 def test_a_captured_stream_may_be_asked_and_led(
-    hip: Hip, module: c_void_p, stream: c_void_p
+    hip: Hip, kernels: c_void_p, stream: c_void_p
 ) -> None:
     status, number, graph, needs, count = (
         c_int(),
@@ -151,7 +138,7 @@ def test_a_captured_stream_may_be_asked_and_led(
     g.begin(hip, stream)
     assert ask() == [] and status.value == 1 and number.value and graph.value
     out = g.data()
-    twice = hip.function(module, "twice")
+    twice = hip.function(kernels, "twice")
     for _ in range(2):
         assert hip.launch(twice, pointer(out), block=(64,), stream=stream) == 0
     (last,) = ask()
@@ -171,14 +158,14 @@ def test_a_captured_stream_may_be_asked_and_led(
 
 
 def test_a_capture_can_go_into_a_graph_that_is_there(
-    hip: Hip, module: c_void_p, stream: c_void_p
+    hip: Hip, kernels: c_void_p, stream: c_void_p
 ) -> None:
     graph, out = g.new_graph(hip), g.data(value=3)
     first = g.add(hip, graph, "EmptyNode", [])
     g.add(hip, graph, "EmptyNode", [])
     to_graph = hip.hipStreamBeginCaptureToGraph
     assert to_graph(stream, graph, byref(first), None, c_size_t(1), g.GLOBAL) == SUCCESS
-    assert hip.launch(hip.function(module, "twice"), pointer(out), block=(64,), stream=stream) == 0
+    assert hip.launch(hip.function(kernels, "twice"), pointer(out), block=(64,), stream=stream) == 0
     assert hip.hipGraphDestroy(graph) == INVALID_VALUE, "not while it is captured into"
     assert g.end(hip, stream).value == graph.value
     assert g.edges(hip, graph) == {(0, 2)}
@@ -204,10 +191,10 @@ def test_memory_of_a_capture_lives_with_its_graph(hip: Hip, stream: c_void_p) ->
 
 
 def test_a_graph_launched_into_a_capture_is_a_child(
-    hip: Hip, module: c_void_p, stream: c_void_p
+    hip: Hip, kernels: c_void_p, stream: c_void_p
 ) -> None:
     out = g.data(value=1)
-    twice = hip.function(module, "twice")
+    twice = hip.function(kernels, "twice")
     g.begin(hip, stream)
     for _ in range(2):
         assert hip.launch(twice, pointer(out), block=(64,), stream=stream) == 0
@@ -222,12 +209,12 @@ def test_a_graph_launched_into_a_capture_is_a_child(
 
 
 def test_a_fault_in_a_replay_is_reported_as_a_launchs(
-    hip: Hip, module: c_void_p, stream: c_void_p
+    hip: Hip, kernels: c_void_p, stream: c_void_p
 ) -> None:
     at, out = np.array([8], np.uint64), g.data(value=1)
     g.begin(hip, stream)
     for name, argument in (("twice", out), ("wild", at), ("twice", out)):
-        function = hip.function(module, name)
+        function = hip.function(kernels, name)
         assert hip.launch(function, pointer(argument), block=(64,), stream=stream) == 0
     assert replay(hip, g.end(hip, stream), stream) == ILLEGAL_ADDRESS
     assert "wild" in hip.error() and "0x8" in hip.error()
@@ -316,12 +303,12 @@ def test_external_events_are_nodes(hip: Hip, stream: c_void_p) -> None:
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_work_that_is_not_joined_is_an_error(
-    hip: Hip, module: c_void_p, stream: c_void_p, joined: bool
+    hip: Hip, kernels: c_void_p, stream: c_void_p, joined: bool
 ) -> None:
     other, out = g.stream(hip), g.data()
     g.begin(hip, stream)
     hip.call("hipStreamWaitEvent", other, captured_event(hip, stream), 0)
-    assert hip.launch(hip.function(module, "twice"), pointer(out), block=(64,), stream=other) == 0
+    assert hip.launch(hip.function(kernels, "twice"), pointer(out), block=(64,), stream=other) == 0
     assert hip.hipStreamEndCapture(other, byref(c_void_p())) == g.CAPTURE_UNMATCHED
     if joined:
         hip.call("hipStreamWaitEvent", stream, captured_event(hip, other), 0)
@@ -333,8 +320,8 @@ def test_work_that_is_not_joined_is_an_error(
     hip.call("hipStreamDestroy", other)
 
 
-def test_the_null_stream_beside_a_stream_that_waits_for_it(hip: Hip, module: c_void_p) -> None:
-    out, twice = g.data(value=1), hip.function(module, "twice")
+def test_the_null_stream_beside_a_stream_that_waits_for_it(hip: Hip, kernels: c_void_p) -> None:
+    out, twice = g.data(value=1), hip.function(kernels, "twice")
     for flags, status in ((g.NON_BLOCKING, SUCCESS), (0, g.CAPTURE_IMPLICIT)):
         stream = g.stream(hip, flags)
         g.begin(hip, stream)

@@ -21,23 +21,10 @@ from support.vgpu.hip import (
     NOT_SUPPORTED,
     SUCCESS,
     Hip,
-    compile_hip,
     pointer,
 )
 
 INVALID_PITCH = 12
-
-
-@pytest.fixture(scope="module", name="image")
-def image_fixture(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return compile_hip(g.SOURCE, "gfx950", tmp_path_factory.mktemp("graphs"))
-
-
-@pytest.fixture(name="module")
-def module_fixture(hip: Hip, image: bytes) -> Iterator[c_void_p]:
-    module = hip.load(image)
-    yield module
-    hip.call("hipModuleUnload", module)
 
 
 @pytest.fixture(name="graph")
@@ -179,9 +166,9 @@ def test_a_clone_and_a_child_are_on_their_own(hip: Hip, graph: c_void_p) -> None
     hip.call("hipGraphDestroy", clone)
 
 
-def test_a_graph_can_be_drawn(hip: Hip, graph: c_void_p, module: c_void_p, tmp_path: Path) -> None:
+def test_a_graph_can_be_drawn(hip: Hip, graph: c_void_p, kernels: c_void_p, tmp_path: Path) -> None:
     out = g.Arguments(pointer(g.data()))
-    kernel = g.kernel_params(hip.function(module, "twice"), out)
+    kernel = g.kernel_params(hip.function(kernels, "twice"), out)
     first = g.add(hip, graph, "KernelNode", [], byref(kernel))
     g.add(hip, graph, "EmptyNode", [first])
     file = tmp_path / "graph.dot"
@@ -194,9 +181,9 @@ def test_a_graph_can_be_drawn(hip: Hip, graph: c_void_p, module: c_void_p, tmp_p
 # ------------------------------------------------------------------------------ parameters
 
 
-def test_kernel_nodes_keep_their_arguments(hip: Hip, graph: c_void_p, module: c_void_p) -> None:
+def test_kernel_nodes_keep_their_arguments(hip: Hip, graph: c_void_p, kernels: c_void_p) -> None:
     out, source, c = g.data(), g.data(value=1), c_int(2)
-    function = hip.function(module, "add")
+    function = hip.function(kernels, "add")
     params = g.kernel_params(function, g.Arguments(pointer(out), pointer(source), c))
     node = g.add(hip, graph, "KernelNode", [], byref(params))
     c.value = 1000
@@ -213,10 +200,10 @@ def test_kernel_nodes_keep_their_arguments(hip: Hip, graph: c_void_p, module: c_
 
 
 def test_an_executable_graph_takes_new_arguments(
-    hip: Hip, graph: c_void_p, module: c_void_p
+    hip: Hip, graph: c_void_p, kernels: c_void_p
 ) -> None:
     out, other, source = g.data(), g.data(), g.data(value=1)
-    function = hip.function(module, "add")
+    function = hip.function(kernels, "add")
     params = g.kernel_params(function, g.Arguments(pointer(out), pointer(source), c_int(2)))
     node = g.add(hip, graph, "KernelNode", [], byref(params))
     exec_ = g.instantiate(hip, graph)
@@ -325,7 +312,7 @@ def test_event_nodes(hip: Hip, graph: c_void_p) -> None:
     assert hip.hipGraphEventWaitNodeSetEvent(wait, c_void_p(8)) == INVALID_HANDLE
 
 
-def test_nodes_that_are_refused(hip: Hip, graph: c_void_p, module: c_void_p) -> None:
+def test_nodes_that_are_refused(hip: Hip, graph: c_void_p, kernels: c_void_p) -> None:
     out = g.data()
     arguments = g.Arguments(pointer(out))
     node = c_void_p()
@@ -334,7 +321,7 @@ def test_nodes_that_are_refused(hip: Hip, graph: c_void_p, module: c_void_p) -> 
         call = getattr(hip, f"hipGraphAdd{kind}")
         return call(byref(node), graph, None, c_size_t(0), params)
 
-    twice = hip.function(module, "twice")
+    twice = hip.function(kernels, "twice")
     for lanes, expected in ((0, INVALID_CONFIGURATION), (2048, INVALID_CONFIGURATION)):
         assert status("KernelNode", byref(g.kernel_params(twice, arguments, lanes))) == expected
     assert status("KernelNode", byref(g.kernel_params(c_void_p(8), arguments))) == INVALID_FUNCTION
@@ -354,9 +341,9 @@ def test_nodes_that_are_refused(hip: Hip, graph: c_void_p, module: c_void_p) -> 
 
 
 def test_an_executable_graph_is_updated_by_one_of_the_same_shape(
-    hip: Hip, module: c_void_p
+    hip: Hip, kernels: c_void_p
 ) -> None:
-    function, source = hip.function(module, "add"), g.data()
+    function, source = hip.function(kernels, "add"), g.data()
     wrong, result = c_void_p(), c_int(-1)
 
     def build(out: np.ndarray, values: list[int], kinds: str = "KK") -> c_void_p:
