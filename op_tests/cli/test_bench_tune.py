@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 import tune_mxfp8
 
 import rfops.dispatch.op as registry
-from rfops import cli
+from rfops import cli, vgpu
 from rfops.cli import bench as cli_bench
 from rfops.cli import tune as cli_tune
 from rfops.cli.tune import File, Trial
@@ -583,6 +584,34 @@ def test_on_a_gpu_the_best_are_timed_again(monkeypatch: pytest.MonkeyPatch) -> N
     found = cli_tune.again(DENSE, SMALL, tried, lambda *_: None)
     assert [trial.us for trial in found] == [9.0, *[1.0] * 5, 9.0]
     assert found[0].config.waves == 1 and found[-1].backend == "triton"
+
+
+def test_variants_are_compiled_in_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = on_device(grouped_call(4, 16, 64, 2, 4, 4, weighted=True), CPU)
+    kernel = GROUPED.kernels["triton"]
+    jobs: list[Any] = []
+    run = cli_tune.launch_once
+
+    class Here:  # as another process would, after it has unpickled a job
+        def __init__(self, workers: int, mp_context: Any) -> None:
+            assert workers > 0 and mp_context.get_start_method() == "spawn"
+
+        def __enter__(self) -> Here:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def map(self, call: Any, given: Any) -> list[bool]:
+            assert call is run
+            jobs.extend(pickle.loads(pickle.dumps(given)))
+            return []
+
+    monkeypatch.setattr(cli_tune, "ProcessPoolExecutor", Here)
+    cli_tune.compile_ahead(GROUPED, c, "triton", [kernel.default(c), kernel.default(c)])
+    with vgpu.profile() as profile:
+        assert [run(job) for job in jobs] == [True, True]
+    assert [launch.kernel for launch in profile.launches] == ["grouped_kernel"] * 2
+    assert not run((*jobs[0][:4], "method=none")) and not run(("an_op_of_elsewhere", *jobs[0][1:]))
 
 
 def test_configs_that_are_one_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:

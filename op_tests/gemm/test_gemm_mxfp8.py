@@ -22,6 +22,7 @@ from rfops.gemm.mxfp8_gemv import GemvConfig, mxfp8_gemv
 from rfops.jit import Plans, paths
 from rfops.jit.build.spec import module_spec
 from rfops.quantization.mxfp8 import E8M0, dequant_mxfp8, quant_mxfp8
+from support.calls import default_config
 from support.mxfp8_problems import (
     ALL_SHAPES,
     Problem,
@@ -54,7 +55,7 @@ def test_every_m(m: int, gfx950: torch.device) -> None:
     got = gemm_mxfp8(*problem.args)
     assert got.dtype == torch.bfloat16
     assert_correct(got, problem)
-    config = GemvConfig.from_heuristic(m, 37, 2080)
+    config = default_config("gemv", m, 37, 2080)
     assert_correct(gemm_mxfp8(*problem.args, config=config), problem, config)
 
 
@@ -360,7 +361,7 @@ def test_all_loads_are_in_flight_at_once(m: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("k", "n"), [*ALL_SHAPES, (32, 1), (96, 17), (28672, 8192)])
 def test_heuristic_covers_the_shape(k: int, n: int) -> None:
     for m in ALL_M:
-        config = GemvConfig.from_heuristic(m, n, k)
+        config = default_config("gemv", m, n, k)
         assert config in gemv_module._candidates(m)
         one_round = config.lanes * 16 * config.steps * config.waves
         assert one_round < 2 * max(k, 1024), f"{config} leaves most lanes idle at K={k}"

@@ -16,6 +16,7 @@ import torch
 import rfops
 from rfops.dispatch.compare import HALF_ULP, assert_within, tolerance
 from rfops.gemm.mxfp8_mfma import MfmaConfig
+from support.calls import default_config
 from support.mxfp8_mfma import MODEL_M, VARIANTS, run
 from support.mxfp8_problems import (
     ALL_SHAPES,
@@ -39,7 +40,7 @@ def depth(config: MfmaConfig, k: int) -> int:
 def assert_correct(got: torch.Tensor, problem: Problem, config: MfmaConfig | None = None) -> None:
     """Against float64, within the derived tolerance; NaN and infinities at the same places."""
     (m, k), n, dtype = problem.x.shape, problem.w.shape[0], got.dtype
-    config = config or MfmaConfig.from_heuristic(m, n, k)
+    config = config or default_config("mfma", m, n, k)
     exact, total = exact_product(problem)
     beyond = exact.abs() > torch.finfo(dtype).max * (1 + HALF_ULP[dtype])
     bound = tolerance(exact, total, depth(config, k), dtype)
@@ -255,4 +256,4 @@ def test_w_beyond_2_gib(gfx950: torch.device) -> None:
     w[-20:], w_scale[-20:] = tail.w, tail.w_scale
     got = run(Problem(tail.x, w, tail.x_scale, w_scale))
     assert (got[:, :-20] == 0).all()
-    assert_correct(got[:, -20:].contiguous(), tail, MfmaConfig.from_heuristic(2, n, k))
+    assert_correct(got[:, -20:].contiguous(), tail, default_config("mfma", 2, n, k))

@@ -15,7 +15,7 @@ import rfops
 from rfops.gemm.mxfp8_mfma import Mfma, MfmaConfig, mxfp8_mfma, mxfp8_mfma_reduce
 from rfops.jit import paths
 from rfops.jit.build.spec import module_spec
-from support.calls import dense_call, prepare
+from support.calls import default_config, dense_call, prepare
 from support.mxfp8_mfma import CPU, MODEL_M, VARIANTS, run
 from support.mxfp8_problems import ALL_SHAPES, MODEL_SHAPES, random_problem
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.requires_gfx950
 def test_one_matrix_instruction_a_tile(m: int, n: int, k: int, config: MfmaConfig | None) -> None:
     """And w is read once for 64 rows of x, in lines that are each asked for once."""
     problem = random_problem(m, n, k)
-    config = config or MfmaConfig.from_heuristic(m, n, k)
+    config = config or default_config("mfma", m, n, k)
     with rfops.vgpu.profile() as p:
         run(problem, config)
     launch = p.launches[0]
@@ -74,7 +74,7 @@ def heuristic_variants() -> dict[tuple[object, ...], tuple[MfmaConfig, dict[str,
     found = {}
     for k, n in ALL_SHAPES:
         for m in MODEL_M:
-            config = MfmaConfig.from_heuristic(m, n, k)
+            config = default_config("mfma", m, n, k)
             for wide in (True, False):
                 defines = config.defines(m, n, k, torch.bfloat16, wide)
                 found[tuple(defines.items())] = (config, defines)
@@ -99,7 +99,7 @@ def assert_fits(config: MfmaConfig, defines: dict[str, int | str], device: torch
 @pytest.mark.parametrize(("k", "n"), MODEL_SHAPES["tp4"])
 def test_resources(k: int, n: int, m: int, gfx950: torch.device) -> None:
     """No spills, no scratch, and no more registers than the heuristic counts on."""
-    config = MfmaConfig.from_heuristic(m, n, k)
+    config = default_config("mfma", m, n, k)
     assert_fits(config, config.defines(m, n, k, torch.bfloat16, True), gfx950)
 
 
@@ -152,7 +152,7 @@ def test_all_loads_are_in_flight_at_once(config: MfmaConfig, ragged: int, tmp_pa
 def test_heuristic(k: int, n: int) -> None:
     """Few rows make few tiles, w is read as often as 64 rows of x go into M, no wave is idle."""
     for m in (*MODEL_M, 3, 65, 130, 1000):
-        config = MfmaConfig.from_heuristic(m, n, k)
+        config = default_config("mfma", m, n, k)
         assert math.ceil(m / 16 / config.m_tiles) == math.ceil(m / 64)
         tiles = math.ceil(k / 128)
         assert (config.split * config.waves - 1) * config.steps < tiles, f"{config} at K={k}"

@@ -21,7 +21,7 @@ from rfops.moe.grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_
 from rfops.moe.grouped_gemm_mxfp8_hip import MoeConfig
 from rfops.quantization.mxfp8 import E8M0, dequant_mxfp8, quant_mxfp8
 from rfops.triton.tiles import TritonConfig
-from support.calls import grouped_route
+from support.calls import default_moe, grouped_route
 from support.grouped_problems import (
     BF16,
     F32,
@@ -47,7 +47,7 @@ SMALL = MoeConfig(16, 1, 1, 2)  # for any shape; few variants, as each takes hal
 
 def check(problem: Problem, device: torch.device, config: MoeConfig | None = None) -> None:
     """The HIP kernel, whatever the route would be."""
-    config = config or MoeConfig.from_heuristic(
+    config = config or default_moe(
         problem.w.shape[1], problem.w.shape[2], problem.w.shape[0], problem.num_valid_tokens,
         problem.block_m,
     )  # fmt: skip
@@ -461,5 +461,5 @@ def test_full_size_all(
 ) -> None:
     """By the HIP kernel, also where the route would take another."""
     problem = full_size(gemm, n, k, experts, tokens, top_k)
-    config = MoeConfig.from_heuristic(n, k, experts, tokens * top_k, 16)
+    config = default_moe(n, k, experts, tokens * top_k, 16)
     assert_correct(run(problem, gfx950, config=config), problem)

@@ -14,7 +14,6 @@ import torch
 
 from rfops.dispatch.family import Family
 from rfops.dispatch.kernel import Call
-from rfops.dispatch.routing import Route, Router
 from rfops.jit import Plans
 from rfops.jit.launch import launcher
 from rfops.moe import grouped_gemm_mxfp8 as op_module
@@ -32,6 +31,7 @@ from support.grouped_problems import (
     run,
     spread,
 )
+from support.tables import Write
 
 pytestmark = pytest.mark.requires_gfx950
 
@@ -132,15 +132,15 @@ def test_the_torch_route(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_correct(run(none, torch.device("cpu")), none)
 
 
-def test_a_rows_config_that_does_not_take_block_m(
-    gfx950: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The table knows no block_m: the kernel then takes its own config."""
-    problem = problem_of(spread(2, 2, 4), 4, 32, 256, block_m=16)
-    row = Route("moe", "exact row", "tile_n=8 columns=1 steps=1 waves=1")
-    monkeypatch.setattr(Router, "choose", lambda *_: row)
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
-    assert_correct(run(problem, gfx950), problem)
+def test_a_row_is_for_the_block_m_that_its_config_takes(overlay: Write) -> None:
+    """The table's key has no block_m: where the config does not fit it, the row does not hold."""
+    row = {"m": 60, "n": 32, "k": 256, "kernel": "moe"}
+    overlay({**row, "config": "tile_n=8 columns=1 steps=1 waves=1"}, op=OP.name)
+    chosen = grouped_route(60, 32, 256, 4, 4, 4, block_m=8)
+    assert (chosen.rule, chosen.backend) == ("exact row", "moe")
+    chosen = grouped_route(60, 32, 256, 4, 4, 4, block_m=16)
+    assert (chosen.rule, chosen.backend) == ("Triton", "triton")
+    assert "60 routed rows of gemm1" in chosen.why
 
 
 @pytest.mark.parametrize(

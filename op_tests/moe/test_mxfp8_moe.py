@@ -11,6 +11,7 @@ import torch
 
 import rfops.vgpu
 from rfops.moe.grouped_gemm_mxfp8_hip import MoeConfig, mxfp8_moe
+from support.calls import default_moe
 from support.grouped_problems import BF16, ROUTINGS, problem_of, run, scattered_blocks
 
 pytestmark = pytest.mark.requires_gfx950
@@ -77,7 +78,7 @@ def test_resources(block_m: int, gfx950: torch.device) -> None:
     candidates = list(moe_module._candidates(block_m, 256))
     few = [config for config in candidates if config.waves <= 8]
     many = [config for config in candidates if config.waves > 8]
-    checked = {MoeConfig.from_heuristic(1536, 6144, 128, 4, block_m)}
+    checked = {default_moe(1536, 6144, 128, 4, block_m)}
     checked |= {max(group, key=lambda c: moe_module._registers(c, block_m, 256))
                 for group in (few, many) if group}  # fmt: skip
     for config in checked:

@@ -54,6 +54,10 @@ def default_config(backend: str, m: int, n: int, k: int, arch: str = "gfx950") -
     return DENSE.kernels[backend].default(dense_call(m, n, k, arch=arch))
 
 
+def default_moe(n: int, k: int, e: int, m: int, block_m: int) -> Any:
+    return GROUPED.kernels["moe"].default(grouped_call(m, n, k, e, 1, 1, block_m=block_m))
+
+
 def prepare(
     backend: str,
     device: torch.device | str,

@@ -136,27 +136,30 @@ def measure(sets: Sequence[Problem], backend: str, config: Any, failed: Failed) 
 
 
 def compile_ahead(op: Op, c: Call, backend: str, configs: Sequence[Any]) -> None:
-    """Each variant launched once in processes beside this one, which leaves it in Triton's cache.
-    Ops of elsewhere, which another process does not know, are compiled one by one."""
+    """Each variant launched once in processes beside this one: that leaves it in Triton's cache."""
     workers = min(len(configs), (os.cpu_count() or 2) - 1)
-    given = {**{name: c.values[name] for name in c.values}, **c.sizes}
-    jobs = [(op.name, backend, routing.config_text(config), given) for config in configs]
-    if workers > 1 and type(op).__module__.startswith("rfops."):
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            list(pool.map(_compile, jobs))
+    given = {**c.values, **c.sizes}
+    jobs = [(op.name, given, c.device, backend, routing.config_text(v)) for v in configs]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max(workers, 1), mp_context=context) as pool:
+        list(pool.map(launch_once, jobs))
 
 
-def _compile(job: tuple[str, str, str, Mapping[str, Any]]) -> None:
+def launch_once(job: tuple[str, Mapping[str, Any], torch.device, str, str]) -> bool:
+    """Whether it ran; where it did not, or the op is one of elsewhere, the tuner itself sees to
+    it."""
+    name, given, device, backend, text = job
     with_ops()
-    op, device = ops()[job[0]], torch.device("cuda")
     try:
-        problem = Problem(op, on_device(op.call_of(**job[3]), device))
-        config = op.parse_config(op.kernels[job[1]], job[2])
-        problem.launch_by(problem.prepare(job[1], config))()
-        torch.cuda.synchronize()
-    except Exception:  # the tuner meets it too, and says so
-        return
+        op = ops()[name]
+        problem = Problem(op, on_device(op.call_of(**given), device))
+        run = problem.prepare(backend, op.parse_config(op.kernels[backend], text))
+        problem.launch_by(run)()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
 
 
 def again(op: Op, c: Call, tried: Sequence[Trial], failed: Failed) -> list[Trial]:

@@ -69,6 +69,11 @@ class Call:
         return " ".join(f"{name}={value}" for name, value in self.sizes.items())
 
 
+def as_defines(config: Any) -> dict[str, Any]:
+    """A config's fields as compile-time constants."""
+    return {name.upper(): value for name, value in vars(config).items()}
+
+
 class Kernel:
     """One way to compute an op, which tables and messages know by `name`."""
 

@@ -7,17 +7,16 @@ A tuned row of the shape, or of one near it, names the kernel and its config; el
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from rfops.dispatch.guards import OUT_DTYPES, Guard, check_dtype, describe
+from rfops.dispatch.guards import OUT_DTYPES, check_dtype, describe
 from rfops.dispatch.kernel import Call, Run
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
 from rfops.dispatch.routing import Route, Router
+from rfops.dispatch.strided import check_apart, extent, extent_of, overlaps_itself, strides_of
 from rfops.dispatch.tuned_table import serving
 from rfops.jit import UnsupportedArch
 from rfops.triton import launch
@@ -59,7 +58,7 @@ class _BatchedGemm(Op):
             _check_arch(c)
         out = c.tensors.get("out")
         if out is not None:
-            if 0 not in (b, m, n) and _overlaps_itself((b, m, n), _strides(out, (b, m, n))):
+            if 0 not in (b, m, n) and overlaps_itself((b, m, n), strides_of(out, (b, m, n))):
                 wanted = "a tensor with each element in a place of its own"
                 got = f"{describe(out)} with strides {list(out.stride())}"
                 return "out", wanted, got, "pass one that is not expanded, or none"
@@ -67,9 +66,9 @@ class _BatchedGemm(Op):
             return "the result", "smaller than 2 GiB a batch", f"M={m}, N={n}", "split x along M"
         for name, shape in _shapes(Shape(*sizes)).items():
             tensor = c.tensors.get(name)
-            strides = (0, shape[2], 1) if tensor is None else _strides(tensor, shape)
+            strides = (0, shape[2], 1) if tensor is None else strides_of(tensor, shape)
             dtype = c.dtype if name == "out" else getattr(c, f"{name}_dtype")
-            size = _extent(shape[1:], strides[1:], dtype.itemsize)
+            size = extent(shape[1:], strides[1:], dtype.itemsize)
             if size >= MAX_BATCH_BYTES:
                 limit = "the kernel's offsets inside one are signed 32-bit"
                 lies = "" if tensor is None else f" with strides {list(tensor.stride())}"
@@ -85,17 +84,14 @@ class _BatchedGemm(Op):
         if not is_bytes and not has_out:
             return run
         pairs = [(c.tensors.get(n), sizes) for n, sizes in _shapes(shape_of(c)).items()]
-        extents = [
-            _extent(sizes, _strides(t, sizes), t.element_size())
-            for t, sizes in pairs
-            if t is not None
-        ]
+        extents = [extent_of(t, sizes) for t, sizes in pairs if t is not None]
+        names = "x", "w", "w_scale"
 
         def checked(
             out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor
         ) -> None:
             if has_out:
-                _check_no_overlap(extents, (x, w, w_scale), out)
+                check_apart(self.name, out, extents, names, (x, w, w_scale))
             run(out, x, w.view(OCP) if is_bytes else w, w_scale)
 
         return checked
@@ -171,72 +167,6 @@ def _shapes(shape: Shape) -> dict[str, tuple[int, int, int]]:
     b, m, n, k = shape
     blocks = -(-n // SCALE_BLOCK), -(-k // SCALE_BLOCK)
     return {"x": (b, m, k), "w": (b, n, k), "w_scale": (b, *blocks), "out": (b, m, n)}
-
-
-def _strides(tensor: torch.Tensor, sizes: tuple[int, int, int]) -> tuple[int, ...]:
-    """Of a tensor of these sizes that lies as this one does."""
-    return (sizes[1] * sizes[2], sizes[2], 1) if tensor.is_contiguous() else tensor.stride()
-
-
-def _extent(sizes: Sequence[int], strides: Sequence[int], item_size: int) -> int:
-    """Bytes from the first element to the end of the one that lies farthest."""
-    if 0 in sizes:
-        return 0
-    pairs = zip(sizes, strides, strict=True)
-    return (1 + sum((size - 1) * stride for size, stride in pairs)) * item_size
-
-
-def _check_no_overlap(
-    extents: Sequence[int], inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> None:
-    """`out` shares no byte with an input, which other programs still read. Between the rows of a
-    strided out an input may lie."""
-    start = out.data_ptr()
-    end = start + extents[-1]
-    for tensor, extent in zip(inputs, extents, strict=False):
-        other = tensor.data_ptr()
-        if start < other + extent and other < end and _share_memory(out, tensor):
-            name = ("x", "w", "w_scale")[[t is tensor for t in inputs].index(True)]
-            Guard(OP.name).fail(
-                "out",
-                f"apart from {name}",
-                f"{describe(out)} in the memory of {name} {describe(tensor)}",
-                "pass another out, or none",
-            )
-
-
-def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether an address belongs to both; where that is hard to tell, yes."""
-    most: Any = 10_000  # numpy's types know its two special values only
-    try:
-        return np.shares_memory(_as_addresses(a), _as_addresses(b), max_work=most)
-    except np.exceptions.TooHardError:
-        return True
-
-
-def _as_addresses(tensor: torch.Tensor) -> np.ndarray:
-    """An array in the tensor's place, for its addresses alone: they may be a GPU's."""
-    size = tensor.element_size()
-    interface = {
-        "version": 3,
-        "data": (tensor.data_ptr(), True),
-        "shape": tuple(tensor.shape),
-        "strides": tuple(size * stride for stride in tensor.stride()),
-        "typestr": f"|V{size}",
-    }
-    return np.asarray(type("Place", (), {"__array_interface__": interface})())
-
-
-def _overlaps_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether strides put two elements in one place, or may: sorted by stride, each must step over
-    all that the smaller ones reach."""
-    reach = 0
-    dims = zip(sizes, strides, strict=True)
-    for stride, size in sorted((stride, size) for size, stride in dims if size > 1):
-        if stride <= reach:
-            return True
-        reach += (size - 1) * stride
-    return False
 
 
 def _check_arch(c: Call) -> None:

@@ -9,14 +9,13 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 
 from rfops.dispatch.guards import MAX_BYTES, check_config_ints
-from rfops.dispatch.heuristic import Columns, ceil, coarse
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.heuristic import MFMA_CYCLES, Columns, Ranked, Work, ceil, coarse, prebuilt
+from rfops.dispatch.kernel import Call, Run, RunOf, as_defines
 from rfops.jit import BoundKernel, compile_ops, u32
 from rfops.jit.arch import MAX_GRID, MAX_WAVES, REGISTERS, ROWS, WAVE
 from rfops.jit.launch.bind import Dim3
@@ -31,9 +30,6 @@ XCDS = CHIP.xcds
 MAX_SPLIT = 16  # parts of K that the heuristic tries at most, of workgroups and of waves
 # The type of an out element in csrc/mxfp8_mfma.hip.
 OUT_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
-# (N, K) of linear layers that `rfops build` prepares kernels for.
-PREBUILT_SHAPES = ((2304, 6144), (6144, 2048), (1536, 6144), (6144, 1536))
-PREBUILT_M = (1, 2, 4, 8, 16, 32, 64)
 
 
 @compile_ops("mxfp8_mfma")
@@ -41,7 +37,7 @@ def mxfp8_mfma_reduce(out: torch.Tensor, partial: torch.Tensor, m: u32, n: u32) 
     """Adds up what the workgroups along K left in the workspace; only where config.split > 1."""
 
 
-@compile_ops("mxfp8_mfma", variants=lambda _arch: _prebuilt())
+@compile_ops("mxfp8_mfma", variants=prebuilt("gemm_mxfp8", "mfma"))
 def mxfp8_mfma(
     out: torch.Tensor,
     x: torch.Tensor,
@@ -116,17 +112,11 @@ class MfmaConfig:
         self, m: int, n: int, k: int, dtype: torch.dtype, wide_scales: bool
     ) -> dict[str, int | str]:
         last_turn, shared_w, ragged_m, ragged_n = self.flags(m, n, k)
+        flags = {"LAST_TURN": last_turn, "SHARED_W": shared_w, "RAGGED_M": ragged_m}
+        flags |= {"WIDE_SCALES": wide_scales, "RAGGED_N": ragged_n}
         return {
-            "M_TILES": self.m_tiles,
-            "N_TILES": self.n_tiles,
-            "STEPS": self.steps,
-            "WAVES": self.waves,
-            "SPLIT": self.split,
-            "WIDE_SCALES": int(wide_scales),
-            "LAST_TURN": last_turn,
-            "SHARED_W": int(shared_w),
-            "RAGGED_M": int(ragged_m),
-            "RAGGED_N": int(ragged_n),
+            **as_defines(self),
+            **{name: int(flag) for name, flag in flags.items()},
             "OUT": OUT_TYPES[dtype],
         }
 
@@ -135,30 +125,8 @@ class MfmaConfig:
         m_groups, n_groups = -(-m // (TILE * self.m_tiles)), -(-n // (TILE * self.n_tiles))
         return XCDS, m_groups, -(-n_groups // XCDS) * self.split
 
-    @staticmethod
-    def from_heuristic(m: int, n: int, k: int) -> MfmaConfig:
-        """What a shape without a tuned row uses: the least time by `_costs`. N and K, and M above
-        one workgroup's rows, count in coarse steps."""
-        rows = m if m <= TILE * MAX_TILES else coarse(m, TILE)
-        return _best(rows, coarse(n, TILE), coarse(k, TILE_K))
-
 
 _MAX_LOADS = 63  # what vmcnt counts
-
-
-def _prebuilt() -> list[dict[str, int | str]]:
-    """The distinct variants of PREBUILT_SHAPES."""
-    found = {}
-    for m, (n, k) in itertools.product(PREBUILT_M, PREBUILT_SHAPES):
-        defines = MfmaConfig.from_heuristic(m, n, k).defines(m, n, k, torch.bfloat16, True)
-        found[tuple(defines.items())] = defines
-    return list(found.values())
-
-
-@lru_cache(maxsize=1024)
-def _best(m: int, n: int, k: int) -> MfmaConfig:
-    table = _candidates(_row_tiles(m))
-    return table.best(_costs(table, m, n, k))
 
 
 def _row_tiles(m: int) -> int:
@@ -181,48 +149,12 @@ def _candidates(m_tiles: int) -> Columns[MfmaConfig]:
     return Columns(found)
 
 
-_HBM, _L2 = 1e6 * CHIP.hbm_tb_s, 1e6 * CHIP.l2_tb_s  # bytes a microsecond
-_LATENCY, _L2_LATENCY = CHIP.latency_us, CHIP.l2_latency_us  # from a load to its use
-# Bytes that a CU has on their way: each takes its place in the 32 KiB of L1. An assumption, as what
-# an L1 tracks is not published; at 8 TB/s a CU's share is 25 KB.
-_IN_FLIGHT = 32 * 1024
-_CLOCKS = 1e3 * CHIP.ghz  # a microsecond
 _SECOND_KERNEL = 3.0  # us in a graph (published: 2 to 3)
 
 
-def _costs(c: Columns[MfmaConfig], m: int, n: int, k: int) -> tuple[Any, ...]:
-    """Microseconds: dispatch, the first load's latency, the slowest of HBM, L2, the fullest CU's
-    loads and its matrix cores, the sums' way through LDS; with split the second kernel and the
-    workspace. A wave's later turns hide most of their latency behind other waves' loads. Equal
-    costs: fewest waves, fewest VGPRs. Before all that: none of the waves along K is idle.
-    """
-    along_k = c.split * c.waves
-    idle = (along_k > 1) & ((along_k - 1) * c.steps >= ceil(k, TILE_K))
-    groups = ceil(n, TILE * c.n_tiles) * ceil(m, TILE * c.m_tiles) * c.split
-    busiest = ceil(groups, CHIP.cus)  # workgroups of the fullest CU
-    turns = ceil(ceil(k, TILE_K), c.split * c.waves * c.steps)
-    row_bytes = np.minimum(k, turns * c.waves * c.steps * TILE_K) * 33 / 32  # of one workgroup
-    w_bytes = c.n_tiles * TILE * row_bytes
-    x_bytes = np.minimum(m, c.m_tiles * TILE) * row_bytes
-    tiles = c.m_tiles * c.n_tiles * turns * c.steps * ceil(c.waves, CHIP.simds)
-    times = (
-        n * k * 33 / 32 / _HBM,
-        groups * (w_bytes + x_bytes) / _L2,
-        busiest * (w_bytes * _LATENCY + x_bytes * _L2_LATENCY) / _IN_FLIGHT,
-        busiest * tiles * 32 / _CLOCKS,
-    )
-    waits = turns * ceil(busiest, c.workgroups_per_cu)
-    time = _LATENCY * (1 + (waits - 1) / 4) + functools.reduce(np.maximum, times)
-    time += groups * c.waves * CHIP.dispatch_cycles / XCDS / _CLOCKS
-    time += 2 * busiest * c.lds_bytes / 128 / _CLOCKS  # written and read, 128 bytes a clock
-    time += (c.split > 1) * (_SECOND_KERNEL + _LATENCY + 8 * c.split * m * n / _HBM)
-    return idle, time, groups * c.waves, c.registers
-
-
-class Mfma(Kernel):
+class Mfma(Ranked):
     name = "mfma"
     module = "mxfp8_mfma"
-    is_ranked = True
     Config = MfmaConfig
 
     def refuses(self, c: Call) -> str | None:
@@ -241,13 +173,38 @@ class Mfma(Kernel):
             return f"M={m}, N={n} need more than {MAX_GRID} workgroups in one direction"
         return None
 
-    def default(self, c: Call) -> MfmaConfig:
-        return MfmaConfig.from_heuristic(c.M, c.N, c.K)
+    def key(self, c: Call) -> tuple[int, ...]:
+        """M above one workgroup's rows is coarse too."""
+        rows = c.M if c.M <= TILE * MAX_TILES else coarse(c.M, TILE)
+        return rows, coarse(c.N, TILE), coarse(c.K, TILE_K)
 
-    def candidates(self, c: Call) -> list[MfmaConfig]:
-        """Those with idle waves are last."""
-        table = _candidates(_row_tiles(c.M))
-        return table.ranked(_costs(table, c.M, c.N, c.K))
+    @staticmethod
+    def space(m: int, _n: int, _k: int) -> Columns[MfmaConfig]:
+        return _candidates(_row_tiles(m))
+
+    @staticmethod
+    def work(table: Columns[MfmaConfig], m: int, n: int, k: int) -> Work:
+        """With split the second kernel and the workspace."""
+        c, chip = table, ROWS["gfx950"]
+        along_k = c.split * c.waves
+        turns = ceil(ceil(k, TILE_K), along_k * c.steps)
+        row = np.minimum(k, turns * c.waves * c.steps * TILE_K) * 33 / 32  # bytes of a workgroup
+        workspace = 8 * c.split * m * n / chip.hbm_tb_s / 1e6
+        work = Work(
+            groups=ceil(n, TILE * c.n_tiles) * ceil(m, TILE * c.m_tiles) * c.split,
+            waves=c.waves,
+            bytes=n * k * 33 / 32,
+            w_bytes=c.n_tiles * TILE * row,
+            x_bytes=np.minimum(m, c.m_tiles * TILE) * row,
+            cycles=MFMA_CYCLES * c.m_tiles * c.n_tiles * turns * c.steps,
+            waits=turns,
+            registers=c.registers,
+            lds_bytes=c.lds_bytes,
+            more_us=(c.split > 1) * (_SECOND_KERNEL + chip.latency_us + workspace),
+            idle=(along_k > 1) & ((along_k - 1) * c.steps >= ceil(k, TILE_K)),
+        )
+        work.per_cu = c.workgroups_per_cu
+        return work
 
     def defines(self, c: Call, config: MfmaConfig) -> Mapping[str, int | str]:
         wide = c.K % TILE_K == 0 and c.align("x_scale", "w_scale") % 4 == 0

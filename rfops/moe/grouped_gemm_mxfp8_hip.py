@@ -13,10 +13,19 @@ import numpy as np
 import torch
 
 from rfops.dispatch.guards import MAX_BYTES, check_config_ints
-from rfops.dispatch.heuristic import Columns, ceil, coarse
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.heuristic import (
+    MFMA_CYCLES,
+    VALU_CYCLES,
+    Columns,
+    Ranked,
+    Work,
+    ceil,
+    coarse,
+    prebuilt,
+)
+from rfops.dispatch.kernel import Call, Run, RunOf, as_defines
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import MAX_WAVES, REGISTERS, ROWS, WAVE
+from rfops.jit.arch import REGISTERS, ROWS, WAVE
 from rfops.quantization.mxfp8 import BLOCK
 
 CHIP = ROWS["gfx950"]
@@ -26,17 +35,9 @@ MAX_GROUP_N = 64  # rows of w of a workgroup
 SPARE_REGISTERS = 16  # of what `_registers` says, for another compiler's allocation
 WIDE_K, NARROW_K = 256, 128  # elements of K that a lane's load of scales serves
 OUT_DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
-# (E, N, K, a_div, weighted) of layers that `rfops build` prepares kernels for, at block_m 16.
-PREBUILT_SHAPES = tuple(
-    (e, *shape)
-    for e, shape in itertools.product(
-        (128, 64, 32),
-        ((1536, 6144, 4, False), (768, 6144, 4, False), (6144, 768, 1, True)),
-    )
-)
 
 
-@compile_ops("mxfp8_moe", variants=lambda _arch: _prebuilt())
+@compile_ops("mxfp8_moe", variants=prebuilt("grouped_gemm_mxfp8", "moe", M=(4, 8, 16, 32, 64)))
 def mxfp8_moe(
     sorted_ids: torch.Tensor,
     expert_ids: torch.Tensor,
@@ -87,17 +88,8 @@ class MoeConfig:
     def defines(
         self, block_m: int, chunk: int, a_div: int, weighted: bool, dtype: torch.dtype
     ) -> dict[str, int | str]:
-        return {
-            "BLOCK_M": block_m,
-            "TILE_N": self.tile_n,
-            "COLUMNS": self.columns,
-            "STEPS": self.steps,
-            "WAVES": self.waves,
-            "CHUNK": chunk,
-            "A_DIV": a_div,
-            "WEIGHTED": int(weighted),
-            "OUT": OUT_DTYPES[dtype],
-        }
+        of_call = {"CHUNK": chunk, "A_DIV": a_div, "WEIGHTED": int(weighted)}
+        return {"BLOCK_M": block_m, **as_defines(self), **of_call, "OUT": OUT_DTYPES[dtype]}
 
     def refuses(self, block_m: int) -> str | None:
         """Why this variant does not take blocks of that size, None if it does."""
@@ -106,23 +98,6 @@ class MoeConfig:
         if _lds_bytes(self, block_m) > LDS_BYTES:
             return f"{self} needs {_lds_bytes(self, block_m)} bytes of LDS, there are {LDS_BYTES}"
         return None
-
-    @staticmethod
-    def from_heuristic(n: int, k: int, e: int, num_valid_tokens: int, block_m: int) -> MoeConfig:
-        """What a shape without a tuned row uses: the least time by `_costs`. Sizes count in coarse
-        steps."""
-        wide = WIDE_K if k % WIDE_K == 0 else NARROW_K
-        sizes = coarse(n, 16), coarse(k, wide), e, coarse(max(num_valid_tokens, 1), 1)
-        return _best(*sizes, block_m, wide)
-
-
-def _prebuilt() -> list[dict[str, int | str]]:
-    """The distinct variants of PREBUILT_SHAPES, for 1 to 16 tokens."""
-    found = []
-    for (e, n, k, a_div, weighted), tokens in itertools.product(PREBUILT_SHAPES, (1, 2, 4, 8, 16)):
-        config = MoeConfig.from_heuristic(n, k, e, tokens * 4, 16)
-        found.append(config.defines(16, _chunk(k), a_div, weighted, torch.bfloat16))
-    return [dict(pairs) for pairs in dict.fromkeys(tuple(d.items()) for d in found)]
 
 
 def _chunk(k: int) -> int:
@@ -147,12 +122,6 @@ def _registers(config: Any, block_m: int, chunk: int) -> Any:
     return 20 + 3 * tiles + 2 * columns + in_flight + 4 * columns * tiles
 
 
-@lru_cache(maxsize=1024)
-def _best(n: int, k: int, e: int, num_valid_tokens: int, block_m: int, chunk: int) -> MoeConfig:
-    table = _candidates(block_m, chunk)
-    return table.best(_costs(table, n, k, e, num_valid_tokens, block_m, chunk))
-
-
 @lru_cache
 def _candidates(block_m: int, chunk: int) -> Columns[MoeConfig]:
     """Variants that fit the registers which a workgroup of so many waves leaves for each, and two
@@ -168,46 +137,6 @@ def _candidates(block_m: int, chunk: int) -> Columns[MoeConfig]:
     return Columns(found)
 
 
-# The cost's unit is a slot, 4 clocks of a SIMD; in one, HBM at its peak delivers 13.3 KB, L2 28 KB.
-_SLOTS = 1e3 * CHIP.ghz / 4  # a microsecond
-_HBM_BYTES_PER_SLOT = int(1e6 * CHIP.hbm_peak_tb_s / _SLOTS)
-_L2_BYTES_PER_SLOT = int(1e6 * CHIP.l2_tb_s / _SLOTS)
-_LATENCY_SLOTS = round(CHIP.latency_us * _SLOTS)
-_DISPATCH_SLOTS = CHIP.dispatch_cycles * CHIP.cus // CHIP.xcds
-_MFMA_SLOTS = 8  # 32 clocks
-
-
-def _costs(
-    c: Columns[MoeConfig], n: int, k: int, e: int, num_valid_tokens: int, block_m: int, chunk: int
-) -> tuple[Any, ...]:
-    """Order of preference: least time, be it of HBM, of L2, of the busiest SIMD, or of one wave
-    after the other, each waiting for its loads; fewest such waits; fewest rows of w on one CU;
-    fewest slots. Tokens spread evenly over the experts are assumed."""
-    blocks = max(1, min(num_valid_tokens, e + num_valid_tokens // block_m))
-    rows = min(block_m, ceil(num_valid_tokens, blocks))
-    tiles = ceil(rows, c.tile_n)
-    groups = blocks * ceil(n, c.group_n)
-
-    step_k = chunk * c.fold
-    full, left = np.divmod(k, step_k * c.steps)  # what is left one wave does, step by step
-    rounds = np.maximum(ceil(full, c.waves), full // c.waves + ceil(left, step_k))
-    per_mfma = _MFMA_SLOTS * c.columns * tiles + 3 * (c.columns + tiles)
-    results = c.columns * tiles * c.tile_n**2 // 4
-    reduce = ceil(results, WAVE * c.waves) * c.waves * c.fold * 8
-    per_wave = rounds * c.steps * chunk // NARROW_K * per_mfma + reduce + 100
-    waves_per_cu = ceil(groups, CHIP.cus) * c.waves
-    slots = ceil(waves_per_cu, 4) * (per_wave + _DISPATCH_SLOTS)
-
-    resident = 4 * np.minimum(MAX_WAVES, REGISTERS // _registers(c, block_m, chunk)) // c.waves
-    by_lds = LDS_BYTES // _lds_bytes(c, block_m)
-    batches = ceil(ceil(groups, CHIP.cus), np.maximum(1, np.minimum(resident, by_lds)))
-    chain = batches * (per_wave + (rounds + 1) * _LATENCY_SLOTS)
-    hbm = blocks * n * k // _HBM_BYTES_PER_SLOT
-    l2 = groups * (c.group_n + rows) * k // _L2_BYTES_PER_SLOT
-    time = np.maximum(np.maximum(slots, chain), np.maximum(hbm, l2))
-    return time, batches * (rounds + 1), ceil(groups, CHIP.cus) * c.group_n, slots
-
-
 # ---------------------------------------------------------------- the kernel
 
 
@@ -216,10 +145,9 @@ def _costs(
 _PLACES = (5, 6, 7, 3, 1, 4, 2, 8, 0)
 
 
-class Moe(Kernel):
+class Moe(Ranked):
     name = "moe"
     module = "mxfp8_moe"
-    is_ranked = True
     Config = MoeConfig
 
     def refuses(self, c: Call) -> str | None:
@@ -240,12 +168,42 @@ class Moe(Kernel):
     def refuses_config(self, c: Call, config: MoeConfig) -> str | None:
         return config.refuses(c.block_m)
 
-    def default(self, c: Call) -> MoeConfig:
-        return MoeConfig.from_heuristic(c.N, c.K, c.E, c.M, c.block_m)
+    def key(self, c: Call) -> tuple[int, ...]:
+        wide = _chunk(c.K)
+        return coarse(c.N, 16), coarse(c.K, wide), c.E, coarse(max(c.M, 1), 1), c.block_m, wide
 
-    def candidates(self, c: Call) -> list[MoeConfig]:
-        table = _candidates(c.block_m, _chunk(c.K))
-        return table.ranked(_costs(table, c.N, c.K, c.E, c.M, c.block_m, _chunk(c.K)))
+    @staticmethod
+    def space(_n: int, _k: int, _e: int, _m: int, block_m: int, chunk: int) -> Columns[MoeConfig]:
+        return _candidates(block_m, chunk)
+
+    @staticmethod
+    def work(
+        table: Columns[MoeConfig], n: int, k: int, e: int, m: int, block_m: int, chunk: int
+    ) -> Work:
+        """Tokens spread evenly over the experts are assumed."""
+        c = table
+        blocks = max(1, min(m, e + m // block_m))
+        rows = min(block_m, ceil(m, blocks))
+        tiles = ceil(rows, c.tile_n)
+        step_k = chunk * c.fold
+        full, left = np.divmod(k, step_k * c.steps)  # what is left one wave does, step by step
+        turns = np.maximum(ceil(full, c.waves), full // c.waves + ceil(left, step_k))
+        per_mfma = MFMA_CYCLES * c.columns * tiles + 3 * VALU_CYCLES * (c.columns + tiles)
+        results = c.columns * tiles * c.tile_n**2 // 4
+        add_up = ceil(results, WAVE * c.waves) * c.waves * c.fold * 8
+        row = k + k // BLOCK
+        work = Work(
+            groups=blocks * ceil(n, c.group_n),
+            waves=c.waves,
+            bytes=blocks * n * row,
+            w_bytes=c.group_n * row,
+            x_bytes=rows * row,
+            cycles=turns * c.steps * (chunk // NARROW_K) * per_mfma + VALU_CYCLES * (add_up + 100),
+            waits=turns + 1,
+            registers=_registers(c, block_m, chunk),
+        )
+        work.per_cu = np.maximum(1, np.minimum(work.per_cu, LDS_BYTES // _lds_bytes(c, block_m)))
+        return work
 
     def defines(self, c: Call, config: MoeConfig) -> Mapping[str, int | str]:
         chunk = _chunk(c.K) if c.align("a_scale", "w_scale") % 4 == 0 else NARROW_K

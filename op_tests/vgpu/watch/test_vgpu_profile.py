@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import rfops
-from rfops.gemm.mxfp8_gemv import GemvConfig
 from rfops.jit.arch import ROWS
 from rfops.vgpu.counting import LaunchRecord, table
 from rfops.vgpu.model import estimate
+from support.calls import default_config
 from support.vgpu.asm import Snippets, library
 
 LDS_STRIDE = """
@@ -160,7 +160,7 @@ def test_gemv_reads_each_byte_once_from_memory(m: int) -> None:
     x, x_scale = rfops.quant_mxfp8(torch.randn(m, k))
     w, w_scale = rfops.quant_mxfp8(torch.randn(n, k))
     with counted() as records:
-        rfops.gemm_mxfp8(x, w, x_scale, w_scale, config=GemvConfig.from_heuristic(m, n, k))
+        rfops.gemm_mxfp8(x, w, x_scale, w_scale, config=default_config("gemv", m, n, k))
     (record,) = records
     floor = (m + n) * (k + k // 32)
     read = record.global_read["lines_64B"] * 64
