@@ -82,6 +82,25 @@ extern "C" __global__ void total(float* out, const float* partial, u32 groups) {
   out[0] = sum;
 }
 
+// out[i] = x[i] * w[i], w stored from its end where RFOPS_REVERSED
+extern "C" __global__ void scale_by(float* out, const float* x, const float* w, u32 n) {
+  const u32 i = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x();
+#if RFOPS_REVERSED
+  if (i < n) out[i] = x[i] * w[n - 1 - i];
+#else
+  if (i < n) out[i] = x[i] * w[i];
+#endif
+}
+
+// starts[g] = the first i with group[i] >= g, of groups in order; count[0] = how many there are
+extern "C" __global__ void find_starts(int* starts, int* count, const int* group, u32 n) {
+  const u32 g = __builtin_amdgcn_workitem_id_x();
+  u32 i = 0;
+  while (i < n && static_cast<u32>(group[i]) < g) ++i;
+  starts[g] = static_cast<int>(i);
+  if (g == 0) count[0] = n == 0 ? 0 : group[n - 1] + 1;
+}
+
 // cache[slots[t], :] = x[t, :]
 extern "C" __global__ void append(float* cache, const float* x, const int* slots, u32 n) {
   const u32 t = __builtin_amdgcn_workgroup_id_x(), i = __builtin_amdgcn_workitem_id_x();
@@ -462,6 +481,49 @@ def test_in_place(config: Path) -> None:
     assert torch.equal(got, 2 * expected)
 
 
+def find_starts(starts: torch.Tensor, count: torch.Tensor, group: torch.Tensor, n: u32) -> None:
+    """The kernel's parameters."""
+
+
+class FindStarts(Small):
+    name = "find_starts"
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        launch = self.op.bind(c.device, None, c.arch).prepare((64, 1, 1), (1, 2, 3))
+        return lambda n: launch((1, 1, 1), (n,))
+
+
+def test_metadata_that_the_caller_keeps(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made on the device into tensors of the most that a batch can need, which later calls and
+    captured graphs find at the same place."""
+    op = Op(
+        unique("find_starts"),
+        """
+        starts: i32[64] inout
+        count: i32[1] inout
+        group: i32[T]
+        """,
+        kernels=(FindStarts(compile_ops(MODULE, config=config)(find_starts)),),
+    )
+    starts, count = (torch.full((n,), -7, dtype=torch.int32) for n in (64, 1))
+    for groups in ([0, 0, 2, 2, 2, 5], [1], [0, 1, 1], [0, 0, 2, 2, 2, 5]):
+        group = torch.tensor(groups, dtype=torch.int32)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "empty", lambda *_args, **_more: pytest.fail("allocates"))
+            assert op.call(starts, count, group) is None
+        wanted = torch.searchsorted(group, torch.arange(64, dtype=torch.int32))
+        assert torch.equal(starts, wanted.int()) and count.tolist() == [groups[-1] + 1]
+    for args, message in (
+        ((starts[:32], count, group), r"starts must be a \[64\] tensor, got \[32\]"),
+        ((starts, starts[:1], group), "starts must not overlap count"),
+        ((starts, count, starts[:6]), "starts must not overlap group"),
+    ):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=message):
+                op.call(*args)
+    torch.library.opcheck(getattr(torch.ops.rfops, op.name).default, (starts, count, group))
+
+
 # ---------------------------------------------------------------- a table of pointers
 
 
@@ -521,15 +583,53 @@ def test_a_launch_explains_a_wrong_table(config: Path) -> None:
 # ---------------------------------------------------------------- weights in another layout
 
 
+def scale_by(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, n: u32) -> None:
+    """The kernel's parameters."""
+
+
+class ScaleBy(Small):
+    name = "scale_by"
+
+    def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
+        return {"REVERSED": int(c.w_layout == "reversed")}
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        bound = self.op.bind(c.device, self.defines(c, config), c.arch)
+        launch = bound.prepare((64, 1, 1), (0, 1, 2))
+        return lambda n: launch((-(-n // 64), 1, 1), (n,))
+
+
 def test_weights_in_another_layout_are_a_type(config: Path) -> None:
     """Told apart by their type, never guessed; the layout is a value of the declaration."""
-    w = random(64)
-    packed = Shuffled(w.flip(0), "16x16")
-    assert unwrap(packed) == (packed.data, "16x16") and unwrap(w) == (w, "")
+    op = Op(
+        unique("scale_by"),
+        """
+        x: f32[N]
+        w: f32[N]
+        w_layout: raw|reversed
+        -> out: f32[N]
+        """,
+        kernels=(ScaleBy(compile_ops(MODULE, config=config)(scale_by)),),
+    )
+
+    def public(x: torch.Tensor, w: torch.Tensor | Shuffled) -> Any:
+        return op_call(op, x, *unwrap(w), None)
+
+    x, w = random(70), random(70, seed=1)
+    packed = shuffled(w.flip(0), "reversed", known=("reversed",))
+    for _ in range(2):
+        for given in (w, packed, packed.to("cpu")):
+            assert torch.equal(public(x, given), x * w)
+    compiled = torch.compile(lambda x: public(x, packed) + 1, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), x * w + 1)
+    with pytest.raises(ValueError, match=r"w must be a \[N=70\] tensor, got Shuffled"):
+        op.call(x, packed, "raw", None)
+    with pytest.raises(ValueError, match="w_layout must be raw or reversed, got '16x16'"):
+        public(x, Shuffled(w, "16x16"))
+    with pytest.raises(ValueError, match="layout must be one of reversed, got '8x8'"):
+        shuffled(w, "8x8", known=("reversed",))
     assert packed.shape == w.shape and packed.device == w.device and packed.dtype == w.dtype
-    assert "16x16" in repr(packed) and packed.to("cpu").layout == "16x16"
-    with pytest.raises(ValueError, match="layout"):
-        shuffled(w, "8x8", known=("16x16",))
+    assert "reversed" in repr(packed)
 
 
 # ---------------------------------------------------------------- the notation

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rfops.vgpu
+from rfops.dispatch import workspace
 from rfops.jit.launch import launcher
 from rfops.moe import align_block_size as op_module
 from rfops.moe.align_block_size import OP, moe_align_block_size, moe_align_block_size_ref
@@ -147,7 +148,8 @@ def test_rows_and_experts_that_change_every_call(
 def test_writes_all_of_its_output_and_nothing_else(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every element poisoned first, guard words around each tensor."""
+    """Every element poisoned first, guard words around each tensor; of the scratch memory only the
+    counts of the workgroups."""
     buffers = []
 
     def poisoned(size: Any, **options: Any) -> torch.Tensor:
@@ -159,11 +161,18 @@ def test_writes_all_of_its_output_and_nothing_else(
 
     ids = random_ids(9000, 40).to(device)
     expected = moe_align_block_size_ref(ids, 16, 40)
-    monkeypatch.setattr(op_module.torch, "empty", poisoned)
+    monkeypatch.setattr(workspace, "_buffers", {})
+    assert_same(moe_align_block_size(ids, 16, 40), expected)
+    ((scratch,),) = workspace._buffers.values()
+    scratch.fill_(177)
+    monkeypatch.setattr(torch, "empty", poisoned)
+    monkeypatch.setattr(op_module.OP, "plans", op_module.OP.plans.fresh())
     got = moe_align_block_size(ids, 16, 40)
     monkeypatch.undo()
     assert_same(got, expected)
-    assert len(buffers) == 4  # three results and the counts of the workgroups
+    counts = 4 * 40 * -(-9000 // op_module.GROUP_ROWS)
+    assert (scratch[:counts].view(torch.int32) < 9000).all() and (scratch[counts:] == 177).all()
+    assert len(buffers) == 3
     for buffer in buffers:
         assert (buffer[:64] == -77).all() and (buffer[-64:] == -77).all()
 

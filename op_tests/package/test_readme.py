@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -65,3 +67,21 @@ def test_each_command_knows_it(
 ) -> None:
     assert cli.main(words.split()) == 0, capsys.readouterr().err
     assert said in capsys.readouterr().out
+
+
+def test_the_command_takes_its_file(example: ModuleType, tmp_path: Path) -> None:
+    """In a process of its own, as the README has it."""
+    words = re.search(r"`rfops (--ops axpy.py .*?)`", README.read_text(encoding="utf-8"))
+    assert words is not None and example.__file__ is not None
+    folder = Path(example.__file__).parent
+    for given, at, status, said in (
+        (words[1], folder, 0, "geometric mean"),
+        (f"--ops {folder}/axpy.py ls", tmp_path, 0, "axpy"),
+        ("--ops missing.py ls", folder, 1, "--ops missing.py: expected a file of Python"),
+        ("--ops config.json ls", folder, 1, "--ops config.json: expected a file of Python"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "rfops_command", *given.split()], cwd=at, check=False,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == status and said in done.stdout + done.stderr, done

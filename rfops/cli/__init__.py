@@ -7,13 +7,14 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import rfops
 from rfops.cli import build as cli_build
 from rfops.cli import cache as cli_cache
 from rfops.cli import doctor as cli_doctor
 from rfops.cli import ops as cli_ops
-from rfops.cli.common import add_op, declared, elsewhere, help_of, with_ops
+from rfops.cli.common import add_op, declared, elsewhere, help_of, load_ops, with_ops
 from rfops.jit import BuildError, settings, vgpu_library, vgpu_library_folder
 from rfops.jit.build.spec import ModuleSpec, load_config, module_spec
 from rfops.jit.cache.files import cache_roots
@@ -21,9 +22,13 @@ from rfops.jit.cache.files import cache_roots
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 done, 1 an error that is printed, 2 wrong usage."""
-    options = _parser().parse_args(argv)
-    command: Callable[[argparse.Namespace], int] = options.command
+    words = sys.argv[1:] if argv is None else list(argv)
     try:
+        while len(words) > 1 and words[0] == "--ops":  # before the parser, which knows all ops
+            load_ops(Path(words[1]))
+            del words[:2]
+        options = _parser().parse_args(words)
+        command: Callable[[argparse.Namespace], int] = options.command
         return command(options)
     except BrokenPipeError:  # the reader has seen enough, as in `rfops ls | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -45,6 +50,7 @@ def _report(error: Exception) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rfops", description=(rfops.__doc__ or "").split("\n")[0])
     parser.add_argument("--version", action="version", version=f"rfops {rfops.__version__}")
+    parser.add_argument("--ops", metavar="FILE", help="first of all: a file that declares ops too")
     parser.set_defaults(command=help_of(parser))
     commands = parser.add_subparsers(metavar="command")
 

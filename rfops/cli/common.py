@@ -30,6 +30,15 @@ def with_ops() -> None:
         gc.enable()
 
 
+def load_ops(file: Path) -> None:
+    """Import a file; what it imports may lie beside it. Raises ValueError."""
+    if file.suffix != ".py" or not file.is_file():
+        raise ValueError(f"--ops {file}: expected a file of Python that declares ops")
+    with_ops()
+    sys.path.insert(0, str(file.parent.absolute()))
+    importlib.import_module(file.stem)
+
+
 def declared_ops(config: Path = paths.COMPILER_CONFIG) -> tuple[CompiledOp, ...]:
     """Every kernel that rfops' ops, or those of another config file, have declared."""
     with_ops()

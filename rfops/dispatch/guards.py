@@ -108,7 +108,8 @@ class Guard:
         known = self.sizes.copy()
 
         def refuse(way_out: str) -> NoReturn:  # written only then: a good call has no use for it
-            sizes = (f"{size}={known[size]}" if size in known else size for size in shape)
+            pairs = ((size, str(known.get(size, size))) for size in shape)
+            sizes = (size if size == value else f"{size}={value}" for size, value in pairs)
             self.fail(name, f"a [{', '.join(sizes)}] tensor", describe(tensor), way_out)
 
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:

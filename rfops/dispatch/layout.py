@@ -3,7 +3,7 @@
     w = Shuffled(data, "16x16")  # what a shuffle function returns
     tensor, layout = unwrap(w)  # in a public function; its Op has a value `w_layout: raw|16x16`
 
-Such a tensor is never taken for a plain one: it is none.
+Such a tensor is never taken for a plain one: it is none. A kernel refuses layouts as it does sizes.
 """
 
 from __future__ import annotations
@@ -53,5 +53,5 @@ def shuffled(data: torch.Tensor, layout: str, known: Sequence[str]) -> Shuffled:
 
 
 def unwrap(weight: torch.Tensor | Shuffled) -> tuple[torch.Tensor, str]:
-    """The tensor and its layout, empty for a plain one."""
-    return (weight.data, weight.layout) if isinstance(weight, Shuffled) else (weight, "")
+    """The tensor and its layout, `raw` for a plain one."""
+    return (weight.data, weight.layout) if isinstance(weight, Shuffled) else (weight, "raw")

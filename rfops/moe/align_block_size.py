@@ -20,6 +20,7 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Draw, grid
+from rfops.dispatch.workspace import Workspace
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import ROWS, WAVE
 
@@ -211,13 +212,14 @@ def _prepare_hip(c: Call, rows: int, num_experts: int) -> Run:
     defines = _defines(waves, c.topk_ids_dtype)
     place = moe_align_place.bind(c.device, defines, c.arch)
     count = moe_align_count.bind(c.device, defines, c.arch) if groups > 1 else None
-    device, ignores = c.device, c.ignore_invalid_experts
+    scratch = Workspace(c.device, (groups * num_experts, torch.int32))
+    ignores = c.ignore_invalid_experts
 
     def run(aligned: Aligned, topk_ids: torch.Tensor, expert_map: torch.Tensor | None) -> None:
         row_map, block_map = (expert_map, None) if ignores else (None, expert_map)
         counts = None
         if count is not None:
-            counts = torch.empty((groups, num_experts), dtype=torch.int32, device=device)
+            (counts,) = scratch()
             args = counts, topk_ids, row_map, rows, num_experts, groups
             count.launch(grid, block, args, 4 * num_experts)
         place.launch(
