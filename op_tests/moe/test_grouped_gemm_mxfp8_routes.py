@@ -230,7 +230,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "too few expert_ids": ({"expert_ids": int32(1)}, "expert_ids must be one for each of 4 blocks"),
     "num_tokens_post_padded of 2": (
         {"num_tokens_post_padded": int32(2)},
-        r"num_tokens_post_padded must be a \[1=1\] tensor, got \[2\]",
+        r"num_tokens_post_padded must be a \[1\] tensor, got \[2\]",
     ),
     "num_valid_tokens negative": ({"num_valid_tokens": -1}, "num_valid_tokens must be an int from"),
     "num_valid_tokens a tensor": (

@@ -116,9 +116,8 @@ class Ranked(Kernel):
     def key(self, c: Call) -> tuple[int, ...]:
         raise NotImplementedError
 
-    # Static functions of the key: the variants that fit the chip, cached; what each asks of it.
-    space: Callable[..., Columns[Any]]
-    work: Callable[..., Work]
+    space: Callable[..., Columns[Any]]  # of the key: the variants that fit the chip
+    work: Callable[..., Work]  # of these and the key: what they ask of it
 
     def default(self, c: Call) -> Any:
         return self._best(self.key(c))

@@ -59,6 +59,10 @@ class Call:
         """Whether an optional tensor is given; of sizes alone, whether a value of its name is."""
         return self.tensors.get(name) is not None or bool(self.values.get(name))
 
+    def given(self, *names: str) -> tuple[torch.Tensor, ...]:
+        """Those of these tensors that are there."""
+        return tuple([t for t in map(self.tensors.get, names) if t is not None])
+
     def align(self, *names: str) -> int:
         """What the addresses of these tensors are all a multiple of: 1, 2, 4, 8 or 16."""
         given = [t for t in map(self.tensors.get, names) if t is not None]

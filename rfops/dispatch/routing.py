@@ -260,7 +260,7 @@ def given_config(op: str, kinds: tuple[tuple[str, type], ...], text: str) -> Any
     return Guard(op).fail("config", wanted, f"{text!r:.80} ({reason})", way_out)
 
 
-def _fields(kind: type[Any]) -> list[str]:
+def _fields(kind: Any) -> list[str]:
     # Not dataclasses.fields, which torch.compile cannot trace. Those not compared are no choice.
     return [name for name, f in kind.__dataclass_fields__.items() if f.compare]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -63,9 +62,8 @@ def check_apart(
 
 def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether an address belongs to both; where that is hard to tell, yes."""
-    most: Any = 10_000  # numpy's types know its two special values only
     try:
-        return np.shares_memory(_as_addresses(a), _as_addresses(b), max_work=most)
+        return np.shares_memory(_as_addresses(a), _as_addresses(b), 10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

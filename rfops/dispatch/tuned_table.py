@@ -69,10 +69,6 @@ class Query(NamedTuple):
     cu_num: int
     sizes: tuple[tuple[str, int], ...]  # in the order of the key
 
-    def __str__(self) -> str:
-        shape = " ".join(f"{name}={value}" for name, value in self.sizes)
-        return f"{self.op} {shape} on {self.arch} with {self.cu_num} CUs"
-
 
 @dataclass(frozen=True)
 class Row:

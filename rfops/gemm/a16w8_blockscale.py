@@ -41,7 +41,7 @@ class _BatchedGemm(Op):
 
     def peer(self, c: Call) -> tuple[str, Callable[[], object]]:
         """On weights dequantised beforehand: twice the bytes."""
-        x, w, scale = (c.tensors[name] for name in ("x", "w", "w_scale"))
+        x, w, scale = c.given("x", "w", "w_scale")
         w = w.view(OCP) if w.dtype == torch.uint8 else w
         values = torch.empty(w.shape, dtype=x.dtype, device=x.device)
         for one, codes, factors in zip(values, w, scale, strict=True):

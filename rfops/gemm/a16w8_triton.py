@@ -149,14 +149,8 @@ class Rows(_Batched):
             k % config.tile_k == 0,
         )
         kernel = BoundKernel(_KERNELS, "rows", device, constants, config.warps)
-        tiles_n, launches = ceil(n, config.tile_n), _launches(b, config.batches)
-
-        def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
-            strides = (*out.stride(), *x.stride(), *w.stride(), *scale.stride())
-            for first, extent in launches:
-                kernel((tiles_n, 1, extent), (out, x, w, scale), (first, b, m, n, k, *strides))
-
-        return run
+        launches = _launches(b, config.batches)
+        return _in_parts(kernel, (ceil(n, config.tile_n), 1), launches, (b, m, n, k))
 
 
 class Tiles(_Batched):
@@ -383,20 +377,25 @@ def _launches(b: int, step: int = 1) -> list[tuple[int, int]]:
     return [(first, ceil(min(b - first, most), step)) for first in range(0, b, most)]
 
 
+def _in_parts(
+    kernel: BoundKernel, tiles: tuple[int, int], launches: list[tuple[int, int]],
+    sizes: tuple[int, ...],
+) -> Launch:  # fmt: skip
+    def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
+        strides = (*out.stride(), *x.stride(), *w.stride(), *scale.stride())
+        for first, extent in launches:
+            kernel((*tiles, extent), (out, x, w, scale), (first, *sizes, *strides))
+
+    return run
+
+
 def _prepare_one_block(device: torch.device, shape: Shape, config: TilesConfig) -> Launch:
     b, m, n, k = shape
     constants = (config.tile_m, config.tile_n, config.tile_k, config.panels, config.x_left == 1,
                  m % config.tile_m == 0, k == config.tile_k)  # fmt: skip
     kernel = BoundKernel(_KERNELS, "one_block", device, constants, config.warps, config.stages)
     tiles = ceil(n, config.tile_n * config.panels), ceil(m, config.tile_m)
-    launches = _launches(b)
-
-    def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
-        strides = (*out.stride(), *x.stride(), *w.stride(), *scale.stride())
-        for first, extent in launches:
-            kernel((*tiles, extent), (out, x, w, scale), (first, m, n, k, *strides))
-
-    return run
+    return _in_parts(kernel, tiles, _launches(b), (m, n, k))
 
 
 def _prepare_tiles(device: torch.device, shape: Shape, config: TilesConfig) -> Launch:

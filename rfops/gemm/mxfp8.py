@@ -48,8 +48,8 @@ class _Gemm(Op):
         return int(2 * c.M * c.N * c.K)
 
     def peer(self, c: Call) -> tuple[str, Callable[[], object]]:
-        names = ("x", "x_scale"), ("w", "w_scale")
-        x, w = (dequant_mxfp8(c.tensors[q], c.tensors[s], torch.bfloat16) for q, s in names)
+        pairs = c.given("x", "x_scale"), c.given("w", "w_scale")
+        x, w = (dequant_mxfp8(codes, scale, torch.bfloat16) for codes, scale in pairs)
         return "torch_bf16", lambda: x @ w.T
 
     def roundings(self, c: Call) -> int:

@@ -102,8 +102,8 @@ class _GroupedGemm(Op):
 
     def traffic(self, c: Call) -> int:
         """Of the weights those of experts in use."""
-        blocks = -(-int(c.tensors["num_tokens_post_padded"]) // c.block_m)
-        idle = c.E - len(c.tensors["expert_ids"][:blocks].unique())
+        padded, experts = c.given("num_tokens_post_padded", "expert_ids")
+        idle = c.E - len(experts[: -(-int(padded) // c.block_m)].unique())
         return int(super().traffic(c) - idle * c.N * (c.K + c.K // 32))
 
 
