@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import rfops
-from rfops.dispatch import guards, workspace
+from rfops.dispatch import guards, tuned_table, workspace
 from rfops.dispatch import op as op_module
 from rfops.dispatch.declare import Declaration
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
@@ -122,6 +122,7 @@ MODULE = "small"
 @pytest.fixture(autouse=True)
 def _no_trace_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op_module, "_OPS", dict(op_module._OPS))
+    monkeypatch.setattr(tuned_table, "TABLES", dict(tuned_table.TABLES))
 
 
 @pytest.fixture(autouse=True, params=["native", "python"])
@@ -341,6 +342,21 @@ def test_any_leading_dimensions(config: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             op.call(*args)
+
+
+def test_shapes_share_a_decision_without_a_hip_kernel() -> None:
+    class Double(Kernel):
+        name = "double"
+
+        def variant(self, c: Call, config: Any) -> RunOf:
+            return lambda n: lambda out, x: torch.add(x, x, out=out)
+
+    text = "x: f32[N]\n-> out: f32[N]"
+    op = Op(unique("double"), text, kernels=(Double(),), coarse={"N": 4})
+    for n in (5, 6, 7, 5):
+        assert torch.equal(op.call(torch.ones(n), None), torch.full((n,), 2.0))
+    with pytest.raises(AssertionError, match="a table's sizes come first"):
+        Op(unique("double"), "a: int\n" + text, kernels=(Double(),), table="a N")
 
 
 def test_leading_dimensions_of_one_count(config: Path) -> None:
@@ -646,15 +662,16 @@ def test_the_notation() -> None:
         w: f32[*R]?
         ids: any?
         -> out: dtype[M, 16]
-        -> more: i32[1] new
         """
     )
     assert d.sizes == ("M", "K", "R") and [a.name for a in d.passed] == ["out"]
+    assert Declaration.parse("x: f32[M]\n-> y: f32[M] new").passed == ()
     assert d.patterns == ("M,K", "M^128,K/32", "R", "", "", "*R", "?", "M,16")
     assert [a.name for a in d.values] == ["rows", "flag", "dtype"] and d.written == (7,)
     starred = Declaration.parse("x: f32[*M, K]\n-> y: f32[*M]\n-> n: i32[1]")
     assert starred.sizes == ("M", "K") and starred.patterns == ()
-    for wrong in ("x", "x: f33[M]", "x: f32[M+1]", "x: f32[M] @", "x: a b", "x: f32[K/32]"):
+    for wrong in ("x", "x: f33[M]", "x: f32[M+1]", "x: f32[M] @", "x: a b", "x: f32[K/32]",
+                  "x: f32[M]\n-> y: f32[M] new\n-> z: f32[M]"):  # fmt: skip
         with pytest.raises((AssertionError, KeyError)):
             Declaration.parse(wrong)
 

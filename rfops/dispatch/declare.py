@@ -13,7 +13,7 @@
     dtype: bf16|f16|f32          one of these dtypes
     rounding: up|even            one of these words
     -> out: dtype[M, N]          a result: a parameter of this name, None for a new tensor
-    -> ids: i32[S] new           a result that is always new
+    -> ids: i32[S] new           a result that is always new, then all are
     -> y: f32[*M, K/32]          its leading dimensions are those of the first input with *M
 
 A size is bound by its first use on its own, in the order of the lines.
@@ -149,6 +149,7 @@ class Declaration:
                 parts = {e.size for e in getattr(made, "extents", ()) if e.size and e.factor != 1}
                 assert parts <= bound, f"{line!r}: {parts - bound} stands alone in no line before"
                 inputs.append(made)
+        assert len({arg.new for arg in results}) < 2, "of several results all are new, or none"
         return cls(tuple(inputs), tuple(results), tuple(sizes.split()))
 
     @cached_property

@@ -73,7 +73,7 @@ class Family:
         refuse what is too large."""
         sizes = [k or s for k, s in zip(key, c.sizes.values(), strict=True)]
         most = self._call_of(tuple(sizes))
-        is_first = kernel.name == next(iter(self.op.order(most)))
+        is_first = kernel.name == next(iter(self.op.order(most)), None)
         return is_first and kernel.refuses(most) is None and self.op.untuned(most) is None
 
 

@@ -1,20 +1,11 @@
-"""An op, declared once. What follows from its declaration is derived here: the checks and their
+r"""An op, declared once. What follows from its declaration is derived here: the checks and their
 messages, plans and families of plans, results, the torch ops, the route, `supports`.
 
-    OP = Op(
-        "gemm_mxfp8",
-        '''
-        x: e4m3[M, K] @16
-        w: e4m3[N, K] @16
-        dtype: bf16|f16|f32
-        -> out: dtype[M, N]
-        ''',
-        kernels=(Gemv(), Mfma(), Triton(), Torch()),
-    )
+    OP = Op("scale", "x: f32[N]\n-> out: f32[N]", kernels=(Hip(), Torch()))
 
-    def gemm_mxfp8(x, w, dtype=torch.bfloat16, out=None, *, config=None):
+    def scale(x, out=None):
         call = OP.traced if is_dynamo_compiling() else OP.call
-        return call(x, w, dtype, out, config)
+        return call(x, out)
 
 A call goes from its plan to the launch. Without a plan: checks, then the route, whose kernel makes
 the launch of these sizes and of others like them (a family, see rfops.jit.Plans).
@@ -24,10 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -40,14 +30,12 @@ from rfops.jit import Plans, UnsupportedArch
 from rfops.jit.arch import ROWS
 from rfops.jit.errors import show
 
-from .checks import Checked, flat
-from .declare import Declaration, TensorArg, ValueArg
+from .checks import flat
+from .declare import Declaration, ValueArg
 from .family import Family
+from .hooks import Hooks
 from .kernel import Call, Kernel, Run
 from .torch_op import fake_results, register_op
-
-if TYPE_CHECKING:
-    from .problem import Draw
 
 _OPS: dict[str, Op] = {}
 
@@ -62,8 +50,8 @@ def modules() -> dict[str, Path]:
     return {name: file for op in _OPS.values() for name, file in op.modules.items()}
 
 
-class Op(Checked):
-    """One op. Subclasses override what a declaration cannot say.
+class Op(Hooks):
+    """One op. Subclasses override what a declaration cannot say (hooks.py).
 
     Parameters
     ----------
@@ -110,6 +98,8 @@ class Op(Checked):
         with_config = tuple(kernel.name for kernel in kernels if kernel.Config is not None)
         self.tuned = tuned_table.declare(name, table, with_config) if table else None
         self.table = self.tuned.names if self.tuned else ()
+        of_table = [name in d.sizes for name in self.table]
+        assert of_table == sorted(of_table, reverse=True), f"{name}: a table's sizes come first"
         self.usual = dict(usual or {})
         self.result, self.reference, self.shapes = result, reference, dict(shapes or {})
         self.takes_config = any(kernel.Config for kernel in kernels)
@@ -160,11 +150,9 @@ class Op(Checked):
     def _miss(self, *args: Any) -> Any:
         """A call without a plan."""
         args = self._typed_values(args)
-        tensors = [args[i] for i, arg in self._tensors if not arg.times]
-        for i, arg in self._tensors:
-            tensors += args[i] if arg.times and isinstance(args[i], (tuple, list)) else ()
+        tensors = flat({arg.name: args[i] for i, arg in self._tensors})
         passed = args[self.num_inputs : self.num_inputs + self.num_passed]
-        if must_dispatch(*tensors, *passed) and self._is_typed(args):
+        if must_dispatch(*[tensor for _, tensor in tensors], *passed) and self._is_typed(args):
             return self._dispatch(args)
         return self.plans.finish(self._add_plan(args), args)
 
@@ -186,99 +174,9 @@ class Op(Checked):
         one result, which is made without Python."""
         run, forms, device = self.finish_run(c, run), self.forms(c), c.device
         if self.makes_one:
-            ((_, shape, dtype),) = forms
+            ((shape, dtype),) = forms
             return run, dtype, device, *shape
         return run, lambda *passed: self._collected(_filled(forms, device, passed))
-
-    def forms(self, c: Call) -> list[tuple[bool, Sequence[int], torch.dtype]]:
-        """Of each result whether it is always new, its shape and dtype."""
-        found: list[tuple[bool, Sequence[int], torch.dtype]] = []
-        sizes = self.result_sizes(c)
-        for arg in self.declaration.results:
-            shape = [extent.of(sizes) for extent in arg.extents]
-            if arg.leads:
-                leader = self.declaration.leader(arg)
-                like = c.tensors.get(leader.name)
-                shape[:1] = shape[:1] if like is None else leader.leading(like.shape)
-            found.append((arg.new, shape, self.dtype_of(arg, c)))
-        return found
-
-    def dtype_of(self, arg: TensorArg, c: Call) -> torch.dtype:
-        # e8m0 itself, not bytes
-        dtype: torch.dtype = getattr(c, arg.dtype_of) if arg.dtype_of else arg.dtypes[-1]
-        return dtype
-
-    # ------------------------------------------------------------ what subclasses may override
-
-    # As torch.library.register_vmap takes it; without one torch goes row by row, and warns.
-    vmap: Callable[..., Any] | None = None
-
-    def result_sizes(self, c: Call) -> Mapping[str, int]:
-        """The sizes that results have, where they are not all of the inputs'."""
-        return c.sizes
-
-    def is_empty(self, c: Call) -> bool:
-        """Whether nothing is to be launched."""
-        sizes, d = self.result_sizes(c), self.declaration
-        written = d.results or [arg for arg in d.tensors if arg.written]
-        return all(any(extent.of(sizes) == 0 for extent in arg.extents) for arg in written)
-
-    def run_empty(self, c: Call) -> Run:
-        """What is done instead."""
-        return _nothing
-
-    def finish_run(self, c: Call, run: Run) -> Run:
-        """What a plan launches, where that is more than the kernel's own launch."""
-        return run
-
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
-        """What sizes must be to each other, in a call like `c` but for them: a refusal's argument,
-        expected, got and way out; None if they fit."""
-        return None
-
-    def order(self, c: Call) -> Sequence[str]:
-        """The kernels that a call takes without a tuned row, the first one first: HIP's."""
-        return [name for name, kernel in self.kernels.items() if kernel.is_hip]
-
-    def untuned(self, c: Call) -> str | None:
-        """Why none of `order` is taken without a tuned row; None if one is."""
-        return None
-
-    def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
-        """Fill in sizes that decide nothing, for calls of sizes alone."""
-
-    # ------------------------------------------------------------ bench and tune
-
-    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
-        """Of random inputs by name, those that must fit each other; the rest is drawn by dtype."""
-        return {}
-
-    def peer(self, c: Call) -> tuple[str, Callable[[], object]] | None:
-        """What users without the op call, on tensors that are made here, and its name."""
-        return None
-
-    def flops(self, c: Call) -> int:
-        return 0
-
-    def roundings(self, c: Call) -> int:
-        """The longest chain of fp32 roundings of a product, the reference's own included."""
-        kept = {extent.size for arg in self.declaration.results for extent in arg.extents}
-        summed = [size for name, size in c.sizes.items() if name not in kept]
-        return 8 + 2 * math.prod(summed) if summed else 8
-
-    def traffic(self, c: Call) -> int:
-        """Bytes that must move at least: inputs and results once each."""
-        moved = sum(t.nbytes for t in self.make_results(c, "meta"))
-        for arg in self.declaration.tensors:
-            if not arg.ignored:
-                own = sum(t.nbytes for _, t in flat({arg.name: c.tensors[arg.name]}))
-                moved += own * (2 if arg.written else 1)
-        return moved
-
-    def published(self, c: Call) -> tuple[Mapping[str, float], str] | None:
-        """Figures of others for such a call on its architecture, and where they stand."""
-        row = self.tuned.published(c.arch, self.table_sizes(c)) if self.tuned else None
-        return (dict(row.figures), row.source) if row else None
 
     def make_results(self, c: Call, device: torch.device | str | None = None) -> list[torch.Tensor]:
         """New ones, without a value."""
@@ -364,12 +262,8 @@ class Op(Checked):
             refused = {name: k.refuses(c) for name, k in self.kernels.items()}
             first = next((name for name, reason in refused.items() if reason is None), "none")
             self._must_have(first, c)
-            reasons = {name: reason or f"{first} comes first" for name, reason in refused.items()}
-            words = (
-                "the first that takes the call",
-                {n: r for n, r in reasons.items() if n != first},
-            )
-            return Route(first, "first", words=lambda: words)
+            others = {n: r or f"{first} comes first" for n, r in refused.items() if n != first}
+            return Route(first, "first", words=lambda: ("the first that takes the call", others))
         router = router or Router(self.tuned, c.arch, c.cu_num)
 
         def refuses(name: str, row: Row | None) -> str | None:
@@ -380,8 +274,8 @@ class Op(Checked):
             return reason
 
         order = self.order(c)
-        others = [name for name in self.kernels if name not in order]
-        chosen = router.choose(self.table_sizes(c), order, others, refuses, self.untuned(c))
+        left = [name for name in self.kernels if name not in order]
+        chosen = router.choose(self.table_sizes(c), order, left, refuses, self.untuned(c))
         self._must_have(chosen.backend, c)
         return chosen
 
@@ -389,15 +283,6 @@ class Op(Checked):
         if backend not in self.kernels:
             reasons = "; ".join(f"{n}: {k.refuses(c)}" for n, k in self.kernels.items())
             raise ValueError(f"{self.name}: no kernel takes {c} on {c.arch}: {reasons}")
-
-    def table_sizes(self, c: Call) -> tuple[int, ...]:
-        """What a tuned row of the call is found by."""
-        return tuple([self._table_value(c, name) for name in self.table])
-
-    def _table_value(self, c: Call, name: str) -> int:
-        if any(arg.name == name for arg in self.declaration.tensors):
-            return int(c.has(name))
-        return int(getattr(c, name))
 
     def decide(self, c: Call, router: Router | None, config: Any) -> tuple[Kernel, str, Any]:
         """Kernel, rule and variant of a call; of the route, or of the caller's config."""
@@ -423,10 +308,8 @@ class Op(Checked):
     def prepare(self, backend: str, c: Call, config: Any = None) -> Run:
         """The launch of one call by a kernel; without a config by its default."""
         kernel = self.kernels[backend]
-        reason = kernel.refuses(c)
-        if reason is None and config is not None:
-            reason = kernel.refuses_config(c, config)
-        if reason is not None:
+        reason = kernel.refuses(c) or (config is not None and kernel.refuses_config(c, config))
+        if reason:
             raise ValueError(f"{self.name}: {backend} does not take {c} on {c.arch}: {reason}")
         run_of = kernel.variant(c, kernel.default(c) if config is None else config)
         return run_of(*c.sizes.values())
@@ -455,17 +338,14 @@ class Op(Checked):
         if dtype is not None:
             values[d.results[0].dtype_of or f"{first.name}_dtype"] = dtype
         sizes = shape or [self._multiple_of(size) for size in self.asked]
-        known = {arg.name: arg.dtypes for arg in d.values if arg.kind == "dtype"}
-        known |= {f"{arg.name}_dtype": arg.dtypes for arg in d.tensors}
+        known = {f"{arg.name}_dtype": arg.dtypes for arg in d.tensors}
         if any(values[name] not in dtypes for name, dtypes in known.items() if name in values):
-            return False
-        least = {arg.name: arg.least or 0 for arg in d.values}
-        if min(sizes) < 0 or any(values[n] < k for n, k in least.items() if n in values and k):
             return False
         if not arch.startswith(("gfx", "sm_")):
             return False
-        c = self.call_of(arch, **dict(zip(self.asked, sizes, strict=True)), **values)
         try:
+            self.check_values(**{a.name: values[a.name] for a in d.values if a.name in values})
+            c = self.call_of(arch, **dict(zip(self.asked, sizes, strict=True)), **values)
             self.check_sizes(c)
             if self.refuses(c, *c.sizes.values()) is not None:
                 return False
@@ -523,25 +403,20 @@ class Op(Checked):
 
 
 def _filled(
-    forms: Sequence[tuple[bool, Sequence[int], torch.dtype]],
+    forms: Sequence[tuple[Sequence[int], torch.dtype]],
     device: torch.device | str,
     passed: Sequence[torch.Tensor | None] = (),
 ) -> tuple[torch.Tensor, ...]:
     """The results of these forms: those that are passed, else new ones without a value."""
-    given = iter(passed)
-    made = []
-    for new, shape, dtype in forms:
-        tensor = None if new else next(given, None)
-        made.append(torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor)
-    return tuple(made)
+    given = passed or (None,) * len(forms)
+    return tuple([
+        torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor
+        for tensor, (shape, dtype) in zip(given, forms, strict=True)
+    ])  # fmt: skip
 
 
 def _all_tensors(values: Sequence[Any]) -> bool:
     return all(isinstance(value, torch.Tensor) for value in values)
-
-
-def _nothing(*_args: object) -> None:
-    """The launch of an empty result."""
 
 
 def _usual(arg: ValueArg) -> Any:

@@ -53,7 +53,7 @@ def register_op(op: Op) -> tuple[Any, Any]:
         return fake_results(op, args)
 
     made = register(f"{op.name}({inputs}) -> {returns}", functional, fake, op.vmap)
-    if not op.num_passed or op.num_passed < len(d.results):
+    if not op.num_passed:
         return made, None
     outs = ", ".join(f"Tensor({chr(ord('a') + 25 - i)}!) {a.name}" for i, a in enumerate(d.passed))
     schema = f"{op.name}_out({inputs}, {outs.replace('(z!)', '(a!)', 1)}) -> ()"
@@ -91,5 +91,5 @@ def fake_results(op: Op, args: Sequence[Any]) -> Any:
     first = next(value for value in given if isinstance(value, torch.Tensor))
     tensors = dict(zip((arg.name for arg in d.inputs), args, strict=False))
     c = Call("", 0, first.device, sizes, values, tensors)
-    made = [first.new_empty(shape, dtype=dtype) for _, shape, dtype in op.forms(c)]
+    made = [first.new_empty(shape, dtype=dtype) for shape, dtype in op.forms(c)]
     return made[0] if len(made) == 1 else tuple(made) or None

@@ -1,0 +1,128 @@
+"""What a declaration cannot say: an op's subclass overrides it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .checks import Checked, flat
+from .declare import TensorArg
+from .kernel import Call, Kernel, Run
+from .tuned_table import Tuned
+
+if TYPE_CHECKING:
+    from .problem import Draw
+
+
+class Hooks(Checked):
+    """The part of an op that its kind may change; here what most are."""
+
+    kernels: Mapping[str, Kernel]
+    tuned: Tuned | None
+    table: tuple[str, ...]
+
+    # As torch.library.register_vmap takes it; without one torch goes row by row, and warns.
+    vmap: Callable[..., Any] | None = None
+
+    def result_sizes(self, c: Call) -> Mapping[str, int]:
+        """The sizes that results have, where they are not all of the inputs'."""
+        return c.sizes
+
+    def is_empty(self, c: Call) -> bool:
+        """Whether nothing is to be launched."""
+        sizes, d = self.result_sizes(c), self.declaration
+        written = d.results or [arg for arg in d.tensors if arg.written]
+        return all(any(extent.of(sizes) == 0 for extent in arg.extents) for arg in written)
+
+    def run_empty(self, c: Call) -> Run:
+        """What is done instead."""
+        return _nothing
+
+    def finish_run(self, c: Call, run: Run) -> Run:
+        """What a plan launches, where that is more than the kernel's own launch."""
+        return run
+
+    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+        """What sizes must be to each other, in a call like `c` but for them: a refusal's argument,
+        expected, got and way out; None if they fit."""
+        return None
+
+    def order(self, c: Call) -> Sequence[str]:
+        """The kernels that a call takes without a tuned row, the first one first: HIP's."""
+        return [name for name, kernel in self.kernels.items() if kernel.is_hip]
+
+    def untuned(self, c: Call) -> str | None:
+        """Why none of `order` is taken without a tuned row; None if one is."""
+        return None
+
+    def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
+        """Fill in sizes that decide nothing, for calls of sizes alone."""
+
+    # ------------------------------------------------------------ bench and tune
+
+    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+        """Of random inputs by name, those that must fit each other; the rest is drawn by dtype."""
+        return {}
+
+    def peer(self, c: Call) -> tuple[str, Callable[[], object]] | None:
+        """What users without the op call, on tensors that are made here, and its name."""
+        return None
+
+    def flops(self, c: Call) -> int:
+        return 0
+
+    def roundings(self, c: Call) -> int:
+        """The longest chain of fp32 roundings of a product, the reference's own included."""
+        kept = {extent.size for arg in self.declaration.results for extent in arg.extents}
+        summed = [size for name, size in c.sizes.items() if name not in kept]
+        return 8 + 2 * math.prod(summed) if summed else 8
+
+    def traffic(self, c: Call) -> int:
+        """Bytes that must move at least: inputs and results once each."""
+        moved = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.forms(c))
+        for arg in self.declaration.tensors:
+            if not arg.ignored:
+                own = sum(t.nbytes for _, t in flat({arg.name: c.tensors[arg.name]}))
+                moved += own * (2 if arg.written else 1)
+        return moved
+
+    def published(self, c: Call) -> tuple[Mapping[str, float], str] | None:
+        """Figures of others for such a call on its architecture, and where they stand."""
+        row = self.tuned.published(c.arch, self.table_sizes(c)) if self.tuned else None
+        return (dict(row.figures), row.source) if row else None
+
+    # ------------------------------------------------------------ what follows from it
+
+    def forms(self, c: Call) -> list[tuple[Sequence[int], torch.dtype]]:
+        """Shape and dtype of each result."""
+        found: list[tuple[Sequence[int], torch.dtype]] = []
+        sizes = self.result_sizes(c)
+        for arg in self.declaration.results:
+            shape = [extent.of(sizes) for extent in arg.extents]
+            if arg.leads:
+                leader = self.declaration.leader(arg)
+                like = c.tensors.get(leader.name)
+                shape[:1] = shape[:1] if like is None else leader.leading(like.shape)
+            found.append((shape, self.dtype_of(arg, c)))
+        return found
+
+    def dtype_of(self, arg: TensorArg, c: Call) -> torch.dtype:
+        # e8m0 itself, not bytes
+        dtype: torch.dtype = getattr(c, arg.dtype_of) if arg.dtype_of else arg.dtypes[-1]
+        return dtype
+
+    def table_sizes(self, c: Call) -> tuple[int, ...]:
+        """What a tuned row of the call is found by."""
+        return tuple([self._table_value(c, name) for name in self.table])
+
+    def _table_value(self, c: Call, name: str) -> int:
+        if any(arg.name == name for arg in self.declaration.tensors):
+            return int(c.has(name))
+        return int(getattr(c, name))
+
+
+def _nothing(*_args: object) -> None:
+    """The launch of an empty result."""
