@@ -7,7 +7,13 @@ import re
 import pytest
 
 from rfops.jit import paths
-from rfops.jit.arch import ARCHS, ROWS
+from rfops.jit.arch import ARCHS, MAX_WAVES, REGISTERS, ROWS, WAVE
+
+
+def field(block: str, key: str) -> int:
+    found = re.search(rf"\.{key} = (0x[\da-f]+|[\d' <]+),", block)
+    assert found is not None, key
+    return int(eval(found[1].replace("'", "")))
 
 
 @pytest.mark.parametrize("name", ARCHS)
@@ -15,15 +21,22 @@ def test_the_virtual_gpu_is_that_chip(name: str) -> None:
     text = (paths.CSRC / "vgpu" / "base" / "device.cpp").read_text(encoding="utf-8")
     (block,) = [b for b in re.findall(r"\{\s*(\.arch = .*?)\n    \}", text, re.S) if name in b]
     row = ROWS[name]
-
-    def field(key: str) -> int:
-        found = re.search(rf"\.{key} = ([\d' <]+)", block)
-        assert found is not None, key
-        return int(eval(found[1].replace("'", "")))
-
     assert f"AMD Instinct {row.chip} " in block
-    assert (field("compute_units"), field("xccs")) == (row.cus, row.xcds)
-    assert (field("lds_bytes"), field("clock_khz")) == (row.lds_bytes, round(1e6 * row.ghz))
+    assert (field(block, "compute_units"), field(block, "xccs")) == (row.cus, row.xcds)
+    assert field(block, "clock_khz") == round(1e6 * row.ghz)
+
+
+def test_the_virtual_gpu_has_these_architectures() -> None:
+    text = (paths.CSRC / "vgpu" / "base" / "arch.h").read_text(encoding="utf-8")
+    blocks = {b[1]: b[0] for b in re.findall(r'\{\s*(\.name = "(\w+)".*?)\n    \}', text, re.S)}
+    assert tuple(blocks) == ARCHS
+    for name, block in blocks.items():
+        row = ROWS[name]
+        keys = ("number", "elf_machine", "lds_bytes", "lds_banks")
+        wanted = (int(name[3:]), row.elf_machine, row.lds_bytes, row.lds_banks)
+        assert tuple(field(block, key) for key in keys) == wanted
+        limits = tuple(field(block, key) for key in ("wave_lanes", "vgprs", "max_waves"))
+        assert limits == (WAVE, REGISTERS, MAX_WAVES)
 
 
 @pytest.mark.parametrize("name", ARCHS)

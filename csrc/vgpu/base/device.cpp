@@ -12,8 +12,6 @@ constexpr DeviceInfo kDevices[] = {
         .arch = Arch::kGfx950,
         .name = "AMD Instinct MI355X (virtual, rfops)",
         .target = "gfx950:sramecc+:xnack-",
-        .major = 9,
-        .minor = 5,
         .compute_units = 256,
         .xccs = 8,
         .clock_khz = 2'400'000,
@@ -22,16 +20,12 @@ constexpr DeviceInfo kDevices[] = {
         .memory_bytes = u64{288} << 30,
         .l2_bytes = 4 << 20,
         .mall_bytes = u64{256} << 20,
-        .lds_bytes = 160 << 10,
-        .lds_granule = 1280,
         .pci_chip_id = 0x75a3,
     },
     {
         .arch = Arch::kGfx942,
         .name = "AMD Instinct MI300X (virtual, rfops)",
         .target = "gfx942:sramecc+:xnack-",
-        .major = 9,
-        .minor = 4,
         .compute_units = 304,
         .xccs = 8,
         .clock_khz = 2'100'000,
@@ -40,8 +34,6 @@ constexpr DeviceInfo kDevices[] = {
         .memory_bytes = u64{192} << 30,
         .l2_bytes = 4 << 20,
         .mall_bytes = u64{256} << 20,
-        .lds_bytes = 64 << 10,
-        .lds_granule = 512,
         .pci_chip_id = 0x74a1,
     },
 };
@@ -62,8 +54,11 @@ const DeviceInfo* parse_arch(const std::string& name, std::string& error) {
       return &device;
     }
   }
-  error = "architecture '" + name.substr(0, 100) + "' is not modelled: expected gfx942 or gfx950 " +
-          "(:sramecc+:xnack-), from " + kArchVariable + " or rfops_vgpu_set_arch";
+  std::string known;
+  for (const ArchTraits& arch : kArchs)
+    known += (known.empty() ? "" : " or ") + std::string(arch.name);
+  error = "architecture '" + name.substr(0, 100) + "' is not modelled: expected " + known +
+          " (:sramecc+:xnack-), from " + kArchVariable + " or rfops_vgpu_set_arch";
   return nullptr;
 }
 
@@ -93,15 +88,16 @@ bool select_arch(const std::string& name, std::string& error) {
 }
 
 u32 workgroups_per_cu(const DeviceInfo& device, u32 vgpr_rows, u32 lds_bytes, u32 block_threads) {
+  const ArchTraits& arch = device.traits();
   const u32 waves = (block_threads + kLanes - 1) / kLanes;
-  if (!waves || lds_bytes > device.lds_bytes) return 0;
+  if (!waves || lds_bytes > arch.lds_bytes) return 0;
   const u32 rows = std::max(vgpr_rows, 8u);
-  const u32 waves_per_simd = std::min(kMaxWavesPerSimd, kVgprsPerLane / rows);
+  const u32 waves_per_simd = std::min(arch.max_waves, arch.vgprs / rows);
   u32 fit = waves_per_simd * kSimdsPerCu / waves;
   if (waves > 1) fit = std::min(fit, kBarriersPerCu);
   if (lds_bytes) {
-    const u32 granules = (lds_bytes + device.lds_granule - 1) / device.lds_granule;
-    fit = std::min(fit, device.lds_bytes / (granules * device.lds_granule));
+    const u32 granules = (lds_bytes + arch.lds_granule - 1) / arch.lds_granule;
+    fit = std::min(fit, arch.lds_bytes / (granules * arch.lds_granule));
   }
   return fit;
 }

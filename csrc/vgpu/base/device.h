@@ -1,9 +1,10 @@
-// What the virtual GPU says it is: one row of hardware facts for each architecture.
+// What the virtual GPU says it is: one row of facts for each chip; arch.h has those that all chips
+// of an architecture share.
 #pragma once
 
 #include <string>
 
-#include "vgpu/base/types.h"
+#include "vgpu/base/arch.h"
 
 namespace vgpu {
 
@@ -11,24 +12,21 @@ struct DeviceInfo {
   Arch arch;
   const char* name;
   const char* target;  // gcnArchName
-  u32 major, minor;
   u32 compute_units, xccs;
   u32 clock_khz;
   u32 memory_clock_khz, memory_bus_bits;
   u64 memory_bytes;
-  u32 l2_bytes;     // of one XCD, as ROCm reports it
-  u64 mall_bytes;   // Infinity Cache
-  u32 lds_bytes;    // of a CU, which one workgroup may take whole
-  u32 lds_granule;  // allocation unit in bytes
+  u32 l2_bytes;    // of one XCD, as ROCm reports it
+  u64 mall_bytes;  // Infinity Cache
   u32 pci_chip_id;
+
+  const ArchTraits& traits() const { return traits_of(arch); }
 };
 
 // The same for both architectures.
 inline constexpr u32 kMaxBlockThreads = 1024;
 inline constexpr u32 kMaxThreadsPerCu = 2048;
 inline constexpr u32 kSimdsPerCu = 4;
-inline constexpr u32 kMaxWavesPerSimd = 8;
-inline constexpr u32 kVgprsPerLane = 512;      // arch and acc registers of a SIMD's lane
 inline constexpr u32 kRegistersPerCu = 65536;  // as ROCm reports it
 inline constexpr u32 kMaxGrid[3] = {0x7fffffff, 65536, 65536};
 inline constexpr u32 kWallClockKhz = 100000;  // s_memrealtime

@@ -19,11 +19,7 @@ using i64 = std::int64_t;
 using f32 = float;
 using f64 = double;
 
-inline constexpr u32 kLanes = 64;  // gfx9 is wave64 only
-
-enum class Arch : u8 { kGfx942, kGfx950 };
-
-constexpr const char* arch_name(Arch arch) { return arch == Arch::kGfx942 ? "gfx942" : "gfx950"; }
+inline constexpr u32 kLanes = 64;  // of a wave
 
 template <class To, class From>
 constexpr To bits(From value) {

@@ -151,30 +151,33 @@ inline constexpr AtomicLanes kLdsAtomic = atomic_lanes<T, lds_rmw<T, kOp>, FpMod
 
 // The rows of vector and scalar memory atomics, relative to the number of the family's first:
 // X(number, mnemonic after "atomic_", bytes, operands' type, lanes).
-#define VGPU_ATOMICS_OF(X, first, suffix, type, T, bytes, pair)                  \
-  X(first + 0, "swap" suffix, bytes, type, (kGlobalAtomic<T, rmw::kSwap>))       \
-  X(first + 1, "cmpswap" suffix, bytes, pair, (kGlobalAtomic<T, rmw::kCmpSwap>)) \
-  X(first + 2, "add" suffix, bytes, type, (kGlobalAtomic<T, rmw::kAdd>))         \
-  X(first + 3, "sub" suffix, bytes, type, (kGlobalAtomic<T, rmw::kSub>))         \
-  X(first + 4, "smin" suffix, bytes, type, (kGlobalAtomic<T, rmw::kSmin>))       \
-  X(first + 5, "umin" suffix, bytes, type, (kGlobalAtomic<T, rmw::kUmin>))       \
-  X(first + 6, "smax" suffix, bytes, type, (kGlobalAtomic<T, rmw::kSmax>))       \
-  X(first + 7, "umax" suffix, bytes, type, (kGlobalAtomic<T, rmw::kUmax>))       \
-  X(first + 8, "and" suffix, bytes, type, (kGlobalAtomic<T, rmw::kAnd>))         \
-  X(first + 9, "or" suffix, bytes, type, (kGlobalAtomic<T, rmw::kOr>))           \
-  X(first + 10, "xor" suffix, bytes, type, (kGlobalAtomic<T, rmw::kXor>))        \
-  X(first + 11, "inc" suffix, bytes, type, (kGlobalAtomic<T, rmw::kInc>))        \
-  X(first + 12, "dec" suffix, bytes, type, (kGlobalAtomic<T, rmw::kDec>))
+// X(opcode, mnemonic after the family's name, bytes, data's type, traits, operation).
+#define VGPU_ATOMICS_OF(X, first, suffix, type, T, bytes, pair)                             \
+  X(first + 0, "swap" suffix, bytes, type, kExchanges, (kGlobalAtomic<T, rmw::kSwap>))      \
+  X(first + 1, "cmpswap" suffix, bytes, pair, kNoTraits, (kGlobalAtomic<T, rmw::kCmpSwap>)) \
+  X(first + 2, "add" suffix, bytes, type, kNoTraits, (kGlobalAtomic<T, rmw::kAdd>))         \
+  X(first + 3, "sub" suffix, bytes, type, kNoTraits, (kGlobalAtomic<T, rmw::kSub>))         \
+  X(first + 4, "smin" suffix, bytes, type, kNoTraits, (kGlobalAtomic<T, rmw::kSmin>))       \
+  X(first + 5, "umin" suffix, bytes, type, kNoTraits, (kGlobalAtomic<T, rmw::kUmin>))       \
+  X(first + 6, "smax" suffix, bytes, type, kNoTraits, (kGlobalAtomic<T, rmw::kSmax>))       \
+  X(first + 7, "umax" suffix, bytes, type, kNoTraits, (kGlobalAtomic<T, rmw::kUmax>))       \
+  X(first + 8, "and" suffix, bytes, type, kNoTraits, (kGlobalAtomic<T, rmw::kAnd>))         \
+  X(first + 9, "or" suffix, bytes, type, kNoTraits, (kGlobalAtomic<T, rmw::kOr>))           \
+  X(first + 10, "xor" suffix, bytes, type, kNoTraits, (kGlobalAtomic<T, rmw::kXor>))        \
+  X(first + 11, "inc" suffix, bytes, type, kNoTraits, (kGlobalAtomic<T, rmw::kInc>))        \
+  X(first + 12, "dec" suffix, bytes, type, kNoTraits, (kGlobalAtomic<T, rmw::kDec>))
 #define VGPU_INT_ATOMICS(X, first)                              \
   VGPU_ATOMICS_OF(X, first, "", Type::kB32, u32, 4, Type::kB64) \
   VGPU_ATOMICS_OF(X, first + 32, "_x2", Type::kB64, u64, 8, Type::kB128)
-#define VGPU_FLOAT_ATOMICS(X)                                                             \
-  X(77, "add_f32", 4, Type::kF32, (kGlobalAtomic<u32, rmw::kFaddFlush, CacheFpMode>))     \
-  X(78, "pk_add_f16", 4, Type::kPkF16, (kGlobalAtomic<u32, rmw::kPkAddF16, CacheFpMode>)) \
-  X(79, "add_f64", 8, Type::kF64, (kGlobalAtomic<u64, rmw::kFadd, CacheFpMode>))          \
-  X(80, "min_f64", 8, Type::kF64, (kGlobalAtomic<u64, rmw::kFmin, CacheFpMode>))          \
-  X(81, "max_f64", 8, Type::kF64, (kGlobalAtomic<u64, rmw::kFmax, CacheFpMode>))
-#define VGPU_PK_ADD_BF16(X) \
-  X(82, "pk_add_bf16", 4, Type::kPkBf16, (kGlobalAtomic<u32, rmw::kPkAddBf16, CacheFpMode>))
+#define VGPU_FLOAT_ATOMICS(X)                                                                    \
+  X(77, "add_f32", 4, Type::kF32, kNoTraits, (kGlobalAtomic<u32, rmw::kFaddFlush, CacheFpMode>)) \
+  X(78, "pk_add_f16", 4, Type::kPkF16, kNoTraits,                                                \
+    (kGlobalAtomic<u32, rmw::kPkAddF16, CacheFpMode>))                                           \
+  X(79, "add_f64", 8, Type::kF64, kNoTraits, (kGlobalAtomic<u64, rmw::kFadd, CacheFpMode>))      \
+  X(80, "min_f64", 8, Type::kF64, kNoTraits, (kGlobalAtomic<u64, rmw::kFmin, CacheFpMode>))      \
+  X(81, "max_f64", 8, Type::kF64, kNoTraits, (kGlobalAtomic<u64, rmw::kFmax, CacheFpMode>))
+#define VGPU_PK_ADD_BF16(X)                         \
+  X(82, "pk_add_bf16", 4, Type::kPkBf16, kNoTraits, \
+    (kGlobalAtomic<u32, rmw::kPkAddBf16, CacheFpMode>))
 
 }  // namespace vgpu

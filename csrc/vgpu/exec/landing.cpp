@@ -15,14 +15,19 @@ constexpr u64 kIssue = 4, kQuarterRate = 16, kSleep = 64;
 constexpr u64 kLdsLatency = 128, kScalarLatency = 200, kVectorLatency = 800;
 constexpr u32 kRandomLatencies = 17;  // random ones are 0, 1, 2, 4 ... 32768
 
-constexpr u32 kNop = 0, kSleepOpcode = 14;
-
 u64 cycles(const Inst& inst) {
   if (!inst.op) return kIssue;
   const u32 count = static_cast<u32>(inst.imm & 0x7f);
-  if (inst.format == Format::kSopp && inst.op->opcode == kNop) return kIssue * (count + 1);
-  if (inst.format == Format::kSopp && inst.op->opcode == kSleepOpcode) return kSleep * (count + 1);
-  return inst.op->kind == Kind::kTrans ? kQuarterRate : kIssue;
+  switch (inst.op->category) {
+    case Category::kNop:
+      return kIssue * (count + 1);
+    case Category::kSleep:
+      return kSleep * (count + 1);
+    case Category::kTrans:
+      return kQuarterRate;
+    default:
+      return kIssue;
+  }
 }
 
 bool counting(const Wave& wave) { return wave.slow & (kHolding | kFollowed | kLate); }
@@ -81,7 +86,7 @@ void Landing::begin(Wave& wave, u64 seed) {
 
 // Until the instruction can be issued.
 void Landing::stall(const Wave& wave, const Inst& inst) {
-  if (!inst.op || inst.op->kind != Kind::kMfma) return;
+  if (!inst.op || inst.op->category != Category::kMfma) return;
   const MatrixShape* shape = matrix_shape(inst);
   if (!shape) return;
   clock_ = std::max(clock_, matrix_free_);
@@ -141,7 +146,7 @@ void Landing::before(Wave& wave, const Inst& inst) {
   stall(wave, inst);
   if (clock_ >= next_due_) land_those_due(wave);
   if (inst.queue != Queue::kNone) issue(wave, inst.queue);
-  if (inst.format == Format::kSopp && inst.op && inst.op->opcode == kWaitcntOpcode) {
+  if (inst.op && inst.op->category == Category::kWait) {
     if (wait(static_cast<u32>(inst.imm))) land_those_over(wave);
   }
   clock_ += cycles(inst);

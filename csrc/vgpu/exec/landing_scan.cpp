@@ -1,23 +1,11 @@
 #include "vgpu/exec/landing_scan.h"
 
-#include <string_view>
-
 #include "vgpu/isa/wait_counter.h"
 
 namespace vgpu {
 namespace {
 
 constexpr u32 kMostSteps = 16'384;  // of a walk; what is not found by then is taken as unknown
-
-enum Sopp : u32 {
-  kEndpgm = 1,
-  kBranch = 2,
-  kFirstConditional = 4,
-  kIfVccz = 6,
-  kIfVccnz = 7,
-  kLastConditional = 9,
-  kEndpgmSaved = 27,
-};
 
 bool meet(const RegRange& range, u32 first, u32 count) {
   return range.first < first + count && first < u32{range.first} + range.count;
@@ -62,28 +50,21 @@ bool full(Queue queue, u32 later) {
 
 void LandingScan::describe(const Inst& inst, Node& node) const {
   if (!inst.op) {  // stops the launch
-    node.next = Next::kEnds;
+    node.flow = Flow::kEnd;
     return;
   }
-  const u32 number = inst.op->opcode;
-  const std::string_view name = inst.op->name;
   node.following = inst.index + inst.dwords;
   node.operands = operands_of(inst);
   node.dst = inst.dst;
   if (is_memory(inst.format)) node.result = result_dwords(node.operands);
   if (inst.format == Format::kSopp) {
     node.target = node.following + static_cast<u32>(inst.imm);
-    node.waits = number == kWaitcntOpcode;
     node.code = static_cast<u16>(inst.imm);
-    if (number == kEndpgm || number == kEndpgmSaved) node.next = Next::kEnds;
-    if (number == kBranch) node.next = Next::kJumps;
-    if (number >= kFirstConditional && number <= kLastConditional) node.next = Next::kMayJump;
-    if (number == kIfVccz || number == kIfVccnz) node.operands.sreads.add(kVccLo, 2);
-  } else if (name.starts_with("s_setpc") || name.starts_with("s_swappc") ||
-             name.starts_with("s_call") || name.starts_with("s_set_gpr_idx_on") ||
-             name.starts_with("s_movrel") || name.starts_with("s_setvskip")) {
-    node.next = Next::kUnknown;
   }
+  node.waits = inst.op->category == Category::kWait;
+  node.flow = inst.op->flow;
+  node.unknown =
+      inst.op->flags & kKnownAtRunTime || node.flow == Flow::kCall || node.flow == Flow::kIndirect;
 }
 
 LandingScan::Node& LandingScan::node(u32 index) {
@@ -105,15 +86,15 @@ bool LandingScan::step(const Walk& walk, Place place, u32& steps) {
     if (at.walk == walks_ && at.least <= place.later) return false;  // has been here
     at.walk = walks_;
     at.least = place.later;
-    if (at.next == Next::kUnknown || touches(at.operands, walk.queue, walk.first, walk.count)) {
+    if (at.unknown || touches(at.operands, walk.queue, walk.first, walk.count)) {
       return true;
     }
-    if (at.next == Next::kEnds || (at.waits && covers(walk.queue, at.code, place.later))) {
+    if (at.flow == Flow::kEnd || (at.waits && covers(walk.queue, at.code, place.later))) {
       return false;
     }
     if (joins(walk.queue, at.operands.queue) && full(walk.queue, ++place.later)) return false;
-    if (at.next == Next::kMayJump) open_.push_back({at.target, place.later});
-    place.index = at.next == Next::kJumps ? at.target : at.following;
+    if (at.flow == Flow::kBranch) open_.push_back({at.target, place.later});
+    place.index = at.flow == Flow::kJump ? at.target : at.following;
   }
 }
 
@@ -154,9 +135,9 @@ bool LandingScan::kernel_has_some(u32 entry) {
     reached[index] = true;
     const Node& at = node(index);
     found->second = may_be_seen(index);
-    if (at.next == Next::kEnds) continue;
-    if (at.next == Next::kMayJump || at.next == Next::kJumps) open.push_back(at.target);
-    if (at.next != Next::kJumps) open.push_back(at.following);
+    if (at.flow == Flow::kEnd) continue;
+    if (at.flow == Flow::kBranch || at.flow == Flow::kJump) open.push_back(at.target);
+    if (at.flow != Flow::kJump) open.push_back(at.following);
   }
   return found->second;
 }

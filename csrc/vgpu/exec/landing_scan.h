@@ -22,14 +22,14 @@ class LandingScan {
   bool kernel_has_some(u32 entry);
 
  private:
-  enum class Next : u8 { kGoesOn, kJumps, kMayJump, kEnds, kUnknown };
   // What a walk needs to know of an instruction.
   struct Node {
     Operands operands;
     u32 following = 0, target = 0;  // dword indices
     u32 least = ~u32{0};            // instructions of the queue before it, on the ways of `walk`
     u32 walk = 0;
-    Next next = Next::kGoesOn;
+    Flow flow = Flow::kNext;
+    bool unknown = false;  // where it goes on, or what it touches
     bool waits = false;
     u16 code = 0;   // of the wait
     u8 result = 0;  // of a load

@@ -265,38 +265,36 @@ void extreme(Wave& wave, const Inst& inst) {
   result.commit();
 }
 
+// The row that copies lanes: v_mov_b32.
+const OpInfo& lane_copy();
+
 // Rows of an opcode table. R, A, B, C are the lane types of result and sources; the last argument
-// is the value of one lane. KIND_ variants name flags and kind.
-#define OP1_F(number, name, R, A, flags, kind, ...)                      \
+// is the value of one lane. Those with _T join traits of their own.
+#define OP1_T(number, name, R, A, traits, ...)                           \
   {number,                                                               \
    name,                                                                 \
    lanes1<R, A, ([](A a) -> R { return static_cast<R>(__VA_ARGS__); })>, \
    kTypeOf<R>,                                                           \
    {kTypeOf<A>, Type::kNone, Type::kNone},                               \
-   flags,                                                                \
-   kind}
-#define OP2_F(number, name, R, A, B, flags, kind, ...)                           \
+   kVector | traits}
+#define OP2_T(number, name, R, A, B, traits, ...)                                \
   {number,                                                                       \
    name,                                                                         \
    lanes2<R, A, B, ([](A a, B b) -> R { return static_cast<R>(__VA_ARGS__); })>, \
    kTypeOf<R>,                                                                   \
    {kTypeOf<A>, kTypeOf<B>, Type::kNone},                                        \
-   flags,                                                                        \
-   kind}
-#define OP3_F(number, name, R, A, B, C, flags, kind, ...)                                \
+   kVector | traits}
+#define OP3_T(number, name, R, A, B, C, traits, ...)                                     \
   {number,                                                                               \
    name,                                                                                 \
    lanes3<R, A, B, C, ([](A a, B b, C c) -> R { return static_cast<R>(__VA_ARGS__); })>, \
    kTypeOf<R>,                                                                           \
    {kTypeOf<A>, kTypeOf<B>, kTypeOf<C>},                                                 \
-   flags,                                                                                \
-   kind}
-#define OP1(number, name, R, A, ...) OP1_F(number, name, R, A, kNoFlags, Kind::kValu, __VA_ARGS__)
-#define OP2(number, name, R, A, B, ...) \
-  OP2_F(number, name, R, A, B, kNoFlags, Kind::kValu, __VA_ARGS__)
-#define OP3(number, name, R, A, B, C, ...) \
-  OP3_F(number, name, R, A, B, C, kNoFlags, Kind::kValu, __VA_ARGS__)
-#define EXTREME(number, name, T, sources, flags, ...)                 \
+   kVector | traits}
+#define OP1(number, name, R, A, ...) OP1_T(number, name, R, A, kNoTraits, __VA_ARGS__)
+#define OP2(number, name, R, A, B, ...) OP2_T(number, name, R, A, B, kNoTraits, __VA_ARGS__)
+#define OP3(number, name, R, A, B, C, ...) OP3_T(number, name, R, A, B, C, kNoTraits, __VA_ARGS__)
+#define EXTREME(number, name, T, sources, traits, ...)                \
   {number,                                                            \
    name,                                                              \
    extreme<T, sources, ([]<class F>(F a, F b, F c) -> F {             \
@@ -305,15 +303,13 @@ void extreme(Wave& wave, const Inst& inst) {
            })>,                                                       \
    kTypeOf<T>,                                                        \
    {kTypeOf<T>, kTypeOf<T>, sources == 3 ? kTypeOf<T> : Type::kNone}, \
-   flags,                                                             \
-   Kind::kValu}
-#define OP_ACC(number, name, R, A, B, ...)                                               \
+   kVector | traits}
+#define OP_ACC(number, name, R, A, B, traits, ...)                                       \
   {number,                                                                               \
    name,                                                                                 \
    lanes_acc<R, A, B, ([](R d, A a, B b) -> R { return static_cast<R>(__VA_ARGS__); })>, \
    kTypeOf<R>,                                                                           \
    {kTypeOf<A>, kTypeOf<B>, Type::kNone},                                                \
-   kReadsDst,                                                                            \
-   Kind::kValu}
+   kVector | kReadsDst | traits}
 
 }  // namespace vgpu

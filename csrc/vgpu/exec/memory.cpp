@@ -50,10 +50,9 @@ void lds_dma(Wave& wave, const Inst& inst, const u64* at, u64 mask, u64 inside, 
   Arrivals::Piece& piece = wave.group->arrivals->next();
   if (inside != ~u64{0}) std::memset(piece.rows, 0, sizeof(piece.rows));
   transfer(piece.rows, at, inside);
-  const bool gfx950 = wave.group->arch == Arch::kGfx950;
   const u32 dwords = piece.dwords = dwords_for(bytes);
   const u32 step = dwords == 1 ? 4 : 16;  // three dwords skip the fourth
-  const u32 base = wave.sgpr[kM0] & (gfx950 ? 0x3fffc : 0xfffc);
+  const u32 base = wave.sgpr[kM0] & traits_of(wave.group->arch).lds_dma_base;
   u64* to = piece.to.at;
   for (u32 lane = 0; lane < kLanes; ++lane) {
     to[lane] = base + static_cast<u32>(inst.imm) + lane * step;

@@ -99,7 +99,7 @@ void flush_denormals(f32* values, u32 count) {
 }  // namespace
 
 void unpack(Wave& wave, Elem elem, u32 reg, u32 dwords, Unpacked& out) {
-  const bool fnuz = wave.group->arch == Arch::kGfx942;
+  const bool fnuz = traits_of(wave.group->arch).fnuz;
   unpacker(elem, fnuz)(wave.va(reg), dwords, out.slot[0]);
   if (elem == Elem::kF32 && flush_float_sources(wave))
     flush_denormals(out.slot[0], dwords * kLanes);

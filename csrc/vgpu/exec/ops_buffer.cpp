@@ -9,10 +9,10 @@ namespace {
 
 // -------------------------------------------------------------------------------- raw accesses
 
-// Loads to LDS exist for single dwords and less, on gfx950 also for three and four dwords.
+// Loads to LDS exist for single dwords and less; on some architectures for three and four, too.
 void check_lds_form(Wave& wave, const Inst& inst, u32 bytes) {
   const bool wide = bytes == 12 || bytes == 16;
-  if (bytes <= 4 || (wide && wave.group->arch == Arch::kGfx950)) return;
+  if (bytes <= 4 || (wide && traits_of(wave.group->arch).wide_lds_dma)) return;
   fault(wave, inst,
         std::string("no lds form of this instruction on ") + arch_name(wave.group->arch));
 }
@@ -75,27 +75,25 @@ void store_format(Wave& wave, const Inst& inst) {
 
 #define BUFFER_LOAD(op, name, type, bytes, transfer)                                               \
   {op, "buffer_" name, buffer_load<transfer, bytes>, type, {Type::kB32, Type::kNone, Type::kNone}, \
-   kNoFlags, Kind::kVmem},
+   Category::kVmemLoad | kReadsExec},
 #define BUFFER_STORE(op, name, type, bytes, transfer)                                              \
   {op, "buffer_" name, buffer_store<transfer, bytes>, Type::kNone,                                 \
-   {Type::kB32, type, Type::kNone}, kNoFlags, Kind::kVmem},
-#define BUFFER_ATOMIC_ROW(op, name, bytes, type, lanes, flags)                                     \
+   {Type::kB32, type, Type::kNone}, Category::kVmemStore | kReadsExec},
+#define BUFFER_ATOMIC(op, name, bytes, type, traits, lanes)                                        \
   {op, "buffer_atomic_" name, buffer_atomic<lanes, bytes>, bytes == 8 ? Type::kB64 : Type::kB32,   \
-   {Type::kB32, type, Type::kNone}, flags, Kind::kVmem},
-#define BUFFER_ATOMIC(op, name, bytes, type, lanes) \
-  BUFFER_ATOMIC_ROW(op, name, bytes, type, lanes, kNoFlags)
-#define BUFFER_ATOMIC_GFX950(op, name, bytes, type, lanes) \
-  BUFFER_ATOMIC_ROW(op, name, bytes, type, lanes, kOnlyGfx950)
+   {Type::kB32, type, Type::kNone}, Category::kVmemAtomic | kReadsExec | kAtomic | traits},
+#define BUFFER_ATOMIC_GFX950(op, name, bytes, type, traits, lanes)                                 \
+  BUFFER_ATOMIC(op, name, bytes, type, traits | kOnGfx950, lanes)
 #define BUFFER_CACHE(op, name)                                                                     \
-  {op, name, cache_control, Type::kNone, {Type::kNone, Type::kNone, Type::kNone}, kNoFlags,        \
-   Kind::kVmem},
+  {op, name, cache_control, Type::kNone, {Type::kNone, Type::kNone, Type::kNone},                  \
+   Category::kVmemCache},
 
 #define FORMAT_LOAD(op, name, type, components, d16, high)                                         \
   {op, name, load_format<components, d16, high>, type, {Type::kB32, Type::kNone, Type::kNone},     \
-   kNoFlags, Kind::kVmem},
+   Category::kVmemLoad | kReadsExec | kTyped},
 #define FORMAT_STORE(op, name, type, components, d16, high)                                        \
   {op, name, store_format<components, d16, high>, Type::kNone, {Type::kB32, type, Type::kNone},    \
-   kNoFlags, Kind::kVmem},
+   Category::kVmemStore | kReadsExec | kTyped},
 #define FORMAT_ROWS(family)                                                                        \
   FORMAT_LOAD(0, family "load_format_x", Type::kB32, 1, false, false)                              \
   FORMAT_LOAD(1, family "load_format_xy", Type::kB64, 2, false, false)                             \

@@ -454,31 +454,31 @@ constexpr u16 shift_pack(u32 a, u32 b, u32 by, i32 low, i32 high) {
 
 // -------------------------------------------------------------------------------- tables
 
-#define ROW(number, name, exec, dst, a, b, c, flags) \
-  {number, name, exec, Type::dst, {Type::a, Type::b, Type::c}, flags, Kind::kValu}
+#define ROW(number, name, exec, dst, a, b, c, traits) \
+  {number, name, exec, Type::dst, {Type::a, Type::b, Type::c}, kVector | traits}
 
 constexpr OpInfo kVop1[] = {
-    ROW(82, "v_accvgpr_mov_b32", accvgpr_mov, kB32, kB32, kNone, kNone, kNoFlags),
-    ROW(84, "v_cvt_f32_fp8", unpack_one<kE4m3Fnuz>, kF32, kB32, kNone, kNone, kOnlyGfx942),
-    ROW(84, "v_cvt_f32_fp8", unpack_one<kE4m3>, kF32, kB32, kNone, kNone, kOnlyGfx950),
-    ROW(85, "v_cvt_f32_bf8", unpack_one<kE5m2Fnuz>, kF32, kB32, kNone, kNone, kOnlyGfx942),
-    ROW(85, "v_cvt_f32_bf8", unpack_one<kE5m2>, kF32, kB32, kNone, kNone, kOnlyGfx950),
-    ROW(86, "v_cvt_pk_f32_fp8", unpack_pair<kE4m3Fnuz>, kPkF32, kB32, kNone, kNone, kOnlyGfx942),
-    ROW(86, "v_cvt_pk_f32_fp8", unpack_pair<kE4m3>, kPkF32, kB32, kNone, kNone, kOnlyGfx950),
-    ROW(87, "v_cvt_pk_f32_bf8", unpack_pair<kE5m2Fnuz>, kPkF32, kB32, kNone, kNone, kOnlyGfx942),
-    ROW(87, "v_cvt_pk_f32_bf8", unpack_pair<kE5m2>, kPkF32, kB32, kNone, kNone, kOnlyGfx950),
-    OP1_F(88, "v_prng_b32", u32, u32, kOnlyGfx950, Kind::kValu, next_random(a)),
+    ROW(82, "v_accvgpr_mov_b32", accvgpr_mov, kB32, kB32, kNone, kNone, kAccDst | kAccSrc),
+    ROW(84, "v_cvt_f32_fp8", unpack_one<kE4m3Fnuz>, kF32, kB32, kNone, kNone, kOnGfx942),
+    ROW(84, "v_cvt_f32_fp8", unpack_one<kE4m3>, kF32, kB32, kNone, kNone, kOnGfx950),
+    ROW(85, "v_cvt_f32_bf8", unpack_one<kE5m2Fnuz>, kF32, kB32, kNone, kNone, kOnGfx942),
+    ROW(85, "v_cvt_f32_bf8", unpack_one<kE5m2>, kF32, kB32, kNone, kNone, kOnGfx950),
+    ROW(86, "v_cvt_pk_f32_fp8", unpack_pair<kE4m3Fnuz>, kPkF32, kB32, kNone, kNone, kOnGfx942),
+    ROW(86, "v_cvt_pk_f32_fp8", unpack_pair<kE4m3>, kPkF32, kB32, kNone, kNone, kOnGfx950),
+    ROW(87, "v_cvt_pk_f32_bf8", unpack_pair<kE5m2Fnuz>, kPkF32, kB32, kNone, kNone, kOnGfx942),
+    ROW(87, "v_cvt_pk_f32_bf8", unpack_pair<kE5m2>, kPkF32, kB32, kNone, kNone, kOnGfx950),
+    OP1_T(88, "v_prng_b32", u32, u32, kOnGfx950, next_random(a)),
     ROW(89, "v_permlane16_swap_b32", permlane_swap<16>, kB32, kB32, kNone, kNone,
-        kOnlyGfx950 | kReadsDst),
+        kOnGfx950 | kReadsDst | Spread::kPermlane),
     ROW(90, "v_permlane32_swap_b32", permlane_swap<32>, kB32, kB32, kNone, kNone,
-        kOnlyGfx950 | kReadsDst),
-    OP1_F(91, "v_cvt_f32_bf16", f32, bf16, kOnlyGfx950, Kind::kValu, f32{a}),
+        kOnGfx950 | kReadsDst | Spread::kPermlane),
+    OP1_T(91, "v_cvt_f32_bf16", f32, bf16, kOnGfx950, f32{a}),
 };
 
 // gfx950 alone has block scales.
-constexpr u16 kMerge950 = kOnlyGfx950 | kReadsDst;
+constexpr Traits kMerge = kReadsDst | kMerges, kMerge950 = kMerge | kOnGfx950;
 #define UNPACK(number, name, exec, dst) \
-  ROW(number, "v_cvt_scalef32_" name, (exec), dst, kB32, kF32, kNone, kOnlyGfx950)
+  ROW(number, "v_cvt_scalef32_" name, (exec), dst, kB32, kF32, kNone, kOnGfx950)
 #define PACK_F32(number, name, exec) \
   ROW(number, "v_cvt_scalef32_" name, (exec), kB32, kF32, kF32, kF32, kMerge950)
 #define PACK_16(number, name, exec) \
@@ -486,17 +486,17 @@ constexpr u16 kMerge950 = kOnlyGfx950 | kReadsDst;
 #define RANDOM(number, name, exec, a) \
   ROW(number, "v_cvt_scalef32_" name, (exec), kB32, a, kB32, kF32, kMerge950)
 #define PACK_32(number, name, exec) \
-  ROW(number, "v_cvt_scalef32_" name, (exec), kB192, kB512, kF32, kNone, kOnlyGfx950)
+  ROW(number, "v_cvt_scalef32_" name, (exec), kB192, kB512, kF32, kNone, kOnGfx950)
 #define RANDOM_32(number, name, exec, a) \
-  ROW(number, "v_cvt_scalef32_" name, (exec), kB192, a, kB32, kF32, kOnlyGfx950)
+  ROW(number, "v_cvt_scalef32_" name, (exec), kB192, a, kB32, kF32, kOnGfx950)
 #define UNPACK_32(number, name, exec, dst) \
-  ROW(number, "v_cvt_scalef32_" name, (exec), dst, kB192, kF32, kNone, kOnlyGfx950)
+  ROW(number, "v_cvt_scalef32_" name, (exec), dst, kB192, kF32, kNone, kOnGfx950)
 
 using enum Wide;
 
 constexpr OpInfo kVop3[] = {
-    ROW(563, "v_bitop3_b16", bitop3<u16>, kB16, kB16, kB16, kB16, kOnlyGfx950 | kKeepHigh),
-    ROW(564, "v_bitop3_b32", bitop3<u32>, kB32, kB32, kB32, kB32, kOnlyGfx950),
+    ROW(563, "v_bitop3_b16", bitop3<u16>, kB16, kB16, kB16, kB16, kOnGfx950 | kKeepHigh),
+    ROW(564, "v_bitop3_b32", bitop3<u32>, kB32, kB32, kB32, kB32, kOnGfx950),
     PACK_F32(565, "pk_fp8_f32", pack_floats_scaled<kE4m3>),
     PACK_F32(566, "pk_bf8_f32", pack_floats_scaled<kE5m2>),
     RANDOM(567, "sr_fp8_f32", (pack_one_random<kE4m3, kF32, true>), kF32),
@@ -529,9 +529,9 @@ constexpr OpInfo kVop3[] = {
     UNPACK(592, "pk_f16_fp4", (unpack_pair_scaled<kE2m1, kF16>), kPkF16),
     UNPACK(593, "pk_bf16_fp4", (unpack_pair_scaled<kE2m1, kBf16>), kPkBf16),
     ROW(594, "v_cvt_scalef32_2xpk16_fp6_f32", pack_2x16<kE2m3>, kB192, kB512, kB512, kF32,
-        kOnlyGfx950),
+        kOnGfx950),
     ROW(595, "v_cvt_scalef32_2xpk16_bf6_f32", pack_2x16<kE3m2>, kB192, kB512, kB512, kF32,
-        kOnlyGfx950),
+        kOnGfx950),
     RANDOM_32(596, "sr_pk32_fp6_f32", (pack_32<kE2m3, kF32, true>), kB1024),
     RANDOM_32(597, "sr_pk32_bf6_f32", (pack_32<kE3m2, kF32, true>), kB1024),
     UNPACK_32(598, "pk32_f32_fp6", (unpack_32<kE2m3, kF32>), kB1024),
@@ -548,26 +548,26 @@ constexpr OpInfo kVop3[] = {
     UNPACK_32(609, "pk32_bf16_fp6", (unpack_32<kE2m3, kBf16>), kB512),
     UNPACK_32(610, "pk32_f16_bf6", (unpack_32<kE3m2, kF16>), kB512),
     UNPACK_32(611, "pk32_bf16_bf6", (unpack_32<kE3m2, kBf16>), kB512),
-    OP3_F(613, "v_ashr_pk_i8_i32", u16, u32, u32, u32, kOnlyGfx950 | kKeepHigh, Kind::kValu,
+    OP3_T(613, "v_ashr_pk_i8_i32", u16, u32, u32, u32, kOnGfx950 | kKeepHigh,
           shift_pack(a, b, c, -128, 127)),
-    OP3_F(614, "v_ashr_pk_u8_i32", u16, u32, u32, u32, kOnlyGfx950 | kKeepHigh, Kind::kValu,
+    OP3_T(614, "v_ashr_pk_u8_i32", u16, u32, u32, u32, kOnGfx950 | kKeepHigh,
           shift_pack(a, b, c, 0, 255)),
-    ROW(615, "v_cvt_pk_f16_f32", pack_wide<kF16>, kPkF16, kF32, kF32, kNone, kOnlyGfx950),
-    ROW(616, "v_cvt_pk_bf16_f32", pack_wide<kBf16>, kPkBf16, kF32, kF32, kNone, kOnlyGfx950),
+    ROW(615, "v_cvt_pk_f16_f32", pack_wide<kF16>, kPkF16, kF32, kF32, kNone, kOnGfx950),
+    ROW(616, "v_cvt_pk_bf16_f32", pack_wide<kBf16>, kPkBf16, kF32, kF32, kNone, kOnGfx950),
     UNPACK(617, "pk_bf16_fp8", (unpack_pair_scaled<kE4m3, kBf16>), kPkBf16),
     UNPACK(618, "pk_bf16_bf8", (unpack_pair_scaled<kE5m2, kBf16>), kPkBf16),
     ROW(674, "v_cvt_pk_fp8_f32", pack_floats<kE4m3Fnuz>, kB32, kF32, kF32, kNone,
-        kOnlyGfx942 | kReadsDst),
+        kOnGfx942 | kMerge),
     ROW(674, "v_cvt_pk_fp8_f32", pack_floats<kE4m3>, kB32, kF32, kF32, kNone, kMerge950),
     ROW(675, "v_cvt_pk_bf8_f32", pack_floats<kE5m2Fnuz>, kB32, kF32, kF32, kNone,
-        kOnlyGfx942 | kReadsDst),
+        kOnGfx942 | kMerge),
     ROW(675, "v_cvt_pk_bf8_f32", pack_floats<kE5m2>, kB32, kF32, kF32, kNone, kMerge950),
     ROW(676, "v_cvt_sr_fp8_f32", (pack_one_random<kE4m3Fnuz, kF32, false>), kB32, kF32, kB32, kNone,
-        kOnlyGfx942 | kReadsDst),
+        kOnGfx942 | kMerge),
     ROW(676, "v_cvt_sr_fp8_f32", (pack_one_random<kE4m3, kF32, false>), kB32, kF32, kB32, kNone,
         kMerge950),
     ROW(677, "v_cvt_sr_bf8_f32", (pack_one_random<kE5m2Fnuz, kF32, false>), kB32, kF32, kB32, kNone,
-        kOnlyGfx942 | kReadsDst),
+        kOnGfx942 | kMerge),
     ROW(677, "v_cvt_sr_bf8_f32", (pack_one_random<kE5m2, kF32, false>), kB32, kF32, kB32, kNone,
         kMerge950),
     ROW(678, "v_cvt_sr_f16_f32", (pack_one_random<kHalf, kF32, false>), kB32, kF32, kB32, kNone,

@@ -293,37 +293,43 @@ void ds_gws(Wave& wave, const Inst& inst) {
 // Operand types: the result; then address, data0, data1.
 // clang-format off
 
-#define DS(op, name, exec, dst, addr, data0, data1, flags)                                         \
-  {op, "ds_" name, exec, dst, {addr, data0, data1}, flags, Kind::kLds},
+constexpr Traits kLdsLanes = Category::kLds | kReadsExec;
+
+#define DS(op, name, exec, dst, addr, data0, data1, traits)                                        \
+  {op, "ds_" name, exec, dst, {addr, data0, data1}, kLdsLanes | traits},
 #define DS_READ(op, name, type, bytes, ...)                                                        \
-  DS(op, name, (ds_read<__VA_ARGS__, bytes>), type, Type::kB32, Type::kNone, Type::kNone, kNoFlags)
+  DS(op, name, (ds_read<__VA_ARGS__, bytes>), type, Type::kB32, Type::kNone, Type::kNone, kNoTraits)
 #define DS_READ_TR(op, name, type, ...)                                                            \
-  DS(op, name, (ds_read_transposed<__VA_ARGS__>), type, Type::kB32, Type::kNone, Type::kNone, \
-     kOnlyGfx950)
+  DS(op, name, (ds_read_transposed<__VA_ARGS__>), type, Type::kB32, Type::kNone, Type::kNone,      \
+     kOnGfx950 | Spread::kTransposed)
 #define DS_WRITE(op, name, type, bytes, ...)                                                       \
-  DS(op, name, (ds_write<__VA_ARGS__, bytes>), Type::kNone, Type::kB32, type, Type::kNone, kNoFlags)
+  DS(op, name, (ds_write<__VA_ARGS__, bytes>), Type::kNone, Type::kB32, type, Type::kNone, \
+     kNoTraits)
 #define DS_READ2(op, name, type, ...)                                                              \
-  DS(op, name, (ds_read2<__VA_ARGS__>), type, Type::kB32, Type::kNone, Type::kNone, kNoFlags)
+  DS(op, name, (ds_read2<__VA_ARGS__>), type, Type::kB32, Type::kNone, Type::kNone,                \
+     Syntax::kTwoOffsets)
 #define DS_WRITE2(op, name, type, ...)                                                             \
-  DS(op, name, (ds_write2<__VA_ARGS__>), Type::kNone, Type::kB32, type, type, kNoFlags)
+  DS(op, name, (ds_write2<__VA_ARGS__>), Type::kNone, Type::kB32, type, type,                      \
+     Syntax::kTwoOffsets)
 #define DS_XCHG2(op, name, result, type, ...)                                                      \
-  DS(op, name, (ds_wrxchg2<__VA_ARGS__>), result, Type::kB32, type, type, kNoFlags)
+  DS(op, name, (ds_wrxchg2<__VA_ARGS__>), result, Type::kB32, type, type,                          \
+     Syntax::kTwoOffsets | kAtomic | kExchanges)
 
 // Both forms of an atomic: without and with return.
 #define DS_RMW_AT(op, rtn_op, name, suffix, run, lanes, type, data1, operands)                     \
   DS(op, name suffix, (run<lanes, 4 * dwords_of(type), false, Operands::operands>), Type::kNone,   \
-     Type::kB32, type, data1, kNoFlags)                                                            \
+     Type::kB32, type, data1, kAtomic)                                                             \
   DS(rtn_op, name "_rtn" suffix, (run<lanes, 4 * dwords_of(type), true, Operands::operands>),      \
-     type, Type::kB32, type, data1, kNoFlags)
+     type, Type::kB32, type, data1, kAtomic)
 #define DS_RMW(op, name, suffix, T, type, ...)                                                     \
   DS_RMW_AT(op, op + 32, name, suffix, ds_atomic, (kLdsAtomic<T, __VA_ARGS__>), type, Type::kNone, \
             kOne)
 #define DS_RMW_2(op, name, suffix, T, type, operands, ...)                                         \
   DS_RMW_AT(op, op + 32, name, suffix, ds_atomic, (kLdsAtomic<T, __VA_ARGS__>), type, type,        \
             operands)
-#define DS_RTN(op, name, T, type, data1, operands, ...)                                            \
+#define DS_RTN(op, name, T, type, data1, operands, traits, ...)                                    \
   DS(op, name, (ds_atomic<kLdsAtomic<T, __VA_ARGS__>, sizeof(T), true, Operands::operands>), type, \
-     Type::kB32, type, data1, kNoFlags)
+     Type::kB32, type, data1, kAtomic | traits)
 
 #define DS_INTEGERS(first, size, T, type)                                                          \
   DS_RMW(first + 0, "add", "_u" size, T, type, rmw::kAdd)                                          \
@@ -344,8 +350,9 @@ void ds_gws(Wave& wave, const Inst& inst) {
   DS_RMW(first + 18, "min", "_f" size, T, type, rmw::kFmin, CacheFpMode)                           \
   DS_RMW(first + 19, "max", "_f" size, T, type, rmw::kFmax, CacheFpMode)
 
-#define DS_GWS(op, name) \
-  DS(op, "gws_" name, ds_gws, Type::kNone, Type::kNone, Type::kB32, Type::kNone, kNoFlags)
+#define DS_GWS(op, name)                                                                           \
+  DS(op, "gws_" name, ds_gws, Type::kNone, Type::kNone, Type::kB32, Type::kNone,                   \
+     Category::kGws | kAtomic | kReadsM0)
 
 constexpr OpInfo kDs[] = {
     DS_INTEGERS(0, "32", u32, Type::kB32)
@@ -357,10 +364,11 @@ constexpr OpInfo kDs[] = {
               Type::kPkF16, Type::kNone, kOne)
     DS_RMW_AT(24, 184, "pk_add", "_bf16", ds_atomic,
               (kLdsAtomic<u32, rmw::kPkAddBf16, CacheFpMode>), Type::kPkBf16, Type::kNone, kOne)
-    DS_RTN(45, "wrxchg_rtn_b32", u32, Type::kB32, Type::kNone, kOne, rmw::kSwap)
-    DS_RTN(52, "wrap_rtn_b32", u32, Type::kB32, Type::kB32, kTwo, rmw::kWrap)
-    DS_RTN(109, "wrxchg_rtn_b64", u64, Type::kB64, Type::kNone, kOne, rmw::kSwap)
-    DS_RTN(126, "condxchg32_rtn_b64", u64, Type::kB64, Type::kNone, kOne, rmw::kCondXchg32)
+    DS_RTN(45, "wrxchg_rtn_b32", u32, Type::kB32, Type::kNone, kOne, kExchanges, rmw::kSwap)
+    DS_RTN(52, "wrap_rtn_b32", u32, Type::kB32, Type::kB32, kTwo, kNoTraits, rmw::kWrap)
+    DS_RTN(109, "wrxchg_rtn_b64", u64, Type::kB64, Type::kNone, kOne, kExchanges, rmw::kSwap)
+    DS_RTN(126, "condxchg32_rtn_b64", u64, Type::kB64, Type::kNone, kOne, kExchanges,
+           rmw::kCondXchg32)
     DS_XCHG2(46, "wrxchg2_rtn_b32", Type::kB64, Type::kB32, 1, 4)
     DS_XCHG2(47, "wrxchg2st64_rtn_b32", Type::kB64, Type::kB32, 1, 256)
     DS_XCHG2(110, "wrxchg2_rtn_b64", Type::kB128, Type::kB64, 2, 8)
@@ -403,19 +411,20 @@ constexpr OpInfo kDs[] = {
     DS_READ_TR(227, "read_b64_tr_b16", Type::kB64, 16, 4)
 
     DS(29, "write_addtid_b32", ds_write_addtid_b32, Type::kNone, Type::kNone, Type::kB32,
-       Type::kNone, kNoFlags)
+       Type::kNone, kReadsM0)
     DS(182, "read_addtid_b32", ds_read_addtid_b32, Type::kB32, Type::kNone, Type::kNone,
-       Type::kNone, kNoFlags)
+       Type::kNone, kReadsM0)
     DS(189, "consume", ds_append_consume<false>, Type::kB32, Type::kNone, Type::kNone, Type::kNone,
-       kNoFlags)
+       kAtomic | kReadsM0)
     DS(190, "append", ds_append_consume<true>, Type::kB32, Type::kNone, Type::kNone, Type::kNone,
-       kNoFlags)
+       kAtomic | kReadsM0)
     DS(61, "swizzle_b32", ds_swizzle_b32, Type::kB32, Type::kB32, Type::kNone, Type::kNone,
-       kNoFlags)
-    DS(62, "permute_b32", ds_permute_b32, Type::kB32, Type::kB32, Type::kB32, Type::kNone, kNoFlags)
+       Spread::kCrossbar)
+    DS(62, "permute_b32", ds_permute_b32, Type::kB32, Type::kB32, Type::kB32, Type::kNone,
+       Spread::kCrossbar)
     DS(63, "bpermute_b32", ds_bpermute_b32, Type::kB32, Type::kB32, Type::kB32, Type::kNone,
-       kNoFlags)
-    DS(20, "nop", ds_nop, Type::kNone, Type::kNone, Type::kNone, Type::kNone, kNoFlags)
+       Spread::kCrossbar)
+    DS(20, "nop", ds_nop, Type::kNone, Type::kNone, Type::kNone, Type::kNone, kNoTraits)
     DS_GWS(152, "sema_release_all")
     DS_GWS(153, "init")
     DS_GWS(154, "sema_v")

@@ -256,15 +256,17 @@ void scratch_load_lds(Wave& wave, const Inst& inst) {
 // Operand types: the result; then address, data.
 // clang-format off
 
+constexpr Traits kDma = Category::kLdsDma | kReadsExec | kReadsM0;
+
 #define FLAT_LOAD(op, name, type, bytes, transfer)                                                 \
   {op, "flat_" name, flat_load<transfer, bytes>, type, {Type::kB64, Type::kNone, Type::kNone},     \
-   kNoFlags, Kind::kVmem},
+   Category::kVmemLoad | kReadsExec},
 #define FLAT_STORE(op, name, type, bytes, transfer)                                                \
   {op, "flat_" name, flat_store<transfer, bytes>, Type::kNone, {Type::kB64, type, Type::kNone},    \
-   kNoFlags, Kind::kVmem},
-#define FLAT_ATOMIC(op, name, bytes, type, lanes)                                                  \
+   Category::kVmemStore | kReadsExec},
+#define FLAT_ATOMIC(op, name, bytes, type, traits, lanes)                                          \
   {op, "flat_atomic_" name, flat_atomic<lanes, bytes>, bytes == 8 ? Type::kB64 : Type::kB32,       \
-   {Type::kB64, type, Type::kNone}, kNoFlags, Kind::kVmem},
+   {Type::kB64, type, Type::kNone}, Category::kVmemAtomic | kReadsExec | kAtomic | traits},
 
 constexpr OpInfo kFlat[] = {
     VGPU_VMEM_LOADS(FLAT_LOAD)
@@ -277,28 +279,28 @@ constexpr OpInfo kFlat[] = {
 
 #define GLOBAL_LOAD(op, name, type, bytes, transfer)                                               \
   {op, "global_" name, global_load<transfer, bytes>, type, {Type::kB64, Type::kNone, Type::kNone}, \
-   kNoFlags, Kind::kVmem},
+   Category::kVmemLoad | kReadsExec},
 #define GLOBAL_STORE(op, name, type, bytes, transfer)                                              \
   {op, "global_" name, global_store<transfer, bytes>, Type::kNone,                                 \
-   {Type::kB64, type, Type::kNone}, kNoFlags, Kind::kVmem},
-#define GLOBAL_ATOMIC(op, name, bytes, type, lanes)                                                \
+   {Type::kB64, type, Type::kNone}, Category::kVmemStore | kReadsExec},
+#define GLOBAL_ATOMIC(op, name, bytes, type, traits, lanes)                                        \
   {op, "global_atomic_" name, global_atomic<lanes, bytes>, bytes == 8 ? Type::kB64 : Type::kB32,   \
-   {Type::kB64, type, Type::kNone}, kNoFlags, Kind::kVmem},
-#define GLOBAL_LDS(op, name, bytes, transfer, flags)                                               \
+   {Type::kB64, type, Type::kNone}, Category::kVmemAtomic | kReadsExec | kAtomic | traits},
+#define GLOBAL_LDS(op, name, bytes, transfer, traits)                                              \
   {op, "global_load_lds_" name, global_load_lds<transfer, bytes>, Type::kNone,                     \
-   {Type::kB64, Type::kNone, Type::kNone}, flags, Kind::kVmem},
+   {Type::kB64, Type::kNone, Type::kNone}, kDma | traits},
 
 constexpr OpInfo kGlobal[] = {
     VGPU_VMEM_LOADS(GLOBAL_LOAD)
     VGPU_VMEM_STORES(GLOBAL_STORE)
     VGPU_VMEM_D16_LOADS(GLOBAL_LOAD)
-    GLOBAL_LDS(38, "ubyte", 1, load_part<u8>, kNoFlags)
-    GLOBAL_LDS(39, "sbyte", 1, load_part<i8>, kNoFlags)
-    GLOBAL_LDS(40, "ushort", 2, load_part<u16>, kNoFlags)
-    GLOBAL_LDS(41, "sshort", 2, load_part<i16>, kNoFlags)
-    GLOBAL_LDS(42, "dword", 4, load_dwords<1>, kNoFlags)
-    GLOBAL_LDS(125, "dwordx4", 16, load_dwords<4>, kOnlyGfx950)
-    GLOBAL_LDS(126, "dwordx3", 12, load_dwords<3>, kOnlyGfx950)
+    GLOBAL_LDS(38, "ubyte", 1, load_part<u8>, kNoTraits)
+    GLOBAL_LDS(39, "sbyte", 1, load_part<i8>, kNoTraits)
+    GLOBAL_LDS(40, "ushort", 2, load_part<u16>, kNoTraits)
+    GLOBAL_LDS(41, "sshort", 2, load_part<i16>, kNoTraits)
+    GLOBAL_LDS(42, "dword", 4, load_dwords<1>, kNoTraits)
+    GLOBAL_LDS(125, "dwordx4", 16, load_dwords<4>, kOnGfx950)
+    GLOBAL_LDS(126, "dwordx3", 12, load_dwords<3>, kOnGfx950)
     VGPU_INT_ATOMICS(GLOBAL_ATOMIC, 64)
     VGPU_FLOAT_ATOMICS(GLOBAL_ATOMIC)
     VGPU_PK_ADD_BF16(GLOBAL_ATOMIC)
@@ -306,13 +308,13 @@ constexpr OpInfo kGlobal[] = {
 
 #define SCRATCH_LOAD(op, name, type, bytes, transfer)                                              \
   {op, "scratch_" name, scratch_load<transfer, bytes>, type,                                       \
-   {Type::kB32, Type::kNone, Type::kNone}, kNoFlags, Kind::kVmem},
+   {Type::kB32, Type::kNone, Type::kNone}, Category::kVmemLoad | kReadsExec},
 #define SCRATCH_STORE(op, name, type, bytes, transfer)                                             \
   {op, "scratch_" name, scratch_store<transfer, bytes>, Type::kNone,                               \
-   {Type::kB32, type, Type::kNone}, kNoFlags, Kind::kVmem},
+   {Type::kB32, type, Type::kNone}, Category::kVmemStore | kReadsExec},
 #define SCRATCH_LDS(op, name, bytes, transfer)                                                     \
   {op, "scratch_load_lds_" name, scratch_load_lds<transfer, bytes>, Type::kNone,                   \
-   {Type::kB32, Type::kNone, Type::kNone}, kNoFlags, Kind::kVmem},
+   {Type::kB32, Type::kNone, Type::kNone}, kDma},
 
 constexpr OpInfo kScratch[] = {
     VGPU_VMEM_LOADS(SCRATCH_LOAD)

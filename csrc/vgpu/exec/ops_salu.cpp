@@ -5,7 +5,6 @@
 #include "vgpu/exec/hostcall.h"
 #include "vgpu/exec/lanes.h"
 #include "vgpu/isa/program.h"
-#include "vgpu/isa/wait_counter.h"
 
 namespace vgpu {
 namespace {
@@ -36,15 +35,28 @@ struct Scc {
   T value;
   bool scc;
 };
+// SCC says whether the result is not 0.
+template <class T>
+struct Test {
+  T value;
+};
 
-// Result types: T leaves SCC alone, Scc<T> sets it. An op may take the wave as first argument.
+// Result types: T leaves SCC alone, Scc<T> and Test<T> set it. An op may take the wave as first
+// argument.
 template <class R>
 struct ResultOf {
   using Type = R;
+  static constexpr Traits kTraits = Category::kSalu;
 };
 template <class T>
 struct ResultOf<Scc<T>> {
   using Type = T;
+  static constexpr Traits kTraits = Category::kSalu | kWritesScc;
+};
+template <class T>
+struct ResultOf<Test<T>> {
+  using Type = T;
+  static constexpr Traits kTraits = Category::kSalu | kWritesScc | kTestsResult;
 };
 
 template <class R>
@@ -56,10 +68,14 @@ void set(Wave& w, u32 reg, Scc<T> result) {
   write(w, reg, result.value);
   w.scc = result.scc;
 }
+template <class T>
+void set(Wave& w, u32 reg, Test<T> result) {
+  set(w, reg, Scc<T>{result.value, result.value != 0});
+}
 
 template <class T>
-constexpr Scc<T> nonzero(T value) {
-  return {value, value != 0};
+constexpr Test<T> nonzero(T value) {
+  return {value};
 }
 template <class T>
 constexpr Scc<T> pick(T value, bool scc) {
@@ -81,8 +97,11 @@ void sopc(Wave& w, const Inst& in) {
 
 template <class R>
 inline constexpr Type kDstOf = kScalarType<typename ResultOf<R>::Type>;
+template <class A>
+inline constexpr Traits kLiteralOf = std::is_same_v<A, i64> ? kSignedLiteral : kNoTraits;
 
-#define S1(number, name, R, A, ...)            \
+// Rows; the last argument is the value. Those with _T join traits of their own.
+#define S1_T(number, name, R, A, traits, ...)  \
   {number,                                     \
    name,                                       \
    sop1<A, ([](Wave& w, A a) -> R {            \
@@ -91,9 +110,8 @@ inline constexpr Type kDstOf = kScalarType<typename ResultOf<R>::Type>;
         })>,                                   \
    kDstOf<R>,                                  \
    {kScalarType<A>, Type::kNone, Type::kNone}, \
-   kNoFlags,                                   \
-   Kind::kSalu}
-#define S2(number, name, R, A, B, ...)            \
+   ResultOf<R>::kTraits | kLiteralOf<A> | traits}
+#define S2_T(number, name, R, A, B, traits, ...)  \
   {number,                                        \
    name,                                          \
    sop2<A, B, ([](Wave& w, A a, B b) -> R {       \
@@ -102,23 +120,30 @@ inline constexpr Type kDstOf = kScalarType<typename ResultOf<R>::Type>;
         })>,                                      \
    kDstOf<R>,                                     \
    {kScalarType<A>, kScalarType<B>, Type::kNone}, \
-   kNoFlags,                                      \
-   Kind::kSalu}
+   ResultOf<R>::kTraits | kLiteralOf<A> | traits}
+#define S1(number, name, R, A, ...) S1_T(number, name, R, A, kNoTraits, __VA_ARGS__)
+#define S2(number, name, R, A, B, ...) S2_T(number, name, R, A, B, kNoTraits, __VA_ARGS__)
 #define SC(number, name, A, B, ...)                            \
   {number,                                                     \
    name,                                                       \
    sopc<A, B, ([](A a, B b) -> bool { return __VA_ARGS__; })>, \
    Type::kNone,                                                \
    {kScalarType<A>, kScalarType<B>, Type::kNone},              \
-   kNoFlags,                                                   \
-   Kind::kSalu}
-#define CTRL(number, name, exec, dst, src, kind) \
-  {number, name, exec, dst, {src, Type::kNone, Type::kNone}, kNoFlags, kind}
+   Category::kSalu | kWritesScc}
+#define CTRL(number, name, exec, dst, src, traits) \
+  {number, name, exec, dst, {src, Type::kNone, Type::kNone}, Category::kSalu | traits}
+#define TWO(number, name, exec, traits) \
+  {number, name, exec, Type::kNone, {Type::kB32, Type::kB32, Type::kNone}, Category::kSalu | traits}
+#define SAVE(number, name, ...) \
+  S1_T(number, name, SccU64, u64, kWriteExec | kSavesExec | __VA_ARGS__)
 
 using SccU32 = Scc<u32>;
 using SccI32 = Scc<i32>;
 using SccU64 = Scc<u64>;
-using SccI64 = Scc<i64>;
+using TestU32 = Test<u32>;
+using TestI32 = Test<i32>;
+using TestU64 = Test<u64>;
+using TestI64 = Test<i64>;
 
 // -------------------------------------------------------------------------------- helpers
 
@@ -142,10 +167,10 @@ SccU32 shift_add(u32 a, u32 b, u32 shift) {
 
 // The field b[4:0] (or b[5:0]) up of width b[22:16].
 template <class T>
-Scc<T> extract(T a, u32 b) {
+Test<T> extract(T a, u32 b) {
   constexpr u32 kBits = sizeof(T) * 8;
   const u32 offset = b & (kBits - 1), width = b >> 16 & 0x7f;
-  if (!width) return {0, false};
+  if (!width) return {0};
   if (offset + width >= kBits) return nonzero(static_cast<T>(a >> offset));
   using U = std::make_unsigned_t<T>;
   const U moved = static_cast<U>(a) << (kBits - width - offset);
@@ -197,7 +222,7 @@ SccU64 save_exec(Wave& w, u64 next) {
   w.set_exec(next);
   return {old, next != 0};
 }
-SccU64 write_exec(Wave& w, u64 next) {
+TestU64 write_exec(Wave& w, u64 next) {
   w.set_exec(next);
   return nonzero(next);
 }
@@ -232,7 +257,7 @@ template <auto kTaken>
 void branch_if(Wave& w, const Inst& in) {
   if (kTaken(w)) branch_relative(w, in);
 }
-#define BRANCH(number, name, ...)         \
+#define BRANCH(number, name, reads, ...)  \
   {number,                                \
    name,                                  \
    branch_if<([](const Wave& w) -> bool { \
@@ -241,8 +266,7 @@ void branch_if(Wave& w, const Inst& in) {
    })>,                                   \
    Type::kNone,                           \
    {},                                    \
-   kNoFlags,                              \
-   Kind::kBranch}
+   Category::kBranch | Flow::kBranch | reads}
 
 // -------------------------------------------------------------------------------- indirect moves
 
@@ -361,16 +385,14 @@ void compare_ku(Wave& w, const Inst& in) {
    compare_k<([](i32 a, i32 b) { return a op b; })>, \
    Type::kB32,                                       \
    {},                                               \
-   kReadsDst,                                        \
-   Kind::kSalu}
+   Category::kSalu | kDstIsSource | kWritesScc}
 #define CMPKU(number, name, op)                       \
   {number,                                            \
    "s_cmpk_" name "_u32",                             \
    compare_ku<([](u32 a, u32 b) { return a op b; })>, \
    Type::kB32,                                        \
    {},                                                \
-   kReadsDst,                                         \
-   Kind::kSalu}
+   Category::kSalu | kDstIsSource | kWritesScc}
 
 void nothing(Wave&, const Inst&) {}
 void s_endpgm(Wave& w, const Inst&) { w.state = WaveState::kDone; }
@@ -402,22 +424,31 @@ void s_bitset(Wave& w, const Inst& in) {
 
 // -------------------------------------------------------------------------------- tables
 
+using enum Spread;
+
+constexpr Traits kKeepsOld = kReadsDst | kReadsScc | kConditional;
+constexpr Traits kSetsBit = kReadsDst | kBitset;
+constexpr Traits kRelative = kReadsM0 | kKnownAtRunTime | kNothing;
+constexpr Traits kIndexing = kWritesM0 | kWritesMode | Syntax::kIndexMode;
+constexpr Traits kHardware = Category::kSalu | Syntax::kHardwareRegister;
+constexpr Traits kWriteExec = kReadsExec | kWritesExec;
+
 // clang-format off: one opcode a row
 constexpr OpInfo kSop1[] = {
-    S1(0, "s_mov_b32", u32, u32, a),
-    S1(1, "s_mov_b64", u64, u64, a),
-    CTRL(2, "s_cmov_b32", s_cmov<u32>, Type::kB32, Type::kB32, Kind::kSalu),
-    CTRL(3, "s_cmov_b64", s_cmov<u64>, Type::kB64, Type::kB64, Kind::kSalu),
-    S1(4, "s_not_b32", SccU32, u32, nonzero(~a)),
-    S1(5, "s_not_b64", SccU64, u64, nonzero(~a)),
-    S1(6, "s_wqm_b32", SccU32, u32, nonzero(whole_quads(a))),
-    S1(7, "s_wqm_b64", SccU64, u64, nonzero(whole_quads(a))),
+    S1_T(0, "s_mov_b32", u32, u32, kCopy, a),
+    S1_T(1, "s_mov_b64", u64, u64, kCopy, a),
+    CTRL(2, "s_cmov_b32", s_cmov<u32>, Type::kB32, Type::kB32, kKeepsOld),
+    CTRL(3, "s_cmov_b64", s_cmov<u64>, Type::kB64, Type::kB64, kKeepsOld),
+    S1_T(4, "s_not_b32", TestU32, u32, kCopy, nonzero(~a)),
+    S1_T(5, "s_not_b64", TestU64, u64, kCopy, nonzero(~a)),
+    S1(6, "s_wqm_b32", TestU32, u32, nonzero(whole_quads(a))),
+    S1(7, "s_wqm_b64", TestU64, u64, nonzero(whole_quads(a))),
     S1(8, "s_brev_b32", u32, u32, reverse(a)),
     S1(9, "s_brev_b64", u64, u64, reverse(a)),
-    S1(10, "s_bcnt0_i32_b32", SccU32, u32, nonzero<u32>(static_cast<u32>(std::popcount(~a)))),
-    S1(11, "s_bcnt0_i32_b64", SccU32, u64, nonzero<u32>(static_cast<u32>(std::popcount(~a)))),
-    S1(12, "s_bcnt1_i32_b32", SccU32, u32, nonzero<u32>(static_cast<u32>(std::popcount(a)))),
-    S1(13, "s_bcnt1_i32_b64", SccU32, u64, nonzero<u32>(static_cast<u32>(std::popcount(a)))),
+    S1(10, "s_bcnt0_i32_b32", TestU32, u32, nonzero<u32>(static_cast<u32>(std::popcount(~a)))),
+    S1(11, "s_bcnt0_i32_b64", TestU32, u64, nonzero<u32>(static_cast<u32>(std::popcount(~a)))),
+    S1(12, "s_bcnt1_i32_b32", TestU32, u32, nonzero<u32>(static_cast<u32>(std::popcount(a)))),
+    S1(13, "s_bcnt1_i32_b64", TestU32, u64, nonzero<u32>(static_cast<u32>(std::popcount(a)))),
     S1(14, "s_ff0_i32_b32", u32, u32, first_bit(~a)),
     S1(15, "s_ff0_i32_b64", u32, u64, first_bit(~a)),
     S1(16, "s_ff1_i32_b32", u32, u32, first_bit(a)),
@@ -425,84 +456,84 @@ constexpr OpInfo kSop1[] = {
     S1(18, "s_flbit_i32_b32", u32, u32, leading_bit(a)),
     S1(19, "s_flbit_i32_b64", u32, u64, leading_bit(a)),
     S1(20, "s_flbit_i32", u32, u32, leading_signed(a)),
-    S1(21, "s_flbit_i32_i64", u32, u64, leading_signed(a)),
-    S1(22, "s_sext_i32_i8", i32, u32, static_cast<i8>(a)),
-    S1(23, "s_sext_i32_i16", i32, u32, static_cast<i16>(a)),
-    CTRL(24, "s_bitset0_b32", (s_bitset<u32, false>), Type::kB32, Type::kB32, Kind::kSalu),
-    CTRL(25, "s_bitset0_b64", (s_bitset<u64, false>), Type::kB64, Type::kB32, Kind::kSalu),
-    CTRL(26, "s_bitset1_b32", (s_bitset<u32, true>), Type::kB32, Type::kB32, Kind::kSalu),
-    CTRL(27, "s_bitset1_b64", (s_bitset<u64, true>), Type::kB64, Type::kB32, Kind::kSalu),
-    CTRL(28, "s_getpc_b64", s_getpc, Type::kB64, Type::kNone, Kind::kSalu),
-    CTRL(29, "s_setpc_b64", s_setpc, Type::kNone, Type::kB64, Kind::kBranch),
-    CTRL(30, "s_swappc_b64", s_swappc, Type::kB64, Type::kB64, Kind::kBranch),
-    S1(32, "s_and_saveexec_b64", SccU64, u64, save_exec(w, a & w.exec())),
-    S1(33, "s_or_saveexec_b64", SccU64, u64, save_exec(w, a | w.exec())),
-    S1(34, "s_xor_saveexec_b64", SccU64, u64, save_exec(w, a ^ w.exec())),
-    S1(35, "s_andn2_saveexec_b64", SccU64, u64, save_exec(w, a & ~w.exec())),
-    S1(36, "s_orn2_saveexec_b64", SccU64, u64, save_exec(w, a | ~w.exec())),
-    S1(37, "s_nand_saveexec_b64", SccU64, u64, save_exec(w, ~(a & w.exec()))),
-    S1(38, "s_nor_saveexec_b64", SccU64, u64, save_exec(w, ~(a | w.exec()))),
-    S1(39, "s_xnor_saveexec_b64", SccU64, u64, save_exec(w, ~(a ^ w.exec()))),
-    S1(40, "s_quadmask_b32", SccU32, u32, nonzero(quad_mask(a))),
-    S1(41, "s_quadmask_b64", SccU64, u64, nonzero(quad_mask(a))),
-    CTRL(42, "s_movrels_b32", s_movrels<u32>, Type::kB32, Type::kB32, Kind::kSalu),
-    CTRL(43, "s_movrels_b64", s_movrels<u64>, Type::kB64, Type::kB64, Kind::kSalu),
-    CTRL(44, "s_movreld_b32", s_movreld<u32>, Type::kB32, Type::kB32, Kind::kSalu),
-    CTRL(45, "s_movreld_b64", s_movreld<u64>, Type::kB64, Type::kB64, Kind::kSalu),
-    S1(48, "s_abs_i32", SccU32, u32, nonzero(static_cast<i32>(a) < 0 ? 0 - a : a)),
-    CTRL(50, "s_set_gpr_idx_idx", s_set_gpr_idx_idx, Type::kNone, Type::kB32, Kind::kSalu),
-    S1(51, "s_andn1_saveexec_b64", SccU64, u64, save_exec(w, ~a & w.exec())),
-    S1(52, "s_orn1_saveexec_b64", SccU64, u64, save_exec(w, ~a | w.exec())),
-    S1(53, "s_andn1_wrexec_b64", SccU64, u64, write_exec(w, ~a & w.exec())),
-    S1(54, "s_andn2_wrexec_b64", SccU64, u64, write_exec(w, a & ~w.exec())),
+    S1_T(21, "s_flbit_i32_i64", u32, u64, kSignedLiteral, leading_signed(a)),
+    S1_T(22, "s_sext_i32_i8", i32, u32, kByte, static_cast<i8>(a)),
+    S1_T(23, "s_sext_i32_i16", i32, u32, kHalf, static_cast<i16>(a)),
+    CTRL(24, "s_bitset0_b32", (s_bitset<u32, false>), Type::kB32, Type::kB32, kSetsBit),
+    CTRL(25, "s_bitset0_b64", (s_bitset<u64, false>), Type::kB64, Type::kB32, kSetsBit),
+    CTRL(26, "s_bitset1_b32", (s_bitset<u32, true>), Type::kB32, Type::kB32, kSetsBit),
+    CTRL(27, "s_bitset1_b64", (s_bitset<u64, true>), Type::kB64, Type::kB32, kSetsBit),
+    CTRL(28, "s_getpc_b64", s_getpc, Type::kB64, Type::kNone, kNothing),
+    CTRL(29, "s_setpc_b64", s_setpc, Type::kNone, Type::kB64, Category::kBranch | Flow::kIndirect),
+    CTRL(30, "s_swappc_b64", s_swappc, Type::kB64, Type::kB64, Category::kBranch | Flow::kIndirect | kNothing),
+    SAVE(32, "s_and_saveexec_b64", kAnd, save_exec(w, a & w.exec())),
+    SAVE(33, "s_or_saveexec_b64", kOr, save_exec(w, a | w.exec())),
+    SAVE(34, "s_xor_saveexec_b64", kXor, save_exec(w, a ^ w.exec())),
+    SAVE(35, "s_andn2_saveexec_b64", kAndNot, save_exec(w, a & ~w.exec())),
+    SAVE(36, "s_orn2_saveexec_b64", kOrNot, save_exec(w, a | ~w.exec())),
+    SAVE(37, "s_nand_saveexec_b64", kAnd, save_exec(w, ~(a & w.exec()))),
+    SAVE(38, "s_nor_saveexec_b64", kOr, save_exec(w, ~(a | w.exec()))),
+    SAVE(39, "s_xnor_saveexec_b64", kXor, save_exec(w, ~(a ^ w.exec()))),
+    S1(40, "s_quadmask_b32", TestU32, u32, nonzero(quad_mask(a))),
+    S1(41, "s_quadmask_b64", TestU64, u64, nonzero(quad_mask(a))),
+    CTRL(42, "s_movrels_b32", s_movrels<u32>, Type::kB32, Type::kB32, kRelative),
+    CTRL(43, "s_movrels_b64", s_movrels<u64>, Type::kB64, Type::kB64, kRelative),
+    CTRL(44, "s_movreld_b32", s_movreld<u32>, Type::kB32, Type::kB32, kRelative),
+    CTRL(45, "s_movreld_b64", s_movreld<u64>, Type::kB64, Type::kB64, kRelative),
+    S1(48, "s_abs_i32", TestU32, u32, nonzero(static_cast<i32>(a) < 0 ? 0 - a : a)),
+    CTRL(50, "s_set_gpr_idx_idx", s_set_gpr_idx_idx, Type::kNone, Type::kB32, kWritesM0),
+    SAVE(51, "s_andn1_saveexec_b64", kNotAnd, save_exec(w, ~a & w.exec())),
+    SAVE(52, "s_orn1_saveexec_b64", kNotOr, save_exec(w, ~a | w.exec())),
+    S1_T(53, "s_andn1_wrexec_b64", TestU64, u64, kWriteExec | kNotAnd, write_exec(w, ~a & w.exec())),
+    S1_T(54, "s_andn2_wrexec_b64", TestU64, u64, kWriteExec | kAndNot, write_exec(w, a & ~w.exec())),
     S1(55, "s_bitreplicate_b64_b32", u64, u32, replicate_bits(a)),
 };
 // clang-format on
 
 // clang-format off: one opcode a row
 constexpr OpInfo kSop2[] = {
-    S2(0, "s_add_u32", SccU32, u32, u32, add_carry(a, b, 0)),
-    S2(1, "s_sub_u32", SccU32, u32, u32, sub_borrow(a, b, 0)),
-    S2(2, "s_add_i32", SccU32, u32, u32, add_signed(a, b)),
-    S2(3, "s_sub_i32", SccU32, u32, u32, sub_signed(a, b)),
-    S2(4, "s_addc_u32", SccU32, u32, u32, add_carry(a, b, w.scc)),
-    S2(5, "s_subb_u32", SccU32, u32, u32, sub_borrow(a, b, w.scc)),
+    S2_T(0, "s_add_u32", SccU32, u32, u32, kUpwards, add_carry(a, b, 0)),
+    S2_T(1, "s_sub_u32", SccU32, u32, u32, kDifference, sub_borrow(a, b, 0)),
+    S2_T(2, "s_add_i32", SccU32, u32, u32, kUpwards, add_signed(a, b)),
+    S2_T(3, "s_sub_i32", SccU32, u32, u32, kDifference, sub_signed(a, b)),
+    S2_T(4, "s_addc_u32", SccU32, u32, u32, kReadsScc | kUpwards, add_carry(a, b, w.scc)),
+    S2_T(5, "s_subb_u32", SccU32, u32, u32, kReadsScc | kUpwards, sub_borrow(a, b, w.scc)),
     S2(6, "s_min_i32", SccI32, i32, i32, pick(a < b ? a : b, a < b)),
     S2(7, "s_min_u32", SccU32, u32, u32, pick(a < b ? a : b, a < b)),
     S2(8, "s_max_i32", SccI32, i32, i32, pick(a > b ? a : b, a >= b)),
     S2(9, "s_max_u32", SccU32, u32, u32, pick(a > b ? a : b, a >= b)),
-    S2(10, "s_cselect_b32", u32, u32, u32, w.scc ? a : b),
-    S2(11, "s_cselect_b64", u64, u64, u64, w.scc ? a : b),
-    S2(12, "s_and_b32", SccU32, u32, u32, nonzero(a & b)),
-    S2(13, "s_and_b64", SccU64, u64, u64, nonzero(a & b)),
-    S2(14, "s_or_b32", SccU32, u32, u32, nonzero(a | b)),
-    S2(15, "s_or_b64", SccU64, u64, u64, nonzero(a | b)),
-    S2(16, "s_xor_b32", SccU32, u32, u32, nonzero(a ^ b)),
-    S2(17, "s_xor_b64", SccU64, u64, u64, nonzero(a ^ b)),
-    S2(18, "s_andn2_b32", SccU32, u32, u32, nonzero(a & ~b)),
-    S2(19, "s_andn2_b64", SccU64, u64, u64, nonzero(a & ~b)),
-    S2(20, "s_orn2_b32", SccU32, u32, u32, nonzero(a | ~b)),
-    S2(21, "s_orn2_b64", SccU64, u64, u64, nonzero(a | ~b)),
-    S2(22, "s_nand_b32", SccU32, u32, u32, nonzero(~(a & b))),
-    S2(23, "s_nand_b64", SccU64, u64, u64, nonzero(~(a & b))),
-    S2(24, "s_nor_b32", SccU32, u32, u32, nonzero(~(a | b))),
-    S2(25, "s_nor_b64", SccU64, u64, u64, nonzero(~(a | b))),
-    S2(26, "s_xnor_b32", SccU32, u32, u32, nonzero(~(a ^ b))),
-    S2(27, "s_xnor_b64", SccU64, u64, u64, nonzero(~(a ^ b))),
-    S2(28, "s_lshl_b32", SccU32, u32, u32, nonzero(a << (b & 31))),
-    S2(29, "s_lshl_b64", SccU64, u64, u32, nonzero(a << (b & 63))),
-    S2(30, "s_lshr_b32", SccU32, u32, u32, nonzero(a >> (b & 31))),
-    S2(31, "s_lshr_b64", SccU64, u64, u32, nonzero(a >> (b & 63))),
-    S2(32, "s_ashr_i32", SccI32, i32, u32, nonzero(a >> (b & 31))),
-    S2(33, "s_ashr_i64", SccI64, i64, u32, nonzero(a >> (b & 63))),
+    S2_T(10, "s_cselect_b32", u32, u32, u32, kReadsScc | kSelect, w.scc ? a : b),
+    S2_T(11, "s_cselect_b64", u64, u64, u64, kReadsScc | kSelect, w.scc ? a : b),
+    S2_T(12, "s_and_b32", TestU32, u32, u32, kAnd, nonzero(a & b)),
+    S2_T(13, "s_and_b64", TestU64, u64, u64, kAnd, nonzero(a & b)),
+    S2_T(14, "s_or_b32", TestU32, u32, u32, kOr, nonzero(a | b)),
+    S2_T(15, "s_or_b64", TestU64, u64, u64, kOr, nonzero(a | b)),
+    S2_T(16, "s_xor_b32", TestU32, u32, u32, kXor, nonzero(a ^ b)),
+    S2_T(17, "s_xor_b64", TestU64, u64, u64, kXor, nonzero(a ^ b)),
+    S2_T(18, "s_andn2_b32", TestU32, u32, u32, kAndNot, nonzero(a & ~b)),
+    S2_T(19, "s_andn2_b64", TestU64, u64, u64, kAndNot, nonzero(a & ~b)),
+    S2_T(20, "s_orn2_b32", TestU32, u32, u32, kOrNot, nonzero(a | ~b)),
+    S2_T(21, "s_orn2_b64", TestU64, u64, u64, kOrNot, nonzero(a | ~b)),
+    S2_T(22, "s_nand_b32", TestU32, u32, u32, kAnd, nonzero(~(a & b))),
+    S2_T(23, "s_nand_b64", TestU64, u64, u64, kAnd, nonzero(~(a & b))),
+    S2_T(24, "s_nor_b32", TestU32, u32, u32, kOr, nonzero(~(a | b))),
+    S2_T(25, "s_nor_b64", TestU64, u64, u64, kOr, nonzero(~(a | b))),
+    S2_T(26, "s_xnor_b32", TestU32, u32, u32, kXor, nonzero(~(a ^ b))),
+    S2_T(27, "s_xnor_b64", TestU64, u64, u64, kXor, nonzero(~(a ^ b))),
+    S2_T(28, "s_lshl_b32", TestU32, u32, u32, kShiftLeft, nonzero(a << (b & 31))),
+    S2_T(29, "s_lshl_b64", TestU64, u64, u32, kShiftLeft, nonzero(a << (b & 63))),
+    S2_T(30, "s_lshr_b32", TestU32, u32, u32, kShiftRight, nonzero(a >> (b & 31))),
+    S2_T(31, "s_lshr_b64", TestU64, u64, u32, kShiftRight, nonzero(a >> (b & 63))),
+    S2(32, "s_ashr_i32", TestI32, i32, u32, nonzero(a >> (b & 31))),
+    S2(33, "s_ashr_i64", TestI64, i64, u32, nonzero(a >> (b & 63))),
     S2(34, "s_bfm_b32", u32, u32, u32, ((1u << (a & 31)) - 1) << (b & 31)),
     S2(35, "s_bfm_b64", u64, u32, u32, ((u64{1} << (a & 63)) - 1) << (b & 63)),
-    S2(36, "s_mul_i32", u32, u32, u32, a * b),
-    S2(37, "s_bfe_u32", SccU32, u32, u32, extract(a, b)),
-    S2(38, "s_bfe_i32", SccI32, i32, u32, extract(a, b)),
-    S2(39, "s_bfe_u64", SccU64, u64, u32, extract(a, b)),
-    S2(40, "s_bfe_i64", SccI64, i64, u32, extract(a, b)),
-    S2(42, "s_absdiff_i32", SccU32, u32, u32,
+    S2_T(36, "s_mul_i32", u32, u32, u32, kUpwards, a * b),
+    S2_T(37, "s_bfe_u32", TestU32, u32, u32, kField, extract(a, b)),
+    S2_T(38, "s_bfe_i32", TestI32, i32, u32, kSignedField, extract(a, b)),
+    S2_T(39, "s_bfe_u64", TestU64, u64, u32, kField, extract(a, b)),
+    S2_T(40, "s_bfe_i64", TestI64, i64, u32, kSignedField, extract(a, b)),
+    S2(42, "s_absdiff_i32", TestU32, u32, u32,
        nonzero(static_cast<i32>(a - b) < 0 ? b - a : a - b)),
     S2(44, "s_mul_hi_u32", u32, u32, u32, static_cast<u32>(u64{a} * b >> 32)),
     S2(45, "s_mul_hi_i32", u32, i32, i32, static_cast<u32>(static_cast<u64>(i64{a} * b) >> 32)),
@@ -510,9 +541,9 @@ constexpr OpInfo kSop2[] = {
     S2(47, "s_lshl2_add_u32", SccU32, u32, u32, shift_add(a, b, 2)),
     S2(48, "s_lshl3_add_u32", SccU32, u32, u32, shift_add(a, b, 3)),
     S2(49, "s_lshl4_add_u32", SccU32, u32, u32, shift_add(a, b, 4)),
-    S2(50, "s_pack_ll_b32_b16", u32, u32, u32, (a & 0xffff) | b << 16),
-    S2(51, "s_pack_lh_b32_b16", u32, u32, u32, (a & 0xffff) | (b & 0xffff0000)),
-    S2(52, "s_pack_hh_b32_b16", u32, u32, u32, a >> 16 | (b & 0xffff0000)),
+    S2_T(50, "s_pack_ll_b32_b16", u32, u32, u32, kPackLowLow, (a & 0xffff) | b << 16),
+    S2_T(51, "s_pack_lh_b32_b16", u32, u32, u32, kPackLowHigh, (a & 0xffff) | (b & 0xffff0000)),
+    S2_T(52, "s_pack_hh_b32_b16", u32, u32, u32, kPackHighHigh, a >> 16 | (b & 0xffff0000)),
 };
 // clang-format on
 
@@ -534,8 +565,8 @@ constexpr OpInfo kSopc[] = {
     SC(13, "s_bitcmp1_b32", u32, u32, a >> (b & 31) & 1),
     SC(14, "s_bitcmp0_b64", u64, u32, !(a >> (b & 63) & 1)),
     SC(15, "s_bitcmp1_b64", u64, u32, a >> (b & 63) & 1),
-    {16, "s_setvskip", s_setvskip, Type::kNone, {Type::kB32, Type::kB32, Type::kNone}, kNoFlags, Kind::kSalu},
-    {17, "s_set_gpr_idx_on", s_set_gpr_idx_on, Type::kNone, {Type::kB32, Type::kB32, Type::kNone}, kNoFlags, Kind::kSalu},
+    TWO(16, "s_setvskip", s_setvskip, kWritesMode | kKnownAtRunTime),
+    TWO(17, "s_set_gpr_idx_on", s_set_gpr_idx_on, kIndexing | kKnownAtRunTime),
     SC(18, "s_cmp_eq_u64", u64, u64, a == b),
     SC(19, "s_cmp_lg_u64", u64, u64, a != b),
 };
@@ -543,52 +574,53 @@ constexpr OpInfo kSopc[] = {
 
 // clang-format off: one opcode a row
 constexpr OpInfo kSopk[] = {
-    CTRL(0, "s_movk_i32", s_movk, Type::kB32, Type::kNone, Kind::kSalu),
-    CTRL(1, "s_cmovk_i32", s_cmovk, Type::kB32, Type::kNone, Kind::kSalu),
+    CTRL(0, "s_movk_i32", s_movk, Type::kB32, Type::kNone, kNothing),
+    CTRL(1, "s_cmovk_i32", s_cmovk, Type::kB32, Type::kNone, kKeepsOld),
     CMPK(2, "eq", ==), CMPK(3, "lg", !=), CMPK(4, "gt", >),
     CMPK(5, "ge", >=), CMPK(6, "lt", <), CMPK(7, "le", <=),
     CMPKU(8, "eq", ==), CMPKU(9, "lg", !=), CMPKU(10, "gt", >),
     CMPKU(11, "ge", >=), CMPKU(12, "lt", <), CMPKU(13, "le", <=),
-    CTRL(14, "s_addk_i32", s_addk, Type::kB32, Type::kNone, Kind::kSalu),
-    CTRL(15, "s_mulk_i32", s_mulk, Type::kB32, Type::kNone, Kind::kSalu),
-    CTRL(17, "s_getreg_b32", s_getreg, Type::kB32, Type::kNone, Kind::kSalu),
-    {18, "s_setreg_b32", s_setreg, Type::kB32, {}, kReadsDst, Kind::kSalu},
-    {20, "s_setreg_imm32_b32", s_setreg_imm32, Type::kNone, {}, kInlineK, Kind::kSalu},
-    CTRL(21, "s_call_b64", s_call, Type::kB64, Type::kNone, Kind::kBranch),
+    CTRL(14, "s_addk_i32", s_addk, Type::kB32, Type::kNone, kReadsDst | kWritesScc | kUpwards),
+    CTRL(15, "s_mulk_i32", s_mulk, Type::kB32, Type::kNone, kReadsDst | kUpwards),
+    CTRL(17, "s_getreg_b32", s_getreg, Type::kB32, Type::kNone, kHardware | kNothing),
+    {18, "s_setreg_b32", s_setreg, Type::kB32, {}, kHardware | kDstIsSource | kWritesMode},
+    {20, "s_setreg_imm32_b32", s_setreg_imm32, Type::kNone, {}, kHardware | kInlineK | kWritesMode},
+    CTRL(21, "s_call_b64", s_call, Type::kB64, Type::kNone, Category::kBranch | Flow::kCall | kNothing),
 };
 // clang-format on
 
-#define SOPP(number, name, exec, kind) {number, name, exec, Type::kNone, {}, kNoFlags, kind}
+#define SOPP(number, name, exec, traits) {number, name, exec, Type::kNone, {}, traits}
+// There is no debugger: what branches on one never does.
 // clang-format off: one opcode a row
 constexpr OpInfo kSopp[] = {
-    SOPP(0, "s_nop", nothing, Kind::kWait),
-    SOPP(1, "s_endpgm", s_endpgm, Kind::kBranch),
-    SOPP(2, "s_branch", branch_relative, Kind::kBranch),
-    SOPP(3, "s_wakeup", nothing, Kind::kOther),
-    BRANCH(4, "s_cbranch_scc0", !w.scc),
-    BRANCH(5, "s_cbranch_scc1", w.scc),
-    BRANCH(6, "s_cbranch_vccz", !w.vcc()),
-    BRANCH(7, "s_cbranch_vccnz", w.vcc() != 0),
-    BRANCH(8, "s_cbranch_execz", !w.exec()),
-    BRANCH(9, "s_cbranch_execnz", w.exec() != 0),
-    SOPP(10, "s_barrier", s_barrier, Kind::kBarrier),
-    SOPP(kWaitcntOpcode, "s_waitcnt", nothing, Kind::kWait),
-    SOPP(13, "s_sethalt", s_sethalt, Kind::kOther),
-    SOPP(14, "s_sleep", nothing, Kind::kWait),
-    SOPP(15, "s_setprio", nothing, Kind::kOther),
-    SOPP(16, "s_sendmsg", s_sendmsg, Kind::kOther),
-    SOPP(18, "s_trap", s_trap, Kind::kOther),
-    SOPP(19, "s_icache_inv", nothing, Kind::kOther),
-    SOPP(20, "s_incperflevel", nothing, Kind::kOther),
-    SOPP(21, "s_decperflevel", nothing, Kind::kOther),
-    SOPP(22, "s_ttracedata", nothing, Kind::kOther),
-    SOPP(23, "s_cbranch_cdbgsys", nothing, Kind::kBranch),
-    SOPP(24, "s_cbranch_cdbguser", nothing, Kind::kBranch),
-    SOPP(25, "s_cbranch_cdbgsys_or_user", nothing, Kind::kBranch),
-    SOPP(26, "s_cbranch_cdbgsys_and_user", nothing, Kind::kBranch),
-    SOPP(27, "s_endpgm_saved", s_endpgm, Kind::kBranch),
-    SOPP(28, "s_set_gpr_idx_off", s_set_gpr_idx_off, Kind::kSalu),
-    SOPP(29, "s_set_gpr_idx_mode", s_set_gpr_idx_mode, Kind::kSalu),
+    SOPP(0, "s_nop", nothing, Category::kNop),
+    SOPP(1, "s_endpgm", s_endpgm, Category::kBranch | Flow::kEnd | Syntax::kBare),
+    SOPP(2, "s_branch", branch_relative, Category::kBranch | Flow::kJump),
+    SOPP(3, "s_wakeup", nothing, Category::kInternal | Syntax::kBare),
+    BRANCH(4, "s_cbranch_scc0", kReadsScc, !w.scc),
+    BRANCH(5, "s_cbranch_scc1", kReadsScc, w.scc),
+    BRANCH(6, "s_cbranch_vccz", kReadsVcc, !w.vcc()),
+    BRANCH(7, "s_cbranch_vccnz", kReadsVcc, w.vcc() != 0),
+    BRANCH(8, "s_cbranch_execz", kReadsExec, !w.exec()),
+    BRANCH(9, "s_cbranch_execnz", kReadsExec, w.exec() != 0),
+    SOPP(10, "s_barrier", s_barrier, Category::kBarrier | Flow::kBarrier | Syntax::kBare),
+    SOPP(12, "s_waitcnt", nothing, Category::kWait | Syntax::kHex),
+    SOPP(13, "s_sethalt", s_sethalt, Category::kInternal),
+    SOPP(14, "s_sleep", nothing, Category::kSleep),
+    SOPP(15, "s_setprio", nothing, Category::kInternal),
+    SOPP(16, "s_sendmsg", s_sendmsg, Category::kMessage | kReadsM0),
+    SOPP(18, "s_trap", s_trap, Category::kMessage | Flow::kTrap),
+    SOPP(19, "s_icache_inv", nothing, Category::kMessage | Syntax::kBare),
+    SOPP(20, "s_incperflevel", nothing, Category::kMessage),
+    SOPP(21, "s_decperflevel", nothing, Category::kMessage),
+    SOPP(22, "s_ttracedata", nothing, Category::kMessage | kReadsM0 | Syntax::kBare),
+    SOPP(23, "s_cbranch_cdbgsys", nothing, Category::kBranch),
+    SOPP(24, "s_cbranch_cdbguser", nothing, Category::kBranch),
+    SOPP(25, "s_cbranch_cdbgsys_or_user", nothing, Category::kBranch),
+    SOPP(26, "s_cbranch_cdbgsys_and_user", nothing, Category::kBranch),
+    SOPP(27, "s_endpgm_saved", s_endpgm, Category::kBranch | Flow::kEnd | Syntax::kBare),
+    SOPP(28, "s_set_gpr_idx_off", s_set_gpr_idx_off, Category::kSalu | kWritesMode | Syntax::kBare),
+    SOPP(29, "s_set_gpr_idx_mode", s_set_gpr_idx_mode, Category::kSalu | kWritesM0 | Syntax::kIndexMode),
 };
 // clang-format on
 

@@ -140,26 +140,27 @@ void no_effect(Wave&, const Inst&) {}
 // Operand types: the result; then base address, data, offset.
 // clang-format off
 
-#define SMEM(op, name, exec, dst, base, data) \
-  {op, name, exec, dst, {base, data, Type::kB32}, kNoFlags, Kind::kSmem},
-#define SMEM_LOAD(op, name, type, dwords) \
+#define SMEM(op, name, exec, dst, base, data, ...)                                                 \
+  {op, name, exec, dst, {base, data, Type::kB32}, Category::kSmem __VA_OPT__(|) __VA_ARGS__},
+#define SMEM_LOAD(op, name, type, dwords)                                                          \
   SMEM(op, "s_load_" name, s_load<dwords>, type, Type::kB64, Type::kNone)
-#define SMEM_BUFFER_LOAD(op, name, type, dwords) \
+#define SMEM_BUFFER_LOAD(op, name, type, dwords)                                                   \
   SMEM(op, "s_buffer_load_" name, s_buffer_load<dwords>, type, Type::kB128, Type::kNone)
-#define SMEM_STORE(op, name, type, dwords) \
+#define SMEM_STORE(op, name, type, dwords)                                                         \
   SMEM(op, "s_store_" name, s_store<dwords>, Type::kNone, Type::kB64, type)
-#define SMEM_BUFFER_STORE(op, name, type, dwords) \
+#define SMEM_BUFFER_STORE(op, name, type, dwords)                                                  \
   SMEM(op, "s_buffer_store_" name, s_buffer_store<dwords>, Type::kNone, Type::kB128, type)
-#define SMEM_BARE(op, name, exec, dst) \
-  {op, name, exec, dst, {Type::kNone, Type::kNone, Type::kNone}, kNoFlags, Kind::kSmem},
+#define SMEM_BARE(op, name, exec, dst)                                                             \
+  {op, name, exec, dst, {Type::kNone, Type::kNone, Type::kNone}, Category::kSmem},
 
-#define SMEM_ATOMIC_ROW(op, name, run, base, bytes, type, lanes) \
-  SMEM(op, name, (run<lanes, bytes, (dwords_of(type) > bytes / 4)>), \
-       bytes == 8 ? Type::kB64 : Type::kB32, base, type)
-#define SMEM_ATOMIC(op, name, bytes, type, lanes) \
-  SMEM_ATOMIC_ROW(op, "s_atomic_" name, s_atomic, Type::kB64, bytes, type, lanes)
-#define SMEM_BUFFER_ATOMIC(op, name, bytes, type, lanes) \
-  SMEM_ATOMIC_ROW(op, "s_buffer_atomic_" name, s_buffer_atomic, Type::kB128, bytes, type, lanes)
+#define SMEM_ATOMIC_ROW(op, name, run, base, bytes, type, traits, lanes)                           \
+  SMEM(op, name, (run<lanes, bytes, (dwords_of(type) > bytes / 4)>),                               \
+       bytes == 8 ? Type::kB64 : Type::kB32, base, type, kAtomic | traits)
+#define SMEM_ATOMIC(op, name, bytes, type, traits, lanes)                                          \
+  SMEM_ATOMIC_ROW(op, "s_atomic_" name, s_atomic, Type::kB64, bytes, type, traits, lanes)
+#define SMEM_BUFFER_ATOMIC(op, name, bytes, type, traits, lanes)                                   \
+  SMEM_ATOMIC_ROW(op, "s_buffer_atomic_" name, s_buffer_atomic, Type::kB128, bytes, type,          \
+                  traits, lanes)
 
 constexpr OpInfo kSmem[] = {
     SMEM_LOAD(0, "dword", Type::kB32, 1)

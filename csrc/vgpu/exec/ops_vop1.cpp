@@ -95,13 +95,15 @@ void v_swap(Wave& w, const Inst& in) {
   store_masked(w, in.src[0].reg, a.word, 1, w.exec());
 }
 
-#define T1(number, name, R, A, ...) OP1_F(number, name, R, A, kNoFlags, Kind::kTrans, __VA_ARGS__)
+#define T1(number, name, R, A, ...) \
+  OP1_T(number, name, R, A, Category::kTrans | kFlops1, __VA_ARGS__)
 
 // clang-format off: one opcode a row
+constexpr OpInfo kMove = OP1(1, "v_mov_b32", u32, u32, a);
 constexpr OpInfo kVop1[] = {
-    {0, "v_nop", nothing, Type::kNone, {}, kNoFlags, Kind::kValu},
-    OP1(1, "v_mov_b32", u32, u32, a),
-    {2, "v_readfirstlane_b32", v_readfirstlane, Type::kB32, {Type::kB32, Type::kNone, Type::kNone}, kScalarDst, Kind::kValu},
+    {0, "v_nop", nothing, Type::kNone, {}, Category::kValu},
+    kMove,
+    {2, "v_readfirstlane_b32", v_readfirstlane, Type::kB32, {Type::kB32, Type::kNone, Type::kNone}, kVector | kScalarDst | Spread::kReadFirst},
     OP1(3, "v_cvt_i32_f64", i32, f64, saturate<i32>(a)),
     OP1(4, "v_cvt_f64_i32", f64, i32, a),
     OP1(5, "v_cvt_f32_i32", f32, i32, a),
@@ -151,8 +153,8 @@ constexpr OpInfo kVop1[] = {
     OP1(50, "v_fract_f64", f64, f64, fraction(a)),
     OP1(51, "v_frexp_exp_i32_f32", i32, f32, frexp_exponent(a)),
     OP1(52, "v_frexp_mant_f32", f32, f32, frexp_fraction(a)),
-    {53, "v_clrexcp", nothing, Type::kNone, {}, kNoFlags, Kind::kValu},
-    OP1(56, "v_mov_b64", u64, u64, a),
+    {53, "v_clrexcp", nothing, Type::kNone, {}, Category::kValu},
+    OP1_T(56, "v_mov_b64", u64, u64, Spread::kRows, a),
     OP1(57, "v_cvt_f16_u16", f16, u16, static_cast<f32>(a)),
     OP1(58, "v_cvt_f16_i16", f16, i16, static_cast<f32>(a)),
     OP1(59, "v_cvt_u16_f16", u16, f16, saturate<u16>(a.value)),
@@ -176,7 +178,7 @@ constexpr OpInfo kVop1[] = {
     OP1(77, "v_cvt_norm_i16_f16", i16, f16, signed_norm(f32{a})),
     OP1(78, "v_cvt_norm_u16_f16", u16, f16, unsigned_norm(f32{a})),
     OP1(79, "v_sat_pk_u8_i16", u32, u32, saturate_pair_u8(a)),
-    {81, "v_swap_b32", v_swap, Type::kB32, {Type::kB32, Type::kNone, Type::kNone}, kReadsDst | kNoVop3, Kind::kValu},
+    {81, "v_swap_b32", v_swap, Type::kB32, {Type::kB32, Type::kNone, Type::kNone}, kVector | kReadsDst | kNoVop3 | Spread::kSwap},
 };
 // clang-format on
 
@@ -184,5 +186,7 @@ constexpr OpInfo kVop1[] = {
 
 extern const OpTable kVop1Table;
 const OpTable kVop1Table = {Format::kVop1, kVop1, std::size(kVop1)};
+
+const OpInfo& lane_copy() { return kMove; }
 
 }  // namespace vgpu

@@ -55,7 +55,7 @@ void carry(Wave& w, const Inst& in) {
 }
 
 constexpr Type kU = Type::kB32;
-#define CARRY(number, name, in_flags, takes, ...) \
+#define CARRY(number, name, traits, takes, ...)   \
   {number,                                        \
    name,                                          \
    carry<takes, ([](u64 a, u64 b, u64 c) -> u64 { \
@@ -64,8 +64,7 @@ constexpr Type kU = Type::kB32;
          })>,                                     \
    kU,                                            \
    {kU, kU, Type::kNone},                         \
-   in_flags,                                      \
-   Kind::kValu}
+   kVector | traits}
 
 // Integer adds saturate when clamp is set.
 template <class T, auto kOp>
@@ -88,35 +87,34 @@ void integer2(Wave& w, const Inst& in) {
   }
   result.commit();
 }
-#define INT2(number, name, T, ...)                                 \
+#define INT2(number, name, T, traits, ...)                         \
   {number,                                                         \
    name,                                                           \
    integer2<T, ([](i64 a, i64 b) -> i64 { return __VA_ARGS__; })>, \
    kTypeOf<T>,                                                     \
    {kTypeOf<T>, kTypeOf<T>, Type::kNone},                          \
-   kNoFlags,                                                       \
-   Kind::kValu}
+   kVector | traits}
 
 // The constant form of a fused multiply-add: src2 is the constant.
-#define FMAK(number, name, F, ...) \
-  OP3_F(number, name, F, F, F, F, kInlineK, Kind::kValu, __VA_ARGS__)
+#define FMAK(number, name, F, traits, ...) \
+  OP3_T(number, name, F, F, F, F, kInlineK | kFlops2 | traits, __VA_ARGS__)
 
 f32 half_step(f32 x) { return half_to_float(float_to_half(x)); }  // mac rounds its product
 
 // clang-format off: one opcode a row
 constexpr OpInfo kVop2[] = {
-    {0, "v_cndmask_b32", v_cndmask, Type::kB32, {Type::kF32, Type::kF32, Type::kNone}, kCarryIn, Kind::kValu},
-    OP2(1, "v_add_f32", f32, f32, f32, a + b),
-    OP2(2, "v_sub_f32", f32, f32, f32, a - b),
-    OP2(3, "v_subrev_f32", f32, f32, f32, b - a),
-    OP_ACC(4, "v_fmac_f64", f64, f64, f64, __builtin_fma(a, b, d)),
-    OP2(5, "v_mul_f32", f32, f32, f32, a * b),
+    {0, "v_cndmask_b32", v_cndmask, Type::kB32, {Type::kF32, Type::kF32, Type::kNone}, kVector | kCarryIn | Spread::kSelect},
+    OP2_T(1, "v_add_f32", f32, f32, f32, kFlops1, a + b),
+    OP2_T(2, "v_sub_f32", f32, f32, f32, kFlops1, a - b),
+    OP2_T(3, "v_subrev_f32", f32, f32, f32, kFlops1, b - a),
+    OP_ACC(4, "v_fmac_f64", f64, f64, f64, kDoubleFma | kFlops2, __builtin_fma(a, b, d)),
+    OP2_T(5, "v_mul_f32", f32, f32, f32, kFlops1, a * b),
     OP2(6, "v_mul_i32_i24", u32, u32, u32, static_cast<u32>(mul24(a, b))),
     OP2(7, "v_mul_hi_i32_i24", u32, u32, u32, static_cast<u32>(static_cast<u64>(mul24(a, b)) >> 32)),
     OP2(8, "v_mul_u32_u24", u32, u32, u32, static_cast<u32>(umul24(a, b))),
     OP2(9, "v_mul_hi_u32_u24", u32, u32, u32, static_cast<u32>(umul24(a, b) >> 32)),
-    EXTREME(10, "v_min_f32", f32, 2, kNoFlags, float_min(a, b)),
-    EXTREME(11, "v_max_f32", f32, 2, kNoFlags, float_max(a, b)),
+    EXTREME(10, "v_min_f32", f32, 2, kNoTraits, float_min(a, b)),
+    EXTREME(11, "v_max_f32", f32, 2, kNoTraits, float_max(a, b)),
     OP2(12, "v_min_i32", i32, i32, i32, a < b ? a : b),
     OP2(13, "v_max_i32", i32, i32, i32, a > b ? a : b),
     OP2(14, "v_min_u32", u32, u32, u32, a < b ? a : b),
@@ -126,46 +124,46 @@ constexpr OpInfo kVop2[] = {
     OP2(18, "v_lshlrev_b32", u32, u32, u32, b << (a & 31)),
     OP2(19, "v_and_b32", u32, u32, u32, a & b),
     OP2(20, "v_or_b32", u32, u32, u32, a | b),
-    OP2(21, "v_xor_b32", u32, u32, u32, a ^ b),
-    {22, "v_dot2c_f32_bf16", dot2c<bf16>, Type::kF32, {Type::kPkBf16, Type::kPkBf16, Type::kNone}, kReadsDst | kOnlyGfx950, Kind::kValu},
-    FMAK(23, "v_fmamk_f32", f32, __builtin_fmaf(a, c, b)),
-    FMAK(24, "v_fmaak_f32", f32, __builtin_fmaf(a, b, c)),
+    OP2_T(21, "v_xor_b32", u32, u32, u32, Spread::kCancels, a ^ b),
+    {22, "v_dot2c_f32_bf16", dot2c<bf16>, Type::kF32, {Type::kPkBf16, Type::kPkBf16, Type::kNone}, kVector | kReadsDst | kDot | kFlops4 | kOnGfx950},
+    FMAK(23, "v_fmamk_f32", f32, Syntax::kConstantSecond, __builtin_fmaf(a, c, b)),
+    FMAK(24, "v_fmaak_f32", f32, kNoTraits, __builtin_fmaf(a, b, c)),
     CARRY(25, "v_add_co_u32", kCarryOut, false, a + b),
     CARRY(26, "v_sub_co_u32", kCarryOut, false, a - b),
     CARRY(27, "v_subrev_co_u32", kCarryOut, false, b - a),
     CARRY(28, "v_addc_co_u32", kCarryIn | kCarryOut, true, a + b + c),
     CARRY(29, "v_subb_co_u32", kCarryIn | kCarryOut, true, a - b - c),
     CARRY(30, "v_subbrev_co_u32", kCarryIn | kCarryOut, true, b - a - c),
-    OP2(31, "v_add_f16", f16, f16, f16, a + b),
-    OP2(32, "v_sub_f16", f16, f16, f16, a - b),
-    OP2(33, "v_subrev_f16", f16, f16, f16, b - a),
-    OP2(34, "v_mul_f16", f16, f16, f16, a * b),
-    OP_ACC(35, "v_mac_f16", f16, f16, f16, half_step(a * b) + d),
-    FMAK(36, "v_madmk_f16", f16, half_step(a * c) + b),
-    FMAK(37, "v_madak_f16", f16, half_step(a * b) + c),
-    INT2(38, "v_add_u16", u16, a + b),
-    INT2(39, "v_sub_u16", u16, a - b),
-    INT2(40, "v_subrev_u16", u16, b - a),
+    OP2_T(31, "v_add_f16", f16, f16, f16, kFlops1, a + b),
+    OP2_T(32, "v_sub_f16", f16, f16, f16, kFlops1, a - b),
+    OP2_T(33, "v_subrev_f16", f16, f16, f16, kFlops1, b - a),
+    OP2_T(34, "v_mul_f16", f16, f16, f16, kFlops1, a * b),
+    OP_ACC(35, "v_mac_f16", f16, f16, f16, kFlops2, half_step(a * b) + d),
+    FMAK(36, "v_madmk_f16", f16, Syntax::kConstantSecond, half_step(a * c) + b),
+    FMAK(37, "v_madak_f16", f16, kNoTraits, half_step(a * b) + c),
+    INT2(38, "v_add_u16", u16, kNoTraits, a + b),
+    INT2(39, "v_sub_u16", u16, Spread::kCancels, a - b),
+    INT2(40, "v_subrev_u16", u16, kNoTraits, b - a),
     OP2(41, "v_mul_lo_u16", u16, u16, u16, static_cast<u32>(a) * b),
     OP2(42, "v_lshlrev_b16", u16, u16, u16, b << (a & 15)),
     OP2(43, "v_lshrrev_b16", u16, u16, u16, b >> (a & 15)),
     OP2(44, "v_ashrrev_i16", i16, u16, i16, b >> (a & 15)),
-    EXTREME(45, "v_max_f16", f16, 2, kNoFlags, float_max(a, b)),
-    EXTREME(46, "v_min_f16", f16, 2, kNoFlags, float_min(a, b)),
+    EXTREME(45, "v_max_f16", f16, 2, kNoTraits, float_max(a, b)),
+    EXTREME(46, "v_min_f16", f16, 2, kNoTraits, float_min(a, b)),
     OP2(47, "v_max_u16", u16, u16, u16, a > b ? a : b),
     OP2(48, "v_max_i16", i16, i16, i16, a > b ? a : b),
     OP2(49, "v_min_u16", u16, u16, u16, a < b ? a : b),
     OP2(50, "v_min_i16", i16, i16, i16, a < b ? a : b),
     OP2(51, "v_ldexp_f16", f16, f16, i16, std::scalbn(a.value, b)),
-    INT2(52, "v_add_u32", u32, a + b),
-    INT2(53, "v_sub_u32", u32, a - b),
-    INT2(54, "v_subrev_u32", u32, b - a),
-    {55, "v_dot2c_f32_f16", dot2c<f16>, Type::kF32, {Type::kPkF16, Type::kPkF16, Type::kNone}, kReadsDst, Kind::kValu},
-    {56, "v_dot2c_i32_i16", dotc<i16, 16>, Type::kB32, {Type::kPkB16, Type::kPkB16, Type::kNone}, kReadsDst, Kind::kValu},
-    {57, "v_dot4c_i32_i8", dotc<i8, 8>, Type::kB32, {kU, kU, Type::kNone}, kReadsDst, Kind::kValu},
-    {58, "v_dot8c_i32_i4", dotc<i32, 4>, Type::kB32, {kU, kU, Type::kNone}, kReadsDst, Kind::kValu},
-    OP_ACC(59, "v_fmac_f32", f32, f32, f32, __builtin_fmaf(a, b, d)),
-    {60, "v_pk_fmac_f16", pk_fmac_f16, Type::kPkF16, {Type::kPkF16, Type::kPkF16, Type::kNone}, kReadsDst, Kind::kValu},
+    INT2(52, "v_add_u32", u32, kNoTraits, a + b),
+    INT2(53, "v_sub_u32", u32, Spread::kCancels, a - b),
+    INT2(54, "v_subrev_u32", u32, kNoTraits, b - a),
+    {55, "v_dot2c_f32_f16", dot2c<f16>, Type::kF32, {Type::kPkF16, Type::kPkF16, Type::kNone}, kVector | kReadsDst | kDot | kFlops4},
+    {56, "v_dot2c_i32_i16", dotc<i16, 16>, Type::kB32, {Type::kPkB16, Type::kPkB16, Type::kNone}, kVector | kReadsDst | kDot},
+    {57, "v_dot4c_i32_i8", dotc<i8, 8>, Type::kB32, {kU, kU, Type::kNone}, kVector | kReadsDst | kDot},
+    {58, "v_dot8c_i32_i4", dotc<i32, 4>, Type::kB32, {kU, kU, Type::kNone}, kVector | kReadsDst | kDot},
+    OP_ACC(59, "v_fmac_f32", f32, f32, f32, kFlops2, __builtin_fmaf(a, b, d)),
+    {60, "v_pk_fmac_f16", pk_fmac_f16, Type::kPkF16, {Type::kPkF16, Type::kPkF16, Type::kNone}, kVector | kReadsDst | kFlops4},
     OP2(61, "v_xnor_b32", u32, u32, u32, ~(a ^ b)),
 };
 // clang-format on

@@ -339,12 +339,11 @@ f64 trig_preop(f64 x, u32 segment) {
 // -------------------------------------------------------------------------------- table
 
 constexpr Type kU = Type::kB32;
-#define SPECIAL(number, name, exec, dst, s0, s1, s2, op_flags) \
-  {number, name, exec, dst, {s0, s1, s2}, op_flags, Kind::kValu}
-#define HALF3(number, name, ...) \
-  OP3_F(number, name, f16, f16, f16, f16, kKeepHigh, Kind::kValu, __VA_ARGS__)
-#define INT16(number, name, T, ...) \
-  OP3_F(number, name, T, T, T, T, kKeepHigh, Kind::kValu, __VA_ARGS__)
+#define SPECIAL(number, name, exec, dst, s0, s1, s2, traits) \
+  {number, name, exec, dst, {s0, s1, s2}, kVector | traits}
+#define HALF3(number, name, flops, ...) \
+  OP3_T(number, name, f16, f16, f16, f16, kKeepHigh | flops, __VA_ARGS__)
+#define INT16(number, name, T, ...) OP3_T(number, name, T, T, T, T, kKeepHigh, __VA_ARGS__)
 
 template <class T>
 constexpr T min_of(T a, T b) {
@@ -382,7 +381,7 @@ void integer3(Wave& w, const Inst& in) {
   }
   result.commit();
 }
-#define INT_SAT(number, name, R, A, C, sources, flags, ...)           \
+#define INT_SAT(number, name, R, A, C, sources, traits, ...)          \
   {number,                                                            \
    name,                                                              \
    integer3<R, A, C, sources, ([](i64 a, i64 b, i64 c) -> i64 {       \
@@ -391,20 +390,19 @@ void integer3(Wave& w, const Inst& in) {
             })>,                                                      \
    kTypeOf<R>,                                                        \
    {kTypeOf<A>, kTypeOf<A>, sources == 3 ? kTypeOf<C> : Type::kNone}, \
-   flags,                                                             \
-   Kind::kValu}
+   kVector | traits}
 
-#define SAD(number, name, ...)                                                 \
-  INT_SAT(number, name, u32, u32, u32, 3, kNoFlags, ([](u32 a, u32 b, i64 c) { \
-            return __VA_ARGS__;                                                \
+#define SAD(number, name, ...)                                                  \
+  INT_SAT(number, name, u32, u32, u32, 3, kNoTraits, ([](u32 a, u32 b, i64 c) { \
+            return __VA_ARGS__;                                                 \
           })(static_cast<u32>(a), static_cast<u32>(b), c))
 
 constexpr i64 signed24(i64 x) { return sign_extend(static_cast<u32>(x) & 0xffffff, 24); }
 
 // clang-format off: one opcode a row
 constexpr OpInfo kVop3[] = {
-    INT_SAT(450, "v_mad_i32_i24", i32, u32, i32, 3, kNoFlags, signed24(a) * signed24(b) + c),
-    INT_SAT(451, "v_mad_u32_u24", u32, u32, u32, 3, kNoFlags, (a & 0xffffff) * (b & 0xffffff) + c),
+    INT_SAT(450, "v_mad_i32_i24", i32, u32, i32, 3, kNoTraits, signed24(a) * signed24(b) + c),
+    INT_SAT(451, "v_mad_u32_u24", u32, u32, u32, 3, kNoTraits, (a & 0xffffff) * (b & 0xffffff) + c),
     OP3(452, "v_cubeid_f32", f32, f32, f32, f32, cube(a, b, c).id),
     OP3(453, "v_cubesc_f32", f32, f32, f32, f32, cube(a, b, c).s),
     OP3(454, "v_cubetc_f32", f32, f32, f32, f32, cube(a, b, c).t),
@@ -412,18 +410,18 @@ constexpr OpInfo kVop3[] = {
     OP3(456, "v_bfe_u32", u32, u32, u32, u32, bfe(a, b, c)),
     OP3(457, "v_bfe_i32", i32, i32, u32, u32, bfe_signed(a, b, c)),
     OP3(458, "v_bfi_b32", u32, u32, u32, u32, (a & b) | (~a & c)),
-    OP3(459, "v_fma_f32", f32, f32, f32, f32, __builtin_fmaf(a, b, c)),
-    OP3(460, "v_fma_f64", f64, f64, f64, f64, __builtin_fma(a, b, c)),
+    OP3_T(459, "v_fma_f32", f32, f32, f32, f32, kFlops2, __builtin_fmaf(a, b, c)),
+    OP3_T(460, "v_fma_f64", f64, f64, f64, f64, kDoubleFma | kFlops2, __builtin_fma(a, b, c)),
     OP3(461, "v_lerp_u8", u32, u32, u32, u32, lerp_u8(a, b, c)),
     OP3(462, "v_alignbit_b32", u32, u32, u32, u32, static_cast<u32>((u64{a} << 32 | b) >> (c & 31))),
     OP3(463, "v_alignbyte_b32", u32, u32, u32, u32, static_cast<u32>((u64{a} << 32 | b) >> (8 * (c & 3)))),
-    EXTREME(464, "v_min3_f32", f32, 3, kNoFlags, float_min(float_min(a, b), c)),
+    EXTREME(464, "v_min3_f32", f32, 3, kNoTraits, float_min(float_min(a, b), c)),
     OP3(465, "v_min3_i32", i32, i32, i32, i32, min_of(min_of(a, b), c)),
     OP3(466, "v_min3_u32", u32, u32, u32, u32, min_of(min_of(a, b), c)),
-    EXTREME(467, "v_max3_f32", f32, 3, kNoFlags, float_max(float_max(a, b), c)),
+    EXTREME(467, "v_max3_f32", f32, 3, kNoTraits, float_max(float_max(a, b), c)),
     OP3(468, "v_max3_i32", i32, i32, i32, i32, max_of(max_of(a, b), c)),
     OP3(469, "v_max3_u32", u32, u32, u32, u32, max_of(max_of(a, b), c)),
-    EXTREME(470, "v_med3_f32", f32, 3, kNoFlags, float_med3(a, b, c)),
+    EXTREME(470, "v_med3_f32", f32, 3, kNoTraits, float_med3(a, b, c)),
     OP3(471, "v_med3_i32", i32, i32, i32, i32, med_of(a, b, c)),
     OP3(472, "v_med3_u32", u32, u32, u32, u32, med_of(a, b, c)),
     SAD(473, "v_sad_u8", i64{sad_u8(a, b, 0)} + c),
@@ -435,23 +433,23 @@ constexpr OpInfo kVop3[] = {
     OP3(479, "v_div_fixup_f64", f64, f64, f64, f64, div_fixup(a, b, c)),
     SPECIAL(480, "v_div_scale_f32", v_div_scale<f32>, Type::kF32, Type::kF32, Type::kF32, Type::kF32, kCarryOut),
     SPECIAL(481, "v_div_scale_f64", v_div_scale<f64>, Type::kF64, Type::kF64, Type::kF64, Type::kF64, kCarryOut),
-    SPECIAL(482, "v_div_fmas_f32", v_div_fmas<f32>, Type::kF32, Type::kF32, Type::kF32, Type::kF32, kNoFlags),
-    SPECIAL(483, "v_div_fmas_f64", v_div_fmas<f64>, Type::kF64, Type::kF64, Type::kF64, Type::kF64, kNoFlags),
+    SPECIAL(482, "v_div_fmas_f32", v_div_fmas<f32>, Type::kF32, Type::kF32, Type::kF32, Type::kF32, kReadsVcc | kFlops2),
+    SPECIAL(483, "v_div_fmas_f64", v_div_fmas<f64>, Type::kF64, Type::kF64, Type::kF64, Type::kF64, kReadsVcc | kFlops2),
     SAD(484, "v_msad_u8", i64{msad_u8(a, b, 0)} + c),
-    OP3(485, "v_qsad_pk_u16_u8", u64, u64, u32, u64, quad_sad<sad_u8>(a, b, c)),
-    OP3(486, "v_mqsad_pk_u16_u8", u64, u64, u32, u64, quad_sad<msad_u8>(a, b, c)),
-    SPECIAL(487, "v_mqsad_u32_u8", v_mqsad_u32_u8, Type::kB128, Type::kB64, kU, Type::kB128, kNoFlags),
-    SPECIAL(488, "v_mad_u64_u32", (v_mad_wide<u32, u64>), Type::kB64, kU, kU, Type::kB64, kCarryOut),
-    SPECIAL(489, "v_mad_i64_i32", (v_mad_wide<i32, i64>), Type::kB64, kU, kU, Type::kB64, kCarryOut),
-    OP3(490, "v_mad_legacy_f16", f16, f16, f16, f16, half_to_float(float_to_half(a * b)) + c),
-    INT_SAT(491, "v_mad_legacy_u16", u16, u16, u16, 3, kNoFlags, a * b + c),
-    INT_SAT(492, "v_mad_legacy_i16", i16, i16, i16, 3, kNoFlags, a * b + c),
-    OP3(493, "v_perm_b32", u32, u32, u32, u32, permute_bytes(a, b, c)),
-    OP3(494, "v_fma_legacy_f16", f16, f16, f16, f16, half_fma(a, b, c)),
+    OP3_T(485, "v_qsad_pk_u16_u8", u64, u64, u32, u64, Category::kQuarter, quad_sad<sad_u8>(a, b, c)),
+    OP3_T(486, "v_mqsad_pk_u16_u8", u64, u64, u32, u64, Category::kQuarter, quad_sad<msad_u8>(a, b, c)),
+    SPECIAL(487, "v_mqsad_u32_u8", v_mqsad_u32_u8, Type::kB128, Type::kB64, kU, Type::kB128, Category::kQuarter),
+    SPECIAL(488, "v_mad_u64_u32", (v_mad_wide<u32, u64>), Type::kB64, kU, kU, Type::kB64, kCarryOut | Category::kQuarter | Spread::kUpwards),
+    SPECIAL(489, "v_mad_i64_i32", (v_mad_wide<i32, i64>), Type::kB64, kU, kU, Type::kB64, kCarryOut | Category::kQuarter | Spread::kUpwards),
+    OP3_T(490, "v_mad_legacy_f16", f16, f16, f16, f16, kFlops2, half_to_float(float_to_half(a * b)) + c),
+    INT_SAT(491, "v_mad_legacy_u16", u16, u16, u16, 3, kNoTraits, a * b + c),
+    INT_SAT(492, "v_mad_legacy_i16", i16, i16, i16, 3, kNoTraits, a * b + c),
+    OP3_T(493, "v_perm_b32", u32, u32, u32, u32, Spread::kBytes, permute_bytes(a, b, c)),
+    OP3_T(494, "v_fma_legacy_f16", f16, f16, f16, f16, kFlops2, half_fma(a, b, c)),
     OP3(495, "v_div_fixup_legacy_f16", f16, f16, f16, f16, div_fixup(a.value, b.value, c.value)),
-    OP_ACC(496, "v_cvt_pkaccum_u8_f32", u32, f32, u32, insert_byte(a, b, d)),
-    INT_SAT(497, "v_mad_u32_u16", u32, u16, u32, 3, kNoFlags, a * b + c),
-    INT_SAT(498, "v_mad_i32_i16", i32, i16, i32, 3, kNoFlags, a * b + c),
+    OP_ACC(496, "v_cvt_pkaccum_u8_f32", u32, f32, u32, kMerges, insert_byte(a, b, d)),
+    INT_SAT(497, "v_mad_u32_u16", u32, u16, u32, 3, kNoTraits, a * b + c),
+    INT_SAT(498, "v_mad_i32_i16", i32, i16, i32, 3, kNoTraits, a * b + c),
     OP3(499, "v_xad_u32", u32, u32, u32, u32, (a ^ b) + c),
     EXTREME(500, "v_min3_f16", f16, 3, kKeepHigh, float_min(float_min(a, b), c)),
     INT16(501, "v_min3_i16", i16, min_of(min_of(a, b), c)),
@@ -468,29 +466,29 @@ constexpr OpInfo kVop3[] = {
     OP3(512, "v_lshl_or_b32", u32, u32, u32, u32, a << (b & 31) | c),
     OP3(513, "v_and_or_b32", u32, u32, u32, u32, (a & b) | c),
     OP3(514, "v_or3_b32", u32, u32, u32, u32, a | b | c),
-    HALF3(515, "v_mad_f16", half_to_float(float_to_half(a * b)) + c),
+    HALF3(515, "v_mad_f16", kFlops2, half_to_float(float_to_half(a * b)) + c),
     INT_SAT(516, "v_mad_u16", u16, u16, u16, 3, kKeepHigh, a * b + c),
     INT_SAT(517, "v_mad_i16", i16, i16, i16, 3, kKeepHigh, a * b + c),
-    HALF3(518, "v_fma_f16", half_fma(a, b, c)),
-    HALF3(519, "v_div_fixup_f16", div_fixup(a.value, b.value, c.value)),
-    OP3(520, "v_lshl_add_u64", u64, u64, u32, u64, ((b & 7) > 4 ? 0 : a << (b & 7)) + c),
-    OP2(640, "v_add_f64", f64, f64, f64, a + b),
-    OP2(641, "v_mul_f64", f64, f64, f64, a * b),
-    EXTREME(642, "v_min_f64", f64, 2, kNoFlags, float_min(a, b)),
-    EXTREME(643, "v_max_f64", f64, 2, kNoFlags, float_max(a, b)),
+    HALF3(518, "v_fma_f16", kFlops2, half_fma(a, b, c)),
+    HALF3(519, "v_div_fixup_f16", kNoTraits, div_fixup(a.value, b.value, c.value)),
+    OP3_T(520, "v_lshl_add_u64", u64, u64, u32, u64, Spread::kUpwards, ((b & 7) > 4 ? 0 : a << (b & 7)) + c),
+    OP2_T(640, "v_add_f64", f64, f64, f64, kFlops1, a + b),
+    OP2_T(641, "v_mul_f64", f64, f64, f64, kFlops1, a * b),
+    EXTREME(642, "v_min_f64", f64, 2, kNoTraits, float_min(a, b)),
+    EXTREME(643, "v_max_f64", f64, 2, kNoTraits, float_max(a, b)),
     OP2(644, "v_ldexp_f64", f64, f64, i32, std::scalbn(a, b)),
-    OP2(645, "v_mul_lo_u32", u32, u32, u32, a * b),
-    OP2(646, "v_mul_hi_u32", u32, u32, u32, static_cast<u32>(u64{a} * b >> 32)),
-    OP2(647, "v_mul_hi_i32", u32, i32, i32, static_cast<u32>(static_cast<u64>(i64{a} * b) >> 32)),
+    OP2_T(645, "v_mul_lo_u32", u32, u32, u32, Category::kQuarter, a * b),
+    OP2_T(646, "v_mul_hi_u32", u32, u32, u32, Category::kQuarter, static_cast<u32>(u64{a} * b >> 32)),
+    OP2_T(647, "v_mul_hi_i32", u32, i32, i32, Category::kQuarter, static_cast<u32>(static_cast<u64>(i64{a} * b) >> 32)),
     OP2(648, "v_ldexp_f32", f32, f32, i32, std::scalbn(a, b)),
-    {649, "v_readlane_b32", v_readlane, kU, {kU, kU, Type::kNone}, kScalarDst, Kind::kValu},
-    {650, "v_writelane_b32", v_writelane, kU, {kU, kU, Type::kNone}, kReadsDst, Kind::kValu},
+    {649, "v_readlane_b32", v_readlane, kU, {kU, kU, Type::kNone}, Category::kValu | kScalarDst | Spread::kReadLane},
+    {650, "v_writelane_b32", v_writelane, kU, {kU, kU, Type::kNone}, Category::kValu | kReadsDst | Spread::kWriteLane},
     OP2(651, "v_bcnt_u32_b32", u32, u32, u32, static_cast<u32>(std::popcount(a)) + b),
-    {652, "v_mbcnt_lo_u32_b32", v_mbcnt<false>, kU, {kU, kU, Type::kNone}, kNoFlags, Kind::kValu},
-    {653, "v_mbcnt_hi_u32_b32", v_mbcnt<true>, kU, {kU, kU, Type::kNone}, kNoFlags, Kind::kValu},
-    OP2(655, "v_lshlrev_b64", u64, u32, u64, b << (a & 63)),
-    OP2(656, "v_lshrrev_b64", u64, u32, u64, b >> (a & 63)),
-    OP2(657, "v_ashrrev_i64", i64, u32, i64, b >> (a & 63)),
+    {652, "v_mbcnt_lo_u32_b32", v_mbcnt<false>, kU, {kU, kU, Type::kNone}, kVector},
+    {653, "v_mbcnt_hi_u32_b32", v_mbcnt<true>, kU, {kU, kU, Type::kNone}, kVector},
+    OP2_T(655, "v_lshlrev_b64", u64, u32, u64, Spread::kUpwards, b << (a & 63)),
+    OP2_T(656, "v_lshrrev_b64", u64, u32, u64, Spread::kDownwards, b >> (a & 63)),
+    OP2_T(657, "v_ashrrev_i64", i64, u32, i64, Spread::kDownwards, b >> (a & 63)),
     OP2(658, "v_trig_preop_f64", f64, f64, u32, trig_preop(a, b)),
     OP2(659, "v_bfm_b32", u32, u32, u32, ((1u << (a & 31)) - 1) << (b & 31)),
     OP2(660, "v_cvt_pknorm_i16_f32", u32, f32, f32, pack16(norm16<i16>(f64{a}), norm16<i16>(f64{b}))),
@@ -500,14 +498,14 @@ constexpr OpInfo kVop3[] = {
     OP2(664, "v_cvt_pk_i16_i32", u32, i32, i32, pack16(clamp16<i16>(a), clamp16<i16>(b))),
     OP2(665, "v_cvt_pknorm_i16_f16", u32, f16, f16, pack16(norm16<i16>(a), norm16<i16>(b))),
     OP2(666, "v_cvt_pknorm_u16_f16", u32, f16, f16, pack16(norm16<u16>(a), norm16<u16>(b))),
-    INT_SAT(668, "v_add_i32", i32, i32, i32, 2, kNoFlags, a + b),
-    INT_SAT(669, "v_sub_i32", i32, i32, i32, 2, kNoFlags, a - b),
+    INT_SAT(668, "v_add_i32", i32, i32, i32, 2, kNoTraits, a + b),
+    INT_SAT(669, "v_sub_i32", i32, i32, i32, 2, Spread::kCancels, a - b),
     INT_SAT(670, "v_add_i16", i16, i16, i16, 2, kKeepHigh, a + b),
     INT_SAT(671, "v_sub_i16", i16, i16, i16, 2, kKeepHigh, a - b),
-    SPECIAL(672, "v_pack_b32_f16", v_pack_b32_f16, kU, Type::kF16, Type::kF16, Type::kNone, kNoFlags),
-    OP2(673, "v_mul_legacy_f32", f32, f32, f32, a == 0 || b == 0 ? 0.0f : a * b),
-    EXTREME(680, "v_minimum3_f32", f32, 3, kOnlyGfx950, float_minimum(float_minimum(a, b), c)),
-    EXTREME(681, "v_maximum3_f32", f32, 3, kOnlyGfx950, float_maximum(float_maximum(a, b), c)),
+    SPECIAL(672, "v_pack_b32_f16", v_pack_b32_f16, kU, Type::kF16, Type::kF16, Type::kNone, kNoTraits),
+    OP2_T(673, "v_mul_legacy_f32", f32, f32, f32, kFlops1, a == 0 || b == 0 ? 0.0f : a * b),
+    EXTREME(680, "v_minimum3_f32", f32, 3, kOnGfx950, float_minimum(float_minimum(a, b), c)),
+    EXTREME(681, "v_maximum3_f32", f32, 3, kOnGfx950, float_maximum(float_maximum(a, b), c)),
 };
 // clang-format on
 

@@ -74,9 +74,8 @@ void packed_f16(Wave& w, const Inst& in) {
               })>,                                                          \
    Type::kPkB16,                                                            \
    {Type::kPkB16, Type::kPkB16, sources == 3 ? Type::kPkB16 : Type::kNone}, \
-   kNoFlags,                                                                \
-   Kind::kValu}
-#define PK_HALF(number, name, sources, flags, quick, ...)                   \
+   kVector}
+#define PK_HALF(number, name, sources, traits, quick, ...)                  \
   {number,                                                                  \
    name,                                                                    \
    packed_f16<sources, ([](f16 a, f16 b, f16 c) -> f16 {                    \
@@ -86,8 +85,7 @@ void packed_f16(Wave& w, const Inst& in) {
               HalfOp::quick>,                                               \
    Type::kPkF16,                                                            \
    {Type::kPkF16, Type::kPkF16, sources == 3 ? Type::kPkF16 : Type::kNone}, \
-   flags,                                                                   \
-   Kind::kValu}
+   kVector | traits}
 
 // -------------------------------------------------------------------------------- two floats
 
@@ -126,7 +124,7 @@ void packed_f32(Wave& w, const Inst& in) {
   store_masked(w, in.dst, result.tmp.word, 2, w.exec());
 }
 
-#define PK_F32(number, name, sources, ...)                                  \
+#define PK_F32(number, name, sources, flops, ...)                           \
   {number,                                                                  \
    name,                                                                    \
    packed_f32<sources, ([](f32 a, f32 b, f32 c) -> f32 {                    \
@@ -135,8 +133,7 @@ void packed_f32(Wave& w, const Inst& in) {
               })>,                                                          \
    Type::kPkF32,                                                            \
    {Type::kPkF32, Type::kPkF32, sources == 3 ? Type::kPkF32 : Type::kNone}, \
-   kNoFlags,                                                                \
-   Kind::kValu}
+   kVector | Category::kPacked | Spread::kPair | flops}
 
 // Low word: the half of src0 that op_sel[0] names; high word: that of src1 by op_sel[1].
 void v_pk_mov_b32(Wave& w, const Inst& in) {
@@ -192,9 +189,9 @@ void v_dot_int(Wave& w, const Inst& in) {
   }
   store_masked(w, in.dst, out.word, 1, w.exec());
 }
-#define DOT_I(number, name, T, width)                                                           \
-  {number,   name,       v_dot_int<T, width>, Type::kB32, {Type::kB32, Type::kB32, Type::kB32}, \
-   kNoFlags, Kind::kValu}
+#define DOT_I(number, name, T, width)                                                          \
+  {number,        name, v_dot_int<T, width>, Type::kB32, {Type::kB32, Type::kB32, Type::kB32}, \
+   kVector | kDot}
 
 // -------------------------------------------------------------------------------- mixed precision
 
@@ -231,8 +228,13 @@ void v_fma_mix(Wave& w, const Inst& in) {
   }
   store_masked(w, in.dst, out.word, 1, w.exec());
 }
-#define MIX(number, name, to, type, flags) \
-  {number, name, v_fma_mix<to>, type, {Type::kF32, Type::kF32, Type::kF32}, flags, Kind::kValu}
+#define MIX(number, name, to, type, traits) \
+  {number,                                  \
+   name,                                    \
+   v_fma_mix<to>,                           \
+   type,                                    \
+   {Type::kF32, Type::kF32, Type::kF32},    \
+   kVector | kFlops2 | Syntax::kMixed | traits}
 
 // -------------------------------------------------------------------------------- table
 
@@ -252,28 +254,28 @@ constexpr OpInfo kVop3p[] = {
     PK_INT(11, "v_pk_sub_u16", u16, 2, a - b),
     PK_INT(12, "v_pk_max_u16", u16, 2, a > b ? a : b),
     PK_INT(13, "v_pk_min_u16", u16, 2, a < b ? a : b),
-    PK_HALF(14, "v_pk_fma_f16", 3, kNoFlags, kFma, half_fma(a, b, c)),
-    PK_HALF(15, "v_pk_add_f16", 2, kNoFlags, kAdd, a + b),
-    PK_HALF(16, "v_pk_mul_f16", 2, kNoFlags, kMul, a * b),
-    PK_HALF(17, "v_pk_min_f16", 2, kNoFlags, kNone, float_min(a.value, b.value)),
-    PK_HALF(18, "v_pk_max_f16", 2, kNoFlags, kNone, float_max(a.value, b.value)),
-    {26, "v_dot2_f32_bf16", v_dot2_float<bf16>, Type::kF32, {Type::kPkBf16, Type::kPkBf16, Type::kF32}, kOnlyGfx950, Kind::kValu},
-    PK_HALF(27, "v_pk_minimum3_f16", 3, kOnlyGfx950, kNone, float_minimum(float_minimum(a.value, b.value), c.value)),
-    PK_HALF(28, "v_pk_maximum3_f16", 3, kOnlyGfx950, kNone, float_maximum(float_maximum(a.value, b.value), c.value)),
-    MIX(32, "v_fma_mix_f32", MixTo::kFloat, Type::kF32, kNoFlags),
-    MIX(33, "v_fma_mixlo_f16", MixTo::kLow, Type::kF16, kReadsDst),
-    MIX(34, "v_fma_mixhi_f16", MixTo::kHigh, Type::kF16, kReadsDst),
-    {35, "v_dot2_f32_f16", v_dot2_float<f16>, Type::kF32, {Type::kPkF16, Type::kPkF16, Type::kF32}, kNoFlags, Kind::kValu},
+    PK_HALF(14, "v_pk_fma_f16", 3, kFlops4, kFma, half_fma(a, b, c)),
+    PK_HALF(15, "v_pk_add_f16", 2, kFlops2, kAdd, a + b),
+    PK_HALF(16, "v_pk_mul_f16", 2, kFlops2, kMul, a * b),
+    PK_HALF(17, "v_pk_min_f16", 2, kNoTraits, kNone, float_min(a.value, b.value)),
+    PK_HALF(18, "v_pk_max_f16", 2, kNoTraits, kNone, float_max(a.value, b.value)),
+    {26, "v_dot2_f32_bf16", v_dot2_float<bf16>, Type::kF32, {Type::kPkBf16, Type::kPkBf16, Type::kF32}, kVector | kDot | kFlops4 | kOnGfx950},
+    PK_HALF(27, "v_pk_minimum3_f16", 3, kOnGfx950, kNone, float_minimum(float_minimum(a.value, b.value), c.value)),
+    PK_HALF(28, "v_pk_maximum3_f16", 3, kOnGfx950, kNone, float_maximum(float_maximum(a.value, b.value), c.value)),
+    MIX(32, "v_fma_mix_f32", MixTo::kFloat, Type::kF32, kNoTraits),
+    MIX(33, "v_fma_mixlo_f16", MixTo::kLow, Type::kF16, kReadsDst | kMerges),
+    MIX(34, "v_fma_mixhi_f16", MixTo::kHigh, Type::kF16, kReadsDst | kMerges),
+    {35, "v_dot2_f32_f16", v_dot2_float<f16>, Type::kF32, {Type::kPkF16, Type::kPkF16, Type::kF32}, kVector | kDot | kFlops4},
     DOT_I(38, "v_dot2_i32_i16", i16, 16),
     DOT_I(39, "v_dot2_u32_u16", u16, 16),
     DOT_I(40, "v_dot4_i32_i8", i8, 8),
     DOT_I(41, "v_dot4_u32_u8", u8, 8),
     DOT_I(42, "v_dot8_i32_i4", i32, 4),
     DOT_I(43, "v_dot8_u32_u4", u32, 4),
-    PK_F32(48, "v_pk_fma_f32", 3, __builtin_fmaf(a, b, c)),
-    PK_F32(49, "v_pk_mul_f32", 2, a * b),
-    PK_F32(50, "v_pk_add_f32", 2, a + b),
-    {51, "v_pk_mov_b32", v_pk_mov_b32, Type::kPkB32, {Type::kPkB32, Type::kPkB32, Type::kNone}, kNoFlags, Kind::kValu},
+    PK_F32(48, "v_pk_fma_f32", 3, kFlops4, __builtin_fmaf(a, b, c)),
+    PK_F32(49, "v_pk_mul_f32", 2, kFlops2, a * b),
+    PK_F32(50, "v_pk_add_f32", 2, kFlops2, a + b),
+    {51, "v_pk_mov_b32", v_pk_mov_b32, Type::kPkB32, {Type::kPkB32, Type::kPkB32, Type::kNone}, kVector | Category::kPacked | Spread::kPair},
 };
 // clang-format on
 

@@ -67,9 +67,18 @@ void v_cmp_class_f16(Wave& w, const Inst& in) {
   write_result(w, in, hits, kExec);
 }
 
-#define CMP(number, name, T, exec)                                                           \
-  {number,   name,       v_cmp<T, exec>, Type::kNone, {kTypeOf<T>, kTypeOf<T>, Type::kNone}, \
-   kNoFlags, Kind::kValu}
+// V_CMPX.
+constexpr Traits compare_traits(bool exec) { return exec ? kVector | kWritesExec : kVector; }
+template <class T>
+inline constexpr Traits kLiteralOf = std::is_same_v<T, i64> ? kSignedLiteral : kNoTraits;
+
+#define CMP(number, name, T, exec)        \
+  {number,                                \
+   name,                                  \
+   v_cmp<T, exec>,                        \
+   Type::kNone,                           \
+   {kTypeOf<T>, kTypeOf<T>, Type::kNone}, \
+   compare_traits(exec) | kLiteralOf<T>}
 #define CMP_FLOAT(base, prefix, suffix, T, exec)                                                  \
   CMP(base + 0, prefix "f" suffix, T, exec), CMP(base + 1, prefix "lt" suffix, T, exec),          \
       CMP(base + 2, prefix "eq" suffix, T, exec), CMP(base + 3, prefix "le" suffix, T, exec),     \
@@ -84,17 +93,17 @@ void v_cmp_class_f16(Wave& w, const Inst& in) {
       CMP(base + 2, prefix "eq" suffix, T, exec), CMP(base + 3, prefix "le" suffix, T, exec), \
       CMP(base + 4, prefix "gt" suffix, T, exec), CMP(base + 5, prefix "ne" suffix, T, exec), \
       CMP(base + 6, prefix "ge" suffix, T, exec), CMP(base + 7, prefix "t" suffix, T, exec)
-#define CMP_CLASS(number, name, exec, type) \
-  {number, name, exec, Type::kNone, {type, Type::kB32, Type::kNone}, kNoFlags, Kind::kValu}
+#define CMP_CLASS(number, name, run, type, exec) \
+  {number, name, run, Type::kNone, {type, Type::kB32, Type::kNone}, compare_traits(exec)}
 
 // clang-format off: one opcode a row
 constexpr OpInfo kVopc[] = {
-    CMP_CLASS(16, "v_cmp_class_f32", (v_cmp_class<f32, false>), Type::kF32),
-    CMP_CLASS(17, "v_cmpx_class_f32", (v_cmp_class<f32, true>), Type::kF32),
-    CMP_CLASS(18, "v_cmp_class_f64", (v_cmp_class<f64, false>), Type::kF64),
-    CMP_CLASS(19, "v_cmpx_class_f64", (v_cmp_class<f64, true>), Type::kF64),
-    CMP_CLASS(20, "v_cmp_class_f16", v_cmp_class_f16<false>, Type::kB16),
-    CMP_CLASS(21, "v_cmpx_class_f16", v_cmp_class_f16<true>, Type::kB16),
+    CMP_CLASS(16, "v_cmp_class_f32", (v_cmp_class<f32, false>), Type::kF32, false),
+    CMP_CLASS(17, "v_cmpx_class_f32", (v_cmp_class<f32, true>), Type::kF32, true),
+    CMP_CLASS(18, "v_cmp_class_f64", (v_cmp_class<f64, false>), Type::kF64, false),
+    CMP_CLASS(19, "v_cmpx_class_f64", (v_cmp_class<f64, true>), Type::kF64, true),
+    CMP_CLASS(20, "v_cmp_class_f16", v_cmp_class_f16<false>, Type::kB16, false),
+    CMP_CLASS(21, "v_cmpx_class_f16", v_cmp_class_f16<true>, Type::kB16, true),
     CMP_FLOAT(32, "v_cmp_", "_f16", f16, false), CMP_FLOAT(48, "v_cmpx_", "_f16", f16, true),
     CMP_FLOAT(64, "v_cmp_", "_f32", f32, false), CMP_FLOAT(80, "v_cmpx_", "_f32", f32, true),
     CMP_FLOAT(96, "v_cmp_", "_f64", f64, false), CMP_FLOAT(112, "v_cmpx_", "_f64", f64, true),

@@ -17,8 +17,8 @@ constexpr u32 kPciBus = 1,
 
 void fill_limits(const DeviceInfo& device, hipDeviceProp_tR0600& p) {
   p.totalGlobalMem = device.memory_bytes;
-  p.sharedMemPerBlock = p.sharedMemPerBlockOptin = device.lds_bytes;
-  p.sharedMemPerMultiprocessor = p.maxSharedMemoryPerMultiProcessor = device.lds_bytes;
+  p.sharedMemPerBlock = p.sharedMemPerBlockOptin = device.traits().lds_bytes;
+  p.sharedMemPerMultiprocessor = p.maxSharedMemoryPerMultiProcessor = device.traits().lds_bytes;
   p.regsPerBlock = p.regsPerMultiprocessor = kRegistersPerCu;
   p.warpSize = kLanes;
   p.memPitch = kMaxPitch;
@@ -40,8 +40,8 @@ hipDeviceProp_tR0600 properties(const DeviceInfo& device) {
   std::snprintf(p.uuid, sizeof(p.uuid), "rfops-%s", arch_name(device.arch));
   fill_limits(device, p);
   p.clockRate = static_cast<int>(device.clock_khz);
-  p.major = static_cast<int>(device.major);
-  p.minor = static_cast<int>(device.minor);
+  p.major = static_cast<int>(device.traits().major);
+  p.minor = static_cast<int>(device.traits().minor);
   p.multiProcessorCount = static_cast<int>(device.compute_units);
   p.memoryClockRate = static_cast<int>(device.memory_clock_khz);
   p.memoryBusWidth = static_cast<int>(device.memory_bus_bits);
@@ -130,20 +130,23 @@ constexpr ValueRow kValues[] = {
     {31, [](const DeviceInfo&) { return u64{kMaxGrid[2]}; }},
     {55, [](const DeviceInfo&) { return u64{kMaxBlockThreads}; }},  // MaxThreadsDim
     {58, [](const DeviceInfo&) { return kMaxPitch; }},
-    {73, [](const DeviceInfo&) { return u64{0}; }},              // ReservedSharedMemPerBlock
-    {74, [](const DeviceInfo& d) { return u64{d.lds_bytes}; }},  // MaxSharedMemoryPerBlock
-    {75, [](const DeviceInfo& d) { return u64{d.lds_bytes}; }},  // SharedMemPerBlockOptin
-    {76, [](const DeviceInfo& d) { return u64{d.lds_bytes}; }},  // SharedMemPerMultiprocessor
-    {79, [](const DeviceInfo&) { return u64{256}; }},            // SurfaceAlignment
-    {81, [](const DeviceInfo&) { return u64{256}; }},            // TextureAlignment
-    {82, [](const DeviceInfo&) { return u64{256}; }},            // TexturePitchAlignment
-    {83, [](const DeviceInfo&) { return kMaxPitch; }},           // TotalConstantMemory
-    {84, [](const DeviceInfo& d) { return d.memory_bytes; }},    // TotalGlobalMem
-    {89, [](const DeviceInfo&) { return u64{0}; }},              // VirtualMemoryManagement
-    {91, [](const DeviceInfo&) { return u64{0}; }},              // MemoryPoolSupportedHandleTypes
+    {73, [](const DeviceInfo&) { return u64{0}; }},  // ReservedSharedMemPerBlock
+    {74, [](const DeviceInfo& d) { return u64{d.traits().lds_bytes}; }},  // MaxSharedMemoryPerBlock
+    {75, [](const DeviceInfo& d) { return u64{d.traits().lds_bytes}; }},  // SharedMemPerBlockOptin
+    {76,
+     [](const DeviceInfo& d) { return u64{d.traits().lds_bytes}; }},  // SharedMemPerMultiprocessor
+    {79, [](const DeviceInfo&) { return u64{256}; }},                 // SurfaceAlignment
+    {81, [](const DeviceInfo&) { return u64{256}; }},                 // TextureAlignment
+    {82, [](const DeviceInfo&) { return u64{256}; }},                 // TexturePitchAlignment
+    {83, [](const DeviceInfo&) { return kMaxPitch; }},                // TotalConstantMemory
+    {84, [](const DeviceInfo& d) { return d.memory_bytes; }},         // TotalGlobalMem
+    {89, [](const DeviceInfo&) { return u64{0}; }},                   // VirtualMemoryManagement
+    {91, [](const DeviceInfo&) { return u64{0}; }},  // MemoryPoolSupportedHandleTypes
     {10002,
-     [](const DeviceInfo& d) { return u64{d.lds_bytes}; }},  // MaxSharedMemoryPerMultiprocessor
-    {10007, [](const DeviceInfo&) { return u64{0}; }},       // CooperativeMultiDeviceUnmatched*
+     [](const DeviceInfo& d) {
+       return u64{d.traits().lds_bytes};
+     }},                                                // MaxSharedMemoryPerMultiprocessor
+    {10007, [](const DeviceInfo&) { return u64{0}; }},  // CooperativeMultiDeviceUnmatched*
     {10008, [](const DeviceInfo&) { return u64{0}; }},
     {10009, [](const DeviceInfo&) { return u64{0}; }},
     {10010, [](const DeviceInfo&) { return u64{0}; }},
@@ -154,7 +157,8 @@ constexpr ValueRow kValues[] = {
     {10016, [](const DeviceInfo&) { return u64{1}; }},              // FineGrainSupport
     {10017, [](const DeviceInfo&) { return u64{kWallClockKhz}; }},  // WallClockRate
     {10018, [](const DeviceInfo& d) { return u64{d.xccs}; }},       // NumberOfXccs
-    {10019, [](const DeviceInfo&) { return u64{kVgprsPerLane}; }},  // MaxAvailableVgprsPerThread
+    {10019,
+     [](const DeviceInfo& d) { return u64{d.traits().vgprs}; }},  // MaxAvailableVgprsPerThread
     {10020, [](const DeviceInfo& d) { return u64{d.pci_chip_id}; }},
 };
 
@@ -308,7 +312,9 @@ VGPU_API hipError_t hipDeviceComputeCapability(int* major, int* minor, hipDevice
   return guarded(__func__, [&] {
     hipError_t code;
     const DeviceInfo* info = getter(minor ? major : nullptr, device, code);
-    if (info) *major = static_cast<int>(info->major), *minor = static_cast<int>(info->minor);
+    if (info)
+      *major = static_cast<int>(info->traits().major),
+      *minor = static_cast<int>(info->traits().minor);
     return code;
   });
 }

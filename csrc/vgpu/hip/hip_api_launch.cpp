@@ -92,12 +92,12 @@ hipError_t check_resources(const LaunchRequest& request) {
   const Kernel& kernel = *request.function->kernel;
   const DeviceInfo& device = device_info(kernel.object->arch);
   const u64 lds = kernel.group_segment_bytes + request.dynamic_lds;
-  if (lds > device.lds_bytes) {
+  if (lds > device.traits().lds_bytes) {
     return refuse(request, hipErrorInvalidValue,
                   "needs " + std::to_string(lds) + " bytes of LDS (" +
                       std::to_string(kernel.group_segment_bytes) + " static, " +
                       std::to_string(request.dynamic_lds) + " dynamic), " + arch_name(device.arch) +
-                      " has " + std::to_string(device.lds_bytes));
+                      " has " + std::to_string(device.traits().lds_bytes));
   }
   if (!request.cooperative) return hipSuccess;
   const u64 lanes = request.block[0] * request.block[1] * request.block[2];

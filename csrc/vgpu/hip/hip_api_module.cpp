@@ -84,7 +84,7 @@ std::string kernel_names(const CodeObject& object) {
 }
 
 u32 dynamic_lds_limit(const Kernel& kernel) {
-  const u32 lds = device_info(kernel.object->arch).lds_bytes;
+  const u32 lds = traits_of(kernel.object->arch).lds_bytes;
   return kernel.group_segment_bytes < lds ? lds - kernel.group_segment_bytes : 0;
 }
 
@@ -110,7 +110,7 @@ hipError_t function_attribute(const Kernel& kernel, hipFunction_attribute attrib
     case HIP_FUNC_ATTRIBUTE_BINARY_VERSION:
     case HIP_FUNC_ATTRIBUTE_PTX_VERSION: {
       const DeviceInfo& device = device_info(kernel.object->arch);
-      return give(device.major * 10 + device.minor);
+      return give(device.traits().major * 10 + device.traits().minor);
     }
     case HIP_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
       return give(dynamic_lds_limit(kernel));
@@ -259,7 +259,7 @@ VGPU_API hipError_t hipFuncGetAttributes(hipFuncAttributes* attributes, const vo
     if (!function) return fail(hipErrorInvalidDeviceFunction, "unknown kernel function");
     const Kernel& kernel = *function->kernel;
     const DeviceInfo& device = device_info(kernel.object->arch);
-    const int version = static_cast<int>(device.major * 10 + device.minor);
+    const int version = static_cast<int>(device.traits().major * 10 + device.traits().minor);
     *attributes = {};
     attributes->binaryVersion = attributes->ptxVersion = version;
     attributes->localSizeBytes = kernel.private_segment_bytes;

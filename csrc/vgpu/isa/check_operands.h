@@ -52,39 +52,19 @@ struct RegSet {
 using VectorSet = RegSet<(kVgprRows + 63) / 64 * 64>;  // by row of the register file
 using ScalarSet = RegSet<128>;
 
-// How a vector instruction passes undefined lanes on, where it is not "any undefined source".
-enum class Flow : u8 {
-  kAny,
-  kNothing,    // the result is defined whatever the sources are: x ^ x
-  kSelect,     // v_cndmask
-  kRows,       // register by register: v_mov_b64
-  kPair,       // packed 32-bit: op_sel names a register of each pair
-  kUpwards,    // 64-bit integers: the low result depends on low words only
-  kDownwards,  // shifts to the right: the high result on high words only
-  kBytes,      // v_perm: the selector says which source
-  kReadLane,
-  kReadFirst,
-  kWriteLane,
-  kSwap,
-  kPermlane,
-  kMatrix,
-  kCrossbar,  // ds_bpermute and the like: lanes from lanes
-};
-
 struct Operands {
   RegList<6> vreads;
   RegList<2> vwrites;
   RegList<6> sreads;
   RegList<3> swrites;
   Queue queue = Queue::kNone;
-  Flow flow = Flow::kAny;
+  Spread spread = Spread::kAny;
   bool reads_scc = false, writes_scc = false;
   bool writes_exec = false;  // other than as a named destination
-  bool reads_vcc = false;    // implicitly: v_div_fmas
   bool lds_dma = false;      // brings memory to LDS
   bool atomic = false;
   bool signals = false;    // atomic or volatile: waves may wait for one another by it
-  bool partial = false;    // writes a part of its destination register
+  bool partial = false;    // VALU: writes a part of its destination register
   bool exchanges = false;  // an atomic that takes no regard to the old value
   bool typed = false;      // the format in memory is not that of the registers
   bool dot = false;        // a dot product of the vector ALU

@@ -1,7 +1,6 @@
 // Machine code to Inst, driven by the opcode tables.
 #include <array>
 #include <cstdio>
-#include <string_view>
 
 #include "vgpu/isa/program.h"
 #include "vgpu/isa/wave.h"
@@ -40,12 +39,13 @@ class RowIndex {
  private:
   void add(Format format, const OpInfo& row) {
     const u32 slot = base_[static_cast<u32>(format)] + row.opcode;
-    if (!(row.flags & kOnlyGfx950)) rows_[0][slot] = &row;
-    if (!(row.flags & kOnlyGfx942)) rows_[1][slot] = &row;
+    for (u32 arch = 0; arch < kArchCount; ++arch) {
+      if (row.exists_on(static_cast<Arch>(arch))) rows_[arch][slot] = &row;
+    }
   }
   static constexpr u32 kSlots = 4096;
   std::array<u32, static_cast<u32>(Format::kCount)> base_{};
-  std::array<std::array<const OpInfo*, kSlots>, 2> rows_{};
+  std::array<std::array<const OpInfo*, kSlots>, kArchCount> rows_{};
 };
 
 const RowIndex& row_index() {
@@ -97,9 +97,9 @@ u64 inline_int(Type type, i32 value) {
 
 // A 32-bit literal of a wide operand: the high half of an f64, sign-extended for i64 instructions,
 // zero-extended for u64 and b64 ones (s_mov_b64 s[0:1], 0xffffffff).
-u64 literal_value(Type type, u32 literal, const char* mnemonic) {
+u64 literal_value(Type type, u32 literal, const OpInfo& op) {
   if (type == Type::kF64) return u64{literal} << 32;
-  if (type == Type::kB64 && std::string_view(mnemonic).ends_with("_i64")) {
+  if (type == Type::kB64 && op.flags & kSignedLiteral) {
     return static_cast<u64>(static_cast<i64>(static_cast<i32>(literal)));
   }
   return literal;
@@ -186,7 +186,7 @@ class Decoder {
       u32 value = 0;
       if (!literal(value)) return false;
       src.kind = SrcKind::kConst;
-      src.value = literal_value(type, value, inst_.op->name);
+      src.value = literal_value(type, value, *inst_.op);
     } else if ((code >= kSharedBase && code <= kPrivateLimit) ||
                (code >= kVccz && code <= kLdsDirect)) {
       src.kind = SrcKind::kSpecial;
@@ -259,7 +259,7 @@ class Decoder {
       if (!row(Format::kVop1, field(word_, 9, 8), 1)) return false;
       inst_.dst = static_cast<u16>(field(word_, 17, 8));
       if (inst_.op->src[0] == Type::kNone) return true;
-      return lane_source(field(word_, 0, 9)) && accvgpr_mov();
+      return lane_source(field(word_, 0, 9)) && acc_operands();
     }
     if (word_ >> 25 == 0b0111110) {
       if (!row(Format::kVopc, field(word_, 17, 8), 1)) return false;
@@ -284,11 +284,15 @@ class Decoder {
     if (inst_.op->flags & kCarryIn) sgpr(inst_.src[2], Type::kB64, kVccLo);
   }
 
-  bool accvgpr_mov() {
-    if (inst_.format != Format::kVop1 || inst_.op->opcode != 82) return true;  // v_accvgpr_mov_b32
-    inst_.dst += 256;
-    inst_.src[0].reg += 256;
-    return inst_.src[0].kind == SrcKind::kVgpr;
+  // v_accvgpr_*: assemblers set the bits that elsewhere say what an AGPR is, and they say nothing.
+  bool acc_operands() {
+    const u32 flags = inst_.op->flags;
+    if (!(flags & (kAccDst | kAccSrc).flags)) return true;
+    const auto fix = [](u16& reg, bool acc) { reg = static_cast<u16>((reg & 255) | acc << 8); };
+    const bool from_vector = inst_.src[0].kind == SrcKind::kVgpr;
+    fix(inst_.dst, flags & kAccDst);
+    if (from_vector) fix(inst_.src[0].reg, flags & kAccSrc);
+    return from_vector || !(flags & kAccSrc);
   }
 
   bool lane_source(u32 code) {
@@ -347,7 +351,8 @@ class Decoder {
   }
 
   bool vop3() {
-    if (!vop3_row(field(word_, 16, 10)) || inst_.op->flags & (kNoVop3 | kInlineK)) return false;
+    if (!vop3_row(field(word_, 16, 10)) || inst_.op->flags & (kNoVop3 | kInlineK).flags)
+      return false;
     inst_.vop3 = true;
     const bool has_sdst = inst_.op->flags & kCarryOut;
     inst_.neg = static_cast<u8>(field(wide_, 61, 3));
@@ -369,12 +374,14 @@ class Decoder {
       const u32 code = field(wide_, 32 + 9 * s, 9);
       if (code == 255 || !source(inst_.src[s], type, code)) return false;
     }
-    return accvgpr_mov();
+    return acc_operands();
   }
+
+  static constexpr u32 kVop3px2Prefix = 0x2c;
 
   bool vop3p() {
     const u32 opcode = field(word_, 16, 7);
-    if (opcode == 0x2c) return vop3px2();
+    if (opcode == kVop3px2Prefix) return vop3px2();
     if (!row(Format::kVop3p, opcode, 2)) return false;
     return inst_.op->flags & kMatrix ? matrix(wide_) : packed();
   }
@@ -414,17 +421,7 @@ class Decoder {
       const bool acc = s == 2 ? acc_c : field(wide, 59 + s, 1);
       if (src.kind == SrcKind::kVgpr && acc) src.reg += 256;
     }
-    if (inst_.op->opcode ==
-        89) {  // v_accvgpr_write_b32: assemblers set its acc bits, which say nothing
-      inst_.dst |= 256;
-      if (inst_.src[0].kind == SrcKind::kVgpr) inst_.src[0].reg &= 255;
-    }
-    if (inst_.op->opcode == 88) {  // v_accvgpr_read_b32
-      inst_.dst &= 255;
-      inst_.src[0].reg |= 256;
-      return inst_.src[0].kind == SrcKind::kVgpr;
-    }
-    return true;
+    return acc_operands();
   }
 
   // 16 bytes: the scale operands, then the MFMA.
@@ -446,10 +443,9 @@ class Decoder {
   u16 data_reg(u32 at, u32 acc) const { return static_cast<u16>(field(wide_, at, 8) + 256 * acc); }
 
   bool ds() {
-    const u32 opcode = field(word_, 17, 8);
-    if (!row(Format::kDs, opcode, 2)) return false;
-    const bool gds = field(word_, 16, 1), global_sync = opcode >= 152 && opcode <= 157;  // ds_gws_*
-    if (gds && !global_sync) return false;
+    if (!row(Format::kDs, field(word_, 17, 8), 2)) return false;
+    const bool gds = field(word_, 16, 1);
+    if (gds && inst_.op->category != Category::kGws) return false;
     const u32 acc = field(word_, 25, 1);
     inst_.imm = static_cast<i32>(word_ & 0xffff);
     inst_.addr = data_reg(32, 0);

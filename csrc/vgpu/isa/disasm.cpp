@@ -146,41 +146,44 @@ std::string index_mode(u32 which) {
   return "gpr_idx(" + text + ")";
 }
 
+std::string hardware_register(u32 code) {
+  return "hwreg(" + std::to_string(code & 63) + ", " + std::to_string(code >> 6 & 31) + ", " +
+         std::to_string((code >> 11) + 1) + ")";
+}
+
+// The destination stands in front, also where it is a hardware register.
+std::string sopk_text(const Inst& inst) {
+  const OpInfo& op = *inst.op;
+  Operands out(op.name);
+  const u32 code = static_cast<u32>(inst.imm & 0xffff);
+  const bool hardware = op.syntax == Syntax::kHardwareRegister;
+  const bool sets = hardware && op.effects & kWritesMode;
+  if (sets) out.add(hardware_register(code));
+  if (op.dst != Type::kNone) out.add(scalar_reg(inst.dst, dwords_of(op.dst)));
+  if (hardware && !sets) out.add(hardware_register(code));
+  if (op.flags & kInlineK) out.add(operand(inst.src[0], 1));
+  if (!hardware) out.add(number("0x%llx", code));
+  return out.take();
+}
+
 std::string scalar_text(const Inst& inst) {
   const OpInfo& op = *inst.op;
   Operands out(op.name);
-  if (inst.format == Format::kSopp && op.opcode == 29) {
-    out.add(index_mode(static_cast<u32>(inst.imm)));
-    return out.take();
-  }
-  if (inst.format == Format::kSopc && op.opcode == 17) {
-    out.add(source(inst, 0));
-    out.add(index_mode(inst.src[1].reg));
-    return out.take();
-  }
   if (inst.format == Format::kSopp) {
-    const bool bare = op.opcode == 1 || op.opcode == 3 || op.opcode == 10 || op.opcode == 19 ||
-                      op.opcode == 22 || op.opcode == 27 || op.opcode == 28;
-    if (!bare)
-      out.add(op.opcode == 12 ? number("0x%llx", inst.imm & 0xffff)
-                              : std::to_string(inst.imm & 0xffff));
+    const i32 value = inst.imm & 0xffff;
+    if (op.syntax == Syntax::kIndexMode) {
+      out.add(index_mode(static_cast<u32>(inst.imm)));
+    } else if (op.syntax != Syntax::kBare) {
+      out.add(op.syntax == Syntax::kHex ? number("0x%llx", value) : std::to_string(value));
+    }
     return out.take();
   }
-  if (inst.format == Format::kSopk) {
-    const bool hardware = op.opcode >= 17 && op.opcode <= 20;
-    const u32 code = static_cast<u32>(inst.imm & 0xffff);
-    const std::string reg = "hwreg(" + std::to_string(code & 63) + ", " +
-                            std::to_string(code >> 6 & 31) + ", " +
-                            std::to_string((code >> 11) + 1) + ")";
-    if (op.opcode == 18 || op.opcode == 20) out.add(reg);
-    if (op.dst != Type::kNone) out.add(scalar_reg(inst.dst, dwords_of(op.dst)));
-    if (op.opcode == 17) out.add(reg);
-    if (op.opcode == 20) out.add(operand(inst.src[0], 1));
-    if (!hardware) out.add(number("0x%llx", code));
-    return out.take();
-  }
+  if (inst.format == Format::kSopk) return sopk_text(inst);
   if (op.dst != Type::kNone) out.add(scalar_reg(inst.dst, dwords_of(op.dst)));
-  for (u32 s = 0; s < source_count(op); ++s) out.add(source(inst, s));
+  for (u32 s = 0; s < source_count(op); ++s) {
+    const bool mode = s == 1 && op.syntax == Syntax::kIndexMode;
+    out.add(mode ? index_mode(inst.src[1].reg) : source(inst, s));
+  }
   return out.take();
 }
 
@@ -250,7 +253,7 @@ const char* encoding_suffix(const Inst& inst) {
   if (inst.lane_mod == LaneMod::kSdwa) return "_sdwa";
   const bool two_forms =
       inst.format == Format::kVop1 || inst.format == Format::kVop2 || inst.format == Format::kVopc;
-  if (!two_forms || inst.op->flags & (kInlineK | kNoVop3)) return "";
+  if (!two_forms || inst.op->flags & (kInlineK | kNoVop3).flags) return "";
   return inst.vop3 ? "_e64" : "_e32";
 }
 
@@ -274,7 +277,7 @@ std::string vector_text(const Inst& inst) {
   }
   if (op.flags & kCarryOut) out.add(scalar_reg(inst.sdst, 2));
   if (op.flags & kInlineK && sources == 3) {
-    const bool middle = op.opcode == 23 || op.opcode == 36;  // fmamk: d = a * K + b
+    const bool middle = op.syntax == Syntax::kConstantSecond;
     out.add(source(inst, 0));
     out.add(source(inst, middle ? 2 : 1));
     out.add(source(inst, middle ? 1 : 2));
@@ -284,10 +287,7 @@ std::string vector_text(const Inst& inst) {
   if (op.flags & kCarryIn) out.add(operand(inst.src[2], 2));
   if (inst.format == Format::kVop3p) {
     out.append(bit_list("op_sel", inst.opsel, sources, 0));
-    if (!(op.opcode >= 32 && op.opcode <= 34))
-      out.append(bit_list("op_sel_hi", inst.opsel_hi, sources, 1));
-    else
-      out.append(bit_list("op_sel_hi", inst.opsel_hi, sources, 0));
+    out.append(bit_list("op_sel_hi", inst.opsel_hi, sources, op.syntax != Syntax::kMixed));
     out.append(bit_list("neg_lo", inst.neg, sources, 0));
     out.append(bit_list("neg_hi", inst.neg_hi, sources, 0));
   } else {
@@ -307,8 +307,7 @@ u32 f8f6f4_rows(u32 format) { return format < 2 ? 8 : format < 4 ? 6 : 4; }
 std::string matrix_text(const Inst& inst) {
   const OpInfo& op = *inst.op;
   Operands out(op.name);
-  const bool any_format = op.opcode == 45 || op.opcode == 46;
-  const bool move = op.opcode == 88 || op.opcode == 89;
+  const bool any_format = op.syntax == Syntax::kByFormat;
   out.add(vector_reg(inst.dst, dwords_of(op.dst)));
   for (u32 s = 0; s < source_count(op); ++s) {
     const u32 rows =
@@ -322,11 +321,10 @@ std::string matrix_text(const Inst& inst) {
                (inst.opsel_hi & 1 ? "1," : "0,") + (inst.opsel_hi & 2 ? "1,0]" : "0,0]"));
   }
   const bool scaled = inst.format == Format::kVop3px2;  // there abid's low bit says so, and no more
-  if (move) return out.take();
+  if (op.category != Category::kMfma) return out.take();  // v_accvgpr_*
   out.modifier(inst.cbsz, "cbsz:" + std::to_string(inst.cbsz));
   out.modifier(inst.abid && !scaled, "abid:" + std::to_string(inst.abid));
-  const bool f64 = op.opcode == 110 || op.opcode == 111;
-  if (f64)
+  if (op.syntax == Syntax::kNegated)
     out.append(bit_list("neg", inst.blgp, 3, 0));
   else
     out.modifier(inst.blgp, "blgp:" + std::to_string(inst.blgp));
@@ -342,9 +340,7 @@ std::string ds_text(const Inst& inst) {
   if (op.src[0] != Type::kNone) out.add(vector_reg(inst.addr, 1));
   if (op.src[1] != Type::kNone) out.add(vector_reg(inst.data0, dwords_of(op.src[1])));
   if (op.src[2] != Type::kNone) out.add(vector_reg(inst.data1, dwords_of(op.src[2])));
-  const std::string name = op.name;
-  if (name.find("read2") != name.npos || name.find("write2") != name.npos ||
-      name.find("wrxchg2") != name.npos) {
+  if (op.syntax == Syntax::kTwoOffsets) {
     out.modifier(inst.imm & 0xff, "offset0:" + std::to_string(inst.imm & 0xff));
     out.modifier(inst.imm >> 8, "offset1:" + std::to_string(inst.imm >> 8));
   } else {
@@ -353,16 +349,13 @@ std::string ds_text(const Inst& inst) {
   return out.take();
 }
 
-bool is_atomic(const Inst& inst) { return inst.op->opcode >= 64 && inst.op->opcode < 125; }
-
 std::string flat_text(const Inst& inst) {
   const OpInfo& op = *inst.op;
   Operands out(op.name);
-  const bool scratch = inst.format == Format::kScratch,
-             lds = std::string(op.name).find("_lds_") != std::string::npos;
+  const bool scratch = inst.format == Format::kScratch;
   const bool based = inst.saddr != kNoSaddr && inst.format != Format::kFlat;
-  const bool load = op.dst != Type::kNone && (!is_atomic(inst) || inst.sc0);
-  if (load && !lds) out.add(vector_reg(inst.dst, dwords_of(op.dst)));
+  const bool load = op.dst != Type::kNone && (!(op.flags & kAtomic) || inst.sc0);
+  if (load) out.add(vector_reg(inst.dst, dwords_of(op.dst)));
   out.add(scratch ? (inst.sve ? vector_reg(inst.addr, 1) : "off")
                   : vector_reg(inst.addr, based ? 1 : 2));
   if (op.src[1] != Type::kNone) out.add(vector_reg(inst.data0, dwords_of(op.src[1])));
@@ -404,17 +397,6 @@ std::string buffer_text(const Inst& inst) {
   return out.take();
 }
 
-const char* const kFormatNames[] = {"SOP1", "SOP2", "SOPC",   "SOPK",    "SOPP",  "SMEM",
-                                    "VOP1", "VOP2", "VOPC",   "VOP3",    "VOP3P", "VOP3PX2",
-                                    "DS",   "FLAT", "GLOBAL", "SCRATCH", "MUBUF", "MTBUF"};
-
-const char* type_name(Type type) {
-  static constexpr const char* kNames[] = {
-      "-",       "b16",    "f16",    "bf16", "b32",  "f32",  "b64",  "f64",  "pk_b16", "pk_f16",
-      "pk_bf16", "pk_f32", "pk_b32", "b96",  "b128", "b192", "b256", "b512", "b1024"};
-  return kNames[static_cast<u32>(type)];
-}
-
 }  // namespace
 
 std::string disassemble(const Inst& inst) {
@@ -445,37 +427,9 @@ std::string disassemble(const Inst& inst) {
   }
 }
 
-// One line a row of the opcode tables: format, number, mnemonic, architectures, flags, result type,
-// source types.
-std::string opcode_listing() {
-  std::string text;
-  const OpTables tables = all_tables();
-  for (u32 t = 0; t < tables.count; ++t) {
-    const OpTable& table = *tables.tables[t];
-    for (u32 r = 0; r < table.count; ++r) {
-      const OpInfo& op = table.rows[r];
-      const char* archs = op.flags & kOnlyGfx942   ? "gfx942"
-                          : op.flags & kOnlyGfx950 ? "gfx950"
-                                                   : "gfx942,gfx950";
-      text += std::string(kFormatNames[static_cast<u32>(table.format)]) + " " +
-              std::to_string(op.opcode) + " " + op.name + " " + archs + " " +
-              std::to_string(op.flags) + " " + type_name(op.dst);
-      for (const Type type : op.src) text += std::string(" ") + type_name(type);
-      text += "\n";
-    }
-  }
-  return text;
-}
-
 }  // namespace vgpu
 
 #define VGPU_EXPORT extern "C" __attribute__((visibility("default")))
-
-// The opcode tables as text, for tests and readers.
-VGPU_EXPORT const char* rfops_vgpu_opcodes() {
-  static const std::string listing = vgpu::opcode_listing();
-  return listing.c_str();
-}
 
 // Text of the instruction at words[0] into `text`; returns its size in dwords, 0 where it is
 // unknown.
@@ -483,7 +437,10 @@ VGPU_EXPORT unsigned rfops_vgpu_disassemble(int gfx, const std::uint32_t* words,
                                             char* text, unsigned size) {
   vgpu::Inst inst;
   if (!count || !size) return 0;
-  vgpu::decode(gfx == 942 ? vgpu::Arch::kGfx942 : vgpu::Arch::kGfx950, words, count, 0, inst);
+  for (vgpu::u32 arch = 0; arch < vgpu::kArchCount; ++arch) {
+    if (vgpu::kArchs[arch].number != static_cast<vgpu::u32>(gfx)) continue;
+    vgpu::decode(static_cast<vgpu::Arch>(arch), words, count, 0, inst);
+  }
   std::snprintf(text, size, "%s", vgpu::disassemble(inst).c_str());
   return inst.op ? inst.dwords : 0;
 }

@@ -1,117 +1,12 @@
-// Decoded instructions: the formats of CDNA3 and CDNA4, operands, and the row of an opcode table.
+// Decoded instructions of CDNA3 and CDNA4: operands, and the fields of each format.
 //
-// Every opcode stands in exactly one table row (tables of ops_*.cpp): number, mnemonic, operand
-// types, architectures and the function that executes it. The decoder is driven by these rows.
+// Every opcode stands in exactly one table row (op_info.h; the tables are those of ops_*.cpp and
+// mfma_shapes.cpp). The decoder is driven by these rows.
 #pragma once
 
-#include "vgpu/base/types.h"
+#include "vgpu/isa/op_info.h"
 
 namespace vgpu {
-
-struct Wave;
-struct Inst;
-
-using ExecFn = void (*)(Wave&, const Inst&);
-
-enum class Format : u8 {
-  kSop1,
-  kSop2,
-  kSopc,
-  kSopk,
-  kSopp,
-  kSmem,
-  kVop1,
-  kVop2,
-  kVopc,
-  kVop3,
-  kVop3p,
-  kVop3px2,
-  kDs,
-  kFlat,
-  kGlobal,
-  kScratch,
-  kMubuf,
-  kMtbuf,
-  kCount,
-};
-
-// What an operand holds: decides its width, its inline constants and its neg/abs bits.
-enum class Type : u8 {
-  kNone,
-  kB16,   // 16-bit integer or raw bits, low or high half by op_sel
-  kF16,   // half precision
-  kBf16,  // bfloat16
-  kB32,   // 32-bit integer or raw bits
-  kF32,
-  kB64,  // 64-bit integer or raw bits
-  kF64,
-  kPkB16,  // two 16-bit integers in one register
-  kPkF16,  // two halves in one register
-  kPkBf16,
-  kPkF32,  // two floats in a register pair
-  kPkB32,  // two raw dwords in a register pair (v_pk_mov_b32)
-  kB96,
-  kB128,
-  kB192,
-  kB256,
-  kB512,
-  kB1024,  // register tuples (MFMA, wide conversions, memory)
-};
-
-constexpr u32 dwords_of(Type type) {
-  switch (type) {
-    case Type::kNone:
-      return 0;
-    case Type::kB64:
-    case Type::kF64:
-    case Type::kPkF32:
-    case Type::kPkB32:
-      return 2;
-    case Type::kB96:
-      return 3;
-    case Type::kB128:
-      return 4;
-    case Type::kB192:
-      return 6;
-    case Type::kB256:
-      return 8;
-    case Type::kB512:
-      return 16;
-    case Type::kB1024:
-      return 32;
-    default:
-      return 1;
-  }
-}
-
-enum OpFlags : u16 {
-  kNoFlags = 0,
-  kOnlyGfx942 = 1 << 0,
-  kOnlyGfx950 = 1 << 1,
-  kReadsDst = 1 << 2,   // the destination is also an input (fmac, swap, d16, *_sr_*)
-  kScalarDst = 1 << 3,  // a VALU op that writes an SGPR (readlane, readfirstlane)
-  kCarryIn = 1 << 4,    // reads VCC (VOP2) or src2 (VOP3) as a mask
-  kCarryOut = 1 << 5,   // writes VCC (VOP2) or sdst (VOP3) as a mask
-  kKeepHigh = 1 << 6,   // a 16-bit result leaves the other half of the register alone
-  kInlineK = 1 << 7,    // always followed by a 32-bit constant (fmamk, fmaak, setreg_imm32)
-  kNoVop3 = 1 << 8,     // has no VOP3 encoding
-  kMatrix = 1 << 9,     // MFMA or SMFMAC: operands may be AGPRs, EXEC is ignored
-};
-
-// What an instruction is counted as.
-enum class Kind : u8 {
-  kSalu,
-  kSmem,
-  kValu,
-  kTrans,
-  kMfma,
-  kLds,
-  kVmem,
-  kBranch,
-  kWait,
-  kBarrier,
-  kOther
-};
 
 // Which queue of the memory pipeline an instruction joins (reference: waits).
 enum class Queue : u8 {
@@ -120,22 +15,6 @@ enum class Queue : u8 {
   kFlat,    // vmcnt and lgkmcnt
   kLds,     // lgkmcnt, in order
   kScalar,  // lgkmcnt, out of order
-};
-
-struct OpInfo {
-  u16 opcode;
-  const char* name;
-  ExecFn exec;
-  Type dst;
-  Type src[3];
-  u16 flags;
-  Kind kind;
-};
-
-struct OpTable {
-  Format format;
-  const OpInfo* rows;
-  u32 count;
 };
 
 // Scalar register numbers as they are encoded; all of 0..127 live in Wave::sgpr.
@@ -225,6 +104,12 @@ struct Inst {
 };
 
 inline constexpr u16 kNoSaddr = 0x7f;
+
+// That of its row, or of the row's form that brings memory to LDS.
+inline Category category_of(const Inst& inst) {
+  const bool dma = inst.lds && inst.op->category == Category::kVmemLoad;
+  return dma ? Category::kLdsDma : inst.op->category;
+}
 
 constexpr bool is_valu(Format format) {
   return format >= Format::kVop1 && format <= Format::kVop3p;

@@ -48,7 +48,7 @@ struct MatrixShape {
   u8 dim, k, blocks;
   Elem a, b;
   u8 passes;  // of 4 cycles on one matrix core
-  u16 flags = kNoFlags;
+  Traits traits = {};
   bool sparse = false;
 
   constexpr u32 a_k() const { return sparse ? k / 2u : k; }  // elements of a row as stored

@@ -6,7 +6,6 @@
 namespace vgpu {
 
 inline constexpr u32 kMostVector = 63, kMostLgkm = 15;  // what vmcnt and lgkmcnt count to
-inline constexpr u32 kWaitcntOpcode = 12;
 inline constexpr u32 kNoWait = ~u32{0};
 
 // How many of a queue s_waitcnt lets be on their way. A counter's most is no wait: a wave whose

@@ -9,6 +9,7 @@ namespace {
 // lanes on. Measured on MI355X (read of 64, 96, 128 bits, write of 64) and documented for MI300X
 // (read and write of 128 bits); see README, "Counters".
 struct Phases {
+  u32 archs;  // of ArchMask
   u32 bytes;
   bool write;
   u32 banks;
@@ -20,42 +21,32 @@ constexpr u32 span(u32 first, u32 last) {
   return (last == 31 ? ~0u : (1u << (last + 1)) - 1) & ~((1u << first) - 1);
 }
 
-constexpr Phases kGfx950[] = {
-    {16,
+constexpr u32 kQuads[] = {span(0, 3) | span(20, 23), span(4, 7) | span(16, 19),
+                          span(8, 11) | span(28, 31), span(12, 15) | span(24, 27)};
+constexpr Phases kRows[] = {
+    {kOnGfx950,
+     16,
      false,
      64,
      2,
      {span(0, 3) | span(12, 15) | span(20, 27), span(4, 11) | span(16, 19) | span(28, 31)}},
-    {8, false, 64, 1, {~0u}},
-    {12,
-     false,
-     32,
-     4,
-     {span(0, 3) | span(20, 23), span(4, 7) | span(16, 19), span(8, 11) | span(28, 31),
-      span(12, 15) | span(24, 27)}},
-    {8, true, 32, 2, {span(0, 15), span(16, 31)}},
-};
-constexpr Phases kGfx942[] = {
-    {16,
-     false,
-     32,
-     4,
-     {span(0, 3) | span(20, 23), span(4, 7) | span(16, 19), span(8, 11) | span(28, 31),
-      span(12, 15) | span(24, 27)}},
-    {16, true, 32, 4, {span(0, 7), span(8, 15), span(16, 23), span(24, 31)}},
+    {kOnGfx950, 8, false, 64, 1, {~0u}},
+    {kOnGfx950, 12, false, 32, 4, {kQuads[0], kQuads[1], kQuads[2], kQuads[3]}},
+    {kOnGfx950, 8, true, 32, 2, {span(0, 15), span(16, 31)}},
+    {kOnGfx942, 16, false, 32, 4, {kQuads[0], kQuads[1], kQuads[2], kQuads[3]}},
+    {kOnGfx942, 16, true, 32, 4, {span(0, 7), span(8, 15), span(16, 23), span(24, 31)}},
 };
 
 // Where nothing is published: consecutive lanes, as many as fill 32 banks once.
 constexpr Phases usual(u32 bytes, bool write) {
-  if (bytes <= 4) return {bytes, write, 32, 1, {~0u}};
-  if (bytes <= 8) return {bytes, write, 32, 2, {span(0, 15), span(16, 31)}};
-  return {bytes, write, 32, 4, {span(0, 7), span(8, 15), span(16, 23), span(24, 31)}};
+  if (bytes <= 4) return {0, bytes, write, 32, 1, {~0u}};
+  if (bytes <= 8) return {0, bytes, write, 32, 2, {span(0, 15), span(16, 31)}};
+  return {0, bytes, write, 32, 4, {span(0, 7), span(8, 15), span(16, 23), span(24, 31)}};
 }
 
-template <std::size_t kCount>
-Phases find(const Phases (&rows)[kCount], u32 bytes, bool write) {
-  for (const Phases& row : rows)
-    if (row.bytes == bytes && row.write == write) return row;
+Phases find(Arch arch, u32 bytes, bool write) {
+  for (const Phases& row : kRows)
+    if (has(row.archs, arch) && row.bytes == bytes && row.write == write) return row;
   return usual(bytes, write);
 }
 
@@ -83,8 +74,7 @@ u32 busiest_bank(const Access& access, u64 base, u64 lanes, u32 banks) {
 }  // namespace
 
 LdsCycles lds_cycles(Arch arch, const Access& access, u64 base) {
-  const Phases phases = arch == Arch::kGfx950 ? find(kGfx950, access.bytes, access.is_write)
-                                              : find(kGfx942, access.bytes, access.is_write);
+  const Phases phases = find(arch, access.bytes, access.is_write);
   LdsCycles total{0, 0};
   for (u32 half = 0; half < 2; ++half) {
     for (u32 p = 0; p < phases.count; ++p) {

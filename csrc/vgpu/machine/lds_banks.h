@@ -1,6 +1,7 @@
 // How many cycles an LDS access takes by the banks it meets.
 #pragma once
 
+#include "vgpu/base/arch.h"
 #include "vgpu/machine/memory_access.h"
 
 namespace vgpu {

@@ -32,15 +32,10 @@ struct Descriptor {
 static_assert(sizeof(Descriptor) == 64, "kernel descriptor");
 
 std::string mach_name(u32 flags) {
-  switch (flags & elf::kMachMask) {
-    case elf::kMachGfx942:
-      return "gfx942";
-    case elf::kMachGfx950:
-      return "gfx950";
-    case elf::kMachGfx9_4Generic:
-      return "gfx9-4-generic";
-    default:
-      break;
+  const u32 mach = flags & elf::kMachMask;
+  if (mach == elf::kMachGfx9_4Generic) return "gfx9-4-generic";
+  for (const ArchTraits& arch : kArchs) {
+    if (arch.elf_machine == mach) return arch.name;
   }
   struct Row {
     u8 mach;
@@ -53,16 +48,15 @@ std::string mach_name(u32 flags) {
       {0x47, "gfx1102"}, {0x44, "gfx1103"}, {0x48, "gfx1200"}, {0x4e, "gfx1201"},
   };
   for (const Row& row : kOthers) {
-    if (row.mach == (flags & elf::kMachMask)) return row.name;
+    if (row.mach == mach) return row.name;
   }
   return "an unknown processor (e_flags " + std::to_string(flags) + ")";
 }
 
 bool arch_fits(u32 flags, Arch arch, std::string& error) {
   const u32 mach = flags & elf::kMachMask;
-  const u32 own = arch == Arch::kGfx942 ? elf::kMachGfx942 : elf::kMachGfx950;
   const std::string device = std::string(arch_name(arch)) + ":sramecc+:xnack-";
-  if (mach != own && mach != elf::kMachGfx9_4Generic) {
+  if (mach != traits_of(arch).elf_machine && mach != elf::kMachGfx9_4Generic) {
     error = "built for " + mach_name(flags) + ", but the virtual GPU is " + device +
             "; build with --offload-arch=" + arch_name(arch) + " or set RFOPS_VGPU_ARCH";
   } else if ((flags >> elf::kXnackShift & 3) == elf::kFeatureOn) {

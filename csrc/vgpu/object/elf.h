@@ -128,7 +128,7 @@ inline constexpr u32 kNoteAmdgpuMetadata = 32;
 
 // e_flags: the processor in the low byte, then two bits each for xnack and sramecc.
 inline constexpr u32 kMachMask = 0xff;
-inline constexpr u32 kMachGfx942 = 0x4c, kMachGfx950 = 0x4f, kMachGfx9_4Generic = 0x5f;
+inline constexpr u32 kMachGfx9_4Generic = 0x5f;  // both of gfx942 and gfx950 run it
 inline constexpr u32 kXnackShift = 8, kSrameccShift = 10;
 inline constexpr u32 kFeatureAny = 1, kFeatureOff = 2, kFeatureOn = 3;
 

@@ -1,7 +1,6 @@
 #include "vgpu/watch/check_hazards.h"
 
 #include <algorithm>
-#include <string_view>
 
 #include "vgpu/isa/mfma.h"
 
@@ -11,7 +10,6 @@ namespace {
 using Unit = HazardState::Unit;
 using Matrix = HazardState::Matrix;
 
-constexpr u32 kNopOpcode = 0;
 constexpr u64 kFarthest = 20;        // no distance is longer
 constexpr u32 kFromVector = 2;       // a vector instruction's result to a matrix instruction
 constexpr u32 kFromExec = 4;         // EXEC as v_cmpx writes it, likewise
@@ -21,9 +19,9 @@ constexpr u32 kShortPasses = 2;      // of the 4 x 4 shapes
 
 bool is_memory(const Inst& inst) { return inst.format >= Format::kDs; }
 
-// gfx950 keeps the results of all but the shortest a wait state longer.
+// Results of all but the shortest come a wait state later on some architectures.
 bool one_more(const Matrix& m, Arch arch) {
-  return arch == Arch::kGfx950 && m.passes != kShortPasses;
+  return traits_of(arch).late_matrix && m.passes != kShortPasses;
 }
 
 // The result's use by a vector or memory instruction, or as A or B of a matrix instruction.
@@ -35,7 +33,7 @@ u32 read_distance(const Matrix& m, Arch arch, bool memory) {
       return m.passes + 2;
     default:
       if (m.small) return memory ? 9 : 6;
-      return memory ? 18 : arch == Arch::kGfx950 ? 19 : 11;
+      return memory ? 18 : traits_of(arch).f64_to_vector;
   }
 }
 
@@ -55,18 +53,13 @@ u32 part_addend_distance(const Matrix& m, const Matrix& next, Arch arch) {
   const bool xdl = next.unit == Unit::kXdl;
   switch (m.unit) {
     case Unit::kXdl:
-      return m.passes + 1 + (xdl ? arch == Arch::kGfx950 : one_more(m, arch));
+      return m.passes + 1 + (xdl ? traits_of(arch).late_matrix : one_more(m, arch));
     case Unit::kSingle:
       return xdl ? 0 : m.passes;
     default:
       if (xdl) return 0;
-      return m.small ? 4 : arch == Arch::kGfx950 ? 17 : 9;
+      return m.small ? 4 : traits_of(arch).f64_to_part;
   }
-}
-
-bool is_double_fma(const Inst& inst) {
-  const std::string_view name = inst.op->name;
-  return name == "v_fma_f64" || name == "v_fmac_f64";
 }
 
 Unit unit_of(const MatrixShape& shape) {
@@ -79,12 +72,10 @@ void HazardCheck::before(HazardState& state, const Wave& wave, const Inst& inst,
                          const Operands& operands) {
   ++state.now;
   if (inst.format < Format::kVop1) {
-    if (inst.format == Format::kSopp && inst.op->opcode == kNopOpcode) {
-      state.now += static_cast<u32>(inst.imm) & 15;
-    }
+    if (inst.op->category == Category::kNop) state.now += static_cast<u32>(inst.imm) & 15;
     return;
   }
-  if (operands.flow == Flow::kMatrix) return issue_matrix(state, wave, inst, operands);
+  if (operands.spread == Spread::kMatrix) return issue_matrix(state, wave, inst, operands);
   if (state.matrix_count) check_vector(state, wave, inst, operands);
   if (is_memory(inst)) return;
   if (operands.writes_exec) state.exec_write = {state.now, inst.index, {}};
@@ -110,7 +101,7 @@ void HazardCheck::check_vector(const HazardState& state, const Wave& wave, const
                                const Operands& operands) {
   const Arch arch = wave.group->arch;
   const Matrix& last = state.matrices[(state.matrix_count - 1) % HazardState::kMatrices];
-  if (last.unit == Unit::kDouble && is_double_fma(inst)) {
+  if (last.unit == Unit::kDouble && inst.op->flags & kDoubleFma) {
     need(state, wave, inst, "follows", last.time, last.index, kDoubleToFma);
   }
   for (const RegRange& range : operands.vreads) {

@@ -177,7 +177,7 @@ namespace {
 // A base that no LDS of the architecture reaches is how a wave's LDS-DMA is switched off: hardware
 // drops all of it. (M0 may wrap: what lands all the same was not switched off.)
 bool switched_off(const Wave& wave, const Access& access) {
-  return !access.mask && wave.sgpr[kM0] >= device_info(wave.group->arch).lds_bytes;
+  return !access.mask && wave.sgpr[kM0] >= traits_of(wave.group->arch).lds_bytes;
 }
 
 }  // namespace

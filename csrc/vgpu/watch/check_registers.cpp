@@ -6,7 +6,6 @@ namespace vgpu {
 namespace {
 
 constexpr u16 kScalarOrigin = 1000;  // Origin::reg of s0
-enum Sopp : u32 { kBranchScc0 = 4, kBranchScc1 = 5, kBranchVccz = 6, kBranchVccnz = 7 };
 
 constexpr u64 low_bits(u32 dwords) { return dwords >= 2 ? ~u64{0} : 0xffffffff; }
 
@@ -45,7 +44,7 @@ void RegisterCheck::follow(RegisterState& state, Wave& wave, const Inst& inst,
                            const Operands& operands) {
   if (!state.started) start(state, wave);
   exec_ = wave.exec();
-  tests_nonzero_ = false;
+  tests_result_ = false;
   switch (inst.format) {
     case Format::kSopp:
       return check_branch(state, wave, inst);
@@ -72,7 +71,7 @@ void RegisterCheck::follow(RegisterState& state, Wave& wave, const Inst& inst,
 
 void RegisterCheck::finish(RegisterState& state, const Wave& wave, const Inst& inst,
                            const Operands& operands) {
-  if (tests_nonzero_) {  // one defined bit that is set decides
+  if (tests_result_) {  // one defined bit that is set decides
     const ScalarBits bad = scalar_bits(state, inst.dst, dwords_of(inst.op->dst));
     const u64 value = wave.sgpr64(inst.dst) & low_bits(dwords_of(inst.op->dst));
     if (value & ~bad.bits) state.scc = false;
@@ -87,7 +86,7 @@ void RegisterCheck::finish(RegisterState& state, const Wave& wave, const Inst& i
     }
     return;
   }
-  if (operands.flow == Flow::kCrossbar) {
+  if (operands.spread == Spread::kCrossbar) {
     if (!operands.vwrites.size) return;
     const LaneBits result = crossbar(state, const_cast<Wave&>(wave), inst, operands);
     return set_lanes(state, inst.dst, result, exec_);
@@ -191,12 +190,12 @@ void RegisterCheck::check_addresses(RegisterState& state, const Wave& wave, cons
 
 // VCC decides as soon as one defined bit is set.
 void RegisterCheck::check_branch(RegisterState& state, const Wave& wave, const Inst& inst) {
-  const u32 opcode = inst.op->opcode;
-  if ((opcode == kBranchScc0 || opcode == kBranchScc1) && state.scc) {
+  const u32 reads = inst.op->flow == Flow::kBranch ? inst.op->effects : 0;
+  if (reads & kReadsScc && state.scc) {
     report(wave, inst, kNoLane, "the condition in scc", state.scc_origin);
     state.scc = false;
   }
-  if (opcode != kBranchVccz && opcode != kBranchVccnz) return;
+  if (!(reads & kReadsVcc)) return;
   const ScalarBits bad = scalar_bits(state, kVccLo, 2);
   if (!bad.bits || wave.vcc() & ~bad.bits) return;
   report(wave, inst, kNoLane, "the condition in vcc", bad.origin);

@@ -114,7 +114,7 @@ class RegisterCheck {
   void read_lane(RegisterState& state, const Wave& wave, const Inst& inst,
                  const Operands& operands);
   void write_lane(RegisterState& state, const Wave& wave, const Inst& inst);
-  void exchange(RegisterState& state, Wave& wave, const Inst& inst, Flow flow);
+  void exchange(RegisterState& state, Wave& wave, const Inst& inst, Spread how);
   void matrix(RegisterState& state, const Inst& inst);
   LaneBits dpp_source(const LaneBits& source, Wave& wave, const Inst& inst);
   LaneBits crossbar(const RegisterState& state, Wave& wave, const Inst& inst,
@@ -140,8 +140,8 @@ class RegisterCheck {
   Findings& findings_;
   u32 accum_offset_;
 
-  bool passes_ = false;         // the running instruction has nothing to do with undefined values
-  bool tests_nonzero_ = false;  // SCC, undefined so far, says whether the result is not 0
+  bool passes_ = false;        // the running instruction has nothing to do with undefined values
+  bool tests_result_ = false;  // SCC, undefined so far, says whether the result is not 0
 
   // The running memory instruction.
   u64 exec_ = 0;

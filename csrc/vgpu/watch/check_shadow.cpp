@@ -59,9 +59,6 @@ struct GlobalShadow {
 
 // The transposed reads of gfx950 hand out what a group of 16 lanes reads; such a group is undefined
 // only where all of it is.
-bool is_transposed(const Inst& inst) {
-  return inst.format == Format::kDs && inst.op->opcode >= 224 && inst.op->opcode <= 227;
-}
 u64 whole_groups(u64 lanes) {
   u64 whole = 0;
   for (u32 group = 0; group < kLanes; group += 16) {
@@ -95,7 +92,7 @@ void RegisterCheck::load(const Inst& inst, const Access& access, Origin::Kind ki
       });
       undefined |= u64{pieces && !written} << lane;
     });
-    if (is_transposed(inst)) undefined = whole_groups(undefined);
+    if (inst.op->spread == Spread::kTransposed) undefined = whole_groups(undefined);
     if (!undefined) continue;
     LaneBits& to = loaded_[(next_row_ + d) % 32];
     to.lanes |= undefined;

@@ -3,7 +3,6 @@
 namespace vgpu {
 namespace {
 
-constexpr u32 kNopOpcode = 0;
 constexpr u32 kAfterDot = 3;
 constexpr u32 kAfterStore = 2;
 
@@ -26,10 +25,8 @@ u32 store_distance(const Inst& inst, const Operands& operands) {
 void SpacingCheck::before(SpacingState& state, const Wave& wave, const Inst& inst,
                           const Operands& operands) {
   ++state.now;
-  if (inst.format == Format::kSopp && inst.op->opcode == kNopOpcode) {
-    state.now += static_cast<u32>(inst.imm) & 15;
-  }
-  if (inst.format < Format::kVop1 || operands.flow == Flow::kMatrix) return;
+  if (inst.op->category == Category::kNop) state.now += static_cast<u32>(inst.imm) & 15;
+  if (inst.format < Format::kVop1 || operands.spread == Spread::kMatrix) return;
   if (state.now <= state.until) check(state, wave, inst, operands);
   if (const u32 distance = store_distance(inst, operands)) {
     note(state, state.stores, inst, inst.data0, dwords_of(inst.op->src[1]), distance);

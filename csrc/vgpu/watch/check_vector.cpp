@@ -10,22 +10,7 @@ namespace {
 
 constexpr u32 kUnwritten = 2;  // a flag that no source has
 
-// The instruction that copies lanes: on flags, with another's DPP fields, it shows what goes where.
-const OpInfo& plain_move() {
-  static const OpInfo* const found = [] {
-    const OpTables tables = all_tables();
-    for (u32 t = 0; t < tables.count; ++t) {
-      const OpTable& table = *tables.tables[t];
-      for (u32 r = 0; r < table.count && table.format == Format::kVop1; ++r) {
-        if (table.rows[r].opcode == 1) return &table.rows[r];
-      }
-    }
-    return static_cast<const OpInfo*>(nullptr);
-  }();
-  return *found;
-}
-
-void spread(u64 lanes, u32* flags) {
+void lay_out(u64 lanes, u32* flags) {
   for (u32 lane = 0; lane < kLanes; ++lane) flags[lane] = lanes >> lane & 1;
 }
 u64 gather(const u32* flags, u32 value) {
@@ -46,30 +31,30 @@ void RegisterCheck::vector(RegisterState& state, Wave& wave, const Inst& inst,
   u64 mask = exec_;
   if (inst.lane_mod == LaneMod::kDpp) mask = write_mask(wave, inst);
   LaneBits result;
-  switch (operands.flow) {
-    case Flow::kNothing:
+  switch (operands.spread) {
+    case Spread::kNothing:
       break;
-    case Flow::kSelect:
+    case Spread::kSelect:
       result = selected(state, wave, inst);
       break;
-    case Flow::kRows:
-    case Flow::kPair:
+    case Spread::kRows:
+    case Spread::kPair:
       return rows(state, inst, operands, mask);
-    case Flow::kUpwards:
-    case Flow::kDownwards:
+    case Spread::kUpwards:
+    case Spread::kDownwards:
       return wide(state, wave, inst, operands, mask);
-    case Flow::kBytes:
+    case Spread::kBytes:
       result = permuted_bytes(state, wave, inst);
       break;
-    case Flow::kReadLane:
-    case Flow::kReadFirst:
+    case Spread::kReadLane:
+    case Spread::kReadFirst:
       return read_lane(state, wave, inst, operands);
-    case Flow::kWriteLane:
+    case Spread::kWriteLane:
       return write_lane(state, wave, inst);
-    case Flow::kSwap:
-    case Flow::kPermlane:
-      return exchange(state, wave, inst, operands.flow);
-    case Flow::kMatrix:
+    case Spread::kSwap:
+    case Spread::kPermlane:
+      return exchange(state, wave, inst, operands.spread);
+    case Spread::kMatrix:
       return matrix(state, inst);
     default:
       result = any_source(state, wave, inst, operands);
@@ -101,7 +86,7 @@ LaneBits RegisterCheck::any_source(const RegisterState& state, Wave& wave, const
     }
     merge(all, lanes);
   }
-  if (operands.reads_vcc) {
+  if (inst.op->effects & kReadsVcc) {
     const ScalarBits bits = scalar_bits(state, kVccLo, 2);
     merge(all, {bits.bits, bits.origin});
   }
@@ -154,7 +139,7 @@ void RegisterCheck::rows(RegisterState& state, const Inst& inst, const Operands&
   };
   const bool move = inst.op->dst == Type::kPkB32;
   for (u32 half = 0; half < 2; ++half) {
-    if (operands.flow == Flow::kRows) {
+    if (operands.spread == Spread::kRows) {
       result[half] = row_of(inst.src[0], half);
     } else if (move) {  // v_pk_mov_b32: low from source 0, high from source 1
       result[half] = row_of(inst.src[half], inst.opsel >> half & 1);
@@ -172,7 +157,7 @@ void RegisterCheck::rows(RegisterState& state, const Inst& inst, const Operands&
 // leave the high half undefined where they only use the low one.
 void RegisterCheck::wide(RegisterState& state, Wave& wave, const Inst& inst,
                          const Operands& operands, u64 mask) {
-  const u32 partial = operands.flow == Flow::kDownwards;  // the dword with half of the sources
+  const u32 partial = operands.spread == Spread::kDownwards;  // the dword with half of the sources
   LaneBits result[2] = {any_source(state, wave, inst, operands), {}};
   if (partial == 0) std::swap(result[0], result[1]);
   LaneBits& half = result[partial];
@@ -198,7 +183,7 @@ void RegisterCheck::read_lane(RegisterState& state, const Wave& wave, const Inst
   const LaneBits from = source_lanes(state, inst.src[0], 1);
   u32 lane = exec_ ? static_cast<u32>(std::countr_zero(exec_)) : 0;
   ScalarBits number;
-  if (operands.flow == Flow::kReadLane) {
+  if (operands.spread == Spread::kReadLane) {
     number = source_bits(state, inst.src[1], 1);
     lane = read_scalar32(wave, inst.src[1]) & 63;
   }
@@ -215,18 +200,18 @@ void RegisterCheck::write_lane(RegisterState& state, const Wave& wave, const Ins
   set_lanes(state, inst.dst, {bad ? ~u64{0} : 0, value.origin}, lane_bit(lane));
 }
 
-void RegisterCheck::exchange(RegisterState& state, Wave& wave, const Inst& inst, Flow flow) {
+void RegisterCheck::exchange(RegisterState& state, Wave& wave, const Inst& inst, Spread how) {
   const u32 other = inst.src[0].reg;
   const LaneBits a = register_lanes(state, inst.dst), b = register_lanes(state, other);
-  if (flow == Flow::kSwap) {
+  if (how == Spread::kSwap) {
     set_lanes(state, inst.dst, b, exec_);
     set_lanes(state, other, a, exec_);
     return;
   }
   if (!(a.lanes | b.lanes)) return;
   shadow_.set_exec(exec_);
-  spread(a.lanes, shadow_.v(inst.dst));
-  spread(b.lanes, shadow_.v(other));
+  lay_out(a.lanes, shadow_.v(inst.dst));
+  lay_out(b.lanes, shadow_.v(other));
   shadow_.group = wave.group;
   inst.exec(shadow_, inst);
   const Origin origin = a.lanes ? a.origin : b.origin;
@@ -236,8 +221,8 @@ void RegisterCheck::exchange(RegisterState& state, Wave& wave, const Inst& inst,
 
 // Source 0 as DPP permutes it.
 LaneBits RegisterCheck::dpp_source(const LaneBits& source, Wave& wave, const Inst& inst) {
-  Inst move = inst;
-  move.op = &plain_move();
+  Inst move = inst;  // on flags, with this one's DPP fields, it shows what goes where
+  move.op = &lane_copy();
   move.exec = move.op->exec;
   move.format = Format::kVop1;
   move.src[0] = {SrcKind::kVgpr, Type::kB32, 0, 0};
@@ -246,7 +231,7 @@ LaneBits RegisterCheck::dpp_source(const LaneBits& source, Wave& wave, const Ins
   move.clamp = false;
   shadow_.set_exec(exec_);
   shadow_.group = wave.group;
-  spread(source.lanes, shadow_.v(0));
+  lay_out(source.lanes, shadow_.v(0));
   for (u32 lane = 0; lane < kLanes; ++lane) shadow_.v(1)[lane] = kUnwritten;
   move.exec(shadow_, move);
   return {gather(shadow_.v(1), 1), source.origin};
@@ -263,7 +248,7 @@ LaneBits RegisterCheck::crossbar(const RegisterState& state, Wave& wave, const I
   flags.data0 = swizzle ? 0 : 1;
   flags.dst = 2;
   if (!swizzle) std::memcpy(shadow_.v(0), wave.v(inst.addr), kLanes * sizeof(u32));
-  spread(data.lanes, shadow_.v(flags.data0));
+  lay_out(data.lanes, shadow_.v(flags.data0));
   shadow_.set_exec(exec_);
   shadow_.group = wave.group;
   inst.exec(shadow_, flags);

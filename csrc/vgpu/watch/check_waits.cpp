@@ -21,7 +21,7 @@ bool in_order(const WaitState& state, const WaitState::Pending& pending, Queue q
 }  // namespace
 
 void WaitCheck::wait(WaitState& state, const Inst& inst) {
-  if (inst.op->opcode == kWaitcntOpcode) retire(state, static_cast<u32>(inst.imm));
+  if (inst.op->category == Category::kWait) retire(state, static_cast<u32>(inst.imm));
 }
 
 void WaitCheck::issue(WaitState& state, const Wave& wave, const Operands& operands) {

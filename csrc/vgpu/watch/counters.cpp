@@ -131,28 +131,43 @@ class Counters : public Observer {
   }
 };
 
-// ------------------------------------------------------------ floating-point operations
-
-// Operations a lane of a vector instruction does, from its mnemonic: 2 for a fused multiply-add, 1
-// for add, subtract, multiply; twice that for packed forms; 4 and 3 for dot products of two.
-u32 vector_flops(const OpInfo& op) {
-  const std::string name = op.name;
-  const auto has = [&](const char* part) { return name.find(part) != name.npos; };
-  if (!has("_f32") && !has("_f64") && !has("_f16") && !has("_bf16")) return 0;
-  if (has("v_cvt") || has("v_cmp") || has("v_mfma") || has("v_smfmac")) return 0;
-  if (has("v_dot2")) return 4;
-  const u32 width = has("v_pk_") ? 2 : 1;
-  if (has("fma") || has("_mad") || has("_mac_")) return 2 * width;
-  if (has("_add_") || has("_sub_") || has("_subrev_") || has("_mul_")) return width;
-  return op.kind == Kind::kTrans ? 1 : 0;
-}
-
 // -------------------------------------------------------------------------------- the record
 
-const char* kind_name(Kind kind) {
-  static constexpr const char* kNames[] = {"salu", "smem",   "valu", "trans",   "mfma", "lds",
-                                           "vmem", "branch", "wait", "barrier", "other"};
-  return kNames[static_cast<u32>(kind)];
+// The class that an instruction is counted in.
+const char* class_of(Category category) {
+  switch (category) {
+    case Category::kSalu:
+      return "salu";
+    case Category::kSmem:
+      return "smem";
+    case Category::kValu:
+    case Category::kPacked:
+    case Category::kQuarter:
+      return "valu";
+    case Category::kTrans:
+      return "trans";
+    case Category::kMfma:
+      return "mfma";
+    case Category::kLds:
+    case Category::kGws:
+      return "lds";
+    case Category::kVmemLoad:
+    case Category::kVmemStore:
+    case Category::kVmemAtomic:
+    case Category::kLdsDma:
+    case Category::kVmemCache:
+      return "vmem";
+    case Category::kBranch:
+      return "branch";
+    case Category::kWait:
+    case Category::kNop:
+    case Category::kSleep:
+      return "wait";
+    case Category::kBarrier:
+      return "barrier";
+    default:
+      return "other";
+  }
 }
 
 void write_map(Json& json, const char* name, const std::map<std::string, u64>& values) {
@@ -174,7 +189,7 @@ void write_traffic(Json& json, const char* name, const Traffic& traffic) {
 }
 
 struct Mix {
-  std::map<std::string, u64> mnemonics, kinds, shapes;
+  std::map<std::string, u64> mnemonics, classes, shapes;
   u64 total = 0, flops = 0, matrix_flops = 0, matrix_cycles = 0;
 
   Mix(const Program& program, const Counters& counted) {
@@ -191,8 +206,8 @@ struct Mix {
     if (!inst.op) return;
     total += slot.executed;
     mnemonics[inst.op->name] += slot.executed;
-    kinds[kind_name(inst.op->kind)] += slot.executed;
-    flops += vector_flops(*inst.op) * slot.lanes;
+    classes[class_of(inst.op->category)] += slot.executed;
+    flops += inst.op->flops * slot.lanes;
     if (const MatrixShape* shape = matrix_shape(inst)) {
       shapes[shape->name] += slot.executed;
       matrix_flops += u64{shape->macs()} * 2 * slot.executed;
@@ -259,7 +274,7 @@ void LaunchCounters::finish(double seconds, const std::string& error) {
   json.field("waves", groups * ((threads + kLanes - 1) / kLanes));
   json.field("wave_instructions", mix.total);
   write_map(json, "instructions", mix.mnemonics);
-  write_map(json, "classes", mix.kinds);
+  write_map(json, "classes", mix.classes);
   write_map(json, "mfma", mix.shapes);
   json.field("mfma_cycles", mix.matrix_cycles);
   json.field("mfma_flops", mix.matrix_flops);

@@ -32,6 +32,11 @@ SNIPPETS = {
     "same": LDS_STRIDE.format(stride=0),
     "split": "v_cmp_gt_u32 vcc, 32, v0\n s_and_saveexec_b64 s[10:11], vcc\n v_mov_b32 v20, 1\n",
     "mfma": "v_mfma_f32_16x16x32_f16 v[20:23], v[8:11], v[8:11], 0\n",
+    "rates": "v_exp_f32 v20, v8\n v_mul_lo_u32 v21, v8, v9\n"
+    " v_pk_mov_b32 v[22:23], v[8:9], v[8:9]\n",
+    "float_atomics": "v_mov_b32 v30, 0\n ds_add_f32 v30, v8\n"
+    " global_atomic_add_f32 v2, v8, s[6:7]\n buffer_inv sc1\n"
+    " s_sleep 1\n s_nop 1\n s_setprio 0\n s_dcache_inv\n s_waitcnt 0\n",
     "reread": "global_load_dwordx4 v[24:27], v1, s[4:5]\n s_waitcnt vmcnt(0)\n" * 3,
 }  # fmt: skip
 
@@ -65,6 +70,23 @@ def test_instructions_and_flops(batch: Snippets) -> None:
     assert record.wave_instructions == sum(record.classes.values())
     assert record.valu_flops == 3 * 64 * (2 + 4)
     assert record.kernel == "k0" and record.arch == "gfx950"
+
+
+def test_classes_and_what_is_no_vector_alu(batch: Snippets) -> None:
+    """Other rates are classes of their own for the model of time, not here; atomics add in LDS and
+    in the cache, which is no work of the vector ALU."""
+    plain, rates, atomics = (launch(batch, name) for name in ("reread", "rates", "float_atomics"))
+
+    def more(record: LaunchRecord) -> dict[str, int]:
+        return {key: record.classes.get(key, 0) - plain.classes.get(key, 0)
+                for key in ("valu", "trans", "lds", "vmem", "wait", "other", "smem")}  # fmt: skip
+
+    reread = {"vmem": -3, "wait": -3}
+    none = dict.fromkeys(("valu", "trans", "lds", "vmem", "wait", "other", "smem"), 0)
+    assert more(rates) == none | reread | {"valu": 2, "trans": 1}
+    counts = {"valu": 1, "lds": 1, "vmem": -3 + 2, "wait": -3 + 3, "other": 1, "smem": 1}
+    assert more(atomics) == none | counts
+    assert rates.valu_flops == 64 and atomics.valu_flops == 0
 
 
 def test_global_traffic(batch: Snippets) -> None:

@@ -28,6 +28,18 @@
   global_store_dword v1, v0, s[4:5]
 1:
 
+//: case condition
+// What the constant replaces is undefined; so is what M0 held before its parts were set.
+  s_cmp_eq_u32 s16, s16
+  s_cmovk_i32 s24, 4
+  v_mov_b32 v8, s24
+  global_store_dword v1, v8, s[4:5]
+  s_mov_b32 m0, s40
+  s_set_gpr_idx_on s8, gpr_idx(SRC0)
+  v_mov_b32 v9, v4
+  s_set_gpr_idx_off
+  s_movrels_b32 s25, s8
+
 //: case wide
 // The high half of a 64-bit addend that is never used.
   v_mov_b32 v20, 8

@@ -99,6 +99,33 @@
   s_cbranch_scc1 1f  // here
 1:
 
+//: case undefined_scc_as_source
+//: says s20 was never written
+//: fix s_mov_b32 s20, 0
+  <fix>
+  s_cmp_eq_u32 s20, 0
+  s_and_b32 s24, src_scc, 1
+  s_cbranch_scc1 1f  // here
+1:
+
+//: case undefined_condition
+//: says s20 was never written
+//: at lane 0
+//: fix s_mov_b32 s20, 0
+  s_mov_b32 s24, 0
+  <fix>
+  s_cmp_eq_u32 s20, 0
+  s_cmovk_i32 s24, 4
+  v_mov_b32 v21, s24
+  global_store_dword v1, v21, s[4:5]  // here
+
+//: case undefined_relative_source
+//: says s20 was never written
+//: fix s_mov_b32 s20, 0
+  <fix>
+  s_mov_b32 m0, s20
+  s_movrels_b32 s24, s8  // here
+
 //: case undefined_vcc
 //: says v20 was never written
 //: fix v_mov_b32 v20, 0
