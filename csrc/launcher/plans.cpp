@@ -27,6 +27,12 @@ namespace {
 constexpr Py_ssize_t kFamilies = 256;
 constexpr Py_ssize_t kSame = 1024;  // objects
 
+/// Whether the object stands in a key by its address. Tables do not: what they hold does.
+bool is_by_address(PyObject* object) {
+  return !PyLong_CheckExact(object) && !PyFloat_CheckExact(object) && !is_tensor(object) &&
+         !PyTuple_CheckExact(object) && !PyList_CheckExact(object);
+}
+
 struct Entry {
   uint64_t hash;
   std::vector<int64_t> words;
@@ -49,14 +55,13 @@ class Table {
     return found->second->plan;
   }
 
-  /// `args` whose addresses are in the key are kept alive.
+  /// `args` whose addresses are in the key are kept alive, and no tensor is.
   void add(const Key& key, PyObject* plan, PyObject* const* args, Py_ssize_t num_args,
            Py_ssize_t capacity) {
     const uint64_t hash = key.hash();
     std::vector<PyObject*> kept;
     for (Py_ssize_t i = 0; i < num_args; ++i) {
-      const bool by_value = PyLong_CheckExact(args[i]) || PyFloat_CheckExact(args[i]);
-      if (!by_value && !is_tensor(args[i])) kept.push_back(Py_NewRef(args[i]));
+      if (is_by_address(args[i])) kept.push_back(Py_NewRef(args[i]));
     }
     std::vector<int64_t> words(key.words, key.words + key.count);
     Entry entry = {hash, std::move(words), std::move(kept), Py_NewRef(plan)};
@@ -111,8 +116,8 @@ Plans* as_plans(PyObject* object) { return reinterpret_cast<Plans*>(object); }
 
 /// Whether another object may be equal to this one.
 bool has_equals(PyObject* object) {
-  return object != Py_None && !PyLong_CheckExact(object) && !PyFloat_CheckExact(object) &&
-         !is_tensor(object) && Py_TYPE(object)->tp_richcompare != PyBaseObject_Type.tp_richcompare;
+  return object != Py_None && is_by_address(object) &&
+         Py_TYPE(object)->tp_richcompare != PyBaseObject_Type.tp_richcompare;
 }
 
 /// Borrowed: the object that stands for this one, itself where there is none.

@@ -596,17 +596,13 @@ def test_variants_are_compiled_in_other_processes(monkeypatch: pytest.MonkeyPatc
         def __init__(self, workers: int, mp_context: Any) -> None:
             assert workers > 0 and mp_context.get_start_method() == "spawn"
 
-        def __enter__(self) -> Here:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
         def map(self, call: Any, given: Any) -> list[bool]:
             assert call is run
             jobs.extend(pickle.loads(pickle.dumps(given)))
             return []
 
     monkeypatch.setattr(cli_tune, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(cli_tune, "_processes", cli_tune._processes.__wrapped__)
     cli_tune.compile_ahead(GROUPED, c, "triton", [kernel.default(c), kernel.default(c)])
     with vgpu.profile() as profile:
         assert [run(job) for job in jobs] == [True, True]

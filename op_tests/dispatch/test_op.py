@@ -4,8 +4,10 @@ caller keeps, weights in another layout, fused epilogues. Everything else follow
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -564,13 +566,19 @@ def test_a_table_of_100_pointers(config: Path) -> None:
         """,
         kernels=(Gather(compile_ops(MODULE, config=config)(gather)),),
     )
+    weights: list[weakref.ref[torch.Tensor]] = []
     for seed in range(3):
         w = tuple(random(64, seed=100 * seed + i) for i in range(100))
+        weights += [weakref.ref(row) for row in w]
         expected = torch.stack([row.sum() for row in w])
         for form in (w, list(w)):
             torch.testing.assert_close(op.call(form, None), expected, rtol=1e-4, atol=1e-4)
     if launcher.native() is not None:
         assert op.plans.hits >= 4, "the same sizes, other tensors"
+    del w, form
+    gc.collect()
+    assert not any(ref() is not None for ref in weights), "a plan keeps no weight alive"
+    w = tuple(random(64, seed=i) for i in range(100))
     wrong = (*w[:99], random(65))
     for args, message in (
         (w[:99], "w must be 100 tensors, got 99"),
@@ -677,4 +685,6 @@ def test_the_notation() -> None:
 
 
 def test_describe_is_what_messages_say() -> None:
+    with pytest.raises(ValueError, match=r"f: dtype must be bfloat16, got torch\.float32; convert"):
+        guards.check_dtype("f", "dtype", torch.float32, (torch.bfloat16,))
     assert guards.describe(random(2)) == "[2] float32 on cpu" and rfops.__version__

@@ -22,6 +22,9 @@ MODEL_SHAPES = {
 ALL_SHAPES = [shape for shapes in MODEL_SHAPES.values() for shape in shapes]
 
 
+NAN = (0x7F, 0x7F, 255, 255)  # bytes of the four tensors
+
+
 @dataclass
 class Problem:
     x: torch.Tensor
@@ -35,6 +38,10 @@ class Problem:
 
     def to(self, device: torch.device) -> Problem:
         return Problem(*(tensor.to(device) for tensor in self.args))
+
+    def among_nan(self) -> Problem:
+        """The same with NaN around each tensor."""
+        return Problem(*(surround(t, nan)[0] for t, nan in zip(self.args, NAN, strict=True)))
 
 
 def random_payload(rows: int, k: int, generator: torch.Generator) -> torch.Tensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import math
 import multiprocessing
 import os
@@ -137,12 +138,16 @@ def measure(sets: Sequence[Problem], backend: str, config: Any, failed: Failed) 
 
 def compile_ahead(op: Op, c: Call, backend: str, configs: Sequence[Any]) -> None:
     """Each variant launched once in processes beside this one: that leaves it in Triton's cache."""
-    workers = min(len(configs), (os.cpu_count() or 2) - 1)
     given = {**c.values, **c.sizes}
     jobs = [(op.name, given, c.device, backend, routing.config_text(v)) for v in configs]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max(workers, 1), mp_context=context) as pool:
-        list(pool.map(launch_once, jobs))
+    list(_processes().map(launch_once, jobs))
+
+
+@functools.cache
+def _processes() -> ProcessPoolExecutor:
+    """For the whole run: each takes seconds to begin."""
+    workers = max((os.cpu_count() or 2) - 1, 1)
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 
 
 def launch_once(job: tuple[str, Mapping[str, Any], torch.device, str, str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from rfops.dispatch.guards import (
     check_layout,
     check_no_overlap,
     describe,
+    either,
 )
 from rfops.jit.errors import show
 
@@ -71,7 +72,7 @@ class Checked:
             check_dtype(self.name, arg.name, value, arg.dtypes)
         elif arg.kind == "word":
             if not isinstance(value, str) or value not in arg.words:
-                self.fail(arg.name, words(arg.words), show(value), "pass one of these")
+                self.fail(arg.name, either(arg.words), show(value), "pass one of these")
         elif isinstance(value, bool) or not isinstance(value, (int, float)):
             self.fail(arg.name, "a float", show(value), "pass one")
         return value
@@ -201,7 +202,3 @@ def flat(tensors: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
         elif value is not None:
             found.append((name, value))
     return found
-
-
-def words(names: Sequence[str]) -> str:
-    return " or ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]

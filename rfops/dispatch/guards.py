@@ -35,6 +35,11 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def either(names: Sequence[str]) -> str:
+    """a, b or c"""
+    return " or ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
+
+
 def check_int(op: str, name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
     """The value as an int: numpy's count as such; a bool, a float and a tensor do not."""
     number: int = value
@@ -71,9 +76,9 @@ def check_flag(op: str, name: str, value: Any) -> bool:
 def check_dtype(op: str, name: str, dtype: Any, allowed: Sequence[torch.dtype]) -> None:
     """One of `allowed`; what numpy and others call a dtype is none."""
     if not (isinstance(dtype, torch.dtype) and dtype in allowed):
-        *others, last = map(_dtype_name, allowed)
-        expected = f"{', '.join(others)} or {last}"
-        Guard(op).fail(name, expected, show(dtype), "convert the result")
+        Guard(op).fail(
+            name, either(list(map(_dtype_name, allowed))), show(dtype), "convert the result"
+        )
 
 
 def check_config_ints(config: Any, *other: str) -> None:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rfops import vgpu
+from rfops.dispatch.routing import chip
 from rfops.jit.arch import ARCHS
-from rfops.jit.launch import hip
 
 if TYPE_CHECKING:
     from rfops.vgpu.triton_driver import VirtualDriver
@@ -49,10 +49,7 @@ def missing() -> str | None:
 
 def arch_of(device: torch.device) -> str:
     """gfx950, gfx942, sm_90, ... : for what a kernel on this device is compiled."""
-    if device.type == "cpu" or torch.version.hip:
-        return hip.device_arch(device)
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
+    return chip(device)[0]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import functools
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -45,32 +45,43 @@ _DESCRIPTOR = """
 .rodata
 .p2align 6
 .amdhsa_kernel {name}
-  .amdhsa_next_free_vgpr 128
+  .amdhsa_next_free_vgpr {vgprs}
   .amdhsa_next_free_sgpr 96
-  .amdhsa_accum_offset 64
+  .amdhsa_accum_offset {agprs}
   .amdhsa_user_sgpr_kernarg_segment_ptr 1
   .amdhsa_kernarg_size 16
-  .amdhsa_group_segment_fixed_size 4096
-  .amdhsa_private_segment_fixed_size 256
-  .amdhsa_float_denorm_mode_32 3
+  .amdhsa_group_segment_fixed_size {lds}
+  .amdhsa_private_segment_fixed_size {private}
+  .amdhsa_float_denorm_mode_32 {denormals}
 .end_amdhsa_kernel
 """
-_METADATA_HEAD = ".amdgpu_metadata\namdhsa.version: [1, 2]\namdhsa.kernels:\n"
-_METADATA_KERNEL = """  - .name: {name}
+_METADATA = """  - .name: {name}
     .symbol: {name}.kd
     .kernarg_segment_size: 16
     .kernarg_segment_align: 8
-    .group_segment_fixed_size: 4096
-    .private_segment_fixed_size: 256
+    .group_segment_fixed_size: {lds}
+    .private_segment_fixed_size: {private}
     .wavefront_size: 64
     .sgpr_count: 96
-    .vgpr_count: 128
-    .agpr_count: 64
-    .max_flat_workgroup_size: 64
+    .vgpr_count: {vgprs}
+    .agpr_count: {agprs}
+    .max_flat_workgroup_size: {most}
     .args:
       - {{.offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}}
       - {{.offset: 8, .size: 8, .value_kind: global_buffer, .address_space: global}}
 """
+_USUAL = {"vgprs": 128, "agprs": 64, "lds": 4096, "private": 256, "most": 64, "denormals": 3}
+
+
+def source_of(kernels: Mapping[str, str], arch: str, **resources: int) -> str:
+    """Assembly of kernels by name, all of them with two buffers and _USUAL but for `resources`."""
+    used = {**_USUAL, **resources}
+    text = [f'.amdgcn_target "amdgcn-amd-amdhsa--{arch}"\n.text\n']
+    text += [f".globl {k}\n.p2align 8\n.type {k},@function\n{k}:\n{v}" for k, v in kernels.items()]
+    text += [_DESCRIPTOR.format(name=name, **used) for name in kernels]
+    text.append(".amdgpu_metadata\namdhsa.version: [1, 2]\namdhsa.kernels:\n")
+    text += [_METADATA.format(name=name, **used) for name in kernels]
+    return "".join([*text, ".end_amdgpu_metadata\n"])
 
 
 def assemble(source: str, arch: str, folder: Path) -> bytes:
@@ -90,16 +101,9 @@ def assemble(source: str, arch: str, folder: Path) -> bytes:
 
 def code_object(snippets: Iterable[str], arch: str) -> bytes:
     """One kernel `k<i>` a snippet."""
-    text, rodata, metadata = [f'.amdgcn_target "amdgcn-amd-amdhsa--{arch}"\n.text\n'], [], []
-    for i, snippet in enumerate(snippets):
-        name = f"k{i}"
-        text.append(f".globl {name}\n.p2align 8\n.type {name},@function\n{name}:{_PROLOGUE}")
-        text.append(snippet + _EPILOGUE)
-        rodata.append(_DESCRIPTOR.format(name=name))
-        metadata.append(_METADATA_KERNEL.format(name=name))
-    tail = [_METADATA_HEAD, *metadata, ".end_amdgpu_metadata\n"]
+    kernels = {f"k{i}": _PROLOGUE + snippet + _EPILOGUE for i, snippet in enumerate(snippets)}
     with tempfile.TemporaryDirectory() as folder:
-        return assemble("".join([*text, *rodata, *tail]), arch, Path(folder))
+        return assemble(source_of(kernels, arch), arch, Path(folder))
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from support import OP_TESTS
 from support.vgpu import check_hazards as hazards
+from support.vgpu.asm import source_of
 
 BYTES = 4000  # of each buffer: less than a page, so that what lies behind is mapped
 HERE = "// here"
@@ -31,10 +32,6 @@ KINDS = {
 }
 
 HEAD = """
-.globl {name}
-.p2align 8
-.type {name},@function
-{name}:
   s_load_dwordx4 s[4:7], s[0:1], 0x0
   v_and_b32 v0, 0x3ff, v0
   v_lshlrev_b32 v1, 2, v0
@@ -49,35 +46,6 @@ HEAD = """
   s_mov_b64 s[10:11], 0
   s_mov_b32 m0, 0
   s_waitcnt lgkmcnt(0)
-"""
-DESCRIPTOR = """
-.rodata
-.p2align 6
-.amdhsa_kernel {name}
-  .amdhsa_next_free_vgpr 128
-  .amdhsa_next_free_sgpr 96
-  .amdhsa_accum_offset 64
-  .amdhsa_user_sgpr_kernarg_segment_ptr 1
-  .amdhsa_kernarg_size 16
-  .amdhsa_group_segment_fixed_size 4096
-  .amdhsa_private_segment_fixed_size 256
-.end_amdhsa_kernel
-.text
-"""
-METADATA = """  - .name: {name}
-    .symbol: {name}.kd
-    .kernarg_segment_size: 16
-    .kernarg_segment_align: 8
-    .group_segment_fixed_size: 4096
-    .private_segment_fixed_size: 256
-    .wavefront_size: 64
-    .sgpr_count: 96
-    .vgpr_count: 128
-    .agpr_count: 64
-    .max_flat_workgroup_size: 256
-    .args:
-      - {{.offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}}
-      - {{.offset: 8, .size: 8, .value_kind: global_buffer, .address_space: global}}
 """
 
 
@@ -156,10 +124,5 @@ def source(arch: str) -> str:
     for name, case in cases(arch).items():
         kernels[name] = case.body.replace("<fix>", "")
         kernels[name + "_fixed"] = case.body.replace("<fix>", case.fix)
-    text, tail = [f'.amdgcn_target "amdgcn-amd-amdhsa--{arch}"\n.text\n'], []
-    for kernel, body in kernels.items():
-        text.append(HEAD.format(name=kernel) + body + "\n  s_endpgm\n")
-        text.append(DESCRIPTOR.format(name=kernel))
-        tail.append(METADATA.format(name=kernel))
-    head = ".amdgpu_metadata\namdhsa.version: [1, 2]\namdhsa.kernels:\n"
-    return "".join([*text, head, *tail, ".end_amdgpu_metadata\n"])
+    whole = {name: f"{HEAD}{body}\n  s_endpgm\n" for name, body in kernels.items()}
+    return source_of(whole, arch, most=256, denormals=0)

@@ -23,33 +23,6 @@ _PROLOGUE = """
   v_mov_b32 v2, v1
   s_waitcnt lgkmcnt(0)
 """
-_DESCRIPTOR = """
-.rodata
-.p2align 6
-.amdhsa_kernel {name}
-  .amdhsa_next_free_vgpr 512
-  .amdhsa_next_free_sgpr 96
-  .amdhsa_accum_offset 256
-  .amdhsa_user_sgpr_kernarg_segment_ptr 1
-  .amdhsa_kernarg_size 16
-  .amdhsa_float_denorm_mode_32 3
-.end_amdhsa_kernel
-"""
-_METADATA = """  - .name: {name}
-    .symbol: {name}.kd
-    .kernarg_segment_size: 16
-    .kernarg_segment_align: 8
-    .group_segment_fixed_size: 0
-    .private_segment_fixed_size: 0
-    .wavefront_size: 64
-    .sgpr_count: 96
-    .vgpr_count: 512
-    .agpr_count: 256
-    .max_flat_workgroup_size: 64
-    .args:
-      - {{.offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}}
-      - {{.offset: 8, .size: 8, .value_kind: global_buffer, .address_space: global}}
-"""
 
 
 def tuple_of(file: str, first: int, count: int) -> str:
@@ -84,13 +57,8 @@ class Cases:
 
     def __init__(self, cases: list[Case], arch: str) -> None:
         self.cases = cases
-        text = [f'.amdgcn_target "amdgcn-amd-amdhsa--{arch}"\n.text\n']
-        tail, metadata = [], [".amdgpu_metadata\namdhsa.version: [1, 2]\namdhsa.kernels:\n"]
-        for i, case in enumerate(cases):
-            text.append(f".globl k{i}\n.p2align 8\n.type k{i},@function\nk{i}:{case.text()}")
-            tail.append(_DESCRIPTOR.format(name=f"k{i}"))
-            metadata.append(_METADATA.format(name=f"k{i}"))
-        source = "".join([*text, *tail, *metadata, ".end_amdgpu_metadata\n"])
+        kernels = {f"k{i}": case.text() for i, case in enumerate(cases)}
+        source = asm.source_of(kernels, arch, vgprs=512, agprs=256, lds=0, private=0)
         with tempfile.TemporaryDirectory() as folder:
             self.module = asm.Module(asm.assemble(source, arch, Path(folder)), arch)
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from support.vgpu.check_cases import DESCRIPTOR, HEAD, METADATA
+from support.vgpu.asm import source_of
+from support.vgpu.check_cases import HEAD
 
 START = """
   v_add_u32 v2, 0xbb8, v0
@@ -192,11 +193,9 @@ LAWFUL = {
 
 
 def source(arch: str) -> str:
-    text, tail = [f'.amdgcn_target "amdgcn-amd-amdhsa--{arch}"\n.text\n'], []
-    for kind, group in (("relying", RELYING), ("lawful", LAWFUL)):
-        for name, case in group.items():
-            name = f"{kind}_{name}"
-            text += [HEAD.format(name=name), START, case.body, END, DESCRIPTOR.format(name=name)]
-            tail.append(METADATA.format(name=name))
-    head = ".amdgpu_metadata\namdhsa.version: [1, 2]\namdhsa.kernels:\n"
-    return "".join([*text, head, *tail, ".end_amdgpu_metadata\n"])
+    kernels = {
+        f"{kind}_{name}": f"{HEAD}{START}{case.body}{END}"
+        for kind, group in (("relying", RELYING), ("lawful", LAWFUL))
+        for name, case in group.items()
+    }
+    return source_of(kernels, arch, most=256, denormals=0)
