@@ -65,7 +65,7 @@ def ninja_text(steps: Sequence[Step]) -> str:
     return text.getvalue()
 
 
-class _Progress:
+class _StatusLine:
     """One line on stderr for builds that take long enough to be waited for."""
 
     def __init__(self, title: str) -> None:
@@ -101,7 +101,7 @@ def run_steps(title: str, steps: Sequence[Step], folder: Path) -> str:
     (folder / "build.ninja").write_text(text, encoding="utf-8", errors="surrogateescape")
     command = [str(Path(ninja.BIN_DIR) / "ninja"), "-j", str(resources.jobs())]
     environ = environment() | {"NINJA_STATUS": f"{_STATUS}[%f/%t] "}
-    progress, output = _Progress(title), []
+    progress, output = _StatusLine(title), []
     with subprocess.Popen(
         command, cwd=folder, env=environ, text=True, encoding="utf-8", errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -195,19 +195,22 @@ def survey(kind: str, target: str, ask: bool = True) -> Iterator[tuple[Toolchain
         if argv is None:
             yield None, f"{where}: not found"
             continue
-        compiler = _compiler(argv, ask)
-        failure = (compiler.failure or compiler.known.targets.get(target)) if compiler else None
-        if compiler is None or (failure is None and not ask):
+        known, failure = _recall(argv), ""
+        if known is None and ask:
+            known, failure = _ask(argv)
+        if known is None or not (ask or target in known.targets):
             yield None, f"{where}: {argv[0]} is not known yet"
             continue
-        if failure is None:
+        if not failure and target not in known.targets:
             failure, certain = _probe(name, argv, target)
             if certain:
-                compiler.learn(target, failure)
+                known.targets[target] = failure
+                _keep(argv, known)
+        failure = failure or known.targets.get(target, "")
         if failure:
             yield None, f"{where}: {argv[0]} cannot build for {target}: {failure}"
         else:
-            yield Toolchain(name, argv, compiler.known.version), where
+            yield Toolchain(name, argv, known.version), where
 
 
 def _probe(name: str, argv: tuple[str, ...], target: str) -> tuple[str, bool]:
@@ -278,46 +281,37 @@ class _Known(records.Record, frozen=True):
     targets: dict[str, str]  # target -> "" or why it cannot
 
 
-@dataclass
-class _Compiler:
-    """What is known of one compiler."""
-
-    file: Path
-    known: _Known
-    failure: str = ""  # why the version is not known; then it has no key, and is asked again
-
-    def learn(self, target: str, failure: str) -> None:
-        self.known.targets[target] = failure
-        self.write()
-
-    def write(self) -> None:
-        with contextlib.suppress(OSError):  # a read-only cache: it is asked again next time
-            records.write_sealed(self.file, self.known)
-
-
 _FILES = Roots(())  # absolute paths
 
 
-def _compiler(argv: tuple[str, ...], ask: bool = True) -> _Compiler | None:
-    """What a cache knows of the compiler, or, if `ask`, what the compiler itself says."""
+def _file(argv: tuple[str, ...]) -> Path:
     surroundings = [os.environ.get(name, "") for name in _HIP_VARIABLES]
     # With the record's fields: versions of rfops that share a cache do not replace each other's.
     name = digest([*argv, *surroundings, *_Known.__struct_fields__])[:16]
-    file = cache_root() / "toolchains" / f"{name}.json"
+    return cache_root() / "toolchains" / f"{name}.json"
+
+
+def _keep(argv: tuple[str, ...], known: _Known) -> None:
+    with contextlib.suppress(OSError):  # a read-only cache: it is asked again next time
+        records.write_sealed(_file(argv), known)
+
+
+def _recall(argv: tuple[str, ...]) -> _Known | None:
+    """What a cache knows of the compiler."""
     for root in cache_roots():
-        known = records.read_sealed(root, root / "toolchains" / file.name, _Known)
+        known = records.read_sealed(root, root / "toolchains" / _file(argv).name, _Known)
         now: Contents = {}
-        if known is None or not known.deps or not _FILES.same(known.deps, known.stats, now):
-            continue
-        if now:  # what was too young then is known by its stat from now on
-            known = structs.replace(known, stats=_FILES.stats(now))
-            _Compiler(file, known).write()
-        return _Compiler(file, known)
-    return _ask(file, argv) if ask else None
+        if known is not None and known.deps and _FILES.same(known.deps, known.stats, now):
+            if now:  # what was too young then is known by its stat from now on
+                known = structs.replace(known, stats=_FILES.stats(now))
+                _keep(argv, known)
+            return known
+    return None
 
 
-def _ask(file: Path, argv: tuple[str, ...]) -> _Compiler:
-    """Run `--version`."""
+def _ask(argv: tuple[str, ...]) -> tuple[_Known, str]:
+    """What `--version` says, or why it is not known; then the compiler has no key, and is asked
+    again."""
     code, output = run([*argv, "--version"])
     folder = ""
     lines = []
@@ -327,11 +321,10 @@ def _ask(file: Path, argv: tuple[str, ...]) -> _Compiler:
         else:
             lines.append(line.rstrip())
     version = "\n".join(lines).strip() if code == 0 else ""
-    failure = (
-        "" if version else f"no answer to --version: {output.strip()[:200] or f'status {code}'}"
-    )
+    answer = output.strip()[:200] or f"status {code}"
     watched = [w for part in argv if (w := shutil.which(part))]
     watched += [str(Path(folder) / tool) for tool in ("clang", "clang++", "ld.lld") if folder]
     read = _FILES.contents(watched)
     deps = {name: sha for name, (sha, _) in read.items()}
-    return _Compiler(file, _Known(deps, _FILES.stats(read), version, {}), failure)
+    known = _Known(deps, _FILES.stats(read), version, {})
+    return known, "" if version else f"no answer to --version: {answer}"

@@ -17,7 +17,7 @@ from .records import Record
 
 _BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 _NT_AMDGPU_METADATA = 32
-_MOST_HEADERS = 1000  # segments, sections; a code object has 10 and 20
+_MOST_HEADERS = 200  # segments, sections; a code object has 10 and 20
 _MOST_NOTES = 1 << 18  # bytes; a kernel of 20 arguments has 2 KB
 
 
@@ -63,7 +63,7 @@ def _metadata_note(elf: bytes) -> bytes:
     headers = file["e_phnum"] + file.num_sections()
     if headers > _MOST_HEADERS:
         raise CodeObjectError(f"{headers} segments and sections, of at most {_MOST_HEADERS}")
-    for segment in file.iter_segments("PT_NOTE"):
+    for segment in list(file.iter_segments("PT_NOTE")):
         start, size = segment["p_offset"], segment["p_filesz"]
         if size > _MOST_NOTES:
             raise CodeObjectError(f"{size} bytes of notes, of at most {_MOST_NOTES}")

@@ -19,7 +19,7 @@ from .. import paths
 from ..arch import waves_per_simd
 from ..cache import trust
 from ..errors import BindError, show
-from . import checking, hip, launcher
+from . import hip, launcher, tensor_memory
 from .signature import Parameter, check_layout, kernel_layout, read_signature, struct_format
 
 if TYPE_CHECKING:  # all of building is imported by the first bind
@@ -78,8 +78,8 @@ class BoundKernel:
         )
         self._slots: list[_Slot] = []
         self._load(artifact)
-        if self.hip.is_virtual and checking.is_on():
-            self.launch = checking.registering_launch(self.launch, self.hip)  # type: ignore[method-assign]
+        if self.hip.is_virtual and tensor_memory.is_on():
+            self.launch = tensor_memory.registering_launch(self.launch, self.hip)  # type: ignore[method-assign]
         else:
             launcher.attach(self)
 

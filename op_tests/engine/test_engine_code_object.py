@@ -192,6 +192,9 @@ BAD_FILES = {
     "many sections": with_notes(b"", shnum=65535, shoff=64),
     "2**60 sections": with_notes(b"\xff" * 64, shnum=0, shoff=64 + 56, kind=2)[:-32]
     + struct.pack("<QQQQ", 1 << 60, 0, 0, 0),
+    "segments that look through sections": with_notes(
+        struct.pack("<64x") * 99, phnum=100, shnum=99, shoff=64 + 100 * 56, kind=2
+    ),
     "notes beyond the end": with_notes(b"", size=1 << 62),
     "more notes than a file has": with_notes(bytes(1 << 20)),
     "a name without an end": with_notes(note(b"", b"x" * 4000, name_size=1 << 31)),

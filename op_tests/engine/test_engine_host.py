@@ -148,7 +148,7 @@ def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     """Nothing for quick builds; then a line at most every five seconds where nobody watches."""
     clock = iter((100.0, 100.9, 103.0, 106.0, 107.0, 111.5))
     monkeypatch.setattr(ninja.time, "monotonic", lambda: next(clock))
-    progress = ninja._Progress("the thing")
+    progress = ninja._StatusLine("the thing")
     for status in ("[1/6] a.o", "[2/6] b.o", "[3/6] c.o", "[4/6] d.o", "[5/6] e.o"):
         progress.show(status)
     progress.end()
@@ -164,7 +164,7 @@ def test_progress_is_quiet_when_asked(
     monkeypatch.setenv("RFOPS_LOG", "warning")
     clock = iter((0.0, 50.0, 100.0))
     monkeypatch.setattr(ninja.time, "monotonic", lambda: next(clock))
-    ninja._Progress("the thing").show("[1/2] a.o")
+    ninja._StatusLine("the thing").show("[1/2] a.o")
     assert capsys.readouterr().err == ""
 
 

@@ -1,4 +1,4 @@
-"""BoundKernel keeps compiled Triton kernels for arguments that they fit, and for no others. What it
+"""BoundTriton keeps compiled Triton kernels for arguments that they fit, and for no others. What it
 does on a GPU is done here on the virtual one, made Triton's device for the time of a test."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 import rfops.vgpu
 from rfops.triton import bound, mxfp8_kernels
-from rfops.triton.bound import BoundKernel
+from rfops.triton.bound import BoundTriton
 
 SPLITS, BLOCK_N = 2, 64
 
@@ -35,21 +35,21 @@ def searched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     counted = Counted()
     monkeypatch.setattr(bound, "_compiled", {})
     monkeypatch.setattr(bound.launch, "on", lambda _device: contextlib.nullcontext())
-    monkeypatch.setattr(BoundKernel, "_is_current", lambda _self: True)
+    monkeypatch.setattr(BoundTriton, "_is_current", lambda _self: True)
     monkeypatch.setattr(bound.torch.version, "hip", "7.0")  # sizes of storages count
     rfops.vgpu.activate_triton(request.param)
     yield counted
     rfops.vgpu.deactivate_triton()
 
 
-def kernel(counted: Counted) -> BoundKernel:
-    made = BoundKernel("mxfp8_kernels", "reduce_kernel", torch.device("cpu"), (SPLITS, BLOCK_N))
+def kernel(counted: Counted) -> BoundTriton:
+    made = BoundTriton("mxfp8_kernels", "reduce_kernel", torch.device("cpu"), (SPLITS, BLOCK_N))
     made._device = SimpleNamespace(type="cuda")  # type: ignore[assignment]
     made._jit, made._driver = counted, None
     return made
 
 
-def run(made: BoundKernel, m: int, n: int, apart: int = 0, skip: int = 0, **options: Any) -> None:
+def run(made: BoundTriton, m: int, n: int, apart: int = 0, skip: int = 0, **options: Any) -> None:
     """`apart` more columns between rows of out, which starts `skip` elements into its memory."""
     parts = torch.randn(SPLITS, m, n)
     memory = torch.full((skip + m * (n + apart),), 7.0, **options)

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     wanted = list(dict.fromkeys(_wanted(options)))
     begin, failed = time.monotonic(), 0
     reasons: dict[object, str] = {}
-    progress = _Progress(len(wanted))
+    progress = _Bar(len(wanted))
     gate = _MemoryGate()
     workers = resources.jobs(options.jobs)
     if options.jobs < 0:
@@ -215,7 +215,7 @@ class _MemoryGate:
             self.changed.notify()
 
 
-class _Progress:
+class _Bar:
     """A bar where somebody watches, else a line a module."""
 
     def __init__(self, total: int) -> None:

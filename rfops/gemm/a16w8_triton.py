@@ -29,7 +29,7 @@ from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.tuned_table import serving
 from rfops.jit import log
 from rfops.jit.arch import MAX_GRID, ROWS
-from rfops.triton.bound import BoundKernel
+from rfops.triton.bound import BoundTriton
 
 from .a16w8_config import (
     MIB,
@@ -148,7 +148,7 @@ class Rows(_Batched):
             config.tile_k,
             k % config.tile_k == 0,
         )
-        kernel = BoundKernel(_KERNELS, "rows", device, constants, config.warps)
+        kernel = BoundTriton(_KERNELS, "rows", device, constants, config.warps)
         launches = _launches(b, config.batches)
         return _in_parts(kernel, (ceil(n, config.tile_n), 1), launches, (b, m, n, k))
 
@@ -283,7 +283,7 @@ class Staged(_Batched):
     def prepare(device: torch.device, shape: Shape, config: StagedConfig) -> Launch:
         b, m, n, k = shape
         constants = staged_constants(shape, config)
-        kernel = BoundKernel("rfops.gemm.a16w8_staged", "staged", device, constants, config.warps)
+        kernel = BoundTriton("rfops.gemm.a16w8_staged", "staged", device, constants, config.warps)
         tiles = ceil(n, config.tile_n), ceil(m, config.tile_m)
         launches = _launches(b)
         builds = True
@@ -349,7 +349,7 @@ class Bmm(_Batched):
     def prepare(device: torch.device, shape: Shape, config: BmmConfig) -> Launch:
         b, _m, n, k = shape
         step = config.batches(shape)
-        kernel = BoundKernel(_KERNELS, "dequantise", device, (config.tile_n,), config.warps)
+        kernel = BoundTriton(_KERNELS, "dequantise", device, (config.tile_n,), config.warps)
         tiles = ceil(n, config.tile_n) * ceil(k, SCALE_BLOCK)
 
         def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
@@ -378,7 +378,7 @@ def _launches(b: int, step: int = 1) -> list[tuple[int, int]]:
 
 
 def _in_parts(
-    kernel: BoundKernel, tiles: tuple[int, int], launches: list[tuple[int, int]],
+    kernel: BoundTriton, tiles: tuple[int, int], launches: list[tuple[int, int]],
     sizes: tuple[int, ...],
 ) -> Launch:  # fmt: skip
     def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
@@ -393,7 +393,7 @@ def _prepare_one_block(device: torch.device, shape: Shape, config: TilesConfig) 
     b, m, n, k = shape
     constants = (config.tile_m, config.tile_n, config.tile_k, config.panels, config.x_left == 1,
                  m % config.tile_m == 0, k == config.tile_k)  # fmt: skip
-    kernel = BoundKernel(_KERNELS, "one_block", device, constants, config.warps, config.stages)
+    kernel = BoundTriton(_KERNELS, "one_block", device, constants, config.warps, config.stages)
     tiles = ceil(n, config.tile_n * config.panels), ceil(m, config.tile_m)
     return _in_parts(kernel, tiles, _launches(b), (m, n, k))
 
@@ -404,11 +404,11 @@ def _prepare_tiles(device: torch.device, shape: Shape, config: TilesConfig) -> L
     constants = (config.tile_m, config.tile_n, config.tile_k, config.group_n, splits,
                  config.x_left == 1, m % config.tile_m == 0, k % config.tile_k == 0,
                  m <= config.tile_m)  # fmt: skip
-    kernel = BoundKernel(_KERNELS, "tiles", device, constants, config.warps, config.stages)
+    kernel = BoundTriton(_KERNELS, "tiles", device, constants, config.warps, config.stages)
     tiles = ceil(m, config.tile_m) * ceil(n, config.tile_n)
     launches = _launches(b)
     sum_tile = _power(n, 16, 1024)
-    sum_splits = BoundKernel(_KERNELS, "sum_splits", device, (splits, sum_tile), warps=4)
+    sum_splits = BoundTriton(_KERNELS, "sum_splits", device, (splits, sum_tile), warps=4)
 
     def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
         part, part_s = out, 0

@@ -12,7 +12,7 @@ from rfops.dispatch.tuned_table import serving
 from rfops.jit.arch import ROWS
 from rfops.quantization.mxfp8 import BLOCK
 from rfops.triton import launch, tiles
-from rfops.triton.bound import BoundKernel
+from rfops.triton.bound import BoundTriton
 from rfops.triton.tiles import TritonConfig
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -97,7 +97,7 @@ class _Gemm:
         constants = config.constants(k)
         tile = [constants[name] for name in _TILE]
         self.kernels = [
-            BoundKernel(
+            BoundTriton(
                 "rfops.triton.mxfp8_kernels", "gemm_kernel", device,
                 (*tile, config.method, config.group_m, wide), options=options,
             )
@@ -128,7 +128,7 @@ def _bind(
     k_split = _ceil(k, config.splits * config.block_k) * config.block_k
     splits = _ceil(k, k_split)
     gemm, grid = _Gemm(device, k, config, options), (_tiles(m, n, config), splits, 1)
-    reduce = BoundKernel("rfops.triton.mxfp8_kernels", "reduce_kernel", device, (splits, _REDUCE_N))
+    reduce = BoundTriton("rfops.triton.mxfp8_kernels", "reduce_kernel", device, (splits, _REDUCE_N))
     reduce_grid = (m, _ceil(n, _REDUCE_N), 1)
 
     def run(
@@ -154,11 +154,11 @@ def _bind_expanded(
     again = TritonConfig("exact", 32, 32, 64, config.group_m)
     gemm, gemm_grid = _Gemm(device, k, again, again.options("")), (_tiles(m, n, again), 1, 1)
     k_again = _ceil(k, again.block_k) * again.block_k
-    expand = BoundKernel("rfops.triton.mxfp8_kernels", "expand_kernel", device, (_EXPAND_BLOCKS,))
+    expand = BoundTriton("rfops.triton.mxfp8_kernels", "expand_kernel", device, (_EXPAND_BLOCKS,))
     constants = config.constants(k)
     tile = [constants[name] for name in _TILE]
     matmul = [
-        BoundKernel(
+        BoundTriton(
             "rfops.triton.mxfp8_kernels", "matmul_kernel", device, (*tile, config.group_m, wide),
             options=options,
         )

@@ -12,7 +12,7 @@ from rfops.dispatch import tuned_table
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.gemm.mxfp8_triton import WIDE_FROM, refuses
 from rfops.triton import tiles
-from rfops.triton.bound import BoundKernel
+from rfops.triton.bound import BoundTriton
 from rfops.triton.tiles import TritonConfig
 
 _LEAST_BLOCK_M = 16  # rows of a matrix instruction
@@ -66,7 +66,7 @@ def _bind(
     of_k = config.constants(k)
     tile = rows, of_k["BLOCK_N"], of_k["BLOCK_K"], of_k["EVEN_K"], config.method, config.group_m
     kernels = {
-        kind: BoundKernel(
+        kind: BoundTriton(
             "rfops.triton.mxfp8_kernels", "grouped_kernel", device, (*tile, *kind), options=options
         )
         for kind in itertools.product((False, True), repeat=2)  # has weights, is wide

@@ -26,7 +26,7 @@ _compiled: dict[tuple[object, ...], Any] = {}
 _MOST = 4096
 
 
-class BoundKernel:
+class BoundTriton:
     """`<module>.<name>`; its parameters are tensors, then numbers, then constants."""
 
     def __init__(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rfops.jit.launch import bind, checking
+from rfops.jit.launch import bind, tensor_memory
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def collect(library: Path) -> Iterator[Check]:
     check = Check()
     try:
         runtime.rfops_vgpu_check_take()  # what came before is not this block's
-        with checking.registering(bind.BoundKernel):
+        with tensor_memory.registering(bind.BoundKernel):
             yield check
     finally:
         runtime.rfops_vgpu_check(before)

@@ -26,7 +26,7 @@ import torch
 from flydsl.compiler import jit_executor, jit_function
 
 from rfops.jit import ConfigError, ToolchainNotFound, settings
-from rfops.jit.launch import checking, hip
+from rfops.jit.launch import hip, tensor_memory
 
 _TITLE = "FlyDSL's code objects (linker)"
 _lock = threading.Lock()  # of the environment and of the architecture that is selected
@@ -141,7 +141,7 @@ class _Hooks:
     def launch(self, state: Any, args: tuple[Any, ...]) -> Any:
         """FlyDSL's runtime only prints what HIP refuses; here it is a HipError."""
         self.library.hipGetLastError()
-        told = checking.known(self.runtime, _tensors(args)) if checking.is_on() else None
+        told = tensor_memory.known(self.runtime, _tensors(args)) if tensor_memory.is_on() else None
         with told or contextlib.nullcontext():
             result = self.launch_before(state, args)
         code = self.library.hipGetLastError()

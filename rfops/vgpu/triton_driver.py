@@ -32,7 +32,7 @@ from triton.runtime.autotuner import Autotuner
 from rfops import vgpu
 from rfops.jit import BuildError, ToolchainNotFound, settings
 from rfops.jit.build import toolchain
-from rfops.jit.launch import checking, hip
+from rfops.jit.launch import hip, tensor_memory
 from rfops.vgpu import counting
 
 _DEVICES = {"gfx942": 942, "gfx950": 950}
@@ -111,8 +111,8 @@ class _Launcher(amd_driver.HIPLauncher):  # type: ignore[misc]
 
     def __call__(self, *args: Any) -> Any:
         try:
-            if checking.is_on():
-                with checking.known(triton_driver.active.runtime, args):
+            if tensor_memory.is_on():
+                with tensor_memory.known(triton_driver.active.runtime, args):
                     return super().__call__(*args)
             return super().__call__(*args)
         except RuntimeError as error:
