@@ -30,6 +30,8 @@ except ModuleNotFoundError as error:
 # imports them then.
 if not globals().get("WITHOUT_OPS"):
     from rfops import vgpu
+    from rfops.gemm.a8w8_blockscale import gemm_a8w8_blockscale, gemm_a8w8_blockscale_ref
+    from rfops.gemm.a8w8_layout import shuffle_weight
     from rfops.gemm.a16w8_blockscale import (
         batched_gemm_a16w8_blockscale,
         batched_gemm_a16w8_blockscale_ref,
@@ -37,6 +39,7 @@ if not globals().get("WITHOUT_OPS"):
     from rfops.gemm.mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
     from rfops.moe.align_block_size import moe_align_block_size
     from rfops.moe.grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref
+    from rfops.quantization.fp8_blockscale import quant_fp8_blockscale
     from rfops.quantization.mxfp8 import quant_mxfp8
 
 __all__ = [
@@ -53,11 +56,15 @@ __all__ = [
     "batched_gemm_a16w8_blockscale",
     "batched_gemm_a16w8_blockscale_ref",
     "freeze",
+    "gemm_a8w8_blockscale",
+    "gemm_a8w8_blockscale_ref",
     "gemm_mxfp8",
     "gemm_mxfp8_ref",
     "grouped_gemm_mxfp8",
     "grouped_gemm_mxfp8_ref",
     "moe_align_block_size",
+    "quant_fp8_blockscale",
     "quant_mxfp8",
+    "shuffle_weight",
     "vgpu",
 ]

@@ -1,6 +1,8 @@
-"""Drop-ins with the names, signatures and meaning of aiter's pull request 3783.
+"""Drop-ins with the names, signatures and meaning of aiter's.
 
-Each gives the HIP kernel's result, or None where HIP does not engage: no kernel for the device, the
+`gemm_a8w8_blockscale` and `gemm_a8w8_blockscale_bpreshuffle`, as vLLM and SGLang call them, always
+have a result. `mxfp8_gemv` and `grouped_gemm_mxfp8` are those of pull request 3783: each gives the
+HIP kernel's result, or None where HIP does not engage: no kernel for the device, the
 shape or the dtype, sizes beyond the kernels' offsets (2 GiB), a layout that they do not take, or a
 tuned row that says Triton is faster. A caller keeps its own fallback for None:
 
@@ -21,7 +23,10 @@ from torch import Tensor
 
 from rfops.dispatch import routing
 from rfops.dispatch.guards import OUT_DTYPES, Guard
+from rfops.dispatch.layout import Shuffled
 from rfops.dispatch.op import Op
+from rfops.gemm.a8w8_blockscale import gemm_a8w8_blockscale as _gemm_a8w8_blockscale
+from rfops.gemm.a8w8_layout import SHUFFLED
 from rfops.gemm.mxfp8 import OP as DENSE
 from rfops.gemm.mxfp8 import gemm_mxfp8
 from rfops.jit.errors import show
@@ -31,7 +36,44 @@ from rfops.quantization.mxfp8 import BLOCK, FP8, SCALE_DTYPES
 
 ALIGN = 16  # bytes: a lane's load
 
-__all__ = ["grouped_gemm_mxfp8", "mxfp8_gemv"]
+__all__ = [
+    "gemm_a8w8_blockscale",
+    "gemm_a8w8_blockscale_bpreshuffle",
+    "grouped_gemm_mxfp8",
+    "mxfp8_gemv",
+]
+
+
+def gemm_a8w8_blockscale(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    isBpreshuffled: bool = False,
+) -> torch.Tensor:
+    """[M, N] of dtype: XQ [M, K] times WQ [N, K], FP8, with fp32 scales [M, K/128] in either order
+    and [N/128, K/128]; WQ as shuffle_weight(16, 16) left it where isBpreshuffled. Raises as
+    rfops.gemm_a8w8_blockscale."""
+    w = Shuffled(WQ, SHUFFLED) if isBpreshuffled else WQ
+    return _gemm_a8w8_blockscale(XQ, w, x_scale, w_scale, dtype)
+
+
+def gemm_a8w8_blockscale_bpreshuffle(
+    XQ: torch.Tensor,
+    WQ: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same for shuffled WQ, in `out` where given. x_scale may also be [M, K/128] in name only:
+    contiguous memory that holds its transpose, as per_group_quant_hip(transpose_scale=True) leaves
+    it."""
+    rows, blocks = x_scale.shape
+    if x_scale.is_contiguous() and min(rows, blocks) > 1:
+        x_scale = x_scale.view(blocks, rows).T
+    return _gemm_a8w8_blockscale(XQ, Shuffled(WQ, SHUFFLED), x_scale, w_scale, dtype, out)
 
 
 def mxfp8_gemv(

@@ -36,7 +36,8 @@ from support.calls import dense_call, grouped_call, route
 pytestmark = pytest.mark.requires_gfx950
 CPU = torch.device("cpu")
 NAMES = ("gemm_mxfp8", "grouped_gemm_mxfp8", "moe_align_block_size",
-         "batched_gemm_a16w8_blockscale")  # fmt: skip
+         "batched_gemm_a16w8_blockscale", "gemm_a8w8_blockscale",
+         "quant_fp8_blockscale")  # fmt: skip
 SMALL = dense_call(3, 48, 256)
 OTHER = dense_call(20, 48, 256)
 MOE = grouped_call(6, 48, 256, 8, 2, 2)
@@ -45,6 +46,10 @@ PAIRS = [(DENSE, SMALL), (DENSE, OTHER), (GROUPED, MOE)]
 SHAPES = [
     ("gemm_mxfp8", "M=3 N=48 K=256"),
     ("gemm_mxfp8", "M=20 N=40 K=96 dtype=f32"),
+    ("gemm_a8w8_blockscale", "3 48 256"),
+    ("gemm_a8w8_blockscale", "70 40 128 dtype=f32"),
+    ("quant_fp8_blockscale", "37 256"),
+    ("quant_fp8_blockscale", "130 128 block_rows=128 transpose_scale=1 x_dtype=f16"),
     ("grouped_gemm_mxfp8", "6 48 256 8 a_div=2 top_k=2"),
     ("grouped_gemm_mxfp8", "5 48 96 8 top_k=3 mul_weight_by=1 out_dtype=f32"),
     ("grouped_gemm_mxfp8", "4 16 64 2 top_k=4 block_m=8"),
@@ -83,7 +88,8 @@ def test_inputs_are_valid_and_the_check_finds_one_wrong_element(name: str, shape
     for result in results:
         at = int(result.float().abs().argmax())
         kept = result.view(-1)[at].clone()
-        result.view(-1)[at] = kept * 1.1 if result.is_floating_point() else kept + 1
+        wrong = kept.float() * (1.1 if result.itemsize > 1 else 0.5)
+        result.view(-1)[at] = wrong if result.is_floating_point() else kept + 1
         with pytest.raises(AssertionError, match=f"1 of {result.numel()} elements"):
             made.check(results)
         result.view(-1)[at] = kept

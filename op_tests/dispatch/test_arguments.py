@@ -48,6 +48,10 @@ def named(op: str) -> dict[str, Any]:
         "batched_gemm_a16w8_blockscale": lambda: {
             **dict(zip(("x", "w", "w_scale"), batched, strict=True)), "dtype": BF16
         },
+        "gemm_a8w8_blockscale": lambda: {
+            **dict(zip(("x", "w", "x_scale", "w_scale"), OPS[op.removesuffix("_ref")][0](),
+                       strict=True)), "dtype": BF16
+        },
         "grouped_gemm_mxfp8": lambda: dict(
             zip(GROUPED, OPS["grouped_gemm_mxfp8"][0](), strict=True)
         ),
@@ -69,6 +73,8 @@ ROWS = {"num_valid_tokens": INT, "top_k": INT, "block_m": INT, "a_div": INT, "ou
 FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
     "gemm_mxfp8": (rfops.gemm_mxfp8, DENSE),
     "gemm_mxfp8_ref": (rfops.gemm_mxfp8_ref, {"dtype": DTYPE}),
+    "gemm_a8w8_blockscale": (rfops.gemm_a8w8_blockscale, DENSE),
+    "gemm_a8w8_blockscale_ref": (rfops.gemm_a8w8_blockscale_ref, {"dtype": DTYPE}),
     "batched_gemm_a16w8_blockscale": (rfops.batched_gemm_a16w8_blockscale, DENSE),
     "batched_gemm_a16w8_blockscale_ref": (
         rfops.batched_gemm_a16w8_blockscale_ref,
@@ -161,6 +167,7 @@ def test_configs(kind: Callable[..., Any], good: dict[str, int]) -> None:
 
 NOTATION = {
     "gemm_mxfp8": "'gemv lanes=... rows=... steps=... waves=...', 'mfma .*'triton method=...",
+    "gemm_a8w8_blockscale": "'stream m_tiles=.*'pingpong m=.*'staged m=.*'triton block_m=...",
     "grouped_gemm_mxfp8": "'moe tile_n=... columns=... steps=... waves=...', 'triton method=...",
     "batched_gemm_a16w8_blockscale": "'rows tile_n=... .*'tiles .*'staged .*'bmm workspace_mib=...",
 }
@@ -182,6 +189,8 @@ def test_config_text(op: str, with_out: bool) -> None:
         args = (*args, None, None)
     else:
         args = (*args, BF16)
+    if op == "gemm_a8w8_blockscale":
+        args = (*args, "raw")
     rest = (torch.full(shape, 7.0, dtype=BF16),) if with_out else ()
     overload(*args, "", *rest)
     for text in WRONG:

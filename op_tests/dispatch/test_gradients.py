@@ -21,6 +21,7 @@ REFUSED = NotImplementedError  # torch's own for a derivative that is not there
 # Op -> its tensors that are floating point, by position: float8 can require a gradient, too.
 FLOATS = {
     "gemm_mxfp8": {0: "x", 1: "w", 2: "x_scale", 3: "w_scale"},
+    "gemm_a8w8_blockscale": {0: "x", 1: "w", 2: "x_scale", 3: "w_scale"},
     "grouped_gemm_mxfp8": {0: "a_q", 1: "a_scale", 2: "w", 3: "w_scale", 12: "mul_weight_by"},
     "batched_gemm_a16w8_blockscale": {0: "x", 1: "w", 2: "w_scale"},
     "quant_mxfp8": {0: "x"},
@@ -169,7 +170,7 @@ def test_vmap() -> None:
 def test_a_dual_tensor_is_refused(op: str) -> None:
     """It looks like any other: requires_grad is False."""
     args, call = arguments(op), getattr(rfops, op)
-    at = {"gemm_mxfp8": 0, "grouped_gemm_mxfp8": 12, "batched_gemm_a16w8_blockscale": 0}[op]
+    at = {"grouped_gemm_mxfp8": 12, "gemm_a8w8_blockscale": 2}.get(op, 0)
     for _ in range(2):
         wanted = call(*args)
     with forward_ad.dual_level():
@@ -185,6 +186,7 @@ def test_a_dual_tensor_is_refused(op: str) -> None:
 @pytest.mark.parametrize("op", FLOATS)
 def test_a_compiled_backward_raises(op: str) -> None:
     """And the forward does not, though the backward is traced with it."""
+    torch._dynamo.reset()  # one function for all ops, of which it compiles a few variants only
     args, call = arguments(op), getattr(rfops, op)
     compiled = torch.compile(
         lambda *args: first(call(*args)).float() * 2, backend="aot_eager", fullgraph=True

@@ -14,6 +14,9 @@ from rfops.compat import grouped_gemm_mxfp8, mxfp8_gemv
 from rfops.dispatch import tuned_table
 from rfops.gemm.mxfp8 import OP
 from rfops.gemm.mxfp8_gemv import mxfp8_gemv as gemv_kernel
+from support.a8w8_problems import Problem as BlockProblem
+from support.a8w8_problems import assert_correct as assert_blocks_correct
+from support.a8w8_problems import random_problem as random_blocks
 from support.mxfp8_problems import assert_correct, bytes_of, fp8, random_problem
 
 pytestmark = pytest.mark.requires_gfx950
@@ -36,7 +39,14 @@ def test_signatures() -> None:
         "num_tokens_post_padded", "num_valid_tokens", "top_k", "block_m", "out_dtype", "a_div",
         "mul_weight_by", "topk_ids",
     ]  # fmt: skip
-    assert set(compat.__all__) == {"mxfp8_gemv", "grouped_gemm_mxfp8"}
+    blockscale = {"gemm_a8w8_blockscale", "gemm_a8w8_blockscale_bpreshuffle"}
+    assert set(compat.__all__) == {"mxfp8_gemv", "grouped_gemm_mxfp8", *blockscale}
+    names = ["XQ", "WQ", "x_scale", "w_scale", "dtype"]
+    assert list(inspect.signature(compat.gemm_a8w8_blockscale).parameters) == [
+        *names, "isBpreshuffled"
+    ]  # fmt: skip
+    bpreshuffle = inspect.signature(compat.gemm_a8w8_blockscale_bpreshuffle)
+    assert list(bpreshuffle.parameters) == [*names, "out"]
 
 
 @pytest.mark.parametrize("m", [1, 4, 8, 16])
@@ -180,3 +190,46 @@ def test_grouped_on_another_architecture(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_grouped_sizes_that_disagree_are_an_error() -> None:
     with pytest.raises(ValueError, match="w_scale must be"):
         grouped(w_scale=bytes_of(4, 24, 3))
+
+
+# ---------------------------------------------------------------- FP8 with scales of blocks
+
+
+@pytest.fixture(params=["gfx942", "gfx950"])
+def blockscale(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> BlockProblem:
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", request.param)
+    return random_blocks(5, 144, 512, request.param)
+
+
+def test_blockscale_as_vllm_calls_it(blockscale: BlockProblem) -> None:
+    """rocm_aiter_gemm_a8w8_blockscale: positional tensors, dtype by name; a new result."""
+    got = compat.gemm_a8w8_blockscale(*blockscale.args, dtype=torch.float16)
+    assert got.shape == (5, 144) and got.dtype == torch.float16
+    assert_blocks_correct(got, blockscale)
+
+
+def test_blockscale_as_sglang_calls_it(blockscale: BlockProblem) -> None:
+    """With weights that were shuffled when they were loaded, as plain tensors."""
+    w = rfops.shuffle_weight(blockscale.w).data
+    x, _, x_scale, w_scale = blockscale.args
+    got = compat.gemm_a8w8_blockscale(x, w, x_scale, w_scale, BF16, isBpreshuffled=True)
+    assert_blocks_correct(got, blockscale)
+
+
+def test_bpreshuffle_takes_both_kinds_of_transposed_scales(blockscale: BlockProblem) -> None:
+    """Column-major by strides, as vLLM's As, and by memory alone, as per_group_quant_hip's."""
+    w = rfops.shuffle_weight(blockscale.w).data
+    x, _, x_scale, w_scale = blockscale.args
+    by_strides = x_scale.T.contiguous().T
+    in_name_only = x_scale.T.contiguous().view(*x_scale.shape)
+    for scale in (by_strides, in_name_only):
+        out = torch.full((5, 144), float("nan"), dtype=BF16)
+        got = compat.gemm_a8w8_blockscale_bpreshuffle(x, w, scale, w_scale, BF16, out)
+        assert got is out
+        assert_blocks_correct(out, blockscale)
+
+
+def test_bpreshuffle_of_weights_that_cannot_be() -> None:
+    problem = random_blocks(5, 140, 256, "gfx950")
+    with pytest.raises(ValueError, match="N must be a multiple of 16 where w is shuffled"):
+        compat.gemm_a8w8_blockscale_bpreshuffle(*problem.args)

@@ -29,8 +29,14 @@ def _batched() -> tuple[Any, ...]:
     return torch.randn(2, 3, 64).to(BF16), w, torch.ones(2, 1, 1)
 
 
+def _blockscale() -> tuple[Any, ...]:
+    x, w = (torch.randn(rows, 256).to(torch.float8_e4m3fn) for rows in (2, 24))
+    return x, w, torch.rand(2, 2), torch.rand(1, 2)
+
+
 OPS: dict[str, tuple[Callable[[], tuple[Any, ...]], tuple[int, ...]]] = {
     "gemm_mxfp8": (_dense, (2, 24)),
     "grouped_gemm_mxfp8": (_grouped, (6, 8)),
     "batched_gemm_a16w8_blockscale": (_batched, (2, 3, 24)),
+    "gemm_a8w8_blockscale": (_blockscale, (2, 24)),
 }

@@ -33,8 +33,8 @@ def add_call(parser: argparse.ArgumentParser, op: Op) -> None:
                                 help="is given")  # fmt: skip
         elif len(arg.dtypes) > 1 and "u8" not in _names(arg):
             name = f"{arg.name}_dtype"
-            parser.add_argument(_option(name), dest=name, choices=_names(arg),
-                                default=_names(arg)[0], help="default: %(default)s")  # fmt: skip
+            usual = f"default: {_names(arg)[0]}, or what the architecture's kernels take"
+            parser.add_argument(_option(name), dest=name, choices=_names(arg), help=usual)
     parser.add_argument("--arch", default="gfx950", help="gfx950 (default), gfx942, sm_90, ...")
     parser.add_argument("--cu-num", type=int, help="compute units; default: the arch's own")
 
@@ -75,7 +75,7 @@ def call_of(op: Op, options: argparse.Namespace, any_size: bool = False) -> Call
             value = given[arg.name]
             wanted[arg.name] = DTYPES[value][0] if arg.kind == "dtype" else value
     for name in given:
-        if name.endswith("_dtype") and name not in wanted:
+        if name.endswith("_dtype") and name not in wanted and given[name] is not None:
             wanted[name] = DTYPES[given[name]][0]
     wanted |= {a.name: given[a.name] for a in op.declaration.tensors if a.optional}
     for name, value in {**wanted, "cu_num": options.cu_num}.items():

@@ -261,8 +261,9 @@ def given_config(op: str, kinds: tuple[tuple[str, type], ...], text: str) -> Any
 
 
 def _fields(kind: Any) -> list[str]:
-    # Not dataclasses.fields, which torch.compile cannot trace. Those not compared are no choice.
-    return [name for name, f in kind.__dataclass_fields__.items() if f.compare]
+    # Not dataclasses.fields, which torch.compile cannot trace. Those not compared are no choice,
+    # and what all variants share is no field, but among __dataclass_fields__.
+    return [name for name in kind.__match_args__ if kind.__dataclass_fields__[name].compare]
 
 
 # ---------------------------------------------------------------- misses

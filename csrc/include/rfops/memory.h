@@ -27,6 +27,12 @@ __device__ inline Buffer make_buffer(const void* base, u32 bytes) {
                                             kRawBuffer)};
 }
 
+// The same in words, as inline assembly takes it.
+__device__ inline U32x4 make_words(const void* base, u32 bytes) {
+  const u64 address = reinterpret_cast<u64>(base);
+  return {static_cast<u32>(address), static_cast<u32>(address >> 32), bytes, 0x00020000};
+}
+
 // 16 bytes at `scalar + lane`; `scalar` is the same in all lanes of the wave.
 template <CacheHint kHint = kCached>
 __device__ inline U32x4 load_16(const Buffer& buffer, u32 lane, u32 scalar) {

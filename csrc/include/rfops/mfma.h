@@ -18,40 +18,21 @@
 //   sums = multiply_scaled(a, a_scale, b, b_scale, sums);
 #pragma once
 
+#include "rfops/matrix.h"
 #include "rfops/memory.h"
 #include "rfops/quant.h"
 #include "rfops/types.h"
 
 namespace rfops {
 
-constexpr u32 kTileRows = 16;                   // rows of an operand, and of the result either way
-constexpr u32 kTileK = 128;                     // bytes of K in an operand
 constexpr u32 kTileBlocks = kTileK / kMxBlock;  // scales of a row of an operand
-constexpr u32 kPieceK = kTileK / 2;  // a lane's second piece lies this far from its first
 
-using F32x4 = f32 __attribute__((ext_vector_type(4)));
-using I32x8 = i32 __attribute__((ext_vector_type(8)));
-
-// What a lane holds of an operand.
-struct Tile {
-  U32x4 low, high;
-};
-
-// A lane's first piece within a tile of rows `k_bytes` apart, and its scale's byte.
-__device__ inline u32 tile_offset(u32 lane, u32 k_bytes) {
-  return lane % kTileRows * k_bytes + lane / kTileRows * kVecBytes;
-}
+// A lane's scale's byte of a tile.
 __device__ inline u32 scale_offset(u32 lane, u32 scales_k) {
   return lane % kTileRows * scales_k + lane / kTileRows;
 }
 
-// Both pieces, from `lane + scalar` on. The offset that is range-checked, `lane`, may be kOutside.
-template <CacheHint kHint = kCached>
-__device__ inline Tile load_tile(const Buffer& buffer, u32 lane, u32 scalar) {
-  return {load_16<kHint>(buffer, lane, scalar), load_16<kHint>(buffer, lane + kPieceK, scalar)};
-}
-
-// The same where K ends within the tile: `k` is the tile's first, `k_end` the row's end, both
+// As load_tile, where K ends within the tile: `k` is the tile's first, `k_end` the row's end, both
 // multiples of 32, and pieces from k_end on read zeros. Mask the scale with `block_offset`.
 template <CacheHint kHint = kCached>
 __device__ inline Tile load_tile_to(const Buffer& buffer, u32 lane_offset, u32 scalar, u32 lane,
@@ -73,10 +54,6 @@ template <int kByte = 0>
 __device__ inline F32x4 multiply_scaled(const Tile& a, u32 a_scale, const Tile& b, u32 b_scale,
                                         F32x4 c) {
   constexpr int kE4m3 = 0;
-  const auto join = [](const Tile& t) {
-    return __builtin_bit_cast(I32x8,
-                              __builtin_shufflevector(t.low, t.high, 0, 1, 2, 3, 4, 5, 6, 7));
-  };
   return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(join(a), join(b), c, kE4m3, kE4m3, kByte,
                                                           static_cast<int>(a_scale), kByte,
                                                           static_cast<int>(b_scale));

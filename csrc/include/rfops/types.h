@@ -34,6 +34,10 @@ __device__ inline u32 group_z() { return __builtin_amdgcn_workgroup_id_z(); }
 __device__ inline u32 wave_in_group() {
   return __builtin_amdgcn_readfirstlane(thread_in_group() / kWaveSize);
 }
+// A value that is the same in all lanes, in a scalar register.
+__device__ inline u32 as_scalar(u32 value) {
+  return static_cast<u32>(__builtin_amdgcn_readfirstlane(static_cast<i32>(value)));
+}
 __device__ inline u32 lane_in_wave() { return thread_in_group() % kWaveSize; }
 
 // Waits for all threads of the workgroup; what they wrote to LDS before is visible after.

@@ -1,0 +1,221 @@
+// out[m, n] = sum_b x_scale[m, b] * w_scale[n / 128, b] * sum_{k in block b} x[m, k] * w[n, k]
+//
+// FP8 with fp32 scales of blocks of 128 of K; any M and N, K a multiple of 128, scales of any
+// value.
+//
+// Layout. Four waves, 2 along M and 2 along N, make kM x kN of the result. A K-step of both
+// operands goes through registers into one LDS buffer of at most 32 KB: two workgroups share a CU,
+// and while one waits for memory, writes or reads LDS the other one multiplies. In a step a wave
+// writes the next K-step's rows, starts the loads of the one after, multiplies what it holds in
+// registers, and reads the next operands. Partial sums of a block are promoted as promote.h has it.
+// w is operand A, so that a lane holds 4 neighbours of a row of out, and the scale of its tile is
+// one value.
+//
+// Column-major operands are turned round on their way through the registers.
+//
+// kSplit workgroups share out K; the last of a tile adds up (split_reduce.h).
+//
+// Promises. Deterministic: the order of sums is fixed by the config and K. The caller aligns x, w
+// and their rows to 16 bytes; a workgroup's rows span less than 2 GiB, what lies before them may be
+// more.
+#include "rfops/block_map.h"
+#include "rfops/epilogue.h"
+#include "rfops/lds_tile.h"
+#include "rfops/loader.h"
+#include "rfops/promote.h"
+#include "rfops/scales.h"
+#include "rfops/split_reduce.h"
+#include "rfops/waits.h"
+
+#if !defined(RFOPS_M) || !defined(RFOPS_N) || !defined(RFOPS_SPLIT) || !defined(RFOPS_GROUP_M) || \
+    !defined(RFOPS_OUT) || !defined(RFOPS_SHUFFLED) || !defined(RFOPS_X_COLUMNS) ||               \
+    !defined(RFOPS_W_COLUMNS)
+#error "a8w8_blockscale_staged needs the RFOPS_ constants below"
+#endif
+
+namespace {
+
+using namespace rfops;
+
+using Out = RFOPS_OUT;                       // bf16, f16 or f32
+constexpr bool kShuffled = RFOPS_SHUFFLED;   // w lies in tiles of 16 rows by 16 bytes
+constexpr bool kXColumns = RFOPS_X_COLUMNS;  // x is column-major; x_row is then from k to k
+constexpr bool kWColumns = RFOPS_W_COLUMNS;  // the same of w
+constexpr u32 kUnit = MemoryOrder<kShuffled>::kUnit;
+constexpr u32 kM = RFOPS_M;              // rows of x of a workgroup
+constexpr u32 kN = RFOPS_N;              // rows of w of a workgroup
+constexpr u32 kSplit = RFOPS_SPLIT;      // workgroups along K
+constexpr u32 kGroupM = RFOPS_GROUP_M;   // tiles along M of a group of workgroups
+constexpr u32 kThreads = 4 * kWaveSize;  // waves 2 x 2
+constexpr u32 kMTiles = kM / 2 / kTileRows, kNTiles = kN / 2 / kTileRows;  // of a wave
+constexpr u32 kTiles = kMTiles * kNTiles;
+
+static_assert(kM % 64 == 0 && kN % 64 == 0 && kN <= kScaleRows, "one scale of w a K-step");
+static_assert((kM + kN) * kRowBytes <= kLdsBytes / 2, "two workgroups a CU");
+
+// Tile t of a wave, in the order of promotion: neighbours share an operand.
+constexpr u32 m_of(u32 t) { return t / kNTiles; }
+constexpr u32 n_of(u32 t) { return m_of(t) % 2 == 0 ? t % kNTiles : kNTiles - 1 - t % kNTiles; }
+
+template <bool kColumns, u32 kRows, bool kTiles16>
+struct LoaderOf {
+  using Type = StagedLoader<kRows, kThreads, kTiles16>;
+};
+template <u32 kRows>
+struct LoaderOf<true, kRows, false> {
+  using Type = TurningLoader<kRows, kThreads>;
+};
+using XLoader = LoaderOf<kXColumns, kM, false>::Type;
+using WLoader = LoaderOf<kWColumns, kN, kShuffled>::Type;
+
+struct Wave {
+  u32 m, n, lane;  // the wave's first row of x and of w in the workgroup
+};
+
+// What a wave multiplies in a K-step.
+struct Operands {
+  Tile x[kMTiles], w[kNTiles];
+
+  __device__ void read(const LdsBytes* x_tile, const LdsBytes* w_tile, const LdsPieces& pieces) {
+#pragma unroll
+    for (u32 j = 0; j < kNTiles; ++j) w[j] = lds_tile(w_tile + j * kLdsTile, pieces);
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) x[i] = lds_tile(x_tile + i * kLdsTile, pieces);
+  }
+};
+
+// x's scales of a lane's rows, a K-step at a time.
+class LaneScales {
+ public:
+  __device__ LaneScales(const RowScales& scales, const Wave& wave) : scales_(scales) {
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) {
+      from_[i] = (wave.m + i * kTileRows + wave.lane % kTileRows) * scales.row_step;
+    }
+  }
+  __device__ void issue(u32 block, bool is_there, f32 (&to)[kMTiles]) const {
+    const Buffer buffer = make_buffer(scales_.first, is_there ? scales_.bytes : 0);
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) {
+      to[i] = __builtin_bit_cast(
+          f32, load_dwords<1>(buffer, from_[i], as_scalar(block * scales_.k_step)).dword[0]);
+    }
+  }
+
+ private:
+  RowScales scales_;
+  u32 from_[kMTiles];
+};
+
+template <u32 kFirst = 0>
+__device__ inline void multiply(Promoted<kTiles>& sums, const Operands& held,
+                                const f32 (&scale)[kMTiles]) {
+  if constexpr (kFirst < kTiles) {
+    sums.multiply<kFirst>([&](u32 t) -> const Tile& { return held.w[n_of(kFirst + t)]; },
+                          [&](u32 t) -> const Tile& { return held.x[m_of(kFirst + t)]; },
+                          [&](u32 t) { return scale[m_of(kFirst + t)]; });
+    multiply<kFirst + kGroup>(sums, held, scale);
+  }
+}
+
+__device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x_rows,
+                                    const OperandRows& w_rows, const RowScales& x_scale,
+                                    const BlockScales& w_scale, u32 blocks, const Wave& wave) {
+  __shared__ u8 memory[(kM + kN) * kRowBytes];
+  LdsBytes* const x_tile = (LdsBytes*)memory;
+  LdsBytes* const w_tile = x_tile + kM * kRowBytes;
+  const LdsPieces pieces = lds_pieces(wave.lane);
+  const auto read = [&](Operands& held) {
+    held.read(x_tile + wave.m * kRowBytes, w_tile + wave.n * kRowBytes, pieces);
+  };
+  XLoader x(x_rows);
+  WLoader w(w_rows);
+  const LaneScales lane_scales(x_scale, wave);
+  // Scales first: what waits for them then does not wait for the operands.
+  const auto issue = [&](u32 block, f32(&to)[kMTiles]) {
+    const bool is_there = block < blocks;
+    lane_scales.issue(block, is_there, to);
+    x.issue(block * kTileK, is_there);
+    w.issue(block * kTileK, is_there);
+    keep_order();
+  };
+  const auto commit = [&] {
+    x.commit(x_tile);
+    w.commit(w_tile);
+  };
+
+  Operands held;
+  f32 scale[kMTiles], next[kMTiles];  // of this K-step times w's, and of the one after
+  issue(0, scale);
+  commit();
+  issue(1, next);
+  const f32 w_first = w_scale.at(0);
+#pragma unroll
+  for (u32 i = 0; i < kMTiles; ++i) scale[i] *= w_first;
+  wait_lds();
+  meet();
+  read(held);
+  wait_lds();
+  for (u32 block = 1; block < blocks; ++block) {
+    meet();  // all have read
+    commit();
+    const f32 w_next = w_scale.at(block);
+    f32 after[kMTiles];
+    issue(block + 1, after);
+    multiply(sums, held, scale);
+    wait_lds();
+    meet();  // all have written
+    read(held);
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) {
+      scale[i] = next[i] * w_next;
+      next[i] = after[i];
+    }
+    wait_lds();
+  }
+  multiply(sums, held, scale);
+}
+
+}  // namespace
+
+extern "C" __global__ void
+    __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2)))
+    a8w8_blockscale_staged(Out* __restrict__ out,            // [M, N]
+                           const u8* __restrict__ x,         // [M, K], rows x_row bytes apart
+                           const u8* __restrict__ w,         // [N, K], rows w_row bytes apart
+                           const f32* __restrict__ x_scale,  // [M, K/128], in steps of
+                           const f32* __restrict__ w_scale,  // [N/128, K/128], likewise
+                           void* __restrict__ workspace,     // SplitTile; with kSplit > 1
+                           u32* __restrict__ counts,         // [tiles], zeros
+                           u32 m, u32 n, u32 k, u32 x_row, u32 w_row, u32 x_scale_row,
+                           u32 x_scale_k, u32 w_scale_row, u32 w_scale_k) {
+  const u32 m_blocks = (m + kM - 1) / kM, n_blocks = (n + kN - 1) / kN;
+  const Block at = own_block<kGroupM, kSplit>(m_blocks, n_blocks);
+  const u32 m0 = at.m * kM, n0 = at.n * kN;
+  const u32 all = k / kTileK;  // shared out in parts that differ by one K-step at most
+  const u32 first = all * at.split / kSplit;
+  const u32 blocks = all * (at.split + 1) / kSplit - first;
+  const u32 wave_id = wave_in_group();
+  const Wave wave = {wave_id / 2 * (kM / 2), wave_id % 2 * (kN / 2), lane_in_wave()};
+
+  const u32 k0 = first * kTileK, k_part = blocks * kTileK;
+  const OperandRows x_rows = kXColumns ? OperandRows::columns(x, m0, m, kM, x_row, k0, k_part)
+                                       : OperandRows(x, m0, m, kM, x_row, k0, k_part);
+  const OperandRows w_rows = kWColumns ? OperandRows::columns(w, n0, n, kN, w_row, k0, k_part)
+                                       : OperandRows(w, n0, n, kN, w_row, k0, k_part, kUnit);
+  Promoted<kTiles> sums = {};
+  multiply_all(sums, x_rows, w_rows, {x_scale, m0, m, kM, x_scale_row, x_scale_k, first, blocks},
+               {w_scale, n0, w_scale_row, w_scale_k, first}, blocks, wave);
+  sums.drain();
+  if constexpr (kSplit > 1) {
+    SplitTile<kSplit, kTiles * kThreads, kThreads> tile(workspace, counts, at.m * n_blocks + at.n);
+    if (!tile.reduce(sums.sum, at.split)) return;
+  }
+  OutRows<Out>(out, m0, m, kM, n).store([&](auto store) {
+#pragma unroll
+    for (u32 t = 0; t < kTiles; ++t) {
+      store(sums.sum[t], wave.m + m_of(t) * kTileRows + wave.lane % kTileRows,
+            n0 + wave.n + n_of(t) * kTileRows + wave.lane / kTileRows * 4);
+    }
+  });
+}

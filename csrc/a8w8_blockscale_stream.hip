@@ -1,0 +1,177 @@
+// out[m, n] = sum_b x_scale[m, b] * w_scale[n / 128, b] * sum_{k in block b} x[m, k] * w[n, k]
+//
+// FP8 with fp32 scales of blocks of 128 of K, for few rows of x: w is read once, from memory to
+// registers. M up to 16 kMTiles, any N, K a multiple of 128, scales of any value.
+//
+// Layout. A workgroup has all rows of x and 16 kNTiles rows of w. Its kWaves waves, and kSplit
+// workgroups of the same rows, take turns along K, kSteps blocks of 128 at a time; a turn's
+// operands go straight to the registers of the matrix cores, all of them in flight at once: 2
+// kSteps kNTiles KiB of w a wave. Blocks beyond K are loaded as zeros, without touching memory. w
+// is operand A, so that a lane holds 4 neighbours of a row of out, and the scale of its tile is one
+// value. The waves' sums meet in LDS, in their order; the workgroups' in a workspace, and the last
+// one adds them up.
+//
+// Promises. Deterministic: the order of sums is fixed by the config and K. The caller aligns x, w
+// and their rows to 16 bytes; a workgroup's rows span less than 2 GiB, what lies before them may be
+// more.
+#include "rfops/arch.h"
+#include "rfops/block_map.h"
+#include "rfops/epilogue.h"
+#include "rfops/loader.h"
+#include "rfops/matrix.h"
+#include "rfops/scales.h"
+#include "rfops/split_reduce.h"
+
+#if !defined(RFOPS_M_TILES) || !defined(RFOPS_N_TILES) || !defined(RFOPS_STEPS) || \
+    !defined(RFOPS_WAVES) || !defined(RFOPS_SPLIT) || !defined(RFOPS_OUT) ||       \
+    !defined(RFOPS_SHUFFLED)
+#error "a8w8_blockscale_stream needs the RFOPS_ constants below"
+#endif
+
+namespace {
+
+using namespace rfops;
+
+using Out = RFOPS_OUT;                      // bf16, f16 or f32
+constexpr bool kShuffled = RFOPS_SHUFFLED;  // w lies in tiles of 16 rows by 16 bytes
+using WOrder = MemoryOrder<kShuffled>;
+constexpr u32 kMTiles = RFOPS_M_TILES;  // tiles of 16 rows of x
+constexpr u32 kNTiles = RFOPS_N_TILES;  // tiles of 16 rows of w of a workgroup
+constexpr u32 kSteps = RFOPS_STEPS;     // blocks along K that a wave has in flight
+constexpr u32 kWaves = RFOPS_WAVES;     // waves of a workgroup, side by side along K
+constexpr u32 kSplit = RFOPS_SPLIT;     // workgroups along K
+
+constexpr u32 kThreads = kWaves * kWaveSize;
+constexpr u32 kTiles = kNTiles * kMTiles;
+constexpr u32 kN = kNTiles * kTileRows;
+constexpr u32 kM = kMTiles * kTileRows;
+using Split = SplitTile<kSplit, kTiles * kWaveSize, kThreads>;
+constexpr u32 kOwn = Split::kOwn;  // tiles that a wave writes at most
+
+static_assert(kScaleRows % kN == 0, "a workgroup's rows of w have one scale a block");
+static_assert(kSteps * (2 * kNTiles + 3 * kMTiles) <= 63, "vmcnt counts at most 63 in flight");
+static_assert(kWaves * kTiles * kWaveSize * sizeof(F32x4) <= kLdsBytes, "sums meet in LDS");
+
+struct Inputs {
+  OperandRows x, w;
+  RowScales x_scale;
+  BlockScales w_scale;
+  u32 blocks;
+};
+
+// Adds up one turn: kSteps blocks from `first` on, of which those from in.blocks on are not there.
+// w first: it comes from memory, x from L2 meanwhile.
+__device__ inline void take_turn(F32x4 (&sums)[kTiles], const Inputs& in, u32 first, u32 lane) {
+  Tile w[kSteps][kNTiles], x[kSteps][kMTiles];
+  f32 x_scale[kSteps][kMTiles], w_scale[kSteps];
+  const u32 w_at = WOrder::place(lane % kTileRows, lane / kTileRows, in.w.row_bytes);
+  const u32 x_at = tile_offset(lane, in.x.row_bytes);
+  const auto there = [&](u32 step) { return first + step < in.blocks; };
+#pragma unroll
+  for (u32 s = 0; s < kSteps; ++s) {
+    w_scale[s] = in.w_scale.at(there(s) ? first + s : first);  // no branch: zero it below
+  }
+#pragma unroll
+  for (u32 s = 0; s < kSteps; ++s) {
+    const Buffer rows = make_buffer(in.w.first, there(s) ? in.w.bytes : 0);
+#pragma unroll
+    for (u32 j = 0; j < kNTiles; ++j) {
+      const u32 at = j * kTileRows * in.w.row_bytes + (first + s) * kTileK * WOrder::kUnit;
+      w[s][j] = {load_16<kStreamed>(rows, w_at, at),
+                 load_16<kStreamed>(rows, w_at + kPieceK * WOrder::kUnit, at)};
+    }
+    keep_order();
+  }
+#pragma unroll
+  for (u32 s = 0; s < kSteps; ++s) {
+    const Buffer rows = make_buffer(in.x.first, there(s) ? in.x.bytes : 0);
+    const Buffer scales = make_buffer(in.x_scale.first, there(s) ? in.x_scale.bytes : 0);
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) {
+      const u32 scale_at = (i * kTileRows + lane % kTileRows) * in.x_scale.row_step;
+      x_scale[s][i] = __builtin_bit_cast(
+          f32,
+          load_dwords<1>(scales, scale_at, as_scalar((first + s) * in.x_scale.k_step)).dword[0]);
+      x[s][i] = load_tile(rows, x_at, i * kTileRows * in.x.row_bytes + (first + s) * kTileK);
+    }
+    keep_order();
+  }
+#pragma unroll
+  for (u32 s = 0; s < kSteps; ++s) {
+    const f32 w_own = there(s) ? w_scale[s] : 0.0f;
+#pragma unroll
+    for (u32 t = 0; t < kTiles; ++t) {
+      F32x4 part = {};
+#pragma unroll
+      for (u32 q = 0; q < kMatrixSteps; ++q) {
+        part = multiply_step(q, w[s][t / kMTiles], x[s][t % kMTiles], part);
+      }
+      const f32 scale = x_scale[s][t % kMTiles] * w_own;
+#pragma unroll
+      for (u32 e = 0; e < 4; ++e) sums[t][e] = __builtin_fmaf(part[e], scale, sums[t][e]);
+    }
+  }
+}
+
+// The waves' sums in their order: tile wave, then wave + kWaves, and so on, of this wave.
+__device__ inline void meet_in_lds(const F32x4 (&sums)[kTiles], F32x4 (&own)[kOwn], u32 wave,
+                                   u32 lane) {
+  __shared__ F32x4 partial[kWaves][kTiles][kWaveSize];
+#pragma unroll
+  for (u32 t = 0; t < kTiles; ++t) partial[wave][t][lane] = sums[t];
+  sync_group();
+#pragma unroll
+  for (u32 i = 0; i < kOwn; ++i) {
+    const u32 t = wave + i * kWaves;
+    if (t >= kTiles) return;
+    F32x4 parts[kWaves];
+#pragma unroll
+    for (u32 other = 0; other < kWaves; ++other) parts[other] = partial[other][t][lane];
+    keep_order();
+    own[i] = parts[0];
+#pragma unroll
+    for (u32 other = 1; other < kWaves; ++other) own[i] += parts[other];
+  }
+}
+
+}  // namespace
+
+// Grid: workgroups of the same rows of w are neighbours on one XCD.
+extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
+a8w8_blockscale_stream(Out* __restrict__ out,            // [M, N]
+                       const u8* __restrict__ x,         // [M, K], rows x_row bytes apart
+                       const u8* __restrict__ w,         // [N, K], rows w_row bytes apart
+                       const f32* __restrict__ x_scale,  // [M, K/128], in steps of
+                       const f32* __restrict__ w_scale,  // [N/128, K/128], likewise
+                       void* __restrict__ workspace,     // SplitTile; with kSplit > 1
+                       u32* __restrict__ counts,         // [tiles], zeros
+                       u32 m, u32 n, u32 k, u32 x_row, u32 w_row, u32 x_scale_row, u32 x_scale_k,
+                       u32 w_scale_row, u32 w_scale_k) {
+  const Block at = own_block<1, kSplit>(1, (n + kN - 1) / kN);
+  const u32 n0 = at.n * kN, blocks = k / kTileK;
+  const u32 wave = wave_in_group(), lane = lane_in_wave();
+  const Inputs in = {{x, 0, m, kM, x_row, 0, k},
+                     {w, n0, n, kN, w_row, 0, k, WOrder::kUnit},
+                     {x_scale, 0, m, kM, x_scale_row, x_scale_k, 0, blocks},
+                     {w_scale, n0, w_scale_row, w_scale_k, 0},
+                     blocks};
+  F32x4 sums[kTiles] = {};
+  for (u32 first = (at.split * kWaves + wave) * kSteps; first < blocks;
+       first += kSplit * kWaves * kSteps) {
+    take_turn(sums, in, first, lane);
+  }
+  F32x4 own[kOwn] = {};
+  meet_in_lds(sums, own, wave, lane);
+  if constexpr (kSplit > 1) {
+    if (!Split(workspace, counts, at.n).reduce(own, at.split)) return;
+  }
+  OutRows<Out>(out, 0, m, kM, n).store([&](auto store) {
+#pragma unroll
+    for (u32 i = 0; i < kOwn; ++i) {
+      const u32 t = wave + i * kWaves;
+      if (t >= kTiles) return;
+      store(own[i], t % kMTiles * kTileRows + lane % kTileRows,
+            n0 + t / kMTiles * kTileRows + lane / kTileRows * 4);
+    }
+  });
+}

@@ -1,0 +1,73 @@
+// Results on their way to memory: a workgroup's rows of a row-major result.
+//
+// A lane stores four neighbours of a row at once where rows are aligned for it, else one by one.
+// What lies beyond the last row or column is cut off by the descriptor's range check: no branches.
+#pragma once
+
+#include "rfops/matrix.h"
+#include "rfops/memory.h"
+#include "rfops/types.h"
+#include "rfops/waits.h"
+
+namespace rfops {
+
+template <class Out>
+class OutRows {
+ public:
+  // At most `most` rows of [m, n] from `row` on.
+  __device__ OutRows(Out* out, u32 row, u32 m, u32 most, u32 n)
+      : n_(n), row_bytes_(n * sizeof(Out)) {
+    const u32 own = m - row < most ? m - row : most;
+    buffer_ = make_buffer(out + u64{row} * n, own * row_bytes_);
+    is_aligned_ = (u64{row_bytes_} | reinterpret_cast<u64>(out)) % (4 * sizeof(Out)) == 0;
+  }
+
+  // Calls store_of(store) with the way that these rows take, so that it is decided once;
+  // store(sum, row, column) stores four neighbours, of which some may not be there.
+  template <class StoreOf>
+  __device__ void store(StoreOf store_of) const {
+    if (is_aligned_) {
+      store_of([&](F32x4 sum, u32 row, u32 column) {
+        store_whole(__builtin_convertvector(sum, Out4), place(row, column));
+      });
+    } else {
+      store_of([&](F32x4 sum, u32 row, u32 column) {
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) {
+          store_one(static_cast<Out>(sum[e]), place(row, column + e));
+        }
+      });
+    }
+  }
+
+ private:
+  using Out4 = Out __attribute__((ext_vector_type(4)));
+  __device__ u32 place(u32 row, u32 column) const {
+    u32 outside = column < n_ ? 0 : kOutside;
+    pin(outside);  // else the compiler makes branches of it
+    return (row * row_bytes_ + column * sizeof(Out)) | outside;
+  }
+  __device__ void store_whole(Out4 values, u32 at) const {
+    using U32x2 = u32 __attribute__((ext_vector_type(2)));
+    if constexpr (sizeof(Out) == 4) {
+      __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(U32x4, values), buffer_.rsrc, at, 0,
+                                             0);
+    } else {
+      __builtin_amdgcn_raw_buffer_store_b64(__builtin_bit_cast(U32x2, values), buffer_.rsrc, at, 0,
+                                            0);
+    }
+  }
+  __device__ void store_one(Out value, u32 at) const {
+    if constexpr (sizeof(Out) == 4) {
+      __builtin_amdgcn_raw_buffer_store_b32(__builtin_bit_cast(u32, value), buffer_.rsrc, at, 0, 0);
+    } else {
+      __builtin_amdgcn_raw_buffer_store_b16(__builtin_bit_cast(u16, value), buffer_.rsrc, at, 0, 0);
+    }
+  }
+
+  Buffer buffer_;
+  u32 n_, row_bytes_;
+  bool is_aligned_;
+};
+
+}  // namespace rfops

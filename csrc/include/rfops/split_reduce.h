@@ -1,0 +1,67 @@
+// Sums of one tile from several workgroups, added up by the last of them to arrive.
+//
+// Each writes its part to a workspace and counts up; the one that finds the others done adds the
+// parts in the order of K, whoever it is: the result does not depend on who was last. Nobody waits
+// for another workgroup. The count goes back to zero, so that a workspace of zeros stays one.
+#pragma once
+
+#include "rfops/matrix.h"
+#include "rfops/types.h"
+
+namespace rfops {
+
+constexpr int kAgentScope = 4;  // of __hip_atomic_*: all workgroups of a device
+
+// One tile's place in the workspace: F32x4[kSplit][kItems], and its count. Item i of a part is with
+// thread i % kThreads, as its number i / kThreads.
+template <u32 kSplit, u32 kItems, u32 kThreads>
+struct SplitTile {
+  static constexpr u32 kOwn = (kItems + kThreads - 1) / kThreads;
+  static constexpr u32 kAtOnce = 4;  // items whose parts are on their way: registers are few
+  F32x4* parts;
+  u32* count;
+
+  __device__ SplitTile(void* workspace, u32* counts, u32 tile)
+      : parts(static_cast<F32x4*>(workspace) + u64{tile} * (kSplit * kItems)),
+        count(counts + tile) {}
+
+  // Gives away this workgroup's part; true in the last workgroup of the tile, with all of the sum.
+  __device__ bool reduce(F32x4 (&sum)[kOwn], u32 split) {
+    const auto each = [&](auto act) {
+#pragma unroll
+      for (u32 i = 0; i < kOwn; ++i) {
+        const u32 item = i * kThreads + thread_in_group();
+        if ((i + 1) * kThreads <= kItems || item < kItems) act(sum[i], parts + item);
+        if (i % kAtOnce == kAtOnce - 1) keep_order();
+      }
+    };
+    each([&](F32x4& own, F32x4* at) { at[split * kItems] = own; });
+    if (!is_last()) return false;
+    each([&](F32x4& own, F32x4* at) {
+      F32x4 part[kSplit];
+#pragma unroll
+      for (u32 s = 0; s < kSplit; ++s) part[s] = at[s * kItems];
+      own = part[0];
+#pragma unroll
+      for (u32 s = 1; s < kSplit; ++s) own += part[s];
+    });
+    return true;
+  }
+
+ private:
+  __device__ bool is_last() {
+    __shared__ u32 arrived;
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+    __builtin_amdgcn_s_barrier();
+    if (thread_in_group() == 0) {
+      arrived = __hip_atomic_fetch_add(count, 1, __ATOMIC_RELAXED, kAgentScope);
+      if (arrived == kSplit - 1) *count = 0;  // for the next launch
+    }
+    sync_group();
+    if (arrived != kSplit - 1) return false;
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+    return true;
+  }
+};
+
+}  // namespace rfops

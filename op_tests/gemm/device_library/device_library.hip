@@ -1,0 +1,114 @@
+// A small kernel for each header of the device library that GEMMs stand on: test_device_library.py.
+#include "rfops/block_map.h"
+#include "rfops/epilogue.h"
+#include "rfops/lds_tile.h"
+#include "rfops/loader.h"
+#include "rfops/matrix.h"
+#include "rfops/promote.h"
+#include "rfops/scales.h"
+#include "rfops/split_reduce.h"
+#include "rfops/waits.h"
+
+using namespace rfops;
+
+namespace {
+
+constexpr u32 kRows = 128, kThreads = 256;
+
+template <class Loader>
+__device__ inline void load(Loader& loader, LdsBytes* tile, u32 k) {
+  loader.issue(k, true);
+  loader.commit(tile);
+}
+
+}  // namespace
+
+// loader.h, lds_tile.h: a K-step of 128 rows through LDS; out[tile][lane] is what a lane reads of
+// each operand of 16 rows. kind: 0 rows, 1 shuffled, 2 column-major, 3 straight to LDS.
+extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
+load_tile_by(Tile* out, const u8* operand, u32 rows, u32 k, u32 step, u32 kind) {
+  __shared__ u8 memory[kRows * kRowBytes];
+  LdsBytes* const tile = (LdsBytes*)memory;
+  const u32 k0 = step * kTileK;
+  if (kind == 0) {
+    StagedLoader<kRows, kThreads> loader({operand, 0, rows, kRows, k, 0, k});
+    load(loader, tile, k0);
+  } else if (kind == 1) {
+    StagedLoader<kRows, kThreads, true> loader({operand, 0, rows, kRows, k, 0, k, 16});
+    load(loader, tile, k0);
+  } else if (kind == 2) {
+    TurningLoader<kRows, kThreads> loader(
+        OperandRows::columns(operand, 0, rows, kRows, rows, 0, k));
+    load(loader, tile, k0);
+  }
+#if defined(__gfx950__)
+  if (kind == 3) {
+    const DirectLoader<4> loader({operand, 0, rows, kRows, k, 0, k});
+    loader.issue<kRows>(tile, 0, k0, true);
+    wait_loads<0>();
+  }
+#endif
+  wait_lds();
+  meet();
+  const u32 lane = lane_in_wave();
+  for (u32 t = wave_in_group(); t < kRows / kTileRows; t += kThreads / kWaveSize) {
+    out[t * kWaveSize + lane] = lds_tile(tile + t * kLdsTile, lds_pieces(lane));
+  }
+}
+
+// matrix.h, promote.h, scales.h: out[16, 64] of x [16, K] and w [64, K], four tiles of one wave.
+extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kWaveSize, kWaveSize)))
+promote_tiles(f32* out, const u8* x, const u8* w, const f32* x_scale, const f32* w_scale, u32 k) {
+  const u32 lane = lane_in_wave(), blocks = k / kTileK, at = tile_offset(lane, k);
+  const Buffer x_rows = make_buffer(x, 16 * k), w_rows = make_buffer(w, 64 * k);
+  const BlockScales w_blocks(w_scale, 0, blocks, 1, 0);
+  Promoted<4> sums = {};
+  for (u32 b = 0; b < blocks; ++b) {
+    const Tile own = load_tile(x_rows, at, b * kTileK);
+    Tile tiles[4];
+#pragma unroll
+    for (u32 t = 0; t < 4; ++t) tiles[t] = load_tile(w_rows, at, t * 16 * k + b * kTileK);
+    const f32 scale = x_scale[lane % 16 * blocks + b] * w_blocks.at(b);
+    sums.multiply<0>([&](u32 t) -> const Tile& { return tiles[t]; },
+                     [&](u32) -> const Tile& { return own; }, [&](u32) { return scale; });
+  }
+  sums.drain();
+#pragma unroll
+  for (u32 t = 0; t < 4; ++t) {
+    *reinterpret_cast<F32x4*>(out + lane % 16 * 64 + t * 16 + lane / 16 * 4) = sums.sum[t];
+  }
+}
+
+// block_map.h: out[id] = {m, n, split}.
+extern "C" __global__ void place_blocks(u32* out, u32 m_tiles, u32 n_tiles) {
+  const Block at = own_block<4, 3>(m_tiles, n_tiles);
+  u32* const to = out + group_x() * 3;
+  to[0] = at.m, to[1] = at.n, to[2] = at.split;
+}
+
+// split_reduce.h: three workgroups a tile, of 100 items each; parts are [tile][split][item].
+extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(64, 64))) reduce_parts(
+    F32x4* out, const F32x4* parts, void* workspace, u32* counts) {
+  using Split = SplitTile<3, 100, 64>;
+  const u32 tile = group_x() / 3, split = group_x() % 3, thread = thread_in_group();
+  F32x4 own[Split::kOwn] = {};
+  for (u32 i = 0; i < Split::kOwn; ++i) {
+    const u32 item = i * 64 + thread;
+    if (item < 100) own[i] = parts[(tile * 3 + split) * 100 + item];
+  }
+  if (!Split(workspace, counts, tile).reduce(own, split)) return;
+  for (u32 i = 0; i < Split::kOwn; ++i) {
+    const u32 item = i * 64 + thread;
+    if (item < 100) out[tile * 100 + item] = own[i];
+  }
+}
+
+// epilogue.h: out[m, n] = its row * 1000 + its column, by one wave a 16 x 16 tile.
+extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kWaveSize, kWaveSize)))
+store_rows(RFOPS_OUT* out, u32 m, u32 n) {
+  const u32 row = lane_in_wave() % 16, column = group_x() * 16 + lane_in_wave() / 16 * 4;
+  const f32 first = static_cast<f32>((group_y() * 16 + row) * 1000 + column);
+  OutRows<RFOPS_OUT>(out, group_y() * 16, m, 16, n).store([&](auto store) {
+    store(F32x4{first, first + 1, first + 2, first + 3}, row, column);
+  });
+}

@@ -1,0 +1,111 @@
+"""The loops of gemm_a8w8_blockscale's kernels as the compiler made them: how busy they can keep the
+matrix cores does not show in results."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from rfops.gemm.a8w8_pingpong import PingPongConfig
+from rfops.gemm.a8w8_staged import StagedConfig
+from rfops.gemm.a8w8_stream import StreamConfig
+from support.assembly import assembly, counted, loop, number
+
+BF16 = torch.bfloat16
+
+
+def staged(arch: str, m: int, n: int) -> list[str]:
+    return loop(assembly("a8w8_blockscale_staged", arch, StagedConfig(m, n).defines(BF16)))
+
+
+def pingpong(m: int, n: int, pow2: int = 0) -> list[str]:
+    config = PingPongConfig(m, n, pow2=pow2)
+    return loop(assembly("a8w8_blockscale_pingpong", "gfx950", config.defines(BF16)))
+
+
+def assert_unpacked(lines: list[str]) -> None:
+    """Packed arithmetic and moves to accumulation registers do not run beside the matrix cores."""
+    counts = counted(lines)
+    assert number(counts, r"v_pk_|v_accvgpr|scratch_|v_cvt") == 0, counts
+
+
+@pytest.mark.parametrize(("m", "n"), [(128, 128), (128, 64), (64, 64)])
+@pytest.mark.parametrize(("arch", "steps"), [("gfx942", 4), ("gfx950", 1)])
+def test_staged(arch: str, steps: int, m: int, n: int) -> None:
+    """A K-step: one multiply-add an element of a partial sum, one or four beside an MFMA."""
+    lines = staged(arch, m, n)
+    counts = counted(lines)
+    tiles = m * n // 4 // 256
+    assert number(counts, "v_mfma") == tiles * steps
+    assert number(counts, "v_fma") == tiles * 4
+    if arch == "gfx942" and tiles == 16:
+        assert number(counts, "v_(?!mfma)") <= 1.2 * number(counts, "v_mfma"), counts
+    assert counts["ds_read_b128"] == 2 * (m + n) // 2 // 16
+    assert counts["ds_write_b128"] == counts["buffer_load_dwordx4"] == (m + n) // 32
+    assert counts["s_barrier"] == 2
+    assert counts["s_nop"] <= 5
+    assert_unpacked(lines)
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_column_major(arch: str) -> None:
+    """64 byte permutations more a K-step, and loads of a dword a k."""
+    defines = StagedConfig(128, 128).defines(BF16)
+    columns = {**defines, "X_COLUMNS": 1, "W_COLUMNS": 1}
+    lines = loop(assembly("a8w8_blockscale_staged", arch, columns))
+    counts = counted(lines)
+    assert counts["v_perm_b32"] == 64 and counts["buffer_load_dword"] == 36
+    if arch == "gfx942":
+        assert number(counts, "v_(?!mfma)") <= 2.3 * number(counts, "v_mfma"), counts
+    assert_unpacked(lines)
+
+
+@pytest.mark.parametrize(("m", "n"), [(256, 256), (256, 128), (128, 256)])
+def test_pingpong(m: int, n: int) -> None:
+    """Two K-steps: each compute part has its MFMAs and four multiply-adds each, nothing else."""
+    lines = pingpong(m, n)
+    counts = counted(lines)
+    tiles = m * n // 8 // 256
+    assert number(counts, "v_mfma") == 2 * tiles
+    assert number(counts, "v_(?!mfma)") <= 5.1 * 2 * tiles, counts
+    assert counts["ds_read_b128"] == 2 * 2 * (m // 2 // 16 + n // 4 // 16)
+    assert counts["buffer_load_dwordx4"] == 2 * (m + n) // 64
+    assert counts["s_nop"] <= 8
+    waits = [line for line in lines if line.startswith("s_waitcnt") and "vmcnt" in line]
+    assert waits == [f"s_waitcnt vmcnt({(m + 2 * n) // 128})"] * 2
+    assert_unpacked(lines)
+
+    parts = [
+        list(part)
+        for is_barrier, part in itertools.groupby(lines, lambda line: line.startswith("s_barrier"))
+        if not is_barrier
+    ]
+    computing = [counted(part) for part in parts if number(counted(part), "v_mfma")]
+    assert len(computing) == 8
+    for part in computing:
+        assert number(part, "v_mfma") == tiles // 4
+        assert number(part, "v_(?!mfma)") == number(part, "v_fma") == tiles
+        assert number(part, "ds_|buffer_") == 0
+
+
+def test_pingpong_of_powers_of_two() -> None:
+    lines = pingpong(256, 256, pow2=1)
+    counts = counted(lines)
+    assert counts["v_mfma_scale_f32_16x16x128_f8f6f4"] == 64
+    assert number(counts, "v_(?!mfma)") <= 0.5 * 64, counts
+    assert_unpacked(lines)
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("config", [StreamConfig(1, 1, 4, 8), StreamConfig(2, 2, 2, 7)])
+def test_all_of_a_turn_is_in_flight_at_once(arch: str, config: StreamConfig) -> None:
+    """Each load is issued before the first is waited for, w before x."""
+    lines = assembly("a8w8_blockscale_stream", arch, config.defines(BF16))
+    first = next(i for i, line in enumerate(lines) if "s_waitcnt" in line and "vmcnt" in line)
+    issued = [line for line in lines[:first] if line.startswith("buffer_load")]
+    w, x = 2 * config.n_tiles * config.steps, 2 * config.m_tiles * config.steps
+    assert len(issued) == w + x + x // 2
+    streamed = [line.endswith(" nt") for line in issued]
+    assert streamed == [True] * w + [False] * (len(issued) - w)

@@ -1,0 +1,352 @@
+"""The HIP kernels of gemm_a8w8_blockscale against float64, and what they do to get there."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import rfops
+from rfops.gemm.a8w8_blockscale import OP, gemm_a8w8_blockscale
+from rfops.gemm.a8w8_layout import shuffle_weight
+from rfops.gemm.a8w8_pingpong import PingPongConfig
+from rfops.gemm.a8w8_staged import StagedConfig
+from rfops.gemm.a8w8_stream import StreamConfig
+from support.a8w8_problems import Problem, assert_correct, call_for, random_problem, run
+
+CPU = torch.device("cpu")  # the virtual GPU, also where there is a real one: its counters, checks
+
+
+class Variant(NamedTuple):
+    arch: str
+    kernel: str
+    config: Any
+    shape: tuple[int, int, int]
+
+
+# Every kernel with variants and shapes that take every branch: one K-step, an odd number and more,
+# whole tiles and ragged ones, parts of K of different lengths.
+VARIANTS = [
+    Variant("gfx942", "staged", StagedConfig(128, 128), (128, 128, 128)),
+    Variant("gfx942", "staged", StagedConfig(128, 128), (130, 201, 384)),
+    Variant("gfx942", "staged", StagedConfig(128, 64, 3), (70, 332, 896)),
+    Variant("gfx942", "staged", StagedConfig(64, 64, 2), (65, 64, 256)),
+    Variant("gfx942", "staged", StagedConfig(64, 128, 4, 1), (1, 130, 640)),
+    Variant("gfx950", "staged", StagedConfig(128, 128), (129, 190, 384)),
+    Variant("gfx950", "staged", StagedConfig(128, 64, 2), (70, 332, 640)),
+    Variant("gfx942", "stream", StreamConfig(1, 1, 4, 2), (16, 16, 1024)),
+    Variant("gfx942", "stream", StreamConfig(4, 2, 1, 4, 2), (50, 201, 1152)),
+    Variant("gfx942", "stream", StreamConfig(2, 4, 2, 2, 3), (17, 332, 1408)),
+    Variant("gfx950", "stream", StreamConfig(1, 1, 2, 3), (3, 33, 640)),
+    Variant("gfx950", "stream", StreamConfig(3, 2, 1, 4, 2), (33, 200, 1152)),
+    Variant("gfx950", "stream", StreamConfig(1, 1, 1, 1), (1, 17, 128)),
+    Variant("gfx950", "pingpong", PingPongConfig(256, 256), (256, 256, 128)),
+    Variant("gfx950", "pingpong", PingPongConfig(256, 256), (130, 401, 384)),
+    Variant("gfx950", "pingpong", PingPongConfig(256, 128, 2), (70, 332, 896)),
+    Variant("gfx950", "pingpong", PingPongConfig(128, 256, 3, 1), (1, 130, 640)),
+    Variant("gfx950", "pingpong", PingPongConfig(256, 256, pow2=1), (257, 190, 640)),
+]
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda v: f"{v.kernel}-{v.config}".replace(" ", ""))
+def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Variant:
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", request.param.arch)
+    return request.param
+
+
+def problem_of(v: Variant) -> Problem:
+    problem = random_problem(*v.shape, v.arch)
+    if not is_pow2(v):
+        return problem
+    x_scale, w_scale = (
+        torch.exp2((2 * t).round().clamp(-3, 3)) for t in (problem.x_scale, problem.w_scale)
+    )
+    return problem.with_(x_scale=x_scale, w_scale=w_scale)
+
+
+def is_pow2(v: Variant) -> bool:
+    return bool(getattr(v.config, "pow2", 0))
+
+
+# ---------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_values(variant: Variant, dtype: torch.dtype) -> None:
+    """By the variant of the result's dtype; nothing for the checks to find."""
+    problem = problem_of(variant)
+    with rfops.vgpu.check() as c:
+        got = run(variant.kernel, problem, variant.config, dtype)
+    assert_correct(got, problem)
+    assert not c.findings, "\n".join(str(finding) for finding in c.findings)
+
+
+def test_the_same_bits_again(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where waves go in another order."""
+    problem = problem_of(variant)
+    first = run(variant.kernel, problem, variant.config)
+    for schedule in ("hardware", "random:1", "random:2"):
+        monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", schedule)
+        again = run(variant.kernel, problem, variant.config)
+        assert torch.equal(first.view(torch.int16), again.view(torch.int16))
+
+
+def test_scales_in_any_order(variant: Variant) -> None:
+    problem = problem_of(variant)
+    turned = problem.with_(
+        x_scale=problem.x_scale.T.contiguous().T, w_scale=problem.w_scale.T.contiguous().T
+    )
+    got = run(variant.kernel, turned, variant.config)
+    assert torch.equal(got, run(variant.kernel, problem, variant.config))
+
+
+def test_rows_far_apart(variant: Variant) -> None:
+    """Operands that are columns of larger tensors, between NaN."""
+    problem = problem_of(variant)
+
+    def inside(tensor: torch.Tensor) -> torch.Tensor:
+        rows, k = tensor.shape
+        wide = torch.full((rows, k + 48), 0x80, dtype=torch.uint8).view(tensor.dtype)
+        wide[:, 16 : 16 + k] = tensor
+        return wide[:, 16 : 16 + k]
+
+    moved = problem.with_(x=inside(problem.x), w=inside(problem.w))
+    assert moved.x.stride(0) == problem.x.shape[1] + 48 or moved.x.shape[0] == 1
+    got = run(variant.kernel, moved, variant.config)
+    assert torch.equal(got, run(variant.kernel, problem, variant.config))
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize(
+    ("config", "shape", "names"),
+    [
+        (StagedConfig(128, 128), (128, 128, 128), ("x", "w")),
+        (StagedConfig(128, 128, 2), (132, 200, 640), ("x", "w")),
+        (StagedConfig(128, 64), (132, 201, 384), ("x",)),
+        (StagedConfig(64, 128, 3), (70, 200, 384), ("w",)),
+    ],
+)
+def test_column_major(
+    config: StagedConfig,
+    shape: tuple[int, int, int],
+    names: tuple[str, ...],
+    arch: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To the same bits, turned round inside the kernel; also where columns are far apart."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+    problem = random_problem(*shape, arch)
+
+    def far(tensor: torch.Tensor) -> torch.Tensor:
+        rows, k = tensor.shape
+        wide = torch.full((k, rows + 8), 0x80, dtype=torch.uint8).view(tensor.dtype)
+        wide[:, 4 : 4 + rows] = tensor.T
+        return wide[:, 4 : 4 + rows].T
+
+    wanted = run("staged", problem, config)
+    for turn in (lambda t: t.T.contiguous().T, far):
+        turned = problem.with_(**{name: turn(getattr(problem, name)) for name in names})
+        with rfops.vgpu.check() as c, rfops.vgpu.profile() as p:
+            got = run("staged", turned, config)
+        assert torch.equal(got, wanted)
+        assert not c.findings, "\n".join(str(finding) for finding in c.findings)
+        assert p.launches[0].lds_conflict_cycles == p.launches[0].vgpr_spills == 0
+        assert torch.equal(gemm_a8w8_blockscale(*turned.args, config=config), wanted)
+
+
+def test_column_major_of_the_challenge_is_hips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All four inputs; and no other M of the same family is taken by mistake."""
+    for arch in ("gfx942", "gfx950"):
+        monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+        for m, backend in ((64, "staged"), (68, "staged"), (66, "triton")):
+            problem = random_problem(m, 64, 128, arch)
+            turned = Problem(*(tensor.T.contiguous().T for tensor in problem.args))
+            c = OP.check((*turned.args, torch.bfloat16, "raw", None, None))[0]
+            assert OP.route(c).backend == backend
+            assert_correct(gemm_a8w8_blockscale(*turned.args), problem)
+
+
+def test_shuffled_weights(variant: Variant) -> None:
+    """To the same bits; w in sixteens of rows."""
+    m, n, k = variant.shape
+    problem = problem_of(variant._replace(shape=(m, -(-n // 16) * 16, k)))
+    shuffled = problem.with_(w=shuffle_weight(problem.w).data)
+    with rfops.vgpu.check() as c:
+        got = run(variant.kernel, shuffled, variant.config, w_layout="16x16")
+    assert torch.equal(got, run(variant.kernel, problem, variant.config))
+    assert not c.findings, "\n".join(str(finding) for finding in c.findings)
+    op = gemm_a8w8_blockscale(problem.x, shuffle_weight(problem.w), *problem.args[2:],
+                              config=variant.config)  # fmt: skip
+    assert torch.equal(got, op)
+
+
+def test_special_scales(variant: Variant) -> None:
+    """Zeros, infinities and NaN, each in the rows and columns that it belongs to."""
+    problem = problem_of(variant)
+    m, n, _ = variant.shape
+    problem.x_scale[m // 2, -1] = 0.0
+    problem.x_scale[m - 1, 0] = math.nan if is_pow2(variant) else math.inf
+    problem.w_scale[-1, 0] = math.nan
+    got = run(variant.kernel, problem, variant.config)
+    expected = torch.zeros(m, n, dtype=torch.bool)
+    expected[:, (n - 1) // 128 * 128 :] = True
+    expected[m - 1] |= is_pow2(variant)
+    assert torch.equal(got.isnan(), expected)
+    assert_correct(got, problem)
+
+
+def test_writes_its_result_alone(variant: Variant) -> None:
+    """A result at an odd address between guards, in the order and alignment of a plain one."""
+    problem = problem_of(variant)
+    m, n, _ = variant.shape
+    memory = torch.full((m * n + 257,), -7.0, dtype=torch.bfloat16)
+    out = memory[129 : 129 + m * n].view(m, n).fill_(math.nan)
+    run(variant.kernel, problem, variant.config, out=out)
+    assert_correct(out, problem)
+    assert (memory[:129] == -7).all() and (memory[129 + m * n :] == -7).all()
+
+
+# ---------------------------------------------------------------- what it does
+
+
+def test_resources(variant: Variant) -> None:
+    problem = problem_of(variant)
+    with rfops.vgpu.profile() as p:
+        run(variant.kernel, problem, variant.config)
+    (launch,) = p.launches
+    assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
+    assert launch.lds_conflict_cycles == 0
+    assert launch.waves_per_simd >= 2 or variant.kernel == "stream"
+    assert launch.vgpr <= variant.config.registers, "what the heuristic counts on"
+
+
+def test_the_op_takes_a_config(variant: Variant) -> None:
+    problem = problem_of(variant)
+    got = gemm_a8w8_blockscale(*problem.args, config=variant.config)
+    assert torch.equal(got, run(variant.kernel, problem, variant.config))
+
+
+# ---------------------------------------------------------------- what is not taken
+
+
+def test_other_layouts_are_refused(variant: Variant) -> None:
+    problem = problem_of(variant)
+    kernel = OP.kernels[variant.kernel]
+
+    def reason(p: Problem) -> str | None:
+        return kernel.refuses(call_for(p, torch.bfloat16))
+
+    assert reason(problem) is None
+    turned = problem.with_(w=problem.w.T.contiguous().T)
+    wanted = "elements of w do not lie side by side along K"
+    if variant.kernel == "staged":
+        turned = problem.with_(w=turned.w[: variant.shape[1] // 4 * 4 - 1])
+        wanted = "columns of w do not begin and end at multiples of 4 bytes"
+    assert wanted in str(reason(turned))
+    rows, k = problem.w.shape
+    odd = torch.empty(rows, k + 8, dtype=torch.uint8).view(problem.w.dtype)[:, :k]
+    assert "rows of w do not begin at multiples of 16 bytes" in str(reason(problem.with_(w=odd)))
+    call = call_for(problem, torch.bfloat16)
+    other = {"gfx942": "gfx950", "gfx950": "gfx942"}[variant.arch]
+    wrong = OP.call_of(other, M=4, N=64, K=256, x_dtype=problem.x.dtype, w_dtype=problem.w.dtype)
+    assert str(kernel.refuses(wrong)).startswith(("the matrix cores of", "no kernel for gfx942"))
+    assert "beyond signed 32-bit offsets" in str(kernel.refuses(call.with_sizes(K=2**26)))
+
+
+def test_a_split_beyond_k_is_refused(variant: Variant) -> None:
+    if variant.config.split == 1:
+        assert OP.kernels[variant.kernel].refuses_config(call_for(problem_of(variant),
+            torch.bfloat16), variant.config) is None  # fmt: skip
+        return
+    problem = random_problem(8, 64, 128, variant.arch)
+    with pytest.raises(ValueError, match="K=128 has fewer than"):
+        run(variant.kernel, problem, variant.config)
+
+
+def test_few_rows_alone_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = OP.kernels["stream"]
+    for arch in ("gfx942", "gfx950"):
+        for m, reason in ((64, None), (65, "M=65 is above 64")):
+            c = OP.call_of(arch, M=m, N=256, K=1024)
+            assert kernel.refuses(c) == reason
+            assert (OP.route(c).backend == "stream") == (reason is None)
+    c = OP.call_of("gfx942", M=64, N=256, K=1024)
+    assert kernel.refuses_config(c, StreamConfig(3, 1, 1, 1)) == "M=64 is above 3 tiles of 16"
+    large = StreamConfig(4, 2, 1, 8)
+    assert "bytes of LDS, a CU has 65536" in str(kernel.refuses_config(c, large))
+    assert kernel.refuses_config(OP.call_of("gfx950", M=64, N=256, K=1024), large) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: StagedConfig(96, 128), "m x n is one of 128 x 128, 128 x 64, 64 x 64, 64 x 128"),
+        (lambda: PingPongConfig(128, 128), "m x n is one of 256 x 256, 256 x 128, 128 x 256"),
+        (lambda: StagedConfig(128, 128, 9), "split is 1 to 8"),
+        (lambda: StagedConfig(128, 128, 1, 0), "group_m 1 to 16"),
+        (lambda: PingPongConfig(256, 256, pow2=2), "pow2 is 0 or 1"),
+        (lambda: StreamConfig(5, 1, 1, 1), "m_tiles is 1 to 4"),
+        (lambda: StreamConfig(1, 3, 1, 1), "n_tiles is 1, 2 or 4"),
+        (lambda: StreamConfig(1, 1, 5, 1), "steps is 1 to 4"),
+        (lambda: StreamConfig(1, 1, 1, 17), "waves 1 to 16"),
+        (lambda: StreamConfig(4, 2, 4, 1), "more than 63 loads in flight"),
+        (lambda: StreamConfig(4, 1, 4, 16), "VGPRs in each of 16 waves would spill"),
+    ],
+)
+def test_configs_that_cannot_be(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# ---------------------------------------------------------------- size
+
+
+@pytest.mark.sweep
+def test_operands_beyond_2_gib(variant: Variant) -> None:
+    """Every byte of w that is not one of the last rows is zero, and never was touched."""
+    k = 8192
+    n = 2**31 // k + 21
+    tail = random_problem(2, 20, k, variant.arch)
+    w = torch.zeros(n, k, dtype=torch.uint8).view(tail.w.dtype)
+    w_scale = torch.ones(-(-n // 128), k // 128)
+    w[-20:] = tail.w
+    w_scale[-1] = tail.w_scale[0]
+    assert n // 128 == (n - 20) // 128, "the tail lies in one block"
+    problem = Problem(tail.x, w, tail.x_scale, w_scale)
+    got = run(variant.kernel, problem, variant.config)
+    assert (got[:, :-20] == 0).all()
+    assert_correct(got[:, -20:].contiguous(), tail)
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 512), (16, 7168, 256), (64, 1024, 1536)])
+def test_few_rows_read_w_once(
+    m: int, n: int, k: int, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the op chooses: bytes from memory are those of the tensors once, each of w's asked for
+    once, and matrix instructions those of the tiles."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+    problem = random_problem(m, n, k, arch)
+    with rfops.vgpu.profile() as p:
+        assert_correct(gemm_a8w8_blockscale(*problem.args), problem)
+    (launch,) = p.launches
+    config = OP.kernels["stream"].default(OP.call_of(arch, M=m, N=n, K=k))
+    least = sum(tensor.nbytes for tensor in problem.args[:3])  # w's scales are scalars' own
+    assert least <= 128 * launch.global_read["lines_128B"] <= 1.02 * least + 1024
+    tiles = n // 16 // config.n_tiles
+    x_bytes = (m * k + -(-m // 16) * 16 * k // 128 * 4 * 4) * tiles
+    assert launch.global_read["bytes"] <= n * k + x_bytes
+    per_tile = {"gfx942": 4, "gfx950": 1}[arch]
+    turns = config.steps * config.waves * config.split
+    blocks = -(-k // 128 // turns) * turns
+    assert sum(launch.mfma.values()) <= config.m_tiles * n // 16 * blocks * per_tile
+    assert launch.lds_conflict_cycles == 0
+
+
+def test_configs_as_text(variant: Variant) -> None:
+    """What tables and torch's ops hold: the choices of a variant, and all of them."""
+    text = OP.config_text(variant.config)
+    assert text.startswith(f"{variant.kernel} ") and "TILES" not in text
+    assert OP.config_of(text) == variant.config

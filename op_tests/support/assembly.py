@@ -1,0 +1,53 @@
+"""What the compiler made of a module: the assembly of a variant, and its loops."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+
+from rfops.jit import paths
+from rfops.jit.build.spec import module_spec
+
+
+def assembly(module: str, arch: str, defines: Mapping[str, object]) -> list[str]:
+    """Instructions and labels, without comments, by ziglang's clang."""
+    return list(_assembly(module, arch, tuple(f"-DRFOPS_{k}={v}" for k, v in defines.items())))
+
+
+@cache
+def _assembly(module: str, arch: str, defines: tuple[str, ...]) -> tuple[str, ...]:
+    spec = module_spec(module)
+    text = subprocess.run(
+        [sys.executable, "-m", "ziglang", "clang", "-x", "hip", "--cuda-device-only",
+         f"--offload-arch={arch}", "-nogpuinc", "-nogpulib", "-std=c++20", "-O3", "-S",
+         f"-I{paths.INCLUDE}", *spec.flags, *defines, str(spec.sources()[0]), "-o", "-"],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    lines = (line.split(";")[0].strip() for line in text.split(".Lfunc_end")[0].splitlines())
+    return tuple(
+        line for line in lines if re.match(r"[a-z]\w*( |$|\t)|\.LBB\w+:", line) and "=" not in line
+    )
+
+
+def loop(lines: list[str]) -> list[str]:
+    """The longest loop with matrix instructions: from a label to the last branch back to it."""
+    at = {line[:-1]: i for i, line in enumerate(lines) if line.endswith(":")}
+    spans = []
+    for i, line in enumerate(lines):
+        match = re.match(r"s_c?branch\w*\s+(\.LBB\w+)", line)
+        if match and at[match[1]] < i:
+            spans.append((i - at[match[1]], at[match[1]], i))
+    _, first, last = max(s for s in spans if any("mfma" in line for line in lines[s[1] : s[2]]))
+    return lines[first : last + 1]
+
+
+def counted(lines: list[str]) -> Counter[str]:
+    return Counter(line.split()[0] for line in lines if not line.endswith(":"))
+
+
+def number(counts: Counter[str], pattern: str) -> int:
+    return sum(count for name, count in counts.items() if re.match(pattern, name))

@@ -1,0 +1,232 @@
+"""gemm_a8w8_blockscale: y = x @ w^T for FP8 with fp32 scales of 1 x 128 of x and of 128 x 128 of w,
+the linear layer of DeepSeek-class models.
+
+| kernel | what it takes |
+|---|---|
+| stream (a8w8_stream.py) | HIP, M up to 64: bound by reading w |
+| pingpong (a8w8_pingpong.py) | HIP on gfx950, any M: tiles of up to 256 x 256 |
+| staged (a8w8_staged.py) | HIP, any M: tiles of up to 128 x 128 |
+| triton (a8w8_triton.py) | AMD's and NVIDIA's GPUs, any strides |
+| torch | whatever is left |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from rfops.dispatch.guards import OUT_DTYPES, check_dtype
+from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.layout import Shuffled, unwrap
+from rfops.dispatch.op import Op
+from rfops.dispatch.problem import grid
+from rfops.quantization.fp8_blockscale import BLOCK, fp8_of
+
+from .a8w8_launch import Launched
+from .a8w8_layout import unshuffled
+from .a8w8_pingpong import PingPong
+from .a8w8_staged import Staged
+from .a8w8_stream import Stream
+from .a8w8_triton import TritonGemm
+
+
+class Torch(Kernel):
+    name = "torch"
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        if c.w_layout == "raw":
+            return lambda *_sizes: run_torch
+        return lambda *_sizes: lambda out, x, w, *scales: run_torch(out, x, unshuffled(w), *scales)
+
+
+STREAM = Stream()
+
+
+class _Gemm(Op):
+    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
+        given = {"x_dtype": fp8_of(arch), "w_dtype": fp8_of(arch), **given}
+        return super().call_of(arch, cu_num, **given)
+
+    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+        if c.w_layout != "raw" and sizes[1] % 16:
+            return "N", "a multiple of 16 where w is shuffled", f"N={sizes[1]}", "pad w with zeros"
+        if c.x_dtype == c.w_dtype:
+            return None
+        return "w", f"{c.x_dtype} as x is", str(c.w_dtype), "quantise both to the same FP8"
+
+    def order(self, c: Call) -> Sequence[str]:
+        """For few rows the kernel that streams w; then the quickest by their models, which tell
+        tiles apart and not tiles from streaming; then those that do not take the call."""
+        hip = [kernel for kernel in self.kernels.values() if isinstance(kernel, Launched)]
+        times = {k.name: math.inf if k.refuses(c) else k.best(c)[1] for k in hip if k is not STREAM}
+        first = () if STREAM.refuses(c) else (STREAM.name,)
+        return [*first, *sorted(times, key=lambda name: times[name])]
+
+    def flops(self, c: Call) -> int:
+        return int(2 * c.M * c.N * c.K)
+
+    def peer(self, c: Call) -> tuple[str, Callable[[], object]]:
+        x, w, x_scale, w_scale = (c.tensors[n] for n in ("x", "w", "x_scale", "w_scale"))
+
+        def run() -> torch.Tensor:
+            rows = w_scale.repeat_interleave(BLOCK, 0)[: c.N]
+            wide = [dequantised(t, s, torch.bfloat16) for t, s in ((x, x_scale), (w, rows))]
+            return wide[0] @ wide[1].T
+
+        return "torch_dequantise", run
+
+    def roundings(self, c: Call) -> int:
+        return roundings(c.K)
+
+
+def roundings(k: int) -> int:
+    """Matrix instructions add the 128 products of a block in an order they do not tell; then one
+    for the product of the scales, one for each block, 16 parts of K at most; the reference its 128
+    products, two scales and its blocks."""
+    return 128 + 1 + k // BLOCK + 16 + 128 + 2 + k // BLOCK
+
+
+# (N, K) of linear layers. The challenge of 2025 has its own; those of models are of one GPU.
+CHALLENGE = (
+    (1536, 7168), (3072, 1536), (576, 7168), (7168, 256), (7168, 2048), (4608, 7168), (7168, 2304),
+    (512, 7168), (4096, 512),
+)  # fmt: skip
+LAYERS = {
+    # fused q_a and kv_a, q_b, o_proj, gate_up and down of the dense layers, whole and of TP8
+    "deepseek_v3": (
+        (2112, 7168), (24576, 1536), (3072, 1536), (7168, 16384), (7168, 2048), (36864, 7168),
+        (4608, 7168), (7168, 18432), (7168, 2304),
+    ),
+    # qkv, o_proj of 235B-A22B, then qkv, o_proj, gate_up, down of 32B
+    "qwen3": (
+        (9216, 4096), (4096, 8192), (10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600),
+    ),
+}  # fmt: skip
+DECODE_M = (1, 2, 4, 8, 16, 32, 64)
+
+OP = _Gemm(
+    "gemm_a8w8_blockscale",
+    """
+    x: e4m3|e4m3fnuz[M, K] strided
+    w: e4m3|e4m3fnuz[N, K] strided
+    x_scale: f32[M, K/128] strided
+    w_scale: f32[N^128, K/128] strided
+    dtype: bf16|f16|f32
+    w_layout: raw|16x16
+    -> out: dtype[M, N]
+    """,
+    sizes="M N K",
+    positive="K",
+    table="M+ N K",
+    max_bytes=None,
+    shapes={
+        "published": grid("N K", CHALLENGE, M=(1024, 6144)),
+        "decode": grid("N K", CHALLENGE, M=DECODE_M),
+        **{name: grid("N K", rows, M=(*DECODE_M, 1024, 4096)) for name, rows in LAYERS.items()},
+    },
+    kernels=(STREAM, PingPong(), Staged(), TritonGemm(), Torch()),
+    hints={
+        "x": "quantise it with scales of 1 x 128",
+        "w": "quantise it with scales of 128 x 128",
+        "K": "pad x and w with zeros",
+        "x_scale": "pass fp32, one for each row and 128 of K",
+        "w_scale": "pass fp32, one for each block of 128 x 128",
+    },
+)
+
+
+def gemm_a8w8_blockscale(
+    x: torch.Tensor,
+    w: torch.Tensor | Shuffled,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    out: torch.Tensor | None = None,
+    *,
+    config: Any = None,
+) -> torch.Tensor:
+    """out[m, n] = sum_b x_scale[m, b] * w_scale[n // 128, b] * sum_{k in b} x[m, k] * w[n, k].
+
+    Parameters
+    ----------
+    x : [M, K] float8_e4m3fn, on gfx942 float8_e4m3fnuz; K a multiple of 128.
+    w : [N, K] of the same dtype; or what shuffle_weight made of it.
+    x_scale : [M, K/128] float32, in either order (row-major or column-major), any value.
+    w_scale : [ceil(N/128), K/128] float32.
+    dtype : of the result; bfloat16, float16 or float32.
+    out : [M, N], written in place where given.
+    config : takes that kernel in that variant, whatever the tuned table says.
+
+    All tensors are on one device (a GPU, or the cpu: the virtual GPU). x and w may have any
+    strides; HIP's kernels take elements side by side along K and rows at multiples of 16 bytes, the
+    rest goes to Triton or torch. Sums are fp32, in an order that the config fixes: deterministic.
+    Raises ValueError for what does not fit, ConfigError for a tuned table that cannot be read, and
+    what building a kernel raises.
+    """
+    call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
+    weight, layout = unwrap(w)
+    return call(x, weight, x_scale, w_scale, dtype, layout, out, config)
+
+
+gemm_a8w8_blockscale.supports = OP.supports  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- torch
+
+_CHUNK = 1 << 22  # elements of an operand in float64 at once: 32 MiB
+
+
+def run_torch(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+) -> None:
+    """Any size, strides and device: in float64, where scaled values are exact, in pieces."""
+    (m, k), n = x.shape, w.shape[0]
+    rows = max(BLOCK, _CHUNK // k // BLOCK * BLOCK)
+    for n0 in range(0, n, rows):
+        scale = w_scale[n0 // BLOCK : (n0 + rows) // BLOCK].repeat_interleave(BLOCK, 0)
+        values = dequantised(w[n0 : n0 + rows], scale[: n - n0], torch.float64)
+        for m0 in range(0, m, rows):
+            part = dequantised(x[m0 : m0 + rows], x_scale[m0 : m0 + rows], torch.float64)
+            out[m0 : m0 + rows, n0 : n0 + rows] = part @ values.T
+
+
+def dequantised(payload: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Of one scale a row and block."""
+    wide = payload.to(torch.float32).to(dtype).unflatten(1, (-1, BLOCK))
+    values: torch.Tensor = (wide * scale.to(dtype)[:, :, None]).flatten(1)
+    return values
+
+
+# ---------------------------------------------------------------- reference
+
+
+def gemm_a8w8_blockscale_ref(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    w_layout: str = "raw",
+) -> torch.Tensor:
+    """The formula of `gemm_a8w8_blockscale` in plain fp32 torch, block by block, on any device."""
+    check_dtype("gemm_a8w8_blockscale_ref", "dtype", dtype, (*OUT_DTYPES, torch.float64))
+    w = w if w_layout == "raw" else unshuffled(w)
+    n = w.shape[0]
+    w_rows = w_scale.repeat_interleave(BLOCK, 0)[:n]
+    total = torch.zeros(x.shape[0], n, dtype=torch.float32, device=x.device)
+    for block in range(x.shape[1] // BLOCK):
+        span = slice(block * BLOCK, (block + 1) * BLOCK)
+        dots = x[:, span].to(torch.float32) @ w[:, span].to(torch.float32).T
+        total += dots * (x_scale[:, block, None] * w_rows[None, :, block])
+    return total.to(dtype)
+
+
+OP.reference = gemm_a8w8_blockscale_ref

@@ -1,0 +1,142 @@
+"""What the HIP kernels of gemm_a8w8_blockscale share: their parameters and their launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from rfops.dispatch.heuristic import Columns, coarse
+from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.jit import CompiledOp, u32
+from rfops.quantization.fp8_blockscale import BLOCK
+
+from . import a8w8_layout
+from .a8w8_counts import with_parts
+from .a8w8_layout import SHUFFLED
+
+MAX_SPLIT = 8
+_MOST_KNOWN = 4096
+_best: dict[tuple[Any, ...], tuple[Any, float]] = {}
+
+
+class Config(Protocol):
+    """A variant of one of them."""
+
+    @property
+    def split(self) -> int:
+        """Workgroups along K."""
+        ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def words(self) -> int:
+        """fp32 sums of a workgroup."""
+        ...
+
+    def tiles(self, m: int, n: int) -> int:
+        """Workgroups of a result, but for those along K."""
+        ...
+
+    def defines(self, dtype: torch.dtype, shuffled: bool = False) -> dict[str, int | str]: ...
+
+
+class Launched(Kernel):
+    """One of those kernels."""
+
+    compiled: ClassVar[CompiledOp]
+    most_rows: ClassVar[int]  # of an operand in a workgroup
+    takes_columns: ClassVar[bool] = False  # column-major operands
+    is_ranked = True
+
+    def refuses(self, c: Call) -> str | None:
+        archs = self.compiled.spec.archs
+        if c.arch not in archs:
+            return f"no kernel for {c.arch}, only for {', '.join(archs)}"
+        if c.M < 1 or c.N < 1:
+            return f"M={c.M}, N={c.N}: nothing to compute"
+        return a8w8_layout.refuses(c, self.most_rows, self.takes_columns)
+
+    def refuses_config(self, c: Call, config: Config) -> str | None:
+        if config.split > c.K // BLOCK:
+            return f"K={c.K} has fewer than {config.split} blocks of {BLOCK}"
+        return None
+
+    def variants(self, c: Call) -> Columns[Any]:
+        """Those worth a thought: a table that is kept, as what is best of it is remembered."""
+        raise NotImplementedError
+
+    def times(self, table: Columns[Any], c: Call) -> Any:
+        """Of each, in microseconds; a model that ranks."""
+        raise NotImplementedError
+
+    def ties(self, table: Columns[Any], c: Call) -> tuple[Any, ...]:
+        """What decides between equal times, least first."""
+        raise NotImplementedError
+
+    def default(self, c: Call) -> Config:
+        return self.best(c)[0]
+
+    def best(self, c: Call) -> tuple[Config, float]:
+        """The variant that a shape without a tuned row gets, and its time: those of the next
+        coarse sizes, of which a search is remembered."""
+        like = c.with_sizes(M=coarse(c.M, 16), N=coarse(c.N, BLOCK))
+        table = self.variants(like)
+        key = self.name, id(table), like.arch, like.M, like.N, like.K, like.dtype
+        known = _best.get(key)
+        if known is None:
+            times = self.times(table, like)
+            config = table.best((times, *self.ties(table, like)))
+            if len(_best) >= _MOST_KNOWN:
+                _best.clear()
+            known = _best[key] = config, float(times.min())
+        return known
+
+    def candidates(self, c: Call) -> list[Any]:
+        table = self.variants(c)
+        return table.ranked((self.times(table, c), *self.ties(table, c)))
+
+    def defines(self, c: Call, config: Config) -> Mapping[str, int | str]:
+        return config.defines(c.dtype, c.w_layout == SHUFFLED)
+
+    def variant(self, c: Call, config: Config) -> RunOf:
+        bound = self.compiled.bind(c.device, self.defines(c, config), c.arch)
+        is_split = config.split > 1
+        scratch = (5, 6) if is_split else (0, 0)  # not looked at
+        launch = bound.prepare((config.threads, 1, 1), (0, 1, 2, 3, 4, *scratch))
+
+        def run_of(m: int, n: int, k: int) -> Run:
+            tiles = config.tiles(m, n)
+            x, w, x_scale, w_scale = a8w8_layout.all_strides(c, m, n, k)
+            # Of a column-major operand the distance from k to k: the other stride is 1.
+            sizes = (m, n, k, max(x), max(w), *x_scale, *w_scale)
+            run = launch((tiles * config.split, 1, 1), sizes)
+            if not is_split:
+                return run
+            return with_parts(run, c.device, tiles, config.split * config.words)
+
+        return run_of
+
+
+def signature(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    workspace: torch.Tensor,
+    counts: torch.Tensor,
+    m: u32,
+    n: u32,
+    k: u32,
+    x_row: u32,
+    w_row: u32,
+    x_scale_row: u32,
+    x_scale_k: u32,
+    w_scale_row: u32,
+    w_scale_k: u32,
+) -> None:
+    """The parameters of these kernels; csrc/a8w8_blockscale_*.hip say what they are."""

@@ -1,0 +1,98 @@
+"""Device code of gemm_a8w8_blockscale in Triton.
+
+    out[m, n] = sum_b x_scale[m, b] * w_scale[n / 128, b] * sum_{k in block b} x[m, k] * w[n, k]
+
+A program sums a tile of the result, a block of 128 of K at a time: one product of FP8 on the matrix
+unit, whose sum is then scaled in fp32. With W_LEFT the tile is transposed: w has rows enough for
+the matrix unit's M, and few rows of x cost only a narrow N. Payloads come as bytes, so that no
+Triton refuses a dtype. Any strides. Rows past an edge read the last row instead and are not stored;
+the start of a tile is a 64-bit offset, those inside a tile are 32-bit. Nothing is atomic.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: ANN001, ANN201, ANN202
+
+import triton
+import triton.language as tl
+
+BLOCK = tl.constexpr(128)  # of K, and of rows of w, that share a scale
+
+
+@triton.jit
+def _place(m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """The tile of a program: groups of GROUP_M along M share w in the L2."""
+    m_tiles, n_tiles = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    pid, group = tl.program_id(0), GROUP_M * n_tiles
+    first = pid // group * GROUP_M
+    rows = tl.minimum(m_tiles - first, GROUP_M)
+    return first + pid % group % rows, pid % group // rows
+
+
+@triton.jit
+def gemm(
+    out, x, w, x_scale, w_scale, m, n, blocks, per_split, out_m,
+    x_m, x_k, w_n, w_k, xs_m, xs_k, ws_n, ws_k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, W_LEFT: tl.constexpr,
+    FNUZ: tl.constexpr,
+):  # fmt: skip
+    """out: [M, N], or fp32 [splits, M, N] where the grid has splits."""
+    FP8: tl.constexpr = tl.float8e4b8 if FNUZ else tl.float8e4nv
+    at_m, at_n = _place(m, n, BLOCK_M, BLOCK_N, GROUP_M)
+    first_m, first_n = at_m * BLOCK_M, at_n * BLOCK_N
+    row_m, row_n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    read_m = tl.minimum(row_m, m - 1 - first_m)
+    read_n = tl.minimum(row_n, n - 1 - first_n)
+    k = tl.arange(0, BLOCK)
+    first = tl.program_id(1) * per_split
+    last = tl.minimum(first + per_split, blocks)
+
+    x += first_m.to(tl.int64) * x_m + first.to(tl.int64) * BLOCK * x_k
+    w += first_n.to(tl.int64) * w_n + first.to(tl.int64) * BLOCK * w_k
+    x_scale += first_m.to(tl.int64) * xs_m + first.to(tl.int64) * xs_k
+    w_scale += (first_n // BLOCK).to(tl.int64) * ws_n + first.to(tl.int64) * ws_k
+    if W_LEFT:
+        x_at = read_m[None, :] * x_m + k[:, None] * x_k
+        w_at = read_n[:, None] * w_n + k[None, :] * w_k
+        total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    else:
+        x_at = read_m[:, None] * x_m + k[None, :] * x_k
+        w_at = read_n[None, :] * w_n + k[:, None] * w_k
+        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for _ in range(first, last):
+        x_tile = tl.load(x + x_at).to(FP8, bitcast=True)
+        w_tile = tl.load(w + w_at).to(FP8, bitcast=True)
+        scale = tl.load(x_scale + read_m * xs_m)
+        if BLOCK_N <= BLOCK:
+            scale *= tl.load(w_scale)
+            if W_LEFT:
+                total += tl.dot(w_tile, x_tile) * scale[None, :]
+            else:
+                total += tl.dot(x_tile, w_tile) * scale[:, None]
+        else:
+            w_own = tl.load(w_scale + read_n // BLOCK * ws_n)
+            total += tl.dot(x_tile, w_tile) * (scale[:, None] * w_own[None, :])
+        x += BLOCK * x_k
+        w += BLOCK * w_k
+        x_scale += xs_k
+        w_scale += ws_k
+
+    out += tl.program_id(1).to(tl.int64) * m * out_m + first_m.to(tl.int64) * out_m + first_n
+    is_m, is_n = row_m < m - first_m, row_n < n - first_n
+    total = total.to(out.dtype.element_ty)
+    if W_LEFT:
+        at = row_m[None, :] * out_m + row_n[:, None]
+        tl.store(out + at, total, mask=is_m[None, :] & is_n[:, None])
+    else:
+        at = row_m[:, None] * out_m + row_n[None, :]
+        tl.store(out + at, total, mask=is_m[:, None] & is_n[None, :])
+
+
+@triton.jit
+def add_splits(out, parts, m, n, SPLITS: tl.constexpr, COLUMNS: tl.constexpr):
+    """out[m, n] = the sum of parts[s, m, n] over s in its order; columns of a row a program."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    at = tl.program_id(0).to(tl.int64) * n + column
+    total = tl.load(parts + at, mask=column < n)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(parts + tl.cast(m, tl.int64) * n * split + at, mask=column < n)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=column < n)
