@@ -37,9 +37,12 @@ SETTINGS = (
     Setting("CXX", "text", "", "host C++ compiler of the virtual GPU; empty: g++, clang++, zig"),
     Setting("CC", "text", "", "C compiler of Triton's launcher; empty: gcc, clang, zig"),
     Setting("RFOPS_VGPU_ARCH", "gfx942|gfx950", "gfx950", "architecture of the virtual GPU"),
+    Setting("RFOPS_VGPU_PART", "text", "", "its part, MI300X to MI355X; empty: by architecture"),
     Setting("RFOPS_VGPU_THREADS", "int", "0", "host threads of the virtual GPU; 0: one a core"),
     Setting("RFOPS_VGPU_MAX_STEPS", "int", "0", "most wave-instructions of a launch; 0: any"),
     Setting("RFOPS_VGPU_CHECK", "0|1|error", "0", "report what kernels do wrong; error: and fail"),
+    Setting("RFOPS_VGPU_TIMING", "0|1", "0", "print how long each launch would take, and why"),
+    Setting("RFOPS_VGPU_TIMING_SET", "text", "", "for work on the model: NAME=VALUE ..."),
     Setting("RFOPS_VGPU_SCHEDULE", "text", "hardware", "order of waves, loads; or random:SEED"),
     Setting("RFOPS_VGPU_LOG", "int", "1", "how much the virtual GPU prints; 0: nothing"),
     Setting("RFOPS_HIP_LIBRARY", "path", "", "HIP runtime to load instead of the one chosen"),
@@ -50,12 +53,20 @@ SETTINGS = (
     Setting("RFOPS_LAUNCHER", "auto|ctypes", "auto", "ctypes: launch without the native launcher"),
     Setting("RFOPS_LOG", "debug|dispatch|info|warning", "info", "what is printed on stderr"),
 )
+# Parts and their architecture, which RFOPS_VGPU_PART alone chooses too (csrc/vgpu/base/device.cpp).
+PARTS: Mapping[str, str] = {
+    **dict.fromkeys(("MI300X", "MI308X", "MI300A", "MI325X"), "gfx942"),
+    **dict.fromkeys(("MI350X", "MI355X"), "gfx950"),
+}
 _BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
 
 def raw(name: str) -> str:
     """The variable's text; an empty variable counts as unset."""
-    return os.environ.get(name) or _BY_NAME[name].default
+    value = os.environ.get(name)
+    if not value and name == "RFOPS_VGPU_ARCH":
+        value = PARTS.get(raw("RFOPS_VGPU_PART"))
+    return value or _BY_NAME[name].default
 
 
 def text(name: str) -> str:

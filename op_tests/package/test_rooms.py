@@ -10,7 +10,7 @@ from pathlib import Path
 from rfops.jit import paths
 from support import OP_TESTS
 
-ROOMS = ("base", "isa", "machine", "exec", "object", "watch", "run", "hip")
+ROOMS = ("base", "isa", "machine", "exec", "object", "watch", "timing", "run", "hip")
 VGPU = paths.CSRC / "vgpu"
 
 

@@ -26,6 +26,7 @@ from rfops.jit.launch import hip
 if TYPE_CHECKING:
     from rfops.vgpu.checking import Check
     from rfops.vgpu.counting import Profile
+    from rfops.vgpu.timed import Timing
 
 OLDEST_TRITON = (3, 6)
 FLYDSL = (0, 4)  # the series whose internals flydsl.py knows
@@ -108,6 +109,39 @@ def check() -> AbstractContextManager[Check]:
     from rfops.vgpu import checking
 
     return checking.collect(library_path())
+
+
+def timing(
+    part: str | None = None,
+    cold: bool = True,
+    kind: str = "profiler",
+    *,
+    results: bool = True,
+    detail: bool = True,
+    events: int = 0,
+    cold_code: bool = False,
+) -> AbstractContextManager[Timing]:
+    """How long the launches of a `with` block would take on hardware, and why: `with
+    rfops.vgpu.timing() as t`, and afterwards `t.launches`. Blocks may nest; the innermost says how.
+
+    part : "MI300X", "MI308X", "MI300A", "MI325X", "MI350X", "MI355X"; None is RFOPS_VGPU_PART's,
+        else MI300X or MI355X by architecture, as for a part of another one.
+    cold : operands come from memory; False: from the Infinity Cache, as far as they fit.
+    kind : whose time: "profiler" (of the kernel), "event" (a pair around it), "graph" (in a row).
+    results : False runs only the workgroups that the time is taken from; results are then wrong.
+    detail : stalls by instruction. events : that many issues of one compute unit.
+    cold_code : the instruction cache is empty, as in a first launch.
+
+    Raises ValueError for another part or kind.
+    """
+    from rfops.vgpu import timed
+
+    if kind not in timed.KINDS:
+        raise ValueError(f"timing: kind must be one of {', '.join(timed.KINDS)}, got {kind!r}")
+    flags = {"cold": cold, "results": results, "detail": detail, "cold_code": cold_code}
+    words = [f"{name}={int(on)}" for name, on in flags.items()]
+    words += [f"kind={kind}", f"events={events:d}", *([f"part={part}"] if part else [])]
+    return timed.collect(library_path(), " ".join(words))
 
 
 def modelled_ms() -> float:

@@ -1,8 +1,10 @@
 #include "vgpu/base/device.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
+#include <iterator>
 
 namespace vgpu {
 namespace {
@@ -10,6 +12,7 @@ namespace {
 constexpr DeviceInfo kDevices[] = {
     {
         .arch = Arch::kGfx950,
+        .part = "MI355X",
         .name = "AMD Instinct MI355X (virtual, rfops)",
         .target = "gfx950:sramecc+:xnack-",
         .compute_units = 256,
@@ -24,6 +27,7 @@ constexpr DeviceInfo kDevices[] = {
     },
     {
         .arch = Arch::kGfx942,
+        .part = "MI300X",
         .name = "AMD Instinct MI300X (virtual, rfops)",
         .target = "gfx942:sramecc+:xnack-",
         .compute_units = 304,
@@ -38,12 +42,80 @@ constexpr DeviceInfo kDevices[] = {
     },
 };
 
+// The other parts, by what differs from their architecture's row above.
+struct Variant {
+  Arch arch;
+  const char *part, *name;
+  u32 compute_units, xccs, clock_khz, memory_clock_khz;
+  u64 memory_gib;
+  u32 pci_chip_id;
+};
+constexpr Variant kVariants[] = {
+    {Arch::kGfx942, "MI308X", "AMD Instinct MI308X (virtual, rfops)", 80, 4, 1'420'000, 1'300'000,
+     192, 0x74a2},
+    {Arch::kGfx942, "MI300A", "AMD Instinct MI300A (virtual, rfops)", 228, 6, 2'100'000, 1'300'000,
+     128, 0x74a0},
+    {Arch::kGfx942, "MI325X", "AMD Instinct MI325X (virtual, rfops)", 304, 8, 2'100'000, 1'500'000,
+     256, 0x74a5},
+    {Arch::kGfx950, "MI350X", "AMD Instinct MI350X (virtual, rfops)", 256, 8, 2'200'000, 2'000'000,
+     288, 0x75a0},
+};
+
+constexpr DeviceInfo variant_of(const Variant& v) {
+  DeviceInfo device = kDevices[v.arch == Arch::kGfx942];
+  device.part = v.part;
+  device.name = v.name;
+  device.compute_units = v.compute_units;
+  device.xccs = v.xccs;
+  device.clock_khz = v.clock_khz;
+  device.memory_clock_khz = v.memory_clock_khz;
+  device.memory_bytes = v.memory_gib << 30;
+  device.pci_chip_id = v.pci_chip_id;
+  return device;
+}
+
+constexpr u32 kBases = std::size(kDevices), kParts = kBases + std::size(kVariants);
+constexpr auto kEvery = [] {
+  std::array<DeviceInfo, kParts> all{};
+  for (u32 i = 0; i < kParts; ++i) {
+    all[i] = i < kBases ? kDevices[i] : variant_of(kVariants[i - kBases]);
+  }
+  return all;
+}();
+
 constexpr const char* kArchVariable = "RFOPS_VGPU_ARCH";
+constexpr const char* kPartVariable = "RFOPS_VGPU_PART";
 
 // A workgroup of several waves needs one of the CU's barriers; one of a single wave does not.
 constexpr u32 kBarriersPerCu = 16;
 
 std::atomic<const DeviceInfo*> g_selected{nullptr};
+std::atomic<const DeviceInfo*> g_parts[2] = {};  // by architecture: the part chosen
+
+bool choose_part(const std::string& name, std::string& error) {
+  const DeviceInfo* device = find_part(name);
+  if (!device) {
+    error = "part '" + name.substr(0, 100) + "' is not modelled: expected one of " + part_names() +
+            ", from " + kPartVariable + " or rfops_vgpu_set_part";
+    return false;
+  }
+  g_parts[static_cast<u32>(device->arch)] = device;
+  // The device that was chosen already, by its architecture, becomes that part.
+  const DeviceInfo* selected = g_selected;
+  if (selected && selected->arch == device->arch) g_selected = device;
+  return true;
+}
+
+// RFOPS_VGPU_PART, read once. The text of an error, if it names none.
+const std::string& read_part_variable() {
+  static const std::string error = [] {
+    std::string wrong;
+    const char* variable = std::getenv(kPartVariable);
+    if (variable && *variable) choose_part(variable, wrong);
+    return wrong;
+  }();
+  return error;
+}
 
 const DeviceInfo* parse_arch(const std::string& name, std::string& error) {
   const std::string processor = name.substr(0, name.find(':'));
@@ -51,7 +123,7 @@ const DeviceInfo* parse_arch(const std::string& name, std::string& error) {
     if (processor != arch_name(device.arch)) continue;
     // Features may be named in any number, but only as the device has them.
     if (name.find("xnack+") == std::string::npos && name.find("sramecc-") == std::string::npos) {
-      return &device;
+      return &device_info(device.arch);
     }
   }
   std::string known;
@@ -64,18 +136,41 @@ const DeviceInfo* parse_arch(const std::string& name, std::string& error) {
 
 }  // namespace
 
-const DeviceInfo& device_info(Arch arch) {
-  for (const DeviceInfo& device : kDevices) {
-    if (device.arch == arch) return device;
+const DeviceInfo* find_part(const std::string& name) {
+  for (const DeviceInfo& device : kEvery) {
+    if (name == device.part) return &device;
   }
-  return kDevices[0];
+  return nullptr;
+}
+
+std::string part_names() {
+  std::string names;
+  for (const DeviceInfo& device : kEvery) {
+    if (!names.empty()) names += ", ";
+    names += device.part;
+  }
+  return names;
+}
+
+bool select_part(const std::string& name, std::string& error) {
+  read_part_variable();
+  return choose_part(name, error);
+}
+
+const DeviceInfo& device_info(Arch arch) {
+  read_part_variable();
+  if (const DeviceInfo* chosen = g_parts[static_cast<u32>(arch)]) return *chosen;
+  return kDevices[arch == Arch::kGfx942];
 }
 
 const DeviceInfo* current_device(std::string& error) {
   if (const DeviceInfo* selected = g_selected.load(std::memory_order_acquire)) return selected;
+  error = read_part_variable();
+  if (!error.empty()) return nullptr;
   const char* variable = std::getenv(kArchVariable);
-  const DeviceInfo* device =
-      variable && *variable ? parse_arch(variable, error) : &device_info(Arch::kGfx950);
+  const bool named = variable && *variable;
+  const Arch usual = g_parts[0] && !g_parts[1] ? Arch::kGfx942 : Arch::kGfx950;
+  const DeviceInfo* device = named ? parse_arch(variable, error) : &device_info(usual);
   if (!device) return nullptr;
   const DeviceInfo* expected = nullptr;  // another thread may have been first
   return g_selected.compare_exchange_strong(expected, device) ? device : expected;

@@ -10,6 +10,7 @@ namespace vgpu {
 
 struct DeviceInfo {
   Arch arch;
+  const char* part;  // "MI355X"
   const char* name;
   const char* target;  // gcnArchName
   u32 compute_units, xccs;
@@ -31,10 +32,21 @@ inline constexpr u32 kRegistersPerCu = 65536;  // as ROCm reports it
 inline constexpr u32 kMaxGrid[3] = {0x7fffffff, 65536, 65536};
 inline constexpr u32 kWallClockKhz = 100000;  // s_memrealtime
 
+// The part of that architecture: the one chosen (RFOPS_VGPU_PART, select_part), else MI300X,
+// MI355X.
 const DeviceInfo& device_info(Arch arch);
 
-// The device of this process: RFOPS_VGPU_ARCH at first use, or what select_arch chose. Null where
-// the variable names no architecture that exists here; `error` then says so.
+// A part by its name; null where there is none.
+const DeviceInfo* find_part(const std::string& name);
+std::string part_names();
+
+// From now on device_info() of its architecture gives that part. False and `error` for another
+// name.
+bool select_part(const std::string& name, std::string& error);
+
+// The device of this process: RFOPS_VGPU_ARCH at first use (unset: that of RFOPS_VGPU_PART), or
+// what select_arch chose. Null where a variable names what does not exist here; `error` then says
+// so.
 const DeviceInfo* current_device(std::string& error);
 
 // "gfx950", "gfx942:sramecc+:xnack-", ...: false and `error` for anything else.

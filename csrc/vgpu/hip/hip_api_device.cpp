@@ -221,6 +221,15 @@ VGPU_API int rfops_vgpu_set_arch(const char* name) {
   });
 }
 
+// The part that its architecture is from now on: properties, occupancy and time follow.
+VGPU_API int rfops_vgpu_set_part(const char* name) {
+  return guarded("rfops_vgpu_set_part", [&] {
+    std::string error;
+    if (name && select_part(name, error)) return hipSuccess;
+    return fail(hipErrorInvalidValue, name ? error : "rfops_vgpu_set_part: name is null");
+  });
+}
+
 // The schedule of launches from now on, as RFOPS_VGPU_SCHEDULE gives it to a process.
 VGPU_API int rfops_vgpu_schedule(const char* text) {
   return guarded("rfops_vgpu_schedule", [&] {

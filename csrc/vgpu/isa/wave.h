@@ -91,6 +91,7 @@ struct Workgroup {
   Arch arch = Arch::kGfx950;
   struct GroupWatch* watch = nullptr;  // what checks know of it, when they are on
   class Arrivals* arrivals = nullptr;
+  struct GroupTrace* trace = nullptr;  // what timing takes down of it, when it is sampled
 };
 
 // Value of a scalar source (32 or 64 bits as its type says).

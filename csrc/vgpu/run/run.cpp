@@ -21,6 +21,7 @@
 #include "vgpu/exec/lanes.h"
 #include "vgpu/machine/schedule.h"
 #include "vgpu/run/waves.h"
+#include "vgpu/timing/timing.h"
 #include "vgpu/watch/check_memory.h"
 #include "vgpu/watch/checker.h"
 #include "vgpu/watch/counters.h"
@@ -32,6 +33,7 @@ namespace {
 constexpr u64 kGroupSlice = 1'000'000;  // instructions of one group before other groups run
 constexpr u64 kResumedSlice = 50'000;   // of a group that was set aside before: it probably waits
 constexpr u32 kMaxSuspended = 1024;     // then suspended groups go before new ones
+constexpr u32 kWaits = 16;              // set aside so often, it waits for a group not yet run
 constexpr u32 kDynamicStackBytes = 16384;  // a lane, where the call depth is not known
 constexpr u32 kLdsPadding = 1024;          // wide accesses at the end stay inside the buffer
 
@@ -80,6 +82,7 @@ struct Group {
   Random random;         // whose turn it is, and when loads land
   bool begun = false;    // a thread has run a slice of it
   bool resumed = false;  // has been set aside before
+  u32 times_aside = 0;
 };
 
 // ------------------------------------------------------------ what a launch fixes
@@ -216,6 +219,7 @@ void init_group(const Dispatch& d, Group& group, u64 flat) {
   shared.wave_count = d.wave_count;
   shared.lds_bytes = d.lds_bytes;
   shared.watch = nullptr;
+  shared.trace = nullptr;
   shared.arrivals = &group.arrivals;
   group.arrivals.clear();
   group.begun = false;
@@ -334,15 +338,20 @@ bool guarded_slice(const Dispatch& d, Group& group, u64 slice, u64& instructions
 
 // Who watches what one thread runs.
 struct Watchers {
-  std::unique_ptr<Observer> counted, checked, both;
+  std::unique_ptr<Observer> counted, checked, both, timed, with_timed;
   Observer* observer = nullptr;  // null: nobody
+  Observer* sampled = nullptr;   // of workgroups whose time is taken
 
-  Watchers(LaunchCounters* counters, LaunchChecks* checks) {
+  Watchers(LaunchCounters* counters, LaunchChecks* checks, LaunchTiming* timing) {
     if (counters) counted = counters->observer();
     if (checks) checked = checks->observer();
     if (counters && checks) both = std::make_unique<ObserverPair>(*counted, *checked);
     observer = both ? both.get() : counted ? counted.get() : checked.get();
+    if (timing) timed = timing->observer();
+    if (timed && observer) with_timed = std::make_unique<ObserverPair>(*observer, *timed);
+    sampled = with_timed ? with_timed.get() : timed.get();
   }
+  Observer* of(const Workgroup& group) const { return group.trace ? sampled : observer; }
 };
 
 class Job {
@@ -352,6 +361,7 @@ class Job {
     if (check_level() != CheckLevel::kOff) {
       checks_ = std::make_unique<LaunchChecks>(dispatch.launch, dispatch.memory());
     }
+    if (timing()) timing_ = std::make_unique<LaunchTiming>(dispatch.launch);
   }
 
   u64 parallelism() const { return dispatch_.group_count; }
@@ -360,9 +370,9 @@ class Job {
   void work() {
     Group* group = nullptr;
     u64 instructions = 0;
-    const Watchers watchers(counters_.get(), checks_.get());
-    Observer* const observer = watchers.observer;
+    const Watchers watchers(counters_.get(), checks_.get(), timing_.get());
     while (!stop_ && (group = take(group))) {
+      Observer* const observer = watchers.of(group->shared);
       for (u32 i = 0; i < group->shared.wave_count; ++i) group->waves[i].observer = observer;
       if (observer && !group->begun) observer->begin(group->shared);
       group->begun = true;
@@ -378,13 +388,14 @@ class Job {
       if (!ended) {
         const std::lock_guard lock(mutex_);
         group->resumed = true;
+        if (++group->times_aside >= kWaits) all_run_ = true;
         suspended_.push_back(group);
         group = nullptr;
       }
     }
     if (group) give_back(group);
     count_instructions(instructions);
-    if (observer) {
+    if (watchers.observer) {
       const std::lock_guard lock(mutex_);
       if (counters_) counters_->add(*watchers.counted);
       if (checks_) checks_->add(*watchers.checked);
@@ -395,6 +406,7 @@ class Job {
     const std::string found = checks_ ? checks_->finish() : "";
     if (error.empty() && !found.empty()) error = "kernel " + dispatch_.kernel.name + ": " + found;
     if (counters_) counters_->finish(seconds, error);
+    if (timing_) timing_->finish(error);
   }
 
   std::string error;
@@ -408,7 +420,9 @@ class Job {
   u64 step_limit_;
   std::unique_ptr<LaunchCounters> counters_;
   std::unique_ptr<LaunchChecks> checks_;
-  std::atomic<u64> next_{0};
+  std::unique_ptr<LaunchTiming> timing_;
+  u64 next_ = 0;          // of the order in which groups run
+  bool all_run_ = false;  // also those that only others wait for
   std::atomic<u64> steps_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
@@ -422,28 +436,44 @@ class Job {
   // `free` is the caller's last group, done with: its memory serves the next one.
   Group* take(Group* free) {
     Group* resumed = nullptr;
+    u64 at = 0;
+    bool fresh = false;
     {
       const std::lock_guard lock(mutex_);
-      if (!suspended_.empty() &&
-          (next_ >= dispatch_.group_count || suspended_.size() >= kMaxSuspended)) {
+      if (!suspended_.empty() && (next_ >= last() || suspended_.size() >= kMaxSuspended)) {
         resumed = suspended_.front();
         suspended_.pop_front();
+      } else if (next_ < last()) {
+        at = next_++;
+        fresh = true;
       }
     }
     if (resumed) {
       if (free) give_back(free);
       return resumed;
     }
-    const u64 at = next_++, count = dispatch_.group_count;
-    if (at >= count) {
+    if (!fresh) {
       if (free) give_back(free);
       return nullptr;
     }
     Group* group = free ? free : borrow();
     group->resumed = false;
+    group->times_aside = 0;
+    const u64 count = dispatch_.group_count;
     const Schedule& schedule = dispatch_.schedule;
-    init_group(dispatch_, *group, schedule.random ? shuffled(at, count, schedule.seed) : at);
+    const u64 flat = schedule.random ? shuffled(at, count, schedule.seed)
+                     : timing_       ? timing_->group(at)
+                                     : at;
+    init_group(dispatch_, *group, flat);
+    if (timing_) group->shared.trace = timing_->begin(flat, dispatch_.wave_count);
     return group;
+  }
+
+  // Where only the time is wanted, the sample comes first and is all that runs.
+  u64 last() const {
+    const bool sample_only =
+        timing_ && !all_run_ && !timing_->needs_all() && !dispatch_.schedule.random;
+    return sample_only ? timing_->sampled_groups() : dispatch_.group_count;
   }
 
   void fail(const std::string& text) {

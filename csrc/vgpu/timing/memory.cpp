@@ -1,0 +1,143 @@
+#include "vgpu/timing/memory.h"
+
+namespace vgpu {
+namespace {
+
+constexpr double kLine = 128;
+
+// clk that a line takes of an XCD's share of the chip's rate.
+double line_clk(double tb_s, const Constants& k, double ghz) {
+  return kLine * k.xccs * ghz / (tb_s * 1e3);
+}
+
+}  // namespace
+
+void Tags::reset(double bytes, double ways, double line_bytes) {
+  ways_ = static_cast<u32>(ways);
+  sets_ = std::max(1u, static_cast<u32>(bytes / line_bytes / ways));
+  clock_ = 0;
+  const std::size_t count = std::size_t{sets_} * ways_;
+  tags_.assign(count, 0);
+  used_.assign(count, 0);
+  lines_.assign(count, {});
+}
+
+Tags::Found Tags::find(u32 line, u32 hash) {
+  const u32 first = hash % sets_ * ways_;
+  const u32* const tags = tags_.data() + first;
+  u32* const used = used_.data() + first;
+  ++clock_;
+  for (u32 i = 0; i < ways_; ++i) {
+    if (tags[i] != line || !used[i]) continue;
+    used[i] = clock_;
+    return {first + i, true};
+  }
+  u32 victim = 0;
+  for (u32 i = 1; i < ways_; ++i) {
+    if (used[i] < used[victim]) victim = i;
+  }
+  tags_[first + victim] = line;
+  used[victim] = clock_;
+  lines_[first + victim] = {};
+  return {first + victim, false};
+}
+
+XcdMemory::XcdMemory(const Constants& k, double ghz, const MemoryState& state)
+    : half_((k.l2_latency - k.l1_latency) / 2),
+      l1_latency_(k.l1_latency),
+      line_clk_(k.l2_line_clk),
+      fabric_clk_(line_clk(k.mall_tb_s, k, ghz)),
+      fabric_write_clk_(line_clk(k.mall_write_tb_s, k, ghz)),
+      hbm_clk_(line_clk(k.hbm_tb_s, k, ghz)),
+      mall_clk_(k.mall_ns * ghz),
+      hbm_latency_clk_(k.hbm_ns * ghz),
+      k_l2_(k.k_l2_latency),
+      k_mall_(k.k_mall_ns * ghz),
+      k_hbm_(k.k_hbm_ns * ghz),
+      from_hbm_(state.in_mall ? 0 : 1 / std::max(1.0, state.sharing)),
+      channels_(k.l2_channels),
+      fabric_(k.fabric_channels),
+      hbm_(k.hbm_channels),
+      hbm_lines_(std::max(1u, static_cast<u32>(k.hbm_interleave / kLine))) {
+  fabric_clk_ *= fabric_.count();
+  fabric_write_clk_ *= fabric_.count();
+  hbm_clk_ *= hbm_.count();
+  l2_.reset(k.l2_bytes, k.l2_ways);
+  // Lines that several XCDs read take the space of one.
+  mall_.reset(k.mall_mib * 1048576 * std::max(1.0, state.sharing) / k.xccs, 16);
+}
+
+double Servers::busy() const {
+  double busy = 0;
+  for (const Server& server : all_) busy += server.busy;
+  return busy / count();
+}
+double Servers::last() const {
+  double last = 0;
+  for (const Server& server : all_) last = std::max(last, server.free);
+  return last;
+}
+
+// A line that this XCD has read before lies in the Infinity Cache for as long as it has room. Of
+// the others, those that another XCD was first to ask for are on their way there.
+XcdMemory::Origin XcdMemory::origin(u32 line, u32 hash) {
+  if (mall_.find(line, hash >> 7).hit || from_hbm_ == 0) return Origin::kMall;
+  return hash_line(line * 2654435761u) < from_hbm_ * 4294967295.0 ? Origin::kHbm : Origin::kShared;
+}
+
+double XcdMemory::read(double at, u32 line) {
+  const u32 hash = hash_line(line);
+  const double start = channels_.take(at + half_, line_clk_, hash);
+  ++counts.l2_lines;
+  const auto [slot, hit] = l2_.find(line, hash >> 5);
+  double& ready = l2_.ready(slot);
+  if (hit) {
+    ++counts.l2_hits;
+    return std::max(start, ready) + half_ + l1_latency_;
+  }
+  const double left = fabric_.take(start, fabric_clk_, hash >> 9);
+  ++counts.mall_lines;
+  switch (origin(line, hash)) {
+    case Origin::kMall:
+      ready = left + mall_clk_;
+      break;
+    case Origin::kShared:
+      ready = left + (mall_clk_ + hbm_latency_clk_) / 2;
+      break;
+    case Origin::kHbm:
+      ++counts.hbm_lines;
+      ready = hbm_.take(left, hbm_clk_, hash_line(line / hbm_lines_)) + hbm_latency_clk_;
+      break;
+  }
+  return ready + half_ + l1_latency_;
+}
+
+// L2 combines writes: what lies behind is charged once for a line, when it becomes dirty.
+double XcdMemory::write(double at, u32 line, double atomic) {
+  const u32 hash = hash_line(line);
+  const double cost = std::max(line_clk_, atomic);
+  const double start = channels_.take(at + half_, cost, hash);
+  ++counts.l2_lines;
+  ++counts.write_requests;
+  const auto [slot, hit] = l2_.find(line, hash >> 5);
+  if (!(hit && l2_.dirty(slot))) {
+    l2_.dirty(slot) = true;
+    l2_.ready(slot) = hit ? std::min(l2_.ready(slot), start) : start;
+    ++counts.written_lines;
+    const double left = fabric_.take(start, fabric_write_clk_, hash >> 9);
+    hbm_.take(left, hbm_clk_, hash_line(line / hbm_lines_));
+  }
+  return start + cost + half_ + (atomic > 0 ? l1_latency_ : 0);
+}
+
+double XcdMemory::read_scalar(double at, u32 line) {
+  const u32 hash = hash_line(line);
+  const auto [slot, hit] = l2_.find(line, hash >> 5);
+  double& ready = l2_.ready(slot);
+  if (hit) return std::max(at, ready) + k_l2_;
+  const bool far = origin(line, hash) != Origin::kMall;
+  ready = at + (far ? k_hbm_ : k_mall_);
+  return ready + k_l2_;
+}
+
+}  // namespace vgpu
