@@ -30,8 +30,8 @@ from . import lock, records, trust
 from .code_object import Kernel
 from .files import DAMAGE, cache_roots, content_key, digest, fsync_folder, write_atomic
 
-# Part of every key: raise it when a recipe means something else, or builders lock otherwise. 4: their
-# locks are filelock's, which engines before do not see, and the other way round.
+# Part of every key: raise it when a recipe means something else, or builders lock otherwise. 4:
+# their locks are filelock's, which engines before do not see, and the other way round.
 ENGINE_VERSION = 4
 _RECENT_NS = 2_000_000_000  # a file this young may change again without its stat showing it
 _MAX_REMEMBERED = 8  # versions of the sources that an index keeps

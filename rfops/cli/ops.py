@@ -24,9 +24,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
+    if given.name == "bench" and given.words[:1] == ["timing"]:
+        from rfops.cli.timing import command as timing
+
+        return timing.main(given.words[1:])
     if given.words in ([], ["-h"], ["--help"]):
         print(f"usage: rfops {given.name} OP ...\n\n{COMMANDS[given.name]}\n\nOP, --help after it:")
         print("\n".join(f"  {name}" for name in op_names(given.name == "tune")))
+        if given.name == "bench":
+            print("\nor timing: the model of time against published times")
         return 0
     with_ops()
     from rfops.dispatch.op import ops

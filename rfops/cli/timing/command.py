@@ -1,0 +1,203 @@
+"""`rfops bench timing`: predicted times against published ones, kernel by kernel.
+
+Predictions are the virtual GPU's model of time. The published rows come from CSV files of yours,
+the prebuilt kernels from a checkout of yours: neither is part of rfops."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rfops.cli.timing import cells, pool, rows, score, simple
+from rfops.cli.timing.rows import Row
+
+Record = dict[str, Any]
+Save = Callable[..., None]
+WRITE_S = 5.0  # between two writes of the JSON file
+FORMATS = (
+    (rows.COLUMNS, rows.parse),
+    (simple.SUITE_COLUMNS, simple.suite_row),
+    (simple.POINT_COLUMNS, simple.point_row),
+)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rfops bench timing", description=__doc__)
+    add = parser.add_argument
+    add("--rows", type=Path, nargs="+", default=[], metavar="FILE.csv",
+        help="published times, of prebuilt kernels or of simple ones")  # fmt: skip
+    add("--aiter", type=Path, metavar="DIR",
+        help="a checkout of ROCm/aiter, for its code objects in hsa/")  # fmt: skip
+    add("--cells", action="store_true",
+        help="HIP or Triton in the published cells of gemm_mxfp8")  # fmt: skip
+    add("--limit", type=_count, default=0, help="rows, evenly over the kernels; default: all")
+    add("--seed", type=_count, default=0, help="of the sample")
+    add("--json", type=Path, metavar="OUT", help="write a record a row there")
+    add("--resume", action="store_true",
+        help="keep what OUT has already: where the model is the same")  # fmt: skip
+    add("--jobs", type=_count, default=0, help="rows at once; default: one a core")
+    add("--seconds", type=float, default=120.0,
+        help="a row that takes longer is skipped; default: %(default)g")  # fmt: skip
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, got {text!r}")
+    return int(text)
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit status: 0 where something was predicted. Raises ValueError."""
+    options = arguments().parse_args(words)
+    check(options)
+    known = earlier(options.json) if options.resume else {}
+    asked = rows.sample(read(options.rows), options.limit, options.seed)
+    records = [record_of(row) for row in asked]
+    pairs = cells.published() if options.cells else []
+    pair_records = [cell.record for cell in pairs]
+    save = functools.partial(_write, options, records, pair_records)
+    work = functools.partial(predicted, options.aiter)
+    complete(asked, records, work, known, options, save)
+    complete(pairs, pair_records, cells.predict, known, options, save)
+    found = score.summary(records)
+    save(found)
+    lines = score.text(found) if records else []
+    print("\n".join([*lines, *(cells.text(pair_records) if pairs else [])]))
+    return 0 if any("skipped" not in record for record in (*records, *pair_records)) else 1
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises ValueError."""
+    if not options.rows and not options.cells:
+        raise ValueError("nothing to hold the model against: pass --rows FILE.csv or --cells")
+    if options.aiter and not (options.aiter / "hsa").is_dir():
+        raise ValueError(
+            f"--aiter {options.aiter}: expected a checkout of aiter, got no hsa/ in it"
+        )
+    if options.resume and not options.json:
+        raise ValueError("--resume: expected --json OUT, the file to go on with")
+
+
+def read(files: Sequence[Path]) -> list[Row]:
+    """The rows of all files; what is wrong with others is printed. Raises ValueError."""
+    found: list[Row] = []
+    for file in files:
+        its = rows.read(file, FORMATS)
+        for line in its.wrong:
+            print(f"rfops: {file}, {line}", file=sys.stderr)
+        if its.unknown:
+            names = ", ".join(f"{kernel} {count}" for kernel, count in its.unknown.items())
+            print(f"rfops: {file}: lines of kernels that are not here: {names}", file=sys.stderr)
+        repeated = repeats(its.rows)
+        why = "one time is published for several shapes: not measured"
+        found += [replace(row, doubt=why) if row in repeated else row for row in its.rows]
+    return found
+
+
+def repeats(found: Sequence[Row]) -> set[Row]:
+    """Rows whose time, to the last digit, is another shape's as well: tables were filled up with
+    them, and which shape was measured is not known."""
+    shapes = {(row.op, row.gpu, row.cu, row.us, row.shape) for row in found}
+    times = Counter(shape[:4] for shape in shapes)
+    return {r for r in found if times[r.op, r.gpu, r.cu, r.us] > 1 and _digits(r.us) > 2}
+
+
+def _digits(us: float) -> int:
+    return len(str(us).partition(".")[2])
+
+
+def record_of(row: Row) -> Record:
+    record = {
+        "key": row.key, "op": row.op, "part": row.part, "kernel": row.kernel, "shape": row.shape,
+        "split_k": row.split_k, "published_us": row.us, "src": row.src,
+    }  # fmt: skip
+    return record | ({"skipped": row.doubt} if row.doubt else {})
+
+
+def predicted(checkout: Path | None, row: Row) -> Record:
+    """In a worker: torch is imported there."""
+    from rfops.cli.timing import predict
+    from rfops.cli.timing.launches import Skip
+
+    try:
+        found = predict.predict(checkout, row)
+    except Skip as reason:
+        return {"skipped": str(reason)}
+    return {"predicted_us": found.pop("us"), **found}
+
+
+def complete(
+    items: Sequence[Any],
+    records: Sequence[Record],
+    work: pool.Work,
+    known: dict[str, Record],
+    options: argparse.Namespace,
+    save: Save,
+) -> None:
+    """Adds to each item's record what is known of it, or what `work` finds, and tells of it."""
+    for record in records:
+        record |= known.get(record["key"], {})
+    todo = [at for at, record in enumerate(records) if not DONE & {*record}]
+    jobs = options.jobs or len(os.sched_getaffinity(0))
+    written = time.monotonic()
+    results = pool.run(work, [items[at] for at in todo], jobs, options.seconds)
+    for count, (place, found) in enumerate(results, 1):
+        record = records[todo[place]]
+        record |= found
+        print(f"[{count}/{len(todo)}] {_line(record)}", flush=True)
+        if time.monotonic() > written + WRITE_S:
+            save()
+            written = time.monotonic()
+
+
+DONE = {"skipped", "predicted_us", "speedup"}
+
+
+def _line(record: Record) -> str:
+    name = f"{record['part']} {score.plain(record['kernel'])} {record['shape']}"
+    if "skipped" in record:
+        return f"{name}: skipped: {record['skipped']}"
+    if "speedup" in record:
+        return f"{name}: speedup {record['speedup']:.2f}"
+    return (
+        f"{name}: published {record['published_us']:.4g} us, predicted "
+        f"{record['predicted_us']:.4g} ({score.error(record):+.0%})"
+    )
+
+
+def earlier(file: Path) -> dict[str, Record]:
+    """What a run before has found, by key. Raises ValueError."""
+    if not file.exists():
+        return {}
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        found = [*told["rows"], *told["cells"]]
+        return {r["key"]: r for r in found if "skipped" not in r and DONE & {*r}}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"--json {file}: expected what this command writes: {error!r}") from error
+
+
+def _write(
+    options: argparse.Namespace,
+    records: Sequence[Record],
+    pairs: Sequence[Record],
+    found: Record | None = None,
+) -> None:
+    """Whole or not at all: a run may be stopped at any time."""
+    if options.json is None:
+        return
+    told = {"rows_files": [f.name for f in options.rows], "limit": options.limit,
+            "seed": options.seed, "summary": found, "rows": records, "cells": pairs}  # fmt: skip
+    aside = options.json.with_name(f"{options.json.name}.part")
+    aside.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    aside.replace(options.json)

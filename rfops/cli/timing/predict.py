@@ -1,0 +1,114 @@
+"""The time of one row: its code object launched on the virtual GPU, as in the published test."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from ctypes import byref, c_size_t, c_uint, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rfops import vgpu
+from rfops.cli.timing import gemm, moe, simple
+from rfops.cli.timing.launches import Launch, New, Skip, Tile, tile_of
+from rfops.cli.timing.rows import Row
+from rfops.jit.launch import hip
+
+FAMILIES: Mapping[str, Callable[[Row, Tile, New], Launch]] = {
+    "gemm_a4w4_blockscale": gemm.a4w4,
+    "gemm_a8w8_blockscale_bpreshuffle": gemm.a8w8_blockscale,
+    "gemm_a8w8_bpreshuffle": gemm.a8w8_per_token,
+    "gemm_bf16": gemm.bf16,
+    "fmoe_one_stage": moe.one_stage,
+    "fmoe_stage1": moe.stage_1,
+}
+
+
+def predict(checkout: Path | None, row: Row) -> dict[str, Any]:
+    """Predicted microseconds, their band and what bounds them. Raises Skip."""
+    with memory() as new:
+        try:
+            if row.op == simple.OP:
+                return timed(row, simple.launch(row, new), simple.code(row.gpu))
+            return timed(row, *prebuilt(checkout, row, new))
+        except KeyError as error:
+            raise Skip(f"the shape has no {error}") from error
+
+
+def prebuilt(checkout: Path | None, row: Row, new: New) -> tuple[Launch, bytes]:
+    """Of a row of aiter's. Raises Skip and KeyError."""
+    pack = FAMILIES.get(row.op)
+    if pack is None:
+        raise Skip(f"op {row.op}: its arguments are not known; known: {', '.join(FAMILIES)}")
+    if checkout is None:
+        raise Skip("no checkout of aiter is named: --aiter DIR")
+    file = checkout / row.co
+    if not file.is_file():
+        raise Skip(f"the checkout has no {row.co}")
+    return pack(row, tile_of(checkout, row), new), file.read_bytes()
+
+
+@contextmanager
+def memory() -> Iterator[New]:
+    """Device memory that lives as long as the block: pages of it that nobody touches cost none."""
+    library = ctypes.CDLL(str(vgpu.library_path()))
+    taken: list[c_void_p] = []
+
+    def new(what: int | np.ndarray) -> int:
+        size = what if isinstance(what, int) else what.nbytes
+        at = c_void_p()
+        if library.hipMalloc(byref(at), c_size_t(size)):
+            raise Skip(f"no memory for a buffer of {size} bytes")
+        taken.append(at)
+        if not isinstance(what, int):
+            ctypes.memmove(at, what.ctypes.data, size)
+        return at.value or 0
+
+    try:
+        yield new
+    finally:
+        for at in taken:
+            library.hipFree(at)
+
+
+def timed(row: Row, launch: Launch, code: bytes) -> dict[str, Any]:
+    """One launch under the model. Raises HipError and UnsupportedArch."""
+    runtime = hip.runtime(torch.device("cpu"))
+    runtime.select_arch(row.gpu)
+    module, function = runtime.load(code, row.kernel, row.gpu)
+    start = functools.partial(_start, runtime, function, launch)
+    try:
+        found = modelled(start, row.part, launch.cold, launch.kind, launch.waits)[-1]
+    finally:
+        runtime.call("hipModuleUnload", module)
+    more = launch.extra_us
+    found |= {name: found[name] + more for name in ("us", "low", "high") if name in found}
+    if not math.isfinite(found["us"]):
+        raise Skip(f"the model gives {found['us']} us")
+    return found | {"grid": launch.grid, "cleared_us": more}
+
+
+def modelled(
+    start: Callable[[], object], part: str, cold: bool, kind: str, results: bool = True
+) -> list[dict[str, Any]]:
+    """What the model says of each launch of `start`. Without `results` only those workgroups run
+    that it samples."""
+    with vgpu.timing(part=part, cold=cold, kind=kind, results=results, detail=False) as t:
+        start()
+    names = ("us", "low", "high", "clock_ghz", "bound")
+    return [{name: getattr(one, name) for name in names} for one in t.launches]
+
+
+def _start(runtime: hip.Hip, function: c_void_p, launch: Launch) -> None:
+    data = launch.kernargs
+    buffer, size = ctypes.create_string_buffer(data, len(data)), c_size_t(len(data))
+    extra = (c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 3)
+    shape = [c_uint(n) for n in (*launch.grid, *launch.block)]
+    runtime.call("hipModuleLaunchKernel", function, *shape, 0, None, None, extra)
+    runtime.call("hipDeviceSynchronize")
