@@ -90,6 +90,9 @@ class Kernel:
     # Beside the rounding of fp32 sums, how far a result may be off, as a share of its |products|.
     error: ClassVar[float] = 0.0
 
+    def error_on(self, _arch: str) -> float:
+        return self.error
+
     def refuses(self, c: Call) -> str | None:
         """Why it does not take the call, in words; None if it does."""
         return self.refuses_arch(c)

@@ -60,8 +60,12 @@ class A8W8TritonConfig:
 class TritonGemm(Kernel):
     name = "triton"
     Config = A8W8TritonConfig
-    # Hopper's FP8 matrix unit keeps about 14 bits of a sum of 128 products.
-    error = 2.0**-13
+
+    def error_on(self, arch: str) -> float:
+        """Hopper's FP8 matrix unit cuts each of 32 products, and the sum so far, at about 2^-13 of
+        the largest of them. What is cut adds: 2^-10.9 of the sum of |products| was the most seen on
+        an H200, at the shapes of the published set."""
+        return 0.0 if arch.startswith("gfx") else 2.0**-10
 
     def refuses(self, c: Call) -> str | None:
         reason = launch.missing()
