@@ -73,6 +73,7 @@ def is_pow2(v: Variant) -> bool:
 # ---------------------------------------------------------------- values
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_values(variant: Variant, dtype: torch.dtype) -> None:
     """By the variant of the result's dtype; nothing for the checks to find."""
@@ -308,7 +309,7 @@ def test_operands_beyond_2_gib(variant: Variant) -> None:
     """Every byte of w that is not one of the last rows is zero, and never was touched."""
     k = 8192
     n = 2**31 // k + 21
-    tail = random_problem(2, 20, k, variant.arch)
+    tail = problem_of(variant._replace(shape=(2, 20, k)))
     w = torch.zeros(n, k, dtype=torch.uint8).view(tail.w.dtype)
     w_scale = torch.ones(-(-n // 128), k // 128)
     w[-20:] = tail.w
