@@ -151,6 +151,7 @@ def device_arch(device: torch.device) -> str:
 def _virtual_arch(arch: str) -> str:
     for name in ("RFOPS_VGPU_THREADS", "RFOPS_VGPU_MAX_STEPS", "RFOPS_VGPU_LOG"):
         settings.number(name)  # the library itself takes what is no number for none
+    settings.text("RFOPS_VGPU_TIMING")
     log.get().info("CPU tensors run on the virtual GPU (%s): right results, not GPU speed", arch)
     return arch
 

@@ -58,7 +58,8 @@ def elsewhere() -> dict[str, Path]:
 
 # An op and its kernels, as their files declare them: the command names them without torch.
 _OP = re.compile(r'^OP = \w+\(\s*"(\w+)"', re.MULTILINE)
-_KERNEL = re.compile(r'^@compile_ops\("(\w+)".*\n+def (\w+)', re.MULTILINE)
+_KERNEL = re.compile(r'compile_ops\(\s*"(\w+)"(?:,\s*kernel="(\w+)"|(?:.*\n)*?def (\w+))')
+_BESIDE = re.compile(r"^from \.(\w+) import", re.MULTILINE)
 
 
 def declared() -> dict[str, dict[str, list[str]]]:
@@ -66,11 +67,14 @@ def declared() -> dict[str, dict[str, list[str]]]:
     folder = Path(__file__).parents[1]
     found: dict[str, dict[str, list[str]]] = {}
     for file in folder.glob("*/*.py"):
-        for op in _OP.findall(file.read_text(encoding="utf-8")):
+        text = file.read_text(encoding="utf-8")
+        for op in _OP.findall(text):
             modules = found.setdefault(op, {})
-            for other in sorted(file.parent.glob(f"{file.stem}*.py")):
-                for module, kernel in _KERNEL.findall(other.read_text(encoding="utf-8")):
-                    modules.setdefault(module, []).append(kernel)
+            beside = (file.with_name(f"{name}.py") for name in dict.fromkeys(_BESIDE.findall(text)))
+            texts = (one.read_text(encoding="utf-8") for one in beside)
+            for other in (text, *(one for one in texts if not _OP.search(one))):
+                for module, named, defined in _KERNEL.findall(other):
+                    modules.setdefault(module, []).append(named or defined)
     for file in {*elsewhere().values()}:
         from rfops.dispatch.op import ops
 

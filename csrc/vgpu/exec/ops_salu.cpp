@@ -607,7 +607,7 @@ constexpr OpInfo kSopp[] = {
     SOPP(12, "s_waitcnt", nothing, Category::kWait | Syntax::kHex),
     SOPP(13, "s_sethalt", s_sethalt, Category::kInternal),
     SOPP(14, "s_sleep", nothing, Category::kSleep),
-    SOPP(15, "s_setprio", nothing, Category::kInternal),
+    SOPP(15, "s_setprio", nothing, Category::kPriority),
     SOPP(16, "s_sendmsg", s_sendmsg, Category::kMessage | kReadsM0),
     SOPP(18, "s_trap", s_trap, Category::kMessage | Flow::kTrap),
     SOPP(19, "s_icache_inv", nothing, Category::kMessage | Syntax::kBare),

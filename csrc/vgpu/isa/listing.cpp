@@ -16,9 +16,9 @@ const char* const kFlagNames[] = {
     "acc_src",    "dot",           "f64_fma",    "atomic",    "exchanges",  "typed",
     "saves_exec", "tests_result",  "at_run_time"};
 const char* const kCategoryNames[] = {
-    "-",       "salu", "smem",      "valu",       "trans",       "packed",  "quarter",    "mfma",
-    "lds",     "gws",  "vmem_load", "vmem_store", "vmem_atomic", "lds_dma", "vmem_cache", "branch",
-    "message", "wait", "nop",       "sleep",      "barrier",     "internal"};
+    "-",       "salu", "smem",      "valu",       "trans",       "packed",   "quarter",    "mfma",
+    "lds",     "gws",  "vmem_load", "vmem_store", "vmem_atomic", "lds_dma",  "vmem_cache", "branch",
+    "message", "wait", "nop",       "sleep",      "barrier",     "priority", "internal"};
 const char* const kFlowNames[] = {"next",     "jump",    "branch", "call",
                                   "indirect", "barrier", "end",    "trap"};
 const char* const kEffectNames[] = {"reads_scc",  "writes_scc", "reads_vcc",

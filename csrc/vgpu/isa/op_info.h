@@ -151,7 +151,8 @@ enum class Category : u8 {
   kNop,
   kSleep,
   kBarrier,
-  kInternal,  // the wave's own state: priority, halt, wake-up
+  kPriority,
+  kInternal,  // the wave's own state: halt, wake-up
 };
 
 // Where the wave goes on.

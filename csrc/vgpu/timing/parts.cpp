@@ -41,8 +41,6 @@ constexpr ConstantRow kRows[] = {
     {&C::atomic_lane_clk, "atomic_lane_clk", "clk a lane, one address", 'B', "c60", 18},
     {&C::atomic_line_clk, "atomic_line_clk", "clk a line and channel", 'B', "c62", 8.5},
     {&C::in_flight_bytes, "in_flight_bytes", "B asked for, a CU", 'D', "design, by rows", 28672},
-    {&C::in_flight_segment_bytes, "in_flight_segment_bytes", "B, at least, of 64 touched", 'D',
-     "design", 0},
     {&C::vmem_queue, "vmem_queue", "instructions a CU", 'D', "design", 12},
     {&C::dword_clk, "dword_clk", "clk", 'B', "c41, design", 4},
     {&C::wide_dword_clk, "wide_dword_clk", "clk a dword of x2, x3, x4", 'A', "c41: 64 B/clk", 4},

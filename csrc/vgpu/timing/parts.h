@@ -27,8 +27,8 @@ struct Constants {
   double l2_line_clk, port_line_clk, mall_tb_s, mall_write_tb_s, hbm_tb_s;
   double atomic_lane_clk, atomic_line_clk;
   // The vector memory pipe of a CU.
-  double in_flight_bytes, in_flight_segment_bytes, vmem_queue, dword_clk, wide_dword_clk,
-      segment_clk, dma_dword_clk, dma_wide_dword_clk;
+  double in_flight_bytes, vmem_queue, dword_clk, wide_dword_clk, segment_clk, dma_dword_clk,
+      dma_wide_dword_clk;
   // LDS.
   double lds_latency, lds_simd_dword_clk, lds_fifo_clk, lds_write_clk, lds_dma_bytes_clk;
   // Issue and arithmetic.

@@ -8,8 +8,6 @@
 namespace vgpu {
 namespace {
 
-constexpr u32 kPriorityOpcode = 15;  // SOPP: s_setprio
-
 Unit unit_of(Category category) {
   switch (category) {
     case Category::kSalu:
@@ -95,10 +93,10 @@ void internal_times(const Inst& inst, Category category, const Constants& k, Tim
       t.vector_wait = vector_wait(t.argument);
       t.lgkm_wait = lgkm_wait(t.argument);
       break;
+    case Category::kPriority:
+      t.internal = Internal::kPriority;
+      break;
     default:
-      if (inst.format == Format::kSopp && inst.op->opcode == kPriorityOpcode) {
-        t.internal = Internal::kPriority;
-      }
       break;
   }
 }

@@ -21,9 +21,7 @@ void Replay::run_pipe(u32 index, Clk now) {
   const Pending pending = cu.queue.front();
   const u32 word = pending.count ? pending.words[0] : 0;
   const bool loads = tag_of(word) == GlobalWord::kTag && !GlobalWord::is_write(word);
-  const u32 asked = GlobalWord::bytes(word) * GlobalWord::lanes(word);
-  const u32 touched = static_cast<u32>(GlobalWord::segments(word) * k_.in_flight_segment_bytes);
-  const u32 bytes = loads ? std::max(asked, touched) : 0;
+  const u32 bytes = loads ? GlobalWord::bytes(word) * GlobalWord::lanes(word) : 0;
   if (bytes && cu.bytes_in_flight &&
       cu.bytes_in_flight + bytes > static_cast<u64>(k_.in_flight_bytes)) {
     return push_pipe(index, cu.in_flight.top().done);
