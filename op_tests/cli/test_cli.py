@@ -75,6 +75,49 @@ def test_profile(capsys: CaptureFixture) -> None:
     assert "K" in capsys.readouterr().err
 
 
+def test_profile_timing(tmp_path: Path, capsys: CaptureFixture) -> None:
+    """How long and why; beside each instruction; as JSON; as a timeline."""
+    asked = ["profile", "gemm_mxfp8", "--m", "3", "--n", "40", "--k", "64", "--arch", "gfx950"]
+    assert cli.main([*asked, "--timing"]) == 0
+    table = capsys.readouterr().out
+    for row in (
+        r"kernel +mxfp8_gemv on MI355X \(gfx950\)", r"time .* us \(.* to .*\), estimated",
+        r"clock +2\.\d+ GHz", "bound +launch", "busy .*hbm .*%", "L2 .*% hits", "HBM .* read",
+        "stalls .*vmcnt .*%", "taken from .* workgroups",
+    ):  # fmt: skip
+        assert re.search(rf"^  {row}", table, re.M), f"{row} is missing from\n{table}"
+    trace = tmp_path / "trace.json"
+    assert cli.main([*asked, "--part", "MI350X", "--annotate", "--trace", str(trace)]) == 0
+    told = capsys.readouterr()
+    assert "on MI350X" in told.out and f"wrote {trace}" in told.err
+    assert re.search(
+        r"^  > +0x\w+ +\d+ +\d+ +[\d.]+%  s_waitcnt vmcnt\(\d+\) .* vmcnt \d+", told.out, re.M
+    )
+    (launch,) = json.loads(trace.read_text())["otherData"]["launches"]
+    assert (launch["kernel"], launch["part"], launch["capped"]) == ("mxfp8_gemv", "MI350X", False)
+    assert cli.main([*asked, "--timing", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["low"] < record["us"] < record["high"] and record["pcs"][0]["text"]
+    assert "events" not in record
+
+
+def test_profile_takes_the_parts_architecture(capsys: CaptureFixture) -> None:
+    asked = ["profile", "moe_align_block_size", "--rows", "8", "--e", "4", "--part"]
+    assert cli.main([*asked, "MI308X"]) == 0
+    told = capsys.readouterr().out
+    assert "on gfx942: " in told and "on MI308X (gfx942)" in told
+    for words, error in (
+        (["MI9"], "--part MI9: expected one of MI300X, MI308X, MI300A, MI325X, MI350X, MI355X"),
+        (
+            ["MI308X", "--arch", "gfx950"],
+            "--part MI308X is gfx942, got --arch gfx950; omit it",
+        ),
+        (["MI308X", "--arch", "sm_90"], "--arch sm_90: the virtual GPU is gfx942 or gfx950"),
+    ):
+        assert cli.main([*asked, *words]) == 1
+        assert capsys.readouterr().err == f"rfops: ValueError: {error}\n"
+
+
 def test_profile_of_nothing(capsys: CaptureFixture) -> None:
     asked = ["profile", "gemm_mxfp8", "--n", "40", "--k", "64", "--m"]
     assert cli.main([*asked, "0"]) == 0

@@ -1,45 +1,85 @@
-"""`rfops profile OP`: what the kernels of a call do on the virtual GPU."""
+"""`rfops profile OP`: what the kernels of a call do on the virtual GPU, or how long they would take
+on hardware and why."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from rfops import vgpu
 from rfops.cli import why
-from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Problem, on_device
 from rfops.jit import settings
 from rfops.jit.arch import ARCHS
-from rfops.vgpu.counting import table
+from rfops.vgpu import counting, timed_text, timeline
+
+Report = tuple[dict[str, Any], str]  # of a launch: for --json, and as text
 
 
 def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
     why.add_call(parser, op)
-    parser.set_defaults(arch=settings.text("RFOPS_VGPU_ARCH"))
+    parser.set_defaults(arch=None)
     parser.add_argument("--json", action="store_true", help="a record of JSON a launch")
+    add = parser.add_argument_group("time, estimated by the cycle model").add_argument
+    add("--timing", action="store_true", help="time, its bound and stalls; not the counters")
+    add("--part", help=f"time on it: {', '.join(settings.PARTS)}; default: RFOPS_VGPU_PART's")
+    add("--annotate", action="store_true", help="time, and stalls beside each instruction")
+    add("--trace", metavar="FILE", type=Path, help="time, and a timeline of one compute unit, for "
+        "Perfetto or chrome://tracing")  # fmt: skip
 
 
 def run(op: Op, options: argparse.Namespace) -> int:
-    if options.arch not in ARCHS:
-        raise ValueError(f"--arch {options.arch}: the virtual GPU is {' or '.join(ARCHS)}")
+    options.arch = _arch(options.arch, options.part)
+    timed = options.timing or options.part or options.annotate or options.trace
     with settings.put("RFOPS_VGPU_ARCH", options.arch):
-        _profile(op, why.call_of(op, options, any_size=True), options.json)
+        c = on_device(why.call_of(op, options, any_size=True), torch.device("cpu"))
+        problem = Problem(op, c)
+        reports = _time(problem, options) if timed else _count(problem)
+    what = "the result is empty, nothing is launched"
+    if not op.is_empty(problem.call):
+        what = f"{op.route(problem.call).backend}, launches: {len(reports)}"
+    print(f"{op.name} {c} on {c.arch}: {what}", file=sys.stderr if options.json else sys.stdout)
+    for record, text in reports:
+        print(json.dumps(record) if options.json else text)
     return 0
 
 
-def _profile(op: Op, sizes: Call, as_json: bool) -> None:
-    c = on_device(sizes, torch.device("cpu"))
-    problem = Problem(op, c)
+def _arch(arch: str | None, part: str | None) -> str:
+    if part is not None and part not in settings.PARTS:
+        raise ValueError(f"--part {part}: expected one of {', '.join(settings.PARTS)}")
+    arch = arch or settings.PARTS.get(part or "") or settings.text("RFOPS_VGPU_ARCH")
+    if arch not in ARCHS:
+        raise ValueError(f"--arch {arch}: the virtual GPU is {' or '.join(ARCHS)}")
+    if part is not None and settings.PARTS[part] != arch:
+        raise ValueError(f"--part {part} is {settings.PARTS[part]}, got --arch {arch}; omit it")
+    return arch
+
+
+def _count(problem: Problem) -> list[Report]:
     with vgpu.profile() as profile:
         problem.launch()
-    what = "the result is empty, nothing is launched"
-    if not op.is_empty(problem.call):
-        what = f"{op.route(problem.call).backend}, launches: {len(profile.launches)}"
-    print(f"{op.name} {c} on {c.arch}: {what}", file=sys.stderr if as_json else sys.stdout)
-    for record in profile.launches:
-        print(json.dumps(record.as_dict()) if as_json else table(record))
+    return [(record.as_dict(), counting.table(record)) for record in profile.launches]
+
+
+def _time(problem: Problem, options: argparse.Namespace) -> list[Report]:
+    detail = bool(options.annotate or options.json or options.trace)
+    most = timeline.MOST_ISSUES if options.trace else 0
+    with vgpu.timing(options.part, detail=detail, events=most) as timing:
+        problem.launch()
+    if options.trace:
+        options.trace.write_text(json.dumps(timeline.trace(timing.launches)), encoding="utf-8")
+        print(f"rfops: wrote {options.trace}", file=sys.stderr)
+    reports = []
+    for launch in timing.launches:
+        record = {name: figure for name, figure in launch.figures.items() if name != "events"}
+        text = timed_text.table(launch)
+        if options.annotate:
+            text += f"\n{timed_text.annotate(launch)}"
+        reports.append((record, text))
+    return reports

@@ -1,6 +1,8 @@
 #include "vgpu/timing/report.h"
 
 #include "vgpu/base/json.h"
+#include "vgpu/exec/memory.h"
+#include "vgpu/object/debug_lines.h"
 
 namespace vgpu {
 namespace {
@@ -40,7 +42,18 @@ void memory(Json& json, const MemoryCounts& m) {
   json.close('}');
 }
 
-void by_pc(Json& json, const Program& program, const ReplayResult& r) {
+const char* unit_name(Unit unit) {
+  static constexpr const char* kNames[] = {"salu", "smem", "valu",   "mfma",
+                                           "lds",  "vmem", "branch", "other"};
+  return kNames[static_cast<u32>(unit)];
+}
+
+// `source` is there where the code object has debug lines.
+void by_pc(Json& json, const CodeObject& object, const Part& part, const ReplayResult& r) {
+  const Program& program = *object.program;
+  const DebugLines lines({object.file.data(), object.file.size()});
+  const u64 address = program.address - host_address(object.image) + object.base_address;
+  StaticTable table(program, part.constants);
   json.key("pcs");
   json.open('[');
   for (u32 pc = 0; pc < r.pcs.size(); ++pc) {
@@ -51,6 +64,11 @@ void by_pc(Json& json, const Program& program, const ReplayResult& r) {
     json.open('{');
     json.field("offset", u64{pc} * 4);
     json.field("text", inst.op ? disassemble(inst) : std::string("?"));
+    json.field("unit", std::string(unit_name(table.at(pc).unit)));
+    json.field("unit_clk", u64{table.at(pc).busy});
+    if (const auto source = lines.find(address + u64{pc} * 4)) {
+      json.field("source", source->file + ":" + std::to_string(source->line));
+    }
     json.field("issued", stats.issued);
     stalls(json, "stalls", stats.stalls);
     json.close('}');
@@ -129,7 +147,7 @@ std::string timing_record(const Launch& launch, const Part& part, const Sample& 
   stalls(json, "stalls", r.stalls);
   stalls(json, "barrier_because", r.barrier_because);
   sampled(json, sample, time);
-  if (options.detail) by_pc(json, *launch.kernel->object->program, r);
+  if (options.detail) by_pc(json, *launch.kernel->object, part, r);
   if (options.events) events(json, r);
   json.field("error", error);
   json.close('}');

@@ -1,0 +1,191 @@
+"""What timing mode shows: the annotated listing, and the timeline that Perfetto opens."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rfops
+from rfops.vgpu import timed_text, timeline
+from rfops.vgpu.timed import TimedLaunch
+from support.vgpu.hip import Hip, compile_hip
+
+Slices = list[dict[str, Any]]
+KERNEL = """
+extern "C" __attribute__((global)) void chase(void** at, int trips) {
+  void** p = at;
+  for (int i = 0; i < trips; ++i)
+    p = (void**)*p;  // here
+  at[1] = p;
+}
+"""
+
+
+@functools.cache
+def launches() -> tuple[TimedLaunch, ...]:
+    """Two, the second of more workgroups than the compute unit has at once."""
+    torch.manual_seed(1)
+    found = []
+    for m, n in ((16, 512), (16, 65536)):
+        x, x_scale = rfops.quant_mxfp8(torch.randn(m, 256))
+        w = torch.randint(0, 100, (n, 256), dtype=torch.uint8).view(torch.float8_e4m3fn)
+        w_scale = torch.full((n, 8), 127, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+        with rfops.vgpu.timing("MI355X", events=1_000_000) as t:
+            rfops.gemm_mxfp8(x, w, x_scale, w_scale)
+        found += t.launches
+    return tuple(found)
+
+
+def ps(us: float) -> int:
+    """Picoseconds, in which slices that meet do so exactly."""
+    return round(us * 1e6)
+
+
+def check_well_formed(trace: dict[str, Any]) -> Slices:
+    """As Perfetto's and chrome://tracing's readers want it."""
+    assert json.loads(json.dumps(trace, allow_nan=False)) == trace
+    slices: Slices = trace["traceEvents"]
+    named = [s for s in slices if s["ph"] == "M"]
+    assert slices[: len(named)] == named, "names come first"
+    rest = slices[len(named) :]
+    assert {s["ph"] for s in rest} == {"X", "C"}
+    stamps = [s["ts"] for s in rest]
+    assert stamps == sorted(stamps) and stamps[0] >= 0
+    of = {kind: {(s["pid"], s.get("tid")) for s in named if s["name"] == f"{kind}_name"}
+          for kind in ("process", "thread")}  # fmt: skip
+    assert {(s["pid"], None) for s in rest} == of["process"]
+    assert {(s["pid"], s["tid"]) for s in rest if s["ph"] == "X"} == of["thread"]
+    for at in of["thread"]:
+        open_ends: list[int] = []
+        for s in rest:
+            if s["ph"] != "X" or (s["pid"], s["tid"]) != at:
+                continue
+            start, end = ps(s["ts"]), ps(s["ts"]) + ps(s["dur"])
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            assert start < end, s
+            assert not open_ends or end <= open_ends[-1], f"{s} goes on after what it is in"
+            open_ends.append(end)
+        assert len(open_ends) <= 2
+    for s in rest:
+        if s["ph"] == "C":
+            assert s["args"] and all(value >= 0 for value in s["args"].values()), s
+    return slices
+
+
+def of_category(slices: Slices, cat: str, index: int) -> Slices:
+    pids = range(index * 10 + 1, index * 10 + 11)
+    return [s for s in slices if s.get("cat") == cat and s["pid"] in pids]
+
+
+def test_a_timeline_is_well_formed_and_has_all() -> None:
+    trace = timeline.trace(launches(), most=1_000_000)
+    slices = check_well_formed(trace)
+    start = 0.0
+    for index, launch in enumerate(launches()):
+        waves = {event[3] for event in launch.events}
+        assert len(of_category(slices, "wave", index)) == len(waves)
+        issues = of_category(slices, "issue", index)
+        assert sum(s["args"]["issued"] for s in issues) == len(launch.events)
+        assert len(issues) < len(launch.events), "merged"
+        units = of_category(slices, "unit", index)
+        assert sum(s["args"]["instructions"] for s in units) == len(launch.events)
+        waited: dict[str, int] = {}
+        for s in of_category(slices, "stall", index):
+            waited[s["name"]] = waited.get(s["name"], 0) + ps(s["dur"])
+        told = sum(e[4] for e in launch.events if e[5] == "vmcnt" and e[4] > 4)
+        assert waited["vmcnt"] == pytest.approx(told / launch.clock_ghz * 1e3, rel=1e-3)
+        (whole,) = of_category(slices, "launch", index)
+        assert whole["name"] == launch.kernel and whole["ts"] == pytest.approx(start)
+        inside = [s for s in slices if s["pid"] // 10 == index and s["ph"] == "X"]
+        assert max(s["ts"] + s["dur"] for s in inside) <= start + launch.us + 1e-3
+        start += launch.us
+        counted = [s["args"]["waves"] for s in slices if s["ph"] == "C" and s["name"] == "waves"
+                   and s["pid"] == index * 10 + 1]  # fmt: skip
+        assert max(counted) > 0 and counted[-1] == 0
+    told_of = trace["otherData"]["launches"]
+    assert [launch["capped"] for launch in told_of] == [False, False]
+    assert "estimated" in trace["otherData"]["what"]
+
+
+def test_matrix_units_are_busy_as_long_as_they_work() -> None:
+    trace = timeline.trace(launches()[:1])
+    mfma = [s for s in of_category(trace["traceEvents"], "unit", 0) if s["name"] == "mfma"]
+    rows = {row["offset"]: row for row in launches()[0].pcs}
+    issued = [e for e in launches()[0].events if rows[e[1]]["unit"] == "mfma"]
+    assert sum(s["args"]["instructions"] for s in mfma) == len(issued) > 0
+    longest = max(rows[event[1]]["unit_clk"] for event in issued)
+    assert longest >= 8 and longest / 2.4e3 <= max(s["dur"] for s in mfma) + 1e-6
+
+
+def test_a_timeline_is_capped() -> None:
+    trace = timeline.trace(launches(), most=50)
+    issues = of_category(check_well_formed(trace), "issue", 1)
+    assert sum(s["args"]["issued"] for s in issues) == 50
+    assert [launch["capped"] for launch in trace["otherData"]["launches"]] == [True, True]
+    assert timeline.trace([])["traceEvents"] == []
+
+
+def test_a_timeline_needs_events() -> None:
+    x, x_scale = rfops.quant_mxfp8(torch.randn(1, 256))
+    w, w_scale = rfops.quant_mxfp8(torch.randn(64, 256))
+    with rfops.vgpu.timing() as t:
+        rfops.gemm_mxfp8(x, w, x_scale, w_scale)
+    with pytest.raises(ValueError, match=r"launch 0, mxfp8_gemv, has no events; time it with"):
+        timeline.trace(t.launches)
+
+
+def test_a_listing_marks_what_waits_most() -> None:
+    launch = launches()[0]
+    head, _, *rows = timed_text.annotate(launch).splitlines()
+    total = sum(launch.stalls.values())
+    assert f"{total} clk" in head and len(rows) == len(launch.pcs)
+    marked = [row for row in rows if row.startswith("  >")]
+    assert len(marked) == timed_text.MARKED
+    worst = max(launch.pcs, key=lambda row: sum(row["stalls"].values()))
+    (line,) = [row for row in marked if f"{worst['offset']:#x} " in row]
+    clk = sum(worst["stalls"].values())
+    assert line.split()[2:5] == [str(worst["issued"]), str(clk), f"{clk / total:.1%}"]
+    reason, most = max(worst["stalls"].items(), key=lambda item: item[1])
+    assert f"{reason} {most}" in line
+    assert worst["text"] in line or line.split()[5] == "s_waitcnt"
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("s_waitcnt 0xf70", "s_waitcnt vmcnt(0)"),
+        ("s_waitcnt 0xc07f", "s_waitcnt lgkmcnt(0)"),
+        ("s_waitcnt 0x4171", "s_waitcnt vmcnt(17) lgkmcnt(1)"),
+        ("s_waitcnt 0x0", "s_waitcnt vmcnt(0) expcnt(0) lgkmcnt(0)"),
+        ("s_waitcnt 0xcf7f", "s_waitcnt 0xcf7f"),
+        ("v_mov_b32_e32 v1, 0xf70", "v_mov_b32_e32 v1, 0xf70"),
+    ],
+)
+def test_waits_are_readable(text: str, expected: str) -> None:
+    launch = launches()[0]
+    row = {"offset": 256, "text": text, "issued": 1, "stalls": {"vmcnt": 4}}
+    one = TimedLaunch({**launch.figures, "pcs": [row]})
+    assert f"  {expected}  " in timed_text.annotate(one)
+
+
+@pytest.mark.parametrize("flags, has", [(("-gline-tables-only",), True), ((), False)])
+def test_source_lines(vgpu_path: Path, tmp_path: Path, flags: tuple[str, ...], has: bool) -> None:
+    """The load that is waited for, by its line; where there are no debug lines, none are told."""
+    hip = Hip(vgpu_path)
+    hip.select("gfx942")
+    module = hip.load(compile_hip(KERNEL, "gfx942", tmp_path, *flags))
+    memory = (ctypes.c_void_p * 2)()
+    memory[0] = ctypes.addressof(memory)
+    with rfops.vgpu.timing("MI300X") as t:
+        hip.launch(hip.function(module, "chase"), ctypes.c_void_p(ctypes.addressof(memory)),
+                   ctypes.c_int(8), block=(64,))  # fmt: skip
+    text = timed_text.annotate(t.launches[0])
+    assert any("source" in row for row in t.launches[0].pcs) == has
+    assert ("; " in text) == ("p = (void**)*p;  // here" in text) == has

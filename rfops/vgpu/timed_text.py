@@ -1,0 +1,105 @@
+"""What timing mode says of a launch, as text: why it takes that long, and at which instructions."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Mapping
+from typing import Any
+
+from rfops.vgpu.timed import TimedLaunch
+
+MARKED = 5  # instructions of a listing, the most stalled
+_LEVELS = {"l1": "L1", "scalar": "scalar", "l2": "L2", "mall": "Infinity Cache"}
+
+
+def table(launch: TimedLaunch) -> str:
+    """A launch as aligned text."""
+    f = launch.figures
+    grid, block = ("x".join(map(str, f[name])) for name in ("grid", "block"))
+    body = f["us"] - f["floor_us"]
+    rows = [
+        ("kernel", f"{f['kernel']} on {f['part']} ({f['arch']}), grid {grid} of {block}"),
+        ("time", f"{f['us']:.2f} us ({f['low']:.2f} to {f['high']:.2f}), estimated: launch "
+                 f"{f['floor_us']:.2f}, body {body:.2f}; {'cold' if f['cold'] else 'warm'} caches"),
+        ("clock", f"{f['clock_ghz']:.2f} GHz, {f['clocks']:.0f} clk"),
+        ("bound", f["bound"]),
+        ("busy", ", ".join(f"{name} {share:.1%}" for name, share in f["busy"].items())),
+        *((name, text) for name, text in _memory(f)),
+        ("waves", f"{f['waves_in_flight_per_cu']:.1f} in flight a CU, "
+                  f"room for {f['workgroups_per_cu']} workgroups"),
+        ("LDS conflicts", f"{f['lds_conflict_cycles']} cycles"),
+        ("stalls", _shares(f["stalls"])),
+        ("barriers for", _shares(f["barrier_because"])),
+        ("taken from", _sampled(f["sampled"])),
+    ]  # fmt: skip
+    return "\n".join(f"  {name:14} {text}" for name, text in rows)
+
+
+def annotate(launch: TimedLaunch) -> str:
+    """The kernel's listing with, beside each instruction, how often it was issued and what its
+    waves waited for before it. `>`: the most stalled. Source lines where there are debug lines."""
+    pcs = launch.pcs
+    total = sum(sum(row["stalls"].values()) for row in pcs)
+    top = sorted(pcs, key=lambda row: -sum(row["stalls"].values()))[:MARKED]
+    marked = {row["offset"] for row in top if row["stalls"]}
+    lines = [
+        f"  {launch.kernel}: {total} clk that waves waited, at each instruction",
+        f"    {'offset':>8} {'issued':>8} {'stalled':>9} {'share':>6}  instruction",
+    ]
+    source = ""
+    for row in pcs:
+        if row.get("source", source) != source:
+            source = row["source"]
+            lines.append(f"  ; {_with_text(source)}")
+        stalled = sum(row["stalls"].values())
+        share = f"{stalled / total:.1%}" if stalled else ""
+        mark = ">" if row["offset"] in marked else " "
+        text = f"  {mark} {row['offset']:#8x} {row['issued']:8} {stalled or '':9} {share:>6}"
+        by_reason = ", ".join(f"{name} {clk}" for name, clk in _most_first(row["stalls"]))
+        lines.append(f"{text}  {_readable(row['text']):44} {by_reason}".rstrip())
+    return "\n".join(lines)
+
+
+def _memory(f: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """By level; of the XCD that is replayed."""
+    m = f["memory"]
+    levels = [(name, m[level]) for level, name in _LEVELS.items() if m[level]["bytes"]]
+    rows = [(name, f"{at['bytes']} B, {at['hit_rate']:.1%} hits") for name, at in levels]
+    return [*rows, ("HBM", f"{m['hbm_read_bytes']} B read; {m['written_bytes']} B written")]
+
+
+def _sampled(s: Mapping[str, int]) -> str:
+    left_out = f", {s['left_out_of_xcd']} of its middle left out" if s["left_out_of_xcd"] else ""
+    return (
+        f"{s['workgroups']} of {s['of']} workgroups, of one XCD of {s['xcds']}{left_out}: "
+        f"{s['wave_instructions']} instructions by waves, and the bytes and stalls above"
+    )
+
+
+def _most_first(stalls: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(stalls.items(), key=lambda item: -item[1])
+
+
+def _shares(stalls: Mapping[str, int]) -> str:
+    total = sum(stalls.values())
+    if not total:
+        return "none"
+    parts = ", ".join(f"{name} {clk / total:.1%}" for name, clk in _most_first(stalls))
+    return f"{parts} of {total} clk, added up over waves"
+
+
+def _readable(text: str) -> str:
+    """`s_waitcnt 0xf70` as `s_waitcnt vmcnt(0)`, as both architectures count."""
+    name, _, operand = text.partition(" ")
+    if name != "s_waitcnt" or not operand[:1].isdigit():
+        return text
+    bits = int(operand, 0)
+    counts = {"vmcnt": (bits & 15 | bits >> 10 & 48, 63), "expcnt": (bits >> 4 & 7, 7),
+              "lgkmcnt": (bits >> 8 & 15, 15)}  # fmt: skip
+    waits = (f"{counter}({left})" for counter, (left, most) in counts.items() if left < most)
+    return f"{name} {' '.join(waits) or operand}"
+
+
+def _with_text(source: str) -> str:
+    path, _, line = source.rpartition(":")
+    return f"{source}  {linecache.getline(path, int(line)).strip()}".rstrip()
