@@ -65,7 +65,7 @@ void fill_bound(LaunchTime& time) {
 
 void fill_band(const Part& part, LaunchTime& time) {
   const bool small = time.us < kSmallUs;
-  double error = small ? 0.25 * time.us + 2 : 0.15 * time.us;
+  double error = small ? 0.25 * time.us + 2 : 0.20 * time.us;
   if (!part.has_rows) error *= 2;
   time.low = std::max(time.floor_us / 2, time.us - error);
   time.high = time.us + error;

@@ -71,7 +71,7 @@ KERNELS_942 = {
                      "  v_mov_b32 v2, 4096\n  v_mov_b32 v3, 0x3ffff\n", vgprs=32),
     "nothing": Micro("  s_nop 0\n"),
     "read": Micro(READ, READ_INDEX, "  s_waitcnt vmcnt(0)\n", 32, 32768),
-    "turn": Micro(READ, READ_INDEX + "  v_and_b32 v10, 0x3ffff, v10\n", 
+    "turn": Micro(READ, READ_INDEX + "  v_and_b32 v10, 0x3ffff, v10\n",
                   "  s_waitcnt vmcnt(0)\n", 32, 65536),
     "wrapped": Micro(READ, READ_INDEX + "  v_and_b32 v10, 0x3ffffff, v10\n",
                      "  s_waitcnt vmcnt(0)\n", 32),
