@@ -171,7 +171,7 @@ def run(op: Op, options: argparse.Namespace) -> int:
     if len(chosen) < len(shapes):
         print(f"# the {len(chosen)} smallest of {len(shapes)} shapes; --all takes every one")
     if device.type == "cpu":
-        print("# us: estimated from counters of the virtual GPU; nothing here is measured")
+        print("# us: estimated by the virtual GPU's timing mode; nothing here is measured")
     rows, wrong = bench_all(op, chosen, device, options.kernel)
     if options.csv:
         write_csv(options.csv, rows, describe(device))

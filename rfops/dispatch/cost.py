@@ -1,7 +1,7 @@
 """What a call costs, and what it must cost at least: for `rfops bench` and `rfops tune`.
 
 On a GPU a time is measured: graph replays through inputs that no cache still holds (timing.py). On
-the virtual GPU it is what its counters come to (rfops/vgpu/model.py), and called estimated.
+the virtual GPU it is timing mode's, from cold caches (rfops/vgpu/timed.py), and called estimated.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def measure(sets: Sequence[Problem], backend: str, config: Any = None, route: bo
         sets[0].checked(launches[0], backend)
         timing = time_graph(launches)
         return Cost(timing.us, "measured", timing.spread)
-    with vgpu.profile() as profile:
+    with vgpu.profile() as profile, vgpu.timing(detail=False) as timed:
         sets[0].checked(launches[0], backend)
     records = profile.launches
     if not records:
         return Cost(0.0, "not launched")
-    us = sum(record.estimate().us for record in records)
+    us = sum(launch.us for launch in timed.launches)
     return Cost(us, "estimated", counters=_counters(records, floor(sets[0].op, sets[0].call)))
 
 
