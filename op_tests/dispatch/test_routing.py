@@ -293,6 +293,10 @@ FAULTS = {
     "k is a fraction": (line() + line(k=6.5), "line 3, column k: expected .* got '6.5'"),
     "kernel": (line(kernel="moe"), "line 2, column kernel: expected one of gemv, mfma, triton"),
     "no kernel": (line(kernel=""), "line 2, column kernel: expected one of gemv, mfma, triton"),
+    "a config of no kernel": (
+        line(kernel="", config="rows=4", origin="published"),
+        "line 2, column kernel: expected one of gemv, mfma, triton, got ''",
+    ),
     "us": (line(us="fast"), "line 2, column us: expected numbers of 0 or more, .*'fast'"),
     "us is nan": (line(us="nan"), "line 2, column us: expected numbers of 0 or more"),
     "a figure": (line(figures="triton_us"), "line 2, column figures: .* each as name=value"),

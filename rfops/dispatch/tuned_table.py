@@ -342,13 +342,12 @@ def read(file: Path, name: str) -> Iterator[Row]:
             line.fail("source", "where the row comes from")
         sizes = [line.size(*pair) for pair in zip(tuned.sizes, tuned.rules, strict=True)]
         origin = line.one_of("origin", ORIGINS)
-        kernel = line.cells["kernel"]
-        if tuned.kernels and (kernel or origin != "published"):
+        kernel, config = line.cells["kernel"], line.cells["config"].strip()
+        if tuned.kernels and (kernel or config or origin != "published"):
             line.one_of("kernel", tuned.kernels)
         yield Row(
             line.cells["arch"], line.integer("cu_num"), tuned.sizes, tuple(sizes), kernel,
-            line.cells["config"].strip(), tuple(line.figures()), origin, line.cells["source"],
-            file, line.number,
+            config, tuple(line.figures()), origin, line.cells["source"], file, line.number,
         )  # fmt: skip
 
 
