@@ -58,9 +58,8 @@ __device__ inline Pair normal(f32 high, f32 low) {
   return {s, low - (s - high)};
 }
 __device__ inline Pair add(Pair a, Pair b) {
-  const Pair s = sum_of(a.high, b.high), t = sum_of(a.low, b.low);
-  const Pair u = normal(s.high, s.low + t.high);
-  return normal(u.high, u.low + t.low);
+  const Pair s = sum_of(a.high, b.high);
+  return normal(s.high, s.low + (a.low + b.low));
 }
 __device__ inline Pair multiply(Pair a, Pair b) {
   const f32 p = a.high * b.high, error = __builtin_fmaf(a.high, b.high, -p);
