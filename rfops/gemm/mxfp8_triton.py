@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from rfops.dispatch import tuned_table
+from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.tuned_table import serving
 from rfops.jit.arch import ROWS
@@ -71,12 +72,8 @@ def refuses(c: Call, largest: int) -> str | None:
     return reason
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def _tiles(m: int, n: int, config: TritonConfig) -> int:
-    return _ceil(m, config.block_m) * _ceil(n, config.block_n)
+    return ceil(m, config.block_m) * ceil(n, config.block_n)
 
 
 def _is_wide(config: TritonConfig, x_or_out: int, w: int) -> bool:
@@ -125,11 +122,11 @@ def _as_bytes(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def _bind(
     device: torch.device, m: int, n: int, k: int, config: TritonConfig, options: dict[str, object]
 ) -> Run:
-    k_split = _ceil(k, config.splits * config.block_k) * config.block_k
-    splits = _ceil(k, k_split)
+    k_split = ceil(k, config.splits * config.block_k) * config.block_k
+    splits = ceil(k, k_split)
     gemm, grid = _Gemm(device, k, config, options), (_tiles(m, n, config), splits, 1)
     reduce = BoundTriton("rfops.triton.mxfp8_kernels", "reduce_kernel", device, (splits, _REDUCE_N))
-    reduce_grid = (m, _ceil(n, _REDUCE_N), 1)
+    reduce_grid = (m, ceil(n, _REDUCE_N), 1)
 
     def run(
         out: torch.Tensor,
@@ -153,7 +150,7 @@ def _bind_expanded(
 ) -> Run:
     again = TritonConfig("exact", 32, 32, 64, config.group_m)
     gemm, gemm_grid = _Gemm(device, k, again, again.options("")), (_tiles(m, n, again), 1, 1)
-    k_again = _ceil(k, again.block_k) * again.block_k
+    k_again = ceil(k, again.block_k) * again.block_k
     expand = BoundTriton("rfops.triton.mxfp8_kernels", "expand_kernel", device, (_EXPAND_BLOCKS,))
     constants = config.constants(k)
     tile = [constants[name] for name in _TILE]
@@ -164,7 +161,7 @@ def _bind_expanded(
         )
         for wide in (False, True)
     ]  # fmt: skip
-    k_parts = _ceil(k, _EXPAND_BLOCKS * BLOCK)
+    k_parts = ceil(k, _EXPAND_BLOCKS * BLOCK)
 
     def run(
         out: torch.Tensor,
