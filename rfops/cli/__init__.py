@@ -1,4 +1,4 @@
-"""The command `rfops`: demo, build, cache, doctor, ls, profile, bench, tune, why, vgpu."""
+"""The command `rfops`: demo, build, cache, doctor, ls, profile, bench, tune, trace, why, vgpu."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rfops.cli import build as cli_build
 from rfops.cli import cache as cli_cache
 from rfops.cli import doctor as cli_doctor
 from rfops.cli import ops as cli_ops
+from rfops.cli import trace as cli_trace
 from rfops.cli.common import add_op, declared, elsewhere, help_of, load_ops, with_ops
 from rfops.jit import BuildError, settings, vgpu_library, vgpu_library_folder
 from rfops.jit.build.spec import ModuleSpec, load_config, module_spec
@@ -67,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     cli_doctor.add(commands)
 
     cli_ops.add(commands)
+
+    cli_trace.add(commands)
 
     reason = commands.add_parser("why", help="which kernel a call takes, why one is not cached")
     add_op(reason, "module")

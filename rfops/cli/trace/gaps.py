@@ -1,0 +1,236 @@
+"""Where a GPU stood still, why, and what a graph would change.
+
+A gap is a time in which nothing of a device ran, between two activities. Its cause is read from
+the call that launched what ended it:
+
+    graph    both sides came from one graph launch
+    host     the launch was still to come when the gap began: the GPU waited for the host
+    queue    the launch had been made: the GPU's own time to begin it, or an event that it waits for
+    unknown  the trace has no such call
+
+What a graph replay would close: gaps of `host` and `queue` with no call between their two
+launches that cannot be captured (a synchronisation, a blocking copy, an allocation by the driver).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from statistics import median
+
+import msgspec
+
+from rfops.cli.trace.read import Activity, HostCall, Trace
+
+# Calls of CUDA's and HIP's runtime that a capture refuses, and that make a stream run dry.
+NO_CAPTURE = re.compile(
+    r"Synchronize|^(cuda|hip|cu)(Malloc|Free|MemAlloc|MemFree|HostAlloc|HostRegister)(?!.*Async)"
+    r"|^(cuda|hip|cu)Mem(cpy|set)(?!.*Async)|(Event|Stream)Query|ModuleLoad|ModuleUnload"
+)
+NOTHING = "(no call in the trace: Python, or another thread)"
+
+
+class KernelRow(msgspec.Struct):
+    name: str
+    kind: str
+    calls: int
+    us: float
+    share: float  # of all activities' time
+
+
+class Cause(msgspec.Struct):
+    gaps: int = 0
+    us: float = 0.0
+    longest: float = 0.0
+
+    def add(self, us: float) -> None:
+        self.gaps, self.us, self.longest = self.gaps + 1, self.us + us, max(self.longest, us)
+
+
+class Graph(msgspec.Struct):
+    """What capturing would change: `closable` gaps lie in `stretches` without a call that cannot
+    be captured, `saved` is their time less what gaps within a graph take (`inside`: their median
+    in this trace, 0 where it has none); `blocked` names the calls that keep the others."""
+
+    closable: Cause
+    stretches: int
+    inside: float
+    saved: float
+    blocked: dict[str, Cause]
+
+
+class Report(msgspec.Struct):
+    """Of one GPU; times in us, `span` from its first activity to the end of its last."""
+
+    device: str
+    name: str
+    source: str
+    span: float
+    busy: float
+    idle: float
+    kernels: list[KernelRow]
+    causes: dict[str, Cause]
+    host: dict[str, float]  # while the GPU waited for it: innermost call -> us
+    graph: Graph
+    left_out: int
+
+
+class Gap(msgspec.Struct):
+    start: float
+    end: float
+    before: Activity
+    after: Activity
+
+    @property
+    def us(self) -> float:
+        return self.end - self.start
+
+
+def reports(trace: Trace) -> list[Report]:
+    host = Host(trace.calls)
+    by_device: dict[str, list[Activity]] = defaultdict(list)
+    for activity in trace.activities:
+        by_device[activity.device].append(activity)
+    return [_report(trace, device, by_device[device], host) for device in sorted(by_device)]
+
+
+def gaps_of(activities: list[Activity]) -> list[Gap]:
+    """Of one device, in order of time; activities by start. Streams count as one."""
+    found, last = [], activities[0]
+    for activity in activities[1:]:
+        if activity.start > last.end:
+            found.append(Gap(last.end, activity.start, last, activity))
+        if activity.end > last.end:
+            last = activity
+    return found
+
+
+class Host:
+    """The host's calls: who launched what, and what a thread was in at a time."""
+
+    def __init__(self, calls: list[HostCall]) -> None:
+        self.launches = {c.correlation: c for c in calls if c.runtime and c.correlation}
+        threads: dict[str, list[HostCall]] = defaultdict(list)
+        for call in calls:
+            threads[call.thread].append(call)
+        self._innermost = {name: _innermost(of) for name, of in threads.items()}
+        self._blocking: dict[str, tuple[list[float], list[str]]] = {}
+        for name, of in threads.items():
+            ends = sorted((c.end, c.name) for c in of if c.runtime and NO_CAPTURE.search(c.name))
+            self._blocking[name] = [e for e, _ in ends], [n for _, n in ends]
+
+    def launch(self, activity: Activity) -> HostCall | None:
+        return self.launches.get(activity.correlation or -1)
+
+    def doing(self, thread: str, start: float, end: float) -> dict[str, float]:
+        """us by the innermost call that the thread was in."""
+        starts, pieces = self._innermost[thread]
+        spent: dict[str, float] = defaultdict(float)
+        at = max(bisect_right(starts, start) - 1, 0)
+        for piece_start, piece_end, name in pieces[at : bisect_left(starts, end)]:
+            spent[name] += max(0.0, min(end, piece_end) - max(start, piece_start))
+        spent[NOTHING] += max(0.0, end - start - sum(spent.values()))
+        return spent
+
+    def blocker(self, first: HostCall, then: HostCall) -> str | None:
+        """A call between two launches that a capture refuses; or that they are of two threads."""
+        if first.thread != then.thread:
+            return "(launched by two threads)"
+        ends, names = self._blocking[first.thread]
+        at = bisect_right(ends, first.start)
+        return names[at] if at < len(ends) and ends[at] <= then.end else None
+
+
+def _innermost(calls: list[HostCall]) -> tuple[list[float], list[tuple[float, float, str]]]:
+    """A thread's time in pieces, each with the innermost call it lies in; and their starts."""
+    pieces: list[tuple[float, float, str]] = []
+    stack: list[HostCall] = []
+    at = 0.0
+
+    def upto(time: float) -> None:
+        nonlocal at
+        if stack and time > at:
+            pieces.append((at, time, stack[-1].name))
+        at = max(at, time)
+
+    for call in sorted(calls, key=lambda c: (c.start, -c.end)):
+        while stack and stack[-1].end <= call.start:
+            upto(stack[-1].end)
+            stack.pop()
+        upto(call.start)
+        at = call.start
+        stack.append(call)
+    while stack:
+        upto(stack[-1].end)
+        stack.pop()
+    return [p[0] for p in pieces], pieces
+
+
+def _report(trace: Trace, device: str, activities: list[Activity], host: Host) -> Report:
+    span = max(a.end for a in activities) - activities[0].start
+    causes: dict[str, Cause] = defaultdict(Cause)
+    waited: dict[str, float] = defaultdict(float)
+    gaps = gaps_of(activities)
+    for gap in gaps:
+        cause = cause_of(gap, host)
+        causes[cause].add(gap.us)
+        launch = host.launch(gap.after)
+        if cause == "host" and launch:
+            for name, us in host.doing(launch.thread, gap.start, min(gap.end, launch.end)).items():
+                waited[name] += us
+    idle = sum(gap.us for gap in gaps)
+    return Report(
+        device=device,
+        name=trace.devices.get(device, ""),
+        source=trace.source,
+        span=span,
+        busy=span - idle,
+        idle=idle,
+        kernels=_kernels(activities),
+        causes=dict(causes),
+        host={n: us for n, us in sorted(waited.items(), key=lambda item: -item[1]) if us > 0},
+        graph=_graph(gaps, host),
+        left_out=trace.left_out,
+    )
+
+
+def cause_of(gap: Gap, host: Host) -> str:
+    launch = host.launch(gap.after)
+    if launch is None:
+        return "unknown"
+    if gap.before.correlation == gap.after.correlation:
+        return "graph"
+    return "host" if launch.end > gap.start else "queue"
+
+
+def _kernels(activities: list[Activity]) -> list[KernelRow]:
+    rows: dict[tuple[str, str], KernelRow] = {}
+    for a in activities:
+        row = rows.setdefault((a.name, a.kind), KernelRow(a.name, a.kind, 0, 0.0, 0.0))
+        row.calls, row.us = row.calls + 1, row.us + a.end - a.start
+    total = sum(row.us for row in rows.values()) or 1.0
+    for row in rows.values():
+        row.share = row.us / total
+    return sorted(rows.values(), key=lambda row: -row.us)
+
+
+def _graph(gaps: list[Gap], host: Host) -> Graph:
+    closable, blocked = Cause(), dict[str, Cause]()
+    inside, stretches, open_stretch = [], 0, False
+    for gap in gaps:
+        cause = cause_of(gap, host)
+        if cause == "graph":
+            inside.append(gap.us)
+            continue
+        first, then = host.launch(gap.before), host.launch(gap.after)
+        name = host.blocker(first, then) if first and then else "(no launch in the trace)"
+        if name:
+            blocked.setdefault(name, Cause()).add(gap.us)
+        else:
+            closable.add(gap.us)
+            stretches += not open_stretch
+        open_stretch = name is None
+    typical = median(inside) if inside else 0.0
+    saved = max(0.0, closable.us - typical * closable.gaps)
+    return Graph(closable, stretches, typical, saved, blocked)
