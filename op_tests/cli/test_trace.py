@@ -175,6 +175,19 @@ def test_rocprofv3(tmp_path: Path) -> None:
     assert list(report.graph.blocked) == ["hipMemcpy"] and report.graph.closable.us == 20
 
 
+def test_a_decode_step_on_an_h200() -> None:
+    """Cut from traces of torch.profiler (torch 2.11): a step of gemm_mxfp8 and quant_mxfp8, M = 4,
+    eager and as a graph. Eagerly quant_mxfp8 is 21 kernels: the GPU waits for the host."""
+    (eager,) = gaps.reports(read.trace(Path(__file__).with_name("h200_eager.json.gz")))
+    assert (eager.name, len(eager.kernels)) == ("NVIDIA H200", 21)
+    assert eager.causes["host"].gaps == 43 and eager.idle / eager.span > 0.96
+    assert eager.graph.closable.gaps == 43 and not eager.graph.blocked
+    assert "cudaLaunchKernel" in eager.host
+    (graph,) = gaps.reports(read.trace(Path(__file__).with_name("h200_graph.json.gz")))
+    assert {name: cause.gaps for name, cause in graph.causes.items()} == {"graph": 102, "queue": 1}
+    assert graph.busy / graph.span > 0.92 and graph.graph.inside < 0.2
+
+
 def test_the_command(tmp_path: Path) -> None:
     file = tmp_path / "trace.json.gz"
     file.write_bytes(gzip.compress(json.dumps(TRACE).encode()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from rfops.cli.trace.gaps import Cause, Report
@@ -31,10 +32,16 @@ def _head(report: Report) -> str:
     return text
 
 
+def short(name: str, most: int = 100) -> str:
+    """A kernel's name without what torch's all begin with."""
+    name = re.sub(r"^void |at::native::|\(anonymous namespace\)::", "", name)
+    return name if len(name) <= most else name[: most - 3] + "..."
+
+
 def _kernels(report: Report, top: int) -> str:
     rows = [("calls", "total us", "mean us", "share", "kernel")]
     for row in report.kernels[:top]:
-        name = row.name if row.kind == "kernel" else f"[{row.kind}] {row.name}"
+        name = short(row.name) if row.kind == "kernel" else f"[{row.kind}] {row.name}"
         mean = row.us / row.calls
         rows.append(
             (str(row.calls), f"{row.us:.1f}", f"{mean:.2f}", f"{row.share:.1%}", name[:100])
