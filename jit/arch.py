@@ -52,6 +52,8 @@ ROWS = {
     )
 }  # fmt: skip
 ARCHS = tuple(name for name in ROWS if name.startswith("gfx"))  # that kernels are built for
+# Compute units of the parts of an architecture (csrc/vgpu/base/device.cpp); vendor.
+PART_CUS = {"MI300X": 304, "MI308X": 80, "MI300A": 228, "MI325X": 304, "MI350X": 256, "MI355X": 256}
 WAVE = 64  # lanes of an AMD wave
 REGISTERS = 512  # VGPRs of a SIMD's lane, accumulation registers among them
 MAX_WAVES = 8  # of a SIMD

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import texts
+from .arch import PART_CUS, ROWS
 from .errors import ConfigError
 
 
@@ -43,6 +44,7 @@ SETTINGS = (
     Setting("RFOPS_VGPU_CHECK", "0|1|error", "0", "report what kernels do wrong; error: and fail"),
     Setting("RFOPS_VGPU_TIMING", "0|1", "0", "print how long each launch would take, and why"),
     Setting("RFOPS_VGPU_TIMING_SET", "text", "", "for work on the model: NAME=VALUE ..."),
+    Setting("RFOPS_VGPU_REPORT", "path", "", "folder for records of all launches; of `rfops run`"),
     Setting("RFOPS_VGPU_SCHEDULE", "text", "hardware", "order of waves, loads; or random:SEED"),
     Setting("RFOPS_VGPU_LOG", "int", "1", "how much the virtual GPU prints; 0: nothing"),
     Setting("RFOPS_HIP_LIBRARY", "path", "", "HIP runtime to load instead of the one chosen"),
@@ -59,6 +61,12 @@ PARTS: Mapping[str, str] = {
     **dict.fromkeys(("MI350X", "MI355X"), "gfx950"),
 }
 _BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
+
+
+def compute_units(arch: str) -> int:
+    """Of the virtual GPU: RFOPS_VGPU_PART's, where that is of this architecture."""
+    part = raw("RFOPS_VGPU_PART")
+    return PART_CUS[part] if PARTS.get(part) == arch else ROWS[arch].cus
 
 
 def raw(name: str) -> str:

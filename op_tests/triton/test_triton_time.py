@@ -1,4 +1,4 @@
-"""What Triton measures on the virtual GPU: the model's time of the launches, and nothing of the
+"""What Triton measures on the virtual GPU: timing mode's time of the launches, and nothing of the
 host's."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from triton.testing import do_bench as imported_early  # before any activation
 from triton.testing import do_bench_cudagraph as graph_imported_early
 
 import rfops.vgpu
+from rfops.vgpu import timed
 from support import triton_kernels as kernels
-from support.vgpu.asm import library
 
 ROWS, COLUMNS = 512, 512
 
@@ -27,31 +27,34 @@ def arch(request: pytest.FixtureRequest) -> Iterator[str]:
     rfops.vgpu.deactivate_triton()
 
 
-def counting() -> bool:
-    """Whether launches are counted now."""
-    on = library().rfops_vgpu_profile(0)
-    library().rfops_vgpu_profile(on)
-    return bool(on)
+def timing() -> bool:
+    """Whether anybody has launches timed now."""
+    return bool(timed.mode(rfops.vgpu.library_path())._blocks)
+
+
+# Where in a page a tensor lies is part of the model: the same ones each time.
+X, OUT = torch.arange(1000.0), torch.empty(1000)
+MATRIX, SUMS = torch.ones(ROWS, COLUMNS), torch.empty(ROWS)
 
 
 def add(n: int = 300, block: int = 64) -> None:
-    x, out = torch.arange(float(n)), torch.full((n,), float("nan"))
+    x, out = X[:n], OUT[:n].fill_(torch.nan)
     kernels.add[(triton.cdiv(n, block),)](x, x, out, n, BLOCK=block)
     assert torch.equal(out, 2 * x)
 
 
 def copy_rows(rows: int, passes: int = 1) -> None:
-    x, out = torch.ones(ROWS, COLUMNS), torch.full((ROWS,), float("nan"))
+    x, out = MATRIX, SUMS.fill_(torch.nan)
     grid = (triton.cdiv(ROWS, rows),)
     kernels.sum_rows[grid](x, out, ROWS, ROWS=rows, PASSES=passes, C=COLUMNS)
     assert torch.equal(out, torch.full((ROWS,), float(passes * COLUMNS)))
 
 
-def estimated_ms(fn: Callable[[], Any]) -> float:
-    """What the launch records of one call say."""
-    with rfops.vgpu.profile() as p:
+def estimated_ms(fn: Callable[[], Any], **how: Any) -> float:
+    """What timing mode says of the launches of one call."""
+    with rfops.vgpu.timing(**how) as t:
         fn()
-    return sum(launch.estimate().us for launch in p.launches) / 1e3
+    return sum(launch.us for launch in t.launches) / 1e3
 
 
 def event() -> Any:
@@ -67,9 +70,14 @@ def event() -> Any:
               graph_imported_early],
 )  # fmt: skip
 def test_do_bench_is_the_estimate(bench: Callable[..., float]) -> None:
-    assert bench(add) == pytest.approx(estimated_ms(add), abs=1e-9)
+    """From cold caches, as do_bench clears them; in a graph from warm ones."""
+    graph = "graph" in bench.__name__
+    how = {"cold": False, "kind": "graph"} if graph else {}
+    ms = bench(add)
+    assert ms == pytest.approx(estimated_ms(add, **how), abs=1e-9)
+    assert ms < estimated_ms(add) if graph else ms > estimated_ms(add, cold=False)
     assert bench(lambda: copy_rows(8, passes=30)) > 2 * bench(lambda: copy_rows(1))
-    assert not counting()
+    assert not timing()
 
 
 def test_only_the_launches_take_time() -> None:
@@ -98,7 +106,7 @@ def test_a_call_without_launches_takes_no_time() -> None:
 
 def test_do_bench_calls_twice_and_resets_gradients() -> None:
     weights, calls = torch.ones(3, requires_grad=True), []
-    fn = lambda: (calls.append(counting()), (weights * 2).sum().backward())  # noqa: E731
+    fn = lambda: (calls.append(timing()), (weights * 2).sum().backward())  # noqa: E731
     triton.testing.do_bench(fn, warmup=1000, rep=1000, grad_to_none=[weights])
     assert calls == [False, True]
     assert weights.grad is not None
@@ -128,13 +136,32 @@ def test_within_a_profile() -> None:
 
     with rfops.vgpu.profile() as outer:
         ms = triton.testing.do_bench(fn)
-        assert counting()
+        assert timing()
     assert inner == [1, 1]
     assert [launch.kernel for launch in outer.launches] == ["add"] * 4
     assert ms == pytest.approx(sum(r.estimate().us for r in outer.launches) / 2e3, abs=1e-8)
 
 
-def test_an_error_ends_the_counting() -> None:
+def test_within_a_timing(arch: str) -> None:
+    """do_bench says how: cold, a profiler's time. Where: the block around it."""
+    part = "MI308X" if arch == "gfx942" else "MI350X"
+    with rfops.vgpu.timing(part, cold=False, kind="event") as t:
+        ms = triton.testing.do_bench(add)
+    assert [(r.part, r.cold, r.kind) for r in t.launches] == [
+        (part, 0, "event"), (part, 1, "profiler")
+    ]  # fmt: skip
+    assert ms == pytest.approx(t.launches[1].us / 1e3, abs=1e-9)
+    assert "pcs" in t.launches[0].figures and not timing()
+
+
+def test_do_bench_takes_no_longer_than_two_calls() -> None:
+    """However short the kernel is, and whatever is asked for."""
+    with rfops.vgpu.profile() as p:
+        triton.testing.do_bench(add, warmup=10_000, rep=10_000)
+    assert len(p.launches) == 2
+
+
+def test_an_error_ends_the_timing() -> None:
     calls = []
 
     def fn() -> None:
@@ -144,7 +171,7 @@ def test_an_error_ends_the_counting() -> None:
 
     with pytest.raises(KeyError):
         triton.testing.do_bench(fn)
-    assert not counting()
+    assert not timing()
 
 
 # ---------------------------------------------------------------------------------- events
@@ -153,8 +180,8 @@ def test_an_error_ends_the_counting() -> None:
 def test_events_measure_what_lies_between() -> None:
     one = triton.testing.do_bench(add)
     a, b, c = event(), event(), event()
-    add()  # before the first record: not counted
-    assert not counting()
+    add()  # before the first record: not timed
+    assert not timing()
     a.record()
     add()
     b.record()
@@ -169,16 +196,16 @@ def test_events_measure_what_lies_between() -> None:
     a.record()
     assert c.elapsed_time(a) == 0
     del a, b
-    assert counting()
+    assert timing()
     del c
-    assert not counting()
+    assert not timing()
 
 
 def test_events_that_cannot_tell() -> None:
     device = triton.runtime.driver.active.get_device_interface()
     untimed, recorded = device.Event(), event()
     untimed.record()
-    assert not counting()
+    assert not timing()
     recorded.record()
     for start, end in [(untimed, recorded), (recorded, untimed), (event(), recorded)]:
         with pytest.raises(RuntimeError, match="enable_timing=True and recorded"):
@@ -204,7 +231,7 @@ def slow_on_the_host(config: triton.Config) -> triton.Config:
 
 def tune(configs: list[triton.Config], **options: Any) -> tuple[dict[str, Any], list[Any]]:
     tuner = triton.autotune(configs=configs, key=["rows"], **options)(kernels.sum_rows)
-    x, out = torch.ones(ROWS, COLUMNS), torch.full((ROWS,), float("nan"))
+    x, out = MATRIX, SUMS.fill_(torch.nan)
     tuner[lambda meta: (triton.cdiv(ROWS, meta["ROWS"]),)](x, out, ROWS, C=COLUMNS)
     best = tuner.best_config.kwargs
     assert torch.equal(out, torch.full((ROWS,), float(COLUMNS * best["PASSES"])))
@@ -219,7 +246,7 @@ def test_autotune_takes_what_the_model_likes() -> None:
     for name, config in CONFIGS.items():
         rows, passes = config.kwargs["ROWS"], config.kwargs["PASSES"]
         run = lambda r=rows, p=passes: kernels.sum_rows[(triton.cdiv(ROWS, r),)](  # noqa: E731
-            torch.ones(ROWS, COLUMNS), torch.empty(ROWS), ROWS, ROWS=r, PASSES=p, C=COLUMNS,
+            MATRIX, SUMS, ROWS, ROWS=r, PASSES=p, C=COLUMNS,
             num_warps=1,
         )  # fmt: skip
         assert measured[name] == pytest.approx(estimated_ms(run), abs=1e-9), name

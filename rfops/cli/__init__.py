@@ -1,4 +1,5 @@
-"""The command `rfops`: demo, build, cache, doctor, ls, profile, bench, tune, trace, why, vgpu."""
+"""The command `rfops`: demo, build, cache, doctor, ls, profile, bench, tune, run, trace, why and
+vgpu."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from rfops.cli import build as cli_build
 from rfops.cli import cache as cli_cache
 from rfops.cli import doctor as cli_doctor
 from rfops.cli import ops as cli_ops
+from rfops.cli import run as cli_run
 from rfops.cli import trace as cli_trace
 from rfops.cli.common import add_op, declared, elsewhere, help_of, load_ops, with_ops
 from rfops.jit import BuildError, settings, vgpu_library, vgpu_library_folder
@@ -68,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_doctor.add(commands)
 
     cli_ops.add(commands)
-
+    cli_run.add(commands)
     cli_trace.add(commands)
 
     reason = commands.add_parser("why", help="which kernel a call takes, why one is not cached")

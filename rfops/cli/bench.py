@@ -1,5 +1,5 @@
 """`rfops bench OP`: each shape of a set is checked against the plain reference, then timed; on the
-virtual GPU a time is an estimate from counters. A wrong result is an exit status of 1."""
+virtual GPU a time is an estimate by timing mode. A wrong result is an exit status of 1."""
 
 from __future__ import annotations
 

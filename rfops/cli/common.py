@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import rfops
 from rfops.dispatch import tuned_table
-from rfops.jit import paths
+from rfops.jit import paths, settings
+from rfops.jit.arch import ARCHS
 
 if TYPE_CHECKING:
     from rfops.jit import CompiledOp
@@ -128,3 +129,15 @@ def help_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], i
         return 0
 
     return show
+
+
+def virtual_arch(arch: str | None, part: str | None) -> str:
+    """The virtual GPU's by --arch and --part. Raises ValueError."""
+    if part is not None and part not in settings.PARTS:
+        raise ValueError(f"--part {part}: expected one of {', '.join(settings.PARTS)}")
+    arch = arch or settings.PARTS.get(part or "") or settings.text("RFOPS_VGPU_ARCH")
+    if arch not in ARCHS:
+        raise ValueError(f"--arch {arch}: the virtual GPU is {' or '.join(ARCHS)}")
+    if part is not None and settings.PARTS[part] != arch:
+        raise ValueError(f"--part {part} is {settings.PARTS[part]}, got --arch {arch}; omit it")
+    return arch

@@ -13,10 +13,10 @@ import torch
 
 from rfops import vgpu
 from rfops.cli import why
+from rfops.cli.common import virtual_arch
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Problem, on_device
 from rfops.jit import settings
-from rfops.jit.arch import ARCHS
 from rfops.vgpu import counting, timed_text, timeline
 
 Report = tuple[dict[str, Any], str]  # of a launch: for --json, and as text
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
 
 
 def run(op: Op, options: argparse.Namespace) -> int:
-    options.arch = _arch(options.arch, options.part)
+    options.arch = virtual_arch(options.arch, options.part)
     timed = options.timing or options.part or options.annotate or options.trace
     with settings.put("RFOPS_VGPU_ARCH", options.arch):
         c = on_device(why.call_of(op, options, any_size=True), torch.device("cpu"))
@@ -48,17 +48,6 @@ def run(op: Op, options: argparse.Namespace) -> int:
     for record, text in reports:
         print(json.dumps(record) if options.json else text)
     return 0
-
-
-def _arch(arch: str | None, part: str | None) -> str:
-    if part is not None and part not in settings.PARTS:
-        raise ValueError(f"--part {part}: expected one of {', '.join(settings.PARTS)}")
-    arch = arch or settings.PARTS.get(part or "") or settings.text("RFOPS_VGPU_ARCH")
-    if arch not in ARCHS:
-        raise ValueError(f"--arch {arch}: the virtual GPU is {' or '.join(ARCHS)}")
-    if part is not None and settings.PARTS[part] != arch:
-        raise ValueError(f"--part {part} is {settings.PARTS[part]}, got --arch {arch}; omit it")
-    return arch
 
 
 def _count(problem: Problem) -> list[Report]:

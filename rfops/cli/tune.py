@@ -2,8 +2,8 @@
 
 For each shape it sweeps the variants of every kernel, those first that the kernel's own model ranks
 first, checks each result, and takes the quickest. A HIP kernel keeps the shape unless another one
-is more than 3 % quicker. On a GPU it times (origin measured); on the virtual GPU it ranks by an
-estimate from counters and says estimated in every row. After each shape the whole CSV is written
+is more than 3 % quicker. On a GPU it times (origin measured); on the virtual GPU it takes
+timing mode's time and says estimated in every row. After each shape the whole CSV is written
 aside and renamed in: an interrupt loses one shape at most, and a second run goes on where the first
 ended. `--untuned` takes what RFOPS_RECORD_UNTUNED collected. `--defaults KERNEL` fills that
 kernel's own table instead: each row that the shapes hit gets the variant with the least geometric
@@ -270,7 +270,7 @@ class _Failures:
         self.serious = False
         print(f"# {describe(device)}")
         if device.type == "cpu":
-            print("# nothing is timed: rows are estimates from counters, and say so")
+            print("# nothing is measured: rows are estimates by timing mode, and say so")
 
     def __call__(self, text: str, is_serious: bool) -> None:
         self.serious |= is_serious

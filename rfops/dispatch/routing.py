@@ -30,7 +30,6 @@ import torch
 from rfops.dispatch.guards import Guard
 from rfops.dispatch.tuned_table import Match, Query, Row, Tuned
 from rfops.jit import ConfigError, log, settings
-from rfops.jit.arch import ROWS
 from rfops.jit.launch import hip
 
 # Of a kernel, and of a row's config of it: why it does not take the call; None if it does.
@@ -206,7 +205,7 @@ def chip(device: torch.device) -> tuple[str, int]:
     if device.type == "cpu" or torch.version.hip:
         arch = hip.device_arch(device)
         if device.type == "cpu":
-            return arch, ROWS[arch].cus
+            return arch, settings.compute_units(arch)
     else:
         arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
     return arch, torch.cuda.get_device_properties(device).multi_processor_count

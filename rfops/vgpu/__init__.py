@@ -96,8 +96,8 @@ def deactivate_flydsl() -> None:
 
 def profile() -> AbstractContextManager[Profile]:
     """Counts what the launches of a `with` block do: `with rfops.vgpu.profile() as p`, and
-    afterwards `p.launches`, one record each, Triton's included. Blocks may nest: a launch is in
-    each. Costs nothing outside of them."""
+    afterwards `p.launches`, one record each, Triton's included, with `launch.estimate()`, its time
+    by `timing()`. Blocks may nest: a launch is in each. Costs nothing outside of them."""
     from rfops.vgpu import counting
 
     return counting.collect(library_path())
@@ -145,12 +145,13 @@ def timing(
 
 
 def modelled_ms() -> float:
-    """Estimated milliseconds on hardware of all launches that were counted so far, added up: those
-    inside `profile()` blocks, Triton's do_bench and autotune, and from a timing event's `record()`
-    on. The clock by which Triton on the virtual GPU measures; what the host does takes no time."""
-    from rfops.vgpu import counting
+    """Estimated milliseconds on hardware of all launches that were timed so far, added up: those
+    inside `timing()` and `profile()` blocks, Triton's do_bench and autotune, and from a timing
+    event's `record()` on. The clock by which Triton on the virtual GPU measures; what the host does
+    takes no time."""
+    from rfops.vgpu import timed
 
-    return counting.counting(library_path()).modelled_ps() / 1e9
+    return timed.mode(library_path()).modelled_ps() / 1e9
 
 
 def _chosen_arch(name: str, arch: str | None) -> str:

@@ -4,14 +4,13 @@
         rfops.gemm_mxfp8(x, w, x_scale, w_scale)
     p.launches[0].as_dict()
 
-Counts are exact for the machine code that ran. What they say of time on hardware is an estimate.
+Counts are exact for the machine code that ran. The time beside them is timing mode's, an estimate.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import CDLL, c_char_p, c_int
@@ -21,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rfops.vgpu.model import Estimate, estimate
+from rfops.vgpu import timed
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,15 @@ class LaunchRecord:
     """
 
     figures: Mapping[str, Any]
+    time: timed.TimedLaunch
 
     def as_dict(self) -> dict[str, Any]:
         return dict(self.figures)
 
-    def estimate(self) -> Estimate:
-        """A rough estimate of the launch's time on hardware (rfops/vgpu/model.py says how)."""
-        return estimate(self.figures)
+    def estimate(self) -> timed.TimedLaunch:
+        """The launch's time on hardware by timing mode: its `us`, from `low` to `high`, `bound` and
+        more. As an enclosing `timing()` asks; else of a profiler, from cold caches."""
+        return self.time
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -65,59 +66,51 @@ class Profile:
 
 
 class Counting:
-    """Counting in one library: on while anybody wants it, and each record goes to all who do.
-
-    `modelled_ps` is the sum of the estimates of all launches counted so far, in whole picoseconds:
-    differences of it are exact, so equal launches take equal time.
-    """
+    """Counting in one library: on while anybody wants it, and each record goes to all who do. What
+    is counted is timed as well."""
 
     def __init__(self, library: Path) -> None:
         self._library = CDLL(str(library))
         self._library.rfops_vgpu_profile.argtypes = [c_int]
         self._library.rfops_vgpu_profile_take.restype = c_char_p
-        self._lock = threading.RLock()  # again, when the garbage collector frees an event in here
-        self._users = 0
+        self._lock = threading.RLock()
         self._profiles: list[Profile] = []
-        self._records: deque[LaunchRecord] = deque()
-        self._modelled_ps = 0
+        self._mode = timed.mode(library)
+        self._times: dict[int, timed.TimedLaunch] = {}  # by the launch's number
 
     @contextmanager
-    def on(self, profile: Profile | None = None) -> Iterator[None]:
-        self.start(profile)
-        try:
-            yield
-        finally:
-            self.stop(profile)
+    def on(self, profile: Profile) -> Iterator[None]:
+        with self._mode.on(timed.Block("", follows=True, add=self._times.__setitem__)):
+            self._start(profile)
+            try:
+                yield
+            finally:
+                self._stop(profile)
 
-    def start(self, profile: Profile | None = None) -> None:
+    def _start(self, profile: Profile) -> None:
         with self._lock:
             self._deliver()
-            self._users += 1
-            if profile is not None:
-                self._profiles.append(profile)
+            self._profiles.append(profile)
             self._library.rfops_vgpu_profile(1)
 
-    def stop(self, profile: Profile | None = None) -> None:
+    def _stop(self, profile: Profile) -> None:
         with self._lock:
-            if self._users == 1:
+            if len(self._profiles) == 1:
                 self._library.rfops_vgpu_profile(0)
             self._deliver()
-            self._users -= 1
             self._profiles = [other for other in self._profiles if other is not profile]
-
-    def modelled_ps(self) -> int:
-        with self._lock:
-            self._deliver()
-            return self._modelled_ps
+            if not self._profiles:
+                self._times.clear()
 
     def _deliver(self) -> None:
-        taken = json.loads(self._library.rfops_vgpu_profile_take())
-        self._records.extend(LaunchRecord(MappingProxyType(record)) for record in taken)
-        while self._records:
-            record = self._records.popleft()
-            self._modelled_ps += round(record.estimate().us * 1e6)
+        counted = json.loads(self._library.rfops_vgpu_profile_take())
+        self._mode.deliver()  # a launch's time is there before its counters
+        for record in counted:
+            time = self._times.pop(record.pop("launch"), None)
+            if time is None:  # of a block that has ended
+                continue
             for profile in self._profiles:
-                profile.launches.append(record)
+                profile.launches.append(LaunchRecord(MappingProxyType(record), time))
 
 
 @cache
@@ -169,9 +162,11 @@ def _matrix(f: Mapping[str, Any]) -> str:
     return f"{shapes}; {f['mfma_cycles']} matrix-core cycles, {f['mfma_flops']} flops"
 
 
-def _estimate(e: Estimate) -> str:
-    parts = ", ".join(f"{name} {us:.2f}" for name, us in e.parts.items())
-    return f"{e.us:.1f} us on hardware, bound by {e.bound} ({parts}); a model, not measured"
+def _estimate(e: timed.TimedLaunch) -> str:
+    return (
+        f"{e.us:.2f} us ({e.low:.2f} to {e.high:.2f}) on {e.part}, bound by {e.bound}; a model's, "
+        "not measured: --timing says why"
+    )
 
 
 def _traffic(t: Mapping[str, int]) -> str:

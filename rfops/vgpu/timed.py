@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ctypes import CDLL, c_char_p
+from ctypes import CDLL, c_char_p, c_uint64
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -61,7 +62,17 @@ class Timing:
     launches: list[TimedLaunch] = field(default_factory=list)
 
 
-class _Mode:
+@dataclass(eq=False)
+class Block:
+    """Somebody who wants launches timed. `options` count from the ones around it on if it follows
+    them, else they are all."""
+
+    options: str
+    follows: bool = False
+    add: Callable[[int, TimedLaunch], None] | None = None  # gets each launch and its number
+
+
+class Mode:
     """Timing in one library. Blocks may nest: the innermost says how, a launch is in each."""
 
     def __init__(self, library: Path) -> None:
@@ -69,44 +80,63 @@ class _Mode:
         self._library.rfops_vgpu_timing.argtypes = [c_char_p]
         self._library.rfops_vgpu_timing.restype = c_char_p
         self._library.rfops_vgpu_timing_take.restype = c_char_p
-        self._lock = threading.RLock()
-        self._blocks: list[tuple[Timing, str]] = []
+        self._library.rfops_vgpu_modelled_ps.restype = c_uint64
+        self._lock = threading.RLock()  # again, when the garbage collector ends a block in here
+        self._blocks: list[Block] = []
+        self._records: deque[dict[str, Any]] = deque()
 
-    def start(self, timing: Timing, options: str) -> None:
+    @contextmanager
+    def on(self, block: Block) -> Iterator[None]:
+        self.start(block)
+        try:
+            yield
+        finally:
+            self.stop(block)
+
+    def start(self, block: Block) -> None:
         with self._lock:
-            self._deliver()
-            self._set(options)
-            self._blocks.append((timing, options))
+            self.deliver()
+            self._set([*self._blocks, block])
+            self._blocks.append(block)
 
-    def stop(self, timing: Timing) -> None:
+    def stop(self, block: Block) -> None:
         with self._lock:
-            self._deliver()
-            self._blocks = [block for block in self._blocks if block[0] is not timing]
-            self._set(self._blocks[-1][1] if self._blocks else None)
+            self.deliver()
+            self._blocks = [other for other in self._blocks if other is not block]
+            self._set(self._blocks)
 
-    def _set(self, options: str | None) -> None:
-        error = self._library.rfops_vgpu_timing(None if options is None else options.encode())
+    def modelled_ps(self) -> int:
+        """The sum over all launches timed so far, whole: differences of it are exact."""
+        return int(self._library.rfops_vgpu_modelled_ps())
+
+    def deliver(self) -> None:
+        with self._lock:
+            self._records.extend(json.loads(self._library.rfops_vgpu_timing_take()))
+            while self._records:
+                record = self._records.popleft()
+                number, launch = record.pop("launch"), TimedLaunch(MappingProxyType(record))
+                for block in self._blocks:
+                    if block.add is not None:
+                        block.add(number, launch)
+
+    def _set(self, blocks: Sequence[Block]) -> None:
+        options = "detail=0"
+        for block in blocks:
+            options = f"{options} {block.options}" if block.follows else block.options
+        error = self._library.rfops_vgpu_timing(options.encode() if blocks else None)
         if error:
             raise ValueError(error.decode())
 
-    def _deliver(self) -> None:
-        for record in json.loads(self._library.rfops_vgpu_timing_take()):
-            for timing, _ in self._blocks:
-                timing.launches.append(TimedLaunch(MappingProxyType(record)))
-
 
 @cache
-def _mode(library: Path) -> _Mode:
-    return _Mode(library)
+def mode(library: Path) -> Mode:
+    """The one of this library."""
+    return Mode(library)
 
 
 @contextmanager
 def collect(library: Path, options: str) -> Iterator[Timing]:
     """Time launches of this process, of all its threads, until the block ends."""
     timing = Timing()
-    mode = _mode(library)
-    mode.start(timing, options)
-    try:
+    with mode(library).on(Block(options, add=lambda _, launch: timing.launches.append(launch))):
         yield timing
-    finally:
-        mode.stop(timing)

@@ -56,7 +56,7 @@ def annotate(launch: TimedLaunch) -> str:
         mark = ">" if row["offset"] in marked else " "
         text = f"  {mark} {row['offset']:#8x} {row['issued']:8} {stalled or '':9} {share:>6}"
         by_reason = ", ".join(f"{name} {clk}" for name, clk in _most_first(row["stalls"]))
-        lines.append(f"{text}  {_readable(row['text']):44} {by_reason}".rstrip())
+        lines.append(f"{text}  {readable(row['text']):44} {by_reason}".rstrip())
     return "\n".join(lines)
 
 
@@ -88,7 +88,7 @@ def _shares(stalls: Mapping[str, int]) -> str:
     return f"{parts} of {total} clk, added up over waves"
 
 
-def _readable(text: str) -> str:
+def readable(text: str) -> str:
     """`s_waitcnt 0xf70` as `s_waitcnt vmcnt(0)`, as both architectures count."""
     name, _, operand = text.partition(" ")
     if name != "s_waitcnt" or not operand[:1].isdigit():

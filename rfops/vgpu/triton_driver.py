@@ -33,7 +33,7 @@ from rfops import vgpu
 from rfops.jit import BuildError, ToolchainNotFound, settings
 from rfops.jit.build import toolchain
 from rfops.jit.launch import hip, tensor_memory
-from rfops.vgpu import counting
+from rfops.vgpu import timed
 
 _DEVICES = {"gfx942": 942, "gfx950": 950}
 _WAVE_SIZE = 64
@@ -141,8 +141,9 @@ def _utils(library: Path) -> Any:
 
 
 class _Event:
-    """torch.cuda.Event by the model's clock. Launches are counted from the first `record` of a
-    timing event for as long as it lives: while it does, an interval may begin there."""
+    """torch.cuda.Event by the model's clock. Launches are timed, from cold caches, from the first
+    `record` of a timing event for as long as it lives: while it does, an interval may begin there.
+    """
 
     def __init__(self, enable_timing: bool = False, **_: Any) -> None:
         self._timing = enable_timing
@@ -151,11 +152,12 @@ class _Event:
     def record(self, _stream: Any = None) -> None:
         if not self._timing:
             return
-        counters = counting.counting(vgpu.library_path())
+        mode = timed.mode(vgpu.library_path())
         if self._at is None:
-            counters.start()
-            weakref.finalize(self, counters.stop).atexit = False
-        self._at = counters.modelled_ps()
+            block = timed.Block(_COLD, follows=True)
+            mode.start(block)
+            weakref.finalize(self, mode.stop, block).atexit = False
+        self._at = mode.modelled_ps()
 
     def elapsed_time(self, end: _Event) -> float:
         """Milliseconds of the launches between the two records, as the model estimates them."""
@@ -187,6 +189,8 @@ class _Device:
 
 
 _RETURN_MODES = ("mean", "median", "min", "max", "all")
+_COLD = "cold=1 kind=profiler"
+_REPLAYED = "cold=0 kind=graph"
 
 
 def do_bench(
@@ -196,11 +200,15 @@ def do_bench(
     grad_to_none: Sequence[torch.Tensor] | None = None,
     quantiles: Sequence[float] | None = None,
     return_mode: str = "mean",
+    how: str = _COLD,
 ) -> Any:
-    """triton.testing.do_bench on the virtual GPU: a call that compiles, and one that is counted.
+    """triton.testing.do_bench on the virtual GPU: a call that compiles, and one that is timed.
 
-    Returns the model's estimate for all launches of that call, which does not vary: `warmup` and
-    `rep` have nothing to average over. Raises ValueError for an unknown `return_mode`.
+    Returns the estimate of all launches of that call, which does not vary: `warmup` and `rep` have
+    nothing to average over. As do_bench clears the caches before each call, operands come from
+    memory; in a replayed graph from the Infinity Cache, as far as they fit. Each launch counts as a
+    profiler sees it, what a pair of events adds is left out. Raises ValueError for an unknown
+    `return_mode`.
     """
     if return_mode not in _RETURN_MODES:
         raise ValueError(
@@ -209,11 +217,11 @@ def do_bench(
     fn()
     for tensor in grad_to_none or ():
         tensor.grad = None
-    counters = counting.counting(vgpu.library_path())
-    with counters.on():
-        start = counters.modelled_ps()
+    mode = timed.mode(vgpu.library_path())
+    with mode.on(timed.Block(how, follows=True)):
+        start = mode.modelled_ps()
         fn()
-        ms = (counters.modelled_ps() - start) / 1e9
+        ms = (mode.modelled_ps() - start) / 1e9
     return triton.testing._summarize_statistics([ms], quantiles, return_mode)
 
 
@@ -244,7 +252,8 @@ def _graph_bench_code(
 ) -> Any:
     from rfops.vgpu import triton_driver
 
-    return triton_driver.do_bench(fn, 0, rep, grad_to_none, quantiles, return_mode)
+    how = triton_driver._REPLAYED
+    return triton_driver.do_bench(fn, 0, rep, grad_to_none, quantiles, return_mode, how)
 
 
 _BENCHES = {

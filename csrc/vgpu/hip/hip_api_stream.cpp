@@ -1,14 +1,15 @@
 // Streams and events.
 //
 // Every call runs to its end before it returns, so a stream is only a name that is checked: work is
-// in order on any stream, and all of it is done. Event times are wall time of the virtual GPU, that
-// is of the simulation on this host, not an estimate of any AMD device.
+// in order on any stream, and all of it is done. Event times are the estimates of the launches
+// between, where timing mode is on; else wall time of the simulation on this host.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 
 #include "vgpu/hip/hip_capture.h"
 #include "vgpu/hip/hip_internal.h"
+#include "vgpu/timing/timing.h"
 
 namespace vgpu {
 namespace {
@@ -25,6 +26,7 @@ struct Event {
   unsigned flags = 0;
   std::atomic<bool> recorded{false};
   std::atomic<Clock::time_point> time{};
+  std::atomic<u64> modelled_ps{0};  // 0: timing mode was off
 };
 
 constexpr int kLowestPriority = 1, kHighestPriority = -1;
@@ -111,6 +113,7 @@ hipError_t record_event(hipEvent_t handle) {
   const auto event = event_or_fail(handle);
   if (!event) return hipErrorInvalidHandle;
   event->time.store(Clock::now());
+  event->modelled_ps.store(timing() ? modelled_ps() + 1 : 0);
   event->recorded.store(true);
   return hipSuccess;
 }
@@ -250,8 +253,11 @@ VGPU_API hipError_t hipEventElapsedTime(float* milliseconds, hipEvent_t start, h
       return fail(hipErrorInvalidHandle,
                   "hipEventElapsedTime: both events must be recorded and have timing enabled");
     }
+    const u64 from = first->modelled_ps, to = last->modelled_ps;
     const std::chrono::duration<float, std::milli> span = last->time.load() - first->time.load();
-    *milliseconds = span.count();
+    *milliseconds =
+        from && to ? static_cast<float>((static_cast<double>(to) - static_cast<double>(from)) / 1e9)
+                   : span.count();
     return hipSuccess;
   });
 }

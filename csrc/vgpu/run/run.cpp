@@ -14,7 +14,9 @@
 #include <cstdlib>
 #include <deque>
 
+#include "vgpu/base/json.h"
 #include "vgpu/base/pool.h"
+#include "vgpu/base/report.h"
 #include "vgpu/base/settings.h"
 #include "vgpu/base/stats.h"
 #include "vgpu/exec/landing.h"
@@ -362,6 +364,7 @@ class Job {
       checks_ = std::make_unique<LaunchChecks>(dispatch.launch, dispatch.memory());
     }
     if (timing()) timing_ = std::make_unique<LaunchTiming>(dispatch.launch);
+    if (reporting()) report("started", started());
   }
 
   u64 parallelism() const { return dispatch_.group_count; }
@@ -405,8 +408,9 @@ class Job {
   void finish(double seconds) {
     const std::string found = checks_ ? checks_->finish() : "";
     if (error.empty() && !found.empty()) error = "kernel " + dispatch_.kernel.name + ": " + found;
-    if (counters_) counters_->finish(seconds, error);
-    if (timing_) timing_->finish(error);
+    // Who takes records of counters finds those of time there too.
+    if (timing_) timing_->finish(number_, error);
+    if (counters_) counters_->finish(number_, seconds, error);
   }
 
   std::string error;
@@ -421,12 +425,23 @@ class Job {
   std::unique_ptr<LaunchCounters> counters_;
   std::unique_ptr<LaunchChecks> checks_;
   std::unique_ptr<LaunchTiming> timing_;
+  inline static std::atomic<u64> launches_{0};
+  const u64 number_ = ++launches_;
   u64 next_ = 0;          // of the order in which groups run
   bool all_run_ = false;  // also those that only others wait for
   std::atomic<u64> steps_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
   std::deque<Group*> suspended_;
+
+  std::string started() const {
+    Json json;
+    json.open('{');
+    json.field("launch", number_);
+    json.field("kernel", dispatch_.kernel.name);
+    json.close('}');
+    return json.take();
+  }
 
   u64 slice(const Group& group) const {
     const u64 most = group.resumed ? kResumedSlice : kGroupSlice;

@@ -22,6 +22,7 @@ struct TimingOptions {
   bool results = true;     // workgroups outside the sample run too
   bool cold_code = false;  // the instruction cache is empty
   bool detail = true;      // the record has stalls by PC
+  bool once = false;       // these and events of the first launch of a kernel and size alone
   u32 events = 0;          // issues of one CU that the record has
 };
 

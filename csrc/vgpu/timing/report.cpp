@@ -113,10 +113,11 @@ const char* kind_name(TimeKind kind) {
 
 std::string timing_record(const Launch& launch, const Part& part, const Sample& sample,
                           const TimingOptions& options, const LaunchTime& time,
-                          const std::string& error) {
+                          const std::string& error, u64 number) {
   const ReplayResult& r = time.replay;
   Json json;
   json.open('{');
+  json.field("launch", number);
   json.field("kernel", launch.kernel->name);
   json.field("arch", std::string(arch_name(launch.kernel->object->arch)));
   json.field("part", std::string(part.device->part));

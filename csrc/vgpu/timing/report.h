@@ -7,6 +7,6 @@ namespace vgpu {
 
 std::string timing_record(const Launch& launch, const Part& part, const Sample& sample,
                           const TimingOptions& options, const LaunchTime& time,
-                          const std::string& error);
+                          const std::string& error, u64 number);
 
 }  // namespace vgpu

@@ -1,13 +1,17 @@
 #include "vgpu/timing/timing.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <set>
 #include <sstream>
 
 #include "vgpu/base/json.h"
 #include "vgpu/base/log.h"
+#include "vgpu/base/report.h"
 #include "vgpu/timing/report.h"
 
 namespace vgpu {
@@ -15,6 +19,7 @@ namespace {
 
 std::mutex records_mutex;
 std::vector<std::string> records;
+std::atomic<u64> modelled{0};  // ps
 
 // -------------------------------------------------------------------------------- options
 
@@ -37,7 +42,8 @@ bool read_option(const std::string& word, TimingOptions& o, std::string& error) 
   } kFlags[] = {{"cold", &o.cold},
                 {"results", &o.results},
                 {"cold_code", &o.cold_code},
-                {"detail", &o.detail}};
+                {"detail", &o.detail},
+                {"once", &o.once}};
   for (const auto& row : kFlags) {
     if (name == row.name) return *row.flag = value != "0", true;
   }
@@ -67,6 +73,7 @@ bool read_options(const std::string& text, TimingOptions& options, std::string& 
 struct Mode {
   bool on = false;
   bool tells = false;  // a line a launch
+  bool keeps = false;  // records, until somebody takes them
   TimingOptions options;
 };
 
@@ -89,8 +96,20 @@ Mode mode_now() {
   return mode();
 }
 
-TimingOptions current_options() {
-  TimingOptions options = mode_now().options;
+// Whether a launch like this one was timed before.
+bool seen(const Launch& launch, const Part& part) {
+  std::string key = launch.kernel->name + " " + part.device->part;
+  for (u32 d = 0; d < 3; ++d) {
+    key += " " + std::to_string(launch.grid[d]) + " " + std::to_string(launch.block[d]);
+  }
+  static std::mutex mutex;
+  static std::set<std::string> known;
+  const std::lock_guard lock(mutex);
+  return !known.insert(key).second;
+}
+
+TimingOptions options_of(const Mode& now) {
+  TimingOptions options = now.options;
   std::string error;
   const char* set = std::getenv("RFOPS_VGPU_TIMING_SET");
   if (set && !read_options(set, options, error)) log_line(1, "RFOPS_VGPU_TIMING_SET: " + error);
@@ -118,22 +137,27 @@ std::string as_line(const Launch& launch, const Part& part, const LaunchTime& ti
 }  // namespace
 
 bool timing() { return mode_now().on; }
+u64 modelled_ps() { return modelled; }
 
 struct LaunchTiming::State {
   const Launch& launch;
+  Mode mode;
   TimingOptions options;
-  bool tells;
   Part part;
   Sample sample;
   std::vector<std::unique_ptr<GroupTrace>> traces;  // of sample.all
 
   explicit State(const Launch& l)
       : launch(l),
-        options(current_options()),
-        tells(mode_now().tells),
+        mode(mode_now()),
+        options(options_of(mode)),
         part(part_for(l, options)),
         sample(make_sample(part, l)),
-        traces(sample.all.size()) {}
+        traces(sample.all.size()) {
+    if (!options.once || !seen(l, part)) return;
+    options.detail = false;
+    options.events = 0;
+  }
 };
 
 LaunchTiming::LaunchTiming(const Launch& launch) : state_(std::make_unique<State>(launch)) {}
@@ -168,15 +192,18 @@ GroupTrace* LaunchTiming::begin(u64 flat, u32 waves) {
 
 std::unique_ptr<Observer> LaunchTiming::observer() { return make_tracer(); }
 
-void LaunchTiming::finish(const std::string& error) {
+void LaunchTiming::finish(u64 number, const std::string& error) {
   State& s = *state_;
   LaunchTime time;
   if (error.empty()) {
     time = time_launch(s.part, *s.launch.kernel->object->program, s.sample, s.traces, s.options);
-    if (s.tells) log_line(1, as_line(s.launch, s.part, time));
+    modelled += static_cast<u64>(std::llround(time.us * 1e6));
+    if (s.mode.tells && !reporting()) log_line(1, as_line(s.launch, s.part, time));
   }
-  if (s.tells) return;
-  std::string record = timing_record(s.launch, s.part, s.sample, s.options, time, error);
+  if (!s.mode.keeps && !reporting()) return;
+  std::string record = timing_record(s.launch, s.part, s.sample, s.options, time, error, number);
+  report("timed", record);
+  if (!s.mode.keeps) return;
   const std::lock_guard lock(records_mutex);
   records.push_back(std::move(record));
 }
@@ -190,7 +217,8 @@ void LaunchTiming::finish(const std::string& error) {
 VGPU_EXPORT const char* rfops_vgpu_timing(const char* options) {
   thread_local std::string error;
   error.clear();
-  vgpu::Mode wanted = options ? vgpu::Mode{true, false, {}} : vgpu::first_mode();
+  vgpu::Mode wanted = vgpu::first_mode();
+  if (options) wanted.on = wanted.keeps = true;
   if (options && !vgpu::read_options(options, wanted.options, error)) return error.c_str();
   const std::lock_guard lock(vgpu::mode_mutex);
   vgpu::mode() = wanted;
@@ -206,3 +234,5 @@ VGPU_EXPORT const char* rfops_vgpu_timing_take() {
   vgpu::records.clear();
   return text.c_str();
 }
+
+VGPU_EXPORT std::uint64_t rfops_vgpu_modelled_ps() { return vgpu::modelled_ps(); }

@@ -11,6 +11,9 @@ namespace vgpu {
 
 bool timing();
 
+// The estimated time of all launches that were timed so far: differences of it are exact.
+u64 modelled_ps();
+
 // One launch. The runner asks in which order workgroups go (the sample first), which of them are
 // followed, and whether the others have to run at all.
 class LaunchTiming {
@@ -25,8 +28,9 @@ class LaunchTiming {
   bool needs_all() const;                  // or results of the others are not wanted
   GroupTrace* begin(u64 flat, u32 waves);  // null: not of the sample
   std::unique_ptr<Observer> observer();    // for one thread
-  // Appends the launch's record to those that rfops_vgpu_timing_take() returns.
-  void finish(const std::string& error);
+  // Appends the launch's record to those that rfops_vgpu_timing_take() returns, and adds its time
+  // to modelled_ps().
+  void finish(u64 number, const std::string& error);
 
  private:
   struct State;

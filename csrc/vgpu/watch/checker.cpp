@@ -5,6 +5,7 @@
 
 #include "vgpu/base/json.h"
 #include "vgpu/base/log.h"
+#include "vgpu/base/report.h"
 #include "vgpu/base/settings.h"
 #include "vgpu/exec/memory.h"
 #include "vgpu/object/debug_lines.h"
@@ -270,6 +271,7 @@ std::string LaunchChecks::finish() {
     if (first.empty()) first = text;
     log_line(1, text);
     json.push_back(as_json(named));
+    report("finding", json.back());
   }
   {
     const std::lock_guard lock(records_mutex);

@@ -8,6 +8,7 @@
 
 #include "vgpu/base/device.h"
 #include "vgpu/base/json.h"
+#include "vgpu/base/report.h"
 #include "vgpu/isa/mfma.h"
 #include "vgpu/machine/lds_banks.h"
 
@@ -238,7 +239,7 @@ void write_resources(Json& json, const Launch& launch) {
 
 }  // namespace
 
-bool profiling() { return enabled; }
+bool profiling() { return enabled || reporting(); }
 
 struct LaunchCounters::Totals : Counters {
   using Counters::Counters;
@@ -256,7 +257,7 @@ void LaunchCounters::add(const Observer& counted) {
   totals_->add(static_cast<const Counters&>(counted));
 }
 
-void LaunchCounters::finish(double seconds, const std::string& error) {
+void LaunchCounters::finish(u64 number, double seconds, const std::string& error) {
   const Kernel& kernel = *launch_.kernel;
   const Counters& c = *totals_;
   const Mix mix(*kernel.object->program, c);
@@ -264,6 +265,7 @@ void LaunchCounters::finish(double seconds, const std::string& error) {
   const u64 threads = u64{launch_.block[0]} * launch_.block[1] * launch_.block[2];
   Json json;
   json.open('{');
+  json.field("launch", number);
   json.key("kernel");
   json.string(kernel.name);
   json.key("arch");
@@ -296,8 +298,11 @@ void LaunchCounters::finish(double seconds, const std::string& error) {
   json.key("error");
   json.string(error);
   json.close('}');
+  std::string record = json.take();
+  report("counted", record);
+  if (!enabled) return;
   const std::lock_guard lock(records_mutex);
-  records.push_back(json.take());
+  records.push_back(std::move(record));
 }
 
 }  // namespace vgpu

@@ -23,7 +23,8 @@ class LaunchCounters {
   std::unique_ptr<Observer> observer();  // for one thread
   void add(const Observer& counted);     // what that thread saw; the caller serialises
   // Appends the launch's record, a JSON object, to those that rfops_vgpu_profile_take() returns.
-  void finish(double seconds, const std::string& error);
+  // `number` is the launch's, which its other records have too.
+  void finish(u64 number, double seconds, const std::string& error);
 
  private:
   struct Totals;

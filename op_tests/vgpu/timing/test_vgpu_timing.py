@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import subprocess
@@ -15,6 +16,7 @@ import torch
 import rfops
 from rfops.jit import settings
 from rfops.vgpu.timed import TimedLaunch
+from support.vgpu.asm import library
 from support.vgpu.micro import Micro, Micros
 
 LDS_TRIP = """
@@ -186,6 +188,28 @@ def test_waiting_for_a_flag_counts_once(micros: Micros) -> None:
     assert launch.us < 20
 
 
+def test_events_of_a_program_measure_modelled_time(micros: Micros) -> None:
+    """hipEventElapsedTime; a pair of which one lies outside measures the host's, as always."""
+    lib, milliseconds = library(), ctypes.c_float()
+    outside, first, last = (ctypes.c_void_p() for _ in range(3))
+    for event in (outside, first, last):
+        assert lib.hipEventCreate(ctypes.byref(event)) == 0
+    assert lib.hipEventRecord(outside, None) == 0
+    with rfops.vgpu.timing() as t:
+        assert lib.hipEventRecord(first, None) == 0
+        for _ in range(3):
+            micros.run("lds", "MI300X", 50, np.zeros(64, np.uint64), 64)
+        assert lib.hipEventRecord(last, None) == 0
+    assert lib.hipEventElapsedTime(ctypes.byref(milliseconds), first, last) == 0
+    assert milliseconds.value == pytest.approx(sum(r.us for r in t.launches) / 1e3, rel=1e-6)
+    assert lib.hipEventElapsedTime(ctypes.byref(milliseconds), last, first) == 0
+    assert milliseconds.value == pytest.approx(-sum(r.us for r in t.launches) / 1e3, rel=1e-6)
+    assert lib.hipEventElapsedTime(ctypes.byref(milliseconds), outside, last) == 0
+    assert milliseconds.value > 0
+    for event in (outside, first, last):
+        assert lib.hipEventDestroy(event) == 0
+
+
 PAGES = """
 import torch, rfops
 def page(t):
@@ -263,3 +287,7 @@ def test_a_process_that_only_tells() -> None:
     assert done.returncode == 0
     (line,) = [line for line in done.stderr.splitlines() if "estimated" in line]
     assert " us (" in line and "on MI355X at 2.40 GHz" in line
+    within = script.replace("rfops.gemm", "with rfops.vgpu.timing() as t: rfops.gemm")
+    within += "print(len(t.launches))\n"
+    done = subprocess.run([sys.executable, "-c", within], env=env, capture_output=True, text=True)
+    assert done.stdout == "1\n" and done.stderr.count("estimated") == 1, "and to the block"

@@ -5,16 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import rfops
-from rfops.jit.arch import ROWS
 from rfops.vgpu.counting import LaunchRecord, table
-from rfops.vgpu.model import estimate
 from support.calls import default_config
 from support.vgpu.asm import Snippets, library
 
@@ -161,17 +158,29 @@ def test_an_error_ends_the_counting(batch: Snippets) -> None:
     assert library().rfops_vgpu_profile(0) == 0
 
 
-def test_modelled_time_is_the_sum_of_the_estimates(batch: Snippets) -> None:
+def test_the_estimate_is_timing_modes(batch: Snippets) -> None:
+    """Alone the usual one, within a timing() that one's; and the clock is their sum."""
     inputs = np.zeros((64, 4), np.uint64)
+    with rfops.vgpu.timing() as t:
+        batch.run(1, inputs)
     before = rfops.vgpu.modelled_ms()
-    batch.run(0, inputs)  # not counted
+    batch.run(0, inputs)  # not timed
     assert rfops.vgpu.modelled_ms() == before
     with rfops.vgpu.profile() as p:
-        for name in (0, 1, 7):
+        for name in (1, 0, 7):
             batch.run(name, inputs)
-    ms = sum(record.estimate().us for record in p.launches) / 1e3
+    estimates = [record.estimate() for record in p.launches]
+    assert [e.kernel for e in estimates] == ["k1", "k0", "k7"]
+    # Another array, at another place in its page.
+    assert estimates[0].us == pytest.approx(t.launches[0].us, abs=0.05)
+    assert all(e.low < e.us < e.high and e.us > e.floor_us and e.bound for e in estimates)
+    ms = sum(e.us for e in estimates) / 1e3
     assert rfops.vgpu.modelled_ms() - before == pytest.approx(ms, abs=1e-8)  # of whole picoseconds
-    assert ms > 3 * ROWS["gfx950"].launch_us / 1e3
+    with rfops.vgpu.timing("MI350X", kind="event") as t, rfops.vgpu.profile() as p:
+        batch.run(1, inputs)
+    assert p.launches[0].estimate() is t.launches[0]
+    assert (t.launches[0].part, t.launches[0].kind) == ("MI350X", "event")
+    assert f"{t.launches[0].us:.2f} us" in table(p.launches[0])
 
 
 @pytest.mark.requires_gfx950
@@ -192,27 +201,3 @@ def test_gemv_reads_each_byte_once_from_memory(m: int) -> None:
     assert record.vgpr_spills == record.sgpr_spills == record.scratch_bytes_per_lane == 0
     assert record.mfma == {}
     assert f"{read} B)" in table(record)
-
-
-def record_of(**changes: Any) -> dict[str, Any]:
-    traffic = {"instructions": 0, "bytes": 0, "requests_64B": 0, "lines_64B": 0, "lines_128B": 0}
-    record = {
-        "arch": "gfx950", "compute_units": 256, "workgroups": 256, "waves": 1024,
-        "workgroups_per_cu": 8, "classes": {}, "mfma_cycles": 0, "lds_cycles": 0,
-        "global_read": dict(traffic), "global_write": dict(traffic),
-    }  # fmt: skip
-    return {**record, **changes}
-
-
-def test_the_estimate_follows_its_bounds() -> None:
-    idle = estimate(record_of())
-    assert idle.us == pytest.approx(2.0 + 0.8 + 1024 * 2 / 8 / 2400)
-    reads = {"instructions": 1, "bytes": 0, "requests_64B": 10**6, "lines_64B": 10**6}
-    memory = estimate(record_of(global_read=reads))
-    assert memory.bound == "hbm"
-    assert memory.us - idle.us == pytest.approx(64e6 / 6e6)  # 64 MB at 6 TB/s
-    matrix = estimate(record_of(mfma_cycles=1024 * 2400))  # a microsecond on each of 1024 cores
-    assert matrix.bound == "mfma"
-    assert matrix.us - idle.us == pytest.approx(1.0)
-    uneven = estimate(record_of(mfma_cycles=1024 * 2400, workgroups=257, waves=1028))
-    assert uneven.parts["mfma"] == pytest.approx(2 * 256 / 257)

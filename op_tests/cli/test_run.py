@@ -1,0 +1,273 @@
+"""`rfops run`: programs as they are, on the virtual GPU, and what is told of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import hip_program
+from support.command import rfops
+
+HIP = """
+__global__ void twice(float* x, int n) {
+  if (index() < n) x[index()] *= 2;
+}
+__global__ void broken(float* x) {  // a barrier is missing
+  __shared__ float room[128];
+  const int i = __builtin_amdgcn_workitem_id_x();
+  room[i] = x[i];
+  x[i] = room[(i + 64) % 128];
+}
+int main(int count, char** words) {
+  const char how = count > 1 ? words[1][0] : ' ';
+  float host[128], ms = -1;
+  for (int i = 0; i < 128; ++i) host[i] = i;
+  void* x = 0;
+  hipEvent_t from, to;
+  hipMalloc(&x, sizeof host);
+  hipEventCreate(&from);
+  hipEventCreate(&to);
+  hipMemcpy(x, host, sizeof host, 1);
+  hipEventRecord(from);
+  for (int i = 0; i < 3; ++i) twice<<<2, 64>>>((float*)x, 128);
+  hipEventRecord(to);
+  hipEventElapsedTime(&ms, from, to);
+  hipMemcpy(host, x, sizeof host, 2);
+  printf("%g %.2f\\n", host[127], 1e3 * ms);
+  if (how == 'b') broken<<<1, 128>>>((float*)x);
+  if (how == 'f') twice<<<1, 64>>>((float*)8, 64);
+  if (how == 'c' && !fork()) {
+    twice<<<4, 64>>>((float*)x, 128);
+    return 0;
+  }
+  if (how == 'c') wait(0);
+  if (how == 'a') abort();
+  return how == 's' ? 7 : hipGetLastError() ? 9 : 0;
+}
+"""
+SCRIPT = """
+import sys
+import torch, triton, triton.language as tl
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    tl.store(out + at, tl.load(x + at, mask=inside) + tl.load(y + at, mask=inside), mask=inside)
+
+def call(x, y):
+    out = torch.empty_like(x)
+    assert x.is_cuda and out.is_cuda
+    add[(triton.cdiv(x.numel(), 256),)](x, y, out, x.numel(), BLOCK=256)
+    return out
+
+torch.set_default_device("cuda")
+assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+x, y = torch.rand(1000), torch.rand(1000, device="cuda:0")
+before = x.cpu()
+z = torch.ones(1000).cuda()
+z2 = z.to("cuda", torch.float32)
+z2 += 1
+assert z.sum() == 1000, "a move copies"
+x += 1
+assert torch.equal(call(before.to("cuda"), z), before + 1) and not torch.equal(before, x)
+first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+with torch.cuda.device(0), torch.cuda.stream(torch.cuda.current_stream()):
+    first.record()
+    assert torch.equal(call(x, y), x + y)
+    last.record()
+torch.cuda.synchronize()
+properties = torch.cuda.get_device_properties(torch.device("cuda", 0))
+ratio = first.elapsed_time(last) / triton.testing.do_bench(lambda: call(x, y))
+print(0.95 < ratio < 1.05 or ratio, properties.gcnArchName, properties.multi_processor_count,
+      *sys.argv[1:])
+try:
+    torch.cuda.CUDAGraph()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+FLYDSL = """
+import torch
+import flydsl.compiler as flyc
+import flydsl.expr as fx
+
+@flyc.kernel
+def scale_kernel(x: fx.Tensor, y: fx.Tensor, a: fx.Float32, n: fx.Int32) -> None:
+    i = fx.block_idx.x * 64 + fx.thread_idx.x
+    if i < n:
+        y[i] = x[i] * a
+
+@flyc.jit
+def scale(x: fx.Tensor, y: fx.Tensor, a: fx.Float32, n: fx.Int32,
+          stream: fx.Stream = fx.Stream(None)) -> None:
+    scale_kernel(x, y, a, n).launch(grid=((n + 63) // 64, 1, 1), block=[64, 1, 1], stream=stream)
+
+x = torch.arange(100, dtype=torch.float32, device="cuda")
+y = torch.full((100,), torch.nan, device="cuda")
+scale(x, y, 2.0, 100)
+print(torch.equal(y, 2 * x))
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return hip_program.build(HIP, ["gfx942", "gfx950"], tmp_path_factory.mktemp("program"))
+
+
+def run(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return rfops("run", *map(str, words), **env)
+
+
+def row(text: str, kernel: str) -> list[str]:
+    """The kernel's row of the first table."""
+    return next(line for line in text.splitlines() if f"{kernel}(" in line or
+                line.strip().endswith(kernel) or f" {kernel};" in line).split()  # fmt: skip
+
+
+def test_a_program_of_hipcc(program: Path) -> None:
+    """As it is; its events measure the time that the report has."""
+    done = run("--part", "MI308X", "--", program)
+    assert done.returncode == 0, done.stderr
+    value, us = done.stdout.split()
+    assert value == str(127 * 8)
+    total, low, high, share, launches, bound, *_ = row(done.stderr, "twice")
+    assert float(total) == pytest.approx(float(us), abs=0.011)
+    assert float(low) < float(total) < float(high)
+    assert (share, launches, bound) == ("100.0%", "3", "launch")
+    assert "on MI308X, estimated, not measured" in done.stderr
+    assert "twice(float*, int); vmcnt" in done.stderr
+    _, work = (line for line in done.stderr.splitlines() if "twice(float*, int)" in line)
+    assert work.split()[:4] == ["6", "90", str(3 * 512), str(3 * 512)]
+    again = run("--part", "MI300X", "--", program)
+    assert "on MI300X" in again.stderr
+    assert float(row(again.stderr, "twice")[0]) < float(total), "a faster clock"
+
+
+def test_why(program: Path) -> None:
+    done = run("--timing", "--arch", "gfx950", "--", program)
+    assert "twice(float*, int): its longest launch" in done.stderr
+    assert re.search(r"^ +\d+\.\d% +0x[\da-f]+  s_waitcnt vmcnt\(0\)", done.stderr, re.M)
+    assert "its longest launch" not in run("--arch", "gfx950", "--", program).stderr
+
+
+def test_findings(program: Path) -> None:
+    done = run("--check", "--arch", "gfx942", "--", program, "b")
+    assert done.returncode == 0
+    assert re.search(r"check: \d findings\n  LDS race: broken\(float\*\) at 0x",
+                     done.stderr)  # fmt: skip
+    clean = run("--check", "--arch", "gfx942", "--", program)
+    assert "check: nothing found" in clean.stderr
+    assert "check:" not in run("--arch", "gfx942", "--", program).stderr
+    failed = run("--check", "--arch", "gfx942", "--", program, "b", RFOPS_VGPU_CHECK="error")
+    assert failed.returncode == 9 and "failed:\n  kernel _Z6broken" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    "how, status, told",
+    [("s", 7, "exit status 7"), ("a", 134, "ended by SIGABRT"), ("f", 9, "failed:\n  kernel _Z5")],
+)
+def test_the_exit_status_is_the_programs(
+    program: Path, how: str, status: int, told: str
+) -> None:  # fmt: skip
+    """And what was launched until then is told."""
+    done = run("--arch", "gfx950", "--", program, how)
+    assert done.returncode == status and told in done.stderr
+    assert row(done.stderr, "twice")[4] in ("3", "4")
+    assert done.stdout or how == "a"
+
+
+def test_children(program: Path) -> None:
+    """That were forked, or started by a shell; with options that look like ours."""
+    done = run("--arch", "gfx950", "--", program, "c")
+    assert "4 launches in 2 processes" in done.stderr
+    done = run("--arch", "gfx950", "--", "sh", "-c", f"{program} && {program} --timing; exit 5")
+    assert "6 launches in 2 processes" in done.stderr and done.returncode == 5
+
+
+def test_a_launch_that_never_ended(tmp_path: Path) -> None:
+    source = """
+__global__ void endless(int* at) {
+  while (__atomic_load_n(at, 0) == 0) __builtin_amdgcn_s_sleep(1);
+}
+extern "C" unsigned alarm(unsigned);
+int main() {
+  void* x = 0;
+  int zero = 0;
+  hipMalloc(&x, 4);
+  hipMemcpy(x, &zero, 4, 1);
+  alarm(1);
+  endless<<<1, 64>>>((int*)x);
+}
+"""
+    program = hip_program.build(source, ["gfx950"], tmp_path)
+    done = run("--arch", "gfx950", "--", program)
+    assert done.returncode == 128 + 14 and "ended by SIGALRM" in done.stderr
+    assert re.search(r"_Z7endlessPi: not done when process \d+ \(.*program\) ended", done.stderr)
+
+
+def test_a_script_with_triton(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    words = ("--part", "MI308X", "--timing", "--", sys.executable, script, "--arch", "x")
+    done = run(*words, TRITON_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    first, refused = done.stdout.splitlines()
+    assert first == "True gfx942 80 --arch x"
+    assert "torch.cuda.CUDAGraph needs a GPU of torch's own" in refused
+    assert "1 kernel, 4 launches in 1 process" in done.stderr
+    assert "on MI308X" in done.stderr
+    assert f"{script}:" in done.stderr, "Triton's debug lines"
+
+
+def test_a_script_with_flydsl(tmp_path: Path) -> None:
+    pytest.importorskip("flydsl", reason="no FlyDSL (extra flydsl, Linux on x86-64)")
+    script = tmp_path / "script.py"
+    script.write_text(FLYDSL)
+    cache = str(tmp_path / "flydsl")
+    done = run("--arch", "gfx942", "--", sys.executable, script, FLYDSL_RUNTIME_CACHE_DIR=cache)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert "1 kernel, 1 launch in 1 process" in done.stderr and "MI300X" in done.stderr
+
+
+def test_a_python_that_uses_none_of_it(tmp_path: Path) -> None:
+    """Nothing is imported for it, and its own sitecustomize runs."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.mine = 5\n")
+    code = "import sys; print(sys.mine, 'torch' in sys.modules, 'rfops' in sys.modules)"
+    done = run("--", sys.executable, "-c", code, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "5 False False\n")
+    assert "no kernel was launched on the virtual GPU" in done.stderr
+
+
+def test_a_timeline(program: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    done = run("--arch", "gfx950", "--trace", trace, "--", program)
+    assert f"rfops run: wrote {trace}" in done.stderr
+    told = json.loads(trace.read_text())
+    # Of three launches alike the first is followed.
+    assert [launch["kernel"] for launch in told["otherData"]["launches"]] == ["_Z5twicePfi"]
+    assert any(s["ph"] == "X" and s["cat"] == "wave" for s in told["traceEvents"])
+
+
+@pytest.mark.parametrize(
+    "words, status, told",
+    [
+        ((), 1, "expected a command behind --"),
+        (("--", "/no/such/program"), 127, "rfops run: /no/such/program: No such file"),
+        (("--", __file__), 126, "Permission denied"),
+        (("--part", "MI1", "--", "true"), 1, "--part MI1: expected one of MI300X"),
+        (("--part", "MI300X", "--arch", "gfx950", "--", "true"), 1, "got --arch gfx950; omit it"),
+        (("--trace", "/no/such/folder/t.json", "--", "true"), 1, "there is no folder /no/such"),
+        (("--", "true"), 0, "no kernel was launched"),
+    ],
+)  # fmt: skip
+def test_refusals(words: tuple[str, ...], status: int, told: str) -> None:
+    done = run(*words)
+    assert done.returncode == status and told in done.stderr, done.stderr
+    assert not done.stdout

@@ -1,0 +1,130 @@
+"""`rfops run ... -- COMMAND`: a program as it is, its kernels on the virtual GPU, and at its end
+what they did, how long each would take on hardware, and why.
+
+A Python script with kernels of Triton or FlyDSL (`device="cuda"` too), or an executable that hipcc
+built; its child processes as well. The report goes to stderr, the exit status is the command's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rfops.cli.common import virtual_arch
+from rfops.jit import settings, vgpu_library_folder
+
+ISSUES = 20_000  # of a launch, for --trace and --html
+NOT_FOUND, NOT_EXECUTABLE, SIGNALLED = 127, 126, 128  # as a shell has them
+# Python runs a module of this name when it starts; this one makes way for another.
+SITE = """\
+import importlib.util
+
+spec = importlib.util.spec_from_file_location("_rfops_guest", {guest!r})
+guest = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(guest)
+guest.start({folder!r})
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "run", help="a program on the virtual GPU, and what its kernels did",
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="rfops run [--arch ARCH] [--part PART] [--check] [--timing] [--trace FILE] "
+              "[--html FILE] -- COMMAND ...",
+    )  # fmt: skip
+    more = parser.add_argument
+    more("--arch", help="gfx942 or gfx950; default: RFOPS_VGPU_ARCH's")
+    more("--part", help=f"{', '.join(settings.PARTS)}; default: by architecture")
+    more("--check", action="store_true", help="find what kernels do wrong (slower)")
+    more("--timing", action="store_true", help="also why each kernel takes its time")
+    more("--trace", metavar="FILE", type=Path, help="a timeline for Perfetto or chrome://tracing")
+    more("--html", metavar="FILE", type=Path, help="a page: code with stalls, timeline, roofline")
+    more("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program, its arguments")
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    if not words:
+        raise ValueError("rfops run: expected a command behind --, as in rfops run -- ./program")
+    arch = virtual_arch(options.arch, options.part)
+    for file in (options.trace, options.html):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise ValueError(f"rfops run: {file}: there is no folder {file.absolute().parent}")
+    with tempfile.TemporaryDirectory(prefix="rfops-run-") as name:
+        folder = Path(name)
+        try:
+            status = _status(words, _environment(options, arch, folder))
+        except OSError as error:
+            print(f"rfops run: {words[0]}: {error.strerror or error}", file=sys.stderr)
+            return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        _tell(options, folder, words, status)
+    return status if status >= 0 else SIGNALLED - status
+
+
+def _environment(options: argparse.Namespace, arch: str, folder: Path) -> dict[str, str]:
+    site = folder / "site"
+    site.mkdir()
+    guest = Path(__file__).parents[1] / "vgpu" / "guest.py"
+    text = SITE.format(guest=str(guest), folder=str(site))
+    (site / "sitecustomize.py").write_text(text, encoding="utf-8")
+    shown = options.trace or options.html
+    detail = bool(shown or options.timing)
+    words = f"once=1 detail={detail:d} events={ISSUES if shown else 0}"
+    env = {**os.environ, "RFOPS_VGPU_ARCH": arch, "RFOPS_VGPU_REPORT": str(folder),
+           "RFOPS_VGPU_TIMING": "1", "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
+    env.pop("RFOPS_HIP_LIBRARY", None)
+    if options.part:
+        env["RFOPS_VGPU_PART"] = options.part
+    if options.check and settings.raw("RFOPS_VGPU_CHECK") != "error":
+        env["RFOPS_VGPU_CHECK"] = "1"
+    _put_first(env, "LD_LIBRARY_PATH", str(vgpu_library_folder()))
+    _put_first(env, "PYTHONPATH", str(site))
+    env["RFOPS_VGPU_TIMING_SET"] = f"{settings.raw('RFOPS_VGPU_TIMING_SET')} {words}".strip()
+    return env
+
+
+def _put_first(env: dict[str, str], name: str, folder: str) -> None:
+    env[name] = os.pathsep.join([folder, *filter(None, [env.get(name)])])
+
+
+def _status(words: list[str], env: dict[str, str]) -> int:
+    """The command's; of what ends this process too, the command hears, and then it is told of."""
+    process = subprocess.Popen(words, env=env)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both
+    terminated = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        return process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, terminated)
+
+
+def _tell(options: argparse.Namespace, folder: Path, words: list[str], status: int) -> None:
+    from rfops.vgpu import report, timeline
+
+    found = report.read(folder)
+    end = f"exit status {status}" if status >= 0 else f"ended by {_signal(-status)}"
+    print(f"rfops run: {shlex.join(words)}: {end}", file=sys.stderr)
+    print(report.text(found, why=options.timing, checked=options.check), file=sys.stderr)
+    if found.not_followed and (options.trace or options.html):
+        print(f"rfops run: issues of the first {report.MOST_FOLLOWED} different launches are kept, "
+              f"{found.not_followed} more are left out", file=sys.stderr)  # fmt: skip
+    if options.trace:
+        made = json.dumps(timeline.trace(found.followed, ISSUES))
+        options.trace.write_text(made, encoding="utf-8")
+        print(f"rfops run: wrote {options.trace}", file=sys.stderr)
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

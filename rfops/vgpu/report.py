@@ -1,0 +1,273 @@
+"""What the processes of `rfops run` have left (csrc/vgpu/base/report.h): read, added up by kernel,
+and told. A process that crashed or was killed leaves what it had done by then."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rfops.vgpu import timed_text
+from rfops.vgpu.checking import Finding, read_finding
+from rfops.vgpu.timed import TimedLaunch
+
+MOST_KERNELS = 20  # of a table
+MOST_TOLD = 5  # kernels whose time is told in full
+MOST_FOLLOWED = 12  # launches whose issues are kept
+_TOP = 3  # reasons of a table's row
+
+
+@dataclass
+class Kernel:
+    """All launches of a kernel on a part."""
+
+    name: str
+    part: str
+    launches: int = 0
+    us: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    bounds: Counter[str] = field(default_factory=Counter)  # us
+    stalls: Counter[str] = field(default_factory=Counter)  # clk
+    work: Counter[str] = field(default_factory=Counter)
+    longest: TimedLaunch | None = None  # of those with stalls by instruction
+
+    def add_time(self, launch: TimedLaunch) -> None:
+        self.us += launch.us
+        self.low += launch.low
+        self.high += launch.high
+        self.bounds[launch.bound] += launch.us
+        self.stalls.update(launch.stalls)
+        if "pcs" in launch.figures and (self.longest is None or launch.us > self.longest.us):
+            self.longest = launch
+
+    def add_work(self, f: Mapping[str, Any]) -> None:
+        self.work.update({
+            "waves": f["waves"], "instructions": f["wave_instructions"],
+            "read": 64 * f["global_read"]["lines_64B"],
+            "written": 64 * f["global_write"]["lines_64B"],
+            "mfma": f["mfma_flops"], "valu": f["valu_flops"], "LDS": f["lds_cycles"],
+            "conflicts": f["lds_conflict_cycles"],
+            "spills": f["vgpr_spills"] + f["sgpr_spills"],
+        })  # fmt: skip
+
+
+@dataclass
+class Report:
+    processes: list[str] = field(default_factory=list)  # how they were called
+    kernels: dict[tuple[str, str], Kernel] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    followed: list[TimedLaunch] = field(default_factory=list)
+    not_followed: int = 0  # further launches with issues
+
+    @property
+    def by_time(self) -> list[Kernel]:
+        return sorted(self.kernels.values(), key=lambda kernel: (-kernel.us, kernel.name))
+
+
+def read(folder: Path) -> Report:
+    """All that lies there."""
+    found = Report()
+    for file in sorted(folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime_ns):
+        _Process(found).read(file)
+    return found
+
+
+class _Process:
+    """Of one process: its launches by number, until all is known of them."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._started: dict[int, str] = {}
+        self._parts: dict[int, str] = {}
+        self._command = "?"
+
+    def read(self, file: Path) -> None:
+        for record in _lines(file):
+            if "process" in record:
+                self._command = f"process {record['process']} ({record['command']})"
+                self._report.processes.append(self._command)
+            for name, add in (("started", self._start), ("timed", self._time),
+                              ("counted", self._count), ("finding", self._find)):  # fmt: skip
+                if name in record:
+                    add(record[name])
+        for kernel in self._started.values():
+            self._report.failed.append(f"{kernel}: not done when {self._command} ended")
+
+    def _start(self, record: dict[str, Any]) -> None:
+        self._started[record["launch"]] = record["kernel"]
+
+    def _time(self, record: dict[str, Any]) -> None:
+        number, launch = record.pop("launch"), TimedLaunch(MappingProxyType(record))
+        self._parts[number] = launch.part
+        if record["error"]:
+            return
+        self._kernel(number, launch.kernel).add_time(launch)
+        if launch.figures.get("events"):
+            self._report.followed.append(launch)
+            if len(self._report.followed) > MOST_FOLLOWED:
+                self._report.followed.pop()
+                self._report.not_followed += 1
+
+    def _count(self, record: dict[str, Any]) -> None:
+        """The last that is told of a launch."""
+        number = record["launch"]
+        self._started.pop(number, None)
+        kernel = self._kernel(number, record["kernel"])
+        kernel.launches += 1
+        kernel.add_work(record)
+        if record["error"]:
+            self._report.failed.append(record["error"])
+
+    def _find(self, record: dict[str, Any]) -> None:
+        self._report.findings.append(read_finding(record))
+
+    def _kernel(self, number: int, name: str) -> Kernel:
+        part = self._parts.get(number, "")
+        return self._report.kernels.setdefault((name, part), Kernel(name, part))
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                return  # cut short when the process was killed
+
+
+# ---------------------------------------------------------------------------------- text
+
+
+def text(report: Report, *, why: bool, checked: bool) -> str:
+    """The report for people; `why`: the slowest kernels one by one, with what they wait for."""
+    kernels = report.by_time
+    lines = [_head(report)]
+    if kernels:
+        lines += ["", *_times(kernels), "", *_work(kernels)]
+    if why:
+        for kernel in kernels[:MOST_TOLD]:
+            longest = kernel.longest
+            if longest is not None:
+                lines += ["", f"{readable(kernel.name)}: its longest launch"]
+                lines += [timed_text.table(longest), *_instructions(longest)]
+    if checked:
+        lines += ["", f"check: {len(report.findings)} findings" if report.findings
+                  else "check: nothing found"]  # fmt: skip
+        lines += [f"  {_finding(finding)}" for finding in report.findings]
+    if report.failed:
+        counts = Counter(report.failed)
+        lines += ["", "failed:"]
+        lines += [f"  {what}{f' ({n} times)' if n > 1 else ''}" for what, n in counts.items()]
+    return "\n".join(lines)
+
+
+def _head(report: Report) -> str:
+    launches = sum(kernel.launches for kernel in report.kernels.values())
+    if not report.processes:
+        return (
+            "no kernel was launched on the virtual GPU: a program reaches it through "
+            "libamdhip64.so, a Python with rfops through Triton or FlyDSL"
+        )
+    us = sum(kernel.us for kernel in report.kernels.values())
+    parts = ", ".join(sorted({kernel.part for kernel in report.kernels.values() if kernel.part}))
+    kernels = _many(len(report.kernels), "kernel")
+    where = f"{_many(launches, 'launch')} in {_many(len(report.processes), 'process')}"
+    return f"{kernels}, {where}: {us:.2f} us on {parts}, estimated, not measured"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 'es' if what[-1] in 'hs' else 's'}"
+
+
+def _times(kernels: Sequence[Kernel]) -> list[str]:
+    total = sum(kernel.us for kernel in kernels) or 1.0
+    rows = [("us", "of", "to", "share", "launches", "bound", "kernel; what its waves wait for")]
+    for k in kernels[:MOST_KERNELS]:
+        bound = k.bounds.most_common(1)[0][0] if k.bounds else "-"
+        numbers = (f"{k.us:.2f}", f"{k.low:.2f}", f"{k.high:.2f}", f"{k.us / total:.1%}")
+        told = f"{readable(k.name)}; {_reasons(k.stalls)}"
+        rows.append((*numbers, str(k.launches), bound, told))
+    return [*_aligned(rows), *_others(kernels)]
+
+
+def _reasons(stalls: Counter[str]) -> str:
+    total = stalls.total()
+    most = (f"{name} {clk / total:.0%}" for name, clk in stalls.most_common(_TOP) if clk)
+    return ", ".join(most) or "nothing"
+
+
+def _work(kernels: Sequence[Kernel]) -> list[str]:
+    columns = ("waves", "instructions", "read", "written", "mfma", "valu", "LDS", "conflicts",
+               "spills")  # fmt: skip
+    units = ("waves", "wave-instr", "B read", "B written", "MFMA flop", "VALU flop", "LDS cycles",
+             "conflicts", "spills")  # fmt: skip
+    rows: list[Sequence[str]] = [(*units, "kernel")]
+    for k in kernels[:MOST_KERNELS]:
+        rows.append((*(str(k.work[name]) for name in columns), readable(k.name)))
+    return [*_aligned(rows), *_others(kernels)]
+
+
+def _others(kernels: Sequence[Kernel]) -> list[str]:
+    rest = kernels[MOST_KERNELS:]
+    us = sum(kernel.us for kernel in rest)
+    return [f"  and {_many(len(rest), 'kernel')} more, {us:.2f} us"] if rest else []
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Numbers to the right, the last two columns to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = (
+        [c.ljust(w) if at >= len(row) - 2 and not c.isdigit() else c.rjust(w)
+         for at, (c, w) in enumerate(zip(row, widths, strict=True))]
+        for row in rows
+    )  # fmt: skip
+    return [f"  {'  '.join(row)}".rstrip() for row in cells]
+
+
+def _instructions(launch: TimedLaunch) -> list[str]:
+    """Where most of the waiting is."""
+    total = sum(sum(row["stalls"].values()) for row in launch.pcs) or 1
+    rows = sorted(launch.pcs, key=lambda row: -sum(row["stalls"].values()))[:MOST_TOLD]
+    lines = []
+    for row in rows:
+        clk = sum(row["stalls"].values())
+        if clk:
+            source = f"  {row['source']}" if "source" in row else ""
+            instruction = timed_text.readable(row["text"])
+            lines.append(f"  {clk / total:6.1%} {row['offset']:#8x}  {instruction}{source}")
+    return lines
+
+
+def _finding(f: Finding) -> str:
+    place = f", {f.file}:{f.line}" if f.file else ""
+    lane = f" lane {f.lane}" if f.lane is not None else ""
+    times = f", {f.count} times" if f.count > 1 else ""
+    group = ",".join(map(str, f.workgroup))
+    return (
+        f"{f.kind}: {readable(f.kernel)} at {f.offset:#x} ({f.instruction}){place}: {f.detail} "
+        f"[workgroup {group} wave {f.wave}{lane}]{times}"
+    )
+
+
+def readable(name: str) -> str:
+    """A C++ name as its author wrote it."""
+    if not name.startswith("_Z"):
+        return name
+    try:
+        library = ctypes.CDLL("libstdc++.so.6")
+    except OSError:
+        return name
+    library.__cxa_demangle.restype = ctypes.c_void_p
+    at = library.__cxa_demangle(name.encode(), None, None, None)
+    if not at:
+        return name
+    found = ctypes.string_at(at).decode()
+    ctypes.CDLL(None).free(ctypes.c_void_p(at))
+    return found
