@@ -1,5 +1,5 @@
-"""The command `rfops`: demo, build, cache, doctor, ls, profile, bench, tune, run, trace, why and
-vgpu."""
+"""The command `rfops`: demo, build, cache, doctor, ls, profile, bench, tune, run, eval,
+trace, why and vgpu."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import rfops
 from rfops.cli import build as cli_build
 from rfops.cli import cache as cli_cache
 from rfops.cli import doctor as cli_doctor
+from rfops.cli import evaluate as cli_evaluate
 from rfops.cli import ops as cli_ops
 from rfops.cli import run as cli_run
 from rfops.cli import trace as cli_trace
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 
     cli_ops.add(commands)
     cli_run.add(commands)
+    cli_evaluate.add(commands)
     cli_trace.add(commands)
 
     reason = commands.add_parser("why", help="which kernel a call takes, why one is not cached")

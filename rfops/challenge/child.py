@@ -1,0 +1,140 @@
+"""In the entry's process: make the inputs, call `custom_kernel`, write what it returned.
+
+The parent judges: nothing that an entry changes here makes a wrong result right. Run as
+`python -m rfops.challenge.child JOB REPLIES`: a file of JSON, and a pipe for a line of JSON a call.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rfops.challenge import problem
+from rfops.challenge.problem import Problem, _tensors
+
+
+def main(job: Path, replies: int) -> None:
+    given = json.loads(job.read_text(encoding="utf-8"))
+    found = problem(given["problem"])
+    channel = os.fdopen(replies, "w", encoding="utf-8")
+    os.set_inheritable(replies, False)
+
+    def reply(**fields: Any) -> None:
+        channel.write(json.dumps(fields) + "\n")
+        channel.flush()
+
+    start = time.monotonic()
+    try:
+        kernel = _entry(Path(given["submission"]), found)
+    except BaseException as error:  # SystemExit too: an entry may call exit()
+        reply(step="import", error=_said(error))
+        return
+    reply(step="import", seconds=time.monotonic() - start)
+    for call in given["calls"]:
+        _one(found, kernel, call, given["folder"], reply)
+    reply(step="done")
+
+
+def _entry(file: Path, of: Problem) -> Any:
+    """The entry's custom_kernel, with the harness's modules beside it."""
+    for name in ("task", "utils", "reference"):
+        module = types.ModuleType(name)
+        vars(module).update(_harness(of))
+        sys.modules[name] = module
+    sys.path.insert(0, str(file.parent))
+    module = types.ModuleType("submission")
+    module.__file__ = str(file)
+    sys.modules["submission"] = module
+    code = compile(file.read_text(encoding="utf-8"), str(file), "exec")
+    exec(code, vars(module))
+    if not callable(getattr(module, "custom_kernel", None)):
+        raise ValueError(f"{file.name}: expected a function custom_kernel(data)")
+    return module.__dict__["custom_kernel"]
+
+
+def _harness(of: Problem) -> dict[str, Any]:
+    """What entries import of task, utils and reference: types for annotations, classes of data."""
+    definitions = vars(sys.modules[of.generate.__module__])
+    classes = {n: v for n, v in definitions.items() if isinstance(v, type) and n[0].isupper()}
+
+    def seed(seed: int = 42) -> None:
+        torch.manual_seed(seed)
+
+    def compared(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the evaluator compares: not part of an entry")
+
+    return {**classes, "input_t": Any, "output_t": Any, "TestSpec": dict, "set_seed": seed,
+            "make_match_reference": lambda *_, **__: compared, "match_reference": compared,
+            "verbose_allclose": compared, "generate_input": compared,
+            "ref_kernel": of.reference}  # fmt: skip
+
+
+def _one(of: Problem, kernel: Any, call: dict[str, Any], folder: str, reply: Any) -> None:
+    """One case: a call, and a second on the same tensors with other values in them."""
+    data = None
+    for turn, given in enumerate(call["inputs"]):
+        fresh = _input(of, given)
+        data = fresh if data is None else _into(data, fresh)
+        try:
+            us, result = _timed(kernel, data, of.cold)
+        except BaseException as error:
+            reply(step="call", at=call["at"], turn=turn, error=_said(error))
+            return
+        kept = [t.detach().cpu().contiguous() for t in _tensors(result)]
+        kind = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
+        torch.save(kept, Path(folder) / f"{call['at']}-{turn}.pt")
+        reply(step="call", at=call["at"], turn=turn, us=us, kind=kind)
+
+
+def _input(of: Problem, given: dict[str, Any]) -> Any:
+    if "probe" in given:
+        return of.probes(given["case"])[given["probe"]].data
+    return of.generate(given["case"])
+
+
+def _timed(kernel: Any, data: Any, cold: bool) -> tuple[float, Any]:
+    """The modelled time of what the call launches, in us, and its result."""
+    from rfops.vgpu import modelled_ms
+
+    del cold  # each first touch of a call's tensors is cold on the model
+    before = modelled_ms()
+    result = kernel(data)
+    return 1e3 * (modelled_ms() - before), result
+
+
+def _into(data: Any, fresh: Any) -> Any:
+    """New values in the same memory, so that what an entry kept by address or shape is stale."""
+    if isinstance(data, torch.Tensor):
+        data.copy_(fresh)
+    elif isinstance(data, (tuple, list)):
+        for old, new in zip(data, fresh, strict=True):
+            _into(old, new)
+    elif isinstance(data, dict):
+        for name in data:
+            _into(data[name], fresh[name])
+    elif hasattr(data, "__dict__"):
+        if isinstance(data, torch.nn.Module):
+            _into(dict(data.named_buffers()), dict(fresh.named_buffers()))
+        for name, value in vars(data).items():
+            if isinstance(value, torch.Tensor):
+                _into(value, vars(fresh)[name])
+            elif isinstance(value, int) and not isinstance(data, type):
+                setattr(data, name, vars(fresh)[name])
+    return data
+
+
+def _said(error: BaseException) -> str:
+    frames = traceback.format_exception(error)
+    return f"{type(error).__name__}: {error}\n{''.join(frames[-4:])}"[:4000]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,265 @@
+"""Run an entry on cases and judge what it returns: the official check, ours, and what it did wrong.
+
+Each case is two calls: the second finds other values in the same tensors, so that results kept by
+address or shape are seen. Probes (inputs whose result is known) follow. A process that ends, hangs
+or grows is ended, what is left of the cases goes to another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from rfops.challenge.problem import Case, Problem, Result, error_of, spec_of
+from rfops.challenge.sandbox import Sandbox
+
+SEED_STEP = 13  # between the calls of a case, as the harness's leaderboard mode has it
+IMPORT_SECONDS = 600.0  # builds included
+
+
+class Limits(NamedTuple):
+    seconds: float = 60.0  # a call
+    memory: int = 16 << 30
+
+
+class Verdict(msgspec.Struct):
+    """Of one case: why the checks refuse it (empty: they pass), and findings in words."""
+
+    spec: str
+    official: str = ""
+    strict: str = ""
+    us: list[float] = msgspec.field(default_factory=list)  # a call, estimated
+    named: list[str] = msgspec.field(default_factory=list)
+    error: str = ""  # of the entry, as it raised it
+
+    @property
+    def passes(self) -> bool:
+        return not (self.official or self.error)
+
+
+class Call(msgspec.Struct):
+    """What the process is asked for; `probe` is None for a case's own two calls."""
+
+    at: int
+    verdict: Verdict
+    case: Case
+    probe: int | None = None
+
+    @property
+    def inputs(self) -> list[dict[str, Any]]:
+        if self.probe is not None:
+            return [{"case": self.case, "probe": self.probe}]
+        again = {**self.case, "seed": self.case["seed"] + SEED_STEP}
+        return [{"case": self.case}, {"case": again}]
+
+
+def evaluate(of: Problem, submission: Path, cases: list[Case], limits: Limits,
+             env: dict[str, str]) -> Iterator[Verdict]:  # fmt: skip
+    """A verdict a case, as they come. `env`: of the entry's process."""
+    calls: list[Call] = []
+    for case in cases:
+        verdict = Verdict(spec_of(case))
+        probes = range(len(of.probes(case)))
+        for probe in (None, *probes):
+            calls.append(Call(len(calls), verdict, case, probe))
+    with tempfile.TemporaryDirectory(prefix="rfops-eval-") as name:
+        runner = _Runner(of, submission, limits, env, Path(name))
+        for at, call in enumerate(calls):
+            if not call.verdict.error:
+                runner.result_of(calls, at)
+            if at + 1 == len(calls) or calls[at + 1].verdict is not call.verdict:
+                runner.finish(call.verdict, last=at + 1 == len(calls))
+                yield call.verdict
+
+
+class _Runner:
+    """The entry's process, started when a call needs one, and the judging of its replies."""
+
+    def __init__(self, of: Problem, submission: Path, limits: Limits, env: dict[str, str],
+                 folder: Path) -> None:  # fmt: skip
+        self.of, self.submission, self.limits, self.env = of, submission, limits, env
+        self.folder = folder
+        self.sandbox: Sandbox | None = None
+        self.lines: Iterator[dict[str, Any]] = iter(())
+        self.broken = ""  # the import's error: no call can be made
+
+    # ------------------------------------------------------------ the process
+
+    def start(self, calls: list[Call]) -> None:
+        job = {
+            "problem": self.of.name, "submission": str(self.submission.absolute()),
+            "folder": str(self.folder),
+            "calls": [{"at": call.at, "inputs": call.inputs} for call in calls],
+        }  # fmt: skip
+        file = self.folder / "job.json"
+        file.write_text(json.dumps(job), encoding="utf-8")
+        reading, writing = os.pipe()
+        words = [sys.executable, "-m", "rfops.challenge.child", str(file), str(writing)]
+        output = self.folder / "output"
+        self.sandbox = Sandbox(words, self.env, output, self.limits.memory, (writing,))
+        os.close(writing)
+        self.lines = self.replies(reading)
+        first = next(self.lines)
+        self.broken = str(first.get("error", ""))
+
+    def replies(self, descriptor: int) -> Iterator[dict[str, Any]]:
+        """A line at a time; when there is no more to come, one that says why."""
+        held, limit = b"", IMPORT_SECONDS
+        with os.fdopen(descriptor, "rb", buffering=0) as stream:
+            while True:
+                line, newline, rest = held.partition(b"\n")
+                if newline:
+                    held, limit = rest, self.limits.seconds
+                    yield _decoded(line)
+                    continue
+                more = self.more(stream, time.monotonic() + limit)
+                if isinstance(more, str):
+                    yield {"step": "end", "error": more}
+                    return
+                held += more
+
+    def more(self, stream: Any, deadline: float) -> bytes | str:
+        """Bytes, or why none come any more."""
+        assert self.sandbox is not None
+        while time.monotonic() < deadline:
+            ready = select.select([stream], [], [], 0.05)[0]
+            if ready and (data := stream.read(65536)):
+                return bytes(data)
+            if ready or not self.sandbox.poll():
+                return self.stop("")
+        return self.stop(f"no answer within {self.limits.seconds:g} s: it hangs")
+
+    def stop(self, why: str) -> str:
+        """End the process; why there is no answer, in words."""
+        if self.sandbox is None:
+            return why
+        ended = self.sandbox.end()
+        self.sandbox = None
+        if ended.left:
+            self.named = f"left {ended.left} processes running"
+        if why or ended.why:
+            return why or ended.why
+        if ended.status < 0:
+            return f"its process was ended by {_signal(-ended.status)}"
+        return f"its process ended with status {ended.status} before it answered"
+
+    named = ""
+
+    # ------------------------------------------------------------ a call and its verdict
+
+    def result_of(self, calls: list[Call], at: int) -> None:
+        call = calls[at]
+        if not self.broken and self.sandbox is None:
+            self.start([c for c in calls[at:] if not c.verdict.error])
+        if self.broken:
+            call.verdict.error = f"at import: {self.broken}"
+            return
+        results: list[Result | None] = []
+        for turn in range(len(call.inputs)):
+            line = next(self.lines)
+            if "error" in line:
+                call.verdict.error = _first(line["error"])
+                call.verdict.named += _names(call.verdict.error)
+                if line.get("step") == "call":
+                    return
+                self.stop("")
+                return
+            if (line.get("at"), line.get("turn")) != (call.at, turn):
+                call.verdict.error = "two processes answered: it forked and both went on"
+                call.verdict.named.append(call.verdict.error)
+                self.stop("")
+                return
+            results.append(self.loaded(line))
+            call.verdict.us += [line["us"]] if call.probe is None else []
+        self.judge(call, results)
+
+    def loaded(self, line: dict[str, Any]) -> Any:
+        """What the call returned; None where it is no tensor."""
+        file = self.folder / f"{line['at']}-{line['turn']}.pt"
+        try:
+            tensors = torch.load(file, weights_only=True)
+        except Exception:
+            return None
+        finally:
+            file.unlink(missing_ok=True)
+        if line["kind"] == "tensor" and len(tensors) == 1:
+            return tensors[0]
+        return tuple(tensors) if tensors else None
+
+    def judge(self, call: Call, results: list[Any]) -> None:
+        verdict = call.verdict
+        if any(result is None for result in results):
+            verdict.official = verdict.official or "custom_kernel returned no tensor"
+            return
+        if call.probe is not None:
+            self.judge_probe(call, results[0])
+            return
+        expected = []
+        for given, got in zip(call.inputs, results, strict=True):
+            data = self.of.generate(given["case"])
+            expected.append(self.of.reference(data))
+            verdict.official = verdict.official or self.of.official(expected[-1], got)
+            verdict.strict = verdict.strict or self.of.strict(data, got)
+        if verdict.official:
+            self.name_failure(verdict, expected, results)
+        elif verdict.strict:
+            verdict.named.append(f"passes the official check, but by luck: {verdict.strict}")
+
+    def name_failure(self, verdict: Verdict, expected: list[Result], results: list[Any]) -> None:
+        first, second = (r if isinstance(r, torch.Tensor) else r[0] for r in results)
+        if not (first.any() or second.any()):
+            verdict.named.append("returns zeros")
+        elif not self.of.official(expected[0], results[0]) and torch.equal(first, second):
+            verdict.named.append("returned the first call's output again: it keeps outputs")
+
+    def judge_probe(self, call: Call, got: Any) -> None:
+        probe = self.of.probes(call.case)[call.probe or 0]
+        result = got if isinstance(got, torch.Tensor) else got[0]
+        error = error_of(probe.expected, result)
+        if error > probe.bound:
+            found = f"misses {probe.label} (relative L2 {error:.2g}, bound {probe.bound:g})"
+            call.verdict.strict = call.verdict.strict or found
+            call.verdict.named.append(found)
+
+    def finish(self, verdict: Verdict, last: bool) -> None:
+        if last and self.sandbox is not None:
+            self.stop("")
+        if self.named:
+            verdict.named.append(self.named)
+            self.named = ""
+        if "returns zeros" in verdict.named or verdict.error:
+            verdict.named = list(dict.fromkeys(verdict.named))
+
+
+def _decoded(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {"step": "end", "error": "its process wrote over the evaluator's replies"}
+    return found if isinstance(found, dict) else {"step": "end", "error": "a reply of no meaning"}
+
+
+def _first(error: str) -> str:
+    return error.split("\n", 1)[0] if "\n" in error else error
+
+
+def _names(error: str) -> list[str]:
+    return [error] if "hangs" in error or "forked" in error or "MiB" in error else []
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,149 @@
+"""amd-mla-decode (2025, MI300X): one decode step of DeepSeek's MLA layer, cache not paged.
+
+    q = rope(x Wqd^T Wqu^T); cache gets x Wkvd^T; k, v = cache Wkvu^T, rope on k's last 64
+    y = softmax(q k^T / sqrt(192)) v Wo^T
+
+RoPE: theta = bf16(10000^(-i/32)), and torch multiplies position and theta in bf16.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rfops.challenge.problem import Case, Problem, generator, smaller
+
+BF16 = torch.bfloat16
+LORA, NOPE, ROPE, V, MOST = 512, 128, 64, 128, 8192
+
+
+class KVCache(torch.nn.Module):
+    """The harness's: rows of `data` up to `seq_len` are filled; a call appends."""
+
+    data: torch.Tensor
+
+    def __init__(self, kv_cache_shape: tuple[int, ...], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.register_buffer("data", torch.zeros(kv_cache_shape, dtype=BF16))
+        self.seq_len = 0
+
+    def zero(self) -> None:
+        self.data.zero_()
+
+    def get_data(self) -> torch.Tensor:
+        return self.data
+
+    def forward(self, c_kv: torch.Tensor) -> tuple[torch.Tensor, int]:
+        end = self.seq_len + c_kv.shape[1]
+        if end > self.data.shape[1]:
+            raise ValueError(f"KVCache: {end} rows, room for {self.data.shape[1]}")
+        self.data[:, self.seq_len : end] = c_kv
+        self.seq_len = end
+        return self.data[:, :end], end
+
+
+@dataclass
+class Config:
+    batch_size: int
+    dim: int
+    n_heads: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    seq_len: int
+    max_seq_len: int
+    kv_cache_shape: tuple[int, ...]
+    Q_proj_down_weight: torch.Tensor
+    Q_proj_up_weight: torch.Tensor
+    KV_proj_down_weight: torch.Tensor
+    KV_proj_up_weight: torch.Tensor
+    wo_weight: torch.Tensor
+
+
+def _cases(*sizes: tuple[int, int]) -> tuple[Case, ...]:
+    full = {"batchsize": 128, "dim": 7168, "dq": 1536}
+    return tuple({**full, "prefill": prefill, "seed": seed} for prefill, seed in sizes)
+
+
+def generate(case: Case) -> Any:
+    """A `heads` of a shrunk case is not the harness's: there it is always 128."""
+    gen, dim, dq, bs = generator(case), case["dim"], case["dq"], case["batchsize"]
+    heads = case.get("heads", 128)
+    shape = (bs, min(MOST, case.get("rows", MOST)), LORA + ROPE)
+
+    def weight(n: int, k: int) -> torch.Tensor:
+        return torch.randn(n, k, generator=gen).to(BF16) / math.sqrt(k)
+
+    config = Config(
+        batch_size=bs, dim=dim, n_heads=heads, q_lora_rank=dq, kv_lora_rank=LORA,
+        qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=V, seq_len=1,
+        max_seq_len=shape[1], kv_cache_shape=shape,
+        Q_proj_down_weight=weight(dq, dim), KV_proj_down_weight=weight(LORA + ROPE, dim),
+        Q_proj_up_weight=weight((NOPE + ROPE) * heads, dq),
+        KV_proj_up_weight=weight((NOPE + V) * heads, LORA), wo_weight=weight(dim, V * heads),
+    )  # fmt: skip
+    x = torch.randn(bs, 1, dim, generator=gen).to(BF16)
+    cache = KVCache(shape)
+    cache(torch.randn(bs, case["prefill"], LORA + ROPE, generator=gen).to(BF16))
+    return config, x, cache
+
+
+def rope(x: torch.Tensor, start: int, dtype: torch.dtype) -> torch.Tensor:
+    """Of x [..., positions, 64]; angles in bf16 whatever the dtype, as the layer defines them."""
+    half = x.shape[-1] // 2
+    theta = 10000 ** (-torch.arange(half, dtype=BF16) / half)
+    at = torch.arange(start, start + x.shape[-2])
+    angle = at.to(BF16)[:, None] * theta
+    cos, sin = (f(angle).to(BF16).to(dtype).repeat(1, 2) for f in (torch.cos, torch.sin))
+    turned = torch.cat((-x[..., half:], x[..., :half]), -1)
+    return x * cos + turned * sin
+
+
+def step(data: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y, the cache's data); intermediates rounded to dtype, the cache's row to bf16."""
+    config, x, cache = data
+    heads, start = config.n_heads, cache.seq_len
+
+    def mm(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (a.float() @ w.float().mT).to(dtype)
+
+    rows = cache.data.clone()
+    rows[:, start : start + 1] = mm(x, config.KV_proj_down_weight).to(BF16)
+    kv = rows[:, : start + 1].to(dtype)
+    q = mm(mm(x, config.Q_proj_down_weight), config.Q_proj_up_weight)
+    q = q.view(config.batch_size, heads, 1, NOPE + ROPE)
+    q = torch.cat((q[..., :NOPE], rope(q[..., NOPE:], start, dtype)), -1)
+    up = mm(kv[..., :LORA], config.KV_proj_up_weight).view(*kv.shape[:2], heads, NOPE + V)
+    up = up.transpose(1, 2)
+    k_rope = rope(kv[:, None, :, LORA:], 0, dtype).expand(-1, heads, -1, -1)
+    k = torch.cat((up[..., :NOPE], k_rope), -1)
+    scores = (mm(q, k) / math.sqrt(NOPE + ROPE)).float()
+    y = mm(scores.softmax(-1).to(dtype), up[..., NOPE:].mT).reshape(config.batch_size, 1, -1)
+    return mm(y, config.wo_weight), rows
+
+
+def _shrink(case: Case) -> Case:
+    prefill = min(case["prefill"], 128)
+    return {**smaller(batchsize=2, dim=256, dq=128)(case), "prefill": prefill, "heads": 16,
+            "rows": 160}  # fmt: skip
+
+
+PROBLEM = Problem(
+    name="amd-mla-decode",
+    arch="gfx942",
+    tests=_cases((128, 9247), (512, 2197), (1024, 9107), (2048, 5291)),
+    benchmarks=_cases((4096, 9817), (6144, 5291)),
+    generate=generate,
+    reference=lambda data: step(data, BF16),
+    shrink=_shrink,
+    rtol=2e-2,
+    atol=8e-3,
+    truths=lambda data: {"the layer": step(data, torch.float32)[0]},
+    bound=3e-2,  # bf16 in nine places; half of the keys dropped is 0.4 and more
+    in_place=lambda data: [data[2].data],
+)

@@ -1,0 +1,123 @@
+"""What a problem is, how its cases are written, and how two results are compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+Case = dict[str, int]
+Result = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+class Probe(NamedTuple):
+    """Input of our own whose result is known without a reference: what it finds, in words."""
+
+    label: str
+    data: Any
+    expected: torch.Tensor
+    bound: float  # of the worst row's relative L2 error
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem; `data` is what custom_kernel takes, as tensors of the CPU."""
+
+    name: str
+    arch: str
+    tests: tuple[Case, ...]
+    benchmarks: tuple[Case, ...]
+    generate: Callable[[Case], Any]
+    reference: Callable[[Any], Result]  # with the roundings of the official one
+    shrink: Callable[[Case], Case]  # small enough to simulate in seconds
+    rtol: float
+    atol: float
+    truths: Callable[[Any], dict[str, torch.Tensor]]  # what the result may be, exact, by name
+    bound: float  # strict: the worst row's relative L2 error to the nearest truth
+    forgiven: float = 0.0  # the share of wrong elements that the official check lets pass
+    cold: bool = False  # caches are cleared before each timed call (2026)
+    probes: Callable[[Case], list[Probe]] = lambda _case: []
+    in_place: Callable[[Any], list[torch.Tensor]] = lambda _data: []  # inputs that a call changes
+
+    def official(self, expected: Result, got: Any) -> str:
+        """Why the official check refuses it, or nothing."""
+        pairs = zip(_tensors(expected), _tensors(got), strict=False)
+        if len(_tensors(expected)) != len(_tensors(got)):
+            return f"expected {len(_tensors(expected))} tensors, got {_kind(got)}"
+        return next(filter(None, (self._mismatch(e, g) for e, g in pairs)), "")
+
+    def _mismatch(self, expected: torch.Tensor, got: torch.Tensor) -> str:
+        if expected.shape != got.shape:
+            return f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
+        e, g = expected.float(), got.float()
+        wrong = (g - e).abs() > self.atol + self.rtol * e.abs()
+        for same in (torch.isnan, torch.isposinf, torch.isneginf):
+            wrong |= same(g) ^ same(e)
+        count = int(wrong.sum())
+        if count <= self.forgiven * wrong.numel():
+            return ""
+        at = tuple(wrong.nonzero()[0].tolist())
+        return (
+            f"{count} of {wrong.numel()} elements beyond rtol {self.rtol:g}, atol {self.atol:g}; "
+            f"the first at {at}: {g[at]:g}, expected {e[at]:g}"
+        )
+
+    def strict(self, data: Any, got: Any) -> str:
+        """Why the strict check refuses it, or nothing."""
+        errors = {name: error_of(t, _tensors(got)[0]) for name, t in self.truths(data).items()}
+        name = min(errors, key=lambda name: errors[name])
+        if errors[name] <= self.bound:
+            return ""
+        return f"relative L2 error of a row {errors[name]:.2g} to {name}, bound {self.bound:g}"
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, (tuple, list)):
+        return [t for t in result if isinstance(t, torch.Tensor)]
+    return []
+
+
+def _kind(result: Any) -> str:
+    return f"{len(_tensors(result))} in {type(result).__name__}"
+
+
+def error_of(expected: torch.Tensor, got: torch.Tensor) -> float:
+    """The worst row's relative L2 error; inf where a row is not finite or the shape is wrong."""
+    if expected.shape != got.shape:
+        return float("inf")
+    e, g = (t.double().reshape(-1, t.shape[-1]) for t in (expected, got))
+    worst = ((g - e).norm(dim=1) / e.norm(dim=1).clamp(min=1e-30)).max().item()
+    return worst if worst == worst else float("inf")
+
+
+_PART = re.compile(r"\s*([a-zA-Z_]+)\s*:\s*([+-]?\d+)\s*")
+
+
+def case_of(text: str) -> Case:
+    """`m: 64; n: 64; k: 128; seed: 1`. Raises ValueError."""
+    case = {}
+    for part in text.split(";"):
+        matched = _PART.fullmatch(part)
+        if matched is None:
+            raise ValueError(f"case {text!r}: expected NAME: NUMBER; ..., got {part!r}")
+        case[matched[1]] = int(matched[2])
+    return case
+
+
+def spec_of(case: Case) -> str:
+    return "; ".join(f"{name}: {value}" for name, value in case.items())
+
+
+def generator(case: Case) -> torch.Generator:
+    """Other numbers than a GPU's generator gives for this seed: distributions are the same."""
+    return torch.Generator().manual_seed(case["seed"])
+
+
+def smaller(**most: int) -> Callable[[Case], Case]:
+    """A shrink that cuts each named size."""
+    return lambda case: {n: min(v, most.get(n, v)) for n, v in case.items()}

@@ -1,0 +1,133 @@
+"""An entry's process: limits of time and memory, and nothing of it left when it has ended.
+
+The evaluator is the reaper of all that descends from it (Linux's child subreaper), so what an entry
+forks is seen though its parent is gone, and is ended with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+PR_SET_CHILD_SUBREAPER = 36
+MOST_PROCESSES = 64  # compilers and their children; more is a fork bomb
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Ended(NamedTuple):
+    status: int
+    why: str  # what ended it, if this process did
+    left: int  # processes that were still there
+
+
+class Sandbox:
+    """A process and all that it starts; `poll` looks after it, `end` ends all of it."""
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str], output: Path, memory: int,
+                 pass_fds: Sequence[int] = ()) -> None:  # fmt: skip
+        if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise OSError("prctl(PR_SET_CHILD_SUBREAPER) failed: forked processes would be lost")
+        self.memory, self.why = memory, ""
+        self._others = set(_processes().children(os.getpid()))
+        with output.open("wb") as stream:
+            self.process = subprocess.Popen(
+                words, env=dict(env), stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
+                start_new_session=True, pass_fds=pass_fds,
+            )  # fmt: skip
+
+    def poll(self) -> bool:
+        """Whether it runs and keeps its limits; else `why` says what it did."""
+        if self.process.poll() is not None:
+            return False
+        found = self._all(_processes())
+        if len(found) > MOST_PROCESSES:
+            self.why = f"forked {len(found)} processes, at most {MOST_PROCESSES} are let run"
+        elif (used := sum(map(_memory, found))) > self.memory:
+            self.why = f"took {used >> 20} MiB of memory, limit {self.memory >> 20} MiB"
+        return not self.why
+
+    def end(self) -> Ended:
+        """Kill what there is. What was left by a process that ended by itself is counted."""
+        by_itself = self.process.poll() is not None
+        left = len(self._all(_processes())) if by_itself else 0
+        for _ in range(100):
+            processes = _processes()
+            alive = self._all(processes)
+            for pid in alive:
+                _kill(pid)
+            self._reap(processes)
+            if not alive:
+                break
+            time.sleep(0.02)
+        self.process.wait()
+        return Ended(self.process.returncode, self.why, left)
+
+    def _all(self, processes: Processes) -> list[int]:
+        """Its own, what is below it, and orphans of its: they have become this one's children."""
+        return [pid for child in self._ours(processes) for pid in processes.below(child)]
+
+    def _ours(self, processes: Processes) -> list[int]:
+        return [pid for pid in processes.children(os.getpid()) if pid not in self._others]
+
+    def _reap(self, processes: Processes) -> None:
+        """Orphans that have ended; its own process is Popen's to wait for."""
+        for pid in processes.ended:
+            if pid not in self._others and pid != self.process.pid:
+                try:
+                    os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:
+                    continue
+
+
+class Processes(NamedTuple):
+    """What runs at a moment, and which children of this one have ended and wait to be reaped."""
+
+    by_parent: dict[int, list[int]]
+    ended: list[int]
+
+    def children(self, parent: int) -> list[int]:
+        return self.by_parent.get(parent, [])
+
+    def below(self, root: int) -> list[int]:
+        found, todo = [], [root]
+        while todo:
+            found.append(todo.pop())
+            todo += self.children(found[-1])
+        return found
+
+
+def _processes() -> Processes:
+    running, ended = dict[int, list[int]](), list[int]()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:  # gone meanwhile
+            continue
+        state, parent = fields.rpartition(")")[2].split()[:2]
+        if state not in "ZX":
+            running.setdefault(int(parent), []).append(int(entry.name))
+        elif int(parent) == os.getpid():
+            ended.append(int(entry.name))
+    return Processes(running, ended)
+
+
+def _memory(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * PAGE
+    except (OSError, IndexError):
+        return 0
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,129 @@
+"""`rfops eval PROBLEM --submission FILE`: judge an entry to a GPU competition, without its GPU.
+
+gpu-mode's protocol: `custom_kernel(data)`, the keys of its evaluator on POPCORN_FD if that is set,
+exit status 0, 112 (wrong), 113 (a case that is none). Times are of the model, and called estimated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rfops.challenge.evaluate import Verdict
+    from rfops.challenge.problem import Case, Problem
+
+WRONG, BAD_CASE = 112, 113
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("eval", help="judge an entry to a GPU competition")
+    add = parser.add_argument
+    add("problem", help="amd-fp8-mm and so on, or the problem's folder by that name")
+    add("--submission", type=Path, required=True, metavar="FILE", help="with custom_kernel(data)")
+    add("--mode", choices=("test", "benchmark", "leaderboard"), default="test")
+    add("--shrink", action="store_true", help="sizes that simulate in seconds")
+    add("--case", action="append", help="'m: 64; n: 64; k: 128; seed: 1' instead of the official")
+    add("--seconds", type=float, default=60.0, help="limit of a call (60)")
+    add("--memory", type=float, default=16.0, help="limit in GiB (16)")
+    add("--json", action="store_true", help="a record of JSON a case")
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from rfops.challenge import problem
+    from rfops.challenge.evaluate import Limits, evaluate
+
+    if not options.submission.is_file():
+        raise ValueError(f"--submission {options.submission}: there is no such file")
+    given = Path(options.problem)
+    of = problem(given.name if given.is_dir() else options.problem)
+    try:
+        cases = _cases(of, options)
+    except ValueError as error:
+        print(f"rfops eval: {error}", file=sys.stderr)
+        return BAD_CASE
+    limits = Limits(options.seconds, int(options.memory * (1 << 30)))
+    verdicts: list[Verdict] = []
+    with tempfile.TemporaryDirectory(prefix="rfops-eval-") as folder:
+        for verdict in evaluate(of, options.submission, cases, limits, _environment(of, folder)):
+            verdicts.append(verdict)
+            print(_json(verdict) if options.json else _text(verdict), flush=True)
+    if "POPCORN_FD" in os.environ:
+        _report(int(os.environ["POPCORN_FD"]), options.mode, verdicts)
+    if not options.json:
+        print(_summary(of, verdicts))
+    return 0 if all(verdict.passes for verdict in verdicts) else WRONG
+
+
+def _cases(of: Problem, options: argparse.Namespace) -> list[Case]:
+    from rfops.challenge.problem import case_of
+
+    official = of.tests if options.mode == "test" else of.benchmarks
+    cases = [case_of(text) for text in options.case] if options.case else list(official)
+    for case in cases:
+        if missing := set(official[0]) - set(case):
+            raise ValueError(f"case {case}: without {', '.join(sorted(missing))}")
+    if options.shrink:
+        cases = list({tuple(of.shrink(case).items()): of.shrink(case) for case in cases}.values())
+    return cases
+
+
+def _environment(of: Problem, folder: str) -> dict[str, str]:
+    """Of the entry's process: "cuda" is the virtual GPU, as `rfops run` has it."""
+    from rfops.cli.run import _environment as environment
+
+    options = argparse.Namespace(part=None, trace=None, html=None, timing=False, check=False)
+    return environment(options, of.arch, Path(folder))
+
+
+def _text(verdict: Verdict) -> str:
+    state = "pass" if verdict.passes else "FAIL"
+    time = f", estimated {statistics.mean(verdict.us):.2f} us" if verdict.us else ""
+    if verdict.us and not any(verdict.us):
+        time = ", no kernel was launched on the virtual GPU: torch's operators have no time here"
+    lines = [f"{state}  {verdict.spec}{time}"]
+    lines += [f"      {verdict.error}"] if verdict.error else []
+    lines += [f"      official: {verdict.official}"] if verdict.official else []
+    lines += [f"      strict: {verdict.strict}"] if verdict.strict else []
+    lines += [f"      {found}" for found in verdict.named if found != verdict.error]
+    return "\n".join(lines)
+
+
+def _json(verdict: Verdict) -> str:
+    import msgspec
+
+    return json.dumps({**msgspec.to_builtins(verdict), "passes": verdict.passes})
+
+
+def _summary(of: Problem, verdicts: list[Verdict]) -> str:
+    passed = sum(verdict.passes for verdict in verdicts)
+    strict = sum(verdict.passes and not verdict.strict for verdict in verdicts)
+    return f"{of.name}: {passed} of {len(verdicts)} cases pass the official check, {strict} the strict one"
+
+
+def _report(descriptor: int, mode: str, verdicts: list[Verdict]) -> None:
+    """The keys of gpu-mode's evaluator; times in ns."""
+    what = "test" if mode == "test" else "benchmark"
+    lines = [f"{what}-count: {len(verdicts)}"]
+    for at, verdict in enumerate(verdicts):
+        lines.append(f"{what}.{at}.spec: {verdict.spec}")
+        why = verdict.error or verdict.official
+        if why or what == "test":
+            lines.append(f"{what}.{at}.status: {'fail' if why else 'pass'}")
+        if why:
+            lines.append(f"{what}.{at}.error: {why}")
+        elif what == "benchmark":
+            ns = [us * 1e3 for us in verdict.us]
+            spread = statistics.stdev(ns) if len(ns) > 1 else 0.0
+            figures = {"runs": len(ns), "mean": statistics.mean(ns), "std": spread,
+                       "err": spread / len(ns) ** 0.5, "best": min(ns), "worst": max(ns)}  # fmt: skip
+            lines += [f"{what}.{at}.{name}: {value}" for name, value in figures.items()]
+    lines.append(f"check: {'pass' if all(v.passes for v in verdicts) else 'fail'}")
+    os.write(descriptor, ("\n".join(lines) + "\n").encode())
