@@ -30,8 +30,8 @@ except ModuleNotFoundError as error:
 # imports them then.
 if not globals().get("WITHOUT_OPS"):
     from rfops import vgpu
+    from rfops.attention.mla_decode import mla_decode, mla_decode_ref
     from rfops.gemm.a8w8_blockscale import gemm_a8w8_blockscale, gemm_a8w8_blockscale_ref
-    from rfops.gemm.a8w8_layout import shuffle_weight
     from rfops.gemm.a16w8_blockscale import (
         batched_gemm_a16w8_blockscale,
         batched_gemm_a16w8_blockscale_ref,
@@ -39,8 +39,18 @@ if not globals().get("WITHOUT_OPS"):
     from rfops.gemm.mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
     from rfops.moe.align_block_size import moe_align_block_size
     from rfops.moe.grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref
+    from rfops.moe.grouped_topk import grouped_topk, grouped_topk_ref
+    from rfops.moe.router import moe_router, moe_router_ref
+    from rfops.moe.topk_softmax import topk_softmax, topk_softmax_ref
     from rfops.quantization.fp8_blockscale import quant_fp8_blockscale
+    from rfops.quantization.mxfp4 import quant_mxfp4
     from rfops.quantization.mxfp8 import quant_mxfp8
+    from rfops.quantization.shuffle import (
+        shuffle_scale,
+        shuffle_weight,
+        unshuffle_scale,
+        unshuffle_weight,
+    )
 
 __all__ = [
     "BindError",
@@ -62,9 +72,21 @@ __all__ = [
     "gemm_mxfp8_ref",
     "grouped_gemm_mxfp8",
     "grouped_gemm_mxfp8_ref",
+    "grouped_topk",
+    "grouped_topk_ref",
+    "mla_decode",
+    "mla_decode_ref",
     "moe_align_block_size",
+    "moe_router",
+    "moe_router_ref",
     "quant_fp8_blockscale",
+    "quant_mxfp4",
     "quant_mxfp8",
+    "shuffle_scale",
     "shuffle_weight",
+    "topk_softmax",
+    "topk_softmax_ref",
+    "unshuffle_scale",
+    "unshuffle_weight",
     "vgpu",
 ]

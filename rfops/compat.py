@@ -26,13 +26,13 @@ from rfops.dispatch.guards import OUT_DTYPES, Guard
 from rfops.dispatch.layout import Shuffled
 from rfops.dispatch.op import Op
 from rfops.gemm.a8w8_blockscale import gemm_a8w8_blockscale as _gemm_a8w8_blockscale
-from rfops.gemm.a8w8_layout import SHUFFLED
 from rfops.gemm.mxfp8 import OP as DENSE
 from rfops.gemm.mxfp8 import gemm_mxfp8
 from rfops.jit.errors import show
 from rfops.moe.grouped_gemm_mxfp8 import OP as GROUPED
 from rfops.moe.grouped_gemm_mxfp8 import grouped_gemm_mxfp8 as _grouped_gemm_mxfp8
 from rfops.quantization.mxfp8 import BLOCK, FP8, SCALE_DTYPES
+from rfops.quantization.shuffle import WEIGHT
 
 ALIGN = 16  # bytes: a lane's load
 
@@ -55,7 +55,7 @@ def gemm_a8w8_blockscale(
     """[M, N] of dtype: XQ [M, K] times WQ [N, K], FP8, with fp32 scales [M, K/128] in either order
     and [N/128, K/128]; WQ as shuffle_weight(16, 16) left it where isBpreshuffled. Raises as
     rfops.gemm_a8w8_blockscale."""
-    w = Shuffled(WQ, SHUFFLED) if isBpreshuffled else WQ
+    w = Shuffled(WQ, WEIGHT) if isBpreshuffled else WQ
     return _gemm_a8w8_blockscale(XQ, w, x_scale, w_scale, dtype)
 
 
@@ -73,7 +73,7 @@ def gemm_a8w8_blockscale_bpreshuffle(
     rows, blocks = x_scale.shape
     if x_scale.is_contiguous() and min(rows, blocks) > 1:
         x_scale = x_scale.view(blocks, rows).T
-    return _gemm_a8w8_blockscale(XQ, Shuffled(WQ, SHUFFLED), x_scale, w_scale, dtype, out)
+    return _gemm_a8w8_blockscale(XQ, Shuffled(WQ, WEIGHT), x_scale, w_scale, dtype, out)
 
 
 def mxfp8_gemv(

@@ -230,7 +230,7 @@ class Key {
     if (value <= 0) return false;
     if (extent.symbol < 0) return value == extent.factor;
     int64_t& size = sizes[extent.symbol];
-    if (size == 0 && extent.factor == 1) size = value;
+    if (size == 0 && extent.factor > 0) size = value * extent.factor;
     if (extent.factor < 0) return size != 0 && (size - 1) / -extent.factor + 1 == value;
     return size % extent.factor == 0 && size / extent.factor == value;
   }

@@ -43,8 +43,8 @@ class Plans:
 
     `shapes` says of each argument what it is in a family: "M,K/32" a tensor of these extents or, if
     one, an int; "N^128" rounds up; "*M" a contiguous tensor of M elements of any shape; "?" any
-    tensor; "" a value, as are those that it leaves out. None takes any argument's place. Each size
-    stands alone (not as K/32) in an argument before.
+    tensor; "" a value, as are those that it leaves out. None takes any argument's place. The first
+    extent of a size says it, alone or as an exact part: K/32, not K^32.
     """
 
     def __init__(

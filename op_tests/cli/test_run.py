@@ -245,10 +245,13 @@ def test_a_python_that_uses_none_of_it(tmp_path: Path) -> None:
     assert "no kernel was launched on the virtual GPU" in done.stderr
 
 
-def test_a_timeline(program: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.json"
-    done = run("--arch", "gfx950", "--trace", trace, "--", program)
-    assert f"rfops run: wrote {trace}" in done.stderr
+def test_a_timeline_and_a_page(program: Path, tmp_path: Path) -> None:
+    trace, html = tmp_path / "trace.json", tmp_path / "page.html"
+    done = run("--arch", "gfx950", "--trace", trace, "--html", html, "--", program)
+    assert f"rfops run: wrote {trace}\nrfops run: wrote {html}" in done.stderr
+    page = html.read_text(encoding="utf-8")
+    assert "1. twice(float*, int)</h2>" in page and page.count("<svg") == 2
+    assert "3 launches" in page
     told = json.loads(trace.read_text())
     # Of three launches alike the first is followed.
     assert [launch["kernel"] for launch in told["otherData"]["launches"]] == ["_Z5twicePfi"]

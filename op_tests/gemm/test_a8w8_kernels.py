@@ -10,10 +10,10 @@ import torch
 
 import rfops
 from rfops.gemm.a8w8_blockscale import OP, gemm_a8w8_blockscale
-from rfops.gemm.a8w8_layout import shuffle_weight
 from rfops.gemm.a8w8_pingpong import PingPongConfig
 from rfops.gemm.a8w8_staged import StagedConfig
 from rfops.gemm.a8w8_stream import StreamConfig
+from rfops.quantization.shuffle import shuffle_weight
 from support.a8w8_problems import Problem, assert_correct, call_for, random_problem, run
 
 CPU = torch.device("cpu")  # the virtual GPU, also where there is a real one: its counters, checks

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import rfops
-from rfops.gemm.a8w8_layout import shuffle_weight
 from rfops.jit import compile_ops, u32
 from rfops.quantization.fp8_blockscale import fp8_of
+from rfops.quantization.shuffle import shuffle_weight
 
 CONFIG = Path(__file__).parent / "device_library" / "config.json"
 CPU = torch.device("cpu")

@@ -42,6 +42,7 @@ PYTHON_ROOMS = (
     "triton",
     "gemm",
     "moe",
+    "attention",
     "compat",
     "",  # rfops/__init__.py
     "cli",

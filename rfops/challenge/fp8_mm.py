@@ -51,7 +51,9 @@ def exact(data: Any) -> torch.Tensor:
     a, b, a_scale, b_scale, _ = data
     wide_a = a.float() * a_scale.repeat_interleave(BLOCK, 1)[:, : a.shape[1]]
     tall = b_scale.repeat_interleave(BLOCK, 0)[: b.shape[0]]
-    return wide_a @ (b.float() * tall.repeat_interleave(BLOCK, 1)[:, : b.shape[1]]).T
+    wide_b = b.float() * tall.repeat_interleave(BLOCK, 1)[:, : b.shape[1]]
+    product: torch.Tensor = wide_a @ wide_b.T
+    return product
 
 
 PROBLEM = Problem(

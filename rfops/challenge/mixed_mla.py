@@ -58,7 +58,8 @@ def attention(q: torch.Tensor, kv: torch.Tensor, config: dict[str, Any]) -> torc
     q = q.float().view(bs, -1, QK)  # positions and heads: each sees all keys when qseqlen is 1
     kv = kv.float().view(bs, -1, QK)
     p = (q @ kv.mT * SCALE).softmax(-1)
-    return (p @ kv[..., :V]).view(-1, HEADS, V)
+    out: torch.Tensor = (p @ kv[..., :V]).view(-1, HEADS, V)
+    return out
 
 
 def truths(data: Any) -> dict[str, torch.Tensor]:

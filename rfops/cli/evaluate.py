@@ -105,7 +105,8 @@ def _json(verdict: Verdict) -> str:
 def _summary(of: Problem, verdicts: list[Verdict]) -> str:
     passed = sum(verdict.passes for verdict in verdicts)
     strict = sum(verdict.passes and not verdict.strict for verdict in verdicts)
-    return f"{of.name}: {passed} of {len(verdicts)} cases pass the official check, {strict} the strict one"
+    text = f"{passed} of {len(verdicts)} cases pass the official check, {strict} the strict one"
+    return f"{of.name}: {text}"
 
 
 def _report(descriptor: int, mode: str, verdicts: list[Verdict]) -> None:
@@ -122,8 +123,8 @@ def _report(descriptor: int, mode: str, verdicts: list[Verdict]) -> None:
         elif what == "benchmark":
             ns = [us * 1e3 for us in verdict.us]
             spread = statistics.stdev(ns) if len(ns) > 1 else 0.0
-            figures = {"runs": len(ns), "mean": statistics.mean(ns), "std": spread,
-                       "err": spread / len(ns) ** 0.5, "best": min(ns), "worst": max(ns)}  # fmt: skip
+            figures = {"runs": len(ns), "mean": statistics.mean(ns), "std": spread}
+            figures |= {"err": spread / len(ns) ** 0.5, "best": min(ns), "worst": max(ns)}
             lines += [f"{what}.{at}.{name}: {value}" for name, value in figures.items()]
     lines.append(f"check: {'pass' if all(v.passes for v in verdicts) else 'fail'}")
     os.write(descriptor, ("\n".join(lines) + "\n").encode())

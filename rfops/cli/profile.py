@@ -4,6 +4,7 @@ on hardware and why."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from rfops.cli.common import virtual_arch
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Problem, on_device
 from rfops.jit import settings
-from rfops.vgpu import counting, timed_text, timeline
+from rfops.vgpu import counting, page, report, timed_text, timeline
 
 Report = tuple[dict[str, Any], str]  # of a launch: for --json, and as text
 
@@ -32,11 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
     add("--annotate", action="store_true", help="time, and stalls beside each instruction")
     add("--trace", metavar="FILE", type=Path, help="time, and a timeline of one compute unit, for "
         "Perfetto or chrome://tracing")  # fmt: skip
+    add("--html", metavar="FILE", type=Path, help="time, and a page: code with stalls, timeline, "
+        "roofline")  # fmt: skip
 
 
 def run(op: Op, options: argparse.Namespace) -> int:
     options.arch = virtual_arch(options.arch, options.part)
-    timed = options.timing or options.part or options.annotate or options.trace
+    timed = options.timing or options.part or options.annotate or options.trace or options.html
     with settings.put("RFOPS_VGPU_ARCH", options.arch):
         c = on_device(why.call_of(op, options, any_size=True), torch.device("cpu"))
         problem = Problem(op, c)
@@ -57,10 +60,16 @@ def _count(problem: Problem) -> list[Report]:
 
 
 def _time(problem: Problem, options: argparse.Namespace) -> list[Report]:
-    detail = bool(options.annotate or options.json or options.trace)
-    most = timeline.MOST_ISSUES if options.trace else 0
-    with vgpu.timing(options.part, detail=detail, events=most) as timing:
+    followed = options.trace or options.html
+    detail = bool(options.annotate or options.json or followed)
+    most = timeline.MOST_ISSUES if followed else 0
+    count = vgpu.profile() if options.html else contextlib.nullcontext()
+    with vgpu.timing(options.part, detail=detail, events=most) as timing, count as profile:
         problem.launch()
+    if profile is not None:
+        text = page.page(report.of(profile.launches), f"{problem.op.name} {problem.call}")
+        options.html.write_text(text, encoding="utf-8")
+        print(f"rfops: wrote {options.html}", file=sys.stderr)
     if options.trace:
         options.trace.write_text(json.dumps(timeline.trace(timing.launches)), encoding="utf-8")
         print(f"rfops: wrote {options.trace}", file=sys.stderr)

@@ -108,7 +108,7 @@ def _status(words: list[str], env: dict[str, str]) -> int:
 
 
 def _tell(options: argparse.Namespace, folder: Path, words: list[str], status: int) -> None:
-    from rfops.vgpu import report, timeline
+    from rfops.vgpu import page, report, timeline
 
     found = report.read(folder)
     end = f"exit status {status}" if status >= 0 else f"ended by {_signal(-status)}"
@@ -118,9 +118,13 @@ def _tell(options: argparse.Namespace, folder: Path, words: list[str], status: i
         print(f"rfops run: issues of the first {report.MOST_FOLLOWED} different launches are kept, "
               f"{found.not_followed} more are left out", file=sys.stderr)  # fmt: skip
     if options.trace:
-        made = json.dumps(timeline.trace(found.followed, ISSUES))
-        options.trace.write_text(made, encoding="utf-8")
-        print(f"rfops run: wrote {options.trace}", file=sys.stderr)
+        made = timeline.trace([one.time for one in found.followed], ISSUES)
+        options.trace.write_text(json.dumps(made), encoding="utf-8")
+    if options.html:
+        text = page.page(found, f"rfops run: {shlex.join(words)}")
+        options.html.write_text(text, encoding="utf-8")
+    for file in filter(None, (options.trace, options.html)):
+        print(f"rfops run: wrote {file}", file=sys.stderr)
 
 
 def _signal(number: int) -> str:

@@ -114,7 +114,9 @@ class Checked:
             guard.tensor(arg.name, tensor, labels, dtypes, way)
         for extent in arg.extents:
             size = extent.size
-            if size in self.positive and extent.factor == 1 and guard.sizes[size] == 0:
+            if size and extent.factor > 1:
+                guard.sizes.setdefault(size, extent.factor * guard.sizes[extent.label])
+            if size in self.positive and extent.factor > 0 and guard.sizes[size] == 0:
                 self._fail_size(guard, size)
 
     def _bind_parts(self, guard: Guard, *args: TensorArg) -> None:
@@ -124,11 +126,11 @@ class Checked:
             if size and (factor == 1 or size not in guard.sizes):
                 continue
             if size and factor > 0 and guard.sizes[size] % factor:
-                self._fail_size(guard, size, factor)
+                self._fail_size(guard, size)
             guard.sizes[extent.label] = extent.of(guard.sizes)
 
-    def _fail_size(self, guard: Guard, size: str, multiple: int = 0) -> None:
-        multiple = multiple or self._multiple_of(size)
+    def _fail_size(self, guard: Guard, size: str) -> None:
+        multiple = self._multiple_of(size)
         wanted = "positive" if size in self.positive else ""
         if multiple > 1:
             wanted = f"a {wanted} multiple of {multiple}".replace("  ", " ")

@@ -2,6 +2,7 @@
 
     x: e4m3[M, K] @16            a tensor; contiguous, its first byte at a multiple of 16
     x_scale: e8m0[M, K/32]       K is a multiple of 32; N^128 is N / 128 rounded up
+    w: fp4[N, K/2]               two elements a byte
     x: f32[*M, K]                any leading dimensions, M their product: [K], [M, K], [2, 3, K]
     weights: f32[*rows]?         so `rows` elements of any shape; None may take its place
     w: e4m3[N, K] strided        any strides
@@ -16,7 +17,8 @@
     -> ids: i32[S] new           a result that is always new, then all are
     -> y: f32[*M, K/32]          its leading dimensions are those of the first input with *M
 
-A size is bound by its first use on its own, in the order of the lines.
+A size is bound by its first use, in the order of the lines: on its own, or as an exact part, which
+makes it K = 2 * extent of K/2.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from functools import cached_property
 import torch
 
 E8M0 = getattr(torch, "float8_e8m0fnu", torch.uint8)
+FP4 = getattr(torch, "float4_e2m1fn_x2", torch.uint8)
 DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
     "bf16": (torch.bfloat16,),
     "f16": (torch.float16,),
@@ -38,6 +41,7 @@ DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
     "e4m3": (torch.float8_e4m3fn,),
     "e4m3fnuz": (torch.float8_e4m3fnuz,),
     "e8m0": tuple(dict.fromkeys((torch.uint8, E8M0))),  # bytes too: one per block, any torch
+    "fp4": tuple(dict.fromkeys((torch.uint8, FP4))),  # e2m1, two a byte, low nibble first
     "u8": (torch.uint8,),
     "i32": (torch.int32,),
     "i64": (torch.int64,),
@@ -88,6 +92,7 @@ class TensorArg:
     times: Extent | None = None  # a table: how many tensors
 
     ignored: bool = False  # callers pass it, no kernel takes it
+    is_fp4: bool = False
 
     @property
     def pattern(self) -> str:
@@ -146,7 +151,7 @@ class Declaration:
                 results.append(made)
             else:
                 bound = set(cls(tuple(inputs), ()).sizes)
-                parts = {e.size for e in getattr(made, "extents", ()) if e.size and e.factor != 1}
+                parts = {e.size for e in getattr(made, "extents", ()) if e.size and e.factor < 1}
                 assert parts <= bound, f"{line!r}: {parts - bound} stands alone in no line before"
                 inputs.append(made)
         assert len({arg.new for arg in results}) < 2, "of several results all are new, or none"
@@ -180,7 +185,7 @@ class Declaration:
                     found[arg.size] = None
             else:
                 extents = (*arg.extents, *([arg.times] if arg.times else []))
-                found |= {e.size: None for e in extents if e.size and e.factor == 1}
+                found |= {e.size: None for e in extents if e.size and e.factor > 0}
         return tuple(found)
 
     @cached_property
@@ -247,6 +252,7 @@ def _tensor(
         new="new" in marks,
         times=Extent.parse(marks[marks.index("x") + 1]) if "x" in marks else None,
         ignored=kind == "any",
+        is_fp4=kind == "fp4",
     )
 
 

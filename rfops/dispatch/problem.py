@@ -216,6 +216,8 @@ def _is_written(arg: TensorArg | ValueArg) -> bool:
 
 
 def _absolute(arg: TensorArg, tensor: torch.Tensor) -> torch.Tensor:
+    if arg.is_fp4:
+        return (tensor.view(torch.uint8) & 0x77).view(tensor.dtype)
     if tensor.dtype.itemsize == 1:
         is_code = {tensor.dtype, *arg.dtypes} & {E4M3, FNUZ}
         return (tensor.view(torch.uint8) & 127).view(tensor.dtype) if is_code else tensor

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from .guards import Guard, describe
+from .kernel import Call
 
 Sizes = Sequence[int]
 
@@ -15,6 +16,17 @@ Sizes = Sequence[int]
 def strides_of(tensor: torch.Tensor, sizes: Sizes) -> Sizes:
     """Of a tensor of these three sizes that lies as this one does."""
     return (sizes[1] * sizes[2], sizes[2], 1) if tensor.is_contiguous() else tensor.stride()
+
+
+def matrix_strides(c: Call, name: str, columns: int) -> tuple[int, int]:
+    """Of one of a call's matrices of so many columns: what is contiguous stays so in calls of other
+    sizes, others keep their strides."""
+    tensor = c.tensors.get(name)
+    if tensor is None or tensor.is_contiguous():
+        return columns, 1
+    row, column = tensor.stride()
+    # A single row lies nowhere, but for what its stride may be told: that of a contiguous one.
+    return (columns if tensor.shape[0] == 1 else row), column
 
 
 def extent(sizes: Sizes, strides: Sizes, item_size: int) -> int:

@@ -85,8 +85,8 @@ def fake_results(op: Op, args: Sequence[Any]) -> Any:
                 sizes.setdefault(arg.times.size, len(value))
                 value = value[0]
             for extent, size in zip(arg.extents, arg.sizes(value.shape), strict=True):
-                if extent.size and extent.factor == 1:
-                    sizes.setdefault(extent.size, size)
+                if extent.size and extent.factor > 0:
+                    sizes.setdefault(extent.size, size * extent.factor)
     given = [v[0] if isinstance(v, (tuple, list)) else v for v in args]
     first = next(value for value in given if isinstance(value, torch.Tensor))
     tensors = dict(zip((arg.name for arg in d.inputs), args, strict=False))

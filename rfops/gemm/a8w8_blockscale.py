@@ -25,9 +25,9 @@ from rfops.dispatch.layout import Shuffled, unwrap
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
 from rfops.quantization.fp8_blockscale import BLOCK, fp8_of
+from rfops.quantization.shuffle import unshuffle_weight
 
 from .a8w8_launch import Launched
-from .a8w8_layout import unshuffled
 from .a8w8_pingpong import PingPong
 from .a8w8_staged import Staged
 from .a8w8_stream import Stream
@@ -40,7 +40,9 @@ class Torch(Kernel):
     def variant(self, c: Call, config: Any) -> RunOf:
         if c.w_layout == "raw":
             return lambda *_sizes: run_torch
-        return lambda *_sizes: lambda out, x, w, *scales: run_torch(out, x, unshuffled(w), *scales)
+        return lambda *_sizes: (
+            lambda out, x, w, *scales: run_torch(out, x, unshuffle_weight(w), *scales)
+        )
 
 
 STREAM = Stream()
@@ -218,7 +220,7 @@ def gemm_a8w8_blockscale_ref(
 ) -> torch.Tensor:
     """The formula of `gemm_a8w8_blockscale` in plain fp32 torch, block by block, on any device."""
     check_dtype("gemm_a8w8_blockscale_ref", "dtype", dtype, (*OUT_DTYPES, torch.float64))
-    w = w if w_layout == "raw" else unshuffled(w)
+    w = w if w_layout == "raw" else unshuffle_weight(w)
     n = w.shape[0]
     w_rows = w_scale.repeat_interleave(BLOCK, 0)[:n]
     total = torch.zeros(x.shape[0], n, dtype=torch.float32, device=x.device)

@@ -11,10 +11,10 @@ from rfops.dispatch.heuristic import Columns, coarse
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.jit import CompiledOp, u32
 from rfops.quantization.fp8_blockscale import BLOCK
+from rfops.quantization.shuffle import WEIGHT
 
 from . import a8w8_layout
 from .a8w8_counts import with_parts
-from .a8w8_layout import SHUFFLED
 
 MAX_SPLIT = 8
 _MOST_KNOWN = 4096
@@ -100,7 +100,7 @@ class Launched(Kernel):
         return table.ranked((self.times(table, c), *self.ties(table, c)))
 
     def defines(self, c: Call, config: Config) -> Mapping[str, int | str]:
-        return config.defines(c.dtype, c.w_layout == SHUFFLED)
+        return config.defines(c.dtype, c.w_layout == WEIGHT)
 
     def variant(self, c: Call, config: Config) -> RunOf:
         bound = self.compiled.bind(c.device, self.defines(c, config), c.arch)

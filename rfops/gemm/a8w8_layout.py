@@ -5,36 +5,12 @@ from __future__ import annotations
 
 import torch
 
-from rfops.dispatch.guards import MAX_BYTES, describe
+from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.kernel import Call
-from rfops.dispatch.layout import Shuffled
-from rfops.jit.errors import show
+from rfops.dispatch.strided import matrix_strides
 from rfops.quantization.fp8_blockscale import BLOCK, fp8_of
 
 ALIGN = 16  # bytes: a lane's load
-SHUFFLED = "16x16"  # w in tiles of 16 rows by 16 elements, those of 16 rows one after the other
-
-
-def shuffle_weight(w: torch.Tensor, layout: tuple[int, int] = (16, 16)) -> Shuffled:
-    """FP8 weights [N, K], N a multiple of 16 and K of 32, in the order that decoding reads best: a
-    matrix operand is 1 KB in a row. As aiter's shuffle_weight, but a type of its own."""
-    if layout != (16, 16) or w.dim() != 2 or w.itemsize != 1 or w.shape[0] % 16 or w.shape[1] % 32:
-        raise ValueError(
-            "shuffle_weight: w must be a [16 n, 32 k] tensor of FP8 and layout (16, 16), got "
-            f"{describe(w)} and {show(layout)}; pad it with zeros"
-        )
-    n, k = w.shape
-    tiles = w.view(torch.uint8).reshape(n // 16, 16, k // 16, 16).transpose(1, 2)
-    return Shuffled(tiles.reshape(n, k).view(w.dtype), SHUFFLED)
-
-
-def unshuffled(w: torch.Tensor) -> torch.Tensor:
-    """The rows of what shuffle_weight made."""
-    n, k = w.shape
-    tiles = w.contiguous().view(torch.uint8).view(n // 16, k // 16, 16, 16).transpose(1, 2)
-    rows: torch.Tensor = tiles.reshape(n, k).view(w.dtype)
-    return rows
-
 
 OUT_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # in csrc/
 
@@ -44,21 +20,12 @@ def all_strides(c: Call, m: int, n: int, k: int) -> tuple[tuple[int, int], ...]:
     tensors stay so, others keep their strides."""
     blocks = k // BLOCK
     names = {"x": k, "w": k, "x_scale": blocks, "w_scale": blocks}
-    return tuple([_strides(c, name, columns) for name, columns in names.items()])
-
-
-def _strides(c: Call, name: str, columns: int) -> tuple[int, int]:
-    tensor = c.tensors.get(name)
-    if tensor is None or tensor.is_contiguous():
-        return columns, 1
-    row, column = tensor.stride()
-    # A single row lies nowhere, but for what its stride may be told: that of a contiguous one.
-    return (columns if tensor.shape[0] == 1 else row), column
+    return tuple([matrix_strides(c, name, columns) for name, columns in names.items()])
 
 
 def is_columns(c: Call, name: str) -> bool:
     """Whether x or w is column-major: what lies side by side are elements of one k."""
-    row, column = _strides(c, name, c.K)
+    row, column = matrix_strides(c, name, c.K)
     return row == 1 and column != 1
 
 
@@ -73,7 +40,7 @@ def refuses(c: Call, rows: int, columns: bool = False) -> str | None:
         if reason:
             return reason
     for name in ("x_scale", "w_scale"):
-        row, column = _strides(c, name, c.K // BLOCK)
+        row, column = matrix_strides(c, name, c.K // BLOCK)
         if 4 * (rows * row + c.K // BLOCK * column) >= MAX_BYTES:
             return f"{rows} rows of {name} are beyond signed 32-bit offsets (2 GiB)"
     if rows * c.N * c.dtype.itemsize >= MAX_BYTES:
@@ -82,7 +49,7 @@ def refuses(c: Call, rows: int, columns: bool = False) -> str | None:
 
 
 def _refuses_rows(c: Call, name: str, rows: int) -> str | None:
-    row, column = _strides(c, name, c.K)
+    row, column = matrix_strides(c, name, c.K)
     if column != 1:
         return f"the elements of {name} do not lie side by side along K"
     if row % ALIGN or c.align(name) % ALIGN:
@@ -94,7 +61,7 @@ def _refuses_rows(c: Call, name: str, rows: int) -> str | None:
 
 def _refuses_columns(c: Call, name: str, size: int) -> str | None:
     """Four rows are loaded at once."""
-    column = _strides(c, name, c.K)[1]
+    column = matrix_strides(c, name, c.K)[1]
     if size % 4 or column % 4 or c.align(name) % 4:
         return f"columns of {name} do not begin and end at multiples of 4 bytes"
     if column < 0 or c.K * column >= MAX_BYTES:

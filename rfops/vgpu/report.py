@@ -14,6 +14,7 @@ from typing import Any
 
 from rfops.vgpu import timed_text
 from rfops.vgpu.checking import Finding, read_finding
+from rfops.vgpu.counting import LaunchRecord
 from rfops.vgpu.timed import TimedLaunch
 
 MOST_KERNELS = 20  # of a table
@@ -58,13 +59,34 @@ class Kernel:
 
 
 @dataclass
+class Followed:
+    """A launch whose issues are there, and what was counted of it."""
+
+    time: TimedLaunch
+    counted: Mapping[str, Any] | None = None
+
+
+@dataclass
 class Report:
     processes: list[str] = field(default_factory=list)  # how they were called
     kernels: dict[tuple[str, str], Kernel] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    followed: list[TimedLaunch] = field(default_factory=list)
+    followed: list[Followed] = field(default_factory=list)
     not_followed: int = 0  # further launches with issues
+
+    def kernel(self, name: str, part: str) -> Kernel:
+        return self.kernels.setdefault((name, part), Kernel(name, part))
+
+    def follow(self, launch: TimedLaunch) -> Followed | None:
+        """If it has issues, and not too many have."""
+        if not launch.figures.get("events"):
+            return None
+        if len(self.followed) == MOST_FOLLOWED:
+            self.not_followed += 1
+            return None
+        self.followed.append(Followed(launch))
+        return self.followed[-1]
 
     @property
     def by_time(self) -> list[Kernel]:
@@ -79,6 +101,20 @@ def read(folder: Path) -> Report:
     return found
 
 
+def of(launches: Sequence[LaunchRecord]) -> Report:
+    """Of launches of this process that were counted and timed."""
+    found = Report([""])
+    for one in launches:
+        kernel = found.kernel(one.time.kernel, one.time.part)
+        kernel.launches += 1
+        kernel.add_time(one.time)
+        kernel.add_work(one.figures)
+        followed = found.follow(one.time)
+        if followed is not None:
+            followed.counted = one.figures
+    return found
+
+
 class _Process:
     """Of one process: its launches by number, until all is known of them."""
 
@@ -86,6 +122,7 @@ class _Process:
         self._report = report
         self._started: dict[int, str] = {}
         self._parts: dict[int, str] = {}
+        self._followed: dict[int, Followed] = {}
         self._command = "?"
 
     def read(self, file: Path) -> None:
@@ -108,29 +145,25 @@ class _Process:
         self._parts[number] = launch.part
         if record["error"]:
             return
-        self._kernel(number, launch.kernel).add_time(launch)
-        if launch.figures.get("events"):
-            self._report.followed.append(launch)
-            if len(self._report.followed) > MOST_FOLLOWED:
-                self._report.followed.pop()
-                self._report.not_followed += 1
+        self._report.kernel(launch.kernel, launch.part).add_time(launch)
+        followed = self._report.follow(launch)
+        if followed is not None:
+            self._followed[number] = followed
 
     def _count(self, record: dict[str, Any]) -> None:
         """The last that is told of a launch."""
         number = record["launch"]
         self._started.pop(number, None)
-        kernel = self._kernel(number, record["kernel"])
+        kernel = self._report.kernel(record["kernel"], self._parts.pop(number, ""))
         kernel.launches += 1
         kernel.add_work(record)
+        if number in self._followed:
+            self._followed.pop(number).counted = record
         if record["error"]:
             self._report.failed.append(record["error"])
 
     def _find(self, record: dict[str, Any]) -> None:
         self._report.findings.append(read_finding(record))
-
-    def _kernel(self, number: int, name: str) -> Kernel:
-        part = self._parts.get(number, "")
-        return self._report.kernels.setdefault((name, part), Kernel(name, part))
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:

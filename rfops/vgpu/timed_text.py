@@ -24,13 +24,13 @@ def table(launch: TimedLaunch) -> str:
         ("clock", f"{f['clock_ghz']:.2f} GHz, {f['clocks']:.0f} clk"),
         ("bound", f["bound"]),
         ("busy", ", ".join(f"{name} {share:.1%}" for name, share in f["busy"].items())),
-        *((name, text) for name, text in _memory(f)),
+        *((name, text) for name, text in levels(f)),
         ("waves", f"{f['waves_in_flight_per_cu']:.1f} in flight a CU, "
                   f"room for {f['workgroups_per_cu']} workgroups"),
         ("LDS conflicts", f"{f['lds_conflict_cycles']} cycles"),
         ("stalls", _shares(f["stalls"])),
         ("barriers for", _shares(f["barrier_because"])),
-        ("taken from", _sampled(f["sampled"])),
+        ("taken from", sampled(f["sampled"])),
     ]  # fmt: skip
     return "\n".join(f"  {name:14} {text}" for name, text in rows)
 
@@ -50,17 +50,17 @@ def annotate(launch: TimedLaunch) -> str:
     for row in pcs:
         if row.get("source", source) != source:
             source = row["source"]
-            lines.append(f"  ; {_with_text(source)}")
+            lines.append(f"  ; {with_text(source)}")
         stalled = sum(row["stalls"].values())
         share = f"{stalled / total:.1%}" if stalled else ""
         mark = ">" if row["offset"] in marked else " "
         text = f"  {mark} {row['offset']:#8x} {row['issued']:8} {stalled or '':9} {share:>6}"
-        by_reason = ", ".join(f"{name} {clk}" for name, clk in _most_first(row["stalls"]))
+        by_reason = ", ".join(f"{name} {clk}" for name, clk in most_first(row["stalls"]))
         lines.append(f"{text}  {readable(row['text']):44} {by_reason}".rstrip())
     return "\n".join(lines)
 
 
-def _memory(f: Mapping[str, Any]) -> list[tuple[str, str]]:
+def levels(f: Mapping[str, Any]) -> list[tuple[str, str]]:
     """By level; of the XCD that is replayed."""
     m = f["memory"]
     levels = [(name, m[level]) for level, name in _LEVELS.items() if m[level]["bytes"]]
@@ -68,7 +68,7 @@ def _memory(f: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*rows, ("HBM", f"{m['hbm_read_bytes']} B read; {m['written_bytes']} B written")]
 
 
-def _sampled(s: Mapping[str, int]) -> str:
+def sampled(s: Mapping[str, int]) -> str:
     left_out = f", {s['left_out_of_xcd']} of its middle left out" if s["left_out_of_xcd"] else ""
     return (
         f"{s['workgroups']} of {s['of']} workgroups, of one XCD of {s['xcds']}{left_out}: "
@@ -76,7 +76,7 @@ def _sampled(s: Mapping[str, int]) -> str:
     )
 
 
-def _most_first(stalls: Mapping[str, int]) -> list[tuple[str, int]]:
+def most_first(stalls: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(stalls.items(), key=lambda item: -item[1])
 
 
@@ -84,7 +84,7 @@ def _shares(stalls: Mapping[str, int]) -> str:
     total = sum(stalls.values())
     if not total:
         return "none"
-    parts = ", ".join(f"{name} {clk / total:.1%}" for name, clk in _most_first(stalls))
+    parts = ", ".join(f"{name} {clk / total:.1%}" for name, clk in most_first(stalls))
     return f"{parts} of {total} clk, added up over waves"
 
 
@@ -100,6 +100,6 @@ def readable(text: str) -> str:
     return f"{name} {' '.join(waits) or operand}"
 
 
-def _with_text(source: str) -> str:
+def with_text(source: str) -> str:
     path, _, line = source.rpartition(":")
     return f"{source}  {linecache.getline(path, int(line)).strip()}".rstrip()

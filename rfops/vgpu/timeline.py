@@ -164,7 +164,7 @@ class _Writer:
                 end = min(end, following.at)
             clk, unit = (first.at, end), self._unit(first)
             name = f"{unit} x{len(run)}" if len(run) > 1 else self._place(first)["instruction"]
-            self._clks("issue", name, at, clk, issued=len(run), **self._place(first))
+            self._clks("issue", name, at, clk, issued=len(run), unit=unit, **self._place(first))
 
     # ------------------------------------------------------------ units
 

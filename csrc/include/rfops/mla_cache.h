@@ -1,0 +1,53 @@
+// Rows of a latent KV cache: 576 elements a token, of which the first 512 are its value too.
+//
+// What a wave works on at once is a tile of 16 tokens of bf16 or 32 of FP8, 18 KiB either way; its
+// lane l = 16 g + c has scores of tokens 4 g + 0..3 of column c (a query's head), and of those 16 on.
+// K's elements come in chunks of 16 bytes, chunk 4 i + g of a row with lanes of group g; Q's have
+// the same order. Of V^T a lane has the tokens that its scores are of: softmax's results are the
+// other operand as they are.
+#pragma once
+
+#include "rfops/bf16_matrix.h"
+#include "rfops/lds_tile.h"
+#include "rfops/types.h"
+#include "rfops/waits.h"
+
+namespace rfops {
+
+constexpr u32 kMlaKey = 576, kMlaValue = 512;
+constexpr u32 kMlaColumns = 16;
+constexpr u32 kMlaOperands = kMlaKey / 32;      // of Q, 32 elements along K each
+constexpr u32 kMlaValueTiles = kMlaValue / 16;  // of the result, transposed: 16 x 16 each
+using MlaQuery = Bf16x8[kMlaOperands];
+using MlaSums = F32x4[kMlaValueTiles];
+
+template <bool kFp8>
+struct MlaRow {
+  static constexpr u32 kElement = kFp8 ? 1 : 2;
+  static constexpr u32 kBytes = kMlaKey * kElement;
+  static constexpr u32 kValueBytes = kMlaValue * kElement;
+  static constexpr u32 kHalves = kFp8 ? 2 : 1;  // 16 tokens each
+  static constexpr u32 kTokens = 16 * kHalves;
+  // The first element of a lane's part of operand `at`.
+  __device__ static u32 element(u32 at, u32 g) {
+    return kFp8 ? (at / 2 * 4 + g) * 16 + at % 2 * 8 : (at * 4 + g) * 8;
+  }
+};
+
+// The tokens of one sequence that an item may read: those before `end`. Those asked for beyond are
+// the last one again, which is read anyway, and whose scores the caller masks.
+struct MlaTokens {
+  const u8* kv;
+  const i32* pages;  // of the sequence
+  u32 end, page_shift;
+
+  __device__ u32 clamped(u32 token) const { return token < end ? token : end - 1; }
+  __device__ const i32* entry(u32 token) const { return pages + (clamped(token) >> page_shift); }
+  // Where its row begins, in rows of the cache; `page` is what its entry says.
+  __device__ u32 row(u32 page, u32 token) const {
+    const u32 inside = (u32{1} << page_shift) - 1;
+    return (page << page_shift) + (clamped(token) & inside);
+  }
+};
+
+}  // namespace rfops

@@ -1,0 +1,213 @@
+// Tiles of a latent cache (mla_cache.h) straight from memory to LDS, a ring of two a wave (gfx950).
+//
+// Order in LDS. 1 KiB of values (a bf16 token's, two FP8 ones') every 1056 bytes: no padding is
+// loaded, and rows begin 8 banks on. Of FP8 the odd token of two has its 16-byte chunks in pairs
+// swapped, and the second 16 tokens begin 128 bytes later. Then the keys' last 64 elements, rows of
+// 128 or 64 bytes with chunks permuted. Permutations are in the places that lanes load from. Neither
+// K's reads (16 bytes) nor V's (8 bytes, transposed) have a bank conflict.
+//
+// Everything is counted: `advance` waits for a tile while the next one is on its way.
+#pragma once
+
+#include "rfops/mla_cache.h"
+
+#if defined(__gfx950__)
+
+namespace rfops {
+
+template <bool kFp8>
+class DirectTiles {
+  using Row = MlaRow<kFp8>;
+  static constexpr u32 kPitch = 1056, kPerLoad = kFp8 ? 2 : 1;  // tokens of a KiB of values
+  static constexpr u32 kHalfBytes = 8 * kPitch + 128;           // from FP8 token 0 to 16
+  static constexpr u32 kValues = 16 * kPitch + (kFp8 ? 128 : 0);
+  static constexpr u32 kRopeBytes = 64 * Row::kElement;  // of a row, behind the values
+  static constexpr u32 kRopeChunks = kRopeBytes / kVecBytes, kRopeRows = 64 / kRopeChunks;
+  static constexpr u32 kTile = kValues + Row::kTokens * kRopeBytes;
+  static constexpr u32 kEntries = 256;  // bytes of what a wave loads of the list of pages
+  static constexpr u32 kLoads = 16 + Row::kTokens / kRopeRows;
+  static_assert(kLoads == 18, "waits count on it");
+
+ public:
+  static constexpr u32 kLds = 2 * (kTile + kEntries);  // of a wave
+
+  __device__ DirectTiles(LdsBytes* own, MlaTokens tokens, u32 first, u32 step)
+      : own_(own), tokens_(tokens), first_(first), step_(step) {
+    const u32 lane = lane_in_wave(), g = lane / 16, c = lane % 16;
+    const u32 odd = kFp8 ? c % 2 : 0;
+    const u32 token = kFp8 ? 4 * g + c / 2 % 4 : 4 * g + c / 4;  // whose values it reads
+    if constexpr (kFp8) {
+      key_ = c / 2 * kPitch + odd * 512 + (g ^ odd) * 16;
+      rope_ = kValues + c * kRopeBytes + (g ^ rope_swizzle(c)) * 16;
+      value_ = c / 8 * kHalfBytes + token / 2 * kPitch + token % 2 * (512 + 16) + c % 2 * 8;
+      turned_ = value_ - token % 2 * 32;  // of odd tiles
+    } else {
+      key_ = c * kPitch + g * 16;
+      rope_ = kValues + c * kRopeBytes + (g ^ rope_swizzle(c)) * 16;
+      value_ = turned_ = token * kPitch + c % 4 * 8;
+    }
+    load_entries(0);
+    load_entries(1);
+  }
+
+  // Behind other loads that are to come first.
+  __device__ void prime() {
+    wait(0);
+    load_rows(0);
+  }
+
+  // Tile `tile` is there from now on; the next one, if there is one, is on its way.
+  __device__ void advance(u32 tile, bool has_next) {
+    if (has_next) {
+      wait(kLoads);  // the entries of the next tile
+      const Entries entries = read_entries(tile + 1);
+      load_entries(tile + 2);
+      load_rows(tile + 1, entries);
+      wait(kLoads + 1);
+    } else {
+      wait(0);
+    }
+    base_ = own_ + tile % 2 * kTile;
+  }
+  __device__ u32 first_token(u32 tile) const { return first_ + tile * step_; }
+
+  __device__ void scores(const MlaQuery& q, F32x4 (&s)[Row::kHalves]) {
+#pragma unroll
+    for (u32 h = 0; h < Row::kHalves; ++h) {
+      F32x4 sums[2] = {};
+      const LdsBytes* const key = base_ + key_ + h * kHalfBytes;
+      const LdsBytes* const rope = base_ + rope_ + h * 16 * kRopeBytes;
+#pragma unroll
+      for (u32 i = 0; i < Row::kBytes / 64; ++i) {
+        constexpr u32 kChunks = Row::kValueBytes / 64;
+        const LdsBytes* at = i < kChunks ? key + i * 64 : rope;
+        // Of bf16 the second half of a row: its chunk's third bit is turned.
+        if (i == kChunks + 1) at = base_ + (rope_ ^ 64);
+        const U32x4 k = lds_load_16(at);
+        if constexpr (kFp8) {
+          sums[0] = multiply_32(widen_8(k[0], k[1]), q[2 * i], sums[0]);
+          sums[1] = multiply_32(widen_8(k[2], k[3]), q[2 * i + 1], sums[1]);
+        } else {
+          sums[i % 2] = multiply_32(__builtin_bit_cast(Bf16x8, k), q[i], sums[i % 2]);
+        }
+      }
+      s[h] = sums[0] + sums[1];
+    }
+  }
+
+  __device__ void add_values(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) {
+    const LdsBytes* const even = base_ + value_;
+    const LdsBytes* const odd = base_ + turned_;
+#pragma unroll
+    for (u32 d = 0; d < kMlaValueTiles; ++d) {
+      if constexpr (kFp8) {
+        using I32x2 = i32 __attribute__((ext_vector_type(2)));
+        const auto v = __builtin_amdgcn_ds_read_tr8_b64_v2i32(
+            (RFOPS_LDS I32x2*)((d % 2 ? odd : even) + d * 16));
+        const i32 low = v[0], high = v[1];
+        const Bf16x8 both = __builtin_shufflevector(p[0], p[1], 0, 1, 2, 3, 4, 5, 6, 7);
+        o[d] = multiply_32(widen_8(static_cast<u32>(low), static_cast<u32>(high)), both, o[d]);
+      } else {
+        const auto v = __builtin_amdgcn_ds_read_tr16_b64_v4bf16((RFOPS_LDS Bf16x4*)(even + d * 32));
+        o[d] = multiply_16(v, p[0], o[d]);
+      }
+    }
+  }
+
+  // Of 128 elements of a column of the result, eight times four neighbours: store(four, first).
+  template <class Store>
+  __device__ static void each_quad(const MlaSums& o, u32 slice, Store store) {
+    const u32 g = lane_in_wave() / 16;
+#pragma unroll
+    for (u32 x = 0; x < 8; ++x) store(o[slice * 8 + x], x * 16 + g * 4);
+  }
+
+ private:
+  struct Entries {
+    U32x4 values[4];  // pages of the tokens whose values this lane loads
+    u32 rope[2];
+  };
+
+  // Rows of 128 bytes as lds_tile.h has them; of 64 bytes any four of a phase differ.
+  __device__ static u32 rope_swizzle(u32 row) {
+    return kFp8 ? (4 - row / 4 % 4) % 4 : lds_swizzle(row % 16);
+  }
+
+  __device__ static void wait(u32 count) {
+    if (count == 0) asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+    if (count == kLoads) asm volatile("s_waitcnt vmcnt(18)" ::: "memory");
+    if (count == kLoads + 1) asm volatile("s_waitcnt vmcnt(19)" ::: "memory");
+  }
+
+  // M0 wants an instruction between its write and its use.
+  __device__ static void load_16(const u8* from, const LdsBytes* to) {
+    asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dwordx4 %1, off" ::"s"(
+                     as_scalar(lds_address(to))),
+                 "v"(from)
+                 : "memory");
+  }
+  __device__ static void load_4(const i32* from, const LdsBytes* to) {
+    asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dword %1, off" ::"s"(
+                     as_scalar(lds_address(to))),
+                 "v"(from)
+                 : "memory");
+  }
+
+  __device__ LdsBytes* entries_of(u32 tile) const {
+    return own_ + 2 * kTile + tile % 2 * kEntries;
+  }
+  // Token t's is the t-th word; of FP8 even tokens come before odd ones.
+  __device__ void load_entries(u32 tile) {
+    const u32 at = lane_in_wave() % Row::kTokens;
+    const u32 token = kFp8 ? at % 16 * 2 + at / 16 : at;
+    load_4(tokens_.entry(first_token(tile) + token), entries_of(tile));
+  }
+  __device__ Entries read_entries(u32 tile) const {
+    const LdsBytes* const at = entries_of(tile);
+    const u32 lane = lane_in_wave();
+    Entries found;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+      found.values[i] = lds_load_16(at + (kFp8 ? lane / 32 * 64 : 0) + i * 16);
+    }
+#pragma unroll
+    for (u32 i = 0; i < kLoads - 16; ++i) {
+      const u32 token = i * kRopeRows + lane / kRopeChunks;
+      const u32 word = kFp8 ? token % 2 * 16 + token / 2 : token;
+      found.rope[i] = *reinterpret_cast<const RFOPS_LDS u32*>(at + word * 4);
+    }
+    return found;
+  }
+
+  __device__ void load_rows(u32 tile) { load_rows(tile, read_entries(tile)); }
+  __device__ void load_rows(u32 tile, const Entries& entries) {
+    wait_lds();  // what is overwritten has been read
+    LdsBytes* const to = own_ + tile % 2 * kTile;
+    const u32 lane = lane_in_wave(), first = first_token(tile);
+    const u32 second = kFp8 ? lane / 32 : 0;  // of two tokens
+    const u32 chunk = kFp8 ? (lane % 32) ^ second : lane;
+#pragma unroll
+    for (u32 i = 0; i < 16; ++i) {
+      const u32 row = tokens_.row(entries.values[i / 4][i % 4], first + i * kPerLoad + second);
+      load_16(tokens_.kv + (u64{row} * Row::kBytes + chunk * kVecBytes),
+              to + i * kPitch + (kFp8 && i >= 8 ? 128 : 0));
+    }
+#pragma unroll
+    for (u32 i = 0; i < kLoads - 16; ++i) {
+      const u32 token = i * kRopeRows + lane / kRopeChunks;
+      const u32 row = tokens_.row(entries.rope[i], first + token);
+      const u32 place = (lane % kRopeChunks) ^ rope_swizzle(token);
+      load_16(tokens_.kv + (u64{row} * Row::kBytes + Row::kValueBytes + place * kVecBytes),
+              to + kValues + i * 1024);
+    }
+  }
+
+  LdsBytes *own_, *base_ = nullptr;
+  MlaTokens tokens_;
+  u32 first_, step_;
+  u32 key_, rope_, value_, turned_;
+};
+
+}  // namespace rfops
+
+#endif

@@ -1,0 +1,114 @@
+// Shares out sequences of any lengths evenly over workers, in the kernel: no plan, no host.
+//
+// Sequence b costs its tokens and kItemCost more. Laid end to end, sequence b begins at start(b);
+// the whole is cut into equal shares, and a worker has the tokens between two cuts, which are
+// rounded up to granules within a sequence. A worker meets at most one sequence that began before
+// its share, and one that goes on after it: its partial results lie in slot 2 w and 2 w + 1. Whoever
+// asks gets the same answer, so that what adds partial results up needs no list of them.
+#pragma once
+
+#include "rfops/types.h"
+
+namespace rfops {
+
+constexpr u32 kItemCost = 64;  // tokens: what an item costs beside its own
+
+__device__ inline u32 lane_value(u32 value, u32 lane) {
+  return static_cast<u32>(
+      __builtin_amdgcn_readlane(static_cast<i32>(value), static_cast<i32>(lane)));
+}
+
+namespace details {
+
+template <int kControl, int kRows>
+__device__ inline u32 add_moved(u32 value) {
+  const i32 moved =
+      __builtin_amdgcn_update_dpp(0, static_cast<i32>(value), kControl, kRows, 0xf, false);
+  return value + static_cast<u32>(moved);
+}
+
+}  // namespace details
+
+// The sum over the lanes up to and with this one. All lanes are active.
+__device__ inline u32 prefix_sum(u32 value) {
+  constexpr int kShift1 = 0x111, kShift2 = 0x112, kShift4 = 0x114, kShift8 = 0x118;
+  constexpr int kLastOfRow = 0x142, kLastOfHalf = 0x143;
+  value = details::add_moved<kShift1, 0xf>(value);
+  value = details::add_moved<kShift2, 0xf>(value);
+  value = details::add_moved<kShift4, 0xf>(value);
+  value = details::add_moved<kShift8, 0xf>(value);
+  value = details::add_moved<kLastOfRow, 0xa>(value);
+  return details::add_moved<kLastOfHalf, 0xc>(value);
+}
+
+// Where sequences are said: pages of each between two bounds, or tokens of each.
+struct Sequences {
+  const i32* bounds;  // [count + 1], with no lens
+  const i32* lens;    // [count], or null
+  u32 count, page_shift;
+
+  __device__ u32 total() const {
+    if (lens == nullptr) {
+      return (static_cast<u32>(bounds[count] - bounds[0]) << page_shift) + kItemCost * count;
+    }
+    u32 own = 0;
+    for (u32 b = lane_in_wave(); b < count; b += kWaveSize) own += static_cast<u32>(lens[b]);
+    return lane_value(prefix_sum(own), kWaveSize - 1) + kItemCost * count;
+  }
+};
+
+// 64 sequences, one a lane: those from `first` on.
+struct SequenceChunk {
+  u32 start, length;
+  u32 next;  // where the sequence after these starts; the same in all lanes
+
+  __device__ SequenceChunk(const Sequences& all, u32 first, u32 base) {
+    const u32 b = first + lane_in_wave();
+    const bool is_there = b < all.count;
+    if (all.lens == nullptr) {
+      const u32 at = is_there ? b : all.count - 1;
+      const i32 from = all.bounds[at], to = all.bounds[at + 1], zero = all.bounds[0];
+      length = is_there ? static_cast<u32>(to - from) << all.page_shift : 0;
+      start = (static_cast<u32>(from - zero) << all.page_shift) + kItemCost * at;
+      if (!is_there) start = ~0u;
+      next = 0;  // not asked for
+    } else {
+      length = is_there ? static_cast<u32>(all.lens[b]) : 0;
+      const u32 own = is_there ? length + kItemCost : 0;
+      const u32 sum = prefix_sum(own);
+      start = is_there ? base + sum - own : ~0u;
+      next = base + lane_value(sum, kWaveSize - 1);
+    }
+  }
+};
+
+struct Shares {
+  u32 active, quotient, rest;
+
+  // Of `most` workers as many as have `least` tokens each.
+  __device__ Shares(u32 total, u32 most, u32 least) {
+    active = total / least;
+    active = active < 1 ? 1 : active > most ? most : active;
+    quotient = total / active;
+    rest = total - quotient * active;
+  }
+  __device__ u32 begin(u32 worker) const {
+    return worker * quotient + (worker < rest ? worker : rest);
+  }
+  // The worker whose share has place `at`.
+  __device__ u32 owner(u32 at) const {
+    const u32 longer = rest * (quotient + 1);
+    const u32 found = at < longer ? at / (quotient + 1) : rest + (at - longer) / quotient;
+    return found < active ? found : active - 1;
+  }
+};
+
+// The first token of a sequence that lies behind a cut at `at`.
+template <u32 kGranule>
+__device__ inline u32 token_at(u32 at, u32 start, u32 length) {
+  if (at <= start + kItemCost) return 0;
+  const u32 token = (at - start - kItemCost + kGranule - 1) / kGranule * kGranule;
+  return token < length ? token : length;
+}
+
+}  // namespace rfops

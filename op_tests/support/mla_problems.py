@@ -1,0 +1,171 @@
+"""Inputs of mla_decode, its exact result, and how close a kernel must come.
+
+What no sequence names is NaN: rows of the cache, ends of pages, the rest of a block table's row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from rfops.attention.mla_decode import D_QK, D_V, OP
+from rfops.quantization.fp8_blockscale import fp8_of
+
+SM_SCALE = 1 / 24
+BF16 = torch.bfloat16
+
+
+@dataclass
+class Problem:
+    q: torch.Tensor
+    kv: torch.Tensor
+    kv_indptr: torch.Tensor | None
+    kv_indices: torch.Tensor
+    kv_lens: torch.Tensor | None
+    lens: list[int]
+    qo_len: int = 1
+    causal: bool = True
+    kv_scale: torch.Tensor | None = None
+    q_scale: torch.Tensor | None = None
+    sm_scale: float = SM_SCALE
+
+    def args(self, lse: torch.Tensor | None, out: torch.Tensor) -> list[Any]:
+        """The op's parameters but for the config."""
+        bounds = self.kv_lens if self.kv_indptr is None else self.kv_indptr
+        return [
+            self.q, self.kv, bounds, self.kv_indices, self.sm_scale, len(self.lens), self.qo_len,
+            self.causal, self.kv_lens, self.kv_scale, self.q_scale, lse, out,
+        ]  # fmt: skip
+
+    def rows(self, b: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Page and place in it of each token of a sequence."""
+        place = torch.arange(self.lens[b])
+        page = self.kv.shape[1]
+        if self.kv_indptr is None:
+            own = self.kv_indices[b].long()
+        else:
+            own = self.kv_indices[self.kv_indptr[b] : self.kv_indptr[b + 1]].long()
+        return own[place // page], place % page
+
+    def keys(self, b: int) -> torch.Tensor:
+        """Of a sequence, exactly, in float64."""
+        scale = 1.0 if self.kv_scale is None else self.kv_scale.double().item()
+        pages, places = self.rows(b)
+        return self.kv[pages, places, 0].double() * scale
+
+    def set_row(self, b: int, token: int, row: torch.Tensor) -> None:
+        pages, places = self.rows(b)
+        self.kv[pages[token], places[token], 0] = row.to(self.kv.dtype)
+
+    def with_(self, **changes: Any) -> Problem:
+        return replace(self, **changes)
+
+
+def problem(
+    lens: Sequence[int],
+    heads: int = 16,
+    *,
+    arch: str = "gfx950",
+    qo_len: int = 1,
+    page: int = 1,
+    table: bool = False,
+    fp8: bool = False,
+    q_fp8: bool = False,
+    causal: bool = True,
+    spread: float = 1.0,
+    seed: int = 0,
+) -> Problem:
+    """Normal values; pages in any order between pages of NaN, lengths told where pages have ends.
+    `spread` of q makes scores that wide."""
+    generator = torch.Generator().manual_seed(1009 * seed + sum(lens) + heads)
+    counts = [-(-length // page) for length in lens]
+    total = sum(counts)
+    pages = total + 3
+    order = torch.randperm(pages, generator=generator, dtype=torch.int32)
+    kv = torch.full((pages, page, 1, D_QK), math.nan)
+    q = torch.randn(len(lens) * qo_len, heads, D_QK, generator=generator) * spread
+    dtype = fp8_of(arch) if fp8 else BF16
+    bounds = torch.tensor([sum(counts[:b]) for b in range(len(lens) + 1)], dtype=torch.int32)
+    told = torch.tensor(lens, dtype=torch.int32) if page > 1 or table else None
+    indices = order[:total].clone()
+    if table:
+        indices = torch.full((len(lens), max([*counts, 0]) + 2), 2**30, dtype=torch.int32)
+        for b, count in enumerate(counts):
+            indices[b, :count] = order[bounds[b] : bounds[b] + count]
+    made = Problem(
+        (q / 4 if q_fp8 else q).to(fp8_of(arch) if q_fp8 else BF16),
+        kv, None if table else bounds, indices, told, list(lens), qo_len, causal,
+        torch.tensor([0.03125]) if fp8 else None, torch.tensor([4.0]) if q_fp8 else None,
+    )  # fmt: skip
+    for b, length in enumerate(lens):
+        rows = torch.randn(length, D_QK, generator=generator)
+        where, place = made.rows(b)
+        kv[where, place, 0] = rows * (32 if fp8 else 1)
+    made.kv = kv.clamp(-240, 240).to(dtype)
+    return made
+
+
+def exact(p: Problem) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result and lse in float64."""
+    heads = p.q.shape[1]
+    out = torch.zeros(len(p.lens) * p.qo_len, heads, D_V, dtype=torch.float64)
+    lse = torch.full((len(p.lens) * p.qo_len, heads), -math.inf, dtype=torch.float64)
+    scale = 1.0 if p.q_scale is None else p.q_scale.double().item()
+    for b, length in enumerate(p.lens):
+        key = p.keys(b)
+        for t in range(p.qo_len):
+            seen = length - (p.qo_len - 1 - t) * p.causal
+            if seen > 0:
+                row = b * p.qo_len + t
+                score = p.sm_scale * scale * p.q[row].double() @ key[:seen].T
+                out[row] = torch.softmax(score, -1) @ key[:seen, :D_V]
+                lse[row] = torch.logsumexp(score, -1)
+    return out, lse
+
+
+def run(kernel: str, p: Problem, config: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result and lse of one kernel, in tensors full of NaN."""
+    out = torch.full((*p.q.shape[:2], D_V), math.nan, dtype=BF16)
+    lse = torch.full(p.q.shape[:2], math.nan)
+    args = p.args(lse, out)
+    c, _ = OP.check((*args, *[None] * OP.takes_config))
+    values = [args[i] for i, _ in OP._tensors]
+    OP.prepare(kernel, c, config)(out, *values)
+    return out, lse
+
+
+def assert_correct(
+    got: tuple[torch.Tensor, torch.Tensor], p: Problem, bound: float | None = None
+) -> None:
+    """Each head's relative L2 error, and lse to fp32's sums. P and the result are rounded to bf16,
+    by 1.1e-3 to 1.7e-3 of their norm: of P's errors those of many tokens cancel."""
+    if bound is None:
+        bound = 2e-3 if min([n for n in p.lens if n], default=0) >= 1000 else 4e-3
+    out, lse = exact(p)
+    error = (got[0].double() - out).norm(dim=-1)
+    size = out.norm(dim=-1)
+    relative = torch.where(size > 0, error / size.clamp(min=1e-300), error)
+    worst = int(relative.argmax()) if relative.numel() else 0
+    assert not got[0].isnan().any(), "NaN in the result"
+    assert (relative <= bound).all(), (
+        f"head {divmod(worst, out.shape[1])}: relative L2 {relative.view(-1)[worst]:.2e} > {bound}"
+    )
+    none = lse == -math.inf
+    assert torch.equal(got[1] == -math.inf, none)
+    apart = (got[1].double() - lse)[~none].abs()
+    # Scores are sums of 576 products: 2^-24 each of their magnitude, which is about lse's.
+    limit = 2e-5 * (1 + lse[~none].abs())
+    assert (apart <= limit).all(), f"lse is off by {apart.max():.2e}"
+
+
+def needle(p: Problem, b: int, token: int, gain: float = 1.5) -> Problem:
+    """All heads of sequence b look at one token: what they see is its value, bit for bit."""
+    key = p.keys(b)[token]
+    q = p.q.clone()
+    scale = 1.0 if p.q_scale is None else p.q_scale.item()
+    q[b * p.qo_len : (b + 1) * p.qo_len] = (gain * key / scale).to(q.dtype)
+    return p.with_(q=q)

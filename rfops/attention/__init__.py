@@ -1,0 +1,1 @@
+"""Attention, an op a stem."""

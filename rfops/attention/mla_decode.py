@@ -1,0 +1,320 @@
+"""mla_decode: the attention of decoding with a latent KV cache (MLA, absorbed), paged.
+
+A row of the cache has 576 elements, the key of all heads; its first 512 are their value. What a
+sequence's queries see is `softmax(sm_scale * q . k)`, causal at the end of the sequence.
+
+| kernel | what it takes |
+|---|---|
+| flow (mla_decode_flow.py) | HIP on gfx942 and gfx950, pages of a power of two |
+| torch | whatever is left |
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.op import Op
+from rfops.dispatch.problem import Draw, grid
+from rfops.quantization.fp8_blockscale import fp8_of
+
+from .mla_decode_flow import Flow
+
+D_QK, D_V = 576, 512
+PAGES = "pass the page of each part of a sequence"  # a way out
+
+
+class Torch(Kernel):
+    name = "torch"
+    error = 2.0**-12  # exp and the sums of chunks, of the sum of |products|
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        run = functools.partial(run_torch, c.sm_scale, c.qo_len, c.causal)
+        return lambda *_sizes: run
+
+
+class _MlaDecode(Op):
+    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+        b, t, _h, s, _pages, page, ends = sizes
+        if b * c.qo_len != t:
+            wanted = f"of batch * qo_len = {b} * {c.qo_len} rows"
+            return "q", wanted, f"{t}", "pass qo_len rows of each sequence"
+        if is_table(c):
+            if b and s % b:
+                return "kv_indices", f"of batch = {b} rows", f"{s} elements", PAGES
+            if not c.has("kv_lens"):
+                way = "pass the tokens of each sequence"
+                return "kv_lens", "given with a block table", "None", way
+        elif ends != b + 1:
+            wanted = f"of batch + 1 = {b + 1} elements"
+            return "kv_indptr", wanted, f"{ends}", "pass where each sequence's pages begin and end"
+        if page < 1:
+            return "kv", "of pages of 1 token or more", f"{page}", "pass [pages, page_size, 1, 576]"
+        return None
+
+    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
+        for name in ("q_dtype", "kv_dtype"):  # "fp8" is the chip's own
+            if given.get(name) == "fp8":
+                given[name] = fp8_of(arch)
+        return super().call_of(arch, cu_num, **given)
+
+    def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
+        """Of S pages in a list, one token each."""
+        sizes.setdefault("T", sizes["B"] * values["qo_len"])
+        sizes.setdefault("P", sizes["S"])
+        sizes.setdefault("page", 1)
+        sizes.setdefault("ends", sizes["B"] + 1)
+
+    def flops(self, c: Call) -> int:
+        return int(2 * c.H * c.qo_len * (D_QK + D_V) * c.S * c.page)
+
+    def roundings(self, c: Call) -> int:
+        return int(2 * (D_QK + c.S))
+
+    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+        """Sequences of equal length, pages in any order; a scale as quantisers leave it."""
+        bounds = torch.linspace(0, c.S, c.B + 1).to(torch.int32).to(c.device)
+        pages = draw.ints((c.S,), 0, max(c.P, 1))
+        if c.P >= c.S:
+            pages = torch.randperm(c.P, generator=draw.generator, device=c.device)[: c.S]
+        fitted: dict[str, Any] = {"kv_indptr": bounds, "kv_indices": pages.to(torch.int32)}
+        for name in ("q_scale", "kv_scale"):
+            if c.has(name):
+                fitted[name] = torch.full((1,), 2.0**-6, device=c.device)
+        if c.has("kv_lens"):
+            fitted["kv_lens"] = bounds.diff() * c.page
+        return fitted
+
+    def traffic(self, c: Call) -> int:
+        """Pages that are named, once."""
+        named = min(c.S, c.P) * c.page * D_QK * c.kv_dtype.itemsize
+        return int(super().traffic(c) - c.tensors["kv"].nbytes + named)
+
+
+def is_table(c: Call) -> bool:
+    """Whether pages come as a block table."""
+    indices = c.tensors.get("kv_indices")
+    return indices is not None and indices.dim() == 2
+
+
+OP = _MlaDecode(
+    "mla_decode",
+    """
+    q: bf16|e4m3|e4m3fnuz[T, H, 576] @16
+    kv: bf16|e4m3|e4m3fnuz[P, page, 1, 576] @16
+    kv_indptr: i32[ends]
+    kv_indices: i32[*S]
+    sm_scale: float
+    batch: B >= 0
+    qo_len: int >= 1
+    causal: bool
+    kv_lens: i32[B]?
+    kv_scale: f32[*1]?
+    q_scale: f32[*1]?
+    lse: f32[T, H]? inout
+    -> out: bf16[T, H, 512]
+    """,
+    sizes="B T H S P page ends",
+    kernels=(Flow(), Torch()),
+    coarse={"B": 1, "T": 1, "H": 1, "S": 0, "P": 0, "page": 1, "ends": 1},
+    usual={"sm_scale": 1 / 24, "causal": True},
+    shapes={
+        "published": [
+            {**shape, "S": batch * tokens}
+            for batch in (4, 32, 64, 256)
+            for tokens in (1024, 8192)
+            for shape in grid("B H", [(batch, 16)], kv_dtype=("fp8", torch.bfloat16))
+        ],
+    },
+    hints={
+        "q": "absorb the up projection of k: [tokens, heads, 576]",
+        "kv": "view it as [pages, page_size, 1, 576]",
+        "kv_scale": "pass one float32, of the whole cache",
+        "q_scale": "pass one float32, of all of q",
+        "lse": "pass [tokens, heads] float32, or None",
+    },
+)
+
+
+def mla_decode(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    kv_indptr: torch.Tensor | None,
+    kv_indices: torch.Tensor,
+    sm_scale: float,
+    *,
+    qo_len: int = 1,
+    causal: bool = True,
+    kv_lens: torch.Tensor | None = None,
+    kv_scale: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    config: Any = None,
+) -> torch.Tensor:
+    """out[b, t, h] = sum_n softmax_n(sm_scale * q[b, t, h] . kv[n]) * kv[n, :512], n over the
+    tokens of sequence b that query t sees.
+
+    Parameters
+    ----------
+    q : [B * qo_len, heads, 576] bfloat16, or the chip's FP8 (float8_e4m3fn, on gfx942
+        float8_e4m3fnuz); the qo_len queries of a sequence follow each other.
+    kv : [pages, page_size, 1, 576] of the same choice; any size.
+    kv_indptr, kv_indices : int32. A list of pages: sequence b's are
+        kv_indices[kv_indptr[b] : kv_indptr[b + 1]], in the order of its tokens. Or a block table:
+        kv_indices [B, W] with sequence b's pages first in row b; kv_indptr is None then.
+    sm_scale : of q . k, before the softmax.
+    qo_len : queries of each sequence.
+    causal : the last query sees all tokens of its sequence, one before it one less, and so on.
+    kv_lens : [B] int32, the tokens of each sequence; None where all of its pages are full. A block
+        table needs it.
+    kv_scale, q_scale : one float32 by which all of kv, of q, is to be multiplied.
+    out : [B * qo_len, heads, 512] bfloat16, written in place where given.
+    lse : [B * qo_len, heads] float32, where given: ln of the sum of exp(sm_scale * q . k).
+    config : takes that kernel in that variant, as FlowConfig.
+
+    A query that sees no token gets zeros, and an lse of -inf. Rows that no sequence names, and
+    those of a page beyond its sequence's end, may hold anything, NaN too. Nothing is checked on the
+    device: pages must be there. Sums are fp32 in an order that config, lengths and device fix:
+    deterministic. HIP's kernels and Triton's synchronise with nothing and can be captured; torch's
+    reads the lengths back. Raises ValueError for what does not fit, and what building a kernel
+    raises.
+    """
+    call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
+    batch = _batch(q, qo_len)
+    bounds = kv_lens if kv_indptr is None else kv_indptr
+    return call(
+        q, kv, bounds, kv_indices, sm_scale, batch, qo_len, causal, kv_lens, kv_scale, q_scale, lse,
+        out, config,
+    )  # fmt: skip
+
+
+mla_decode.supports = OP.supports  # type: ignore[attr-defined]
+
+
+def _batch(q: Any, qo_len: Any) -> Any:
+    """Sequences of q; 0 where the checks will say what is wrong."""
+    try:
+        return q.shape[0] // qo_len
+    except (AttributeError, IndexError, TypeError, ZeroDivisionError):
+        return 0
+
+
+# ---------------------------------------------------------------- torch
+
+_CHUNK = 4096  # tokens at once: 9 MiB of fp32
+
+
+def run_torch(
+    sm_scale: float,
+    qo_len: int,
+    causal: bool,
+    out: torch.Tensor,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_lens: torch.Tensor | None,
+    kv_scale: torch.Tensor | None,
+    q_scale: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Any size and device, a sequence after the other, in chunks of tokens. Reads lengths back:
+    synchronises with a GPU."""
+    scale = sm_scale * _value(kv_scale) * _value(q_scale)
+    pages = sequences(kv, kv_indptr, kv_indices, kv_lens)
+    for b, (own, length) in enumerate(pages):
+        rows = slice(b * qo_len, (b + 1) * qo_len)
+        query = q[rows].to(dtype) * scale  # [qo_len, H, 576]
+        back = torch.arange(qo_len - 1, -1, -1, device=q.device) * causal
+        ends = (length - back)[:, None, None]
+        most = query.new_full(query.shape[:2], -math.inf)
+        total, sums = torch.zeros_like(most), query.new_zeros(*most.shape, D_V)
+        for first in range(0, length, _CHUNK):
+            place = torch.arange(first, min(length, first + _CHUNK), device=q.device)
+            key = kv[own[place // kv.shape[1]], place % kv.shape[1], 0].to(dtype)
+            seen = place < ends
+            score = (query @ key.T).masked_fill(~seen, -math.inf)
+            new = torch.maximum(most, score.amax(-1))
+            base = torch.where(new == -math.inf, 0.0, new)  # none is seen yet
+            weight, decay = torch.exp(score - base[..., None]), torch.exp(most - base)
+            total = total * decay + weight.sum(-1)
+            # What is not seen has weight 0, and may be NaN.
+            value = torch.where(seen.any(0).squeeze(0)[:, None], key[:, :D_V], 0.0)
+            sums = sums * decay[..., None] + weight @ value
+            most = new
+        none = total == 0
+        out[rows] = (sums / torch.where(none, 1.0, total)[..., None] * _value(kv_scale)).to(
+            out.dtype
+        )
+        if lse is not None:
+            lse[rows] = (most + torch.log(total)).to(lse.dtype).masked_fill(none, -math.inf)
+
+
+def _value(scale: torch.Tensor | None) -> torch.Tensor | float:
+    return 1.0 if scale is None else scale.reshape(())
+
+
+def sequences(
+    kv: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_lens: torch.Tensor | None,
+) -> list[tuple[torch.Tensor, int]]:
+    """The pages and the length of each sequence, read back to the host."""
+    lens = [] if kv_lens is None else kv_lens.tolist()
+    if kv_indices.dim() == 2:
+        return list(zip(kv_indices.long(), lens, strict=True))
+    bounds = kv_indptr.tolist()
+    lists = [kv_indices[a:b].long() for a, b in itertools.pairwise(bounds)]
+    lens = lens or [len(own) * kv.shape[1] for own in lists]
+    return list(zip(lists, lens, strict=True))
+
+
+# ---------------------------------------------------------------- reference
+
+
+def mla_decode_ref(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    sm_scale: float,
+    batch: int = 0,
+    qo_len: int = 1,
+    causal: bool = True,
+    kv_lens: torch.Tensor | None = None,
+    kv_scale: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """The formula of `mla_decode` in plain torch, all of a sequence at once, in `dtype`; on any
+    device. Writes lse where given."""
+    out = torch.zeros(*q.shape[:2], D_V, dtype=dtype, device=q.device)
+    if lse is not None:
+        lse.fill_(-math.inf)
+    values = q.to(dtype) * _value(q_scale)
+    for b, (own, length) in enumerate(sequences(kv, kv_indptr, kv_indices, kv_lens)):
+        place = torch.arange(length, device=q.device)
+        key = kv[own[place // kv.shape[1]], place % kv.shape[1], 0].to(dtype) * _value(kv_scale)
+        for t in range(qo_len):
+            seen = length - (qo_len - 1 - t) * causal
+            if seen > 0:
+                row = b * qo_len + t
+                score = sm_scale * values[row] @ key[:seen].T
+                out[row] = torch.softmax(score, -1) @ key[:seen, :D_V]
+                if lse is not None:
+                    lse[row] = torch.logsumexp(score, -1)
+    return out
+
+
+OP.reference = mla_decode_ref

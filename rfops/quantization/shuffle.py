@@ -1,0 +1,86 @@
+"""Orders of weights and their scales in memory that matrix operands are read from best, as aiter
+has them.
+
+    shuffle_weight, "16x16": [rows, bytes] as tiles of 16 rows by 16 bytes, row after row, those of
+        16 rows one after the other. 64 lanes that load 16 bytes each read 1 KB in a row: 16 rows by
+        64 bytes, which are 128 elements of FP4.
+    shuffle_scale, "32x8": e8m0 [rows, K/32], padded to multiples of 256 rows by 8 blocks, as tiles
+        of 32 rows by 8 blocks; in a tile byte ((b % 4) * 16 + row % 16) * 4 + b / 4 * 2 + row / 16.
+        A lane's dword holds its scales of two operands of 16 rows and of two steps of 128 along K.
+
+What they return is a type of its own (rfops.dispatch.layout.Shuffled), which no op takes for plain
+rows. It is unwrapped by one isinstance, also under torch.compile; as a subclass of Tensor it would
+send each call through torch's dispatcher. What keeps weights as plain tensors, as the parameters of
+vLLM and SGLang are, says the order where it calls: Shuffled(parameter, "16x16"), or by the names
+and flags of rfops.compat.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rfops.dispatch.declare import DTYPES
+from rfops.dispatch.guards import describe
+from rfops.dispatch.layout import Shuffled
+from rfops.jit.errors import show
+
+WEIGHT, SCALE = "16x16", "32x8"
+SCALE_ROWS, SCALE_BLOCKS = 256, 8  # multiples that scales are padded to
+_PAD = 127  # of scales: 1
+
+
+def shuffle_weight(w: torch.Tensor, layout: tuple[int, int] = (16, 16)) -> Shuffled:
+    """Weights [..., rows, bytes] of FP8, or of two FP4 a byte, rows and bytes multiples of 16."""
+    fits = isinstance(w, torch.Tensor) and w.dim() >= 2 and w.itemsize == 1
+    if layout != (16, 16) or not fits or w.shape[-2] % 16 or w.shape[-1] % 16:
+        raise ValueError(
+            "shuffle_weight: w must be a [..., 16 n, 16 k] tensor of FP8, or of two FP4 a byte, "
+            f"and layout (16, 16), got {describe(w)} and {show(layout)}; pad it with zeros"
+        )
+    *lead, rows, columns = w.shape
+    tiles = w.view(torch.uint8).reshape(*lead, rows // 16, 16, columns // 16, 16)
+    return Shuffled(tiles.transpose(-3, -2).reshape(w.shape).view(w.dtype), WEIGHT)
+
+
+def unshuffle_weight(w: torch.Tensor | Shuffled) -> torch.Tensor:
+    """The rows of what shuffle_weight made."""
+    data = w.data if isinstance(w, Shuffled) else w
+    *lead, rows, columns = data.shape
+    tiles = data.contiguous().view(torch.uint8).view(*lead, rows // 16, columns // 16, 16, 16)
+    return tiles.transpose(-3, -2).reshape(data.shape).view(data.dtype)
+
+
+def padded_scale(rows: int, blocks: int) -> tuple[int, int]:
+    """The sizes of what shuffle_scale makes of [rows, blocks]."""
+    return -(-rows // SCALE_ROWS) * SCALE_ROWS, -(-blocks // SCALE_BLOCKS) * SCALE_BLOCKS
+
+
+def shuffle_scale(scale: torch.Tensor) -> Shuffled:
+    """e8m0 scales [rows, K/32] of any strides; padding is 1, byte 127. aiter's e8m0_shuffle leaves
+    padding as it finds it, so kernels read none of it."""
+    if not isinstance(scale, torch.Tensor) or scale.dim() != 2 or scale.dtype not in DTYPES["e8m0"]:
+        wanted = "a [rows, K/32] tensor of float8_e8m0fnu or uint8"
+        raise ValueError(
+            f"shuffle_scale: scale must be {wanted}, got {describe(scale)}; "
+            "shuffle each matrix by itself"
+        )
+    rows, blocks = scale.shape
+    wide = scale.new_full(padded_scale(rows, blocks), _PAD, dtype=torch.uint8)
+    wide[:rows, :blocks] = scale.view(torch.uint8)
+    tiles = wide.view(wide.shape[0] // 32, 2, 16, wide.shape[1] // 8, 2, 4)
+    tiles = tiles.permute(0, 3, 5, 2, 4, 1)
+    return Shuffled(tiles.reshape(wide.shape).view(scale.dtype), SCALE)
+
+
+def unshuffle_scale(scale: torch.Tensor | Shuffled, rows: int, blocks: int) -> torch.Tensor:
+    """The [rows, blocks] that shuffle_scale was given."""
+    data = scale.data if isinstance(scale, Shuffled) else scale
+    if tuple(data.shape) != padded_scale(rows, blocks):
+        raise ValueError(
+            f"unshuffle_scale: scale must be a {list(padded_scale(rows, blocks))} tensor for "
+            f"{rows} x {blocks} scales, got {describe(data)}; pass what shuffle_scale made of them"
+        )
+    m, n = data.shape
+    tiles = data.contiguous().view(torch.uint8).view(m // 32, n // 8, 4, 16, 2, 2)
+    wide: torch.Tensor = tiles.permute(0, 5, 3, 1, 4, 2).reshape(m, n)
+    return wide[:rows, :blocks].view(data.dtype)
