@@ -15,6 +15,8 @@ MODULES = {
     "amd-fp8-mm": "fp8_mm",
     "amd-mixture-of-experts": "mixture_of_experts",
     "amd-mla-decode": "mla_decode",
+    "amd-mxfp4-mm": "mxfp4_mm",
+    "amd-moe-mxfp4": "moe_mxfp4",
     "amd-mixed-mla": "mixed_mla",
 }
 

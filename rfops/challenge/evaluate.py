@@ -7,6 +7,7 @@ or grows is ended, what is left of the cases goes to another one.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import select
@@ -23,9 +24,12 @@ import torch
 
 from rfops.challenge.problem import Case, Problem, Result, error_of, spec_of
 from rfops.challenge.sandbox import Sandbox
+from rfops.cli.run import _environment as command_environment
 
 SEED_STEP = 13  # between the calls of a case, as the harness's leaderboard mode has it
 IMPORT_SECONDS = 600.0  # builds included
+TWICE = "two processes answered: it forked and both went on"
+END_SECONDS = 10.0  # from the last answer to the process's end
 
 
 class Limits(NamedTuple):
@@ -64,6 +68,12 @@ class Call(msgspec.Struct):
         return [{"case": self.case}, {"case": again}]
 
 
+def environment(arch: str, folder: Path) -> dict[str, str]:
+    """Of the entry's process: "cuda" is the virtual GPU of this architecture, as in `rfops run`."""
+    options = argparse.Namespace(part=None, trace=None, html=None, timing=False, check=False)
+    return command_environment(options, arch, folder)
+
+
 def evaluate(of: Problem, submission: Path, cases: list[Case], limits: Limits,
              env: dict[str, str]) -> Iterator[Verdict]:  # fmt: skip
     """A verdict a case, as they come. `env`: of the entry's process."""
@@ -93,6 +103,7 @@ class _Runner:
         self.sandbox: Sandbox | None = None
         self.lines: Iterator[dict[str, Any]] = iter(())
         self.broken = ""  # the import's error: no call can be made
+        self.named = ""  # what a process left
 
     # ------------------------------------------------------------ the process
 
@@ -131,12 +142,12 @@ class _Runner:
 
     def more(self, stream: Any, deadline: float) -> bytes | str:
         """Bytes, or why none come any more."""
-        assert self.sandbox is not None
         while time.monotonic() < deadline:
+            runs = self.sandbox is not None and self.sandbox.poll()
             ready = select.select([stream], [], [], 0.05)[0]
             if ready and (data := stream.read(65536)):
                 return bytes(data)
-            if ready or not self.sandbox.poll():
+            if ready or not runs:
                 return self.stop("")
         return self.stop(f"no answer within {self.limits.seconds:g} s: it hangs")
 
@@ -154,8 +165,6 @@ class _Runner:
             return f"its process was ended by {_signal(-ended.status)}"
         return f"its process ended with status {ended.status} before it answered"
 
-    named = ""
-
     # ------------------------------------------------------------ a call and its verdict
 
     def result_of(self, calls: list[Call], at: int) -> None:
@@ -169,15 +178,12 @@ class _Runner:
         for turn in range(len(call.inputs)):
             line = next(self.lines)
             if "error" in line:
-                call.verdict.error = _first(line["error"])
-                call.verdict.named += _names(call.verdict.error)
-                if line.get("step") == "call":
-                    return
-                self.stop("")
+                call.verdict.error = line["error"].split("\n", 1)[0]
+                if line.get("step") != "call":
+                    self.stop("")
                 return
             if (line.get("at"), line.get("turn")) != (call.at, turn):
-                call.verdict.error = "two processes answered: it forked and both went on"
-                call.verdict.named.append(call.verdict.error)
+                call.verdict.error = TWICE
                 self.stop("")
                 return
             results.append(self.loaded(line))
@@ -234,12 +240,15 @@ class _Runner:
 
     def finish(self, verdict: Verdict, last: bool) -> None:
         if last and self.sandbox is not None:
+            if next(self.lines).get("step") == "done":
+                self.sandbox.wait(END_SECONDS)
             self.stop("")
+            if any(line.get("step") == "call" for line in self.lines):
+                verdict.error = verdict.error or TWICE
         if self.named:
             verdict.named.append(self.named)
             self.named = ""
-        if "returns zeros" in verdict.named or verdict.error:
-            verdict.named = list(dict.fromkeys(verdict.named))
+        verdict.named = list(dict.fromkeys(verdict.named))
 
 
 def _decoded(line: bytes) -> dict[str, Any]:
@@ -248,14 +257,6 @@ def _decoded(line: bytes) -> dict[str, Any]:
     except ValueError:
         return {"step": "end", "error": "its process wrote over the evaluator's replies"}
     return found if isinstance(found, dict) else {"step": "end", "error": "a reply of no meaning"}
-
-
-def _first(error: str) -> str:
-    return error.split("\n", 1)[0] if "\n" in error else error
-
-
-def _names(error: str) -> list[str]:
-    return [error] if "hangs" in error or "forked" in error or "MiB" in error else []
 
 
 def _signal(number: int) -> str:

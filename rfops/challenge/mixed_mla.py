@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from rfops.challenge.formats import from_mxfp4, mxfp4
 from rfops.challenge.problem import Case, Probe, Problem, generator, smaller
 
 HEADS, QK, V = 16, 576, 512
@@ -34,22 +35,23 @@ def generate(case: Case) -> Any:
 
 
 def data_of(case: Case, q: torch.Tensor, kv: torch.Tensor) -> Any:
-    from rfops import quant_mxfp4
-
     most = torch.finfo(FP8).max
     scale = (kv.abs().amax().clamp(min=1e-12) / most).float()
     fp8 = (kv / scale).clamp(-most, most).to(FP8)
-    payload, e8m0 = quant_mxfp4(kv.reshape(-1, QK), rounding="even")
-    padded = torch.zeros(-(-kv.shape[0] // 256) * 256, 24, dtype=torch.uint8)
-    padded[: kv.shape[0], : QK // 32] = e8m0.view(torch.uint8)
-    mxfp4 = payload.view(torch.uint8).reshape(-1, 1, QK // 2), padded
+    payload, e8m0 = mxfp4(kv.reshape(-1, QK))
+    wide = torch.zeros(-(-kv.shape[0] // 256) * 256, 24, dtype=torch.uint8)
+    wide[: kv.shape[0], : QK // 32] = e8m0  # padded as aiter's quantiser leaves it
     steps = torch.arange(case["batchsize"] + 1, dtype=torch.int32)
     config = {
         "batch_size": case["batchsize"], "num_heads": HEADS, "num_kv_heads": 1,
         "qk_head_dim": QK, "kv_lora_rank": V, "qk_rope_head_dim": QK - V, "v_head_dim": V,
         "q_seq_len": case["qseqlen"], "kv_seq_len": case["kvseqlen"], "sm_scale": SCALE,
     }  # fmt: skip
-    kv_data = {"bf16": kv, "fp8": (fp8, scale.reshape(1)), "mxfp4": mxfp4}
+    kv_data = {
+        "bf16": kv,
+        "fp8": (fp8, scale.reshape(1)),
+        "mxfp4": (payload.view(-1, 1, QK // 2), wide),
+    }
     return q, kv_data, steps * case["qseqlen"], steps * case["kvseqlen"], config
 
 
@@ -64,19 +66,12 @@ def attention(q: torch.Tensor, kv: torch.Tensor, config: dict[str, Any]) -> torc
 
 def truths(data: Any) -> dict[str, torch.Tensor]:
     q, kv_data, _, _, config = data
-    fp8, scale = kv_data["fp8"]
+    (fp8, scale), (payload, e8m0) = kv_data["fp8"], kv_data["mxfp4"]
     return {
         "the bf16 cache's result": attention(q, kv_data["bf16"], config),
         "the FP8 cache's result": attention(q, fp8.float() * scale, config),
-        "the MXFP4 cache's result": attention(q, _from_mxfp4(*kv_data["mxfp4"]), config),
+        "the MXFP4 cache's result": attention(q, from_mxfp4(payload.flatten(1), e8m0), config),
     }
-
-
-def _from_mxfp4(payload: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
-    codes = torch.stack((payload & 15, payload >> 4), -1).reshape(-1, QK).long()
-    scale = scale[: codes.shape[0], : QK // 32]
-    return values[codes] * torch.exp2(scale.float() - 127).repeat_interleave(32, 1)
 
 
 def probes(case: Case) -> list[Probe]:

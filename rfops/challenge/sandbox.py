@@ -52,6 +52,12 @@ class Sandbox:
             self.why = f"took {used >> 20} MiB of memory, limit {self.memory >> 20} MiB"
         return not self.why
 
+    def wait(self, seconds: float) -> None:
+        """For its end, no longer than this."""
+        deadline = time.monotonic() + seconds
+        while self.poll() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
     def end(self) -> Ended:
         """Kill what there is. What was left by a process that ended by itself is counted."""
         by_itself = self.process.poll() is not None

@@ -38,7 +38,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from rfops.challenge import problem
-    from rfops.challenge.evaluate import Limits, evaluate
+    from rfops.challenge.evaluate import Limits, environment, evaluate
 
     if not options.submission.is_file():
         raise ValueError(f"--submission {options.submission}: there is no such file")
@@ -52,7 +52,8 @@ def run(options: argparse.Namespace) -> int:
     limits = Limits(options.seconds, int(options.memory * (1 << 30)))
     verdicts: list[Verdict] = []
     with tempfile.TemporaryDirectory(prefix="rfops-eval-") as folder:
-        for verdict in evaluate(of, options.submission, cases, limits, _environment(of, folder)):
+        env = environment(of.arch, Path(folder))
+        for verdict in evaluate(of, options.submission, cases, limits, env):
             verdicts.append(verdict)
             print(_json(verdict) if options.json else _text(verdict), flush=True)
     if "POPCORN_FD" in os.environ:
@@ -73,14 +74,6 @@ def _cases(of: Problem, options: argparse.Namespace) -> list[Case]:
     if options.shrink:
         cases = list({tuple(of.shrink(case).items()): of.shrink(case) for case in cases}.values())
     return cases
-
-
-def _environment(of: Problem, folder: str) -> dict[str, str]:
-    """Of the entry's process: "cuda" is the virtual GPU, as `rfops run` has it."""
-    from rfops.cli.run import _environment as environment
-
-    options = argparse.Namespace(part=None, trace=None, html=None, timing=False, check=False)
-    return environment(options, of.arch, Path(folder))
 
 
 def _text(verdict: Verdict) -> str:

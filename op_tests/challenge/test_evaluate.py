@@ -1,0 +1,309 @@
+"""`rfops eval`: entries that are right pass, and what others do wrong is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from rfops.challenge import MODULES, problem
+from rfops.challenge.evaluate import Limits, Verdict, environment, evaluate
+from rfops.challenge.problem import Problem, case_of, error_of, spec_of
+from support.command import COMMAND, rfops
+
+GOOD = """
+import torch
+from task import input_t, output_t
+
+def custom_kernel(data: input_t) -> output_t:
+    a, b, a_scale, b_scale, c = data
+    k = a.shape[1]
+    x = a.float() * a_scale.repeat_interleave(128, 1)[:, :k]
+    wide = b_scale.repeat_interleave(128, 0)[: b.shape[0]]
+    c.copy_((x @ (b.float() * wide.repeat_interleave(128, 1)[:, :k]).T).to(torch.bfloat16))
+    return c
+"""
+TRITON = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def kernel(a, b, sa, sb, c, M, N, K, sam, sak, sbn, sbk, ssm, ssk, stn, stk, B: tl.constexpr):
+    rm = tl.program_id(0) * B + tl.arange(0, B)
+    rn = tl.program_id(1) * B + tl.arange(0, B)
+    acc = tl.zeros((B, B), dtype=tl.float32)
+    for kb in range(0, K // 128):
+        k = kb * 128 + tl.arange(0, 128)
+        x = tl.load(a + rm[:, None] * sam + k[None, :] * sak, mask=rm[:, None] < M, other=0.0)
+        w = tl.load(b + rn[None, :] * sbn + k[:, None] * sbk, mask=rn[None, :] < N, other=0.0)
+        s = tl.load(sa + rm * ssm + kb * ssk, mask=rm < M, other=0.0)
+        t = tl.load(sb + (rn // 128) * stn + kb * stk, mask=rn < N, other=0.0)
+        acc += tl.dot(x, w) * s[:, None] * t[None, :]
+    mask = (rm[:, None] < M) & (rn[None, :] < N)
+    tl.store(c + rm[:, None] * N + rn[None, :], acc.to(tl.bfloat16), mask=mask)
+
+def custom_kernel(data):
+    a, b, sa, sb, c = data
+    m, n = c.shape
+    out = torch.empty((m, n), dtype=torch.bfloat16, device="cuda")
+    grid = (triton.cdiv(m, 64), triton.cdiv(n, 64))
+    strides = (*a.stride(), *b.stride(), *sa.stride(), *sb.stride())
+    kernel[grid](a, b, sa, sb, out, m, n, a.shape[1], *strides, B=64)
+    return out
+"""
+CASE = "m: 64; n: 64; k: 128; seed: 1"
+
+ATTENTION = """
+import torch
+
+def custom_kernel(data):
+    q, kv_data, qo_indptr, kv_indptr, config = data
+    bs = config["batch_size"]
+    kv = kv_data["bf16"].float().view(bs, -1, 576){part}
+    p = (q.float().view(bs, -1, 576) @ kv.mT * config["sm_scale"]).softmax(-1)
+    return (p @ kv[..., :512]).view(-1, 16, 512).bfloat16()
+"""
+KEYS = "batchsize: 2; qseqlen: 1; kvseqlen: 512; seed: 5"
+
+
+def judged(
+    folder: Path, code: str, name: str = "fp8-mm", case: str = CASE, limits: Limits | None = None
+) -> Verdict:
+    file = folder / "entry.py"
+    file.write_text(code, encoding="utf-8")
+    of = problem(name)
+    cases = [case_of(case)]
+    site = folder / f"site-{name}-{len(list(folder.iterdir()))}"
+    site.mkdir()
+    env = environment(of.arch, site)
+    (verdict,) = evaluate(of, file, cases, limits or Limits(), env)
+    return verdict
+
+
+# ---------------------------------------------------------------- the definitions
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_reference_passes_its_own_checks(name: str) -> None:
+    of = problem(name)
+    for case in (of.shrink(of.tests[0]), of.shrink(of.benchmarks[-1])):
+        data = of.generate(case)
+        result = of.reference(data)
+        assert not of.official(result, result) and not of.strict(data, result)
+        again = of.reference(of.generate(case))
+        assert not of.official(result, again), "inputs of one seed differ"
+        for probe in of.probes(case):
+            assert min(error_of(probe.expected, t) for t in of.truths(probe.data).values()) < 1e-6
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_checks_find_one_wrong_row(name: str) -> None:
+    """A row that is another one's: the strict check finds it, the official one too where it
+    forgives nothing."""
+    of = problem(name)
+    case = of.shrink(of.tests[0])
+    data = of.generate(case)
+    result = of.reference(data)
+    wrong = (result if isinstance(result, torch.Tensor) else result[0]).clone()
+    rows = wrong.reshape(-1, wrong.shape[-1])
+    rows[0] = rows[1]
+    got = wrong if isinstance(result, torch.Tensor) else (wrong, *result[1:])
+    assert of.strict(data, got)
+    assert bool(of.official(result, got)) == (of.forgiven == 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t[:, :-1], "shape"),
+        (lambda t: t.clone().fill_(float("nan")), "beyond rtol"),
+        (
+            lambda t: torch.where(torch.arange(t.shape[1]) == 3, float("inf"), t),
+            "the first at (0, 3)",
+        ),
+        (lambda t: (t, t), "expected 1 tensors, got 2 in tuple"),
+        (lambda t: None, "expected 1 tensors, got 0 in NoneType"),
+    ],
+)
+def test_why_the_official_check_refuses(change: object, says: str) -> None:
+    of = problem("fp8-mm")
+    result = of.reference(of.generate(of.tests[0]))
+    assert says in of.official(result, change(result))  # type: ignore[operator]
+
+
+def test_cases_are_written_as_they_are_read() -> None:
+    for of in map(problem, MODULES):
+        for case in (*of.tests, *of.benchmarks):
+            assert case_of(spec_of(case)) == case
+    with pytest.raises(ValueError, match="NAME: NUMBER"):
+        case_of("m: 64; n = 3")
+    with pytest.raises(ValueError, match="amd-fp8-mm, amd-mixture"):
+        problem("no-such")
+
+
+# ---------------------------------------------------------------- entries
+
+
+def test_an_entry_of_torch(tmp_path: Path) -> None:
+    record = judged(tmp_path, GOOD)
+    assert record.passes and not record.strict and not record.named
+    assert record.us == [0.0, 0.0]
+
+
+def test_an_entry_of_triton_on_device_cuda(tmp_path: Path) -> None:
+    record = judged(tmp_path, TRITON, case="m: 96; n: 192; k: 256; seed: 3")
+    assert record.passes and not record.strict, record
+    assert all(1 < us < 100 for us in record.us)
+
+
+def test_zeros(tmp_path: Path) -> None:
+    record = judged(tmp_path, "def custom_kernel(data):\n    return data[4]\n")
+    assert record.named == ["returns zeros"] and "beyond rtol" in str(record.official)
+
+
+def test_half_of_the_keys(tmp_path: Path) -> None:
+    """The official check lets it pass; needles say which half is not read."""
+    whole = judged(tmp_path, ATTENTION.format(part=""), name="mixed-mla", case=KEYS)
+    assert whole.passes and not whole.strict and not whole.named
+    case = "batchsize: 1; qseqlen: 1; kvseqlen: 8192; seed: 5"
+    code = ATTENTION.format(part="[:, :4096]")
+    half = judged(tmp_path, code, name="mixed-mla", case=case)
+    named = str(half.named)
+    assert half.passes, half.official  # which is what is wrong with that check
+    assert "by luck: relative L2 error of a row" in named
+    assert "misses a needle among keys 4096 to 8191 of 8192" in named
+
+
+def test_outputs_kept_between_calls(tmp_path: Path) -> None:
+    code = (
+        GOOD.replace("def custom_kernel", "kept = {}\ndef compute")
+        + """
+def custom_kernel(data):
+    key = tuple(t.data_ptr() for t in data)
+    if key not in kept:
+        kept[key] = compute(data).clone()
+    return kept[key]
+"""
+    )
+    record = judged(tmp_path, code)
+    assert record.named == ["returned the first call's output again: it keeps outputs"]
+    assert not record.passes
+
+
+def test_a_hang(tmp_path: Path) -> None:
+    code = "import time\ndef custom_kernel(data):\n    time.sleep(1000)\n"
+    record = judged(tmp_path, code, limits=Limits(seconds=1))
+    assert record.error == "no answer within 1 s: it hangs" and not record.passes
+
+
+FORKS = """
+import os, time
+def custom_kernel(data):
+    if os.fork() == 0:
+        {child}
+    {parent}
+"""
+
+
+@pytest.mark.parametrize(
+    ("child", "parent", "says"),
+    [
+        ("time.sleep(60)", "return data[4]", "left 2 processes running"),
+        ("os.setsid(); os.fork(); time.sleep(60)", "return data[4]", "left 4 processes"),
+        ("return data[4]", "os.wait(); return data[4]", "two processes answered"),
+        ("[os.fork() for _ in '12345678']; time.sleep(60)", "time.sleep(60)", "at most 64"),
+    ],
+)  # fmt: skip
+def test_forks(tmp_path: Path, child: str, parent: str, says: str) -> None:
+    """A case is two calls."""
+    record = judged(tmp_path, FORKS.format(child=child, parent=parent))
+    assert says in f"{record.named} {record.error}", record
+    assert not [p for p in _commands() if "rfops.challenge.child" in p], "something is still there"
+
+
+def _commands() -> list[str]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(entry.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import os\ndef custom_kernel(data):\n    os.abort()\n", "ended by SIGABRT"),
+        ("import sys\ndef custom_kernel(data):\n    sys.exit(3)\n", "SystemExit: 3"),
+        ("import os\ndef custom_kernel(data):\n    os._exit(0)\n", "ended with status 0 before"),
+        ("def custom_kernel(data):\n    return 1 / 0\n", "ZeroDivisionError"),
+        ("import aiter\n", "at import: ModuleNotFoundError: No module named 'aiter'"),
+        ("x = 1\n", "expected a function custom_kernel(data)"),
+        ("def custom_kernel(data:\n", "at import: SyntaxError"),
+        ("def custom_kernel(data):\n    return 'seven'\n", "returned no tensor"),
+        ("import torch\ndef custom_kernel(data):\n    return torch.ones(3)\n", "shape (3,), e"),
+        ("import os\nos.close(2)\nfor n in range(3, 99):\n    try: os.write(n, b'x\\n')\n"
+         "    except OSError: pass\n", "wrote over the evaluator's replies"),
+    ],
+)  # fmt: skip
+def test_entries_that_break(tmp_path: Path, code: str, says: str) -> None:
+    record = judged(tmp_path, code)
+    assert says in f"{record.error} {record.official}", record
+    assert not record.passes
+
+
+def test_too_much_memory(tmp_path: Path) -> None:
+    code = (
+        "import torch, time\ndef custom_kernel(data):\n    x = torch.ones(1 << 30); time.sleep(9)\n"
+    )
+    record = judged(tmp_path, code, limits=Limits(memory=2 << 30))
+    assert "MiB of memory, limit 2048 MiB" in str(record.error)
+
+
+def test_after_a_crash_the_other_cases_run(tmp_path: Path) -> None:
+    file = tmp_path / "entry.py"
+    crash = "    if data[4].shape[0] == 96:\n        import os; os.abort()\n    a, b,"
+    file.write_text(GOOD.replace("    a, b,", crash), encoding="utf-8")
+    cases = [f"--case=m: {m}; n: 64; k: 128; seed: {m}" for m in (64, 96, 128)]
+    done = rfops("eval", "amd-fp8-mm", "--submission", str(file), *cases)
+    states = [line.split()[0] for line in done.stdout.splitlines() if "seed:" in line]
+    assert states == ["pass", "FAIL", "pass"] and done.returncode == 112, done.stdout + done.stderr
+    assert "2 of 3 cases pass the official check, 2 the strict one" in done.stdout
+
+
+# ---------------------------------------------------------------- the protocol
+
+
+def test_the_keys_of_the_protocol(tmp_path: Path) -> None:
+    file = tmp_path / "entry.py"
+    file.write_text(TRITON, encoding="utf-8")
+    reading, writing = os.pipe()
+    words = [*COMMAND, "eval", "fp8-mm", "--submission", str(file), "--case", CASE]
+    env = {**os.environ, "POPCORN_FD": str(writing)}
+    done = subprocess.run([*words, "--mode", "benchmark"], env=env, pass_fds=(writing,),
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        lines = dict(line.rstrip("\n").split(": ", 1) for line in stream)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert lines["benchmark-count"] == "1" and lines["benchmark.0.spec"] == CASE
+    assert lines["benchmark.0.runs"] == "2" and lines["check"] == "pass"
+    assert 1e3 < float(lines["benchmark.0.best"]) <= float(lines["benchmark.0.mean"]) < 1e5
+
+
+def test_refusals(tmp_path: Path) -> None:
+    file = tmp_path / "entry.py"
+    file.write_text(GOOD, encoding="utf-8")
+    assert rfops("eval", "fp8-mm", "--submission", str(file), "--case", "m: 3").returncode == 113
+    assert "no such file" in rfops("eval", "fp8-mm", "--submission", "/none.py").stderr
+    assert "expected one of amd-fp8-mm" in rfops("eval", "x", "--submission", str(file)).stderr
+
+
+def test_a_shrunk_layer_has_fewer_heads() -> None:
+    of: Problem = problem("mla-decode")
+    case = of.shrink(of.benchmarks[0])
+    config, x, cache = of.generate(case)
+    assert config.n_heads == 16 and x.shape == (2, 1, 256) and cache.seq_len == 128
