@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from rfops import cli
-from rfops.cli.timing import cells, command, gemm, moe, pool, rows, score, simple
+from rfops.cli.timing import cells, command, gemm, micro_cases, moe, pool, rows, score, simple
 from rfops.cli.timing.launches import Launch, Skip, Tile, pack, tile_of
 from rfops.cli.timing.predict import memory, predict, timed
 from rfops.cli.timing.rows import Row, Rows, parse, sample
@@ -678,7 +678,7 @@ def test_what_the_command_refuses(tmp_path: Path, checkout: Path) -> None:
     with pytest.raises(ValueError, match=r"expected a checkout of aiter, got no hsa/ in it"):
         command.main(["--rows", rows_file, "--aiter", str(tmp_path)])
     words = ["--rows", rows_file, "--aiter", str(checkout)]
-    with pytest.raises(ValueError, match=r"pass --rows FILE.csv or --cells"):
+    with pytest.raises(ValueError, match=r"pass --rows FILE.csv, --cells or --micro"):
         command.main(words[2:])
     with pytest.raises(ValueError, match=r"--resume: expected --json OUT"):
         command.main([*words, "--resume"])
@@ -693,3 +693,26 @@ def test_memory_that_the_host_has_not_is_a_reason(checkout: Path) -> None:
     huge = parse(OURS | {"shape": "M=8 N=8 K=9000000000000"})
     with pytest.raises(Skip, match=r"no memory for a buffer of \d+ bytes"):
         predict(checkout, huge)
+
+
+# ---------------------------------------------------------------- microkernels
+
+
+def test_microkernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Published beside predicted; what lies beyond 10 % says why."""
+    names = {"c23", "c53"}
+    few = [case for case in micro_cases.CASES if case.id in names]
+    few.append(replace(few[0], published=4.0, note="halved"))
+    monkeypatch.setattr(micro_cases, "CASES", few)
+    file = tmp_path / "out.json"
+    assert cli.main(["bench", "timing", "--micro", "--json", str(file)]) == 0
+    head, fma, empty, halved, total = capsys.readouterr().out.splitlines()
+    assert "microkernel" in head and total == "2 of 3 microkernels within 10%"
+    told = json.loads(file.read_text())["micro"]
+    assert [record["id"] for record in told] == ["c23", "c53", "c23"]
+    assert told[0]["predicted"] == pytest.approx(8, rel=0.1)
+    assert fma.split()[-5:-1] == ["MI350X", "8", f"{told[0]['predicted']:.4g}", "clk"]
+    assert "MI300X" in empty and "beyond" not in fma + empty
+    assert halved.endswith("beyond 10 %: halved")

@@ -105,7 +105,7 @@ def test_profile_takes_the_parts_architecture(capsys: CaptureFixture) -> None:
     asked = ["profile", "moe_align_block_size", "--rows", "8", "--e", "4", "--part"]
     assert cli.main([*asked, "MI308X"]) == 0
     told = capsys.readouterr().out
-    assert "on gfx942: " in told and "on MI308X (gfx942)" in told
+    assert "on gfx942, 80 CUs: " in told and "on MI308X (gfx942)" in told
     for words, error in (
         (["MI9"], "--part MI9: expected one of MI300X, MI308X, MI300A, MI325X, MI350X, MI355X"),
         (
@@ -122,7 +122,7 @@ def test_profile_of_nothing(capsys: CaptureFixture) -> None:
     asked = ["profile", "gemm_mxfp8", "--n", "40", "--k", "64", "--m"]
     assert cli.main([*asked, "0"]) == 0
     assert capsys.readouterr().out == (
-        "gemm_mxfp8 M=0 N=40 K=64 on gfx950: the result is empty, nothing is launched\n"
+        "gemm_mxfp8 M=0 N=40 K=64 on gfx950, 256 CUs: the result is empty, nothing is launched\n"
     )
     assert cli.main([*asked, "0", "--json"]) == 0 and capsys.readouterr().out == ""
     assert cli.main([*asked, "-1"]) == 1

@@ -52,6 +52,7 @@ int main(int count, char** words) {
 """
 SCRIPT = """
 import sys
+import threading
 import torch, triton, triton.language as tl
 
 @triton.jit
@@ -82,6 +83,20 @@ with torch.cuda.device(0), torch.cuda.stream(torch.cuda.current_stream()):
     assert torch.equal(call(x, y), x + y)
     last.record()
 torch.cuda.synchronize()
+made = []
+thread = threading.Thread(target=lambda: made.append(torch.rand(3, device="cuda")))
+thread.start()
+thread.join()
+generator = torch.Generator(device="cuda")
+assert made[0].is_cuda and isinstance(generator, torch.Generator)
+assert torch.rand(2, generator=generator.manual_seed(1), device="cuda").shape == (2,)
+layer = torch.nn.Linear(8, 4, device="cpu").cuda().to("cuda", dtype=torch.bfloat16)
+layer(torch.ones(2, 8, dtype=torch.bfloat16)).sum().backward()
+assert layer.weight.grad.is_cuda
+driver = triton.runtime.driver.active
+device = driver.get_active_torch_device()
+getattr(torch, device.type).set_stream(getattr(torch, device.type).Stream())
+assert driver.utils.get_device_properties(device.index)["multiprocessor_count"] == 80
 properties = torch.cuda.get_device_properties(torch.device("cuda", 0))
 ratio = first.elapsed_time(last) / triton.testing.do_bench(lambda: call(x, y))
 print(0.95 < ratio < 1.05 or ratio, properties.gcnArchName, properties.multi_processor_count,
@@ -256,6 +271,27 @@ def test_a_timeline_and_a_page(program: Path, tmp_path: Path) -> None:
     # Of three launches alike the first is followed.
     assert [launch["kernel"] for launch in told["otherData"]["launches"]] == ["_Z5twicePfi"]
     assert any(s["ph"] == "X" and s["cat"] == "wave" for s in told["traceEvents"])
+
+
+def test_many_different_launches(tmp_path: Path) -> None:
+    """All are in the table; the first twenty are followed."""
+    source = """
+__global__ void fill(int* at) { at[index()] = index(); }
+int main() {
+  void* x = 0;
+  hipMalloc(&x, 1 << 20);
+  for (int turn = 0; turn < 2; ++turn)
+    for (int i = 1; i <= 25; ++i) fill<<<i, 64>>>((int*)x);
+}
+"""
+    program = hip_program.build(source, ["gfx942"], tmp_path)
+    html = tmp_path / "page.html"
+    done = run("--arch", "gfx942", "--html", html, "--", program)
+    assert "1 kernel, 50 launches in 1 process" in done.stderr
+    assert "of 25 different launches 20 are followed" in done.stderr
+    page = html.read_text(encoding="utf-8")
+    assert "Below are 20 launches; 5 different ones are left out" in page
+    assert page.count("<h2 id=") == 20
 
 
 @pytest.mark.parametrize(

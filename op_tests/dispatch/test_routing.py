@@ -172,6 +172,18 @@ def test_chip_of_an_nvidia_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert routing.chip(torch.device("cuda", 0)) == ("sm_90", 132)
 
 
+def test_chip_of_the_virtual_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its part's compute units, unless that is one of another architecture."""
+    found = {}
+    for arch, part in (("gfx942", ""), ("gfx942", "MI308X"), ("gfx942", "MI300A"),
+                       ("gfx950", "MI308X"), ("gfx950", "MI350X")):  # fmt: skip
+        monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+        monkeypatch.setenv("RFOPS_VGPU_PART", part)
+        found[arch, part] = routing.chip(torch.device("cpu"))
+    assert [units for _, units in found.values()] == [304, 80, 228, 256, 256]
+    assert [arch for arch, _ in found.values()] == [arch for arch, _ in found]
+
+
 def test_chip_of_an_amd_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The features behind the name choose no kernel; a partition has fewer CUs."""
     name = "gfx950:sramecc+:xnack-"

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from rfops.jit import paths
-from rfops.jit.arch import ARCHS, MAX_WAVES, REGISTERS, ROWS, WAVE
+from rfops.jit import paths, settings
+from rfops.jit.arch import ARCHS, MAX_WAVES, PART_CUS, REGISTERS, ROWS, WAVE
 
 
 def field(block: str, key: str) -> int:
@@ -54,3 +54,11 @@ def test_rows_are_whole() -> None:
         assert row.name == name and row.hbm_tb_s <= row.hbm_peak_tb_s and row.cus > 0
         assert {"bf16", "fp8"} <= set(row.matrix_tflops)
     assert ARCHS == ("gfx942", "gfx950")
+
+
+def test_parts_are_those_of_the_virtual_gpu() -> None:
+    text = (paths.CSRC / "vgpu" / "base" / "device.cpp").read_text(encoding="utf-8")
+    parts = dict(re.findall(r'\{Arch::k\w+, "(\w+)", "[^"]+",? ?\s*(\d+),', text))
+    units = {name: int(cus) for name, cus in parts.items()} | {r.chip: r.cus for r in ROWS.values()}
+    assert {name: units[name] for name in PART_CUS} == PART_CUS
+    assert {*PART_CUS} == {*settings.PARTS}

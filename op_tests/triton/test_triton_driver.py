@@ -57,6 +57,8 @@ def test_architectures_in_turn() -> None:
         device = triton.runtime.driver.active.get_current_device()
         found = triton.runtime.driver.active.utils.get_device_properties(device)
         assert found["arch"].split(":")[0] == arch
+        for one in (0, None):  # the index of torch's device, as scripts have it
+            assert triton.runtime.driver.active.utils.get_device_properties(one) == found
         properties[arch] = found
     assert properties["gfx950"]["max_shared_mem"] == 160 << 10
     assert properties["gfx942"]["max_shared_mem"] == 64 << 10

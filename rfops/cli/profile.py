@@ -40,14 +40,20 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
 def run(op: Op, options: argparse.Namespace) -> int:
     options.arch = virtual_arch(options.arch, options.part)
     timed = options.timing or options.part or options.annotate or options.trace or options.html
-    with settings.put("RFOPS_VGPU_ARCH", options.arch):
+    with contextlib.ExitStack() as chosen:  # what routing looks at too
+        chosen.enter_context(settings.put("RFOPS_VGPU_ARCH", options.arch))
+        if options.part:
+            chosen.enter_context(settings.put("RFOPS_VGPU_PART", options.part))
         c = on_device(why.call_of(op, options, any_size=True), torch.device("cpu"))
         problem = Problem(op, c)
         reports = _time(problem, options) if timed else _count(problem)
     what = "the result is empty, nothing is launched"
     if not op.is_empty(problem.call):
         what = f"{op.route(problem.call).backend}, launches: {len(reports)}"
-    print(f"{op.name} {c} on {c.arch}: {what}", file=sys.stderr if options.json else sys.stdout)
+    print(
+        f"{op.name} {c} on {c.arch}, {c.cu_num} CUs: {what}",
+        file=sys.stderr if options.json else sys.stdout,
+    )
     for record, text in reports:
         print(json.dumps(record) if options.json else text)
     return 0

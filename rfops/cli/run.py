@@ -20,6 +20,7 @@ from rfops.cli.common import virtual_arch
 from rfops.jit import settings, vgpu_library_folder
 
 ISSUES = 20_000  # of a launch, for --trace and --html
+MOST = 20  # different launches, by kernel and size, of which that much is told
 NOT_FOUND, NOT_EXECUTABLE, SIGNALLED = 127, 126, 128  # as a shell has them
 # Python runs a module of this name when it starts; this one makes way for another.
 SITE = """\
@@ -77,7 +78,7 @@ def _environment(options: argparse.Namespace, arch: str, folder: Path) -> dict[s
     (site / "sitecustomize.py").write_text(text, encoding="utf-8")
     shown = options.trace or options.html
     detail = bool(shown or options.timing)
-    words = f"once=1 detail={detail:d} events={ISSUES if shown else 0}"
+    words = f"different={MOST} detail={detail:d} events={ISSUES if shown else 0}"
     env = {**os.environ, "RFOPS_VGPU_ARCH": arch, "RFOPS_VGPU_REPORT": str(folder),
            "RFOPS_VGPU_TIMING": "1", "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
     env.pop("RFOPS_HIP_LIBRARY", None)
@@ -114,9 +115,9 @@ def _tell(options: argparse.Namespace, folder: Path, words: list[str], status: i
     end = f"exit status {status}" if status >= 0 else f"ended by {_signal(-status)}"
     print(f"rfops run: {shlex.join(words)}: {end}", file=sys.stderr)
     print(report.text(found, why=options.timing, checked=options.check), file=sys.stderr)
-    if found.not_followed and (options.trace or options.html):
-        print(f"rfops run: issues of the first {report.MOST_FOLLOWED} different launches are kept, "
-              f"{found.not_followed} more are left out", file=sys.stderr)  # fmt: skip
+    if found.left_out and (options.trace or options.html):
+        print(f"rfops run: of {len(found.different)} different launches {len(found.followed)} "
+              "are followed", file=sys.stderr)  # fmt: skip
     if options.trace:
         made = timeline.trace([one.time for one in found.followed], ISSUES)
         options.trace.write_text(json.dumps(made), encoding="utf-8")

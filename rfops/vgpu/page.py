@@ -10,7 +10,7 @@ from typing import Any
 
 from rfops.vgpu import page_charts as charts
 from rfops.vgpu import timed_text
-from rfops.vgpu.report import MOST_FOLLOWED, Followed, Kernel, Report, readable
+from rfops.vgpu.report import Followed, Kernel, Report, readable
 from rfops.vgpu.timed import TimedLaunch
 
 HOT = 5  # instructions that are marked
@@ -39,7 +39,8 @@ STYLE = """
   --line: #323b4a; --card: #1c222c; --bar: #35578f; --hot: #3a2f18; --source: #1d2a22; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem; max-width: 78rem; background: var(--back);
-  color: var(--text); font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+  color: var(--text); font: 15px/1.5 system-ui, sans-serif; }
+h1, h2, p, li, .facts div { overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; margin: 0 0 .2rem; } h2 { font-size: 1.25rem; margin: 2.2rem 0 .5rem;
   padding-top: .8rem; border-top: 2px solid var(--line); } h3 { font-size: 1rem;
   margin: 1.4rem 0 .4rem; }
@@ -82,10 +83,11 @@ def page(report: Report, title: str) -> str:
         charts.roofline(shown),
         *(_failures(report)),
     ]
-    if report.not_followed:
-        parts.append(f"<p>Below are the first {MOST_FOLLOWED} different launches; "
-                     f"{report.not_followed} more are left out.</p>")  # fmt: skip
-    parts += [_launch(at, one) for at, one in enumerate(shown, 1)]
+    if report.left_out:
+        parts.append(f"<p>Below are {len(shown)} launches; {report.left_out} different ones are "
+                     "left out.</p>")  # fmt: skip
+    most = min(charts.MOST, max(charts.LEAST, charts.ALL // max(len(shown), 1)))
+    parts += [_launch(at, one, most) for at, one in enumerate(shown, 1)]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -142,7 +144,7 @@ def _failures(report: Report) -> list[str]:
 # ---------------------------------------------------------------------------------- a launch
 
 
-def _launch(number: int, one: Followed) -> str:
+def _launch(number: int, one: Followed, most: int) -> str:
     launch = one.time
     grid, block = ("x".join(map(str, launch.figures[name])) for name in ("grid", "block"))
     return "\n".join([
@@ -152,7 +154,7 @@ def _launch(number: int, one: Followed) -> str:
         _facts(launch, one.counted),
         f"<h3>How busy its units are</h3>\n{_busy(launch)}",
         f"<h3>What its waves wait for</h3>\n{_stalls(launch)}",
-        f"<h3>Timeline of a compute unit</h3>\n{charts.timeline(launch)}",
+        f"<h3>Timeline of a compute unit</h3>\n{charts.timeline(launch, most)}",
         f"<h3>Code</h3>\n{_code(launch)}",
     ])  # fmt: skip
 

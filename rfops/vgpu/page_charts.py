@@ -22,7 +22,7 @@ COLORS = {
     "smem": "#e0a030",
 }  # fmt: skip
 UNITS = ("valu", "mfma", "lds", "vmem", "salu", "smem", "branch", "other")
-MOST = 6000  # rectangles of a timeline
+MOST, LEAST, ALL = 6000, 1500, 40_000  # rectangles of a timeline; of a page
 _LEFT, _WIDTH, _ROW = 150, 1500, 13  # of a timeline, in pixels
 
 
@@ -140,7 +140,7 @@ def _grid(x: Any, y: Any, bottom: float, top: float) -> Iterator[str]:
 # ---------------------------------------------------------------------------------- timeline
 
 
-def timeline(launch: TimedLaunch) -> str:
+def timeline(launch: TimedLaunch, most: int = MOST) -> str:
     """What CU 0 of XCD 0 does: a row a slot of a SIMD, a row a unit."""
     if not launch.figures.get("events"):
         return "<p>Not followed: another launch like it was.</p>"
@@ -148,7 +148,7 @@ def timeline(launch: TimedLaunch) -> str:
     names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events
              if e["name"] in ("process_name", "thread_name")}  # fmt: skip
     slices = [e for e in events if e["ph"] == "X" and e["cat"] != "launch"]
-    end, left_out = _end(slices)
+    end, left_out = _end(slices, most)
     slices = [e for e in slices if e["ts"] < end]
     rows = sorted({(e["pid"], e["tid"]) for e in slices}, key=lambda at: (at[0] % 10 == 1, at))
     places = {at: 24 + _ROW * i + 6 * _simds_before(rows, i) for i, at in enumerate(rows)}
@@ -171,12 +171,12 @@ def timeline(launch: TimedLaunch) -> str:
             f'aria-label="Timeline">{"".join(drawn)}</svg></div>')  # fmt: skip
 
 
-def _end(slices: Sequence[dict[str, Any]]) -> tuple[float, int]:
+def _end(slices: Sequence[dict[str, Any]], most: int) -> tuple[float, int]:
     """Up to when all fit, and how many begin later."""
     last = max((e["ts"] + e["dur"] for e in slices), default=0.0)
-    if len(slices) <= MOST:
+    if len(slices) <= most:
         return last, 0
-    end = sorted(e["ts"] for e in slices)[MOST]
+    end = sorted(e["ts"] for e in slices)[most]
     return end, len(slices) - sum(e["ts"] < end for e in slices)
 
 

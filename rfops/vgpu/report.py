@@ -19,7 +19,6 @@ from rfops.vgpu.timed import TimedLaunch
 
 MOST_KERNELS = 20  # of a table
 MOST_TOLD = 5  # kernels whose time is told in full
-MOST_FOLLOWED = 12  # launches whose issues are kept
 _TOP = 3  # reasons of a table's row
 
 
@@ -73,20 +72,24 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     followed: list[Followed] = field(default_factory=list)
-    not_followed: int = 0  # further launches with issues
+    different: set[tuple[Any, ...]] = field(default_factory=set)  # launches, by kernel and size
 
     def kernel(self, name: str, part: str) -> Kernel:
         return self.kernels.setdefault((name, part), Kernel(name, part))
 
-    def follow(self, launch: TimedLaunch) -> Followed | None:
-        """If it has issues, and not too many have."""
+    def add(self, launch: TimedLaunch) -> Followed | None:
+        """A launch's time; where it has issues, the launch to go on with."""
+        self.kernel(launch.kernel, launch.part).add_time(launch)
+        self.different.add((launch.kernel, launch.part, *launch.grid, *launch.block))
         if not launch.figures.get("events"):
-            return None
-        if len(self.followed) == MOST_FOLLOWED:
-            self.not_followed += 1
             return None
         self.followed.append(Followed(launch))
         return self.followed[-1]
+
+    @property
+    def left_out(self) -> int:
+        """Different launches without issues."""
+        return max(0, len(self.different) - len(self.followed))
 
     @property
     def by_time(self) -> list[Kernel]:
@@ -107,9 +110,8 @@ def of(launches: Sequence[LaunchRecord]) -> Report:
     for one in launches:
         kernel = found.kernel(one.time.kernel, one.time.part)
         kernel.launches += 1
-        kernel.add_time(one.time)
         kernel.add_work(one.figures)
-        followed = found.follow(one.time)
+        followed = found.add(one.time)
         if followed is not None:
             followed.counted = one.figures
     return found
@@ -145,8 +147,7 @@ class _Process:
         self._parts[number] = launch.part
         if record["error"]:
             return
-        self._report.kernel(launch.kernel, launch.part).add_time(launch)
-        followed = self._report.follow(launch)
+        followed = self._report.add(launch)
         if followed is not None:
             self._followed[number] = followed
 
@@ -221,7 +222,7 @@ def _many(count: int, what: str) -> str:
 
 def _times(kernels: Sequence[Kernel]) -> list[str]:
     total = sum(kernel.us for kernel in kernels) or 1.0
-    rows = [("us", "of", "to", "share", "launches", "bound", "kernel; what its waves wait for")]
+    rows = [("us", "low", "high", "share", "launches", "bound", "kernel; what its waves wait for")]
     for k in kernels[:MOST_KERNELS]:
         bound = k.bounds.most_common(1)[0][0] if k.bounds else "-"
         numbers = (f"{k.us:.2f}", f"{k.low:.2f}", f"{k.high:.2f}", f"{k.us / total:.1%}")

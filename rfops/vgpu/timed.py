@@ -36,6 +36,7 @@ class TimedLaunch:
     stalls, barrier_because : clk that waves waited, by reason; what the last wave at a barrier
         had waited for, by the clk that this cost the others.
     pcs : for each instruction its offset, text, how often it was issued, and its stalls.
+    vmem_latency : clk from an instruction of vector memory's issue until it is done, on average.
     sampled : which part of the launch that is from.
     events : of one CU's issues (clk, offset, SIMD, wave, clk stalled, reason), where asked for.
     """

@@ -70,6 +70,8 @@ def levels(f: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def sampled(s: Mapping[str, int]) -> str:
     left_out = f", {s['left_out_of_xcd']} of its middle left out" if s["left_out_of_xcd"] else ""
+    if s["left_out_instructions"]:
+        left_out += f", {s['left_out_instructions']} instructions at their ends too"
     return (
         f"{s['workgroups']} of {s['of']} workgroups, of one XCD of {s['xcds']}{left_out}: "
         f"{s['wave_instructions']} instructions by waves, and the bytes and stalls above"

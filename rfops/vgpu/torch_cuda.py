@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -179,6 +180,21 @@ def _refuse(name: str) -> Callable[..., Any]:
 def _nothing(*_: Any, **__: Any) -> None: ...
 
 
+class _Generators(type(torch.Generator)):  # type: ignore[misc]
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, _GENERATOR)
+
+
+_GENERATOR = torch.Generator
+
+
+class Generator(torch.Generator, metaclass=_Generators):
+    """torch.Generator("cuda") is the host's, with other numbers than a GPU's."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return _GENERATOR(device=_index(device))
+
+
 def _functions() -> dict[str, Any]:
     capability = (9, 5 if _arch() == "gfx950" else 4)
     nothing = ("synchronize", "set_device", "init", "empty_cache", "manual_seed", "manual_seed_all",
@@ -209,6 +225,11 @@ def _functions() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _in_thread(run: Callable[[Any], None], thread: Any) -> None:
+    with OnHost():
+        run(thread)
+
+
 def activate(torch_module: Any) -> None:
     """For the rest of the process."""
     if torch_module.version.hip is not None:
@@ -219,5 +240,9 @@ def activate(torch_module: Any) -> None:
     for name, value in _functions().items():
         setattr(torch_module.cuda, name, value)
     choose = torch_module.set_default_device
+    torch_module.Generator = Generator
+    torch_module.cpu.set_stream = _nothing  # getattr(torch, device.type), as scripts have it
+    run = threading.Thread.run
+    threading.Thread.run = lambda thread: _in_thread(run, thread)  # type: ignore[assignment, method-assign]
     torch_module.set_default_device = lambda device: choose(_index(device))
     OnHost().__enter__()  # type: ignore[no-untyped-call]

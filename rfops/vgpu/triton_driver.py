@@ -99,7 +99,10 @@ class VirtualDriver(amd_driver.HIPDriver):  # type: ignore[misc]
 _selection = threading.Lock()  # from choosing an architecture until the call that depends on it
 
 
-def _arch_of(device: int) -> str:
+def _arch_of(device: int | None) -> str:
+    """Of a device's number; torch's first GPU and none at all are the one in use."""
+    if not device:
+        return str(triton_driver.active.arch)
     for arch, number in _DEVICES.items():
         if number == device:
             return arch

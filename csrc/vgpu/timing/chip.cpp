@@ -67,6 +67,7 @@ void fill_band(const Part& part, LaunchTime& time) {
   const bool small = time.us < kSmallUs;
   double error = small ? 0.25 * time.us + 2 : 0.20 * time.us;
   if (!part.has_rows) error *= 2;
+  if (time.left_out) error *= 2;
   time.low = std::max(time.floor_us / 2, time.us - error);
   time.high = time.us + error;
 }
@@ -74,6 +75,16 @@ void fill_band(const Part& part, LaunchTime& time) {
 double floor_of(const Constants& k, TimeKind kind) {
   const double floors[] = {k.floor_profiler, k.floor_event, k.floor_graph};
   return floors[static_cast<u32>(kind)];
+}
+
+// What the traces have no room for goes on as before.
+void fill_left_out(const std::vector<std::unique_ptr<GroupTrace>>& traces, LaunchTime& time) {
+  u64 all = 0;
+  for (const auto& trace : traces) {
+    if (trace) all += trace->instructions, time.left_out += trace->left_out;
+  }
+  if (time.left_out)
+    time.longer = static_cast<double>(all) / static_cast<double>(all - time.left_out);
 }
 
 // clk of the rounds that were left out, at the rate from the middle of the second on: before, what
@@ -135,11 +146,13 @@ LaunchTime time_launch(const Part& part, const Program& program, const Sample& s
   const bool fits = time.footprint_bytes <= k.mall_mib * 1048576;
   input.memory = {time.sharing, !options.cold && fits};
   time.floor_us = floor_of(k, options.kind);
+  fill_left_out(traces, time);
   StaticTable table(program, k);
   time.ghz = k.clock;
   while (true) {
     time.replay = Replay(input, table, time.ghz).run();
     time.clocks = static_cast<double>(time.replay.clocks) + left_out_clocks(sample, time.replay);
+    time.clocks *= time.longer;
     const double body = time.clocks / time.ghz / 1e3;
     time.us = time.floor_us + body;
     ++time.turns;

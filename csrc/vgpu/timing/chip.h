@@ -18,12 +18,13 @@ struct TimingOptions {
   std::string part;     // empty: the device's
   std::string changes;  // of constants
   TimeKind kind = TimeKind::kProfiler;
-  bool cold = true;        // operands in memory, not in the Infinity Cache
-  bool results = true;     // workgroups outside the sample run too
-  bool cold_code = false;  // the instruction cache is empty
-  bool detail = true;      // the record has stalls by PC
-  bool once = false;       // these and events of the first launch of a kernel and size alone
-  u32 events = 0;          // issues of one CU that the record has
+  bool cold = true;                // operands in memory, not in the Infinity Cache
+  bool results = true;             // workgroups outside the sample run too
+  bool cold_code = false;          // the instruction cache is empty
+  bool detail = true;              // the record has stalls by PC
+  u32 different = 0;               // only of so many different launches, events too; 0: of all
+  u32 events = 0;                  // issues of one CU that the record has
+  u64 trace_words = u64{1} << 27;  // that the sample's traces may have, half a gigabyte
 };
 
 // Which workgroups of a launch are replayed: of XCD 0 all, or where there are many, the first three
@@ -42,7 +43,9 @@ Sample make_sample(const Part& part, const Launch& launch);
 struct LaunchTime {
   double us = 0, low = 0, high = 0, floor_us = 0, ghz = 0, clocks = 0;
   double sharing = 1, footprint_bytes = 0;
-  u32 turns = 0;  // of the power model
+  u64 left_out = 0;   // instructions of the sample that traces have no room for
+  double longer = 1;  // by these
+  u32 turns = 0;      // of the power model
   std::string bound;
   std::vector<std::pair<const char*, double>> busy;  // share of each unit
   ReplayResult replay;

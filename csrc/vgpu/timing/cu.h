@@ -93,6 +93,7 @@ struct Pending {
   const u32* words;  // of the trace, behind the head
   u32 count;
   u64 number;  // of the wave's
+  Clk issued;
 };
 
 struct InFlight {

@@ -42,6 +42,7 @@ struct ReplayResult {
   u64 instructions = 0, wave_clocks = 0;
   UnitCounts busy;
   MemoryCounts memory;
+  u64 vmem_count = 0, vmem_clocks = 0;  // instructions of vector memory, issue to done
   double channel_busy = 0, fabric_busy = 0, hbm_busy = 0, port_busy = 0;
   std::vector<PcStats> pcs;
   std::array<u64, kReasons> stalls{}, barrier_because{};

@@ -101,6 +101,7 @@ void sampled(Json& json, const Sample& sample, const LaunchTime& time) {
   json.field("left_out_of_xcd", sample.left_out);
   json.field("looked_at_for_sharing", sample.elsewhere.size());
   json.field("wave_instructions", time.replay.instructions);
+  json.field("left_out_instructions", time.left_out);
   json.close('}');
 }
 
@@ -144,6 +145,8 @@ std::string timing_record(const Launch& launch, const Part& part, const Sample& 
        r.clocks ? static_cast<double>(r.wave_clocks) / static_cast<double>(r.clocks) /
                       (part.constants.cus / part.constants.xccs)
                 : 0);
+  real(json, "vmem_latency",
+       r.vmem_count ? static_cast<double>(r.vmem_clocks) / static_cast<double>(r.vmem_count) : 0);
   json.field("lds_conflict_cycles", r.busy.lds_conflicts);
   stalls(json, "stalls", r.stalls);
   stalls(json, "barrier_because", r.barrier_because);

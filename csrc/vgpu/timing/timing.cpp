@@ -42,8 +42,7 @@ bool read_option(const std::string& word, TimingOptions& o, std::string& error) 
   } kFlags[] = {{"cold", &o.cold},
                 {"results", &o.results},
                 {"cold_code", &o.cold_code},
-                {"detail", &o.detail},
-                {"once", &o.once}};
+                {"detail", &o.detail}};
   for (const auto& row : kFlags) {
     if (name == row.name) return *row.flag = value != "0", true;
   }
@@ -56,6 +55,8 @@ bool read_option(const std::string& word, TimingOptions& o, std::string& error) 
     error = "timing: kind '" + value + "', expected profiler, event or graph";
     return false;
   }
+  if (name == "trace_words") return o.trace_words = std::strtoull(value.c_str(), nullptr, 10), true;
+  if (name == "different") return o.different = static_cast<u32>(std::atoi(value.c_str())), true;
   if (name == "events") return o.events = static_cast<u32>(std::atoi(value.c_str())), true;
   o.changes += word + " ";
   Part part;
@@ -96,8 +97,8 @@ Mode mode_now() {
   return mode();
 }
 
-// Whether a launch like this one was timed before.
-bool seen(const Launch& launch, const Part& part) {
+// Whether a launch like this one was timed before, or as many others.
+bool seen(const Launch& launch, const Part& part, u32 most) {
   std::string key = launch.kernel->name + " " + part.device->part;
   for (u32 d = 0; d < 3; ++d) {
     key += " " + std::to_string(launch.grid[d]) + " " + std::to_string(launch.block[d]);
@@ -105,7 +106,7 @@ bool seen(const Launch& launch, const Part& part) {
   static std::mutex mutex;
   static std::set<std::string> known;
   const std::lock_guard lock(mutex);
-  return !known.insert(key).second;
+  return known.size() >= most || !known.insert(key).second;
 }
 
 TimingOptions options_of(const Mode& now) {
@@ -154,7 +155,7 @@ struct LaunchTiming::State {
         part(part_for(l, options)),
         sample(make_sample(part, l)),
         traces(sample.all.size()) {
-    if (!options.once || !seen(l, part)) return;
+    if (!options.different || !seen(l, part, options.different)) return;
     options.detail = false;
     options.events = 0;
   }
@@ -187,6 +188,7 @@ GroupTrace* LaunchTiming::begin(u64 flat, u32 waves) {
   if (found == all.end() || *found != flat) return nullptr;
   auto& trace = state_->traces[static_cast<std::size_t>(found - all.begin())];
   trace = std::make_unique<GroupTrace>(flat, waves);
+  trace->most = std::max<u64>(1, state_->options.trace_words / all.size() / waves);
   return trace.get();
 }
 

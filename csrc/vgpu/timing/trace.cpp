@@ -17,6 +17,11 @@ class Tracer : public Observer {
     ++trace.instructions;
     stream_ = &trace.waves[wave.index];
     head_ = stream_->size();
+    if (head_ >= trace.most) [[unlikely]] {
+      ++trace.left_out;
+      stream_ = nullptr;
+      return;
+    }
     stream_->push_back(inst.index);
     polls_ = false;
     if (is_memory(inst.format) || inst.format == Format::kVop3p) [[unlikely]]
@@ -24,6 +29,8 @@ class Tracer : public Observer {
   }
   void after(Wave&, const Inst&) override {}
   void access(Wave& wave, const Inst&, const Access& access) override {
+    if (!stream_) [[unlikely]]
+      return;
     if (access.space == Space::kLds) {
       const LdsCycles cost =
           lds_cycles(wave.group->arch, access, reinterpret_cast<u64>(wave.group->lds));

@@ -54,9 +54,11 @@ struct Poll {
   std::size_t at = 0;
 };
 
+// What a wave does beyond `most` words is only counted: it may loop for as long as there is work.
 struct GroupTrace {
   u64 flat = 0;
-  u64 instructions = 0;
+  std::size_t most = ~std::size_t{0};
+  u64 instructions = 0, left_out = 0;
   std::vector<std::vector<u32>> waves;
   std::vector<Poll> polls;  // of waves
   std::vector<TracedPage> pages;

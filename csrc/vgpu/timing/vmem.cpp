@@ -6,7 +6,7 @@ namespace vgpu {
 
 void Replay::enqueue(WaveRun& wave, const TimedInst& inst, const u32* words, u32 count, Clk now) {
   Cu& cu = cus_[wave.cu];
-  cu.queue.push_back({&wave, &inst, words, count, wave.vector.issued});
+  cu.queue.push_back({&wave, &inst, words, count, wave.vector.issued, now});
   wave.vector.issue(kUnknownClk);
   if (!cu.pipe_scheduled) push_pipe(wave.cu, std::max(now, cu.pipe_free));
 }
@@ -55,6 +55,8 @@ void Replay::serve(Cu& cu, const Pending& pending, Clk now) {
     cu.lds_free = std::max(cu.lds_free, now) + clk;
     cu.busy.lds += static_cast<u64>(clk);
   }
+  result_.vmem_clocks += static_cast<u64>(done) - static_cast<u64>(pending.issued);
+  ++result_.vmem_count;
   // Counted in order: stores and loads alike.
   WaveRun& wave = *pending.wave;
   const Clk before = pending.number ? wave.vector.until(wave.vector.issued - pending.number) : 0;

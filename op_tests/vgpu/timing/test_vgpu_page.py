@@ -161,10 +161,9 @@ def test_timeline() -> None:
     assert {"SIMD 0 slot 0", "SIMD 3 slot 0", "mfma of SIMD 0", "vmem issues"} <= words
 
 
-def test_a_long_timeline_says_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_charts, "MOST", 100)
+def test_a_long_timeline_says_what_is_left_out() -> None:
     (one,) = found().followed
-    html = page_charts.timeline(one.time)
+    html = page_charts.timeline(one.time, most=100)
     assert len([*rectangles(svgs(html)[0])]) <= 100
     assert re.search(r"; \d{3,} more slices are left out", html)
     alone = dataclasses.replace(one.time, figures={**one.time.figures, "events": []})

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import rfops
+from rfops.cli.timing.micro import Micro, Micros
 from rfops.jit import settings
+from rfops.vgpu import timed_text
 from rfops.vgpu.timed import TimedLaunch
 from support.vgpu.asm import library
-from support.vgpu.micro import Micro, Micros
 
 LDS_TRIP = """
   ds_write_b32 v10, v0
@@ -176,6 +177,24 @@ def test_long_launches_are_sampled(micros: Micros) -> None:
     assert short.sampled["workgroups"] == long.sampled["workgroups"] < 38 * 8 * 6
     assert long.sampled["left_out_of_xcd"] == 38 * 8 * 124
     assert (long.us - 2) / (short.us - 2) == pytest.approx(4, rel=0.05)
+
+
+def test_a_trace_has_an_end(micros: Micros, changed: pytest.MonkeyPatch) -> None:
+    """A kernel that goes on for as long as there is work: what its traces have no room for is
+    counted, and goes on as before."""
+    data = np.zeros(64, np.uint64)
+    whole = micros.run("lds", "MI300X", 2000, data, 64, 256)
+    changed.setenv("RFOPS_VGPU_TIMING_SET", f"trace_words={64 * 4 * 800}")
+    cut = micros.run("lds", "MI300X", 2000, data, 64, 256)
+    assert whole.sampled["left_out_instructions"] == 0
+    # Of other XCDs too, which are looked at for the lines that they share.
+    looked_at = (cut.sampled["workgroups"] + cut.sampled["looked_at_for_sharing"]) / 8
+    instructions = whole.sampled["wave_instructions"]
+    left_out = instructions - cut.sampled["wave_instructions"]
+    assert cut.sampled["left_out_instructions"] == left_out * looked_at > 0.5 * instructions
+    assert cut.us - cut.floor_us == pytest.approx(whole.us - whole.floor_us, rel=0.05)
+    assert cut.high - cut.us == pytest.approx(2 * (0.2 * cut.us), rel=0.01), "a wider band"
+    assert "instructions at their ends too" in timed_text.table(cut)
 
 
 def test_waiting_for_a_flag_counts_once(micros: Micros) -> None:

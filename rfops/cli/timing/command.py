@@ -39,6 +39,8 @@ def arguments() -> argparse.ArgumentParser:
         help="a checkout of ROCm/aiter, for its code objects in hsa/")  # fmt: skip
     add("--cells", action="store_true",
         help="HIP or Triton in the published cells of gemm_mxfp8")  # fmt: skip
+    add("--micro", action="store_true",
+        help="microkernels of ours for published constants")  # fmt: skip
     add("--limit", type=_count, default=0, help="rows, evenly over the kernels; default: all")
     add("--seed", type=_count, default=0, help="of the sample")
     add("--json", type=Path, metavar="OUT", help="write a record a row there")
@@ -70,22 +72,40 @@ def main(words: Sequence[str]) -> int:
     complete(asked, records, work, known, options, save)
     complete(pairs, pair_records, cells.predict, known, options, save)
     found = score.summary(records)
-    save(found)
-    lines = score.text(found) if records else []
-    print("\n".join([*lines, *(cells.text(pair_records) if pairs else [])]))
-    return 0 if any("skipped" not in record for record in (*records, *pair_records)) else 1
+    constants = micros() if options.micro else []
+    save(found, constants)
+    lines = [*(score.text(found) if records else []), *(cells.text(pair_records) if pairs else [])]
+    if lines:
+        print("\n".join(lines))
+    done = any("skipped" not in record for record in (*records, *pair_records))
+    return 0 if done or constants else 1
 
 
 def check(options: argparse.Namespace) -> None:
     """Raises ValueError."""
-    if not options.rows and not options.cells:
-        raise ValueError("nothing to hold the model against: pass --rows FILE.csv or --cells")
+    if not options.rows and not options.cells and not options.micro:
+        raise ValueError(
+            "nothing to hold the model against: pass --rows FILE.csv, --cells or --micro"
+        )
     if options.aiter and not (options.aiter / "hsa").is_dir():
         raise ValueError(
             f"--aiter {options.aiter}: expected a checkout of aiter, got no hsa/ in it"
         )
     if options.resume and not options.json:
         raise ValueError("--resume: expected --json OUT, the file to go on with")
+
+
+def micros() -> list[Record]:
+    """Of the microkernels, each told when it is done. Raises ToolchainNotFound."""
+    from rfops.cli.timing import micro_cases
+
+    print(micro_cases.HEAD)
+    found = []
+    for record in micro_cases.records():
+        print(micro_cases.line(record), flush=True)
+        found.append(record)
+    print(micro_cases.summary(found))
+    return found
 
 
 def read(files: Sequence[Path]) -> list[Row]:
@@ -192,12 +212,14 @@ def _write(
     records: Sequence[Record],
     pairs: Sequence[Record],
     found: Record | None = None,
+    constants: Sequence[Record] = (),
 ) -> None:
     """Whole or not at all: a run may be stopped at any time."""
     if options.json is None:
         return
     told = {"rows_files": [f.name for f in options.rows], "limit": options.limit,
-            "seed": options.seed, "summary": found, "rows": records, "cells": pairs}  # fmt: skip
+            "seed": options.seed, "summary": found, "rows": records, "cells": pairs,
+            "micro": [*constants]}  # fmt: skip
     aside = options.json.with_name(f"{options.json.name}.part")
     aside.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     aside.replace(options.json)

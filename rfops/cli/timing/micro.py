@@ -1,4 +1,5 @@
-"""Microkernels in gfx9 assembly whose time on hardware has been published, run under timing mode.
+"""Microkernels in gfx9 assembly whose time on hardware has been published, run under timing mode:
+how they are made and run (micro_cases.py has them).
 
 Written from descriptions of what each benchmark does; no source of theirs was copied. A kernel gets
 a pointer in s[4:5], another in s[6:7], s8 trips of its loop and s9 lanes of a workgroup; s2
@@ -8,18 +9,28 @@ a trip without what surrounds the loop.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import importlib.util
+import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
+from ctypes import byref, c_size_t, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
-import rfops
+from rfops import vgpu
+from rfops.jit import BuildError, ToolchainNotFound, settings
+from rfops.jit.build import toolchain
+from rfops.jit.launch import hip
 from rfops.vgpu.timed import TimedLaunch
-from support.vgpu.asm import Module, assemble
 
+Array = np.ndarray[Any, Any]
 LINE = 128
 _PROLOGUE = """
   s_load_dwordx4 s[4:7], s[0:1], 0x0
@@ -79,6 +90,41 @@ class Micro:
     lds: int = 0
 
 
+def assemble(source: str, arch: str) -> bytes:
+    """The code object. Raises ToolchainNotFound, BuildError."""
+    title = "the microkernels (assembler)"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        asm, obj, out = (folder / f"micro.{end}" for end in ("s", "o", "co"))
+        asm.write_text(source, encoding="utf-8")
+        clang, lld = _tools(title)
+        target = ["--target=amdgcn-amd-amdhsa", f"-mcpu={arch}"]
+        for command in (
+            [*clang, *target, "-c", str(asm), "-o", str(obj)],
+            [*lld, "-shared", str(obj), "-o", str(out)],
+        ):
+            code, output = toolchain.run(command)
+            if code:
+                raise BuildError(title, command, output, None)
+        return out.read_bytes()
+
+
+def _tools(title: str) -> tuple[list[str], list[str]]:
+    """clang and lld, ROCm's or the ziglang package's. Raises ToolchainNotFound."""
+    rocm, rejected = settings.path("ROCM_PATH"), []
+    if rocm is not None:
+        found = [shutil.which(str(rocm / "llvm" / "bin" / tool)) for tool in ("clang", "ld.lld")]
+        if all(found):
+            return [str(found[0])], [str(found[1])]
+        rejected.append(f"ROCM_PATH={rocm}: no llvm/bin/clang and llvm/bin/ld.lld")
+    if importlib.util.find_spec("ziglang") is not None:
+        zig = [sys.executable, "-m", "ziglang"]
+        return [*zig, "clang"], [*zig, "ld.lld"]
+    rejected.append("the ziglang package of this Python: not found")
+    advice = "Point ROCM_PATH at ROCm, or: pip install 'rfops[clang]'."
+    raise ToolchainNotFound(title, rejected, advice)
+
+
 class Micros:
     """Kernels of one architecture, assembled together."""
 
@@ -92,37 +138,47 @@ class Micros:
             text.append(_DESCRIPTOR.format(name=name, vgprs=k.vgprs, lds=k.lds))
             metadata.append(_METADATA.format(name=name, vgprs=k.vgprs, lds=k.lds))
         source = "".join([*text, *metadata, ".end_amdgpu_metadata\n"])
-        with tempfile.TemporaryDirectory() as folder:
-            self.module = Module(assemble(source, arch, Path(folder)), arch)
+        self.arch, self._runtime = arch, hip.runtime(torch.device("cpu"))
+        self._runtime.select_arch(arch)
+        self._module = c_void_p()
+        self._runtime.call("hipModuleLoadData", byref(self._module), assemble(source, arch))
 
     def run(
         self,
         name: str,
         part: str,
         trips: int,
-        data: np.ndarray | None = None,
+        data: Array | None = None,
         blocks: int = 1,
         threads: int = 64,
         cold: bool = True,
         kind: str = "profiler",
+        apart: int = 0,
     ) -> TimedLaunch:
-        """One launch of which only the workgroups run that its time is taken from."""
+        """One launch of which only the workgroups run that its time is taken from; `apart` bytes
+        lie between what the two pointers point at."""
         at = 0 if data is None else -(-data.ctypes.data // LINE) * LINE
-        arguments = np.array([at, at, trips | threads << 32], np.uint64).tobytes()
-        with rfops.vgpu.timing(part, cold, kind, results=False, detail=False) as t:
-            self.module.launch(name, blocks, threads, arguments)
+        arguments = np.array([at, at + apart, trips | threads << 32], np.uint64).tobytes()
+        size = c_size_t(len(arguments))
+        buffer = ctypes.cast(ctypes.create_string_buffer(arguments, len(arguments)), c_void_p)
+        extra = (c_void_p * 5)(1, buffer, 2, ctypes.addressof(size), 3)
+        grid = (blocks, 1, 1, threads, 1, 1)
+        self._runtime.select_arch(self.arch)
+        function = c_void_p()
+        self._runtime.call("hipModuleGetFunction", byref(function), self._module, name.encode())
+        with vgpu.timing(part, cold, kind, results=False, detail=False) as t:
+            self._runtime.call("hipModuleLaunchKernel", function, *grid, 0, None, None, extra)
         (launch,) = t.launches
-        assert not launch.error
         return launch
 
-    def trip_clk(self, name: str, part: str, few: int, many: int, **how: object) -> float:
+    def trip_clk(self, name: str, part: str, few: int, many: int, **how: Any) -> float:
         """Clocks of a trip of the loop."""
-        first, second = (self.run(name, part, n, **how).clocks for n in (few, many))  # type: ignore[arg-type]
+        first, second = (self.run(name, part, n, **how).clocks for n in (few, many))
         return float(second - first) / (many - few)
 
 
 @functools.cache
-def chain(nodes: int, stride: int = 128, seed: int = 0) -> np.ndarray:
+def chain(nodes: int, stride: int = 128, seed: int = 0) -> Array:
     """Addresses in a random cycle over `nodes` lines: each holds where the next one lies."""
     memory = np.zeros((nodes + 1) * stride // 8, np.uint64)
     at = -memory.ctypes.data % stride // 8

@@ -1,0 +1,306 @@
+"""`rfops bench timing --micro`: the model's constants of high confidence, each by a kernel that
+runs under the model, beside what was published for hardware. The ids are those of the sources in
+csrc/vgpu/timing/parts.cpp."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rfops.cli.timing.micro import Array, Micro, Micros, chain
+from rfops.jit.arch import PART_CUS
+
+TOLERANCE = 0.10
+KB, MB = 1 << 10, 1 << 20
+
+
+def independent(line: str, count: int, unroll: int = 1) -> str:
+    """`line` on registers {d}, {d1}, {d3}: accumulators that do not depend on each other."""
+    lines = []
+    for i in range(count * unroll):
+        d = 8 + 4 * (i % count)
+        lines.append("  " + line.format(d=d, d1=d + 1, d3=d + 3))
+    return "\n".join(lines)
+
+
+LANE_0 = "  s_mov_b64 exec, 1\n  v_mov_b32 v10, s4\n  v_mov_b32 v11, s5\n"
+CHASE = "  flat_load_dwordx2 v[10:11], v[10:11]\n  s_waitcnt vmcnt(0) lgkmcnt(0)\n" * 8
+SCALAR_CHASE = "  s_load_dwordx2 s[4:5], s[4:5], 0x0\n  s_waitcnt lgkmcnt(0)\n" * 8
+LDS_CHASE = "  ds_read_b32 v10, v10\n  s_waitcnt lgkmcnt(0)\n" * 8
+LDS_ZERO = "  v_mov_b32 v10, 0\n  ds_write_b32 v10, v10\n  s_waitcnt lgkmcnt(0)\n"
+# The block's own word: read, add, barrier, write, barrier.
+LDS_BLOCK = """
+  ds_read_b32 v11, v10
+  s_waitcnt lgkmcnt(0)
+  v_add_f32 v11, v11, v11
+  s_barrier
+  ds_write_b32 v10, v11
+  s_waitcnt lgkmcnt(0)
+  s_barrier
+"""
+# All blocks read the same footprint of s9 bytes again and again, 16 bytes a lane.
+SAME_DATA = """
+  global_load_dwordx4 v[12:15], v10, s[4:5]
+  global_load_dwordx4 v[16:19], v10, s[4:5] offset:1024
+  global_load_dwordx4 v[20:23], v10, s[4:5] offset:2048
+  global_load_dwordx4 v[24:27], v10, s[4:5] offset:3072
+  v_add_u32 v10, v10, v2
+  v_and_b32 v10, v3, v10
+  s_waitcnt vmcnt(4)
+"""
+
+# A double a lane.
+READ = "  global_load_dwordx2 v[12:13], v10, s[4:5]\n"
+WRITE = "  s_waitcnt vmcnt(0)\n  global_store_dwordx2 v10, v[12:13], s[6:7]\n"
+READ_INDEX = "  s_mul_i32 s9, s2, s9\n  v_add_u32 v10, s9, v0\n  v_lshlrev_b32 v10, 3, v10\n"
+
+# a=a*b+c, b=b*a+c, a=a*c+b, b=b*c+a, c a literal: instructions of 8 bytes.
+FMA_LOOP = """
+  v_fmaak_f32 v8, v8, v9, 0x3f8147ae
+  v_fmaak_f32 v9, v9, v8, 0x3f8147ae
+  v_fmamk_f32 v8, v8, 0x3f8147ae, v9
+  v_fmamk_f32 v9, v9, 0x3f8147ae, v8
+"""
+LDS_FOUR = """
+  ds_read_b32 v10, v10
+  ds_read_b32 v11, v11
+  ds_read_b32 v12, v12
+  ds_read_b32 v13, v13
+  s_waitcnt lgkmcnt(0)
+"""
+
+KERNELS_942 = {
+    "chase": Micro(CHASE, LANE_0),
+    "scalar_chase": Micro(SCALAR_CHASE),
+    "lds_block": Micro(LDS_BLOCK, "  v_lshlrev_b32 v10, 2, v0\n", lds=1024, vgprs=32),
+    "fma_saturated": Micro("  v_fma_f32 v8, v8, v4, v5\n" * 32, vgprs=32),
+    "pk_f32": Micro(independent("v_pk_fma_f32 v[{d}:{d1}], v[{d}:{d1}], v[4:5], v[6:7]", 2)),
+    "f64": Micro(independent("v_fma_f64 v[{d}:{d1}], v[{d}:{d1}], v[4:5], v[6:7]", 4)),
+    "pk_f16": Micro(independent("v_pk_fma_f16 v{d}, v{d}, v4, v5", 4)),
+    "mad_u64": Micro(independent("v_mad_u64_u32 v[{d}:{d1}], vcc, v{d}, v4, v[6:7]", 4)),
+    "fma_loop": Micro(FMA_LOOP),
+    "vcopy": Micro(READ + WRITE, READ_INDEX, vgprs=32),
+    "f64_chain": Micro("  v_fma_f64 v[8:9], v[8:9], v[4:5], v[6:7]\n" * 4),
+    "atomic": Micro("  global_atomic_add v1, v2, s[4:5]\n", "  v_mov_b32 v2, 1\n"),
+    "same_l1": Micro(SAME_DATA, "  v_lshlrev_b32 v10, 4, v0\n  v_mov_b32 v2, 4096\n"
+                     "  v_mov_b32 v3, 0x3fff\n", vgprs=32),
+    "same_l2": Micro(SAME_DATA, "  v_lshrrev_b32 v10, 6, v0\n  v_lshlrev_b32 v10, 15, v10\n"
+                     "  v_and_b32 v4, 63, v0\n  v_lshl_add_u32 v10, v4, 4, v10\n"
+                     "  v_mov_b32 v2, 4096\n  v_mov_b32 v3, 0x3ffff\n", vgprs=32),
+    "nothing": Micro("  s_nop 0\n"),
+    "read": Micro(READ, READ_INDEX, "  s_waitcnt vmcnt(0)\n", 32, 32768),
+    "turn": Micro(READ, READ_INDEX + "  v_and_b32 v10, 0x3ffff, v10\n",
+                  "  s_waitcnt vmcnt(0)\n", 32, 65536),
+    "wrapped": Micro(READ, READ_INDEX + "  v_and_b32 v10, 0x3ffffff, v10\n",
+                     "  s_waitcnt vmcnt(0)\n", 32),
+}  # fmt: skip
+MFMA = "v_mfma_f32_16x16x32_f16 v[{d}:{d3}], v[40:43], v[44:47], v[{d}:{d3}]"
+KERNELS_950 = {
+    "fma_chain": Micro("  v_fma_f32 v8, v8, v4, v5\n" * 32),
+    "mfma_chain": Micro(independent(MFMA, 1, 32)),
+    "mfma": Micro(independent(MFMA, 4, 8)),
+    "lds_chase": Micro(LDS_CHASE, LDS_ZERO, lds=1024),
+    "lds_four": Micro(
+        LDS_FOUR * 8,
+        f"{LDS_ZERO}  v_mov_b32 v11, 0\n  v_mov_b32 v12, 0\n  v_mov_b32 v13, 0\n",
+        lds=1024,
+    ),
+    "vcopy": Micro(READ + WRITE, READ_INDEX, vgprs=32),
+}
+MICROS: Mapping[str, Mapping[str, Micro]] = {"gfx942": KERNELS_942, "gfx950": KERNELS_950}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What was published, and how it is measured here."""
+
+    id: str
+    what: str
+    part: str
+    published: float
+    unit: str
+    measure: Callable[[Micros, str], float]  # on a part
+    tolerance: float = TOLERANCE
+    note: str = ""  # why that is not enough
+
+    @property
+    def arch(self) -> str:
+        return "gfx950" if self.part in ("MI350X", "MI355X") else "gfx942"
+
+    @property
+    def name(self) -> str:
+        return f"{self.id} {self.what} {self.part}"
+
+
+def trip(
+    kernel: str, per_trip: float = 1, few: int = 8, many: int = 24, nodes: int = 0, **how: Any
+) -> Callable[[Micros, str], float]:
+    """clk of a trip of the kernel's loop, a `per_trip`-th of it; `nodes` of a chain to follow."""
+
+    def measure(micros: Micros, part: str) -> float:
+        data = chain(nodes) if nodes else np.zeros(64, np.uint64)
+        return micros.trip_clk(kernel, part, few, many, **{"data": data, **how}) / per_trip
+
+    return measure
+
+
+def bytes_a_clk(
+    kernel: str, footprint: int, few: int, many: int, blocks: int
+) -> Callable[[Micros, str], float]:
+    """Of blocks of 512 lanes that read the same data, four times 16 bytes a lane and trip."""
+
+    def measure(micros: Micros, part: str) -> float:
+        data = np.zeros(footprint // 8, np.uint64)
+        clk = micros.trip_clk(kernel, part, few, many, data=data, blocks=blocks, threads=512)
+        return 8 * 4 * 1024 / clk
+
+    return measure
+
+
+def stream_tb_s(
+    kernel: str, cold: bool, threads: int, most: int = 36, lane_bytes: int = 8
+) -> Callable[[Micros, str], float]:
+    """Of a lane that reads (and writes) so many bytes, by two lengths of the stream."""
+
+    def measure(micros: Micros, part: str) -> float:
+        few, many = PART_CUS[part] * 8 * most // 3, PART_CUS[part] * 8 * most
+        data = np.zeros(2 * many * threads + 64, np.uint64)  # untouched pages cost the host nothing
+        first, second = (
+            micros.run(kernel, part, 1, data, n, threads, cold, apart=8 * many * threads).us
+            for n in (few, many)
+        )
+        return float((many - few) * threads * lane_bytes / (second - first)) / 1e6
+
+    return measure
+
+
+def clk_a_group(
+    kernel: str, few: int, many: int, share: int, threads: int
+) -> Callable[[Micros, str], float]:
+    """clk of one more of the workgroups that a `share`-th of the chip has."""
+
+    def measure(micros: Micros, part: str) -> float:
+        data: Array = np.zeros(1 << 16, np.uint64)
+        first, second = (
+            micros.run(kernel, part, 1, data=data, blocks=n, threads=threads).clocks
+            for n in (few, many)
+        )
+        return float(second - first) / ((many - few) / share)
+
+    return measure
+
+
+def floor_us(kind: str) -> Callable[[Micros, str], float]:
+    return lambda micros, part: float(micros.run("nothing", part, 1, kind=kind).us)
+
+
+def vcopy_latency(micros: Micros, part: str) -> float:
+    """A double a lane, 8 MB to 8 MB, issue to done, loads and stores."""
+    lanes = 1 << 20
+    data = np.zeros(2 * lanes + 64, np.uint64)
+    launch = micros.run("vcopy", part, 1, data, lanes // 256, 256, apart=8 * lanes)
+    return float(launch.vmem_latency)
+
+
+_FULL = {"blocks": 1, "threads": 1024}
+_ONE_CU = {"blocks": 8 * 6 * 38, "threads": 256}
+CASES = [
+    Case("c01", "L1, load to use", "MI300X", 118, "clk",
+         trip("chase", 8, 16, 32, 8 * KB // 128)),
+    Case("c02", "L2, load to use", "MI300X", 213, "clk",
+         trip("chase", 8, 1024, 1536, 512 * KB // 128)),
+    Case("c03", "Infinity Cache, load to use", "MI300X", 455, "clk",
+         trip("chase", 8, 64, 192, 16 * MB // 128, cold=False)),
+    Case("c04", "HBM, load to use", "MI300X", 880, "clk",
+         trip("chase", 8, 64, 192, 16 * MB // 128)),
+    Case("c09", "scalar cache, load to use", "MI300X", 68, "clk",
+         trip("scalar_chase", 8, 16, 32, 4 * KB // 128)),
+    Case("c10", "L2, scalar load to use", "MI300X", 180, "clk",
+         trip("scalar_chase", 8, 1024, 1536, 512 * KB // 128)),
+    Case("c11", "Infinity Cache, scalar load to use", "MI300X", 417, "clk",
+         trip("scalar_chase", 8, 64, 192, 16 * MB // 128, cold=False)),
+    Case("c12", "HBM, scalar load to use", "MI300X", 690, "clk",
+         trip("scalar_chase", 8, 64, 192, 16 * MB // 128)),
+    Case("c15", "vector memory under load, a copy of 8 MB", "MI300X", 942, "clk", vcopy_latency,
+         0.37, "its 69 runs go from 631 to 1294"),
+    Case("c17", "LDS, dependent reads", "MI350X", 69, "clk", trip("lds_chase", 8)),
+    Case("c17", "LDS, four independent reads, each", "MI350X", 28.4, "clk", trip("lds_four", 32),
+         0.30, "what its loop does besides is not published"),
+    Case("c20", "LDS, iteration of a block, full CU", "MI300A", 28.4, "clk",
+         trip("lds_block", 8, **_ONE_CU)),
+    Case("c23", "dependent v_fma_f32", "MI350X", 8, "clk", trip("fma_chain", 32)),
+    Case("c24", "loop of 4 dependent v_fmaak_f32 and 3 scalar", "MI300A", 44.6, "clk",
+         trip("fma_loop"), 0.20, "its scalar part costs 12.6 clk there, c26's 24"),
+    Case("c25", "v_fma_f32, eight waves a SIMD", "MI300A", 4.16, "clk",
+         trip("fma_saturated", 32 * 4, 4, 12, **_FULL)),
+    Case("c26", "loop of 2 v_pk_fma_f32 and 3 scalar", "MI300X", 36.1, "clk", trip("pk_f32")),
+    Case("c27", "loop of 4 v_fma_f64 and 3 scalar", "MI300X", 56.1, "clk", trip("f64")),
+    Case("c28", "loop of 4 v_pk_fma_f16 and 3 scalar", "MI300X", 56.1, "clk", trip("pk_f16")),
+    Case("c29", "loop of 4 v_mad_u64_u32 and 3 scalar", "MI300X", 68.2, "clk", trip("mad_u64"),
+         0.15, "as c24; grade B, 16 to 18 clk each"),
+    Case("c30", "loop of 4 dependent v_fma_f64 and 3 scalar", "MI300A", 55.5, "clk",
+         trip("f64_chain")),
+    Case("c34", "dependent MFMA 16x16x32 f16", "MI350X", 18.4, "clk", trip("mfma_chain", 32)),
+    Case("c35", "independent MFMA 16x16x32 f16", "MI350X", 16.75, "clk", trip("mfma", 32)),
+    Case("c41", "L1, the same 16 KB", "MI300X", 60.8, "B/clk and CU",
+         bytes_a_clk("same_l1", 64 * KB, 8, 24, 8)),
+    Case("c42", "L2, the same 256 KB by all CUs", "MI300X", 43, "B/clk and CU",
+         bytes_a_clk("same_l2", 512 * KB, 16, 48, 304)),
+    Case("c43", "Infinity Cache, read", "MI300X", 6.2, "TB/s",
+         stream_tb_s("wrapped", False, 1024, 12)),
+    Case("c44", "Infinity Cache, read", "MI300A", 4.25, "TB/s",
+         stream_tb_s("wrapped", False, 1024, 12)),
+    *(Case("c48" if waves < 32 else "c45", f"HBM, read by {waves} waves a CU", "MI300X", tb_s,
+           "TB/s", stream_tb_s("read", True, 32 * waves))
+      for waves, tb_s in ((4, 1.049), (8, 1.959), (16, 3.098), (32, 4.199))),
+    Case("c46", "HBM, read", "MI300A", 3.0, "TB/s", stream_tb_s("read", True, 1024)),
+    Case("c49", "dispatch, a workgroup an XCD", "MI300X", 8.0, "clk",
+         clk_a_group("nothing", 8 * 38 * 2, 8 * 38 * 24, 8, 64)),
+    Case("c50", "dispatch, a wave an XCD, of 16", "MI300X", 1.09 * 16, "clk",
+         clk_a_group("nothing", 8 * 38 * 2, 8 * 38 * 24, 8, 1024)),
+    Case("c51", "from a workgroup to the next, one a CU", "MI300X", 600, "clk",
+         clk_a_group("turn", 304 * 6, 304 * 14, 304, 128)),
+    Case("c52", "an empty launch, by events", "MI300A", 4.3, "us", floor_us("event")),
+    Case("c53", "an empty launch, by events", "MI300X", 5.65, "us", floor_us("event")),
+    Case("c56", "an empty launch of a row", "MI300A", 2.23, "us", floor_us("graph")),
+    Case("c60", "atomics of a wave on one address", "MI300A", 18 * 64, "clk", trip("atomic")),
+    Case("c68", "HBM, a plain copy", "MI350X", 5.6, "TB/s",
+         stream_tb_s("vcopy", True, 256, 36, 16), 0.35, "the model streams at c67's rate"),
+]  # fmt: skip
+
+
+@functools.cache
+def micros(arch: str) -> Micros:
+    """Assembled on first use. Raises ToolchainNotFound, BuildError."""
+    return Micros(MICROS[arch], arch)
+
+
+def measured(case: Case) -> float:
+    return case.measure(micros(case.arch), case.part)
+
+
+def records() -> Iterator[dict[str, Any]]:
+    for case in CASES:
+        yield {"id": case.id, "what": case.what, "part": case.part, "published": case.published,
+               "unit": case.unit, "predicted": measured(case), "note": case.note}  # fmt: skip
+
+
+HEAD = (
+    f"{'':4} {'microkernel':47} {'part':6} {'publ.':>8} {'predicted':>9} {'unit':12} {'error':>6}"
+)
+
+
+def line(record: Mapping[str, Any]) -> str:
+    off = record["predicted"] / record["published"] - 1
+    mark = "" if abs(off) <= TOLERANCE else f"  beyond 10 %: {record['note']}"
+    return (f"{record['id']:4} {record['what']:47} {record['part']:6} {record['published']:8.4g} "
+            f"{record['predicted']:9.4g} {record['unit']:12} {off:+6.1%}{mark}")  # fmt: skip
+
+
+def summary(found: Sequence[Mapping[str, Any]]) -> str:
+    inside = sum(abs(r["predicted"] / r["published"] - 1) <= TOLERANCE for r in found)
+    return f"{inside} of {len(found)} microkernels within {TOLERANCE:.0%}"
