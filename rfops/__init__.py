@@ -36,6 +36,8 @@ if not globals().get("WITHOUT_OPS"):
         batched_gemm_a16w8_blockscale,
         batched_gemm_a16w8_blockscale_ref,
     )
+    from rfops.gemm.a16wfp4 import gemm_a16wfp4, gemm_a16wfp4_ref
+    from rfops.gemm.afp4wfp4 import gemm_afp4wfp4, gemm_afp4wfp4_ref
     from rfops.gemm.mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
     from rfops.moe.align_block_size import moe_align_block_size
     from rfops.moe.grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref
@@ -68,6 +70,10 @@ __all__ = [
     "freeze",
     "gemm_a8w8_blockscale",
     "gemm_a8w8_blockscale_ref",
+    "gemm_a16wfp4",
+    "gemm_a16wfp4_ref",
+    "gemm_afp4wfp4",
+    "gemm_afp4wfp4_ref",
     "gemm_mxfp8",
     "gemm_mxfp8_ref",
     "grouped_gemm_mxfp8",

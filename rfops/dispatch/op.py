@@ -204,9 +204,7 @@ class Op(Hooks):
         assert guard.device is not None
         arch, cu_num = routing.chip(guard.device)
         c = Call(arch, cu_num, guard.device, sizes, values, {**tensors, **passed})
-        refusal = self.refuses(c, *sizes.values())
-        if refusal is not None:
-            self.fail(*refusal)
+        self._check_fit(c)
         guard.sizes |= self.result_sizes(c)
         for result in d.passed:
             if passed[result.name] is not None:
@@ -216,6 +214,15 @@ class Op(Hooks):
             self.kernel_of(config)
         self._check_layouts(tensors, passed)
         return c, config
+
+    def check_sizes(self, c: Call) -> None:
+        super().check_sizes(c)
+        self._check_fit(c)
+
+    def _check_fit(self, c: Call) -> None:
+        refusal = self.refuses(c, *c.sizes.values())
+        if refusal is not None:
+            self.fail(*refusal)
 
     # ------------------------------------------------------------ the route
 
@@ -347,8 +354,6 @@ class Op(Hooks):
             self.check_values(**{a.name: values[a.name] for a in d.values if a.name in values})
             c = self.call_of(arch, **dict(zip(self.asked, sizes, strict=True)), **values)
             self.check_sizes(c)
-            if self.refuses(c, *c.sizes.values()) is not None:
-                return False
         except (ValueError, UnsupportedArch):
             return False
         kernels = self.kernels.values() if backend is None else (self.kernels[backend],)

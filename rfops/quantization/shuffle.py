@@ -26,6 +26,7 @@ from rfops.jit.errors import show
 
 WEIGHT, SCALE = "16x16", "32x8"
 SCALE_ROWS, SCALE_BLOCKS = 256, 8  # multiples that scales are padded to
+TILE_ROWS = 32  # the multiple of rows that they must be padded to
 _PAD = 127  # of scales: 1
 
 
@@ -50,9 +51,9 @@ def unshuffle_weight(w: torch.Tensor | Shuffled) -> torch.Tensor:
     return tiles.transpose(-3, -2).reshape(data.shape).view(data.dtype)
 
 
-def padded_scale(rows: int, blocks: int) -> tuple[int, int]:
+def padded_scale(rows: int, blocks: int, multiple: int = SCALE_ROWS) -> tuple[int, int]:
     """The sizes of what shuffle_scale makes of [rows, blocks]."""
-    return -(-rows // SCALE_ROWS) * SCALE_ROWS, -(-blocks // SCALE_BLOCKS) * SCALE_BLOCKS
+    return -(-rows // multiple) * multiple, -(-blocks // SCALE_BLOCKS) * SCALE_BLOCKS
 
 
 def shuffle_scale(scale: torch.Tensor) -> Shuffled:
@@ -75,10 +76,11 @@ def shuffle_scale(scale: torch.Tensor) -> Shuffled:
 def unshuffle_scale(scale: torch.Tensor | Shuffled, rows: int, blocks: int) -> torch.Tensor:
     """The [rows, blocks] that shuffle_scale was given."""
     data = scale.data if isinstance(scale, Shuffled) else scale
-    if tuple(data.shape) != padded_scale(rows, blocks):
+    least, columns = padded_scale(rows, blocks, TILE_ROWS)
+    if data.dim() != 2 or data.shape[0] < least or data.shape[1] != columns:
         raise ValueError(
-            f"unshuffle_scale: scale must be a {list(padded_scale(rows, blocks))} tensor for "
-            f"{rows} x {blocks} scales, got {describe(data)}; pass what shuffle_scale made of them"
+            f"unshuffle_scale: scale must be a [{least} or more, {columns}] tensor for {rows} x "
+            f"{blocks} scales, got {describe(data)}; pass what shuffle_scale made of them"
         )
     m, n = data.shape
     tiles = data.contiguous().view(torch.uint8).view(m // 32, n // 8, 4, 16, 2, 2)

@@ -1,0 +1,106 @@
+"""gemm_a16wfp4: y = quant(x) @ w^T, x of 16 bits, which is quantised to MXFP4 on the way in, and
+MXFP4 weights: the linear layer of MXFP4 checkpoints.
+
+| kernel | what it takes |
+|---|---|
+| HIP | gfx950 |
+| triton (mxfp4_triton.py) | AMD's and NVIDIA's GPUs, any strides |
+| torch | whatever is left |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from rfops.dispatch.kernel import Kernel
+from rfops.dispatch.layout import Shuffled, unwrap
+from rfops.quantization.mxfp4 import quant_mxfp4_ref
+
+from . import mxfp4_op, mxfp4_shapes
+from .mxfp4_op import RAW, Fp4Gemm, Torch
+from .mxfp4_triton import TritonGemm
+
+HIP: tuple[Kernel, ...] = ()  # in the order in which they are tried
+
+OP = Fp4Gemm(
+    "gemm_a16wfp4",
+    """
+    x: bf16|f16[M, K] strided
+    w: fp4[N, K/2] strided
+    w_scale: e8m0[SN, SK] strided
+    bias: bf16|f16|f32[N]?
+    dtype: bf16|f16|f32
+    w_layout: raw|16x16
+    w_scale_layout: raw|32x8
+    rounding: even|up|down
+    -> out: dtype[M, N]
+    """,
+    sizes="M N K SN SK",
+    positive="K",
+    table="M+ N K",
+    max_bytes=None,
+    shapes=mxfp4_shapes.A16WFP4,
+    kernels=(*HIP, TritonGemm(), Torch()),
+    hints=mxfp4_op.HINTS,
+)
+
+
+def gemm_a16wfp4(
+    x: torch.Tensor,
+    w: torch.Tensor | Shuffled,
+    w_scale: torch.Tensor | Shuffled,
+    dtype: torch.dtype = torch.bfloat16,
+    out: torch.Tensor | None = None,
+    *,
+    rounding: str = "even",
+    bias: torch.Tensor | None = None,
+    config: Any = None,
+) -> torch.Tensor:
+    """out[m, n] = bias[n] + sum_k xq[m, k] * wq[n, k], xq the values of quant_mxfp4(x, rounding),
+    wq those of w and w_scale.
+
+    Parameters
+    ----------
+    x : [M, K] bfloat16 or float16; K a multiple of 32.
+    w : [N, K/2], two e2m1 a byte, uint8 or float4_e2m1fn_x2; or what shuffle_weight made of it.
+    w_scale : [N, K/32] e8m0, uint8 or float8_e8m0fnu; or what shuffle_scale made of it.
+    dtype : of the result; bfloat16, float16 or float32.
+    out : [M, N], written in place where given.
+    rounding : of x's scales: even, up or down (rfops.quant_mxfp4).
+    bias : [N] bfloat16, float16 or float32, added in fp32.
+    config : takes that kernel in that variant, whatever the tuned table says.
+
+    All tensors are on one device (a GPU, or the cpu: the virtual GPU). Plain tensors may have any
+    strides; what HIP's kernels do not take goes to Triton or torch. Sums are fp32, in an order that
+    the config fixes: deterministic. Raises ValueError for what does not fit, ConfigError for a
+    tuned table that cannot be read, and what building a kernel raises.
+    """
+    call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
+    weight, layout = unwrap(w)
+    scale, scale_layout = unwrap(w_scale)
+    return call(x, weight, scale, bias, dtype, layout, scale_layout, rounding, out, config)
+
+
+gemm_a16wfp4.supports = OP.supports  # type: ignore[attr-defined]
+
+
+def gemm_a16wfp4_ref(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    w_layout: str = RAW,
+    w_scale_layout: str = RAW,
+    rounding: str = "even",
+) -> torch.Tensor:
+    """The formula of `gemm_a16wfp4` in plain float64 torch, on any device."""
+    pair = quant_mxfp4_ref(x, rounding)
+    return mxfp4_op.reference(*pair, w, w_scale, bias, dtype, RAW, w_layout, w_scale_layout)
+
+
+OP.reference = gemm_a16wfp4_ref

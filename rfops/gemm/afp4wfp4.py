@@ -1,0 +1,105 @@
+"""gemm_afp4wfp4: y = x @ w^T for OCP MXFP4 on both sides, as aiter calls a4w4.
+
+| kernel | what it takes |
+|---|---|
+| HIP | gfx950 |
+| triton (mxfp4_triton.py) | AMD's and NVIDIA's GPUs, any strides |
+| torch | whatever is left |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from rfops.dispatch.kernel import Kernel
+from rfops.dispatch.layout import Shuffled, unwrap
+
+from . import mxfp4_op, mxfp4_shapes
+from .mxfp4_op import RAW, Fp4Gemm, Torch
+from .mxfp4_triton import TritonGemm
+
+HIP: tuple[Kernel, ...] = ()  # in the order in which they are tried
+
+OP = Fp4Gemm(
+    "gemm_afp4wfp4",
+    """
+    x: fp4[M, K/2] strided
+    w: fp4[N, K/2] strided
+    x_scale: e8m0[XM, XK] strided
+    w_scale: e8m0[SN, SK] strided
+    bias: bf16|f16|f32[N]?
+    dtype: bf16|f16|f32
+    w_layout: raw|16x16
+    x_scale_layout: raw|32x8
+    w_scale_layout: raw|32x8
+    -> out: dtype[M, N]
+    """,
+    sizes="M N K XM XK SN SK",
+    positive="K",
+    table="M+ N K",
+    max_bytes=None,
+    shapes=mxfp4_shapes.AFP4WFP4,
+    kernels=(*HIP, TritonGemm(), Torch()),
+    hints={**mxfp4_op.HINTS, "x": mxfp4_op.QUANTISE},
+)
+
+
+def gemm_afp4wfp4(
+    x: torch.Tensor,
+    w: torch.Tensor | Shuffled,
+    x_scale: torch.Tensor | Shuffled,
+    w_scale: torch.Tensor | Shuffled,
+    dtype: torch.dtype = torch.bfloat16,
+    out: torch.Tensor | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    config: Any = None,
+) -> torch.Tensor:
+    """out[m, n] = bias[n]
+        + sum_b 2^(x_scale[m, b] + w_scale[n, b] - 254) * sum_{k in b} x[m, k] * w[n, k].
+
+    Parameters
+    ----------
+    x : [M, K/2], two e2m1 a byte, low nibble first, uint8 or float4_e2m1fn_x2; K a multiple of 32.
+    w : [N, K/2] of these; or what shuffle_weight made of it.
+    x_scale, w_scale : [M, K/32] and [N, K/32] e8m0 (uint8 or float8_e8m0fnu), 255 is NaN; or what
+        shuffle_scale made of them.
+    dtype : of the result; bfloat16, float16 or float32.
+    out : [M, N], written in place where given.
+    bias : [N] bfloat16, float16 or float32, added in fp32.
+    config : takes that kernel in that variant, whatever the tuned table says.
+
+    Devices, strides, order of sums and errors are those of rfops.gemm_a16wfp4.
+    """
+    call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
+    weight, layout = unwrap(w)
+    x_scale_, x_layout = unwrap(x_scale)
+    w_scale_, w_scale_layout = unwrap(w_scale)
+    tensors = x, weight, x_scale_, w_scale_, bias
+    return call(*tensors, dtype, layout, x_layout, w_scale_layout, out, config)
+
+
+gemm_afp4wfp4.supports = OP.supports  # type: ignore[attr-defined]
+
+
+def gemm_afp4wfp4_ref(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    w_layout: str = RAW,
+    x_scale_layout: str = RAW,
+    w_scale_layout: str = RAW,
+) -> torch.Tensor:
+    """The formula of `gemm_afp4wfp4` in plain float64 torch, on any device."""
+    layouts = x_scale_layout, w_layout, w_scale_layout
+    return mxfp4_op.reference(x, x_scale, w, w_scale, bias, dtype, *layouts)
+
+
+OP.reference = gemm_afp4wfp4_ref

@@ -1,0 +1,212 @@
+"""What gemm_a16wfp4 and gemm_afp4wfp4 share: how operands lie, the torch route, the reference.
+
+Payloads are e2m1, two a byte, raw or as shuffle_weight left them ("16x16"); scales are e8m0, raw or
+as shuffle_scale did ("32x8"). Shuffled scales have rows of their own number, a multiple of 32 that
+is N or more (aiter pads to 32 or to 256), and ceil(K / 256) * 8 columns; what pads them may hold
+anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.op import Op
+from rfops.quantization.mxfp4 import dequant_mxfp4, fp4_values, quant_mxfp4
+from rfops.quantization.mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN
+from rfops.quantization.shuffle import TILE_ROWS, padded_scale, unshuffle_scale, unshuffle_weight
+
+RAW = "raw"
+QUANTISE = "quantise it with rfops.quant_mxfp4, two elements a byte"
+RAW_SCALE = "pass the e8m0 bytes, one per 32 elements of K"
+HINTS = {
+    "x": "convert it first", "w": QUANTISE, "K": "pad x and w with zeros", "x_scale": RAW_SCALE,
+    "w_scale": RAW_SCALE, "bias": "pass [N], or None",
+}  # fmt: skip
+# A scale's argument: the size that it has a row for each of, and those of its own.
+SCALES = {"w_scale": ("N", "SN", "SK"), "x_scale": ("M", "XM", "XK")}
+
+
+def scale_sizes(layout: str, rows: int, k: int) -> tuple[int, int]:
+    """The least that scales of so many rows must have."""
+    return (rows, k // BLOCK) if layout == RAW else padded_scale(rows, k // BLOCK, TILE_ROWS)
+
+
+class Fp4Gemm(Op):
+    """One of the two."""
+
+    @property
+    def scales(self) -> list[str]:
+        return [arg.name for arg in self.declaration.tensors if arg.name in SCALES]
+
+    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+        given = dict(zip(self.declaration.sizes, sizes, strict=True))
+        n, k = given["N"], given["K"]
+        if k % BLOCK:
+            return "K", f"a positive multiple of {BLOCK}", f"K={k}", self.hints["K"]
+        if c.w_layout != RAW and n % 16:
+            return "N", "a multiple of 16 where w is shuffled", f"N={n}", "pad w with zeros"
+        for name in self.scales:
+            rows, own, columns = (given[size] for size in SCALES[name])
+            layout = getattr(c, f"{name}_layout")
+            most, wanted = scale_sizes(layout, rows, k)
+            is_shuffled = layout != RAW
+            enough = own >= most and own % TILE_ROWS == 0 if is_shuffled else own == most
+            if not enough or columns != wanted:
+                shape = f"[{most}{' or more' * is_shuffled}, {wanted}]"
+                got = f"[{own}, {columns}]"
+                return name, f"a {shape} tensor, {layout}", got, self.hints[name]
+        return self._refuses_strides(c)
+
+    def _refuses_strides(self, c: Call) -> tuple[str, str, str, str] | None:
+        for name in ("w", *self.scales):
+            tensor = c.tensors.get(name)
+            if getattr(c, f"{name}_layout") != RAW and tensor is not None:
+                if not tensor.is_contiguous():
+                    strides = f"strides {list(tensor.stride())}"
+                    return name, "contiguous where it is shuffled", strides, "shuffle a copy"
+        return None
+
+    def _multiple_of(self, size: str) -> int:
+        return BLOCK if size == "K" else super()._multiple_of(size)
+
+    def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
+        for name in self.scales:
+            rows, own, columns = SCALES[name]
+            least = scale_sizes(values[f"{name}_layout"], sizes[rows], sizes["K"])
+            sizes.setdefault(own, least[0])
+            sizes.setdefault(columns, least[1])
+
+    def flops(self, c: Call) -> int:
+        return int(2 * c.M * c.N * c.K)
+
+    def peer(self, c: Call) -> tuple[str, Callable[[], object]]:
+        x, w, w_scale = c.given("x", "w", "w_scale")
+        x_scale = c.tensors.get("x_scale")
+
+        def run() -> torch.Tensor:
+            wide_w = dequantised(w, w_scale, c.w_layout, c.w_scale_layout)
+            wide = x if x_scale is None else dequantised(x, x_scale, RAW, c.x_scale_layout)
+            return wide.to(torch.bfloat16) @ wide_w.to(torch.bfloat16).T
+
+        return "torch_dequantise", run
+
+    def roundings(self, c: Call) -> int:
+        return roundings(c.K)
+
+
+def roundings(k: int) -> int:
+    """A matrix instruction adds 128 products in an order it does not tell, then one for each 128 of
+    K, 16 parts of K at most and a bias; the reference is exact."""
+    return 128 + k // 128 + 18
+
+
+# ---------------------------------------------------------------- torch
+
+
+class Torch(Kernel):
+    name = "torch"
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        w_layout, layout = c.w_layout, c.w_scale_layout
+        if "rounding" in c.values:
+            rounding = c.rounding
+
+            def run_quantised(
+                out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor,
+                bias: torch.Tensor | None,
+            ) -> None:  # fmt: skip
+                pair = quant_mxfp4(x, rounding)
+                run_torch(out, *pair, w, w_scale, bias, RAW, w_layout, layout)
+
+            return lambda *_sizes: run_quantised
+        x_layout = c.x_scale_layout
+
+        def run(
+            out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor,
+            w_scale: torch.Tensor, bias: torch.Tensor | None,
+        ) -> None:  # fmt: skip
+            run_torch(out, x, x_scale, w, w_scale, bias, x_layout, w_layout, layout)
+
+        return lambda *_sizes: run
+
+
+_CHUNK = 1 << 22  # elements of an operand in float64 at once: 32 MiB
+
+
+def run_torch(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    x_layout: str,
+    w_layout: str,
+    w_scale_layout: str,
+) -> None:
+    """Any size, strides and device: in float64, where scaled values are exact, in pieces."""
+    (m, half), n = x.shape, w.shape[0]
+    x_scale = plain_scale(x_scale, x_layout, m, 2 * half)
+    w_scale = plain_scale(w_scale, w_scale_layout, n, 2 * half)
+    w = w if w_layout == RAW else unshuffle_weight(w)
+    rows = max(1, _CHUNK // (2 * half))
+    for n0 in range(0, n, rows):
+        values = dequant_mxfp4(w[n0 : n0 + rows], w_scale[n0 : n0 + rows], torch.float64)
+        for m0 in range(0, m, rows):
+            part = dequant_mxfp4(x[m0 : m0 + rows], x_scale[m0 : m0 + rows], torch.float64)
+            sums = part @ values.T
+            if bias is not None:
+                sums += bias[n0 : n0 + rows].to(torch.float64)
+            out[m0 : m0 + rows, n0 : n0 + rows] = sums
+
+
+def plain_scale(scale: torch.Tensor, layout: str, rows: int, k: int) -> torch.Tensor:
+    """[rows, K/32] of scales in a layout."""
+    return scale if layout == RAW else unshuffle_scale(scale, rows, k // BLOCK)
+
+
+def dequantised(
+    payload: torch.Tensor, scale: torch.Tensor, layout: str, scale_layout: str
+) -> torch.Tensor:
+    """[rows, K] float32."""
+    plain = payload if layout == RAW else unshuffle_weight(payload)
+    rows, half = plain.shape
+    return dequant_mxfp4(plain, plain_scale(scale, scale_layout, rows, 2 * half))
+
+
+# ---------------------------------------------------------------- reference
+
+
+def reference(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    x_layout: str,
+    w_layout: str,
+    w_scale_layout: str,
+) -> torch.Tensor:
+    """The formula in float64, in which products and scales are exact, block by block."""
+    m, n, k = x.shape[0], w.shape[0], 2 * x.shape[1]
+    w = w if w_layout == RAW else unshuffle_weight(w)
+    x_values, w_values = (fp4_values(t).to(torch.float64) for t in (x, w))
+    x_factor = _factors(plain_scale(x_scale, x_layout, m, k))
+    w_factor = _factors(plain_scale(w_scale, w_scale_layout, n, k))
+    total = torch.zeros(m, n, dtype=torch.float64, device=x.device)
+    for block in range(k // BLOCK):
+        span = slice(block * BLOCK, (block + 1) * BLOCK)
+        dots = x_values[:, span] @ w_values[:, span].T
+        total += dots * (x_factor[:, block, None] * w_factor[None, :, block])
+    result: torch.Tensor = (total if bias is None else total + bias).to(dtype)
+    return result
+
+
+def _factors(scale: torch.Tensor) -> torch.Tensor:
+    byte = scale.view(torch.uint8).to(torch.float64)
+    return torch.exp2(byte - E8M0_BIAS).masked_fill(byte == E8M0_NAN, float("nan"))
