@@ -37,7 +37,8 @@ pytestmark = pytest.mark.requires_gfx950
 CPU = torch.device("cpu")
 NAMES = ("gemm_mxfp8", "grouped_gemm_mxfp8", "moe_align_block_size",
          "batched_gemm_a16w8_blockscale", "gemm_a8w8_blockscale",
-         "quant_fp8_blockscale", "topk_softmax", "grouped_topk", "moe_router")  # fmt: skip
+         "quant_fp8_blockscale", "topk_softmax", "grouped_topk", "moe_router",
+         "fused_moe", "fused_moe_tables")  # fmt: skip
 SMALL = dense_call(3, 48, 256)
 OTHER = dense_call(20, 48, 256)
 MOE = grouped_call(6, 48, 256, 8, 2, 2)
@@ -50,6 +51,9 @@ SHAPES = [
     ("gemm_a8w8_blockscale", "70 40 128 dtype=f32"),
     ("quant_fp8_blockscale", "37 256"),
     ("quant_fp8_blockscale", "130 128 block_rows=128 transpose_scale=1 x_dtype=f16"),
+    ("fused_moe", "5 64 32 4 2 x_dtype=f16"),
+    ("fused_moe", "3 40 24 4 2"),
+    ("fused_moe_tables", "5 64 32 4 2 num_shared=1 x_dtype=f16"),
     ("topk_softmax", "37 40 4"),
     ("topk_softmax", "3 33 5 round_scores=1 logits_dtype=f16 renormalize=1"),
     ("grouped_topk", "9 64 4 num_groups=8 topk_groups=4 bias=1"),

@@ -1,0 +1,205 @@
+"""fused_moe by every kernel and in both layouts of weights, against fp64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import rfops.vgpu
+from rfops.moe import fused_moe_tables
+from rfops.moe.fused_moe import OP, fused_moe, fused_moe_ref
+from rfops.moe.fused_moe_triton import FusedMoeTritonConfig
+from support.moe_problems import Problem, assert_correct, exact_of, random_problem, run
+
+ARCHS = ("gfx942", "gfx950")
+F16, BF16 = torch.float16, torch.bfloat16
+SMALL = FusedMoeTritonConfig(16, 32, 32, 8, 4, 2)  # what the virtual GPU runs quickly
+KERNELS = [("triton", SMALL), ("torch", None)]
+
+
+@pytest.fixture(params=ARCHS)
+def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", request.param)
+    return str(request.param)
+
+
+@pytest.fixture(params=KERNELS, ids=lambda k: k[0])
+def kernel(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    made: tuple[str, Any] = request.param
+    return made
+
+
+def assert_by(kernel: tuple[str, Any], problem: Problem, is_table: bool = False) -> torch.Tensor:
+    got = run(kernel[0], problem, is_table, kernel[1])
+    assert_correct(got, problem, rounded_gate=kernel[0] == "torch")
+    return got
+
+
+@pytest.mark.parametrize("is_table", [False, True])
+@pytest.mark.parametrize(
+    ("m", "d", "i", "e", "k", "shared", "dtype"),
+    [
+        (20, 64, 48, 5, 2, 0, F16), (33, 72, 40, 6, 3, 1, BF16), (1, 256, 64, 8, 2, 0, F16),
+        (40, 96, 96, 4, 4, 2, F16),
+    ],
+)  # fmt: skip
+def test_values(
+    m: int, d: int, i: int, e: int, k: int, shared: int, dtype: torch.dtype, is_table: bool,
+    arch: str, kernel: tuple[str, Any],
+) -> None:  # fmt: skip
+    assert_by(kernel, random_problem(m, d, i, e, min(k, e - shared), dtype, shared), is_table)
+
+
+def test_counts(arch: str, kernel: tuple[str, Any]) -> None:
+    """No row of an expert, one, all of them; all to one; every expert named twice by a token."""
+    problem = random_problem(37, 64, 32, 4, 2)
+    for ids in ([[1, 3]], [[2, 2]], [[0, 1]]):
+        assert_by(kernel, problem.with_(topk_ids=torch.tensor(ids * 37, dtype=torch.int32)))
+    mixed = torch.tensor([[0, 1]] * 36 + [[3, 1]], dtype=torch.int64)
+    assert_by(kernel, problem.with_(topk_ids=mixed))
+
+
+def test_ids_outside_add_nothing(arch: str, kernel: tuple[str, Any]) -> None:
+    """Negative, too large, and of shared experts, which only num_shared names; NaN beside them."""
+    problem = random_problem(20, 64, 32, 5, 3, num_shared=1)
+    ids = problem.topk_ids.clone()
+    for at, id in enumerate((-1, 4, 5, 2**31 - 1, -(2**31), 1000)):
+        ids[at, at % 3] = id
+    ids[7] = -1
+    weights = problem.topk_weights.masked_fill((ids < 0) | (ids >= 4), math.nan)
+    changed = problem.with_(topk_ids=ids, topk_weights=weights)
+    with rfops.vgpu.check() as checked:
+        got = run(kernel[0], changed, False, kernel[1])
+    expected = exact_of(problem.with_(topk_ids=ids)).out
+    if kernel[0] != "torch":
+        assert not checked.findings, "\n".join(map(str, checked.findings))
+    torch.testing.assert_close(got.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_a_row_that_is_no_number_is_its_own_alone(arch: str, kernel: tuple[str, Any]) -> None:
+    problem = random_problem(20, 64, 32, 4, 2)
+    clean = assert_by(kernel, problem)
+    x = problem.x.clone()
+    x[5], x[11, 3] = math.nan, math.inf
+    got = run(kernel[0], problem.with_(x=x), False, kernel[1])
+    others = [t for t in range(20) if t not in (5, 11)]
+    assert torch.equal(got[others], clean[others]) and got[5].isnan().all()
+
+
+def test_strided_rows(arch: str, kernel: tuple[str, Any]) -> None:
+    problem = random_problem(20, 64, 32, 4, 2)
+    wanted = assert_by(kernel, problem)
+    wide = torch.full((25, 160), math.nan, dtype=F16)
+    wide[2:22, 40:104] = problem.x
+    for x in (wide[2:22, 40:104], problem.x.T.contiguous().T):
+        assert torch.equal(run(kernel[0], problem.with_(x=x), False, kernel[1]), wanted)
+
+
+def test_writes_its_result_alone_and_the_same_twice(arch: str, kernel: tuple[str, Any]) -> None:
+    problem = random_problem(19, 72, 40, 4, 2)
+    memory = torch.full((19 * 72 + 256,), -7.0, dtype=F16)
+    out = memory[128 : 128 + 19 * 72].view(19, 72).fill_(math.nan)
+    run(kernel[0], problem, False, kernel[1], out)
+    assert_correct(out, problem, rounded_gate=kernel[0] == "torch")
+    assert (memory[:128] == -7).all() and (memory[-128:] == -7).all()
+    assert torch.equal(run(kernel[0], problem, False, kernel[1]), out)
+
+
+# ---------------------------------------------------------------- the op
+
+
+def test_both_layouts_give_the_same(arch: str) -> None:
+    problem = random_problem(9, 64, 32, 5, 2, num_shared=1)
+    gate, up, down = problem.tables
+    first = fused_moe(problem.x, problem.w1, problem.w2, *problem.choice, num_shared=1)
+    again = fused_moe(problem.x, (gate, up), down, *problem.choice, num_shared=1)
+    assert torch.equal(first, again)
+    assert_correct(first, problem)
+    out = torch.full_like(first, math.nan)
+    made = fused_moe(problem.x, problem.w1, problem.w2, *problem.choice, num_shared=1, out=out)
+    assert made is out and torch.equal(out, first)
+    config = fused_moe(problem.x, problem.w1, problem.w2, *problem.choice, num_shared=1,
+                       config=SMALL)  # fmt: skip
+    assert_correct(config, problem)
+
+
+def test_references_agree_with_the_exact_result() -> None:
+    problem = random_problem(9, 64, 32, 5, 2, num_shared=1)
+    exact = exact_of(problem).out
+    wide = problem.x.double(), problem.w1, problem.w2, *problem.choice, 1
+    torch.testing.assert_close(fused_moe_ref(*wide), exact, rtol=1e-12, atol=1e-12)
+    made = fused_moe_tables.fused_moe_tables_ref(problem.x, *problem.tables, *problem.choice, 1)
+    torch.testing.assert_close(made.double(), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_empty() -> None:
+    problem = random_problem(4, 64, 32, 5, 2)
+    none = problem.x[:0], problem.w1, problem.w2, problem.topk_weights[:0], problem.topk_ids[:0]
+    assert fused_moe(*none).shape == (0, 64)
+
+
+@pytest.mark.requires_gfx950
+def test_opcheck() -> None:
+    problem = random_problem(4, 64, 32, 3, 2)
+    args = (problem.x, problem.w1, problem.w2, *problem.choice, 0, F16, "")
+    torch.library.opcheck(torch.ops.rfops.fused_moe.default, args)
+
+
+P = random_problem(4, 64, 32, 3, 2)
+REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
+    "fp32 rows": ({"x": P.x.float()}, "x must be bfloat16 or float16, got .*; convert it"),
+    "two dtypes": ({"w1": P.w1.bfloat16()}, "w1 must be torch.float16 as x is, got"),
+    "another D": ({"x": P.x[:, :32]}, r"w1 must be a \[E, N, D=32\] tensor"),
+    "gate alone": ({"w1": P.w1[:, :32].contiguous()}, "w1 must be of 2 . I = 64 rows an expert"),
+    "another E": ({"w2": P.w2[:2].contiguous()}, r"w2 must be a \[E=3, D=64, I\] tensor"),
+    "fp16 weights": ({"topk_weights": P.topk_weights.half()}, "topk_weights must be float32"),
+    "float ids": ({"topk_ids": P.topk_ids.float()}, "topk_ids must be int32 or int64"),
+    "ids of fewer": ({"topk_ids": P.topk_ids[:3].contiguous()}, "topk_ids must be a"),
+    "many shared": ({"num_shared": 4}, "num_shared must be at most E=3, got 4"),
+    "strided w1": ({"w1": P.w1.transpose(1, 2)}, "w1 must be a|w1 must be contiguous"),
+    "a list of w2": ({"w2": P.tables[2]}, "w1 must be a pair of lists, gates and ups"),
+    "out": ({"out": torch.zeros(4, 63, dtype=F16)}, r"out must be a \[M=4, D=64\] tensor"),
+    "out over x": ({"out": P.x}, "out must not overlap x"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals(case: str) -> None:
+    changes, message = REFUSALS[case]
+    args = {"x": P.x, "w1": P.w1, "w2": P.w2, "topk_weights": P.topk_weights,
+            "topk_ids": P.topk_ids, **changes}  # fmt: skip
+    with pytest.raises(ValueError, match=f"^fused_moe: {message}"):
+        fused_moe(**args)
+
+
+def test_refusals_of_tables() -> None:
+    gate, up, down = P.tables
+    for changes, message in (
+        (((gate, up[:2]), down), "up must be E=3 tensors, got 2"),
+        (((gate, up), P.w2), "down must be a tuple of tensors, got Tensor"),
+        (((gate, [*up[:2], up[0].T]), down), r"up\[2\] must be a \[D=64, I=32\] tensor"),
+    ):
+        with pytest.raises(ValueError, match=f"^fused_moe_tables: {message}"):
+            fused_moe(P.x, *changes, *P.choice)
+
+
+def test_supports() -> None:
+    assert fused_moe.supports(arch="gfx942", dtype=F16)  # type: ignore[attr-defined]
+    assert not fused_moe.supports(arch="gfx942", dtype=torch.float32)  # type: ignore[attr-defined]
+    assert OP.supports(arch="sm_90", dtype=BF16, backend="triton")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FusedMoeTritonConfig(24, 64, 64), "block_m must be a power of two"),
+        (lambda: FusedMoeTritonConfig(512, 64, 64), "block_m is 16 to 256, block_n 32 to 256"),
+        (lambda: FusedMoeTritonConfig(64, 64, 256), "block_k is 16 to 128, stages 1 to 8"),
+    ],
+)
+def test_configs_that_cannot_be(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,96 @@
+"""What a mixture's experts compute, in torch: the formula of fused_moe and its plain route.
+
+    h[t, e] = silu(x[t] Wg[e]) * (x[t] Wu[e]),  out[t] = sum over j of p[t, j] * (h[t, e_j] Wd[e_j])
+
+Weights come in one of two layouts: stacked, w1 [E, 2I, D] (gate rows, then up rows) and
+w2 [E, D, I]; or in tables of E matrices, gate and up [D, I] and down [I, D].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of all experts; each as what a row of x, or of h, is multiplied by from the left."""
+
+    gate: Sequence[Tensor]  # [D, I]
+    up: Sequence[Tensor]  # [D, I]
+    down: Sequence[Tensor]  # [I, D]
+
+    @classmethod
+    def stacked(cls, w1: Tensor, w2: Tensor) -> Weights:
+        i = w2.shape[2]
+        turned = w1.transpose(1, 2)
+        return cls(
+            turned[:, :, :i].unbind(), turned[:, :, i:].unbind(), w2.transpose(1, 2).unbind()
+        )
+
+    @property
+    def experts(self) -> int:
+        return len(self.gate)
+
+
+def with_shared(
+    topk_weights: Tensor, topk_ids: Tensor, experts: int, num_shared: int
+) -> tuple[Tensor, Tensor]:
+    """With columns of weight 1 for the last num_shared experts, which every token takes; ids of
+    others that name one of them, as all outside, become -1."""
+    routed = experts - num_shared
+    ids = topk_ids.to(torch.int32)
+    ids = torch.where((ids >= 0) & (ids < routed), ids, -1)
+    if num_shared == 0:
+        return topk_weights, ids
+    rows = ids.shape[0]
+    shared = torch.arange(routed, experts, dtype=torch.int32, device=ids.device)
+    ones = torch.ones((rows, num_shared), dtype=topk_weights.dtype, device=ids.device)
+    return torch.cat([topk_weights, ones], 1), torch.cat([ids, shared.expand(rows, -1)], 1)
+
+
+def run_experts(
+    out: Tensor, x: Tensor, weights: Weights, topk_weights: Tensor, topk_ids: Tensor,
+    num_shared: int, wide: torch.dtype | None = None,
+) -> None:  # fmt: skip
+    """Expert by expert, the rows of each in one product, sums in fp32 in the order of experts. It
+    waits for the device once, to know how many rows each has. With `wide` all is computed in it."""
+    total = torch.zeros(out.shape, dtype=wide or torch.float32, device=out.device)
+    p, ids = with_shared(topk_weights, topk_ids, weights.experts, num_shared)
+    flat = torch.where(ids < 0, weights.experts, ids).flatten().long()
+    order = flat.argsort(stable=True)
+    counts = torch.zeros(weights.experts + 1, dtype=torch.long, device=x.device)
+    counts.scatter_add_(0, flat, torch.ones_like(flat))
+    first = 0
+    for e, count in enumerate(counts[:-1].tolist()):
+        if count == 0:
+            continue
+        places = order[first : first + count]
+        first += count
+        rows = places // ids.shape[1]
+        y = _expert(x[rows], weights.gate[e], weights.up[e], weights.down[e], wide)
+        y = y.to(total.dtype) * p.flatten()[places].to(total.dtype)[:, None]
+        # A token that names an expert twice has two rows of it, which add in their order.
+        total.index_add_(0, rows, y)
+    out.copy_(total)
+
+
+def _expert(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, wide: torch.dtype | None) -> Tensor:
+    if wide is not None:
+        x, gate, up, down = (t.to(wide) for t in (x, gate, up, down))
+    g, u = x @ gate, x @ up
+    h = torch.nn.functional.silu(g.to(wide or torch.float32)) * u
+    return h.to(x.dtype) @ down
+
+
+def experts_ref(
+    x: Tensor, weights: Weights, topk_weights: Tensor, topk_ids: Tensor, num_shared: int
+) -> Tensor:
+    """The formula in fp32, on any device; in fp64 where x is fp64."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    out = torch.empty(x.shape, dtype=wide, device=x.device)
+    run_experts(out, x, weights, topk_weights, topk_ids, num_shared, wide)
+    return out

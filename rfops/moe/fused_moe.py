@@ -1,0 +1,150 @@
+"""fused_moe: the experts of a mixture in fp16 or bf16, from tokens' rows and choices to their sums.
+
+    h[t, e] = silu(x[t] @ gate[e]^T) * (x[t] @ up[e]^T),  w1[e] = gate[e] over up[e]
+    out[t]  = sum over j of topk_weights[t, j] * (h[t, e_j] @ w2[e_j]^T),  e_j = topk_ids[t, j]
+
+Weights come stacked, as vLLM has them, or as tables of one tensor an expert (fused_moe_tables.py).
+
+| kernel | what it takes |
+|---|---|
+| triton (fused_moe_triton.py) | every architecture that Triton knows |
+| torch | whatever is left, expert by expert |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from rfops.dispatch.guards import describe
+from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.problem import Draw, grid
+
+from . import fused_moe_tables
+from .experts import Weights, experts_ref, run_experts
+from .fused_moe_tables import Moe
+from .fused_moe_triton import TritonMoe
+
+
+class Torch(Kernel):
+    name = "torch"
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        def run(out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, p: Tensor, ids: Tensor) -> None:
+            run_experts(out, x, Weights.stacked(w1, w2), p, ids, c.num_shared)
+
+        return lambda *_sizes: run
+
+
+class _FusedMoe(Moe):
+    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+        _m, _d, i, e, _k, n = sizes
+        if n != 2 * i:
+            wanted = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
+            return "w1", wanted, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
+        return self.refuses_choice(c, e)
+
+    def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
+        sizes.setdefault("N", 2 * sizes["I"])
+
+    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+        """Weights whose results are about 1, and different experts."""
+        w1 = draw.floats((c.E, c.N, c.D), c.w1_dtype) / c.D**0.5
+        w2 = draw.floats((c.E, c.D, c.I), c.w2_dtype) / c.I**0.5
+        return {**super().fit(c, draw), "w1": w1, "w2": w2}
+
+
+OP = _FusedMoe(
+    "fused_moe",
+    """
+    x: bf16|f16[M, D] strided
+    w1: bf16|f16[E, N, D] @16
+    w2: bf16|f16[E, D, I] @16
+    topk_weights: f32[M, K]
+    topk_ids: i32|i64[M, K]
+    num_shared: int >= 0
+    dtype: bf16|f16
+    -> out: dtype[M, D]
+    """,
+    sizes="M D I E K N",
+    positive="E",
+    table="M+ D I E K",
+    usual={"num_shared": 0},
+    kernels=(TritonMoe(is_table=False), Torch()),
+    max_bytes=None,
+    shapes={
+        # Mixtral 8x7B, Qwen3-30B-A3B and 235B-A22B of TP8, DeepSeek-V3 of TP8
+        "models": grid("D I E K", [(4096, 14336, 8, 2), (2048, 768, 128, 8), (4096, 192, 128, 8),
+                                   (7168, 256, 256, 8)], M=(1, 64, 2048)),
+    },
+    hints={
+        "x": "convert it first",
+        "w1": "pass [E, 2I, D], or a pair of lists of [D, I] where w2 is a list of [I, D]",
+        "w2": "pass [E, D, I], or a list of [I, D] where w1 is a pair of lists of [D, I]",
+        "topk_weights": "convert them with .float()",
+        "topk_ids": "convert them with .to(torch.int32)",
+    },
+)  # fmt: skip
+
+
+def fused_moe(
+    x: Tensor,
+    w1: Tensor | Sequence[Sequence[Tensor]],
+    w2: Tensor | Sequence[Tensor],
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    *,
+    num_shared: int = 0,
+    out: Tensor | None = None,
+    config: Any = None,
+) -> Tensor:
+    """out[t] = sum over j of topk_weights[t, j] * expert topk_ids[t, j] of x[t], [M, D].
+
+    Parameters
+    ----------
+    x : [M, D] float16 or bfloat16, any strides.
+    w1 : [E, 2I, D] of the same dtype, of each expert gate's rows and then up's; or a pair (gates,
+        ups) of lists of E contiguous tensors [D, I].
+    w2 : [E, D, I]; or, with such a pair, a list of E contiguous tensors [I, D].
+    topk_weights, topk_ids : [M, K] float32, and int32 or int64. An id outside adds nothing.
+    num_shared : the last so many of the E experts are shared: every token takes them with weight 1,
+        beside its own, whose ids are below E - num_shared.
+    out : [M, D] of x's dtype, written in place where given.
+    config : takes that kernel in that variant, whatever the tuned table says.
+
+    Products are summed in fp32; h and each expert's result are rounded to x's dtype, their weighted
+    sum is fp32 in a fixed order: deterministic. A row that is NaN or infinite makes its own result
+    so, and no other. Raises ValueError for what does not fit, and what building a kernel raises.
+    """
+    is_traced = is_dynamo_compiling()
+    dtype = x.dtype if isinstance(x, Tensor) else torch.bfloat16
+    dtype = dtype if dtype in (torch.bfloat16, torch.float16) else torch.bfloat16  # x is refused
+    choice = topk_weights, topk_ids, num_shared, dtype, out, config
+    call: Callable[..., Tensor] = OP.traced if is_traced else OP.call
+    weights: tuple[Any, ...] = w1, w2
+    if isinstance(w1, (tuple, list)) or isinstance(w2, (tuple, list)):
+        if not isinstance(w1, (tuple, list)) or len(w1) != 2:
+            got = describe(w1) if isinstance(w1, Tensor) else f"{len(w1)} of them"
+            OP.fail("w1", "a pair of lists, gates and ups, where w2 is a list", got, OP.hints["w1"])
+        call = fused_moe_tables.OP.traced if is_traced else fused_moe_tables.OP.call
+        weights = *w1, w2
+    return call(x, *weights, *choice)
+
+
+fused_moe.supports = OP.supports  # type: ignore[attr-defined]
+
+
+def fused_moe_ref(
+    x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor,
+    num_shared: int = 0, dtype: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    """The formula of `fused_moe` in plain fp32 torch, or fp64 where x is, on any device."""
+    made = experts_ref(x, Weights.stacked(w1, w2), topk_weights, topk_ids, num_shared)
+    return made if made.dtype == torch.float64 else made.to(dtype)
+
+
+OP.reference = fused_moe_ref

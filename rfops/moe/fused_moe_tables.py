@@ -1,0 +1,134 @@
+"""fused_moe of weights in tables: of each expert a gate and an up [D, I] and a down [I, D], tensors
+of their own, as the challenge of 2025 and plain modules hold them. No copy is made of them.
+
+| kernel | what it takes |
+|---|---|
+| triton (fused_moe_triton.py) | every architecture that Triton knows |
+| torch | whatever is left, expert by expert |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.op import Op
+from rfops.dispatch.problem import Draw, grid
+
+from .experts import Weights, experts_ref, run_experts
+from .fused_moe_triton import TritonMoe
+
+
+class Torch(Kernel):
+    name = "torch"
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        def run(out: Tensor, x: Tensor, gate: Any, up: Any, down: Any, p: Any, ids: Any) -> None:
+            run_experts(out, x, Weights(gate, up, down), p, ids, c.num_shared)
+
+        return lambda *_sizes: run
+
+
+class Moe(Op):
+    """What both layouts of weights share."""
+
+    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+        return self.refuses_choice(c, sizes[3])
+
+    def refuses_choice(self, c: Call, experts: int) -> tuple[str, str, str, str] | None:
+        """What the values are to the experts there are."""
+        if c.num_shared > experts:
+            return "num_shared", f"at most E={experts}", str(c.num_shared), "pass fewer"
+        for arg in self.declaration.tensors:
+            if arg.name in ("x", "topk_weights", "topk_ids"):
+                continue
+            dtype = c.values.get(f"{arg.name}_dtype", c.x_dtype)
+            if dtype != c.x_dtype:
+                return arg.name, f"{c.x_dtype} as x is", str(dtype), "convert it first"
+        return None
+
+    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
+        dtype = given.get("x_dtype", given.get("dtype", torch.bfloat16))
+        names = [f"{arg.name}_dtype" for arg in self.declaration.tensors]
+        alike = {n: dtype for n in names if not n.startswith("topk")}
+        return super().call_of(arch, cu_num, **{**alike, "dtype": dtype, **given})
+
+    def is_empty(self, c: Call) -> bool:
+        return bool(c.M == 0 or c.D == 0)
+
+    def order(self, c: Call) -> Sequence[str]:
+        return [name for name in self.kernels if name != "torch"]
+
+    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+        """Different experts of a token; weights of subclasses are such that results are about 1."""
+        ids = draw.picks(c.M, c.K, c.E - c.num_shared).to(c.topk_ids_dtype)
+        return {"topk_ids": ids, "topk_weights": draw.floats((c.M, c.K)).softmax(1)}
+
+    def flops(self, c: Call) -> int:
+        return int(6 * c.M * (c.K + c.num_shared) * c.D * c.I)
+
+    def roundings(self, c: Call) -> int:
+        """Of fp32 sums along both K; and h and the experts' results are rounded to x's dtype, whose
+        unit is 2^13 or 2^16 of fp32's: of the sum of products of |h|, which is less than a
+        sixteenth of what all operands' absolute values give."""
+        rounded = 2**13 if c.dtype == torch.float16 else 2**16
+        return int(2 * (c.D + c.I + c.K) + 64 + 2 * rounded / 16)
+
+
+class _Tables(Moe):
+    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+        def matrices(rows: int, columns: int) -> tuple[Tensor, ...]:
+            made = [draw.floats((rows, columns), c.x_dtype) / rows**0.5 for _ in range(c.E)]
+            return tuple(made)
+
+        own = {"gate": matrices(c.D, c.I), "up": matrices(c.D, c.I), "down": matrices(c.I, c.D)}
+        return {**super().fit(c, draw), **own}
+
+
+OP = _Tables(
+    "fused_moe_tables",
+    """
+    x: bf16|f16[M, D] strided
+    gate: bf16|f16[D, I] @16 x E
+    up: bf16|f16[D, I] @16 x E
+    down: bf16|f16[I, D] @16 x E
+    topk_weights: f32[M, K]
+    topk_ids: i32|i64[M, K]
+    num_shared: int >= 0
+    dtype: bf16|f16
+    -> out: dtype[M, D]
+    """,
+    sizes="M D I E K",
+    positive="E",
+    table="M+ D I E K",
+    usual={"num_shared": 0},
+    kernels=(TritonMoe(is_table=True), Torch()),
+    max_bytes=None,
+    shapes={
+        # The challenge of 2025: 32 experts and a shared one
+        "published": grid("D I E K num_shared", [(7168, 2048, 33, 4, 1)], M=(512, 2048, 8192),
+                          x_dtype=(torch.float16,)),
+    },
+    hints={
+        "x": "convert it first",
+        "topk_weights": "convert them with .float()",
+        "topk_ids": "convert them with .to(torch.int32)",
+    },
+)  # fmt: skip
+
+
+def fused_moe_tables_ref(
+    x: Tensor, gate: Sequence[Tensor], up: Sequence[Tensor], down: Sequence[Tensor],
+    topk_weights: Tensor, topk_ids: Tensor, num_shared: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    """The formula in plain fp32 torch, or fp64 where x is, on any device."""
+    made = experts_ref(x, Weights(gate, up, down), topk_weights, topk_ids, num_shared)
+    return made if made.dtype == torch.float64 else made.to(dtype)
+
+
+OP.reference = fused_moe_tables_ref

@@ -1,0 +1,133 @@
+"""Device code of fused_moe in Triton.
+
+    h[slot] = silu(x[t] Wg[e]) * (x[t] Wu[e]),  y[id] = h[slot] Wd[e],
+    out[t]  = sum over j of p[t, j] * y[t * KT + j]
+
+Slots are those of moe_align_block_size: blocks of BLOCK_M routed rows of one expert, each with its
+id, t * KT + j. Weights are [K, N] in any strides, of an expert `of_expert` on from the last or,
+with IS_TABLE, where a table of addresses says. Rows and columns past an edge read others instead
+and are not stored; the start of an expert and of a row is a 64-bit offset. Nothing is atomic.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: ANN001, ANN201, ANN202
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _place(blocks, columns, GROUP_M: tl.constexpr):
+    """Block and column of a program: groups of GROUP_M blocks share weights in the L2."""
+    pid, group = tl.program_id(0), GROUP_M * columns
+    first = pid // group * GROUP_M
+    rows = tl.minimum(blocks - first, GROUP_M)
+    return first + pid % group % rows, pid % group // rows
+
+
+@triton.jit
+def _of_expert(w, table, expert, of_expert, like, IS_TABLE: tl.constexpr):
+    if IS_TABLE:
+        return tl.multiple_of(tl.load(table + expert).to(like.dtype), 16)
+    return w + expert.to(tl.int64) * of_expert
+
+
+@triton.jit
+def gate_up(
+    h, x, gate, up, gates, ups, ids, expert_ids, num_padded,
+    num_ids, blocks, n, k, top_k, x_m, of_expert, w_k, w_n,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    EVEN_K: tl.constexpr, IS_TABLE: tl.constexpr,
+):  # fmt: skip
+    """h: [slots, n]. gate and up: the first expert's, or any where `gates` and `ups` are tables."""
+    block, column = _place(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
+    if block * BLOCK_M >= tl.load(num_padded):
+        return
+    expert = tl.load(expert_ids + block)
+    slot = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    id = tl.load(ids + slot)
+    row = tl.where(id < num_ids, id // top_k, 0)
+    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    read = tl.where(own < n, own, 0)
+    at_k = tl.arange(0, BLOCK_K)
+    x_at = x + row.to(tl.int64)[:, None] * x_m + at_k[None, :]
+    w_at = at_k.to(tl.int64)[:, None] * w_k + read.to(tl.int64)[None, :] * w_n
+    g_at = _of_expert(gate, gates, expert, of_expert, gate, IS_TABLE) + w_at
+    u_at = _of_expert(up, ups, expert, of_expert, up, IS_TABLE) + w_at
+    g = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    u = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, k, BLOCK_K):
+        if EVEN_K:
+            rows, wg, wu = tl.load(x_at), tl.load(g_at), tl.load(u_at)
+        else:
+            inside = at_k < k - first
+            rows = tl.load(x_at, mask=inside[None, :], other=0.0)
+            wg = tl.load(g_at, mask=inside[:, None], other=0.0)
+            wu = tl.load(u_at, mask=inside[:, None], other=0.0)
+        g = tl.dot(rows, wg, g)
+        u = tl.dot(rows, wu, u)
+        x_at += BLOCK_K
+        g_at += BLOCK_K * w_k
+        u_at += BLOCK_K * w_k
+    made = g / (1.0 + tl.exp(-g)) * u
+    to = h + slot.to(tl.int64)[:, None] * n + own[None, :]
+    tl.store(to, made.to(h.dtype.element_ty), mask=own[None, :] < n)
+
+
+@triton.jit
+def down(
+    y, h, w, table, ids, expert_ids, num_padded,
+    num_ids, blocks, n, k, of_expert, w_k, w_n,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    EVEN_K: tl.constexpr, IS_TABLE: tl.constexpr,
+):  # fmt: skip
+    """y: [ids, n]; h: [slots, k]."""
+    block, column = _place(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
+    if block * BLOCK_M >= tl.load(num_padded):
+        return
+    expert = tl.load(expert_ids + block)
+    slot = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    id = tl.load(ids + slot)
+    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    read = tl.where(own < n, own, 0)
+    at_k = tl.arange(0, BLOCK_K)
+    h_at = h + slot.to(tl.int64)[:, None] * k + at_k[None, :]
+    w_at = at_k.to(tl.int64)[:, None] * w_k + read.to(tl.int64)[None, :] * w_n
+    w_at = _of_expert(w, table, expert, of_expert, w, IS_TABLE) + w_at
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, k, BLOCK_K):
+        if EVEN_K:
+            rows, tile = tl.load(h_at), tl.load(w_at)
+        else:
+            inside = at_k < k - first
+            rows = tl.load(h_at, mask=inside[None, :], other=0.0)
+            tile = tl.load(w_at, mask=inside[:, None], other=0.0)
+        total = tl.dot(rows, tile, total)
+        h_at += BLOCK_K
+        w_at += BLOCK_K * w_k
+    to = y + id.to(tl.int64)[:, None] * n + own[None, :]
+    is_there = (id < num_ids)[:, None] & (own[None, :] < n)
+    tl.store(to, total.to(y.dtype.element_ty), mask=is_there)
+
+
+@triton.jit
+def add_rows(
+    out, y, weights, ids, n, experts, top_k, all_k, TOP: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """out[t] = the sum of y's rows of t by their weights, in their order; the last all_k - top_k of
+    a token have weight 1. Rows of ids outside were never written, and are not read."""
+    token = tl.program_id(0)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for j in tl.static_range(0, TOP):
+        weight = 1.0
+        is_there = j < all_k
+        if j < top_k:
+            weight = tl.load(weights + token.to(tl.int64) * top_k + j)
+            id = tl.load(ids + token.to(tl.int64) * top_k + j)
+            is_there = (id >= 0) & (id < experts)
+        row = token.to(tl.int64) * all_k + j
+        value = tl.load(y + row * n + column, mask=(column < n) & is_there, other=0.0)
+        total += tl.where(is_there, weight * value.to(tl.float32), 0.0)
+    at = out + token.to(tl.int64) * n + column
+    tl.store(at, total.to(out.dtype.element_ty), mask=column < n)
