@@ -192,8 +192,8 @@ def text(report: Report, *, why: bool, checked: bool) -> str:
                 lines += ["", f"{readable(kernel.name)}: its longest launch"]
                 lines += [timed_text.table(longest), *_instructions(longest)]
     if checked:
-        lines += ["", f"check: {len(report.findings)} findings" if report.findings
-                  else "check: nothing found"]  # fmt: skip
+        count = len(report.findings)
+        lines += ["", f"check: {_many(count, 'finding') if count else 'nothing found'}"]
         lines += [f"  {_finding(finding)}" for finding in report.findings]
     if report.failed:
         counts = Counter(report.failed)
