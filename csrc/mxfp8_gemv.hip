@@ -16,9 +16,11 @@
 // Ragged K (any multiple of 32) and N read zeros by the buffer range check. A scale of 255 is NaN.
 // The caller aligns x and w to 16 bytes and keeps each tensor below 2 GiB.
 #include "rfops/memory.h"
+#include "rfops/mfma.h"
 #include "rfops/quant.h"
 #include "rfops/reduce.h"
 #include "rfops/types.h"
+#include "rfops/wave_sums.h"
 
 #if defined(__HIP_DEVICE_COMPILE__) && !defined(__gfx950__)
 #error "mxfp8_gemv is gfx950-only: it needs OCP e4m3 conversions and v_permlane*_swap"
@@ -66,7 +68,7 @@ struct Fragment {
 };
 
 struct Operands {
-  Buffer x, w, x_scale, w_scale;
+  MxRows x, w;
   u32 k;
 };
 
@@ -83,13 +85,13 @@ __device__ inline void load(Fragment& part, const Operands& in, u32 n0, u32 k0, 
     scale_at[s] = k < in.k ? k / kMxBlock : kOutside;
 #pragma unroll
     for (u32 m = 0; m < kM; ++m) {
-      part.x[s][m] = load_16(in.x, at[s], m * in.k);
-      part.x_scale[s][m] = load_byte(in.x_scale, scale_at[s], m * scales_k);
+      part.x[s][m] = load_16(in.x.payload, at[s], m * in.k);
+      part.x_scale[s][m] = load_byte(in.x.scales, scale_at[s], m * scales_k);
     }
 #pragma unroll
     for (u32 r = 0; r < kRows; ++r) {
       part.w_scale[s][r] =
-          load_byte(in.w_scale, scale_at[s] + group * scales_k, (n0 + r * kGroups) * scales_k);
+          load_byte(in.w.scales, scale_at[s] + group * scales_k, (n0 + r * kGroups) * scales_k);
     }
   }
   keep_order();
@@ -97,7 +99,8 @@ __device__ inline void load(Fragment& part, const Operands& in, u32 n0, u32 k0, 
   for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
     for (u32 r = 0; r < kRows; ++r) {
-      part.w[s][r] = load_16<kStreamed>(in.w, at[s] + group * in.k, (n0 + r * kGroups) * in.k);
+      part.w[s][r] =
+          load_16<kStreamed>(in.w.payload, at[s] + group * in.k, (n0 + r * kGroups) * in.k);
     }
   }
   keep_order();  // nothing is waited for before the last load is issued
@@ -127,21 +130,18 @@ __device__ inline void multiply(f32* sums, const Fragment& part, u32 s, u32 m0) 
 
 // Sums over the lanes, then over the waves through LDS, and writes the tile.
 __device__ inline void store_tile(bf16* out, f32* sums, u32 n, u32 n0, u32 wave, u32 lane) {
-  __shared__ f32 partial[kWaves][kSums * kGroups];
+  __shared__ LdsParts<f32, kWaves, kSums * kGroups> partial;
   reduce_scatter<kLanes, kSums>(sums, lane);
 #pragma unroll
   for (u32 p = 0; p < kLeft; ++p) {
     const u32 index = scattered_index<kLanes>(lane) + p * kLanes;
-    if (index < kSums) partial[wave][index * kGroups + lane / kLanes] = sums[p];
+    if (index < kSums) partial.part[wave][index * kGroups + lane / kLanes] = sums[p];
   }
   sync_group();
   for (u32 t = thread_in_group(); t < kSums * kGroups; t += kThreads) {
-    f32 total = partial[0][t];
-#pragma unroll
-    for (u32 other = 1; other < kWaves; ++other) total += partial[other][t];
     const u32 group = t % kGroups, m = t / kGroups % kM, r = t / kGroups / kM;
     const u32 row = n0 + r * kGroups + group;
-    if (row < n) out[static_cast<u64>(m) * n + row] = static_cast<bf16>(total);
+    if (row < n) out[static_cast<u64>(m) * n + row] = static_cast<bf16>(partial.sum(t));
   }
 }
 
@@ -154,9 +154,7 @@ mxfp8_gemv(bf16* __restrict__ out,          // [M, N]
            const u8* __restrict__ x_scale,  // [M, K/32] e8m0
            const u8* __restrict__ w_scale,  // [N, K/32] e8m0
            u32 n, u32 k) {
-  const u32 scales_k = k / kMxBlock;
-  const Operands in = {make_buffer(x, kM * k), make_buffer(w, n * k),
-                       make_buffer(x_scale, kM * scales_k), make_buffer(w_scale, n * scales_k), k};
+  const Operands in = {{x, x_scale, 0, kM, k}, {w, w_scale, 0, n, k}, k};
   const u32 n0 = group_x() * kTileN;
   const u32 wave = wave_in_group();
   const u32 lane = lane_in_wave();

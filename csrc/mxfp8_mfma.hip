@@ -8,8 +8,8 @@
 // operands go straight to registers as rfops/mfma.h has them, all of a turn in flight at once: 2
 // kSteps kNTiles KiB of w a wave. One v_mfma_scale per 128 of K and 16 x 16 of the result, none
 // for tiles that lie outside. w is operand A, so a lane holds 4 neighbours of a row of out.
-// The waves' sums meet in LDS; the workgroups' in a workspace of fp32 tiles, which a second kernel
-// adds up. Workgroups that share rows of w are neighbours on one XCD, so later ones find w in L2.
+// The waves' sums meet in LDS; the workgroups' in a workspace, and the last one of a tile adds them
+// up. Workgroups that share rows of w are neighbours on one XCD, so later ones find w in L2.
 //
 // 32x32x64 would do the same work in the same cycles, with 32 bytes of a row to a load's segment
 // instead of 64 and four times the sums: 16x16x128 is used alone.
@@ -19,9 +19,12 @@
 // 16 max(kMTiles, kNTiles) K is below 2 GiB. The caller aligns x and w to 16 bytes, and the
 // scales to 4 where kWideScales.
 #include "rfops/arch.h"
+#include "rfops/epilogue.h"
 #include "rfops/memory.h"
 #include "rfops/mfma.h"
+#include "rfops/split_reduce.h"
 #include "rfops/types.h"
+#include "rfops/wave_sums.h"
 
 #if defined(__HIP_DEVICE_COMPILE__) && !defined(__gfx950__)
 #error "mxfp8_mfma is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
@@ -54,6 +57,8 @@ constexpr bool kRaggedN = RFOPS_RAGGED_N;   // the same of w
 
 constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kTiles = kNTiles * kMTiles;  // of the result
+constexpr u32 kOwn = kTilesOfWave<kWaves, kTiles>;
+using Split = SplitTile<kSplit, kTiles * kWaveSize, kThreads>;
 
 static_assert(kMTiles >= 1 && kMTiles <= 4 && kNTiles >= 1 && kNTiles <= 4, "sums of 16 x 16");
 static_assert(kThreads <= 1024, "a workgroup has at most 1024 threads");
@@ -61,22 +66,20 @@ static_assert(kSteps >= 1 && kSteps <= 4, "a row's scales of a turn are one load
 static_assert(kLastTurn < kSteps, "a turn that is shorter than the others");
 static_assert((kSteps * 2 + (kWideScales ? 1 : kSteps)) * (kMTiles + kNTiles) <= 63,
               "vmcnt counts at most 63 loads in flight");
-static_assert(kWaves == 1 || kWaves * kTiles * kWaveSize * 16 <= kLdsBytes, "sums meet in LDS");
+static_assert((kWaves > 1 ? kWaves * kTiles * kWaveSize * 16 : 0) + (kSplit > 1 ? 16 : 0) <=
+                  kLdsBytes,
+              "sums meet in LDS");
 
 // The rows of x, or of w, of this workgroup.
-struct Rows {
-  Buffer payload, scales;
+struct Rows : MxRows {
   u32 live;  // tiles that have a row
 };
 
 __device__ inline Rows make_rows(const u8* payload, const u8* scales, u32 row0, u32 rows, u32 tiles,
                                  u32 k) {
-  const u32 scales_k = k / kMxBlock;
   const u32 left = rows - row0;
   const u32 own = left < tiles * kTileRows ? left : tiles * kTileRows;
-  return {make_buffer(payload + u64{row0} * k, own * k),
-          make_buffer(scales + u64{row0} * scales_k, own * scales_k),
-          (own + kTileRows - 1) / kTileRows};
+  return {{payload, scales, row0, own, k}, (own + kTileRows - 1) / kTileRows};
 }
 
 // What a lane loads of one operand in a turn of kTurn steps.
@@ -133,7 +136,7 @@ __device__ inline void load_tiles(Fragment<kTurn, kCount>& part, const Rows& row
   }
 }
 
-using Sums = F32x4[kNTiles][kMTiles];
+using Sums = F32x4[kTiles];
 
 // kTurn tiles along K of the first kN x kM tiles. w first: it comes from memory, x from L2
 // meanwhile.
@@ -153,8 +156,9 @@ __device__ inline void take_turn(Sums& sums, const Rows& w_rows, const Rows& x_r
     for (u32 j = 0; j < kN; ++j) {
 #pragma unroll
       for (u32 i = 0; i < kM; ++i) {
-        sums[j][i] = multiply_scaled(w.tile[s][j], own(w.scale[s][j]), x.tile[s][i],
-                                     own(x.scale[s][i]), sums[j][i]);
+        F32x4& sum = sums[j * kMTiles + i];
+        sum = multiply_scaled(w.tile[s][j], own(w.scale[s][j]), x.tile[s][i], own(x.scale[s][i]),
+                              sum);
       }
     }
   }
@@ -178,91 +182,19 @@ __device__ inline void take_turns(Sums& sums, const Rows& w, const Rows& x, Posi
   }
 }
 
-// Four neighbours of a row of out, of which those from column n on are not there.
-__device__ inline void store_4(Out* out, F32x4 sums, u32 row, u32 column, u32 n) {
-  using Out4 = Out __attribute__((ext_vector_type(4)));
-  Out* at = out + u64{row} * n + column;
-  const u64 misaligned = (u64{n} * sizeof(Out) | reinterpret_cast<u64>(out)) % sizeof(Out4);
-  if (misaligned == 0) {
-    if (column < n) *reinterpret_cast<Out4*>(at) = __builtin_convertvector(sums, Out4);
-  } else {
-#pragma unroll
-    for (u32 r = 0; r < 4; ++r) {
-      if (column + r < n) at[r] = static_cast<Out>(sums[r]);
-    }
-  }
-}
-
-// Where the sums of one 16 x 16 tile of the result go.
-struct Place {
-  void* out;  // Out[M, N], or with kSplit > 1 the workspace f32[M tiles, N tiles, kSplit, 64, 4]
-  u32 m, n;
-  u32 m_tile, n_tile, split;
-};
-
-[[maybe_unused]] __device__ inline u64 workspace_index(const Place& at, u32 lane) {
-  const u32 n_tiles = (at.n + kTileRows - 1) / kTileRows;
-  return ((u64{at.m_tile} * n_tiles + at.n_tile) * kSplit + at.split) * kWaveSize + lane;
-}
-
-__device__ inline void store_tile(F32x4 sums, const Place& at, u32 lane) {
-  const u32 row = at.m_tile * kTileRows + lane % kTileRows;
-  const u32 column = at.n_tile * kTileRows + lane / kTileRows * 4;
-  if (row >= at.m || column >= at.n) return;
-  if constexpr (kSplit == 1) {
-    store_4(static_cast<Out*>(at.out), sums, row, column, at.n);
-  } else {
-    static_cast<F32x4*>(at.out)[workspace_index(at, lane)] = sums;
-  }
-}
-
-// In the order of the index, and nothing is waited for before the last is on its way.
-template <u32 kCount>
-__device__ inline F32x4 add_up(const F32x4 (&parts)[kCount]) {
-  keep_order();
-  F32x4 total = parts[0];
-#pragma unroll
-  for (u32 i = 1; i < kCount; ++i) total += parts[i];
-  return total;
-}
-
-// Adds up the waves' sums in their order and writes the tiles, a wave each.
-__device__ inline void store_tiles(const Sums& sums, const Place& first, u32 wave, u32 lane) {
-  const auto place = [&](u32 t) {
-    Place at = first;
-    at.n_tile += t / kMTiles;
-    at.m_tile += t % kMTiles;
-    return at;
-  };
-  if constexpr (kWaves == 1) {
-#pragma unroll
-    for (u32 t = 0; t < kTiles; ++t) store_tile(sums[t / kMTiles][t % kMTiles], place(t), lane);
-  } else {
-    __shared__ F32x4 partial[kWaves][kTiles][kWaveSize];
-#pragma unroll
-    for (u32 t = 0; t < kTiles; ++t) partial[wave][t][lane] = sums[t / kMTiles][t % kMTiles];
-    sync_group();
-    for (u32 t = wave; t < kTiles; t += kWaves) {
-      F32x4 wave_sums[kWaves];
-#pragma unroll
-      for (u32 other = 0; other < kWaves; ++other) wave_sums[other] = partial[other][t][lane];
-      store_tile(add_up(wave_sums), place(t), lane);
-    }
-  }
-}
-
 }  // namespace
 
 // Grid: 8 workgroups, one an XCD; then those that share rows of w; then the rest of the rows of w,
 // kSplit times.
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-mxfp8_mfma(void* __restrict__ out,          // Place
+mxfp8_mfma(Out* __restrict__ out,           // [M, N]
            const u8* __restrict__ x,        // [M, K] e4m3
            const u8* __restrict__ w,        // [N, K] e4m3
            const u8* __restrict__ x_scale,  // [M, K/32] e8m0
            const u8* __restrict__ w_scale,  // [N, K/32] e8m0
-           u32 m, u32 n, u32 k) {
-  constexpr u32 kXcds = 8;
+           u32 m, u32 n, u32 k,
+           void* __restrict__ workspace,  // SplitTile; with kSplit > 1
+           u32* __restrict__ counts) {    // [m groups, n groups], zeros
   const u32 n_group = group_z() / kSplit * kXcds + group_x();
   const u32 split = group_z() % kSplit;
   const u32 m0 = group_y() * kMTiles * kTileRows, n0 = n_group * kNTiles * kTileRows;
@@ -274,24 +206,22 @@ mxfp8_mfma(void* __restrict__ out,          // Place
   const Position at = {(split * kWaves + wave) * kSteps, (k + kTileK - 1) / kTileK, k, lane};
   Sums sums = {};
   take_turns<kNTiles, kMTiles>(sums, w_rows, x_rows, at);
-  const Place first = {out, m, n, m0 / kTileRows, n0 / kTileRows, split};
-  store_tiles(sums, first, wave, lane);
-}
-
-#if RFOPS_SPLIT > 1
-// Adds up the workspace's kSplit tiles in their order: a wave for each 16 x 16 of the result.
-extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kWaveSize, kWaveSize)))
-mxfp8_mfma_reduce(Out* __restrict__ out,              // [M, N]
-                  const F32x4* __restrict__ partial,  // workspace of Place
-                  u32 m, u32 n) {
-  const u32 lane = lane_in_wave();
-  const u32 row = group_y() * kTileRows + lane % kTileRows;
-  const u32 column = group_x() * kTileRows + lane / kTileRows * 4;
-  if (row >= m || column >= n) return;
-  const F32x4* tile = partial + workspace_index({out, m, n, group_y(), group_x(), 0}, lane);
-  F32x4 sums[kSplit];
+  const auto store = [&](u32 t, F32x4 total) {
+    const u32 row = m0 + t % kMTiles * kTileRows + lane % kTileRows;
+    const u32 column = n0 + t / kMTiles * kTileRows + lane / kTileRows * 4;
+    if (row >= m || column >= n) return;
+    store_four(out + u64{row} * n, total, column, n, are_rows_aligned(out, n));
+  };
+  if constexpr (kSplit == 1) {
+    add_up_waves<kWaves>(sums, wave, lane, [&](u32, u32 t, F32x4 total) { store(t, total); });
+  } else {
+    F32x4 own[kOwn] = {};
+    add_up_waves<kWaves>(sums, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
+    const u32 n_groups = (n + kNTiles * kTileRows - 1) / (kNTiles * kTileRows);
+    if (!Split(workspace, counts, group_y() * n_groups + n_group).reduce(own, split)) return;
 #pragma unroll
-  for (u32 s = 0; s < kSplit; ++s) sums[s] = tile[s * kWaveSize];
-  store_4(out, add_up(sums), row, column, n);
+    for (u32 i = 0; i < kOwn; ++i) {
+      if (wave + i * kWaves < kTiles) store(wave + i * kWaves, own[i]);
+    }
+  }
 }
-#endif

@@ -7,24 +7,19 @@
 //
 // Layout. A workgroup owns a block's rows and kColumns tiles of kTileN rows of w[e]; its waves take
 // turns along K. w is the A of mfma.h, a its B, so that a lane's four results are neighbours in n.
-// At kTileN = 8 a tile is folded: lanes with l % 16 >= 8 hold the same rows one chunk of K further
-// on, the two diagonal quarters of the product are summed and the other two dropped. That gives
-// twice the workgroups where there are few, at the same bytes and MFMAs.
-//
-// A chunk of K is 256: two MFMAs, of its 64-byte pieces (0, 2) and (1, 3). The two scale bytes a
-// lane supplies are then 2 apart in one dword: one load and one shift serve both. Where K is no
-// multiple of 256 a chunk is 128, one MFMA, and its scales are loaded byte by byte, so that what
-// lies beyond K (the next row's scales, NaN perhaps) is read as zero.
+// At kTileN = 8 a tile is folded (mx_chunk.h), for twice the workgroups where there are few. A
+// chunk of K is 256, and 128 where K is no multiple of that.
 //
 // Promises. Deterministic: the order of sums is fixed by (kChunk, kSteps, kWaves, kTileN) and K.
 // No load and no MFMA for tiles of rows behind the last valid id; padding is neither read for nor
 // written. The caller aligns a and w to 16 bytes, the scales to 4 where a chunk is 256. Descriptors
 // of w start at the workgroup's rows: w and out have no limit, but a, sorted_token_ids and kGroupN
 // rows of w are below 2 GiB each.
+#include "rfops/epilogue.h"
 #include "rfops/memory.h"
-#include "rfops/mfma.h"
-#include "rfops/quant.h"
+#include "rfops/mx_chunk.h"
 #include "rfops/types.h"
+#include "rfops/wave_sums.h"
 
 #if defined(__HIP_DEVICE_COMPILE__) && !defined(__gfx950__)
 #error "mxfp8_moe is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
@@ -49,128 +44,71 @@ constexpr u32 kChunk = RFOPS_CHUNK;         // elements of K that a lane's scale
 constexpr u32 kADiv = RFOPS_A_DIV;          // routed rows that share a row of a
 constexpr bool kWeighted = RFOPS_WEIGHTED;  // multiply by the routed weight
 using Out = RFOPS_OUT;                      // bf16, f16 or f32
-using Out4 = Out __attribute__((ext_vector_type(4)));
 
+using Chunk = MxChunk<kTileN, kChunk>;
 constexpr u32 kRowTiles = (kBlockM + kTileN - 1) / kTileN;
-constexpr u32 kGroupN = kColumns * kTileN;     // rows of w of a workgroup
-constexpr u32 kFold = kTileRows / kTileN;      // chunks of K side by side in one MFMA
-constexpr u32 kPerChunk = kChunk / kTileK;     // MFMAs of a chunk
-constexpr u32 kStepK = kChunk * kFold;         // elements of K of a step
-constexpr u32 kWaveK = kStepK * kSteps;        // and of all that a wave has in flight
-constexpr u32 kHolders = kTileN * kTileN / 4;  // lanes that hold a tile's result, 4 n each
+constexpr u32 kGroupN = kColumns * kTileN;      // rows of w of a workgroup
+constexpr u32 kWaveK = Chunk::kStepK * kSteps;  // elements of K that a wave has in flight
+constexpr u32 kHolders = Chunk::kHolders;       // lanes that hold a tile's result, 4 n each
 constexpr u32 kResults = kRowTiles * kColumns * kHolders;
-constexpr u32 kPartials = kWaves * kFold;  // parts of a result's sum
+constexpr u32 kPartials = kWaves * Chunk::kFold;  // parts of a result's sum
 constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kOwnRows = (kRowTiles * kTileN + kThreads - 1) / kThreads;
 constexpr u32 kNoId = ~0u;
 
 static_assert(kTileN == 16 || (kTileN == 8 && kBlockM <= 8), "a folded tile has 8 rows");
 static_assert(kRowTiles <= 8, "sums and a's rows of more tiles do not fit the registers");
-static_assert(kChunk == 128 || kChunk == 256, "a lane's scales are a byte or a dword");
 static_assert(kThreads <= 1024, "a workgroup has at most 1024 threads");
 
+using Partial = LdsParts<F32x4, kPartials, kResults>;
+
 struct Operands {
-  Buffer w, w_scale, a, a_scale;
+  MxRows w, a;
   u32 k;
 };
 
-// *at in a scalar register; no kernel writes there while this one runs.
-__device__ inline u32 load_uniform(const u32* at) {
-  return *(const __attribute__((address_space(4))) u32*)at;
-}
-
-// A lane's row in a tile, its quarter of an MFMA's K and its chunk of the fold.
-struct Place {
-  u32 row, quarter, chunk;
-};
-
-__device__ inline Place place_of(u32 lane) {
-  return {lane % kTileN, lane / kTileRows, lane % kTileRows / kTileN};
-}
-
-// Offsets in a tensor of what a lane holds of a row: its first payload and its first scale in the
-// chunk at k = 0. A row of kNoId stays outside with whatever is added.
-struct RowAt {
-  u32 payload, scale;
-};
-
-__device__ inline RowAt row_at(const Place& place, u32 row, u32 k) {
-  const u32 block = kPerChunk == 2 ? place.quarter / 2 * 4 : place.quarter;
+// Where a lane's part of a row of K lies; kNoId is no row.
+__device__ inline Chunk::At row_at(const Chunk& chunk, u32 row, u32 k) {
   const bool none = row == kNoId;
-  return {(none ? kOutside : row * k) + place.chunk * kChunk + place.quarter * kVecBytes,
-          (none ? kOutside : row * (k / kMxBlock)) + place.chunk * kChunk / kMxBlock + block};
-}
-
-// kOutside for what of a step lies beyond K, else 0. A chunk of 256 ends within K as a whole.
-struct Beyond {
-  u32 low, high, scale;
-};
-
-__device__ inline Beyond beyond(const Place& place, u32 step_k, u32 k) {
-  const u32 chunk_k = step_k + place.chunk * kChunk;
-  const auto flag = [&](u32 at) { return at < k ? 0 : kOutside; };
-  if constexpr (kPerChunk == 2) return {flag(chunk_k), flag(chunk_k), flag(chunk_k)};
-  const u32 low = chunk_k + place.quarter * kVecBytes;
-  return {flag(low), flag(low + kPieceK), flag(chunk_k + place.quarter * kMxBlock)};
+  return chunk.at(none ? kOutside : row * k, none ? kOutside : row * (k / kMxBlock));
 }
 
 // A lane's part of what a wave has in flight: kDepth steps.
 template <u32 kTiles, u32 kDepth>
 struct Fragment {
-  Tile w[kDepth][kColumns][kPerChunk];
-  Tile a[kDepth][kTiles][kPerChunk];
+  Tile w[kDepth][kColumns][Chunk::kCount];
+  Tile a[kDepth][kTiles][Chunk::kCount];
   u32 w_scale[kDepth][kColumns];
   u32 a_scale[kDepth][kTiles];
 };
 
-// A chunk of a row: its 64-byte pieces i and i + kPerChunk make the i-th MFMA.
-template <CacheHint kHint>
-__device__ inline void load_chunk(Tile (&tiles)[kPerChunk], const Buffer& buffer, u32 row_at,
-                                  const Beyond& outside, u32 k) {
-#pragma unroll
-  for (u32 i = 0; i < kPerChunk; ++i) {
-    const u32 high = kPerChunk + i;
-    tiles[i].low = load_16<kHint>(buffer, row_at | outside.low, k + i * kPieceK);
-    tiles[i].high = load_16<kHint>(buffer, row_at | outside.high, k + high * kPieceK);
-  }
-}
-
-// The scales that a lane supplies to a chunk's MFMAs: byte 2 i to the i-th.
-__device__ inline u32 load_scales(const Buffer& buffer, u32 lane, u32 scalar) {
-  if constexpr (kPerChunk == 1) return load_byte(buffer, lane, scalar);
-  return load_dwords<1>(buffer, lane, scalar).dword[0];
-}
-__device__ inline u32 own_scales(u32 loaded, const Place& place) {
-  return kPerChunk == 1 ? loaded : loaded >> (place.quarter % 2 * 8);
-}
-
 // Issues all loads of kDepth steps from k0 on; w last, as a comes from L2. kWhole: they end
 // within K. Rows are in the lanes' offsets, which are range-checked, K in the scalar ones.
 template <u32 kTiles, u32 kDepth, bool kWhole>
-__device__ inline void load(Fragment<kTiles, kDepth>& part, const Operands& in, const Place& place,
-                            const RowAt* a_at, const RowAt* w_at, u32 k0) {
+__device__ inline void load(Fragment<kTiles, kDepth>& part, const Operands& in, const Chunk& chunk,
+                            const Chunk::At* a_at, const Chunk::At* w_at, u32 k0) {
 #pragma unroll
   for (u32 s = 0; s < kDepth; ++s) {
-    const u32 k = k0 + s * kStepK;
-    const Beyond outside = kWhole ? Beyond{} : beyond(place, k, in.k);
+    const u32 k = k0 + s * Chunk::kStepK;
+    const auto outside = kWhole ? Chunk::Beyond{} : chunk.beyond(k, in.k);
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) {
-      load_chunk<kCached>(part.a[s][t], in.a, a_at[t].payload, outside, k);
-      part.a_scale[s][t] = load_scales(in.a_scale, a_at[t].scale | outside.scale, k / kMxBlock);
+      Chunk::load(part.a[s][t], in.a.payload, a_at[t].payload, outside, k);
+      part.a_scale[s][t] = Chunk::load_scales(in.a.scales, a_at[t].scale, outside, k);
     }
 #pragma unroll
     for (u32 c = 0; c < kColumns; ++c) {
-      part.w_scale[s][c] = load_scales(in.w_scale, w_at[c].scale | outside.scale, k / kMxBlock);
+      part.w_scale[s][c] = Chunk::load_scales(in.w.scales, w_at[c].scale, outside, k);
     }
   }
 #pragma unroll
   for (u32 s = 0; s < kDepth; ++s) {
     keep_order();  // a step's w is used as it arrives, while later steps are on their way
-    const u32 k = k0 + s * kStepK;
-    const Beyond outside = kWhole ? Beyond{} : beyond(place, k, in.k);
+    const u32 k = k0 + s * Chunk::kStepK;
+    const auto outside = kWhole ? Chunk::Beyond{} : chunk.beyond(k, in.k);
 #pragma unroll
     for (u32 c = 0; c < kColumns; ++c) {
-      load_chunk<kStreamed>(part.w[s][c], in.w, w_at[c].payload, outside, k);
+      Chunk::load<kStreamed>(part.w[s][c], in.w.payload, w_at[c].payload, outside, k);
     }
   }
   keep_order();  // nothing is waited for before the last load is issued
@@ -179,24 +117,21 @@ __device__ inline void load(Fragment<kTiles, kDepth>& part, const Operands& in, 
 // Adds the products of kDepth steps from k0 on.
 template <u32 kTiles, u32 kDepth, bool kWhole>
 __device__ inline void add_steps(F32x4 (&sums)[kTiles][kColumns], const Operands& in,
-                                 const Place& place, const RowAt* a_at, const RowAt* w_at, u32 k0) {
+                                 const Chunk& chunk, const Chunk::At* a_at, const Chunk::At* w_at,
+                                 u32 k0) {
   Fragment<kTiles, kDepth> part;
-  load<kTiles, kDepth, kWhole>(part, in, place, a_at, w_at, k0);
+  load<kTiles, kDepth, kWhole>(part, in, chunk, a_at, w_at, k0);
 #pragma unroll
   for (u32 s = 0; s < kDepth; ++s) {
     u32 w_scale[kColumns];
 #pragma unroll
-    for (u32 c = 0; c < kColumns; ++c) w_scale[c] = own_scales(part.w_scale[s][c], place);
+    for (u32 c = 0; c < kColumns; ++c) w_scale[c] = chunk.own_scales(part.w_scale[s][c]);
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) {
-      const u32 a_scale = own_scales(part.a_scale[s][t], place);
+      const u32 a_scale = chunk.own_scales(part.a_scale[s][t]);
 #pragma unroll
       for (u32 c = 0; c < kColumns; ++c) {
-        const auto &w = part.w[s][c], &a = part.a[s][t];
-        F32x4& sum = sums[t][c];
-        sum = multiply_scaled<0>(w[0], w_scale[c], a[0], a_scale, sum);
-        if constexpr (kPerChunk == 2)
-          sum = multiply_scaled<2>(w[1], w_scale[c], a[1], a_scale, sum);
+        sums[t][c] = Chunk::multiply(part.w[s][c], w_scale[c], part.a[s][t], a_scale, sums[t][c]);
       }
     }
   }
@@ -204,53 +139,39 @@ __device__ inline void add_steps(F32x4 (&sums)[kTiles][kColumns], const Operands
 
 // A wave's share of the first kTiles tiles of rows, left in LDS for the other waves.
 template <u32 kTiles>
-__device__ inline void sum_tiles(F32x4 (*partial)[kResults], const Operands& in, const RowAt* a_at,
+__device__ inline void sum_tiles(Partial& shared, const Operands& in, const Chunk::At* a_at,
                                  u32 wave, u32 lane) {
-  const Place place = place_of(lane);
-  RowAt w_at[kColumns];
+  const Chunk chunk(lane);
+  Chunk::At w_at[kColumns];
 #pragma unroll
-  for (u32 c = 0; c < kColumns; ++c) w_at[c] = row_at(place, c * kTileN + place.row, in.k);
+  for (u32 c = 0; c < kColumns; ++c) w_at[c] = row_at(chunk, c * kTileN + chunk.row, in.k);
   F32x4 sums[kTiles][kColumns] = {};
   u32 k0 = wave * kWaveK;
   for (; k0 + kWaveK <= in.k; k0 += kWaves * kWaveK) {
-    add_steps<kTiles, kSteps, true>(sums, in, place, a_at, w_at, k0);
+    add_steps<kTiles, kSteps, true>(sums, in, chunk, a_at, w_at, k0);
   }
-  for (; k0 < in.k; k0 += kStepK) {  // what is left of K falls to one wave
-    add_steps<kTiles, 1, false>(sums, in, place, a_at, w_at, k0);
+  for (; k0 < in.k; k0 += Chunk::kStepK) {  // what is left of K falls to one wave
+    add_steps<kTiles, 1, false>(sums, in, chunk, a_at, w_at, k0);
   }
-  constexpr u32 kQuarters = 4 / kFold;  // quarters whose lanes hold rows of w of one chunk
-  if (place.quarter / kQuarters != place.chunk) return;
-  const u32 holder = place.quarter % kQuarters * kTileN + place.row;
+  if (!chunk.is_holder()) return;
+  auto& part = shared.part[wave * Chunk::kFold + chunk.chunk];
 #pragma unroll
   for (u32 t = 0; t < kTiles; ++t) {
 #pragma unroll
     for (u32 c = 0; c < kColumns; ++c) {
-      partial[wave * kFold + place.chunk][(t * kColumns + c) * kHolders + holder] = sums[t][c];
+      part[(t * kColumns + c) * kHolders + chunk.holder()] = sums[t][c];
     }
   }
 }
 
 // sum_tiles for as many tiles as hold a valid row, at most kTiles.
 template <u32 kTiles>
-__device__ inline void sum_used_tiles(u32 used, F32x4 (*partial)[kResults], const Operands& in,
-                                      const RowAt* a_at, u32 wave, u32 lane) {
+__device__ inline void sum_used_tiles(u32 used, Partial& shared, const Operands& in,
+                                      const Chunk::At* a_at, u32 wave, u32 lane) {
   if constexpr (kTiles > 1) {
-    if (used < kTiles) return sum_used_tiles<kTiles - 1>(used, partial, in, a_at, wave, lane);
+    if (used < kTiles) return sum_used_tiles<kTiles - 1>(used, shared, in, a_at, wave, lane);
   }
-  sum_tiles<kTiles>(partial, in, a_at, wave, lane);
-}
-
-// Four results of a row; at once where the row's part is aligned for that.
-__device__ inline void store_4(Out* out, F32x4 value, u32 n, u32 count, bool aligned) {
-  const Out4 rounded = __builtin_convertvector(value, Out4);
-  if (aligned) {
-    *reinterpret_cast<Out4*>(out + n) = rounded;
-    return;
-  }
-#pragma unroll
-  for (u32 i = 0; i < 4; ++i) {
-    if (n + i < count) out[n + i] = rounded[i];
-  }
+  sum_tiles<kTiles>(shared, in, a_at, wave, lane);
 }
 
 // What is loaded of a block before anything is known of it: ids in the order of a's tiles, ids of
@@ -280,7 +201,7 @@ __device__ inline Block load_block(const Layout& layout, u32 block, u32 thread) 
 
 // What a workgroup's waves share of a block.
 struct Shared {
-  F32x4 partial[kPartials][kResults];
+  Partial partial;
   u32 ids[kRowTiles * kTileN];
   f32 weights[kRowTiles * kTileN];
 };
@@ -288,8 +209,7 @@ struct Shared {
 // Adds the partial sums of `used` tiles up and writes them; without an expert, zeros.
 __device__ inline void store_block(Out* out, const Shared& shared, u32 used, u32 n0, u32 n,
                                    bool has_expert) {
-  const bool aligned =
-      (reinterpret_cast<u64>(out) % sizeof(Out4) | n % 4) == 0;  // N * sizeof(Out) then is, too
+  const bool is_aligned = are_rows_aligned(out, n);
   for (u32 i = thread_in_group(); i < used * kColumns * kHolders; i += kThreads) {
     const u32 tile = i / kHolders;
     const u32 row = tile / kColumns * kTileN + i % kTileN;
@@ -298,12 +218,10 @@ __device__ inline void store_block(Out* out, const Shared& shared, u32 used, u32
     if (id == kNoId || at_n >= n) continue;
     F32x4 total = {};
     if (has_expert) {
-      total = shared.partial[0][i];
-#pragma unroll
-      for (u32 p = 1; p < kPartials; ++p) total += shared.partial[p][i];
+      total = shared.partial.sum(i);
       if constexpr (kWeighted) total *= shared.weights[row];
     }
-    store_4(out + static_cast<u64>(id) * n, total, at_n, n, aligned);
+    store_four(out + u64{id} * n, total, at_n, n, is_aligned);
   }
 }
 
@@ -332,20 +250,19 @@ mxfp8_moe(const u32* __restrict__ sorted_ids,  // [num_ids]
   const u32 padded = load_uniform(num_padded);  // int32's bits; below 0, nothing is in use
   const u32 in_use = static_cast<i32>(padded) < 0 ? 0 : padded < num_ids ? padded : num_ids;
   const u32 n0 = group_x() * kGroupN;
-  const u32 scales_k = k / kMxBlock;
 
+  const Chunk chunk(lane);
   while (true) {
     const auto is_valid = [&](u32 row, u32 id) {
       return row < kBlockM && block * kBlockM + row < in_use && id < num_valid;
     };
-    RowAt a_at[kRowTiles];
+    Chunk::At a_at[kRowTiles];
     u32 used = 0;
 #pragma unroll
     for (u32 t = 0; t < kRowTiles; ++t) {
-      const Place place = place_of(lane);
       const u32 id = loaded.lane_ids[t];
-      const bool valid = is_valid(t * kTileN + place.row, id);
-      a_at[t] = row_at(place, valid ? id / kADiv : kNoId, k);
+      const bool valid = is_valid(t * kTileN + chunk.row, id);
+      a_at[t] = row_at(chunk, valid ? id / kADiv : kNoId, k);
       if (__builtin_amdgcn_ballot_w64(valid) != 0) used = t + 1;
     }
     if (used != 0) {
@@ -359,12 +276,9 @@ mxfp8_moe(const u32* __restrict__ sorted_ids,  // [num_ids]
       }
       const bool has_expert = loaded.expert < num_experts;
       if (has_expert) {
-        const u64 row = static_cast<u64>(loaded.expert) * n + n0;  // of w: this workgroup's first
+        const u64 row = u64{loaded.expert} * n + n0;  // of w: this workgroup's first
         const u32 rows = n - n0 < kGroupN ? n - n0 : kGroupN;
-        const Operands in = {make_buffer(w + row * k, rows * k),
-                             make_buffer(w_scale + row * scales_k, rows * scales_k),
-                             make_buffer(a, a_rows * k), make_buffer(a_scale, a_rows * scales_k),
-                             k};
+        const Operands in = {{w, w_scale, row, rows, k}, {a, a_scale, 0, a_rows, k}, k};
         sum_used_tiles<kRowTiles>(used, shared.partial, in, a_at, wave, lane);
       }
 #pragma unroll

@@ -5,10 +5,12 @@ caller keeps, weights in another layout, fused epilogues. Everything else follow
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import math
+import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -421,13 +423,13 @@ class Sum(Kernel):
 def test_launches_share_scratch_memory_that_is_kept(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workspace, "_buffers", {})
+    monkeypatch.setattr(workspace, "_arenas", {})
     op = Op(unique("sum"), "x: f32[N]\n-> out: f32[1]", kernels=(Sum(config),))
     for n in (1, 64, 1000, 40_000, 3_000_000, 5):
         x = random(n)
         torch.testing.assert_close(op.call(x, None), x.sum()[None], rtol=1e-4, atol=1e-2)
-    ((_, buffers),) = workspace._buffers.items()
-    assert len(buffers) == 2, "the first is enough until 3,000,000"
+    (arena,) = workspace._arenas.values()
+    assert len(arena.buffers) == 2, "the first is enough until 3,000,000"
     x, out = random(1000), torch.empty(1)
     op.call(x, out)
     with monkeypatch.context() as patch:
@@ -437,20 +439,55 @@ def test_launches_share_scratch_memory_that_is_kept(
 
 
 def test_scratch_memory_is_a_threads_and_a_streams_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
-    monkeypatch.setattr(workspace, "_buffers", {})
-    scratch = Workspace(torch.device("cpu"), (10, torch.float32), (3, torch.int64))
+    monkeypatch.setattr(workspace, "_arenas", {})
+    cpu = torch.device("cpu")
+    scratch = Workspace(cpu, ((2, 5), torch.float32), (3, torch.int64), zeros=9)
     ours, again, theirs = scratch(), scratch(), []
     thread = threading.Thread(target=lambda: theirs.append(scratch()))
     thread.start()
     thread.join()
-    assert ours is again and theirs[0][0].data_ptr() != ours[0].data_ptr()
-    spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in ours)
-    assert spans[0][1] <= spans[1][0] and all(start % 64 == 0 for start, _ in spans)
-    monkeypatch.setattr(hip, "raw_stream", lambda _index: 7)
-    keys = set(workspace._buffers)
-    assert {key[1] for key in keys} == {0} and len(keys) == 2
+    assert ours is again and [t.shape for t in ours] == [(2, 5), (3,), (9,)]
+    assert [t.dtype for t in ours] == [torch.float32, torch.int64, torch.int32]
+    assert not set(addresses(theirs[0])) & set(addresses(ours)) and not ours[2].any()
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in (*ours, *theirs[0]))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+    assert all(start % 64 == 0 for start, _ in spans)
+    assert addresses(Workspace(cpu, (1, torch.int8), zeros=1)()) == addresses(ours[::2]), "kept"
+    assert {key[1] for key in workspace._arenas} == {0} and len(workspace._arenas) == 2
+
+
+def addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def test_scratch_memory_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By stream. A captured call has memory of its own, with zeros that the graph writes: those of
+    a stream are zero only once something has run there."""
+    monkeypatch.setattr(workspace, "_arenas", {})
+    streams, capturing = [7], [False]
+    monkeypatch.setattr(hip, "raw_stream", lambda _index: streams[-1])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[-1])
+    scratch = Workspace(torch.device("cpu"), (10, torch.float32), zeros=3)
+    scratch._index = 0  # a GPU's, whose memory is the host's
+    ours = scratch()
+    assert scratch() is ours
+    streams.append(8)
+    assert not set(addresses(scratch())) & set(addresses(ours))
+    streams.append(7)
+    assert scratch() is ours
+    capturing.append(True)
+    first, second = scratch(), scratch()
+    assert not set(addresses(first)) & {*addresses(second), *addresses(ours)}
+    assert first[0].shape == (10,) and not first[1].any() and not second[1].any()
+    capturing.append(False)
+    assert scratch() is ours and len(workspace._arenas) == 2
+
+
+def test_large_scratch_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "_arenas", {})
+    scratch = Workspace(torch.device("cpu"), (2**28 + 1, torch.uint8), zeros=2)
+    (large, zeros), (other, _) = scratch(), scratch()
+    assert large.data_ptr() != other.data_ptr() and not zeros.any() and not workspace._arenas
 
 
 # ---------------------------------------------------------------- in place, caller's metadata

@@ -40,6 +40,21 @@ def reduce_parts(out: Tensor, parts: Tensor, workspace: Tensor, counts: Tensor) 
 def store_rows(out: Tensor, m: u32, n: u32) -> None: ...
 
 
+@compile_ops("device_library", config=CONFIG)
+def store_each_row(out: Tensor, rows: Tensor, n: u32) -> None: ...
+
+
+@compile_ops("device_library", config=CONFIG)
+def sum_waves(out: Tensor, parts: Tensor, waves: u32) -> None: ...
+
+
+@compile_ops("device_library", config=CONFIG)
+def multiply_tile(
+    out: Tensor, x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, m: u32, n: u32, k: u32,
+    chunk: u32,
+) -> None: ...  # fmt: skip
+
+
 @pytest.fixture(params=["gfx942", "gfx950"])
 def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("RFOPS_VGPU_ARCH", request.param)
@@ -159,3 +174,67 @@ def test_stores(m: int, n: int, offset: int, dtype: torch.dtype, arch: str) -> N
     wanted = torch.arange(m)[:, None] * 1000.0 + torch.arange(n)
     assert torch.equal(out, wanted.to(dtype))
     assert (memory[:offset] == -1).all() and (memory[offset + m * n :] == -1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("n", "offset"), [(32, 0), (33, 0), (36, 1), (1, 0)])
+def test_stores_of_scattered_rows(n: int, offset: int, dtype: torch.dtype, arch: str) -> None:
+    """Two of four rows, the last one first; nothing else is written."""
+    memory = torch.full((4 * n + offset + 64,), -1.0, dtype=dtype)
+    out = memory[offset : offset + 4 * n].view(4, n)
+    name = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}[dtype]
+    rows = torch.tensor([3, 1], dtype=torch.int32)
+    launch(store_each_row, (1, 2), 64, out, rows, n, out=name)
+    wanted = torch.full((4, n), -1.0)
+    wanted[1::2] = torch.tensor([[1000.0], [3000.0]]) + torch.arange(n)
+    assert torch.equal(out, wanted.to(dtype))
+    assert (memory[:offset] == -1).all() and (memory[offset + 4 * n :] == -1).all()
+
+
+# ---------------------------------------------------------------- wave_sums.h
+
+
+@pytest.mark.parametrize("waves", [1, 3, 8])
+def test_waves_add_up_in_their_order(waves: int, arch: str) -> None:
+    """Fewer waves than tiles, and more; without bank conflicts."""
+    parts = torch.randn(waves, 5, 64, 4, generator=torch.Generator().manual_seed(waves))
+    parts[waves // 2] *= 1e6  # another order gives other bits
+    out = torch.full((5, 64, 4), float("nan"))
+    record = launch(sum_waves, (1, 1), 64 * waves, out, parts, waves)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    assert torch.equal(out, total)
+    assert record.lds_conflict_cycles == 0
+
+
+# ---------------------------------------------------------------- mx_chunk.h
+
+
+@pytest.mark.requires_gfx950
+@pytest.mark.parametrize("m", [1, 5, 8])
+@pytest.mark.parametrize(
+    ("rows", "chunk", "k"),
+    [
+        (16, 128, 512), (16, 128, 96), (16, 128, 160), (8, 128, 256), (8, 128, 32), (8, 128, 416),
+        (16, 256, 768), (8, 256, 512), (8, 256, 768),
+    ],
+)  # fmt: skip
+def test_chunks(rows: int, chunk: int, k: int, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K ends in each quarter of an MFMA and, folded, in each chunk; rows of x that are not there
+    and what lies beyond K, NaN, count as zeros."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx950")
+    generator = torch.Generator().manual_seed(k)
+    made = [rfops.quant_mxfp8(torch.randn(n, k, generator=generator)) for n in (m, rows)]
+    (x, x_scale), (w, w_scale) = made
+
+    def before_nan(tensor: Tensor) -> Tensor:
+        room = torch.full((tensor.numel() + 1024,), 255, dtype=torch.uint8)
+        own = room[: tensor.numel()].view(tensor.shape)
+        return own.copy_(tensor.view(torch.uint8))
+
+    out = torch.full((m, rows), float("nan"))
+    tensors = map(before_nan, (x, w, x_scale, w_scale))
+    launch(multiply_tile, (1, 1), 64, out, *tensors, m, rows, k, chunk)
+    wanted = rfops.gemm_mxfp8_ref(x, w, x_scale, w_scale, torch.float64)
+    assert (out - wanted).abs().max() <= 1e-5 * wanted.abs().max()

@@ -8,12 +8,12 @@ matrix instruction, one for each block that a wave adds, one for each other wave
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 import rfops
+from rfops.dispatch import workspace
 from rfops.dispatch.compare import HALF_ULP, assert_within, tolerance
 from rfops.gemm.mxfp8_mfma import MfmaConfig
 from support.calls import default_config
@@ -197,11 +197,11 @@ def test_each_block_has_its_own_scale(gfx950: torch.device) -> None:
 
 
 @pytest.fixture
-def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """torch.empty full of NaN: the workspace."""
+def poisoned_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New, and full of NaN."""
     empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *args, **kw: empty(*args, **kw).fill_(math.nan))
-    yield
+    monkeypatch.setattr(workspace, "_arenas", {})
+    monkeypatch.setattr(torch, "empty", lambda *args, **kw: empty(*args, **kw).fill_(255))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (18, 37, 1152, MfmaConfig(4, 4, 2, 2, 3)),
     ],
 )
-@pytest.mark.usefixtures("poisoned_empty")
+@pytest.mark.usefixtures("poisoned_workspace")
 def test_writes_its_output_and_reads_its_inputs_only(
     m: int, n: int, k: int, config: MfmaConfig | None, gfx950: torch.device
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rfops
-from rfops.gemm.mxfp8_mfma import Mfma, MfmaConfig, mxfp8_mfma, mxfp8_mfma_reduce
+from rfops.gemm.mxfp8_mfma import Mfma, MfmaConfig, mxfp8_mfma
 from rfops.jit import paths
 from rfops.jit.build.spec import module_spec
 from support.calls import default_config, dense_call, prepare
@@ -39,16 +39,23 @@ def test_one_matrix_instruction_a_tile(m: int, n: int, k: int, config: MfmaConfi
     config = config or default_config("mfma", m, n, k)
     with rfops.vgpu.profile() as p:
         run(problem, config)
-    launch = p.launches[0]
+    (launch,) = p.launches
     tiles = math.ceil(m / 16) * math.ceil(n / 16) * math.ceil(k / 128)
     assert launch.mfma == {"v_mfma_scale_f32_16x16x128_f8f6f4": tiles}
-    assert len(p.launches) == 1 + (config.split > 1)
 
     m_groups = math.ceil(m / 16 / config.m_tiles)
     n_groups = math.ceil(n / 16 / config.n_tiles)
     scales = 4 if k % 128 == 0 else 1  # the lanes of a row all load their four
     payload = (m_groups * n + n_groups * m) * k
-    assert launch.global_read["bytes"] == payload + payload // 32 * scales
+    read = launch.global_read["bytes"] - payload - payload // 32 * scales
+    # Of the parts of K lanes without a row or column may read theirs or not, as compilers have it.
+    least = 16 * config.split * m * math.ceil(n / 4) * (config.split > 1)
+    assert least <= read <= parts(config, m, n)
+
+
+def parts(config: MfmaConfig, m: int, n: int) -> int:
+    """Bytes that workgroups along K leave for each other."""
+    return 4 * math.prod(config.groups(m, n)) * config.split * config.words * (config.split > 1)
 
 
 @pytest.mark.parametrize("m", MODEL_M)
@@ -59,7 +66,7 @@ def test_w_is_read_once(m: int) -> None:
     with rfops.vgpu.profile() as p:
         run(problem)
     (launch,) = p.launches
-    least = (m + n) * (k + k // 32)
+    least = (m + n) * (k + k // 32) + parts(default_config("mfma", m, n, k), m, n)
     lines = 64 * launch.global_read["lines_64B"]
     assert least <= lines <= 1.01 * least
     assert launch.mfma == {
@@ -82,14 +89,10 @@ def heuristic_variants() -> dict[tuple[object, ...], tuple[MfmaConfig, dict[str,
 
 
 def assert_fits(config: MfmaConfig, defines: dict[str, int | str], device: torch.device) -> None:
-    kernels = [mxfp8_mfma.bind(device, defines)]
-    if config.split > 1:
-        kernels.append(mxfp8_mfma_reduce.bind(device, defines))
-    for kernel in kernels:
-        r = kernel.resources
-        assert r["vgpr_spills"] == r["sgpr_spills"] == r["scratch"] == 0, (defines, r)
+    resources = mxfp8_mfma.bind(device, defines).resources
+    spilled = {n: resources[n] for n in ("vgpr_spills", "sgpr_spills", "scratch") if resources[n]}
+    assert not spilled, (defines, resources)
     needed = -(-config.waves // 4)
-    resources = kernels[0].resources
     assert resources["waves_per_simd"] >= needed, f"{defines}: not even one workgroup: {resources}"
     counted = config.registers + 8
     assert resources["vgpr"] <= counted, f"{defines}: the heuristic counts {counted}: {resources}"

@@ -161,9 +161,10 @@ def test_writes_all_of_its_output_and_nothing_else(
 
     ids = random_ids(9000, 40).to(device)
     expected = moe_align_block_size_ref(ids, 16, 40)
-    monkeypatch.setattr(workspace, "_buffers", {})
+    monkeypatch.setattr(workspace, "_arenas", {})
+    monkeypatch.setattr(op_module.OP, "plans", op_module.OP.plans.fresh())
     assert_same(moe_align_block_size(ids, 16, 40), expected)
-    ((scratch,),) = workspace._buffers.values()
+    ((scratch,),) = (arena.buffers for arena in workspace._arenas.values())
     scratch.fill_(177)
     monkeypatch.setattr(torch, "empty", poisoned)
     monkeypatch.setattr(op_module.OP, "plans", op_module.OP.plans.fresh())

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rfops.vgpu
-from rfops.triton import bound, mxfp8_kernels
+from rfops.triton import bound, split_kernels
 from rfops.triton.bound import BoundTriton
 
 SPLITS, BLOCK_N = 2, 64
@@ -27,7 +27,7 @@ class Counted:
 
     def __getitem__(self, grid: Any) -> Any:
         self.count += 1
-        return mxfp8_kernels.reduce_kernel[grid]
+        return split_kernels.add_splits[grid]
 
 
 @pytest.fixture(params=["gfx950", "gfx942"])
@@ -43,7 +43,7 @@ def searched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def kernel(counted: Counted) -> BoundTriton:
-    made = BoundTriton("mxfp8_kernels", "reduce_kernel", torch.device("cpu"), (SPLITS, BLOCK_N))
+    made = BoundTriton("split_kernels", "add_splits", torch.device("cpu"), (SPLITS, BLOCK_N))
     made._device = SimpleNamespace(type="cuda")  # type: ignore[assignment]
     made._jit, made._driver = counted, None
     return made

@@ -77,7 +77,7 @@ class Work:
     waits: Any  # of a wave, one after the other, for loads
     registers: Any
     lds_bytes: Any = 0  # of a workgroup, written once and read once
-    more_us: Any = 0.0  # a second kernel
+    more_us: Any = 0.0  # what comes after
     idle: Any = False  # whether some wave has nothing to do: these come last
 
     @functools.cached_property

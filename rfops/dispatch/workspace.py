@@ -1,51 +1,104 @@
 """Scratch memory of ops of several launches, kept from call to call.
 
-    workspace = Workspace(device, (m * n, torch.float32), (groups, torch.int32))  # once a plan
-    partial, counts = workspace()  # in each call: no allocation after the first of its size
+    workspace = Workspace(device, ((splits, m, n), torch.float32), zeros=groups)  # once a plan
+    parts, counts = workspace()  # in each call: no allocation after the first of its size
 
-A buffer belongs to a device, a stream and a host thread, so that calls which may interleave never
-share one. Buffers grow by factors of two and are never given back: a captured graph may hold one.
-What a call finds in it is what the last one left.
+Memory belongs to a device, a stream and a host thread, so that calls which may interleave never
+share it. Buffers grow by factors of two and are never given back. What a call finds in one is what
+the last one left; `zeros` are int32 that every launch must leave zero, as it found them.
+
+A call that is captured into a graph takes all of it from torch's allocator, so from the graph's own
+pool, with its zeros written by a node of the graph: graphs may then run in any order and beside one
+another. So does a workspace of more than 256 MiB, which is not worth keeping.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+from dataclasses import dataclass, field
 
 import torch
 
 from rfops.jit.launch import hip
 
+from .kernel import Run
+
 _ALIGN = 256  # bytes
-_buffers: dict[tuple[torch.device, int, int], list[torch.Tensor]] = {}
+_MOST_KEPT = 256 << 20  # bytes
+Views = tuple[torch.Tensor, ...]
+
+
+@dataclass
+class _Arena:
+    """What is kept for a device, a stream and a thread; the last of each list is the largest."""
+
+    buffers: list[torch.Tensor] = field(default_factory=list)
+    zeros: list[torch.Tensor] = field(default_factory=list)
+
+
+_arenas: dict[tuple[torch.device, int, int], _Arena] = {}
 
 
 class Workspace:
-    """The tensors of one plan, as views of the arena."""
+    """The tensors of one plan: `parts`, each a shape and a dtype, and so many zeros if any."""
 
-    def __init__(self, device: torch.device, *parts: tuple[int, torch.dtype]) -> None:
-        self.device, self.parts = device, parts
-        sizes = [-(-count * dtype.itemsize // _ALIGN) * _ALIGN for count, dtype in parts]
-        self._starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        self.bytes = sum(sizes)
-        self._views: dict[int, tuple[torch.Tensor, ...]] = {}
+    def __init__(
+        self,
+        device: torch.device,
+        *parts: tuple[int | tuple[int, ...], torch.dtype],
+        zeros: int = 0,
+    ) -> None:
+        self.device, self.zeros = device, zeros
+        self.parts, self.bytes = [], 0
+        for sizes, dtype in parts:
+            shape = sizes if isinstance(sizes, tuple) else (sizes,)
+            size = math.prod(shape) * dtype.itemsize
+            self.parts.append((shape, dtype, slice(self.bytes, self.bytes + size)))
+            self.bytes += -(-size // _ALIGN) * _ALIGN
+        self._index = None if device.type == "cpu" else device.index or 0
+        self._is_large = self.bytes > _MOST_KEPT
+        self._kept: dict[tuple[int, int], Views] = {}  # buffers live as long as the process
 
-    def __call__(self) -> tuple[torch.Tensor, ...]:
-        buffer = _buffer(self.device, self.bytes)
-        views = self._views.get(id(buffer))  # buffers live as long as the process
-        if views is None:
-            views = self._views[id(buffer)] = tuple(
-                buffer[start : start + count * dtype.itemsize].view(dtype)
-                for start, (count, dtype) in zip(self._starts, self.parts, strict=True)
-            )
+    def __call__(self) -> Views:
+        if self._is_large:
+            return self._new()
+        stream = 0
+        if self._index is not None:
+            if torch.cuda.is_current_stream_capturing():
+                return self._new()
+            stream = hip.raw_stream(self._index)
+        key = stream, threading.get_ident()
+        return self._kept.get(key) or self._find(key)
+
+    def _new(self) -> Views:
+        zeros = torch.zeros(self.zeros, dtype=torch.int32, device=self.device)
+        return self._views(torch.empty(self.bytes, dtype=torch.uint8, device=self.device), zeros)
+
+    def _find(self, key: tuple[int, int]) -> Views:
+        arena = _arenas.setdefault((self.device, *key), _Arena())
+        if not arena.buffers or arena.buffers[-1].numel() < self.bytes:
+            length = max(1 << 16, _power(self.bytes))
+            arena.buffers.append(torch.empty(length, dtype=torch.uint8, device=self.device))
+        if not arena.zeros or arena.zeros[-1].numel() < self.zeros:
+            length = max(1 << 12, _power(self.zeros))
+            arena.zeros.append(torch.zeros(length, dtype=torch.int32, device=self.device))
+        views = self._kept[key] = self._views(arena.buffers[-1], arena.zeros[-1])
         return views
 
+    def _views(self, buffer: torch.Tensor, zeros: torch.Tensor) -> Views:
+        views = [buffer[place].view(dtype).view(shape) for shape, dtype, place in self.parts]
+        return (*views, zeros[: self.zeros]) if self.zeros else tuple(views)
 
-def _buffer(device: torch.device, size: int) -> torch.Tensor:
-    stream = 0 if device.type == "cpu" else hip.raw_stream(device.index or 0)
-    key = device, stream, threading.get_ident()
-    kept = _buffers.setdefault(key, [])
-    if not kept or kept[-1].numel() < size:
-        length = max(1 << 16, 1 << (size - 1).bit_length() if size else 0)
-        kept.append(torch.empty(length, dtype=torch.uint8, device=device))
-    return kept[-1]
+
+def _power(size: int) -> int:
+    return 1 << (size - 1).bit_length() if size else 0
+
+
+def with_workspace(launch: Run, workspace: Workspace) -> Run:
+    """A launch of a kernel whose last tensors are those of a workspace."""
+
+    def run(*args: torch.Tensor) -> None:
+        launch(*args, *workspace())
+
+    return run

@@ -27,6 +27,7 @@ import torch
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.tuned_table import serving
+from rfops.dispatch.workspace import Workspace
 from rfops.jit import log
 from rfops.jit.arch import MAX_GRID, ROWS
 from rfops.triton.bound import BoundTriton
@@ -409,11 +410,12 @@ def _prepare_tiles(device: torch.device, shape: Shape, config: TilesConfig) -> L
     launches = _launches(b)
     sum_tile = _power(n, 16, 1024)
     sum_splits = BoundTriton(_KERNELS, "sum_splits", device, (splits, sum_tile), warps=4)
+    workspace = Workspace(device, ((splits, b, m, n), torch.float32))
 
     def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
         part, part_s = out, 0
         if splits > 1:
-            part = torch.empty(splits, b, m, n, dtype=torch.float32, device=device)
+            (part,) = workspace()
             part_s = b * m * n
         strides = (*part.stride()[-3:], *x.stride(), *w.stride(), *scale.stride())
         for first, extent in launches:

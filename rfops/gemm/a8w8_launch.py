@@ -9,12 +9,12 @@ import torch
 
 from rfops.dispatch.heuristic import Columns, coarse
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.workspace import Workspace, with_workspace
 from rfops.jit import CompiledOp, u32
 from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.shuffle import WEIGHT
 
 from . import a8w8_layout
-from .a8w8_counts import with_parts
 
 MAX_SPLIT = 8
 _MOST_KNOWN = 4096
@@ -116,7 +116,8 @@ class Launched(Kernel):
             run = launch((tiles * config.split, 1, 1), sizes)
             if not is_split:
                 return run
-            return with_parts(run, c.device, tiles, config.split * config.words)
+            words = tiles * config.split * config.words
+            return with_workspace(run, Workspace(c.device, (words, torch.float32), zeros=tiles))
 
         return run_of
 

@@ -85,14 +85,3 @@ def gemm(
     else:
         at = row_m[:, None] * out_m + row_n[None, :]
         tl.store(out + at, total, mask=is_m[:, None] & is_n[None, :])
-
-
-@triton.jit
-def add_splits(out, parts, m, n, SPLITS: tl.constexpr, COLUMNS: tl.constexpr):
-    """out[m, n] = the sum of parts[s, m, n] over s in its order; columns of a row a program."""
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    at = tl.program_id(0).to(tl.int64) * n + column
-    total = tl.load(parts + at, mask=column < n)
-    for split in tl.static_range(1, SPLITS):
-        total += tl.load(parts + tl.cast(m, tl.int64) * n * split + at, mask=column < n)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=column < n)

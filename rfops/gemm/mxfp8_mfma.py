@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,9 +16,9 @@ import torch
 from rfops.dispatch.guards import MAX_BYTES, check_config_ints
 from rfops.dispatch.heuristic import MFMA_CYCLES, Columns, Ranked, Work, ceil, coarse, prebuilt
 from rfops.dispatch.kernel import Call, Run, RunOf, as_defines
-from rfops.jit import BoundKernel, compile_ops, u32
+from rfops.dispatch.workspace import Workspace, with_workspace
+from rfops.jit import compile_ops, u32
 from rfops.jit.arch import MAX_GRID, MAX_WAVES, REGISTERS, ROWS, WAVE
-from rfops.jit.launch.bind import Dim3
 from rfops.quantization.mxfp8 import BLOCK
 
 ALIGN = 16  # bytes: a lane's load
@@ -32,11 +32,6 @@ MAX_SPLIT = 16  # parts of K that the heuristic tries at most, of workgroups and
 OUT_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
-@compile_ops("mxfp8_mfma")
-def mxfp8_mfma_reduce(out: torch.Tensor, partial: torch.Tensor, m: u32, n: u32) -> None:
-    """Adds up what the workgroups along K left in the workspace; only where config.split > 1."""
-
-
 @compile_ops("mxfp8_mfma", variants=prebuilt("gemm_mxfp8", "mfma"))
 def mxfp8_mfma(
     out: torch.Tensor,
@@ -47,6 +42,8 @@ def mxfp8_mfma(
     m: u32,
     n: u32,
     k: u32,
+    workspace: torch.Tensor,
+    counts: torch.Tensor,
 ) -> None:
     """csrc/mxfp8_mfma.hip: the shapes stand there; the config is compile-time constants."""
 
@@ -59,7 +56,7 @@ class MfmaConfig:
     n_tiles: int  # tiles of 16 rows of w of a workgroup
     steps: int  # tiles of 128 along K that a wave has in flight
     waves: int  # waves of a workgroup, side by side along K
-    split: int  # workgroups along K; above 1 a second kernel adds up their sums
+    split: int  # workgroups along K; above 1 the last one of a tile adds up their sums
 
     def __post_init__(self) -> None:
         check_config_ints(self)
@@ -85,15 +82,26 @@ class MfmaConfig:
 
     @property
     def lds_bytes(self) -> int:
-        """Sums of all waves but where there is one only: 16 bytes a lane and tile."""
-        return self.waves * self.m_tiles * self.n_tiles * WAVE * 16 if self.waves > 1 else 0
+        """Sums of all waves but where there is one only, 16 bytes a lane and tile; and who of the
+        workgroups along K was last."""
+        sums = self.waves * self.m_tiles * self.n_tiles * WAVE * 16 if self.waves > 1 else 0
+        return sums + 16 * (self.split > 1)
+
+    @property
+    def words(self) -> int:
+        """fp32 sums of a workgroup."""
+        return self.m_tiles * self.n_tiles * TILE * TILE
 
     @property
     def registers(self) -> int:
         """VGPRs, about those that the compiler takes: operands and scales in flight, sums, what a
-        step's offsets take, and 16."""
-        tiles = self.m_tiles + self.n_tiles
-        return self.steps * (9 * tiles + 2) + 4 * self.m_tiles * self.n_tiles + 16
+        step's offsets take, and 16; or a wave's sums, what others left of up to 4, and 16."""
+        tiles, sums = self.m_tiles + self.n_tiles, self.m_tiles * self.n_tiles
+        adds_up = 0
+        if self.split > 1:
+            own = -(-sums // self.waves)
+            adds_up = 4 * own + 4 * self.split * min(own, 4 if self.split <= 8 else 2)
+        return max(self.steps * (9 * tiles + 2) + 4 * sums, adds_up) + 16
 
     @property
     def workgroups_per_cu(self) -> int:
@@ -120,9 +128,13 @@ class MfmaConfig:
             "OUT": OUT_TYPES[dtype],
         }
 
+    def groups(self, m: int, n: int) -> tuple[int, int]:
+        """Tiles of the result, along M and N."""
+        return -(-m // (TILE * self.m_tiles)), -(-n // (TILE * self.n_tiles))
+
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
         """Workgroups: one an XCD; those of the same rows of w; the rest."""
-        m_groups, n_groups = -(-m // (TILE * self.m_tiles)), -(-n // (TILE * self.n_tiles))
+        m_groups, n_groups = self.groups(m, n)
         return XCDS, m_groups, -(-n_groups // XCDS) * self.split
 
 
@@ -147,9 +159,6 @@ def _candidates(m_tiles: int) -> Columns[MfmaConfig]:
         with contextlib.suppress(ValueError):  # does not fit
             found.append(MfmaConfig(m_tiles, *values))
     return Columns(found)
-
-
-_SECOND_KERNEL = 3.0  # us in a graph (published: 2 to 3)
 
 
 class Mfma(Ranked):
@@ -184,12 +193,12 @@ class Mfma(Ranked):
 
     @staticmethod
     def work(table: Columns[MfmaConfig], m: int, n: int, k: int) -> Work:
-        """With split the second kernel and the workspace."""
+        """With split two ways to memory for the parts, and a CU that reads those of a tile."""
         c, chip = table, ROWS["gfx950"]
         along_k = c.split * c.waves
         turns = ceil(ceil(k, TILE_K), along_k * c.steps)
         row = np.minimum(k, turns * c.waves * c.steps * TILE_K) * 33 / 32  # bytes of a workgroup
-        workspace = 8 * c.split * m * n / chip.hbm_tb_s / 1e6
+        add_up = 2 * chip.latency_us + 4 * c.split * c.words / (48e3 * chip.ghz)
         work = Work(
             groups=ceil(n, TILE * c.n_tiles) * ceil(m, TILE * c.m_tiles) * c.split,
             waves=c.waves,
@@ -200,7 +209,7 @@ class Mfma(Ranked):
             waits=turns,
             registers=c.registers,
             lds_bytes=c.lds_bytes,
-            more_us=(c.split > 1) * (_SECOND_KERNEL + chip.latency_us + workspace),
+            more_us=(c.split > 1) * add_up,
             idle=(along_k > 1) & ((along_k - 1) * c.steps >= ceil(k, TILE_K)),
         )
         work.per_cu = c.workgroups_per_cu
@@ -213,22 +222,14 @@ class Mfma(Ranked):
     def variant(self, c: Call, config: MfmaConfig) -> RunOf:
         """Scales at multiples of 4 bytes of whole tiles of K are read 4 at a time. A launch is
         built at the first shape of its kind. Raises ValueError for a grid that is too large."""
-        block, split = (config.waves * WAVE, 1, 1), config.split > 1
+        block, split = (config.waves * WAVE, 1, 1), config.split
+        scratch = (5, 6) if split > 1 else (0, 0)  # not looked at
         aligned = c.align("x_scale", "w_scale") % 4 == 0
         launches: tuple[dict[object, Callable[..., Run]], ...] = {}, {}
 
-        def bind(m: int, n: int, k: int, wide_scales: bool) -> Callable[..., Run]:
-            defines = config.defines(m, n, k, c.dtype, wide_scales)
-            main = mxfp8_mfma.bind(c.device, defines, c.arch)
-            launch = main.prepare(block, (0, 1, 2, 3, 4))
-            if not split:
-                return launch
-            reduce = mxfp8_mfma_reduce.bind(c.device, defines, c.arch)
-            return functools.partial(_launch_split, launch, reduce, config.split)
-
         def run_of(m: int, n: int, k: int) -> Run:
             grid = config.grid(m, n)
-            if grid[1] > MAX_GRID or grid[2] > MAX_GRID or (split and m > MAX_GRID * TILE):
+            if grid[1] > MAX_GRID or grid[2] > MAX_GRID:
                 raise ValueError(
                     f"mxfp8_mfma: {config} must need at most {MAX_GRID} workgroups in one "
                     f"direction for M={m}, N={n}, got a grid of {grid}; take more tiles or less "
@@ -238,29 +239,15 @@ class Mfma(Ranked):
             kind = config.flags(m, n, k)
             launch = launches[wide_scales].get(kind)
             if launch is None:
-                launch = launches[wide_scales][kind] = bind(m, n, k, wide_scales)
-            return launch(grid, (m, n, k))
+                defines = config.defines(m, n, k, c.dtype, wide_scales)
+                bound = mxfp8_mfma.bind(c.device, defines, c.arch)
+                launch = bound.prepare(block, (0, 1, 2, 3, 4, *scratch))
+                launches[wide_scales][kind] = launch
+            run = launch(grid, (m, n, k))
+            if split == 1:
+                return run
+            tiles = math.prod(config.groups(m, n))
+            words = tiles * split * config.words
+            return with_workspace(run, Workspace(c.device, (words, torch.float32), zeros=tiles))
 
         return run_of
-
-
-def _launch_split(
-    launch: Callable[..., Run],
-    reduce: BoundKernel,
-    split: int,
-    grid: Dim3,
-    sizes: tuple[int, int, int],
-) -> Run:
-    """Two kernels: sums of parts of K into a workspace, and their sum."""
-    m, n, _ = sizes
-    main = launch(grid, sizes)
-    tiles = (ceil(n, TILE), ceil(m, TILE), 1)
-    add_up = reduce.prepare((WAVE, 1, 1), (0, 1))(tiles, (m, n))
-    elements = tiles[0] * tiles[1] * split * TILE * TILE
-
-    def run(out: torch.Tensor, *inputs: torch.Tensor) -> None:
-        partial = torch.empty(elements, dtype=torch.float32, device=out.device)
-        main(partial, *inputs)
-        add_up(out, partial)
-
-    return run

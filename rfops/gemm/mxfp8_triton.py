@@ -14,12 +14,12 @@ from rfops.jit.arch import ROWS
 from rfops.quantization.mxfp8 import BLOCK
 from rfops.triton import launch, tiles
 from rfops.triton.bound import BoundTriton
+from rfops.triton.splits import in_splits
 from rfops.triton.tiles import TritonConfig
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDE_FROM = 2**31  # elements that the rows of a tile span: from there offsets are 64-bit
 MAX_SIZE = 2**31 - 256  # of M, N and K: beyond, the last tile's own index overflows
-_REDUCE_N = 256  # columns of a program of the reduction
 _EXPAND_BLOCKS = 64  # blocks of 32 of a program that expands
 
 
@@ -53,8 +53,8 @@ class TritonGemm(Kernel):
         return tiles.candidates(self.default(c), c, c.M, True)
 
     def variant(self, c: Call, config: TritonConfig) -> RunOf:
-        """Launches of rows any distance apart (any stride(0)). Each takes its workspace from
-        torch's allocator: with splits fp32 [splits, M, N], with method expand bf16 [M + N, K]."""
+        """Launches of rows any distance apart (any stride(0)). With method expand each takes bf16
+        [M + N, K] from torch's allocator."""
         bind = _bind_expanded if config.method == "expand" else _bind
         options = config.options(c.arch)
         return lambda m, n, k: bind(c.device, m, n, k, config.filled(c.arch, m, n, k), options)
@@ -125,8 +125,6 @@ def _bind(
     k_split = ceil(k, config.splits * config.block_k) * config.block_k
     splits = ceil(k, k_split)
     gemm, grid = _Gemm(device, k, config, options), (_tiles(m, n, config), splits, 1)
-    reduce = BoundTriton("rfops.triton.mxfp8_kernels", "reduce_kernel", device, (splits, _REDUCE_N))
-    reduce_grid = (m, ceil(n, _REDUCE_N), 1)
 
     def run(
         out: torch.Tensor,
@@ -135,14 +133,9 @@ def _bind(
         x_scale: torch.Tensor,
         w_scale: torch.Tensor,
     ) -> None:
-        parts = out
-        if splits > 1:
-            parts = torch.empty((splits, m, n), dtype=torch.float32, device=out.device)
-        gemm(grid, parts, _as_bytes(x, w, x_scale, w_scale), None, (m, n, k, k_split))
-        if splits > 1:
-            reduce(reduce_grid, (out, parts), (m, n, out.stride(0)))
+        gemm(grid, out, _as_bytes(x, w, x_scale, w_scale), None, (m, n, k, k_split))
 
-    return run
+    return in_splits(device, splits, m, n, run)
 
 
 def _bind_expanded(

@@ -1,4 +1,4 @@
-"""Device code of the MX-FP8 GEMMs in Triton: dense, its reduction, and grouped.
+"""Device code of the MX-FP8 GEMMs in Triton: dense and grouped.
 
     out[m, n] = sum_b 2^(x_scale[m, b] + w_scale[n, b] - 254) * sum_{k in b} x[m, k] * w[n, k]
 
@@ -202,23 +202,6 @@ def gemm_kernel(
     start = out + (split.to(tl.int64) * M + m0) * stride_o + n0
     at = start + m[None, :] * stride_o + n[:, None]
     tl.store(at, total.to(out.dtype.element_ty), mask=m_ok[None, :] & n_ok[:, None])
-
-
-@triton.jit(do_not_specialize=["M"])
-def reduce_kernel(
-    out,  # [M, N]
-    parts,  # [SPLITS, M, N] fp32
-    M, N, stride_o,
-    SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """out = parts[0] + parts[1] + ... in that order; a program does BLOCK_N columns of a row."""
-    row = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    ok = n < N
-    total = tl.load(parts + row * N + n, mask=ok)
-    for split in tl.static_range(1, SPLITS):
-        total += tl.load(parts + (row + split * M) * N + n, mask=ok)
-    tl.store(out + row * stride_o + n, total.to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit

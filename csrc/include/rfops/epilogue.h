@@ -12,6 +12,30 @@
 namespace rfops {
 
 template <class Out>
+using Four = Out __attribute__((ext_vector_type(4)));
+
+// Whether four neighbours of any row of a result with rows of n can be stored at once.
+template <class Out>
+__device__ inline bool are_rows_aligned(const Out* out, u32 n) {
+  return (u64{n} * sizeof(Out) | reinterpret_cast<u64>(out)) % sizeof(Four<Out>) == 0;
+}
+
+// The same of a row anywhere, which may be beyond 2 GiB, by branches: `column` is below n, and of
+// its three neighbours those from n on are not there.
+template <class Out>
+__device__ inline void store_four(Out* row, F32x4 sums, u32 column, u32 n, bool is_aligned) {
+  const Four<Out> values = __builtin_convertvector(sums, Four<Out>);
+  if (is_aligned) {
+    *reinterpret_cast<Four<Out>*>(row + column) = values;
+    return;
+  }
+#pragma unroll
+  for (u32 e = 0; e < 4; ++e) {
+    if (column + e < n) row[column + e] = values[e];
+  }
+}
+
+template <class Out>
 class OutRows {
  public:
   // At most `most` rows of [m, n] from `row` on.
@@ -19,7 +43,7 @@ class OutRows {
       : n_(n), row_bytes_(n * sizeof(Out)) {
     const u32 own = m - row < most ? m - row : most;
     buffer_ = make_buffer(out + u64{row} * n, own * row_bytes_);
-    is_aligned_ = (u64{row_bytes_} | reinterpret_cast<u64>(out)) % (4 * sizeof(Out)) == 0;
+    is_aligned_ = are_rows_aligned(out, n);
   }
 
   // Calls store_of(store) with the way that these rows take, so that it is decided once;
@@ -28,7 +52,7 @@ class OutRows {
   __device__ void store(StoreOf store_of) const {
     if (is_aligned_) {
       store_of([&](F32x4 sum, u32 row, u32 column) {
-        store_whole(__builtin_convertvector(sum, Out4), place(row, column));
+        store_whole(__builtin_convertvector(sum, Four<Out>), place(row, column));
       });
     } else {
       store_of([&](F32x4 sum, u32 row, u32 column) {
@@ -41,13 +65,12 @@ class OutRows {
   }
 
  private:
-  using Out4 = Out __attribute__((ext_vector_type(4)));
   __device__ u32 place(u32 row, u32 column) const {
     u32 outside = column < n_ ? 0 : kOutside;
     pin(outside);  // else the compiler makes branches of it
     return (row * row_bytes_ + column * sizeof(Out)) | outside;
   }
-  __device__ void store_whole(Out4 values, u32 at) const {
+  __device__ void store_whole(Four<Out> values, u32 at) const {
     using U32x2 = u32 __attribute__((ext_vector_type(2)));
     if constexpr (sizeof(Out) == 4) {
       __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(U32x4, values), buffer_.rsrc, at, 0,

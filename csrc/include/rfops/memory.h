@@ -63,6 +63,11 @@ __device__ inline Dwords<kCount> load_dwords(const Buffer& buffer, u32 lane, u32
   }
 }
 
+// *at in a scalar register; no kernel writes there while this one runs.
+__device__ inline u32 load_uniform(const u32* at) {
+  return *(const __attribute__((address_space(4))) u32*)at;
+}
+
 __device__ inline u32 load_byte(const Buffer& buffer, u32 lane, u32 scalar) {
   return __builtin_amdgcn_raw_buffer_load_b8(buffer.rsrc, lane, scalar, kCached);
 }

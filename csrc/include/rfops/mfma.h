@@ -27,6 +27,14 @@ namespace rfops {
 
 constexpr u32 kTileBlocks = kTileK / kMxBlock;  // scales of a row of an operand
 
+// `rows` rows of an operand [any, K] and their scales [any, K/32], from row `first` on.
+struct MxRows {
+  Buffer payload, scales;
+  __device__ MxRows(const u8* payload, const u8* scales, u64 first, u32 rows, u32 k)
+      : payload(make_buffer(payload + first * k, rows * k)),
+        scales(make_buffer(scales + first * (k / kMxBlock), rows * (k / kMxBlock))) {}
+};
+
 // A lane's scale's byte of a tile.
 __device__ inline u32 scale_offset(u32 lane, u32 scales_k) {
   return lane % kTileRows * scales_k + lane / kTileRows;

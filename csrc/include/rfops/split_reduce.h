@@ -17,7 +17,7 @@ constexpr int kAgentScope = 4;  // of __hip_atomic_*: all workgroups of a device
 template <u32 kSplit, u32 kItems, u32 kThreads>
 struct SplitTile {
   static constexpr u32 kOwn = (kItems + kThreads - 1) / kThreads;
-  static constexpr u32 kAtOnce = 4;  // items whose parts are on their way: registers are few
+  static constexpr u32 kAtOnce = kSplit <= 8 ? 4 : 2;  // items on their way: registers are few
   F32x4* parts;
   u32* count;
 

@@ -8,6 +8,10 @@
 #include "rfops/scales.h"
 #include "rfops/split_reduce.h"
 #include "rfops/waits.h"
+#include "rfops/wave_sums.h"
+#if defined(__gfx950__)
+#include "rfops/mx_chunk.h"
+#endif
 
 using namespace rfops;
 
@@ -112,3 +116,73 @@ store_rows(RFOPS_OUT* out, u32 m, u32 n) {
     store(F32x4{first, first + 1, first + 2, first + 3}, row, column);
   });
 }
+
+// The same one by one, rows in the order of `rows`, which come as scalars.
+extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kWaveSize, kWaveSize)))
+store_each_row(RFOPS_OUT* out, const u32* rows, u32 n) {
+  const u32 row = load_uniform(rows + group_y()), column = (group_x() * 64 + lane_in_wave()) * 4;
+  if (column >= n) return;
+  const f32 first = static_cast<f32>(row * 1000 + column);
+  store_four(out + u64{row} * n, F32x4{first, first + 1, first + 2, first + 3}, column, n,
+             are_rows_aligned(out, n));
+}
+
+// wave_sums.h: out[tile] is the sum of parts[wave][tile], by as many waves as the workgroup has.
+namespace {
+template <u32 kWaves>
+__device__ inline void sum_parts(F32x4* out, const F32x4* parts) {
+  constexpr u32 kTiles = 5;
+  const u32 wave = wave_in_group(), lane = lane_in_wave();
+  F32x4 sums[kTiles];
+  for (u32 t = 0; t < kTiles; ++t) sums[t] = parts[(wave * kTiles + t) * kWaveSize + lane];
+  add_up_waves<kWaves>(sums, wave, lane, [&](u32 i, u32 t, F32x4 total) {
+    if (t == wave + i * kWaves) out[t * kWaveSize + lane] = total;
+  });
+}
+}  // namespace
+extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(64, 512))) sum_waves(
+    F32x4* out, const F32x4* parts, u32 waves) {
+  if (waves == 1) sum_parts<1>(out, parts);
+  if (waves == 3) sum_parts<3>(out, parts);
+  if (waves == 8) sum_parts<8>(out, parts);
+}
+
+#if defined(__gfx950__)
+// mx_chunk.h: out[m, kRows] of x [m, K] and w [kRows, K], a tile by one wave, a step after the
+// other.
+namespace {
+template <u32 kRows, u32 kChunk>
+__device__ inline void multiply_chunks(f32* out, const MxRows& x, const MxRows& w, u32 m, u32 k) {
+  using Chunk = MxChunk<kRows, kChunk>;
+  __shared__ LdsParts<F32x4, Chunk::kFold, Chunk::kHolders> parts;
+  const Chunk chunk(lane_in_wave());
+  const u32 scales_k = k / kMxBlock;
+  const auto w_at = chunk.at(chunk.row * k, chunk.row * scales_k);
+  const auto x_at = chunk.row < m ? w_at : chunk.at(kOutside, kOutside);
+  F32x4 sum = {};
+  for (u32 step = 0; step < k; step += Chunk::kStepK) {
+    const auto outside = chunk.beyond(step, k);
+    Tile a[Chunk::kCount], b[Chunk::kCount];
+    Chunk::load(a, w.payload, w_at.payload, outside, step);
+    Chunk::load(b, x.payload, x_at.payload, outside, step);
+    const u32 a_scale = chunk.own_scales(Chunk::load_scales(w.scales, w_at.scale, outside, step));
+    const u32 b_scale = chunk.own_scales(Chunk::load_scales(x.scales, x_at.scale, outside, step));
+    sum = Chunk::multiply(a, a_scale, b, b_scale, sum);
+  }
+  if (chunk.is_holder()) parts.part[chunk.chunk][chunk.holder()] = sum;
+  sync_group();
+  const u32 i = lane_in_wave(), row = i % kRows;
+  if (i >= Chunk::kHolders || row >= m) return;
+  *reinterpret_cast<F32x4*>(out + row * kRows + i / kRows * 4) = parts.sum(i);
+}
+}  // namespace
+extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kWaveSize, kWaveSize)))
+multiply_tile(f32* out, const u8* x, const u8* w, const u8* x_scale, const u8* w_scale, u32 m,
+              u32 n, u32 k, u32 chunk) {
+  const MxRows x_rows(x, x_scale, 0, m, k), w_rows(w, w_scale, 0, n, k);
+  if (n == 16 && chunk == 128) multiply_chunks<16, 128>(out, x_rows, w_rows, m, k);
+  if (n == 16 && chunk == 256) multiply_chunks<16, 256>(out, x_rows, w_rows, m, k);
+  if (n == 8 && chunk == 128) multiply_chunks<8, 128>(out, x_rows, w_rows, m, k);
+  if (n == 8 && chunk == 256) multiply_chunks<8, 256>(out, x_rows, w_rows, m, k);
+}
+#endif
