@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from rfops.challenge import MODULES, problem
-from rfops.challenge.evaluate import Limits, Verdict, environment, evaluate
+from rfops.challenge.evaluate import Limits, Verdict, evaluate
 from rfops.challenge.problem import Problem, case_of, error_of, spec_of
+from rfops.vgpu.program import environment
 from support.command import COMMAND, rfops
 
 GOOD = """

@@ -45,6 +45,7 @@ PYTHON_ROOMS = (
     "attention",
     "compat",
     "",  # rfops/__init__.py
+    "challenge",
     "cli",
 )
 

@@ -7,7 +7,6 @@ or grows is ended, what is left of the cases goes to another one.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import select
@@ -24,7 +23,6 @@ import torch
 
 from rfops.challenge.problem import Case, Problem, Result, error_of, spec_of
 from rfops.challenge.sandbox import Sandbox
-from rfops.cli.run import _environment as command_environment
 
 SEED_STEP = 13  # between the calls of a case, as the harness's leaderboard mode has it
 IMPORT_SECONDS = 600.0  # builds included
@@ -66,12 +64,6 @@ class Call(msgspec.Struct):
             return [{"case": self.case, "probe": self.probe}]
         again = {**self.case, "seed": self.case["seed"] + SEED_STEP}
         return [{"case": self.case}, {"case": again}]
-
-
-def environment(arch: str, folder: Path) -> dict[str, str]:
-    """Of the entry's process: "cuda" is the virtual GPU of this architecture, as in `rfops run`."""
-    options = argparse.Namespace(part=None, trace=None, html=None, timing=False, check=False)
-    return command_environment(options, arch, folder)
 
 
 def evaluate(of: Problem, submission: Path, cases: list[Case], limits: Limits,

@@ -38,7 +38,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from rfops.challenge import problem
-    from rfops.challenge.evaluate import Limits, environment, evaluate
+    from rfops.challenge.evaluate import Limits, evaluate
+    from rfops.vgpu.program import environment
 
     if not options.submission.is_file():
         raise ValueError(f"--submission {options.submission}: there is no such file")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -17,20 +16,12 @@ import tempfile
 from pathlib import Path
 
 from rfops.cli.common import virtual_arch
-from rfops.jit import settings, vgpu_library_folder
+from rfops.jit import settings
+from rfops.vgpu.program import environment, timing_set
 
 ISSUES = 20_000  # of a launch, for --trace and --html
 MOST = 20  # different launches, by kernel and size, of which that much is told
 NOT_FOUND, NOT_EXECUTABLE, SIGNALLED = 127, 126, 128  # as a shell has them
-# Python runs a module of this name when it starts; this one makes way for another.
-SITE = """\
-import importlib.util
-
-spec = importlib.util.spec_from_file_location("_rfops_guest", {guest!r})
-guest = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(guest)
-guest.start({folder!r})
-"""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -71,29 +62,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _environment(options: argparse.Namespace, arch: str, folder: Path) -> dict[str, str]:
-    site = folder / "site"
-    site.mkdir()
-    guest = Path(__file__).parents[1] / "vgpu" / "guest.py"
-    text = SITE.format(guest=str(guest), folder=str(site))
-    (site / "sitecustomize.py").write_text(text, encoding="utf-8")
+    env = environment(arch, folder, options.part)
     shown = options.trace or options.html
     detail = bool(shown or options.timing)
-    words = f"different={MOST} detail={detail:d} events={ISSUES if shown else 0}"
-    env = {**os.environ, "RFOPS_VGPU_ARCH": arch, "RFOPS_VGPU_REPORT": str(folder),
-           "RFOPS_VGPU_TIMING": "1", "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
-    env.pop("RFOPS_HIP_LIBRARY", None)
-    if options.part:
-        env["RFOPS_VGPU_PART"] = options.part
+    timing_set(env, f"different={MOST} detail={detail:d} events={ISSUES if shown else 0}")
     if options.check and settings.raw("RFOPS_VGPU_CHECK") != "error":
         env["RFOPS_VGPU_CHECK"] = "1"
-    _put_first(env, "LD_LIBRARY_PATH", str(vgpu_library_folder()))
-    _put_first(env, "PYTHONPATH", str(site))
-    env["RFOPS_VGPU_TIMING_SET"] = f"{settings.raw('RFOPS_VGPU_TIMING_SET')} {words}".strip()
     return env
-
-
-def _put_first(env: dict[str, str], name: str, folder: str) -> None:
-    env[name] = os.pathsep.join([folder, *filter(None, [env.get(name)])])
 
 
 def _status(words: list[str], env: dict[str, str]) -> int:
