@@ -260,6 +260,33 @@ def test_a_python_that_uses_none_of_it(tmp_path: Path) -> None:
     assert "no kernel was launched on the virtual GPU" in done.stderr
 
 
+def run_beside(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Python with more modules than the command itself has."""
+    script = 'PYTHONPATH="$PYTHONPATH:$0" exec "$1" -c "$2"'
+    return run("--", "sh", "-c", script, folder, sys.executable, code)
+
+
+def test_a_python_without_rfops(tmp_path: Path) -> None:
+    """It runs, and hears why its kernels would not."""
+    package = tmp_path / "rfops"
+    package.mkdir()
+    error = "raise ModuleNotFoundError(\"No module named 'rfops'\", name='rfops')\n"
+    (package / "__init__.py").write_text(error)
+    code = "import torch, triton; print(torch.ones(2).sum().item(), torch.cuda.is_available())"
+    done = run_beside(tmp_path, code)
+    assert (done.returncode, done.stdout) == (0, "2.0 False\n"), done.stderr
+    for what in ('device="cuda"', "Triton's kernels"):
+        assert f"rfops run: {what} cannot run here: ModuleNotFoundError" in done.stderr
+    assert f"; install rfops into {sys.prefix}\n" in done.stderr
+
+
+def test_a_torch_for_rocm_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("class version:\n    hip = '7.1'\n")
+    done = run_beside(tmp_path, "import torch")
+    assert done.returncode == 1
+    assert "this torch is built for ROCm 7.1 and brings its own HIP runtime" in done.stderr
+
+
 def test_a_timeline_and_a_page(program: Path, tmp_path: Path) -> None:
     trace, html = tmp_path / "trace.json", tmp_path / "page.html"
     done = run("--arch", "gfx950", "--trace", trace, "--html", html, "--", program)

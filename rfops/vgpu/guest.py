@@ -17,30 +17,42 @@ HERE = Path(__file__).parent
 
 
 def _torch(module: ModuleType) -> None:
-    """By its path: rfops imports torch itself."""
-    spec = importlib.util.spec_from_file_location("_rfops_torch_cuda", HERE / "torch_cuda.py")
-    assert spec is not None and spec.loader is not None
-    ours = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(ours)
-    ours.activate(module)
+    version = module.version.hip
+    if version is not None:
+        raise RuntimeError(
+            f"rfops run: this torch is built for ROCm {version} and brings its own HIP runtime; "
+            "the virtual GPU needs a build of torch without it"
+        )
+    _try('device="cuda"', lambda: _load("torch_cuda").activate(module))
 
 
 def _triton(_module: ModuleType) -> None:
-    _activate("activate_triton", "Triton's kernels")
+    _try("Triton's kernels", lambda: importlib.import_module("rfops.vgpu").activate_triton())
 
 
 def _flydsl(_module: ModuleType) -> None:
-    _activate("activate_flydsl", "FlyDSL's kernels")
+    _try("FlyDSL's kernels", lambda: importlib.import_module("rfops.vgpu").activate_flydsl())
 
 
-def _activate(name: str, what: str) -> None:
+def _load(name: str) -> ModuleType:
+    """A neighbour by its path: importing rfops imports torch."""
+    spec = importlib.util.spec_from_file_location(f"_rfops_{name}", HERE / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _try(what: str, activate: Callable[[], object]) -> None:
     """A program may import Triton and use none of it: then what is missing does no harm."""
     try:
-        getattr(importlib.import_module("rfops.vgpu"), name)()
+        activate()
     except Exception as error:
-        print(
-            f"rfops run: {what} cannot run here: {type(error).__name__}: {error}", file=sys.stderr
-        )
+        advice = ""
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("rfops"):
+            advice = f"; install rfops into {sys.prefix}"
+        text = f"rfops run: {what} cannot run here: {type(error).__name__}: {error}{advice}"
+        print(text, file=sys.stderr)
 
 
 HOOKS: dict[str, Callable[[ModuleType], None]] = {

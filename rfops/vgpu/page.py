@@ -10,7 +10,7 @@ from typing import Any
 
 from rfops.vgpu import page_charts as charts
 from rfops.vgpu import timed_text
-from rfops.vgpu.report import Followed, Kernel, Report, readable
+from rfops.vgpu.report import Followed, Kernel, Report, many, readable
 from rfops.vgpu.timed import TimedLaunch
 
 HOT = 5  # instructions that are marked
@@ -102,8 +102,8 @@ def _head(report: Report) -> str:
     launches = sum(kernel.launches for kernel in report.kernels.values())
     us = sum(kernel.us for kernel in report.kernels.values())
     return (
-        f"{launches} launches, {us:.2f} us. Estimated by the virtual GPU's model of time, not "
-        "measured; bands say how far off it may be."
+        f"{many(launches, 'launch')}, {us:.2f} us. Estimated by the virtual GPU's model of time, "
+        "not measured; bands say how far off it may be."
     )
 
 
@@ -150,7 +150,7 @@ def _launch(number: int, one: Followed, most: int) -> str:
     return "\n".join([
         f'<h2 id="launch{number}">{number}. {escape(readable(launch.kernel))}</h2>',
         f'<p class="soft">{escape(launch.part)} ({escape(launch.arch)}), grid {grid} of {block}; '
-        f"{escape(timed_text.sampled(launch.sampled))}</p>",
+        f"taken from {escape(timed_text.sampled(launch.sampled))}</p>",
         _facts(launch, one.counted),
         f"<h3>How busy its units are</h3>\n{_busy(launch)}",
         f"<h3>What its waves wait for</h3>\n{_stalls(launch)}",

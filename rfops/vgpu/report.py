@@ -193,7 +193,7 @@ def text(report: Report, *, why: bool, checked: bool) -> str:
                 lines += [timed_text.table(longest), *_instructions(longest)]
     if checked:
         count = len(report.findings)
-        lines += ["", f"check: {_many(count, 'finding') if count else 'nothing found'}"]
+        lines += ["", f"check: {many(count, 'finding') if count else 'nothing found'}"]
         lines += [f"  {_finding(finding)}" for finding in report.findings]
     if report.failed:
         counts = Counter(report.failed)
@@ -211,12 +211,12 @@ def _head(report: Report) -> str:
         )
     us = sum(kernel.us for kernel in report.kernels.values())
     parts = ", ".join(sorted({kernel.part for kernel in report.kernels.values() if kernel.part}))
-    kernels = _many(len(report.kernels), "kernel")
-    where = f"{_many(launches, 'launch')} in {_many(len(report.processes), 'process')}"
+    kernels = many(len(report.kernels), "kernel")
+    where = f"{many(launches, 'launch')} in {many(len(report.processes), 'process')}"
     return f"{kernels}, {where}: {us:.2f} us on {parts}, estimated, not measured"
 
 
-def _many(count: int, what: str) -> str:
+def many(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 'es' if what[-1] in 'hs' else 's'}"
 
 
@@ -251,7 +251,7 @@ def _work(kernels: Sequence[Kernel]) -> list[str]:
 def _others(kernels: Sequence[Kernel]) -> list[str]:
     rest = kernels[MOST_KERNELS:]
     us = sum(kernel.us for kernel in rest)
-    return [f"  and {_many(len(rest), 'kernel')} more, {us:.2f} us"] if rest else []
+    return [f"  and {many(len(rest), 'kernel')} more, {us:.2f} us"] if rest else []
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

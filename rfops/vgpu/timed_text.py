@@ -30,7 +30,7 @@ def table(launch: TimedLaunch) -> str:
         ("LDS conflicts", f"{f['lds_conflict_cycles']} cycles"),
         ("stalls", _shares(f["stalls"])),
         ("barriers for", _shares(f["barrier_because"])),
-        ("taken from", sampled(f["sampled"])),
+        ("taken from", f"{sampled(f['sampled'])}, and the bytes and stalls above"),
     ]  # fmt: skip
     return "\n".join(f"  {name:14} {text}" for name, text in rows)
 
@@ -74,7 +74,7 @@ def sampled(s: Mapping[str, int]) -> str:
         left_out += f", {s['left_out_instructions']} instructions at their ends too"
     return (
         f"{s['workgroups']} of {s['of']} workgroups, of one XCD of {s['xcds']}{left_out}: "
-        f"{s['wave_instructions']} instructions by waves, and the bytes and stalls above"
+        f"{s['wave_instructions']} instructions by waves"
     )
 
 

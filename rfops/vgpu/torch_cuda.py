@@ -232,11 +232,6 @@ def _in_thread(run: Callable[[Any], None], thread: Any) -> None:
 
 def activate(torch_module: Any) -> None:
     """For the rest of the process."""
-    if torch_module.version.hip is not None:
-        raise RuntimeError(
-            f"rfops run: this torch is built for ROCm {torch_module.version.hip} and brings its own"
-            " HIP runtime; the virtual GPU needs a build of torch without it"
-        )
     for name, value in _functions().items():
         setattr(torch_module.cuda, name, value)
     choose = torch_module.set_default_device

@@ -31,7 +31,7 @@ from rfops.jit.launch import hip
 from rfops.vgpu.timed import TimedLaunch
 
 Array = np.ndarray[Any, Any]
-LINE = 128
+LINE, PAGE = 128, 4096
 _PROLOGUE = """
   s_load_dwordx4 s[4:7], s[0:1], 0x0
   s_load_dwordx2 s[8:9], s[0:1], 0x10
@@ -177,17 +177,20 @@ class Micros:
         return float(second - first) / (many - few)
 
 
+def zeros(words: int) -> Array:
+    """Words of 8 bytes from a page's start on, as a GPU's allocations lie: where in a page memory
+    begins is part of the model. Pages that nobody touches cost the host nothing."""
+    memory = np.zeros(words + PAGE // 8, np.uint64)
+    first = -memory.ctypes.data % PAGE // 8
+    return memory[first : first + words]
+
+
 @functools.cache
 def chain(nodes: int, stride: int = 128, seed: int = 0) -> Array:
     """Addresses in a random cycle over `nodes` lines: each holds where the next one lies."""
-    memory = np.zeros((nodes + 1) * stride // 8, np.uint64)
-    at = -memory.ctypes.data % stride // 8
+    memory = zeros(nodes * stride // 8)
     order = np.random.default_rng(seed).permutation(nodes)
-    base = np.uint64(memory.ctypes.data + at * 8)
-    places = order.astype(np.uint64) * np.uint64(stride) + base
-    memory[at + order * (stride // 8)] = np.roll(places, -1)
-    # The chase starts at the head: the memory's first word is the first node's address.
-    result = memory[at:]
-    start = np.flatnonzero(order == 0)[0]
-    assert places[start] == base
-    return result
+    # The chase starts at the head: the memory's first word is the first node.
+    places = order.astype(np.uint64) * np.uint64(stride) + np.uint64(memory.ctypes.data)
+    memory[order * (stride // 8)] = np.roll(places, -1)
+    return memory
