@@ -17,7 +17,6 @@ from pathlib import Path
 
 from rfops.cli.common import virtual_arch
 from rfops.jit import settings
-from rfops.vgpu.program import environment, timing_set
 
 ISSUES = 20_000  # of a launch, for --trace and --html
 MOST = 20  # different launches, by kernel and size, of which that much is told
@@ -62,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _environment(options: argparse.Namespace, arch: str, folder: Path) -> dict[str, str]:
+    from rfops.vgpu.program import environment, timing_set
+
     env = environment(arch, folder, options.part)
     shown = options.trace or options.html
     detail = bool(shown or options.timing)
