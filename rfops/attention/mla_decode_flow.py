@@ -11,13 +11,14 @@ import torch
 from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.dispatch.workspace import Workspace
+from rfops.dispatch.workspace import Workspace, with_workspace
 from rfops.jit import compile_ops, f32, u32
-from rfops.jit.arch import MAX_GRID, ROWS
+from rfops.jit.arch import ROWS
 from rfops.quantization.fp8_blockscale import fp8_of
 
 COLUMNS = 16  # of a workgroup
 D_V = 512
+LEVELS = 3  # kFanLevels of csrc/include/rfops/mla_parts.h
 _MOST_WORKERS = 4096
 _BF16 = torch.bfloat16
 
@@ -42,8 +43,9 @@ class FlowConfig:
             raise ValueError(f"{self}: least is 32 or more")
 
 
-def _defines(kv: torch.dtype, q: torch.dtype, least: int) -> dict[str, int]:
-    return {"KV_FP8": int(kv != _BF16), "Q_FP8": int(q != _BF16), "LEAST": least}
+def _defines(kv: torch.dtype, q: torch.dtype, least: int, page: int = 1) -> dict[str, int]:
+    flags = {"KV_FP8": kv != _BF16, "Q_FP8": q != _BF16, "PAGED": page > 1}
+    return {**{name: int(flag) for name, flag in flags.items()}, "LEAST": least}
 
 
 def _variants(arch: str) -> list[dict[str, int]]:
@@ -57,45 +59,27 @@ def least_of(kv: torch.dtype) -> int:
 
 @compile_ops("mla_decode_flow", variants=_variants)
 def mla_decode_flow(
+    kv_indptr: torch.Tensor | None,
+    kv_lens: torch.Tensor | None,
+    batch: u32,
+    workers: u32,
+    page_shift: u32,
+    width: u32,
+    kv_indices: torch.Tensor,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    kv_scale: torch.Tensor | None,
+    q_scale: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor | None,
     parts: torch.Tensor,
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    kv_indices: torch.Tensor,
-    kv_lens: torch.Tensor | None,
-    kv_scale: torch.Tensor | None,
-    q_scale: torch.Tensor | None,
+    counts: torch.Tensor,
     sm_scale: f32,
-    batch: u32,
     columns: u32,
     heads: u32,
     unseen: u32,
-    page_shift: u32,
-    width: u32,
-    workers: u32,
 ) -> None:
     """csrc/mla_decode_flow.hip: the shapes stand there."""
-
-
-@compile_ops(
-    "mla_decode_reduce",
-    variants=lambda _arch: [{"GRANULE": g, "LEAST": 4 * g} for g in (16, 32)],
-)
-def mla_decode_reduce(
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    parts: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    kv_lens: torch.Tensor | None,
-    kv_scale: torch.Tensor | None,
-    batch: u32,
-    columns: u32,
-    page_shift: u32,
-    workers: u32,
-) -> None:
-    """csrc/mla_decode_reduce.hip: the shapes stand there."""
 
 
 class Flow(Kernel):
@@ -131,16 +115,14 @@ class Flow(Kernel):
         return [first, *others]
 
     def defines(self, c: Call, config: FlowConfig) -> Mapping[str, Any]:
-        return _defines(c.kv_dtype, c.q_dtype, config.least)
+        return _defines(c.kv_dtype, c.q_dtype, config.least, c.page)
 
     def variant(self, c: Call, config: FlowConfig) -> RunOf:
-        flow = mla_decode_flow.bind(c.device, self.defines(c, config), c.arch)
-        defines = {"GRANULE": granule(c.kv_dtype), "LEAST": config.least}
-        reduce = mla_decode_reduce.bind(c.device, defines, c.arch)
-        # Of out, the inputs in their order, then lse and parts.
-        launch = flow.prepare((256, 1, 1), (0, 8, 9, 1, 2, 3, 4, 5, 6, 7))
-        add = reduce.prepare((D_V // 4, 1, 1), (0, 8, 9, 3, 5, 6))
+        bound = mla_decode_flow.bind(c.device, self.defines(c, config), c.arch)
         is_table = c.tensors["kv_indices"].dim() == 2
+        # Of out, the inputs in their order, parts and counts.
+        order = (3, 5, 4, 1, 2, 6, 7, 0, 8, 9, 10)
+        launch = bound.prepare((256, 1, 1), order)
 
         def run_of(
             batch: int, rows: int, heads: int, entries: int, _pages: int, page: int, _ends: int
@@ -149,21 +131,11 @@ class Flow(Kernel):
             groups = ceil(columns, COLUMNS)
             width, shift = entries // batch if is_table else 0, page.bit_length() - 1
             unseen = c.qo_len - 1 if c.causal else 0
+            slots = groups * workers * 2
             scratch = Workspace(
-                c.device, (groups * workers * 2 * COLUMNS * (D_V + 2), torch.float32)
+                c.device, (slots * COLUMNS * (D_V + 2), torch.float32), zeros=LEVELS * slots
             )
-            first = launch(
-                (groups * workers, 1, 1),
-                (c.sm_scale, batch, columns, heads, unseen, shift, width, workers),
-            )
-            deep = ceil(batch, MAX_GRID)
-            second = add((columns, min(batch, MAX_GRID), deep), (batch, columns, shift, workers))
-
-            def run(out: torch.Tensor, *inputs: torch.Tensor) -> None:
-                (parts,) = scratch()
-                first(out, *inputs, parts)
-                second(out, *inputs, parts)
-
-            return run
+            sizes = (batch, workers, shift, width, c.sm_scale, columns, heads, unseen)
+            return with_workspace(launch((groups * workers, 1, 1), sizes), scratch)
 
         return run_of

@@ -1,10 +1,10 @@
 // Rows of a latent KV cache: 576 elements a token, of which the first 512 are its value too.
 //
 // What a wave works on at once is a tile of 16 tokens of bf16 or 32 of FP8, 18 KiB either way; its
-// lane l = 16 g + c has scores of tokens 4 g + 0..3 of column c (a query's head), and of those 16 on.
-// K's elements come in chunks of 16 bytes, chunk 4 i + g of a row with lanes of group g; Q's have
-// the same order. Of V^T a lane has the tokens that its scores are of: softmax's results are the
-// other operand as they are.
+// lane l = 16 g + c has scores of tokens 4 g + 0..3 of column c (a query's head), and of those 16
+// on. K's elements come in chunks of 16 bytes, chunk 4 i + g of a row with lanes of group g; Q's
+// have the same order. Of V^T a lane has the tokens that its scores are of: softmax's results are
+// the other operand as they are.
 #pragma once
 
 #include "rfops/bf16_matrix.h"
@@ -36,18 +36,40 @@ struct MlaRow {
 
 // The tokens of one sequence that an item may read: those before `end`. Those asked for beyond are
 // the last one again, which is read anyway, and whose scores the caller masks.
+template <bool kPaged>  // pages of more than one token
 struct MlaTokens {
   const u8* kv;
   const i32* pages;  // of the sequence
   u32 end, page_shift;
 
   __device__ u32 clamped(u32 token) const { return token < end ? token : end - 1; }
-  __device__ const i32* entry(u32 token) const { return pages + (clamped(token) >> page_shift); }
+  __device__ const i32* entry(u32 token) const {
+    return pages + (kPaged ? clamped(token) >> page_shift : clamped(token));
+  }
   // Where its row begins, in rows of the cache; `page` is what its entry says.
   __device__ u32 row(u32 page, u32 token) const {
+    if constexpr (!kPaged) return page;
     const u32 inside = (u32{1} << page_shift) - 1;
     return (page << page_shift) + (clamped(token) & inside);
   }
 };
+
+// A lane's part of a row of q, widened where it is FP8.
+template <class Row, bool kQueryFp8>
+__device__ inline void load_query(MlaQuery& q, const void* all, u64 row) {
+  const u32 g = lane_in_wave() / 16;
+#pragma unroll
+  for (u32 i = 0; i < kMlaOperands; ++i) {
+    const u64 at = row * kMlaKey + Row::element(i, g);
+    if constexpr (kQueryFp8) {
+      const U32x2 eight = *reinterpret_cast<const U32x2*>(static_cast<const u8*>(all) + at);
+      q[i] = widen_8(eight[0], eight[1]);
+    } else {
+      q[i] = *reinterpret_cast<const Bf16x8*>(static_cast<const bf16*>(all) + at);
+    }
+  }
+#pragma unroll
+  for (u32 i = 0; i < kMlaOperands; ++i) pin(q[i]);  // waited for here, not in the loop
+}
 
 }  // namespace rfops

@@ -3,10 +3,8 @@
 // Order in LDS. 1 KiB of values (a bf16 token's, two FP8 ones') every 1056 bytes: no padding is
 // loaded, and rows begin 8 banks on. Of FP8 the odd token of two has its 16-byte chunks in pairs
 // swapped, and the second 16 tokens begin 128 bytes later. Then the keys' last 64 elements, rows of
-// 128 or 64 bytes with chunks permuted. Permutations are in the places that lanes load from. Neither
-// K's reads (16 bytes) nor V's (8 bytes, transposed) have a bank conflict.
-//
-// Everything is counted: `advance` waits for a tile while the next one is on its way.
+// 128 or 64 bytes with chunks permuted. Permutations are in the places that lanes load from.
+// Neither K's reads (16 bytes) nor V's (8 bytes, transposed) have a bank conflict.
 #pragma once
 
 #include "rfops/mla_cache.h"
@@ -15,7 +13,7 @@
 
 namespace rfops {
 
-template <bool kFp8>
+template <bool kFp8, bool kPaged>
 class DirectTiles {
   using Row = MlaRow<kFp8>;
   static constexpr u32 kPitch = 1056, kPerLoad = kFp8 ? 2 : 1;  // tokens of a KiB of values
@@ -30,8 +28,9 @@ class DirectTiles {
 
  public:
   static constexpr u32 kLds = 2 * (kTile + kEntries);  // of a wave
+  static constexpr bool kKnowsLast = true;             // and loads nothing beyond
 
-  __device__ DirectTiles(LdsBytes* own, MlaTokens tokens, u32 first, u32 step)
+  __device__ DirectTiles(LdsBytes* own, MlaTokens<kPaged> tokens, u32 first, u32 step)
       : own_(own), tokens_(tokens), first_(first), step_(step) {
     const u32 lane = lane_in_wave(), g = lane / 16, c = lane % 16;
     const u32 odd = kFp8 ? c % 2 : 0;
@@ -50,76 +49,81 @@ class DirectTiles {
     load_entries(1);
   }
 
-  // Behind other loads that are to come first.
   __device__ void prime() {
-    wait(0);
-    load_rows(0);
+    wait();
+    const Entries entries = read_entries(0);
+    wait_lds();
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) load_rows(0, i, entries);
   }
 
-  // Tile `tile` is there from now on; the next one, if there is one, is on its way.
-  __device__ void advance(u32 tile, bool has_next) {
-    if (has_next) {
-      wait(kLoads);  // the entries of the next tile
-      const Entries entries = read_entries(tile + 1);
-      load_entries(tile + 2);
-      load_rows(tile + 1, entries);
-      wait(kLoads + 1);
-    } else {
-      wait(0);
-    }
-    base_ = own_ + tile % 2 * kTile;
-  }
   __device__ u32 first_token(u32 tile) const { return first_ + tile * step_; }
 
-  __device__ void scores(const MlaQuery& q, F32x4 (&s)[Row::kHalves]) {
+  // Of tile `tile`, for which it waits; meanwhile the next one's loads go out, one after the other:
+  // at once they would be more than a CU can have on their way, and hold up other waves.
+  template <bool kHasNext>
+  __device__ void scores(u32 tile, const MlaQuery& q, F32x4 (&s)[Row::kHalves]) {
+    constexpr u32 kParts = Row::kBytes / 64, kChunks = Row::kValueBytes / 64;
+    static_assert(Row::kHalves * kParts == kLoads, "a load for each read");
+    base_ = own_ + tile % 2 * kTile;
+    wait();  // this tile, and the next one's entries
+    Entries entries;
+    if constexpr (kHasNext) entries = read_entries(tile + 1);
+    U32x4 k[Row::kHalves][kParts];
+#pragma unroll
+    for (u32 h = 0; h < Row::kHalves; ++h) {
+      const LdsBytes* const key = base_ + key_ + h * kHalfBytes;
+#pragma unroll
+      for (u32 i = 0; i < kParts; ++i) {
+        const LdsBytes* at = i < kChunks ? key + i * 64 : base_ + rope_ + h * 16 * kRopeBytes;
+        // Of bf16 the second half of a row: its chunk's third bit is turned.
+        if (i == kChunks + 1) at = base_ + (rope_ ^ 64);
+        k[h][i] = lds_load_16(at);
+      }
+    }
+    keep_order();  // all of it is on its way before the first is waited for
+    if constexpr (kHasNext) {
+      // Reads end in order: those of the last tile's values, which is overwritten, are behind.
+      asm volatile("s_waitcnt lgkmcnt(15)" ::: "memory");
+      load_entries(tile + 2);
+    }
 #pragma unroll
     for (u32 h = 0; h < Row::kHalves; ++h) {
       F32x4 sums[2] = {};
-      const LdsBytes* const key = base_ + key_ + h * kHalfBytes;
-      const LdsBytes* const rope = base_ + rope_ + h * 16 * kRopeBytes;
 #pragma unroll
-      for (u32 i = 0; i < Row::kBytes / 64; ++i) {
-        constexpr u32 kChunks = Row::kValueBytes / 64;
-        const LdsBytes* at = i < kChunks ? key + i * 64 : rope;
-        // Of bf16 the second half of a row: its chunk's third bit is turned.
-        if (i == kChunks + 1) at = base_ + (rope_ ^ 64);
-        const U32x4 k = lds_load_16(at);
+      for (u32 i = 0; i < kParts; ++i) {
+        const U32x4 part = k[h][i];
         if constexpr (kFp8) {
-          sums[0] = multiply_32(widen_8(k[0], k[1]), q[2 * i], sums[0]);
-          sums[1] = multiply_32(widen_8(k[2], k[3]), q[2 * i + 1], sums[1]);
+          sums[0] = multiply_32(widen_8(part[0], part[1]), q[2 * i], sums[0]);
+          sums[1] = multiply_32(widen_8(part[2], part[3]), q[2 * i + 1], sums[1]);
         } else {
-          sums[i % 2] = multiply_32(__builtin_bit_cast(Bf16x8, k), q[i], sums[i % 2]);
+          sums[i % 2] = multiply_32(__builtin_bit_cast(Bf16x8, part), q[i], sums[i % 2]);
         }
+        if constexpr (kHasNext) load_rows(tile + 1, h * kParts + i, entries);
       }
       s[h] = sums[0] + sums[1];
     }
+    read_values();  // they arrive while the caller works on scores
   }
 
-  __device__ void add_values(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) {
-    const LdsBytes* const even = base_ + value_;
-    const LdsBytes* const odd = base_ + turned_;
+  __device__ void add_values(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) const {
 #pragma unroll
     for (u32 d = 0; d < kMlaValueTiles; ++d) {
       if constexpr (kFp8) {
-        using I32x2 = i32 __attribute__((ext_vector_type(2)));
-        const auto v = __builtin_amdgcn_ds_read_tr8_b64_v2i32(
-            (RFOPS_LDS I32x2*)((d % 2 ? odd : even) + d * 16));
-        const i32 low = v[0], high = v[1];
         const Bf16x8 both = __builtin_shufflevector(p[0], p[1], 0, 1, 2, 3, 4, 5, 6, 7);
-        o[d] = multiply_32(widen_8(static_cast<u32>(low), static_cast<u32>(high)), both, o[d]);
+        o[d] = multiply_32(widen_8(values_[d][0], values_[d][1]), both, o[d]);
       } else {
-        const auto v = __builtin_amdgcn_ds_read_tr16_b64_v4bf16((RFOPS_LDS Bf16x4*)(even + d * 32));
-        o[d] = multiply_16(v, p[0], o[d]);
+        o[d] = multiply_16(__builtin_bit_cast(Bf16x4, values_[d]), p[0], o[d]);
       }
     }
   }
 
-  // Of 128 elements of a column of the result, eight times four neighbours: store(four, first).
-  template <class Store>
-  __device__ static void each_quad(const MlaSums& o, u32 slice, Store store) {
+  // Of 128 elements of a column of the result, eight times four neighbours: act(x, four, first).
+  template <class Act>
+  __device__ static void each_quad(const MlaSums& o, u32 slice, Act act) {
     const u32 g = lane_in_wave() / 16;
 #pragma unroll
-    for (u32 x = 0; x < 8; ++x) store(o[slice * 8 + x], x * 16 + g * 4);
+    for (u32 x = 0; x < 8; ++x) act(x, o[slice * 8 + x], x * 16 + g * 4);
   }
 
  private:
@@ -133,11 +137,26 @@ class DirectTiles {
     return kFp8 ? (4 - row / 4 % 4) % 4 : lds_swizzle(row % 16);
   }
 
-  __device__ static void wait(u32 count) {
-    if (count == 0) asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
-    if (count == kLoads) asm volatile("s_waitcnt vmcnt(18)" ::: "memory");
-    if (count == kLoads + 1) asm volatile("s_waitcnt vmcnt(19)" ::: "memory");
+  __device__ void read_values() {
+    keep_order();
+    const LdsBytes* const even = base_ + value_;
+    const LdsBytes* const odd = base_ + turned_;
+#pragma unroll
+    for (u32 d = 0; d < kMlaValueTiles; ++d) {
+      if constexpr (kFp8) {
+        using I32x2 = i32 __attribute__((ext_vector_type(2)));
+        values_[d] =
+            __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr8_b64_v2i32(
+                                          (RFOPS_LDS I32x2*)((d % 2 ? odd : even) + d * 16)));
+      } else {
+        values_[d] = __builtin_bit_cast(
+            U32x2, __builtin_amdgcn_ds_read_tr16_b64_v4bf16((RFOPS_LDS Bf16x4*)(even + d * 32)));
+      }
+    }
+    keep_order();
   }
+
+  __device__ static void wait() { asm volatile("s_waitcnt vmcnt(0)" ::: "memory"); }
 
   // M0 wants an instruction between its write and its use.
   __device__ static void load_16(const u8* from, const LdsBytes* to) {
@@ -153,9 +172,7 @@ class DirectTiles {
                  : "memory");
   }
 
-  __device__ LdsBytes* entries_of(u32 tile) const {
-    return own_ + 2 * kTile + tile % 2 * kEntries;
-  }
+  __device__ LdsBytes* entries_of(u32 tile) const { return own_ + 2 * kTile + tile % 2 * kEntries; }
   // Token t's is the t-th word; of FP8 even tokens come before odd ones.
   __device__ void load_entries(u32 tile) {
     const u32 at = lane_in_wave() % Row::kTokens;
@@ -179,33 +196,30 @@ class DirectTiles {
     return found;
   }
 
-  __device__ void load_rows(u32 tile) { load_rows(tile, read_entries(tile)); }
-  __device__ void load_rows(u32 tile, const Entries& entries) {
-    wait_lds();  // what is overwritten has been read
+  // The i-th load of a tile, of kLoads.
+  __device__ void load_rows(u32 tile, u32 i, const Entries& entries) const {
     LdsBytes* const to = own_ + tile % 2 * kTile;
     const u32 lane = lane_in_wave(), first = first_token(tile);
-    const u32 second = kFp8 ? lane / 32 : 0;  // of two tokens
-    const u32 chunk = kFp8 ? (lane % 32) ^ second : lane;
-#pragma unroll
-    for (u32 i = 0; i < 16; ++i) {
+    if (i < 16) {
+      const u32 second = kFp8 ? lane / 32 : 0;  // of two tokens
+      const u32 chunk = kFp8 ? (lane % 32) ^ second : lane;
       const u32 row = tokens_.row(entries.values[i / 4][i % 4], first + i * kPerLoad + second);
       load_16(tokens_.kv + (u64{row} * Row::kBytes + chunk * kVecBytes),
               to + i * kPitch + (kFp8 && i >= 8 ? 128 : 0));
-    }
-#pragma unroll
-    for (u32 i = 0; i < kLoads - 16; ++i) {
-      const u32 token = i * kRopeRows + lane / kRopeChunks;
-      const u32 row = tokens_.row(entries.rope[i], first + token);
+    } else {
+      const u32 token = (i - 16) * kRopeRows + lane / kRopeChunks;
+      const u32 row = tokens_.row(entries.rope[i - 16], first + token);
       const u32 place = (lane % kRopeChunks) ^ rope_swizzle(token);
       load_16(tokens_.kv + (u64{row} * Row::kBytes + Row::kValueBytes + place * kVecBytes),
-              to + kValues + i * 1024);
+              to + kValues + (i - 16) * 1024);
     }
   }
 
   LdsBytes *own_, *base_ = nullptr;
-  MlaTokens tokens_;
+  MlaTokens<kPaged> tokens_;
   u32 first_, step_;
   u32 key_, rope_, value_, turned_;
+  U32x2 values_[kMlaValueTiles];
 };
 
 }  // namespace rfops

@@ -2,15 +2,15 @@
 // matrix cores take it, values also to LDS that a wave has for itself, from which they are read
 // transposed: tokens 4 g + 0..3 of four or eight elements a lane, turned round in registers.
 //
-// As a part of a tile has been multiplied, that of the next one is asked for. In LDS a row's 16-byte
-// chunks are permuted by the row: writes and reads have no bank conflict.
+// As a part of a tile has been multiplied, that of the next one is asked for. In LDS a row's
+// 16-byte chunks are permuted by the row: writes and reads have no bank conflict.
 #pragma once
 
 #include "rfops/mla_cache.h"
 
 namespace rfops {
 
-template <bool kFp8>
+template <bool kFp8, bool kPaged>
 class StagedTiles {
   using Row = MlaRow<kFp8>;
   static constexpr u32 kParts = Row::kBytes / 64;  // 16 bytes a lane of a row each
@@ -19,8 +19,11 @@ class StagedTiles {
 
  public:
   static constexpr u32 kLds = Row::kTokens * Row::kValueBytes;  // of a wave
+  // A tile without a next one would be a second copy of the loop, for which registers are too few;
+  // it loads the last row again instead.
+  static constexpr bool kKnowsLast = false;
 
-  __device__ StagedTiles(LdsBytes* own, MlaTokens tokens, u32 first, u32 step)
+  __device__ StagedTiles(LdsBytes* own, MlaTokens<kPaged> tokens, u32 first, u32 step)
       : own_(own), tokens_(tokens), first_(first), step_(step) {
     load_entries(0);
   }
@@ -35,12 +38,12 @@ class StagedTiles {
     load_entries(1);
   }
 
-  __device__ void advance(u32 tile, bool /*has_next*/) { tile_ = tile; }
   __device__ u32 first_token(u32 tile) const { return first_ + tile * step_; }
 
-  __device__ void scores(const MlaQuery& q, F32x4 (&s)[Row::kHalves]) {
+  template <bool>
+  __device__ void scores(u32 tile, const MlaQuery& q, F32x4 (&s)[Row::kHalves]) {
     const u32 lane = lane_in_wave(), g = lane / 16, c = lane % 16;
-    find_rows(tile_ + 1);
+    find_rows(tile + 1);
     F32x4 sums[Row::kHalves][2] = {};
 #pragma unroll
     for (u32 i = 0; i < kParts; ++i) {
@@ -62,7 +65,7 @@ class StagedTiles {
       }
       keep_order();
     }
-    load_entries(tile_ + 2);
+    load_entries(tile + 2);
 #pragma unroll
     for (u32 h = 0; h < Row::kHalves; ++h) s[h] = sums[h][0] + sums[h][1];
   }
@@ -89,9 +92,9 @@ class StagedTiles {
     }
   }
 
-  // Of 128 elements of a column of the result, eight times four neighbours: store(four, first).
-  template <class Store>
-  __device__ static void each_quad(const MlaSums& o, u32 slice, Store store) {
+  // Of 128 elements of a column of the result, eight times four neighbours: act(x, four, first).
+  template <class Act>
+  __device__ static void each_quad(const MlaSums& o, u32 slice, Act act) {
     const u32 g = lane_in_wave() / 16;
 #pragma unroll
     for (u32 r = 0; r < 4; ++r) {
@@ -99,7 +102,7 @@ class StagedTiles {
       for (u32 half = 0; half < 2; ++half) {
         const F32x4* const four = o + slice * 8 + half * 4;
         const u32 at = kFp8 ? (4 * g + r) * 8 + half * 4 : half * 64 + (4 * g + r) * 4;
-        store(F32x4{four[0][r], four[1][r], four[2][r], four[3][r]}, at);
+        act(r * 2 + half, F32x4{four[0][r], four[1][r], four[2][r], four[3][r]}, at);
       }
     }
   }
@@ -111,15 +114,15 @@ class StagedTiles {
       const u32 word = x / 4, bytes = x % 4 < 2 ? 0x05010400 : 0x07030602;
       const u32 low = __builtin_amdgcn_perm(v[1][word], v[0][word], bytes);
       const u32 high = __builtin_amdgcn_perm(v[3][word], v[2][word], bytes);
-      return x % 2 == 0 ? __builtin_bit_cast(
-                              Bf16x4, U32x2{widen_pair<false>(low), widen_pair<false>(high)})
-                        : __builtin_bit_cast(Bf16x4,
-                                             U32x2{widen_pair<true>(low), widen_pair<true>(high)});
+      return x % 2 == 0
+                 ? __builtin_bit_cast(Bf16x4,
+                                      U32x2{widen_pair<false>(low), widen_pair<false>(high)})
+                 : __builtin_bit_cast(Bf16x4, U32x2{widen_pair<true>(low), widen_pair<true>(high)});
     } else {
       const u32 halves = x % 2 ? 0x07060302 : 0x05040100;
-      return __builtin_bit_cast(
-          Bf16x4, U32x2{__builtin_amdgcn_perm(v[1][x / 2], v[0][x / 2], halves),
-                        __builtin_amdgcn_perm(v[3][x / 2], v[2][x / 2], halves)});
+      return __builtin_bit_cast(Bf16x4,
+                                U32x2{__builtin_amdgcn_perm(v[1][x / 2], v[0][x / 2], halves),
+                                      __builtin_amdgcn_perm(v[3][x / 2], v[2][x / 2], halves)});
     }
   }
 
@@ -144,8 +147,8 @@ class StagedTiles {
   }
 
   LdsBytes* own_;
-  MlaTokens tokens_;
-  u32 first_, step_, tile_ = 0;
+  MlaTokens<kPaged> tokens_;
+  u32 first_, step_;
   u32 pages_[Row::kHalves];
   const u8* rows_[Row::kHalves];
   U32x4 parts_[kParts][Row::kHalves];

@@ -12,6 +12,22 @@ namespace rfops {
 
 constexpr int kAgentScope = 4;  // of __hip_atomic_*: all workgroups of a device
 
+// Whether this workgroup is the last of `expected` to come here; what the others wrote before is
+// visible then. The count is zero again after that. `arrived` is a word that threads share.
+__device__ inline bool is_last_of(u32* count, u32 expected,
+                                  __attribute__((address_space(3))) u32* arrived) {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+  __builtin_amdgcn_s_barrier();
+  if (thread_in_group() == 0) {
+    *arrived = __hip_atomic_fetch_add(count, 1, __ATOMIC_RELAXED, kAgentScope);
+    if (*arrived == expected - 1) *count = 0;  // for the next launch
+  }
+  sync_group();
+  if (*arrived != expected - 1) return false;
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+  return true;
+}
+
 // One tile's place in the workspace: F32x4[kSplit][kItems], and its count. Item i of a part is with
 // thread i % kThreads, as its number i / kThreads.
 template <u32 kSplit, u32 kItems, u32 kThreads>
@@ -36,7 +52,8 @@ struct SplitTile {
       }
     };
     each([&](F32x4& own, F32x4* at) { at[split * kItems] = own; });
-    if (!is_last()) return false;
+    __shared__ u32 arrived;
+    if (!is_last_of(count, kSplit, (__attribute__((address_space(3))) u32*)&arrived)) return false;
     each([&](F32x4& own, F32x4* at) {
       F32x4 part[kSplit];
 #pragma unroll
@@ -45,21 +62,6 @@ struct SplitTile {
 #pragma unroll
       for (u32 s = 1; s < kSplit; ++s) own += part[s];
     });
-    return true;
-  }
-
- private:
-  __device__ bool is_last() {
-    __shared__ u32 arrived;
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
-    __builtin_amdgcn_s_barrier();
-    if (thread_in_group() == 0) {
-      arrived = __hip_atomic_fetch_add(count, 1, __ATOMIC_RELAXED, kAgentScope);
-      if (arrived == kSplit - 1) *count = 0;  // for the next launch
-    }
-    sync_group();
-    if (arrived != kSplit - 1) return false;
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
     return true;
   }
 };

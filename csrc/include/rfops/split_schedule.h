@@ -3,8 +3,8 @@
 // Sequence b costs its tokens and kItemCost more. Laid end to end, sequence b begins at start(b);
 // the whole is cut into equal shares, and a worker has the tokens between two cuts, which are
 // rounded up to granules within a sequence. A worker meets at most one sequence that began before
-// its share, and one that goes on after it: its partial results lie in slot 2 w and 2 w + 1. Whoever
-// asks gets the same answer, so that what adds partial results up needs no list of them.
+// its share, and one that goes on after it: its partial results lie in slot 2 w and 2 w + 1.
+// Whoever asks gets the same answer, so that what adds partial results up needs no list of them.
 #pragma once
 
 #include "rfops/types.h"
@@ -43,7 +43,7 @@ __device__ inline u32 prefix_sum(u32 value) {
 
 // Where sequences are said: pages of each between two bounds, or tokens of each.
 struct Sequences {
-  const i32* bounds;  // [count + 1], with no lens
+  const i32* bounds;  // [count + 1], or null where there are lens
   const i32* lens;    // [count], or null
   u32 count, page_shift;
 
@@ -60,18 +60,21 @@ struct Sequences {
 // 64 sequences, one a lane: those from `first` on.
 struct SequenceChunk {
   u32 start, length;
-  u32 next;  // where the sequence after these starts; the same in all lanes
+  u32 entry;  // its first page in a list
+  u32 next;   // where the sequence after these starts; the same in all lanes
 
   __device__ SequenceChunk(const Sequences& all, u32 first, u32 base) {
     const u32 b = first + lane_in_wave();
     const bool is_there = b < all.count;
+    const u32 at = is_there ? b : all.count - 1;
+    entry = all.bounds == nullptr ? 0 : static_cast<u32>(all.bounds[at]);
     if (all.lens == nullptr) {
-      const u32 at = is_there ? b : all.count - 1;
-      const i32 from = all.bounds[at], to = all.bounds[at + 1], zero = all.bounds[0];
-      length = is_there ? static_cast<u32>(to - from) << all.page_shift : 0;
-      start = (static_cast<u32>(from - zero) << all.page_shift) + kItemCost * at;
-      if (!is_there) start = ~0u;
-      next = 0;  // not asked for
+      const u32 to = static_cast<u32>(all.bounds[at + 1]), zero = static_cast<u32>(all.bounds[0]);
+      length = is_there ? (to - entry) << all.page_shift : 0;
+      start = is_there ? ((entry - zero) << all.page_shift) + kItemCost * at : ~0u;
+      next = ((all.bounds[first + kWaveSize < all.count ? first + kWaveSize : all.count] - zero)
+              << all.page_shift) +
+             kItemCost * (first + kWaveSize);
     } else {
       length = is_there ? static_cast<u32>(all.lens[b]) : 0;
       const u32 own = is_there ? length + kItemCost : 0;

@@ -46,4 +46,12 @@ __device__ inline void pin(T& value) {
   asm volatile("" : "+v"(value));
 }
 
+// A pointer to memory in VGPRs, for kernels that want their scalar registers for others.
+template <class T>
+__device__ inline T* in_vector(T* pointer) {
+  auto* global = (__attribute__((address_space(1))) T*)pointer;
+  asm volatile("" : "+v"(global));
+  return (T*)global;
+}
+
 }  // namespace rfops

@@ -1,0 +1,149 @@
+// Partial results of a sequence that several workgroups share, added up as they come.
+//
+// A workgroup leaves 16 columns by 512 sums, and each column's maximum and sum of weights, in a
+// slot of its own (split_schedule.h). Then a tree: of kFan neighbours the last to come adds all of
+// them up, in their order, into the first one's slot, and goes on to the next level; the last of
+// all writes the result. Nobody waits for another, and who was last changes no bit.
+#pragma once
+
+#include "rfops/bf16_matrix.h"
+#include "rfops/lds_tile.h"
+#include "rfops/mla_cache.h"
+#include "rfops/split_reduce.h"
+#include "rfops/types.h"
+
+namespace rfops {
+
+constexpr u32 kFan = 16, kFanLevels = 3;  // 4096 workers
+constexpr f32 kLowest = -1e30f;           // a maximum that no score is below, and finite
+
+// Of a column: the maximum, of scores in powers of two, and the sum of weights 2^(score - most).
+struct MlaTotals {
+  f32 most, sum;
+};
+
+// Where 16 columns of a sequence go.
+struct MlaTarget {
+  bf16* out;    // of these columns
+  f32* lse;     // likewise, or null
+  f32* parts;   // [slots, 16, 512], then [slots, 16, 2]
+  u32* counts;  // [kFanLevels, slots], zeros
+  u32 columns;  // that are there
+  u32 slots;
+  f32 value_scale;
+
+  __device__ f32* part(u32 slot, u32 column, u32 d) const {
+    return parts + (u64{slot} * kMlaColumns + column) * kMlaValue + d;
+  }
+  __device__ f32* totals(u32 slot, u32 column) const {
+    return part(slots, 0, 0) + (u64{slot} * kMlaColumns + column) * 2;
+  }
+  __device__ void store_part(u32 slot, F32x4 four, u32 column, u32 d) const {
+    *reinterpret_cast<F32x4*>(part(slot, column, d)) = four;
+  }
+  __device__ void store_totals(u32 slot, u32 column, MlaTotals all) const {
+    totals(slot, column)[0] = all.most;
+    totals(slot, column)[1] = all.sum;
+  }
+  // What a sum of weighted values is to be multiplied by.
+  __device__ f32 factor(MlaTotals all) const {
+    return all.sum == 0.0f ? 0.0f : value_scale / all.sum;
+  }
+  __device__ void store_lse(u32 column, MlaTotals all) const {
+    constexpr f32 kLn2 = 0.693147180559945f;
+    if (lse == nullptr || column >= columns) return;
+    const f32 log = (all.most + __builtin_amdgcn_logf(all.sum)) * kLn2;
+    lse[column] = all.sum == 0.0f ? -__builtin_inff() : log;
+  }
+  __device__ void store(F32x4 four, u32 column, u32 d) const {
+    if (column >= columns) return;
+    *reinterpret_cast<Bf16x4*>(out + u64{column} * kMlaValue + d) =
+        __builtin_convertvector(four, Bf16x4);
+  }
+};
+
+namespace details {
+
+// What `op` makes of the values of 16 lanes in a row, in all of them.
+template <class Op>
+__device__ inline f32 over_row(f32 value, Op op) {
+  constexpr int kRotate = 0x120;
+  const auto step = [&](auto turned) { value = op(value, __builtin_bit_cast(f32, turned)); };
+  const auto bits = [&] { return __builtin_bit_cast(i32, value); };
+  step(__builtin_amdgcn_update_dpp(0, bits(), kRotate + 8, 0xf, 0xf, true));
+  step(__builtin_amdgcn_update_dpp(0, bits(), kRotate + 4, 0xf, 0xf, true));
+  step(__builtin_amdgcn_update_dpp(0, bits(), kRotate + 2, 0xf, 0xf, true));
+  step(__builtin_amdgcn_update_dpp(0, bits(), kRotate + 1, 0xf, 0xf, true));
+  return value;
+}
+
+// Slots slot_of(0..count - 1), at most kFan, into the first, or into the result. 16 threads a
+// column, each with 8 neighbours of every 128 elements.
+template <class SlotOf>
+__device__ inline void add_parts(const MlaTarget& target, u32 count, bool is_root, SlotOf slot_of,
+                                 RFOPS_LDS f32* weights) {
+  constexpr u32 kSlice = 128, kSlices = kMlaValue / kSlice;
+  const u32 column = thread_in_group() / kFan, own = thread_in_group() % kFan, at = own * 8;
+  MlaTotals one = {kLowest, 0.0f};
+  if (own < count) {
+    const f32* const from = target.totals(slot_of(own), column);
+    one = {from[0], from[1]};
+  }
+  MlaTotals all;
+  all.most = over_row(one.most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
+  const f32 weight = __builtin_amdgcn_exp2f(one.most - all.most);
+  all.sum = over_row(weight * one.sum, [](f32 a, f32 b) { return a + b; });
+  weights[thread_in_group()] = weight;
+  sync_group();
+  F32x4 sums[kSlices][2] = {};
+#pragma unroll 4
+  for (u32 i = 0; i < count; ++i) {
+    const f32 scale = weights[column * kFan + i];
+    const u32 slot = slot_of(i);
+#pragma unroll
+    for (u32 s = 0; s < kSlices; ++s) {
+      const auto* const from =
+          reinterpret_cast<const F32x4*>(target.part(slot, column, s * kSlice + at));
+      sums[s][0] += scale * from[0];
+      sums[s][1] += scale * from[1];
+    }
+  }
+  const f32 factor = is_root ? target.factor(all) : 1.0f;
+  if (own == 0) {
+    is_root ? target.store_lse(column, all) : target.store_totals(slot_of(0), column, all);
+  }
+#pragma unroll
+  for (u32 s = 0; s < kSlices; ++s) {
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+      const F32x4 four = sums[s][half] * factor;
+      const u32 d = s * kSlice + at + half * 4;
+      is_root ? target.store(four, column, d) : target.store_part(slot_of(0), four, column, d);
+    }
+  }
+}
+
+}  // namespace details
+
+// This workgroup's slot is written: slot_of(own) of `count` that make up a sequence.
+template <class SlotOf>
+__device__ inline void climb(const MlaTarget& target, u32 own, u32 count, SlotOf slot_of,
+                             LdsBytes* lds) {
+  u32 stride = 1;
+  for (u32 level = 0;; ++level) {
+    const u32 first = own / kFan * kFan, here = count - first < kFan ? count - first : kFan;
+    const auto child = [&](u32 i) { return slot_of((first + i) * stride); };
+    if (here > 1) {
+      auto* const counter = target.counts + level * target.slots + child(0);
+      if (!is_last_of(counter, here, reinterpret_cast<RFOPS_LDS u32*>(lds))) return;
+      sync_group();
+      details::add_parts(target, here, count <= kFan, child, reinterpret_cast<RFOPS_LDS f32*>(lds));
+    }
+    if (count <= kFan) return;
+    own /= kFan;
+    count = (count + kFan - 1) / kFan;
+    stride *= kFan;
+  }
+}
+
+}  // namespace rfops

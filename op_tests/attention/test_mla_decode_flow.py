@@ -1,0 +1,218 @@
+"""mla_decode's HIP kernel: how it shares out tokens, and what it does to get there."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import rfops
+from rfops.attention.mla_decode import D_V, OP
+from rfops.attention.mla_decode_flow import FlowConfig, granule, least_of
+from rfops.jit.arch import ROWS
+from support.mla_problems import BF16, Problem, assert_correct, needle, problem, run
+
+ARCHS = ("gfx942", "gfx950")
+ITEM_COST = 64  # kItemCost of csrc/include/rfops/split_schedule.h
+
+
+@pytest.fixture(params=ARCHS, autouse=True)
+def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name: str = request.param
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", name)
+    return name
+
+
+def shares(
+    lens: list[int], workers: int, least: int, tile: int
+) -> list[list[tuple[int, int, int]]]:
+    """What split_schedule.h says: for each worker its sequences, with first and last token."""
+    starts = list(itertools.accumulate((n + ITEM_COST for n in lens), initial=0))
+    total = starts.pop()
+    active = min(max(total // least, 1), workers)
+    cuts = [w * (total // active) + min(w, total % active) for w in range(active + 1)]
+
+    def token(at: int, start: int, length: int) -> int:
+        return min(max(0, -(-(at - start - ITEM_COST) // tile) * tile), length)
+
+    found: list[list[tuple[int, int, int]]] = []
+    for first, last in itertools.pairwise(cuts):
+        parts = [(b, token(first, s, n), token(last, s, n))
+                 for b, (s, n) in enumerate(zip(starts, lens, strict=True))]  # fmt: skip
+        found.append([part for part in parts if part[1] < part[2]])
+    return found
+
+
+# Sequences that end within workers, ones of many workers, of two levels of the tree; empty ones.
+SPLITS: list[tuple[list[int], int]] = [
+    ([300], 1), ([300], 7), ([0, 700, 3, 0, 200, 0], 5), ([1300, 40], 40), ([100] * 70, 9),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize(("lens", "workers"), SPLITS, ids=lambda v: str(v)[:24])
+def test_shared_out(arch: str, lens: list[int], workers: int, fp8: bool) -> None:
+    """To the same result whoever does it, in a fixed order; nothing for the checks to find."""
+    p = problem(lens, 4, arch=arch, fp8=fp8, qo_len=2)
+    with rfops.vgpu.check() as c:
+        got = run("flow", p, FlowConfig(workers, 32))
+    assert_correct(got, p)
+    assert not c.findings, "\n".join(str(finding) for finding in c.findings)
+    alone = run("flow", p, FlowConfig(1, 32))
+    assert torch.allclose(got[0].float(), alone[0].float(), rtol=2**-6, atol=4e-3)
+    assert torch.allclose(got[1], alone[1], rtol=2e-5)
+
+
+@pytest.mark.parametrize("form", [{}, {"page": 16}, {"page": 64, "table": True}], ids=str)
+def test_the_same_bits_again(
+    arch: str, form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where workgroups come in another order: whoever is last adds up in the same one."""
+    p = problem([1300, 40, 200], arch=arch, **form)
+    first = run("flow", p, FlowConfig(40, 32))
+    assert_correct(first, p)
+    for schedule in ("hardware", "random:1", "random:2"):
+        monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", schedule)
+        again = run("flow", p, FlowConfig(40, 32))
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_needles_at_the_cuts_of_workers(arch: str, fp8: bool) -> None:
+    """Bit for bit, on both sides of each; the cuts are where this file says."""
+    lens, workers = [500, 90, 333], 9
+    p = problem(lens, arch=arch, fp8=fp8)
+    parts = shares(lens, workers, 32, granule(p.kv.dtype))
+    assert len(parts) == workers and sum(b - a for part in parts for _, a, b in part) == sum(lens)
+    cuts = sorted({(b, t) for part in parts for b, first, last in part for t in (first, last - 1)})
+    for some in range(max(sum(b == at for b, _ in cuts) for at in range(3))):
+        tokens = [[t for b, t in cuts if b == at] for at in range(3)]
+        q, chosen = p, [own[min(some, len(own) - 1)] for own in tokens]
+        for b, token in enumerate(chosen):
+            q = needle(q, b, token)
+        out, _ = run("flow", q, FlowConfig(workers, 32))
+        for b, token in enumerate(chosen):
+            value = p.keys(b)[token, :D_V].to(BF16)
+            assert torch.equal(out[b], value.expand_as(out[b])), f"sequence {b}, token {token}"
+
+
+def test_two_needles_in_two_workers(arch: str) -> None:
+    p = problem([400], arch=arch)
+    parts = shares([400], 6, 32, 16)
+    key = p.keys(0)[5].clone()
+    key[:D_V] = torch.randint(-4, 5, (D_V,)).double()
+    for ((_, first, _last),) in parts[1:]:
+        two = p.with_(kv=p.kv.clone())
+        two.set_row(0, 5, key)
+        two.set_row(0, first, key)
+        out, _ = run("flow", needle(two, 0, 5, 4.0), FlowConfig(6, 32))
+        assert torch.equal(out[0], key[:D_V].to(BF16).expand_as(out[0])), first
+
+
+def test_scratch_that_others_left(arch: str) -> None:
+    """Counts are zero again whatever came before, and parts may hold anything."""
+    small, large = (problem(lens, arch=arch) for lens in ([200], [1300, 40]))
+    wanted = [run("flow", p, FlowConfig(w, 32)) for p, w in ((small, 5), (large, 40))]
+    for _ in range(2):
+        for p, w, want in ((large, 40, wanted[1]), (small, 5, wanted[0])):
+            got = run("flow", p, FlowConfig(w, 32))
+            assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+LENGTHS = {
+    "4 x 1k": ([1024] * 4, 1.25),
+    "64 x 8k": ([8192] * 64, 1.1),
+    "256 x 8k": ([8192] * 256, 1.1),
+    "ragged": (torch.randint(1, 8193, (128,), generator=torch.Generator().manual_seed(0)).tolist(),
+               1.1),
+    "one long": ([131072], 1.1),
+    "one long among short": ([131072, *[500] * 63], 1.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("name", LENGTHS)
+def test_workers_are_even(arch: str, name: str, fp8: bool, figure: Callable[[str], None]) -> None:
+    """The most that one has of tokens and items, over the mean."""
+    (lens, bar), tile = LENGTHS[name], 32 if fp8 else 16
+    found = shares(lens, ROWS[arch].cus, 4 * tile, tile)
+    costs = [sum(b - a + ITEM_COST for _, a, b in parts) for parts in found]
+    uneven = max(costs) * len(costs) / sum(costs)
+    figure(f"mla_decode {arch} {'fp8' if fp8 else 'bf16'} {name}: the busiest has {uneven:.3f}")
+    assert uneven <= bar
+
+
+# ---------------------------------------------------------------- what it does
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize(("fp8", "q_fp8"), [(False, False), (True, False), (True, True)])
+def test_resources(arch: str, fp8: bool, q_fp8: bool, page: int) -> None:
+    """No spills, and the cache is read once."""
+    p = problem([1024, 777], arch=arch, fp8=fp8, q_fp8=q_fp8, page=page)
+    with rfops.vgpu.profile() as profile:
+        run("flow", p)
+    (launch,) = profile.launches
+    assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
+    assert launch.lds_conflict_cycles == 0
+    least = (1024 + 777) * p.kv[0, 0].nbytes
+    parts = 16 * 514 * 4 * 40  # read again by those that add them up, at most
+    assert 128 * launch.global_read["lines_128B"] <= 1.02 * least + p.q.nbytes + parts
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"page": 3}, "pages of 3 tokens, not a power of two"),
+        ({"P": 2**28, "page": 16}, "2^32 or more"),
+        ({"kv_dtype": torch.float8_e4m3fn}, "gfx942 has torch.float8_e4m3fnuz, kv is"),
+        ({"q_dtype": torch.float8_e4m3fnuz}, "gfx950 has torch.float8_e4m3fn, q is"),
+    ],
+)
+def test_what_is_not_taken(arch: str, change: dict[str, Any], reason: str) -> None:
+    c = OP.call_of(arch, **{"B": 2, "H": 16, "S": 32, **change})
+    said = OP.kernels["flow"].refuses(c)
+    other = "gfx942" if reason.startswith("gfx950") else "gfx950"
+    if reason.startswith("gfx") and arch == other:
+        assert said is None
+    else:
+        assert reason in str(said)
+
+
+@pytest.mark.parametrize(("config", "message"), [((0, 64), "workers is 1 to"),
+                                                 ((5000, 64), "workers is 1 to"),
+                                                 ((4, 16), "least is 32 or more")])  # fmt: skip
+def test_configs_that_cannot_be(config: tuple[int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FlowConfig(*config)
+
+
+def test_configs_as_text() -> None:
+    config = FlowConfig(8, 64)
+    assert OP.config_of(OP.config_text(config)) == config
+
+
+def test_workers_for_more_columns(arch: str) -> None:
+    """Groups of 16 columns share the CUs."""
+    kernel = OP.kernels["flow"]
+    for heads, qo_len, groups in ((16, 1, 1), (16, 2, 2), (128, 1, 8), (5, 3, 1)):
+        c = OP.call_of(arch, B=4, H=heads, S=400, qo_len=qo_len)
+        config = kernel.default(c)
+        assert config.workers * groups <= c.cu_num and config.least == least_of(c.kv_dtype)
+    assert math.isclose(kernel.error, 2.0**-8)
+
+
+@pytest.mark.sweep
+def test_a_cache_beyond_4_gib(arch: str) -> None:
+    """Rows at its end; none of the others is touched."""
+    p = problem([40], arch=arch)
+    rows = 2**32 // 1152 + 1000
+    far = torch.zeros(rows, 1, 1, 576, dtype=BF16)
+    far[-len(p.kv) :] = p.kv
+    moved = Problem(p.q, far, p.kv_indptr, p.kv_indices + rows - len(p.kv), None, p.lens)
+    for got, want in zip(run("flow", moved), run("flow", p), strict=True):
+        assert torch.equal(got, want)
