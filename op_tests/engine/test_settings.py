@@ -25,7 +25,7 @@ def test_the_table_in_the_readme() -> None:
 
 
 def test_nothing_reads_another_variable() -> None:
-    """Every variable that our code names is declared, but a protocol's; C++ may read only RFOPS_VGPU_*."""
+    """Every variable that our code names is declared, or a protocol's; C++ reads RFOPS_VGPU_*."""
     declared = {setting.name for setting in settings.SETTINGS}
     python = [*(ROOT / "jit").glob("*.py"), *(ROOT / "rfops").rglob("*.py")]
     for file in python:
