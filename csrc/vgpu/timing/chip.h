@@ -42,7 +42,7 @@ Sample make_sample(const Part& part, const Launch& launch);
 
 struct LaunchTime {
   double us = 0, low = 0, high = 0, floor_us = 0, ghz = 0, clocks = 0;
-  double sharing = 1, footprint_bytes = 0;
+  double sharing = 1, taken = 0, footprint_bytes = 0;
   u64 left_out = 0;   // instructions of the sample that traces have no room for
   double longer = 1;  // by these
   u32 turns = 0;      // of the power model

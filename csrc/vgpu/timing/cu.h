@@ -33,6 +33,7 @@ enum class Reason : u8 {
   kSleep,
   kBranch,
   kFetch,
+  kFlag,
   kCount,
 };
 inline constexpr u32 kReasons = static_cast<u32>(Reason::kCount);
@@ -63,7 +64,7 @@ struct WaveRun {
   Clk charged = 0;              // waits up to there have been charged to a reason
   Reason why = Reason::kIssue;  // of the latest wait
   u32 last_pc = 0;
-  enum class Parked : u8 { kNo, kOnLoad, kOnQueue } parked = Parked::kNo;
+  enum class Parked : u8 { kNo, kOnLoad, kOnQueue, kOnFlag } parked = Parked::kNo;
   u8 simd = 0, priority = 0;
   bool at_barrier = false;
   u32 cu = 0, age = 0, id = 0;

@@ -17,6 +17,9 @@ Replay::Limit Replay::limit_of(WaveRun& wave, u32 pc, const TimedInst& inst, Clk
   if (follow_code_) limit_code(wave, pc, limit);
   limit_registers(wave, inst, limit);
   limit_unit(wave, inst, now, limit);
+  if (flags_.any() && limit.at <= now && wave.parked == WaveRun::Parked::kNo) {
+    limit_flag(wave, limit);
+  }
   return limit;
 }
 
@@ -112,7 +115,27 @@ void Replay::limit_code(WaveRun& wave, u32 pc, Limit& limit) {
   limit.need(wave.code_ready, Reason::kFetch);
 }
 
+// Of a loop that looks at a flag the trace has one turn: the last, when the flag is set.
+void Replay::limit_flag(WaveRun& wave, Limit& limit) {
+  const u32 count = Head::words(*wave.at);
+  const u32 word = wave.at[count];
+  if (count < 3 || tag_of(word) != FlagWord::kTag || FlagWord::kind(word) != FlagWord::kPoll)
+    return;
+  if (flags_.look(wave, flag_name(wave.at[count - 1], word))) return;
+  wave.parked = WaveRun::Parked::kOnFlag;
+  limit.why = Reason::kFlag;
+}
+
 // -------------------------------------------------------------------------------- effects
+
+// The write of an instruction, done at `done`, may be of a flag.
+void Replay::write_flag(const WaveRun& wave, const u32* words, u32 count, Clk done) {
+  if (count < 3 || tag_of(words[count - 1]) != FlagWord::kTag) return;
+  const FlagWord::Kind kind = FlagWord::kind(words[count - 1]);
+  if (kind == FlagWord::kPoll) return;
+  const u64 name = flag_name(words[count - 2], words[count - 1]);
+  for (WaveRun* waiting : flags_.write(*wave.group, name, kind)) push(*waiting, done);
+}
 
 void Replay::issue(WaveRun& wave, u32 pc, const TimedInst& inst, Clk now) {
   ++result_.pcs[pc].issued;
@@ -222,6 +245,7 @@ void Replay::execute_scalar_load(WaveRun& wave, const TimedInst&, const u32* wor
     done = std::max(done, ready);
   }
   wave.scalar_done = std::max(wave.scalar_done, static_cast<Clk>(done));
+  write_flag(wave, words, count, static_cast<Clk>(done));
 }
 
 }  // namespace vgpu

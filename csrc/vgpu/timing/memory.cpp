@@ -54,11 +54,16 @@ XcdMemory::XcdMemory(const Constants& k, double ghz, const MemoryState& state)
       k_l2_(k.k_l2_latency),
       k_mall_(k.k_mall_ns * ghz),
       k_hbm_(k.k_hbm_ns * ghz),
+      taken_(state.taken),
+      taken_trips_(k.taken_trips),
       from_hbm_(state.in_mall ? 0 : 1 / std::max(1.0, state.sharing)),
       channels_(k.l2_channels),
       fabric_(k.fabric_channels),
       hbm_(k.hbm_channels),
-      hbm_lines_(std::max(1u, static_cast<u32>(k.hbm_interleave / kLine))) {
+      hbm_lines_(std::max(1u, static_cast<u32>(k.hbm_interleave / kLine))),
+      hbm_banks_(std::max(1u, static_cast<u32>(k.hbm_banks))),
+      hbm_row_clk_(k.hbm_row_ns * ghz),
+      open_rows_(static_cast<std::size_t>(hbm_.count()) * hbm_banks_, ~0u) {
   fabric_clk_ *= fabric_.count();
   fabric_write_clk_ *= fabric_.count();
   hbm_clk_ *= hbm_.count();
@@ -85,6 +90,15 @@ XcdMemory::Origin XcdMemory::origin(u32 line, u32 hash) {
   return hash_line(line * 2654435761u) < from_hbm_ * 4294967295.0 ? Origin::kHbm : Origin::kShared;
 }
 
+// A channel has a row of each bank open; another row of the bank costs it time to open.
+double XcdMemory::take_hbm(double at, u32 line) {
+  const u32 row = line / hbm_lines_, hash = hash_line(row);
+  u32& open = open_rows_[hbm_.index(hash) * hbm_banks_ + (hash >> 16) % hbm_banks_];
+  const double cost = hbm_clk_ + (open == row ? 0 : hbm_row_clk_);
+  open = row;
+  return hbm_.take(at, cost, hash);
+}
+
 double XcdMemory::read(double at, u32 line) {
   const u32 hash = hash_line(line);
   const double start = channels_.take(at + half_, line_clk_, hash);
@@ -106,10 +120,29 @@ double XcdMemory::read(double at, u32 line) {
       break;
     case Origin::kHbm:
       ++counts.hbm_lines;
-      ready = hbm_.take(left, hbm_clk_, hash_line(line / hbm_lines_)) + hbm_latency_clk_;
+      ready = take_hbm(left, line) + hbm_latency_clk_;
       break;
   }
   return ready + half_ + l1_latency_;
+}
+
+// Whether another XCD has had the line since this one wrote it: of all writes that share.
+bool XcdMemory::is_taken() const {
+  return hash_line(static_cast<u32>(counts.write_requests) * 2654435761u) < taken_ * 4294967295.0;
+}
+
+// An atomic works on the line in L2, which must be there, and this XCD's alone: another XCD that
+// has it writes it back first.
+double XcdMemory::own(double at, u32 line, u32 hash, bool taken) {
+  // Taken away and fetched: across the fabric, both ways, more than once.
+  const double more = taken ? taken_trips_ * (fabric_clk_ + fabric_write_clk_) : 0;
+  const double left = fabric_.take(at, fabric_clk_ + more, hash >> 9);
+  ++counts.mall_lines;
+  const Origin from = origin(line, hash);
+  if (taken) return left + 2 * mall_clk_;
+  if (from != Origin::kHbm) return left + mall_clk_;
+  ++counts.hbm_lines;
+  return take_hbm(left, line) + hbm_latency_clk_;
 }
 
 // L2 combines writes: what lies behind is charged once for a line, when it becomes dirty.
@@ -120,14 +153,19 @@ double XcdMemory::write(double at, u32 line, double atomic) {
   ++counts.l2_lines;
   ++counts.write_requests;
   const auto [slot, hit] = l2_.find(line, hash >> 5);
-  if (!(hit && l2_.dirty(slot))) {
+  const bool taken = atomic > 0 && is_taken();
+  double done = start;
+  if (!(hit && l2_.dirty(slot)) || taken) {
+    if (atomic > 0 && !(hit && !taken)) done = own(start, line, hash, taken);
     l2_.dirty(slot) = true;
-    l2_.ready(slot) = hit ? std::min(l2_.ready(slot), start) : start;
+    l2_.ready(slot) = hit && !taken ? std::min(l2_.ready(slot), done) : done;
     ++counts.written_lines;
     const double left = fabric_.take(start, fabric_write_clk_, hash >> 9);
-    hbm_.take(left, hbm_clk_, hash_line(line / hbm_lines_));
+    if (!taken) hbm_.take(left, hbm_clk_, hash_line(line / hbm_lines_));
+  } else if (atomic > 0) {
+    done = std::max(start, l2_.ready(slot));
   }
-  return start + cost + half_ + (atomic > 0 ? l1_latency_ : 0);
+  return done + cost + half_ + (atomic > 0 ? l1_latency_ : 0);
 }
 
 double XcdMemory::read_scalar(double at, u32 line) {

@@ -56,6 +56,7 @@ class Servers {
   explicit Servers(double count) : all_(static_cast<std::size_t>(std::max(1.0, count))) {}
   // `cost`: of one channel.
   double take(double at, double cost, u32 hash) { return all_[hash % all_.size()].take(at, cost); }
+  u32 index(u32 hash) const { return static_cast<u32>(hash % all_.size()); }
   double count() const { return static_cast<double>(all_.size()); }
   double busy() const;  // of all, in the time of one
   double last() const;
@@ -72,7 +73,9 @@ struct MemoryCounts {
 // How a launch finds memory.
 struct MemoryState {
   double sharing = 1;    // XCDs that read a line of memory, on average
+  double taken = 0;      // share of writes before which another XCD has written the line
   bool in_mall = false;  // operands lie in the Infinity Cache
+  bool in_l2 = false;    // and what of them fits in L2, from a launch before
 };
 
 // What is behind the compute units of one XCD.
@@ -85,6 +88,8 @@ class XcdMemory {
   double write(double at, u32 line, double atomic);
   // A line of the scalar cache's, asked for at `at`.
   double read_scalar(double at, u32 line);
+  // A launch before has used the line.
+  void keep(u32 line) { l2_.find(line, hash_line(line) >> 5); }
   double drained() const { return std::max(fabric_.last(), hbm_.last()); }
   const Servers& l2() const { return channels_; }
   const Servers& fabric() const { return fabric_; }
@@ -95,13 +100,20 @@ class XcdMemory {
  private:
   double half_, l1_latency_, line_clk_, fabric_clk_, fabric_write_clk_, hbm_clk_;
   double mall_clk_, hbm_latency_clk_, k_l2_, k_mall_, k_hbm_;
+  double taken_, taken_trips_;
   double from_hbm_;  // of lines that are new to this XCD, the share that it fetches itself
   Servers channels_, fabric_, hbm_;
-  u32 hbm_lines_;  // side by side on one channel
+  u32 hbm_lines_;  // side by side on one channel: a row of a bank
+  u32 hbm_banks_;
+  double hbm_row_clk_;
+  std::vector<u32> open_rows_;  // of each channel's banks
   Tags l2_, mall_;
 
   enum class Origin : u8 { kMall, kShared, kHbm };
   Origin origin(u32 line, u32 hash);
+  double take_hbm(double at, u32 line);
+  double own(double at, u32 line, u32 hash, bool taken);
+  bool is_taken() const;
 };
 
 }  // namespace vgpu

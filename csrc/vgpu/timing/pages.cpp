@@ -7,58 +7,96 @@
 namespace vgpu {
 namespace {
 
-// How many workgroups of XCD 0 read each line of a page.
-using Readers = std::array<u16, kPageLines>;
+// How many workgroups of XCD 0 use each line of a page.
+using Users = std::array<u16, kPageLines>;
+// Those who read it, those who write it.
+using Mask = u32 TracedPage::*;
+constexpr Mask kMasks[] = {&TracedPage::read, &TracedPage::written};
+constexpr u32 kUses = static_cast<u32>(std::size(kMasks));
 
 struct Pages {
   std::unordered_map<u64, u32> numbers;
-  std::vector<Readers> readers;
+  std::vector<std::array<Users, kUses>> users;
 
   u32 number(u64 page) {
-    const auto [found, fresh] = numbers.try_emplace(page, static_cast<u32>(readers.size()));
-    if (fresh) readers.push_back({});
+    const auto [found, fresh] = numbers.try_emplace(page, static_cast<u32>(users.size()));
+    if (fresh) users.push_back({});
     return found->second;
+  }
+  void add(const TracedPage& page, u32 at) {
+    for (u32 use = 0; use < kUses; ++use) {
+      for (u32 lines = page.*kMasks[use]; lines; lines &= lines - 1) {
+        u16& count = users[at][use][static_cast<u32>(std::countr_zero(lines))];
+        count = static_cast<u16>(std::min(65535, count + 1));
+      }
+    }
   }
 };
 
-void renumber(std::vector<u32>& stream, const std::vector<u32>& numbers) {
-  for (std::size_t at = 0; at < stream.size();) {
-    const u32 count = Head::words(stream[at]);
-    for (std::size_t i = at + 1; i <= at + count;) {
-      if (tag_of(stream[i]) != GlobalWord::kTag) {
-        ++i;
-        continue;
-      }
-      const u32 lines = GlobalWord::lines(stream[i]);
-      for (std::size_t l = i + 1; l <= i + lines; ++l) {
-        stream[l] = numbers[stream[l] / kPageLines] * kPageLines + stream[l] % kPageLines;
-      }
-      i += 1 + lines;
-    }
-    at += 1 + count;
-  }
+u32 renumbered(u32 line, const std::vector<u32>& numbers) {
+  return numbers[line / kPageLines] * kPageLines + line % kPageLines;
 }
 
-// Lines by how many workgroups of an XCD read them, in powers of two: operands of different reuse
+void renumber(std::vector<u32>& stream, const std::vector<u32>& numbers) {
+  for_each_line(stream, [&numbers](u32& line) { line = renumbered(line, numbers); });
+}
+
+// Lines by how many workgroups of an XCD use them, in powers of two: operands of different reuse
 // are shared by different XCDs.
 constexpr u32 kClasses = 17;
 struct Class {
-  double lines = 0, found = 0;  // of XCD 0; in another XCD, by the workgroups looked at
+  double lines = 0, uses = 0;  // of XCD 0
+  double found = 0;            // uses in the other XCDs for each there, by the workgroups looked at
 };
+using Classes = std::array<std::array<Class, kClasses>, kUses>;
 
-u32 class_of(u32 readers) { return static_cast<u32>(std::bit_width(readers)) - 1; }
+u32 class_of(u32 users) { return static_cast<u32>(std::bit_width(users)) - 1; }
 
-void look_elsewhere(const GroupTrace& trace, const Pages& pages, double weight,
-                    std::array<Class, kClasses>& classes) {
+void look_here(const Pages& pages, Classes& classes) {
+  for (const auto& page : pages.users) {
+    for (u32 use = 0; use < kUses; ++use) {
+      for (const u16 count : page[use]) {
+        if (!count) continue;
+        classes[use][class_of(count)].lines += 1;
+        classes[use][class_of(count)].uses += count;
+      }
+    }
+  }
+}
+
+void look_elsewhere(const GroupTrace& trace, const Pages& pages, double weight, Classes& classes) {
   for (const TracedPage& page : trace.pages) {
     const auto known = pages.numbers.find(page.number);
     if (known == pages.numbers.end()) continue;
-    const Readers& readers = pages.readers[known->second];
-    for (u32 lines = page.read; lines; lines &= lines - 1) {
-      const u32 count = readers[static_cast<u32>(std::countr_zero(lines))];
-      if (count) classes[class_of(count)].found += weight / count;
+    for (u32 use = 0; use < kUses; ++use) {
+      const Users& users = pages.users[known->second][use];
+      for (u32 lines = page.*kMasks[use]; lines; lines &= lines - 1) {
+        const u32 count = users[static_cast<u32>(std::countr_zero(lines))];
+        if (count) classes[use][class_of(count)].found += weight / count;
+      }
     }
   }
+}
+
+// Of the lines that this XCD reads, which share it would fetch if all that do took turns; of its
+// writes, those before which another XCD has written the line.
+void fill_sharing(const Classes& classes, double others, LaunchTime& time) {
+  double lines = 0, own = 0, writes = 0, taken = 0;
+  for (u32 i = 0; i < kClasses; ++i) {
+    const Class &read = classes[0][i], &written = classes[1][i];
+    if (read.lines > 0) {
+      lines += read.lines;
+      own += read.lines / (1 + std::min(others, read.found / read.lines));
+    }
+    if (written.lines > 0) {
+      const double elsewhere = std::min(others, written.found / written.lines);
+      writes += written.uses;
+      taken += written.uses * elsewhere / (1 + elsewhere);
+    }
+  }
+  time.sharing = own > 0 ? lines / own : 1;
+  time.taken = writes > 0 ? taken / writes : 0;
+  time.footprint_bytes = own;
 }
 
 }  // namespace
@@ -72,19 +110,13 @@ void number_pages(std::vector<std::unique_ptr<GroupTrace>>& traces, const Sample
     for (const TracedPage& page : trace->pages) {
       const u32 number = pages.number(page.number);
       numbers.push_back(number);
-      for (u32 lines = page.read; lines; lines &= lines - 1) {
-        u16& count = pages.readers[number][static_cast<u32>(std::countr_zero(lines))];
-        count = static_cast<u16>(std::min(65535, count + 1));
-      }
+      pages.add(page, number);
     }
     for (std::vector<u32>& stream : trace->waves) renumber(stream, numbers);
+    for (FlagWrite& flag : trace->flags) flag.line = renumbered(flag.line, numbers);
   }
-  std::array<Class, kClasses> classes{};
-  for (const Readers& page : pages.readers) {
-    for (const u16 count : page) {
-      if (count) classes[class_of(count)].lines += 1;
-    }
-  }
+  Classes classes{};
+  look_here(pages, classes);
   // A workgroup looked at stands for all of its XCD that were not.
   const double others = sample.xccs - 1;
   const double weight = sample.elsewhere.empty()
@@ -94,16 +126,9 @@ void number_pages(std::vector<std::unique_ptr<GroupTrace>>& traces, const Sample
   for (const auto& trace : traces) {
     if (trace && trace->flat % sample.xccs) look_elsewhere(*trace, pages, weight, classes);
   }
-  double lines = 0, own = 0;  // own: what this XCD would fetch if all took turns
-  for (const Class& c : classes) {
-    if (c.lines == 0) continue;
-    lines += c.lines;
-    own += c.lines / (1 + std::min(others, c.found / c.lines));
-  }
-  time.sharing = own > 0 ? lines / own : 1;
-  const double scale =
-      static_cast<double>(sample.own) / static_cast<double>(sample.replayed.size());
-  time.footprint_bytes = own * sample.xccs * kLineBytes * scale;
+  fill_sharing(classes, others, time);
+  time.footprint_bytes *= sample.xccs * kLineBytes * static_cast<double>(sample.own) /
+                          static_cast<double>(sample.replayed.size());
 }
 
 }  // namespace vgpu

@@ -33,6 +33,8 @@ constexpr ConstantRow kRows[] = {
     {&C::fabric_channels, "fabric_channels", "of an XCD", 'D', "", 1},
     {&C::hbm_channels, "hbm_channels", "of an XCD", 'D', "c48: how it saturates", 16},
     {&C::hbm_interleave, "hbm_interleave", "B on one channel", 'D', "c48: how it saturates", 2048},
+    {&C::hbm_banks, "hbm_banks", "open rows a channel", 'C', "HBM3: 16 banks", 16},
+    {&C::hbm_row_ns, "hbm_row_ns", "ns to open a row", 'D', "by rows of bf16 GEMM", 1.1},
     {&C::l2_line_clk, "l2_line_clk", "clk a line and channel", 'A', "c42: 80 % of the peak", 1.25},
     {&C::port_line_clk, "port_line_clk", "clk a line from L2 and CU", 'A', "c41: 64 B/clk", 2},
     {&C::mall_tb_s, "mall_tb_s", "TB/s", 'A', "c43", 6.2},
@@ -40,6 +42,7 @@ constexpr ConstantRow kRows[] = {
     {&C::hbm_tb_s, "hbm_tb_s", "TB/s", 'A', "c45, c48 through channels", 4.7},
     {&C::atomic_lane_clk, "atomic_lane_clk", "clk a lane, one address", 'B', "c60", 18},
     {&C::atomic_line_clk, "atomic_line_clk", "clk a line and channel", 'B', "c62", 8.5},
+    {&C::taken_trips, "taken_trips", "trips of a line between XCDs", 'D', "by rows of fmoe", 0.5},
     {&C::in_flight_bytes, "in_flight_bytes", "B asked for, a CU", 'D', "design, by rows", 28672},
     {&C::vmem_queue, "vmem_queue", "instructions a CU", 'D', "design", 12},
     {&C::dword_clk, "dword_clk", "clk", 'B', "c41, design", 4},
@@ -100,9 +103,9 @@ constexpr Change kChanges[] = {
 };
 // Of all parts of gfx950, unless their own row says otherwise.
 constexpr ConstantRow kGfx950[] = {
-    {&C::mall_tb_s, "mall_tb_s", "TB/s", 'D', "Origami", 8.5},
+    {&C::mall_tb_s, "mall_tb_s", "TB/s", 'D', "by rows: c43's 6.2 to Origami's 8.5", 7.0},
     {&C::mall_write_tb_s, "mall_write_tb_s", "TB/s", 'D', "design", 5.0},
-    {&C::hbm_tb_s, "hbm_tb_s", "TB/s", 'B', "c67 through channels", 7.7},
+    {&C::hbm_tb_s, "hbm_tb_s", "TB/s", 'B', "c67 through channels", 7.0},
     {&C::dma_dword_clk, "dma_dword_clk", "clk", 'D', "design: 4 or 8, by rows", 8},
     {&C::dma_wide_dword_clk, "dma_wide_dword_clk", "clk a dword of x3, x4", 'D', "as one", 8},
     {&C::power_wide16, "power_wide16", "GHz^3", 'B', "1489 TF of bf16 at 98.8 % busy", 2.95},

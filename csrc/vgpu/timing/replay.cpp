@@ -12,9 +12,11 @@ constexpr u32 kCodeLine = 64;
 
 const char* reason_name(Reason reason) {
   static constexpr const char* kNames[] = {
-      "issue",     "dependency",        "mfma_dependency", "vmcnt",      "lgkmcnt", "valu_unit",
-      "mfma_unit", "lds_unit",          "salu_unit",       "vmem_queue", "barrier", "sleep",
-      "branch",    "instruction_cache",
+      "issue",      "dependency",        "mfma_dependency",
+      "vmcnt",      "lgkmcnt",           "valu_unit",
+      "mfma_unit",  "lds_unit",          "salu_unit",
+      "vmem_queue", "barrier",           "sleep",
+      "branch",     "instruction_cache", "flag",
   };
   static_assert(std::size(kNames) == kReasons);
   return kNames[static_cast<u32>(reason)];
@@ -25,6 +27,7 @@ Replay::Replay(const ReplayInput& input, StaticTable& table, double ghz)
       k_(input.part->constants),
       table_(table),
       memory_(k_, ghz, input.memory),
+      flags_(input.groups),
       cus_(std::max(1u, static_cast<u32>(k_.cus / k_.xccs))) {
   const std::size_t pairs = (cus_.size() + 1) / 2;
   for (Cu& cu : cus_) cu.l1.reset(k_.l1_bytes, k_.l1_ways);
@@ -37,6 +40,12 @@ Replay::Replay(const ReplayInput& input, StaticTable& table, double ghz)
     for (Tags& cache : code_caches_) cache.reset(k_.icache_bytes, 8, kCodeLine);
   }
   result_.pcs.resize(table.size());
+  if (!input.memory.in_l2) return;
+  for (const GroupTrace* group : input.groups) {
+    for (const std::vector<u32>& wave : group->waves) {
+      for_each_line(wave, [this](u32 line) { memory_.keep(line); });
+    }
+  }
 }
 Replay::~Replay() = default;
 
@@ -69,6 +78,8 @@ ReplayResult Replay::run() {
       run_pipe(event.id & ~kPipe, now);
     else
       run_wave(*waves_[event.id], now);
+    if (!events_.empty()) continue;
+    for (WaveRun* wave : flags_.give_up()) push(*wave, now);
   }
   for (const Cu& cu : cus_) {
     result_.busy.vector += cu.busy.vector;

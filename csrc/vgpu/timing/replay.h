@@ -7,7 +7,7 @@
 
 #include <memory>
 
-#include "vgpu/timing/cu.h"
+#include "vgpu/timing/flags.h"
 
 namespace vgpu {
 
@@ -74,6 +74,7 @@ class Replay {
   const Constants& k_;
   StaticTable& table_;
   XcdMemory memory_;
+  Flags flags_;
   std::vector<Cu> cus_;
   std::vector<Tags> k_caches_, code_caches_;  // each of two CUs
   std::vector<std::unique_ptr<WaveRun>> waves_;
@@ -103,6 +104,8 @@ class Replay {
   void limit_wait(WaveRun& wave, const TimedInst& inst, Limit& limit);
   void limit_load(WaveRun& wave, Clk done, Reason why, Limit& limit);
   void limit_code(WaveRun& wave, u32 pc, Limit& limit);
+  void limit_flag(WaveRun& wave, Limit& limit);
+  void write_flag(const WaveRun& wave, const u32* words, u32 count, Clk done);
   void issue(WaveRun& wave, u32 pc, const TimedInst& inst, Clk now);
   void execute(WaveRun& wave, const TimedInst& inst, const u32* words, u32 count, Clk now);
   void execute_lds(WaveRun& wave, const TimedInst& inst, const u32* words, u32 count, Clk now);

@@ -139,6 +139,7 @@ std::string timing_record(const Launch& launch, const Part& part, const Sample& 
   json.close('}');
   memory(json, r.memory);
   real(json, "sharing", time.sharing);
+  real(json, "taken", time.taken);
   json.field("footprint_bytes", static_cast<u64>(time.footprint_bytes));
   json.field("workgroups_per_cu", sample.groups_per_cu);
   real(json, "waves_in_flight_per_cu",

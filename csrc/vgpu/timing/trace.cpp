@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
+#include "vgpu/isa/check_operands.h"
 #include "vgpu/machine/lds_banks.h"
 
 namespace vgpu {
 namespace {
 
 constexpr u32 kMostLines = 200;  // an instruction's: 64 lanes, each across a boundary, are 128
+constexpr std::size_t kMostFlags = 1 << 16;  // of a workgroup
 constexpr u64 kScratchPages = u64{1} << 60;  // private memory has no address of the host's
 
 class Tracer : public Observer {
@@ -28,7 +30,7 @@ class Tracer : public Observer {
       note_poll(trace.polls[wave.index], inst);
   }
   void after(Wave&, const Inst&) override {}
-  void access(Wave& wave, const Inst&, const Access& access) override {
+  void access(Wave& wave, const Inst& inst, const Access& access) override {
     if (!stream_) [[unlikely]]
       return;
     if (access.space == Space::kLds) {
@@ -37,6 +39,7 @@ class Tracer : public Observer {
       stream_->push_back(LdsWord::make(cost.cycles, cost.conflicts, access.is_write));
     } else {
       add_lines(wave, access);
+      if (access.space == Space::kGlobal) add_flag(wave, inst, access);
     }
     const u32 words = static_cast<u32>(stream_->size() - head_ - 1);
     (*stream_)[head_] = Head::pc((*stream_)[head_]) | words << Head::kPcBits;
@@ -68,6 +71,21 @@ class Tracer : public Observer {
       head_ = poll.at;
     }
     poll = {Head::pc(s[head_]), head_};
+  }
+
+  void add_flag(Wave& wave, const Inst& inst, const Access& access) {
+    const bool writes = access.is_write && std::has_single_bit(access.mask);
+    const bool polls = polls_ && !access.is_write && access.mask;
+    if (!(writes || polls) || access.bytes > 8 || GlobalWord::lines((*stream_)[head_ + 1]) != 1)
+      return;
+    const u64 address = access.at[std::countr_zero(access.mask)];
+    const FlagWord::Kind kind = !writes                    ? FlagWord::kPoll
+                                : operands_of(inst).atomic ? FlagWord::kAtomic
+                                                           : FlagWord::kStore;
+    const u32 word = FlagWord::make(static_cast<u32>(address / 4 % (kLineBytes / 4)), kind);
+    std::vector<FlagWrite>& flags = wave.group->trace->flags;
+    if (writes && flags.size() < kMostFlags) flags.push_back({stream_->back(), word});
+    stream_->push_back(word);
   }
 
   // Where a lane's dword of private memory lies: the lanes' dwords are interleaved.

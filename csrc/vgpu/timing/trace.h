@@ -37,7 +37,28 @@ struct GlobalWord {
   static u32 segments(u32 word) { return word >> 16 & 255; }    // of 64 bytes
   static u32 lines(u32 word) { return word >> 24; }
 };
+// Behind an access by which workgroups may wait for one another: of one dword, that was asked for
+// past the caches, or written by one lane. The line is the word before.
+struct FlagWord {
+  enum Kind : u32 { kPoll, kStore, kAtomic };
+  static constexpr u32 kTag = 3;
+  static u32 make(u32 dword, Kind kind) { return kTag | kind << 2 | dword << 4; }
+  static Kind kind(u32 word) { return static_cast<Kind>(word >> 2 & 3); }
+  static u32 dword(u32 word) { return word >> 4; }
+};
 inline u32 tag_of(u32 word) { return word & 3; }
+
+// Calls `act` for each line of global memory that a stream has.
+template <class Stream, class Act>
+void for_each_line(Stream& stream, const Act& act) {
+  for (std::size_t at = 0; at < stream.size();) {
+    const std::size_t end = at + 1 + Head::words(stream[at]);
+    for (++at; at < end; ++at) {
+      if (tag_of(stream[at]) != GlobalWord::kTag) continue;
+      for (u32 lines = GlobalWord::lines(stream[at]); lines; --lines) act(stream[++at]);
+    }
+  }
+}
 
 // A page that a workgroup touched: lines by number are (its place in `pages`) * 32 + the line in
 // it.
@@ -54,6 +75,15 @@ struct Poll {
   std::size_t at = 0;
 };
 
+// A dword that one lane has written: perhaps a flag.
+struct FlagWrite {
+  u32 line;  // as in the stream
+  u32 word;  // FlagWord
+};
+inline u64 flag_name(u32 line, u32 word) {
+  return u64{line} * (kLineBytes / 4) + FlagWord::dword(word);
+}
+
 // What a wave does beyond `most` words is only counted: it may loop for as long as there is work.
 struct GroupTrace {
   u64 flat = 0;
@@ -62,6 +92,7 @@ struct GroupTrace {
   std::vector<std::vector<u32>> waves;
   std::vector<Poll> polls;  // of waves
   std::vector<TracedPage> pages;
+  std::vector<FlagWrite> flags;
 
   GroupTrace(u64 flat_id, u32 wave_count) : flat(flat_id), waves(wave_count), polls(wave_count) {}
   u32 page(u64 number);

@@ -49,6 +49,7 @@ void Replay::serve(Cu& cu, const Pending& pending, Clk now) {
   cu.busy.memory += static_cast<u64>(cost);
   double done = static_cast<double>(now) + k_.l1_latency;
   if (global) done = std::max(done, serve_lines(cu, pending, now));
+  write_flag(*pending.wave, pending.words, pending.count, static_cast<Clk>(done));
   if (inst.dma && global) {
     const double bytes = GlobalWord::bytes(word) * GlobalWord::lanes(word);
     const Clk clk = static_cast<Clk>(bytes / k_.lds_dma_bytes_clk);

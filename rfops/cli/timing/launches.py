@@ -18,8 +18,9 @@ from rfops.cli.timing.rows import Row
 
 SLOT = 16
 # An op that adds to its output clears it first, by a launch that its published time includes: so
-# much for its start, and the rate of its writes (reference: profiler floor c57, and 4 TB/s).
-CLEAR_US, CLEAR_BYTES_US = 2.0, 4.0e6
+# much for its start (by rows of split GEMM of 5 to 20 us: a fill is shorter than the profiler floor
+# c57 of other kernels), and the rate of its writes (4 TB/s).
+CLEAR_US, CLEAR_BYTES_US = 1.0, 4.0e6
 
 Values = Mapping[str, int | float]
 New = Callable[["int | np.ndarray"], int]  # address of so many zero bytes, or of an array's copy

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rfops.cli.timing.micro import Micro, Micros, chain, zeros
+from rfops.jit import settings
 from rfops.jit.arch import PART_CUS
 
 TOLERANCE = 0.10
@@ -143,13 +144,21 @@ class Case:
 
 
 def trip(
-    kernel: str, per_trip: float = 1, few: int = 8, many: int = 24, nodes: int = 0, **how: Any
+    kernel: str,
+    per_trip: float = 1,
+    few: int = 8,
+    many: int = 24,
+    nodes: int = 0,
+    constants: str = "",
+    **how: Any,
 ) -> Callable[[Micros, str], float]:
-    """clk of a trip of the kernel's loop, a `per_trip`-th of it; `nodes` of a chain to follow."""
+    """clk of a trip of the kernel's loop, a `per_trip`-th of it; `nodes` of a chain to follow,
+    constants of the model that differ."""
 
     def measure(micros: Micros, part: str) -> float:
         data = chain(nodes) if nodes else zeros(64)
-        return micros.trip_clk(kernel, part, few, many, **{"data": data, **how}) / per_trip
+        with settings.put("RFOPS_VGPU_TIMING_SET", constants):
+            return micros.trip_clk(kernel, part, few, many, **{"data": data, **how}) / per_trip
 
     return measure
 
@@ -217,6 +226,7 @@ def vcopy_latency(micros: Micros, part: str) -> float:
     return float(launch.vmem_latency)
 
 
+SMALL_L2 = "l2_bytes=32768"  # so that the part of a chain that is followed does not fit
 _FULL = {"blocks": 1, "threads": 1024}
 _ONE_CU = {"blocks": 8 * 6 * 38, "threads": 256}
 CASES = [
@@ -225,7 +235,7 @@ CASES = [
     Case("c02", "L2, load to use", "MI300X", 213, "clk",
          trip("chase", 8, 1024, 1536, 512 * KB // 128)),
     Case("c03", "Infinity Cache, load to use", "MI300X", 455, "clk",
-         trip("chase", 8, 64, 192, 16 * MB // 128, cold=False)),
+         trip("chase", 8, 64, 192, 16 * MB // 128, SMALL_L2, cold=False)),
     Case("c04", "HBM, load to use", "MI300X", 880, "clk",
          trip("chase", 8, 64, 192, 16 * MB // 128)),
     # The curve over the footprint, at the edges of the caches.
@@ -238,7 +248,7 @@ CASES = [
     Case("c10", "L2, scalar load to use", "MI300X", 180, "clk",
          trip("scalar_chase", 8, 1024, 1536, 512 * KB // 128)),
     Case("c11", "Infinity Cache, scalar load to use", "MI300X", 417, "clk",
-         trip("scalar_chase", 8, 64, 192, 16 * MB // 128, cold=False)),
+         trip("scalar_chase", 8, 64, 192, 16 * MB // 128, SMALL_L2, cold=False)),
     Case("c12", "HBM, scalar load to use", "MI300X", 690, "clk",
          trip("scalar_chase", 8, 64, 192, 16 * MB // 128)),
     Case("c15", "vector memory under load, a copy of 8 MB", "MI300X", 942, "clk", vcopy_latency,
