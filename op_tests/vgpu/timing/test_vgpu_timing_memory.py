@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rfops.cli.timing.micro import Micro, Micros
 from rfops.vgpu.timed import TimedLaunch
-from support.vgpu.micro import Micro, Micros
 
 # 16 bytes a lane, each line of 128 bytes once: its number times an odd one.
 LINES = """

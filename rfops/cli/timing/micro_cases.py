@@ -227,8 +227,8 @@ def vcopy_latency(micros: Micros, part: str) -> float:
 
 
 SMALL_L2 = "l2_bytes=32768"  # so that the part of a chain that is followed does not fit
-_FULL = {"blocks": 1, "threads": 1024}
-_ONE_CU = {"blocks": 8 * 6 * 38, "threads": 256}
+_FULL: dict[str, Any] = {"blocks": 1, "threads": 1024}
+_ONE_CU: dict[str, Any] = {"blocks": 8 * 6 * 38, "threads": 256}
 CASES = [
     Case("c01", "L1, load to use", "MI300X", 118, "clk",
          trip("chase", 8, 16, 32, 8 * KB // 128)),
