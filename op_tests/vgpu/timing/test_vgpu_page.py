@@ -258,7 +258,8 @@ def test_in_a_browser(browser: str, tmp_path: Path, dark: bool, width: int) -> N
     file.write_text(html, encoding="utf-8")
     size = f"--window-size={width},1600"
     dom = chromium(browser, tmp_path, size, "--dump-dom", file.as_uri())
-    told = json.loads(re.search(r'<pre id="told">(.*?)</pre>', dom, re.S)[1])
+    # The script that writes it comes first.
+    told = json.loads(re.findall(r'<pre id="told">(.*?)</pre>', dom, re.S)[-1])
     light, _, night = page.STYLE.partition("@media")
     v = variables(night if dark else light)
 
