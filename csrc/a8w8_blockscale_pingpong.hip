@@ -9,11 +9,14 @@
 // compute part with a barrier after each. The waves of the second half of M are a phase's part
 // behind: while one wave of a SIMD computes the other one reads LDS and starts loads.
 //
-//   phase  reads      starts            computes
-//     0    W0 X0      X1 of k + 1       X0 x W0
-//     1    W1         X0 of k + 2       X0 x W1
-//     2    X1         W0 of k + 2       X1 x W1
-//     3               W1 of k + 2       X1 x W0      and all but the last three have arrived
+//   phase  even K-step: reads    computes    odd: reads       computes    starts, for k + 2
+//     0    X0                    X0 x W0     X0               X0 x W1     the W read last
+//     1    W1                    X0 x W1     W0               X0 x W0     X0
+//     2    X1                    X1 x W1     X1               X1 x W0     the W read in phase 1
+//     3    W1 of the next step   X1 x W0     W0 of the next   X1 x W1     X1
+//
+// What a memory part starts is read seven phases later; all but the last six phases' have arrived
+// at the end of each.
 //
 // Partial sums of a block are promoted as promote.h has it, a group of tiles late, across phases
 // and K-steps; with kPow2 the matrix cores scale and sum themselves. w is operand A, so that a lane
@@ -62,52 +65,30 @@ constexpr u32 kTiles = 4 * kQuarter;
 using Loader = DirectLoader<kWaves>;
 using WLoader = DirectLoader<kWaves, kShuffled>;
 constexpr u32 kXLoads = kXHalf / Loader::kRowsAtOnce, kWLoads = kWHalf / Loader::kRowsAtOnce;
-constexpr u32 kInFlight = kXLoads + 2 * kWLoads;  // what phases 1 to 3 start
-constexpr u32 kScaleRows8 = kM / kWaves;          // rows whose scales a wave loads
+constexpr u32 kInFlight = 3 * (kXLoads + kWLoads);  // what six phases start
+using Scales = DirectScales<kM, kWaves>;
 
 static_assert(kQuarter % kGroup == 0, "whole groups in a phase");
 static_assert(kWHalf <= kScaleRows && kScaleRows % kWHalf == 0, "a half of w has one scale");
 
-// Two K-steps of the operands and of x's scales.
-struct Stage {
-  u8 x[2][kXHalf * kRowBytes], w[2][kWHalf * kRowBytes];
-};
+// Two K-steps of the operands, and x's scales of more. An operand's are side by side, so that one
+// address register reaches them.
 struct Memory {
-  Stage stage[2];
-  f32 x_scale[2][kM];
+  u8 x[2][2][kXHalf * kRowBytes], w[2][2][kWHalf * kRowBytes];
+  f32 x_scale[Scales::kWords];
 };
 static_assert(sizeof(Memory) <= kLdsBytes, "one workgroup a CU");
 
-// A tile's sums, and what the wave holds of its scale.
-template <bool kOfExponents>
-struct Summing {
-  using Sums = Promoted<kTiles>;
-  using Scale = f32;
-  static __device__ Scale product(f32 x, f32 w) {
-    f32 scale = x * w;
-    pin(scale);  // here, where the matrix cores are the other wave's
-    return scale;
-  }
-};
-template <>
-struct Summing<true> {
-  using Sums = Exponents<kTiles>;
-  using Scale = Sums::Scale;
-  static __device__ Scale product(f32 x, f32 w) {
-    constexpr u32 kMantissaBits = 23;
-    return {as_scalar(__builtin_bit_cast(u32, w)) >> kMantissaBits,
-            __builtin_bit_cast(u32, x) >> kMantissaBits};
-  }
-};
-using Sums = Summing<kPow2>::Sums;
-using Scale = Summing<kPow2>::Scale;
+using Sums = SumsOf<kPow2, kTiles>;
 
 // Tile t of a quarter, in the order of promotion: neighbours share an operand.
 constexpr u32 x_of(u32 t) { return t / kWTiles; }
 constexpr u32 w_of(u32 t) { return x_of(t) % 2 == 0 ? t % kWTiles : kWTiles - 1 - t % kWTiles; }
-// The quarter of a phase: which half of x and of w.
-constexpr u32 x_half(u32 phase) { return phase / 2; }
-constexpr u32 w_half(u32 phase) { return phase == 1 || phase == 2; }
+// Quarter q of the result: which half of x and of w; and that of a phase of an even or odd K-step.
+constexpr u32 x_half(u32 q) { return q / 2; }
+constexpr u32 w_half(u32 q) { return q == 1 || q == 2; }
+constexpr u32 quarter(u32 odd, u32 phase) { return phase ^ odd; }
+constexpr u32 last_group(u32 q) { return (q + 1) * kQuarter - kGroup; }  // its first tile
 
 __shared__ Memory memory;
 
@@ -119,116 +100,139 @@ class Wave {
         x_(x),
         w_(w),
         w_scale_{w_scale[0], w_scale[1]},
-        scale_buffer_(make_words(x_scale.first, x_scale.bytes)),
-        scale_step_(x_scale.k_step),
+        scales_(x_scale),
+        place_(Loader::own_place((LdsBytes*)memory_)),
         blocks_(blocks) {
     const u32 lane = lane_in_wave();
     wave_m = wave_in_group() / kNWaves;
     wave_n = wave_in_group() % kNWaves;
     pieces_ = lds_pieces(lane);
-    scale_from_ = (wave_in_group() * kScaleRows8 + lane) * x_scale.row_step;
+    scale_at_ = scales_.place(wave_m * kXTiles * kTileRows + lane % kTileRows);
   }
 
   __device__ void multiply_all(Sums& sums) {
-    start_x(0, 0, 0);
-    start_w(0, 0, 0);
-    start_w(0, 1, 0);
-    start_x(0, 1, 0);
-    start_scales(0, 0);
-    start_x(1, 0, 1);
-    start_w(1, 0, 1);
-    start_w(1, 1, 1);
+    scales_.issue(memory_->x_scale, 0, blocks_);
+    start_step<0>(0);
+    start_step<1>(1);
     wait_loads<kInFlight>();
     if (wave_m == 1) meet();
     meet();
+    read_w<0, 0>();  // as the phase before the first would
+    w_now_[0] = w_scale_[0].at(0), w_now_[1] = w_scale_[1].at(0);
+    wait_lds();
+    meet();
+    meet();
     u32 block = 0;
-    do {
+    do {  // of an odd number the last one adds zeros
       step<0>(sums, block);
       step<1>(sums, block + 1);
       block += 2;
-    } while (block + 1 < blocks_);
-    if (block < blocks_) step<0>(sums, block);
-    sums.drain();
+    } while (block < blocks_);
+    sums.template drain<last_group(quarter(1, 3))>();
     if (wave_m == 0) meet();
   }
 
   u32 wave_m, wave_n;
 
  private:
-  __device__ void start_x(u32 stage, u32 half, u32 block) const {
-    x_.issue<kXHalf>((LdsBytes*)memory_->stage[stage].x[half], half * kXHalf, block * kTileK,
-                     block < blocks_);
+  template <u32 kOdd, u32 kHalf>
+  __device__ void start_x(u32 block) const {
+    constexpr u32 kTile = (2 * kOdd + kHalf) * kXHalf * kRowBytes;
+    x_.issue<kXHalf, kTile>(place_, kHalf * kXHalf, block * kTileK, block < blocks_);
   }
-  __device__ void start_w(u32 stage, u32 half, u32 block) const {
-    w_.issue<kWHalf>((LdsBytes*)memory_->stage[stage].w[half], half * kWHalf, block * kTileK,
-                     block < blocks_);
+  template <u32 kOdd, u32 kHalf>
+  __device__ void start_w(u32 block) const {
+    constexpr u32 kTile = sizeof(Memory::x) + (2 * kOdd + kHalf) * kWHalf * kRowBytes;
+    w_.issue<kWHalf, kTile>(place_, kHalf * kWHalf, block * kTileK, block < blocks_);
   }
-  __device__ void start_scales(u32 stage, u32 block) const {
-    U32x4 buffer = scale_buffer_;
-    buffer[2] = block < blocks_ ? buffer[2] : 0;
-    load_direct_4<kScaleRows8>(buffer, scale_from_, block * scale_step_,
-                               (LdsBytes*)&memory_->x_scale[stage][wave_in_group() * kScaleRows8]);
+  template <u32 kOdd>
+  __device__ void start_step(u32 block) const {
+    start_w<kOdd, kOdd>(block);
+    start_x<kOdd, 0>(block);
+    start_w<kOdd, 1 - kOdd>(block);
+    start_x<kOdd, 1>(block);
   }
 
-  __device__ void read_x(u32 stage, u32 half) {
-    const LdsBytes* from = (LdsBytes*)memory_->stage[stage].x[half] + wave_m * kXTiles * kLdsTile;
-    const RFOPS_LDS f32* scales = memory_->x_scale[stage] + half * kXHalf +
-                                  wave_m * kXTiles * kTileRows + lane_in_wave() % kTileRows;
+  template <u32 kOdd, u32 kHalf>
+  __device__ void read_x(u32 block) {
+    const LdsBytes* from = (LdsBytes*)memory_->x[kOdd][kHalf] + wave_m * kXTiles * kLdsTile;
+    const RFOPS_LDS f32* scales =
+        memory_->x_scale + scale_at_ + scales_.further(lane_in_wave() % kTileRows, block);
 #pragma unroll
     for (u32 i = 0; i < kXTiles; ++i) {
-      x_tile_[i] = lds_tile(from + i * kLdsTile, pieces_);
-      x_scale_[i] = scales[i * kTileRows];
+      x_scale_[i] = scales[(kHalf * kXHalf + i * kTileRows) / Scales::kAtOnce * Scales::kNext];
     }
-  }
-  __device__ void read_w(u32 stage, u32 half) {
-    const LdsBytes* from = (LdsBytes*)memory_->stage[stage].w[half] + wave_n * kWTiles * kLdsTile;
+    keep_order();
 #pragma unroll
-    for (u32 j = 0; j < kWTiles; ++j) w_tile_[half][j] = lds_tile(from + j * kLdsTile, pieces_);
+    for (u32 i = 0; i < kXTiles; ++i) x_tile_[i] = lds_tile(from + i * kLdsTile, pieces_);
+    keep_order();
+  }
+  template <u32 kOdd, u32 kHalf>
+  __device__ void read_w() {
+    const LdsBytes* from = (LdsBytes*)memory_->w[kOdd][kHalf] + wave_n * kWTiles * kLdsTile;
+#pragma unroll
+    for (u32 j = 0; j < kWTiles; ++j) w_tile_[kHalf][j] = lds_tile(from + j * kLdsTile, pieces_);
+    keep_order();
   }
 
-  template <u32 kStage>
+  // The first half of w to be used is number kOdd.
+  template <u32 kOdd>
   __device__ void step(Sums& sums, u32 block) {
-    const u32 last = block < blocks_ ? block : blocks_ - 1;
-    const f32 w_scale[2] = {w_scale_[0].at(last), w_scale_[1].at(last)};
-    read_w(kStage, 0);
-    read_x(kStage, 0);
-    start_x(1 - kStage, 1, block + 1);
-    start_scales(1 - kStage, block + 1);
-    compute<0>(sums, w_scale);
-    read_w(kStage, 1);
-    start_x(kStage, 0, block + 2);
-    compute<1>(sums, w_scale);
-    read_x(kStage, 1);
-    start_w(kStage, 0, block + 2);
-    compute<2>(sums, w_scale);
-    start_w(kStage, 1, block + 2);
-    compute<3>(sums, w_scale);
+    if (kOdd == 0 && block % Scales::kSteps == 0) {
+      const u32 first = block + Scales::kSteps;
+      scales_.issue(memory_->x_scale, first, blocks_);
+    }
+    read_x<kOdd, 0>(block);
+    start_w<kOdd, kOdd>(block + 2);
+    compute<kOdd, 0>(sums);
+    read_w<kOdd, 1 - kOdd>();
+    start_x<kOdd, 0>(block + 2);
+    const bool is_more = block + 1 < blocks_;
+    const auto w_next = [&](u32 half) {
+      const f32 scale = w_scale_[half].at(is_more ? block + 1 : blocks_ - 1);
+      return is_more ? __builtin_bit_cast(u32, scale) : 0;
+    };
+    const u32 w0 = w_next(0), w1 = w_next(1);
+    compute<kOdd, 1>(sums);
+    read_x<kOdd, 1>(block);
+    start_w<kOdd, 1 - kOdd>(block + 2);
+    compute<kOdd, 2>(sums);
+    read_w<1 - kOdd, 1 - kOdd>();
+    start_x<kOdd, 1>(block + 2);
+    compute<kOdd, 3>(sums);
+    w_now_[0] = __builtin_bit_cast(f32, as_scalar(w0));
+    w_now_[1] = __builtin_bit_cast(f32, as_scalar(w1));
   }
 
   // The end of a phase's memory part, and its compute part.
-  template <u32 kPhase>
-  __device__ void compute(Sums& sums, const f32 (&w_scale)[2]) {
-    Scale scale[kXTiles];
-    wait_lds();
+  template <u32 kOdd, u32 kPhase>
+  __device__ void compute(Sums& sums) {
+    Sums::Scale scale[kXTiles];
+    keep_order();
+    const auto w = Sums::part_of(w_now_[w_half(quarter(kOdd, kPhase))]);
 #pragma unroll
     for (u32 i = 0; i < kXTiles; ++i) {
-      scale[i] = Summing<kPow2>::product(x_scale_[i], w_scale[w_half(kPhase)]);
+      if constexpr (kPhase % 2 == 0) x_part_[i] = Sums::part_of(x_scale_[i]);
+      scale[i] = Sums::scale_of(x_part_[i], w);
     }
-    if constexpr (kPhase == 3) wait_loads<kInFlight>();
+    keep_order();
+    wait_lds();
+    wait_loads<kInFlight>();
     prio<0>();
     meet();
-    groups<kPhase, 0>(sums, scale);
+    constexpr u32 kBefore = kPhase == 0 ? quarter(1 - kOdd, 3) : quarter(kOdd, kPhase - 1);
+    groups<quarter(kOdd, kPhase), 0, last_group(kBefore)>(sums, scale);
     prio<1>();
     meet();
   }
-  template <u32 kPhase, u32 kFirst>
-  __device__ void groups(Sums& sums, const Scale (&scale)[kXTiles]) {
+  template <u32 kQ, u32 kFirst, u32 kBefore>
+  __device__ void groups(Sums& sums, const Sums::Scale (&scale)[kXTiles]) {
     if constexpr (kFirst < kQuarter) {
-      sums.multiply<kPhase * kQuarter + kFirst>(
-          [&](u32 t) -> const Tile& { return w_tile_[w_half(kPhase)][w_of(kFirst + t)]; },
+      sums.multiply<kQ * kQuarter + kFirst, kBefore>(
+          [&](u32 t) -> const Tile& { return w_tile_[w_half(kQ)][w_of(kFirst + t)]; },
           [&](u32 t) -> const Tile& { return x_tile_[x_of(kFirst + t)]; },
           [&](u32 t) { return scale[x_of(kFirst + t)]; });
-      groups<kPhase, kFirst + kGroup>(sums, scale);
+      groups<kQ, kFirst + kGroup, kQ * kQuarter + kFirst>(sums, scale);
     }
   }
 
@@ -236,11 +240,13 @@ class Wave {
   Loader x_;
   WLoader w_;
   BlockScales w_scale_[2];
-  U32x4 scale_buffer_;
-  u32 scale_step_, scale_from_, blocks_;
+  Scales scales_;
+  u32 place_, scale_at_, blocks_;
+  f32 w_now_[2];  // w's scales
   LdsPieces pieces_;
   Tile x_tile_[kXTiles], w_tile_[2][kWTiles];
   f32 x_scale_[kXTiles];
+  Sums::Part x_part_[kXTiles];
 };
 
 }  // namespace
@@ -281,9 +287,9 @@ extern "C" __global__ void
   OutRows<Out>(out, m0, m, kM, n).store([&](auto store) {
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) {
-      const u32 phase = t / kQuarter, q = t % kQuarter;
-      const u32 row = x_half(phase) * kXHalf + (wave.wave_m * kXTiles + x_of(q)) * kTileRows;
-      const u32 column = w_half(phase) * kWHalf + (wave.wave_n * kWTiles + w_of(q)) * kTileRows;
+      const u32 q = t / kQuarter, own = t % kQuarter;
+      const u32 row = x_half(q) * kXHalf + (wave.wave_m * kXTiles + x_of(own)) * kTileRows;
+      const u32 column = w_half(q) * kWHalf + (wave.wave_n * kWTiles + w_of(own)) * kTileRows;
       store(sums.sum[t], row + lane % kTileRows, n0 + column + lane / kTileRows * 4);
     }
   });

@@ -84,29 +84,6 @@ struct Operands {
   }
 };
 
-// x's scales of a lane's rows, a K-step at a time.
-class LaneScales {
- public:
-  __device__ LaneScales(const RowScales& scales, const Wave& wave) : scales_(scales) {
-#pragma unroll
-    for (u32 i = 0; i < kMTiles; ++i) {
-      from_[i] = (wave.m + i * kTileRows + wave.lane % kTileRows) * scales.row_step;
-    }
-  }
-  __device__ void issue(u32 block, bool is_there, f32 (&to)[kMTiles]) const {
-    const Buffer buffer = make_buffer(scales_.first, is_there ? scales_.bytes : 0);
-#pragma unroll
-    for (u32 i = 0; i < kMTiles; ++i) {
-      to[i] = __builtin_bit_cast(
-          f32, load_dwords<1>(buffer, from_[i], as_scalar(block * scales_.k_step)).dword[0]);
-    }
-  }
-
- private:
-  RowScales scales_;
-  u32 from_[kMTiles];
-};
-
 template <u32 kFirst = 0>
 __device__ inline void multiply(Promoted<kTiles>& sums, const Operands& held,
                                 const f32 (&scale)[kMTiles]) {
@@ -130,11 +107,15 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
   };
   XLoader x(x_rows);
   WLoader w(w_rows);
-  const LaneScales lane_scales(x_scale, wave);
-  // Scales first: what waits for them then does not wait for the operands.
-  const auto issue = [&](u32 block, f32(&to)[kMTiles]) {
+  const LaneScales lane_scales(x_scale);
+  const auto issue_scales = [&](u32 block, f32(&to)[kMTiles]) {
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i)
+      to[i] = lane_scales.load(wave.m + i * kTileRows, block, blocks);
+    keep_order();
+  };
+  const auto issue = [&](u32 block) {
     const bool is_there = block < blocks;
-    lane_scales.issue(block, is_there, to);
     x.issue(block * kTileK, is_there);
     w.issue(block * kTileK, is_there);
     keep_order();
@@ -144,14 +125,22 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
     w.commit(w_tile);
   };
 
+  // x's scales of four K-steps, and of the next four; a K-step's, times w's.
   Operands held;
-  f32 scale[kMTiles], next[kMTiles];  // of this K-step times w's, and of the one after
-  issue(0, scale);
-  commit();
-  issue(1, next);
-  const f32 w_first = w_scale.at(0);
+  f32 now[kMTiles], next[kMTiles], scale[kMTiles];
+  const auto scale_by = [&](u32 block) {
+    const f32 w_own = w_scale.at(block);
 #pragma unroll
-  for (u32 i = 0; i < kMTiles; ++i) scale[i] *= w_first;
+    for (u32 i = 0; i < kMTiles; ++i) {
+      scale[i] = lane_scales.at(now[i], block % LaneScales::kSteps) * w_own;
+    }
+  };
+  issue_scales(0, now);
+  issue_scales(LaneScales::kSteps, next);
+  issue(0);
+  commit();
+  issue(1);
+  scale_by(0);
   wait_lds();
   meet();
   read(held);
@@ -159,18 +148,17 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
   for (u32 block = 1; block < blocks; ++block) {
     meet();  // all have read
     commit();
-    const f32 w_next = w_scale.at(block);
-    f32 after[kMTiles];
-    issue(block + 1, after);
+    if (block % LaneScales::kSteps == 0) {
+#pragma unroll
+      for (u32 i = 0; i < kMTiles; ++i) now[i] = next[i];
+      issue_scales(block + LaneScales::kSteps, next);
+    }
+    issue(block + 1);
     multiply(sums, held, scale);
     wait_lds();
     meet();  // all have written
     read(held);
-#pragma unroll
-    for (u32 i = 0; i < kMTiles; ++i) {
-      scale[i] = next[i] * w_next;
-      next[i] = after[i];
-    }
+    scale_by(block);
     wait_lds();
   }
   multiply(sums, held, scale);

@@ -52,9 +52,11 @@ static_assert(kScaleRows % kN == 0, "a workgroup's rows of w have one scale a bl
 static_assert(kSteps * (2 * kNTiles + 3 * kMTiles) <= 63, "vmcnt counts at most 63 in flight");
 static_assert(kWaves * kTiles * kWaveSize * sizeof(F32x4) <= kLdsBytes, "sums meet in LDS");
 
+static_assert(kSteps <= LaneScales::kSteps, "a load brings a turn's scales of 16 rows");
+
 struct Inputs {
   OperandRows x, w;
-  RowScales x_scale;
+  LaneScales x_scale;
   BlockScales w_scale;
   u32 blocks;
 };
@@ -63,7 +65,7 @@ struct Inputs {
 // w first: it comes from memory, x from L2 meanwhile.
 __device__ inline void take_turn(F32x4 (&sums)[kTiles], const Inputs& in, u32 first, u32 lane) {
   Tile w[kSteps][kNTiles], x[kSteps][kMTiles];
-  f32 x_scale[kSteps][kMTiles], w_scale[kSteps];
+  f32 x_scale[kMTiles], w_scale[kSteps];
   const u32 w_at = WOrder::place(lane % kTileRows, lane / kTileRows, in.w.row_bytes);
   const u32 x_at = tile_offset(lane, in.x.row_bytes);
   const auto there = [&](u32 step) { return first + step < in.blocks; };
@@ -83,15 +85,14 @@ __device__ inline void take_turn(F32x4 (&sums)[kTiles], const Inputs& in, u32 fi
     keep_order();
   }
 #pragma unroll
+  for (u32 i = 0; i < kMTiles; ++i) {
+    x_scale[i] = in.x_scale.load(i * kTileRows, first, in.blocks);
+  }
+#pragma unroll
   for (u32 s = 0; s < kSteps; ++s) {
     const Buffer rows = make_buffer(in.x.first, there(s) ? in.x.bytes : 0);
-    const Buffer scales = make_buffer(in.x_scale.first, there(s) ? in.x_scale.bytes : 0);
 #pragma unroll
     for (u32 i = 0; i < kMTiles; ++i) {
-      const u32 scale_at = (i * kTileRows + lane % kTileRows) * in.x_scale.row_step;
-      x_scale[s][i] = __builtin_bit_cast(
-          f32,
-          load_dwords<1>(scales, scale_at, as_scalar((first + s) * in.x_scale.k_step)).dword[0]);
       x[s][i] = load_tile(rows, x_at, i * kTileRows * in.x.row_bytes + (first + s) * kTileK);
     }
     keep_order();
@@ -99,6 +100,9 @@ __device__ inline void take_turn(F32x4 (&sums)[kTiles], const Inputs& in, u32 fi
 #pragma unroll
   for (u32 s = 0; s < kSteps; ++s) {
     const f32 w_own = there(s) ? w_scale[s] : 0.0f;
+    f32 scale[kMTiles];
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) scale[i] = in.x_scale.at(x_scale[i], s) * w_own;
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) {
       F32x4 part = {};
@@ -106,9 +110,10 @@ __device__ inline void take_turn(F32x4 (&sums)[kTiles], const Inputs& in, u32 fi
       for (u32 q = 0; q < kMatrixSteps; ++q) {
         part = multiply_step(q, w[s][t / kMTiles], x[s][t % kMTiles], part);
       }
-      const f32 scale = x_scale[s][t % kMTiles] * w_own;
 #pragma unroll
-      for (u32 e = 0; e < 4; ++e) sums[t][e] = __builtin_fmaf(part[e], scale, sums[t][e]);
+      for (u32 e = 0; e < 4; ++e) {
+        sums[t][e] = __builtin_fmaf(part[e], scale[t % kMTiles], sums[t][e]);
+      }
     }
   }
 }
@@ -152,7 +157,7 @@ a8w8_blockscale_stream(Out* __restrict__ out,            // [M, N]
   const u32 wave = wave_in_group(), lane = lane_in_wave();
   const Inputs in = {{x, 0, m, kM, x_row, 0, k},
                      {w, n0, n, kN, w_row, 0, k, WOrder::kUnit},
-                     {x_scale, 0, m, kM, x_scale_row, x_scale_k, 0, blocks},
+                     LaneScales({x_scale, 0, m, kM, x_scale_row, x_scale_k, 0, blocks}),
                      {w_scale, n0, w_scale_row, w_scale_k, 0},
                      blocks};
   F32x4 sums[kTiles] = {};

@@ -88,6 +88,15 @@ def problem(name: str, shape: str, seed: int = 0) -> Problem:
 # ---------------------------------------------------------------- inputs and the check
 
 
+def test_inputs_begin_where_a_gpu_has_them() -> None:
+    """At whole cache lines, as timing mode counts lines."""
+    made = problem("gemm_a8w8_blockscale", "3 130 256")
+    assert [t.data_ptr() % 512 for t in made.tensors] == [0] * 4
+    again = problem("gemm_a8w8_blockscale", "3 130 256")
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+               for a, b in zip(made.tensors, again.tensors, strict=True))  # fmt: skip
+
+
 @pytest.mark.parametrize(("name", "shape"), SHAPES)
 def test_inputs_are_valid_and_the_check_finds_one_wrong_element(name: str, shape: str) -> None:
     made = problem(name, shape)

@@ -41,7 +41,8 @@ def test_staged(arch: str, steps: int, m: int, n: int) -> None:
     assert number(counts, "v_mfma") == tiles * steps
     assert number(counts, "v_fma") == tiles * 4
     if arch == "gfx942" and tiles == 16:
-        assert number(counts, "v_(?!mfma)") <= 1.2 * number(counts, "v_mfma"), counts
+        # Of which a sixth loads scales, one K-step in four.
+        assert number(counts, "v_(?!mfma)") <= 1.35 * number(counts, "v_mfma"), counts
     assert counts["ds_read_b128"] == 2 * (m + n) // 2 // 16
     assert counts["ds_write_b128"] == counts["buffer_load_dwordx4"] == (m + n) // 32
     assert counts["s_barrier"] == 2
@@ -58,7 +59,7 @@ def test_column_major(arch: str) -> None:
     counts = counted(lines)
     assert counts["v_perm_b32"] == 64 and counts["buffer_load_dword"] == 36
     if arch == "gfx942":
-        assert number(counts, "v_(?!mfma)") <= 2.3 * number(counts, "v_mfma"), counts
+        assert number(counts, "v_(?!mfma)") <= 2.35 * number(counts, "v_mfma"), counts
     assert_unpacked(lines)
 
 
@@ -69,12 +70,14 @@ def test_pingpong(m: int, n: int) -> None:
     counts = counted(lines)
     tiles = m * n // 8 // 256
     assert number(counts, "v_mfma") == 2 * tiles
-    assert number(counts, "v_(?!mfma)") <= 5.1 * 2 * tiles, counts
+    valu = number(counts, "v_(?!mfma)")
+    assert valu <= 4 * 2 * tiles + 2 * 4 * (m // 2 // 16 // 2) + 24, counts  # and scales' products
+    assert number(counts, "s_(?!waitcnt|nop|barrier|setprio|load)") <= 100, counts
     assert counts["ds_read_b128"] == 2 * 2 * (m // 2 // 16 + n // 4 // 16)
     assert counts["buffer_load_dwordx4"] == 2 * (m + n) // 64
-    assert counts["s_nop"] <= 8
+    assert counts["s_nop"] <= 16
     waits = [line for line in lines if line.startswith("s_waitcnt") and "vmcnt" in line]
-    assert waits == [f"s_waitcnt vmcnt({(m + 2 * n) // 128})"] * 2
+    assert len(waits) == 8 and all(f"vmcnt({3 * (m + n) // 128})" in line for line in waits)
     assert_unpacked(lines)
 
     parts = [
@@ -94,7 +97,8 @@ def test_pingpong_of_powers_of_two() -> None:
     lines = pingpong(256, 256, pow2=1)
     counts = counted(lines)
     assert counts["v_mfma_scale_f32_16x16x128_f8f6f4"] == 64
-    assert number(counts, "v_(?!mfma)") <= 0.5 * 64, counts
+    assert number(counts, "v_(?!mfma)") <= 0.6 * 64, counts
+    assert counts["s_nop"] <= 16
     assert_unpacked(lines)
 
 
@@ -106,6 +110,6 @@ def test_all_of_a_turn_is_in_flight_at_once(arch: str, config: StreamConfig) -> 
     first = next(i for i, line in enumerate(lines) if "s_waitcnt" in line and "vmcnt" in line)
     issued = [line for line in lines[:first] if line.startswith("buffer_load")]
     w, x = 2 * config.n_tiles * config.steps, 2 * config.m_tiles * config.steps
-    assert len(issued) == w + x + x // 2
+    assert len(issued) == w + x + config.m_tiles
     streamed = [line.endswith(" nt") for line in issued]
     assert streamed == [True] * w + [False] * (len(issued) - w)

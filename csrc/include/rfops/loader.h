@@ -167,26 +167,40 @@ class DirectLoader {
     from_ = Order::place(row, chunk ^ lds_swizzle(row), rows.row_bytes);
   }
 
-  // kRows rows from `row` on: kRows / kRowsAtOnce instructions.
-  template <u32 kRows>
-  __device__ void issue(LdsBytes* tile, u32 row, u32 k, bool is_there) const {
+  // Where this wave's part of what an instruction brings lies, of a tile at the beginning of LDS
+  // memory `memory`.
+  __device__ static u32 own_place(const LdsBytes* memory) {
+    u32 place = lds_address(memory) + wave_in_group() * (kWaveSize * kVecBytes);
+    asm volatile("" : "+s"(place));  // computed once
+    return place;
+  }
+
+  // kRows rows from `row` on to the tile kTile bytes into that memory: kRows / kRowsAtOnce
+  // instructions. Calls for the same K-step share what `k` and `is_there` cost.
+  template <u32 kRows, u32 kTile = 0>
+  __device__ void issue(u32 place, u32 row, u32 k, bool is_there) const {
     static_assert(kRows % kRowsAtOnce == 0, "whole loads");
     U32x4 buffer = buffer_;
     buffer[2] = is_there ? buffer[2] : 0;
-    const u32 to = lds_address(tile) + wave_in_group() * (kWaveSize * kVecBytes);
-#pragma unroll
-    for (u32 i = 0; i < kRows / kRowsAtOnce; ++i) {
-      u32 offset;
-      asm volatile(
-          "s_mov_b32 m0, %1\n\ts_add_u32 %0, %4, %5\n\tbuffer_load_dwordx4 %2, %3, %0 offen lds"
-          : "=&s"(offset)
-          : "s"(to + i * kRowsAtOnce * kRowBytes), "v"(from_), "s"(buffer),
-            "s"((row + i * kRowsAtOnce) * row_bytes_), "s"(k * Order::kUnit)
-          : "memory", "scc");
-    }
+    each<kRows, kTile>(place, buffer, row, k * Order::kUnit);
   }
 
  private:
+  template <u32 kRows, u32 kTile>
+  __device__ void each(u32 place, U32x4 buffer, u32 row, u32 k_bytes) const {
+    if constexpr (kRows != 0) {
+      u32 offset;
+      asm volatile(
+          "s_add_u32 m0, %1, %6\n\ts_add_u32 %0, %4, %5\n\t"
+          "buffer_load_dwordx4 %2, %3, %0 offen lds"
+          : "=&s"(offset)
+          : "s"(place), "v"(from_), "s"(buffer), "s"(row * row_bytes_), "s"(k_bytes), "i"(kTile)
+          : "memory", "scc");
+      each<kRows - kRowsAtOnce, kTile + kRowsAtOnce * kRowBytes>(place, buffer, row + kRowsAtOnce,
+                                                                 k_bytes);
+    }
+  }
+
   U32x4 buffer_;
   u32 row_bytes_, from_;
 };
@@ -194,14 +208,21 @@ class DirectLoader {
 // 4 bytes a lane, from where each says, to LDS side by side from `to` on; by the first kLanes lanes
 // of a wave of which all are active.
 template <u32 kLanes>
-__device__ inline void load_direct_4(U32x4 buffer, u32 from, u32 offset, LdsBytes* to) {
-  constexpr u64 kMask = (u64{2} << (kLanes - 1)) - 1;
-  asm volatile(
-      "s_mov_b32 m0, %0\n\ts_mov_b64 exec, %4\n\tbuffer_load_dword %1, %2, %3 offen lds\n\t"
-      "s_mov_b64 exec, -1"
-      :
-      : "s"(lds_address(to)), "v"(from), "s"(buffer), "s"(offset), "s"(kMask)
-      : "memory");
+__device__ inline void load_direct_4(U32x4 buffer, u32 from, u32 offset, u32 to) {
+  if constexpr (kLanes == kWaveSize) {
+    asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dword %1, %2, %3 offen lds"
+                 :
+                 : "s"(to), "v"(from), "s"(buffer), "s"(offset)
+                 : "memory");
+  } else {
+    constexpr u64 kMask = (u64{1} << kLanes) - 1;
+    asm volatile(
+        "s_mov_b32 m0, %0\n\ts_mov_b64 exec, %4\n\tbuffer_load_dword %1, %2, %3 offen lds\n\t"
+        "s_mov_b64 exec, -1"
+        :
+        : "s"(to), "v"(from), "s"(buffer), "s"(offset), "s"(kMask)
+        : "memory");
+  }
 }
 
 #endif

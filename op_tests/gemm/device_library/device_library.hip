@@ -47,8 +47,9 @@ load_tile_by(Tile* out, const u8* operand, u32 rows, u32 k, u32 step, u32 kind) 
   }
 #if defined(__gfx950__)
   if (kind == 3) {
-    const DirectLoader<4> loader({operand, 0, rows, kRows, k, 0, k});
-    loader.issue<kRows>(tile, 0, k0, true);
+    using Loader = DirectLoader<4>;
+    const Loader loader({operand, 0, rows, kRows, k, 0, k});
+    loader.issue<kRows>(Loader::own_place(tile), 0, k0, true);
     wait_loads<0>();
   }
 #endif
