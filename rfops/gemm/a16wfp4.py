@@ -21,10 +21,13 @@ from rfops.dispatch.layout import Shuffled, unwrap
 from rfops.quantization.mxfp4 import quant_mxfp4_ref
 
 from . import mxfp4_op, mxfp4_shapes
+from .mxfp4_loop import Loop
 from .mxfp4_op import RAW, Fp4Gemm, Torch
+from .mxfp4_stream import Stream
+from .mxfp4_tiles import Tiles
 from .mxfp4_triton import TritonGemm
 
-HIP: tuple[Kernel, ...] = ()  # in the order in which they are tried
+HIP: tuple[Kernel, ...] = (Stream(), Tiles(), Loop())  # in the order in which they are tried
 
 OP = Fp4Gemm(
     "gemm_a16wfp4",

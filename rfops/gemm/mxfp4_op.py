@@ -8,7 +8,7 @@ anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,6 +72,13 @@ class Fp4Gemm(Op):
 
     def _multiple_of(self, size: str) -> int:
         return BLOCK if size == "K" else super()._multiple_of(size)
+
+    def order(self, c: Call) -> Sequence[str]:
+        """HIP's: for few rows the kernel that streams w; then the one whose waves share x, as long
+        as quantising it again and again costs less than a launch; above it the loop."""
+        most = 512 if "rounding" in c.values else 256
+        first = "stream" if c.M <= 64 else "tiles" if c.M <= most else "loop"
+        return sorted(super().order(c), key=lambda name: name != first)
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
         for name in self.scales:

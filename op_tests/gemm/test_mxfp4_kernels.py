@@ -1,0 +1,291 @@
+"""The HIP kernels of gemm_a16wfp4 and gemm_afp4wfp4 against float64, and what they do to get there."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import rfops
+from rfops.dispatch.kernel import Call
+from rfops.gemm.mxfp4_loop import LoopConfig
+from rfops.gemm.mxfp4_stream import StreamConfig
+from rfops.gemm.mxfp4_tiles import TilesConfig
+from support.assembly import assembly, counted, loop, number
+from support.mxfp4_problems import OPS, Problem, assert_correct, call, random_problem, run
+
+pytestmark = pytest.mark.requires_gfx950
+BF16 = torch.bfloat16
+
+
+class Variant(NamedTuple):
+    kernel: str
+    config: Any
+    shape: tuple[int, int, int]
+
+
+# Every kernel with variants and shapes that take every branch: one turn and more, whole tiles and
+# ragged ones, K that ends within a tile of 128 or a step of 256, parts of K of different lengths.
+VARIANTS = [
+    Variant("stream", StreamConfig(1, 1, 1, 1), (1, 17, 32)),
+    Variant("stream", StreamConfig(1, 4, 1, 4, 3), (16, 64, 1536)),
+    Variant("stream", StreamConfig(2, 1, 3, 3), (20, 70, 2592)),
+    Variant("stream", StreamConfig(4, 2, 2, 4, 2), (50, 200, 4128)),
+    Variant("stream", StreamConfig(3, 3, 2, 2), (33, 33, 512)),
+    Variant("tiles", TilesConfig(1, 1, 1, 4), (5, 70, 96)),
+    Variant("tiles", TilesConfig(4, 2, 2, 4), (64, 128, 512)),
+    Variant("tiles", TilesConfig(2, 1, 3, 6, 2), (70, 201, 1056)),
+    Variant("tiles", TilesConfig(8, 1, 1, 8, 3), (130, 140, 640)),
+    Variant("loop", LoopConfig(256, 256), (300, 270, 768)),
+    Variant("loop", LoopConfig(256, 256), (257, 140, 288)),
+    Variant("loop", LoopConfig(256, 128, 2), (70, 332, 1120)),
+    Variant("loop", LoopConfig(128, 256), (129, 260, 512)),
+    Variant("loop", LoopConfig(128, 128, 3, 1), (1, 130, 1024)),
+]
+NAMES = sorted(OPS)
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda v: f"{v.kernel}-{v.config}".replace(" ", ""))
+def variant(request: pytest.FixtureRequest) -> Variant:
+    return request.param  # type: ignore[no-any-return]
+
+
+def problem_of(v: Variant, name: str, sixteens: bool = False, **more: Any) -> Problem:
+    m, n, k = v.shape
+    problem = random_problem(m, -(-n // 16) * 16 if sixteens else n, k, **more)
+    return problem if name == "gemm_a16wfp4" else problem.quantised()
+
+
+def call_of(problem: Problem) -> Call:
+    c, _ = OPS[problem.name].check((*problem.args(BF16), None, None))
+    return c
+
+
+def checked(v: Variant, problem: Problem, dtype: torch.dtype = BF16) -> torch.Tensor:
+    """Nothing for the checks to find."""
+    with rfops.vgpu.check() as c:
+        got = run(v.kernel, problem, v.config, dtype)
+    assert not c.findings, "\n".join(str(finding) for finding in c.findings)
+    return got
+
+
+# ---------------------------------------------------------------- values
+
+
+@pytest.mark.thin(2)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", NAMES)
+def test_values(variant: Variant, name: str, dtype: torch.dtype) -> None:
+    """Raw and shuffled, to the same bits; a bias of each type."""
+    problem = problem_of(variant, name, sixteens=True, bias=dtype)
+    got = checked(variant, problem, dtype)
+    assert_correct(got, problem)
+    assert torch.equal(checked(variant, problem.shuffled(), dtype), got)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ragged(variant: Variant, name: str) -> None:
+    problem = problem_of(variant, name)
+    assert_correct(checked(variant, problem), problem)
+
+
+@pytest.mark.parametrize("rounding", ["even", "up", "down"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_quantises_as_quant_mxfp4(variant: Variant, dtype: torch.dtype, rounding: str) -> None:
+    """To the bits of the other op after it, for blocks of all sizes: each bit pattern of 16 as an
+    element; infinities and NaN spoil their rows alone."""
+    m, n, k = variant.shape
+    bits = torch.randint(2**16, (m, k), generator=torch.Generator().manual_seed(k + m))
+    x = bits.to(torch.uint16).view(dtype)
+    quiet = torch.arange(m) % 4 < 3  # rows without infinities and NaN
+    x[quiet] = torch.where(x[quiet].isfinite(), x[quiet], torch.ones((), dtype=dtype))
+    problem = random_problem(m, n, k, rounding=rounding).with_(x=x)
+    got = run(variant.kernel, problem, variant.config, torch.float32)
+    wanted = run(variant.kernel, problem.quantised(), variant.config, torch.float32)
+    assert torch.equal(got.isnan(), wanted.isnan()) and (got.isnan().any(1) >= ~quiet).all()
+    assert torch.equal(got.nan_to_num(), wanted.nan_to_num())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_bits_again(
+    variant: Variant, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where waves go in another order."""
+    problem = problem_of(variant, name)
+    first = run(variant.kernel, problem, variant.config)
+    for schedule in ("hardware", "random:1", "random:2"):
+        monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", schedule)
+        again = run(variant.kernel, problem, variant.config)
+        assert torch.equal(first.view(torch.int16), again.view(torch.int16))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_far_apart(variant: Variant, name: str) -> None:
+    """Operands that are columns of larger tensors, between NaN."""
+    problem = problem_of(variant, name)
+
+    def inside(tensor: torch.Tensor) -> torch.Tensor:
+        rows, columns = tensor.shape
+        wide = torch.full((rows, columns + 48), 255, dtype=torch.uint8)
+        wide = wide if tensor.itemsize == 1 else torch.full((rows, columns + 48), math.nan)
+        wide = wide.to(tensor.dtype) if tensor.itemsize == 2 else wide.view(tensor.dtype)
+        wide[:, 16 : 16 + columns] = tensor
+        return wide[:, 16 : 16 + columns]
+
+    names = [n for n in ("x", "w", "x_scale", "w_scale") if getattr(problem, n) is not None]
+    moved = problem.with_(**{n: inside(getattr(problem, n)) for n in names})
+    assert torch.equal(checked(variant, moved), run(variant.kernel, problem, variant.config))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_special_scales(variant: Variant, name: str) -> None:
+    """255 is NaN in the rows and columns that it belongs to; paddings mean nothing."""
+    problem = problem_of(variant, name, sixteens=True)
+    m, n, _ = problem.sizes
+    problem.w_scale[n - 1, -1] = 255
+    expected = torch.zeros(m, n, dtype=torch.bool)
+    expected[:, n - 1] = True
+    if problem.x_scale is not None:
+        problem.x_scale.view(torch.uint8)[m - 1, 0] = 255
+        expected[m - 1] = True
+    for one in (problem, problem.shuffled()):
+        assert torch.equal(checked(variant, one).isnan(), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_writes_its_result_alone(variant: Variant, name: str) -> None:
+    """A result at an odd address between guards, in the order and alignment of a plain one."""
+    problem = problem_of(variant, name)
+    m, n, _ = problem.sizes
+    memory = torch.full((m * n + 257,), -7.0, dtype=BF16)
+    out = memory[129 : 129 + m * n].view(m, n).fill_(math.nan)
+    run(variant.kernel, problem, variant.config, out=out)
+    assert_correct(out, problem)
+    assert (memory[:129] == -7).all() and (memory[129 + m * n :] == -7).all()
+
+
+def test_loop_takes_tile_after_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer workgroups than tiles: of an odd number of K-steps and of an even one."""
+    monkeypatch.setenv("RFOPS_VGPU_CUS", "8")
+    for k in (768, 1024):
+        problem = random_problem(700, 1100, k).quantised()
+        variant = Variant("loop", LoopConfig(256, 256), problem.sizes)
+        assert_correct(checked(variant, problem.with_(w=problem.w)), problem)
+
+
+# ---------------------------------------------------------------- what it does
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resources(variant: Variant, name: str) -> None:
+    problem = problem_of(variant, name, sixteens=True).shuffled()
+    with rfops.vgpu.profile() as p:
+        run(variant.kernel, problem, variant.config)
+    assert all(one.lds_conflict_cycles == 0 for one in p.launches)
+    main = p.launches[-1]
+    if variant.kernel != "loop" or variant.config.split == 1:
+        assert main.vgpr_spills == main.scratch_bytes_per_lane == 0
+    assert len(p.launches) == (2 if variant.kernel == "loop" and problem.x_scale is None else 1)
+
+
+def test_instructions_that_quantise() -> None:
+    """VALU of a quantised tile of 16 x 128, of which packed and converting ones never run beside
+    the matrix cores: at most 58."""
+    c = OPS["gemm_a16wfp4"].call_of(M=16, N=2112, K=128)
+    kernel = OPS["gemm_a16wfp4"].kernels["stream"]
+    lines = assembly("mxfp4_stream", "gfx950", kernel.defines(c, StreamConfig(1, 1, 1, 1)) or {})
+    first = next(i for i, line in enumerate(lines) if line.startswith("v_pk_maximum3"))
+    last = next(i for i, line in enumerate(lines) if line.startswith("v_mfma"))
+    counts = counted(lines[first - 2 : last])
+    assert number(counts, "v_cvt_scalef32_pk_fp4_bf16") == 16
+    assert number(counts, "v_") <= 45, counts
+
+
+@pytest.mark.parametrize("shape", [(16, 2112, 7168), (4, 2880, 512)])
+def test_reads_w_once(shape: tuple[int, int, int]) -> None:
+    problem = random_problem(*shape).shuffled()
+    with rfops.vgpu.profile() as p:
+        call(problem)
+    (launch,) = p.launches
+    m, n, k = shape
+    least = n * k // 2 + n * k // 32 + 2 * m * k
+    assert 128 * launch.global_read["lines_128B"] <= 1.02 * least + 256 * 128
+    asked = n * k // 2 + n * k // 32
+    assert launch.global_read["bytes"] >= asked
+
+
+@pytest.mark.parametrize(("m", "n"), [(256, 256), (256, 128), (128, 128)])
+def test_the_loop(m: int, n: int) -> None:
+    """Two K-steps: nothing but what has to be, in slots that the matrix cores leave."""
+    kernel = OPS["gemm_afp4wfp4"].kernels["loop"]
+    layouts = {"w_layout": "16x16", "w_scale_layout": "32x8", "x_scale_layout": "32x8"}
+    c = OPS["gemm_afp4wfp4"].call_of(M=4096, N=4096, K=4096, **layouts)
+    whole = assembly("mxfp4_loop", "gfx950", kernel.defines(c, LoopConfig(m, n)) or {})
+    at = {line[:-1]: i for i, line in enumerate(whole) if line.endswith(":")}
+    ends = [
+        (at[line.split()[-1]], i)
+        for i, line in enumerate(whole)
+        if line.startswith("s_cbranch") and at.get(line.split()[-1], i) < i
+    ]
+    first, last = max(ends, key=lambda e: sum("mfma" in x for x in whole[e[0] : e[1]]))
+    counts = counted([line for line in loop(whole[first : last + 1]) if line])
+    tiles = m * n // 4 // 256
+    assert number(counts, "v_mfma") % (4 * tiles) == 0
+    assert number(counts, "scratch_") == 0, counts
+
+
+# ---------------------------------------------------------------- what is not taken
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_layouts_are_refused(variant: Variant, name: str) -> None:
+    problem = problem_of(variant, name)
+    kernel = OPS[name].kernels[variant.kernel]
+
+    def reason(p: Problem) -> str:
+        return str(kernel.refuses(call_of(p)))
+
+    assert kernel.refuses(call_of(problem)) is None
+    if problem.sizes[2] > 32 and problem.sizes[1] > 1:
+        turned = problem.with_(w=problem.w.T.contiguous().T)
+        assert "elements of w do not lie side by side along K" in reason(turned)
+    rows, columns = problem.w.shape
+    odd = torch.empty(rows, columns + 8, dtype=torch.uint8)[:, :columns]
+    assert "rows of w do not begin at multiples of 16 bytes" in reason(problem.with_(w=odd))
+    c = call_of(problem)
+    assert "beyond signed 32-bit offsets" in str(kernel.refuses(c.with_sizes(K=2**26)))
+    wrong = OPS[name].call_of("gfx942", M=4, N=64, K=256)
+    assert "no kernel for gfx942" in str(kernel.refuses(wrong))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "match"),
+    [
+        (StreamConfig, (5, 1, 1, 1), "m_tiles is 1 to 4"),
+        (StreamConfig, (1, 1, 5, 1), "steps is 1 to 4"),
+        (StreamConfig, (4, 2, 4, 1), "loads in flight"),
+        (StreamConfig, (4, 8, 1, 16), "bytes of LDS"),
+        (StreamConfig, (4, 4, 2, 12), "would spill"),
+        (TilesConfig, (9, 1, 1, 4), "m_tiles is 1 to 8"),
+        (TilesConfig, (8, 1, 6, 12), "bytes of LDS"),
+        (TilesConfig, (8, 4, 6, 4), "would spill|bytes of LDS"),
+        (LoopConfig, (64, 256), "m x n is one of"),
+        (LoopConfig, (256, 256, 2), "no split"),
+        (LoopConfig, (128, 128, 9), "split is 1 to 8"),
+    ],
+)
+def test_configs_that_are_none(kind: type, values: tuple[int, ...], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        kind(*values)
+
+
+def test_configs_that_do_not_fit() -> None:
+    problem = random_problem(40, 64, 128)
+    kernels = OPS["gemm_a16wfp4"].kernels
+    c = call_of(problem)
+    assert "above 1 tiles" in str(kernels["stream"].refuses_config(c, StreamConfig(1, 1, 1, 1)))
+    for name, config in (("tiles", TilesConfig(1, 1, 1, 4, 2)), ("loop", LoopConfig(128, 128, 2))):
+        assert "fewer than 2" in str(kernels[name].refuses_config(c, config))
+    assert "M=65 is above 64" in str(kernels["stream"].refuses(c.with_sizes(M=65)))

@@ -1,0 +1,198 @@
+"""What the HIP kernels of gemm_a16wfp4 and gemm_afp4wfp4 share: what they take of how operands lie
+in memory, their parameters and their launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+
+from rfops.dispatch.guards import MAX_BYTES
+from rfops.dispatch.heuristic import Ranked
+from rfops.dispatch.kernel import Call, Run, RunOf
+from rfops.dispatch.workspace import Workspace, with_workspace
+from rfops.jit import CompiledOp, u32
+from rfops.quantization.mxfp8 import BLOCK
+
+from .mxfp4_op import RAW, scale_sizes
+
+TILE = 16  # rows of an operand
+TILE_K = 128  # elements of K in an operand
+ALIGN = 16  # bytes: a lane's load
+MAX_SPLIT = 16
+# How csrc/mxfp4_*.hip call types.
+TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+
+
+def has_16_bits(c: Call) -> bool:
+    """Whether x is quantised by the kernel."""
+    return "rounding" in c.values
+
+
+class Rows(NamedTuple):
+    """Bytes from row to row."""
+
+    x: int
+    w: int
+    w_scale: int
+    x_scale: int
+
+
+def rows_of(c: Call, k: int) -> Rows:
+    """Of a call like `c` of this K: contiguous tensors stay so, others keep their strides."""
+    x_bytes = 2 * k if has_16_bits(c) else k // 2
+    return Rows(
+        _row(c, "x", x_bytes), _row(c, "w", k // 2), _scale_row(c, "w_scale", k),
+        0 if has_16_bits(c) else _scale_row(c, "x_scale", k),
+    )  # fmt: skip
+
+
+def _row(c: Call, name: str, contiguous: int) -> int:
+    tensor = c.tensors.get(name)
+    if tensor is None or tensor.is_contiguous() or tensor.shape[0] == 1:
+        return contiguous
+    return int(tensor.stride(0)) * tensor.itemsize
+
+
+def _scale_row(c: Call, name: str, k: int) -> int:
+    layout = getattr(c, f"{name}_layout")
+    return _row(c, name, k // BLOCK) if layout == RAW else scale_sizes(layout, 1, k)[1]
+
+
+def _refuses_rows(c: Call, name: str, rows: int) -> str | None:
+    tensor = c.tensors.get(name)
+    if tensor is not None and tensor.stride(1) != 1 and tensor.shape[1] > 1:
+        return f"the elements of {name} do not lie side by side along K"
+    row = getattr(rows_of(c, c.K), name)
+    payload = not name.endswith("_scale")
+    align = ALIGN if payload else 1 if getattr(c, f"{name}_layout") == RAW else 4
+    if row % align or c.align(name) % align:
+        return f"rows of {name} do not begin at multiples of {align} bytes"
+    if row < 0 or (rows + 1) * row >= MAX_BYTES:
+        return f"{rows} rows of {name} are beyond signed 32-bit offsets (2 GiB)"
+    return None
+
+
+class Config(Protocol):
+    """A variant of one of these kernels."""
+
+    @property
+    def split(self) -> int:
+        """Workgroups along K."""
+        ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def words(self) -> int:
+        """fp32 sums of a workgroup."""
+        ...
+
+    def tiles(self, m: int, n: int) -> int:
+        """Workgroups of a result, but for those along K."""
+        ...
+
+
+class Fp4Kernel(Ranked):
+    """One of these kernels, for either op."""
+
+    compiled: ClassVar[CompiledOp]
+    most_rows: ClassVar[int]  # of an operand in a workgroup
+
+    def refuses(self, c: Call) -> str | None:
+        if reason := self.refuses_arch(c):
+            return reason
+        if c.M < 1 or c.N < 1:
+            return f"M={c.M}, N={c.N}: nothing to compute"
+        for name in ("x", "w", "w_scale", *(() if has_16_bits(c) else ("x_scale",))):
+            if reason := _refuses_rows(c, name, self.most_rows):
+                return reason
+        if self.most_rows * c.N * c.dtype.itemsize >= MAX_BYTES:
+            return f"{self.most_rows} rows of out are beyond signed 32-bit offsets (2 GiB)"
+        return None
+
+    def refuses_config(self, c: Call, config: Config) -> str | None:
+        if config.split > -(-c.K // TILE_K):
+            return f"K={c.K} has fewer than {config.split} tiles of {TILE_K}"
+        return None
+
+    def common_defines(self, c: Call) -> dict[str, Any]:
+        """What the layouts and types of a call make constant."""
+        bias = c.tensors.get("bias")
+        is_16 = has_16_bits(c)
+        return {
+            "OUT": TYPES[c.dtype],
+            "X": TYPES[c.x_dtype] if is_16 else "Fp4",
+            "ROUNDING": c.rounding.capitalize() if is_16 else "Even",
+            "BIAS": "void" if bias is None else TYPES[bias.dtype],
+            "SHUFFLED": int(c.w_layout != RAW),
+            "SHUFFLED_SCALES": int(c.w_scale_layout != RAW),
+            "X_SHUFFLED_SCALES": int(not is_16 and c.x_scale_layout != RAW),
+        }
+
+    def kind(self, c: Call, config: Any, k: int) -> Mapping[str, int]:
+        """What else of K is compiled in."""
+        return {"TAIL": int(k % TILE_K != 0)}
+
+    def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
+        own = {name.upper(): value for name, value in vars(config).items()}
+        return {**own, **self.common_defines(c), **self.kind(c, config, c.K)}
+
+    def variant(self, c: Call, config: Config) -> RunOf:
+        """A launch is built at the first K of its kind."""
+        places = self.places(c, config.split > 1)
+        launches: dict[tuple[int, ...], Callable[..., Run]] = {}
+
+        def launch_of(k: int) -> Callable[..., Run]:
+            kind = self.kind(c, config, k)
+            key = tuple(kind.values())
+            if key not in launches:
+                defines = {**self.defines(c, config), **kind}
+                bound = self.compiled.bind(c.device, defines, c.arch)
+                launches[key] = bound.prepare((config.threads, 1, 1), places)
+            return launches[key]
+
+        launch_of(c.K)
+
+        def run_of(m: int, n: int, k: int, *_others: int) -> Run:
+            tiles, rows = config.tiles(m, n), rows_of(c, k)
+            run = launch_of(k)((tiles * config.split, 1, 1), (m, n, k, *rows))
+            if config.split == 1:
+                return run
+            words = tiles * config.split * config.words
+            return with_workspace(run, Workspace(c.device, (words, torch.float32), zeros=tiles))
+
+        return run_of
+
+    @staticmethod
+    def places(c: Call, is_split: bool) -> tuple[int, ...]:
+        """Of the kernel's tensors among the op's: result, inputs, workspace; where one is not
+        looked at, another's."""
+        if has_16_bits(c):
+            w, w_scale, x, x_scale, bias = 2, 3, 1, 1, 4
+        else:
+            w, w_scale, x, x_scale, bias = 2, 4, 1, 3, 5
+        last = (bias + 1, bias + 2) if is_split else (0, 0)
+        return (w, w_scale, x, x_scale, 0, bias, *last)
+
+
+def signature(
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    m: u32,
+    n: u32,
+    k: u32,
+    x_row: u32,
+    w_row: u32,
+    w_scale_row: u32,
+    x_scale_row: u32,
+    out: torch.Tensor,
+    bias: torch.Tensor,
+    workspace: torch.Tensor,
+    counts: torch.Tensor,
+) -> None:
+    """The parameters of these kernels; csrc/mxfp4_*.hip say what they are."""

@@ -1,0 +1,265 @@
+"""The MXFP4 kernel for so many rows that the matrix cores are the limit, and what it wants prepared:
+x quantised, scales shuffled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from rfops.dispatch.guards import check_config_ints
+from rfops.dispatch.heuristic import Columns, ceil, coarse
+from rfops.dispatch.kernel import Call, Run, RunOf
+from rfops.dispatch.workspace import Workspace
+from rfops.jit import compile_ops, u32
+from rfops.jit.arch import ROWS, Arch
+from rfops.quantization.mxfp8 import BLOCK
+
+from .mxfp4_launch import TYPES, Fp4Kernel, Rows, has_16_bits, rows_of
+from .mxfp4_op import RAW
+
+STEP_K = 256
+MAX_SPLIT, MAX_GROUP_M = 8, 16
+_PREPARED = 4 * 32  # rows, each 256 of K, of a workgroup that prepares
+
+
+@compile_ops("mxfp4_prepare", kernel="mxfp4_prepare_x")
+def prepare_x(
+    payload: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, m: u32, k: u32, x_row: u32
+) -> None:
+    """csrc/mxfp4_prepare.hip: the shapes stand there."""
+
+
+@compile_ops("mxfp4_prepare", kernel="mxfp4_prepare_scale")
+def prepare_scale(
+    shuffled: torch.Tensor, scale: torch.Tensor, rows: u32, k: u32, pitch: u32
+) -> None:
+    """csrc/mxfp4_prepare.hip: the shapes stand there."""
+
+
+@compile_ops("mxfp4_loop", kernel="mxfp4_loop")
+def mxfp4_loop(
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    m: u32,
+    n: u32,
+    k: u32,
+    x_row: u32,
+    w_row: u32,
+    w_scale_row: u32,
+    x_scale_row: u32,
+    groups: u32,
+    out: torch.Tensor,
+    bias: torch.Tensor,
+    workspace: torch.Tensor,
+    counts: torch.Tensor,
+) -> None:
+    """csrc/mxfp4_loop.hip: the shapes stand there."""
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """A variant of csrc/mxfp4_loop.hip; its head comment says what each means."""
+
+    m: int  # rows of x of a workgroup
+    n: int  # rows of w of a workgroup
+    split: int = 1  # workgroups along K
+    group_m: int = 4  # tiles along M of a group of workgroups
+
+    # m and n: workgroups of a CU at once.
+    TILES: ClassVar[Mapping[tuple[int, int], int]] = MappingProxyType(
+        {(256, 256): 1, (256, 128): 1, (128, 256): 1, (128, 128): 2}
+    )
+    threads: ClassVar[int] = 256
+
+    def __post_init__(self) -> None:
+        check_config_ints(self)
+        if (self.m, self.n) not in self.TILES:
+            known = ", ".join(f"{m} x {n}" for m, n in self.TILES)
+            raise ValueError(f"{self}: m x n is one of {known}")
+        if (self.m, self.n) == (256, 256) and self.split > 1:
+            raise ValueError(f"{self}: 256 x 256 has no split, as registers would spill")
+        if not 1 <= self.split <= MAX_SPLIT or not 1 <= self.group_m <= MAX_GROUP_M:
+            raise ValueError(f"{self}: split is 1 to {MAX_SPLIT}, group_m 1 to {MAX_GROUP_M}")
+
+    @property
+    def resident(self) -> int:
+        return self.TILES[self.m, self.n]
+
+    @property
+    def words(self) -> int:
+        return self.m * self.n
+
+    def tiles(self, m: int, n: int) -> int:
+        return int(ceil(m, self.m) * ceil(n, self.n))
+
+
+# By timing mode: busy share of the matrix cores in the loop, cycles of a tile beside it, what a
+# workgroup reads of others' sums a cycle, what preparing x reaches; a launch more.
+_BUSY, _ENDS, _REDUCE_BYTES, _PREPARE_TB_S, _LAUNCH_US = 0.95, 5000, 48, 3.0, 2.0
+_WRITE_TB_S = 5.0
+
+
+@dataclass
+class _Cost:
+    us: Any
+    ties: tuple[Any, ...]
+
+    def costs(self, _chip: Arch) -> tuple[Any, ...]:
+        return self.us, *self.ties
+
+
+class Loop(Fp4Kernel):
+    name = "loop"
+    module = "mxfp4_loop"
+    Config = LoopConfig
+    most_rows = 256
+    compiled = mxfp4_loop
+
+    def refuses_config(self, c: Call, config: LoopConfig) -> str | None:  # type: ignore[override]
+        if config.split > -(-c.K // STEP_K):
+            return f"K={c.K} has fewer than {config.split} steps of {STEP_K}"
+        return None
+
+    def key(self, c: Call) -> tuple[int, ...]:
+        sizes = coarse(c.M, 64), coarse(c.N, 64), coarse(c.K, STEP_K)
+        return (*sizes, int(has_16_bits(c)), c.dtype.itemsize)
+
+    @staticmethod
+    def space(_m: int, _n: int, k: int, _is_16: int, _size: int) -> Columns[LoopConfig]:
+        return _variants(min(MAX_SPLIT, ceil(k, STEP_K)))
+
+    @staticmethod
+    def work(  # type: ignore[override]
+        t: Columns[LoopConfig], m: int, n: int, k: int, is_16: int, size: int
+    ) -> _Cost:
+        """Rounds of workgroups by their K-steps, each bound by the matrix cores or by loads; with
+        split the last workgroup's sum; at least the bytes; before it x."""
+        chip = ROWS["gfx950"]
+        flops = 2 * 8192  # of FP4, a cycle and CU
+        items = ceil(m, t.m) * ceil(n, t.n) * t.split
+        resident = np.minimum(ceil(items, chip.cus), t.resident)
+        rounds = ceil(items, chip.cus * resident)
+        steps = ceil(ceil(k, STEP_K), t.split) + 1
+        matrix = 2 * t.m * t.n * STEP_K / flops / _BUSY
+        loads = (t.m + t.n) * STEP_K / 2 / 64 * 1.1
+        step = np.maximum(resident * np.maximum(matrix, loads), 700)
+        sums = (t.split > 1) * (2000 + t.split * t.m * t.n * 4 / _REDUCE_BYTES)
+        clocks = rounds * (steps * step + _ENDS * resident + sums)
+        us = clocks / (chip.ghz * 1e3) + m * n * size / _WRITE_TB_S / 1e6
+        traffic = (m + n) * k / 2 + 8 * (t.split > 1) * t.split * m * n
+        us = np.maximum(us, traffic / (chip.hbm_tb_s * 1e6))
+        if is_16:
+            us = us + _LAUNCH_US + 2.5 * m * k / _PREPARE_TB_S / 1e6
+        return _Cost(us, (t.split, t.m * t.n))
+
+    def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
+        common = self.common_defines(c)
+        own = {name.upper(): value for name, value in vars(config).items()}
+        own |= {name: common[name] for name in ("OUT", "BIAS", "SHUFFLED")}
+        return {**own, "X_SHUFFLED": int(has_16_bits(c)), **self.kind(c, config, c.K)}
+
+    def kind(self, c: Call, config: Any, k: int) -> Mapping[str, int]:
+        return {"TAIL": int(k % STEP_K != 0)}
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        launches: dict[int, Callable[..., Run]] = {}
+        prepare = _Prepare(c)
+
+        def launch_of(k: int) -> Callable[..., Run]:
+            kind = self.kind(c, config, k)
+            if kind["TAIL"] not in launches:
+                bound = mxfp4_loop.bind(c.device, {**self.defines(c, config), **kind}, c.arch)
+                launch = bound.prepare((config.threads, 1, 1), (0, 1, 2, 3, 4, 5, 6, 7))
+                launches[kind["TAIL"]] = launch
+            return launches[kind["TAIL"]]
+
+        launch_of(c.K)
+
+        def run_of(m: int, n: int, k: int, *_others: int) -> Run:
+            items = config.tiles(m, n) * config.split
+            groups = min(items, c.cu_num * config.resident)
+            rows = prepare.rows(k)
+            main = launch_of(k)((groups, 1, 1), (m, n, k, *rows, groups))
+            words = items * config.words if config.split > 1 else 0
+            return prepare.run(main, m, n, k, words, items // config.split if words else 0)
+
+        return run_of
+
+
+class _Prepare:
+    """What goes before the loop of a call: x quantised, scales shuffled, where they are not."""
+
+    def __init__(self, c: Call) -> None:
+        self.c, self.is_16 = c, has_16_bits(c)
+        defines = {"X": "bf16", "ROUNDING": "Even"}
+        self.raw = [name for name in (("w_scale",) if self.is_16 else ("w_scale", "x_scale"))
+                    if getattr(c, f"{name}_layout") == RAW]  # fmt: skip
+        if self.is_16:
+            defines = {"X": TYPES[c.x_dtype], "ROUNDING": c.rounding.capitalize()}
+            self.quantise = prepare_x.bind(c.device, defines, c.arch).prepare((256, 1, 1), (0, 1, 2))
+        if self.raw:
+            bound = prepare_scale.bind(c.device, defines, c.arch)
+            self.shuffle = bound.prepare((256, 1, 1), (0, 1))
+
+    def rows(self, k: int) -> Rows:
+        columns = ceil(k, 8 * BLOCK) * 8
+        own = rows_of(self.c, k)
+        return Rows(k // 2 if self.is_16 else own.x, own.w, columns, columns)
+
+    def run(self, main: Run, m: int, n: int, k: int, words: int, tiles: int) -> Run:
+        """Of the op's tensors: result, x, w, [x_scale], w_scale, bias."""
+        own, columns = rows_of(self.c, k), ceil(k, 8 * BLOCK)
+        u8, sizes = torch.uint8, {"x_scale": m, "w_scale": n}
+        parts: dict[str, tuple[int, torch.dtype]] = {}
+        if self.is_16:
+            parts["x"] = ceil(m, 32) * 32 * (k // 2), u8
+            parts["x_scale"] = ceil(m, 32) * 256 * columns, u8
+        for name in self.raw:
+            parts[name] = ceil(sizes[name], 32) * 256 * columns, u8
+        if words:
+            parts["words"] = words, torch.float32
+        workspace = Workspace(self.c.device, *parts.values(), zeros=tiles)
+        is_16, names = self.is_16, tuple(parts)
+
+        def grid(rows: int) -> tuple[int, int, int]:
+            return ceil(ceil(rows, 32) * columns, 4), 1, 1
+
+        quantise = self.quantise(grid(m), (m, k, own.x)) if is_16 else None
+        shuffles = [
+            (name, self.shuffle(grid(sizes[name]), (sizes[name], k, getattr(own, name))))
+            for name in self.raw
+        ]
+
+        def run(out: torch.Tensor, *inputs: torch.Tensor) -> None:
+            if is_16:
+                x, w, w_scale, bias = inputs
+                given = {"x": x, "w_scale": w_scale}
+            else:
+                x, w, x_scale, w_scale, bias = inputs
+                given = {"x": x, "x_scale": x_scale, "w_scale": w_scale}
+            scratch = workspace()
+            made = dict(zip(names, scratch, strict=False))
+            if quantise is not None:
+                quantise(made["x"], made["x_scale"], x)
+            for name, shuffle in shuffles:
+                shuffle(made[name], given[name])
+            use = {**given, **made}
+            sums = use.get("words", out)
+            main(w, use["w_scale"], use["x"], use["x_scale"], out, bias, sums, scratch[-1] if words else out)
+
+        return run
+
+
+@lru_cache(maxsize=16)
+def _variants(most_split: int) -> Columns[LoopConfig]:
+    splits = range(1, most_split + 1)
+    tiles = LoopConfig.TILES
+    return Columns([LoopConfig(*t, s) for t in tiles for s in splits if s == 1 or t != (256, 256)])
