@@ -13,6 +13,7 @@
 // Promises. Stable and deterministic: atomics count, they never place. Experts outside 0..E-1, as
 // well as those that `map` makes negative, are in no block. Dynamic LDS: (kWaves + 2) * E words
 // (moe_align_count: E). All sizes are below 2^31.
+#include "rfops/lanes.h"
 #include "rfops/types.h"
 
 #if !defined(RFOPS_WAVES) || !defined(RFOPS_ID)
@@ -78,26 +79,6 @@ __device__ inline u64 lanes_like(u32 value, bool active, u32 bits) {
     like &= set ? with : ~with;
   }
   return like;
-}
-
-// A lane before this one by DPP control; 0 where there is none, or outside the rows of kRows.
-template <int kControl, int kRows>
-__device__ inline u32 before(u32 value) {
-  const int moved =
-      __builtin_amdgcn_update_dpp(0, static_cast<int>(value), kControl, kRows, 0xf, true);
-  return static_cast<u32>(moved);
-}
-
-// The sum over this lane and those before it.
-__device__ inline u32 scan_wave(u32 value) {
-  constexpr int kShift = 0x110, kEnd15 = 0x142, kEnd31 = 0x143;  // row_shr, row_bcast15 and 31
-  value += before<kShift + 1, 0xf>(value);
-  value += before<kShift + 2, 0xf>(value);
-  value += before<kShift + 4, 0xf>(value);
-  value += before<kShift + 8, 0xf>(value);
-  value += before<kEnd15, 0xa>(value);
-  value += before<kEnd31, 0xc>(value);
-  return value;
 }
 
 // values[e] becomes the sum of those before; returns the sum of all. One wave calls it.

@@ -8,15 +8,18 @@
 // meet in LDS, 64 experts at a time, in quads of experts of all 16 tokens, a quad padded so that
 // neither side has bank conflicts. Then 32 lanes have a token and choose.
 //
+// With kLists each token also goes into the lists of its experts, as moe_lists.hip makes them.
+//
 // Promises. Deterministic: eight sums in the order of waves, each along K. Rows are aligned to 16
 // bytes, K is a multiple of 8; 16 rows of x, and w, span less than 2 GiB.
 #include "rfops/choose.h"
+#include "rfops/expert_lists.h"
 #include "rfops/matrix16.h"
 #include "rfops/memory.h"
 #include "rfops/types.h"
 
 #if !defined(RFOPS_IN) || !defined(RFOPS_TILES) || !defined(RFOPS_TOP_K) || \
-    !defined(RFOPS_ROUNDS) || !defined(RFOPS_RENORMALIZES)
+    !defined(RFOPS_ROUNDS) || !defined(RFOPS_RENORMALIZES) || !defined(RFOPS_LISTS)
 #error "moe_router needs the RFOPS_ constants below"
 #endif
 
@@ -26,6 +29,7 @@ using namespace rfops;
 
 using In = RFOPS_IN;                 // f16 or bf16
 constexpr u32 kTiles = RFOPS_TILES;  // of 16 experts
+constexpr bool kLists = RFOPS_LISTS;
 constexpr Choosing kHow = {
     .scoring = Scoring::kSoftmax,
     .rounds = RFOPS_ROUNDS,
@@ -125,6 +129,9 @@ moe_router(f32* __restrict__ weights,  // [M, top_k]
            i32* __restrict__ ids,      // [M, top_k]
            const In* __restrict__ x,   // [M, K], rows x_row bytes apart
            const In* __restrict__ w,   // [E, K], rows w_row bytes apart
+           u32* __restrict__ counts,   // [E]; these three with kLists
+           u32* __restrict__ lists,    // [E, M]
+           u32* __restrict__ slots,    // [M, top_k]
            u32 m, u32 experts, u32 k, u32 x_row, u32 w_row) {
   const u32 m0 = group_x() * kTokens, rows = m - m0 < kTokens ? m - m0 : kTokens;
   const u32 k_bytes = k * sizeof(In);
@@ -136,11 +143,23 @@ moe_router(f32* __restrict__ weights,  // [M, top_k]
   const u32 lane = thread_in_group() % kLanes, row = thread_in_group() / kLanes;
   const Token<kHow, kLanes, kEach, In> token(
       lane, experts, 1.0f, [&](u32 i) { return logits.value[i]; }, [](u32) { return 0.0f; });
-  if (row >= rows) return;
+  u32 id = 0;  // of the lane's one of top_k
 #pragma unroll
   for (u32 j = 0; j < kHow.top_k; ++j) {
-    if (j != lane) continue;
+    if (j != lane || row >= rows) continue;
+    id = token.id[j];
     weights[u64{m0 + row} * kHow.top_k + j] = token.weight[j];
-    ids[u64{m0 + row} * kHow.top_k + j] = static_cast<i32>(token.id[j]);
+    ids[u64{m0 + row} * kHow.top_k + j] = static_cast<i32>(id);
+  }
+  if constexpr (kLists) {
+    __shared__ ListRoom<kThreads> room;
+    const bool is_there = row < rows && lane < kHow.top_k;
+    room.clear(experts);
+    const u32 place = is_there ? room.place(id) : 0;
+    room.claim(counts, experts);
+    if (!is_there) return;
+    const u32 slot = room.slot(id, place);
+    lists[u64{id} * m + slot] = m0 + row;
+    slots[u64{m0 + row} * kHow.top_k + lane] = slot;
   }
 }

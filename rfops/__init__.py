@@ -40,7 +40,7 @@ if not globals().get("WITHOUT_OPS"):
     from rfops.gemm.afp4wfp4 import gemm_afp4wfp4, gemm_afp4wfp4_ref
     from rfops.gemm.mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
     from rfops.moe.align_block_size import moe_align_block_size
-    from rfops.moe.fused_moe import fused_moe, fused_moe_ref
+    from rfops.moe.fused_moe import fused_moe, fused_moe_ref, moe_layer
     from rfops.moe.grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref
     from rfops.moe.grouped_topk import grouped_topk, grouped_topk_ref
     from rfops.moe.router import moe_router, moe_router_ref
@@ -86,6 +86,7 @@ __all__ = [
     "mla_decode",
     "mla_decode_ref",
     "moe_align_block_size",
+    "moe_layer",
     "moe_router",
     "moe_router_ref",
     "quant_fp8_blockscale",

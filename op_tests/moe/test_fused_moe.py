@@ -17,7 +17,7 @@ from support.moe_problems import Problem, assert_correct, exact_of, random_probl
 ARCHS = ("gfx942", "gfx950")
 F16, BF16 = torch.float16, torch.bfloat16
 SMALL = FusedMoeTritonConfig(16, 32, 32, 8, 4, 2)  # what the virtual GPU runs quickly
-KERNELS = [("triton", SMALL), ("torch", None)]
+KERNELS = [("hip", None), ("triton", SMALL), ("torch", None)]
 
 
 @pytest.fixture(params=ARCHS)
@@ -94,7 +94,12 @@ def test_strided_rows(arch: str, kernel: tuple[str, Any]) -> None:
     wanted = assert_by(kernel, problem)
     wide = torch.full((25, 160), math.nan, dtype=F16)
     wide[2:22, 40:104] = problem.x
-    for x in (wide[2:22, 40:104], problem.x.T.contiguous().T):
+    columns = problem.x.T.contiguous().T
+    for x in (wide[2:22, 40:104], columns):
+        if x is columns and kernel[0] == "hip":
+            with pytest.raises(ValueError, match="x does not lie in rows of 16 bytes"):
+                run(kernel[0], problem.with_(x=x), False, kernel[1])
+            continue
         assert torch.equal(run(kernel[0], problem.with_(x=x), False, kernel[1]), wanted)
 
 
@@ -106,6 +111,49 @@ def test_writes_its_result_alone_and_the_same_twice(arch: str, kernel: tuple[str
     assert_correct(out, problem, rounded_gate=kernel[0] == "torch")
     assert (memory[:128] == -7).all() and (memory[-128:] == -7).all()
     assert torch.equal(run(kernel[0], problem, False, kernel[1]), out)
+
+
+# ---------------------------------------------------------------- HIP's
+
+
+@pytest.mark.parametrize("is_table", [False, True])
+@pytest.mark.parametrize("m", [31, 33, 256, 257, 300])
+def test_rows_around_a_tile(m: int, is_table: bool, arch: str) -> None:
+    """Of an expert that has every token, one that has half, one that has one."""
+    problem = random_problem(m, 72, 136, 4, 1, num_shared=1)
+    ids = (torch.arange(m) % 2).int()[:, None]
+    ids[m // 2] = 2
+    problem = problem.with_(topk_ids=ids)
+    with rfops.vgpu.check() as checked:
+        got = run("hip", problem, is_table)
+    assert_correct(got, problem)
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+
+
+def test_the_same_in_any_order(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists are filled by atomics, and results do not depend on it."""
+    problem = random_problem(300, 64, 40, 5, 2, num_shared=1)
+    first = run("hip", problem)
+    for schedule in ("random:1", "random:2", "random:3"):
+        monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", schedule)
+        assert torch.equal(run("hip", problem), first)
+
+
+@pytest.mark.parametrize("is_table", [False, True])
+def test_what_hip_does(is_table: bool, arch: str) -> None:
+    """Four launches; no scratch; matrix instructions of 32 rows where there is one at least."""
+    problem = random_problem(300, 256, 128, 3, 2, num_shared=1)
+    ids = torch.tensor([[0, 1]] * 270 + [[0, 0]] * 30, dtype=torch.int32)
+    with rfops.vgpu.profile() as p:
+        run("hip", problem.with_(topk_ids=ids), is_table)
+    name = "moe_experts_table" if is_table else "moe_experts"
+    assert [launch.kernel for launch in p.launches] == ["moe_lists", name, name, "moe_add"]
+    for launch in p.launches:
+        assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
+    rows = sum(-(-count // 32) * 32 for count in (300, 270, 300))
+    flops = {"gfx942": 2 * 32 * 32 * 8, "gfx950": 2 * 32 * 32 * 16}[arch]
+    for launch, n, k in ((p.launches[1], 256, 256), (p.launches[2], 256, 128)):
+        assert sum(launch.mfma.values()) * flops == 2 * rows * n * k
 
 
 # ---------------------------------------------------------------- the op
@@ -144,7 +192,8 @@ def test_empty() -> None:
 @pytest.mark.requires_gfx950
 def test_opcheck() -> None:
     problem = random_problem(4, 64, 32, 3, 2)
-    args = (problem.x, problem.w1, problem.w2, *problem.choice, 0, F16, "")
+    more = (None, 2, 3, False, False, F16, "")
+    args = (problem.x, problem.w1, problem.w2, *problem.choice, *more)
     torch.library.opcheck(torch.ops.rfops.fused_moe.default, args)
 
 
@@ -158,7 +207,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "fp16 weights": ({"topk_weights": P.topk_weights.half()}, "topk_weights must be float32"),
     "float ids": ({"topk_ids": P.topk_ids.float()}, "topk_ids must be int32 or int64"),
     "ids of fewer": ({"topk_ids": P.topk_ids[:3].contiguous()}, "topk_ids must be a"),
-    "many shared": ({"num_shared": 4}, "num_shared must be at most E=3, got 4"),
+    "many shared": ({"num_shared": 4}, "num_shared must be an int from 0 to 3, got 4"),
     "strided w1": ({"w1": P.w1.transpose(1, 2)}, "w1 must be a|w1 must be contiguous"),
     "a list of w2": ({"w2": P.tables[2]}, "w1 must be a pair of lists, gates and ups"),
     "out": ({"out": torch.zeros(4, 63, dtype=F16)}, r"out must be a \[M=4, D=64\] tensor"),
@@ -203,3 +252,49 @@ def test_supports() -> None:
 def test_configs_that_cannot_be(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# ---------------------------------------------------------------- the layer
+
+
+@pytest.mark.parametrize("is_table", [False, True])
+@pytest.mark.parametrize("shape", [(40, 128, 64, 6, 2, 1), (17, 264, 40, 33, 4, 0)])
+def test_a_layer(shape: tuple[int, ...], is_table: bool, arch: str) -> None:
+    """The router's choice, and its experts; by HIP in four launches, the same in any order."""
+    m, d, i, e, k, shared = shape
+    problem = random_problem(m, d, i, e, k, F16, shared)
+    generator = torch.Generator().manual_seed(7)
+    router = (torch.randn(e - shared, d, generator=generator) / math.sqrt(d)).half()
+    gate, up, down = problem.tables
+    weights = ((gate, up), down) if is_table else (problem.w1, problem.w2)
+    with rfops.vgpu.check() as checked, rfops.vgpu.profile() as p:
+        got = rfops.moe_layer(problem.x, router, *weights, k, num_shared=shared)
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+    assert len(p.launches) == 4 and p.launches[0].kernel == "moe_router"
+    chosen_p, ids = rfops.moe_router(problem.x, router, k)
+    chosen = problem.with_(topk_weights=chosen_p, topk_ids=ids)
+    assert_correct(got, chosen)
+    by_ids = fused_moe(problem.x, *weights, chosen_p, ids, num_shared=shared)
+    assert torch.equal(got, by_ids)
+    config = rfops.moe_layer(problem.x, router, *weights, k, num_shared=shared, config=SMALL)
+    assert_correct(config, chosen)
+
+
+def test_refusals_of_a_layer() -> None:
+    router = torch.zeros(3, 64, dtype=F16)
+    for args, options, message in (
+        ((P.x, router, P.w1, P.w2, 4), {}, "top_k must be at most 3, the experts that are not sh"),
+        ((P.x, router, P.w1, P.w2, 2), {"num_shared": 1}, "routed must be R=3|router_weight must"),
+        ((P.x, router.float(), P.w1, P.w2, 2), {}, "router_weight must be bfloat16 or float16"),
+        ((P.x, None, P.w1, P.w2, 2), {}, "topk_weights and topk_ids must be tensors, both"),
+    ):
+        with pytest.raises(ValueError, match=f"^fused_moe: {message}"):
+            rfops.moe_layer(*args, **options)
+
+
+@pytest.mark.sweep
+def test_a_full_layer_of_64_tokens(arch: str) -> None:
+    """At the challenge's sizes, 8 experts and a shared one."""
+    problem = random_problem(64, 7168, 2048, 9, 4, F16, 1)
+    for is_table in (False, True):
+        assert_correct(run("hip", problem, is_table), problem)

@@ -117,11 +117,12 @@ def run(
         out = torch.full_like(problem.x, math.nan, memory_format=torch.contiguous_format)
     op, call = TABLES if is_table else OP, call_for(problem, is_table)
     weights = problem.weights(is_table)
-    op.prepare(kernel, call, config)(out, problem.x, *weights, *problem.choice)
+    op.prepare(kernel, call, config)(out, problem.x, *weights, *problem.choice, None)
     return out
 
 
 def call_for(problem: Problem, is_table: bool = False) -> Call:
     op, weights = TABLES if is_table else OP, problem.weights(is_table)
-    values = (problem.num_shared, problem.x.dtype, None, None)
+    k, routed = problem.topk_ids.shape[1], problem.w2.shape[0] - problem.num_shared
+    values = (None, k, routed, False, False, problem.x.dtype, None, None)
     return op.check((problem.x, *weights, *problem.choice, *values))[0]

@@ -84,6 +84,7 @@ class Kernel:
     name: ClassVar[str]
     Config: ClassVar[type[Any] | None] = None  # a frozen dataclass: a variant of it
     module: ClassVar[str] = ""  # of a HIP kernel: its entry in compiler_config.json
+    more_modules: ClassVar[tuple[str, ...]] = ()  # of its other launches
     config: ClassVar[Path] = paths.COMPILER_CONFIG  # or in the file that has it
     is_ranked: ClassVar[bool] = False  # whether its candidates come in the order of a cost model
     tuned: ClassVar[Tuned | None] = None  # its own table of defaults

@@ -123,7 +123,8 @@ class Op(Hooks):
     @functools.cached_property
     def modules(self) -> dict[str, Path]:
         """The modules of its kernels: the config file that has each."""
-        return {k.module: k.config for k in self.kernels.values() if k.module}
+        pairs = ((m, k) for k in self.kernels.values() for m in (k.module, *k.more_modules))
+        return {module: kernel.config for module, kernel in pairs if module}
 
     # ------------------------------------------------------------ the call
 

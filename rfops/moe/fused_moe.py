@@ -7,6 +7,7 @@ Weights come stacked, as vLLM has them, or as tables of one tensor an expert (fu
 
 | kernel | what it takes |
 |---|---|
+| hip (fused_moe_hip.py) | gfx942 and gfx950: D and I multiples of 8, up to 512 experts |
 | triton (fused_moe_triton.py) | every architecture that Triton knows |
 | torch | whatever is left, expert by expert |
 """
@@ -20,35 +21,39 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from rfops.dispatch.guards import describe
+from rfops.dispatch.guards import check_int, describe
 from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Draw, grid
 
 from . import fused_moe_tables
 from .experts import Weights, experts_ref, run_experts
-from .fused_moe_tables import Moe
+from .fused_moe_hip import HipMoe
+from .fused_moe_tables import Moe, chosen
 from .fused_moe_triton import TritonMoe
+from .router import moe_router_ref
 
 
 class Torch(Kernel):
     name = "torch"
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        def run(out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, p: Tensor, ids: Tensor) -> None:
-            run_experts(out, x, Weights.stacked(w1, w2), p, ids, c.num_shared)
+        def run(out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, *choice: Any) -> None:
+            run_experts(out, x, Weights.stacked(w1, w2), *chosen(c, x, *choice), c.E - c.R)
 
         return lambda *_sizes: run
 
 
 class _FusedMoe(Moe):
     def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
-        _m, _d, i, e, _k, n = sizes
+        _m, _d, i, e, k, routed, n = sizes
         if n != 2 * i:
             wanted = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
             return "w1", wanted, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
-        return self.refuses_choice(c, e)
+        return self.refuses_choice(c, e, k, routed)
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
+        super().assume(sizes, values)
         sizes.setdefault("N", 2 * sizes["I"])
 
     def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
@@ -64,17 +69,20 @@ OP = _FusedMoe(
     x: bf16|f16[M, D] strided
     w1: bf16|f16[E, N, D] @16
     w2: bf16|f16[E, D, I] @16
-    topk_weights: f32[M, K]
-    topk_ids: i32|i64[M, K]
-    num_shared: int >= 0
+    topk_weights: f32[M, K]?
+    topk_ids: i32|i64[M, K]?
+    router_weight: bf16|f16[R, D]? strided
+    top_k: K >= 1
+    routed: R >= 0
+    renormalize: bool
+    round_scores: bool
     dtype: bf16|f16
     -> out: dtype[M, D]
     """,
-    sizes="M D I E K N",
+    sizes="M D I E K R N",
     positive="E",
     table="M+ D I E K",
-    usual={"num_shared": 0},
-    kernels=(TritonMoe(is_table=False), Torch()),
+    kernels=(HipMoe(is_table=False), TritonMoe(is_table=False), Torch()),
     max_bytes=None,
     shapes={
         # Mixtral 8x7B, Qwen3-30B-A3B and 235B-A22B of TP8, DeepSeek-V3 of TP8
@@ -120,19 +128,56 @@ def fused_moe(
     sum is fp32 in a fixed order: deterministic. A row that is NaN or infinite makes its own result
     so, and no other. Raises ValueError for what does not fit, and what building a kernel raises.
     """
-    is_traced = is_dynamo_compiling()
+    top_k = topk_ids.shape[-1] if isinstance(topk_ids, Tensor) and topk_ids.dim() else 1
+    choice = topk_weights, topk_ids, None, top_k
+    return _call(x, w1, w2, choice, num_shared, (False, False), out, config)
+
+
+def _call(
+    x: Tensor, w1: Any, w2: Any, choice: tuple[Any, ...], num_shared: int, how: tuple[bool, bool],
+    out: Tensor | None, config: Any,
+) -> Tensor:  # fmt: skip
+    """The op of the weights' layout."""
     dtype = x.dtype if isinstance(x, Tensor) else torch.bfloat16
     dtype = dtype if dtype in (torch.bfloat16, torch.float16) else torch.bfloat16  # x is refused
-    choice = topk_weights, topk_ids, num_shared, dtype, out, config
-    call: Callable[..., Tensor] = OP.traced if is_traced else OP.call
+    op: Op = OP
     weights: tuple[Any, ...] = w1, w2
     if isinstance(w1, (tuple, list)) or isinstance(w2, (tuple, list)):
         if not isinstance(w1, (tuple, list)) or len(w1) != 2:
             got = describe(w1) if isinstance(w1, Tensor) else f"{len(w1)} of them"
             OP.fail("w1", "a pair of lists, gates and ups, where w2 is a list", got, OP.hints["w1"])
-        call = fused_moe_tables.OP.traced if is_traced else fused_moe_tables.OP.call
-        weights = *w1, w2
-    return call(x, *weights, *choice)
+        op, weights = fused_moe_tables.OP, (*w1, w2)
+    down = weights[-1]
+    experts = len(down) if not isinstance(down, Tensor) or down.dim() else 0
+    shared = check_int(op.name, "num_shared", num_shared, 0, max(experts, 0))
+    call: Callable[..., Tensor] = op.traced if is_dynamo_compiling() else op.call
+    return call(x, *weights, *choice, experts - shared, *how, dtype, out, config)
+
+
+def moe_layer(
+    x: Tensor,
+    router_weight: Tensor,
+    w1: Tensor | Sequence[Sequence[Tensor]],
+    w2: Tensor | Sequence[Tensor],
+    top_k: int,
+    *,
+    num_shared: int = 0,
+    renormalize: bool = False,
+    round_scores: bool = True,
+    out: Tensor | None = None,
+    config: Any = None,
+) -> Tensor:
+    """A whole mixture: `moe_router` chooses, `fused_moe` computes, [M, D] of x [M, D].
+
+    router_weight : [E - num_shared, D] of x's dtype.
+    top_k, renormalize, round_scores : as of `moe_router`.
+    w1, w2, num_shared, out, config : as of `fused_moe`.
+
+    By HIP four launches, without a copy to the host; the router makes the experts' lists itself.
+    Raises as these two.
+    """
+    choice = None, None, router_weight, top_k
+    return _call(x, w1, w2, choice, num_shared, (renormalize, round_scores), out, config)
 
 
 fused_moe.supports = OP.supports  # type: ignore[attr-defined]
@@ -147,4 +192,17 @@ def fused_moe_ref(
     return made if made.dtype == torch.float64 else made.to(dtype)
 
 
-OP.reference = fused_moe_ref
+def moe_layer_ref(
+    x: Tensor, router_weight: Tensor, w1: Tensor, w2: Tensor, top_k: int, num_shared: int = 0,
+    renormalize: bool = False, round_scores: bool = True, dtype: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    """`moe_layer` in plain fp32 torch, on any device."""
+    p, ids = moe_router_ref(x, router_weight, top_k, renormalize, round_scores)
+    return fused_moe_ref(x, w1, w2, p, ids, num_shared, dtype)
+
+
+def _reference(x: Tensor, w1: Tensor, w2: Tensor, *rest: Any) -> Tensor:
+    return fused_moe_tables.reference_of(Weights.stacked(w1, w2), x, *rest)
+
+
+OP.reference = _reference

@@ -19,6 +19,7 @@ from rfops.triton.bound import BoundTriton
 
 from .align_block_size import moe_align_block_size
 from .experts import with_shared
+from .router import moe_router
 
 _KERNELS = "rfops.moe.fused_moe_triton_kernels"
 _COLUMNS = 1024  # of a program that adds rows
@@ -69,7 +70,7 @@ class TritonMoe(Kernel):
             return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
         if c.D == 0 or c.I == 0 or c.E == 0:
             return f"D={c.D}, I={c.I}, E={c.E}: nothing to multiply"
-        if c.M * (c.K + c.num_shared) + c.E * 256 >= 2**31:
+        if c.M * (c.K + (c.E - c.R)) + c.E * 256 >= 2**31:
             return "more than 2^31 routed rows"
         return None
 
@@ -81,7 +82,7 @@ class TritonMoe(Kernel):
 
     def default(self, c: Call) -> FusedMoeTritonConfig:
         """Tiles as high as an expert has rows."""
-        rows = ceil(c.M * (c.K + c.num_shared), max(c.E, 1))
+        rows = ceil(c.M * (c.K + (c.E - c.R)), max(c.E, 1))
         block_m = min(128, max(16, 1 << (rows - 1).bit_length()))
         if c.arch.startswith("gfx"):
             block_n, block_k = (128, 64) if block_m >= 64 else (64, 64)
@@ -128,15 +129,19 @@ class _Launches:
 
         self.gate_n = gate_n
         self.gate_up, self.down = gemm("gate_up", gate_n, c.D), gemm("down", config.block_n, c.I)
-        self.all_k = c.K + c.num_shared
+        self.all_k = c.K + c.E - c.R
         self.add = BoundTriton(_KERNELS, "add_rows", c.device, (self.all_k, _COLUMNS))
 
     def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
-        *weights, topk_weights, topk_ids = rest
+        *weights, topk_weights, topk_ids, router = rest
         c, config = self.c, self.config
+        if router is not None:
+            topk_weights, topk_ids = moe_router(
+                x, router, c.K, c.renormalize, round_scores=c.round_scores
+            )
         ids = topk_ids
-        if c.num_shared:
-            ids = with_shared(topk_weights, topk_ids, c.E, c.num_shared)[1]
+        if c.E > c.R:
+            ids = with_shared(topk_weights, topk_ids, c.E, c.E - c.R)[1]
         layout = moe_align_block_size(ids, config.block_m, c.E, None, True)
         blocks = layout.expert_ids.numel()
         h = torch.empty((layout.sorted_token_ids.numel(), c.I), dtype=x.dtype, device=x.device)
@@ -157,7 +162,7 @@ class _Launches:
         self.add(
             (c.M, ceil(c.D, _COLUMNS), 1),
             (out, y, topk_weights, topk_ids),
-            (c.D, c.E - c.num_shared, c.K, self.all_k),
+            (c.D, c.R, c.K, self.all_k),
         )
 
     def _weights(self, weights: Sequence[Any]) -> tuple[Any, ...]:

@@ -39,7 +39,8 @@ VEC = 8  # elements that a lane loads at once
     "moe_router",
     kernel="moe_router",
     variants=lambda _arch: [
-        {"IN": "f16", "TILES": 2, "TOP_K": 4, "ROUNDS": 1, "RENORMALIZES": 0},
+        {"IN": "f16", "TILES": 2, "TOP_K": 4, "ROUNDS": 1, "RENORMALIZES": 0, "LISTS": lists}
+        for lists in (0, 1)
     ],
 )
 def moe_router_kernel(
@@ -47,6 +48,9 @@ def moe_router_kernel(
     ids: torch.Tensor,
     x: torch.Tensor,
     w: torch.Tensor,
+    counts: torch.Tensor | None,
+    lists: torch.Tensor | None,
+    slots: torch.Tensor | None,
     m: u32,
     experts: u32,
     k: u32,
@@ -61,39 +65,59 @@ class Hip(Kernel):
     module = "moe_router"
 
     def refuses(self, c: Call) -> str | None:
-        if reason := self.refuses_arch(c) or refuses_choosing(c):
-            return reason
-        if c.D % VEC or c.D == 0:
-            return f"{c.D} elements of a row are not a multiple of {VEC}"
-        for name, rows in (("x", TOKENS), ("router_weight", c.E)):
-            row, column = matrix_strides(c, name, c.D)
-            if column != 1 or row % VEC or c.align(name) % (2 * VEC):
-                return f"{name} does not lie in rows of {2 * VEC} bytes"
-            if row < c.D and rows > 1:
-                return f"rows of {name} overlap"
-            if 2 * rows * row >= MAX_BYTES:
-                return f"{rows} rows of {name} are beyond signed 32-bit offsets (2 GiB)"
-        return None
+        return self.refuses_arch(c) or refuses_choosing(c) or refuses_rows(c, c.E)
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
-        return {
-            "IN": IN_TYPES[c.x_dtype],
-            "TILES": ceil(c.E, 16),
-            "TOP_K": c.K,
-            "ROUNDS": int(c.round_scores),
-            "RENORMALIZES": int(c.renormalize),
-        }
+        return defines(c, c.E, False)
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        bound = moe_router_kernel.bind(c.device, self.defines(c, config), c.arch)
-        launch = bound.prepare((THREADS, 1, 1), (0, 1, 2, 3))
+        launch = prepare(c, c.E, False)
 
         def run_of(m: int, d: int, experts: int, _k: int) -> Run:
-            rows = [2 * matrix_strides(c, name, d)[0] for name in ("x", "router_weight")]
-            run = launch((ceil(m, TOKENS), 1, 1), (m, experts, d, *rows))
-            return lambda results, x, w: run(*results, x, w)
+            run = launch(m, d, experts)
+            return lambda results, x, w: run(*results, x, w, None, None, None)
 
         return run_of
+
+
+def defines(c: Call, experts: int, lists: bool) -> dict[str, Any]:
+    """The kernel's constants; with `lists` it makes fused_moe's lists too."""
+    return {
+        "IN": IN_TYPES[c.x_dtype],
+        "TILES": ceil(experts, 16),
+        "TOP_K": c.K,
+        "ROUNDS": int(c.round_scores),
+        "RENORMALIZES": int(c.renormalize),
+        "LISTS": int(lists),
+    }
+
+
+def prepare(c: Call, experts: int, lists: bool) -> Callable[[int, int, int], Run]:
+    """Makes the launch of M, D and E: on weights, ids, x, router_weight, counts, lists, slots."""
+    bound = moe_router_kernel.bind(c.device, defines(c, experts, lists), c.arch)
+    launch = bound.prepare((THREADS, 1, 1), tuple(range(7)))
+
+    def of_sizes(m: int, d: int, experts: int) -> Run:
+        rows = [2 * matrix_strides(c, name, d)[0] for name in ("x", "router_weight")]
+        run: Run = launch((ceil(m, TOKENS), 1, 1), (m, experts, d, *rows))
+        return run
+
+    return of_sizes
+
+
+def refuses_rows(c: Call, experts: int) -> str | None:
+    """Why the kernel does not take rows that lie as these do."""
+    if c.D % VEC or c.D == 0:
+        return f"{c.D} elements of a row are not a multiple of {VEC}"
+    for name, rows in (("x", TOKENS), ("router_weight", experts)):
+        row, column = matrix_strides(c, name, c.D)
+        if column != 1 or row % VEC or c.align(name) % (2 * VEC):
+            return f"{name} does not lie in rows of {2 * VEC} bytes"
+        if row < c.D and rows > 1:
+            return f"rows of {name} overlap"
+        if 2 * rows * row >= MAX_BYTES:
+            return f"{rows} rows of {name} are beyond signed 32-bit offsets (2 GiB)"
+    return None
 
 
 class Torch(Kernel):

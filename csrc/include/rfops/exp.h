@@ -23,4 +23,10 @@ __device__ inline f32 exp_of(f32 x) {
 
 __device__ inline f32 sigmoid(f32 x) { return 1.0f / (1.0f + exp_of(-x)); }
 
+// x * sigmoid(x) for results of 16 bits: |x| ULP of fp32, in five instructions.
+__device__ inline f32 silu(f32 x) {
+  constexpr f32 kLog2E = 1.44269502f;
+  return x * __builtin_amdgcn_rcpf(1.0f + __builtin_amdgcn_exp2f(x * -kLog2E));
+}
+
 }  // namespace rfops

@@ -58,4 +58,28 @@ __device__ inline f32 sum_of_lanes(f32 value) {
   return reduce_lanes<kLanes>(value, [](f32 a, f32 b) { return a + b; });
 }
 
+namespace details {
+
+// A lane before this one by DPP control; 0 where there is none, or outside the rows of kRows.
+template <int kControl, int kRows>
+__device__ inline u32 before(u32 value) {
+  const int moved =
+      __builtin_amdgcn_update_dpp(0, static_cast<int>(value), kControl, kRows, 0xf, true);
+  return static_cast<u32>(moved);
+}
+
+}  // namespace details
+
+// The sum over this lane and those before it.
+__device__ inline u32 scan_wave(u32 value) {
+  constexpr int kShift = 0x110, kEnd15 = 0x142, kEnd31 = 0x143;  // row_shr, row_bcast15 and 31
+  value += details::before<kShift + 1, 0xf>(value);
+  value += details::before<kShift + 2, 0xf>(value);
+  value += details::before<kShift + 4, 0xf>(value);
+  value += details::before<kShift + 8, 0xf>(value);
+  value += details::before<kEnd15, 0xa>(value);
+  value += details::before<kEnd31, 0xc>(value);
+  return value;
+}
+
 }  // namespace rfops

@@ -1,0 +1,272 @@
+// kStage 1: out[r] = silu(in[t] Wg) * (in[t] Wu)     kStage 2: out[r] = in[r] Wd
+//
+// r goes over the rows of all experts, expert by expert; t is the token of r, by the expert's list,
+// or r's own number where the expert is shared; W are that expert's. f16 or bf16, sums in fp32.
+//
+// Layout. A workgroup a CU takes tile after tile: 256 rows of an expert by 256 rows of weights, of
+// stage 1 128 of gate and 128 of up. Eight waves, 2 along rows and 4 along weights; a wave has
+// every other 32 rows, and of weights 64: of gate 32 and of up 32, so that both of a column meet in
+// one lane. 32 rows that are not there are not multiplied. A step of K goes through registers into
+// one of two LDS buffers while the other is multiplied (tile16.h). Weights are operand A: a lane
+// holds 4 neighbours of a row of out.
+//
+// Promises. Deterministic: a row's sums go along K, wherever it lies. Memory that is not there is
+// not touched. Rows of in and of weights are aligned to 16 bytes; `in` of stage 1, and an expert's
+// weights, are below 2 GiB.
+#include "rfops/block_map.h"
+#include "rfops/epilogue.h"
+#include "rfops/exp.h"
+#include "rfops/experts.h"
+#include "rfops/matrix16.h"
+#include "rfops/tile16.h"
+#include "rfops/waits.h"
+
+#if !defined(RFOPS_IN) || !defined(RFOPS_STAGE) || !defined(RFOPS_TABLE) || !defined(RFOPS_EACH)
+#error "moe_experts needs the RFOPS_ constants below"
+#endif
+
+namespace {
+
+using namespace rfops;
+
+using In = RFOPS_IN;                 // f16 or bf16
+constexpr u32 kStage = RFOPS_STAGE;  // 1: gate, up and SiLU; 2: down
+constexpr u32 kTable = RFOPS_TABLE;  // experts of a table of [K, N]; 0: stacked [E, N, K]
+constexpr u32 kEach = RFOPS_EACH;    // experts of a lane
+#if defined(__gfx950__)
+constexpr u32 kStep = kTable > 0 ? 32 : 64;  // of K; columns want registers for turning them round
+#else
+constexpr u32 kStep = 32;
+#endif
+constexpr u32 kRows = 256, kColumns = 256;  // of a tile
+constexpr u32 kMWaves = 2, kNWaves = 4, kThreads = kMWaves * kNWaves * kWaveSize;
+constexpr u32 kSub = 32, kSubs = kRows / kSub / kMWaves;  // rows of an operand; of a wave
+constexpr u32 kOutColumns = kStage == 1 ? kColumns / 2 : kColumns;
+using Lds = Rows16<kStep>;
+using Experts = ExpertRows<kRows, kEach>;
+
+struct Stage {
+  u8 rows[kRows * Lds::kBytes], weights[kColumns * Lds::kBytes];
+};
+struct Memory {
+  Stage stage[2];
+};
+static_assert(sizeof(Memory) <= kLdsBytes, "one workgroup a CU");
+__shared__ Memory memory;
+
+template <u32 kCount>
+struct Pointers {
+  const In* of[kCount];
+};
+
+// What multiplies an expert's rows: of stage 1 gate and up, of stage 2 down, twice.
+struct Weights {
+  const In *first, *second;
+  u32 n, k;
+};
+
+// Of a row of LDS: its column of out, and whether it is of the second matrix.
+struct Column {
+  u32 n;
+  bool is_second;
+};
+__device__ inline Column column_of(u32 row) {
+  if constexpr (kStage == 2) return {row, false};
+  return {row / 64 * 32 + row % 32, row % 64 >= 32};
+}
+
+using RowsLoader = RowLoader<kStep, kThreads>;
+
+struct Stacked {
+  using Loader = RowLoader<kStep, kThreads>;
+  static __device__ Loader load(const Weights& w, u32 n0) {
+    const u32 row_bytes = w.k * sizeof(In), rows = kStage == 1 ? 2 * w.n : w.n;
+    return Loader(make_buffer(w.first, rows * row_bytes), [&](u32 row) {
+      const Column c = column_of(row);
+      return n0 + c.n < w.n ? (n0 + c.n + (c.is_second ? w.n : 0)) * row_bytes : kOutside;
+    });
+  }
+  static constexpr u32 row_of(u32 row) { return row; }
+};
+struct Tables {
+  using Loader = ColumnLoader<kStep, kThreads>;
+  static __device__ Loader load(Weights w, u32 n0) {
+    const Column c = column_of(wave_in_group() * 32);
+    const u32 row_bytes = w.n * sizeof(In);
+    const In *first = w.first, *second = w.second;  // a choice of members would be one of addresses
+    return Loader(make_buffer(c.is_second ? second : first, w.k * row_bytes), n0 + c.n, w.n,
+                  row_bytes);
+  }
+  static __device__ u32 row_of(u32 row) { return turned_row(row); }
+};
+template <bool kIsTable>
+struct LayoutOf {
+  using Type = Stacked;
+};
+template <>
+struct LayoutOf<true> {
+  using Type = Tables;
+};
+using Layout = LayoutOf<(kTable > 0)>::Type;
+
+template <u32 kOwn>
+struct Sums {
+  F32x16 of[kOwn > 0 ? kOwn : 1][2];
+};
+
+// All of K: this wave's kOwn times 32 rows by its 64 of weights.
+template <u32 kOwn>
+__device__ inline void multiply_all(Sums<kOwn>& sums, RowsLoader& rows, Layout::Loader& weights,
+                                    u32 k_end) {
+  RFOPS_LDS Memory* const lds = (RFOPS_LDS Memory*)&memory;
+  const u32 lane = lane_in_wave(), wave = wave_in_group();
+  const u32 wave_m = wave / kNWaves, wave_n = wave % kNWaves;
+  const u32 row = lane % kSub, half = lane / kSub;
+  const u32 weight_row = Layout::row_of(row);
+  const auto commit = [&](u32 stage) {
+    rows.commit((LdsBytes*)lds->stage[stage].rows);
+    weights.commit((LdsBytes*)lds->stage[stage].weights);
+  };
+  const auto issue = [&](u32 k) {
+    rows.issue(k, k_end);
+    weights.issue(k, k_end);
+  };
+  issue(0);
+  commit(0);
+  issue(kStep);
+  wait_lds();
+  meet();
+  u32 stage = 0;
+  for (u32 k = 0; k < k_end; k += kStep, stage ^= 1) {
+    commit(stage ^ 1);
+    issue(k + 2 * kStep);
+    const LdsBytes* from_rows = (LdsBytes*)lds->stage[stage].rows + wave_m * kSub * Lds::kBytes;
+    const LdsBytes* from_weights =
+        (LdsBytes*)lds->stage[stage].weights + wave_n * 2 * kSub * Lds::kBytes;
+#pragma unroll
+    for (u32 c = 0; c < Lds::kChunks; c += 2) {
+      U32x4 a[2], b[kOwn > 0 ? kOwn : 1];
+#pragma unroll
+      for (u32 j = 0; j < 2; ++j) {
+        a[j] = lds_load_16(from_weights + j * kSub * Lds::kBytes + Lds::at(weight_row, c + half));
+      }
+#pragma unroll
+      for (u32 i = 0; i < kOwn; ++i) {
+        b[i] = lds_load_16(from_rows + i * kMWaves * kSub * Lds::kBytes + Lds::at(row, c + half));
+      }
+#pragma unroll
+      for (u32 i = 0; i < kOwn; ++i) {
+#pragma unroll
+        for (u32 j = 0; j < 2; ++j) sums.of[i][j] = multiply_32x32<In>(a[j], b[i], sums.of[i][j]);
+      }
+    }
+    wait_lds();
+    meet();
+  }
+}
+
+template <u32 kOwn>
+__device__ inline void store(const Sums<kOwn>& sums, In* out, const ExpertTile& tile, u32 n) {
+  const u32 lane = lane_in_wave(), wave = wave_in_group();
+  const u32 wave_m = wave / kNWaves, wave_n = wave % kNWaves, n0 = tile.n * kOutColumns;
+  OutRows<In>(out, tile.first, tile.first + tile.rows, kRows, n).store([&](auto put) {
+#pragma unroll
+    for (u32 i = 0; i < kOwn; ++i) {
+      const u32 row = (i * kMWaves + wave_m) * kSub + lane % kSub;
+#pragma unroll
+      for (u32 q = 0; q < 16; q += 4) {
+        const u32 column = q * 2 + lane / kSub * 4;
+        F32x4 part[2];
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) {
+          part[0][e] = sums.of[i][0][q + e];
+          part[1][e] = sums.of[i][1][q + e];
+        }
+        if constexpr (kStage == 1) {
+#pragma unroll
+          for (u32 e = 0; e < 4; ++e) part[0][e] = silu(part[0][e]) * part[1][e];
+          put(part[0], row, n0 + wave_n * kSub + column);
+        } else {
+          put(part[0], row, n0 + wave_n * 2 * kSub + column);
+          put(part[1], row, n0 + (wave_n * 2 + 1) * kSub + column);
+        }
+        keep_order();  // else all are made before one is stored
+      }
+    }
+  });
+}
+
+template <u32 kOwn>
+__device__ inline void make_tile(u32 own, RowsLoader& rows, Layout::Loader& weights, In* out,
+                                 const ExpertTile& tile, u32 n, u32 k) {
+  if constexpr (kOwn > 0) {
+    if (own < kOwn) return make_tile<kOwn - 1>(own, rows, weights, out, tile, n, k);
+  }
+  Sums<kOwn> sums = {};
+  multiply_all<kOwn>(sums, rows, weights, k);
+  store<kOwn>(sums, out, tile, n);
+}
+
+}  // namespace
+
+#if RFOPS_TABLE
+#define RFOPS_WEIGHTS Pointers<kTable> first, Pointers<kTable> second
+#define RFOPS_KERNEL moe_experts_table
+#else
+#define RFOPS_WEIGHTS const In* __restrict__ first
+#define RFOPS_KERNEL moe_experts
+#endif
+
+extern "C" __global__ void
+    __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2)))
+    RFOPS_KERNEL(In* __restrict__ out,           // [rows, N]
+                 const In* __restrict__ in,      // [M, K], rows in_row bytes apart
+                 RFOPS_WEIGHTS,                  // [E, N or 2 N, K], or [K, N] an expert
+                 const u32* __restrict__ lists,  // [routed, M]; stage 1
+                 u32* __restrict__ counts,       // [routed]; stage 2 leaves them 0
+                 u32* __restrict__ offsets,      // [E + 1]; stage 1 writes them
+                 u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 in_row,
+                 u32 groups) {  // a multiple of 8
+  const u32 n_tiles = (n + kOutColumns - 1) / kOutColumns;
+  const Experts all(experts, n_tiles, [&](u32 e) {
+    if constexpr (kStage == 2) return offsets[e + 1] - offsets[e];
+    return e < routed ? counts[e] : m;
+  });
+  if (group_x() == 0 && wave_in_group() == 0) {
+    if constexpr (kStage == 1) {
+      all.offsets(experts, [&](u32 e, u32 row) { offsets[e] = row; });
+    } else {
+      for (u32 e = lane_in_wave(); e < routed; e += kWaveSize) counts[e] = 0;
+    }
+  }
+  const u32 tiles = all.tiles();
+  // Tiles of an XCD are neighbours, and so are those that its workgroups have at a time.
+  const u32 share = (tiles + kXcds - 1) / kXcds, xcd = group_x() % kXcds;
+  for (u32 at = group_x() / kXcds; at < share; at += groups / kXcds) {
+    const ExpertTile tile = all.tile(xcd * share + at);
+    if (tile.rows == 0) break;
+    Weights w = {nullptr, nullptr, n, k};
+#if RFOPS_TABLE
+    w.first = first.of[tile.expert];
+    w.second = second.of[tile.expert];
+#else
+    w.first = w.second = first + u64{tile.expert} * (kStage == 1 ? 2 * n : n) * k;
+#endif
+    Layout::Loader weights = Layout::load(w, tile.n * kOutColumns);
+    const bool is_list = kStage == 1 && tile.expert < routed;
+    const u32* list = lists + u64{tile.expert} * m + tile.row;
+    const u8* from = reinterpret_cast<const u8*>(in);
+    u32 bytes = (m - 1) * in_row + k * sizeof(In);
+    if constexpr (kStage == 2) {
+      from += u64{tile.first} * in_row;
+      bytes = tile.rows * in_row;
+    }
+    RowsLoader rows(make_buffer(from, bytes), [&](u32 row) {
+      if (row >= tile.rows) return kOutside;
+      return (is_list ? list[row] : kStage == 1 ? tile.row + row : row) * in_row;
+    });
+    // Of every second 32 rows, those that are there.
+    const u32 subs = (tile.rows + kSub - 1) / kSub, wave_m = wave_in_group() / kNWaves;
+    make_tile<kSubs>((subs + 1 - wave_m) / 2, rows, weights, out, tile, n, k);
+  }
+}

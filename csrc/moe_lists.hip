@@ -1,0 +1,58 @@
+// rows[e, i] = the i-th token of expert e,  slots[t, j] = where t is among those of topk_ids[t, j]
+//
+// counts[e] is how many e has; the caller sees to it that it was 0. A token that names an expert
+// twice is in its list once. An id outside 0..E-1 is in none, and has the slot -1.
+//
+// Layout. A lane has a token. A workgroup counts in LDS, and asks for room in each list once.
+//
+// Promises. Lists are in any order, which nothing that is computed by them depends on. No list is
+// longer than M.
+#include "rfops/expert_lists.h"
+#include "rfops/types.h"
+
+#if !defined(RFOPS_ID) || !defined(RFOPS_TOP_K)
+#error "moe_lists needs RFOPS_ID and RFOPS_TOP_K"
+#endif
+
+namespace {
+
+using namespace rfops;
+
+using i64 = long long;
+using Id = RFOPS_ID;  // of topk_ids: i32 or i64
+constexpr u32 kTopK = RFOPS_TOP_K;
+constexpr u32 kThreads = 256;
+constexpr u32 kNone = ~0u;
+
+__shared__ ListRoom<kThreads> room;
+
+}  // namespace
+
+extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
+moe_lists(u32* __restrict__ counts,         // [E]
+          u32* __restrict__ rows,           // [E, M]
+          u32* __restrict__ slots,          // [M, kTopK]
+          const Id* __restrict__ topk_ids,  // [M, kTopK]
+          u32 m, u32 experts) {
+  const u32 token = group_x() * kThreads + thread_in_group();
+  room.clear(experts);
+  u32 expert[kTopK], place[kTopK];
+#pragma unroll
+  for (u32 j = 0; j < kTopK; ++j) {
+    const Id id = token < m ? topk_ids[u64{token} * kTopK + j] : Id{-1};
+    expert[j] = id >= 0 && id < static_cast<Id>(experts) ? static_cast<u32>(id) : kNone;
+    place[j] = kNone;
+#pragma unroll
+    for (u32 i = 0; i < j; ++i) place[j] = expert[i] == expert[j] ? place[i] : place[j];
+    if (expert[j] != kNone && place[j] == kNone) place[j] = room.place(expert[j]);
+  }
+  room.claim(counts, experts);
+  if (token >= m) return;
+#pragma unroll
+  for (u32 j = 0; j < kTopK; ++j) {
+    const bool is_there = expert[j] != kNone;
+    const u32 slot = is_there ? room.slot(expert[j], place[j]) : kNone;
+    if (is_there) rows[u64{expert[j]} * m + slot] = token;  // the same again, named twice
+    slots[u64{token} * kTopK + j] = slot;
+  }
+}

@@ -1,0 +1,228 @@
+"""fused_moe by HIP: four launches, no sort, no copy to the host.
+
+lists     tokens of each expert, by the router or by ids   csrc/moe_router.hip, moe_lists.hip
+experts   gate, up and SiLU of all experts' rows           csrc/moe_experts.hip
+experts   down of them                                     csrc/moe_experts.hip
+add       each token's rows, in a fixed order              csrc/moe_add.hip
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rfops.dispatch.guards import MAX_BYTES
+from rfops.dispatch.heuristic import ceil
+from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.strided import matrix_strides
+from rfops.dispatch.workspace import Workspace
+from rfops.gemm.a8w8_counts import counts
+from rfops.jit import compile_ops, u32
+from rfops.jit.arch import ROWS, WAVE
+from rfops.jit.launch.signature import tensors
+
+from . import router
+from .choosing import refuses_choosing
+
+IN_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}  # in csrc/
+ID_TYPES = {torch.int32: "i32", torch.int64: "i64"}
+VEC = 8  # elements that a lane loads at once
+TOKENS, THREADS = 256, 512  # of a workgroup that makes lists; of one that multiplies
+TILE, XCDS = 256, 8  # rows, and columns of weights; workgroups come in eights
+ADD_COLUMNS = 2048
+TABLE = 64  # experts of a table
+MOST_EXPERTS, MOST_CHOSEN, MOST_SHARED = 512, 16, 8
+
+
+@compile_ops("moe_lists", kernel="moe_lists", variants=lambda _arch: [{"ID": "i32", "TOP_K": 8}])
+def moe_lists_kernel(
+    counts: Tensor, rows: Tensor, slots: Tensor, topk_ids: Tensor, m: u32, experts: u32
+) -> None:
+    """csrc/moe_lists.hip: the shapes stand there."""
+
+
+def _experts_defines(
+    is_table: bool, dtype: torch.dtype, stage: int, experts: int
+) -> dict[str, Any]:
+    return {
+        "IN": IN_TYPES[dtype],
+        "STAGE": stage,
+        "TABLE": TABLE if is_table else 0,
+        "EACH": ceil(experts, WAVE),
+    }
+
+
+@compile_ops(
+    "moe_experts",
+    kernel="moe_experts",
+    variants=lambda _arch: [_experts_defines(False, torch.bfloat16, s, 64) for s in (1, 2)],
+)
+def moe_experts_kernel(
+    out: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    lists: Tensor,
+    counts: Tensor,
+    offsets: Tensor,
+    m: u32,
+    routed: u32,
+    experts: u32,
+    n: u32,
+    k: u32,
+    in_row: u32,
+    groups: u32,
+) -> None:
+    """csrc/moe_experts.hip: the shapes stand there."""
+
+
+@compile_ops(
+    "moe_experts",
+    kernel="moe_experts_table",
+    variants=lambda _arch: [_experts_defines(True, torch.float16, s, 64) for s in (1, 2)],
+)
+def moe_experts_table_kernel(
+    out: Tensor,
+    x: Tensor,
+    first: tensors(TABLE),  # type: ignore[valid-type]
+    second: tensors(TABLE),  # type: ignore[valid-type]
+    lists: Tensor,
+    counts: Tensor,
+    offsets: Tensor,
+    m: u32,
+    routed: u32,
+    experts: u32,
+    n: u32,
+    k: u32,
+    in_row: u32,
+    groups: u32,
+) -> None:
+    """csrc/moe_experts.hip: the shapes stand there."""
+
+
+@compile_ops(
+    "moe_add",
+    kernel="moe_add",
+    variants=lambda _arch: [{"IN": "bf16", "ID": "i32", "TOP_K": 8, "SHARED": 0}],
+)
+def moe_add_kernel(
+    out: Tensor,
+    rows: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    slots: Tensor,
+    offsets: Tensor,
+    n: u32,
+    routed: u32,
+) -> None:
+    """csrc/moe_add.hip: the shapes stand there."""
+
+
+class HipMoe(Kernel):
+    name = "hip"
+    module = "moe_experts"
+    more_modules = ("moe_lists", "moe_add")  # and the router's
+
+    def __init__(self, is_table: bool) -> None:
+        self.is_table = is_table  # weights come in tables of [K, N]
+
+    def refuses(self, c: Call) -> str | None:
+        if reason := self.refuses_arch(c):
+            return reason
+        most = TABLE if self.is_table else MOST_EXPERTS
+        if c.E > most or c.K > MOST_CHOSEN or (c.E - c.R) > MOST_SHARED:
+            chosen = f"{c.K} + {(c.E - c.R)} of {c.E} experts"
+            return f"{chosen} are more than {MOST_CHOSEN} + {MOST_SHARED} of {most}"
+        if c.D % VEC or c.I % VEC or c.D == 0 or c.I == 0:
+            return f"D={c.D}, I={c.I}: no multiples of {VEC}"
+        row, column = matrix_strides(c, "x", c.D)
+        if column != 1 or row % VEC or c.align("x") % (2 * VEC) or (row < c.D and c.M > 1):
+            return f"x does not lie in rows of {2 * VEC} bytes"
+        if 2 * c.M * row >= MAX_BYTES:
+            return "x is beyond signed 32-bit offsets (2 GiB)"
+        if c.has("router_weight"):
+            reason = refuses_choosing(c) or router.refuses_rows(c, c.R)
+            if reason:
+                return f"the router's {reason}"
+        if 4 * c.D * c.I >= MAX_BYTES or 2 * TILE * max(c.D, c.I) >= MAX_BYTES:
+            return "an expert's weights are beyond signed 32-bit offsets (2 GiB)"
+        if c.M * (c.K + (c.E - c.R)) * ceil(max(c.D, c.I), TILE // 2) >= 2**31:
+            return "more than 2^31 routed rows"
+        return None
+
+    def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
+        return _experts_defines(self.is_table, c.x_dtype, 1, c.E)
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        return lambda *sizes: _Launches(
+            c.with_sizes(**dict(zip(c.sizes, sizes, strict=True))), self.is_table
+        )
+
+
+class _Launches:
+    """Of one call. Lists are in the workspace; what experts make is torch's allocator's."""
+
+    def __init__(self, c: Call, is_table: bool) -> None:
+        self.c, self.is_table = c, is_table
+        ids = ID_TYPES[c.values.get("topk_ids_dtype", torch.int32)]
+        routed, m = c.R, c.M
+        self.rows = m * (c.K + c.E - c.R)
+        self.scratch = Workspace(
+            c.device,
+            (routed * m, torch.int32),  # lists
+            (m * c.K, torch.int32),  # slots
+            (c.E + 1, torch.int32),  # offsets
+            (m * c.K, torch.float32),  # weights and ids, where a router makes them
+            (m * c.K, torch.int32),
+        )
+        of_ids = {"ID": ids, "TOP_K": c.K}
+        self.is_routed = c.has("router_weight")
+        if self.is_routed:
+            self.lists = router.prepare(c, routed, True)(m, c.D, routed)
+        else:
+            launch = _bind(c, moe_lists_kernel, of_ids, TOKENS, 4)
+            self.lists = launch((ceil(m, TOKENS), 1, 1), (m, routed))
+        self.gate_up = self._experts(1, c.I, c.D, matrix_strides(c, "x", c.D)[0])
+        self.down = self._experts(2, c.D, c.I, c.I)
+        add = {"IN": IN_TYPES[c.x_dtype], **of_ids, "SHARED": (c.E - c.R)}
+        grid = m, ceil(c.D, ADD_COLUMNS), 1
+        self.add = _bind(c, moe_add_kernel, add, 256, 6)(grid, (c.D, routed))
+
+    def _experts(self, stage: int, n: int, k: int, row: int) -> Run:
+        c = self.c
+        kernel = moe_experts_table_kernel if self.is_table else moe_experts_kernel
+        launch = _bind(c, kernel, _experts_defines(self.is_table, c.x_dtype, stage, c.E), THREADS,
+                       7 if self.is_table else 6)  # fmt: skip
+        routed_rows = c.M * c.K
+        m_tiles = ceil(routed_rows, TILE) + min(routed_rows, c.E) + (c.E - c.R) * ceil(c.M, TILE)
+        tiles = m_tiles * ceil(n, TILE // 2 if stage == 1 else TILE)
+        groups = min(ROWS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
+        numbers = c.M, c.R, c.E, n, k, 2 * row, groups
+        run: Run = launch((groups, 1, 1), numbers)
+        return run
+
+    def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
+        *weights, p, ids, router_weight = rest
+        c = self.c
+        lists, slots, offsets, made_p, made_ids = self.scratch()
+        counted = counts(c.device, c.E)
+        h = torch.empty((self.rows, c.I), dtype=x.dtype, device=x.device)
+        y = torch.empty((self.rows, c.D), dtype=x.dtype, device=x.device)
+        if self.is_table:
+            gate, up, down = ((*w, *[None] * (TABLE - c.E)) for w in weights)
+            weights = [gate, up, down, down]
+        half = len(weights) // 2
+        if self.is_routed:
+            p, ids = made_p, made_ids
+            self.lists(p, ids, x, router_weight, counted, lists, slots)
+        else:
+            self.lists(counted, lists, slots, ids)
+        self.gate_up(h, x, *weights[:half], lists, counted, offsets)
+        self.down(y, h, *weights[half:], lists, counted, offsets)
+        self.add(out, y, p, ids, slots, offsets)
+
+
+def _bind(c: Call, kernel: Any, defines: Mapping[str, Any], threads: int, given: int) -> Any:
+    return kernel.bind(c.device, defines, c.arch).prepare((threads, 1, 1), tuple(range(given)))
