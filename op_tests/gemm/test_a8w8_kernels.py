@@ -304,22 +304,28 @@ def test_configs_that_cannot_be(make: Any, message: str) -> None:
 # ---------------------------------------------------------------- size
 
 
-def test_operands_beyond_2_gib(variant: Variant) -> None:
-    """Rows of w far apart, of which the last lie beyond 2 GiB; the others are zeros."""
-    k, apart = variant.shape[2], 4 << 20
-    n = 2**31 // apart + 21
-    tail = problem_of(variant._replace(shape=(2, 20, k)))
-    memory = torch.empty(n * apart, dtype=torch.uint8)  # hardly any of it is touched
-    w = memory.view(n, apart)[:, :k].zero_().view(tail.w.dtype)
-    w_scale = torch.ones(-(-n // 128), k // 128)
-    w[-20:] = tail.w
-    w_scale[-1] = tail.w_scale[0]
-    assert n // 128 == (n - 20) // 128, "the tail lies in one block"
-    assert w.stride(0) * (n - 20) > 2**31
-    problem = Problem(tail.x, w, tail.x_scale, w_scale)
-    got = run(variant.kernel, problem, variant.config)
-    assert (got[:, :-20] == 0).all()
-    assert_correct(got[:, -20:].contiguous(), tail)
+def test_operands_beyond_4_gib(variant: Variant) -> None:
+    """Rows of w, as far apart as the kernel takes them, pass 2 and 4 GiB: offsets that wrap round
+    would find other rows, or memory that was never touched. And just beyond that it refuses."""
+    kernel = OP.kernels[variant.kernel]
+    m, _, k = variant.shape
+    row = (2**31 - 1 - k) // kernel.most_rows // 16 * 16
+    n = 2**32 // row + kernel.most_rows + 22
+    problem = problem_of(variant._replace(shape=(m, n, k)))
+    w = far_apart(problem.w, row)
+    assert w[-1].data_ptr() - w.data_ptr() > 2**32
+    got = run(variant.kernel, problem.with_(w=w), variant.config)
+    assert_correct(got, problem)
+    too_far = call_for(problem.with_(w=far_apart(problem.w[:2], row + 16)), torch.bfloat16)
+    wanted = f"{kernel.most_rows} rows of w are beyond signed 32-bit offsets"
+    assert wanted in str(kernel.refuses(too_far))
+
+
+def far_apart(tensor: torch.Tensor, row: int) -> torch.Tensor:
+    """Its rows, `row` bytes from one to the next; what is between is never touched."""
+    rows, k = tensor.shape
+    memory = torch.empty((rows - 1) * row + k, dtype=torch.uint8).view(tensor.dtype)
+    return memory.as_strided((rows, k), (row, 1)).copy_(tensor)
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])

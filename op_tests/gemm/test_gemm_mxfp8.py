@@ -32,6 +32,7 @@ from support.mxfp8_problems import (
     fp8,
     one_block,
     random_problem,
+    some_rows,
     surround,
     valid,
 )
@@ -69,12 +70,15 @@ def test_model_shapes(k: int, n: int, m: int, gfx950: torch.device) -> None:
     assert_correct(gemm_mxfp8(*problem.args), problem)
 
 
+SWEPT_M = (*ALL_M, 32, 64)
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize("m", [*ALL_M, 32, 64])
+@pytest.mark.parametrize("m", SWEPT_M)
 @pytest.mark.parametrize(("k", "n"), ALL_SHAPES)
 def test_model_shapes_all_m(k: int, n: int, m: int, gfx950: torch.device) -> None:
-    problem = random_problem(m, n, k, seed=1).to(gfx950)
-    assert_correct(gemm_mxfp8(*problem.args), problem)
+    problem, product = some_rows(m, SWEPT_M, n, k)
+    assert_correct(gemm_mxfp8(*problem.to(gfx950).args), problem, product=product)
 
 
 @pytest.mark.parametrize("n", [1, 3, 17, 127])

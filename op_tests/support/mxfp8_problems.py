@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +24,7 @@ MODEL_SHAPES = {
 ALL_SHAPES = [shape for shapes in MODEL_SHAPES.values() for shape in shapes]
 
 
+Product = tuple[torch.Tensor, torch.Tensor]  # exact, and of |x| and |w|
 NAN = (0x7F, 0x7F, 255, 255)  # bytes of the four tensors
 
 
@@ -81,11 +84,32 @@ def exact_product(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     return exact, total
 
 
-def assert_correct(got: torch.Tensor, problem: Problem, config: GemvConfig | None = None) -> None:
+@functools.lru_cache(maxsize=1)
+def _all_rows(counts: tuple[int, ...], n: int, k: int) -> tuple[Problem, Product]:
+    problem = random_problem(sum(counts), n, k, seed=1)
+    return problem, exact_product(problem)
+
+
+def some_rows(m: int, counts: Sequence[int], n: int, k: int) -> tuple[Problem, Product]:
+    """A problem of m rows, one of `counts`, with rows of its own for each, and its exact product.
+    They share w, of which float64 takes far longer than a kernel does."""
+    problem, (exact, total) = _all_rows(tuple(counts), n, k)
+    first = sum(counts[: list(counts).index(m)])
+    rows = slice(first, first + m)
+    own = Problem(problem.x[rows], problem.w, problem.x_scale[rows], problem.w_scale)
+    return own, (exact[rows], total[rows])
+
+
+def assert_correct(
+    got: torch.Tensor,
+    problem: Problem,
+    config: GemvConfig | None = None,
+    product: Product | None = None,
+) -> None:
     """Against float64, within the derived tolerance; NaN and infinities at the same places."""
     (m, k), n, dtype = problem.x.shape, problem.w.shape[0], got.dtype
     assert got.shape == (m, n)
-    exact, total = exact_product(problem)
+    exact, total = product or exact_product(problem)
     beyond = exact.abs() > torch.finfo(dtype).max * (1 + HALF_ULP[dtype])
     bound = tolerance(exact, total, depth(m, n, k, config), dtype)
     assert_within(got, torch.where(beyond, exact.sign() * math.inf, exact), bound)
