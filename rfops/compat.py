@@ -1,10 +1,11 @@
 """Drop-ins with the names, signatures and meaning of aiter's.
 
 `gemm_a8w8_blockscale` and `gemm_a8w8_blockscale_bpreshuffle`, as vLLM and SGLang call them, always
-have a result. `mxfp8_gemv` and `grouped_gemm_mxfp8` are those of pull request 3783: each gives the
-HIP kernel's result, or None where HIP does not engage: no kernel for the device, the
-shape or the dtype, sizes beyond the kernels' offsets (2 GiB), a layout that they do not take, or a
-tuned row that says Triton is faster. A caller keeps its own fallback for None:
+have a result, as have those for MXFP4 (rfops/gemm/mxfp4_compat.py). `mxfp8_gemv` and
+`grouped_gemm_mxfp8` are those of pull request 3783: each gives the HIP kernel's result, or None
+where HIP does not engage: no kernel for the device, the shape or the dtype, sizes beyond the
+kernels' offsets (2 GiB), a layout that they do not take, or a tuned row that says Triton is faster.
+A caller keeps its own fallback for None:
 
     y = mxfp8_gemv(xq, x_scale, wq, w_scale, torch.bfloat16)
     if y is None: ...
@@ -26,6 +27,15 @@ from rfops.dispatch.guards import OUT_DTYPES, Guard
 from rfops.dispatch.layout import Shuffled
 from rfops.dispatch.op import Op
 from rfops.gemm.a8w8_blockscale import gemm_a8w8_blockscale as _gemm_a8w8_blockscale
+from rfops.gemm.mxfp4_compat import (
+    dynamic_mxfp4_quant,
+    gemm_a4w4,
+    gemm_a16wfp4,
+    gemm_a16wfp4_preshuffle,
+    gemm_afp4wfp4,
+    gemm_afp4wfp4_preshuffle,
+    gemm_afp4wfp4_preshuffled_weight_scales,
+)
 from rfops.gemm.mxfp8 import OP as DENSE
 from rfops.gemm.mxfp8 import gemm_mxfp8
 from rfops.jit.errors import show
@@ -37,8 +47,15 @@ from rfops.quantization.shuffle import WEIGHT
 ALIGN = 16  # bytes: a lane's load
 
 __all__ = [
+    "dynamic_mxfp4_quant",
+    "gemm_a4w4",
     "gemm_a8w8_blockscale",
     "gemm_a8w8_blockscale_bpreshuffle",
+    "gemm_a16wfp4",
+    "gemm_a16wfp4_preshuffle",
+    "gemm_afp4wfp4",
+    "gemm_afp4wfp4_preshuffle",
+    "gemm_afp4wfp4_preshuffled_weight_scales",
     "grouped_gemm_mxfp8",
     "mxfp8_gemv",
 ]

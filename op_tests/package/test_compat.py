@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +14,14 @@ import rfops
 from rfops import compat
 from rfops.compat import grouped_gemm_mxfp8, mxfp8_gemv
 from rfops.dispatch import tuned_table
+from rfops.dispatch.declare import FP4
 from rfops.gemm.mxfp8 import OP
 from rfops.gemm.mxfp8_gemv import mxfp8_gemv as gemv_kernel
 from support.a8w8_problems import Problem as BlockProblem
 from support.a8w8_problems import assert_correct as assert_blocks_correct
 from support.a8w8_problems import random_problem as random_blocks
+from support.mxfp4_problems import assert_correct as assert_fp4_correct
+from support.mxfp4_problems import random_problem as random_fp4
 from support.mxfp8_problems import assert_correct, bytes_of, fp8, random_problem
 
 pytestmark = pytest.mark.requires_gfx950
@@ -40,13 +45,35 @@ def test_signatures() -> None:
         "mul_weight_by", "topk_ids",
     ]  # fmt: skip
     blockscale = {"gemm_a8w8_blockscale", "gemm_a8w8_blockscale_bpreshuffle"}
-    assert set(compat.__all__) == {"mxfp8_gemv", "grouped_gemm_mxfp8", *blockscale}
+    mxfp4 = set(MXFP4_SIGNATURES)
+    assert set(compat.__all__) == {"mxfp8_gemv", "grouped_gemm_mxfp8", *blockscale, *mxfp4}
     names = ["XQ", "WQ", "x_scale", "w_scale", "dtype"]
     assert list(inspect.signature(compat.gemm_a8w8_blockscale).parameters) == [
         *names, "isBpreshuffled"
     ]  # fmt: skip
     bpreshuffle = inspect.signature(compat.gemm_a8w8_blockscale_bpreshuffle)
     assert list(bpreshuffle.parameters) == [*names, "out"]
+
+
+# Of aiter e404860, in order.
+MXFP4_SIGNATURES = {
+    "gemm_a4w4": "A B A_scale B_scale bias dtype alpha beta bpreshuffle apreshuffle global_A_scale "
+                 "global_B_scale",
+    "gemm_a16wfp4": "x w w_scales atomic_add dtype y config",
+    "gemm_a16wfp4_preshuffle": "x w w_scales prequant dtype y config skip_reduce",
+    "gemm_afp4wfp4": "x w x_scales w_scales dtype y config skip_reduce",
+    "gemm_afp4wfp4_preshuffle": "x_fp4 w_preshuf x_scales w_scales dtype y config skip_reduce",
+    "gemm_afp4wfp4_preshuffled_weight_scales": "x w x_scales w_scales dtype y config",
+    "dynamic_mxfp4_quant": "x scaling_mode",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MXFP4_SIGNATURES)
+def test_mxfp4_signatures(name: str) -> None:
+    function = getattr(compat, name)
+    assert " ".join(inspect.signature(function).parameters) == MXFP4_SIGNATURES[name]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
+        function(unknown=1)
 
 
 @pytest.mark.parametrize("m", [1, 4, 8, 16])
@@ -233,3 +260,128 @@ def test_bpreshuffle_of_weights_that_cannot_be() -> None:
     problem = random_blocks(5, 140, 256, "gfx950")
     with pytest.raises(ValueError, match="N must be a multiple of 16 where w is shuffled"):
         compat.gemm_a8w8_blockscale_bpreshuffle(*problem.args)
+
+
+# ---------------------------------------------------------------- MXFP4
+
+
+def loaded(m: int, n: int = 96, k: int = 256) -> tuple[Any, Any, Any]:
+    """x in bf16, and weights as checkpoints have them: bytes."""
+    problem = random_fp4(m, n, k)
+    return problem, problem.w, problem.w_scale
+
+
+@pytest.mark.parametrize("m", [5, 40])
+def test_a4w4_as_vllm_calls_it(m: int) -> None:
+    """gemm_with_dynamic_quant of quark_ocp_mx.py with assembly kernels: weights that were shuffled
+    when they were loaded, torch's own dtypes, an `out` of whole tiles in the fifth place."""
+    problem, w, w_scale = loaded(m)
+    weight, weight_scale = rfops.shuffle_weight(w).data, rfops.shuffle_scale(w_scale).data
+    x_q, x_s = rfops.quant_mxfp4(problem.x, dtype=FP4)
+    x_s = rfops.shuffle_scale(x_s).data
+    y = torch.full(((m + 31) // 32 * 32, 96), math.nan, dtype=BF16)
+    got = compat.gemm_a4w4(
+        x_q, weight.view(FP4), x_s, weight_scale.view(x_s.dtype), y, bpreshuffle=True
+    )
+    assert got is y and y[m:].isnan().all()
+    assert_fp4_correct(y[:m], problem)
+
+
+def test_a4w4_as_sglang_calls_it() -> None:
+    """Without `out`, dtype by name; a bias as aiter has it; any leading dimensions; alpha."""
+    problem, w, w_scale = loaded(6)
+    weight, weight_scale = rfops.shuffle_weight(w).data, rfops.shuffle_scale(w_scale).data
+    x_q, x_s = rfops.quant_mxfp4(problem.x)
+    x_s = rfops.shuffle_scale(x_s).data
+    got = compat.gemm_a4w4(x_q, weight, x_s, weight_scale.view(x_s.dtype), dtype=torch.float16,
+                           bpreshuffle=True)  # fmt: skip
+    assert got.dtype == torch.float16
+    assert_fp4_correct(got, problem)
+    bias = torch.randn(1, 96, generator=torch.Generator().manual_seed(0)) * 64
+    third = x_q.view(2, 3, -1)
+    got = compat.gemm_a4w4(third, weight, x_s, weight_scale, bias, BF16, None, None)
+    assert got.shape == (2, 3, 96)
+    assert_fp4_correct(got.view(6, 96), problem.with_(bias=bias[0]))
+    twice = compat.gemm_a4w4(x_q, weight, x_s, weight_scale, None, torch.float32, 2.0)
+    once = compat.gemm_a4w4(x_q, weight, x_s, weight_scale, None, torch.float32)
+    assert torch.equal(twice, 2 * once)
+    raw = compat.gemm_a4w4(x_q, w, x_s, weight_scale, dtype=torch.float32, bpreshuffle=False)
+    assert_fp4_correct(raw, problem)
+
+
+@pytest.mark.parametrize("m", [5, 40])
+def test_preshuffle_as_vllm_calls_it(m: int) -> None:
+    """gemm_afp4wfp4_preshuffled_weight_scales with views of bytes, raw scales of x below M = 32;
+    and SGLang's call of the newer name."""
+    problem, w, w_scale = loaded(m)
+    weight, weight_scale = rfops.shuffle_weight(w).data, rfops.shuffle_scale(w_scale).data[:96]
+    x_q, x_s = rfops.quant_mxfp4(problem.x, dtype=FP4)
+    if m >= 32:
+        x_s = rfops.shuffle_scale(x_s).data
+        x_s = x_s.view(torch.uint8).view(x_s.shape[0] // 32, -1)
+    else:
+        x_s = x_s[:m, ...].view(torch.uint8)
+    y = torch.full((m, 96), math.nan, dtype=BF16)
+    w_bytes = weight.view(torch.uint8).view(96 // 16, -1)
+    w_s = weight_scale.view(torch.uint8).view(weight_scale.shape[0] // 32, -1)
+    args = x_q.view(torch.uint8), w_bytes, x_s, w_s, BF16, y
+    for function in (compat.gemm_afp4wfp4_preshuffled_weight_scales,
+                     compat.gemm_afp4wfp4_preshuffle):  # fmt: skip
+        y.fill_(math.nan)
+        assert function(*args) is y
+        assert_fp4_correct(y, problem)
+
+
+def test_afp4wfp4_as_vllm_calls_it() -> None:
+    """dynamic_mxfp4_quant, then gemm_afp4wfp4 with scales that were transposed when loaded."""
+    problem, w, w_scale = loaded(7)
+    weight_scale = w_scale.T.contiguous()
+    x_q, x_s = compat.dynamic_mxfp4_quant(problem.x)
+    assert x_q.dtype == x_s.dtype == torch.uint8 and x_s.shape == (7, 8)
+    y = torch.full((7, 96), math.nan, dtype=torch.float16)
+    assert compat.gemm_afp4wfp4(x_q, w, x_s, weight_scale.T, torch.float16, y) is y
+    assert_fp4_correct(y, problem)
+
+
+def test_a16wfp4_as_the_challenge_calls_it() -> None:
+    """gemm_a16wfp4_preshuffle on the first N rows of padded scales; and on raw ones."""
+    problem, w, w_scale = loaded(9)
+    weight, scale = rfops.shuffle_weight(w).data, rfops.shuffle_scale(w_scale).data
+    scale = scale.view(torch.uint8)[:96, :].contiguous().reshape(96 // 32, 256)
+    got = compat.gemm_a16wfp4_preshuffle(problem.x, weight.reshape(96 // 16, 128 * 16), scale,
+                                         prequant=True, dtype=BF16)  # fmt: skip
+    assert_fp4_correct(got, problem)
+    y = torch.full((9, 96), math.nan, dtype=BF16)
+    assert compat.gemm_a16wfp4(problem.x, w, w_scale, False, BF16, y, None) is y
+    assert_fp4_correct(y, problem)
+    added = compat.gemm_a16wfp4(problem.x, w, w_scale, True, torch.float32, torch.ones(9, 96))
+    assert_fp4_correct(added, problem.with_(bias=torch.ones(96)))
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "message"),
+    [
+        ("gemm_a4w4", {"beta": 1.0}, "gemm_a4w4: beta must be 0 or None, got 1.0; there is no C"),
+        ("gemm_a4w4", {"apreshuffle": True}, "gemm_a4w4: apreshuffle must be None or False"),
+        ("gemm_a4w4", {"global_A_scale": torch.ones(1)}, "global_A_scale must be None.*NVFP4"),
+        ("gemm_a4w4", {"dtype": torch.uint8}, "gemm_afp4wfp4: dtype must be bfloat16"),
+        ("gemm_afp4wfp4", {"config": {"BLOCK_SIZE_M": 16}}, "config must be None.*its own tuned"),
+        ("gemm_afp4wfp4", {"skip_reduce": True}, "gemm_afp4wfp4: skip_reduce must be None or"),
+    ],
+)
+def test_mxfp4_refusals(name: str, more: dict[str, Any], message: str) -> None:
+    problem, w, w_scale = loaded(4)
+    x_q, x_s = compat.dynamic_mxfp4_quant(problem.x)
+    if name == "gemm_a4w4":
+        x_s, w_scale = (rfops.shuffle_scale(s).data for s in (x_s, w_scale))
+    with pytest.raises(ValueError, match=message):
+        getattr(compat, name)(x_q, w, x_s, w_scale, **more)
+
+
+def test_mxfp4_raw_scales_are_not_taken_for_shuffled_ones() -> None:
+    problem, w, w_scale = loaded(4)
+    x_q, x_s = compat.dynamic_mxfp4_quant(problem.x)
+    with pytest.raises(ValueError, match=r"x_scale must be a \[32 or more, 8\] tensor, 32x8, got"):
+        compat.gemm_a4w4(x_q, w, x_s, w_scale)
+    with pytest.raises(ValueError, match="prequant must be True"):
+        compat.gemm_a16wfp4_preshuffle(problem.x, w, w_scale, False)

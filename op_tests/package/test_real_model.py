@@ -7,8 +7,17 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rfops import gemm_mxfp8, quant_mxfp8
+from rfops import (
+    gemm_a16wfp4,
+    gemm_mxfp8,
+    quant_mxfp4,
+    quant_mxfp8,
+    shuffle_scale,
+    shuffle_weight,
+)
 from rfops.cli.real_input import INSTALL, LAYERS, encode, model_folder
+from rfops.dispatch.layout import Shuffled
+from rfops.quantization.mxfp4 import dequant_mxfp4
 
 pytestmark = pytest.mark.skipif(
     model_folder() is None, reason=f"no real weights ({INSTALL}); a linear of random ones: gemm/"
@@ -46,6 +55,36 @@ def test_minilm_encoder(gfx950: torch.device, figure: Callable[[str], None]) -> 
     assert (cosine > 0.99).all(), cosine
     similar = expected @ expected.T
     torch.testing.assert_close(got @ got.T, similar, rtol=0, atol=0.03)
+
+
+@pytest.mark.requires_gfx950
+def test_minilm_encoder_in_mxfp4(gfx950: torch.device, figure: Callable[[str], None]) -> None:
+    """Weights and activations of four bits in every layer: what plain fp32 makes of the same
+    quantised values, and as close to the fp32 model as such values are."""
+    quantised: dict[int, tuple[Shuffled, Shuffled]] = {}
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        key = weight.data_ptr()
+        if key not in quantised:
+            payload, scale = quant_mxfp4(weight)
+            shuffled = shuffle_weight(payload), shuffle_scale(scale)
+            quantised[key] = shuffled[0].to(gfx950), shuffled[1].to(gfx950)
+        rows = x.to(torch.bfloat16).to(gfx950)
+        out = gemm_a16wfp4(rows, *quantised[key], torch.float32, bias=bias.to(gfx950))
+        return out.cpu()
+
+    def plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        wide = (dequant_mxfp4(*quant_mxfp4(t)) for t in (x.to(torch.bfloat16), weight))
+        return torch.nn.functional.linear(*wide, bias)
+
+    expected, same, got = (encode(SENTENCES, *f) for f in ((), (plain,), (linear,)))
+    assert len(quantised) == 6 * LAYERS
+    similarity = torch.nn.functional.cosine_similarity
+    cosine = similarity(got, expected)
+    figure(f"MiniLM in MXFP4 against fp32: cosine {cosine.min():.4f} at least")
+    assert (similarity(got, same) > 0.999).all(), similarity(got, same)
+    assert (cosine > 0.9).all(), cosine
+    torch.testing.assert_close(got @ got.T, expected @ expected.T, rtol=0, atol=0.03)
 
 
 def test_the_encoder_is_the_real_one() -> None:

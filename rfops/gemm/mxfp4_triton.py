@@ -99,16 +99,18 @@ class TritonGemm(Kernel):
     def candidates(self, c: Call) -> list[Mxfp4TritonConfig]:
         """The default, and others near it."""
         first = self.default(c)
-        tiles = [(bm, bn) for bm in (16, 32, 64, 128) for bn in (32, 64, 128)]
-        splits = sorted({1, 2, 4, 8, first.splits} & set(range(1, max(2, c.K // 256 + 1))))
+        few = c.M <= 32
+        rows = (first.block_m,) if few else (first.block_m // 2, first.block_m, 2 * first.block_m)
+        parts = sorted({1, first.splits, max(1, first.splits // 2), 2 * first.splits})
         made = [
-            Mxfp4TritonConfig(*tile, block_k, split, 8, warps, stages)
-            for tile in tiles
-            if tile[0] <= max(16, 2 * first.block_m) and 2 * tile[0] >= first.block_m
-            for block_k in (128, 256)
-            for split in splits
-            for warps in (4, 8)
-            for stages in ((2,) if c.arch.startswith("gfx") else (3, 4))
+            Mxfp4TritonConfig(block_m, block_n, block_k, split, 8, warps, first.stages + more)
+            for block_m in rows
+            for block_n in ((32, 64, 128) if few else (64, 128))
+            for block_k in ((128, 256) if few else (128,))
+            for split in parts
+            if split == 1 or (split <= MAX_SPLITS and c.K >= 2 * split * block_k)
+            for warps in ((4,) if block_m * block_n < 8192 else (4, 8))
+            for more in ((0,) if few else (0, 1))
         ]
         fit = (config for config in made if self.refuses_config(c, config) is None)
         return [first, *(config for config in fit if config != first)]

@@ -227,8 +227,11 @@ def dequant_mxfp4(
 
 
 def fp4_values(payload: torch.Tensor) -> torch.Tensor:
-    """The e2m1 values of [..., K/2] bytes as float32 [..., K]."""
-    signed = torch.tensor([*_VALUES, *(-v for v in _VALUES)], device=payload.device)
+    """The e2m1 values of [..., K/2] bytes as float32 [..., K]; no copy from the host, so that a
+    graph can capture it."""
     data = payload.view(torch.uint8)
-    codes = torch.stack((data & 15, data >> 4), dim=-1).flatten(-2)
-    return signed[codes.to(torch.int64)]
+    codes = torch.stack((data & 15, data >> 4), dim=-1).flatten(-2).to(torch.int32)
+    size = codes & 7
+    normal = (size << 22) + (126 << 23) | (codes & 8) << 28  # exponent, mantissa and sign
+    small = torch.copysign(0.5 * size, normal.view(torch.float32))
+    return torch.where(size < 2, small, normal.view(torch.float32))
