@@ -6,6 +6,7 @@ sequence's queries see is `softmax(sm_scale * q . k)`, causal at the end of the 
 | kernel | what it takes |
 |---|---|
 | flow (mla_decode_flow.py) | HIP on gfx942 and gfx950, pages of a power of two |
+| triton (mla_decode_triton.py) | AMD's and NVIDIA's GPUs |
 | torch | whatever is left |
 """
 
@@ -26,6 +27,7 @@ from rfops.dispatch.problem import Draw, grid
 from rfops.quantization.fp8_blockscale import fp8_of
 
 from .mla_decode_flow import Flow
+from .mla_decode_triton import TritonMla
 
 D_QK, D_V = 576, 512
 PAGES = "pass the page of each part of a sequence"  # a way out
@@ -122,7 +124,7 @@ OP = _MlaDecode(
     -> out: bf16[T, H, 512]
     """,
     sizes="B T H S P page ends",
-    kernels=(Flow(), Torch()),
+    kernels=(Flow(), TritonMla(), Torch()),
     coarse={"B": 1, "T": 1, "H": 1, "S": 0, "P": 0, "page": 1, "ends": 1},
     usual={"sm_scale": 1 / 24, "causal": True},
     shapes={
@@ -178,7 +180,7 @@ def mla_decode(
     kv_scale, q_scale : one float32 by which all of kv, of q, is to be multiplied.
     out : [B * qo_len, heads, 512] bfloat16, written in place where given.
     lse : [B * qo_len, heads] float32, where given: ln of the sum of exp(sm_scale * q . k).
-    config : takes that kernel in that variant, as FlowConfig.
+    config : takes that kernel in that variant, a FlowConfig or an MlaTritonConfig.
 
     A query that sees no token gets zeros, and an lse of -inf. Rows that no sequence names, and
     those of a page beyond its sequence's end, may hold anything, NaN too. Nothing is checked on the

@@ -1,0 +1,82 @@
+"""mla_decode's Triton kernel: its variants, on the virtual GPU of both architectures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rfops.attention.mla_decode import OP
+from rfops.attention.mla_decode_triton import MlaTritonConfig
+from support.mla_problems import assert_correct, problem, run
+
+SHAPES: list[dict[str, Any]] = [
+    {"lens": [0, 100, 33], "heads": 4, "qo_len": 4},
+    {"lens": [100, 0, 33], "fp8": True, "q_fp8": True, "page": 16, "table": True},
+    {"lens": [70], "heads": 40},
+]
+CONFIGS = [
+    MlaTritonConfig(32, 1),
+    MlaTritonConfig(32, 3, 0, 32),
+    MlaTritonConfig(16, 5, 1),
+    MlaTritonConfig(64, 2, 1, 16, 8, 1),
+]
+
+
+@pytest.mark.thin(2)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: str(s["lens"]))
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_variants(
+    arch: str, shape: dict[str, Any], config: MlaTritonConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of a sequence that have no token, columns that are not there, both ways round."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+    p = problem(**shape, arch=arch)
+    got = run("triton", p, config)
+    assert_correct(got, p)
+    again = run("triton", p, config)
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+
+
+def test_pages_of_any_size_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx950")
+    c = OP.call_of("gfx950", B=2, H=16, S=32, page=3)
+    assert OP.route(c).backend == "triton"
+    assert OP.route(c.with_sizes(page=4)).backend == "flow"
+    p = problem([50, 7], 4, page=3)
+    assert_correct(run("triton", p), p)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ((24, 1), "block_n must be a power of two"),
+        ((8, 1), "block_n 16 to 128"),
+        ((32, 1, 0, 8), "block_m is 16 to 64"),
+        ((32, 1, 2), "k_left 0 or 1"),
+        ((32, 0), "splits is 1 to"),
+        ((32, 1, 0, 16, 4, 5), "stages 1 to 4"),
+    ],
+)
+def test_configs_that_cannot_be(config: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MlaTritonConfig(*config)
+
+
+def test_configs_as_text() -> None:
+    config = MlaTritonConfig(64, 4, 1)
+    assert OP.config_of(OP.config_text(config)) == config
+
+
+def test_what_is_not_taken() -> None:
+    other = torch.float8_e4m3fnuz
+    reason = OP.kernels["triton"].refuses(OP.call_of("gfx950", B=2, H=16, S=32, kv_dtype=other))
+    assert reason == f"gfx950 has torch.float8_e4m3fn, kv is {other}"
+    assert "no tiles for sm_70" in str(
+        OP.kernels["triton"].refuses(OP.call_of("sm_70", B=2, H=16, S=32))
+    )
+    default = OP.kernels["triton"].default
+    for batch, splits in ((1, 64), (64, 8), (2048, 1)):
+        assert default(OP.call_of("gfx950", B=batch, H=16, S=batch * 64)).splits == splits

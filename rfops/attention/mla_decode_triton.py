@@ -1,0 +1,133 @@
+"""mla_decode in Triton: AMD's and NVIDIA's GPUs, pages of any size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rfops.dispatch.guards import check_config_ints
+from rfops.dispatch.heuristic import ceil
+from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.tuned_table import serving
+from rfops.dispatch.workspace import Workspace
+from rfops.jit.arch import ROWS
+from rfops.quantization.fp8_blockscale import FNUZ, fp8_of
+from rfops.triton import launch
+from rfops.triton.bound import BoundTriton
+
+_KERNELS = "rfops.attention.mla_decode_triton_kernels"
+_BF16 = torch.bfloat16
+D_V = 512
+MAX_SPLITS = 64
+
+
+@dataclass(frozen=True)
+class MlaTritonConfig:
+    """A variant of rfops/attention/mla_decode_triton_kernels.py."""
+
+    block_n: int  # tokens at once
+    splits: int  # parts of a sequence
+    k_left: int = 0
+    block_m: int = 16  # columns of a program
+    warps: int = 4
+    stages: int = 2
+
+    def __post_init__(self) -> None:
+        check_config_ints(self)
+        for name in ("block_m", "block_n", "warps"):
+            value = getattr(self, name)
+            if value <= 0 or value & (value - 1):
+                raise ValueError(f"{self}: {name} must be a power of two")
+        if not 16 <= self.block_m <= 64 or not 16 <= self.block_n <= 128 or self.k_left > 1:
+            raise ValueError(f"{self}: block_m is 16 to 64, block_n 16 to 128, k_left 0 or 1")
+        if not 1 <= self.splits <= MAX_SPLITS or not 1 <= self.stages <= 4:
+            raise ValueError(f"{self}: splits is 1 to {MAX_SPLITS}, stages 1 to 4")
+
+
+class TritonMla(Kernel):
+    name = "triton"
+    Config = MlaTritonConfig
+    error = 2.0**-8  # P in bf16
+
+    def refuses(self, c: Call) -> str | None:
+        reason = launch.missing()
+        if reason is not None:
+            return reason
+        if serving(c.arch) is None:
+            return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
+        for name in ("q", "kv"):
+            dtype = getattr(c, f"{name}_dtype")
+            if dtype not in (_BF16, fp8_of(c.arch)):
+                return f"{c.arch} has {fp8_of(c.arch)}, {name} is {dtype}"
+        return None
+
+    def default(self, c: Call) -> MlaTritonConfig:
+        """Programs for all units twice; how long sequences are is not known here."""
+        columns = c.H * c.qo_len
+        block_m = 16 if columns <= 16 else 32
+        programs = c.B * ceil(columns, block_m)
+        cus = ROWS[serving(c.arch) or "sm_90"].cus
+        splits = max(1, min(MAX_SPLITS, ceil(2 * cus, max(1, programs))))
+        return MlaTritonConfig(32, splits, 0, block_m)
+
+    def candidates(self, c: Call) -> list[MlaTritonConfig]:
+        first = self.default(c)
+        made = [
+            MlaTritonConfig(block_n, splits, k_left, first.block_m, warps, stages)
+            for block_n in (32, 64)
+            for splits in sorted({1, 2, 4, 8, 16, 32, first.splits})
+            for k_left in (0, 1)
+            for warps in (4, 8)
+            for stages in (1, 2, 3)
+        ]
+        return [first, *(config for config in made if config != first)]
+
+    def variant(self, c: Call, config: MlaTritonConfig) -> RunOf:
+        is_table = c.tensors["kv_indices"].dim() == 2
+        constants = (c.sm_scale, config.block_m, config.block_n, bool(config.k_left),
+                     c.kv_dtype != _BF16, c.q_dtype != _BF16, fp8_of(c.arch) == FNUZ)  # fmt: skip
+        part = BoundTriton(_KERNELS, "part", c.device, constants, config.warps, config.stages)
+        most = 1 << (config.splits - 1).bit_length()
+        add = BoundTriton(_KERNELS, "add_splits", c.device, (most,))
+
+        def run_of(
+            batch: int, rows: int, heads: int, entries: int, _pages: int, page: int, _ends: int
+        ) -> Run:
+            columns, splits = rows // batch * heads, config.splits
+            unseen = c.qo_len - 1 if c.causal else 0
+            width = entries // batch if is_table else 0
+            numbers = (columns, heads, unseen, page, width, splits)
+            grid = (batch, ceil(columns, config.block_m), splits)
+            count = rows * heads * splits
+            scratch = Workspace(c.device, (count * D_V, torch.float32), (count * 2, torch.float32))
+
+            def run(
+                out: torch.Tensor,
+                q: torch.Tensor,
+                kv: torch.Tensor,
+                kv_indptr: torch.Tensor,
+                kv_indices: torch.Tensor,
+                kv_lens: torch.Tensor | None,
+                kv_scale: torch.Tensor | None,
+                q_scale: torch.Tensor | None,
+                lse: torch.Tensor | None,
+            ) -> None:
+                sums, totals = scratch() if splits > 1 else (None, None)
+                lists = kv_indptr, kv_indices, kv_lens
+                part(
+                    grid,
+                    (out, lse, sums, totals, _bytes(q), _bytes(kv), *lists, kv_scale, q_scale),
+                    numbers,
+                )
+                if splits > 1:
+                    add((rows * heads, 1, 1), (out, lse, sums, totals, kv_scale), (splits,))
+
+            return run
+
+        return run_of
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """FP8 as bytes, so that no Triton refuses a dtype."""
+    return tensor if tensor.dtype == _BF16 else tensor.view(torch.uint8)

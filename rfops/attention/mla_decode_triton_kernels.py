@@ -1,0 +1,152 @@
+"""Device code of mla_decode in Triton.
+
+    out[b, t, h] = sum_n P[n] * kv[n, :512],  P = softmax_n(sm_scale * q[b, t, h] . kv[n])
+
+A program has BLOCK_M columns (a query's head) of a sequence and one of `splits` equal parts of its
+tokens, BLOCK_N at a time: a tile of the cache is loaded once and is the operand of both products.
+With K_LEFT products are transposed: tokens, and the elements of the result, are the matrix unit's
+rows, of which it wants many. Tokens that are not there are zeros, and not read. Then the splits are
+added up, in their order. Rows are 64-bit offsets, those within one 32-bit. Nothing is atomic.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: ANN001, ANN201, ANN202
+
+import triton
+import triton.language as tl
+
+V = tl.constexpr(512)
+ROPE = tl.constexpr(64)
+KEY = tl.constexpr(576)
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _wide(payload, FP8: tl.constexpr, FNUZ: tl.constexpr):
+    if FP8:
+        kind: tl.constexpr = tl.float8e4b8 if FNUZ else tl.float8e4nv
+        wide = payload.to(kind, bitcast=True).to(tl.bfloat16)
+    else:
+        wide = payload
+    return wide
+
+
+@triton.jit
+def part(
+    out, lse, sums, totals, q, kv, kv_indptr, kv_indices, kv_lens, kv_scale, q_scale,
+    columns, heads, unseen, page, width, splits,
+    SM_SCALE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, K_LEFT: tl.constexpr,
+    KV_FP8: tl.constexpr, Q_FP8: tl.constexpr, FNUZ: tl.constexpr,
+):  # fmt: skip
+    """sums: fp32 [rows of out, splits, 512], totals: [rows, splits, 2]; of one split out, lse."""
+    b, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
+    column = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_column = column < columns
+    scale = SM_SCALE * LOG2E
+    value_scale = 1.0
+    if kv_scale is not None:
+        value_scale = tl.load(kv_scale)
+        scale *= value_scale
+    if q_scale is not None:
+        scale *= tl.load(q_scale)
+    if width > 0:
+        pages = kv_indices + b * width
+    else:
+        pages = kv_indices + tl.load(kv_indptr + b)
+    if kv_lens is not None:
+        length = tl.load(kv_lens + b)
+    else:
+        length = (tl.load(kv_indptr + b + 1) - tl.load(kv_indptr + b)) * page
+    blocks = tl.cdiv(length, BLOCK_N)
+    per_split = tl.cdiv(blocks, splits)
+    first, end = split * per_split * BLOCK_N, tl.minimum((split + 1) * per_split * BLOCK_N, length)
+    seen = tl.minimum(end, length - tl.maximum(unseen - column // heads, 0))  # by each column
+
+    v, rope = tl.arange(0, V), V + tl.arange(0, ROPE)
+    q_row = (b * columns + column) * KEY
+    q_v = _wide(tl.load(q + q_row[:, None] + v[None, :], mask=is_column[:, None], other=0),
+                Q_FP8, FNUZ)  # fmt: skip
+    q_rope = _wide(tl.load(q + q_row[:, None] + rope[None, :], mask=is_column[:, None], other=0),
+                   Q_FP8, FNUZ)  # fmt: skip
+    if K_LEFT:
+        acc = tl.zeros((V, BLOCK_M), tl.float32)
+    else:
+        acc = tl.zeros((BLOCK_M, V), tl.float32)
+    most = tl.full((BLOCK_M,), -1e30, tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    for at in range(first, end, BLOCK_N):
+        token = at + tl.arange(0, BLOCK_N)
+        there = token < end
+        row = tl.load(pages + token // page, mask=there, other=0).to(tl.int64) * page
+        row = (row + token % page) * KEY
+        k_v = _wide(tl.load(kv + row[:, None] + v[None, :], mask=there[:, None], other=0),
+                    KV_FP8, FNUZ)  # fmt: skip
+        k_rope = _wide(tl.load(kv + row[:, None] + rope[None, :], mask=there[:, None], other=0),
+                       KV_FP8, FNUZ)  # fmt: skip
+        if K_LEFT:
+            score = tl.dot(k_v, tl.trans(q_v))
+            score = tl.dot(k_rope, tl.trans(q_rope), score) * scale
+            score = tl.where(token[:, None] < seen[None, :], score, -float("inf"))
+            new = tl.maximum(most, tl.max(score, 0))
+            p = tl.exp2(score - new[None, :])
+            decay = tl.exp2(most - new)
+            total = total * decay + tl.sum(p, 0)
+            acc = acc * decay[None, :]
+            acc = tl.dot(tl.trans(k_v), p.to(tl.bfloat16), acc)
+        else:
+            score = tl.dot(q_v, tl.trans(k_v))
+            score = tl.dot(q_rope, tl.trans(k_rope), score) * scale
+            score = tl.where(token[None, :] < seen[:, None], score, -float("inf"))
+            new = tl.maximum(most, tl.max(score, 1))
+            p = tl.exp2(score - new[:, None])
+            decay = tl.exp2(most - new)
+            total = total * decay + tl.sum(p, 1)
+            acc = acc * decay[:, None]
+            acc = tl.dot(p.to(tl.bfloat16), k_v, acc)
+        most = new
+
+    row = b * columns + column
+    if sums is not None:
+        slot = row * splits + split
+        at = slot * V
+        tl.store(totals + slot * 2, most, mask=is_column)
+        tl.store(totals + slot * 2 + 1, total, mask=is_column)
+        if K_LEFT:
+            tl.store(sums + at[None, :] + v[:, None], acc, mask=is_column[None, :])
+        else:
+            tl.store(sums + at[:, None] + v[None, :], acc, mask=is_column[:, None])
+    else:
+        factor = tl.where(total == 0, 0.0, value_scale / total)
+        if lse is not None:
+            tl.store(lse + row, (most + tl.log2(total)) * LN2, mask=is_column)
+        at = row * V
+        if K_LEFT:
+            tl.store(out + at[None, :] + v[:, None], acc * factor[None, :], mask=is_column[None, :])
+        else:
+            tl.store(out + at[:, None] + v[None, :], acc * factor[:, None], mask=is_column[:, None])
+
+
+@triton.jit
+def add_splits(out, lse, sums, totals, kv_scale, splits, SPLITS: tl.constexpr):
+    """One row of out; SPLITS is a power of two."""
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS)
+    there = split < splits
+    most = tl.load(totals + (row * splits + split) * 2, mask=there, other=-1e30)
+    total = tl.load(totals + (row * splits + split) * 2 + 1, mask=there, other=0)
+    top = tl.max(most, 0)
+    weight = tl.exp2(most - top)
+    all_total = tl.sum(weight * total, 0)
+    v = tl.arange(0, V)
+    acc = tl.zeros((V,), tl.float32)
+    for i in range(0, splits):
+        one = tl.exp2(tl.load(totals + (row * splits + i) * 2) - top)
+        acc += one * tl.load(sums + (row * splits + i) * V + v)
+    value_scale = 1.0
+    if kv_scale is not None:
+        value_scale = tl.load(kv_scale)
+    factor = tl.where(all_total == 0, 0.0, value_scale / all_total)
+    tl.store(out + row * V + v, acc * factor)
+    if lse is not None:
+        tl.store(lse + row, (top + tl.log2(all_total)) * LN2)
