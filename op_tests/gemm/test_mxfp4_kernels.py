@@ -1,4 +1,4 @@
-"""The HIP kernels of gemm_a16wfp4 and gemm_afp4wfp4 against float64, and what they do to get there."""
+"""The HIP kernels of gemm_a16wfp4 and gemm_afp4wfp4 against float64, and what they do for it."""
 
 from __future__ import annotations
 
@@ -109,9 +109,7 @@ def test_quantises_as_quant_mxfp4(variant: Variant, dtype: torch.dtype, rounding
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_bits_again(
-    variant: Variant, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_bits_again(variant: Variant, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where waves go in another order."""
     problem = problem_of(variant, name)
     first = run(variant.kernel, problem, variant.config)

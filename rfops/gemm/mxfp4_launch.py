@@ -52,7 +52,7 @@ def _row(c: Call, name: str, contiguous: int) -> int:
     tensor = c.tensors.get(name)
     if tensor is None or tensor.is_contiguous() or tensor.shape[0] == 1:
         return contiguous
-    return int(tensor.stride(0)) * tensor.itemsize
+    return int(tensor.stride(0) * tensor.itemsize)
 
 
 def _scale_row(c: Call, name: str, k: int) -> int:

@@ -1,5 +1,5 @@
-"""The MXFP4 kernel for so many rows that the matrix cores are the limit, and what it wants prepared:
-x quantised, scales shuffled."""
+"""The MXFP4 kernel for so many rows that the matrix cores are the limit, and what it wants
+prepared: x quantised, scales shuffled."""
 
 from __future__ import annotations
 
@@ -204,7 +204,8 @@ class _Prepare:
                     if getattr(c, f"{name}_layout") == RAW]  # fmt: skip
         if self.is_16:
             defines = {"X": TYPES[c.x_dtype], "ROUNDING": c.rounding.capitalize()}
-            self.quantise = prepare_x.bind(c.device, defines, c.arch).prepare((256, 1, 1), (0, 1, 2))
+            bound = prepare_x.bind(c.device, defines, c.arch)
+            self.quantise = bound.prepare((256, 1, 1), (0, 1, 2))
         if self.raw:
             bound = prepare_scale.bind(c.device, defines, c.arch)
             self.shuffle = bound.prepare((256, 1, 1), (0, 1))
@@ -253,7 +254,8 @@ class _Prepare:
                 shuffle(made[name], given[name])
             use = {**given, **made}
             sums = use.get("words", out)
-            main(w, use["w_scale"], use["x"], use["x_scale"], out, bias, sums, scratch[-1] if words else out)
+            counts = scratch[-1] if words else out
+            main(w, use["w_scale"], use["x"], use["x_scale"], out, bias, sums, counts)
 
         return run
 

@@ -54,7 +54,7 @@ class TilesConfig:
 
     @property
     def lds_bytes(self) -> int:
-        """Two K-steps of x with scales, a wave's tile on its way, a word for the workgroups' sum."""
+        """Two K-steps of x with scales, a wave's tile on its way, a word for a split's sum."""
         x = self.steps * (self.m_tiles * 1024 + ceil(self.m_tiles, 4) * 256)
         return int(2 * x + self.waves * 4096 + 16)
 

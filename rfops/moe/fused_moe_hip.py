@@ -19,7 +19,6 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.strided import matrix_strides
 from rfops.dispatch.workspace import Workspace
-from rfops.gemm.a8w8_counts import counts
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import ROWS, WAVE
 from rfops.jit.launch.signature import tensors
@@ -176,6 +175,7 @@ class _Launches:
             (c.E + 1, torch.int32),  # offsets
             (m * c.K, torch.float32),  # weights and ids, where a router makes them
             (m * c.K, torch.int32),
+            zeros=c.E,
         )
         of_ids = {"ID": ids, "TOP_K": c.K}
         self.is_routed = c.has("router_weight")
@@ -206,8 +206,7 @@ class _Launches:
     def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
         *weights, p, ids, router_weight = rest
         c = self.c
-        lists, slots, offsets, made_p, made_ids = self.scratch()
-        counted = counts(c.device, c.E)
+        lists, slots, offsets, made_p, made_ids, counted = self.scratch()
         h = torch.empty((self.rows, c.I), dtype=x.dtype, device=x.device)
         y = torch.empty((self.rows, c.D), dtype=x.dtype, device=x.device)
         if self.is_table:
