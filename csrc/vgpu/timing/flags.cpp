@@ -6,15 +6,14 @@ namespace vgpu {
 
 Flags::Flags(const std::vector<const GroupTrace*>& groups) {
   for (const GroupTrace* group : groups) {
-    std::unordered_map<u64, u32> atomics;
     for (const FlagWrite& write : group->flags) {
-      const u64 name = flag_name(write.line, write.word);
-      Flag& flag = flags_[name];
+      Flag& flag = flags_[flag_name(write.line, write.word)];
+      Flag::Writer& writer = flag.writers[group];
       if (FlagWord::kind(write.word) == FlagWord::kStore) {
-        flag.is_stored = true;
+        flag.is_stored = writer.stores = true;
         continue;
       }
-      const u32 turn = atomics[name]++;
+      const u32 turn = writer.atomics++;
       if (turn == flag.wanted.size()) flag.wanted.push_back(0);
       ++flag.wanted[turn];
     }
@@ -22,10 +21,23 @@ Flags::Flags(const std::vector<const GroupTrace*>& groups) {
   for (auto& [name, flag] : flags_) flag.seen.resize(flag.wanted.size());
 }
 
+u32 Flags::Flag::turn_of(const WaveRun& wave) const {
+  const auto found = looks.find(wave.age);
+  return found == looks.end() ? 0 : found->second;
+}
+
+// Whether what the wave would wait for is still its own workgroup's to do.
+bool Flags::Flag::is_own(const WaveRun& wave) const {
+  const auto found = writers.find(wave.group->trace);
+  if (found == writers.end()) return false;
+  const Writer& own = found->second;
+  const u32 turn = turn_of(wave);
+  return is_stored ? own.stores : own.atomics > turn && own.done <= turn;
+}
+
 bool Flags::Flag::lets_go(const WaveRun& wave) const {
   if (is_stored) return set;
-  const auto found = looks.find(wave.age);
-  const u32 turn = found == looks.end() ? 0 : found->second;
+  const u32 turn = turn_of(wave);
   return turn >= wanted.size() || seen[turn] >= wanted[turn];
 }
 
@@ -33,6 +45,7 @@ bool Flags::look(WaveRun& wave, u64 name) {
   const auto found = flags_.find(name);
   if (found == flags_.end() || given_up_) return true;
   Flag& flag = found->second;
+  if (flag.is_own(wave)) return true;
   if (flag.lets_go(wave)) return ++flag.looks[wave.age], true;
   flag.waiting.push_back(&wave);
   return false;
@@ -45,7 +58,7 @@ std::vector<WaveRun*> Flags::write(const GroupRun& group, u64 name, FlagWord::Ki
   if (kind == FlagWord::kStore) {
     flag.set = true;
   } else {
-    const u32 turn = flag.atomics[&group]++;
+    const u32 turn = flag.writers[group.trace].done++;
     if (turn < flag.seen.size()) ++flag.seen[turn];
   }
   const auto first =

@@ -3,7 +3,7 @@
 // The host runs workgroups in another order than hardware does, so that what a look at a flag found
 // says nothing. Taken for what it waits for is, of a dword that somebody stores to, the first
 // store; of one that is only counted by atomics, at a wave's n-th look, the n-th atomic of every
-// workgroup that has so many.
+// workgroup that has so many. Who has yet to write it itself looks whether it must, and goes on.
 #pragma once
 
 #include <unordered_map>
@@ -26,12 +26,18 @@ class Flags {
 
  private:
   struct Flag {
-    bool is_stored = false, set = false;           // somebody stores to it; has done so
-    std::vector<u32> wanted, seen;                 // workgroups that have an n-th atomic; did it
-    std::unordered_map<const void*, u32> atomics;  // a workgroup has done
-    std::unordered_map<u32, u32> looks;            // of a wave, by its age
+    struct Writer {
+      bool stores = false;
+      u32 atomics = 0, done = 0;
+    };
+    bool is_stored = false, set = false;  // somebody stores to it; has done so
+    std::vector<u32> wanted, seen;        // workgroups that have an n-th atomic; did it
+    std::unordered_map<const GroupTrace*, Writer> writers;
+    std::unordered_map<u32, u32> looks;  // of a wave, by its age
     std::vector<WaveRun*> waiting;
 
+    u32 turn_of(const WaveRun& wave) const;
+    bool is_own(const WaveRun& wave) const;
     bool lets_go(const WaveRun& wave) const;
   };
   std::unordered_map<u64, Flag> flags_;

@@ -106,6 +106,7 @@ constexpr ConstantRow kGfx950[] = {
     {&C::mall_tb_s, "mall_tb_s", "TB/s", 'D', "by rows: c43's 6.2 to Origami's 8.5", 7.0},
     {&C::mall_write_tb_s, "mall_write_tb_s", "TB/s", 'D', "design", 5.0},
     {&C::hbm_tb_s, "hbm_tb_s", "TB/s", 'B', "c67 through channels", 7.0},
+    {&C::in_flight_bytes, "in_flight_bytes", "B asked for, a CU", 'D', "by rows", 26624},
     {&C::dma_dword_clk, "dma_dword_clk", "clk", 'D', "design: 4 or 8, by rows", 8},
     {&C::dma_wide_dword_clk, "dma_wide_dword_clk", "clk a dword of x3, x4", 'D', "as one", 8},
     {&C::power_wide16, "power_wide16", "GHz^3", 'B', "1489 TF of bf16 at 98.8 % busy", 2.95},

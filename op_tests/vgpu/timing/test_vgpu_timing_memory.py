@@ -38,10 +38,15 @@ wait_{name}:
   s_cbranch_scc1 wait_{name}
 """
 LANE_0 = "  s_mov_b64 exec, 1\n  v_mov_b32 v3, 1\n"
-# The first block sets the flag late; who has seen it sleeps as long again.
+# The first block sets the flag late, unless it is set; who has seen it sleeps as long again.
 FLAG = f"""
   s_cmp_eq_u32 s2, 0
   s_cbranch_scc0 wait_flag
+  global_load_dword v2, v1, s[4:5] sc0 sc1
+  s_waitcnt vmcnt(0)
+  v_readfirstlane_b32 s10, v2
+  s_cmp_lg_u32 s10, 0
+  s_cbranch_scc1 done
 {SLEEP}
   global_store_dword v1, v3, s[4:5] sc0 sc1
   s_branch done
@@ -115,7 +120,7 @@ def test_waiting_for_a_flag_takes_time(micros: Micros, kernel: str) -> None:
     launches = [micros.run(kernel, "MI355X", 1, np.zeros(64, np.uint64), 64, 64) for _ in range(3)]
     launch = launches[0]
     assert 2 * LONG < launch.clocks < 2.5 * LONG
-    assert launch.stalls["flag"] == pytest.approx(7 * LONG, rel=0.1)  # of XCD 0's eight blocks
+    assert 0.9 < launch.stalls["flag"] / (7 * LONG) < 1.2  # of XCD 0's eight blocks, but one
     assert all(one.figures == launch.figures for one in launches)
 
 
