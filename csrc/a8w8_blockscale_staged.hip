@@ -108,10 +108,13 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
   XLoader x(x_rows);
   WLoader w(w_rows);
   const LaneScales lane_scales(x_scale);
-  const auto issue_scales = [&](u32 block, f32(&to)[kMTiles]) {
+  Operands held;
+  f32 now[kMTiles], scale[kMTiles];  // x's of four K-steps; a K-step's, times w's
+  const auto issue_scales = [&](u32 block) {
 #pragma unroll
-    for (u32 i = 0; i < kMTiles; ++i)
-      to[i] = lane_scales.load(wave.m + i * kTileRows, block, blocks);
+    for (u32 i = 0; i < kMTiles; ++i) {
+      now[i] = lane_scales.load(wave.m + i * kTileRows, block, blocks);
+    }
     keep_order();
   };
   const auto issue = [&](u32 block) {
@@ -125,9 +128,6 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
     w.commit(w_tile);
   };
 
-  // x's scales of four K-steps, and of the next four; a K-step's, times w's.
-  Operands held;
-  f32 now[kMTiles], next[kMTiles], scale[kMTiles];
   const auto scale_by = [&](u32 block) {
     const f32 w_own = w_scale.at(block);
 #pragma unroll
@@ -135,8 +135,7 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
       scale[i] = lane_scales.at(now[i], block % LaneScales::kSteps) * w_own;
     }
   };
-  issue_scales(0, now);
-  issue_scales(LaneScales::kSteps, next);
+  issue_scales(0);
   issue(0);
   commit();
   issue(1);
@@ -148,13 +147,11 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
   for (u32 block = 1; block < blocks; ++block) {
     meet();  // all have read
     commit();
-    if (block % LaneScales::kSteps == 0) {
-#pragma unroll
-      for (u32 i = 0; i < kMTiles; ++i) now[i] = next[i];
-      issue_scales(block + LaneScales::kSteps, next);
-    }
+    if (block % LaneScales::kSteps == 0) issue_scales(block);
     issue(block + 1);
+    prio<0>();  // the other workgroup's reads and writes go first: they are fewer
     multiply(sums, held, scale);
+    prio<1>();
     wait_lds();
     meet();  // all have written
     read(held);

@@ -41,8 +41,8 @@ def test_staged(arch: str, steps: int, m: int, n: int) -> None:
     assert number(counts, "v_mfma") == tiles * steps
     assert number(counts, "v_fma") == tiles * 4
     if arch == "gfx942" and tiles == 16:
-        # Of which a sixth loads scales, one K-step in four.
-        assert number(counts, "v_(?!mfma)") <= 1.35 * number(counts, "v_mfma"), counts
+        # Of which a tenth loads scales, one K-step in four.
+        assert number(counts, "v_(?!mfma)") <= 1.25 * number(counts, "v_mfma"), counts
     assert counts["ds_read_b128"] == 2 * (m + n) // 2 // 16
     assert counts["ds_write_b128"] == counts["buffer_load_dwordx4"] == (m + n) // 32
     assert counts["s_barrier"] == 2
@@ -59,7 +59,7 @@ def test_column_major(arch: str) -> None:
     counts = counted(lines)
     assert counts["v_perm_b32"] == 64 and counts["buffer_load_dword"] == 36
     if arch == "gfx942":
-        assert number(counts, "v_(?!mfma)") <= 2.35 * number(counts, "v_mfma"), counts
+        assert number(counts, "v_(?!mfma)") <= 2.3 * number(counts, "v_mfma"), counts
     assert_unpacked(lines)
 
 
