@@ -112,6 +112,7 @@ def test_result_types_and_the_default(dtype: torch.dtype, arch: str) -> None:
         ("sm_80", {}, "no tiles for sm_80"),
         ("gfx950", {"M": 0}, "nothing to compute"),
         ("gfx950", {"K": 2**23}, "256 rows of x are beyond signed 32-bit offsets"),
+        ("gfx950", {"N": 2**23}, "256 rows of out are beyond signed 32-bit offsets"),
     ],
 )
 def test_refuses(arch: str, values: dict[str, Any], reason: str) -> None:

@@ -74,6 +74,8 @@ class TritonGemm(Kernel):
             return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
         if c.M < 1 or c.N < 1:
             return f"M={c.M}, N={c.N}: nothing to compute"
+        if 256 * c.N >= MAX_BYTES:
+            return "256 rows of out are beyond signed 32-bit offsets (2 GiB)"
         for name, (row, column) in zip(_OPERANDS, _strides(c, c.M, c.N, c.K), strict=True):
             if 256 * abs(row) + 1024 * abs(column) >= MAX_BYTES // 2:
                 return f"256 rows of {name} are beyond signed 32-bit offsets (2 GiB)"
