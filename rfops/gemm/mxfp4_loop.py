@@ -126,19 +126,23 @@ class Loop(Fp4Kernel):
     def refuses_config(self, c: Call, config: LoopConfig) -> str | None:  # type: ignore[override]
         if config.split > -(-c.K // STEP_K):
             return f"K={c.K} has fewer than {config.split} steps of {STEP_K}"
+        if c.K % STEP_K and (config.m, config.n) == (256, 256):
+            return f"K={c.K} is no multiple of {STEP_K}, for which registers would spill"
         return None
 
     def key(self, c: Call) -> tuple[int, ...]:
         sizes = coarse(c.M, 64), coarse(c.N, 64), coarse(c.K, STEP_K)
-        return (*sizes, int(has_16_bits(c)), c.dtype.itemsize)
+        return (*sizes, int(has_16_bits(c)), c.dtype.itemsize, int(c.K % STEP_K != 0))
 
     @staticmethod
-    def space(_m: int, _n: int, k: int, _is_16: int, _size: int) -> Columns[LoopConfig]:
-        return _variants(min(MAX_SPLIT, ceil(k, STEP_K)))
+    def space(
+        _m: int, _n: int, k: int, _is_16: int, _size: int, has_tail: int
+    ) -> Columns[LoopConfig]:
+        return _variants(min(MAX_SPLIT, ceil(k, STEP_K)), bool(has_tail))
 
     @staticmethod
     def work(  # type: ignore[override]
-        t: Columns[LoopConfig], m: int, n: int, k: int, is_16: int, size: int
+        t: Columns[LoopConfig], m: int, n: int, k: int, is_16: int, size: int, _has_tail: int
     ) -> _Cost:
         """Rounds of workgroups by their K-steps, each bound by the matrix cores or by loads; with
         split the last workgroup's sum; at least the bytes; before it x."""
@@ -261,7 +265,8 @@ class _Prepare:
 
 
 @lru_cache(maxsize=16)
-def _variants(most_split: int) -> Columns[LoopConfig]:
-    splits = range(1, most_split + 1)
-    tiles = LoopConfig.TILES
-    return Columns([LoopConfig(*t, s) for t in tiles for s in splits if s == 1 or t != (256, 256)])
+def _variants(most_split: int, has_tail: bool) -> Columns[LoopConfig]:
+    largest, splits = (256, 256), range(1, most_split + 1)
+    pairs = [(tile, split) for tile in LoopConfig.TILES for split in splits]
+    fit = [p for p in pairs if p[0] != largest or (p[1] == 1 and not has_tail)]
+    return Columns([LoopConfig(*tile, split) for tile, split in fit])
