@@ -1,10 +1,11 @@
 """Drop-ins with the names, signatures and meaning of aiter's.
 
 `gemm_a8w8_blockscale` and `gemm_a8w8_blockscale_bpreshuffle`, as vLLM and SGLang call them, always
-have a result, as have those for MXFP4 (rfops/gemm/mxfp4_compat.py). `mxfp8_gemv` and
-`grouped_gemm_mxfp8` are those of pull request 3783: each gives the HIP kernel's result, or None
-where HIP does not engage: no kernel for the device, the shape or the dtype, sizes beyond the
-kernels' offsets (2 GiB), a layout that they do not take, or a tuned row that says Triton is faster.
+have a result, as have those for MXFP4 (gemm/mxfp4_compat.py) and for MLA, vLLM's and FlashMLA's
+among them (attention/mla_dropins.py). `mxfp8_gemv` and `grouped_gemm_mxfp8` are those of pull
+request 3783: each gives the HIP kernel's result, or None where HIP does not engage: no kernel for
+the device, the shape or the dtype, sizes beyond the kernels' offsets (2 GiB), a layout that they do
+not take, or a tuned row that says Triton is faster.
 A caller keeps its own fallback for None:
 
     y = mxfp8_gemv(xq, x_scale, wq, w_scale, torch.bfloat16)
@@ -22,6 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rfops.attention.mla_dropins import (
+    decode_attention_fwd,
+    flash_mla_with_kvcache,
+    get_mla_metadata,
+    get_mla_metadata_info_v1,
+    get_mla_metadata_v1,
+    mla_decode_fwd,
+)
 from rfops.dispatch import routing
 from rfops.dispatch.guards import OUT_DTYPES, Guard
 from rfops.dispatch.layout import Shuffled
@@ -47,7 +56,9 @@ from rfops.quantization.shuffle import WEIGHT
 ALIGN = 16  # bytes: a lane's load
 
 __all__ = [
+    "decode_attention_fwd",
     "dynamic_mxfp4_quant",
+    "flash_mla_with_kvcache",
     "gemm_a4w4",
     "gemm_a8w8_blockscale",
     "gemm_a8w8_blockscale_bpreshuffle",
@@ -56,7 +67,11 @@ __all__ = [
     "gemm_afp4wfp4",
     "gemm_afp4wfp4_preshuffle",
     "gemm_afp4wfp4_preshuffled_weight_scales",
+    "get_mla_metadata",
+    "get_mla_metadata_info_v1",
+    "get_mla_metadata_v1",
     "grouped_gemm_mxfp8",
+    "mla_decode_fwd",
     "mxfp8_gemv",
 ]
 

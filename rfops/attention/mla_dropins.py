@@ -1,0 +1,182 @@
+"""Drop-ins for mla_decode with the names, argument orders and results of others: aiter's
+`mla_decode_fwd` and its metadata, vLLM's Triton `decode_attention_fwd` for MLA, FlashMLA's
+`flash_mla_with_kvcache`.
+
+How tokens are shared out is computed in the kernel: what callers made to say it, metadata and
+numbers of splits, is accepted and ignored, which is said once.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rfops.dispatch.guards import Guard
+from rfops.jit import log
+from rfops.jit.errors import show
+
+from .mla_decode import D_QK, D_V, mla_decode
+
+
+@functools.cache
+def _say_ignored(name: str) -> None:
+    log.get().info("%s: metadata and splits are ignored, the kernel shares tokens out", name)
+
+
+def _refuse(name: str, argument: str, expected: str, got: Any) -> None:
+    Guard(name).fail(argument, expected, show(got), "call the original")
+
+
+# ---------------------------------------------------------------- aiter
+
+
+def mla_decode_fwd(
+    q: Tensor,
+    kv_buffer: Tensor,
+    o: Tensor,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    kv_last_page_lens: Tensor,
+    max_seqlen_q: int,
+    page_size: int = 1,
+    nhead_kv: int = 1,
+    sm_scale: float | None = None,
+    logit_cap: float = 0.0,
+    num_kv_splits: int | None = None,
+    num_kv_splits_indptr: Tensor | None = None,
+    work_meta_data: Tensor | None = None,
+    work_indptr: Tensor | None = None,
+    work_info_set: Tensor | None = None,
+    reduce_indptr: Tensor | None = None,
+    reduce_final_map: Tensor | None = None,
+    reduce_partial_map: Tensor | None = None,
+    q_scale: Tensor | None = None,
+    kv_scale: Tensor | None = None,
+    intra_batch_mode: bool = False,
+    return_logits: bool = False,
+    return_lse: bool = False,
+    causal: bool = True,
+    **others: Any,
+) -> tuple[None, Tensor | None]:
+    """aiter.mla.mla_decode_fwd: o [total_q, heads, 512] is written; (None, lse or None).
+
+    Every sequence has max_seqlen_q rows of q. A sequence of no page has no token, whatever its
+    kv_last_page_lens says. Raises ValueError for what is not taken: a cap of logits, logits
+    themselves, more than one KV head, and arguments that are not None of newer aiters.
+    """
+    name = "mla_decode_fwd"
+    for argument, value in {
+        "logit_cap": logit_cap, "return_logits": return_logits, "intra_batch_mode": intra_batch_mode
+    }.items():  # fmt: skip
+        if value:
+            _refuse(name, argument, "0 or False", value)
+    if nhead_kv != 1:
+        _refuse(name, "nhead_kv", "1", nhead_kv)
+    for argument, value in others.items():
+        if value is not None:
+            _refuse(name, argument, "None", value)
+    if work_meta_data is not None or num_kv_splits is not None:
+        _say_ignored(name)
+    kv = kv_buffer if kv_buffer.dim() == 4 else kv_buffer.view(-1, page_size, 1, D_QK)
+    lens = None
+    if kv.shape[1] > 1:
+        pages = kv_indptr.diff()
+        lens = ((pages - 1) * kv.shape[1] + kv_last_page_lens) * (pages > 0)
+        lens = lens.to(torch.int32)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
+    scale = D_QK**-0.5 if sm_scale is None else sm_scale
+    mla_decode(
+        q, kv, kv_indptr, kv_indices, scale, qo_len=max_seqlen_q, causal=causal, kv_lens=lens,
+        kv_scale=kv_scale, q_scale=q_scale, out=o, lse=lse,
+    )  # fmt: skip
+    return None, lse
+
+
+def get_mla_metadata_info_v1(
+    *_args: Any, **_kwargs: Any
+) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+    """aiter's: shape and dtype of the six buffers that its metadata wants; nothing is kept there,
+    so the least of each."""
+    whole = ((1,), torch.int32)
+    return ((2,), torch.uint64), whole, ((1, 8), torch.int32), whole, ((1, 2), torch.int32), whole
+
+
+def get_mla_metadata_v1(*_args: Any, **_kwargs: Any) -> None:
+    """aiter's: there is nothing to plan."""
+    _say_ignored("get_mla_metadata_v1")
+
+
+# ---------------------------------------------------------------- vLLM
+
+
+def decode_attention_fwd(
+    q: Tensor,
+    k_buffer: Tensor,
+    v_buffer: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    req_to_token: Tensor,
+    b_seq_len: Tensor,
+    attn_logits: Tensor | None,
+    num_kv_splits: int,
+    sm_scale: float,
+    page_size: int = 1,
+    logit_cap: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    is_mla: bool = False,
+) -> None:
+    """vLLM's of its Triton MLA: o [batch, heads, 512] and lse [batch, heads] are written.
+
+    k_buffer is the cache, [pages, page_size, 1, 576] or its rows; v_buffer is not looked at, as
+    values are its first 512. attn_logits and num_kv_splits are ignored.
+    """
+    name = "decode_attention_fwd"
+    if logit_cap:
+        _refuse(name, "logit_cap", "0", logit_cap)
+    if k_buffer.shape[-1] != D_QK or k_buffer.shape[-2] != 1:
+        _refuse(name, "k_buffer", "of one head of 576", list(k_buffer.shape))
+    kv = k_buffer.view(-1, page_size, 1, D_QK)
+    mla_decode(
+        q, kv, None, req_to_token, sm_scale, kv_lens=b_seq_len, kv_scale=k_scale, out=o, lse=lse
+    )
+
+
+# ---------------------------------------------------------------- FlashMLA
+
+
+def get_mla_metadata(*_args: Any, **_kwargs: Any) -> tuple[None, None]:
+    """FlashMLA's tile_scheduler_metadata and num_splits: there is nothing to plan."""
+    return None, None
+
+
+def flash_mla_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    block_table: Tensor,
+    cache_seqlens: Tensor,
+    head_dim_v: int,
+    tile_scheduler_metadata: Any = None,
+    num_splits: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """q [batch, seq, heads, 576], k_cache [pages, page_size, 1, 576], block_table [batch, width]:
+    (out [batch, seq, heads, 512], lse [batch, heads, seq])."""
+    name = "flash_mla_with_kvcache"
+    if head_dim_v != D_V:
+        _refuse(name, "head_dim_v", str(D_V), head_dim_v)
+    if q.dim() != 4:
+        _refuse(name, "q", "[batch, seq, heads, 576]", list(q.shape))
+    batch, length, heads, _ = q.shape
+    lse = torch.empty((batch * length, heads), dtype=torch.float32, device=q.device)
+    out = mla_decode(
+        q.flatten(0, 1), k_cache, None, block_table,
+        D_QK**-0.5 if softmax_scale is None else softmax_scale,
+        qo_len=length, causal=causal, kv_lens=cache_seqlens, lse=lse,
+    )  # fmt: skip
+    return out.view(batch, length, heads, D_V), lse.view(batch, length, heads).mT
