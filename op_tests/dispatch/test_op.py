@@ -4,6 +4,7 @@ caller keeps, weights in another layout, fused epilogues. Everything else follow
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import json
@@ -481,6 +482,24 @@ def test_scratch_memory_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first[0].shape == (10,) and not first[1].any() and not second[1].any()
     capturing.append(False)
     assert scratch() is ours and len(workspace._arenas) == 2
+
+
+def test_a_launch_that_fails_leaves_zeros() -> None:
+    """Its successor would take them for workgroups that have arrived."""
+    scratch = Workspace(torch.device("cpu"), (4, torch.float32), zeros=3)
+    seen = []
+
+    def launch(fails: bool, _parts: torch.Tensor, counts: torch.Tensor) -> None:
+        seen.append(counts.tolist())
+        if fails:
+            counts.fill_(2)
+            raise RuntimeError("half-way")
+
+    run = workspace.with_workspace(launch, scratch)
+    for fails in (False, True, False):
+        with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+            run(fails)  # type: ignore[arg-type]
+    assert seen == [[0, 0, 0]] * 3
 
 
 def test_large_scratch_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
