@@ -273,6 +273,8 @@ def test_few_rows_alone_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
             c = OP.call_of(arch, M=m, N=256, K=1024)
             assert kernel.refuses(c) == reason
             assert (OP.route(c).backend == "stream") == (reason is None)
+        large = {m: OP.order(OP.call_of(arch, M=m, N=5120, K=8192))[0] for m in (1, 48, 49, 64)}
+        assert large[1] == large[48] == "stream" and "stream" not in (large[49], large[64])
     c = OP.call_of("gfx942", M=64, N=256, K=1024)
     assert kernel.refuses_config(c, StreamConfig(3, 1, 1, 1)) == "M=64 is above 3 tiles of 16"
     large = StreamConfig(4, 2, 1, 8)
@@ -340,7 +342,9 @@ def test_few_rows_read_w_once(
     with rfops.vgpu.profile() as p:
         assert_correct(gemm_a8w8_blockscale(*problem.args), problem)
     (launch,) = p.launches
-    config = OP.kernels["stream"].default(OP.call_of(arch, M=m, N=n, K=k))
+    kernel, _, config = OP.decide(OP.call_of(arch, M=m, N=n, K=k), None, None)
+    assert kernel.name == "stream"
+    config = config or kernel.default(OP.call_of(arch, M=m, N=n, K=k))
     least = sum(tensor.nbytes for tensor in problem.args[:3])  # w's scales are scalars' own
     assert least <= 128 * launch.global_read["lines_128B"] <= 1.02 * least + 1024
     tiles = n // 16 // config.n_tiles
