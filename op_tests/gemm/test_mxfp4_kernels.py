@@ -75,7 +75,7 @@ def checked(v: Variant, problem: Problem, dtype: torch.dtype = BF16) -> torch.Te
 # ---------------------------------------------------------------- values
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("name", NAMES)
 def test_values(variant: Variant, name: str, dtype: torch.dtype) -> None:
@@ -86,12 +86,14 @@ def test_values(variant: Variant, name: str, dtype: torch.dtype) -> None:
     assert torch.equal(checked(variant, problem.shuffled(), dtype), got)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_ragged(variant: Variant, name: str) -> None:
     problem = problem_of(variant, name)
     assert_correct(checked(variant, problem), problem)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("rounding", ["even", "up", "down"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_quantises_as_quant_mxfp4(variant: Variant, dtype: torch.dtype, rounding: str) -> None:
@@ -109,6 +111,7 @@ def test_quantises_as_quant_mxfp4(variant: Variant, dtype: torch.dtype, rounding
     assert torch.equal(got.nan_to_num(), wanted.nan_to_num())
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_bits_again(variant: Variant, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where waves go in another order."""
@@ -120,6 +123,7 @@ def test_the_same_bits_again(variant: Variant, name: str, monkeypatch: pytest.Mo
         assert torch.equal(first.view(torch.int16), again.view(torch.int16))
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_far_apart(variant: Variant, name: str) -> None:
     """Operands that are columns of larger tensors, between NaN."""
@@ -138,6 +142,7 @@ def test_rows_far_apart(variant: Variant, name: str) -> None:
     assert torch.equal(checked(variant, moved), run(variant.kernel, problem, variant.config))
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_special_scales(variant: Variant, name: str) -> None:
     """255 is NaN in the rows and columns that it belongs to; paddings mean nothing."""
@@ -153,6 +158,7 @@ def test_special_scales(variant: Variant, name: str) -> None:
         assert torch.equal(checked(variant, one).isnan(), expected)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_writes_its_result_alone(variant: Variant, name: str) -> None:
     """A result at an odd address between guards, in the order and alignment of a plain one."""
@@ -177,6 +183,7 @@ def test_loop_takes_tile_after_tile(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- what it does
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_resources(variant: Variant, name: str) -> None:
     problem = problem_of(variant, name, sixteens=True).shuffled()
@@ -252,6 +259,7 @@ def test_the_loop(m: int, n: int) -> None:
 # ---------------------------------------------------------------- what is not taken
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_other_layouts_are_refused(variant: Variant, name: str) -> None:
     problem = problem_of(variant, name)

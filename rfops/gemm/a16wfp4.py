@@ -3,7 +3,9 @@ MXFP4 weights: the linear layer of MXFP4 checkpoints.
 
 | kernel | what it takes |
 |---|---|
-| HIP | gfx950 |
+| stream (mxfp4_stream.py) | HIP on gfx950, M up to 64: w goes from memory to registers |
+| tiles (mxfp4_tiles.py) | HIP on gfx950, any M: waves share x in LDS |
+| loop (mxfp4_loop.py) | HIP on gfx950, any M: bound by the matrix cores |
 | triton (mxfp4_triton.py) | AMD's and NVIDIA's GPUs, any strides |
 | torch | whatever is left |
 """
