@@ -22,6 +22,7 @@
 #include "rfops/bias.h"
 #include "rfops/block_map.h"
 #include "rfops/fp4.h"
+#include "rfops/fp4_steps.h"
 #include "rfops/lds_tile.h"
 #include "rfops/loader.h"
 #include "rfops/split_reduce.h"
@@ -54,7 +55,6 @@ constexpr bool kTail = RFOPS_TAIL;             // K ends within a K-step
 constexpr u32 kThreads = 4 * kWaveSize;        // waves 2 x 2
 constexpr u32 kMTiles = kM / 2 / kTileRows, kNTiles = kN / 2 / kTileRows;  // of a wave
 constexpr u32 kTiles = kMTiles * kNTiles;
-constexpr u32 kStepK = 2 * kRowBytes;  // elements
 
 static_assert(kM % 64 == 0 && kN % 64 == 0, "pairs of tiles, whose scales are one dword");
 
@@ -72,18 +72,6 @@ __shared__ Memory memory;
 struct Args {
   const u8 *w, *w_scale, *x, *x_scale;
   u32 m, n, k, x_row, w_row, w_scale_row, x_scale_row, groups;
-};
-
-// Shuffled scales of a wave's rows, half of the workgroup's.
-struct ScaleRange {
-  const u8* first;
-  u32 bytes;
-
-  __device__ ScaleRange(const u8* scales, u32 row, u32 rows, u32 most, u32 row_bytes) {
-    const u32 left = row < rows ? rows - row : 0, own = left < most ? left : most;
-    first = scales + u64{row / 32} * (32 * row_bytes);
-    bytes = (own + 31) / 32 * 32 * row_bytes;
-  }
 };
 
 // A tile of the result, or a part of its K.
@@ -119,115 +107,6 @@ struct Item {
   }
 };
 
-// Where 16-byte chunk c of a row lies in LDS: as in lds_tile.h, but with a permutation in which
-// writes of 8 rows side by side have no bank conflict either, as shuffled operands come.
-constexpr u32 staged_at(u32 row, u32 chunk) {
-  return row * kRowBytes + (chunk ^ row % kRowChunks) * kVecBytes;
-}
-#if defined(__gfx950__)
-static_assert(details::are_apart(details::kReadPhases, kLdsBanks,
-                                 [](u32 l) { return staged_at(l % 16, l / 16); }) &&
-                  details::are_apart(details::kReadPhases, kLdsBanks,
-                                     [](u32 l) { return staged_at(l % 16, l / 16 + 4); }) &&
-                  details::are_apart(details::kWritePhases, 32,
-                                     [](u32 l) { return staged_at(l / 8, l % 8); }) &&
-                  details::are_apart(details::kWritePhases, 32,
-                                     [](u32 l) { return staged_at(l % 16, l / 16); }),
-              "reads and writes have no bank conflict");
-#endif
-
-// Pieces of a K-step of an operand on their way to LDS: 16 bytes a thread, of 32 rows; those of a
-// wave side by side in memory.
-template <u32 kRows, bool kOrdered>
-class Pieces {
- public:
-  static constexpr u32 kCount = kRows / 32;
-  using Order = MemoryOrder<kOrdered>;
-
-  __device__ explicit Pieces(u32 row_bytes) : row_bytes_(row_bytes) {
-    const u32 t = thread_in_group();
-    const u32 row = kOrdered ? t % 16 + t / 128 * 16 : t / kRowChunks;
-    chunk_ = kOrdered ? t / 16 % kRowChunks : t % kRowChunks;
-    from_ = Order::place(row, chunk_, row_bytes);
-    to_ = staged_at(row, chunk_);
-  }
-  // What follows loads of the step that begins at element `k`; nothing from `end` on.
-  __device__ void begin(const OperandRows& rows, u32 k, u32 end) {
-    buffer_ = make_buffer(rows.first, k < end ? rows.bytes : 0);
-    at_ = kTail && k + chunk_ * 32 >= end ? kOutside : from_ + k / 2 * Order::kUnit;
-  }
-  __device__ void load(u32 i) {
-    u32 row_bytes = row_bytes_;
-    asm volatile("" : "+s"(row_bytes));  // a product each time, else scalar registers are too few
-    piece_[i] = load_16(buffer_, at_, i * 32 * row_bytes);
-  }
-  __device__ void put(u32 i, LdsBytes* tile) const {
-    *reinterpret_cast<RFOPS_LDS U32x4*>(tile + to_ + i * 32 * kRowBytes) = piece_[i];
-  }
-
- private:
-  u32 row_bytes_, chunk_, from_, to_, at_;
-  Buffer buffer_;
-  U32x4 piece_[kCount];
-};
-
-// Scales of a wave's rows, of two K-steps: a dword of two tiles of rows and of both halves of a
-// step.
-template <u32 kTilesOfRows>
-class Scales {
- public:
-  static constexpr u32 kCount = kTilesOfRows / 2;
-
-  __device__ explicit Scales(u32 row_bytes) : row_bytes_(row_bytes) {}
-  __device__ void load(u32 i, u32 stage, const ScaleRange& range, u32 k, u32 end) {
-    const Buffer buffer = make_buffer(range.first, k < end ? range.bytes : 0);
-    const u32 at = lane_in_wave() * 4 + k / kStepK * (kWaveSize * 4);
-    loaded_[stage][i] = load_dwords<1>(buffer, at, i * 32 * row_bytes_).dword[0];
-  }
-  // The step at element `k` begins: what lies beyond K may be NaN.
-  __device__ void begin(u32 stage, u32 k, u32 end) {
-    if constexpr (kTail) {
-      const u32 block_k = k + lane_in_wave() / kTileRows * kFp4Block;
-      const u32 there =
-          (block_k < end ? 0x0000ffffu : 0) | (block_k + kTileK < end ? 0xffff0000u : 0);
-#pragma unroll
-      for (u32 i = 0; i < kCount; ++i) {
-        loaded_[stage][i] &= there;
-        asm volatile("s_nop 1" : "+v"(loaded_[stage][i]));  // a matrix instruction may be next
-      }
-    }
-  }
-  __device__ u32 of(u32 stage, u32 tile) const { return loaded_[stage][tile / 2]; }
-
- private:
-  u32 row_bytes_;
-  u32 loaded_[2][kCount];
-};
-
-// sum += a * b^T in accumulation registers, with bytes kA and kB of the scales;
-// with kFresh from zero.
-template <u32 kA, u32 kB, bool kFresh>
-__device__ inline void multiply_in_place(F32x4& sum, U32x4 a, u32 a_scale, U32x4 b, u32 b_scale) {
-  if constexpr (kFresh) {
-    asm volatile(
-        "v_mfma_scale_f32_16x16x128_f8f6f4 %0, %1, %2, 0, %3, %4 op_sel:[%5,%6,0] "
-        "op_sel_hi:[%7,%8,0] cbsz:4 blgp:4"
-        : "=a"(sum)
-        : "v"(a), "v"(b), "v"(a_scale), "v"(b_scale), "n"(kA % 2), "n"(kB % 2), "n"(kA / 2),
-          "n"(kB / 2));
-    return;
-  }
-  asm volatile(
-      "v_mfma_scale_f32_16x16x128_f8f6f4 %0, %1, %2, %0, %3, %4 op_sel:[%5,%6,0] "
-      "op_sel_hi:[%7,%8,0] cbsz:4 blgp:4"
-      : "+a"(sum)
-      : "v"(a), "v"(b), "v"(a_scale), "v"(b_scale), "n"(kA % 2), "n"(kB % 2), "n"(kA / 2),
-        "n"(kB / 2));
-}
-
-// In accumulation registers here. No instruction.
-__device__ inline void pin_accumulator(F32x4& sum) { asm volatile("" : "+a"(sum)); }
-
 // Tile t of a wave in the order of multiplication: neighbours share an operand.
 constexpr u32 m_of(u32 t) { return t / kNTiles; }
 constexpr u32 n_of(u32 t) { return m_of(t) % 2 == 0 ? t % kNTiles : kNTiles - 1 - t % kNTiles; }
@@ -249,8 +128,8 @@ class Wave {
         w_(args.w_row),
         x_scale_(args.x_scale_row),
         w_scale_(args.w_scale_row),
-        at_{staged_at(lane_in_wave() % kTileRows, lane_in_wave() / kTileRows),
-            staged_at(lane_in_wave() % kTileRows, lane_in_wave() / kTileRows + 4)} {}
+        at_{step_at(lane_in_wave() % kTileRows, lane_in_wave() / kTileRows),
+            step_at(lane_in_wave() % kTileRows, lane_in_wave() / kTileRows + 4)} {}
 
   // The first step to LDS, the second on its way.
   __device__ void start(const Item& item) {
@@ -286,8 +165,8 @@ class Wave {
   }
 
  private:
-  using X = Pieces<kM, kXShuffled>;
-  using W = Pieces<kN, kShuffled>;
+  using X = Pieces<kM, kXShuffled, kTail>;
+  using W = Pieces<kN, kShuffled, kTail>;
   static constexpr u32 kPieces = X::kCount + W::kCount;
   static constexpr u32 kReads = kMTiles + kNTiles;
 
@@ -413,8 +292,8 @@ class Wave {
 
   X x_;
   W w_;
-  Scales<kMTiles> x_scale_;
-  Scales<kNTiles> w_scale_;
+  Scales<kMTiles, kTail> x_scale_;
+  Scales<kNTiles, kTail> w_scale_;
   LdsPieces at_;
   Operands operands_[2];
 };

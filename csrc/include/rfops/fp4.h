@@ -15,8 +15,7 @@
 
 namespace rfops {
 
-constexpr u32 kFp4TileBytes = kTileK / 2;  // of a row of an operand
-constexpr u32 kFp4Block = 32;              // elements of one scale
+constexpr u32 kFp4Block = 32;  // elements of one scale
 constexpr u32 kFp4TileBlocks = kTileK / kFp4Block;
 
 // What the matrix cores call the formats of operands.
@@ -31,6 +30,30 @@ __device__ inline F32x4 multiply_fp4(U32x4 a, u32 a_scale, const Tile& b, u32 b_
                                                           static_cast<i32>(a_scale), kBByte,
                                                           static_cast<i32>(b_scale));
 }
+
+// sum += a * b^T in accumulation registers, with bytes kA and kB of the scales;
+// with kFresh from zero.
+template <u32 kA, u32 kB, bool kFresh>
+__device__ inline void multiply_in_place(F32x4& sum, U32x4 a, u32 a_scale, U32x4 b, u32 b_scale) {
+  if constexpr (kFresh) {
+    asm volatile(
+        "v_mfma_scale_f32_16x16x128_f8f6f4 %0, %1, %2, 0, %3, %4 op_sel:[%5,%6,0] "
+        "op_sel_hi:[%7,%8,0] cbsz:4 blgp:4"
+        : "=a"(sum)
+        : "v"(a), "v"(b), "v"(a_scale), "v"(b_scale), "n"(kA % 2), "n"(kB % 2), "n"(kA / 2),
+          "n"(kB / 2));
+    return;
+  }
+  asm volatile(
+      "v_mfma_scale_f32_16x16x128_f8f6f4 %0, %1, %2, %0, %3, %4 op_sel:[%5,%6,0] "
+      "op_sel_hi:[%7,%8,0] cbsz:4 blgp:4"
+      : "+a"(sum)
+      : "v"(a), "v"(b), "v"(a_scale), "v"(b_scale), "n"(kA % 2), "n"(kB % 2), "n"(kA / 2),
+        "n"(kB / 2));
+}
+
+// In accumulation registers here. No instruction.
+__device__ inline void pin_accumulator(F32x4& sum) { asm volatile("" : "+a"(sum)); }
 
 // Where a lane's scale of 16 rows and 128 of K lies: `rows16` and `k128` count from the operand's
 // first, in scalars.
