@@ -181,11 +181,20 @@ __device__ inline void add_waves(const Own& own, f32 factor, LdsBytes* lds, Stor
 #pragma unroll
     for (u32 i = 0; i < kSlicesAtOnce; ++i) {
       if (first + i != wave) continue;
+      F32x4 others[8][kWaves];
+#pragma unroll
+      for (u32 x = 0; x < 8; ++x) {
+#pragma unroll
+        for (u32 w = 0; w < kWaves; ++w) {
+          if (w != first + i) others[x][w] = given(i, w)[x * kWaveSize];
+        }
+      }
+      keep_order();  // one wait for all of them
       Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four, u32 d) {
         four *= factor;
 #pragma unroll
         for (u32 w = 0; w < kWaves; ++w) {
-          if (w != first + i) four += given(i, w)[x * kWaveSize];
+          if (w != first + i) four += others[x][w];
         }
         store(four, lane % kMlaColumns, (first + i) * kSlice + d);
       });

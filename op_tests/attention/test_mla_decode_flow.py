@@ -12,7 +12,7 @@ import torch
 
 import rfops
 from rfops.attention.mla_decode import D_V, OP
-from rfops.attention.mla_decode_flow import FlowConfig, granule, least_of
+from rfops.attention.mla_decode_flow import LEAST, FlowConfig, granule
 from rfops.jit.arch import ROWS
 from support.mla_problems import BF16, Problem, assert_correct, needle, problem, run
 
@@ -139,7 +139,7 @@ LENGTHS = {
 def test_workers_are_even(arch: str, name: str, fp8: bool, figure: Callable[[str], None]) -> None:
     """The most that one has of tokens and items, over the mean."""
     (lens, bar), tile = LENGTHS[name], 32 if fp8 else 16
-    found = shares(lens, ROWS[arch].cus, 4 * tile, tile)
+    found = shares(lens, ROWS[arch].cus, LEAST, tile)
     costs = [sum(b - a + ITEM_COST for _, a, b in parts) for parts in found]
     uneven = max(costs) * len(costs) / sum(costs)
     figure(f"mla_decode {arch} {'fp8' if fp8 else 'bf16'} {name}: the busiest has {uneven:.3f}")
@@ -155,12 +155,12 @@ def test_resources(arch: str, fp8: bool, q_fp8: bool, page: int) -> None:
     """No spills, and the cache is read once."""
     p = problem([1024, 777], arch=arch, fp8=fp8, q_fp8=q_fp8, page=page)
     with rfops.vgpu.profile() as profile:
-        run("flow", p)
+        run("flow", p, FlowConfig(4, 32))
     (launch,) = profile.launches
     assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
     assert launch.lds_conflict_cycles == 0
     least = (1024 + 777) * p.kv[0, 0].nbytes
-    parts = 16 * 514 * 4 * 40  # read again by those that add them up, at most
+    parts = 16 * 514 * 4 * 2 * 4  # of four workers at most, read again by who adds them up
     assert 128 * launch.global_read["lines_128B"] <= 1.02 * least + p.q.nbytes + parts
 
 
@@ -202,7 +202,7 @@ def test_workers_for_more_columns(arch: str) -> None:
     for heads, qo_len, groups in ((16, 1, 1), (16, 2, 2), (128, 1, 8), (5, 3, 1)):
         c = OP.call_of(arch, B=4, H=heads, S=400, qo_len=qo_len)
         config = kernel.default(c)
-        assert config.workers * groups <= c.cu_num and config.least == least_of(c.kv_dtype)
+        assert config.workers * groups <= c.cu_num and config.least == LEAST
     assert math.isclose(kernel.error, 2.0**-8)
 
 

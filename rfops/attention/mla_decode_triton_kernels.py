@@ -4,9 +4,8 @@
 
 A program has BLOCK_M columns (a query's head) of a sequence and one of `splits` equal parts of its
 tokens, BLOCK_N at a time: a tile of the cache is loaded once and is the operand of both products.
-With K_LEFT products are transposed: tokens, and the elements of the result, are the matrix unit's
-rows, of which it wants many. Tokens that are not there are zeros, and not read. Then the splits are
-added up, in their order. Rows are 64-bit offsets, those within one 32-bit. Nothing is atomic.
+Tokens that are not there are zeros, and not read. Then the splits are added up, in their order.
+Rows are 64-bit offsets, those within one 32-bit. Nothing is atomic.
 """
 
 # mypy: ignore-errors
@@ -36,7 +35,7 @@ def _wide(payload, FP8: tl.constexpr, FNUZ: tl.constexpr):
 def part(
     out, lse, sums, totals, q, kv, kv_indptr, kv_indices, kv_lens, kv_scale, q_scale,
     columns, heads, unseen, page, width, splits,
-    SM_SCALE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, K_LEFT: tl.constexpr,
+    SM_SCALE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     KV_FP8: tl.constexpr, Q_FP8: tl.constexpr, FNUZ: tl.constexpr,
 ):  # fmt: skip
     """sums: fp32 [rows of out, splits, 512], totals: [rows, splits, 2]; of one split out, lse."""
@@ -69,10 +68,7 @@ def part(
                 Q_FP8, FNUZ)  # fmt: skip
     q_rope = _wide(tl.load(q + q_row[:, None] + rope[None, :], mask=is_column[:, None], other=0),
                    Q_FP8, FNUZ)  # fmt: skip
-    if K_LEFT:
-        acc = tl.zeros((V, BLOCK_M), tl.float32)
-    else:
-        acc = tl.zeros((BLOCK_M, V), tl.float32)
+    acc = tl.zeros((BLOCK_M, V), tl.float32)
     most = tl.full((BLOCK_M,), -1e30, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     for at in range(first, end, BLOCK_N):
@@ -84,26 +80,15 @@ def part(
                     KV_FP8, FNUZ)  # fmt: skip
         k_rope = _wide(tl.load(kv + row[:, None] + rope[None, :], mask=there[:, None], other=0),
                        KV_FP8, FNUZ)  # fmt: skip
-        if K_LEFT:
-            score = tl.dot(k_v, tl.trans(q_v))
-            score = tl.dot(k_rope, tl.trans(q_rope), score) * scale
-            score = tl.where(token[:, None] < seen[None, :], score, -float("inf"))
-            new = tl.maximum(most, tl.max(score, 0))
-            p = tl.exp2(score - new[None, :])
-            decay = tl.exp2(most - new)
-            total = total * decay + tl.sum(p, 0)
-            acc = acc * decay[None, :]
-            acc = tl.dot(tl.trans(k_v), p.to(tl.bfloat16), acc)
-        else:
-            score = tl.dot(q_v, tl.trans(k_v))
-            score = tl.dot(q_rope, tl.trans(k_rope), score) * scale
-            score = tl.where(token[None, :] < seen[:, None], score, -float("inf"))
-            new = tl.maximum(most, tl.max(score, 1))
-            p = tl.exp2(score - new[:, None])
-            decay = tl.exp2(most - new)
-            total = total * decay + tl.sum(p, 1)
-            acc = acc * decay[:, None]
-            acc = tl.dot(p.to(tl.bfloat16), k_v, acc)
+        score = tl.dot(q_v, tl.trans(k_v))
+        score = tl.dot(q_rope, tl.trans(k_rope), score) * scale
+        score = tl.where(token[None, :] < seen[:, None], score, -float("inf"))
+        new = tl.maximum(most, tl.max(score, 1))
+        p = tl.exp2(score - new[:, None])
+        decay = tl.exp2(most - new)
+        total = total * decay + tl.sum(p, 1)
+        acc = acc * decay[:, None]
+        acc = tl.dot(p.to(tl.bfloat16), k_v, acc)
         most = new
 
     row = b * columns + column
@@ -112,19 +97,13 @@ def part(
         at = slot * V
         tl.store(totals + slot * 2, most, mask=is_column)
         tl.store(totals + slot * 2 + 1, total, mask=is_column)
-        if K_LEFT:
-            tl.store(sums + at[None, :] + v[:, None], acc, mask=is_column[None, :])
-        else:
-            tl.store(sums + at[:, None] + v[None, :], acc, mask=is_column[:, None])
+        tl.store(sums + at[:, None] + v[None, :], acc, mask=is_column[:, None])
     else:
         factor = tl.where(total == 0, 0.0, value_scale / total)
         if lse is not None:
             tl.store(lse + row, (most + tl.log2(total)) * LN2, mask=is_column)
         at = row * V
-        if K_LEFT:
-            tl.store(out + at[None, :] + v[:, None], acc * factor[None, :], mask=is_column[None, :])
-        else:
-            tl.store(out + at[:, None] + v[None, :], acc * factor[:, None], mask=is_column[:, None])
+        tl.store(out + at[:, None] + v[None, :], acc * factor[:, None], mask=is_column[:, None])
 
 
 @triton.jit

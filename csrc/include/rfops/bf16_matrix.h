@@ -63,8 +63,7 @@ template <class Op>
 __device__ inline f32 over_rows(f32 value, Op op) {
   const auto partner = [](f32 v, u32 bit) {
     const i32 at = static_cast<i32>((lane_in_wave() ^ bit) * 4);
-    return __builtin_bit_cast(
-        f32, __builtin_amdgcn_ds_bpermute(at, __builtin_bit_cast(i32, v)));
+    return __builtin_bit_cast(f32, __builtin_amdgcn_ds_bpermute(at, __builtin_bit_cast(i32, v)));
   };
   value = op(value, partner(value, 16));
   return op(value, partner(value, 32));
