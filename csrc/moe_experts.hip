@@ -20,6 +20,7 @@
 #include "rfops/matrix16.h"
 #include "rfops/tile16.h"
 #include "rfops/waits.h"
+#include "rfops/wave_tile.h"
 
 #if !defined(RFOPS_IN) || !defined(RFOPS_STAGE) || !defined(RFOPS_TABLE) || !defined(RFOPS_EACH)
 #error "moe_experts needs the RFOPS_ constants below"
@@ -34,13 +35,15 @@ constexpr u32 kStage = RFOPS_STAGE;  // 1: gate, up and SiLU; 2: down
 constexpr u32 kTable = RFOPS_TABLE;  // experts of a table of [K, N]; 0: stacked [E, N, K]
 constexpr u32 kEach = RFOPS_EACH;    // experts of a lane
 #if defined(__gfx950__)
-constexpr u32 kStep = kTable > 0 ? 32 : 64;  // of K; columns want registers for turning them round
+constexpr bool kIsDirect = kTable == 0;  // operands go straight to LDS
 #else
-constexpr u32 kStep = 32;
+constexpr bool kIsDirect = false;
 #endif
+constexpr u32 kStep = 32;                   // of K
+constexpr u32 kStages = kIsDirect ? 5 : 2;  // steps in LDS
 constexpr u32 kRows = 256, kColumns = 256;  // of a tile
-constexpr u32 kMWaves = 2, kNWaves = 4, kThreads = kMWaves * kNWaves * kWaveSize;
-constexpr u32 kSub = 32, kSubs = kRows / kSub / kMWaves;  // rows of an operand; of a wave
+constexpr u32 kThreads = kMWaves * kNWaves * kWaveSize;
+constexpr u32 kSubs = kRows / kSub / kMWaves;  // operands of rows of a wave
 constexpr u32 kOutColumns = kStage == 1 ? kColumns / 2 : kColumns;
 using Lds = Rows16<kStep>;
 using Experts = ExpertRows<kRows, kEach>;
@@ -49,7 +52,7 @@ struct Stage {
   u8 rows[kRows * Lds::kBytes], weights[kColumns * Lds::kBytes];
 };
 struct Memory {
-  Stage stage[2];
+  Stage stage[kStages];
 };
 static_assert(sizeof(Memory) <= kLdsBytes, "one workgroup a CU");
 __shared__ Memory memory;
@@ -75,13 +78,17 @@ __device__ inline Column column_of(u32 row) {
   return {row / 64 * 32 + row % 32, row % 64 >= 32};
 }
 
+#if defined(__gfx950__) && !RFOPS_TABLE
+using RowsLoader = DirectRowLoader<kStep, kThreads>;
+#else
 using RowsLoader = RowLoader<kStep, kThreads>;
+#endif
 
 struct Stacked {
-  using Loader = RowLoader<kStep, kThreads>;
+  using Loader = RowsLoader;
   static __device__ Loader load(const Weights& w, u32 n0) {
     const u32 row_bytes = w.k * sizeof(In), rows = kStage == 1 ? 2 * w.n : w.n;
-    return Loader(make_buffer(w.first, rows * row_bytes), [&](u32 row) {
+    return Loader(Span{w.first, rows * row_bytes}, [&](u32 row) {
       const Column c = column_of(row);
       return n0 + c.n < w.n ? (n0 + c.n + (c.is_second ? w.n : 0)) * row_bytes : kOutside;
     });
@@ -94,8 +101,7 @@ struct Tables {
     const Column c = column_of(wave_in_group() * 32);
     const u32 row_bytes = w.n * sizeof(In);
     const In *first = w.first, *second = w.second;  // a choice of members would be one of addresses
-    return Loader(make_buffer(c.is_second ? second : first, w.k * row_bytes), n0 + c.n, w.n,
-                  row_bytes);
+    return Loader(Span{c.is_second ? second : first, w.k * row_bytes}, n0 + c.n, w.n, row_bytes);
   }
   static __device__ u32 row_of(u32 row) { return turned_row(row); }
 };
@@ -109,23 +115,47 @@ struct LayoutOf<true> {
 };
 using Layout = LayoutOf<(kTable > 0)>::Type;
 
-template <u32 kOwn>
-struct Sums {
-  F32x16 of[kOwn > 0 ? kOwn : 1][2];
-};
-
 // All of K: this wave's kOwn times 32 rows by its 64 of weights.
 template <u32 kOwn>
 __device__ inline void multiply_all(Sums<kOwn>& sums, RowsLoader& rows, Layout::Loader& weights,
                                     u32 k_end) {
-  RFOPS_LDS Memory* const lds = (RFOPS_LDS Memory*)&memory;
-  const u32 lane = lane_in_wave(), wave = wave_in_group();
-  const u32 wave_m = wave / kNWaves, wave_n = wave % kNWaves;
-  const u32 row = lane % kSub, half = lane / kSub;
-  const u32 weight_row = Layout::row_of(row);
+  RFOPS_LDS Stage* const stages = ((RFOPS_LDS Memory*)&memory)->stage;
+  const Reader<kStep, Layout> reader;
+  const auto read = [&](u32 stage, u32 c) {
+    return reader.template read<kOwn>((LdsBytes*)stages[stage].rows,
+                                      (LdsBytes*)stages[stage].weights, c);
+  };
+#if defined(__gfx950__) && !RFOPS_TABLE
+  constexpr u32 kLoads = 2 * RowsLoader::kLoads;  // of a step
+  const auto issue = [&](u32 stage, u32 k) {
+    rows.issue((LdsBytes*)stages[stage].rows, k, k_end);
+    weights.issue((LdsBytes*)stages[stage].weights, k, k_end);
+  };
+  wait_loads<0>();  // and the last tile's stores
+  meet();
+#pragma unroll
+  for (u32 s = 0; s < kStages; ++s) issue(s, s * kStep);
+  wait_loads<(kStages - 1) * kLoads>();
+  meet();
+  Operands<kOwn> first = read(0, 0);
+  u32 stage = 0;
+  for (u32 k = 0; k < k_end; k += kStep) {
+    const Operands<kOwn> second = read(stage, 2);
+    multiply<In>(sums, first);
+    // The next step is there, and this one is read: what comes kStages later takes its place.
+    wait_lds();
+    wait_loads<(kStages - 2) * kLoads>();
+    meet();
+    issue(stage, k + kStages * kStep);
+    stage = stage + 1 < kStages ? stage + 1 : 0;
+    first = read(stage, 0);
+    multiply<In>(sums, second);
+  }
+  wait_lds();
+#else
   const auto commit = [&](u32 stage) {
-    rows.commit((LdsBytes*)lds->stage[stage].rows);
-    weights.commit((LdsBytes*)lds->stage[stage].weights);
+    rows.commit((LdsBytes*)stages[stage].rows);
+    weights.commit((LdsBytes*)stages[stage].weights);
   };
   const auto issue = [&](u32 k) {
     rows.issue(k, k_end);
@@ -140,29 +170,14 @@ __device__ inline void multiply_all(Sums<kOwn>& sums, RowsLoader& rows, Layout::
   for (u32 k = 0; k < k_end; k += kStep, stage ^= 1) {
     commit(stage ^ 1);
     issue(k + 2 * kStep);
-    const LdsBytes* from_rows = (LdsBytes*)lds->stage[stage].rows + wave_m * kSub * Lds::kBytes;
-    const LdsBytes* from_weights =
-        (LdsBytes*)lds->stage[stage].weights + wave_n * 2 * kSub * Lds::kBytes;
 #pragma unroll
     for (u32 c = 0; c < Lds::kChunks; c += 2) {
-      U32x4 a[2], b[kOwn > 0 ? kOwn : 1];
-#pragma unroll
-      for (u32 j = 0; j < 2; ++j) {
-        a[j] = lds_load_16(from_weights + j * kSub * Lds::kBytes + Lds::at(weight_row, c + half));
-      }
-#pragma unroll
-      for (u32 i = 0; i < kOwn; ++i) {
-        b[i] = lds_load_16(from_rows + i * kMWaves * kSub * Lds::kBytes + Lds::at(row, c + half));
-      }
-#pragma unroll
-      for (u32 i = 0; i < kOwn; ++i) {
-#pragma unroll
-        for (u32 j = 0; j < 2; ++j) sums.of[i][j] = multiply_32x32<In>(a[j], b[i], sums.of[i][j]);
-      }
+      multiply<In>(sums, read(stage, c));
     }
     wait_lds();
     meet();
   }
+#endif
 }
 
 template <u32 kOwn>
@@ -261,7 +276,7 @@ extern "C" __global__ void
       from += u64{tile.first} * in_row;
       bytes = tile.rows * in_row;
     }
-    RowsLoader rows(make_buffer(from, bytes), [&](u32 row) {
+    RowsLoader rows(Span{from, bytes}, [&](u32 row) {
       if (row >= tile.rows) return kOutside;
       return (is_list ? list[row] : kStage == 1 ? tile.row + row : row) * in_row;
     });

@@ -31,7 +31,6 @@ from .experts import Weights, experts_ref, run_experts
 from .fused_moe_hip import HipMoe
 from .fused_moe_tables import Moe, chosen
 from .fused_moe_triton import TritonMoe
-from .router import moe_router_ref
 
 
 class Torch(Kernel):
@@ -190,15 +189,6 @@ def fused_moe_ref(
     """The formula of `fused_moe` in plain fp32 torch, or fp64 where x is, on any device."""
     made = experts_ref(x, Weights.stacked(w1, w2), topk_weights, topk_ids, num_shared)
     return made if made.dtype == torch.float64 else made.to(dtype)
-
-
-def moe_layer_ref(
-    x: Tensor, router_weight: Tensor, w1: Tensor, w2: Tensor, top_k: int, num_shared: int = 0,
-    renormalize: bool = False, round_scores: bool = True, dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
-    """`moe_layer` in plain fp32 torch, on any device."""
-    p, ids = moe_router_ref(x, router_weight, top_k, renormalize, round_scores)
-    return fused_moe_ref(x, w1, w2, p, ids, num_shared, dtype)
 
 
 def _reference(x: Tensor, w1: Tensor, w2: Tensor, *rest: Any) -> Tensor:

@@ -32,6 +32,12 @@ static_assert(details::are_apart(details::kWritePhases, 32,
                                      [](u32 l) { return Rows16<64>::at(l / 8, l % 8); }),
               "writes of rows by a wave have none either");
 
+// Memory that loads may touch.
+struct Span {
+  const void* first;
+  u32 bytes;
+};
+
 // 256 rows of K side by side, through registers: each where the caller says, or nowhere.
 template <u32 kStep, u32 kThreads>
 class RowLoader {
@@ -42,7 +48,8 @@ class RowLoader {
 
   // offset_of(row): the byte of the row's first element, or kOutside.
   template <class OffsetOf>
-  __device__ RowLoader(const Buffer& buffer, OffsetOf offset_of) : buffer_(buffer) {
+  __device__ RowLoader(Span span, OffsetOf offset_of)
+      : buffer_(make_buffer(span.first, span.bytes)) {
     const u32 row = thread_in_group() / Rows::kChunks, chunk = thread_in_group() % Rows::kChunks;
     k_ = chunk * Rows::kElements;
     to_ = Rows::at(row, chunk);
@@ -69,6 +76,48 @@ class RowLoader {
   U32x4 staged_[kPasses];
 };
 
+#if defined(__gfx950__)
+
+// The same straight to LDS (loader.h says why by assembly): kLoads instructions of a wave, which
+// `wait_loads` counts. A step beyond K loads zeros, and touches no memory.
+template <u32 kStep, u32 kThreads>
+class DirectRowLoader {
+ public:
+  using Rows = Rows16<kStep>;
+  static constexpr u32 kRowsAtOnce = kThreads / Rows::kChunks, kLoads = 256 / kRowsAtOnce;
+  static_assert(kRowsAtOnce % (Rows::kSpread * Rows::kChunks) == 0, "loads lie alike");
+
+  template <class OffsetOf>
+  __device__ DirectRowLoader(Span span, OffsetOf offset_of)
+      : buffer_(make_words(span.first, span.bytes)) {
+    const u32 row = thread_in_group() / Rows::kChunks, place = thread_in_group() % Rows::kChunks;
+    const u32 chunk = place ^ row / Rows::kSpread % Rows::kChunks;
+    k_ = chunk * Rows::kElements;
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) {
+      from_[i] = offset_of(row + i * kRowsAtOnce) + chunk * kVecBytes;
+    }
+  }
+  __device__ void issue(LdsBytes* tile, u32 k, u32 k_end) const {
+    const u32 outside = k + k_ < k_end ? 0 : kOutside;
+    const u32 to = lds_address(tile) + wave_in_group() * (kWaveSize * kVecBytes);
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) {
+      asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
+                   :
+                   : "s"(to + i * kRowsAtOnce * Rows::kBytes), "v"(from_[i] | outside),
+                     "s"(buffer_), "s"(k * 2)
+                   : "memory");
+    }
+  }
+
+ private:
+  U32x4 buffer_;
+  u32 k_, from_[kLoads];
+};
+
+#endif
+
 // The same of columns: memory has elements of one k side by side. A wave has 32 columns, a thread
 // turns 4 x 4 elements round at a time. Rows of LDS go by turned_row, so that two neighbouring
 // blocks of 4 begin in different banks.
@@ -83,8 +132,8 @@ class ColumnLoader {
   static_assert(kThreads == 512, "32 columns a wave");
 
   // The wave's columns begin at `column` of a matrix of rows of row_bytes, `columns` in all.
-  __device__ ColumnLoader(const Buffer& buffer, u32 column, u32 columns, u32 row_bytes)
-      : buffer_(buffer), row_bytes_(row_bytes) {
+  __device__ ColumnLoader(Span span, u32 column, u32 columns, u32 row_bytes)
+      : buffer_(make_buffer(span.first, span.bytes)), row_bytes_(row_bytes) {
     const u32 lane = lane_in_wave(), own = lane / 8 * 4;
     k_ = lane % 8 * 4;
     from_ = k_ * row_bytes + (column + own) * 2;
