@@ -140,7 +140,6 @@ OP = _Tables(
     """,
     sizes="M D I E K R",
     positive="E",
-    table="M+ D I E K",
     kernels=(HipMoe(is_table=True), TritonMoe(is_table=True), Torch()),
     max_bytes=None,
     shapes={
