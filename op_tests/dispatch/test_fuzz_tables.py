@@ -50,7 +50,7 @@ def test_tables(name: str, tmp_path: Path, rounds: int) -> None:
     head = b"".join(shipped.splitlines(keepends=True)[:12])
     file = tmp_path / f"{name}.csv"
     file.write_bytes(shipped)
-    assert rows_of(name, file) > 5
+    assert rows_of(name, file) > 0
     rng, refused, rows = random.Random(f"{name} {rounds}"), 0, 0
     for at in range(rounds):
         file.write_bytes(mangle.csv_file(rng, shipped if at % 20 == 0 else head))
