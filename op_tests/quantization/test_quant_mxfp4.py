@@ -286,7 +286,7 @@ def test_it_is_an_op_as_the_others_are(capsys: pytest.CaptureFixture[str]) -> No
     assert not supports(arch="gfx942", shape=(4, 33))
     for words, said in (
         ("why quant_mxfp4 --m 4 --k 64", "hip"),
-        ("profile quant_mxfp4 --m 4 --k 64 --rounding down", "M=4 K=64 on gfx950: hip"),
+        ("profile quant_mxfp4 --m 4 --k 64 --rounding down", "M=4 K=64 on gfx950, 256 CUs: hip"),
         ("bench quant_mxfp4 --shape 3 64 rounding=even x_dtype=bf16", "m=3 k=64"),
     ):
         assert cli.main(words.split()) == 0 and said in capsys.readouterr().out

@@ -231,7 +231,7 @@ def test_it_is_an_op_as_the_others_are(
     assert supports(arch="gfx942") and not supports(arch="gfx942", shape=(4, 33))
     for words, said in (
         ("why quant_mxfp8 --m 4 --k 64", "torch, no HIP kernel"),
-        ("profile quant_mxfp8 --m 4 --k 64 --rounding ceil", "M=4 K=64 on gfx950: torch"),
+        ("profile quant_mxfp8 --m 4 --k 64 --rounding ceil", "M=4 K=64 on gfx950, 256 CUs: torch"),
         ("bench quant_mxfp8 --shape 3 64 rounding=even x_dtype=bf16", "m=3 k=64"),
         ("build quant_mxfp8", "nothing to build"),
         ("ls", "quant_mxfp8"),
