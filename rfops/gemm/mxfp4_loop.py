@@ -28,21 +28,29 @@ MAX_SPLIT, MAX_GROUP_M = 8, 16
 _PREPARED = 4 * 32  # rows, each 256 of K, of a workgroup that prepares
 
 
-@compile_ops("mxfp4_prepare", kernel="mxfp4_prepare_x")
+# What `rfops build` makes: bf16, weights as they are loaded most quickly.
+_PREPARE: dict[str, int | str] = {"X": "bf16", "ROUNDING": "Even"}
+_LOOP: dict[str, int | str] = {
+    "M": 256, "N": 256, "SPLIT": 1, "GROUP_M": 4, "OUT": "bf16", "BIAS": "void",
+    "SHUFFLED": 1, "X_SHUFFLED": 0, "TAIL": 0,
+}  # fmt: skip
+
+
+@compile_ops("mxfp4_prepare", kernel="mxfp4_prepare_x", variants=lambda _arch: [_PREPARE])
 def prepare_x(
     payload: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, m: u32, k: u32, x_row: u32
 ) -> None:
     """csrc/mxfp4_prepare.hip: the shapes stand there."""
 
 
-@compile_ops("mxfp4_prepare", kernel="mxfp4_prepare_scale")
+@compile_ops("mxfp4_prepare", kernel="mxfp4_prepare_scale", variants=lambda _arch: [_PREPARE])
 def prepare_scale(
     shuffled: torch.Tensor, scale: torch.Tensor, rows: u32, k: u32, pitch: u32
 ) -> None:
     """csrc/mxfp4_prepare.hip: the shapes stand there."""
 
 
-@compile_ops("mxfp4_loop", kernel="mxfp4_loop")
+@compile_ops("mxfp4_loop", kernel="mxfp4_loop", variants=lambda _arch: [_LOOP])
 def mxfp4_loop(
     w: torch.Tensor,
     w_scale: torch.Tensor,

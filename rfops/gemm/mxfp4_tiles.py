@@ -19,6 +19,14 @@ MAX_M_TILES, MAX_N_TILES, MAX_STEPS, MAX_WAVES = 8, 4, 6, 12
 CHIP = ROWS["gfx950"]
 
 
+# What `rfops build` makes: bf16, raw weights, 128 rows of x.
+_BUILT: dict[str, int | str] = {
+    "M_TILES": 8, "N_TILES": 1, "STEPS": 1, "WAVES": 4, "SPLIT": 1, "OUT": "bf16", "X": "bf16",
+    "ROUNDING": "Even", "BIAS": "void", "SHUFFLED": 0, "SHUFFLED_SCALES": 0,
+    "X_SHUFFLED_SCALES": 0, "TAIL": 0,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class TilesConfig:
     """A variant of csrc/mxfp4_tiles.hip; its head comment says what each means."""
@@ -91,7 +99,9 @@ class Tiles(Fp4Kernel):
     module = "mxfp4_tiles"
     Config = TilesConfig
     most_rows = max(MAX_M_TILES, MAX_N_TILES * MAX_WAVES) * TILE
-    compiled = compile_ops("mxfp4_tiles", kernel="mxfp4_tiles")(signature)
+    compiled = compile_ops("mxfp4_tiles", kernel="mxfp4_tiles", variants=lambda _arch: [_BUILT])(
+        signature
+    )
 
     def key(self, c: Call) -> tuple[int, ...]:
         return coarse(c.M, TILE), coarse(c.N, TILE), coarse(c.K, TILE_K), int(has_16_bits(c))
