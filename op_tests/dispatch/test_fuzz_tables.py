@@ -42,16 +42,25 @@ def rows_of(name: str, file: Path) -> int:
     return len(rows)
 
 
+def filled(table: bytes) -> bytes:
+    """Of 8 lines at least: a short table's last row again, of other sizes."""
+    lines = table.splitlines(keepends=True)
+    arch, cu_num, size, rest = lines[-1].split(b",", 3)
+    for at in range(len(lines), 8):
+        assert size.isdigit()
+        lines.append(b",".join([arch, cu_num, b"%d" % (9000 + at), rest]))
+    return b"".join(lines)
+
+
 @pytest.mark.parametrize("rounds", ROUNDS)
 @pytest.mark.parametrize("name", TABLES)
 def test_tables(name: str, tmp_path: Path, rounds: int) -> None:
     """Mostly the first lines of the shipped one are mangled."""
-    shipped = (paths.CONFIGS / f"{name}.csv").read_bytes()
+    shipped = filled((paths.CONFIGS / f"{name}.csv").read_bytes())
     head = b"".join(shipped.splitlines(keepends=True)[:12])
     file = tmp_path / f"{name}.csv"
     file.write_bytes(shipped)
-    whole = rows_of(name, file)
-    assert whole > 0
+    assert rows_of(name, file) > 5
     rng, refused, rows = random.Random(f"{name} {rounds}"), 0, 0
     for at in range(rounds):
         file.write_bytes(mangle.csv_file(rng, shipped if at % 20 == 0 else head))
@@ -60,5 +69,4 @@ def test_tables(name: str, tmp_path: Path, rounds: int) -> None:
         except ConfigError as error:
             assert re.match(rf"{file}, (after )?line \d+", str(error)), error
             refused += 1
-    # Of few rows hardly any survives: each is a line in two or three.
-    assert refused > rounds / 3 and rows > rounds * min(whole, 10) / 40
+    assert refused > rounds / 3 and rows > rounds / 2

@@ -87,9 +87,7 @@ def test_resources(block_m: int, gfx950: torch.device) -> None:
         assert resources["vgpr_spills"] == resources["sgpr_spills"] == resources["scratch"] == 0
         assert resources["waves_per_simd"] >= 2, (config, resources)
         estimate = moe_module._registers(config, block_m, 256)
-        # Such a wave has room for 168, and the compiler keeps more than it must.
-        most = 18 if (config.tile_n, config.waves) == (8, 12) else 12
-        assert abs(resources["vgpr"] - estimate) <= most, (config, estimate, resources)
+        assert abs(resources["vgpr"] - estimate) <= 12, (config, estimate, resources)
 
 
 @pytest.mark.sweep
@@ -101,6 +99,4 @@ def test_no_candidate_spills(block_m: int, k: int, gfx950: torch.device) -> None
         resources = mxfp8_moe.bind(device=gfx950, defines=defines).resources
         assert resources["vgpr_spills"] == resources["scratch"] == 0, config
         estimate = moe_module._registers(config, block_m, moe_module._chunk(k))
-        # Such a wave has room for 168, and the compiler keeps more than it must.
-        most = 18 if (config.tile_n, config.waves) == (8, 12) else 12
-        assert abs(resources["vgpr"] - estimate) <= most, (config, estimate, resources)
+        assert abs(resources["vgpr"] - estimate) <= 12, (config, estimate, resources)

@@ -115,15 +115,17 @@ def _lds_bytes(config: Any, block_m: int) -> Any:
 
 
 def _registers(config: Any, block_m: int, chunk: int) -> Any:
-    """VGPRs of a variant, or of each in Columns, within 12 of what clang 21 and 22 allocate (18 of
-    168 with tiles of 8 rows and 12 waves):
+    """VGPRs of a variant, or of each in Columns, within 12 of what clang 21 and 22 allocate:
     payloads and scales in flight, sums, offsets of rows; or behind the loop the sums of all waves
     at once, and of two halves where a tile has 8 rows."""
     tiles, columns = ceil(block_m, config.tile_n), config.columns
     in_flight = config.steps * (chunk // NARROW_K * 8 + 1) * (columns + tiles)
     loop = 20 + 3 * tiles + 2 * columns + in_flight + 4 * columns * tiles
+    sums = 16 + 4 * config.waves
     halves = 34 + 4.5 * config.waves + 4 * np.minimum(columns, 2)
-    return np.maximum(loop, np.where(config.tile_n == 8, halves, 16 + 4 * config.waves))
+    # Twelve waves have room for 168 registers each: what the loop has kept stays beside the sums.
+    halves = np.maximum(halves, np.where(config.waves == 12, np.minimum(loop + 10, 118), 0))
+    return np.maximum(loop, np.where(config.tile_n == 8, halves, sums))
 
 
 @lru_cache
