@@ -212,6 +212,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "a list of w2": ({"w2": P.tables[2]}, "w1 must be a pair of lists, gates and ups"),
     "out": ({"out": torch.zeros(4, 63, dtype=F16)}, r"out must be a \[M=4, D=64\] tensor"),
     "out over x": ({"out": P.x}, "out must not overlap x"),
+    "a format": ({"quant": "mxfp5"}, "quant must be one of .*, got 'mxfp5'"),
+    "no format": ({"w1_scale": P.w1}, "quant must be one of .* scales, got None"),
 }
 
 

@@ -25,6 +25,7 @@ from rfops.dispatch.guards import check_int, describe
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Draw, grid
+from rfops.jit.errors import show
 
 from . import fused_moe_tables
 from .experts import Weights, experts_ref, run_experts
@@ -106,6 +107,9 @@ def fused_moe(
     topk_ids: Tensor,
     *,
     num_shared: int = 0,
+    quant: str | None = None,
+    w1_scale: Any = None,
+    w2_scale: Any = None,
     out: Tensor | None = None,
     config: Any = None,
 ) -> Tensor:
@@ -120,6 +124,8 @@ def fused_moe(
     topk_weights, topk_ids : [M, K] float32, and int32 or int64. An id outside adds nothing.
     num_shared : the last so many of the E experts are shared: every token takes them with weight 1,
         beside its own, whose ids are below E - num_shared.
+    quant, w1_scale, w2_scale : of quantised weights, the format's word and their scales; x and h
+        are quantised alike. None: weights are of x's dtype.
     out : [M, D] of x's dtype, written in place where given.
     config : takes that kernel in that variant, whatever the tuned table says.
 
@@ -129,7 +135,23 @@ def fused_moe(
     """
     top_k = topk_ids.shape[-1] if isinstance(topk_ids, Tensor) and topk_ids.dim() else 1
     choice = topk_weights, topk_ids, None, top_k
+    if quant is not None or w1_scale is not None or w2_scale is not None:
+        call = _of_quant(quant)
+        return call(x, w1, w2, w1_scale, w2_scale, choice, num_shared, (False, False), out, config)
     return _call(x, w1, w2, choice, num_shared, (False, False), out, config)
+
+
+# What `quant` may be: each word's function takes x, w1, w2, their scales, and as _call from choice.
+_QUANTS: dict[str, Callable[..., Tensor]] = {}
+
+
+def _of_quant(quant: Any) -> Callable[..., Tensor]:
+    if isinstance(quant, str) and quant in _QUANTS:
+        return _QUANTS[quant]
+    words = ", ".join(repr(word) for word in _QUANTS)
+    OP.fail("quant", f"one of {words or 'none yet'}, or None without scales", show(quant),
+            "pass the format that the weights have")  # fmt: skip
+    raise AssertionError
 
 
 def _call(
