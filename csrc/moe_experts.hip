@@ -17,12 +17,14 @@
 #include "rfops/epilogue.h"
 #include "rfops/exp.h"
 #include "rfops/experts.h"
+#include "rfops/loader.h"
 #include "rfops/matrix16.h"
 #include "rfops/tile16.h"
 #include "rfops/waits.h"
 #include "rfops/wave_tile.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_STAGE) || !defined(RFOPS_TABLE) || !defined(RFOPS_EACH)
+#if !defined(RFOPS_IN) || !defined(RFOPS_STAGE) || !defined(RFOPS_TABLE) || \
+    !defined(RFOPS_EACH) || !defined(RFOPS_SHUFFLED)
 #error "moe_experts needs the RFOPS_ constants below"
 #endif
 
@@ -34,6 +36,8 @@ using In = RFOPS_IN;                 // f16 or bf16
 constexpr u32 kStage = RFOPS_STAGE;  // 1: gate, up and SiLU; 2: down
 constexpr u32 kTable = RFOPS_TABLE;  // experts of a table of [K, N]; 0: stacked [E, N, K]
 constexpr u32 kEach = RFOPS_EACH;    // experts of a lane
+// Stacked weights lie in tiles of 16 rows by 16 bytes (loader.h).
+using Order = MemoryOrder<RFOPS_SHUFFLED>;
 #if defined(__gfx950__)
 constexpr bool kIsDirect = kTable == 0;  // operands go straight to LDS
 #else
@@ -80,17 +84,20 @@ __device__ inline Column column_of(u32 row) {
 
 #if defined(__gfx950__) && !RFOPS_TABLE
 using RowsLoader = DirectRowLoader<kStep, kThreads>;
+using StackedLoader = DirectRowLoader<kStep, kThreads, Order::kUnit>;
 #else
 using RowsLoader = RowLoader<kStep, kThreads>;
+using StackedLoader = RowLoader<kStep, kThreads, Order::kUnit>;
 #endif
 
 struct Stacked {
-  using Loader = RowsLoader;
+  using Loader = StackedLoader;
   static __device__ Loader load(const Weights& w, u32 n0) {
     const u32 row_bytes = w.k * sizeof(In), rows = kStage == 1 ? 2 * w.n : w.n;
     return Loader(Span{w.first, rows * row_bytes}, [&](u32 row) {
       const Column c = column_of(row);
-      return n0 + c.n < w.n ? (n0 + c.n + (c.is_second ? w.n : 0)) * row_bytes : kOutside;
+      if (n0 + c.n >= w.n) return kOutside;
+      return Order::place(n0 + c.n + (c.is_second ? w.n : 0), 0, row_bytes);
     });
   }
   static constexpr u32 row_of(u32 row) { return row; }

@@ -9,10 +9,18 @@ import pytest
 import torch
 
 import rfops.vgpu
+from rfops.dispatch.layout import Shuffled
 from rfops.moe import fused_moe_tables
 from rfops.moe.fused_moe import OP, fused_moe, fused_moe_ref
 from rfops.moe.fused_moe_triton import FusedMoeTritonConfig
-from support.moe_problems import Problem, assert_correct, exact_of, random_problem, run
+from support.moe_problems import (
+    Problem,
+    assert_correct,
+    call_for,
+    exact_of,
+    random_problem,
+    run,
+)
 
 ARCHS = ("gfx942", "gfx950")
 F16, BF16 = torch.float16, torch.bfloat16
@@ -174,6 +182,33 @@ def test_both_layouts_give_the_same(arch: str) -> None:
     assert_correct(config, problem)
 
 
+def test_shuffled_weights_give_the_same(arch: str) -> None:
+    """Through LDS by registers and straight, and by torch; K no multiple of a step, N of a tile."""
+    problem = random_problem(37, 80, 56, 5, 2, num_shared=1)
+    shuffled = [rfops.shuffle_weight(w) for w in (problem.w1, problem.w2)]
+    first = fused_moe(problem.x, problem.w1, problem.w2, *problem.choice, num_shared=1)
+    with rfops.vgpu.check() as checked:
+        again = fused_moe(problem.x, *shuffled, *problem.choice, num_shared=1)
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+    assert torch.equal(first, again)
+    by_torch = torch.empty_like(first)
+    call = call_for(problem)
+    call.w_layout = "16x16"
+    data = [w.data for w in shuffled]
+    OP.prepare("torch", call)(by_torch, problem.x, *data, *problem.choice, None)
+    assert_correct(by_torch, problem, rounded_gate=True)
+
+
+def test_refusals_of_shuffled_weights() -> None:
+    problem = random_problem(4, 72, 32, 3, 2)
+    w1 = rfops.shuffle_weight(problem.w1)
+    with pytest.raises(ValueError, match="w2 must be 16x16 as w1 is, got raw; shuffle both"):
+        fused_moe(problem.x, w1, problem.w2, *problem.choice)
+    w2 = Shuffled(problem.w2, "16x16")
+    with pytest.raises(ValueError, match="D and I must be multiples of 16 and 8 .* got D=72, I=32"):
+        fused_moe(problem.x, w1, w2, *problem.choice)
+
+
 def test_references_agree_with_the_exact_result() -> None:
     problem = random_problem(9, 64, 32, 5, 2, num_shared=1)
     exact = exact_of(problem).out
@@ -192,7 +227,7 @@ def test_empty() -> None:
 @pytest.mark.requires_gfx950
 def test_opcheck() -> None:
     problem = random_problem(4, 64, 32, 3, 2)
-    more = (None, 2, 3, False, False, F16, "")
+    more = (None, 2, 3, False, False, F16, "raw", "")
     args = (problem.x, problem.w1, problem.w2, *problem.choice, *more)
     torch.library.opcheck(torch.ops.rfops.fused_moe.default, args)
 

@@ -51,6 +51,18 @@ def test_weights_of_experts() -> None:
     assert torch.equal(unshuffle_weight(made), raw)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits(dtype: torch.dtype) -> None:
+    """The same bytes, as aiter's layout (16, 16) has them: 8 elements of 16 rows after another."""
+    raw = codes(2, 32, 48).view(dtype)
+    made = shuffle_weight(raw)
+    assert made.dtype == dtype and made.shape == raw.shape == (2, 32, 24)
+    tiles = raw.view(2, 2, 16, 3, 8).permute(0, 1, 3, 2, 4).reshape(2, 32, 24)
+    assert torch.equal(made.data.view(torch.uint8), tiles.contiguous().view(torch.uint8))
+    back = unshuffle_weight(made)
+    assert torch.equal(back.view(torch.uint8), raw.view(torch.uint8))
+
+
 @pytest.mark.parametrize("dtype", sorted({torch.uint8, E8M0}, key=str))
 @pytest.mark.parametrize(("rows", "blocks"), [(256, 8), (1, 1), (40, 12), (257, 16), (300, 7)])
 def test_scale(rows: int, blocks: int, dtype: torch.dtype) -> None:

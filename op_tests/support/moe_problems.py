@@ -124,5 +124,6 @@ def run(
 def call_for(problem: Problem, is_table: bool = False) -> Call:
     op, weights = TABLES if is_table else OP, problem.weights(is_table)
     k, routed = problem.topk_ids.shape[1], problem.w2.shape[0] - problem.num_shared
-    values = (None, k, routed, False, False, problem.x.dtype, None, None)
+    more = () if is_table else ("raw",)
+    values = (None, k, routed, False, False, problem.x.dtype, *more, None, None)
     return op.check((problem.x, *weights, *problem.choice, *values))[0]

@@ -23,9 +23,11 @@ from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.guards import check_int, describe
 from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.layout import Shuffled, unwrap
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Draw, grid
 from rfops.jit.errors import show
+from rfops.quantization.shuffle import unshuffle_weight
 
 from . import fused_moe_tables
 from .experts import Weights, experts_ref, run_experts
@@ -39,14 +41,22 @@ class Torch(Kernel):
 
     def variant(self, c: Call, config: Any) -> RunOf:
         def run(out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, *choice: Any) -> None:
-            run_experts(out, x, Weights.stacked(w1, w2), *chosen(c, x, *choice), c.E - c.R)
+            weights = _stacked(w1, w2, c.w_layout)
+            run_experts(out, x, weights, *chosen(c, x, *choice), c.E - c.R)
 
         return lambda *_sizes: run
 
 
+def _stacked(w1: Tensor, w2: Tensor, layout: str) -> Weights:
+    return Weights.stacked(*(w1, w2) if layout == "raw" else map(unshuffle_weight, (w1, w2)))
+
+
 class _FusedMoe(Moe):
     def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
-        _m, _d, i, e, k, routed, n = sizes
+        _m, d, i, e, k, routed, n = sizes
+        if c.w_layout != "raw" and (d % 16 or i % 8):
+            wanted = "multiples of 16 and 8 where weights are shuffled"
+            return "D and I", wanted, f"D={d}, I={i}", "pad the weights with zeros"
         if n != 2 * i:
             wanted = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
             return "w1", wanted, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
@@ -77,6 +87,7 @@ OP = _FusedMoe(
     renormalize: bool
     round_scores: bool
     dtype: bf16|f16
+    w_layout: raw|16x16
     -> out: dtype[M, D]
     """,
     sizes="M D I E K R N",
@@ -101,8 +112,8 @@ OP = _FusedMoe(
 
 def fused_moe(
     x: Tensor,
-    w1: Tensor | Sequence[Sequence[Tensor]],
-    w2: Tensor | Sequence[Tensor],
+    w1: Tensor | Shuffled | Sequence[Sequence[Tensor]],
+    w2: Tensor | Shuffled | Sequence[Tensor],
     topk_weights: Tensor,
     topk_ids: Tensor,
     *,
@@ -118,9 +129,9 @@ def fused_moe(
     Parameters
     ----------
     x : [M, D] float16 or bfloat16, any strides.
-    w1 : [E, 2I, D] of the same dtype, of each expert gate's rows and then up's; or a pair (gates,
-        ups) of lists of E contiguous tensors [D, I].
-    w2 : [E, D, I]; or, with such a pair, a list of E contiguous tensors [I, D].
+    w1 : [E, 2I, D] of the same dtype, of each expert gate's rows and then up's, or what
+        shuffle_weight made of it; or a pair (gates, ups) of lists of E contiguous tensors [D, I].
+    w2 : [E, D, I], shuffled if w1 is; or, with such a pair, a list of E contiguous tensors [I, D].
     topk_weights, topk_ids : [M, K] float32, and int32 or int64. An id outside adds nothing.
     num_shared : the last so many of the E experts are shared: every token takes them with weight 1,
         beside its own, whose ids are below E - num_shared.
@@ -162,24 +173,28 @@ def _call(
     dtype = x.dtype if isinstance(x, Tensor) else torch.bfloat16
     dtype = dtype if dtype in (torch.bfloat16, torch.float16) else torch.bfloat16  # x is refused
     op: Op = OP
+    (w1, layout), (w2, layout_2) = unwrap(w1), unwrap(w2)
+    if layout != layout_2:
+        OP.fail("w2", f"{layout} as w1 is", layout_2, "shuffle both or neither")
     weights: tuple[Any, ...] = w1, w2
+    more: tuple[str, ...] = (layout,)
     if isinstance(w1, (tuple, list)) or isinstance(w2, (tuple, list)):
         if not isinstance(w1, (tuple, list)) or len(w1) != 2:
             got = describe(w1) if isinstance(w1, Tensor) else f"{len(w1)} of them"
             OP.fail("w1", "a pair of lists, gates and ups, where w2 is a list", got, OP.hints["w1"])
-        op, weights = fused_moe_tables.OP, (*w1, w2)
+        op, weights, more = fused_moe_tables.OP, (*w1, w2), ()
     down = weights[-1]
     experts = len(down) if not isinstance(down, Tensor) or down.dim() else 0
     shared = check_int(op.name, "num_shared", num_shared, 0, max(experts, 0))
     call: Callable[..., Tensor] = op.traced if is_dynamo_compiling() else op.call
-    return call(x, *weights, *choice, experts - shared, *how, dtype, out, config)
+    return call(x, *weights, *choice, experts - shared, *how, dtype, *more, out, config)
 
 
 def moe_layer(
     x: Tensor,
     router_weight: Tensor,
-    w1: Tensor | Sequence[Sequence[Tensor]],
-    w2: Tensor | Sequence[Tensor],
+    w1: Tensor | Shuffled | Sequence[Sequence[Tensor]],
+    w2: Tensor | Shuffled | Sequence[Tensor],
     top_k: int,
     *,
     num_shared: int = 0,
@@ -214,7 +229,7 @@ def fused_moe_ref(
 
 
 def _reference(x: Tensor, w1: Tensor, w2: Tensor, *rest: Any) -> Tensor:
-    return fused_moe_tables.reference_of(Weights.stacked(w1, w2), x, *rest)
+    return fused_moe_tables.reference_of(_stacked(w1, w2, rest[-1]), x, *rest[:-1])
 
 
 OP.reference = _reference

@@ -44,13 +44,14 @@ def moe_lists_kernel(
 
 
 def _experts_defines(
-    is_table: bool, dtype: torch.dtype, stage: int, experts: int
+    is_table: bool, dtype: torch.dtype, stage: int, experts: int, is_shuffled: bool = False
 ) -> dict[str, Any]:
     return {
         "IN": IN_TYPES[dtype],
         "STAGE": stage,
         "TABLE": TABLE if is_table else 0,
         "EACH": ceil(experts, WAVE),
+        "SHUFFLED": int(is_shuffled),
     }
 
 
@@ -152,7 +153,7 @@ class HipMoe(Kernel):
         return None
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
-        return _experts_defines(self.is_table, c.x_dtype, 1, c.E)
+        return _experts_defines(self.is_table, c.x_dtype, 1, c.E, _is_shuffled(c))
 
     def variant(self, c: Call, config: Any) -> RunOf:
         return lambda *sizes: _Launches(
@@ -193,8 +194,8 @@ class _Launches:
     def _experts(self, stage: int, n: int, k: int, row: int) -> Run:
         c = self.c
         kernel = moe_experts_table_kernel if self.is_table else moe_experts_kernel
-        launch = _bind(c, kernel, _experts_defines(self.is_table, c.x_dtype, stage, c.E), THREADS,
-                       7 if self.is_table else 6)  # fmt: skip
+        defines = _experts_defines(self.is_table, c.x_dtype, stage, c.E, _is_shuffled(c))
+        launch = _bind(c, kernel, defines, THREADS, 7 if self.is_table else 6)
         routed_rows = c.M * c.K
         m_tiles = ceil(routed_rows, TILE) + min(routed_rows, c.E) + (c.E - c.R) * ceil(c.M, TILE)
         tiles = m_tiles * ceil(n, TILE // 2 if stage == 1 else TILE)
@@ -221,6 +222,10 @@ class _Launches:
         self.gate_up(h, x, *weights[:half], lists, counted, offsets)
         self.down(y, h, *weights[half:], lists, counted, offsets)
         self.add(out, y, p, ids, slots, offsets)
+
+
+def _is_shuffled(c: Call) -> bool:
+    return bool(c.values.get("w_layout", "raw") != "raw")
 
 
 def _bind(c: Call, kernel: Any, defines: Mapping[str, Any], threads: int, given: int) -> Any:

@@ -68,6 +68,8 @@ class TritonMoe(Kernel):
             return reason
         if serving(c.arch) is None:
             return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
+        if c.values.get("w_layout", "raw") != "raw":
+            return "weights are shuffled"
         if c.D == 0 or c.I == 0 or c.E == 0:
             return f"D={c.D}, I={c.I}, E={c.E}: nothing to multiply"
         if c.M * (c.K + (c.E - c.R)) + c.E * 256 >= 2**31:

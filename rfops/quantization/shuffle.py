@@ -31,24 +31,28 @@ _PAD = 127  # of scales: 1
 
 
 def shuffle_weight(w: torch.Tensor, layout: tuple[int, int] = (16, 16)) -> Shuffled:
-    """Weights [..., rows, bytes] of FP8, or of two FP4 a byte, rows and bytes multiples of 16."""
-    fits = isinstance(w, torch.Tensor) and w.dim() >= 2 and w.itemsize == 1
-    if layout != (16, 16) or not fits or w.shape[-2] % 16 or w.shape[-1] % 16:
+    """Weights [..., rows, columns] of FP8, of two FP4 a byte, or of 16 bits; rows, and the bytes of
+    one, are multiples of 16."""
+    fits = isinstance(w, torch.Tensor) and w.dim() >= 2 and w.itemsize <= 2
+    if layout != (16, 16) or not fits or w.shape[-2] % 16 or w.shape[-1] * w.itemsize % 16:
         raise ValueError(
-            "shuffle_weight: w must be a [..., 16 n, 16 k] tensor of FP8, or of two FP4 a byte, "
-            f"and layout (16, 16), got {describe(w)} and {show(layout)}; pad it with zeros"
+            "shuffle_weight: w must be a [..., 16 n, 16 k] tensor of FP8, or of two FP4 a byte, or "
+            "[..., 16 n, 8 k] of 16 bits, and layout (16, 16), got "
+            f"{describe(w)} and {show(layout)}; pad it with zeros"
         )
-    *lead, rows, columns = w.shape
-    tiles = w.view(torch.uint8).reshape(*lead, rows // 16, 16, columns // 16, 16)
-    return Shuffled(tiles.transpose(-3, -2).reshape(w.shape).view(w.dtype), WEIGHT)
+    w = w.contiguous()
+    *lead, rows, columns = w.view(torch.uint8).shape
+    tiles = w.view(torch.uint8).view(*lead, rows // 16, 16, columns // 16, 16)
+    return Shuffled(tiles.transpose(-3, -2).reshape(*lead, rows, columns).view(w.dtype), WEIGHT)
 
 
 def unshuffle_weight(w: torch.Tensor | Shuffled) -> torch.Tensor:
     """The rows of what shuffle_weight made."""
     data = w.data if isinstance(w, Shuffled) else w
-    *lead, rows, columns = data.shape
-    tiles = data.contiguous().view(torch.uint8).view(*lead, rows // 16, columns // 16, 16, 16)
-    return tiles.transpose(-3, -2).reshape(data.shape).view(data.dtype)
+    stored = data.contiguous().view(torch.uint8)
+    *lead, rows, columns = stored.shape
+    tiles = stored.view(*lead, rows // 16, columns // 16, 16, 16)
+    return tiles.transpose(-3, -2).reshape(stored.shape).view(data.dtype)
 
 
 def padded_scale(rows: int, blocks: int, multiple: int = SCALE_ROWS) -> tuple[int, int]:

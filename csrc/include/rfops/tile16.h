@@ -38,8 +38,9 @@ struct Span {
   u32 bytes;
 };
 
-// 256 rows of K side by side, through registers: each where the caller says, or nowhere.
-template <u32 kStep, u32 kThreads>
+// 256 rows of K side by side, through registers: each where the caller says, or nowhere. Of rows
+// whose 16-byte chunks lie 16 times as far apart (loader.h's MemoryOrder) kUnit is 16.
+template <u32 kStep, u32 kThreads, u32 kUnit = 1>
 class RowLoader {
  public:
   using Rows = Rows16<kStep>;
@@ -55,13 +56,15 @@ class RowLoader {
     to_ = Rows::at(row, chunk);
 #pragma unroll
     for (u32 p = 0; p < kPasses; ++p) {
-      from_[p] = offset_of(row + p * kRowsAtOnce) + chunk * kVecBytes;
+      from_[p] = offset_of(row + p * kRowsAtOnce) + chunk * kVecBytes * kUnit;
     }
   }
   __device__ void issue(u32 k, u32 k_end) {
     const u32 outside = k + k_ < k_end ? 0 : kOutside;
 #pragma unroll
-    for (u32 p = 0; p < kPasses; ++p) staged_[p] = load_16(buffer_, from_[p] | outside, k * 2);
+    for (u32 p = 0; p < kPasses; ++p) {
+      staged_[p] = load_16(buffer_, from_[p] | outside, k * 2 * kUnit);
+    }
   }
   __device__ void commit(LdsBytes* tile) const {
 #pragma unroll
@@ -80,7 +83,7 @@ class RowLoader {
 
 // The same straight to LDS (loader.h says why by assembly): kLoads instructions of a wave, which
 // `wait_loads` counts. A step beyond K loads zeros, and touches no memory.
-template <u32 kStep, u32 kThreads>
+template <u32 kStep, u32 kThreads, u32 kUnit = 1>
 class DirectRowLoader {
  public:
   using Rows = Rows16<kStep>;
@@ -95,7 +98,7 @@ class DirectRowLoader {
     k_ = chunk * Rows::kElements;
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
-      from_[i] = offset_of(row + i * kRowsAtOnce) + chunk * kVecBytes;
+      from_[i] = offset_of(row + i * kRowsAtOnce) + chunk * kVecBytes * kUnit;
     }
   }
   __device__ void issue(LdsBytes* tile, u32 k, u32 k_end) const {
@@ -106,7 +109,7 @@ class DirectRowLoader {
       asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
                    :
                    : "s"(to + i * kRowsAtOnce * Rows::kBytes), "v"(from_[i] | outside),
-                     "s"(buffer_), "s"(k * 2)
+                     "s"(buffer_), "s"(k * 2 * kUnit)
                    : "memory");
     }
   }
