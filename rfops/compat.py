@@ -1,11 +1,11 @@
 """Drop-ins with the names, signatures and meaning of aiter's.
 
 `gemm_a8w8_blockscale` and `gemm_a8w8_blockscale_bpreshuffle`, as vLLM and SGLang call them, always
-have a result, as have those for MXFP4 (gemm/mxfp4_compat.py) and for MLA, vLLM's and FlashMLA's
-among them (attention/mla_dropins.py). `mxfp8_gemv` and `grouped_gemm_mxfp8` are those of pull
-request 3783: each gives the HIP kernel's result, or None where HIP does not engage: no kernel for
-the device, the shape or the dtype, sizes beyond the kernels' offsets (2 GiB), a layout that they do
-not take, or a tuned row that says Triton is faster.
+have a result, as have those for MXFP4 (gemm/mxfp4_compat.py), for MLA, vLLM's and FlashMLA's among
+them (attention/mla_dropins.py), and for experts and routing (moe/moe_dropins.py). `mxfp8_gemv` and
+`grouped_gemm_mxfp8` are those of pull request 3783: each gives the HIP kernel's result, or None
+where HIP does not engage: no kernel for the device, the shape or the dtype, sizes beyond the
+kernels' offsets (2 GiB), a layout that they do not take, or a tuned row that says Triton is faster.
 A caller keeps its own fallback for None:
 
     y = mxfp8_gemv(xq, x_scale, wq, w_scale, torch.bfloat16)
@@ -50,15 +50,31 @@ from rfops.gemm.mxfp8 import gemm_mxfp8
 from rfops.jit.errors import show
 from rfops.moe.grouped_gemm_mxfp8 import OP as GROUPED
 from rfops.moe.grouped_gemm_mxfp8 import grouped_gemm_mxfp8 as _grouped_gemm_mxfp8
+from rfops.moe.moe_dropins import (
+    ActivationType,
+    QuantType,
+    biased_grouped_topk,
+    fused_moe,
+    fused_topk,
+    grouped_topk,
+    moe_align_block_size,
+    moe_sorting,
+    topk_softmax,
+)
 from rfops.quantization.mxfp8 import BLOCK, FP8, SCALE_DTYPES
 from rfops.quantization.shuffle import WEIGHT
 
 ALIGN = 16  # bytes: a lane's load
 
 __all__ = [
+    "ActivationType",
+    "QuantType",
+    "biased_grouped_topk",
     "decode_attention_fwd",
     "dynamic_mxfp4_quant",
     "flash_mla_with_kvcache",
+    "fused_moe",
+    "fused_topk",
     "gemm_a4w4",
     "gemm_a8w8_blockscale",
     "gemm_a8w8_blockscale_bpreshuffle",
@@ -71,8 +87,12 @@ __all__ = [
     "get_mla_metadata_info_v1",
     "get_mla_metadata_v1",
     "grouped_gemm_mxfp8",
+    "grouped_topk",
     "mla_decode_fwd",
+    "moe_align_block_size",
+    "moe_sorting",
     "mxfp8_gemv",
+    "topk_softmax",
 ]
 
 

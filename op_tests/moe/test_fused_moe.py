@@ -205,7 +205,9 @@ def test_refusals_of_shuffled_weights() -> None:
     with pytest.raises(ValueError, match="w2 must be 16x16 as w1 is, got raw; shuffle both"):
         fused_moe(problem.x, w1, problem.w2, *problem.choice)
     w2 = Shuffled(problem.w2, "16x16")
-    with pytest.raises(ValueError, match="D and I must be multiples of 16 and 8 .* got D=72, I=32"):
+    with pytest.raises(
+        ValueError, match=r"D and I must be multiples of 16 and 8 .* got D=72, I=32"
+    ):
         fused_moe(problem.x, w1, w2, *problem.choice)
 
 

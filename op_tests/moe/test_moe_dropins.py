@@ -1,0 +1,322 @@
+"""Callers as they are: each passes what vLLM 0.33 or SGLang 0.5.23 passes, in their order."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import rfops
+from rfops import compat
+from rfops.jit import log
+from rfops.moe import moe_dropins
+from rfops.moe.align_block_size import moe_align_block_size_ref
+from rfops.moe.choosing import choose
+from support.moe_problems import Problem, assert_correct, random_problem
+
+pytestmark = pytest.mark.requires_gfx950
+BF16, I32 = torch.bfloat16, torch.int32
+
+
+# ---------------------------------------------------------------- experts
+
+
+def vllm_fused_moe(p: Problem, w1: Any, w2: Any, ids: torch.Tensor, **changes: Any) -> torch.Tensor:
+    """_rocm_aiter_fused_moe_impl: thirteen by position, the rest by name."""
+    options: dict[str, Any] = {
+        "expert_mask": None, "activation": compat.ActivationType(0),
+        "quant": compat.QuantType(0), "doweight": False, "w1_scale": None, "w2_scale": None,
+        "a1_scale": None, "a2_scale": None, "num_local_tokens": None, "dtype": None,
+        "hidden_pad": 0, "intermediate_pad": 0, "bias1": None, "bias2": None,
+        "moe_sorting_dispatch_policy": 0, "swiglu_limit": 0.0, **changes,
+    }  # fmt: skip
+    names = ("expert_mask", "activation", "quant", "doweight", "w1_scale", "w2_scale", "a1_scale",
+             "a2_scale")  # fmt: skip
+    first = [options.pop(name) for name in names]
+    return compat.fused_moe(p.x, w1, w2, p.topk_weights, ids, *first, **options)
+
+
+def shuffled(w: torch.Tensor) -> torch.Tensor:
+    """As vLLM keeps it: a parameter with a mark on it."""
+    data = torch.nn.Parameter(rfops.shuffle_weight(w).data, requires_grad=False)
+    data.is_shuffled = True  # type: ignore[attr-defined]
+    return data
+
+
+@pytest.fixture(scope="module")
+def experts() -> Problem:
+    return random_problem(20, 64, 48, 6, 2, BF16)
+
+
+def test_fused_moe_as_vllm_calls_it(experts: Problem) -> None:
+    p = experts
+    got = vllm_fused_moe(p, shuffled(p.w1), shuffled(p.w2), p.topk_ids, gate_mode="separated")
+    assert_correct(got, p)
+    raw = vllm_fused_moe(p, p.w1, p.w2, p.topk_ids, dtype=torch.float32)
+    assert raw.dtype == torch.float32 and torch.equal(raw.to(BF16), got)
+
+
+def test_fused_moe_of_some_experts(experts: Problem) -> None:
+    """As vLLM with expert parallelism: its map is a mask, ids are those of all experts, with a
+    number behind the last, which DeepEP's sink is."""
+    p, here = experts, [1, 2, 5]
+    mask = torch.zeros(7, dtype=I32)
+    mask[here] = 1
+    ids = p.topk_ids.clone()
+    ids[3, 0], ids[4, 1] = 6, -1
+    got = vllm_fused_moe(p, p.w1[here], p.w2[here], ids, expert_mask=mask)
+    local = torch.full((7,), -1, dtype=I32)
+    local[here] = torch.arange(3, dtype=I32)
+    own = torch.where((ids >= 0) & (ids < 6), local[ids.clamp(0, 6)], -1)
+    assert_correct(got, p.with_(w1=p.w1[here], w2=p.w2[here], topk_ids=own))
+
+
+def test_fused_moe_of_some_tokens(experts: Problem) -> None:
+    """num_local_tokens: behind it, ids are of no meaning and rows NaN."""
+    p = experts
+    x, ids = p.x.clone(), p.topk_ids.clone()
+    x[13:], ids[13:] = math.nan, 2**30
+    count = torch.tensor([13], dtype=I32)
+    got = vllm_fused_moe(p.with_(x=x), p.w1, p.w2, ids, num_local_tokens=count)
+    assert (got[13:] == 0).all()
+    own = p.with_(x=p.x[:13], topk_weights=p.topk_weights[:13], topk_ids=p.topk_ids[:13])
+    assert_correct(got[:13], own)
+
+
+def test_fused_moe_as_sglang_calls_it(experts: Problem) -> None:
+    """AiterRunnerCore.run: all by name; weights of aiter's shuffle_weight carry its mark."""
+    p = experts
+    got = compat.fused_moe(
+        hidden_states=p.x, w1=shuffled(p.w1), w2=shuffled(p.w2), topk_weight=p.topk_weights,
+        topk_ids=p.topk_ids, quant_type=compat.QuantType.No, activation=compat.ActivationType.Silu,
+        w1_scale=None, w2_scale=None, a1_scale=None, a2_scale=None, bias1=None, bias2=None,
+        expert_mask=None, doweight_stage1=False, hidden_pad=0, intermediate_pad=0,
+        gate_mode="separated",
+    )  # fmt: skip
+    assert_correct(got, p)
+
+
+def test_fused_moe_with_weights_on_the_input(experts: Problem) -> None:
+    """Llama 4's: one expert a token, whose weight multiplies the row."""
+    p = experts.with_(
+        topk_weights=experts.topk_weights[:, :1].contiguous(),
+        topk_ids=experts.topk_ids[:, :1].contiguous(),
+    )
+    got = vllm_fused_moe(p, p.w1, p.w2, p.topk_ids, doweight=True)
+    own = p.with_(x=p.x * p.topk_weights.to(BF16), topk_weights=torch.ones_like(p.topk_weights))
+    assert_correct(got, own)
+
+
+FUSED_REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
+    "gelu": ({"activation": compat.ActivationType.Gelu}, "activation must be Silu, got .*Gelu"),
+    "swiglu": ({"activation": 2}, "activation must be Silu, got 2; call the original"),
+    "no activation": ({"activation": "silu"}, "activation must be Silu, got 'silu'"),
+    "per token": ({"quant": 2}, "quant_type must be No, per_1x32, per_1x128 or per_128x128, got 2"),
+    "two experts": ({"doweight": True}, "doweight_stage1 must be False for several experts a tok"),
+    "scales": ({"a1_scale": torch.ones(1)}, r"a1_scale must be None, got \[1\] float32"),
+    "a2": ({"a2_scale": torch.ones(1)}, "a2_scale must be None"),
+    "bias": ({"bias1": torch.ones(1)}, "bias1 must be None"),
+    "bias2": ({"bias2": torch.ones(1)}, "bias2 must be None"),
+    "padding": ({"hidden_pad": 128}, "hidden_pad must be 0, got 128"),
+    "padding of I": ({"intermediate_pad": 64}, "intermediate_pad must be 0, got 64"),
+    "limit": ({"swiglu_limit": 7.0}, "swiglu_limit must be 0, got 7.0"),
+    "interleaved": ({"gate_mode": "interleave"}, "gate_mode must be as if it were not passed"),
+    "beta": ({"beta": 1.0}, "beta must be as if it were not passed, got 1.0"),
+    "shared": ({"shared_w1": torch.ones(1)}, "shared_w1 must be as if"),
+    "shared id": ({"shared_expert_id": 0}, "shared_expert_id must be as if it were not passed, g"),
+    "combine": ({"no_combine": True}, "no_combine must be as if"),
+    "unknown": ({"quant_dtype_a": "fp8"}, "quant_dtype_a must be as if it were not passed"),
+}
+
+
+@pytest.mark.parametrize("case", FUSED_REFUSALS)
+def test_what_fused_moe_does_not_take(case: str, experts: Problem) -> None:
+    changes, message = FUSED_REFUSALS[case]
+    with pytest.raises(ValueError, match=f"^fused_moe: {message}"):
+        vllm_fused_moe(experts, experts.w1, experts.w2, experts.topk_ids, **changes)
+
+
+def test_what_tunes_is_ignored_and_that_is_said_once(
+    experts: Problem, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = experts
+    monkeypatch.setattr(log.get(), "propagate", True)
+    moe_dropins._say_ignored.cache_clear()
+    more = {"moe_sorting_dispatch_policy": 1, "block_size_M": 64, "splitk": 2}
+    neutral = {"shared_w1": None, "shared_expert_id": -1, "no_combine": False, "beta": None}
+    with caplog.at_level(logging.INFO, "rfops"):
+        for _ in range(2):
+            assert_correct(vllm_fused_moe(p, p.w1, p.w2, p.topk_ids, **more, **neutral), p)
+    said = [r.getMessage() for r in caplog.records if "ignored" in r.getMessage()]
+    assert len(said) == 1 and said[0].startswith("fused_moe: block sizes and policies")
+
+
+# ---------------------------------------------------------------- routing
+
+
+def logits_of(m: int, e: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.randn(m, e, generator=torch.Generator().manual_seed(m + e)).to(dtype)
+
+
+def assert_chosen(got: tuple[Any, Any], wanted: tuple[torch.Tensor, torch.Tensor]) -> None:
+    assert torch.equal(got[1], wanted[1])
+    torch.testing.assert_close(got[0], wanted[0], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_topk_softmax_as_vllm_calls_it(renormalize: bool) -> None:
+    """vllm_topk_softmax of fused_topk_router.py: seven by position, tensors of its own."""
+    logits = logits_of(9, 60)
+    weights, ids = torch.full((9, 4), math.nan), torch.full((9, 4), -7, dtype=I32)
+    unused = torch.empty(9, 4, dtype=I32)
+    assert compat.topk_softmax(weights, ids, unused, logits, renormalize, 0, "") is None
+    assert_chosen((weights, ids), choose(logits, None, 4, renormalize=renormalize))
+
+
+def test_topk_softmax_with_shared_experts() -> None:
+    """Their logits are the last, and their sigmoids the last weights; ids are those of the rest."""
+    logits = logits_of(9, 66)
+    weights, ids = torch.full((9, 6), math.nan), torch.full((9, 4), -7, dtype=I32)
+    compat.topk_softmax(weights, ids, torch.empty(9, 4, dtype=I32), logits, True, 2, "sigmoid")
+    assert_chosen((weights[:, :4], ids), choose(logits[:, :64], None, 4, renormalize=True))
+    torch.testing.assert_close(weights[:, 4:], logits[:, 64:].float().sigmoid())
+    with pytest.raises(ValueError, match="shared_expert_scoring_func must be sigmoid, got ''"):
+        compat.topk_softmax(weights, ids, None, logits, True, 2, "")
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_fused_topk_as_sglang_calls_it(given: bool) -> None:
+    """fused_topk of topk.py; aiter's own has rows up to a multiple of 4."""
+    logits, hidden = logits_of(9, 128), torch.empty(9, 32, dtype=BF16)
+    own: dict[str, Any] = {}
+    if given:
+        own = {"topk_ids": torch.full((12, 8), -7, dtype=I32), "topk_weights": torch.ones(12, 8)}
+    weights, ids = compat.fused_topk(hidden, logits, 8, True, **own)
+    assert weights.shape == ids.shape == (9, 8)
+    assert_chosen((weights, ids), choose(logits, None, 8, renormalize=True))
+    if given:
+        assert ids.data_ptr() == own["topk_ids"].data_ptr() and (own["topk_ids"][9:] == -7).all()
+    with pytest.raises(ValueError, match="fused_topk: hidden_states must be of 9 rows, got 8 rows"):
+        compat.fused_topk(hidden[:8], logits, 8, True)
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_biased_grouped_topk_as_vllm_calls_it(is_wide: bool) -> None:
+    """rocm_aiter_grouped_topk: with fused shared experts, results are columns of a wider buffer."""
+    logits = logits_of(9, 64, torch.float32)
+    bias = torch.randn(64, generator=torch.Generator().manual_seed(1))
+    all_weights, all_ids = torch.full((9, 5), 7.0), torch.full((9, 5), 64, dtype=I32)
+    weights, ids = (t.split([4, 1], dim=1)[0] for t in (all_weights, all_ids))
+    if not is_wide:
+        weights, ids = torch.full((9, 4), math.nan), torch.full((9, 4), -7, dtype=I32)
+    given = compat.biased_grouped_topk(logits, bias, weights, ids, 8, 4, True,
+                                       routed_scaling_factor=2.5)  # fmt: skip
+    assert given is None
+    how: dict[str, Any] = {"num_groups": 8, "topk_groups": 4, "renormalize": True}
+    assert_chosen((weights, ids), choose(logits, bias, 4, score="sigmoid", scale=2.5, **how))
+    assert (all_weights[:, 4] == 7).all() and (all_ids[:, 4] == 64).all()
+
+
+def test_biased_grouped_topk_as_sglang_calls_it() -> None:
+    """biased_grouped_topk_gpu: all by position, the bias of the logits' dtype."""
+    logits, bias = logits_of(9, 64), logits_of(1, 64)[0]
+    weights, ids = torch.full((9, 8), math.nan), torch.full((9, 8), -7, dtype=I32)
+    compat.biased_grouped_topk(logits, bias, weights, ids, 1, 1, False, 1.0)
+    assert_chosen((weights, ids), choose(logits, bias, 8, score="sigmoid"))
+
+
+@pytest.mark.parametrize("is_softmax", [False, True])
+def test_grouped_topk_as_vllm_calls_it(is_softmax: bool) -> None:
+    logits = logits_of(9, 64)
+    weights, ids = torch.full((9, 6), math.nan), torch.full((9, 6), -7, dtype=I32)
+    compat.grouped_topk(logits, weights, ids, 8, 3, False, is_softmax, routed_scaling_factor=16.0)
+    score = "softmax" if is_softmax else "sigmoid"
+    wanted = choose(logits, None, 6, num_groups=8, topk_groups=3, score=score, scale=16.0)
+    assert_chosen((weights, ids), wanted)
+
+
+# ---------------------------------------------------------------- sorting
+
+
+def sorted_ref(ids: torch.Tensor, block: int, experts: list[int]) -> tuple[list[int], list[int]]:
+    """Of the experts that are here: j << 24 | token, padded, and each block's expert."""
+    m, top_k = ids.shape
+    rows, blocks = [], []
+    for number, expert in enumerate(experts):
+        own = [j << 24 | t for t in range(m) for j in range(top_k) if ids[t, j] == expert]
+        count = -(-len(own) // block)
+        rows += own + [top_k << 24 | m] * (count * block - len(own))
+        blocks += [number] * count
+    return rows, blocks
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("local", [None, 7])
+def test_moe_sorting(masked: bool, local: int | None) -> None:
+    """As aiter's fused_moe calls it."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.rand(11, 6, generator=generator).argsort(1)[:, :3].to(I32)
+    weights = torch.rand(11, 3, generator=generator)
+    here = [0, 2, 3] if masked else list(range(6))
+    mask = torch.tensor([int(e in here) for e in range(6)], dtype=I32) if masked else None
+    count = None if local is None else torch.tensor([local], dtype=I32)
+    made = compat.moe_sorting(ids, weights, 6, 40, BF16, 4, mask, count, 0)
+    sorted_ids, sorted_weights, expert_ids, num_valid, buffer = made
+    assert sorted_ids.shape == sorted_weights.shape == (33 + 24 - 3,)
+    assert expert_ids.shape == (14,) and sorted_ids.dtype == expert_ids.dtype == I32
+    rows, blocks = sorted_ref(ids[:local], 4, here)
+    rows = [3 << 24 | 11 if row >> 24 == 3 else row for row in rows]
+    assert num_valid.tolist() == [len(rows), 11 if local is None else local]
+    assert sorted_ids.tolist() == rows + [3 << 24 | 11] * (54 - len(rows))
+    assert expert_ids[: len(blocks)].tolist() == blocks
+    of_rows = [0.0 if r >> 24 == 3 else weights[r & 0xFFFFFF, r >> 24].item() for r in rows]
+    assert sorted_weights[: len(rows)].tolist() == of_rows
+    assert buffer.shape == (11, 40) and buffer.dtype == BF16 and (buffer == 0).all()
+
+
+@pytest.mark.parametrize("ignore", [False, True])
+def test_moe_align_block_size_as_vllm_calls_it(ignore: bool) -> None:
+    ids = torch.randint(8, (13, 2), generator=torch.Generator().manual_seed(0), dtype=I32)
+    experts = torch.tensor([-1, 0, -1, 1, 2, -1, 3, -1], dtype=I32)
+    got = compat.moe_align_block_size(ids, 4, 8, experts, True, ignore_invalid_experts=ignore)
+    for own, wanted in zip(
+        got, moe_align_block_size_ref(ids, 4, 8, experts, True, ignore), strict=True
+    ):
+        assert torch.equal(own, wanted)
+    with pytest.raises(ValueError, match="return_scatter_idx must be False, got True; call the"):
+        compat.moe_align_block_size(ids, 4, 8, return_scatter_idx=True)
+
+
+# ---------------------------------------------------------------- all
+
+SIGNATURES = {
+    "fused_moe": "hidden_states w1 w2 topk_weight topk_ids expert_mask activation quant_type "
+    "doweight_stage1 w1_scale w2_scale a1_scale a2_scale block_size_M num_local_tokens "
+    "moe_sorting_dispatch_policy dtype hidden_pad intermediate_pad bias1 bias2 splitk swiglu_limit "
+    "others",
+    "topk_softmax": "topk_weights topk_indices token_expert_indices gating_output need_renorm "
+    "num_shared_experts shared_expert_scoring_func",
+    "fused_topk": "hidden_states gating_output topk renormalize topk_ids topk_weights",
+    "biased_grouped_topk": "gating_output correction_bias topk_weights topk_ids num_expert_group "
+    "topk_group need_renorm routed_scaling_factor",
+    "grouped_topk": "gating_output topk_weights topk_ids num_expert_group topk_group need_renorm "
+    "is_softmax routed_scaling_factor",
+    "moe_sorting": "topk_ids topk_weights num_experts model_dim moebuf_dtype block_size "
+    "expert_mask num_local_tokens dispatch_policy",
+    "moe_align_block_size": "topk_ids block_size num_experts expert_map pad_sorted_ids "
+    "ignore_invalid_experts return_scatter_idx",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures(name: str) -> None:
+    """In the order of aiter e404860 and vLLM 0.33.0."""
+    found = inspect.signature(getattr(compat, name)).parameters
+    assert list(found) == SIGNATURES[name].split() and name in compat.__all__
+    if name != "fused_moe":
+        with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
+            getattr(compat, name)(unknown=1)

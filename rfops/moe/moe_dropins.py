@@ -1,0 +1,336 @@
+"""Drop-ins for routing and experts with the names, argument orders and results of others: aiter's
+`fused_moe`, `topk_softmax`, `fused_topk`, `biased_grouped_topk`, `grouped_topk` and `moe_sorting`,
+vLLM's `moe_align_block_size`.
+
+Tiles are rfops' own: what only tunes aiter's kernels is accepted and ignored, which is said once.
+What would change the result is refused by its name, so that a caller can take the original.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container, Mapping
+from enum import IntEnum
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from rfops.dispatch.guards import Guard, describe
+from rfops.dispatch.layout import Shuffled
+from rfops.jit import log
+from rfops.jit.errors import show
+from rfops.quantization.shuffle import WEIGHT
+
+from .align_block_size import Aligned
+from .align_block_size import moe_align_block_size as _moe_align_block_size
+from .fused_moe import fused_moe as _fused_moe
+from .grouped_topk import grouped_topk as _grouped_topk
+from .topk_softmax import topk_softmax as _topk_softmax
+
+
+class ActivationType(IntEnum):
+    """aiter's, by name and number; its own are taken as well."""
+
+    Silu, Gelu, Swiglu = 0, 1, 2
+
+
+class QuantType(IntEnum):
+    """aiter's, by name and number; its own are taken as well."""
+
+    No, per_Tensor, per_Token, per_1x32, per_1x128, per_128x128 = 0, 1, 2, 3, 4, 5
+
+
+# rfops' word for each that it computes.
+_QUANTS: Mapping[int, str | None] = {
+    QuantType.No: None,
+    QuantType.per_1x32: "mxfp4",
+    QuantType.per_1x128: "fp8_blockscale",
+    QuantType.per_128x128: "fp8_blockscale",
+}
+# Arguments of aiters newer than e404860, and the values that change nothing.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "gate_mode": (None, "", "separated"),
+    "no_combine": (None, False),
+    "shared_expert_id": (None, -1),
+}
+
+
+def _refuse(op: str, argument: str, expected: str, got: Any) -> NoReturn:
+    text = describe(got) if isinstance(got, Tensor) else show(got)
+    Guard(op).fail(argument, expected, text, "call the original")
+
+
+def _is_one_of(value: Any, known: Container[int]) -> bool:
+    """Of aiter's enums, rfops', and ints."""
+    return hasattr(value, "__int__") and int(value) in known
+
+
+@functools.cache
+def _say_ignored(op: str) -> None:
+    log.get().info("%s: block sizes and policies are ignored, rfops takes its own tiles", op)
+
+
+# ---------------------------------------------------------------- aiter: experts
+
+
+def fused_moe(
+    hidden_states: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_weight: Tensor,
+    topk_ids: Tensor,
+    expert_mask: Tensor | None = None,
+    activation: Any = ActivationType.Silu,
+    quant_type: Any = QuantType.No,
+    doweight_stage1: bool = False,
+    w1_scale: Tensor | None = None,
+    w2_scale: Tensor | None = None,
+    a1_scale: Tensor | None = None,
+    a2_scale: Tensor | None = None,
+    block_size_M: int | None = None,
+    num_local_tokens: Tensor | None = None,
+    moe_sorting_dispatch_policy: int = 0,
+    dtype: torch.dtype | None = None,
+    hidden_pad: int = 0,
+    intermediate_pad: int = 0,
+    bias1: Tensor | None = None,
+    bias2: Tensor | None = None,
+    splitk: int = 0,
+    swiglu_limit: float = 0.0,
+    **others: Any,
+) -> Tensor:
+    """aiter.fused_moe.fused_moe: [M, D] of dtype, new.
+
+    w1 [E, 2I, D], w2 [E, D, I], shuffled where `w1.is_shuffled` says so, which aiter's
+    shuffle_weight, vLLM and SGLang set. Of quant_type No, per_1x32 (MXFP4) and per_128x128 or
+    per_1x128 (FP8 with scales of blocks). expert_mask [all experts] is 1 for those that are here,
+    whose order is that of w1. Tokens from num_local_tokens on have rows of zeros. doweight_stage1
+    for one expert a token. Raises ValueError for what is not taken: other activations, biases,
+    scales of activations, padding, and arguments of newer aiters that would change the result.
+    """
+    name = "fused_moe"
+    if not _is_one_of(activation, {ActivationType.Silu}):
+        _refuse(name, "activation", "Silu", activation)
+    if not _is_one_of(quant_type, _QUANTS):
+        _refuse(name, "quant_type", "No, per_1x32, per_1x128 or per_128x128", quant_type)
+    given = {"a1_scale": a1_scale, "a2_scale": a2_scale, "bias1": bias1, "bias2": bias2}
+    for argument, tensor in given.items():
+        if tensor is not None:
+            _refuse(name, argument, "None", tensor)
+    numbers = {"hidden_pad": hidden_pad, "intermediate_pad": intermediate_pad,
+               "swiglu_limit": swiglu_limit}  # fmt: skip
+    for argument, number in numbers.items():
+        if number:
+            _refuse(name, argument, "0", number)
+    for argument, value in others.items():
+        if value is not None and value not in _NEUTRAL.get(argument, ()):
+            _refuse(name, argument, "as if it were not passed", value)
+    if block_size_M or splitk or moe_sorting_dispatch_policy:
+        _say_ignored(name)
+    x = hidden_states
+    if doweight_stage1:
+        if topk_weight.shape[-1] != 1:
+            _refuse(name, "doweight_stage1", "False for several experts a token", True)
+        x, topk_weight = x * topk_weight.to(x.dtype), torch.ones_like(topk_weight)
+    ids = _local_ids(topk_ids, expert_mask, num_local_tokens)
+    weights: list[Any] = [w1, w2]
+    if getattr(w1, "is_shuffled", False):
+        weights = [Shuffled(w, WEIGHT) for w in weights]
+    out = _fused_moe(x, weights[0], weights[1], topk_weight, ids, quant=_QUANTS[int(quant_type)],
+                     w1_scale=w1_scale, w2_scale=w2_scale)  # fmt: skip
+    return out if dtype is None else out.to(dtype)
+
+
+def _local_ids(ids: Tensor, mask: Tensor | None, num_tokens: Tensor | None) -> Tensor:
+    """Numbers of the experts that are here, and -1 for others and for tokens that are not there."""
+    if mask is not None:
+        last = mask.numel() - 1
+        is_known = (ids >= 0) & (ids <= last)
+        ids = torch.where(is_known, _expert_map(mask)[ids.clamp(0, last)], -1)
+    if num_tokens is not None:
+        row = torch.arange(ids.shape[0], dtype=torch.int32, device=ids.device)
+        ids = torch.where((row < num_tokens)[:, None], ids, -1)
+    return ids
+
+
+def _expert_map(mask: Tensor) -> Tensor:
+    """[all experts] int32: the number of those with a 1 among themselves, -1 of others."""
+    is_here = mask.reshape(-1) > 0
+    return torch.where(is_here, is_here.cumsum(0, dtype=torch.int32) - 1, -1).to(torch.int32)
+
+
+def moe_sorting(
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    num_experts: int,
+    model_dim: int,
+    moebuf_dtype: torch.dtype,
+    block_size: int = 32,
+    expert_mask: Tensor | None = None,
+    num_local_tokens: Tensor | None = None,
+    dispatch_policy: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """aiter.fused_moe.moe_sorting: sorted_ids, sorted_weights, sorted_expert_ids, num_valid_ids [2]
+    and moe_buf [M, model_dim] of zeros.
+
+    A sorted id is j << 24 | token of topk_ids[token, j], padding is top_k << 24 | M; here it also
+    fills what lies beyond num_valid_ids[0], where aiter writes nothing. num_valid_ids[1] is the
+    number of tokens. Blocks are those of experts with a 1 in expert_mask, by their number among
+    themselves.
+    """
+    m, top_k = topk_ids.shape
+    if dispatch_policy:
+        _say_ignored("moe_sorting")
+    ids = _local_ids(topk_ids, None, num_local_tokens)
+    experts = None if expert_mask is None else _expert_map(expert_mask)
+    aligned = _moe_align_block_size(ids, block_size, num_experts, experts, False, True)
+    slots = topk_ids.numel() + num_experts * block_size - top_k
+    rows = torch.full((slots,), m * top_k, dtype=torch.int32, device=ids.device)
+    used = min(slots, aligned.sorted_token_ids.numel())
+    rows[:used] = aligned.sorted_token_ids[:used]
+    is_row = rows < m * top_k
+    token, j = rows // max(top_k, 1), rows % max(top_k, 1)
+    sorted_ids = torch.where(is_row, j << 24 | token, top_k << 24 | m)
+    weights = torch.cat([topk_weights.reshape(-1), topk_weights.new_zeros(1)])[rows]
+    blocks = -(-slots // block_size)
+    expert_ids = aligned.expert_ids.new_zeros(blocks)
+    expert_ids[: aligned.expert_ids.numel()] = aligned.expert_ids[:blocks]
+    tokens = torch.full((1,), m, dtype=torch.int32, device=ids.device)
+    if num_local_tokens is not None:
+        tokens = num_local_tokens.reshape(1).to(torch.int32)
+    num_valid = torch.cat([aligned.num_tokens_post_padded, tokens])
+    moe_buf = torch.zeros((m, model_dim), dtype=moebuf_dtype, device=ids.device)
+    return sorted_ids, weights, expert_ids, num_valid, moe_buf
+
+
+# ---------------------------------------------------------------- aiter: routing
+
+
+def topk_softmax(
+    topk_weights: Tensor,
+    topk_indices: Tensor,
+    token_expert_indices: Tensor | None,
+    gating_output: Tensor,
+    need_renorm: bool,
+    num_shared_experts: int = 0,
+    shared_expert_scoring_func: str = "",
+) -> None:
+    """aiter.topk_softmax: topk_weights and topk_indices [M, top_k] are written, of any strides.
+
+    With num_shared_experts the last columns of gating_output are theirs, and their sigmoid goes to
+    the columns of topk_weights behind the first top_k. token_expert_indices is not written, as none
+    of aiter's callers reads it.
+    """
+    name, top_k = "topk_softmax", topk_indices.shape[1]
+    logits = gating_output
+    if num_shared_experts:
+        if shared_expert_scoring_func != "sigmoid":
+            _refuse(name, "shared_expert_scoring_func", "sigmoid", shared_expert_scoring_func)
+        routed = gating_output.shape[1] - num_shared_experts
+        logits = gating_output[:, :routed]
+        shared = topk_weights[:, top_k : top_k + num_shared_experts]
+        shared.copy_(gating_output[:, routed:].float().sigmoid())
+    made = _Results(topk_weights[:, :top_k], topk_indices)
+    made.take(_topk_softmax(logits, top_k, need_renorm, weights=made.weights, ids=made.ids))
+
+
+def fused_topk(
+    hidden_states: Tensor,
+    gating_output: Tensor,
+    topk: int,
+    renormalize: bool,
+    topk_ids: Tensor | None = None,
+    topk_weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """aiter.fused_moe.fused_topk: weights and ids [M, topk], in the tensors given, which may have
+    more rows, or new."""
+    rows = gating_output.shape[0]
+    if hidden_states.shape[0] != rows:
+        got = f"{hidden_states.shape[0]} rows"
+        Guard("fused_topk").fail("hidden_states", f"of {rows} rows", got, "pass one a token")
+    weights = None if topk_weights is None else topk_weights[:rows]
+    ids = None if topk_ids is None else topk_ids[:rows]
+    made = _Results(weights, ids)
+    return made.take(
+        _topk_softmax(gating_output, topk, renormalize, weights=made.weights, ids=made.ids)
+    )
+
+
+def biased_grouped_topk(
+    gating_output: Tensor,
+    correction_bias: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    num_expert_group: int,
+    topk_group: int,
+    need_renorm: bool,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """aiter.biased_grouped_topk: DeepSeek-V3's choice by sigmoid and bias; topk_weights and
+    topk_ids [M, top_k] are written, of any strides."""
+    made = _Results(topk_weights, topk_ids)
+    made.take(
+        _grouped_topk(
+            gating_output, topk_ids.shape[1], num_expert_group, topk_group, correction_bias,
+            need_renorm, scale=routed_scaling_factor, weights=made.weights, ids=made.ids,
+        )
+    )  # fmt: skip
+
+
+def grouped_topk(
+    gating_output: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    num_expert_group: int,
+    topk_group: int,
+    need_renorm: bool,
+    is_softmax: bool = True,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """aiter.grouped_topk: the same without a bias, by softmax or sigmoid."""
+    made = _Results(topk_weights, topk_ids)
+    made.take(
+        _grouped_topk(
+            gating_output, topk_ids.shape[1], num_expert_group, topk_group, None, need_renorm,
+            score="softmax" if is_softmax else "sigmoid", scale=routed_scaling_factor,
+            weights=made.weights, ids=made.ids,
+        )
+    )  # fmt: skip
+
+
+class _Results:
+    """A caller's tensors for weights and ids: those that are contiguous are written by the kernel,
+    others, as vLLM's columns of a wider tensor that shared experts follow in, by a copy."""
+
+    def __init__(self, weights: Tensor | None, ids: Tensor | None) -> None:
+        self.own = weights, ids
+        self.weights, self.ids = (t if t is None or t.is_contiguous() else None for t in self.own)
+
+    def take(self, made: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        for own, tensor in zip(self.own, made, strict=True):
+            if own is not None and own is not tensor:
+                own.copy_(tensor)
+        weights, ids = self.own
+        return made[0] if weights is None else weights, made[1] if ids is None else ids
+
+
+# ---------------------------------------------------------------- vLLM
+
+
+def moe_align_block_size(
+    topk_ids: Tensor,
+    block_size: int,
+    num_experts: int,
+    expert_map: Tensor | None = None,
+    pad_sorted_ids: bool = False,
+    ignore_invalid_experts: bool = False,
+    *,
+    return_scatter_idx: bool = False,
+) -> Aligned:
+    """vLLM's: sorted_token_ids, expert_ids and num_tokens_post_padded, new."""
+    if return_scatter_idx:
+        _refuse("moe_align_block_size", "return_scatter_idx", "False", return_scatter_idx)
+    return _moe_align_block_size(
+        topk_ids, block_size, num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts
+    )
