@@ -3,17 +3,17 @@
 // r goes over the rows of all experts, expert by expert; t is the token of r, by the expert's list,
 // or r's own number where the expert is shared; W are that expert's. f16 or bf16, sums in fp32.
 //
-// Layout. A workgroup a CU takes tile after tile: 256 rows of an expert by 256 rows of weights, of
-// stage 1 128 of gate and 128 of up. Eight waves, 2 along rows and 4 along weights; a wave has
+// Layout. A workgroup a CU takes tile after tile: kRows rows of an expert by 256 rows of weights,
+// of stage 1 128 of gate and 128 of up. Eight waves, 2 along rows and 4 along weights; a wave has
 // every other 32 rows, and of weights 64: of gate 32 and of up 32, so that both of a column meet in
-// one lane. 32 rows that are not there are not multiplied. A step of K goes through registers into
-// one of two LDS buffers while the other is multiplied (tile16.h). Weights are operand A: a lane
-// holds 4 neighbours of a row of out.
+// one lane. 32 rows that are not there are not multiplied. Weights are operand A: a lane holds 4
+// neighbours of a row of out. A step of K goes into one of two LDS buffers while the other is
+// multiplied: of 32 through registers (tile16.h); on gfx950, where weights are stacked, of 64,
+// whole lines of memory, straight to LDS by loads that are issued between the products.
 //
 // Promises. Deterministic: a row's sums go along K, wherever it lies. Memory that is not there is
 // not touched. Rows of in and of weights are aligned to 16 bytes; `in` of stage 1, and an expert's
 // weights, are below 2 GiB.
-#include "rfops/block_map.h"
 #include "rfops/epilogue.h"
 #include "rfops/exp.h"
 #include "rfops/experts.h"
@@ -24,7 +24,7 @@
 #include "rfops/wave_tile.h"
 
 #if !defined(RFOPS_IN) || !defined(RFOPS_STAGE) || !defined(RFOPS_TABLE) || \
-    !defined(RFOPS_EACH) || !defined(RFOPS_SHUFFLED)
+    !defined(RFOPS_EACH) || !defined(RFOPS_SHUFFLED) || !defined(RFOPS_ROWS)
 #error "moe_experts needs the RFOPS_ constants below"
 #endif
 
@@ -43,20 +43,17 @@ constexpr bool kIsDirect = kTable == 0;  // operands go straight to LDS
 #else
 constexpr bool kIsDirect = false;
 #endif
-constexpr u32 kStep = 32;                   // of K
-constexpr u32 kStages = kIsDirect ? 5 : 2;  // steps in LDS
-constexpr u32 kRows = 256, kColumns = 256;  // of a tile
+constexpr u32 kStep = kIsDirect ? 64 : 32;         // of K
+constexpr u32 kRows = RFOPS_ROWS, kColumns = 256;  // of a tile
 constexpr u32 kThreads = kMWaves * kNWaves * kWaveSize;
 constexpr u32 kSubs = kRows / kSub / kMWaves;  // operands of rows of a wave
 constexpr u32 kOutColumns = kStage == 1 ? kColumns / 2 : kColumns;
 using Lds = Rows16<kStep>;
-using Experts = ExpertRows<kRows, kEach>;
+using Experts = ExpertRows<kRows, kEach, kSub * kMWaves>;
 
-struct Stage {
-  u8 rows[kRows * Lds::kBytes], weights[kColumns * Lds::kBytes];
-};
+constexpr u32 kStages = 2;  // steps in LDS
 struct Memory {
-  Stage stage[kStages];
+  u8 rows[kStages][kRows * Lds::kBytes], weights[kStages][kColumns * Lds::kBytes];
 };
 static_assert(sizeof(Memory) <= kLdsBytes, "one workgroup a CU");
 __shared__ Memory memory;
@@ -83,11 +80,11 @@ __device__ inline Column column_of(u32 row) {
 }
 
 #if defined(__gfx950__) && !RFOPS_TABLE
-using RowsLoader = DirectRowLoader<kStep, kThreads>;
-using StackedLoader = DirectRowLoader<kStep, kThreads, Order::kUnit>;
+using RowsLoader = DirectRowLoader<kRows, kStep, kThreads>;
+using StackedLoader = DirectWeightsOf<kColumns, kStep, kThreads, RFOPS_SHUFFLED>::Type;
 #else
-using RowsLoader = RowLoader<kStep, kThreads>;
-using StackedLoader = RowLoader<kStep, kThreads, Order::kUnit>;
+using RowsLoader = RowLoader<kRows, kStep, kThreads>;
+using StackedLoader = RowLoader<kColumns, kStep, kThreads, Order::kUnit>;
 #endif
 
 struct Stacked {
@@ -100,17 +97,20 @@ struct Stacked {
       return Order::place(n0 + c.n + (c.is_second ? w.n : 0), 0, row_bytes);
     });
   }
-  static constexpr u32 row_of(u32 row) { return row; }
 };
 struct Tables {
-  using Loader = ColumnLoader<kStep, kThreads>;
+  using Loader = ColumnLoader<kThreads>;
   static __device__ Loader load(Weights w, u32 n0) {
-    const Column c = column_of(wave_in_group() * 32);
-    const u32 row_bytes = w.n * sizeof(In);
-    const In *first = w.first, *second = w.second;  // a choice of members would be one of addresses
-    return Loader(Span{c.is_second ? second : first, w.k * row_bytes}, n0 + c.n, w.n, row_bytes);
+    const u32 half = wave_in_group() / 4, row_bytes = w.n * sizeof(In);
+    const In *first = w.first,
+             *second = w.second;  // a choice of members would be one of addresses
+    const u32 column = kStage == 1 ? n0 : n0 + half * Loader::kColumns;
+    return Loader(Span{half == 1 ? second : first, w.k * row_bytes}, column, w.n, row_bytes,
+                  [&](u32 n) {
+                    return kStage == 1 ? n / kSub * 2 * kSub + half * kSub + n % kSub
+                                       : half * Loader::kColumns + n;
+                  });
   }
-  static __device__ u32 row_of(u32 row) { return turned_row(row); }
 };
 template <bool kIsTable>
 struct LayoutOf {
@@ -126,43 +126,45 @@ using Layout = LayoutOf<(kTable > 0)>::Type;
 template <u32 kOwn>
 __device__ inline void multiply_all(Sums<kOwn>& sums, RowsLoader& rows, Layout::Loader& weights,
                                     u32 k_end) {
-  RFOPS_LDS Stage* const stages = ((RFOPS_LDS Memory*)&memory)->stage;
-  const Reader<kStep, Layout> reader;
+  RFOPS_LDS Memory* const lds = (RFOPS_LDS Memory*)&memory;
+  const Reader<kStep, Layout::Loader> reader;
   const auto read = [&](u32 stage, u32 c) {
-    return reader.template read<kOwn>((LdsBytes*)stages[stage].rows,
-                                      (LdsBytes*)stages[stage].weights, c);
+    return reader.template read<kOwn>((LdsBytes*)lds->rows[stage], (LdsBytes*)lds->weights[stage],
+                                      c);
   };
 #if defined(__gfx950__) && !RFOPS_TABLE
-  constexpr u32 kLoads = 2 * RowsLoader::kLoads;  // of a step
-  const auto issue = [&](u32 stage, u32 k) {
-    rows.issue((LdsBytes*)stages[stage].rows, k, k_end);
-    weights.issue((LdsBytes*)stages[stage].weights, k, k_end);
-  };
   wait_loads<0>();  // and the last tile's stores
   meet();
-#pragma unroll
-  for (u32 s = 0; s < kStages; ++s) issue(s, s * kStep);
-  wait_loads<(kStages - 1) * kLoads>();
+  weights.issue((LdsBytes*)lds->weights[0], 0, k_end);
+  rows.issue((LdsBytes*)lds->rows[0], 0, k_end);
+  wait_loads<0>();
   meet();
-  Operands<kOwn> first = read(0, 0);
+  rows.issue((LdsBytes*)lds->rows[1], kStep, k_end);
+  Operands<kOwn> held = read(0, 0);
   u32 stage = 0;
+  const auto go_on = [&]<u32 kStarts>(u32 c, Starts<kStarts>, auto start) {
+    multiply_and_read<In, kStarts>(sums, held, reader, (LdsBytes*)lds->rows[stage],
+                                   (LdsBytes*)lds->weights[stage], c, start);
+  };
   for (u32 k = 0; k < k_end; k += kStep) {
-    const Operands<kOwn> second = read(stage, 2);
-    multiply<In>(sums, first);
-    // The next step is there, and this one is read: what comes kStages later takes its place.
+    go_on(2, Starts<StackedLoader::kLoads>{}, [&](u32 n) {
+      weights.issue_one(n, (LdsBytes*)lds->weights[stage ^ 1], k + kStep, k_end);
+    });
+#pragma unroll
+    for (u32 c = 4; c < Lds::kChunks; c += 2) go_on(c, Starts<0>{}, [](u32) {});
+    // The next step is there, and this one is read: others take its place.
     wait_lds();
-    wait_loads<(kStages - 2) * kLoads>();
+    wait_loads<0>();
     meet();
-    issue(stage, k + kStages * kStep);
-    stage = stage + 1 < kStages ? stage + 1 : 0;
-    first = read(stage, 0);
-    multiply<In>(sums, second);
+    stage ^= 1;
+    go_on(0, Starts<RowsLoader::kLoads>{},
+          [&](u32 n) { rows.issue_one(n, (LdsBytes*)lds->rows[stage ^ 1], k + 2 * kStep, k_end); });
   }
   wait_lds();
 #else
   const auto commit = [&](u32 stage) {
-    rows.commit((LdsBytes*)stages[stage].rows);
-    weights.commit((LdsBytes*)stages[stage].weights);
+    rows.commit((LdsBytes*)lds->rows[stage]);
+    weights.commit((LdsBytes*)lds->weights[stage]);
   };
   const auto issue = [&](u32 k) {
     rows.issue(k, k_end);
@@ -252,21 +254,10 @@ extern "C" __global__ void
   const u32 n_tiles = (n + kOutColumns - 1) / kOutColumns;
   const Experts all(experts, n_tiles, [&](u32 e) {
     if constexpr (kStage == 2) return offsets[e + 1] - offsets[e];
-    return e < routed ? counts[e] : m;
+    return e < routed && counts[e] < m ? counts[e] : m;
   });
-  if (group_x() == 0 && wave_in_group() == 0) {
-    if constexpr (kStage == 1) {
-      all.offsets(experts, [&](u32 e, u32 row) { offsets[e] = row; });
-    } else {
-      for (u32 e = lane_in_wave(); e < routed; e += kWaveSize) counts[e] = 0;
-    }
-  }
-  const u32 tiles = all.tiles();
-  // Tiles of an XCD are neighbours, and so are those that its workgroups have at a time.
-  const u32 share = (tiles + kXcds - 1) / kXcds, xcd = group_x() % kXcds;
-  for (u32 at = group_x() / kXcds; at < share; at += groups / kXcds) {
-    const ExpertTile tile = all.tile(xcd * share + at);
-    if (tile.rows == 0) break;
+  leave_for_others<kStage>(all, counts, offsets, routed, experts);
+  each_tile(all, groups, [&](const ExpertTile& tile) {
     Weights w = {nullptr, nullptr, n, k};
 #if RFOPS_TABLE
     w.first = first.of[tile.expert];
@@ -290,5 +281,5 @@ extern "C" __global__ void
     // Of every second 32 rows, those that are there.
     const u32 subs = (tile.rows + kSub - 1) / kSub, wave_m = wave_in_group() / kNWaves;
     make_tile<kSubs>((subs + 1 - wave_m) / 2, rows, weights, out, tile, n, k);
-  }
+  });
 }

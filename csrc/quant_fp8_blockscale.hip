@@ -1,8 +1,7 @@
 // scale[r, b] = amax / kMost,  payload[m, k] = fp8(x[m, k] * (kMost / amax))
 //
-// amax is the largest magnitude of a block of kRows rows by 128 of K, 2^-100 at least; kMost is the
-// largest FP8: 240 of e4m3fnuz (gfx942), 448 of e4m3 (gfx950). A block with an infinity or a NaN
-// becomes NaN, scale and payload. Any M, K a multiple of 128.
+// amax is the largest magnitude of a block of kRows rows by 128 of K; kMost is the largest FP8: 240
+// of e4m3fnuz (gfx942), 448 of e4m3 (gfx950); fp8_quant.h has the rest. Any M, K a multiple of 128.
 //
 // Layout. 16 lanes hold a row of a block, 8 elements each, which they load as 16 bytes (fp32:
 // twice). With kRows == 1 a workgroup has 16 blocks, which follow each other in memory; with 128 it
@@ -10,6 +9,7 @@
 //
 // Promises. Bit-exact to the torch route: division is correctly rounded, conversion rounds to
 // nearest even. The caller aligns x to 16 bytes.
+#include "rfops/fp8_quant.h"
 #include "rfops/reduce.h"
 #include "rfops/types.h"
 
@@ -30,27 +30,14 @@ constexpr u32 kRowsAtOnce = kThreads / kLanes;
 constexpr u32 kTurns = kRows == 1 ? 1 : kRows / kRowsAtOnce;
 static_assert(kRows == 1 || kRows == 128, "1 x 128 or 128 x 128");
 
-#if defined(__gfx950__)
-constexpr f32 kMost = 448.0f;
-constexpr u32 kNan = 0x7f7f7f7f;  // four of them
-#else
-constexpr f32 kMost = 240.0f;
-constexpr u32 kNan = 0x80808080;
-#endif
-constexpr u32 kLeast = 0x0d800000;     // 2^-100
-constexpr u32 kInfinity = 0x7f800000;  // magnitudes from here on are no numbers
-
 using InVec = In __attribute__((ext_vector_type(kEach)));
 using F32x8 = f32 __attribute__((ext_vector_type(kEach)));
 
-// The bits of the largest magnitude; as integers they order as magnitudes do, NaN above all.
+// The bits of the largest magnitude.
 __device__ inline u32 most_bits(F32x8 values) {
   u32 most = 0;
 #pragma unroll
-  for (u32 i = 0; i < kEach; ++i) {
-    const u32 bits = __builtin_bit_cast(u32, static_cast<f32>(values[i])) & 0x7fffffff;
-    most = bits > most ? bits : most;
-  }
+  for (u32 i = 0; i < kEach; ++i) most = Fp8Block::larger(most, Fp8Block::magnitude(values[i]));
   return most;
 }
 
@@ -81,16 +68,6 @@ struct Fp8x8 {
   u32 low, high;
 };
 
-__device__ inline Fp8x8 convert(F32x8 v, f32 factor, bool is_nan) {
-  const auto four = [&](u32 i) {
-    u32 packed = 0;
-    packed = __builtin_amdgcn_cvt_pk_fp8_f32(v[i] * factor, v[i + 1] * factor, packed, false);
-    packed = __builtin_amdgcn_cvt_pk_fp8_f32(v[i + 2] * factor, v[i + 3] * factor, packed, true);
-    return is_nan ? kNan : packed;
-  };
-  return {four(0), four(4)};
-}
-
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
@@ -106,7 +83,7 @@ quant_fp8_blockscale(u8* __restrict__ payload,  // [M, K]
   const u64 at = u64{row0} * k + block * kBlock + lane * kEach;
 
   F32x8 values[kTurns] = {};
-  u32 most = kLeast;
+  u32 most = Fp8Block::kLeast;
 #pragma unroll
   for (u32 t = 0; t < kTurns; ++t) {
     if (row0 + t * kRowsAtOnce < m) {
@@ -119,18 +96,17 @@ quant_fp8_blockscale(u8* __restrict__ payload,  // [M, K]
   most = most_of_row(most);
   if constexpr (kRows > 1) most = most_of_group(most);
 
-  const bool is_nan = most >= kInfinity;
-  const f32 amax = __builtin_bit_cast(f32, most);
-  const f32 factor = kMost / amax;
+  const Fp8Block own(most);
 #pragma unroll
   for (u32 t = 0; t < kTurns; ++t) {
     if (row0 + t * kRowsAtOnce < m) {
       u8* to = payload + at + u64{t} * kRowsAtOnce * k;
-      *reinterpret_cast<Fp8x8*>(to) = convert(values[t], factor, is_nan);
+      const F32x8& v = values[t];
+      *reinterpret_cast<Fp8x8*>(to) = {own.convert(v[0], v[1], v[2], v[3]),
+                                       own.convert(v[4], v[5], v[6], v[7])};
     }
   }
   if (lane == 0 && row0 < m && (kRows == 1 || slot == 0)) {
-    scale[u64{block_row} * scale_row + u64{block} * scale_k] =
-        is_nan ? __builtin_nanf("") : amax / kMost;
+    scale[u64{block_row} * scale_row + u64{block} * scale_k] = own.scale();
   }
 }

@@ -16,6 +16,8 @@ from rfops.jit import log
 from rfops.moe import moe_dropins
 from rfops.moe.align_block_size import moe_align_block_size_ref
 from rfops.moe.choosing import choose
+from support.moe_fp8_problems import assert_correct as assert_fp8_correct
+from support.moe_fp8_problems import random_problem as random_fp8
 from support.moe_problems import Problem, assert_correct, random_problem
 
 pytestmark = pytest.mark.requires_gfx950
@@ -109,6 +111,15 @@ def test_fused_moe_with_weights_on_the_input(experts: Problem) -> None:
     got = vllm_fused_moe(p, p.w1, p.w2, p.topk_ids, doweight=True)
     own = p.with_(x=p.x * p.topk_weights.to(BF16), topk_weights=torch.ones_like(p.topk_weights))
     assert_correct(got, own)
+
+
+def test_fused_moe_of_fp8_blocks_as_vllm_calls_it() -> None:
+    """DeepSeek-V3: per_128x128, weights shuffled, scales of blocks."""
+    p = random_fp8("gfx950", 20, 256, 128, 4, 2)
+    weights = shuffled(p.w1), shuffled(p.w2)
+    more = {"quant": compat.QuantType.per_128x128, "w1_scale": p.w1_scale, "w2_scale": p.w2_scale}
+    got = vllm_fused_moe(p, *weights, p.topk_ids, **more)  # type: ignore[arg-type]
+    assert_fp8_correct(got, p)
 
 
 FUSED_REFUSALS: dict[str, tuple[dict[str, Any], str]] = {

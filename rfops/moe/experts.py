@@ -8,7 +8,7 @@ w2 [E, D, I]; or in tables of E matrices, gate and up [D, I] and down [I, D].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,9 +55,11 @@ def with_shared(
 def run_experts(
     out: Tensor, x: Tensor, weights: Weights, topk_weights: Tensor, topk_ids: Tensor,
     num_shared: int, wide: torch.dtype | None = None,
+    between: Callable[[Tensor], Tensor] = lambda h: h,
 ) -> None:  # fmt: skip
     """Expert by expert, the rows of each in one product, sums in fp32 in the order of experts. It
-    waits for the device once, to know how many rows each has. With `wide` all is computed in it."""
+    waits for the device once, to know how many rows each has. With `wide` all is computed in it;
+    `between` is what becomes of h."""
     total = torch.zeros(out.shape, dtype=wide or torch.float32, device=out.device)
     p, ids = with_shared(topk_weights, topk_ids, weights.experts, num_shared)
     flat = torch.where(ids < 0, weights.experts, ids).flatten().long()
@@ -71,19 +73,23 @@ def run_experts(
         places = order[first : first + count]
         first += count
         rows = places // ids.shape[1]
-        y = _expert(x[rows], weights.gate[e], weights.up[e], weights.down[e], wide)
+        of_e = weights.gate[e], weights.up[e], weights.down[e]
+        y = _expert(x[rows], *of_e, wide, between)
         y = y.to(total.dtype) * p.flatten()[places].to(total.dtype)[:, None]
         # A token that names an expert twice has two rows of it, which add in their order.
         total.index_add_(0, rows, y)
     out.copy_(total)
 
 
-def _expert(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, wide: torch.dtype | None) -> Tensor:
+def _expert(
+    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, wide: torch.dtype | None,
+    between: Callable[[Tensor], Tensor],
+) -> Tensor:  # fmt: skip
     if wide is not None:
         x, gate, up, down = (t.to(wide) for t in (x, gate, up, down))
     g, u = x @ gate, x @ up
     h = torch.nn.functional.silu(g.to(wide or torch.float32)) * u
-    return h.to(x.dtype) @ down
+    return between(h.to(x.dtype)) @ down
 
 
 def experts_ref(

@@ -29,7 +29,7 @@ from rfops.dispatch.problem import Draw, grid
 from rfops.jit.errors import show
 from rfops.quantization.shuffle import unshuffle_weight
 
-from . import fused_moe_tables
+from . import fused_moe_fp8, fused_moe_tables
 from .experts import Weights, experts_ref, run_experts
 from .fused_moe_hip import HipMoe
 from .fused_moe_tables import Moe, chosen
@@ -54,8 +54,8 @@ def _stacked(w1: Tensor, w2: Tensor, layout: str) -> Weights:
 class _FusedMoe(Moe):
     def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, d, i, e, k, routed, n = sizes
-        if c.w_layout != "raw" and (d % 16 or i % 8):
-            wanted = "multiples of 16 and 8 where weights are shuffled"
+        if c.w_layout != "raw" and (d % 16 or i % 16):
+            wanted = "multiples of 16 where weights are shuffled"
             return "D and I", wanted, f"D={d}, I={i}", "pad the weights with zeros"
         if n != 2 * i:
             wanted = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
@@ -153,7 +153,7 @@ def fused_moe(
 
 
 # What `quant` may be: each word's function takes x, w1, w2, their scales, and as _call from choice.
-_QUANTS: dict[str, Callable[..., Tensor]] = {}
+_QUANTS: dict[str, Callable[..., Tensor]] = {"fp8_blockscale": fused_moe_fp8.call}
 
 
 def _of_quant(quant: Any) -> Callable[..., Tensor]:

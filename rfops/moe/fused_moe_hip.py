@@ -9,12 +9,13 @@ add       each token's rows, in a fixed order              csrc/moe_add.hip
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rfops.dispatch.guards import MAX_BYTES
+from rfops.dispatch.guards import MAX_BYTES, check_config_ints
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.strided import matrix_strides
@@ -32,6 +33,7 @@ VEC = 8  # elements that a lane loads at once
 TOKENS, THREADS = 256, 512  # of a workgroup that makes lists; of one that multiplies
 TILE, XCDS = 256, 8  # rows, and columns of weights; workgroups come in eights
 ADD_COLUMNS = 2048
+HEIGHTS = 128, 256  # of tiles, in rows of an expert
 TABLE = 64  # experts of a table
 MOST_EXPERTS, MOST_CHOSEN, MOST_SHARED = 512, 16, 8
 
@@ -44,21 +46,23 @@ def moe_lists_kernel(
 
 
 def _experts_defines(
-    is_table: bool, dtype: torch.dtype, stage: int, experts: int, is_shuffled: bool = False
-) -> dict[str, Any]:
+    is_table: bool, dtype: torch.dtype, stage: int, experts: int, rows: int,
+    is_shuffled: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     return {
         "IN": IN_TYPES[dtype],
         "STAGE": stage,
         "TABLE": TABLE if is_table else 0,
         "EACH": ceil(experts, WAVE),
         "SHUFFLED": int(is_shuffled),
+        "ROWS": rows,
     }
 
 
 @compile_ops(
     "moe_experts",
     kernel="moe_experts",
-    variants=lambda _arch: [_experts_defines(False, torch.bfloat16, s, 64) for s in (1, 2)],
+    variants=lambda _arch: [_experts_defines(False, torch.bfloat16, s, 64, 256) for s in (1, 2)],
 )
 def moe_experts_kernel(
     out: Tensor,
@@ -81,7 +85,7 @@ def moe_experts_kernel(
 @compile_ops(
     "moe_experts",
     kernel="moe_experts_table",
-    variants=lambda _arch: [_experts_defines(True, torch.float16, s, 64) for s in (1, 2)],
+    variants=lambda _arch: [_experts_defines(True, torch.float16, s, 64, 256) for s in (1, 2)],
 )
 def moe_experts_table_kernel(
     out: Tensor,
@@ -120,10 +124,23 @@ def moe_add_kernel(
     """csrc/moe_add.hip: the shapes stand there."""
 
 
+@dataclass(frozen=True)
+class FusedMoeHipConfig:
+    """A variant of csrc/moe_experts.hip."""
+
+    rows: int  # of a tile at most
+
+    def __post_init__(self) -> None:
+        check_config_ints(self)
+        if self.rows not in HEIGHTS:
+            raise ValueError(f"{self}: rows are 128 or 256")
+
+
 class HipMoe(Kernel):
     name = "hip"
     module = "moe_experts"
-    more_modules = ("moe_lists", "moe_add")  # and the router's
+    Config: ClassVar[type[Any] | None] = FusedMoeHipConfig
+    more_modules: ClassVar[tuple[str, ...]] = ("moe_lists", "moe_add")  # and the router's
 
     def __init__(self, is_table: bool) -> None:
         self.is_table = is_table  # weights come in tables of [K, N]
@@ -152,20 +169,29 @@ class HipMoe(Kernel):
             return "more than 2^31 routed rows"
         return None
 
+    def default(self, c: Call) -> Any:
+        """The lower tiles where they hold most experts' rows."""
+        return FusedMoeHipConfig(128 if 1.1 * c.M * c.K <= 128 * c.R else 256)
+
+    def candidates(self, c: Call) -> list[Any]:
+        return [FusedMoeHipConfig(rows) for rows in HEIGHTS]
+
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
-        return _experts_defines(self.is_table, c.x_dtype, 1, c.E, _is_shuffled(c))
+        rows = config.rows
+        return _experts_defines(self.is_table, c.x_dtype, 1, c.E, rows, _is_shuffled(c))
 
     def variant(self, c: Call, config: Any) -> RunOf:
         return lambda *sizes: _Launches(
-            c.with_sizes(**dict(zip(c.sizes, sizes, strict=True))), self.is_table
+            c.with_sizes(**dict(zip(c.sizes, sizes, strict=True))), config, self.is_table
         )
 
 
-class _Launches:
-    """Of one call. Lists are in the workspace; what experts make is torch's allocator's."""
+class Launches:
+    """Of one call: lists and the sum of rows; experts are subclasses'. Lists are in the workspace;
+    what experts make is torch's allocator's."""
 
-    def __init__(self, c: Call, is_table: bool) -> None:
-        self.c, self.is_table = c, is_table
+    def __init__(self, c: Call) -> None:
+        self.c = c
         ids = ID_TYPES[c.values.get("topk_ids_dtype", torch.int32)]
         routed, m = c.R, c.M
         self.rows = m * (c.K + c.E - c.R)
@@ -183,50 +209,72 @@ class _Launches:
         if self.is_routed:
             self.lists = router.prepare(c, routed, True)(m, c.D, routed)
         else:
-            launch = _bind(c, moe_lists_kernel, of_ids, TOKENS, 4)
+            launch = bind(c, moe_lists_kernel, of_ids, TOKENS, 4)
             self.lists = launch((ceil(m, TOKENS), 1, 1), (m, routed))
-        self.gate_up = self._experts(1, c.I, c.D, matrix_strides(c, "x", c.D)[0])
-        self.down = self._experts(2, c.D, c.I, c.I)
+        self.gate_up, self.down = self.experts(1, c.I, c.D), self.experts(2, c.D, c.I)
         add = {"IN": IN_TYPES[c.x_dtype], **of_ids, "SHARED": (c.E - c.R)}
         grid = m, ceil(c.D, ADD_COLUMNS), 1
-        self.add = _bind(c, moe_add_kernel, add, 256, 6)(grid, (c.D, routed))
+        self.add = bind(c, moe_add_kernel, add, 256, 6)(grid, (c.D, routed))
 
-    def _experts(self, stage: int, n: int, k: int, row: int) -> Run:
+    def experts(self, stage: int, n: int, k: int) -> Run:
+        """The launch of gate and up, stage 1, or of down, n columns of out by k."""
+        raise NotImplementedError
+
+    def multiply(self, y: Tensor, x: Tensor, weights: Any, lists: Any) -> None:
+        """All experts' rows: y [rows, D]."""
+        raise NotImplementedError
+
+    def row_tiles(self, rows: int) -> int:
+        """The most tiles of so many rows that experts can have."""
         c = self.c
-        kernel = moe_experts_table_kernel if self.is_table else moe_experts_kernel
-        defines = _experts_defines(self.is_table, c.x_dtype, stage, c.E, _is_shuffled(c))
-        launch = _bind(c, kernel, defines, THREADS, 7 if self.is_table else 6)
-        routed_rows = c.M * c.K
-        m_tiles = ceil(routed_rows, TILE) + min(routed_rows, c.E) + (c.E - c.R) * ceil(c.M, TILE)
-        tiles = m_tiles * ceil(n, TILE // 2 if stage == 1 else TILE)
-        groups = min(ROWS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
-        numbers = c.M, c.R, c.E, n, k, 2 * row, groups
-        run: Run = launch((groups, 1, 1), numbers)
-        return run
+        routed = c.M * c.K
+        most = ceil(routed, rows) + min(routed, c.E) + (c.E - c.R) * ceil(c.M, rows)
+        return int(most)
 
     def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
         *weights, p, ids, router_weight = rest
-        c = self.c
         lists, slots, offsets, made_p, made_ids, counted = self.scratch()
-        h = torch.empty((self.rows, c.I), dtype=x.dtype, device=x.device)
-        y = torch.empty((self.rows, c.D), dtype=x.dtype, device=x.device)
-        if self.is_table:
-            gate, up, down = ((*w, *[None] * (TABLE - c.E)) for w in weights)
-            weights = [gate, up, down, down]
-        half = len(weights) // 2
         if self.is_routed:
             p, ids = made_p, made_ids
             self.lists(p, ids, x, router_weight, counted, lists, slots)
         else:
             self.lists(counted, lists, slots, ids)
-        self.gate_up(h, x, *weights[:half], lists, counted, offsets)
-        self.down(y, h, *weights[half:], lists, counted, offsets)
+        y = torch.empty((self.rows, self.c.D), dtype=x.dtype, device=x.device)
+        self.multiply(y, x, weights, (lists, counted, offsets))
         self.add(out, y, p, ids, slots, offsets)
+
+
+class _Launches(Launches):
+    """Of weights of x's dtype."""
+
+    def __init__(self, c: Call, config: FusedMoeHipConfig, is_table: bool) -> None:
+        self.config, self.is_table = config, is_table
+        super().__init__(c)
+
+    def experts(self, stage: int, n: int, k: int) -> Run:
+        c, rows = self.c, self.config.rows
+        kernel = moe_experts_table_kernel if self.is_table else moe_experts_kernel
+        defines = _experts_defines(self.is_table, c.x_dtype, stage, c.E, rows, _is_shuffled(c))
+        launch = bind(c, kernel, defines, THREADS, 7 if self.is_table else 6)
+        tiles = self.row_tiles(rows) * ceil(n, TILE // 2 if stage == 1 else TILE)
+        groups = min(ROWS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
+        row = matrix_strides(c, "x", c.D)[0] if stage == 1 else k
+        run: Run = launch((groups, 1, 1), (c.M, c.R, c.E, n, k, 2 * row, groups))
+        return run
+
+    def multiply(self, y: Tensor, x: Tensor, weights: Any, lists: Any) -> None:
+        if self.is_table:
+            gate, up, down = ((*w, *[None] * (TABLE - self.c.E)) for w in weights)
+            weights = [gate, up, down, down]
+        half = len(weights) // 2
+        h = torch.empty((self.rows, self.c.I), dtype=x.dtype, device=x.device)
+        self.gate_up(h, x, *weights[:half], *lists)
+        self.down(y, h, *weights[half:], *lists)
 
 
 def _is_shuffled(c: Call) -> bool:
     return bool(c.values.get("w_layout", "raw") != "raw")
 
 
-def _bind(c: Call, kernel: Any, defines: Mapping[str, Any], threads: int, given: int) -> Any:
+def bind(c: Call, kernel: Any, defines: Mapping[str, Any], threads: int, given: int) -> Any:
     return kernel.bind(c.device, defines, c.arch).prepare((threads, 1, 1), tuple(range(given)))

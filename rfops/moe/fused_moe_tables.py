@@ -11,7 +11,7 @@ of their own, as the challenge of 2025 and plain modules hold them. No copy is m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -49,6 +49,9 @@ def chosen(
 class Moe(Op):
     """What both layouts of weights share."""
 
+    # Of the tensors, those whose type is not x's.
+    own_types: ClassVar[frozenset[str]] = frozenset(("topk_weights", "topk_ids"))
+
     def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         return self.refuses_choice(c, *sizes[3:6])
 
@@ -73,7 +76,7 @@ class Moe(Op):
             wanted = "tensors, both of them, or a router_weight in their place"
             return "topk_weights and topk_ids", wanted, "not so", "pass these two"
         for arg in self.declaration.tensors:
-            if arg.name in ("x", "topk_weights", "topk_ids") or not c.has(arg.name):
+            if arg.name in self.own_types or not c.has(arg.name):
                 continue
             dtype = c.values.get(f"{arg.name}_dtype", c.x_dtype)
             if dtype != c.x_dtype:
@@ -82,8 +85,8 @@ class Moe(Op):
 
     def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
         dtype = given.get("x_dtype", given.get("dtype", torch.bfloat16))
-        names = [f"{arg.name}_dtype" for arg in self.declaration.tensors]
-        alike: dict[str, Any] = {n: dtype for n in names if not n.startswith("topk")}
+        names = [arg.name for arg in self.declaration.tensors if arg.name not in self.own_types]
+        alike: dict[str, Any] = {f"{name}_dtype": dtype for name in names}
         alike["topk_ids_dtype"] = torch.int32
         return super().call_of(arch, cu_num, **{**alike, "dtype": dtype, **given})
 

@@ -22,7 +22,7 @@ from .experts import with_shared
 from .router import moe_router
 
 _KERNELS = "rfops.moe.fused_moe_triton_kernels"
-_COLUMNS = 1024  # of a program that adds rows
+ADD_KERNELS, ADD_COLUMNS = _KERNELS, 1024  # of a program that adds rows
 _MOST_TABLES = 64
 _tables: dict[tuple[Any, ...], Tensor] = {}
 
@@ -132,7 +132,7 @@ class _Launches:
         self.gate_n = gate_n
         self.gate_up, self.down = gemm("gate_up", gate_n, c.D), gemm("down", config.block_n, c.I)
         self.all_k = c.K + c.E - c.R
-        self.add = BoundTriton(_KERNELS, "add_rows", c.device, (self.all_k, _COLUMNS))
+        self.add = BoundTriton(ADD_KERNELS, "add_rows", c.device, (self.all_k, ADD_COLUMNS))
 
     def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
         *weights, topk_weights, topk_ids, router = rest
@@ -162,7 +162,7 @@ class _Launches:
             (*common, c.D, c.I, steps[1], *down.stride()),
         )
         self.add(
-            (c.M, ceil(c.D, _COLUMNS), 1),
+            (c.M, ceil(c.D, ADD_COLUMNS), 1),
             (out, y, topk_weights, topk_ids),
             (c.D, c.R, c.K, self.all_k),
         )

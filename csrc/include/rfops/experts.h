@@ -1,12 +1,15 @@
 // The rows of a mixture's experts: how many each has, where they lie, which tiles they make.
 //
-// Rows of all experts follow each other, expert by expert. A tile is kRows rows of one expert, of
-// which the last has fewer, by a tile along N. Tiles of one expert follow each other by n, those of
-// one n along its rows: these share weights.
+// Rows of all experts follow each other, expert by expert. A tile is up to kRows rows of one expert
+// by a tile along N. An expert has as few tiles as it may, of which all but the last have the same
+// multiple of kEven rows. Tiles of one expert follow each other by n, those of one n along its
+// rows: these share weights.
 #pragma once
 
+#include "rfops/arch.h"
 #include "rfops/lanes.h"
 #include "rfops/types.h"
+#include "rfops/waits.h"
 
 namespace rfops {
 
@@ -17,8 +20,10 @@ struct ExpertTile {
 };
 
 // Each lane of a wave has kEach neighbouring experts. All lanes are active.
-template <u32 kRows, u32 kEach>
+template <u32 kRows, u32 kEach, u32 kEven = kRows>
 class ExpertRows {
+  static_assert(kRows % kEven == 0, "then the last tile of an expert has a row too");
+
  public:
   // rows_of(e): how many rows an expert has.
   template <class RowsOf>
@@ -62,15 +67,18 @@ class ExpertRows {
     bool is_found = false;
 #pragma unroll
     for (u32 i = 0; i < kEach; ++i) {
-      const u32 m_tiles = (rows_[i] + kRows - 1) / kRows, tiles = m_tiles * n_tiles_;
+      u32 rows = rows_[i];
+      pin(rows);  // what follows is computed here: it would fill registers
+      const u32 m_tiles = (rows + kRows - 1) / kRows, tiles = m_tiles * n_tiles_;
       if (!is_found && in_lane < tiles) {
         is_found = true;
-        const u32 row = in_lane % m_tiles * kRows, left = rows_[i] - row;
-        found = {lane_in_wave() * kEach + i, in_lane / m_tiles, row, left < kRows ? left : kRows,
+        const u32 height = (rows + m_tiles * kEven - 1) / (m_tiles * kEven) * kEven;
+        const u32 row = in_lane % m_tiles * height, left = rows - row;
+        found = {lane_in_wave() * kEach + i, in_lane / m_tiles, row, left < height ? left : height,
                  first + row};
       }
       in_lane -= tiles;
-      first += rows_[i];
+      first += rows;
     }
     const auto of_owner = [&](u32 value) {
       return static_cast<u32>(__builtin_amdgcn_readlane(static_cast<int>(value), owner));
@@ -84,5 +92,30 @@ class ExpertRows {
   u32 rows_[kEach];
   u32 n_tiles_, rows_before_, tiles_before_, tiles_, all_rows_, all_tiles_;
 };
+
+// What the first wave of all leaves for others: stage 1 the first row of each expert, stage 2
+// counts of 0 for the next call.
+template <u32 kStage, class Rows>
+__device__ inline void leave_for_others(const Rows& all, u32* counts, u32* offsets, u32 routed,
+                                        u32 experts) {
+  if (group_x() != 0 || wave_in_group() != 0) return;
+  if constexpr (kStage == 1) {
+    all.offsets(experts, [&](u32 e, u32 row) { offsets[e] = row; });
+  } else {
+    for (u32 e = lane_in_wave(); e < routed; e += kWaveSize) counts[e] = 0;
+  }
+}
+
+// Calls make(tile) for the tiles of this one of `groups` workgroups, a multiple of kXcds. Tiles of
+// an XCD are neighbours, and so are those that its workgroups have at a time.
+template <class Rows, class Make>
+__device__ inline void each_tile(const Rows& all, u32 groups, Make make) {
+  const u32 tiles = all.tiles(), share = (tiles + kXcds - 1) / kXcds, xcd = group_x() % kXcds;
+  for (u32 at = group_x() / kXcds; at < share; at += groups / kXcds) {
+    const ExpertTile tile = all.tile(xcd * share + at);
+    if (tile.rows == 0) break;
+    make(tile);
+  }
+}
 
 }  // namespace rfops

@@ -38,13 +38,16 @@ struct Span {
   u32 bytes;
 };
 
-// 256 rows of K side by side, through registers: each where the caller says, or nowhere. Of rows
+// kCount rows of K side by side, through registers: each where the caller says, or nowhere. Of rows
 // whose 16-byte chunks lie 16 times as far apart (loader.h's MemoryOrder) kUnit is 16.
-template <u32 kStep, u32 kThreads, u32 kUnit = 1>
+template <u32 kCount, u32 kStep, u32 kThreads, u32 kUnit = 1>
 class RowLoader {
  public:
   using Rows = Rows16<kStep>;
-  static constexpr u32 kRowsAtOnce = kThreads / Rows::kChunks, kPasses = 256 / kRowsAtOnce;
+  static constexpr u32 kRowsAtOnce = kThreads / Rows::kChunks, kPasses = kCount / kRowsAtOnce;
+  static_assert(kPasses * kRowsAtOnce == kCount, "a chunk a thread and load");
+  static constexpr u32 kChunkBytes = kVecBytes;  // even chunks lie apart by so much, exclusive-or
+  static constexpr u32 at(u32 row, u32 chunk) { return Rows::at(row, chunk); }
   static_assert(kRowsAtOnce % (Rows::kSpread * Rows::kChunks) == 0, "passes lie alike");
 
   // offset_of(row): the byte of the row's first element, or kOutside.
@@ -81,13 +84,32 @@ class RowLoader {
 
 #if defined(__gfx950__)
 
+namespace details {
+
+// Where in a tile the wave's part of load i of kThreads lies.
+template <u32 kThreads>
+__device__ inline u32 own_place(const LdsBytes* tile, u32 i) {
+  return lds_address(tile) + (wave_in_group() * kWaveSize + i * kThreads) * kVecBytes;
+}
+__device__ inline void load_direct_16(U32x4 buffer, u32 from, u32 offset, u32 to) {
+  asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
+               :
+               : "s"(to), "v"(from), "s"(buffer), "s"(offset)
+               : "memory");
+}
+
+}  // namespace details
+
 // The same straight to LDS (loader.h says why by assembly): kLoads instructions of a wave, which
 // `wait_loads` counts. A step beyond K loads zeros, and touches no memory.
-template <u32 kStep, u32 kThreads, u32 kUnit = 1>
+template <u32 kCount, u32 kStep, u32 kThreads>
 class DirectRowLoader {
  public:
   using Rows = Rows16<kStep>;
-  static constexpr u32 kRowsAtOnce = kThreads / Rows::kChunks, kLoads = 256 / kRowsAtOnce;
+  static constexpr u32 kRowsAtOnce = kThreads / Rows::kChunks, kLoads = kCount / kRowsAtOnce;
+  static_assert(kLoads * kRowsAtOnce == kCount, "a chunk a thread and load");
+  static constexpr u32 kChunkBytes = kVecBytes;
+  static constexpr u32 at(u32 row, u32 chunk) { return Rows::at(row, chunk); }
   static_assert(kRowsAtOnce % (Rows::kSpread * Rows::kChunks) == 0, "loads lie alike");
 
   template <class OffsetOf>
@@ -98,20 +120,18 @@ class DirectRowLoader {
     k_ = chunk * Rows::kElements;
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
-      from_[i] = offset_of(row + i * kRowsAtOnce) + chunk * kVecBytes * kUnit;
+      from_[i] = offset_of(row + i * kRowsAtOnce) + chunk * kVecBytes;
     }
   }
   __device__ void issue(LdsBytes* tile, u32 k, u32 k_end) const {
-    const u32 outside = k + k_ < k_end ? 0 : kOutside;
-    const u32 to = lds_address(tile) + wave_in_group() * (kWaveSize * kVecBytes);
 #pragma unroll
-    for (u32 i = 0; i < kLoads; ++i) {
-      asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
-                   :
-                   : "s"(to + i * kRowsAtOnce * Rows::kBytes), "v"(from_[i] | outside),
-                     "s"(buffer_), "s"(k * 2 * kUnit)
-                   : "memory");
-    }
+    for (u32 i = 0; i < kLoads; ++i) issue_one(i, tile, k, k_end);
+  }
+  // Load i of these alone.
+  __device__ void issue_one(u32 i, LdsBytes* tile, u32 k, u32 k_end) const {
+    const u32 outside = k + k_ < k_end ? 0 : kOutside;
+    details::load_direct_16(buffer_, from_[i] | outside, k * 2,
+                            details::own_place<kThreads>(tile, i));
   }
 
  private:
@@ -119,62 +139,124 @@ class DirectRowLoader {
   u32 k_, from_[kLoads];
 };
 
+// Rows that memory has in tiles of 16 by 16 bytes (loader.h), in LDS as there: chunk c of row r at
+// place (r / 16 * kChunks + c) * 16 + r % 16. A load brings 1 KB in a row, and reads of an operand
+// have no bank conflict.
+template <u32 kCount, u32 kStep, u32 kThreads>
+class DirectTileLoader {
+ public:
+  static constexpr u32 kTile = 16, kChunks = kStep * 2 / kVecBytes;
+  static constexpr u32 kLoads = kCount * kChunks / kThreads;
+  static constexpr u32 kChunkBytes = kTile * kVecBytes;
+  static constexpr u32 at(u32 row, u32 chunk) {
+    return (row / kTile * kChunks + chunk) * kTile * kVecBytes + row % kTile * kVecBytes;
+  }
+
+  // offset_of(row): the byte of a tile's first row's first element, or kOutside.
+  template <class OffsetOf>
+  __device__ DirectTileLoader(Span span, OffsetOf offset_of)
+      : buffer_(make_words(span.first, span.bytes)) {
+    const u32 thread = thread_in_group(), chunk = thread / kTile % kChunks;
+    static_assert(kThreads / kTile % kChunks == 0, "loads lie alike");
+    k_ = chunk * (kVecBytes / 2);
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) {
+      const u32 tile = (thread + i * kThreads) / kTile / kChunks;
+      from_[i] = offset_of(tile * kTile) + (chunk * kTile + thread % kTile) * kVecBytes;
+    }
+  }
+  __device__ void issue(LdsBytes* tile, u32 k, u32 k_end) const {
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) issue_one(i, tile, k, k_end);
+  }
+  __device__ void issue_one(u32 i, LdsBytes* tile, u32 k, u32 k_end) const {
+    const u32 outside = k + k_ < k_end ? 0 : kOutside;
+    details::load_direct_16(buffer_, from_[i] | outside, k * 2 * kTile,
+                            details::own_place<kThreads>(tile, i));
+  }
+
+ private:
+  U32x4 buffer_;
+  u32 k_, from_[kLoads];
+};
+static_assert(details::are_apart(details::kReadPhases, kLdsBanks,
+                                 [](u32 l) {
+                                   return DirectTileLoader<256, 64, 512>::at(l % 32, l / 32);
+                                 }),
+              "reads of an operand have no bank conflict");
+
+// Stacked weights in either order, as kTiles says.
+template <u32 kCount, u32 kStep, u32 kThreads, bool kTiles>
+struct DirectWeightsOf {
+  using Type = DirectRowLoader<kCount, kStep, kThreads>;
+};
+template <u32 kCount, u32 kStep, u32 kThreads>
+struct DirectWeightsOf<kCount, kStep, kThreads, true> {
+  using Type = DirectTileLoader<kCount, kStep, kThreads>;
+};
+
 #endif
 
-// The same of columns: memory has elements of one k side by side. A wave has 32 columns, a thread
-// turns 4 x 4 elements round at a time. Rows of LDS go by turned_row, so that two neighbouring
-// blocks of 4 begin in different banks.
+// The same of columns: memory has elements of one k side by side. A wave has 128 columns and 8 of
+// K, a thread turns 4 x 4 elements round: 16 lanes load 64 bytes in a row of two k. In LDS two rows
+// share 128 bytes, and a chunk's place counts the columns' fours, so that neither writes of one
+// column of each four nor reads of an operand have bank conflicts.
 using U32x2 = u32 __attribute__((ext_vector_type(2)));
-constexpr u32 turned_row(u32 row) { return row ^ (row >> 2 & 1); }
 
-template <u32 kStep, u32 kThreads>
+template <u32 kThreads>
 class ColumnLoader {
  public:
-  using Rows = Rows16<kStep>;
-  static constexpr u32 kBlocks = kStep / 32;  // of 4 x 4, of a thread
-  static_assert(kThreads == 512, "32 columns a wave");
+  static constexpr u32 kStep = 32, kColumns = 128;  // of K; of a wave
+  static constexpr u32 kChunkBytes =
+      2 * kVecBytes;  // even chunks lie apart by so much, exclusive-or
+  static_assert(kThreads == 512, "four waves of 128 columns have a step of K");
 
-  // The wave's columns begin at `column` of a matrix of rows of row_bytes, `columns` in all.
-  __device__ ColumnLoader(Span span, u32 column, u32 columns, u32 row_bytes)
+  static constexpr u32 at(u32 row, u32 chunk) {
+    const u32 place = (row / 4 ^ row % 4) % 8 ^ chunk * 2;
+    return row / 2 * (2 * Rows16<kStep>::kBytes) + place * kVecBytes;
+  }
+
+  // The columns of waves 0 to 3, or 4 to 7, begin at `column` of a matrix of rows of row_bytes,
+  // `columns` in all; row_of(n): the row of LDS of the n-th.
+  template <class RowOf>
+  __device__ ColumnLoader(Span span, u32 column, u32 columns, u32 row_bytes, RowOf row_of)
       : buffer_(make_buffer(span.first, span.bytes)), row_bytes_(row_bytes) {
-    const u32 lane = lane_in_wave(), own = lane / 8 * 4;
-    k_ = lane % 8 * 4;
+    const u32 lane = lane_in_wave(), chunk = wave_in_group() % 4, half = lane / 8 % 2;
+    const u32 own = (lane % 8 + lane / 16 * 8) * 4;
+    k_ = chunk * 8 + half * 4;
     from_ = k_ * row_bytes + (column + own) * 2;
     from_ |= column + own < columns ? 0 : kOutside;
 #pragma unroll
-    for (u32 c = 0; c < 4; ++c) {
-      to_[c] = Rows::at(turned_row(wave_in_group() * 32 + own + c), k_ / 8) + k_ % 8 * 2;
-    }
+    for (u32 c = 0; c < 4; ++c) to_[c] = at(row_of(own + c), chunk) + half * 8;
   }
   __device__ void issue(u32 k, u32 k_end) {
 #pragma unroll
-    for (u32 i = 0; i < kBlocks * 4; ++i) {
-      const u32 own = k + i / 4 * 32 + i % 4;
-      const u32 outside = own + k_ < k_end ? 0 : kOutside;
-      const auto got = load_dwords<2>(buffer_, from_ | outside, as_scalar(own * row_bytes_));
+    for (u32 i = 0; i < 4; ++i) {
+      const u32 outside = k + i + k_ < k_end ? 0 : kOutside;
+      const auto got = load_dwords<2>(buffer_, from_ | outside, as_scalar((k + i) * row_bytes_));
       staged_[i] = {got.dword[0], got.dword[1]};
     }
   }
   __device__ void commit(LdsBytes* tile) const {
-    constexpr u32 kLow = 0x05040100, kHigh = 0x07060302;  // 16-bit halves of two dwords
+    constexpr u32 kLow = 0x05040100,
+                  kHigh = 0x07060302;  // 16-bit halves of two dwords
 #pragma unroll
-    for (u32 b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (u32 c = 0; c < 4; ++c) {
-        const auto pair = [&](u32 j) {
-          return __builtin_amdgcn_perm(staged_[b * 4 + j + 1][c / 2], staged_[b * 4 + j][c / 2],
-                                       c % 2 == 0 ? kLow : kHigh);
-        };
-        const U32x2 turned = {pair(0), pair(2)};
-        *reinterpret_cast<RFOPS_LDS U32x2*>(tile + (to_[c] ^ b * 4 * kVecBytes)) = turned;
-      }
+    for (u32 c = 0; c < 4; ++c) {
+      const auto pair = [&](u32 i) {
+        return __builtin_amdgcn_perm(staged_[i + 1][c / 2], staged_[i][c / 2],
+                                     c % 2 == 0 ? kLow : kHigh);
+      };
+      *reinterpret_cast<RFOPS_LDS U32x2*>(tile + to_[c]) = U32x2{pair(0), pair(2)};
     }
   }
 
  private:
   Buffer buffer_;
   u32 row_bytes_, k_, from_, to_[4];
-  U32x2 staged_[kBlocks * 4];
+  U32x2 staged_[4];
 };
+static_assert(details::are_apart(details::kReadPhases, kLdsBanks,
+                                 [](u32 l) { return ColumnLoader<512>::at(l % 32, l / 32); }),
+              "reads of an operand have no bank conflict");
 
 }  // namespace rfops

@@ -1,0 +1,86 @@
+// FP8 rows and their scales, each row where the caller says, or nowhere: what is not there is zeros
+// and touches no memory.
+#pragma once
+
+#include "rfops/loader.h"
+#include "rfops/scales.h"
+
+namespace rfops {
+
+// Into LDS as lds_tile.h has it, 128 bytes of K at a time, through registers: `issue` starts the
+// loads of a step, `commit` waits for them and writes LDS.
+template <u32 kRows, u32 kThreads, bool kShuffled = false>
+class PlacedLoader {
+ public:
+  using Order = MemoryOrder<kShuffled>;
+  static constexpr u32 kRowsAtOnce = kThreads / kRowChunks, kLoads = kRows / kRowsAtOnce;
+  static_assert(kLoads * kRowsAtOnce == kRows, "a chunk a thread and load");
+  static_assert(kRowsAtOnce % 16 == 0, "rows of one load after another have the same permutation");
+
+  // place_of(row): the row's first byte (Order::place), or kOutside.
+  template <class PlaceOf>
+  __device__ PlacedLoader(const void* first, u32 bytes, PlaceOf place_of)
+      : first_(first), bytes_(bytes) {
+    const u32 row = thread_in_group() / kRowChunks, chunk = thread_in_group() % kRowChunks;
+    to_ = lds_at(row, chunk);
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) {
+      from_[i] = place_of(row + i * kRowsAtOnce) + chunk * Order::kChunk;
+    }
+  }
+  __device__ void issue(u32 k, bool is_there) {
+    const Buffer buffer = make_buffer(first_, is_there ? bytes_ : 0);
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) staged_[i] = load_16(buffer, from_[i], k * Order::kUnit);
+  }
+  __device__ void commit(LdsBytes* tile) const {
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) {
+      *reinterpret_cast<RFOPS_LDS U32x4*>(tile + to_ + i * kRowsAtOnce * kRowBytes) = staged_[i];
+    }
+  }
+
+ private:
+  const void* first_;
+  u32 bytes_, to_, from_[kLoads];
+  U32x4 staged_[kLoads];
+};
+
+// Scales of kOwn times 16 rows of a wave, [any, K/128], each row's where the caller says, or
+// nowhere: those of kSteps steps of K in a load.
+template <u32 kOwn>
+class PlacedScales {
+ public:
+  static constexpr u32 kSteps = kWaveSize / kTileRows;
+
+  // index_of(i): which row the lane's one of the i-th 16 is, or kOutside.
+  template <class IndexOf>
+  __device__ PlacedScales(const f32* scales, u32 bytes, u32 blocks, IndexOf index_of)
+      : buffer_(make_buffer(scales, bytes)), blocks_(blocks), step_(lane_in_wave() / kTileRows) {
+#pragma unroll
+    for (u32 i = 0; i < kOwn; ++i) {
+      const u32 index = index_of(i);
+      from_[i] = index == kOutside ? kOutside : (index * blocks + step_) * sizeof(f32);
+    }
+  }
+  // Those of the steps from `first` on, a multiple of kSteps; zeros beyond the last.
+  __device__ void issue(u32 first) {
+    const u32 outside = first + step_ < blocks_ ? 0 : kOutside;
+#pragma unroll
+    for (u32 i = 0; i < kOwn; ++i) {
+      loaded_[i] = load_dwords<1>(buffer_, from_[i] | outside, first * sizeof(f32)).dword[0];
+    }
+  }
+  __device__ f32 at(u32 i, u32 step) const {
+    const u32 lane = lane_in_wave() % kTileRows + step % kSteps * kTileRows;
+    return __builtin_bit_cast(f32,
+                              __builtin_amdgcn_ds_bpermute(static_cast<i32>(lane * sizeof(f32)),
+                                                           static_cast<i32>(loaded_[i])));
+  }
+
+ private:
+  Buffer buffer_;
+  u32 blocks_, step_, from_[kOwn > 0 ? kOwn : 1], loaded_[kOwn > 0 ? kOwn : 1];
+};
+
+}  // namespace rfops

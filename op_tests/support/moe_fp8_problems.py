@@ -1,0 +1,94 @@
+"""Inputs of fused_moe with FP8 weights, and how close a result must come."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from rfops.moe.fused_moe_fp8 import OP, run_torch
+from rfops.quantization.fp8_blockscale import BLOCK, fp8_of
+from rfops.quantization.fp8_blockscale import reference as quantise
+
+
+@dataclass
+class Problem:
+    x: torch.Tensor
+    w1: torch.Tensor
+    w2: torch.Tensor
+    w1_scale: torch.Tensor
+    w2_scale: torch.Tensor
+    topk_weights: torch.Tensor
+    topk_ids: torch.Tensor
+    num_shared: int = 0
+
+    @property
+    def choice(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.topk_weights, self.topk_ids
+
+    @property
+    def scales(self) -> dict[str, Any]:
+        return {"quant": "fp8_blockscale", "w1_scale": self.w1_scale, "w2_scale": self.w2_scale}
+
+    def with_(self, **changes: Any) -> Problem:
+        return replace(self, **changes)
+
+
+def random_problem(
+    arch: str, m: int, d: int, i: int, e: int, k: int, dtype: torch.dtype = torch.bfloat16,
+    num_shared: int = 0,
+) -> Problem:  # fmt: skip
+    """Results of about 1, scales that differ by block."""
+    generator = torch.Generator().manual_seed(10_007 * d + 101 * i + 7 * m + e)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    def weights(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = normal(e * rows, columns) / math.sqrt(columns)
+        grow = torch.rand(e * rows // BLOCK, columns // BLOCK, generator=generator) + 0.5
+        wide *= grow.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+        payload, scale = quantise(wide, BLOCK, False, fp8_of(arch))
+        shape = e, rows // BLOCK, columns // BLOCK
+        return payload.view(e, rows, columns), scale.view(shape)
+
+    routed = e - num_shared
+    ids = torch.rand(m, routed, generator=generator).argsort(1)[:, torch.arange(k) % routed].int()
+    (w1, s1), (w2, s2) = weights(2 * i, d), weights(d, i)
+    weight = torch.rand(m, k, generator=generator)
+    return Problem(normal(m, d).to(dtype), w1, w2, s1, s2, weight, ids, num_shared)
+
+
+def exact_of(p: Problem) -> torch.Tensor:
+    """fp32 over the same two quantisations."""
+    out = torch.empty_like(p.x, dtype=torch.float32)
+    run_torch(out, p.x, p.w1, p.w2, (p.w1_scale, p.w2_scale), p.choice, p.num_shared)
+    return out
+
+
+def assert_correct(got: torch.Tensor, p: Problem) -> None:
+    """Each row within a relative L2 of 1e-2: out and each expert's result are rounded (2^-9 of the
+    root of the mean square in bf16), and an element of h between two of FP8 may become either."""
+    exact = exact_of(p)
+    assert got.dtype == p.x.dtype and got.shape == exact.shape
+    assert torch.equal(got.isnan(), exact.isnan())
+    error = torch.nan_to_num(got.float() - exact).norm(dim=1)
+    share = error / torch.nan_to_num(exact).norm(dim=1).clamp(min=1e-6)
+    row = int(share.argmax()) if len(share) else 0
+    assert len(share) == 0 or share[row] <= 1e-2, f"row {row}: {share[row]:.2e}"
+
+
+def run(
+    kernel: str, p: Problem, config: Any = None, out: torch.Tensor | None = None,
+    layout: str = "raw",
+) -> torch.Tensor:  # fmt: skip
+    """The result of one kernel in `out`, or in one full of NaN."""
+    out = torch.full_like(p.x, math.nan) if out is None else out
+    k, routed = p.topk_ids.shape[1], p.w2.shape[0] - p.num_shared
+    inputs = p.x, p.w1, p.w2, p.w1_scale, p.w2_scale, *p.choice, None
+    values = k, routed, False, False, p.x.dtype, layout, None, None
+    call = OP.check((*inputs, *values))[0]
+    OP.prepare(kernel, call, config)(out, *inputs)
+    return out

@@ -1,0 +1,201 @@
+"""fused_moe with FP8 weights and fp32 scales of 128 x 128, DeepSeek-V3's own format.
+
+    q(v) = v in FP8 and back, with a scale for each 1 x 128 (quant_fp8_blockscale)
+    h[t, e] = q(silu(g) * u),  g, u = q(x[t]) @ gate[e]^T, q(x[t]) @ up[e]^T,  w1[e] = gate over up
+    out[t] = sum over j of topk_weights[t, j] * (h[t, e_j] @ w2[e_j]^T),  e_j = topk_ids[t, j]
+
+silu(g) * u is rounded to x's dtype before it is quantised, as where the two products are two ops.
+
+| kernel | what it takes |
+|---|---|
+| hip (fused_moe_fp8_hip.py) | gfx942 (e4m3fnuz) and gfx950 (e4m3), up to 512 experts |
+| triton (fused_moe_fp8_triton.py) | AMD's, and NVIDIA's with FP8 |
+| torch | whatever is left, expert by expert |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from rfops.dispatch.guards import check_int
+from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.layout import unwrap
+from rfops.dispatch.problem import Draw, grid
+from rfops.quantization.fp8_blockscale import BLOCK, fp8_of
+from rfops.quantization.fp8_blockscale import reference as quantise
+from rfops.quantization.shuffle import unshuffle_weight
+
+from .experts import Weights, run_experts
+from .fused_moe_fp8_hip import HipFp8
+from .fused_moe_fp8_triton import TritonFp8
+from .fused_moe_tables import Moe, chosen
+from .router import moe_router_ref
+
+
+def and_back(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of x in FP8 with a scale for each 1 x 128, as fp32."""
+    payload, scale = quantise(x, 1, False, dtype)
+    wide: Tensor = (payload.float().unflatten(1, (-1, BLOCK)) * scale[:, :, None]).flatten(1)
+    return wide
+
+
+class _Dequantised(Sequence[Tensor]):
+    """Experts' weights as [K, N] of fp32, each made where it is asked for."""
+
+    def __init__(self, w: Tensor, scale: Tensor, rows: slice = slice(None)) -> None:
+        self.w, self.scale = w[:, rows], scale[:, slice(*(s and s // BLOCK for s in _ends(rows)))]
+
+    def __len__(self) -> int:
+        return self.w.shape[0]
+
+    def __getitem__(self, e: Any) -> Any:
+        n, k = self.w.shape[1:]
+        blocks = self.w[e].float().view(n // BLOCK, BLOCK, k // BLOCK, BLOCK)
+        return (blocks * self.scale[e][:, None, :, None]).view(n, k).T
+
+
+def _ends(rows: slice) -> tuple[int | None, int | None]:
+    return rows.start, rows.stop
+
+
+def run_torch(
+    out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, scales: Sequence[Tensor],
+    choice: Sequence[Tensor], num_shared: int,
+) -> None:  # fmt: skip
+    """The formula in fp32, expert by expert, on any device."""
+    i, dtype = w2.shape[2], x.dtype
+    w1_scale, w2_scale = scales
+    gate = _Dequantised(w1, w1_scale, slice(0, i))
+    up = _Dequantised(w1, w1_scale, slice(i, 2 * i))
+    weights = Weights(gate, up, _Dequantised(w2, w2_scale))
+    run_experts(
+        out, and_back(x, w1.dtype), weights, choice[0], choice[1], num_shared, torch.float32,
+        lambda h: and_back(h.to(dtype), w1.dtype),
+    )  # fmt: skip
+
+
+class Torch(Kernel):
+    name = "torch"
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        def run(out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, *rest: Any) -> None:
+            if c.w_layout != "raw":
+                w1, w2 = unshuffle_weight(w1), unshuffle_weight(w2)
+            *scales, p, ids, router = rest
+            run_torch(out, x, w1, w2, scales, chosen(c, x, p, ids, router), c.E - c.R)
+
+        return lambda *_sizes: run
+
+
+class _Fp8Moe(Moe):
+    own_types = Moe.own_types | {"w1", "w2", "w1_scale", "w2_scale"}
+
+    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+        _m, d, i, e, k, routed, n = sizes
+        if n != 2 * i:
+            wanted = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
+            return "w1", wanted, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
+        if d % BLOCK or i % BLOCK:
+            return "D and I", f"multiples of {BLOCK}", f"D={d}, I={i}", "pad weights with zeros"
+        if c.w1_dtype != c.w2_dtype:
+            return "w2", f"{c.w1_dtype} as w1 is", str(c.w2_dtype), "quantise both to the same FP8"
+        return self.refuses_choice(c, e, k, routed)
+
+    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
+        fp8 = fp8_of(arch)
+        return super().call_of(arch, cu_num, **{"w1_dtype": fp8, "w2_dtype": fp8, **given})
+
+    def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
+        super().assume(sizes, values)
+        sizes.setdefault("N", 2 * sizes["I"])
+
+    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+        """Weights whose results are about 1."""
+        own: dict[str, Any] = {}
+        for name, rows, k in (("w1", c.N, c.D), ("w2", c.D, c.I)):
+            w = draw.floats((c.E * rows, k)) / k**0.5
+            payload, scale = quantise(w, BLOCK, False, c.w1_dtype)
+            own[name] = payload.view(c.E, rows, k)
+            own[f"{name}_scale"] = scale.view(c.E, rows // BLOCK, k // BLOCK)
+        return {**super().fit(c, draw), **own}
+
+    def roundings(self, c: Call) -> int:
+        """An element of h whose value lies between two of FP8 may become either, so results are
+        held to FP8's own step, not to fp32's."""
+        return int(super().roundings(c) + 2**24 * 2.0**-6)
+
+
+OP = _Fp8Moe(
+    "fused_moe_fp8",
+    """
+    x: bf16|f16[M, D] @16
+    w1: e4m3|e4m3fnuz[E, N, D] @16
+    w2: e4m3|e4m3fnuz[E, D, I] @16
+    w1_scale: f32[E, N^128, D/128]
+    w2_scale: f32[E, D^128, I/128]
+    topk_weights: f32[M, K]?
+    topk_ids: i32|i64[M, K]?
+    router_weight: bf16|f16[R, D]? strided
+    top_k: K >= 1
+    routed: R >= 0
+    renormalize: bool
+    round_scores: bool
+    dtype: bf16|f16
+    w_layout: raw|16x16
+    -> out: dtype[M, D]
+    """,
+    sizes="M D I E K R N",
+    positive="E D I",
+    table="M+ D I E K",
+    kernels=(HipFp8(), TritonFp8(), Torch()),
+    max_bytes=None,
+    shapes={
+        # DeepSeek-V3 of TP8, whole, and Qwen3-235B-A22B
+        "models": grid("D I E K", [(7168, 256, 256, 8), (7168, 2048, 256, 8), (4096, 1536, 128, 8)],
+                       M=(1, 16, 64, 2048)),
+    },
+    hints={
+        "x": "convert it first",
+        "w1": "quantise it with scales of 128 x 128",
+        "w2": "quantise it with scales of 128 x 128",
+        "w1_scale": "pass fp32, one for each block of 128 x 128",
+        "w2_scale": "pass fp32, one for each block of 128 x 128",
+        "topk_weights": "convert them with .float()",
+        "topk_ids": "convert them with .to(torch.int32)",
+    },
+)  # fmt: skip
+
+
+def call(
+    x: Tensor, w1: Any, w2: Any, w1_scale: Any, w2_scale: Any, choice: tuple[Any, ...],
+    num_shared: int, how: tuple[bool, bool], out: Tensor | None, config: Any,
+) -> Tensor:  # fmt: skip
+    """fused_moe's quant="fp8_blockscale"."""
+    (w1, layout), (w2, layout_2) = unwrap(w1), unwrap(w2)
+    if layout != layout_2:
+        OP.fail("w2", f"{layout} as w1 is", layout_2, "shuffle both or neither")
+    dtype = x.dtype if isinstance(x, Tensor) else torch.bfloat16
+    dtype = dtype if dtype in (torch.bfloat16, torch.float16) else torch.bfloat16  # x is refused
+    experts = w2.shape[0] if isinstance(w2, Tensor) and w2.dim() else 0
+    routed = experts - check_int(OP.name, "num_shared", num_shared, 0, experts)
+    run: Callable[..., Tensor] = OP.traced if is_dynamo_compiling() else OP.call
+    return run(x, w1, w2, w1_scale, w2_scale, *choice, routed, *how, dtype, layout, out, config)
+
+
+def _reference(x: Tensor, w1: Tensor, w2: Tensor, *rest: Any) -> Tensor:
+    *scales, p, ids, router, top_k, routed, renormalize, round_scores, dtype, layout = rest
+    if router is not None:
+        p, ids = moe_router_ref(x, router, top_k, renormalize, round_scores)
+    if layout != "raw":
+        w1, w2 = unshuffle_weight(w1), unshuffle_weight(w2)
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    run_torch(out, x, w1, w2, scales, (p, ids), w1.shape[0] - routed)
+    return out
+
+
+OP.reference = _reference

@@ -1,0 +1,155 @@
+"""fused_moe with FP8 weights by HIP: five launches, no sort, no copy to the host.
+
+lists     tokens of each expert, by the router or by ids   csrc/moe_router.hip, moe_lists.hip
+quantise  each token once                                  csrc/quant_fp8_blockscale.hip
+experts   gate, up and SiLU, quantised again               csrc/moe_experts_fp8.hip
+experts   down of them                                     csrc/moe_experts_fp8.hip
+add       each token's rows, in a fixed order              csrc/moe_add.hip
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rfops.dispatch.guards import MAX_BYTES, check_config_ints
+from rfops.dispatch.heuristic import ceil
+from rfops.dispatch.kernel import Call, Run, RunOf
+from rfops.jit import compile_ops, u32
+from rfops.jit.arch import ROWS, WAVE
+from rfops.quantization.fp8_blockscale import (
+    BLOCK,
+    BLOCKS_AT_ONCE,
+    fp8_of,
+    quant_fp8_blockscale_kernel,
+)
+from rfops.quantization.fp8_blockscale import THREADS as QUANT_THREADS
+
+from .fused_moe_hip import IN_TYPES, THREADS, XCDS, HipMoe, Launches, bind
+
+COLUMNS = 256  # rows of weights of a tile
+
+
+@dataclass(frozen=True)
+class FusedMoeFp8HipConfig:
+    """A variant of csrc/moe_experts_fp8.hip."""
+
+    rows: int  # of a tile
+
+    def __post_init__(self) -> None:
+        check_config_ints(self)
+        if self.rows not in (64, 128):
+            raise ValueError(f"{self}: rows are 64 or 128")
+
+
+def _defines(
+    rows: int, dtype: torch.dtype, stage: int, experts: int, is_shuffled: bool
+) -> dict[str, Any]:
+    return {
+        "IN": IN_TYPES[dtype],
+        "STAGE": stage,
+        "ROWS": rows,
+        "EACH": ceil(experts, WAVE),
+        "SHUFFLED": int(is_shuffled),
+    }
+
+
+@compile_ops(
+    "moe_experts_fp8",
+    kernel="moe_experts_fp8",
+    variants=lambda _arch: [_defines(64, torch.bfloat16, s, 256, False) for s in (1, 2)],
+)
+def moe_experts_fp8_kernel(
+    out: Tensor,
+    out_scale: Tensor | None,
+    x: Tensor,
+    x_scale: Tensor,
+    weights: Tensor,
+    scales: Tensor,
+    lists: Tensor,
+    counts: Tensor,
+    offsets: Tensor,
+    m: u32,
+    routed: u32,
+    experts: u32,
+    n: u32,
+    k: u32,
+    groups: u32,
+) -> None:
+    """csrc/moe_experts_fp8.hip: the shapes stand there."""
+
+
+class HipFp8(HipMoe):
+    name = "hip"
+    module = "moe_experts_fp8"
+    more_modules = ("moe_lists", "moe_add", "quant_fp8_blockscale")  # and the router's
+    Config = FusedMoeFp8HipConfig
+
+    def __init__(self) -> None:
+        super().__init__(is_table=False)
+
+    def refuses(self, c: Call) -> str | None:
+        if c.w1_dtype != fp8_of(c.arch):
+            return f"{c.arch} multiplies {fp8_of(c.arch)}, not {c.w1_dtype}"
+        if 2 * c.I * c.D >= MAX_BYTES:
+            return "an expert's weights are beyond signed 32-bit offsets (2 GiB)"
+        return super().refuses(c)
+
+    def default(self, c: Call) -> FusedMoeFp8HipConfig:
+        """The lower tiles where experts have about as many rows."""
+        rows = c.M * c.K / max(c.R, 1)
+        return FusedMoeFp8HipConfig(64 if rows <= 48 else 128)
+
+    def candidates(self, c: Call) -> list[FusedMoeFp8HipConfig]:
+        return [FusedMoeFp8HipConfig(rows) for rows in (64, 128)]
+
+    def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
+        return _defines(config.rows, c.x_dtype, 1, c.E, c.w_layout != "raw")
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        return lambda *sizes: Fp8Launches(
+            c.with_sizes(**dict(zip(c.sizes, sizes, strict=True))), config
+        )
+
+
+class Fp8Launches(Launches):
+    def __init__(self, c: Call, config: FusedMoeFp8HipConfig) -> None:
+        self.config = config
+        super().__init__(c)
+        launch = bind(c, quant_fp8_blockscale_kernel, {"ROWS": 1, "IN": IN_TYPES[c.x_dtype]},
+                      QUANT_THREADS, 3)  # fmt: skip
+        blocks = c.D // BLOCK
+        groups = ceil(c.M * blocks, BLOCKS_AT_ONCE)
+        self.quantise = launch((groups, 1, 1), (c.M, c.D, blocks, 1))
+
+    def experts(self, stage: int, n: int, k: int) -> Run:
+        c, rows = self.c, self.config.rows
+        defines = _defines(rows, c.x_dtype, stage, c.E, c.w_layout != "raw")
+        launch = bind(c, moe_experts_fp8_kernel, defines, THREADS, 9)
+        tiles = self.row_tiles(rows) * ceil(n, COLUMNS // 2 if stage == 1 else COLUMNS)
+        groups = min(ROWS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
+        run: Run = launch((groups, 1, 1), (c.M, c.R, c.E, n, k, groups))
+        return run
+
+    def multiply(self, y: Tensor, x: Tensor, weights: Any, lists: Any) -> None:
+        w1, w2, w1_scale, w2_scale = weights
+        h, h_scale = self.make_h(x, w1, w1_scale, lists)
+        self.down(y, None, h, h_scale, w2, w2_scale, *lists)
+
+    def make_h(self, x: Tensor, w1: Tensor, w1_scale: Tensor, lists: Any) -> tuple[Tensor, Tensor]:
+        c = self.c
+
+        def pair(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+            payload = torch.empty((rows, columns), dtype=c.w1_dtype, device=x.device)
+            shape = rows, columns // BLOCK
+            return payload, torch.empty(shape, dtype=torch.float32, device=x.device)
+
+        x_q, x_scale = pair(c.M, c.D)
+        self.quantise(x_q, x_scale, x)
+        h, h_scale = pair(self.rows, c.I)
+        self.gate_up(h, h_scale, x_q, x_scale, w1, w1_scale, *lists)
+        return h, h_scale
