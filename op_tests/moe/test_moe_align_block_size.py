@@ -63,6 +63,36 @@ def check(device: torch.device, ids: torch.Tensor, *args: Any, **options: Any) -
     assert_same(by_torch, expected)
 
 
+TRITON = {
+    "decode": (random_ids(24, 8, outside=2), 16, 8, {}),
+    "many": (random_ids(3000, 129, torch.int64, outside=40), 5, 129, {"pad_sorted_ids": True}),
+    "one": (random_ids(70, 1), 1, 1, {}),
+    "no rows": (random_ids(0, 8), 16, 8, {}),
+    "a map": (random_ids(1100, 8), 16, 8, {"expert_map": half_local(8)}),
+    "local": (
+        random_ids(1100, 8, outside=1), 16, 8,
+        {"expert_map": half_local(8), "ignore_invalid_experts": True},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TRITON)
+def test_triton(case: str, gfx950: torch.device) -> None:
+    """The same to the bit, in memory that is its results' alone."""
+    ids, block, experts, options = TRITON[case]
+    wanted = moe_align_block_size_ref(ids, block, experts, **options)
+    memory = [torch.full((len(t) + 256,), -7, dtype=torch.int32) for t in wanted]
+    made = [m[128:-128] for m in memory]
+    flags = {name: value for name, value in options.items() if name != "expert_map"}
+    c = OP.call_of(rows=ids.numel(), E=experts, block_size=block, topk_ids_dtype=ids.dtype, **flags)
+    run = OP.prepare("triton", c)
+    with rfops.vgpu.check() as checked:
+        run(op_module.Aligned(*made), ids, options.get("expert_map"))
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+    assert_same(tuple(made), wanted)
+    assert all((m[:128] == -7).all() and (m[-128:] == -7).all() for m in memory)
+
+
 def test_example_of_the_module() -> None:
     got = moe_align_block_size(torch.tensor([[2, 0], [0, 2]], dtype=torch.int32), 2, 3)
     assert [t.tolist() for t in got] == [[1, 2, 0, 3, 4, 4, 4], [0, 2, 0, 0], [4]]

@@ -3,7 +3,8 @@
     topk_ids [[2, 0], [0, 2]], block_size 2, num_experts 3
     sorted_token_ids 1 2 | 0 3 | 4 ...    expert_ids 0 2 0 ...    num_tokens_post_padded 4
 
-Two kernels: HIP on AMD GPUs and on the virtual GPU, plain torch elsewhere; neither synchronises.
+HIP on AMD GPUs and on the virtual GPU, Triton on others (align_triton.py), else plain torch; none
+synchronises.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from rfops.dispatch.problem import Draw, grid
 from rfops.dispatch.workspace import Workspace
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import ROWS, WAVE
+
+from .align_triton import TritonAlign
 
 LDS_WORDS = ROWS["gfx942"].lds_bytes // 4 - 1  # the least; one word more is the kernel's own
 MAX_WAVES = 16
@@ -145,7 +148,7 @@ OP = _MoeAlign(
     -> num_tokens_post_padded: i32[1] new
     """,
     sizes="rows E",
-    kernels=(Align(), Torch()),
+    kernels=(Align(), TritonAlign(), Torch()),
     usual={"block_size": 16},
     shapes={
         "decode": grid("E", [(e,) for e in (8, 32, 128, 256)], rows=(8, 64, 512)),
