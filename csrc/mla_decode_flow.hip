@@ -17,7 +17,7 @@
 #include "rfops/split_schedule.h"
 
 #if !defined(RFOPS_KV_FP8) || !defined(RFOPS_Q_FP8) || !defined(RFOPS_LEAST) || \
-    !defined(RFOPS_PAGED)
+    !defined(RFOPS_PAGED) || !defined(RFOPS_ROPE)
 #error "mla_decode_flow needs the RFOPS_ constants below"
 #endif
 
@@ -28,14 +28,15 @@ using namespace rfops;
 constexpr bool kFp8 = RFOPS_KV_FP8;
 constexpr bool kQueryFp8 = RFOPS_Q_FP8;
 constexpr bool kPaged = RFOPS_PAGED;  // pages of more than one token
+constexpr bool kRope = RFOPS_ROPE;    // keys are turned by their place in the sequence
 constexpr u32 kLeast = RFOPS_LEAST;   // tokens of a worker at least
 
 using Row = MlaRow<kFp8>;
 #if defined(__gfx950__)
-using Tiles = DirectTiles<kFp8, kPaged>;
+using Tiles = DirectTiles<kFp8, kPaged, kRope>;
 constexpr u32 kSlicesAtOnce = 4;
 #else
-using Tiles = StagedTiles<kFp8, kPaged>;
+using Tiles = StagedTiles<kFp8, kPaged, kRope>;
 constexpr u32 kSlicesAtOnce = 2;
 #endif
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
@@ -246,6 +247,7 @@ extern "C" __global__ void
                     f32* __restrict__ lse,               // [batch * columns], or null
                     f32* __restrict__ parts,             // MlaTarget
                     u32* __restrict__ counts,            // likewise
+                    const bf16* __restrict__ angles,  // [positions, 64]: cos, sin; with kRope
                     f32 sm_scale, u32 columns, u32 heads, u32 unseen) {
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
@@ -277,7 +279,8 @@ extern "C" __global__ void
                          lane_value(end, at), lane_value(chunk.length, at)};
       const u64 row = u64{part.sequence} * columns;
       const u64 list = width != 0 ? u64{part.sequence} * width : lane_value(chunk.entry, at);
-      const MlaTokens<kPaged> tokens = {kv, kv_indices + list, part.end, page_shift};
+      const MlaTokens<kPaged> tokens = {kv, kv_indices + list, part.end, page_shift,
+                                        angles};
       Own own = {kLowest, 0.0f, {}};
       take_part(own, lds, args, tokens, part, row + column,
                 static_cast<i32>(part.length) - static_cast<i32>(unseen_here));

@@ -22,7 +22,6 @@ using i64 = long long;
 using Id = RFOPS_ID;  // of topk_ids: i32 or i64
 constexpr u32 kTopK = RFOPS_TOP_K;
 constexpr u32 kThreads = 256;
-constexpr u32 kNone = ~0u;
 
 __shared__ ListRoom<kThreads> room;
 
@@ -34,25 +33,5 @@ moe_lists(u32* __restrict__ counts,         // [E]
           u32* __restrict__ slots,          // [M, kTopK]
           const Id* __restrict__ topk_ids,  // [M, kTopK]
           u32 m, u32 experts) {
-  const u32 token = group_x() * kThreads + thread_in_group();
-  room.clear(experts);
-  u32 expert[kTopK], place[kTopK];
-#pragma unroll
-  for (u32 j = 0; j < kTopK; ++j) {
-    const Id id = token < m ? topk_ids[u64{token} * kTopK + j] : Id{-1};
-    expert[j] = id >= 0 && id < static_cast<Id>(experts) ? static_cast<u32>(id) : kNone;
-    place[j] = kNone;
-#pragma unroll
-    for (u32 i = 0; i < j; ++i) place[j] = expert[i] == expert[j] ? place[i] : place[j];
-    if (expert[j] != kNone && place[j] == kNone) place[j] = room.place(expert[j]);
-  }
-  room.claim(counts, experts);
-  if (token >= m) return;
-#pragma unroll
-  for (u32 j = 0; j < kTopK; ++j) {
-    const bool is_there = expert[j] != kNone;
-    const u32 slot = is_there ? room.slot(expert[j], place[j]) : kNone;
-    if (is_there) rows[u64{expert[j]} * m + slot] = token;  // the same again, named twice
-    slots[u64{token} * kTopK + j] = slot;
-  }
+  make_lists<kTopK>(room, counts, rows, slots, topk_ids, m, experts);
 }

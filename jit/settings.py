@@ -52,6 +52,7 @@ SETTINGS = (
     Setting("RFOPS_RECORD_UNTUNED", "path", "", "CSV file that collects untuned shapes"),
     Setting("RFOPS_LOCK_TIMEOUT", "seconds", "600", "longest wait for another process's build"),
     Setting("RFOPS_JOBS", "int", "0", "compilers at once; 0: one a core and GiB of free memory"),
+    Setting("RFOPS_PLUGIN", "text", "", "what vLLM and SGLang get: off, or mla,moe,topk,fp8,mxfp4"),
     Setting("RFOPS_LAUNCHER", "auto|ctypes", "auto", "ctypes: launch without the native launcher"),
     Setting("RFOPS_LOG", "debug|dispatch|info|warning", "info", "what is printed on stderr"),
 )

@@ -59,6 +59,7 @@ from rfops.moe.moe_dropins import (
     grouped_topk,
     moe_align_block_size,
     moe_sorting,
+    topk_gating,
     topk_softmax,
 )
 from rfops.quantization.mxfp8 import BLOCK, FP8, SCALE_DTYPES
@@ -92,6 +93,7 @@ __all__ = [
     "moe_align_block_size",
     "moe_sorting",
     "mxfp8_gemv",
+    "topk_gating",
     "topk_softmax",
 ]
 

@@ -3,13 +3,14 @@ loads; afterwards a launch fills an argument buffer and calls HIP."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -270,6 +271,10 @@ class CompiledOp:
 
         Raises UnsupportedArch, ToolchainNotFound, BuildError, BindError, HipError, ConfigError.
         """
+        instead = getattr(_instead, "make", None)
+        if instead is not None:
+            made: BoundKernel = instead(self, defines or {})
+            return made
         if arch is None:
             device = hip.indexed(torch.device(device))
             arch = hip.device_arch(device)
@@ -292,6 +297,20 @@ class CompiledOp:
 
     def __call__(self, *args: object, **kwargs: object) -> None:
         raise TypeError(f"{self.kernel} is a kernel: use .bind(device, defines).launch(...)")
+
+
+_instead = threading.local()
+
+
+@contextlib.contextmanager
+def bound_by(make: Callable[[CompiledOp, Defines], Any]) -> Iterator[None]:
+    """Inside the block `bind` of this thread builds and loads nothing: it returns
+    make(op, defines), which records what is launched. Nothing of it is kept."""
+    _instead.make = make
+    try:
+        yield
+    finally:
+        _instead.make = None
 
 
 _registered: list[CompiledOp] = []

@@ -11,6 +11,7 @@ import torch
 
 from rfops.challenge import MODULES, problem
 from rfops.challenge.evaluate import Limits, Verdict, evaluate
+from rfops.challenge.folder import problem_of
 from rfops.challenge.problem import Problem, case_of, error_of, spec_of
 from rfops.vgpu.program import environment
 from support.command import COMMAND, rfops
@@ -301,6 +302,71 @@ def test_refusals(tmp_path: Path) -> None:
     assert rfops("eval", "fp8-mm", "--submission", str(file), "--case", "m: 3").returncode == 113
     assert "no such file" in rfops("eval", "fp8-mm", "--submission", "/none.py").stderr
     assert "expected one of amd-fp8-mm" in rfops("eval", "x", "--submission", str(file)).stderr
+
+
+# ---------------------------------------------------------------- a folder's own problem
+
+REFERENCE = """
+import torch
+from task import input_t
+from utils import close
+
+def generate_input(size: int, seed: int) -> input_t:
+    gen = torch.Generator(device="cuda")
+    gen.manual_seed(seed)
+    return torch.rand(size, device="cuda", generator=gen)
+
+def ref_kernel(data):
+    return 2 * data
+
+def check_implementation(data, output):
+    return {result}
+"""
+TASK = """
+files:
+  - {"name": "submission.py", "source": "@SUBMISSION@"}
+  - {"name": "utils.py", "source": "../common.py"}
+tests:
+  - {"size": 7, "seed": 3}  # odd
+  - {size: 64, seed: 4}
+benchmarks:
+  - {"size": 128, "seed": 5}
+"""
+
+
+@pytest.mark.parametrize("result", ["close(2 * data, output)", "(close(2 * data, output) == '', )"])
+def test_a_folder_of_its_own(tmp_path: Path, result: str) -> None:
+    """As people who set problems write them, with a module beside the folder."""
+    folder = tmp_path / "double"
+    folder.mkdir()
+    close = "def close(a, b):\n    return '' if a.allclose(b) else 'far off'\n"
+    (tmp_path / "common.py").write_text(close, encoding="utf-8")
+    (folder / "task.yml").write_text(TASK, encoding="utf-8")
+    (folder / "task.py").write_text("input_t = object\n", encoding="utf-8")
+    (folder / "reference.py").write_text(REFERENCE.replace("{result}", result), encoding="utf-8")
+    file = tmp_path / "entry.py"
+    code = "from task import input_t\nimport reference\ndef custom_kernel(data):\n    return "
+    file.write_text(code + "data + (data if len(data) == 7 else 0)\n", encoding="utf-8")
+    done = rfops("eval", str(folder), "--submission", str(file), "--arch", "gfx942")
+    assert done.returncode == 112, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if "seed" in line]
+    assert lines[0].startswith("pass  size: 7; seed: 3") and lines[1].startswith("FAIL  size: 64")
+    assert "1 of 2 cases pass its own check; there is no strict one" in done.stdout
+    assert ("far off" in done.stdout) == (result[0] == "c")
+
+
+def test_what_is_no_folder_of_a_problem(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a folder with a task\.yml"):
+        problem_of(tmp_path, "gfx942")
+    (tmp_path / "task.yml").write_text("tests:\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="expected tests:, a row"):
+        problem_of(tmp_path, "gfx942")
+    (tmp_path / "task.yml").write_text("tests:\n  - {size: 1 2}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"\{size: 1 2\}: Expecting"):
+        problem_of(tmp_path, "gfx942")
+    (tmp_path / "task.yml").write_text("tests:\n  - {size: 1}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"a reference\.py with generate_input"):
+        problem_of(tmp_path, "gfx942")
 
 
 def test_a_shrunk_layer_has_fewer_heads() -> None:

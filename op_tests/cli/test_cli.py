@@ -376,7 +376,7 @@ def test_help(arguments: tuple[str, ...], shown: tuple[str, ...]) -> None:
 
 WITHOUT_TORCH = """
 import sys
-from rfops_command import main
+from rfops.cli import main
 try:
     code = main()
 except SystemExit as stop:

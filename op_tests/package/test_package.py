@@ -3,6 +3,7 @@ written, and that the documents say what the machines do."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import rfops
+from rfops import later
 from rfops.jit import paths
 from rfops.jit.build.spec import load_config
 from support import ROOT
@@ -53,14 +55,13 @@ def test_wheel_has_every_source(wheel: Path) -> None:
             for file in (ROOT / part).glob(pattern):
                 assert f"rfops/{part}/{file.relative_to(ROOT / part)}" in names
     python = {str(file.relative_to(ROOT)) for file in (ROOT / "rfops").rglob("*.py")}
-    python ^= {"rfops/rfops_command.py", "rfops_command.py"}  # beside the package, not in it
     assert python <= names
     assert {"rfops/py.typed", f"rfops-{rfops.__version__}.dist-info/licenses/LICENSE"} <= names
 
 
 def test_wheel_has_nothing_else(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert tops == {"rfops", "rfops_command.py", f"rfops-{rfops.__version__}.dist-info"}
+    assert tops == {"rfops", f"rfops-{rfops.__version__}.dist-info"}
     endings = {Path(n).suffix for n in zipfile.ZipFile(wheel).namelist() if "dist-info" not in n}
     assert endings <= {".py", ".json", ".hip", ".h", ".cpp", ".md", ".csv", ".typed"}
 
@@ -216,3 +217,56 @@ def test_public_names_are_there() -> None:
     for name in rfops.__all__:
         assert getattr(rfops, name) is not None
     assert callable(rfops.gemm_mxfp8) and callable(rfops.quant_mxfp8), "a module hides its op"
+
+
+def test_names_are_those_that_types_know() -> None:
+    """Once for type checkers, once for Python, which imports them when they are asked for."""
+    tree = ast.parse((ROOT / "rfops" / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = [n for n in tree.body if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n)]
+    typed = {
+        (node.module, alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    known = {(f"rfops.{m}", name) for m, names in later.MODULES.items() for name in names.split()}
+    assert typed == known | {("rfops", "vgpu")}
+    assert {name for _, name in typed} <= set(rfops.__all__) == set(rfops.__all__) & set(dir(rfops))
+
+
+def test_ops_are_imported_when_they_are_asked_for(tmp_path: Path) -> None:
+    code = (
+        "import sys, rfops\n"
+        "print('torch' in sys.modules)\n"
+        "import torch\n"
+        "print('rfops.dispatch' in sys.modules, torch.__loader__ is torch.__spec__.loader)\n"
+        "rfops.gemm_mxfp8\n"
+        "print('rfops.gemm.mxfp8' in sys.modules, 'rfops.moe' in sys.modules)\n"
+        "print(torch.ops.rfops.gemm_mxfp8.default.name(), 'rfops.moe' in sys.modules)\n"
+        "print(torch.ops.rfops.topk_softmax.default.name(), hasattr(torch.ops.rfops, 'nothing'))\n"
+        "print(hasattr(rfops, 'nothing'), type(torch.ops.rfops).__module__)\n"
+    )
+    assert run_python(code, str(tmp_path)).splitlines() == [
+        "False",
+        "False True",
+        "True False",
+        "rfops::gemm_mxfp8 False",
+        "rfops::topk_softmax False",
+        "False torch._ops",
+    ]
+
+
+def test_a_module_that_waits_for_another_sees_it_once(tmp_path: Path) -> None:
+    (tmp_path / "later_a.py").write_text("value = 1\n")
+    code = (
+        "import sys\n"
+        "from rfops.later import when_imported\n"
+        "seen = []\n"
+        "for _ in range(2): when_imported('later_a', lambda m: seen.append(m.value))\n"
+        "when_imported('json.decoder', seen.append)\n"
+        "import later_a, json, importlib\n"
+        "importlib.reload(later_a)\n"
+        "when_imported('later_a', lambda m: seen.append(m.value + 1))\n"
+        "print(seen[0].__name__ if 'json' in sys.modules and len(seen) > 3 else '', seen[-3:])\n"
+    )
+    assert run_python(code, str(tmp_path)).strip() == "json.decoder [1, 1, 2]"

@@ -81,7 +81,7 @@ def test_the_command_takes_its_file(example: ModuleType, tmp_path: Path) -> None
         ("--ops config.json ls", folder, 1, "--ops config.json: expected a file of Python"),
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "rfops_command", *given.split()], cwd=at, check=False,
+            [sys.executable, "-m", "rfops.cli", *given.split()], cwd=at, check=False,
             capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == status and said in done.stdout + done.stderr, done

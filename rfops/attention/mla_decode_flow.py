@@ -44,8 +44,10 @@ class FlowConfig:
             raise ValueError(f"{self}: least is 32 or more")
 
 
-def _defines(kv: torch.dtype, q: torch.dtype, least: int, page: int = 1) -> dict[str, int]:
-    flags = {"KV_FP8": kv != _BF16, "Q_FP8": q != _BF16, "PAGED": page > 1}
+def _defines(
+    kv: torch.dtype, q: torch.dtype, least: int, page: int = 1, rope: bool = False
+) -> dict[str, int]:
+    flags = {"KV_FP8": kv != _BF16, "Q_FP8": q != _BF16, "PAGED": page > 1, "ROPE": rope}
     return {**{name: int(flag) for name, flag in flags.items()}, "LEAST": least}
 
 
@@ -70,6 +72,7 @@ def mla_decode_flow(
     lse: torch.Tensor | None,
     parts: torch.Tensor,
     counts: torch.Tensor,
+    angles: torch.Tensor,
     sm_scale: f32,
     columns: u32,
     heads: u32,
@@ -80,6 +83,7 @@ def mla_decode_flow(
 
 class Flow(Kernel):
     name, module = "flow", "mla_decode_flow"
+    turns = True  # keys by their places, where the call has `angles`: mla_layer_decode's
     Config = FlowConfig
     error = 2.0**-8  # P in bf16
 
@@ -92,6 +96,8 @@ class Flow(Kernel):
                 return f"{c.arch} has {fp8_of(c.arch)}, {name} is {dtype}"
         if c.page < 1 or c.page & (c.page - 1):
             return f"pages of {c.page} tokens, not a power of two"
+        if c.has("angles") and c.kv_dtype != _BF16:
+            return "keys of FP8 are not turned"
         if c.P * c.page >= 2**32:
             return f"{c.P * c.page} rows of kv, 2^32 or more"
         return None
@@ -111,13 +117,13 @@ class Flow(Kernel):
         return [first, *others]
 
     def defines(self, c: Call, config: FlowConfig) -> Mapping[str, Any]:
-        return _defines(c.kv_dtype, c.q_dtype, config.least, c.page)
+        return _defines(c.kv_dtype, c.q_dtype, config.least, c.page, c.has("angles"))
 
     def variant(self, c: Call, config: FlowConfig) -> RunOf:
         bound = mla_decode_flow.bind(c.device, self.defines(c, config), c.arch)
         is_table = c.tensors["kv_indices"].dim() == 2
-        # Of out, the inputs in their order, parts and counts.
-        order = (3, 5, 4, 1, 2, 6, 7, 0, 8, 9, 10)
+        # Of out, the inputs in their order, angles if any, parts and counts.
+        order = (3, 5, 4, 1, 2, 6, 7, 0, 8, *((10, 11, 9) if c.has("angles") else (9, 10, 0)))
         launch = bound.prepare((256, 1, 1), order)
 
         def run_of(

@@ -46,6 +46,7 @@ class MlaTritonConfig:
 
 class TritonMla(Kernel):
     name = "triton"
+    turns = True  # as flow's
     Config = MlaTritonConfig
     error = 2.0**-8  # P in bf16
 
@@ -59,6 +60,8 @@ class TritonMla(Kernel):
             dtype = getattr(c, f"{name}_dtype")
             if dtype not in (_BF16, fp8_of(c.arch)):
                 return f"{c.arch} has {fp8_of(c.arch)}, {name} is {dtype}"
+        if c.has("angles") and c.kv_dtype != _BF16:
+            return "keys of FP8 are not turned"
         return None
 
     def default(self, c: Call) -> MlaTritonConfig:
@@ -113,14 +116,13 @@ class TritonMla(Kernel):
                 kv_scale: torch.Tensor | None,
                 q_scale: torch.Tensor | None,
                 lse: torch.Tensor | None,
+                angles: torch.Tensor | None = None,
             ) -> None:
                 sums, totals = scratch() if splits > 1 else (None, None)
                 lists = kv_indptr, kv_indices, kv_lens
-                part(
-                    grid,
-                    (out, lse, sums, totals, _bytes(q), _bytes(kv), *lists, kv_scale, q_scale),
-                    numbers,
-                )
+                scales = kv_scale, q_scale
+                of_q = out, lse, sums, totals, _bytes(q)
+                part(grid, (*of_q, _bytes(kv), *lists, *scales, angles), numbers)
                 if splits > 1:
                     add((rows * heads, 1, 1), (out, lse, sums, totals, kv_scale), (splits,))
 

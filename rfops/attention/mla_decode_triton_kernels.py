@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 V = tl.constexpr(512)
-ROPE = tl.constexpr(64)
+HALF = tl.constexpr(32)  # of the 64 elements that RoPE turns
 KEY = tl.constexpr(576)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -32,8 +32,20 @@ def _wide(payload, FP8: tl.constexpr, FNUZ: tl.constexpr):
 
 
 @triton.jit
+def turned(low, high, cos, sin):
+    """RoPE of bf16 as torch rounds it: each product and the sum."""
+    low, high = low.to(tl.float32), high.to(tl.float32)
+    cos, sin = cos.to(tl.float32), sin.to(tl.float32)
+    made_low = (low * cos).to(tl.bfloat16).to(tl.float32)
+    made_low -= (high * sin).to(tl.bfloat16).to(tl.float32)
+    made_high = (high * cos).to(tl.bfloat16).to(tl.float32)
+    made_high += (low * sin).to(tl.bfloat16).to(tl.float32)
+    return made_low.to(tl.bfloat16), made_high.to(tl.bfloat16)
+
+
+@triton.jit
 def part(
-    out, lse, sums, totals, q, kv, kv_indptr, kv_indices, kv_lens, kv_scale, q_scale,
+    out, lse, sums, totals, q, kv, kv_indptr, kv_indices, kv_lens, kv_scale, q_scale, angles,
     columns, heads, unseen, page, width, splits,
     SM_SCALE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     KV_FP8: tl.constexpr, Q_FP8: tl.constexpr, FNUZ: tl.constexpr,
@@ -62,11 +74,13 @@ def part(
     first, end = split * per_split * BLOCK_N, tl.minimum((split + 1) * per_split * BLOCK_N, length)
     seen = tl.minimum(end, length - tl.maximum(unseen - column // heads, 0))  # by each column
 
-    v, rope = tl.arange(0, V), V + tl.arange(0, ROPE)
+    v, low, high = tl.arange(0, V), V + tl.arange(0, HALF), V + HALF + tl.arange(0, HALF)
     q_row = (b * columns + column) * KEY
     q_v = _wide(tl.load(q + q_row[:, None] + v[None, :], mask=is_column[:, None], other=0),
                 Q_FP8, FNUZ)  # fmt: skip
-    q_rope = _wide(tl.load(q + q_row[:, None] + rope[None, :], mask=is_column[:, None], other=0),
+    q_low = _wide(tl.load(q + q_row[:, None] + low[None, :], mask=is_column[:, None], other=0),
+                  Q_FP8, FNUZ)  # fmt: skip
+    q_high = _wide(tl.load(q + q_row[:, None] + high[None, :], mask=is_column[:, None], other=0),
                    Q_FP8, FNUZ)  # fmt: skip
     acc = tl.zeros((BLOCK_M, V), tl.float32)
     most = tl.full((BLOCK_M,), -1e30, tl.float32)
@@ -78,10 +92,18 @@ def part(
         row = (row + token % page) * KEY
         k_v = _wide(tl.load(kv + row[:, None] + v[None, :], mask=there[:, None], other=0),
                     KV_FP8, FNUZ)  # fmt: skip
-        k_rope = _wide(tl.load(kv + row[:, None] + rope[None, :], mask=there[:, None], other=0),
+        k_low = _wide(tl.load(kv + row[:, None] + low[None, :], mask=there[:, None], other=0),
+                      KV_FP8, FNUZ)  # fmt: skip
+        k_high = _wide(tl.load(kv + row[:, None] + high[None, :], mask=there[:, None], other=0),
                        KV_FP8, FNUZ)  # fmt: skip
+        if angles is not None:
+            at_angle = angles + token[:, None] * (2 * HALF) + tl.arange(0, HALF)[None, :]
+            cos = tl.load(at_angle, mask=there[:, None], other=0)
+            sin = tl.load(at_angle + HALF, mask=there[:, None], other=0)
+            k_low, k_high = turned(k_low, k_high, cos, sin)
         score = tl.dot(q_v, tl.trans(k_v))
-        score = tl.dot(q_rope, tl.trans(k_rope), score) * scale
+        score = tl.dot(q_low, tl.trans(k_low), score)
+        score = tl.dot(q_high, tl.trans(k_high), score) * scale
         score = tl.where(token[None, :] < seen[:, None], score, -float("inf"))
         new = tl.maximum(most, tl.max(score, 1))
         p = tl.exp2(score - new[:, None])

@@ -6,6 +6,7 @@ The parent judges: nothing that an entry changes here makes a wrong result right
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import sys
@@ -17,13 +18,20 @@ from typing import Any
 
 import torch
 
-from rfops.challenge import problem
+from rfops.challenge import inline, problem
+from rfops.challenge.folder import HARNESS, problem_of
 from rfops.challenge.problem import Problem, _tensors
+from rfops.jit import settings
 
 
 def main(job: Path, replies: int) -> None:
     given = json.loads(job.read_text(encoding="utf-8"))
-    found = problem(given["problem"])
+    root = given["root"]
+    if root is None:
+        found = problem(given["problem"])
+        _put_harness(found)
+    else:
+        found = problem_of(Path(root), settings.text("RFOPS_VGPU_ARCH"))
     channel = os.fdopen(replies, "w", encoding="utf-8")
     os.set_inheritable(replies, False)
 
@@ -33,7 +41,7 @@ def main(job: Path, replies: int) -> None:
 
     start = time.monotonic()
     try:
-        kernel = _entry(Path(given["submission"]), found)
+        kernel = _entry(Path(given["submission"]))
     except BaseException as error:  # SystemExit too: an entry may call exit()
         reply(step="import", error=_said(error))
         return
@@ -43,21 +51,40 @@ def main(job: Path, replies: int) -> None:
     reply(step="done")
 
 
-def _entry(file: Path, of: Problem) -> Any:
-    """The entry's custom_kernel, with the harness's modules beside it."""
-    for name in ("task", "utils", "reference"):
+def _put_harness(of: Problem) -> None:
+    """The harness's modules, for an entry to import."""
+    for name in HARNESS:
         module = types.ModuleType(name)
         vars(module).update(_harness(of))
         sys.modules[name] = module
+
+
+def _entry(file: Path) -> Any:
+    """The entry's custom_kernel."""
+    inline.activate()
     sys.path.insert(0, str(file.parent))
     module = types.ModuleType("submission")
     module.__file__ = str(file)
     sys.modules["submission"] = module
-    code = compile(file.read_text(encoding="utf-8"), str(file), "exec")
-    exec(code, vars(module))
+    text = file.read_text(encoding="utf-8")
+    tree = ast.parse(text, str(file))
+    if "rfops" in _imported(tree):
+        raise ImportError(f"{file.name} imports rfops, which the competition's machine has not")
+    exec(compile(tree, str(file), "exec"), vars(module))
     if not callable(getattr(module, "custom_kernel", None)):
         raise ValueError(f"{file.name}: expected a function custom_kernel(data)")
     return module.__dict__["custom_kernel"]
+
+
+def _imported(tree: ast.AST) -> set[str]:
+    """The packages that it names in its import statements."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+    return found
 
 
 def _harness(of: Problem) -> dict[str, Any]:

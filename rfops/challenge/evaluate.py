@@ -24,6 +24,7 @@ import torch
 from rfops.challenge.problem import Case, Problem, Result, error_of, spec_of
 from rfops.challenge.sandbox import Sandbox
 
+REFUSED_WORD = "stream"  # in any case, comments too
 SEED_STEP = 13  # between the calls of a case, as the harness's leaderboard mode has it
 IMPORT_SECONDS = 600.0  # builds included
 TWICE = "two processes answered: it forked and both went on"
@@ -67,16 +68,18 @@ class Call(msgspec.Struct):
 
 
 def evaluate(of: Problem, submission: Path, cases: list[Case], limits: Limits,
-             env: dict[str, str]) -> Iterator[Verdict]:  # fmt: skip
-    """A verdict a case, as they come. `env`: of the entry's process."""
+             env: dict[str, str], root: Path | None = None) -> Iterator[Verdict]:  # fmt: skip
+    """A verdict a case, as they come. `env`: of the entry's process; `root`: a folder whose own
+    problem it is."""
     calls: list[Call] = []
+    refusal = refused(submission.read_text(encoding="utf-8", errors="replace"))
     for case in cases:
-        verdict = Verdict(spec_of(case))
+        verdict = Verdict(spec_of(case), named=[refusal] if refusal else [])
         probes = range(len(of.probes(case)))
         for probe in (None, *probes):
             calls.append(Call(len(calls), verdict, case, probe))
     with tempfile.TemporaryDirectory(prefix="rfops-eval-") as name:
-        runner = _Runner(of, submission, limits, env, Path(name))
+        runner = _Runner(of, submission, limits, env, Path(name), root)
         for at, call in enumerate(calls):
             if not call.verdict.error:
                 runner.result_of(calls, at)
@@ -85,11 +88,20 @@ def evaluate(of: Problem, submission: Path, cases: list[Case], limits: Limits,
                 yield call.verdict
 
 
+def refused(text: str) -> str:
+    """What the competition's bot refuses a file for, or nothing."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if REFUSED_WORD in line.lower():
+            return f'the bot refuses the file: line {number} has the word "{REFUSED_WORD}"'
+    return ""
+
+
 class _Runner:
     """The entry's process, started when a call needs one, and the judging of its replies."""
 
     def __init__(self, of: Problem, submission: Path, limits: Limits, env: dict[str, str],
-                 folder: Path) -> None:  # fmt: skip
+                 folder: Path, root: Path | None) -> None:  # fmt: skip
+        self.root = None if root is None else str(root.absolute())
         self.of, self.submission, self.limits, self.env = of, submission, limits, env
         self.folder = folder
         self.sandbox: Sandbox | None = None
@@ -101,7 +113,8 @@ class _Runner:
 
     def start(self, calls: list[Call]) -> None:
         job = {
-            "problem": self.of.name, "submission": str(self.submission.absolute()),
+            "problem": self.of.name, "root": self.root,
+            "submission": str(self.submission.absolute()),
             "folder": str(self.folder),
             "calls": [{"at": call.at, "inputs": call.inputs} for call in calls],
         }  # fmt: skip
@@ -203,22 +216,24 @@ class _Runner:
         if call.probe is not None:
             self.judge_probe(call, results[0])
             return
-        expected = []
+        officials = []
         for given, got in zip(call.inputs, results, strict=True):
             data = self.of.generate(given["case"])
-            expected.append(self.of.reference(data))
-            verdict.official = verdict.official or self.of.official(expected[-1], got)
+            expected = self.of.reference(data)
+            fresh = self.of.generate(given["case"]) if self.root else None
+            officials.append(self.of.official(expected, got, fresh))
             verdict.strict = verdict.strict or self.of.strict(data, got)
+        verdict.official = next(filter(None, officials), "")
         if verdict.official:
-            self.name_failure(verdict, expected, results)
+            self.name_failure(verdict, not officials[0], results)
         elif verdict.strict:
             verdict.named.append(f"passes the official check, but by luck: {verdict.strict}")
 
-    def name_failure(self, verdict: Verdict, expected: list[Result], results: list[Any]) -> None:
+    def name_failure(self, verdict: Verdict, is_first_right: bool, results: list[Any]) -> None:
         first, second = (r if isinstance(r, torch.Tensor) else r[0] for r in results)
         if not (first.any() or second.any()):
             verdict.named.append("returns zeros")
-        elif not self.of.official(expected[0], results[0]) and torch.equal(first, second):
+        elif is_first_right and first.shape == second.shape and torch.equal(first, second):
             verdict.named.append("returned the first call's output again: it keeps outputs")
 
     def judge_probe(self, call: Call, got: Any) -> None:

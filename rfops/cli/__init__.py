@@ -1,4 +1,4 @@
-"""The command `rfops`: demo, build, cache, doctor, ls, profile, bench, tune, run, eval,
+"""The command `rfops`: demo, build, cache, doctor, ls, profile, bench, tune, run, eval, submit,
 trace, why and vgpu."""
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rfops.cli import doctor as cli_doctor
 from rfops.cli import evaluate as cli_evaluate
 from rfops.cli import ops as cli_ops
 from rfops.cli import run as cli_run
+from rfops.cli import submit as cli_submit
 from rfops.cli import trace as cli_trace
 from rfops.cli.common import add_op, declared, elsewhere, help_of, load_ops, with_ops
 from rfops.jit import BuildError, settings, vgpu_library, vgpu_library_folder
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_ops.add(commands)
     cli_run.add(commands)
     cli_evaluate.add(commands)
+    cli_submit.add(commands)
     cli_trace.add(commands)
 
     reason = commands.add_parser("why", help="which kernel a call takes, why one is not cached")
@@ -144,7 +146,3 @@ def _ls(_options: argparse.Namespace) -> int:
         cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
         print("  ".join(cells).rstrip())
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

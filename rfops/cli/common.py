@@ -1,4 +1,4 @@
-"""What the parts of the command share; the ops among it: it begins without (rfops_command.py)."""
+"""What the parts of the command share; the ops among it: it begins without."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import rfops
 from rfops.dispatch import tuned_table
 from rfops.jit import paths, settings
 from rfops.jit.arch import ARCHS
+from rfops.later import import_ops
 
 if TYPE_CHECKING:
     from rfops.jit import CompiledOp
 
 
 def with_ops() -> None:
-    """Import all that `import rfops` brings, torch with it."""
-    if vars(rfops).pop("WITHOUT_OPS", False):
+    """Import every op, torch with it."""
+    if "torch" not in sys.modules:
         # Of torch's 170,000 objects none is garbage: looking at them again and again takes a third
         # of a command's time.
         gc.disable()
-        importlib.reload(rfops)
+        importlib.import_module("torch")
         gc.freeze()
         gc.enable()
+    import_ops()
 
 
 def load_ops(file: Path) -> None:

@@ -25,7 +25,11 @@ WRONG, BAD_CASE = 112, 113
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("eval", help="judge an entry to a GPU competition")
     add = parser.add_argument
-    add("problem", help="amd-fp8-mm and so on, or the problem's folder by that name")
+    add(
+        "problem",
+        help="amd-fp8-mm and so on, or a folder in gpu-mode's form: task.yml, reference.py",
+    )
+    add("--arch", choices=("gfx942", "gfx950"), help="of a folder's own problem (RFOPS_VGPU_ARCH)")
     add("--submission", type=Path, required=True, metavar="FILE", help="with custom_kernel(data)")
     add("--mode", choices=("test", "benchmark", "leaderboard"), default="test")
     add("--shrink", action="store_true", help="sizes that simulate in seconds")
@@ -37,14 +41,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from rfops.challenge import problem
     from rfops.challenge.evaluate import Limits, evaluate
     from rfops.vgpu.program import environment
 
     if not options.submission.is_file():
         raise ValueError(f"--submission {options.submission}: there is no such file")
-    given = Path(options.problem)
-    of = problem(given.name if given.is_dir() else options.problem)
+    of, root = _problem(options)
     try:
         cases = _cases(of, options)
     except ValueError as error:
@@ -54,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     verdicts: list[Verdict] = []
     with tempfile.TemporaryDirectory(prefix="rfops-eval-") as folder:
         env = environment(of.arch, Path(folder))
-        for verdict in evaluate(of, options.submission, cases, limits, env):
+        for verdict in evaluate(of, options.submission, cases, limits, env, root):
             verdicts.append(verdict)
             print(_json(verdict) if options.json else _text(verdict), flush=True)
     if "POPCORN_FD" in os.environ:
@@ -62,6 +64,25 @@ def run(options: argparse.Namespace) -> int:
     if not options.json:
         print(_summary(of, verdicts))
     return 0 if all(verdict.passes for verdict in verdicts) else WRONG
+
+
+def _problem(options: argparse.Namespace) -> tuple[Problem, Path | None]:
+    """By its name, also a folder's, or the folder's own, and that folder."""
+    from rfops.challenge import MODULES, problem
+    from rfops.challenge.folder import problem_of
+
+    given = Path(options.problem)
+    if not given.is_dir():
+        return problem(options.problem), None
+    if given.absolute().name in MODULES or f"amd-{given.absolute().name}" in MODULES:
+        return problem(given.absolute().name), None
+    import torch
+
+    from rfops.jit import settings
+    from rfops.vgpu import torch_cuda
+
+    torch_cuda.activate(torch)  # its reference names a GPU
+    return problem_of(given, options.arch or settings.text("RFOPS_VGPU_ARCH")), given
 
 
 def _cases(of: Problem, options: argparse.Namespace) -> list[Case]:
@@ -100,6 +121,8 @@ def _summary(of: Problem, verdicts: list[Verdict]) -> str:
     passed = sum(verdict.passes for verdict in verdicts)
     strict = sum(verdict.passes and not verdict.strict for verdict in verdicts)
     text = f"{passed} of {len(verdicts)} cases pass the official check, {strict} the strict one"
+    if not of.bound:
+        text = f"{passed} of {len(verdicts)} cases pass its own check; there is no strict one"
     return f"{of.name}: {text}"
 
 

@@ -29,6 +29,7 @@ from rfops.dispatch.tuned_table import Row
 from rfops.jit import Plans, UnsupportedArch
 from rfops.jit.arch import ROWS
 from rfops.jit.errors import show
+from rfops.later import import_ops
 
 from .checks import flat
 from .declare import Declaration, ValueArg
@@ -41,13 +42,14 @@ _OPS: dict[str, Op] = {}
 
 
 def ops() -> Mapping[str, Op]:
-    """Every op declared so far, by name."""
+    """Every op by name: rfops' own, and those declared elsewhere so far."""
+    import_ops()
     return _OPS
 
 
 def modules() -> dict[str, Path]:
     """The modules of all ops: the config file that has each."""
-    return {name: file for op in _OPS.values() for name, file in op.modules.items()}
+    return {name: file for op in ops().values() for name, file in op.modules.items()}
 
 
 class Op(Hooks):

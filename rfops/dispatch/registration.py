@@ -17,11 +17,13 @@ from typing import Any, NoReturn
 import torch
 
 from rfops.jit.launch import modes
+from rfops.later import registering
 
 _LIBRARY = torch.library.Library("rfops", "FRAGMENT")
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
+@registering()
 def register(
     schema: str,
     function: Callable[..., Any],

@@ -4,8 +4,9 @@
     parts, counts = workspace()  # in each call: no allocation after the first of its size
 
 Memory belongs to a device, a stream and a host thread, so that calls which may interleave never
-share it. Buffers grow by factors of two and are never given back. What a call finds in one is what
-the last one left; `zeros` are int32 that every launch must leave zero, as it found them.
+share it; an op some of whose launches are another op's, with its own workspace, is `outer`. Buffers
+grow by factors of two and are never given back. What a call finds in one is what the last one left;
+`zeros` are int32 that every launch must leave zero, as it found them.
 
 A call that is captured into a graph takes all of it from torch's allocator, so from the graph's own
 pool, with its zeros written by a node of the graph: graphs may then run in any order and beside one
@@ -37,7 +38,7 @@ class _Arena:
     zeros: list[torch.Tensor] = field(default_factory=list)
 
 
-_arenas: dict[tuple[torch.device, int, int], _Arena] = {}
+_arenas: dict[tuple[torch.device, bool, int, int], _Arena] = {}
 
 
 class Workspace:
@@ -48,8 +49,9 @@ class Workspace:
         device: torch.device,
         *parts: tuple[int | tuple[int, ...], torch.dtype],
         zeros: int = 0,
+        outer: bool = False,
     ) -> None:
-        self.device, self.zeros = device, zeros
+        self.device, self.zeros, self.outer = device, zeros, outer
         self.parts, self.bytes = [], 0
         for sizes, dtype in parts:
             shape = sizes if isinstance(sizes, tuple) else (sizes,)
@@ -76,7 +78,7 @@ class Workspace:
         return self._views(torch.empty(self.bytes, dtype=torch.uint8, device=self.device), zeros)
 
     def _find(self, key: tuple[int, int]) -> Views:
-        arena = _arenas.setdefault((self.device, *key), _Arena())
+        arena = _arenas.setdefault((self.device, self.outer, *key), _Arena())
         if not arena.buffers or arena.buffers[-1].numel() < self.bytes:
             length = max(1 << 16, _power(self.bytes))
             arena.buffers.append(torch.empty(length, dtype=torch.uint8, device=self.device))

@@ -29,7 +29,7 @@ from rfops.dispatch.problem import Draw, grid
 from rfops.jit.errors import show
 from rfops.quantization.shuffle import unshuffle_weight
 
-from . import fused_moe_fp8, fused_moe_tables
+from . import fused_moe_fp8, fused_moe_mxfp4, fused_moe_mxfp8, fused_moe_tables
 from .experts import Weights, experts_ref, run_experts
 from .fused_moe_hip import HipMoe
 from .fused_moe_tables import Moe, chosen
@@ -121,6 +121,7 @@ def fused_moe(
     quant: str | None = None,
     w1_scale: Any = None,
     w2_scale: Any = None,
+    rounding: str | None = None,
     out: Tensor | None = None,
     config: Any = None,
 ) -> Tensor:
@@ -147,13 +148,18 @@ def fused_moe(
     top_k = topk_ids.shape[-1] if isinstance(topk_ids, Tensor) and topk_ids.dim() else 1
     choice = topk_weights, topk_ids, None, top_k
     if quant is not None or w1_scale is not None or w2_scale is not None:
-        call = _of_quant(quant)
-        return call(x, w1, w2, w1_scale, w2_scale, choice, num_shared, (False, False), out, config)
+        scales = w1_scale, w2_scale
+        call, how = _of_quant(quant), (False, False)
+        return call(x, w1, w2, *scales, choice, num_shared, how, rounding, out, config)
     return _call(x, w1, w2, choice, num_shared, (False, False), out, config)
 
 
 # What `quant` may be: each word's function takes x, w1, w2, their scales, and as _call from choice.
-_QUANTS: dict[str, Callable[..., Tensor]] = {"fp8_blockscale": fused_moe_fp8.call}
+_QUANTS: dict[str, Callable[..., Tensor]] = {
+    "fp8_blockscale": fused_moe_fp8.call,
+    "mxfp4": fused_moe_mxfp4.call,
+    "mxfp8": fused_moe_mxfp8.call,
+}
 
 
 def _of_quant(quant: Any) -> Callable[..., Tensor]:

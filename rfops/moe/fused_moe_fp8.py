@@ -26,6 +26,7 @@ from rfops.dispatch.guards import check_int
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.layout import unwrap
 from rfops.dispatch.problem import Draw, grid
+from rfops.jit.errors import show
 from rfops.quantization.fp8_blockscale import BLOCK, fp8_of
 from rfops.quantization.fp8_blockscale import reference as quantise
 from rfops.quantization.shuffle import unshuffle_weight
@@ -173,9 +174,11 @@ OP = _Fp8Moe(
 
 def call(
     x: Tensor, w1: Any, w2: Any, w1_scale: Any, w2_scale: Any, choice: tuple[Any, ...],
-    num_shared: int, how: tuple[bool, bool], out: Tensor | None, config: Any,
+    num_shared: int, how: tuple[bool, bool], rounding: Any, out: Tensor | None, config: Any,
 ) -> Tensor:  # fmt: skip
     """fused_moe's quant="fp8_blockscale"."""
+    if rounding is not None:
+        OP.fail("rounding", "None", show(rounding), "fp32 scales are not rounded")
     (w1, layout), (w2, layout_2) = unwrap(w1), unwrap(w2)
     if layout != layout_2:
         OP.fail("w2", f"{layout} as w1 is", layout_2, "shuffle both or neither")

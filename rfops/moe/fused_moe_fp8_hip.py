@@ -29,7 +29,7 @@ from rfops.quantization.fp8_blockscale import (
 )
 from rfops.quantization.fp8_blockscale import THREADS as QUANT_THREADS
 
-from .fused_moe_hip import IN_TYPES, THREADS, XCDS, HipMoe, Launches, bind
+from .fused_moe_hip import IN_TYPES, THREADS, XCDS, HipMoe, Launches, _bind
 
 COLUMNS = 256  # rows of weights of a tile
 
@@ -120,7 +120,7 @@ class Fp8Launches(Launches):
     def __init__(self, c: Call, config: FusedMoeFp8HipConfig) -> None:
         self.config = config
         super().__init__(c)
-        launch = bind(c, quant_fp8_blockscale_kernel, {"ROWS": 1, "IN": IN_TYPES[c.x_dtype]},
+        launch = _bind(c, quant_fp8_blockscale_kernel, {"ROWS": 1, "IN": IN_TYPES[c.x_dtype]},
                       QUANT_THREADS, 3)  # fmt: skip
         blocks = c.D // BLOCK
         groups = ceil(c.M * blocks, BLOCKS_AT_ONCE)
@@ -129,7 +129,7 @@ class Fp8Launches(Launches):
     def experts(self, stage: int, n: int, k: int) -> Run:
         c, rows = self.c, self.config.rows
         defines = _defines(rows, c.x_dtype, stage, c.E, c.w_layout != "raw")
-        launch = bind(c, moe_experts_fp8_kernel, defines, THREADS, 9)
+        launch = _bind(c, moe_experts_fp8_kernel, defines, THREADS, 9)
         tiles = self.row_tiles(rows) * ceil(n, COLUMNS // 2 if stage == 1 else COLUMNS)
         groups = min(ROWS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
         run: Run = launch((groups, 1, 1), (c.M, c.R, c.E, n, k, groups))

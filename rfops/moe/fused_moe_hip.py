@@ -209,12 +209,12 @@ class Launches:
         if self.is_routed:
             self.lists = router.prepare(c, routed, True)(m, c.D, routed)
         else:
-            launch = bind(c, moe_lists_kernel, of_ids, TOKENS, 4)
+            launch = _bind(c, moe_lists_kernel, of_ids, TOKENS, 4)
             self.lists = launch((ceil(m, TOKENS), 1, 1), (m, routed))
         self.gate_up, self.down = self.experts(1, c.I, c.D), self.experts(2, c.D, c.I)
         add = {"IN": IN_TYPES[c.x_dtype], **of_ids, "SHARED": (c.E - c.R)}
         grid = m, ceil(c.D, ADD_COLUMNS), 1
-        self.add = bind(c, moe_add_kernel, add, 256, 6)(grid, (c.D, routed))
+        self.add = _bind(c, moe_add_kernel, add, 256, 6)(grid, (c.D, routed))
 
     def experts(self, stage: int, n: int, k: int) -> Run:
         """The launch of gate and up, stage 1, or of down, n columns of out by k."""
@@ -255,7 +255,7 @@ class _Launches(Launches):
         c, rows = self.c, self.config.rows
         kernel = moe_experts_table_kernel if self.is_table else moe_experts_kernel
         defines = _experts_defines(self.is_table, c.x_dtype, stage, c.E, rows, _is_shuffled(c))
-        launch = bind(c, kernel, defines, THREADS, 7 if self.is_table else 6)
+        launch = _bind(c, kernel, defines, THREADS, 7 if self.is_table else 6)
         tiles = self.row_tiles(rows) * ceil(n, TILE // 2 if stage == 1 else TILE)
         groups = min(ROWS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
         row = matrix_strides(c, "x", c.D)[0] if stage == 1 else k
@@ -276,5 +276,5 @@ def _is_shuffled(c: Call) -> bool:
     return bool(c.values.get("w_layout", "raw") != "raw")
 
 
-def bind(c: Call, kernel: Any, defines: Mapping[str, Any], threads: int, given: int) -> Any:
+def _bind(c: Call, kernel: Any, defines: Mapping[str, Any], threads: int, given: int) -> Any:
     return kernel.bind(c.device, defines, c.arch).prepare((threads, 1, 1), tuple(range(given)))

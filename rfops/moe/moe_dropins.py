@@ -235,6 +235,28 @@ def topk_softmax(
     made.take(_topk_softmax(logits, top_k, need_renorm, weights=made.weights, ids=made.ids))
 
 
+def topk_gating(
+    topk_weights: Tensor,
+    topk_indices: Tensor,
+    gating_output: Tensor,
+    correction_bias: Tensor | None = None,
+    need_renorm: bool = True,
+    routed_scaling_factor: float = 1.0,
+    score_func: str = "softmax",
+    num_shared_experts: int = 0,
+) -> None:
+    """aiter.ops.topk.topk_gating, of softmax without a bias: as topk_softmax; shared experts'
+    columns get their sigmoid."""
+    if score_func != "softmax":
+        _refuse("topk_gating", "score_func", "softmax", score_func)
+    if correction_bias is not None:
+        _refuse("topk_gating", "correction_bias", "None", correction_bias)
+    if routed_scaling_factor != 1.0:
+        _refuse("topk_gating", "routed_scaling_factor", "1.0", routed_scaling_factor)
+    topk_softmax(topk_weights, topk_indices, None, gating_output, need_renorm,
+                 num_shared_experts, "sigmoid")  # fmt: skip
+
+
 def fused_topk(
     hidden_states: Tensor,
     gating_output: Tensor,

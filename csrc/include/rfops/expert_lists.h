@@ -38,4 +38,34 @@ class ListRoom {  // in LDS
   u32 counted_[kMostExperts], first_[kMostExperts];
 };
 
+// rows[e, i] = the i-th token of expert e,  slots[t, j] = where t is among those of topk_ids[t, j];
+// of kThreads tokens, a lane a token. A token that names an expert twice is in its list once; an id
+// outside 0..E-1 is in none, and has the slot -1.
+template <u32 kTopK, u32 kThreads, class Id>
+__device__ inline void make_lists(ListRoom<kThreads>& room, u32* counts, u32* rows, u32* slots,
+                                  const Id* topk_ids, u32 m, u32 experts) {
+  constexpr u32 kNone = ~0u;
+  const u32 token = group_x() * kThreads + thread_in_group();
+  room.clear(experts);
+  u32 expert[kTopK], place[kTopK];
+#pragma unroll
+  for (u32 j = 0; j < kTopK; ++j) {
+    const Id id = token < m ? topk_ids[u64{token} * kTopK + j] : Id{-1};
+    expert[j] = id >= 0 && id < static_cast<Id>(experts) ? static_cast<u32>(id) : kNone;
+    place[j] = kNone;
+#pragma unroll
+    for (u32 i = 0; i < j; ++i) place[j] = expert[i] == expert[j] ? place[i] : place[j];
+    if (expert[j] != kNone && place[j] == kNone) place[j] = room.place(expert[j]);
+  }
+  room.claim(counts, experts);
+  if (token >= m) return;
+#pragma unroll
+  for (u32 j = 0; j < kTopK; ++j) {
+    const bool is_there = expert[j] != kNone;
+    const u32 slot = is_there ? room.slot(expert[j], place[j]) : kNone;
+    if (is_there) rows[u64{expert[j]} * m + slot] = token;  // the same again, named twice
+    slots[u64{token} * kTopK + j] = slot;
+  }
+}
+
 }  // namespace rfops

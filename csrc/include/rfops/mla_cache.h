@@ -9,6 +9,7 @@
 
 #include "rfops/bf16_matrix.h"
 #include "rfops/lds_tile.h"
+#include "rfops/rope.h"
 #include "rfops/types.h"
 #include "rfops/waits.h"
 
@@ -41,6 +42,7 @@ struct MlaTokens {
   const u8* kv;
   const i32* pages;  // of the sequence
   u32 end, page_shift;
+  const bf16* angles;  // of RoPE: [tokens, 64], where keys are turned as they are read
 
   __device__ u32 clamped(u32 token) const { return token < end ? token : end - 1; }
   __device__ const i32* entry(u32 token) const {
@@ -51,6 +53,9 @@ struct MlaTokens {
     if constexpr (!kPaged) return page;
     const u32 inside = (u32{1} << page_shift) - 1;
     return (page << page_shift) + (clamped(token) & inside);
+  }
+  __device__ Turn turn(u32 token) const {
+    return load_turn(angles + u64{clamped(token)} * kTurned, lane_in_wave() / 16);
   }
 };
 

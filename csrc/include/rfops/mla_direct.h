@@ -13,8 +13,9 @@
 
 namespace rfops {
 
-template <bool kFp8, bool kPaged>
+template <bool kFp8, bool kPaged, bool kRope>
 class DirectTiles {
+  static_assert(!(kFp8 && kRope), "of FP8 the two halves of a pair are in two lanes");
   using Row = MlaRow<kFp8>;
   static constexpr u32 kPitch = 1056, kPerLoad = kFp8 ? 2 : 1;  // tokens of a KiB of values
   static constexpr u32 kHalfBytes = 8 * kPitch + 128;           // from FP8 token 0 to 16
@@ -55,6 +56,7 @@ class DirectTiles {
     wait_lds();
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) load_rows(0, i, entries);
+    load_turn(0);
   }
 
   __device__ u32 first_token(u32 tile) const { return first_ + tile * step_; }
@@ -67,6 +69,7 @@ class DirectTiles {
     static_assert(Row::kHalves * kParts == kLoads, "a load for each read");
     base_ = own_ + tile % 2 * kTile;
     wait();  // this tile, and the next one's entries
+    if constexpr (kRope) pin(turn_.cos), pin(turn_.sin);  // no wait of the compiler's own later
     Entries entries;
     if constexpr (kHasNext) entries = read_entries(tile + 1);
     U32x4 k[Row::kHalves][kParts];
@@ -92,6 +95,7 @@ class DirectTiles {
       F32x4 sums[2] = {};
 #pragma unroll
       for (u32 i = 0; i < kParts; ++i) {
+        if (kRope && i == kChunks) turn(k[h][i], k[h][i + 1], turn_);
         const U32x4 part = k[h][i];
         if constexpr (kFp8) {
           sums[0] = multiply_32(widen_8(part[0], part[1]), q[2 * i], sums[0]);
@@ -103,6 +107,7 @@ class DirectTiles {
       }
       s[h] = sums[0] + sums[1];
     }
+    if constexpr (kHasNext) load_turn(tile + 1);
     read_values();  // they arrive while the caller works on scores
   }
 
@@ -196,6 +201,11 @@ class DirectTiles {
     return found;
   }
 
+  // What this lane's key of a tile is turned by.
+  __device__ void load_turn(u32 tile) {
+    if constexpr (kRope) turn_ = tokens_.turn(first_token(tile) + lane_in_wave() % 16);
+  }
+
   // The i-th load of a tile, of kLoads.
   __device__ void load_rows(u32 tile, u32 i, const Entries& entries) const {
     LdsBytes* const to = own_ + tile % 2 * kTile;
@@ -220,6 +230,7 @@ class DirectTiles {
   u32 first_, step_;
   u32 key_, rope_, value_, turned_;
   U32x2 values_[kMlaValueTiles];
+  Turn turn_;
 };
 
 }  // namespace rfops

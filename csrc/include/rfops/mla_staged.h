@@ -10,8 +10,9 @@
 
 namespace rfops {
 
-template <bool kFp8, bool kPaged>
+template <bool kFp8, bool kPaged, bool kRope>
 class StagedTiles {
+  static_assert(!(kFp8 && kRope), "of FP8 the two halves of a pair are in two lanes");
   using Row = MlaRow<kFp8>;
   static constexpr u32 kParts = Row::kBytes / 64;  // 16 bytes a lane of a row each
   static constexpr u32 kGroup = kFp8 ? 8 : 4;      // elements that a lane reads of a row
@@ -36,6 +37,7 @@ class StagedTiles {
       for (u32 h = 0; h < Row::kHalves; ++h) load(i, h);
     }
     load_entries(1);
+    load_turn(0);
   }
 
   __device__ u32 first_token(u32 tile) const { return first_ + tile * step_; }
@@ -49,6 +51,7 @@ class StagedTiles {
     for (u32 i = 0; i < kParts; ++i) {
 #pragma unroll
       for (u32 h = 0; h < Row::kHalves; ++h) {
+        if (kRope && i == Row::kValueBytes / 64) turn(parts_[i][h], parts_[i + 1][h], turn_);
         const U32x4 k = parts_[i][h];
         if (i < Row::kValueBytes / 64) {
           const u32 chunk = (i * 4 + g) ^ (c % 8);
@@ -66,6 +69,7 @@ class StagedTiles {
       keep_order();
     }
     load_entries(tile + 2);
+    load_turn(tile + 1);
 #pragma unroll
     for (u32 h = 0; h < Row::kHalves; ++h) s[h] = sums[h][0] + sums[h][1];
   }
@@ -142,6 +146,10 @@ class StagedTiles {
   __device__ u32 own_token(u32 tile, u32 h) const {
     return first_token(tile) + h * 16 + lane_in_wave() % 16;
   }
+  // What this lane's key of a tile is turned by.
+  __device__ void load_turn(u32 tile) {
+    if constexpr (kRope) turn_ = tokens_.turn(own_token(tile, 0));
+  }
   __device__ void load(u32 i, u32 h) {
     parts_[i][h] = *reinterpret_cast<const U32x4*>(rows_[h] + i * 64);
   }
@@ -152,6 +160,7 @@ class StagedTiles {
   u32 pages_[Row::kHalves];
   const u8* rows_[Row::kHalves];
   U32x4 parts_[kParts][Row::kHalves];
+  Turn turn_;
 };
 
 }  // namespace rfops

@@ -1,0 +1,2 @@
+#pragma once
+#include <hip/hip_fp8.h>

@@ -1,0 +1,89 @@
+// Rows of x of a tile of one expert on their way to LDS, MXFP4 or MX-FP8: a chunk of kChunk steps
+// of 128 bytes at a time, gathered, straight from memory (gfx950).
+//
+// In LDS a chunk is step after step of kRows rows of 128 bytes, permuted as step_at has it, then
+// the rows' scales of the chunk, side by side as in memory.
+#pragma once
+
+#include "rfops/fp4_steps.h"
+#include "rfops/moe_mx.h"
+
+namespace rfops {
+
+template <class Format, u32 kRows, u32 kChunk, u32 kWaves>
+class ChunkRows {
+ public:
+  using Scales = ScalePlaces<Format, kChunk>;
+  static constexpr u32 kStepBytes = kRows * kRowBytes;
+  static constexpr u32 kScalesAt = kChunk * kStepBytes;
+  static constexpr u32 kBytes = kScalesAt + kRows * Scales::kBlocks;  // of LDS
+
+  // offset_of(row): where in `q` a row of the tile lies, or kOutside; of `rows` rows in all, each
+  // of `steps` steps.
+  template <class RowOf>
+  __device__ ChunkRows(const u8* q, const u8* scales, u32 rows, u32 steps, RowOf row_of)
+      : payload_(make_words(q, rows * steps * kRowBytes)),
+        scales_(make_words(scales, rows * steps * Scales::kStepBlocks)) {
+    const u32 lane = lane_in_wave(), slot = lane % kRowChunks;
+#pragma unroll
+    for (u32 i = 0; i < kOwnGroups; ++i) {
+      const u32 row = (wave_in_group() + i * kWaves) % kGroups * kRowsAtOnce + lane / kRowChunks;
+      const u32 number = row_of(row);
+      from_[i] = number == kOutside
+                     ? kOutside
+                     : number * steps * kRowBytes + (slot ^ row % kRowChunks) * kVecBytes;
+    }
+#pragma unroll
+    for (u32 i = 0; i < kOwnScales; ++i) {
+      const u32 row = (wave_in_group() + i * kWaves) * kScaleRows + lane / kDwords;
+      const u32 number = row < kRows ? row_of(row) : kOutside;
+      scale_from_[i] = number == kOutside
+                           ? kOutside
+                           : number * steps * Scales::kStepBlocks + lane % kDwords * 4;
+    }
+  }
+
+  // Chunk number `chunk`; by all waves.
+  __device__ void issue(LdsBytes* to, u32 chunk) const {
+    const u32 wave = wave_in_group(), base = lds_address(to);
+#pragma unroll
+    for (u32 i = 0; i < kIssues; ++i) {
+      const u32 number = wave + i * kWaves, step = number / kGroups, group = number % kGroups;
+      if (kChunk * kGroups % kWaves != 0 && number >= kChunk * kGroups) break;
+      load_direct_16(payload_, from_[kOwnGroups == 1 ? 0 : i % kOwnGroups],
+                     (chunk * kChunk + step) * kRowBytes,
+                     base + step * kStepBytes + group * (kRowsAtOnce * kRowBytes));
+    }
+#pragma unroll
+    for (u32 i = 0; i < kOwnScales; ++i) {
+      const u32 number = wave + i * kWaves;
+      if (kScaleLoads % kWaves != 0 && number >= kScaleLoads) break;
+      load_direct_4<kScaleLanes>(scales_, scale_from_[i], chunk * Scales::kBlocks,
+                                 base + kScalesAt + number * (kScaleLanes * 4));
+    }
+  }
+
+ private:
+  static constexpr u32 kRowsAtOnce = kWaveSize / kRowChunks, kGroups = kRows / kRowsAtOnce;
+  static constexpr u32 kIssues = (kChunk * kGroups + kWaves - 1) / kWaves;
+  // Groups of rows that a wave loads: with as many waves or more, one at several steps.
+  static constexpr u32 kOwnGroups = kGroups > kWaves ? kGroups / kWaves : 1;
+  static_assert(kGroups % kWaves == 0 || kWaves % kGroups == 0, "a wave's rows are the same again");
+  static constexpr u32 kDwords = Scales::kBlocks / 4;  // of a row's scales
+  static constexpr u32 kScaleLanes = kRows * kDwords < kWaveSize ? kRows * kDwords : kWaveSize;
+  static constexpr u32 kScaleRows = kScaleLanes / kDwords;
+  static constexpr u32 kScaleLoads = kRows / kScaleRows;
+  static constexpr u32 kOwnScales = (kScaleLoads + kWaves - 1) / kWaves;
+
+  __device__ static void load_direct_16(U32x4 buffer, u32 from, u32 offset, u32 to) {
+    asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
+                 :
+                 : "s"(to), "v"(from), "s"(buffer), "s"(offset)
+                 : "memory");
+  }
+
+  U32x4 payload_, scales_;
+  u32 from_[kOwnGroups], scale_from_[kOwnScales];
+};
+
+}  // namespace rfops

@@ -1,0 +1,147 @@
+// Weights of an expert on their way to the matrix cores, MXFP4 or MX-FP8: from memory to the
+// registers of the one wave that multiplies them, a step of 128 bytes of K at a time (gfx950).
+//
+// Shuffled ones come as the matrix cores want them, 1 KB an instruction, and their scales as dwords
+// of two tiles of rows. Rows of others go through 2 KB of LDS of the wave's own. Rows that are not
+// there, and what lies beyond K, are zeros with scale 2^-127, and no memory is touched for them.
+#pragma once
+
+#include "rfops/fp4_steps.h"
+#include "rfops/moe_mx.h"
+
+namespace rfops {
+
+// Rows [rows, K] of one matrix with their scales.
+struct MatrixBytes {
+  Buffer payload, scales;
+  u32 row_bytes, scale_row_bytes;
+
+  __device__ MatrixBytes(const u8* payload, const u8* scales, u32 rows, u32 row_bytes,
+                         u32 scale_row_bytes)
+      : payload(make_buffer(payload, rows * row_bytes)),
+        scales(make_buffer(scales, rows * scale_row_bytes)),
+        row_bytes(row_bytes),
+        scale_row_bytes(scale_row_bytes) {}
+};
+
+template <class Format, bool kShuffled, bool kShuffledScales, bool kTail, u32 kTiles>
+class WeightSteps {
+ public:
+  static constexpr bool kIsFp4 = Format::kFormat == kE2m1;
+  static constexpr u32 kStepBlocks = Format::kStepK / kMxBlock;
+  static constexpr u32 kWords = kShuffledScales ? kTiles / 2 : kTiles * kStepBlocks / 4;
+  static constexpr u32 kLoads = 2 * kTiles + kWords;  // instructions of a step
+  static constexpr u32 kStagingBytes = kShuffled ? 0 : kTileRows * kRowBytes;
+  static_assert(kTiles % 2 == 0, "a dword of shuffled scales is of two tiles");
+
+  // A step of kTiles tiles of 16 rows.
+  struct Held {
+    U32x4 piece[kTiles][2];
+    u32 scale[kWords];
+  };
+
+  __device__ explicit WeightSteps(u32 k) : k_(k) {}
+
+  // Tiles first .. first + kCount - 1 of `held`, of the matrix' rows from `row` on, a multiple of
+  // 32.
+  template <u32 kFirst, u32 kCount>
+  __device__ void load(Held& held, const MatrixBytes& from, u32 row, u32 step, bool is_there) const {
+    const u32 lane = lane_in_wave();
+    const u32 outside = is_there ? 0 : kOutside;
+#pragma unroll
+    for (u32 t = 0; t < kCount; ++t) {
+#pragma unroll
+      for (u32 h = 0; h < 2; ++h) {
+        u32 at, chunk, scalar = (row + t * kTileRows) * from.row_bytes;
+        if constexpr (kShuffled) {
+          chunk = lane / kTileRows + 4 * h;
+          at = lane * kVecBytes;
+          scalar += step * (kTileRows * kRowBytes) + h * (kWaveSize * kVecBytes);
+        } else {
+          chunk = lane % kRowChunks;
+          at = lane / kRowChunks * from.row_bytes + chunk * kVecBytes;
+          scalar += step * kRowBytes + h * (kTileRows / 2) * from.row_bytes;
+        }
+        at |= beyond((step * kRowChunks + chunk) * (Format::kStepK / kRowChunks)) | outside;
+        held.piece[kFirst + t][h] = load_16<kStreamed>(from.payload, at, scalar);
+      }
+    }
+    if constexpr (kShuffledScales) {
+#pragma unroll
+      for (u32 t = 0; t < kCount; t += 2) {
+        const u32 scalar = (row + t * kTileRows) * from.scale_row_bytes +
+                           step * kStepBlocks / 8 * (kWaveSize * 4);
+        held.scale[(kFirst + t) / 2] =
+            load_dwords<1>(from.scales, lane * 4 | outside, scalar).dword[0];
+      }
+    } else {
+      load_rows_of_scales<kFirst, kCount>(held, from, row, step, outside);
+    }
+  }
+
+  // Ready for the matrix cores, whose operand is piece h of MXFP4, or both; through LDS where rows
+  // are.
+  __device__ void turn(Held& held, u32 step, LdsBytes* staging) const {
+    const u32 lane = lane_in_wave();
+    if constexpr (!kShuffled) {
+#pragma unroll
+      for (u32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (u32 h = 0; h < 2; ++h) {
+          const u32 row = lane / kRowChunks + h * (kTileRows / 2);
+          *reinterpret_cast<RFOPS_LDS U32x4*>(staging + step_at(row, lane % kRowChunks)) =
+              held.piece[t][h];
+        }
+        const u32 row = lane % kTileRows, chunk = lane / kTileRows;
+        held.piece[t][0] = lds_load_16(staging + step_at(row, chunk));
+        held.piece[t][1] = lds_load_16(staging + step_at(row, chunk + kRowChunks / 2));
+      }
+    }
+    if constexpr (kShuffledScales) {
+      if constexpr (!kIsFp4) {  // the half of a dword that is this step's
+#pragma unroll
+        for (u32 i = 0; i < kWords; ++i) held.scale[i] >>= step % 2 * 16;
+      }
+      if constexpr (kTail) {  // what pads scales may be anything
+        const u32 block = step * kStepBlocks + lane / kTileRows;
+        const u32 low = block * kMxBlock < k_ ? 0xffffu : 0;
+        const u32 high = (block + 4) * kMxBlock < k_ ? 0xffff0000u : 0;
+#pragma unroll
+        for (u32 i = 0; i < kWords; ++i) held.scale[i] &= low | high;
+      }
+    }
+  }
+
+  // Which word and which of its bytes has the scale of tile t's half h.
+  static constexpr u32 word(u32 t, u32 h) {
+    return kShuffledScales ? t / 2 : kIsFp4 ? t * 2 + h : t;
+  }
+  static constexpr u32 byte(u32 t, u32 h) { return kShuffledScales ? t % 2 + 2 * h : 0; }
+
+ private:
+  __device__ u32 beyond(u32 k) const {
+    if constexpr (kTail) return k < k_ ? 0 : kOutside;
+    return 0;
+  }
+  // A byte a lane.
+  template <u32 kFirst, u32 kCount>
+  __device__ void load_rows_of_scales(Held& held, const MatrixBytes& from, u32 row, u32 step,
+                                      u32 outside) const {
+    const u32 lane = lane_in_wave();
+#pragma unroll
+    for (u32 t = 0; t < kCount; ++t) {
+#pragma unroll
+      for (u32 h = 0; h < kStepBlocks / 4; ++h) {
+        const u32 block = step * kStepBlocks + lane / kTileRows + 4 * h;
+        const u32 at = lane % kTileRows * from.scale_row_bytes + block;
+        const u32 scalar = (row + t * kTileRows) * from.scale_row_bytes;
+        held.scale[word(kFirst + t, h)] =
+            load_byte(from.scales, at | beyond(block * kMxBlock) | outside, scalar);
+      }
+    }
+  }
+
+  u32 k_;
+};
+
+}  // namespace rfops

@@ -1,0 +1,254 @@
+"""mla_layer_decode: its formula by every kernel, what it leaves alone, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import rfops
+from rfops.attention import mla_decode
+from rfops.attention.mla_layer_decode import OP, mla_layer_decode, rope_angles
+from rfops.attention.mla_layer_decode_hip import products
+from rfops.attention.mla_layer_decode_triton import LayerTritonConfig
+from rfops.attention.mla_layer_parts import attention_call
+from rfops.challenge import mla_decode as challenge
+from support.layer_problems import BF16, Problem, assert_correct, problem, run
+
+KERNELS = [("gfx950", "torch"), ("gfx942", "hip"), ("gfx950", "hip"), ("gfx950", "triton")]
+
+
+@pytest.fixture(params=KERNELS, ids="-".join)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    arch, name = request.param
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+    return str(name)
+
+
+# Of rows of x: one, a tile and one more, two workgroups'; of K: less than a turn of all waves, ends
+# within a turn, several workgroups; of the cache: pages of 1, 32 and 256 rows.
+SHAPES: dict[str, dict[str, Any]] = {
+    "one": {"lens": [0], "heads": 1, "dim": 32, "rank": 32},
+    "ragged": {"lens": [5, 0, 31, 64, 16], "heads": 3, "rows": 96},
+    "tiles": {"lens": [3] * 17, "heads": 2, "dim": 2080, "rank": 64, "rows": 5},
+    "challenge": {"lens": [128, 200], "heads": 16, "dim": 256, "rank": 128, "rows": 256},
+}
+MORE: dict[str, dict[str, Any]] = {
+    "two_groups": {"lens": [2] * 130, "heads": 1, "dim": 64, "rank": 64, "rows": 4},
+    "far": {"lens": [4130, 4093], "heads": 4, "dim": 64, "rank": 64, "rows": 4160},
+    "heads": {"lens": [300, 129], "heads": 128, "dim": 256, "rank": 160, "rows": 304},
+    "deep": {"lens": [9] * 40, "heads": 16, "dim": 7168, "rank": 1536, "rows": 16},
+}
+
+
+def _values(kernel: str, p: Problem) -> None:
+    with rfops.vgpu.check() as c:
+        got = run(kernel, p)
+    assert_correct(got, p)
+    assert not c.findings, "\n".join(str(finding) for finding in c.findings)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values(kernel: str, shape: str) -> None:
+    """Against float64; what is beyond a sequence's end is NaN."""
+    _values(kernel, problem(**SHAPES[shape]))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("shape", MORE)
+def test_more_values(kernel: str, shape: str) -> None:
+    """Beyond position 4096 32 neighbours share an angle: 4095 becomes 4096."""
+    _values(kernel, problem(**MORE[shape]))
+
+
+def test_half_of_the_tokens_is_not_enough() -> None:
+    """The tests above would see it, and one token of 65."""
+    p = problem([64, 64], 4)
+    got = run("torch", p)
+    assert_correct(got, p)
+    for kept in (32, 60):
+        fewer = Problem(p.x, p.cache.clone(), p.weights, [kept] * 2)
+        with pytest.raises(AssertionError, match="relative L2"):
+            assert_correct((run("torch", fewer)[0], got[1]), p)
+
+
+def test_the_challenge(kernel: str) -> None:
+    """Its reference, element by element: k and v of every token in bf16, tokens' angles too."""
+    of = challenge.PROBLEM
+    config, x, cache = data = of.generate(of.shrink(of.tests[0]))
+    expected = of.reference(data)
+    weights = [config.Q_proj_down_weight, config.Q_proj_up_weight, config.KV_proj_down_weight,
+               config.KV_proj_up_weight, config.wo_weight]  # fmt: skip
+    own = cache.data.clone()
+    angles = rope_angles(own.shape[1])
+    out = torch.full_like(x, math.nan)
+    c, _ = OP.check((x, own, cache.seq_len, *weights, angles, None, out, None))
+    OP.prepare(kernel, c)(out, x, own, *weights, angles, None)
+    assert not of.official(expected, (out, own)), of.official(expected, (out, own))
+    assert not of.strict(data, (out, own))
+    assert torch.equal(own[:, : cache.seq_len], cache.data[:, : cache.seq_len])
+
+
+def test_angles_are_the_challenges() -> None:
+    """Bit for bit, with every rounding of it."""
+    x = torch.randn(8192, 64, generator=torch.Generator().manual_seed(1)).to(BF16)
+    angles = rope_angles(8192)
+    low, high, cos, sin = *x.split(32, -1), *angles.split(32, -1)
+    made = torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+    assert torch.equal(made, challenge.rope(x, 0, BF16))
+    assert len(angles.unique(dim=0)) == 897
+
+
+@pytest.mark.parametrize("name", ["flow", "triton"])
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_keys_are_turned_as_torch_turns_them(
+    arch: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits as from a cache of keys that torch has turned."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+    lens, rows, heads = [300, 1, 77], 320, 16
+    generator = torch.Generator().manual_seed(3)
+    cache = torch.randn(3, rows, 576, generator=generator).to(BF16)
+    q = torch.randn(3, heads, 576, generator=generator).to(BF16)
+    angles = rope_angles(rows)
+    kernel = mla_decode.OP.kernels[name]
+    sizes = {"B": 3, "L": rows, "A": rows, "V": heads * 128}
+    c = OP.call_of(arch, start=rows - 1, **sizes)
+    lengths, table = torch.tensor(lens, dtype=torch.int32), torch.arange(15).int().view(3, 5)
+
+    def seen(turn: bool) -> torch.Tensor:
+        kv = cache.clone()
+        if not turn:
+            kv[..., 512:] = challenge.rope(kv[..., 512:], 0, BF16)
+        of = attention_call(c, 64)
+        of.tensors = {**of.tensors, "angles": of.tensors["angles"] if turn else None}
+        out = torch.full((3, heads, 512), math.nan, dtype=BF16)
+        launch = kernel.variant(of, kernel.default(of))(*of.sizes.values())
+        given = (angles,) if turn else ()
+        launch(out, q, kv, lengths, table, lengths, None, None, None, *given)
+        return out
+
+    assert torch.equal(seen(True), seen(False))
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_the_public_call(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start as int and as a tensor, x with and without its middle; six launches; deterministic."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+    p = problem([20, 20], 4, rows=32)
+    made = []
+    for start in (20, p.positions):
+        for x in (p.x, p.x[:, 0]):
+            cache = p.cache.clone()
+            with rfops.vgpu.profile() as profile:
+                out = mla_layer_decode(x, cache, start, *p.weights)
+            assert out.shape == x.shape
+            assert_correct((out.view(p.x.shape), cache), p)
+            made.append(out.view(p.x.shape))
+    assert all(torch.equal(made[0], other) for other in made)
+    names = [launch.kernel for launch in profile.launches]
+    assert names == [*["mla_layer_decode"] * 3, "mla_decode_flow", *["mla_layer_decode"] * 2]
+    for launch in profile.launches:
+        spilled = launch.vgpr_spills, launch.sgpr_spills, launch.scratch_bytes_per_lane
+        assert spilled == (0, 0, 0), launch.kernel
+
+
+def test_a_step_after_the_other(kernel: str) -> None:
+    """The row that a step writes is what the next one reads."""
+    p = problem([17, 3], 2, rows=32)
+    for _ in range(2):
+        out, cache = run(kernel, p)
+        assert_correct((out, cache), p)
+        p = Problem(p.x.flip(0), cache, p.weights, [length + 1 for length in p.lens])
+
+
+def test_nothing() -> None:
+    p = problem([3], 2, rows=8)
+    x, cache = p.x[:0], p.cache[:0]
+    assert mla_layer_decode(x, cache, 3, *p.weights).shape == (0, 1, 128)
+
+
+# ---------------------------------------------------------------- refusals and routes
+
+BAD: dict[str, tuple[Callable[[list[Any]], object], str]] = {
+    "heads": (lambda a: a.__setitem__(7, a[7][:, :100].contiguous()), "128 columns a head"),
+    "q_up": (lambda a: a.__setitem__(4, a[4][:192]), "q_up must be of 192 rows for each"),
+    "kv_up": (lambda a: a.__setitem__(6, a[6][:256]), "kv_up must be of 256 rows for each"),
+    "angles": (lambda a: a.__setitem__(8, a[8][:9]), r"angles must be .*; pass rope_angles\(32\)"),
+    "start": (lambda a: a.__setitem__(2, 32), "start must be below the cache's 32 rows"),
+    "minus": (lambda a: a.__setitem__(2, -1), "start must be an int from 0"),
+    "cache": (lambda a: a.__setitem__(1, a[1][:1]), "cache must be"),
+    "dtype": (lambda a: a.__setitem__(1, a[1].float()), "cache must be"),
+    "rows": (lambda a: a.__setitem__(1, a[1][..., :570]), "cache must be"),
+    "dim": (lambda a: a.__setitem__(0, a[0][..., :64].contiguous()), "q_down must be"),
+    "positions": (lambda a: a.__setitem__(2, torch.zeros(2, dtype=torch.int64)), "positions must"),
+    "short": (lambda a: a.__setitem__(2, torch.zeros(3, dtype=torch.int32)), "positions must"),
+    "strided": (lambda a: a.__setitem__(1, a[1].mT.contiguous().mT), "cache must be contiguous"),
+    "overlap": (lambda a: a.__setitem__(5, a[1][0, :1].expand(576, 576)), "kv_down must"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_refusals(bad: str) -> None:
+    p = problem([20, 20], 2, rows=32)
+    args: list[Any] = [p.x, p.cache, 20, *p.weights]
+    change, says = BAD[bad]
+    change(args)
+    with pytest.raises(ValueError, match=says):
+        mla_layer_decode(*args)
+
+
+def test_routes() -> None:
+    for arch in ("gfx942", "gfx950"):
+        assert OP.route(OP.call_of(arch, B=128, start=4096)).backend == "hip"
+        c = OP.call_of(arch, B=128, start=4096, R=1000)
+        assert "no multiples of 32" in str(OP.kernels["hip"].refuses(c))
+        assert OP.route(c).backend == "triton"
+    assert OP.route(OP.call_of("sm_90", B=128, start=4096)).backend == "triton"
+    assert OP.route(OP.call_of("sm_70", B=128, start=4096)).backend == "torch"
+    assert mla_layer_decode.supports(arch="sm_90", shape=(128, 4096))
+
+
+def test_workgroups_of_the_challenge() -> None:
+    """All CUs have something to read of each product, of MI300X."""
+    c = OP.call_of("gfx942", B=128, start=4096)
+    groups = [p.tiles(128) * p.defines(128, 304)["SPLIT"] for p in products(c)]
+    assert groups == [264, 384, 1024, 512, 224]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ((24, 64), "block_n must be a power of two"),
+        ((256, 64), "block_n is 16 to 128"),
+        ((32, 16), "block_k 32 to 256"),
+        ((32, 64, 16), "warps 1 to 8"),
+        ((32, 64, 4, 9), "stages is 1 to 8"),
+    ],
+)
+def test_configs_that_cannot_be(config: tuple[int, ...], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        LayerTritonConfig(*config)
+
+
+@pytest.mark.thin(2)
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize(
+    "config", [LayerTritonConfig(16, 64, 8, 1), LayerTritonConfig(64, 32, 4, 2)], ids=str
+)
+def test_triton_variants(
+    arch: str, config: LayerTritonConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+    p = problem([33, 7, 0], 2, dim=200, rank=72, rows=48)
+    assert_correct(run("triton", p, config), p)
+
+
+def test_lds_of_a_variant_is_refused() -> None:
+    c = OP.call_of("gfx942", B=128, start=64)
+    triton = OP.kernels["triton"]
+    assert "bytes of LDS" in str(triton.refuses_config(c, LayerTritonConfig(64, 256, 4, 4)))
+    assert all(triton.refuses_config(c, config) is None for config in triton.candidates(c))

@@ -1,0 +1,243 @@
+"""`rfops submit`: the files that it writes pass the evaluator's checks, and take nothing of
+rfops."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rfops.challenge import problem
+from rfops.challenge.entries import ROWS
+from rfops.challenge.evaluate import Limits, evaluate, refused
+from rfops.challenge.problem import Case, Problem, case_of
+from rfops.challenge.record import Place, _Names, recording, unreal
+from rfops.challenge.submit import WORD, _code_text, _reworded, generate
+from rfops.cli import main
+from rfops.jit import vgpu_library_folder
+from rfops.jit.launch import bind
+from rfops.vgpu.program import environment
+
+KNOWN = {
+    "base64", "collections", "ctypes", "functools", "os", "pathlib", "re", "struct", "task",
+    "torch", "typing",
+}  # fmt: skip
+BY_ARCH = {
+    arch: [n for n in ROWS if problem(n).arch == arch] for arch in ("gfx942", "gfx950")
+}  # fmt: skip
+
+# A process in which nobody can import rfops: argument 1 is a file of inputs by problem, with their
+# entries; argument 2 gets the results.
+ALONE = """
+import sys, types
+class Nobody:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("rfops", "jit"):
+            raise ImportError("rfops is not here")
+sys.meta_path.insert(0, Nobody())
+import torch
+task = sys.modules["task"] = types.ModuleType("task")
+task.input_t = task.output_t = object
+found = {}
+for name, (file, inputs) in torch.load(sys.argv[1], weights_only=False).items():
+    module = {}
+    exec(compile(open(file).read(), file, "exec"), module)
+    found[name] = [module["custom_kernel"](data).clone() for data in inputs]
+assert not [name for name in sys.modules if name.partition(".")[0] == "rfops"]
+torch.save(found, sys.argv[2])
+"""
+
+
+def small(of: Problem) -> Case:
+    return of.shrink(of.tests[0])
+
+
+def entry(folder: Path, of: Problem, form: str, cases: list[Case]) -> Path:
+    file = folder / f"{of.name}_{form}.py"
+    file.write_text(generate(of, form, cases, "a test"), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("arch", BY_ARCH)
+def test_entries_pass_where_rfops_is_not(arch: str, tmp_path: Path) -> None:
+    """Two calls each: other values, and scratch memory that the first has left."""
+    told: dict[str, Any] = {}
+    for name in BY_ARCH[arch]:
+        of = problem(name)
+        case = small(of)
+        inputs = [of.generate(case), of.generate({**case, "seed": case["seed"] + 1})]
+        told[name] = str(entry(tmp_path, of, "module", [case])), inputs
+    torch.save(told, tmp_path / "inputs.pt")
+    (tmp_path / "alone.py").write_text(ALONE, encoding="utf-8")
+    words = [sys.executable, "alone.py", "inputs.pt", "results.pt"]
+    env = {**os.environ, "RFOPS_VGPU_ARCH": arch, "LD_LIBRARY_PATH": str(vgpu_library_folder())}
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = torch.load(tmp_path / "results.pt", weights_only=True)
+    for name, (_, inputs) in told.items():
+        of = problem(name)
+        for data, got in zip(inputs, results[name], strict=True):
+            assert not of.official(of.reference(data), got), name
+            assert not of.strict(data, got), name
+
+
+@pytest.mark.parametrize("form", ["load_inline", "module"])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_file_is_plain_python_and_twice_the_same(name: str, form: str) -> None:
+    if form == "module" and name != "amd-mixed-mla":
+        return  # which differs in its last part alone
+    of = problem(name)
+    cases = [small(of)]
+    text = generate(of, form, cases, "a test")
+    assert text == generate(of, form, cases, "a test")
+    assert not refused(text) and max(map(len, text.splitlines())) <= 100
+    assert text.startswith(f"#!POPCORN leaderboard {name}\n#!POPCORN gpus ")
+    assert "of rfops 0." in text[:300] and "Written by `a test`" in text[:400]
+    imported = {
+        found.partition(".")[0]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for found in ([a.name for a in node.names] if isinstance(node, ast.Import)
+                      else [str(node.module)])
+    }  # fmt: skip
+    assert imported <= KNOWN, imported - KNOWN
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("form", ["load_inline", "module"])
+@pytest.mark.parametrize("name", ROWS)
+def test_the_evaluator_passes_each_form(name: str, form: str, tmp_path: Path) -> None:
+    of = problem(name)
+    cases = [small(of), of.shrink(of.benchmarks[-1])]
+    file = entry(tmp_path, of, form, cases)
+    site = tmp_path / "site"
+    site.mkdir()
+    for verdict in evaluate(of, file, cases, Limits(), environment(of.arch, site)):
+        assert verdict.passes and not verdict.strict and not verdict.named, verdict
+        assert all(us > 1 for us in verdict.us)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Official cases and reduced ones have plans, and what --case adds; the head says how."""
+    file = tmp_path / "entry.py"
+    case = "m: 32; n: 96; k: 256; seed: 1"
+    assert main(["submit", "mxfp4-mm", "-o", str(file), "--case", case]) == 0
+    text = file.read_text(encoding="utf-8")
+    assert f"`rfops submit amd-mxfp4-mm --form load_inline --case '{case}'`" in text
+    of = problem("mxfp4-mm")
+    wanted = [*of.tests, *of.benchmarks, *map(of.shrink, of.benchmarks), case_of(case)]
+    for sizes in wanted:
+        assert f"    ({sizes['m']}, {sizes['n']}, {sizes['k']}): {{" in text
+    for words, says in (
+        (["no-such"], "expected one of amd-fp8-mm"),
+        (["fp8-mm", "--case", "m: 3"], "without k, n, seed"),
+        (["fp8-mm", "--case", "m"], "NAME: NUMBER"),
+    ):
+        assert main(["submit", *words, "-o", str(file)]) == 1
+        assert says in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- what an entry refuses
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, Any]:
+    """The part of an entry that finds plans."""
+    text = generate(problem("fp8-mm"), "load_inline", [small(problem("fp8-mm"))], "a test")
+    namespace: dict[str, Any] = {}
+    before = text[: text.index(f"# {'-' * 64} building")]
+    exec(before.replace("from task import input_t, output_t\n", ""), namespace)
+    return namespace
+
+
+def test_a_size_without_a_plan(plans: dict[str, Any]) -> None:
+    data = problem("fp8-mm").generate({"m": 64, "n": 128, "k": 128, "seed": 1})
+    sizes, tensors = plans["arguments"](data)
+    with pytest.raises(ValueError, match=r"no plan for the sizes \(64, 128, 128\), only for \(64"):
+        plans["plan_of"](sizes, tensors, plans["PLANS"], plans["KERNELS"], None)
+
+
+def test_tensors_that_lie_otherwise(plans: dict[str, Any]) -> None:
+    of = problem("fp8-mm")
+    a, *rest = of.generate(small(of))
+    sizes, tensors = plans["arguments"]((a.contiguous(), *rest))
+    with pytest.raises(ValueError, match=r"x: strides \(128, 1\), made for \(1, 64\)"):
+        plans["plan_of"](sizes, tensors, plans["PLANS"], plans["KERNELS"], None)
+
+
+# ---------------------------------------------------------------- words, code, recordings
+
+
+def test_the_refused_word_is_gone() -> None:
+    assert _reworded("kStreamed x_stream STREAM_2") == "kFlowed x_flow FLOW_2"
+    with pytest.raises(ValueError, match="x_stream cannot be called x_flow"):
+        _reworded("x_stream x_flow")
+    spelt = base64.b64decode("abStreAm" * 40)
+    text = _code_text({"code_1": spelt})
+    assert WORD not in text.lower()
+    namespace: dict[str, Any] = {}
+    exec(text, namespace)
+    assert base64.b64decode(namespace["CODE"]["code_1"]) == spelt
+    says = 'the bot refuses the file: line 2 has the word "stream"'
+    assert refused("x = 1\n# a hipStream_t") == says
+
+
+def test_memory_in_common_is_one() -> None:
+    """Scratch tensors that overlap; an input's part; what is nobody's."""
+    base, x = torch.zeros(64, dtype=torch.uint8), torch.zeros(16)
+    parts = base[:32], base[16:48], base[56:]
+
+    class Op:
+        parameters = [type("P", (), {"name": n, "count": 0}) for n in ("a", "b", "c", "d")]  # noqa: RUF012
+
+    launch: Any = type("L", (), {"variant": type("V", (), {"op": Op}), "args": (*parts, x[4:])})
+    names = _Names({"x": x}, [launch])
+    assert names.scratch == {"a": 48, "c": 8}
+    found = [names.of(tensor) for tensor in launch.args]
+    assert found == [Place("a"), Place("a", 16), Place("c"), Place("x", 16)]
+
+
+def test_a_plan_that_uses_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file would leave that out in silence."""
+    row, of = ROWS["amd-mxfp4-mm"], problem("mxfp4-mm")
+    case = small(of)
+    kernel = row.op.kernels["stream"]
+    run_of = type(kernel).variant
+
+    def variant(self: Any, c: Any, config: Any) -> Any:
+        def of_sizes(*sizes: int) -> Any:
+            run = run_of(self, c, config)(*sizes)
+            return lambda out, *inputs: run(out.add_(1), *inputs)
+
+        return of_sizes
+
+    monkeypatch.setattr(type(kernel), "variant", variant)
+    tensors = unreal(lambda: row.arguments(of.generate(case))[1])
+    with recording(of.arch) as record, pytest.raises(ValueError, match=r"aten.add_"):
+        record(tensors, row.op, lambda: row.call(tensors, None))
+    assert getattr(bind._instead, "make", None) is None, "the recording goes on"
+
+
+def test_an_op_without_a_hip_kernel_is_refused() -> None:
+    row, of = ROWS["amd-fp8-mm"], problem("fp8-mm")
+    tensors = unreal(lambda: row.arguments(of.generate(small(of)))[1])
+    tensors["x"] = torch.empty(1 << 16, dtype=tensors["w"].dtype).as_strided((64, 128), (512, 2))
+    with recording(of.arch) as record, pytest.raises(ValueError, match="no HIP"):
+        record(tensors, row.op, lambda: row.call(tensors, None))
+
+
+def test_an_entry_that_imports_rfops(tmp_path: Path) -> None:
+    file = tmp_path / "entry.py"
+    file.write_text("def custom_kernel(data):\n    from rfops.gemm import x\n", encoding="utf-8")
+    site = tmp_path / "site"
+    site.mkdir()
+    of = problem("fp8-mm")
+    (verdict,) = evaluate(of, file, [small(of)], Limits(), environment(of.arch, site))
+    assert "imports rfops, which the competition's machine has not" in verdict.error

@@ -1,0 +1,53 @@
+"""What the kernels of mla_layer_decode share: sizes of a head, and its attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rfops.dispatch.kernel import Call, Kernel, Run
+
+from . import mla_decode
+
+CACHE_ROW, LATENT = 576, 512  # of the cache: of a token, and what all heads' k and v come from
+NOPE, ROPE, V = 128, 64, 128  # of a head: of its key, of that what is turned; of its value
+HALF = ROPE // 2
+SM_SCALE = (NOPE + ROPE) ** -0.5
+_BF16 = torch.bfloat16
+
+
+def attention_call(c: Call, page: int) -> Call:
+    """That of mla_decode on a layer's cache in pages of `page`, by a block table."""
+    pages = c.L // page
+    sizes = {"B": c.B, "T": c.B, "H": c.V // V, "S": c.B * pages, "P": c.B * pages, "page": page,
+             "ends": c.B}  # fmt: skip
+    values: Mapping[str, Any] = {"sm_scale": SM_SCALE, "qo_len": 1, "causal": True,
+                                 "q_dtype": _BF16, "kv_dtype": _BF16}  # fmt: skip
+    tensors = {
+        "kv_indices": torch.empty((c.B, pages), dtype=torch.int32, device="meta"),
+        "kv_lens": torch.empty(c.B, dtype=torch.int32, device="meta"),
+        "angles": torch.empty((c.A, ROPE), dtype=_BF16, device="meta"),
+    }
+    return Call(c.arch, c.cu_num, c.device, sizes, values, tensors)
+
+
+def attention_kernel(of: Call, *, hip: bool) -> tuple[Kernel | None, str]:
+    """The first that turns keys and takes the call, of HIP or of Triton; else why there is none."""
+    reasons = []
+    for kernel in mla_decode.OP.kernels.values():
+        if getattr(kernel, "turns", False) and kernel.is_hip == hip:
+            reason = kernel.refuses(of)
+            if reason is None:
+                return kernel, ""
+            reasons.append(f"{kernel.name}: {reason}")
+    return None, "; ".join(reasons)
+
+
+def attention(c: Call, page: int, *, hip: bool) -> Run:
+    """run(out, q, kv, lens, table, lens, None, None, None, angles) of mla_decode's kernel."""
+    of = attention_call(c, page)
+    kernel, reason = attention_kernel(of, hip=hip)
+    assert kernel is not None, reason
+    return kernel.variant(of, kernel.default(of))(*of.sizes.values())

@@ -1,0 +1,142 @@
+"""From a problem's data to an op's arguments, for `rfops submit`: a row a problem.
+
+`arguments` and `result` are copied into the entry: they take nothing of rfops.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rfops.dispatch.layout import Shuffled
+from rfops.dispatch.op import Op
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a problem is solved by an op."""
+
+    arguments: Callable[[Any], tuple[Any, dict[str, Any]]]  # of data: sizes, and tensors by name
+    result: Callable[[Any, torch.Tensor], Any]  # of data and the op's: what is returned
+    module: str  # that declares the op, as OP
+    call: Callable[[dict[str, Any], Any], object]  # of the tensors and data: calls the op
+    helpers: tuple[Callable[..., Any], ...] = ()  # of `arguments`
+
+    @property
+    def op(self) -> Op:
+        found: Op = importlib.import_module(self.module).OP
+        return found
+
+
+def is_out(data: Any, out: torch.Tensor) -> Any:
+    return out
+
+
+# ---------------------------------------------------------------- amd-fp8-mm
+
+
+def fp8_mm(data: Any) -> tuple[Any, dict[str, Any]]:
+    x, w, x_scale, w_scale, out = data
+    tensors = {"x": x, "w": w, "x_scale": x_scale, "w_scale": w_scale, "out": out}
+    return (x.shape[0], w.shape[0], x.shape[1]), tensors
+
+
+def _call_fp8_mm(t: dict[str, Any], _data: Any) -> object:
+    from rfops import gemm_a8w8_blockscale
+
+    return gemm_a8w8_blockscale(t["x"], t["w"], t["x_scale"], t["w_scale"], out=t["out"])
+
+
+# ---------------------------------------------------------------- amd-mixture-of-experts
+
+
+def mixture_of_experts(data: Any) -> tuple[Any, dict[str, Any]]:
+    x, weights, config = data
+    names = [f"experts.{e}" for e in range(config["n_routed_experts"])]
+    gate, up, down = ([weights[f"{name}.{part}.weight"] for name in names] for part in range(3))
+    shared = config["n_shared_experts"]  # as wide as so many experts: their columns, and rows
+    gate += shared_of(weights["shared_experts.0.weight"], shared, 1)
+    up += shared_of(weights["shared_experts.1.weight"], shared, 1)
+    down += shared_of(weights["shared_experts.2.weight"], shared, 0)
+    x = x.view(-1, x.shape[-1])
+    sizes = (*x.shape, gate[0].shape[1], len(names), shared, config["n_experts_per_token"])
+    tensors = {"x": x, "gate": gate, "up": up, "down": down, "router": weights["router.weight"]}
+    return sizes, tensors
+
+
+def shared_of(weight: torch.Tensor, parts: int, dim: int) -> list[torch.Tensor]:
+    return [part.contiguous() for part in weight.chunk(parts, dim)]
+
+
+def as_x(data: Any, out: torch.Tensor) -> Any:
+    return out.view(data[0].shape)
+
+
+def _call_mixture_of_experts(t: dict[str, Any], data: Any) -> object:
+    from rfops import moe_layer
+
+    config = data[2]
+    weights = (t["gate"], t["up"]), t["down"]
+    top_k, shared = config["n_experts_per_token"], config["n_shared_experts"]
+    return moe_layer(t["x"], t["router"], *weights, top_k, num_shared=shared)
+
+
+# ---------------------------------------------------------------- amd-mxfp4-mm
+
+
+def mxfp4_mm(data: Any) -> tuple[Any, dict[str, Any]]:
+    x, b, _, w, w_scale = data
+    return (x.shape[0], b.shape[0], x.shape[1]), {"x": x, "w": w, "w_scale": w_scale}
+
+
+def _call_mxfp4_mm(t: dict[str, Any], _data: Any) -> object:
+    from rfops import gemm_a16wfp4
+
+    return gemm_a16wfp4(t["x"], Shuffled(t["w"], "16x16"), Shuffled(t["w_scale"], "32x8"))
+
+
+# ---------------------------------------------------------------- amd-mixed-mla
+
+
+def mixed_mla(data: Any) -> tuple[Any, dict[str, Any]]:
+    q, kv_data, _, kv_indptr, config = data
+    kv, kv_scale = kv_data["fp8"]
+    kv = kv.view(-1, 1, 1, kv.shape[-1])  # pages of one token
+    tensors = {
+        "q": q, "kv": kv, "kv_indptr": kv_indptr, "kv_indices": order(kv.shape[0], kv.device),
+        "kv_scale": kv_scale,
+    }  # fmt: skip
+    return (config["batch_size"], config["q_seq_len"], kv.shape[0]), tensors
+
+
+@functools.cache
+def order(tokens: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(tokens, dtype=torch.int32, device=device)
+
+
+def _call_mixed_mla(t: dict[str, Any], data: Any) -> object:
+    from rfops import mla_decode
+
+    config = data[4]
+    return mla_decode(
+        t["q"], t["kv"], t["kv_indptr"], t["kv_indices"], config["sm_scale"],
+        qo_len=config["q_seq_len"], kv_scale=t["kv_scale"],
+    )  # fmt: skip
+
+
+ROWS = {
+    "amd-fp8-mm": Row(fp8_mm, is_out, "rfops.gemm.a8w8_blockscale", _call_fp8_mm),
+    "amd-mixture-of-experts": Row(
+        mixture_of_experts, as_x, "rfops.moe.fused_moe_tables", _call_mixture_of_experts,
+        (shared_of,),
+    ),
+    "amd-mxfp4-mm": Row(mxfp4_mm, is_out, "rfops.gemm.a16wfp4", _call_mxfp4_mm),
+    "amd-mixed-mla": Row(
+        mixed_mla, is_out, "rfops.attention.mla_decode", _call_mixed_mla, (order,)
+    ),
+}  # fmt: skip

@@ -1,0 +1,272 @@
+"""torch's `load_inline` for entries, against the virtual GPU: no ROCm is needed.
+
+A HIP source is compiled as hipcc does: for the device, whose code object goes into the host's
+object; and for the host, where `kernel<<<...>>>` is a call of libamdhip64's. The compiler is
+ziglang's clang, HIP's headers are those that Triton brings, what both lack is in csrc/hip_shim/.
+What was built is kept in the cache by its content.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import re
+import shlex
+import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rfops.jit import paths, settings, vgpu_library_folder
+from rfops.jit.build import toolchain
+from rfops.jit.cache import trust
+from rfops.jit.cache.files import cache_root
+
+SHIM = paths.CSRC / "hip_shim"
+_HOST_ENTRY = "host-x86_64-unknown-linux-gnu-"
+_PAGE = 4096
+_REFUSED = {
+    "hipblas": "hipBLAS", "rocblas": "rocBLAS", "rocwmma": "rocWMMA", "ck/": "Composable Kernel",
+    "ck_tile": "Composable Kernel", "hipcub": "hipCUB", "rocprim": "rocPRIM", "miopen": "MIOpen",
+}  # fmt: skip
+
+
+class CannotBuild(RuntimeError):
+    """An entry's sources: why they cannot be built here."""
+
+
+def activate() -> None:
+    """`torch.utils.cpp_extension.load_inline` is this one, for the rest of the process."""
+    from torch.utils import cpp_extension
+
+    _host_compiler()  # the user's: an entry may set CXX to what its competition's machine has
+    cpp_extension.load_inline = load_inline  # type: ignore[assignment]
+
+
+def load_inline(
+    name: str,
+    cpp_sources: str | Sequence[str] = "",
+    cuda_sources: str | Sequence[str] = "",
+    functions: Any = None,
+    extra_cflags: Sequence[str] | None = None,
+    extra_cuda_cflags: Sequence[str] | None = None,
+    extra_ldflags: Sequence[str] | None = None,
+    extra_include_paths: Sequence[str] | None = None,
+    verbose: bool = False,
+    no_implicit_headers: bool = False,
+    **_others: Any,
+) -> Any:
+    """As torch's: the module that pybind11 makes of the sources."""
+    del verbose, extra_ldflags, extra_include_paths
+    host = ["" if no_implicit_headers else "#include <torch/extension.h>", *_texts(cpp_sources)]
+    names = functions if isinstance(functions, dict) else dict.fromkeys(_texts(functions or []))
+    if names:
+        rows = [f'  m.def("{n}", torch::wrap_pybind_function({n}), "{n}");' for n in names]
+        host += ["PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *rows, "}"]
+    device = _texts(cuda_sources)
+    if device and not no_implicit_headers:
+        device = ["#include <torch/types.h>", "#include <hip/hip_runtime.h>", *device]
+    if device and "{" not in "".join(_texts(cpp_sources)):  # declarations: torch is read once less
+        device += ["#if !defined(__HIP_DEVICE_COMPILE__)", *host, "#endif"]
+        host = []
+    texts = [_as_hip("\n".join(part)) for part in (host, device)]
+    flags = [_flags(given or ()) for given in (extra_cflags, extra_cuda_cflags)]
+    return _loaded(name, _library(name, (texts[0], texts[1]), (flags[0], flags[1])))
+
+
+def _texts(sources: str | Iterable[str]) -> list[str]:
+    return [sources] if isinstance(sources, str) else list(sources)
+
+
+def _as_hip(text: str) -> str:
+    """CUDA's names as HIP's, which torch does to every extension on ROCm."""
+    for word, library in _REFUSED.items():
+        if re.search(rf"#include\s*<{re.escape(word)}", text):
+            raise CannotBuild(f"{library} is not here: rfops eval builds what HIP alone can build")
+    if "cuda" not in text.lower():
+        return text
+    from torch.utils.hipify.hipify_python import PYTORCH_MAP, RE_PYTORCH_PREPROCESSOR
+
+    return RE_PYTORCH_PREPROCESSOR.sub(lambda match: str(PYTORCH_MAP[match[0]]), text)
+
+
+def _flags(given: Iterable[str]) -> list[str]:
+    """Those of hipcc that clang knows, as a shell would split them; the architecture is the
+    virtual GPU's."""
+    words = [word for text in given for word in shlex.split(text)]
+    return [word for word in words if not word.startswith(_DROPPED)]
+
+
+_DROPPED = ("--offload-arch", "--rocm", "-save-temps", "--save-temps", "-Rpass", "-march=")
+
+
+# ---------------------------------------------------------------- building
+
+
+def _library(name: str, texts: tuple[str, str], flags: tuple[list[str], list[str]]) -> Path:
+    """The shared library of a host's and a HIP text, each with its flags, from the cache or built
+    now."""
+    arch = settings.text("RFOPS_VGPU_ARCH")
+    shim = [file.read_text(encoding="utf-8") for file in sorted(SHIM.rglob("*.h"))]
+    versions = torch.__version__, sys.version, _zig("version").strip()
+    told = [name, *texts, arch, *flags[0], "-", *flags[1], *shim, *versions]
+    key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:40]
+    root = cache_root().parent / "entries"  # what the engine has no part in
+    library = root / key / f"{name}.so"
+    if library.is_file():
+        trust.check(root, key)
+        trust.check_file(root, library)
+        return library
+    trust.make_folder(library.parent)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as folder:
+        built = _build(name, texts, flags, arch, Path(folder))
+        built.replace(library)
+    return library
+
+
+def _build(
+    name: str, texts: tuple[str, str], flags: tuple[list[str], list[str]], arch: str, folder: Path
+) -> Path:
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        objects = []
+        if texts[0]:
+            objects.append(pool.submit(_host_object, name, texts[0], flags[0], folder))
+        if texts[1]:
+            objects.append(pool.submit(_hip_object, name, texts[1], flags[1], arch, folder))
+        files = [str(future.result()) for future in objects]
+    torch_lib = Path(torch.__file__).parent / "lib"
+    output = folder / f"{name}.so"
+    hip = vgpu_library_folder() / "libamdhip64.so"
+    libraries = [str(hip), f"-L{torch_lib}", "-ltorch", "-ltorch_cpu", "-lc10", "-ltorch_python"]
+    _run(
+        [
+            *_host_compiler(),
+            "-shared",
+            "-o",
+            str(output),
+            *files,
+            *libraries,
+            f"-Wl,-rpath,{torch_lib}",
+        ]
+    )
+    return output
+
+
+@functools.cache
+def _host_compiler() -> tuple[str, ...]:
+    return toolchain.host_toolchain().argv
+
+
+def _host_object(name: str, text: str, flags: list[str], folder: Path) -> Path:
+    source, output = folder / "main.cpp", folder / "main.o"
+    source.write_text(text, encoding="utf-8")
+    words = [
+        *_host_compiler(),
+        "-c",
+        str(source),
+        "-o",
+        str(output),
+        "-fPIC",
+        *_CXX,
+        *_defines(name),
+    ]
+    _run([*words, *_include_flags(), *flags, "-O0", "-w"])
+    return output
+
+
+def _hip_object(name: str, text: str, flags: list[str], arch: str, folder: Path) -> Path:
+    source, assembly, code = (folder / f"kernels.{end}" for end in ("hip", "s", "hsaco"))
+    elf, fat, output = (folder / f"kernels.{end}" for end in ("elf.o", "hipfb", "o"))
+    source.write_text(text, encoding="utf-8")
+    common = ["clang", "-x", "hip", f"--offload-arch={arch}", "-nogpuinc", "-nogpulib", *_CXX, "-w",
+              "-resource-dir", str(_zig_folder() / "lib"), "-include", str(SHIM / "wrapper.h"),
+              "-ferror-limit=5", *_defines(name), *_include_flags()]  # fmt: skip
+    _zig(*common, "-O3", *flags, "--cuda-device-only", *_bitcode(), "-S", source, "-o", assembly)
+    _zig("clang", "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", assembly, "-o", elf)
+    _zig("ld.lld", "-shared", elf, "-o", code)
+    fat.write_bytes(_bundle([(_HOST_ENTRY, b""), (f"hipv4-amdgcn-amd-amdhsa--{arch}",
+                                                  code.read_bytes())]))  # fmt: skip
+    holds = ("-Xclang", "-fcuda-include-gpubinary", "-Xclang", fat)
+    host = ("-O1", "--target=x86_64-linux-gnu", "--cuda-host-only", "-fPIC", *holds)
+    _zig(*common, *flags, *host, "-c", source, "-o", output)
+    return output
+
+
+_CXX = ("-std=c++20", "-D_GLIBCXX_USE_CXX11_ABI=1")
+
+
+def _defines(name: str) -> list[str]:
+    return [f"-DTORCH_EXTENSION_NAME={name}", "-DTORCH_API_INCLUDE_EXTENSION_H",
+            "-D__HIP_PLATFORM_AMD__=1", "-DUSE_ROCM=1"]  # fmt: skip
+
+
+def _include_flags() -> list[str]:
+    torch_include = Path(torch.__file__).parent / "include"
+    system = [torch_include, torch_include / "torch/csrc/api/include",
+              Path(sysconfig.get_paths()["include"])]  # fmt: skip
+    return [f"-I{SHIM}", f"-I{_amd() / 'include'}", *(f"-isystem{folder}" for folder in system)]
+
+
+def _amd() -> Path:
+    """Triton's folder of AMD's headers and device library."""
+    spec = importlib.util.find_spec("triton")
+    folder = Path(spec.origin).parent / "backends" / "amd" if spec and spec.origin else Path()
+    if not (folder / "include" / "hip" / "hip_runtime.h").is_file():
+        raise CannotBuild("HIP's headers are not here: pip install triton, which brings them")
+    return folder
+
+
+def _bitcode() -> list[str]:
+    files = [str(_amd() / "lib" / name) for name in ("ocml.bc", "ockl.bc")]
+    return [w for f in files for w in ("-Xclang", "-mlink-builtin-bitcode", "-Xclang", f)]
+
+
+def _zig_folder() -> Path:
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None or spec.origin is None:
+        raise CannotBuild("a clang that knows HIP is not here: pip install ziglang")
+    return Path(spec.origin).parent
+
+
+def _zig(*words: str | Path) -> str:
+    return _run([str(_zig_folder() / "zig"), *map(str, words)])
+
+
+def _run(words: list[str]) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False,
+                          stdin=subprocess.DEVNULL, env=toolchain.environment())  # fmt: skip
+    output = done.stdout + done.stderr
+    if done.returncode != 0:
+        errors = [line for line in output.splitlines() if "error" in line or "undefined" in line]
+        told = "; ".join(errors[:5]) or f"{words[0]}: status {done.returncode}: {output[-500:]}"
+        raise CannotBuild(told)
+    return output
+
+
+def _bundle(images: Sequence[tuple[str, bytes]]) -> bytes:
+    """clang's offload bundle: a head, then each entry's bytes on a page of their own."""
+    head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", len(images))
+    size = len(head) + sum(24 + len(name) for name, _ in images)
+    at, body = -(-size // _PAGE) * _PAGE, b""
+    for name, data in images:
+        head += struct.pack("<QQQ", at + len(body), len(data), len(name)) + name.encode()
+        body += data + b"\0" * (-len(data) % _PAGE)
+    return head.ljust(at, b"\0") + body
+
+
+def _loaded(name: str, library: Path) -> Any:
+    ctypes.CDLL(str(vgpu_library_folder() / "libamdhip64.so"))  # found by its name from now on
+    spec = importlib.util.spec_from_file_location(name, library)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

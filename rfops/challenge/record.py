@@ -1,0 +1,242 @@
+"""What an op launches on inputs of given sizes, without building or running anything.
+
+    with recording("gfx942") as record:
+        plan = record(inputs, lambda: rfops.gemm_a8w8_blockscale(x, w, x_scale, w_scale, out=out))
+
+The op's own checks, route and plan are asked; a launch's tensors are then named: an input, the
+result, or scratch memory of the op's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rfops.dispatch.family import Family
+from rfops.dispatch.op import Op
+from rfops.jit import CompiledOp, settings
+from rfops.jit.launch.bind import bound_by
+
+Dim3 = tuple[int, int, int]
+Tensors = Mapping[str, Any]  # a tensor, or a tuple of them, by name
+
+
+class Variant(NamedTuple):
+    """A kernel's module with the constants that are compiled in."""
+
+    op: CompiledOp
+    defines: tuple[tuple[str, Any], ...]
+
+
+class Place(NamedTuple):
+    """A launch's tensor: where it begins, in bytes from the named one's first."""
+
+    name: str
+    offset: int = 0
+    item: int | None = None  # in a tuple of tensors
+
+
+class Launch(NamedTuple):
+    variant: Variant
+    grid: Dim3
+    block: Dim3
+    lds: int
+    args: tuple[Any, ...]  # Place, None, a number, or a tuple of Places and None for a table
+
+
+class Plan(NamedTuple):
+    """What one call launches, in order."""
+
+    launches: tuple[Launch, ...]
+    scratch: Mapping[str, int]  # bytes, zeros before the first call
+    result: tuple[tuple[int, ...], torch.dtype] | None  # of what is made; None: it was given
+
+
+class _Only(TorchDispatchMode):
+    """Memory may be had and viewed; what torch would compute is no launch of ours."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        is_view = func.is_view or "empty" in str(func) or "zeros" in str(func)
+        if not is_view and str(func) not in ("aten.detach.default", "aten._reshape_alias.default"):
+            raise ValueError(f"torch's {func} is among what the op does: no kernel of a plan's")
+        return func(*args, **(kwargs or {}))
+
+
+class _Kernel:
+    """In a BoundKernel's place."""
+
+    def __init__(self, launches: list[Any], op: CompiledOp, defines: Mapping[str, Any]) -> None:
+        self._launches, self._variant = launches, Variant(op, tuple(sorted(defines.items())))
+        self._is_tensor = [p.scalar is None for p in op.parameters]
+
+    def launch(
+        self, grid: Dim3, block: Dim3, args: Sequence[Any], lds: int = 0, stream: Any = None
+    ) -> None:
+        del stream
+        self._launches.append(Launch(self._variant, grid, block, lds, tuple(args)))
+
+    def prepare(self, block: Dim3, tensors: tuple[int, ...], lds: int = 0) -> Any:
+        at = iter(tensors)
+        places = [next(at) if tensor else -1 for tensor in self._is_tensor]
+
+        def run_of(grid: Dim3, scalars: tuple[Any, ...]) -> Callable[..., None]:
+            def run(*args: Any) -> None:
+                value = iter(scalars)
+                full = [args[place] if place >= 0 else next(value) for place in places]
+                self.launch(grid, block, full, lds)
+
+            return run
+
+        return run_of
+
+
+class Recorder:
+    """Of one architecture; made by `recording`."""
+
+    def __init__(self) -> None:
+        self._launches: list[Launch] = []
+        self._result: tuple[tuple[int, ...], torch.dtype] | None = None
+        self._made: torch.Tensor | None = None
+
+    def __call__(self, inputs: Tensors, op: Op, call: Callable[[], Any]) -> Plan:
+        """The plan of a call of `op`, which is made in `call` on tensors that hold nothing."""
+        self._launches.clear()
+        self._result = self._made = None
+        own = op.call
+        op.call = lambda *args: self._recorded(op, args)
+        try:
+            call()
+        finally:
+            op.call = own
+        named = dict(inputs) if self._made is None else {**inputs, "out": self._made}
+        names = _Names(named, self._launches)
+        launches = tuple(
+            one._replace(args=tuple(map(names.of, one.args))) for one in self._launches
+        )
+        return Plan(launches, names.scratch, self._result)
+
+    def _recorded(self, op: Op, args: tuple[Any, ...]) -> Any:
+        c, config = op.check(op._typed_values(args))
+        passed = args[op.num_inputs : op.num_inputs + op.num_passed]
+        results = [
+            made if given is None else given
+            for made, given in zip(op.make_results(c), passed, strict=False)
+        ]
+        if len(results) != 1:
+            raise ValueError(f"{op.name} has {len(results)} results; a plan has one")
+        if passed[0] is None:
+            self._made = results[0]
+            self._result = tuple(results[0].shape), results[0].dtype
+        kernel, _, config = op.decide(c, Family(op, c, config).router, config)
+        if not kernel.is_hip:
+            reasons = {n: k.refuses(c) for n, k in op.kernels.items() if k.is_hip}
+            raise ValueError(f"{op.name} {c} on {c.arch} goes to {kernel.name}, no HIP: {reasons}")
+        run = op.finish_run(c, kernel.variant(c, config)(*c.sizes.values()))
+        with _Only():  # type: ignore[no-untyped-call]
+            run(results[0], *[args[at] for at in op._tensors_at])
+        return results[0]
+
+
+class _Names:
+    """What each tensor of the launches is called."""
+
+    def __init__(self, inputs: Tensors, launches: Sequence[Launch]) -> None:
+        self._known: list[tuple[int, int, Place]] = []
+        for name, value in inputs.items():
+            pairs = enumerate(value) if isinstance(value, (tuple, list)) else [(None, value)]
+            for item, tensor in pairs:
+                if tensor is not None and tensor.numel():
+                    self._known.append((*_span(tensor), Place(name, 0, item)))
+        self.scratch: dict[str, int] = {}
+        spans = [
+            (*_span(tensor), parameter.name)
+            for launch in launches
+            for parameter, arg in zip(launch.variant.op.parameters, launch.args, strict=True)
+            for tensor in (arg if parameter.count else (arg,))
+            if isinstance(tensor, torch.Tensor) and tensor.numel() and self._find(tensor) is None
+        ]
+        self._add_scratch(spans, set(inputs))
+
+    def _add_scratch(self, spans: list[tuple[int, int, str]], taken: set[str]) -> None:
+        """Those that overlap are one."""
+        merged: list[tuple[int, int, str]] = []
+        first_use = {span: at for at, span in reversed(list(enumerate(spans)))}
+        for begin, end, name in sorted(set(spans), key=lambda s: (s[0], first_use[s])):
+            if merged and begin < merged[-1][1]:
+                last = merged[-1]
+                merged[-1] = last[0], max(last[1], end), last[2]
+            else:
+                merged.append((begin, end, name))
+        merged.sort(key=lambda m: min(first_use[s] for s in spans if m[0] <= s[0] < m[1]))
+        for begin, end, name in merged:
+            unique = name
+            while unique in taken:
+                unique += "_"
+            taken.add(unique)
+            self.scratch[unique] = end - begin
+            self._known.append((begin, end, Place(unique)))
+
+    def _find(self, tensor: torch.Tensor) -> Place | None:
+        at = tensor.data_ptr()
+        exact = next((p for begin, _, p in self._known if begin == at), None)
+        if exact is not None:
+            return exact
+        found = ((b, p) for b, end, p in self._known if b <= at < end)
+        begin, place = next(found, (0, None))
+        return None if place is None else place._replace(offset=at - begin)
+
+    def of(self, arg: Any) -> Any:
+        if isinstance(arg, (tuple, list)):
+            return tuple(map(self.of, arg))
+        if not isinstance(arg, torch.Tensor):
+            return arg
+        return self._find(arg) if arg.numel() else None
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses from its first to behind its last element."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))  # noqa: B905
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
+
+
+@contextlib.contextmanager
+def recording(arch: str) -> Iterator[Recorder]:
+    recorder = Recorder()
+
+    def bind(op: CompiledOp, defines: Mapping[str, Any]) -> Any:
+        return _Kernel(recorder._launches, op, defines)
+
+    part = settings.put("RFOPS_VGPU_PART", "")
+    with part, settings.put("RFOPS_VGPU_ARCH", arch), bound_by(bind):
+        yield recorder
+
+
+def unreal(made: Callable[[], Tensors]) -> dict[str, Any]:
+    """What `made` returns, of the same sizes, strides and memory in common, but nothing is computed
+    nor written: tensors of hundreds of GiB cost nothing."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fakes = made()
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def real(value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return tuple(map(real, value))
+        if not isinstance(value, torch.Tensor):
+            return value
+        theirs = value.untyped_storage()
+        if theirs._cdata not in storages:
+            made = torch.empty(theirs.nbytes(), dtype=torch.uint8)
+            storages[theirs._cdata] = made.untyped_storage()
+        empty = torch.empty(0, dtype=value.dtype)
+        place = value.storage_offset(), value.size(), value.stride()
+        return empty.set_(storages[theirs._cdata], *place)
+
+    return {name: real(value) for name, value in fakes.items()}

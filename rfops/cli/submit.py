@@ -1,0 +1,54 @@
+"""`rfops submit PROBLEM -o FILE`: write an entry to a GPU competition, one file that takes nothing
+of rfops."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rfops.challenge.problem import Case, Problem
+
+FORMS = ("load_inline", "module")
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("submit", help="write an entry to a GPU competition")
+    add = parser.add_argument
+    add("problem", help="amd-fp8-mm and so on")
+    add("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
+    add("--form", choices=FORMS, default=FORMS[0],
+        help="kernels: sources for load_inline (default), or code objects too")  # fmt: skip
+    add("--case", action="append", default=[],
+        help="'m: 64; n: 64; k: 128; seed: 1', besides the official ones and the reduced ones of "
+        "`rfops eval --shrink`")  # fmt: skip
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from rfops.challenge import problem
+    from rfops.challenge.submit import generate
+    from rfops.cli.common import with_ops
+
+    with_ops()
+    of = problem(options.problem)
+    words = ["rfops", "submit", of.name, "--form", options.form]
+    words += [word for case in options.case for word in ("--case", case)]
+    text = generate(of, options.form, _cases(of, options.case), shlex.join(words))
+    options.output.write_text(text, encoding="utf-8")
+    print(f"{options.output}: {len(text) / 1000:.0f} KB, {options.form}, for {of.arch}")
+    return 0
+
+
+def _cases(of: Problem, more: list[str]) -> list[Case]:
+    from rfops.challenge.problem import case_of
+
+    official = [*of.tests, *of.benchmarks]
+    cases = [*official, *map(of.shrink, official)]
+    for case in map(case_of, more):
+        if missing := set(official[0]) - set(case):
+            raise ValueError(f"case {case}: without {', '.join(sorted(missing))}")
+        cases.append(case)
+    return cases

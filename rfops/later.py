@@ -1,0 +1,119 @@
+"""What waits for others: for a module to be imported by whomever, for an op to be asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+# What rfops' own names mean: each module is imported when the first of its names is asked for.
+MODULES = {
+    "vgpu": "",
+    "attention.mla_decode": "mla_decode mla_decode_ref",
+    "attention.mla_layer_decode": "mla_layer_decode mla_layer_decode_ref rope_angles",
+    "gemm.a8w8_blockscale": "gemm_a8w8_blockscale gemm_a8w8_blockscale_ref",
+    "gemm.a16w8_blockscale": "batched_gemm_a16w8_blockscale batched_gemm_a16w8_blockscale_ref",
+    "gemm.a16wfp4": "gemm_a16wfp4 gemm_a16wfp4_ref",
+    "gemm.afp4wfp4": "gemm_afp4wfp4 gemm_afp4wfp4_ref",
+    "gemm.mxfp8": "gemm_mxfp8 gemm_mxfp8_ref",
+    "moe.align_block_size": "moe_align_block_size",
+    "moe.fused_moe": "fused_moe fused_moe_ref moe_layer",
+    "moe.grouped_gemm_mxfp8": "grouped_gemm_mxfp8 grouped_gemm_mxfp8_ref",
+    "moe.grouped_topk": "grouped_topk grouped_topk_ref",
+    "moe.router": "moe_router moe_router_ref",
+    "moe.topk_softmax": "topk_softmax topk_softmax_ref",
+    "quantization.fp8_blockscale": "quant_fp8_blockscale",
+    "quantization.mxfp4": "quant_mxfp4",
+    "quantization.mxfp8": "quant_mxfp8",
+    "quantization.shuffle": "shuffle_scale shuffle_weight unshuffle_scale unshuffle_weight",
+}
+
+
+def import_ops() -> None:
+    """Every op, torch with them."""
+    for module in MODULES:
+        importlib.import_module(f"rfops.{module}")
+
+
+Then = Callable[[ModuleType], object]
+_WANTED: dict[str, list[Then]] = {}
+
+
+def when_imported(name: str, then: Then) -> None:
+    """Call `then` with the module: now, or once somebody has imported it."""
+    module = sys.modules.get(name)
+    if module is not None:
+        then(module)
+        return
+    _WANTED.setdefault(name, []).append(then)
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+
+
+class _Finder(MetaPathFinder):
+    """Finds what the others find, with a loader that calls back."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in _WANTED:
+            return None
+        for finder in sys.meta_path:
+            ask = getattr(finder, "find_spec", None)
+            if ask is None or finder is self:
+                continue
+            spec: ModuleSpec | None = ask(fullname, path, target)
+            if spec is not None:
+                spec.loader = _Loader(spec.loader) if spec.loader else None
+                return spec
+        return None
+
+
+class _Loader(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self.loader
+        self.loader.exec_module(module)
+        for then in _WANTED.pop(module.__name__, []):
+            then(module)
+
+
+_FINDER = _Finder()
+
+
+class TorchOps(ModuleType):
+    """torch.ops.rfops until it is asked for an op that is not imported: then all ops are."""
+
+    registers = False  # torch asks, before it defines an op, whether there is one
+
+    def __init__(self, torch: Any) -> None:
+        super().__init__("torch.ops.rfops")
+        self._known, self._ops = torch.ops.rfops, torch.ops
+        torch.ops.rfops = self
+
+    def __getattr__(self, name: str) -> Any:
+        if not (name.startswith("__") or TorchOps.registers or hasattr(self._known, name)):
+            self._ops.rfops = self._known
+            import_ops()
+        return getattr(self._known, name)
+
+
+@contextlib.contextmanager
+def registering() -> Iterator[None]:
+    """Inside, torch.ops.rfops has what is imported, and imports nothing."""
+    TorchOps.registers = True
+    try:
+        yield
+    finally:
+        TorchOps.registers = False

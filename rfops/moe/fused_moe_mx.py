@@ -1,0 +1,265 @@
+"""What fused_moe with MXFP4 and with MX-FP8 weights share: formats, the op, torch route, reference.
+
+    q(v) = v in the format and back, blocks of 32 along the last dimension
+    h[t, e] = q(silu(g) * u),  g, u = q(x[t]) @ gate[e]^T, q(x[t]) @ up[e]^T,  w1[e] = gate over up
+    out[t] = sum over j of topk_weights[t, j] * (h[t, e_j] @ w2[e_j]^T),  e_j = topk_ids[t, j]
+
+silu(g) * u is rounded to x's dtype before it is quantised, as where the two products are two ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from rfops.dispatch.guards import check_int
+from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.layout import Shuffled, unwrap
+from rfops.dispatch.op import Op
+from rfops.dispatch.problem import Draw
+from rfops.quantization import mxfp4, mxfp8
+from rfops.quantization.mxfp8 import BLOCK
+from rfops.quantization.shuffle import unshuffle_scale, unshuffle_weight
+
+from .experts import with_shared
+from .fused_moe_tables import Moe, chosen
+from .router import moe_router_ref
+
+RAW = "raw"
+Values = Callable[[Tensor, Tensor, torch.dtype], Tensor]
+
+
+@dataclass(frozen=True)
+class Format:
+    """One of the two, as torch and csrc/include/rfops/moe_mx.h have it."""
+
+    word: str
+    name: str  # in csrc/
+    bits: int  # of an element
+    bumps: Mapping[str, int]  # of the ways to round scales, the default first
+    quantise: Callable[[Tensor, str], tuple[Tensor, Tensor]]
+    values: Values
+
+    @property
+    def step(self) -> int:
+        """Elements of 128 bytes."""
+        return 1024 // self.bits
+
+    def and_back(self, x: Tensor, rounding: str, dtype: torch.dtype) -> Tensor:
+        return self.values(*self.quantise(x, rounding), dtype)
+
+
+MXFP4 = Format(
+    "mxfp4", "Mxfp4", 4, mxfp4.ROUNDING, mxfp4.quant_mxfp4, mxfp4.dequant_mxfp4
+)  # fmt: skip
+MXFP8 = Format(
+    "mxfp8", "Mxfp8", 8, mxfp8.ROUNDING, mxfp8.quant_mxfp8, mxfp8.dequant_mxfp8
+)  # fmt: skip
+
+
+def declared(fmt: Format) -> str:
+    """The op's arguments."""
+    fp4 = fmt is MXFP4
+    kind, part = ("fp4", "/2") if fp4 else ("e4m3", "")
+    return f"""
+    x: bf16|f16[M, D] strided
+    w1: {kind}[E, N, D{part}] @16
+    w2: {kind}[E, D, I{part}] @16
+    w1_scale: e8m0[E, N, D/32]
+    w2_scale: e8m0[E, D, I/32]
+    topk_weights: f32[M, K]?
+    topk_ids: i32|i64[M, K]?
+    router_weight: bf16|f16[R, D]? strided
+    top_k: K >= 1
+    routed: R >= 0
+    renormalize: bool
+    round_scores: bool
+    rounding: {"|".join(fmt.bumps)}
+    w_layout: raw|16x16
+    scale_layout: raw|32x8
+    dtype: bf16|f16
+    -> out: dtype[M, D]
+    """
+
+
+HINTS = {
+    "x": "convert it first",
+    "w1_scale": "pass e8m0 bytes, one for each row and 32 of D",
+    "w2_scale": "pass e8m0 bytes, one for each row and 32 of I",
+    "topk_weights": "convert them with .float()",
+    "topk_ids": "convert them with .to(torch.int32)",
+}
+
+
+class MxMoe(Moe):
+    """The op of one format."""
+
+    own_types = Moe.own_types | {"w1", "w2", "w1_scale", "w2_scale"}
+
+    def __init__(self, fmt: Format, **options: Any) -> None:
+        self.fmt = fmt
+        super().__init__(
+            f"fused_moe_{fmt.word}", declared(fmt), sizes="M D I E K R N", positive="E D I",
+            table="M+ D I E K", max_bytes=None, hints=HINTS, usual={"rounding": next(iter(fmt.bumps))},
+            reference=self.refer, **options,
+        )  # fmt: skip
+
+    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+        _m, d, i, e, k, routed, n = sizes
+        if n != 2 * i:
+            wanted = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
+            return "w1", wanted, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
+        if d % BLOCK or i % BLOCK:
+            return "w1 and w2", f"of D and I multiples of {BLOCK}", f"D={d}, I={i}", "pad with zeros"
+        if c.w_layout != RAW and (d % 16 or i % 16):
+            return "w1", "of rows in sixteens where it is shuffled", f"I={i}", "pad with zeros"
+        if c.scale_layout != RAW and (d % 256 or i % 256):
+            wanted = "of D and I multiples of 256 where they are shuffled"
+            return "w1_scale and w2_scale", wanted, f"D={d}, I={i}", "pad weights with zeros"
+        return self.refuses_choice(c, e, k, routed)
+
+    def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
+        super().assume(sizes, values)
+        sizes.setdefault("N", 2 * sizes["I"])
+
+    def _multiple_of(self, size: str) -> int:
+        return 256 if size in ("D", "I") else super()._multiple_of(size)
+
+    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+        """Weights whose results are about 1, as quantising gives them."""
+        quantise = self.fmt.quantise
+        pairs = [
+            _each(lambda: quantise(draw.floats((rows, k)) / k**0.5, self.default_rounding), c.E)
+            for rows, k in ((c.N, c.D), (c.D, c.I))
+        ]
+        (w1, s1), (w2, s2) = pairs
+        own = {"w1": w1, "w2": w2, "w1_scale": s1, "w2_scale": s2}
+        return {**super().fit(c, draw), **own}
+
+    @property
+    def default_rounding(self) -> str:
+        return next(iter(self.fmt.bumps))
+
+    def roundings(self, c: Call) -> int:
+        """An element of h whose value lies between two of the format may become either, so results
+        are held to the format's own step, not to fp32's."""
+        return int(super().roundings(c) + 2**24 * 2.0**-6)
+
+    def refer(self, x: Tensor, *rest: Any) -> Tensor:
+        """The op's reference, as its arguments are declared."""
+        *weights, p, ids, router, top_k, routed, renormalize, round_scores = rest[:11]
+        rounding, w_layout, scale_layout, dtype = rest[11:]
+        if router is not None:
+            p, ids = moe_router_ref(x, router, top_k, renormalize, round_scores)
+        experts = Experts(self.fmt, rounding, *weights, w_layout, scale_layout)
+        return experts.run(x, p, ids, len(weights[0]) - routed).to(dtype)
+
+
+def _each(make: Callable[[], tuple[Tensor, Tensor]], count: int) -> tuple[Tensor, Tensor]:
+    made = [make() for _ in range(count)]
+    return torch.stack([q for q, _ in made]), torch.stack([s for _, s in made])
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The formula in torch on any device, in fp32 between the roundings that it has."""
+
+    fmt: Format
+    rounding: str
+    w1: Tensor
+    w2: Tensor
+    w1_scale: Tensor
+    w2_scale: Tensor
+    w_layout: str = RAW
+    scale_layout: str = RAW
+
+    def run(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, num_shared: int) -> Tensor:
+        """[M, D] fp32. It waits for the device once, to know how many rows each expert has."""
+        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        p, ids = with_shared(topk_weights, topk_ids, len(self.w1), num_shared)
+        rows = self.fmt.and_back(x, self.rounding, torch.float32)
+        for e in ids[ids >= 0].unique().tolist():
+            token, j = (ids == e).nonzero(as_tuple=True)
+            y = self.h(e, rows[token], x.dtype) @ self.weights(e, self.w2, self.w2_scale).T
+            total.index_add_(0, token, y * p[token, j].float()[:, None])
+        return total
+
+    def h(self, e: int, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """Of an expert: rounded to dtype, then to the format."""
+        gate, up = (rows @ self.weights(e, self.w1, self.w1_scale).T).chunk(2, 1)
+        h = (torch.nn.functional.silu(gate) * up).to(dtype)
+        return self.fmt.and_back(h, self.rounding, torch.float32)
+
+    def weights(self, e: int, w: Tensor, scale: Tensor) -> Tensor:
+        payload, scales = w[e], scale[e]
+        if self.w_layout != RAW:
+            payload = unshuffle_weight(payload)
+        if self.scale_layout != RAW:
+            scales = unshuffle_scale(scales, *scales.shape)
+        return self.fmt.values(payload, scales, torch.float32)
+
+
+class Torch(Kernel):
+    """Expert by expert."""
+
+    name = "torch"
+
+    def __init__(self, fmt: Format) -> None:
+        self.fmt = fmt
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        how = self.fmt, c.rounding
+
+        def run(
+            out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, s1: Tensor, s2: Tensor, *choice: Any
+        ) -> None:
+            experts = Experts(*how, w1, w2, s1, s2, c.w_layout, c.scale_layout)
+            out.copy_(experts.run(x, *chosen(c, x, *choice), c.E - c.R))
+
+        return lambda *_sizes: run
+
+
+# ---------------------------------------------------------------- the call
+
+
+def arguments(
+    op: MxMoe, x: Any, w1: Any, w2: Any, w1_scale: Any, w2_scale: Any, choice: Sequence[Any],
+    num_shared: int, how: tuple[bool, bool], rounding: str | None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The op's, of those of fused_moe: layouts from types, scales by expert."""
+    first, layout = _alike(op, "w1", w1, "w2", w2)
+    second, scale_layout = _alike(op, "w1_scale", w1_scale, "w2_scale", w2_scale)
+    experts = first[1].shape[0] if isinstance(first[1], Tensor) and first[1].dim() else 0
+    scales = [_by_expert(s, w) for s, w in zip(second, first, strict=True)]
+    shared = check_int(op.name, "num_shared", num_shared, 0, experts)
+    dtype = x.dtype if isinstance(x, Tensor) else torch.bfloat16
+    dtype = dtype if dtype in (torch.bfloat16, torch.float16) else torch.bfloat16  # x is refused
+    rounding = op.default_rounding if rounding is None else rounding
+    return (x, *first, *scales, *choice, experts - shared, *how, rounding, layout, scale_layout, dtype)
+
+
+def _alike(op: Op, name: str, a: Any, other: str, b: Any) -> tuple[tuple[Any, Any], str]:
+    (first, layout), (second, own) = unwrap(a), unwrap(b)
+    if layout != own:
+        _fail(op, other, f"{layout} as {name} is", own, "shuffle both, or none")
+    return (first, second), layout
+
+
+def _by_expert(scale: Any, w: Any) -> Any:
+    """[E * rows, K/32], as scales of all experts are shuffled at once, as [E, rows, K/32]."""
+    flat = isinstance(scale, Tensor) and isinstance(w, Tensor) and scale.dim() == 2 and w.dim() == 3
+    if flat and scale.shape[0] == w.shape[0] * w.shape[1]:
+        return scale.view(w.shape[0], w.shape[1], scale.shape[1])
+    return scale
+
+
+def _fail(op: Op, *refusal: str) -> NoReturn:
+    op.fail(*refusal)
+    raise AssertionError
+
+
+__all__ = ["MXFP4", "MXFP8", "Experts", "Format", "MxMoe", "Shuffled", "Torch", "arguments"]

@@ -1,0 +1,283 @@
+"""fused_moe with MXFP4 or MX-FP8 weights by HIP: four launches, one more where a router chooses.
+
+prepare   tokens of each expert, and x quantised   csrc/moe_mx_prepare.hip
+experts   gate, up, SiLU, h quantised              csrc/moe_mx_experts.hip
+experts   down                                     csrc/moe_mx_experts.hip
+add       each token's rows, in a fixed order      csrc/moe_add.hip
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rfops.dispatch.guards import MAX_BYTES, check_config_ints
+from rfops.dispatch.heuristic import ceil
+from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.strided import matrix_strides
+from rfops.dispatch.workspace import Workspace
+from rfops.jit import compile_ops, u32
+from rfops.jit.arch import ROWS, WAVE
+
+from . import router
+from .choosing import refuses_choosing
+from .fused_moe_hip import (
+    ADD_COLUMNS, ID_TYPES, IN_TYPES, MOST_CHOSEN, MOST_EXPERTS, MOST_SHARED, TOKENS, VEC, XCDS,
+    _bind, moe_add_kernel,
+)  # fmt: skip
+from .fused_moe_mx import RAW, Format
+
+TILE, TILES = 16, 4  # rows of an operand; operands of weights of a wave
+EIGHTS, STEP_BYTES, BLOCK = 8, 128, 32
+MAX_M_TILES, MAX_WAVES, MAX_PER_CU = 8, 8, 8
+
+
+@dataclass(frozen=True)
+class MxMoeConfig:
+    """A variant of csrc/moe_mx_experts.hip; its head comment says what each means."""
+
+    m_tiles: int  # tiles of 16 rows of an expert, of a workgroup
+    up_n: int  # waves side by side along the columns of gate and up
+    up_k: int  # waves that share out K there
+    down_n: int  # the same of down
+    down_k: int
+    per_cu: int = 2  # workgroups of a CU, at most
+
+    def __post_init__(self) -> None:
+        check_config_ints(self)
+        for name in ("m_tiles", "up_n", "up_k", "down_n", "down_k"):
+            value = getattr(self, name)
+            if value < 1 or value & (value - 1):
+                raise ValueError(f"{self}: {name} must be a power of two")
+        if self.m_tiles > MAX_M_TILES or not 1 <= self.per_cu <= MAX_PER_CU:
+            raise ValueError(f"{self}: m_tiles is 1 to {MAX_M_TILES}, per_cu 1 to {MAX_PER_CU}")
+        for n, k in ((self.up_n, self.up_k), (self.down_n, self.down_k)):
+            if n * k > MAX_WAVES or k > 4:
+                raise ValueError(f"{self}: n * k is 1 to {MAX_WAVES} waves, of k 1 to 4")
+            if k > 1 and self.m_tiles > 2:
+                raise ValueError(f"{self}: waves share out K with m_tiles of 1 and 2 alone")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of the two products: [rows, k] by w [n, k]."""
+
+    number: int
+    n: int
+    k: int
+    n_waves: int
+    k_waves: int
+
+    def steps(self, fmt: Format) -> int:
+        return int(ceil(self.k, fmt.step))
+
+    def chunk(self, fmt: Format, m_tiles: int) -> int:
+        """Steps of rows in LDS at a time."""
+        most = 2 if m_tiles > 4 else 4
+        return next(c for c in (4, 2, 1) if c <= most and self.steps(fmt) % c == 0)
+
+    def columns(self, fmt: Format) -> int:
+        """Of the result, of stage 1 with what pads h."""
+        return int(ceil(self.n, fmt.step) * fmt.step) if self.number == 1 else self.n
+
+    @property
+    def tile(self) -> int:
+        """Columns of a workgroup."""
+        return self.n_waves * TILES * TILE // (2 if self.number == 1 else 1)
+
+
+def stages(c: Call, config: MxMoeConfig) -> tuple[Stage, Stage]:
+    return (
+        Stage(1, c.I, c.D, config.up_n, config.up_k),
+        Stage(2, c.D, c.I, config.down_n, config.down_k),
+    )
+
+
+@compile_ops(
+    "moe_mx_prepare",
+    kernel="moe_mx_prepare",
+    variants=lambda _arch: [
+        {"IN": "bf16", "ID": "i32", "TOP_K": 8, "FORMAT": "Mxfp4", "BUMP": 0x200000, "CHUNK": 4}
+    ],
+)
+def moe_mx_prepare_kernel(
+    counts: Tensor, lists: Tensor, slots: Tensor, q: Tensor, scale: Tensor, topk_ids: Tensor,
+    x: Tensor, m: u32, k: u32, x_row: u32, steps: u32, experts: u32, list_groups: u32,
+) -> None:  # fmt: skip
+    """csrc/moe_mx_prepare.hip: the shapes stand there."""
+
+
+_BUILT: dict[str, int | str] = {
+    "HALF": "bf16", "FORMAT": "Mxfp4", "BUMP": 0x200000, "M_TILES": 1, "CHUNK": 4, "OUT_CHUNK": 1,
+    "SHUFFLED": 1, "SHUFFLED_SCALES": 1, "TAIL": 0, "EACH": 5, "STAGE": 1, "N_WAVES": 1,
+    "K_WAVES": 4,
+}  # fmt: skip
+
+
+@compile_ops("moe_mx_experts", kernel="moe_mx_experts", variants=lambda _arch: [_BUILT])
+def moe_mx_experts_kernel(
+    out: Tensor, out_scale: Tensor, x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor,
+    lists: Tensor, counts: Tensor, offsets: Tensor, m: u32, routed: u32, experts: u32, n: u32,
+    k: u32, w_row: u32, w_scale_row: u32, out_steps: u32, groups: u32,
+) -> None:  # fmt: skip
+    """csrc/moe_mx_experts.hip: the shapes stand there."""
+
+
+class HipMxMoe(Kernel):
+    name = "hip"
+    module = "moe_mx_experts"
+    more_modules = ("moe_mx_prepare", "moe_add")  # and the router's
+    Config = MxMoeConfig
+
+    def __init__(self, fmt: Format) -> None:
+        self.fmt = fmt
+
+    def refuses(self, c: Call) -> str | None:
+        if reason := self.refuses_arch(c):
+            return reason
+        shared = c.E - c.R
+        if c.E > MOST_EXPERTS or c.K > MOST_CHOSEN or shared > MOST_SHARED:
+            most = f"{MOST_CHOSEN} + {MOST_SHARED} of {MOST_EXPERTS}"
+            return f"{c.K} + {shared} of {c.E} experts are more than {most}"
+        row, column = matrix_strides(c, "x", c.D)
+        if column != 1 or row % VEC or c.align("x") % (2 * VEC):
+            return f"x does not lie in rows of {2 * VEC} bytes"
+        if c.scale_layout != RAW and c.align("w1_scale", "w2_scale") % 4:
+            return "shuffled scales do not begin at multiples of 4 bytes"
+        if c.has("router_weight"):
+            reason = refuses_choosing(c) or router.refuses_rows(c, c.R)
+            if reason:
+                return f"the router's {reason}"
+        if (c.M + 1) * ceil(c.D, self.fmt.step) * STEP_BYTES >= MAX_BYTES:
+            return "x quantised is beyond signed 32-bit offsets (2 GiB)"
+        if c.D * c.I * self.fmt.bits // 8 >= MAX_BYTES:
+            return "an expert's weights are beyond signed 32-bit offsets (2 GiB)"
+        if c.M * (c.K + shared) * ceil(max(c.D, c.I), TILE) >= 2**31:
+            return "more than 2^31 routed rows"
+        return None
+
+    def refuses_config(self, c: Call, config: MxMoeConfig) -> str | None:
+        for stage in stages(c, config):
+            if stage.chunk(self.fmt, config.m_tiles) % stage.k_waves:
+                return f"{stage.steps(self.fmt)} steps of K are not shared by {stage.k_waves} waves"
+        return None
+
+    def default(self, c: Call) -> MxMoeConfig:
+        """Tiles as high as an expert has rows."""
+        rows = ceil(c.M * (c.K + c.E - c.R), max(c.E, 1))
+        m_tiles = next((t for t in (1, 2, 4) if rows <= t * TILE), MAX_M_TILES)
+        configs = [MxMoeConfig(m_tiles, 1, k, 4, 1, 4) for k in (4, 2) if m_tiles < 4]
+        found = (config for config in configs if self.refuses_config(c, config) is None)
+        return next(found, MxMoeConfig(m_tiles, 4, 1, 4, 1, 1 if m_tiles > 4 else 2))
+
+    def candidates(self, c: Call) -> list[MxMoeConfig]:
+        first = self.default(c)
+        made = [
+            MxMoeConfig(m, up_n, up_k, down_n, 1, per_cu)
+            for m in (1, 2, 4, 8)
+            for up_n, up_k in ((1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))
+            for down_n in (4, 8)
+            for per_cu in (1, 2, 4)
+            if up_k == 1 or m <= 2
+        ]
+        fit = (config for config in made if self.refuses_config(c, config) is None)
+        return [first, *(config for config in fit if config != first)]
+
+    def defines(self, c: Call, config: MxMoeConfig) -> Mapping[str, Any]:
+        return self.of_stage(c, config, stages(c, config)[0])
+
+    def of_stage(self, c: Call, config: MxMoeConfig, stage: Stage) -> dict[str, Any]:
+        fmt, down = self.fmt, stages(c, config)[1]
+        return {
+            "HALF": IN_TYPES[c.x_dtype],
+            "FORMAT": fmt.name,
+            "BUMP": fmt.bumps[c.rounding],
+            "M_TILES": config.m_tiles,
+            "CHUNK": stage.chunk(fmt, config.m_tiles),
+            "OUT_CHUNK": down.chunk(fmt, config.m_tiles),
+            "SHUFFLED": int(c.w_layout != RAW),
+            "SHUFFLED_SCALES": int(c.scale_layout != RAW),
+            "TAIL": int(stage.k % fmt.step != 0),
+            "EACH": ceil(c.E, WAVE),
+            "STAGE": stage.number,
+            "N_WAVES": stage.n_waves,
+            "K_WAVES": stage.k_waves,
+        }
+
+    def variant(self, c: Call, config: MxMoeConfig) -> RunOf:
+        return lambda *sizes: _Launches(
+            c.with_sizes(**dict(zip(c.sizes, sizes, strict=True))), config, self
+        )
+
+
+class _Launches:
+    """Of one call. Lists and rows of x are in the workspace; what experts make is torch's
+    allocator's."""
+
+    def __init__(self, c: Call, config: MxMoeConfig, kernel: HipMxMoe) -> None:
+        self.c, self.config, self.kernel, fmt = c, config, kernel, kernel.fmt
+        ids = ID_TYPES[c.values.get("topk_ids_dtype", torch.int32)]
+        routed, m = c.R, c.M
+        up, down = stages(c, config)
+        self.rows = m * (c.K + c.E - routed)
+        self.x_bytes = up.steps(fmt) * STEP_BYTES, up.steps(fmt) * fmt.step // BLOCK
+        self.h_bytes = down.steps(fmt) * STEP_BYTES, down.steps(fmt) * fmt.step // BLOCK
+        self.scratch = Workspace(
+            c.device,
+            (routed * m, torch.int32),  # lists
+            (m * c.K, torch.int32),  # slots
+            (c.E + 1, torch.int32),  # offsets
+            (m * self.x_bytes[0], torch.uint8),
+            (m * self.x_bytes[1], torch.uint8),
+            (m * c.K, torch.float32),  # weights and ids, where a router makes them
+            (m * c.K, torch.int32),
+            zeros=c.E,
+        )
+        of_ids = {"ID": ids, "TOP_K": c.K}
+        self.is_routed = c.has("router_weight")
+        if self.is_routed:
+            self.route = router.prepare(c, routed, True)(m, c.D, routed)
+        lists = 0 if self.is_routed else ceil(m, TOKENS)
+        prepare = {"IN": IN_TYPES[c.x_dtype], **of_ids, "FORMAT": fmt.name,
+                   "BUMP": fmt.bumps[c.rounding], "CHUNK": up.chunk(fmt, config.m_tiles)}  # fmt: skip
+        eights = m * up.steps(fmt) * fmt.step // EIGHTS
+        launch = _bind(c, moe_mx_prepare_kernel, prepare, TOKENS, 7)
+        numbers = m, c.D, matrix_strides(c, "x", c.D)[0], up.steps(fmt), routed, lists
+        self.prepare = launch((lists + ceil(eights, TOKENS), 1, 1), numbers)
+        self.gate_up, self.down = self._experts(up, down), self._experts(down, down)
+        add = {"IN": IN_TYPES[c.x_dtype], **of_ids, "SHARED": c.E - routed}
+        grid = m, ceil(c.D, ADD_COLUMNS), 1
+        self.add = _bind(c, moe_add_kernel, add, 256, 6)(grid, (c.D, routed))
+
+    def _experts(self, stage: Stage, down: Stage) -> Run:
+        c, config, fmt = self.c, self.config, self.kernel.fmt
+        threads = stage.n_waves * stage.k_waves * WAVE
+        defines = self.kernel.of_stage(c, config, stage)
+        launch = _bind(c, moe_mx_experts_kernel, defines, threads, 9)
+        routed_rows, height = c.M * c.K, config.m_tiles * TILE
+        m_tiles = routed_rows // height + min(routed_rows, c.E)
+        m_tiles += (c.E - c.R) * ceil(c.M, height)
+        tiles = m_tiles * ceil(stage.columns(fmt), stage.tile)
+        groups = min(ROWS[c.arch].cus * config.per_cu, ceil(tiles, XCDS) * XCDS)
+        numbers = (c.M, c.R, c.E, stage.n, stage.k, stage.k * fmt.bits // 8, stage.k // BLOCK,
+                   down.steps(fmt), groups)  # fmt: skip
+        run: Run = launch((groups, 1, 1), numbers)
+        return run
+
+    def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
+        w1, w2, s1, s2, p, ids, router_weight = rest
+        lists, slots, offsets, xq, xs, made_p, made_ids, counts = self.scratch()
+        new = x.new_empty
+        hq, hs = (new((self.rows, b), dtype=torch.uint8) for b in self.h_bytes)
+        y = new((self.rows, self.c.D))
+        if self.is_routed:
+            p, ids = made_p, made_ids
+            self.route(p, ids, x, router_weight, counts, lists, slots)
+        self.prepare(counts, lists, slots, xq, xs, ids, x)
+        self.gate_up(hq, hs, xq, xs, w1, s1, lists, counts, offsets)
+        self.down(y, hs, hq, hs, w2, s2, lists, counts, offsets)
+        self.add(out, y, p, ids, slots, offsets)

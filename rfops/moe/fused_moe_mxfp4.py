@@ -1,0 +1,40 @@
+"""fused_moe with quant="mxfp4": weights in MXFP4, x and h quantised alike (formula: fused_moe_mx.py).
+
+| kernel | what it takes |
+|---|---|
+| hip (fused_moe_mx_hip.py) | gfx950: up to 512 experts, weights raw or shuffled |
+| torch | whatever is left, expert by expert |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from rfops.dispatch.problem import grid
+
+from .fused_moe_mx import MXFP4, MxMoe, Torch, arguments
+from .fused_moe_mx_hip import HipMxMoe
+
+# (D, I, E, K) of the challenge of 2026, the shared expert among E and K.
+CHALLENGE = [(7168, 256, 257, 9), (7168, 512, 33, 9)]
+
+OP = MxMoe(
+    MXFP4,
+    kernels=(HipMxMoe(MXFP4), Torch(MXFP4)),
+    shapes={
+        "published": [*grid("D I E K", CHALLENGE, M=(16, 128, 512)),
+                      *grid("D I E K", [(7168, 2048, 33, 9)], M=(512,))],
+    },
+)  # fmt: skip
+
+
+def call(x: Tensor, *weights: Any) -> Tensor:
+    """As fused_moe hands on: w1, w2, scales, choice, num_shared, how, rounding, out, config."""
+    *given, out, config = weights
+    args = arguments(OP, x, *given)
+    run = OP.traced if is_dynamo_compiling() else OP.call
+    made: Tensor = run(*args, out, config)
+    return made

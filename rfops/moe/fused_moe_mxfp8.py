@@ -1,0 +1,38 @@
+"""fused_moe with quant="mxfp8": weights in MX-FP8, x and h quantised alike (formula: fused_moe_mx.py).
+
+| kernel | what it takes |
+|---|---|
+| hip (fused_moe_mx_hip.py) | gfx950: up to 512 experts, weights raw or shuffled |
+| torch | whatever is left, expert by expert |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from rfops.dispatch.problem import grid
+
+from .fused_moe_mx import MXFP8, MxMoe, Torch, arguments
+from .fused_moe_mx_hip import HipMxMoe
+
+# (D, I, E, K) of MiniMax-M3 class models over 4 and 8 GPUs, the shared expert among E and K.
+MINIMAX = [(6144, 768, 129, 5), (6144, 384, 129, 5)]
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
+
+OP = MxMoe(
+    MXFP8,
+    kernels=(HipMxMoe(MXFP8), Torch(MXFP8)),
+    shapes={"published": grid("D I E K", MINIMAX, M=TOKENS)},
+)
+
+
+def call(x: Tensor, *weights: Any) -> Tensor:
+    """As fused_moe hands on: w1, w2, scales, choice, num_shared, how, rounding, out, config."""
+    *given, out, config = weights
+    args = arguments(OP, x, *given)
+    run = OP.traced if is_dynamo_compiling() else OP.call
+    made: Tensor = run(*args, out, config)
+    return made

@@ -1,0 +1,59 @@
+"""vLLM's plugin, `vllm.general_plugins: rfops = rfops.plugins.vllm:register`.
+
+With aiter, its functions and vLLM's own Triton ones are wrapped as soon as their modules are
+imported: vLLM takes each callee inside the call. Without, there are an attention backend,
+`--attention-backend RFOPS_MLA`, and experts without quantisation out of tree.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+from rfops.later import when_imported
+
+from . import around
+from .callees import AITER, GROUPS, VLLM
+
+BACKEND = "RFOPS_MLA"
+
+
+def register() -> None:
+    """Wrap what RFOPS_PLUGIN names; in every process, any number of times. On a torch that is not
+    ROCm's nothing is done. Raises ConfigError."""
+    groups = around.wanted(GROUPS)
+    if not groups or not is_rocm():
+        return
+    has_aiter = importlib.util.find_spec("aiter") is not None
+    for callee in (*AITER, *VLLM) if has_aiter else VLLM:
+        if callee.group in groups:
+            module = callee.target.rpartition(".")[0]
+            when_imported(module, functools.partial(around.put, callee))
+    if not has_aiter and "mla" in groups:
+        when_imported("vllm.v1.attention.backends.registry", _add_backend)
+    if not has_aiter and "moe" in groups:
+        name = "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
+        when_imported(name, _add_experts)
+    around.tell_at_exit()
+
+
+def is_rocm() -> bool:
+    import torch
+
+    return torch.version.hip is not None
+
+
+def _add_backend(registry: Any) -> None:
+    if BACKEND not in registry.AttentionBackendEnum.__members__:
+        registry.register_backend(BACKEND, "rfops.plugins.vllm_mla.RfopsMLABackend")
+
+
+def _add_experts(module: Any) -> None:
+    from vllm.model_executor.custom_op import CustomOp, op_registry_oot
+
+    from .vllm_moe import method_over
+
+    name = "UnquantizedFusedMoEMethod"
+    if name not in op_registry_oot:
+        CustomOp.register_oot(name=name)(method_over(module.UnquantizedFusedMoEMethod))

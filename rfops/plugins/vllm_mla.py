@@ -1,0 +1,69 @@
+"""RFOPS_MLA, vLLM's attention backend for MLA by rfops.mla_decode: vLLM's Triton backend, whose
+decoding goes to the op where its HIP kernel takes the call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.attention.backends.mla.triton_mla import TritonMLABackend, TritonMLAImpl
+
+from rfops.attention.mla_decode import mla_decode
+
+from .around import Args, Callee, Given, Key, Words
+from .callees import mla_given
+
+
+def _key(args: Args, words: Words) -> Key:
+    impl, q, cache, metadata, _ = args
+    rows = q[0] if isinstance(q, tuple) else q
+    lens = metadata.decode.seq_lens.shape
+    return rows.shape, rows.dtype, cache.dtype, lens, metadata.causal, impl.dcp_world_size
+
+
+def _route(impl: Any, q: Any, cache: torch.Tensor, metadata: Any, layer: Any) -> Given:
+    rows = q[0] if isinstance(q, tuple) else q
+    length, odd = divmod(rows.shape[0], metadata.decode.seq_lens.shape[0])
+    # Of several ranks the lengths are one's own, and the tokens of a query not its last.
+    if odd or (length > 1 and impl.dcp_world_size > 1):
+        raise ValueError("rows that are not uniform, or several of a rank's")
+    return mla_given(rows, rows.shape[0], cache, cache.shape[1], length)
+
+
+def _decode(
+    impl: Any, q: Any, cache: torch.Tensor, metadata: Any, layer: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[tokens, heads, 512] and lse [tokens, heads], natural logarithms."""
+    q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+    decode = metadata.decode
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    out = mla_decode(
+        q, cache.unsqueeze(2), None, decode.block_table, impl.scale,
+        qo_len=q.shape[0] // decode.seq_lens.shape[0], causal=metadata.causal,
+        kv_lens=decode.seq_lens, lse=lse,
+        kv_scale=layer._k_scale if cache.element_size() == 1 else None,
+    )  # fmt: skip
+    return out, lse
+
+
+MLA = Callee("vllm: RFOPS_MLA", "mla", _key, _route, _decode)
+
+
+class RfopsMLAImpl(TritonMLAImpl):  # type: ignore[misc]
+    def forward_mqa(
+        self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, layer: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        made: tuple[torch.Tensor, torch.Tensor | None] = MLA.call(
+            TritonMLAImpl.forward_mqa, self, q, kv_c_and_k_pe_cache, attn_metadata, layer
+        )
+        return made
+
+
+class RfopsMLABackend(TritonMLABackend):  # type: ignore[misc]
+    @staticmethod
+    def get_name() -> str:
+        return "RFOPS_MLA"
+
+    @staticmethod
+    def get_impl_cls() -> type[RfopsMLAImpl]:
+        return RfopsMLAImpl
