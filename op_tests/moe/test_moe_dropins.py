@@ -122,6 +122,21 @@ def test_fused_moe_of_fp8_blocks_as_vllm_calls_it() -> None:
     assert_fp8_correct(got, p)
 
 
+def test_fused_moe_of_mxfp4_as_vllm_calls_it() -> None:
+    """per_1x32: weights of two a byte and all experts' scales, shuffled when they were loaded."""
+    generator = torch.Generator().manual_seed(0)
+    w1, w2 = (torch.randn(3, n, k, generator=generator) / 16 for n, k in ((512, 256), (256, 256)))
+    (q1, s1), (q2, s2) = (rfops.quant_mxfp4(w.flatten(0, 1)) for w in (w1, w2))
+    p = random_problem(5, 256, 256, 3, 2, BF16)
+    raw = q1.view(3, 512, 128), q2.view(3, 256, 128)
+    wanted = rfops.fused_moe(p.x, *raw, *p.choice, quant="mxfp4", w1_scale=s1, w2_scale=s2)
+    scales = [rfops.shuffle_scale(s).data for s in (s1, s2)]
+    more = {"quant": compat.QuantType.per_1x32, "w1_scale": scales[0], "w2_scale": scales[1]}
+    got = vllm_fused_moe(p, *map(shuffled, raw), p.topk_ids, **more)  # type: ignore[arg-type]
+    assert wanted.float().norm() > 1
+    torch.testing.assert_close(got, wanted, rtol=2**-6, atol=2**-6)
+
+
 FUSED_REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "gelu": ({"activation": compat.ActivationType.Gelu}, "activation must be Silu, got .*Gelu"),
     "swiglu": ({"activation": 2}, "activation must be Silu, got 2; call the original"),

@@ -114,7 +114,12 @@ class MxMoe(Moe):
             wanted = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
             return "w1", wanted, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
         if d % BLOCK or i % BLOCK:
-            return "w1 and w2", f"of D and I multiples of {BLOCK}", f"D={d}, I={i}", "pad with zeros"
+            return (
+                "w1 and w2",
+                f"of D and I multiples of {BLOCK}",
+                f"D={d}, I={i}",
+                "pad with zeros",
+            )
         if c.w_layout != RAW and (d % 16 or i % 16):
             return "w1", "of rows in sixteens where it is shuffled", f"I={i}", "pad with zeros"
         if c.scale_layout != RAW and (d % 256 or i % 256):
@@ -239,7 +244,18 @@ def arguments(
     dtype = x.dtype if isinstance(x, Tensor) else torch.bfloat16
     dtype = dtype if dtype in (torch.bfloat16, torch.float16) else torch.bfloat16  # x is refused
     rounding = op.default_rounding if rounding is None else rounding
-    return (x, *first, *scales, *choice, experts - shared, *how, rounding, layout, scale_layout, dtype)
+    return (
+        x,
+        *first,
+        *scales,
+        *choice,
+        experts - shared,
+        *how,
+        rounding,
+        layout,
+        scale_layout,
+        dtype,
+    )
 
 
 def _alike(op: Op, name: str, a: Any, other: str, b: Any) -> tuple[tuple[Any, Any], str]:

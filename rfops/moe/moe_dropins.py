@@ -20,7 +20,7 @@ from rfops.dispatch.guards import Guard, describe
 from rfops.dispatch.layout import Shuffled
 from rfops.jit import log
 from rfops.jit.errors import show
-from rfops.quantization.shuffle import WEIGHT
+from rfops.quantization.shuffle import SCALE, WEIGHT
 
 from .align_block_size import Aligned
 from .align_block_size import moe_align_block_size as _moe_align_block_size
@@ -103,8 +103,8 @@ def fused_moe(
     """aiter.fused_moe.fused_moe: [M, D] of dtype, new.
 
     w1 [E, 2I, D], w2 [E, D, I], shuffled where `w1.is_shuffled` says so, which aiter's
-    shuffle_weight, vLLM and SGLang set. Of quant_type No, per_1x32 (MXFP4) and per_128x128 or
-    per_1x128 (FP8 with scales of blocks). expert_mask [all experts] is 1 for those that are here,
+    shuffle_weight, vLLM and SGLang set. Of quant_type No, per_1x32 (MXFP4, whose scales are always
+    shuffled) and per_128x128 or per_1x128 (FP8 with scales of blocks). expert_mask [all experts] is 1 for those that are here,
     whose order is that of w1. Tokens from num_local_tokens on have rows of zeros. doweight_stage1
     for one expert a token. Raises ValueError for what is not taken: other activations, biases,
     scales of activations, padding, and arguments of newer aiters that would change the result.
@@ -137,8 +137,11 @@ def fused_moe(
     weights: list[Any] = [w1, w2]
     if getattr(w1, "is_shuffled", False):
         weights = [Shuffled(w, WEIGHT) for w in weights]
+    scales: list[Any] = [w1_scale, w2_scale]
+    if int(quant_type) == QuantType.per_1x32:
+        scales = [scale if scale is None else Shuffled(scale, SCALE) for scale in scales]
     out = _fused_moe(x, weights[0], weights[1], topk_weight, ids, quant=_QUANTS[int(quant_type)],
-                     w1_scale=w1_scale, w2_scale=w2_scale)  # fmt: skip
+                     w1_scale=scales[0], w2_scale=scales[1])  # fmt: skip
     return out if dtype is None else out.to(dtype)
 
 
