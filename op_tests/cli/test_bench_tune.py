@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 NAMES = ("gemm_mxfp8", "grouped_gemm_mxfp8", "moe_align_block_size",
          "batched_gemm_a16w8_blockscale", "gemm_a8w8_blockscale",
          "quant_fp8_blockscale", "topk_softmax", "grouped_topk", "moe_router",
-         "fused_moe", "fused_moe_tables")  # fmt: skip
+         "fused_moe", "fused_moe_tables", "fused_moe_fp8")  # fmt: skip
 SMALL = dense_call(3, 48, 256)
 OTHER = dense_call(20, 48, 256)
 MOE = grouped_call(6, 48, 256, 8, 2, 2)
@@ -55,6 +55,7 @@ SHAPES = [
     ("fused_moe", "3 40 24 4 2"),
     ("fused_moe_tables", "5 64 32 4 2 R=3 x_dtype=f16"),
     ("fused_moe", "5 64 32 4 2 x_dtype=f16 router_weight=1 round_scores=1"),
+    ("fused_moe_fp8", "5 128 128 4 2 x_dtype=bf16"),
     ("topk_softmax", "37 40 4"),
     ("topk_softmax", "3 33 5 round_scores=1 logits_dtype=f16 renormalize=1"),
     ("grouped_topk", "9 64 4 num_groups=8 topk_groups=4 bias=1"),

@@ -151,7 +151,8 @@ def test_ls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixt
 def test_ls_knows_every_op() -> None:
     public = {name for name in package.__all__ if f"{name}_ref" in package.__all__}
     found = declared()
-    alone = {"fused_moe_tables", "moe_align_block_size", "quant_fp8_blockscale", "quant_mxfp4"}
+    moe = {f"fused_moe_{kind}" for kind in ("tables", "fp8", "mxfp4", "mxfp8")}
+    alone = moe | {"moe_align_block_size", "quant_fp8_blockscale", "quant_mxfp4"}
     assert public | alone | {"quant_mxfp8"} == set(found)
     assert set(ops()) == set(found), "read off the files, and as they declare"
     assert {name: {*modules} for name, modules in found.items()} == {

@@ -175,7 +175,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         {"w2_scale": torch.ones(3, 256, 1)}, r"w2_scale must be a \[E=3, D/128=2, I/128=1\] tensor"
     ),
     "bf16 scales": ({"w2_scale": P.w2_scale.bfloat16()}, "w2_scale must be float32"),
-    "rounding": ({"rounding": "up"}, "rounding must be None, got 'up'; fp32 scales are not rounded"),
+    "rounding": ({"rounding": "up"}, "rounding must be None, got .up.; fp32 scales are not"),
     "shared": ({"num_shared": 4}, "num_shared must be an int from 0 to 3, got 4"),
     "one shuffled": ({"w1": rfops.shuffle_weight(P.w1)}, "w2 must be 16x16 as w1 is, got raw"),
 }  # fmt: skip

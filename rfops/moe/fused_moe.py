@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.guards import check_int, describe
-from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.kernel import Call
 from rfops.dispatch.layout import Shuffled, unwrap
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Draw, grid
@@ -30,21 +30,10 @@ from rfops.jit.errors import show
 from rfops.quantization.shuffle import unshuffle_weight
 
 from . import fused_moe_fp8, fused_moe_mxfp4, fused_moe_mxfp8, fused_moe_tables
-from .experts import Weights, experts_ref, run_experts
+from .experts import Weights, experts_ref
 from .fused_moe_hip import HipMoe
-from .fused_moe_tables import Moe, chosen
 from .fused_moe_triton import TritonMoe
-
-
-class Torch(Kernel):
-    name = "torch"
-
-    def variant(self, c: Call, config: Any) -> RunOf:
-        def run(out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, *choice: Any) -> None:
-            weights = _stacked(w1, w2, c.w_layout)
-            run_experts(out, x, weights, *chosen(c, x, *choice), c.E - c.R)
-
-        return lambda *_sizes: run
+from .moe_op import HINTS, Moe, Torch, declared, reference_of
 
 
 def _stacked(w1: Tensor, w2: Tensor, layout: str) -> Weights:
@@ -75,25 +64,15 @@ class _FusedMoe(Moe):
 
 OP = _FusedMoe(
     "fused_moe",
-    """
-    x: bf16|f16[M, D] strided
-    w1: bf16|f16[E, N, D] @16
-    w2: bf16|f16[E, D, I] @16
-    topk_weights: f32[M, K]?
-    topk_ids: i32|i64[M, K]?
-    router_weight: bf16|f16[R, D]? strided
-    top_k: K >= 1
-    routed: R >= 0
-    renormalize: bool
-    round_scores: bool
-    dtype: bf16|f16
-    w_layout: raw|16x16
-    -> out: dtype[M, D]
-    """,
+    declared("w1: bf16|f16[E, N, D] @16", "w2: bf16|f16[E, D, I] @16",
+             more=("w_layout: raw|16x16",)),
     sizes="M D I E K R N",
     positive="E",
     table="M+ D I E K",
-    kernels=(HipMoe(is_table=False), TritonMoe(is_table=False), Torch()),
+    kernels=(
+        HipMoe(is_table=False), TritonMoe(is_table=False),
+        Torch(lambda c, own: _stacked(own[0], own[1], c.w_layout)),
+    ),
     max_bytes=None,
     shapes={
         # Mixtral 8x7B, Qwen3-30B-A3B and 235B-A22B of TP8, DeepSeek-V3 of TP8
@@ -101,11 +80,9 @@ OP = _FusedMoe(
                                    (7168, 256, 256, 8)], M=(1, 64, 2048)),
     },
     hints={
-        "x": "convert it first",
+        **HINTS,
         "w1": "pass [E, 2I, D], or a pair of lists of [D, I] where w2 is a list of [I, D]",
         "w2": "pass [E, D, I], or a list of [I, D] where w1 is a pair of lists of [D, I]",
-        "topk_weights": "convert them with .float()",
-        "topk_ids": "convert them with .to(torch.int32)",
     },
 )  # fmt: skip
 
@@ -235,7 +212,7 @@ def fused_moe_ref(
 
 
 def _reference(x: Tensor, w1: Tensor, w2: Tensor, *rest: Any) -> Tensor:
-    return fused_moe_tables.reference_of(_stacked(w1, w2, rest[-1]), x, *rest[:-1])
+    return reference_of(_stacked(w1, w2, rest[-1]), x, *rest[:-1])
 
 
 OP.reference = _reference

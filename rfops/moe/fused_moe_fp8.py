@@ -34,7 +34,7 @@ from rfops.quantization.shuffle import unshuffle_weight
 from .experts import Weights, run_experts
 from .fused_moe_fp8_hip import HipFp8
 from .fused_moe_fp8_triton import TritonFp8
-from .fused_moe_tables import Moe, chosen
+from .moe_op import HINTS, Moe, chosen
 from .router import moe_router_ref
 
 
@@ -161,13 +161,11 @@ OP = _Fp8Moe(
                        M=(1, 16, 64, 2048)),
     },
     hints={
-        "x": "convert it first",
+        **HINTS,
         "w1": "quantise it with scales of 128 x 128",
         "w2": "quantise it with scales of 128 x 128",
         "w1_scale": "pass fp32, one for each block of 128 x 128",
         "w2_scale": "pass fp32, one for each block of 128 x 128",
-        "topk_weights": "convert them with .float()",
-        "topk_ids": "convert them with .to(torch.int32)",
     },
 )  # fmt: skip
 

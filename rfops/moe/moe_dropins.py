@@ -104,10 +104,10 @@ def fused_moe(
 
     w1 [E, 2I, D], w2 [E, D, I], shuffled where `w1.is_shuffled` says so, which aiter's
     shuffle_weight, vLLM and SGLang set. Of quant_type No, per_1x32 (MXFP4, whose scales are always
-    shuffled) and per_128x128 or per_1x128 (FP8 with scales of blocks). expert_mask [all experts] is 1 for those that are here,
-    whose order is that of w1. Tokens from num_local_tokens on have rows of zeros. doweight_stage1
-    for one expert a token. Raises ValueError for what is not taken: other activations, biases,
-    scales of activations, padding, and arguments of newer aiters that would change the result.
+    shuffled) and per_128x128 or per_1x128 (FP8 with scales of blocks). expert_mask [all experts] is
+    1 for those that are here, whose order is that of w1. Tokens from num_local_tokens on have rows
+    of zeros. doweight_stage1 for one expert a token. Raises ValueError for what is not taken: other
+    activations, biases, scales of activations, padding, newer arguments that change the result.
     """
     name = "fused_moe"
     if not _is_one_of(activation, {ActivationType.Silu}):

@@ -1,0 +1,146 @@
+"""What the ops of a mixture's experts share, whatever their weights are: the arguments, checks and
+inputs, the torch route and the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.op import Op
+from rfops.dispatch.problem import Draw
+
+from .experts import Weights, experts_ref, run_experts
+from .router import moe_router, moe_router_ref
+
+HINTS = {
+    "x": "convert it first",
+    "topk_weights": "convert them with .float()",
+    "topk_ids": "convert them with .to(torch.int32)",
+}
+
+
+def declared(*weights: str, more: Sequence[str] = ()) -> str:
+    """The arguments of an op whose weights are declared so, and what more it has."""
+    lines = (
+        "x: bf16|f16[M, D] strided",
+        *weights,
+        "topk_weights: f32[M, K]?",
+        "topk_ids: i32|i64[M, K]?",
+        "router_weight: bf16|f16[R, D]? strided",
+        "top_k: K >= 1",
+        "routed: R >= 0",
+        "renormalize: bool",
+        "round_scores: bool",
+        "dtype: bf16|f16",
+        *more,
+        "-> out: dtype[M, D]",
+    )
+    return "\n".join(lines)
+
+
+class Torch(Kernel):
+    """Expert by expert. weights_of(c, tensors): those of a call."""
+
+    name = "torch"
+
+    def __init__(self, weights_of: Callable[[Call, Sequence[Any]], Weights]) -> None:
+        self.weights_of = weights_of
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        def run(out: Tensor, x: Tensor, *rest: Any) -> None:
+            *weights, p, ids, router = rest
+            experts = self.weights_of(c, weights)
+            run_experts(out, x, experts, *chosen(c, x, p, ids, router), c.E - c.R)
+
+        return lambda *_sizes: run
+
+
+def chosen(
+    c: Call, x: Tensor, p: Tensor | None, ids: Tensor | None, router: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """What the caller has chosen, or the router does."""
+    if router is None:
+        assert p is not None and ids is not None, "the checks have looked"
+        return p, ids
+    return moe_router(x, router, c.K, c.renormalize, round_scores=c.round_scores)
+
+
+class Moe(Op):
+    """What both layouts of weights share."""
+
+    # Of the tensors, those whose type is not x's.
+    own_types: ClassVar[frozenset[str]] = frozenset(("topk_weights", "topk_ids"))
+
+    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+        return self.refuses_choice(c, *sizes[3:6])
+
+    def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
+        sizes.setdefault("R", sizes["E"])
+
+    def refuses_choice(
+        self, c: Call, experts: int, k: int, routed: int
+    ) -> tuple[str, str, str, str] | None:
+        """What the values are to the experts there are; that of all tensors there are those."""
+        if routed > experts:
+            return "routed", f"at most E={experts}", str(routed), "pass num_shared of 0 or more"
+        if c.has("router_weight") and k > routed:
+            return (
+                "top_k",
+                f"at most {routed}, the experts that are not shared",
+                str(k),
+                "pass fewer",
+            )
+        given = [c.has(name) for name in ("topk_weights", "topk_ids", "router_weight")]
+        if c.tensors and given not in ([True, True, False], [False, False, True]):
+            wanted = "tensors, both of them, or a router_weight in their place"
+            return "topk_weights and topk_ids", wanted, "not so", "pass these two"
+        for arg in self.declaration.tensors:
+            if arg.name in self.own_types or not c.has(arg.name):
+                continue
+            dtype = c.values.get(f"{arg.name}_dtype", c.x_dtype)
+            if dtype != c.x_dtype:
+                return arg.name, f"{c.x_dtype} as x is", str(dtype), "convert it first"
+        return None
+
+    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
+        dtype = given.get("x_dtype", given.get("dtype", torch.bfloat16))
+        names = [arg.name for arg in self.declaration.tensors if arg.name not in self.own_types]
+        alike: dict[str, Any] = {f"{name}_dtype": dtype for name in names}
+        alike["topk_ids_dtype"] = torch.int32
+        return super().call_of(arch, cu_num, **{**alike, "dtype": dtype, **given})
+
+    def is_empty(self, c: Call) -> bool:
+        return bool(c.M == 0 or c.D == 0)
+
+    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+        """Different experts of a token; weights of subclasses are such that results are about 1."""
+        ids = draw.picks(c.M, c.K, c.R).to(c.topk_ids_dtype)
+        router = draw.floats((c.R, c.D), c.x_dtype) / c.D**0.5 if c.has("router_weight") else None
+        chosen = {"topk_ids": ids, "topk_weights": draw.floats((c.M, c.K)).softmax(1)}
+        return {
+            "router_weight": router,
+            **(dict.fromkeys(chosen) if router is not None else chosen),
+        }
+
+    def flops(self, c: Call) -> int:
+        return int(6 * c.M * (c.K + c.E - c.R) * c.D * c.I)
+
+    def roundings(self, c: Call) -> int:
+        """Of fp32 sums along both K; and h and the experts' results are rounded to x's dtype, whose
+        unit is 2^13 or 2^16 of fp32's: of the sum of products of |h|, which is less than a
+        sixteenth of what all operands' absolute values give."""
+        rounded = 2**13 if c.dtype == torch.float16 else 2**16
+        return int(2 * (c.D + c.I + c.K) + 64 + 2 * rounded / 16)
+
+
+def reference_of(weights: Weights, x: Tensor, *rest: Any) -> Tensor:
+    """As the ops declare their arguments, from topk_weights on."""
+    p, ids, router, top_k, routed, renormalize, round_scores, dtype = rest
+    if router is not None:
+        p, ids = moe_router_ref(x, router, top_k, renormalize, round_scores)
+    made = experts_ref(x, weights, p, ids, weights.experts - routed)
+    return made if made.dtype == torch.float64 else made.to(dtype)
