@@ -33,5 +33,8 @@ moe_lists(u32* __restrict__ counts,         // [E]
           u32* __restrict__ slots,          // [M, kTopK]
           const Id* __restrict__ topk_ids,  // [M, kTopK]
           u32 m, u32 experts) {
-  make_lists<kTopK>(room, counts, rows, slots, topk_ids, m, experts);
+  make_lists<kTopK>(
+      room, counts, topk_ids, m, experts, false,
+      [&](u32 e, u32 slot, u32 token, u32) { rows[u64{e} * m + slot] = token; },
+      [&](u32 token, u32 j, u32 slot) { slots[u64{token} * kTopK + j] = slot; });
 }

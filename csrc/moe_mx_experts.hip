@@ -1,17 +1,18 @@
 // kStage 1: out[r] = mx(silu(in[t] Wg) * (in[t] Wu))     kStage 2: out[r] = in[r] Wd
 //
 // r goes over the rows of all experts, expert by expert; t is the token of r, by the expert's list,
-// or r's own number where the expert is shared; W are that expert's. in and W are MXFP4, or both
-// MX-FP8 (moe_mx.h); sums are fp32, h is rounded to Half and quantised from that, rows of stage 2
-// are Half.
+// or r's own number where the expert is shared. Rows of stage 2 go where the choice stands: row
+// t * kTopK + j, those of shared experts after all of them, expert by expert. W are that expert's.
+// in and W are MXFP4, or both MX-FP8 (moe_mx.h); sums are fp32, h is rounded to Half and quantised
+// from that, rows of stage 2 are Half.
 //
 // Layout. A workgroup takes tile after tile: 16 kMTiles rows of an expert by kColumns of the
 // result. kNWaves waves lie side by side along these, kKWaves share out K, step by step. A wave has
 // kTiles tiles of 16 rows of weights, of stage 1 half of them gate's and half up's of the same
 // columns, so that both meet in one lane. Weights go from memory to the registers of that one wave;
 // rows of `in` straight to LDS, a chunk of kChunk steps while another is multiplied. Weights are
-// operand A: a lane has 4 neighbours of a row of out, and 4 lanes a block of 32. Of kMTiles tiles of
-// rows, a power of two that holds the rows is multiplied.
+// operand A: a lane has 4 neighbours of a row of out, and 4 lanes a block of 32. Of kMTiles tiles
+// of rows, a power of two that holds the rows is multiplied.
 //
 // Promises. Deterministic: a row's sums go along K, part by part, wherever it lies. Memory that is
 // not there is not touched. Rows of weights are aligned to 16 bytes, shuffled scales to 4.
@@ -21,8 +22,8 @@
 #include "rfops/lanes.h"
 #include "rfops/moe_mx_rows.h"
 #include "rfops/moe_mx_weights.h"
+#include "rfops/scattered_store.h"
 #include "rfops/waits.h"
-#include "rfops/wave_store.h"
 
 #if defined(__HIP_DEVICE_COMPILE__) && !defined(__gfx950__)
 #error "moe_mx_experts is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
@@ -32,7 +33,7 @@
     !defined(RFOPS_BUMP) || !defined(RFOPS_M_TILES) || !defined(RFOPS_N_WAVES) ||          \
     !defined(RFOPS_K_WAVES) || !defined(RFOPS_CHUNK) || !defined(RFOPS_OUT_CHUNK) ||       \
     !defined(RFOPS_SHUFFLED) || !defined(RFOPS_SHUFFLED_SCALES) || !defined(RFOPS_TAIL) || \
-    !defined(RFOPS_EACH)
+    !defined(RFOPS_EACH) || !defined(RFOPS_TOP_K) || !defined(RFOPS_RESIDENT)
 #error "moe_mx_experts needs the RFOPS_ constants below"
 #endif
 
@@ -40,38 +41,43 @@ namespace {
 
 using namespace rfops;
 
-using Half = RFOPS_HALF;                  // bf16 or f16
-constexpr u32 kStage = RFOPS_STAGE;       // 1: gate, up and SiLU; 2: down
-using Format = RFOPS_FORMAT<RFOPS_BUMP>;  // Mxfp4 or Mxfp8
-constexpr u32 kMTiles = RFOPS_M_TILES;    // tiles of 16 rows of an expert
-constexpr u32 kNWaves = RFOPS_N_WAVES;    // waves side by side along the result's columns
-constexpr u32 kKWaves = RFOPS_K_WAVES;    // waves that share out K
-constexpr u32 kChunk = RFOPS_CHUNK;       // steps of `in` in LDS at a time
-constexpr u32 kEach = RFOPS_EACH;         // experts of a lane
+using Half = RFOPS_HALF;                    // bf16 or f16
+constexpr u32 kStage = RFOPS_STAGE;         // 1: gate, up and SiLU; 2: down
+using Format = RFOPS_FORMAT<RFOPS_BUMP>;    // Mxfp4 or Mxfp8
+constexpr u32 kMTiles = RFOPS_M_TILES;      // tiles of 16 rows of an expert
+constexpr u32 kNWaves = RFOPS_N_WAVES;      // waves side by side along the result's columns
+constexpr u32 kKWaves = RFOPS_K_WAVES;      // waves that share out K
+constexpr u32 kChunk = RFOPS_CHUNK;         // steps of `in` in LDS at a time
+constexpr u32 kEach = RFOPS_EACH;           // experts of a lane
+constexpr u32 kTopK = RFOPS_TOP_K;          // choices of a token
+constexpr bool kResident = RFOPS_RESIDENT;  // a chunk is all of K
 constexpr u32 kTiles = 4;
 constexpr u32 kWaves = kNWaves * kKWaves, kThreads = kWaves * kWaveSize;
 constexpr u32 kRows = kMTiles * kTileRows;
 constexpr u32 kOwnColumns = (kStage == 1 ? kTiles / 2 : kTiles) * kTileRows;  // of a wave
 constexpr u32 kColumns = kNWaves * kOwnColumns;
 static_assert(kChunk % kKWaves == 0, "as many steps of a chunk a wave");
+static_assert(!kResident || kKWaves == 1, "a wave goes on to other columns by itself");
 
 using Experts = ExpertRows<kRows, kEach>;
 using Rows = ChunkRows<Format, kRows, kChunk, kWaves>;
 using Scales = Rows::Scales;
 using Weights = WeightSteps<Format, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, RFOPS_TAIL, kTiles>;
 using OutScales = ScalePlaces<Format, RFOPS_OUT_CHUNK>;
-using Store = WaveStore<Half, kOwnColumns * (kStage == 1 ? 2 : 1)>;
+using Store = ScatteredStore<Half>;
+constexpr u32 kNone = Store::kNoRow;
 constexpr u32 kStepBlocks = Scales::kStepBlocks;
 
 constexpr u32 kPartBytes = kMTiles * kTiles * kWaveSize * sizeof(F32x4);  // a wave's sums
 union Memory {
-  u8 chunk[2][Rows::kBytes];
+  u8 chunk[kResident ? 1 : 2][Rows::kBytes];
   u8 part[kKWaves > 1 ? kKWaves - 1 : 1][kNWaves][kKWaves > 1 ? kPartBytes : 1];
-  u8 store[kNWaves][kStage == 2 ? Store::kBytes : 1];
 };
 struct Lds {
   Memory memory;
-  u8 staging[kWaves][Weights::kStagingBytes > 0 ? Weights::kStagingBytes : 1];
+  u8 store[kNWaves][kStage == 2 ? Store::kBytes : 1];
+  u32 to[kStage == 2 ? kRows : 1];  // rows of the result
+  alignas(16) u8 staging[kWaves][Weights::kStagingBytes > 0 ? Weights::kStagingBytes : 1];
 };
 static_assert(sizeof(Lds) <= kLdsBytes, "a workgroup fits a CU");
 __shared__ __attribute__((aligned(16))) Lds lds;
@@ -87,15 +93,19 @@ struct Place {
   u32 row;
   u32 steps;
 
+  // The workgroup's next columns.
+  __device__ Place further() const { return {first, second, row + kColumns, steps}; }
+
+  // Loads kFrom .. kTo - 1 of a step.
+  template <u32 kFrom, u32 kTo>
   __device__ void load(const Weights& weights, Weights::Held& held, u32 step) const {
-    const bool is_there = step < steps;
-    if constexpr (kStage == 1) {
-      weights.load<0, kTiles / 2>(held, first, row, step, is_there);
-      weights.load<kTiles / 2, kTiles / 2>(held, second, row, step, is_there);
-    } else {
-      weights.load<0, kTiles>(held, first, row, step, is_there);
+    if constexpr (kFrom < kTo) {
+      constexpr u32 kTile = Weights::tile_of(kFrom);
+      constexpr u32 kOf = kStage == 1 ? kTile % (kTiles / 2) : kTile;  // of its matrix
+      const MatrixBytes& from = kStage == 1 && kTile >= kTiles / 2 ? second : first;
+      weights.load<kFrom>(held, from, row + kOf * kTileRows, step, step < steps);
+      load<kFrom + 1, kTo>(weights, held, step);
     }
-    keep_order();
   }
 };
 
@@ -130,6 +140,16 @@ __device__ inline LaneScales load_scales(const LdsBytes* at) {
   return found;
 }
 
+template <u32 kOwn>
+__device__ inline void load_all_scales(LaneScales (&scales)[kOwn], const LdsBytes* chunk) {
+  const u32 lane = lane_in_wave(), of_lane = lane % kTileRows * 4 + lane / kTileRows;
+#pragma unroll
+  for (u32 i = 0; i < kOwn; ++i) {
+    scales[i] =
+        load_scales(chunk + Rows::kScalesAt + (i * kTileRows * 4 + of_lane) * Scales::kOfLane);
+  }
+}
+
 // Step kS of a chunk in LDS by the weights of a step. Which of a chunk's steps it is depends on the
 // wave where waves share out K: then `shift` brings its scales to the bottom.
 template <u32 kOwn, u32 kS, u32 kT = 0>
@@ -145,16 +165,24 @@ __device__ inline void multiply_tiles(Sums<kOwn>& sums, u32 i, const Weights::He
   }
 }
 
-template <u32 kOwn, u32 kS>
+// Tile after tile of rows, and beside each some of the loads of the weights that come next.
+template <u32 kOwn, u32 kS, u32 kI = 0, class Load>
 __device__ inline void multiply_step(Sums<kOwn>& sums, const Weights::Held& w, const LdsBytes* step,
-                                     const LaneScales (&scales)[kOwn]) {
-  const u32 lane = lane_in_wave(), row = lane % kTileRows, chunk = lane / kTileRows;
-#pragma unroll
-  for (u32 i = 0; i < kOwn; ++i) {
-    const LdsBytes* const at = step + i * (kTileRows * kRowBytes);
-    const U32x4 x[2] = {lds_load_16(at + step_at(row, chunk)),
-                        lds_load_16(at + step_at(row, chunk + kRowChunks / 2))};
-    multiply_tiles<kOwn, kS>(sums, i, w, x, scales[i]);
+                                     const LaneScales (&scales)[kOwn], const U32x4 (&x)[2],
+                                     Load load) {
+  if constexpr (kI < kOwn) {
+    const u32 lane = lane_in_wave(), row = lane % kTileRows, chunk = lane / kTileRows;
+    const LdsBytes* const at = step + (kI + 1) * (kTileRows * kRowBytes);
+    U32x4 next[2];
+    if constexpr (kI + 1 < kOwn) {
+      next[0] = lds_load_16(at + step_at(row, chunk));
+      next[1] = lds_load_16(at + step_at(row, chunk + kRowChunks / 2));
+    }
+    load.template operator()<kI * Weights::kLoads / kOwn, (kI + 1) * Weights::kLoads / kOwn>();
+    keep_order();
+    multiply_tiles<kOwn, kS>(sums, kI, w, x, scales[kI]);
+    keep_order();
+    multiply_step<kOwn, kS, kI + 1>(sums, w, step, scales, next, load);
   }
 }
 
@@ -166,9 +194,19 @@ __device__ inline void multiply_chunk(Sums<kOwn>& sums, Weights::Held& own, cons
   if constexpr (kI < kChunk / kKWaves) {
     constexpr u32 kS = kI * kKWaves + kK;
     Weights::Held next;
-    place.load(weights, next, first + kS + kKWaves);
+    const auto load = [&]<u32 kFrom, u32 kTo>() {
+      if constexpr (kResident && kS + 1 == kChunk) {
+        place.further().load<kFrom, kTo>(weights, next, 0);
+      } else {
+        place.load<kFrom, kTo>(weights, next, first + kS + kKWaves);
+      }
+    };
+    const u32 lane = lane_in_wave(), row = lane % kTileRows, of_row = lane / kTileRows;
+    const LdsBytes* const step = chunk + kS * Rows::kStepBytes;
+    const U32x4 x[2] = {lds_load_16(step + step_at(row, of_row)),
+                        lds_load_16(step + step_at(row, of_row + kRowChunks / 2))};
     weights.turn(own, first + kS, staging);
-    multiply_step<kOwn, kS>(sums, own, chunk + kS * Rows::kStepBytes, scales);
+    multiply_step<kOwn, kS>(sums, own, step, scales, x, load);
     own = next;
     multiply_chunk<kOwn, kK, kI + 1>(sums, own, weights, place, first, chunk, staging, scales);
   }
@@ -192,7 +230,7 @@ template <u32 kOwn>
 __device__ inline void multiply_all(Sums<kOwn>& sums, Weights::Held& own, const Weights& weights,
                                     const Place& place, const Rows& rows) {
   RFOPS_LDS Lds* const memory = (RFOPS_LDS Lds*)&lds;
-  const u32 wave_k = wave_in_group() / kNWaves, lane = lane_in_wave();
+  const u32 wave_k = wave_in_group() / kNWaves;
   LdsBytes* const staging = memory->staging[wave_in_group()];
   rows.issue(memory->memory.chunk[0], 0);
   wait_loads<0>();
@@ -205,12 +243,7 @@ __device__ inline void multiply_all(Sums<kOwn>& sums, Weights::Held& own, const 
     keep_order();
     const LdsBytes* const chunk = memory->memory.chunk[buffer];
     LaneScales scales[kOwn];
-#pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) {
-      scales[i] = load_scales(chunk + Rows::kScalesAt +
-                              ((i * kTileRows + lane % kTileRows) * 4 + lane / kTileRows) *
-                                  Scales::kOfLane);
-    }
+    load_all_scales(scales, chunk);
     multiply_own<kOwn>(wave_k, sums, own, weights, place, first, chunk, staging, scales);
     wait_loads<Weights::kLoads>();  // the next chunk; of weights a step may still be on its way
   }
@@ -236,7 +269,8 @@ __device__ inline void add_parts(Sums<kOwn>& sums, u32 wave_k, u32 wave_n) {
 #pragma unroll
     for (u32 i = 0; i < kOwn * kTiles; ++i) {
 #pragma unroll
-      for (u32 part = 0; part + 1 < kKWaves; ++part) sums.of[i / kTiles][i % kTiles] += *at(part, i);
+      for (u32 part = 0; part + 1 < kKWaves; ++part)
+        sums.of[i / kTiles][i % kTiles] += *at(part, i);
     }
   }
 }
@@ -291,8 +325,7 @@ __device__ inline void store(const Sums<kOwn>& sums, const Out& out, const Exper
     }
   } else {
     RFOPS_LDS Lds* const memory = (RFOPS_LDS Lds*)&lds;
-    const Store to(reinterpret_cast<Half*>(out.rows), tile.first, tile.first + tile.rows, kRows,
-                   out.n, n0, memory->memory.store[wave_n]);
+    const Store to(reinterpret_cast<Half*>(out.rows), memory->to, out.n, n0, memory->store[wave_n]);
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
 #pragma unroll
@@ -302,41 +335,69 @@ __device__ inline void store(const Sums<kOwn>& sums, const Out& out, const Exper
   }
 }
 
+// `groups` times kColumns columns, of which the next ones' weights are on their way while a lane
+// stores.
+template <u32 kOwn>
+__device__ inline void make_resident(const ExpertTile& tile, Weights::Held& own,
+                                     const Weights& weights, Place place, const Rows& rows,
+                                     const Out& out, u32 groups) {
+  RFOPS_LDS Lds* const memory = (RFOPS_LDS Lds*)&lds;
+  LdsBytes* const chunk = memory->memory.chunk[0];
+  rows.issue(chunk, 0);
+  wait_loads<0>();
+  meet();
+  LaneScales scales[kOwn];
+  load_all_scales(scales, chunk);
+  for (u32 group = 0; group < groups; ++group) {
+    Sums<kOwn> sums = {};
+    multiply_chunk<kOwn, 0>(sums, own, weights, place, 0, chunk, memory->staging[wave_in_group()],
+                            scales);
+    store<kOwn>(sums, out, tile, place.row, wave_in_group());
+    place = place.further();
+  }
+}
+
 template <u32 kOwn>
 __device__ inline void make_tile(const ExpertTile& tile, Weights::Held& own, const Weights& weights,
-                                 const Place& place, const Rows& rows, const Out& out) {
+                                 const Place& place, const Rows& rows, const Out& out, u32 groups) {
   if constexpr (kOwn > 1) {
     if (tile.rows <= kOwn / 2 * kTileRows) {
-      return make_tile<kOwn / 2>(tile, own, weights, place, rows, out);
+      return make_tile<kOwn / 2>(tile, own, weights, place, rows, out, groups);
     }
   }
-  Sums<kOwn> sums = {};
-  multiply_all<kOwn>(sums, own, weights, place, rows);
-  const u32 wave_k = wave_in_group() / kNWaves, wave_n = wave_in_group() % kNWaves;
-  add_parts<kOwn>(sums, wave_k, wave_n);
-  if (kStage == 2) meet();  // chunks are read
-  if (wave_k == 0) store<kOwn>(sums, out, tile, place.row, wave_n);
+  if constexpr (kResident) {
+    make_resident<kOwn>(tile, own, weights, place, rows, out, groups);
+  } else {
+    Sums<kOwn> sums = {};
+    multiply_all<kOwn>(sums, own, weights, place, rows);
+    const u32 wave_k = wave_in_group() / kNWaves, wave_n = wave_in_group() % kNWaves;
+    add_parts<kOwn>(sums, wave_k, wave_n);
+    if (wave_k == 0) store<kOwn>(sums, out, tile, place.row, wave_n);
+  }
 }
 
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-moe_mx_experts(u8* __restrict__ out,              // stage 1: [rows, out_steps, 128]; 2: Half [rows, N]
-               u8* __restrict__ out_scale,        // stage 1: [rows, a row's blocks]
-               const u8* __restrict__ in,         // [rows, steps, 128]
-               const u8* __restrict__ in_scale,   // [rows, a row's blocks]
-               const u8* __restrict__ w,          // [E, N or 2 N, K]
-               const u8* __restrict__ w_scale,    // [E, N or 2 N, K / 32]
-               const u32* __restrict__ lists,     // [routed, M]; stage 1
-               u32* __restrict__ counts,          // [routed]; stage 2 leaves them 0
-               u32* __restrict__ offsets,         // [E + 1]; stage 1 writes them
-               u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 w_row, u32 w_scale_row,  // bytes
-               u32 out_steps,
-               u32 groups) {  // a multiple of 8
+moe_mx_experts(
+    u8* __restrict__ out,             // stage 1: [rows, out_steps, 128]; 2: Half [rows, N]
+    u8* __restrict__ out_scale,       // stage 1: [rows, a row's blocks]
+    const u8* __restrict__ in,        // [rows, steps, 128]
+    const u8* __restrict__ in_scale,  // [rows, a row's blocks]
+    const u8* __restrict__ w,         // [E, N or 2 N, K]
+    const u8* __restrict__ w_scale,   // [E, N or 2 N, K / 32]
+    const u32* __restrict__ lists,    // [routed, M]; stage 1
+    u32* __restrict__ counts,         // [routed]; stage 2 leaves them 0
+    u32* __restrict__ offsets,        // [E + 1]; stage 1 writes them
+    u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 w_row, u32 w_scale_row,  // bytes
+    u32 out_steps,
+    u32 column_groups,  // of a tile, one after the other; 1 but where a chunk is all of K
+    u32 groups) {       // a multiple of 8
   const u32 steps = (k + Format::kStepK - 1) / Format::kStepK;
   // Columns of h that pad its rows are made too, of weights that are not there: zeros.
   const u32 columns = kStage == 1 ? out_steps * Format::kStepK : n;
-  const Experts all(experts, (columns + kColumns - 1) / kColumns, [&](u32 e) {
+  const u32 own_columns = kColumns * column_groups;
+  const Experts all(experts, (columns + own_columns - 1) / own_columns, [&](u32 e) {
     if constexpr (kStage == 2) return offsets[e + 1] - offsets[e];
     return e < routed ? counts[e] : m;
   });
@@ -362,20 +423,28 @@ moe_mx_experts(u8* __restrict__ out,              // stage 1: [rows, out_steps, 
     const Rows from(in + first * (steps * kRowBytes), in_scale + first * (steps * kStepBlocks),
                     rows, steps, [&](u32 row) {
                       if (row >= tile.rows) return kOutside;
-                      return is_list ? list[row] : kStage == 1 ? tile.row + row : row;
+                      return is_list ? list[row] / kTopK : kStage == 1 ? tile.row + row : row;
                     });
     const u64 of_expert = u64{tile.expert} * (kStage == 1 ? 2 * n : n);
     const u8* const payload = w + of_expert * w_row;
     const u8* const scales = w_scale + of_expert * w_scale_row;
     const u64 second = kStage == 1 ? n : 0;
-    const Place place = {{payload, scales, n, w_row, w_scale_row},
-                         {payload + second * w_row, scales + second * w_scale_row, n, w_row,
-                          w_scale_row},
-                         tile.n * kColumns + wave_n * kOwnColumns,
-                         steps};
+    const Place place = {
+        {payload, scales, n, w_row, w_scale_row},
+        {payload + second * w_row, scales + second * w_scale_row, n, w_row, w_scale_row},
+        tile.n * own_columns + wave_n * kOwnColumns,
+        steps};
     Weights::Held own;
-    place.load(weights, own, wave_k);
+    place.load<0, Weights::kLoads>(weights, own, wave_k);
+    keep_order();
     meet();  // what was in LDS is stored
-    make_tile<kMTiles>(tile, own, weights, place, from, to);
+    if constexpr (kStage == 2) {
+      const u32 shared = m * kTopK + (tile.expert - routed) * m + tile.row;
+      for (u32 row = thread_in_group(); row < kRows; row += kThreads) {
+        lds.to[row] = row >= tile.rows ? kNone : tile.expert < routed ? list[row] : shared + row;
+      }
+      wait_lds();
+    }
+    make_tile<kMTiles>(tile, own, weights, place, from, to, column_groups);
   }
 }

@@ -1,7 +1,7 @@
 // What csrc/moe_mx_experts.hip wants: the tokens of each expert, and x quantised, each row once.
 //
-//   lists[e, i] = the i-th token of expert e,  slots[t, j] = where t is among those of topk_ids[t, j]
-//   q[t], scale[t] = x[t] in MXFP4 or MX-FP8, rows of whole steps of 128 bytes (moe_mx.h)
+//   lists[e, i] = the i-th token of expert e,  slots[t, j] = where t is among those of topk_ids[t,
+//   j] q[t], scale[t] = x[t] in MXFP4 or MX-FP8, rows of whole steps of 128 bytes (moe_mx.h)
 //
 // counts[e] is how many tokens e has; the caller sees to it that it was 0.
 //
@@ -44,7 +44,6 @@ __shared__ ListRoom<kThreads> room;
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
 moe_mx_prepare(u32* __restrict__ counts,            // [E]
                u32* __restrict__ lists,             // [E, M]
-               u32* __restrict__ slots,             // [M, kTopK]
                Format::Eight* __restrict__ q,       // [M, steps, 128 bytes]
                u8* __restrict__ scale,              // [M, a row's blocks]
                const Id* __restrict__ topk_ids,     // [M, kTopK]
@@ -52,7 +51,10 @@ moe_mx_prepare(u32* __restrict__ counts,            // [E]
                u32 m, u32 k, u32 x_row, u32 steps,  // of a row of q
                u32 experts, u32 list_groups) {
   if (group_x() < list_groups) {
-    make_lists<kTopK>(room, counts, lists, slots, topk_ids, m, experts);
+    make_lists<kTopK>(
+        room, counts, topk_ids, m, experts, list_groups == 1,
+        [&](u32 e, u32 slot, u32 token, u32 j) { lists[u64{e} * m + slot] = token * kTopK + j; },
+        [](u32, u32, u32) {});
     return;
   }
   const u32 eights = steps * Format::kStepK / kEach;  // of a row

@@ -113,8 +113,12 @@ def fused_moe(
     topk_weights, topk_ids : [M, K] float32, and int32 or int64. An id outside adds nothing.
     num_shared : the last so many of the E experts are shared: every token takes them with weight 1,
         beside its own, whose ids are below E - num_shared.
-    quant, w1_scale, w2_scale : of quantised weights, the format's word and their scales; x and h
-        are quantised alike. None: weights are of x's dtype.
+    quant : of quantised weights their format, as which x and h are quantised too. "mxfp4": e2m1,
+        two a byte, [E, 2I, D/2] and [E, D, I/2]; "mxfp8": e4m3. Raw, or as shuffle_weight leaves
+        them.
+    w1_scale, w2_scale : their e8m0 scales [E, 2I, D/32] and [E, D, I/32], or [E * rows, ...]; raw,
+        or as shuffle_scale leaves those of all experts.
+    rounding : how scales of x and h are rounded, as of quant_mxfp4 and quant_mxfp8; None: as there.
     out : [M, D] of x's dtype, written in place where given.
     config : takes that kernel in that variant, whatever the tuned table says.
 
@@ -183,6 +187,10 @@ def moe_layer(
     num_shared: int = 0,
     renormalize: bool = False,
     round_scores: bool = True,
+    quant: str | None = None,
+    w1_scale: Any = None,
+    w2_scale: Any = None,
+    rounding: str | None = None,
     out: Tensor | None = None,
     config: Any = None,
 ) -> Tensor:
@@ -190,13 +198,15 @@ def moe_layer(
 
     router_weight : [E - num_shared, D] of x's dtype.
     top_k, renormalize, round_scores : as of `moe_router`.
-    w1, w2, num_shared, out, config : as of `fused_moe`.
+    All others : as of `fused_moe`.
 
-    By HIP four launches, without a copy to the host; the router makes the experts' lists itself.
-    Raises as these two.
+    By HIP four launches, five with `quant`, without a copy to the host. Raises as these two.
     """
-    choice = None, None, router_weight, top_k
-    return _call(x, w1, w2, choice, num_shared, (renormalize, round_scores), out, config)
+    choice, how = (None, None, router_weight, top_k), (renormalize, round_scores)
+    if quant is not None or w1_scale is not None or w2_scale is not None:
+        call = _of_quant(quant)
+        return call(x, w1, w2, w1_scale, w2_scale, choice, num_shared, how, rounding, out, config)
+    return _call(x, w1, w2, choice, num_shared, how, out, config)
 
 
 fused_moe.supports = OP.supports  # type: ignore[attr-defined]

@@ -104,8 +104,8 @@ class MxMoe(Moe):
         self.fmt = fmt
         super().__init__(
             f"fused_moe_{fmt.word}", declared(fmt), sizes="M D I E K R N", positive="E D I",
-            table="M+ D I E K", max_bytes=None, hints=HINTS, usual={"rounding": next(iter(fmt.bumps))},
-            reference=self.refer, **options,
+            table="M+ D I E K", max_bytes=None, hints=HINTS, reference=self.refer,
+            usual={"rounding": next(iter(fmt.bumps))}, **options,
         )  # fmt: skip
 
     def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
@@ -136,14 +136,17 @@ class MxMoe(Moe):
 
     def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
         """Weights whose results are about 1, as quantising gives them."""
-        quantise = self.fmt.quantise
-        pairs = [
-            _each(lambda: quantise(draw.floats((rows, k)) / k**0.5, self.default_rounding), c.E)
-            for rows, k in ((c.N, c.D), (c.D, c.I))
-        ]
+        pairs = [self._weights(c, draw, rows, k) for rows, k in ((c.N, c.D), (c.D, c.I))]
         (w1, s1), (w2, s2) = pairs
         own = {"w1": w1, "w2": w2, "w1_scale": s1, "w2_scale": s2}
         return {**super().fit(c, draw), **own}
+
+    def _weights(self, c: Call, draw: Draw, rows: int, k: int) -> tuple[Tensor, Tensor]:
+        made = [
+            self.fmt.quantise(draw.floats((rows, k)) / k**0.5, self.default_rounding)
+            for _ in range(c.E)
+        ]
+        return torch.stack([q for q, _ in made]), torch.stack([s for _, s in made])
 
     @property
     def default_rounding(self) -> str:
@@ -160,13 +163,9 @@ class MxMoe(Moe):
         rounding, w_layout, scale_layout, dtype = rest[11:]
         if router is not None:
             p, ids = moe_router_ref(x, router, top_k, renormalize, round_scores)
-        experts = Experts(self.fmt, rounding, *weights, w_layout, scale_layout)
+        w1, w2, s1, s2 = weights
+        experts = Experts(self.fmt, rounding, w1, w2, s1, s2, w_layout, scale_layout)
         return experts.run(x, p, ids, len(weights[0]) - routed).to(dtype)
-
-
-def _each(make: Callable[[], tuple[Tensor, Tensor]], count: int) -> tuple[Tensor, Tensor]:
-    made = [make() for _ in range(count)]
-    return torch.stack([q for q, _ in made]), torch.stack([s for _, s in made])
 
 
 @dataclass(frozen=True)

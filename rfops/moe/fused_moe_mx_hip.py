@@ -3,7 +3,7 @@
 prepare   tokens of each expert, and x quantised   csrc/moe_mx_prepare.hip
 experts   gate, up, SiLU, h quantised              csrc/moe_mx_experts.hip
 experts   down                                     csrc/moe_mx_experts.hip
-add       each token's rows, in a fixed order      csrc/moe_add.hip
+add       each token's rows, in a fixed order      csrc/moe_add_pairs.hip
 """
 
 from __future__ import annotations
@@ -26,14 +26,24 @@ from rfops.jit.arch import ROWS, WAVE
 from . import router
 from .choosing import refuses_choosing
 from .fused_moe_hip import (
-    ADD_COLUMNS, ID_TYPES, IN_TYPES, MOST_CHOSEN, MOST_EXPERTS, MOST_SHARED, TOKENS, VEC, XCDS,
-    _bind, moe_add_kernel,
+    ADD_COLUMNS,
+    ID_TYPES,
+    IN_TYPES,
+    MOST_CHOSEN,
+    MOST_EXPERTS,
+    MOST_SHARED,
+    TOKENS,
+    VEC,
+    XCDS,
+    _bind,
 )  # fmt: skip
 from .fused_moe_mx import RAW, Format
 
 TILE, TILES = 16, 4  # rows of an operand; operands of weights of a wave
 EIGHTS, STEP_BYTES, BLOCK = 8, 128, 32
 MAX_M_TILES, MAX_WAVES, MAX_PER_CU = 8, 8, 8
+MAX_GROUPS = 64
+RESIDENT = 32  # tiles of 16 rows by a step that lie in LDS, 66 KB
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,7 @@ class MxMoeConfig:
     down_n: int  # the same of down
     down_k: int
     per_cu: int = 2  # workgroups of a CU, at most
+    down_groups: int = 1  # times that a workgroup of down goes on to other columns
 
     def __post_init__(self) -> None:
         check_config_ints(self)
@@ -55,9 +66,13 @@ class MxMoeConfig:
                 raise ValueError(f"{self}: {name} must be a power of two")
         if self.m_tiles > MAX_M_TILES or not 1 <= self.per_cu <= MAX_PER_CU:
             raise ValueError(f"{self}: m_tiles is 1 to {MAX_M_TILES}, per_cu 1 to {MAX_PER_CU}")
+        if not 1 <= self.down_groups <= MAX_GROUPS:
+            raise ValueError(f"{self}: down_groups is 1 to {MAX_GROUPS}")
         for n, k in ((self.up_n, self.up_k), (self.down_n, self.down_k)):
             if n * k > MAX_WAVES or k > 4:
                 raise ValueError(f"{self}: n * k is 1 to {MAX_WAVES} waves, of k 1 to 4")
+            if self.m_tiles == MAX_M_TILES and n * k > 4:
+                raise ValueError(f"{self}: sums of m_tiles=8 fit the registers of 4 waves alone")
             if k > 1 and self.m_tiles > 2:
                 raise ValueError(f"{self}: waves share out K with m_tiles of 1 and 2 alone")
 
@@ -77,8 +92,15 @@ class Stage:
 
     def chunk(self, fmt: Format, m_tiles: int) -> int:
         """Steps of rows in LDS at a time."""
+        if self.is_resident(fmt, m_tiles):
+            return self.steps(fmt)
         most = 2 if m_tiles > 4 else 4
         return next(c for c in (4, 2, 1) if c <= most and self.steps(fmt) % c == 0)
+
+    def is_resident(self, fmt: Format, m_tiles: int) -> bool:
+        """Whether a chunk is all of K: of down, where it is short."""
+        few = self.steps(fmt) in (1, 2, 4, 8) and self.steps(fmt) * m_tiles <= RESIDENT
+        return self.number == 2 and few and self.k_waves == 1
 
     def columns(self, fmt: Format) -> int:
         """Of the result, of stage 1 with what pads h."""
@@ -105,7 +127,7 @@ def stages(c: Call, config: MxMoeConfig) -> tuple[Stage, Stage]:
     ],
 )
 def moe_mx_prepare_kernel(
-    counts: Tensor, lists: Tensor, slots: Tensor, q: Tensor, scale: Tensor, topk_ids: Tensor,
+    counts: Tensor, lists: Tensor, q: Tensor, scale: Tensor, topk_ids: Tensor,
     x: Tensor, m: u32, k: u32, x_row: u32, steps: u32, experts: u32, list_groups: u32,
 ) -> None:  # fmt: skip
     """csrc/moe_mx_prepare.hip: the shapes stand there."""
@@ -113,8 +135,8 @@ def moe_mx_prepare_kernel(
 
 _BUILT: dict[str, int | str] = {
     "HALF": "bf16", "FORMAT": "Mxfp4", "BUMP": 0x200000, "M_TILES": 1, "CHUNK": 4, "OUT_CHUNK": 1,
-    "SHUFFLED": 1, "SHUFFLED_SCALES": 1, "TAIL": 0, "EACH": 5, "STAGE": 1, "N_WAVES": 1,
-    "K_WAVES": 4,
+    "SHUFFLED": 1, "SHUFFLED_SCALES": 1, "TAIL": 0, "EACH": 5, "TOP_K": 8, "STAGE": 1, "N_WAVES": 1,
+    "K_WAVES": 4, "RESIDENT": 0,
 }  # fmt: skip
 
 
@@ -122,15 +144,26 @@ _BUILT: dict[str, int | str] = {
 def moe_mx_experts_kernel(
     out: Tensor, out_scale: Tensor, x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor,
     lists: Tensor, counts: Tensor, offsets: Tensor, m: u32, routed: u32, experts: u32, n: u32,
-    k: u32, w_row: u32, w_scale_row: u32, out_steps: u32, groups: u32,
+    k: u32, w_row: u32, w_scale_row: u32, out_steps: u32, column_groups: u32, groups: u32,
 ) -> None:  # fmt: skip
     """csrc/moe_mx_experts.hip: the shapes stand there."""
+
+
+@compile_ops(
+    "moe_add_pairs",
+    kernel="moe_add_pairs",
+    variants=lambda _arch: [{"IN": "bf16", "ID": "i32", "TOP_K": 8, "SHARED": 0}],
+)
+def moe_add_pairs_kernel(
+    out: Tensor, rows: Tensor, weights: Tensor, ids: Tensor, m: u32, n: u32, routed: u32
+) -> None:
+    """csrc/moe_add_pairs.hip: the shapes stand there."""
 
 
 class HipMxMoe(Kernel):
     name = "hip"
     module = "moe_mx_experts"
-    more_modules = ("moe_mx_prepare", "moe_add")  # and the router's
+    more_modules = ("moe_mx_prepare", "moe_add_pairs")  # and the router's
     Config = MxMoeConfig
 
     def __init__(self, fmt: Format) -> None:
@@ -182,7 +215,7 @@ class HipMxMoe(Kernel):
             for up_n, up_k in ((1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))
             for down_n in (4, 8)
             for per_cu in (1, 2, 4)
-            if up_k == 1 or m <= 2
+            if (up_k == 1 or m <= 2) and (m < MAX_M_TILES or up_n * up_k == down_n == 4)
         ]
         fit = (config for config in made if self.refuses_config(c, config) is None)
         return [first, *(config for config in fit if config != first)]
@@ -203,9 +236,11 @@ class HipMxMoe(Kernel):
             "SHUFFLED_SCALES": int(c.scale_layout != RAW),
             "TAIL": int(stage.k % fmt.step != 0),
             "EACH": ceil(c.E, WAVE),
+            "TOP_K": c.K,
             "STAGE": stage.number,
             "N_WAVES": stage.n_waves,
             "K_WAVES": stage.k_waves,
+            "RESIDENT": int(stage.is_resident(fmt, config.m_tiles)),
         }
 
     def variant(self, c: Call, config: MxMoeConfig) -> RunOf:
@@ -229,7 +264,6 @@ class _Launches:
         self.scratch = Workspace(
             c.device,
             (routed * m, torch.int32),  # lists
-            (m * c.K, torch.int32),  # slots
             (c.E + 1, torch.int32),  # offsets
             (m * self.x_bytes[0], torch.uint8),
             (m * self.x_bytes[1], torch.uint8),
@@ -240,18 +274,20 @@ class _Launches:
         of_ids = {"ID": ids, "TOP_K": c.K}
         self.is_routed = c.has("router_weight")
         if self.is_routed:
-            self.route = router.prepare(c, routed, True)(m, c.D, routed)
-        lists = 0 if self.is_routed else ceil(m, TOKENS)
-        prepare = {"IN": IN_TYPES[c.x_dtype], **of_ids, "FORMAT": fmt.name,
-                   "BUMP": fmt.bumps[c.rounding], "CHUNK": up.chunk(fmt, config.m_tiles)}  # fmt: skip
+            self.route = router.prepare(c, routed, False)(m, c.D, routed)
+        lists = ceil(m, TOKENS)
+        prepare = {
+            "IN": IN_TYPES[c.x_dtype], **of_ids, "FORMAT": fmt.name,
+            "BUMP": fmt.bumps[c.rounding], "CHUNK": up.chunk(fmt, config.m_tiles),
+        }  # fmt: skip
         eights = m * up.steps(fmt) * fmt.step // EIGHTS
-        launch = _bind(c, moe_mx_prepare_kernel, prepare, TOKENS, 7)
+        launch = _bind(c, moe_mx_prepare_kernel, prepare, TOKENS, 6)
         numbers = m, c.D, matrix_strides(c, "x", c.D)[0], up.steps(fmt), routed, lists
         self.prepare = launch((lists + ceil(eights, TOKENS), 1, 1), numbers)
         self.gate_up, self.down = self._experts(up, down), self._experts(down, down)
         add = {"IN": IN_TYPES[c.x_dtype], **of_ids, "SHARED": c.E - routed}
         grid = m, ceil(c.D, ADD_COLUMNS), 1
-        self.add = _bind(c, moe_add_kernel, add, 256, 6)(grid, (c.D, routed))
+        self.add = _bind(c, moe_add_pairs_kernel, add, 256, 4)(grid, (m, c.D, routed))
 
     def _experts(self, stage: Stage, down: Stage) -> Run:
         c, config, fmt = self.c, self.config, self.kernel.fmt
@@ -261,23 +297,25 @@ class _Launches:
         routed_rows, height = c.M * c.K, config.m_tiles * TILE
         m_tiles = routed_rows // height + min(routed_rows, c.E)
         m_tiles += (c.E - c.R) * ceil(c.M, height)
-        tiles = m_tiles * ceil(stage.columns(fmt), stage.tile)
+        resident = stage.is_resident(fmt, config.m_tiles)
+        column_groups = config.down_groups if resident else 1
+        tiles = m_tiles * ceil(stage.columns(fmt), stage.tile * column_groups)
         groups = min(ROWS[c.arch].cus * config.per_cu, ceil(tiles, XCDS) * XCDS)
         numbers = (c.M, c.R, c.E, stage.n, stage.k, stage.k * fmt.bits // 8, stage.k // BLOCK,
-                   down.steps(fmt), groups)  # fmt: skip
+                   down.steps(fmt), column_groups, groups)  # fmt: skip
         run: Run = launch((groups, 1, 1), numbers)
         return run
 
     def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
         w1, w2, s1, s2, p, ids, router_weight = rest
-        lists, slots, offsets, xq, xs, made_p, made_ids, counts = self.scratch()
+        lists, offsets, xq, xs, made_p, made_ids, counts = self.scratch()
         new = x.new_empty
         hq, hs = (new((self.rows, b), dtype=torch.uint8) for b in self.h_bytes)
         y = new((self.rows, self.c.D))
         if self.is_routed:
             p, ids = made_p, made_ids
-            self.route(p, ids, x, router_weight, counts, lists, slots)
-        self.prepare(counts, lists, slots, xq, xs, ids, x)
+            self.route(p, ids, x, router_weight, counts, lists, lists)
+        self.prepare(counts, lists, xq, xs, ids, x)
         self.gate_up(hq, hs, xq, xs, w1, s1, lists, counts, offsets)
         self.down(y, hs, hq, hs, w2, s2, lists, counts, offsets)
-        self.add(out, y, p, ids, slots, offsets)
+        self.add(out, y, p, ids)

@@ -1,4 +1,4 @@
-"""fused_moe with quant="mxfp8": weights in MX-FP8, x and h quantised alike (formula: fused_moe_mx.py).
+"""fused_moe with quant="mxfp8": weights in MX-FP8, x and h quantised too (fused_moe_mx.py).
 
 | kernel | what it takes |
 |---|---|

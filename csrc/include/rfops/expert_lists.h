@@ -23,10 +23,16 @@ class ListRoom {  // in LDS
     return __hip_atomic_fetch_add(&counted_[expert], 1u, __ATOMIC_RELAXED,
                                   __HIP_MEMORY_SCOPE_WORKGROUP);
   }
-  __device__ void claim(u32* counts, u32 experts) {
+  // A workgroup that is alone asks nobody.
+  __device__ void claim(u32* counts, u32 experts, bool is_alone = false) {
     sync_group();
     for (u32 e = thread_in_group(); e < experts; e += kThreads) {
       if (counted_[e] == 0) continue;
+      if (is_alone) {
+        counts[e] = counted_[e];
+        first_[e] = 0;
+        continue;
+      }
       first_[e] = __hip_atomic_fetch_add(counts + e, counted_[e], __ATOMIC_RELAXED,
                                          __HIP_MEMORY_SCOPE_AGENT);
     }
@@ -38,16 +44,17 @@ class ListRoom {  // in LDS
   u32 counted_[kMostExperts], first_[kMostExperts];
 };
 
-// rows[e, i] = the i-th token of expert e,  slots[t, j] = where t is among those of topk_ids[t, j];
-// of kThreads tokens, a lane a token. A token that names an expert twice is in its list once; an id
-// outside 0..E-1 is in none, and has the slot -1.
-template <u32 kTopK, u32 kThreads, class Id>
-__device__ inline void make_lists(ListRoom<kThreads>& room, u32* counts, u32* rows, u32* slots,
-                                  const Id* topk_ids, u32 m, u32 experts) {
+// Of kThreads tokens, a lane a token: calls put(e, slot, token, j) for what is in the list of e,
+// and slot_of(token, j, slot) for each choice. A token that names an expert twice is in its list
+// once; an id outside 0..E-1 is in none, and has the slot -1.
+template <u32 kTopK, u32 kThreads, class Id, class Put, class SlotOf>
+__device__ inline void make_lists(ListRoom<kThreads>& room, u32* counts, const Id* topk_ids, u32 m,
+                                  u32 experts, bool is_alone, Put put, SlotOf slot_of) {
   constexpr u32 kNone = ~0u;
   const u32 token = group_x() * kThreads + thread_in_group();
   room.clear(experts);
   u32 expert[kTopK], place[kTopK];
+  bool is_first[kTopK];
 #pragma unroll
   for (u32 j = 0; j < kTopK; ++j) {
     const Id id = token < m ? topk_ids[u64{token} * kTopK + j] : Id{-1};
@@ -55,16 +62,16 @@ __device__ inline void make_lists(ListRoom<kThreads>& room, u32* counts, u32* ro
     place[j] = kNone;
 #pragma unroll
     for (u32 i = 0; i < j; ++i) place[j] = expert[i] == expert[j] ? place[i] : place[j];
-    if (expert[j] != kNone && place[j] == kNone) place[j] = room.place(expert[j]);
+    is_first[j] = expert[j] != kNone && place[j] == kNone;
+    if (is_first[j]) place[j] = room.place(expert[j]);
   }
-  room.claim(counts, experts);
+  room.claim(counts, experts, is_alone);
   if (token >= m) return;
 #pragma unroll
   for (u32 j = 0; j < kTopK; ++j) {
-    const bool is_there = expert[j] != kNone;
-    const u32 slot = is_there ? room.slot(expert[j], place[j]) : kNone;
-    if (is_there) rows[u64{expert[j]} * m + slot] = token;  // the same again, named twice
-    slots[u64{token} * kTopK + j] = slot;
+    const u32 slot = expert[j] != kNone ? room.slot(expert[j], place[j]) : kNone;
+    if (is_first[j]) put(expert[j], slot, token, j);
+    slot_of(token, j, slot);
   }
 }
 

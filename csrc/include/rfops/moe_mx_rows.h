@@ -37,9 +37,8 @@ class ChunkRows {
     for (u32 i = 0; i < kOwnScales; ++i) {
       const u32 row = (wave_in_group() + i * kWaves) * kScaleRows + lane / kDwords;
       const u32 number = row < kRows ? row_of(row) : kOutside;
-      scale_from_[i] = number == kOutside
-                           ? kOutside
-                           : number * steps * Scales::kStepBlocks + lane % kDwords * 4;
+      scale_from_[i] =
+          number == kOutside ? kOutside : number * steps * Scales::kStepBlocks + lane % kDwords * 4;
     }
   }
 

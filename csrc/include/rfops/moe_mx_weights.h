@@ -42,41 +42,22 @@ class WeightSteps {
 
   __device__ explicit WeightSteps(u32 k) : k_(k) {}
 
-  // Tiles first .. first + kCount - 1 of `held`, of the matrix' rows from `row` on, a multiple of
-  // 32.
-  template <u32 kFirst, u32 kCount>
-  __device__ void load(Held& held, const MatrixBytes& from, u32 row, u32 step, bool is_there) const {
-    const u32 lane = lane_in_wave();
+  // Load kQ of a step: piece kQ of the tiles, then their scales. Its tile is of
+  // the matrix' rows from `row` on, those of even tiles a multiple of 32.
+  template <u32 kQ>
+  __device__ void load(Held& held, const MatrixBytes& from, u32 row, u32 step,
+                       bool is_there) const {
     const u32 outside = is_there ? 0 : kOutside;
-#pragma unroll
-    for (u32 t = 0; t < kCount; ++t) {
-#pragma unroll
-      for (u32 h = 0; h < 2; ++h) {
-        u32 at, chunk, scalar = (row + t * kTileRows) * from.row_bytes;
-        if constexpr (kShuffled) {
-          chunk = lane / kTileRows + 4 * h;
-          at = lane * kVecBytes;
-          scalar += step * (kTileRows * kRowBytes) + h * (kWaveSize * kVecBytes);
-        } else {
-          chunk = lane % kRowChunks;
-          at = lane / kRowChunks * from.row_bytes + chunk * kVecBytes;
-          scalar += step * kRowBytes + h * (kTileRows / 2) * from.row_bytes;
-        }
-        at |= beyond((step * kRowChunks + chunk) * (Format::kStepK / kRowChunks)) | outside;
-        held.piece[kFirst + t][h] = load_16<kStreamed>(from.payload, at, scalar);
-      }
-    }
-    if constexpr (kShuffledScales) {
-#pragma unroll
-      for (u32 t = 0; t < kCount; t += 2) {
-        const u32 scalar = (row + t * kTileRows) * from.scale_row_bytes +
-                           step * kStepBlocks / 8 * (kWaveSize * 4);
-        held.scale[(kFirst + t) / 2] =
-            load_dwords<1>(from.scales, lane * 4 | outside, scalar).dword[0];
-      }
+    if constexpr (kQ < 2 * kTiles) {
+      load_piece<kQ % 2>(held.piece[kQ / 2][kQ % 2], from, row, step, outside);
     } else {
-      load_rows_of_scales<kFirst, kCount>(held, from, row, step, outside);
+      held.scale[kQ - 2 * kTiles] = load_scale<kQ - 2 * kTiles>(from, row, step, outside);
     }
+  }
+  // The tile that load kQ is of.
+  static constexpr u32 tile_of(u32 q) {
+    if (q < 2 * kTiles) return q / 2;
+    return (q - 2 * kTiles) * kTiles / kWords;
   }
 
   // Ready for the matrix cores, whose operand is piece h of MXFP4, or both; through LDS where rows
@@ -123,21 +104,36 @@ class WeightSteps {
     if constexpr (kTail) return k < k_ ? 0 : kOutside;
     return 0;
   }
-  // A byte a lane.
-  template <u32 kFirst, u32 kCount>
-  __device__ void load_rows_of_scales(Held& held, const MatrixBytes& from, u32 row, u32 step,
-                                      u32 outside) const {
+  template <u32 kH>
+  __device__ void load_piece(U32x4& piece, const MatrixBytes& from, u32 row, u32 step,
+                             u32 outside) const {
     const u32 lane = lane_in_wave();
-#pragma unroll
-    for (u32 t = 0; t < kCount; ++t) {
-#pragma unroll
-      for (u32 h = 0; h < kStepBlocks / 4; ++h) {
-        const u32 block = step * kStepBlocks + lane / kTileRows + 4 * h;
-        const u32 at = lane % kTileRows * from.scale_row_bytes + block;
-        const u32 scalar = (row + t * kTileRows) * from.scale_row_bytes;
-        held.scale[word(kFirst + t, h)] =
-            load_byte(from.scales, at | beyond(block * kMxBlock) | outside, scalar);
-      }
+    u32 at, chunk, scalar = row * from.row_bytes;
+    if constexpr (kShuffled) {
+      chunk = lane / kTileRows + 4 * kH;
+      at = lane * kVecBytes;
+      scalar += step * (kTileRows * kRowBytes) + kH * (kWaveSize * kVecBytes);
+    } else {
+      chunk = lane % kRowChunks;
+      at = lane / kRowChunks * from.row_bytes + chunk * kVecBytes;
+      scalar += step * kRowBytes + kH * (kTileRows / 2) * from.row_bytes;
+    }
+    at |= beyond((step * kRowChunks + chunk) * (Format::kStepK / kRowChunks)) | outside;
+    piece = load_16<kStreamed>(from.payload, at, scalar);
+  }
+  // A dword a lane of two tiles, or a byte.
+  template <u32 kWord>
+  __device__ u32 load_scale(const MatrixBytes& from, u32 row, u32 step, u32 outside) const {
+    const u32 lane = lane_in_wave();
+    if constexpr (kShuffledScales) {
+      const u32 scalar = row * from.scale_row_bytes + step * kStepBlocks / 8 * (kWaveSize * 4);
+      return load_dwords<1>(from.scales, lane * 4 | outside, scalar).dword[0];
+    } else {
+      constexpr u32 kHalf = kWord % (kStepBlocks / 4);
+      const u32 block = step * kStepBlocks + lane / kTileRows + 4 * kHalf;
+      const u32 at = lane % kTileRows * from.scale_row_bytes + block;
+      return load_byte(from.scales, at | beyond(block * kMxBlock) | outside,
+                       row * from.scale_row_bytes);
     }
   }
 

@@ -1,0 +1,405 @@
+"""fused_moe with MXFP4 and MX-FP8 weights by every kernel, against fp32 over the same roundings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+import rfops.vgpu
+from rfops.challenge import moe_mxfp4
+from rfops.moe import fused_moe_mxfp4, fused_moe_mxfp8
+from rfops.moe.fused_moe import fused_moe
+from rfops.moe.fused_moe_mx import MXFP4, MXFP8, Experts, Format, arguments
+from rfops.moe.fused_moe_mx_hip import MxMoeConfig
+from rfops.quantization.shuffle import shuffle_scale, shuffle_weight
+
+pytestmark = pytest.mark.requires_gfx950
+BF16, F16 = torch.bfloat16, torch.float16
+OPS = {"mxfp4": fused_moe_mxfp4.OP, "mxfp8": fused_moe_mxfp8.OP}
+
+
+@dataclass
+class Problem:
+    fmt: Format
+    x: torch.Tensor
+    w1: Any
+    w2: Any
+    w1_scale: Any
+    w2_scale: Any
+    topk_weights: torch.Tensor
+    topk_ids: torch.Tensor
+    num_shared: int = 0
+    rounding: str | None = None
+
+    @property
+    def how(self) -> str:
+        return self.rounding or next(iter(self.fmt.bumps))
+
+    @property
+    def weights(self) -> tuple[Any, ...]:
+        return self.w1, self.w2, self.w1_scale, self.w2_scale
+
+    def with_(self, **changes: Any) -> Problem:
+        return replace(self, **changes)
+
+    def shuffled(self) -> Problem:
+        scales = [shuffle_scale(s.flatten(0, 1)) for s in (self.w1_scale, self.w2_scale)]
+        return self.with_(w1=shuffle_weight(self.w1), w2=shuffle_weight(self.w2),
+                          w1_scale=scales[0], w2_scale=scales[1])  # fmt: skip
+
+    def call(self, **more: Any) -> torch.Tensor:
+        """By the op's route."""
+        return fused_moe(
+            self.x, self.w1, self.w2, self.topk_weights, self.topk_ids, quant=self.fmt.word,
+            w1_scale=self.w1_scale, w2_scale=self.w2_scale, num_shared=self.num_shared,
+            rounding=self.rounding, **more,
+        )  # fmt: skip
+
+    def run(self, kernel: str, config: Any = None, out: torch.Tensor | None = None) -> torch.Tensor:
+        """By one kernel, in `out` or in one full of NaN."""
+        op = OPS[self.fmt.word]
+        if out is None:
+            out = torch.full(self.x.shape, math.nan, dtype=self.x.dtype)
+        choice = self.topk_weights, self.topk_ids, None, self.topk_ids.shape[1]
+        args = arguments(op, self.x, *self.weights, choice, self.num_shared, (False, False),
+                         self.rounding)  # fmt: skip
+        c, _ = op.check((*args, None, None))
+        op.prepare(kernel, c, config)(out, *args[:7], None)
+        return out
+
+    @property
+    def experts(self) -> Experts:
+        return Experts(self.fmt, self.how, *self.weights)
+
+    @property
+    def exact(self) -> torch.Tensor:
+        return self.experts.run(self.x, self.topk_weights, self.topk_ids, self.num_shared)
+
+
+def random_problem(
+    fmt: Format, m: int, d: int, i: int, e: int, k: int, num_shared: int = 0,
+    dtype: torch.dtype = BF16, seed: int = 0,
+) -> Problem:  # fmt: skip
+    """Results of about 1; each token's experts differ while there are enough."""
+    generator = torch.Generator().manual_seed(1_000_003 * seed + 10_007 * d + 101 * i + 7 * m + e)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    routed = e - num_shared
+    order = torch.rand(m, routed, generator=generator).argsort(1)
+    ids = order[:, torch.arange(k) % routed].int()
+    how = next(iter(fmt.bumps))
+    w1, s1 = fmt.quantise(normal(e, 2 * i, d) / math.sqrt(d), how)
+    w2, s2 = fmt.quantise(normal(e, d, i) / math.sqrt(i), how)
+    weights = torch.rand(m, k, generator=generator)
+    return Problem(fmt, normal(m, d).to(dtype), w1, w2, s1, s2, weights, ids, num_shared)
+
+
+def assert_near(got: torch.Tensor, exact: torch.Tensor) -> None:
+    """Each row's relative L2: half a unit of out's 8 bits and of each expert's rounded rows, 2^-9
+    each at most and a third of it on average, and of h a few elements in a million that lie within
+    fp32's error of a boundary, which move by a step of the format: 5e-3 of a row of 32 elements."""
+    assert got.dtype in (BF16, F16)
+    wide = got.double()
+    off = (wide - exact.double()).norm(dim=1) / exact.double().norm(dim=1).clamp(min=1e-6)
+    row = int(off.argmax())
+    assert off[row] <= 5e-3, f"row {row}: relative L2 {off[row]:.2e}; {got[row]}, {exact[row]}"
+
+
+SHAPES = [
+    # m, d, i, e, k, shared, dtype
+    (5, 256, 256, 4, 2, 0, BF16),
+    (33, 512, 256, 6, 3, 1, F16),
+    (1, 1024, 512, 8, 2, 0, BF16),
+    (40, 256, 768, 3, 3, 2, BF16),
+]
+CONFIGS = [
+    MxMoeConfig(1, 1, 4, 4, 1, 4), MxMoeConfig(1, 4, 1, 2, 1, 1), MxMoeConfig(2, 2, 2, 2, 2, 2),
+    MxMoeConfig(4, 4, 1, 4, 1, 2), MxMoeConfig(8, 4, 1, 4, 1, 1), MxMoeConfig(2, 8, 1, 1, 1, 8),
+]  # fmt: skip
+
+
+@pytest.fixture(params=[MXFP4, MXFP8], ids=lambda f: f.word)
+def fmt(request: pytest.FixtureRequest) -> Format:
+    made: Format = request.param
+    return made
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("is_shuffled", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values(fmt: Format, shape: Any, is_shuffled: bool) -> None:
+    problem = random_problem(fmt, *shape)
+    exact = problem.exact
+    with rfops.vgpu.check() as checked:
+        got = (problem.shuffled() if is_shuffled else problem).run("hip")
+    assert_near(got, exact)
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+    assert_near(problem.run("torch"), exact)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("sizes", [(96, 32), (288, 160), (160, 416), (1056, 288)])
+def test_tails(fmt: Format, sizes: tuple[int, int]) -> None:
+    """D and I that no step of 128 bytes divides; scales beyond a row are another row's."""
+    d, i = sizes
+    problem = random_problem(fmt, 21, d, i, 3, 2, num_shared=1)
+    with rfops.vgpu.check() as checked:
+        got = problem.run("hip")
+    assert_near(got, problem.exact)
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+    if i % 16 == 0 and d % 16 == 0:
+        mixed = problem.with_(w1=shuffle_weight(problem.w1), w2=shuffle_weight(problem.w2))
+        assert torch.equal(mixed.run("hip"), got)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_variants(fmt: Format, config: MxMoeConfig) -> None:
+    """Rows of one expert around its tiles: none, few, all; the same bits raw and shuffled."""
+    problem = random_problem(fmt, 150, 1024, 512, 5, 2)
+    ids = torch.tensor([[0, 1]] * 130 + [[1, 2]] * 19 + [[4, 4]], dtype=torch.int32)
+    problem = problem.with_(topk_ids=ids)
+    if OPS[fmt.word].kernels["hip"].refuses_config(_call(problem), config):
+        pytest.fail(f"{config} is not for this shape")
+    got = problem.run("hip", config)
+    assert_near(got, problem.exact)
+    assert torch.equal(problem.shuffled().run("hip", config), got)
+
+
+def _call(problem: Problem) -> Any:
+    op = OPS[problem.fmt.word]
+    choice = problem.topk_weights, problem.topk_ids, None, problem.topk_ids.shape[1]
+    args = arguments(op, problem.x, *problem.weights, choice, 0, (False, False), None)
+    return op.check((*args, None, None))[0]
+
+
+@pytest.mark.parametrize("rounding", ["even", "up", "down", "floor", "ceil"])
+def test_h_is_quantised_bit_for_bit(fmt: Format, rounding: str) -> None:
+    """w2 is the identity, so that out is h; gates of 64 and more, whose silu they are themselves,
+    times powers of two and small odd ones: h is exact, with all ties and magnitudes."""
+    if rounding not in fmt.bumps:
+        with pytest.raises(ValueError, match="rounding must be"):
+            random_problem(fmt, 1, 32, 32, 1, 1).with_(rounding=rounding).call()
+        return
+    d = i = 256
+    generator = torch.Generator().manual_seed(5)
+
+    def one_hot() -> tuple[torch.Tensor, torch.Tensor]:
+        """[d, i]: row r has its 1 at r."""
+        return fmt.quantise(torch.eye(d), "even")
+
+    x = torch.zeros(16, d, dtype=BF16)
+    x[:, 0], x[:, 32] = 1, 1
+    w1 = torch.zeros(2 * i, d)
+    w1[:i, 0] = 64.0
+    w1[i:, 32] = torch.randint(-6, 7, (i,), generator=generator).float()
+    # Of each row another power of two, and of each column: blocks of all magnitudes.
+    x[:, 0] = 2.0 ** (torch.arange(16) % 7)
+    q1, s1 = fmt.quantise(w1, "even")
+    x[:, 32] = torch.tensor([1, 2, 3, 0.5] * 4, dtype=BF16)
+    q2, s2 = one_hot()
+    problem = Problem(fmt, x, q1[None], q2[None], s1[None], s2[None], torch.ones(16, 1),
+                      torch.zeros(16, 1, dtype=torch.int32), rounding=rounding)  # fmt: skip
+    rows = fmt.and_back(x, rounding, torch.float32)
+    gate, up = (rows @ fmt.values(q1, s1, torch.float32).T).chunk(2, 1)
+    h = (gate * up).to(BF16)
+    assert torch.equal(h.float(), gate * up), "the test's h is exact"
+    wanted = fmt.and_back(h, rounding, torch.float32)
+    got = problem.run("hip")
+    assert torch.equal(got.float(), wanted), f"{(got.float() != wanted).sum()} differ"
+
+
+@pytest.mark.sweep
+def test_counts(fmt: Format) -> None:
+    """No row of an expert, one, all of them; all to one; every expert named twice by a token."""
+    problem = random_problem(fmt, 37, 256, 256, 4, 2)
+    mixed = torch.tensor([[0, 1]] * 36 + [[3, 1]], dtype=torch.int64)
+    for ids in (torch.tensor([[2, 2]] * 37, dtype=torch.int32), mixed):
+        changed = problem.with_(topk_ids=ids)
+        assert_near(changed.run("hip"), changed.exact)
+
+
+def test_ids_outside_add_nothing(fmt: Format) -> None:
+    """Negative, too large, and of shared experts, which only num_shared names; NaN beside them."""
+    problem = random_problem(fmt, 20, 256, 256, 5, 3, num_shared=1)
+    ids = problem.topk_ids.clone()
+    for at, id in enumerate((-1, 4, 5, 2**31 - 1, -(2**31), 1000)):
+        ids[at, at % 3] = id
+    ids[7] = -1
+    weights = problem.topk_weights.masked_fill((ids < 0) | (ids >= 4), math.nan)
+    with rfops.vgpu.check() as checked:
+        got = problem.with_(topk_ids=ids, topk_weights=weights).run("hip")
+    assert_near(got, problem.with_(topk_ids=ids).exact)
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+
+
+@pytest.mark.parametrize("kernel", ["hip", "torch"])
+def test_a_row_that_is_no_number_is_its_own_alone(fmt: Format, kernel: str) -> None:
+    problem = random_problem(fmt, 20, 256, 256, 4, 2)
+    clean = problem.run(kernel)
+    x = problem.x.clone()
+    x[5], x[11, 3] = math.nan, math.inf
+    got = problem.with_(x=x).run(kernel)
+    others = [t for t in range(20) if t not in (5, 11)]
+    assert torch.equal(got[others], clean[others])
+    assert got[5].isnan().all() and got[11].isnan().all()
+
+
+@pytest.mark.sweep
+def test_strided_rows_and_memory_around(fmt: Format) -> None:
+    problem = random_problem(fmt, 19, 256, 256, 4, 2)
+    wanted = problem.run("hip")
+    wide = torch.full((25, 512), math.nan, dtype=BF16)
+    wide[2:21, 40:296] = problem.x
+    assert torch.equal(problem.with_(x=wide[2:21, 40:296]).run("hip"), wanted)
+    memory = torch.full((19 * 256 + 256,), -7.0, dtype=BF16)
+    out = memory[128 : 128 + 19 * 256].view(19, 256).fill_(math.nan)
+    problem.run("hip", None, out)
+    assert torch.equal(out, wanted)
+    assert (memory[:128] == -7).all() and (memory[-128:] == -7).all()
+    columns = problem.x.T.contiguous().T
+    with pytest.raises(ValueError, match="x does not lie in rows of 16 bytes"):
+        problem.with_(x=columns).run("hip")
+
+
+@pytest.mark.sweep
+def test_the_same_in_any_order(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists are filled by atomics, and results do not depend on it."""
+    problem = random_problem(fmt, 300, 256, 256, 5, 2, num_shared=1)
+    first = problem.run("hip")
+    for schedule in ("random:1", "random:2"):
+        monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", schedule)
+        assert torch.equal(problem.run("hip"), first)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_what_hip_does(fmt: Format, config: MxMoeConfig) -> None:
+    """Four launches without scratch or spills."""
+    problem = random_problem(fmt, 20, 1024, 512, 3, 2).shuffled()
+    with rfops.vgpu.profile() as p:
+        problem.run("hip", config)
+    names = ["moe_mx_prepare", "moe_mx_experts", "moe_mx_experts", "moe_add_pairs"]
+    assert [launch.kernel for launch in p.launches] == names
+    for launch in p.launches:
+        assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
+
+
+# ---------------------------------------------------------------- the op
+
+
+def test_the_call(fmt: Format) -> None:
+    """Raw, shuffled, scales of all experts at once, into out, by a config, as an op of torch."""
+    problem = random_problem(fmt, 9, 256, 256, 5, 2, num_shared=1)
+    first = problem.call()
+    assert_near(first, problem.exact)
+    assert torch.equal(problem.shuffled().call(), first)
+    flat = problem.with_(w1_scale=problem.w1_scale.flatten(0, 1))
+    assert torch.equal(flat.call(), first)
+    out = torch.full_like(first, math.nan)
+    assert problem.call(out=out) is out and torch.equal(out, first)
+    assert_near(problem.call(config=CONFIGS[1]), problem.exact)
+    empty = problem.with_(x=problem.x[:0], topk_weights=problem.topk_weights[:0],
+                          topk_ids=problem.topk_ids[:0])  # fmt: skip
+    assert empty.call().shape == (0, 256)
+
+
+def test_a_layer(fmt: Format) -> None:
+    """The router's choice, and its experts; one launch more."""
+    problem = random_problem(fmt, 17, 256, 256, 5, 2, num_shared=1).shuffled()
+    generator = torch.Generator().manual_seed(7)
+    router = (torch.randn(4, 256, generator=generator) / 16).to(BF16)
+    scales = {"w1_scale": problem.w1_scale, "w2_scale": problem.w2_scale}
+    with rfops.vgpu.profile() as p:
+        got = rfops.moe_layer(problem.x, router, problem.w1, problem.w2, 2, num_shared=1,
+                              quant=fmt.word, **scales)  # fmt: skip
+    assert len(p.launches) == 5 and p.launches[0].kernel == "moe_router"
+    weights, ids = rfops.moe_router(problem.x, router, 2)
+    assert torch.equal(got, problem.with_(topk_weights=weights, topk_ids=ids).call())
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", moe_mxfp4.PROBLEM.tests)
+def test_the_challenge(case: Any) -> None:
+    """Problem amd-moe-mxfp4 of 2026, shrunk: its weights as it shuffles them, its own reference."""
+    problem = moe_mxfp4.PROBLEM
+    data = problem.generate(problem.shrink(case))
+    x, _, _, _, _, w1, w2, s1, s2, topk_weights, topk_ids, config = data
+    width = config["d_expert"]
+    assert width == config["d_expert_pad"] and x.shape[1] == config["d_hidden_pad"]
+    from rfops.dispatch.layout import Shuffled
+
+    given = [Shuffled(w, "16x16") for w in (w1, w2)]
+    scales = [Shuffled(s, "32x8") for s in (s1, s2)]
+    got = fused_moe(x, *given, topk_weights, topk_ids, quant="mxfp4", w1_scale=scales[0],
+                    w2_scale=scales[1])  # fmt: skip
+    assert_near(got, moe_mxfp4.layer(data))
+
+
+P = random_problem(MXFP4, 4, 256, 256, 3, 2)
+REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
+    "fp32 rows": ({"x": P.x.float()}, "x must be bfloat16 or float16, got .*; convert it"),
+    "a dtype": ({"w1": P.w1.float()}, "w1 must be uint8"),
+    "another D": ({"x": P.x[:, :128]}, r"w1 must be a \[E, N, D/2=64\] tensor"),
+    "gate alone": ({"w1": P.w1[:, :256].contiguous(), "w1_scale": P.w1_scale[:, :256].contiguous()},
+                   "w1 must be of 2 . I = 512 rows an expert"),
+    "no scale": ({"w1_scale": None}, "w1_scale must be a .* tensor, got NoneType"),
+    "scales of fewer": ({"w2_scale": P.w2_scale[:2].contiguous()}, "w2_scale must be a"),
+    "one shuffled": ({"w1": shuffle_weight(P.w1)}, "w2 must be 16x16 as w1 is, got raw"),
+    "one scale shuffled": ({"w1_scale": shuffle_scale(P.w1_scale.flatten(0, 1))},
+                           "w2_scale must be 32x8 as w1_scale is, got raw"),
+    "scales as weights": ({"w1": shuffle_scale(P.w1_scale.flatten(0, 1)),
+                           "w2": shuffle_scale(P.w2_scale.flatten(0, 1))},
+                          "w_layout must be raw or 16x16, got '32x8'"),
+    "many shared": ({"num_shared": 4}, "num_shared must be an int from 0 to 3, got 4"),
+    "a rounding": ({"rounding": "odd"}, "rounding must be even, up or down, got 'odd'"),
+    "float ids": ({"topk_ids": P.topk_ids.float()}, "topk_ids must be int32 or int64"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals(case: str) -> None:
+    changes, message = REFUSALS[case]
+    with pytest.raises(ValueError, match=f"^fused_moe_mxfp4: {message}"):
+        P.with_(**changes).call()
+
+
+def test_refusals_of_layouts() -> None:
+    """Shuffled scales want 256 of both; weights of HIP rows that fit its offsets."""
+    problem = random_problem(MXFP4, 4, 288, 160, 3, 2)
+    shuffled = [shuffle_scale(s.flatten(0, 1)) for s in (problem.w1_scale, problem.w2_scale)]
+    changed = problem.with_(w1_scale=shuffled[0], w2_scale=shuffled[1])
+    with pytest.raises(
+        ValueError, match=r"multiples of 256 where they are shuffled|w1_scale must be a"
+    ):
+        changed.call()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MxMoeConfig(3, 4, 1, 4, 1), "m_tiles must be a power of two"),
+        (lambda: MxMoeConfig(16, 4, 1, 4, 1), "m_tiles is 1 to 8, per_cu 1 to 8"),
+        (lambda: MxMoeConfig(1, 4, 4, 4, 1), "n . k is 1 to 8 waves, of k 1 to 4"),
+        (lambda: MxMoeConfig(8, 8, 1, 4, 1), "m_tiles=8 fit the registers of 4 waves"),
+        (lambda: MxMoeConfig(4, 2, 2, 4, 1), "share out K with m_tiles of 1 and 2 alone"),
+    ],
+)
+def test_configs_that_cannot_be(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("m", [16, 200])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_wide_rows(fmt: Format, config: MxMoeConfig, m: int) -> None:
+    problem = random_problem(fmt, m, 7168 if fmt is MXFP4 else 6144, 512, 5, 4).shuffled()
+    exact = random_problem(fmt, m, problem.x.shape[1], 512, 5, 4).exact
+    assert_near(problem.run("hip", config), exact)
