@@ -159,7 +159,8 @@ moe_router(f32* __restrict__ weights,  // [M, top_k]
     room.claim(counts, experts);
     if (!is_there) return;
     const u32 slot = room.slot(id, place);
-    lists[u64{id} * m + slot] = m0 + row;
-    slots[u64{m0 + row} * kHow.top_k + lane] = slot;
+    const bool has_room = slot < m;  // whatever counts were
+    if (has_room) lists[u64{id} * m + slot] = m0 + row;
+    slots[u64{m0 + row} * kHow.top_k + lane] = has_room ? slot : ~0u;
   }
 }

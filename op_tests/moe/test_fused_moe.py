@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import pytest
@@ -164,6 +165,56 @@ def test_what_hip_does(is_table: bool, rows: int, arch: str) -> None:
     flops = {"gfx942": 2 * 32 * 32 * 8, "gfx950": 2 * 32 * 32 * 16}[arch]
     for launch, n, k in ((p.launches[1], 256, 256), (p.launches[2], 256, 128)):
         assert sum(launch.mfma.values()) * flops == 2 * all_rows * n * k
+
+
+@pytest.mark.thin(24)
+@pytest.mark.parametrize("seed", range(36))
+def test_fuzz(seed: int, arch: str) -> None:
+    """Sizes, ids and weights of any kind: no memory is touched that is not the call's, and what is
+    in range is right."""
+    r = random.Random(seed)
+    e, shared = r.randint(1, 9), r.choice((0, 0, 1, 2))
+    m, k, dtype = r.choice((1, 15, 33, 70, 150)), r.randint(1, 5), r.choice((F16, BF16))
+    d, i = 8 * r.randint(1, 20), 8 * r.randint(1, 12)
+    p = random_problem(m, d, i, e + shared, k, dtype, shared, seed)
+    generator = torch.Generator().manual_seed(seed)
+    wild = torch.randint(-(2**31), 2**31, (m, k), generator=generator)
+    near = torch.randint(-2, e + shared + 2, (m, k), generator=generator)
+    kinds = torch.rand(m, k, generator=generator)
+    ids = torch.where(kinds < 0.1, wild, torch.where(kinds < 0.3, near, p.topk_ids.long()))
+    ids = ids.to(r.choice((torch.int32, torch.int64)))
+    is_there = (ids >= 0) & (ids < e)
+    changed = p.with_(topk_ids=ids, topk_weights=p.topk_weights.masked_fill(~is_there, math.nan))
+    memory = torch.full((m * d + 256,), -7.0, dtype=dtype)
+    out = memory[128:-128].view(m, d).fill_(math.nan)
+    with rfops.vgpu.check() as checked:
+        run("hip", changed, r.random() < 0.4, FusedMoeHipConfig(r.choice((128, 256))), out)
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+    assert (memory[:128] == -7).all() and (memory[-128:] == -7).all()
+    assert_correct(out, p.with_(topk_ids=ids.to(torch.int64)))
+
+
+@pytest.mark.parametrize("is_table", [False, True])
+def test_counts_that_a_call_left_behind(is_table: bool, arch: str) -> None:
+    """As one that failed between its launches would: no list grows beyond its memory, and the call
+    after the next is right."""
+    problem = random_problem(40, 64, 32, 4, 2)
+    memory = torch.full((40 * 64 + 256,), -7.0, dtype=F16)
+    out = memory[128:-128].view(40, 64)
+    op = fused_moe_tables.OP if is_table else OP
+    c = call_for(problem, is_table)
+    config = op.kernels["hip"].default(c)
+    launches = op.kernels["hip"].variant(c, config)(*(c.sizes[n] for n in c.size_names))
+    *_, counted = launches.scratch()
+    counted[:4] = torch.tensor([39, 2**30, 0, 7], dtype=counted.dtype)
+    args = out, problem.x, *problem.weights(is_table), *problem.choice, None
+    launches.lists(counted, *launches.scratch()[:2], problem.topk_ids)
+    _lists, slots, *_ = launches.scratch()
+    assert (slots < 40).all()
+    counted.zero_()
+    launches(*args)
+    assert_correct(out, problem)
+    assert (memory[:128] == -7).all() and (memory[-128:] == -7).all()
 
 
 # ---------------------------------------------------------------- the op

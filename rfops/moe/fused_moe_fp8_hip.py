@@ -135,21 +135,18 @@ class Fp8Launches(Launches):
         run: Run = launch((groups, 1, 1), (c.M, c.R, c.E, n, k, groups))
         return run
 
-    def multiply(self, y: Tensor, x: Tensor, weights: Any, lists: Any) -> None:
-        w1, w2, w1_scale, w2_scale = weights
-        h, h_scale = self.make_h(x, w1, w1_scale, lists)
-        self.down(y, None, h, h_scale, w2, w2_scale, *lists)
-
-    def make_h(self, x: Tensor, w1: Tensor, w1_scale: Tensor, lists: Any) -> tuple[Tensor, Tensor]:
-        c = self.c
-
-        def pair(rows: int, columns: int) -> tuple[Tensor, Tensor]:
-            payload = torch.empty((rows, columns), dtype=c.w1_dtype, device=x.device)
+    def between(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x and h: payload and scale of each."""
+        c, made = self.c, []
+        for rows, columns in ((c.M, c.D), (self.rows, c.I)):
+            made.append(torch.empty((rows, columns), dtype=c.w1_dtype, device=x.device))
             shape = rows, columns // BLOCK
-            return payload, torch.empty(shape, dtype=torch.float32, device=x.device)
+            made.append(torch.empty(shape, dtype=torch.float32, device=x.device))
+        return tuple(made)
 
-        x_q, x_scale = pair(c.M, c.D)
-        self.quantise(x_q, x_scale, x)
-        h, h_scale = pair(self.rows, c.I)
-        self.gate_up(h, h_scale, x_q, x_scale, w1, w1_scale, *lists)
-        return h, h_scale
+    def multiply(self, y: Tensor, x: Tensor, weights: Any, lists: Any, between: Any) -> None:
+        w1, w2, w1_scale, w2_scale = weights
+        x_q, h = between[:2], between[2:]
+        self.quantise(*x_q, x)
+        self.gate_up(*h, *x_q, w1, w1_scale, *lists)
+        self.down(y, None, *h, w2, w2_scale, *lists)

@@ -220,7 +220,12 @@ class Launches:
         """The launch of gate and up, stage 1, or of down, n columns of out by k."""
         raise NotImplementedError
 
-    def multiply(self, y: Tensor, x: Tensor, weights: Any, lists: Any) -> None:
+    def between(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What stages leave for each other: made before the first launch, as counts are 0 again
+        only after the last."""
+        raise NotImplementedError
+
+    def multiply(self, y: Tensor, x: Tensor, weights: Any, lists: Any, between: Any) -> None:
         """All experts' rows: y [rows, D]."""
         raise NotImplementedError
 
@@ -234,13 +239,14 @@ class Launches:
     def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
         *weights, p, ids, router_weight = rest
         lists, slots, offsets, made_p, made_ids, counted = self.scratch()
+        y = torch.empty((self.rows, self.c.D), dtype=x.dtype, device=x.device)
+        between = self.between(x)
         if self.is_routed:
             p, ids = made_p, made_ids
             self.lists(p, ids, x, router_weight, counted, lists, slots)
         else:
             self.lists(counted, lists, slots, ids)
-        y = torch.empty((self.rows, self.c.D), dtype=x.dtype, device=x.device)
-        self.multiply(y, x, weights, (lists, counted, offsets))
+        self.multiply(y, x, weights, (lists, counted, offsets), between)
         self.add(out, y, p, ids, slots, offsets)
 
 
@@ -262,12 +268,15 @@ class _Launches(Launches):
         run: Run = launch((groups, 1, 1), (c.M, c.R, c.E, n, k, 2 * row, groups))
         return run
 
-    def multiply(self, y: Tensor, x: Tensor, weights: Any, lists: Any) -> None:
+    def between(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (torch.empty((self.rows, self.c.I), dtype=x.dtype, device=x.device),)
+
+    def multiply(self, y: Tensor, x: Tensor, weights: Any, lists: Any, between: Any) -> None:
         if self.is_table:
             gate, up, down = ((*w, *[None] * (TABLE - self.c.E)) for w in weights)
             weights = [gate, up, down, down]
         half = len(weights) // 2
-        h = torch.empty((self.rows, self.c.I), dtype=x.dtype, device=x.device)
+        (h,) = between
         self.gate_up(h, x, *weights[:half], *lists)
         self.down(y, h, *weights[half:], *lists)
 

@@ -69,8 +69,9 @@ __device__ inline void make_lists(ListRoom<kThreads>& room, u32* counts, const I
   if (token >= m) return;
 #pragma unroll
   for (u32 j = 0; j < kTopK; ++j) {
-    const u32 slot = expert[j] != kNone ? room.slot(expert[j], place[j]) : kNone;
-    if (is_first[j]) put(expert[j], slot, token, j);
+    u32 slot = expert[j] != kNone ? room.slot(expert[j], place[j]) : kNone;
+    slot = slot < m ? slot : kNone;  // whatever counts were
+    if (is_first[j] && slot != kNone) put(expert[j], slot, token, j);
     slot_of(token, j, slot);
   }
 }
