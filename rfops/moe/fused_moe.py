@@ -114,10 +114,11 @@ def fused_moe(
     num_shared : the last so many of the E experts are shared: every token takes them with weight 1,
         beside its own, whose ids are below E - num_shared.
     quant : of quantised weights their format, as which x and h are quantised too. "mxfp4": e2m1,
-        two a byte, [E, 2I, D/2] and [E, D, I/2]; "mxfp8": e4m3. Raw, or as shuffle_weight leaves
-        them.
+        two a byte, [E, 2I, D/2] and [E, D, I/2]; "mxfp8": e4m3; "fp8_blockscale": e4m3, on gfx942
+        e4m3fnuz. Raw, or as shuffle_weight leaves them.
     w1_scale, w2_scale : their e8m0 scales [E, 2I, D/32] and [E, D, I/32], or [E * rows, ...]; raw,
-        or as shuffle_scale leaves those of all experts.
+        or as shuffle_scale leaves those of all experts. Of "fp8_blockscale" fp32, one for 128 x
+        128: [E, 2I/128, D/128] and [E, D/128, I/128].
     rounding : how scales of x and h are rounded, as of quant_mxfp4 and quant_mxfp8; None: as there.
     out : [M, D] of x's dtype, written in place where given.
     config : takes that kernel in that variant, whatever the tuned table says.
