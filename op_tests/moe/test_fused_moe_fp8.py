@@ -80,14 +80,17 @@ def test_h_is_quantised_to_the_bit(config: FusedMoeFp8HipConfig, arch: str) -> N
     c = OP.check((*inputs, 1, 1, False, False, BF16, "raw", None, None))[0]
     launches = Fp8Launches(c, config)
     lists, slots, offsets, *_, counted = launches.scratch()
-    launches.lists(counted, lists, slots, p.topk_ids)
     between = launches.between(p.x)
+    launches.prepare(p.x, p.topk_ids, lists, slots, counted, between)
     y, weights = torch.empty_like(p.x), (p.w1, p.w2, p.w1_scale, p.w2_scale)
     launches.multiply(y, p.x, weights, (lists, counted, offsets), between)
     payload, scale = between[2:]
     made = (x.double() @ w1[0].double().T)[lists[:m].long()]
     h = (made[:, :i] * made[:, i:]).float().to(BF16)
     assert (made[:, :i] >= 240).all()
+    q, s = quantise(p.x, 1, False, fp8)
+    assert torch.equal(between[1], s)
+    assert torch.equal(between[0].view(torch.uint8), q.view(torch.uint8))
     wanted, wanted_scale = quantise(h, 1, False, fp8)
     assert torch.equal(scale, wanted_scale)
     assert torch.equal(payload.view(torch.uint8), wanted.view(torch.uint8))
@@ -126,18 +129,18 @@ def test_the_same_in_any_order(arch: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("config", [LOW, HIGH])
 def test_what_hip_does(config: FusedMoeFp8HipConfig, arch: str) -> None:
-    """Five launches without scratch or spills; 16 rows that are not there are not multiplied."""
+    """Four launches without scratch or spills; 16 rows that are not there are not multiplied."""
     p = random_problem(arch, 50, 256, 128, 3, 2)
     ids = torch.tensor([[0, 1]] * 40 + [[0, 0]] * 10, dtype=torch.int32)
     with rfops.vgpu.profile() as profiled:
         run("hip", p.with_(topk_ids=ids), config)
     name = "moe_experts_fp8"
     kernels = [launch.kernel for launch in profiled.launches]
-    assert kernels == ["moe_lists", "quant_fp8_blockscale", name, name, "moe_add"]
+    assert kernels == ["moe_fp8_prepare", name, name, "moe_add"]
     for launch in profiled.launches:
         assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
     rows = sum(-(-count // 16) * 16 for count in (50, 40))
-    for launch, n, k in ((profiled.launches[2], 256, 256), (profiled.launches[3], 256, 128)):
+    for launch, n, k in ((profiled.launches[1], 256, 256), (profiled.launches[2], 256, 128)):
         flops = {"gfx942": 2 * 16 * 16 * 32, "gfx950": 2 * 16 * 16 * 128}[arch]
         assert sum(launch.mfma.values()) * flops == 2 * rows * n * k
         assert launch.lds_conflict_cycles == 0
@@ -207,3 +210,16 @@ def test_supports() -> None:
     assert OP.supports(arch="gfx942", dtype=BF16, backend="hip")
     assert OP.supports(arch="sm_90", dtype=BF16, backend="triton")
     assert not OP.supports(arch="sm_80", dtype=BF16, backend="triton")
+
+
+def test_a_layer(arch: str) -> None:
+    """The router's choice, and its experts, in five launches."""
+    p = random_problem(arch, 20, 256, 128, 6, 2, num_shared=1)
+    generator = torch.Generator().manual_seed(7)
+    router = (torch.randn(5, 256, generator=generator) / 16).to(BF16)
+    with rfops.vgpu.profile() as profiled:
+        got = rfops.moe_layer(p.x, router, p.w1, p.w2, 2, num_shared=1, **p.scales)
+    assert [launch.kernel for launch in profiled.launches][:2] == ["moe_router", "moe_fp8_prepare"]
+    assert len(profiled.launches) == 5
+    weights, ids = rfops.moe_router(p.x, router, 2)
+    assert_correct(got, p.with_(topk_weights=weights, topk_ids=ids))

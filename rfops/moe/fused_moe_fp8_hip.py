@@ -1,10 +1,10 @@
-"""fused_moe with FP8 weights by HIP: five launches, no sort, no copy to the host.
+"""fused_moe with FP8 weights by HIP: four launches, a router one more; no copy to the host.
 
-lists     tokens of each expert, by the router or by ids   csrc/moe_router.hip, moe_lists.hip
-quantise  each token once                                  csrc/quant_fp8_blockscale.hip
-experts   gate, up and SiLU, quantised again               csrc/moe_experts_fp8.hip
-experts   down of them                                     csrc/moe_experts_fp8.hip
-add       each token's rows, in a fixed order              csrc/moe_add.hip
+(router   tokens of each expert                             csrc/moe_router.hip)
+prepare   those by ids, and each token quantised once       csrc/moe_fp8_prepare.hip
+experts   gate, up and SiLU, quantised again                csrc/moe_experts_fp8.hip
+experts   down of them                                      csrc/moe_experts_fp8.hip
+add       each token's rows, in a fixed order               csrc/moe_add.hip
 """
 
 from __future__ import annotations
@@ -21,15 +21,9 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import ROWS, WAVE
-from rfops.quantization.fp8_blockscale import (
-    BLOCK,
-    BLOCKS_AT_ONCE,
-    fp8_of,
-    quant_fp8_blockscale_kernel,
-)
-from rfops.quantization.fp8_blockscale import THREADS as QUANT_THREADS
+from rfops.quantization.fp8_blockscale import BLOCK, BLOCKS_AT_ONCE, fp8_of
 
-from .fused_moe_hip import IN_TYPES, THREADS, XCDS, HipMoe, Launches, _bind
+from .fused_moe_hip import IN_TYPES, THREADS, TOKENS, XCDS, HipMoe, Launches, _bind
 
 COLUMNS = 256  # rows of weights of a tile
 
@@ -83,10 +77,31 @@ def moe_experts_fp8_kernel(
     """csrc/moe_experts_fp8.hip: the shapes stand there."""
 
 
+@compile_ops(
+    "moe_fp8_prepare",
+    kernel="moe_fp8_prepare",
+    variants=lambda _arch: [{"IN": "bf16", "ID": "i32", "TOP_K": 8}],
+)
+def moe_fp8_prepare_kernel(
+    counts: Tensor,
+    lists: Tensor,
+    slots: Tensor,
+    q: Tensor,
+    scale: Tensor,
+    topk_ids: Tensor,
+    x: Tensor,
+    m: u32,
+    k: u32,
+    experts: u32,
+    list_groups: u32,
+) -> None:
+    """csrc/moe_fp8_prepare.hip: the shapes stand there."""
+
+
 class HipFp8(HipMoe):
     name = "hip"
     module = "moe_experts_fp8"
-    more_modules = ("moe_lists", "moe_add", "quant_fp8_blockscale")  # and the router's
+    more_modules = ("moe_fp8_prepare", "moe_add")  # and the router's
     Config = FusedMoeFp8HipConfig
 
     def __init__(self) -> None:
@@ -120,11 +135,19 @@ class Fp8Launches(Launches):
     def __init__(self, c: Call, config: FusedMoeFp8HipConfig) -> None:
         self.config = config
         super().__init__(c)
-        launch = _bind(c, quant_fp8_blockscale_kernel, {"ROWS": 1, "IN": IN_TYPES[c.x_dtype]},
-                      QUANT_THREADS, 3)  # fmt: skip
-        blocks = c.D // BLOCK
-        groups = ceil(c.M * blocks, BLOCKS_AT_ONCE)
-        self.quantise = launch((groups, 1, 1), (c.M, c.D, blocks, 1))
+        defines = {"IN": IN_TYPES[c.x_dtype], **self.of_ids}
+        launch = _bind(c, moe_fp8_prepare_kernel, defines, TOKENS, 7)
+        list_groups = 0 if self.is_routed else ceil(c.M, TOKENS)
+        groups = list_groups + ceil(c.M * (c.D // BLOCK), BLOCKS_AT_ONCE)
+        self.quantise = launch((groups, 1, 1), (c.M, c.D, c.R, list_groups))
+
+    def lists_of_ids(self) -> Run:
+        return lambda *_args: None  # with the quantisation
+
+    def prepare(
+        self, x: Tensor, ids: Tensor, lists: Tensor, slots: Tensor, counted: Tensor, between: Any
+    ) -> None:
+        self.quantise(counted, lists, slots, *between[:2], ids, x)
 
     def experts(self, stage: int, n: int, k: int) -> Run:
         c, rows = self.c, self.config.rows
@@ -147,6 +170,5 @@ class Fp8Launches(Launches):
     def multiply(self, y: Tensor, x: Tensor, weights: Any, lists: Any, between: Any) -> None:
         w1, w2, w1_scale, w2_scale = weights
         x_q, h = between[:2], between[2:]
-        self.quantise(*x_q, x)
         self.gate_up(*h, *x_q, w1, w1_scale, *lists)
         self.down(y, None, *h, w2, w2_scale, *lists)

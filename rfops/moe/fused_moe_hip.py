@@ -204,17 +204,22 @@ class Launches:
             (m * c.K, torch.int32),
             zeros=c.E,
         )
-        of_ids = {"ID": ids, "TOP_K": c.K}
+        of_ids = self.of_ids = {"ID": ids, "TOP_K": c.K}
         self.is_routed = c.has("router_weight")
         if self.is_routed:
             self.lists = router.prepare(c, routed, True)(m, c.D, routed)
         else:
-            launch = _bind(c, moe_lists_kernel, of_ids, TOKENS, 4)
-            self.lists = launch((ceil(m, TOKENS), 1, 1), (m, routed))
+            self.lists = self.lists_of_ids()
         self.gate_up, self.down = self.experts(1, c.I, c.D), self.experts(2, c.D, c.I)
         add = {"IN": IN_TYPES[c.x_dtype], **of_ids, "SHARED": (c.E - c.R)}
         grid = m, ceil(c.D, ADD_COLUMNS), 1
         self.add = _bind(c, moe_add_kernel, add, 256, 6)(grid, (c.D, routed))
+
+    def lists_of_ids(self) -> Run:
+        c = self.c
+        launch = _bind(c, moe_lists_kernel, self.of_ids, TOKENS, 4)
+        run: Run = launch((ceil(c.M, TOKENS), 1, 1), (c.M, c.R))
+        return run
 
     def experts(self, stage: int, n: int, k: int) -> Run:
         """The launch of gate and up, stage 1, or of down, n columns of out by k."""
@@ -224,6 +229,13 @@ class Launches:
         """What stages leave for each other: made before the first launch, as counts are 0 again
         only after the last."""
         raise NotImplementedError
+
+    def prepare(
+        self, x: Tensor, ids: Tensor, lists: Tensor, slots: Tensor, counted: Tensor, between: Any
+    ) -> None:
+        """Makes lists, where a router has not."""
+        if not self.is_routed:
+            self.lists(counted, lists, slots, ids)
 
     def multiply(self, y: Tensor, x: Tensor, weights: Any, lists: Any, between: Any) -> None:
         """All experts' rows: y [rows, D]."""
@@ -244,8 +256,7 @@ class Launches:
         if self.is_routed:
             p, ids = made_p, made_ids
             self.lists(p, ids, x, router_weight, counted, lists, slots)
-        else:
-            self.lists(counted, lists, slots, ids)
+        self.prepare(x, ids, lists, slots, counted, between)
         self.multiply(y, x, weights, (lists, counted, offsets), between)
         self.add(out, y, p, ids, slots, offsets)
 
