@@ -10,7 +10,7 @@
 // result. kNWaves waves lie side by side along these, kKWaves share out K, step by step. A wave has
 // kTiles tiles of 16 rows of weights, of stage 1 half of them gate's and half up's of the same
 // columns, so that both meet in one lane. Weights go from memory to the registers of that one wave;
-// rows of `in` straight to LDS, a chunk of kChunk steps while another is multiplied. Weights are
+// rows of `in` to LDS, a chunk of kChunk steps while another is multiplied. Weights are
 // operand A: a lane has 4 neighbours of a row of out, and 4 lanes a block of 32. Of kMTiles tiles
 // of rows, a power of two that holds the rows is multiplied.
 //
@@ -41,16 +41,17 @@ namespace {
 
 using namespace rfops;
 
-using Half = RFOPS_HALF;                    // bf16 or f16
-constexpr u32 kStage = RFOPS_STAGE;         // 1: gate, up and SiLU; 2: down
-using Format = RFOPS_FORMAT<RFOPS_BUMP>;    // Mxfp4 or Mxfp8
-constexpr u32 kMTiles = RFOPS_M_TILES;      // tiles of 16 rows of an expert
-constexpr u32 kNWaves = RFOPS_N_WAVES;      // waves side by side along the result's columns
-constexpr u32 kKWaves = RFOPS_K_WAVES;      // waves that share out K
-constexpr u32 kChunk = RFOPS_CHUNK;         // steps of `in` in LDS at a time
-constexpr u32 kEach = RFOPS_EACH;           // experts of a lane
-constexpr u32 kTopK = RFOPS_TOP_K;          // choices of a token
-constexpr bool kResident = RFOPS_RESIDENT;  // a chunk is all of K
+using Half = RFOPS_HALF;                          // bf16 or f16
+constexpr u32 kStage = RFOPS_STAGE;               // 1: gate, up and SiLU; 2: down
+using Format = RFOPS_FORMAT<RFOPS_BUMP>;          // Mxfp4 or Mxfp8
+constexpr u32 kMTiles = RFOPS_M_TILES;            // tiles of 16 rows of an expert
+constexpr u32 kNWaves = RFOPS_N_WAVES;            // waves side by side along the result's columns
+constexpr u32 kKWaves = RFOPS_K_WAVES;            // waves that share out K
+constexpr u32 kChunk = RFOPS_CHUNK;               // steps of `in` in LDS at a time
+constexpr u32 kEach = RFOPS_EACH;                 // experts of a lane
+constexpr u32 kTopK = RFOPS_TOP_K;                // choices of a token
+constexpr bool kResident = RFOPS_RESIDENT;        // a chunk is all of K
+constexpr bool kThroughRegisters = kMTiles <= 2;  // rows of `in` on their way to LDS
 constexpr u32 kTiles = 4;
 constexpr u32 kWaves = kNWaves * kKWaves, kThreads = kWaves * kWaveSize;
 constexpr u32 kRows = kMTiles * kTileRows;
@@ -228,24 +229,41 @@ __device__ inline void multiply_own(u32 wave_k, Sums<kOwn>& sums, Weights::Held&
 // All of K: kOwn tiles of rows by this wave's weights. The first step of these is on its way.
 template <u32 kOwn>
 __device__ inline void multiply_all(Sums<kOwn>& sums, Weights::Held& own, const Weights& weights,
-                                    const Place& place, const Rows& rows) {
+                                    const Place& place, Rows& rows) {
   RFOPS_LDS Lds* const memory = (RFOPS_LDS Lds*)&lds;
   const u32 wave_k = wave_in_group() / kNWaves;
   LdsBytes* const staging = memory->staging[wave_in_group()];
-  rows.issue(memory->memory.chunk[0], 0);
-  wait_loads<0>();
   u32 buffer = 0;
+  if constexpr (kThroughRegisters) {
+    rows.load(0, true);
+    rows.put(memory->memory.chunk[0]);
+    rows.load(1, kChunk < place.steps);
+    wait_lds();
+    meet();
+  } else {
+    rows.issue(memory->memory.chunk[0], 0);
+    wait_loads<0>();
+  }
   for (u32 first = 0; first < place.steps; first += kChunk, buffer ^= 1) {
-    meet();  // this chunk is there, and the other one is read
-    if (first + kChunk < place.steps) {
-      rows.issue(memory->memory.chunk[buffer ^ 1], first / kChunk + 1);
-    }
-    keep_order();
     const LdsBytes* const chunk = memory->memory.chunk[buffer];
+    LdsBytes* const other = memory->memory.chunk[buffer ^ 1];
+    if constexpr (kThroughRegisters) {
+      rows.put(other);
+      rows.load(first / kChunk + 2, first + 2 * kChunk < place.steps);
+    } else {
+      meet();  // this chunk is there, and the other one is read
+      if (first + kChunk < place.steps) rows.issue(other, first / kChunk + 1);
+      keep_order();
+    }
     LaneScales scales[kOwn];
     load_all_scales(scales, chunk);
     multiply_own<kOwn>(wave_k, sums, own, weights, place, first, chunk, staging, scales);
-    wait_loads<Weights::kLoads>();  // the next chunk; of weights a step may still be on its way
+    if constexpr (kThroughRegisters) {
+      wait_lds();
+      meet();
+    } else {
+      wait_loads<Weights::kLoads>();  // the next chunk; of weights a step may still be on its way
+    }
   }
 }
 
@@ -359,7 +377,7 @@ __device__ inline void make_resident(const ExpertTile& tile, Weights::Held& own,
 
 template <u32 kOwn>
 __device__ inline void make_tile(const ExpertTile& tile, Weights::Held& own, const Weights& weights,
-                                 const Place& place, const Rows& rows, const Out& out, u32 groups) {
+                                 const Place& place, Rows& rows, const Out& out, u32 groups) {
   if constexpr (kOwn > 1) {
     if (tile.rows <= kOwn / 2 * kTileRows) {
       return make_tile<kOwn / 2>(tile, own, weights, place, rows, out, groups);
@@ -420,11 +438,11 @@ moe_mx_experts(
     const u32* const list = lists + u64{tile.expert} * m + tile.row;
     const u32 rows = kStage == 1 ? m : tile.rows;
     const u64 first = kStage == 1 ? 0 : tile.first;
-    const Rows from(in + first * (steps * kRowBytes), in_scale + first * (steps * kStepBlocks),
-                    rows, steps, [&](u32 row) {
-                      if (row >= tile.rows) return kOutside;
-                      return is_list ? list[row] / kTopK : kStage == 1 ? tile.row + row : row;
-                    });
+    Rows from(in + first * (steps * kRowBytes), in_scale + first * (steps * kStepBlocks), rows,
+              steps, [&](u32 row) {
+                if (row >= tile.rows) return kOutside;
+                return is_list ? list[row] / kTopK : kStage == 1 ? tile.row + row : row;
+              });
     const u64 of_expert = u64{tile.expert} * (kStage == 1 ? 2 * n : n);
     const u8* const payload = w + of_expert * w_row;
     const u8* const scales = w_scale + of_expert * w_scale_row;

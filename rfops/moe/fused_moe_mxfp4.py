@@ -3,6 +3,7 @@
 | kernel | what it takes |
 |---|---|
 | hip (fused_moe_mx_hip.py) | gfx950: up to 512 experts, weights raw or shuffled |
+| triton (fused_moe_mx_triton.py) | every architecture that Triton knows, weights widened to bf16 |
 | torch | whatever is left, expert by expert |
 """
 
@@ -17,13 +18,14 @@ from rfops.dispatch.problem import grid
 
 from .fused_moe_mx import MXFP4, MxMoe, Torch, arguments
 from .fused_moe_mx_hip import HipMxMoe
+from .fused_moe_mx_triton import TritonMxMoe
 
 # (D, I, E, K) of the challenge of 2026, the shared expert among E and K.
 CHALLENGE = [(7168, 256, 257, 9), (7168, 512, 33, 9)]
 
 OP = MxMoe(
     MXFP4,
-    kernels=(HipMxMoe(MXFP4), Torch(MXFP4)),
+    kernels=(HipMxMoe(MXFP4), TritonMxMoe(MXFP4), Torch(MXFP4)),
     shapes={
         "published": [*grid("D I E K", CHALLENGE, M=(16, 128, 512)),
                       *grid("D I E K", [(7168, 2048, 33, 9)], M=(512,))],

@@ -3,6 +3,7 @@
 | kernel | what it takes |
 |---|---|
 | hip (fused_moe_mx_hip.py) | gfx950: up to 512 experts, weights raw or shuffled |
+| triton (fused_moe_mx_triton.py) | every architecture that Triton knows, weights widened to bf16 |
 | torch | whatever is left, expert by expert |
 """
 
@@ -17,6 +18,7 @@ from rfops.dispatch.problem import grid
 
 from .fused_moe_mx import MXFP8, MxMoe, Torch, arguments
 from .fused_moe_mx_hip import HipMxMoe
+from .fused_moe_mx_triton import TritonMxMoe
 
 # (D, I, E, K) of MiniMax-M3 class models over 4 and 8 GPUs, the shared expert among E and K.
 MINIMAX = [(6144, 768, 129, 5), (6144, 384, 129, 5)]
@@ -24,7 +26,7 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 
 OP = MxMoe(
     MXFP8,
-    kernels=(HipMxMoe(MXFP8), Torch(MXFP8)),
+    kernels=(HipMxMoe(MXFP8), TritonMxMoe(MXFP8), Torch(MXFP8)),
     shapes={"published": grid("D I E K", MINIMAX, M=TOKENS)},
 )
 

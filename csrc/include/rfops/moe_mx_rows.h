@@ -1,5 +1,5 @@
 // Rows of x of a tile of one expert on their way to LDS, MXFP4 or MX-FP8: a chunk of kChunk steps
-// of 128 bytes at a time, gathered, straight from memory (gfx950).
+// of 128 bytes at a time, gathered, straight from memory or through registers (gfx950).
 //
 // In LDS a chunk is step after step of kRows rows of 128 bytes, permuted as step_at has it, then
 // the rows' scales of the chunk, side by side as in memory.
@@ -22,7 +22,9 @@ class ChunkRows {
   // of `steps` steps.
   template <class RowOf>
   __device__ ChunkRows(const u8* q, const u8* scales, u32 rows, u32 steps, RowOf row_of)
-      : payload_(make_words(q, rows * steps * kRowBytes)),
+      : q_(q),
+        q_scales_(scales),
+        payload_(make_words(q, rows * steps * kRowBytes)),
         scales_(make_words(scales, rows * steps * Scales::kStepBlocks)) {
     const u32 lane = lane_in_wave(), slot = lane % kRowChunks;
 #pragma unroll
@@ -42,7 +44,44 @@ class ChunkRows {
     }
   }
 
-  // Chunk number `chunk`; by all waves.
+  // Chunk number `chunk` through registers: on its way, then to LDS. The compiler counts these
+  // loads with those of weights, and waits for no more than it must; it does not count the others.
+  __device__ void load(u32 chunk, bool is_there) {
+    const Buffer payload = make_buffer(q_, is_there ? payload_[2] : 0);
+    const Buffer scales = make_buffer(q_scales_, is_there ? scales_[2] : 0);
+#pragma unroll
+    for (u32 i = 0; i < kIssues; ++i) {
+      const u32 step = (wave_in_group() + i * kWaves) / kGroups;
+      held_[i] = load_16(payload, from_[kOwnGroups == 1 ? 0 : i % kOwnGroups],
+                         (chunk * kChunk + step) * kRowBytes);
+    }
+#pragma unroll
+    for (u32 i = 0; i < kOwnScales; ++i) {
+      scale_held_[i] = load_dwords<1>(scales, scale_from_[i], chunk * Scales::kBlocks).dword[0];
+    }
+    keep_order();
+  }
+  __device__ void put(LdsBytes* to) const {
+    const u32 wave = wave_in_group(), lane = lane_in_wave();
+#pragma unroll
+    for (u32 i = 0; i < kIssues; ++i) {
+      const u32 number = wave + i * kWaves, step = number / kGroups, group = number % kGroups;
+      if (kChunk * kGroups % kWaves != 0 && number >= kChunk * kGroups) break;
+      *reinterpret_cast<RFOPS_LDS U32x4*>(
+          to + step * kStepBytes + group * (kRowsAtOnce * kRowBytes) + lane * kVecBytes) = held_[i];
+    }
+#pragma unroll
+    for (u32 i = 0; i < kOwnScales; ++i) {
+      const u32 number = wave + i * kWaves;
+      if (kScaleLoads % kWaves != 0 && number >= kScaleLoads) break;
+      if (kScaleLanes < kWaveSize && lane >= kScaleLanes) break;
+      *reinterpret_cast<RFOPS_LDS u32*>(to + kScalesAt + number * (kScaleLanes * 4) + lane * 4) =
+          scale_held_[i];
+    }
+    keep_order();
+  }
+
+  // Chunk number `chunk` straight to LDS; by all waves.
   __device__ void issue(LdsBytes* to, u32 chunk) const {
     const u32 wave = wave_in_group(), base = lds_address(to);
 #pragma unroll
@@ -81,8 +120,11 @@ class ChunkRows {
                  : "memory");
   }
 
+  const u8 *q_, *q_scales_;
   U32x4 payload_, scales_;
   u32 from_[kOwnGroups], scale_from_[kOwnScales];
+  U32x4 held_[kIssues];
+  u32 scale_held_[kOwnScales];
 };
 
 }  // namespace rfops
