@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 V = tl.constexpr(512)
-HALF = tl.constexpr(32)  # of the 64 elements that RoPE turns
+ROPE = tl.constexpr(64)
+HALF = tl.constexpr(32)  # of those
 KEY = tl.constexpr(576)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -74,14 +75,18 @@ def part(
     first, end = split * per_split * BLOCK_N, tl.minimum((split + 1) * per_split * BLOCK_N, length)
     seen = tl.minimum(end, length - tl.maximum(unseen - column // heads, 0))  # by each column
 
-    v, low, high = tl.arange(0, V), V + tl.arange(0, HALF), V + HALF + tl.arange(0, HALF)
+    v, rope = tl.arange(0, V), V + tl.arange(0, ROPE)
+    low = V + tl.arange(0, HALF)
     q_row = (b * columns + column) * KEY
     q_v = _wide(tl.load(q + q_row[:, None] + v[None, :], mask=is_column[:, None], other=0),
                 Q_FP8, FNUZ)  # fmt: skip
-    q_low = _wide(tl.load(q + q_row[:, None] + low[None, :], mask=is_column[:, None], other=0),
-                  Q_FP8, FNUZ)  # fmt: skip
-    q_high = _wide(tl.load(q + q_row[:, None] + high[None, :], mask=is_column[:, None], other=0),
-                   Q_FP8, FNUZ)  # fmt: skip
+    if angles is None:
+        q_at = q + q_row[:, None] + rope[None, :]
+        q_rope = _wide(tl.load(q_at, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
+    else:
+        q_at = q + q_row[:, None] + low[None, :]
+        q_low = _wide(tl.load(q_at, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
+        q_high = _wide(tl.load(q_at + HALF, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
     acc = tl.zeros((BLOCK_M, V), tl.float32)
     most = tl.full((BLOCK_M,), -1e30, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -92,18 +97,21 @@ def part(
         row = (row + token % page) * KEY
         k_v = _wide(tl.load(kv + row[:, None] + v[None, :], mask=there[:, None], other=0),
                     KV_FP8, FNUZ)  # fmt: skip
-        k_low = _wide(tl.load(kv + row[:, None] + low[None, :], mask=there[:, None], other=0),
-                      KV_FP8, FNUZ)  # fmt: skip
-        k_high = _wide(tl.load(kv + row[:, None] + high[None, :], mask=there[:, None], other=0),
-                       KV_FP8, FNUZ)  # fmt: skip
-        if angles is not None:
+        score = tl.dot(q_v, tl.trans(k_v))
+        if angles is None:
+            k_at = kv + row[:, None] + rope[None, :]
+            k_rope = _wide(tl.load(k_at, mask=there[:, None], other=0), KV_FP8, FNUZ)
+            score = tl.dot(q_rope, tl.trans(k_rope), score) * scale
+        else:
+            k_at = kv + row[:, None] + low[None, :]
+            k_low = tl.load(k_at, mask=there[:, None], other=0)
+            k_high = tl.load(k_at + HALF, mask=there[:, None], other=0)
             at_angle = angles + token[:, None] * (2 * HALF) + tl.arange(0, HALF)[None, :]
             cos = tl.load(at_angle, mask=there[:, None], other=0)
             sin = tl.load(at_angle + HALF, mask=there[:, None], other=0)
             k_low, k_high = turned(k_low, k_high, cos, sin)
-        score = tl.dot(q_v, tl.trans(k_v))
-        score = tl.dot(q_low, tl.trans(k_low), score)
-        score = tl.dot(q_high, tl.trans(k_high), score) * scale
+            score = tl.dot(q_low, tl.trans(k_low), score)
+            score = tl.dot(q_high, tl.trans(k_high), score) * scale
         score = tl.where(token[None, :] < seen[:, None], score, -float("inf"))
         new = tl.maximum(most, tl.max(score, 1))
         p = tl.exp2(score - new[:, None])

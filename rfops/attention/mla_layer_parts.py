@@ -33,11 +33,16 @@ def attention_call(c: Call, page: int) -> Call:
     return Call(c.arch, c.cu_num, c.device, sizes, values, tensors)
 
 
+def turns(kernel: Kernel) -> bool:
+    """Whether its class says that it turns keys; one derived from it says so itself."""
+    return bool(vars(type(kernel)).get("turns"))
+
+
 def attention_kernel(of: Call, *, hip: bool) -> tuple[Kernel | None, str]:
     """The first that turns keys and takes the call, of HIP or of Triton; else why there is none."""
     reasons = []
     for kernel in mla_decode.OP.kernels.values():
-        if getattr(kernel, "turns", False) and kernel.is_hip == hip:
+        if turns(kernel) and kernel.is_hip == hip:
             reason = kernel.refuses(of)
             if reason is None:
                 return kernel, ""

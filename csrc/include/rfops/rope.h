@@ -29,13 +29,33 @@ template <u32 kCount>
 struct Turned {
   using Wide = f32 __attribute__((ext_vector_type(kCount)));
   using Narrow = bf16 __attribute__((ext_vector_type(kCount)));
+  using Bits = u32 __attribute__((ext_vector_type(kCount)));
   __device__ static Wide widen(Narrow v) {
 #pragma clang fp contract(off)
     return __builtin_convertvector(v, Wide);
   }
+  // To bf16. Of gfx942 in three instructions, for NaNs that bf16 arithmetic makes: lower halves of
+  // these are zero.
   __device__ static Wide rounded(Wide v) {
 #pragma clang fp contract(off)
+#if defined(__gfx950__)
     return widen(__builtin_convertvector(v, Narrow));
+#else
+    const Bits bits = __builtin_bit_cast(Bits, v);
+    return __builtin_bit_cast(Wide, (bits + (0x7fff + (bits >> 16 & 1))) & 0xffff0000);
+#endif
+  }
+  // Of values that are rounded.
+  __device__ static Narrow narrow(Wide v) {
+#if defined(__gfx950__)
+    return __builtin_convertvector(v, Narrow);
+#else
+    const Bits bits = __builtin_bit_cast(Bits, v);
+    u32 made[kCount / 2];
+#pragma unroll
+    for (u32 i = 0; i < kCount / 2; ++i) made[i] = upper_halves(bits[2 * i], bits[2 * i + 1]);
+    return __builtin_bit_cast(Narrow, made);
+#endif
   }
 };
 
@@ -59,8 +79,8 @@ __device__ inline void turn(U32x4& low, U32x4& high, const Turn& by) {
   auto first = T::widen(__builtin_bit_cast(Bf16x8, low));
   auto second = T::widen(__builtin_bit_cast(Bf16x8, high));
   turn<8>(first, second, T::widen(by.cos), T::widen(by.sin));
-  low = __builtin_bit_cast(U32x4, __builtin_convertvector(first, Bf16x8));
-  high = __builtin_bit_cast(U32x4, __builtin_convertvector(second, Bf16x8));
+  low = __builtin_bit_cast(U32x4, T::narrow(first));
+  high = __builtin_bit_cast(U32x4, T::narrow(second));
 }
 
 }  // namespace rfops
