@@ -29,12 +29,8 @@ KNOWN = {
     "base64", "collections", "ctypes", "functools", "os", "pathlib", "re", "struct", "task",
     "torch", "typing",
 }  # fmt: skip
-BY_ARCH = {
-    arch: [n for n in ROWS if problem(n).arch == arch] for arch in ("gfx942", "gfx950")
-}  # fmt: skip
-
-# A process in which nobody can import rfops: argument 1 is a file of inputs by problem, with their
-# entries; argument 2 gets the results.
+# A process in which nobody can import rfops: argument 1 is an entry, 2 a file of inputs; 3 gets the
+# results.
 ALONE = """
 import sys, types
 class Nobody:
@@ -45,13 +41,19 @@ sys.meta_path.insert(0, Nobody())
 import torch
 task = sys.modules["task"] = types.ModuleType("task")
 task.input_t = task.output_t = object
-found = {}
-for name, (file, inputs) in torch.load(sys.argv[1], weights_only=False).items():
-    module = {}
-    exec(compile(open(file).read(), file, "exec"), module)
-    found[name] = [module["custom_kernel"](data).clone() for data in inputs]
+class Any:
+    def __init__(self, fields):
+        vars(self).update(fields)
+module, found = {}, []
+exec(compile(open(sys.argv[1]).read(), sys.argv[1], "exec"), module)
+for data in torch.load(sys.argv[2], weights_only=True):
+    data = [Any(part["fields"]) if isinstance(part, dict) and "fields" in part else part
+            for part in data]
+    result = module["custom_kernel"](tuple(data))
+    result = result if isinstance(result, tuple) else (result,)
+    found.append([tensor.clone() for tensor in result])
 assert not [name for name in sys.modules if name.partition(".")[0] == "rfops"]
-torch.save(found, sys.argv[2])
+torch.save(found, sys.argv[3])
 """
 
 
@@ -65,27 +67,35 @@ def entry(folder: Path, of: Problem, form: str, cases: list[Case]) -> Path:
     return file
 
 
-@pytest.mark.parametrize("arch", BY_ARCH)
-def test_entries_pass_where_rfops_is_not(arch: str, tmp_path: Path) -> None:
-    """Two calls each: other values, and scratch memory that the first has left."""
-    told: dict[str, Any] = {}
-    for name in BY_ARCH[arch]:
-        of = problem(name)
-        case = small(of)
-        inputs = [of.generate(case), of.generate({**case, "seed": case["seed"] + 1})]
-        told[name] = str(entry(tmp_path, of, "module", [case])), inputs
-    torch.save(told, tmp_path / "inputs.pt")
+def plain(part: Any) -> Any:
+    """Objects of classes of rfops as their fields."""
+    if isinstance(part, torch.nn.Module):
+        return {"fields": {**dict(part.named_buffers()), "seq_len": part.seq_len}}
+    return {"fields": vars(part)} if hasattr(part, "n_heads") else part
+
+
+@pytest.mark.thin(7)
+@pytest.mark.parametrize("name", ROWS)
+def test_an_entry_passes_where_rfops_is_not(name: str, tmp_path: Path) -> None:
+    """Two calls: other values, and scratch memory that the first has left."""
+    of = problem(name)
+    case = small(of)
+    file = entry(tmp_path, of, "module", [case])
+    seeds = case["seed"], case["seed"] + 1
+    inputs = [[plain(part) for part in of.generate({**case, "seed": seed})] for seed in seeds]
+    torch.save(inputs, tmp_path / "inputs.pt")
     (tmp_path / "alone.py").write_text(ALONE, encoding="utf-8")
-    words = [sys.executable, "alone.py", "inputs.pt", "results.pt"]
-    env = {**os.environ, "RFOPS_VGPU_ARCH": arch, "LD_LIBRARY_PATH": str(vgpu_library_folder())}
+    words = [sys.executable, "alone.py", str(file), "inputs.pt", "results.pt"]
+    folder = str(vgpu_library_folder())
+    env = {**os.environ, "RFOPS_VGPU_ARCH": of.arch, "LD_LIBRARY_PATH": folder}
     done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     results = torch.load(tmp_path / "results.pt", weights_only=True)
-    for name, (_, inputs) in told.items():
-        of = problem(name)
-        for data, got in zip(inputs, results[name], strict=True):
-            assert not of.official(of.reference(data), got), name
-            assert not of.strict(data, got), name
+    for seed, result in zip(seeds, results, strict=True):
+        data = of.generate({**case, "seed": seed})
+        got = result[0] if len(result) == 1 else tuple(result)
+        assert not of.official(of.reference(data), got)
+        assert not of.strict(data, got)
 
 
 @pytest.mark.parametrize("form", ["load_inline", "module"])
@@ -97,7 +107,7 @@ def test_a_file_is_plain_python_and_twice_the_same(name: str, form: str) -> None
     cases = [small(of)]
     text = generate(of, form, cases, "a test")
     assert text == generate(of, form, cases, "a test")
-    assert not refused(text) and max(map(len, text.splitlines())) <= 100
+    assert not refused(text) and max(map(len, text.splitlines())) <= 110
     assert text.startswith(f"#!POPCORN leaderboard {name}\n#!POPCORN gpus ")
     assert "of rfops 0." in text[:300] and "Written by `a test`" in text[:400]
     imported = {
@@ -111,8 +121,9 @@ def test_a_file_is_plain_python_and_twice_the_same(name: str, form: str) -> None
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("form", ["load_inline", "module"])
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    ("name", "form"), [("amd-mixed-mla", "load_inline"), ("amd-mixture-of-experts", "module")]
+)
 def test_the_evaluator_passes_each_form(name: str, form: str, tmp_path: Path) -> None:
     of = problem(name)
     cases = [small(of), of.shrink(of.benchmarks[-1])]
@@ -135,6 +146,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     wanted = [*of.tests, *of.benchmarks, *map(of.shrink, of.benchmarks), case_of(case)]
     for sizes in wanted:
         assert f"    ({sizes['m']}, {sizes['n']}, {sizes['k']}): {{" in text
+    assert main(["submit", "mxfp4-mm", "-o", str(file), "--official"]) == 0
+    official = file.read_text(encoding="utf-8")
+    assert "(4, 2880, 512): {" in official and "(4, 192, 512): {" not in official
     for words, says in (
         (["no-such"], "expected one of amd-fp8-mm"),
         (["fp8-mm", "--case", "m: 3"], "without k, n, seed"),

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from rfops.vgpu import torch_cuda
 from support import hip_program
 from support.command import rfops
 
@@ -239,6 +241,17 @@ def test_a_script_with_triton(tmp_path: Path) -> None:
     assert "1 kernel, 4 launches in 1 process" in done.stderr
     assert "on MI308X" in done.stderr
     assert f"{script}:" in done.stderr, "Triton's debug lines"
+
+
+def test_memory_of_a_gpus_size() -> None:
+    """An entry to a competition lays out caches for all of a GPU, and uses a part of them."""
+    tensor = torch_cuda._vast(1 << 20, 1 << 16, dtype=torch.float16)  # 128 GiB
+    assert tensor is not None and tensor.shape == (1 << 20, 1 << 16)
+    tensor[-1, -1], tensor[7, 7] = 3, 2
+    assert (tensor[-1, -1], tensor[7, 7], tensor[5, 5]) == (3, 2, 0)
+    assert torch_cuda._vast((1 << 20, 1 << 16), dtype=torch.float16) is not None
+    for sizes in ((1 << 20,), (), (-(1 << 40),), (0, 1 << 40)):
+        assert torch_cuda._vast(*sizes) is None
 
 
 def test_a_script_with_flydsl(tmp_path: Path) -> None:

@@ -129,6 +129,71 @@ def _call_mixed_mla(t: dict[str, Any], data: Any) -> object:
     )  # fmt: skip
 
 
+# ---------------------------------------------------------------- amd-moe-mxfp4
+
+
+def moe_mxfp4(data: Any) -> tuple[Any, dict[str, Any]]:
+    x, _, _, _, _, w1, w2, w1_scale, w2_scale, topk_weights, topk_ids, _ = data
+    padding = w2.shape[1] - x.shape[1]
+    x = torch.nn.functional.pad(x, (0, padding)) if padding else x
+    sizes = (*x.shape, w2.shape[2] * 2, w1.shape[0], topk_ids.shape[1])
+    tensors = {
+        "x": x, "w1": w1, "w2": w2, "w1_scale": w1_scale, "w2_scale": w2_scale,
+        "topk_weights": topk_weights, "topk_ids": topk_ids,
+    }  # fmt: skip
+    return sizes, tensors
+
+
+def without_padding(data: Any, out: torch.Tensor) -> Any:
+    return out[:, : data[0].shape[1]]
+
+
+def _call_moe_mxfp4(t: dict[str, Any], _data: Any) -> object:
+    """Shared experts are among topk_ids, with weight 1."""
+    from rfops import fused_moe
+
+    w1, w2 = (Shuffled(t[name], "16x16") for name in ("w1", "w2"))
+    w1_scale, w2_scale = (Shuffled(t[name], "32x8") for name in ("w1_scale", "w2_scale"))
+    return fused_moe(
+        t["x"], w1, w2, t["topk_weights"], t["topk_ids"], quant="mxfp4", w1_scale=w1_scale,
+        w2_scale=w2_scale, rounding="even",
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- amd-mla-decode
+
+
+def mla_decode(data: Any) -> tuple[Any, dict[str, Any]]:
+    config, x, kv_cache = data
+    cache = kv_cache.data
+    tensors = {
+        "x": x, "cache": cache, "q_down": config.Q_proj_down_weight,
+        "q_up": config.Q_proj_up_weight, "kv_down": config.KV_proj_down_weight,
+        "kv_up": config.KV_proj_up_weight, "o": config.wo_weight,
+        "angles": angles(cache.shape[1], cache.device),
+    }  # fmt: skip
+    return (x.shape[0], kv_cache.seq_len, x.shape[2], config.n_heads), tensors
+
+
+@functools.cache
+def angles(rows: int, device: torch.device) -> torch.Tensor:
+    """Cosines and sines of each position, as the layer computes them: all in bfloat16."""
+    frequency = 10000.0 ** (-torch.arange(32, dtype=torch.bfloat16, device=device) / 32)
+    turns = torch.arange(rows, device=device).to(torch.bfloat16)[:, None] * frequency
+    return torch.cat((turns.cos(), turns.sin()), -1)
+
+
+def with_cache(data: Any, out: torch.Tensor) -> Any:
+    return out, data[2].data
+
+
+def _call_mla_decode(t: dict[str, Any], data: Any) -> object:
+    from rfops import mla_layer_decode
+
+    names = ("q_down", "q_up", "kv_down", "kv_up", "o", "angles")
+    return mla_layer_decode(t["x"], t["cache"], data[2].seq_len, *(t[name] for name in names))
+
+
 ROWS = {
     "amd-fp8-mm": Row(fp8_mm, is_out, "rfops.gemm.a8w8_blockscale", _call_fp8_mm),
     "amd-mixture-of-experts": Row(
@@ -136,6 +201,12 @@ ROWS = {
         (shared_of,),
     ),
     "amd-mxfp4-mm": Row(mxfp4_mm, is_out, "rfops.gemm.a16wfp4", _call_mxfp4_mm),
+    "amd-mla-decode": Row(
+        mla_decode, with_cache, "rfops.attention.mla_layer_decode", _call_mla_decode, (angles,)
+    ),
+    "amd-moe-mxfp4": Row(
+        moe_mxfp4, without_padding, "rfops.moe.fused_moe_mxfp4", _call_moe_mxfp4
+    ),
     "amd-mixed-mla": Row(
         mixed_mla, is_out, "rfops.attention.mla_decode", _call_mixed_mla, (order,)
     ),

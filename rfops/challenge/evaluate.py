@@ -178,6 +178,7 @@ class _Runner:
             self.start([c for c in calls[at:] if not c.verdict.error])
         if self.broken:
             call.verdict.error = f"at import: {self.broken}"
+            self.broken = self.broken.split("\n", 1)[0]  # once with its frames
             return
         results: list[Result | None] = []
         for turn in range(len(call.inputs)):

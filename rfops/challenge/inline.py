@@ -74,13 +74,17 @@ def load_inline(
         host += ["PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *rows, "}"]
     device = _texts(cuda_sources)
     if device and not no_implicit_headers:
-        device = ["#include <torch/types.h>", "#include <hip/hip_runtime.h>", *device]
+        device = [*(f"#include <{header}>" for header in _IMPLICIT), *device]
     if device and "{" not in "".join(_texts(cpp_sources)):  # declarations: torch is read once less
         device += ["#if !defined(__HIP_DEVICE_COMPILE__)", *host, "#endif"]
         host = []
     texts = [_as_hip("\n".join(part)) for part in (host, device)]
     flags = [_flags(given or ()) for given in (extra_cflags, extra_cuda_cflags)]
     return _loaded(name, _library(name, (texts[0], texts[1]), (flags[0], flags[1])))
+
+
+# What torch's headers for ROCm bring: entries use hip_bfloat16 without including it.
+_IMPLICIT = ("torch/types.h", "hip/hip_runtime.h", "hip/hip_bfloat16.h")
 
 
 def _texts(sources: str | Iterable[str]) -> list[str]:

@@ -28,11 +28,17 @@ def run(given: argparse.Namespace) -> int:
         from rfops.cli.timing import command as timing
 
         return timing.main(given.words[1:])
+    if given.name == "tune" and given.words[:1] == ["blaslt"]:
+        from rfops.cli import tune_blaslt
+
+        return tune_blaslt.main(given.words[1:])
     if given.words in ([], ["-h"], ["--help"]):
         print(f"usage: rfops {given.name} OP ...\n\n{COMMANDS[given.name]}\n\nOP, --help after it:")
         print("\n".join(f"  {name}" for name in op_names(given.name == "tune")))
         if given.name == "bench":
             print("\nor timing: the model of time against published times")
+        if given.name == "tune":
+            print("\nor blaslt: hipBLASLt's algorithms")
         return 0
     with_ops()
     from rfops.dispatch.op import ops

@@ -24,6 +24,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add("--case", action="append", default=[],
         help="'m: 64; n: 64; k: 128; seed: 1', besides the official ones and the reduced ones of "
         "`rfops eval --shrink`")  # fmt: skip
+    add("--official", action="store_true", help="without the reduced cases: a smaller file")
     parser.set_defaults(command=run)
 
 
@@ -35,19 +36,20 @@ def run(options: argparse.Namespace) -> int:
     with_ops()
     of = problem(options.problem)
     words = ["rfops", "submit", of.name, "--form", options.form]
+    words += ["--official"] * options.official
     words += [word for case in options.case for word in ("--case", case)]
-    text = generate(of, options.form, _cases(of, options.case), shlex.join(words))
+    text = generate(of, options.form, _cases(of, options), shlex.join(words))
     options.output.write_text(text, encoding="utf-8")
     print(f"{options.output}: {len(text) / 1000:.0f} KB, {options.form}, for {of.arch}")
     return 0
 
 
-def _cases(of: Problem, more: list[str]) -> list[Case]:
+def _cases(of: Problem, options: argparse.Namespace) -> list[Case]:
     from rfops.challenge.problem import case_of
 
     official = [*of.tests, *of.benchmarks]
-    cases = [*official, *map(of.shrink, official)]
-    for case in map(case_of, more):
+    cases = [*official, *([] if options.official else map(of.shrink, official))]
+    for case in map(case_of, options.case):
         if missing := set(official[0]) - set(case):
             raise ValueError(f"case {case}: without {', '.join(sorted(missing))}")
         cases.append(case)

@@ -11,6 +11,8 @@ part of the report. What needs a GPU of torch's own (CUDA graphs) is refused.
 from __future__ import annotations
 
 import contextlib
+import math
+import mmap
 import os
 import threading
 from collections.abc import Callable
@@ -49,9 +51,30 @@ class OnHost(TorchFunctionMode):
         kwargs.pop("pin_memory", None)
         if func in _MOVES:
             return _MOVES[func](*args, **kwargs)
+        if func in (torch.empty, torch.zeros) and "device" in kwargs:
+            vast = _vast(*args, dtype=kwargs.get("dtype"))
+            if vast is not None:
+                return vast
         if "device" in kwargs:
             kwargs["device"] = _index(kwargs["device"])
         return func(*map(_host, args), **kwargs)
+
+
+_VAST = 4 << 30  # bytes
+
+
+def _vast(*sizes: Any, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+    """A tensor larger than the host may want to promise, as a GPU of 192 GiB has them: zeros, whose
+    memory is there when it is written. None of others, and of what torch is to refuse."""
+    shape = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+    if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
+        return None
+    dtype = dtype or torch.get_default_dtype()
+    size = math.prod(shape) * dtype.itemsize
+    if size < _VAST:
+        return None
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    return torch.frombuffer(mmap.mmap(-1, size, flags), dtype=torch.uint8).view(dtype).view(shape)
 
 
 def _copy(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -180,6 +203,10 @@ def _refuse(name: str) -> Callable[..., Any]:
 def _nothing(*_: Any, **__: Any) -> None: ...
 
 
+def _returns(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
 class _Generators(type(torch.Generator)):  # type: ignore[misc]
     def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, _GENERATOR)
@@ -204,9 +231,10 @@ def _functions() -> dict[str, Any]:
             "max_memory_reserved")  # fmt: skip
     stream = Stream()
     return {
-        **dict.fromkeys(nothing, _nothing),
-        **dict.fromkeys(zero, lambda *_, **__: 0),
-        **dict.fromkeys(("current_stream", "default_stream"), lambda *_, **__: stream),
+        # Each a function of its own: torch.compile wants them told apart.
+        **{name: _returns(None) for name in nothing},
+        **{name: _returns(0) for name in zero},
+        **{name: _returns(stream) for name in ("current_stream", "default_stream")},
         **{name: _refuse(f"torch.cuda.{name}") for name in ("graph", "CUDAGraph",
            "make_graphed_callables")},
         "is_available": lambda: True,

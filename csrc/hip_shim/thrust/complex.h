@@ -15,10 +15,10 @@ template <typename T>
 const std::complex<T>& plain(const complex<T>& z) {
   return z;
 }
-#define RFOPS_COMPLEX(name)                                                               \
-  template <typename T>                                                                   \
-  complex<T> name(const complex<T>& z) {                                                  \
-    return std::name(plain(z));                                                           \
+#define RFOPS_COMPLEX(name)              \
+  template <typename T>                  \
+  complex<T> name(const complex<T>& z) { \
+    return std::name(plain(z));          \
   }
 RFOPS_COMPLEX(acos)
 RFOPS_COMPLEX(acosh)

@@ -1,0 +1,96 @@
+"""`rfops tune blaslt`: time hipBLASLt's algorithms for linear layers, dense or grouped, and write
+down the best, for a library of this version and this architecture alone. It needs an AMD GPU, ROCm
+with hipBLASLt's headers, and a torch for ROCm; it has run on none yet."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rfops.gemm.blaslt import Library, Linear
+
+
+def main(words: list[str]) -> int:
+    options = _parser().parse_args(words)
+    from rfops.cli.common import with_ops
+
+    with_ops()
+    problems = _problems(options)
+    library = _library(options)
+    table = options.out / "blaslt.csv"
+    status = 0
+    for of in problems:
+        status |= _tune(library, of, table, options)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rfops tune blaslt", description=__doc__)
+    add = parser.add_argument
+    add("--shape", nargs=3, type=int, action="append", default=[], metavar=("M", "N", "K"),
+        help="a linear layer, y [M, N] = x [M, K] @ w [N, K]^T")  # fmt: skip
+    add("--group", nargs=3, action="append", default=[], metavar=("M,M,...", "N", "K"),
+        help="a group of them, of so many rows each")  # fmt: skip
+    add("--dtype", choices=("bf16", "f16", "f32"), default="bf16")
+    add("--out", type=Path, required=True, metavar="FOLDER", help="its blaslt.csv gets a row each")
+    add("--runs", type=int, default=20)
+    add("--library", type=Path, help="libhipblaslt.so; torch's, else ROCM_PATH's")
+    add("--include", type=Path, action="append", help="of its headers; ROCM_PATH's")
+    return parser
+
+
+def _problems(options: argparse.Namespace) -> list[Linear]:
+    import torch
+
+    from rfops.gemm.blaslt import Linear
+
+    dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+    dtype = dtypes[options.dtype]
+    found = [Linear(((m, n, k),), dtype) for m, n, k in options.shape]
+    for rows, n, k in options.group:
+        sizes = tuple((int(m), int(n), int(k)) for m in rows.split(","))
+        found.append(Linear(sizes, dtype, is_grouped=True))
+    if not found:
+        raise ValueError("rfops tune blaslt: expected --shape M N K or --group M,M,... N K")
+    return found
+
+
+def _library(options: argparse.Namespace) -> Library:
+    import torch
+
+    from rfops.gemm.blaslt import Library
+    from rfops.jit import settings
+    from rfops.jit.launch import hip
+
+    rocm = settings.path("ROCM_PATH") or Path("/opt/rocm")
+    own = Path(torch.__file__).parent / "lib" / "libhipblaslt.so"
+    library = options.library or (own if own.is_file() else rocm / "lib" / "libhipblaslt.so")
+    include = options.include or [rocm / "include"]
+    if not library.is_file():
+        raise ValueError(f"{library}: there is no such file; say --library")
+    if not any((folder / "hipblaslt" / "hipblaslt-ext.hpp").is_file() for folder in include):
+        raise ValueError(f"{include[0]}: no hipblaslt/hipblaslt-ext.hpp there; say --include")
+    if not (torch.version.hip and torch.cuda.is_available()):
+        raise ValueError("hipBLASLt wants an AMD GPU and a torch for ROCm: there is none here")
+    return Library(library, include, hip.device_arch(torch.device("cuda")))
+
+
+def _tune(library: Library, of: Linear, table: Path, options: argparse.Namespace) -> int:
+    import torch
+
+    from rfops.gemm.blaslt import pin
+
+    tuned = library.tune(of, options.runs)
+    print(" ".join(of.key), f"by hipBLASLt {library.version} on {library.gfx}")
+    for one in tuned.timed[:5]:
+        print(f"  {one.us:9.2f} us  {one.solution}")
+    print(f"  {len(tuned.timed)} of {len(tuned.timed) + len(tuned.refused)} algorithms take it")
+    if not tuned.timed:
+        reasons = sorted(set(tuned.refused.values()))
+        print(f"  none: {'; '.join(reasons[:3]) or 'the library has none for this architecture'}")
+        return 1
+    source = f"measured on {torch.cuda.get_device_name()}"
+    pin(table, of, library, tuned.timed[0], source)
+    return 0

@@ -1,0 +1,354 @@
+"""hipBLASLt's algorithms for a linear layer, or for a group of them (the experts of a MoE): which
+there are, which take the problem, how long each runs; and the one that was chosen, found again.
+
+An algorithm's number belongs to one build of the library, so what is kept is its solution's name
+beside the library's version and revision and the architecture: in another library it is not taken
+for the same. Nothing of rfops calls this by default: `rfops tune blaslt` fills a table, and
+`Library.pinned` takes what stands there. It has run on no AMD GPU yet.
+"""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import hashlib
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import byref, c_char_p, c_int32, c_int64, c_size_t, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from rfops.jit import ConfigError, HipError, paths
+from rfops.jit.build import toolchain
+from rfops.jit.cache import trust
+from rfops.jit.cache.files import cache_root
+
+SHIM = paths.CSRC / "blaslt" / "blaslt_shim.cpp"
+WORKSPACE = 128 << 20  # bytes that an algorithm may want
+_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # hipDataType
+_COMPUTE_32F, _R_32F, _OP_N, _OP_T = 2, 0, 111, 112
+_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_COLUMNS = ("kind", "sizes", "dtype", "version", "gfx", "solution", "us", "source")
+
+
+@dataclass(frozen=True)
+class Linear:
+    """y = x @ w^T of x [M, K] and w [N, K]; of a group so many, each with tensors of its own."""
+
+    sizes: tuple[tuple[int, int, int], ...]  # M, N, K of each
+    dtype: torch.dtype = torch.bfloat16
+    is_grouped: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _TYPES:
+            known = ", ".join(_NAMES.values())
+            raise ValueError(f"blaslt: dtype must be one of {known}, got {self.dtype}")
+        if not self.sizes or any(len(one) != 3 or min(one) < 1 for one in self.sizes):
+            raise ValueError(f"blaslt: sizes must be M N K of 1 or more each, got {self.sizes}")
+        if not self.is_grouped and len(self.sizes) != 1:
+            raise ValueError(f"blaslt: {len(self.sizes)} problems are a group: is_grouped=True")
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """As a table's row has it."""
+        texts = ("x".join(map(str, one)) for one in self.sizes)
+        return "grouped" if self.is_grouped else "dense", " ".join(texts), _NAMES[self.dtype]
+
+
+class Timed(NamedTuple):
+    solution: str
+    us: float
+
+
+class Tuned(NamedTuple):
+    """Best first; and why the others are not among them."""
+
+    timed: tuple[Timed, ...]
+    refused: dict[str, str]
+
+
+class _Description(ctypes.Structure):
+    """As csrc/blaslt/blaslt_shim.cpp has it."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("count", "trans_a", "trans_b", "type_a", "type_b",
+                                       "type_c", "type_d", "compute", "scale")),
+        *((name, c_void_p) for name in ("m", "n", "k", "a", "b", "c", "d", "alpha", "beta")),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- the library
+
+
+class Library:
+    """hipBLASLt, opened. `clock(run, runs)` gives the times of so many runs in us."""
+
+    def __init__(
+        self,
+        library: Path,
+        include: Sequence[Path],
+        gfx: str,
+        clock: Callable[[Callable[[], None], int], list[float]] | None = None,
+    ) -> None:
+        try:
+            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+            self._shim = ctypes.CDLL(str(_built(include)))
+        except OSError as error:
+            raise ConfigError(f"{library} is no hipBLASLt: {error}") from error
+        self._shim.rfops_blaslt_name.restype = c_char_p
+        self.gfx, self.clock = gfx, clock or _by_events
+        self._handle, version = c_void_p(), c_int32()
+        self.call("rfops_blaslt_open", byref(self._handle), byref(version))
+        revision = ctypes.create_string_buffer(256)
+        self.call("rfops_blaslt_revision", self._handle, revision)
+        self.version = f"{version.value}-{revision.value.decode(errors='replace')}"
+
+    def call(self, name: str, *args: Any) -> None:
+        """Raises HipError with hipBLASLt's status."""
+        status = getattr(self._shim, name)(*args)
+        if status != 0:
+            raise HipError(name.replace("rfops_", "hip"), status, f"hipBLASLt's status {status}")
+
+    def problem(
+        self, of: Linear, x: Sequence[torch.Tensor], w: Sequence[torch.Tensor],
+        out: Sequence[torch.Tensor],
+    ) -> Problem:  # fmt: skip
+        return Problem(self, of, x, w, out)
+
+    def tune(self, of: Linear, runs: int = 20, device: str = "cuda") -> Tuned:
+        """Each algorithm that takes the problem and gives its result, by its median time."""
+        x, w, out = _tensors(of, device)
+        expected = [(a.double() @ b.double().T).to(of.dtype) for a, b in zip(x, w, strict=True)]
+        problem = self.problem(of, x, w, out)
+        timed, refused = [], {}
+        for name in problem.names:
+            for result in out:
+                result.fill_(float("nan"))
+            try:
+                problem.select(name)
+                problem.run()
+                wrong = _wrong(of, out, expected)
+                if wrong:
+                    raise ValueError(wrong)
+                times = self.clock(problem.run, runs)
+                timed.append(Timed(name, statistics.median(times)))
+            except (HipError, ValueError) as error:
+                refused[name] = str(error)
+        return Tuned(tuple(sorted(timed, key=lambda one: (one.us, one.solution))), refused)
+
+    def pinned(
+        self, of: Linear, table: Path, x: Sequence[torch.Tensor], w: Sequence[torch.Tensor],
+        out: Sequence[torch.Tensor],
+    ) -> Problem:  # fmt: skip
+        """The problem with the algorithm that stands in the table for it. Raises ConfigError where
+        none does for this library and architecture, or the library has it no more."""
+        name = self.pin_of(of, table)
+        problem = self.problem(of, x, w, out)
+        if name not in problem.names:
+            raise ConfigError(f"{table}: hipBLASLt {self.version} has no solution {name}")
+        problem.select(name)
+        return problem
+
+    def pin_of(self, of: Linear, table: Path) -> str:
+        """The solution's name. Raises ConfigError that says what the table has instead."""
+        rows = [row for row in read(table) if tuple(row[c] for c in _COLUMNS[:3]) == of.key]
+        for row in rows:
+            if (row["version"], row["gfx"]) == (self.version, self.gfx):
+                return row["solution"]
+        others = ", ".join(sorted({f"{row['version']} on {row['gfx']}" for row in rows})) or "none"
+        kind, sizes, dtype = of.key
+        raise ConfigError(
+            f"{table}: no solution for {kind} {sizes} {dtype} by hipBLASLt {self.version} on "
+            f"{self.gfx}; it has those of: {others}. `rfops tune blaslt` finds one"
+        )
+
+
+class Problem:
+    """Tensors bound to hipBLASLt's algorithms; `select` one, then `run`."""
+
+    def __init__(
+        self, library: Library, of: Linear, x: Sequence[torch.Tensor], w: Sequence[torch.Tensor],
+        out: Sequence[torch.Tensor],
+    ) -> None:  # fmt: skip
+        for tensors, at in ((x, (0, 2)), (w, (1, 2)), (out, (0, 1))):
+            shapes = [tuple(size[i] for i in at) for size in of.sizes]
+            if [tuple(t.shape) for t in tensors] != shapes or not all(
+                t.is_contiguous() and t.dtype == of.dtype for t in tensors
+            ):
+                raise ValueError(f"blaslt: expected contiguous {_NAMES[of.dtype]} of {shapes}")
+        self.library, self.of, self._held = library, of, (x, w, out)
+        self._out, self._own = c_void_p(), out[0].device
+        self._numbers = _description(of, x, w, out)
+        count = c_int32()
+        described = byref(self._numbers[0])
+        library.call("rfops_blaslt_problem", library._handle, described, byref(self._out),
+                     byref(count))  # fmt: skip
+        shim = library._shim
+        names = [shim.rfops_blaslt_name(self._out, at).decode() for at in range(count.value)]
+        self._at = {name: at for at, name in reversed(list(enumerate(names)))}
+        self._workspace = torch.empty(0, dtype=torch.uint8, device=self._own)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._at, key=self._at.__getitem__)
+
+    def select(self, name: str) -> None:
+        """Raises HipError where the algorithm does not take the problem."""
+        wanted, at = c_size_t(), self._at[name]
+        self.library.call("rfops_blaslt_supported", self._out, at, byref(wanted))
+        if wanted.value > WORKSPACE:
+            raise ValueError(f"wants {wanted.value >> 20} MiB of workspace, at most "
+                             f"{WORKSPACE >> 20} are given")  # fmt: skip
+        if self._workspace.numel() < wanted.value:
+            self._workspace = torch.empty(wanted.value, dtype=torch.uint8, device=self._own)
+        memory = c_void_p(self._workspace.data_ptr())
+        self.library.call("rfops_blaslt_select", self._out, at, memory, self._queue())
+
+    def run(self) -> None:
+        self.library.call("rfops_blaslt_run", self._out, self._queue(), None, None)
+
+    def run_device(self, arguments: torch.Tensor) -> None:
+        """Of a group: sizes and addresses come from the device, as `arguments` lays them out."""
+        memory = c_void_p(arguments.data_ptr())
+        self.library.call("rfops_blaslt_run_device", self._out, memory, self._queue())
+
+    def arguments(self) -> torch.Tensor:
+        """What run_device takes, on the host: a row of bytes for each GEMM of the group, whose
+        first four int32 are its rows of w, rows of x, batch and K."""
+        each = c_size_t()
+        self.library.call("rfops_blaslt_arguments", self._out, None, byref(each))
+        made = torch.empty(len(self.of.sizes), each.value, dtype=torch.uint8)
+        memory = c_void_p(made.data_ptr())
+        self.library.call("rfops_blaslt_arguments", self._out, memory, byref(each))
+        return made
+
+    def _queue(self) -> c_void_p:
+        if self._own.type == "cpu":
+            return c_void_p()
+        return c_void_p(torch.cuda.current_stream(self._own).cuda_stream)
+
+    def __del__(self) -> None:
+        if getattr(self, "_out", None):
+            self.library._shim.rfops_blaslt_drop(self._out)
+
+
+def _description(
+    of: Linear, x: Sequence[torch.Tensor], w: Sequence[torch.Tensor], out: Sequence[torch.Tensor]
+) -> tuple[Any, ...]:
+    """And what it points at. Column-major, y^T = w x^T: M and N change places."""
+    count = len(of.sizes)
+    sizes = [(c_int64 * count)(*(size[at] for size in of.sizes)) for at in (1, 0, 2)]
+    held: list[Any] = [(c_void_p * count)(*(t.data_ptr() for t in ts)) for ts in (w, x, out)]
+    alpha, beta = ctypes.c_float(1.0), ctypes.c_float(0.0)
+    kind = _TYPES[of.dtype]
+    arrays: list[Any] = [*sizes, *held, held[2]]
+    places = [ctypes.cast(array, c_void_p) for array in arrays]
+    numbers = (count if of.is_grouped else 0, _OP_T, _OP_N, kind, kind, kind, kind)
+    made = _Description(
+        *numbers, _COMPUTE_32F, _R_32F, *places, ctypes.addressof(alpha), ctypes.addressof(beta)
+    )
+    return made, sizes, held, alpha, beta
+
+
+def _tensors(of: Linear, device: str) -> tuple[list[torch.Tensor], ...]:
+    gen = torch.Generator().manual_seed(0)
+
+    def made(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=gen).to(of.dtype).to(device)
+
+    x, w = [made(m, k) for m, _, k in of.sizes], [made(n, k) for _, n, k in of.sizes]
+    return x, w, [torch.empty(m, n, dtype=of.dtype, device=device) for m, n, _ in of.sizes]
+
+
+def _wrong(of: Linear, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str:
+    """fp32 sums of K products, rounded once: a matrix' relative L2 error is below the dtype's
+    unit."""
+    for at, (g, e) in enumerate(zip(got, expected, strict=True)):
+        error = ((g.double() - e.double()).norm() / e.double().norm()).item()
+        bound = max(torch.finfo(of.dtype).eps, of.sizes[at][2] ** 0.5 * 2.0**-23)
+        if not error <= bound:
+            return f"gives a wrong result: relative L2 error {error:.2g}, bound {bound:.2g}"
+    return ""
+
+
+def _by_events(run: Callable[[], None], runs: int) -> list[float]:
+    """Each between events of torch's current queue; the first two are warm-up."""
+    times = []
+    for _ in range(runs + 2):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        stop.record()
+        stop.synchronize()
+        times.append(1e3 * start.elapsed_time(stop))
+    return times[2:]
+
+
+# ---------------------------------------------------------------- the table
+
+
+def read(table: Path) -> list[dict[str, str]]:
+    """Raises ConfigError."""
+    if not table.is_file():
+        return []
+    with table.open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    for number, row in enumerate(rows, 2):
+        if set(row) != set(_COLUMNS) or None in row.values():
+            raise ConfigError(f"{table}, line {number}: expected the columns {','.join(_COLUMNS)}")
+    return rows
+
+
+def pin(table: Path, of: Linear, library: Library, best: Timed, source: str) -> None:
+    """Write the row of this problem, library and architecture in the place of an older one."""
+    own = dict(zip(_COLUMNS, (*of.key, library.version, library.gfx, best.solution,
+                              f"{best.us:.2f}", source), strict=True))  # fmt: skip
+    rows = [r for r in read(table) if any(r[c] != own[c] for c in _COLUMNS[:5])]
+    rows = sorted([*rows, own], key=lambda row: [row[c] for c in _COLUMNS[:5]])
+    table.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=table.parent, newline="", encoding="utf-8", delete=False
+    ) as stream:
+        writer = csv.DictWriter(stream, _COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    Path(stream.name).replace(table)
+
+
+# ---------------------------------------------------------------- the shim
+
+
+def _built(include: Iterable[Path]) -> Path:
+    """The shim's library, from the cache or built now. Raises ConfigError."""
+    compiler = toolchain.host_toolchain()
+    folders = [str(folder) for folder in include]
+    told = [SHIM.read_text(encoding="utf-8"), compiler.version, *folders]
+    for place in include:
+        for file in sorted((place / "hipblaslt").glob("*.h*")):
+            told.append(file.read_text(encoding="utf-8", errors="replace"))
+    key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:40]
+    root = cache_root().parent / "entries"
+    library = root / key / "blaslt_shim.so"
+    if library.is_file():
+        trust.check(root, key)
+        trust.check_file(root, library)
+        return library
+    trust.make_folder(library.parent)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as folder:
+        made = Path(folder) / library.name
+        words = [*compiler.argv, "-std=c++17", "-O1", "-w", "-fPIC", "-shared",
+                 "-fvisibility=hidden", "-D__HIP_PLATFORM_AMD__=1", *(f"-I{f}" for f in folders),
+                 str(SHIM), "-o", str(made)]  # fmt: skip
+        done = subprocess.run(words, capture_output=True, text=True, check=False,
+                              env=toolchain.environment())  # fmt: skip
+        if done.returncode != 0:
+            errors = [line for line in done.stderr.splitlines() if "error" in line]
+            told_of = "; ".join(errors[:3]) or done.stderr[-300:]
+            raise ConfigError(f"hipBLASLt's headers in {', '.join(folders)}: {told_of}")
+        made.replace(library)
+    return library
