@@ -20,11 +20,10 @@
 // its row or column. The caller aligns x, w and their rows to 16 bytes, scales to 4; a workgroup's
 // rows span less than 2 GiB, what lies before them may be more.
 #include "rfops/bias.h"
-#include "rfops/block_map.h"
 #include "rfops/fp4.h"
+#include "rfops/fp4_items.h"
 #include "rfops/fp4_steps.h"
 #include "rfops/lds_tile.h"
-#include "rfops/loader.h"
 #include "rfops/split_reduce.h"
 #include "rfops/waits.h"
 #include "rfops/wave_store.h"
@@ -55,7 +54,6 @@ constexpr bool kTail = RFOPS_TAIL;             // K ends within a K-step
 constexpr u32 kThreads = 4 * kWaveSize;        // waves 2 x 2
 constexpr u32 kMTiles = kM / 2 / kTileRows, kNTiles = kN / 2 / kTileRows;  // of a wave
 constexpr u32 kTiles = kMTiles * kNTiles;
-
 static_assert(kM % 64 == 0 && kN % 64 == 0, "pairs of tiles, whose scales are one dword");
 
 struct Stage {
@@ -69,49 +67,8 @@ struct Memory {
 static_assert(sizeof(Memory) <= kLdsBytes, "a workgroup fits a CU");
 __shared__ Memory memory;
 
-struct Args {
-  const u8 *w, *w_scale, *x, *x_scale;
-  u32 m, n, k, x_row, w_row, w_scale_row, x_scale_row, groups;
-};
-
-// A tile of the result, or a part of its K.
-struct Place {
-  u32 m0, n0, tile, split;
-  u32 first, end;  // elements of K
-};
-
-// And where its operands lie; of those beyond the last nothing is loaded.
-struct Item {
-  Place place;
-  OperandRows x, w;
-  ScaleRange x_scale, w_scale;
-
-  __device__ static Item of(const Args& a, u32 item) {
-    const u32 m_blocks = (a.m + kM - 1) / kM, n_blocks = (a.n + kN - 1) / kN;
-    const bool is_there = item < m_blocks * n_blocks * kSplit;
-    const Block found = block_of<kGroupM, kSplit>(is_there ? item : 0, m_blocks, n_blocks);
-    const Block at = {as_scalar(found.m), as_scalar(found.n), as_scalar(found.split)};
-    const u32 m0 = at.m * kM, n0 = at.n * kN;
-    const u32 all = (a.k + kStepK - 1) / kStepK;  // shared out in parts that differ by one at most
-    const u32 first = all * at.split / kSplit * kStepK,
-              last = all * (at.split + 1) / kSplit * kStepK;
-    const u32 wave_m = m0 + wave_in_group() / 2 * (kM / 2);
-    const u32 wave_n = n0 + wave_in_group() % 2 * (kN / 2);
-    const u32 x_rows = kXShuffled ? (a.m + 15) / 16 * 16 : a.m;  // shuffled ones come in sixteens
-    const u32 end = !is_there ? first : last < a.k ? last : a.k;
-    return {{m0, n0, at.m * n_blocks + at.n, at.split, first, end},
-            {a.x, m0, x_rows, kM, a.x_row, 0, a.k / 2, MemoryOrder<kXShuffled>::kUnit},
-            {a.w, n0, a.n, kN, a.w_row, 0, a.k / 2, MemoryOrder<kShuffled>::kUnit},
-            {a.x_scale, wave_m, a.m, kM / 2, a.x_scale_row},
-            {a.w_scale, wave_n, a.n, kN / 2, a.w_scale_row}};
-  }
-};
-
-// Tile t of a wave in the order of multiplication: neighbours share an operand.
-constexpr u32 m_of(u32 t) { return t / kNTiles; }
-constexpr u32 n_of(u32 t) { return m_of(t) % 2 == 0 ? t % kNTiles : kNTiles - 1 - t % kNTiles; }
-
-constexpr u32 place_of(u32 i, u32 j) { return i * kNTiles + (i % 2 == 0 ? j : kNTiles - 1 - j); }
+using Item = Fp4Item<kM, kN, kSplit, kGroupM, kXShuffled, kShuffled>;
+using Order = SnakeOrder<kMTiles, kNTiles>;
 
 struct Operands {
   U32x4 x[kMTiles], w[kNTiles];
@@ -121,7 +78,7 @@ class Wave {
  public:
   u32 m, n;  // its first row of x and of w in the workgroup
 
-  __device__ explicit Wave(const Args& args)
+  __device__ explicit Wave(const Fp4Args& args)
       : m(wave_in_group() / 2 * (kM / 2)),
         n(wave_in_group() % 2 * (kN / 2)),
         x_(args.x_row),
@@ -133,26 +90,28 @@ class Wave {
 
   // The first step to LDS, the second on its way.
   __device__ void start(const Item& item) {
-    begin_x(item, item.place.first);
-    begin_w(item, item.place.first);
-    for_pieces([&](u32 i) { load(i); });
-    for_scales([&](u32 i) { load_scale(i, 0, scales_of(item), item.place.first); });
+    const u32 first = item.place.first, end = item.place.end;
+    x_.aim(first, end);
+    w_.aim(first, end);
+    each<kPieces>([&](u32 i) { load(i, item); });
+    x_scale_.aim(first, end);
+    w_scale_.aim(first, end);
+    each<kScales>([&](u32 i) { load_scale(i, 0, item); });
     keep_order();
-    begin_x(item, item.place.first + kStepK);
-    begin_w(item, item.place.first + kStepK);
-    for_pieces([&](u32 i) {
+    x_.aim(first + kStepK, end);
+    w_.aim(first + kStepK, end);
+    each<kPieces>([&](u32 i) {
       put(i, 0);
-      load(i);
+      load(i, item);
     });
     wait_lds();
     meet();
-#pragma unroll
-    for (u32 i = 0; i < kReads; ++i) read(i, 0, 0);
+    each<kReads>([&](u32 i) { read(i, 0, 0); });
   }
 
   // All of an item, two steps at a time: one more than it has, of zeros, where that is odd. `item`,
   // from which is loaded, becomes item `next` for the last two.
-  __device__ void multiply_all(F32x4 (&sums)[kTiles], Item& item, const Args& args, u32 next) {
+  __device__ void multiply_all(F32x4 (&sums)[kTiles], Item& item, const Fp4Args& args, u32 next) {
     const Place own = item.place;
     two_steps<true>(sums, own, own.first, item, args, next);
     for (u32 k = own.first + 2 * kStepK; k < own.end; k += 2 * kStepK) {
@@ -168,38 +127,24 @@ class Wave {
   using X = Pieces<kM, kXShuffled, kTail>;
   using W = Pieces<kN, kShuffled, kTail>;
   static constexpr u32 kPieces = X::kCount + W::kCount;
-  static constexpr u32 kReads = kMTiles + kNTiles;
+  static constexpr u32 kReads = kMTiles + kNTiles, kScales = kReads / 2;
+  using At = StepPlan<kTiles, kReads, kPieces, kScales>;
 
-  static constexpr u32 kScales = (kMTiles + kNTiles) / 2;
-
-  template <class Act>
-  __device__ void for_pieces(Act act) {
+  template <u32 kCount, class Act>
+  __device__ void each(Act act) {
 #pragma unroll
-    for (u32 i = 0; i < kPieces; ++i) act(i);
+    for (u32 i = 0; i < kCount; ++i) act(i);
   }
-  template <class Act>
-  __device__ void for_scales(Act act) {
-#pragma unroll
-    for (u32 i = 0; i < kScales; ++i) act(i);
+  __device__ void load(u32 i, const Item& from) {
+    i < X::kCount ? x_.load(from.x, i) : w_.load(from.w, i - X::kCount);
   }
-  __device__ void begin_x(const Item& item, u32 k) { x_.begin(item.x, k, item.place.end); }
-  __device__ void begin_w(const Item& item, u32 k) { w_.begin(item.w, k, item.place.end); }
-  __device__ void load(u32 i) { i < X::kCount ? x_.load(i) : w_.load(i - X::kCount); }
+  __device__ void load_scale(u32 i, u32 stage, const Item& from) {
+    i < kMTiles / 2 ? x_scale_.load(from.x_scale, i, stage)
+                    : w_scale_.load(from.w_scale, i - kMTiles / 2, stage);
+  }
   __device__ void put(u32 i, u32 buffer) const {
     i < X::kCount ? x_.put(i, (LdsBytes*)memory.stage[buffer].x)
                   : w_.put(i - X::kCount, (LdsBytes*)memory.stage[buffer].w);
-  }
-  // Both operands' scales of an item.
-  struct ScaleRanges {
-    ScaleRange x, w;
-    u32 end;
-  };
-  __device__ static ScaleRanges scales_of(const Item& item) {
-    return {item.x_scale, item.w_scale, item.place.end};
-  }
-  __device__ void load_scale(u32 i, u32 stage, const ScaleRanges& from, u32 k) {
-    i < kMTiles / 2 ? x_scale_.load(i, stage, from.x, k, from.end)
-                    : w_scale_.load(i - kMTiles / 2, stage, from.w, k, from.end);
   }
   // Operand i of a half: first one of each, then those of w, then of x, as they are used.
   __device__ void read(u32 i, u32 half, u32 buffer) {
@@ -217,76 +162,79 @@ class Wave {
 
   // What a step loads: operands two steps on, scales one step on.
   struct Ahead {
-    const Item& item;
-    u32 k;
-    ScaleRanges scales;
-    u32 scale_k;
+    u32 k, end, scale_k, scale_end;
   };
 
   template <bool kFresh>
   __device__ void two_steps(F32x4 (&sums)[kTiles], const Place& own, u32 k, Item& item,
-                            const Args& args, u32 next) {
-    const ScaleRanges scales = scales_of(item);
+                            const Fp4Args& args, u32 next) {
     u32 on = k + 2 * kStepK;
+    Buffer x_scale, w_scale;
     if (on >= own.end) {
-      item = Item::of(args, next);
+      const Item found = Item::of(args, next);
+      x_scale = found.x_scale;
+      w_scale = found.w_scale;
+      item.place = found.place;
+      item.x = found.x;
+      item.w = found.w;
       on = item.place.first;
     }
-    step<0, kFresh>(sums, own, k, {item, on, scales, k + kStepK});
-    step<1, false>(sums, own, k + kStepK, {item, on + kStepK, scales_of(item), on});
+    const u32 end = item.place.end;
+    step<0, kFresh>(sums, own, k, item, {on, end, k + kStepK, own.end});
+    asm volatile("" : "+s"(k));  // compared once more, and a branch: selects would be in each step
+    if (k + 2 * kStepK >= own.end) {
+      asm volatile("");
+      item.x_scale = x_scale;
+      item.w_scale = w_scale;
+    }
+    step<1, false>(sums, own, k + kStepK, item, {on + kStepK, end, on, end});
   }
 
   template <u32 kStage, bool kFresh>
-  __device__ void step(F32x4 (&sums)[kTiles], const Place& own, u32 k, const Ahead& ahead) {
+  __device__ void step(F32x4 (&sums)[kTiles], const Place& own, u32 k, const Item& item,
+                       const Ahead& ahead) {
     x_scale_.begin(kStage, k, own.end);
     w_scale_.begin(kStage, k, own.end);
-    half<kStage, 0, kFresh>(sums, ahead);
+    half<kStage, 0, kFresh>(sums, item, ahead);
     wait_lds();
     meet();
-    half<kStage, 1, false>(sums, ahead);
+    half<kStage, 1, false>(sums, item, ahead);
   }
 
-  // After multiplication q of a half: what else is done there. Loads are spread over both halves,
-  // so that the memory pipe has time; writes end early, so that the barrier finds them done.
+  // After multiplication q of a half: what else is done there.
   template <u32 kStage, u32 kHalf>
-  __device__ void between(u32 q, const Ahead& ahead) {
-    if (q % kPitch == 0 && q / kPitch < kReads) {
-      read(q / kPitch, 1 - kHalf, kHalf == 0 ? kStage : 1 - kStage);
+  __device__ void between(u32 q, const Item& item, const Ahead& ahead) {
+    if (q % At::kPitch == 0 && q / At::kPitch < kReads) {
+      read(q / At::kPitch, 1 - kHalf, kHalf == 0 ? kStage : 1 - kStage);
     }
     if (kHalf == 0) {
-      for_pieces([&](u32 i) {
-        if (q == write_at(i)) put(i, 1 - kStage);
+      each<kPieces>([&](u32 i) {
+        if (q == At::write_at(i)) put(i, 1 - kStage);
       });
     }
     const u32 at = kHalf * kTiles + q;  // in the step
-    if (at == load_at(0) - 1) begin_x(ahead.item, ahead.k);
-    if (at == load_at(X::kCount) - 1) begin_w(ahead.item, ahead.k);
-    for_pieces([&](u32 i) {
-      if (at == load_at(i)) load(i);
+    if (at == At::before(At::load_at(0))) x_.aim(ahead.k, ahead.end);
+    if (at == At::before(At::load_at(X::kCount))) w_.aim(ahead.k, ahead.end);
+    each<kPieces>([&](u32 i) {
+      if (at == At::load_at(i)) load(i, item);
     });
-    for_scales([&](u32 i) {
-      if (at == 3 + i * (kTiles / kScales)) {
-        load_scale(i, 1 - kStage, ahead.scales, ahead.scale_k);
-      }
+    if (at == At::before(At::scale_at(0))) x_scale_.aim(ahead.scale_k, ahead.scale_end);
+    if (at == At::before(At::scale_at(kMTiles / 2))) w_scale_.aim(ahead.scale_k, ahead.scale_end);
+    each<kScales>([&](u32 i) {
+      if (at == At::scale_at(i)) load_scale(i, 1 - kStage, item);
     });
   }
-  static constexpr u32 kMost = kReads > kPieces ? kReads : kPieces;
-  static constexpr u32 kPitch = (kTiles - 8) / kMost;  // from one read or write to the next
-  static_assert(kPitch >= 1, "reads and writes end before their half");
-  static constexpr u32 write_at(u32 i) { return i * kPitch + (kPitch > 1 ? 1 : 0); }
-
-  static constexpr u32 load_at(u32 i) { return write_at(i) + 2 + i * (kTiles + 8) / kPieces; }
 
   template <u32 kStage, u32 kHalf, bool kFresh, u32 kQ = 0>
-  __device__ void half(F32x4 (&sums)[kTiles], const Ahead& ahead) {
+  __device__ void half(F32x4 (&sums)[kTiles], const Item& item, const Ahead& ahead) {
     if constexpr (kQ < kTiles) {
-      constexpr u32 i = m_of(kQ), j = n_of(kQ);
+      constexpr u32 i = Order::m_of(kQ), j = Order::n_of(kQ);
       const Operands& own = operands_[kHalf];
       multiply_in_place<j % 2 + 2 * kHalf, i % 2 + 2 * kHalf, kFresh>(
           sums[kQ], own.w[j], w_scale_.of(kStage, j), own.x[i], x_scale_.of(kStage, i));
-      between<kStage, kHalf>(kQ, ahead);
+      between<kStage, kHalf>(kQ, item, ahead);
       keep_order();
-      half<kStage, kHalf, kFresh, kQ + 1>(sums, ahead);
+      half<kStage, kHalf, kFresh, kQ + 1>(sums, item, ahead);
     }
   }
 
@@ -308,16 +256,11 @@ __device__ inline void store_sums(F32x4 (&sums)[kTiles], Out* out, u32 m, u32 n,
   }
   LdsBytes* const lds = (LdsBytes*)memory.store[wave_in_group()];
   const Store store(out, at.m0 + wave.m, m, kM / 2, n, n0, lds);
-#pragma unroll
-  for (u32 i = 0; i < kMTiles; ++i) {
-#pragma unroll
-    for (u32 j = 0; j < kNTiles; ++j) {
-      F32x4& sum = sums[place_of(i, j)];
-      pin_accumulator(sum);  // not all at once from accumulation registers
-      store.put(j, sum + added[j]);
-    }
-    store.store(i);
-  }
+  store.template store<kMTiles>([&](u32 i, u32 j) {
+    F32x4& sum = sums[Order::place_of(i, j)];
+    pin_accumulator(sum);  // not all at once from accumulation registers
+    return __is_same(Bias, void) ? sum : sum + added[j];
+  });
 }
 
 }  // namespace
@@ -334,10 +277,11 @@ extern "C" __global__ void
                const void* __restrict__ bias,  // [N]
                void* __restrict__ workspace,   // SplitTile; with kSplit > 1
                u32* __restrict__ counts) {     // [tiles], zeros
-  const Args args = {w, w_scale, x,     x_scale,     m,           n,
-                     k, x_row,   w_row, w_scale_row, x_scale_row, groups};
-  const u32 items = (m + kM - 1) / kM * ((n + kN - 1) / kN) * kSplit;
+  const Fp4Args args = {w, w_scale, x,     x_scale,     m,           n,
+                        k, x_row,   w_row, w_scale_row, x_scale_row, groups};
+  const u32 items = Item::count(args);
   u32 number = group_x();
+  begin_apart<kM * kN * sizeof(Out)>(items, groups, k / kStepK / kSplit * kTiles * 32);
   Item item = Item::of(args, number);
   Wave wave(args);
   wave.start(item);

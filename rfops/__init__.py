@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         rope_angles,
     )
     from rfops.gemm.a8w8_blockscale import gemm_a8w8_blockscale, gemm_a8w8_blockscale_ref
+    from rfops.gemm.a8wfp4 import gemm_a8wfp4, gemm_a8wfp4_ref
     from rfops.gemm.a16w8_blockscale import (
         batched_gemm_a16w8_blockscale,
         batched_gemm_a16w8_blockscale_ref,
@@ -99,6 +100,8 @@ __all__ = [
     "fused_moe_ref",
     "gemm_a8w8_blockscale",
     "gemm_a8w8_blockscale_ref",
+    "gemm_a8wfp4",
+    "gemm_a8wfp4_ref",
     "gemm_a16wfp4",
     "gemm_a16wfp4_ref",
     "gemm_afp4wfp4",

@@ -17,6 +17,7 @@ MODULES = {
     "attention.mla_decode": "mla_decode mla_decode_ref",
     "attention.mla_layer_decode": "mla_layer_decode mla_layer_decode_ref rope_angles",
     "gemm.a8w8_blockscale": "gemm_a8w8_blockscale gemm_a8w8_blockscale_ref",
+    "gemm.a8wfp4": "gemm_a8wfp4 gemm_a8wfp4_ref",
     "gemm.a16w8_blockscale": "batched_gemm_a16w8_blockscale batched_gemm_a16w8_blockscale_ref",
     "gemm.a16wfp4": "gemm_a16wfp4 gemm_a16wfp4_ref",
     "gemm.afp4wfp4": "gemm_afp4wfp4 gemm_afp4wfp4_ref",

@@ -617,6 +617,8 @@ def test_a_row_takes_effect_in_a_call(
     config = routing.config_text(GemvConfig(lanes=64, rows=1, steps=1, waves=2))
     overlay({"m": 1, "n": 24, "k": 64, "kernel": "gemv", "config": config})
     launches: list[tuple[object, ...]] = []
+    x, x_scale = (t.to(gfx950) for t in rfops.quant_mxfp8(torch.randn(1, 64)))
+    w, w_scale = (t.to(gfx950) for t in rfops.quant_mxfp8(torch.randn(24, 64)))
     launch = BoundKernel.launch
 
     def spy(self: BoundKernel, grid: Dim3, block: Dim3, *more: object) -> None:
@@ -626,8 +628,6 @@ def test_a_row_takes_effect_in_a_call(
     monkeypatch.setattr(BoundKernel, "launch", spy)
     launcher.slow_down(1)  # the native launcher too goes through the class
     request.addfinalizer(lambda: launcher.slow_down(-1))
-    x, x_scale = (t.to(gfx950) for t in rfops.quant_mxfp8(torch.randn(1, 64)))
-    w, w_scale = (t.to(gfx950) for t in rfops.quant_mxfp8(torch.randn(24, 64)))
     rfops.gemm_mxfp8(x, w, x_scale, w_scale)
     assert launches == [("mxfp8_gemv", (24, 1, 1), (128, 1, 1))]
 

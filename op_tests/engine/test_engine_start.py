@@ -237,13 +237,13 @@ def call(_):
     return rfops.gemm_mxfp8(x, w, x_scale, w_scale).sum().item()
 with ThreadPoolExecutor(16) as pool:
     results = list(pool.map(call, range(16)))
-built = [line for line in lines if line.startswith("built ")]
+built = [line for line in lines if line.startswith("built mxfp8_gemv ")]
 print(json.dumps({"results": results, "built": built}))
 """
 
 
 def test_it_is_quiet(tmp_path: Path, vgpu_path: Path) -> None:
-    """By default one line for the virtual GPU and one for what is built, with its time."""
+    """By default one line for the virtual GPU and one for each module built, with its time."""
     code = FIRST_CALL.replace("print(", "rfops.gemm_mxfp8(x, w, x_scale, w_scale); print(")
     env = {"RFOPS_CACHE_DIR": str(tmp_path), "RFOPS_HIP_LIBRARY": str(vgpu_path)}
     announced = "rfops: CPU tensors run on the virtual GPU (gfx950): right results, not GPU speed"
@@ -256,8 +256,9 @@ def test_it_is_quiet(tmp_path: Path, vgpu_path: Path) -> None:
         lines.append(done.stderr.splitlines())
     cold, warm = lines
     assert warm == [announced]
-    assert cold[0] == announced and len(cold) == 2, cold
-    assert re.fullmatch(r"rfops: built mxfp8_gemv for gfx950 in \d+\.\d\d s", cold[1])
+    assert cold[0] == announced and len(cold) == 3, cold
+    for module, line in zip(("quant_mxfp8", "mxfp8_gemv"), cold[1:], strict=True):
+        assert re.fullmatch(rf"rfops: built {module} for gfx950 in \d+\.\d\d s", line)
 
 
 def test_a_pool_of_threads_on_a_cold_op_builds_once(tmp_path: Path, vgpu_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""gemm_a16wfp4 and gemm_afp4wfp4 as callers see them: reference, torch route, layouts, refusals."""
+"""gemm_a16wfp4, gemm_a8wfp4 and gemm_afp4wfp4 as callers see them: reference, torch route, layouts,
+refusals."""
 
 from __future__ import annotations
 
@@ -13,22 +14,19 @@ import rfops.gemm.mxfp4_op as shared
 from rfops import cli
 from rfops.dispatch.declare import E8M0, FP4
 from rfops.dispatch.layout import Shuffled
-from rfops.gemm import a16wfp4, afp4wfp4
-from support.mxfp4_problems import OPS, Problem, assert_correct, call, random_problem, run
+from rfops.gemm import a8wfp4, a16wfp4, afp4wfp4
+from rfops.quantization.mxfp8 import FP8
+from support.mxfp4_problems import OPS, assert_correct, call, random_problem, run
 
 pytestmark = pytest.mark.requires_gfx950
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NAMES = sorted(OPS)
 
 
-def of(name: str, problem: Problem) -> Problem:
-    return problem if name == "gemm_a16wfp4" else problem.quantised()
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", [(1, 1, 32), (5, 130, 96), (33, 257, 1024)])
 def test_the_reference(shape: tuple[int, int, int], name: str) -> None:
-    problem = of(name, random_problem(*shape, bias=torch.float32))
+    problem = random_problem(*shape, bias=torch.float32).of(name)
     assert_correct(OPS[name].reference(*problem.args(torch.bfloat16)), problem)
 
 
@@ -37,7 +35,7 @@ def test_the_reference(shape: tuple[int, int, int], name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_torch(name: str, dtype: torch.dtype, rounding: str) -> None:
     """Shuffled or raw, with and without a bias, of all dtypes."""
-    problem = of(name, random_problem(7, 48, 224, bias=dtype, rounding=rounding))
+    problem = random_problem(7, 48, 224, bias=dtype, rounding=rounding).of(name)
     got = run("torch", problem, dtype=dtype)
     assert_correct(got, problem)
     assert torch.equal(run("torch", problem.shuffled(), dtype=dtype), got)
@@ -47,7 +45,7 @@ def test_torch(name: str, dtype: torch.dtype, rounding: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_torch_takes_any_strides(name: str) -> None:
-    problem = of(name, random_problem(7, 48, 224))
+    problem = random_problem(7, 48, 224).of(name)
     turned = {n: getattr(problem, n) for n in ("x", "w", "x_scale", "w_scale")}
     turned = {n: t.T.contiguous().T for n, t in turned.items() if t is not None}
     assert torch.equal(run("torch", problem.with_(**turned)), run("torch", problem))
@@ -63,8 +61,8 @@ def test_torch_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_op(name: str) -> None:
-    first = of(name, random_problem(9, 160, 256, bias=torch.bfloat16))
-    second = of(name, random_problem(9, 160, 256, x_dtype=torch.float16))
+    first = random_problem(9, 160, 256, bias=torch.bfloat16).of(name)
+    second = random_problem(9, 160, 256, x_dtype=torch.float16).of(name)
     for problem in (first, second.shuffled()):
         for dtype in DTYPES:
             got = call(problem, dtype)
@@ -83,12 +81,14 @@ def test_both_ops_are_one() -> None:
 @pytest.mark.parametrize("is_native_dtype", [False, True])
 def test_dtypes_of_bytes(name: str, is_native_dtype: bool) -> None:
     """uint8, and torch's own types where it has them; by the check and by the plan."""
-    problem = of(name, random_problem(3, 32, 64))
+    problem = random_problem(3, 32, 64).of(name)
     wanted = call(problem)
     fp4, e8m0 = (FP4, E8M0) if is_native_dtype else (torch.uint8, torch.uint8)
     changes: dict[str, Any] = {"w": problem.w.view(fp4), "w_scale": problem.w_scale.view(e8m0)}
     if problem.x_scale is not None:
-        changes |= {"x": problem.x.view(fp4), "x_scale": problem.x_scale.view(e8m0)}
+        changes |= {"x_scale": problem.x_scale.view(e8m0)}
+    if problem.x.dtype == torch.uint8:
+        changes |= {"x": problem.x.view(fp4)}
     for one in (problem.with_(**changes), problem.with_(**changes).shuffled()):
         for _ in range(2):
             assert torch.equal(call(one), wanted)
@@ -97,7 +97,7 @@ def test_dtypes_of_bytes(name: str, is_native_dtype: bool) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("m", "n"), [(0, 16), (5, 0), (0, 0)])
 def test_empty(m: int, n: int, name: str) -> None:
-    problem = of(name, random_problem(m, n, 64))
+    problem = random_problem(m, n, 64).of(name)
     assert call(problem).shape == (m, n)
     assert call(problem.shuffled()).shape == (m, n)
 
@@ -109,7 +109,7 @@ def test_nan_and_the_extremes_of_scales(name: str) -> None:
     problem.w_scale[3, 1], problem.w_scale[5], problem.w_scale[6] = 255, 0, 254
     problem.x *= 2.0**-20  # what 2^127 makes of it is a number in fp32
     problem.x[2, 40] = math.inf
-    problem = of(name, problem)
+    problem = problem.of(name)
     for one in (problem, problem.shuffled()):
         got = call(one, torch.float32)
         assert got[2].isnan().all() and got[:, 3].isnan().all()
@@ -184,11 +184,28 @@ def test_refusals_of_afp4wfp4(changes: dict[str, Any], message: str) -> None:
         call(changed)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": lambda t: t.view(torch.uint8)}, "x must be float8_e4m3fn, got .*rfops.quant_mxfp8"),
+        ({"x": lambda t: t.to(torch.float8_e4m3fnuz)}, "x must be float8_e4m3fn, got"),
+        ({"w": lambda t: t[:, :16]}, r"w must be a \[N, K/2=32\] tensor, got \[32, 16\]"),
+        ({"x_scale": lambda t: t[:4]}, r"x_scale must be a \[5, 2\] tensor, raw, got \[4, 2\]"),
+    ],
+)
+def test_refusals_of_a8wfp4(changes: dict[str, Any], message: str) -> None:
+    problem = random_problem(5, 32, 64).of("gemm_a8wfp4")
+    changed = problem.with_(**{n: make(getattr(problem, n)) for n, make in changes.items()})
+    args = changed.x, changed.w, changed.x_scale, changed.w_scale
+    with pytest.raises(ValueError, match=f"^gemm_a8wfp4: {message}"):
+        a8wfp4.gemm_a8wfp4(*args)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_shapes_that_change_are_checked_again(name: str) -> None:
     """A call like an earlier one but for its sizes: its plan, or the refusal."""
     plans = OPS[name].plans
-    first, second = (of(name, random_problem(m, 32, 64)) for m in (5, 6))
+    first, second = (random_problem(m, 32, 64).of(name) for m in (5, 6))
     call(first)
     before = plans.misses
     assert_correct(call(second), second)
@@ -200,19 +217,22 @@ def test_shapes_that_change_are_checked_again(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_under_torch_compile(name: str) -> None:
-    problem = of(name, random_problem(6, 32, 64, bias=torch.float32)).shuffled()
+    problem = random_problem(6, 32, 64, bias=torch.float32).of(name).shuffled()
     function = torch.compile(lambda x: call(problem.with_(x=x)), fullgraph=True)
     assert torch.equal(function(problem.x), call(problem))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name: str) -> None:
-    problem = of(name, random_problem(3, 32, 64, bias=torch.bfloat16))
+    problem = random_problem(3, 32, 64, bias=torch.bfloat16).of(name)
     if problem.x_scale is not None:  # torch's tools do arithmetic that e8m0 has not
         problem = problem.with_(x_scale=problem.x_scale.view(torch.uint8))
     op = getattr(torch.ops.rfops, name).default
     config = [""] * OPS[name].takes_config
-    torch.library.opcheck(op, (*problem.args(torch.bfloat16), *config))
+    tests = ["test_autograd_registration", "test_faketensor", "test_schema"]
+    if problem.x.dtype == FP8:  # torch compares no float8
+        tests.remove("test_schema")
+    torch.library.opcheck(op, (*problem.args(torch.bfloat16), *config), test_utils=tests)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -229,7 +249,9 @@ def test_commands_know_it(name: str, capsys: pytest.CaptureFixture[str]) -> None
     assert "K must be a positive multiple of 32, got K=48" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("public", [a16wfp4.gemm_a16wfp4, afp4wfp4.gemm_afp4wfp4])
+@pytest.mark.parametrize(
+    "public", [a8wfp4.gemm_a8wfp4, a16wfp4.gemm_a16wfp4, afp4wfp4.gemm_afp4wfp4]
+)
 def test_supports(public: Any) -> None:
     for arch in ("gfx942", "gfx950", "sm_90"):
         assert public.supports(arch=arch) and public.supports(arch=arch, shape=(4, 2112, 7168))

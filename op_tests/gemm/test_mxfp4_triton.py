@@ -1,4 +1,5 @@
-"""gemm_a16wfp4 and gemm_afp4wfp4 in Triton, on the virtual GPU: values, layouts, refusals."""
+"""gemm_a16wfp4, gemm_a8wfp4 and gemm_afp4wfp4 in Triton, on the virtual GPU: values, layouts,
+refusals."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from rfops.gemm.mxfp4_triton import Mxfp4TritonConfig
-from support.mxfp4_problems import OPS, Problem, assert_correct, random_problem, run
+from support.mxfp4_problems import OPS, assert_correct, random_problem, run
 
 NAMES = sorted(OPS)
 # Splits of different lengths, a last step that is ragged, tiles of scales begun halfway.
@@ -26,16 +27,12 @@ def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-def of(name: str, problem: Problem) -> Problem:
-    return problem if name == "gemm_a16wfp4" else problem.quantised()
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("config", "shape"), CASES)
 def test_values(
     config: Mxfp4TritonConfig, shape: tuple[int, int, int], name: str, arch: str
 ) -> None:
-    problem = of(name, random_problem(*shape, bias=torch.bfloat16))
+    problem = random_problem(*shape, bias=torch.bfloat16).of(name)
     got = run("triton", problem, config)
     assert_correct(got, problem)
     assert torch.equal(got, run("triton", problem, config))
@@ -44,7 +41,7 @@ def test_values(
 @pytest.mark.parametrize("name", NAMES)
 def test_shuffled(name: str, arch: str) -> None:
     """The same bits as of plain rows; paddings mean nothing."""
-    problem = of(name, random_problem(37, 96, 352))
+    problem = random_problem(37, 96, 352).of(name)
     shuffled = problem.shuffled()
     config = Mxfp4TritonConfig(16, 32, stages=2)
     wanted = run("triton", problem, config, torch.float32)
@@ -78,7 +75,7 @@ def test_extremes_of_scales(power: int, scales: dict[int, int], name: str, arch:
     problem.w_scale[3, 1] = 255
     for row, byte in scales.items():
         problem.w_scale[row] = byte
-    problem = of(name, problem)
+    problem = problem.of(name)
     got = run("triton", problem, Mxfp4TritonConfig(16, 32, stages=1), torch.float32)
     assert_correct(got, problem)
     assert got[2].isnan().all() and got[17].isnan().all() and got[:, 3].isnan().all()
@@ -89,7 +86,7 @@ def test_extremes_of_scales(power: int, scales: dict[int, int], name: str, arch:
 @pytest.mark.parametrize("name", NAMES)
 def test_any_strides(name: str, arch: str) -> None:
     """Columns side by side, and rows of x that pairs cannot be read of."""
-    problem = of(name, random_problem(17, 48, 160))
+    problem = random_problem(17, 48, 160).of(name)
     config = Mxfp4TritonConfig(32, 64, stages=1)
     wanted = run("triton", problem, config)
     changes = {n: getattr(problem, n) for n in ("x", "w", "x_scale", "w_scale")}

@@ -1,5 +1,5 @@
-"""quant_mxfp4: HIP against torch bit by bit, both against a scalar implementation of the definition
-in plain Python floats."""
+"""quant_mxfp4: HIP and Triton against torch bit by bit, all against a scalar implementation of the
+definition in plain Python floats."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from rfops.quantization.mxfp4 import (
     quant_mxfp4,
     quant_mxfp4_ref,
 )
+from support.quant_problems import assert_same, by, bytes_of, every_16_bits, wild
 
 MODES = sorted(ROUNDING)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -35,32 +36,6 @@ CPU = torch.device("cpu")
 def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("RFOPS_VGPU_ARCH", request.param)
     return str(request.param)
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(torch.uint8)
-
-
-def by(backend: str, x: torch.Tensor, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """By one route, into poisoned results."""
-    c, _ = OP.check((x, mode, torch.uint8))
-    payload, scale = OP.make_results(c)
-    payload.fill_(85)
-    bytes_of(scale).fill_(85)
-    OP.prepare(backend, c)((payload, scale), x)
-    return payload, scale
-
-
-def assert_same(got: Any, wanted: Any, x: torch.Tensor) -> None:
-    for name, a, b in zip(("payload", "scale"), got, wanted, strict=True):
-        off = (bytes_of(a) != bytes_of(b)).flatten().nonzero().flatten()
-        if len(off):
-            at = int(off[0])
-            each = x.shape[-1] // a.shape[-1]
-            raise AssertionError(
-                f"{name} {at}: {bytes_of(a).flatten()[at]:#x}, expected "
-                f"{bytes_of(b).flatten()[at]:#x}, of {x.flatten()[each * at : each * at + each]}"
-            )
 
 
 def scale_byte(amax: float, mode: str) -> int:
@@ -96,17 +71,6 @@ def definition(x: torch.Tensor, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
     return first, second
 
 
-def every_16_bits(dtype: torch.dtype) -> torch.Tensor:
-    """All 65,536 values, each the largest of one block and one of the smaller ones of others: in
-    bit order a block has neighbours; shuffled it has values of all sizes."""
-    codes = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
-    order = torch.randperm(65536, generator=torch.Generator().manual_seed(0))
-    least = torch.zeros(65536, BLOCK, dtype=dtype)
-    least[:, 0] = codes  # each the largest
-    least[:, 1:9] = codes[:, None] * torch.linspace(-1, 1, 8).to(dtype)
-    return torch.cat((codes.view(-1, BLOCK), codes[order].view(-1, BLOCK), least))
-
-
 def thresholds() -> torch.Tensor:
     """fp32 blocks with amax at, just below and just above each mantissa where a mode changes its
     mind, at powers from the denormals to the top; in them all ties of the payload and what lies
@@ -131,33 +95,23 @@ def thresholds() -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 def test_all_16_bit_values(dtype: torch.dtype, mode: str, arch: str) -> None:
     x = every_16_bits(dtype)
-    torch_bits = by("torch", x, mode)
-    assert_same(by("hip", x, mode), torch_bits, x)
+    torch_bits = by(OP, "torch", x, mode, torch.uint8)
+    assert_same(by(OP, "hip", x, mode, torch.uint8), torch_bits, x)
     assert_same(quant_mxfp4_ref(x, mode), torch_bits, x)
     some = slice(0, None, 37)
     assert_same([t[some] for t in torch_bits], definition(x[some], mode), x[some])
+    few = x[::11].contiguous()
+    assert_same(by(OP, "triton", few, mode, torch.uint8), [t[::11] for t in torch_bits], few)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_thresholds_in_fp32(mode: str, arch: str) -> None:
     x = thresholds()
     wanted = definition(x, mode)
-    assert_same(by("torch", x, mode), wanted, x)
-    assert_same(by("hip", x, mode), wanted, x)
+    assert_same(by(OP, "torch", x, mode, torch.uint8), wanted, x)
+    assert_same(by(OP, "hip", x, mode, torch.uint8), wanted, x)
+    assert_same(by(OP, "triton", x, mode, torch.uint8), wanted, x)
     assert_same(quant_mxfp4_ref(x, mode), wanted, x)
-
-
-def wild(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Blocks of every size of number, with zeros of both signs, denormals, infinities and NaN."""
-    generator = torch.Generator().manual_seed(math.prod(shape))
-    blocks = (*shape[:-1], shape[-1] // BLOCK)
-    size = torch.randint(-30, 15, (*blocks, 1), generator=generator)
-    x = torch.randn(*blocks, BLOCK, generator=generator) * torch.exp2(size)
-    x = x.view(shape).to(dtype)
-    flat = x.view(-1, shape[-1])
-    flat[0, :BLOCK], flat[-1, 5], flat[len(flat) // 2, -1] = 0.0, math.nan, -math.inf
-    flat[len(flat) // 3, :4] = torch.tensor([-0.0, torch.finfo(dtype).tiny, 1e-7, -1e-7]).to(dtype)
-    return x
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -178,10 +132,24 @@ def strided() -> Iterator[tuple[str, str, torch.Tensor]]:
     yield "rows in steps", "hip", x[:, :64]
     yield "every second row", "hip", x[::2]
     yield "one row many times", "hip", x[3:4].expand(7, 256)
-    yield "columns", "torch", wild((20, 64), torch.bfloat16).T.contiguous().T
-    yield "not aligned", "torch", x[:, 4:68]
+    yield "columns", "triton", wild((20, 64), torch.bfloat16).T.contiguous().T
+    yield "not aligned", "triton", x[:, 4:68]
     yield "three dimensions", "torch", x.view(5, 4, 256)[:, :, :64]
     yield "contiguous in three", "hip", x.view(5, 4, 256)[1:]
+
+
+@pytest.mark.sweep
+@pytest.mark.requires_gfx950
+@pytest.mark.parametrize("backend", ["hip", "triton"])
+def test_rows_beyond_4_gib(backend: str) -> None:
+    x = wild((5, 64), torch.bfloat16)
+    memory = torch.empty(
+        2**31 + 2**29 + 64, dtype=torch.bfloat16
+    )  # of which rows alone are touched
+    far = memory.as_strided((5, 64), (2**29 + 2**27, 1)).copy_(x)
+    assert far[-1].data_ptr() - far.data_ptr() > 2**32
+    wanted = by(OP, "torch", x, "up", torch.uint8)
+    assert_same(by(OP, backend, far, "up", torch.uint8), wanted, x)
 
 
 @pytest.mark.requires_gfx950
@@ -221,7 +189,7 @@ def test_error_bounds(mode: str) -> None:
     """Half a step of e2m1: a quarter of the magnitude down to 1, then a quarter of the scale; and
     what saturates: up to 7 (even) or 8 (down) becomes 6."""
     x = torch.randn(64, 8 * BLOCK, generator=torch.Generator().manual_seed(2))
-    payload, scale = by("torch", x, mode)
+    payload, scale = by(OP, "torch", x, mode, torch.uint8)
     step = 2.0 ** (bytes_of(scale).double() - 127).repeat_interleave(BLOCK, dim=-1)
     off = (dequant_mxfp4(payload, scale, torch.float64) - x).abs()
     most = {"even": 1.0, "up": 0.0, "down": 2.0}[mode] * step

@@ -1,12 +1,15 @@
-"""quant_mxfp8 against a scalar implementation of its definition, in plain Python floats."""
+"""quant_mxfp8 against a scalar implementation of its definition, in plain Python floats; its
+kernels against each other bit by bit."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+import rfops
 from rfops import cli
 from rfops.gemm.mxfp8 import gemm_mxfp8
 from rfops.quantization.mxfp8 import (
@@ -18,14 +21,9 @@ from rfops.quantization.mxfp8 import (
     quant_mxfp8,
     quant_mxfp8_ref,
 )
+from support.quant_problems import E4M3, assert_same, by, every_16_bits, ties_of_e4m3, wild
 
 MODES = sorted(ROUNDING)
-
-# The 127 finite magnitudes of e4m3, by definition: code = exponent * 8 + mantissa.
-E4M3 = [
-    math.ldexp(code % 8, -9) if code < 8 else math.ldexp(8 + code % 8, code // 8 - 10)
-    for code in range(127)
-]
 
 
 def scale_exponent(amax: float, mode: str) -> int:
@@ -141,6 +139,91 @@ def test_error_bound_of_the_default(dtype: torch.dtype) -> None:
     assert excess.max() <= 0, f"{exact.flatten()[worst]} became {values.flatten()[worst]}"
 
 
+# ---------------------------------------------------------------- kernels
+
+
+@pytest.fixture(params=["gfx942", "gfx950"])
+def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", request.param)
+    return str(request.param)
+
+
+@pytest.mark.thin(3)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_all_16_bit_values(dtype: torch.dtype, mode: str, arch: str) -> None:
+    x = every_16_bits(dtype)
+    wanted = by(OP, "torch", x, mode)
+    assert_same(by(OP, "hip", x, mode), wanted, x)
+    few = x[::11].contiguous()
+    assert_same(by(OP, "triton", few, mode), [t[::11] for t in wanted], few)
+
+
+@pytest.mark.parametrize("backend", ["hip", "triton"])
+def test_all_ties_of_the_payload(backend: str, arch: str) -> None:
+    x = ties_of_e4m3()
+    for mode in MODES:
+        assert_same(by(OP, backend, x, mode), by(OP, "torch", x, mode), x)
+
+
+@pytest.mark.thin(4)
+@pytest.mark.parametrize("backend", ["hip", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(32,), (37, 96), (3, 5, 128), (260, 32)])
+def test_shapes(shape: tuple[int, ...], dtype: torch.dtype, backend: str, arch: str) -> None:
+    """Under the checks, which find nothing: one block to more than a workgroup, ragged; infinities
+    and NaN, each in its block."""
+    x = wild(shape, dtype)
+    with rfops.vgpu.check() as c:
+        got = by(OP, backend, x, "up")
+    assert not c.findings, "\n".join(map(str, c.findings))
+    assert got[0].shape == shape and got[1].shape == (*shape[:-1], shape[-1] // BLOCK)
+    assert_same(got, by(OP, "torch", x, "up"), x)
+
+
+def strided() -> Iterator[tuple[str, str, torch.Tensor]]:
+    x = wild((20, 256), torch.bfloat16)
+    yield "rows in steps", "hip", x[:, :64]
+    yield "one row many times", "hip", x[3:4].expand(7, 256)
+    yield "columns", "triton", wild((20, 64), torch.bfloat16).T.contiguous().T
+    yield "not aligned", "triton", x[:, 4:68]
+    yield "three dimensions", "torch", x.view(5, 4, 256)[:, :, :64]
+
+
+@pytest.mark.sweep
+@pytest.mark.requires_gfx950
+@pytest.mark.parametrize("backend", ["hip", "triton"])
+def test_rows_beyond_4_gib(backend: str) -> None:
+    x = wild((5, 64), torch.bfloat16)
+    memory = torch.empty(
+        2**31 + 2**29 + 64, dtype=torch.bfloat16
+    )  # of which rows alone are touched
+    far = memory.as_strided((5, 64), (2**29 + 2**27, 1)).copy_(x)
+    assert far[-1].data_ptr() - far.data_ptr() > 2**32
+    wanted = by(OP, "torch", x, "up")
+    assert_same(by(OP, backend, far, "up"), wanted, x)
+
+
+@pytest.mark.requires_gfx950
+def test_strides() -> None:
+    for name, backend, x in strided():
+        c, _ = OP.check((x, "even"))
+        assert OP.route(c).backend == backend, name
+        wanted = by(OP, "torch", x.contiguous(), "even")
+        assert_same(quant_mxfp8(x, "even"), wanted, x.contiguous())
+
+
+@pytest.mark.requires_gfx950
+def test_moves_each_byte_once() -> None:
+    x = torch.ones(64, 2048, dtype=torch.bfloat16)
+    with rfops.vgpu.profile() as p:
+        quant_mxfp8(x)
+    (launch,) = p.launches
+    assert launch.global_read["bytes"] == x.nbytes
+    assert launch.global_write["bytes"] == x.numel() * 33 // 32
+    assert launch.scratch_bytes_per_lane == launch.lds_conflict_cycles == 0
+
+
 def test_any_strides_and_empty() -> None:
     x = torch.randn(96, 40, generator=torch.Generator().manual_seed(3)).T  # [40, 96], K strided
     for got, expected in zip(quant_mxfp8(x), quant_mxfp8(x.contiguous()), strict=True):
@@ -230,10 +313,10 @@ def test_it_is_an_op_as_the_others_are(
     supports = quant_mxfp8.supports  # type: ignore[attr-defined]
     assert supports(arch="gfx942") and not supports(arch="gfx942", shape=(4, 33))
     for words, said in (
-        ("why quant_mxfp8 --m 4 --k 64", "torch, no HIP kernel"),
-        ("profile quant_mxfp8 --m 4 --k 64 --rounding ceil", "M=4 K=64 on gfx950, 256 CUs: torch"),
+        ("why quant_mxfp8 --m 4 --k 64", "hip"),
+        ("profile quant_mxfp8 --m 4 --k 64 --rounding ceil", "M=4 K=64 on gfx950, 256 CUs: hip"),
         ("bench quant_mxfp8 --shape 3 64 rounding=even x_dtype=bf16", "m=3 k=64"),
-        ("build quant_mxfp8", "nothing to build"),
+        ("build quant_mxfp8 --arch gfx950", "quant_mxfp8"),
         ("ls", "quant_mxfp8"),
     ):
         assert cli.main(words.split()) == 0 and said in capsys.readouterr().out
@@ -258,7 +341,7 @@ def test_bench_tells_a_wrong_payload(
 ) -> None:
     monkeypatch.setattr(OP, "reference", lambda x, _word: quant_mxfp8_ref(x, "floor"))
     assert cli.main("bench quant_mxfp8 --shape 3 64".split()) == 1
-    assert "quant_mxfp8 m=3 k=64: torch is WRONG" in capsys.readouterr().err
+    assert "quant_mxfp8 m=3 k=64: hip is WRONG" in capsys.readouterr().err
 
 
 def test_results_are_no_views() -> None:

@@ -1,4 +1,5 @@
-"""Inputs of gemm_a16wfp4 and gemm_afp4wfp4, their exact result, how close a kernel must come."""
+"""Inputs of gemm_a16wfp4, gemm_a8wfp4 and gemm_afp4wfp4, their exact result, how close a kernel
+must come."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ import torch
 
 from rfops.dispatch.compare import assert_within, tolerance
 from rfops.dispatch.layout import Shuffled, unwrap
-from rfops.gemm import a16wfp4, afp4wfp4
+from rfops.gemm import a8wfp4, a16wfp4, afp4wfp4
 from rfops.gemm.mxfp4_op import roundings
 from rfops.quantization.mxfp4 import dequant_mxfp4, quant_mxfp4_ref
+from rfops.quantization.mxfp8 import FP8, dequant_mxfp8, quant_mxfp8_ref
 from rfops.quantization.shuffle import (
     shuffle_scale,
     shuffle_weight,
@@ -20,12 +22,12 @@ from rfops.quantization.shuffle import (
     unshuffle_weight,
 )
 
-OPS = {"gemm_a16wfp4": a16wfp4.OP, "gemm_afp4wfp4": afp4wfp4.OP}
+OPS = {op.name: op for op in (a8wfp4.OP, a16wfp4.OP, afp4wfp4.OP)}
 
 
 @dataclass
 class Problem:
-    """Of gemm_a16wfp4 without x_scale, else of gemm_afp4wfp4."""
+    """Of gemm_a16wfp4 without x_scale, else by the type of x."""
 
     x: torch.Tensor
     w: torch.Tensor | Shuffled
@@ -36,7 +38,9 @@ class Problem:
 
     @property
     def name(self) -> str:
-        return "gemm_a16wfp4" if self.x_scale is None else "gemm_afp4wfp4"
+        if self.x_scale is None:
+            return "gemm_a16wfp4"
+        return "gemm_a8wfp4" if self.x.dtype == FP8 else "gemm_afp4wfp4"
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -63,6 +67,13 @@ class Problem:
         """The same for gemm_afp4wfp4."""
         x, x_scale = quant_mxfp4_ref(self.x, self.rounding)
         return self.with_(x=x, x_scale=x_scale)
+
+    def of(self, name: str) -> Problem:
+        """The same for one of the ops."""
+        if name == "gemm_a8wfp4":
+            x, x_scale = quant_mxfp8_ref(self.x)
+            return self.with_(x=x.to(FP8), x_scale=x_scale)
+        return self if name == "gemm_a16wfp4" else self.quantised()
 
     def args(self, dtype: torch.dtype) -> tuple[Any, ...]:
         """Of the op by position, but for the result and the config."""
@@ -105,7 +116,8 @@ def exact_product(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     w, w_scale = problem.w.to("cpu"), problem.w_scale.to("cpu")
     w = unshuffle_weight(w) if isinstance(w, Shuffled) else w
     w_scale = unshuffle_scale(w_scale, n, k // 32) if isinstance(w_scale, Shuffled) else w_scale
-    wide_x = dequant_mxfp4(x, x_scale.cpu(), torch.float64)
+    widen = dequant_mxfp8 if x.dtype == FP8 else dequant_mxfp4
+    wide_x = widen(x, x_scale.cpu(), torch.float64)
     wide_w = dequant_mxfp4(w, w_scale, torch.float64)
     exact, total = wide_x @ wide_w.T, wide_x.abs() @ wide_w.abs().T
     if problem.bias is not None:
@@ -154,4 +166,5 @@ def call(problem: Problem, dtype: torch.dtype = torch.bfloat16, **more: Any) -> 
         more["rounding"] = problem.rounding
         return a16wfp4.gemm_a16wfp4(problem.x, problem.w, problem.w_scale, dtype, **more)
     args = problem.x, problem.w, problem.x_scale, problem.w_scale
-    return afp4wfp4.gemm_afp4wfp4(*args, dtype, **more)
+    public = a8wfp4.gemm_a8wfp4 if problem.x.dtype == FP8 else afp4wfp4.gemm_afp4wfp4
+    return public(*args, dtype, **more)

@@ -31,6 +31,7 @@ from functools import cached_property
 
 import torch
 
+MX_BLOCK = 32  # elements that share an e8m0 scale
 E8M0 = getattr(torch, "float8_e8m0fnu", torch.uint8)
 FP4 = getattr(torch, "float4_e2m1fn_x2", torch.uint8)
 DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {

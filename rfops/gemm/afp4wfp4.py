@@ -11,18 +11,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.kernel import Kernel
-from rfops.dispatch.layout import Shuffled, unwrap
+from rfops.dispatch.layout import Shuffled
 
 from . import mxfp4_op, mxfp4_shapes
 from .mxfp4_loop import Loop
-from .mxfp4_op import RAW, Fp4Gemm, Torch
+from .mxfp4_op import Fp4Gemm, Torch
 from .mxfp4_stream import Stream
 from .mxfp4_tiles import Tiles
 from .mxfp4_triton import TritonGemm
@@ -31,18 +29,7 @@ HIP: tuple[Kernel, ...] = (Stream(), Tiles(), Loop())  # in the order in which t
 
 OP = Fp4Gemm(
     "gemm_afp4wfp4",
-    """
-    x: fp4[M, K/2] strided
-    w: fp4[N, K/2] strided
-    x_scale: e8m0[XM, XK] strided
-    w_scale: e8m0[SN, SK] strided
-    bias: bf16|f16|f32[N]?
-    dtype: bf16|f16|f32
-    w_layout: raw|16x16
-    x_scale_layout: raw|32x8
-    w_scale_layout: raw|32x8
-    -> out: dtype[M, N]
-    """,
+    "x: fp4[M, K/2] strided" + mxfp4_op.SCALED,
     sizes="M N K XM XK SN SK",
     positive="K",
     table="M+ N K",
@@ -80,31 +67,11 @@ def gemm_afp4wfp4(
 
     Devices, strides, order of sums and errors are those of rfops.gemm_a16wfp4.
     """
-    call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
-    weight, layout = unwrap(w)
-    x_scale_, x_layout = unwrap(x_scale)
-    w_scale_, w_scale_layout = unwrap(w_scale)
-    tensors = x, weight, x_scale_, w_scale_, bias
-    return call(*tensors, dtype, layout, x_layout, w_scale_layout, out, config)
+    scaled = x, w, x_scale, w_scale, bias
+    return mxfp4_op.call_scaled(OP, *scaled, dtype, out, config)
 
 
 gemm_afp4wfp4.supports = OP.supports  # type: ignore[attr-defined]
 
 
-def gemm_afp4wfp4_ref(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    w_layout: str = RAW,
-    x_scale_layout: str = RAW,
-    w_scale_layout: str = RAW,
-) -> torch.Tensor:
-    """The formula of `gemm_afp4wfp4` in plain float64 torch, on any device."""
-    layouts = x_scale_layout, w_layout, w_scale_layout
-    return mxfp4_op.reference(x, x_scale, w, w_scale, bias, dtype, *layouts)
-
-
-OP.reference = gemm_afp4wfp4_ref
+OP.reference = gemm_afp4wfp4_ref = mxfp4_op.scaled_reference

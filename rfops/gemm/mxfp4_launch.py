@@ -1,5 +1,5 @@
-"""What the HIP kernels of gemm_a16wfp4 and gemm_afp4wfp4 share: what they take of how operands lie
-in memory, their parameters and their launches."""
+"""What the HIP kernels of gemm_a16wfp4, gemm_a8wfp4 and gemm_afp4wfp4 share: what they take of how
+operands lie in memory, their parameters and their launches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rfops.dispatch.workspace import Workspace, with_workspace
 from rfops.jit import CompiledOp, u32
 from rfops.quantization.mxfp8 import BLOCK
 
-from .mxfp4_op import RAW, scale_sizes
+from .mxfp4_op import RAW, scale_sizes, x_bits
 
 TILE = 16  # rows of an operand
 TILE_K = 128  # elements of K in an operand
@@ -27,7 +27,7 @@ TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 def has_16_bits(c: Call) -> bool:
     """Whether x is quantised by the kernel."""
-    return "rounding" in c.values
+    return x_bits(c) == 16
 
 
 class Rows(NamedTuple):
@@ -41,9 +41,8 @@ class Rows(NamedTuple):
 
 def rows_of(c: Call, k: int) -> Rows:
     """Of a call like `c` of this K: contiguous tensors stay so, others keep their strides."""
-    x_bytes = 2 * k if has_16_bits(c) else k // 2
     return Rows(
-        _row(c, "x", x_bytes), _row(c, "w", k // 2), _scale_row(c, "w_scale", k),
+        _row(c, "x", k * x_bits(c) // 8), _row(c, "w", k // 2), _scale_row(c, "w_scale", k),
         0 if has_16_bits(c) else _scale_row(c, "x_scale", k),
     )  # fmt: skip
 
@@ -122,9 +121,10 @@ class Fp4Kernel(Ranked):
         """What the layouts and types of a call make constant."""
         bias = c.tensors.get("bias")
         is_16 = has_16_bits(c)
+        narrow = "Fp8" if x_bits(c) == 8 else "Fp4"
         return {
             "OUT": TYPES[c.dtype],
-            "X": TYPES[c.x_dtype] if is_16 else "Fp4",
+            "X": TYPES[c.x_dtype] if is_16 else narrow,
             "ROUNDING": c.rounding.capitalize() if is_16 else "Even",
             "BIAS": "void" if bias is None else TYPES[bias.dtype],
             "SHUFFLED": int(c.w_layout != RAW),

@@ -1,9 +1,10 @@
-"""What gemm_a16wfp4 and gemm_afp4wfp4 share: how operands lie, the torch route, the reference.
+"""What gemm_a16wfp4, gemm_a8wfp4 and gemm_afp4wfp4 share: how operands lie, the torch route, the
+reference.
 
-Payloads are e2m1, two a byte, raw or as shuffle_weight left them ("16x16"); scales are e8m0, raw or
-as shuffle_scale did ("32x8"). Shuffled scales have rows of their own number, a multiple of 32 that
-is N or more (aiter pads to 32 or to 256), and ceil(K / 256) * 8 columns; what pads them may hold
-anything.
+Payloads of w are e2m1, two a byte, raw or as shuffle_weight left them ("16x16"); scales are e8m0,
+raw or as shuffle_scale did ("32x8"). Shuffled scales have rows of their own number, a multiple of
+32 that is N or more (aiter pads to 32 or to 256), and ceil(K / 256) * 8 columns; what pads them may
+hold anything.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.layout import Shuffled, unwrap
 from rfops.dispatch.op import Op
-from rfops.quantization.mxfp4 import dequant_mxfp4, fp4_values, quant_mxfp4
-from rfops.quantization.mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN
+from rfops.quantization.mxfp4 import FP4_DTYPES, dequant_mxfp4, fp4_values, quant_mxfp4
+from rfops.quantization.mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN, FP8, dequant_mxfp8
 from rfops.quantization.shuffle import TILE_ROWS, padded_scale, unshuffle_scale, unshuffle_weight
 
 RAW = "raw"
@@ -26,6 +29,18 @@ HINTS = {
     "x": "convert it first", "w": QUANTISE, "K": "pad x and w with zeros", "x_scale": RAW_SCALE,
     "w_scale": RAW_SCALE, "bias": "pass [N], or None",
 }  # fmt: skip
+# Of the ops whose x has scales: their arguments behind x.
+SCALED = """
+    w: fp4[N, K/2] strided
+    x_scale: e8m0[XM, XK] strided
+    w_scale: e8m0[SN, SK] strided
+    bias: bf16|f16|f32[N]?
+    dtype: bf16|f16|f32
+    w_layout: raw|16x16
+    x_scale_layout: raw|32x8
+    w_scale_layout: raw|32x8
+    -> out: dtype[M, N]
+    """
 # A scale's argument: the size that it has a row for each of, and those of its own.
 SCALES = {"w_scale": ("N", "SN", "SK"), "x_scale": ("M", "XM", "XK")}
 
@@ -35,8 +50,13 @@ def scale_sizes(layout: str, rows: int, k: int) -> tuple[int, int]:
     return (rows, k // BLOCK) if layout == RAW else padded_scale(rows, k // BLOCK, TILE_ROWS)
 
 
+def x_bits(c: Call) -> int:
+    """Of an element of x: 16 where it is quantised inside, 8 of e4m3, 4 of e2m1."""
+    return 4 if c.x_dtype in FP4_DTYPES else 8 if c.x_dtype == FP8 else 16
+
+
 class Fp4Gemm(Op):
-    """One of the two."""
+    """One of the three."""
 
     @property
     def scales(self) -> list[str]:
@@ -76,7 +96,7 @@ class Fp4Gemm(Op):
     def order(self, c: Call) -> Sequence[str]:
         """HIP's: for few rows the kernel that streams w; then the one whose waves share x, as long
         as quantising it again and again costs less than a launch; above it the loop."""
-        most = 512 if "rounding" in c.values else 256
+        most = 512 if x_bits(c) == 16 else 256
         first = "stream" if c.M <= 64 else "tiles" if c.M <= most else "loop"
         return sorted(super().order(c), key=lambda name: name != first)
 
@@ -105,6 +125,25 @@ class Fp4Gemm(Op):
         return roundings(c.K)
 
 
+def call_scaled(
+    op: Op,
+    x: torch.Tensor,
+    w: torch.Tensor | Shuffled,
+    x_scale: torch.Tensor | Shuffled,
+    w_scale: torch.Tensor | Shuffled,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    *more: Any,
+) -> torch.Tensor:
+    """An op whose x has scales, by its public arguments."""
+    call: Callable[..., torch.Tensor] = op.traced if is_dynamo_compiling() else op.call
+    weight, layout = unwrap(w)
+    x_scale_, x_layout = unwrap(x_scale)
+    w_scale_, w_scale_layout = unwrap(w_scale)
+    tensors = x, weight, x_scale_, w_scale_, bias
+    return call(*tensors, dtype, layout, x_layout, w_scale_layout, *more)
+
+
 def roundings(k: int) -> int:
     """A matrix instruction adds 128 products in an order it does not tell, then one for each 128 of
     K, 16 parts of K at most and a bias; the reference is exact."""
@@ -119,7 +158,7 @@ class Torch(Kernel):
 
     def variant(self, c: Call, config: Any) -> RunOf:
         w_layout, layout = c.w_layout, c.w_scale_layout
-        if "rounding" in c.values:
+        if x_bits(c) == 16:
             rounding = c.rounding
 
             def run_quantised(
@@ -156,15 +195,16 @@ def run_torch(
     w_scale_layout: str,
 ) -> None:
     """Any size, strides and device: in float64, where scaled values are exact, in pieces."""
-    (m, half), n = x.shape, w.shape[0]
+    m, (n, half) = x.shape[0], w.shape
     x_scale = plain_scale(x_scale, x_layout, m, 2 * half)
     w_scale = plain_scale(w_scale, w_scale_layout, n, 2 * half)
     w = w if w_layout == RAW else unshuffle_weight(w)
     rows = max(1, _CHUNK // (2 * half))
+    widen = dequant_mxfp8 if x.dtype == FP8 else dequant_mxfp4
     for n0 in range(0, n, rows):
         values = dequant_mxfp4(w[n0 : n0 + rows], w_scale[n0 : n0 + rows], torch.float64)
         for m0 in range(0, m, rows):
-            part = dequant_mxfp4(x[m0 : m0 + rows], x_scale[m0 : m0 + rows], torch.float64)
+            part = widen(x[m0 : m0 + rows], x_scale[m0 : m0 + rows], torch.float64)
             sums = part @ values.T
             if bias is not None:
                 sums += bias[n0 : n0 + rows].to(torch.float64)
@@ -180,6 +220,8 @@ def dequantised(
     payload: torch.Tensor, scale: torch.Tensor, layout: str, scale_layout: str
 ) -> torch.Tensor:
     """[rows, K] float32."""
+    if payload.dtype == FP8:
+        return dequant_mxfp8(payload, plain_scale(scale, scale_layout, *payload.shape))
     plain = payload if layout == RAW else unshuffle_weight(payload)
     rows, half = plain.shape
     return dequant_mxfp4(plain, plain_scale(scale, scale_layout, rows, 2 * half))
@@ -200,9 +242,10 @@ def reference(
     w_scale_layout: str,
 ) -> torch.Tensor:
     """The formula in float64, in which products and scales are exact, block by block."""
-    m, n, k = x.shape[0], w.shape[0], 2 * x.shape[1]
+    m, n, k = x.shape[0], w.shape[0], 2 * w.shape[1]
     w = w if w_layout == RAW else unshuffle_weight(w)
-    x_values, w_values = (fp4_values(t).to(torch.float64) for t in (x, w))
+    x_values = (x if x.dtype == FP8 else fp4_values(x)).to(torch.float64)
+    w_values = fp4_values(w).to(torch.float64)
     x_factor = _factors(plain_scale(x_scale, x_layout, m, k))
     w_factor = _factors(plain_scale(w_scale, w_scale_layout, n, k))
     total = torch.zeros(m, n, dtype=torch.float64, device=x.device)
@@ -212,6 +255,22 @@ def reference(
         total += dots * (x_factor[:, block, None] * w_factor[None, :, block])
     result: torch.Tensor = (total if bias is None else total + bias).to(dtype)
     return result
+
+
+def scaled_reference(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    w_layout: str = RAW,
+    x_scale_layout: str = RAW,
+    w_scale_layout: str = RAW,
+) -> torch.Tensor:
+    """The formula of gemm_afp4wfp4 and gemm_a8wfp4 in plain float64 torch, on any device."""
+    layouts = x_scale_layout, w_layout, w_scale_layout
+    return reference(x, x_scale, w, w_scale, bias, dtype, *layouts)
 
 
 def _factors(scale: torch.Tensor) -> torch.Tensor:

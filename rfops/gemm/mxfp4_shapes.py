@@ -34,6 +34,7 @@ A16WFP4 = {
     "tests": grid("M N K", TESTS),
     **_MODELS,
 }
+A8WFP4 = {"challenge": grid("M N K", (*CHALLENGE, *TESTS)), **_MODELS}
 AFP4WFP4 = {
     "published": grid("N K", _LAYERS, M=DECODE_M),
     "large": grid("M N K", LARGE),

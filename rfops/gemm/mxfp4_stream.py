@@ -14,7 +14,8 @@ from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
 from rfops.jit.arch import REGISTERS, ROWS, WAVE
 
-from .mxfp4_launch import MAX_SPLIT, TILE, TILE_K, Fp4Kernel, has_16_bits, signature
+from .mxfp4_launch import MAX_SPLIT, TILE, TILE_K, Fp4Kernel, signature
+from .mxfp4_op import x_bits
 
 MAX_TILES = 4
 MAX_M = TILE * MAX_TILES
@@ -111,26 +112,26 @@ class Stream(Fp4Kernel):
         return {**super().kind(c, config, k), "ONE_TURN": int(ceil(k, TILE_K) <= along)}
 
     def key(self, c: Call) -> tuple[int, ...]:
-        return c.M, coarse(c.N, TILE), coarse(c.K, TILE_K), int(has_16_bits(c))
+        return c.M, coarse(c.N, TILE), coarse(c.K, TILE_K), x_bits(c)
 
     @staticmethod
-    def space(m: int, _n: int, k: int, _is_16: int) -> Columns[StreamConfig]:
+    def space(m: int, _n: int, k: int, _bits: int) -> Columns[StreamConfig]:
         return _variants(ceil(m, TILE), min(8, ceil(k, TILE_K)))
 
     @staticmethod
-    def work(table: Columns[StreamConfig], m: int, n: int, k: int, is_16: int) -> Work:
+    def work(table: Columns[StreamConfig], m: int, n: int, k: int, bits: int) -> Work:
         c, tiles = table, ceil(k, TILE_K)
         along = c.split * c.waves
         turns = ceil(tiles, along * c.steps)
         share = turns * c.waves * c.steps * TILE_K / 2 * 17 / 16  # bytes of a row of w, scales too
-        x_bytes = m * share * (4 if is_16 else 1)
+        x_bytes = m * share * bits / 4
         steps = turns * c.steps
-        prepare = _QUANTISE_CYCLES if is_16 else 40
+        prepare = _QUANTISE_CYCLES if bits == 16 else 10 * bits
         reduce_us = _REDUCE_US + c.split * c.words * 4 / 48e3 / CHIP.ghz
         return Work(
             groups=ceil(n, TILE * c.n_tiles) * c.split,
             waves=c.waves,
-            bytes=n * k / 2 * 17 / 16 + m * k * (2 if is_16 else 0.5),
+            bytes=n * k / 2 * 17 / 16 + m * k * bits / 8,
             w_bytes=c.n_tiles * TILE * share,
             x_bytes=x_bytes,
             cycles=steps * c.m_tiles * (prepare + _MATRIX_CYCLES * c.n_tiles),

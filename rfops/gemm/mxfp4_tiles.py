@@ -13,7 +13,8 @@ from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
 from rfops.jit.arch import REGISTERS, ROWS, WAVE
 
-from .mxfp4_launch import MAX_SPLIT, TILE, TILE_K, Fp4Kernel, has_16_bits, signature
+from .mxfp4_launch import MAX_SPLIT, TILE, TILE_K, Fp4Kernel, signature
+from .mxfp4_op import x_bits
 
 MAX_M_TILES, MAX_N_TILES, MAX_STEPS, MAX_WAVES = 8, 4, 6, 12
 CHIP = ROWS["gfx950"]
@@ -77,6 +78,15 @@ class TilesConfig:
             + 40
         )
 
+    def fits(self, bits: int) -> bool:
+        """Whether x of so many bits an element: of 8 a tile in LDS and in registers is twice as
+        large as of the others."""
+        more_lds, more_registers = 2 * self.steps * self.m_tiles * 1024, 4 * self.m_tiles
+        return bits != 8 or (
+            self.lds_bytes + more_lds <= CHIP.lds_bytes
+            and self.registers + more_registers <= REGISTERS // max(2, ceil(self.waves, 4))
+        )
+
     @property
     def threads(self) -> int:
         return self.waves * WAVE
@@ -89,9 +99,9 @@ class TilesConfig:
         return int(ceil(m, TILE * self.m_tiles) * ceil(n, TILE * self.n_tiles * self.waves))
 
 
-# Of a wave: cycles to make a tile of x ready, of 16 bits and of 4; cycles of a matrix instruction;
+# Of a wave: cycles to make a tile of x ready, by its bits; cycles of a matrix instruction;
 # and from a workgroup's part to the sum of all, by timing mode.
-_PREPARE, _MATRIX, _REDUCE_US = (60, 380), 16, 0.55
+_PREPARE, _MATRIX, _REDUCE_US = {4: 60, 8: 90, 16: 380}, 16, 0.55
 
 
 class Tiles(Fp4Kernel):
@@ -103,15 +113,20 @@ class Tiles(Fp4Kernel):
         signature
     )
 
+    def refuses_config(self, c: Call, config: TilesConfig) -> str | None:  # type: ignore[override]
+        if not config.fits(x_bits(c)):
+            return f"x of {x_bits(c)} bits takes more LDS or registers than a CU has"
+        return super().refuses_config(c, config)
+
     def key(self, c: Call) -> tuple[int, ...]:
-        return coarse(c.M, TILE), coarse(c.N, TILE), coarse(c.K, TILE_K), int(has_16_bits(c))
+        return coarse(c.M, TILE), coarse(c.N, TILE), coarse(c.K, TILE_K), x_bits(c)
 
     @staticmethod
-    def space(_m: int, _n: int, k: int, _is_16: int) -> Columns[TilesConfig]:
-        return _variants(min(8, ceil(k, TILE_K)))
+    def space(_m: int, _n: int, k: int, bits: int) -> Columns[TilesConfig]:
+        return _variants(min(8, ceil(k, TILE_K)), bits)
 
     @staticmethod
-    def work(table: Columns[TilesConfig], m: int, n: int, k: int, is_16: int) -> Work:
+    def work(table: Columns[TilesConfig], m: int, n: int, k: int, bits: int) -> Work:
         """A K-step after the other, of which one is on its way while another is multiplied."""
         c = table
         tiles = ceil(ceil(k, TILE_K), c.split)
@@ -120,15 +135,14 @@ class Tiles(Fp4Kernel):
         rows_n = TILE * c.n_tiles * c.waves
         m_groups = ceil(m, TILE * c.m_tiles)
         of_wave = ceil(c.m_tiles * c.steps, c.waves)
-        cycles = of_wave * _PREPARE[is_16] + c.steps * c.m_tiles * (8 + _MATRIX * c.n_tiles)
+        cycles = of_wave * _PREPARE[bits] + c.steps * c.m_tiles * (8 + _MATRIX * c.n_tiles)
         reduce_us = _REDUCE_US + c.split * c.words * 4 / 48e3 / CHIP.ghz
         return Work(
             groups=m_groups * ceil(n, rows_n) * c.split,
             waves=c.waves,
-            bytes=n * k / 2 * 17 / 16 + m * k * (2 if is_16 else 0.5),
+            bytes=n * k / 2 * 17 / 16 + m * k * bits / 8,
             w_bytes=rows_n * share / m_groups,
-            x_bytes=TILE * c.m_tiles * share * (4 if is_16 else 1)
-            + rows_n * share * (1 - 1 / m_groups),
+            x_bytes=TILE * c.m_tiles * share * bits / 4 + rows_n * share * (1 - 1 / m_groups),
             cycles=turns * cycles,
             waits=1 + turns,
             registers=c.registers,
@@ -138,12 +152,14 @@ class Tiles(Fp4Kernel):
 
 
 @functools.lru_cache(maxsize=64)
-def _variants(most_split: int) -> Columns[TilesConfig]:
+def _variants(most_split: int, bits: int) -> Columns[TilesConfig]:
     found = []
     values = itertools.product(
         (1, 2, 4, 8), (1, 2, 4), (1, 2, 3, 4, 6), (4, 6, 8, 12), range(1, most_split + 1)
     )
     for each in values:
         with contextlib.suppress(ValueError):  # does not fit
-            found.append(TilesConfig(*each))
+            config = TilesConfig(*each)
+            if config.fits(bits):
+                found.append(config)
     return Columns(found)

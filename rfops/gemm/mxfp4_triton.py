@@ -1,4 +1,5 @@
-"""gemm_a16wfp4 and gemm_afp4wfp4 in Triton: AMD's and NVIDIA's GPUs, any strides and layouts."""
+"""gemm_a16wfp4, gemm_a8wfp4 and gemm_afp4wfp4 in Triton: AMD's and NVIDIA's GPUs, any strides and
+layouts."""
 
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
 from rfops.triton.tiles import SCALED_ARCHS
 
-from .mxfp4_op import RAW
+from .mxfp4_op import RAW, x_bits
 
 _KERNELS = "rfops.gemm.mxfp4_triton_kernels"
 _COLUMNS = 256  # of a program that adds splits
 MAX_SPLITS = 16
+_NOT_INSIDE = {4: -1, 8: -2}  # what stands for BUMP where x is quantised, by its bits
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class TritonGemm(Kernel):
 
     def refuses_config(self, c: Call, config: Mxfp4TritonConfig) -> str | None:
         chip = ROWS[serving(c.arch) or "sm_90"]
-        bytes_ = config.lds_bytes(c.arch, 2 if "rounding" in c.values else 0.5)
+        bytes_ = config.lds_bytes(c.arch, x_bits(c) / 8)
         if bytes_ > chip.lds_bytes:
             return f"about {bytes_} bytes of LDS, {c.arch} has {chip.lds_bytes}"
         return None
@@ -128,10 +130,10 @@ _OPERANDS = ("x", "w", "x_scale", "w_scale")
 def _strides(c: Call, m: int, n: int, k: int) -> list[tuple[int, int]]:
     """Of the operands in elements, of a call like `c` of these sizes: contiguous tensors stay so,
     others keep their strides."""
-    is_quantised = "rounding" not in c.values
+    is_quantised = x_bits(c) < 16
     blocks, padded = k // BLOCK, -(-k // BLOCK // 8) * 8
     columns = {
-        "x": k // 2 if is_quantised else k,
+        "x": k * min(8, x_bits(c)) // 8,
         "w": k // 2,
         "x_scale": padded if is_quantised and c.x_scale_layout != RAW else blocks,
         "w_scale": padded if c.w_scale_layout != RAW else blocks,
@@ -156,7 +158,7 @@ def _bind(c: Call, config: Mxfp4TritonConfig, m: int, n: int, k: int) -> Run:
     splits = ceil(k, per_split)
     is_paired = rounding is not None and x_k == 1 and x_m % 2 == 0 and c.align("x") >= 4
     method = "scaled" if c.arch in SCALED_ARCHS else "upcast"
-    bump = -1 if rounding is None else ROUNDING[rounding]
+    bump = _NOT_INSIDE[x_bits(c)] if rounding is None else ROUNDING[rounding]
     layouts = [c.values.get(f"{name}_layout", RAW) != RAW for name in ("w", "w_scale", "x_scale")]
     has_bias = c.has("bias")
     constants = (

@@ -1,15 +1,17 @@
-"""Device code of gemm_a16wfp4 and gemm_afp4wfp4 in Triton.
+"""Device code of gemm_a16wfp4, gemm_a8wfp4 and gemm_afp4wfp4 in Triton.
 
     out[m, n] = bias[n] + sum_b 2^(x_scale[m, b] + w_scale[n, b] - 254) * sum_{k in b} x[m,k] w[n,k]
 
-b counts blocks of 32 along K; payloads are e2m1, two a byte. With BUMP from 0 on x has 16 bits and
-is quantised on the way in, as quant_mxfp4 does. A program sums a [BLOCK_N, BLOCK_M] tile of the
-transposed result, w on the left, as few rows of x cost only a narrow right side. METHOD:
+b counts blocks of 32 along K; payloads are e2m1, two a byte, those of x e4m3 where BUMP is -2. With
+BUMP from 0 on x has 16 bits and is quantised on the way in, as quant_mxfp4 does. A program sums a
+[BLOCK_N, BLOCK_M] tile of the transposed result, w on the left, as few rows of x cost only a narrow
+right side. METHOD:
 
 "scaled"  tl.dot_scaled, on gfx950 the matrix instruction that scales.
 "upcast"  payload times scale in bf16, which is exact; elements of even k, then those of odd k, as a
           byte has them. Where a tile has a scale of 2^126 or above, or the NaN, bf16 does not
-          hold the product, and the tile is summed anew block by block, scaled in fp32.
+          hold the product, and the tile is summed anew block by block, scaled in fp32; of e4m3
+          from 2^120 on, and where elements other than zero have a scale below 2^-111.
 
 Plain operands have any strides; shuffled ones are found where shuffle.py puts them. Rows past an
 edge read the last row instead and are not stored. The start of a tile is a 64-bit offset, those
@@ -23,14 +25,16 @@ import triton
 import triton.language as tl
 
 from rfops.gemm.a8w8_triton_kernels import _place
+from rfops.quantization.mx_triton_kernels import fp4_code, inverse_of, scale_byte
 from rfops.triton.mxfp8_kernels import _halves
 
 BLOCK = tl.constexpr(32)  # elements of K that share a scale
+NAN = tl.constexpr(255)
 PAIRS = tl.constexpr(16)  # bytes of them
 ONE = tl.constexpr(127)  # the e8m0 byte of 1.0
-NAN = tl.constexpr(255)
 MOST = tl.constexpr(252)  # the largest scale with which 6 is a number in bf16
-INFINITY = tl.constexpr(0x7F800000)
+# Of e4m3: the same of 448, and the least one with which 2^-9 is a normal one.
+MOST_E4M3, LEAST_E4M3 = tl.constexpr(246), tl.constexpr(16)
 
 
 @triton.jit
@@ -41,19 +45,39 @@ def _value(code):
 
 
 @triton.jit
+def _value_e4m3(code):
+    """The same of e4m3."""
+    bits = (code & 0x80).to(tl.uint16) << 8 | (code & 0x7F).to(tl.uint16) << 4
+    value = bits.to(tl.bfloat16, bitcast=True) * (2.0**120)
+    return tl.where((code & 0x7F) == 0x7F, float("nan"), value).to(tl.bfloat16)
+
+
+@triton.jit
+def _even_and_odd(x_code, x_odd, BUMP: tl.constexpr):
+    """Values of even k and of odd k."""
+    if BUMP == -2:
+        return _value_e4m3(x_code), _value_e4m3(x_odd)
+    else:
+        return _value(x_code), _value(x_code >> 4)
+
+
+@triton.jit
+def _extremes(x_byte, x_code, x_odd, BUMP: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr):
+    """Scale bytes, of e4m3 those with which a product leaves bf16 as MOST + 1 or more."""
+    if BUMP == -2:
+        code = (x_code | x_odd) & 0x7F
+        code = tl.max(tl.reshape(code, (BYTES // PAIRS, PAIRS, ROWS)), axis=1)
+        is_far = (x_byte > MOST_E4M3) | ((x_byte < LEAST_E4M3) & (code > 0))
+        return tl.where(is_far, NAN, x_byte).to(tl.uint8)
+    else:
+        return x_byte
+
+
+@triton.jit
 def _factor(byte):
     """2^(byte - 127) in bf16, below NaN."""
     bits = tl.maximum(byte.to(tl.int32) << 7, 1 << 6)
     return bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
-
-
-@triton.jit
-def _code(scaled):
-    """To the nearest e2m1, ties to the even code."""
-    size = tl.abs(scaled)
-    code = (size > 0.25).to(tl.uint8) + (size >= 0.75) + (size > 1.25) + (size >= 1.75)
-    code += (size > 2.5).to(tl.uint8) + (size >= 3.5) + (size > 5.0)
-    return code | (scaled.to(tl.uint32, bitcast=True) >> 31 << 3).to(tl.uint8)
 
 
 @triton.jit
@@ -78,11 +102,9 @@ def _quantise(even, odd, BUMP: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.const
     most = tl.max(
         tl.reshape(tl.maximum(even_bits, odd_bits), (BYTES // PAIRS, PAIRS, ROWS)), axis=1
     )
-    byte = tl.maximum((most + BUMP >> 23) - 2, 0)
-    byte = tl.where(most >= INFINITY, NAN, byte)
-    inverse = (tl.maximum(254 - byte, 0) << 23).to(tl.float32, bitcast=True)
-    inverse = _wide(inverse, BYTES, ROWS)
-    codes = _code(even * inverse) | _code(odd * inverse) << 4
+    byte = scale_byte(most, BUMP, 2)
+    inverse = _wide(inverse_of(byte), BYTES, ROWS)
+    codes = fp4_code(even * inverse) | fp4_code(odd * inverse) << 4
     return codes, byte.to(tl.uint8)
 
 
@@ -106,6 +128,15 @@ def _load_x(
         even = tl.load(at, mask=mask, other=other)
         odd = tl.load(at + x_k, mask=mask, other=other)
     return _quantise(even.to(tl.float32), odd.to(tl.float32), BUMP, BYTES, ROWS)
+
+
+@triton.jit
+def _codes(at, is_there, EVEN_K: tl.constexpr):
+    """[bytes, rows] of payloads."""
+    if EVEN_K:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=is_there[:, None], other=0)
 
 
 @triton.jit
@@ -138,7 +169,7 @@ def _tile(
         w_at = read_n[:, None] * w_n + at_byte[None, :] * w_k
         w_step = BYTES * w_k
     x_at = read_m * x_m
-    x_step = (STEP if BUMP >= 0 else BYTES) * x_k
+    x_step = (BYTES if BUMP == -1 else STEP) * x_k
     steps = (begin // STEP).to(tl.int64)
     w += steps * w_step
     x += steps * x_step
@@ -156,6 +187,7 @@ def _tile(
         else:
             w_code = tl.load(w + w_at, mask=is_byte[None, :], other=0)
             w_byte = tl.load(w_scale + ws_at, mask=is_block[None, :], other=ONE)
+        x_odd = 0
         if BUMP >= 0:
             x_code, x_byte = _load_x(
                 x, x_at, x_k, end - start, BUMP, BYTES, BLOCK_M, PAIRED, EVEN_K
@@ -163,25 +195,36 @@ def _tile(
         else:
             xs_at = _scale_at((first_m % 32 + read_m)[None, :], block[:, None], xs_m, xs_k,
                               XS_SHUFFLED)  # fmt: skip
-            code_at = x_at[None, :] + at_byte[:, None] * x_k
             if EVEN_K:
-                x_code = tl.load(x + code_at)
                 x_byte = tl.load(x_scale + xs_at)
             else:
-                x_code = tl.load(x + code_at, mask=is_byte[:, None], other=0)
                 x_byte = tl.load(x_scale + xs_at, mask=is_block[:, None], other=ONE)
+            if BUMP == -1:
+                x_code = _codes(x + x_at[None, :] + at_byte[:, None] * x_k, is_byte, EVEN_K)
+            elif METHOD == "scaled":
+                at_k = tl.arange(0, STEP)
+                code_at = x_at[None, :] + at_k[:, None] * x_k
+                x_code = _codes(x + code_at, at_k < end - start, EVEN_K)
+            else:
+                code_at = x_at[None, :] + 2 * at_byte[:, None] * x_k
+                x_code = _codes(x + code_at, is_byte, EVEN_K)
+                x_odd = _codes(x + code_at + x_k, is_byte, EVEN_K)
         if METHOD == "scaled":
             x_turned = tl.trans(x_byte)
-            total = tl.dot_scaled(w_code, w_byte, "e2m1", x_code, x_turned, "e2m1", total)
+            X_FORMAT: tl.constexpr = "e4m3" if BUMP == -2 else "e2m1"
+            total = tl.dot_scaled(w_code, w_byte, "e2m1", x_code, x_turned, X_FORMAT, total)
         elif METHOD == "upcast":
-            w_most, x_most = tl.maximum(w_most, w_byte), tl.maximum(x_most, x_byte)
+            w_most = tl.maximum(w_most, w_byte)
+            x_most = tl.maximum(x_most, _extremes(x_byte, x_code, x_odd, BUMP, BYTES, BLOCK_M))
+            even, odd = _even_and_odd(x_code, x_odd, BUMP)
             w_by = _wide_rows(_factor(w_byte), BYTES, BLOCK_N)
             x_by = _wide(_factor(x_byte), BYTES, BLOCK_M)
-            total = tl.dot(_value(w_code) * w_by, _value(x_code) * x_by, total)
-            total = tl.dot(_value(w_code >> 4) * w_by, _value(x_code >> 4) * x_by, total)
+            total = tl.dot(_value(w_code) * w_by, even * x_by, total)
+            total = tl.dot(_value(w_code >> 4) * w_by, odd * x_by, total)
         else:  # "exact": one block
-            sums = tl.dot(_value(w_code), _value(x_code))
-            sums = tl.dot(_value(w_code >> 4), _value(x_code >> 4), sums)
+            even, odd = _even_and_odd(x_code, x_odd, BUMP)
+            sums = tl.dot(_value(w_code), even)
+            sums = tl.dot(_value(w_code >> 4), odd, sums)
             w_first, w_second = _halves(w_byte.to(tl.int32))
             x_first, x_second = _halves(x_byte.to(tl.int32))
             total += sums * w_first * x_first * w_second * x_second

@@ -18,10 +18,10 @@ has the least error of the three on normal data: below 1.75 a saturated amax cos
 the other 31 lose to a scale twice as coarse.
 
 A block of zeros has scale byte 0. e is clamped at -127, so denormal blocks keep what e2m1 can hold
-of them. A block with an infinity or a NaN has scale 255, which is NaN, and payload 0. HIP and torch
-give the same bits, and `even` those of dynamic_mxfp4_quant where amax is below 1.75 * 2^127: from
-there on its power of two is an infinity and it loses the block, it saturates infinities and makes
-1.5 of NaN.
+of them. A block with an infinity or a NaN has scale 255, which is NaN, and payload 0. HIP, Triton
+and torch give the same bits, and `even` those of dynamic_mxfp4_quant where amax is below
+1.75 * 2^127: from there on its power of two is an infinity and it loses the block, it saturates
+infinities and makes 1.5 of NaN.
 """
 
 from __future__ import annotations
@@ -34,18 +34,15 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.declare import DTYPES, E8M0
-from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.dispatch.op import Op
-from rfops.dispatch.problem import Draw, grid
+from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.problem import grid
 from rfops.jit import compile_ops, u32, u64
 
+from .mx_quant import HipQuant, MxQuant, TritonQuant
 from .mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN
 
 FP4_DTYPES = DTYPES["fp4"]  # bytes, and torch's own where it has one
 EMAX = 2
-THREADS, EACH = 256, 8  # elements of a lane
-IN_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # in csrc/
 
 # Added to the bits of amax before its exponent is taken; 0x600000 is a mantissa of 1.75.
 ROUNDING = MappingProxyType({"even": 0x200000, "up": 0x3FFFFF, "down": 0})
@@ -66,44 +63,12 @@ def quant_mxfp4_kernel(
     """csrc/quant_mxfp4.hip: the shapes stand there."""
 
 
-def _pitch(c: Call) -> int | None:
-    """From row to row of x in elements; None where they do not lie so."""
-    x = c.tensors.get("x")
-    if x is None or x.is_contiguous():
-        return int(c.K)
-    return int(x.stride(0)) if x.dim() == 2 and x.stride(1) == 1 and x.stride(0) >= 0 else None
-
-
-class Hip(Kernel):
-    name = "hip"
+class Hip(HipQuant):
     module = "quant_mxfp4"
+    compiled = quant_mxfp4_kernel
 
-    def refuses(self, c: Call) -> str | None:
-        if reason := self.refuses_arch(c):
-            return reason
-        pitch = _pitch(c)
-        if pitch is None:
-            return "x is neither contiguous nor of rows in steps"
-        if pitch * c.x_dtype.itemsize % 16 or c.align("x") < 16:
-            return "rows of x do not begin at multiples of 16 bytes"
-        if c.M * c.K >= 2**31 * THREADS * EACH or c.M >= 2**32:
-            return "more workgroups or rows than a grid has"
-        return None
-
-    def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
-        word = c.rounding.capitalize()
-        return {"IN": IN_TYPES[c.x_dtype], "ROUNDING": word, "IN_ROWS": int(_pitch(c) != c.K)}
-
-    def variant(self, c: Call, config: Any) -> RunOf:
-        bound = quant_mxfp4_kernel.bind(c.device, self.defines(c, config), c.arch)
-        launch = bound.prepare((THREADS, 1, 1), (0, 1, 2))
-
-        def run_of(m: int, k: int) -> Run:
-            pitch = _pitch(c) if c.K == k else k
-            run = launch((ceil(m * k, THREADS * EACH), 1, 1), (pitch, m, k))
-            return lambda results, x: run(*results, x)
-
-        return run_of
+    def rounding(self, c: Call) -> Mapping[str, Any]:
+        return {"ROUNDING": c.rounding.capitalize()}
 
 
 class Torch(Kernel):
@@ -114,19 +79,7 @@ class Torch(Kernel):
         return lambda *_sizes: lambda results, x: _quantise(results[0], results[1], x, bump)
 
 
-class _Quant(Op):
-    def vmap(
-        self, _info: Any, dims: tuple[int | None, None, None], x: torch.Tensor, *rest: Any
-    ) -> Any:
-        return self._op(x.movedim(dims[0] or 0, 0), *rest), (0, 0)
-
-    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
-        """Blocks of all magnitudes."""
-        spread = 2.0 ** draw.ints((c.M, c.K), -12, 12)
-        return {"x": (draw.floats((c.M, c.K)) * spread).to(c.x_dtype)}
-
-
-OP = _Quant(
+OP = MxQuant(
     "quant_mxfp4",
     """
     x: bf16|f16|f32[*M, K] strided
@@ -135,7 +88,7 @@ OP = _Quant(
     -> payload: dtype[*M, K/2] new
     -> scale: e8m0[*M, K/32] new
     """,
-    kernels=(Hip(), Torch()),
+    kernels=(Hip(), TritonQuant("quant_mxfp4", ROUNDING), Torch()),
     max_bytes=None,
     shapes={"activations": grid("K", [(k,) for k in (512, 2048, 7168)], M=(1, 16, 64, 1024))},
     hints={"x": "convert it first", "K": "pad x with zeros"},

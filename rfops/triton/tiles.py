@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rfops.dispatch import routing
+from rfops.dispatch.declare import MX_BLOCK as BLOCK
 from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.tuned_table import Row, serving
 from rfops.jit.arch import ROWS
-from rfops.quantization.mxfp8 import BLOCK
 
 METHODS = ("scaled", "blocks", "exact", "expand")
 AMD_NUMBERS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")

@@ -13,18 +13,6 @@ namespace rfops {
 
 constexpr u32 kStepK = 2 * kRowBytes;  // elements
 
-// Shuffled scales of at most `most` rows from `row` on, a multiple of 32.
-struct ScaleRange {
-  const u8* first;
-  u32 bytes;
-
-  __device__ ScaleRange(const u8* scales, u32 row, u32 rows, u32 most, u32 row_bytes) {
-    const u32 left = row < rows ? rows - row : 0, own = left < most ? left : most;
-    first = scales + u64{row / 32} * (32 * row_bytes);
-    bytes = (own + 31) / 32 * 32 * row_bytes;
-  }
-};
-
 // Where 16-byte chunk c of a row lies in LDS: as in lds_tile.h, but with a permutation in which
 // writes of 8 rows side by side have no bank conflict either, as shuffled operands come.
 constexpr u32 step_at(u32 row, u32 chunk) {
@@ -50,7 +38,7 @@ class Pieces {
   static constexpr u32 kCount = kRows / 32;
   using Order = MemoryOrder<kOrdered>;
 
-  __device__ explicit Pieces(u32 row_bytes) : row_bytes_(row_bytes) {
+  __device__ explicit Pieces(u32 row_bytes) : pitch_(32 * row_bytes) {
     const u32 t = thread_in_group();
     const u32 row = kOrdered ? t % 16 + t / 128 * 16 : t / kRowChunks;
     chunk_ = kOrdered ? t / 16 % kRowChunks : t % kRowChunks;
@@ -58,22 +46,24 @@ class Pieces {
     to_ = step_at(row, chunk_);
   }
   // What follows loads of the step that begins at element `k`; nothing from `end` on.
-  __device__ void begin(const OperandRows& rows, u32 k, u32 end) {
-    buffer_ = make_buffer(rows.first, k < end ? rows.bytes : 0);
-    at_ = kTail && k + chunk_ * 32 >= end ? kOutside : from_ + k / 2 * Order::kUnit;
+  __device__ void aim(u32 k, u32 end) {
+    asm volatile("" : "+s"(k));  // not long before
+    at_ = kTail && k + chunk_ * 32 >= end ? kOutside
+                                          : from_ + (k < end ? k / 2 * Order::kUnit : kOutside);
+    offset_ = 0;
   }
-  __device__ void load(u32 i) {
-    u32 row_bytes = row_bytes_;
-    asm volatile("" : "+s"(row_bytes));  // a product each time, else scalar registers are too few
-    piece_[i] = load_16(buffer_, at_, i * 32 * row_bytes);
+  // One piece after the other.
+  __device__ void load(const Buffer& rows, u32 i) {
+    piece_[i] = load_16(rows, at_, offset_);
+    offset_ += pitch_;
+    asm volatile("" : "+s"(offset_));  // in one register
   }
   __device__ void put(u32 i, LdsBytes* tile) const {
     *reinterpret_cast<RFOPS_LDS U32x4*>(tile + to_ + i * 32 * kRowBytes) = piece_[i];
   }
 
  private:
-  u32 row_bytes_, chunk_, from_, to_, at_;
-  Buffer buffer_;
+  u32 pitch_, chunk_, from_, to_, at_, offset_;
   U32x4 piece_[kCount];
 };
 
@@ -84,11 +74,18 @@ class Scales {
  public:
   static constexpr u32 kCount = kTilesOfRows / 2;
 
-  __device__ explicit Scales(u32 row_bytes) : row_bytes_(row_bytes) {}
-  __device__ void load(u32 i, u32 stage, const ScaleRange& range, u32 k, u32 end) {
-    const Buffer buffer = make_buffer(range.first, k < end ? range.bytes : 0);
-    const u32 at = lane_in_wave() * 4 + k / kStepK * (kWaveSize * 4);
-    loaded_[stage][i] = load_dwords<1>(buffer, at, i * 32 * row_bytes_).dword[0];
+  __device__ explicit Scales(u32 row_bytes) : pitch_(32 * row_bytes) {}
+  // What follows loads of the step that begins at element `k`; nothing from `end` on.
+  __device__ void aim(u32 k, u32 end) {
+    asm volatile("" : "+s"(k));
+    at_ = lane_in_wave() * 4 + (k < end ? k / kStepK * (kWaveSize * 4) : kOutside);
+    offset_ = 0;
+  }
+  // One after the other.
+  __device__ void load(const Buffer& rows, u32 i, u32 stage) {
+    loaded_[stage][i] = load_dwords<1>(rows, at_, offset_).dword[0];
+    offset_ += pitch_;
+    asm volatile("" : "+s"(offset_));
   }
   // The step at element `k` begins: what lies beyond K may be NaN.
   __device__ void begin(u32 stage, u32 k, u32 end) {
@@ -106,8 +103,35 @@ class Scales {
   __device__ u32 of(u32 stage, u32 tile) const { return loaded_[stage][tile / 2]; }
 
  private:
-  u32 row_bytes_;
+  u32 pitch_, at_, offset_;
   u32 loaded_[2][kCount];
+};
+
+// A wave's tiles in the order of multiplication: neighbours share an operand.
+template <u32 kMTiles, u32 kNTiles>
+struct SnakeOrder {
+  static constexpr u32 m_of(u32 t) { return t / kNTiles; }
+  static constexpr u32 n_of(u32 t) {
+    return m_of(t) % 2 == 0 ? t % kNTiles : kNTiles - 1 - t % kNTiles;
+  }
+  static constexpr u32 place_of(u32 i, u32 j) {
+    return i * kNTiles + (i % 2 == 0 ? j : kNTiles - 1 - j);
+  }
+};
+
+// Behind which multiplication of a K-step, of 2 kTiles in two halves, what else is done: reads from
+// LDS every kPitch, writes between them, in the first half; loads are spread over both, so that the
+// memory pipe has time. Writes end early, so that the barrier finds them done.
+template <u32 kTiles, u32 kReads, u32 kPieces, u32 kScales>
+struct StepPlan {
+  static constexpr u32 kMost = kReads > kPieces ? kReads : kPieces;
+  static constexpr u32 kPitch = (kTiles - 8) / kMost;
+  static_assert(kPitch >= 1, "reads and writes end before their half");
+  static constexpr u32 write_at(u32 i) { return i * kPitch + (kPitch > 1 ? 1 : 0); }
+  static constexpr u32 load_at(u32 i) { return write_at(i) + 3 + i * (kTiles + 8) / kPieces; }
+  static constexpr u32 scale_at(u32 i) { return 9 + i * (kTiles / kScales); }
+  // A place in front of `at` with nothing else, where reads and writes leave one.
+  static constexpr u32 before(u32 at) { return at / kPitch * kPitch - 1; }
 };
 
 }  // namespace rfops

@@ -13,6 +13,7 @@
 // Even.
 #pragma once
 
+#include "rfops/mx_eight.h"
 #include "rfops/types.h"
 
 namespace rfops {
@@ -31,21 +32,9 @@ struct Down {
   static constexpr u32 kBump = 0;
 };
 
-using U16x2 = u16 __attribute__((ext_vector_type(2)));
 using Bf16x2 = bf16 __attribute__((ext_vector_type(2)));
 
 namespace details {
-
-// The largest magnitude of pairs of 16-bit floats: as integers they order as magnitudes do, NaN
-// above all.
-template <u32 kWords>
-__device__ inline u32 most_of_pairs(const u32 (&pairs)[kWords]) {
-  const auto magnitude = [](u32 pair) { return __builtin_bit_cast(U16x2, pair & 0x7fff7fffu); };
-  U16x2 most = magnitude(pairs[0]);
-#pragma unroll
-  for (u32 i = 1; i < kWords; ++i) most = __builtin_elementwise_max(most, magnitude(pairs[i]));
-  return most[0] > most[1] ? most[0] : most[1];
-}
 
 // The scale of a block with this largest magnitude, in bits of which kExponentAt is the lowest of
 // fp32's exponent field.
@@ -68,64 +57,13 @@ __device__ inline u32 fp4_code(f32 scaled) {
 
 }  // namespace details
 
-// How a type of float is read and converted. Words are 32 bits of memory: pairs, or one fp32.
+// How a type of float is read, and its scales.
 template <class In>
-struct Mxfp4From;
-
-template <>
-struct Mxfp4From<bf16> {
-  static constexpr u32 kWordsOfEight = 4;
-
-  // The bits of the largest magnitude of some words; of more, their largest as integers.
-  template <u32 kWords>
-  __device__ static u32 most(const u32 (&words)[kWords]) {
-    return details::most_of_pairs(words);
-  }
+struct Mxfp4From : MxFrom<In> {
   template <class Rounding>
   __device__ static u32 scale(u32 most) {
-    return details::scale_of_bits<Rounding, 7>(most);
-  }
-  __device__ static f32 first(u32 word) { return __builtin_bit_cast(f32, word << 16); }
-  __device__ static f32 second(u32 word) { return __builtin_bit_cast(f32, word & 0xffff0000u); }
-};
-
-template <>
-struct Mxfp4From<f16> {
-  static constexpr u32 kWordsOfEight = 4;
-
-  template <u32 kWords>
-  __device__ static u32 most(const u32 (&words)[kWords]) {
-    return details::most_of_pairs(words);
-  }
-  template <class Rounding>
-  __device__ static u32 scale(u32 most) {  // denormals of f16 are normal in fp32
-    const f32 wide = static_cast<f32>(__builtin_bit_cast(f16, static_cast<u16>(most)));
-    return details::scale_of_bits<Rounding, 23>(__builtin_bit_cast(u32, wide));
-  }
-  __device__ static f32 first(u32 word) {
-    return static_cast<f32>(__builtin_bit_cast(F16x2, word)[0]);
-  }
-  __device__ static f32 second(u32 word) {
-    return static_cast<f32>(__builtin_bit_cast(F16x2, word)[1]);
-  }
-};
-
-template <>
-struct Mxfp4From<f32> {
-  static constexpr u32 kWordsOfEight = 8;
-
-  template <u32 kWords>
-  __device__ static u32 most(const u32 (&words)[kWords]) {
-    u32 most = 0;
-#pragma unroll
-    for (u32 i = 0; i < kWords; ++i) {
-      most = __builtin_elementwise_max(most, words[i] & 0x7fffffffu);
-    }
-    return most;
-  }
-  template <class Rounding>
-  __device__ static u32 scale(u32 most) {
-    return details::scale_of_bits<Rounding, 23>(most);
+    if constexpr (__is_same(In, bf16)) return details::scale_of_bits<Rounding, 7>(most);
+    return details::scale_of_bits<Rounding, 23>(__builtin_bit_cast(u32, MxFrom<In>::wide(most)));
   }
 };
 

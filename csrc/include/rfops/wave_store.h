@@ -37,41 +37,61 @@ class WaveStore {
     is_aligned_ = (u64{n} * sizeof(Out) | reinterpret_cast<u64>(out)) % kVecBytes == 0;
   }
 
-  // Sums of 16 rows and of 16 columns from 16 `tile` on, as the matrix cores give them.
-  __device__ void put(u32 tile, F32x4 sum) const {
-    using Out4 = Out __attribute__((ext_vector_type(4)));
-    const u32 lane = lane_in_wave(), row = lane % kTileRows, quarter = lane / kTileRows;
-    u32 at;
-    if constexpr (sizeof(Out) == 4) {
-      at = ((tile * 4 + quarter) ^ row % kSwizzled) * kVecBytes;
-    } else {
-      at = ((tile * 2 + quarter / 2) ^ row % kSwizzled) * kVecBytes + (quarter % 2 ^ row / 8) * 8;
-    }
-    *reinterpret_cast<RFOPS_LDS Out4*>(lds_ + row * kRowSize + at) =
-        __builtin_convertvector(sum, Out4);
-  }
-
-  // The 16 rows, to rows 16 `tile` on.
-  __device__ void store(u32 tile) const {
-    const u32 lane = lane_in_wave();
-#pragma unroll
-    for (u32 i = 0; i < kTileRows / kRowsAtOnce; ++i) {
-      const u32 row = i * kRowsAtOnce + lane / kChunks;
-      const u32 chunk = lane % kChunks ^ row % kSwizzled;
-      U32x4 got = lds_load_16(lds_ + row * kRowSize + chunk * kVecBytes);
-      if (sizeof(Out) == 2 && i * kRowsAtOnce >= 8) {
-        got = __builtin_shufflevector(got, got, 2, 3, 0, 1);
-      }
-      const u32 from = (tile * kTileRows + i * kRowsAtOnce) * n_ * sizeof(Out);
-      if (is_aligned_) {
-        store_chunk(got, from);
-      } else {
-        store_elements(got, from);
-      }
-    }
+  // Of kTiles16 times 16 rows: sum_of(i, j) gives what the matrix cores do for rows from 16 i on,
+  // columns from 16 j on. Sixteen rows are read back from LDS in front of the next ones' writes,
+  // and stored behind them: LDS takes a wave's accesses in their order.
+  template <u32 kTiles16, class SumOf>
+  __device__ void store(SumOf sum_of) const {
+    is_aligned_ ? each<true, kTiles16>(sum_of) : each<false, kTiles16>(sum_of);
   }
 
  private:
+  static constexpr u32 kReads = kTileRows / kRowsAtOnce;
+  static constexpr u32 kTilesOfColumns = kColumns / kTileRows;
+
+  template <bool kAligned, u32 kTiles16, class SumOf>
+  __device__ void each(SumOf sum_of) const {
+    u32 from = 0;
+    put(sum_of, 0);
+#pragma unroll
+    for (u32 i = 0; i < kTiles16; ++i) {
+      U32x4 got[kReads];
+#pragma unroll
+      for (u32 r = 0; r < kReads; ++r) got[r] = fetch(r);
+      keep_order();
+      if (i + 1 < kTiles16) put(sum_of, i + 1);
+      keep_order();
+#pragma unroll
+      for (u32 r = 0; r < kReads; ++r) {
+        kAligned ? store_chunk(got[r], from) : store_elements(got[r], from);
+        from += kRowsAtOnce * n_ * sizeof(Out);
+        asm volatile("" : "+s"(from));  // one after the other: few scalar registers
+      }
+    }
+  }
+  template <class SumOf>
+  __device__ void put(SumOf sum_of, u32 i) const {
+    using Out4 = Out __attribute__((ext_vector_type(4)));
+    const u32 lane = lane_in_wave(), row = lane % kTileRows, quarter = lane / kTileRows;
+#pragma unroll
+    for (u32 j = 0; j < kTilesOfColumns; ++j) {
+      u32 at;
+      if constexpr (sizeof(Out) == 4) {
+        at = ((j * 4 + quarter) ^ row % kSwizzled) * kVecBytes;
+      } else {
+        at = ((j * 2 + quarter / 2) ^ row % kSwizzled) * kVecBytes + (quarter % 2 ^ row / 8) * 8;
+      }
+      *reinterpret_cast<RFOPS_LDS Out4*>(lds_ + row * kRowSize + at) =
+          __builtin_convertvector(sum_of(i, j), Out4);
+    }
+  }
+  __device__ U32x4 fetch(u32 read) const {
+    const u32 lane = lane_in_wave(), row = read * kRowsAtOnce + lane / kChunks;
+    const u32 chunk = lane % kChunks ^ row % kSwizzled;
+    const U32x4 got = lds_load_16(lds_ + row * kRowSize + chunk * kVecBytes);
+    const bool is_turned = sizeof(Out) == 2 && read * kRowsAtOnce >= 8;
+    return is_turned ? __builtin_shufflevector(got, got, 2, 3, 0, 1) : got;
+  }
   __device__ void store_chunk(U32x4 got, u32 from) const {
     const u32 at = column_ < n_ ? to_ : kOutside;
     __builtin_amdgcn_raw_buffer_store_b128(got, buffer_.rsrc, at, from, 0);

@@ -1,0 +1,119 @@
+"""What quant_mxfp4 and quant_mxfp8 share: the op, and its kernels of HIP and of Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from rfops.dispatch.declare import MX_BLOCK
+from rfops.dispatch.heuristic import ceil
+from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.op import Op
+from rfops.dispatch.problem import Draw
+from rfops.dispatch.tuned_table import serving
+from rfops.jit import CompiledOp
+from rfops.triton import launch
+from rfops.triton.bound import BoundTriton
+
+THREADS, EACH = 256, 8  # of HIP's kernels; elements of a lane
+IN_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # in csrc/
+_BLOCKS, _WARPS = 32, 4  # of a program of Triton's
+_KERNELS = "rfops.quantization.mx_triton_kernels"
+
+
+def _strides(c: Call) -> tuple[int, int] | None:
+    """From row to row of x and along it, in elements; None where it is no matrix."""
+    x = c.tensors.get("x")
+    if x is None or x.is_contiguous():
+        return int(c.K), 1
+    return (int(x.stride(0)), int(x.stride(1))) if x.dim() == 2 else None
+
+
+def _of(c: Call, k: int, strides: tuple[int, int]) -> tuple[int, int]:
+    """These strides in a call like `c` of another K: contiguous tensors stay so."""
+    return strides if c.K == k else (k, 1)
+
+
+class HipQuant(Kernel):
+    name = "hip"
+    compiled: ClassVar[CompiledOp]
+
+    def refuses(self, c: Call) -> str | None:
+        if reason := self.refuses_arch(c):
+            return reason
+        strides = _strides(c)
+        if strides is None or strides[1] != 1 or strides[0] < 0:
+            return "x is neither contiguous nor of rows in steps"
+        if strides[0] * c.x_dtype.itemsize % 16 or c.align("x") < 16:
+            return "rows of x do not begin at multiples of 16 bytes"
+        if c.M * c.K >= 2**31 * THREADS * EACH or c.M >= 2**32:
+            return "more workgroups or rows than a grid has"
+        return None
+
+    def rounding(self, c: Call) -> Mapping[str, Any]:
+        """How csrc/ is told of it."""
+        raise NotImplementedError
+
+    def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
+        in_rows = int(_strides(c) != (c.K, 1))
+        return {"IN": IN_TYPES[c.x_dtype], **self.rounding(c), "IN_ROWS": in_rows}
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        bound = self.compiled.bind(c.device, self.defines(c, config), c.arch)
+        start = bound.prepare((THREADS, 1, 1), (0, 1, 2))
+        strides = _strides(c) or (int(c.K), 1)
+
+        def run_of(m: int, k: int) -> Run:
+            run = start((ceil(m * k, THREADS * EACH), 1, 1), (_of(c, k, strides)[0], m, k))
+            return lambda results, x: run(*results, x)
+
+        return run_of
+
+
+class TritonQuant(Kernel):
+    """A matrix of any strides."""
+
+    name = "triton"
+
+    def __init__(self, kernel: str, bumps: Mapping[str, int]) -> None:
+        self.kernel, self.bumps = kernel, bumps
+
+    def refuses(self, c: Call) -> str | None:
+        if reason := launch.missing():
+            return reason
+        if serving(c.arch) is None:
+            return f"Triton has no kernel for {c.arch}"
+        if _strides(c) is None:
+            return "x is neither contiguous nor a matrix"
+        if c.M * c.K >= 2**31 * _BLOCKS * MX_BLOCK:
+            return "more programs than a grid has"
+        return None
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        bump, strides = self.bumps[c.rounding], _strides(c) or (int(c.K), 1)
+        bound = BoundTriton(_KERNELS, self.kernel, c.device, (bump, _BLOCKS), _WARPS)
+
+        def run_of(m: int, k: int) -> Run:
+            blocks = m * (k // MX_BLOCK)
+            grid = (ceil(blocks, _BLOCKS), 1, 1)
+            numbers = (blocks, k // MX_BLOCK, *_of(c, k, strides))
+
+            def run(results: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor) -> None:
+                payload, scale = results
+                bound(grid, (payload.view(torch.uint8), scale.view(torch.uint8), x), numbers)
+
+            return run
+
+        return run_of
+
+
+class MxQuant(Op):
+    def vmap(self, _info: Any, dims: tuple[int | None, ...], x: torch.Tensor, *rest: Any) -> Any:
+        return self._op(x.movedim(dims[0] or 0, 0), *rest), (0, 0)
+
+    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+        """Blocks of all magnitudes."""
+        spread = 2.0 ** draw.ints((c.M, c.K), -12, 12)
+        return {"x": (draw.floats((c.M, c.K)) * spread).to(c.x_dtype)}

@@ -1,0 +1,92 @@
+"""Device code of quant_mxfp4 and quant_mxfp8 in Triton, for every GPU that Triton has: codes are
+made of bits, by no instruction that only some have.
+
+A program has BLOCKS blocks of 32 along K, wherever rows begin; x has any strides.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: ANN001, ANN201, ANN202
+
+import triton
+import triton.language as tl
+
+BLOCK = tl.constexpr(32)  # elements of K that share a scale
+NAN = tl.constexpr(255)
+INFINITY = tl.constexpr(0x7F800000)
+
+
+@triton.jit
+def scale_byte(most, BUMP: tl.constexpr, EMAX: tl.constexpr):
+    """Of the bits of a block's largest magnitude: its e8m0 byte."""
+    byte = tl.maximum((most + BUMP >> 23) - EMAX, 0)
+    return tl.where(most >= INFINITY, NAN, byte)
+
+
+@triton.jit
+def inverse_of(byte):
+    """2^(127 - byte), of NaN's byte any number."""
+    return (tl.maximum(254 - byte, 0) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def fp4_code(scaled):
+    """To the nearest e2m1, ties to the even code; saturates."""
+    size = tl.abs(scaled)
+    code = (size > 0.25).to(tl.uint8) + (size >= 0.75) + (size > 1.25) + (size >= 1.75)
+    code += (size > 2.5).to(tl.uint8) + (size >= 3.5) + (size > 5.0)
+    return code | (scaled.to(tl.uint32, bitcast=True) >> 31 << 3).to(tl.uint8)
+
+
+@triton.jit
+def fp8_code(scaled):
+    """To the nearest e4m3, ties to the even code; saturates."""
+    bits = scaled.to(tl.uint32, bitcast=True)
+    size = tl.minimum(bits & 0x7FFFFFFF, 0x43E00000)  # 448
+    normal = (size + 0x7FFFF + ((size >> 20) & 1) >> 20) - (120 << 3)
+    # Below 2^-6 steps are 2^-9: those of fp32 from 2^14 on.
+    small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+    code = tl.where(size < 121 << 23, small, normal)
+    return (code | bits >> 31 << 7).to(tl.uint8)
+
+
+@triton.jit
+def _load(x, blocks, k_blocks, x_m, x_k, BLOCKS: tl.constexpr):
+    """Numbers of blocks, which are there, and their elements in fp32."""
+    number = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
+    is_there = number < blocks
+    at = number // k_blocks * x_m + number % k_blocks * BLOCK * x_k
+    k = tl.arange(0, BLOCK).to(tl.int64) * x_k
+    values = tl.load(x + at[:, None] + k[None, :], mask=is_there[:, None], other=0)
+    return number, is_there, values.to(tl.float32)
+
+
+@triton.jit
+def _most(values):
+    return tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+
+
+@triton.jit
+def quant_mxfp8(
+    payload, scale, x, blocks, k_blocks, x_m, x_k, BUMP: tl.constexpr, BLOCKS: tl.constexpr
+):  # fmt: skip
+    number, is_there, values = _load(x, blocks, k_blocks, x_m, x_k, BLOCKS)
+    byte = scale_byte(_most(values), BUMP, 8)
+    codes = fp8_code(values * inverse_of(byte)[:, None])
+    codes = tl.where((byte == NAN)[:, None], 0x7F, codes).to(tl.uint8)
+    at = payload + number[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.store(at, codes, mask=is_there[:, None])
+    tl.store(scale + number, byte.to(tl.uint8), mask=is_there)
+
+
+@triton.jit
+def quant_mxfp4(
+    payload, scale, x, blocks, k_blocks, x_m, x_k, BUMP: tl.constexpr, BLOCKS: tl.constexpr
+):  # fmt: skip
+    number, is_there, values = _load(x, blocks, k_blocks, x_m, x_k, BLOCKS)
+    byte = scale_byte(_most(values), BUMP, 2)
+    codes = fp4_code(values * inverse_of(byte)[:, None])
+    codes = tl.where((byte == NAN)[:, None], 0, codes).to(tl.uint8)
+    even, odd = tl.split(tl.reshape(codes, (BLOCKS, BLOCK // 2, 2)))
+    at = payload + number[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
+    tl.store(at, even | odd << 4, mask=is_there[:, None])
+    tl.store(scale + number, byte.to(tl.uint8), mask=is_there)
