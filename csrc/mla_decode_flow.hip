@@ -247,7 +247,7 @@ extern "C" __global__ void
                     f32* __restrict__ lse,               // [batch * columns], or null
                     f32* __restrict__ parts,             // MlaTarget
                     u32* __restrict__ counts,            // likewise
-                    const bf16* __restrict__ angles,  // [positions, 64]: cos, sin; with kRope
+                    const bf16* __restrict__ angles,     // [positions, 64]: cos, sin; with kRope
                     f32 sm_scale, u32 columns, u32 heads, u32 unseen) {
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
@@ -279,8 +279,7 @@ extern "C" __global__ void
                          lane_value(end, at), lane_value(chunk.length, at)};
       const u64 row = u64{part.sequence} * columns;
       const u64 list = width != 0 ? u64{part.sequence} * width : lane_value(chunk.entry, at);
-      const MlaTokens<kPaged> tokens = {kv, kv_indices + list, part.end, page_shift,
-                                        angles};
+      const MlaTokens<kPaged> tokens = {kv, kv_indices + list, part.end, page_shift, angles};
       Own own = {kLowest, 0.0f, {}};
       take_part(own, lds, args, tokens, part, row + column,
                 static_cast<i32>(part.length) - static_cast<i32>(unseen_here));

@@ -21,8 +21,11 @@ from .files import cache_root, cache_roots
 from .shelf import Meta, Roots, Seen, Shelf
 
 
-def export(file: Path, archs: Collection[str] = (), modules: Collection[str] = ()) -> int:
-    """Write all whole entries (of these architectures and modules) to one file; how many."""
+def export(
+    file: Path, archs: Collection[str] = (), modules: Collection[str] = (),
+    keys: Collection[str] = (),
+) -> int:  # fmt: skip
+    """Write all whole entries (of these architectures, modules and keys) to one file; how many."""
     seen: set[str] = set()
     aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
@@ -31,8 +34,9 @@ def export(file: Path, archs: Collection[str] = (), modules: Collection[str] = (
                 trust.check(root)
                 for folder in archive.folders(root):
                     name = folder.relative_to(root).as_posix()
-                    arch, module, _ = name.split("/")
+                    arch, module, key = name.split("/")
                     wanted = (not archs or arch in archs) and (not modules or module in modules)
+                    wanted = wanted and (not keys or key in keys)
                     meta = archive.whole(folder) if wanted and name not in seen else None
                     if meta is not None and archive.MEMBER.fullmatch(f"{name}/{meta.output}"):
                         trust.check_entry(root, folder)

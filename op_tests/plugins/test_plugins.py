@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import rfops
+from rfops.cli import doctor
 from rfops.jit import ConfigError
 from rfops.moe.choosing import choose
 from rfops.plugins import around, callees, sglang, vllm
@@ -417,3 +418,44 @@ def test_importing_a_plugin_is_cheap(figure: Callable[[str], None]) -> None:
     took, *rest = done.stdout.splitlines()
     assert rest == ["False []", "False"]
     figure(f"plugins of vLLM and SGLang on top of torch: {float(took):.0f} ms")
+
+
+# ---------------------------------------------------------------- rfops doctor
+
+
+def test_doctor_says_what_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RFOPS_PLUGIN", raising=False)
+    monkeypatch.setattr(doctor, "_version", lambda name: "")
+    assert doctor._engines()["vllm"] == {
+        "version": "", "aiter": False, "wraps": [], "why": "not installed"
+    }  # fmt: skip
+    monkeypatch.setattr(doctor, "_version", lambda name: "0.33.0" if name == "vllm" else "")
+    assert doctor._engines()["vllm"]["why"] == "torch is not ROCm's"
+    monkeypatch.setattr(doctor, "_torch_version", lambda: "2.13.0+rocm7.0")
+    record = doctor._engines()["vllm"]
+    assert record["wraps"] == [*[c.target for c in callees.VLLM], "RFOPS_MLA"]
+    assert record["why"] == "aiter is not installed"
+    assert doctor._engine_text("vllm", record) == (
+        "plugin of vllm 0.33.0: 3 callees wrapped (aiter is not installed); "
+        "at exit it says how many engaged"
+    )
+    monkeypatch.setenv("RFOPS_PLUGIN", "off")
+    record = doctor._engines()["vllm"]
+    assert (record["wraps"], record["why"]) == ([], "RFOPS_PLUGIN=off")
+    monkeypatch.setenv("RFOPS_PLUGIN", "all")
+    assert doctor._engines()["vllm"]["why"].startswith("RFOPS_PLUGIN=all: expected off")
+
+
+def test_the_summary_is_told_at_exit() -> None:
+    code = (
+        "import torch, rfops.plugins.vllm as plugin\n"
+        "from rfops.plugins import around, callees\n"
+        "around.tell_at_exit(); around.tell_at_exit()\n"
+        "wrapped = callees.AITER[2].wrap(lambda *args: None)\n"
+        "w, i = torch.empty(2, 2), torch.empty(2, 2, dtype=torch.int32)\n"
+        "wrapped(w, i, None, torch.randn(2, 8), True)\n"
+        "wrapped(w, i, None, torch.randn(2, 8), True, 0, '', 5)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (line,) = (line for line in done.stderr.splitlines() if "aiter.topk_softmax" in line)
+    assert line.startswith("rfops: aiter.topk_softmax: 1 calls by rfops; 1 by the original: ")

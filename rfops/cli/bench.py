@@ -4,10 +4,13 @@ virtual GPU a time is an estimate by timing mode. A wrong result is an exit stat
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import datetime
+import functools
 import importlib.util
 import math
+import platform
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,10 +20,12 @@ import torch
 
 import rfops
 from rfops import vgpu
-from rfops.cli import why
+from rfops.cli import executor, why
+from rfops.cli.common import load_ops, loaded
+from rfops.cli.executor.driver import Outcome, Run, Task
 from rfops.dispatch import cost, routing
 from rfops.dispatch.declare import DTYPES
-from rfops.dispatch.op import Op
+from rfops.dispatch.op import Op, ops
 
 Row = dict[str, Any]
 QUICK = 3  # shapes of the quick subset
@@ -48,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
     which.add_argument("--quick", action="store_true", help=f"the {QUICK} smallest shapes, which "
                        "is the default on the virtual GPU")  # fmt: skip
     which.add_argument("--all", action="store_true", help="every shape of the set there too")
+    executor.add_arguments(parser)
 
 
 def shapes_of(op: Op, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -172,7 +178,10 @@ def run(op: Op, options: argparse.Namespace) -> int:
         print(f"# the {len(chosen)} smallest of {len(shapes)} shapes; --all takes every one")
     if device.type == "cpu":
         print("# us: estimated by the virtual GPU's timing mode; nothing here is measured")
-    rows, wrong = bench_all(op, chosen, device, options.kernel)
+    if options.executor:
+        rows, wrong = bench_on(op, chosen, device, options)
+    else:
+        rows, wrong = bench_all(op, chosen, device, options.kernel)
     if options.csv:
         write_csv(options.csv, rows, describe(device))
     if options.plot:
@@ -184,23 +193,69 @@ def bench_all(
     op: Op, shapes: Sequence[dict[str, Any]], device: torch.device, others: Sequence[str] = ()
 ) -> tuple[list[Row], list[str]]:
     """Rows of all shapes, printed one by one, and what was wrong."""
-    columns = (*COLUMNS[:3], *[f"{name} us" for name in others], *COLUMNS[3:])
-    widths = {name: max(len(name), 7) for name in columns}
-    widths |= {"shape": max(len(label(op, shape)) for shape in shapes),
-               "kernel": max(map(len, op.kernels)), "kind": 9}  # fmt: skip
-    print("  ".join(name.ljust(width) for name, width in widths.items()))
-    rows, wrong = [], []
+    show = _Table(op, shapes, others)
     for shape in shapes:
-        row, errors = bench(op, shape, device, others)
-        rows.append(row)
-        print("  ".join(_cell(row, name).ljust(w) for name, w in widths.items()).rstrip(),
-              flush=True)  # fmt: skip
+        show(*bench(op, shape, device, others))
+    return show.end()
+
+
+class _Table:
+    """Rows as they come, and the summary."""
+
+    def __init__(self, op: Op, shapes: Sequence[dict[str, Any]], others: Sequence[str]) -> None:
+        self.others, self.rows, self.wrong = others, list[Row](), list[str]()
+        columns = (*COLUMNS[:3], *[f"{name} us" for name in others], *COLUMNS[3:])
+        self.widths = {name: max(len(name), 7) for name in columns}
+        self.widths |= {"shape": max(len(label(op, shape)) for shape in shapes),
+                        "kernel": max(map(len, op.kernels)), "kind": 9}  # fmt: skip
+        print("  ".join(name.ljust(width) for name, width in self.widths.items()))
+
+    def __call__(self, row: Row, errors: list[str]) -> None:
+        self.rows.append(row)
+        cells = (_cell(row, name).ljust(width) for name, width in self.widths.items())
+        print("  ".join(cells).rstrip(), flush=True)
         for error in errors:
             print(f"rfops: {error}", file=sys.stderr)
-        wrong += errors
-    for line in summary(rows, others):
-        print(line)
-    return rows, wrong
+        self.wrong += errors
+
+    def end(self) -> tuple[list[Row], list[str]]:
+        for line in summary(self.rows, self.others):
+            print(line)
+        return self.rows, self.wrong
+
+
+def bench_on(
+    op: Op, shapes: Sequence[dict[str, Any]], device: torch.device, options: argparse.Namespace
+) -> tuple[list[Row], list[str]]:
+    """The same by the workers of an executor; rows are printed as they come, and kept in order."""
+    show, places = _Table(op, shapes, options.kernel), list[int]()
+    tasks = [
+        Task(f"{op.name} {label(op, shape)}", "rfops.cli.bench:bench_task",
+             (op.name, shape, device.type, options.kernel, loaded()),
+             1.0 + op.flops(op.call_of(**shape)) / 1e9)
+        for shape in shapes
+    ]  # fmt: skip
+
+    def done(number: int, outcome: Outcome, progress: str) -> None:
+        lost = {"op": op.name, "shape": label(op, shapes[number])}
+        show(*(outcome.result or (lost, [f"{tasks[number].label}: {outcome.error}"])))
+        places.append(number)
+        print(progress, file=sys.stderr, flush=True)
+
+    pool = executor.pool(options, device.type != "cpu", tuple(op.modules))
+    Run(pool, tasks, done, options.limit, lambda text: print(text, file=sys.stderr))()
+    rows, wrong = show.end()
+    in_order = sorted(zip(places, rows, strict=True), key=lambda pair: pair[0])
+    return [row for _, row in in_order], wrong
+
+
+def bench_task(
+    name: str, shape: dict[str, Any], device: str, others: Sequence[str], files: Sequence[Path]
+) -> tuple[Row, list[str]]:
+    """In a worker."""
+    for path in files:
+        load_ops(path)
+    return bench(ops()[name], shape, torch.device(device), others)
 
 
 def _cell(row: Row, name: str) -> str:
@@ -267,11 +322,22 @@ def plot(file: Path, op: Op, rows: Sequence[Row]) -> None:
 def describe(device: torch.device) -> str:
     """Device, versions and day: what a figure's source says."""
     name = "virtual GPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    host = "" if device.type == "cpu" else f"; host {_host()}"
     arch, cu_num = routing.chip(device)
     return (
         f"{name} {arch} {cu_num} CUs; rfops {rfops.__version__}, torch {torch.__version__}, "
-        f"triton {_triton()}, {datetime.date.today()}"
+        f"triton {_triton()}, {datetime.date.today()}{host}"
     )
+
+
+@functools.cache
+def _host() -> str:
+    """Its processor: what a launch's own time depends on."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def _triton() -> str:

@@ -7,6 +7,7 @@ import itertools
 import logging
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -14,13 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rfops.cli import executor
 from rfops.cli.common import declared_ops, elsewhere, with_ops
+from rfops.cli.executor.driver import Outcome, Run, Task
 from rfops.jit import BuildError, RfopsError, ToolchainNotFound, paths
 from rfops.jit.arch import ARCHS
 from rfops.jit.build import resources, toolchain
 from rfops.jit.build.device import build_device
 from rfops.jit.build.host import build_host
 from rfops.jit.build.spec import ModuleSpec, load_config, module_spec
+from rfops.jit.cache import transfer
 from rfops.jit.policy import manifest, strict
 from rfops.jit.policy.manifest import TritonWanted, Wanted
 
@@ -39,12 +43,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="build this variant and not those that the op declares",
     )  # fmt: skip
     build.add_argument("-j", dest="jobs", type=int, default=0, help="compilers at once, at most")
+    executor.add_arguments(build)
     build.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Goes on after a failure and reports it at the end; status 1 if there was one."""
     wanted = list(dict.fromkeys(_wanted(options)))
+    if options.executor:
+        return _run_on(wanted, options)
     begin, failed = time.monotonic(), 0
     reasons: dict[object, str] = {}
     progress = _Bar(len(wanted))
@@ -70,6 +77,51 @@ def run(options: argparse.Namespace) -> int:
         print(f"rfops: {reason}", file=sys.stderr)
     print(f"{len(wanted) - failed} of {len(wanted)} in {time.monotonic() - begin:.1f} s")
     return 1 if failed else 0
+
+
+def _run_on(wanted: list[Entry], options: argparse.Namespace) -> int:
+    """By the workers of an executor, whose builds come into this cache."""
+    begin, progress, failed = time.monotonic(), _Bar(len(wanted)), list[str]()
+    tasks = [
+        Task(str(entry), "rfops.cli.build:build_task", (entry, options.executor == "ray"))
+        for entry in wanted
+    ]
+
+    def done(number: int, outcome: Outcome, _progress: str) -> None:
+        state, error, data = outcome.result or ("failed", outcome.error, b"")
+        if data:
+            _take(data)
+        if error:
+            failed.append(error)
+        progress.show(str(wanted[number]), state)
+
+    with progress:
+        pool = executor.pool(options, False)
+        Run(pool, tasks, done, options.limit, lambda text: print(text, file=sys.stderr))()
+    for error in dict.fromkeys(failed):
+        print(f"rfops: {error}", file=sys.stderr)
+    print(f"{len(wanted) - len(failed)} of {len(wanted)} in {time.monotonic() - begin:.1f} s")
+    return 1 if failed else 0
+
+
+def build_task(entry: Entry, is_far: bool) -> tuple[str, str, bytes]:
+    """In a worker: how it went, and the module's builds where another cache is to have them."""
+    with strict.allowed():
+        state, error = _build(entry)
+    data = b""
+    if error is None and is_far and isinstance(entry, Wanted):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "builds"
+            transfer.export(file, (entry.arch,), (entry.module,))
+            data = file.read_bytes()
+    return state, _reason(error)[1] if error else "", data
+
+
+def _take(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "builds"
+        file.write_bytes(data)
+        transfer.import_(file)
 
 
 def _reason(error: RfopsError) -> tuple[object, str]:

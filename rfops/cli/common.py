@@ -32,13 +32,22 @@ def with_ops() -> None:
     import_ops()
 
 
+_loaded: dict[Path, None] = {}
+
+
 def load_ops(file: Path) -> None:
     """Import a file; what it imports may lie beside it. Raises ValueError."""
     if file.suffix != ".py" or not file.is_file():
         raise ValueError(f"--ops {file}: expected a file of Python that declares ops")
     with_ops()
+    _loaded.setdefault(file.absolute())
     sys.path.insert(0, str(file.parent.absolute()))
     importlib.import_module(file.stem)
+
+
+def loaded() -> list[Path]:
+    """The files of --ops, for workers of other processes."""
+    return list(_loaded)
 
 
 def declared_ops(config: Path = paths.COMPILER_CONFIG) -> tuple[CompiledOp, ...]:

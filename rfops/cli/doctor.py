@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -51,6 +52,7 @@ def examine() -> dict[str, Any]:
         "compilers": compilers,
         "devices": {"gpus": _gpus(), "virtual": settings.raw("RFOPS_VGPU_ARCH")},
         "tables": {name: _table(name) for name in tuned_table.TABLES},
+        "engines": _engines(),
         "cache": cache,
         "free_memory": resources.free_memory(),
         "jobs": 0 if wrong else resources.jobs(),
@@ -106,6 +108,43 @@ def _gpus() -> list[str]:
         return []
     count = torch.cuda.device_count()
     return [str(torch.cuda.get_device_properties(i).gcnArchName) for i in range(count)]
+
+
+def _engines() -> dict[str, dict[str, Any]]:
+    """vLLM and SGLang: whether each is there, what is wrapped in it, and why nothing is."""
+    has_aiter = importlib.util.find_spec("aiter") is not None
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("vllm", "sglang"):
+        version = _version(name)
+        wrapped, why = _wrapped(name, has_aiter) if version else ([], "not installed")
+        found[name] = {"version": version, "aiter": has_aiter, "wraps": wrapped, "why": why}
+    return found
+
+
+def _wrapped(engine: str, has_aiter: bool) -> tuple[list[str], str]:
+    """The callees that its plugin wraps, and why not all."""
+    from rfops.plugins.around import wanted
+    from rfops.plugins.callees import AITER, GROUPS, VLLM
+
+    try:
+        groups = wanted(GROUPS)
+    except ConfigError as error:
+        return [], str(error)
+    if not groups:
+        return [], "RFOPS_PLUGIN=off"
+    if "rocm" not in _torch_version():
+        return [], "torch is not ROCm's"
+    known = ([*AITER] if has_aiter else []) + ([*VLLM] if engine == "vllm" else [])
+    why = "" if has_aiter else "aiter is not installed"
+    more = ["RFOPS_MLA"] if engine == "vllm" and not has_aiter and "mla" in groups else []
+    return [c.target for c in known if c.group in groups] + more, why
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _cache() -> dict[str, Any]:
@@ -187,6 +226,7 @@ def _text(record: dict[str, Any]) -> str:
     lines.append("devices: " + "; ".join([*gpus, virtual]))
     for name, table in record["tables"].items():
         lines += _table_text(name, table)
+    lines += [_engine_text(name, engine) for name, engine in record["engines"].items()]
     cache = record["cache"]
     state = "writable" if cache["writable"] else "NOT writable"
     counts = ", ".join(f"{count} {arch}" for arch, count in cache["entries"].items())
@@ -203,6 +243,14 @@ def _text(record: dict[str, Any]) -> str:
     lines += [f"problem: {problem}" for problem in record["problems"]]
     lines.append("ops can run" if record["ready"] else "ops can NOT run: see above")
     return "\n".join(lines)
+
+
+def _engine_text(name: str, engine: dict[str, Any]) -> str:
+    if not engine["version"]:
+        return f"plugin of {name}: {name} is not installed"
+    count = f"{len(engine['wraps'])} callees wrapped" if engine["wraps"] else "nothing wrapped"
+    why = f" ({engine['why']})" if engine["why"] else ""
+    return f"plugin of {name} {engine['version']}: {count}{why}; at exit it says how many engaged"
 
 
 def _table_text(name: str, table: dict[str, Any]) -> list[str]:

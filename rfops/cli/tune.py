@@ -31,8 +31,10 @@ from typing import Any
 
 import torch
 
+from rfops.cli import executor
 from rfops.cli.bench import add_shapes, describe, shapes_of
-from rfops.cli.common import with_ops
+from rfops.cli.common import load_ops, loaded, with_ops
+from rfops.cli.executor.driver import Outcome, Run, Task
 from rfops.dispatch import cost, routing, tuned_table
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op, ops
@@ -55,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
     parser.add_argument("--force", action="store_true", help="tune again what the file has")
     own = [name for name, kernel in op.kernels.items() if kernel.tuned]
     parser.add_argument("--defaults", choices=own, help="fill this kernel's own table instead")
+    executor.add_arguments(parser)
 
 
 def run(op: Op, options: argparse.Namespace) -> int:
@@ -66,6 +69,10 @@ def run(op: Op, options: argparse.Namespace) -> int:
         todo += [op.call_of(**shape) for shape in shapes_of(op, options)]
     device = options.device or cost.default_device()
     try:
+        if options.defaults and options.executor:
+            raise ValueError("--defaults: the table is filled in this process, without --executor")
+        if options.executor:
+            return tune_on(op, todo, folder, device, options)
         if options.defaults:
             return tune_defaults(op, options.defaults, todo, folder, device, options.top)
         return tune_all([(op, c) for c in todo], folder, device, options.top, options.force)
@@ -227,6 +234,7 @@ class File:
         self.path = folder / f"{tuned.name}.csv"
         self.tuned = tuned
         self.rows: dict[Key, Mapping[str, Any]] = {}
+        self.order: Mapping[Key, int] = {}  # of rows that come in another; empty: as they come
         if self.path.is_file():
             list(tuned_table.read(self.path, tuned.name))  # every cell checked
             with self.path.open(newline="", encoding="utf-8-sig") as stream:
@@ -235,6 +243,13 @@ class File:
     def key_of(self, row: Mapping[str, Any]) -> Key:
         cells = [row.get(column, "") for column in self.tuned.keys]
         return tuple("" if cell is None else str(cell) for cell in cells)
+
+    def cells(self, op: Op, c: Call) -> dict[str, Any]:
+        """The key's cells of a call."""
+        return {"arch": c.arch, "cu_num": c.cu_num, **dict(query_of(op, c).sizes)}
+
+    def has(self, op: Op, c: Call) -> bool:
+        return self.key_of(self.cells(op, c)) in self.rows
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.rows[self.key_of(row)] = row
@@ -250,7 +265,9 @@ class File:
                 columns = self.tuned.columns
                 writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
                 writer.writeheader()
-                writer.writerows(self.rows.values())
+                order = self.order
+                keys = sorted(self.rows, key=lambda key: order.get(key, -1))
+                writer.writerows(self.rows[key] for key in keys)
                 stream.flush()
                 os.fsync(stream.fileno())
             Path(name).chmod(0o644)
@@ -302,25 +319,84 @@ def tune_all(
 
 def _tune(op: Op, c: Call, file: File, top: int | None, force: bool, failed: Failed) -> str:
     """What was done for a shape."""
-    query = query_of(op, c)
-    shape = " ".join(f"{name}={value}" for name, value in query.sizes)
-    key = {"arch": c.arch, "cu_num": c.cu_num, **dict(query.sizes)}
-    if file.key_of(key) in file.rows and not force:
-        return f"{op.name} {shape}: done before"
+    if file.has(op, c) and not force:
+        return f"{op.name} {_shape(op, c)}: done before"
+    row, said = tune_shape(op, c, top, failed)
+    if row:
+        file.add(row)
+    return said
+
+
+def _shape(op: Op, c: Call) -> str:
+    return " ".join(f"{name}={value}" for name, value in query_of(op, c).sizes)
+
+
+def tune_shape(
+    op: Op, c: Call, top: int | None, failed: Failed
+) -> tuple[dict[str, Any] | None, str]:
+    """The row of a shape, None where no kernel gave a result, and what is said of it."""
     tried = list(trials(op, c, c.device, top, failed))
     if not tried:
-        failed(f"{op.name} {shape}: no kernel gave a result", True)
-        return f"{op.name} {shape}: nothing"
+        failed(f"{op.name} {_shape(op, c)}: no kernel gave a result", True)
+        return None, f"{op.name} {_shape(op, c)}: nothing"
     count = len(tried)
     if c.device.type != "cpu":
         tried = again(op, c, tried, failed)
-    row = row_of(query, tried, describe(c.device))
+    row = row_of(query_of(op, c), tried, describe(c.device))
     beside = cost.peer(cost.problems(op, c, c.device)) if c.device.type != "cpu" else None
     if beside:
         row["figures"] = f"{row['figures']} {beside[0]}_us={beside[1]:.4g}".strip()
-    file.add(row)
     said = " ".join(row[name] for name in ("kernel", "config", "figures", "origin"))
-    return f"{op.name} {shape}: {row['us']} us by {said}; {count} variants"
+    return row, f"{op.name} {_shape(op, c)}: {row['us']} us by {said}; {count} variants"
+
+
+# ---------------------------------------------------------------- on many devices
+
+
+def tune_on(
+    op: Op, todo: Sequence[Call], folder: Path, device: torch.device, options: argparse.Namespace
+) -> int:
+    """The same rows by the workers of an executor, written as they come, in the shapes' order."""
+    assert op.tuned is not None, f"{op.name} has no table"
+    file, failed = File(folder, op.tuned), _Failures(device)
+    calls = list(dict.fromkeys(on_device(c, device) for c in todo))
+    file.order = {file.key_of(file.cells(op, c)): at for at, c in enumerate(calls)}
+    left = [c for c in calls if options.force or not file.has(op, c)]
+    print(f"{len(calls) - len(left)} of {len(calls)} shapes were done before")
+    tasks = [
+        Task(f"{op.name} {_shape(op, c)}", "rfops.cli.tune:tune_task",
+             (op.name, {**c.values, **c.sizes}, device.type, options.top, loaded()),
+             1.0 + op.flops(c) / 1e9)
+        for c in left
+    ]  # fmt: skip
+
+    def done(number: int, outcome: Outcome, progress: str) -> None:
+        row, said, failures = outcome.result or (None, "", ())
+        for text, is_serious in failures:
+            failed(text, is_serious)
+        if outcome.error:
+            failed(f"{tasks[number].label}: {outcome.error}", True)
+        if row:
+            file.add(row)
+        print(f"{progress} {said or tasks[number].label + ': lost'}", flush=True)
+
+    if tasks:
+        pool = executor.pool(options, device.type != "cpu", tuple(op.modules))
+        Run(pool, tasks, done, options.limit, lambda text: print(text, file=sys.stderr))()
+    print(f"{file.path}: use it with RFOPS_CONFIGS={folder}")
+    return 1 if failed.serious else 0
+
+
+def tune_task(
+    name: str, given: Mapping[str, Any], device: str, top: int | None, files: Sequence[Path]
+) -> tuple[dict[str, Any] | None, str, list[tuple[str, bool]]]:
+    """In a worker: the row, what is said, what failed."""
+    for path in files:
+        load_ops(path)
+    op, failures = ops()[name], list[tuple[str, bool]]()
+    c = on_device(op.call_of(**given), torch.device(device))
+    row, said = tune_shape(op, c, top, lambda text, serious: failures.append((text, serious)))
+    return row, said, failures
 
 
 def tune_defaults(

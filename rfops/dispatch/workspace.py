@@ -26,6 +26,7 @@ from rfops.jit.launch import hip
 from .kernel import Run
 
 _ALIGN = 256  # bytes
+_PAGE = 4096  # bytes: timing mode sees where in a page a tensor begins
 _MOST_KEPT = 256 << 20  # bytes
 Views = tuple[torch.Tensor, ...]
 
@@ -81,12 +82,20 @@ class Workspace:
         arena = _arenas.setdefault((self.device, self.outer, *key), _Arena())
         if not arena.buffers or arena.buffers[-1].numel() < self.bytes:
             length = max(1 << 16, _power(self.bytes))
-            arena.buffers.append(torch.empty(length, dtype=torch.uint8, device=self.device))
+            arena.buffers.append(self._buffer(length))
         if not arena.zeros or arena.zeros[-1].numel() < self.zeros:
             length = max(1 << 12, _power(self.zeros))
-            arena.zeros.append(torch.zeros(length, dtype=torch.int32, device=self.device))
+            arena.zeros.append(self._buffer(4 * length).view(torch.int32).zero_())
         views = self._kept[key] = self._views(arena.buffers[-1], arena.zeros[-1])
         return views
+
+    def _buffer(self, length: int) -> torch.Tensor:
+        """Where a GPU's allocator would place it, on the CPU too."""
+        if self._index is not None:
+            return torch.empty(length, dtype=torch.uint8, device=self.device)
+        buffer = torch.empty(length + _PAGE, dtype=torch.uint8)
+        first = -buffer.data_ptr() % _PAGE
+        return buffer[first : first + length]
 
     def _views(self, buffer: torch.Tensor, zeros: torch.Tensor) -> Views:
         views = [buffer[place].view(dtype).view(shape) for shape, dtype, place in self.parts]

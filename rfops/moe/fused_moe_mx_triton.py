@@ -97,7 +97,7 @@ class _Launches:
 
     def _values(self, x: Tensor) -> Tensor:
         """Quantised and back, in bf16; of MXFP4 those of even places first."""
-        values = self.fmt.and_back(x, self.c.rounding, torch.bfloat16)
+        values: Tensor = self.fmt.and_back(x, self.c.rounding, torch.bfloat16)
         if self.fmt is not MXFP4:
             return values
         return values.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1)

@@ -1,6 +1,7 @@
 """Device code of fused_moe with MXFP4 and MX-FP8 weights in Triton.
 
-    gate_up: h[slot] = silu(g) * u,  g, u = x[t] @ gate[e]^T, x[t] @ up[e]^T     down: y[id] = h @ w^T
+    gate_up: h[slot] = silu(g) * u,  g, u = x[t] @ gate[e]^T, x[t] @ up[e]^T
+    down:    y[id] = h @ w^T
 
 Slots are those of moe_align_block_size: blocks of BLOCK_M routed rows of one expert, each with its
 id, t * KT + j. Rows of x and h have been quantised and hold the values again, in bf16, which is

@@ -131,7 +131,7 @@ class ArgBuffer {
   }
 
  private:
-  static constexpr std::align_val_t kAlign{64};
+  static constexpr std::align_val_t kAlign{4096};  // a page: timing mode then sees the same lines
   void release() {
     if (data_) ::operator delete(data_, kAlign);
     data_ = nullptr;

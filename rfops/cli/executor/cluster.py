@@ -1,0 +1,151 @@
+"""Actors of Ray, a GPU or a core each. Placement, restarts and transport are Ray's.
+
+An actor gets rfops' own files, where its node has others or none, and the builds that the driver's
+cache has of the modules at hand, as `rfops cache export` writes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rfops.jit import paths, vgpu_library
+from rfops.jit.cache import transfer
+from rfops.jit.cache.files import cache_roots
+
+from .driver import Died, Outcome, Task
+
+try:
+    import ray
+except ImportError:
+    ray = None
+else:
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+MOST_BUILDS = 256  # that an actor gets
+# Of a checkout, as a wheel lays them out.
+PARTS = {"rfops": "rfops", "jit": "rfops/jit", "csrc": "rfops/csrc", "configs": "rfops/configs"}
+
+
+class RayPool:
+    def __init__(
+        self, address: str, workers: int | None, on_gpus: bool, modules: tuple[str, ...]
+    ) -> None:
+        if ray is None:
+            raise ValueError("--executor ray needs Ray: pip install 'rfops[ray]'")
+        self.ours = not ray.is_initialized()
+        if self.ours:
+            ray.init(address=address or None, log_to_driver=False, logging_level="warning")
+        resource = "GPU" if on_gpus else "CPU"
+        have = int(ray.cluster_resources().get(resource, 0))
+        if not have:
+            raise ValueError(f"--executor ray: the cluster has no {resource}")
+        count = min(workers or have, have)
+        self.kind = {"num_gpus": 1, "num_cpus": 1} if on_gpus else {"num_cpus": 1}
+        self.names = [f"actor {i}" for i in range(count)]
+        self.brought = ray.put(sources()), ray.put(builds(modules))
+        self.actors: list[Any] = [self._actor() for _ in range(count)]
+        self.running: dict[Any, int] = {}
+
+    def _actor(self) -> Any:
+        actor: Any = ray.remote(max_restarts=0, **self.kind)(_Actor)
+        env = {} if "num_gpus" in self.kind else {"RFOPS_VGPU_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        env |= {k: v for k, v in os.environ.items() if k.startswith("RFOPS_VGPU_") and k not in env}
+        return actor.options(runtime_env={"env_vars": env}).remote(*self.brought)
+
+    def start(self, worker: int, task: Task) -> None:
+        self.running[self.actors[worker].run.remote(task)] = worker
+
+    def wait(self, seconds: float) -> list[tuple[int, Outcome | None]]:
+        ready, _ = ray.wait(list(self.running), num_returns=1, timeout=seconds)
+        return [(self.running.pop(ref), self._outcome(ref)) for ref in ready]
+
+    def _outcome(self, ref: Any) -> Outcome | None:
+        try:
+            made: Outcome = ray.get(ref)
+        except ray.exceptions.RayActorError:
+            return None
+        except ray.exceptions.RayError as error:
+            return Outcome(error=str(error).splitlines()[-1][:400])
+        return made
+
+    def restart(self, worker: int) -> None:
+        self.running = {ref: at for ref, at in self.running.items() if at != worker}
+        ray.kill(self.actors[worker])
+        try:
+            self.actors[worker] = self._actor()
+        except ray.exceptions.RayError as error:
+            raise Died from error
+
+    def close(self) -> None:
+        for actor in self.actors:
+            ray.kill(actor)
+        if self.ours:
+            ray.shutdown()
+
+
+class _Actor:
+    """Sent by value, as the node may have no rfops."""
+
+    def __init__(self, code: tuple[str, bytes], cache: bytes) -> None:
+        import io
+        import sys
+        import tarfile
+        import tempfile
+        from pathlib import Path
+
+        name, data = code
+        folder = Path(tempfile.gettempdir()) / f"rfops-{os.getuid()}-{name}"
+        if not folder.is_dir():
+            aside = Path(tempfile.mkdtemp(dir=folder.parent))
+            with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+                tar.extractall(aside, filter="data")
+            try:
+                aside.rename(folder)
+            except OSError:  # another actor was quicker
+                pass
+        sys.path.insert(0, str(folder))
+        file = Path(tempfile.mkdtemp()) / "builds"
+        file.write_bytes(cache)
+        from rfops.jit.cache import transfer
+
+        transfer.import_(file)
+
+    def run(self, task: Any) -> Any:
+        from rfops.cli.executor.local import outcome_of
+
+        return outcome_of(task)
+
+
+def sources() -> tuple[str, bytes]:
+    """rfops as a wheel lays it out, and a name of its content."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as tar:
+        for part, inside in PARTS.items() if (paths.ROOT / "rfops").is_dir() else [("", "rfops")]:
+            root = paths.ROOT / part
+            for file in sorted(root.rglob("*")):
+                if file.is_file() and "__pycache__" not in file.parts:
+                    member = tarfile.TarInfo(f"{inside}/{file.relative_to(root)}")
+                    data = file.read_bytes()
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    return hashlib.sha256(whole.getvalue()).hexdigest()[:16], whole.getvalue()
+
+
+def builds(modules: tuple[str, ...]) -> bytes:
+    """The virtual GPU, and what was last built here of these modules."""
+    keys = [vgpu_library().parent.name]
+    for root in cache_roots():
+        metas = [meta for name in modules for meta in root.glob(f"gfx*/{name}/*/meta.json")]
+        metas.sort(key=lambda meta: meta.stat().st_mtime, reverse=True)
+        keys += [meta.parent.name for meta in metas[:MOST_BUILDS]]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "builds"
+        transfer.export(file, modules=("vgpu", *modules), keys=keys)
+        return file.read_bytes()

@@ -1,0 +1,105 @@
+"""A process a device of this machine: a GPU, or a share of the cores for the virtual GPU."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from contextlib import ExitStack
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from rfops.jit import settings
+
+from .driver import Died, Outcome, Task
+
+_SPAWN = multiprocessing.get_context("spawn")  # a process of its own for HIP and CUDA
+
+
+class LocalPool:
+    def __init__(self, workers: int | None, on_gpus: bool) -> None:
+        self.on_gpus, cores = on_gpus, len(os.sched_getaffinity(0))
+        if on_gpus:
+            import torch
+
+            count = workers or torch.cuda.device_count()
+            self.names = [f"GPU {i % torch.cuda.device_count()}" for i in range(count)]
+        else:
+            count = workers or cores
+            self.names = [f"worker {i}" for i in range(count)]
+        self.threads = max(1, cores // count)
+        self.at: list[tuple[BaseProcess, Connection] | None] = [None] * count
+        for worker in range(count):
+            self._begin(worker)
+
+    def _begin(self, worker: int) -> None:
+        ours, theirs = _SPAWN.Pipe()
+        with ExitStack() as stack:
+            for name, value in self._environment(worker).items():
+                stack.enter_context(settings.put(name, value))
+            process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=False)
+            process.start()
+        theirs.close()
+        self.at[worker] = process, ours
+
+    def _environment(self, worker: int) -> dict[str, str]:
+        if not self.on_gpus:
+            return {"RFOPS_VGPU_THREADS": str(self.threads), "OMP_NUM_THREADS": str(self.threads)}
+        seen = os.environ.get("HIP_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES")
+        number = self.names[worker].split()[1]
+        one = seen.split(",")[int(number)] if seen else number
+        return {"HIP_VISIBLE_DEVICES": one, "CUDA_VISIBLE_DEVICES": one}
+
+    def start(self, worker: int, task: Task) -> None:
+        at = self.at[worker]
+        try:
+            if at is None:
+                raise Died
+            at[1].send(task)
+        except OSError as error:
+            raise Died from error
+
+    def wait(self, seconds: float) -> list[tuple[int, Outcome | None]]:
+        pipes = {at[1]: i for i, at in enumerate(self.at) if at is not None}
+        found: list[tuple[int, Outcome | None]] = []
+        for pipe in wait(list(pipes), seconds):
+            assert isinstance(pipe, Connection)
+            try:
+                found.append((pipes[pipe], pipe.recv()))
+            except (EOFError, OSError):
+                self._stop(pipes[pipe])
+                found.append((pipes[pipe], None))
+        return found
+
+    def _stop(self, worker: int) -> None:
+        at, self.at[worker] = self.at[worker], None
+        if at is not None:
+            at[0].kill()
+            at[0].join()
+            at[1].close()
+
+    def restart(self, worker: int) -> None:
+        self._stop(worker)
+        self._begin(worker)
+
+    def close(self) -> None:
+        for worker in range(len(self.at)):
+            self._stop(worker)
+
+
+def outcome_of(task: Task) -> Outcome:
+    """In a worker."""
+    try:
+        return Outcome(task.run())
+    except Exception as error:
+        lines = traceback.format_exception_only(error)
+        return Outcome(error="".join(lines).strip().splitlines()[0][:400])
+
+
+def _serve(pipe: Connection) -> None:
+    while True:
+        try:
+            task = pipe.recv()
+        except (EOFError, KeyboardInterrupt):  # the driver is gone, or stops us
+            return
+        pipe.send(outcome_of(task))
