@@ -68,7 +68,7 @@ class DirectTiles {
     constexpr u32 kParts = Row::kBytes / 64, kChunks = Row::kValueBytes / 64;
     static_assert(Row::kHalves * kParts == kLoads, "a load for each read");
     base_ = own_ + tile % 2 * kTile;
-    wait();  // this tile, and the next one's entries
+    wait();                                               // this tile, and the next one's entries
     if constexpr (kRope) pin(turn_.cos), pin(turn_.sin);  // no wait of the compiler's own later
     Entries entries;
     if constexpr (kHasNext) entries = read_entries(tile + 1);
