@@ -53,6 +53,7 @@ SPLITS: list[tuple[list[int], int]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize(("lens", "workers"), SPLITS, ids=lambda v: str(v)[:24])
 def test_shared_out(arch: str, lens: list[int], workers: int, fp8: bool) -> None:

@@ -209,6 +209,7 @@ def custom_kernel(data):
 """
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("child", "parent", "says"),
     [
@@ -235,6 +236,7 @@ def _commands() -> list[str]:
     return found
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("code", "says"),
     [

@@ -388,6 +388,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     "arguments",
     [

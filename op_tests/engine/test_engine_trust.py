@@ -77,6 +77,7 @@ def refused(project: Project, *words: str) -> str:
     return text
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("bits", [0o002, 0o020, 0o022])
 def test_what_others_may_write(

@@ -76,7 +76,7 @@ def checked(v: Variant, problem: Problem, dtype: torch.dtype = BF16) -> torch.Te
 # ---------------------------------------------------------------- values
 
 
-@pytest.mark.thin(5)
+@pytest.mark.thin(11)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("name", NAMES)
 def test_values(variant: Variant, name: str, dtype: torch.dtype) -> None:
@@ -87,14 +87,14 @@ def test_values(variant: Variant, name: str, dtype: torch.dtype) -> None:
     assert torch.equal(checked(variant, problem.shuffled(), dtype), got)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_ragged(variant: Variant, name: str) -> None:
     problem = problem_of(variant, name)
     assert_correct(checked(variant, problem), problem)
 
 
-@pytest.mark.thin(5)
+@pytest.mark.thin(17)
 @pytest.mark.parametrize("rounding", ["even", "up", "down"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_quantises_as_quant_mxfp4(variant: Variant, dtype: torch.dtype, rounding: str) -> None:
@@ -112,7 +112,7 @@ def test_quantises_as_quant_mxfp4(variant: Variant, dtype: torch.dtype, rounding
     assert torch.equal(got.nan_to_num(), wanted.nan_to_num())
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_bits_again(variant: Variant, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where waves go in another order."""
@@ -124,7 +124,7 @@ def test_the_same_bits_again(variant: Variant, name: str, monkeypatch: pytest.Mo
         assert torch.equal(first.view(torch.int16), again.view(torch.int16))
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_far_apart(variant: Variant, name: str) -> None:
     """Operands that are columns of larger tensors, between NaN."""
@@ -143,7 +143,7 @@ def test_rows_far_apart(variant: Variant, name: str) -> None:
     assert torch.equal(checked(variant, moved), run(variant.kernel, problem, variant.config))
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(7)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("v", MIXED, ids=lambda v: f"{v.kernel}-{v.config}".replace(" ", ""))
 def test_x_of_8_bits(v: Variant, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_x_of_8_bits(v: Variant, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
     assert torch.equal(checked(v, ragged).isnan(), rows[:, None].expand(m, n))
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_special_scales(variant: Variant, name: str) -> None:
     """255 is NaN in the rows and columns that it belongs to; paddings mean nothing."""
@@ -181,7 +181,7 @@ def test_special_scales(variant: Variant, name: str) -> None:
         assert torch.equal(checked(variant, one).isnan(), expected)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(7)
 @pytest.mark.parametrize("name", NAMES)
 def test_writes_its_result_alone(variant: Variant, name: str) -> None:
     """A result at an odd address between guards, in the order and alignment of a plain one."""
@@ -261,7 +261,7 @@ def far_apart(tensor: torch.Tensor, row: int) -> torch.Tensor:
 # ---------------------------------------------------------------- what it does
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_resources(variant: Variant, name: str) -> None:
     problem = problem_of(variant, name, sixteens=True).shuffled()
@@ -312,6 +312,7 @@ def test_reads_each_line_once(shape: tuple[int, int, int], config: StreamConfig,
     assert w_bytes + tiles * m * x_row <= launch.global_read["bytes"] <= 1.05 * most
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(("m", "n"), [(256, 256), (256, 128), (128, 128)])
 def test_the_loop(m: int, n: int) -> None:
     """From barrier to barrier, which is a K-step: what has to be, in slots that the matrix cores

@@ -45,6 +45,7 @@ def challenge(x: torch.Tensor, w: torch.Tensor, k: int) -> tuple[torch.Tensor, t
     return p.gather(1, ids).float(), ids
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("m", "d", "e", "k", "dtype"),
     [

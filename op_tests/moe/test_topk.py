@@ -89,6 +89,7 @@ def exact_grouped(
 # ---------------------------------------------------------------- values
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize(
     ("m", "e", "k", "dtype"),
@@ -106,6 +107,7 @@ def test_softmax(
     assert_chosen(topk_softmax_ref(logits, k, renormalize), expected)
 
 
+@pytest.mark.thin(7)
 @pytest.mark.parametrize(
     ("m", "e", "k", "groups", "taken"),
     [(9, 256, 8, 8, 4), (5, 384, 8, 1, 1), (7, 60, 6, 4, 2), (3, 512, 16, 32, 8), (4, 8, 2, 8, 3)],
@@ -125,6 +127,7 @@ def test_groups(
     assert_chosen(grouped_topk_ref(logits, bias, k, groups, taken, True, score, 2.5), expected)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_equal_experts_are_taken_by_their_id(dtype: torch.dtype, device: torch.device) -> None:
     """Of logits, of rounded scores, of biased ones and of groups."""
