@@ -4,4 +4,5 @@ import sys
 
 from rfops.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # and not in the processes that it starts
+    sys.exit(main())
