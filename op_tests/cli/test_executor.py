@@ -145,6 +145,12 @@ def test_local_workers(tmp_path: Path) -> None:
     assert made.outcomes[9].result[0] == str(share)
 
 
+def test_what_a_worker_has_begun_ends_with_it() -> None:
+    made = Noted(LocalPool(1, False), [task("beget", "")])
+    child = Path(f"/proc/{made.outcomes[0].result}/stat")
+    wait_for(lambda: not child.is_file() or child.read_text().split()[2] == "Z", 10)
+
+
 def test_a_process_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

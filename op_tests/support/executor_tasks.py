@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -30,6 +31,11 @@ def die(times: int, folder: str) -> int:
     if count <= times:
         os.kill(os.getpid(), signal.SIGKILL)
     return count
+
+
+def beget(_: object) -> int:
+    """A process that outlives the task; its number."""
+    return subprocess.Popen(["sleep", "600"]).pid
 
 
 def hang(_: object) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import signal
 import traceback
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
@@ -74,7 +76,9 @@ class LocalPool:
     def _stop(self, worker: int) -> None:
         at, self.at[worker] = self.at[worker], None
         if at is not None:
-            at[0].kill()
+            with contextlib.suppress(ProcessLookupError):  # compilers that it has begun, too
+                os.killpg(at[0].pid or 0, signal.SIGKILL)
+            at[0].kill()  # it may have no group yet
             at[0].join()
             at[1].close()
 
@@ -97,6 +101,7 @@ def outcome_of(task: Task) -> Outcome:
 
 
 def _serve(pipe: Connection) -> None:
+    os.setpgid(0, 0)
     while True:
         try:
             task = pipe.recv()
