@@ -10,7 +10,7 @@ constexpr u64 kWholeRounds = 5;  // up to so many nothing is left out
 constexpr u64 kFirstRounds = 3;  // else these and the last
 constexpr u64 kElsewhere = 3;    // workgroups of each other XCD that are looked at
 constexpr u32 kMostTurns = 4;    // of the power model
-constexpr double kSameClock = 0.01;
+constexpr double kSameClock = 0.01, kNearClock = 0.05;
 constexpr double kSmallUs = 15;  // below, published times of one kernel differ by 20 to 30 %
 
 // -------------------------------------------------------------------------------- power
@@ -31,6 +31,22 @@ double mean_clock(const Constants& k, double sustained, double us) {
   if (k.power_settle_us <= 0 || us <= 0) return sustained;
   const double x = us / k.power_settle_us;
   return sustained + (k.clock - sustained) * (1 - std::exp(-x)) / x;
+}
+
+// A replay at one clock, and the clock that its load can be kept at.
+struct Turn {
+  double ghz, wanted, clocks;
+};
+
+// Where both are the same, by the line through two turns; where it is no line, the clock
+// that the second wanted.
+Turn meet(const Turn& a, const Turn& b, double most) {
+  constexpr double kSteepest = 0.8;
+  const double wanted = (b.wanted - a.wanted) / (b.ghz - a.ghz);
+  const double clocks = (b.clocks - a.clocks) / (b.ghz - a.ghz);
+  const double found = (b.wanted - wanted * b.ghz) / (1 - wanted);
+  const double ghz = wanted < kSteepest ? std::min(most, found) : b.wanted;
+  return {ghz, ghz, b.clocks + clocks * (ghz - b.ghz)};
 }
 
 // -------------------------------------------------------------------------------- shares, bound
@@ -97,13 +113,15 @@ void fill_left_out(const std::vector<std::unique_ptr<GroupTrace>>& traces, Launc
 }
 
 // clk of the rounds that were left out, at the rate from the middle of the second on: before, what
-// lies behind the compute units has not filled up.
+// lies behind the compute units has not filled up. No faster than memory could serve them.
 double left_out_clocks(const Sample& sample, const ReplayResult& r) {
   const u64 first = sample.per_round * 3 / 2, last = first + 2 * u64{sample.per_round};
   if (!sample.left_out || r.starts.size() <= last) return 0;
   const double groups = static_cast<double>(last - first);
-  return static_cast<double>(r.starts[last] - r.starts[first]) / groups *
-         static_cast<double>(sample.left_out);
+  const double seen = static_cast<double>(r.starts[last] - r.starts[first]) / groups;
+  const double least =
+      std::max(r.fabric_busy, r.hbm_busy) / static_cast<double>(sample.replayed.size());
+  return std::max(seen, least) * static_cast<double>(sample.left_out);
 }
 
 }  // namespace
@@ -158,18 +176,22 @@ LaunchTime time_launch(const Part& part, const Program& program, const Sample& s
   time.floor_us = floor_of(k, options.kind);
   fill_left_out(traces, time);
   StaticTable table(program, k);
-  time.ghz = k.clock;
+  Turn now{k.clock, 0, 0}, before{};  // until two are so near that a line is as good as a replay
   while (true) {
-    time.replay = Replay(input, table, time.ghz).run();
-    time.clocks = static_cast<double>(time.replay.clocks) + left_out_clocks(sample, time.replay);
-    time.clocks *= time.longer;
-    const double body = time.clocks / time.ghz / 1e3;
-    time.us = time.floor_us + body;
+    time.replay = Replay(input, table, now.ghz).run();
+    now.clocks = static_cast<double>(time.replay.clocks) + left_out_clocks(sample, time.replay);
+    now.clocks *= time.longer;
+    now.wanted = mean_clock(k, sustained_clock(k, time.replay), now.clocks / now.ghz / 1e3);
     ++time.turns;
-    const double wanted = mean_clock(k, sustained_clock(k, time.replay), body);
-    if (time.turns == kMostTurns || std::abs(wanted / time.ghz - 1) < kSameClock) break;
-    time.ghz = wanted;
+    if (time.turns == kMostTurns || std::abs(now.wanted / now.ghz - 1) < kSameClock) break;
+    const Turn next = time.turns > 1 ? meet(before, now, k.clock) : Turn{now.wanted, 0, 0};
+    before = now;
+    now = next;
+    if (time.turns > 1 && std::abs(now.ghz / before.ghz - 1) < kNearClock) break;
   }
+  time.ghz = now.ghz;
+  time.clocks = now.clocks;
+  time.us = time.floor_us + time.clocks / time.ghz / 1e3;
   fill_busy(k, time);
   fill_bound(time);
   fill_band(part, !options.cold, time);

@@ -82,7 +82,7 @@ struct WaveRun {
 
 struct GroupRun {
   const GroupTrace* trace = nullptr;
-  Clk start = 0;
+  Clk start = 0, stored = 0;
   u32 cu = 0, alive = 0, waiting = 0;
   std::vector<WaveRun*> waves;
 };
@@ -116,7 +116,7 @@ struct Cu {
   Clk lds_free = 0, pipe_free = 0;
   bool pipe_scheduled = false;
   u32 next_simd = 0;
-  double port_free = 0;
+  double port_free = 0, write_port_free = 0;  // to L1, from it
   u64 bytes_in_flight = 0;
   std::deque<Pending> queue;
   std::vector<WaveRun*> wait_queue;  // for room in it

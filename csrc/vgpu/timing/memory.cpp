@@ -1,9 +1,14 @@
 #include "vgpu/timing/memory.h"
 
+#include <bit>
+
 namespace vgpu {
 namespace {
 
 constexpr double kLine = 128;
+constexpr u32 kNoLine = ~0u;
+constexpr u32 kAtOnce = 4;   // ways that are compared together
+constexpr u32 kMixed = 256;  // lines that controllers have before them, to write or to read
 
 // clk that a line takes of an XCD's share of the chip's rate.
 double line_clk(double tb_s, const Constants& k, double ghz) {
@@ -13,11 +18,11 @@ double line_clk(double tb_s, const Constants& k, double ghz) {
 }  // namespace
 
 void Tags::reset(double bytes, double ways, double line_bytes) {
-  ways_ = static_cast<u32>(ways);
-  sets_ = std::max(1u, static_cast<u32>(bytes / line_bytes / ways));
+  ways_ = (static_cast<u32>(ways) + kAtOnce - 1) / kAtOnce * kAtOnce;
+  sets_ = std::max(1u, static_cast<u32>(bytes / line_bytes / ways_));
   clock_ = 0;
   const std::size_t count = std::size_t{sets_} * ways_;
-  tags_.assign(count, 0);
+  tags_.assign(count, kNoLine);
   used_.assign(count, 0);
   lines_.assign(count, {});
 }
@@ -27,15 +32,18 @@ Tags::Found Tags::find(u32 line, u32 hash) {
   const u32* const tags = tags_.data() + first;
   u32* const used = used_.data() + first;
   ++clock_;
-  for (u32 i = 0; i < ways_; ++i) {
-    if (tags[i] != line || !used[i]) continue;
-    used[i] = clock_;
-    return {first + i, true};
+  for (u32 from = 0; from < ways_; from += kAtOnce) {
+    u32 found = 0;
+    for (u32 i = 0; i < kAtOnce; ++i) found |= u32{tags[from + i] == line} << i;
+    if (!found) continue;
+    const u32 way = from + static_cast<u32>(std::countr_zero(found));
+    used[way] = clock_;
+    return {first + way, true};
   }
+  u32 least = used[0];
+  for (u32 i = 1; i < ways_; ++i) least = std::min(least, used[i]);
   u32 victim = 0;
-  for (u32 i = 1; i < ways_; ++i) {
-    if (used[i] < used[victim]) victim = i;
-  }
+  while (used[victim] != least) ++victim;
   tags_[first + victim] = line;
   used[victim] = clock_;
   lines_[first + victim] = {};
@@ -63,10 +71,13 @@ XcdMemory::XcdMemory(const Constants& k, double ghz, const MemoryState& state)
       hbm_lines_(std::max(1u, static_cast<u32>(k.hbm_interleave / kLine))),
       hbm_banks_(std::max(1u, static_cast<u32>(k.hbm_banks))),
       hbm_row_clk_(k.hbm_row_ns * ghz),
-      open_rows_(static_cast<std::size_t>(hbm_.count()) * hbm_banks_, ~0u) {
+      open_rows_(static_cast<std::size_t>(hbm_.count()) * hbm_banks_, ~0u),
+      hbm_turn_clk_(k.hbm_turn_ns * ghz),
+      in_mall_(state.in_mall) {
   fabric_clk_ *= fabric_.count();
   fabric_write_clk_ *= fabric_.count();
   hbm_clk_ *= hbm_.count();
+  write_queue_clk_ = k.hbm_write_queue * hbm_clk_;
   l2_.reset(k.l2_bytes, k.l2_ways);
   // Lines that several XCDs read take the space of one.
   mall_.reset(k.mall_mib * 1048576 * std::max(1.0, state.sharing) / k.xccs, 16);
@@ -91,19 +102,29 @@ XcdMemory::Origin XcdMemory::origin(u32 line, u32 hash) {
 }
 
 // A channel has a row of each bank open; another row of the bank costs it time to open.
-double XcdMemory::take_hbm(double at, u32 line) {
+double XcdMemory::read_hbm(double at, u32 line) {
   const u32 row = line / hbm_lines_, hash = hash_line(row);
   u32& open = open_rows_[hbm_.index(hash) * hbm_banks_ + (hash >> 16) % hbm_banks_];
   const double cost = hbm_clk_ + (open == row ? 0 : hbm_row_clk_);
   open = row;
-  return hbm_.take(at, cost, hash);
+  reads_ = std::min(reads_ + 1, kMixed);
+  return hbm_.take(at, cost, hash) + hbm_latency_clk_;
+}
+
+// Writes wait in caches and queues until a channel has time for them: what counts is the load of
+// all channels. Between reads they cost it a share of the turn from reads to writes and back.
+double XcdMemory::write_hbm(double at) {
+  const u32 channel = hbm_.index(to_write_++);
+  const double turn = reads_ ? hbm_turn_clk_ : 0;
+  reads_ -= reads_ > 0;
+  return hbm_.take(at, hbm_clk_ + turn, channel);
 }
 
 double XcdMemory::read(double at, u32 line) {
   const u32 hash = hash_line(line);
   const double start = channels_.take(at + half_, line_clk_, hash);
   ++counts.l2_lines;
-  const auto [slot, hit] = l2_.find(line, hash >> 5);
+  const auto [slot, hit] = l2_.find(line, l2_set(line));
   double& ready = l2_.ready(slot);
   if (hit) {
     ++counts.l2_hits;
@@ -120,7 +141,7 @@ double XcdMemory::read(double at, u32 line) {
       break;
     case Origin::kHbm:
       ++counts.hbm_lines;
-      ready = take_hbm(left, line) + hbm_latency_clk_;
+      ready = read_hbm(left, line);
       break;
   }
   return ready + half_ + l1_latency_;
@@ -142,7 +163,17 @@ double XcdMemory::own(double at, u32 line, u32 hash, bool taken) {
   if (taken) return left + 2 * mall_clk_;
   if (from != Origin::kHbm) return left + mall_clk_;
   ++counts.hbm_lines;
-  return take_hbm(left, line) + hbm_latency_clk_;
+  return read_hbm(left, line);
+}
+
+// A dirty line's way to memory, and when there is room for it before the channels. What fits the
+// Infinity Cache from launch to launch stays there.
+double XcdMemory::write_back(double at, u32 line, u32 hash, bool taken) {
+  const double left = fabric_.take(at, fabric_write_clk_, hash >> 9);
+  ++counts.written_lines;
+  if (taken) return at;
+  const double served = in_mall_ ? left : write_hbm(left);
+  return served - write_queue_clk_;
 }
 
 // L2 combines writes: what lies behind is charged once for a line, when it becomes dirty.
@@ -152,25 +183,23 @@ double XcdMemory::write(double at, u32 line, double atomic) {
   const double start = channels_.take(at + half_, cost, hash);
   ++counts.l2_lines;
   ++counts.write_requests;
-  const auto [slot, hit] = l2_.find(line, hash >> 5);
+  const auto [slot, hit] = l2_.find(line, l2_set(line));
   const bool taken = atomic > 0 && is_taken();
   double done = start;
   if (!(hit && l2_.dirty(slot)) || taken) {
     if (atomic > 0 && !(hit && !taken)) done = own(start, line, hash, taken);
     l2_.dirty(slot) = true;
     l2_.ready(slot) = hit && !taken ? std::min(l2_.ready(slot), done) : done;
-    ++counts.written_lines;
-    const double left = fabric_.take(start, fabric_write_clk_, hash >> 9);
-    if (!taken) hbm_.take(left, hbm_clk_, hash_line(line / hbm_lines_));
+    done = std::max(done, write_back(start, line, hash, taken));
   } else if (atomic > 0) {
     done = std::max(start, l2_.ready(slot));
   }
-  return done + cost + half_ + (atomic > 0 ? l1_latency_ : 0);
+  return done + cost + half_ + l1_latency_;
 }
 
 double XcdMemory::read_scalar(double at, u32 line) {
   const u32 hash = hash_line(line);
-  const auto [slot, hit] = l2_.find(line, hash >> 5);
+  const auto [slot, hit] = l2_.find(line, l2_set(line));
   double& ready = l2_.ready(slot);
   if (hit) return std::max(at, ready) + k_l2_;
   const bool far = origin(line, hash) != Origin::kMall;

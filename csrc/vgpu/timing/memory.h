@@ -16,6 +16,10 @@ constexpr u32 hash_line(u32 x) {
   return x ^ x >> 16;
 }
 
+// Which set of L2: the lines of a page one after another in an order of its own, so that what lies
+// together fills the sets evenly, and what is a page apart does not meet in one.
+constexpr u32 l2_set(u32 line) { return line ^ (hash_line(line / 32) & 31); }
+
 // Least recently used ways of sets.
 class Tags {
  public:
@@ -84,12 +88,13 @@ class XcdMemory {
   XcdMemory(const Constants& k, double ghz, const MemoryState& state);
   // A line that leaves the CU's port at `at`: when it is back in L1.
   double read(double at, u32 line);
-  // When the write has been taken. `atomic`: clk of an atomic in its channel, 0 for a plain store.
+  // When the writer knows that the write has been taken. `atomic`: clk of an atomic in its channel,
+  // 0 for a plain store.
   double write(double at, u32 line, double atomic);
   // A line of the scalar cache's, asked for at `at`.
   double read_scalar(double at, u32 line);
   // A launch before has used the line.
-  void keep(u32 line) { l2_.find(line, hash_line(line) >> 5); }
+  void keep(u32 line) { l2_.find(line, l2_set(line)); }
   double drained() const { return std::max(fabric_.last(), hbm_.last()); }
   const Servers& l2() const { return channels_; }
   const Servers& fabric() const { return fabric_; }
@@ -107,11 +112,17 @@ class XcdMemory {
   u32 hbm_banks_;
   double hbm_row_clk_;
   std::vector<u32> open_rows_;  // of each channel's banks
+  double hbm_turn_clk_, write_queue_clk_;
+  u32 to_write_ = 0;  // the channel that the next write waits for
+  u32 reads_ = 0;     // of HBM, after which no write has come yet
+  bool in_mall_;
   Tags l2_, mall_;
 
   enum class Origin : u8 { kMall, kShared, kHbm };
   Origin origin(u32 line, u32 hash);
-  double take_hbm(double at, u32 line);
+  double read_hbm(double at, u32 line);
+  double write_hbm(double at);
+  double write_back(double at, u32 line, u32 hash, bool taken);
   double own(double at, u32 line, u32 hash, bool taken);
   bool is_taken() const;
 };

@@ -118,7 +118,7 @@ void Replay::place(u32 cu, Clk at) {
   const u32 count = static_cast<u32>(trace.waves.size());
   const double dispatched = std::max(static_cast<double>(at), dispatch_free_);
   dispatch_free_ = dispatched + std::max(k_.dispatch_group_clk, k_.dispatch_wave_clk * count);
-  groups_.push_back({&trace, static_cast<Clk>(dispatched), cu, count, 0, {}});
+  groups_.push_back({&trace, static_cast<Clk>(dispatched), 0, cu, count, 0, {}});
   GroupRun& group = groups_.back();
   result_.starts.push_back(group.start);
   for (u32 i = 0; i < count; ++i) {
@@ -182,12 +182,13 @@ void Replay::end_wave(WaveRun& wave, Clk now) {
   }
   result_.waves_end = std::max({result_.waves_end, wave.last + 4, stored});
   result_.wave_clocks += static_cast<u64>(wave.last + 4 - group.start);
+  group.stored = std::max(group.stored, stored);
   --group.alive;
   std::erase(group.waves, &wave);
   const u32 cu = wave.cu;
   spare_.push_back(&wave);
   if (!group.alive) {
-    place(cu, now + static_cast<Clk>(k_.turnaround_clk));
+    place(cu, std::max(now, group.stored) + static_cast<Clk>(k_.turnaround_clk));
   } else if (group.waiting == group.alive) {
     release_barrier(group, nullptr, now, nullptr);
   }

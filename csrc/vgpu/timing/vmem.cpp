@@ -70,10 +70,9 @@ double Replay::serve_lines(Cu& cu, const Pending& pending, Clk now) {
   const u32 word = pending.words[0], lines = GlobalWord::lines(word);
   const double at = static_cast<double>(now);
   double done = at;
-  const auto leave = [&] {
-    cu.port_free = std::max(cu.port_free, at) + k_.port_line_clk;
-    result_.port_busy += k_.port_line_clk;
-    return cu.port_free;
+  const auto leave = [&](double& port, double clk) {
+    port = std::max(port, at) + clk;
+    return port;
   };
   if (GlobalWord::is_write(word)) {
     // More than the segments hold: lanes that meet at an address, one after another.
@@ -81,8 +80,11 @@ double Replay::serve_lines(Cu& cu, const Pending& pending, Clk now) {
     const bool meet = lanes * GlobalWord::bytes(word) > 64 * GlobalWord::segments(word);
     const double serial = meet && lines ? lanes / lines * k_.atomic_lane_clk : 0;
     const double atomic = pending.inst->atomic ? std::max(k_.atomic_line_clk, serial) : 0;
+    // They leave as requests of 64 bytes, where a read asks for a line.
+    const double requests = std::min(2.0, 1.0 * GlobalWord::segments(word) / std::max(1u, lines));
     for (u32 i = 1; i <= lines; ++i) {
-      done = std::max(done, memory_.write(leave(), pending.words[i], atomic));
+      const double left = leave(cu.write_port_free, k_.port_line_clk * requests);
+      done = std::max(done, memory_.write(left, pending.words[i], atomic));
     }
     return done;
   }
@@ -91,7 +93,10 @@ double Replay::serve_lines(Cu& cu, const Pending& pending, Clk now) {
     const auto [slot, hit] = cu.l1.find(line, hash_line(line) >> 3);
     ++memory_.counts.l1_lines;
     memory_.counts.l1_hits += hit;
-    if (!hit) cu.l1.ready(slot) = memory_.read(leave(), line);
+    if (!hit) {
+      cu.l1.ready(slot) = memory_.read(leave(cu.port_free, k_.port_line_clk), line);
+      result_.port_busy += k_.port_line_clk;
+    }
     done = std::max(done, cu.l1.ready(slot));
   }
   return done;

@@ -20,6 +20,7 @@ LINES = """
   v_lshlrev_b32 v10, 4, v10
   v_lshl_add_u32 v10, v11, 7, v10
 """
+FILL = "  global_store_dwordx4 v10, v[12:15], s[4:5]\n"
 READ = "  global_load_dwordx4 v[12:15], v10, s[4:5]\n"
 WAIT = "  s_waitcnt vmcnt(0)\n"
 # A kilobyte of its own for a block; one for eight neighbours, which are of eight XCDs.
@@ -68,6 +69,7 @@ count:
 KERNELS = {
     "in_order": Micro(READ, LINES.format(factor=1), WAIT, 32),
     "scattered": Micro(READ, LINES.format(factor=0x278E13), WAIT, 32),
+    "fill": Micro(FILL, LINES.format(factor=1), vgprs=32),
     "store": Micro(STORE, OWN, WAIT, 32),
     "add": Micro(ADD, OWN, WAIT, 32),
     "add_shared": Micro(ADD, SHARED, WAIT, 32),
@@ -112,6 +114,14 @@ def test_atomics_fetch_what_they_add_to(micros: Micros) -> None:
     assert add.memory["mall"]["bytes"] == 4 * MB / 8
     assert add.us > 1.1 * store.us and shared.us > 1.5 * add.us
     assert shared.busy["fabric"] > 0.6
+
+
+def test_writes_take_the_time_of_memory(micros: Micros) -> None:
+    """As much as the path to memory carries, however many of them there are; what a launch before
+    has left in the Infinity Cache is written there."""
+    assert tb_s(micros, "fill") == pytest.approx(5.0, rel=0.05)
+    cold, warm = (read(micros, "fill", 64 * MB, cold=c) for c in (True, False))
+    assert cold.busy["hbm"] > 0.4 and warm.busy["hbm"] == 0
 
 
 @pytest.mark.parametrize("kernel", ["flag", "counter"])
