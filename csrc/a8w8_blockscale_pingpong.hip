@@ -16,7 +16,7 @@
 //     3    W1 of the next step   X1 x W0     W0 of the next   X1 x W1     X1
 //
 // What a memory part starts is read seven phases later; all but the last six phases' have arrived
-// at the end of each.
+// at the end of each. Column-major operands are turned round as LDS is read (columns.h).
 //
 // Partial sums of a block are promoted as promote.h has it, a group of tiles late, across phases
 // and K-steps; with kPow2 the matrix cores scale and sum themselves. w is operand A, so that a lane
@@ -27,9 +27,8 @@
 // and their rows to 16 bytes; a workgroup's rows span less than 2 GiB, what lies before them may be
 // more.
 #include "rfops/block_map.h"
+#include "rfops/columns.h"
 #include "rfops/epilogue.h"
-#include "rfops/lds_tile.h"
-#include "rfops/loader.h"
 #include "rfops/promote.h"
 #include "rfops/scales.h"
 #include "rfops/split_reduce.h"
@@ -48,22 +47,24 @@ namespace {
 
 using namespace rfops;
 
-using Out = RFOPS_OUT;                      // bf16, f16 or f32
-constexpr bool kShuffled = RFOPS_SHUFFLED;  // w lies in tiles of 16 rows by 16 bytes
-constexpr u32 kM = RFOPS_M;                 // rows of x of a workgroup
-constexpr u32 kN = RFOPS_N;                 // rows of w of a workgroup
-constexpr u32 kSplit = RFOPS_SPLIT;         // workgroups along K
-constexpr u32 kGroupM = RFOPS_GROUP_M;      // tiles along M of a group of workgroups
-constexpr bool kPow2 = RFOPS_POW2;          // all scales are positive powers of two
+using Out = RFOPS_OUT;                       // bf16, f16 or f32
+constexpr bool kShuffled = RFOPS_SHUFFLED;   // w lies in tiles of 16 rows by 16 bytes
+constexpr bool kXColumns = RFOPS_X_COLUMNS;  // x is column-major; x_row is then from k to k
+constexpr bool kWColumns = RFOPS_W_COLUMNS;  // the same of w
+constexpr u32 kM = RFOPS_M;                  // rows of x of a workgroup
+constexpr u32 kN = RFOPS_N;                  // rows of w of a workgroup
+constexpr u32 kSplit = RFOPS_SPLIT;          // workgroups along K
+constexpr u32 kGroupM = RFOPS_GROUP_M;       // tiles along M of a group of workgroups
+constexpr bool kPow2 = RFOPS_POW2;           // all scales are positive powers of two
 constexpr u32 kMWaves = 2, kNWaves = 4, kWaves = kMWaves * kNWaves;
 constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kXHalf = kM / 2, kWHalf = kN / 2;  // rows
 constexpr u32 kXTiles = kXHalf / kMWaves / kTileRows, kWTiles = kWHalf / kNWaves / kTileRows;
-constexpr u32 kQuarter = kXTiles * kWTiles;  // tiles of a wave in a phase
-constexpr u32 kTiles = 4 * kQuarter;
+constexpr u32 kQuarter = kXTiles * kWTiles, kTiles = 4 * kQuarter;  // of a wave; in a phase
 
+using XWay = DirectWay<kXColumns, kXHalf, kXTiles, kWaves, false>;
+using WWay = DirectWay<kWColumns, kWHalf, kWTiles, kWaves, kShuffled>;
 using Loader = DirectLoader<kWaves>;
-using WLoader = DirectLoader<kWaves, kShuffled>;
 constexpr u32 kXLoads = kXHalf / Loader::kRowsAtOnce, kWLoads = kWHalf / Loader::kRowsAtOnce;
 constexpr u32 kInFlight = 3 * (kXLoads + kWLoads);  // what six phases start
 using Scales = DirectScales<kM, kWaves>;
@@ -94,20 +95,22 @@ __shared__ Memory memory;
 
 class Wave {
  public:
+  const u32 wave_m, wave_n;
+
   __device__ Wave(const OperandRows& x, const OperandRows& w, const RowScales& x_scale,
                   const BlockScales (&w_scale)[2], u32 blocks)
-      : memory_((RFOPS_LDS Memory*)&memory),
+      : wave_m(wave_in_group() / kNWaves),
+        wave_n(wave_in_group() % kNWaves),
+        memory_((RFOPS_LDS Memory*)&memory),
         x_(x),
         w_(w),
         w_scale_{w_scale[0], w_scale[1]},
         scales_(x_scale),
         place_(Loader::own_place((LdsBytes*)memory_)),
-        blocks_(blocks) {
-    const u32 lane = lane_in_wave();
-    wave_m = wave_in_group() / kNWaves;
-    wave_n = wave_in_group() % kNWaves;
-    pieces_ = lds_pieces(lane);
-    scale_at_ = scales_.place(wave_m * kXTiles * kTileRows + lane % kTileRows);
+        blocks_(blocks),
+        of_x_((LdsBytes*)memory_->x, lane_in_wave(), wave_m * kXTiles * kTileRows),
+        of_w_((LdsBytes*)memory_->w, lane_in_wave(), wave_n * kWTiles * kTileRows) {
+    scale_at_ = scales_.place(wave_m * kXTiles * kTileRows + lane_in_wave() % kTileRows);
   }
 
   __device__ void multiply_all(Sums& sums) {
@@ -132,8 +135,6 @@ class Wave {
     if (wave_m == 0) meet();
   }
 
-  u32 wave_m, wave_n;
-
  private:
   template <u32 kOdd, u32 kHalf>
   __device__ void start_x(u32 block) const {
@@ -155,7 +156,7 @@ class Wave {
 
   template <u32 kOdd, u32 kHalf>
   __device__ void read_x(u32 block) {
-    const LdsBytes* from = (LdsBytes*)memory_->x[kOdd][kHalf] + wave_m * kXTiles * kLdsTile;
+    constexpr u32 kAt = (2 * kOdd + kHalf) * kXHalf * kRowBytes;
     const RFOPS_LDS f32* scales =
         memory_->x_scale + scale_at_ + scales_.further(lane_in_wave() % kTileRows, block);
 #pragma unroll
@@ -164,14 +165,14 @@ class Wave {
     }
     keep_order();
 #pragma unroll
-    for (u32 i = 0; i < kXTiles; ++i) x_tile_[i] = lds_tile(from + i * kLdsTile, pieces_);
+    for (u32 i = 0; i < kXTiles; ++i) x_tile_[i] = of_x_.read<kAt>(i);
     keep_order();
   }
   template <u32 kOdd, u32 kHalf>
   __device__ void read_w() {
-    const LdsBytes* from = (LdsBytes*)memory_->w[kOdd][kHalf] + wave_n * kWTiles * kLdsTile;
+    constexpr u32 kAt = (2 * kOdd + kHalf) * kWHalf * kRowBytes;
 #pragma unroll
-    for (u32 j = 0; j < kWTiles; ++j) w_tile_[kHalf][j] = lds_tile(from + j * kLdsTile, pieces_);
+    for (u32 j = 0; j < kWTiles; ++j) w_tile_[kHalf][j] = of_w_.read<kAt>(j);
     keep_order();
   }
 
@@ -237,13 +238,14 @@ class Wave {
   }
 
   RFOPS_LDS Memory* memory_;
-  Loader x_;
-  WLoader w_;
+  XWay::Loader x_;
+  WWay::Loader w_;
   BlockScales w_scale_[2];
   Scales scales_;
   u32 place_, scale_at_, blocks_;
   f32 w_now_[2];  // w's scales
-  LdsPieces pieces_;
+  XWay::Reader of_x_;
+  WWay::Reader of_w_;
   Tile x_tile_[kXTiles], w_tile_[2][kWTiles];
   f32 x_scale_[kXTiles];
   Sums::Part x_part_[kXTiles];
@@ -269,11 +271,12 @@ extern "C" __global__ void
   const u32 first = all * at.split / kSplit;
   const u32 blocks = all * (at.split + 1) / kSplit - first;
 
+  const u32 k0 = first * kTileK, k_part = blocks * kTileK;
   // A second half of w that is not there has the scale of the first: any that is.
   const u32 n1 = n0 + kWHalf < n ? n0 + kWHalf : n0;
   Wave wave(
-      {x, m0, m, kM, x_row, first * kTileK, blocks * kTileK},
-      {w, n0, n, kN, w_row, first * kTileK, blocks * kTileK, WLoader::Order::kUnit},
+      OperandRows::of<kXColumns>(x, m0, m, kM, x_row, k0, k_part),
+      OperandRows::of<kWColumns>(w, n0, n, kN, w_row, k0, k_part, MemoryOrder<kShuffled>::kUnit),
       {x_scale, m0, m, kM, x_scale_row, x_scale_k, first, blocks},
       {{w_scale, n0, w_scale_row, w_scale_k, first}, {w_scale, n1, w_scale_row, w_scale_k, first}},
       blocks);

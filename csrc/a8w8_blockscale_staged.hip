@@ -11,7 +11,8 @@
 // w is operand A, so that a lane holds 4 neighbours of a row of out, and the scale of its tile is
 // one value.
 //
-// Column-major operands are turned round on their way through the registers.
+// Column-major operands are turned round on their way through the registers on gfx942, and on
+// gfx950 as LDS is read (columns.h).
 //
 // kSplit workgroups share out K; the last of a tile adds up (split_reduce.h).
 //
@@ -19,6 +20,7 @@
 // and their rows to 16 bytes; a workgroup's rows span less than 2 GiB, what lies before them may be
 // more.
 #include "rfops/block_map.h"
+#include "rfops/columns.h"
 #include "rfops/epilogue.h"
 #include "rfops/lds_tile.h"
 #include "rfops/loader.h"
@@ -57,16 +59,14 @@ static_assert((kM + kN) * kRowBytes <= kLdsBytes / 2, "two workgroups a CU");
 constexpr u32 m_of(u32 t) { return t / kNTiles; }
 constexpr u32 n_of(u32 t) { return m_of(t) % 2 == 0 ? t % kNTiles : kNTiles - 1 - t % kNTiles; }
 
-template <bool kColumns, u32 kRows, bool kTiles16>
-struct LoaderOf {
-  using Type = StagedLoader<kRows, kThreads, kTiles16>;
-};
-template <u32 kRows>
-struct LoaderOf<true, kRows, false> {
-  using Type = TurningLoader<kRows, kThreads>;
-};
-using XLoader = LoaderOf<kXColumns, kM, false>::Type;
-using WLoader = LoaderOf<kWColumns, kN, kShuffled>::Type;
+using XWay = StagedWay<kXColumns, kM, kMTiles, kThreads, false>;
+using WWay = StagedWay<kWColumns, kN, kNTiles, kThreads, kShuffled>;
+
+// What turns an operand round goes beside the matrix cores, or where they have less to do at once:
+// loads would hold them up then.
+constexpr u32 kTurns = XWay::Loader::kTurns + WWay::Loader::kTurns;
+constexpr u32 kSlots = kTiles * kMatrixSteps;  // instructions of the matrix cores in a K-step
+constexpr bool kTurnsBeside = kTurns > 0 && kTiles >= 16;
 
 struct Wave {
   u32 m, n, lane;  // the wave's first row of x and of w in the workgroup
@@ -76,22 +76,23 @@ struct Wave {
 struct Operands {
   Tile x[kMTiles], w[kNTiles];
 
-  __device__ void read(const LdsBytes* x_tile, const LdsBytes* w_tile, const LdsPieces& pieces) {
+  __device__ void read(const XWay::Reader& of_x, const WWay::Reader& of_w) {
 #pragma unroll
-    for (u32 j = 0; j < kNTiles; ++j) w[j] = lds_tile(w_tile + j * kLdsTile, pieces);
+    for (u32 j = 0; j < kNTiles; ++j) w[j] = of_w.read(j);
 #pragma unroll
-    for (u32 i = 0; i < kMTiles; ++i) x[i] = lds_tile(x_tile + i * kLdsTile, pieces);
+    for (u32 i = 0; i < kMTiles; ++i) x[i] = of_x.read(i);
   }
 };
 
-template <u32 kFirst = 0>
+template <u32 kFirst = 0, class Beside>
 __device__ inline void multiply(Promoted<kTiles>& sums, const Operands& held,
-                                const f32 (&scale)[kMTiles]) {
+                                const f32 (&scale)[kMTiles], Beside beside) {
   if constexpr (kFirst < kTiles) {
     sums.multiply<kFirst>([&](u32 t) -> const Tile& { return held.w[n_of(kFirst + t)]; },
                           [&](u32 t) -> const Tile& { return held.x[m_of(kFirst + t)]; },
-                          [&](u32 t) { return scale[m_of(kFirst + t)]; });
-    multiply<kFirst + kGroup>(sums, held, scale);
+                          [&](u32 t) { return scale[m_of(kFirst + t)]; },
+                          [&](u32 i) { beside(kFirst * kMatrixSteps + i); });
+    multiply<kFirst + kGroup>(sums, held, scale, beside);
   }
 }
 
@@ -101,12 +102,11 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
   __shared__ u8 memory[(kM + kN) * kRowBytes];
   LdsBytes* const x_tile = (LdsBytes*)memory;
   LdsBytes* const w_tile = x_tile + kM * kRowBytes;
-  const LdsPieces pieces = lds_pieces(wave.lane);
-  const auto read = [&](Operands& held) {
-    held.read(x_tile + wave.m * kRowBytes, w_tile + wave.n * kRowBytes, pieces);
-  };
-  XLoader x(x_rows);
-  WLoader w(w_rows);
+  const XWay::Reader of_x(x_tile, wave.lane, wave.m);
+  const WWay::Reader of_w(w_tile, wave.lane, wave.n);
+  const auto read = [&](Operands& held) { held.read(of_x, of_w); };
+  XWay::Loader x(x_rows);
+  WWay::Loader w(w_rows);
   const LaneScales lane_scales(x_scale);
   Operands held;
   f32 now[kMTiles], scale[kMTiles];  // x's of four K-steps; a K-step's, times w's
@@ -127,6 +127,17 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
     x.commit(x_tile);
     w.commit(w_tile);
   };
+  const auto turn = [&](u32 first, u32 last) {
+    constexpr u32 kX = XWay::Loader::kTurns;
+#pragma unroll
+    for (u32 i = first; i < last; ++i) i < kX ? x.turn(i) : w.turn(i - kX);
+  };
+  const auto turn_beside = [&](u32 slot) {  // in the second half: they have arrived
+    constexpr u32 kFirst = kSlots / 2;
+    if (kTurnsBeside && slot >= kFirst) {
+      turn((slot - kFirst) * kTurns / kFirst, (slot + 1 - kFirst) * kTurns / kFirst);
+    }
+  };
 
   const auto scale_by = [&](u32 block) {
     const f32 w_own = w_scale.at(block);
@@ -137,8 +148,10 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
   };
   issue_scales(0);
   issue(0);
+  turn(0, kTurns);
   commit();
   issue(1);
+  if constexpr (kTurnsBeside) turn(0, kTurns);
   scale_by(0);
   wait_lds();
   meet();
@@ -146,11 +159,12 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
   wait_lds();
   for (u32 block = 1; block < blocks; ++block) {
     meet();  // all have read
+    if constexpr (!kTurnsBeside) turn(0, kTurns);
     commit();
     if (block % LaneScales::kSteps == 0) issue_scales(block);
     issue(block + 1);
     prio<0>();  // the other workgroup's reads and writes go first: they are fewer
-    multiply(sums, held, scale);
+    multiply(sums, held, scale, turn_beside);
     prio<1>();
     wait_lds();
     meet();  // all have written
@@ -158,7 +172,7 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
     scale_by(block);
     wait_lds();
   }
-  multiply(sums, held, scale);
+  multiply(sums, held, scale, Idle{});
 }
 
 }  // namespace
@@ -184,10 +198,8 @@ extern "C" __global__ void
   const Wave wave = {wave_id / 2 * (kM / 2), wave_id % 2 * (kN / 2), lane_in_wave()};
 
   const u32 k0 = first * kTileK, k_part = blocks * kTileK;
-  const OperandRows x_rows = kXColumns ? OperandRows::columns(x, m0, m, kM, x_row, k0, k_part)
-                                       : OperandRows(x, m0, m, kM, x_row, k0, k_part);
-  const OperandRows w_rows = kWColumns ? OperandRows::columns(w, n0, n, kN, w_row, k0, k_part)
-                                       : OperandRows(w, n0, n, kN, w_row, k0, k_part, kUnit);
+  const auto x_rows = OperandRows::of<kXColumns>(x, m0, m, kM, x_row, k0, k_part);
+  const auto w_rows = OperandRows::of<kWColumns>(w, n0, n, kN, w_row, k0, k_part, kUnit);
   Promoted<kTiles> sums = {};
   multiply_all(sums, x_rows, w_rows, {x_scale, m0, m, kM, x_scale_row, x_scale_k, first, blocks},
                {w_scale, n0, w_scale_row, w_scale_k, first}, blocks, wave);

@@ -5,11 +5,11 @@
 //
 // Layout. A workgroup has all rows of x and 16 kNTiles rows of w. Its kWaves waves, and kSplit
 // workgroups of the same rows, take turns along K, kSteps blocks of 128 at a time; a turn's
-// operands go straight to the registers of the matrix cores, all of them in flight at once: 2
-// kSteps kNTiles KiB of w a wave. Blocks beyond K are loaded as zeros, without touching memory. w
-// is operand A, so that a lane holds 4 neighbours of a row of out, and the scale of its tile is one
-// value. The waves' sums meet in LDS, in their order; the workgroups' in a workspace, and the last
-// one adds them up.
+// operands go to registers, all of them in flight at once: 2 kSteps kNTiles KiB of w a wave. With
+// kLines they come as whole lines, and the wave's own LDS puts them into operands' order. Blocks
+// beyond K are loaded as zeros, without touching memory. w is operand A, so that a lane holds 4
+// neighbours of a row of out, and the scale of its tile is one value. The waves' sums meet in LDS,
+// in their order; the workgroups' in a workspace, and the last one adds them up.
 //
 // Promises. Deterministic: the order of sums is fixed by the config and K. The caller aligns x, w
 // and their rows to 16 bytes; a workgroup's rows span less than 2 GiB, what lies before them may be
@@ -21,10 +21,12 @@
 #include "rfops/matrix.h"
 #include "rfops/scales.h"
 #include "rfops/split_reduce.h"
+#include "rfops/wave_rows.h"
+#include "rfops/wave_sums.h"
 
 #if !defined(RFOPS_M_TILES) || !defined(RFOPS_N_TILES) || !defined(RFOPS_STEPS) || \
     !defined(RFOPS_WAVES) || !defined(RFOPS_SPLIT) || !defined(RFOPS_OUT) ||       \
-    !defined(RFOPS_SHUFFLED)
+    !defined(RFOPS_SHUFFLED) || !defined(RFOPS_LINES)
 #error "a8w8_blockscale_stream needs the RFOPS_ constants below"
 #endif
 
@@ -34,28 +36,34 @@ using namespace rfops;
 
 using Out = RFOPS_OUT;                      // bf16, f16 or f32
 constexpr bool kShuffled = RFOPS_SHUFFLED;  // w lies in tiles of 16 rows by 16 bytes
-using WOrder = MemoryOrder<kShuffled>;
-constexpr u32 kMTiles = RFOPS_M_TILES;  // tiles of 16 rows of x
-constexpr u32 kNTiles = RFOPS_N_TILES;  // tiles of 16 rows of w of a workgroup
-constexpr u32 kSteps = RFOPS_STEPS;     // blocks along K that a wave has in flight
-constexpr u32 kWaves = RFOPS_WAVES;     // waves of a workgroup, side by side along K
-constexpr u32 kSplit = RFOPS_SPLIT;     // workgroups along K
+constexpr u32 kMTiles = RFOPS_M_TILES;      // tiles of 16 rows of x
+constexpr u32 kNTiles = RFOPS_N_TILES;      // tiles of 16 rows of w of a workgroup
+constexpr u32 kSteps = RFOPS_STEPS;         // blocks along K that a wave has in flight
+constexpr u32 kWaves = RFOPS_WAVES;         // waves of a workgroup, side by side along K
+constexpr u32 kSplit = RFOPS_SPLIT;         // workgroups along K
+constexpr bool kLines = RFOPS_LINES;        // loads ask for whole lines (wave_rows.h)
 
 constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kTiles = kNTiles * kMTiles;
 constexpr u32 kN = kNTiles * kTileRows;
 constexpr u32 kM = kMTiles * kTileRows;
 using Split = SplitTile<kSplit, kTiles * kWaveSize, kThreads>;
-constexpr u32 kOwn = Split::kOwn;  // tiles that a wave writes at most
+constexpr u32 kOwn = kTilesOfWave<kWaves, kTiles>;  // that it writes at most
+static_assert(kOwn == Split::kOwn);
 
 static_assert(kScaleRows % kN == 0, "a workgroup's rows of w have one scale a block");
 static_assert(kSteps * (2 * kNTiles + 3 * kMTiles) <= 63, "vmcnt counts at most 63 in flight");
-static_assert(kWaves * kTiles * kWaveSize * sizeof(F32x4) <= kLdsBytes, "sums meet in LDS");
+static_assert(kWaves * (kTiles * kWaveSize * sizeof(F32x4) + kLdsTile) < kLdsBytes,
+              "sums meet in LDS, beside what puts tiles into order");
 
 static_assert(kSteps <= LaneScales::kSteps, "a load brings a turn's scales of 16 rows");
 
+using XRows = WaveRows<false, kLines>;
+using WRows = WaveRows<kShuffled, kLines>;
 struct Inputs {
-  OperandRows x, w;
+  XRows x;
+  WRows w;
+  WaveOrder order;
   LaneScales x_scale;
   BlockScales w_scale;
   u32 blocks;
@@ -63,11 +71,9 @@ struct Inputs {
 
 // Adds up one turn: kSteps blocks from `first` on, of which those from in.blocks on are not there.
 // w first: it comes from memory, x from L2 meanwhile.
-__device__ inline void take_turn(F32x4 (&sums)[kTiles], const Inputs& in, u32 first, u32 lane) {
+__device__ inline void take_turn(F32x4 (&sums)[kTiles], const Inputs& in, u32 first) {
   Tile w[kSteps][kNTiles], x[kSteps][kMTiles];
   f32 x_scale[kMTiles], w_scale[kSteps];
-  const u32 w_at = WOrder::place(lane % kTileRows, lane / kTileRows, in.w.row_bytes);
-  const u32 x_at = tile_offset(lane, in.x.row_bytes);
   const auto there = [&](u32 step) { return first + step < in.blocks; };
 #pragma unroll
   for (u32 s = 0; s < kSteps; ++s) {
@@ -75,12 +81,9 @@ __device__ inline void take_turn(F32x4 (&sums)[kTiles], const Inputs& in, u32 fi
   }
 #pragma unroll
   for (u32 s = 0; s < kSteps; ++s) {
-    const Buffer rows = make_buffer(in.w.first, there(s) ? in.w.bytes : 0);
 #pragma unroll
     for (u32 j = 0; j < kNTiles; ++j) {
-      const u32 at = j * kTileRows * in.w.row_bytes + (first + s) * kTileK * WOrder::kUnit;
-      w[s][j] = {load_16<kStreamed>(rows, w_at, at),
-                 load_16<kStreamed>(rows, w_at + kPieceK * WOrder::kUnit, at)};
+      w[s][j] = in.w.load<kStreamed>(j * kTileRows, (first + s) * kTileK, there(s));
     }
     keep_order();
   }
@@ -90,15 +93,21 @@ __device__ inline void take_turn(F32x4 (&sums)[kTiles], const Inputs& in, u32 fi
   }
 #pragma unroll
   for (u32 s = 0; s < kSteps; ++s) {
-    const Buffer rows = make_buffer(in.x.first, there(s) ? in.x.bytes : 0);
 #pragma unroll
     for (u32 i = 0; i < kMTiles; ++i) {
-      x[s][i] = load_tile(rows, x_at, i * kTileRows * in.x.row_bytes + (first + s) * kTileK);
+      x[s][i] = in.x.load(i * kTileRows, (first + s) * kTileK, there(s));
     }
     keep_order();
   }
 #pragma unroll
   for (u32 s = 0; s < kSteps; ++s) {
+#pragma unroll
+    for (u32 j = 0; j < kNTiles; ++j) WRows::arrange(w[s][j], in.order);
+  }
+#pragma unroll
+  for (u32 s = 0; s < kSteps; ++s) {
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) XRows::arrange(x[s][i], in.order);
     const f32 w_own = there(s) ? w_scale[s] : 0.0f;
     f32 scale[kMTiles];
 #pragma unroll
@@ -118,27 +127,6 @@ __device__ inline void take_turn(F32x4 (&sums)[kTiles], const Inputs& in, u32 fi
   }
 }
 
-// The waves' sums in their order: tile wave, then wave + kWaves, and so on, of this wave.
-__device__ inline void meet_in_lds(const F32x4 (&sums)[kTiles], F32x4 (&own)[kOwn], u32 wave,
-                                   u32 lane) {
-  __shared__ F32x4 partial[kWaves][kTiles][kWaveSize];
-#pragma unroll
-  for (u32 t = 0; t < kTiles; ++t) partial[wave][t][lane] = sums[t];
-  sync_group();
-#pragma unroll
-  for (u32 i = 0; i < kOwn; ++i) {
-    const u32 t = wave + i * kWaves;
-    if (t >= kTiles) return;
-    F32x4 parts[kWaves];
-#pragma unroll
-    for (u32 other = 0; other < kWaves; ++other) parts[other] = partial[other][t][lane];
-    keep_order();
-    own[i] = parts[0];
-#pragma unroll
-    for (u32 other = 1; other < kWaves; ++other) own[i] += parts[other];
-  }
-}
-
 }  // namespace
 
 // Grid: workgroups of the same rows of w are neighbours on one XCD.
@@ -155,18 +143,20 @@ a8w8_blockscale_stream(Out* __restrict__ out,            // [M, N]
   const Block at = own_block<1, kSplit>(1, (n + kN - 1) / kN);
   const u32 n0 = at.n * kN, blocks = k / kTileK;
   const u32 wave = wave_in_group(), lane = lane_in_wave();
-  const Inputs in = {{x, 0, m, kM, x_row, 0, k},
-                     {w, n0, n, kN, w_row, 0, k, WOrder::kUnit},
+  __shared__ u8 tiles[kWaves][kLdsTile];
+  const Inputs in = {{{x, 0, m, kM, x_row, 0, k}, lane},
+                     {{w, n0, n, kN, w_row, 0, k, WRows::kUnit}, lane},
+                     {(LdsBytes*)tiles[wave], lane},
                      LaneScales({x_scale, 0, m, kM, x_scale_row, x_scale_k, 0, blocks}),
                      {w_scale, n0, w_scale_row, w_scale_k, 0},
                      blocks};
   F32x4 sums[kTiles] = {};
   for (u32 first = (at.split * kWaves + wave) * kSteps; first < blocks;
        first += kSplit * kWaves * kSteps) {
-    take_turn(sums, in, first, lane);
+    take_turn(sums, in, first);
   }
   F32x4 own[kOwn] = {};
-  meet_in_lds(sums, own, wave, lane);
+  add_up_waves<kWaves>(sums, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
   if constexpr (kSplit > 1) {
     if (!Split(workspace, counts, at.n).reduce(own, at.split)) return;
   }

@@ -4,6 +4,7 @@ matrix cores does not show in results."""
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -50,17 +51,47 @@ def test_staged(arch: str, steps: int, m: int, n: int) -> None:
     assert_unpacked(lines)
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-def test_column_major(arch: str) -> None:
-    """64 byte permutations more a K-step, and loads of a dword a k."""
-    defines = StagedConfig(128, 128).defines(BF16)
-    columns = {**defines, "X_COLUMNS": 1, "W_COLUMNS": 1}
-    lines = loop(assembly("a8w8_blockscale_staged", arch, columns))
+COLUMNS = {"X_COLUMNS": 1, "W_COLUMNS": 1}
+
+
+@pytest.mark.thin(2)
+@pytest.mark.parametrize(("m", "n"), [(128, 128), (64, 64)])
+def test_column_major_of_gfx942(m: int, n: int) -> None:
+    """64 byte permutations more a K-step, 32 of half as many rows, and loads of a dword a k."""
+    defines = {**StagedConfig(m, n).defines(BF16), **COLUMNS}
+    lines = loop(assembly("a8w8_blockscale_staged", "gfx942", defines))
     counts = counted(lines)
-    assert counts["v_perm_b32"] == 64 and counts["buffer_load_dword"] == 36
-    if arch == "gfx942":
+    rows = (m + n) // 4
+    assert counts["v_perm_b32"] == rows
+    assert counts["buffer_load_dword"] == rows // 2 + m // 2 // 16, "and scales"
+    if m == 128:  # beside the matrix cores, not after them
         assert number(counts, "v_(?!mfma)") <= 2.3 * number(counts, "v_mfma"), counts
+        at = [i for i, line in enumerate(lines) if line.startswith("v_mfma")]
+        assert number(counted(lines[at[0] : at[-1]]), "v_perm") == rows
     assert_unpacked(lines)
+
+
+@pytest.mark.thin(3)
+@pytest.mark.parametrize(
+    ("module", "config"),
+    [
+        ("a8w8_blockscale_staged", StagedConfig(128, 128)),
+        ("a8w8_blockscale_staged", StagedConfig(64, 128)),
+        ("a8w8_blockscale_pingpong", PingPongConfig(256, 256)),
+        ("a8w8_blockscale_pingpong", PingPongConfig(256, 128)),
+    ],
+)
+def test_column_major_of_gfx950(module: str, config: Any) -> None:
+    """As rows: twice as many reads of half as many bytes, which turn them round; nothing else."""
+    rows, columns = (
+        counted(loop(assembly(module, "gfx950", {**config.defines(BF16), **more})))
+        for more in ({}, COLUMNS)
+    )
+    assert columns["ds_read_b128"] == 0
+    assert columns["ds_read_b64_tr_b8"] == 2 * rows["ds_read_b128"]
+    for name in ("v_mfma_f32_16x16x128_f8f6f4", "buffer_load_dwordx4", "s_barrier"):
+        assert columns[name] == rows[name]
+    assert number(columns, "v_") <= number(rows, "v_")
 
 
 @pytest.mark.parametrize(("m", "n"), [(256, 256), (256, 128), (128, 256)])

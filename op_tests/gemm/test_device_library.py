@@ -70,11 +70,16 @@ def launch(kernel: Any, groups: tuple[int, int], threads: int, *args: Any, out: 
     return p.launches[0]
 
 
-# ---------------------------------------------------------------- loader.h, lds_tile.h
+# ---------------------------------------------------------------- loader.h, lds_tile.h, columns.h
 
 
-KINDS = ("rows", "shuffled", "columns", "direct")
-LOADERS = [("gfx942", kind) for kind in KINDS[:3]] + [("gfx950", kind) for kind in KINDS]
+KINDS = ("rows", "shuffled", "direct", "columns", "columns64", "direct_columns", "direct_columns64")
+LOADERS = [
+    (arch, kind)
+    for arch in ("gfx942", "gfx950")
+    for kind in KINDS
+    if arch == "gfx950" or not kind.startswith("direct")
+]
 
 
 @pytest.mark.parametrize("rows", [128, 116, 16])
@@ -82,32 +87,33 @@ LOADERS = [("gfx942", kind) for kind in KINDS[:3]] + [("gfx950", kind) for kind 
 def test_loaders(kind: str, rows: int, arch: str) -> None:
     """Lane l of an operand holds 16 bytes of row l % 16 from k = 16 (l / 16), and 64 on; rows that
     are not there are zeros. Neither write nor read has a bank conflict."""
-    rows = rows // 16 * 16 if kind == "shuffled" else rows
+    most = 64 if kind.endswith("64") else 128
+    rows = min(rows // 16 * 16 if kind == "shuffled" else rows, most)
     generator = torch.Generator().manual_seed(rows)
     operand = torch.randint(0, 256, (rows, 384), generator=generator, dtype=torch.uint8)
     given = operand
     if kind == "shuffled":
         given = shuffle_weight(operand).data
-    elif kind == "columns":
+    elif "columns" in kind:
         given = operand.T.contiguous()
-    out = torch.full((8, 64, 32), 0xA5, dtype=torch.uint8)
+    out = torch.full((most // 16, 64, 32), 0xA5, dtype=torch.uint8)
     number = KINDS.index(kind)
     record = launch(load_tile_by, (1, 1), 256, out, given, rows, 384, 2, number)
-    step = torch.zeros(128, 128, dtype=torch.uint8)
+    step = torch.zeros(most, 128, dtype=torch.uint8)
     step[:rows] = operand[:, 256:]
     # [tile, row, half, group of 16 bytes] in the order tile, group, row, half
-    wanted = step.view(8, 16, 2, 4, 16).permute(0, 3, 1, 2, 4).reshape(8, 64, 32)
-    got = out if kind != "columns" else _without_others(out, rows)
+    wanted = step.view(-1, 16, 2, 4, 16).permute(0, 3, 1, 2, 4).reshape(-1, 64, 32)
+    got = _without_others(out, rows) if "columns" in kind else out
     assert torch.equal(got, wanted)
     assert record.lds_conflict_cycles == 0
 
 
 def _without_others(out: Tensor, rows: int) -> Tensor:
     """Of a column-major operand, rows that are not there may be anything."""
-    lanes = out.view(8, 4, 16, 32).clone()
-    row = torch.arange(8)[:, None] * 16 + torch.arange(16)
+    lanes = out.view(-1, 4, 16, 32).clone()
+    row = torch.arange(len(lanes))[:, None] * 16 + torch.arange(16)
     lanes.permute(0, 2, 1, 3)[row >= rows] = 0
-    return lanes.view(8, 64, 32)
+    return lanes.view(-1, 64, 32)
 
 
 # ---------------------------------------------------------------- matrix.h, promote.h, scales.h

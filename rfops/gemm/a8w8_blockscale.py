@@ -170,8 +170,9 @@ def gemm_a8w8_blockscale(
     config : takes that kernel in that variant, whatever the tuned table says.
 
     All tensors are on one device (a GPU, or the cpu: the virtual GPU). x and w may have any
-    strides; HIP's kernels take elements side by side along K and rows at multiples of 16 bytes, the
-    rest goes to Triton or torch. Sums are fp32, in an order that the config fixes: deterministic.
+    strides; HIP's kernels take elements side by side along K and rows at multiples of 16 bytes, and
+    column-major operands with rows and columns in fours; the rest goes to Triton or torch. Sums are
+    fp32, in an order that the config fixes: deterministic.
     Raises ValueError for what does not fit, ConfigError for a tuned table that cannot be read, and
     what building a kernel raises.
     """

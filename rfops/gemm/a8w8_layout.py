@@ -60,10 +60,10 @@ def _refuses_rows(c: Call, name: str, rows: int) -> str | None:
 
 
 def _refuses_columns(c: Call, name: str, size: int) -> str | None:
-    """Four rows are loaded at once."""
+    """Four rows are loaded at once, a K-step of all of them from one address."""
     column = matrix_strides(c, name, c.K)[1]
     if size % 4 or column % 4 or c.align(name) % 4:
         return f"columns of {name} do not begin and end at multiples of 4 bytes"
-    if column < 0 or c.K * column >= MAX_BYTES:
-        return f"{name} is column-major and beyond signed 32-bit offsets (2 GiB)"
+    if column < 0 or (BLOCK + 1) * column >= MAX_BYTES:
+        return f"{BLOCK} columns of {name} are beyond signed 32-bit offsets (2 GiB)"
     return None

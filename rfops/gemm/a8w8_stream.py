@@ -36,6 +36,7 @@ class StreamConfig:
     steps: int  # blocks along K that a wave has in flight
     waves: int  # waves of a workgroup, side by side along K
     split: int = 1  # workgroups along K
+    lines: int = 1  # loads ask for whole lines, which LDS puts into order
 
     def __post_init__(self) -> None:
         check_config_ints(self)
@@ -47,6 +48,8 @@ class StreamConfig:
             or not 1 <= self.split <= MAX_SPLIT
         ):
             raise ValueError(f"{self}: steps is 1 to 4, waves 1 to 16, split 1 to {MAX_SPLIT}")
+        if self.lines not in (0, 1):
+            raise ValueError(f"{self}: lines is 0 or 1")
         if self.steps * (2 * self.n_tiles + 3 * self.m_tiles) > _MAX_LOADS:
             raise ValueError(
                 f"{self}: more than {_MAX_LOADS} loads in flight; take fewer steps or tiles"
@@ -59,14 +62,16 @@ class StreamConfig:
 
     @property
     def lds_bytes(self) -> int:
-        """The waves' sums: 16 bytes a lane and tile; and a word for the workgroups'."""
-        return self.waves * self.m_tiles * self.n_tiles * WAVE * 16 + 16
+        """The waves' sums, 16 bytes a lane and tile, and what puts a tile of 16 x 128 into order; a
+        word for the workgroups'."""
+        sums = self.m_tiles * self.n_tiles * WAVE * 16
+        return self.waves * (sums + self.lines * TILE * BLOCK) + 16
 
     @property
     def registers(self) -> int:
-        """VGPRs, about: operands and scales in flight, sums, and 24."""
+        """VGPRs, about: operands and scales in flight, sums and partial ones, and 24."""
         tiles = self.m_tiles + self.n_tiles
-        return self.steps * (8 * tiles + self.m_tiles) + 4 * self.m_tiles * self.n_tiles + 24
+        return self.steps * (8 * tiles + self.m_tiles) + 6 * self.m_tiles * self.n_tiles + 24
 
     @property
     def threads(self) -> int:
@@ -88,10 +93,12 @@ class StreamConfig:
             "SPLIT": self.split,
             "OUT": OUT_TYPES[dtype],
             "SHUFFLED": int(shuffled),
+            "LINES": self.lines,
         }
 
 
-_IN_FLIGHT = 44 * 1024  # bytes that a CU has on their way; published for MI300X and MI355X
+# By timing mode: bytes that a CU has on their way; what putting lines into order costs.
+_IN_FLIGHT, _ORDER_US = 28 * 1024, 0.15
 
 
 class Stream(Launched):
@@ -142,15 +149,14 @@ class Stream(Launched):
             c.N * c.K / (chip.hbm_tb_s * 1e6),
             groups * (w_bytes + x_bytes) / (chip.l2_tb_s * 1e6),
             busiest * (w_bytes * chip.latency_us + x_bytes * chip.l2_latency_us) / in_flight,
+            busiest * (w_bytes + x_bytes) / np.where(t.lines, 64, 16) / (chip.ghz * 1e3),  # L1
         )
         rounds = ceil(busiest, resident)
-        time = chip.latency_us * (1 + (turns * rounds - 1) / 4)
-        time = time + functools.reduce(np.maximum, times)
+        time = chip.latency_us * (1 + (turns * rounds - 1) / 2)
+        time = time + functools.reduce(np.maximum, times) + _ORDER_US * t.lines
         time = time + busiest * 2 * t.lds_bytes / 128 / (chip.ghz * 1e3)
         time = time + groups * t.waves * chip.dispatch_cycles / chip.xcds / (chip.ghz * 1e3)
-        time = time + (t.split > 1) * (
-            2 * chip.latency_us + 4 * t.split * t.words / 48e3 / chip.ghz
-        )
+        time = time + (t.split > 1) * (chip.latency_us + 4 * t.split * t.words / 48e3 / chip.ghz)
         return chip.launch_us + time + 1e6 * idle
 
     def ties(self, t: Columns[Any], c: Call) -> tuple[Any, ...]:
@@ -160,10 +166,10 @@ class Stream(Launched):
 @functools.lru_cache(maxsize=64)
 def _variants(m_tiles: int, most_split: int, lds: int) -> Columns[StreamConfig]:
     found = []
-    values = itertools.product((1, 2, 4), (1, 2, 3, 4), range(1, 17), range(1, most_split + 1))
-    for n_tiles, steps, waves, split in values:
+    splits = range(1, most_split + 1)
+    for values in itertools.product((1, 2, 4), (1, 2, 3, 4), range(1, 17), splits, (0, 1)):
         with contextlib.suppress(ValueError):  # does not fit
-            config = StreamConfig(m_tiles, n_tiles, steps, waves, split)
+            config = StreamConfig(m_tiles, *values)
             if config.lds_bytes <= lds:
                 found.append(config)
     return Columns(found)

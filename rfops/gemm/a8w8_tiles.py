@@ -17,7 +17,7 @@ from rfops.jit.arch import MAX_WAVES, REGISTERS, ROWS
 from rfops.quantization.fp8_blockscale import BLOCK
 
 from .a8w8_launch import MAX_SPLIT, Launched
-from .a8w8_layout import OUT_TYPES
+from .a8w8_layout import OUT_TYPES, is_columns
 
 MAX_GROUP_M = 16
 
@@ -66,6 +66,8 @@ class TileConfig:
             "GROUP_M": self.group_m,
             "OUT": OUT_TYPES[dtype],
             "SHUFFLED": int(shuffled),
+            "X_COLUMNS": 0,
+            "W_COLUMNS": 0,
         }
 
 
@@ -79,6 +81,11 @@ class TileKernel(Launched):
     """One of those kernels."""
 
     Config: ClassVar[type[TileConfig]]
+    takes_columns = True
+
+    def defines(self, c: Call, config: Any) -> Mapping[str, int | str]:
+        columns = {"X_COLUMNS": int(is_columns(c, "x")), "W_COLUMNS": int(is_columns(c, "w"))}
+        return {**super().defines(c, config), **columns}
 
     def variants(self, c: Call) -> Columns[Any]:
         most = min(MAX_SPLIT, c.K // BLOCK)

@@ -45,6 +45,22 @@ __device__ inline Tile lds_tile(const LdsBytes* base, const LdsPieces& pieces) {
   return {lds_load_16(base + pieces.low), lds_load_16(base + pieces.high)};
 }
 
+// Reads tiles of operands in LDS of which a wave's begin at row `first`; that of a read lies kAt
+// bytes from `memory`.
+class RowReader {
+ public:
+  __device__ RowReader(const LdsBytes* memory, u32 lane, u32 first)
+      : from_(memory + first * kRowBytes), pieces_(lds_pieces(lane)) {}
+  template <u32 kAt = 0>
+  __device__ Tile read(u32 tile) const {
+    return lds_tile(from_ + kAt + tile * kLdsTile, pieces_);
+  }
+
+ private:
+  const LdsBytes* from_;
+  LdsPieces pieces_;
+};
+
 namespace details {
 
 // The lanes that LDS serves together, of the first half of the wave; the other half is 32 lanes on.
@@ -63,24 +79,35 @@ constexpr u32 kReadPhases[] = {
 #endif
 };
 constexpr u32 kWritePhases[] = {lanes(0, 7), lanes(8, 15), lanes(16, 23), lanes(24, 31)};
+constexpr u32 k8Phases[] = {
+// of 8 bytes
+#if defined(__gfx950__)
+    lanes(0, 31),
+#else
+    lanes(0, 15),
+    lanes(16, 31),
+#endif
+};
 
-// Whether 16 bytes of each of these lanes lie in different banks. `at` is where a lane's lie.
-template <class At>
+// Whether kBytes of each of these lanes lie in different banks. `at` is where a lane's lie.
+template <u32 kBytes, class At>
 constexpr bool is_apart(u32 phase, u32 first, u32 banks, At at) {
   u64 used = 0;
   for (u32 lane = 0; lane < 32; ++lane) {
     if ((phase >> lane & 1) == 0) continue;
-    const u64 own = u64{15} << at(first + lane) / 4 % banks;
+    const u64 own = ((u64{1} << kBytes / 4) - 1) << at(first + lane) / 4 % banks;
     if ((used & own) != 0) return false;
     used |= own;
   }
   return true;
 }
 
-template <u32 kCount, class At>
+template <u32 kBytes = kVecBytes, u32 kCount, class At>
 constexpr bool are_apart(const u32 (&phases)[kCount], u32 banks, At at) {
   for (const u32 phase : phases) {
-    if (!is_apart(phase, 0, banks, at) || !is_apart(phase, 32, banks, at)) return false;
+    if (!is_apart<kBytes>(phase, 0, banks, at) || !is_apart<kBytes>(phase, 32, banks, at)) {
+      return false;
+    }
   }
   return true;
 }

@@ -44,11 +44,22 @@ struct OperandRows {
     bytes = (own - unit) * row_bytes + k_bytes * unit;
   }
 
-  // Of a column-major operand, whose bytes of one k are `row_bytes` from those of the next.
-  __device__ static OperandRows columns(const u8* operand, u32 row, u32 rows, u32 most,
-                                        u32 row_bytes, u32 k, u32 k_bytes) {
-    const u32 own = rows - row < most ? rows - row : most;
-    return {operand + row + u64{k} * row_bytes, row_bytes, (k_bytes - 1) * row_bytes + own};
+  // Of an operand that may be column-major: bytes of one k are then `row_bytes` from the next k's,
+  // and `bytes` is to the end of a K-step.
+  template <bool kColumns>
+  __device__ static OperandRows of(const u8* operand, u32 row, u32 rows, u32 most, u32 row_bytes,
+                                   u32 k, u32 k_bytes, u32 unit = 1) {
+    if constexpr (kColumns) {
+      const u32 own = rows - row < most ? rows - row : most;
+      return {operand + row + u64{k} * row_bytes, row_bytes, (kTileK - 1) * row_bytes + own};
+    } else {
+      return {operand, row, rows, most, row_bytes, k, k_bytes, unit};
+    }
+  }
+
+  // A K-step of a column-major one; K-steps far apart are beyond 32-bit offsets.
+  __device__ Buffer step_of(u32 k, bool is_there) const {
+    return make_buffer(first + u64{k} * row_bytes, is_there ? bytes : 0);
   }
 
  private:
@@ -57,12 +68,15 @@ struct OperandRows {
 };
 
 // Through registers: `issue` starts the loads of a step, `commit` waits for them and writes LDS.
+// Loaders that turn operands round (columns.h) do so by kTurns instructions in between.
 template <u32 kRows, u32 kThreads, bool kShuffled = false>
 class StagedLoader {
  public:
   using Order = MemoryOrder<kShuffled>;
   static constexpr u32 kLoads = kRows * kRowChunks / kThreads;
   static_assert(kLoads * kThreads == kRows * kRowChunks, "a chunk a thread and load");
+  static constexpr u32 kTurns = 0;
+  __device__ void turn(u32) {}
 
   __device__ explicit StagedLoader(const OperandRows& rows) : rows_(rows) {
     const u32 row = thread_in_group() / kRowChunks, chunk = thread_in_group() % kRowChunks;
@@ -93,67 +107,26 @@ class StagedLoader {
   U32x4 staged_[kLoads];
 };
 
-// The same of 128 rows of a column-major operand: a thread loads 4 rows of 16 bytes of K, a dword a
-// k, and turns them round, 4 x 4 bytes at a time. The rows are a multiple of 4, and begin at one.
-template <u32 kRows, u32 kThreads>
-class TurningLoader {
- public:
-  static constexpr u32 kLoads = kVecBytes;
-  static_assert(kRows == 128 && kThreads == 256, "4 x 16 bytes a thread");
-
-  __device__ explicit TurningLoader(const OperandRows& rows) : rows_(rows) {
-    // A wave has 64 rows and 4 chunks, and 8 lanes 2 rows of them whose permutations differ: so
-    // their writes have no bank conflict. 16 lanes of one k load 64 bytes in a row.
-    const u32 lane = lane_in_wave(), wave = wave_in_group();
-    const u32 pair = lane % 2, rest = lane / 8;
-    const u32 quad = kLdsBanks == 64 ? pair * 2 + rest % 2 + rest / 2 * 4 : pair + rest * 2;
-    row_ = (quad + wave % 2 * 16) * 4;
-    chunk_ = lane / 2 % 4 + wave / 2 * 4;
-    from_ = chunk_ * kVecBytes * rows.row_bytes + row_;
-  }
-
-  __device__ void issue(u32 k, bool is_there) {
-    const Buffer buffer = make_buffer(rows_.first, is_there ? rows_.bytes : 0);
-#pragma unroll
-    for (u32 i = 0; i < kLoads; ++i) {
-      const u32 at = as_scalar((k + i) * rows_.row_bytes);
-      staged_[i] = load_dwords<1>(buffer, from_, at).dword[0];
-    }
-  }
-
-  __device__ void commit(LdsBytes* tile) const {
-    U32x4 turned[4];
-#pragma unroll
-    for (u32 g = 0; g < 4; ++g) {
-      const u32* const k = staged_ + 4 * g;
-      const u32 low01 = __builtin_amdgcn_perm(k[1], k[0], 0x05010400);
-      const u32 high01 = __builtin_amdgcn_perm(k[1], k[0], 0x07030602);
-      const u32 low23 = __builtin_amdgcn_perm(k[3], k[2], 0x05010400);
-      const u32 high23 = __builtin_amdgcn_perm(k[3], k[2], 0x07030602);
-      turned[0][g] = __builtin_amdgcn_perm(low23, low01, 0x05040100);
-      turned[1][g] = __builtin_amdgcn_perm(low23, low01, 0x07060302);
-      turned[2][g] = __builtin_amdgcn_perm(high23, high01, 0x05040100);
-      turned[3][g] = __builtin_amdgcn_perm(high23, high01, 0x07060302);
-    }
-#pragma unroll
-    for (u32 r = 0; r < 4; ++r) {
-      *reinterpret_cast<RFOPS_LDS U32x4*>(tile + lds_at(row_ + r, chunk_)) = turned[r];
-    }
-  }
-
- private:
-  OperandRows rows_;
-  u32 row_, chunk_, from_;
-  u32 staged_[kLoads];
-};
-
 #if defined(__gfx950__)
 
-// Straight from memory to LDS, 16 bytes a lane, where lanes land side by side: the permutation of
-// lds_tile.h is in the place that a lane loads from. `wait_loads` waits for it.
+// 16 bytes a lane from `from` + `offset` + `further` of a buffer to LDS side by side, from `place`
+// + kTo on. `wait_loads` waits for it.
 //
 // By inline assembly, as the compiler would drain all loads before each read of LDS. M0 wants an
 // instruction between its write and its use, so the offset's sum stands there.
+template <u32 kTo>
+__device__ inline void load_direct_16(U32x4 buffer, u32 from, u32 offset, u32 further, u32 place) {
+  u32 sum;
+  asm volatile(
+      "s_add_u32 m0, %1, %6\n\ts_add_u32 %0, %4, %5\n\t"
+      "buffer_load_dwordx4 %2, %3, %0 offen lds"
+      : "=&s"(sum)
+      : "s"(place), "v"(from), "s"(buffer), "s"(offset), "s"(further), "i"(kTo)
+      : "memory", "scc");
+}
+
+// Straight from memory to LDS, 16 bytes a lane, where lanes land side by side: the permutation of
+// lds_tile.h is in the place that a lane loads from.
 template <u32 kWaves, bool kShuffled = false>
 class DirectLoader {
  public:
@@ -189,13 +162,7 @@ class DirectLoader {
   template <u32 kRows, u32 kTile>
   __device__ void each(u32 place, U32x4 buffer, u32 row, u32 k_bytes) const {
     if constexpr (kRows != 0) {
-      u32 offset;
-      asm volatile(
-          "s_add_u32 m0, %1, %6\n\ts_add_u32 %0, %4, %5\n\t"
-          "buffer_load_dwordx4 %2, %3, %0 offen lds"
-          : "=&s"(offset)
-          : "s"(place), "v"(from_), "s"(buffer), "s"(row * row_bytes_), "s"(k_bytes), "i"(kTile)
-          : "memory", "scc");
+      load_direct_16<kTile>(buffer, from_, row * row_bytes_, k_bytes, place);
       each<kRows - kRowsAtOnce, kTile + kRowsAtOnce * kRowBytes>(place, buffer, row + kRowsAtOnce,
                                                                  k_bytes);
     }

@@ -64,11 +64,15 @@ __device__ inline F32x4 multiply_step([[maybe_unused]] u32 step, const Tile& a, 
 }
 
 #if defined(__gfx950__)
-// c + 2^(a_exponent + b_exponent - 254) * the products of a tile.
-__device__ inline F32x4 multiply_exponents(const Tile& a, u32 a_exponent, const Tile& b,
-                                           u32 b_exponent, F32x4 c) {
-  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(
-      join(a), join(b), c, 0, 0, 0, static_cast<i32>(a_exponent), 0, static_cast<i32>(b_exponent));
+// c + 2^(a_scale + b_scale - 254) * the products of a tile. Byte kByte of each scale counts, the
+// others may be anything.
+template <int kByte = 0>
+__device__ inline F32x4 multiply_scaled(const Tile& a, u32 a_scale, const Tile& b, u32 b_scale,
+                                        F32x4 c) {
+  constexpr int kE4m3 = 0;
+  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(join(a), join(b), c, kE4m3, kE4m3, kByte,
+                                                          static_cast<int>(a_scale), kByte,
+                                                          static_cast<int>(b_scale));
 }
 #endif
 

@@ -57,14 +57,4 @@ __device__ inline u32 block_offset(u32 lane_offset, u32 lane, u32 k, u32 k_end) 
 // Of the four scales of a row's 128 of K in one dword, the lane's own in the lowest byte.
 __device__ inline u32 own_scale(u32 scales, u32 lane) { return scales >> (lane / kTileRows * 8); }
 
-// c + a * b^T, 128 of K. Byte kByte of each scale counts, the others may be anything.
-template <int kByte = 0>
-__device__ inline F32x4 multiply_scaled(const Tile& a, u32 a_scale, const Tile& b, u32 b_scale,
-                                        F32x4 c) {
-  constexpr int kE4m3 = 0;
-  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(join(a), join(b), c, kE4m3, kE4m3, kByte,
-                                                          static_cast<int>(a_scale), kByte,
-                                                          static_cast<int>(b_scale));
-}
-
 }  // namespace rfops

@@ -18,6 +18,11 @@ namespace rfops {
 
 constexpr u32 kGroup = 4;  // tiles
 
+// Nothing else to do beside the matrix cores.
+struct Idle {
+  __device__ void operator()(u32) const {}
+};
+
 template <u32 kTiles>
 struct Promoted {
   static_assert(kTiles % kGroup == 0, "whole groups");
@@ -37,10 +42,11 @@ struct Promoted {
   }
 
   // Multiplies the tiles from kFirst on, and adds up the group that was multiplied before them, by
-  // default that in front or the last. a(t), b(t) and scale_of(t) are of tile kFirst + t.
+  // default that in front or the last. a(t), b(t) and scale_of(t) are of tile kFirst + t;
+  // beside(i) comes before the i-th instruction of the matrix cores.
   template <u32 kFirst, u32 kBefore = (kFirst + kTiles - kGroup) % kTiles, class A, class B,
-            class ScaleOf>
-  __device__ void multiply(A a, B b, ScaleOf scale_of) {
+            class ScaleOf, class Beside = Idle>
+  __device__ void multiply(A a, B b, ScaleOf scale_of, Beside beside = {}) {
     constexpr u32 kAtOnce = 4 / kMatrixSteps;  // elements that an instruction hides
     F32x4 next[kGroup];
 #pragma unroll
@@ -52,6 +58,7 @@ struct Promoted {
         sum[kBefore + old][e] = __builtin_fmaf(part[old][e], scale[old], sum[kBefore + old][e]);
       }
       pin(sum[kBefore + old]);
+      beside(i);
       keep_order();
       next[t] = multiply_step(step, a(t), b(t), step == 0 ? F32x4{} : next[t]);
       pin(next[t]);  // or the compiler may sink it to its use, past a barrier
@@ -106,7 +113,7 @@ struct Exponents {
     for (u32 t = 0; t < kGroup; ++t) {
       const Scale scale = scale_of(t);
       F32x4& own = sum[kFirst + t];
-      own = multiply_exponents(a(t), scale.a, b(t), scale.b, own);
+      own = multiply_scaled(a(t), scale.a, b(t), scale.b, own);
       pin(own);
       keep_order();
     }

@@ -1,5 +1,6 @@
 // A small kernel for each header of the device library that GEMMs stand on: test_device_library.py.
 #include "rfops/block_map.h"
+#include "rfops/columns.h"
 #include "rfops/epilogue.h"
 #include "rfops/lds_tile.h"
 #include "rfops/loader.h"
@@ -27,38 +28,65 @@ __device__ inline void load(Loader& loader, LdsBytes* tile, u32 k) {
 
 }  // namespace
 
-// loader.h, lds_tile.h: a K-step of 128 rows through LDS; out[tile][lane] is what a lane reads of
-// each operand of 16 rows. kind: 0 rows, 1 shuffled, 2 column-major, 3 straight to LDS.
+// loader.h, lds_tile.h, columns.h: a K-step of 128 rows through LDS; out[tile][lane] is what a lane
+// reads of each operand of 16 rows. kind: 0 rows, 1 shuffled, 2 straight to LDS; 3 column-major, 4
+// that of 64 rows, 5 straight to LDS, 6 that of 64 rows.
+template <class Reader>
+__device__ inline void read_tiles(Tile* out, const Reader& reader, u32 tiles) {
+  wait_lds();
+  meet();
+#pragma unroll
+  for (u32 t = 0; t < tiles; ++t) {
+    if (t % (kThreads / kWaveSize) == wave_in_group()) {
+      out[t * kWaveSize + lane_in_wave()] = reader.read(t);
+    }
+  }
+}
+template <u32 kOwn>
+__device__ inline void read_columns(Tile* out, const u8* operand, u32 rows, u32 k0, bool is_direct,
+                                    LdsBytes* tile) {
+  const auto all = OperandRows::of<true>(operand, 0, rows, kOwn, rows, 0, 0);
+  using Way = StagedWay<true, kOwn, kOwn / kTileRows, kThreads, false>;
+  if (!is_direct) {
+    typename Way::Loader loader(all);
+    loader.issue(k0, true);
+#pragma unroll
+    for (u32 i = 0; i < Way::Loader::kTurns; ++i) loader.turn(i);
+    loader.commit(tile);
+  }
+#if defined(__gfx950__)
+  if (is_direct) {
+    using Direct = DirectWay<true, kOwn, kOwn / kTileRows, kThreads / kWaveSize, false>::Loader;
+    Direct(all).template issue<kOwn>(DirectLoader<4>::own_place(tile), 0, k0, true);
+    wait_loads<0>();
+  }
+#endif
+  read_tiles(out, typename Way::Reader(tile, lane_in_wave(), 0), kOwn / kTileRows);
+}
+
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
 load_tile_by(Tile* out, const u8* operand, u32 rows, u32 k, u32 step, u32 kind) {
   __shared__ u8 memory[kRows * kRowBytes];
   LdsBytes* const tile = (LdsBytes*)memory;
   const u32 k0 = step * kTileK;
+  if (kind == 3 || kind == 5) return read_columns<128>(out, operand, rows, k0, kind == 5, tile);
+  if (kind == 4 || kind == 6) return read_columns<64>(out, operand, rows, k0, kind == 6, tile);
   if (kind == 0) {
     StagedLoader<kRows, kThreads> loader({operand, 0, rows, kRows, k, 0, k});
     load(loader, tile, k0);
   } else if (kind == 1) {
     StagedLoader<kRows, kThreads, true> loader({operand, 0, rows, kRows, k, 0, k, 16});
     load(loader, tile, k0);
-  } else if (kind == 2) {
-    TurningLoader<kRows, kThreads> loader(
-        OperandRows::columns(operand, 0, rows, kRows, rows, 0, k));
-    load(loader, tile, k0);
   }
 #if defined(__gfx950__)
-  if (kind == 3) {
+  if (kind == 2) {
     using Loader = DirectLoader<4>;
     const Loader loader({operand, 0, rows, kRows, k, 0, k});
     loader.issue<kRows>(Loader::own_place(tile), 0, k0, true);
     wait_loads<0>();
   }
 #endif
-  wait_lds();
-  meet();
-  const u32 lane = lane_in_wave();
-  for (u32 t = wave_in_group(); t < kRows / kTileRows; t += kThreads / kWaveSize) {
-    out[t * kWaveSize + lane] = lds_tile(tile + t * kLdsTile, lds_pieces(lane));
-  }
+  read_tiles(out, RowReader(tile, lane_in_wave(), 0), kRows / kTileRows);
 }
 
 // matrix.h, promote.h, scales.h: out[16, 64] of x [16, K] and w [64, K], four tiles of one wave.
