@@ -63,6 +63,7 @@ using Store = WaveStore<Out, kN / 2>;
 struct Memory {
   Stage stage[2];
   u8 store[4][Store::kBytes];
+  F32x4 bias[4][__is_same(Bias, void) ? 0 : kN / 2 / 4];  // of a wave's columns
 };
 static_assert(sizeof(Memory) <= kLdsBytes, "a workgroup fits a CU");
 __shared__ Memory memory;
@@ -249,17 +250,15 @@ class Wave {
 __device__ inline void store_sums(F32x4 (&sums)[kTiles], Out* out, u32 m, u32 n, const Place& at,
                                   const Wave& wave, const BiasRow<Bias>& bias) {
   const u32 n0 = at.n0 + wave.n;
-  F32x4 added[kNTiles];
-#pragma unroll
-  for (u32 j = 0; j < kNTiles; ++j) {
-    added[j] = bias.load(n0 + j * kTileRows + lane_in_wave() / kTileRows * 4);
-  }
+  const u32 lane = lane_in_wave();
+  RFOPS_LDS F32x4* const added = (RFOPS_LDS F32x4*)memory.bias[wave_in_group()];
+  if (!__is_same(Bias, void) && lane < kN / 2 / 4) added[lane] = bias.load(n0 + lane * 4);
   LdsBytes* const lds = (LdsBytes*)memory.store[wave_in_group()];
   const Store store(out, at.m0 + wave.m, m, kM / 2, n, n0, lds);
   store.template store<kMTiles>([&](u32 i, u32 j) {
     F32x4& sum = sums[Order::place_of(i, j)];
     pin_accumulator(sum);  // not all at once from accumulation registers
-    return __is_same(Bias, void) ? sum : sum + added[j];
+    return __is_same(Bias, void) ? sum : sum + added[j * 4 + lane / kTileRows];
   });
 }
 

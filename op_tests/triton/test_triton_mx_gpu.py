@@ -29,12 +29,19 @@ def device() -> torch.device:
     return torch.device("cuda")
 
 
-def assert_bits(op: Op, x: torch.Tensor, mode: str) -> None:
+def values_of(op: Op, mode: str | None = None) -> tuple[object, ...]:
+    mode = mode or ("even" if op is mxfp4.OP else "up")
+    return (mode, torch.uint8) if op is mxfp4.OP else (mode,)
+
+
+def assert_bits(
+    op: Op, x: torch.Tensor, mode: str | None = None, got: tuple[torch.Tensor, ...] | None = None
+) -> None:
     """Triton on the GPU, of the layout that x has, against torch on the CPU."""
-    more = (torch.uint8,) if op is mxfp4.OP else ()
-    got = by(op, "triton", x, mode, *more)
+    values = values_of(op, mode)
+    got = got or by(op, "triton", x, *values)
     plain = x.cpu().contiguous()
-    assert_same([t.cpu() for t in got], by(op, "torch", plain, mode, *more), plain)
+    assert_same([t.cpu() for t in got], by(op, "torch", plain, *values), plain)
 
 
 @pytest.mark.parametrize("name", sorted(QUANT))
@@ -59,10 +66,8 @@ def test_quantisation_beyond_4_gib(name: str, device: torch.device) -> None:
     assert x.nbytes > 2**32
     payload, scale = getattr(rfops, name)(x)
     for row in (0, 262_143, 524_288, rows - 1):
-        wanted = getattr(rfops, name)(x[row : row + 1].cpu())
-        assert_same(
-            (payload[row : row + 1].cpu(), scale[row : row + 1].cpu()), wanted, x[row : row + 1]
-        )
+        only = slice(row, row + 1)
+        assert_bits(QUANT[name][0], x[only], None, (payload[only], scale[only]))
 
 
 @pytest.mark.parametrize("name", sorted(QUANT))
@@ -76,7 +81,7 @@ def test_quantisation_in_a_graph(name: str, device: torch.device) -> None:
     for seed in (1, 2):
         x.copy_(torch.randn(16, 7168, generator=torch.Generator().manual_seed(seed)))
         graph.replay()
-        assert_same((payload.cpu(), scale.cpu()), public(x.cpu()), x.cpu())
+        assert_bits(QUANT[name][0], x, None, (payload, scale))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -94,12 +99,18 @@ def test_values(shape: tuple[int, int, int], name: str, device: torch.device) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_extremes_of_scales(name: str, device: torch.device) -> None:
-    """NaN, 2^-127 and 2^127; blocks that bf16 does not hold."""
+@pytest.mark.parametrize(("power", "scales"), [(-20, {6: 254, 7: 253}), (40, {6: 0, 7: 1})])
+def test_extremes_of_scales(
+    power: int, scales: dict[int, int], name: str, device: torch.device
+) -> None:
+    """NaN, 2^-127 and 2^127; blocks of x that bf16 does not hold, in e4m3."""
     problem = random_problem(20, 64, 256)
-    problem.x *= 2.0**-20
-    problem.x[2, 40], problem.x[0, 64:], problem.x[1] = math.inf, 0, 2.0**-120
-    problem.w_scale[3, 1], problem.w_scale[5], problem.w_scale[6] = 255, 0, 254
+    problem.x *= 2.0**power
+    problem.x[2, 40], problem.x[0, 64:] = math.inf, 0
+    problem.x[1] = 2.0**-106 if power < 0 else 2.0**-10
+    problem.w_scale[3, 1] = 255
+    for row, byte in scales.items():
+        problem.w_scale[row] = byte
     problem = problem.of(name).to(device)
     got = run("triton", problem, dtype=torch.float32)
     assert_correct(got, problem)

@@ -135,23 +135,21 @@ class Loop(Fp4Kernel):
     def refuses_config(self, c: Call, config: LoopConfig) -> str | None:  # type: ignore[override]
         if config.split > -(-c.K // STEP_K):
             return f"K={c.K} has fewer than {config.split} steps of {STEP_K}"
-        if c.K % STEP_K and (config.m, config.n) == (256, 256):
-            return f"K={c.K} is no multiple of {STEP_K}, for which registers would spill"
-        return None
+        return _no_largest(c) if (config.m, config.n) == _LARGEST else None
 
     def key(self, c: Call) -> tuple[int, ...]:
         sizes = coarse(c.M, 64), coarse(c.N, 64), coarse(c.K, STEP_K)
-        return (*sizes, int(has_16_bits(c)), c.dtype.itemsize, int(c.K % STEP_K != 0))
+        return (*sizes, int(has_16_bits(c)), c.dtype.itemsize, int(_no_largest(c) is not None))
 
     @staticmethod
     def space(
-        _m: int, _n: int, k: int, _is_16: int, _size: int, has_tail: int
+        _m: int, _n: int, k: int, _is_16: int, _size: int, without_largest: int
     ) -> Columns[LoopConfig]:
-        return _variants(min(MAX_SPLIT, ceil(k, STEP_K)), bool(has_tail))
+        return _variants(min(MAX_SPLIT, ceil(k, STEP_K)), bool(without_largest))
 
     @staticmethod
     def work(  # type: ignore[override]
-        t: Columns[LoopConfig], m: int, n: int, k: int, is_16: int, size: int, _has_tail: int
+        t: Columns[LoopConfig], m: int, n: int, k: int, is_16: int, size: int, _without_largest: int
     ) -> _Cost:
         """Rounds of workgroups by their K-steps, each bound by the matrix cores or by loads; with
         split the last workgroup's sum; at least the bytes; before it x."""
@@ -273,9 +271,21 @@ class _Prepare:
         return run
 
 
+_LARGEST = 256, 256
+
+
+def _no_largest(c: Call) -> str | None:
+    """Why 256 x 256 does not take the call; None if it does."""
+    if c.K % STEP_K:
+        return f"K={c.K} is no multiple of {STEP_K}, for which registers would spill"
+    if c.dtype == torch.float32 and c.has("bias"):
+        return "a bias has no room in LDS beside 256 x 256 of fp32"
+    return None
+
+
 @lru_cache(maxsize=16)
-def _variants(most_split: int, has_tail: bool) -> Columns[LoopConfig]:
-    largest, splits = (256, 256), range(1, most_split + 1)
+def _variants(most_split: int, without_largest: bool) -> Columns[LoopConfig]:
+    splits = range(1, most_split + 1)
     pairs = [(tile, split) for tile in LoopConfig.TILES for split in splits]
-    fit = [p for p in pairs if p[0] != largest or (p[1] == 1 and not has_tail)]
+    fit = [p for p in pairs if p[0] != _LARGEST or (p[1] == 1 and not without_largest)]
     return Columns([LoopConfig(*tile, split) for tile, split in fit])
