@@ -33,7 +33,7 @@
     !defined(RFOPS_BUMP) || !defined(RFOPS_M_TILES) || !defined(RFOPS_N_WAVES) ||          \
     !defined(RFOPS_K_WAVES) || !defined(RFOPS_CHUNK) || !defined(RFOPS_OUT_CHUNK) ||       \
     !defined(RFOPS_SHUFFLED) || !defined(RFOPS_SHUFFLED_SCALES) || !defined(RFOPS_TAIL) || \
-    !defined(RFOPS_EACH) || !defined(RFOPS_TOP_K) || !defined(RFOPS_RESIDENT)
+    !defined(RFOPS_EACH) || !defined(RFOPS_TOP_K)
 #error "moe_mx_experts needs the RFOPS_ constants below"
 #endif
 
@@ -50,7 +50,6 @@ constexpr u32 kKWaves = RFOPS_K_WAVES;            // waves that share out K
 constexpr u32 kChunk = RFOPS_CHUNK;               // steps of `in` in LDS at a time
 constexpr u32 kEach = RFOPS_EACH;                 // experts of a lane
 constexpr u32 kTopK = RFOPS_TOP_K;                // choices of a token
-constexpr bool kResident = RFOPS_RESIDENT;        // a chunk is all of K
 constexpr bool kThroughRegisters = kMTiles <= 2;  // rows of `in` on their way to LDS
 constexpr u32 kTiles = 4;
 constexpr u32 kWaves = kNWaves * kKWaves, kThreads = kWaves * kWaveSize;
@@ -58,7 +57,6 @@ constexpr u32 kRows = kMTiles * kTileRows;
 constexpr u32 kOwnColumns = (kStage == 1 ? kTiles / 2 : kTiles) * kTileRows;  // of a wave
 constexpr u32 kColumns = kNWaves * kOwnColumns;
 static_assert(kChunk % kKWaves == 0, "as many steps of a chunk a wave");
-static_assert(!kResident || kKWaves == 1, "a wave goes on to other columns by itself");
 
 using Experts = ExpertRows<kRows, kEach>;
 using Rows = ChunkRows<Format, kRows, kChunk, kWaves>;
@@ -71,7 +69,7 @@ constexpr u32 kStepBlocks = Scales::kStepBlocks;
 
 constexpr u32 kPartBytes = kMTiles * kTiles * kWaveSize * sizeof(F32x4);  // a wave's sums
 union Memory {
-  u8 chunk[kResident ? 1 : 2][Rows::kBytes];
+  u8 chunk[2][Rows::kBytes];
   u8 part[kKWaves > 1 ? kKWaves - 1 : 1][kNWaves][kKWaves > 1 ? kPartBytes : 1];
 };
 struct Lds {
@@ -93,9 +91,6 @@ struct Place {
   MatrixBytes first, second;  // of stage 2 the same
   u32 row;
   u32 steps;
-
-  // The workgroup's next columns.
-  __device__ Place further() const { return {first, second, row + kColumns, steps}; }
 
   // Loads kFrom .. kTo - 1 of a step.
   template <u32 kFrom, u32 kTo>
@@ -196,11 +191,7 @@ __device__ inline void multiply_chunk(Sums<kOwn>& sums, Weights::Held& own, cons
     constexpr u32 kS = kI * kKWaves + kK;
     Weights::Held next;
     const auto load = [&]<u32 kFrom, u32 kTo>() {
-      if constexpr (kResident && kS + 1 == kChunk) {
-        place.further().load<kFrom, kTo>(weights, next, 0);
-      } else {
-        place.load<kFrom, kTo>(weights, next, first + kS + kKWaves);
-      }
+      place.load<kFrom, kTo>(weights, next, first + kS + kKWaves);
     };
     const u32 lane = lane_in_wave(), row = lane % kTileRows, of_row = lane / kTileRows;
     const LdsBytes* const step = chunk + kS * Rows::kStepBytes;
@@ -353,69 +344,40 @@ __device__ inline void store(const Sums<kOwn>& sums, const Out& out, const Exper
   }
 }
 
-// `groups` times kColumns columns, of which the next ones' weights are on their way while a lane
-// stores.
-template <u32 kOwn>
-__device__ inline void make_resident(const ExpertTile& tile, Weights::Held& own,
-                                     const Weights& weights, Place place, const Rows& rows,
-                                     const Out& out, u32 groups) {
-  RFOPS_LDS Lds* const memory = (RFOPS_LDS Lds*)&lds;
-  LdsBytes* const chunk = memory->memory.chunk[0];
-  rows.issue(chunk, 0);
-  wait_loads<0>();
-  meet();
-  LaneScales scales[kOwn];
-  load_all_scales(scales, chunk);
-  for (u32 group = 0; group < groups; ++group) {
-    Sums<kOwn> sums = {};
-    multiply_chunk<kOwn, 0>(sums, own, weights, place, 0, chunk, memory->staging[wave_in_group()],
-                            scales);
-    store<kOwn>(sums, out, tile, place.row, wave_in_group());
-    place = place.further();
-  }
-}
-
 template <u32 kOwn>
 __device__ inline void make_tile(const ExpertTile& tile, Weights::Held& own, const Weights& weights,
-                                 const Place& place, Rows& rows, const Out& out, u32 groups) {
+                                 const Place& place, Rows& rows, const Out& out) {
   if constexpr (kOwn > 1) {
     if (tile.rows <= kOwn / 2 * kTileRows) {
-      return make_tile<kOwn / 2>(tile, own, weights, place, rows, out, groups);
+      return make_tile<kOwn / 2>(tile, own, weights, place, rows, out);
     }
   }
-  if constexpr (kResident) {
-    make_resident<kOwn>(tile, own, weights, place, rows, out, groups);
-  } else {
-    Sums<kOwn> sums = {};
-    multiply_all<kOwn>(sums, own, weights, place, rows);
-    const u32 wave_k = wave_in_group() / kNWaves, wave_n = wave_in_group() % kNWaves;
-    add_parts<kOwn>(sums, wave_k, wave_n);
-    if (wave_k == 0) store<kOwn>(sums, out, tile, place.row, wave_n);
-  }
+  Sums<kOwn> sums = {};
+  multiply_all<kOwn>(sums, own, weights, place, rows);
+  const u32 wave_k = wave_in_group() / kNWaves, wave_n = wave_in_group() % kNWaves;
+  add_parts<kOwn>(sums, wave_k, wave_n);
+  if (wave_k == 0) store<kOwn>(sums, out, tile, place.row, wave_n);
 }
 
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-moe_mx_experts(
-    u8* __restrict__ out,             // stage 1: [rows, out_steps, 128]; 2: Half [rows, N]
-    u8* __restrict__ out_scale,       // stage 1: [rows, a row's blocks]
-    const u8* __restrict__ in,        // [rows, steps, 128]
-    const u8* __restrict__ in_scale,  // [rows, a row's blocks]
-    const u8* __restrict__ w,         // [E, N or 2 N, K]
-    const u8* __restrict__ w_scale,   // [E, N or 2 N, K / 32]
-    const u32* __restrict__ lists,    // [routed, M]; stage 1
-    u32* __restrict__ counts,         // [routed]; stage 2 leaves them 0
-    u32* __restrict__ offsets,        // [E + 1]; stage 1 writes them
-    u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 w_row, u32 w_scale_row,  // bytes
-    u32 out_steps,
-    u32 column_groups,  // of a tile, one after the other; 1 but where a chunk is all of K
-    u32 groups) {       // a multiple of 8
+moe_mx_experts(u8* __restrict__ out,        // stage 1: [rows, out_steps, 128]; 2: Half [rows, N]
+               u8* __restrict__ out_scale,  // stage 1: [rows, a row's blocks]
+               const u8* __restrict__ in,   // [rows, steps, 128]
+               const u8* __restrict__ in_scale,  // [rows, a row's blocks]
+               const u8* __restrict__ w,         // [E, N or 2 N, K]
+               const u8* __restrict__ w_scale,   // [E, N or 2 N, K / 32]
+               const u32* __restrict__ lists,    // [routed, M]; stage 1
+               u32* __restrict__ counts,         // [routed]; stage 2 leaves them 0
+               u32* __restrict__ offsets,        // [E + 1]; stage 1 writes them
+               u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 w_row, u32 w_scale_row,  // bytes
+               u32 out_steps,
+               u32 groups) {  // a multiple of 8
   const u32 steps = (k + Format::kStepK - 1) / Format::kStepK;
   // Columns of h that pad its rows are made too, of weights that are not there: zeros.
   const u32 columns = kStage == 1 ? out_steps * Format::kStepK : n;
-  const u32 own_columns = kColumns * column_groups;
-  const Experts all(experts, (columns + own_columns - 1) / own_columns, [&](u32 e) {
+  const Experts all(experts, (columns + kColumns - 1) / kColumns, [&](u32 e) {
     if constexpr (kStage == 2) return offsets[e + 1] - offsets[e];
     return e < routed ? counts[e] : m;
   });
@@ -450,19 +412,29 @@ moe_mx_experts(
     const Place place = {
         {payload, scales, n, w_row, w_scale_row},
         {payload + second * w_row, scales + second * w_scale_row, n, w_row, w_scale_row},
-        tile.n * own_columns + wave_n * kOwnColumns,
+        tile.n * kColumns + wave_n * kOwnColumns,
         steps};
+    constexpr u32 kOfThread = kStage == 2 ? (kRows + kThreads - 1) / kThreads : 0;
+    u32 goes_to[kOfThread > 0 ? kOfThread : 1];  // rows of the result; asked for before weights
+#pragma unroll
+    for (u32 i = 0; i < kOfThread; ++i) {
+      const u32 row = thread_in_group() + i * kThreads;
+      goes_to[i] = kNone;
+      if (row >= tile.rows) continue;
+      const u32 shared = m * kTopK + (tile.expert - routed) * m + tile.row + row;
+      goes_to[i] = tile.expert < routed ? list[row] : shared;
+    }
+    keep_order();
     Weights::Held own;
     place.load<0, Weights::kLoads>(weights, own, wave_k);
     keep_order();
     meet();  // what was in LDS is stored
-    if constexpr (kStage == 2) {
-      const u32 shared = m * kTopK + (tile.expert - routed) * m + tile.row;
-      for (u32 row = thread_in_group(); row < kRows; row += kThreads) {
-        lds.to[row] = row >= tile.rows ? kNone : tile.expert < routed ? list[row] : shared + row;
-      }
-      wait_lds();
+#pragma unroll
+    for (u32 i = 0; i < kOfThread; ++i) {
+      const u32 row = thread_in_group() + i * kThreads;
+      if (row < kRows) lds.to[row] = goes_to[i];
     }
-    make_tile<kMTiles>(tile, own, weights, place, from, to, column_groups);
+    wait_lds();
+    make_tile<kMTiles>(tile, own, weights, place, from, to);
   }
 }

@@ -143,6 +143,16 @@ def test_values(fmt: Format, shape: Any, is_shuffled: bool) -> None:
     assert_near(problem.run("torch"), exact)
 
 
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_triton(fmt: Format, is_shuffled: bool) -> None:
+    """Weights widened to bf16; fp16 rows, a shared expert, ids outside, tails where it is raw."""
+    d, i = (256, 256) if is_shuffled else (160, 96)
+    problem = random_problem(fmt, 9, d, i, 4, 2, 1, F16)
+    problem.topk_ids[3, 1] = 7
+    exact = problem.exact
+    assert_near((problem.shuffled() if is_shuffled else problem).run("triton"), exact)
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("sizes", [(96, 32), (288, 160), (160, 416), (1056, 288)])
 def test_tails(fmt: Format, sizes: tuple[int, int]) -> None:

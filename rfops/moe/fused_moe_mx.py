@@ -100,11 +100,11 @@ class MxMoe(Moe):
 
     own_types = Moe.own_types | {"w1", "w2", "w1_scale", "w2_scale"}
 
-    def __init__(self, fmt: Format, **options: Any) -> None:
+    def __init__(self, name: str, fmt: Format, **options: Any) -> None:
         self.fmt = fmt
         super().__init__(
-            f"fused_moe_{fmt.word}", declared(fmt), sizes="M D I E K R N", positive="E D I",
-            table="M+ D I E K", max_bytes=None, hints=HINTS, reference=self.refer,
+            name, declared(fmt), sizes="M D I E K R N", positive="E D I",
+            max_bytes=None, hints=HINTS, reference=self.refer,
             usual={"rounding": next(iter(fmt.bumps))}, **options,
         )  # fmt: skip
 

@@ -42,8 +42,6 @@ from .fused_moe_mx import RAW, Format
 TILE, TILES = 16, 4  # rows of an operand; operands of weights of a wave
 EIGHTS, STEP_BYTES, BLOCK = 8, 128, 32
 MAX_M_TILES, MAX_WAVES, MAX_PER_CU = 8, 8, 8
-MAX_GROUPS = 64
-RESIDENT = 32  # tiles of 16 rows by a step that lie in LDS, 66 KB
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,6 @@ class MxMoeConfig:
     down_n: int  # the same of down
     down_k: int
     per_cu: int = 2  # workgroups of a CU, at most
-    down_groups: int = 1  # times that a workgroup of down goes on to other columns
 
     def __post_init__(self) -> None:
         check_config_ints(self)
@@ -66,8 +63,6 @@ class MxMoeConfig:
                 raise ValueError(f"{self}: {name} must be a power of two")
         if self.m_tiles > MAX_M_TILES or not 1 <= self.per_cu <= MAX_PER_CU:
             raise ValueError(f"{self}: m_tiles is 1 to {MAX_M_TILES}, per_cu 1 to {MAX_PER_CU}")
-        if not 1 <= self.down_groups <= MAX_GROUPS:
-            raise ValueError(f"{self}: down_groups is 1 to {MAX_GROUPS}")
         for n, k in ((self.up_n, self.up_k), (self.down_n, self.down_k)):
             if n * k > MAX_WAVES or k > 4:
                 raise ValueError(f"{self}: n * k is 1 to {MAX_WAVES} waves, of k 1 to 4")
@@ -92,15 +87,8 @@ class Stage:
 
     def chunk(self, fmt: Format, m_tiles: int) -> int:
         """Steps of rows in LDS at a time."""
-        if self.is_resident(fmt, m_tiles):
-            return self.steps(fmt)
         most = 2 if m_tiles > 4 else 4
         return next(c for c in (4, 2, 1) if c <= most and self.steps(fmt) % c == 0)
-
-    def is_resident(self, fmt: Format, m_tiles: int) -> bool:
-        """Whether a chunk is all of K: of down, where it is short."""
-        few = self.steps(fmt) in (1, 2, 4, 8) and self.steps(fmt) * m_tiles <= RESIDENT
-        return self.number == 2 and few and self.k_waves == 1
 
     def columns(self, fmt: Format) -> int:
         """Of the result, of stage 1 with what pads h."""
@@ -136,7 +124,7 @@ def moe_mx_prepare_kernel(
 _BUILT: dict[str, int | str] = {
     "HALF": "bf16", "FORMAT": "Mxfp4", "BUMP": 0x200000, "M_TILES": 1, "CHUNK": 4, "OUT_CHUNK": 1,
     "SHUFFLED": 1, "SHUFFLED_SCALES": 1, "TAIL": 0, "EACH": 5, "TOP_K": 8, "STAGE": 1, "N_WAVES": 1,
-    "K_WAVES": 4, "RESIDENT": 0,
+    "K_WAVES": 4,
 }  # fmt: skip
 
 
@@ -144,7 +132,7 @@ _BUILT: dict[str, int | str] = {
 def moe_mx_experts_kernel(
     out: Tensor, out_scale: Tensor, x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor,
     lists: Tensor, counts: Tensor, offsets: Tensor, m: u32, routed: u32, experts: u32, n: u32,
-    k: u32, w_row: u32, w_scale_row: u32, out_steps: u32, column_groups: u32, groups: u32,
+    k: u32, w_row: u32, w_scale_row: u32, out_steps: u32, groups: u32,
 ) -> None:  # fmt: skip
     """csrc/moe_mx_experts.hip: the shapes stand there."""
 
@@ -200,12 +188,15 @@ class HipMxMoe(Kernel):
         return None
 
     def default(self, c: Call) -> MxMoeConfig:
-        """Tiles as high as an expert has rows."""
+        """Tiles as high as an expert has rows, up to 64, as higher ones leave a CU one workgroup.
+        Where one tile of 16 rows does, waves share out K: more workgroups, each of 32 columns."""
         rows = ceil(c.M * (c.K + c.E - c.R), max(c.E, 1))
-        m_tiles = next((t for t in (1, 2, 4) if rows <= t * TILE), MAX_M_TILES)
-        configs = [MxMoeConfig(m_tiles, 1, k, 4, 1, 4) for k in (4, 2) if m_tiles < 4]
-        found = (config for config in configs if self.refuses_config(c, config) is None)
-        return next(found, MxMoeConfig(m_tiles, 4, 1, 4, 1, 1 if m_tiles > 4 else 2))
+        m_tiles = next((t for t in (1, 2) if rows <= t * TILE), 4)
+        for k_waves in (4, 2) if m_tiles == 1 else ():
+            config = MxMoeConfig(1, 1, k_waves, 4, 1)
+            if self.refuses_config(c, config) is None:
+                return config
+        return MxMoeConfig(m_tiles, 4, 1, 4, 1)
 
     def candidates(self, c: Call) -> list[MxMoeConfig]:
         first = self.default(c)
@@ -240,7 +231,6 @@ class HipMxMoe(Kernel):
             "STAGE": stage.number,
             "N_WAVES": stage.n_waves,
             "K_WAVES": stage.k_waves,
-            "RESIDENT": int(stage.is_resident(fmt, config.m_tiles)),
         }
 
     def variant(self, c: Call, config: MxMoeConfig) -> RunOf:
@@ -297,12 +287,10 @@ class _Launches:
         routed_rows, height = c.M * c.K, config.m_tiles * TILE
         m_tiles = routed_rows // height + min(routed_rows, c.E)
         m_tiles += (c.E - c.R) * ceil(c.M, height)
-        resident = stage.is_resident(fmt, config.m_tiles)
-        column_groups = config.down_groups if resident else 1
-        tiles = m_tiles * ceil(stage.columns(fmt), stage.tile * column_groups)
+        tiles = m_tiles * ceil(stage.columns(fmt), stage.tile)
         groups = min(ROWS[c.arch].cus * config.per_cu, ceil(tiles, XCDS) * XCDS)
         numbers = (c.M, c.R, c.E, stage.n, stage.k, stage.k * fmt.bits // 8, stage.k // BLOCK,
-                   down.steps(fmt), column_groups, groups)  # fmt: skip
+                   down.steps(fmt), groups)  # fmt: skip
         run: Run = launch((groups, 1, 1), numbers)
         return run
 

@@ -24,7 +24,9 @@ from .fused_moe_mx_triton import TritonMxMoe
 CHALLENGE = [(7168, 256, 257, 9), (7168, 512, 33, 9)]
 
 OP = MxMoe(
+    "fused_moe_mxfp4",
     MXFP4,
+    table="M+ D I E K",
     kernels=(HipMxMoe(MXFP4), TritonMxMoe(MXFP4), Torch(MXFP4)),
     shapes={
         "published": [*grid("D I E K", CHALLENGE, M=(16, 128, 512)),

@@ -25,7 +25,9 @@ MINIMAX = [(6144, 768, 129, 5), (6144, 384, 129, 5)]
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 
 OP = MxMoe(
+    "fused_moe_mxfp8",
     MXFP8,
+    table="M+ D I E K",
     kernels=(HipMxMoe(MXFP8), TritonMxMoe(MXFP8), Torch(MXFP8)),
     shapes={"published": grid("D I E K", MINIMAX, M=TOKENS)},
 )
