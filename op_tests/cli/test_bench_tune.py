@@ -55,7 +55,7 @@ SHAPES = [
     ("fused_moe", "3 40 24 4 2"),
     ("fused_moe_tables", "5 64 32 4 2 R=3 x_dtype=f16"),
     ("fused_moe", "5 64 32 4 2 x_dtype=f16 router_weight=1 round_scores=1"),
-    ("fused_moe_fp8", "5 128 128 4 2 x_dtype=bf16"),
+    ("fused_moe_fp8", "5 128 128 4 2 x_dtype=f16"),
     ("topk_softmax", "37 40 4"),
     ("topk_softmax", "3 33 5 round_scores=1 logits_dtype=f16 renormalize=1"),
     ("grouped_topk", "9 64 4 num_groups=8 topk_groups=4 bias=1"),

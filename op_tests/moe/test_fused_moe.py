@@ -149,6 +149,7 @@ def test_the_same_in_any_order(arch: str, monkeypatch: pytest.MonkeyPatch) -> No
         assert torch.equal(run("hip", problem), first)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("rows", [128, 256])
 @pytest.mark.parametrize("is_table", [False, True])
 def test_what_hip_does(is_table: bool, rows: int, arch: str) -> None:
@@ -194,6 +195,7 @@ def test_fuzz(seed: int, arch: str) -> None:
     assert_correct(out, p.with_(topk_ids=ids.to(torch.int64)))
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("is_table", [False, True])
 def test_counts_that_a_call_left_behind(is_table: bool, arch: str) -> None:
     """As one that failed between its launches would: no list grows beyond its memory, and the call
@@ -235,6 +237,7 @@ def test_both_layouts_give_the_same(arch: str) -> None:
     assert_correct(config, problem)
 
 
+@pytest.mark.thin(2)
 def test_shuffled_weights_give_the_same(arch: str) -> None:
     """Through LDS by registers and straight, and by torch; K no multiple of a step, N of a tile."""
     problem = random_problem(37, 80, 48, 5, 2, num_shared=1)

@@ -30,6 +30,7 @@ def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("kernel", KERNELS, ids=("low", "high", "triton"))
 @pytest.mark.parametrize(
     ("m", "d", "i", "e", "k", "shared", "dtype"),
@@ -44,6 +45,7 @@ def test_values(
     assert_correct(run(kernel[0], p, kernel[1]), p)
 
 
+@pytest.mark.thin(2)
 def test_shuffled_weights_give_the_same(arch: str) -> None:
     p = random_problem(arch, 37, 256, 128, 4, 2, num_shared=1)
     first = fused_moe(p.x, p.w1, p.w2, *p.choice, num_shared=1, **p.scales)
@@ -57,6 +59,7 @@ def test_shuffled_weights_give_the_same(arch: str) -> None:
     assert torch.equal(by_torch, exact_of(p).to(BF16))
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("config", [LOW, HIGH])
 def test_h_is_quantised_to_the_bit(config: FusedMoeFp8HipConfig, arch: str) -> None:
     """Of integers and scales of 1 all sums are exact; of gate at 240 and more silu is its argument,
@@ -96,6 +99,7 @@ def test_h_is_quantised_to_the_bit(config: FusedMoeFp8HipConfig, arch: str) -> N
     assert torch.equal(payload.view(torch.uint8), wanted.view(torch.uint8))
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("config", [LOW, HIGH])
 def test_counts_and_ids(config: FusedMoeFp8HipConfig, arch: str) -> None:
     """No row of an expert, one, all; around a tile's 16, 64 and 128; ids outside, NaN beside them;
@@ -119,6 +123,7 @@ def test_counts_and_ids(config: FusedMoeFp8HipConfig, arch: str) -> None:
     assert_correct(out.index_fill(0, torch.tensor([5, 11]), 0), clean)
 
 
+@pytest.mark.thin(2)
 def test_the_same_in_any_order(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     p = random_problem(arch, 150, 128, 128, 3, 2, num_shared=1)
     first = run("hip", p, LOW)
@@ -127,6 +132,7 @@ def test_the_same_in_any_order(arch: str, monkeypatch: pytest.MonkeyPatch) -> No
         assert torch.equal(run("hip", p, LOW), first)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("config", [LOW, HIGH])
 def test_what_hip_does(config: FusedMoeFp8HipConfig, arch: str) -> None:
     """Four launches without scratch or spills; 16 rows that are not there are not multiplied."""
@@ -146,6 +152,7 @@ def test_what_hip_does(config: FusedMoeFp8HipConfig, arch: str) -> None:
         assert launch.lds_conflict_cycles == 0
 
 
+@pytest.mark.thin(2)
 def test_empty(arch: str) -> None:
     p = random_problem(arch, 4, 128, 128, 3, 2)
     none = p.x[:0], p.w1, p.w2, p.topk_weights[:0], p.topk_ids[:0]
@@ -212,6 +219,7 @@ def test_supports() -> None:
     assert not OP.supports(arch="sm_80", dtype=BF16, backend="triton")
 
 
+@pytest.mark.thin(2)
 def test_a_layer(arch: str) -> None:
     """The router's choice, and its experts, in five launches."""
     p = random_problem(arch, 20, 256, 128, 6, 2, num_shared=1)

@@ -76,6 +76,7 @@ TRITON = {
 }  # fmt: skip
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("case", TRITON)
 def test_triton(case: str, gfx950: torch.device) -> None:
     """The same to the bit, in memory that is its results' alone."""

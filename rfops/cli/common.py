@@ -71,21 +71,28 @@ def elsewhere() -> dict[str, Path]:
 _OP = re.compile(r'^OP = \w+\(\s*"(\w+)"', re.MULTILINE)
 _KERNEL = re.compile(r'compile_ops\(\s*"(\w+)"(?:,\s*kernel="(\w+)"|(?:.*\n)*?def (\w+))')
 _BESIDE = re.compile(r"^from \.(\w+) import", re.MULTILINE)
+_WORD = re.compile(r'"(\w+)"')
+_MORE = re.compile(r"^    more_modules\b.*? = \(([^)]*)\)", re.MULTILINE)  # of its other launches
 
 
 def declared() -> dict[str, dict[str, list[str]]]:
     """Module and kernels of each op. What an op runs by Triton or torch alone has none."""
     folder = Path(__file__).parents[1]
     found: dict[str, dict[str, list[str]]] = {}
-    for file in folder.glob("*/*.py"):
-        text = file.read_text(encoding="utf-8")
+    files = {file: file.read_text(encoding="utf-8") for file in folder.glob("*/*.py")}
+    kernels: dict[str, list[str]] = {}
+    for text in files.values():
+        for module, named, defined in _KERNEL.findall(text):
+            kernels.setdefault(module, []).append(named or defined)
+    for file, text in files.items():
         for op in _OP.findall(text):
             modules = found.setdefault(op, {})
             beside = (file.with_name(f"{name}.py") for name in dict.fromkeys(_BESIDE.findall(text)))
             texts = (one.read_text(encoding="utf-8") for one in beside)
             for other in (text, *(one for one in texts if not _OP.search(one))):
-                for module, named, defined in _KERNEL.findall(other):
-                    modules.setdefault(module, []).append(named or defined)
+                own = [module for module, *_ in _KERNEL.findall(other)]
+                more = [name for names in _MORE.findall(other) for name in _WORD.findall(names)]
+                modules |= {module: kernels[module] for module in (*own, *more)}
     for file in {*elsewhere().values()}:
         from rfops.dispatch.op import ops
 

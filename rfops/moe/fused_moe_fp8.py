@@ -48,8 +48,8 @@ def and_back(x: Tensor, dtype: torch.dtype) -> Tensor:
 class _Dequantised(Sequence[Tensor]):
     """Experts' weights as [K, N] of fp32, each made where it is asked for."""
 
-    def __init__(self, w: Tensor, scale: Tensor, rows: slice = slice(None)) -> None:
-        self.w, self.scale = w[:, rows], scale[:, slice(*(s and s // BLOCK for s in _ends(rows)))]
+    def __init__(self, w: Tensor, scale: Tensor) -> None:
+        self.w, self.scale = w, scale
 
     def __len__(self) -> int:
         return self.w.shape[0]
@@ -60,10 +60,6 @@ class _Dequantised(Sequence[Tensor]):
         return (blocks * self.scale[e][:, None, :, None]).view(n, k).T
 
 
-def _ends(rows: slice) -> tuple[int | None, int | None]:
-    return rows.start, rows.stop
-
-
 def run_torch(
     out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, scales: Sequence[Tensor],
     choice: Sequence[Tensor], num_shared: int,
@@ -71,8 +67,8 @@ def run_torch(
     """The formula in fp32, expert by expert, on any device."""
     i, dtype = w2.shape[2], x.dtype
     w1_scale, w2_scale = scales
-    gate = _Dequantised(w1, w1_scale, slice(0, i))
-    up = _Dequantised(w1, w1_scale, slice(i, 2 * i))
+    gate = _Dequantised(w1[:, :i], w1_scale[:, : i // BLOCK])
+    up = _Dequantised(w1[:, i:], w1_scale[:, i // BLOCK :])
     weights = Weights(gate, up, _Dequantised(w2, w2_scale))
     run_experts(
         out, and_back(x, w1.dtype), weights, choice[0], choice[1], num_shared, torch.float32,
@@ -126,9 +122,13 @@ class _Fp8Moe(Moe):
         return {**super().fit(c, draw), **own}
 
     def roundings(self, c: Call) -> int:
-        """An element of h whose value lies between two of FP8 may become either, so results are
-        held to FP8's own step, not to fp32's."""
-        return int(super().roundings(c) + 2**24 * 2.0**-6)
+        """Of fp32 sums along both K; of h and the experts' results, which are rounded to x's dtype;
+        and of h in FP8: an element between two of it may become either, an eighth apart, few of a
+        row do, and a block's largest may move the others too: 2^-8 of the sum of |h|'s products.
+        What is taken here is D/2 times that sum at least, as gate and up are of absolute values,
+        whose sums do not cancel."""
+        rounded = 2**13 if c.dtype == torch.float16 else 2**16
+        return int(2 * (c.D + c.I + c.K) + 64 + (2 * rounded + 2**16) / (c.D / 2))
 
 
 OP = _Fp8Moe(
