@@ -31,6 +31,7 @@ from rfops.attention.mla_dropins import (
     get_mla_metadata_v1,
     mla_decode_fwd,
 )
+from rfops.attention.mla_flashinfer import BatchMLAPagedAttentionWrapper
 from rfops.dispatch import routing
 from rfops.dispatch.guards import OUT_DTYPES, Guard
 from rfops.dispatch.layout import Shuffled
@@ -69,6 +70,7 @@ ALIGN = 16  # bytes: a lane's load
 
 __all__ = [
     "ActivationType",
+    "BatchMLAPagedAttentionWrapper",
     "QuantType",
     "biased_grouped_topk",
     "decode_attention_fwd",

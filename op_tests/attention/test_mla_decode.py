@@ -10,6 +10,7 @@ import torch
 
 import rfops
 from rfops.attention.mla_decode import D_V, mla_decode, mla_decode_ref
+from rfops.jit.launch import hip
 from support.mla_problems import BF16, Problem, assert_correct, exact, needle, problem, run
 
 pytestmark = pytest.mark.usefixtures("_arch")
@@ -180,6 +181,34 @@ def test_the_op(arch: str, shape: str) -> None:
                           test_utils=("test_schema", "test_faketensor"))  # fmt: skip
 
 
+@pytest.mark.requires_gfx950
+@pytest.mark.parametrize("heads", [16, 40])
+def test_graph_capture(heads: int, gfx950: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a captured call replays with other lengths and contents. On the virtual GPU, which
+    has no graphs, a warm call makes no HIP call but launches: none that allocates or waits."""
+    p, other = problem([300, 40], heads), problem([40, 300], heads, seed=1)
+    names = ("q", "kv", "kv_indptr", "kv_indices")
+    given = {name: getattr(p, name).to(gfx950) for name in names}
+    lse = torch.full(p.q.shape[:2], math.nan, device=gfx950)
+    out = torch.full((2, heads, D_V), math.nan, dtype=BF16, device=gfx950)
+    mla_decode(**given, sm_scale=p.sm_scale, out=out, lse=lse)
+    assert_correct((out.cpu(), lse.cpu()), p)
+    if gfx950.type == "cpu":
+        monkeypatch.setattr(hip.Hip, "call", lambda _self, name, *_: pytest.fail(name))
+        mla_decode(**given, sm_scale=p.sm_scale, out=out.fill_(math.nan), lse=lse)
+        assert_correct((out, lse), p)
+        return
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mla_decode(**given, sm_scale=p.sm_scale, out=out, lse=lse)
+    for name, tensor in given.items():
+        tensor.copy_(getattr(other, name))
+    for _ in range(2):  # counts are zero again
+        out.fill_(math.nan)
+        graph.replay()
+        assert_correct((out.cpu(), lse.cpu()), other)
+
+
 def test_nothing_to_do() -> None:
     for p in (problem([]), problem([], table=True), problem([0, 0])):
         lse = torch.full(p.q.shape[:2], math.nan)
@@ -215,7 +244,7 @@ T = problem([20, 3], 4, page=16, table=True)
         (P, {"lse": torch.zeros(2, 5)}, r"lse must be a \[T=2, H=4\] tensor"),
         (P, {"out": torch.zeros(2, 4, 512)}, "out must be bfloat16"),
         (P, {"out": P.q.view(-1)[:4096].view(2, 4, 512)}, "out must not overlap q"),
-        (P, {"config": 3}, "config must be one of FlowConfig, MlaTritonConfig, got 3"),
+        (P, {"config": 3}, "config must be one of SharedConfig, FlowConfig, Mla"),
         (T, {"kv_indptr": P.kv_indptr, "kv_lens": None}, "kv_lens must be given with a block"),
         (T, {"kv_indices": T.kv_indices[:1, :3]}, r"kv_indices must be of batch = 2 rows"),
     ],

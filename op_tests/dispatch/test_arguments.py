@@ -55,6 +55,8 @@ def named(op: str) -> dict[str, Any]:
         "grouped_gemm_mxfp8": lambda: dict(
             zip(GROUPED, OPS["grouped_gemm_mxfp8"][0](), strict=True)
         ),
+        "mla_decode": lambda: dict(zip(("q", "kv", "kv_indptr", "kv_indices", "sm_scale"),
+                                       OPS["mla_decode"][0](), strict=True)),
         "moe_align_block_size": lambda: {
             "topk_ids": torch.zeros(3, 2, dtype=torch.int32), "block_size": 4, "num_experts": 4
         },
@@ -88,6 +90,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
          "ignore_invalid_experts": FLAG},
     ),
     "quant_mxfp8": (rfops.quant_mxfp8, {"rounding": MODE}),
+    "mla_decode": (rfops.mla_decode, {"qo_len": INT, "causal": FLAG, "config": CONFIG}),
     "mxfp8_gemv": (compat.mxfp8_gemv, {"out_dtype": DTYPE}),
     "compat.grouped_gemm_mxfp8": (compat.grouped_gemm_mxfp8, ROWS),
 }  # fmt: skip

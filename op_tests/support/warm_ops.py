@@ -34,9 +34,15 @@ def _blockscale() -> tuple[Any, ...]:
     return x, w, torch.rand(2, 2), torch.rand(1, 2)
 
 
+def _mla() -> tuple[Any, ...]:
+    bounds, pages = (torch.tensor(v, dtype=torch.int32) for v in ([0, 3, 6], [5, 0, 3, 1, 4, 2]))
+    return torch.randn(2, 4, 576).to(BF16), torch.randn(6, 1, 1, 576).to(BF16), bounds, pages, 0.05
+
+
 OPS: dict[str, tuple[Callable[[], tuple[Any, ...]], tuple[int, ...]]] = {
     "gemm_mxfp8": (_dense, (2, 24)),
     "grouped_gemm_mxfp8": (_grouped, (6, 8)),
     "batched_gemm_a16w8_blockscale": (_batched, (2, 3, 24)),
     "gemm_a8w8_blockscale": (_blockscale, (2, 24)),
+    "mla_decode": (_mla, (2, 4, 512)),
 }

@@ -5,7 +5,8 @@ sequence's queries see is `softmax(sm_scale * q . k)`, causal at the end of the 
 
 | kernel | what it takes |
 |---|---|
-| flow (mla_decode_flow.py) | HIP on gfx942 and gfx950, pages of a power of two |
+| shared (mla_decode_shared.py) | HIP on gfx942 and gfx950, pages of a power of two: many columns |
+| flow (mla_decode_flow.py) | the same, for up to 32 columns (a query's head) |
 | triton (mla_decode_triton.py) | AMD's and NVIDIA's GPUs |
 | torch | whatever is left |
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +29,7 @@ from rfops.dispatch.problem import Draw, grid
 from rfops.quantization.fp8_blockscale import fp8_of
 
 from .mla_decode_flow import Flow
+from .mla_decode_shared import Shared
 from .mla_decode_triton import TritonMla
 
 D_QK, D_V = 576, 512
@@ -124,8 +127,9 @@ OP = _MlaDecode(
     -> out: bf16[T, H, 512]
     """,
     sizes="B T H S P page ends",
-    kernels=(Flow(), TritonMla(), Torch()),
+    kernels=(Shared(), Flow(), TritonMla(), Torch()),
     coarse={"B": 1, "T": 1, "H": 1, "S": 0, "P": 0, "page": 1, "ends": 1},
+    table="B~ H S~ page qo_len kv_scale?",
     usual={"sm_scale": 1 / 24, "causal": True},
     shapes={
         "published": [
@@ -133,6 +137,10 @@ OP = _MlaDecode(
             for batch in (4, 32, 64, 256)
             for tokens in (1024, 8192)
             for shape in grid("B H", [(batch, 16)], kv_dtype=("fp8", torch.bfloat16))
+        ],
+        # The layer of 2025's challenge: 128 heads that see what was prefilled, and their own.
+        "layer": [
+            {"B": 128, "H": 128, "S": 128 * (tokens + 1)} for tokens in (1024, 2048, 4096, 6144)
         ],
     },
     hints={
@@ -204,7 +212,7 @@ mla_decode.supports = OP.supports  # type: ignore[attr-defined]
 def _batch(q: Any, qo_len: Any) -> Any:
     """Sequences of q; 0 where the checks will say what is wrong."""
     try:
-        return q.shape[0] // qo_len
+        return q.shape[0] // max(operator.index(qo_len), 1)
     except (AttributeError, IndexError, TypeError, ZeroDivisionError):
         return 0
 
@@ -298,9 +306,10 @@ def mla_decode_ref(
     q_scale: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
+    magnitude: bool = False,
 ) -> torch.Tensor:
     """The formula of `mla_decode` in plain torch, all of a sequence at once, in `dtype`; on any
-    device. Writes lse where given."""
+    device. Writes lse where given. `magnitude`: the sums of weighted |values| instead."""
     out = torch.zeros(*q.shape[:2], D_V, dtype=dtype, device=q.device)
     if lse is not None:
         lse.fill_(-math.inf)
@@ -313,10 +322,12 @@ def mla_decode_ref(
             if seen > 0:
                 row = b * qo_len + t
                 score = sm_scale * values[row] @ key[:seen].T
-                out[row] = torch.softmax(score, -1) @ key[:seen, :D_V]
+                value = key[:seen, :D_V]
+                out[row] = torch.softmax(score, -1) @ (value.abs() if magnitude else value)
                 if lse is not None:
                     lse[row] = torch.logsumexp(score, -1)
     return out
 
 
 OP.reference = mla_decode_ref
+OP.sums = functools.partial(mla_decode_ref, magnitude=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -86,6 +86,8 @@ class Flow(Kernel):
     turns = True  # keys by their places, where the call has `angles`: mla_layer_decode's
     Config = FlowConfig
     error = 2.0**-8  # P in bf16
+    source: ClassVar[Any] = staticmethod(mla_decode_flow)  # the kernel
+    columns, least = COLUMNS, LEAST
 
     def refuses(self, c: Call) -> str | None:
         if reason := self.refuses_arch(c):
@@ -104,23 +106,23 @@ class Flow(Kernel):
 
     def default(self, c: Call) -> FlowConfig:
         """A worker for each CU; where several read the same tokens, on one die each."""
-        groups = max(1, ceil(c.H * c.qo_len, COLUMNS))
+        groups = max(1, ceil(c.H * c.qo_len, self.columns))
         workers = c.cu_num // groups
         xcds = ROWS[c.arch].xcds
         if groups > 1 and workers > xcds:
             workers -= workers % xcds
-        return FlowConfig(max(1, workers), LEAST)
+        return self.Config(max(1, workers), self.least)
 
     def candidates(self, c: Call) -> list[FlowConfig]:
         first = self.default(c)
-        others = [FlowConfig(first.workers, least) for least in (first.least * 2, first.least * 4)]
+        others = [self.Config(first.workers, least) for least in (first.least * 2, first.least * 4)]
         return [first, *others]
 
     def defines(self, c: Call, config: FlowConfig) -> Mapping[str, Any]:
         return _defines(c.kv_dtype, c.q_dtype, config.least, c.page, c.has("angles"))
 
     def variant(self, c: Call, config: FlowConfig) -> RunOf:
-        bound = mla_decode_flow.bind(c.device, self.defines(c, config), c.arch)
+        bound = self.source.bind(c.device, self.defines(c, config), c.arch)
         is_table = c.tensors["kv_indices"].dim() == 2
         # Of out, the inputs in their order, angles if any, parts and counts.
         order = (3, 5, 4, 1, 2, 6, 7, 0, 8, *((10, 11, 9) if c.has("angles") else (9, 10, 0)))
@@ -130,12 +132,12 @@ class Flow(Kernel):
             batch: int, rows: int, heads: int, entries: int, _pages: int, page: int, _ends: int
         ) -> Run:
             columns, workers = rows // batch * heads, config.workers
-            groups = ceil(columns, COLUMNS)
+            groups = ceil(columns, self.columns)
             width, shift = entries // batch if is_table else 0, page.bit_length() - 1
             unseen = c.qo_len - 1 if c.causal else 0
             slots = groups * workers * 2
             scratch = Workspace(
-                c.device, (slots * COLUMNS * (D_V + 2), torch.float32), zeros=LEVELS * slots
+                c.device, (slots * self.columns * (D_V + 2), torch.float32), zeros=LEVELS * slots
             )
             sizes = (batch, workers, shift, width, c.sm_scale, columns, heads, unseen)
             return with_workspace(launch((groups * workers, 1, 1), sizes), scratch)

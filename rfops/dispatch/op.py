@@ -104,6 +104,9 @@ class Op(Hooks):
         assert of_table == sorted(of_table, reverse=True), f"{name}: a table's sizes come first"
         self.usual = dict(usual or {})
         self.result, self.reference, self.shapes = result, reference, dict(shapes or {})
+        # The sums of |products| by which results are checked, of the inputs as they are; None: the
+        # reference of absolute inputs.
+        self.sums: Callable[..., Any] | None = None
         self.takes_config = any(kernel.Config for kernel in kernels)
         self.num_inputs, self.num_passed = len(d.inputs), len(d.passed)
         # What a launch takes.

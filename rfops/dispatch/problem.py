@@ -168,10 +168,15 @@ class Problem:
     def expected(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The reference's results in fp32 where it can, then what it leaves of inputs that are
         written; and the sum of |products| of each: the same of absolute values."""
-        return self._refer(lambda _arg, t: t.clone()), self._refer(_absolute)
+        exact, sums = self._refer(_same), self.op.sums
+        return exact, self._refer(_same, sums) if sums else self._refer(_absolute)
 
-    def _refer(self, change: Callable[[TensorArg, torch.Tensor], torch.Tensor]) -> list[Any]:
-        reference, d = self.op.reference, self.op.declaration
+    def _refer(
+        self,
+        change: Callable[[TensorArg, torch.Tensor], torch.Tensor],
+        other: Callable[..., Any] | None = None,
+    ) -> list[Any]:
+        reference, d = other or self.op.reference, self.op.declaration
         if reference is None:
             raise ValueError(f"{self.op.name}: has no reference to check by; give its Op one")
         wide = {arg.dtype_of for arg in d.results}
@@ -232,6 +237,10 @@ def _each(value: Any) -> Sequence[torch.Tensor]:
 
 def _is_written(arg: TensorArg | ValueArg) -> bool:
     return isinstance(arg, TensorArg) and arg.written
+
+
+def _same(_arg: TensorArg, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone()
 
 
 def _absolute(arg: TensorArg, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 // Partial results of a sequence that several workgroups share, added up as they come.
 //
-// A workgroup leaves 16 columns by 512 sums, and each column's maximum and sum of weights, in a
+// A workgroup leaves its columns by 512 sums, and each column's maximum and sum of weights, in a
 // slot of its own (split_schedule.h). Then a tree: of kFan neighbours the last to come adds all of
 // them up, in their order, into the first one's slot, and goes on to the next level; the last of
 // all writes the result. Nobody waits for another, and who was last changes no bit.
@@ -22,21 +22,22 @@ struct MlaTotals {
   f32 most, sum;
 };
 
-// Where 16 columns of a sequence go.
-struct MlaTarget {
+// Where kColumns columns of a sequence go, a multiple of 16.
+template <u32 kColumns>
+struct MlaColumnsTarget {
   bf16* out;    // of these columns
   f32* lse;     // likewise, or null
-  f32* parts;   // [slots, 16, 512], then [slots, 16, 2]
+  f32* parts;   // [slots, kColumns, 512], then [slots, kColumns, 2]
   u32* counts;  // [kFanLevels, slots], zeros
   u32 columns;  // that are there
   u32 slots;
   f32 value_scale;
 
   __device__ f32* part(u32 slot, u32 column, u32 d) const {
-    return parts + (u64{slot} * kMlaColumns + column) * kMlaValue + d;
+    return parts + (u64{slot} * kColumns + column) * kMlaValue + d;
   }
   __device__ f32* totals(u32 slot, u32 column) const {
-    return part(slots, 0, 0) + (u64{slot} * kMlaColumns + column) * 2;
+    return part(slots, 0, 0) + (u64{slot} * kColumns + column) * 2;
   }
   __device__ void store_part(u32 slot, F32x4 four, u32 column, u32 d) const {
     *reinterpret_cast<F32x4*>(part(slot, column, d)) = four;
@@ -61,6 +62,7 @@ struct MlaTarget {
         __builtin_convertvector(four, Bf16x4);
   }
 };
+using MlaTarget = MlaColumnsTarget<kMlaColumns>;
 
 namespace details {
 
@@ -77,13 +79,15 @@ __device__ inline f32 over_row(f32 value, Op op) {
   return value;
 }
 
-// Slots slot_of(0..count - 1), at most kFan, into the first, or into the result. 16 threads a
-// column, each with 8 neighbours of every 128 elements.
-template <class SlotOf>
-__device__ inline void add_parts(const MlaTarget& target, u32 count, bool is_root, SlotOf slot_of,
-                                 RFOPS_LDS f32* weights) {
+// 16 columns from `first` on of slots slot_of(0..count - 1), at most kFan, into the first, or into
+// the result. 16 threads a column, each with 8 neighbours of every 128 elements.
+template <u32 kColumns, class SlotOf>
+__device__ inline void add_columns(const MlaColumnsTarget<kColumns>& target, u32 first, u32 count,
+                                   bool is_root, SlotOf slot_of, RFOPS_LDS f32* weights) {
   constexpr u32 kSlice = 128, kSlices = kMlaValue / kSlice;
-  const u32 column = thread_in_group() / kFan, own = thread_in_group() % kFan, at = own * 8;
+  u32 thread = thread_in_group();
+  pin(thread);  // what follows from it is computed here, not kept in registers from the beginning
+  const u32 own = thread % kFan, at = own * 8, local = thread / kFan, column = first + local;
   MlaTotals one = {kLowest, 0.0f};
   if (own < count) {
     const f32* const from = target.totals(slot_of(own), column);
@@ -93,12 +97,12 @@ __device__ inline void add_parts(const MlaTarget& target, u32 count, bool is_roo
   all.most = over_row(one.most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
   const f32 weight = __builtin_amdgcn_exp2f(one.most - all.most);
   all.sum = over_row(weight * one.sum, [](f32 a, f32 b) { return a + b; });
-  weights[thread_in_group()] = weight;
+  weights[thread] = weight;
   sync_group();
   F32x4 sums[kSlices][2] = {};
 #pragma unroll 4
   for (u32 i = 0; i < count; ++i) {
-    const f32 scale = weights[column * kFan + i];
+    const f32 scale = weights[local * kFan + i];
     const u32 slot = slot_of(i);
 #pragma unroll
     for (u32 s = 0; s < kSlices; ++s) {
@@ -126,9 +130,9 @@ __device__ inline void add_parts(const MlaTarget& target, u32 count, bool is_roo
 }  // namespace details
 
 // This workgroup's slot is written: slot_of(own) of `count` that make up a sequence.
-template <class SlotOf>
-__device__ inline void climb(const MlaTarget& target, u32 own, u32 count, SlotOf slot_of,
-                             LdsBytes* lds) {
+template <u32 kColumns, class SlotOf>
+__device__ inline void climb(const MlaColumnsTarget<kColumns>& target, u32 own, u32 count,
+                             SlotOf slot_of, LdsBytes* lds) {
   u32 stride = 1;
   for (u32 level = 0;; ++level) {
     const u32 first = own / kFan * kFan, here = count - first < kFan ? count - first : kFan;
@@ -136,8 +140,13 @@ __device__ inline void climb(const MlaTarget& target, u32 own, u32 count, SlotOf
     if (here > 1) {
       auto* const counter = target.counts + level * target.slots + child(0);
       if (!is_last_of(counter, here, reinterpret_cast<RFOPS_LDS u32*>(lds))) return;
-      sync_group();
-      details::add_parts(target, here, count <= kFan, child, reinterpret_cast<RFOPS_LDS f32*>(lds));
+      u32 column = 0;
+      do {
+        sync_group();
+        details::add_columns(target, column, here, count <= kFan, child,
+                             reinterpret_cast<RFOPS_LDS f32*>(lds));
+        column += kFan;
+      } while (kColumns > kFan && column < target.columns);
     }
     if (count <= kFan) return;
     own /= kFan;

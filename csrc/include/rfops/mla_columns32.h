@@ -1,0 +1,258 @@
+// 32 columns of a wave by matrix instructions of 32 x 32 (gfx950): mla_columns.h.
+//
+// Lane l has column l % 32. Of a tile of 32 tokens it has scores 8 i + 4 (l / 32) + 0..3, in values
+// 4 i + 0..3: as weights they are the other operand of V^T as they are, whose tokens are read in
+// that order. Of the result it has elements d of 32 t + 8 i + 4 (l / 32) + 0..3.
+#pragma once
+
+#include "rfops/mla_columns.h"
+
+#if defined(__gfx950__)
+
+namespace rfops {
+
+using F32x16 = f32 __attribute__((ext_vector_type(16)));
+
+// Of Q each kEach-th operand is in LDS, where there is room and registers are too few.
+template <bool kQueryFp8, u32 kEach>
+class MlaColumns {
+  static constexpr u32 kSteps = kMlaKey / 16, kValueSteps = kMlaValue / 16;
+  static constexpr u32 kAhead = 4, kValuesAhead = 4,
+                       kScoreSteps = 18;  // operands on their way from LDS
+  static constexpr u32 kTiles = kMlaValue / 32;
+  static constexpr u32 kParked = kSteps / kEach;
+  static constexpr bool is_parked(u32 i) { return i % kEach == kEach - 1; }
+
+ public:
+  static constexpr u32 kParkedBytes = kParked * kWaveSize * kVecBytes;
+  using Scores = f32[16];
+  static constexpr u32 kOwn = 1;  // columns of a lane
+  __device__ static u32 column(u32 lane, u32) { return lane % 32; }
+
+  // `parked` is where this wave's lanes keep what registers have no room for.
+  __device__ void load_query(const void* q, const u64 (&rows)[kOwn], f32 scale, LdsBytes* parked) {
+    scale_ = __builtin_fabsf(scale);
+    parked_ = parked + lane_in_wave() * kVecBytes;
+    const u32 g = lane_in_wave() / 32, c = lane_in_wave() % 32;
+    each_number<kSteps>([&](auto i) {
+      const Bf16x8 own = query_at<kQueryFp8>(q, rows[0] * kMlaKey + i * 16 + g * 8, scale < 0.0f);
+      if constexpr (is_parked(i)) {
+        *reinterpret_cast<RFOPS_LDS Bf16x8*>(parked_ + i / kEach * kWaveSize * kVecBytes) = own;
+      } else {
+        q_[i - i / kEach] = own;
+      }
+    });
+    each_number<kSteps - kParked>([&](auto i) { pin(q_[i]); });
+    key_ = MlaSlot::value_at(c, g);
+    rope_ = MlaSlot::rope_at(c, g);
+    const u32 token = g * 4 + c % 16 / 4, chunk = c / 16 * 2 + c % 4 / 2;
+    value_ = MlaSlot::value_at(token, chunk) + c % 2 * 8;
+    value_8_ = MlaSlot::value_at(token + 8, chunk) + c % 2 * 8;
+  }
+
+  // What lanes read begins at addresses that are computed once, and by themselves: else the
+  // compiler keeps one for each read.
+  __device__ void aim_keys(const LdsBytes* tile) {
+    keys_[0] = tile + key_;
+    keys_[1] = tile + (key_ ^ 32);
+    rope_key_ = lds_address(tile) + rope_;
+    pin(keys_[0]), pin(keys_[1]), pin(rope_key_);
+  }
+  // The first of a tile's keys begin to be read.
+  template <u32 kFirst = 0, u32 kEnd = kAhead>
+  __device__ void read_keys() {
+    each_number<kEnd - kFirst>([&](auto i) { k_[kFirst + i] = key<kFirst + i>(); });
+    if constexpr (kEnd == kAhead) read_parked<0>();
+  }
+
+  // Before the first turn. The result is whatever registers hold, until `raise` clears it: to make
+  // zeros here costs the compiler a copy of all of it.
+  __device__ void begin() {
+    most_ = kLowest;
+#pragma unroll
+    for (u32 i = 0; i < 16; ++i) s_[i] = -__builtin_inff();
+  }
+
+  // Scores of the tile whose keys are being read; meanwhile those of the one before, which is in
+  // `tile`, become weights. loads(step, steps) may load.
+  template <class Loads>
+  __device__ void scores(const LdsBytes* tile, u64 is_second, Loads loads) {
+    if (RFOPS_SELDOM((weights_.low(most_) | is_second) != 0)) raise();
+    values_[0] = tile + value_, values_[1] = tile + value_8_;
+    pin(values_[0]), pin(values_[1]);
+    each_number<kSteps>([&](auto i) {
+      multiply<i>();
+      if constexpr (i == 0) loads(Number<0>{}), loads(Number<1>{});
+      if constexpr (i % 2 == 1) loads(Number<2 + i / 2>{});
+      soften<i>();
+      if constexpr (i + kValuesAhead >= kSteps) {
+        constexpr u32 kValue = i + kValuesAhead - kSteps;
+        v_[kValue] = value<kValue>();
+      }
+      keep_order();
+    });
+  }
+
+  // Values of that tile; meanwhile the scores of the next one are made ready, and the one behind
+  // it, `behind`, begins to be read. Before, `all_read()`: nothing more of the values is.
+  template <class Loads, class Mask, class AllRead>
+  __device__ void add_values(const LdsBytes* behind, Loads loads, Mask mask, AllRead all_read) {
+    each_number<kValueSteps>([&](auto u) {
+      constexpr u32 kHalf = half_of(u) * 4, kNext = u + kValuesAhead, kLeft = kValueSteps - 1 - u;
+      const U32x4 p = {p_[kHalf], p_[kHalf + 1], p_[kHalf + 2], p_[kHalf + 3]};
+      asm volatile("v_mfma_f32_32x32x16_bf16 %0, %1, %2, %0"
+                   : "+a"(o_[tile_of(u)])
+                   : "v"(v_[u % kValuesAhead]), "v"(p));
+      if constexpr (kNext < kValueSteps) v_[u % kValuesAhead] = value<kNext>();
+      loads(u, Number<kValueSteps>{});
+      if constexpr (u >= 4 && u < 4 + kScoreSteps) settle<u - 4>(mask);
+      keep_order();
+      if constexpr (kLeft == 2) {
+        all_read();
+        aim_keys(behind);
+        read_keys<0, 2>();
+      }
+      if constexpr (kLeft == 1) read_keys<2, kAhead>();
+      keep_order();
+    });
+  }
+
+  // The last tile's values are added: from here on the compiler may look at the result.
+  __device__ void end() {
+    asm volatile("s_nop 15\n\ts_nop 3");
+    each_number<kTiles>([&](auto t) { asm volatile("" : "+a"(o_[t])); });
+  }
+
+  // Tokens from `seen` on are not there; `first` is the tile's.
+  __device__ static void mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
+    const i32 g = static_cast<i32>(lane_in_wave() / 32);
+#pragma unroll
+    for (u32 r = 0; r < 16; ++r) {
+      const i32 token = first + static_cast<i32>(r / 4 * 8 + r % 4) + 4 * g;
+      s[r] = token < seen[0] ? s[r] : -__builtin_inff();
+    }
+  }
+
+  // Of the lane's n-th column, over all of its lanes.
+  __device__ MlaTotals totals(u32) const {
+    return {weights_.most, reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; })};
+  }
+  // Of 64 elements of the result, from 64 * block on: act(four, n, d) of the lane's n-th column.
+  template <class Act>
+  __device__ void each_quad(u32 block, u32 lane, Act act) const {
+    const u32 g = lane / 32;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) {
+      const F32x16& from = o_[block * 2 + i / 4];
+      const u32 r = i % 4 * 4;
+      act(F32x4{from[r], from[r + 1], from[r + 2], from[r + 3]}, 0, i * 8 + g * 4);
+    }
+  }
+
+ private:
+  static constexpr u32 tile_of(u32 u) { return u / 4 * 2 + u % 2; }
+  static constexpr u32 half_of(u32 u) { return u / 2 % 2; }
+
+  template <u32 i>
+  __device__ U32x4 key() const {
+    if constexpr (i < kMlaValue / 16) return lds_load_16(keys_[i % 2] + i / 2 * 64);
+    return lds_load_16((const LdsBytes*)(rope_key_ ^ i % 4 * 32));
+  }
+  template <u32 u>
+  __device__ U32x4 value() const {
+    const auto read = [](const LdsBytes* lane) {
+      const LdsBytes* const at = lane + tile_of(u) * 64 + half_of(u) * 16 * MlaSlot::kPitch;
+      return __builtin_bit_cast(U32x2,
+                                __builtin_amdgcn_ds_read_tr16_b64_v4bf16((RFOPS_LDS Bf16x4*)at));
+    };
+    const U32x2 first = read(values_[0]), second = read(values_[1]);
+    return {first[0], first[1], second[0], second[1]};
+  }
+
+  // By assembly: the compiler would have scores where it has the result, in registers that
+  // arithmetic cannot read.
+  template <u32 i>
+  __device__ void multiply() {
+    const U32x4 k = k_[i % kAhead];
+    Bf16x8 q;
+    if constexpr (is_parked(i)) {
+      q = read_;
+    } else {
+      q = q_[i - i / kEach];
+    }
+    if constexpr (i == 0) {
+      asm volatile("v_mfma_f32_32x32x16_bf16 %0, %1, %2, 0" : "=&v"(next_) : "v"(k), "v"(q));
+    } else {
+      asm volatile("v_mfma_f32_32x32x16_bf16 %0, %1, %2, %0" : "+v"(next_) : "v"(k), "v"(q));
+    }
+    if constexpr (i + kAhead < kSteps) k_[i % kAhead] = key<i + kAhead>();
+    if constexpr (is_parked(i) && i + 1 < kSteps) read_parked<i / kEach + 1>();
+  }
+  template <u32 i>
+  __device__ void read_parked() {
+    read_ = *reinterpret_cast<const RFOPS_LDS Bf16x8*>(parked_ + i * kWaveSize * kVecBytes);
+  }
+
+  // Scores as powers of two, without tokens that are not there, and the most of them.
+  template <u32 i, class Mask>
+  __device__ void settle(Mask mask) {
+    if constexpr (i < 8) {
+      s_[2 * i] = next_[2 * i] * scale_;
+      s_[2 * i + 1] = next_[2 * i + 1] * scale_;
+    }
+    if constexpr (i == 8) mask(s_);
+    if constexpr (i >= 9 && i < 17) {
+      most_ = max_of(max_of(i == 9 ? kLowest : most_, s_[2 * i - 18]), s_[2 * i - 17]);
+    }
+    if constexpr (i == 17) most_ = reduce_lanes<64, 32>(most_, max_of);
+  }
+
+  // Step i of making scores weights.
+  template <u32 i>
+  __device__ void soften() {
+    constexpr u32 kValue = i / 2;
+    if constexpr (kValue < 16 && i % 2 == 0) {
+      s_[kValue] = __builtin_amdgcn_exp2f(s_[kValue] - weights_.most);
+      pin(s_[kValue]);
+    }
+    if constexpr (kValue < 16 && i % 2 == 1) {
+      weights_.sum += s_[kValue];
+      pin(weights_.sum);  // here, not all at the end
+    }
+    if constexpr (i % 4 == 3 && i < 32) {
+      constexpr u32 kPair = i / 4;
+      using F32x2 = f32 __attribute__((ext_vector_type(2)));
+      p_[kPair] = __builtin_bit_cast(
+          u32, __builtin_convertvector((F32x2{s_[2 * kPair], s_[2 * kPair + 1]}), Bf16x2));
+    }
+  }
+
+  __device__ void raise() {
+    const f32 decay = weights_.raise(most_);
+    each_number<kTiles * 4>([&](auto i) {
+      constexpr u32 kTile = i / 4, kFirst = i % 4 * 4;
+      F32x16& own = o_[kTile];
+      f32 four[4] = {own[kFirst], own[kFirst + 1], own[kFirst + 2], own[kFirst + 3]};
+      scale_accumulators(four, decay);
+      own[kFirst] = four[0], own[kFirst + 1] = four[1];
+      own[kFirst + 2] = four[2], own[kFirst + 3] = four[3];
+    });
+  }
+
+  f32 scale_;
+  MlaWeights weights_;
+  u32 key_, rope_, value_, value_8_, rope_key_;
+  const LdsBytes *keys_[2], *values_[2];
+  LdsBytes* parked_;
+  Bf16x8 q_[kSteps - kParked], read_;
+  U32x4 k_[kAhead], v_[kValuesAhead];
+  F32x16 o_[kTiles];
+  F32x16 next_;  // scores of the next tile
+  Scores s_;     // and of this one
+  f32 most_;
+  u32 p_[8];
+};
+
+}  // namespace rfops
+
+#endif

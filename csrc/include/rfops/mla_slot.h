@@ -1,0 +1,284 @@
+// A tile of a latent cache as all waves of a workgroup read it: bf16, in LDS, and how it gets
+// there.
+//
+// Order. Of a token 1 KiB of values, a row every kPitch bytes, and behind all of them the keys'
+// last 64 elements, rows of 128 bytes. 16-byte chunks are permuted by the row: neither K's reads
+// (16 bytes) nor V's (8 bytes, on gfx950 transposed) have a bank conflict.
+//
+// Each of four waves brings a quarter of a tile's rows, one after the other: bf16 straight to LDS,
+// 16 bytes a lane on gfx950, 4 on gfx942; FP8 by registers, where it is widened, once for all
+// waves.
+#pragma once
+
+#include "rfops/bf16_matrix.h"
+#include "rfops/lds_tile.h"
+#include "rfops/mla_cache.h"
+#include "rfops/waits.h"
+
+namespace rfops {
+
+// act(0) .. act(kCount - 1), in which a number is a constant.
+template <u32 kValue>
+struct Number {
+  __device__ constexpr operator u32() const { return kValue; }
+};
+template <u32 kCount, u32 kFirst = 0, class Act>
+__device__ inline void each_number(Act act) {
+  if constexpr (kFirst < kCount) {
+    act(Number<kFirst>{});
+    each_number<kCount, kFirst + 1>(act);
+  }
+}
+
+struct MlaSlot {
+#if defined(__gfx950__)
+  static constexpr u32 kTokens = 32, kPitch = 1024 + 64;
+  static constexpr u32 swizzle(u32 row) { return row / 4 % 4; }
+  static constexpr u32 rope_swizzle(u32 row) { return row / 2 % 8; }
+#else
+  static constexpr u32 kTokens = 16, kPitch = 1024;
+  static constexpr u32 swizzle(u32 row) { return row % 8; }
+  static constexpr u32 rope_swizzle(u32 row) { return row % 8; }
+#endif
+  static constexpr u32 kRope = kTokens * kPitch, kRopeRow = 128;
+  static constexpr u32 kBytes = kRope + kTokens * kRopeRow;
+  static constexpr u32 value_at(u32 row, u32 chunk) {
+    return row * kPitch + (chunk ^ swizzle(row)) * kVecBytes;
+  }
+  static constexpr u32 rope_at(u32 row, u32 chunk) {
+    return kRope + row * kRopeRow + (chunk ^ rope_swizzle(row)) * kVecBytes;
+  }
+};
+
+// What loaders share: of a tile each wave has kOwn rows, and a lane the place of one of them.
+template <bool kPaged>
+class MlaSlotRows {
+ protected:
+  static constexpr u32 kOwn = MlaSlot::kTokens / 4, kLanes = kWaveSize / kOwn;  // of a row
+
+  __device__ MlaSlotRows(const MlaTokens<kPaged>& tokens, u32 begin)
+      : tokens_(tokens),
+        own_row_(wave_in_group() * kOwn),
+        token_(begin + own_row_ + lane_in_wave() / kLanes) {}
+
+  __device__ const i32* entry(u32 tile) const {
+    return tokens_.entry(token_ + tile * MlaSlot::kTokens);
+  }
+  __device__ u32 row_of(u32 page, u32 tile) const {
+    return tokens_.row(page, token_ + tile * MlaSlot::kTokens);
+  }
+  // The i-th of the wave's rows, of what each lane has.
+  __device__ static u32 row_at(u32 rows, u32 i) {
+    const i32 row = __builtin_amdgcn_readlane(static_cast<i32>(rows), static_cast<i32>(i * kLanes));
+    return static_cast<u32>(row);
+  }
+
+  MlaTokens<kPaged> tokens_;
+  u32 own_row_, token_;
+};
+
+// bf16, straight to LDS. By inline assembly, as the compiler would drain all loads before each read
+// of LDS; `wait` counts them. Tiles beyond the last are its last row again.
+template <bool kPaged>
+class DirectSlots : MlaSlotRows<kPaged> {
+  using Base = MlaSlotRows<kPaged>;
+  using Base::kOwn, Base::own_row_, Base::tokens_;
+  static constexpr u32 kRowBytes = kMlaKey * 2, kValueBytes = kMlaValue * 2;
+#if defined(__gfx950__)
+  static constexpr u32 kWide = 16, kRopeLoads = 1;
+#else
+  static constexpr u32 kWide = 4, kRopeLoads = 2;
+#endif
+  static constexpr u32 kRowLoads = kValueBytes / (kWide * kWaveSize);
+  static constexpr u32 kRowPieces = kRowLoads == 1 ? 2 : 3, kEndPieces = 2;
+
+ public:
+  static constexpr u32 kLoads = kOwn * kRowLoads + kRopeLoads;  // of a wave and tile
+  static constexpr u32 kPieces = 2 + kOwn * kRowPieces + kRopeLoads * kEndPieces;
+  static constexpr u32 kSlots = kLdsBytes / MlaSlot::kBytes, kBefore = kSlots - 2;
+
+  __device__ DirectSlots(LdsBytes* lds, const MlaTokens<kPaged>& tokens, u32 begin)
+      : Base(tokens, begin), lds_(lds) {
+    const u32 lane = lane_in_wave(), chunk = lane * kWide / kVecBytes, inside = lane * kWide % 16;
+    value_ = (chunk ^ MlaSlot::swizzle(own_row_)) * kVecBytes + inside;
+    const u32 row = lane / (kWaveSize / (kOwn / kRopeLoads));
+    rope_ = kValueBytes + inside;
+    rope_ += (chunk % 8 ^ MlaSlot::rope_swizzle(own_row_ + row)) * kVecBytes;
+  }
+
+  // The first kSlots - 2 tiles. Then turn n, 0 first, makes the scores of tile n, and adds the
+  // values of the one before; the loads of tile n + kSlots - 2 begin in it.
+  __device__ void prime() {
+    u32 pages[kBefore + 1];
+#pragma unroll
+    for (u32 t = 0; t <= kBefore; ++t) pages[t] = static_cast<u32>(*this->entry(t));
+#pragma unroll
+    for (u32 t = 0; t <= kBefore; ++t) pin(pages[t]);
+#pragma unroll
+    for (u32 t = 0; t < kBefore; ++t) {
+      rows_ = this->row_of(pages[t], t);
+      each_number<kPieces - 2>([&](auto i) { in_scores<i + 2>(t, lds_ + t * MlaSlot::kBytes); });
+    }
+    page_ = pages[kBefore];
+  }
+
+  // A piece of what a turn loads, into `slot`, for the caller to have others between: at once it
+  // would be more than a CU can have on its way, and keep the matrix cores waiting.
+  template <u32 kPiece>
+  __device__ void in_scores(u32 turn, LdsBytes* slot) {
+    constexpr u32 kOfRows = kOwn * kRowPieces;
+    if constexpr (kPiece == 0) {
+      asm volatile("" : "+v"(page_));  // it is there: `wait`
+      rows_ = this->row_of(page_, turn + kBefore);
+    } else if constexpr (kPiece == 1) {
+      ask(turn + kBefore + 1);
+    } else if constexpr (kPiece - 2 < kOfRows) {
+      load_row<(kPiece - 2) / kRowPieces, (kPiece - 2) % kRowPieces>(slot);
+    } else if constexpr (kPiece < kPieces) {
+      constexpr u32 kEnd = kPiece - 2 - kOfRows;
+      load_end<kEnd / kEndPieces, kEnd % kEndPieces>(slot);
+    }
+  }
+  template <u32, u32>
+  __device__ void in_values(u32) {}
+  // At a turn's end, until this wave's part of tile turn + 1 is in LDS.
+  __device__ void wait() const { wait_loads<(kSlots - 3) * kLoads>(); }
+  __device__ void drain() const { wait_loads<0>(); }
+
+ private:
+  __device__ void ask(u32 tile) {
+    asm volatile("global_load_dword %0, %1, off" : "=v"(page_) : "v"(this->entry(tile)) : "memory");
+  }
+
+  // Of the i-th of this wave's rows of values.
+  template <u32 i, u32 kPiece>
+  __device__ void load_row(LdsBytes* slot) {
+    constexpr u32 kTurn = (MlaSlot::swizzle(i) ^ MlaSlot::swizzle(0)) * kVecBytes;
+    if constexpr (kPiece == 0) {
+      low_ = u64{this->row_at(rows_, i)} * kRowBytes;
+      keep(low_);
+    } else {
+      const u32 to = as_scalar(lds_address(slot + (own_row_ + i) * MlaSlot::kPitch));
+      if constexpr (kPiece == 1) from_ = tokens_.kv + low_;
+#if defined(__gfx950__)
+      asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dwordx4 %1, %2" ::"s"(to),
+                   "v"(value_ ^ kTurn), "s"(from_)
+                   : "memory");
+#else
+      // The offset is memory's and LDS's.
+      asm volatile(
+          "s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dword %1, %2 offset:%3\n\t"
+          "global_load_lds_dword %1, %2 offset:%4" ::"s"(to),
+          "v"(value_ ^ kTurn), "s"(from_), "i"((kPiece - 1) * 512), "i"((kPiece - 1) * 512 + 256)
+          : "memory");
+#endif
+    }
+  }
+  // Of the keys' last elements of all of them, or of two.
+  template <u32 i, u32 kPiece>
+  __device__ void load_end(LdsBytes* slot) {
+    constexpr u32 kFirst = i * (kOwn / kRopeLoads);
+    if constexpr (kPiece == 0) {
+      u32 row = rows_;
+      if constexpr (kRopeLoads == 2) {
+        const u32 low = this->row_at(rows_, kFirst), high = this->row_at(rows_, kFirst + 1);
+        row = lane_in_wave() < 32 ? low : high;
+      }
+      pin(row);
+      end_row_ = row;
+    } else {
+      const u32 place = MlaSlot::kRope + (own_row_ + kFirst) * MlaSlot::kRopeRow;
+      constexpr u32 kTurn = kRopeLoads == 2 ? MlaSlot::rope_swizzle(kFirst) * kVecBytes : 0;
+      const u8* const from = tokens_.kv + (u64{end_row_} * kRowBytes + (rope_ ^ kTurn));
+#if defined(__gfx950__)
+      asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dwordx4 %1, off"
+#else
+      asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dword %1, off"
+#endif
+                   ::"s"(as_scalar(lds_address(slot + place))),
+                   "v"(from)
+                   : "memory");
+    }
+  }
+  __device__ static void keep(u64& at) { asm volatile("" : "+s"(at)); }  // computed here
+
+  LdsBytes* lds_;
+  u32 value_, rope_;  // a lane's place in a row
+  u32 page_, rows_;
+  u64 low_;
+  const u8* from_;
+  u32 end_row_;
+};
+
+// FP8, by registers: what a tile's scores find there goes to LDS, and the next one is asked for.
+template <bool kPaged>
+class WidenedSlots : MlaSlotRows<kPaged> {
+  using Base = MlaSlotRows<kPaged>;
+  using Base::kOwn, Base::kLanes, Base::own_row_, Base::tokens_;
+  static constexpr u32 kRowBytes = kMlaKey, kValueBytes = kMlaValue;
+  static constexpr u32 kRopeBytes = 64 / kLanes;  // of a lane
+
+ public:
+  static constexpr u32 kLoads = kOwn + 1;
+  static constexpr u32 kSlots = 3, kBefore = 1;
+
+  __device__ WidenedSlots(LdsBytes* lds, const MlaTokens<kPaged>& tokens, u32 begin)
+      : Base(tokens, begin), lds_(lds) {
+    const u32 lane = lane_in_wave(), row = own_row_ + lane / kLanes, place = lane % kLanes;
+    value_ = MlaSlot::value_at(own_row_, lane);
+    rope_ = MlaSlot::rope_at(row, place * kRopeBytes / 8) + place * kRopeBytes % 8 * 2;
+  }
+
+  __device__ void prime() {
+    page_ = static_cast<u32>(*this->entry(0));
+    load_all(0);
+    each_number<kLoads>([&](auto i) { commit(lds_, i); });
+    load_all(1);
+  }
+  template <u32 kPiece>
+  __device__ void in_scores(u32, LdsBytes* slot) {
+    if constexpr (kPiece < kLoads) commit(slot, kPiece);
+  }
+  template <u32 kStep, u32>
+  __device__ void in_values(u32 turn) {
+    if constexpr (kStep == 0) load_all(turn + 2);
+  }
+  __device__ void wait() const {}
+  __device__ void drain() const {}
+
+ private:
+  __device__ void load_all(u32 tile) {
+    const u32 rows = this->row_of(page_, tile);
+    page_ = static_cast<u32>(*this->entry(tile + 1));
+#pragma unroll
+    for (u32 i = 0; i < kOwn; ++i) {
+      const u8* const row = tokens_.kv + u64{this->row_at(rows, i)} * kRowBytes;
+      const u8* const from = row + lane_in_wave() * 8;
+      staged_[i] = *reinterpret_cast<const U32x2*>(from);
+    }
+    const u8* const from =
+        tokens_.kv + (u64{rows} * kRowBytes + kValueBytes + lane_in_wave() % kLanes * kRopeBytes);
+    if constexpr (kRopeBytes == 8) {
+      staged_[kOwn] = *reinterpret_cast<const U32x2*>(from);
+    } else {
+      staged_[kOwn] = {*reinterpret_cast<const u32*>(from), 0};
+    }
+  }
+  __device__ void commit(LdsBytes* slot, u32 i) {
+    const Bf16x8 wide = widen_8(staged_[i][0], staged_[i][1]);
+    if (i < kOwn) {
+      const u32 turn = (MlaSlot::swizzle(i) ^ MlaSlot::swizzle(0)) * kVecBytes;
+      *reinterpret_cast<RFOPS_LDS Bf16x8*>(slot + (value_ ^ turn) + i * MlaSlot::kPitch) = wide;
+    } else if constexpr (kRopeBytes == 8) {
+      *reinterpret_cast<RFOPS_LDS Bf16x8*>(slot + rope_) = wide;
+    } else {
+      *reinterpret_cast<RFOPS_LDS Bf16x4*>(slot + rope_) = low_half(wide);
+    }
+  }
+
+  LdsBytes* lds_;
+  u32 value_, rope_, page_;
+  U32x2 staged_[kLoads];
+};
+
+}  // namespace rfops

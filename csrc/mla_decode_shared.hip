@@ -1,0 +1,243 @@
+// out[b, t, h] = sum_n P[n] * kv[n, :512],  P = softmax_n(sm_scale * q[b, t, h] . kv[n])
+//
+// Decoding with a latent cache, for up to 128 columns (a query's head) at a time, where the matrix
+// cores have as much to do as memory. Q and P are bf16 whatever the cache; sums are fp32. Few
+// columns are mla_decode_flow.hip's.
+//
+// Layout. split_schedule.h shares the tokens of all sequences out over workgroups. Of its part of a
+// sequence a workgroup has a tile after the other in LDS (mla_slot.h), once for both products, and
+// each of its four waves has 32 columns (mla_columns.h). A part that is all of its sequence becomes
+// the result. Others go to `parts`, and up a tree: of 16 neighbours the last one to come adds them
+// up, in their order.
+//
+// Promises. Deterministic: the order of sums follows from lengths, workers and config. The caller
+// aligns rows of q and kv to 16 bytes. Pages are a power of two of tokens.
+#include "rfops/mla_columns16.h"
+#include "rfops/mla_columns32.h"
+#include "rfops/mla_worker.h"
+
+#if !defined(RFOPS_KV_FP8) || !defined(RFOPS_Q_FP8) || !defined(RFOPS_LEAST) || \
+    !defined(RFOPS_PAGED) || RFOPS_ROPE
+#error "mla_decode_shared needs the RFOPS_ constants below, and turns no keys"
+#endif
+
+namespace {
+
+using namespace rfops;
+
+constexpr bool kFp8 = RFOPS_KV_FP8;
+constexpr bool kQueryFp8 = RFOPS_Q_FP8;
+constexpr bool kPaged = RFOPS_PAGED;  // pages of more than one token
+constexpr u32 kLeast = RFOPS_LEAST;   // tokens of a worker at least
+
+template <bool kWidened>
+struct Loaders {
+  using Type = DirectSlots<kPaged>;
+};
+template <>
+struct Loaders<true> {
+  using Type = WidenedSlots<kPaged>;
+};
+using Slots = Loaders<kFp8>::Type;
+using Columns = MlaColumns<kQueryFp8, kFp8 ? 9 : 99>;
+constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize, kColumns = kWaves * kWaveColumns;
+constexpr u32 kTokens = MlaSlot::kTokens;
+constexpr f32 kLog2E = 1.44269504088896f;
+using Target = MlaColumnsTarget<kColumns>;
+
+// Where a wave turns 64 elements of its result round: 32 columns of 256 bytes, permuted.
+constexpr u32 kTurnBytes = kWaveColumns * 64 * 4;
+constexpr u32 kSlotBytes = Slots::kSlots * MlaSlot::kBytes;
+constexpr u32 kLds = kSlotBytes + kWaves * Columns::kParkedBytes;
+static_assert(kLds <= kLdsBytes && kWaves * kTurnBytes <= kSlotBytes);
+
+// All tiles of a part. Tokens from `seen` on are not there for this lane's column; `masked`: some
+// column of the workgroup does not see all of a tile that ends beyond.
+template <class LoadQuery>
+__device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kPaged>& tokens,
+                                 const MlaPart& part, i32 masked, const i32 (&seen)[Columns::kOwn],
+                                 LoadQuery load_query) {
+  const u32 tiles = (part.end - part.begin + kTokens - 1) / kTokens;
+  Slots slots(lds, tokens, part.begin);
+  const auto all_there = [&] {
+    slots.wait();
+    wait_lds();
+    meet();
+  };
+  // Some column of the workgroup does not see all of a tile.
+  const auto mask_of = [&](u32 tile) {
+    return [&, tile](typename Columns::Scores& s) {
+      const i32 first = static_cast<i32>(part.begin + tile * kTokens);
+      if (RFOPS_SELDOM(first + static_cast<i32>(kTokens) > masked)) Columns::mask(s, first, seen);
+    };
+  };
+  slots.prime();
+  load_query();  // while tiles are on their way
+  slots.drain();
+  all_there();
+  own.begin();
+  own.aim_keys(lds);
+  own.read_keys();
+  // Where tiles are: the one whose values are added, the one behind, and the one that is loaded.
+  const auto advance = [](u32& slot) {
+    slot = slot + 1 == Slots::kSlots ? 0 : slot + 1;
+    asm volatile("" : "+s"(slot));
+  };
+  const auto place = [&](u32 slot) { return lds + slot * MlaSlot::kBytes; };
+  u32 now = 0, behind = 1, load = Slots::kBefore;
+  // Turn n makes the scores of tile n, and adds the values of the one before; the first adds zeros.
+  u32 turn = 0;
+  do {
+    own.scores(place(now), turn == 1 ? 1 : 0,
+               [&](auto piece) { slots.template in_scores<piece>(turn, place(load)); });
+    own.add_values(
+        place(behind), [&](auto at, auto of) { slots.template in_values<at, of>(turn); },
+        mask_of(turn), all_there);
+    if (turn != 0) advance(now);
+    advance(behind), advance(load);
+  } while (++turn <= tiles);
+  own.end();
+  slots.drain();
+  wait_lds();  // what was read ahead
+  meet();
+}
+
+// act(four, column of the wave, d), lanes side by side along d, of the result times its columns'
+// factors.
+template <class Act>
+__device__ inline void each_turned(const Columns& own, LdsBytes* lds,
+                                   const f32 (&factors)[Columns::kOwn], Act act) {
+  LdsBytes* const mine = lds + wave_in_group() * kTurnBytes;
+  u32 lane = lane_in_wave();
+  pin(lane);  // what follows from it is computed here, not kept in registers from the beginning
+  const auto place = [&](u32 column, u32 d) {
+    return reinterpret_cast<RFOPS_LDS F32x4*>(mine + column * 256 + (d / 4 ^ column % 16) * 16);
+  };
+#pragma unroll
+  for (u32 block = 0; block < kMlaValue / 64; ++block) {
+    own.each_quad(block, lane, [&](F32x4 four, u32 n, u32 d) {
+      *place(Columns::column(lane, n), d) = four * factors[n];
+    });
+    wait_lds();
+    keep_order();
+#pragma unroll
+    for (u32 i = 0; i < kWaveColumns / 4; ++i) {
+      const u32 column = i * 4 + lane / 16, d = lane % 16 * 4;
+      act(*place(column, d), column, block * 64 + d);
+    }
+    wait_lds();
+    keep_order();
+  }
+}
+
+// This wave's columns: the result, or this worker's part of it.
+__device__ inline void finish_part(const Columns& own, LdsBytes* lds, const Target& target,
+                                   const MlaPart& part, const Shares& shares, u32 group, u32 worker,
+                                   u32 workers) {
+  const u32 first = wave_in_group() * kWaveColumns;
+  const bool is_whole = part.is_whole();
+  const MlaSlots slots = MlaSlots::of<kTokens>(part, shares, group, worker, workers);
+  const u32 slot = slots(slots.own);
+  if (first < target.columns) {
+    f32 factors[Columns::kOwn];
+    u32 lane = lane_in_wave();
+    pin(lane);
+#pragma unroll
+    for (u32 n = 0; n < Columns::kOwn; ++n) {
+      const MlaTotals all = own.totals(n);
+      const u32 column = first + Columns::column(lane, n);
+      factors[n] = is_whole ? target.factor(all) : 1.0f;
+      is_whole ? target.store_lse(column, all) : target.store_totals(slot, column, all);
+    }
+    if (is_whole) {
+      each_turned(own, lds, factors,
+                  [&](F32x4 four, u32 column, u32 d) { target.store(four, first + column, d); });
+    } else {
+      each_turned(own, lds, factors, [&](F32x4 four, u32 column, u32 d) {
+        target.store_part(slot, four, first + column, d);
+      });
+    }
+  }
+  sync_group();
+  if (!is_whole) climb(target, slots.own, slots.count, slots, lds);
+  sync_group();  // LDS is the next part's
+}
+
+// Of a sequence without tokens.
+__device__ inline void store_nothing(const Target& target) {
+  u32 thread = thread_in_group();
+  pin(thread);
+  for (u32 i = thread; i < kColumns * kMlaValue / 4; i += kThreads) {
+    const u32 column = i / (kMlaValue / 4);
+    target.store(F32x4{}, column, i % (kMlaValue / 4) * 4);
+    if (i % (kMlaValue / 4) == 0) target.store_lse(column, {kLowest, 0.0f});
+  }
+}
+
+}  // namespace
+
+// Grid: workers of 128 columns, then those of the next 128.
+extern "C" __global__ void
+    __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(1, 1)))
+    mla_decode_shared(const i32* __restrict__ kv_indptr,  // [batch + 1], of a list
+                      const i32* __restrict__ kv_lens,    // [batch], or null
+                      u32 batch, u32 workers, u32 page_shift, u32 width,
+                      const i32* __restrict__ kv_indices,  // of a list, or [batch, width]
+                      const void* __restrict__ q,          // [batch * columns, 576]
+                      const u8* __restrict__ kv,           // [pages, page, 576]
+                      const f32* __restrict__ kv_scale,    // [1], or null
+                      const f32* __restrict__ q_scale,     // [1], or null
+                      bf16* __restrict__ out,              // [batch * columns, 512]
+                      f32* __restrict__ lse,               // [batch * columns], or null
+                      f32* __restrict__ parts,             // Target
+                      u32* __restrict__ counts,            // likewise
+                      const void*,                         // as mla_decode_flow has it: unused
+                      f32 sm_scale, u32 columns, u32 heads, u32 unseen) {
+  __shared__ __attribute__((aligned(16))) u8 memory[kLds];
+  LdsBytes* const lds = (LdsBytes*)memory;
+  clear_accumulators();
+  const u32 worker = group_x() % workers, group = group_x() / workers;
+  const Sequences all = {kv_indptr, kv_lens, batch, page_shift};
+  const Shares shares(all.total(), workers, kLeast);
+  if (worker >= shares.active) return;
+
+  const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
+  const f32 given = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
+  const f32 scale = given == 0.0f ? 1e-30f : given;  // so that -inf stays -inf
+  const u32 base = group * kColumns, slots = (columns + kColumns - 1) / kColumns * workers * 2;
+  u32 own_columns[Columns::kOwn];
+#pragma unroll
+  for (u32 n = 0; n < Columns::kOwn; ++n) {
+    const u32 own = base + wave_in_group() * kWaveColumns + Columns::column(lane_in_wave(), n);
+    own_columns[n] = own < columns ? own : columns - 1;
+  }
+  each_part<kTokens>(all, shares, worker, [&](const MlaPart& part) {
+    const u64 first_row = u64{part.sequence} * columns;
+    const u64 list = width != 0 ? u64{part.sequence} * width : part.entry;
+    const MlaTokens<kPaged> tokens = {kv, kv_indices + list, part.end, page_shift, nullptr};
+    u64 rows[Columns::kOwn];
+    i32 seen[Columns::kOwn];
+#pragma unroll
+    for (u32 n = 0; n < Columns::kOwn; ++n) {
+      rows[n] = first_row + own_columns[n];
+      const u32 unseen_here = unseen == 0 ? 0 : unseen - own_columns[n] / heads;
+      seen[n] = static_cast<i32>(part.length) - static_cast<i32>(unseen_here);
+    }
+    const Target target = {out + (first_row + base) * kMlaValue,
+                           lse == nullptr ? nullptr : lse + first_row + base,
+                           parts,
+                           counts,
+                           columns - base,
+                           slots,
+                           value_scale};
+    if (part.length == 0) return store_nothing(target);
+    Columns own;
+    LdsBytes* const parked = lds + kSlotBytes + wave_in_group() * Columns::kParkedBytes;
+    // From here on some column does not see all tokens of a tile.
+    const i32 seen_by_all = static_cast<i32>(part.length) - static_cast<i32>(unseen);
+    const i32 end = static_cast<i32>(part.end);
+    take_part(own, lds, tokens, part, end < seen_by_all ? end : seen_by_all, seen,
+              [&] { own.load_query(q, rows, scale, parked); });
+    finish_part(own, lds, target, part, shares, group, worker, workers);
+  });
+}

@@ -1,0 +1,114 @@
+"""flashinfer's plan and run, as SGLang and a user of its documentation call them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from rfops import compat
+from support.mla_problems import BF16, Problem, assert_correct, problem
+
+pytestmark = pytest.mark.requires_gfx950
+Wrapper = compat.BatchMLAPagedAttentionWrapper
+MESSAGE = "^BatchMLAPagedAttentionWrapper: "
+
+
+def lists(p: Problem) -> list[Any]:
+    bounds = torch.arange(len(p.lens) + 1, dtype=torch.int32) * p.qo_len
+    return [bounds, p.kv_indptr, p.kv_indices, torch.tensor(p.lens, dtype=torch.int32)]
+
+
+def dims(p: Problem) -> list[Any]:
+    return [p.q.shape[1], 512, 64, p.kv.shape[1], p.causal, p.sm_scale, p.q.dtype, p.kv.dtype]
+
+
+def halves(p: Problem) -> list[torch.Tensor]:
+    kv = p.kv.squeeze(2)
+    return [p.q[..., :512], p.q[..., 512:], kv[..., :512], kv[..., 512:]]
+
+
+@pytest.mark.parametrize("form", [{"page": 1}, {"page": 16, "qo_len": 2}], ids=str)
+def test_plan_and_run(form: dict[str, Any]) -> None:
+    p = problem([33, 16, 100], 8, **form)
+    wrapper = Wrapper(torch.empty(128), backend="fa2")
+    wrapper.plan(*lists(p), *dims(p))
+    out, lse = wrapper.run(*halves(p), return_lse=True)
+    assert_correct((out, lse * math.log(2)), p)
+    q = [part.clone() for part in halves(p)[:2]]  # as RoPE leaves them
+    o, own = torch.full_like(out, math.nan), torch.full_like(lse, math.nan)
+    got = wrapper.run(*q, *halves(p)[2:], o, own, True, return_lse_base_on_e=True)
+    assert got[0] is o and got[1] is own
+    assert_correct((o, own), p)
+    assert torch.equal(wrapper.run(*q, *halves(p)[2:]), out)
+
+
+def test_buffers_of_a_graph() -> None:
+    """They hold what the last plan said, where the first one put it."""
+    p, other = problem([33, 16, 100], 8), problem([5, 64, 70], 8)
+    sizes = (4, 4, 400, 3)
+    buffers = [torch.zeros(size, dtype=torch.int32) for size in sizes]
+    wrapper = Wrapper(torch.empty(128), True, *buffers)
+    for one in (p, other):
+        wrapper.plan(*lists(one), *dims(one))
+        places = [given.data_ptr() for given in wrapper._lists]
+        assert places == [buffer.data_ptr() for buffer in buffers[1:]]
+        out, lse = wrapper.run(*halves(one), return_lse=True, return_lse_base_on_e=True)
+        assert_correct((out, lse), one)
+
+
+P = problem([20, 3], 4)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (0, torch.tensor([0, 1, 3]), r"qo_indptr must be of sequences of one length, .* \[1, 2\]"),
+        (5, 256, r"head_dim_ckv, head_dim_kpe must be 512, 64, got \(256, 64\)"),
+        (12, True, "use_profiler must be False"),
+    ],
+)
+def test_plans_that_are_refused(at: int, value: Any, message: str) -> None:
+    args = [*lists(P), *dims(P), False]
+    args[at] = value
+    with pytest.raises(ValueError, match=MESSAGE + message):
+        Wrapper(torch.empty(1)).plan(*args)
+
+
+def test_runs_that_are_refused() -> None:
+    wrapper = Wrapper(torch.empty(1))
+    with pytest.raises(ValueError, match=MESSAGE + "plan must be called before run"):
+        wrapper.run(*halves(P))
+    with pytest.raises(ValueError, match=MESSAGE + "kv_indptr, .* given with use_cuda_graph"):
+        Wrapper(torch.empty(1), True)
+    wrapper.plan(*lists(P), *dims(P))
+    q_nope, q_pe, ckv, kpe = halves(P)
+    for given, message in (
+        ((q_nope, q_pe, ckv, kpe.clone()), r"ckv_cache, kpe_cache must be .* of one cache"),
+        ((q_nope, q_pe, ckv.float(), kpe), "ckv_cache must be torch.bfloat16, as planned"),
+        ((q_nope[:, :2], q_pe[:, :2], ckv, kpe), "q_nope must be of 4 heads, as planned, got 2"),
+    ):
+        with pytest.raises(ValueError, match=MESSAGE + message):
+            wrapper.run(*given)
+    with pytest.raises(ValueError, match=MESSAGE + "page_table must be None"):
+        wrapper.run(*halves(P), page_table=torch.zeros(1))
+    assert halves(P)[0].dtype == BF16
+
+
+def test_signatures() -> None:
+    """In flashinfer's order, at 00e3d68."""
+    wanted = {
+        "__init__": "float_workspace_buffer use_cuda_graph qo_indptr kv_indptr kv_indices "
+        "kv_len_arr backend",
+        "plan": "qo_indptr kv_indptr kv_indices kv_len_arr num_heads head_dim_ckv head_dim_kpe "
+        "page_size causal sm_scale q_data_type kv_data_type use_profiler",
+        "run": "q_nope q_pe ckv_cache kpe_cache out lse return_lse profiler_buffer kv_len "
+        "page_table return_lse_base_on_e",
+    }
+    for name, parameters in wanted.items():
+        found = list(inspect.signature(getattr(Wrapper, name)).parameters)
+        assert found == ["self", *parameters.split()]
+    assert "BatchMLAPagedAttentionWrapper" in compat.__all__

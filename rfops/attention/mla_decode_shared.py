@@ -1,0 +1,68 @@
+"""mla_decode in HIP, 128 columns (a query's head) at a time: what many heads or queries want."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from rfops.dispatch.kernel import Call
+from rfops.jit import compile_ops, f32, u32
+from rfops.quantization.fp8_blockscale import fp8_of
+
+from .mla_decode_flow import _BF16, Flow, FlowConfig, _defines
+
+WAVE_COLUMNS = 32
+LEAST = 128  # tokens of a worker: its part of the result is as large as 230 tokens of bf16
+
+
+@dataclass(frozen=True)
+class SharedConfig(FlowConfig):
+    """A variant of csrc/mla_decode_shared.hip: workers that share the tokens of 128 columns."""
+
+
+def _variants(arch: str) -> list[dict[str, int]]:
+    return [_defines(kv, _BF16, LEAST) for kv in (_BF16, fp8_of(arch))]
+
+
+@compile_ops("mla_decode_shared", variants=_variants)
+def mla_decode_shared(
+    kv_indptr: torch.Tensor | None,
+    kv_lens: torch.Tensor | None,
+    batch: u32,
+    workers: u32,
+    page_shift: u32,
+    width: u32,
+    kv_indices: torch.Tensor,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    kv_scale: torch.Tensor | None,
+    q_scale: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    parts: torch.Tensor,
+    counts: torch.Tensor,
+    angles: torch.Tensor,
+    sm_scale: f32,
+    columns: u32,
+    heads: u32,
+    unseen: u32,
+) -> None:
+    """csrc/mla_decode_shared.hip: the shapes stand there."""
+
+
+class Shared(Flow):
+    name, module = "shared", "mla_decode_shared"
+    turns = False
+    Config = SharedConfig
+    source: ClassVar[Any] = staticmethod(mla_decode_shared)
+    columns, least = 128, LEAST
+
+    def refuses(self, c: Call) -> str | None:
+        if c.has("angles"):
+            return "it does not turn keys"
+        columns = c.H * c.qo_len
+        if 0 < columns <= WAVE_COLUMNS:
+            return f"{columns} columns: for one wave of four; flow takes up to {WAVE_COLUMNS}"
+        return super().refuses(c)

@@ -1,0 +1,161 @@
+"""flashinfer's BatchMLAPagedAttentionWrapper, its plan and run, by mla_decode.
+
+There is nothing to plan: `plan` keeps what it is told, and looks at lengths once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rfops.dispatch.guards import Guard
+from rfops.jit.errors import show
+
+from .mla_decode import D_QK, D_V, mla_decode
+
+_NAME = "BatchMLAPagedAttentionWrapper"
+_ROPE = D_QK - D_V
+
+
+def _refuse(argument: str, expected: str, got: Any, way: str = "call the original") -> None:
+    Guard(_NAME).fail(argument, expected, show(got), way)
+
+
+class BatchMLAPagedAttentionWrapper:
+    """Attention with a latent cache of pages; the workspace and `backend` are not looked at.
+
+    With use_cuda_graph the lists that `plan` is given are copied into the buffers given here, whose
+    addresses a captured `run` has.
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        use_cuda_graph: bool = False,
+        qo_indptr: Tensor | None = None,
+        kv_indptr: Tensor | None = None,
+        kv_indices: Tensor | None = None,
+        kv_len_arr: Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
+        self.device = float_workspace_buffer.device
+        self._kept = (kv_indptr, kv_indices, kv_len_arr) if use_cuda_graph else None
+        if self._kept and any(buffer is None for buffer in self._kept):
+            _refuse("kv_indptr, kv_indices and kv_len_arr", "given with use_cuda_graph", None,
+                    "pass buffers for all of them")  # fmt: skip
+        self._lists: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        kv_indices: Tensor,
+        kv_len_arr: Tensor,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+        use_profiler: bool = False,
+    ) -> None:
+        """Every sequence has as many rows of q: reads qo_indptr back. Raises ValueError for other
+        lengths, head dimensions or the profiler."""
+        dims = (head_dim_ckv, head_dim_kpe)
+        if dims != (D_V, _ROPE):
+            _refuse("head_dim_ckv, head_dim_kpe", f"{D_V}, {_ROPE}", dims)
+        if use_profiler:
+            _refuse("use_profiler", "False", use_profiler)
+        counts = sorted(set(qo_indptr.diff().tolist()))
+        if len(counts) > 1 or counts == [0]:
+            _refuse("qo_indptr", "of sequences of one length, 1 or more", counts)
+        given = (kv_indptr, kv_indices, kv_len_arr)
+        if self._kept:
+            for kept, own in zip(self._kept, given, strict=True):
+                assert kept is not None
+                kept[: len(own)].copy_(own)
+            batch = len(kv_len_arr)
+            kept_bounds, kept_indices, kept_lens = self._kept
+            assert kept_bounds is not None and kept_indices is not None and kept_lens is not None
+            self._lists = kept_bounds[: batch + 1], kept_indices, kept_lens[:batch]
+        else:
+            bounds, indices, lens = (own.to(self.device) for own in given)
+            self._lists = bounds, indices, lens
+        self._qo_len = counts[0] if counts else 1
+        self._heads, self._page, self._causal = num_heads, page_size, causal
+        self._scale, self._dtypes = sm_scale, (q_data_type, kv_data_type)
+
+    def run(
+        self,
+        q_nope: Tensor,
+        q_pe: Tensor,
+        ckv_cache: Tensor,
+        kpe_cache: Tensor,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        profiler_buffer: Tensor | None = None,
+        kv_len: Tensor | None = None,
+        page_table: Tensor | None = None,
+        return_lse_base_on_e: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """out [rows, heads, 512], with lse [rows, heads] where return_lse: of base 2, or of e.
+
+        q_nope [rows, heads, 512], q_pe [rows, heads, 64]; ckv_cache [pages, page_size, 512] and
+        kpe_cache [pages, page_size, 64] are views of one cache [pages, page_size, 576]: two caches
+        would have to be copied, and are refused."""
+        if self._lists is None:
+            _refuse("plan", "called before run", None, "call it")
+            raise AssertionError
+        for argument, value in {
+            "profiler_buffer": profiler_buffer, "kv_len": kv_len, "page_table": page_table
+        }.items():  # fmt: skip
+            if value is not None:
+                _refuse(argument, "None", value)
+        for argument, tensor, dtype in (("q_nope", q_nope, self._dtypes[0]),
+                                        ("ckv_cache", ckv_cache, self._dtypes[1])):  # fmt: skip
+            if tensor.dtype != dtype:
+                _refuse(argument, f"{dtype}, as planned", tensor.dtype, "plan for it")
+        q = _together(q_nope, q_pe)
+        q = torch.cat([q_nope, q_pe], -1) if q is None or not q.is_contiguous() else q
+        if q.shape[1] != self._heads:
+            _refuse("q_nope", f"of {self._heads} heads, as planned", q.shape[1], "plan for it")
+        kv = _together(ckv_cache, kpe_cache)
+        if kv is None or kv.shape[1] != self._page:
+            _refuse("ckv_cache, kpe_cache", f"[..., :512] and [..., 512:] of one cache [pages, "
+                    f"page_size={self._page}, 576]", [list(ckv_cache.shape), list(kpe_cache.shape)],
+                    "allocate one, and pass views of it")  # fmt: skip
+            raise AssertionError
+        own = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
+        bounds, indices, lens = self._lists
+        out = mla_decode(
+            q, kv.unsqueeze(2), bounds, indices, self._scale, qo_len=self._qo_len,
+            causal=self._causal, kv_lens=lens, out=out, lse=own,
+        )  # fmt: skip
+        if own is None:
+            return out
+        base = own if return_lse_base_on_e else own.mul_(1 / math.log(2))
+        return out, base if lse is None else lse.copy_(base)
+
+
+def _together(left: Tensor, right: Tensor) -> Tensor | None:
+    """The tensor [..., 576] of which they are the parts; None if there is none."""
+    size = left.element_size()
+    is_one = (
+        left.dtype == right.dtype
+        and left.shape == (*right.shape[:-1], D_V)
+        and right.shape[-1] == _ROPE
+        and left.stride() == right.stride()
+        and left.stride(-1) == 1
+        and left.stride(-2) >= D_QK
+        and right.data_ptr() - left.data_ptr() == D_V * size
+        and left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
+    )
+    if not is_one:
+        return None
+    return left.as_strided((*left.shape[:-1], D_QK), left.stride(), left.storage_offset())
