@@ -17,8 +17,8 @@
 #include "rfops/mla_worker.h"
 
 #if !defined(RFOPS_KV_FP8) || !defined(RFOPS_Q_FP8) || !defined(RFOPS_LEAST) || \
-    !defined(RFOPS_PAGED) || RFOPS_ROPE
-#error "mla_decode_shared needs the RFOPS_ constants below, and turns no keys"
+    !defined(RFOPS_PAGED) || !defined(RFOPS_ROPE)
+#error "mla_decode_shared needs the RFOPS_ constants below"
 #endif
 
 namespace {
@@ -28,11 +28,13 @@ using namespace rfops;
 constexpr bool kFp8 = RFOPS_KV_FP8;
 constexpr bool kQueryFp8 = RFOPS_Q_FP8;
 constexpr bool kPaged = RFOPS_PAGED;  // pages of more than one token
-constexpr u32 kLeast = RFOPS_LEAST;   // tokens of a worker at least
+constexpr bool kRope = RFOPS_ROPE;    // keys are turned by their place in the sequence
+static_assert(!(kFp8 && kRope), "keys of FP8 are not turned");
+constexpr u32 kLeast = RFOPS_LEAST;  // tokens of a worker at least
 
 template <bool kWidened>
 struct Loaders {
-  using Type = DirectSlots<kPaged>;
+  using Type = DirectSlots<kPaged, kRope>;
 };
 template <>
 struct Loaders<true> {
@@ -74,6 +76,7 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
   slots.prime();
   load_query();  // while tiles are on their way
   slots.drain();
+  slots.turn_first();
   all_there();
   own.begin();
   own.aim_keys(lds);
@@ -191,7 +194,7 @@ extern "C" __global__ void
                       f32* __restrict__ lse,               // [batch * columns], or null
                       f32* __restrict__ parts,             // Target
                       u32* __restrict__ counts,            // likewise
-                      const void*,                         // as mla_decode_flow has it: unused
+                      const bf16* __restrict__ angles,     // [positions, 64]: cos, sin; with kRope
                       f32 sm_scale, u32 columns, u32 heads, u32 unseen) {
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
@@ -214,7 +217,7 @@ extern "C" __global__ void
   each_part<kTokens>(all, shares, worker, [&](const MlaPart& part) {
     const u64 first_row = u64{part.sequence} * columns;
     const u64 list = width != 0 ? u64{part.sequence} * width : part.entry;
-    const MlaTokens<kPaged> tokens = {kv, kv_indices + list, part.end, page_shift, nullptr};
+    const MlaTokens<kPaged> tokens = {kv, kv_indices + list, part.end, page_shift, angles};
     u64 rows[Columns::kOwn];
     i32 seen[Columns::kOwn];
 #pragma unroll

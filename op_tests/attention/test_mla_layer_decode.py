@@ -11,10 +11,11 @@ import torch
 
 import rfops
 from rfops.attention import mla_decode
+from rfops.attention.mla_decode_flow import turns
 from rfops.attention.mla_layer_decode import OP, mla_layer_decode, rope_angles
 from rfops.attention.mla_layer_decode_hip import products
 from rfops.attention.mla_layer_decode_triton import LayerTritonConfig
-from rfops.attention.mla_layer_parts import attention_call, turns
+from rfops.attention.mla_layer_parts import attention_call, attention_kernel
 from rfops.challenge import mla_decode as challenge
 from support.layer_problems import BF16, Problem, assert_cache, assert_correct, problem, run
 
@@ -208,6 +209,15 @@ BAD: dict[str, tuple[Callable[[list[Any]], object], str]] = {
 }
 
 
+@pytest.mark.parametrize("bad", [None, 1.5, "x", True, 2**40, [3]], ids=str)
+def test_a_start_that_is_none(bad: Any) -> None:
+    p = problem([20, 20], 2, rows=32)
+    with pytest.raises(ValueError, match=r"^mla_layer_decode: start must be an int"):
+        mla_layer_decode(p.x, p.cache, bad, *p.weights)
+    with pytest.raises(ValueError, match=r"^mla_layer_decode: config must be"):
+        mla_layer_decode(p.x, p.cache, 20, *p.weights, config=bad or "none")
+
+
 @pytest.mark.parametrize("bad", BAD)
 def test_refusals(bad: str) -> None:
     p = problem([20, 20], 2, rows=32)
@@ -229,11 +239,26 @@ def test_routes() -> None:
     assert mla_layer_decode.supports(arch="sm_90", shape=(128, 4096))
 
 
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_kernels_of_its_attention(arch: str) -> None:
+    for heads, name in ((16, "flow"), (32, "flow"), (33, "shared"), (128, "shared")):
+        of = attention_call(OP.call_of(arch, B=2, start=9, V=heads * 128), 8192)
+        kernel, _ = attention_kernel(of, hip=True)
+        assert kernel is not None and kernel.name == name, heads
+        triton, _ = attention_kernel(of, hip=False)
+        assert triton is not None and triton.name == "triton"
+    table = of.tensors["kv_indices"]
+    of.tensors = {"kv_indices": table, "angles": table}
+    of.kv_dtype = mla_decode.fp8_of(arch)  # type: ignore[misc]
+    kernel, reason = attention_kernel(of, hip=True)
+    assert kernel is None and "keys of FP8 are not turned" in reason
+
+
 def test_workgroups_of_the_challenge() -> None:
     """All CUs have something to read of each product, of MI300X."""
     c = OP.call_of("gfx942", B=128, start=4096)
     groups = [p.tiles(128) * p.defines(128, 304)["SPLIT"] for p in products(c)]
-    assert groups == [264, 192, 256, 256, 280]
+    assert groups == [264, 192, 512, 256, 280]
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,11 @@ def mla_decode_flow(
     """csrc/mla_decode_flow.hip: the shapes stand there."""
 
 
+def turns(kernel: Kernel) -> bool:
+    """Whether its class says that it turns keys; one derived from it says so itself."""
+    return bool(vars(type(kernel)).get("turns"))
+
+
 class Flow(Kernel):
     name, module = "flow", "mla_decode_flow"
     turns = True  # keys by their places, where the call has `angles`: mla_layer_decode's

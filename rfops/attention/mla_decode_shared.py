@@ -54,14 +54,12 @@ def mla_decode_shared(
 
 class Shared(Flow):
     name, module = "shared", "mla_decode_shared"
-    turns = False
+    turns = True  # as flow's
     Config = SharedConfig
     source: ClassVar[Any] = staticmethod(mla_decode_shared)
     columns, least = 128, LEAST
 
     def refuses(self, c: Call) -> str | None:
-        if c.has("angles"):
-            return "it does not turn keys"
         columns = c.H * c.qo_len
         if 0 < columns <= WAVE_COLUMNS:
             return f"{columns} columns: for one wave of four; flow takes up to {WAVE_COLUMNS}"

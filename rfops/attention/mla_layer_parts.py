@@ -10,6 +10,7 @@ import torch
 from rfops.dispatch.kernel import Call, Kernel, Run
 
 from . import mla_decode
+from .mla_decode_flow import turns
 
 CACHE_ROW, LATENT = 576, 512  # of the cache: of a token, and what all heads' k and v come from
 NOPE, ROPE, V = 128, 64, 128  # of a head: of its key, of that what is turned; of its value
@@ -31,11 +32,6 @@ def attention_call(c: Call, page: int) -> Call:
         "angles": torch.empty((c.A, ROPE), dtype=_BF16, device="meta"),
     }
     return Call(c.arch, c.cu_num, c.device, sizes, values, tensors)
-
-
-def turns(kernel: Kernel) -> bool:
-    """Whether its class says that it turns keys; one derived from it says so itself."""
-    return bool(vars(type(kernel)).get("turns"))
 
 
 def attention_kernel(of: Call, *, hip: bool) -> tuple[Kernel | None, str]:

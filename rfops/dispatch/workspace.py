@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -85,15 +86,15 @@ class Workspace:
             arena.buffers.append(self._buffer(length))
         if not arena.zeros or arena.zeros[-1].numel() < self.zeros:
             length = max(1 << 12, _power(self.zeros))
-            arena.zeros.append(self._buffer(4 * length).view(torch.int32).zero_())
+            arena.zeros.append(self._buffer(4 * length, torch.zeros).view(torch.int32))
         views = self._kept[key] = self._views(arena.buffers[-1], arena.zeros[-1])
         return views
 
-    def _buffer(self, length: int) -> torch.Tensor:
+    def _buffer(self, length: int, make: Callable[..., torch.Tensor] = torch.empty) -> torch.Tensor:
         """Where a GPU's allocator would place it, on the CPU too."""
         if self._index is not None:
-            return torch.empty(length, dtype=torch.uint8, device=self.device)
-        buffer = torch.empty(length + _PAGE, dtype=torch.uint8)
+            return make(length, dtype=torch.uint8, device=self.device)
+        buffer = make(length + _PAGE, dtype=torch.uint8)
         first = -buffer.data_ptr() % _PAGE
         return buffer[first : first + length]
 

@@ -13,6 +13,7 @@
 #include "rfops/bf16_matrix.h"
 #include "rfops/lds_tile.h"
 #include "rfops/mla_cache.h"
+#include "rfops/mla_turn.h"
 #include "rfops/waits.h"
 
 namespace rfops {
@@ -78,11 +79,12 @@ class MlaSlotRows {
 };
 
 // bf16, straight to LDS. By inline assembly, as the compiler would drain all loads before each read
-// of LDS; `wait` counts them. Tiles beyond the last are its last row again.
-template <bool kPaged>
+// of LDS; `wait` counts them. Tiles beyond the last are its last row again. With kRope keys are
+// turned as soon as they are there.
+template <bool kPaged, bool kRope>
 class DirectSlots : MlaSlotRows<kPaged> {
   using Base = MlaSlotRows<kPaged>;
-  using Base::kOwn, Base::own_row_, Base::tokens_;
+  using Base::kOwn, Base::own_row_, Base::token_, Base::tokens_;
   static constexpr u32 kRowBytes = kMlaKey * 2, kValueBytes = kMlaValue * 2;
 #if defined(__gfx950__)
   static constexpr u32 kWide = 16, kRopeLoads = 1;
@@ -120,27 +122,48 @@ class DirectSlots : MlaSlotRows<kPaged> {
       each_number<kPieces - 2>([&](auto i) { in_scores<i + 2>(t, lds_ + t * MlaSlot::kBytes); });
     }
     page_ = pages[kBefore];
+    if constexpr (kRope) turner_.ask(tokens_, token_);
+  }
+  // The first tile's keys, after `drain`.
+  __device__ void turn_first() {
+    if constexpr (kRope) {
+      turner_.template read<0>(lds_, own_row_);
+      turner_.turn_low();
+      turner_.turn_high();
+    }
   }
 
   // A piece of what a turn loads, into `slot`, for the caller to have others between: at once it
   // would be more than a CU can have on its way, and keep the matrix cores waiting.
   template <u32 kPiece>
   __device__ void in_scores(u32 turn, LdsBytes* slot) {
-    constexpr u32 kOfRows = kOwn * kRowPieces;
+    constexpr u32 kOfRows = kOwn * kRowPieces, kOfEnds = kRopeLoads * kEndPieces;
+    // What is to be turned comes first.
+    constexpr u32 kAt = kRope ? (kPiece - 2 + kOfRows) % (kOfRows + kOfEnds) : kPiece - 2;
     if constexpr (kPiece == 0) {
       asm volatile("" : "+v"(page_));  // it is there: `wait`
       rows_ = this->row_of(page_, turn + kBefore);
     } else if constexpr (kPiece == 1) {
       ask(turn + kBefore + 1);
-    } else if constexpr (kPiece - 2 < kOfRows) {
-      load_row<(kPiece - 2) / kRowPieces, (kPiece - 2) % kRowPieces>(slot);
+      if constexpr (kRope) turner_.ask(tokens_, token_ + (turn + 1) * MlaSlot::kTokens);
+    } else if constexpr (kPiece < kPieces && kAt < kOfRows) {
+      load_row<kAt / kRowPieces, kAt % kRowPieces>(slot);
     } else if constexpr (kPiece < kPieces) {
-      constexpr u32 kEnd = kPiece - 2 - kOfRows;
+      constexpr u32 kEnd = kAt - kOfRows;
       load_end<kEnd / kEndPieces, kEnd % kEndPieces>(slot);
     }
   }
-  template <u32, u32>
-  __device__ void in_values(u32) {}
+  // Of a turn's loads those of values are later than its keys'; on gfx950 all are of a later tile.
+  template <u32 kStep, u32 kSteps>
+  __device__ void in_values(u32 turn) {
+    if constexpr (kRope) {
+      constexpr u32 kLater = kBefore == 1 ? kOwn * kRowLoads : kLoads;
+      LdsBytes* const next = lds_ + (turn + 1) % kSlots * MlaSlot::kBytes;
+      if constexpr (kStep == kSteps / 2) turner_.template read<kLater>(next, own_row_);
+      if constexpr (kStep == kSteps / 8 * 5) turner_.turn_low();
+      if constexpr (kStep == kSteps / 8 * 6) turner_.turn_high();
+    }
+  }
   // At a turn's end, until this wave's part of tile turn + 1 is in LDS.
   __device__ void wait() const { wait_loads<(kSlots - 3) * kLoads>(); }
   __device__ void drain() const { wait_loads<0>(); }
@@ -205,6 +228,7 @@ class DirectSlots : MlaSlotRows<kPaged> {
   LdsBytes* lds_;
   u32 value_, rope_;  // a lane's place in a row
   u32 page_, rows_;
+  SlotTurner<MlaSlot, kPaged, kOwn> turner_;
   u64 low_;
   const u8* from_;
   u32 end_row_;
@@ -245,6 +269,7 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   }
   __device__ void wait() const {}
   __device__ void drain() const {}
+  __device__ void turn_first() {}
 
  private:
   __device__ void load_all(u32 tile) {
