@@ -48,7 +48,18 @@ def test_wheel_has_every_source(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for part, patterns in (
         ("jit", ("*.py", "*.json")),
-        ("csrc", ("*.hip", "bench/*", "include/**/*.h", "vgpu/**/*.cpp", "vgpu/**/*.h")),
+        (
+            "csrc",
+            (
+                "*.hip",
+                "bench/*",
+                "blaslt/*.cpp",
+                "hip_shim/**/*.h",
+                "include/**/*.h",
+                "vgpu/**/*.cpp",
+                "vgpu/**/*.h",
+            ),
+        ),
         ("configs", ("*.md", "*.csv")),
     ):
         for pattern in patterns:

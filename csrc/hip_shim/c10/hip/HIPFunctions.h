@@ -1,0 +1,3 @@
+#pragma once
+#include <c10/hip/HIPException.h>
+#include <c10/hip/HIPStream.h>
