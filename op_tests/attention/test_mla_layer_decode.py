@@ -52,7 +52,7 @@ def _values(kernel: str, p: Problem) -> None:
     assert not c.findings, "\n".join(str(finding) for finding in c.findings)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values(kernel: str, shape: str) -> None:
     """Against float64; what is beyond a sequence's end is NaN."""
@@ -77,7 +77,7 @@ def test_half_of_the_tokens_is_not_enough() -> None:
             assert_correct((run("torch", fewer)[0], got[1]), p)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 def test_the_challenge(kernel: str) -> None:
     """Its reference, element by element: k and v of every token in bf16, tokens' angles too."""
     of = challenge.PROBLEM
@@ -138,6 +138,7 @@ def test_keys_are_turned_as_torch_turns_them(
     assert torch.equal(seen(True), seen(False))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_the_public_call(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Start as int and as a tensor, x with and without its middle; six launches; deterministic."""
@@ -160,7 +161,7 @@ def test_the_public_call(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert spilled == (0, 0, 0), launch.kernel
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(4)
 def test_a_step_after_the_other(kernel: str) -> None:
     """The row that a step writes is what the next one reads."""
     p = problem([17, 3], 2, rows=32)
@@ -170,6 +171,7 @@ def test_a_step_after_the_other(kernel: str) -> None:
         p = Problem(p.x.flip(0), cache, p.weights, [length + 1 for length in p.lens])
 
 
+@pytest.mark.sweep
 def test_compiled() -> None:
     """Traced as one op, which writes the cache."""
     p = problem([20, 20], 2, rows=32)
