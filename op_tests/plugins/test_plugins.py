@@ -87,6 +87,39 @@ def moe() -> Made:
     return args, words, lambda out: close(out, expected)
 
 
+def _quantised(
+    quantise: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+) -> list[torch.Tensor]:
+    """w1, w1_scale, w2, w2_scale of four experts of D = 256, I = 256."""
+    made = []
+    for shape in ((512, 256), (256, 256)):
+        each = [quantise(torch.randn(*shape) / 16) for _ in range(4)]
+        made += [torch.stack([one[0] for one in each]), torch.stack([one[1] for one in each])]
+    return made
+
+
+def test_quantised_experts_engage(engines: list[str]) -> None:
+    """By quant_type, as vLLM passes it: FP8 with scales of blocks; MXFP4, with shuffled ones."""
+    vllm.register()
+    fused_moe = function_of("aiter.fused_moe.fused_moe")
+    x = torch.randn(8, 256).to(BF16)
+    weights, ids = choose(torch.randn(8, 4), None, 2)
+    ids = ids.to(I32)
+    w1, s1, w2, s2 = _quantised(lambda w: rfops.quant_fp8_blockscale(w, (128, 128)))
+    got = fused_moe(x, w1, w2, weights, ids, None, 0, 5, False, s1, s2, None, None)
+    scales = {"w1_scale": s1, "w2_scale": s2}
+    assert torch.equal(
+        got, rfops.fused_moe(x, w1, w2, weights, ids, quant="fp8_blockscale", **scales)
+    )
+    w1, s1, w2, s2 = _quantised(rfops.quant_mxfp4)
+    shuffled = [rfops.shuffle_scale(s.flatten(0, 1)).data for s in (s1, s2)]
+    got = fused_moe(x, w1, w2, weights, ids, None, 0, 3, False, *shuffled, None, None)
+    scales = {"w1_scale": s1, "w2_scale": s2}
+    assert not engines, BY_TARGET["aiter.fused_moe.fused_moe"].left
+    assert torch.equal(got, rfops.fused_moe(x, w1, w2, weights, ids, quant="mxfp4", **scales))
+    assert not engines and BY_TARGET["aiter.fused_moe.fused_moe"].engaged == 2
+
+
 def _routing(*more: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(6, 16), nan(6, 4, dtype=F32), torch.full((6, 4), -7, dtype=I32)
 

@@ -61,15 +61,20 @@ def _moe_key(args: Args, words: Words) -> Key:
     return x.shape, w1.shape, w1.dtype, ids.shape, len(args), len(words)
 
 
+# By the bytes of a weight and the values in each: the op and what it says of a weight's shape.
+_MOE_OPS = {(2, 1): "fused_moe", (1, 1): "fused_moe_fp8", (1, 2): "fused_moe_mxfp4"}
+
+
 def moe_route(
     hidden_states: Any, w1: Any, w2: Any, topk_weight: Any, topk_ids: Any, *more: Any, **others: Any
 ) -> Given:
-    x, (experts, rows, _) = hidden_states, w1.shape
+    x, (experts, rows, columns) = hidden_states, w1.shape
     (m, d), k = x.shape, topk_ids.shape[1]
-    if w1.dtype != x.dtype:  # quantised: the alignment's kernel, and the drop-in knows the rest
-        return x.device, "moe_align_block_size", {"rows": m * k, "E": experts}
-    dtypes = dict.fromkeys(("dtype", "x_dtype", "w1_dtype", "w2_dtype"), x.dtype)
-    return x.device, "fused_moe", {"M": m, "D": d, "I": rows // 2, "E": experts, "K": k, **dtypes}
+    name = _MOE_OPS.get((w1.element_size(), max(d // columns, 1)))
+    if name is None:
+        raise ValueError(f"weights {tuple(w1.shape)} of {w1.dtype} for rows of {d}")
+    given = {"M": m, "D": d, "I": rows // 2, "E": experts, "K": k, "dtype": x.dtype}
+    return x.device, name, given | {"x_dtype": x.dtype, "w1_dtype": w1.dtype, "w2_dtype": w2.dtype}
 
 
 def _softmax_key(args: Args, words: Words) -> Key:
