@@ -88,8 +88,8 @@ struct Sums {
 
 // This wave's weights in an expert.
 struct Place {
-  MatrixBytes first, second;  // of stage 2 the same
-  u32 row;
+  MatrixBytes from;
+  u32 row, n;  // of stage 1 gate's; up's are n rows on
   u32 steps;
 
   // Loads kFrom .. kTo - 1 of a step.
@@ -98,8 +98,9 @@ struct Place {
     if constexpr (kFrom < kTo) {
       constexpr u32 kTile = Weights::tile_of(kFrom);
       constexpr u32 kOf = kStage == 1 ? kTile % (kTiles / 2) : kTile;  // of its matrix
-      const MatrixBytes& from = kStage == 1 && kTile >= kTiles / 2 ? second : first;
-      weights.load<kFrom>(held, from, row + kOf * kTileRows, step, step < steps);
+      const u32 first = row + (kStage == 1 && kTile >= kTiles / 2 ? n : 0);
+      const bool is_there = step < steps && (kStage == 2 || row < n);
+      weights.load<kFrom>(held, from, first + kOf * kTileRows, step, is_there);
       load<kFrom + 1, kTo>(weights, held, step);
     }
   }
@@ -405,14 +406,12 @@ moe_mx_experts(u8* __restrict__ out,        // stage 1: [rows, out_steps, 128]; 
                 if (row >= tile.rows) return kOutside;
                 return is_list ? list[row] / kTopK : kStage == 1 ? tile.row + row : row;
               });
-    const u64 of_expert = u64{tile.expert} * (kStage == 1 ? 2 * n : n);
-    const u8* const payload = w + of_expert * w_row;
-    const u8* const scales = w_scale + of_expert * w_scale_row;
-    const u64 second = kStage == 1 ? n : 0;
+    const u32 of_expert = kStage == 1 ? 2 * n : n;
+    const u64 before = u64{tile.expert} * of_expert;
     const Place place = {
-        {payload, scales, n, w_row, w_scale_row},
-        {payload + second * w_row, scales + second * w_scale_row, n, w_row, w_scale_row},
+        {w + before * w_row, w_scale + before * w_scale_row, of_expert, w_row, w_scale_row},
         tile.n * kColumns + wave_n * kOwnColumns,
+        n,
         steps};
     constexpr u32 kOfThread = kStage == 2 ? (kRows + kThreads - 1) / kThreads : 0;
     u32 goes_to[kOfThread > 0 ? kOfThread : 1];  // rows of the result; asked for before weights

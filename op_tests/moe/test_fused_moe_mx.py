@@ -143,6 +143,7 @@ def test_values(fmt: Format, shape: Any, is_shuffled: bool) -> None:
     assert_near(problem.run("torch"), exact)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("is_shuffled", [False, True])
 def test_triton(fmt: Format, is_shuffled: bool) -> None:
     """Weights widened to bf16; fp16 rows, a shared expert, ids outside, tails where it is raw."""
@@ -235,6 +236,7 @@ def test_counts(fmt: Format) -> None:
         assert_near(changed.run("hip"), changed.exact)
 
 
+@pytest.mark.sweep
 def test_ids_outside_add_nothing(fmt: Format) -> None:
     """Negative, too large, and of shared experts, which only num_shared names; NaN beside them."""
     problem = random_problem(fmt, 20, 256, 256, 5, 3, num_shared=1)

@@ -175,7 +175,7 @@ class HipMxMoe(Kernel):
                 return f"the router's {reason}"
         if (c.M + 1) * ceil(c.D, self.fmt.step) * STEP_BYTES >= MAX_BYTES:
             return "x quantised is beyond signed 32-bit offsets (2 GiB)"
-        if c.D * c.I * self.fmt.bits // 8 >= MAX_BYTES:
+        if 2 * c.D * c.I * self.fmt.bits // 8 >= MAX_BYTES:
             return "an expert's weights are beyond signed 32-bit offsets (2 GiB)"
         if c.M * (c.K + shared) * ceil(max(c.D, c.I), TILE) >= 2**31:
             return "more than 2^31 routed rows"

@@ -22,9 +22,7 @@ class ChunkRows {
   // of `steps` steps.
   template <class RowOf>
   __device__ ChunkRows(const u8* q, const u8* scales, u32 rows, u32 steps, RowOf row_of)
-      : q_(q),
-        q_scales_(scales),
-        payload_(make_words(q, rows * steps * kRowBytes)),
+      : payload_(make_words(q, rows * steps * kRowBytes)),
         scales_(make_words(scales, rows * steps * Scales::kStepBlocks)) {
     const u32 lane = lane_in_wave(), slot = lane % kRowChunks;
 #pragma unroll
@@ -47,8 +45,8 @@ class ChunkRows {
   // Chunk number `chunk` through registers: on its way, then to LDS. The compiler counts these
   // loads with those of weights, and waits for no more than it must; it does not count the others.
   __device__ void load(u32 chunk, bool is_there) {
-    const Buffer payload = make_buffer(q_, is_there ? payload_[2] : 0);
-    const Buffer scales = make_buffer(q_scales_, is_there ? scales_[2] : 0);
+    const Buffer payload = buffer_of(payload_, is_there);
+    const Buffer scales = buffer_of(scales_, is_there);
 #pragma unroll
     for (u32 i = 0; i < kIssues; ++i) {
       const u32 step = (wave_in_group() + i * kWaves) / kGroups;
@@ -113,6 +111,10 @@ class ChunkRows {
   static constexpr u32 kScaleLoads = kRows / kScaleRows;
   static constexpr u32 kOwnScales = (kScaleLoads + kWaves - 1) / kWaves;
 
+  __device__ static Buffer buffer_of(U32x4 words, bool is_there) {
+    const u64 first = u64{words[1]} << 32 | words[0];
+    return make_buffer(reinterpret_cast<const u8*>(first), is_there ? words[2] : 0);
+  }
   __device__ static void load_direct_16(U32x4 buffer, u32 from, u32 offset, u32 to) {
     asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
                  :
@@ -120,7 +122,6 @@ class ChunkRows {
                  : "memory");
   }
 
-  const u8 *q_, *q_scales_;
   U32x4 payload_, scales_;
   u32 from_[kOwnGroups], scale_from_[kOwnScales];
   U32x4 held_[kIssues];

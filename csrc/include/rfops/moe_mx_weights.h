@@ -108,7 +108,9 @@ class WeightSteps {
   __device__ void load_piece(U32x4& piece, const MatrixBytes& from, u32 row, u32 step,
                              u32 outside) const {
     const u32 lane = lane_in_wave();
-    u32 at, chunk, scalar = row * from.row_bytes;
+    u32 row_bytes = from.row_bytes;
+    asm volatile("" : "+s"(row_bytes));  // a product each time, else scalar registers are too few
+    u32 at, chunk, scalar = row * row_bytes;
     if constexpr (kShuffled) {
       chunk = lane / kTileRows + 4 * kH;
       at = lane * kVecBytes;
@@ -116,7 +118,7 @@ class WeightSteps {
     } else {
       chunk = lane % kRowChunks;
       at = lane / kRowChunks * from.row_bytes + chunk * kVecBytes;
-      scalar += step * kRowBytes + kH * (kTileRows / 2) * from.row_bytes;
+      scalar += step * kRowBytes + kH * (kTileRows / 2) * row_bytes;
     }
     at |= beyond((step * kRowChunks + chunk) * (Format::kStepK / kRowChunks)) | outside;
     piece = load_16<kStreamed>(from.payload, at, scalar);
@@ -125,15 +127,16 @@ class WeightSteps {
   template <u32 kWord>
   __device__ u32 load_scale(const MatrixBytes& from, u32 row, u32 step, u32 outside) const {
     const u32 lane = lane_in_wave();
+    u32 row_bytes = from.scale_row_bytes;
+    asm volatile("" : "+s"(row_bytes));
     if constexpr (kShuffledScales) {
-      const u32 scalar = row * from.scale_row_bytes + step * kStepBlocks / 8 * (kWaveSize * 4);
+      const u32 scalar = row * row_bytes + step * kStepBlocks / 8 * (kWaveSize * 4);
       return load_dwords<1>(from.scales, lane * 4 | outside, scalar).dword[0];
     } else {
       constexpr u32 kHalf = kWord % (kStepBlocks / 4);
       const u32 block = step * kStepBlocks + lane / kTileRows + 4 * kHalf;
       const u32 at = lane % kTileRows * from.scale_row_bytes + block;
-      return load_byte(from.scales, at | beyond(block * kMxBlock) | outside,
-                       row * from.scale_row_bytes);
+      return load_byte(from.scales, at | beyond(block * kMxBlock) | outside, row * row_bytes);
     }
   }
 
