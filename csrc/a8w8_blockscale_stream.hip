@@ -53,7 +53,7 @@ static_assert(kOwn == Split::kOwn);
 
 static_assert(kScaleRows % kN == 0, "a workgroup's rows of w have one scale a block");
 static_assert(kSteps * (2 * kNTiles + 3 * kMTiles) <= 63, "vmcnt counts at most 63 in flight");
-static_assert(kWaves * (kTiles * kWaveSize * sizeof(F32x4) + kLdsTile) < kLdsBytes,
+static_assert(kWaves * (kTiles * kWaveSize * sizeof(F32x4) + kLines * kLdsTile) < kLdsBytes,
               "sums meet in LDS, beside what puts tiles into order");
 
 static_assert(kSteps <= LaneScales::kSteps, "a load brings a turn's scales of 16 rows");
@@ -143,7 +143,7 @@ a8w8_blockscale_stream(Out* __restrict__ out,            // [M, N]
   const Block at = own_block<1, kSplit>(1, (n + kN - 1) / kN);
   const u32 n0 = at.n * kN, blocks = k / kTileK;
   const u32 wave = wave_in_group(), lane = lane_in_wave();
-  __shared__ u8 tiles[kWaves][kLdsTile];
+  __shared__ u8 tiles[kWaves][kLines ? kLdsTile : 1];
   const Inputs in = {{{x, 0, m, kM, x_row, 0, k}, lane},
                      {{w, n0, n, kN, w_row, 0, k, WRows::kUnit}, lane},
                      {(LdsBytes*)tiles[wave], lane},
