@@ -124,10 +124,16 @@ CONFIGS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(params=[MXFP4, MXFP8], ids=lambda f: f.word)
+# Kernels are the same sources: by default MX-FP8 has one test of its own.
+@pytest.fixture(params=[MXFP4, pytest.param(MXFP8, marks=pytest.mark.sweep)], ids=lambda f: f.word)
 def fmt(request: pytest.FixtureRequest) -> Format:
     made: Format = request.param
     return made
+
+
+def test_mxfp8_in_short() -> None:
+    problem = random_problem(MXFP8, 9, 256, 256, 4, 2)
+    assert_near(problem.shuffled().call(), problem.exact)
 
 
 @pytest.mark.sweep
