@@ -41,7 +41,7 @@ struct Loaders<true> {
   using Type = WidenedSlots<kPaged>;
 };
 using Slots = Loaders<kFp8>::Type;
-using Columns = MlaColumns<kQueryFp8, kFp8 ? 9 : 99>;
+using Columns = MlaColumns<kQueryFp8, kFp8 ? 6 : 18>;
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize, kColumns = kWaves * kWaveColumns;
 constexpr u32 kTokens = MlaSlot::kTokens;
 constexpr f32 kLog2E = 1.44269504088896f;

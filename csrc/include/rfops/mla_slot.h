@@ -261,33 +261,42 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   }
   template <u32 kPiece>
   __device__ void in_scores(u32, LdsBytes* slot) {
-    if constexpr (kPiece < kLoads) commit(slot, kPiece);
+    // Late: what the last turn asked for is on its way until then.
+    constexpr u32 kFirst = kOwn == 8 ? 11 : 28;
+    if constexpr (kPiece >= kFirst && kPiece < kFirst + kLoads) commit(slot, kPiece - kFirst);
   }
-  template <u32 kStep, u32>
+  template <u32 kStep, u32 kSteps>
   __device__ void in_values(u32 turn) {
-    if constexpr (kStep == 0) load_all(turn + 2);
+    constexpr u32 kApart = kSteps / (kLoads + 2), kLoad = kStep / kApart;
+    if constexpr (kStep == 0) find_rows(turn + 2);
+    if constexpr (kStep % kApart == 0 && kLoad >= 1 && kLoad <= kLoads) load(kLoad - 1);
   }
   __device__ void wait() const {}
   __device__ void drain() const {}
   __device__ void turn_first() {}
 
  private:
-  __device__ void load_all(u32 tile) {
-    const u32 rows = this->row_of(page_, tile);
+  __device__ void find_rows(u32 tile) {
+    rows_ = this->row_of(page_, tile);
     page_ = static_cast<u32>(*this->entry(tile + 1));
-#pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) {
-      const u8* const row = tokens_.kv + u64{this->row_at(rows, i)} * kRowBytes;
-      const u8* const from = row + lane_in_wave() * 8;
-      staged_[i] = *reinterpret_cast<const U32x2*>(from);
+  }
+  __device__ void load(u32 i) {
+    if (i < kOwn) {
+      const u8* const row = tokens_.kv + u64{this->row_at(rows_, i)} * kRowBytes;
+      staged_[i] = *reinterpret_cast<const U32x2*>(row + lane_in_wave() * 8);
+      return;
     }
     const u8* const from =
-        tokens_.kv + (u64{rows} * kRowBytes + kValueBytes + lane_in_wave() % kLanes * kRopeBytes);
+        tokens_.kv + (u64{rows_} * kRowBytes + kValueBytes + lane_in_wave() % kLanes * kRopeBytes);
     if constexpr (kRopeBytes == 8) {
       staged_[kOwn] = *reinterpret_cast<const U32x2*>(from);
     } else {
       staged_[kOwn] = {*reinterpret_cast<const u32*>(from), 0};
     }
+  }
+  __device__ void load_all(u32 tile) {
+    find_rows(tile);
+    each_number<kLoads>([&](auto i) { load(i); });
   }
   __device__ void commit(LdsBytes* slot, u32 i) {
     const Bf16x8 wide = widen_8(staged_[i][0], staged_[i][1]);
@@ -302,7 +311,7 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   }
 
   LdsBytes* lds_;
-  u32 value_, rope_, page_;
+  u32 value_, rope_, page_, rows_;
   U32x2 staged_[kLoads];
 };
 
