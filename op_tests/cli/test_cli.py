@@ -143,7 +143,8 @@ def test_ls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixt
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["mxfp8_gemv", "mxfp8_gemv", "gfx950", "2", "gemm_mxfp8"] in rows
     assert ["vgpu", "-", "host", "0", "-"] in rows
-    assert ["-", "-", "any", "-", "quant_mxfp8"] in rows
+    assert ["-", "-", "any", "-", "batched_gemm_a16w8_blockscale"] in rows
+    assert [row[2] for row in rows if row[0] == "quant_mxfp8"] == ["gfx942", "gfx950"]
     archs = [row[2] for row in rows if row[0] == "moe_align_block_size"]
     assert archs == ["gfx942", "gfx950"]
 

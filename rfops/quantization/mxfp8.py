@@ -36,7 +36,7 @@ from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.problem import grid
 from rfops.jit import compile_ops, u32, u64
 
-from .mx_quant import HipQuant, MxQuant, TritonQuant
+from .mx_quant import IN_TYPES, HipQuant, MxQuant, TritonQuant
 
 FP8 = torch.float8_e4m3fn
 SCALE_DTYPES = DTYPES["e8m0"]
@@ -53,7 +53,9 @@ ROUNDING = MappingProxyType({"up": 0x1FFFFF, "floor": 0, "even": 0x200000, "ceil
 @compile_ops(
     "quant_mxfp8",
     kernel="quant_mxfp8",
-    variants=lambda _arch: [{"IN": "bf16", "BUMP": ROUNDING["up"], "IN_ROWS": 0}],
+    variants=lambda _arch: [
+        {"IN": each, "BUMP": ROUNDING["up"], "IN_ROWS": 0} for each in IN_TYPES.values()
+    ],
 )
 def quant_mxfp8_kernel(
     payload: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, pitch: u64, m: u32, k: u32

@@ -305,9 +305,11 @@ def test_a_process_that_only_tells() -> None:
     env = {**os.environ, "RFOPS_VGPU_TIMING": "1", "RFOPS_VGPU_LOG": "1"}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
     assert done.returncode == 0
-    (line,) = [line for line in done.stderr.splitlines() if "estimated" in line]
+    lines = [line for line in done.stderr.splitlines() if "estimated" in line]
+    assert len(lines) == 3 and sum("quant_mxfp8" in line for line in lines) == 2
+    line = lines[-1]
     assert " us (" in line and "on MI355X at 2.40 GHz" in line
     within = script.replace("rfops.gemm", "with rfops.vgpu.timing() as t: rfops.gemm")
     within += "print(len(t.launches))\n"
     done = subprocess.run([sys.executable, "-c", within], env=env, capture_output=True, text=True)
-    assert done.stdout == "1\n" and done.stderr.count("estimated") == 1, "and to the block"
+    assert done.stdout == "1\n" and done.stderr.count("estimated") == 3, "and to the block"
