@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_on(wanted: list[Entry], options: argparse.Namespace) -> int:
     """By the workers of an executor, whose builds come into this cache."""
+    if options.executor == "ray" and any(e.config != paths.COMPILER_CONFIG for e in _ours(wanted)):
+        raise ValueError("--executor ray: the nodes have rfops' own modules, not those of --config")
     begin, progress, failed = time.monotonic(), _Bar(len(wanted)), list[str]()
     tasks = [
         Task(str(entry), "rfops.cli.build:build_task", (entry, options.executor == "ray"))
@@ -104,8 +107,14 @@ def _run_on(wanted: list[Entry], options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def _ours(wanted: list[Entry]) -> list[Wanted]:
+    return [entry for entry in wanted if isinstance(entry, Wanted)]
+
+
 def build_task(entry: Entry, is_far: bool) -> tuple[str, str, bytes]:
     """In a worker: how it went, and the module's builds where another cache is to have them."""
+    if is_far and isinstance(entry, Wanted):  # this node's own sources
+        entry = replace(entry, config=paths.COMPILER_CONFIG)
     with strict.allowed():
         state, error = _build(entry)
     data = b""
