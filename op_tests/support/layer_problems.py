@@ -80,11 +80,11 @@ def assert_correct(got: tuple[torch.Tensor, torch.Tensor], p: Problem, bound: fl
 
 def assert_cache(got: torch.Tensor, exact: torch.Tensor, p: Problem) -> None:
     """Bit for bit but for the new rows, which are the exact ones rounded: fp32's sums may be off by
-    enough to round the other way."""
+    enough to round the other way, and by 448 steps of 2^-23 of a sum of about 1 (dim 7168)."""
     for b, length in enumerate(p.lens):
         new, wanted = got[b, length].double(), exact[b, length].double()
         off = (new - wanted).abs() - 2.0**-7 * wanted.abs()
-        assert (off <= 1e-5).all(), f"row {length} of sequence {b}, element {int(off.argmax())}"
+        assert (off <= 6e-5).all(), f"row {length} of sequence {b}, element {int(off.argmax())}"
     rest, before = got.clone(), p.cache.clone()
     for b, length in enumerate(p.lens):
         rest[b, length] = before[b, length] = 0
