@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from rfops.jit import vgpu_library
+from rfops.later import import_ops
 
+import_ops()  # tests have cases by op and by table, whatever file is run
 pytest.register_assert_rewrite("support")
 from support.devices import ARCHS, device_of, real_gpu, thin  # noqa: E402 - with its asserts rewritten
 
