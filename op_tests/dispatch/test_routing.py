@@ -528,7 +528,8 @@ def test_the_shipped_tables_are_sound(name: str) -> None:
     """No conflicts, no figure called measured without a device, and each row is what a call of its
     very sizes takes."""
     table, own = TABLES[name].load(), name.endswith("_triton")
-    assert table.rows and table.conflicts == ()
+    said = list(tuned_table.read(paths.CONFIGS / f"{name}.csv", name))  # what others publish, too
+    assert said and table.conflicts == ()
     for row in table.rows:
         assert (row.origin == "measured") == ("NVIDIA H200" in row.source)
         assert row.origin != "measured" or (dict(row.figures)["us"] > 0 and row.arch == "sm_90")
