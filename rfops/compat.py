@@ -63,6 +63,7 @@ from rfops.moe.moe_dropins import (
     topk_gating,
     topk_softmax,
 )
+from rfops.quantization.fp8_blockscale import quant_fp8_blockscale
 from rfops.quantization.mxfp8 import BLOCK, FP8, SCALE_DTYPES
 from rfops.quantization.shuffle import WEIGHT
 
@@ -95,6 +96,7 @@ __all__ = [
     "moe_align_block_size",
     "moe_sorting",
     "mxfp8_gemv",
+    "per_group_quant_hip",
     "topk_gating",
     "topk_softmax",
 ]
@@ -130,6 +132,31 @@ def gemm_a8w8_blockscale_bpreshuffle(
     if x_scale.is_contiguous() and min(rows, blocks) > 1:
         x_scale = x_scale.view(blocks, rows).T
     return _gemm_a8w8_blockscale(XQ, Shuffled(WQ, WEIGHT), x_scale, w_scale, dtype, out)
+
+
+def per_group_quant_hip(
+    x: Tensor,
+    scale: Tensor | None = None,
+    quant_dtype: torch.dtype = torch.float8_e4m3fn,
+    group_size: int = 128,
+    transpose_scale: bool = False,
+    num_rows: Tensor | None = None,
+    num_rows_factor: int = 1,
+    scale_type: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """aiter.ops.quant's, which get_hip_quant(per_1x128) gives: x [..., K] in FP8 and its scales
+    [..., K/128], contiguous; with transpose_scale their memory holds the transpose of that."""
+    guard = Guard("per_group_quant_hip")
+    for name, value, only in (
+        ("scale", scale, None), ("group_size", group_size, 128), ("num_rows", num_rows, None),
+        ("scale_type", scale_type, torch.float32),
+    ):  # fmt: skip
+        if value is not only and value != only:
+            guard.fail(name, show(only), show(value), "call the original")
+    rows = x.reshape(-1, x.shape[-1])
+    payload, scales = quant_fp8_blockscale(rows, (1, 128), transpose_scale, quant_dtype)
+    scales = scales.T if transpose_scale else scales
+    return payload.view(x.shape), scales.reshape(*x.shape[:-1], -1)
 
 
 def mxfp8_gemv(

@@ -47,7 +47,13 @@ def test_signatures() -> None:
     ]  # fmt: skip
     blockscale = {"gemm_a8w8_blockscale", "gemm_a8w8_blockscale_bpreshuffle"}
     mla = {n for n in compat.__all__ if "mla" in n.lower() or n == "decode_attention_fwd"}
-    rest = {"mxfp8_gemv", "grouped_gemm_mxfp8", *blockscale, *MXFP4_SIGNATURES}
+    rest = {
+        "per_group_quant_hip",
+        "mxfp8_gemv",
+        "grouped_gemm_mxfp8",
+        *blockscale,
+        *MXFP4_SIGNATURES,
+    }
     moe = {name for name in compat.__all__ if hasattr(moe_dropins, name)} - rest
     assert set(compat.__all__) - mla - moe == rest
     names = ["XQ", "WQ", "x_scale", "w_scale", "dtype"]

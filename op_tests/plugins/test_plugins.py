@@ -237,7 +237,27 @@ def quant() -> Made:
     return (x,), {}, check
 
 
+class QuantType:
+    """aiter's word, as far as get_hip_quant is asked."""
+
+    name = "per_1x128"
+
+
+def group_quant() -> Made:
+    """What get_hip_quant makes, called as vLLM calls it."""
+    x = torch.randn(5, 256).to(BF16)
+    payload, scale = rfops.quant_fp8_blockscale(x)
+
+    def check(out: Any) -> None:
+        assert torch.equal(out[0].view(torch.uint8), payload.view(torch.uint8))
+        assert out[1].shape == (5, 2) and out[1].is_contiguous()
+        assert torch.equal(out[1].view(2, 5).T, scale)
+
+    return (x,), {"quant_dtype": FP8, "transpose_scale": True}, check
+
+
 CALLS = {
+    "aiter.get_hip_quant": group_quant,
     "aiter.mla.mla_decode_fwd": mla,
     "aiter.fused_moe.fused_moe": moe,
     "aiter.topk_softmax": softmax,
@@ -274,6 +294,10 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.delenv("RFOPS_PLUGIN", raising=False)
 
     def original(target: str) -> Callable[..., Any]:
+        if target == "aiter.get_hip_quant":
+            made = original("aiter.ops.quant.per_group_quant_hip")
+            return lambda kind: made
+
         def function(*args: Any, **kwargs: Any) -> Any:
             noted.append(target)
             return args, kwargs
@@ -302,12 +326,19 @@ def function_of(target: str) -> Callable[..., Any]:
     return found
 
 
+def called(target: str) -> Callable[..., Any]:
+    """What is called with the arguments: the function, or what it makes."""
+    function = function_of(target)
+    made: Callable[..., Any] = function(QuantType) if "get_hip_quant" in target else function
+    return made
+
+
 @pytest.mark.parametrize("target", CALLS)
 def test_a_call_engages(target: str, engines: list[str]) -> None:
     torch.manual_seed(0)
     vllm.register()
     args, kwargs, check = CALLS[target]()
-    check(function_of(target)(*args, **kwargs))
+    check(called(target)(*args, **kwargs))
     assert not engines and BY_TARGET[target].engaged == 1
     assert f"{target}: 1 calls by rfops" in around.summary()
 
@@ -316,9 +347,10 @@ def test_a_call_engages(target: str, engines: list[str]) -> None:
 def test_what_is_not_known_goes_to_the_original_as_it_is(target: str, engines: list[str]) -> None:
     vllm.register()
     args, kwargs, _ = CALLS[target]()
-    got, words = function_of(target)(*args, **kwargs, quant_dtype_a=7)
+    got, words = called(target)(*args, **kwargs, quant_dtype_a=7)
     assert all(a is b for a, b in zip(got, args, strict=True))
-    assert words == {**kwargs, "quant_dtype_a": 7} and engines == [target]
+    assert words == {**kwargs, "quant_dtype_a": 7} and len(engines) == 1
+    assert engines == [target] or target == "aiter.get_hip_quant"
     (line,) = (line for line in around.summary() if line.startswith(f"{target}: "))
     assert line.startswith(f"{target}: 0 calls by rfops; 1 by the original: ")
     assert "quant_dtype_a" in line
@@ -357,6 +389,16 @@ def test_an_error_of_the_engine_is_said_and_left_to_the_original(
         function_of("aiter.topk_softmax")(*args, **kwargs)
     assert engines == ["aiter.topk_softmax"] * 3 and dict(callee.left) == {"not built": 3}
     assert len([r for r in caplog.records if "goes to the original: not built" in r.message]) == 1
+
+
+def test_other_quantisers_are_the_originals(engines: list[str]) -> None:
+    before = function_of("aiter.get_hip_quant")
+    vllm.register()
+
+    class Other:
+        name = "per_Token"
+
+    assert function_of("aiter.get_hip_quant")(Other) is before(Other)
 
 
 def test_register_is_done_once(engines: list[str]) -> None:

@@ -27,6 +27,21 @@ _LATER = ""
 _CALLEES: list[Callee] = []
 
 
+def compat(name: str) -> Callable[..., Any]:
+    """rfops.compat's function, imported by the first call."""
+
+    @functools.cache
+    def find() -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(importlib.import_module("rfops.compat"), name)
+        return found
+
+    def dropin(*args: Any, **kwargs: Any) -> Any:
+        return find()(*args, **kwargs)
+
+    dropin.find = find  # type: ignore[attr-defined]
+    return dropin
+
+
 @dataclass(eq=False)
 class Callee:
     """A function of others that rfops has an op for.
@@ -53,11 +68,7 @@ class Callee:
 
     @functools.cached_property
     def own(self) -> Callable[..., Any]:
-        if self.dropin is not None:
-            return self.dropin
-        name = self.target.rpartition(".")[2]
-        found: Callable[..., Any] = getattr(importlib.import_module("rfops.compat"), name)
-        return found
+        return self.dropin or compat(self.target.rpartition(".")[2])
 
     def call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The call by rfops, or by the original."""
@@ -123,6 +134,24 @@ class Callee:
             why = _short(error)
         self.answers[key] = why
         return why
+
+
+class Maker(Callee):
+    """Of a function that makes what is called, by a word of QuantType."""
+
+    word = "per_1x128"
+
+    def call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.wrap(original)(*args, **kwargs)
+
+    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def make(kind: Any) -> Any:
+            made = original(kind)
+            return self._around(made) if getattr(kind, "name", "") == self.word else made
+
+        make.rfops = self  # type: ignore[attr-defined]
+        return make
 
 
 def _short(error: Exception) -> str:

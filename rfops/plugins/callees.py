@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .around import Args, Callee, Given, Key, Words
+from .around import Args, Callee, Given, Key, Maker, Words, compat
 
 # ---------------------------------------------------------------- attention
 
@@ -230,6 +230,16 @@ def _quant_route(x: Any, scaling_mode: str = "even") -> Given:
     return x.device, "quant_mxfp4", given
 
 
+def _group_quant_key(args: Args, words: Words) -> Key:
+    x = args[0]
+    return x.shape, x.dtype, tuple(words.values())
+
+
+def _group_quant_route(x: Any, *more: Any, quant_dtype: Any = None, **others: Any) -> Given:
+    given = {"M": x.shape[:-1].numel(), "K": x.shape[-1], "x_dtype": x.dtype, "block_rows": 1}
+    return x.device, "quant_fp8_blockscale", given | {"dtype": quant_dtype}
+
+
 # ---------------------------------------------------------------- the table
 
 _TRITON = "aiter.ops.triton"
@@ -244,6 +254,8 @@ AITER = (
     Callee("aiter.gemm_a8w8_blockscale", "fp8", _linear_key, _fp8_route),
     Callee("aiter.gemm_a8w8_blockscale_bpreshuffle", "fp8", _linear_key, _fp8_shuffled_route),
     Callee(f"{_TRITON}.gemm_a8w8_blockscale.gemm_a8w8_blockscale", "fp8", _linear_key, _fp8_route),
+    Maker("aiter.get_hip_quant", "fp8", _group_quant_key, _group_quant_route,
+          compat("per_group_quant_hip")),
     Callee("aiter.gemm_a4w4", "mxfp4", _linear_key, _a4w4_route),
     Callee(f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4", "mxfp4", _linear_key, _fp4_route),
     Callee(f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4_preshuffle", "mxfp4", _linear_key,

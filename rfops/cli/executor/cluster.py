@@ -6,7 +6,9 @@ cache has of the modules at hand, as `rfops cache export` writes them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import io
 import os
 import sys
@@ -21,11 +23,9 @@ from rfops.jit.cache.files import cache_roots
 
 from .driver import Died, Outcome, Task
 
-try:
-    import ray
-except ImportError:
-    ray = None
-else:
+ray: Any = None
+with contextlib.suppress(ImportError):
+    ray = importlib.import_module("ray")
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 MOST_BUILDS = 256  # that an actor gets
