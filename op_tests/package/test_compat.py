@@ -45,7 +45,7 @@ def test_signatures() -> None:
         "num_tokens_post_padded", "num_valid_tokens", "top_k", "block_m", "out_dtype", "a_div",
         "mul_weight_by", "topk_ids",
     ]  # fmt: skip
-    blockscale = {"gemm_a8w8_blockscale", "gemm_a8w8_blockscale_bpreshuffle"}
+    blockscale = {"gemm_a8w8_blockscale", "gemm_a8w8_blockscale_bpreshuffle", "per_group_quant_hip"}
     mla = {n for n in compat.__all__ if "mla" in n.lower() or n == "decode_attention_fwd"}
     rest = {
         "per_group_quant_hip",
