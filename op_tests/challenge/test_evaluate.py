@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -223,7 +224,8 @@ def test_forks(tmp_path: Path, child: str, parent: str, says: str) -> None:
     """A case is two calls."""
     record = judged(tmp_path, FORKS.format(child=child, parent=parent))
     assert says in f"{record.named} {record.error}", record
-    assert not [p for p in _commands() if "rfops.challenge.child" in p], "something is still there"
+    left = [c for c in _commands() if c.startswith(f"{sys.executable} -m rfops.challenge.child")]
+    assert not left, "something is still there"
 
 
 def _commands() -> list[str]:

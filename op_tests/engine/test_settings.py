@@ -33,7 +33,8 @@ def test_nothing_reads_another_variable() -> None:
         named = set(re.findall(r"environ(?:\.get\(|\[)\s*[\"'](\w+)[\"'](?!\] =)", text))
         named |= set(re.findall(r"getenv\(\s*[\"'](\w+)", text))
         assert named <= {"PATH", "POPCORN_FD"}, f"{file.name} reads {named}: use jit/settings.py"
-        assert set(re.findall(r"[\"'](RFOPS_[A-Z0-9_]+)[\"']", text)) <= declared, file.name
+        words = set(re.findall(r"[\"'](RFOPS_[A-Z0-9_]+)[\"']", text))
+        assert words <= declared | {"RFOPS_MLA"}, file.name  # an attention backend's name
     for file in paths.CSRC.glob("vgpu/*/*"):
         named = set(re.findall(r"\"(RFOPS_[A-Z0-9_]+)", file.read_text()))
         assert named <= declared, f"{file.name} reads {named - declared}"

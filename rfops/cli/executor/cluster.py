@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rfops.jit import paths, vgpu_library
+from rfops.jit import paths, settings, vgpu_library
 from rfops.jit.cache import transfer
 from rfops.jit.cache.files import cache_roots
 
@@ -56,7 +56,8 @@ class RayPool:
     def _actor(self) -> Any:
         actor: Any = ray.remote(max_restarts=0, **self.kind)(_Actor)
         env = {} if "num_gpus" in self.kind else {"RFOPS_VGPU_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        env |= {k: v for k, v in os.environ.items() if k.startswith("RFOPS_VGPU_") and k not in env}
+        ours = [s.name for s in settings.SETTINGS if s.kind not in ("path", "paths")]
+        env |= {name: os.environ[name] for name in ours if name in os.environ and name not in env}
         return actor.options(runtime_env={"env_vars": env}).remote(*self.brought)
 
     def start(self, worker: int, task: Task) -> None:
