@@ -221,7 +221,7 @@ def test_constraints_pin_what_is_asked_for() -> None:
         assert requirement.specifier.contains(pins[requirement.name.lower()]), requirement
     assert pins["torch"] == "2.13.0"
     assert {"clang", "flydsl", "plot", "demo"} <= set(extras)
-    assert "rfops[clang,flydsl,plot,demo]" in extras["dev"]
+    assert "rfops[clang,flydsl,plot,demo,ray]" in extras["dev"]
 
 
 def test_public_names_are_there() -> None:
