@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rfops.dispatch.guards import check_config_ints
+from rfops.dispatch.guards import check_config_ints, check_config_powers
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.tuned_table import serving
@@ -44,10 +44,7 @@ class LayerTritonConfig:
 
     def __post_init__(self) -> None:
         check_config_ints(self)
-        for name in ("block_n", "block_k", "warps"):
-            value = getattr(self, name)
-            if value <= 0 or value & (value - 1):
-                raise ValueError(f"{self}: {name} must be a power of two")
+        check_config_powers(self, "block_n", "block_k", "warps")
         if not 16 <= self.block_n <= 128 or not 32 <= self.block_k <= 256:
             raise ValueError(f"{self}: block_n is 16 to 128, block_k 32 to 256")
         if not 1 <= self.stages <= 8 or self.warps > 8:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rfops.dispatch.guards import MAX_BYTES, check_config_ints
+from rfops.dispatch.guards import MAX_BYTES, check_config_ints, check_config_powers
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.tuned_table import serving
@@ -35,10 +35,7 @@ class A8W8TritonConfig:
 
     def __post_init__(self) -> None:
         check_config_ints(self)
-        for name in ("block_m", "block_n", "warps"):
-            value = getattr(self, name)
-            if value <= 0 or value & (value - 1):
-                raise ValueError(f"{self}: {name} must be a power of two")
+        check_config_powers(self, "block_m", "block_n", "warps")
         if not 16 <= self.block_m <= 256 or not 32 <= self.block_n <= 256:
             raise ValueError(f"{self}: block_m is 16 to 256, block_n 32 to 256")
         if not 1 <= self.splits <= MAX_SPLITS or not 1 <= self.stages <= 8 or self.group_m < 1:
