@@ -248,9 +248,11 @@ def _text(record: dict[str, Any]) -> str:
 def _engine_text(name: str, engine: dict[str, Any]) -> str:
     if not engine["version"]:
         return f"plugin of {name}: {name} is not installed"
-    count = f"{len(engine['wraps'])} callees wrapped" if engine["wraps"] else "nothing wrapped"
-    why = f" ({engine['why']})" if engine["why"] else ""
-    return f"plugin of {name} {engine['version']}: {count}{why}; at exit it says how many engaged"
+    head, why = f"plugin of {name} {engine['version']}", engine["why"]
+    if not engine["wraps"]:
+        return f"{head}: nothing wrapped ({why})"
+    count = f"{len(engine['wraps'])} callees wrapped" + (f" ({why})" if why else "")
+    return f"{head}: {count}; at exit it says how many engaged"
 
 
 def _table_text(name: str, table: dict[str, Any]) -> list[str]:

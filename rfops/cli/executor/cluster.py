@@ -1,13 +1,12 @@
 """Actors of Ray, a GPU or a core each. Placement, restarts and transport are Ray's.
 
-An actor gets rfops' own files, where its node has others or none, and the builds that the driver's
+An actor gets rfops' own files, whatever its node has, and the builds that the driver's
 cache has of the modules at hand, as `rfops cache export` writes them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import io
 import os
@@ -94,25 +93,18 @@ class RayPool:
 class _Actor:
     """Sent by value, as the node may have no rfops."""
 
-    def __init__(self, code: tuple[str, bytes], cache: bytes) -> None:
+    def __init__(self, code: bytes, cache: bytes) -> None:
         import io
         import sys
         import tarfile
         import tempfile
         from pathlib import Path
 
-        name, data = code
-        folder = Path(tempfile.gettempdir()) / f"rfops-{os.getuid()}-{name}"
-        if not folder.is_dir():
-            aside = Path(tempfile.mkdtemp(dir=folder.parent))
-            with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-                tar.extractall(aside, filter="data")
-            try:
-                aside.rename(folder)
-            except OSError:  # another actor was quicker
-                pass
+        folder = Path(tempfile.mkdtemp(prefix="rfops-"))  # of this user alone
+        with tarfile.open(fileobj=io.BytesIO(code)) as tar:
+            tar.extractall(folder, filter="data")
         sys.path.insert(0, str(folder))
-        file = Path(tempfile.mkdtemp()) / "builds"
+        file = folder / "builds"
         file.write_bytes(cache)
         from rfops.jit.cache import transfer
 
@@ -124,8 +116,8 @@ class _Actor:
         return outcome_of(task)
 
 
-def sources() -> tuple[str, bytes]:
-    """rfops as a wheel lays it out, and a name of its content."""
+def sources() -> bytes:
+    """rfops as a wheel lays it out."""
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as tar:
         for part, inside in PARTS.items() if (paths.ROOT / "rfops").is_dir() else [("", "rfops")]:
@@ -136,7 +128,7 @@ def sources() -> tuple[str, bytes]:
                     data = file.read_bytes()
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
-    return hashlib.sha256(whole.getvalue()).hexdigest()[:16], whole.getvalue()
+    return whole.getvalue()
 
 
 def builds(modules: tuple[str, ...]) -> bytes:
