@@ -79,7 +79,7 @@ class BoundKernel:
         )
         self._slots: list[_Slot] = []
         self._load(artifact)
-        if self.hip.is_virtual and tensor_memory.is_on():
+        if self.hip.is_virtual and tensor_memory.is_always_on():
             self.launch = tensor_memory.registering_launch(self.launch, self.hip)  # type: ignore[method-assign]
         else:
             launcher.attach(self)

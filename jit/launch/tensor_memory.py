@@ -17,9 +17,14 @@ from .hip import Hip
 _blocks = 0  # registering() that are active
 
 
+def is_always_on() -> bool:
+    """Whether RFOPS_VGPU_CHECK wants to know of tensors: for as long as this process runs."""
+    return settings.text("RFOPS_VGPU_CHECK") != "0"
+
+
 def is_on() -> bool:
-    """Whether RFOPS_VGPU_CHECK or a registering() block wants to know of tensors."""
-    return _blocks > 0 or settings.text("RFOPS_VGPU_CHECK") != "0"
+    """Whether that or a registering() block, which ends, wants to know of tensors."""
+    return _blocks > 0 or is_always_on()
 
 
 def _storages(args: Iterable[Any]) -> Iterator[torch.UntypedStorage]:

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import rfops
+from rfops.jit.launch import tensor_memory
 from support.engine_project import Project
 from support.vgpu.check_cases import BYTES, CLEAN, HERE, Case, cases, source
 from support.vgpu.hip import ARCHS, ILLEGAL_ADDRESS, LAUNCH_FAILURE, SUCCESS, Hip, compile_hip, zig
@@ -290,6 +291,21 @@ def test_tensors_end_where_they_end(project: Project) -> None:
     with rfops.vgpu.check() as nothing:
         pass
     assert not nothing.findings
+
+
+def test_a_kernel_bound_in_a_block_is_as_others_after_it(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block ends, and with it what the kernel told of its tensors: nothing of it is kept."""
+    args = (2, 1, 1), (64, 1, 1), (torch.empty(100), torch.ones(100), 2.0, 100)
+    with rfops.vgpu.check() as check:
+        kernel = project.op().bind("cpu")
+        kernel.launch(*args)
+    assert not check.findings
+    seen: list[object] = []
+    monkeypatch.setattr(tensor_memory, "known", lambda *told: seen.append(told))
+    kernel.launch(*args)
+    assert not seen
 
 
 @pytest.mark.parametrize("setting", ["1", "error"])
