@@ -51,8 +51,8 @@ void Replay::serve(Cu& cu, const Pending& pending, Clk now) {
   if (global) done = std::max(done, serve_lines(cu, pending, now));
   write_flag(*pending.wave, pending.words, pending.count, static_cast<Clk>(done));
   if (inst.dma && global) {
-    const double bytes = GlobalWord::bytes(word) * GlobalWord::lanes(word);
-    const Clk clk = static_cast<Clk>(bytes / k_.lds_dma_bytes_clk);
+    const double bytes = GlobalWord::bytes(word) * GlobalWord::lanes(word);  // as a store's
+    const Clk clk = static_cast<Clk>(std::max(k_.lds_write_clk, bytes / k_.lds_dma_bytes_clk));
     cu.lds_free = std::max(cu.lds_free, now) + clk;
     cu.busy.lds += static_cast<u64>(clk);
   }

@@ -90,6 +90,20 @@ def read(micros: Micros, kernel: str, size: int, cold: bool = True) -> TimedLaun
     return micros.run(kernel, "MI350X", 1, data, size // 16384, 1024, cold=cold)
 
 
+@pytest.mark.parametrize("arch, part", [("gfx942", "MI308X"), ("gfx950", "MI355X")])
+def test_a_load_to_lds_takes_it_as_a_store_does(arch: str, part: str) -> None:
+    """c20, c21: 256 bytes take LDS 5 clk, not the 2 of its width, whoever writes them."""
+    lines = {
+        "loads": "  global_load_lds_dword v10, s[4:5]\n" * 16 + WAIT,
+        "stores": "  ds_write_b32 v10, v11\n" * 16 + "  s_waitcnt lgkmcnt(0)\n",
+    }
+    start = "  s_mov_b32 m0, 0\n  v_lshlrev_b32 v10, 2, v0\n"
+    micros = Micros({name: Micro(text, start, lds=256) for name, text in lines.items()}, arch)
+    launches = (micros.run(name, part, 8, np.zeros(64, np.uint64), 64, 64) for name in lines)
+    loads, stores = (one.busy["lds"] * one.clocks for one in launches)
+    assert stores > 0 and loads == pytest.approx(stores, rel=1e-6)
+
+
 def tb_s(micros: Micros, kernel: str) -> float:
     short, long = (read(micros, kernel, size).us for size in (64 * MB, 192 * MB))
     return 128 * MB / (long - short) / 1e6
