@@ -73,6 +73,7 @@ XcdMemory::XcdMemory(const Constants& k, double ghz, const MemoryState& state)
       hbm_row_clk_(k.hbm_row_ns * ghz),
       open_rows_(static_cast<std::size_t>(hbm_.count()) * hbm_banks_, ~0u),
       hbm_turn_clk_(k.hbm_turn_ns * ghz),
+      write_lines_(std::max(1u, static_cast<u32>(k.hbm_write_interleave / kLine))),
       in_mall_(state.in_mall) {
   fabric_clk_ *= fabric_.count();
   fabric_write_clk_ *= fabric_.count();
@@ -111,13 +112,12 @@ double XcdMemory::read_hbm(double at, u32 line) {
   return hbm_.take(at, cost, hash) + hbm_latency_clk_;
 }
 
-// Writes wait in caches and queues until a channel has time for them: what counts is the load of
-// all channels. Between reads they cost it a share of the turn from reads to writes and back.
-double XcdMemory::write_hbm(double at) {
-  const u32 channel = hbm_.index(to_write_++);
+// Writes wait in caches and queues until a channel has time for them, so that less of what lies
+// together is on one. Between reads they cost it a share of the turn from reads to writes and back.
+double XcdMemory::write_hbm(double at, u32 line) {
   const double turn = reads_ ? hbm_turn_clk_ : 0;
   reads_ -= reads_ > 0;
-  return hbm_.take(at, hbm_clk_ + turn, channel);
+  return hbm_.take(at, hbm_clk_ + turn, hash_line(line / write_lines_));
 }
 
 double XcdMemory::read(double at, u32 line) {
@@ -172,7 +172,7 @@ double XcdMemory::write_back(double at, u32 line, u32 hash, bool taken) {
   const double left = fabric_.take(at, fabric_write_clk_, hash >> 9);
   ++counts.written_lines;
   if (taken) return at;
-  const double served = in_mall_ ? left : write_hbm(left);
+  const double served = in_mall_ ? left : write_hbm(left, line);
   return served - write_queue_clk_;
 }
 

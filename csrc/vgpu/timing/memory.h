@@ -113,15 +113,15 @@ class XcdMemory {
   double hbm_row_clk_;
   std::vector<u32> open_rows_;  // of each channel's banks
   double hbm_turn_clk_, write_queue_clk_;
-  u32 to_write_ = 0;  // the channel that the next write waits for
-  u32 reads_ = 0;     // of HBM, after which no write has come yet
+  u32 write_lines_;  // side by side on one channel
+  u32 reads_ = 0;    // of HBM, after which no write has come yet
   bool in_mall_;
   Tags l2_, mall_;
 
   enum class Origin : u8 { kMall, kShared, kHbm };
   Origin origin(u32 line, u32 hash);
   double read_hbm(double at, u32 line);
-  double write_hbm(double at);
+  double write_hbm(double at, u32 line);
   double write_back(double at, u32 line, u32 hash, bool taken);
   double own(double at, u32 line, u32 hash, bool taken);
   bool is_taken() const;

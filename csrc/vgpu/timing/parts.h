@@ -23,7 +23,7 @@ struct Constants {
   // Caches.
   double l1_bytes, l1_ways, k_bytes, k_ways, l2_bytes, l2_ways, l2_channels, mall_mib,
       fabric_channels, hbm_channels, hbm_interleave, hbm_banks, hbm_row_ns, hbm_turn_ns,
-      hbm_write_queue;
+      hbm_write_interleave, hbm_write_queue;
   // Rates.
   double l2_line_clk, port_line_clk, mall_tb_s, mall_write_tb_s, hbm_tb_s;
   double atomic_lane_clk, atomic_line_clk, taken_trips;

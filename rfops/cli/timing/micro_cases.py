@@ -232,15 +232,15 @@ def vcopy_latency(micros: Micros, part: str) -> float:
     return float(launch.vmem_latency)
 
 
-SOON = "between few waves and many it fills the channels too soon"
+DIP = "a dip of what was measured: 3.49 TB/s by 15 waves, 3.70 by 17"
 Points = tuple[tuple[int, float, float, str], ...]
 WRITES: tuple[tuple[str, str, int, Points], ...] = (
     ("written", "write", 8, (
-        (2, 1.03, TOLERANCE, ""), (4, 1.948, 0.15, SOON), (8, 3.377, 0.25, SOON),
+        (2, 1.03, TOLERANCE, ""), (4, 1.948, TOLERANCE, ""), (8, 3.377, TOLERANCE, ""),
         (16, 4.319, TOLERANCE, ""), (32, 4.801, TOLERANCE, ""))),
     ("copied", "scale", 16, (
         (2, 0.855, TOLERANCE, ""), (4, 1.534, TOLERANCE, ""), (8, 2.729, TOLERANCE, ""),
-        (16, 3.427, 0.25, SOON), (32, 3.997, TOLERANCE, ""))),
+        (16, 3.427, 0.18, DIP), (32, 3.997, TOLERANCE, ""))),
 )  # fmt: skip
 SMALL_L2 = "l2_bytes=32768"  # so that the part of a chain that is followed does not fit
 _FULL: dict[str, Any] = {"blocks": 1, "threads": 1024}
