@@ -117,7 +117,9 @@ void Replay::place(u32 cu, Clk at) {
   const GroupTrace& trace = *input_.groups[next_group_++];
   const u32 count = static_cast<u32>(trace.waves.size());
   const double dispatched = std::max(static_cast<double>(at), dispatch_free_);
-  dispatch_free_ = dispatched + std::max(k_.dispatch_group_clk, k_.dispatch_wave_clk * count);
+  // Each XCD goes through all workgroups of the launch to find its own.
+  const double found = k_.dispatch_group_clk * std::max(1.0, k_.xccs);
+  dispatch_free_ = dispatched + std::max(found, k_.dispatch_wave_clk * count);
   groups_.push_back({&trace, static_cast<Clk>(dispatched), 0, cu, count, 0, {}});
   GroupRun& group = groups_.back();
   result_.starts.push_back(group.start);

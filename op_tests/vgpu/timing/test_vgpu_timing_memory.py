@@ -92,7 +92,7 @@ def read(micros: Micros, kernel: str, size: int, cold: bool = True) -> TimedLaun
 
 @pytest.mark.parametrize("arch, part", [("gfx942", "MI308X"), ("gfx950", "MI355X")])
 def test_a_load_to_lds_takes_it_as_a_store_does(arch: str, part: str) -> None:
-    """c20, c21: 256 bytes take LDS 5 clk, not the 2 of its width, whoever writes them."""
+    """c20, c21: 256 bytes take LDS 4 clk, not the 2 of its width, whoever writes them."""
     lines = {
         "loads": "  global_load_lds_dword v10, s[4:5]\n" * 16 + WAIT,
         "stores": "  ds_write_b32 v10, v11\n" * 16 + "  s_waitcnt lgkmcnt(0)\n",
