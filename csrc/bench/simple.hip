@@ -127,6 +127,11 @@ __device__ inline Turn turn(f32 x) {
 
 }  // namespace
 
+extern "C" __global__ void copy(f32* out, const f32* x, u64 count) {
+  const int i = thread_of_all(), n = count;
+  if (i < n) out[i] = x[i];
+}
+
 extern "C" __global__ void vectoradd(f32* out, const f32* x, const f32* y, u64 count) {
   const int i = thread_of_all(), n = count;
   if (i < n) out[i] = x[i] + y[i];

@@ -441,6 +441,17 @@ def test_a_point_from_elsewhere(tmp_path: Path) -> None:
     assert found.unknown == {"HipKittens/attn_fwd": 1}
 
 
+def test_a_stream_of_the_microbenchmarks(tmp_path: Path) -> None:
+    line = {"gpu": "MI300A", "bench": "global_bw_copy", "param": "array_size (bytes)",
+            "value": "1048576", "us": "4.5"}  # fmt: skip
+    others = [line | {"bench": name} for name in ("triad", "sfun_sin")]
+    found = read(write(tmp_path / "rows.csv", [line, *others, line | {"value": "1 MB"}]))
+    assert [(r.kernel, r.sizes["N"], r.us, r.part) for r in found.rows] == [
+        ("copy", 1 << 18, 4.5, "MI300A"), ("triad", 1 << 20, 4.5, "MI300A")]  # fmt: skip
+    assert found.unknown == {"sfun_sin": 1}
+    assert found.wrong == ["line 5: value: expected a whole number, got '1 MB'"]
+
+
 def simple_row(kernel: str, shape: str) -> Row:
     sizes, _ = rows.sizes_of(shape)
     return Row(simple.OP, "gfx942", 228, kernel, "", shape, 1, 10.0, sizes=sizes)
@@ -466,6 +477,7 @@ def rope(q: np.ndarray) -> np.ndarray:
 
 # Of each simple kernel: a shape, its arrays after the result, and the formula.
 SIMPLE: dict[str, tuple[str, list[tuple[int, ...]], Callable[..., np.ndarray]]] = {
+    "copy": ("N=300", [(300,)], np.array),
     "vectoradd": ("N=300", [(300,), (300,)], np.add),
     "relu": ("N=300", [(300,)], lambda x: np.maximum(x, 0)),
     "triad": ("N=300", [(300,), (300,)], lambda x, y: x + 2 * y),

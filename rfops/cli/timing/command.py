@@ -26,6 +26,7 @@ WRITE_S = 5.0  # between two writes of the JSON file
 FORMATS = (
     (rows.COLUMNS, rows.parse),
     (simple.SUITE_COLUMNS, simple.suite_row),
+    (simple.STREAM_COLUMNS, simple.stream_row),
     (simple.POINT_COLUMNS, simple.point_row),
 )
 

@@ -64,7 +64,11 @@ SAME_APART = """
 # A double a lane.
 READ = "  global_load_dwordx2 v[12:13], v10, s[4:5]\n"
 STORE = "  global_store_dwordx2 v10, v[12:13], s[6:7]\n"
+# Of a second array, as far behind the result as that is behind the first.
+FURTHER = "  s_sub_u32 s10, s6, s4\n  v_add_u32 v14, s10, v10\n"
+READ_TOO = "  global_load_dwordx2 v[16:17], v14, s[6:7]\n"
 WRITE = "  s_waitcnt vmcnt(0)\n" + STORE
+READ_WIDE = "  global_load_dwordx4 v[12:15], v10, s[4:5]\n"
 READ_INDEX = "  s_mul_i32 s9, s2, s9\n  v_add_u32 v10, s9, v0\n  v_lshlrev_b32 v10, 3, v10\n"
 # What a wave of a first launch waits for its scalar loads, in c15's counters: 4609 clk.
 LATE = "  s_sleep 72\n"
@@ -106,12 +110,30 @@ KERNELS_942 = {
     "read": Micro(READ, READ_INDEX, "  s_waitcnt vmcnt(0)\n", 32, 32768),
     "write": Micro(STORE, READ_INDEX, vgprs=32, lds=32768),
     "scale": Micro(READ + WRITE, READ_INDEX, vgprs=32, lds=32768),
+    "triad": Micro(READ + READ_TOO + WRITE, READ_INDEX + FURTHER, vgprs=32, lds=32768),
     "turn": Micro(READ, READ_INDEX + "  v_and_b32 v10, 0x3ffff, v10\n",
                   "  s_waitcnt vmcnt(0)\n", 32, 65536),
     "wrapped": Micro(READ, READ_INDEX + "  v_and_b32 v10, 0x3ffffff, v10\n",
                      "  s_waitcnt vmcnt(0)\n", 32),
 }  # fmt: skip
 MFMA = "v_mfma_f32_16x16x32_f16 v[{d}:{d3}], v[40:43], v[44:47], v[{d}:{d3}]"
+# By the published loops of MFMA: the shape of each, its registers of an operand, products a lane.
+LOOPS = {
+    "f16": ("f32_32x32x16_f16", 4, 256), "bf16": ("f32_32x32x16_bf16", 4, 256),
+    "i8": ("i32_32x32x32_i8", 4, 512), "f16_942": ("f32_32x32x8_f16", 2, 128),
+    "bf16_942": ("f32_32x32x8_bf16", 2, 128), "i8_942": ("i32_32x32x16_i8", 2, 256),
+}  # fmt: skip
+
+
+def mfma_loop(shape: str, registers: int) -> Micro:
+    """Four accumulators in turn."""
+    operands = f"v[4:{3 + registers}], v[8:{7 + registers}]"
+    lines = []
+    for d in (16, 32, 48, 64):
+        lines.append(f"  v_mfma_{shape} v[{d}:{d + 15}], {operands}, v[{d}:{d + 15}]")
+    return Micro("\n".join(lines), vgprs=128)
+
+
 KERNELS_950 = {
     "fma_chain": Micro("  v_fma_f32 v8, v8, v4, v5\n" * 32),
     "mfma_chain": Micro(independent(MFMA, 1, 32)),
@@ -123,7 +145,10 @@ KERNELS_950 = {
         lds=1024,
     ),
     "vcopy": Micro(READ + WRITE, READ_INDEX, vgprs=32),
-}
+    "read_wide": Micro(READ_WIDE, READ_INDEX + "  v_lshlrev_b32 v10, 1, v10\n",
+                       "  s_waitcnt vmcnt(0)\n", 32),
+    **{name: mfma_loop(shape, registers) for name, (shape, registers, _) in LOOPS.items()},
+}  # fmt: skip
 MICROS: Mapping[str, Mapping[str, Micro]] = {"gfx942": KERNELS_942, "gfx950": KERNELS_950}
 
 
@@ -194,12 +219,26 @@ def stream_tb_s(
 
     def measure(micros: Micros, part: str) -> float:
         few, many = PART_CUS[part] * 8 * most // 3, PART_CUS[part] * 8 * most
-        data = zeros(2 * many * threads)
+        data = zeros(3 * many * threads)
         first, second = (
             micros.run(kernel, part, 1, data, n, threads, cold, apart=8 * many * threads).us
             for n in (few, many)
         )
         return float((many - few) * threads * lane_bytes / (second - first)) / 1e6
+
+    return measure
+
+
+def mfma_p_s(kernel: str) -> Callable[[Micros, str], float]:
+    """10^15 operations a second of two workgroups of four waves a CU."""
+
+    def measure(micros: Micros, part: str) -> float:
+        blocks, few, many = 2 * PART_CUS[part], 16, 64
+        first, second = (
+            micros.run(kernel, part, n, blocks=blocks, threads=256).us for n in (few, many)
+        )
+        operations = 2 * LOOPS[kernel][2] * 4 * (many - few) * blocks * 256
+        return float(operations / (second - first)) / 1e9
 
     return measure
 
@@ -242,6 +281,9 @@ WRITES: tuple[tuple[str, str, int, Points], ...] = (
         (2, 0.855, TOLERANCE, ""), (4, 1.534, TOLERANCE, ""), (8, 2.729, TOLERANCE, ""),
         (16, 3.427, 0.18, DIP), (32, 3.997, TOLERANCE, ""))),
 )  # fmt: skip
+POWER = "the model's clock is that of GEMMs; operands that do not change seem to take less power"
+RATES = (("c70", "f16", 1.8), ("c70", "bf16", 2.0), ("c70", "i8", 4.2), ("c71", "f16_942", 1.02),
+         ("c71", "bf16_942", 1.125), ("c71", "i8_942", 2.19))  # fmt: skip
 SMALL_L2 = "l2_bytes=32768"  # so that the part of a chain that is followed does not fit
 _FULL: dict[str, Any] = {"blocks": 1, "threads": 1024}
 _ONE_CU: dict[str, Any] = {"blocks": 8 * 6 * 38, "threads": 256}
@@ -267,7 +309,9 @@ CASES = [
     Case("c12", "HBM, scalar load to use", "MI300X", 690, "clk",
          trip("scalar_chase", 8, 64, 192, 16 * MB // 128)),
     Case("c15", "vector memory under load, a copy of 8 MB", "MI300X", 942, "clk", vcopy_latency,
-         0.60, "a first launch, 631 to 1294: its waves come apart by scalar loads of 4609 clk"),
+         0.40, "a first launch, 631 to 1294: its waves come apart by scalar loads of 4609 clk"),
+    Case("c05", "L1, load to use", "MI300A", 116, "clk",
+         trip("chase", 8, 16, 32, 8 * KB // 128)),
     Case("c17", "LDS, dependent reads", "MI350X", 69, "clk", trip("lds_chase", 8)),
     Case("c17", "LDS, four independent reads, each", "MI350X", 28.4, "clk", trip("lds_four", 32),
          0.30, "a compiled loop of four waves, whose other instructions are not published"),
@@ -300,6 +344,12 @@ CASES = [
            "TB/s", stream_tb_s("read", True, 32 * waves))
       for waves, tb_s in ((2, 0.554), (4, 1.049), (8, 1.959), (16, 3.098), (32, 4.199))),
     Case("c46", "HBM, read", "MI300A", 3.0, "TB/s", stream_tb_s("read", True, 1024)),
+    Case("c46", "HBM, written by 32 waves a CU", "MI300A", 3.069, "TB/s",
+         stream_tb_s("write", True, 1024), 0.13, "other tables have streams of 3.0 to 3.8 TB/s"),
+    Case("c46", "HBM, copied by 32 waves a CU", "MI300A", 2.956, "TB/s",
+         stream_tb_s("scale", True, 1024, 36, 16)),
+    Case("c45", "HBM, triad by 32 waves a CU", "MI300X", 3.866, "TB/s",
+         stream_tb_s("triad", True, 1024, 36, 24)),
     Case("curve", "HBM, a copy by 32 waves a CU", "MI300X", 4.0, "TB/s",
          stream_tb_s("vcopy", True, 256, 36, 16)),
     *(Case("c45", f"HBM, {what} by {waves} waves a CU", "MI300X", tb_s, "TB/s",
@@ -311,12 +361,18 @@ CASES = [
          clk_a_group("nothing", 8 * 38 * 2, 8 * 38 * 24, 8, 1024)),
     Case("c55", "dispatch, a workgroup an XCD, of 4 waves", "MI300X", 8.06, "clk",
          clk_a_group("nothing", 8 * 38 * 2, 8 * 38 * 24, 8, 256)),
+    Case("curve", "dispatch, a workgroup an XCD, of a copy", "MI300A", 6.27, "clk",
+         clk_a_group("nothing", 6 * 38 * 2, 6 * 38 * 24, 6, 256)),
     Case("c51", "from a workgroup to the next, one a CU", "MI300X", 600, "clk",
          clk_a_group("turn", 304 * 6, 304 * 14, 304, 128)),
     Case("c52", "an empty launch, by events", "MI300A", 4.3, "us", floor_us("event")),
     Case("c53", "an empty launch, by events", "MI300X", 5.65, "us", floor_us("event")),
     Case("c56", "an empty launch of a row", "MI300A", 2.23, "us", floor_us("graph")),
     Case("c60", "atomics of a wave on one address", "MI300A", 18 * 64, "clk", trip("atomic")),
+    Case("c67", "HBM, read, 16 bytes a lane", "MI350X", 6.91, "TB/s",
+         stream_tb_s("read_wide", True, 1024, 36, 16)),
+    *(Case(id, f"MFMA in a loop, {LOOPS[name][0][4:]}", "MI350X", rate, "P/s", mfma_p_s(name),
+           0.27, POWER) for id, name, rate in RATES),
     Case("c68", "HBM, a plain copy", "MI350X", 5.6, "TB/s",
          stream_tb_s("vcopy", True, 256, 36, 16)),
 ]  # fmt: skip

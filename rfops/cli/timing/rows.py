@@ -87,7 +87,7 @@ def read(file: Path, formats: Sequence[Format]) -> Rows:
                 found.wrong.append(f"line {lines.line_num}: {error}")
                 continue
             if row is None:
-                found.unknown[line["kernel"]] += 1
+                found.unknown[line.get("kernel") or line["bench"]] += 1
             else:
                 found.rows.append(row)
     return found

@@ -1,7 +1,8 @@
 """Our equivalents of simple kernels whose times are published: csrc/bench/simple.hip.
 
-Their rows are in two formats of tables: the mgpusim suite's (kernel, problem, cls, us_min, spread),
-and one of points from anywhere (kernel, config, us, grade). All were timed by events, warm."""
+Their rows are in three formats of tables: the mgpusim suite's (kernel, problem, cls, us_min,
+spread), that of its microbenchmarks (bench, param, value, us), and one of points from anywhere
+(kernel, config, us, grade). All were timed by events, warm."""
 
 from __future__ import annotations
 
@@ -24,8 +25,10 @@ OURS = {
     "mgpusim/tiled_gemm_16": "gemm16", "mgpusim/sgemm_tiled": "gemm16",
     "mgpusim/parboil_sgemm": "gemm16",
 }  # fmt: skip
+STREAMS = {"global_bw_copy": ("copy", F32), "triad": ("triad", 1)}  # and what their value counts
 PARTS = {"MI300A": ("gfx942", 228), "MI300X": ("gfx942", 304)}
 SUITE_COLUMNS = ("kernel", "problem", "gpu", "cls", "us_min", "spread")
+STREAM_COLUMNS = ("bench", "param", "value", "gpu", "us")
 POINT_COLUMNS = ("kernel", "config", "gpu", "us", "grade")
 STEADY = 1.1  # ratio of the minima of two runs, above which neither is trusted
 
@@ -38,7 +41,18 @@ def suite_row(line: Mapping[str, str]) -> Row | None:
     doubt = "" if float(line["spread"]) < STEADY else "two runs of it differ by more than 10 %"
     if line["cls"] != "single":
         doubt = f"its time is of more than a launch: {line['cls']}"
-    return _row(line, f"N={number('problem', size)}", line["us_min"], doubt)
+    name = line["kernel"]
+    shape = f"N={number('problem', size)}"
+    return _row(line["gpu"], OURS[name], name, shape, line["us_min"], doubt)
+
+
+def stream_row(line: Mapping[str, str]) -> Row | None:
+    """A line of the microbenchmarks'; None as above. Raises ValueError."""
+    if line["bench"] not in STREAMS:
+        return None
+    ours, unit = STREAMS[line["bench"]]
+    elements = number("value", line["value"]) // unit
+    return _row(line["gpu"], ours, line["bench"], f"N={elements}", line["us"], "")
 
 
 def point_row(line: Mapping[str, str]) -> Row | None:
@@ -47,14 +61,14 @@ def point_row(line: Mapping[str, str]) -> Row | None:
         return None
     shape = " ".join(word for word in line["config"].split() if word.partition("=")[2].isdigit())
     doubt = "" if line["grade"] in ("A", "B") else f"its grade is {line['grade']}"
-    return _row(line, shape, line["us"], doubt)
+    name = line["kernel"]
+    return _row(line["gpu"], OURS[name], name, shape, line["us"], doubt)
 
 
-def _row(line: Mapping[str, str], shape: str, us: str, doubt: str) -> Row:
-    if line["gpu"] not in PARTS:
-        raise ValueError(f"gpu: expected one of {', '.join(PARTS)}, got {line['gpu']!r}")
-    return Row(OP, *PARTS[line["gpu"]], OURS[line["kernel"]], "", shape, 1, us_of(us),
-               line["kernel"], sizes_of(shape)[0], {}, doubt)  # fmt: skip
+def _row(gpu: str, ours: str, name: str, shape: str, us: str, doubt: str) -> Row:
+    if gpu not in PARTS:
+        raise ValueError(f"gpu: expected one of {', '.join(PARTS)}, got {gpu!r}")
+    return Row(OP, *PARTS[gpu], ours, "", shape, 1, us_of(us), name, sizes_of(shape)[0], {}, doubt)
 
 
 def code(arch: str) -> bytes:
@@ -135,7 +149,8 @@ def bits(value: float) -> int:
 
 
 LAUNCHES: Mapping[str, Callable[[Sizes, New], Launch]] = {
-    "vectoradd": _map(2), "relu": _map(1), "swiglu": _map(2), "triad": _map(2, {"factor": bits(2)}),
+    "copy": _map(1), "vectoradd": _map(2), "relu": _map(1), "swiglu": _map(2),
+    "triad": _map(2, {"factor": bits(2)}),
     "softmax": _softmax, "layernorm": _layernorm, "rope": _rope, "gemm16": _gemm,
     "transpose": _transpose,
 }  # fmt: skip
