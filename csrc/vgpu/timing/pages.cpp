@@ -46,6 +46,7 @@ void renumber(std::vector<u32>& stream, const std::vector<u32>& numbers) {
 constexpr u32 kClasses = 17;
 struct Class {
   double lines = 0, uses = 0;  // of XCD 0
+  double not_read = 0;         // lines that it only writes
   double found = 0;            // uses in the other XCDs for each there, by the workgroups looked at
 };
 using Classes = std::array<std::array<Class, kClasses>, kUses>;
@@ -55,10 +56,13 @@ u32 class_of(u32 users) { return static_cast<u32>(std::bit_width(users)) - 1; }
 void look_here(const Pages& pages, Classes& classes) {
   for (const auto& page : pages.users) {
     for (u32 use = 0; use < kUses; ++use) {
-      for (const u16 count : page[use]) {
+      for (u32 line = 0; line < kPageLines; ++line) {
+        const u16 count = page[use][line];
         if (!count) continue;
-        classes[use][class_of(count)].lines += 1;
-        classes[use][class_of(count)].uses += count;
+        Class& c = classes[use][class_of(count)];
+        c.lines += 1;
+        c.uses += count;
+        c.not_read += !page[0][line];
       }
     }
   }
@@ -81,7 +85,7 @@ void look_elsewhere(const GroupTrace& trace, const Pages& pages, double weight, 
 // Of the lines that this XCD reads, which share it would fetch if all that do took turns; of its
 // writes, those before which another XCD has written the line.
 void fill_sharing(const Classes& classes, double others, LaunchTime& time) {
-  double lines = 0, own = 0, writes = 0, taken = 0;
+  double lines = 0, own = 0, written_only = 0, writes = 0, taken = 0;
   for (u32 i = 0; i < kClasses; ++i) {
     const Class &read = classes[0][i], &written = classes[1][i];
     if (read.lines > 0) {
@@ -92,11 +96,12 @@ void fill_sharing(const Classes& classes, double others, LaunchTime& time) {
       const double elsewhere = std::min(others, written.found / written.lines);
       writes += written.uses;
       taken += written.uses * elsewhere / (1 + elsewhere);
+      written_only += written.not_read / (1 + elsewhere);
     }
   }
   time.sharing = own > 0 ? lines / own : 1;
   time.taken = writes > 0 ? taken / writes : 0;
-  time.footprint_bytes = own;
+  time.footprint_bytes = own + written_only;
 }
 
 }  // namespace

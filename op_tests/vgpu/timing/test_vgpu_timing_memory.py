@@ -136,6 +136,9 @@ def test_writes_take_the_time_of_memory(micros: Micros) -> None:
     assert tb_s(micros, "fill") == pytest.approx(5.0, rel=0.05)
     cold, warm = (read(micros, "fill", 64 * MB, cold=c) for c in (True, False))
     assert cold.busy["hbm"] > 0.4 and warm.busy["hbm"] == 0
+    more_than_it_holds = read(micros, "fill", 320 * MB, cold=False)
+    assert more_than_it_holds.footprint_bytes == pytest.approx(320 * MB, rel=0.05)
+    assert more_than_it_holds.busy["hbm"] > 0.4
 
 
 @pytest.mark.parametrize("kernel", ["flag", "counter"])
