@@ -622,7 +622,7 @@ def test_variants_are_compiled_in_other_processes(monkeypatch: pytest.MonkeyPatc
 
     class Here:  # as another process would, after it has unpickled a job
         def __init__(self, workers: int, mp_context: Any) -> None:
-            assert workers > 0 and mp_context.get_start_method() == "spawn"
+            assert workers > 0 and mp_context.get_start_method() == "forkserver"
 
         def map(self, call: Any, given: Any) -> list[bool]:
             assert call is run
@@ -636,6 +636,15 @@ def test_variants_are_compiled_in_other_processes(monkeypatch: pytest.MonkeyPatc
         assert [run(job) for job in jobs] == [True, True]
     assert [launch.kernel for launch in profile.launches] == ["grouped_kernel"] * 2
     assert not run((*jobs[0][:4], "method=none")) and not run(("an_op_of_elsewhere", *jobs[0][1:]))
+
+
+@pytest.mark.sweep
+def test_the_processes_that_compile() -> None:
+    """For real: none that forked with a device in use, each launches."""
+    c = on_device(grouped_call(4, 16, 64, 2, 4, 4, weighted=True), CPU)
+    config = routing.config_text(GROUPED.kernels["triton"].default(c))
+    job = ("grouped_gemm_mxfp8", {**c.values, **c.sizes}, c.device, "triton", config)
+    assert list(cli_tune._processes().map(cli_tune.launch_once, [job] * 2)) == [True, True]
 
 
 def test_configs_that_are_one_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:

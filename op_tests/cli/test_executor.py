@@ -20,7 +20,7 @@ from rfops import cli
 from rfops.cli import build as cli_build
 from rfops.cli.executor import cluster
 from rfops.cli.executor.driver import ATTEMPTS, DEATHS, Died, Outcome, Run, Task
-from rfops.cli.executor.local import LocalPool, outcome_of
+from rfops.cli.executor.local import LocalPool, outcome_of, shares
 
 pytestmark = pytest.mark.requires_gfx950
 needs_ray = pytest.mark.skipif(
@@ -163,6 +163,13 @@ def test_a_process_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Noted(pool, [task("threads", i) for i in range(12)])
     seen = {outcome.result[1:] for outcome in made.outcomes.values()}
     assert seen <= {("5", "5"), ("7", "7")} and seen
+
+
+def test_shares_of_the_cores() -> None:
+    """All of them, each once, in equal parts; where workers are more, a core each."""
+    assert shares([0, 1, 2, 3, 6, 7, 8], 2) == [[0, 1, 2], [3, 6, 7, 8]]
+    assert shares([4, 5], 5) == [[4], [5], [4], [5], [4]]
+    assert shares([3], 1) == [[3]]
 
 
 @pytest.mark.parametrize(

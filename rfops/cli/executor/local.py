@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
 import traceback
+from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -20,33 +22,35 @@ _SPAWN = multiprocessing.get_context("spawn")  # a process of its own for HIP an
 
 class LocalPool:
     def __init__(self, workers: int | None, on_gpus: bool) -> None:
-        self.on_gpus, cores = on_gpus, len(os.sched_getaffinity(0))
+        self.on_gpus = on_gpus
         if on_gpus:
             import torch
 
             count = workers or torch.cuda.device_count()
             self.names = [f"GPU {i % torch.cuda.device_count()}" for i in range(count)]
         else:
-            count = workers or cores
+            count = workers or len(os.sched_getaffinity(0))
             self.names = [f"worker {i}" for i in range(count)]
-        self.threads = max(1, cores // count)
+        self.cores = shares(sorted(os.sched_getaffinity(0)), count)
         self.at: list[tuple[BaseProcess, Connection] | None] = [None] * count
         for worker in range(count):
             self._begin(worker)
 
     def _begin(self, worker: int) -> None:
         ours, theirs = _SPAWN.Pipe()
+        own = self.cores[worker] if self.on_gpus else []  # it compiles beside others
         with ExitStack() as stack:
             for name, value in self._environment(worker).items():
                 stack.enter_context(settings.put(name, value))
-            process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=False)
+            process = _SPAWN.Process(target=_serve, args=(theirs, own), daemon=False)
             process.start()
         theirs.close()
         self.at[worker] = process, ours
 
     def _environment(self, worker: int) -> dict[str, str]:
         if not self.on_gpus:
-            return {"RFOPS_VGPU_THREADS": str(self.threads), "OMP_NUM_THREADS": str(self.threads)}
+            threads = str(len(self.cores[worker]))
+            return {"RFOPS_VGPU_THREADS": threads, "OMP_NUM_THREADS": threads}
         seen = os.environ.get("HIP_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES")
         number = self.names[worker].split()[1]
         one = seen.split(",")[int(number)] if seen else number
@@ -91,6 +95,14 @@ class LocalPool:
             self._stop(worker)
 
 
+def shares(cores: Sequence[int], count: int) -> list[Sequence[int]]:
+    """Each worker's cores, neighbours as far as there are enough, one at least."""
+    if count >= len(cores):
+        return [[cores[i % len(cores)]] for i in range(count)]
+    ends = [len(cores) * i // count for i in range(count + 1)]
+    return [cores[a:b] for a, b in itertools.pairwise(ends)]
+
+
 def outcome_of(task: Task) -> Outcome:
     """In a worker."""
     try:
@@ -100,8 +112,10 @@ def outcome_of(task: Task) -> Outcome:
         return Outcome(error="".join(lines).strip().splitlines()[0][:400])
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, cores: Sequence[int]) -> None:
     os.setpgid(0, 0)
+    if cores:
+        os.sched_setaffinity(0, cores)
     while True:
         try:
             task = pipe.recv()
