@@ -54,7 +54,7 @@ SETTINGS = (
     Setting("RFOPS_JOBS", "int", "0", "compilers at once; 0: one a core and GiB of free memory"),
     Setting("RFOPS_PLUGIN", "text", "", "what vLLM and SGLang get: off, or mla,moe,topk,fp8,mxfp4"),
     Setting("RFOPS_LAUNCHER", "auto|ctypes", "auto", "ctypes: launch without the native launcher"),
-    Setting("RFOPS_LOG", "debug|dispatch|info|warning", "info", "what is printed on stderr"),
+    Setting("RFOPS_LOG", "debug|dispatch|info|warning|error", "info", "what is printed on stderr"),
 )
 # Parts and their architecture, which RFOPS_VGPU_PART alone chooses too (csrc/vgpu/base/device.cpp).
 PARTS: Mapping[str, str] = {

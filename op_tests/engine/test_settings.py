@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
 import pytest
 
 import rfops
-from rfops.jit import paths, settings
+from rfops.jit import log, paths, settings
 from rfops.jit.cache.files import cache_roots
 from support import ROOT
 
@@ -86,3 +87,12 @@ def test_wrong_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFOPS_LOG", "loud")
     with pytest.raises(rfops.ConfigError, match="RFOPS_LOG='loud': expected one of debug"):
         settings.text("RFOPS_LOG")
+
+
+@pytest.mark.parametrize("level", ["debug", "dispatch", "info", "warning", "error"])
+def test_levels_of_the_log(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RFOPS_LOG", level)
+    for name in ("rfops", "rfops.dispatch"):
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
+    logger = log.get.__wrapped__()
+    assert logger.level == getattr(logging, {"dispatch": "INFO"}.get(level, level.upper()))
