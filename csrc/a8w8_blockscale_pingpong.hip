@@ -1,7 +1,6 @@
 // out[m, n] = sum_b x_scale[m, b] * w_scale[n / 128, b] * sum_{k in block b} x[m, k] * w[n, k]
 //
-// FP8 with fp32 scales of blocks of 128 of K; any M and N, K a multiple of 128, scales of any
-// value.
+// FP8 with fp32 scales, of any value, of blocks of 128 of K; any M and N, K a multiple of 128.
 //
 // Layout. Eight waves, 2 along M and 4 along N, two a SIMD, make kM x kN of the result. Operands
 // come straight from memory to LDS, two K-steps of them, in halves of rows: X0, X1, W0, W1. A
@@ -51,6 +50,7 @@ using Out = RFOPS_OUT;                       // bf16, f16 or f32
 constexpr bool kShuffled = RFOPS_SHUFFLED;   // w lies in tiles of 16 rows by 16 bytes
 constexpr bool kXColumns = RFOPS_X_COLUMNS;  // x is column-major; x_row is then from k to k
 constexpr bool kWColumns = RFOPS_W_COLUMNS;  // the same of w
+constexpr bool kDense = RFOPS_DENSE;         // x, w and w_scale have no gaps
 constexpr u32 kM = RFOPS_M;                  // rows of x of a workgroup
 constexpr u32 kN = RFOPS_N;                  // rows of w of a workgroup
 constexpr u32 kSplit = RFOPS_SPLIT;          // workgroups along K
@@ -180,8 +180,7 @@ class Wave {
   template <u32 kOdd>
   __device__ void step(Sums& sums, u32 block) {
     if (kOdd == 0 && block % Scales::kSteps == 0) {
-      const u32 first = block + Scales::kSteps;
-      scales_.issue(memory_->x_scale, first, blocks_);
+      scales_.issue(memory_->x_scale, block + Scales::kSteps, blocks_);
     }
     read_x<kOdd, 0>(block);
     start_w<kOdd, kOdd>(block + 2);
@@ -255,22 +254,23 @@ class Wave {
 
 extern "C" __global__ void
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2)))
-    a8w8_blockscale_pingpong(Out* __restrict__ out,            // [M, N]
-                             const u8* __restrict__ x,         // [M, K], rows x_row bytes apart
+    a8w8_blockscale_pingpong(const u8* __restrict__ x,         // [M, K], rows x_row bytes apart
                              const u8* __restrict__ w,         // [N, K], rows w_row bytes apart
                              const f32* __restrict__ x_scale,  // [M, K/128], in steps of
                              const f32* __restrict__ w_scale,  // [N/128, K/128], likewise
-                             void* __restrict__ workspace,     // SplitTile; with kSplit > 1
-                             u32* __restrict__ counts,         // [tiles], zeros
-                             u32 m, u32 n, u32 k, u32 x_row, u32 w_row, u32 x_scale_row,
-                             u32 x_scale_k, u32 w_scale_row, u32 w_scale_k) {
+                             u32 m, u32 n, u32 k, u32 x_scale_row, u32 x_scale_k, u32 w_scale_k,
+                             Out* __restrict__ out,         // [M, N]
+                             void* __restrict__ workspace,  // SplitTile; with kSplit > 1
+                             u32* __restrict__ counts,      // [tiles], zeros
+                             u32 x_row, u32 w_row, u32 w_scale_row) {
+  if constexpr (kDense) x_row = kXColumns ? m : k, w_row = kWColumns ? n : k;
+  if constexpr (kDense) w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
   const u32 m_blocks = (m + kM - 1) / kM, n_blocks = (n + kN - 1) / kN;
   const Block at = own_block<kGroupM, kSplit>(m_blocks, n_blocks);
   const u32 m0 = at.m * kM, n0 = at.n * kN;
   const u32 all = k / kTileK;  // shared out in parts that differ by one K-step at most
   const u32 first = all * at.split / kSplit;
   const u32 blocks = all * (at.split + 1) / kSplit - first;
-
   const u32 k0 = first * kTileK, k_part = blocks * kTileK;
   // A second half of w that is not there has the scale of the first: any that is.
   const u32 n1 = n0 + kWHalf < n ? n0 + kWHalf : n0;

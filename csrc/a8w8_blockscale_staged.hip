@@ -43,6 +43,7 @@ using Out = RFOPS_OUT;                       // bf16, f16 or f32
 constexpr bool kShuffled = RFOPS_SHUFFLED;   // w lies in tiles of 16 rows by 16 bytes
 constexpr bool kXColumns = RFOPS_X_COLUMNS;  // x is column-major; x_row is then from k to k
 constexpr bool kWColumns = RFOPS_W_COLUMNS;  // the same of w
+constexpr bool kDense = RFOPS_DENSE;         // x, w and w_scale have no gaps
 constexpr u32 kUnit = MemoryOrder<kShuffled>::kUnit;
 constexpr u32 kM = RFOPS_M;              // rows of x of a workgroup
 constexpr u32 kN = RFOPS_N;              // rows of w of a workgroup
@@ -179,15 +180,17 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
 
 extern "C" __global__ void
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2)))
-    a8w8_blockscale_staged(Out* __restrict__ out,            // [M, N]
-                           const u8* __restrict__ x,         // [M, K], rows x_row bytes apart
+    a8w8_blockscale_staged(const u8* __restrict__ x,         // [M, K], rows x_row bytes apart
                            const u8* __restrict__ w,         // [N, K], rows w_row bytes apart
                            const f32* __restrict__ x_scale,  // [M, K/128], in steps of
                            const f32* __restrict__ w_scale,  // [N/128, K/128], likewise
-                           void* __restrict__ workspace,     // SplitTile; with kSplit > 1
-                           u32* __restrict__ counts,         // [tiles], zeros
-                           u32 m, u32 n, u32 k, u32 x_row, u32 w_row, u32 x_scale_row,
-                           u32 x_scale_k, u32 w_scale_row, u32 w_scale_k) {
+                           u32 m, u32 n, u32 k, u32 x_scale_row, u32 x_scale_k, u32 w_scale_k,
+                           Out* __restrict__ out,         // [M, N]
+                           void* __restrict__ workspace,  // SplitTile; with kSplit > 1
+                           u32* __restrict__ counts,      // [tiles], zeros
+                           u32 x_row, u32 w_row, u32 w_scale_row) {
+  if constexpr (kDense) x_row = kXColumns ? m : k, w_row = kWColumns ? n : k;
+  if constexpr (kDense) w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
   const u32 m_blocks = (m + kM - 1) / kM, n_blocks = (n + kN - 1) / kN;
   const Block at = own_block<kGroupM, kSplit>(m_blocks, n_blocks);
   const u32 m0 = at.m * kM, n0 = at.n * kN;

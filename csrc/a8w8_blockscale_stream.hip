@@ -26,7 +26,7 @@
 
 #if !defined(RFOPS_M_TILES) || !defined(RFOPS_N_TILES) || !defined(RFOPS_STEPS) || \
     !defined(RFOPS_WAVES) || !defined(RFOPS_SPLIT) || !defined(RFOPS_OUT) ||       \
-    !defined(RFOPS_SHUFFLED) || !defined(RFOPS_LINES)
+    !defined(RFOPS_SHUFFLED) || !defined(RFOPS_LINES) || !defined(RFOPS_DENSE)
 #error "a8w8_blockscale_stream needs the RFOPS_ constants below"
 #endif
 
@@ -36,12 +36,13 @@ using namespace rfops;
 
 using Out = RFOPS_OUT;                      // bf16, f16 or f32
 constexpr bool kShuffled = RFOPS_SHUFFLED;  // w lies in tiles of 16 rows by 16 bytes
+constexpr bool kDense = RFOPS_DENSE;        // x, w and w_scale have no gaps
 constexpr u32 kMTiles = RFOPS_M_TILES;      // tiles of 16 rows of x
 constexpr u32 kNTiles = RFOPS_N_TILES;      // tiles of 16 rows of w of a workgroup
 constexpr u32 kSteps = RFOPS_STEPS;         // blocks along K that a wave has in flight
 constexpr u32 kWaves = RFOPS_WAVES;         // waves of a workgroup, side by side along K
 constexpr u32 kSplit = RFOPS_SPLIT;         // workgroups along K
-constexpr bool kLines = RFOPS_LINES;        // loads ask for whole lines (wave_rows.h)
+constexpr u32 kLines = RFOPS_LINES;         // lines of a row in a load, or 0 (wave_rows.h)
 
 constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kTiles = kNTiles * kMTiles;
@@ -52,18 +53,26 @@ constexpr u32 kOwn = kTilesOfWave<kWaves, kTiles>;  // that it writes at most
 static_assert(kOwn == Split::kOwn);
 
 static_assert(kScaleRows % kN == 0, "a workgroup's rows of w have one scale a block");
-static_assert(kSteps * (2 * kNTiles + 3 * kMTiles) <= 63, "vmcnt counts at most 63 in flight");
-static_assert(kWaves * (kTiles * kWaveSize * sizeof(F32x4) + kLines * kLdsTile) < kLdsBytes,
-              "sums meet in LDS, beside what puts tiles into order");
-
+static_assert(2 * kSteps * (kNTiles + kMTiles) + kMTiles <= 63,
+              "vmcnt counts at most 63 in flight");
 static_assert(kSteps <= LaneScales::kSteps, "a load brings a turn's scales of 16 rows");
 
+using Order = WaveOrder<kLines>;
 using XRows = WaveRows<false, kLines>;
 using WRows = WaveRows<kShuffled, kLines>;
+constexpr u32 kSpan = Order::kTiles;  // blocks that are loaded together
+static_assert(kSteps % kSpan == 0, "whole loads");
+
+// Of a wave: what puts its tiles into order, later its sums.
+constexpr u32 kSumBytes = kWaves > 1 ? kTiles * kWaveSize * sizeof(F32x4) : kVecBytes;
+constexpr u32 kWaveBytes = kSumBytes > Order::kBytes ? kSumBytes : Order::kBytes;
+static_assert(kWaves * kWaveBytes < kLdsBytes, "a workgroup fits a CU");
+alignas(kRowBytes) __shared__ F32x4 memory[kWaves][kWaveBytes / sizeof(F32x4)];
+
 struct Inputs {
   XRows x;
   WRows w;
-  WaveOrder order;
+  Order order;
   LaneScales x_scale;
   BlockScales w_scale;
   u32 blocks;
@@ -72,42 +81,40 @@ struct Inputs {
 // Adds up one turn: kSteps blocks from `first` on, of which those from in.blocks on are not there.
 // w first: it comes from memory, x from L2 meanwhile.
 __device__ inline void take_turn(F32x4 (&sums)[kTiles], const Inputs& in, u32 first) {
-  Tile w[kSteps][kNTiles], x[kSteps][kMTiles];
+  Tile w[kNTiles][kSteps], x[kMTiles][kSteps];
   f32 x_scale[kMTiles], w_scale[kSteps];
   const auto there = [&](u32 step) { return first + step < in.blocks; };
 #pragma unroll
-  for (u32 s = 0; s < kSteps; ++s) {
-    w_scale[s] = in.w_scale.at(there(s) ? first + s : first);  // no branch: zero it below
+  for (u32 s = 0; s < kSteps; s += kSpan) {
+#pragma unroll
+    for (u32 j = 0; j < kNTiles; ++j) {
+      in.w.load<kStreamed>(&w[j][s], j * kTileRows, first + s, in.blocks);
+    }
+    keep_order();
   }
 #pragma unroll
   for (u32 s = 0; s < kSteps; ++s) {
-#pragma unroll
-    for (u32 j = 0; j < kNTiles; ++j) {
-      w[s][j] = in.w.load<kStreamed>(j * kTileRows, (first + s) * kTileK, there(s));
-    }
-    keep_order();
+    w_scale[s] = in.w_scale.at(there(s) ? first + s : 0);  // no branch: zero it below
   }
 #pragma unroll
   for (u32 i = 0; i < kMTiles; ++i) {
     x_scale[i] = in.x_scale.load(i * kTileRows, first, in.blocks);
   }
 #pragma unroll
-  for (u32 s = 0; s < kSteps; ++s) {
+  for (u32 s = 0; s < kSteps; s += kSpan) {
 #pragma unroll
-    for (u32 i = 0; i < kMTiles; ++i) {
-      x[s][i] = in.x.load(i * kTileRows, (first + s) * kTileK, there(s));
-    }
+    for (u32 i = 0; i < kMTiles; ++i) in.x.load(&x[i][s], i * kTileRows, first + s, in.blocks);
     keep_order();
   }
 #pragma unroll
-  for (u32 s = 0; s < kSteps; ++s) {
+  for (u32 s = 0; s < kSteps; s += kSpan) {
 #pragma unroll
-    for (u32 j = 0; j < kNTiles; ++j) WRows::arrange(w[s][j], in.order);
+    for (u32 j = 0; j < kNTiles; ++j) WRows::arrange(&w[j][s], in.order);
   }
 #pragma unroll
   for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
-    for (u32 i = 0; i < kMTiles; ++i) XRows::arrange(x[s][i], in.order);
+    for (u32 i = 0; i < kMTiles && s % kSpan == 0; ++i) XRows::arrange(&x[i][s], in.order);
     const f32 w_own = there(s) ? w_scale[s] : 0.0f;
     f32 scale[kMTiles];
 #pragma unroll
@@ -117,7 +124,7 @@ __device__ inline void take_turn(F32x4 (&sums)[kTiles], const Inputs& in, u32 fi
       F32x4 part = {};
 #pragma unroll
       for (u32 q = 0; q < kMatrixSteps; ++q) {
-        part = multiply_step(q, w[s][t / kMTiles], x[s][t % kMTiles], part);
+        part = multiply_step(q, w[t / kMTiles][s], x[t % kMTiles][s], part);
       }
 #pragma unroll
       for (u32 e = 0; e < 4; ++e) {
@@ -131,34 +138,35 @@ __device__ inline void take_turn(F32x4 (&sums)[kTiles], const Inputs& in, u32 fi
 
 // Grid: workgroups of the same rows of w are neighbours on one XCD.
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-a8w8_blockscale_stream(Out* __restrict__ out,            // [M, N]
-                       const u8* __restrict__ x,         // [M, K], rows x_row bytes apart
+a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row bytes apart
                        const u8* __restrict__ w,         // [N, K], rows w_row bytes apart
                        const f32* __restrict__ x_scale,  // [M, K/128], in steps of
                        const f32* __restrict__ w_scale,  // [N/128, K/128], likewise
-                       void* __restrict__ workspace,     // SplitTile; with kSplit > 1
-                       u32* __restrict__ counts,         // [tiles], zeros
-                       u32 m, u32 n, u32 k, u32 x_row, u32 w_row, u32 x_scale_row, u32 x_scale_k,
-                       u32 w_scale_row, u32 w_scale_k) {
-  const Block at = own_block<1, kSplit>(1, (n + kN - 1) / kN);
-  const u32 n0 = at.n * kN, blocks = k / kTileK;
+                       u32 m, u32 n, u32 k, u32 x_scale_row, u32 x_scale_k, u32 w_scale_k,
+                       Out* __restrict__ out,         // [M, N]
+                       void* __restrict__ workspace,  // SplitTile; with kSplit > 1
+                       u32* __restrict__ counts,      // [tiles], zeros
+                       u32 x_row, u32 w_row, u32 w_scale_row) {
+  if constexpr (kDense) x_row = w_row = k, w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
+  const u32 n_tiles = (n + kN - 1) / kN, blocks = k / kTileK;
+  const u32 order = xcd_order(group_x(), n_tiles * kSplit), tile = order / kSplit;
+  const u32 n0 = tile * kN, split = order % kSplit;
   const u32 wave = wave_in_group(), lane = lane_in_wave();
-  __shared__ u8 tiles[kWaves][kLines ? kLdsTile : 1];
   const Inputs in = {{{x, 0, m, kM, x_row, 0, k}, lane},
                      {{w, n0, n, kN, w_row, 0, k, WRows::kUnit}, lane},
-                     {(LdsBytes*)tiles[wave], lane},
+                     {(LdsBytes*)memory, wave * kWaveBytes, lane},
                      LaneScales({x_scale, 0, m, kM, x_scale_row, x_scale_k, 0, blocks}),
                      {w_scale, n0, w_scale_row, w_scale_k, 0},
                      blocks};
+  // At least once: beyond K zeros are read, and no branch stands before the loads.
   F32x4 sums[kTiles] = {};
-  for (u32 first = (at.split * kWaves + wave) * kSteps; first < blocks;
-       first += kSplit * kWaves * kSteps) {
-    take_turn(sums, in, first);
-  }
+  u32 first = (split * kWaves + wave) * kSteps;
+  take_turn(sums, in, first);
+  while ((first += kSplit * kWaves * kSteps) < blocks) take_turn(sums, in, first);
   F32x4 own[kOwn] = {};
-  add_up_waves<kWaves>(sums, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
+  add_up_waves(memory, sums, wave, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
   if constexpr (kSplit > 1) {
-    if (!Split(workspace, counts, at.n).reduce(own, at.split)) return;
+    if (!Split(workspace, counts, tile).reduce(own, split)) return;
   }
   OutRows<Out>(out, 0, m, kM, n).store([&](auto store) {
 #pragma unroll

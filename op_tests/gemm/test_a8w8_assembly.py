@@ -134,7 +134,27 @@ def test_pingpong_of_powers_of_two() -> None:
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-@pytest.mark.parametrize("config", [StreamConfig(1, 1, 4, 8), StreamConfig(2, 2, 2, 7)])
+@pytest.mark.parametrize(
+    ("module", "config"),
+    [
+        ("a8w8_blockscale_stream", StreamConfig(1, 1, 4, 4, 2, 4)),
+        ("a8w8_blockscale_staged", StagedConfig(128, 64, 2)),
+        ("a8w8_blockscale_pingpong", PingPongConfig(256, 256, 2)),
+    ],
+)
+def test_the_first_loads_wait_for_no_argument(module: str, config: Any, arch: str) -> None:
+    """They are in registers when a wave begins, behind what loads them for old firmware."""
+    if arch == "gfx942" and isinstance(config, PingPongConfig):
+        arch = "gfx950"
+    lines = assembly(module, arch, config.defines(BF16))
+    begin = next(i for i, line in enumerate(lines) if line.startswith("s_branch")) + 1
+    assert counted(lines[:begin])["s_waitcnt"] == 1 and begin < 10
+    first = next(i for i, line in enumerate(lines) if line.startswith("buffer_load"))
+    assert not [line for line in lines[begin:first] if line.startswith("s_waitcnt")]
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("config", [StreamConfig(1, 1, 4, 4, 1, 4), StreamConfig(2, 2, 2, 7)])
 def test_all_of_a_turn_is_in_flight_at_once(arch: str, config: StreamConfig) -> None:
     """Each load is issued before the first is waited for, w before x."""
     lines = assembly("a8w8_blockscale_stream", arch, config.defines(BF16))

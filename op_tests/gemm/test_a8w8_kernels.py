@@ -36,10 +36,10 @@ VARIANTS = [
     Variant("gfx942", "staged", StagedConfig(64, 128, 4, 1), (1, 130, 640)),
     Variant("gfx950", "staged", StagedConfig(128, 128), (129, 190, 384)),
     Variant("gfx950", "staged", StagedConfig(128, 64, 2), (70, 332, 640)),
-    Variant("gfx942", "stream", StreamConfig(1, 1, 4, 2), (16, 16, 1024)),
-    Variant("gfx942", "stream", StreamConfig(4, 2, 1, 4, 2), (50, 201, 1152)),
+    Variant("gfx942", "stream", StreamConfig(1, 1, 4, 2, 1, 4), (16, 16, 1024)),
+    Variant("gfx942", "stream", StreamConfig(4, 2, 2, 3, 2, 2), (50, 201, 1152)),
     Variant("gfx942", "stream", StreamConfig(2, 4, 2, 2, 3, 0), (17, 332, 1408)),
-    Variant("gfx950", "stream", StreamConfig(1, 1, 2, 3), (3, 33, 640)),
+    Variant("gfx950", "stream", StreamConfig(1, 1, 4, 3, 1, 4), (3, 33, 640)),
     Variant("gfx950", "stream", StreamConfig(3, 2, 1, 4, 2), (33, 200, 1152)),
     Variant("gfx950", "stream", StreamConfig(1, 1, 1, 1, 1, 0), (1, 17, 128)),
     Variant("gfx950", "pingpong", PingPongConfig(256, 256), (256, 256, 128)),
@@ -208,6 +208,19 @@ def test_column_major_of_the_challenge_is_hips(monkeypatch: pytest.MonkeyPatch) 
             assert_correct(gemm_a8w8_blockscale(*turned.args), problem)
 
 
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_gaps_come_with_sizes(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns as far apart as there are rows, and with the same strides farther: one family, of
+    which a kernel without gaps is not the other's."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+    problem = random_problem(68, 64, 256, arch)
+    x = column_major(problem.x)
+    for m in (68, 64, 4, 68):
+        own = problem.with_(x=x[:m], x_scale=problem.x_scale[:m].contiguous())
+        assert own.x.stride() == (1, 68)
+        assert_correct(gemm_a8w8_blockscale(*own.args, config=StagedConfig(64, 64)), own)
+
+
 def test_shuffled_weights(variant: Variant) -> None:
     """To the same bits; w in sixteens of rows."""
     m, n, k = variant.shape
@@ -333,8 +346,8 @@ def test_few_rows_alone_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: StreamConfig(1, 3, 1, 1), "n_tiles is 1, 2 or 4"),
         (lambda: StreamConfig(1, 1, 5, 1), "steps is 1 to 4"),
         (lambda: StreamConfig(1, 1, 1, 17), "waves 1 to 16"),
-        (lambda: StreamConfig(1, 1, 1, 1, 1, 2), "lines is 0 or 1"),
-        (lambda: StreamConfig(4, 2, 4, 1), "more than 63 loads in flight"),
+        (lambda: StreamConfig(1, 1, 3, 1, 1, 2), "lines is 0, 1, 2 or 4, and steps a multiple"),
+        (lambda: StreamConfig(4, 4, 4, 1), "more than 63 loads in flight"),
         (lambda: StreamConfig(4, 1, 4, 16), "VGPRs in each of 16 waves would spill"),
     ],
 )

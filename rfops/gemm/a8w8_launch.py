@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -100,19 +100,31 @@ class Launched(Kernel):
         return table.ranked((self.times(table, c), *self.ties(table, c)))
 
     def defines(self, c: Call, config: Config) -> Mapping[str, int | str]:
-        return config.defines(c.dtype, c.w_layout == WEIGHT)
+        is_dense = a8w8_layout.is_dense(c, c.M, c.N, c.K)
+        return {**config.defines(c.dtype, c.w_layout == WEIGHT), "DENSE": int(is_dense)}
 
     def variant(self, c: Call, config: Config) -> RunOf:
-        bound = self.compiled.bind(c.device, self.defines(c, config), c.arch)
+        """A launch is built at the first sizes of its kind."""
         is_split = config.split > 1
         scratch = (5, 6) if is_split else (0, 0)  # not looked at
-        launch = bound.prepare((config.threads, 1, 1), (0, 1, 2, 3, 4, *scratch))
+        launches: dict[bool, Callable[..., Run]] = {}
+
+        def launch_of(is_dense: bool) -> Callable[..., Run]:
+            if is_dense not in launches:
+                defines = {**self.defines(c, config), "DENSE": int(is_dense)}
+                bound = self.compiled.bind(c.device, defines, c.arch)
+                block, tensors = (config.threads, 1, 1), (1, 2, 3, 4, 0, *scratch)
+                launches[is_dense] = bound.prepare(block, tensors)
+            return launches[is_dense]
+
+        launch_of(a8w8_layout.is_dense(c, c.M, c.N, c.K))
 
         def run_of(m: int, n: int, k: int) -> Run:
             tiles = config.tiles(m, n)
             x, w, x_scale, w_scale = a8w8_layout.all_strides(c, m, n, k)
+            launch = launch_of(a8w8_layout.is_dense(c, m, n, k))
             # Of a column-major operand the distance from k to k: the other stride is 1.
-            sizes = (m, n, k, max(x), max(w), *x_scale, *w_scale)
+            sizes = (m, n, k, *x_scale, w_scale[1], max(x), max(w), w_scale[0])
             run = launch((tiles * config.split, 1, 1), sizes)
             if not is_split:
                 return run
@@ -123,21 +135,22 @@ class Launched(Kernel):
 
 
 def signature(
-    out: torch.Tensor,
     x: torch.Tensor,
     w: torch.Tensor,
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
-    workspace: torch.Tensor,
-    counts: torch.Tensor,
     m: u32,
     n: u32,
     k: u32,
-    x_row: u32,
-    w_row: u32,
     x_scale_row: u32,
     x_scale_k: u32,
-    w_scale_row: u32,
     w_scale_k: u32,
+    out: torch.Tensor,
+    workspace: torch.Tensor,
+    counts: torch.Tensor,
+    x_row: u32,
+    w_row: u32,
+    w_scale_row: u32,
 ) -> None:
-    """The parameters of these kernels; csrc/a8w8_blockscale_*.hip say what they are."""
+    """The parameters of these kernels; csrc/a8w8_blockscale_*.hip say what they are. The first ten
+    are in registers when a wave begins."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from rfops.dispatch.guards import MAX_BYTES
+from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.strided import matrix_strides
 from rfops.quantization.fp8_blockscale import BLOCK, fp8_of
@@ -21,6 +22,16 @@ def all_strides(c: Call, m: int, n: int, k: int) -> tuple[tuple[int, int], ...]:
     blocks = k // BLOCK
     names = {"x": k, "w": k, "x_scale": blocks, "w_scale": blocks}
     return tuple([matrix_strides(c, name, columns) for name, columns in names.items()])
+
+
+def is_dense(c: Call, m: int, n: int, k: int) -> bool:
+    """Whether sizes alone tell the strides of x, w and w_scale, but for their order."""
+    x, w, _, w_scale = all_strides(c, m, n, k)
+    blocks = ceil(k, BLOCK), ceil(n, BLOCK)
+    return (
+        x in ((k, 1), (1, m)) and w in ((k, 1), (1, n))
+        and w_scale in ((blocks[0], 1), (1, blocks[1]))
+    )  # fmt: skip
 
 
 def is_columns(c: Call, name: str) -> bool:

@@ -36,7 +36,7 @@ class StreamConfig:
     steps: int  # blocks along K that a wave has in flight
     waves: int  # waves of a workgroup, side by side along K
     split: int = 1  # workgroups along K
-    lines: int = 1  # loads ask for whole lines, which LDS puts into order
+    lines: int = 1  # of a row that a load asks for, then put into order by LDS; 0: a part of one
 
     def __post_init__(self) -> None:
         check_config_ints(self)
@@ -48,9 +48,9 @@ class StreamConfig:
             or not 1 <= self.split <= MAX_SPLIT
         ):
             raise ValueError(f"{self}: steps is 1 to 4, waves 1 to 16, split 1 to {MAX_SPLIT}")
-        if self.lines not in (0, 1):
-            raise ValueError(f"{self}: lines is 0 or 1")
-        if self.steps * (2 * self.n_tiles + 3 * self.m_tiles) > _MAX_LOADS:
+        if self.lines not in (0, 1, 2, 4) or self.steps % max(self.lines, 1):
+            raise ValueError(f"{self}: lines is 0, 1, 2 or 4, and steps a multiple of it")
+        if 2 * self.steps * (self.n_tiles + self.m_tiles) + self.m_tiles > _MAX_LOADS:
             raise ValueError(
                 f"{self}: more than {_MAX_LOADS} loads in flight; take fewer steps or tiles"
             )
@@ -62,16 +62,16 @@ class StreamConfig:
 
     @property
     def lds_bytes(self) -> int:
-        """The waves' sums, 16 bytes a lane and tile, and what puts a tile of 16 x 128 into order; a
+        """The waves' sums, 16 bytes a lane and tile, or what puts tiles of 16 x 128 into order; a
         word for the workgroups'."""
-        sums = self.m_tiles * self.n_tiles * WAVE * 16
-        return self.waves * (sums + self.lines * TILE * BLOCK) + 16
+        sums = self.m_tiles * self.n_tiles * WAVE * 16 if self.waves > 1 else 16
+        return self.waves * max(sums, self.lines * TILE * BLOCK) + 16
 
     @property
     def registers(self) -> int:
-        """VGPRs, about: operands and scales in flight, sums and partial ones, and 24."""
-        tiles = self.m_tiles + self.n_tiles
-        return self.steps * (8 * tiles + self.m_tiles) + 6 * self.m_tiles * self.n_tiles + 24
+        """VGPRs, about: operands and scales in flight, sums and partial ones, and addresses."""
+        in_flight = self.steps * (8 * (self.m_tiles + self.n_tiles) + self.m_tiles)
+        return in_flight + 6 * self.m_tiles * self.n_tiles + 24 + 2 * self.lines
 
     @property
     def threads(self) -> int:
@@ -94,11 +94,13 @@ class StreamConfig:
             "OUT": OUT_TYPES[dtype],
             "SHUFFLED": int(shuffled),
             "LINES": self.lines,
+            "DENSE": 1,
         }
 
 
-# By timing mode: bytes that a CU has on their way; what putting lines into order costs.
-_IN_FLIGHT, _ORDER_US = 28 * 1024, 0.15
+# By timing mode: bytes that a CU has on their way; what putting lines into order costs; what going
+# to another row of HBM costs, in lines.
+_IN_FLIGHT, _ORDER_US, _ROW_LINES = 28 * 1024, 0.1, 0.4
 
 
 class Stream(Launched):
@@ -146,14 +148,14 @@ class Stream(Launched):
             _IN_FLIGHT, resident * t.waves * t.steps * BLOCK * (t.n_tiles * TILE + c.M)
         )
         times = (
-            c.N * c.K / (chip.hbm_tb_s * 1e6),
+            (1 + _ROW_LINES / np.maximum(1, t.lines)) * c.N * c.K / (chip.hbm_tb_s * 1e6),
             groups * (w_bytes + x_bytes) / (chip.l2_tb_s * 1e6),
             busiest * (w_bytes * chip.latency_us + x_bytes * chip.l2_latency_us) / in_flight,
             busiest * (w_bytes + x_bytes) / np.where(t.lines, 64, 16) / (chip.ghz * 1e3),  # L1
         )
         rounds = ceil(busiest, resident)
         time = chip.latency_us * (1 + (turns * rounds - 1) / 2)
-        time = time + functools.reduce(np.maximum, times) + _ORDER_US * t.lines
+        time = time + functools.reduce(np.maximum, times) + _ORDER_US * (t.lines > 0)
         time = time + busiest * 2 * t.lds_bytes / 128 / (chip.ghz * 1e3)
         time = time + groups * t.waves * chip.dispatch_cycles / chip.xcds / (chip.ghz * 1e3)
         time = time + (t.split > 1) * (chip.latency_us + 4 * t.split * t.words / 48e3 / chip.ghz)
@@ -167,7 +169,8 @@ class Stream(Launched):
 def _variants(m_tiles: int, most_split: int, lds: int) -> Columns[StreamConfig]:
     found = []
     splits = range(1, most_split + 1)
-    for values in itertools.product((1, 2, 4), (1, 2, 3, 4), range(1, 17), splits, (0, 1)):
+    values_of = (1, 2, 4), (1, 2, 3, 4), range(1, 17), splits, (0, 1, 2, 4)
+    for values in itertools.product(*values_of):
         with contextlib.suppress(ValueError):  # does not fit
             config = StreamConfig(m_tiles, *values)
             if config.lds_bytes <= lds:

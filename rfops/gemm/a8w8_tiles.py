@@ -66,6 +66,7 @@ class TileConfig:
             "GROUP_M": self.group_m,
             "OUT": OUT_TYPES[dtype],
             "SHUFFLED": int(shuffled),
+            "DENSE": 1,
             "X_COLUMNS": 0,
             "W_COLUMNS": 0,
         }

@@ -33,16 +33,20 @@ template <u32 kWaves, u32 kTiles>
 constexpr u32 kTilesOfWave = (kTiles + kWaves - 1) / kWaves;
 
 // All waves have sums of the same tiles, each a part along K; act(i, t, total) gets the i-th of a
-// wave's own tiles, t. One wave needs no LDS.
-template <u32 kWaves, u32 kTiles, class Act>
-__device__ inline void add_up_waves(const F32x4 (&sums)[kTiles], u32 wave, u32 lane, Act act) {
+// wave's own tiles, t. They meet in `memory`, where nobody but the wave that has a part has used
+// its place. One wave needs no LDS.
+template <u32 kWaves, u32 kTiles, u32 kPlace, class Act>
+__device__ inline void add_up_waves(F32x4 (&memory)[kWaves][kPlace], const F32x4 (&sums)[kTiles],
+                                    u32 part, u32 wave, u32 lane, Act act) {
   if constexpr (kWaves == 1) {
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) act(t, t, sums[t]);
   } else {
-    __shared__ LdsParts<F32x4, kWaves, kTiles * kWaveSize> parts;
+    static_assert(kPlace >= kTiles * kWaveSize, "room for a wave's sums");
+    using Parts = LdsParts<F32x4, kWaves, kPlace>;
+    auto& parts = reinterpret_cast<Parts&>(memory);
 #pragma unroll
-    for (u32 t = 0; t < kTiles; ++t) parts.part[wave][t * kWaveSize + lane] = sums[t];
+    for (u32 t = 0; t < kTiles; ++t) parts.part[part][t * kWaveSize + lane] = sums[t];
     sync_group();
 #pragma unroll
     for (u32 i = 0; i < kTilesOfWave<kWaves, kTiles>; ++i) {
@@ -51,6 +55,11 @@ __device__ inline void add_up_waves(const F32x4 (&sums)[kTiles], u32 wave, u32 l
       act(i, t, parts.template sum<true>(t * kWaveSize + lane));
     }
   }
+}
+template <u32 kWaves, u32 kTiles, class Act>
+__device__ inline void add_up_waves(const F32x4 (&sums)[kTiles], u32 wave, u32 lane, Act act) {
+  __shared__ F32x4 memory[kWaves][kWaves > 1 ? kTiles * kWaveSize : 1];
+  add_up_waves(memory, sums, wave, wave, lane, act);
 }
 
 }  // namespace rfops
