@@ -21,6 +21,7 @@
 #include "rfops/matrix.h"
 #include "rfops/scales.h"
 #include "rfops/split_reduce.h"
+#include "rfops/waits.h"
 #include "rfops/wave_rows.h"
 #include "rfops/wave_sums.h"
 
@@ -69,70 +70,69 @@ constexpr u32 kWaveBytes = kSumBytes > Order::kBytes ? kSumBytes : Order::kBytes
 static_assert(kWaves * kWaveBytes < kLdsBytes, "a workgroup fits a CU");
 alignas(kRowBytes) __shared__ F32x4 memory[kWaves][kWaveBytes / sizeof(F32x4)];
 
-struct Inputs {
-  XRows x;
-  WRows w;
-  Order order;
-  LaneScales x_scale;
-  BlockScales w_scale;
-  u32 blocks;
-};
-
-// Adds up one turn: kSteps blocks from `first` on, of which those from in.blocks on are not there.
-// w first: it comes from memory, x from L2 meanwhile.
-__device__ inline void take_turn(F32x4 (&sums)[kTiles], const Inputs& in, u32 first) {
+// kSteps blocks from `first` on, of which those from `blocks` on are not there.
+struct Turn {
   Tile w[kNTiles][kSteps], x[kMTiles][kSteps];
   f32 x_scale[kMTiles], w_scale[kSteps];
-  const auto there = [&](u32 step) { return first + step < in.blocks; };
+
+  template <CacheHint kHint, u32 kCount, class Rows>
+  __device__ static void load(Tile (&to)[kCount][kSteps], const Rows& from, u32 first, u32 blocks) {
 #pragma unroll
-  for (u32 s = 0; s < kSteps; s += kSpan) {
+    for (u32 s = 0; s < kSteps; s += kSpan) {
 #pragma unroll
-    for (u32 j = 0; j < kNTiles; ++j) {
-      in.w.load<kStreamed>(&w[j][s], j * kTileRows, first + s, in.blocks);
-    }
-    keep_order();
-  }
-#pragma unroll
-  for (u32 s = 0; s < kSteps; ++s) {
-    w_scale[s] = in.w_scale.at(there(s) ? first + s : 0);  // no branch: zero it below
-  }
-#pragma unroll
-  for (u32 i = 0; i < kMTiles; ++i) {
-    x_scale[i] = in.x_scale.load(i * kTileRows, first, in.blocks);
-  }
-#pragma unroll
-  for (u32 s = 0; s < kSteps; s += kSpan) {
-#pragma unroll
-    for (u32 i = 0; i < kMTiles; ++i) in.x.load(&x[i][s], i * kTileRows, first + s, in.blocks);
-    keep_order();
-  }
-#pragma unroll
-  for (u32 s = 0; s < kSteps; s += kSpan) {
-#pragma unroll
-    for (u32 j = 0; j < kNTiles; ++j) WRows::arrange(&w[j][s], in.order);
-  }
-#pragma unroll
-  for (u32 s = 0; s < kSteps; ++s) {
-#pragma unroll
-    for (u32 i = 0; i < kMTiles && s % kSpan == 0; ++i) XRows::arrange(&x[i][s], in.order);
-    const f32 w_own = there(s) ? w_scale[s] : 0.0f;
-    f32 scale[kMTiles];
-#pragma unroll
-    for (u32 i = 0; i < kMTiles; ++i) scale[i] = in.x_scale.at(x_scale[i], s) * w_own;
-#pragma unroll
-    for (u32 t = 0; t < kTiles; ++t) {
-      F32x4 part = {};
-#pragma unroll
-      for (u32 q = 0; q < kMatrixSteps; ++q) {
-        part = multiply_step(q, w[t / kMTiles][s], x[t % kMTiles][s], part);
+      for (u32 i = 0; i < kCount; ++i) {
+        from.template load<kHint>(&to[i][s], i * kTileRows, first + s, blocks);
       }
-#pragma unroll
-      for (u32 e = 0; e < 4; ++e) {
-        sums[t][e] = __builtin_fmaf(part[e], scale[t % kMTiles], sums[t][e]);
-      }
+      keep_order();
     }
   }
-}
+  __device__ void load_w(const WRows& from, u32 first, u32 blocks) {
+    load<kStreamed>(w, from, first, blocks);
+  }
+  __device__ void load_x(const XRows& from, u32 first, u32 blocks) {
+    load<kCached>(x, from, first, blocks);
+  }
+  __device__ void load_scales(const LaneScales& of_x, const BlockScales& of_w, u32 first,
+                              u32 blocks) {
+#pragma unroll
+    for (u32 s = 0; s < kSteps; ++s) {
+      w_scale[s] = of_w.at(first + s < blocks ? first + s : 0);  // no branch: zero it below
+    }
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) x_scale[i] = of_x.load(i * kTileRows, first, blocks);
+    keep_order();
+  }
+
+  __device__ void add_to(F32x4 (&sums)[kTiles], const Order& order, const LaneScales& of_x,
+                         u32 first, u32 blocks) {
+#pragma unroll
+    for (u32 s = 0; s < kSteps; s += kSpan) {
+#pragma unroll
+      for (u32 j = 0; j < kNTiles; ++j) WRows::arrange(&w[j][s], order);
+    }
+#pragma unroll
+    for (u32 s = 0; s < kSteps; ++s) {
+#pragma unroll
+      for (u32 i = 0; i < kMTiles && s % kSpan == 0; ++i) XRows::arrange(&x[i][s], order);
+      const f32 w_own = first + s < blocks ? w_scale[s] : 0.0f;
+      f32 scale[kMTiles];
+#pragma unroll
+      for (u32 i = 0; i < kMTiles; ++i) scale[i] = of_x.at(x_scale[i], s) * w_own;
+#pragma unroll
+      for (u32 t = 0; t < kTiles; ++t) {
+        F32x4 part = {};
+#pragma unroll
+        for (u32 q = 0; q < kMatrixSteps; ++q) {
+          part = multiply_step(q, w[t / kMTiles][s], x[t % kMTiles][s], part);
+        }
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) {
+          sums[t][e] = __builtin_fmaf(part[e], scale[t % kMTiles], sums[t][e]);
+        }
+      }
+    }
+  }
+};
 
 }  // namespace
 
@@ -147,22 +147,34 @@ a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row b
                        void* __restrict__ workspace,  // SplitTile; with kSplit > 1
                        u32* __restrict__ counts,      // [tiles], zeros
                        u32 x_row, u32 w_row, u32 w_scale_row) {
-  if constexpr (kDense) x_row = w_row = k, w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
+  if constexpr (kDense) x_row = w_row = k;
   const u32 n_tiles = (n + kN - 1) / kN, blocks = k / kTileK;
-  const u32 order = xcd_order(group_x(), n_tiles * kSplit), tile = order / kSplit;
-  const u32 n0 = tile * kN, split = order % kSplit;
+  const u32 place = xcd_order(group_x(), n_tiles * kSplit), tile = place / kSplit;
+  const u32 n0 = tile * kN, split = place % kSplit;
   const u32 wave = wave_in_group(), lane = lane_in_wave();
-  const Inputs in = {{{x, 0, m, kM, x_row, 0, k}, lane},
-                     {{w, n0, n, kN, w_row, 0, k, WRows::kUnit}, lane},
-                     {(LdsBytes*)memory, wave * kWaveBytes, lane},
-                     LaneScales({x_scale, 0, m, kM, x_scale_row, x_scale_k, 0, blocks}),
-                     {w_scale, n0, w_scale_row, w_scale_k, 0},
-                     blocks};
-  // At least once: beyond K zeros are read, and no branch stands before the loads.
-  F32x4 sums[kTiles] = {};
   u32 first = (split * kWaves + wave) * kSteps;
-  take_turn(sums, in, first);
-  while ((first += kSplit * kWaves * kSteps) < blocks) take_turn(sums, in, first);
+  // Before anything else is computed, the first loads of w: they come from memory, x from L2
+  // meanwhile. At least once: beyond K zeros are read, and no branch stands before them.
+  Turn turn;
+  const WRows w_rows({w, n0, n, kN, w_row, 0, k, WRows::kUnit}, lane);
+  turn.load_w(w_rows, first, blocks);
+  not_before(m);
+  const XRows x_rows({x, 0, m, kM, x_row, 0, k}, lane);
+  turn.load_x(x_rows, first, blocks);
+  not_before(x_scale_row), not_before(x_scale_k), not_before(w_scale_k);
+  if constexpr (kDense) w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
+  const LaneScales of_x({x_scale, 0, m, kM, x_scale_row, x_scale_k, 0, blocks});
+  const BlockScales of_w(w_scale, n0, w_scale_row, w_scale_k, 0);
+  turn.load_scales(of_x, of_w, first, blocks);
+  const Order order((LdsBytes*)memory, wave * kWaveBytes, lane);
+  F32x4 sums[kTiles] = {};
+  turn.add_to(sums, order, of_x, first, blocks);
+  while ((first += kSplit * kWaves * kSteps) < blocks) {
+    turn.load_w(w_rows, first, blocks);
+    turn.load_x(x_rows, first, blocks);
+    turn.load_scales(of_x, of_w, first, blocks);
+    turn.add_to(sums, order, of_x, first, blocks);
+  }
   F32x4 own[kOwn] = {};
   add_up_waves(memory, sums, wave, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
   if constexpr (kSplit > 1) {

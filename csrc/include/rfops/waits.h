@@ -46,6 +46,9 @@ __device__ inline void pin(T& value) {
   asm volatile("" : "+v"(value));
 }
 
+// Nothing is computed from this scalar before this line. No instruction.
+__device__ inline void not_before(u32& scalar) { asm volatile("" : "+s"(scalar)); }
+
 // A pointer to memory in VGPRs, for kernels that want their scalar registers for others.
 template <class T>
 __device__ inline T* in_vector(T* pointer) {
