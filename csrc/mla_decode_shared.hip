@@ -94,7 +94,7 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
     own.scores(place(now), turn == 1 ? 1 : 0,
                [&](auto piece) { slots.template in_scores<piece>(turn, place(load)); });
     own.add_values(
-        place(behind), [&](auto at, auto of) { slots.template in_values<at, of>(turn); },
+        place(behind), [&](auto at, auto of) { slots.template in_values<at, of>(turn, place(behind)); },
         mask_of(turn), all_there);
     if (turn != 0) advance(now);
     advance(behind), advance(load);

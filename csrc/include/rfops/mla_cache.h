@@ -44,7 +44,7 @@ struct MlaTokens {
   u32 end, page_shift;
   const bf16* angles;  // of RoPE: [tokens, 64], where keys are turned as they are read
 
-  __device__ u32 clamped(u32 token) const { return token < end ? token : end - 1; }
+  __device__ u32 clamped(u32 token) const { return token < end - 1 ? token : end - 1; }
   __device__ const i32* entry(u32 token) const {
     return pages + (kPaged ? clamped(token) >> page_shift : clamped(token));
   }

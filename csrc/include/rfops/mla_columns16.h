@@ -155,7 +155,7 @@ class MlaColumns {
   template <u32 i>
   __device__ U32x4 key() const {
     if constexpr (i < kMlaValue / 32) return lds_load_16(keys_[i % 2] + i / 2 * 128);
-    return lds_load_16((const LdsBytes*)(rope_key_ ^ i % 2 * 64));
+    return lds_load_16((const LdsBytes*)rope_key_ + i % 2 * MlaSlot::kRopeHalf);
   }
   // Of the block kValuesAhead on, as the registers of one are free: half of it, then the rest.
   template <u32 u>

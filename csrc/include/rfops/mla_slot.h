@@ -35,20 +35,29 @@ struct MlaSlot {
 #if defined(__gfx950__)
   static constexpr u32 kTokens = 32, kPitch = 1024 + 64;
   static constexpr u32 swizzle(u32 row) { return row / 4 % 4; }
-  static constexpr u32 rope_swizzle(u32 row) { return row / 2 % 8; }
 #else
   static constexpr u32 kTokens = 16, kPitch = 1024;
   static constexpr u32 swizzle(u32 row) { return row % 8; }
-  static constexpr u32 rope_swizzle(u32 row) { return row % 8; }
 #endif
-  static constexpr u32 kRope = kTokens * kPitch, kRopeRow = 128;
-  static constexpr u32 kBytes = kRope + kTokens * kRopeRow;
+  static constexpr u32 kRope = kTokens * kPitch, kBytes = kRope + kTokens * 128;
   static constexpr u32 value_at(u32 row, u32 chunk) {
     return row * kPitch + (chunk ^ swizzle(row)) * kVecBytes;
   }
+  // Where keys' last elements are: on gfx950 a row's together, on gfx942 halves of four rows, as
+  // loads of 4 bytes a lane leave them.
+  static constexpr u32 kRopeHalf = 256;  // of gfx942: chunks 4 to 7 are behind 0 to 3
+#if defined(__gfx950__)
+  static constexpr u32 rope_chunk(u32 row, u32 chunk) { return chunk ^ row / 2 % 8; }
   static constexpr u32 rope_at(u32 row, u32 chunk) {
-    return kRope + row * kRopeRow + (chunk ^ rope_swizzle(row)) * kVecBytes;
+    return kRope + row * 128 + rope_chunk(row, chunk) * kVecBytes;
   }
+#else
+  static constexpr u32 rope_chunk(u32 row, u32 chunk) { return chunk ^ row / 2 % 4; }
+  static constexpr u32 rope_at(u32 row, u32 chunk) {
+    return kRope + row / 4 * 512 + chunk / 4 * kRopeHalf + row % 4 * 64 +
+           rope_chunk(row, chunk % 4) * kVecBytes;
+  }
+#endif
 };
 
 // What loaders share: of a tile each wave has kOwn rows, and a lane the place of one of them.
@@ -84,28 +93,28 @@ class MlaSlotRows {
 template <bool kPaged, bool kRope>
 class DirectSlots : MlaSlotRows<kPaged> {
   using Base = MlaSlotRows<kPaged>;
-  using Base::kOwn, Base::own_row_, Base::token_, Base::tokens_;
+  using Base::kOwn, Base::kLanes, Base::own_row_, Base::token_, Base::tokens_;
   static constexpr u32 kRowBytes = kMlaKey * 2, kValueBytes = kMlaValue * 2;
 #if defined(__gfx950__)
-  static constexpr u32 kWide = 16, kRopeLoads = 1;
+  static constexpr u32 kWide = 16, kEnds = 1;
 #else
-  static constexpr u32 kWide = 4, kRopeLoads = 2;
+  static constexpr u32 kWide = 4, kEnds = 2;
 #endif
   static constexpr u32 kRowLoads = kValueBytes / (kWide * kWaveSize);
   static constexpr u32 kRowPieces = kRowLoads == 1 ? 2 : 3, kEndPieces = 2;
+  static constexpr u32 kOfRows = kOwn * kRowPieces, kOfEnds = kEnds * kEndPieces;
 
  public:
-  static constexpr u32 kLoads = kOwn * kRowLoads + kRopeLoads;  // of a wave and tile
-  static constexpr u32 kPieces = 2 + kOwn * kRowPieces + kRopeLoads * kEndPieces;
+  static constexpr u32 kLoads = kOwn * kRowLoads + kEnds;  // of a wave and tile
+  static constexpr u32 kPieces = 2 + kOfRows + kOfEnds;
   static constexpr u32 kSlots = kLdsBytes / MlaSlot::kBytes, kBefore = kSlots - 2;
 
   __device__ DirectSlots(LdsBytes* lds, const MlaTokens<kPaged>& tokens, u32 begin)
       : Base(tokens, begin), lds_(lds) {
     const u32 lane = lane_in_wave(), chunk = lane * kWide / kVecBytes, inside = lane * kWide % 16;
     value_ = (chunk ^ MlaSlot::swizzle(own_row_)) * kVecBytes + inside;
-    const u32 row = lane / (kWaveSize / (kOwn / kRopeLoads));
-    rope_ = kValueBytes + inside;
-    rope_ += (chunk % 8 ^ MlaSlot::rope_swizzle(own_row_ + row)) * kVecBytes;
+    const u32 row = own_row_ + lane / kLanes, place = lane % kLanes * kWide / kVecBytes;
+    rope_ = tokens.kv + kValueBytes + MlaSlot::rope_chunk(row, place) * kVecBytes + inside;
   }
 
   // The first kSlots - 2 tiles. Then turn n, 0 first, makes the scores of tile n, and adds the
@@ -118,8 +127,11 @@ class DirectSlots : MlaSlotRows<kPaged> {
     for (u32 t = 0; t <= kBefore; ++t) pin(pages[t]);
 #pragma unroll
     for (u32 t = 0; t < kBefore; ++t) {
-      rows_ = this->row_of(pages[t], t);
-      each_number<kPieces - 2>([&](auto i) { in_scores<i + 2>(t, lds_ + t * MlaSlot::kBytes); });
+      find_rows(this->row_of(pages[t], t));
+      each_number<kPieces - 2>([&](auto i) {
+        asm volatile("s_nop 4");  // what `load_row` wants between its pieces
+        in_scores<i + 2>(t, lds_ + t * MlaSlot::kBytes);
+      });
     }
     page_ = pages[kBefore];
     if constexpr (kRope) turner_.ask(tokens_, token_);
@@ -137,12 +149,11 @@ class DirectSlots : MlaSlotRows<kPaged> {
   // would be more than a CU can have on its way, and keep the matrix cores waiting.
   template <u32 kPiece>
   __device__ void in_scores(u32 turn, LdsBytes* slot) {
-    constexpr u32 kOfRows = kOwn * kRowPieces, kOfEnds = kRopeLoads * kEndPieces;
     // What is to be turned comes first.
     constexpr u32 kAt = kRope ? (kPiece - 2 + kOfRows) % (kOfRows + kOfEnds) : kPiece - 2;
     if constexpr (kPiece == 0) {
       asm volatile("" : "+v"(page_));  // it is there: `wait`
-      rows_ = this->row_of(page_, turn + kBefore);
+      find_rows(this->row_of(page_, turn + kBefore));
     } else if constexpr (kPiece == 1) {
       ask(turn + kBefore + 1);
       if constexpr (kRope) turner_.ask(tokens_, token_ + (turn + 1) * MlaSlot::kTokens);
@@ -155,10 +166,9 @@ class DirectSlots : MlaSlotRows<kPaged> {
   }
   // Of a turn's loads those of values are later than its keys'; on gfx950 all are of a later tile.
   template <u32 kStep, u32 kSteps>
-  __device__ void in_values(u32 turn) {
+  __device__ void in_values(u32, LdsBytes* next) {
     if constexpr (kRope) {
       constexpr u32 kLater = kBefore == 1 ? kOwn * kRowLoads : kLoads;
-      LdsBytes* const next = lds_ + (turn + 1) % kSlots * MlaSlot::kBytes;
       if constexpr (kStep == kSteps / 2) turner_.template read<kLater>(next, own_row_);
       if constexpr (kStep == kSteps / 8 * 5) turner_.turn_low();
       if constexpr (kStep == kSteps / 8 * 6) turner_.turn_high();
@@ -172,66 +182,62 @@ class DirectSlots : MlaSlotRows<kPaged> {
   __device__ void ask(u32 tile) {
     asm volatile("global_load_dword %0, %1, off" : "=v"(page_) : "v"(this->entry(tile)) : "memory");
   }
+  // Where a tile's begin, each lane its own.
+  __device__ void find_rows(u32 row) {
+    rows_ = reinterpret_cast<u64>(tokens_.kv) + u64{row} * kRowBytes;
+    ends_ = reinterpret_cast<u64>(rope_) + u64{row} * kRowBytes;
+    pin(rows_), pin(ends_);
+  }
+  // Loads go to where m0 says; a step is to lie between the two.
+  __device__ static void aim(LdsBytes* slot, u32 place) {
+    asm volatile("s_add_u32 m0, %0, %1" ::"s"(as_scalar(lds_address(slot))), "s"(place) : "scc");
+  }
 
-  // Of the i-th of this wave's rows of values.
+  // Of the i-th of this wave's rows of values. Five steps are to lie between what a lane says and
+  // the loads from there.
   template <u32 i, u32 kPiece>
   __device__ void load_row(LdsBytes* slot) {
     constexpr u32 kTurn = (MlaSlot::swizzle(i) ^ MlaSlot::swizzle(0)) * kVecBytes;
     if constexpr (kPiece == 0) {
-      low_ = u64{this->row_at(rows_, i)} * kRowBytes;
-      keep(low_);
+      from_ = u64{this->row_at(static_cast<u32>(rows_ >> 32), i)} << 32 |
+              this->row_at(static_cast<u32>(rows_), i);
+      asm volatile("" : "+s"(from_));
+      aim(slot, (own_row_ + i) * MlaSlot::kPitch);
     } else {
-      const u32 to = as_scalar(lds_address(slot + (own_row_ + i) * MlaSlot::kPitch));
-      if constexpr (kPiece == 1) from_ = tokens_.kv + low_;
 #if defined(__gfx950__)
-      asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dwordx4 %1, %2" ::"s"(to),
-                   "v"(value_ ^ kTurn), "s"(from_)
-                   : "memory");
+      asm volatile("global_load_lds_dwordx4 %0, %1" ::"v"(value_ ^ kTurn), "s"(from_) : "memory");
 #else
       // The offset is memory's and LDS's.
       asm volatile(
-          "s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dword %1, %2 offset:%3\n\t"
-          "global_load_lds_dword %1, %2 offset:%4" ::"s"(to),
-          "v"(value_ ^ kTurn), "s"(from_), "i"((kPiece - 1) * 512), "i"((kPiece - 1) * 512 + 256)
+          "global_load_lds_dword %0, %1 offset:%2\n\tglobal_load_lds_dword %0, %1 offset:%3" ::"v"(
+              value_ ^ kTurn),
+          "s"(from_), "i"((kPiece - 1) * 512), "i"((kPiece - 1) * 512 + 256)
           : "memory");
 #endif
     }
   }
-  // Of the keys' last elements of all of them, or of two.
+  // Of the keys' last elements of all of them, or half of these.
   template <u32 i, u32 kPiece>
   __device__ void load_end(LdsBytes* slot) {
-    constexpr u32 kFirst = i * (kOwn / kRopeLoads);
+    constexpr u32 kHalf = 64;  // of a row; the offset is LDS's too
     if constexpr (kPiece == 0) {
-      u32 row = rows_;
-      if constexpr (kRopeLoads == 2) {
-        const u32 low = this->row_at(rows_, kFirst), high = this->row_at(rows_, kFirst + 1);
-        row = lane_in_wave() < 32 ? low : high;
-      }
-      pin(row);
-      end_row_ = row;
+      aim(slot, MlaSlot::kRope + own_row_ * 128 + i * (MlaSlot::kRopeHalf - kHalf));
     } else {
-      const u32 place = MlaSlot::kRope + (own_row_ + kFirst) * MlaSlot::kRopeRow;
-      constexpr u32 kTurn = kRopeLoads == 2 ? MlaSlot::rope_swizzle(kFirst) * kVecBytes : 0;
-      const u8* const from = tokens_.kv + (u64{end_row_} * kRowBytes + (rope_ ^ kTurn));
 #if defined(__gfx950__)
-      asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dwordx4 %1, off"
+      asm volatile("global_load_lds_dwordx4 %0, off" ::"v"(ends_) : "memory");
 #else
-      asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dword %1, off"
-#endif
-                   ::"s"(as_scalar(lds_address(slot + place))),
-                   "v"(from)
+      asm volatile("global_load_lds_dword %0, off offset:%1" ::"v"(ends_), "i"(i * kHalf)
                    : "memory");
+#endif
     }
   }
-  __device__ static void keep(u64& at) { asm volatile("" : "+s"(at)); }  // computed here
 
   LdsBytes* lds_;
-  u32 value_, rope_;  // a lane's place in a row
-  u32 page_, rows_;
+  u32 value_;       // a lane's place in a row
+  const u8* rope_;  // and in the first row's end
+  u32 page_;
+  u64 rows_, ends_, from_;
   SlotTurner<MlaSlot, kPaged, kOwn> turner_;
-  u64 low_;
-  const u8* from_;
-  u32 end_row_;
 };
 
 // FP8, by registers: what a tile's scores find there goes to LDS, and the next one is asked for.
@@ -266,7 +272,7 @@ class WidenedSlots : MlaSlotRows<kPaged> {
     if constexpr (kPiece >= kFirst && kPiece < kFirst + kLoads) commit(slot, kPiece - kFirst);
   }
   template <u32 kStep, u32 kSteps>
-  __device__ void in_values(u32 turn) {
+  __device__ void in_values(u32 turn, LdsBytes*) {
     constexpr u32 kApart = kSteps / (kLoads + 2), kLoad = kStep / kApart;
     if constexpr (kStep == 0) find_rows(turn + 2);
     if constexpr (kStep % kApart == 0 && kLoad >= 1 && kLoad <= kLoads) load(kLoad - 1);
