@@ -91,7 +91,7 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
   // Turn n makes the scores of tile n, and adds the values of the one before; the first adds zeros.
   u32 turn = 0;
   do {
-    own.scores(place(now), turn == 1 ? 1 : 0,
+    own.scores(place(now),
                [&](auto piece) { slots.template in_scores<piece>(turn, place(load)); });
     own.add_values(
         place(behind), [&](auto at, auto of) { slots.template in_values<at, of>(turn, place(behind)); },

@@ -6,7 +6,8 @@
 // between two instructions; then its values are added.
 //
 // Weights are 2^(score - most), and `most` follows the scores only where it must: when one is
-// 2^kRoom above it. So the result is almost never multiplied.
+// 2^kRoom above it. So the result is almost never multiplied, and lanes of a column compare what
+// they have only then.
 #pragma once
 
 #include "rfops/lanes.h"
@@ -18,26 +19,49 @@ namespace rfops {
 constexpr u32 kWaveColumns = 32;
 constexpr f32 kRoom = 8.0f;
 
-// Of a column, in all lanes that have some of it; `sum` is of the lane's own tokens.
-struct MlaWeights {
-  f32 most = kLowest, sum = 0.0f;
+__device__ inline f32 max_of(f32 a, f32 b) { return __builtin_fmaxf(a, b); }
+// Without the instructions by which fmax makes NaNs quiet: none here are loud.
+__device__ inline f32 max_of(f32 a, f32 b, f32 c) {
+  f32 most;
+  asm("v_max3_f32 %0, %1, %2, %3" : "=v"(most) : "v"(a), "v"(b), "v"(c));
+  return most;
+}
 
-  // What the result is to be multiplied by, now that `found` is the most of a tile: 0 as long as
-  // there is none.
-  __device__ f32 raise(f32 found) {
-    const f32 old = most;
-    most = __builtin_fmaxf(most, found);
-    const f32 decay = old == kLowest ? 0.0f : __builtin_amdgcn_exp2f(old - most);
+// Of a column, in all lanes that have some of it; `sum` is of the lane's own tokens. Until the
+// first tile's scores `most` is 0, whatever they are.
+struct MlaWeights {
+  f32 most = 0.0f, sum = 0.0f;
+
+  // `found` is the most of a tile, over all lanes, above `most`. Scores of that tile are to become
+  // smaller by `rise`; the result is to be multiplied by what is given back.
+  __device__ f32 raise(f32 found, bool is_first, f32& rise) {
+    const f32 wanted = most + (is_first ? found : max_of(found, 0.0f));
+    const f32 next = found == -__builtin_inff() ? most : wanted;
+    rise = next - most;  // as it was rounded
+    most = next;
+    const f32 decay = is_first ? 0.0f : __builtin_amdgcn_exp2f(-rise);
     sum *= decay;
     return decay;
   }
-  // The lanes whose column must follow.
-  __device__ u64 low(f32 found) const { return __builtin_amdgcn_ballot_w64(found > most + kRoom); }
+  __device__ MlaTotals totals(f32 all) const { return {all == 0.0f ? kLowest : most, all}; }
+};
+
+// When `most` must follow: some lane has a score above it by `room`, or it is the first tile.
+class MlaRoom {
+ public:
+  __device__ bool is_first() const { return room_ < 0.0f; }
+  __device__ bool is_over(f32 found) const {
+    return __builtin_amdgcn_ballot_w64(found >= room_) != 0;
+  }
+  __device__ void leave() { room_ = kRoom; }
+  // What no room is too little for: before the first tile.
+  static constexpr f32 kNothing = __builtin_nanf("");
+
+ private:
+  f32 room_ = -__builtin_inff();
 };
 
 #define RFOPS_SELDOM(condition) __builtin_expect(condition, 0)
-
-__device__ inline f32 max_of(f32 a, f32 b) { return __builtin_fmaxf(a, b); }
 
 // Four of a result's registers times `factor`, where 0 times anything is 0. By assembly, as the
 // compiler would have all of a result where arithmetic has its registers.

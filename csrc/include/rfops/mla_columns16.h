@@ -55,17 +55,16 @@ class MlaColumns {
   __device__ void begin() {
 #pragma unroll
     for (u32 n = 0; n < kOwn; ++n) {
-      most_[n] = kLowest;
       s_[n] = -__builtin_inff();
     }
+    found_ = MlaRoom::kNothing;
   }
 
   // Scores of the tile whose keys are being read; meanwhile those of the one before, which is in
   // `tile`, become weights. loads(step, steps) may load.
   template <class Loads>
-  __device__ void scores(const LdsBytes* tile, u64 is_second, Loads loads) {
-    const u64 low = weights_[0].low(most_[0]) | weights_[1].low(most_[1]);
-    if (RFOPS_SELDOM((low | is_second) != 0)) raise();
+  __device__ void scores(const LdsBytes* tile, Loads loads) {
+    if (RFOPS_SELDOM(room_.is_over(found_))) raise();
     each_number<4>([&](auto e) {
       values_[e] = tile + value_[e];
       pin(values_[e]);
@@ -134,8 +133,8 @@ class MlaColumns {
 
   // Of the lane's n-th column, over all of its lanes.
   __device__ MlaTotals totals(u32 n) const {
-    return {weights_[n].most,
-            reduce_lanes<64, 16>(weights_[n].sum, [](f32 a, f32 b) { return a + b; })};
+    const auto add = [](f32 a, f32 b) { return a + b; };
+    return weights_[n].totals(reduce_lanes<64, 16>(weights_[n].sum, add));
   }
   // Of 64 elements of the result, from 64 * block on: act(four, n, d) of the lane's n-th column.
   template <class Act>
@@ -203,38 +202,19 @@ class MlaColumns {
     }
   }
 
-  // Step i of 4 * kValueSteps: scores as powers of two, without tokens that are not there, and the
-  // most of them.
+  // Step i of 4 * kValueSteps: scores as powers of two, above `most`, without tokens that are not
+  // there, and the lane's most of them.
   template <u32 i, class Mask>
   __device__ void settle(Mask mask) {
     if constexpr (i >= 2 && i < 10) {
       constexpr u32 n = (i - 2) / 4, r = (i - 2) % 4;
-      const f32 score = next_[n][r];
-      s_[n][r] = score * scale_;
+      s_[n][r] = __builtin_fmaf(next_[n][r], scale_, -weights_[n].most);
     }
     if constexpr (i == 10) mask(s_);
-    each_number<kOwn>([&](auto n) {
-      if constexpr (i == 11 + n * 2) most_[n] = max_of(s_[n][0], s_[n][1]);
-      if constexpr (i == 12 + n * 2) {
-        most_[n] = max_of(most_[n], max_of(s_[n][2], s_[n][3]));
-        other_[n] = lane_xor<16>(most_[n]);
-      }
-      if constexpr (i == 18 + n * 2) {
-        most_[n] = max_of(most_[n], other_[n]);
-        other_[n] = lane_xor<32>(most_[n]);
-      }
-      if constexpr (i == 26 + n * 2) most_[n] = max_of(most_[n], other_[n]);
-    });
-  }
-  template <u32 kBit>
-  __device__ static f32 lane_xor(f32 value) {
-    const int own = __builtin_bit_cast(int, value);
-    if constexpr (kBit == 16) {
-      return __builtin_bit_cast(f32, __builtin_amdgcn_ds_swizzle(own, 16 << 10 | 31));
-    } else {
-      const int at = static_cast<int>((lane_in_wave() ^ 32) * 4);
-      return __builtin_bit_cast(f32, __builtin_amdgcn_ds_bpermute(at, own));
-    }
+    if constexpr (i == 11) found_ = max_of(s_[0][0], s_[0][1], s_[0][2]);
+    if constexpr (i == 12) found_ = max_of(found_, s_[0][3], s_[1][0]);
+    if constexpr (i == 13) found_ = max_of(found_, s_[1][1], s_[1][2]);
+    if constexpr (i == 14) found_ = max_of(found_, found_, s_[1][3]);
   }
 
   // Step u of making scores weights. They are rounded half up: none is negative.
@@ -242,8 +222,7 @@ class MlaColumns {
   __device__ void soften() {
     constexpr u32 kEach = 4, i = u / kEach;  // a value's turn
     if constexpr (i < 8 && u % kEach == 1) {
-      f32 weight = s_[i / 4][i % 4];
-      weight = __builtin_amdgcn_exp2f(weight - weights_[i / 4].most);
+      f32 weight = __builtin_amdgcn_exp2f(s_[i / 4][i % 4]);
       pin(weight);  // here, not all at the beginning
       s_[i / 4][i % 4] = weight;
     }
@@ -260,10 +239,17 @@ class MlaColumns {
       pin(p_[n]);
     }
   }
-  __device__ f32 most(u32 n) const { return weights_[n].most; }
 
   __device__ void raise() {
-    const f32 decay[kOwn] = {weights_[0].raise(most_[0]), weights_[1].raise(most_[1])};
+    f32 decay[kOwn];
+#pragma unroll
+    for (u32 n = 0; n < kOwn; ++n) {
+      f32 rise, found = max_of(max_of(s_[n][0], s_[n][1], s_[n][2]), s_[n][3]);
+      found = reduce_lanes<64, 16>(found, [](f32 a, f32 b) { return max_of(a, b); });
+      decay[n] = weights_[n].raise(found, room_.is_first(), rise);
+      s_[n] -= rise;
+    }
+    room_.leave();
     each_number<kOwn * kTiles>([&](auto t) {
       F32x4 four = o_[t % kOwn][t / kOwn];
       keep_whole(four);
@@ -287,7 +273,8 @@ class MlaColumns {
   F32x4 o_[kOwn][kTiles];
   F32x4 next_[kOwn];  // scores of the next tile
   Scores s_;          // and of this one
-  f32 most_[kOwn], other_[kOwn];
+  f32 found_;         // the lane's most of these
+  MlaRoom room_;
   U32x2 p_[kOwn];
 };
 

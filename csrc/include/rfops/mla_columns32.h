@@ -18,7 +18,7 @@ template <bool kQueryFp8, u32 kEach>
 class MlaColumns {
   static constexpr u32 kSteps = kMlaKey / 16, kValueSteps = kMlaValue / 16;
   static constexpr u32 kAhead = 4, kValuesAhead = 4,
-                       kScoreSteps = 18;  // operands on their way from LDS
+                       kScoreSteps = 17;  // operands on their way from LDS
   static constexpr u32 kTiles = kMlaValue / 32;
   static constexpr u32 kParked = kSteps / kEach;
   static constexpr bool is_parked(u32 i) { return i % kEach == kEach - 1; }
@@ -68,16 +68,16 @@ class MlaColumns {
   // Before the first turn. The result is whatever registers hold, until `raise` clears it: to make
   // zeros here costs the compiler a copy of all of it.
   __device__ void begin() {
-    most_ = kLowest;
 #pragma unroll
     for (u32 i = 0; i < 16; ++i) s_[i] = -__builtin_inff();
+    found_ = MlaRoom::kNothing;
   }
 
   // Scores of the tile whose keys are being read; meanwhile those of the one before, which is in
   // `tile`, become weights. loads(step, steps) may load.
   template <class Loads>
-  __device__ void scores(const LdsBytes* tile, u64 is_second, Loads loads) {
-    if (RFOPS_SELDOM((weights_.low(most_) | is_second) != 0)) raise();
+  __device__ void scores(const LdsBytes* tile, Loads loads) {
+    if (RFOPS_SELDOM(room_.is_over(found_))) raise();
     values_[0] = tile + value_, values_[1] = tile + value_8_;
     pin(values_[0]), pin(values_[1]);
     each_number<kSteps>([&](auto i) {
@@ -135,7 +135,7 @@ class MlaColumns {
 
   // Of the lane's n-th column, over all of its lanes.
   __device__ MlaTotals totals(u32) const {
-    return {weights_.most, reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; })};
+    return weights_.totals(reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; }));
   }
   // Of 64 elements of the result, from 64 * block on: act(four, n, d) of the lane's n-th column.
   template <class Act>
@@ -193,18 +193,19 @@ class MlaColumns {
     read_ = *reinterpret_cast<const RFOPS_LDS Bf16x8*>(parked_ + i * kWaveSize * kVecBytes);
   }
 
-  // Scores as powers of two, without tokens that are not there, and the most of them.
+  // Scores as powers of two, above `most`, without tokens that are not there, and the lane's most
+  // of them.
   template <u32 i, class Mask>
   __device__ void settle(Mask mask) {
     if constexpr (i < 8) {
-      s_[2 * i] = next_[2 * i] * scale_;
-      s_[2 * i + 1] = next_[2 * i + 1] * scale_;
+      s_[2 * i] = __builtin_fmaf(next_[2 * i], scale_, -weights_.most);
+      s_[2 * i + 1] = __builtin_fmaf(next_[2 * i + 1], scale_, -weights_.most);
     }
     if constexpr (i == 8) mask(s_);
     if constexpr (i >= 9 && i < 17) {
-      most_ = max_of(max_of(i == 9 ? kLowest : most_, s_[2 * i - 18]), s_[2 * i - 17]);
+      found_ = i == 9 ? s_[0] : found_;
+      found_ = max_of(found_, s_[2 * i - 18], s_[2 * i - 17]);
     }
-    if constexpr (i == 17) most_ = reduce_lanes<64, 32>(most_, max_of);
   }
 
   // Step i of making scores weights.
@@ -212,7 +213,7 @@ class MlaColumns {
   __device__ void soften() {
     constexpr u32 kValue = i / 2;
     if constexpr (kValue < 16 && i % 2 == 0) {
-      s_[kValue] = __builtin_amdgcn_exp2f(s_[kValue] - weights_.most);
+      s_[kValue] = __builtin_amdgcn_exp2f(s_[kValue]);
       pin(s_[kValue]);
     }
     if constexpr (kValue < 16 && i % 2 == 1) {
@@ -228,7 +229,12 @@ class MlaColumns {
   }
 
   __device__ void raise() {
-    const f32 decay = weights_.raise(most_);
+    f32 rise;
+    const f32 all = reduce_lanes<64, 32>(found_, [](f32 a, f32 b) { return max_of(a, b); });
+    const f32 decay = weights_.raise(all, room_.is_first(), rise);
+    room_.leave();
+#pragma unroll
+    for (u32 i = 0; i < 16; ++i) s_[i] -= rise;
     each_number<kTiles * 4>([&](auto i) {
       constexpr u32 kTile = i / 4, kFirst = i % 4 * 4;
       F32x16& own = o_[kTile];
@@ -249,7 +255,8 @@ class MlaColumns {
   F32x16 o_[kTiles];
   F32x16 next_;  // scores of the next tile
   Scores s_;     // and of this one
-  f32 most_;
+  f32 found_;    // the lane's most of these
+  MlaRoom room_;
   u32 p_[8];
 };
 
