@@ -81,23 +81,32 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
   own.begin();
   own.aim_keys(lds);
   own.read_keys();
-  // Where tiles are: the one whose values are added, the one behind, and the one that is loaded.
-  const auto advance = [](u32& slot) {
-    slot = slot + 1 == Slots::kSlots ? 0 : slot + 1;
-    asm volatile("" : "+s"(slot));
+  // Where tiles are: the one whose scores are made, those behind it, and before it the one whose
+  // values are added.
+  u32 places[Slots::kSlots];
+  each_number<Slots::kSlots>([&](auto i) { places[i] = i * MlaSlot::kBytes; });
+  const auto advance = [&] {
+    const u32 first = places[0];
+    each_number<Slots::kSlots - 1>([&](auto i) { places[i] = places[i + 1]; });
+    places[Slots::kSlots - 1] = first;
+    each_number<Slots::kSlots>([&](auto i) {
+      u32& place = places[i];
+      asm volatile("" : "+s"(place));  // here
+    });
   };
-  const auto place = [&](u32 slot) { return lds + slot * MlaSlot::kBytes; };
-  u32 now = 0, behind = 1, load = Slots::kBefore;
   // Turn n makes the scores of tile n, and adds the values of the one before; the first adds zeros.
   u32 turn = 0;
   do {
-    own.scores(place(now),
-               [&](auto piece) { slots.template in_scores<piece>(turn, place(load)); });
-    own.add_values(
-        place(behind), [&](auto at, auto of) { slots.template in_values<at, of>(turn, place(behind)); },
-        mask_of(turn), all_there);
-    if (turn != 0) advance(now);
-    advance(behind), advance(load);
+    LdsBytes* const last = lds + places[Slots::kSlots - 1];
+    own.scores(turn == 0 ? lds : last, [&](auto piece) {
+      slots.template in_scores<piece>(turn, lds + places[Slots::kBefore], lds + places[2]);
+    });
+    LdsBytes* const next = lds + places[1];
+    const auto in_values = [&](auto at, auto of) {
+      slots.template in_values<at, of>(turn, next);
+      if constexpr (at == of / 4) advance();  // where instructions of matrices hide it
+    };
+    own.add_values(next, in_values, mask_of(turn), all_there);
   } while (++turn <= tiles);
   own.end();
   slots.drain();
@@ -106,21 +115,20 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
 }
 
 // act(four, column of the wave, d), lanes side by side along d, of the result times its columns'
-// factors.
+// factors; a lane has column lane % 32.
 template <class Act>
 __device__ inline void each_turned(const Columns& own, LdsBytes* lds,
-                                   const f32 (&factors)[Columns::kOwn], Act act) {
+                                   f32 factor, Act act) {
   LdsBytes* const mine = lds + wave_in_group() * kTurnBytes;
   u32 lane = lane_in_wave();
   pin(lane);  // what follows from it is computed here, not kept in registers from the beginning
+  const u32 own_column = lane % 32;
   const auto place = [&](u32 column, u32 d) {
     return reinterpret_cast<RFOPS_LDS F32x4*>(mine + column * 256 + (d / 4 ^ column % 16) * 16);
   };
 #pragma unroll
   for (u32 block = 0; block < kMlaValue / 64; ++block) {
-    own.each_quad(block, lane, [&](F32x4 four, u32 n, u32 d) {
-      *place(Columns::column(lane, n), d) = four * factors[n];
-    });
+    own.each_quad(block, lane, [&](F32x4 four, u32 d) { *place(own_column, d) = four * factor; });
     wait_lds();
     keep_order();
 #pragma unroll
@@ -152,11 +160,11 @@ __device__ inline void finish_part(const Columns& own, LdsBytes* lds, const Targ
       factors[n] = is_whole ? target.factor(all) : 1.0f;
       is_whole ? target.store_lse(column, all) : target.store_totals(slot, column, all);
     }
+    const f32 factor = Columns::of_result(factors, lane);
     if (is_whole) {
-      each_turned(own, lds, factors,
-                  [&](F32x4 four, u32 column, u32 d) { target.store(four, first + column, d); });
+      each_turned(own, lds, factor, [&](F32x4 four, u32 column, u32 d) { target.store(four, first + column, d); });
     } else {
-      each_turned(own, lds, factors, [&](F32x4 four, u32 column, u32 d) {
+      each_turned(own, lds, factor, [&](F32x4 four, u32 column, u32 d) {
         target.store_part(slot, four, first + column, d);
       });
     }

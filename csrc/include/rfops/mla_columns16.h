@@ -1,9 +1,12 @@
-// 32 columns of a wave by matrix instructions of 16 x 16 (gfx942): mla_columns.h.
+// 32 columns of a wave by the matrix instructions of gfx942: mla_columns.h.
 //
-// Lane l = 16 g + c has columns c and 16 + c. Of a tile of 16 tokens it has scores 4 g + 0..3 of
-// both: as weights they are the other operand of V^T as they are. Of V it reads tokens 4 g + 0..3
-// of four elements, 64 b + 4 c + 0..3, turned round in registers: of the result it has elements d
-// of 64 b + 16 g + 4 r + x, in value r of tile 4 b + x.
+// Scores are made 16 x 16: of a tile of 16 tokens lane l = 16 g + c has 4 g + 0..3 of columns c and
+// 16 + c. The result is made 32 x 32, 8 tokens at a time: half as many instructions, with room for
+// others behind them. So lane l wants weights of column l % 32 alone: tokens 8 (l / 32) + 0..3, and
+// then + 4..7, of which it has one half and the lane beside it, l ^ 16, the other; they exchange.
+// Of V it reads these tokens of four elements, 128 b + 4 (l % 32) + 0..3, turned round in
+// registers: of the result it has elements 128 b + 32 i + 16 (l / 32) + 4 r + x, in value 4 i + r of
+// tile 4 b + x.
 #pragma once
 
 #include "rfops/mla_columns.h"
@@ -16,12 +19,13 @@ template <bool kQueryFp8, u32>
 class MlaColumns {
   static constexpr u32 kSteps = kMlaKey / 32, kValueSteps = kMlaValue / 64;
   static constexpr u32 kAhead = 2, kValuesAhead = 2;  // operands on their way from LDS
-  static constexpr u32 kTiles = kMlaValue / 16;
+  static constexpr u32 kTiles = kMlaValue / 32;
+  using F32x16 = f32 __attribute__((ext_vector_type(16)));
 
  public:
   using Scores = F32x4[2];
   static constexpr u32 kParkedBytes = 0;
-  static constexpr u32 kOwn = 2;  // columns of a lane
+  static constexpr u32 kOwn = 2;  // columns of a lane's scores
   __device__ static u32 column(u32 lane, u32 n) { return n * 16 + lane % 16; }
 
   __device__ void load_query(const void* q, const u64 (&rows)[kOwn], f32 scale, LdsBytes*) {
@@ -34,10 +38,8 @@ class MlaColumns {
     each_number<kSteps * kOwn>([&](auto i) { pin(q_[i % kOwn][i / kOwn]); });
     key_ = MlaSlot::value_at(c, g);
     rope_ = MlaSlot::rope_at(c, g);
-    each_number<4>([&](auto e) {
-      value_[e] = MlaSlot::value_at(4 * g + e, c / 2) + c % 2 * 8;
-      pin(value_[e]);
-    });
+    const u32 d = lane_in_wave() % 32;
+    value_ = MlaSlot::value_at(g / 2 * 8, d / 2) + d % 2 * 8;
   }
 
   __device__ void aim_keys(const LdsBytes* tile) {
@@ -65,24 +67,21 @@ class MlaColumns {
   template <class Loads>
   __device__ void scores(const LdsBytes* tile, Loads loads) {
     if (RFOPS_SELDOM(room_.is_over(found_))) raise();
-    each_number<4>([&](auto e) {
-      values_[e] = tile + value_[e];
-      pin(values_[e]);
-    });
     // Between two instructions of the matrix cores, which last as long as four, three others.
     each_number<kSteps * 4>([&](auto u) {
-      constexpr u32 kStep = u / 4;
+      constexpr u32 kStep = u / 4, kAhead4 = kValuesAhead * 4;
       multiply<u>();
-      if constexpr (u % 2 == 0) loads(Number<u / 2>{});
+      keep_order();
+      soften<u>();
+      keep_order();
+      if constexpr (u % 4 != 3) loads(Number<u / 4 * 3 + u % 4>{});
       if constexpr (u % 4 == 3 && kStep + kAhead < kSteps) {
         k_[kStep % kAhead] = key<kStep + kAhead>();
       }
-      if constexpr (kStep + kValuesAhead >= kSteps) {
-        constexpr u32 kBlock = kStep + kValuesAhead - kSteps;
-        v_[kBlock][u % 4] =
-            *reinterpret_cast<const RFOPS_LDS U32x2*>(values_[u % 4] + kBlock * 128);
+      if constexpr (u + kAhead4 * 2 >= kSteps * 4 && u + kAhead4 < kSteps * 4) {
+        aim_value<u + kAhead4 * 2 - kSteps * 4>(tile);
       }
-      soften<u>();
+      if constexpr (u + kAhead4 >= kSteps * 4) read_value<u + kAhead4 - kSteps * 4>();
       keep_order();
     });
   }
@@ -94,31 +93,29 @@ class MlaColumns {
     Bf16x4 v = turned<0>();
     asm volatile("s_nop 1" : "+v"(v));
     each_number<kValueSteps * 4>([&](auto u) {
-      constexpr u32 kBlock = u / 4;
+      constexpr u32 kLeft = kValueSteps * 4 - 1 - u;
       // Two instructions must lie between an operand's last part and the matrix instruction.
       Bf16x4 next = v;
       if constexpr (u + 1 < kValueSteps * 4) next = turned<u + 1>();
       keep_order();
-      add<u, 0>(v);
+      add<u>(v);
       settle<u>(mask);
-      if constexpr (u >= 3) refill<u - 3>();
-      keep_order();
-      add<u, 1>(v);
+      if constexpr (u >= 3 && (u - 3) % 4 < 2) refill<u - 3>();
+      loads(u, Number<kValueSteps * 4>{});
       v = next;
       keep_order();
-      if constexpr (u == kValueSteps * 4 - 3) {
+      if constexpr (kLeft == 3) aim_keys(behind);
+      if constexpr (kLeft == 2) {
         all_read();
-        aim_keys(behind);
         read_keys();
       }
-      if constexpr (u % 4 == 3) loads(Number<kBlock>{}, Number<kValueSteps>{});
     });
   }
 
   // The last tile's values are added: from here on the compiler may look at the result.
   __device__ void end() {
-    asm volatile("s_nop 15");
-    each_number<kTiles * kOwn>([&](auto t) { keep_whole(o_[t % kOwn][t / kOwn]); });
+    asm volatile("s_nop 15\n\ts_nop 3");
+    each_number<kTiles>([&](auto t) { asm volatile("" : "+a"(o_[t])); });
   }
 
   // Tokens from `seen` on are not there; `first` is the tile's.
@@ -136,17 +133,21 @@ class MlaColumns {
     const auto add = [](f32 a, f32 b) { return a + b; };
     return weights_[n].totals(reduce_lanes<64, 16>(weights_[n].sum, add));
   }
-  // Of 64 elements of the result, from 64 * block on: act(four, n, d) of the lane's n-th column.
+  // Of two values for a lane's columns, the one for its column of the result.
+  __device__ static f32 of_result(const f32 (&both)[kOwn], u32 lane) {
+    f32 low = both[0], high = both[1];
+    pin(low), pin(high);  // else the compiler has them in LDS
+    return lane & 16 ? high : low;
+  }
+  // Of 64 elements of the result, from 64 * block on: act(four, d).
   template <class Act>
   __device__ void each_quad(u32 block, u32 lane, Act act) const {
-    const u32 g = lane / 16;
+    const F32x16* const from = o_ + block / 2 * 4;
 #pragma unroll
-    for (u32 n = 0; n < kOwn; ++n) {
-      const F32x4* const from = o_[n] + block * 4;
-#pragma unroll
-      for (u32 r = 0; r < 4; ++r) {
-        act(F32x4{from[0][r], from[1][r], from[2][r], from[3][r]}, n, 16 * g + 4 * r);
-      }
+    for (u32 i = 0; i < 8; ++i) {
+      const u32 at = block % 2 * 8 + i;
+      act(F32x4{from[0][at], from[1][at], from[2][at], from[3][at]},
+          i / 4 * 32 + lane / 32 * 16 + i % 4 * 4);
     }
   }
 
@@ -156,16 +157,27 @@ class MlaColumns {
     if constexpr (i < kMlaValue / 32) return lds_load_16(keys_[i % 2] + i / 2 * 128);
     return lds_load_16((const LdsBytes*)rope_key_ + i % 2 * MlaSlot::kRopeHalf);
   }
+  // Block b of values is elements 128 (b / 2) + 0..127 of four tokens of each half of the wave, of
+  // b % 2 of these. Rows that differ in their last bits differ in their swizzle.
+  template <u32 i>
+  __device__ void aim_value(const LdsBytes* tile) {
+    if constexpr (i == 0) value_base_ = lds_address(tile) + value_;
+    values_[i] = (const LdsBytes*)(value_base_ ^ i * kVecBytes);
+    pin(values_[i]);
+  }
+  template <u32 i>
+  __device__ void read_value() {
+    constexpr u32 kBlock = i / 4, kRow = kBlock % 2 * 4 + i % 4;
+    v_[kBlock % kValuesAhead][i % 4] = *reinterpret_cast<const RFOPS_LDS U32x2*>(
+        values_[kRow] + kRow * MlaSlot::kPitch + kBlock / 2 * 256);
+  }
   // Of the block kValuesAhead on, as the registers of one are free: half of it, then the rest.
   template <u32 u>
   __device__ void refill() {
-    constexpr u32 kBlock = u / 4, kNext = kBlock + kValuesAhead;
-    if constexpr (kNext < kValueSteps && u % 4 < 2) {
-      each_number<2>([&](auto e) {
-        constexpr u32 kAt = u % 4 * 2 + e;
-        v_[kBlock % kValuesAhead][kAt] =
-            *reinterpret_cast<const RFOPS_LDS U32x2*>(values_[kAt] + kNext * 128);
-      });
+    constexpr u32 kNext = u / 4 + kValuesAhead;
+    if constexpr (kNext < kValueSteps) {
+      read_value<kNext * 4 + u % 4 * 2>();
+      read_value<kNext * 4 + u % 4 * 2 + 1>();
     }
   }
   // Element u % 4 of four, of four tokens.
@@ -177,9 +189,12 @@ class MlaColumns {
                               U32x2{__builtin_amdgcn_perm(v[1][kWord], v[0][kWord], kHalves),
                                     __builtin_amdgcn_perm(v[3][kWord], v[2][kWord], kHalves)});
   }
-  template <u32 u, u32 n>
+  template <u32 u>
   __device__ void add(Bf16x4 v) {
-    asm volatile("v_mfma_f32_16x16x16_bf16 %0, %1, %2, %0" : "+a"(o_[n][u]) : "v"(v), "v"(p_[n]));
+    constexpr u32 kBlock = u / 4;
+    asm volatile("v_mfma_f32_32x32x8_bf16 %0, %1, %2, %0"
+                 : "+a"(o_[kBlock / 2 * 4 + u % 4])
+                 : "v"(v), "v"(p_[kBlock % 2]));
   }
 
   // By assembly: the compiler would have scores where it has the result, in registers that
@@ -203,40 +218,62 @@ class MlaColumns {
   }
 
   // Step i of 4 * kValueSteps: scores as powers of two, above `most`, without tokens that are not
-  // there, and the lane's most of them.
+  // there, and the lane's most of them. Where values are read, not where keys are turned.
   template <u32 i, class Mask>
   __device__ void settle(Mask mask) {
-    if constexpr (i >= 2 && i < 10) {
-      constexpr u32 n = (i - 2) / 4, r = (i - 2) % 4;
+    constexpr u32 kTurn = (i + 1) / 4 * 2 + (i + 1) % 4;  // of steps 3, 4, 7, 8, 11 ...
+    if constexpr ((i + 1) % 4 < 2 && kTurn >= 2 && kTurn < 6) {
+      constexpr u32 n = (kTurn - 2) / 2, r = kTurn % 2 * 2;
       s_[n][r] = __builtin_fmaf(next_[n][r], scale_, -weights_[n].most);
+      s_[n][r + 1] = __builtin_fmaf(next_[n][r + 1], scale_, -weights_[n].most);
     }
-    if constexpr (i == 10) mask(s_);
+    if constexpr (i == 9) mask(s_);
     if constexpr (i == 11) found_ = max_of(s_[0][0], s_[0][1], s_[0][2]);
     if constexpr (i == 12) found_ = max_of(found_, s_[0][3], s_[1][0]);
-    if constexpr (i == 13) found_ = max_of(found_, s_[1][1], s_[1][2]);
-    if constexpr (i == 14) found_ = max_of(found_, found_, s_[1][3]);
+    if constexpr (i == 15) found_ = max_of(found_, s_[1][1], s_[1][2]);
+    if constexpr (i == 16) found_ = max_of(found_, found_, s_[1][3]);
   }
 
-  // Step u of making scores weights. They are rounded half up: none is negative.
+  // Step u of making scores weights. They are rounded half up: none is negative. An exponential
+  // keeps arithmetic, matrices' too, from a wave's next three instructions: those are reads.
   template <u32 u>
   __device__ void soften() {
-    constexpr u32 kEach = 4, i = u / kEach;  // a value's turn
-    if constexpr (i < 8 && u % kEach == 1) {
+    constexpr u32 i = u / 4;
+    if constexpr (i < 8 && u % 4 == 3) {
       f32 weight = __builtin_amdgcn_exp2f(s_[i / 4][i % 4]);
       pin(weight);  // here, not all at the beginning
       s_[i / 4][i % 4] = weight;
     }
-    if constexpr (i >= 1 && i < 9 && u % kEach == 3) {
+    if constexpr (i >= 1 && i < 9 && u % 4 == 1) {
       constexpr u32 kAt = i - 1;
       weights_[kAt / 4].sum += s_[kAt / 4][kAt % 4];
       pin(weights_[kAt / 4].sum);
     }
-    if constexpr (i >= 9 && i < 13 && u % kEach == 1) {
+    if constexpr (i >= 9 && i < 13 && u % 4 == 1) {
       constexpr u32 kAt = i - 9, n = kAt / 2, kPair = kAt % 2;
       const f32 low = s_[n][kPair * 2], high = s_[n][kPair * 2 + 1];
       p_[n][kPair] = upper_halves(__builtin_bit_cast(u32, low) + 0x8000,
                                   __builtin_bit_cast(u32, high) + 0x8000);
       pin(p_[n]);
+    }
+    // Lanes exchange weights of columns that are not theirs in the result.
+    const bool is_second = (lane_in_wave() & 16) != 0;
+    if constexpr (u == 50) {
+      other_ = is_second ? p_[0] : p_[1];
+      pin(other_);
+    }
+    if constexpr (u == 53) {
+      constexpr int kXor16 = 16 << 10 | 31;
+      other_ = {static_cast<u32>(__builtin_amdgcn_ds_swizzle(static_cast<int>(other_[0]), kXor16)),
+                static_cast<u32>(__builtin_amdgcn_ds_swizzle(static_cast<int>(other_[1]), kXor16))};
+    }
+    if constexpr (u == 66) {
+      p_[0] = is_second ? other_ : p_[0];
+      pin(p_[0]);
+    }
+    if constexpr (u == 69) {
+      p_[1] = is_second ? p_[1] : other_;
+      pin(p_[1]);
     }
   }
 
@@ -250,32 +287,30 @@ class MlaColumns {
       s_[n] -= rise;
     }
     room_.leave();
-    each_number<kOwn * kTiles>([&](auto t) {
-      F32x4 four = o_[t % kOwn][t / kOwn];
-      keep_whole(four);
-      f32 own[4] = {four[0], four[1], four[2], four[3]};
-      scale_accumulators(own, decay[t % kOwn]);
-      four = F32x4{own[0], own[1], own[2], own[3]};
-      keep_whole(four);
-      o_[t % kOwn][t / kOwn] = four;
+    const f32 own = of_result(decay, lane_in_wave());
+    each_number<kTiles * 4>([&](auto i) {
+      F32x16& tile = o_[i / 4];
+      constexpr u32 kFirst = i % 4 * 4;
+      f32 four[4] = {tile[kFirst], tile[kFirst + 1], tile[kFirst + 2], tile[kFirst + 3]};
+      scale_accumulators(four, own);
+      tile[kFirst] = four[0], tile[kFirst + 1] = four[1];
+      tile[kFirst + 2] = four[2], tile[kFirst + 3] = four[3];
     });
   }
-  // Else the compiler has a register by itself for each of the four.
-  __device__ static void keep_whole(F32x4& four) { asm volatile("" : "+a"(four)); }
 
   f32 scale_;
   MlaWeights weights_[kOwn];
-  u32 key_, rope_, value_[4], rope_key_;
-  const LdsBytes *keys_[2], *values_[4];
+  u32 key_, rope_, value_, rope_key_, value_base_;
+  const LdsBytes *keys_[2], *values_[8];
   Bf16x8 q_[kOwn][kSteps];
   U32x4 k_[kAhead];
   U32x2 v_[kValuesAhead][4];
-  F32x4 o_[kOwn][kTiles];
+  F32x16 o_[kTiles];
   F32x4 next_[kOwn];  // scores of the next tile
   Scores s_;          // and of this one
   f32 found_;         // the lane's most of these
   MlaRoom room_;
-  U32x2 p_[kOwn];
+  U32x2 p_[2], other_;  // weights of the two columns, then of tokens of the result's
 };
 
 }  // namespace rfops

@@ -82,8 +82,8 @@ class MlaColumns {
     pin(values_[0]), pin(values_[1]);
     each_number<kSteps>([&](auto i) {
       multiply<i>();
-      if constexpr (i == 0) loads(Number<0>{}), loads(Number<1>{});
-      if constexpr (i % 2 == 1) loads(Number<2 + i / 2>{});
+      if constexpr (i == 0) each_number<4>(loads);
+      if constexpr (i % 2 == 1) loads(Number<4 + i / 2>{});
       soften<i>();
       if constexpr (i + kValuesAhead >= kSteps) {
         constexpr u32 kValue = i + kValuesAhead - kSteps;
@@ -108,8 +108,8 @@ class MlaColumns {
       if constexpr (u >= 4 && u < 4 + kScoreSteps) settle<u - 4>(mask);
       keep_order();
       if constexpr (kLeft == 2) {
-        all_read();
         aim_keys(behind);
+        all_read();
         read_keys<0, 2>();
       }
       if constexpr (kLeft == 1) read_keys<2, kAhead>();
@@ -137,7 +137,8 @@ class MlaColumns {
   __device__ MlaTotals totals(u32) const {
     return weights_.totals(reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; }));
   }
-  // Of 64 elements of the result, from 64 * block on: act(four, n, d) of the lane's n-th column.
+  __device__ static f32 of_result(const f32 (&one)[kOwn], u32) { return one[0]; }
+  // Of 64 elements of the result, from 64 * block on: act(four, d).
   template <class Act>
   __device__ void each_quad(u32 block, u32 lane, Act act) const {
     const u32 g = lane / 32;
@@ -145,7 +146,7 @@ class MlaColumns {
     for (u32 i = 0; i < 8; ++i) {
       const F32x16& from = o_[block * 2 + i / 4];
       const u32 r = i % 4 * 4;
-      act(F32x4{from[r], from[r + 1], from[r + 2], from[r + 3]}, 0, i * 8 + g * 4);
+      act(F32x4{from[r], from[r + 1], from[r + 2], from[r + 3]}, i * 8 + g * 4);
     }
   }
 

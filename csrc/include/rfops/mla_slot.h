@@ -94,6 +94,7 @@ template <bool kPaged, bool kRope>
 class DirectSlots : MlaSlotRows<kPaged> {
   using Base = MlaSlotRows<kPaged>;
   using Base::kOwn, Base::kLanes, Base::own_row_, Base::token_, Base::tokens_;
+  using Turner = SlotTurner<MlaSlot, kPaged, kOwn>;
   static constexpr u32 kRowBytes = kMlaKey * 2, kValueBytes = kMlaValue * 2;
 #if defined(__gfx950__)
   static constexpr u32 kWide = 16, kEnds = 1;
@@ -103,11 +104,16 @@ class DirectSlots : MlaSlotRows<kPaged> {
   static constexpr u32 kRowLoads = kValueBytes / (kWide * kWaveSize);
   static constexpr u32 kRowPieces = kRowLoads == 1 ? 2 : 3, kEndPieces = 2;
   static constexpr u32 kOfRows = kOwn * kRowPieces, kOfEnds = kEnds * kEndPieces;
+  static constexpr u32 kFirst = 4;  // pieces before those
 
  public:
   static constexpr u32 kLoads = kOwn * kRowLoads + kEnds;  // of a wave and tile
-  static constexpr u32 kPieces = 2 + kOfRows + kOfEnds;
-  static constexpr u32 kSlots = kLdsBytes / MlaSlot::kBytes, kBefore = kSlots - 2;
+  static constexpr u32 kPieces = kFirst + kOfRows + kOfEnds;
+  // Keys' ends are loaded two tiles ahead, for one turn to load and another to turn them: they have
+  // no values beside them in the slot that they come to.
+  static constexpr u32 kSlots = kLdsBytes / MlaSlot::kBytes, kBefore = kSlots - 2, kEndsBefore = 2;
+  static_assert(kBefore == kEndsBefore || kBefore == 1);
+  static constexpr u32 kAsked = kLoads + 1;  // in a turn, after what keys are turned by
 
   __device__ DirectSlots(LdsBytes* lds, const MlaTokens<kPaged>& tokens, u32 begin)
       : Base(tokens, begin), lds_(lds) {
@@ -117,61 +123,68 @@ class DirectSlots : MlaSlotRows<kPaged> {
     rope_ = tokens.kv + kValueBytes + MlaSlot::rope_chunk(row, place) * kVecBytes + inside;
   }
 
-  // The first kSlots - 2 tiles. Then turn n, 0 first, makes the scores of tile n, and adds the
-  // values of the one before; the loads of tile n + kSlots - 2 begin in it.
+  // The first tiles. Then turn n, 0 first, makes the scores of tile n, and adds the values of the
+  // one before; the loads of tile n + kBefore begin in it, of its keys' ends those of n + 2.
   __device__ void prime() {
-    u32 pages[kBefore + 1];
+    u32 pages[kEndsBefore + 1];
 #pragma unroll
-    for (u32 t = 0; t <= kBefore; ++t) pages[t] = static_cast<u32>(*this->entry(t));
+    for (u32 t = 0; t <= kEndsBefore; ++t) pages[t] = static_cast<u32>(*this->entry(t));
 #pragma unroll
-    for (u32 t = 0; t <= kBefore; ++t) pin(pages[t]);
+    for (u32 t = 0; t <= kEndsBefore; ++t) pin(pages[t]);
 #pragma unroll
-    for (u32 t = 0; t < kBefore; ++t) {
-      find_rows(this->row_of(pages[t], t));
-      each_number<kPieces - 2>([&](auto i) {
+    for (u32 t = 0; t < kEndsBefore; ++t) {
+      row_ = this->row_of(pages[t], t);
+      rows_ = place_of(tokens_.kv);
+      ends_ = place_of(rope_);
+      each_number<kOfEnds + kOfRows>([&](auto i) {
         asm volatile("s_nop 4");  // what `load_row` wants between its pieces
-        in_scores<i + 2>(t, lds_ + t * MlaSlot::kBytes);
+        LdsBytes* const slot = lds_ + t * MlaSlot::kBytes;
+        if (i < kOfEnds || t < kBefore) in_scores<kFirst + i>(t, slot, slot);
       });
     }
-    page_ = pages[kBefore];
+    page_ = pages[kEndsBefore];
     if constexpr (kRope) turner_.ask(tokens_, token_);
   }
   // The first tile's keys, after `drain`.
   __device__ void turn_first() {
     if constexpr (kRope) {
       turner_.template read<0>(lds_, own_row_);
-      turner_.turn_low();
-      turner_.turn_high();
+      turner_.turn_all();
     }
   }
 
-  // A piece of what a turn loads, into `slot`, for the caller to have others between: at once it
-  // would be more than a CU can have on its way, and keep the matrix cores waiting.
+  // A piece of what a turn loads, into `slot`, and `ends`, for the caller to have others between:
+  // at once it would be more than a CU can have on its way, and keep the matrix cores waiting.
   template <u32 kPiece>
-  __device__ void in_scores(u32 turn, LdsBytes* slot) {
-    // What is to be turned comes first.
-    constexpr u32 kAt = kRope ? (kPiece - 2 + kOfRows) % (kOfRows + kOfEnds) : kPiece - 2;
+  __device__ void in_scores(u32 turn, LdsBytes* slot, LdsBytes* ends) {
+    constexpr u32 kAt = kPiece - kFirst;
     if constexpr (kPiece == 0) {
-      asm volatile("" : "+v"(page_));  // it is there: `wait`
-      find_rows(this->row_of(page_, turn + kBefore));
-    } else if constexpr (kPiece == 1) {
-      ask(turn + kBefore + 1);
       if constexpr (kRope) turner_.ask(tokens_, token_ + (turn + 1) * MlaSlot::kTokens);
-    } else if constexpr (kPiece < kPieces && kAt < kOfRows) {
-      load_row<kAt / kRowPieces, kAt % kRowPieces>(slot);
+    } else if constexpr (kPiece == 1) {
+      if constexpr (kBefore != kEndsBefore) rows_ = place_of(tokens_.kv);
+      asm volatile("" : "+v"(page_));  // it is there: `wait`
+      row_ = this->row_of(page_, turn + kEndsBefore);
+    } else if constexpr (kPiece == 2) {
+      if constexpr (kBefore == kEndsBefore) rows_ = place_of(tokens_.kv);
+      ends_ = place_of(rope_);
+    } else if constexpr (kPiece == 3) {
+      ask(turn + kEndsBefore + 1);
+    } else if constexpr (kAt < kOfEnds) {
+      load_end<kAt / kEndPieces, kAt % kEndPieces>(ends);
     } else if constexpr (kPiece < kPieces) {
-      constexpr u32 kEnd = kAt - kOfRows;
-      load_end<kEnd / kEndPieces, kEnd % kEndPieces>(slot);
+      constexpr u32 kRow = kAt - kOfEnds;
+      load_row<kRow / kRowPieces, kRow % kRowPieces>(slot);
     }
   }
-  // Of a turn's loads those of values are later than its keys'; on gfx950 all are of a later tile.
+  // Turns keys of the next tile.
   template <u32 kStep, u32 kSteps>
   __device__ void in_values(u32, LdsBytes* next) {
-    if constexpr (kRope) {
-      constexpr u32 kLater = kBefore == 1 ? kOwn * kRowLoads : kLoads;
-      if constexpr (kStep == kSteps / 2) turner_.template read<kLater>(next, own_row_);
-      if constexpr (kStep == kSteps / 8 * 5) turner_.turn_low();
-      if constexpr (kStep == kSteps / 8 * 6) turner_.turn_high();
+    // A piece in two of four steps, where the caller has fewer instructions of its own.
+    constexpr u32 kBegin = kSteps / 8, kPiece = (kStep - kBegin) / 4 * 2 + kStep % 4 - 1;
+    constexpr bool is_quiet = kStep % 4 == 1 || kStep % 4 == 2;
+    if constexpr (kRope && kStep == kBegin - 2) turner_.template read<kAsked>(next, own_row_);
+    if constexpr (kRope && kStep >= kBegin && is_quiet && kPiece < Turner::kPieces) {
+      turner_.template turn<kPiece>();
     }
   }
   // At a turn's end, until this wave's part of tile turn + 1 is in LDS.
@@ -182,11 +195,11 @@ class DirectSlots : MlaSlotRows<kPaged> {
   __device__ void ask(u32 tile) {
     asm volatile("global_load_dword %0, %1, off" : "=v"(page_) : "v"(this->entry(tile)) : "memory");
   }
-  // Where a tile's begin, each lane its own.
-  __device__ void find_rows(u32 row) {
-    rows_ = reinterpret_cast<u64>(tokens_.kv) + u64{row} * kRowBytes;
-    ends_ = reinterpret_cast<u64>(rope_) + u64{row} * kRowBytes;
-    pin(rows_), pin(ends_);
+  // Of the row that this lane knows, behind `base`.
+  __device__ u64 place_of(const u8* base) const {
+    u64 place = reinterpret_cast<u64>(base) + u64{row_} * kRowBytes;
+    pin(place);
+    return place;
   }
   // Loads go to where m0 says; a step is to lie between the two.
   __device__ static void aim(LdsBytes* slot, u32 place) {
@@ -235,9 +248,9 @@ class DirectSlots : MlaSlotRows<kPaged> {
   LdsBytes* lds_;
   u32 value_;       // a lane's place in a row
   const u8* rope_;  // and in the first row's end
-  u32 page_;
+  u32 page_, row_;
   u64 rows_, ends_, from_;
-  SlotTurner<MlaSlot, kPaged, kOwn> turner_;
+  Turner turner_;
 };
 
 // FP8, by registers: what a tile's scores find there goes to LDS, and the next one is asked for.
@@ -266,7 +279,7 @@ class WidenedSlots : MlaSlotRows<kPaged> {
     load_all(1);
   }
   template <u32 kPiece>
-  __device__ void in_scores(u32, LdsBytes* slot) {
+  __device__ void in_scores(u32, LdsBytes* slot, LdsBytes*) {
     // Late: what the last turn asked for is on its way until then.
     constexpr u32 kFirst = kOwn == 8 ? 11 : 28;
     if constexpr (kPiece >= kFirst && kPiece < kFirst + kLoads) commit(slot, kPiece - kFirst);

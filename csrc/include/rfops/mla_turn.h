@@ -33,7 +33,7 @@ class SlotTurner {
                    : "memory");
     }
   }
-  // Of the tile in `slot`, this lane's row; kLater loads have been asked for after its keys.
+  // Of the tile in `slot`, this lane's row; kLater loads have been asked for after the angles.
   template <u32 kLater>
   __device__ void read(LdsBytes* slot, u32 first_row) {
     asm volatile("s_waitcnt vmcnt(%2)" : "+v"(cos_), "+v"(sin_) : "i"(kLater) : "memory");
@@ -44,22 +44,68 @@ class SlotTurner {
     low_ = *low_at_;
     high_ = *high_at_;
   }
-  __device__ void turn_low() const {
+  // A piece of what turns it, for the caller to have others between.
+  static constexpr u32 kPieces = 12;
+  template <u32 kPiece>
+  __device__ void turn() {
 #pragma clang fp contract(off)
-    *low_at_ = sum(low_, cos_, -Pairs::widen(high_), sin_);
+    constexpr bool kHigh = kPiece >= kPieces / 2;
+    constexpr u32 kAt = kPiece % (kPieces / 2);
+    if constexpr (kPairs == 4) {  // gfx950 has conversions: few instructions, and few registers
+      if constexpr (kAt == 0) {
+        const Wide a = Pairs::widen(kHigh ? high_ : low_) * Pairs::widen(cos_);
+        const Wide b = Pairs::widen(kHigh ? low_ : high_) * Pairs::widen(sin_);
+        first_ = kHigh ? Pairs::rounded(a) + Pairs::rounded(b) : Pairs::rounded(a) - Pairs::rounded(b);
+        *(kHigh ? high_at_ : low_at_) = Pairs::narrow_rounded(first_);
+      }
+      return;
+    }
+    if constexpr (kAt == 0) first_ = product(kHigh ? high_ : low_, cos_);
+    if constexpr (kAt == 1) second_ = product(kHigh ? low_ : high_, sin_);
+    if constexpr (kAt == 2) first_ = Pairs::rounded(first_);
+    if constexpr (kAt == 3) second_ = Pairs::rounded(second_);
+    if constexpr (kAt == 4) first_ = sum(first_, kHigh ? second_ : -second_);
+    if constexpr (kAt < 5) {
+      pin(first_);  // here
+      if constexpr (kAt == 1 || kAt == 3) pin(second_);
+    } else {
+      *(kHigh ? high_at_ : low_at_) = Pairs::narrow_rounded(first_);
+    }
   }
-  __device__ void turn_high() const { *high_at_ = sum(high_, cos_, Pairs::widen(low_), sin_); }
+  __device__ void turn_all() { turn_from<0>(); }
 
  private:
   using Wide = typename Pairs::Wide;
-  // one * a + other * b, as bf16 rounds it.
-  __device__ static Narrow sum(Narrow one, Narrow a, Wide other, Narrow b) {
-#pragma clang fp contract(off)
-    const Wide first = Pairs::rounded(Pairs::widen(one) * Pairs::widen(a));
-    const Wide second = Pairs::rounded(other * Pairs::widen(b));
-    return Pairs::narrow(Pairs::rounded(first + second));
+  template <u32 kPiece>
+  __device__ void turn_from() {
+    turn<kPiece>();
+    if constexpr (kPiece + 1 < kPieces) turn_from<kPiece + 1>();
+  }
+  __device__ static Wide product(Narrow a, Narrow b) {
+    const Wide one = Pairs::widen(a), other = Pairs::widen(b);
+    Wide all;
+#pragma unroll
+    for (u32 i = 0; i < kPairs; ++i) {
+      f32 own = one[i] * other[i];
+      pin(own);  // one by one: packed arithmetic waits for the matrix cores
+      all[i] = own;
+    }
+    return all;
   }
 
+  __device__ static Wide sum(Wide a, Wide b) {
+#pragma clang fp contract(off)
+    Wide all;
+#pragma unroll
+    for (u32 i = 0; i < kPairs; ++i) {
+      f32 own = a[i] + b[i];
+      pin(own);
+      all[i] = own;
+    }
+    return all;
+  }
+
+  Wide first_, second_;
   Narrow cos_, sin_, low_, high_;
   At low_at_, high_at_;
 };

@@ -41,8 +41,7 @@ struct Turned {
 #if defined(__gfx950__)
     return widen(__builtin_convertvector(v, Narrow));
 #else
-    const Bits bits = __builtin_bit_cast(Bits, v);
-    return __builtin_bit_cast(Wide, (bits + (0x7fff + (bits >> 16 & 1))) & 0xffff0000);
+    return __builtin_bit_cast(Wide, raised(v) & 0xffff0000);
 #endif
   }
   // Of values that are rounded.
@@ -50,13 +49,31 @@ struct Turned {
 #if defined(__gfx950__)
     return __builtin_convertvector(v, Narrow);
 #else
+    return upper(__builtin_bit_cast(Bits, v));
+#endif
+  }
+  __device__ static Narrow narrow_rounded(Wide v) {
+#if defined(__gfx950__)
+    return __builtin_convertvector(v, Narrow);
+#else
+    return upper(raised(v));
+#endif
+  }
+
+#if !defined(__gfx950__)
+ private:
+  // Their upper halves are bf16.
+  __device__ static Bits raised(Wide v) {
     const Bits bits = __builtin_bit_cast(Bits, v);
+    return bits + (0x7fff + (bits >> 16 & 1));
+  }
+  __device__ static Narrow upper(Bits bits) {
     u32 made[kCount / 2];
 #pragma unroll
     for (u32 i = 0; i < kCount / 2; ++i) made[i] = upper_halves(bits[2 * i], bits[2 * i + 1]);
     return __builtin_bit_cast(Narrow, made);
-#endif
   }
+#endif
 };
 
 }  // namespace details
