@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rfops.challenge import MODULES, problem
+from rfops.challenge import MODULES, formats, problem
 from rfops.challenge.evaluate import Limits, Verdict, evaluate
 from rfops.challenge.folder import problem_of
 from rfops.challenge.problem import Problem, case_of, error_of, spec_of
+from rfops.quantization.mxfp4 import dequant_mxfp4, quant_mxfp4_ref
 from rfops.vgpu.program import environment
 from support.command import COMMAND, rfops
 
@@ -94,11 +95,12 @@ def test_a_reference_passes_its_own_checks(name: str) -> None:
     for case in (of.shrink(of.tests[0]), of.shrink(of.benchmarks[-1])):
         data = of.generate(case)
         result = of.reference(data)
-        assert not of.official(result, result) and not of.strict(data, result)
+        assert not of.official(result, result) and not of.strict(data, result, result)
         again = of.reference(of.generate(case))
         assert not of.official(result, again), "inputs of one seed differ"
         for probe in of.probes(case):
-            assert min(error_of(probe.expected, t) for t in of.truths(probe.data).values()) < 1e-6
+            truths = of.truths(probe.data, probe.expected)
+            assert min(error_of(probe.expected, t) for t in truths.values()) < 1e-6
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -113,7 +115,7 @@ def test_checks_find_one_wrong_row(name: str) -> None:
     rows = wrong.reshape(-1, wrong.shape[-1])
     rows[0] = rows[1]
     got = wrong if isinstance(result, torch.Tensor) else (wrong, *result[1:])
-    assert of.strict(data, got)
+    assert of.strict(data, got, result)
     assert bool(of.official(result, got)) == (of.forgiven == 0)
 
 
@@ -134,6 +136,27 @@ def test_why_the_official_check_refuses(change: object, says: str) -> None:
     of = problem("fp8-mm")
     result = of.reference(of.generate(of.tests[0]))
     assert says in of.official(result, change(result))  # type: ignore[operator]
+
+
+def test_mxfp4_by_parts_and_tables() -> None:
+    """More rows than are taken at once; each scale and each pair of codes, padding left out."""
+    x = torch.randn(1100, 512)
+    payload, scale = formats.mxfp4(x)
+    whole, byte = quant_mxfp4_ref(x)
+    assert torch.equal(payload, whole) and torch.equal(scale, byte.view(torch.uint8))
+    payload = torch.arange(256, dtype=torch.uint8).repeat(256, 1)
+    scale = torch.arange(256, dtype=torch.uint8)[:, None].repeat(2, 24)
+    expected = dequant_mxfp4(payload, scale[:256, :16])
+    assert torch.allclose(formats.from_mxfp4(payload, scale), expected, 0, 0, equal_nan=True)
+
+
+def test_where_the_first_wrong_element_is() -> None:
+    """Results are compared by parts, of 2^22 elements."""
+    expected = torch.zeros(3, 3, 1 << 20)
+    got = expected.clone()
+    got[1, 2, 5] = got[2, 2, 0] = 1.0
+    says = problem("fp8-mm").official(expected, got)
+    assert says.startswith("2 of 9437184 ") and "the first at (1, 2, 5): 1, expected 0" in says
 
 
 def test_cases_are_written_as_they_are_read() -> None:

@@ -223,7 +223,7 @@ class _Runner:
             expected = self.of.reference(data)
             fresh = self.of.generate(given["case"]) if self.root else None
             officials.append(self.of.official(expected, got, fresh))
-            verdict.strict = verdict.strict or self.of.strict(data, got)
+            verdict.strict = verdict.strict or self.of.strict(data, got, expected)
         verdict.official = next(filter(None, officials), "")
         if verdict.official:
             self.name_failure(verdict, not officials[0], results)

@@ -35,7 +35,7 @@ class FolderProblem(Problem):
             return "" if good else str(text or "check_implementation says no")
         return str(said or "")
 
-    def strict(self, data: Any, got: Any) -> str:
+    def strict(self, data: Any, got: Any, expected: Result) -> str:
         return ""
 
 
@@ -62,7 +62,7 @@ def problem_of(folder: Path, arch: str) -> FolderProblem:
         shrink=_refuse_shrink,
         rtol=0.0,
         atol=0.0,
-        truths=lambda _data: {},
+        truths=lambda _data, _expected: {},
         bound=0.0,
         reference_module=reference,
     )
