@@ -120,7 +120,10 @@ int32_t guarded(Work&& work) {
 
 #define RFOPS_EXPORT extern "C" __attribute__((visibility("default")))
 
-RFOPS_EXPORT int32_t rfops_blaslt_open(void** handle, int32_t* version) {
+// `built_for`: the headers' version; the library's classes lie as its own headers have them.
+RFOPS_EXPORT int32_t rfops_blaslt_open(void** handle, int32_t* version, int32_t* built_for) {
+  *built_for = HIPBLASLT_VERSION_MAJOR * 100000 + HIPBLASLT_VERSION_MINOR * 100 +
+               HIPBLASLT_VERSION_PATCH;  // as hipblasLtGetVersion counts
   return guarded([&] {
     hipblasLtHandle_t made = nullptr;
     const hipblasStatus_t status = hipblasLtCreate(&made);

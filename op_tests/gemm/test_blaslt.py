@@ -114,7 +114,7 @@ def test_a_pin_is_of_a_library_and_an_architecture(opened: Opened, tmp_path: Pat
         blaslt.pin(table, of, library, library.tune(of, 1, "cpu").timed[0], "a test")
     assert library.version == "1200-abc123"
     assert library.pin_of(DENSE, table) == "quick_dense" and library.pin_of(GROUP, table) == "quick"
-    others = [opened(SCRIPT.replace("1200", "1300")), opened(SCRIPT.replace("abc", "abd")),
+    others = [opened(SCRIPT.replace("1200", "1201")), opened(SCRIPT.replace("abc", "abd")),
               opened(gfx="gfx950")]  # fmt: skip
     for other in others:
         with pytest.raises(ConfigError, match="it has those of: 1200-abc123 on gfx942"):
@@ -187,8 +187,10 @@ def test_refusals(opened: Opened, include: list[Path], tmp_path: Path) -> None:
         opened().problem(Linear(DENSE.sizes), *blaslt._tensors(Linear(DENSE.sizes), "cpu"))
     with pytest.raises(ConfigError, match="is no hipBLASLt"):
         Library(tmp_path / "none.so", include, "gfx942")
-    with pytest.raises(ConfigError, match="hipBLASLt's headers in"):
+    with pytest.raises(ConfigError, match=r"headers in .* \(of ROCm 6\.2 or newer\): .*error"):
         blaslt._built([tmp_path])
+    with pytest.raises(ConfigError, match=r"LASLt 1\.3\.1, the headers in .* of 0\.12\.0: say"):
+        opened(SCRIPT.replace("version 1200", "version 100301"))
     (tmp_path / "bad.csv").write_text("kind,sizes\ndense,1x2x3\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"bad\.csv, line 2: expected the columns kind,sizes"):
         blaslt.read(tmp_path / "bad.csv")

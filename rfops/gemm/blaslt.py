@@ -102,8 +102,13 @@ class Library:
             raise ConfigError(f"{library} is no hipBLASLt: {error}") from error
         self._shim.rfops_blaslt_name.restype = c_char_p
         self.gfx, self.clock = gfx, clock or _by_events
-        self._handle, version = c_void_p(), c_int32()
-        self.call("rfops_blaslt_open", byref(self._handle), byref(version))
+        self._handle, version, headers = c_void_p(), c_int32(), c_int32()
+        self.call("rfops_blaslt_open", byref(self._handle), byref(version), byref(headers))
+        if version.value // 100 != headers.value // 100:
+            raise ConfigError(
+                f"{library} is hipBLASLt {_dotted(version.value)}, the headers in {include[0]} are "
+                f"of {_dotted(headers.value)}: say --library and --include of one ROCm"
+            )
         revision = ctypes.create_string_buffer(256)
         self.call("rfops_blaslt_revision", self._handle, revision)
         self.version = f"{version.value}-{revision.value.decode(errors='replace')}"
@@ -166,6 +171,10 @@ class Library:
             f"{table}: no solution for {kind} {sizes} {dtype} by hipBLASLt {self.version} on "
             f"{self.gfx}; it has those of: {others}. `rfops tune blaslt` finds one"
         )
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 100000}.{version // 100 % 1000}.{version % 100}"
 
 
 class Problem:
@@ -349,6 +358,8 @@ def _built(include: Iterable[Path]) -> Path:
         if done.returncode != 0:
             errors = [line for line in done.stderr.splitlines() if "error" in line]
             told_of = "; ".join(errors[:3]) or done.stderr[-300:]
-            raise ConfigError(f"hipBLASLt's headers in {', '.join(folders)}: {told_of}")
+            raise ConfigError(
+                f"hipBLASLt's headers in {', '.join(folders)} (of ROCm 6.2 or newer): {told_of}"
+            )
         made.replace(library)
     return library

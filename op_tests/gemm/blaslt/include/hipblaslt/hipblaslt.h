@@ -8,6 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#define HIPBLASLT_VERSION_MAJOR 0
+#define HIPBLASLT_VERSION_MINOR 12
+#define HIPBLASLT_VERSION_PATCH 0
 #define HIPBLASLT_EXPORT __attribute__((visibility("default")))
 
 typedef void* hipblasLtHandle_t;
