@@ -707,6 +707,20 @@ def test_memory_that_the_host_has_not_is_a_reason(checkout: Path) -> None:
         predict(checkout, huge)
 
 
+@pytest.mark.parametrize("matrix_us, why", [(40.0, ""), (42.0, "42 us, 20.5 are published")])
+def test_a_time_that_no_part_can_reach(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, matrix_us: float, why: str
+) -> None:
+    """The published tables have rows of several times the part's peak."""
+    found = {"us": 50.0, "low": 40.0, "high": 60.0, "matrix_us": matrix_us}
+    monkeypatch.setattr("rfops.cli.timing.predict.modelled", lambda *_: [dict(found)])
+    if not why:
+        assert predict(checkout, parse(OURS))["us"] == 50.0
+        return
+    with pytest.raises(Skip, match=why):
+        predict(checkout, parse(OURS))
+
+
 # ---------------------------------------------------------------- microkernels
 
 

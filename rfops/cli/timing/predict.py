@@ -28,6 +28,7 @@ FAMILIES: Mapping[str, Callable[[Row, Tile, New], Launch]] = {
     "fmoe_one_stage": moe.one_stage,
     "fmoe_stage1": moe.stage_1,
 }
+IMPOSSIBLE = 2.0  # so much longer than published, whatever the clock was: the row is damaged
 
 
 def predict(checkout: Path | None, row: Row) -> dict[str, Any]:
@@ -87,6 +88,9 @@ def timed(row: Row, launch: Launch, code: bytes) -> dict[str, Any]:
         found = modelled(start, row.part, launch.cold, launch.kind, launch.waits)[-1]
     finally:
         runtime.call("hipModuleUnload", module)
+    least = found.pop("matrix_us")
+    if least > IMPOSSIBLE * row.us:
+        raise Skip(f"its matrix instructions alone take {least:.0f} us, {row.us:g} are published")
     more = launch.extra_us
     found |= {name: found[name] + more for name in ("us", "low", "high") if name in found}
     if not math.isfinite(found["us"]):
@@ -102,7 +106,11 @@ def modelled(
     with vgpu.timing(part=part, cold=cold, kind=kind, results=results, detail=False) as t:
         start()
     names = ("us", "low", "high", "clock_ghz", "bound")
-    return [{name: getattr(one, name) for name in names} for one in t.launches]
+    return [
+        {name: getattr(one, name) for name in names}
+        | {"matrix_us": one.busy["mfma"] * (one.us - one.floor_us)}
+        for one in t.launches
+    ]
 
 
 def _start(runtime: hip.Hip, function: c_void_p, launch: Launch) -> None:
