@@ -74,16 +74,17 @@ double Replay::serve_lines(Cu& cu, const Pending& pending, Clk now) {
     port = std::max(port, at) + clk;
     return port;
   };
+  // A read asks for the halves of a line that it needs; writes leave as requests of 64 bytes.
+  const double halves = std::min(2.0, 1.0 * GlobalWord::segments(word) / std::max(1u, lines));
+  const double line_clk = k_.port_line_clk * halves / 2;
   if (GlobalWord::is_write(word)) {
     // More than the segments hold: lanes that meet at an address, one after another.
     const u32 lanes = GlobalWord::lanes(word);
     const bool meet = lanes * GlobalWord::bytes(word) > 64 * GlobalWord::segments(word);
     const double serial = meet && lines ? lanes / lines * k_.atomic_lane_clk : 0;
     const double atomic = pending.inst->atomic ? std::max(k_.atomic_line_clk, serial) : 0;
-    // They leave as requests of 64 bytes, where a read asks for a line.
-    const double requests = std::min(2.0, 1.0 * GlobalWord::segments(word) / std::max(1u, lines));
     for (u32 i = 1; i <= lines; ++i) {
-      const double left = leave(cu.write_port_free, k_.port_line_clk * requests);
+      const double left = leave(cu.write_port_free, 2 * line_clk);
       done = std::max(done, memory_.write(left, pending.words[i], atomic));
     }
     return done;
@@ -94,8 +95,8 @@ double Replay::serve_lines(Cu& cu, const Pending& pending, Clk now) {
     ++memory_.counts.l1_lines;
     memory_.counts.l1_hits += hit;
     if (!hit) {
-      cu.l1.ready(slot) = memory_.read(leave(cu.port_free, k_.port_line_clk), line);
-      result_.port_busy += k_.port_line_clk;
+      cu.l1.ready(slot) = memory_.read(leave(cu.port_free, line_clk), line);
+      result_.port_busy += line_clk;
     }
     done = std::max(done, cu.l1.ready(slot));
   }

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rfops.cli.timing.micro import Micro, Micros, chain, zeros
 from rfops.jit import settings
 from rfops.jit.arch import PART_CUS
@@ -28,6 +30,12 @@ def independent(line: str, count: int, unroll: int = 1) -> str:
 
 LANE_0 = "  s_mov_b64 exec, 1\n  v_mov_b32 v10, s4\n  v_mov_b32 v11, s5\n"
 CHASE = "  flat_load_dwordx2 v[10:11], v[10:11]\n  s_waitcnt vmcnt(0) lgkmcnt(0)\n" * 8
+# Each lane follows int32 indices of its own.
+LANES_CHASE = """
+  v_lshlrev_b32 v10, 2, v10
+  global_load_dword v10, v10, s[4:5]
+  s_waitcnt vmcnt(0)
+"""
 SCALAR_CHASE = "  s_load_dwordx2 s[4:5], s[4:5], 0x0\n  s_waitcnt lgkmcnt(0)\n" * 8
 LDS_CHASE = "  ds_read_b32 v10, v10\n  s_waitcnt lgkmcnt(0)\n" * 8
 LDS_ZERO = "  v_mov_b32 v10, 0\n  ds_write_b32 v10, v10\n  s_waitcnt lgkmcnt(0)\n"
@@ -90,6 +98,7 @@ LDS_FOUR = """
 
 KERNELS_942 = {
     "chase": Micro(CHASE, LANE_0),
+    "lanes_chase": Micro(LANES_CHASE, "  v_mov_b32 v10, v0\n", vgprs=32),
     "scalar_chase": Micro(SCALAR_CHASE),
     "lds_block": Micro(LDS_BLOCK, "  v_lshlrev_b32 v10, 2, v0\n", lds=1024, vgprs=32),
     "fma_saturated": Micro("  v_fma_f32 v8, v8, v4, v5\n" * 32, vgprs=32),
@@ -199,6 +208,14 @@ def footprint(kb: int) -> Callable[[Micros, str], float]:
     return trip("chase", 8, kb, 2 * kb, kb * KB // 128, cold=False)
 
 
+def lanes_chase(micros: Micros, part: str, kb: int) -> float:
+    """clk of a hop of 64 lanes, in a random cycle of int32 indices."""
+    data = zeros(kb * KB // 8)
+    order = np.random.default_rng(0).permutation(kb * KB // 4).astype(np.int32)
+    data.view(np.int32)[order] = np.roll(order, -1)
+    return micros.trip_clk("lanes_chase", part, 512, 1536, data=data, cold=False)
+
+
 def bytes_a_clk(
     kernel: str, footprint: int, few: int, many: int, blocks: int
 ) -> Callable[[Micros, str], float]:
@@ -300,6 +317,11 @@ CASES = [
     *(Case("curve", f"load to use, a footprint of {kb} KB", "MI300X", clk, "clk", footprint(kb))
       for kb, clk in ((22, 119.5), (38, 213), (1102, 213.5), (2333, 212.6), (3387, 213.6),
                       (4914, 455.5))),
+    *(Case(id, f"64 lanes on their own ways through {kb} KB", "MI300A", clk, "clk",
+           functools.partial(lanes_chase, kb=kb), tolerance, note)
+      for id, kb, clk, tolerance, note in (
+          ("c06", 4, 159, TOLERANCE, ""), ("c07", 1024, 290, TOLERANCE, ""),
+          ("c08", 16384, 639, 0.18, "address translation is not modelled"))),
     Case("c09", "scalar cache, load to use", "MI300X", 68, "clk",
          trip("scalar_chase", 8, 16, 32, 4 * KB // 128)),
     Case("c10", "L2, scalar load to use", "MI300X", 180, "clk",
