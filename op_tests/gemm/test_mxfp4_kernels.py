@@ -11,6 +11,7 @@ import torch
 
 import rfops
 from rfops.dispatch.kernel import Call
+from rfops.gemm.mxfp4_deep import DeepConfig
 from rfops.gemm.mxfp4_loop import LoopConfig
 from rfops.gemm.mxfp4_stream import StreamConfig
 from rfops.gemm.mxfp4_tiles import TilesConfig
@@ -39,6 +40,10 @@ VARIANTS = [
     Variant("tiles", TilesConfig(4, 2, 2, 4), (64, 128, 512)),
     Variant("tiles", TilesConfig(2, 1, 3, 6, 2), (70, 201, 1056)),
     Variant("tiles", TilesConfig(8, 1, 1, 8, 3), (130, 140, 640)),
+    Variant("deep", DeepConfig(64, 64), (70, 130, 800)),
+    Variant("deep", DeepConfig(128, 64, 4, 4), (129, 64, 2048)),
+    Variant("deep", DeepConfig(32, 128, 4, 2, 3), (40, 140, 1120)),
+    Variant("deep", DeepConfig(128, 128, 8), (131, 260, 288)),
     Variant("loop", LoopConfig(256, 256), (300, 270, 768)),
     Variant("loop", LoopConfig(256, 128), (257, 140, 288)),
     Variant("loop", LoopConfig(256, 128, 2), (70, 332, 1120)),
@@ -46,7 +51,8 @@ VARIANTS = [
     Variant("loop", LoopConfig(128, 128, 3, 1), (1, 130, 1024)),
 ]
 NAMES = ["gemm_a16wfp4", "gemm_afp4wfp4"]
-MIXED = [v for v in VARIANTS if v.kernel != "loop"]  # of gemm_a8wfp4
+PREPARED = ("deep", "loop")  # whose x is quantised before
+MIXED = [v for v in VARIANTS if v.kernel not in PREPARED]  # of gemm_a8wfp4
 
 
 @pytest.fixture(params=VARIANTS, ids=lambda v: f"{v.kernel}-{v.config}".replace(" ", ""))
@@ -213,10 +219,11 @@ FAR = [
     for kernel, config, m, k in (
         ("stream", StreamConfig(2, 1, 3, 3), 20, 288),
         ("tiles", TilesConfig(1, 1, 1, 4), 17, 96),
+        ("deep", DeepConfig(64, 64), 70, 288),
         ("loop", LoopConfig(256, 128), 70, 288),
     )
     for name in sorted(OPS)
-    if (kernel, name) != ("loop", "gemm_a8wfp4")
+    if kernel not in PREPARED or name != "gemm_a8wfp4"
 ]
 
 
@@ -272,7 +279,7 @@ def test_resources(variant: Variant, name: str) -> None:
     main = p.launches[-1]
     if variant.kernel != "loop" or variant.config.split == 1:
         assert main.vgpr_spills == main.scratch_bytes_per_lane == 0
-    assert len(p.launches) == (2 if variant.kernel == "loop" and problem.x_scale is None else 1)
+    assert len(p.launches) == (2 if variant.kernel in PREPARED and problem.x_scale is None else 1)
 
 
 def test_instructions_that_quantise() -> None:
@@ -372,6 +379,13 @@ def test_other_layouts_are_refused(variant: Variant, name: str) -> None:
         (TilesConfig, (9, 1, 1, 4), "m_tiles is 1 to 8"),
         (TilesConfig, (8, 1, 6, 13), "waves is 1 to 12"),
         (TilesConfig, (8, 4, 6, 4), "would spill|bytes of LDS"),
+        (DeepConfig, (64, 64, 5), "waves is 4 or 8"),
+        (DeepConfig, (64, 64, 4, 3), "ahead 2 or 4"),
+        (DeepConfig, (48, 64), "m is a multiple of 32 up to 256"),
+        (DeepConfig, (64, 288), "n is a multiple of 32 up to 256"),
+        (DeepConfig, (32, 32), "too small for 4 waves"),
+        (DeepConfig, (256, 256, 8), "would spill"),
+        (DeepConfig, (64, 64, 4, 2, 17), "split is 1 to 16"),
         (LoopConfig, (64, 256), "m x n is one of"),
         (TilesConfig, (8, 4, 3, 4), "would spill"),
         (LoopConfig, (256, 256, 2), "no split"),
@@ -388,7 +402,11 @@ def test_configs_that_do_not_fit() -> None:
     kernels = OPS["gemm_a16wfp4"].kernels
     c = call_of(problem)
     assert "above 1 tiles" in str(kernels["stream"].refuses_config(c, StreamConfig(1, 1, 1, 1)))
-    for name, config in (("tiles", TilesConfig(1, 1, 1, 4, 2)), ("loop", LoopConfig(128, 128, 2))):
+    for name, config in (
+        ("tiles", TilesConfig(1, 1, 1, 4, 2)),
+        ("deep", DeepConfig(64, 64, split=2)),
+        ("loop", LoopConfig(128, 128, 2)),
+    ):
         assert "fewer than 2" in str(kernels[name].refuses_config(c, config))
     c = call_of(random_problem(40, 64, 288))
     assert "K=288 is no multiple" in str(kernels["loop"].refuses_config(c, LoopConfig(256, 256)))

@@ -41,6 +41,7 @@ SCALED = """
     w_scale_layout: raw|32x8
     -> out: dtype[M, N]
     """
+_LARGE = 1 << 25  # elements of w
 # A scale's argument: the size that it has a row for each of, and those of its own.
 SCALES = {"w_scale": ("N", "SN", "SK"), "x_scale": ("M", "XM", "XK")}
 
@@ -94,10 +95,12 @@ class Fp4Gemm(Op):
         return BLOCK if size == "K" else super()._multiple_of(size)
 
     def order(self, c: Call) -> Sequence[str]:
-        """HIP's: for few rows the kernel that streams w; then the one whose waves share x, as long
-        as quantising it again and again costs less than a launch; above it the loop."""
-        most = 512 if x_bits(c) == 16 else 256
-        first = "stream" if c.M <= 64 else "tiles" if c.M <= most else "loop"
+        """HIP's: for few rows the kernel that streams w; then those that are bound by loads, the
+        one that wants x and scales prepared where w is so large that a launch for it pays; above
+        it the loop."""
+        is_prepared = x_bits(c) == 4 and c.w_scale_layout == c.x_scale_layout != RAW
+        middle = "deep" if is_prepared or c.N * c.K >= _LARGE else "tiles"
+        first = "stream" if c.M <= 64 else middle if c.M <= 512 else "loop"
         return sorted(super().order(c), key=lambda name: name != first)
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:

@@ -21,12 +21,12 @@ constexpr u32 kFp4TileBlocks = kTileK / kFp4Block;
 // What the matrix cores call the formats of operands.
 enum MatrixFormat : int { kE4m3 = 0, kE2m1 = 4 };
 
-// c + 2^(a_scale + b_scale - 254) * a * b^T, of e2m1 a. The lowest byte of a's scale counts, byte
-// kBByte of b's.
-template <MatrixFormat kB = kE2m1, int kBByte = 0>
+// c + 2^(a_scale + b_scale - 254) * a * b^T, of e2m1 a. Byte kAByte of a's scale counts, kBByte of
+// b's.
+template <MatrixFormat kB = kE2m1, int kBByte = 0, int kAByte = 0>
 __device__ inline F32x4 multiply_fp4(U32x4 a, u32 a_scale, const Tile& b, u32 b_scale, F32x4 c) {
   const Tile low = {a, a};  // what lies above 16 bytes is not looked at
-  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(join(low), join(b), c, kE2m1, kB, 0,
+  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(join(low), join(b), c, kE2m1, kB, kAByte,
                                                           static_cast<i32>(a_scale), kBByte,
                                                           static_cast<i32>(b_scale));
 }

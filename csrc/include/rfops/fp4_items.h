@@ -23,6 +23,19 @@ struct Place {
   u32 first, end;  // elements of K
 };
 
+// Number `item` of all tiles of kM x kN and parts of them; of those beyond the last no K.
+template <u32 kM, u32 kN, u32 kSplit, u32 kGroupM>
+__device__ inline Place fp4_place(const Fp4Args& a, u32 item) {
+  const u32 m_blocks = (a.m + kM - 1) / kM, n_blocks = (a.n + kN - 1) / kN;
+  const bool is_there = item < m_blocks * n_blocks * kSplit;
+  const Block found = block_of<kGroupM, kSplit>(is_there ? item : 0, m_blocks, n_blocks);
+  const Block at = {as_scalar(found.m), as_scalar(found.n), as_scalar(found.split)};
+  const u32 all = (a.k + kStepK - 1) / kStepK;  // shared out in parts that differ by one at most
+  const u32 first = all * at.split / kSplit * kStepK, last = all * (at.split + 1) / kSplit * kStepK;
+  const u32 end = last < a.k ? last : a.k;
+  return {at.m * kM, at.n * kN, at.m * n_blocks + at.n, at.split, first, is_there ? end : first};
+}
+
 // Shuffled scales of at most `most` rows from `row` on, a multiple of 32.
 __device__ inline Buffer scale_rows(const u8* scales, u32 row, u32 rows, u32 most, u32 row_bytes,
                                     bool is_there) {
@@ -44,24 +57,15 @@ struct Fp4Item {
   }
 
   __device__ static Fp4Item of(const Fp4Args& a, u32 item) {
-    const u32 m_blocks = (a.m + kM - 1) / kM, n_blocks = (a.n + kN - 1) / kN;
-    const bool is_there = item < m_blocks * n_blocks * kSplit;
-    const Block found = block_of<kGroupM, kSplit>(is_there ? item : 0, m_blocks, n_blocks);
-    const Block at = {as_scalar(found.m), as_scalar(found.n), as_scalar(found.split)};
-    const u32 m0 = at.m * kM, n0 = at.n * kN;
-    const u32 all = (a.k + kStepK - 1) / kStepK;  // shared out in parts that differ by one at most
-    const u32 first = all * at.split / kSplit * kStepK,
-              last = all * (at.split + 1) / kSplit * kStepK;
+    const Place place = fp4_place<kM, kN, kSplit, kGroupM>(a, item);
+    const u32 m0 = place.m0, n0 = place.n0;
+    const bool is_there = item < count(a);
     const u32 x_rows = kXShuffled ? (a.m + 15) / 16 * 16 : a.m;  // shuffled ones come in sixteens
     const OperandRows x(a.x, m0, x_rows, kM, a.x_row, 0, a.k / 2, MemoryOrder<kXShuffled>::kUnit);
     const OperandRows w(a.w, n0, a.n, kN, a.w_row, 0, a.k / 2, MemoryOrder<kShuffled>::kUnit);
     const u32 wave_m = m0 + wave_in_group() / 2 * (kM / 2);
     const u32 wave_n = n0 + wave_in_group() % 2 * (kN / 2);
-    return {{m0, n0, at.m * n_blocks + at.n, at.split, first,
-             !is_there    ? first
-             : last < a.k ? last
-                          : a.k},
-            make_buffer(x.first, is_there ? x.bytes : 0),
+    return {place, make_buffer(x.first, is_there ? x.bytes : 0),
             make_buffer(w.first, is_there ? w.bytes : 0),
             scale_rows(a.x_scale, wave_m, a.m, kM / 2, a.x_scale_row, is_there),
             scale_rows(a.w_scale, wave_n, a.n, kN / 2, a.w_scale_row, is_there)};
