@@ -8,6 +8,7 @@
 // Layout. A workgroup has 2048 columns of a token, a lane 16 bytes of each row.
 //
 // Promises. Deterministic. Rows are aligned to 16 bytes, N is a multiple of 8.
+#include "rfops/moe_choices.h"
 #include "rfops/types.h"
 
 #if !defined(RFOPS_IN) || !defined(RFOPS_ID) || !defined(RFOPS_TOP_K) || !defined(RFOPS_SHARED)
@@ -25,30 +26,6 @@ constexpr u32 kTopK = RFOPS_TOP_K, kShared = RFOPS_SHARED;
 constexpr u32 kThreads = 256, kVec = kVecBytes / sizeof(In);
 using InVec = In __attribute__((ext_vector_type(kVec)));
 
-// Of each choice its weight, and whether it has a row.
-struct Choices {
-  f32 weight[kTopK];
-  bool has_row[kTopK];
-
-  __device__ Choices(const f32* weights, const Id* ids, u32 routed) {
-    Id id[kTopK];
-#pragma unroll
-    for (u32 j = 0; j < kTopK; ++j) {
-      id[j] = ids[j];
-      weight[j] = weights[j];
-      bool is_new = true;
-      const bool is_there = id[j] >= 0 && id[j] < static_cast<Id>(routed);
-#pragma unroll
-      for (u32 i = 0; i < j; ++i) {
-        const bool is_same = is_there && has_row[i] && id[i] == id[j];
-        weight[i] += is_same ? weight[j] : 0.0f;
-        is_new = is_new && !is_same;
-      }
-      has_row[j] = is_there && is_new;
-    }
-  }
-};
-
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
@@ -65,17 +42,7 @@ moe_add_pairs(In* __restrict__ out,             // [M, N]
     const u64 from = j < kTopK ? u64{token} * kTopK + j : u64{m} * j + token;
     row[j] = *reinterpret_cast<const InVec*>(rows + from * n + column);
   }
-  const Choices choices(weights + u64{token} * kTopK, ids + u64{token} * kTopK, routed);
-  using Sums = f32 __attribute__((ext_vector_type(kVec)));
-  Sums sum = {};
-#pragma unroll
-  for (u32 j = 0; j < kTopK + kShared; ++j) {
-    if (j < kTopK && !choices.has_row[j < kTopK ? j : 0]) continue;
-    const f32 factor = j < kTopK ? choices.weight[j < kTopK ? j : 0] : 1.0f;
-#pragma unroll
-    for (u32 i = 0; i < kVec; ++i) {
-      sum[i] = __builtin_fmaf(factor, static_cast<f32>(row[j][i]), sum[i]);
-    }
-  }
-  *reinterpret_cast<InVec*>(out + u64{token} * n + column) = __builtin_convertvector(sum, InVec);
+  const Choices<kTopK> choices(weights + u64{token} * kTopK, ids + u64{token} * kTopK, routed);
+  *reinterpret_cast<InVec*>(out + u64{token} * n + column) =
+      sum_of_rows<kTopK, kShared>(row, choices);
 }

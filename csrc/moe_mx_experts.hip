@@ -17,11 +17,13 @@
 // Promises. Deterministic: a row's sums go along K, part by part, wherever it lies. Memory that is
 // not there is not touched. Rows of weights are aligned to 16 bytes, shuffled scales to 4.
 #include "rfops/arch.h"
-#include "rfops/exp.h"
 #include "rfops/experts.h"
 #include "rfops/lanes.h"
+#include "rfops/moe_mx_loop.h"
 #include "rfops/moe_mx_rows.h"
+#include "rfops/moe_mx_store.h"
 #include "rfops/moe_mx_weights.h"
+#include "rfops/mx_products.h"
 #include "rfops/scattered_store.h"
 #include "rfops/waits.h"
 
@@ -33,7 +35,7 @@
     !defined(RFOPS_BUMP) || !defined(RFOPS_M_TILES) || !defined(RFOPS_N_WAVES) ||          \
     !defined(RFOPS_K_WAVES) || !defined(RFOPS_CHUNK) || !defined(RFOPS_OUT_CHUNK) ||       \
     !defined(RFOPS_SHUFFLED) || !defined(RFOPS_SHUFFLED_SCALES) || !defined(RFOPS_TAIL) || \
-    !defined(RFOPS_EACH) || !defined(RFOPS_TOP_K)
+    !defined(RFOPS_EACH) || !defined(RFOPS_TOP_K) || !defined(RFOPS_TILED_H)
 #error "moe_mx_experts needs the RFOPS_ constants below"
 #endif
 
@@ -56,13 +58,13 @@ constexpr u32 kWaves = kNWaves * kKWaves, kThreads = kWaves * kWaveSize;
 constexpr u32 kRows = kMTiles * kTileRows;
 constexpr u32 kOwnColumns = (kStage == 1 ? kTiles / 2 : kTiles) * kTileRows;  // of a wave
 constexpr u32 kColumns = kNWaves * kOwnColumns;
-static_assert(kChunk % kKWaves == 0, "as many steps of a chunk a wave");
 
-using Experts = ExpertRows<kRows, kEach>;
+// h that moe_mx_down takes lies by tiles, which belong to one expert each.
+constexpr bool kTiledH = RFOPS_TILED_H;
+using Experts = ExpertRows<kRows, kEach, kRows, kTiledH ? kTileRows : 1>;
 using Rows = ChunkRows<Format, kRows, kChunk, kWaves>;
 using Scales = Rows::Scales;
 using Weights = WeightSteps<Format, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, RFOPS_TAIL, kTiles>;
-using OutScales = ScalePlaces<Format, RFOPS_OUT_CHUNK>;
 using Store = ScatteredStore<Half>;
 constexpr u32 kNone = Store::kNoRow;
 constexpr u32 kStepBlocks = Scales::kStepBlocks;
@@ -81,187 +83,11 @@ struct Lds {
 static_assert(sizeof(Lds) <= kLdsBytes, "a workgroup fits a CU");
 __shared__ __attribute__((aligned(16))) Lds lds;
 
-template <u32 kOwn>
-struct Sums {
-  F32x4 of[kOwn][kTiles];
-};
-
-// This wave's weights in an expert.
-struct Place {
-  MatrixBytes from;
-  u32 row, n;  // of stage 1 gate's; up's are n rows on
-  u32 steps;
-
-  // Loads kFrom .. kTo - 1 of a step.
-  template <u32 kFrom, u32 kTo>
-  __device__ void load(const Weights& weights, Weights::Held& held, u32 step) const {
-    if constexpr (kFrom < kTo) {
-      constexpr u32 kTile = Weights::tile_of(kFrom);
-      constexpr u32 kOf = kStage == 1 ? kTile % (kTiles / 2) : kTile;  // of its matrix
-      const u32 first = row + (kStage == 1 && kTile >= kTiles / 2 ? n : 0);
-      const bool is_there = step < steps && (kStage == 2 || row < n);
-      weights.load<kFrom>(held, from, first + kOf * kTileRows, step, is_there);
-      load<kFrom + 1, kTo>(weights, held, step);
-    }
-  }
-};
-
-template <u32 kT, u32 kH, u32 kByte>
-__device__ inline void multiply_tile(F32x4& sum, const Weights::Held& w, const U32x4 (&x)[2],
-                                     u32 x_scale) {
-  constexpr bool kIsFp4 = Weights::kIsFp4;
-  const Tile a = {w.piece[kT][kIsFp4 ? kH : 0], w.piece[kT][kIsFp4 ? kH : 1]};
-  const Tile b = {x[kIsFp4 ? kH : 0], x[kIsFp4 ? kH : 1]};
-  sum = __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(
-      join(a), join(b), sum, Format::kFormat, Format::kFormat, Weights::byte(kT, kH),
-      static_cast<i32>(w.scale[Weights::word(kT, kH)]), kByte % 4, static_cast<i32>(x_scale));
-}
-
-// A lane's scales of a chunk, of one tile of rows.
-constexpr u32 kScaleWords = (Scales::kOfLane + 3) / 4;
-struct LaneScales {
-  u32 word[kScaleWords];
-};
-__device__ inline LaneScales load_scales(const LdsBytes* at) {
-  LaneScales found = {};
-  if constexpr (Scales::kOfLane == 1) {
-    found.word[0] = *at;
-  } else if constexpr (Scales::kOfLane == 2) {
-    found.word[0] = *reinterpret_cast<const RFOPS_LDS u16*>(at);
-  } else {
-#pragma unroll
-    for (u32 i = 0; i < kScaleWords; ++i) {
-      found.word[i] = reinterpret_cast<const RFOPS_LDS u32*>(at)[i];
-    }
-  }
-  return found;
-}
-
-template <u32 kOwn>
-__device__ inline void load_all_scales(LaneScales (&scales)[kOwn], const LdsBytes* chunk) {
-  const u32 lane = lane_in_wave(), of_lane = lane % kTileRows * 4 + lane / kTileRows;
-#pragma unroll
-  for (u32 i = 0; i < kOwn; ++i) {
-    scales[i] =
-        load_scales(chunk + Rows::kScalesAt + (i * kTileRows * 4 + of_lane) * Scales::kOfLane);
-  }
-}
-
-// Step kS of a chunk in LDS by the weights of a step. Which of a chunk's steps it is depends on the
-// wave where waves share out K: then `shift` brings its scales to the bottom.
-template <u32 kOwn, u32 kS, u32 kT = 0>
-__device__ inline void multiply_tiles(Sums<kOwn>& sums, u32 i, const Weights::Held& w,
-                                      const U32x4 (&x)[2], const LaneScales& scales) {
-  if constexpr (kT < kTiles) {
-    constexpr u32 kByte = kS * (kStepBlocks / 4);
-    multiply_tile<kT, 0, kByte>(sums.of[i][kT], w, x, scales.word[kByte / 4]);
-    if constexpr (Weights::kIsFp4) {
-      multiply_tile<kT, 1, kByte + 1>(sums.of[i][kT], w, x, scales.word[(kByte + 1) / 4]);
-    }
-    multiply_tiles<kOwn, kS, kT + 1>(sums, i, w, x, scales);
-  }
-}
-
-// Tile after tile of rows, and beside each some of the loads of the weights that come next.
-template <u32 kOwn, u32 kS, u32 kI = 0, class Load>
-__device__ inline void multiply_step(Sums<kOwn>& sums, const Weights::Held& w, const LdsBytes* step,
-                                     const LaneScales (&scales)[kOwn], const U32x4 (&x)[2],
-                                     Load load) {
-  if constexpr (kI < kOwn) {
-    const u32 lane = lane_in_wave(), row = lane % kTileRows, chunk = lane / kTileRows;
-    const LdsBytes* const at = step + (kI + 1) * (kTileRows * kRowBytes);
-    U32x4 next[2];
-    if constexpr (kI + 1 < kOwn) {
-      next[0] = lds_load_16(at + step_at(row, chunk));
-      next[1] = lds_load_16(at + step_at(row, chunk + kRowChunks / 2));
-    }
-    load.template operator()<kI * Weights::kLoads / kOwn, (kI + 1) * Weights::kLoads / kOwn>();
-    keep_order();
-    multiply_tiles<kOwn, kS>(sums, kI, w, x, scales[kI]);
-    keep_order();
-    multiply_step<kOwn, kS, kI + 1>(sums, w, step, scales, next, load);
-  }
-}
-
-// The wave's steps of a chunk: kK of each kKWaves.
-template <u32 kOwn, u32 kK, u32 kI = 0>
-__device__ inline void multiply_chunk(Sums<kOwn>& sums, Weights::Held& own, const Weights& weights,
-                                      const Place& place, u32 first, const LdsBytes* chunk,
-                                      LdsBytes* staging, const LaneScales (&scales)[kOwn]) {
-  if constexpr (kI < kChunk / kKWaves) {
-    constexpr u32 kS = kI * kKWaves + kK;
-    Weights::Held next;
-    const auto load = [&]<u32 kFrom, u32 kTo>() {
-      place.load<kFrom, kTo>(weights, next, first + kS + kKWaves);
-    };
-    const u32 lane = lane_in_wave(), row = lane % kTileRows, of_row = lane / kTileRows;
-    const LdsBytes* const step = chunk + kS * Rows::kStepBytes;
-    const U32x4 x[2] = {lds_load_16(step + step_at(row, of_row)),
-                        lds_load_16(step + step_at(row, of_row + kRowChunks / 2))};
-    weights.turn(own, first + kS, staging);
-    multiply_step<kOwn, kS>(sums, own, step, scales, x, load);
-    own = next;
-    multiply_chunk<kOwn, kK, kI + 1>(sums, own, weights, place, first, chunk, staging, scales);
-  }
-}
-template <u32 kOwn, u32 kK = 0>
-__device__ inline void multiply_own(u32 wave_k, Sums<kOwn>& sums, Weights::Held& own,
-                                    const Weights& weights, const Place& place, u32 first,
-                                    const LdsBytes* chunk, LdsBytes* staging,
-                                    const LaneScales (&scales)[kOwn]) {
-  if constexpr (kK + 1 < kKWaves) {
-    if (wave_k != kK) {
-      return multiply_own<kOwn, kK + 1>(wave_k, sums, own, weights, place, first, chunk, staging,
-                                        scales);
-    }
-  }
-  multiply_chunk<kOwn, kK>(sums, own, weights, place, first, chunk, staging, scales);
-}
-
-// All of K: kOwn tiles of rows by this wave's weights. The first step of these is on its way.
-template <u32 kOwn>
-__device__ inline void multiply_all(Sums<kOwn>& sums, Weights::Held& own, const Weights& weights,
-                                    const Place& place, Rows& rows) {
-  RFOPS_LDS Lds* const memory = (RFOPS_LDS Lds*)&lds;
-  const u32 wave_k = wave_in_group() / kNWaves;
-  LdsBytes* const staging = memory->staging[wave_in_group()];
-  u32 buffer = 0;
-  if constexpr (kThroughRegisters) {
-    rows.load(0, true);
-    rows.put(memory->memory.chunk[0]);
-    rows.load(1, kChunk < place.steps);
-    wait_lds();
-    meet();
-  } else {
-    rows.issue(memory->memory.chunk[0], 0);
-    wait_loads<0>();
-  }
-  for (u32 first = 0; first < place.steps; first += kChunk, buffer ^= 1) {
-    const LdsBytes* const chunk = memory->memory.chunk[buffer];
-    LdsBytes* const other = memory->memory.chunk[buffer ^ 1];
-    if constexpr (kThroughRegisters) {
-      rows.put(other);
-      rows.load(first / kChunk + 2, first + 2 * kChunk < place.steps);
-    } else {
-      meet();  // this chunk is there, and the other one is read
-      if (first + kChunk < place.steps) rows.issue(other, first / kChunk + 1);
-      keep_order();
-    }
-    LaneScales scales[kOwn];
-    load_all_scales(scales, chunk);
-    multiply_own<kOwn>(wave_k, sums, own, weights, place, first, chunk, staging, scales);
-    if constexpr (kThroughRegisters) {
-      wait_lds();
-      meet();
-    } else {
-      wait_loads<Weights::kLoads>();  // the next chunk; of weights a step may still be on its way
-    }
-  }
-}
-
+using Loop = ExpertLoop<Rows, Weights, kTiles, kStage == 1 ? 2 : 1, kKWaves, kThroughRegisters>;
+using Place = Loop::Place;
 // The sums of the waves that share out K, in their order, in the first of them.
 template <u32 kOwn>
-__device__ inline void add_parts(Sums<kOwn>& sums, u32 wave_k, u32 wave_n) {
+__device__ inline void add_parts(F32x4 (&sums)[kOwn][kTiles], u32 wave_k, u32 wave_n) {
   if constexpr (kKWaves > 1) {
     RFOPS_LDS Lds* const memory = (RFOPS_LDS Lds*)&lds;
     const u32 lane = lane_in_wave();
@@ -272,15 +98,14 @@ __device__ inline void add_parts(Sums<kOwn>& sums, u32 wave_k, u32 wave_n) {
     meet();
     if (wave_k > 0) {
 #pragma unroll
-      for (u32 i = 0; i < kOwn * kTiles; ++i) *at(wave_k - 1, i) = sums.of[i / kTiles][i % kTiles];
+      for (u32 i = 0; i < kOwn * kTiles; ++i) *at(wave_k - 1, i) = sums[i / kTiles][i % kTiles];
     }
     sync_group();
     if (wave_k > 0) return;
 #pragma unroll
     for (u32 i = 0; i < kOwn * kTiles; ++i) {
 #pragma unroll
-      for (u32 part = 0; part + 1 < kKWaves; ++part)
-        sums.of[i / kTiles][i % kTiles] += *at(part, i);
+      for (u32 part = 0; part + 1 < kKWaves; ++part) sums[i / kTiles][i % kTiles] += *at(part, i);
     }
   }
 }
@@ -291,46 +116,20 @@ struct Out {
   u32 n, steps;
 };
 
-// 32 columns of 16 rows of h: block number `block` of these rows.
-__device__ inline void store_block(const F32x4 (&gate)[2], const F32x4 (&up)[2], const Out& out,
-                                   const ExpertTile& tile, u32 row, u32 block) {
-  using Pair = Half __attribute__((ext_vector_type(2)));
-  const u32 quarter = lane_in_wave() / kTileRows;
-  u32 pairs[4];
-#pragma unroll
-  for (u32 i = 0; i < 4; ++i) {
-    const u32 t = i / 2, e = i % 2 * 2;
-    const Pair pair = {static_cast<Half>(silu(gate[t][e]) * up[t][e]),
-                       static_cast<Half>(silu(gate[t][e + 1]) * up[t][e + 1])};
-    pairs[i] = __builtin_bit_cast(u32, pair);
-  }
-  const auto larger = [](u32 a, u32 b) { return a > b ? a : b; };
-  u32 most = Mxfp4From<Half>::most(pairs);
-  most = details::fold_across<32>(details::fold_across<16>(most, larger), larger);
-  const u32 byte = Format::scale<Half>(most);
-  const Format::Eight eight = Format::eight<Half>(pairs, byte);
-  const u32 row_bytes = out.steps * kRowBytes, scale_bytes = out.steps * kStepBlocks;
-  const Buffer to = make_buffer(out.rows + u64{tile.first} * row_bytes, tile.rows * row_bytes);
-  const Buffer scale_to =
-      make_buffer(out.scales + u64{tile.first} * scale_bytes, tile.rows * scale_bytes);
-  const u32 at = block * kMxBlock + first_of_exchanged(quarter);
-  store_eight(exchange(eight), to, row * row_bytes + at * kRowBytes / Format::kStepK);
-  const u32 scale_at = row * scale_bytes + OutScales::at(block);
-  __builtin_amdgcn_raw_buffer_store_b8(static_cast<u8>(byte), scale_to.rsrc,
-                                       quarter == 0 ? scale_at : kOutside, 0, 0);
-}
-
 template <u32 kOwn>
-__device__ inline void store(const Sums<kOwn>& sums, const Out& out, const ExpertTile& tile, u32 n0,
-                             u32 wave_n) {
+__device__ inline void store(const F32x4 (&sums)[kOwn][kTiles], const Out& out,
+                             const ExpertTile& tile, u32 n0, u32 wave_n) {
   const u32 lane = lane_in_wave();
   if constexpr (kStage == 1) {
     if (n0 >= out.n) return;
+    const u32 row_bytes = out.steps * kRowBytes, scale_bytes = out.steps * kStepBlocks;
+    const QuantisedRows<Half, Format, RFOPS_OUT_CHUNK, kTiledH> to(
+        out.rows + u64{tile.first} * row_bytes, out.scales + u64{tile.first} * scale_bytes,
+        tile.rows, row_bytes, scale_bytes);
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
-      const F32x4(&of)[kTiles] = sums.of[i];
-      store_block({of[0], of[1]}, {of[2], of[3]}, out, tile, i * kTileRows + lane % kTileRows,
-                  n0 / kMxBlock);
+      const F32x4(&of)[kTiles] = sums[i];
+      to.store({of[0], of[1]}, {of[2], of[3]}, i * kTileRows + lane % kTileRows, n0 / kMxBlock);
       keep_order();
     }
   } else {
@@ -339,25 +138,22 @@ __device__ inline void store(const Sums<kOwn>& sums, const Out& out, const Exper
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
 #pragma unroll
-      for (u32 t = 0; t < kTiles; ++t) to.put(t, sums.of[i][t]);
+      for (u32 t = 0; t < kTiles; ++t) to.put(t, sums[i][t]);
       to.store(i);
     }
   }
 }
 
 template <u32 kOwn>
-__device__ inline void make_tile(const ExpertTile& tile, Weights::Held& own, const Weights& weights,
-                                 const Place& place, Rows& rows, const Out& out) {
+__device__ inline void make_tile(Loop& loop, const ExpertTile& tile, const Out& out, u32 column) {
   if constexpr (kOwn > 1) {
-    if (tile.rows <= kOwn / 2 * kTileRows) {
-      return make_tile<kOwn / 2>(tile, own, weights, place, rows, out);
-    }
+    if (tile.rows <= kOwn / 2 * kTileRows) return make_tile<kOwn / 2>(loop, tile, out, column);
   }
-  Sums<kOwn> sums = {};
-  multiply_all<kOwn>(sums, own, weights, place, rows);
+  F32x4 sums[kOwn][kTiles] = {};
+  loop.multiply<kOwn>(sums);
   const u32 wave_k = wave_in_group() / kNWaves, wave_n = wave_in_group() % kNWaves;
   add_parts<kOwn>(sums, wave_k, wave_n);
-  if (wave_k == 0) store<kOwn>(sums, out, tile, place.row, wave_n);
+  if (wave_k == 0) store<kOwn>(sums, out, tile, column, wave_n);
 }
 
 }  // namespace
@@ -371,7 +167,7 @@ moe_mx_experts(u8* __restrict__ out,        // stage 1: [rows, out_steps, 128]; 
                const u8* __restrict__ w_scale,   // [E, N or 2 N, K / 32]
                const u32* __restrict__ lists,    // [routed, M]; stage 1
                u32* __restrict__ counts,         // [routed]; stage 2 leaves them 0
-               u32* __restrict__ offsets,        // [E + 1]; stage 1 writes them
+               u32* __restrict__ offsets,  // [E + 1]; stage 1 writes them, of tiled h the counts
                u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 w_row, u32 w_scale_row,  // bytes
                u32 out_steps,
                u32 groups) {  // a multiple of 8
@@ -382,21 +178,17 @@ moe_mx_experts(u8* __restrict__ out,        // stage 1: [rows, out_steps, 128]; 
     if constexpr (kStage == 2) return offsets[e + 1] - offsets[e];
     return e < routed ? counts[e] : m;
   });
-  if (group_x() == 0 && wave_in_group() == 0) {
-    if constexpr (kStage == 1) {
-      all.offsets(experts, [&](u32 e, u32 row) { offsets[e] = row; });
-    } else {
-      for (u32 e = lane_in_wave(); e < routed; e += kWaveSize) counts[e] = 0;
+  if constexpr (kTiledH) {
+    if (group_x() == 0 && wave_in_group() == 0) {
+      all.counts(experts, [&](u32 e, u32 rows) { offsets[e] = rows; });
     }
+  } else {
+    leave_for_others<kStage>(all, counts, offsets, routed, experts);
   }
   const Weights weights(k);
   const Out to = {out, out_scale, columns, out_steps};
   const u32 wave_n = wave_in_group() % kNWaves, wave_k = wave_in_group() / kNWaves;
-  // Tiles of an XCD are neighbours, and so are those that its workgroups have at a time.
-  const u32 share = (all.tiles() + kXcds - 1) / kXcds, xcd = group_x() % kXcds;
-  for (u32 at = group_x() / kXcds; at < share; at += groups / kXcds) {
-    const ExpertTile tile = all.tile(xcd * share + at);
-    if (tile.rows == 0) break;
+  each_tile(all, groups, [&](const ExpertTile& tile) {
     const bool is_list = kStage == 1 && tile.expert < routed;
     const u32* const list = lists + u64{tile.expert} * m + tile.row;
     const u32 rows = kStage == 1 ? m : tile.rows;
@@ -424,9 +216,10 @@ moe_mx_experts(u8* __restrict__ out,        // stage 1: [rows, out_steps, 128]; 
       goes_to[i] = tile.expert < routed ? list[row] : shared;
     }
     keep_order();
-    Weights::Held own;
-    place.load<0, Weights::kLoads>(weights, own, wave_k);
-    keep_order();
+    RFOPS_LDS Lds* const memory = (RFOPS_LDS Lds*)&lds;
+    Loop loop(weights, place, from, wave_k, memory->memory.chunk[0],
+              memory->staging[wave_in_group()]);
+    loop.begin();
     meet();  // what was in LDS is stored
 #pragma unroll
     for (u32 i = 0; i < kOfThread; ++i) {
@@ -434,6 +227,6 @@ moe_mx_experts(u8* __restrict__ out,        // stage 1: [rows, out_steps, 128]; 
       if (row < kRows) lds.to[row] = goes_to[i];
     }
     wait_lds();
-    make_tile<kMTiles>(tile, own, weights, place, from, to);
-  }
+    make_tile<kMTiles>(loop, tile, to, place.row);
+  });
 }

@@ -121,6 +121,8 @@ SHAPES = [
 CONFIGS = [
     MxMoeConfig(1, 1, 4, 4, 1, 4), MxMoeConfig(1, 4, 1, 2, 1, 1), MxMoeConfig(2, 2, 2, 2, 2, 2),
     MxMoeConfig(4, 4, 1, 4, 1, 2), MxMoeConfig(8, 4, 1, 4, 1, 1), MxMoeConfig(2, 8, 1, 1, 1, 8),
+    MxMoeConfig(1, 1, 4, 8, 1, 2, 16, 1), MxMoeConfig(2, 4, 1, 4, 1, 2, 32, 2),
+    MxMoeConfig(4, 4, 1, 4, 1, 2, 16, 4),
 ]  # fmt: skip
 
 
@@ -296,14 +298,67 @@ def test_the_same_in_any_order(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> 
         assert torch.equal(problem.run("hip"), first)
 
 
+FUSED = [
+    # m, d, i, e, k, shared, dtype; columns, waves, tiles of rows
+    ((5, 288, 160, 4, 2, 0, BF16), (16, 8, 1)),
+    ((33, 512, 256, 6, 3, 1, F16), (32, 8, 2)),
+    ((150, 256, 256, 3, 3, 2, BF16), (16, 16, 1)),
+    ((40, 256, 768, 3, 3, 2, BF16), (16, 4, 2)),
+    ((70, 256, 512, 5, 2, 1, BF16), (32, 4, 2)),
+]  # fmt: skip
+
+
+def test_rows_that_never_leave_the_chip() -> None:
+    """Down and the sum in one kernel: a call's default, and the bits of two kernels."""
+    problem = random_problem(MXFP4, 6, 256, 256, 4, 2, num_shared=1).shuffled()
+    with rfops.vgpu.profile() as p:
+        got = problem.run("hip")
+    names = ["moe_mx_prepare", "moe_mx_experts", "moe_mx_down"]
+    assert [launch.kernel for launch in p.launches] == names
+    assert torch.equal(got, problem.run("hip", MxMoeConfig(1, 4, 1, 4, 1)))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", FUSED, ids=str)
+def test_fused_bits(fmt: Format, case: Any) -> None:
+    """Tails, row tiles that an expert has none or part of, shared experts, ids outside."""
+    shape, (columns, waves, rows) = case
+    problem = random_problem(fmt, *shape)
+    problem.topk_ids[1, 0], problem.topk_ids[3] = -1, 1
+    plain = MxMoeConfig(1, 4, 1, 4, 1)
+    fused = replace(plain, columns=columns, down_n=waves, rows=rows)
+    wanted = problem.run("hip", plain)
+    assert_near(wanted, problem.exact)
+    kinds = [problem]
+    if shape[1] % 256 == shape[2] % 256 == 0:
+        kinds.append(problem.shuffled())
+    for kind in kinds:
+        with rfops.vgpu.check() as checked:
+            got = kind.run("hip", fused)
+        assert torch.equal(got, wanted)
+        assert not checked.findings, "\n".join(map(str, checked.findings))
+
+
+@pytest.mark.parametrize("i", [256, 512, 2048])
+def test_three_launches_for_few_tokens(i: int) -> None:
+    for fmt in (MXFP4, MXFP8):
+        for m in (1, 8):
+            if fmt is MXFP8 and i > 1536:
+                continue  # its columns do not fit in registers
+            c = _call(random_problem(fmt, m, 256, i, 2, 1))
+            assert OPS[fmt.word].kernels["hip"].default(c).columns > 0
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_what_hip_does(fmt: Format, config: MxMoeConfig) -> None:
-    """Four launches without scratch or spills."""
+    """Four launches, or three, without scratch or spills."""
     problem = random_problem(fmt, 20, 1024, 512, 3, 2).shuffled()
     with rfops.vgpu.profile() as p:
         problem.run("hip", config)
     names = ["moe_mx_prepare", "moe_mx_experts", "moe_mx_experts", "moe_add_pairs"]
+    if config.columns:
+        names[2:] = ["moe_mx_down"]
     assert [launch.kernel for launch in p.launches] == names
     for launch in p.launches:
         assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
@@ -337,7 +392,7 @@ def test_a_layer(fmt: Format) -> None:
     with rfops.vgpu.profile() as p:
         got = rfops.moe_layer(problem.x, router, problem.w1, problem.w2, 2, num_shared=1,
                               quant=fmt.word, **scales)  # fmt: skip
-    assert len(p.launches) == 5 and p.launches[0].kernel == "moe_router"
+    assert len(p.launches) in (4, 5) and p.launches[0].kernel == "moe_router"
     weights, ids = rfops.moe_router(problem.x, router, 2)
     assert torch.equal(got, problem.with_(topk_weights=weights, topk_ids=ids).call())
 
@@ -407,11 +462,23 @@ def test_refusals_of_layouts() -> None:
         (lambda: MxMoeConfig(1, 4, 4, 4, 1), "n . k is 1 to 8 waves, of k 1 to 4"),
         (lambda: MxMoeConfig(8, 8, 1, 4, 1), "m_tiles=8 fit the registers of 4 waves"),
         (lambda: MxMoeConfig(4, 2, 2, 4, 1), "share out K with m_tiles of 1 and 2 alone"),
+        (lambda: MxMoeConfig(1, 1, 4, 8, 1, 2, 48), "columns are 0, 16 or 32, rows 1, 2 or 4"),
+        (lambda: MxMoeConfig(1, 1, 4, 2, 1, 2, 16), "with columns down_n is 4, 8 or 16"),
     ],
 )
 def test_configs_that_cannot_be(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_configs_that_a_call_refuses() -> None:
+    """Rows that do not fit in LDS, weights that do not fit in registers."""
+    kernel = OPS["mxfp4"].kernels["hip"]
+    c = _call(random_problem(MXFP4, 300, 64, 256, 3, 20))
+    fused = MxMoeConfig(1, 4, 1, 8, 1, 2, 16, 1)
+    assert "rows of 300 tokens by 16 columns do not fit" in kernel.refuses_config(c, fused)
+    c = _call(random_problem(MXFP4, 3, 64, 1536, 3, 2))
+    assert "12 tiles are more than the 11" in kernel.refuses_config(c, fused)
 
 
 @pytest.mark.sweep

@@ -1,15 +1,17 @@
-"""fused_moe with MXFP4 or MX-FP8 weights by HIP: four launches, one more where a router chooses.
+"""fused_moe with MXFP4 or MX-FP8 weights by HIP: four launches, or three where rows of down fit in
+LDS; one more where a router chooses.
 
 prepare   tokens of each expert, and x quantised   csrc/moe_mx_prepare.hip
 experts   gate, up, SiLU, h quantised              csrc/moe_mx_experts.hip
 experts   down                                     csrc/moe_mx_experts.hip
 add       each token's rows, in a fixed order      csrc/moe_add_pairs.hip
+down      in place of the last two                 csrc/moe_mx_down.hip
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,6 +44,9 @@ from .fused_moe_mx import RAW, Format
 TILE, TILES = 16, 4  # rows of an operand; operands of weights of a wave
 EIGHTS, STEP_BYTES, BLOCK = 8, 128, 32
 MAX_M_TILES, MAX_WAVES, MAX_PER_CU = 8, 8, 8
+FEW_TOKENS = 16
+# Of moe_mx_down by its waves: tiles of weights and of rows times steps, twice in registers.
+MAX_HELD = {4: 24, 8: 11, 16: 4}
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class MxMoeConfig:
     down_n: int  # the same of down
     down_k: int
     per_cu: int = 2  # workgroups of a CU, at most
+    columns: int = 0  # of a workgroup of csrc/moe_mx_down.hip, of down_n waves; 0: not by it
+    rows: int = 1  # tiles of 16 rows that a wave of it multiplies at a time
 
     def __post_init__(self) -> None:
         check_config_ints(self)
@@ -63,13 +70,18 @@ class MxMoeConfig:
                 raise ValueError(f"{self}: {name} must be a power of two")
         if self.m_tiles > MAX_M_TILES or not 1 <= self.per_cu <= MAX_PER_CU:
             raise ValueError(f"{self}: m_tiles is 1 to {MAX_M_TILES}, per_cu 1 to {MAX_PER_CU}")
-        for n, k in ((self.up_n, self.up_k), (self.down_n, self.down_k)):
+        pairs = ((self.up_n, self.up_k), (self.down_n, self.down_k))
+        for n, k in pairs[:1] if self.columns else pairs:
             if n * k > MAX_WAVES or k > 4:
                 raise ValueError(f"{self}: n * k is 1 to {MAX_WAVES} waves, of k 1 to 4")
             if self.m_tiles == MAX_M_TILES and n * k > 4:
                 raise ValueError(f"{self}: sums of m_tiles=8 fit the registers of 4 waves alone")
             if k > 1 and self.m_tiles > 2:
                 raise ValueError(f"{self}: waves share out K with m_tiles of 1 and 2 alone")
+        if self.columns not in (0, TILE, 2 * TILE) or self.rows not in (1, 2, 4):
+            raise ValueError(f"{self}: columns are 0, 16 or 32, rows 1, 2 or 4")
+        if self.columns and (self.down_k > 1 or self.down_n not in MAX_HELD):
+            raise ValueError(f"{self}: with columns down_n is 4, 8 or 16, and down_k 1")
 
 
 @dataclass(frozen=True)
@@ -87,8 +99,7 @@ class Stage:
 
     def chunk(self, fmt: Format, m_tiles: int) -> int:
         """Steps of rows in LDS at a time."""
-        most = 2 if m_tiles > 4 else 4
-        return next(c for c in (4, 2, 1) if c <= most and self.steps(fmt) % c == 0)
+        return next(c for c in (4, 2, 1) if self.steps(fmt) % c == 0)
 
     def columns(self, fmt: Format) -> int:
         """Of the result, of stage 1 with what pads h."""
@@ -124,7 +135,7 @@ def moe_mx_prepare_kernel(
 _BUILT: dict[str, int | str] = {
     "HALF": "bf16", "FORMAT": "Mxfp4", "BUMP": 0x200000, "M_TILES": 1, "CHUNK": 4, "OUT_CHUNK": 1,
     "SHUFFLED": 1, "SHUFFLED_SCALES": 1, "TAIL": 0, "EACH": 5, "TOP_K": 8, "STAGE": 1, "N_WAVES": 1,
-    "K_WAVES": 4,
+    "K_WAVES": 4, "TILED_H": 1,
 }  # fmt: skip
 
 
@@ -135,6 +146,22 @@ def moe_mx_experts_kernel(
     k: u32, w_row: u32, w_scale_row: u32, out_steps: u32, groups: u32,
 ) -> None:  # fmt: skip
     """csrc/moe_mx_experts.hip: the shapes stand there."""
+
+
+_DOWN: dict[str, int | str] = {
+    "HALF": "bf16", "ID": "i32", "FORMAT": "Mxfp4", "TILES": 2, "ROW_TILES": 1, "STEPS": 1,
+    "WAVES": 8, "CHUNK": 1, "SHUFFLED": 1, "SHUFFLED_SCALES": 1, "TAIL": 0, "EACH": 5, "TOP_K": 8,
+    "SHARED": 1,
+}  # fmt: skip
+
+
+@compile_ops("moe_mx_down", kernel="moe_mx_down", variants=lambda _arch: [_DOWN])
+def moe_mx_down_kernel(
+    out: Tensor, h: Tensor, h_scale: Tensor, w: Tensor, w_scale: Tensor, lists: Tensor,
+    counts: Tensor, rows_of: Tensor, weights: Tensor, ids: Tensor, m: u32, routed: u32,
+    experts: u32, n: u32, k: u32, w_row: u32, w_scale_row: u32,
+) -> None:  # fmt: skip
+    """csrc/moe_mx_down.hip: the shapes stand there."""
 
 
 @compile_ops(
@@ -151,7 +178,7 @@ def moe_add_pairs_kernel(
 class HipMxMoe(Kernel):
     name = "hip"
     module = "moe_mx_experts"
-    more_modules = ("moe_mx_prepare", "moe_add_pairs")  # and the router's
+    more_modules = ("moe_mx_prepare", "moe_mx_down", "moe_add_pairs")  # and the router's
     Config = MxMoeConfig
 
     def __init__(self, fmt: Format) -> None:
@@ -182,21 +209,50 @@ class HipMxMoe(Kernel):
         return None
 
     def refuses_config(self, c: Call, config: MxMoeConfig) -> str | None:
-        for stage in stages(c, config):
+        up, down = stages(c, config)
+        if config.columns and (reason := self._refuses_fused(c, config, down)):
+            return reason
+        for stage in (up,) if config.columns else (up, down):
             if stage.chunk(self.fmt, config.m_tiles) % stage.k_waves:
                 return f"{stage.steps(self.fmt)} steps of K are not shared by {stage.k_waves} waves"
         return None
+
+    def _refuses_fused(self, c: Call, config: MxMoeConfig, down: Stage) -> str | None:
+        """Whether moe_mx_down has registers for an expert's weights and LDS for all rows."""
+        held = down.steps(self.fmt) * (config.columns // TILE + config.rows)
+        if held > MAX_HELD[config.down_n]:
+            return f"{held} tiles are more than the {MAX_HELD[config.down_n]} that a wave holds"
+        if self.lds_bytes(c, config) > ROWS[c.arch].lds_bytes:
+            return f"rows of {c.M} tokens by {config.columns} columns do not fit in LDS"
+        return None
+
+    def lds_bytes(self, c: Call, config: MxMoeConfig) -> int:
+        """Of a workgroup of moe_mx_down."""
+        staging = config.down_n * TILE * STEP_BYTES if c.w_layout == RAW else 0
+        return int(staging + c.M * (c.K + c.E - c.R) * config.columns * 2)
 
     def default(self, c: Call) -> MxMoeConfig:
         """Tiles as high as an expert has rows, up to 64, as higher ones leave a CU one workgroup.
         Where one tile of 16 rows does, waves share out K: more workgroups, each of 32 columns."""
         rows = ceil(c.M * (c.K + c.E - c.R), max(c.E, 1))
         m_tiles = next((t for t in (1, 2) if rows <= t * TILE), 4)
-        for k_waves in (4, 2) if m_tiles == 1 else ():
-            config = MxMoeConfig(1, 1, k_waves, 4, 1)
-            if self.refuses_config(c, config) is None:
-                return config
-        return MxMoeConfig(m_tiles, 4, 1, 4, 1)
+        made = [MxMoeConfig(1, 1, k, 4, 1) for k in (4, 2) if m_tiles == 1]
+        made.append(MxMoeConfig(m_tiles, 4, 1, 4, 1))
+        first = next(config for config in made if self.refuses_config(c, config) is None)
+        return next((fused for fused in self._fused(c, first)), first)
+
+    def _fused(self, c: Call, config: MxMoeConfig) -> Iterator[MxMoeConfig]:
+        """By moe_mx_down, whose workgroups each read all of h, while that costs less than rows of
+        the result that go to memory and back: with few tokens, or few columns of h a column of
+        out."""
+        steps = stages(c, config)[1].steps(self.fmt)
+        rows = 2 if config.m_tiles > 1 else 1
+        for columns, waves in ((32, 8), (16, 16), (16, 8), (16, 4)):
+            if c.M > FEW_TOKENS and steps * TILE > columns:
+                continue
+            made = replace(config, columns=columns, down_n=waves, rows=rows)
+            if self.refuses_config(c, made) is None:
+                yield made
 
     def candidates(self, c: Call) -> list[MxMoeConfig]:
         first = self.default(c)
@@ -208,6 +264,11 @@ class HipMxMoe(Kernel):
             for per_cu in (1, 2, 4)
             if (up_k == 1 or m <= 2) and (m < MAX_M_TILES or up_n * up_k == down_n == 4)
         ]
+        made += [
+            replace(config, columns=columns, down_n=waves, rows=rows)
+            for config in made if config.down_n == 4 and config.per_cu == 2
+            for columns in (16, 32) for waves in MAX_HELD for rows in (1, 2, 4)
+        ]  # fmt: skip
         fit = (config for config in made if self.refuses_config(c, config) is None)
         return [first, *(config for config in fit if config != first)]
 
@@ -231,6 +292,7 @@ class HipMxMoe(Kernel):
             "STAGE": stage.number,
             "N_WAVES": stage.n_waves,
             "K_WAVES": stage.k_waves,
+            "TILED_H": int(config.columns > 0),
         }
 
     def variant(self, c: Call, config: MxMoeConfig) -> RunOf:
@@ -274,7 +336,11 @@ class _Launches:
         launch = _bind(c, moe_mx_prepare_kernel, prepare, TOKENS, 6)
         numbers = m, c.D, matrix_strides(c, "x", c.D)[0], up.steps(fmt), routed, lists
         self.prepare = launch((lists + ceil(eights, TOKENS), 1, 1), numbers)
-        self.gate_up, self.down = self._experts(up, down), self._experts(down, down)
+        self.gate_up = self._experts(up, down)
+        if config.columns:
+            self.down_and_add = self._down_and_add(down, of_ids)
+            return
+        self.down = self._experts(down, down)
         add = {"IN": IN_TYPES[c.x_dtype], **of_ids, "SHARED": c.E - routed}
         grid = m, ceil(c.D, ADD_COLUMNS), 1
         self.add = _bind(c, moe_add_pairs_kernel, add, 256, 4)(grid, (m, c.D, routed))
@@ -294,16 +360,38 @@ class _Launches:
         run: Run = launch((groups, 1, 1), numbers)
         return run
 
+    def _down_and_add(self, stage: Stage, of_ids: Mapping[str, Any]) -> Run:
+        c, config, fmt = self.c, self.config, self.kernel.fmt
+        defines = {
+            name: value for name, value in self.kernel.of_stage(c, config, stage).items()
+            if name in _DOWN
+        } | {
+            **of_ids, "TILES": config.columns // TILE, "ROW_TILES": config.rows,
+            "STEPS": stage.steps(fmt), "WAVES": stage.n_waves, "SHARED": c.E - c.R,
+        }  # fmt: skip
+        bound = moe_mx_down_kernel.bind(c.device, defines, c.arch)
+        threads, lds = stage.n_waves * WAVE, self.kernel.lds_bytes(c, config)
+        launch = bound.prepare((threads, 1, 1), tuple(range(10)), lds)
+        groups = ceil(stage.n // config.columns, XCDS) * XCDS
+        numbers = (c.M, c.R, c.E, stage.n, stage.k, stage.k * fmt.bits // 8, stage.k // BLOCK)
+        run: Run = launch((groups, 1, 1), numbers)
+        return run
+
     def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
         w1, w2, s1, s2, p, ids, router_weight = rest
         lists, offsets, xq, xs, made_p, made_ids, counts = self.scratch()
         new = x.new_empty
-        hq, hs = (new((self.rows, b), dtype=torch.uint8) for b in self.h_bytes)
-        y = new((self.rows, self.c.D))
+        is_fused = self.config.columns > 0
+        h_rows = self.rows + (TILE - 1) * self.c.E if is_fused else self.rows
+        hq, hs = (new((h_rows, b), dtype=torch.uint8) for b in self.h_bytes)
+        y = None if is_fused else new((self.rows, self.c.D))
         if self.is_routed:
             p, ids = made_p, made_ids
             self.route(p, ids, x, router_weight, counts, lists, lists)
         self.prepare(counts, lists, xq, xs, ids, x)
         self.gate_up(hq, hs, xq, xs, w1, s1, lists, counts, offsets)
+        if is_fused:
+            self.down_and_add(out, hq, hs, w2, s2, lists, counts, offsets, p, ids)
+            return
         self.down(y, hs, hq, hs, w2, s2, lists, counts, offsets)
         self.add(out, y, p, ids)

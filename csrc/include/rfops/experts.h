@@ -1,9 +1,9 @@
 // The rows of a mixture's experts: how many each has, where they lie, which tiles they make.
 //
-// Rows of all experts follow each other, expert by expert. A tile is up to kRows rows of one expert
-// by a tile along N. An expert has as few tiles as it may, of which all but the last have the same
-// multiple of kEven rows. Tiles of one expert follow each other by n, those of one n along its
-// rows: these share weights.
+// Rows of all experts follow each other, expert by expert, each beginning at a multiple of kAlign.
+// A tile is up to kRows rows of one expert by a tile along N. An expert has as few tiles as it may,
+// of which all but the last have the same multiple of kEven rows. Tiles of one expert follow each
+// other by n, those of one n along its rows: these share weights.
 #pragma once
 
 #include "rfops/arch.h"
@@ -20,7 +20,7 @@ struct ExpertTile {
 };
 
 // Each lane of a wave has kEach neighbouring experts. All lanes are active.
-template <u32 kRows, u32 kEach, u32 kEven = kRows>
+template <u32 kRows, u32 kEach, u32 kEven = kRows, u32 kAlign = 1>
 class ExpertRows {
   static_assert(kRows % kEven == 0, "then the last tile of an expert has a row too");
 
@@ -33,7 +33,7 @@ class ExpertRows {
     for (u32 i = 0; i < kEach; ++i) {
       const u32 e = lane_in_wave() * kEach + i;
       rows_[i] = e < experts ? rows_of(e) : 0;
-      rows += rows_[i];
+      rows += aligned(i);
       tiles += tiles_of(i);
     }
     rows_before_ = scan_wave(rows) - rows;
@@ -52,9 +52,18 @@ class ExpertRows {
     for (u32 i = 0; i < kEach; ++i) {
       const u32 e = lane_in_wave() * kEach + i;
       if (e < experts) store(e, first);
-      first += rows_[i];
+      first += aligned(i);
     }
     if (lane_in_wave() == 0) store(experts, all_rows_);
+  }
+  // Calls store(e, rows of e) for the lane's experts.
+  template <class Store>
+  __device__ void counts(u32 experts, Store store) const {
+#pragma unroll
+    for (u32 i = 0; i < kEach; ++i) {
+      const u32 e = lane_in_wave() * kEach + i;
+      if (e < experts) store(e, rows_[i]);
+    }
   }
 
   __device__ ExpertTile tile(u32 number) const {
@@ -78,7 +87,7 @@ class ExpertRows {
                  first + row};
       }
       in_lane -= tiles;
-      first += rows;
+      first += (rows + kAlign - 1) / kAlign * kAlign;
     }
     const auto of_owner = [&](u32 value) {
       return static_cast<u32>(__builtin_amdgcn_readlane(static_cast<int>(value), owner));
@@ -88,6 +97,7 @@ class ExpertRows {
   }
 
  private:
+  __device__ u32 aligned(u32 i) const { return (rows_[i] + kAlign - 1) / kAlign * kAlign; }
   __device__ u32 tiles_of(u32 i) const { return (rows_[i] + kRows - 1) / kRows * n_tiles_; }
   u32 rows_[kEach];
   u32 n_tiles_, rows_before_, tiles_before_, tiles_, all_rows_, all_tiles_;

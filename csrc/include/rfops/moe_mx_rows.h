@@ -14,6 +14,7 @@ template <class Format, u32 kRows, u32 kChunk, u32 kWaves>
 class ChunkRows {
  public:
   using Scales = ScalePlaces<Format, kChunk>;
+  static constexpr u32 kSteps = kChunk;
   static constexpr u32 kStepBytes = kRows * kRowBytes;
   static constexpr u32 kScalesAt = kChunk * kStepBytes;
   static constexpr u32 kBytes = kScalesAt + kRows * Scales::kBlocks;  // of LDS

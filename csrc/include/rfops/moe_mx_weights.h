@@ -27,12 +27,13 @@ struct MatrixBytes {
 template <class Format, bool kShuffled, bool kShuffledScales, bool kTail, u32 kTiles>
 class WeightSteps {
  public:
-  static constexpr bool kIsFp4 = Format::kFormat == kE2m1;
+  static constexpr MatrixFormat kFormat = Format::kFormat;
+  static constexpr bool kIsFp4 = kFormat == kE2m1;
   static constexpr u32 kStepBlocks = Format::kStepK / kMxBlock;
-  static constexpr u32 kWords = kShuffledScales ? kTiles / 2 : kTiles * kStepBlocks / 4;
+  static constexpr u32 kWords = kShuffledScales ? (kTiles + 1) / 2 : kTiles * kStepBlocks / 4;
   static constexpr u32 kLoads = 2 * kTiles + kWords;  // instructions of a step
   static constexpr u32 kStagingBytes = kShuffled ? 0 : kTileRows * kRowBytes;
-  static_assert(kTiles % 2 == 0, "a dword of shuffled scales is of two tiles");
+  static_assert(kTiles == 1 || kTiles % 2 == 0, "a dword of shuffled scales is of two tiles");
 
   // A step of kTiles tiles of 16 rows.
   struct Held {
@@ -42,8 +43,8 @@ class WeightSteps {
 
   __device__ explicit WeightSteps(u32 k) : k_(k) {}
 
-  // Load kQ of a step: piece kQ of the tiles, then their scales. Its tile is of
-  // the matrix' rows from `row` on, those of even tiles a multiple of 32.
+  // Load kQ of a step: piece kQ of the tiles, then their scales. Its tile is of the matrix' rows
+  // from `row` on, those of even tiles a multiple of 32, of a single one of 16.
   template <u32 kQ>
   __device__ void load(Held& held, const MatrixBytes& from, u32 row, u32 step,
                        bool is_there) const {
@@ -61,8 +62,8 @@ class WeightSteps {
   }
 
   // Ready for the matrix cores, whose operand is piece h of MXFP4, or both; through LDS where rows
-  // are.
-  __device__ void turn(Held& held, u32 step, LdsBytes* staging) const {
+  // are. A single tile says where its rows begin.
+  __device__ void turn(Held& held, u32 step, LdsBytes* staging, u32 row = 0) const {
     const u32 lane = lane_in_wave();
     if constexpr (!kShuffled) {
 #pragma unroll
@@ -79,6 +80,7 @@ class WeightSteps {
       }
     }
     if constexpr (kShuffledScales) {
+      if constexpr (kTiles == 1) held.scale[0] >>= row / kTileRows % 2 * 8;
       if constexpr (!kIsFp4) {  // the half of a dword that is this step's
 #pragma unroll
         for (u32 i = 0; i < kWords; ++i) held.scale[i] >>= step % 2 * 16;
@@ -130,7 +132,8 @@ class WeightSteps {
     u32 row_bytes = from.scale_row_bytes;
     asm volatile("" : "+s"(row_bytes));
     if constexpr (kShuffledScales) {
-      const u32 scalar = row * row_bytes + step * kStepBlocks / 8 * (kWaveSize * 4);
+      const u32 first = kTiles == 1 ? row & ~31u : row;
+      const u32 scalar = first * row_bytes + step * kStepBlocks / 8 * (kWaveSize * 4);
       return load_dwords<1>(from.scales, lane * 4 | outside, scalar).dword[0];
     } else {
       constexpr u32 kHalf = kWord % (kStepBlocks / 4);

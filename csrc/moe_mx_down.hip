@@ -1,0 +1,216 @@
+// out[t] = sum over j of weights[t, j] * row(h[t, j], Wd of ids[t, j]) + the same of shared experts
+//
+// row(h, Wd) = Half(h Wd), as stage 2 of moe_mx_experts and then moe_add_pairs give it, bit for
+// bit, but rows never leave the chip. h and Wd are MXFP4, or both MX-FP8 (moe_mx.h); sums along K
+// and over a token's rows are fp32.
+//
+// Layout. A workgroup has kColumns columns of out, of all tokens, and room for all their rows in
+// LDS. Its waves share out the rows of all experts: kRowTiles tiles of 16 rows of one expert at a
+// time, with that expert's weights, all of K in registers; those of the next are on their way
+// meanwhile. No wave waits for another until all rows are there; then each token's are added.
+// Weights are operand A: a lane has 4 neighbours of a row.
+//
+// Promises. Deterministic: a row's sums go along K, a token's rows are added in the order of its
+// choices. Memory that is not there is not touched. Rows of weights and of out are aligned to 16
+// bytes, shuffled scales to 4; N is a multiple of kColumns.
+#include "rfops/arch.h"
+#include "rfops/experts.h"
+#include "rfops/moe_choices.h"
+#include "rfops/moe_mx_weights.h"
+#include "rfops/mx_products.h"
+#include "rfops/waits.h"
+
+#if defined(__HIP_DEVICE_COMPILE__) && !defined(__gfx950__)
+#error "moe_mx_down is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
+#endif
+
+#if !defined(RFOPS_HALF) || !defined(RFOPS_ID) || !defined(RFOPS_FORMAT) ||            \
+    !defined(RFOPS_TILES) || !defined(RFOPS_ROW_TILES) || !defined(RFOPS_STEPS) ||     \
+    !defined(RFOPS_WAVES) || !defined(RFOPS_CHUNK) || !defined(RFOPS_SHUFFLED) ||      \
+    !defined(RFOPS_SHUFFLED_SCALES) || !defined(RFOPS_TAIL) || !defined(RFOPS_EACH) || \
+    !defined(RFOPS_TOP_K) || !defined(RFOPS_SHARED)
+#error "moe_mx_down needs the RFOPS_ constants below"
+#endif
+
+namespace {
+
+using namespace rfops;
+
+using i64 = long long;
+using Half = RFOPS_HALF;                    // bf16 or f16
+using Id = RFOPS_ID;                        // of ids: i32 or i64
+using Format = RFOPS_FORMAT<0>;             // Mxfp4 or Mxfp8
+constexpr u32 kTiles = RFOPS_TILES;         // of 16 columns
+constexpr u32 kRowTiles = RFOPS_ROW_TILES;  // of 16 rows of an expert, at a time
+constexpr u32 kSteps = RFOPS_STEPS;         // of K
+constexpr u32 kWaves = RFOPS_WAVES;
+constexpr u32 kChunk = RFOPS_CHUNK;  // steps whose scales lie together
+constexpr u32 kTopK = RFOPS_TOP_K, kShared = RFOPS_SHARED;
+constexpr u32 kThreads = kWaves * kWaveSize, kColumns = kTiles * kTileRows;
+static_assert(kSteps % kChunk == 0, "chunks are whole");
+
+using Experts = ExpertRows<kRowTiles * kTileRows, RFOPS_EACH, kTileRows, kTileRows>;
+using Weights = WeightSteps<Format, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, RFOPS_TAIL, kTiles>;
+using Places = ScalePlaces<Format, kChunk>;
+using Scales = LaneScales<Places>;
+constexpr u32 kRowSize = kSteps * kRowBytes, kRowScales = kSteps * Places::kStepBlocks;
+
+// For raw weights a part of each wave's own, then rows [all pairs, kColumns] of Half.
+extern __shared__ __attribute__((aligned(16))) u8 lds[];
+constexpr u32 kPairSize = kColumns * sizeof(Half);
+__device__ inline LdsBytes* pairs() { return (LdsBytes*)lds + kWaves * Weights::kStagingBytes; }
+
+struct Given {
+  const u8 *h, *h_scale, *w, *w_scale;
+  const u32* lists;
+  u32 m, routed, n, w_row, w_scale_row, column;
+};
+
+// Rows of one expert and its weights for this workgroup's columns, on their way.
+struct Item {
+  ExpertTile tile;
+  Weights::Held w[kSteps];
+  U32x4 x[kRowTiles][kSteps][2];
+  Scales scales[kRowTiles][kSteps / kChunk];
+  u32 listed[kRowTiles];  // which pair this lane's row is of, of a routed expert
+
+  // The same loads whatever there is, so that the compiler knows how many are on their way.
+  __device__ void load(const Weights& weights, const Experts& all, u32 number, const Given& given) {
+    tile = all.tile(number);
+    const u64 before = u64{tile.expert} * given.n;
+    const MatrixBytes from(given.w + before * given.w_row,
+                           given.w_scale + before * given.w_scale_row, given.n, given.w_row,
+                           given.w_scale_row);
+    load_weights<0>(weights, from, given.column, tile.rows > 0);
+    const Buffer rows =
+        make_buffer(given.h + u64{tile.first} * kRowSize, kRowTiles * kTileRows * kRowSize);
+    const Buffer row_scales =
+        make_buffer(given.h_scale + u64{tile.first} * kRowScales, tile.rows * kRowScales);
+    const u32 lane = lane_in_wave(), row = lane % kTileRows, quarter = lane / kTileRows;
+#pragma unroll
+    for (u32 r = 0; r < kRowTiles; ++r) {
+      const u32 at = r * kTileRows + row < tile.rows ? lane * kVecBytes : kOutside;
+#pragma unroll
+      for (u32 s = 0; s < 2 * kSteps; ++s) {
+        x[r][s / 2][s % 2] =
+            load_16(rows, at, r * kTileRows * kRowSize + s * (kWaveSize * kVecBytes));
+      }
+#pragma unroll
+      for (u32 c = 0; c < kSteps / kChunk; ++c) {
+        const u32 at = row * kRowScales + c * Places::kBlocks + quarter * Places::kOfLane;
+        scales[r][c] = Scales::from(row_scales, at, r * kTileRows * kRowScales);
+      }
+    }
+    const u32 own = tile.expert < given.routed ? given.m : 0;
+    const Buffer list = make_buffer(given.lists + u64{tile.expert} * given.m, own * sizeof(u32));
+#pragma unroll
+    for (u32 r = 0; r < kRowTiles; ++r) {
+      listed[r] = load_dwords<1>(list, (tile.row + r * kTileRows + row) * sizeof(u32), 0).dword[0];
+    }
+    keep_order();
+  }
+
+  __device__ void multiply(const Weights& weights, LdsBytes* staging, const Given& given) {
+    const u32 lane = lane_in_wave(), row = lane % kTileRows;
+#pragma unroll
+    for (u32 s = 0; s < kSteps; ++s) weights.turn(w[s], s, staging, given.column);
+#pragma unroll
+    for (u32 r = 0; r < kRowTiles; ++r) {
+      if (r > 0 && r * kTileRows >= tile.rows) break;
+      F32x4 sums[kTiles] = {};
+      multiply_steps<0>(sums, r);
+#pragma unroll
+      for (u32 t = 0; t < kTiles; ++t) pin(sums[t]);  // by all lanes, not by those alone that store
+      using Four = Half __attribute__((ext_vector_type(4)));
+      const u32 shared =
+          given.m * kTopK + (tile.expert - given.routed) * given.m + tile.row + r * kTileRows + row;
+      if (r * kTileRows + row >= tile.rows) continue;
+      const u32 pair = tile.expert < given.routed ? listed[r] : shared;
+      LdsBytes* const at = pairs() + pair * kPairSize + lane / kTileRows * sizeof(Four);
+#pragma unroll
+      for (u32 t = 0; t < kTiles; ++t) {
+        *reinterpret_cast<RFOPS_LDS Four*>(at + t * kTileRows * sizeof(Half)) =
+            __builtin_convertvector(sums[t], Four);
+      }
+    }
+    keep_order();
+  }
+
+ private:
+  template <u32 kQ>
+  __device__ void load_weights(const Weights& weights, const MatrixBytes& from, u32 column,
+                               bool is_there) {
+    if constexpr (kQ < kSteps * Weights::kLoads) {
+      constexpr u32 kLoad = kQ % Weights::kLoads, kStep = kQ / Weights::kLoads;
+      weights.load<kLoad>(w[kStep], from, column + Weights::tile_of(kLoad) * kTileRows, kStep,
+                          is_there);
+      load_weights<kQ + 1>(weights, from, column, is_there);
+    }
+  }
+  template <u32 kS>
+  __device__ void multiply_steps(F32x4 (&sums)[kTiles], u32 r) {
+    if constexpr (kS < kSteps) {
+      multiply_tiles<Weights, kS % kChunk>(sums, w[kS], x[r][kS], scales[r][kS / kChunk]);
+      multiply_steps<kS + 1>(sums, r);
+    }
+  }
+};
+
+// Each token's rows, 16 bytes of them a thread.
+__device__ inline void add(Half* out, const f32* weights, const Id* ids, u32 m, u32 routed, u32 n,
+                           u32 column) {
+  constexpr u32 kVec = kVecBytes / sizeof(Half), kParts = kColumns / kVec;
+  using Vec = Half __attribute__((ext_vector_type(kVec)));
+  for (u32 i = thread_in_group(); i < m * kParts; i += kThreads) {
+    const u32 token = i / kParts, part = i % kParts;
+    const Choices<kTopK> choices(weights + u64{token} * kTopK, ids + u64{token} * kTopK, routed);
+    Vec row[kTopK + kShared];
+#pragma unroll
+    for (u32 j = 0; j < kTopK + kShared; ++j) {
+      const u32 pair = j < kTopK ? token * kTopK + j : m * j + token;
+      row[j] =
+          *reinterpret_cast<const RFOPS_LDS Vec*>(pairs() + pair * kPairSize + part * kVecBytes);
+    }
+    *reinterpret_cast<Vec*>(out + u64{token} * n + column + part * kVec) =
+        sum_of_rows<kTopK, kShared>(row, choices);
+  }
+}
+
+}  // namespace
+
+extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
+moe_mx_down(Half* __restrict__ out,           // [M, N]
+            const u8* __restrict__ h,         // [tiles of 16 rows, kSteps * 8, 16, 16 bytes]
+            const u8* __restrict__ h_scale,   // [rows, a row's blocks]
+            const u8* __restrict__ w,         // [E, N, K]
+            const u8* __restrict__ w_scale,   // [E, N, K / 32]
+            const u32* __restrict__ lists,    // [routed, M]
+            u32* __restrict__ counts,         // [routed]; left 0
+            const u32* __restrict__ rows_of,  // [E]
+            const f32* __restrict__ weights,  // [M, kTopK]
+            const Id* __restrict__ ids,       // [M, kTopK]
+            u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 w_row, u32 w_scale_row) {  // bytes
+  // Columns of an XCD are neighbours, which share lines of out.
+  const u32 share = (n / kColumns + kXcds - 1) / kXcds;
+  const u32 number = group_x() % kXcds * share + group_x() / kXcds;
+  const Experts all(experts, 1, [&](u32 e) { return rows_of[e]; });
+  if (group_x() == 0) {
+    for (u32 e = thread_in_group(); e < routed; e += kThreads) counts[e] = 0;
+  }
+  if (number >= n / kColumns) return;
+  const Weights unit(k);
+  const u32 column = number * kColumns, wave = wave_in_group();
+  const Given given = {h, h_scale, w, w_scale, lists, m, routed, n, w_row, w_scale_row, column};
+  LdsBytes* const staging = (LdsBytes*)lds + wave * Weights::kStagingBytes;
+  Item item, next;
+  item.load(unit, all, wave, given);
+  for (u32 at = wave + kWaves; item.tile.rows > 0; at += 2 * kWaves) {
+    next.load(unit, all, at, given);
+    item.multiply(unit, staging, given);
+    if (next.tile.rows == 0) break;
+    item.load(unit, all, at + kWaves, given);
+    next.multiply(unit, staging, given);
+  }
+  sync_group();
+  add(out, weights, ids, m, routed, n, column);
+}
