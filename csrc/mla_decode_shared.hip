@@ -12,6 +12,7 @@
 //
 // Promises. Deterministic: the order of sums follows from lengths, workers and config. The caller
 // aligns rows of q and kv to 16 bytes. Pages are a power of two of tokens.
+#include "rfops/block_map.h"
 #include "rfops/mla_columns16.h"
 #include "rfops/mla_columns32.h"
 #include "rfops/mla_worker.h"
@@ -117,8 +118,7 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
 // act(four, column of the wave, d), lanes side by side along d, of the result times its columns'
 // factors; a lane has column lane % 32.
 template <class Act>
-__device__ inline void each_turned(const Columns& own, LdsBytes* lds,
-                                   f32 factor, Act act) {
+__device__ inline void each_turned(const Columns& own, LdsBytes* lds, f32 factor, Act act) {
   LdsBytes* const mine = lds + wave_in_group() * kTurnBytes;
   u32 lane = lane_in_wave();
   pin(lane);  // what follows from it is computed here, not kept in registers from the beginning
@@ -162,7 +162,8 @@ __device__ inline void finish_part(const Columns& own, LdsBytes* lds, const Targ
     }
     const f32 factor = Columns::of_result(factors, lane);
     if (is_whole) {
-      each_turned(own, lds, factor, [&](F32x4 four, u32 column, u32 d) { target.store(four, first + column, d); });
+      each_turned(own, lds, factor,
+                  [&](F32x4 four, u32 column, u32 d) { target.store(four, first + column, d); });
     } else {
       each_turned(own, lds, factor, [&](F32x4 four, u32 column, u32 d) {
         target.store_part(slot, four, first + column, d);
@@ -207,7 +208,7 @@ extern "C" __global__ void
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
   clear_accumulators();
-  const u32 worker = group_x() % workers, group = group_x() / workers;
+  const u32 worker = xcd_order(group_x() % workers, workers), group = group_x() / workers;
   const Sequences all = {kv_indptr, kv_lens, batch, page_shift};
   const Shares shares(all.total(), workers, kLeast);
   if (worker >= shares.active) return;

@@ -5,8 +5,8 @@
 // others behind them. So lane l wants weights of column l % 32 alone: tokens 8 (l / 32) + 0..3, and
 // then + 4..7, of which it has one half and the lane beside it, l ^ 16, the other; they exchange.
 // Of V it reads these tokens of four elements, 128 b + 4 (l % 32) + 0..3, turned round in
-// registers: of the result it has elements 128 b + 32 i + 16 (l / 32) + 4 r + x, in value 4 i + r of
-// tile 4 b + x.
+// registers: of the result it has elements 128 b + 32 i + 16 (l / 32) + 4 r + x, in value 4 i + r
+// of tile 4 b + x.
 #pragma once
 
 #include "rfops/mla_columns.h"
@@ -251,7 +251,8 @@ class MlaColumns {
     }
     if constexpr (i >= 9 && i < 13 && u % 4 == 1) {
       constexpr u32 kAt = i - 9, n = kAt / 2, kPair = kAt % 2;
-      const f32 low = s_[n][kPair * 2], high = s_[n][kPair * 2 + 1];
+      f32 low = s_[n][kPair * 2], high = s_[n][kPair * 2 + 1];
+      pin(low), pin(high);  // here
       p_[n][kPair] = upper_halves(__builtin_bit_cast(u32, low) + 0x8000,
                                   __builtin_bit_cast(u32, high) + 0x8000);
       pin(p_[n]);

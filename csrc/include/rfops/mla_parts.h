@@ -79,52 +79,71 @@ __device__ inline f32 over_row(f32 value, Op op) {
   return value;
 }
 
-// 16 columns from `first` on of slots slot_of(0..count - 1), at most kFan, into the first, or into
-// the result. 16 threads a column, each with 8 neighbours of every 128 elements.
+// What columns' parts in slots slot_of(0..count - 1), at most kFan, are to be multiplied by, into
+// `weights`, [kColumns, kFan]; 16 threads a column. Sums of weights go where the parts' sum will.
 template <u32 kColumns, class SlotOf>
-__device__ inline void add_columns(const MlaColumnsTarget<kColumns>& target, u32 first, u32 count,
-                                   bool is_root, SlotOf slot_of, RFOPS_LDS f32* weights) {
-  constexpr u32 kSlice = 128, kSlices = kMlaValue / kSlice;
+__device__ inline void weigh_columns(const MlaColumnsTarget<kColumns>& target, u32 count,
+                                     bool is_root, SlotOf slot_of, RFOPS_LDS f32* weights) {
   u32 thread = thread_in_group();
   pin(thread);  // what follows from it is computed here, not kept in registers from the beginning
-  const u32 own = thread % kFan, at = own * 8, local = thread / kFan, column = first + local;
-  MlaTotals one = {kLowest, 0.0f};
-  if (own < count) {
-    const f32* const from = target.totals(slot_of(own), column);
-    one = {from[0], from[1]};
-  }
-  MlaTotals all;
-  all.most = over_row(one.most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
-  const f32 weight = __builtin_amdgcn_exp2f(one.most - all.most);
-  all.sum = over_row(weight * one.sum, [](f32 a, f32 b) { return a + b; });
-  weights[thread] = weight;
-  sync_group();
-  F32x4 sums[kSlices][2] = {};
-#pragma unroll 4
-  for (u32 i = 0; i < count; ++i) {
-    const f32 scale = weights[local * kFan + i];
-    const u32 slot = slot_of(i);
+  const u32 own = thread % kFan;
+  MlaTotals ones[kColumns / kFan];
 #pragma unroll
-    for (u32 s = 0; s < kSlices; ++s) {
-      const auto* const from =
-          reinterpret_cast<const F32x4*>(target.part(slot, column, s * kSlice + at));
-      sums[s][0] += scale * from[0];
-      sums[s][1] += scale * from[1];
+  for (u32 g = 0; g < kColumns / kFan; ++g) {
+    ones[g] = {kLowest, 0.0f};
+    if (own < count) {
+      const f32* const from = target.totals(slot_of(own), g * kFan + thread / kFan);
+      ones[g] = {from[0], from[1]};
     }
   }
-  const f32 factor = is_root ? target.factor(all) : 1.0f;
-  if (own == 0) {
-    is_root ? target.store_lse(column, all) : target.store_totals(slot_of(0), column, all);
-  }
+  keep_order();
 #pragma unroll
-  for (u32 s = 0; s < kSlices; ++s) {
-#pragma unroll
-    for (u32 half = 0; half < 2; ++half) {
-      const F32x4 four = sums[s][half] * factor;
-      const u32 d = s * kSlice + at + half * 4;
-      is_root ? target.store(four, column, d) : target.store_part(slot_of(0), four, column, d);
+  for (u32 g = 0; g < kColumns / kFan; ++g) {
+    MlaTotals all;
+    all.most = over_row(ones[g].most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
+    const f32 weight = __builtin_amdgcn_exp2f(ones[g].most - all.most);
+    all.sum = over_row(weight * ones[g].sum, [](f32 a, f32 b) { return a + b; });
+    const u32 column = g * kFan + thread / kFan;
+    weights[column * kFan + own] = is_root ? weight * target.factor(all) : weight;
+    if (own == 0) {
+      is_root ? target.store_lse(column, all) : target.store_totals(slot_of(0), column, all);
     }
   }
+}
+
+// The parts' sum, into the first slot or the result: each wave has four columns of 16, and a KiB
+// that lies together at a time. All of a part's loads begin before one is waited for.
+template <u32 kColumns, class SlotOf>
+__device__ inline void add_columns(const MlaColumnsTarget<kColumns>& target, u32 count,
+                                   bool is_root, SlotOf slot_of, const RFOPS_LDS f32* weights) {
+  constexpr u32 kLaneColumns = 4, kAtOnce = 4 * kWaveSize, kHalves = kMlaValue / kAtOnce;
+  constexpr u32 kOwn = kLaneColumns * kHalves;
+  u32 thread = thread_in_group();
+  pin(thread);
+  const u32 local = thread / kWaveSize * kLaneColumns, at = thread % kWaveSize * 4;
+  u32 first = 0;
+  do {
+    const auto column = [&](u32 s) { return first + local + s / kHalves; };
+    const auto d = [&](u32 s) { return s % kHalves * kAtOnce + at; };
+    F32x4 sums[kOwn] = {};
+    for (u32 i = 0; i < count; ++i) {
+      const u32 slot = slot_of(i);
+      F32x4 part[kOwn];
+#pragma unroll
+      for (u32 s = 0; s < kOwn; ++s) {
+        part[s] = *reinterpret_cast<const F32x4*>(target.part(slot, column(s), d(s)));
+      }
+      keep_order();
+#pragma unroll
+      for (u32 s = 0; s < kOwn; ++s) sums[s] += weights[column(s) * kFan + i] * part[s];
+    }
+#pragma unroll
+    for (u32 s = 0; s < kOwn; ++s) {
+      is_root ? target.store(sums[s], column(s), d(s))
+              : target.store_part(slot_of(0), sums[s], column(s), d(s));
+    }
+    first += kFan;
+  } while (kColumns > kFan && first < target.columns);
 }
 
 }  // namespace details
@@ -140,13 +159,12 @@ __device__ inline void climb(const MlaColumnsTarget<kColumns>& target, u32 own, 
     if (here > 1) {
       auto* const counter = target.counts + level * target.slots + child(0);
       if (!is_last_of(counter, here, reinterpret_cast<RFOPS_LDS u32*>(lds))) return;
-      u32 column = 0;
-      do {
-        sync_group();
-        details::add_columns(target, column, here, count <= kFan, child,
-                             reinterpret_cast<RFOPS_LDS f32*>(lds));
-        column += kFan;
-      } while (kColumns > kFan && column < target.columns);
+      auto* const weights = reinterpret_cast<RFOPS_LDS f32*>(lds);
+      sync_group();
+      details::weigh_columns(target, here, count <= kFan, child, weights);
+      sync_group();
+      details::add_columns(target, here, count <= kFan, child, weights);
+      sync_group();  // LDS is the next level's
     }
     if (count <= kFan) return;
     own /= kFan;

@@ -55,7 +55,8 @@ class SlotTurner {
       if constexpr (kAt == 0) {
         const Wide a = Pairs::widen(kHigh ? high_ : low_) * Pairs::widen(cos_);
         const Wide b = Pairs::widen(kHigh ? low_ : high_) * Pairs::widen(sin_);
-        first_ = kHigh ? Pairs::rounded(a) + Pairs::rounded(b) : Pairs::rounded(a) - Pairs::rounded(b);
+        first_ =
+            kHigh ? Pairs::rounded(a) + Pairs::rounded(b) : Pairs::rounded(a) - Pairs::rounded(b);
         *(kHigh ? high_at_ : low_at_) = Pairs::narrow_rounded(first_);
       }
       return;
@@ -81,28 +82,24 @@ class SlotTurner {
     turn<kPiece>();
     if constexpr (kPiece + 1 < kPieces) turn_from<kPiece + 1>();
   }
-  __device__ static Wide product(Narrow a, Narrow b) {
-    const Wide one = Pairs::widen(a), other = Pairs::widen(b);
+  // One by one: packed arithmetic waits for the matrix cores.
+  template <class Act>
+  __device__ static Wide each(Wide a, Wide b, Act act) {
     Wide all;
 #pragma unroll
     for (u32 i = 0; i < kPairs; ++i) {
-      f32 own = one[i] * other[i];
-      pin(own);  // one by one: packed arithmetic waits for the matrix cores
-      all[i] = own;
+      f32 own = a[i];
+      pin(own);
+      all[i] = act(own, b[i]);
     }
     return all;
   }
-
+  __device__ static Wide product(Narrow a, Narrow b) {
+    return each(Pairs::widen(a), Pairs::widen(b), [](f32 x, f32 y) { return x * y; });
+  }
   __device__ static Wide sum(Wide a, Wide b) {
 #pragma clang fp contract(off)
-    Wide all;
-#pragma unroll
-    for (u32 i = 0; i < kPairs; ++i) {
-      f32 own = a[i] + b[i];
-      pin(own);
-      all[i] = own;
-    }
-    return all;
+    return each(a, b, [](f32 x, f32 y) { return x + y; });
   }
 
   Wide first_, second_;
