@@ -11,6 +11,7 @@
 //
 // Promises. Deterministic: the order of sums follows from lengths, workers and config. The caller
 // aligns rows of q and kv to 16 bytes. Pages are a power of two of tokens.
+#include "rfops/block_map.h"
 #include "rfops/mla_direct.h"
 #include "rfops/mla_parts.h"
 #include "rfops/mla_staged.h"
@@ -251,13 +252,13 @@ extern "C" __global__ void
                     f32 sm_scale, u32 columns, u32 heads, u32 unseen) {
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
-  const u32 worker = group_x() % workers, group = group_x() / workers, lane = lane_in_wave();
+  const u32 id = group_x() % workers, group = group_x() / workers, lane = lane_in_wave();
   const Sequences all = {kv_indptr, kv_lens, batch, page_shift};
   SequenceChunk chunk(all, 0, 0);
   const Shares shares(all.total(), workers, kLeast);
-  if (worker >= shares.active) return;
+  if (id >= shares.active) return;
+  const u32 worker = xcd_order(id, shares.active);  // those of a sequence share an L2
   const u32 from = shares.begin(worker), to = shares.begin(worker + 1);
-
   const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
   const f32 scale = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
   const u32 base_column = group * kMlaColumns, own_column = base_column + lane % kMlaColumns;

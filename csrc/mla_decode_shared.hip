@@ -208,10 +208,11 @@ extern "C" __global__ void
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
   clear_accumulators();
-  const u32 worker = xcd_order(group_x() % workers, workers), group = group_x() / workers;
+  const u32 id = group_x() % workers, group = group_x() / workers;
   const Sequences all = {kv_indptr, kv_lens, batch, page_shift};
   const Shares shares(all.total(), workers, kLeast);
-  if (worker >= shares.active) return;
+  if (id >= shares.active) return;
+  const u32 worker = xcd_order(id, shares.active);  // those of a sequence share an L2
 
   const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
   const f32 given = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);

@@ -55,8 +55,7 @@ def _variants(arch: str) -> list[dict[str, int]]:
     return [_defines(kv, _BF16, LEAST) for kv in (_BF16, fp8_of(arch))]
 
 
-@compile_ops("mla_decode_flow", variants=_variants)
-def mla_decode_flow(
+def arguments(
     kv_indptr: torch.Tensor | None,
     kv_lens: torch.Tensor | None,
     batch: u32,
@@ -78,7 +77,11 @@ def mla_decode_flow(
     heads: u32,
     unseen: u32,
 ) -> None:
-    """csrc/mla_decode_flow.hip: the shapes stand there."""
+    """Of csrc/mla_decode_flow.hip and mla_decode_shared.hip: the shapes stand there."""
+
+
+_bind = compile_ops("mla_decode_flow", kernel="mla_decode_flow", variants=_variants)
+mla_decode_flow = _bind(arguments)
 
 
 def turns(kernel: Kernel) -> bool:

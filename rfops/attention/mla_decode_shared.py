@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from rfops.dispatch.kernel import Call
-from rfops.jit import compile_ops, f32, u32
+from rfops.jit import compile_ops
 from rfops.quantization.fp8_blockscale import fp8_of
 
-from .mla_decode_flow import _BF16, Flow, FlowConfig, _defines
+from .mla_decode_flow import _BF16, Flow, FlowConfig, _defines, arguments
 
 WAVE_COLUMNS = 32
 LEAST = 128  # tokens of a worker: its part of the result is as large as 230 tokens of bf16
@@ -26,30 +24,8 @@ def _variants(arch: str) -> list[dict[str, int]]:
     return [_defines(kv, _BF16, LEAST) for kv in (_BF16, fp8_of(arch))]
 
 
-@compile_ops("mla_decode_shared", variants=_variants)
-def mla_decode_shared(
-    kv_indptr: torch.Tensor | None,
-    kv_lens: torch.Tensor | None,
-    batch: u32,
-    workers: u32,
-    page_shift: u32,
-    width: u32,
-    kv_indices: torch.Tensor,
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    kv_scale: torch.Tensor | None,
-    q_scale: torch.Tensor | None,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    parts: torch.Tensor,
-    counts: torch.Tensor,
-    angles: torch.Tensor,
-    sm_scale: f32,
-    columns: u32,
-    heads: u32,
-    unseen: u32,
-) -> None:
-    """csrc/mla_decode_shared.hip: the shapes stand there."""
+_bind = compile_ops("mla_decode_shared", kernel="mla_decode_shared", variants=_variants)
+mla_decode_shared = _bind(arguments)
 
 
 class Shared(Flow):
