@@ -14,6 +14,7 @@ from pathlib import Path
 from ..errors import ConfigError, LockTimeout
 from . import archive, lock, records, trust
 from .files import DAMAGE, cache_root
+from .kept import kept_root
 from .shelf import ENGINE_VERSION, read_index
 
 _DAY = 86400.0
@@ -43,9 +44,10 @@ def collect(max_bytes: int) -> Collected:
     """Remove what was used longest ago until the cache is no larger, and all that is damaged or
     left over. What a process uses, or is building, stays. Raises ConfigError."""
     root, done = cache_root(), Collected()
-    if not root.is_dir():
+    if not (root.is_dir() or kept_root().is_dir()):
         return done
     trust.check(root)
+    trust.check(kept_root())
     try:
         return _collect(root, done, max_bytes)
     except OSError as error:
@@ -60,13 +62,15 @@ def _collect(root: Path, done: Collected, max_bytes: int) -> Collected:
             shutil.rmtree(left, ignore_errors=True)
     for shelf in shelves:
         _sweep_leftovers(shelf, done)
-    entries = [(_last_use(f), f, size_of(f)) for f in (*archive.folders(root), root / "zig")]
-    done.kept = size_of(root)
-    for _, folder, size in sorted(entries, key=lambda entry: entry[0]):
-        whole = folder.name == "zig" or _is_foreign(folder) or archive.whole(folder) is not None
+    libraries = set(kept_root().glob("[0-9a-f]*"))
+    folders = (*archive.folders(root), root / "zig", *libraries)
+    done.kept = size_of(root) + size_of(kept_root())
+    for folder, size in [(f, size_of(f)) for f in sorted(folders, key=_last_use)]:
+        whole = _is_library(folder) if folder in libraries else _is_whole(folder)
         if whole and (done.kept <= max_bytes or not size):
             continue
-        if _remove(root, folder, whole):
+        remove = _remove_library if folder in libraries else _remove
+        if remove(root, folder, whole):
             done.freed, done.removed = done.freed + size, done.removed + 1
             done.kept -= size
         else:
@@ -74,6 +78,14 @@ def _collect(root: Path, done: Collected, max_bytes: int) -> Collected:
     for shelf in shelves:
         _sweep_indices(shelf)
     return done
+
+
+def _is_whole(folder: Path) -> bool:
+    return folder.name == "zig" or _is_foreign(folder) or archive.whole(folder) is not None
+
+
+def _is_library(folder: Path) -> bool:
+    return any(folder.glob("*.so"))
 
 
 class _Engine(records.Record, frozen=True):
@@ -91,7 +103,8 @@ def _is_foreign(folder: Path) -> bool:
 
 def _last_use(folder: Path) -> float:
     try:
-        return (folder / ("z" if folder.name == "zig" else "meta.json")).stat().st_mtime
+        told = next(folder.glob("*.so"), None) if folder.parent == kept_root() else None
+        return (told or folder / ("z" if folder.name == "zig" else "meta.json")).stat().st_mtime
     except OSError:
         return 0.0
 
@@ -111,6 +124,14 @@ def _remove(root: Path, folder: Path, whole: bool) -> bool:
             folder.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
         return unused or not whole
+
+
+def _remove_library(_root: Path, folder: Path, whole: bool) -> bool:
+    """Unless it is being built. Who has loaded it keeps it."""
+    if not whole and _age(folder) < _HOUR:
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    return True
 
 
 def _age(place: Path) -> float:

@@ -276,6 +276,10 @@ def _commands() -> list[str]:
         ("x = 1\n", "expected a function custom_kernel(data)"),
         ("def custom_kernel(data:\n", "at import: SyntaxError"),
         ("def custom_kernel(data):\n    return 'seven'\n", "returned no tensor"),
+        (
+            "from reference import generate_input\ngenerate_input(m=64, seed=1)\n",
+            "makes a case's inputs itself",
+        ),
         ("import torch\ndef custom_kernel(data):\n    return torch.ones(3)\n", "shape (3,), e"),
         ("import os\nos.close(2)\nfor n in range(3, 99):\n    try: os.write(n, b'x\\n')\n"
          "    except OSError: pass\n", "wrote over the evaluator's replies"),

@@ -20,7 +20,7 @@ import torch
 import rfops
 from rfops import cli
 from rfops.jit.build import resources, toolchain
-from rfops.jit.cache import collect, lock, transfer
+from rfops.jit.cache import collect, kept, lock, transfer
 from support.engine_project import Child, Project, wait_for
 
 DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
@@ -212,6 +212,31 @@ def test_leftovers_and_damage_go_at_any_size(four: Project) -> None:
     done = collect.collect(1 << 40)
     assert done.removed == 1 and len(biases(four)) == 3
     assert not list(four.shelf.glob(".stage*")) and not list(four.shelf.glob(".gone*"))
+
+
+def test_libraries_that_the_engine_did_not_build(four: Project) -> None:
+    """Of rfops eval's load_inline and the like: counted, and by their last use among the others."""
+
+    def build(folder: Path) -> Path:
+        (folder / "x.so").write_bytes(b"x" * 5000)
+        return folder / "x.so"
+
+    old, used, broken, building = (four.cache / "entries" / (c * 40) for c in "abcd")
+    for folder in (old, used):
+        file = kept.library(folder.name, "x.so", build)
+        assert file == folder / "x.so" and [*folder.iterdir()] == [file]
+        os.utime(file, (0, 0))
+    assert kept.library(used.name, "x.so", lambda _: pytest.fail("built again")).is_file()
+    for folder in (broken, building):
+        (folder / "build-x").mkdir(parents=True)
+    os.utime(broken, (0, 0))
+    total = collect.size_of(four.cache / "v1") + 10000
+    done = collect.collect(total)
+    assert not broken.exists() and building.exists() and (done.removed, done.in_use) == (1, 1)
+    done = collect.collect(total - 1)
+    assert not old.exists() and used.exists() and done.kept == total - 5000 and done.freed == 5000
+    assert biases(four) == {0, 1, 2, 3}
+    assert collect.collect(0).removed == 5 and not used.exists() and building.exists()
 
 
 def test_entries_of_another_engine_are_not_damaged(project: Project) -> None:

@@ -19,7 +19,6 @@ import struct
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,7 @@ import torch
 
 from rfops.jit import paths, settings, vgpu_library_folder
 from rfops.jit.build import toolchain
-from rfops.jit.cache import trust
-from rfops.jit.cache.files import cache_root
+from rfops.jit.cache import kept
 
 SHIM = paths.CSRC / "hip_shim"
 _HOST_ENTRY = "host-x86_64-unknown-linux-gnu-"
@@ -124,17 +122,7 @@ def _library(name: str, texts: tuple[str, str], flags: tuple[list[str], list[str
     versions = torch.__version__, sys.version, _zig("version").strip()
     told = [name, *texts, arch, *flags[0], "-", *flags[1], *shim, *versions]
     key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:40]
-    root = cache_root().parent / "entries"  # what the engine has no part in
-    library = root / key / f"{name}.so"
-    if library.is_file():
-        trust.check(root, key)
-        trust.check_file(root, library)
-        return library
-    trust.make_folder(library.parent)
-    with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as folder:
-        built = _build(name, texts, flags, arch, Path(folder))
-        built.replace(library)
-    return library
+    return kept.library(key, f"{name}.so", lambda folder: _build(name, texts, flags, arch, folder))
 
 
 def _build(

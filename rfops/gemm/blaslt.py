@@ -25,8 +25,7 @@ import torch
 
 from rfops.jit import ConfigError, HipError, paths
 from rfops.jit.build import toolchain
-from rfops.jit.cache import trust
-from rfops.jit.cache.files import cache_root
+from rfops.jit.cache import kept
 
 SHIM = paths.CSRC / "blaslt" / "blaslt_shim.cpp"
 WORKSPACE = 128 << 20  # bytes that an algorithm may want
@@ -341,15 +340,9 @@ def _built(include: Iterable[Path]) -> Path:
         for file in sorted((place / "hipblaslt").glob("*.h*")):
             told.append(file.read_text(encoding="utf-8", errors="replace"))
     key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:40]
-    root = cache_root().parent / "entries"
-    library = root / key / "blaslt_shim.so"
-    if library.is_file():
-        trust.check(root, key)
-        trust.check_file(root, library)
-        return library
-    trust.make_folder(library.parent)
-    with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as folder:
-        made = Path(folder) / library.name
+
+    def build(folder: Path) -> Path:
+        made = folder / "blaslt_shim.so"
         words = [*compiler.argv, "-std=c++17", "-O1", "-w", "-fPIC", "-shared",
                  "-fvisibility=hidden", "-D__HIP_PLATFORM_AMD__=1", *(f"-I{f}" for f in folders),
                  str(SHIM), "-o", str(made)]  # fmt: skip
@@ -361,5 +354,6 @@ def _built(include: Iterable[Path]) -> Path:
             raise ConfigError(
                 f"hipBLASLt's headers in {', '.join(folders)} (of ROCm 6.2 or newer): {told_of}"
             )
-        made.replace(library)
-    return library
+        return made
+
+    return kept.library(key, "blaslt_shim.so", build)
