@@ -33,6 +33,15 @@ __device__ void encode(Bits* out, const float* in, long i) {
   const T value(in[i]);
   __builtin_memcpy(&out[i], &value, sizeof value);
 }
+template <typename T, typename T2>
+__device__ float arithmetic(float v) {
+  T x(v), y(v * 0.5f + 1.0f);
+  x += y;
+  T2 p(x, -y);
+  p = __hfma2(p, p, __hsub2(p, T2(y, y)));
+  return __low2float(p) + __high2float(p * p) + float(__hmax(x, y)) + float(__habs(-x)) +
+         float(x < y) + float(__hisnan(x));
+}
 __global__ void work(long kind, void* out, const void* in, long count) {
   const long i = blockIdx.x * static_cast<long>(blockDim.x) + threadIdx.x;
   if (i >= count) return;
@@ -58,6 +67,8 @@ __global__ void work(long kind, void* out, const void* in, long count) {
     case 20: f[i] = expf(g[i]) + tanhf(g[i]) + __expf(g[i]) + rsqrtf(fabsf(g[i]) + 1.0f); return;
     case 21: f[i] = powf(fabsf(g[i]), 1.5f) + erff(g[i]) + logf(fabsf(g[i]) + 1.0f); return;
     case 22: f[i] = fmaxf(g[i], 0.5f) + min(int(g[i]), 3) + floorf(g[i]) + sinf(g[i]); return;
+    case 24: f[i] = arithmetic<__half, __half2>(g[i]); return;
+    case 25: f[i] = arithmetic<__hip_bfloat16, __hip_bfloat162>(g[i]); return;
     case 23: f[i] = __shfl_xor(g[i], 1) + __shfl_down(g[i], 32); return;
   }
 }
@@ -105,7 +116,17 @@ for at, dtype in enumerate(KINDS):
 
 x = torch.randn(640, generator=gen) * 3
 a, sign = x.abs(), torch.sign(x)
+
+def arithmetic(v, t):
+    y = (v * 0.5 + 1.0).to(t)
+    x = v.to(t) + y
+    z = x - y, -y - y
+    low, high = ((a.float() * a.float() + b.float()).to(t) for a, b in zip((x, y), z))
+    many = low, high * high, x.maximum(y), x.abs(), x < y
+    return sum(part.float() for part in many)
+
 expected = {
+    24: arithmetic(x, torch.float16), 25: arithmetic(x, torch.bfloat16),
     20: 2 * x.exp() + x.tanh() + (a + 1).rsqrt(),
     21: a**1.5 + torch.erf(x) + (a + 1).log(),
     22: x.clamp(min=0.5) + x.int().clamp(max=3) + x.floor() + x.sin(),

@@ -1,9 +1,7 @@
 // HIP's __half and __half2, as far as entries to competitions and torch's headers use them; where
 // ROCm is not installed. Arithmetic is _Float16's.
 #pragma once
-#include <hip/hip_runtime.h>
-
-#define RFOPS_BOTH __host__ __device__ inline
+#include "../numbers16.h"
 
 struct __half_raw {
   union {
@@ -30,42 +28,12 @@ struct __half {
     raw.data = data;
     return raw;
   }
-  RFOPS_BOTH __half& operator+=(__half other) { return data += other.data, *this; }
-  RFOPS_BOTH __half& operator-=(__half other) { return data -= other.data, *this; }
-  RFOPS_BOTH __half& operator*=(__half other) { return data *= other.data, *this; }
-  RFOPS_BOTH __half& operator/=(__half other) { return data /= other.data, *this; }
 };
 using half = __half;
 
-#define RFOPS_OPERATOR(sign, name)                      \
-  RFOPS_BOTH __half operator sign(__half x, __half y) { \
-    return static_cast<_Float16>(x.data sign y.data);   \
-  }                                                     \
-  RFOPS_BOTH __half name(__half x, __half y) { return x sign y; }
-#define RFOPS_COMPARE(sign, name)                                                  \
-  RFOPS_BOTH bool operator sign(__half x, __half y) { return x.data sign y.data; } \
-  RFOPS_BOTH bool name(__half x, __half y) { return x sign y; }
-RFOPS_OPERATOR(+, __hadd)
-RFOPS_OPERATOR(-, __hsub)
-RFOPS_OPERATOR(*, __hmul)
-RFOPS_OPERATOR(/, __hdiv)
-RFOPS_COMPARE(==, __heq)
-RFOPS_COMPARE(!=, __hne)
-RFOPS_COMPARE(<, __hlt)
-RFOPS_COMPARE(<=, __hle)
-RFOPS_COMPARE(>, __hgt)
-RFOPS_COMPARE(>=, __hge)
-#undef RFOPS_OPERATOR
-#undef RFOPS_COMPARE
-RFOPS_BOTH __half operator-(__half x) { return static_cast<_Float16>(-x.data); }
-RFOPS_BOTH __half __hneg(__half x) { return -x; }
-RFOPS_BOTH __half __hmax(__half x, __half y) { return x > y ? x : y; }
-RFOPS_BOTH __half __hmin(__half x, __half y) { return x < y ? x : y; }
-RFOPS_BOTH __half __habs(__half x) { return x.data < 0 ? -x : x; }
-RFOPS_BOTH bool __hisnan(__half x) { return x.data != x.data; }
-RFOPS_BOTH __half __hfma(__half x, __half y, __half z) {
-  return static_cast<_Float16>(static_cast<float>(x.data) * y.data + static_cast<float>(z.data));
-}
+#define RFOPS_VALUE(x) (x).data
+RFOPS_NUMBER(__half, RFOPS_VALUE)
+#undef RFOPS_VALUE
 
 RFOPS_BOTH float __half2float(__half x) { return x; }
 RFOPS_BOTH __half __float2half(float x) { return x; }
@@ -81,21 +49,7 @@ RFOPS_BOTH __half __ushort_as_half(unsigned short bits) {
   return raw;
 }
 
-__device__ inline __half hexp(__half x) { return expf(x); }
-__device__ inline __half hexp2(__half x) { return exp2f(x); }
-__device__ inline __half hlog(__half x) { return logf(x); }
-__device__ inline __half hsqrt(__half x) { return sqrtf(x); }
-__device__ inline __half hrsqrt(__half x) { return rsqrtf(x); }
-__device__ inline __half hrcp(__half x) { return 1.0f / static_cast<float>(x); }
-
-struct __half2_raw {
-  unsigned short x, y;
-};
-struct __attribute__((aligned(4))) __half2 {
-  __half x, y;
-  __half2() = default;
-  RFOPS_BOTH __half2(__half first, __half second) : x(first), y(second) {}
-};
+RFOPS_PAIR(__half2, __half)
 using half2 = __half2;
 
 RFOPS_BOTH __half2 __halves2half2(__half x, __half y) { return {x, y}; }
@@ -107,16 +61,3 @@ RFOPS_BOTH __half2 __float22half2_rn(float2 x) { return {x.x, x.y}; }
 RFOPS_BOTH float2 __half22float2(__half2 x) { return {x.x, x.y}; }
 RFOPS_BOTH __half __low2half(__half2 x) { return x.x; }
 RFOPS_BOTH __half __high2half(__half2 x) { return x.y; }
-RFOPS_BOTH float __low2float(__half2 x) { return x.x; }
-RFOPS_BOTH float __high2float(__half2 x) { return x.y; }
-RFOPS_BOTH __half2 __hadd2(__half2 x, __half2 y) { return {x.x + y.x, x.y + y.y}; }
-RFOPS_BOTH __half2 __hsub2(__half2 x, __half2 y) { return {x.x - y.x, x.y - y.y}; }
-RFOPS_BOTH __half2 __hmul2(__half2 x, __half2 y) { return {x.x * y.x, x.y * y.y}; }
-RFOPS_BOTH __half2 __hfma2(__half2 x, __half2 y, __half2 z) {
-  return {__hfma(x.x, y.x, z.x), __hfma(x.y, y.y, z.y)};
-}
-RFOPS_BOTH __half2 operator+(__half2 x, __half2 y) { return __hadd2(x, y); }
-RFOPS_BOTH __half2 operator-(__half2 x, __half2 y) { return __hsub2(x, y); }
-RFOPS_BOTH __half2 operator*(__half2 x, __half2 y) { return __hmul2(x, y); }
-
-#undef RFOPS_BOTH

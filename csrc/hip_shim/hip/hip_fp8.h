@@ -4,8 +4,6 @@
 #include <hip/hip_bf16.h>
 #include <hip/hip_fp16.h>
 
-#define RFOPS_BOTH __host__ __device__ inline
-
 using __hip_fp8_storage_t = unsigned char;
 using __hip_fp8x2_storage_t = unsigned short;
 using __hip_fp8x4_storage_t = unsigned int;
@@ -105,5 +103,3 @@ using __hip_fp8_e4m3 = rfops_fp8_value<__HIP_E4M3>;
 using __hip_fp8_e5m2 = rfops_fp8_value<__HIP_E5M2>;
 using __hip_fp8_e4m3_fnuz = rfops_fp8_value<__HIP_E4M3_FNUZ>;
 using __hip_fp8_e5m2_fnuz = rfops_fp8_value<__HIP_E5M2_FNUZ>;
-
-#undef RFOPS_BOTH
