@@ -310,6 +310,20 @@ def test_after_a_crash_the_other_cases_run(tmp_path: Path) -> None:
     assert "2 of 3 cases pass the official check, 2 the strict one" in done.stdout
 
 
+@pytest.mark.sweep
+def test_what_kernels_do_wrong(tmp_path: Path) -> None:
+    """--check: right results, and 4 bytes that are read behind b's last row."""
+    file = tmp_path / "entry.py"
+    mask = "mask=rn[None, :] < N, other=0.0"
+    assert mask in TRITON
+    cases = ["--case", "m: 64; n: 60; k: 128; seed: 1"]
+    for text, count in ((TRITON, "nothing found"), (TRITON.replace(mask, ""), "check: ")):
+        file.write_text(text, encoding="utf-8")
+        done = rfops("eval", "fp8-mm", "--check", "--submission", str(file), *cases)
+        assert done.returncode == 0 and count in done.stderr, done.stdout + done.stderr
+        assert ("out of bounds: kernel at " in done.stderr) == (count == "check: ")
+
+
 # ---------------------------------------------------------------- the protocol
 
 

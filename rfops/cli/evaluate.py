@@ -36,6 +36,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add("--case", action="append", help="'m: 64; n: 64; k: 128; seed: 1' instead of the official")
     add("--seconds", type=float, default=60.0, help="limit of a call (60)")
     add("--memory", type=float, default=16.0, help="limit in GiB (16)")
+    add("--check", action="store_true", help="also what its kernels do wrong, on stderr (slower)")
     add("--json", action="store_true", help="a record of JSON a case")
     parser.set_defaults(command=run)
 
@@ -56,9 +57,15 @@ def run(options: argparse.Namespace) -> int:
     verdicts: list[Verdict] = []
     with tempfile.TemporaryDirectory(prefix="rfops-eval-") as folder:
         env = environment(of.arch, Path(folder))
+        if options.check:
+            env["RFOPS_VGPU_CHECK"] = "1"
         for verdict in evaluate(of, options.submission, cases, limits, env, root):
             verdicts.append(verdict)
             print(_json(verdict) if options.json else _text(verdict), flush=True)
+        if options.check:
+            from rfops.vgpu import report
+
+            print("\n".join(report.findings(report.read(Path(folder)))), file=sys.stderr)
     if "POPCORN_FD" in os.environ:
         _report(int(os.environ["POPCORN_FD"]), options.mode, verdicts)
     if not options.json:

@@ -192,9 +192,7 @@ def text(report: Report, *, why: bool, checked: bool) -> str:
                 lines += ["", f"{readable(kernel.name)}: its longest launch"]
                 lines += [timed_text.table(longest), *_instructions(longest)]
     if checked:
-        count = len(report.findings)
-        lines += ["", f"check: {many(count, 'finding') if count else 'nothing found'}"]
-        lines += [f"  {_finding(finding)}" for finding in report.findings]
+        lines += ["", *findings(report)]
     if report.failed:
         counts = Counter(report.failed)
         lines += ["", "failed:"]
@@ -277,6 +275,15 @@ def _instructions(launch: TimedLaunch) -> list[str]:
             instruction = timed_text.readable(row["text"])
             lines.append(f"  {clk / total:6.1%} {row['offset']:#8x}  {instruction}{source}")
     return lines
+
+
+def findings(report: Report) -> list[str]:
+    """What the kernels did wrong, in lines."""
+    count = len(report.findings)
+    return [
+        f"check: {many(count, 'finding') if count else 'nothing found'}",
+        *(f"  {_finding(finding)}" for finding in report.findings),
+    ]
 
 
 def _finding(f: Finding) -> str:
