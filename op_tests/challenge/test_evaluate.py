@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rfops.challenge import MODULES, formats, problem
+from rfops.challenge import MODULES, child, formats, problem
 from rfops.challenge.evaluate import Limits, Verdict, evaluate
 from rfops.challenge.folder import problem_of
 from rfops.challenge.problem import Problem, case_of, error_of, spec_of
@@ -322,6 +322,47 @@ def test_what_kernels_do_wrong(tmp_path: Path) -> None:
         done = rfops("eval", "fp8-mm", "--check", "--submission", str(file), *cases)
         assert done.returncode == 0 and count in done.stderr, done.stdout + done.stderr
         assert ("out of bounds: kernel at " in done.stderr) == (count == "check: ")
+
+
+@pytest.mark.sweep
+def test_on_the_gpu_of_torch(tmp_path: Path) -> None:
+    """--gpu, where `rfops run` makes device="cuda" the virtual GPU: data there, times by events."""
+    file = tmp_path / "entry.py"
+    seen = TRITON.replace("    a, b,", "    assert all(t.is_cuda for t in data), data\n    a, b,")
+    file.write_text(seen, encoding="utf-8")
+    words = ["eval", "fp8-mm", "--gpu", "--submission", str(file), "--case", CASE]
+    done = rfops("run", "--arch", "gfx942", "--", *COMMAND, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"pass  {CASE}, measured " in done.stdout and "1 the strict one" in done.stdout
+
+
+def test_no_gpu(tmp_path: Path) -> None:
+    file = tmp_path / "entry.py"
+    file.write_text(GOOD, encoding="utf-8")
+    done = rfops("eval", "fp8-mm", "--gpu", "--submission", str(file), CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1 and "--gpu: torch sees no GPU here" in done.stderr
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_of_a_problem_s_data_moves(name: str) -> None:
+    """Tensors in tuples, mappings, modules and objects, of a copy."""
+
+    def tensors(part: object) -> list[torch.Tensor]:
+        if isinstance(part, torch.Tensor):
+            return [part]
+        if isinstance(part, torch.nn.Module):
+            return list(part.buffers())
+        parts = part.values() if isinstance(part, dict) else part
+        fields = vars(part).values() if hasattr(part, "__dict__") else ()
+        inner = parts if isinstance(parts, (tuple, list)) or isinstance(part, dict) else fields
+        return [t for p in inner for t in tensors(p)]  # type: ignore[union-attr]
+
+    of = problem(name)
+    data = of.generate(of.shrink(of.tests[0]))
+    moved = tensors(child._moved(data, "meta"))
+    assert len(moved) == len(tensors(data)) > 2
+    assert {t.device.type for t in moved} == {"meta"}
+    assert {t.device.type for t in tensors(data)} == {"cpu"}
 
 
 # ---------------------------------------------------------------- the protocol

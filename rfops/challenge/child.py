@@ -7,8 +7,10 @@ The parent judges: nothing that an entry changes here makes a wrong result right
 from __future__ import annotations
 
 import ast
+import copy
 import json
 import os
+import statistics
 import sys
 import time
 import traceback
@@ -22,6 +24,9 @@ from rfops.challenge import inline, problem
 from rfops.challenge.folder import HARNESS, problem_of
 from rfops.challenge.problem import Problem, _tensors
 from rfops.jit import settings
+
+_REPEATS = 20
+_FLUSHED = 1 << 30  # bytes, four times what MI300X's last cache holds
 
 
 def main(job: Path, replies: int) -> None:
@@ -41,13 +46,15 @@ def main(job: Path, replies: int) -> None:
 
     start = time.monotonic()
     try:
+        if not given["on_gpu"]:
+            inline.activate()
         kernel = _entry(Path(given["submission"]))
     except BaseException as error:  # SystemExit too: an entry may call exit()
         reply(step="import", error=_said(error))
         return
     reply(step="import", seconds=time.monotonic() - start)
     for call in given["calls"]:
-        _one(found, kernel, call, given["folder"], reply)
+        _one(found, kernel, call, given, reply)
     reply(step="done")
 
 
@@ -61,7 +68,6 @@ def _put_harness(of: Problem) -> None:
 
 def _entry(file: Path) -> Any:
     """The entry's custom_kernel."""
-    inline.activate()
     sys.path.insert(0, str(file.parent))
     module = types.ModuleType("submission")
     module.__file__ = str(file)
@@ -108,20 +114,25 @@ def _harness(of: Problem) -> dict[str, Any]:
             "ref_kernel": of.reference}  # fmt: skip
 
 
-def _one(of: Problem, kernel: Any, call: dict[str, Any], folder: str, reply: Any) -> None:
+def _one(of: Problem, kernel: Any, call: dict[str, Any], job: dict[str, Any], reply: Any) -> None:
     """One case: a call, and a second on the same tensors with other values in them."""
     data = None
     for turn, given in enumerate(call["inputs"]):
         fresh = _input(of, given)
-        data = fresh if data is None else _into(data, fresh)
         try:
-            us, result = _timed(kernel, data, of.cold)
+            if data is None:
+                data = _moved(fresh, "cuda") if job["on_gpu"] else fresh
+            else:
+                _into(data, fresh)
+            us, result = _estimated(kernel, data) if not job["on_gpu"] else (0.0, kernel(data))
+            kept = [t.detach().cpu().contiguous() for t in _tensors(result)]
+            kind = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
+            if job["on_gpu"] and "probe" not in given:
+                us = _measured(kernel, data, fresh, of.cold)
         except BaseException as error:
             reply(step="call", at=call["at"], turn=turn, error=_said(error))
             return
-        kept = [t.detach().cpu().contiguous() for t in _tensors(result)]
-        kind = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
-        torch.save(kept, Path(folder) / f"{call['at']}-{turn}.pt")
+        torch.save(kept, Path(job["folder"]) / f"{call['at']}-{turn}.pt")
         reply(step="call", at=call["at"], turn=turn, us=us, kind=kind)
 
 
@@ -131,14 +142,48 @@ def _input(of: Problem, given: dict[str, Any]) -> Any:
     return of.generate(given["case"])
 
 
-def _timed(kernel: Any, data: Any, cold: bool) -> tuple[float, Any]:
-    """The modelled time of what the call launches, in us, and its result."""
+def _estimated(kernel: Any, data: Any) -> tuple[float, Any]:
+    """The modelled time of what the call launches, in us, and its result. Each first touch of a
+    call's tensors is cold on the model."""
     from rfops.vgpu import modelled_ms
 
-    del cold  # each first touch of a call's tensors is cold on the model
     before = modelled_ms()
     result = kernel(data)
     return 1e3 * (modelled_ms() - before), result
+
+
+def _measured(kernel: Any, data: Any, fresh: Any, cold: bool) -> float:
+    """The median time in us of calls on a GPU, each with the values of `fresh`; what the entry
+    builds or tunes on its first call, and keeps, is done."""
+    times: list[float] = []
+    for _ in range(_REPEATS):
+        _into(data, fresh)
+        if cold:
+            torch.empty(_FLUSHED, dtype=torch.uint8, device="cuda").zero_()
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start.record()
+        kernel(data)
+        stop.record()
+        stop.synchronize()
+        times.append(1e3 * start.elapsed_time(stop))
+    return statistics.median(times)
+
+
+def _moved(data: Any, device: str) -> Any:
+    """A copy with its tensors there."""
+    if isinstance(data, torch.Tensor):
+        return data.to(device)
+    if isinstance(data, torch.nn.Module):
+        return copy.deepcopy(data).to(device)
+    if isinstance(data, (tuple, list)):
+        return type(data)(_moved(part, device) for part in data)
+    if isinstance(data, dict):
+        return {name: _moved(value, device) for name, value in data.items()}
+    made = copy.copy(data)
+    for name, value in vars(data).items() if hasattr(data, "__dict__") else ():
+        setattr(made, name, _moved(value, device))
+    return made
 
 
 def _into(data: Any, fresh: Any) -> Any:

@@ -34,6 +34,7 @@ END_SECONDS = 10.0  # from the last answer to the process's end
 class Limits(NamedTuple):
     seconds: float = 60.0  # a call
     memory: int = 16 << 30
+    on_gpu: bool = False  # torch's, with times measured; else the virtual one
 
 
 class Verdict(msgspec.Struct):
@@ -42,7 +43,8 @@ class Verdict(msgspec.Struct):
     spec: str
     official: str = ""
     strict: str = ""
-    us: list[float] = msgspec.field(default_factory=list)  # a call, estimated
+    us: list[float] = msgspec.field(default_factory=list)  # a call
+    measured: bool = False  # us; else they are estimated
     named: list[str] = msgspec.field(default_factory=list)
     error: str = ""  # of the entry, as it raised it
 
@@ -74,7 +76,8 @@ def evaluate(of: Problem, submission: Path, cases: list[Case], limits: Limits,
     calls: list[Call] = []
     refusal = refused(submission.read_text(encoding="utf-8", errors="replace"))
     for case in cases:
-        verdict = Verdict(spec_of(case), named=[refusal] if refusal else [])
+        named = [refusal] if refusal else []
+        verdict = Verdict(spec_of(case), named=named, measured=limits.on_gpu)
         probes = range(len(of.probes(case)))
         for probe in (None, *probes):
             calls.append(Call(len(calls), verdict, case, probe))
@@ -115,7 +118,7 @@ class _Runner:
         job = {
             "problem": self.of.name, "root": self.root,
             "submission": str(self.submission.absolute()),
-            "folder": str(self.folder),
+            "folder": str(self.folder), "on_gpu": self.limits.on_gpu,
             "calls": [{"at": call.at, "inputs": call.inputs} for call in calls],
         }  # fmt: skip
         file = self.folder / "job.json"

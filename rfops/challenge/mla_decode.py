@@ -118,11 +118,10 @@ def queries(data: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def cached(data: Any) -> torch.Tensor:
-    """The cache's rows with this step's in them."""
+    """The cache's filled rows, and this step's."""
     config, x, cache = data
-    rows: torch.Tensor = cache.data.clone()
-    rows[:, cache.seq_len] = mm(x, config.KV_proj_down_weight)[:, 0].to(BF16)
-    return rows
+    own = mm(x, config.KV_proj_down_weight).to(BF16)
+    return torch.cat((cache.data[:, : cache.seq_len], own), 1)
 
 
 def step(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,8 +137,9 @@ def step(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
         scores = (mm(q, k).to(BF16) / math.sqrt(NOPE + ROPE)).float()
         return mm(scores.softmax(-1).to(BF16), up[..., NOPE:].mT).to(BF16)
 
-    rows = cached(data)
-    kv, kv_up = rows[:, : cache.seq_len + 1], config.KV_proj_up_weight.float()
+    kv, kv_up = cached(data), config.KV_proj_up_weight.float()
+    rows = cache.data.clone()
+    rows[:, cache.seq_len] = kv[:, -1]
     # k and v of all of the batch would take 137 GB at 8192 keys.
     at_once = max(1, _AT_ONCE // (kv.shape[1] * kv_up.shape[0]))
     parts = zip(queries(data, BF16).split(at_once), kv.split(at_once), strict=True)
@@ -149,8 +149,8 @@ def step(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def exact(data: Any) -> torch.Tensor:
     """y in fp32 with the up-projections taken into q and out: k and v are not made."""
-    config, _, cache = data
-    kv = cached(data)[:, : cache.seq_len + 1].float()
+    config = data[0]
+    kv = cached(data).float()
     q = queries(data, torch.float32)[:, :, 0]
     w = config.KV_proj_up_weight.float().view(config.n_heads, NOPE + V, LORA)
     inside = torch.einsum("bhn,hnc->bhc", q[..., :NOPE], w[:, :NOPE])

@@ -1,7 +1,8 @@
 """`rfops eval PROBLEM --submission FILE`: judge an entry to a GPU competition, without its GPU.
 
 gpu-mode's protocol: `custom_kernel(data)`, the keys of its evaluator on POPCORN_FD if that is set,
-exit status 0, 112 (wrong), 113 (a case that is none). Times are of the model, and called estimated.
+exit status 0, 112 (wrong), 113 (a case that is none). Times are of the model, and called estimated;
+with --gpu they are measured, on torch's GPU.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add("--case", action="append", help="'m: 64; n: 64; k: 128; seed: 1' instead of the official")
     add("--seconds", type=float, default=60.0, help="limit of a call (60)")
     add("--memory", type=float, default=16.0, help="limit in GiB (16)")
+    add("--gpu", action="store_true", help="on torch's GPU, times measured; not the virtual one")
     add("--check", action="store_true", help="also what its kernels do wrong, on stderr (slower)")
     add("--json", action="store_true", help="a record of JSON a case")
     parser.set_defaults(command=run)
@@ -48,15 +50,17 @@ def run(options: argparse.Namespace) -> int:
     if not options.submission.is_file():
         raise ValueError(f"--submission {options.submission}: there is no such file")
     of, root = _problem(options)
+    if options.gpu:
+        _require_gpu(options, root)
     try:
         cases = _cases(of, options)
     except ValueError as error:
         print(f"rfops eval: {error}", file=sys.stderr)
         return BAD_CASE
-    limits = Limits(options.seconds, int(options.memory * (1 << 30)))
+    limits = Limits(options.seconds, int(options.memory * (1 << 30)), options.gpu)
     verdicts: list[Verdict] = []
     with tempfile.TemporaryDirectory(prefix="rfops-eval-") as folder:
-        env = environment(of.arch, Path(folder))
+        env = dict(os.environ) if options.gpu else environment(of.arch, Path(folder))
         if options.check:
             env["RFOPS_VGPU_CHECK"] = "1"
         for verdict in evaluate(of, options.submission, cases, limits, env, root):
@@ -71,6 +75,16 @@ def run(options: argparse.Namespace) -> int:
     if not options.json:
         print(_summary(of, verdicts))
     return 0 if all(verdict.passes for verdict in verdicts) else WRONG
+
+
+def _require_gpu(options: argparse.Namespace, root: Path | None) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError("--gpu: torch sees no GPU here; without it the virtual GPU is taken")
+    if root is not None or options.check:
+        what = "a folder's own problem" if root is not None else "--check"
+        raise ValueError(f"--gpu: {what} is for the virtual GPU")
 
 
 def _problem(options: argparse.Namespace) -> tuple[Problem, Path | None]:
@@ -107,8 +121,9 @@ def _cases(of: Problem, options: argparse.Namespace) -> list[Case]:
 
 def _text(verdict: Verdict) -> str:
     state = "pass" if verdict.passes else "FAIL"
-    time = f", estimated {statistics.mean(verdict.us):.2f} us" if verdict.us else ""
-    if verdict.us and not any(verdict.us):
+    word = "measured" if verdict.measured else "estimated"
+    time = f", {word} {statistics.mean(verdict.us):.2f} us" if verdict.us else ""
+    if verdict.us and not verdict.measured and not any(verdict.us):
         time = ", no kernel was launched on the virtual GPU: torch's operators have no time here"
     lines = [f"{state}  {verdict.spec}{time}"]
     lines += [f"      {verdict.error}"] if verdict.error else []
