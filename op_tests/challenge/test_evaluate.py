@@ -14,6 +14,7 @@ from rfops.challenge import MODULES, child, formats, problem
 from rfops.challenge.evaluate import Limits, Verdict, evaluate
 from rfops.challenge.folder import problem_of
 from rfops.challenge.problem import Problem, case_of, error_of, spec_of
+from rfops.cli import main
 from rfops.quantization.mxfp4 import dequant_mxfp4, quant_mxfp4_ref
 from rfops.vgpu.program import environment
 from support.command import COMMAND, rfops
@@ -334,13 +335,25 @@ def test_on_the_gpu_of_torch(tmp_path: Path) -> None:
     done = rfops("run", "--arch", "gfx942", "--", *COMMAND, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"pass  {CASE}, measured " in done.stdout and "1 the strict one" in done.stdout
+    assert "measured on " in done.stdout
 
 
-def test_no_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("there", "more", "says"),
+    [
+        (False, [], "--gpu: torch sees no GPU here"),
+        (True, ["--check"], "--check is for the virtual"),
+    ],
+)
+def test_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    there: bool, more: list[str], says: str,
+) -> None:  # fmt: skip
     file = tmp_path / "entry.py"
     file.write_text(GOOD, encoding="utf-8")
-    done = rfops("eval", "fp8-mm", "--gpu", "--submission", str(file), CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 1 and "--gpu: torch sees no GPU here" in done.stderr
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert main(["eval", "fp8-mm", "--gpu", "--submission", str(file), *more]) == 1
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -74,6 +74,10 @@ def run(options: argparse.Namespace) -> int:
         _report(int(os.environ["POPCORN_FD"]), options.mode, verdicts)
     if not options.json:
         print(_summary(of, verdicts))
+        if options.gpu:
+            import torch
+
+            print(f"measured on {torch.cuda.get_device_name()}")
     return 0 if all(verdict.passes for verdict in verdicts) else WRONG
 
 
