@@ -14,8 +14,9 @@
 //     2    X1                    X1 x W1     X1               X1 x W0     the W read in phase 1
 //     3    W1 of the next step   X1 x W0     W0 of the next   X1 x W1     X1
 //
-// What a memory part starts is read seven phases later; all but the last six phases' have arrived
-// at the end of each. Column-major operands are turned round as LDS is read (columns.h).
+// Scales of an X are read with the W before it, as a W is half as much. What a memory part starts
+// is read seven phases later; all but the last six phases' have arrived at the end of each.
+// Column-major operands are turned round as LDS is read (columns.h).
 //
 // Partial sums of a block are promoted as promote.h has it, a group of tiles late, across phases
 // and K-steps; with kPow2 the matrix cores scale and sum themselves. w is operand A, so that a lane
@@ -23,8 +24,7 @@
 // share out K; the last of a tile adds up.
 //
 // Promises. Deterministic: the order of sums is fixed by the config and K. The caller aligns x, w
-// and their rows to 16 bytes; a workgroup's rows span less than 2 GiB, what lies before them may be
-// more.
+// and their rows to 16 bytes; a workgroup's rows span less than 2 GiB, all before them may be more.
 #include "rfops/block_map.h"
 #include "rfops/columns.h"
 #include "rfops/epilogue.h"
@@ -79,7 +79,6 @@ struct Memory {
   f32 x_scale[Scales::kWords];
 };
 static_assert(sizeof(Memory) <= kLdsBytes, "one workgroup a CU");
-
 using Sums = SumsOf<kPow2, kTiles>;
 
 // Tile t of a quarter, in the order of promotion: neighbours share an operand.
@@ -121,14 +120,14 @@ class Wave {
     if (wave_m == 1) meet();
     meet();
     read_w<0, 0>();  // as the phase before the first would
+    go_to_scales(0), read_scales<0>();
     w_now_[0] = w_scale_[0].at(0), w_now_[1] = w_scale_[1].at(0);
     wait_lds();
     meet();
     meet();
     u32 block = 0;
     do {  // of an odd number the last one adds zeros
-      step<0>(sums, block);
-      step<1>(sums, block + 1);
+      step<0>(sums, block), step<1>(sums, block + 1);
       block += 2;
     } while (block < blocks_);
     sums.template drain<last_group(quarter(1, 3))>();
@@ -148,22 +147,23 @@ class Wave {
   }
   template <u32 kOdd>
   __device__ void start_step(u32 block) const {
-    start_w<kOdd, kOdd>(block);
-    start_x<kOdd, 0>(block);
-    start_w<kOdd, 1 - kOdd>(block);
-    start_x<kOdd, 1>(block);
+    start_w<kOdd, kOdd>(block), start_x<kOdd, 0>(block);
+    start_w<kOdd, 1 - kOdd>(block), start_x<kOdd, 1>(block);
   }
 
-  template <u32 kOdd, u32 kHalf>
-  __device__ void read_x(u32 block) {
-    constexpr u32 kAt = (2 * kOdd + kHalf) * kXHalf * kRowBytes;
-    const RFOPS_LDS f32* scales =
-        memory_->x_scale + scale_at_ + scales_.further(lane_in_wave() % kTileRows, block);
+  __device__ void go_to_scales(u32 block) {
+    scale_now_ = memory_->x_scale + scale_at_ + scales_.further(lane_in_wave() % kTileRows, block);
+  }
+  template <u32 kHalf>
+  __device__ void read_scales() {
 #pragma unroll
     for (u32 i = 0; i < kXTiles; ++i) {
-      x_scale_[i] = scales[(kHalf * kXHalf + i * kTileRows) / Scales::kAtOnce * Scales::kNext];
+      x_scale_[i] = scale_now_[(kHalf * kXHalf + i * kTileRows) / Scales::kAtOnce * Scales::kNext];
     }
-    keep_order();
+  }
+  template <u32 kOdd, u32 kHalf>
+  __device__ void read_x() {
+    constexpr u32 kAt = (2 * kOdd + kHalf) * kXHalf * kRowBytes;
 #pragma unroll
     for (u32 i = 0; i < kXTiles; ++i) x_tile_[i] = of_x_.read<kAt>(i);
     keep_order();
@@ -182,10 +182,10 @@ class Wave {
     if (kOdd == 0 && block % Scales::kSteps == 0) {
       scales_.issue(memory_->x_scale, block + Scales::kSteps, blocks_);
     }
-    read_x<kOdd, 0>(block);
+    read_x<kOdd, 0>();
     start_w<kOdd, kOdd>(block + 2);
     compute<kOdd, 0>(sums);
-    read_w<kOdd, 1 - kOdd>();
+    read_w<kOdd, 1 - kOdd>(), read_scales<1>();
     start_x<kOdd, 0>(block + 2);
     const bool is_more = block + 1 < blocks_;
     const auto w_next = [&](u32 half) {
@@ -194,10 +194,10 @@ class Wave {
     };
     const u32 w0 = w_next(0), w1 = w_next(1);
     compute<kOdd, 1>(sums);
-    read_x<kOdd, 1>(block);
+    read_x<kOdd, 1>();
     start_w<kOdd, 1 - kOdd>(block + 2);
     compute<kOdd, 2>(sums);
-    read_w<1 - kOdd, 1 - kOdd>();
+    read_w<1 - kOdd, 1 - kOdd>(), go_to_scales(block + 1), read_scales<0>();
     start_x<kOdd, 1>(block + 2);
     compute<kOdd, 3>(sums);
     w_now_[0] = __builtin_bit_cast(f32, as_scalar(w0));
@@ -242,11 +242,11 @@ class Wave {
   BlockScales w_scale_[2];
   Scales scales_;
   u32 place_, scale_at_, blocks_;
-  f32 w_now_[2];  // w's scales
+  const RFOPS_LDS f32* scale_now_;  // a K-step's of this lane
   XWay::Reader of_x_;
   WWay::Reader of_w_;
   Tile x_tile_[kXTiles], w_tile_[2][kWTiles];
-  f32 x_scale_[kXTiles];
+  f32 w_now_[2], x_scale_[kXTiles];  // scales
   Sums::Part x_part_[kXTiles];
 };
 
