@@ -41,8 +41,7 @@ VARIANTS = [
     Variant("tiles", TilesConfig(2, 1, 3, 6, 2), (70, 201, 1056)),
     Variant("tiles", TilesConfig(8, 1, 1, 8, 3), (130, 140, 640)),
     Variant("deep", DeepConfig(64, 64), (70, 130, 800)),
-    Variant("deep", DeepConfig(128, 64, 4, 4), (129, 64, 2048)),
-    Variant("deep", DeepConfig(32, 128, 4, 2, 3), (40, 140, 1120)),
+    Variant("deep", DeepConfig(32, 128, 4, 4, 3), (40, 140, 3360)),
     Variant("deep", DeepConfig(128, 128, 8), (131, 260, 288)),
     Variant("loop", LoopConfig(256, 256), (300, 270, 768)),
     Variant("loop", LoopConfig(256, 128), (257, 140, 288)),
@@ -343,6 +342,31 @@ def test_the_loop(m: int, n: int) -> None:
     assert sum(counts.values()) <= 2 * tiles * 4 + 40
 
 
+@pytest.mark.thin(2)
+@pytest.mark.parametrize(("m", "n", "waves"), [(64, 64, 4), (128, 64, 4), (128, 128, 8)])
+def test_deep_keeps_loads_on_their_way(m: int, n: int, waves: int) -> None:
+    """From barrier to barrier of the loop, of waves that load x and of those that load w: no wait
+    for the step that was loaded last, and little but what has to be."""
+    kernel, config = OPS["gemm_afp4wfp4"].kernels["deep"], DeepConfig(m, n, waves)
+    layouts = {"w_layout": "16x16", "w_scale_layout": "32x8", "x_scale_layout": "32x8"}
+    c = OPS["gemm_afp4wfp4"].call_of(M=256, N=4096, K=4096, **layouts)
+    lines = assembly("mxfp4_deep", "gfx950", kernel.defines(c, config) or {})
+    barriers = [i for i, line in enumerate(lines) if line == "s_barrier"]
+    steps = [lines[a:b] for a, b in itertools.pairwise(barriers)]
+    tiles = m * n // waves // 256
+    found = [step for step in steps if number(counted(step), "v_mfma") == 2 * tiles]
+    assert len(found) >= 2
+    loads = {counted(step)["buffer_load_dwordx4"] for step in found}
+    assert loads == {2 * m // 8 // waves, 2 * n // 8 // waves}
+    for step in found:
+        counts = counted(step)
+        assert counts["ds_write_b128"] == counts["buffer_load_dwordx4"]
+        waits = [int(line.split("vmcnt(")[1].split(")")[0]) for line in step if "vmcnt(" in line]
+        assert waits and min(waits) >= counts["buffer_load_dwordx4"], waits
+        assert number(counts, r"v_pk_|v_accvgpr|scratch_|v_cvt") == 0, counts
+        assert sum(counts.values()) <= 2 * tiles + 3 * counts["ds_write_b128"] + 60
+
+
 # ---------------------------------------------------------------- what is not taken
 
 
@@ -380,7 +404,8 @@ def test_other_layouts_are_refused(variant: Variant, name: str) -> None:
         (TilesConfig, (8, 1, 6, 13), "waves is 1 to 12"),
         (TilesConfig, (8, 4, 6, 4), "would spill|bytes of LDS"),
         (DeepConfig, (64, 64, 5), "waves is 4 or 8"),
-        (DeepConfig, (64, 64, 4, 3), "ahead 2 or 4"),
+        (DeepConfig, (64, 64, 4, 3), "ahead 2, or 4"),
+        (DeepConfig, (128, 128, 8, 4), "or 4 with 4 waves"),
         (DeepConfig, (48, 64), "m is a multiple of 32 up to 256"),
         (DeepConfig, (64, 288), "n is a multiple of 32 up to 256"),
         (DeepConfig, (32, 32), "too small for 4 waves"),

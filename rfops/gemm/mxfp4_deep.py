@@ -40,8 +40,8 @@ class DeepConfig:
 
     def __post_init__(self) -> None:
         check_config_ints(self)
-        if self.waves not in (4, 8) or self.ahead not in (2, 4):
-            raise ValueError(f"{self}: waves is 4 or 8, ahead 2 or 4")
+        if (self.waves, self.ahead) not in ((4, 2), (4, 4), (8, 2)):
+            raise ValueError(f"{self}: waves is 4 or 8, ahead 2, or 4 with 4 waves")
         if not 1 <= self.split <= MAX_SPLIT:
             raise ValueError(f"{self}: split is 1 to {MAX_SPLIT}")
         for name in ("m", "n"):
@@ -74,10 +74,6 @@ class DeepConfig:
         m, n = self.m // along_m, self.n // along_n
         pieces = self.ahead * (self.m + self.n) * ROW_BYTES // (self.threads * 4)
         return m * n // WAVE + (m + n) // 2 + self.ahead * (m + n) // PAIR + pieces + 30
-
-    @property
-    def lds_bytes(self) -> int:
-        return 2 * (self.m + self.n) * ROW_BYTES
 
     @property
     def threads(self) -> int:
