@@ -24,16 +24,19 @@ constexpr u32 kThreads = 256, kVec = kVecBytes / sizeof(In), kNone = ~0u;
 using InVec = In __attribute__((ext_vector_type(kVec)));
 using Sums = f32 __attribute__((ext_vector_type(kVec)));
 
+// Counts of a call that was aborted may name rows that are not there.
+__device__ inline u64 there(u32 row, u32 all_rows) { return row < all_rows ? row : 0; }
+
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads))) moe_add(
     In* __restrict__ out,             // [M, N]
-    const In* __restrict__ rows,      // [rows, N]
+    const In* __restrict__ rows,      // [all_rows, N]
     const f32* __restrict__ weights,  // [M, kTopK]
     const Id* __restrict__ ids,       // [M, kTopK]
     const u32* __restrict__ slots,    // [M, kTopK]
     const u32* __restrict__ offsets,  // [routed + kShared + 1]
-    u32 n, u32 routed) {
+    u32 n, u32 routed, u32 all_rows) {
   const u32 token = group_x(), column = (group_y() * kThreads + thread_in_group()) * kVec;
   if (column >= n) return;
   Sums sum = {};
@@ -47,12 +50,12 @@ extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, 
     weight[j] = 0.0f;
     if (slot == kNone) continue;
     weight[j] = weights[at];
-    const u64 from = u64{offsets[ids[at]]} + slot;
+    const u64 from = there(offsets[ids[at]] + slot, all_rows);
     row[j] = *reinterpret_cast<const InVec*>(rows + from * n + column);
   }
 #pragma unroll
   for (u32 s = 0; s < kShared; ++s) {
-    const u64 from = u64{offsets[routed + s]} + token;
+    const u64 from = there(offsets[routed + s] + token, all_rows);
     row[kTopK + s] = *reinterpret_cast<const InVec*>(rows + from * n + column);
   }
 #pragma unroll

@@ -249,12 +249,12 @@ extern "C" __global__ void
                  const u32* __restrict__ lists,  // [routed, M]; stage 1
                  u32* __restrict__ counts,       // [routed]; stage 2 leaves them 0
                  u32* __restrict__ offsets,      // [E + 1]; stage 1 writes them
-                 u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 in_row,
+                 u32 m, u32 routed, u32 experts, u32 all_rows, u32 n, u32 k, u32 in_row,
                  u32 groups) {  // a multiple of 8
   const u32 n_tiles = (n + kOutColumns - 1) / kOutColumns;
-  const Experts all(experts, n_tiles, [&](u32 e) {
+  const Experts all(experts, n_tiles, m, all_rows, [&](u32 e) {
     if constexpr (kStage == 2) return offsets[e + 1] - offsets[e];
-    return e < routed && counts[e] < m ? counts[e] : m;
+    return e < routed ? counts[e] : m;
   });
   leave_for_others<kStage>(all, counts, offsets, routed, experts);
   each_tile(all, groups, [&](const ExpertTile& tile) {

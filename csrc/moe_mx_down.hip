@@ -126,6 +126,7 @@ struct Item {
           given.m * kTopK + (tile.expert - given.routed) * given.m + tile.row + r * kTileRows + row;
       if (r * kTileRows + row >= tile.rows) continue;
       const u32 pair = tile.expert < given.routed ? listed[r] : shared;
+      if (pair >= given.m * (kTopK + kShared)) continue;  // of a list that nobody wrote
       LdsBytes* const at = pairs() + pair * kPairSize + lane / kTileRows * sizeof(Four);
 #pragma unroll
       for (u32 t = 0; t < kTiles; ++t) {
@@ -193,7 +194,7 @@ moe_mx_down(Half* __restrict__ out,           // [M, N]
   // Columns of an XCD are neighbours, which share lines of out.
   const u32 share = (n / kColumns + kXcds - 1) / kXcds;
   const u32 number = group_x() % kXcds * share + group_x() / kXcds;
-  const Experts all(experts, 1, [&](u32 e) { return rows_of[e]; });
+  const Experts all(experts, 1, m, m * (kTopK + kShared), [&](u32 e) { return rows_of[e]; });
   if (group_x() == 0) {
     for (u32 e = thread_in_group(); e < routed; e += kThreads) counts[e] = 0;
   }

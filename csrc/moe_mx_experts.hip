@@ -174,7 +174,8 @@ moe_mx_experts(u8* __restrict__ out,        // stage 1: [rows, out_steps, 128]; 
   const u32 steps = (k + Format::kStepK - 1) / Format::kStepK;
   // Columns of h that pad its rows are made too, of weights that are not there: zeros.
   const u32 columns = kStage == 1 ? out_steps * Format::kStepK : n;
-  const Experts all(experts, (columns + kColumns - 1) / kColumns, [&](u32 e) {
+  const u32 all_rows = m * (kTopK + experts - routed);
+  const Experts all(experts, (columns + kColumns - 1) / kColumns, m, all_rows, [&](u32 e) {
     if constexpr (kStage == 2) return offsets[e + 1] - offsets[e];
     return e < routed ? counts[e] : m;
   });
@@ -214,6 +215,7 @@ moe_mx_experts(u8* __restrict__ out,        // stage 1: [rows, out_steps, 128]; 
       if (row >= tile.rows) continue;
       const u32 shared = m * kTopK + (tile.expert - routed) * m + tile.row + row;
       goes_to[i] = tile.expert < routed ? list[row] : shared;
+      if (goes_to[i] >= all_rows) goes_to[i] = kNone;  // of a list that nobody wrote
     }
     keep_order();
     RFOPS_LDS Lds* const memory = (RFOPS_LDS Lds*)&lds;

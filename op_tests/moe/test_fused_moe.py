@@ -213,7 +213,13 @@ def test_counts_that_a_call_left_behind(is_table: bool, arch: str) -> None:
     launches.lists(counted, *launches.scratch()[:2], problem.topk_ids)
     _lists, slots, *_ = launches.scratch()
     assert (slots < 40).all()
-    counted.zero_()
+    for left in ([30, 30, 30, 30], [39, 2**30, 0, 7], [40, 2**32 - 1, 40, 40]):
+        launches.scratch()[0].fill_(2**31 - 1)  # lists that nobody wrote
+        counted[:4] = torch.tensor(left).to(counted.dtype)
+        with rfops.vgpu.check() as checked:  # each count fits, their sum does not
+            launches(*args)
+        assert not checked.findings, "\n".join(map(str, checked.findings))
+        assert not counted.any()
     launches(*args)
     assert_correct(out, problem)
     assert (memory[:128] == -7).all() and (memory[-128:] == -7).all()

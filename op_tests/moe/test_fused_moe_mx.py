@@ -194,7 +194,9 @@ def test_variants(fmt: Format, config: MxMoeConfig) -> None:
 def _call(problem: Problem) -> Any:
     op = OPS[problem.fmt.word]
     choice = problem.topk_weights, problem.topk_ids, None, problem.topk_ids.shape[1]
-    args = arguments(op, problem.x, *problem.weights, choice, 0, (False, False), None)
+    args = arguments(
+        op, problem.x, *problem.weights, choice, problem.num_shared, (False, False), None
+    )
     return op.check((*args, None, None))[0]
 
 
@@ -286,6 +288,29 @@ def test_strided_rows_and_memory_around(fmt: Format) -> None:
     columns = problem.x.T.contiguous().T
     with pytest.raises(ValueError, match="x does not lie in rows of 16 bytes"):
         problem.with_(x=columns).run("hip")
+
+
+@pytest.mark.parametrize("columns", [0, 16])
+def test_counts_that_a_call_left_behind(columns: int) -> None:
+    """As one that failed between its launches would: whatever counts and lists say, no memory is
+    touched that is not the call's, and the call after is right."""
+    problem = random_problem(MXFP4, 40, 64, 32, 5, 2, num_shared=1)
+    c, out = _call(problem), torch.full((40, 64), math.nan, dtype=BF16)
+    kernel = OPS["mxfp4"].kernels["hip"]
+    config = MxMoeConfig(1, 4, 1, 4, 1, 2, columns, 1)
+    launches = kernel.variant(c, config)(*(c.sizes[n] for n in c.size_names))
+    args = out, problem.x, *problem.weights, problem.topk_weights, problem.topk_ids, None
+    lists, *_, counts = launches.scratch()
+    for left in ([30, 30, 30, 30], [39, 2**30, 0, 7], [40, 2**32 - 1, 40, 40]):
+        lists.fill_(2**31 - 1)
+        counts[:4] = torch.tensor(left).to(counts.dtype)
+        launches.prepare = launches.prepare if left[0] == 30 else lambda *_: None
+        with rfops.vgpu.check() as checked:
+            launches(*args)
+        bad = [f for f in checked.findings if f.kind != "uninitialised"]  # of rows that none made
+        assert not bad, "\n".join(map(str, bad))
+        assert not counts.any()
+    assert_near(problem.run("hip", config), problem.exact)
 
 
 @pytest.mark.sweep

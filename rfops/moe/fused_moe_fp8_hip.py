@@ -70,6 +70,7 @@ def moe_experts_fp8_kernel(
     m: u32,
     routed: u32,
     experts: u32,
+    all_rows: u32,
     n: u32,
     k: u32,
     groups: u32,
@@ -155,7 +156,7 @@ class Fp8Launches(Launches):
         launch = _bind(c, moe_experts_fp8_kernel, defines, THREADS, 9)
         tiles = self.row_tiles(rows) * ceil(n, COLUMNS // 2 if stage == 1 else COLUMNS)
         groups = min(ROWS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
-        run: Run = launch((groups, 1, 1), (c.M, c.R, c.E, n, k, groups))
+        run: Run = launch((groups, 1, 1), (c.M, c.R, c.E, self.rows, n, k, groups))
         return run
 
     def between(self, x: Tensor) -> tuple[Tensor, ...]:

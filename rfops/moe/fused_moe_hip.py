@@ -74,6 +74,7 @@ def moe_experts_kernel(
     m: u32,
     routed: u32,
     experts: u32,
+    all_rows: u32,
     n: u32,
     k: u32,
     in_row: u32,
@@ -98,6 +99,7 @@ def moe_experts_table_kernel(
     m: u32,
     routed: u32,
     experts: u32,
+    all_rows: u32,
     n: u32,
     k: u32,
     in_row: u32,
@@ -120,6 +122,7 @@ def moe_add_kernel(
     offsets: Tensor,
     n: u32,
     routed: u32,
+    all_rows: u32,
 ) -> None:
     """csrc/moe_add.hip: the shapes stand there."""
 
@@ -213,7 +216,7 @@ class Launches:
         self.gate_up, self.down = self.experts(1, c.I, c.D), self.experts(2, c.D, c.I)
         add = {"IN": IN_TYPES[c.x_dtype], **of_ids, "SHARED": (c.E - c.R)}
         grid = m, ceil(c.D, ADD_COLUMNS), 1
-        self.add = _bind(c, moe_add_kernel, add, 256, 6)(grid, (c.D, routed))
+        self.add = _bind(c, moe_add_kernel, add, 256, 6)(grid, (c.D, routed, self.rows))
 
     def lists_of_ids(self) -> Run:
         c = self.c
@@ -276,7 +279,7 @@ class _Launches(Launches):
         tiles = self.row_tiles(rows) * ceil(n, TILE // 2 if stage == 1 else TILE)
         groups = min(ROWS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
         row = matrix_strides(c, "x", c.D)[0] if stage == 1 else k
-        run: Run = launch((groups, 1, 1), (c.M, c.R, c.E, n, k, 2 * row, groups))
+        run: Run = launch((groups, 1, 1), (c.M, c.R, c.E, self.rows, n, k, 2 * row, groups))
         return run
 
     def between(self, x: Tensor) -> tuple[Tensor, ...]:

@@ -25,14 +25,25 @@ class ExpertRows {
   static_assert(kRows % kEven == 0, "then the last tile of an expert has a row too");
 
  public:
-  // rows_of(e): how many rows an expert has.
+  // rows_of(e): how many rows an expert has. Counts of a call that was aborted may say anything:
+  // an expert has `most` rows at most, and all together have `most_in_all`.
   template <class RowsOf>
-  __device__ ExpertRows(u32 experts, u32 n_tiles, RowsOf rows_of) : n_tiles_(n_tiles) {
+  __device__ ExpertRows(u32 experts, u32 n_tiles, u32 most, u32 most_in_all, RowsOf rows_of)
+      : n_tiles_(n_tiles) {
     u32 rows = 0, tiles = 0;
 #pragma unroll
     for (u32 i = 0; i < kEach; ++i) {
       const u32 e = lane_in_wave() * kEach + i;
-      rows_[i] = e < experts ? rows_of(e) : 0;
+      rows_[i] = e < experts ? least(rows_of(e), most) : 0;
+      rows += rows_[i];
+    }
+    const u32 before = scan_wave(rows) - rows;
+    u32 left = before < most_in_all ? most_in_all - before : 0;
+    rows = 0;
+#pragma unroll
+    for (u32 i = 0; i < kEach; ++i) {
+      rows_[i] = least(rows_[i], left);
+      left -= rows_[i];
       rows += aligned(i);
       tiles += tiles_of(i);
     }
@@ -97,6 +108,7 @@ class ExpertRows {
   }
 
  private:
+  __device__ static u32 least(u32 a, u32 b) { return a < b ? a : b; }
   __device__ u32 aligned(u32 i) const { return (rows_[i] + kAlign - 1) / kAlign * kAlign; }
   __device__ u32 tiles_of(u32 i) const { return (rows_[i] + kRows - 1) / kRows * n_tiles_; }
   u32 rows_[kEach];
