@@ -11,6 +11,7 @@ import torch
 
 import rfops.vgpu
 from rfops.challenge import moe_mxfp4
+from rfops.dispatch.layout import Shuffled
 from rfops.moe import fused_moe_mxfp4, fused_moe_mxfp8
 from rfops.moe.fused_moe import fused_moe
 from rfops.moe.fused_moe_mx import MXFP4, MXFP8, Experts, Format, arguments
@@ -431,8 +432,6 @@ def test_the_challenge(case: Any) -> None:
     x, _, _, _, _, w1, w2, s1, s2, topk_weights, topk_ids, config = data
     width = config["d_expert"]
     assert width == config["d_expert_pad"] and x.shape[1] == config["d_hidden_pad"]
-    from rfops.dispatch.layout import Shuffled
-
     given = [Shuffled(w, "16x16") for w in (w1, w2)]
     scales = [Shuffled(s, "32x8") for s in (s1, s2)]
     got = fused_moe(x, *given, topk_weights, topk_ids, quant="mxfp4", w1_scale=scales[0],
@@ -477,6 +476,18 @@ def test_refusals_of_layouts() -> None:
         ValueError, match=r"multiples of 256 where they are shuffled|w1_scale must be a"
     ):
         changed.call()
+
+
+def test_an_odd_width_takes_rows_of_scales() -> None:
+    """I of 384, as halves of models have: shuffled scales are refused, and the way out works."""
+    problem = random_problem(MXFP8, 4, 256, 384, 3, 2)
+    shuffled = problem.shuffled()
+    with pytest.raises(ValueError, match="w2_scale must be a"):  # padded
+        shuffled.call()
+    scales = {name: Shuffled(getattr(problem, name), "32x8") for name in ("w1_scale", "w2_scale")}
+    with pytest.raises(ValueError, match=r"multiples of 256 .* pass rows of scales, beside"):
+        problem.with_(**scales).call()
+    assert_near(problem.with_(w1=shuffled.w1, w2=shuffled.w2).call(), problem.exact)
 
 
 @pytest.mark.parametrize(

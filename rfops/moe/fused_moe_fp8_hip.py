@@ -16,28 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rfops.dispatch.guards import MAX_BYTES, check_config_ints
+from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Run, RunOf
+from rfops.dispatch.kernel import Call, Run
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import ROWS, WAVE
+from rfops.jit.arch import WAVE
 from rfops.quantization.fp8_blockscale import BLOCK, BLOCKS_AT_ONCE, fp8_of
 
-from .fused_moe_hip import IN_TYPES, THREADS, TOKENS, XCDS, HipMoe, Launches, _bind
-
-COLUMNS = 256  # rows of weights of a tile
+from .fused_moe_hip import IN_TYPES, TOKENS, FusedMoeHipConfig, HipMoe, Launches, _bind
 
 
 @dataclass(frozen=True)
-class FusedMoeFp8HipConfig:
+class FusedMoeFp8HipConfig(FusedMoeHipConfig):
     """A variant of csrc/moe_experts_fp8.hip."""
 
-    rows: int  # of a tile
-
-    def __post_init__(self) -> None:
-        check_config_ints(self)
-        if self.rows not in (64, 128):
-            raise ValueError(f"{self}: rows are 64 or 128")
+    heights = 64, 128
 
 
 def _defines(
@@ -120,22 +113,16 @@ class HipFp8(HipMoe):
         rows = c.M * c.K / max(c.R, 1)
         return FusedMoeFp8HipConfig(64 if rows <= 48 else 128)
 
-    def candidates(self, c: Call) -> list[FusedMoeFp8HipConfig]:
-        return [FusedMoeFp8HipConfig(rows) for rows in (64, 128)]
-
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         return _defines(config.rows, c.x_dtype, 1, c.E, c.w_layout != "raw")
 
-    def variant(self, c: Call, config: Any) -> RunOf:
-        return lambda *sizes: Fp8Launches(
-            c.with_sizes(**dict(zip(c.sizes, sizes, strict=True))), config
-        )
+    def launches(self, c: Call, config: Any) -> Launches:
+        return Fp8Launches(c, config)
 
 
 class Fp8Launches(Launches):
     def __init__(self, c: Call, config: FusedMoeFp8HipConfig) -> None:
-        self.config = config
-        super().__init__(c)
+        super().__init__(c, config)
         defines = {"IN": IN_TYPES[c.x_dtype], **self.of_ids}
         launch = _bind(c, moe_fp8_prepare_kernel, defines, TOKENS, 7)
         list_groups = 0 if self.is_routed else ceil(c.M, TOKENS)
@@ -150,14 +137,10 @@ class Fp8Launches(Launches):
     ) -> None:
         self.quantise(counted, lists, slots, *between[:2], ids, x)
 
-    def experts(self, stage: int, n: int, k: int) -> Run:
-        c, rows = self.c, self.config.rows
-        defines = _defines(rows, c.x_dtype, stage, c.E, c.w_layout != "raw")
-        launch = _bind(c, moe_experts_fp8_kernel, defines, THREADS, 9)
-        tiles = self.row_tiles(rows) * ceil(n, COLUMNS // 2 if stage == 1 else COLUMNS)
-        groups = min(ROWS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
-        run: Run = launch((groups, 1, 1), (c.M, c.R, c.E, self.rows, n, k, groups))
-        return run
+    def kernel(self, stage: int, k: int) -> tuple[Any, Mapping[str, Any], int, tuple[int, ...]]:
+        c = self.c
+        defines = _defines(self.config.rows, c.x_dtype, stage, c.E, c.w_layout != "raw")
+        return moe_experts_fp8_kernel, defines, 9, ()
 
     def between(self, x: Tensor) -> tuple[Tensor, ...]:
         """x and h: payload and scale of each."""

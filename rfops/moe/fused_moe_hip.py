@@ -33,7 +33,6 @@ VEC = 8  # elements that a lane loads at once
 TOKENS, THREADS = 256, 512  # of a workgroup that makes lists; of one that multiplies
 TILE, XCDS = 256, 8  # rows, and columns of weights; workgroups come in eights
 ADD_COLUMNS = 2048
-HEIGHTS = 128, 256  # of tiles, in rows of an expert
 TABLE = 64  # experts of a table
 MOST_EXPERTS, MOST_CHOSEN, MOST_SHARED = 512, 16, 8
 
@@ -131,12 +130,15 @@ def moe_add_kernel(
 class FusedMoeHipConfig:
     """A variant of csrc/moe_experts.hip."""
 
+    heights: ClassVar[tuple[int, int]] = (128, 256)
+
     rows: int  # of a tile at most
 
     def __post_init__(self) -> None:
         check_config_ints(self)
-        if self.rows not in HEIGHTS:
-            raise ValueError(f"{self}: rows are 128 or 256")
+        if self.rows not in self.heights:
+            low, high = self.heights
+            raise ValueError(f"{self}: rows are {low} or {high}")
 
 
 class HipMoe(Kernel):
@@ -177,24 +179,28 @@ class HipMoe(Kernel):
         return FusedMoeHipConfig(128 if 1.1 * c.M * c.K <= 128 * c.R else 256)
 
     def candidates(self, c: Call) -> list[Any]:
-        return [FusedMoeHipConfig(rows) for rows in HEIGHTS]
+        assert self.Config is not None
+        return [self.Config(rows) for rows in self.Config.heights]
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         rows = config.rows
         return _experts_defines(self.is_table, c.x_dtype, 1, c.E, rows, _is_shuffled(c))
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        return lambda *sizes: _Launches(
-            c.with_sizes(**dict(zip(c.sizes, sizes, strict=True))), config, self.is_table
+        return lambda *sizes: self.launches(
+            c.with_sizes(**dict(zip(c.sizes, sizes, strict=True))), config
         )
+
+    def launches(self, c: Call, config: Any) -> Launches:
+        return _Launches(c, config, self.is_table)
 
 
 class Launches:
     """Of one call: lists and the sum of rows; experts are subclasses'. Lists are in the workspace;
     what experts make is torch's allocator's."""
 
-    def __init__(self, c: Call) -> None:
-        self.c = c
+    def __init__(self, c: Call, config: FusedMoeHipConfig) -> None:
+        self.c, self.config = c, config
         ids = ID_TYPES[c.values.get("topk_ids_dtype", torch.int32)]
         routed, m = c.R, c.M
         self.rows = m * (c.K + c.E - c.R)
@@ -226,6 +232,16 @@ class Launches:
 
     def experts(self, stage: int, n: int, k: int) -> Run:
         """The launch of gate and up, stage 1, or of down, n columns of out by k."""
+        c, rows = self.c, self.config.rows
+        kernel, defines, given, more = self.kernel(stage, k)
+        tiles = self.row_tiles(rows) * ceil(n, TILE // 2 if stage == 1 else TILE)
+        groups = min(ROWS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
+        launch = _bind(c, kernel, defines, THREADS, given)
+        run: Run = launch((groups, 1, 1), (c.M, c.R, c.E, self.rows, n, k, *more, groups))
+        return run
+
+    def kernel(self, stage: int, k: int) -> tuple[Any, Mapping[str, Any], int, tuple[int, ...]]:
+        """Of a stage: its constants, how many tensors it takes, and numbers after k."""
         raise NotImplementedError
 
     def between(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -268,19 +284,15 @@ class _Launches(Launches):
     """Of weights of x's dtype."""
 
     def __init__(self, c: Call, config: FusedMoeHipConfig, is_table: bool) -> None:
-        self.config, self.is_table = config, is_table
-        super().__init__(c)
+        self.is_table = is_table
+        super().__init__(c, config)
 
-    def experts(self, stage: int, n: int, k: int) -> Run:
+    def kernel(self, stage: int, k: int) -> tuple[Any, Mapping[str, Any], int, tuple[int, ...]]:
         c, rows = self.c, self.config.rows
         kernel = moe_experts_table_kernel if self.is_table else moe_experts_kernel
         defines = _experts_defines(self.is_table, c.x_dtype, stage, c.E, rows, _is_shuffled(c))
-        launch = _bind(c, kernel, defines, THREADS, 7 if self.is_table else 6)
-        tiles = self.row_tiles(rows) * ceil(n, TILE // 2 if stage == 1 else TILE)
-        groups = min(ROWS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
         row = matrix_strides(c, "x", c.D)[0] if stage == 1 else k
-        run: Run = launch((groups, 1, 1), (c.M, c.R, c.E, self.rows, n, k, 2 * row, groups))
-        return run
+        return kernel, defines, 7 if self.is_table else 6, (2 * row,)
 
     def between(self, x: Tensor) -> tuple[Tensor, ...]:
         return (torch.empty((self.rows, self.c.I), dtype=x.dtype, device=x.device),)

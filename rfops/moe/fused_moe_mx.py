@@ -124,7 +124,8 @@ class MxMoe(Moe):
             return "w1", "of rows in sixteens where it is shuffled", f"I={i}", "pad with zeros"
         if c.scale_layout != RAW and (d % 256 or i % 256):
             wanted = "of D and I multiples of 256 where they are shuffled"
-            return "w1_scale and w2_scale", wanted, f"D={d}, I={i}", "pad weights with zeros"
+            way_out = "pass rows of scales, beside shuffled weights too, or pad weights with zeros"
+            return "w1_scale and w2_scale", wanted, f"D={d}, I={i}", way_out
         return self.refuses_choice(c, e, k, routed)
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
