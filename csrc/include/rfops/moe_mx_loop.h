@@ -90,6 +90,7 @@ class ExpertLoop {
 
   template <u32 kOwn, u32 kC>
   __device__ void next_chunk(F32x4 (&sums)[kOwn][kTiles], u32 first) {
+    first = as_scalar(first);  // it is, but loops of several exits hide it from the compiler
     const u32 number = first / kChunk;
     const LdsBytes* const chunk = chunks_ + number % 2 * Rows::kBytes;
     LdsBytes* const other = chunks_ + (number + 1) % 2 * Rows::kBytes;
