@@ -15,6 +15,7 @@
 #include "rfops/block_map.h"
 #include "rfops/mla_columns16.h"
 #include "rfops/mla_columns32.h"
+#include "rfops/mla_slot_loads.h"
 #include "rfops/mla_worker.h"
 
 #if !defined(RFOPS_KV_FP8) || !defined(RFOPS_Q_FP8) || !defined(RFOPS_LEAST) || \

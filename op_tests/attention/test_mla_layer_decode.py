@@ -12,6 +12,7 @@ import torch
 import rfops
 from rfops.attention import mla_decode
 from rfops.attention.mla_decode_flow import turns
+from rfops.attention.mla_decode_shared import mla_decode_shared
 from rfops.attention.mla_layer_decode import OP, mla_layer_decode, rope_angles
 from rfops.attention.mla_layer_decode_hip import products
 from rfops.attention.mla_layer_decode_triton import LayerTritonConfig
@@ -254,6 +255,18 @@ def test_kernels_of_its_attention(arch: str) -> None:
     of.kv_dtype = mla_decode.fp8_of(arch)  # type: ignore[misc]
     kernel, reason = attention_kernel(of, hip=True)
     assert kernel is None and "keys of FP8 are not turned" in reason
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_resources_of_its_attention(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What turns keys has registers enough."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+    of = attention_call(OP.call_of(arch, B=2, start=64), 64)
+    shared = mla_decode.OP.kernels["shared"]
+    defines = shared.defines(of, shared.default(of))
+    found = mla_decode_shared.bind(torch.device("cpu"), defines, arch).resources
+    assert defines["ROPE"] == defines["PAGED"] == 1
+    assert found["vgpr_spills"] == found["scratch"] == 0
 
 
 def test_workgroups_of_the_challenge() -> None:

@@ -1,19 +1,13 @@
-// A tile of a latent cache as all waves of a workgroup read it: bf16, in LDS, and how it gets
-// there.
+// How a tile of a latent cache lies in LDS, bf16, for all waves of a workgroup.
 //
-// Order. Of a token 1 KiB of values, a row every kPitch bytes, and behind all of them the keys'
-// last 64 elements, rows of 128 bytes. 16-byte chunks are permuted by the row: neither K's reads
-// (16 bytes) nor V's (8 bytes, on gfx950 transposed) have a bank conflict.
-//
-// Each of four waves brings a quarter of a tile's rows, one after the other: bf16 straight to LDS,
-// 16 bytes a lane on gfx950, 4 on gfx942; FP8 by registers, where it is widened, once for all
-// waves.
+// Of a token 1 KiB of values, a row every kPitch bytes, and behind all of them the keys' last 64
+// elements. 16-byte chunks are permuted by the row: neither K's reads (16 bytes) nor V's (8 bytes,
+// on gfx950 transposed) have a bank conflict.
 #pragma once
 
 #include "rfops/bf16_matrix.h"
 #include "rfops/lds_tile.h"
 #include "rfops/mla_cache.h"
-#include "rfops/mla_turn.h"
 #include "rfops/waits.h"
 
 namespace rfops {
@@ -33,19 +27,19 @@ __device__ inline void each_number(Act act) {
 
 struct MlaSlot {
 #if defined(__gfx950__)
-  static constexpr u32 kTokens = 32, kPitch = 1024 + 64;
+  static constexpr u32 kTokens = 32, kPitch = 1024 + 64, kRopePitch = 128;
   static constexpr u32 swizzle(u32 row) { return row / 4 % 4; }
 #else
-  static constexpr u32 kTokens = 16, kPitch = 1024;
+  static constexpr u32 kTokens = 16, kPitch = 1024, kRopePitch = 128 + 16;
   static constexpr u32 swizzle(u32 row) { return row % 8; }
 #endif
-  static constexpr u32 kRope = kTokens * kPitch, kBytes = kRope + kTokens * 128;
+  static constexpr u32 kRope = kTokens * kPitch, kBytes = kRope + kTokens * kRopePitch;
   static constexpr u32 value_at(u32 row, u32 chunk) {
     return row * kPitch + (chunk ^ swizzle(row)) * kVecBytes;
   }
   // Where keys' last elements are: on gfx950 a row's together, on gfx942 halves of four rows, as
-  // loads of 4 bytes a lane leave them.
-  static constexpr u32 kRopeHalf = 256;  // of gfx942: chunks 4 to 7 are behind 0 to 3
+  // loads of 4 bytes a lane leave them; 64 bytes lie between, for a row's halves in other banks.
+  static constexpr u32 kRopeHalf = 256 + 64;  // of gfx942: chunks 4 to 7 are behind 0 to 3
 #if defined(__gfx950__)
   static constexpr u32 rope_chunk(u32 row, u32 chunk) { return chunk ^ row / 2 % 8; }
   static constexpr u32 rope_at(u32 row, u32 chunk) {
@@ -54,7 +48,7 @@ struct MlaSlot {
 #else
   static constexpr u32 rope_chunk(u32 row, u32 chunk) { return chunk ^ row / 2 % 4; }
   static constexpr u32 rope_at(u32 row, u32 chunk) {
-    return kRope + row / 4 * 512 + chunk / 4 * kRopeHalf + row % 4 * 64 +
+    return kRope + row / 4 * 4 * kRopePitch + chunk / 4 * kRopeHalf + row % 4 * 64 +
            rope_chunk(row, chunk % 4) * kVecBytes;
   }
 #endif
@@ -85,253 +79,6 @@ class MlaSlotRows {
 
   MlaTokens<kPaged> tokens_;
   u32 own_row_, token_;
-};
-
-// bf16, straight to LDS. By inline assembly, as the compiler would drain all loads before each read
-// of LDS; `wait` counts them. Tiles beyond the last are its last row again. With kRope keys are
-// turned as soon as they are there.
-template <bool kPaged, bool kRope>
-class DirectSlots : MlaSlotRows<kPaged> {
-  using Base = MlaSlotRows<kPaged>;
-  using Base::kOwn, Base::kLanes, Base::own_row_, Base::token_, Base::tokens_;
-  using Turner = SlotTurner<MlaSlot, kPaged, kOwn>;
-  static constexpr u32 kRowBytes = kMlaKey * 2, kValueBytes = kMlaValue * 2;
-#if defined(__gfx950__)
-  static constexpr u32 kWide = 16, kEnds = 1;
-#else
-  static constexpr u32 kWide = 4, kEnds = 2;
-#endif
-  static constexpr u32 kRowLoads = kValueBytes / (kWide * kWaveSize);
-  static constexpr u32 kRowPieces = kRowLoads == 1 ? 2 : 3, kEndPieces = 2;
-  static constexpr u32 kOfRows = kOwn * kRowPieces, kOfEnds = kEnds * kEndPieces;
-  static constexpr u32 kFirst = 4;  // pieces before those
-
- public:
-  static constexpr u32 kLoads = kOwn * kRowLoads + kEnds;  // of a wave and tile
-  static constexpr u32 kPieces = kFirst + kOfRows + kOfEnds;
-  // Keys' ends are loaded two tiles ahead, for one turn to load and another to turn them: they have
-  // no values beside them in the slot that they come to.
-  static constexpr u32 kSlots = kLdsBytes / MlaSlot::kBytes, kBefore = kSlots - 2, kEndsBefore = 2;
-  static_assert(kBefore == kEndsBefore || kBefore == 1);
-  static constexpr u32 kAsked = kLoads + 1;  // in a turn, after what keys are turned by
-
-  __device__ DirectSlots(LdsBytes* lds, const MlaTokens<kPaged>& tokens, u32 begin)
-      : Base(tokens, begin), lds_(lds) {
-    const u32 lane = lane_in_wave(), chunk = lane * kWide / kVecBytes, inside = lane * kWide % 16;
-    value_ = (chunk ^ MlaSlot::swizzle(own_row_)) * kVecBytes + inside;
-    const u32 row = own_row_ + lane / kLanes, place = lane % kLanes * kWide / kVecBytes;
-    rope_ = tokens.kv + kValueBytes + MlaSlot::rope_chunk(row, place) * kVecBytes + inside;
-  }
-
-  // The first tiles. Then turn n, 0 first, makes the scores of tile n, and adds the values of the
-  // one before; the loads of tile n + kBefore begin in it, of its keys' ends those of n + 2.
-  __device__ void prime() {
-    u32 pages[kEndsBefore + 1];
-#pragma unroll
-    for (u32 t = 0; t <= kEndsBefore; ++t) pages[t] = static_cast<u32>(*this->entry(t));
-#pragma unroll
-    for (u32 t = 0; t <= kEndsBefore; ++t) pin(pages[t]);
-#pragma unroll
-    for (u32 t = 0; t < kEndsBefore; ++t) {
-      row_ = this->row_of(pages[t], t);
-      rows_ = place_of(tokens_.kv);
-      ends_ = place_of(rope_);
-      each_number<kOfEnds + kOfRows>([&](auto i) {
-        asm volatile("s_nop 4");  // what `load_row` wants between its pieces
-        LdsBytes* const slot = lds_ + t * MlaSlot::kBytes;
-        if (i < kOfEnds || t < kBefore) in_scores<kFirst + i>(t, slot, slot);
-      });
-    }
-    page_ = pages[kEndsBefore];
-    if constexpr (kRope) turner_.ask(tokens_, token_);
-  }
-  // The first tile's keys, after `drain`.
-  __device__ void turn_first() {
-    if constexpr (kRope) {
-      turner_.template read<0>(lds_, own_row_);
-      turner_.turn_all();
-    }
-  }
-
-  // A piece of what a turn loads, into `slot`, and `ends`, for the caller to have others between:
-  // at once it would be more than a CU can have on its way, and keep the matrix cores waiting.
-  template <u32 kPiece>
-  __device__ void in_scores(u32 turn, LdsBytes* slot, LdsBytes* ends) {
-    constexpr u32 kAt = kPiece - kFirst;
-    if constexpr (kPiece == 0) {
-      if constexpr (kRope) turner_.ask(tokens_, token_ + (turn + 1) * MlaSlot::kTokens);
-    } else if constexpr (kPiece == 1) {
-      if constexpr (kBefore != kEndsBefore) rows_ = place_of(tokens_.kv);
-      asm volatile("" : "+v"(page_));  // it is there: `wait`
-      row_ = this->row_of(page_, turn + kEndsBefore);
-    } else if constexpr (kPiece == 2) {
-      if constexpr (kBefore == kEndsBefore) rows_ = place_of(tokens_.kv);
-      ends_ = place_of(rope_);
-    } else if constexpr (kPiece == 3) {
-      ask(turn + kEndsBefore + 1);
-    } else if constexpr (kAt < kOfEnds) {
-      load_end<kAt / kEndPieces, kAt % kEndPieces>(ends);
-    } else if constexpr (kPiece < kPieces) {
-      constexpr u32 kRow = kAt - kOfEnds;
-      load_row<kRow / kRowPieces, kRow % kRowPieces>(slot);
-    }
-  }
-  // Turns keys of the next tile.
-  template <u32 kStep, u32 kSteps>
-  __device__ void in_values(u32, LdsBytes* next) {
-    // A piece in two of four steps, where the caller has fewer instructions of its own.
-    constexpr u32 kBegin = kSteps / 8, kPiece = (kStep - kBegin) / 4 * 2 + kStep % 4 - 1;
-    constexpr bool is_quiet = kStep % 4 == 1 || kStep % 4 == 2;
-    if constexpr (kRope && kStep == kBegin - 2) turner_.template read<kAsked>(next, own_row_);
-    if constexpr (kRope && kStep >= kBegin && is_quiet && kPiece < Turner::kPieces) {
-      turner_.template turn<kPiece>();
-    }
-  }
-  // At a turn's end, until this wave's part of tile turn + 1 is in LDS.
-  __device__ void wait() const { wait_loads<(kSlots - 3) * kLoads>(); }
-  __device__ void drain() const { wait_loads<0>(); }
-
- private:
-  __device__ void ask(u32 tile) {
-    asm volatile("global_load_dword %0, %1, off" : "=v"(page_) : "v"(this->entry(tile)) : "memory");
-  }
-  // Of the row that this lane knows, behind `base`.
-  __device__ u64 place_of(const u8* base) const {
-    u64 place = reinterpret_cast<u64>(base) + u64{row_} * kRowBytes;
-    pin(place);
-    return place;
-  }
-  // Loads go to where m0 says; a step is to lie between the two.
-  __device__ static void aim(LdsBytes* slot, u32 place) {
-    asm volatile("s_add_u32 m0, %0, %1" ::"s"(as_scalar(lds_address(slot))), "s"(place) : "scc");
-  }
-
-  // Of the i-th of this wave's rows of values. Five steps are to lie between what a lane says and
-  // the loads from there.
-  template <u32 i, u32 kPiece>
-  __device__ void load_row(LdsBytes* slot) {
-    constexpr u32 kTurn = (MlaSlot::swizzle(i) ^ MlaSlot::swizzle(0)) * kVecBytes;
-    if constexpr (kPiece == 0) {
-      from_ = u64{this->row_at(static_cast<u32>(rows_ >> 32), i)} << 32 |
-              this->row_at(static_cast<u32>(rows_), i);
-      asm volatile("" : "+s"(from_));
-      aim(slot, (own_row_ + i) * MlaSlot::kPitch);
-    } else {
-#if defined(__gfx950__)
-      asm volatile("global_load_lds_dwordx4 %0, %1" ::"v"(value_ ^ kTurn), "s"(from_) : "memory");
-#else
-      // The offset is memory's and LDS's.
-      asm volatile(
-          "global_load_lds_dword %0, %1 offset:%2\n\tglobal_load_lds_dword %0, %1 offset:%3" ::"v"(
-              value_ ^ kTurn),
-          "s"(from_), "i"((kPiece - 1) * 512), "i"((kPiece - 1) * 512 + 256)
-          : "memory");
-#endif
-    }
-  }
-  // Of the keys' last elements of all of them, or half of these.
-  template <u32 i, u32 kPiece>
-  __device__ void load_end(LdsBytes* slot) {
-    constexpr u32 kHalf = 64;  // of a row; the offset is LDS's too
-    if constexpr (kPiece == 0) {
-      aim(slot, MlaSlot::kRope + own_row_ * 128 + i * (MlaSlot::kRopeHalf - kHalf));
-    } else {
-#if defined(__gfx950__)
-      asm volatile("global_load_lds_dwordx4 %0, off" ::"v"(ends_) : "memory");
-#else
-      asm volatile("global_load_lds_dword %0, off offset:%1" ::"v"(ends_), "i"(i * kHalf)
-                   : "memory");
-#endif
-    }
-  }
-
-  LdsBytes* lds_;
-  u32 value_;       // a lane's place in a row
-  const u8* rope_;  // and in the first row's end
-  u32 page_, row_;
-  u64 rows_, ends_, from_;
-  Turner turner_;
-};
-
-// FP8, by registers: what a tile's scores find there goes to LDS, and the next one is asked for.
-template <bool kPaged>
-class WidenedSlots : MlaSlotRows<kPaged> {
-  using Base = MlaSlotRows<kPaged>;
-  using Base::kOwn, Base::kLanes, Base::own_row_, Base::tokens_;
-  static constexpr u32 kRowBytes = kMlaKey, kValueBytes = kMlaValue;
-  static constexpr u32 kRopeBytes = 64 / kLanes;  // of a lane
-
- public:
-  static constexpr u32 kLoads = kOwn + 1;
-  static constexpr u32 kSlots = 3, kBefore = 1;
-
-  __device__ WidenedSlots(LdsBytes* lds, const MlaTokens<kPaged>& tokens, u32 begin)
-      : Base(tokens, begin), lds_(lds) {
-    const u32 lane = lane_in_wave(), row = own_row_ + lane / kLanes, place = lane % kLanes;
-    value_ = MlaSlot::value_at(own_row_, lane);
-    rope_ = MlaSlot::rope_at(row, place * kRopeBytes / 8) + place * kRopeBytes % 8 * 2;
-  }
-
-  __device__ void prime() {
-    page_ = static_cast<u32>(*this->entry(0));
-    load_all(0);
-    each_number<kLoads>([&](auto i) { commit(lds_, i); });
-    load_all(1);
-  }
-  template <u32 kPiece>
-  __device__ void in_scores(u32, LdsBytes* slot, LdsBytes*) {
-    // Late: what the last turn asked for is on its way until then.
-    constexpr u32 kFirst = kOwn == 8 ? 11 : 28;
-    if constexpr (kPiece >= kFirst && kPiece < kFirst + kLoads) commit(slot, kPiece - kFirst);
-  }
-  template <u32 kStep, u32 kSteps>
-  __device__ void in_values(u32 turn, LdsBytes*) {
-    constexpr u32 kApart = kSteps / (kLoads + 2), kLoad = kStep / kApart;
-    if constexpr (kStep == 0) find_rows(turn + 2);
-    if constexpr (kStep % kApart == 0 && kLoad >= 1 && kLoad <= kLoads) load(kLoad - 1);
-  }
-  __device__ void wait() const {}
-  __device__ void drain() const {}
-  __device__ void turn_first() {}
-
- private:
-  __device__ void find_rows(u32 tile) {
-    rows_ = this->row_of(page_, tile);
-    page_ = static_cast<u32>(*this->entry(tile + 1));
-  }
-  __device__ void load(u32 i) {
-    if (i < kOwn) {
-      const u8* const row = tokens_.kv + u64{this->row_at(rows_, i)} * kRowBytes;
-      staged_[i] = *reinterpret_cast<const U32x2*>(row + lane_in_wave() * 8);
-      return;
-    }
-    const u8* const from =
-        tokens_.kv + (u64{rows_} * kRowBytes + kValueBytes + lane_in_wave() % kLanes * kRopeBytes);
-    if constexpr (kRopeBytes == 8) {
-      staged_[kOwn] = *reinterpret_cast<const U32x2*>(from);
-    } else {
-      staged_[kOwn] = {*reinterpret_cast<const u32*>(from), 0};
-    }
-  }
-  __device__ void load_all(u32 tile) {
-    find_rows(tile);
-    each_number<kLoads>([&](auto i) { load(i); });
-  }
-  __device__ void commit(LdsBytes* slot, u32 i) {
-    const Bf16x8 wide = widen_8(staged_[i][0], staged_[i][1]);
-    if (i < kOwn) {
-      const u32 turn = (MlaSlot::swizzle(i) ^ MlaSlot::swizzle(0)) * kVecBytes;
-      *reinterpret_cast<RFOPS_LDS Bf16x8*>(slot + (value_ ^ turn) + i * MlaSlot::kPitch) = wide;
-    } else if constexpr (kRopeBytes == 8) {
-      *reinterpret_cast<RFOPS_LDS Bf16x8*>(slot + rope_) = wide;
-    } else {
-      *reinterpret_cast<RFOPS_LDS Bf16x4*>(slot + rope_) = low_half(wide);
-    }
-  }
-
-  LdsBytes* lds_;
-  u32 value_, rope_, page_, rows_;
-  U32x2 staged_[kLoads];
 };
 
 }  // namespace rfops
