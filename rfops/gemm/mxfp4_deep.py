@@ -112,6 +112,7 @@ _BUILT: dict[str, int | str] = {
 class Deep(Prepared):
     name = "deep"
     module = "mxfp4_deep"
+    more_modules = ("mxfp4_prepare",)
     Config = DeepConfig
     most_rows = MAX_ROWS
     compiled = compile_ops("mxfp4_deep", kernel="mxfp4_deep", variants=lambda _arch: [_BUILT])(

@@ -106,6 +106,7 @@ class _Cost:
 class Loop(Prepared):
     name = "loop"
     module = "mxfp4_loop"
+    more_modules = ("mxfp4_prepare",)
     Config = LoopConfig
     most_rows = 256
     compiled = mxfp4_loop

@@ -48,8 +48,6 @@ def prepare_us(m: int, k: int) -> float:
 class Prepared(Fp4Kernel):
     """A kernel of K-steps of 256, behind what prepares its operands."""
 
-    more_modules = ("mxfp4_prepare",)
-
     def refuses_config(self, c: Call, config: Any) -> str | None:
         if config.split > -(-c.K // STEP_K):
             return f"K={c.K} has fewer than {config.split} steps of {STEP_K}"
