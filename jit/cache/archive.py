@@ -166,8 +166,10 @@ def whole(folder: Path) -> Meta | None:
 
 
 def folders(root: Path) -> Iterator[Path]:
-    """`<root>/<arch>/<module>/<key>` for all of them."""
-    for folder in sorted(root.glob("*/*/" + "[0-9a-f]" * 40)):
+    """`<root>/<arch>/<module>/<key>` for all of them. What others are importing is passed by: it
+    may go while it is looked at."""
+    keys = "*/" + "[0-9a-f]" * 40
+    for folder in sorted((*root.glob(f"gfx*/{keys}"), *root.glob(f"host/{keys}"))):
         if MEMBER.fullmatch("/".join((*folder.relative_to(root).parts, "x"))):
             yield folder
 

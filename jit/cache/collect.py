@@ -55,7 +55,7 @@ def collect(max_bytes: int) -> Collected:
 
 
 def _collect(root: Path, done: Collected, max_bytes: int) -> Collected:
-    shelves = [index.parent for index in root.glob("*/*/index")]
+    shelves = [i.parent for arch in ("gfx*", "host") for i in root.glob(f"{arch}/*/index")]
     for left in root.glob(".import-*"):
         if _age(left) > _DAY:  # of a process that was killed
             done.freed += size_of(left)

@@ -7,6 +7,7 @@ import only what you would install.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import tarfile
@@ -39,10 +40,8 @@ def export(
                     wanted = wanted and (not keys or key in keys)
                     meta = archive.whole(folder) if wanted and name not in seen else None
                     if meta is not None and archive.MEMBER.fullmatch(f"{name}/{meta.output}"):
-                        trust.check_entry(root, folder)
-                        seen.add(name)
-                        for part in ("meta.json", meta.output):
-                            tar.add(folder / part, f"{name}/{part}", filter=_anonymous)
+                        if _add(tar, root, name, meta.output):
+                            seen.add(name)
         aside.replace(file)
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror or error}") from error
@@ -51,11 +50,19 @@ def export(
     return len(seen)
 
 
-def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    member.mode = 0o644
-    return member
+def _add(tar: tarfile.TarFile, root: Path, name: str, output: str) -> bool:
+    """False where another process has removed the entry meanwhile."""
+    files = [f"{name}/{part}" for part in ("meta.json", output)]
+    try:
+        trust.check_entry(root, root / name)
+        found = [((root / file).stat().st_mtime, (root / file).read_bytes()) for file in files]
+    except FileNotFoundError:
+        return False
+    for file, (mtime, data) in zip(files, found, strict=True):
+        member = tarfile.TarInfo(file)
+        member.size, member.mtime = len(data), int(mtime)
+        tar.addfile(member, io.BytesIO(data))
+    return True
 
 
 def import_(file: Path, max_bytes: int = archive.MAX_BYTES) -> tuple[int, int]:

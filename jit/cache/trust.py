@@ -92,10 +92,13 @@ def describe(root: Path) -> dict[str, str]:
         return {**found, "trusted": "by RFOPS_CACHE_TRUST"}
     try:
         check(root)
-        for place in (p for deep in ("*", "*/*", "*/*/*", "*/*/*/*") for p in root.glob(deep)):
-            with contextlib.suppress(OSError):  # gone meanwhile
-                if not place.is_symlink():  # of a build that is running
-                    check_file(root, place)
+        for folder, names, files in os.walk(root):  # passes by folders that are gone meanwhile
+            for place in (Path(folder, name) for name in (*names, *files)):
+                with contextlib.suppress(OSError):  # gone meanwhile
+                    if not place.is_symlink():  # of a build that is running
+                        check_file(root, place)
+            if len(Path(folder).relative_to(root).parts) == 3:  # an entry
+                names.clear()
     except ConfigError as error:
         return {**found, "trusted": "no", "why": str(error)}
     return found

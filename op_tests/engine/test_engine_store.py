@@ -20,7 +20,7 @@ import torch
 import rfops
 from rfops import cli
 from rfops.jit.build import resources, toolchain
-from rfops.jit.cache import collect, kept, lock, transfer
+from rfops.jit.cache import archive, collect, kept, lock, transfer
 from support.engine_project import Child, Project, wait_for
 
 DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
@@ -70,6 +70,35 @@ def test_export_of_a_part(project: Project, tmp_path: Path) -> None:
     assert transfer.export(file) == 1, "a damaged entry travels"
     with pytest.raises(rfops.ConfigError, match=r"cannot write /proc/c"):
         transfer.export(Path("/proc/c"))
+
+
+def test_export_while_others_import_and_remove(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is gone when its turn comes is left out; what another process imports is not entered."""
+    for bias in range(2):
+        project.build(BIAS=bias)
+    foreign = project.shelf.parents[1] / ".import-of-another" / "gfx950" / "axpy" / ("0" * 40)
+    foreign.mkdir(parents=True)
+    scandir = os.scandir
+
+    def gone(place: object = ".") -> object:
+        if ".import" in str(place):
+            raise FileNotFoundError(place)
+        return scandir(place)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "scandir", gone)
+    whole, seen = archive.whole, list[Path]()
+
+    def vanishing(folder: Path) -> object:
+        found = whole(folder)
+        seen.append(folder)
+        if len(seen) == 1:
+            shutil.rmtree(folder)
+        return found
+
+    monkeypatch.setattr(archive, "whole", vanishing)
+    assert transfer.export(tmp_path / "cache") == 1 and len(seen) == 2
 
 
 def member(tar: tarfile.TarFile, name: str, data: bytes = b"x", kind: bytes = b"") -> None:
