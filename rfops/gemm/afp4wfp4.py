@@ -27,12 +27,8 @@ from .mxfp4_stream import Stream
 from .mxfp4_tiles import Tiles
 from .mxfp4_triton import TritonGemm
 
-HIP: tuple[Kernel, ...] = (
-    Stream(),
-    Tiles(),
-    Deep(),
-    Loop(),
-)  # in the order in which they are tried
+# In the order in which they are tried.
+HIP: tuple[Kernel, ...] = (Stream(), Tiles(), Deep(), Loop())
 
 OP = Fp4Gemm(
     "gemm_afp4wfp4",

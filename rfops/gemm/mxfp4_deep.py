@@ -16,10 +16,10 @@ from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.heuristic import Columns, ceil, coarse
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
-from rfops.jit.arch import REGISTERS, ROWS, WAVE, Arch
+from rfops.jit.arch import REGISTERS, ROWS, WAVE
 
 from .mxfp4_launch import MAX_SPLIT, has_16_bits, signature
-from .mxfp4_prepare import STEP_K, Prepared, prepare_us
+from .mxfp4_prepare import STEP_K, Prepared, PreparedCost, prepare_us
 
 CHIP = ROWS["gfx950"]
 PAIR = 32  # rows whose scales are one dword
@@ -93,15 +93,6 @@ class DeepConfig:
 _STEP, _ALONE, _TOGETHER, _MATRIX, _ENDS, _PARTS_TB_S, _PARTS = 260, 32, 33, 1 / 28, 5000, 4.0, 50
 
 
-@dataclass
-class _Cost:
-    us: Any
-    ties: tuple[Any, ...]
-
-    def costs(self, _chip: Arch) -> tuple[Any, ...]:
-        return self.us, *self.ties
-
-
 # What `rfops build` makes: bf16, weights as they are loaded most quickly.
 _BUILT: dict[str, int | str] = {
     "M": 128, "N": 64, "WAVES_M": 2, "WAVES_N": 2, "LOAD_X": 2, "AHEAD": 2, "SPLIT": 1,
@@ -130,7 +121,7 @@ class Deep(Prepared):
     @staticmethod
     def work(  # type: ignore[override]
         t: Columns[DeepConfig], m: int, n: int, k: int, is_16: int, size: int
-    ) -> _Cost:
+    ) -> PreparedCost:
         """Rounds of workgroups by their K-steps, each bound by its loads, alone or with those of
         another workgroup; with split the way of all parts through memory; before it x."""
         groups = ceil(m, t.m) * ceil(n, t.n) * t.split
@@ -147,7 +138,7 @@ class Deep(Prepared):
         if is_16:
             us = us + prepare_us(m, k)
         waves = np.where(t.m * t.n > 128 * 64, -t.waves, t.waves)  # few where there is little to do
-        return _Cost(us, (t.split, t.ahead, waves))
+        return PreparedCost(us, (t.split, t.ahead, waves))
 
     def defines(self, c: Call, config: DeepConfig) -> Mapping[str, Any]:
         along_m, along_n = config.shape_of_waves or (1, config.waves)

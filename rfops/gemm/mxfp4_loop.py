@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,10 +15,10 @@ from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.heuristic import Columns, ceil, coarse
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import ROWS, Arch
+from rfops.jit.arch import ROWS
 
 from .mxfp4_launch import has_16_bits
-from .mxfp4_prepare import STEP_K, Prepared, prepare_us
+from .mxfp4_prepare import STEP_K, Prepared, PreparedCost, prepare_us
 
 MAX_SPLIT, MAX_GROUP_M = 8, 16
 
@@ -94,15 +94,6 @@ _BUSY, _ENDS, _REDUCE_BYTES = 0.95, 5000, 48
 _WRITE_TB_S = 5.0
 
 
-@dataclass
-class _Cost:
-    us: Any
-    ties: tuple[Any, ...]
-
-    def costs(self, _chip: Arch) -> tuple[Any, ...]:
-        return self.us, *self.ties
-
-
 class Loop(Prepared):
     name = "loop"
     module = "mxfp4_loop"
@@ -128,7 +119,7 @@ class Loop(Prepared):
     @staticmethod
     def work(  # type: ignore[override]
         t: Columns[LoopConfig], m: int, n: int, k: int, is_16: int, size: int, _without_largest: int
-    ) -> _Cost:
+    ) -> PreparedCost:
         """Rounds of workgroups by their K-steps, each bound by the matrix cores or by loads; with
         split the last workgroup's sum; at least the bytes; before it x."""
         chip = ROWS["gfx950"]
@@ -147,7 +138,7 @@ class Loop(Prepared):
         us = np.maximum(us, traffic / (chip.hbm_tb_s * 1e6))
         if is_16:
             us = us + prepare_us(m, k)
-        return _Cost(us, (t.split, t.m * t.n))
+        return PreparedCost(us, (t.split, t.m * t.n))
 
     def grid(self, c: Call, config: LoopConfig, items: int) -> tuple[int, tuple[int, ...]]:
         groups = min(items, c.cu_num * config.resident)

@@ -4,6 +4,7 @@ a launch that does it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.dispatch.workspace import Workspace
 from rfops.jit import compile_ops, u32
+from rfops.jit.arch import Arch
 from rfops.quantization.mxfp8 import BLOCK
 
 from .mxfp4_launch import TYPES, Config, Fp4Kernel, Rows, has_16_bits, rows_of
@@ -43,6 +45,17 @@ _PREPARE_TB_S, _LAUNCH_US = 3.0, 2.0
 def prepare_us(m: int, k: int) -> float:
     """Of a launch that quantises x."""
     return _LAUNCH_US + 2.5 * m * k / _PREPARE_TB_S / 1e6
+
+
+@dataclass
+class PreparedCost:
+    """A time, and what decides where times are equal."""
+
+    us: Any
+    ties: tuple[Any, ...]
+
+    def costs(self, _chip: Arch) -> tuple[Any, ...]:
+        return self.us, *self.ties
 
 
 class Prepared(Fp4Kernel):
