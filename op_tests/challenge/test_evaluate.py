@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rfops.challenge import MODULES, child, formats, problem
+from rfops.challenge import MODULES, formats, problem
+from rfops.challenge.data import moved
 from rfops.challenge.evaluate import Limits, Verdict, evaluate
 from rfops.challenge.folder import problem_of
 from rfops.challenge.problem import Problem, case_of, error_of, spec_of
@@ -372,9 +373,9 @@ def test_all_of_a_problem_s_data_moves(name: str) -> None:
 
     of = problem(name)
     data = of.generate(of.shrink(of.tests[0]))
-    moved = tensors(child._moved(data, "meta"))
-    assert len(moved) == len(tensors(data)) > 2
-    assert {t.device.type for t in moved} == {"meta"}
+    there = tensors(moved(data, "meta"))
+    assert len(there) == len(tensors(data)) > 2
+    assert {t.device.type for t in there} == {"meta"}
     assert {t.device.type for t in tensors(data)} == {"cpu"}
 
 
@@ -413,7 +414,8 @@ import torch
 from task import input_t
 from utils import close
 
-def generate_input(size: int, seed: int) -> input_t:
+def generate_input(size: int, seed: int, is_odd: bool = False, note: str = "") -> input_t:
+    assert is_odd == bool(size % 2) and bool(note) == is_odd
     gen = torch.Generator(device="cuda")
     gen.manual_seed(seed)
     return torch.rand(size, device="cuda", generator=gen)
@@ -429,7 +431,8 @@ files:
   - {"name": "submission.py", "source": "@SUBMISSION@"}
   - {"name": "utils.py", "source": "../common.py"}
 tests:
-  - {"size": 7, "seed": 3}  # odd
+  - {"size": 7, "seed": 3, "is_odd": True,
+     "note": "with a: colon"}
   - {size: 64, seed: 4}
 benchmarks:
   - {"size": 128, "seed": 5}
@@ -463,8 +466,8 @@ def test_what_is_no_folder_of_a_problem(tmp_path: Path) -> None:
     (tmp_path / "task.yml").write_text("tests:\n", encoding="utf-8")
     with pytest.raises(ValueError, match="expected tests:, a row"):
         problem_of(tmp_path, "gfx942")
-    (tmp_path / "task.yml").write_text("tests:\n  - {size: 1 2}\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"\{size: 1 2\}: Expecting"):
+    (tmp_path / "task.yml").write_text("tests:\n  - {size: 1\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"task\.yml: while parsing"):
         problem_of(tmp_path, "gfx942")
     (tmp_path / "task.yml").write_text("tests:\n  - {size: 1}\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"a reference\.py with generate_input"):

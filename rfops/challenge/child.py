@@ -7,7 +7,6 @@ The parent judges: nothing that an entry changes here makes a wrong result right
 from __future__ import annotations
 
 import ast
-import copy
 import json
 import os
 import statistics
@@ -21,8 +20,9 @@ from typing import Any
 import torch
 
 from rfops.challenge import inline, problem
+from rfops.challenge.data import into, moved, tensors_of
 from rfops.challenge.folder import HARNESS, problem_of
-from rfops.challenge.problem import Problem, _tensors
+from rfops.challenge.problem import Problem
 from rfops.jit import settings
 
 _REPEATS = 20
@@ -121,11 +121,11 @@ def _one(of: Problem, kernel: Any, call: dict[str, Any], job: dict[str, Any], re
         fresh = _input(of, given)
         try:
             if data is None:
-                data = _moved(fresh, "cuda") if job["on_gpu"] else fresh
+                data = moved(fresh, "cuda") if job["on_gpu"] else fresh
             else:
-                _into(data, fresh)
+                into(data, fresh)
             us, result = _estimated(kernel, data) if not job["on_gpu"] else (0.0, kernel(data))
-            kept = [t.detach().cpu().contiguous() for t in _tensors(result)]
+            kept = [t.detach().cpu().contiguous() for t in tensors_of(result)]
             kind = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
             if job["on_gpu"] and "probe" not in given:
                 us = _measured(kernel, data, fresh, of.cold)
@@ -157,7 +157,7 @@ def _measured(kernel: Any, data: Any, fresh: Any, cold: bool) -> float:
     builds or tunes on its first call, and keeps, is done."""
     times: list[float] = []
     for _ in range(_REPEATS):
-        _into(data, fresh)
+        into(data, fresh)
         if cold:
             torch.empty(_FLUSHED, dtype=torch.uint8, device="cuda").zero_()
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -168,43 +168,6 @@ def _measured(kernel: Any, data: Any, fresh: Any, cold: bool) -> float:
         stop.synchronize()
         times.append(1e3 * start.elapsed_time(stop))
     return statistics.median(times)
-
-
-def _moved(data: Any, device: str) -> Any:
-    """A copy with its tensors there."""
-    if isinstance(data, torch.Tensor):
-        return data.to(device)
-    if isinstance(data, torch.nn.Module):
-        return copy.deepcopy(data).to(device)
-    if isinstance(data, (tuple, list)):
-        return type(data)(_moved(part, device) for part in data)
-    if isinstance(data, dict):
-        return {name: _moved(value, device) for name, value in data.items()}
-    made = copy.copy(data)
-    for name, value in vars(data).items() if hasattr(data, "__dict__") else ():
-        setattr(made, name, _moved(value, device))
-    return made
-
-
-def _into(data: Any, fresh: Any) -> Any:
-    """New values in the same memory, so that what an entry kept by address or shape is stale."""
-    if isinstance(data, torch.Tensor):
-        data.copy_(fresh)
-    elif isinstance(data, (tuple, list)):
-        for old, new in zip(data, fresh, strict=True):
-            _into(old, new)
-    elif isinstance(data, dict):
-        for name in data:
-            _into(data[name], fresh[name])
-    elif hasattr(data, "__dict__"):
-        if isinstance(data, torch.nn.Module):
-            _into(dict(data.named_buffers()), dict(fresh.named_buffers()))
-        for name, value in vars(data).items():
-            if isinstance(value, torch.Tensor):
-                _into(value, vars(fresh)[name])
-            elif isinstance(value, int) and not isinstance(data, type):
-                setattr(data, name, vars(fresh)[name])
-    return data
 
 
 def _said(error: BaseException) -> str:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from rfops.challenge.data import moved
 from rfops.challenge.problem import Case, Problem, Result, error_of, spec_of
 from rfops.challenge.sandbox import Sandbox
 
@@ -224,8 +225,12 @@ class _Runner:
         for given, got in zip(call.inputs, results, strict=True):
             data = self.of.generate(given["case"])
             expected = self.of.reference(data)
-            fresh = self.of.generate(given["case"]) if self.root else None
-            officials.append(self.of.official(expected, got, fresh))
+            if self.root:  # a folder's own check compares where its data lies
+                fresh = self.of.generate(given["case"])
+                there = moved(got, "cuda") if self.limits.on_gpu else got
+                officials.append(self.of.official(expected, there, fresh))
+            else:
+                officials.append(self.of.official(expected, got))
             verdict.strict = verdict.strict or self.of.strict(data, got, expected)
         verdict.official = next(filter(None, officials), "")
         if verdict.official:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.nn.functional import silu
 
+from rfops.challenge.data import tensors_of
 from rfops.challenge.formats import from_mxfp4, mxfp4
-from rfops.challenge.problem import Case, Problem, _tensors, generator, smaller
+from rfops.challenge.problem import Case, Problem, generator, smaller
 from rfops.quantization.shuffle import shuffle_scale, shuffle_weight
 
 PAD = 256
@@ -96,7 +97,7 @@ PROBLEM = Problem(
     shrink=smaller(dhidden=512, dexpert=256, nroutedexperts=8, nexpertspertoken=4, bs=16),
     rtol=5e-2,
     atol=5e-2,
-    truths=lambda _, expected: {"the layer": _tensors(expected)[0]},
+    truths=lambda _, expected: {"the layer": tensors_of(expected)[0]},
     bound=5e-2,  # aiter's second quantisation may round scales up: 3e-2; a wrong expert is 0.3
     cold=True,
 )  # fmt: skip

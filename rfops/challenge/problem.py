@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rfops.challenge.data import tensors_of
+
 Case = dict[str, int]
 Result = torch.Tensor | tuple[torch.Tensor, ...]
 _AT_ONCE = 1 << 22  # elements that are compared at once
@@ -48,9 +50,9 @@ class Problem:
         """Why the official check refuses it, or nothing. `data`: what a folder's own check asks
         for."""
         del data
-        pairs = zip(_tensors(expected), _tensors(got), strict=False)
-        if len(_tensors(expected)) != len(_tensors(got)):
-            return f"expected {len(_tensors(expected))} tensors, got {_kind(got)}"
+        pairs = zip(tensors_of(expected), tensors_of(got), strict=False)
+        if len(tensors_of(expected)) != len(tensors_of(got)):
+            return f"expected {len(tensors_of(expected))} tensors, got {_kind(got)}"
         return next(filter(None, (self._mismatch(e, g) for e, g in pairs)), "")
 
     def _mismatch(self, expected: torch.Tensor, got: torch.Tensor) -> str:
@@ -84,23 +86,15 @@ class Problem:
     def strict(self, data: Any, got: Any, expected: Result) -> str:
         """Why the strict check refuses it, or nothing."""
         truths = self.truths(data, expected)
-        errors = {name: error_of(t, _tensors(got)[0]) for name, t in truths.items()}
+        errors = {name: error_of(t, tensors_of(got)[0]) for name, t in truths.items()}
         name = min(errors, key=lambda name: errors[name])
         if errors[name] <= self.bound:
             return ""
         return f"relative L2 error of a row {errors[name]:.2g} to {name}, bound {self.bound:g}"
 
 
-def _tensors(result: Any) -> list[torch.Tensor]:
-    if isinstance(result, torch.Tensor):
-        return [result]
-    if isinstance(result, (tuple, list)):
-        return [t for t in result if isinstance(t, torch.Tensor)]
-    return []
-
-
 def _kind(result: Any) -> str:
-    return f"{len(_tensors(result))} in {type(result).__name__}"
+    return f"{len(tensors_of(result))} in {type(result).__name__}"
 
 
 def error_of(expected: torch.Tensor, got: torch.Tensor) -> float:

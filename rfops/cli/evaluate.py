@@ -49,9 +49,9 @@ def run(options: argparse.Namespace) -> int:
 
     if not options.submission.is_file():
         raise ValueError(f"--submission {options.submission}: there is no such file")
-    of, root = _problem(options)
     if options.gpu:
-        _require_gpu(options, root)
+        _require_gpu(options)
+    of, root = _problem(options)
     try:
         cases = _cases(of, options)
     except ValueError as error:
@@ -81,14 +81,13 @@ def run(options: argparse.Namespace) -> int:
     return 0 if all(verdict.passes for verdict in verdicts) else WRONG
 
 
-def _require_gpu(options: argparse.Namespace, root: Path | None) -> None:
+def _require_gpu(options: argparse.Namespace) -> None:
     import torch
 
     if not torch.cuda.is_available():
         raise ValueError("--gpu: torch sees no GPU here; without it the virtual GPU is taken")
-    if root is not None or options.check:
-        what = "a folder's own problem" if root is not None else "--check"
-        raise ValueError(f"--gpu: {what} is for the virtual GPU")
+    if options.check:
+        raise ValueError("--gpu: --check is for the virtual GPU")
 
 
 def _problem(options: argparse.Namespace) -> tuple[Problem, Path | None]:
@@ -106,7 +105,8 @@ def _problem(options: argparse.Namespace) -> tuple[Problem, Path | None]:
     from rfops.jit import settings
     from rfops.vgpu import torch_cuda
 
-    torch_cuda.activate(torch)  # its reference names a GPU
+    if not options.gpu:
+        torch_cuda.activate(torch)  # its reference names a GPU
     return problem_of(given, options.arch or settings.text("RFOPS_VGPU_ARCH")), given
 
 
@@ -114,10 +114,11 @@ def _cases(of: Problem, options: argparse.Namespace) -> list[Case]:
     from rfops.challenge.problem import case_of
 
     official = of.tests if options.mode == "test" else of.benchmarks
-    cases = [case_of(text) for text in options.case] if options.case else list(official)
-    for case in cases:
-        if missing := set(official[0]) - set(case):
+    given = [case_of(text) for text in options.case or ()]
+    for case in given:
+        if missing := set.intersection(*map(set, official)) - set(case):
             raise ValueError(f"case {case}: without {', '.join(sorted(missing))}")
+    cases = given or list(official)
     if options.shrink:
         cases = list({tuple(of.shrink(case).items()): of.shrink(case) for case in cases}.values())
     return cases

@@ -1,0 +1,54 @@
+"""What a call takes and returns: tensors in tuples, mappings, modules and objects."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+
+def tensors_of(result: Any) -> list[torch.Tensor]:
+    """What a call returned, as a list."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, (tuple, list)):
+        return [t for t in result if isinstance(t, torch.Tensor)]
+    return []
+
+
+def moved(data: Any, device: str) -> Any:
+    """A copy with its tensors there."""
+    if isinstance(data, torch.Tensor):
+        return data.to(device)
+    if isinstance(data, torch.nn.Module):
+        return copy.deepcopy(data).to(device)
+    if isinstance(data, (tuple, list)):
+        return type(data)(moved(part, device) for part in data)
+    if isinstance(data, dict):
+        return {name: moved(value, device) for name, value in data.items()}
+    made = copy.copy(data)
+    for name, value in vars(data).items() if hasattr(data, "__dict__") else ():
+        setattr(made, name, moved(value, device))
+    return made
+
+
+def into(data: Any, fresh: Any) -> Any:
+    """New values in the same memory, so that what an entry kept by address or shape is stale."""
+    if isinstance(data, torch.Tensor):
+        data.copy_(fresh)
+    elif isinstance(data, (tuple, list)):
+        for old, new in zip(data, fresh, strict=True):
+            into(old, new)
+    elif isinstance(data, dict):
+        for name in data:
+            into(data[name], fresh[name])
+    elif hasattr(data, "__dict__"):
+        if isinstance(data, torch.nn.Module):
+            into(dict(data.named_buffers()), dict(fresh.named_buffers()))
+        for name, value in vars(data).items():
+            if isinstance(value, torch.Tensor):
+                into(value, vars(fresh)[name])
+            elif isinstance(value, int) and not isinstance(data, type):
+                setattr(data, name, vars(fresh)[name])
+    return data
