@@ -399,12 +399,16 @@ def test_the_keys_of_the_protocol(tmp_path: Path) -> None:
     assert 1e3 < float(lines["benchmark.0.best"]) <= float(lines["benchmark.0.mean"]) < 1e5
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "entry.py"
     file.write_text(GOOD, encoding="utf-8")
-    assert rfops("eval", "fp8-mm", "--submission", str(file), "--case", "m: 3").returncode == 113
-    assert "no such file" in rfops("eval", "fp8-mm", "--submission", "/none.py").stderr
-    assert "expected one of amd-fp8-mm" in rfops("eval", "x", "--submission", str(file)).stderr
+    assert main(["eval", "fp8-mm", "--submission", str(file), "--case", "m: 3"]) == 113
+    for words, says in (
+        (["fp8-mm", "--submission", "/none.py"], "no such file"),
+        (["x", "--submission", str(file)], "expected one of amd-fp8-mm"),
+    ):
+        assert main(["eval", *words]) == 1
+        assert says in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- a folder's own problem
@@ -439,6 +443,7 @@ benchmarks:
 """
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("result", ["close(2 * data, output)", "(close(2 * data, output) == '', )"])
 def test_a_folder_of_its_own(tmp_path: Path, result: str) -> None:
     """As people who set problems write them, with a module beside the folder."""

@@ -44,11 +44,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if not options.submission.is_file():
+        raise ValueError(f"--submission {options.submission}: there is no such file")
     from rfops.challenge.evaluate import Limits, evaluate
     from rfops.vgpu.program import environment
 
-    if not options.submission.is_file():
-        raise ValueError(f"--submission {options.submission}: there is no such file")
     if options.gpu:
         _require_gpu(options)
     of, root = _problem(options)
