@@ -7,9 +7,8 @@
 // of stage 1 128 of gate and 128 of up. Eight waves, 2 along rows and 4 along weights; a wave has
 // every other 32 rows, and of weights 64: of gate 32 and of up 32, so that both of a column meet in
 // one lane. 32 rows that are not there are not multiplied. Weights are operand A: a lane holds 4
-// neighbours of a row of out. A step of K goes into one of two LDS buffers while the other is
-// multiplied: of 32 through registers (tile16.h); on gfx950, where weights are stacked, of 64,
-// whole lines of memory, straight to LDS by loads that are issued between the products.
+// neighbours of a row of out. A step of 32 along K goes through registers (tile16.h) into one of
+// two LDS buffers while the other is multiplied.
 //
 // Promises. Deterministic: a row's sums go along K, wherever it lies. Memory that is not there is
 // not touched. Rows of in and of weights are aligned to 16 bytes; `in` of stage 1, and an expert's
@@ -38,12 +37,7 @@ constexpr u32 kTable = RFOPS_TABLE;  // experts of a table of [K, N]; 0: stacked
 constexpr u32 kEach = RFOPS_EACH;    // experts of a lane
 // Stacked weights lie in tiles of 16 rows by 16 bytes (loader.h).
 using Order = MemoryOrder<RFOPS_SHUFFLED>;
-#if defined(__gfx950__)
-constexpr bool kIsDirect = kTable == 0;  // operands go straight to LDS
-#else
-constexpr bool kIsDirect = false;
-#endif
-constexpr u32 kStep = kIsDirect ? 64 : 32;         // of K
+constexpr u32 kStep = 32;                          // of K
 constexpr u32 kRows = RFOPS_ROWS, kColumns = 256;  // of a tile
 constexpr u32 kThreads = kMWaves * kNWaves * kWaveSize;
 constexpr u32 kSubs = kRows / kSub / kMWaves;  // operands of rows of a wave
@@ -79,13 +73,8 @@ __device__ inline Column column_of(u32 row) {
   return {row / 64 * 32 + row % 32, row % 64 >= 32};
 }
 
-#if defined(__gfx950__) && !RFOPS_TABLE
-using RowsLoader = DirectRowLoader<kRows, kStep, kThreads>;
-using StackedLoader = DirectWeightsOf<kColumns, kStep, kThreads, RFOPS_SHUFFLED>::Type;
-#else
 using RowsLoader = RowLoader<kRows, kStep, kThreads>;
 using StackedLoader = RowLoader<kColumns, kStep, kThreads, Order::kUnit>;
-#endif
 
 struct Stacked {
   using Loader = StackedLoader;
@@ -132,36 +121,6 @@ __device__ inline void multiply_all(Sums<kOwn>& sums, RowsLoader& rows, Layout::
     return reader.template read<kOwn>((LdsBytes*)lds->rows[stage], (LdsBytes*)lds->weights[stage],
                                       c);
   };
-#if defined(__gfx950__) && !RFOPS_TABLE
-  wait_loads<0>();  // and the last tile's stores
-  meet();
-  weights.issue((LdsBytes*)lds->weights[0], 0, k_end);
-  rows.issue((LdsBytes*)lds->rows[0], 0, k_end);
-  wait_loads<0>();
-  meet();
-  rows.issue((LdsBytes*)lds->rows[1], kStep, k_end);
-  Operands<kOwn> held = read(0, 0);
-  u32 stage = 0;
-  const auto go_on = [&]<u32 kStarts>(u32 c, Starts<kStarts>, auto start) {
-    multiply_and_read<In, kStarts>(sums, held, reader, (LdsBytes*)lds->rows[stage],
-                                   (LdsBytes*)lds->weights[stage], c, start);
-  };
-  for (u32 k = 0; k < k_end; k += kStep) {
-    go_on(2, Starts<StackedLoader::kLoads>{}, [&](u32 n) {
-      weights.issue_one(n, (LdsBytes*)lds->weights[stage ^ 1], k + kStep, k_end);
-    });
-#pragma unroll
-    for (u32 c = 4; c < Lds::kChunks; c += 2) go_on(c, Starts<0>{}, [](u32) {});
-    // The next step is there, and this one is read: others take its place.
-    wait_lds();
-    wait_loads<0>();
-    meet();
-    stage ^= 1;
-    go_on(0, Starts<RowsLoader::kLoads>{},
-          [&](u32 n) { rows.issue_one(n, (LdsBytes*)lds->rows[stage ^ 1], k + 2 * kStep, k_end); });
-  }
-  wait_lds();
-#else
   const auto commit = [&](u32 stage) {
     rows.commit((LdsBytes*)lds->rows[stage]);
     weights.commit((LdsBytes*)lds->weights[stage]);
@@ -186,7 +145,6 @@ __device__ inline void multiply_all(Sums<kOwn>& sums, RowsLoader& rows, Layout::
     wait_lds();
     meet();
   }
-#endif
 }
 
 template <u32 kOwn>

@@ -127,7 +127,7 @@ def test_writes_its_result_alone_and_the_same_twice(arch: str, kernel: tuple[str
 
 
 @pytest.mark.parametrize("is_table", [False, True])
-@pytest.mark.parametrize("m", [31, 33, 256, 257, 300])
+@pytest.mark.parametrize("m", [31, 33, 256, 257, 300, 577])
 def test_rows_around_a_tile(m: int, is_table: bool, arch: str) -> None:
     """Of an expert that has every token, one that has half, one that has one."""
     problem = random_problem(m, 72, 136, 4, 1, num_shared=1)
@@ -136,6 +136,17 @@ def test_rows_around_a_tile(m: int, is_table: bool, arch: str) -> None:
     problem = problem.with_(topk_ids=ids)
     with rfops.vgpu.check() as checked:
         got = run("hip", problem, is_table)
+    assert_correct(got, problem)
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("m", [40, 600])
+def test_more_tiles_than_workgroups(m: int, arch: str) -> None:
+    """Whole rounds and a last one that is shared out by rows, of routed experts and shared ones."""
+    problem = random_problem(m, 64, 2048, 18, 4, BF16, num_shared=2)
+    with rfops.vgpu.check() as checked:
+        got = run("hip", problem)
     assert_correct(got, problem)
     assert not checked.findings, "\n".join(map(str, checked.findings))
 
@@ -149,21 +160,28 @@ def test_the_same_in_any_order(arch: str, monkeypatch: pytest.MonkeyPatch) -> No
         assert torch.equal(run("hip", problem), first)
 
 
+def heights_of(arch: str, is_table: bool) -> tuple[int, ...]:
+    return (288,) if arch == "gfx950" and not is_table else (128, 256)
+
+
 @pytest.mark.thin(2)
-@pytest.mark.parametrize("rows", [128, 256])
+@pytest.mark.parametrize("lower", [True, False])
 @pytest.mark.parametrize("is_table", [False, True])
-def test_what_hip_does(is_table: bool, rows: int, arch: str) -> None:
+def test_what_hip_does(is_table: bool, lower: bool, arch: str) -> None:
     """Four launches; no scratch; matrix instructions of 32 rows where there is one at least."""
     problem = random_problem(300, 256, 128, 3, 2, num_shared=1)
     ids = torch.tensor([[0, 1]] * 270 + [[0, 0]] * 30, dtype=torch.int32)
+    rows = heights_of(arch, is_table)[0 if lower else -1]
     with rfops.vgpu.profile() as p:
         run("hip", problem.with_(topk_ids=ids), is_table, FusedMoeHipConfig(rows))
-    name = "moe_experts_table" if is_table else "moe_experts"
+    stacked = "moe_experts_pingpong" if arch == "gfx950" else "moe_experts"
+    name = "moe_experts_table" if is_table else stacked
     assert [launch.kernel for launch in p.launches] == ["moe_lists", name, name, "moe_add"]
     for launch in p.launches:
         assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
     all_rows = sum(-(-count // 32) * 32 for count in (300, 270, 300))
-    flops = {"gfx942": 2 * 32 * 32 * 8, "gfx950": 2 * 32 * 32 * 16}[arch]
+    flops = 2 * 32 * 32 * (8 if arch == "gfx942" else 16)
+    flops = 2 * 16 * 16 * 32 if name == "moe_experts_pingpong" else flops
     for launch, n, k in ((p.launches[1], 256, 256), (p.launches[2], 256, 128)):
         assert sum(launch.mfma.values()) * flops == 2 * all_rows * n * k
 
@@ -188,8 +206,10 @@ def test_fuzz(seed: int, arch: str) -> None:
     changed = p.with_(topk_ids=ids, topk_weights=p.topk_weights.masked_fill(~is_there, math.nan))
     memory = torch.full((m * d + 256,), -7.0, dtype=dtype)
     out = memory[128:-128].view(m, d).fill_(math.nan)
+    is_table = r.random() < 0.4
+    config = FusedMoeHipConfig(r.choice(heights_of(arch, is_table)))
     with rfops.vgpu.check() as checked:
-        run("hip", changed, r.random() < 0.4, FusedMoeHipConfig(r.choice((128, 256))), out)
+        run("hip", changed, is_table, config, out)
     assert not checked.findings, "\n".join(map(str, checked.findings))
     assert (memory[:128] == -7).all() and (memory[-128:] == -7).all()
     assert_correct(out, p.with_(topk_ids=ids.to(torch.int64)))
@@ -345,7 +365,7 @@ def test_supports() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FusedMoeHipConfig(320), "rows are 128 or 256"),
+        (lambda: FusedMoeHipConfig(320), "rows are 128, 256 or 288"),
         (lambda: FusedMoeTritonConfig(24, 64, 64), "block_m must be a power of two"),
         (lambda: FusedMoeTritonConfig(512, 64, 64), "block_m is 16 to 256, block_n 32 to 256"),
         (lambda: FusedMoeTritonConfig(64, 64, 256), "block_k is 16 to 128, stages 1 to 8"),
@@ -354,6 +374,12 @@ def test_supports() -> None:
 def test_configs_that_cannot_be(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_tiles_of_another_kernel_are_refused(arch: str) -> None:
+    rows = 128 if arch == "gfx950" else 288
+    with pytest.raises(ValueError, match=f"tiles have .* rows here, not {rows}"):
+        fused_moe(P.x, P.w1, P.w2, *P.choice, config=FusedMoeHipConfig(rows))
 
 
 # ---------------------------------------------------------------- the layer

@@ -108,6 +108,9 @@ class HipFp8(HipMoe):
             return "an expert's weights are beyond signed 32-bit offsets (2 GiB)"
         return super().refuses(c)
 
+    def heights(self, _c: Call) -> tuple[int, ...]:
+        return self.Config.heights
+
     def default(self, c: Call) -> FusedMoeFp8HipConfig:
         """The lower tiles where experts have about as many rows."""
         rows = c.M * c.K / max(c.R, 1)

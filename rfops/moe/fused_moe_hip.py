@@ -1,8 +1,8 @@
 """fused_moe by HIP: four launches, no sort, no copy to the host.
 
 lists     tokens of each expert, by the router or by ids   csrc/moe_router.hip, moe_lists.hip
-experts   gate, up and SiLU of all experts' rows           csrc/moe_experts.hip
-experts   down of them                                     csrc/moe_experts.hip
+experts   gate, up and SiLU of all experts' rows           csrc/moe_experts.hip, of stacked weights
+experts   down of them                                     on gfx950 moe_experts_pingpong.hip
 add       each token's rows, in a fixed order              csrc/moe_add.hip
 """
 
@@ -32,6 +32,7 @@ ID_TYPES = {torch.int32: "i32", torch.int64: "i64"}
 VEC = 8  # elements that a lane loads at once
 TOKENS, THREADS = 256, 512  # of a workgroup that makes lists; of one that multiplies
 TILE, XCDS = 256, 8  # rows, and columns of weights; workgroups come in eights
+PINGPONG_ROWS = 288  # of a tile of it: 256 and what chance adds
 ADD_COLUMNS = 2048
 TABLE = 64  # experts of a table
 MOST_EXPERTS, MOST_CHOSEN, MOST_SHARED = 512, 16, 8
@@ -83,6 +84,30 @@ def moe_experts_kernel(
 
 
 @compile_ops(
+    "moe_experts_pingpong",
+    kernel="moe_experts_pingpong",
+    variants=lambda _arch: [_experts_defines(False, torch.bfloat16, s, 64, 288) for s in (1, 2)],
+)
+def moe_experts_pingpong_kernel(
+    out: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    lists: Tensor,
+    counts: Tensor,
+    offsets: Tensor,
+    m: u32,
+    routed: u32,
+    experts: u32,
+    all_rows: u32,
+    n: u32,
+    k: u32,
+    in_row: u32,
+    groups: u32,
+) -> None:
+    """csrc/moe_experts_pingpong.hip: the shapes stand there."""
+
+
+@compile_ops(
     "moe_experts",
     kernel="moe_experts_table",
     variants=lambda _arch: [_experts_defines(True, torch.float16, s, 64, 256) for s in (1, 2)],
@@ -128,24 +153,24 @@ def moe_add_kernel(
 
 @dataclass(frozen=True)
 class FusedMoeHipConfig:
-    """A variant of csrc/moe_experts.hip."""
+    """A variant of csrc/moe_experts.hip, or of moe_experts_pingpong.hip."""
 
-    heights: ClassVar[tuple[int, int]] = (128, 256)
+    heights: ClassVar[tuple[int, ...]] = (128, 256, PINGPONG_ROWS)
 
     rows: int  # of a tile at most
 
     def __post_init__(self) -> None:
         check_config_ints(self)
         if self.rows not in self.heights:
-            low, high = self.heights
-            raise ValueError(f"{self}: rows are {low} or {high}")
+            *others, last = map(str, self.heights)
+            raise ValueError(f"{self}: rows are {', '.join(others)} or {last}")
 
 
 class HipMoe(Kernel):
     name = "hip"
     module = "moe_experts"
     Config: ClassVar[type[Any] | None] = FusedMoeHipConfig
-    more_modules: ClassVar[tuple[str, ...]] = ("moe_lists", "moe_add")  # and the router's
+    more_modules: ClassVar[tuple[str, ...]] = ("moe_experts_pingpong", "moe_lists", "moe_add")
 
     def __init__(self, is_table: bool) -> None:
         self.is_table = is_table  # weights come in tables of [K, N]
@@ -174,13 +199,24 @@ class HipMoe(Kernel):
             return "more than 2^31 routed rows"
         return None
 
+    def heights(self, c: Call) -> tuple[int, ...]:
+        """What tiles may have of rows."""
+        return (PINGPONG_ROWS,) if _is_pingpong(c, self.is_table) else (128, 256)
+
+    def refuses_config(self, c: Call, config: Any) -> str | None:
+        heights = self.heights(c)
+        if config.rows not in heights:
+            return f"tiles have {' or '.join(map(str, heights))} rows here, not {config.rows}"
+        return None
+
     def default(self, c: Call) -> Any:
         """The lower tiles where they hold most experts' rows."""
-        return FusedMoeHipConfig(128 if 1.1 * c.M * c.K <= 128 * c.R else 256)
+        heights = self.heights(c)
+        return FusedMoeHipConfig(heights[0 if 1.1 * c.M * c.K <= heights[0] * c.R else -1])
 
     def candidates(self, c: Call) -> list[Any]:
         assert self.Config is not None
-        return [self.Config(rows) for rows in self.Config.heights]
+        return [self.Config(rows) for rows in self.heights(c)]
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         rows = config.rows
@@ -290,6 +326,8 @@ class _Launches(Launches):
     def kernel(self, stage: int, k: int) -> tuple[Any, Mapping[str, Any], int, tuple[int, ...]]:
         c, rows = self.c, self.config.rows
         kernel = moe_experts_table_kernel if self.is_table else moe_experts_kernel
+        if _is_pingpong(c, self.is_table):
+            kernel = moe_experts_pingpong_kernel
         defines = _experts_defines(self.is_table, c.x_dtype, stage, c.E, rows, _is_shuffled(c))
         row = matrix_strides(c, "x", c.D)[0] if stage == 1 else k
         return kernel, defines, 7 if self.is_table else 6, (2 * row,)
@@ -305,6 +343,10 @@ class _Launches(Launches):
         (h,) = between
         self.gate_up(h, x, *weights[:half], *lists)
         self.down(y, h, *weights[half:], *lists)
+
+
+def _is_pingpong(c: Call, is_table: bool) -> bool:
+    return bool(c.arch == "gfx950" and not is_table)
 
 
 def _is_shuffled(c: Call) -> bool:

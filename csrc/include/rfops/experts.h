@@ -2,8 +2,8 @@
 //
 // Rows of all experts follow each other, expert by expert, each beginning at a multiple of kAlign.
 // A tile is up to kRows rows of one expert by a tile along N. An expert has as few tiles as it may,
-// of which all but the last have the same multiple of kEven rows. Tiles of one expert follow each
-// other by n, those of one n along its rows: these share weights.
+// whose heights are multiples of kEven, but for the last one's, and differ by kEven at most. Tiles
+// of one expert follow each other by n, those of one n along its rows: these share weights.
 #pragma once
 
 #include "rfops/arch.h"
@@ -54,6 +54,15 @@ class ExpertRows {
     tiles_ = tiles;
   }
   __device__ u32 tiles() const { return all_tiles_; }
+  // Those of the experts before this one.
+  __device__ u32 tiles_before(u32 expert) const {
+    u32 tiles = 0;
+#pragma unroll
+    for (u32 i = 0; i < kEach; ++i) {
+      if (lane_in_wave() * kEach + i < expert) tiles += tiles_of(i);
+    }
+    return static_cast<u32>(__builtin_amdgcn_readlane(scan_wave(tiles), kWaveSize - 1));
+  }
 
   // Calls store(e, first row of e) for the lane's experts, and once for the end of all.
   template <class Store>
@@ -92,9 +101,11 @@ class ExpertRows {
       const u32 m_tiles = (rows + kRows - 1) / kRows, tiles = m_tiles * n_tiles_;
       if (!is_found && in_lane < tiles) {
         is_found = true;
-        const u32 height = (rows + m_tiles * kEven - 1) / (m_tiles * kEven) * kEven;
-        const u32 row = in_lane % m_tiles * height, left = rows - row;
-        found = {lane_in_wave() * kEach + i, in_lane / m_tiles, row, left < height ? left : height,
+        const u32 units = (rows + kEven - 1) / kEven, lower = units / m_tiles;
+        const u32 m = in_lane % m_tiles, higher = units % m_tiles;  // so many have one more
+        const u32 row = (m * lower + least(m, higher)) * kEven, left = rows - row;
+        const u32 height = (lower + (m < higher ? 1 : 0)) * kEven;
+        found = {lane_in_wave() * kEach + i, in_lane / m_tiles, row, least(left, height),
                  first + row};
       }
       in_lane -= tiles;
@@ -113,6 +124,34 @@ class ExpertRows {
   __device__ u32 tiles_of(u32 i) const { return (rows_[i] + kRows - 1) / kRows * n_tiles_; }
   u32 rows_[kEach];
   u32 n_tiles_, rows_before_, tiles_before_, tiles_, all_rows_, all_tiles_;
+};
+
+// The same in LDS, for kernels that want their registers for others.
+template <class Rows>
+class KeptRows {
+ public:
+  // All waves of the workgroup call it.
+  __device__ void keep(const Rows& rows) {
+    if (wave_in_group() == 0) {
+      const Words own = __builtin_bit_cast(Words, rows);
+#pragma unroll
+      for (u32 i = 0; i < kWords; ++i) of_[i][lane_in_wave()] = own.word[i];
+    }
+    sync_group();
+  }
+  __device__ Rows rows() const {
+    Words own;
+#pragma unroll
+    for (u32 i = 0; i < kWords; ++i) own.word[i] = of_[i][lane_in_wave()];
+    return __builtin_bit_cast(Rows, own);
+  }
+
+ private:
+  static constexpr u32 kWords = sizeof(Rows) / sizeof(u32);
+  struct Words {
+    u32 word[kWords];
+  };
+  u32 of_[kWords][kWaveSize];
 };
 
 // What the first wave of all leaves for others: stage 1 the first row of each expert, stage 2
@@ -136,6 +175,35 @@ __device__ inline void each_tile(const Rows& all, u32 groups, Make make) {
   for (u32 at = group_x() / kXcds; at < share; at += groups / kXcds) {
     const ExpertTile tile = all.tile(xcd * share + at);
     if (tile.rows == 0) break;
+    make(tile);
+  }
+}
+
+// The same of rows that are kept, where experts from `routed` on are shared: an XCD has as many
+// tiles of these, whose weights all XCDs read, and of the others as the next one has. Tiles of a
+// last round that would leave workgroups idle are shared out by rows, a multiple of kEven each.
+template <u32 kEven, class Rows, class Make>
+__device__ inline void each_part(const Rows& all, KeptRows<Rows>& kept, u32 routed, u32 groups,
+                                 Make make) {
+  constexpr u32 kMostParts = 4;
+  const u32 xcd = group_x() % kXcds, workers = groups / kXcds;
+  const u32 own = all.tiles_before(routed), others = all.tiles() - own;
+  const u32 from = own * xcd / kXcds, until = own * (xcd + 1) / kXcds;
+  const u32 shared = own + others * xcd / kXcds, end = own + others * (xcd + 1) / kXcds;
+  const u32 count = until - from + end - shared, last = count % workers, whole = count - last;
+  const u32 parts = last > 0 && workers / last < kMostParts ? workers / last : kMostParts;
+  kept.keep(all);
+  for (u32 at = group_x() / kXcds; at < whole + last * parts; at += workers) {
+    const bool is_whole = at < whole;
+    const u32 number = is_whole ? at : whole + (at - whole) / parts, of_own = until - from;
+    ExpertTile tile = kept.rows().tile(number < of_own ? from + number : shared + number - of_own);
+    if (!is_whole) {
+      const u32 units = (tile.rows + kEven - 1) / kEven, part = (at - whole) % parts;
+      const u32 begin = units * part / parts * kEven, stop = units * (part + 1) / parts * kEven;
+      tile.rows = (stop < tile.rows ? stop : tile.rows) - begin;
+      if (begin >= stop) continue;
+      tile.row += begin, tile.first += begin;
+    }
     make(tile);
   }
 }
