@@ -6,10 +6,12 @@
 // Layout. A workgroup has all rows of x and 16 kNTiles rows of w. Its kWaves waves, and kSplit
 // workgroups of the same rows, take turns along K, kSteps blocks of 128 at a time; a turn's
 // operands go to registers, all of them in flight at once: 2 kSteps kNTiles KiB of w a wave. With
-// kLines they come as whole lines, and the wave's own LDS puts them into operands' order. Blocks
-// beyond K are loaded as zeros, without touching memory. w is operand A, so that a lane holds 4
-// neighbours of a row of out, and the scale of its tile is one value. The waves' sums meet in LDS,
-// in their order; the workgroups' in a workspace, and the last one adds them up.
+// kXFirst workgroups bring x to their XCD's L2 together, and a wave's loads of it, which end in
+// their order, do not wait behind those of w. With kLines they come as whole lines, and the wave's
+// own LDS puts them into operands' order. Blocks beyond K are loaded as zeros, without touching
+// memory. w is operand A, so that a lane holds 4 neighbours of a row of out, and the scale of its
+// tile is one value. The waves' sums meet in LDS, in their order; the workgroups' in a workspace,
+// and the last one adds them up.
 //
 // Promises. Deterministic: the order of sums is fixed by the config and K. The caller aligns x, w
 // and their rows to 16 bytes; a workgroup's rows span less than 2 GiB, what lies before them may be
@@ -27,7 +29,8 @@
 
 #if !defined(RFOPS_M_TILES) || !defined(RFOPS_N_TILES) || !defined(RFOPS_STEPS) || \
     !defined(RFOPS_WAVES) || !defined(RFOPS_SPLIT) || !defined(RFOPS_OUT) ||       \
-    !defined(RFOPS_SHUFFLED) || !defined(RFOPS_LINES) || !defined(RFOPS_DENSE)
+    !defined(RFOPS_SHUFFLED) || !defined(RFOPS_LINES) || !defined(RFOPS_DENSE) ||  \
+    !defined(RFOPS_X_FIRST)
 #error "a8w8_blockscale_stream needs the RFOPS_ constants below"
 #endif
 
@@ -44,6 +47,7 @@ constexpr u32 kSteps = RFOPS_STEPS;         // blocks along K that a wave has in
 constexpr u32 kWaves = RFOPS_WAVES;         // waves of a workgroup, side by side along K
 constexpr u32 kSplit = RFOPS_SPLIT;         // workgroups along K
 constexpr u32 kLines = RFOPS_LINES;         // lines of a row in a load, or 0 (wave_rows.h)
+constexpr bool kXFirst = RFOPS_X_FIRST;     // x is loaded before w, after it is brought to L2
 
 constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kTiles = kNTiles * kMTiles;
@@ -134,6 +138,12 @@ struct Turn {
   }
 };
 
+// Which part of x this wave brings to L2: the first waves of workgroups do, as others begin later.
+__device__ inline u32 part_to_touch(u32 wave) {
+  constexpr u32 kTouching = kWaves < 4 ? kWaves : 4;
+  return wave < kTouching ? group_x() / kXcds * kTouching + wave : ~0u >> 8;
+}
+
 }  // namespace
 
 // Grid: workgroups of the same rows of w are neighbours on one XCD.
@@ -153,14 +163,17 @@ a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row b
   const u32 n0 = tile * kN, split = place % kSplit;
   const u32 wave = wave_in_group(), lane = lane_in_wave();
   u32 first = (split * kWaves + wave) * kSteps;
-  // Before anything else is computed, the first loads of w: they come from memory, x from L2
-  // meanwhile. At least once: beyond K zeros are read, and no branch stands before them.
+  // Before anything else is computed, the first loads. At least once: beyond K zeros are read, and
+  // no branch stands before them.
   Turn turn;
   const WRows w_rows({w, n0, n, kN, w_row, 0, k, WRows::kUnit}, lane);
-  turn.load_w(w_rows, first, blocks);
-  not_before(m);
-  const XRows x_rows({x, 0, m, kM, x_row, 0, k}, lane);
+  if constexpr (!kXFirst) turn.load_w(w_rows, first, blocks), not_before(m);
+  const OperandRows all_of_x(x, 0, m, kM, x_row, 0, k);
+  u32 touched = 0;
+  if constexpr (kXFirst) touched = touch_rows<kM>(all_of_x, part_to_touch(wave), blocks);
+  const XRows x_rows(all_of_x, lane);
   turn.load_x(x_rows, first, blocks);
+  if constexpr (kXFirst) turn.load_w(w_rows, first, blocks);
   not_before(x_scale_row), not_before(x_scale_k), not_before(w_scale_k);
   if constexpr (kDense) w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
   const LaneScales of_x({x_scale, 0, m, kM, x_scale_row, x_scale_k, 0, blocks});
@@ -169,9 +182,11 @@ a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row b
   const Order order((LdsBytes*)memory, wave * kWaveBytes, lane);
   F32x4 sums[kTiles] = {};
   turn.add_to(sums, order, of_x, first, blocks);
+  pin(touched);  // it has arrived
   while ((first += kSplit * kWaves * kSteps) < blocks) {
-    turn.load_w(w_rows, first, blocks);
+    if constexpr (!kXFirst) turn.load_w(w_rows, first, blocks);
     turn.load_x(x_rows, first, blocks);
+    if constexpr (kXFirst) turn.load_w(w_rows, first, blocks);
     turn.load_scales(of_x, of_w, first, blocks);
     turn.add_to(sums, order, of_x, first, blocks);
   }

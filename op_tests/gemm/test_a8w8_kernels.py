@@ -37,10 +37,10 @@ VARIANTS = [
     Variant("gfx950", "staged", StagedConfig(128, 128), (129, 190, 384)),
     Variant("gfx950", "staged", StagedConfig(128, 64, 2), (70, 332, 640)),
     Variant("gfx942", "stream", StreamConfig(1, 1, 4, 2, 1, 4), (16, 16, 1024)),
-    Variant("gfx942", "stream", StreamConfig(4, 2, 2, 3, 2, 2), (50, 201, 1152)),
+    Variant("gfx942", "stream", StreamConfig(4, 2, 2, 3, 2, 2, 1), (50, 201, 1152)),
     Variant("gfx942", "stream", StreamConfig(2, 4, 2, 2, 3, 0), (17, 332, 1408)),
     Variant("gfx950", "stream", StreamConfig(1, 1, 4, 3, 1, 4), (3, 33, 640)),
-    Variant("gfx950", "stream", StreamConfig(3, 2, 1, 4, 2), (33, 200, 1152)),
+    Variant("gfx950", "stream", StreamConfig(3, 2, 1, 4, 2, x_first=1), (33, 200, 1152)),
     Variant("gfx950", "stream", StreamConfig(1, 1, 1, 1, 1, 0), (1, 17, 128)),
     Variant("gfx950", "pingpong", PingPongConfig(256, 256), (256, 256, 128)),
     Variant("gfx950", "pingpong", PingPongConfig(256, 256), (130, 401, 384)),
@@ -347,6 +347,7 @@ def test_few_rows_alone_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: StreamConfig(1, 1, 5, 1), "steps is 1 to 4"),
         (lambda: StreamConfig(1, 1, 1, 17), "waves 1 to 16"),
         (lambda: StreamConfig(1, 1, 3, 1, 1, 2), "lines is 0, 1, 2 or 4, and steps a multiple"),
+        (lambda: StreamConfig(1, 1, 1, 1, x_first=2), "x_first is 0 or 1"),
         (lambda: StreamConfig(4, 4, 4, 1), "more than 63 loads in flight"),
         (lambda: StreamConfig(4, 1, 4, 16), "VGPRs in each of 16 waves would spill"),
     ],
@@ -403,12 +404,28 @@ def test_few_rows_read_w_once(
     parts = tiles * config.split * config.words * 4 if config.split > 1 else 0
     assert least <= 128 * launch.global_read["lines_128B"] - parts <= 1.02 * least + 1024
     x_bytes = (m * k + -(-m // 16) * 16 * k // 128 * 4 * 4) * tiles
+    x_bytes += 8 * m * k // 128 * 4 * config.x_first  # 4 of each line in each XCD
     assert launch.global_read["bytes"] - parts <= n * k + x_bytes
     per_tile = {"gfx942": 4, "gfx950": 1}[arch]
     turns = config.steps * config.waves * config.split
     blocks = -(-k // 128 // turns) * turns
     assert sum(launch.mfma.values()) <= config.m_tiles * n // 16 * blocks * per_tile
     assert launch.lds_conflict_cycles == 0
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize(("m", "n"), [(64, 1024), (40, 1040)])
+def test_x_is_brought_to_l2(m: int, n: int, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line of it once in each XCD, by a dword; the result has the same bits."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+    problem, got = random_problem(m, n, 1536, arch), []
+    for x_first in (0, 1):
+        config = StreamConfig(-(-m // 16), 1, 1, 4, x_first=x_first)
+        with rfops.vgpu.profile() as p:
+            out = run("stream", problem, config)
+        got.append((out, p.launches[0].global_read["bytes"]))
+    assert torch.equal(got[0][0], got[1][0])
+    assert got[1][1] - got[0][1] == 8 * problem.x.nbytes // 128 * 4
 
 
 def test_configs_as_text(variant: Variant) -> None:

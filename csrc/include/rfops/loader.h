@@ -67,6 +67,20 @@ struct OperandRows {
       : first(first), row_bytes(row_bytes), bytes(bytes) {}
 };
 
+// Asks for a line a lane, so that rows that all workgroups of an XCD want are in its L2 before they
+// are loaded: part `index` of them, kRows rows by as many blocks of K as a wave has lanes for. The
+// result is worth nothing, and must live until it has arrived.
+template <u32 kRows>
+__device__ inline u32 touch_rows(const OperandRows& rows, u32 index, u32 blocks) {
+  constexpr u32 kBlocks = kWaveSize / kRows;
+  const u32 lane = lane_in_wave(), block = index * kBlocks + lane / kRows;
+  const bool is_there = block < blocks && lane < kBlocks * kRows;
+  const u32 from = is_there ? lane % kRows * rows.row_bytes + block * kTileK : kOutside;
+  const u32 touched = load_dwords<1>(make_buffer(rows.first, rows.bytes), from, 0).dword[0];
+  keep_order();
+  return touched;
+}
+
 // Through registers: `issue` starts the loads of a step, `commit` waits for them and writes LDS.
 // Loaders that turn operands round (columns.h) do so by kTurns instructions in between.
 template <u32 kRows, u32 kThreads, bool kShuffled = false>
