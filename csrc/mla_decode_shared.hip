@@ -68,12 +68,12 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
     wait_lds();
     meet();
   };
-  // Some column of the workgroup does not see all of a tile.
-  const auto mask_of = [&](u32 tile) {
-    return [&, tile](typename Columns::Scores& s) {
-      const i32 first = static_cast<i32>(part.begin + tile * kTokens);
-      if (RFOPS_SELDOM(first + static_cast<i32>(kTokens) > masked)) Columns::mask(s, first, seen);
-    };
+  // The first token of the tile whose scores were made last; some column may not see all of it.
+  i32 first = static_cast<i32>(part.begin - kTokens);
+  const auto mask = [&](typename Columns::Scores& s, auto looks) {
+    if (!looks || RFOPS_SELDOM(first + static_cast<i32>(kTokens) > masked)) {
+      Columns::mask(s, first, seen);
+    }
   };
   slots.prime();
   load_query();  // while tiles are on their way
@@ -87,29 +87,32 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
   // values are added.
   u32 places[Slots::kSlots];
   each_number<Slots::kSlots>([&](auto i) { places[i] = i * MlaSlot::kBytes; });
+  u32 turn = 0;
   const auto advance = [&] {
-    const u32 first = places[0];
+    const u32 now = places[0];
     each_number<Slots::kSlots - 1>([&](auto i) { places[i] = places[i + 1]; });
-    places[Slots::kSlots - 1] = first;
+    places[Slots::kSlots - 1] = now;
     each_number<Slots::kSlots>([&](auto i) {
       u32& place = places[i];
       asm volatile("" : "+s"(place));  // here
     });
+    ++turn;
+    asm volatile("" : "+s"(turn));
   };
   // Turn n makes the scores of tile n, and adds the values of the one before; the first adds zeros.
-  u32 turn = 0;
   do {
     LdsBytes* const last = lds + places[Slots::kSlots - 1];
-    own.scores(turn == 0 ? lds : last, [&](auto piece) {
-      slots.template in_scores<piece>(turn, lds + places[Slots::kBefore], lds + places[2]);
+    own.scores(turn == 0 ? lds : last, mask, [&](auto piece) {
+      slots.template in_scores<piece>(lds + places[Slots::kBefore], lds + places[2]);
     });
-    LdsBytes* const next = lds + places[1];
+    first += static_cast<i32>(kTokens);
+    asm volatile("" : "+s"(first));
     const auto in_values = [&](auto at, auto of) {
-      slots.template in_values<at, of>(turn, next);
       if constexpr (at == of / 4) advance();  // where instructions of matrices hide it
+      slots.template in_values<at, of>(lds + places[at < of / 4]);
     };
-    own.add_values(next, in_values, mask_of(turn), all_there);
-  } while (++turn <= tiles);
+    own.add_values([&] { return lds + places[0]; }, in_values, mask, all_there);
+  } while (turn <= tiles);
   own.end();
   slots.drain();
   wait_lds();  // what was read ahead
@@ -208,7 +211,6 @@ extern "C" __global__ void
                       f32 sm_scale, u32 columns, u32 heads, u32 unseen) {
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
-  clear_accumulators();
   const u32 id = group_x() % workers, group = group_x() / workers;
   const Sequences all = {kv_indptr, kv_lens, batch, page_shift};
   const Shares shares(all.total(), workers, kLeast);

@@ -155,6 +155,16 @@ def test_resources(arch: str, fp8: bool) -> None:
     assert 128 * launch.global_read["lines_128B"] <= 1.02 * least + p.q.nbytes + parts
 
 
+def test_a_result_is_scaled_only_where_scores_rise(arch: str) -> None:
+    """Not at its first tile: there it is zeros, which matrix instructions have made."""
+    p = problem([100], 40, arch=arch)
+    with rfops.vgpu.profile() as profile:
+        run("shared", p.with_(sm_scale=0.01), SharedConfig(1, LEAST))
+    (launch,) = profile.launches
+    written = {name: n for name, n in launch.instructions.items() if "accvgpr_write" in name}
+    assert not written, written
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [({"H": 32}, "32 columns: for one wave of four; flow takes up to 32"),

@@ -53,7 +53,12 @@ class MlaRoom {
   __device__ bool is_over(f32 found) const {
     return __builtin_amdgcn_ballot_w64(found >= room_) != 0;
   }
-  __device__ void leave() { room_ = kRoom; }
+  // From now on there is room. Whether it is the first tile, in a scalar register.
+  __device__ u32 leave() {
+    const u32 was_first = __builtin_amdgcn_readfirstlane(is_first() ? 1 : 0);
+    room_ = kRoom;
+    return was_first;
+  }
   // What no room is too little for: before the first tile.
   static constexpr f32 kNothing = __builtin_nanf("");
 
@@ -63,39 +68,24 @@ class MlaRoom {
 
 #define RFOPS_SELDOM(condition) __builtin_expect(condition, 0)
 
-// Four of a result's registers times `factor`, where 0 times anything is 0. By assembly, as the
-// compiler would have all of a result where arithmetic has its registers.
-__device__ inline void scale_accumulators(f32 (&four)[4], f32 factor) {
+// Four of a result's registers times `factor`, or none of them in all lanes, where they are zeros.
+// By assembly, as the compiler would have all of a result where arithmetic has its registers, and
+// copy all of it at a branch of its own.
+__device__ inline void scale_accumulators(f32 (&four)[4], f32 factor, u32 are_zeros) {
   f32 a, b, c, d;
   asm volatile(
+      "s_cmp_lg_u32 %9, 0\n\ts_cbranch_scc1 zeros%=\n\t"
       "v_accvgpr_read_b32 %0, %4\n\tv_accvgpr_read_b32 %1, %5\n\t"
       "v_accvgpr_read_b32 %2, %6\n\tv_accvgpr_read_b32 %3, %7\n\t"
-      "v_mul_legacy_f32 %0, %8, %0\n\tv_mul_legacy_f32 %1, %8, %1\n\t"
-      "v_mul_legacy_f32 %2, %8, %2\n\tv_mul_legacy_f32 %3, %8, %3\n\t"
+      "v_mul_f32 %0, %8, %0\n\tv_mul_f32 %1, %8, %1\n\t"
+      "v_mul_f32 %2, %8, %2\n\tv_mul_f32 %3, %8, %3\n\t"
       "v_accvgpr_write_b32 %4, %0\n\tv_accvgpr_write_b32 %5, %1\n\t"
-      "v_accvgpr_write_b32 %6, %2\n\tv_accvgpr_write_b32 %7, %3"
+      "v_accvgpr_write_b32 %6, %2\n\tv_accvgpr_write_b32 %7, %3\nzeros%=:"
       : "=&v"(a), "=&v"(b), "=&v"(c), "=&v"(d), "+a"(four[0]), "+a"(four[1]), "+a"(four[2]),
         "+a"(four[3])
-      : "v"(factor));
+      : "v"(factor), "s"(are_zeros)
+      : "scc");
 }
-
-// Zeros in all accumulation registers, at a kernel's beginning: the result's first turn adds to
-// what they hold (and multiplies it by 0 later), which nobody might have written.
-#define RFOPS_TEN(ten)                                                                \
-  "a" #ten "0", "a" #ten "1", "a" #ten "2", "a" #ten "3", "a" #ten "4", "a" #ten "5", \
-      "a" #ten "6", "a" #ten "7", "a" #ten "8", "a" #ten "9"
-__device__ inline void clear_accumulators() {
-  asm volatile(".set at, 0\n\t.rept 256\n\tv_accvgpr_write_b32 a[at], 0\n\t.set at, at + 1\n\t.endr"
-               :
-               :
-               : RFOPS_TEN(), RFOPS_TEN(1), RFOPS_TEN(2), RFOPS_TEN(3), RFOPS_TEN(4), RFOPS_TEN(5),
-                 RFOPS_TEN(6), RFOPS_TEN(7), RFOPS_TEN(8), RFOPS_TEN(9), RFOPS_TEN(10),
-                 RFOPS_TEN(11), RFOPS_TEN(12), RFOPS_TEN(13), RFOPS_TEN(14), RFOPS_TEN(15),
-                 RFOPS_TEN(16), RFOPS_TEN(17), RFOPS_TEN(18), RFOPS_TEN(19), RFOPS_TEN(20),
-                 RFOPS_TEN(21), RFOPS_TEN(22), RFOPS_TEN(23), RFOPS_TEN(24), "a250", "a251", "a252",
-                 "a253", "a254", "a255");
-}
-#undef RFOPS_TEN
 
 // A lane's part of a row of q, in its sign where scores are to be turned round.
 template <bool kQueryFp8>

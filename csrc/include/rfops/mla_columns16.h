@@ -4,12 +4,12 @@
 // 16 + c. The result is made 32 x 32, 8 tokens at a time: half as many instructions, with room for
 // others behind them. So lane l wants weights of column l % 32 alone: tokens 8 (l / 32) + 0..3, and
 // then + 4..7, of which it has one half and the lane beside it, l ^ 16, the other; they exchange.
-// Of V it reads these tokens of four elements, 128 b + 4 (l % 32) + 0..3, turned round in
-// registers: of the result it has elements 128 b + 32 i + 16 (l / 32) + 4 r + x, in value 4 i + r
-// of tile 4 b + x.
+// V comes from mla_turned_values.h: of the result a lane has elements 128 b + 32 i + 16 (l / 32) +
+// 4 r + x, in value 4 i + r of tile 4 b + x.
 #pragma once
 
 #include "rfops/mla_columns.h"
+#include "rfops/mla_turned_values.h"
 
 #if defined(__gfx942__)
 
@@ -17,8 +17,8 @@ namespace rfops {
 
 template <bool kQueryFp8, u32>
 class MlaColumns {
-  static constexpr u32 kSteps = kMlaKey / 32, kValueSteps = kMlaValue / 64;
-  static constexpr u32 kAhead = 2, kValuesAhead = 2;  // operands on their way from LDS
+  static constexpr u32 kSteps = kMlaKey / 32, kValueSteps = MlaTurnedValues::kBlocks;
+  static constexpr u32 kAhead = 3;  // operands on their way from LDS
   static constexpr u32 kTiles = kMlaValue / 32;
   using F32x16 = f32 __attribute__((ext_vector_type(16)));
 
@@ -38,8 +38,7 @@ class MlaColumns {
     each_number<kSteps * kOwn>([&](auto i) { pin(q_[i % kOwn][i / kOwn]); });
     key_ = MlaSlot::value_at(c, g);
     rope_ = MlaSlot::rope_at(c, g);
-    const u32 d = lane_in_wave() % 32;
-    value_ = MlaSlot::value_at(g / 2 * 8, d / 2) + d % 2 * 8;
+    values_.place();
   }
 
   __device__ void aim_keys(const LdsBytes* tile) {
@@ -48,67 +47,68 @@ class MlaColumns {
     rope_key_ = lds_address(tile) + rope_;
     pin(keys_[0]), pin(keys_[1]), pin(rope_key_);
   }
+  template <u32 kFirst = 0, u32 kEnd = kAhead>
   __device__ void read_keys() {
-    each_number<kAhead>([&](auto i) { k_[i] = key<i>(); });
+    each_number<kEnd - kFirst>([&](auto i) { k_[kFirst + i] = key<kFirst + i>(); });
   }
 
-  // Before the first turn. The result is whatever registers hold, until `raise` clears it: to make
-  // zeros here costs the compiler a copy of all of it.
+  // Before the first turn. Matrix instructions make zeros faster than one register at a time.
   __device__ void begin() {
-#pragma unroll
-    for (u32 n = 0; n < kOwn; ++n) {
-      s_[n] = -__builtin_inff();
-    }
+    each_number<kTiles>([&](auto t) {
+      const U32x2 zero = {};
+      asm volatile("s_nop 1\n\tv_mfma_f32_32x32x8_bf16 %0, %1, %1, 0" : "+a"(o_[t]) : "v"(zero));
+    });
+    each_number<kOwn>([&](auto n) { s_[n] = F32x4{}; });
     found_ = MlaRoom::kNothing;
   }
 
   // Scores of the tile whose keys are being read; meanwhile those of the one before, which is in
   // `tile`, become weights. loads(step, steps) may load.
-  template <class Loads>
-  __device__ void scores(const LdsBytes* tile, Loads loads) {
-    if (RFOPS_SELDOM(room_.is_over(found_))) raise();
+  template <class Mask, class Loads>
+  __device__ void scores(const LdsBytes* tile, Mask mask, Loads loads) {
+    if (RFOPS_SELDOM(room_.is_over(found_))) raise(mask);
     // Between two instructions of the matrix cores, which last as long as four, three others.
     each_number<kSteps * 4>([&](auto u) {
-      constexpr u32 kStep = u / 4, kAhead4 = kValuesAhead * 4;
+      constexpr u32 kStep = u / 4, kAim = 48, kRead = kAim + MlaTurnedValues::kAhead4;
       multiply<u>();
       keep_order();
       soften<u>();
       keep_order();
-      if constexpr (u % 4 != 3) loads(Number<u / 4 * 3 + u % 4>{});
+      if constexpr (piece_of(u) != ~0u) loads(Number<piece_of(u)>{});
       if constexpr (u % 4 == 3 && kStep + kAhead < kSteps) {
         k_[kStep % kAhead] = key<kStep + kAhead>();
       }
-      if constexpr (u + kAhead4 * 2 >= kSteps * 4 && u + kAhead4 < kSteps * 4) {
-        aim_value<u + kAhead4 * 2 - kSteps * 4>(tile);
+      if constexpr (u >= kAim && u < kRead) values_.template aim<u - kAim>(tile);
+      if constexpr (u >= kRead && u < 2 * kRead - kAim) values_.template read<u - kRead>();
+      if constexpr (u == kSteps * 4 - 2) {
+        first_value_ = values_.template turned<0>();
+        pin(first_value_);
       }
-      if constexpr (u + kAhead4 >= kSteps * 4) read_value<u + kAhead4 - kSteps * 4>();
       keep_order();
     });
   }
 
   // Values of that tile; meanwhile the scores of the next one are made ready, and the one behind
   // it, `behind`, begins to be read. Before, `all_read()`: nothing more of the values is.
-  template <class Loads, class Mask, class AllRead>
-  __device__ void add_values(const LdsBytes* behind, Loads loads, Mask mask, AllRead all_read) {
-    Bf16x4 v = turned<0>();
-    asm volatile("s_nop 1" : "+v"(v));
+  template <class Behind, class Loads, class Mask, class AllRead>
+  __device__ void add_values(Behind behind, Loads loads, Mask mask, AllRead all_read) {
+    Bf16x4 v = first_value_;
     each_number<kValueSteps * 4>([&](auto u) {
       constexpr u32 kLeft = kValueSteps * 4 - 1 - u;
       // Two instructions must lie between an operand's last part and the matrix instruction.
       Bf16x4 next = v;
-      if constexpr (u + 1 < kValueSteps * 4) next = turned<u + 1>();
+      if constexpr (u + 1 < kValueSteps * 4) next = values_.template turned<u + 1>();
       keep_order();
       add<u>(v);
+      keep_order();
       settle<u>(mask);
-      if constexpr (u >= 3 && (u - 3) % 4 < 2) refill<u - 3>();
+      if constexpr (u >= 3 && (u - 3) % 4 < 2) values_.template refill<u - 3>();
       loads(u, Number<kValueSteps * 4>{});
       v = next;
       keep_order();
-      if constexpr (kLeft == 3) aim_keys(behind);
-      if constexpr (kLeft == 2) {
-        all_read();
-        read_keys();
-      }
+      if constexpr (kLeft == 5) aim_keys(behind());
+      if constexpr (kLeft == 4) all_read();
+      if constexpr (kLeft >= 1 && kLeft < 4) read_keys<3 - kLeft, 4 - kLeft>();
     });
   }
 
@@ -152,42 +152,14 @@ class MlaColumns {
   }
 
  private:
+  // What is loaded in step u: two pieces every 64 clk. LDS has no room for three beside K's reads;
+  // one would come late.
+  static constexpr u32 piece_of(u32 u) { return u < 3 ? u : u % 2 == 0 ? 1 + u / 2 : ~0u; }
+
   template <u32 i>
   __device__ U32x4 key() const {
     if constexpr (i < kMlaValue / 32) return lds_load_16(keys_[i % 2] + i / 2 * 128);
     return lds_load_16((const LdsBytes*)rope_key_ + i % 2 * MlaSlot::kRopeHalf);
-  }
-  // Block b of values is elements 128 (b / 2) + 0..127 of four tokens of each half of the wave, of
-  // b % 2 of these. Rows that differ in their last bits differ in their swizzle.
-  template <u32 i>
-  __device__ void aim_value(const LdsBytes* tile) {
-    if constexpr (i == 0) value_base_ = lds_address(tile) + value_;
-    values_[i] = (const LdsBytes*)(value_base_ ^ i * kVecBytes);
-    pin(values_[i]);
-  }
-  template <u32 i>
-  __device__ void read_value() {
-    constexpr u32 kBlock = i / 4, kRow = kBlock % 2 * 4 + i % 4;
-    v_[kBlock % kValuesAhead][i % 4] = *reinterpret_cast<const RFOPS_LDS U32x2*>(
-        values_[kRow] + kRow * MlaSlot::kPitch + kBlock / 2 * 256);
-  }
-  // Of the block kValuesAhead on, as the registers of one are free: half of it, then the rest.
-  template <u32 u>
-  __device__ void refill() {
-    constexpr u32 kNext = u / 4 + kValuesAhead;
-    if constexpr (kNext < kValueSteps) {
-      read_value<kNext * 4 + u % 4 * 2>();
-      read_value<kNext * 4 + u % 4 * 2 + 1>();
-    }
-  }
-  // Element u % 4 of four, of four tokens.
-  template <u32 u>
-  __device__ Bf16x4 turned() const {
-    constexpr u32 kHalves = u % 2 ? 0x07060302 : 0x05040100, kWord = u % 4 / 2;
-    const U32x2(&v)[4] = v_[u / 4 % kValuesAhead];
-    return __builtin_bit_cast(Bf16x4,
-                              U32x2{__builtin_amdgcn_perm(v[1][kWord], v[0][kWord], kHalves),
-                                    __builtin_amdgcn_perm(v[3][kWord], v[2][kWord], kHalves)});
   }
   template <u32 u>
   __device__ void add(Bf16x4 v) {
@@ -227,23 +199,23 @@ class MlaColumns {
       s_[n][r] = __builtin_fmaf(next_[n][r], scale_, -weights_[n].most);
       s_[n][r + 1] = __builtin_fmaf(next_[n][r + 1], scale_, -weights_[n].most);
     }
-    if constexpr (i == 9) mask(s_);
+    if constexpr (i == 9) mask(s_, Number<1>{});
     if constexpr (i == 11) found_ = max_of(s_[0][0], s_[0][1], s_[0][2]);
     if constexpr (i == 12) found_ = max_of(found_, s_[0][3], s_[1][0]);
     if constexpr (i == 15) found_ = max_of(found_, s_[1][1], s_[1][2]);
     if constexpr (i == 16) found_ = max_of(found_, found_, s_[1][3]);
+    // Where reads fill the time that an exponential keeps arithmetic, matrices' too, waiting.
+    constexpr u32 kExp = (i + 1) / 4 * 2 + (i + 1) % 4 - 7;  // of steps 12, 15, 16, 19 ...
+    if constexpr ((i + 1) % 4 < 2 && i >= 12 && kExp < 8) {
+      s_[kExp / 4][kExp % 4] = __builtin_amdgcn_exp2f(s_[kExp / 4][kExp % 4]);
+      pin(s_[kExp / 4]);
+    }
   }
 
-  // Step u of making scores weights. They are rounded half up: none is negative. An exponential
-  // keeps arithmetic, matrices' too, from a wave's next three instructions: those are reads.
+  // Step u of making weights an operand. They are rounded half up: none is negative.
   template <u32 u>
   __device__ void soften() {
     constexpr u32 i = u / 4;
-    if constexpr (i < 8 && u % 4 == 3) {
-      f32 weight = __builtin_amdgcn_exp2f(s_[i / 4][i % 4]);
-      pin(weight);  // here, not all at the beginning
-      s_[i / 4][i % 4] = weight;
-    }
     if constexpr (i >= 1 && i < 9 && u % 4 == 1) {
       constexpr u32 kAt = i - 1;
       weights_[kAt / 4].sum += s_[kAt / 4][kAt % 4];
@@ -278,22 +250,28 @@ class MlaColumns {
     }
   }
 
-  __device__ void raise() {
+  template <class Mask>
+  __device__ void raise(Mask mask) {
     f32 decay[kOwn];
+    each_number<kOwn * 4>([&](auto i) {
+      s_[i / 4][i % 4] = __builtin_fmaf(next_[i / 4][i % 4], scale_, -weights_[i / 4].most);
+    });
+    mask(s_, Number<0>{});
 #pragma unroll
     for (u32 n = 0; n < kOwn; ++n) {
       f32 rise, found = max_of(max_of(s_[n][0], s_[n][1], s_[n][2]), s_[n][3]);
       found = reduce_lanes<64, 16>(found, [](f32 a, f32 b) { return max_of(a, b); });
       decay[n] = weights_[n].raise(found, room_.is_first(), rise);
-      s_[n] -= rise;
+#pragma unroll
+      for (u32 r = 0; r < 4; ++r) s_[n][r] = __builtin_amdgcn_exp2f(s_[n][r] - rise);
     }
-    room_.leave();
+    const u32 are_zeros = room_.leave();
     const f32 own = of_result(decay, lane_in_wave());
     each_number<kTiles * 4>([&](auto i) {
       F32x16& tile = o_[i / 4];
       constexpr u32 kFirst = i % 4 * 4;
       f32 four[4] = {tile[kFirst], tile[kFirst + 1], tile[kFirst + 2], tile[kFirst + 3]};
-      scale_accumulators(four, own);
+      scale_accumulators(four, own, are_zeros);
       tile[kFirst] = four[0], tile[kFirst + 1] = four[1];
       tile[kFirst + 2] = four[2], tile[kFirst + 3] = four[3];
     });
@@ -301,11 +279,12 @@ class MlaColumns {
 
   f32 scale_;
   MlaWeights weights_[kOwn];
-  u32 key_, rope_, value_, rope_key_, value_base_;
-  const LdsBytes *keys_[2], *values_[8];
+  u32 key_, rope_, rope_key_;
+  const LdsBytes* keys_[2];
   Bf16x8 q_[kOwn][kSteps];
   U32x4 k_[kAhead];
-  U32x2 v_[kValuesAhead][4];
+  MlaTurnedValues values_;
+  Bf16x4 first_value_;
   F32x16 o_[kTiles];
   F32x4 next_[kOwn];  // scores of the next tile
   Scores s_;          // and of this one

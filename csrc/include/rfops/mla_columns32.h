@@ -65,9 +65,12 @@ class MlaColumns {
     if constexpr (kEnd == kAhead) read_parked<0>();
   }
 
-  // Before the first turn. The result is whatever registers hold, until `raise` clears it: to make
-  // zeros here costs the compiler a copy of all of it.
+  // Before the first turn. Matrix instructions make zeros faster than one register at a time.
   __device__ void begin() {
+    each_number<kTiles>([&](auto t) {
+      const U32x4 zero = {};
+      asm volatile("s_nop 1\n\tv_mfma_f32_32x32x16_bf16 %0, %1, %1, 0" : "+a"(o_[t]) : "v"(zero));
+    });
 #pragma unroll
     for (u32 i = 0; i < 16; ++i) s_[i] = -__builtin_inff();
     found_ = MlaRoom::kNothing;
@@ -75,15 +78,15 @@ class MlaColumns {
 
   // Scores of the tile whose keys are being read; meanwhile those of the one before, which is in
   // `tile`, become weights. loads(step, steps) may load.
-  template <class Loads>
-  __device__ void scores(const LdsBytes* tile, Loads loads) {
+  template <class Mask, class Loads>
+  __device__ void scores(const LdsBytes* tile, Mask, Loads loads) {
     if (RFOPS_SELDOM(room_.is_over(found_))) raise();
     values_[0] = tile + value_, values_[1] = tile + value_8_;
     pin(values_[0]), pin(values_[1]);
     each_number<kSteps>([&](auto i) {
       multiply<i>();
-      if constexpr (i == 0) each_number<4>(loads);
-      if constexpr (i % 2 == 1) loads(Number<4 + i / 2>{});
+      if constexpr (i < 3) loads(Number<i>{});
+      if constexpr (i % 2 == 1) loads(Number<3 + i / 2>{});
       soften<i>();
       if constexpr (i + kValuesAhead >= kSteps) {
         constexpr u32 kValue = i + kValuesAhead - kSteps;
@@ -95,8 +98,8 @@ class MlaColumns {
 
   // Values of that tile; meanwhile the scores of the next one are made ready, and the one behind
   // it, `behind`, begins to be read. Before, `all_read()`: nothing more of the values is.
-  template <class Loads, class Mask, class AllRead>
-  __device__ void add_values(const LdsBytes* behind, Loads loads, Mask mask, AllRead all_read) {
+  template <class Behind, class Loads, class Mask, class AllRead>
+  __device__ void add_values(Behind behind, Loads loads, Mask mask, AllRead all_read) {
     each_number<kValueSteps>([&](auto u) {
       constexpr u32 kHalf = half_of(u) * 4, kNext = u + kValuesAhead, kLeft = kValueSteps - 1 - u;
       const U32x4 p = {p_[kHalf], p_[kHalf + 1], p_[kHalf + 2], p_[kHalf + 3]};
@@ -108,7 +111,7 @@ class MlaColumns {
       if constexpr (u >= 4 && u < 4 + kScoreSteps) settle<u - 4>(mask);
       keep_order();
       if constexpr (kLeft == 2) {
-        aim_keys(behind);
+        aim_keys(behind());
         all_read();
         read_keys<0, 2>();
       }
@@ -202,7 +205,7 @@ class MlaColumns {
       s_[2 * i] = __builtin_fmaf(next_[2 * i], scale_, -weights_.most);
       s_[2 * i + 1] = __builtin_fmaf(next_[2 * i + 1], scale_, -weights_.most);
     }
-    if constexpr (i == 8) mask(s_);
+    if constexpr (i == 8) mask(s_, Number<1>{});
     if constexpr (i >= 9 && i < 17) {
       found_ = i == 9 ? s_[0] : found_;
       found_ = max_of(found_, s_[2 * i - 18], s_[2 * i - 17]);
@@ -233,14 +236,14 @@ class MlaColumns {
     f32 rise;
     const f32 all = reduce_lanes<64, 32>(found_, [](f32 a, f32 b) { return max_of(a, b); });
     const f32 decay = weights_.raise(all, room_.is_first(), rise);
-    room_.leave();
 #pragma unroll
     for (u32 i = 0; i < 16; ++i) s_[i] -= rise;
+    const u32 are_zeros = room_.leave();
     each_number<kTiles * 4>([&](auto i) {
       constexpr u32 kTile = i / 4, kFirst = i % 4 * 4;
       F32x16& own = o_[kTile];
       f32 four[4] = {own[kFirst], own[kFirst + 1], own[kFirst + 2], own[kFirst + 3]};
-      scale_accumulators(four, decay);
+      scale_accumulators(four, decay, are_zeros);
       own[kFirst] = four[0], own[kFirst + 1] = four[1];
       own[kFirst + 2] = four[2], own[kFirst + 3] = four[3];
     });

@@ -54,7 +54,8 @@ struct MlaSlot {
 #endif
 };
 
-// What loaders share: of a tile each wave has kOwn rows, and a lane the place of one of them.
+// What loaders share: of a tile each wave has kOwn rows, and a lane the place of one of them. Tiles
+// are counted from the turn's.
 template <bool kPaged>
 class MlaSlotRows {
  protected:
@@ -70,6 +71,10 @@ class MlaSlotRows {
   }
   __device__ u32 row_of(u32 page, u32 tile) const {
     return tokens_.row(page, token_ + tile * MlaSlot::kTokens);
+  }
+  __device__ void next_turn() {
+    token_ += MlaSlot::kTokens;
+    pin(token_);  // here, and no second copy that counts along
   }
   // The i-th of the wave's rows, of what each lane has.
   __device__ static u32 row_at(u32 rows, u32 i) {

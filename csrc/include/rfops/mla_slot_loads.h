@@ -19,14 +19,14 @@ class DirectSlots : MlaSlotRows<kPaged> {
   using Turner = SlotTurner<MlaSlot, kPaged, kOwn>;
   static constexpr u32 kRowBytes = kMlaKey * 2, kValueBytes = kMlaValue * 2;
 #if defined(__gfx950__)
-  static constexpr u32 kWide = 16, kEnds = 1;
+  static constexpr u32 kWide = 16, kEnds = 1, kBehind = 2;
 #else
-  static constexpr u32 kWide = 4, kEnds = 2;
+  static constexpr u32 kWide = 4, kEnds = 2, kBehind = 4;
 #endif
   static constexpr u32 kRowLoads = kValueBytes / (kWide * kWaveSize);
   static constexpr u32 kRowPieces = kRowLoads == 1 ? 2 : 3, kEndPieces = 2;
   static constexpr u32 kOfRows = kOwn * kRowPieces, kOfEnds = kEnds * kEndPieces;
-  static constexpr u32 kFirst = 4;  // pieces before those
+  static constexpr u32 kFirst = 3;  // pieces before those
 
  public:
   static constexpr u32 kLoads = kOwn * kRowLoads + kEnds;  // of a wave and tile
@@ -61,10 +61,12 @@ class DirectSlots : MlaSlotRows<kPaged> {
       each_number<kOfEnds + kOfRows>([&](auto i) {
         asm volatile("s_nop 4");  // what `load_row` wants between its pieces
         LdsBytes* const slot = lds_ + t * MlaSlot::kBytes;
-        if (i < kOfEnds || t < kBefore) in_scores<kFirst + i>(t, slot, slot);
+        if (i < kOfEnds || t < kBefore) in_scores<kFirst + i>(slot, slot);
       });
     }
     page_ = pages[kEndsBefore];
+    find<0>();
+    find<1>();
     if constexpr (kRope) turner_.ask(tokens_, token_);
   }
   // The first tile's keys, after `drain`.
@@ -78,19 +80,15 @@ class DirectSlots : MlaSlotRows<kPaged> {
   // A piece of what a turn loads, into `slot`, and `ends`, for the caller to have others between:
   // at once it would be more than a CU can have on its way, and keep the matrix cores waiting.
   template <u32 kPiece>
-  __device__ void in_scores(u32 turn, LdsBytes* slot, LdsBytes* ends) {
+  __device__ void in_scores(LdsBytes* slot, LdsBytes* ends) {
     constexpr u32 kAt = kPiece - kFirst;
     if constexpr (kPiece == 0) {
-      if constexpr (kRope) turner_.ask(tokens_, token_ + (turn + 1) * MlaSlot::kTokens);
+      if constexpr (kRope) turner_.ask(tokens_, token_ + MlaSlot::kTokens);
     } else if constexpr (kPiece == 1) {
-      if constexpr (kBefore != kEndsBefore) rows_ = place_of(tokens_.kv);
-      asm volatile("" : "+v"(page_));  // it is there: `wait`
-      row_ = this->row_of(page_, turn + kEndsBefore);
+      entry_ = this->entry(kEndsBefore + 1);
+      pin(entry_);
     } else if constexpr (kPiece == 2) {
-      if constexpr (kBefore == kEndsBefore) rows_ = place_of(tokens_.kv);
-      ends_ = place_of(rope_);
-    } else if constexpr (kPiece == 3) {
-      ask(turn + kEndsBefore + 1);
+      asm volatile("global_load_dword %0, %1, off" : "=v"(page_) : "v"(entry_) : "memory");
     } else if constexpr (kAt < kOfEnds) {
       load_end<kAt / kEndPieces, kAt % kEndPieces>(ends);
     } else if constexpr (kPiece < kPieces) {
@@ -98,9 +96,12 @@ class DirectSlots : MlaSlotRows<kPaged> {
       load_row<kRow / kRowPieces, kRow % kRowPieces>(slot);
     }
   }
-  // Turns keys of the next tile.
+  // Turns keys of the next tile, and finds the rows that the next turn loads, behind `wait`.
   template <u32 kStep, u32 kSteps>
-  __device__ void in_values(u32, LdsBytes* next) {
+  __device__ void in_values(LdsBytes* next) {
+    constexpr u32 kFind = kSteps - kBehind;
+    if constexpr (kStep == kFind) this->next_turn();
+    if constexpr (kStep >= kFind && kStep < kFind + 2) find<kStep - kFind>();
     // A piece in two of four steps, where the caller has fewer instructions of its own.
     constexpr u32 kBegin = kSteps / 8, kPiece = (kStep - kBegin) / 4 * 2 + kStep % 4 - 1;
     constexpr bool is_quiet = kStep % 4 == 1 || kStep % 4 == 2;
@@ -114,8 +115,17 @@ class DirectSlots : MlaSlotRows<kPaged> {
   __device__ void drain() const { wait_loads<0>(); }
 
  private:
-  __device__ void ask(u32 tile) {
-    asm volatile("global_load_dword %0, %1, off" : "=v"(page_) : "v"(this->entry(tile)) : "memory");
+  // In two pieces, where the rows are from which a turn loads.
+  template <u32 kPiece>
+  __device__ void find() {
+    if constexpr (kPiece == 0) {
+      if constexpr (kBefore != kEndsBefore) rows_ = place_of(tokens_.kv);
+      asm volatile("" : "+v"(page_));  // it is there: `wait`
+      row_ = this->row_of(page_, kEndsBefore);
+    } else {
+      if constexpr (kBefore == kEndsBefore) rows_ = place_of(tokens_.kv);
+      ends_ = place_of(rope_);
+    }
   }
   // Of the row that this lane knows, behind `base`.
   __device__ u64 place_of(const u8* base) const {
@@ -139,13 +149,17 @@ class DirectSlots : MlaSlotRows<kPaged> {
       asm volatile("" : "+s"(from_));
       aim(slot, (own_row_ + i) * MlaSlot::kPitch);
     } else {
+      u32 value = value_ ^ kTurn;
+      // Turning keys wants registers: without this each row has one of its own.
+      if constexpr (kRope)
+        asm volatile("v_xor_b32 %0, %2, %1" : "=v"(value) : "v"(value_), "i"(kTurn));
 #if defined(__gfx950__)
-      asm volatile("global_load_lds_dwordx4 %0, %1" ::"v"(value_ ^ kTurn), "s"(from_) : "memory");
+      asm volatile("global_load_lds_dwordx4 %0, %1" ::"v"(value), "s"(from_) : "memory");
 #else
       // The offset is memory's and LDS's.
       asm volatile(
           "global_load_lds_dword %0, %1 offset:%2\n\tglobal_load_lds_dword %0, %1 offset:%3" ::"v"(
-              value_ ^ kTurn),
+              value),
           "s"(from_), "i"((kPiece - 1) * 512), "i"((kPiece - 1) * 512 + 256)
           : "memory");
 #endif
@@ -170,6 +184,7 @@ class DirectSlots : MlaSlotRows<kPaged> {
   LdsBytes* lds_;
   u32 value_;       // a lane's place in a row
   const u8* rope_;  // and in the first row's end
+  const i32* entry_;
   u32 page_, row_;
   u64 rows_, ends_, from_;
   Turner turner_;
@@ -201,15 +216,16 @@ class WidenedSlots : MlaSlotRows<kPaged> {
     load_all(1);
   }
   template <u32 kPiece>
-  __device__ void in_scores(u32, LdsBytes* slot, LdsBytes*) {
+  __device__ void in_scores(LdsBytes* slot, LdsBytes*) {
     // Late: what the last turn asked for is on its way until then.
-    constexpr u32 kFirst = kOwn == 8 ? 11 : 28;
+    constexpr u32 kFirst = kOwn == 8 ? 10 : 14;
     if constexpr (kPiece >= kFirst && kPiece < kFirst + kLoads) commit(slot, kPiece - kFirst);
   }
   template <u32 kStep, u32 kSteps>
-  __device__ void in_values(u32 turn, LdsBytes*) {
+  __device__ void in_values(LdsBytes*) {
     constexpr u32 kApart = kSteps / (kLoads + 2), kLoad = kStep / kApart;
-    if constexpr (kStep == 0) find_rows(turn + 2);
+    if constexpr (kStep == 0) find_rows(2);
+    if constexpr (kStep == kSteps - 1) this->next_turn();
     if constexpr (kStep % kApart == 0 && kLoad >= 1 && kLoad <= kLoads) load(kLoad - 1);
   }
   __device__ void wait() const {}
