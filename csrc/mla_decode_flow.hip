@@ -13,9 +13,8 @@
 // aligns rows of q and kv to 16 bytes. Pages are a power of two of tokens.
 #include "rfops/block_map.h"
 #include "rfops/mla_direct.h"
-#include "rfops/mla_parts.h"
 #include "rfops/mla_staged.h"
-#include "rfops/split_schedule.h"
+#include "rfops/mla_worker.h"
 
 #if !defined(RFOPS_KV_FP8) || !defined(RFOPS_Q_FP8) || !defined(RFOPS_LEAST) || \
     !defined(RFOPS_PAGED) || !defined(RFOPS_ROPE)
@@ -53,12 +52,6 @@ struct Args {
   const void* q;
   u32 columns, unseen;
   f32 scale;
-};
-
-// What a worker has of a sequence.
-struct Part {
-  u32 sequence, start, begin, end, length;
-  __device__ bool is_whole() const { return begin == 0 && end == length; }
 };
 
 // A wave's own: of column l % 16, the same in all four lanes of it but for `sum`.
@@ -109,10 +102,10 @@ __device__ inline void soften(F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::kHalves
 
 // This wave's tiles of a part.
 __device__ inline void take_part(Own& own, LdsBytes* lds, const Args& args,
-                                 const MlaTokens<kPaged>& tokens, const Part& part, u64 row,
+                                 const MlaTokens<kPaged>& tokens, const MlaPart& part, u64 row,
                                  i32 seen) {
-  const u32 wave = wave_in_group();
-  const u32 tiles = (part.end - part.begin + Row::kTokens - 1) / Row::kTokens;
+  const u32 wave = wave_in_group(), length = part.end - part.begin;
+  const u32 tiles = (length + Row::kTokens - 1) / Row::kTokens;
   const u32 count = (tiles + kWaves - 1 - wave) / kWaves;
   if (count == 0) return;
   Tiles reader(lds + wave * Tiles::kLds, tokens, part.begin + wave * Row::kTokens,
@@ -161,9 +154,9 @@ __device__ inline MlaTotals meet(Own& own, LdsBytes* lds) {
   return found;
 }
 
-// The sums of the waves' results, of which each wave makes a slice: store(four, column, d).
-template <class Store>
-__device__ inline void add_waves(const Own& own, f32 factor, LdsBytes* lds, Store store) {
+// The sums of the waves' results, of which each wave makes a slice: act(x, four) of a lane's quads.
+template <class Act>
+__device__ inline void add_waves(const Own& own, f32 factor, LdsBytes* lds, Act act) {
   const u32 wave = wave_in_group(), lane = lane_in_wave();
   // What a wave gives away of a slice, as its lanes have it.
   const auto given = [&](u32 at, u32 from) {
@@ -192,13 +185,13 @@ __device__ inline void add_waves(const Own& own, f32 factor, LdsBytes* lds, Stor
         }
       }
       keep_order();  // one wait for all of them
-      Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four, u32 d) {
+      Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four, u32) {
         four *= factor;
 #pragma unroll
         for (u32 w = 0; w < kWaves; ++w) {
           if (w != first + i) four += others[x][w];
         }
-        store(four, lane % kMlaColumns, (first + i) * kSlice + d);
+        act(x, four);
       });
     }
   }
@@ -206,28 +199,36 @@ __device__ inline void add_waves(const Own& own, f32 factor, LdsBytes* lds, Stor
 
 // The four waves' sums: the result, or this worker's part of it.
 __device__ inline void finish_part(Own& own, LdsBytes* lds, const MlaTarget& target,
-                                   const Part& part, const Shares& shares, u32 group, u32 worker,
+                                   const MlaPart& part, const Shares& shares, u32 group, u32 worker,
                                    u32 workers) {
   const MlaTotals all = meet(own, lds);
   const f32 share = __builtin_amdgcn_exp2f(own.most - all.most);
-  const u32 lane = lane_in_wave();
-  const bool has_totals = thread_in_group() < kMlaColumns;
-  if (part.is_whole()) {
+  const u32 lane = lane_in_wave(), column = lane % kMlaColumns;
+  const bool has_totals = thread_in_group() < kMlaColumns, is_whole = part.is_whole();
+  F32x4 made[8];
+  add_waves(own, is_whole ? share * target.factor(all) : share, lds,
+            [&](u32 x, F32x4 four) { made[x] = four; });
+  const auto finish = [&](const F32x4(&quads)[8]) {
+    Tiles::each_quad(own.o, 0, [&](u32 x, F32x4, u32 d) {
+      target.store(quads[x], column, wave_in_group() * kSlice + d);
+    });
+  };
+  if (is_whole) {
     if (has_totals) target.store_lse(lane, all);
-    add_waves(own, share * target.factor(all), lds,
-              [&](F32x4 four, u32 column, u32 d) { target.store(four, column, d); });
-    sync_group();  // LDS is the next part's
-    return;
+    finish(made);
+    return sync_group();  // LDS is the next part's
   }
-  const u32 zero = part.start + kItemCost;
-  const u32 first = shares.owner(zero);
-  const u32 last = shares.owner(zero + (part.length - 1) / Row::kTokens * Row::kTokens);
-  const auto slot_of = [&](u32 i) { return (group * workers + first + i) * 2 + (i == 0 ? 1 : 0); };
-  const u32 slot = slot_of(worker - first);
-  if (has_totals) target.store_totals(slot, lane, all);
-  add_waves(own, share, lds,
-            [&](F32x4 four, u32 column, u32 d) { target.store_part(slot, four, column, d); });
-  climb(target, worker - first, last - first + 1, slot_of, lds);
+  const MlaSlots slots = MlaSlots::of<Row::kTokens>(part, shares, group, worker, workers);
+  if (has_totals) target.store_totals(slots(slots.own), lane, all);
+  target.store_part(slots(slots.own), 0, made);
+  MlaParts from;
+  if (climb(target, slots.own, slots.count, column, slots, lds, from)) {
+    F32x4 sums[8];
+    details::add_parts(sums, target, 0, column, from.count, from.kept, from.of(slots),
+                       reinterpret_cast<RFOPS_LDS f32*>(lds),
+                       [&](auto& quads) { __builtin_memcpy(quads, made, sizeof(made)); });
+    finish(sums);
+  }
   sync_group();
 }
 
@@ -265,7 +266,6 @@ extern "C" __global__ void
   const u32 column = own_column < columns ? own_column : columns - 1;
   const u32 unseen_here = unseen == 0 ? 0 : unseen - column / heads;
   const u32 slots = (columns + kMlaColumns - 1) / kMlaColumns * workers * 2;
-
   // Scalar registers are few, and these are wanted at the end.
   out = in_vector(out), lse = in_vector(lse), parts = in_vector(parts), counts = in_vector(counts);
   for (u32 first = 0;;) {
@@ -276,8 +276,9 @@ extern "C" __global__ void
     u64 left = __builtin_amdgcn_ballot_w64(is_mine && first + lane < batch);
     for (; left != 0; left &= left - 1) {
       const u32 at = static_cast<u32>(__builtin_ctzll(left));
-      const Part part = {first + at, lane_value(chunk.start, at), lane_value(begin, at),
-                         lane_value(end, at), lane_value(chunk.length, at)};
+      const MlaPart part = {
+          first + at,          lane_value(chunk.start, at),  lane_value(begin, at),
+          lane_value(end, at), lane_value(chunk.length, at), 0};
       const u64 row = u64{part.sequence} * columns;
       const u64 list = width != 0 ? u64{part.sequence} * width : lane_value(chunk.entry, at);
       const MlaTokens<kPaged> tokens = {kv, kv_indices + list, part.end, page_shift, angles};

@@ -50,10 +50,12 @@ constexpr f32 kLog2E = 1.44269504088896f;
 using Target = MlaColumnsTarget<kColumns>;
 
 // Where a wave turns 64 elements of its result round: 32 columns of 256 bytes, permuted.
+constexpr u32 kBlocksAtOnce = 2;  // of 64 elements, of each part that is added up
 constexpr u32 kTurnBytes = kWaveColumns * 64 * 4;
+constexpr u32 kWeightBytes = (kColumns + 2) * kFan * 4;  // of parts, behind those
 constexpr u32 kSlotBytes = Slots::kSlots * MlaSlot::kBytes;
 constexpr u32 kLds = kSlotBytes + kWaves * Columns::kParkedBytes;
-static_assert(kLds <= kLdsBytes && kWaves * kTurnBytes <= kSlotBytes);
+static_assert(kLds <= kLdsBytes && kWaves * kTurnBytes + kWeightBytes <= kSlotBytes);
 
 // All tiles of a part. Tokens from `seen` on are not there for this lane's column; `masked`: some
 // column of the workgroup does not see all of a tile that ends beyond.
@@ -119,26 +121,35 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
   meet();
 }
 
-// act(four, column of the wave, d), lanes side by side along d, of the result times its columns'
-// factors; a lane has column lane % 32.
-template <class Act>
-__device__ inline void each_turned(const Columns& own, LdsBytes* lds, f32 factor, Act act) {
+// What a lane has of its column from a block on, of 64 elements each. By assembly, as the compiler
+// would have all of the result where arithmetic has its registers.
+template <u32 kQuads>
+__device__ inline void quads_of(const Columns& own, u32 block, u32 lane, F32x4 (&quads)[kQuads]) {
+  u32 i = 0;
+#pragma unroll
+  for (u32 b = 0; b < kQuads / 8; ++b) {
+    own.each_quad(block + b, lane, [&](F32x4 four, u32) { quads[i++] = from_accumulators(four); });
+  }
+}
+
+// Such blocks of the result, turned round in LDS: lanes side by side write a column's elements.
+__device__ inline void store_blocks(const Columns& own, LdsBytes* lds, const Buffer& result,
+                                    u32 first, u32 lane, const F32x4 (&quads)[8 * kBlocksAtOnce]) {
   LdsBytes* const mine = lds + wave_in_group() * kTurnBytes;
-  u32 lane = lane_in_wave();
-  pin(lane);  // what follows from it is computed here, not kept in registers from the beginning
-  const u32 own_column = lane % 32;
   const auto place = [&](u32 column, u32 d) {
     return reinterpret_cast<RFOPS_LDS F32x4*>(mine + column * 256 + (d / 4 ^ column % 16) * 16);
   };
 #pragma unroll
-  for (u32 block = 0; block < kMlaValue / 64; ++block) {
-    own.each_quad(block, lane, [&](F32x4 four, u32 d) { *place(own_column, d) = four * factor; });
+  for (u32 block = 0; block < kBlocksAtOnce; ++block) {
+    u32 next = block * 8;
+    own.each_quad(0, lane, [&](F32x4, u32 d) { *place(lane % 32, d) = quads[next++]; });
     wait_lds();
     keep_order();
 #pragma unroll
     for (u32 i = 0; i < kWaveColumns / 4; ++i) {
-      const u32 column = i * 4 + lane / 16, d = lane % 16 * 4;
-      act(*place(column, d), column, block * 64 + d);
+      const u32 column = i * 4 + lane / 16, d = (first + block) * 64 + lane % 16 * 4;
+      const u32 of_all = wave_in_group() * kWaveColumns + column;
+      Target::store(result, *place(column, d % 64), of_all, d);
     }
     wait_lds();
     keep_order();
@@ -153,29 +164,43 @@ __device__ inline void finish_part(const Columns& own, LdsBytes* lds, const Targ
   const bool is_whole = part.is_whole();
   const MlaSlots slots = MlaSlots::of<kTokens>(part, shares, group, worker, workers);
   const u32 slot = slots(slots.own);
-  if (first < target.columns) {
-    f32 factors[Columns::kOwn];
-    u32 lane = lane_in_wave();
-    pin(lane);
+  u32 lane = lane_in_wave();
+  pin(lane);  // what follows from it is computed here, not kept in registers from the beginning
+  f32 factors[Columns::kOwn];
 #pragma unroll
-    for (u32 n = 0; n < Columns::kOwn; ++n) {
-      const MlaTotals all = own.totals(n);
-      const u32 column = first + Columns::column(lane, n);
-      factors[n] = is_whole ? target.factor(all) : 1.0f;
-      is_whole ? target.store_lse(column, all) : target.store_totals(slot, column, all);
+  for (u32 n = 0; n < Columns::kOwn; ++n) {
+    const MlaTotals all = own.totals(n);
+    const u32 column = first + Columns::column(lane, n);
+    factors[n] = target.factor(all);
+    is_whole ? target.store_lse(column, all) : target.store_totals(slot, column, all);
+  }
+  MlaParts from = {0, 1, 1, 0};
+  LdsBytes* const behind = lds + kWaves * kTurnBytes;
+  auto* const weights = reinterpret_cast<RFOPS_LDS f32*>(behind);
+  if (is_whole) {
+    weights[details::weight_at<kColumns>(0, first + lane % 32)] = Columns::of_result(factors, lane);
+    wait_lds();
+  } else {
+#pragma unroll
+    for (u32 block = 0; block < Target::kBlocks; ++block) {
+      F32x4 quads[8];
+      quads_of(own, block, lane, quads);
+      target.store_part(slot, block, quads);
     }
-    const f32 factor = Columns::of_result(factors, lane);
-    if (is_whole) {
-      each_turned(own, lds, factor,
-                  [&](F32x4 four, u32 column, u32 d) { target.store(four, first + column, d); });
-    } else {
-      each_turned(own, lds, factor, [&](F32x4 four, u32 column, u32 d) {
-        target.store_part(slot, four, first + column, d);
-      });
+    sync_group();
+    if (!climb(target, slots.own, slots.count, first + lane % 32, slots, behind, from)) {
+      return sync_group();
     }
   }
-  sync_group();
-  if (!is_whole) climb(target, slots.own, slots.count, slots, lds);
+  const Buffer result = target.result();
+  const auto child = from.of(slots);
+#pragma unroll
+  for (u32 block = 0; block < Target::kBlocks; block += kBlocksAtOnce) {
+    F32x4 sums[8 * kBlocksAtOnce];
+    details::add_parts(sums, target, block, first + lane % 32, from.count, from.kept, child,
+                       weights, [&](auto& quads) { quads_of(own, block, lane, quads); });
+    store_blocks(own, lds, result, block, lane, sums);
+  }
   sync_group();  // LDS is the next part's
 }
 

@@ -165,6 +165,24 @@ def test_a_result_is_scaled_only_where_scores_rise(arch: str) -> None:
     assert not written, written
 
 
+def test_a_part_is_asked_for_at_once(arch: str) -> None:
+    """What adds parts up waits once for 16 KiB of a part and wave, not for each load: in the code
+    no wait is between those loads, and the last one to come does not read its own part."""
+    share = LEAST + 32  # two of nine have the first sequence, those that are on the first die
+    p = problem([2 * share - 64, 7 * share - 64], 128, arch=arch)
+    with rfops.vgpu.timing() as t:
+        run("shared", p, SharedConfig(9, LEAST))
+    others = 4 * 1  # of each wave the other one's part
+    runs, now = [], 0
+    for pc in sorted(t.launches[0].pcs, key=lambda pc: pc["offset"]):
+        if pc["text"].startswith("global_load_dwordx4") and pc["issued"] == others:
+            now += 1
+        elif now and ("s_waitcnt" in pc["text"] or pc["issued"] != others):
+            runs.append(now)
+            now = 0
+    assert runs == [16] * 4, f"loads without a wait between them: {runs}"
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [({"H": 32}, "32 columns: for one wave of four; flow takes up to 32"),

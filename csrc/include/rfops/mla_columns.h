@@ -87,6 +87,16 @@ __device__ inline void scale_accumulators(f32 (&four)[4], f32 factor, u32 are_ze
       : "scc");
 }
 
+__device__ inline F32x4 from_accumulators(F32x4 four) {
+  f32 a, b, c, d;
+  asm volatile(
+      "v_accvgpr_read_b32 %0, %4\n\tv_accvgpr_read_b32 %1, %5\n\t"
+      "v_accvgpr_read_b32 %2, %6\n\tv_accvgpr_read_b32 %3, %7"
+      : "=&v"(a), "=&v"(b), "=&v"(c), "=v"(d)
+      : "a"(four[0]), "a"(four[1]), "a"(four[2]), "a"(four[3]));
+  return {a, b, c, d};
+}
+
 // A lane's part of a row of q, in its sign where scores are to be turned round.
 template <bool kQueryFp8>
 __device__ inline Bf16x8 query_at(const void* all, u64 at, bool is_negative) {

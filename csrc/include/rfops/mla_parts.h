@@ -1,13 +1,15 @@
 // Partial results of a sequence that several workgroups share, added up as they come.
 //
 // A workgroup leaves its columns by 512 sums, and each column's maximum and sum of weights, in a
-// slot of its own (split_schedule.h). Then a tree: of kFan neighbours the last to come adds all of
-// them up, in their order, into the first one's slot, and goes on to the next level; the last of
-// all writes the result. Nobody waits for another, and who was last changes no bit.
+// slot of its own (split_schedule.h), the sums as its lanes have them. Then a tree: of kFan
+// neighbours the last to come, which has its own sums still, adds those of all up, in their order,
+// into the first one's slot, and goes on to the next level; the last of all makes the result.
+// Nobody waits for another, and who was last changes no bit.
 #pragma once
 
 #include "rfops/bf16_matrix.h"
 #include "rfops/lds_tile.h"
+#include "rfops/memory.h"
 #include "rfops/mla_cache.h"
 #include "rfops/split_reduce.h"
 #include "rfops/types.h"
@@ -22,25 +24,31 @@ struct MlaTotals {
   f32 most, sum;
 };
 
-// Where kColumns columns of a sequence go, a multiple of 16.
+// Where kColumns columns of a sequence go, a multiple of 16. Of their sums each lane has a column,
+// in quads: four neighbours along 512, eight quads to a block.
 template <u32 kColumns>
 struct MlaColumnsTarget {
-  bf16* out;    // of these columns
-  f32* lse;     // likewise, or null
-  f32* parts;   // [slots, kColumns, 512], then [slots, kColumns, 2]
+  static constexpr u32 kBlocks = kColumns / 16;  // of a lane
+  bf16* out;                                     // of these columns
+  f32* lse;                                      // likewise, or null
+  f32* parts;   // [slots, 4 waves, kBlocks, 8, 64 lanes, 4], then [slots, kColumns, 2]
   u32* counts;  // [kFanLevels, slots], zeros
   u32 columns;  // that are there
   u32 slots;
   f32 value_scale;
 
-  __device__ f32* part(u32 slot, u32 column, u32 d) const {
-    return parts + (u64{slot} * kColumns + column) * kMlaValue + d;
+  // The first of this lane's quads of a block; the others are kWaveSize apart.
+  __device__ F32x4* part(u32 slot, u32 block) const {
+    return reinterpret_cast<F32x4*>(parts + u64{slot} * (kColumns * kMlaValue)) +
+           ((wave_in_group() * kBlocks + block) * (8 * kWaveSize) + lane_in_wave());
   }
   __device__ f32* totals(u32 slot, u32 column) const {
-    return part(slots, 0, 0) + (u64{slot} * kColumns + column) * 2;
+    return parts + (u64{slots} * (kColumns * kMlaValue) + (u64{slot} * kColumns + column) * 2);
   }
-  __device__ void store_part(u32 slot, F32x4 four, u32 column, u32 d) const {
-    *reinterpret_cast<F32x4*>(part(slot, column, d)) = four;
+  __device__ void store_part(u32 slot, u32 block, const F32x4 (&quads)[8]) const {
+    F32x4* const to = part(slot, block);
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) to[i * kWaveSize] = quads[i];
   }
   __device__ void store_totals(u32 slot, u32 column, MlaTotals all) const {
     totals(slot, column)[0] = all.most;
@@ -59,7 +67,16 @@ struct MlaColumnsTarget {
   __device__ void store(F32x4 four, u32 column, u32 d) const {
     if (column >= columns) return;
     *reinterpret_cast<Bf16x4*>(out + u64{column} * kMlaValue + d) =
-        __builtin_convertvector(four, Bf16x4);
+        details::Turned<4>::narrow_rounded(four);
+  }
+  // The same where columns are known in scalars: a store to one that is not there does nothing.
+  __device__ Buffer result() const {
+    const u32 there = columns < kColumns ? columns : kColumns;
+    return make_buffer(out, there * kMlaValue * 2);
+  }
+  __device__ static void store(const Buffer& result, F32x4 four, u32 column, u32 d) {
+    const auto narrow = __builtin_bit_cast(U32x2, details::Turned<4>::narrow_rounded(four));
+    __builtin_amdgcn_raw_buffer_store_b64(narrow, result.rsrc, (column * kMlaValue + d) * 2, 0, 0);
   }
 };
 using MlaTarget = MlaColumnsTarget<kMlaColumns>;
@@ -79,8 +96,14 @@ __device__ inline f32 over_row(f32 value, Op op) {
   return value;
 }
 
+// Where the weight of part i of a column is: what is written and read together is in banks apart.
+template <u32 kColumns>
+constexpr u32 weight_at(u32 i, u32 column) {
+  return i * (kColumns + 2) + column;
+}
+
 // What columns' parts in slots slot_of(0..count - 1), at most kFan, are to be multiplied by, into
-// `weights`, [kColumns, kFan]; 16 threads a column. Sums of weights go where the parts' sum will.
+// `weights`; 16 threads a column. Sums of weights go where the parts' sum will.
 template <u32 kColumns, class SlotOf>
 __device__ inline void weigh_columns(const MlaColumnsTarget<kColumns>& target, u32 count,
                                      bool is_root, SlotOf slot_of, RFOPS_LDS f32* weights) {
@@ -104,72 +127,80 @@ __device__ inline void weigh_columns(const MlaColumnsTarget<kColumns>& target, u
     const f32 weight = __builtin_amdgcn_exp2f(ones[g].most - all.most);
     all.sum = over_row(weight * ones[g].sum, [](f32 a, f32 b) { return a + b; });
     const u32 column = g * kFan + thread / kFan;
-    weights[column * kFan + own] = is_root ? weight * target.factor(all) : weight;
+    weights[weight_at<kColumns>(own, column)] = is_root ? weight * target.factor(all) : weight;
     if (own == 0) {
       is_root ? target.store_lse(column, all) : target.store_totals(slot_of(0), column, all);
     }
   }
 }
 
-// The parts' sum, into the first slot or the result: each wave has four columns of 16, and a KiB
-// that lies together at a time. All of a part's loads begin before one is waited for.
-template <u32 kColumns, class SlotOf>
-__device__ inline void add_columns(const MlaColumnsTarget<kColumns>& target, u32 count,
-                                   bool is_root, SlotOf slot_of, const RFOPS_LDS f32* weights) {
-  constexpr u32 kLaneColumns = 4, kAtOnce = 4 * kWaveSize, kHalves = kMlaValue / kAtOnce;
-  constexpr u32 kOwn = kLaneColumns * kHalves;
-  u32 thread = thread_in_group();
-  pin(thread);
-  const u32 local = thread / kWaveSize * kLaneColumns, at = thread % kWaveSize * 4;
-  u32 first = 0;
-  do {
-    const auto column = [&](u32 s) { return first + local + s / kHalves; };
-    const auto d = [&](u32 s) { return s % kHalves * kAtOnce + at; };
-    F32x4 sums[kOwn] = {};
-    for (u32 i = 0; i < count; ++i) {
-      const u32 slot = slot_of(i);
-      F32x4 part[kOwn];
+// The sum of `count` parts' quads of blocks from `block` on, of a lane with that column. `kept` is
+// the part that own(quads) gives, not memory.
+template <u32 kQuads, u32 kColumns, class SlotOf, class Own>
+__device__ inline void add_parts(F32x4 (&sums)[kQuads], const MlaColumnsTarget<kColumns>& target,
+                                 u32 block, u32 column, u32 count, u32 kept, SlotOf slot_of,
+                                 const RFOPS_LDS f32* weights, Own own) {
 #pragma unroll
-      for (u32 s = 0; s < kOwn; ++s) {
-        part[s] = *reinterpret_cast<const F32x4*>(target.part(slot, column(s), d(s)));
-      }
-      keep_order();
+  for (u32 i = 0; i < kQuads; ++i) sums[i] = F32x4{};
+#pragma nounroll
+  for (u32 at = 0; at < count; ++at) {
+    F32x4 part[kQuads];
+    if (at == kept) {
+      own(part);
+    } else {
+      const F32x4* const from = target.part(slot_of(at), block);
 #pragma unroll
-      for (u32 s = 0; s < kOwn; ++s) sums[s] += weights[column(s) * kFan + i] * part[s];
+      for (u32 i = 0; i < kQuads; ++i) part[i] = from[i * kWaveSize];
+      keep_order();  // all of them are on their way before one is waited for
     }
+    const f32 weight = weights[weight_at<kColumns>(at, column)];
 #pragma unroll
-    for (u32 s = 0; s < kOwn; ++s) {
-      is_root ? target.store(sums[s], column(s), d(s))
-              : target.store_part(slot_of(0), sums[s], column(s), d(s));
-    }
-    first += kFan;
-  } while (kColumns > kFan && first < target.columns);
+    for (u32 i = 0; i < kQuads; ++i) sums[i] += weight * part[i];
+  }
 }
 
 }  // namespace details
 
-// This workgroup's slot is written: slot_of(own) of `count` that make up a sequence.
+// Some of the parts of a sequence: `count` of them, of which a workgroup has number `kept` itself.
+struct MlaParts {
+  u32 first, stride, count, kept;
+
+  template <class SlotOf>
+  __device__ auto of(const SlotOf& slot_of) const {
+    return [=, *this](u32 i) { return slot_of((first + i) * stride); };
+  }
+};
+
+// This workgroup's part is written, to slot_of(own) of `count` that make up a sequence. Whether it
+// makes the result, of what `parts` then says by weights that are in `lds`.
 template <u32 kColumns, class SlotOf>
-__device__ inline void climb(const MlaColumnsTarget<kColumns>& target, u32 own, u32 count,
-                             SlotOf slot_of, LdsBytes* lds) {
-  u32 stride = 1;
+__device__ inline bool climb(const MlaColumnsTarget<kColumns>& target, u32 own, u32 count,
+                             u32 column, SlotOf slot_of, LdsBytes* lds, MlaParts& parts) {
+  auto* const weights = reinterpret_cast<RFOPS_LDS f32*>(lds);
+  parts = {0, 1, 0, 0};
   for (u32 level = 0;; ++level) {
     const u32 first = own / kFan * kFan, here = count - first < kFan ? count - first : kFan;
-    const auto child = [&](u32 i) { return slot_of((first + i) * stride); };
+    const bool is_root = count <= kFan;
+    parts = {first, parts.stride, here, level == 0 ? own - first : kFan};
+    const auto child = parts.of(slot_of);
     if (here > 1) {
       auto* const counter = target.counts + level * target.slots + child(0);
-      if (!is_last_of(counter, here, reinterpret_cast<RFOPS_LDS u32*>(lds))) return;
-      auto* const weights = reinterpret_cast<RFOPS_LDS f32*>(lds);
+      if (!is_last_of(counter, here, reinterpret_cast<RFOPS_LDS u32*>(lds))) return false;
       sync_group();
-      details::weigh_columns(target, here, count <= kFan, child, weights);
+      details::weigh_columns(target, here, is_root, child, weights);
       sync_group();
-      details::add_columns(target, here, count <= kFan, child, weights);
+      if (is_root) return true;
+#pragma nounroll
+      for (u32 block = 0; block < target.kBlocks; ++block) {
+        F32x4 sums[8];
+        details::add_parts(sums, target, block, column, here, kFan, child, weights, [](auto&) {});
+        target.store_part(child(0), block, sums);
+      }
       sync_group();  // LDS is the next level's
     }
-    if (count <= kFan) return;
     own /= kFan;
     count = (count + kFan - 1) / kFan;
-    stride *= kFan;
+    parts.stride *= kFan;
   }
 }
 
