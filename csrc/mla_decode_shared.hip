@@ -246,22 +246,20 @@ extern "C" __global__ void
   const f32 given = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
   const f32 scale = given == 0.0f ? 1e-30f : given;  // so that -inf stays -inf
   const u32 base = group * kColumns, slots = (columns + kColumns - 1) / kColumns * workers * 2;
-  u32 own_columns[Columns::kOwn];
-#pragma unroll
-  for (u32 n = 0; n < Columns::kOwn; ++n) {
-    const u32 own = base + wave_in_group() * kWaveColumns + Columns::column(lane_in_wave(), n);
-    own_columns[n] = own < columns ? own : columns - 1;
-  }
   each_part<kTokens>(all, shares, worker, [&](const MlaPart& part) {
     const u64 first_row = u64{part.sequence} * columns;
     const u64 list = width != 0 ? u64{part.sequence} * width : part.entry;
     const MlaTokens<kPaged> tokens = {kv, kv_indices + list, part.end, page_shift, angles};
+    u32 lane = lane_in_wave();
+    pin(lane);  // columns are found anew for each part, not kept in registers
     u64 rows[Columns::kOwn];
     i32 seen[Columns::kOwn];
 #pragma unroll
     for (u32 n = 0; n < Columns::kOwn; ++n) {
-      rows[n] = first_row + own_columns[n];
-      const u32 unseen_here = unseen == 0 ? 0 : unseen - own_columns[n] / heads;
+      const u32 own = base + wave_in_group() * kWaveColumns + Columns::column(lane, n);
+      const u32 column = own < columns ? own : columns - 1;
+      rows[n] = first_row + column;
+      const u32 unseen_here = unseen == 0 ? 0 : unseen - column / heads;
       seen[n] = static_cast<i32>(part.length) - static_cast<i32>(unseen_here);
     }
     const Target target = {out + (first_row + base) * kMlaValue,
