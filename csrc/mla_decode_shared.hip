@@ -6,20 +6,21 @@
 //
 // Layout. split_schedule.h shares the tokens of all sequences out over workgroups. Of its part of a
 // sequence a workgroup has a tile after the other in LDS (mla_slot.h), once for both products, and
-// each of its four waves has 32 columns (mla_columns.h). A part that is all of its sequence becomes
-// the result. Others go to `parts`, and up a tree: of 16 neighbours the last one to come adds them
-// up, in their order.
+// each of its four waves has 32 columns (mla_columns.h; of FP8, mla_slot_fp8.h, mla_columns_fp8.h).
+// A part that is all of its sequence becomes the result. Others go to `parts`, and up a tree: of 16
+// neighbours the last one to come adds them up, in their order.
 //
 // Promises. Deterministic: the order of sums follows from lengths, workers and config. The caller
 // aligns rows of q and kv to 16 bytes. Pages are a power of two of tokens.
 #include "rfops/block_map.h"
 #include "rfops/mla_columns16.h"
 #include "rfops/mla_columns32.h"
+#include "rfops/mla_columns_fp8.h"
 #include "rfops/mla_slot_loads.h"
 #include "rfops/mla_worker.h"
 
 #if !defined(RFOPS_KV_FP8) || !defined(RFOPS_Q_FP8) || !defined(RFOPS_LEAST) || \
-    !defined(RFOPS_PAGED) || !defined(RFOPS_ROPE)
+    !defined(RFOPS_PAGED) || !defined(RFOPS_ROPE) || !defined(RFOPS_P_FP8)
 #error "mla_decode_shared needs the RFOPS_ constants below"
 #endif
 
@@ -34,6 +35,12 @@ constexpr bool kRope = RFOPS_ROPE;    // keys are turned by their place in the s
 static_assert(!(kFp8 && kRope), "keys of FP8 are not turned");
 constexpr u32 kLeast = RFOPS_LEAST;  // tokens of a worker at least
 
+#if RFOPS_P_FP8
+static_assert(kFp8 && kQueryFp8, "weights of FP8 go with a cache and q of FP8");
+using Slot = MlaFp8Slot;
+using Slots = Fp8Slots<kPaged>;
+using Columns = MlaFp8Columns;
+#else
 template <bool kWidened>
 struct Loaders {
   using Type = DirectSlots<kPaged, kRope>;
@@ -42,10 +49,12 @@ template <>
 struct Loaders<true> {
   using Type = WidenedSlots<kPaged>;
 };
+using Slot = MlaSlot;
 using Slots = Loaders<kFp8>::Type;
 using Columns = MlaColumns<kQueryFp8, kFp8 ? 6 : 18>;
+#endif
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize, kColumns = kWaves * kWaveColumns;
-constexpr u32 kTokens = MlaSlot::kTokens;
+constexpr u32 kTokens = Slot::kTokens;
 constexpr f32 kLog2E = 1.44269504088896f;
 using Target = MlaColumnsTarget<kColumns>;
 
@@ -53,7 +62,7 @@ using Target = MlaColumnsTarget<kColumns>;
 constexpr u32 kBlocksAtOnce = 2;  // of 64 elements, of each part that is added up
 constexpr u32 kTurnBytes = kWaveColumns * 64 * 4;
 constexpr u32 kWeightBytes = (kColumns + 2) * kFan * 4;  // of parts, behind those
-constexpr u32 kSlotBytes = Slots::kSlots * MlaSlot::kBytes;
+constexpr u32 kSlotBytes = Slots::kSlots * Slot::kBytes;
 constexpr u32 kLds = kSlotBytes + kWaves * Columns::kParkedBytes;
 static_assert(kLds <= kLdsBytes && kWaves * kTurnBytes + kWeightBytes <= kSlotBytes);
 
@@ -88,7 +97,7 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
   // Where tiles are: the one whose scores are made, those behind it, and before it the one whose
   // values are added.
   u32 places[Slots::kSlots];
-  each_number<Slots::kSlots>([&](auto i) { places[i] = i * MlaSlot::kBytes; });
+  each_number<Slots::kSlots>([&](auto i) { places[i] = i * Slot::kBytes; });
   u32 turn = 0;
   const auto advance = [&] {
     const u32 now = places[0];

@@ -244,7 +244,7 @@ T = problem([20, 3], 4, page=16, table=True)
         (P, {"lse": torch.zeros(2, 5)}, r"lse must be a \[T=2, H=4\] tensor"),
         (P, {"out": torch.zeros(2, 4, 512)}, "out must be bfloat16"),
         (P, {"out": P.q.view(-1)[:4096].view(2, 4, 512)}, "out must not overlap q"),
-        (P, {"config": 3}, "config must be one of SharedConfig, FlowConfig, Mla"),
+        (P, {"config": 3}, "config must be one of SharedFp8Config, SharedConfig, FlowConfig, Mla"),
         (T, {"kv_indptr": P.kv_indptr, "kv_lens": None}, "kv_lens must be given with a block"),
         (T, {"kv_indices": T.kv_indices[:1, :3]}, r"kv_indices must be of batch = 2 rows"),
     ],

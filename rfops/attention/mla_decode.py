@@ -5,6 +5,7 @@ sequence's queries see is `softmax(sm_scale * q . k)`, causal at the end of the 
 
 | kernel | what it takes |
 |---|---|
+| shared_fp8 (mla_decode_shared.py) | HIP on gfx950, q and kv of FP8, and P too: many columns |
 | shared (mla_decode_shared.py) | HIP on gfx942 and gfx950, pages of a power of two: many columns |
 | flow (mla_decode_flow.py) | the same, for up to 32 columns (a query's head) |
 | triton (mla_decode_triton.py) | AMD's and NVIDIA's GPUs |
@@ -29,7 +30,7 @@ from rfops.dispatch.problem import Draw, grid
 from rfops.quantization.fp8_blockscale import fp8_of
 
 from .mla_decode_flow import Flow
-from .mla_decode_shared import Shared
+from .mla_decode_shared import Shared, SharedFp8
 from .mla_decode_triton import TritonMla
 
 D_QK, D_V = 576, 512
@@ -127,7 +128,7 @@ OP = _MlaDecode(
     -> out: bf16[T, H, 512]
     """,
     sizes="B T H S P page ends",
-    kernels=(Shared(), Flow(), TritonMla(), Torch()),
+    kernels=(SharedFp8(), Shared(), Flow(), TritonMla(), Torch()),
     coarse={"B": 1, "T": 1, "H": 1, "S": 0, "P": 0, "page": 1, "ends": 1},
     table="B~ H S~ page qo_len kv_scale?",
     usual={"sm_scale": 1 / 24, "causal": True},
@@ -187,7 +188,8 @@ def mla_decode(
         table needs it.
     kv_scale, q_scale : one float32 by which all of kv, of q, is to be multiplied.
     out : [B * qo_len, heads, 512] bfloat16, written in place where given.
-    lse : [B * qo_len, heads] float32, where given: ln of the sum of exp(sm_scale * q . k).
+    lse : [B * qo_len, heads] float32, where given: ln of the sum of exp(sm_scale * q . k). Of
+        shared_fp8 it is of weights rounded to e4m3, as the result is: within 2^-4.
     config : takes that kernel in that variant, a FlowConfig or an MlaTritonConfig.
 
     A query that sees no token gets zeros, and an lse of -inf. Rows that no sequence names, and

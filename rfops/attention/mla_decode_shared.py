@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,8 +21,15 @@ class SharedConfig(FlowConfig):
     """A variant of csrc/mla_decode_shared.hip: workers that share the tokens of 128 columns."""
 
 
+@dataclass(frozen=True)
+class SharedFp8Config(FlowConfig):
+    """The same with P in FP8, as q and the cache: twice the rate, a relative error of 2 %."""
+
+
 def _variants(arch: str) -> list[dict[str, int]]:
-    return [_defines(kv, _BF16, LEAST) for kv in (_BF16, fp8_of(arch))]
+    fp8 = fp8_of(arch)
+    made = [{**_defines(kv, _BF16, LEAST), "P_FP8": 0} for kv in (_BF16, fp8)]
+    return made + [{**_defines(fp8, fp8, LEAST), "P_FP8": 1}] * (arch in SharedFp8.archs)
 
 
 _bind = compile_ops("mla_decode_shared", kernel="mla_decode_shared", variants=_variants)
@@ -31,7 +39,7 @@ mla_decode_shared = _bind(arguments)
 class Shared(Flow):
     name, module = "shared", "mla_decode_shared"
     turns = True  # as flow's
-    Config = SharedConfig
+    Config: ClassVar[type[FlowConfig]] = SharedConfig
     source: ClassVar[Any] = staticmethod(mla_decode_shared)
     columns, least = 128, LEAST
 
@@ -40,3 +48,27 @@ class Shared(Flow):
         if 0 < columns <= WAVE_COLUMNS:
             return f"{columns} columns: for one wave of four; flow takes up to {WAVE_COLUMNS}"
         return super().refuses(c)
+
+    def defines(self, c: Call, config: FlowConfig) -> Mapping[str, Any]:
+        return {**super().defines(c, config), "P_FP8": 0}
+
+
+class SharedFp8(Shared):
+    name = "shared_fp8"
+    turns = False
+    archs = ("gfx950",)
+    Config = SharedFp8Config
+    error = 2.0**-4  # P in e4m3
+
+    def refuses(self, c: Call) -> str | None:
+        if reason := super().refuses(c):
+            return reason
+        if c.arch not in self.archs:
+            return f"no kernel for {c.arch}, only for {', '.join(self.archs)}"
+        for name in ("q", "kv"):
+            if getattr(c, f"{name}_dtype") == _BF16:
+                return f"{name} is bfloat16; where q and kv are FP8, P is"
+        return "keys of FP8 are not turned" if c.has("angles") else None
+
+    def defines(self, c: Call, config: FlowConfig) -> Mapping[str, Any]:
+        return {**super().defines(c, config), "P_FP8": 1}

@@ -1,0 +1,271 @@
+// 32 columns of a wave in FP8 (gfx950): mla_columns.h. Q, K, V and the weights are operands of
+// matrix instructions of 32 x 32 x 64, which take as long as those of 32 x 32 x 32 in bf16.
+//
+// Lane l has column l % 32. Of a tile of 64 tokens it has scores 32 h + 8 i + 4 (l / 32) + 0..3, in
+// values 16 h + 4 i + 0..3: as weights, a byte each, they are the other operand of V^T as they are,
+// whose tokens are read in that order. Of the result it has elements d of 32 t + 8 i + 4 (l / 32) +
+// 0..3.
+//
+// Weights are 2^(score - most + 5): e4m3 has 448 at most and 2^-9 at least, and scores come to lie
+// 3 above `most` before it follows. The sum is of weights as they were rounded: of one token alone
+// the result is its value, every bit. A column's lse is of that sum.
+#pragma once
+
+#include "rfops/mla_columns.h"
+#include "rfops/mla_slot_fp8.h"
+
+#if defined(__gfx950__)
+
+namespace rfops {
+
+using F32x16 = f32 __attribute__((ext_vector_type(16)));
+
+class MlaFp8Columns {
+  using Slot = MlaFp8Slot;
+  using U32x8 = u32 __attribute__((ext_vector_type(8)));
+  static constexpr u32 kSteps = kMlaKey / 64, kHalves = 2, kValueSteps = kMlaValue / 32;
+  static constexpr u32 kAhead = 3;  // operands on their way from LDS
+  static constexpr f32 kBias = 5.0f;
+
+ public:
+  static constexpr u32 kParkedBytes = 0;
+  using Scores = f32[32];
+  static constexpr u32 kOwn = 1;  // columns of a lane
+  __device__ static u32 column(u32 lane, u32) { return lane % 32; }
+
+  __device__ void load_query(const void* q, const u64 (&rows)[kOwn], f32 scale, LdsBytes*) {
+    scale_ = __builtin_fabsf(scale);
+    const u32 g = lane_in_wave() / 32, c = lane_in_wave() % 32;
+    const u8* const own = static_cast<const u8*>(q) + rows[0] * kMlaKey + g * 32;
+    const u32 sign = scale < 0.0f ? 0x80808080u : 0u;
+    each_number<kSteps>([&](auto i) {
+      const auto* const from = reinterpret_cast<const U32x4*>(own + i * 64);
+      q_[i] = join(from[0], from[1]) ^ sign;
+    });
+    each_number<kSteps>([&](auto i) { pin(q_[i]); });
+    key_ = Slot::value_at(c, g * 2);
+    rope_ = Slot::rope_at(c, g * 2);
+    const u32 l = lane_in_wave() % 16, token = l / 8 * 8 + g * 4 + l / 2 % 4;
+    value_ = Slot::value_at(token, lane_in_wave() / 16 % 2) + l % 2 * 8;
+  }
+
+  __device__ void aim_keys(const LdsBytes* tile) {
+    key_at_ = lds_address(tile) + key_;
+    rope_at_ = lds_address(tile) + rope_;
+    pin(key_at_), pin(rope_at_);
+  }
+  template <u32 kFirst = 0, u32 kEnd = kAhead>
+  __device__ void read_keys() {
+    each_number<kEnd - kFirst>([&](auto i) { k_[kFirst + i] = key<kFirst + i>(); });
+  }
+
+  // Before the first turn. Matrix instructions make zeros faster than one register at a time.
+  __device__ void begin() {
+    each_number<kValueSteps>([&](auto t) {
+      const U32x4 zero = {};
+      asm volatile("s_nop 1\n\tv_mfma_f32_32x32x16_bf16 %0, %1, %1, 0" : "+a"(o_[t]) : "v"(zero));
+    });
+    each_number<32>([&](auto i) { s_[i] = -__builtin_inff(); });
+    found_ = MlaRoom::kNothing;
+    offset_ = kBias;
+  }
+
+  // Scores of the tile whose keys are being read; meanwhile those of the one before, which is in
+  // `tile`, become weights. loads(step) may load.
+  template <class Mask, class Loads>
+  __device__ void scores(const LdsBytes* tile, Mask, Loads loads) {
+    if (RFOPS_SELDOM(room_.is_over(found_))) raise();
+    value_at_ = lds_address(tile) + value_;
+    pin(value_at_);
+    each_number<kSteps * kHalves>([&](auto i) {
+      constexpr u32 kLeft = kSteps * kHalves - i;
+      multiply<i>();
+      if constexpr (kLeft > kAhead) k_[i % kAhead] = key<i + kAhead>();
+      if constexpr (kLeft <= kAhead) v_[kAhead - kLeft] = value<kAhead - kLeft>();
+      keep_order();
+      loads(i);
+      keep_order();
+      soften<i>();
+      keep_order();
+    });
+  }
+
+  // Values of that tile; meanwhile the scores of the next one are made ready, and the one behind
+  // it, `behind`, begins to be read. Before, `all_read()`: nothing more of the values is.
+  template <class Behind, class Loads, class Mask, class AllRead>
+  __device__ void add_values(Behind behind, Loads loads, Mask mask, AllRead all_read) {
+    each_number<kValueSteps>([&](auto t) {
+      constexpr u32 kLeft = kValueSteps - 1 - t;
+      asm volatile("v_mfma_f32_32x32x64_f8f6f4 %0, %1, %2, %0"
+                   : "+a"(o_[t])
+                   : "v"(v_[t % kAhead]), "v"(p_));
+      if constexpr (t + kAhead < kValueSteps) v_[t % kAhead] = value<t + kAhead>();
+      keep_order();
+      loads(t, Number<kValueSteps>{});
+      keep_order();
+      settle<t>(mask);
+      add_up<t>();
+      keep_order();
+      if constexpr (kLeft == 2) {
+        aim_keys(behind());
+        all_read();
+      }
+      if constexpr (kLeft <= 2) read_keys<2 - kLeft, 3 - kLeft>();
+      keep_order();
+    });
+  }
+
+  // The last tile's values are added: from here on the compiler may look at the result.
+  __device__ void end() {
+    asm volatile("s_nop 15\n\ts_nop 3");
+    each_number<kValueSteps>([&](auto t) { asm volatile("" : "+a"(o_[t])); });
+  }
+
+  // Tokens from `seen` on are not there; `first` is the tile's.
+  __device__ static void mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
+    const i32 g = static_cast<i32>(lane_in_wave() / 32);
+#pragma unroll
+    for (u32 r = 0; r < 32; ++r) {
+      const i32 token = first + static_cast<i32>(r / 4 * 8 + r % 4) + 4 * g;
+      s[r] = token < seen[0] ? s[r] : -__builtin_inff();
+    }
+  }
+
+  // Of the lane's n-th column, over all of its lanes.
+  __device__ MlaTotals totals(u32) const {
+    const f32 sum = reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; });
+    const MlaTotals all = weights_.totals(sum);
+    return {all.most - kBias, all.sum};
+  }
+  __device__ static f32 of_result(const f32 (&one)[kOwn], u32) { return one[0]; }
+  // Of 64 elements of the result, from 64 * block on: act(four, d).
+  template <class Act>
+  __device__ void each_quad(u32 block, u32 lane, Act act) const {
+    const u32 g = lane / 32;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) {
+      const F32x16& from = o_[block * 2 + i / 4];
+      const u32 r = i % 4 * 4;
+      act(F32x4{from[r], from[r + 1], from[r + 2], from[r + 3]}, i * 8 + g * 4);
+    }
+  }
+
+ private:
+  __device__ static U32x8 join(U32x4 low, U32x4 high) {
+    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+  }
+  // Step i: 64 elements along K of 32 tokens; a lane's are 32 neighbours, as q's.
+  template <u32 i>
+  __device__ U32x8 key() const {
+    constexpr u32 kPart = i % kSteps, kHalf = i / kSteps * 32;
+    constexpr bool kEnd = kPart == kSteps - 1;
+    constexpr u32 kTurn = kEnd ? 0 : kPart % 4 * 64;
+    constexpr u32 kMore = kEnd ? kHalf * Slot::kRopePitch : kHalf * Slot::kPitch + kPart / 4 * 256;
+    const u32 at = kEnd ? rope_at_ : key_at_;
+    return join(lds_load_16((const LdsBytes*)(at ^ kTurn) + kMore),
+                lds_load_16((const LdsBytes*)(at ^ (kTurn ^ kVecBytes)) + kMore));
+  }
+  // Elements 32 t + 0..31 of all tokens, four times eight of these.
+  template <u32 t>
+  __device__ U32x8 value() const {
+    using I32x2 = i32 __attribute__((ext_vector_type(2)));
+    const LdsBytes* const at = (const LdsBytes*)(value_at_ ^ t % 8 * 32) + t / 8 * 256;
+    U32x2 part[4];
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) {
+      part[j] = __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr8_b64_v2i32(
+                                              (RFOPS_LDS I32x2*)(at + j * 16 * Slot::kPitch)));
+    }
+    return {part[0][0], part[0][1], part[1][0], part[1][1],
+            part[2][0], part[2][1], part[3][0], part[3][1]};
+  }
+
+  // By assembly: the compiler would have scores where it has the result, in registers that
+  // arithmetic cannot read.
+  template <u32 i>
+  __device__ void multiply() {
+    F32x16& sum = next_[i / kSteps];
+    if constexpr (i % kSteps == 0) {
+      asm volatile("v_mfma_f32_32x32x64_f8f6f4 %0, %1, %2, 0"
+                   : "=&v"(sum)
+                   : "v"(k_[i % kAhead]), "v"(q_[i % kSteps]));
+    } else {
+      asm volatile("v_mfma_f32_32x32x64_f8f6f4 %0, %1, %2, %0"
+                   : "+v"(sum)
+                   : "v"(k_[i % kAhead]), "v"(q_[i % kSteps]));
+    }
+  }
+
+  // Scores as powers of two, above `most`, without tokens that are not there, and the lane's most
+  // of them.
+  template <u32 t, class Mask>
+  __device__ void settle(Mask mask) {
+    if constexpr (t < 8) {
+      each_number<4>([&](auto j) {
+        constexpr u32 r = t * 4 + j;
+        s_[r] = __builtin_fmaf(next_[r / 16][r % 16], scale_, offset_);
+      });
+    }
+    if constexpr (t == 8) mask(s_, Number<1>{});
+    if constexpr (t >= 9 && t < 13) {
+      each_number<4>([&](auto j) {
+        constexpr u32 r = (t - 9) * 8 + j * 2;
+        found_ = max_of(r == 0 ? s_[0] : found_, s_[r], s_[r + 1]);
+      });
+    }
+  }
+  // Step i of making scores weights: two of them, and the two before to a byte each.
+  template <u32 i>
+  __device__ void soften() {
+    if constexpr (i < 16) {
+      s_[2 * i] = __builtin_amdgcn_exp2f(s_[2 * i]);
+      s_[2 * i + 1] = __builtin_amdgcn_exp2f(s_[2 * i + 1]);
+      pin(s_[2 * i]), pin(s_[2 * i + 1]);
+    }
+    if constexpr (i >= 1 && i < 17) {
+      constexpr u32 kPair = i - 1;
+      const u32 was = kPair % 2 == 0 ? 0 : p_[kPair / 2];
+      p_[kPair / 2] = static_cast<u32>(__builtin_amdgcn_cvt_pk_fp8_f32(
+          s_[2 * kPair], s_[2 * kPair + 1], static_cast<i32>(was), kPair % 2 == 1));
+    }
+  }
+  template <u32 t>
+  __device__ void add_up() {
+    const auto pair = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<i32>(p_[t / 2]), t % 2 == 1);
+    weights_.sum += pair[0];
+    weights_.sum += pair[1];
+    pin(weights_.sum);  // here, not all at the end
+  }
+
+  __device__ void raise() {
+    f32 rise;
+    const f32 all = reduce_lanes<64, 32>(found_, [](f32 a, f32 b) { return max_of(a, b); });
+    const f32 decay = weights_.raise(all - kBias, room_.is_first(), rise);
+    offset_ = kBias - weights_.most;
+#pragma unroll
+    for (u32 i = 0; i < 32; ++i) s_[i] -= rise;
+    const u32 are_zeros = room_.leave();
+    each_number<kValueSteps * 4>([&](auto i) {
+      constexpr u32 kTile = i / 4, kFirst = i % 4 * 4;
+      F32x16& own = o_[kTile];
+      f32 four[4] = {own[kFirst], own[kFirst + 1], own[kFirst + 2], own[kFirst + 3]};
+      scale_accumulators(four, decay, are_zeros);
+      own[kFirst] = four[0], own[kFirst + 1] = four[1];
+      own[kFirst + 2] = four[2], own[kFirst + 3] = four[3];
+    });
+  }
+
+  f32 scale_, offset_;
+  MlaWeights weights_;
+  u32 key_, rope_, value_, key_at_, rope_at_, value_at_;
+  U32x8 q_[kSteps], k_[kAhead], v_[kAhead], p_;
+  F32x16 o_[kValueSteps];
+  F32x16 next_[kHalves];  // scores of the next tile
+  Scores s_;              // and of this one
+  f32 found_;             // the lane's most of these
+  MlaRoom room_;
+};
+
+}  // namespace rfops
+
+#endif
