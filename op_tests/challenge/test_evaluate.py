@@ -414,6 +414,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 # ---------------------------------------------------------------- a folder's own problem
 
 REFERENCE = """
+import random
 import torch
 from task import input_t
 from utils import close
@@ -422,7 +423,8 @@ def generate_input(size: int, seed: int, is_odd: bool = False, note: str = "") -
     assert is_odd == bool(size % 2) and bool(note) == is_odd
     gen = torch.Generator(device="cuda")
     gen.manual_seed(seed)
-    return torch.rand(size, device="cuda", generator=gen)
+    offset = torch.rand(1) + random.random()  # as some authors do
+    return torch.rand(size, device="cuda", generator=gen) + offset
 
 def ref_kernel(data):
     return 2 * data
