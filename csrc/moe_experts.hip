@@ -40,14 +40,15 @@ using Order = MemoryOrder<RFOPS_SHUFFLED>;
 constexpr u32 kStep = 32;                          // of K
 constexpr u32 kRows = RFOPS_ROWS, kColumns = 256;  // of a tile
 constexpr u32 kThreads = kMWaves * kNWaves * kWaveSize;
-constexpr u32 kSubs = kRows / kSub / kMWaves;  // operands of rows of a wave
+constexpr u32 kSubs = (kRows + kSub * kMWaves - 1) / (kSub * kMWaves);  // operands of a wave
+constexpr u32 kRoom = (kRows + 127) / 128 * 128;  // rows in LDS: 512 threads load 128
 constexpr u32 kOutColumns = kStage == 1 ? kColumns / 2 : kColumns;
 using Lds = Rows16<kStep>;
-using Experts = ExpertRows<kRows, kEach, kSub * kMWaves>;
+using Experts = ExpertRows<kRows, kEach, kSub>;
 
 constexpr u32 kStages = 2;  // steps in LDS
 struct Memory {
-  u8 rows[kStages][kRows * Lds::kBytes], weights[kStages][kColumns * Lds::kBytes];
+  u8 rows[kStages][kRoom * Lds::kBytes], weights[kStages][kColumns * Lds::kBytes];
 };
 static_assert(sizeof(Memory) <= kLdsBytes, "one workgroup a CU");
 __shared__ Memory memory;
@@ -73,7 +74,7 @@ __device__ inline Column column_of(u32 row) {
   return {row / 64 * 32 + row % 32, row % 64 >= 32};
 }
 
-using RowsLoader = RowLoader<kRows, kStep, kThreads>;
+using RowsLoader = RowLoader<kRoom, kStep, kThreads>;
 using StackedLoader = RowLoader<kColumns, kStep, kThreads, Order::kUnit>;
 
 struct Stacked {
@@ -215,7 +216,8 @@ extern "C" __global__ void
     return e < routed ? counts[e] : m;
   });
   leave_for_others<kStage>(all, counts, offsets, routed, experts);
-  each_tile(all, groups, [&](const ExpertTile& tile) {
+  const auto tile_of = [&](u32 number) { return all.tile(number); };
+  each_part<kSub>(all, routed, groups, tile_of, [&](const ExpertTile& tile) {
     Weights w = {nullptr, nullptr, n, k};
 #if RFOPS_TABLE
     w.first = first.of[tile.expert];

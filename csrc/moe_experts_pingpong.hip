@@ -4,15 +4,15 @@
 // Layout. A workgroup a CU takes tile after tile: up to kRows rows of an expert by 256 of weights,
 // of stage 1 128 of gate and 128 of up. Eight waves, 2 along rows and 4 along weights, two a SIMD,
 // share rows out in tiles of 16: 32 that are not there are not multiplied. The loop is
-// pingpong16.h's. Weights are operand A: a lane ends with neighbours of a row of out, of stage 1
-// with gate and up of them.
+// pingpong16_loop.h's. Weights are operand A: a lane ends with neighbours of a row of out, of stage
+// 1 with gate and up of them.
 //
 // Promises. Deterministic: a row's sums go along K, wherever it lies. Memory that is not there is
 // not touched. N and K are multiples of 8, rows of all are aligned to 16 bytes; `in` of stage 1,
 // and an expert's weights, are below 2 GiB.
 #include "rfops/exp.h"
 #include "rfops/experts.h"
-#include "rfops/pingpong16.h"
+#include "rfops/pingpong16_loop.h"
 #include "rfops/reduce.h"
 
 #if !defined(RFOPS_IN) || !defined(RFOPS_STAGE) || !defined(RFOPS_EACH) || \
@@ -128,7 +128,9 @@ extern "C" __global__ void
     return e < routed ? counts[e] : m;
   });
   leave_for_others<kStage>(all, counts, offsets, routed, experts);
-  each_part<kPingPongRows>(all, memory.rows, routed, groups, [&](const ExpertTile& tile) {
+  memory.rows.keep(all);
+  const auto tile_of = [](u32 number) { return memory.rows.rows().tile(number); };
+  each_part<kPingPongRows>(all, routed, groups, tile_of, [&](const ExpertTile& tile) {
     const Weights w = {first + u64{tile.expert} * (kStage == 1 ? 2 * n : n) * k,
                        tile.n * kOutColumns};
     const bool is_list = kStage == 1 && tile.expert < routed;

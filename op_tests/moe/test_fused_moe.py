@@ -161,17 +161,18 @@ def test_the_same_in_any_order(arch: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def heights_of(arch: str, is_table: bool) -> tuple[int, ...]:
-    return (288,) if arch == "gfx950" and not is_table else (128, 256)
+    return (288,) if arch == "gfx950" and not is_table else (128, 160, 256)
 
 
 @pytest.mark.thin(2)
-@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("height", [0, 1, -1])
 @pytest.mark.parametrize("is_table", [False, True])
-def test_what_hip_does(is_table: bool, lower: bool, arch: str) -> None:
+def test_what_hip_does(is_table: bool, height: int, arch: str) -> None:
     """Four launches; no scratch; matrix instructions of 32 rows where there is one at least."""
     problem = random_problem(300, 256, 128, 3, 2, num_shared=1)
     ids = torch.tensor([[0, 1]] * 270 + [[0, 0]] * 30, dtype=torch.int32)
-    rows = heights_of(arch, is_table)[0 if lower else -1]
+    heights = heights_of(arch, is_table)
+    rows = heights[height % len(heights)]
     with rfops.vgpu.profile() as p:
         run("hip", problem.with_(topk_ids=ids), is_table, FusedMoeHipConfig(rows))
     stacked = "moe_experts_pingpong" if arch == "gfx950" else "moe_experts"
@@ -365,7 +366,7 @@ def test_supports() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FusedMoeHipConfig(320), "rows are 128, 256 or 288"),
+        (lambda: FusedMoeHipConfig(320), "rows are 128, 160, 256 or 288"),
         (lambda: FusedMoeTritonConfig(24, 64, 64), "block_m must be a power of two"),
         (lambda: FusedMoeTritonConfig(512, 64, 64), "block_m is 16 to 256, block_n 32 to 256"),
         (lambda: FusedMoeTritonConfig(64, 64, 256), "block_k is 16 to 128, stages 1 to 8"),

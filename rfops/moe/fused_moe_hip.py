@@ -155,7 +155,7 @@ def moe_add_kernel(
 class FusedMoeHipConfig:
     """A variant of csrc/moe_experts.hip, or of moe_experts_pingpong.hip."""
 
-    heights: ClassVar[tuple[int, ...]] = (128, 256, PINGPONG_ROWS)
+    heights: ClassVar[tuple[int, ...]] = (128, 160, 256, PINGPONG_ROWS)
 
     rows: int  # of a tile at most
 
@@ -201,7 +201,7 @@ class HipMoe(Kernel):
 
     def heights(self, c: Call) -> tuple[int, ...]:
         """What tiles may have of rows."""
-        return (PINGPONG_ROWS,) if _is_pingpong(c, self.is_table) else (128, 256)
+        return (PINGPONG_ROWS,) if _is_pingpong(c, self.is_table) else (128, 160, 256)
 
     def refuses_config(self, c: Call, config: Any) -> str | None:
         heights = self.heights(c)

@@ -179,11 +179,11 @@ __device__ inline void each_tile(const Rows& all, u32 groups, Make make) {
   }
 }
 
-// The same of rows that are kept, where experts from `routed` on are shared: an XCD has as many
-// tiles of these, whose weights all XCDs read, and of the others as the next one has. Tiles of a
-// last round that would leave workgroups idle are shared out by rows, a multiple of kEven each.
-template <u32 kEven, class Rows, class Make>
-__device__ inline void each_part(const Rows& all, KeptRows<Rows>& kept, u32 routed, u32 groups,
+// The same where experts from `routed` on are shared: an XCD has as many tiles of these, whose
+// weights all XCDs read, and of the others as the next one has. Tiles of a last round that would
+// leave workgroups idle are shared out by rows, a multiple of kEven each. tile_of(number): a tile.
+template <u32 kEven, class Rows, class TileOf, class Make>
+__device__ inline void each_part(const Rows& all, u32 routed, u32 groups, TileOf tile_of,
                                  Make make) {
   constexpr u32 kMostParts = 4;
   const u32 xcd = group_x() % kXcds, workers = groups / kXcds;
@@ -192,11 +192,10 @@ __device__ inline void each_part(const Rows& all, KeptRows<Rows>& kept, u32 rout
   const u32 shared = own + others * xcd / kXcds, end = own + others * (xcd + 1) / kXcds;
   const u32 count = until - from + end - shared, last = count % workers, whole = count - last;
   const u32 parts = last > 0 && workers / last < kMostParts ? workers / last : kMostParts;
-  kept.keep(all);
   for (u32 at = group_x() / kXcds; at < whole + last * parts; at += workers) {
     const bool is_whole = at < whole;
     const u32 number = is_whole ? at : whole + (at - whole) / parts, of_own = until - from;
-    ExpertTile tile = kept.rows().tile(number < of_own ? from + number : shared + number - of_own);
+    ExpertTile tile = tile_of(number < of_own ? from + number : shared + number - of_own);
     if (!is_whole) {
       const u32 units = (tile.rows + kEven - 1) / kEven, part = (at - whole) % parts;
       const u32 begin = units * part / parts * kEven, stop = units * (part + 1) / parts * kEven;
