@@ -118,13 +118,15 @@ __device__ inline void multiply_all(Sums<kOwn>& sums, RowsLoader& rows, Layout::
                                     u32 k_end) {
   RFOPS_LDS Memory* const lds = (RFOPS_LDS Memory*)&memory;
   const Reader<kStep, Layout::Loader> reader;
-  const auto read = [&](u32 stage, u32 c) {
-    return reader.template read<kOwn>((LdsBytes*)lds->rows[stage], (LdsBytes*)lds->weights[stage],
-                                      c);
+  u32 stage = 0;
+  Operands<kOwn> held;
+  const auto go_on = [&]<u32 kStarts>(u32 c, Starts<kStarts>, auto start) {
+    multiply_and_read<In, kStarts>(sums, held, reader, (LdsBytes*)lds->rows[stage],
+                                   (LdsBytes*)lds->weights[stage], c, start);
   };
-  const auto commit = [&](u32 stage) {
-    rows.commit((LdsBytes*)lds->rows[stage]);
-    weights.commit((LdsBytes*)lds->weights[stage]);
+  const auto commit = [&](u32 to) {
+    rows.commit((LdsBytes*)lds->rows[to]);
+    weights.commit((LdsBytes*)lds->weights[to]);
   };
   const auto issue = [&](u32 k) {
     rows.issue(k, k_end);
@@ -135,17 +137,18 @@ __device__ inline void multiply_all(Sums<kOwn>& sums, RowsLoader& rows, Layout::
   issue(kStep);
   wait_lds();
   meet();
-  u32 stage = 0;
-  for (u32 k = 0; k < k_end; k += kStep, stage ^= 1) {
-    commit(stage ^ 1);
-    issue(k + 2 * kStep);
-#pragma unroll
-    for (u32 c = 0; c < Lds::kChunks; c += 2) {
-      multiply<In>(sums, read(stage, c));
-    }
+  held = reader.template read<kOwn>((LdsBytes*)lds->rows[0], (LdsBytes*)lds->weights[0], 0);
+  for (u32 k = 0; k < k_end; k += kStep) {
+    static_assert(Lds::kChunks == 4, "two pairs a step");
+    go_on(2, Starts<2>{}, [&](u32 n) { n == 0 ? commit(stage ^ 1) : issue(k + 2 * kStep); });
+    // All have read this step, and written the next one.
     wait_lds();
     meet();
+    stage ^= 1;
+    go_on(0, Starts<0>{}, [](u32) {});
   }
+  wait_lds();
+  meet();  // or the next tile's first step is written over what others read
 }
 
 template <u32 kOwn>

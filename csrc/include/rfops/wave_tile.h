@@ -79,4 +79,33 @@ __device__ inline void multiply(Sums<kOwn>& sums, const Operands<kOwn>& of) {
   for (u32 i = 0; i < kOwn; ++i) multiply<In>(sums, of, i);
 }
 
+template <u32 kCount>
+struct Starts {};
+
+// And reads what comes next, chunks `c` and `c` + 1, each operand in the place of one that has been
+// multiplied: of rows there is no room for two. Meanwhile start(n) is called for n below kStarts,
+// so that memory works while the matrix cores do.
+template <class In, u32 kStarts, u32 kOwn, class Reader, class Start>
+__device__ inline void multiply_and_read(Sums<kOwn>& sums, Operands<kOwn>& held,
+                                         const Reader& reader, const LdsBytes* rows,
+                                         const LdsBytes* weights, u32 c, Start start) {
+  Operands<kOwn> next;
+  reader.read_weights(next, weights, c);
+  keep_order();
+#pragma unroll
+  for (u32 i = 0; i < kOwn; ++i) {
+    multiply<In>(sums, held, i);
+    reader.read_rows(next, i, rows, c);
+    constexpr u32 kOf = kOwn > 0 ? kOwn : 1;
+#pragma unroll
+    for (u32 n = kStarts * i / kOf; n < kStarts * (i + 1) / kOf; ++n) start(n);
+    keep_order();
+  }
+  if constexpr (kOwn == 0) {
+#pragma unroll
+    for (u32 n = 0; n < kStarts; ++n) start(n);
+  }
+  held = next;
+}
+
 }  // namespace rfops
