@@ -6,12 +6,15 @@
 // kAbsorb   of each head z; w lies as [K, N]: into q's first 512
 // kPlain    of each head z, or of one
 //
-// For up to 128 rows of x at a time, w is read once. Layout. A workgroup has 16 kMTiles rows of x
-// and 64 kNTiles of w, and every kSplit-th step of 64 of K: what the kSplit read at a time lies
-// side by side. A wave has all of these rows of x and 16 kNTiles of w, which go straight to where
-// the matrix cores take them, two steps ahead; x goes through registers to one of two buffers in
-// LDS (lds_tile.h). w is operand A: a lane ends with 4 neighbours of a row of out. The workgroups'
-// sums meet in a workspace (split_reduce.h).
+// Workgroups that read the same rows of w are neighbours in an L2, so that memory gives w once for
+// many rows of x. Layout. A workgroup has 16 kMTiles rows of x, up to 128, and 64 kNTiles of w, and
+// every kSplit-th step of 128 of K: what the kSplit read at a time lies side by side. A wave has
+// all of these rows of x and 16 kNTiles of w. Both go through registers to LDS (lds_tile.h): x,
+// half a step at a time, to one of two buffers for all waves; w to the wave's own, two steps ahead,
+// 256 bytes of a row at once, as loads straight to where the matrix cores take it would be 64
+// pieces each, and open a row of memory for each line. w is operand A: a lane ends with 4
+// neighbours of a row of out. The workgroups' sums meet in a workspace (split_reduce.h). kAbsorb,
+// whose K is 128, has w in registers.
 //
 // Promises. Deterministic: the order of sums is fixed by the config and K. The caller aligns rows
 // of x and w to 16 bytes and of out to 8; K is a multiple of 32, N of 4.
@@ -19,7 +22,7 @@
 #include "rfops/epilogue.h"
 #include "rfops/lds_tile.h"
 #include "rfops/matrix16.h"
-#include "rfops/memory.h"
+#include "rfops/product_rows.h"
 #include "rfops/rope.h"
 #include "rfops/split_reduce.h"
 #include "rfops/waits.h"
@@ -41,85 +44,28 @@ constexpr u32 kSplit = RFOPS_SPLIT;     // workgroups along K
 constexpr bool kTurnsW = kStage == kAbsorb;
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr u32 kM = kMTiles * kTileRows, kOwnN = kNTiles * kTileRows, kN = kWaves * kOwnN;
-constexpr u32 kPieces = 2, kPieceOfK = 32, kStep = kPieces * kPieceOfK;
+constexpr u32 kPieces = 2, kPieceOfK = 32, kHalfStep = kPieces * kPieceOfK;  // LDS has half a step
+constexpr u32 kStep = 2 * kHalfStep;
 constexpr u32 kTurn = kSplit * kStep;  // of K: each of the workgroups has a step of it
 constexpr u32 kNope = 128, kRoped = 192, kLatent = 512, kCacheRow = 576;
-constexpr u32 kRowsAtOnce = kThreads / kRowChunks;  // of x that the workgroup loads
-constexpr u32 kPasses = (kM + kRowsAtOnce - 1) / kRowsAtOnce;
-
 // A wave of kQuery has both halves of what it turns: its two tiles are 32 rows apart.
 constexpr u32 kTileStep = kStage == kQuery ? 32 : kTileRows;
 constexpr u32 kSpan = (kNTiles - 1) * kTileStep + kTileRows;
 
 static_assert(kStage != kQuery || kNTiles == 2, "a wave has 16 pairs");
-static_assert(kStage != kAbsorb || kNTiles == 4, "of [K, N] four neighbours are loaded at once");
-static_assert(kStep * 2 == kRowBytes, "a row of LDS");
+static_assert(!kTurnsW || (kNTiles == 4 && kSplit == 1), "of [K, N] four neighbours are loaded");
+
+// LDS: two buffers of x, then each wave's rows of w, as two halves of a step.
+constexpr u32 kXBytes = kM * kRowBytes, kWHalf = kOwnN * kRowBytes;
+static_assert(kHalfStep * 2 == kRowBytes && kStep * 2 == kPairBytes, "rows of LDS");
+constexpr u32 kLds = 2 * kXBytes + (kTurnsW ? 0 : kWaves * 2 * kWHalf);
+static_assert(kLds <= kLdsBytes);
 
 using Split = SplitTile<kSplit, kMTiles * kNTiles * kThreads, kThreads>;
 
-// A wave's rows of w: 32 of K of them as operands. Of [K, N] a lane has 8 of K of four neighbours
-// of N, still to be turned round.
-struct Weights {
-  const bf16* first;
-  u32 bytes, row, k_end;
-
-  __device__ void load(U32x4 (&to)[kNTiles], u32 k) const {
-    const u32 lane = lane_in_wave(), own = lane % kTileRows, g = lane / kTileRows;
-    const Buffer rows = make_buffer(first, k < k_end ? bytes : 0);  // beyond K nothing is touched
-    if constexpr (kTurnsW) {
-#pragma unroll
-      for (u32 e = 0; e < 8; ++e) {
-        const auto two = load_dwords<2>(rows, g * 8 * row + own * 8, (k + e) * row);
-        to[e / 2][e % 2 * 2] = two.dword[0];
-        to[e / 2][e % 2 * 2 + 1] = two.dword[1];
-      }
-    } else {
-#pragma unroll
-      for (u32 n = 0; n < kNTiles; ++n) {
-        to[n] = load_16<kStreamed>(rows, own * row + g * 16, n * kTileStep * row + k * 2);
-      }
-    }
-  }
-};
-
-// Row n of w as an operand; of [K, N] every fourth of them, from n on.
-__device__ inline U32x4 row_of(const U32x4 (&w)[kNTiles], u32 n) {
-  if constexpr (!kTurnsW) return w[n];
-  U32x4 made;
-#pragma unroll
-  for (u32 e = 0; e < 8; e += 2) {
-    const u32 low = w[e / 2][n / 2], high = w[e / 2][2 + n / 2];
-    made[e / 2] = __builtin_amdgcn_perm(high, low, n % 2 ? 0x07060302 : 0x05040100);
-  }
-  return made;
-}
-
-// The workgroup's rows of x, a step at a time: 128 bytes of a row by eight threads.
-struct Rows {
-  Buffer rows;
-  u32 row, k_end;
-  U32x4 own[2][kPasses];  // of two steps
-
-  __device__ void load(u32 s, u32 k) {
-    const u32 chunk = thread_in_group() % kRowChunks, first = thread_in_group() / kRowChunks;
-    const u32 outside = k + chunk * 8 < k_end ? 0 : kOutside;
-#pragma unroll
-    for (u32 i = 0; i < kPasses; ++i) {
-      own[s][i] =
-          load_16(rows, (first * row + chunk * kVecBytes) | outside, i * kRowsAtOnce * row + k * 2);
-    }
-  }
-  __device__ void store(u32 s, LdsBytes* to) const {
-    const u32 chunk = thread_in_group() % kRowChunks, first = thread_in_group() / kRowChunks;
-#pragma unroll
-    for (u32 i = 0; i < kPasses; ++i) {
-      const u32 own_row = first + i * kRowsAtOnce;
-      if (kM % kRowsAtOnce == 0 || own_row < kM) {
-        *reinterpret_cast<RFOPS_LDS U32x4*>(to + lds_at(own_row, chunk)) = own[s][i];
-      }
-    }
-  }
-};
+using Weights = WaveRows<kOwnN, kTileStep>;
+using Rows = GroupRows<kM, kThreads>;
+using TurnedWeights = TurnedRows<kNTiles>;
 
 // All waves meet, and see what they wrote to LDS; loads from memory stay on their way.
 __device__ inline void sync_lds() {
@@ -127,50 +73,118 @@ __device__ inline void sync_lds() {
   meet();
 }
 
-// From k on, up to both ends. Loads come back in order: rows of x are asked for before the weights
-// of their step, so that no wait for x waits for those.
-__device__ inline void multiply_all(F32x4 (&sums)[kMTiles * kNTiles], const Weights& in, Rows& x,
-                                    u32 k) {
-  __shared__ __attribute__((aligned(16))) u8 memory[2][kM * kRowBytes];
-  U32x4 w[2][kPieces][kNTiles];
+using Sums = F32x4[kMTiles * kNTiles];
+using Operands = U32x4[kMTiles];
+
+// between(m) before the instructions of each m: what lies there hides behind them.
+template <class OfW, class Between>
+__device__ inline void multiply_piece(Sums& sums, const Operands& rows, OfW of_w, Between between) {
+#pragma unroll
+  for (u32 m = 0; m < kMTiles; ++m) {
+    between(m);
+    keep_order();
+#pragma unroll
+    for (u32 n = 0; n < kNTiles; ++n) {
+      F32x4& sum = sums[m * kNTiles + n];
+      sum = multiply_16x16<bf16>(of_w(n), rows[m], sum);
+    }
+  }
+}
+
+// act(i) of the m-th share of kCount.
+template <u32 kCount, class Act>
+__device__ inline void each_of_share(u32 m, Act act) {
+#pragma unroll
+  for (u32 i = m * kCount / kMTiles; i < (m + 1) * kCount / kMTiles; ++i) act(i);
+}
+
+// From k on, up to both ends. Loads come back in order: each is asked for behind those that are
+// waited for earlier. Between the instructions of a piece the next one is read from LDS.
+[[maybe_unused]] __device__ inline void multiply_all(Sums& sums, Weights& w, Rows& x, u32 k,
+                                                     LdsBytes* lds) {
   const LdsPieces pieces = lds_pieces(lane_in_wave());
-  const auto buffer = [&](u32 s) { return (LdsBytes*)memory[s]; };
+  LdsBytes* const own = lds + 2 * kXBytes + wave_in_group() * (2 * kWHalf);
+  Operands rows[kPieces];
+  U32x4 of_w[kPieces][kNTiles];
+  const auto read = [&](u32 half, u32 p, u32 m) {
+    const u32 place = p == 0 ? pieces.low : pieces.high;
+    each_of_share<kNTiles>(
+        m, [&](u32 n) { of_w[p][n] = lds_load_16(own + half * kWHalf + n * kLdsTile + place); });
+    rows[p][m] = lds_load_16(lds + half * kXBytes + place + m * kLdsTile);
+  };
+  const auto each = [](u32 count, auto act) {
+#pragma unroll
+    for (u32 i = 0; i < count; ++i) act(i);
+  };
 #pragma unroll
   for (u32 s = 0; s < 2; ++s) {
-    x.load(s, k + s * kTurn);
-#pragma unroll
-    for (u32 p = 0; p < kPieces; ++p) in.load(w[s][p], k + s * kTurn + p * kPieceOfK);
+    each(Rows::kLoads, [&](u32 i) { x.load(s, k + s * kHalfStep, i); });
+    each(Weights::kLoads, [&](u32 i) { w.load(s, k + s * kTurn, i); });
     keep_order();
   }
-  x.store(0, buffer(0));
+  each(Rows::kLoads, [&](u32 i) { x.store(0, lds, i); });
+  each(Rows::kLoads, [&](u32 i) { x.load(0, k + kTurn, i); });
+  each(Weights::kLoads, [&](u32 i) { w.store(0, own, i); });
   sync_lds();
+  each(kMTiles, [&](u32 m) { read(0, 0, m); });
+  // Buffers change in a half's midst: those who read the other one are behind the last such place.
   const auto take = [&](u32 s, u32 at) {
-    x.load(s, at + 2 * kTurn);
-    keep_order();
 #pragma unroll
-    for (u32 p = 0; p < kPieces; ++p) {
-      const LdsBytes* const from = buffer(s) + (p == 0 ? pieces.low : pieces.high);
-      U32x4 rows[kMTiles];
-#pragma unroll
-      for (u32 m = 0; m < kMTiles; ++m) rows[m] = lds_load_16(from + m * kLdsTile);
-#pragma unroll
-      for (u32 n = 0; n < kNTiles; ++n) {
-        const U32x4 own = row_of(w[s][p], n);
-#pragma unroll
-        for (u32 m = 0; m < kMTiles; ++m) {
-          F32x4& sum = sums[m * kNTiles + n];
-          sum = multiply_16x16<bf16>(own, rows[m], sum);
-        }
-      }
-      in.load(w[s][p], at + 2 * kTurn + p * kPieceOfK);
-      keep_order();
+    for (u32 half = 0; half < 2; ++half) {
+      const u32 next = half ^ 1;
+      multiply_piece(
+          sums, rows[0], [&](u32 n) { return of_w[0][n]; },
+          [&](u32 m) {
+            read(half, 1, m);
+            each_of_share<Rows::kLoads>(m, [&](u32 i) { x.store(next, lds + next * kXBytes, i); });
+            if (half == 0)
+              each_of_share<Weights::kLoads>(m, [&](u32 i) { w.load(s, at + 2 * kTurn, i); });
+          });
+      // The wave's own reads of w are behind it; others have none.
+      if (half == 1) each(Weights::kLoads, [&](u32 i) { w.store(s ^ 1, own, i); });
+      sync_lds();
+      multiply_piece(
+          sums, rows[1], [&](u32 n) { return of_w[1][n]; },
+          [&](u32 m) {
+            read(next, 0, m);
+            each_of_share<Rows::kLoads>(
+                m, [&](u32 i) { x.load(next, at + kTurn + (half == 0 ? kHalfStep : kTurn), i); });
+          });
     }
-    x.store(s ^ 1, buffer(s ^ 1));
-    sync_lds();
   };
-  for (; k < in.k_end; k += 2 * kTurn) {
+  for (; k < w.k_end; k += 2 * kTurn) {
     take(0, k);
     take(1, k + kTurn);
+  }
+  sync_lds();  // what was read ahead
+}
+[[maybe_unused]] __device__ inline void multiply_all(Sums& sums, const TurnedWeights& in, Rows& x,
+                                                     u32 k, LdsBytes* lds) {
+  U32x4 w[2][kPieces][kNTiles];
+  const LdsPieces pieces = lds_pieces(lane_in_wave());
+#pragma unroll
+  for (u32 s = 0; s < 2; ++s) {
+#pragma unroll
+    for (u32 i = 0; i < Rows::kLoads; ++i) x.load(s, k + s * kHalfStep, i);
+#pragma unroll
+    for (u32 p = 0; p < kPieces; ++p) in.load(w[s][p], k + s * kHalfStep + p * kPieceOfK);
+    keep_order();
+  }
+#pragma unroll
+  for (u32 s = 0; s < 2; ++s) {
+#pragma unroll
+    for (u32 i = 0; i < Rows::kLoads; ++i) x.store(s, lds + s * kXBytes, i);
+    sync_lds();
+#pragma unroll
+    for (u32 p = 0; p < kPieces; ++p) {
+      Operands rows;
+#pragma unroll
+      for (u32 m = 0; m < kMTiles; ++m) {
+        rows[m] =
+            lds_load_16(lds + s * kXBytes + (p == 0 ? pieces.low : pieces.high) + m * kLdsTile);
+      }
+      multiply_piece(sums, rows, [&](u32 n) { return in.row_of(w[s][p], n); }, [](u32) {});
+    }
   }
 }
 
@@ -209,7 +223,7 @@ mla_layer_decode(bf16* __restrict__ out,      // rows out_row apart, heads out_h
                  u32 w_head, u32 out_row, u32 out_head, u32 start, u32 cache_rows, u32 width) {
   const u32 own_tiles = (n + kN - 1) / kN, tiles = own_tiles + (n_other + kN - 1) / kN;
   const Block at = own_block<4, kSplit>((m + kM - 1) / kM, tiles * heads);
-  const u32 head = at.n / tiles, n_tile = at.n % tiles, lane = lane_in_wave();
+  const u32 head = as_scalar(at.n / tiles), n_tile = as_scalar(at.n % tiles), lane = lane_in_wave();
   const u32 m0 = at.m * kM, rows = m - m0 < kM ? m - m0 : kM;
   const bool is_other = n_tile >= own_tiles;
   const u32 n0 = (is_other ? n_tile - own_tiles : n_tile) * kN;
@@ -228,15 +242,24 @@ mla_layer_decode(bf16* __restrict__ out,      // rows out_row apart, heads out_h
   const u32 own_n = n0 + (kStage == kQuery ? wave / 2 * 64 + wave % 2 * 16 : wave * kOwnN);
   const u32 there = own_n < all_n ? all_n - own_n : 0, columns = there < kSpan ? there : kSpan;
   const bf16* const rows_of = (is_other ? w_other : w) + w_first + u64{head} * w_head;
-  const Weights weights = {rows_of + (kTurnsW ? own_n : u64{own_n} * k),
-                           kTurnsW ? (k * n - own_n) * 2 : columns * k * 2, (kTurnsW ? n : k) * 2,
-                           k};
   Rows x_rows = {make_buffer(x + u64{m0} * x_row + head * x_head, ((rows - 1) * x_row + k) * 2),
-                 x_row * 2, k};
-  F32x4 sums[kMTiles * kNTiles] = {};
-  multiply_all(sums, weights, x_rows, at.split * kStep);
+                 x_row * 2,
+                 k,
+                 {}};
+  Sums sums = {};
+  __shared__ __attribute__((aligned(16))) u8 memory[kLds];
+  LdsBytes* const lds = (LdsBytes*)memory;
+  if constexpr (kTurnsW) {
+    const TurnedWeights weights = {rows_of + own_n, (k * n - own_n) * 2, n * 2, k};
+    multiply_all(sums, weights, x_rows, 0, lds);
+  } else {
+    const bf16* const own_rows = scalar_address(rows_of + u64{own_n} * k);
+    Weights weights = {make_buffer(own_rows, as_scalar(columns * k * 2)), k * 2, k, {}};
+    multiply_all(sums, weights, x_rows, at.split * kStep, lds);
+  }
   if constexpr (kSplit > 1) {
-    if (!Split(workspace, counts, at.m * tiles * heads + at.n).reduce(sums, at.split)) return;
+    Split tile(workspace, counts, at.m * tiles * heads + at.n);
+    if (!tile.reduce(sums, at.split, reinterpret_cast<RFOPS_LDS u32*>(lds))) return;
   }
   if (columns == 0) return;
 #pragma unroll

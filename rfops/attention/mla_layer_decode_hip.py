@@ -35,7 +35,7 @@ from .mla_layer_parts import (
 )
 
 DOWN, QUERY, ABSORB, PLAIN = range(4)  # stages of csrc/mla_layer_decode.hip
-TILE, PIECE, STEP = 16, 32, 64  # rows of an operand, K of one and of a step
+TILE, PIECE, STEP = 16, 32, 128  # rows of an operand, K of one and of a step
 WAVES, THREADS = 4, 256
 MOST_SPLIT = 8  # more sums to add than CUs bring: down of MI300X 22.2 us by 9, 19.4 by 7
 _BF16, _F32, _I32 = torch.bfloat16, torch.float32, torch.int32
@@ -57,12 +57,11 @@ class Product:
     out_head: int = 0
     n_tiles: int = 4  # of 16 rows of w, of a wave
     n_other: int = 0
+    most_m: int = 8  # tiles of 16 rows of x
 
     def m_tiles(self, m: int) -> int:
-        """Of 16 rows of x. absorb has two steps of K, which more workgroups hide from each other:
-        15.8 us of MI300X, 13.3 so."""
-        most = 4 if self.stage == ABSORB else 8
-        return min(most, 1 << (ceil(max(m, 1), TILE) - 1).bit_length())
+        """Of 16 rows of x."""
+        return min(self.most_m, 1 << (ceil(max(m, 1), TILE) - 1).bit_length())
 
     def tiles(self, m: int) -> int:
         """Workgroups of an unsplit K."""
@@ -71,25 +70,30 @@ class Product:
         return ceil(m, self.m_tiles(m) * TILE) * along_n * self.heads
 
     def defines(self, m: int, cus: int) -> dict[str, int]:
-        """K is split for as many workgroups as there are CUs, of four steps at least."""
+        """K is split for as many workgroups as there are CUs, of two steps at least."""
         steps = ceil(self.k, STEP)
-        split = max(1, min(cus // self.tiles(m), steps // 4, MOST_SPLIT))
+        split = max(1, min(cus // self.tiles(m), steps // 2, MOST_SPLIT))
         split = ceil(steps, ceil(steps, split))  # none is without a step
         return {"STAGE": self.stage, "M_TILES": self.m_tiles(m), "N_TILES": self.n_tiles,
                 "SPLIT": split}  # fmt: skip
 
 
 def products(c: Call) -> tuple[Product, ...]:
-    """down, query, absorb, value, out."""
+    """down, query, absorb, value, out.
+
+    Some have 64 rows of x a workgroup, which wants more of these: absorb, whose two steps of K they
+    hide from each other (MI300X 15.8 us, 13.5 so), and down and out, of less parts that the last
+    one adds up; two that read the same of w share an L2 (21.5 and 82.8 us, 16.8 and 77.8 so).
+    """
     heads = c.V // V
     up = (NOPE + V) * LATENT  # of a head
     return (
-        Product(DOWN, c.R, c.D, c.D, c.R, n_tiles=1, n_other=CACHE_ROW),
+        Product(DOWN, c.R, c.D, c.D, c.R, n_tiles=1, n_other=CACHE_ROW, most_m=4),
         Product(QUERY, c.Q, c.R, c.R, heads * NOPE, n_tiles=2),
         Product(ABSORB, LATENT, NOPE, heads * NOPE, heads * CACHE_ROW, heads, NOPE, 0, up,
-                CACHE_ROW),
+                CACHE_ROW, most_m=4),
         Product(PLAIN, V, LATENT, heads * LATENT, c.V, heads, LATENT, NOPE * LATENT, up, V, 1),
-        Product(PLAIN, c.D, c.V, c.V, c.D, n_tiles=2),
+        Product(PLAIN, c.D, c.V, c.V, c.D, n_tiles=2, most_m=4),
     )  # fmt: skip
 
 

@@ -43,6 +43,12 @@ struct SplitTile {
 
   // Gives away this workgroup's part; true in the last workgroup of the tile, with all of the sum.
   __device__ bool reduce(F32x4 (&sum)[kOwn], u32 split) {
+    __shared__ u32 arrived;
+    return reduce(sum, split, (__attribute__((address_space(3))) u32*)&arrived);
+  }
+  // `arrived` is a word of LDS that nobody needs any more.
+  __device__ bool reduce(F32x4 (&sum)[kOwn], u32 split,
+                         __attribute__((address_space(3))) u32* arrived) {
     const auto each = [&](auto act) {
 #pragma unroll
       for (u32 i = 0; i < kOwn; ++i) {
@@ -52,8 +58,7 @@ struct SplitTile {
       }
     };
     each([&](F32x4& own, F32x4* at) { at[split * kItems] = own; });
-    __shared__ u32 arrived;
-    if (!is_last_of(count, kSplit, (__attribute__((address_space(3))) u32*)&arrived)) return false;
+    if (!is_last_of(count, kSplit, arrived)) return false;
     each([&](F32x4& own, F32x4* at) {
       F32x4 part[kSplit];
 #pragma unroll
