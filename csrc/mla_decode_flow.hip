@@ -215,8 +215,7 @@ __device__ inline void finish_part(Own& own, LdsBytes* lds, const MlaTarget& tar
   };
   if (is_whole) {
     if (has_totals) target.store_lse(lane, all);
-    finish(made);
-    return sync_group();  // LDS is the next part's
+    return finish(made);
   }
   const MlaSlots slots = MlaSlots::of<Row::kTokens>(part, shares, group, worker, workers);
   if (has_totals) target.store_totals(slots(slots.own), lane, all);
@@ -229,7 +228,6 @@ __device__ inline void finish_part(Own& own, LdsBytes* lds, const MlaTarget& tar
                        [&](auto& quads) { __builtin_memcpy(quads, made, sizeof(made)); });
     finish(sums);
   }
-  sync_group();
 }
 
 }  // namespace
@@ -293,6 +291,7 @@ extern "C" __global__ void
                                 slots,
                                 value_scale};
       finish_part(own, lds, target, part, shares, group, worker, workers);
+      sync_group();  // LDS is the next part's
     }
     first += kWaveSize;
     if (first >= batch || chunk.next >= to) return;
