@@ -119,8 +119,9 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
     first += static_cast<i32>(kTokens);
     asm volatile("" : "+s"(first));
     const auto in_values = [&](auto at, auto of) {
-      if constexpr (at == of / 4) advance();  // where instructions of matrices hide it
-      slots.template in_values<at, of>(lds + places[at < of / 4]);
+      constexpr u32 kAdvance = of / 4 + 1;  // where instructions of matrices hide it
+      if constexpr (at == kAdvance) advance();
+      slots.template in_values<at, of>(lds + places[at < kAdvance]);
     };
     own.add_values([&] { return lds + places[0]; }, in_values, mask, all_there);
   } while (turn <= tiles);

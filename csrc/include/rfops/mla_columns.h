@@ -87,6 +87,19 @@ __device__ inline void scale_accumulators(f32 (&four)[4], f32 factor, u32 are_ze
       : "scc");
 }
 
+// The same of a whole result.
+template <u32 kTiles, class Tile>
+__device__ inline void scale_result(Tile (&all)[kTiles], f32 factor, u32 are_zeros) {
+  each_number<kTiles * 4>([&](auto i) {
+    Tile& tile = all[i / 4];
+    constexpr u32 kFirst = i % 4 * 4;
+    f32 four[4] = {tile[kFirst], tile[kFirst + 1], tile[kFirst + 2], tile[kFirst + 3]};
+    scale_accumulators(four, factor, are_zeros);
+    tile[kFirst] = four[0], tile[kFirst + 1] = four[1];
+    tile[kFirst + 2] = four[2], tile[kFirst + 3] = four[3];
+  });
+}
+
 __device__ inline F32x4 from_accumulators(F32x4 four) {
   f32 a, b, c, d;
   asm volatile(

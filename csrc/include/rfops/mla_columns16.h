@@ -69,7 +69,7 @@ class MlaColumns {
     if (RFOPS_SELDOM(room_.is_over(found_))) raise(mask);
     // Between two instructions of the matrix cores, which last as long as four, three others.
     each_number<kSteps * 4>([&](auto u) {
-      constexpr u32 kStep = u / 4, kAim = 48, kRead = kAim + MlaTurnedValues::kAhead4;
+      constexpr u32 kStep = u / 4, kAim = 52, kRead = kAim + MlaTurnedValues::kAhead4;
       multiply<u>();
       keep_order();
       soften<u>();
@@ -204,6 +204,7 @@ class MlaColumns {
     if constexpr (i == 12) found_ = max_of(found_, s_[0][3], s_[1][0]);
     if constexpr (i == 15) found_ = max_of(found_, s_[1][1], s_[1][2]);
     if constexpr (i == 16) found_ = max_of(found_, found_, s_[1][3]);
+    keep_order();
     // Where reads fill the time that an exponential keeps arithmetic, matrices' too, waiting.
     constexpr u32 kExp = (i + 1) / 4 * 2 + (i + 1) % 4 - 7;  // of steps 12, 15, 16, 19 ...
     if constexpr ((i + 1) % 4 < 2 && i >= 12 && kExp < 8) {
@@ -221,21 +222,28 @@ class MlaColumns {
       weights_[kAt / 4].sum += s_[kAt / 4][kAt % 4];
       pin(weights_[kAt / 4].sum);
     }
-    if constexpr (i >= 9 && i < 13 && u % 4 == 1) {
-      constexpr u32 kAt = i - 9, n = kAt / 2, kPair = kAt % 2;
+    if constexpr (i >= 9 && i < 13) {
+      constexpr u32 n = (i - 9) / 2, kPair = (i - 9) % 2;
       f32 low = s_[n][kPair * 2], high = s_[n][kPair * 2 + 1];
-      pin(low), pin(high);  // here
-      p_[n][kPair] = upper_halves(__builtin_bit_cast(u32, low) + 0x8000,
-                                  __builtin_bit_cast(u32, high) + 0x8000);
-      pin(p_[n]);
+      const auto bits = [](f32 value) { return __builtin_bit_cast(u32, value); };
+      if constexpr (u % 4 == 1) {
+        low = __builtin_bit_cast(f32, bits(low) + 0x8000);
+        high = __builtin_bit_cast(f32, bits(high) + 0x8000);
+        pin(low), pin(high);  // here
+        s_[n][kPair * 2] = low, s_[n][kPair * 2 + 1] = high;
+      }
+      if constexpr (u % 4 == 2) {
+        p_[n][kPair] = upper_halves(bits(low), bits(high));
+        pin(p_[n]);
+      }
     }
     // Lanes exchange weights of columns that are not theirs in the result.
     const bool is_second = (lane_in_wave() & 16) != 0;
-    if constexpr (u == 50) {
+    if constexpr (u == 52) {
       other_ = is_second ? p_[0] : p_[1];
       pin(other_);
     }
-    if constexpr (u == 53) {
+    if constexpr (u == 54) {
       constexpr int kXor16 = 16 << 10 | 31;
       other_ = {static_cast<u32>(__builtin_amdgcn_ds_swizzle(static_cast<int>(other_[0]), kXor16)),
                 static_cast<u32>(__builtin_amdgcn_ds_swizzle(static_cast<int>(other_[1]), kXor16))};
@@ -265,16 +273,7 @@ class MlaColumns {
 #pragma unroll
       for (u32 r = 0; r < 4; ++r) s_[n][r] = __builtin_amdgcn_exp2f(s_[n][r] - rise);
     }
-    const u32 are_zeros = room_.leave();
-    const f32 own = of_result(decay, lane_in_wave());
-    each_number<kTiles * 4>([&](auto i) {
-      F32x16& tile = o_[i / 4];
-      constexpr u32 kFirst = i % 4 * 4;
-      f32 four[4] = {tile[kFirst], tile[kFirst + 1], tile[kFirst + 2], tile[kFirst + 3]};
-      scale_accumulators(four, own, are_zeros);
-      tile[kFirst] = four[0], tile[kFirst + 1] = four[1];
-      tile[kFirst + 2] = four[2], tile[kFirst + 3] = four[3];
-    });
+    scale_result(o_, of_result(decay, lane_in_wave()), room_.leave());
   }
 
   f32 scale_;

@@ -238,15 +238,7 @@ class MlaColumns {
     const f32 decay = weights_.raise(all, room_.is_first(), rise);
 #pragma unroll
     for (u32 i = 0; i < 16; ++i) s_[i] -= rise;
-    const u32 are_zeros = room_.leave();
-    each_number<kTiles * 4>([&](auto i) {
-      constexpr u32 kTile = i / 4, kFirst = i % 4 * 4;
-      F32x16& own = o_[kTile];
-      f32 four[4] = {own[kFirst], own[kFirst + 1], own[kFirst + 2], own[kFirst + 3]};
-      scale_accumulators(four, decay, are_zeros);
-      own[kFirst] = four[0], own[kFirst + 1] = four[1];
-      own[kFirst + 2] = four[2], own[kFirst + 3] = four[3];
-    });
+    scale_result(o_, decay, room_.leave());
   }
 
   f32 scale_;

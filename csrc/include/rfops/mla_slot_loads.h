@@ -85,10 +85,13 @@ class DirectSlots : MlaSlotRows<kPaged> {
     if constexpr (kPiece == 0) {
       if constexpr (kRope) turner_.ask(tokens_, token_ + MlaSlot::kTokens);
     } else if constexpr (kPiece == 1) {
-      entry_ = this->entry(kEndsBefore + 1);
-      pin(entry_);
+      asked_ = tokens_.clamped(token_ + (kEndsBefore + 1) * MlaSlot::kTokens);
+      pin(asked_);
     } else if constexpr (kPiece == 2) {
-      asm volatile("global_load_dword %0, %1, off" : "=v"(page_) : "v"(entry_) : "memory");
+      asm volatile("global_load_dword %0, %1, off"
+                   : "=v"(page_)
+                   : "v"(tokens_.entry_of(asked_))
+                   : "memory");
     } else if constexpr (kAt < kOfEnds) {
       load_end<kAt / kEndPieces, kAt % kEndPieces>(ends);
     } else if constexpr (kPiece < kPieces) {
@@ -184,8 +187,7 @@ class DirectSlots : MlaSlotRows<kPaged> {
   LdsBytes* lds_;
   u32 value_;       // a lane's place in a row
   const u8* rope_;  // and in the first row's end
-  const i32* entry_;
-  u32 page_, row_;
+  u32 asked_, page_, row_;
   u64 rows_, ends_, from_;
   Turner turner_;
 };
