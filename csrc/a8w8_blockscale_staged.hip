@@ -64,10 +64,27 @@ using XWay = StagedWay<kXColumns, kM, kMTiles, kThreads, false>;
 using WWay = StagedWay<kWColumns, kN, kNTiles, kThreads, kShuffled>;
 
 // What turns an operand round goes beside the matrix cores, or where they have less to do at once:
-// loads would hold them up then.
+// loads would hold them up then. There the loads, many as they are, go beside the matrix cores.
 constexpr u32 kTurns = XWay::Loader::kTurns + WWay::Loader::kTurns;
 constexpr u32 kSlots = kTiles * kMatrixSteps;  // instructions of the matrix cores in a K-step
 constexpr bool kTurnsBeside = kTurns > 0 && kTiles >= 16;
+constexpr bool kLoadsBeside = kTurns > 0 && !kTurnsBeside;
+
+// Of an operand that is turned round the loads beside one instruction, x's before w's; others have
+// few.
+template <u32 kBefore, class Loader>
+__device__ inline void load_beside(Loader& loader, u32 k, bool is_there, u32 slot) {
+  if constexpr (Loader::kTurns > 0) {
+    constexpr u32 kLoads = kTurns / 2;  // of both
+    const Buffer step = loader.step_of(k, is_there);
+#pragma unroll
+    for (u32 i = slot * kLoads / kSlots; i < (slot + 1) * kLoads / kSlots; ++i) {
+      if (i >= kBefore && i - kBefore < Loader::kTurns / 2) loader.load(step, i - kBefore);
+    }
+  } else if (slot == 0) {
+    loader.issue(k, is_there);
+  }
+}
 
 struct Wave {
   u32 m, n, lane;  // the wave's first row of x and of w in the workgroup
@@ -163,9 +180,17 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
     if constexpr (!kTurnsBeside) turn(0, kTurns);
     commit();
     if (block % LaneScales::kSteps == 0) issue_scales(block);
-    issue(block + 1);
+    if constexpr (!kLoadsBeside) issue(block + 1);
     prio<0>();  // the other workgroup's reads and writes go first: they are fewer
-    multiply(sums, held, scale, turn_beside);
+    if constexpr (kLoadsBeside) {
+      multiply(sums, held, scale, [&](u32 slot) {
+        const u32 next = block + 1;
+        load_beside<0>(x, next * kTileK, next < blocks, slot);
+        load_beside<XWay::Loader::kTurns / 2>(w, next * kTileK, next < blocks, slot);
+      });
+    } else {
+      multiply(sums, held, scale, turn_beside);
+    }
     prio<1>();
     wait_lds();
     meet();  // all have written

@@ -36,11 +36,14 @@ class TurningLoader {
   }
 
   __device__ void issue(u32 k, bool is_there) {
-    const Buffer buffer = rows_.step_of(k, is_there);
+    const Buffer step = step_of(k, is_there);
 #pragma unroll
-    for (u32 i = 0; i < kBytes; ++i) {
-      staged_[i] = load_dwords<1>(buffer, from_, i * rows_.row_bytes).dword[0];
-    }
+    for (u32 i = 0; i < kBytes; ++i) load(step, i);
+  }
+  // The same one by one.
+  __device__ Buffer step_of(u32 k, bool is_there) const { return rows_.step_of(k, is_there); }
+  __device__ void load(const Buffer& step, u32 i) {
+    staged_[i] = load_dwords<1>(step, from_, i * rows_.row_bytes).dword[0];
   }
 
   // The i-th byte permutation.
