@@ -80,16 +80,17 @@ class Prepared(Fp4Kernel):
         return {"TAIL": int(k % STEP_K != 0)}
 
     def variant(self, c: Call, config: Config) -> RunOf:
-        launches: dict[int, Callable[..., Run]] = {}
+        launches: dict[tuple[int, ...], Callable[..., Run]] = {}
         prepare = _Prepare(c)
 
         def launch_of(k: int) -> Callable[..., Run]:
             kind = self.kind(c, config, k)
-            if kind["TAIL"] not in launches:
+            key = tuple(kind.values())
+            if key not in launches:
                 bound = self.compiled.bind(c.device, {**self.defines(c, config), **kind}, c.arch)
                 launch = bound.prepare((config.threads, 1, 1), (0, 1, 2, 3, 4, 5, 6, 7))
-                launches[kind["TAIL"]] = launch
-            return launches[kind["TAIL"]]
+                launches[key] = launch
+            return launches[key]
 
         launch_of(c.K)
 

@@ -52,9 +52,15 @@ class Pieces {
                                           : from_ + (k < end ? k / 2 * Order::kUnit : kOutside);
     offset_ = 0;
   }
-  // One piece after the other.
-  __device__ void load(const Buffer& rows, u32 i) {
-    piece_[i] = load_16(rows, at_, offset_);
+  // The same of a step that is all there, from `further` on.
+  __device__ void aim_inside(u32 k, u32 further) {
+    at_ = from_;
+    offset_ = k / 2 * Order::kUnit + further;
+    asm volatile("" : "+s"(offset_));
+  }
+  // One piece after the other, from `further` on.
+  __device__ void load(const Buffer& rows, u32 i, u32 further = 0) {
+    piece_[i] = load_16(rows, at_, offset_ + further);
     offset_ += pitch_;
     asm volatile("" : "+s"(offset_));  // in one register
   }
@@ -81,9 +87,15 @@ class Scales {
     at_ = lane_in_wave() * 4 + (k < end ? k / kStepK * (kWaveSize * 4) : kOutside);
     offset_ = 0;
   }
-  // One after the other.
-  __device__ void load(const Buffer& rows, u32 i, u32 stage) {
-    loaded_[stage][i] = load_dwords<1>(rows, at_, offset_).dword[0];
+  // The same of a step that is all there, from `further` on.
+  __device__ void aim_inside(u32 k, u32 further) {
+    at_ = lane_in_wave() * 4;
+    offset_ = k / kStepK * (kWaveSize * 4) + further;
+    asm volatile("" : "+s"(offset_));
+  }
+  // One after the other, from `further` on.
+  __device__ void load(const Buffer& rows, u32 i, u32 stage, u32 further = 0) {
+    loaded_[stage][i] = load_dwords<1>(rows, at_, offset_ + further).dword[0];
     offset_ += pitch_;
     asm volatile("" : "+s"(offset_));
   }
