@@ -114,6 +114,14 @@ struct Item {
     const u32 lane = lane_in_wave(), row = lane % kTileRows;
 #pragma unroll
     for (u32 s = 0; s < kSteps; ++s) weights.turn(w[s], s, staging, given.column);
+    u32 pair[kRowTiles];
+#pragma unroll
+    for (u32 r = 0; r < kRowTiles; ++r) {  // all of them, else the next loads wait for these
+      const u32 own = tile.row + r * kTileRows + row;
+      const u32 shared = given.m * kTopK + (tile.expert - given.routed) * given.m + own;
+      pair[r] = tile.expert < given.routed ? listed[r] : shared;
+      pin(pair[r]);
+    }
 #pragma unroll
     for (u32 r = 0; r < kRowTiles; ++r) {
       if (r > 0 && r * kTileRows >= tile.rows) break;
@@ -122,12 +130,9 @@ struct Item {
 #pragma unroll
       for (u32 t = 0; t < kTiles; ++t) pin(sums[t]);  // by all lanes, not by those alone that store
       using Four = Half __attribute__((ext_vector_type(4)));
-      const u32 shared =
-          given.m * kTopK + (tile.expert - given.routed) * given.m + tile.row + r * kTileRows + row;
       if (r * kTileRows + row >= tile.rows) continue;
-      const u32 pair = tile.expert < given.routed ? listed[r] : shared;
-      if (pair >= given.m * (kTopK + kShared)) continue;  // of a list that nobody wrote
-      LdsBytes* const at = pairs() + pair * kPairSize + lane / kTileRows * sizeof(Four);
+      if (pair[r] >= given.m * (kTopK + kShared)) continue;  // of a list that nobody wrote
+      LdsBytes* const at = pairs() + pair[r] * kPairSize + lane / kTileRows * sizeof(Four);
 #pragma unroll
       for (u32 t = 0; t < kTiles; ++t) {
         *reinterpret_cast<RFOPS_LDS Four*>(at + t * kTileRows * sizeof(Half)) =
@@ -205,13 +210,14 @@ moe_mx_down(Half* __restrict__ out,           // [M, N]
   LdsBytes* const staging = (LdsBytes*)lds + wave * Weights::kStagingBytes;
   Item item, next;
   item.load(unit, all, wave, given);
-  for (u32 at = wave + kWaves; item.tile.rows > 0; at += 2 * kWaves) {
+  u32 at = wave + kWaves;
+  do {  // one way out, else the compiler waits for what is on its way
     next.load(unit, all, at, given);
     item.multiply(unit, staging, given);
-    if (next.tile.rows == 0) break;
     item.load(unit, all, at + kWaves, given);
     next.multiply(unit, staging, given);
-  }
+    at += 2 * kWaves;
+  } while (as_scalar(item.tile.rows) > 0);
   sync_group();
   add(out, weights, ids, m, routed, n, column);
 }

@@ -35,7 +35,8 @@
     !defined(RFOPS_BUMP) || !defined(RFOPS_M_TILES) || !defined(RFOPS_N_WAVES) ||          \
     !defined(RFOPS_K_WAVES) || !defined(RFOPS_CHUNK) || !defined(RFOPS_OUT_CHUNK) ||       \
     !defined(RFOPS_SHUFFLED) || !defined(RFOPS_SHUFFLED_SCALES) || !defined(RFOPS_TAIL) || \
-    !defined(RFOPS_EACH) || !defined(RFOPS_TOP_K) || !defined(RFOPS_TILED_H)
+    !defined(RFOPS_EACH) || !defined(RFOPS_TOP_K) || !defined(RFOPS_TILED_H) ||            \
+    !defined(RFOPS_AHEAD)
 #error "moe_mx_experts needs the RFOPS_ constants below"
 #endif
 
@@ -50,6 +51,7 @@ constexpr u32 kMTiles = RFOPS_M_TILES;            // tiles of 16 rows of an expe
 constexpr u32 kNWaves = RFOPS_N_WAVES;            // waves side by side along the result's columns
 constexpr u32 kKWaves = RFOPS_K_WAVES;            // waves that share out K
 constexpr u32 kChunk = RFOPS_CHUNK;               // steps of `in` in LDS at a time
+constexpr u32 kAhead = RFOPS_AHEAD;               // steps of weights on their way
 constexpr u32 kEach = RFOPS_EACH;                 // experts of a lane
 constexpr u32 kTopK = RFOPS_TOP_K;                // choices of a token
 constexpr bool kThroughRegisters = kMTiles <= 2;  // rows of `in` on their way to LDS
@@ -83,7 +85,8 @@ struct Lds {
 static_assert(sizeof(Lds) <= kLdsBytes, "a workgroup fits a CU");
 __shared__ __attribute__((aligned(16))) Lds lds;
 
-using Loop = ExpertLoop<Rows, Weights, kTiles, kStage == 1 ? 2 : 1, kKWaves, kThroughRegisters>;
+using Loop =
+    ExpertLoop<Rows, Weights, kTiles, kStage == 1 ? 2 : 1, kKWaves, kAhead, kThroughRegisters>;
 using Place = Loop::Place;
 // The sums of the waves that share out K, in their order, in the first of them.
 template <u32 kOwn>

@@ -365,6 +365,42 @@ def test_fused_bits(fmt: Format, case: Any) -> None:
         assert not checked.findings, "\n".join(map(str, checked.findings))
 
 
+def test_down_waits_for_no_loads_before_the_next() -> None:
+    """In its loop loads of the next rows go out before those of this one are waited for."""
+    config = MxMoeConfig(1, 4, 1, 4, 1, 2, 16)
+    problem = random_problem(MXFP4, 16, 256, 256, 40, 3).shuffled()
+    with rfops.vgpu.timing() as t:
+        problem.run("hip", config)
+    down = t.launches[-1]
+    waves = down.sampled["workgroups"] * config.down_n
+    loop = [pc["text"] for pc in sorted(down.pcs, key=lambda pc: pc["offset"])
+            if pc["issued"] > waves]  # fmt: skip
+    loads = [i for i, text in enumerate(loop) if text.startswith("buffer_load_dwordx4")]
+    waits = [i for i, text in enumerate(loop) if text.startswith("s_waitcnt") and _waits(text)]
+    assert len(loads) == 8, "two items of a row tile and a tile of weights, two pieces each"
+    assert waits[0] > loads[3], "\n".join(loop[: loads[3]])
+
+
+def _waits(text: str) -> bool:
+    """Whether an s_waitcnt is for vector memory."""
+    word = int(text.split()[1], 0)
+    return (word & 15 | word >> 14 << 4) < 63
+
+
+@pytest.mark.parametrize("columns", [0, 16])
+@pytest.mark.parametrize("d", [1024, 3072])
+def test_more_weights_on_their_way(d: int, columns: int) -> None:
+    """The same bits and no spills, of hardly more steps than are on their way, too."""
+    problem = random_problem(MXFP4, 70, d, 256, 3, 2).shuffled()
+    config = MxMoeConfig(4, 4, 1, 4, 1, 2, columns)
+    with rfops.vgpu.profile() as p:
+        got = problem.run("hip", replace(config, ahead=3))
+    assert torch.equal(got, problem.run("hip", config))
+    launch = p.launches[1]
+    assert launch.kernel == "moe_mx_experts"
+    assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
+
+
 @pytest.mark.parametrize("i", [256, 512, 2048])
 def test_three_launches_for_few_tokens(i: int) -> None:
     for fmt in (MXFP4, MXFP8):
@@ -500,6 +536,8 @@ def test_an_odd_width_takes_rows_of_scales() -> None:
         (lambda: MxMoeConfig(4, 2, 2, 4, 1), "share out K with m_tiles of 1 and 2 alone"),
         (lambda: MxMoeConfig(1, 1, 4, 8, 1, 2, 48), "columns are 0, 16 or 32, rows 1, 2 or 4"),
         (lambda: MxMoeConfig(1, 1, 4, 2, 1, 2, 16), "with columns down_n is 4, 8 or 16"),
+        (lambda: MxMoeConfig(4, 4, 1, 4, 1, ahead=2), "ahead is 1, or 3 with up to 4 waves"),
+        (lambda: MxMoeConfig(4, 8, 1, 4, 1, ahead=3), "ahead is 1, or 3 with up to 4 waves"),
     ],
 )
 def test_configs_that_cannot_be(make: Any, message: str) -> None:
@@ -515,6 +553,17 @@ def test_configs_that_a_call_refuses() -> None:
     assert "rows of 300 tokens by 16 columns do not fit" in kernel.refuses_config(c, fused)
     c = _call(random_problem(MXFP4, 3, 64, 1536, 3, 2))
     assert "12 tiles are more than the 11" in kernel.refuses_config(c, fused)
+    problem = random_problem(MXFP4, 3, 1024, 256, 3, 2)
+    ahead = MxMoeConfig(4, 4, 1, 4, 1, ahead=3)
+    wanted = "want m_tiles=4, D in 1024s, and all of MXFP4 weights shuffled"
+    assert wanted in kernel.refuses_config(_call(problem), ahead)
+    c = _call(problem.shuffled())
+    assert kernel.refuses_config(c, ahead) is None
+    assert wanted in kernel.refuses_config(c, replace(ahead, m_tiles=2))
+    c = _call(random_problem(MXFP4, 3, 512, 256, 3, 2).shuffled())
+    assert wanted in kernel.refuses_config(c, ahead)
+    c = _call(random_problem(MXFP8, 3, 1024, 256, 3, 2).shuffled())
+    assert wanted in OPS["mxfp8"].kernels["hip"].refuses_config(c, ahead)
 
 
 @pytest.mark.sweep

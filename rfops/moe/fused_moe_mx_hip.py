@@ -39,7 +39,7 @@ from .fused_moe_hip import (
     XCDS,
     _bind,
 )  # fmt: skip
-from .fused_moe_mx import RAW, Format
+from .fused_moe_mx import MXFP4, RAW, Format
 
 TILE, TILES = 16, 4  # rows of an operand; operands of weights of a wave
 EIGHTS, STEP_BYTES, BLOCK = 8, 128, 32
@@ -61,6 +61,7 @@ class MxMoeConfig:
     per_cu: int = 2  # workgroups of a CU, at most
     columns: int = 0  # of a workgroup of csrc/moe_mx_down.hip, of down_n waves; 0: not by it
     rows: int = 1  # tiles of 16 rows that a wave of it multiplies at a time
+    ahead: int = 1  # steps of weights of gate and up on their way
 
     def __post_init__(self) -> None:
         check_config_ints(self)
@@ -80,6 +81,8 @@ class MxMoeConfig:
                 raise ValueError(f"{self}: waves share out K with m_tiles of 1 and 2 alone")
         if self.columns not in (0, TILE, 2 * TILE) or self.rows not in (1, 2, 4):
             raise ValueError(f"{self}: columns are 0, 16 or 32, rows 1, 2 or 4")
+        if self.ahead not in (1, 3) or (self.ahead > 1 and self.up_n * self.up_k > 4):
+            raise ValueError(f"{self}: ahead is 1, or 3 with up to 4 waves of gate and up")
         if self.columns and (self.down_k > 1 or self.down_n not in MAX_HELD):
             raise ValueError(f"{self}: with columns down_n is 4, 8 or 16, and down_k 1")
 
@@ -135,7 +138,7 @@ def moe_mx_prepare_kernel(
 _BUILT: dict[str, int | str] = {
     "HALF": "bf16", "FORMAT": "Mxfp4", "BUMP": 0x200000, "M_TILES": 1, "CHUNK": 4, "OUT_CHUNK": 1,
     "SHUFFLED": 1, "SHUFFLED_SCALES": 1, "TAIL": 0, "EACH": 5, "TOP_K": 8, "STAGE": 1, "N_WAVES": 1,
-    "K_WAVES": 4, "TILED_H": 1,
+    "K_WAVES": 4, "TILED_H": 1, "AHEAD": 1,
 }  # fmt: skip
 
 
@@ -212,6 +215,10 @@ class HipMxMoe(Kernel):
         up, down = stages(c, config)
         if config.columns and (reason := self._refuses_fused(c, config, down)):
             return reason
+        as_loaded = self.fmt is MXFP4 and RAW not in (c.w_layout, c.scale_layout)
+        fit = as_loaded and config.m_tiles == 4 == up.chunk(self.fmt, config.m_tiles)
+        if config.ahead > 1 and not fit:
+            return "three steps ahead want m_tiles=4, D in 1024s, and all of MXFP4 weights shuffled"
         for stage in (up,) if config.columns else (up, down):
             if stage.chunk(self.fmt, config.m_tiles) % stage.k_waves:
                 return f"{stage.steps(self.fmt)} steps of K are not shared by {stage.k_waves} waves"
@@ -293,6 +300,7 @@ class HipMxMoe(Kernel):
             "N_WAVES": stage.n_waves,
             "K_WAVES": stage.k_waves,
             "TILED_H": int(config.columns > 0),
+            "AHEAD": config.ahead if stage.number == 1 else 1,
         }
 
     def variant(self, c: Call, config: MxMoeConfig) -> RunOf:

@@ -11,14 +11,21 @@ namespace rfops {
 
 // kTiles tiles of weights of a wave, of kMatrices matrices the same columns side by side; kKWaves
 // waves share out the steps of each chunk.
-template <class Rows, class Weights, u32 kTiles, u32 kMatrices, u32 kKWaves, bool kThroughRegisters>
+template <class Rows, class Weights, u32 kTiles, u32 kMatrices, u32 kKWaves, u32 kAhead,
+          bool kThroughRegisters>
 class ExpertLoop {
   using Held = typename Weights::Held;
   using Scales = LaneScales<typename Rows::Scales>;
   static constexpr u32 kChunk = Rows::kSteps, kOwnSteps = kChunk / kKWaves;
   static_assert(kChunk % kKWaves == 0, "as many steps of a chunk a wave");
   // Chunks after which weights are in the same registers again: no loop moves what is on its way.
-  static constexpr u32 kRound = kOwnSteps % 2 == 0 ? 1 : 2;
+  static constexpr u32 kSlots = kAhead + 1;
+  static constexpr u32 round_of(u32 chunks) {
+    return chunks * kOwnSteps % kSlots == 0 ? chunks : round_of(chunks + 1);
+  }
+  static constexpr u32 kRound = round_of(1);
+  // Loads of weights behind those of rows, until the chunk ends; vmcnt counts to 63.
+  static constexpr u32 kBehind = kOwnSteps * Weights::kLoads;
 
  public:
   // This wave's weights in an expert.
@@ -51,10 +58,13 @@ class ExpertLoop {
         chunks_(chunks),
         staging_(staging) {}
 
-  // Weights of the first step, on their way.
+  // Weights of the first steps, on their way.
   __device__ void begin() {
-    place_.template load<0, Weights::kLoads>(weights_, held_[0], wave_k_);
-    keep_order();
+#pragma unroll
+    for (u32 i = 0; i < kAhead; ++i) {
+      place_.template load<0, Weights::kLoads>(weights_, held_[i], wave_k_ + i * kKWaves);
+      keep_order();
+    }
   }
 
   // kOwn tiles of rows. All waves have met since LDS was read.
@@ -109,12 +119,12 @@ class ExpertLoop {
       scales[i] = Scales::from(chunk + Rows::kScalesAt +
                                (i * kTileRows * 4 + of_lane) * Rows::Scales::kOfLane);
     }
-    multiply_own<kOwn, kC * kOwnSteps % 2>(sums, first, chunk, scales);
+    multiply_own<kOwn, kC * kOwnSteps % kSlots>(sums, first, chunk, scales);
     if constexpr (kThroughRegisters) {
       wait_lds();
       meet();
     } else {
-      wait_loads<Weights::kLoads>();  // the next chunk; of weights a step may still be on its way
+      wait_loads<(kBehind < 63 ? kBehind : 63)>();  // the next chunk; weights may be on their way
     }
   }
 
@@ -131,9 +141,10 @@ class ExpertLoop {
   __device__ void multiply_chunk(F32x4 (&sums)[kOwn][kTiles], u32 first, const LdsBytes* chunk,
                                  const Scales (&scales)[kOwn]) {
     if constexpr (kI < kOwnSteps) {
-      constexpr u32 kS = kI * kKWaves + kK, kHeld = (kAt + kI) % 2;
+      constexpr u32 kS = kI * kKWaves + kK, kHeld = (kAt + kI) % kSlots;
       const auto load = [&]<u32 kFrom, u32 kTo>() {
-        place_.template load<kFrom, kTo>(weights_, held_[kHeld ^ 1], first + kS + kKWaves);
+        place_.template load<kFrom, kTo>(weights_, held_[(kHeld + kAhead) % kSlots],
+                                         first + kS + kAhead * kKWaves);
       };
       const u32 lane = lane_in_wave(), row = lane % kTileRows, of_row = lane / kTileRows;
       const LdsBytes* const step = chunk + kS * Rows::kStepBytes;
@@ -171,7 +182,7 @@ class ExpertLoop {
   const u32 wave_k_;
   LdsBytes* const chunks_;
   LdsBytes* const staging_;
-  Held held_[2];
+  Held held_[kSlots];
 };
 
 }  // namespace rfops
