@@ -120,7 +120,9 @@ class MlaColumns {
 
   // Tokens from `seen` on are not there; `first` is the tile's.
   __device__ static void mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
-    const i32 token = first + static_cast<i32>(lane_in_wave() / 16 * 4);
+    u32 lane = lane_in_wave();
+    pin(lane);  // here: it is seldom asked for
+    const i32 token = first + static_cast<i32>(lane / 16 * 4);
 #pragma unroll
     for (u32 n = 0; n < kOwn; ++n) {
 #pragma unroll

@@ -198,7 +198,8 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   using Base = MlaSlotRows<kPaged>;
   using Base::kOwn, Base::kLanes, Base::own_row_, Base::tokens_;
   static constexpr u32 kRowBytes = kMlaKey, kValueBytes = kMlaValue;
-  static constexpr u32 kRopeBytes = 64 / kLanes;  // of a lane
+  static constexpr u32 kRopeBytes = 64 / kLanes;      // of a lane
+  static constexpr u32 kCommits = kOwn == 8 ? 1 : 4;  // pieces: there is less room between gfx942's
 
  public:
   static constexpr u32 kLoads = kOwn + 1;
@@ -206,7 +207,9 @@ class WidenedSlots : MlaSlotRows<kPaged> {
 
   __device__ WidenedSlots(LdsBytes* lds, const MlaTokens<kPaged>& tokens, u32 begin)
       : Base(tokens, begin), lds_(lds) {
-    const u32 lane = lane_in_wave(), row = own_row_ + lane / kLanes, place = lane % kLanes;
+    u32 lane = lane_in_wave();
+    pin(lane);  // as above
+    const u32 row = own_row_ + lane / kLanes, place = lane % kLanes;
     value_ = MlaSlot::value_at(own_row_, lane);
     rope_ = MlaSlot::rope_at(row, place * kRopeBytes / 8) + place * kRopeBytes % 8 * 2;
   }
@@ -214,21 +217,23 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   __device__ void prime() {
     page_ = static_cast<u32>(*this->entry(0));
     load_all(0);
-    each_number<kLoads>([&](auto i) { commit(lds_, i); });
+    each_number<kLoads * kCommits>([&](auto i) { commit<i>(lds_); });
     load_all(1);
   }
   template <u32 kPiece>
   __device__ void in_scores(LdsBytes* slot, LdsBytes*) {
     // Late: what the last turn asked for is on its way until then.
-    constexpr u32 kFirst = kOwn == 8 ? 10 : 14;
-    if constexpr (kPiece >= kFirst && kPiece < kFirst + kLoads) commit(slot, kPiece - kFirst);
+    constexpr u32 kFirst = kCommits == 1 ? 10 : 15;
+    if constexpr (kPiece >= kFirst && kPiece < kFirst + kLoads * kCommits) {
+      commit<kPiece - kFirst>(slot);
+    }
   }
   template <u32 kStep, u32 kSteps>
   __device__ void in_values(LdsBytes*) {
     constexpr u32 kApart = kSteps / (kLoads + 2), kLoad = kStep / kApart;
     if constexpr (kStep == 0) find_rows(2);
     if constexpr (kStep == kSteps - 1) this->next_turn();
-    if constexpr (kStep % kApart == 0 && kLoad >= 1 && kLoad <= kLoads) load(kLoad - 1);
+    if constexpr (kStep % kApart == 1 && kLoad >= 1 && kLoad <= kLoads) load(kLoad - 1);
   }
   __device__ void wait() const {}
   __device__ void drain() const {}
@@ -257,21 +262,30 @@ class WidenedSlots : MlaSlotRows<kPaged> {
     find_rows(tile);
     each_number<kLoads>([&](auto i) { load(i); });
   }
-  __device__ void commit(LdsBytes* slot, u32 i) {
-    const Bf16x8 wide = widen_8(staged_[i][0], staged_[i][1]);
-    if (i < kOwn) {
+  // Piece kPiece of widening and writing all of a tile, kCommits of a load.
+  template <u32 kPiece>
+  __device__ void commit(LdsBytes* slot) {
+    constexpr u32 i = kPiece / kCommits, kPart = kPiece % kCommits;
+    each_number<4 / kCommits>([&](auto n) {
+      constexpr u32 kWord = kPart * (4 / kCommits) + n;
+      wide_[kWord] = widen_pair<kWord % 2 == 1>(staged_[i][kWord / 2]);
+    });
+    if constexpr (kCommits != 1) pin(wide_);  // here, not all at the end
+    if constexpr (kPart + 1 < kCommits) return;
+    if constexpr (i < kOwn) {
       const u32 turn = (MlaSlot::swizzle(i) ^ MlaSlot::swizzle(0)) * kVecBytes;
-      *reinterpret_cast<RFOPS_LDS Bf16x8*>(slot + (value_ ^ turn) + i * MlaSlot::kPitch) = wide;
+      *reinterpret_cast<RFOPS_LDS U32x4*>(slot + (value_ ^ turn) + i * MlaSlot::kPitch) = wide_;
     } else if constexpr (kRopeBytes == 8) {
-      *reinterpret_cast<RFOPS_LDS Bf16x8*>(slot + rope_) = wide;
+      *reinterpret_cast<RFOPS_LDS U32x4*>(slot + rope_) = wide_;
     } else {
-      *reinterpret_cast<RFOPS_LDS Bf16x4*>(slot + rope_) = low_half(wide);
+      *reinterpret_cast<RFOPS_LDS U32x2*>(slot + rope_) = {wide_[0], wide_[1]};
     }
   }
 
   LdsBytes* lds_;
   u32 value_, rope_, page_, rows_;
   U32x2 staged_[kLoads];
+  U32x4 wide_;
 };
 
 }  // namespace rfops
