@@ -208,16 +208,22 @@ moe_mx_down(Half* __restrict__ out,           // [M, N]
   const u32 column = number * kColumns, wave = wave_in_group();
   const Given given = {h, h_scale, w, w_scale, lists, m, routed, n, w_row, w_scale_row, column};
   LdsBytes* const staging = (LdsBytes*)lds + wave * Weights::kStagingBytes;
-  Item item, next;
-  item.load(unit, all, wave, given);
-  u32 at = wave + kWaves;
-  do {  // one way out, else the compiler waits for what is on its way
-    next.load(unit, all, at, given);
+  if (all.tiles() <= kWaves) {
+    Item item;
+    item.load(unit, all, wave, given);
     item.multiply(unit, staging, given);
-    item.load(unit, all, at + kWaves, given);
-    next.multiply(unit, staging, given);
-    at += 2 * kWaves;
-  } while (as_scalar(item.tile.rows) > 0);
+  } else {
+    Item item, next;
+    item.load(unit, all, wave, given);
+    u32 at = wave + kWaves;
+    do {  // one way out, else the compiler waits for what is on its way
+      next.load(unit, all, at, given);
+      item.multiply(unit, staging, given);
+      item.load(unit, all, at + kWaves, given);
+      next.multiply(unit, staging, given);
+      at += 2 * kWaves;
+    } while (as_scalar(item.tile.rows) > 0);
+  }
   sync_group();
   add(out, weights, ids, m, routed, n, column);
 }

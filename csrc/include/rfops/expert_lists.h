@@ -26,16 +26,24 @@ class ListRoom {  // in LDS
   // A workgroup that is alone asks nobody.
   __device__ void claim(u32* counts, u32 experts, bool is_alone = false) {
     sync_group();
-    for (u32 e = thread_in_group(); e < experts; e += kThreads) {
-      if (counted_[e] == 0) continue;
+    constexpr u32 kRounds = (kMostExperts + kThreads - 1) / kThreads;
+    u32 first[kRounds] = {};
+    const auto each = [&](auto act) {  // two rounds, so that all ask before any waits
+#pragma unroll
+      for (u32 i = 0; i < kRounds; ++i) {
+        const u32 e = thread_in_group() + i * kThreads;
+        if (e < experts && counted_[e] > 0) act(e, first[i]);
+      }
+    };
+    each([&](u32 e, u32& from) {
       if (is_alone) {
         counts[e] = counted_[e];
-        first_[e] = 0;
-        continue;
+      } else {
+        from = __hip_atomic_fetch_add(counts + e, counted_[e], __ATOMIC_RELAXED,
+                                      __HIP_MEMORY_SCOPE_AGENT);
       }
-      first_[e] = __hip_atomic_fetch_add(counts + e, counted_[e], __ATOMIC_RELAXED,
-                                         __HIP_MEMORY_SCOPE_AGENT);
-    }
+    });
+    each([&](u32 e, u32& from) { first_[e] = from; });
     sync_group();
   }
   __device__ u32 slot(u32 expert, u32 place) const { return first_[expert] + place; }
@@ -52,12 +60,15 @@ __device__ inline void make_lists(ListRoom<kThreads>& room, u32* counts, const I
                                   u32 experts, bool is_alone, Put put, SlotOf slot_of) {
   constexpr u32 kNone = ~0u;
   const u32 token = group_x() * kThreads + thread_in_group();
-  room.clear(experts);
   u32 expert[kTopK], place[kTopK];
   bool is_first[kTopK];
+  Id ids[kTopK];  // whoever has none loads the last ones: without a branch they go together
+#pragma unroll
+  for (u32 j = 0; j < kTopK; ++j) ids[j] = topk_ids[u64{token < m ? token : m - 1} * kTopK + j];
+  room.clear(experts);
 #pragma unroll
   for (u32 j = 0; j < kTopK; ++j) {
-    const Id id = token < m ? topk_ids[u64{token} * kTopK + j] : Id{-1};
+    const Id id = token < m ? ids[j] : Id{-1};
     expert[j] = id >= 0 && id < static_cast<Id>(experts) ? static_cast<u32>(id) : kNone;
     place[j] = kNone;
 #pragma unroll
