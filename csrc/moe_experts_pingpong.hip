@@ -30,7 +30,7 @@ constexpr u32 kRows = RFOPS_ROWS;            // of a tile at most
 constexpr u32 kColumns = 2 * kPingPongHalf;  // rows of weights of a tile
 constexpr u32 kOutColumns = kStage == 1 ? kColumns / 2 : kColumns;
 using Order = MemoryOrder<RFOPS_SHUFFLED>;
-using Experts = ExpertRows<kRows, RFOPS_EACH, kPingPongRows>;
+using Experts = ExpertRows<kRows, RFOPS_EACH, kPingPongRows, 1, kPingPongRows>;  // usually 256
 
 struct Memory {
   PingPongMemory<kRows> operands;

@@ -2,8 +2,9 @@
 //
 // Rows of all experts follow each other, expert by expert, each beginning at a multiple of kAlign.
 // A tile is up to kRows rows of one expert by a tile along N. An expert has as few tiles as it may,
-// whose heights are multiples of kEven, but for the last one's, and differ by kEven at most. Tiles
-// of one expert follow each other by n, those of one n along its rows: these share weights.
+// so that all together have kSlack rows at most beyond kRows - kSlack each; their heights are
+// multiples of kEven, but for the last one's, and differ by kEven at most. Tiles of one expert
+// follow each other by n, those of one n along its rows: these share weights.
 #pragma once
 
 #include "rfops/arch.h"
@@ -20,9 +21,10 @@ struct ExpertTile {
 };
 
 // Each lane of a wave has kEach neighbouring experts. All lanes are active.
-template <u32 kRows, u32 kEach, u32 kEven = kRows, u32 kAlign = 1>
+template <u32 kRows, u32 kEach, u32 kEven = kRows, u32 kAlign = 1, u32 kSlack = 0>
 class ExpertRows {
   static_assert(kRows % kEven == 0, "then the last tile of an expert has a row too");
+  static_assert(kSlack <= kEven && kSlack < kRows, "one tile has it");
 
  public:
   // rows_of(e): how many rows an expert has. Counts of a call that was aborted may say anything:
@@ -98,7 +100,7 @@ class ExpertRows {
     for (u32 i = 0; i < kEach; ++i) {
       u32 rows = rows_[i];
       pin(rows);  // what follows is computed here: it would fill registers
-      const u32 m_tiles = (rows + kRows - 1) / kRows, tiles = m_tiles * n_tiles_;
+      const u32 m_tiles = m_tiles_of(rows), tiles = m_tiles * n_tiles_;
       if (!is_found && in_lane < tiles) {
         is_found = true;
         const u32 units = (rows + kEven - 1) / kEven, lower = units / m_tiles;
@@ -121,7 +123,11 @@ class ExpertRows {
  private:
   __device__ static u32 least(u32 a, u32 b) { return a < b ? a : b; }
   __device__ u32 aligned(u32 i) const { return (rows_[i] + kAlign - 1) / kAlign * kAlign; }
-  __device__ u32 tiles_of(u32 i) const { return (rows_[i] + kRows - 1) / kRows * n_tiles_; }
+  __device__ static u32 m_tiles_of(u32 rows) {
+    constexpr u32 kUsual = kRows - kSlack;
+    return rows > kSlack ? (rows - kSlack + kUsual - 1) / kUsual : rows > 0;
+  }
+  __device__ u32 tiles_of(u32 i) const { return m_tiles_of(rows_[i]) * n_tiles_; }
   u32 rows_[kEach];
   u32 n_tiles_, rows_before_, tiles_before_, tiles_, all_rows_, all_tiles_;
 };
