@@ -123,6 +123,30 @@ def test_counts_and_ids(config: FusedMoeFp8HipConfig, arch: str) -> None:
     assert_correct(out.index_fill(0, torch.tensor([5, 11]), 0), clean)
 
 
+@pytest.mark.thin(4)
+@pytest.mark.parametrize("config", [LOW, HIGH])
+def test_counts_that_a_call_left_behind(config: FusedMoeFp8HipConfig, arch: str) -> None:
+    """As one that failed between its launches would: no list grows beyond its memory, no row is
+    made beyond what there is, and the call after the next is right."""
+    p = random_problem(arch, 40, 128, 128, 4, 2)
+    inputs = p.x, p.w1, p.w2, p.w1_scale, p.w2_scale, *p.choice, None
+    c = OP.check((*inputs, 2, 4, False, False, BF16, "raw", None, None))[0]
+    launches = Fp8Launches(c, config)
+    memory = torch.full((40 * 128 + 256,), -7.0, dtype=BF16)
+    out = memory[128:-128].view(40, 128)
+    lists, *_, counted = launches.scratch()
+    for left in ([30, 30, 30, 30], [39, 2**30, 0, 7], [40, 2**32 - 1, 40, 40]):
+        lists.fill_(2**31 - 1)  # that nobody wrote
+        counted[:4] = torch.tensor(left).to(counted.dtype)
+        with rfops.vgpu.check() as checked:  # each count may fit, their sum does not
+            launches(out, *inputs)
+        assert not checked.findings, "\n".join(map(str, checked.findings))
+        assert not counted[:4].any()
+    launches(out, *inputs)
+    assert_correct(out, p)
+    assert (memory[:128] == -7).all() and (memory[-128:] == -7).all()
+
+
 @pytest.mark.thin(2)
 def test_the_same_in_any_order(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     p = random_problem(arch, 150, 128, 128, 3, 2, num_shared=1)
