@@ -107,6 +107,13 @@ def _power(size: int) -> int:
     return 1 << (size - 1).bit_length() if size else 0
 
 
+def clear() -> None:
+    """Zeros as they are to be, after launches that did not run to their end."""
+    for arena in _arenas.values():
+        for zeros in arena.zeros:
+            zeros.zero_()
+
+
 def with_workspace(launch: Run, workspace: Workspace) -> Run:
     """A launch of a kernel whose last tensors are those of a workspace. One that fails half-way, as
     the virtual GPU's may, leaves zeros all the same: its successors would be wrong in silence."""

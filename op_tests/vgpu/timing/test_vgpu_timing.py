@@ -18,6 +18,7 @@ from rfops.cli.timing.micro import Micro, Micros
 from rfops.jit import settings
 from rfops.vgpu import timed_text
 from rfops.vgpu.timed import TimedLaunch
+from support.a8w8_problems import random_problem
 from support.vgpu.asm import library
 
 LDS_TRIP = """
@@ -313,3 +314,14 @@ def test_a_process_that_only_tells() -> None:
     within += "print(len(t.launches))\n"
     done = subprocess.run([sys.executable, "-c", within], env=env, capture_output=True, text=True)
     assert done.stdout == "1\n" and done.stderr.count("estimated") == 3, "and to the block"
+
+
+def test_calls_after_one_without_results_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workgroups that did not run left counts of those that come last to a sum."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx950")
+    case = random_problem(64, 576, 2048, "gfx950")
+    args = case.x, case.w, case.x_scale, case.w_scale
+    expected = rfops.gemm_a8w8_blockscale(*args)
+    with rfops.vgpu.timing(results=False):
+        rfops.gemm_a8w8_blockscale(case.x, case.w, 2 * case.x_scale, case.w_scale)
+    assert torch.equal(rfops.gemm_a8w8_blockscale(*args), expected)
