@@ -123,7 +123,9 @@ class MlaFp8Columns {
 
   // Tokens from `seen` on are not there; `first` is the tile's.
   __device__ static void mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
-    const i32 g = static_cast<i32>(lane_in_wave() / 32);
+    u32 lane = lane_in_wave();
+    pin(lane);  // here: it is seldom asked for
+    const i32 g = static_cast<i32>(lane / 32);
 #pragma unroll
     for (u32 r = 0; r < 32; ++r) {
       const i32 token = first + static_cast<i32>(r / 4 * 8 + r % 4) + 4 * g;

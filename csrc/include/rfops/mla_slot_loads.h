@@ -39,7 +39,9 @@ class DirectSlots : MlaSlotRows<kPaged> {
 
   __device__ DirectSlots(LdsBytes* lds, const MlaTokens<kPaged>& tokens, u32 begin)
       : Base(tokens, begin), lds_(lds) {
-    const u32 lane = lane_in_wave(), chunk = lane * kWide / kVecBytes, inside = lane * kWide % 16;
+    u32 lane = lane_in_wave();
+    pin(lane);  // what follows from it is computed here, not kept in registers from the beginning
+    const u32 chunk = lane * kWide / kVecBytes, inside = lane * kWide % 16;
     value_ = (chunk ^ MlaSlot::swizzle(own_row_)) * kVecBytes + inside;
     const u32 row = own_row_ + lane / kLanes, place = lane % kLanes * kWide / kVecBytes;
     rope_ = tokens.kv + kValueBytes + MlaSlot::rope_chunk(row, place) * kVecBytes + inside;
