@@ -29,8 +29,7 @@ _LOOP: dict[str, int | str] = {
 }  # fmt: skip
 
 
-@compile_ops("mxfp4_loop", kernel="mxfp4_loop", variants=lambda _arch: [_LOOP])
-def mxfp4_loop(
+def arguments(
     w: torch.Tensor,
     w_scale: torch.Tensor,
     x: torch.Tensor,
@@ -48,7 +47,12 @@ def mxfp4_loop(
     workspace: torch.Tensor,
     counts: torch.Tensor,
 ) -> None:
-    """csrc/mxfp4_loop.hip: the shapes stand there."""
+    """The parameters of this kernel and of mxfp4_skew's; csrc/ says what they are."""
+
+
+mxfp4_loop = compile_ops("mxfp4_loop", kernel="mxfp4_loop", variants=lambda _arch: [_LOOP])(
+    arguments
+)
 
 
 @dataclass(frozen=True)

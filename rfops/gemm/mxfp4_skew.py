@@ -12,9 +12,9 @@ import torch
 from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run, RunOf
-from rfops.jit import compile_ops, u32
+from rfops.jit import compile_ops
 
-from .mxfp4_loop import Loop, LoopConfig
+from .mxfp4_loop import Loop, LoopConfig, arguments
 from .mxfp4_prepare import Prepared
 
 TILE = 256
@@ -27,26 +27,9 @@ _GROUPS = (4, 8, 2, 1)
 _SKEW: dict[str, int | str] = {"GROUP_N": 4, "OUT": "bf16", "SHUFFLED": 1, "X_SHUFFLED": 0}
 
 
-@compile_ops("mxfp4_skew", kernel="mxfp4_skew", variants=lambda _arch: [_SKEW])
-def mxfp4_skew(
-    w: torch.Tensor,
-    w_scale: torch.Tensor,
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    m: u32,
-    n: u32,
-    k: u32,
-    x_row: u32,
-    w_row: u32,
-    w_scale_row: u32,
-    x_scale_row: u32,
-    groups: u32,
-    out: torch.Tensor,
-    bias: torch.Tensor,
-    workspace: torch.Tensor,
-    counts: torch.Tensor,
-) -> None:
-    """csrc/mxfp4_skew.hip: the shapes stand there."""
+mxfp4_skew = compile_ops("mxfp4_skew", kernel="mxfp4_skew", variants=lambda _arch: [_SKEW])(
+    arguments
+)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """fused_moe by HIP: four launches, no sort, no copy to the host.
 
 lists     tokens of each expert, by the router or by ids   csrc/moe_router.hip, moe_lists.hip
-experts   gate, up and SiLU of all experts' rows           csrc/moe_experts.hip, of stacked weights
-experts   down of them                                     on gfx950 moe_experts_pingpong.hip
+experts   gate, up and SiLU of all experts' rows           csrc/moe_experts.hip; on gfx950, of
+experts   down of them                                     stacked weights, moe_experts_pingpong.hip
 add       each token's rows, in a fixed order              csrc/moe_add.hip
 """
 
@@ -59,12 +59,7 @@ def _experts_defines(
     }
 
 
-@compile_ops(
-    "moe_experts",
-    kernel="moe_experts",
-    variants=lambda _arch: [_experts_defines(False, torch.bfloat16, s, 64, 256) for s in (1, 2)],
-)
-def moe_experts_kernel(
+def _arguments(
     out: Tensor,
     x: Tensor,
     weights: Tensor,
@@ -80,31 +75,17 @@ def moe_experts_kernel(
     in_row: u32,
     groups: u32,
 ) -> None:
-    """csrc/moe_experts.hip: the shapes stand there."""
+    """Of stacked weights; csrc/moe_experts.hip and moe_experts_pingpong.hip: the shapes."""
 
 
-@compile_ops(
-    "moe_experts_pingpong",
-    kernel="moe_experts_pingpong",
-    variants=lambda _arch: [_experts_defines(False, torch.bfloat16, s, 64, 288) for s in (1, 2)],
-)
-def moe_experts_pingpong_kernel(
-    out: Tensor,
-    x: Tensor,
-    weights: Tensor,
-    lists: Tensor,
-    counts: Tensor,
-    offsets: Tensor,
-    m: u32,
-    routed: u32,
-    experts: u32,
-    all_rows: u32,
-    n: u32,
-    k: u32,
-    in_row: u32,
-    groups: u32,
-) -> None:
-    """csrc/moe_experts_pingpong.hip: the shapes stand there."""
+def _stacked(name: str, rows: int) -> Any:
+    """The kernel of this name, with a variant a stage for `rfops build`."""
+    made = [_experts_defines(False, torch.bfloat16, stage, 64, rows) for stage in (1, 2)]
+    return compile_ops(name, kernel=name, variants=lambda _arch: made)(_arguments)
+
+
+moe_experts_kernel = _stacked("moe_experts", 256)
+moe_experts_pingpong_kernel = _stacked("moe_experts_pingpong", PINGPONG_ROWS)
 
 
 @compile_ops(

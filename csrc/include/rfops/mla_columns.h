@@ -110,6 +110,19 @@ __device__ inline F32x4 from_accumulators(F32x4 four) {
   return {a, b, c, d};
 }
 
+// Scores of one column as matrix instructions of 32 rows leave them, without tokens from `seen` on.
+template <u32 kRegisters, class Scores>
+__device__ inline void mask_column(Scores& s, i32 first, i32 seen) {
+  u32 lane = lane_in_wave();
+  pin(lane);  // here: it is seldom asked for
+  const i32 g = static_cast<i32>(lane / 32);
+#pragma unroll
+  for (u32 r = 0; r < kRegisters; ++r) {
+    const i32 token = first + static_cast<i32>(r / 4 * 8 + r % 4) + 4 * g;
+    s[r] = token < seen ? s[r] : -__builtin_inff();
+  }
+}
+
 // A lane's part of a row of q, in its sign where scores are to be turned round.
 template <bool kQueryFp8>
 __device__ inline Bf16x8 query_at(const void* all, u64 at, bool is_negative) {

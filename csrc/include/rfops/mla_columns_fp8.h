@@ -123,14 +123,7 @@ class MlaFp8Columns {
 
   // Tokens from `seen` on are not there; `first` is the tile's.
   __device__ static void mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
-    u32 lane = lane_in_wave();
-    pin(lane);  // here: it is seldom asked for
-    const i32 g = static_cast<i32>(lane / 32);
-#pragma unroll
-    for (u32 r = 0; r < 32; ++r) {
-      const i32 token = first + static_cast<i32>(r / 4 * 8 + r % 4) + 4 * g;
-      s[r] = token < seen[0] ? s[r] : -__builtin_inff();
-    }
+    mask_column<32>(s, first, seen[0]);
   }
 
   // Of the lane's n-th column, over all of its lanes.
