@@ -8,7 +8,7 @@ add       each token's rows, in a fixed order              csrc/moe_add.hip
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -78,14 +78,19 @@ def _arguments(
     """Of stacked weights; csrc/moe_experts.hip and moe_experts_pingpong.hip: the shapes."""
 
 
-def _stacked(name: str, rows: int) -> Any:
-    """The kernel of this name, with a variant a stage for `rfops build`."""
-    made = [_experts_defines(False, torch.bfloat16, stage, 64, rows) for stage in (1, 2)]
-    return compile_ops(name, kernel=name, variants=lambda _arch: made)(_arguments)
+def _stages(rows: int) -> Callable[[str], list[dict[str, Any]]]:
+    """A variant a stage for `rfops build`."""
+    return lambda _arch: [
+        _experts_defines(False, torch.bfloat16, stage, 64, rows) for stage in (1, 2)
+    ]
 
 
-moe_experts_kernel = _stacked("moe_experts", 256)
-moe_experts_pingpong_kernel = _stacked("moe_experts_pingpong", PINGPONG_ROWS)
+moe_experts_kernel = compile_ops("moe_experts", kernel="moe_experts", variants=_stages(256))(
+    _arguments
+)
+moe_experts_pingpong_kernel = compile_ops(
+    "moe_experts_pingpong", kernel="moe_experts_pingpong", variants=_stages(PINGPONG_ROWS)
+)(_arguments)
 
 
 @compile_ops(
