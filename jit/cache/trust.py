@@ -93,11 +93,12 @@ def describe(root: Path) -> dict[str, str]:
     try:
         check(root)
         for folder, names, files in os.walk(root):  # passes by folders that are gone meanwhile
-            for place in (Path(folder, name) for name in (*names, *files)):
+            for place in (f"{folder}/{name}" for name in (*names, *files)):
                 with contextlib.suppress(OSError):  # gone meanwhile
-                    if not place.is_symlink():  # of a build that is running
-                        check_file(root, place)
-            if len(Path(folder).relative_to(root).parts) == 3:  # an entry
+                    info = os.lstat(place)
+                    if not stat.S_ISLNK(info.st_mode):  # of a build that is running
+                        _refuse(root.parent, place, _complaint(info, place))
+            if folder.count("/") == str(root).count("/") + 3:  # an entry
                 names.clear()
     except ConfigError as error:
         return {**found, "trusted": "no", "why": str(error)}

@@ -339,7 +339,7 @@ int main() {
     [
         ((), 1, "expected a command behind --"),
         (("--", "/no/such/program"), 127, "rfops run: /no/such/program: No such file"),
-        (("--", __file__), 126, "Permission denied"),
+        (("--", __file__), 126, "Permission denied; a script: rfops run -- python "),
         (("--part", "MI1", "--", "true"), 1, "--part MI1: expected one of MI300X"),
         (("--part", "MI300X", "--arch", "gfx950", "--", "true"), 1, "got --arch gfx950; omit it"),
         (("--trace", "/no/such/folder/t.json", "--", "true"), 1, "there is no folder /no/such"),

@@ -54,7 +54,8 @@ def run(options: argparse.Namespace) -> int:
         try:
             status = _status(words, _environment(options, arch, folder))
         except OSError as error:
-            print(f"rfops run: {words[0]}: {error.strerror or error}", file=sys.stderr)
+            script = f"; a script: rfops run -- python {words[0]}" * words[0].endswith(".py")
+            print(f"rfops run: {words[0]}: {error.strerror or error}{script}", file=sys.stderr)
             return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
         _tell(options, folder, words, status)
     return status if status >= 0 else SIGNALLED - status
