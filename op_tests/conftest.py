@@ -39,9 +39,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     thin(items)
     if "sweep" in config.option.markexpr:
         return
-    sweeps = [item for item in items if item.get_closest_marker("sweep")]
-    config.hook.pytest_deselected(items=sweeps)
-    items[:] = [item for item in items if item not in set(sweeps)]
+    sweeps = {item for item in items if item.get_closest_marker("sweep")}
+    config.hook.pytest_deselected(items=[*sweeps])
+    items[:] = [item for item in items if item not in sweeps]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
