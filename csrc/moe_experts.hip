@@ -2,6 +2,7 @@
 //
 // r goes over the rows of all experts, expert by expert; t is the token of r, by the expert's list,
 // or r's own number where the expert is shared; W are that expert's. f16 or bf16, sums in fp32.
+// For gfx942; moe_experts_pingpong.hip is gfx950's.
 //
 // Layout. A workgroup a CU takes tile after tile: kRows rows of an expert by 256 rows of weights,
 // of stage 1 128 of gate and 128 of up. Eight waves, 2 along rows and 4 along weights; a wave has
@@ -11,8 +12,8 @@
 // two LDS buffers while the other is multiplied.
 //
 // Promises. Deterministic: a row's sums go along K, wherever it lies. Memory that is not there is
-// not touched. Rows of in and of weights are aligned to 16 bytes; `in` of stage 1, and an expert's
-// weights, are below 2 GiB.
+// not touched. N and K are multiples of 8, rows of all are aligned to 16 bytes; `in` of stage 1,
+// and an expert's weights, are below 2 GiB.
 #include "rfops/epilogue.h"
 #include "rfops/exp.h"
 #include "rfops/experts.h"
@@ -153,33 +154,40 @@ __device__ inline void multiply_all(Sums<kOwn>& sums, RowsLoader& rows, Layout::
 
 template <u32 kOwn>
 __device__ inline void store(const Sums<kOwn>& sums, In* out, const ExpertTile& tile, u32 n) {
-  const u32 lane = lane_in_wave(), wave = wave_in_group();
-  const u32 wave_m = wave / kNWaves, wave_n = wave % kNWaves, n0 = tile.n * kOutColumns;
-  OutRows<In>(out, tile.first, tile.first + tile.rows, kRows, n).store([&](auto put) {
+  u32 lane = lane_in_wave();
+  pin(lane);  // what follows is computed here: of all heights it would fill registers
+  const u32 wave = wave_in_group(), wave_m = wave / kNWaves, wave_n = wave % kNWaves;
+  const u32 n0 = tile.n * kOutColumns, row_bytes = n * sizeof(In);
+  const Buffer buffer = make_buffer(out + u64{tile.first} * n, tile.rows * row_bytes);
+  const auto put = [&](F32x4 part, u32 row, u32 column) {  // all four are there or none
+    const u32 at = row * row_bytes + column * sizeof(In);
+    __builtin_amdgcn_raw_buffer_store_b64(
+        __builtin_bit_cast(U32x2, __builtin_convertvector(part, Four<In>)), buffer.rsrc,
+        at | (column < n ? 0 : kOutside), 0, 0);
+  };
 #pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) {
-      const u32 row = (i * kMWaves + wave_m) * kSub + lane % kSub;
+  for (u32 i = 0; i < kOwn; ++i) {
+    const u32 row = (i * kMWaves + wave_m) * kSub + lane % kSub;
 #pragma unroll
-      for (u32 q = 0; q < 16; q += 4) {
-        const u32 column = q * 2 + lane / kSub * 4;
-        F32x4 part[2];
+    for (u32 q = 0; q < 16; q += 4) {
+      const u32 column = q * 2 + lane / kSub * 4;
+      F32x4 part[2];
 #pragma unroll
-        for (u32 e = 0; e < 4; ++e) {
-          part[0][e] = sums.of[i][0][q + e];
-          part[1][e] = sums.of[i][1][q + e];
-        }
-        if constexpr (kStage == 1) {
-#pragma unroll
-          for (u32 e = 0; e < 4; ++e) part[0][e] = silu(part[0][e]) * part[1][e];
-          put(part[0], row, n0 + wave_n * kSub + column);
-        } else {
-          put(part[0], row, n0 + wave_n * 2 * kSub + column);
-          put(part[1], row, n0 + (wave_n * 2 + 1) * kSub + column);
-        }
-        keep_order();  // else all are made before one is stored
+      for (u32 e = 0; e < 4; ++e) {
+        part[0][e] = sums.of[i][0][q + e];
+        part[1][e] = sums.of[i][1][q + e];
       }
+      if constexpr (kStage == 1) {
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) part[0][e] = silu(part[0][e]) * part[1][e];
+        put(part[0], row, n0 + wave_n * kSub + column);
+      } else {
+        put(part[0], row, n0 + wave_n * 2 * kSub + column);
+        put(part[1], row, n0 + (wave_n * 2 + 1) * kSub + column);
+      }
+      keep_order();  // else all are made before one is stored
     }
-  });
+  }
 }
 
 template <u32 kOwn>

@@ -1,4 +1,4 @@
-// As moe_experts.hip, of stacked weights, for gfx950:
+// As moe_experts.hip, for gfx950:
 // kStage 1: out[r] = silu(in[t] Wg) * (in[t] Wu)     kStage 2: out[r] = in[r] Wd
 //
 // Layout. A workgroup a CU takes tile after tile: up to kRows rows of an expert by 256 of weights,
@@ -7,7 +7,8 @@
 // pingpong16_loop.h's. Weights are operand A: a lane ends with neighbours of a row of out, of stage
 // 1 with gate and up of them.
 //
-// Promises. Deterministic: a row's sums go along K, wherever it lies. Memory that is not there is
+// Promises. Deterministic: a row's sums go along K, wherever it lies, and are the same of stacked
+// weights and of tables. Memory that is not there is
 // not touched. N and K are multiples of 8, rows of all are aligned to 16 bytes; `in` of stage 1,
 // and an expert's weights, are below 2 GiB.
 #include "rfops/exp.h"
@@ -16,7 +17,7 @@
 #include "rfops/reduce.h"
 
 #if !defined(RFOPS_IN) || !defined(RFOPS_STAGE) || !defined(RFOPS_EACH) || \
-    !defined(RFOPS_SHUFFLED) || !defined(RFOPS_ROWS)
+    !defined(RFOPS_SHUFFLED) || !defined(RFOPS_ROWS) || !defined(RFOPS_TABLE)
 #error "moe_experts_pingpong needs the RFOPS_ constants below"
 #endif
 
@@ -27,9 +28,18 @@ using namespace rfops;
 using In = RFOPS_IN;                         // f16 or bf16
 constexpr u32 kStage = RFOPS_STAGE;          // 1: gate, up and SiLU; 2: down
 constexpr u32 kRows = RFOPS_ROWS;            // of a tile at most
+constexpr u32 kTable = RFOPS_TABLE;          // experts of a table of [K, N]; 0: stacked [E, N, K]
 constexpr u32 kColumns = 2 * kPingPongHalf;  // rows of weights of a tile
 constexpr u32 kOutColumns = kStage == 1 ? kColumns / 2 : kColumns;
-using Order = MemoryOrder<RFOPS_SHUFFLED>;
+template <bool kIsTable>
+struct OrderOf {
+  using Type = MemoryOrder<RFOPS_SHUFFLED>;
+};
+template <>
+struct OrderOf<true> {
+  using Type = InColumns;
+};
+using Order = OrderOf<(kTable > 0)>::Type;
 using Experts = ExpertRows<kRows, RFOPS_EACH, kPingPongRows, 1, kPingPongRows>;  // usually 256
 
 struct Memory {
@@ -81,10 +91,30 @@ __device__ inline void store(u32 lane, PingPongSums<kTiles>& sums, In* out, cons
   }
 }
 
+template <u32 kCount>
+struct Pointers {
+  const In* of[kCount];
+};
+
+// What multiplies an expert's rows: all of it, or of a table gate and up, or down, twice.
 struct Weights {
-  const In* of;  // the expert's
+  const In *first, *second;
   u32 n0;
 };
+template <class Of = Order>
+__device__ inline PingPongWeights<Of> loads_of(u32 thread, const Weights& w, u32 n, u32 k) {
+  if constexpr (kTable > 0) {
+    const u32 next = kStage == 1 ? w.n0 : w.n0 + kPingPongHalf;
+    const auto from = [&](const In* of, u32 n0) {
+      return Span{of + n0, n0 < n ? (k * n - n0) * static_cast<u32>(sizeof(In)) : 0};
+    };
+    return {thread, from(w.first, w.n0), from(w.second, next), n * static_cast<u32>(sizeof(In))};
+  } else {
+    const u32 row_bytes = k * sizeof(In), all = kStage == 1 ? 2 * n : n;
+    return {thread, Span{w.first, all * row_bytes}, w.n0, kStage == 1 ? n : kPingPongHalf,
+            row_bytes};
+  }
+}
 
 // A tile of kTiles times 32 rows at most.
 template <u32 kTiles, class OffsetOf>
@@ -97,9 +127,7 @@ __device__ inline void make_tile(u32 tiles, Span rows, OffsetOf offset_of, const
   }
   u32 thread = thread_in_group();
   pin(thread);  // what follows is computed here: of all heights it would fill registers
-  const u32 row_bytes = k * sizeof(In), all = kStage == 1 ? 2 * n : n;
-  const PingPongWeights<Order> weights(thread, Span{w.of, all * row_bytes}, w.n0,
-                                       kStage == 1 ? n : kPingPongHalf, row_bytes);
+  const PingPongWeights<Order> weights = loads_of(thread, w, n, k);
   const PingPongRows<kTiles> own(thread, rows, offset_of);
   PingPongSums<kTiles> sums = {};
   PingPongWave<In, kRows, kTiles, Order>(&memory.operands, thread, own, weights, k)
@@ -111,17 +139,25 @@ __device__ inline void make_tile(u32 tiles, Span rows, OffsetOf offset_of, const
 
 }  // namespace
 
+#if RFOPS_TABLE
+#define RFOPS_WEIGHTS Pointers<kTable> first, Pointers<kTable> second
+#define RFOPS_KERNEL moe_experts_pingpong_table
+#else
+#define RFOPS_WEIGHTS const In* __restrict__ first
+#define RFOPS_KERNEL moe_experts_pingpong
+#endif
+
 extern "C" __global__ void
     __attribute__((amdgpu_flat_work_group_size(kPingPongThreads, kPingPongThreads),
                    amdgpu_waves_per_eu(2, 2)))
-    moe_experts_pingpong(In* __restrict__ out,           // [rows, N]
-                         const In* __restrict__ in,      // [M, K], rows in_row bytes apart
-                         const In* __restrict__ first,   // [E, N or 2 N, K]
-                         const u32* __restrict__ lists,  // [routed, M]; stage 1
-                         u32* __restrict__ counts,       // [routed]; stage 2 leaves them 0
-                         u32* __restrict__ offsets,      // [E + 1]; stage 1 writes them
-                         u32 m, u32 routed, u32 experts, u32 all_rows, u32 n, u32 k, u32 in_row,
-                         u32 groups) {  // a multiple of 8
+    RFOPS_KERNEL(In* __restrict__ out,           // [rows, N]
+                 const In* __restrict__ in,      // [M, K], rows in_row bytes apart
+                 RFOPS_WEIGHTS,                  // [E, N or 2 N, K], or [K, N] an expert
+                 const u32* __restrict__ lists,  // [routed, M]; stage 1
+                 u32* __restrict__ counts,       // [routed]; stage 2 leaves them 0
+                 u32* __restrict__ offsets,      // [E + 1]; stage 1 writes them
+                 u32 m, u32 routed, u32 experts, u32 all_rows, u32 n, u32 k, u32 in_row,
+                 u32 groups) {  // a multiple of 8
   const u32 n_tiles = (n + kOutColumns - 1) / kOutColumns;
   const Experts all(experts, n_tiles, m, all_rows, [&](u32 e) {
     if constexpr (kStage == 2) return offsets[e + 1] - offsets[e];
@@ -131,8 +167,12 @@ extern "C" __global__ void
   memory.rows.keep(all);
   const auto tile_of = [](u32 number) { return memory.rows.rows().tile(number); };
   each_part<kPingPongRows>(all, routed, groups, tile_of, [&](const ExpertTile& tile) {
-    const Weights w = {first + u64{tile.expert} * (kStage == 1 ? 2 * n : n) * k,
-                       tile.n * kOutColumns};
+    Weights w = {nullptr, nullptr, tile.n * kOutColumns};
+#if RFOPS_TABLE
+    w.first = first.of[tile.expert], w.second = second.of[tile.expert];
+#else
+    w.first = first + u64{tile.expert} * (kStage == 1 ? 2 * n : n) * k;
+#endif
     const bool is_list = kStage == 1 && tile.expert < routed;
     const u32* list = lists + u64{tile.expert} * m + tile.row;
     const u8* from = reinterpret_cast<const u8*>(in);

@@ -13,7 +13,7 @@ import rfops.vgpu
 from rfops.dispatch.layout import Shuffled
 from rfops.moe import fused_moe_tables
 from rfops.moe.fused_moe import OP, fused_moe, fused_moe_ref
-from rfops.moe.fused_moe_hip import FusedMoeHipConfig
+from rfops.moe.fused_moe_hip import _KERNELS, FusedMoeHipConfig, _experts_defines
 from rfops.moe.fused_moe_triton import FusedMoeTritonConfig
 from support.moe_problems import (
     Problem,
@@ -160,8 +160,8 @@ def test_the_same_in_any_order(arch: str, monkeypatch: pytest.MonkeyPatch) -> No
         assert torch.equal(run("hip", problem), first)
 
 
-def heights_of(arch: str, is_table: bool) -> tuple[int, ...]:
-    return (288,) if arch == "gfx950" and not is_table else (128, 160, 256)
+def heights_of(arch: str) -> tuple[int, ...]:
+    return (288,) if arch == "gfx950" else (128, 160, 256)
 
 
 @pytest.mark.thin(2)
@@ -171,20 +171,31 @@ def test_what_hip_does(is_table: bool, height: int, arch: str) -> None:
     """Four launches; no scratch; matrix instructions of 32 rows where there is one at least."""
     problem = random_problem(300, 256, 128, 3, 2, num_shared=1)
     ids = torch.tensor([[0, 1]] * 270 + [[0, 0]] * 30, dtype=torch.int32)
-    heights = heights_of(arch, is_table)
+    heights = heights_of(arch)
     rows = heights[height % len(heights)]
     with rfops.vgpu.profile() as p:
         run("hip", problem.with_(topk_ids=ids), is_table, FusedMoeHipConfig(rows))
-    stacked = "moe_experts_pingpong" if arch == "gfx950" else "moe_experts"
-    name = "moe_experts_table" if is_table else stacked
+    name = "moe_experts_pingpong" if arch == "gfx950" else "moe_experts"
+    name += "_table" if is_table else ""
     assert [launch.kernel for launch in p.launches] == ["moe_lists", name, name, "moe_add"]
     for launch in p.launches:
         assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
+        assert launch.lds_conflict_cycles == 0 or arch == "gfx942"
     all_rows = sum(-(-count // 32) * 32 for count in (300, 270, 300))
     flops = 2 * 32 * 32 * (8 if arch == "gfx942" else 16)
-    flops = 2 * 16 * 16 * 32 if name == "moe_experts_pingpong" else flops
+    flops = 2 * 16 * 16 * 32 if "pingpong" in name else flops
     for launch, n, k in ((p.launches[1], 256, 256), (p.launches[2], 256, 128)):
         assert sum(launch.mfma.values()) * flops == 2 * all_rows * n * k
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("experts", "is_table"), [(512, False), (64, True)])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_no_spills_in_bfloat16(stage: int, experts: int, is_table: bool, arch: str) -> None:
+    """Of as many experts as may be."""
+    defines = _experts_defines(is_table, BF16, stage, experts, max(heights_of(arch)))
+    found = _KERNELS[arch][is_table].bind(torch.device("cpu"), defines, arch).resources
+    assert found["vgpr_spills"] == found["sgpr_spills"] == found["scratch"] == 0, (defines, found)
 
 
 @pytest.mark.thin(24)
@@ -208,7 +219,7 @@ def test_fuzz(seed: int, arch: str) -> None:
     memory = torch.full((m * d + 256,), -7.0, dtype=dtype)
     out = memory[128:-128].view(m, d).fill_(math.nan)
     is_table = r.random() < 0.4
-    config = FusedMoeHipConfig(r.choice(heights_of(arch, is_table)))
+    config = FusedMoeHipConfig(r.choice(heights_of(arch)))
     with rfops.vgpu.check() as checked:
         run("hip", changed, is_table, config, out)
     assert not checked.findings, "\n".join(map(str, checked.findings))
@@ -247,6 +258,16 @@ def test_counts_that_a_call_left_behind(is_table: bool, arch: str) -> None:
 
 
 # ---------------------------------------------------------------- the op
+
+
+def test_both_layouts_give_the_same_of_any_size(arch: str) -> None:
+    """Bit by bit: K no multiple of a step, N no multiple of a tile or of its half."""
+    problem = random_problem(70, 136, 264, 3, 1, num_shared=1)
+    with rfops.vgpu.check() as checked:
+        by_table = run("hip", problem, True)
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+    assert torch.equal(run("hip", problem, False), by_table)
+    assert_correct(by_table, problem)
 
 
 def test_both_layouts_give_the_same(arch: str) -> None:

@@ -141,6 +141,7 @@ def sizes_text(op: Op, c: Call) -> str:
 def _variant(kernel: Kernel, c: Call, config: object) -> list[tuple[str, str]]:
     """What the cache has of it, for tensors that lie as torch allocates them."""
     defines = kernel.defines(c, config) or {}
-    wanted = Wanted(kernel.module, c.arch, manifest.defines_of(defines), kernel.config)
+    module = kernel.module_of(c.arch)
+    wanted = Wanted(module, c.arch, manifest.defines_of(defines), kernel.config)
     first, *more = str(explain(wanted)).splitlines()
     return [("variant", first), *(("", line.strip()) for line in more)]

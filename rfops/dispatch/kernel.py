@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from rfops.jit import ConfigError, paths
+from rfops.jit.arch import ARCHS
 
 from .routing import parse_config
 from .tuned_table import Row, Tuned
@@ -98,12 +99,20 @@ class Kernel:
         """Why it does not take the call, in words; None if it does."""
         return self.refuses_arch(c)
 
+    def module_of(self, _arch: str) -> str:
+        """`module`, where architectures have one of their own."""
+        return self.module
+
     def refuses_arch(self, c: Call) -> str | None:
         """That of a HIP kernel whose module is not for the architecture."""
         from rfops.jit.build.spec import module_spec
 
-        archs = module_spec(self.module, self.config).archs if self.module else (c.arch,)
-        return None if c.arch in archs else f"no kernel for {c.arch}, only for {', '.join(archs)}"
+        def has(arch: str) -> bool:
+            return arch in module_spec(self.module_of(arch), self.config).archs
+
+        if not self.module or has(c.arch):
+            return None
+        return f"no kernel for {c.arch}, only for {', '.join(filter(has, ARCHS))}"
 
     def refuses_config(self, c: Call, config: Any) -> str | None:
         """Why this variant does not take a call that the kernel takes; None if it does."""

@@ -101,6 +101,9 @@ class HipFp8(HipMoe):
     def __init__(self) -> None:
         super().__init__(is_table=False)
 
+    def module_of(self, _arch: str) -> str:
+        return self.module
+
     def refuses(self, c: Call) -> str | None:
         if c.w1_dtype != fp8_of(c.arch):
             return f"{c.arch} multiplies {fp8_of(c.arch)}, not {c.w1_dtype}"

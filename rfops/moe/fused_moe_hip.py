@@ -1,8 +1,8 @@
 """fused_moe by HIP: four launches, no sort, no copy to the host.
 
 lists     tokens of each expert, by the router or by ids   csrc/moe_router.hip, moe_lists.hip
-experts   gate, up and SiLU of all experts' rows           csrc/moe_experts.hip; on gfx950, of
-experts   down of them                                     stacked weights, moe_experts_pingpong.hip
+experts   gate, up and SiLU of all experts' rows           csrc/moe_experts.hip; on gfx950
+experts   down of them                                     moe_experts_pingpong.hip
 add       each token's rows, in a fixed order              csrc/moe_add.hip
 """
 
@@ -78,27 +78,7 @@ def _arguments(
     """Of stacked weights; csrc/moe_experts.hip and moe_experts_pingpong.hip: the shapes."""
 
 
-def _stages(rows: int) -> Callable[[str], list[dict[str, Any]]]:
-    """A variant a stage for `rfops build`."""
-    return lambda _arch: [
-        _experts_defines(False, torch.bfloat16, stage, 64, rows) for stage in (1, 2)
-    ]
-
-
-moe_experts_kernel = compile_ops("moe_experts", kernel="moe_experts", variants=_stages(256))(
-    _arguments
-)
-moe_experts_pingpong_kernel = compile_ops(
-    "moe_experts_pingpong", kernel="moe_experts_pingpong", variants=_stages(PINGPONG_ROWS)
-)(_arguments)
-
-
-@compile_ops(
-    "moe_experts",
-    kernel="moe_experts_table",
-    variants=lambda _arch: [_experts_defines(True, torch.float16, s, 64, 256) for s in (1, 2)],
-)
-def moe_experts_table_kernel(
+def _table_arguments(
     out: Tensor,
     x: Tensor,
     first: tensors(TABLE),  # type: ignore[valid-type]
@@ -115,7 +95,35 @@ def moe_experts_table_kernel(
     in_row: u32,
     groups: u32,
 ) -> None:
-    """csrc/moe_experts.hip: the shapes stand there."""
+    """Of weights in tables."""
+
+
+def _stages(rows: int, is_table: bool = False) -> Callable[[str], list[dict[str, Any]]]:
+    """A variant a stage for `rfops build`."""
+    dtype = torch.float16 if is_table else torch.bfloat16
+    return lambda _arch: [_experts_defines(is_table, dtype, stage, 64, rows) for stage in (1, 2)]
+
+
+moe_experts_kernel = compile_ops("moe_experts", kernel="moe_experts", variants=_stages(256))(
+    _arguments
+)
+moe_experts_table_kernel = compile_ops(
+    "moe_experts", kernel="moe_experts_table", variants=_stages(256, is_table=True)
+)(_table_arguments)
+moe_experts_pingpong_kernel = compile_ops(
+    "moe_experts_pingpong", kernel="moe_experts_pingpong", variants=_stages(PINGPONG_ROWS)
+)(_arguments)
+moe_experts_pingpong_table_kernel = compile_ops(
+    "moe_experts_pingpong",
+    kernel="moe_experts_pingpong_table",
+    variants=_stages(PINGPONG_ROWS, is_table=True),
+)(_table_arguments)
+
+# By whether weights are in tables, as the architecture has them.
+_KERNELS = {
+    "gfx942": (moe_experts_kernel, moe_experts_table_kernel),
+    "gfx950": (moe_experts_pingpong_kernel, moe_experts_pingpong_table_kernel),
+}
 
 
 @compile_ops(
@@ -161,6 +169,9 @@ class HipMoe(Kernel):
     def __init__(self, is_table: bool) -> None:
         self.is_table = is_table  # weights come in tables of [K, N]
 
+    def module_of(self, arch: str) -> str:
+        return "moe_experts_pingpong" if arch == "gfx950" else self.module
+
     def refuses(self, c: Call) -> str | None:
         if reason := self.refuses_arch(c):
             return reason
@@ -187,7 +198,7 @@ class HipMoe(Kernel):
 
     def heights(self, c: Call) -> tuple[int, ...]:
         """What tiles may have of rows."""
-        return (PINGPONG_ROWS,) if _is_pingpong(c, self.is_table) else (128, 160, 256)
+        return (PINGPONG_ROWS,) if c.arch == "gfx950" else (128, 160, 256)
 
     def refuses_config(self, c: Call, config: Any) -> str | None:
         heights = self.heights(c)
@@ -311,9 +322,7 @@ class _Launches(Launches):
 
     def kernel(self, stage: int, k: int) -> tuple[Any, Mapping[str, Any], int, tuple[int, ...]]:
         c, rows = self.c, self.config.rows
-        kernel = moe_experts_table_kernel if self.is_table else moe_experts_kernel
-        if _is_pingpong(c, self.is_table):
-            kernel = moe_experts_pingpong_kernel
+        kernel = _KERNELS[c.arch][self.is_table]
         defines = _experts_defines(self.is_table, c.x_dtype, stage, c.E, rows, _is_shuffled(c))
         row = matrix_strides(c, "x", c.D)[0] if stage == 1 else k
         return kernel, defines, 7 if self.is_table else 6, (2 * row,)
@@ -329,10 +338,6 @@ class _Launches(Launches):
         (h,) = between
         self.gate_up(h, x, *weights[:half], *lists)
         self.down(y, h, *weights[half:], *lists)
-
-
-def _is_pingpong(c: Call, is_table: bool) -> bool:
-    return bool(c.arch == "gfx950" and not is_table)
 
 
 def _is_shuffled(c: Call) -> bool:

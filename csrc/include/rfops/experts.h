@@ -93,31 +93,32 @@ class ExpertRows {
     const u64 owners = __builtin_amdgcn_ballot_w64(is_own);
     if (owners == 0) return {};
     const int owner = __builtin_ctzll(owners);
-    u32 in_lane = number - tiles_before_, first = rows_before_;
-    ExpertTile found = {};
+    u32 in_lane = number - tiles_before_, first_row = rows_before_;
+    u32 index = 0, expert_rows = 0, in_expert = 0, first = 0;  // of the lane's one that has it
     bool is_found = false;
 #pragma unroll
     for (u32 i = 0; i < kEach; ++i) {
       u32 rows = rows_[i];
       pin(rows);  // what follows is computed here: it would fill registers
-      const u32 m_tiles = m_tiles_of(rows), tiles = m_tiles * n_tiles_;
+      const u32 tiles = m_tiles_of(rows) * n_tiles_;
       if (!is_found && in_lane < tiles) {
         is_found = true;
-        const u32 units = (rows + kEven - 1) / kEven, lower = units / m_tiles;
-        const u32 m = in_lane % m_tiles, higher = units % m_tiles;  // so many have one more
-        const u32 row = (m * lower + least(m, higher)) * kEven, left = rows - row;
-        const u32 height = (lower + (m < higher ? 1 : 0)) * kEven;
-        found = {lane_in_wave() * kEach + i, in_lane / m_tiles, row, least(left, height),
-                 first + row};
+        index = i, expert_rows = rows, in_expert = in_lane, first = first_row;
       }
       in_lane -= tiles;
-      first += (rows + kAlign - 1) / kAlign * kAlign;
+      first_row += (rows + kAlign - 1) / kAlign * kAlign;
     }
     const auto of_owner = [&](u32 value) {
       return static_cast<u32>(__builtin_amdgcn_readlane(static_cast<int>(value), owner));
     };
-    return {of_owner(found.expert), of_owner(found.n), of_owner(found.row), of_owner(found.rows),
-            of_owner(found.first)};
+    const u32 rows = of_owner(expert_rows), at = of_owner(in_expert);
+    const u32 m_tiles = m_tiles_of(rows), n = at / m_tiles, m = at % m_tiles;
+    const u32 units = (rows + kEven - 1) / kEven, lower = units / m_tiles;
+    const u32 higher = units % m_tiles;  // so many have one more
+    const u32 row = (m * lower + least(m, higher)) * kEven, left = rows - row;
+    const u32 height = (lower + (m < higher ? 1 : 0)) * kEven;
+    return {static_cast<u32>(owner) * kEach + of_owner(index), n, row, least(left, height),
+            of_owner(first) + row};
   }
 
  private:

@@ -35,7 +35,7 @@ class PingPongWave {
         rows_(rows),
         weights_(weights),
         k_(k),
-        own_k_{k_of<PingPongX>(thread), k_of<Weights>(thread)},
+        own_k_(PingPongX::chunk(thread) * (kVecBytes / 2)),
         place_(DirectLoader<kPingPongThreads / kWaveSize>::own_place(memory_)),
         of_x_{{memory_, thread % kWaveSize, wave_m() * PingPong::tiles(kTiles, 0) * kTileRows},
               {memory_ + sizeof(Memory::x0), thread % kWaveSize,
@@ -79,37 +79,26 @@ class PingPongWave {
     return count;
   }
 
-  // A thread's first element of K of a step; and kOutside where step `at` does not have it.
-  template <class Of>
-  __device__ static u32 k_of(u32 thread) {
-    return Of::chunk(thread) * (kVecBytes / 2);
-  }
-  __device__ u32 outside(u32 at, u32 of) const {
-    return at * kPingPongStep + own_k_[of] < k_ ? 0 : kOutside;
-  }
   template <u32 kTo, u32 kHalf, u32 kLoad = 0>
-  __device__ void start_rows(u32 k_bytes, u32 outside) const {
+  __device__ void start_rows(u32 at) const {
     if constexpr (kLoad < PingPong::loads(kTiles, kHalf)) {
-      load_direct_16<kTo>(rows_.buffer, rows_.from[kHalf][kLoad] | outside, 0, k_bytes, place_);
-      start_rows<kTo + PingPong::kAtOnce * kRowBytes, kHalf, kLoad + 1>(k_bytes, outside);
+      const u32 outside = at * kPingPongStep + own_k_ < k_ ? 0 : kOutside,
+                from = rows_.from[kHalf][kLoad];
+      load_direct_16<kTo>(rows_.buffer, from | outside, 0, at * kRowBytes, place_);
+      start_rows<kTo + kPingPongLoad, kHalf, kLoad + 1>(at);
     }
   }
   // What phase kPhase of an even or odd step starts for step `at`.
   template <u32 kOdd, u32 kPhase>
   __device__ void start(u32 at) const {
-    const u32 k_bytes = at * kRowBytes;
     if constexpr (kPhase % 2 == 0) {
       constexpr u32 kHalf = kPhase == 0 ? kOdd : 1 - kOdd;
       constexpr u32 kTo = kW + (2 * kOdd + kHalf) * kPingPongHalf * kRowBytes;
-      constexpr u32 kNext = PingPong::kAtOnce * kRowBytes;
-      const u32 from = weights_.from | outside(at, 1), base = kHalf == 0 ? 0 : weights_.second;
-      const u32 k_further = k_bytes * Order::kUnit;
-      load_direct_16<kTo>(weights_.buffer, from, base, k_further, place_);
-      load_direct_16<kTo + kNext>(weights_.buffer, from, base + weights_.next, k_further, place_);
+      weights_.template start<kTo, kHalf>(at, k_, place_);
     } else if constexpr (kPhase == 1) {
-      start_rows<kOdd * Memory::kX0 * kRowBytes, 0>(k_bytes, outside(at, 0));
+      start_rows<kOdd * Memory::kX0 * kRowBytes, 0>(at);
     } else {
-      start_rows<sizeof(Memory::x0) + kOdd * Memory::kX1 * kRowBytes, 1>(k_bytes, outside(at, 0));
+      start_rows<sizeof(Memory::x0) + kOdd * Memory::kX1 * kRowBytes, 1>(at);
     }
   }
   template <u32 kOdd>
@@ -160,6 +149,7 @@ class PingPongWave {
     wait_loads<in_flight(kPhase, kIdle)>();
     prio<0>();
     meet();
+    if constexpr (kIdle > 0) pin_all<kFirst, kX, kOf>(sums);
 #pragma unroll
     for (u32 piece = 0; piece < 2; ++piece) {
 #pragma unroll
@@ -174,22 +164,27 @@ class PingPongWave {
         }
       }
     }
-    if constexpr (kIdle > 0) {  // or sums of the last steps get other registers
-#pragma unroll
-      for (u32 i = 0; i < PingPong::tiles(kTiles, kX); ++i) {
-#pragma unroll
-        for (u32 j = 0; j < PingPong::kWTiles; ++j) pin(sums.of[kFirst + i][kOf][j]);
-      }
-    }
+    if constexpr (kIdle > 0) pin_all<kFirst, kX, kOf>(sums);
     keep_order();
     prio<1>();
     meet();
   }
 
+  // What a phase of the last steps multiplies has its registers, or the sums get others.
+  template <u32 kFirst, u32 kX, u32 kOf>
+  __device__ void pin_all(Sums& sums) {
+#pragma unroll
+    for (u32 j = 0; j < PingPong::kWTiles; ++j) {
+      pin(w_[kOf][j].low), pin(w_[kOf][j].high);
+#pragma unroll
+      for (u32 i = 0; i < PingPong::tiles(kTiles, kX); ++i) pin(sums.of[kFirst + i][kOf][j]);
+    }
+  }
+
   LdsBytes* memory_;
   PingPongRows<kTiles> rows_;
   PingPongWeights<Order> weights_;
-  u32 k_, own_k_[2], place_;
+  u32 k_, own_k_, place_;  // of K: all, and where a thread's of a step begin
   PingPongX::Reader of_x_[2];
   Weights::Reader of_w_;
   Tile x_[PingPong::tiles(kTiles, 0)], w_[2][PingPong::kWTiles];
