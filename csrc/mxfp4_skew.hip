@@ -1,5 +1,5 @@
 // out[m, n] = sum_k x~[m, k] * w~[n, k], both MXFP4: e2m1 elements, one e8m0 scale for 32 along K.
-// Any M, rows of out a multiple of 16 bytes, K a multiple of 512 from 2048 on; for so many tiles
+// Any M, rows of out a multiple of 16 bytes, K a multiple of 512 from 2560 on; for so many tiles
 // that a workgroup makes several.
 //
 // Layout. Four waves, 2 along M and 2 along N, one a SIMD, make 256 x 256 of the result; sums are
@@ -16,7 +16,9 @@
 // along K does not matter to a sum. So one part's sums leave at a time, between multiplications,
 // and stores of all workgroups do not come at once, which would hold their loads up. Sums leave in
 // the last half of their tile, and while the next one begins: fp32 from accumulation registers to
-// LDS, 16 rows at a time, and from there as elements of out.
+// LDS, 16 rows at a time, and from there as elements of out. Where a run begins and ends, parts
+// that are not in a tile do nothing. Each kind of step is code of its own: 62 to 64 KB in all, as
+// much as the instruction cache holds.
 //
 // Promises. Deterministic: the order of sums is fixed by K and a row's part: part p adds pairs p,
 // p + 1, ..., and at last 0 to p - 1. A scale of 255 is NaN in its row or column. The caller aligns
@@ -61,7 +63,7 @@ struct Constants {
 };
 using From = Source<Constants>;
 using Steps = PartSteps<Constants>;
-constexpr u32 kTiles = Steps::kTiles, kOwn = kTiles / kParts;  // of a wave; of a part
+constexpr u32 kTiles = Steps::kTiles, kOwnTiles = kTiles / kParts;  // of a wave; of a part
 using Order = SnakeOrder<Steps::kMTiles, Steps::kNTiles>;
 
 // Where the sums of an old tile go; no rows where there is none.
@@ -70,37 +72,79 @@ struct Result {
   u32 m, n, m0, n0;
 };
 
+// What a step needs of one that loads scales of the tile before.
+__device__ void swap_scales(From& a, From& b) {
+  const From kept = a;
+  a.x_scale = b.x_scale;
+  a.w_scale = b.w_scale;
+  a.scale_further = b.scale_further;
+  b = kept;
+}
+
 class Wave {
  public:
-  __device__ Wave(const Fp4Args& args, const From& from)
-      : steps_(args), rows_(args.n, (LdsBytes*)memory.rows[wave_in_group()]) {
-    steps_.start(from);
+  __device__ Wave(const Fp4Args& args, Turn& turn, const From& from)
+      : steps_(args), rows_((LdsBytes*)memory.rows[wave_in_group()]) {
+    steps_.start(from, [&] { look_ahead<Constants>(args, turn); });
   }
 
-  // The first step of a run of tiles.
+  __device__ void aim_columns(const Turn& turn, u32 n) { rows_.aim_columns(turn.n0 + steps_.n, n); }
+  // The first pairs of a run, but for the last step: parts begin one after the other.
+  template <u32 kPart = 0>
   __device__ void begin(F32x4 (&sums)[kTiles], Turn& turn, From& from) {
-    first<0, kParts>(sums, turn, from);
+    constexpr Parts kBefore = {0, kPart}, kOwn = {0, kPart + 1};
+    if constexpr (kPart != 0) {
+      second<PairOf{.begins = kPart, .own = kBefore, .next = kOwn}>(sums, turn, from);
+    }
+    if constexpr (kPart < kParts - 1) {
+      first<PairOf{.begins = kPart, .own = kOwn, .next = {0, kPart + 2}}>(sums, turn, from);
+      begin<kPart + 1>(sums, turn, from);
+    } else {
+      first<PairOf{.begins = kPart}>(sums, turn, from);
+    }
   }
-  // The last step of a pair, in which a part's sums leave, and the first of the next one, in which
-  // it begins anew; with kParts none.
-  template <u32 kPart>
-  __device__ void pair(F32x4 (&sums)[kTiles], Turn& turn, From& from, const Result& result) {
-    if constexpr (kPart < kParts) aim(result, kPart);
-    second<kPart, kPart, kParts>(sums, turn, from);
-    first<kPart, kPart>(sums, turn, from);
+  // The last step of a pair and the first of the next one, where no part begins.
+  __device__ void pair(F32x4 (&sums)[kTiles], Turn& turn, From& from) {
+    constexpr PairOf kPair = {.behind = kSameRun};
+    second<kPair>(sums, turn, from);
+    first<kPair>(sums, turn, from);
   }
-  // The last step of a run, and the last part's sums.
-  __device__ void finish(F32x4 (&sums)[kTiles], Turn& turn, From& from, const Result& result) {
-    second<0, kParts, kParts - 1>(sums, turn, from);
-    asm volatile("s_nop 15\n\ts_nop 15");  // until the last sums are there
-    aim(result, kParts - 1);
+  // The same for each part that ends a tile, whose sums leave, and begins another.
+  template <u32 kPart = 0>
+  __device__ void change(F32x4 (&sums)[kTiles], Turn& turn, From& from, const Result& result) {
+    if constexpr (kPart < kParts) {
+      aim(result, kPart);
+      second<PairOf{.begins = kPart, .leaves = kPart}>(sums, turn, from);
+      first<PairOf{.begins = kPart, .leaves = kPart}>(sums, turn, from);
+      change<kPart + 1>(sums, turn, from, result);
+    }
+  }
+  // The same where a run ends; the last part's sums leave at once.
+  template <u32 kPart = 0>
+  __device__ void end(F32x4 (&sums)[kTiles], Turn& turn, From& from, const Result& result) {
+    aim(result, kPart);
+    constexpr Parts kOwn = {kPart, kParts}, kNext = {kPart + 1, kParts},
+                    kLater = {kPart + 2, kParts};
+    if constexpr (kPart < kParts - 1) {
+      constexpr bool kLast = kPart == kParts - 2;
+      second<PairOf{.leaves = kPart, .own = kOwn, .next = kNext}>(sums, turn, from);
+      first<PairOf{.leaves = kPart,
+                   .own = kNext,
+                   .next = kLast ? kFirstPart : kLater,
+                   .behind = kLast ? kOtherRun : kSameTile}>(sums, turn, from);
+      end<kPart + 1>(sums, turn, from, result);
+    } else {
+      second<PairOf{.own = kOwn, .next = kFirstPart}>(sums, turn, from);
+      asm volatile("s_nop 15\n\ts_nop 15");  // until the last sums are there
 #pragma unroll
-    for (u32 i = 0; i < 2; ++i) {
-      each<kOwn / 2>([&](u32 t) { leave(sums, kTiles - kOwn + i * kOwn / 2 + t); });
-      each<Rows::kReads>([&](u32 read) {
-        each<8>([&](u32 at) { come(at, 0, i, read); });
-        keep_order();
-      });
+      for (u32 i = 0; i < 2; ++i) {
+        each<kOwnTiles / 2>(
+            [&](u32 t) { leave(sums, kTiles - kOwnTiles + i * kOwnTiles / 2 + t); });
+        each<Rows::kReads>([&](u32 read) {
+          each<8>([&](u32 at) { come(at, 0, i, read); });
+          keep_order();
+        });
+      }
     }
   }
 
@@ -109,63 +153,72 @@ class Wave {
     rows_.aim(to.out, to.m, to.n, to.m0 + steps_.m + part * kPartRows, to.n0 + steps_.n);
   }
 
-  // Steps of a pair. kPart: whose sums begin in it; kLeaves: whose leave; kOnly: who has work
-  // (kParts: none, none, all).
-  template <u32 kPart, u32 kLeaves, u32 kOnly>
+  // Steps of a pair.
+  template <PairOf kPair>
   __device__ void second(F32x4 (&sums)[kTiles], const Turn& turn, const From& from) {
     const u32 k = turn.at * kPairK;
-    step<1, kPart, kLeaves, kOnly>(sums, from, {k + kStepK, k, from.further, 0});
+    step<1, kPair>(sums, from, {k + kStepK, k, from.further, 0});
   }
-  // It also loads for the pair behind, which may be of another tile.
-  template <u32 kPart, u32 kLeaves>
+  // It also loads for the pair behind, which may be of another tile: then scales, which are loaded
+  // a step later, are still of this one.
+  template <PairOf kPair>
   __device__ void first(F32x4 (&sums)[kTiles], Turn& turn, From& from) {
-    Buffer x_scale, w_scale;
-    u32 scale_further;
-    const u32 own = turn.at;
-    if (as_scalar(++turn.at) == as_scalar(turn.count)) {
-      const Fp4Args args = arguments();
-      turn = behind<Constants>(args, turn);
-      const From found = From::of(args, turn);
-      x_scale = found.x_scale;
-      w_scale = found.w_scale;
-      scale_further = found.scale_further;
-      from.x = found.x;
-      from.w = found.w;
-      from.further = found.further;
-    }
-    const u32 later = turn.at == 0 ? 0 : from.further;
-    step<0, kPart, kLeaves, kParts>(
-        sums, from, {turn.at * kPairK, own * kPairK + kStepK, later, from.further - later});
-    u32 at = turn.at;
-    asm volatile("" : "+s"(at));  // compared once more, and a branch: selects would be in each step
-    if (at == 0) {
-      asm volatile("");
-      from.x_scale = x_scale;
-      from.w_scale = w_scale;
-      from.scale_further = scale_further;
+    const u32 k = turn.at++ * kPairK + kStepK;
+    From scales = from;
+    if constexpr (kPair.behind == kSameTile) {
+      step<0, kPair>(sums, from, {k + kStepK, k, from.further, 0});
+    } else if constexpr (kPair.behind == kSameRun) {
+      if (as_scalar(turn.at) == as_scalar(turn.count)) {
+        go_on(turn);
+        from.aim_x(arguments(), turn);
+        swap_scales(from, scales);
+      }
+      const u32 later = turn.at == 0 ? 0 : from.further;
+      step<0, kPair>(sums, from, {turn.at * kPairK, k, later, from.further - later});
+      u32 at = turn.at;
+      not_before(at);  // compared once more, and a branch: selects would be in each step
+      if (at == 0) {
+        asm volatile("");
+        swap_scales(from, scales);
+      }
+    } else {
+      turn.count = 0;
+      from.w = from.x = make_buffer(nullptr, 0);
+      from.x_scale = from.w_scale = from.x;
+      if (is_tile<Constants>(arguments(), turn.next)) {
+        asm volatile("");
+        const Fp4Args args = arguments();
+        turn = first_turn<Constants>(args, turn.next);
+        look_ahead<Constants>(args, turn);
+        from = From(args, turn);
+      }
+      swap_scales(from, scales);
+      step<0, kPair>(sums, from, {0, k, 0, 0});
+      swap_scales(from, scales);
     }
   }
-  template <u32 kStage, u32 kPart, u32 kLeaves, u32 kOnly>
+  template <u32 kStage, PairOf kPair>
   __device__ void step(F32x4 (&sums)[kTiles], const From& from, const Steps::Ahead& ahead) {
-    half<kStage, 0, kPart, kLeaves, kOnly>(sums, from, ahead);
+    half<kStage, 0, kPair>(sums, from, ahead);
     wait_lds();
     meet();
-    half<kStage, 1, kPart, kLeaves, kOnly>(sums, from, ahead);
+    half<kStage, 1, kPair>(sums, from, ahead);
   }
-  template <u32 kStage, u32 kHalf, u32 kPart, u32 kLeaves, u32 kOnly, u32 kAt = 0>
+  template <u32 kStage, u32 kHalf, PairOf kPair, u32 kAt = 0>
   __device__ void half(F32x4 (&sums)[kTiles], const From& from, const Steps::Ahead& ahead) {
     if constexpr (kAt < kTiles) {
-      constexpr u32 kHalves = 2 * kStage + kHalf;
+      constexpr u32 kHalves = 2 * kStage + kHalf, kLeaves = kPair.leaves;
       // A part that leaves is the first in the last half.
-      constexpr u32 kQ = (kAt + (kHalves == 3 && kLeaves < kParts ? kLeaves * kOwn : 0)) % kTiles;
-      constexpr bool kFresh = kHalves == 0 && kQ / kOwn == kPart;
+      constexpr u32 kQ =
+          (kAt + (kHalves == 3 && kLeaves < kParts ? kLeaves * kOwnTiles : 0)) % kTiles;
+      constexpr bool kFresh = kHalves == 0 && kQ / kOwnTiles == kPair.begins;
       if constexpr (kLeaves < kParts) go<kHalves, kLeaves>(sums, kAt);
-      if constexpr (kOnly == kParts || kQ / kOwn == kOnly) {
+      if constexpr (kPair.own.have(kQ / kOwnTiles)) {
         steps_.multiply<kStage, kHalf, Order::m_of(kQ), Order::n_of(kQ), kFresh>(sums[kQ]);
       }
-      steps_.between<kStage, kHalf, kPart>(kAt, from, ahead);
+      steps_.between<kStage, kHalf, kPair>(kAt, from, ahead);
       keep_order();
-      half<kStage, kHalf, kPart, kLeaves, kOnly, kAt + 1>(sums, from, ahead);
+      half<kStage, kHalf, kPair, kAt + 1>(sums, from, ahead);
     }
   }
 
@@ -174,9 +227,9 @@ class Wave {
   template <u32 kHalves, u32 kLeaves>
   __device__ void go(F32x4 (&sums)[kTiles], u32 at) {
     if (kHalves == 3) {
-      each<kOwn / 2>([&](u32 t) {
-        if (at == 5 + 3 * t) leave(sums, kLeaves * kOwn + t);
-        if (at == 51 + t * 8 / 5) leave(sums, kLeaves * kOwn + kOwn / 2 + t);
+      each<kOwnTiles / 2>([&](u32 t) {
+        if (at == 5 + 3 * t) leave(sums, kLeaves * kOwnTiles + t);
+        if (at == 51 + t * 8 / 5) leave(sums, kLeaves * kOwnTiles + kOwnTiles / 2 + t);
       });
       each<Rows::kReads>([&](u32 read) { come(at, 28 + 7 * read, 0, read); });
     } else if (kHalves < 2) {
@@ -219,25 +272,23 @@ extern "C" __global__ void
   // Workgroups of an XCD begin one after the other, over the time of a pair: so do their stores.
   for (u32 i = 0; i < group_x() / kXcds; ++i) __builtin_amdgcn_s_sleep(2);
   Turn turn = first_turn<Constants>(args, group_x());
-  From from = From::of(args, turn);
-  Wave wave(args, from);
+  From from(args, turn);
+  Wave wave(args, turn, from);
   F32x4 sums[kTiles];
-  const auto result_of = [&]() -> Result {
-    return {out, turn.has_old ? m : 0, n, turn.old_m, turn.n0};
-  };
   while (as_scalar(turn.count) != 0) {
+    const u32 count = turn.count;
+    wave.aim_columns(turn, n);
     wave.begin(sums, turn, from);
     Result result;
     while (true) {
-      result = result_of();
-      const u32 drains = as_scalar(turn.drains), count = as_scalar(turn.count);
-      wave.pair<1>(sums, turn, from, result);
-      wave.pair<2>(sums, turn, from, result);
-      if (drains) break;
-      wave.pair<3>(sums, turn, from, result);
-      for (u32 at = kParts; at < count; ++at) wave.pair<kParts>(sums, turn, from, result);
-      wave.pair<0>(sums, turn, from, result_of());
+      u32 at = kParts;
+      do {
+        wave.pair(sums, turn, from);
+      } while (++at < count);
+      result = {out, m, n, turn.old_m, turn.n0};
+      if (as_scalar(turn.drains)) break;
+      wave.change(sums, turn, from, result);
     }
-    wave.finish(sums, turn, from, result);
+    wave.end(sums, turn, from, result);
   }
 }

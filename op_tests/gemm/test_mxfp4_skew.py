@@ -14,7 +14,7 @@ from support.mxfp4_problems import OPS, Problem, assert_correct, random_problem,
 
 pytestmark = pytest.mark.requires_gfx950
 OP = OPS["gemm_afp4wfp4"]
-SHAPE = 600, 528, 2048  # nine tiles: of eight workgroups one makes two, a run or not by group_n
+SHAPE = 600, 528, 2560  # nine tiles: of eight workgroups one makes two, a run or not by group_n
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_every_way(dtype: torch.dtype, group_n: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", "random:1")
     for same in (problem.shuffled(), raw):
         assert torch.equal(run("skew", same, SkewConfig(group_n), dtype), got)
-    ragged = random_problem(257, 264, 2560).quantised()
+    ragged = random_problem(257, 264, 3072).quantised()
     assert_correct(run("skew", ragged, SkewConfig(group_n), dtype), ragged)
 
 
@@ -74,7 +74,7 @@ def test_long_runs(units: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_result_at_an_odd_address() -> None:
     """The loop makes it."""
-    problem = random_problem(20, 136, 2048).quantised()
+    problem = random_problem(20, 136, 2560).quantised()
     memory = torch.full((20 * 136 + 257,), -7.0, dtype=torch.bfloat16)
     out = memory[129 : 129 + 20 * 136].view(20, 136)
     with rfops.vgpu.profile() as p:
@@ -87,10 +87,10 @@ def test_result_at_an_odd_address() -> None:
 @pytest.mark.parametrize(
     ("problem", "dtype", "match"),
     [
-        (random_problem(8, 64, 1536), torch.bfloat16, "K=1536 is no multiple of 512 from 2048 on"),
-        (random_problem(8, 64, 2304), torch.bfloat16, "K=2304 is no multiple of 512"),
-        (random_problem(8, 68, 2048), torch.bfloat16, "N=68, are no multiple of 16 bytes"),
-        (random_problem(8, 64, 2048, bias=torch.float32), torch.bfloat16, "bias has no room"),
+        (random_problem(8, 64, 2048), torch.bfloat16, "K=2048 is no multiple of 512 from 2560 on"),
+        (random_problem(8, 64, 2816), torch.bfloat16, "K=2816 is no multiple of 512"),
+        (random_problem(8, 68, 2560), torch.bfloat16, "N=68, are no multiple of 16 bytes"),
+        (random_problem(8, 64, 2560, bias=torch.float32), torch.bfloat16, "bias has no room"),
     ],
 )
 def test_what_is_not_taken(problem: Problem, dtype: torch.dtype, match: str) -> None:
@@ -136,4 +136,4 @@ def test_steps() -> None:
     assert number(counts, r"v_(?!mfma)|s_nop") <= 8, counts
     every = counted(lines)
     assert number(every, r"v_accvgpr|scratch_|v_pk_") == 0, every
-    assert sum(line.startswith("ds_write_b128") and " a[" in line for line in lines) == 5 * 16
+    assert sum(line.startswith("ds_write_b128") and " a[" in line for line in lines) == 8 * 16

@@ -18,7 +18,7 @@ from .mxfp4_loop import Loop, LoopConfig, arguments
 from .mxfp4_prepare import Prepared
 
 TILE = 256
-PAIR_K, LEAST_K = 512, 2048  # four parts, a pair of K-steps behind each other
+PAIR_K, LEAST_K = 512, 2560  # four parts, a pair of K-steps behind each other, and a pair more
 _ALIGN = 16  # bytes, of rows of out
 _MOST_APART = 2048  # rows of x from a tile to the next one of a workgroup
 _GROUPS = (4, 8, 2, 1)

@@ -43,35 +43,41 @@ class PartSteps {
 
   const u32 m, n;  // its first row of x and of w in the workgroup
 
-  // The first step to LDS, the second on its way.
-  __device__ void start(const Source<T>& source) {
-    x_.aim_inside(0, 0);
-    w_.aim_inside(0, 0);
-    each<kPieces>([&](u32 i) { load<1, kParts>(i, source, 0); });
+  // The first step of a run to LDS, the second on its way: of x the first part. `meanwhile` is
+  // done before they are waited for.
+  template <class Act>
+  __device__ void start(const Source<T>& source, Act meanwhile) {
+    X x = x_;
+    W w = w_;
+    load_all(x, w, source, 0);
     x_scale_.aim_inside(0, 0);
     w_scale_.aim_inside(0, 0);
     each<kScales>([&](u32 i) { load_scale<kParts>(i, source, 0); });
+    load_all(x_, w_, source, kStepK);
     keep_order();
-    x_.aim_inside(kStepK, 0);
-    w_.aim_inside(kStepK, 0);
-    each<kPieces>([&](u32 i) {
-      put(i, 0);
-      load<1, kParts>(i, source, 0);
+    meanwhile();
+    keep_order();
+    each<X::kCount>([&](u32 i) {
+      if (kFirstPart.have(i % kParts)) x.put(i, T::x(0));
     });
+    each<W::kCount>([&](u32 i) { w.put(i, T::w(0)); });
     wait_lds();
     meet();
-    each<kReads>([&](u32 i) { read(i, 0, 0); });
+    each<kReads>([&](u32 i) { read<kFirstPart>(i, 0, 0); });
   }
 
   // After multiplication q of a half: what else is done there.
-  template <u32 kStage, u32 kHalf, u32 kPart>
+  template <u32 kStage, u32 kHalf, PairOf kPair>
   __device__ void between(u32 q, const Source<T>& source, const Ahead& ahead) {
+    constexpr u32 kPart = kPair.begins;
+    constexpr Parts kBehind = kStage == 0 ? kPair.own : kPair.next;  // who works a step on
     if (q % At::kPitch == 0 && q / At::kPitch < kReads) {
-      read(q / At::kPitch, 1 - kHalf, kHalf == 0 ? kStage : 1 - kStage);
+      constexpr Parts kReadBy = kHalf == 0 ? kPair.own : kBehind;
+      read<kReadBy>(q / At::kPitch, 1 - kHalf, kHalf == 0 ? kStage : 1 - kStage);
     }
     if (kHalf == 0) {
       each<kPieces>([&](u32 i) {
-        if (q == At::write_at(i)) put(i, 1 - kStage);
+        if (q == At::write_at(i)) put<kBehind>(i, 1 - kStage);
       });
     }
     const u32 at = kHalf * kTiles + q;  // in the step
@@ -80,7 +86,7 @@ class PartSteps {
     }
     if (at == At::before(At::load_at(X::kCount))) w_.aim_inside(ahead.k, 0);
     each<kPieces>([&](u32 i) {
-      if (at == At::load_at(i)) load<kStage, kPart>(i, source, ahead.first);
+      if (at == At::load_at(i)) load<kStage, kPart, kPair.next>(i, source, ahead.first);
     });
     if (at == At::before(At::scale_at(0))) {
       x_scale_.aim_inside(ahead.scale_k, kPart >= kParts - 1 ? source.scale_further : 0);
@@ -110,13 +116,22 @@ class PartSteps {
     U32x4 x[kMTiles], w[kNTiles];
   };
 
+  __device__ static void load_all(X& x, W& w, const Source<T>& source, u32 k) {
+    x.aim_inside(k, 0);
+    w.aim_inside(k, 0);
+    each<X::kCount>([&](u32 i) { kFirstPart.have(i % kParts) ? x.load(source.x, i) : x.pass(); });
+    each<W::kCount>([&](u32 i) { w.load(source.w, i); });
+    keep_order();
+  }
+
   // Whether all parts but the first are on the same side when they are loaded in this step.
   template <u32 kStage, u32 kPart>
   static constexpr bool kTogether = kPart + (kStage == 0) >= kParts - (kStage == 1);
-  template <u32 kStage, u32 kPart>
+  template <u32 kStage, u32 kPart, Parts kOf>
   __device__ void load(u32 i, const Source<T>& from, u32 first) {
     if (i >= X::kCount) return w_.load(from.w, i - X::kCount);
     const u32 part = i % kParts;
+    if (!kOf.have(part)) return x_.pass();
     if constexpr (kTogether<kStage, kPart>) {
       x_.load(from.x, i, kStage == 0 && part == 0 ? first : 0);
     } else {
@@ -129,20 +144,22 @@ class PartSteps {
     x_scale_.load(from.x_scale, i, stage,
                   kPart < kParts - 1 && i <= kPart ? from.scale_further : 0);
   }
+  template <Parts kOf>
   __device__ void put(u32 i, u32 buffer) const {
-    i < X::kCount ? x_.put(i, T::x(buffer)) : w_.put(i - X::kCount, T::w(buffer));
+    if (i >= X::kCount) return w_.put(i - X::kCount, T::w(buffer));
+    if (kOf.have(i % kParts)) x_.put(i, T::x(buffer));
   }
   // Operand i of a half: first one of each, then those of w, then of x, as they are used.
+  template <Parts kOf>
   __device__ void read(u32 i, u32 half, u32 buffer) {
     const u32 at = half == 0 ? at_.low : at_.high;
     const LdsBytes* const x = T::x(buffer) + m * kRowBytes + at;
     const LdsBytes* const w = T::w(buffer) + n * kRowBytes + at;
-    if (i == 0) {
-      operands_[half].x[0] = lds_load_16(x);
-    } else if (i <= kNTiles) {
+    if (i >= 1 && i <= kNTiles) {
       operands_[half].w[i - 1] = lds_load_16(w + (i - 1) * kLdsTile);
     } else {
-      operands_[half].x[i - kNTiles] = lds_load_16(x + (i - kNTiles) * kLdsTile);
+      const u32 tile = i == 0 ? 0 : i - kNTiles;
+      if (kOf.have(tile / 2)) operands_[half].x[tile] = lds_load_16(x + tile * kLdsTile);
     }
   }
 

@@ -61,6 +61,9 @@ class Pieces {
   // One piece after the other, from `further` on.
   __device__ void load(const Buffer& rows, u32 i, u32 further = 0) {
     piece_[i] = load_16(rows, at_, offset_ + further);
+    pass();
+  }
+  __device__ void pass() {
     offset_ += pitch_;
     asm volatile("" : "+s"(offset_));  // in one register
   }

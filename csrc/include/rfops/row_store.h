@@ -23,20 +23,25 @@ class RowStore {
   static constexpr u32 kLds = kTileRows * kColumns * sizeof(f32);  // bytes, a wave's own
   static_assert(kColumns == 128, "16 lanes a row");
 
-  __device__ RowStore(u32 n, const LdsBytes* lds) {
+  __device__ explicit RowStore(const LdsBytes* lds) {
     const u32 lane = lane_in_wave(), row = lane % kTileRows, quarter = lane / kTileRows;
     const u32 base = lds_address(lds);
     put_at_ = base + row * kBytes + (quarter ^ row) * kVecBytes;
     fetch_at_ = base + quarter * kBytes + (row * 2 ^ quarter) * kVecBytes;
-    to_ = (quarter * n + row * 8) * sizeof(Out);
   }
-  // What follows leaves for rows from `row` on of [m, n], columns from `column` on.
+  // What follows leaves for columns from `column` on of n.
+  __device__ void aim_columns(u32 column, u32 n) {
+    u32 lane = lane_in_wave();
+    asm volatile("" : "+v"(lane));  // now: what it comes from would take registers until later
+    const u32 first = lane % kTileRows * 8;
+    at_ = first + column < n ? (lane / kTileRows * n + first) * sizeof(Out) : kOutside;
+  }
+  // And for rows from `row` on of [m, n].
   __device__ void aim(Out* out, u32 m, u32 n, u32 row, u32 column) {
     const u32 own = row < m ? m - row : 0, most = own < kMost ? own : kMost;
     row_bytes_ = n * sizeof(Out);
     buffer_ = make_buffer(out + (u64{row} * n + column),
                           most && column < n ? most * row_bytes_ - column * sizeof(Out) : 0);
-    at_ = lane_in_wave() % kTileRows * 8 + column < n ? to_ : kOutside;
   }
   __device__ void put(u32 j, F32x4 sum) const {
     *(RFOPS_LDS F32x4*)(put_at_ ^ j * (4 * kVecBytes)) = sum;
@@ -69,7 +74,7 @@ class RowStore {
                                            at_ + further, from, 0);
   }
   Buffer buffer_;
-  u32 put_at_, fetch_at_, to_, at_, row_bytes_;
+  u32 put_at_, fetch_at_, at_, row_bytes_;
   F32x4 low_, high_;
   Out4 out_low_, out_high_;
 };
