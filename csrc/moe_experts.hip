@@ -8,19 +8,20 @@
 // of stage 1 128 of gate and 128 of up. Eight waves, 2 along rows and 4 along weights; a wave has
 // every other 32 rows, and of weights 64: of gate 32 and of up 32, so that both of a column meet in
 // one lane. 32 rows that are not there are not multiplied. Weights are operand A: a lane holds 4
-// neighbours of a row of out. A step of 32 along K goes through registers (tile16.h) into one of
-// two LDS buffers while the other is multiplied.
+// neighbours of a row of out. A step of 32 along K goes through registers (tile16.h), which have
+// two on their way, into one of two LDS buffers while the other is multiplied. Results go through
+// LDS too (wave_store32.h).
 //
 // Promises. Deterministic: a row's sums go along K, wherever it lies. Memory that is not there is
 // not touched. N and K are multiples of 8, rows of all are aligned to 16 bytes; `in` of stage 1,
 // and an expert's weights, are below 2 GiB.
-#include "rfops/epilogue.h"
 #include "rfops/exp.h"
 #include "rfops/experts.h"
 #include "rfops/loader.h"
 #include "rfops/matrix16.h"
 #include "rfops/tile16.h"
 #include "rfops/waits.h"
+#include "rfops/wave_store32.h"
 #include "rfops/wave_tile.h"
 
 #if !defined(RFOPS_IN) || !defined(RFOPS_STAGE) || !defined(RFOPS_TABLE) || \
@@ -47,9 +48,16 @@ constexpr u32 kOutColumns = kStage == 1 ? kColumns / 2 : kColumns;
 using Lds = Rows16<kStep>;
 using Experts = ExpertRows<kRows, kEach, kSub>;
 
-constexpr u32 kStages = 2;  // steps in LDS
+using Store = WaveStore32<In, kOutColumns / kNWaves>;
+struct Step {
+  u8 rows[kRoom * Lds::kBytes], weights[kColumns * Lds::kBytes];
+};
 struct Memory {
-  u8 rows[kStages][kRoom * Lds::kBytes], weights[kStages][kColumns * Lds::kBytes];
+  Step first;
+  union {
+    Step second;
+    u8 stores[kMWaves * kNWaves][Store::kBytes];  // the next tile's second step comes later
+  };
 };
 static_assert(sizeof(Memory) <= kLdsBytes, "one workgroup a CU");
 __shared__ Memory memory;
@@ -113,40 +121,57 @@ struct LayoutOf<true> {
 };
 using Layout = LayoutOf<(kTable > 0)>::Type;
 
+// Even steps have number 0, in LDS and in registers, odd ones 1.
+template <u32 kOf>
+struct StepOf {};
+
 // All of K: this wave's kOwn times 32 rows by its 64 of weights.
 template <u32 kOwn>
 __device__ inline void multiply_all(Sums<kOwn>& sums, RowsLoader& rows, Layout::Loader& weights,
                                     u32 k_end) {
-  RFOPS_LDS Memory* const lds = (RFOPS_LDS Memory*)&memory;
+  LdsBytes* const to_rows[] = {(LdsBytes*)memory.first.rows, (LdsBytes*)memory.second.rows};
+  LdsBytes* const to_weights[] = {(LdsBytes*)memory.first.weights,
+                                  (LdsBytes*)memory.second.weights};
   const Reader<kStep, Layout::Loader> reader;
-  u32 stage = 0;
   Operands<kOwn> held;
-  const auto go_on = [&]<u32 kStarts>(u32 c, Starts<kStarts>, auto start) {
-    multiply_and_read<In, kStarts>(sums, held, reader, (LdsBytes*)lds->rows[stage],
-                                   (LdsBytes*)lds->weights[stage], c, start);
+  const auto go_on = [&]<u32 kStarts>(u32 step, u32 c, Starts<kStarts>, auto start) {
+    multiply_and_read<In, kStarts>(sums, held, reader, to_rows[step], to_weights[step], c, start);
   };
-  const auto commit = [&](u32 to) {
-    rows.commit((LdsBytes*)lds->rows[to]);
-    weights.commit((LdsBytes*)lds->weights[to]);
+  const auto commit = [&]<u32 kOf>(StepOf<kOf>) {
+    rows.template commit<kOf>(to_rows[kOf]);
+    weights.template commit<kOf>(to_weights[kOf]);
   };
-  const auto issue = [&](u32 k) {
-    rows.issue(k, k_end);
-    weights.issue(k, k_end);
+  const auto issue = [&]<u32 kOf>(StepOf<kOf>, u32 k) {
+    rows.template issue<kOf>(k, k_end);
+    weights.template issue<kOf>(k, k_end);
   };
-  issue(0);
-  commit(0);
-  issue(kStep);
-  wait_lds();
-  meet();
-  held = reader.template read<kOwn>((LdsBytes*)lds->rows[0], (LdsBytes*)lds->weights[0], 0);
-  for (u32 k = 0; k < k_end; k += kStep) {
+  // Of the step in one buffer; the next one is committed to the other, the one after the next
+  // is on its way, and that after it starts.
+  const auto step = [&]<u32 kOf>(StepOf<kOf>, u32 k) {
+    constexpr StepOf<kOf ^ 1> kNext;
     static_assert(Lds::kChunks == 4, "two pairs a step");
-    go_on(2, Starts<2>{}, [&](u32 n) { n == 0 ? commit(stage ^ 1) : issue(k + 2 * kStep); });
+    go_on(kOf, 2, Starts<2>{}, [&](u32 n) {
+      if (n == 0) {
+        commit(kNext);
+      } else {
+        issue(kNext, k + 3 * kStep);
+      }
+    });
     // All have read this step, and written the next one.
     wait_lds();
     meet();
-    stage ^= 1;
-    go_on(0, Starts<0>{}, [](u32) {});
+    go_on(kOf ^ 1, 0, Starts<0>{}, [](u32) {});
+  };
+  issue(StepOf<0>{}, 0);
+  issue(StepOf<1>{}, kStep);
+  commit(StepOf<0>{});
+  issue(StepOf<0>{}, 2 * kStep);
+  wait_lds();
+  meet();
+  held = reader.template read<kOwn>(to_rows[0], to_weights[0], 0);
+  for (u32 k = 0; k < k_end; k += 2 * kStep) {  // of an odd number the last one adds zeros
+    step(StepOf<0>{}, k);
+    step(StepOf<1>{}, k + kStep);
   }
   wait_lds();
   meet();  // or the next tile's first step is written over what others read
@@ -157,36 +182,20 @@ __device__ inline void store(const Sums<kOwn>& sums, In* out, const ExpertTile& 
   u32 lane = lane_in_wave();
   pin(lane);  // what follows is computed here: of all heights it would fill registers
   const u32 wave = wave_in_group(), wave_m = wave / kNWaves, wave_n = wave % kNWaves;
-  const u32 n0 = tile.n * kOutColumns, row_bytes = n * sizeof(In);
-  const Buffer buffer = make_buffer(out + u64{tile.first} * n, tile.rows * row_bytes);
-  const auto put = [&](F32x4 part, u32 row, u32 column) {  // all four are there or none
-    const u32 at = row * row_bytes + column * sizeof(In);
-    __builtin_amdgcn_raw_buffer_store_b64(
-        __builtin_bit_cast(U32x2, __builtin_convertvector(part, Four<In>)), buffer.rsrc,
-        at | (column < n ? 0 : kOutside), 0, 0);
-  };
+  const Buffer buffer = make_buffer(out + u64{tile.first} * n, tile.rows * n * sizeof(In));
+  const Store to(buffer, lane, tile.n * kOutColumns + wave_n * (kOutColumns / kNWaves), n,
+                 n * sizeof(In), (LdsBytes*)memory.stores[wave]);
 #pragma unroll
   for (u32 i = 0; i < kOwn; ++i) {
-    const u32 row = (i * kMWaves + wave_m) * kSub + lane % kSub;
-#pragma unroll
-    for (u32 q = 0; q < 16; q += 4) {
-      const u32 column = q * 2 + lane / kSub * 4;
-      F32x4 part[2];
+    to.store((i * kMWaves + wave_m) * kSub, [&](u32 j, u32 q) {
+      F32x4 four;
 #pragma unroll
       for (u32 e = 0; e < 4; ++e) {
-        part[0][e] = sums.of[i][0][q + e];
-        part[1][e] = sums.of[i][1][q + e];
+        const f32 sum = sums.of[i][j][4 * q + e];
+        four[e] = kStage == 1 ? silu(sum) * sums.of[i][1][4 * q + e] : sum;
       }
-      if constexpr (kStage == 1) {
-#pragma unroll
-        for (u32 e = 0; e < 4; ++e) part[0][e] = silu(part[0][e]) * part[1][e];
-        put(part[0], row, n0 + wave_n * kSub + column);
-      } else {
-        put(part[0], row, n0 + wave_n * 2 * kSub + column);
-        put(part[1], row, n0 + (wave_n * 2 + 1) * kSub + column);
-      }
-      keep_order();  // else all are made before one is stored
-    }
+      return four;
+    });
   }
 }
 

@@ -180,7 +180,7 @@ def test_what_hip_does(is_table: bool, height: int, arch: str) -> None:
     assert [launch.kernel for launch in p.launches] == ["moe_lists", name, name, "moe_add"]
     for launch in p.launches:
         assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
-        assert launch.lds_conflict_cycles == 0 or arch == "gfx942"
+        assert launch.lds_conflict_cycles == 0 or (arch == "gfx942" and is_table)
     all_rows = sum(-(-count // 32) * 32 for count in (300, 270, 300))
     flops = 2 * 32 * 32 * (8 if arch == "gfx942" else 16)
     flops = 2 * 16 * 16 * 32 if "pingpong" in name else flops

@@ -38,6 +38,9 @@ struct Span {
   u32 bytes;
 };
 
+// Steps that loaders have room for in registers, so that many are on their way.
+constexpr u32 kStaged = 2;
+
 // kCount rows of K side by side, through registers: each where the caller says, or nowhere. Of rows
 // whose 16-byte chunks lie 16 times as far apart (loader.h's MemoryOrder) kUnit is 16.
 template <u32 kCount, u32 kStep, u32 kThreads, u32 kUnit = 1>
@@ -62,24 +65,27 @@ class RowLoader {
       from_[p] = offset_of(row + p * kRowsAtOnce) + chunk * kVecBytes * kUnit;
     }
   }
+  template <u32 kTo>
   __device__ void issue(u32 k, u32 k_end) {
     const u32 outside = k + k_ < k_end ? 0 : kOutside;
 #pragma unroll
     for (u32 p = 0; p < kPasses; ++p) {
-      staged_[p] = load_16(buffer_, from_[p] | outside, k * 2 * kUnit);
+      staged_[kTo][p] = load_16(buffer_, from_[p] | outside, k * 2 * kUnit);
     }
   }
+  template <u32 kFrom>
   __device__ void commit(LdsBytes* tile) const {
 #pragma unroll
     for (u32 p = 0; p < kPasses; ++p) {
-      *reinterpret_cast<RFOPS_LDS U32x4*>(tile + to_ + p * kRowsAtOnce * Rows::kBytes) = staged_[p];
+      *reinterpret_cast<RFOPS_LDS U32x4*>(tile + to_ + p * kRowsAtOnce * Rows::kBytes) =
+          staged_[kFrom][p];
     }
   }
 
  private:
   Buffer buffer_;
   u32 k_, to_, from_[kPasses];
-  U32x4 staged_[kPasses];
+  U32x4 staged_[kStaged][kPasses];
 };
 
 // The same of columns: memory has elements of one k side by side. A wave has 128 columns and 8 of
@@ -114,21 +120,23 @@ class ColumnLoader {
 #pragma unroll
     for (u32 c = 0; c < 4; ++c) to_[c] = at(row_of(own + c), chunk) + half * 8;
   }
+  template <u32 kTo>
   __device__ void issue(u32 k, u32 k_end) {
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
       const u32 outside = k + i + k_ < k_end ? 0 : kOutside;
       const auto got = load_dwords<2>(buffer_, from_ | outside, as_scalar((k + i) * row_bytes_));
-      staged_[i] = {got.dword[0], got.dword[1]};
+      staged_[kTo][i] = {got.dword[0], got.dword[1]};
     }
   }
+  template <u32 kFrom>
   __device__ void commit(LdsBytes* tile) const {
     constexpr u32 kLow = 0x05040100,
                   kHigh = 0x07060302;  // 16-bit halves of two dwords
 #pragma unroll
     for (u32 c = 0; c < 4; ++c) {
       const auto pair = [&](u32 i) {
-        return __builtin_amdgcn_perm(staged_[i + 1][c / 2], staged_[i][c / 2],
+        return __builtin_amdgcn_perm(staged_[kFrom][i + 1][c / 2], staged_[kFrom][i][c / 2],
                                      c % 2 == 0 ? kLow : kHigh);
       };
       *reinterpret_cast<RFOPS_LDS U32x2*>(tile + to_[c]) = U32x2{pair(0), pair(2)};
@@ -138,7 +146,7 @@ class ColumnLoader {
  private:
   Buffer buffer_;
   u32 row_bytes_, k_, from_, to_[4];
-  U32x2 staged_[4];
+  U32x2 staged_[kStaged][4];
 };
 static_assert(details::are_apart(details::kReadPhases, kLdsBanks,
                                  [](u32 l) { return ColumnLoader<512>::at(l % 32, l / 32); }),
