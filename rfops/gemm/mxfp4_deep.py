@@ -151,8 +151,10 @@ class Deep(Prepared):
 def _variants(most_split: int) -> Columns[DeepConfig]:
     found = []
     sizes = (32, 64, 128, 256)
-    values = itertools.product(sizes, sizes[:3], (4, 8), (2, 4), range(1, most_split + 1))
-    for each in values:
+    rest = sizes[:3], (4, 8), (2, 4)
+    values = itertools.product(sizes, *rest, range(1, most_split + 1))
+    # Of others no split: its times are predicted too low.
+    for each in itertools.chain(values, itertools.product((96, 192), *rest, (1,))):
         with contextlib.suppress(ValueError):  # does not fit
             found.append(DeepConfig(*each))
     return Columns(found)
