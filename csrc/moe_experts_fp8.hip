@@ -16,7 +16,6 @@
 // Promises. Deterministic: a row's sums go along K, wherever it lies. Memory that is not there is
 // not touched. N and K are multiples of 128, rows are aligned to 16 bytes; `in` of stage 1, and an
 // expert's weights, are below 2 GiB.
-#include "rfops/epilogue.h"
 #include "rfops/exp.h"
 #include "rfops/experts.h"
 #include "rfops/fp8_quant.h"
@@ -24,6 +23,7 @@
 #include "rfops/placed_rows.h"
 #include "rfops/promote.h"
 #include "rfops/waits.h"
+#include "rfops/wave_store.h"
 
 #if !defined(RFOPS_IN) || !defined(RFOPS_STAGE) || !defined(RFOPS_ROWS) || !defined(RFOPS_EACH) || \
     !defined(RFOPS_SHUFFLED)
@@ -57,7 +57,8 @@ struct OutOf<1> {
 using Out = OutOf<kStage>::Type;
 using WLoader = PlacedLoader<kColumns, kThreads, RFOPS_SHUFFLED>;
 using XLoader = PlacedLoader<kRows, kThreads>;
-using Experts = ExpertRows<kRows, kEach>;
+constexpr u32 kEven = kMWaves * kTileRows;  // rows: as many of each wave
+using Experts = ExpertRows<kRows, kEach, kEven>;
 
 struct Memory {
   u8 x[kRows * kRowBytes], w[kColumns * kRowBytes];
@@ -210,21 +211,19 @@ __device__ inline void store_h(const Wave<kOwn>& wave, const Own& own, u8* out, 
   }
 }
 
-// A wave's columns are all there or none, as N is a multiple of 128.
+// By LDS that has a step's weights otherwise. A wave's columns are all there or none, as N is a
+// multiple of 128.
 template <u32 kOwn>
 __device__ inline void store_out(const Wave<kOwn>& wave, const Own& own, In* out,
                                  const ExpertTile& tile, u32 n) {
-  const u32 column = tile.n * kColumns + own.n * kNTiles * kTileRows;
-  if (column >= n) return;
+  using Store = WaveStore<In, kNTiles * kTileRows>;
+  const u32 column = (tile.n * kNWaves + own.n) * (kNTiles * kTileRows);
 #pragma unroll
   for (u32 i = 0; i < kOwn; ++i) {
-    if (own.row(i) >= tile.rows) continue;
-    In* const to = out + u64{tile.first + own.row(i)} * n + column + own.lane / kTileRows * 4;
-#pragma unroll
-    for (u32 j = 0; j < kNTiles; ++j) {
-      *reinterpret_cast<Four<In>*>(to + j * kTileRows) =
-          __builtin_convertvector(wave.sum(i, j), Four<In>);
-    }
+    const u32 row = tile.first + (i * kMWaves + own.m) * kTileRows;
+    const Store to(out, row, tile.first + tile.rows, kTileRows, n, column,
+                   (LdsBytes*)memory.w + wave_in_group() * Store::kBytes);
+    to.template store<1>([&](u32, u32 j) { return wave.sum(i, j); });
   }
 }
 
@@ -239,7 +238,7 @@ __device__ inline void make_tile(u32 count, const Own& own, XLoader& x, WLoader&
   }
   Wave<kOwn> wave = {};
   multiply_all(wave, own, x, w, scales, k / kTileK, index_of);
-  if constexpr (kStage == 1 && kOwn == 0) sync_group();  // as in store_h
+  if constexpr (kStage == 2 || kOwn == 0) sync_group();  // all have read w; or as in store_h
   if constexpr (kStage == 1 && kOwn > 0) store_h(wave, own, out, out_scale, tile, n);
   if constexpr (kStage == 2 && kOwn > 0) store_out(wave, own, out, tile, n);
 }
@@ -267,7 +266,8 @@ extern "C" __global__ void
   });
   leave_for_others<kStage>(all, counts, offsets, routed, experts);
   const Own own;
-  each_tile(all, groups, [&](const ExpertTile& tile) {
+  const auto tile_of = [&](u32 number) { return all.tile(number); };
+  each_part<kEven>(all, routed, groups, tile_of, [&](const ExpertTile& tile) {
     const u64 row0 = u64{tile.expert} * matrices * n;  // of all weights
     const u32 n0 = tile.n * kOutColumns;
     WLoader w(weights + row0 * k, matrices * n * k, [&](u32 row) {
@@ -276,7 +276,7 @@ extern "C" __global__ void
       return WLoader::Order::place(n0 + c.n + (c.is_second ? n : 0), 0, k);
     });
     const bool is_list = kStage == 1 && tile.expert < routed;
-    const u32* list = lists + u64{tile.expert} * m + tile.row;
+    const u32* list = in_vector(lists) + u64{tile.expert} * m + tile.row;
     const u32 first = kStage == 1 ? 0 : tile.first, rows = kStage == 1 ? m : tile.rows;
     const auto index_of = [&](u32 row) {
       if (row >= tile.rows) return kOutside;

@@ -11,7 +11,12 @@ import torch
 import rfops.vgpu
 from rfops.moe.fused_moe import fused_moe
 from rfops.moe.fused_moe_fp8 import OP
-from rfops.moe.fused_moe_fp8_hip import Fp8Launches, FusedMoeFp8HipConfig
+from rfops.moe.fused_moe_fp8_hip import (
+    Fp8Launches,
+    FusedMoeFp8HipConfig,
+    _defines,
+    moe_experts_fp8_kernel,
+)
 from rfops.moe.fused_moe_triton import FusedMoeTritonConfig
 from rfops.quantization.fp8_blockscale import BLOCK, fp8_of
 from rfops.quantization.fp8_blockscale import reference as quantise
@@ -174,6 +179,25 @@ def test_what_hip_does(config: FusedMoeFp8HipConfig, arch: str) -> None:
         flops = {"gfx942": 2 * 16 * 16 * 32, "gfx950": 2 * 16 * 16 * 128}[arch]
         assert sum(launch.mfma.values()) * flops == 2 * rows * n * k
         assert launch.lds_conflict_cycles == 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("config", [LOW, HIGH])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_no_spills_of_many_experts(stage: int, config: FusedMoeFp8HipConfig, arch: str) -> None:
+    defines = _defines(config.rows, BF16, stage, 512, False)
+    found = moe_experts_fp8_kernel.bind(torch.device("cpu"), defines, arch).resources
+    assert found["vgpr_spills"] == found["sgpr_spills"] == found["scratch"] == 0, (defines, found)
+
+
+@pytest.mark.sweep
+def test_more_tiles_than_workgroups(arch: str) -> None:
+    """Whole rounds and a last one that is shared out by rows, of routed experts and shared ones."""
+    p = random_problem(arch, 300, 128, 2048, 18, 4, num_shared=2)
+    with rfops.vgpu.check() as checked:
+        got = run("hip", p, LOW)
+    assert_correct(got, p)
+    assert not checked.findings, "\n".join(map(str, checked.findings))
 
 
 @pytest.mark.thin(2)
