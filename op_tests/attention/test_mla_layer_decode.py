@@ -14,7 +14,7 @@ from rfops.attention import mla_decode
 from rfops.attention.mla_decode_flow import turns
 from rfops.attention.mla_decode_shared import mla_decode_shared
 from rfops.attention.mla_layer_decode import OP, mla_layer_decode, rope_angles
-from rfops.attention.mla_layer_decode_hip import products
+from rfops.attention.mla_layer_decode_hip import products, query_defines, query_groups
 from rfops.attention.mla_layer_decode_triton import LayerTritonConfig
 from rfops.attention.mla_layer_parts import attention_call, attention_kernel, even
 from rfops.challenge import mla_decode as challenge
@@ -142,7 +142,7 @@ def test_keys_are_turned_as_torch_turns_them(
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_the_public_call(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start as int and as a tensor, x with and without its middle; six launches; deterministic."""
+    """Start as int and as a tensor, x with and without its middle; five launches; deterministic."""
     monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
     p = problem([20, 20], 4, rows=32)
     made = []
@@ -156,12 +156,13 @@ def test_the_public_call(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
             made.append(out.view(p.x.shape))
     assert all(torch.equal(made[0], other) for other in made)
     names = [launch.kernel for launch in profile.launches]
-    assert names == [*["mla_layer_decode"] * 3, "mla_decode_flow", *["mla_layer_decode"] * 2]
+    assert names == ["mla_layer_decode", "mla_layer_decode_query", "mla_decode_flow",
+                     "mla_layer_decode", "mla_layer_decode_out"]  # fmt: skip
     for launch in profile.launches:
         spilled = launch.vgpr_spills, launch.sgpr_spills, launch.scratch_bytes_per_lane
         assert spilled == (0, 0, 0), launch.kernel
         assert launch.lds_conflict_cycles == 0, launch.kernel
-        if launch.kernel == "mla_layer_decode":  # nothing is asked for that nobody wants
+        if launch.kernel.startswith("mla_layer"):  # nothing is asked for that nobody wants
             read = launch.global_read
             assert read["requests_64B"] * 64 <= 1.02 * read["bytes"]
 
@@ -241,6 +242,8 @@ def test_routes() -> None:
         c = OP.call_of(arch, B=128, start=4096, R=1000)
         assert "no multiples of 32" in str(OP.kernels["hip"].refuses(c))
         assert OP.route(c).backend == "triton"
+    c = OP.call_of("gfx942", B=70000, start=0, L=1)
+    assert "70000 rows of an operand are beyond" in str(OP.kernels["hip"].refuses(c))
     assert OP.route(OP.call_of("sm_90", B=128, start=4096)).backend == "triton"
     assert OP.route(OP.call_of("sm_70", B=128, start=4096)).backend == "torch"
     assert mla_layer_decode.supports(arch="sm_90", shape=(128, 4096))
@@ -286,7 +289,10 @@ def test_workgroups_of_the_challenge() -> None:
     """All CUs have something to read of each product, of MI300X."""
     c = OP.call_of("gfx942", B=128, start=4096)
     groups = [p.tiles(128) * p.defines(128, 304)["SPLIT"] for p in products(c)]
-    assert groups == [264, 192, 512, 256, 224]
+    assert groups == [264, 256, 224]
+    for heads, tiles, wanted in ((128, 4, 256), (64, 2, 256), (16, 1, 128)):
+        assert query_defines(128, heads, 304) == {"M_TILES": tiles}
+        assert query_groups(128, heads, tiles) == wanted
 
 
 @pytest.mark.parametrize(

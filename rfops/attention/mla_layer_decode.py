@@ -162,7 +162,7 @@ def mla_layer_decode(
     config : takes that kernel in that variant, a LayerTritonConfig.
 
     Sums are fp32; q, what attention gives and its values are rounded to bf16 between the products,
-    which gives 4e-3 of a row's norm. Deterministic. HIP makes six launches, Triton up to seven;
+    which gives 4e-3 of a row's norm. Deterministic. HIP makes five launches, Triton up to seven;
     both synchronise with nothing and can be captured. Raises ValueError for what does not fit, and
     what building a kernel raises.
     """

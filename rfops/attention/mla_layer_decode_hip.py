@@ -1,11 +1,10 @@
-"""mla_layer_decode by HIP: six launches.
+"""mla_layer_decode by HIP: five launches.
 
 down     q_down and kv_down of x, the cache's new rows   csrc/mla_layer_decode.hip
-query    q_up, and RoPE of q                             "
-absorb   kv_up's half of k into q, by heads              "
+query    q_up, RoPE of q, and kv_up's half of k into it  csrc/mla_layer_decode_query.hip
          mla_decode's kernel, which turns keys           csrc/mla_decode_*.hip
 value    kv_up's half of v, by heads                     csrc/mla_layer_decode.hip
-out      o                                               "
+out      o                                               csrc/mla_layer_decode_out.hip
 """
 
 from __future__ import annotations
@@ -28,90 +27,106 @@ from .mla_layer_parts import (
     CACHE_ROW,
     LATENT,
     NOPE,
+    ROPE,
     V,
     attention,
     attention_call,
     attention_kernel,
 )
 
-DOWN, QUERY, ABSORB, PLAIN = range(4)  # stages of csrc/mla_layer_decode.hip
+DOWN, VALUE = range(2)  # stages of csrc/mla_layer_decode.hip
 TILE, PIECE, STEP = 16, 32, 128  # rows of an operand, K of one and of a step
 WAVES, THREADS = 4, 256
 MOST_SPLIT = 8  # more sums to add than CUs bring: down of MI300X 22.2 us by 9, 19.4 by 7
 _BF16, _F32, _I32 = torch.bfloat16, torch.float32, torch.int32
 
 
+def _m_tiles(m: int, most: int) -> int:
+    """Of 16 rows of x, of a workgroup."""
+    return min(most, 1 << (ceil(max(m, 1), TILE) - 1).bit_length())
+
+
 @dataclass(frozen=True)
 class Product:
-    """A launch of csrc/mla_layer_decode.hip: its stage, sizes and how its operands lie."""
+    """A launch of csrc/mla_layer_decode.hip, or without a stage of csrc/mla_layer_decode_out.hip:
+    sizes, and how its operands lie."""
 
-    stage: int
+    stage: int | None
     n: int
     k: int
-    x_row: int
-    out_row: int
+    columns: int  # of a workgroup
+    x_row: int = 0
     heads: int = 1
     x_head: int = 0
     w_first: int = 0
     w_head: int = 0
-    out_head: int = 0
-    n_tiles: int = 4  # of 16 rows of w, of a wave
     n_other: int = 0
     most_m: int = 8  # tiles of 16 rows of x
 
-    def m_tiles(self, m: int) -> int:
-        """Of 16 rows of x."""
-        return min(self.most_m, 1 << (ceil(max(m, 1), TILE) - 1).bit_length())
-
     def tiles(self, m: int) -> int:
         """Workgroups of an unsplit K."""
-        columns = WAVES * self.n_tiles * TILE
-        along_n = ceil(self.n, columns) + ceil(self.n_other, columns)
-        return ceil(m, self.m_tiles(m) * TILE) * along_n * self.heads
+        along_n = ceil(self.n, self.columns) + ceil(self.n_other, self.columns)
+        return ceil(m, _m_tiles(m, self.most_m) * TILE) * along_n * self.heads
 
     def defines(self, m: int, cus: int) -> dict[str, int]:
-        """K is split for as many workgroups as there are CUs, of two steps at least."""
-        steps = ceil(self.k, STEP)
-        split = max(1, min(cus // self.tiles(m), steps // 2, MOST_SPLIT))
-        split = ceil(steps, ceil(steps, split))  # none is without a step
-        return {"STAGE": self.stage, "M_TILES": self.m_tiles(m), "N_TILES": self.n_tiles,
-                "SPLIT": split}  # fmt: skip
+        """K is split for as many workgroups as there are CUs, of two steps at least, or of one of
+        each wave; none is without a step."""
+        of_waves = self.stage is None  # along K
+        turns = ceil(self.k, STEP * (WAVES if of_waves else 1))
+        split = max(1, min(cus // self.tiles(m), turns if of_waves else turns // 2, MOST_SPLIT))
+        made = {"M_TILES": _m_tiles(m, self.most_m), "SPLIT": ceil(turns, ceil(turns, split))}
+        if self.stage is None:
+            return {**made, "N_TILES": self.columns // TILE}
+        return {**made, "N_TILES": self.columns // (TILE * WAVES), "STAGE": self.stage}
+
+    def sums(self, m: int, split: int) -> int:
+        """fp32 that workgroups leave for the last one."""
+        of_tile = max(_m_tiles(m, self.most_m) * TILE * self.columns, WAVES * TILE * TILE)
+        return self.tiles(m) * split * of_tile if split > 1 else 0
 
 
 def products(c: Call) -> tuple[Product, ...]:
-    """down, query, absorb, value, out.
+    """down, value, out.
 
-    Some have 64 rows of x a workgroup, which wants more of these: absorb, whose two steps of K they
-    hide from each other (MI300X 15.8 us, 13.5 so), and down and out, of less parts that the last
-    one adds up; two that read the same of w share an L2 (21.5 and 82.8 us, 16.8 and 77.8 so).
+    down has 64 rows of x a workgroup, of less parts that the last one adds up; two that read the
+    same of w share an L2 (MI300X 21.5 us, 16.8 so).
     """
     heads = c.V // V
     up = (NOPE + V) * LATENT  # of a head
     return (
-        Product(DOWN, c.R, c.D, c.D, c.R, n_tiles=1, n_other=CACHE_ROW, most_m=4),
-        Product(QUERY, c.Q, c.R, c.R, heads * NOPE, n_tiles=2),
-        Product(ABSORB, LATENT, NOPE, heads * NOPE, heads * CACHE_ROW, heads, NOPE, 0, up,
-                CACHE_ROW, most_m=4),
-        Product(PLAIN, V, LATENT, heads * LATENT, c.V, heads, LATENT, NOPE * LATENT, up, V, 1),
-        Product(PLAIN, c.D, c.V, c.V, c.D, n_tiles=2, most_m=4),
-    )  # fmt: skip
+        Product(DOWN, c.R, c.D, 64, c.D, n_other=CACHE_ROW, most_m=4),
+        Product(VALUE, V, LATENT, 64, heads * LATENT, heads, LATENT, NOPE * LATENT, up),
+        Product(None, c.D, c.V, 64),
+    )
 
 
-def _variants(arch: str) -> list[dict[str, int]]:
+def query_defines(m: int, heads: int, cus: int) -> dict[str, int]:
+    """A workgroup of each head, of more where heads are few."""
+    tiles = _m_tiles(m, 4)
+    while tiles > 1 and 2 * query_groups(m, heads, tiles) <= cus:
+        tiles //= 2
+    return {"M_TILES": tiles}
+
+
+def query_groups(m: int, heads: int, tiles: int) -> int:
+    return heads * ceil(m, tiles * TILE)
+
+
+def _defines(arch: str) -> list[list[dict[str, int]]]:
     """DeepSeek-V3's, of one sequence and of 128."""
     c = Call(arch, ROWS[arch].cus, torch.device("cpu"),
              {"D": 7168, "R": 1536, "Q": 24576, "V": 16384}, {}, {})  # fmt: skip
-    return [p.defines(m, c.cu_num) for m in (1, 128) for p in products(c)]
+    return [[p.defines(m, c.cu_num) for p in products(c)] for m in (1, 128)]
 
 
-@compile_ops("mla_layer_decode", kernel="mla_layer_decode", variants=_variants)
+@compile_ops("mla_layer_decode", kernel="mla_layer_decode",
+             variants=lambda arch: [d for made in _defines(arch) for d in made[:2]])  # fmt: skip
 def mla_layer_decode_kernel(
     out: Tensor,
     x: Tensor,
     w: Tensor,
-    other: Tensor | None,
+    cache: Tensor | None,
     w_other: Tensor | None,
-    angles: Tensor | None,
     positions: Tensor | None,
     lens: Tensor | None,
     table: Tensor | None,
@@ -126,8 +141,6 @@ def mla_layer_decode_kernel(
     x_head: u32,
     w_first: u32,
     w_head: u32,
-    out_row: u32,
-    out_head: u32,
     start: u32,
     cache_rows: u32,
     width: u32,
@@ -135,10 +148,47 @@ def mla_layer_decode_kernel(
     """csrc/mla_layer_decode.hip: the shapes stand there."""
 
 
+@compile_ops(
+    "mla_layer_decode_query",
+    kernel="mla_layer_decode_query",
+    variants=lambda arch: [query_defines(m, 128, ROWS[arch].cus) for m in (1, 128)],
+)
+def mla_layer_decode_query(
+    q: Tensor,
+    q_lora: Tensor,
+    q_up: Tensor,
+    kv_up: Tensor,
+    angles: Tensor,
+    positions: Tensor | None,
+    m: u32,
+    heads: u32,
+    k: u32,
+    start: u32,
+    length: u32,
+) -> None:
+    """csrc/mla_layer_decode_query.hip: the shapes stand there."""
+
+
+@compile_ops("mla_layer_decode_out", kernel="mla_layer_decode_out",
+             variants=lambda arch: [made[2] for made in _defines(arch)])  # fmt: skip
+def mla_layer_decode_out(
+    out: Tensor,
+    x: Tensor,
+    w: Tensor,
+    workspace: Tensor | None,
+    counts: Tensor | None,
+    m: u32,
+    n: u32,
+    k: u32,
+) -> None:
+    """csrc/mla_layer_decode_out.hip: the shapes stand there."""
+
+
 class HipLayer(Kernel):
     name = "hip"
     module = "mla_layer_decode"
-    more_modules = ("mla_decode_flow", "mla_decode_shared")
+    more_modules = ("mla_layer_decode_query", "mla_layer_decode_out", "mla_decode_flow",
+                    "mla_decode_shared")  # fmt: skip
     error = 2.0**-6  # five roundings to bf16, and P
 
     def refuses(self, c: Call) -> str | None:
@@ -146,9 +196,11 @@ class HipLayer(Kernel):
             return reason
         if c.D % PIECE or c.R % PIECE:
             return f"D={c.D}, R={c.R}: no multiples of {PIECE}"
-        rows = 8 * TILE
-        if 2 * rows * max(c.D, c.R, c.V * LATENT // V) >= MAX_BYTES:
-            return f"{rows} rows of an operand are beyond signed 32-bit offsets (2 GiB)"
+        rows = ceil(c.B, TILE) * TILE
+        for count, row in ((8 * TILE, c.D), (8 * TILE, c.V * LATENT // V), (rows, c.R), (rows, c.V),
+                           (c.L, ROPE)):  # fmt: skip
+            if 2 * count * row >= MAX_BYTES:
+                return f"{count} rows of an operand are beyond signed 32-bit offsets (2 GiB)"
         if c.B * c.L >= 2**31:
             return f"a cache of {c.B * c.L} rows, 2^31 or more"
         kernel, reason = attention_kernel(attention_call(c, page_of(c)), hip=True)
@@ -174,52 +226,57 @@ class _Launches:
     """Of one call; what is between launches lies in the workspace."""
 
     def __init__(self, c: Call) -> None:
-        all_of_it = [(p, p.defines(c.B, c.cu_num)) for p in products(c)]
-        self.products = [self._launch(c, *pair) for pair in all_of_it]
+        down, value, out = made = products(c)
+        self.down, self.value = self._product(c, down), self._product(c, value)
+        self.query, self.out = self._query(c), self._out(c, out)
         page = page_of(c)
         self.attention = attention(c, page, hip=True)
-        heads, pages = c.V // V, c.L // page
+        heads, pages, rows = c.V // V, c.L // page, ceil(c.B, TILE) * TILE
         self.workspace = Workspace(
             c.device,
             (c.B, _I32),  # lens
             ((c.B, pages), _I32),  # table
-            ((c.B, c.R), _BF16),  # q_lora
-            ((c.B, heads, NOPE), _BF16),
+            ((rows, c.R), _BF16),  # q_lora, packed
             ((c.B, heads, CACHE_ROW), _BF16),  # q
             ((c.B, heads, LATENT), _BF16),  # what attention gives
-            ((c.B, heads, V), _BF16),
-            (max(_sums(p, c.B, defines) for p, defines in all_of_it), _F32),
-            zeros=max(p.tiles(c.B) for p, _ in all_of_it),
+            ((rows, heads * V), _BF16),  # value, packed
+            (max(p.sums(c.B, p.defines(c.B, c.cu_num)["SPLIT"]) for p in made), _F32),
+            zeros=max(p.tiles(c.B) for p in made),
             outer=True,
         )
 
-    def _launch(self, c: Call, p: Product, defines: Mapping[str, int]) -> Run:
+    def _product(self, c: Call, p: Product) -> Run:
+        defines = p.defines(c.B, c.cu_num)
         bound = mla_layer_decode_kernel.bind(c.device, defines, c.arch)
         groups = p.tiles(c.B) * defines["SPLIT"]
         numbers = (c.B, p.n, p.n_other, p.heads, p.k, p.x_row, p.x_head, p.w_first, p.w_head,
-                   p.out_row, p.out_head, c.start, c.L, c.L // page_of(c))  # fmt: skip
-        run: Run = bound.prepare((THREADS, 1, 1), tuple(range(11)))((groups, 1, 1), numbers)
+                   c.start, c.L, c.L // page_of(c))  # fmt: skip
+        run: Run = bound.prepare((THREADS, 1, 1), tuple(range(10)))((groups, 1, 1), numbers)
+        return run
+
+    def _query(self, c: Call) -> Run:
+        heads = c.V // V
+        defines = query_defines(c.B, heads, c.cu_num)
+        bound = mla_layer_decode_query.bind(c.device, defines, c.arch)
+        groups = query_groups(c.B, heads, defines["M_TILES"])
+        numbers = (c.B, heads, c.R, c.start, c.L)
+        run: Run = bound.prepare((THREADS, 1, 1), tuple(range(6)))((groups, 1, 1), numbers)
+        return run
+
+    def _out(self, c: Call, p: Product) -> Run:
+        defines = p.defines(c.B, c.cu_num)
+        bound = mla_layer_decode_out.bind(c.device, defines, c.arch)
+        groups = p.tiles(c.B) * defines["SPLIT"]
+        run: Run = bound.prepare((THREADS, 1, 1), tuple(range(5)))((groups, 1, 1), (c.B, p.n, p.k))
         return run
 
     def run(
         self, out: Tensor, x: Tensor, cache: Tensor, q_down: Tensor, q_up: Tensor, kv_down: Tensor,
         kv_up: Tensor, o: Tensor, angles: Tensor, positions: Tensor | None, lens: Tensor,
-        table: Tensor, q_lora: Tensor, nope: Tensor, q: Tensor, seen: Tensor, value: Tensor,
-        *sums: Tensor,
+        table: Tensor, q_lora: Tensor, q: Tensor, seen: Tensor, value: Tensor, *sums: Tensor,
     ) -> None:  # fmt: skip
-        down, query, absorb, values, last = self.products
-        none = (None,) * 6
-        down(q_lora, x, q_down, cache, kv_down, None, positions, lens, table, *sums)
-        query(nope, q_lora, q_up, q, None, angles, positions, None, None, *sums)
-        absorb(q, nope, kv_up, *none, *sums)
+        self.down(q_lora, x, q_down, cache, kv_down, positions, lens, table, *sums)
+        self.query(q, q_lora, q_up, kv_up, angles, positions)
         self.attention(seen, q, cache, lens, table, lens, None, None, None, angles)
-        values(value, seen, kv_up, *none, *sums)
-        last(out, value, o, *none, *sums)
-
-
-def _sums(p: Product, m: int, defines: Mapping[str, int]) -> int:
-    """fp32 that workgroups leave for the last one."""
-    split = defines["SPLIT"]
-    if split == 1:
-        return 0
-    return p.tiles(m) * split * defines["M_TILES"] * WAVES * defines["N_TILES"] * TILE * TILE
+        self.value(value, seen, kv_up, *(None,) * 5, *sums)
+        self.out(out, value, o, *sums)

@@ -1,6 +1,9 @@
-// Rows of bf16 operands of a product, a step along K at a time: from memory to registers, of two
-// steps, and from there to LDS (lds_tile.h), in pieces that the caller has others between. Nothing
-// beyond K is touched.
+// Rows of bf16 operands of a product, a step of 128 of K at a time: from memory to registers, of
+// some steps, and from there to LDS (lds_tile.h), in pieces that the caller has others between.
+// Nothing beyond K is touched.
+//
+// What only kernels of one op pass on lies packed, as matrix cores take it: [K / 32][M /
+// 16][64][8].
 #pragma once
 
 #include "rfops/lds_tile.h"
@@ -9,7 +12,41 @@
 
 namespace rfops {
 
+constexpr u32 kPieceOfK = 32, kPieces = 4, kStepOfK = kPieces * kPieceOfK;
 constexpr u32 kPairBytes = 2 * kRowBytes, kPairChunks = kPairBytes / kVecBytes;
+constexpr u32 kPackedTile = kWaveSize * kVecBytes;  // bytes of a piece of 16 rows
+static_assert(kStepOfK * 2 == kPairBytes, "a step is two lines of a row");
+
+// Where 4 neighbours of a row from column k on, a multiple of 4, lie in a packed operand, in bytes.
+__device__ inline u32 packed_at(u32 tiles, u32 row, u32 k) {
+  const u32 lane = row % kTileRows + k % kPieceOfK / 8 * kTileRows;
+  return (k / kPieceOfK * tiles + row / kTileRows) * kPackedTile + lane * kVecBytes + k % 8 * 2;
+}
+
+// 16 kTiles packed rows, straight to operands: for what lies in an L2.
+template <u32 kTiles, u32 kAhead>
+struct PackedRows {
+  Buffer rows;
+  u32 tiles, k_end;
+  U32x4 own[kAhead][kPieces][kTiles];
+
+  // A piece of a tile, of the step from k on.
+  __device__ void load(u32 s, u32 k, u32 piece, u32 tile) {
+    const u32 at = k + piece * kPieceOfK, outside = at < k_end ? 0 : kOutside;
+    own[s][piece][tile] = load_16(rows, (lane_in_wave() * kVecBytes) | outside,
+                                  (at / kPieceOfK * tiles + tile) * kPackedTile);
+  }
+};
+
+// Of [M, K], those of workgroup `group` along M.
+template <u32 kTiles, u32 kAhead>
+__device__ inline PackedRows<kTiles, kAhead> packed_rows(const bf16* x, u32 m, u32 group, u32 k) {
+  const u32 tiles = (m + kTileRows - 1) / kTileRows, first = group * kTiles;
+  return {make_buffer(x + first * (kPackedTile / 2), (k / kPieceOfK * tiles - first) * kPackedTile),
+          tiles,
+          k,
+          {}};
+}
 
 // kRows rows of all kThreads threads, 128 bytes each.
 template <u32 kRows, u32 kThreads>
@@ -34,56 +71,26 @@ struct GroupRows {
   }
 };
 
-// kRows rows of one wave, 256 bytes each, read once: two lines at a time, as a row of memory takes
-// time to open. In LDS first halves are before second ones. Tiles of 16 rows are kTileStep apart.
-template <u32 kRows, u32 kTileStep>
+// 16 kTiles rows of one wave, 256 bytes of a row at once, as a row of memory takes time to open; to
+// LDS, whose first half has the first lines. Tiles are tile_step rows apart.
+template <u32 kTiles, u32 kSlots>
 struct WaveRows {
-  static constexpr u32 kAtOnce = kWaveSize / kPairChunks, kLoads = kRows / kAtOnce;
+  static constexpr u32 kAtOnce = kWaveSize / kPairChunks, kOfTile = kTileRows / kAtOnce;
+  static constexpr u32 kLoads = kTiles * kOfTile, kHalfBytes = kTiles * kLdsTile;
   Buffer rows;
-  u32 row, k_end;
-  U32x4 own[2][kLoads];
+  u32 row, k_end, tile_step;
+  U32x4 own[kSlots][kLoads];
 
   __device__ void load(u32 s, u32 k, u32 i) {
-    const u32 lane = lane_in_wave(), chunk = lane % kPairChunks, first = i * kAtOnce;
+    const u32 lane = lane_in_wave(), chunk = lane % kPairChunks;
     const u32 outside = k + chunk * 8 < k_end ? 0 : kOutside;
-    own[s][i] =
-        load_16<kStreamed>(rows, (lane / kPairChunks * row + chunk * kVecBytes) | outside,
-                           (first / kTileRows * kTileStep + first % kTileRows) * row + k * 2);
+    own[s][i] = load_16<kStreamed>(rows, (lane / kPairChunks * row + chunk * kVecBytes) | outside,
+                                   (i / kOfTile * tile_step + i % kOfTile * kAtOnce) * row + k * 2);
   }
   __device__ void store(u32 s, LdsBytes* to, u32 i) const {
     const u32 lane = lane_in_wave(), chunk = lane % kPairChunks;
     const u32 at = lds_at(i * kAtOnce + lane / kPairChunks, chunk % kRowChunks);
-    *reinterpret_cast<RFOPS_LDS U32x4*>(to + chunk / kRowChunks * (kRows * kRowBytes) + at) =
-        own[s][i];
-  }
-};
-
-// Of an operand that lies as [K, N], in registers as it comes: 32 of K, of which a lane has 8 of
-// four neighbours of N.
-template <u32 kTiles>
-struct TurnedRows {
-  const bf16* first;
-  u32 bytes, row, k_end;
-
-  __device__ void load(U32x4 (&to)[kTiles], u32 k) const {
-    const u32 lane = lane_in_wave(), own = lane % kTileRows, g = lane / kTileRows;
-    const Buffer rows = make_buffer(first, k < k_end ? bytes : 0);
-#pragma unroll
-    for (u32 e = 0; e < 8; ++e) {
-      const auto two = load_dwords<2>(rows, g * 8 * row + own * 8, (k + e) * row);
-      to[e / 2][e % 2 * 2] = two.dword[0];
-      to[e / 2][e % 2 * 2 + 1] = two.dword[1];
-    }
-  }
-  // Every fourth of the rows, from n on, turned round.
-  __device__ static U32x4 row_of(const U32x4 (&w)[kTiles], u32 n) {
-    U32x4 made;
-#pragma unroll
-    for (u32 e = 0; e < 8; e += 2) {
-      const u32 low = w[e / 2][n / 2], high = w[e / 2][2 + n / 2];
-      made[e / 2] = __builtin_amdgcn_perm(high, low, n % 2 ? 0x07060302 : 0x05040100);
-    }
-    return made;
+    *reinterpret_cast<RFOPS_LDS U32x4*>(to + chunk / kRowChunks * kHalfBytes + at) = own[s][i];
   }
 };
 
