@@ -252,9 +252,10 @@ extern "C" __global__ void
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
   const u32 id = group_x() % workers, group = group_x() / workers, lane = lane_in_wave();
-  const Sequences all = {kv_indptr, kv_lens, batch, page_shift};
+  const Sequences all = {kv_indptr, kv_lens, batch, page_shift, {64, 0}};
   SequenceChunk chunk(all, 0, 0);
-  const Shares shares(all.total(), workers, kLeast);
+  const u32 total = all.total(all.tokens());
+  const Shares shares(total, workers, total / kLeast);
   if (id >= shares.active) return;
   const u32 worker = xcd_order(id, shares.active);  // those of a sequence share an L2
   const u32 from = shares.begin(worker), to = shares.begin(worker + 1);
@@ -267,18 +268,17 @@ extern "C" __global__ void
   // Scalar registers are few, and these are wanted at the end.
   out = in_vector(out), lse = in_vector(lse), parts = in_vector(parts), counts = in_vector(counts);
   for (u32 first = 0;;) {
-    const u32 begin = token_at<Row::kTokens>(from, chunk.start, chunk.length);
-    const u32 end = token_at<Row::kTokens>(to, chunk.start, chunk.length);
+    const u32 begin = token_at<Row::kTokens>(from, chunk.zero, chunk.length);
+    const u32 end = token_at<Row::kTokens>(to, chunk.zero, chunk.length);
     const bool is_mine = chunk.length == 0 ? from <= chunk.start && chunk.start < to : begin < end;
     const Args args = {q, columns, unseen, scale};
     u64 left = __builtin_amdgcn_ballot_w64(is_mine && first + lane < batch);
     for (; left != 0; left &= left - 1) {
       const u32 at = static_cast<u32>(__builtin_ctzll(left));
-      const MlaPart part = {
-          first + at,          lane_value(chunk.start, at),  lane_value(begin, at),
-          lane_value(end, at), lane_value(chunk.length, at), 0};
+      const auto of = [at](u32 all_lanes) { return lane_value(all_lanes, at); };
+      const MlaPart part = {first + at, of(chunk.zero), of(begin), of(end), of(chunk.length), 0};
       const u64 row = u64{part.sequence} * columns;
-      const u64 list = width != 0 ? u64{part.sequence} * width : lane_value(chunk.entry, at);
+      const u64 list = width != 0 ? u64{part.sequence} * width : of(chunk.entry);
       const MlaTokens<kPaged> tokens = {kv, kv_indices + list, part.end, page_shift, angles};
       Own own = {kLowest, 0.0f, {}};
       take_part(own, lds, args, tokens, part, row + column,

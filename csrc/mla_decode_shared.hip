@@ -55,6 +55,7 @@ using Columns = MlaColumns<kQueryFp8, kFp8 ? 6 : 18>;
 #endif
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize, kColumns = kWaves * kWaveColumns;
 constexpr u32 kTokens = Slot::kTokens;
+constexpr u32 kItemCost = 32 * kTokens;  // what a part costs beside its own: Q, storing, adding up
 constexpr f32 kLog2E = 1.44269504088896f;
 using Target = MlaColumnsTarget<kColumns>;
 
@@ -196,6 +197,7 @@ __device__ inline void finish_part(const Columns& own, LdsBytes* lds, const Targ
       F32x4 quads[8];
       quads_of(own, block, lane, quads);
       target.store_part(slot, block, quads);
+      wait_loads<0>();  // a part at once would keep memory from all other workgroups
     }
     sync_group();
     if (!climb(target, slots.own, slots.count, first + lane % 32, slots, behind, from)) {
@@ -247,8 +249,9 @@ extern "C" __global__ void
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
   const u32 id = group_x() % workers, group = group_x() / workers;
-  const Sequences all = {kv_indptr, kv_lens, batch, page_shift};
-  const Shares shares(all.total(), workers, kLeast);
+  const Sequences all = {kv_indptr, kv_lens, batch, page_shift, {kItemCost / 2, kItemCost / 2}};
+  const u32 sum = all.tokens();
+  const Shares shares(all.total(sum), workers, sum / kLeast);
   if (id >= shares.active) return;
   const u32 worker = xcd_order(id, shares.active);  // those of a sequence share an L2
 

@@ -17,7 +17,7 @@ from rfops.jit.arch import ROWS
 from support.mla_problems import BF16, Problem, assert_correct, needle, problem, run
 
 ARCHS = ("gfx942", "gfx950")
-ITEM_COST = 64  # kItemCost of csrc/include/rfops/split_schedule.h
+ITEM_COST = 64  # before a sequence, as csrc/mla_decode_flow.hip says
 
 
 @pytest.fixture(params=ARCHS, autouse=True)

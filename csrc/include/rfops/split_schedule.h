@@ -1,17 +1,15 @@
 // Shares out sequences of any lengths evenly over workers, in the kernel: no plan, no host.
 //
-// Sequence b costs its tokens and kItemCost more. Laid end to end, sequence b begins at start(b);
-// the whole is cut into equal shares, and a worker has the tokens between two cuts, which are
-// rounded up to granules within a sequence. A worker meets at most one sequence that began before
-// its share, and one that goes on after it: its partial results lie in slot 2 w and 2 w + 1.
+// Sequence b costs its tokens, and those of an ItemCost more. Laid end to end, sequence b begins at
+// start(b); the whole is cut into equal shares, and a worker has the tokens between two cuts, which
+// are rounded up to granules within a sequence. A worker meets at most one sequence that began
+// before its share, and one that goes on after it: its partial results lie in slot 2 w and 2 w + 1.
 // Whoever asks gets the same answer, so that what adds partial results up needs no list of them.
 #pragma once
 
 #include "rfops/types.h"
 
 namespace rfops {
-
-constexpr u32 kItemCost = 64;  // tokens: what an item costs beside its own
 
 __device__ inline u32 lane_value(u32 value, u32 lane) {
   return static_cast<u32>(
@@ -41,25 +39,34 @@ __device__ inline u32 prefix_sum(u32 value) {
   return details::add_moved<kLastOfHalf, 0xc>(value);
 }
 
+// What an item costs beside its own tokens, in tokens. As much behind them as before: then
+// sequences of two workers each are cut in the middle.
+struct ItemCost {
+  u32 before, behind;
+
+  __device__ u32 all() const { return before + behind; }
+};
+
 // Where sequences are said: pages of each between two bounds, or tokens of each.
 struct Sequences {
   const i32* bounds;  // [count + 1], or null where there are lens
   const i32* lens;    // [count], or null
   u32 count, page_shift;
+  ItemCost cost;
 
-  __device__ u32 total() const {
-    if (lens == nullptr) {
-      return (static_cast<u32>(bounds[count] - bounds[0]) << page_shift) + kItemCost * count;
-    }
+  __device__ u32 total(u32 tokens) const { return tokens + cost.all() * count; }
+  __device__ u32 tokens() const {
+    if (lens == nullptr) return static_cast<u32>(bounds[count] - bounds[0]) << page_shift;
     u32 own = 0;
     for (u32 b = lane_in_wave(); b < count; b += kWaveSize) own += static_cast<u32>(lens[b]);
-    return lane_value(prefix_sum(own), kWaveSize - 1) + kItemCost * count;
+    return lane_value(prefix_sum(own), kWaveSize - 1);
   }
 };
 
 // 64 sequences, one a lane: those from `first` on.
 struct SequenceChunk {
   u32 start, length;
+  u32 zero;   // where its first token lies
   u32 entry;  // its first page in a list
   u32 next;   // where the sequence after these starts; the same in all lanes
 
@@ -71,27 +78,28 @@ struct SequenceChunk {
     if (all.lens == nullptr) {
       const u32 to = static_cast<u32>(all.bounds[at + 1]), zero = static_cast<u32>(all.bounds[0]);
       length = is_there ? (to - entry) << all.page_shift : 0;
-      start = is_there ? ((entry - zero) << all.page_shift) + kItemCost * at : ~0u;
+      start = is_there ? ((entry - zero) << all.page_shift) + all.cost.all() * at : ~0u;
       next = ((all.bounds[first + kWaveSize < all.count ? first + kWaveSize : all.count] - zero)
               << all.page_shift) +
-             kItemCost * (first + kWaveSize);
+             all.cost.all() * (first + kWaveSize);
     } else {
       length = is_there ? static_cast<u32>(all.lens[b]) : 0;
-      const u32 own = is_there ? length + kItemCost : 0;
+      const u32 own = is_there ? length + all.cost.all() : 0;
       const u32 sum = prefix_sum(own);
       start = is_there ? base + sum - own : ~0u;
       next = base + lane_value(sum, kWaveSize - 1);
     }
+    zero = start + all.cost.before;
   }
 };
 
 struct Shares {
   u32 active, quotient, rest;
 
-  // Of `most` workers as many as have `least` tokens each.
-  __device__ Shares(u32 total, u32 most, u32 least) {
-    active = total / least;
-    active = active < 1 ? 1 : active > most ? most : active;
+  // Of `total` tokens and costs, for as many workers as are wanted: one at least, and at most
+  // `most`.
+  __device__ Shares(u32 total, u32 most, u32 wanted) {
+    active = wanted < 1 ? 1 : wanted > most ? most : wanted;
     quotient = total / active;
     rest = total - quotient * active;
   }
@@ -106,11 +114,11 @@ struct Shares {
   }
 };
 
-// The first token of a sequence that lies behind a cut at `at`.
+// The first token of a sequence that lies behind a cut at `at`; its first one lies at `zero`.
 template <u32 kGranule>
-__device__ inline u32 token_at(u32 at, u32 start, u32 length) {
-  if (at <= start + kItemCost) return 0;
-  const u32 token = (at - start - kItemCost + kGranule - 1) / kGranule * kGranule;
+__device__ inline u32 token_at(u32 at, u32 zero, u32 length) {
+  if (at <= zero) return 0;
+  const u32 token = (at - zero + kGranule - 1) / kGranule * kGranule;
   return token < length ? token : length;
 }
 
