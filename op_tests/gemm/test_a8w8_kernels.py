@@ -357,6 +357,27 @@ def test_configs_that_cannot_be(make: Any, message: str) -> None:
         make()
 
 
+@pytest.mark.parametrize(
+    ("size", "first"),
+    [
+        ((1024, 4096, 8192), (64, 128, 1)),  # 256 large tiles would be alone on their CUs
+        ((1024, 9216, 4096), (128, 128, 1)),
+        ((1024, 7168, 18432), (128, 128, 1)),  # not parts of K to fill the last CUs
+        ((4096, 2112, 7168), (128, 128, 1)),
+        ((4096, 5120, 25600), (128, 128, 1)),
+        ((4096, 10240, 5120), (128, 128, 1)),
+    ],
+)
+def test_many_rows_take_the_tiles_that_were_quickest(
+    size: tuple[int, int, int], first: tuple[int, int, int]
+) -> None:
+    """The staged kernel's first candidate on MI300X is timing mode's quickest (the table has the
+    times): large tiles where they fill the GPU in pairs."""
+    call = OP.call_of("gfx942", M=size[0], N=size[1], K=size[2])
+    config = OP.kernels["staged"].candidates(call)[0]
+    assert (config.m, config.n, config.split) == first
+
+
 # ---------------------------------------------------------------- size
 
 

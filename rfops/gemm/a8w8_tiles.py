@@ -32,6 +32,8 @@ class TileConfig:
     group_m: int = 4  # tiles along M of a group of workgroups
 
     TILES: ClassVar[Mapping[tuple[int, int], int]]  # m and n: VGPRs at most
+    BUSY: ClassVar[Mapping[tuple[int, int], float]]  # share of time of the matrix cores in the loop
+    ALONE: ClassVar[float] = 1.0  # of that what a workgroup with no other on its CU reaches
     stages: ClassVar[int]  # K-steps in LDS
     threads: ClassVar[int]
 
@@ -46,6 +48,10 @@ class TileConfig:
     @property
     def registers(self) -> int:
         return self.TILES[self.m, self.n]
+
+    @property
+    def busy(self) -> float:
+        return self.BUSY[self.m, self.n]
 
     @property
     def lds_bytes(self) -> int:
@@ -75,7 +81,7 @@ class TileConfig:
 # Of a CU: what its L1 and queue hold of bytes in flight, and cycles from a load to its use, both
 # published for MI300X and MI355X; what one workgroup reads of others' sums, an assumption.
 _IN_FLIGHT, _LATENCY_CYCLES, _REDUCE_BYTES = 44 * 1024, 1000, 48
-_BUSY = 0.9  # of the matrix cores in the loop, the kernels' aim
+_PARTS_TB_S = 2.0  # at which parts of sums are written and read, by timing mode
 
 
 class TileKernel(Launched):
@@ -99,7 +105,8 @@ class TileKernel(Launched):
 
     def times(self, t: Columns[Any], c: Call) -> Any:
         """Rounds of workgroups by their K-steps, each bound by the matrix cores or by loads in
-        flight; with split the last workgroup's sum; at least the bytes."""
+        flight; with split the last workgroup's sum; at least the bytes. Power limits the clock by
+        the cube root of how many matrix cores work: idle ones cost less than their share."""
         chip = ROWS[c.arch]
         flops = chip.matrix_tflops["fp8"] * 1e6 / chip.cus / (chip.ghz * 1e3)  # a cycle and CU
         groups = ceil(c.M, t.m) * ceil(c.N, t.n) * t.split
@@ -108,15 +115,17 @@ class TileKernel(Launched):
         resident = np.minimum(ceil(groups, chip.cus), most)
         rounds = ceil(groups, chip.cus * resident)
         steps = ceil(c.K // BLOCK, t.split)
-        matrix = resident * 2 * t.m * t.n * BLOCK / flops / _BUSY
+        busy = t.busy * np.where(resident == 1, t.ALONE, 1)
+        matrix = resident * 2 * t.m * t.n * BLOCK / flops / busy
         loads = resident * (t.m + t.n) * BLOCK * _LATENCY_CYCLES / _IN_FLIGHT
         step = np.maximum(np.maximum(matrix, loads), _LATENCY_CYCLES / 2)
         sums = (t.split > 1) * (2 * _LATENCY_CYCLES + t.split * t.m * t.n * 4 / _REDUCE_BYTES)
         ends = 2 * _LATENCY_CYCLES + t.m * t.n * c.dtype.itemsize / _REDUCE_BYTES
         loop = (rounds * (steps * step + ends) + sums) / (chip.ghz * 1e3)
+        loop = loop * np.cbrt(groups / (chip.cus * resident * rounds))
         bytes_ = c.M * c.K + c.N * c.K + c.M * c.N * c.dtype.itemsize
-        traffic = (bytes_ + 8 * (t.split > 1) * t.split * c.M * c.N) / (chip.hbm_tb_s * 1e6)
-        return chip.launch_us + np.maximum(loop, traffic)
+        parts = (t.split > 1) * 8 * t.split * c.M * c.N / (_PARTS_TB_S * 1e6)
+        return chip.launch_us + np.maximum(loop, bytes_ / (chip.hbm_tb_s * 1e6)) + parts
 
     def ties(self, t: Columns[Any], c: Call) -> tuple[Any, ...]:
         return t.split, t.m * t.n
