@@ -5,13 +5,13 @@
 //
 // Layout. A workgroup has all rows of x and 16 kNTiles rows of w. Its kWaves waves, and kSplit
 // workgroups of the same rows, take turns along K, kSteps blocks of 128 at a time; a turn's
-// operands go to registers, all of them in flight at once: 2 kSteps kNTiles KiB of w a wave. With
-// kXFirst workgroups bring x to their XCD's L2 together, and a wave's loads of it, which end in
-// their order, do not wait behind those of w. With kLines they come as whole lines, and the wave's
-// own LDS puts them into operands' order. Blocks beyond K are loaded as zeros, without touching
-// memory. w is operand A, so that a lane holds 4 neighbours of a row of out, and the scale of its
-// tile is one value. The waves' sums meet in LDS, in their order; the workgroups' in a workspace,
-// and the last one adds them up.
+// operands go to registers, all of them in flight at once: 2 kSteps kNTiles KiB of w a wave. They
+// end in their order, which kXFirst says; with it workgroups bring x to their XCD's L2 together,
+// and where w is last, x and its scales are ready when it comes. With kLines they come as whole
+// lines, and the wave's own LDS puts them into operands' order. Blocks beyond K are loaded as
+// zeros, without touching memory. w is operand A, so that a lane holds 4 neighbours of a row of
+// out, and the scale of its tile is one value. The waves' sums meet in LDS, in their order; the
+// workgroups' in a workspace, and the last one adds them up.
 //
 // Promises. Deterministic: the order of sums is fixed by the config and K. The caller aligns x, w
 // and their rows to 16 bytes; a workgroup's rows span less than 2 GiB, what lies before them may be
@@ -47,13 +47,15 @@ constexpr u32 kSteps = RFOPS_STEPS;         // blocks along K that a wave has in
 constexpr u32 kWaves = RFOPS_WAVES;         // waves of a workgroup, side by side along K
 constexpr u32 kSplit = RFOPS_SPLIT;         // workgroups along K
 constexpr u32 kLines = RFOPS_LINES;         // lines of a row in a load, or 0 (wave_rows.h)
-constexpr bool kXFirst = RFOPS_X_FIRST;     // x is loaded before w, after it is brought to L2
+// A turn's loads: 0: w, x, scales; 1: x, w, scales; 2: x, scales, w; 3: w's half, x, scales, w's
+// rest.
+constexpr u32 kXFirst = RFOPS_X_FIRST;
 
 constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kTiles = kNTiles * kMTiles;
 constexpr u32 kN = kNTiles * kTileRows;
 constexpr u32 kM = kMTiles * kTileRows;
-using Split = SplitTile<kSplit, kTiles * kWaveSize, kThreads>;
+using Split = SplitTile<kSplit, kTiles * kWaveSize, kTiles == 1 ? kWaveSize : kThreads>;
 constexpr u32 kOwn = kTilesOfWave<kWaves, kTiles>;  // that it writes at most
 static_assert(kOwn == Split::kOwn);
 
@@ -74,27 +76,35 @@ constexpr u32 kWaveBytes = kSumBytes > Order::kBytes ? kSumBytes : Order::kBytes
 static_assert(kWaves * kWaveBytes < kLdsBytes, "a workgroup fits a CU");
 alignas(kRowBytes) __shared__ F32x4 memory[kWaves][kWaveBytes / sizeof(F32x4)];
 
+// Units of w, kSpan blocks of 16 rows: kLead before x, up to kMiddle before scales, the rest last.
+constexpr u32 kUnits = kSteps / kSpan * kNTiles;
+constexpr u32 kLead = kXFirst == 0 ? kUnits : kXFirst == 3 ? kUnits / 2 : 0;
+constexpr u32 kMiddle = kXFirst == 1 ? kUnits : kLead;
+
 // kSteps blocks from `first` on, of which those from `blocks` on are not there.
 struct Turn {
   Tile w[kNTiles][kSteps], x[kMTiles][kSteps];
   f32 x_scale[kMTiles], w_scale[kSteps];
 
-  template <CacheHint kHint, u32 kCount, class Rows>
-  __device__ static void load(Tile (&to)[kCount][kSteps], const Rows& from, u32 first, u32 blocks) {
+  template <u32 kFrom, u32 kTo>
+  __device__ void load_w(const WRows& from, u32 first, u32 blocks) {
+#pragma unroll
+    for (u32 u = kFrom; u < kTo; ++u) {
+      const u32 s = u / kNTiles * kSpan, j = u % kNTiles;
+      from.template load<kStreamed>(&w[j][s], j * kTileRows, first + s, blocks);
+      if (j == kNTiles - 1) keep_order();
+    }
+    keep_order();
+  }
+  __device__ void load_x(const XRows& from, u32 first, u32 blocks) {
 #pragma unroll
     for (u32 s = 0; s < kSteps; s += kSpan) {
 #pragma unroll
-      for (u32 i = 0; i < kCount; ++i) {
-        from.template load<kHint>(&to[i][s], i * kTileRows, first + s, blocks);
+      for (u32 i = 0; i < kMTiles; ++i) {
+        from.template load<kCached>(&x[i][s], i * kTileRows, first + s, blocks);
       }
       keep_order();
     }
-  }
-  __device__ void load_w(const WRows& from, u32 first, u32 blocks) {
-    load<kStreamed>(w, from, first, blocks);
-  }
-  __device__ void load_x(const XRows& from, u32 first, u32 blocks) {
-    load<kCached>(x, from, first, blocks);
   }
   __device__ void load_scales(const LaneScales& of_x, const BlockScales& of_w, u32 first,
                               u32 blocks) {
@@ -107,32 +117,77 @@ struct Turn {
     keep_order();
   }
 
-  __device__ void add_to(F32x4 (&sums)[kTiles], const Order& order, const LaneScales& of_x,
-                         u32 first, u32 blocks) {
+  __device__ void arrange_w(u32 unit, const Order& order) {
+    WRows::arrange(&w[unit % kNTiles][unit / kNTiles * kSpan], order);
+  }
+  __device__ void arrange_x(u32 step, const Order& order) {
 #pragma unroll
-    for (u32 s = 0; s < kSteps; s += kSpan) {
+    for (u32 i = 0; i < kMTiles && step % kSpan == 0; ++i) XRows::arrange(&x[i][step], order);
+  }
+  __device__ F32x4 product(u32 step, u32 i, u32 j) const {
+    F32x4 part = {};
 #pragma unroll
-      for (u32 j = 0; j < kNTiles; ++j) WRows::arrange(&w[j][s], order);
-    }
+    for (u32 q = 0; q < kMatrixSteps; ++q) part = multiply_step(q, w[j][step], x[i][step], part);
+    return part;
+  }
+  __device__ void scales_of(f32 (&scale)[kMTiles], u32 step, const LaneScales& of_x, u32 first,
+                            u32 blocks) const {
+    const f32 w_own = first + step < blocks ? w_scale[step] : 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) scale[i] = of_x.at(x_scale[i], step) * w_own;
+  }
+  __device__ static void add(F32x4& sum, F32x4 part, f32 scale) {
+#pragma unroll
+    for (u32 e = 0; e < 4; ++e) sum[e] = __builtin_fmaf(part[e], scale, sum[e]);
+  }
+
+  // Where scales arrive last.
+  __device__ void add_scales_last(F32x4 (&sums)[kTiles], const Order& order, const LaneScales& of_x,
+                                  u32 first, u32 blocks) {
+#pragma unroll
+    for (u32 u = 0; u < kUnits; ++u) arrange_w(u, order);
 #pragma unroll
     for (u32 s = 0; s < kSteps; ++s) {
-#pragma unroll
-      for (u32 i = 0; i < kMTiles && s % kSpan == 0; ++i) XRows::arrange(&x[i][s], order);
-      const f32 w_own = first + s < blocks ? w_scale[s] : 0.0f;
       f32 scale[kMTiles];
-#pragma unroll
-      for (u32 i = 0; i < kMTiles; ++i) scale[i] = of_x.at(x_scale[i], s) * w_own;
+      arrange_x(s, order);
+      scales_of(scale, s, of_x, first, blocks);
 #pragma unroll
       for (u32 t = 0; t < kTiles; ++t) {
-        F32x4 part = {};
+        add(sums[t], product(s, t % kMTiles, t / kMTiles), scale[t % kMTiles]);
+      }
+    }
+  }
+  __device__ void add_to(F32x4 (&sums)[kTiles], const Order& order, const LaneScales& of_x,
+                         u32 first, u32 blocks) {
+    if constexpr (kMiddle == kUnits) {
+      add_scales_last(sums, order, of_x, first, blocks);
+    } else {
+      add_w_last(sums, order, of_x, first, blocks);
+    }
+  }
+
+  // Where w arrives last.
+  __device__ void add_w_last(F32x4 (&sums)[kTiles], const Order& order, const LaneScales& of_x,
+                             u32 first, u32 blocks) {
+    f32 scale[kSteps][kMTiles];
 #pragma unroll
-        for (u32 q = 0; q < kMatrixSteps; ++q) {
-          part = multiply_step(q, w[t / kMTiles][s], x[t % kMTiles][s], part);
-        }
+    for (u32 u = 0; u < kLead; ++u) arrange_w(u, order);
 #pragma unroll
-        for (u32 e = 0; e < 4; ++e) {
-          sums[t][e] = __builtin_fmaf(part[e], scale[t % kMTiles], sums[t][e]);
-        }
+    for (u32 s = 0; s < kSteps; ++s) arrange_x(s, order);
+#pragma unroll
+    for (u32 s = 0; s < kSteps; ++s) scales_of(scale[s], s, of_x, first, blocks);
+#pragma unroll
+    for (u32 u = 0; u < kUnits; ++u) {
+      const u32 j = u % kNTiles;
+      if (u >= kLead) arrange_w(u, order);
+#pragma unroll
+      for (u32 s = u / kNTiles * kSpan; s < u / kNTiles * kSpan + kSpan; ++s) {
+        F32x4 part[kMTiles];
+#pragma unroll
+        for (u32 i = 0; i < kMTiles; ++i) part[i] = product(s, i, j);
+#pragma unroll
+        for (u32 i = 0; i < kMTiles; ++i) add(sums[j * kMTiles + i], part[i], scale[s][i]);
+        keep_order();
       }
     }
   }
@@ -167,32 +222,50 @@ a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row b
   // no branch stands before them.
   Turn turn;
   const WRows w_rows({w, n0, n, kN, w_row, 0, k, WRows::kUnit}, lane);
-  if constexpr (!kXFirst) turn.load_w(w_rows, first, blocks), not_before(m);
+  if constexpr (kXFirst == 0) turn.load_w<0, kLead>(w_rows, first, blocks), not_before(m);
   const OperandRows all_of_x(x, 0, m, kM, x_row, 0, k);
   u32 touched = 0;
-  if constexpr (kXFirst) touched = touch_rows<kM>(all_of_x, part_to_touch(wave), blocks);
+  if constexpr (kXFirst != 0) {
+    touched = touch_rows<kM>(all_of_x, part_to_touch(wave), blocks);
+    turn.load_w<0, kLead>(w_rows, first, blocks);
+  }
   const XRows x_rows(all_of_x, lane);
   turn.load_x(x_rows, first, blocks);
-  if constexpr (kXFirst) turn.load_w(w_rows, first, blocks);
+  turn.load_w<kLead, kMiddle>(w_rows, first, blocks);
   not_before(x_scale_row), not_before(x_scale_k), not_before(w_scale_k);
   if constexpr (kDense) w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
   const LaneScales of_x({x_scale, 0, m, kM, x_scale_row, x_scale_k, 0, blocks});
   const BlockScales of_w(w_scale, n0, w_scale_row, w_scale_k, 0);
   turn.load_scales(of_x, of_w, first, blocks);
+  turn.load_w<kMiddle, kUnits>(w_rows, first, blocks);
+  const auto row_of = [&](u32 t) { return t % kMTiles * kTileRows + lane % kTileRows; };
+  const auto column_of = [&](u32 t) { return n0 + t / kMTiles * kTileRows + lane / kTileRows * 4; };
+  // While they are on their way: where the result goes; with kSplit few workgroups store one.
+  u32 places[kOwn];
+  if constexpr (kSplit == 1) {
+    const OutRows<Out> out_rows(out, 0, m, kM, n);
+#pragma unroll
+    for (u32 i = 0; i < kOwn; ++i) {
+      const u32 t = wave + i * kWaves;
+      places[i] = out_rows.place_of(row_of(t), column_of(t));
+    }
+  }
   const Order order((LdsBytes*)memory, wave * kWaveBytes, lane);
   F32x4 sums[kTiles] = {};
   turn.add_to(sums, order, of_x, first, blocks);
   pin(touched);  // it has arrived
   while ((first += kSplit * kWaves * kSteps) < blocks) {
-    if constexpr (!kXFirst) turn.load_w(w_rows, first, blocks);
+    turn.load_w<0, kLead>(w_rows, first, blocks);
     turn.load_x(x_rows, first, blocks);
-    if constexpr (kXFirst) turn.load_w(w_rows, first, blocks);
+    turn.load_w<kLead, kMiddle>(w_rows, first, blocks);
     turn.load_scales(of_x, of_w, first, blocks);
+    turn.load_w<kMiddle, kUnits>(w_rows, first, blocks);
     turn.add_to(sums, order, of_x, first, blocks);
   }
   F32x4 own[kOwn] = {};
   add_up_waves(memory, sums, wave, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
   if constexpr (kSplit > 1) {
+    if (kTiles == 1 && wave != 0) return;
     if (!Split(workspace, counts, tile).reduce(own, split)) return;
   }
   OutRows<Out>(out, 0, m, kM, n).store([&](auto store) {
@@ -200,8 +273,11 @@ a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row b
     for (u32 i = 0; i < kOwn; ++i) {
       const u32 t = wave + i * kWaves;
       if (t >= kTiles) return;
-      store(own[i], t % kMTiles * kTileRows + lane % kTileRows,
-            n0 + t / kMTiles * kTileRows + lane / kTileRows * 4);
+      if constexpr (kSplit == 1) {
+        store(own[i], row_of(t), column_of(t), places[i]);
+      } else {
+        store(own[i], row_of(t), column_of(t));
+      }
     }
   });
 }

@@ -159,18 +159,27 @@ def test_the_first_loads_wait_for_no_argument(module: str, config: Any, arch: st
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 @pytest.mark.parametrize(
     "config",
-    [StreamConfig(1, 1, 4, 4, 1, 4), StreamConfig(2, 2, 2, 7), StreamConfig(4, 1, 2, 8, x_first=1)],
+    [
+        StreamConfig(1, 1, 4, 4, 1, 4),
+        StreamConfig(2, 2, 2, 7),
+        *(StreamConfig(4, 1, 2, 8, x_first=order) for order in (1, 2, 3)),
+    ],
 )
 def test_all_of_a_turn_is_in_flight_at_once(arch: str, config: StreamConfig) -> None:
-    """Each load is issued before the first is waited for, w before x; or x, brought to L2 before,
-    before w."""
+    """Each load is issued before the first is waited for, in the order of x_first; before that x is
+    brought to L2."""
     lines = assembly("a8w8_blockscale_stream", arch, config.defines(BF16))
     first = next(i for i, line in enumerate(lines) if "s_waitcnt" in line and "vmcnt" in line)
     issued = [line for line in lines[:first] if line.startswith("buffer_load")]
     w, x = 2 * config.n_tiles * config.steps, 2 * config.m_tiles * config.steps
     scales, streamed = [False] * config.m_tiles, [line.endswith(" nt") for line in issued]
-    if config.x_first:
-        assert streamed == [False] * (1 + x) + [True] * w + scales
-        assert issued[0].startswith("buffer_load_dword ")
-    else:
-        assert streamed == [True] * w + [False] * x + scales
+    half, x_loads = w // 2, [False] * x
+    orders = {
+        0: [True] * w + x_loads + scales,
+        1: x_loads + [True] * w + scales,
+        2: x_loads + scales + [True] * w,
+        3: [True] * half + x_loads + scales + [True] * half,
+    }
+    touched = [False] if config.x_first else []
+    assert streamed == touched + orders[config.x_first]
+    assert issued[0].startswith("buffer_load_dword ") == bool(touched)

@@ -42,6 +42,8 @@ VARIANTS = [
     Variant("gfx950", "stream", StreamConfig(1, 1, 4, 3, 1, 4), (3, 33, 640)),
     Variant("gfx950", "stream", StreamConfig(3, 2, 1, 4, 2, x_first=1), (33, 200, 1152)),
     Variant("gfx950", "stream", StreamConfig(1, 1, 1, 1, 1, 0), (1, 17, 128)),
+    Variant("gfx950", "stream", StreamConfig(4, 1, 2, 2, 3, x_first=2), (50, 33, 1152)),
+    Variant("gfx942", "stream", StreamConfig(2, 2, 2, 3, x_first=3), (19, 200, 1408)),
     Variant("gfx950", "pingpong", PingPongConfig(256, 256), (256, 256, 128)),
     Variant("gfx950", "pingpong", PingPongConfig(256, 256), (130, 401, 384)),
     Variant("gfx950", "pingpong", PingPongConfig(256, 128, 2), (70, 332, 896)),
@@ -347,7 +349,7 @@ def test_few_rows_alone_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: StreamConfig(1, 1, 5, 1), "steps is 1 to 4"),
         (lambda: StreamConfig(1, 1, 1, 17), "waves 1 to 16"),
         (lambda: StreamConfig(1, 1, 3, 1, 1, 2), "lines is 0, 1, 2 or 4, and steps a multiple"),
-        (lambda: StreamConfig(1, 1, 1, 1, x_first=2), "x_first is 0 or 1"),
+        (lambda: StreamConfig(1, 1, 1, 1, x_first=4), "x_first is 0 to 3"),
         (lambda: StreamConfig(4, 4, 4, 1), "more than 63 loads in flight"),
         (lambda: StreamConfig(4, 1, 4, 16), "VGPRs in each of 16 waves would spill"),
     ],
@@ -425,7 +427,7 @@ def test_few_rows_read_w_once(
     parts = tiles * config.split * config.words * 4 if config.split > 1 else 0
     assert least <= 128 * launch.global_read["lines_128B"] - parts <= 1.02 * least + 1024
     x_bytes = (m * k + -(-m // 16) * 16 * k // 128 * 4 * 4) * tiles
-    x_bytes += 8 * m * k // 128 * 4 * config.x_first  # 4 of each line in each XCD
+    x_bytes += 8 * m * k // 128 * 4 * (config.x_first > 0)  # 4 of each line in each XCD
     assert launch.global_read["bytes"] - parts <= n * k + x_bytes
     per_tile = {"gfx942": 4, "gfx950": 1}[arch]
     turns = config.steps * config.waves * config.split
@@ -440,13 +442,14 @@ def test_x_is_brought_to_l2(m: int, n: int, arch: str, monkeypatch: pytest.Monke
     """Each line of it once in each XCD, by a dword; the result has the same bits."""
     monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
     problem, got = random_problem(m, n, 1536, arch), []
-    for x_first in (0, 1):
+    for x_first in range(4):
         config = StreamConfig(-(-m // 16), 1, 1, 4, x_first=x_first)
         with rfops.vgpu.profile() as p:
             out = run("stream", problem, config)
         got.append((out, p.launches[0].global_read["bytes"]))
-    assert torch.equal(got[0][0], got[1][0])
-    assert got[1][1] - got[0][1] == 8 * problem.x.nbytes // 128 * 4
+    for out, read in got[1:]:
+        assert torch.equal(got[0][0], out)
+        assert read - got[0][1] == 8 * problem.x.nbytes // 128 * 4
 
 
 def test_configs_as_text(variant: Variant) -> None:

@@ -37,7 +37,7 @@ class StreamConfig:
     waves: int  # waves of a workgroup, side by side along K
     split: int = 1  # workgroups along K
     lines: int = 1  # of a row that a load asks for, then put into order by LDS; 0: a part of one
-    x_first: int = 0  # x is brought to L2 and loaded before w: where x is much
+    x_first: int = 0  # x is brought to L2 and loaded before w (1, 2) or half of it (3): if much
 
     def __post_init__(self) -> None:
         check_config_ints(self)
@@ -51,8 +51,8 @@ class StreamConfig:
             raise ValueError(f"{self}: steps is 1 to 4, waves 1 to 16, split 1 to {MAX_SPLIT}")
         if self.lines not in (0, 1, 2, 4) or self.steps % max(self.lines, 1):
             raise ValueError(f"{self}: lines is 0, 1, 2 or 4, and steps a multiple of it")
-        if self.x_first not in (0, 1):
-            raise ValueError(f"{self}: x_first is 0 or 1")
+        if self.x_first not in (0, 1, 2, 3):
+            raise ValueError(f"{self}: x_first is 0 to 3")
         if 2 * self.steps * (self.n_tiles + self.m_tiles) + self.m_tiles > _MAX_LOADS:
             raise ValueError(
                 f"{self}: more than {_MAX_LOADS} loads in flight; take fewer steps or tiles"

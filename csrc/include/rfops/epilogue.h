@@ -46,16 +46,30 @@ class OutRows {
     is_aligned_ = are_rows_aligned(out, n);
   }
 
+  // Where four neighbours lie that are stored at once; computed here, so that it can be while
+  // something is waited for.
+  __device__ u32 place_of(u32 row, u32 column) const {
+    u32 at = place(row, column);
+    pin(at);
+    return at;
+  }
+
   // Calls store_of(store) with the way that these rows take, so that it is decided once;
-  // store(sum, row, column) stores four neighbours, of which some may not be there.
+  // store(sum, row, column) stores four neighbours, of which some may not be there. store(sum, row,
+  // column, at) has their place_of.
   template <class StoreOf>
   __device__ void store(StoreOf store_of) const {
     if (is_aligned_) {
-      store_of([&](F32x4 sum, u32 row, u32 column) {
-        store_whole(__builtin_convertvector(sum, Four<Out>), place(row, column));
+      store_of([&](F32x4 sum, u32 row, u32 column, auto... at) {
+        const Four<Out> values = __builtin_convertvector(sum, Four<Out>);
+        if constexpr (sizeof...(at) == 0) {
+          store_whole(values, place(row, column));
+        } else {
+          store_whole(values, at...);
+        }
       });
     } else {
-      store_of([&](F32x4 sum, u32 row, u32 column) {
+      store_of([&](F32x4 sum, u32 row, u32 column, auto...) {
 #pragma unroll
         for (u32 e = 0; e < 4; ++e) {
           store_one(static_cast<Out>(sum[e]), place(row, column + e));

@@ -28,8 +28,22 @@ __device__ inline bool is_last_of(u32* count, u32 expected,
   return true;
 }
 
+// The same of a wave, whose lanes all get the answer: what other waves do is not waited for.
+__device__ inline bool is_last_wave_of(u32* count, u32 expected) {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+  u32 before = 0;
+  if (lane_in_wave() == 0) {
+    before = __hip_atomic_fetch_add(count, 1, __ATOMIC_RELAXED, kAgentScope);
+    if (before == expected - 1) *count = 0;  // for the next launch
+  }
+  if (as_scalar(before) != expected - 1) return false;
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+  return true;
+}
+
 // One tile's place in the workspace: F32x4[kSplit][kItems], and its count. Item i of a part is with
-// thread i % kThreads, as its number i / kThreads.
+// thread i % kThreads, as its number i / kThreads. Where a wave has all items the others may be
+// gone.
 template <u32 kSplit, u32 kItems, u32 kThreads>
 struct SplitTile {
   static constexpr u32 kOwn = (kItems + kThreads - 1) / kThreads;
@@ -58,7 +72,11 @@ struct SplitTile {
       }
     };
     each([&](F32x4& own, F32x4* at) { at[split * kItems] = own; });
-    if (!is_last_of(count, kSplit, arrived)) return false;
+    if constexpr (kThreads == kWaveSize) {
+      if (!is_last_wave_of(count, kSplit)) return false;
+    } else {
+      if (!is_last_of(count, kSplit, arrived)) return false;
+    }
     each([&](F32x4& own, F32x4* at) {
       F32x4 part[kSplit];
 #pragma unroll
