@@ -365,6 +365,56 @@ def test_fused_bits(fmt: Format, case: Any) -> None:
         assert not checked.findings, "\n".join(map(str, checked.findings))
 
 
+SUMS = [
+    # m, d, i, e, k, shared, dtype; columns, waves, slots
+    ((5, 288, 160, 4, 2, 0, BF16), (16, 2, 3)),
+    ((33, 512, 256, 6, 3, 1, F16), (32, 3, 5)),
+    ((150, 256, 256, 3, 3, 2, BF16), (32, 8, 4)),
+    ((40, 256, 768, 3, 3, 2, BF16), (16, 5, 4)),
+    ((70, 256, 2048, 5, 2, 1, BF16), (32, 2, 3)),
+    ((300, 256, 512, 70, 4, 0, BF16), (32, 15, 4)),
+]  # fmt: skip
+
+
+def _sums(columns: int, waves: int, slots: int) -> MxMoeConfig:
+    return MxMoeConfig(1, 4, 1, waves, 1, 2, columns, slots=slots)
+
+
+def test_sums_that_never_leave_the_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Down and the sum in one kernel for many tokens: ids outside, one expert twice, no rows of
+    another; the same bits in any order, and those of two kernels where one row is all there is."""
+    problem = random_problem(MXFP4, 70, 256, 512, 6, 2, num_shared=1)
+    problem.topk_ids[1, 0], problem.topk_ids[3] = -1, 1
+    problem.topk_ids[problem.topk_ids == 4] = 2
+    config = _sums(32, 3, 4)
+    with rfops.vgpu.profile() as p:
+        got = problem.run("hip", config)
+    launch = p.launches[-1]
+    assert len(p.launches) == 3 and launch.kernel == "moe_mx_down_sums"
+    assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
+    assert_near(got, problem.exact)
+    monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", "random:1")
+    assert torch.equal(problem.shuffled().run("hip", config), got)
+    one = random_problem(MXFP4, 40, 256, 512, 4, 1).shuffled()
+    assert torch.equal(one.run("hip", config), one.run("hip", MxMoeConfig(1, 4, 1, 4, 1)))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", SUMS, ids=str)
+def test_sums(fmt: Format, case: Any) -> None:
+    """Tails, tiles of an expert that a wave has part of, more tiles than one, nobody's experts."""
+    shape, config = case[0], _sums(*case[1])
+    problem = random_problem(fmt, *shape)
+    problem.topk_ids[1, 0], problem.topk_ids[3] = -1, 1
+    for kind in (problem, problem.with_(topk_ids=torch.full_like(problem.topk_ids, -1))):
+        with rfops.vgpu.check() as checked:
+            got = kind.run("hip", config)
+        assert_near(got, kind.exact)
+        assert not checked.findings, "\n".join(map(str, checked.findings))
+        if shape[1] % 256 == shape[2] % 256 == 0:
+            assert torch.equal(kind.shuffled().run("hip", config), got)
+
+
 def test_down_waits_for_no_loads_before_the_next() -> None:
     """In its loop loads of the next rows go out before those of this one are waited for."""
     config = MxMoeConfig(1, 4, 1, 4, 1, 2, 16)
@@ -536,6 +586,10 @@ def test_an_odd_width_takes_rows_of_scales() -> None:
         (lambda: MxMoeConfig(4, 2, 2, 4, 1), "share out K with m_tiles of 1 and 2 alone"),
         (lambda: MxMoeConfig(1, 1, 4, 8, 1, 2, 48), "columns are 0, 16 or 32, rows 1, 2 or 4"),
         (lambda: MxMoeConfig(1, 1, 4, 2, 1, 2, 16), "with columns down_n is 4, 8 or 16"),
+        (lambda: MxMoeConfig(1, 1, 4, 4, 1, slots=4), "slots are 0, or 3 to 5 with columns and"),
+        (lambda: MxMoeConfig(1, 1, 4, 4, 1, 2, 16, slots=6), "slots are 0, or 3 to 5 with"),
+        (lambda: MxMoeConfig(1, 1, 4, 16, 1, 2, 16, slots=4), "with slots down_n is 2 to 15"),
+        (lambda: MxMoeConfig(1, 1, 4, 10, 1, 2), "down_n must be a power of two"),
         (lambda: MxMoeConfig(4, 4, 1, 4, 1, ahead=2), "ahead is 1, or 3 with up to 4 waves"),
         (lambda: MxMoeConfig(4, 8, 1, 4, 1, ahead=3), "ahead is 1, or 3 with up to 4 waves"),
     ],
@@ -553,6 +607,9 @@ def test_configs_that_a_call_refuses() -> None:
     assert "rows of 300 tokens by 16 columns do not fit" in kernel.refuses_config(c, fused)
     c = _call(random_problem(MXFP4, 3, 64, 1536, 3, 2))
     assert "12 tiles are more than the 11" in kernel.refuses_config(c, fused)
+    assert kernel.refuses_config(c, replace(fused, slots=3)) is None
+    c = _call(random_problem(MXFP4, 1100, 64, 256, 3, 2))
+    assert "of 1100 tokens by 32 columns" in kernel.refuses_config(c, _sums(32, 4, 3))
     problem = random_problem(MXFP4, 3, 1024, 256, 3, 2)
     ahead = MxMoeConfig(4, 4, 1, 4, 1, ahead=3)
     wanted = "want m_tiles=4, D in 1024s, and all of MXFP4 weights shuffled"

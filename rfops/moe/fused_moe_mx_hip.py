@@ -5,7 +5,8 @@ prepare   tokens of each expert, and x quantised   csrc/moe_mx_prepare.hip
 experts   gate, up, SiLU, h quantised              csrc/moe_mx_experts.hip
 experts   down                                     csrc/moe_mx_experts.hip
 add       each token's rows, in a fixed order      csrc/moe_add_pairs.hip
-down      in place of the last two                 csrc/moe_mx_down.hip
+down      in place of the last two                 csrc/moe_mx_down.hip, for more tokens
+                                                   csrc/moe_mx_down_sums.hip
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ MAX_M_TILES, MAX_WAVES, MAX_PER_CU = 8, 8, 8
 FEW_TOKENS = 16
 # Of moe_mx_down by its waves: tiles of weights and of rows times steps, twice in registers.
 MAX_HELD = {4: 24, 8: 11, 16: 4}
+SUM_WAVES, SLOTS = range(2, 16), range(3, 6)  # of moe_mx_down_sums: that multiply; of weights
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,13 @@ class MxMoeConfig:
     columns: int = 0  # of a workgroup of csrc/moe_mx_down.hip, of down_n waves; 0: not by it
     rows: int = 1  # tiles of 16 rows that a wave of it multiplies at a time
     ahead: int = 1  # steps of weights of gate and up on their way
+    slots: int = 0  # of weights in LDS, of csrc/moe_mx_down_sums.hip; 0: not by it
 
     def __post_init__(self) -> None:
         check_config_ints(self)
         for name in ("m_tiles", "up_n", "up_k", "down_n", "down_k"):
             value = getattr(self, name)
-            if value < 1 or value & (value - 1):
+            if (value < 1 or value & (value - 1)) and not (self.slots and name == "down_n"):
                 raise ValueError(f"{self}: {name} must be a power of two")
         if self.m_tiles > MAX_M_TILES or not 1 <= self.per_cu <= MAX_PER_CU:
             raise ValueError(f"{self}: m_tiles is 1 to {MAX_M_TILES}, per_cu 1 to {MAX_PER_CU}")
@@ -83,8 +86,12 @@ class MxMoeConfig:
             raise ValueError(f"{self}: columns are 0, 16 or 32, rows 1, 2 or 4")
         if self.ahead not in (1, 3) or (self.ahead > 1 and self.up_n * self.up_k > 4):
             raise ValueError(f"{self}: ahead is 1, or 3 with up to 4 waves of gate and up")
-        if self.columns and (self.down_k > 1 or self.down_n not in MAX_HELD):
-            raise ValueError(f"{self}: with columns down_n is 4, 8 or 16, and down_k 1")
+        if self.slots and (self.slots not in SLOTS or not self.columns or self.rows != 1):
+            raise ValueError(f"{self}: slots are 0, or 3 to 5 with columns and rows=1")
+        waves, known = (SUM_WAVES, "2 to 15") if self.slots else (MAX_HELD, "4, 8 or 16")
+        if self.columns and (self.down_k > 1 or self.down_n not in waves):
+            with_ = "slots" if self.slots else "columns"
+            raise ValueError(f"{self}: with {with_} down_n is {known}, and down_k 1")
 
 
 @dataclass(frozen=True)
@@ -167,6 +174,21 @@ def moe_mx_down_kernel(
     """csrc/moe_mx_down.hip: the shapes stand there."""
 
 
+_SUMS: dict[str, int | str] = {
+    **{name: value for name, value in _DOWN.items() if name not in ("SHARED", "ROW_TILES")},
+    "SLOTS": 4,
+}  # fmt: skip
+
+
+@compile_ops("moe_mx_down_sums", kernel="moe_mx_down_sums", variants=lambda _arch: [_SUMS])
+def moe_mx_down_sums_kernel(
+    out: Tensor, h: Tensor, h_scale: Tensor, w: Tensor, w_scale: Tensor, lists: Tensor,
+    counts: Tensor, rows_of: Tensor, weights: Tensor, ids: Tensor, m: u32, routed: u32,
+    experts: u32, n: u32, k: u32, w_row: u32, w_scale_row: u32,
+) -> None:  # fmt: skip
+    """csrc/moe_mx_down_sums.hip: the shapes stand there."""
+
+
 @compile_ops(
     "moe_add_pairs",
     kernel="moe_add_pairs",
@@ -181,7 +203,8 @@ def moe_add_pairs_kernel(
 class HipMxMoe(Kernel):
     name = "hip"
     module = "moe_mx_experts"
-    more_modules = ("moe_mx_prepare", "moe_mx_down", "moe_add_pairs")  # and the router's
+    # And the router's.
+    more_modules = ("moe_mx_prepare", "moe_mx_down", "moe_mx_down_sums", "moe_add_pairs")
     Config = MxMoeConfig
 
     def __init__(self, fmt: Format) -> None:
@@ -225,16 +248,24 @@ class HipMxMoe(Kernel):
         return None
 
     def _refuses_fused(self, c: Call, config: MxMoeConfig, down: Stage) -> str | None:
-        """Whether moe_mx_down has registers for an expert's weights and LDS for all rows."""
+        """Whether moe_mx_down has registers for an expert's weights, and either LDS for what it
+        keeps of all tokens."""
         held = down.steps(self.fmt) * (config.columns // TILE + config.rows)
-        if held > MAX_HELD[config.down_n]:
+        if not config.slots and held > MAX_HELD[config.down_n]:
             return f"{held} tiles are more than the {MAX_HELD[config.down_n]} that a wave holds"
         if self.lds_bytes(c, config) > ROWS[c.arch].lds_bytes:
             return f"rows of {c.M} tokens by {config.columns} columns do not fit in LDS"
         return None
 
     def lds_bytes(self, c: Call, config: MxMoeConfig) -> int:
-        """Of a workgroup of moe_mx_down."""
+        """Of a workgroup of moe_mx_down or moe_mx_down_sums."""
+        if config.slots:
+            tiles, steps = config.columns // TILE, min(2, stages(c, config)[1].chunk(self.fmt, 1))
+            words = ceil(tiles, 2) if c.scale_layout != RAW else tiles * self.fmt.step // BLOCK // 4
+            item = steps * (tiles * TILE * STEP_BYTES + words * WAVE * 4)
+            table = (_row_tiles(c, config.down_n * TILE) + 1) * 16
+            weights = ceil(c.M * c.K, 4) * 16
+            return int(config.slots * item + c.M * config.columns * 4 + weights + table)
         staging = config.down_n * TILE * STEP_BYTES if c.w_layout == RAW else 0
         return int(staging + c.M * (c.K + c.E - c.R) * config.columns * 2)
 
@@ -276,6 +307,12 @@ class HipMxMoe(Kernel):
             for config in made if config.down_n == 4 and config.per_cu == 2
             for columns in (16, 32) for waves in MAX_HELD for rows in (1, 2, 4)
         ]  # fmt: skip
+        rows = ceil(5 * c.M * (c.K + c.E - c.R), 4 * TILE * max(c.E, 1))  # with what chance adds
+        waves = min(max(rows, SUM_WAVES[0]), SUM_WAVES[-1])
+        made += [
+            replace(config, columns=32, down_n=waves, slots=4)
+            for config in made if config.down_n == 4 and not config.columns
+        ]  # fmt: skip
         fit = (config for config in made if self.refuses_config(c, config) is None)
         return [first, *(config for config in fit if config != first)]
 
@@ -307,6 +344,12 @@ class HipMxMoe(Kernel):
         return lambda *sizes: _Launches(
             c.with_sizes(**dict(zip(c.sizes, sizes, strict=True))), config, self
         )
+
+
+def _row_tiles(c: Call, height: int) -> int:
+    """Of all experts, at most."""
+    routed, shared = c.M * c.K, c.E - c.R
+    return int(routed // height + min(routed, c.E) + shared * ceil(c.M, height))
 
 
 class _Launches:
@@ -358,10 +401,7 @@ class _Launches:
         threads = stage.n_waves * stage.k_waves * WAVE
         defines = self.kernel.of_stage(c, config, stage)
         launch = _bind(c, moe_mx_experts_kernel, defines, threads, 9)
-        routed_rows, height = c.M * c.K, config.m_tiles * TILE
-        m_tiles = routed_rows // height + min(routed_rows, c.E)
-        m_tiles += (c.E - c.R) * ceil(c.M, height)
-        tiles = m_tiles * ceil(stage.columns(fmt), stage.tile)
+        tiles = _row_tiles(c, config.m_tiles * TILE) * ceil(stage.columns(fmt), stage.tile)
         groups = min(ROWS[c.arch].cus * config.per_cu, ceil(tiles, XCDS) * XCDS)
         numbers = (c.M, c.R, c.E, stage.n, stage.k, stage.k * fmt.bits // 8, stage.k // BLOCK,
                    down.steps(fmt), groups)  # fmt: skip
@@ -377,8 +417,13 @@ class _Launches:
             **of_ids, "TILES": config.columns // TILE, "ROW_TILES": config.rows,
             "STEPS": stage.steps(fmt), "WAVES": stage.n_waves, "SHARED": c.E - c.R,
         }  # fmt: skip
-        bound = moe_mx_down_kernel.bind(c.device, defines, c.arch)
-        threads, lds = stage.n_waves * WAVE, self.kernel.lds_bytes(c, config)
+        waves, kernel = stage.n_waves, moe_mx_down_kernel
+        if config.slots:  # a wave more brings weights
+            waves, kernel = waves + 1, moe_mx_down_sums_kernel
+            del defines["SHARED"], defines["ROW_TILES"]
+            defines["SLOTS"] = config.slots
+        bound = kernel.bind(c.device, defines, c.arch)
+        threads, lds = waves * WAVE, self.kernel.lds_bytes(c, config)
         launch = bound.prepare((threads, 1, 1), tuple(range(10)), lds)
         groups = ceil(stage.n // config.columns, XCDS) * XCDS
         numbers = (c.M, c.R, c.E, stage.n, stage.k, stage.k * fmt.bits // 8, stage.k // BLOCK)

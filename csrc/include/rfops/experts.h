@@ -88,6 +88,20 @@ class ExpertRows {
     }
   }
 
+  // Calls store(number, tile) for the tiles of the lane's experts, of one along N.
+  template <class Store>
+  __device__ void tiles(Store store) const {
+    u32 number = tiles_before_, first = rows_before_;
+#pragma unroll
+    for (u32 i = 0; i < kEach; ++i) {
+      const u32 m_tiles = m_tiles_of(rows_[i]);
+      for (u32 m = 0; m < m_tiles; ++m) {
+        store(number++, part(lane_in_wave() * kEach + i, 0, m, rows_[i], m_tiles, first));
+      }
+      first += aligned(i);
+    }
+  }
+
   __device__ ExpertTile tile(u32 number) const {
     const bool is_own = number >= tiles_before_ && number - tiles_before_ < tiles_;
     const u64 owners = __builtin_amdgcn_ballot_w64(is_own);
@@ -111,14 +125,9 @@ class ExpertRows {
     const auto of_owner = [&](u32 value) {
       return static_cast<u32>(__builtin_amdgcn_readlane(static_cast<int>(value), owner));
     };
-    const u32 rows = of_owner(expert_rows), at = of_owner(in_expert);
-    const u32 m_tiles = m_tiles_of(rows), n = at / m_tiles, m = at % m_tiles;
-    const u32 units = (rows + kEven - 1) / kEven, lower = units / m_tiles;
-    const u32 higher = units % m_tiles;  // so many have one more
-    const u32 row = (m * lower + least(m, higher)) * kEven, left = rows - row;
-    const u32 height = (lower + (m < higher ? 1 : 0)) * kEven;
-    return {static_cast<u32>(owner) * kEach + of_owner(index), n, row, least(left, height),
-            of_owner(first) + row};
+    const u32 rows = of_owner(expert_rows), at = of_owner(in_expert), m_tiles = m_tiles_of(rows);
+    return part(static_cast<u32>(owner) * kEach + of_owner(index), at / m_tiles, at % m_tiles, rows,
+                m_tiles, of_owner(first));
   }
 
  private:
@@ -127,6 +136,14 @@ class ExpertRows {
   __device__ static u32 m_tiles_of(u32 rows) {
     constexpr u32 kUsual = kRows - kSlack;
     return rows > kSlack ? (rows - kSlack + kUsual - 1) / kUsual : rows > 0;
+  }
+  // Tile m of an expert whose rows begin at `first`.
+  __device__ static ExpertTile part(u32 expert, u32 n, u32 m, u32 rows, u32 m_tiles, u32 first) {
+    const u32 units = (rows + kEven - 1) / kEven, lower = units / m_tiles;
+    const u32 higher = units % m_tiles;  // so many have one more
+    const u32 row = (m * lower + least(m, higher)) * kEven, left = rows - row;
+    const u32 height = (lower + (m < higher ? 1 : 0)) * kEven;
+    return {expert, n, row, least(left, height), first + row};
   }
   __device__ u32 tiles_of(u32 i) const { return m_tiles_of(rows_[i]) * n_tiles_; }
   u32 rows_[kEach];

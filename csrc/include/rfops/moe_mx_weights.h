@@ -50,9 +50,16 @@ class WeightSteps {
                        bool is_there) const {
     const u32 outside = is_there ? 0 : kOutside;
     if constexpr (kQ < 2 * kTiles) {
-      load_piece<kQ % 2>(held.piece[kQ / 2][kQ % 2], from, row, step, outside);
+      const At at = piece_at<kQ % 2>(from.row_bytes, row, step, outside);
+      held.piece[kQ / 2][kQ % 2] = load_16<kStreamed>(from.payload, at.lane, at.scalar);
     } else {
-      held.scale[kQ - 2 * kTiles] = load_scale<kQ - 2 * kTiles>(from, row, step, outside);
+      constexpr u32 kWord = kQ - 2 * kTiles;
+      const At at = scale_at<kWord>(from.scale_row_bytes, row, step, outside);
+      if constexpr (kShuffledScales) {
+        held.scale[kWord] = load_dwords<1>(from.scales, at.lane, at.scalar).dword[0];
+      } else {
+        held.scale[kWord] = load_byte(from.scales, at.lane, at.scalar);
+      }
     }
   }
   // The tile that load kQ is of.
@@ -64,8 +71,8 @@ class WeightSteps {
   // Ready for the matrix cores, whose operand is piece h of MXFP4, or both; through LDS where rows
   // are. A single tile says where its rows begin.
   __device__ void turn(Held& held, u32 step, LdsBytes* staging, u32 row = 0) const {
-    const u32 lane = lane_in_wave();
     if constexpr (!kShuffled) {
+      const u32 lane = lane_in_wave();
 #pragma unroll
       for (u32 t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -79,6 +86,9 @@ class WeightSteps {
         held.piece[t][1] = lds_load_16(staging + step_at(row, chunk + kRowChunks / 2));
       }
     }
+    turn_scales(held, step, row);
+  }
+  __device__ void turn_scales(Held& held, u32 step, u32 row = 0) const {
     if constexpr (kShuffledScales) {
       if constexpr (kTiles == 1) held.scale[0] >>= row / kTileRows % 2 * 8;
       if constexpr (!kIsFp4) {  // the half of a dword that is this step's
@@ -86,7 +96,7 @@ class WeightSteps {
         for (u32 i = 0; i < kWords; ++i) held.scale[i] >>= step % 2 * 16;
       }
       if constexpr (kTail) {  // what pads scales may be anything
-        const u32 block = step * kStepBlocks + lane / kTileRows;
+        const u32 block = step * kStepBlocks + lane_in_wave() / kTileRows;
         const u32 low = block * kMxBlock < k_ ? 0xffffu : 0;
         const u32 high = (block + 4) * kMxBlock < k_ ? 0xffff0000u : 0;
 #pragma unroll
@@ -101,16 +111,14 @@ class WeightSteps {
   }
   static constexpr u32 byte(u32 t, u32 h) { return kShuffledScales ? t % 2 + 2 * h : 0; }
 
- private:
-  __device__ u32 beyond(u32 k) const {
-    if constexpr (kTail) return k < k_ ? 0 : kOutside;
-    return 0;
-  }
-  template <u32 kH>
-  __device__ void load_piece(U32x4& piece, const MatrixBytes& from, u32 row, u32 step,
-                             u32 outside) const {
-    const u32 lane = lane_in_wave();
-    u32 row_bytes = from.row_bytes;
+  // Where a lane finds its part of a load, from its own place and one of all.
+  struct At {
+    u32 lane, scalar;
+  };
+  // Of piece kH. kPermuted: such that lanes side by side are rows as step_at has them.
+  template <u32 kH, bool kPermuted = false>
+  __device__ At piece_at(u32 row_bytes, u32 row, u32 step, u32 outside) const {
+    const u32 lane = lane_in_wave(), pitch = row_bytes;
     asm volatile("" : "+s"(row_bytes));  // a product each time, else scalar registers are too few
     u32 at, chunk, scalar = row * row_bytes;
     if constexpr (kShuffled) {
@@ -118,29 +126,33 @@ class WeightSteps {
       at = lane * kVecBytes;
       scalar += step * (kTileRows * kRowBytes) + kH * (kWaveSize * kVecBytes);
     } else {
-      chunk = lane % kRowChunks;
-      at = lane / kRowChunks * from.row_bytes + chunk * kVecBytes;
+      chunk = lane % kRowChunks ^ (kPermuted ? lane / kRowChunks : 0);
+      at = lane / kRowChunks * pitch + chunk * kVecBytes;
       scalar += step * kRowBytes + kH * (kTileRows / 2) * row_bytes;
     }
     at |= beyond((step * kRowChunks + chunk) * (Format::kStepK / kRowChunks)) | outside;
-    piece = load_16<kStreamed>(from.payload, at, scalar);
+    return {at, scalar};
   }
-  // A dword a lane of two tiles, or a byte.
+  // Of word kWord of scales: a dword a lane of two tiles, or a byte.
   template <u32 kWord>
-  __device__ u32 load_scale(const MatrixBytes& from, u32 row, u32 step, u32 outside) const {
-    const u32 lane = lane_in_wave();
-    u32 row_bytes = from.scale_row_bytes;
+  __device__ At scale_at(u32 row_bytes, u32 row, u32 step, u32 outside) const {
+    const u32 lane = lane_in_wave(), pitch = row_bytes;
     asm volatile("" : "+s"(row_bytes));
     if constexpr (kShuffledScales) {
       const u32 first = kTiles == 1 ? row & ~31u : row;
-      const u32 scalar = first * row_bytes + step * kStepBlocks / 8 * (kWaveSize * 4);
-      return load_dwords<1>(from.scales, lane * 4 | outside, scalar).dword[0];
+      return {lane * 4 | outside, first * row_bytes + step * kStepBlocks / 8 * (kWaveSize * 4)};
     } else {
       constexpr u32 kHalf = kWord % (kStepBlocks / 4);
       const u32 block = step * kStepBlocks + lane / kTileRows + 4 * kHalf;
-      const u32 at = lane % kTileRows * from.scale_row_bytes + block;
-      return load_byte(from.scales, at | beyond(block * kMxBlock) | outside, row * row_bytes);
+      const u32 at = lane % kTileRows * pitch + block;
+      return {at | beyond(block * kMxBlock) | outside, row * row_bytes};
     }
+  }
+
+ private:
+  __device__ u32 beyond(u32 k) const {
+    if constexpr (kTail) return k < k_ ? 0 : kOutside;
+    return 0;
   }
 
   u32 k_;

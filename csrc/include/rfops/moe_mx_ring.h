@@ -1,0 +1,137 @@
+// Weights of experts in LDS, MXFP4 or MX-FP8: a ring of items of kItemSteps steps of kTiles tiles
+// of 16 rows, straight from memory (gfx950). One wave brings them; those that multiply read from
+// LDS what a wave of moe_mx_weights.h would have loaded itself.
+#pragma once
+
+#include "rfops/loader.h"
+#include "rfops/moe_mx_weights.h"
+#include "rfops/waits.h"
+
+namespace rfops {
+
+// Rows [rows, K] of one matrix with their scales, as inline assembly takes them.
+struct MatrixWords {
+  U32x4 payload, scales;
+  u32 row_bytes, scale_row_bytes;
+
+  __device__ MatrixWords(const u8* payload, const u8* scales, u32 rows, u32 row_bytes,
+                         u32 scale_row_bytes)
+      : payload(make_words(payload, rows * row_bytes)),
+        scales(make_words(scales, rows * scale_row_bytes)),
+        row_bytes(row_bytes),
+        scale_row_bytes(scale_row_bytes) {}
+};
+
+// All experts' [E, n, K], of each the columns of one workgroup.
+struct RingWeights {
+  const u8 *payload, *scales;
+  u32 n, row_bytes, scale_row_bytes, column;
+};
+
+template <class Weights, u32 kTiles, bool kShuffled, bool kShuffledScales, u32 kItemSteps,
+          u32 kSlots>
+class WeightRing {
+  using Held = typename Weights::Held;
+  static constexpr u32 kPiece = kWaveSize * kVecBytes, kWord = kWaveSize * sizeof(u32);
+  static constexpr u32 kScalesAt = 2 * kTiles * kPiece;
+  static constexpr u32 kStepBytes = kScalesAt + Weights::kWords * kWord;
+  static constexpr u32 kItemLoads = kItemSteps * Weights::kLoads;
+
+ public:
+  static constexpr u32 kBytes = kSlots * kItemSteps * kStepBytes;  // of LDS
+  static_assert(kSlots >= 2 && (kSlots - 2) * kItemLoads <= 63, "vmcnt counts at most 63");
+
+  __device__ explicit WeightRing(LdsBytes* memory) : memory_(memory) {}
+
+  // What the wave that brings them does: `items` of them, kSlots - 1 ahead, in the order of
+  // Cursor's table. It meets the others before each.
+  template <class Cursor, class Table>
+  __device__ void bring(const Table& table, u32 items, const Weights& weights,
+                        const RingWeights& given) const {
+    Cursor cursor(table, 0);
+    const auto issue_next = [&](u32 number) {
+      const auto& item = cursor.here();
+      const u64 before = u64{item.tile.expert} * given.n;
+      const MatrixWords from(given.payload + before * given.row_bytes,
+                             given.scales + before * given.scale_row_bytes, given.n,
+                             given.row_bytes, given.scale_row_bytes);
+      issue(number, weights, from, given.column, item.number * kItemSteps, item.tile.rows > 0);
+      cursor.advance();
+    };
+    prio<3>();  // all others wait for it
+    for (u32 i = 0; i + 1 < kSlots; ++i) issue_next(i);
+    for (u32 i = 0; i < items; ++i) {
+      wait_loads<(kSlots - 2) * kItemLoads>();
+      meet();  // item i is there, and the one before has been read
+      issue_next(i + kSlots - 1);
+    }
+    wait_loads<0>();  // LDS is not given back before
+  }
+
+  // Step `i` of an item, ready for the matrix cores; `step` is its number along K.
+  __device__ void read(Held& held, u32 number, u32 i, const Weights& weights, u32 step,
+                       u32 row) const {
+    const LdsBytes* const at = slot(number) + i * kStepBytes;
+    const u32 lane = lane_in_wave(), of_row = lane / kTileRows;
+#pragma unroll
+    for (u32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (u32 h = 0; h < 2; ++h) {
+        const u32 place = kShuffled ? h * kPiece + lane * kVecBytes
+                                    : step_at(lane % kTileRows, of_row + h * (kRowChunks / 2));
+        held.piece[t][h] = lds_load_16(at + t * 2 * kPiece + place);
+      }
+    }
+#pragma unroll
+    for (u32 w = 0; w < Weights::kWords; ++w) {
+      held.scale[w] =
+          *reinterpret_cast<const RFOPS_LDS u32*>(at + kScalesAt + w * kWord + lane * sizeof(u32));
+    }
+    weights.turn_scales(held, step, row);
+  }
+
+ private:
+  // Item `number`, on its way: rows from `row` on, steps from `step` on.
+  __device__ void issue(u32 number, const Weights& weights, const MatrixWords& from, u32 row,
+                        u32 step, bool is_there) const {
+    u32 to = lds_address(slot(number));
+    issue_from<0>(to, weights, from, row, step, is_there);
+  }
+  __device__ LdsBytes* slot(u32 number) const {
+    return memory_ + number % kSlots * (kItemSteps * kStepBytes);
+  }
+  template <u32 kL>
+  __device__ void issue_from(u32 to, const Weights& weights, const MatrixWords& from, u32 row,
+                             u32 step, bool is_there) const {
+    if constexpr (kL < kItemLoads) {
+      constexpr u32 kQ = kL % Weights::kLoads, kI = kL / Weights::kLoads;
+      const u32 outside = is_there ? 0 : kOutside, at_row = row + Weights::tile_of(kQ) * kTileRows;
+      if constexpr (kQ < 2 * kTiles) {
+        const auto at =
+            weights.template piece_at<kQ % 2, true>(from.row_bytes, at_row, step + kI, outside);
+        load_direct_16<kI * kStepBytes + kQ * kPiece>(from.payload, at.lane, at.scalar, 0, to);
+      } else {
+        constexpr u32 kW = kQ - 2 * kTiles;
+        const auto at =
+            weights.template scale_at<kW>(from.scale_row_bytes, at_row, step + kI, outside);
+        load_scale(from.scales, at.lane, at.scalar, to + kI * kStepBytes + kScalesAt + kW * kWord);
+      }
+      issue_from<kL + 1>(to, weights, from, row, step, is_there);
+    }
+  }
+  // A dword a lane, or a byte in one.
+  __device__ static void load_scale(U32x4 buffer, u32 from, u32 offset, u32 to) {
+    if constexpr (kShuffledScales) {
+      load_direct_4<kWaveSize>(buffer, from, offset, to);
+    } else {
+      asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_ubyte %1, %2, %3 offen lds"
+                   :
+                   : "s"(to), "v"(from), "s"(buffer), "s"(offset)
+                   : "memory");
+    }
+  }
+
+  LdsBytes* memory_;
+};
+
+}  // namespace rfops

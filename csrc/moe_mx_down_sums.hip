@@ -1,0 +1,287 @@
+// out[t] = sum over the experts e of t, shared ones too, of weight(t, e) * row(h[t, e], Wd of e)
+//
+// row(h, Wd) = Half(h Wd), as moe_mx_experts.hip gives it. Sums of all tokens stay in LDS, so that
+// many tokens fit; moe_mx_down.hip, for few, keeps rows. h and Wd are MXFP4, or both MX-FP8
+// (moe_mx.h); sums along K and over a token's experts are fp32.
+//
+// Layout. A workgroup has kColumns columns of out and goes through all experts: tiles of up to
+// kRows rows of one. kWaves waves share out a tile's rows in sixteens, and have those of the next
+// item, kItemSteps steps of K, on their way while they multiply this one's; the last wave brings
+// weights, kSlots items ahead, to a ring in LDS. All meet before each item, so that sums of one
+// tile are added before those of the next. Weights are operand A: a lane has 4 neighbours of a row.
+//
+// Promises. Deterministic: a row's sums go along K, a token's rows are added in the order of their
+// experts, from one on that the columns decide. Memory that is not there is not touched. Rows of
+// weights and of out are aligned to 16 bytes, shuffled scales to 4; N is a multiple of kColumns.
+#include "rfops/arch.h"
+#include "rfops/experts.h"
+#include "rfops/moe_mx_ring.h"
+#include "rfops/mx_products.h"
+#include "rfops/tile_table.h"
+
+#if defined(__HIP_DEVICE_COMPILE__) && !defined(__gfx950__)
+#error "moe_mx_down_sums is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
+#endif
+
+#if !defined(RFOPS_HALF) || !defined(RFOPS_ID) || !defined(RFOPS_FORMAT) ||                 \
+    !defined(RFOPS_TILES) || !defined(RFOPS_STEPS) || !defined(RFOPS_WAVES) ||              \
+    !defined(RFOPS_CHUNK) || !defined(RFOPS_SHUFFLED) || !defined(RFOPS_SHUFFLED_SCALES) || \
+    !defined(RFOPS_TAIL) || !defined(RFOPS_EACH) || !defined(RFOPS_TOP_K) || !defined(RFOPS_SLOTS)
+#error "moe_mx_down_sums needs the RFOPS_ constants below"
+#endif
+
+namespace {
+
+using namespace rfops;
+
+using i64 = long long;
+using Half = RFOPS_HALF;             // bf16 or f16
+using Id = RFOPS_ID;                 // of ids: i32 or i64
+using Format = RFOPS_FORMAT<0>;      // Mxfp4 or Mxfp8
+constexpr u32 kTiles = RFOPS_TILES;  // of 16 columns
+constexpr u32 kSteps = RFOPS_STEPS;  // of K
+constexpr u32 kWaves = RFOPS_WAVES;  // that multiply
+constexpr u32 kChunk = RFOPS_CHUNK;  // steps whose scales lie together
+constexpr u32 kTopK = RFOPS_TOP_K;
+constexpr u32 kThreads = (kWaves + 1) * kWaveSize, kColumns = kTiles * kTileRows;
+constexpr u32 kRows = kWaves * kTileRows;
+constexpr u32 kItemSteps = kChunk < 2 ? kChunk : 2, kItems = kSteps / kItemSteps;  // of a tile
+constexpr u32 kParts = kChunk / kItemSteps;  // items of a chunk
+constexpr u32 kAtATime = 3;                  // items in registers
+static_assert(kSteps % kChunk == 0, "chunks are whole");
+
+using Experts = ExpertRows<kRows, RFOPS_EACH, kTileRows, kTileRows>;
+using Weights = WeightSteps<Format, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, RFOPS_TAIL, kTiles>;
+using Ring =
+    WeightRing<Weights, kTiles, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, kItemSteps, RFOPS_SLOTS>;
+using Places = ScalePlaces<Format, kChunk>;
+using ItemPlaces = ScalePlaces<Format, kItemSteps>;  // a lane's of an item lie together too
+using Scales = LaneScales<ItemPlaces>;
+constexpr u32 kRowSize = kSteps * kRowBytes, kRowScales = kSteps * Places::kStepBlocks;
+
+// The ring, sums [M, kColumns] fp32, weights [M, kTopK] of the choices, then the tiles there are.
+extern __shared__ __attribute__((aligned(16))) u8 lds[];
+constexpr u32 kSumsChunks = kColumns * sizeof(f32) / kVecBytes;
+__device__ inline LdsBytes* sums_of(u32 token) {
+  return (LdsBytes*)lds + Ring::kBytes + token * (kColumns * sizeof(f32));
+}
+// Chunks of a token's sums are permuted: those of all tokens would meet in the same banks.
+__device__ inline u32 chunk_at(u32 token, u32 chunk) {
+  return (chunk ^ token / 2 % kSumsChunks) * kVecBytes;
+}
+
+__device__ inline RFOPS_LDS f32* choice_weights(u32 m) { return (RFOPS_LDS f32*)sums_of(m); }
+
+__device__ inline RFOPS_LDS TileWords* tiles_at(u32 m) {
+  return (RFOPS_LDS TileWords*)(choice_weights(m) + (m * kTopK + 3) / 4 * 4);
+}
+using Cursor = TileCursor<kItems>;
+
+struct Given {
+  const u8 *h, *h_scale;
+  const u32* lists;
+  u32 m, routed, column;
+};
+__device__ inline u32 first_row() { return wave_in_group() * kTileRows; }
+
+// A wave's rows of an item, on their way: 16, a row a lane.
+struct Rows {
+  static constexpr u32 kNone = ~0u;
+  u32 rows, number;  // of the tile; which item of it
+  u32 shared;        // token of the tile's first row, of a shared expert; else kNone
+  U32x4 x[kItemSteps][2];
+  Scales scales;
+  u32 listed;  // which pair this lane's row is of, of a routed expert
+
+  // The same loads whatever there is, so that the compiler knows how many are on their way.
+  __device__ void load(const TileItem& item, const Given& given) {
+    const ExpertTile& tile = item.tile;
+    const bool is_routed = tile.expert < given.routed;
+    rows = tile.rows, number = item.number, shared = is_routed ? kNone : tile.row;
+    const Buffer from = make_buffer(given.h + u64{tile.first} * kRowSize, kRows * kRowSize);
+    const Buffer row_scales =
+        make_buffer(given.h_scale + u64{tile.first} * kRowScales, rows * kRowScales);
+    const Buffer list = make_buffer(given.lists + u64{tile.expert} * given.m,
+                                    (is_routed ? given.m : 0) * sizeof(u32));
+    const u32 lane = lane_in_wave(), row = lane % kTileRows, first = first_row();
+    const u32 at = first + row < rows ? lane * kVecBytes : kOutside;
+#pragma unroll
+    for (u32 i = 0; i < 2 * kItemSteps; ++i) {
+      constexpr u32 kPiece = kWaveSize * kVecBytes;
+      x[i / 2][i % 2] =
+          load_16(from, at, first * kRowSize + (number * 2 * kItemSteps + i) * kPiece);
+    }
+    const u32 of_lane = row * kRowScales + lane / kTileRows * Places::kOfLane;
+    const u32 of_item = number / kParts * Places::kBlocks + number % kParts * ItemPlaces::kOfLane;
+    scales = Scales::from(row_scales, of_lane, first * kRowScales + of_item);
+    listed = load_dwords<1>(list, row * sizeof(u32), (tile.row + first) * sizeof(u32)).dword[0];
+    keep_order();
+  }
+};
+
+using Sums = F32x4[kTiles];
+
+// Rows of one tile, each to its token's sums.
+__device__ inline void add(const Sums& sums, const Rows& rows, u32 m) {
+  const u32 lane = lane_in_wave(), own = first_row() + lane % kTileRows;
+  if (own >= rows.rows) return;
+  const bool is_routed = rows.shared == Rows::kNone;
+  const u32 token = is_routed ? rows.listed / kTopK : rows.shared + own;
+  if (token >= m) return;  // of a list that nobody wrote
+  const f32 weight = is_routed ? choice_weights(m)[rows.listed] : 1.0f;
+#pragma unroll
+  for (u32 t = 0; t < kTiles; ++t) {
+    using Four = Half __attribute__((ext_vector_type(4)));
+    auto* const at = reinterpret_cast<RFOPS_LDS F32x4*>(sums_of(token) +
+                                                        chunk_at(token, t * 4 + lane / kTileRows));
+    const F32x4 row = __builtin_convertvector(__builtin_convertvector(sums[t], Four), F32x4);
+    F32x4 sum = *at;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) sum[i] = __builtin_fmaf(weight, row[i], sum[i]);
+    *at = sum;
+  }
+}
+
+// Item `number` of all, and rows of the one after the next on their way. Half of the waves ask for
+// them before they multiply and half after, so that the memory pipe always has something to do.
+template <bool kLoadFirst>
+__device__ inline void multiply(Sums& sums, const Rows& rows, Rows& later, Cursor& cursor,
+                                u32 number, const Ring& ring, const Weights& weights,
+                                const Given& given) {
+  wait_lds();  // sums of the item before are added
+  meet();      // by all, and weights of this one are there
+  const bool is_there = first_row() < rows.rows;
+  typename Weights::Held w[kItemSteps];
+  if (is_there) {
+#pragma unroll
+    for (u32 i = 0; i < kItemSteps; ++i) {
+      ring.read(w[i], number, i, weights, rows.number * kItemSteps + i, given.column);
+    }
+  }
+  cursor.advance();
+  keep_order();
+  if constexpr (kLoadFirst) later.load(cursor.here(), given);
+  if (is_there) {
+    if (rows.number == 0) {
+#pragma unroll
+      for (u32 t = 0; t < kTiles; ++t) sums[t] = {};
+    }
+    multiply_tiles<Weights, 0>(sums, w[0], rows.x[0], rows.scales);
+    if constexpr (kItemSteps > 1) {
+      multiply_tiles<Weights, 1>(sums, w[1], rows.x[1], rows.scales);
+    }
+    if (rows.number + 1 == kItems) add(sums, rows, given.m);
+  }
+  keep_order();
+  if constexpr (!kLoadFirst) later.load(cursor.here(), given);
+}
+
+// Sums of 0, and weights of all choices: the first that names an expert has those of all that do.
+__device__ inline void prepare(const f32* weights, const Id* ids, u32 m) {
+  const u32 thread = thread_in_group();
+  for (u32 i = thread; i < m * kSumsChunks; i += kWaves * kWaveSize) {
+    *reinterpret_cast<RFOPS_LDS F32x4*>(sums_of(0) + i * kVecBytes) = F32x4{};
+  }
+  for (u32 token = thread; token < m; token += kWaves * kWaveSize) {
+    Id id[kTopK];
+    f32 weight[kTopK];
+#pragma unroll
+    for (u32 j = 0; j < kTopK; ++j) {
+      id[j] = ids[u64{token} * kTopK + j];
+      weight[j] = weights[u64{token} * kTopK + j];
+    }
+#pragma unroll
+    for (u32 j = 0; j < kTopK; ++j) {
+#pragma unroll
+      for (u32 i = j + 1; i < kTopK; ++i) weight[j] += id[i] == id[j] ? weight[i] : 0.0f;
+      keep_order();  // else there are masks of all comparisons at a time
+      choice_weights(m)[token * kTopK + j] = weight[j];
+    }
+  }
+}
+
+// Those that multiply.
+template <bool kLoadFirst>
+__device__ inline void take(const TileTable& all, u32 items, const Ring& ring,
+                            const Weights& weights, const Given& given, const f32* of_choices,
+                            const Id* ids) {
+  prepare(of_choices, ids, given.m);
+  Cursor cursor(all, 0);
+  Rows rows[kAtATime];
+  Sums sums = {};
+  rows[0].load(cursor.here(), given);
+  cursor.advance();
+  rows[1].load(cursor.here(), given);
+  u32 i = 0;
+  do {  // one way out, else the compiler waits for what is on its way
+    multiply<kLoadFirst>(sums, rows[0], rows[2], cursor, i, ring, weights, given);
+    multiply<kLoadFirst>(sums, rows[1], rows[0], cursor, i + 1, ring, weights, given);
+    multiply<kLoadFirst>(sums, rows[2], rows[1], cursor, i + 2, ring, weights, given);
+    i += kAtATime;
+  } while (i < items);
+}
+
+// 16 bytes of a token a thread.
+__device__ inline void store(Half* out, u32 m, u32 n, u32 column) {
+  constexpr u32 kVec = kVecBytes / sizeof(Half), kPartsOfRow = kColumns / kVec;
+  using Vec = Half __attribute__((ext_vector_type(kVec)));
+  for (u32 i = thread_in_group(); i < m * kPartsOfRow; i += kThreads) {
+    const u32 token = i / kPartsOfRow, part = i % kPartsOfRow;
+    Vec row;
+#pragma unroll
+    for (u32 c = 0; c < 2; ++c) {
+      const auto four =
+          *reinterpret_cast<const RFOPS_LDS F32x4*>(sums_of(token) + chunk_at(token, 2 * part + c));
+#pragma unroll
+      for (u32 e = 0; e < 4; ++e) row[4 * c + e] = static_cast<Half>(four[e]);
+    }
+    *reinterpret_cast<Vec*>(out + u64{token} * n + column + part * kVec) = row;
+  }
+}
+
+}  // namespace
+
+extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
+moe_mx_down_sums(Half* __restrict__ out,           // [M, N]
+                 const u8* __restrict__ h,         // [tiles of 16 rows, kSteps * 8, 16, 16 bytes]
+                 const u8* __restrict__ h_scale,   // [rows, a row's blocks]
+                 const u8* __restrict__ w,         // [E, N, K]
+                 const u8* __restrict__ w_scale,   // [E, N, K / 32]
+                 const u32* __restrict__ lists,    // [routed, M]
+                 u32* __restrict__ counts,         // [routed]; left 0
+                 const u32* __restrict__ rows_of,  // [E]
+                 const f32* __restrict__ weights,  // [M, kTopK]
+                 const Id* __restrict__ ids,       // [M, kTopK]
+                 u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 w_row,  // bytes
+                 u32 w_scale_row) {
+  // Columns of an XCD are neighbours, which share lines of out.
+  const u32 share = (n / kColumns + kXcds - 1) / kXcds;
+  const u32 number = group_x() % kXcds * share + group_x() / kXcds;
+  const Experts all(experts, 1, m, m * (kTopK + experts - routed),
+                    [&](u32 e) { return rows_of[e]; });
+  if (group_x() == 0) {
+    for (u32 e = thread_in_group(); e < routed; e += kThreads) counts[e] = 0;
+  }
+  if (number >= n / kColumns) return;
+  const Weights unit(k);
+  const Ring ring((LdsBytes*)lds);
+  // Workgroups of an XCD begin with different experts: what one has read is in L2 for the others.
+  const u32 first_expert = group_x() / kXcds * experts / share;
+  const TileTable table(tiles_at(m), all.tiles(), all.tiles_before(first_expert));
+  const u32 own = all.tiles() > 0 ? all.tiles() * kItems : 1;
+  const u32 items = (own + kAtATime - 1) / kAtATime * kAtATime;
+  if (wave_in_group() == 0) table.fill(all);
+  sync_group();
+  if (wave_in_group() == kWaves) {
+    ring.bring<Cursor>(table, items, unit, {w, w_scale, n, w_row, w_scale_row, number * kColumns});
+  } else {
+    const Given given = {h, h_scale, lists, m, routed, number * kColumns};
+    if (wave_in_group() / 4 % 2 == 0) {  // both kinds on each SIMD
+      take<true>(table, items, ring, unit, given, weights, ids);
+    } else {
+      take<false>(table, items, ring, unit, given, weights, ids);
+    }
+  }
+  sync_group();
+  store(out, m, n, number * kColumns);
+}
