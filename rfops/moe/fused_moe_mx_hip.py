@@ -239,9 +239,12 @@ class HipMxMoe(Kernel):
         if config.columns and (reason := self._refuses_fused(c, config, down)):
             return reason
         as_loaded = self.fmt is MXFP4 and RAW not in (c.w_layout, c.scale_layout)
-        fit = as_loaded and config.m_tiles == 4 == up.chunk(self.fmt, config.m_tiles)
+        fit = as_loaded and config.m_tiles in (4, 8) and up.chunk(self.fmt, config.m_tiles) == 4
         if config.ahead > 1 and not fit:
-            return "three steps ahead want m_tiles=4, D in 1024s, and all of MXFP4 weights shuffled"
+            return (
+                "three steps ahead want m_tiles=4 or 8, D in 1024s, and all of MXFP4 weights "
+                "shuffled"
+            )
         for stage in (up,) if config.columns else (up, down):
             if stage.chunk(self.fmt, config.m_tiles) % stage.k_waves:
                 return f"{stage.steps(self.fmt)} steps of K are not shared by {stage.k_waves} waves"
