@@ -46,23 +46,18 @@ constexpr u32 kHalf = kNTiles / 2 * kTileRows;  // of gate, and of up, of a wave
 constexpr u32 kOutColumns = kStage == 1 ? kColumns / 2 : kColumns;
 static_assert(kNTiles == kGroup, "the tiles of 16 rows are promoted together");
 
-template <u32 kOf>
-struct OutOf {
-  using Type = In;
-};
-template <>
-struct OutOf<1> {
-  using Type = u8;
-};
-using Out = OutOf<kStage>::Type;
-using WLoader = PlacedLoader<kColumns, kThreads, RFOPS_SHUFFLED>;
-using XLoader = PlacedLoader<kRows, kThreads>;
+// Steps of K that are loaded at a time, as many as registers have room for.
+constexpr u32 kSets = kRows == 64 ? 2 : 1;
+using Out = __type_pack_element<kStage - 1, u8, In>;
+using WLoader = PlacedLoader<kColumns, kThreads, kSets, RFOPS_SHUFFLED>;
+using XLoader = PlacedLoader<kRows, kThreads, kSets>;
 constexpr u32 kEven = kMWaves * kTileRows;  // rows: as many of each wave
 using Experts = ExpertRows<kRows, kEach, kEven>;
 
 struct Memory {
   u8 x[kRows * kRowBytes], w[kColumns * kRowBytes];
   u32 amax[kNWaves][kRows];
+  KeptRows<Experts> experts;
 };
 static_assert(sizeof(Memory) <= kLdsBytes, "one workgroup a CU");
 __shared__ Memory memory;
@@ -118,6 +113,9 @@ struct Scales {
   u32 row_bytes;
 };
 
+template <u32 kSet>
+struct Set {};
+
 template <u32 kOwn, class IndexOf>
 __device__ inline void multiply_all(Wave<kOwn>& wave, const Own& own, XLoader& x, WLoader& w,
                                     const Scales& scales, u32 blocks, IndexOf index_of) {
@@ -125,13 +123,15 @@ __device__ inline void multiply_all(Wave<kOwn>& wave, const Own& own, XLoader& x
   PlacedScales<kOwn> of_rows(scales.rows, scales.row_bytes, blocks,
                              [&](u32 i) { return index_of(own.row(i)); });
   const auto issue = [&](u32 block) {
-    x.issue(block * kTileK, block < blocks);
-    w.issue(block * kTileK, block < blocks);
+    if (block % PlacedScales<kOwn>::kSteps == 0) of_rows.issue(block);
+    x.issue(block * kTileK, blocks * kTileK);
+    w.issue(block * kTileK, blocks * kTileK);
     keep_order();
   };
   const auto read = [&](u32 block) {
     if constexpr (kOwn > 0) {
       wave.read(own, pieces);
+      if (block % PlacedScales<kOwn>::kSteps == 0) of_rows.take();
       const f32 first = scales.first[block], second = scales.second[block];
 #pragma unroll
       for (u32 i = 0; i < kOwn; ++i) {
@@ -142,25 +142,24 @@ __device__ inline void multiply_all(Wave<kOwn>& wave, const Own& own, XLoader& x
     }
     wait_lds();
   };
-  of_rows.issue(0);
-  issue(0);
-  meet();  // all have read the last tile's
-  x.commit((LdsBytes*)memory.x);
-  w.commit((LdsBytes*)memory.w);
-  issue(1);
-  wait_lds();
-  meet();
-  read(0);
-  for (u32 block = 1; block < blocks; ++block) {
-    meet();  // all have read
-    x.commit((LdsBytes*)memory.x);
-    w.commit((LdsBytes*)memory.w);
-    if (block % PlacedScales<kOwn>::kSteps == 0) of_rows.issue(block);
-    issue(block + 1);
-    if constexpr (kOwn > 0) wave.multiply();
+  u32 block = 0;
+  const auto step = [&]<u32 kSet>(Set<kSet>) {
+    meet();  // all have read the last step, or the last tile's
+    x.template commit<kSet>((LdsBytes*)memory.x);
+    w.template commit<kSet>((LdsBytes*)memory.w);
+    if constexpr (kSet == kSets - 1) issue(block + 1);
+    if constexpr (kOwn > 0) {
+      if (block > 0) wave.multiply();
+    }
     wait_lds();
     meet();  // all have written
-    read(block);
+    read(block++);
+  };
+  issue(0);
+  step(Set<0>{});
+  while (block < blocks) {
+    step(Set<kSets - 1>{});
+    if (kSets > 1 && block < blocks) step(Set<0>{});
   }
   if constexpr (kOwn > 0) {
     wave.multiply();
@@ -266,7 +265,8 @@ extern "C" __global__ void
   });
   leave_for_others<kStage>(all, counts, offsets, routed, experts);
   const Own own;
-  const auto tile_of = [&](u32 number) { return all.tile(number); };
+  memory.experts.keep(all);
+  const auto tile_of = [](u32 number) { return memory.experts.rows().tile(number); };
   each_part<kEven>(all, routed, groups, tile_of, [&](const ExpertTile& tile) {
     const u64 row0 = u64{tile.expert} * matrices * n;  // of all weights
     const u32 n0 = tile.n * kOutColumns;

@@ -7,9 +7,10 @@
 
 namespace rfops {
 
-// Into LDS as lds_tile.h has it, 128 bytes of K at a time, through registers: `issue` starts the
-// loads of a step, `commit` waits for them and writes LDS.
-template <u32 kRows, u32 kThreads, bool kShuffled = false>
+// Into LDS as lds_tile.h has it, through registers: `issue` starts the loads of kSets steps of 128
+// bytes of K, side by side, as a row of memory takes time to open; `commit` waits for one of them
+// and writes LDS.
+template <u32 kRows, u32 kThreads, u32 kSets, bool kShuffled = false>
 class PlacedLoader {
  public:
   using Order = MemoryOrder<kShuffled>;
@@ -28,26 +29,34 @@ class PlacedLoader {
       from_[i] = place_of(row + i * kRowsAtOnce) + chunk * Order::kChunk;
     }
   }
-  __device__ void issue(u32 k, bool is_there) {
-    const Buffer buffer = make_buffer(first_, is_there ? bytes_ : 0);
+  __device__ void issue(u32 k, u32 k_end) {
 #pragma unroll
-    for (u32 i = 0; i < kLoads; ++i) staged_[i] = load_16(buffer, from_[i], k * Order::kUnit);
+    for (u32 i = 0; i < kLoads; ++i) {
+#pragma unroll
+      for (u32 set = 0; set < kSets; ++set) {
+        const u32 at = k + set * kTileK;
+        const Buffer buffer = make_buffer(first_, at < k_end ? bytes_ : 0);
+        staged_[set][i] = load_16(buffer, from_[i], at * Order::kUnit);
+      }
+    }
   }
+  template <u32 kSet>
   __device__ void commit(LdsBytes* tile) const {
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
-      *reinterpret_cast<RFOPS_LDS U32x4*>(tile + to_ + i * kRowsAtOnce * kRowBytes) = staged_[i];
+      *reinterpret_cast<RFOPS_LDS U32x4*>(tile + to_ + i * kRowsAtOnce * kRowBytes) =
+          staged_[kSet][i];
     }
   }
 
  private:
   const void* first_;
   u32 bytes_, to_, from_[kLoads];
-  U32x4 staged_[kLoads];
+  U32x4 staged_[kSets][kLoads];
 };
 
 // Scales of kOwn times 16 rows of a wave, [any, K/128], each row's where the caller says, or
-// nowhere: those of kSteps steps of K in a load.
+// nowhere: those of kSteps steps of K in a load, while those before them are in use.
 template <u32 kOwn>
 class PlacedScales {
  public:
@@ -63,13 +72,18 @@ class PlacedScales {
       from_[i] = index == kOutside ? kOutside : (index * blocks + step_) * sizeof(f32);
     }
   }
-  // Those of the steps from `first` on, a multiple of kSteps; zeros beyond the last.
+  // Loads those of the steps from `first` on, a multiple of kSteps; zeros beyond the last.
   __device__ void issue(u32 first) {
     const u32 outside = first + step_ < blocks_ ? 0 : kOutside;
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
-      loaded_[i] = load_dwords<1>(buffer_, from_[i] | outside, first * sizeof(f32)).dword[0];
+      next_[i] = load_dwords<1>(buffer_, from_[i] | outside, first * sizeof(f32)).dword[0];
     }
+  }
+  // From here on what was loaded last is in use.
+  __device__ void take() {
+#pragma unroll
+    for (u32 i = 0; i < kOwn; ++i) loaded_[i] = next_[i];
   }
   __device__ f32 at(u32 i, u32 step) const {
     const u32 lane = lane_in_wave() % kTileRows + step % kSteps * kTileRows;
@@ -80,7 +94,8 @@ class PlacedScales {
 
  private:
   Buffer buffer_;
-  u32 blocks_, step_, from_[kOwn > 0 ? kOwn : 1], loaded_[kOwn > 0 ? kOwn : 1];
+  static constexpr u32 kRoom = kOwn > 0 ? kOwn : 1;
+  u32 blocks_, step_, from_[kRoom], next_[kRoom], loaded_[kRoom];
 };
 
 }  // namespace rfops
