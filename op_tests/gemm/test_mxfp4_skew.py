@@ -109,10 +109,13 @@ def test_what_is_not_taken(problem: Problem, dtype: torch.dtype, match: str) -> 
         ((4096, 4096, 8192), "loop"),
         ((8192, 8192, 1024), "loop"),
         ((256, 65536, 8192), "deep"),
+        ((32, 57344, 8192), "deep"),
+        ((32, 16384, 8192), "stream"),
+        ((16, 57344, 8192), "stream"),
     ],
 )
 def test_where_it_is_chosen(shape: tuple[int, int, int], first: str) -> None:
-    """Where workgroups make two tiles and more."""
+    """Where workgroups make two tiles and more; the others of few rows, or few columns."""
     layouts = {"w_layout": "16x16", "w_scale_layout": "32x8", "x_scale_layout": "32x8"}
     c = OP.call_of(**dict(zip("MNK", shape, strict=True)), **layouts)
     assert next(name for name in OP.order(c) if OP.kernels[name].refuses(c) is None) == first

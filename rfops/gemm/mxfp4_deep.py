@@ -138,7 +138,8 @@ class Deep(Prepared):
         if is_16:
             us = us + prepare_us(m, k)
         waves = np.where(t.m * t.n > 128 * 64, -t.waves, t.waves)  # few where there is little to do
-        return PreparedCost(us, (t.split, t.ahead, waves))
+        rows = groups * (t.m + t.n)
+        return PreparedCost(us, (rows, t.split, t.ahead, waves))
 
     def defines(self, c: Call, config: DeepConfig) -> Mapping[str, Any]:
         along_m, along_n = config.shape_of_waves or (1, config.waves)
