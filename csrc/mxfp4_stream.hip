@@ -23,6 +23,7 @@
 #include "rfops/fp4_operand.h"
 #include "rfops/loader.h"
 #include "rfops/split_reduce.h"
+#include "rfops/wave_sums.h"
 
 #if defined(__HIP_DEVICE_COMPILE__) && !defined(__gfx950__)
 #error "mxfp4_stream is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
@@ -127,27 +128,6 @@ struct Turn {
   }
 };
 
-// The sums of the parts of K in their order: tile wave, then wave + kWaves, and so on, of this
-// wave.
-__device__ inline void meet_in_lds(const F32x4 (&sums)[kTiles], F32x4 (&own)[kOwn], u32 part,
-                                   u32 wave, u32 lane) {
-#pragma unroll
-  for (u32 t = 0; t < kTiles; ++t) memory[part][t * kWaveSize + lane] = sums[t];
-  sync_group();
-#pragma unroll
-  for (u32 i = 0; i < kOwn; ++i) {
-    const u32 t = wave + i * kWaves;
-    if (t >= kTiles) return;
-    F32x4 parts[kWaves];
-#pragma unroll
-    for (u32 other = 0; other < kWaves; ++other) parts[other] = memory[other][t * kWaveSize + lane];
-    keep_order();
-    own[i] = parts[0];
-#pragma unroll
-    for (u32 other = 1; other < kWaves; ++other) own[i] += parts[other];
-  }
-}
-
 }  // namespace
 
 // Grid: workgroups of the same rows of w are neighbours on one XCD.
@@ -191,7 +171,7 @@ mxfp4_stream(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apar
   F32x4 own[kOwn] = {}, added[kOwn];
 #pragma unroll
   for (u32 i = 0; i < kOwn; ++i) added[i] = bias_row.load(column(wave + i * kWaves));
-  meet_in_lds(sums, own, part, wave, lane);
+  add_up_waves(memory, sums, part, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
   if constexpr (kSplit > 1) {
     if (!Split(workspace, counts, n_tile).reduce(own, split)) return;
   }
