@@ -138,5 +138,7 @@ def test_steps() -> None:
     assert sum(counts.values()) <= 2 * 128 + 40, counts
     assert number(counts, r"v_(?!mfma)|s_nop") <= 8, counts
     every = counted(lines)
+    # A plain pair, four where parts change tiles, and as much as two where a run begins, and ends.
+    assert number(every, "v_mfma") == (2 + 8 + 4 + 4) * 128, every
     assert number(every, r"v_accvgpr|scratch_|v_pk_") == 0, every
     assert sum(line.startswith("ds_write_b128") and " a[" in line for line in lines) == 8 * 16
