@@ -7,6 +7,7 @@
 
 #include "rfops/fp4_steps.h"
 #include "rfops/moe_mx.h"
+#include "rfops/waits.h"
 
 namespace rfops {
 
@@ -61,7 +62,9 @@ class ChunkRows {
     keep_order();
   }
   __device__ void put(LdsBytes* to) const {
-    const u32 wave = wave_in_group(), lane = lane_in_wave();
+    const u32 wave = wave_in_group();
+    u32 lane = lane_in_wave();
+    if constexpr (kScaleLanes < kWaveSize) pin(lane);  // else its mask is kept since the beginning
 #pragma unroll
     for (u32 i = 0; i < kIssues; ++i) {
       const u32 number = wave + i * kWaves, step = number / kGroups, group = number % kGroups;

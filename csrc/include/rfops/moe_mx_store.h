@@ -6,6 +6,7 @@
 #include "rfops/lanes.h"
 #include "rfops/matrix.h"
 #include "rfops/moe_mx.h"
+#include "rfops/waits.h"
 
 namespace rfops {
 
@@ -34,7 +35,9 @@ class QuantisedRows {
   // its row, lane % 16, 4 neighbours of each half of the block, from 4 (lane / 16) on.
   __device__ void store(const F32x4 (&gate)[2], const F32x4 (&up)[2], u32 row, u32 block) const {
     using Pair = Half __attribute__((ext_vector_type(2)));
-    const u32 quarter = lane_in_wave() / kTileRows;
+    u32 lane = lane_in_wave();
+    pin(lane);  // what follows is computed here, not kept in registers since the kernel began
+    const u32 quarter = lane / kTileRows;
     u32 pairs[4];
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
