@@ -380,6 +380,14 @@ def test_many_rows_take_the_tiles_that_were_quickest(
     assert (config.m, config.n, config.split) == first
 
 
+@pytest.mark.parametrize("kernel", ["stream", "staged", "pingpong"])
+def test_builds_ahead_take_gaps_too(kernel: str) -> None:
+    """`rfops build` makes what a call with strided operands loads, beside the dense one."""
+    variants = OP.kernels[kernel].compiled.variants("gfx950")
+    dense = [{**v, "DENSE": 1} for v in variants if not v["DENSE"]]
+    assert dense and dense == [v for v in variants if v["DENSE"]]
+
+
 # ---------------------------------------------------------------- size
 
 

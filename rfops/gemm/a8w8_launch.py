@@ -44,6 +44,12 @@ class Config(Protocol):
     def defines(self, dtype: torch.dtype, shuffled: bool = False) -> dict[str, int | str]: ...
 
 
+def prebuilt(*configs: Config) -> list[dict[str, int | str]]:
+    """What `rfops build` makes of them: for bf16, of operands without gaps and with."""
+    made = [config.defines(torch.bfloat16) for config in configs]
+    return [{**defines, "DENSE": dense} for dense in (1, 0) for defines in made]
+
+
 class Launched(Kernel):
     """One of those kernels."""
 
@@ -119,12 +125,18 @@ class Launched(Kernel):
 
         launch_of(a8w8_layout.is_dense(c, c.M, c.N, c.K))
 
+        is_contiguous = a8w8_layout.is_contiguous(c)
+
         def run_of(m: int, n: int, k: int) -> Run:
             tiles = config.tiles(m, n)
-            x, w, x_scale, w_scale = a8w8_layout.all_strides(c, m, n, k)
-            launch = launch_of(a8w8_layout.is_dense(c, m, n, k))
-            # Of a column-major operand the distance from k to k: the other stride is 1.
-            sizes = (m, n, k, *x_scale, w_scale[1], max(x), max(w), w_scale[0])
+            if is_contiguous:
+                launch, blocks = launch_of(True), k // BLOCK
+                sizes = (m, n, k, blocks, 1, 1, k, k, blocks)
+            else:
+                x, w, x_scale, w_scale = a8w8_layout.all_strides(c, m, n, k)
+                launch = launch_of(a8w8_layout.is_dense(c, m, n, k))
+                # Of a column-major operand the distance from k to k: the other stride is 1.
+                sizes = (m, n, k, *x_scale, w_scale[1], max(x), max(w), w_scale[0])
             run = launch((tiles * config.split, 1, 1), sizes)
             if not is_split:
                 return run

@@ -24,6 +24,12 @@ def all_strides(c: Call, m: int, n: int, k: int) -> tuple[tuple[int, int], ...]:
     return tuple([matrix_strides(c, name, columns) for name, columns in names.items()])
 
 
+def is_contiguous(c: Call) -> bool:
+    """Whether sizes alone tell all strides, of any call like `c`."""
+    tensors = (c.tensors.get(name) for name in ("x", "w", "x_scale", "w_scale"))
+    return all(tensor is None or tensor.is_contiguous() for tensor in tensors)
+
+
 def is_dense(c: Call, m: int, n: int, k: int) -> bool:
     """Whether sizes alone tell the strides of x, w and w_scale, but for their order."""
     x, w, _, w_scale = all_strides(c, m, n, k)

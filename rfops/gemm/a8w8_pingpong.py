@@ -9,7 +9,7 @@ import torch
 
 from rfops.jit import compile_ops
 
-from .a8w8_launch import signature
+from .a8w8_launch import prebuilt, signature
 from .a8w8_tiles import TileConfig, TileKernel
 
 
@@ -34,10 +34,6 @@ class PingPongConfig(TileConfig):
         return {**super().defines(dtype, shuffled), "POW2": self.pow2}
 
 
-def _prebuilt() -> list[dict[str, int | str]]:
-    return [PingPongConfig(256, n).defines(torch.bfloat16) for n in (256, 128)]
-
-
 class PingPong(TileKernel):
     name = "pingpong"
     module = "a8w8_blockscale_pingpong"
@@ -46,5 +42,5 @@ class PingPong(TileKernel):
     compiled = compile_ops(
         "a8w8_blockscale_pingpong",
         kernel="a8w8_blockscale_pingpong",
-        variants=lambda _arch: _prebuilt(),
+        variants=lambda _arch: prebuilt(PingPongConfig(256, 256), PingPongConfig(256, 128)),
     )(signature)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-import torch
-
 from rfops.jit import compile_ops
 
-from .a8w8_launch import signature
+from .a8w8_launch import prebuilt, signature
 from .a8w8_tiles import TileConfig, TileKernel
 
 
@@ -22,10 +20,6 @@ class StagedConfig(TileConfig):
     stages, threads = 1, 256
 
 
-def _prebuilt() -> list[dict[str, int | str]]:
-    return [StagedConfig(128, n).defines(torch.bfloat16) for n in (128, 64)]
-
-
 class Staged(TileKernel):
     name = "staged"
     module = "a8w8_blockscale_staged"
@@ -34,5 +28,5 @@ class Staged(TileKernel):
     compiled = compile_ops(
         "a8w8_blockscale_staged",
         kernel="a8w8_blockscale_staged",
-        variants=lambda _arch: _prebuilt(),
+        variants=lambda _arch: prebuilt(StagedConfig(128, 128), StagedConfig(128, 64)),
     )(signature)

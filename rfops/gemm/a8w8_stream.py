@@ -18,7 +18,7 @@ from rfops.jit import compile_ops
 from rfops.jit.arch import MAX_WAVES, REGISTERS, ROWS, WAVE
 from rfops.quantization.fp8_blockscale import BLOCK
 
-from .a8w8_launch import MAX_SPLIT, Launched, signature
+from .a8w8_launch import MAX_SPLIT, Launched, prebuilt, signature
 from .a8w8_layout import OUT_TYPES
 
 TILE = 16  # rows of an operand
@@ -116,7 +116,7 @@ class Stream(Launched):
     compiled = compile_ops(
         "a8w8_blockscale_stream",
         kernel="a8w8_blockscale_stream",
-        variants=lambda _arch: [StreamConfig(1, 1, 4, 8).defines(torch.bfloat16)],
+        variants=lambda _arch: prebuilt(StreamConfig(1, 1, 4, 8)),
     )(signature)
 
     def refuses(self, c: Call) -> str | None:
