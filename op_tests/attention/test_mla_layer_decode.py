@@ -167,6 +167,27 @@ def test_the_public_call(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert read["requests_64B"] * 64 <= 1.02 * read["bytes"]
 
 
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_rows_of_memory(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are read 256 bytes of a row at once: two lines of each row of memory that is opened.
+    By 128 bytes it would be 1.8, with neighbours' help. All products have theirs by WaveRows."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+    heads, dim, rank = 16, 256, 1536
+
+    def zeros(*shape: int) -> torch.Tensor:  # begins where a row of memory does
+        room = torch.zeros(math.prod(shape) + 2048, dtype=BF16)
+        return room[-room.data_ptr() % 4096 // 2 :][: math.prod(shape)].view(shape)
+
+    x, cache = zeros(128, dim), zeros(128, 16, 576)
+    weights = [zeros(rank, dim), zeros(192 * heads, rank), zeros(576, dim),
+               zeros(256 * heads, 512), zeros(dim, 128 * heads), zeros(16, 64)]  # fmt: skip
+    with rfops.vgpu.timing(results=False, detail=False) as timing:
+        mla_layer_decode(x, cache, 8, *weights)
+    query = next(one for one in timing.launches if one.kernel == "mla_layer_decode_query")
+    lines, rows = query.memory["hbm_read_bytes"] / 128, query.memory["hbm_rows_opened"]
+    assert lines >= 2 * rows > 0, f"{lines / rows:.2f} lines of each row that is opened"
+
+
 @pytest.mark.thin(4)
 def test_a_step_after_the_other(kernel: str) -> None:
     """The row that a step writes is what the next one reads."""

@@ -31,8 +31,8 @@ class TimedLaunch:
     us, low, high : the time by the clock of `kind`, and its error band.
     clock_ghz, clocks, floor_us : the clock that power allows, clk of the body, the launch itself.
     bound, busy : what limits it, and the busy share of each unit.
-    memory : bytes and hit rate of each level, of the XCD that was looked at; `sharing`, how many
-        XCDs read a line of memory on average.
+    memory : bytes and hit rate of each level, and rows of HBM that reads opened, of the XCD that
+        was looked at; `sharing`, how many XCDs read a line of memory on average.
     stalls, barrier_because : clk that waves waited, by reason; what the last wave at a barrier
         had waited for, by the clk that this cost the others.
     pcs : for each instruction its offset, text, how often it was issued, and its stalls.

@@ -107,6 +107,7 @@ double XcdMemory::read_hbm(double at, u32 line) {
   const u32 row = line / hbm_lines_, hash = hash_line(row);
   u32& open = open_rows_[hbm_.index(hash) * hbm_banks_ + (hash >> 16) % hbm_banks_];
   const double cost = hbm_clk_ + (open == row ? 0 : hbm_row_clk_);
+  counts.hbm_rows += open != row;
   open = row;
   reads_ = std::min(reads_ + 1, kMixed);
   return hbm_.take(at, cost, hash) + hbm_latency_clk_;

@@ -71,6 +71,7 @@ class Servers {
 
 struct MemoryCounts {
   u64 l1_lines = 0, l1_hits = 0, l2_lines = 0, l2_hits = 0, mall_lines = 0, hbm_lines = 0;
+  u64 hbm_rows = 0;  // opened for reads
   u64 written_lines = 0, write_requests = 0, scalar_lines = 0, scalar_hits = 0;
 };
 

@@ -38,6 +38,7 @@ void memory(Json& json, const MemoryCounts& m) {
   level(json, "l2", m.l2_lines, m.l2_hits);
   level(json, "mall", m.mall_lines, m.mall_lines - m.hbm_lines);
   json.field("hbm_read_bytes", m.hbm_lines * kLineBytes);
+  json.field("hbm_rows_opened", m.hbm_rows);
   json.field("written_bytes", m.written_lines * kLineBytes);
   json.close('}');
 }

@@ -165,5 +165,6 @@ def test_a_warm_launch_finds_what_fits(micros: Micros) -> None:
     assert warm.us < cold.us - 0.2
     cold, warm = (read(micros, "in_order", 128 * MB, cold=c) for c in (True, False))
     assert warm.memory["l2"]["hit_rate"] < 0.1 and warm.memory["hbm_read_bytes"] == 0
+    assert warm.memory["hbm_rows_opened"] == 0 < cold.memory["hbm_rows_opened"]
     cold, warm = (read(micros, "in_order", MOST, cold=c) for c in (True, False))
     assert warm.us == cold.us
