@@ -50,7 +50,7 @@ using Split = SplitTile<kSplit, kOwn * kThreads, kThreads>;
 // Of all waves, in their order, this one's tiles: wave, wave + kWaves, and so on.
 __device__ inline void add_up(OwnSums& own, const Sums& sums, LdsBytes* lds) {
   using Memory = RFOPS_LDS F32x4[kWaves][kAtOnce * kWaveSize];
-  auto& memory = *reinterpret_cast<RFOPS_LDS Memory*>(lds);
+  auto& memory = *reinterpret_cast<Memory*>(lds);
   const u32 wave = wave_in_group(), lane = lane_in_wave();
 #pragma unroll
   for (u32 first = 0; first < kTiles; first += kAtOnce) {
