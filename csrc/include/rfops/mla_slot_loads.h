@@ -233,9 +233,13 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   template <u32 kStep, u32 kSteps>
   __device__ void in_values(LdsBytes*) {
     constexpr u32 kApart = kSteps / (kLoads + 2), kLoad = kStep / kApart;
+    constexpr u32 kAim = kCommits == 1 ? 0 : 1;  // gfx942 has V to turn in the step before
     if constexpr (kStep == 0) find_rows(2);
     if constexpr (kStep == kSteps - 1) this->next_turn();
-    if constexpr (kStep % kApart == 1 && kLoad >= 1 && kLoad <= kLoads) load(kLoad - 1);
+    if constexpr (kLoad >= 1 && kLoad <= kLoads) {
+      if constexpr (kStep % kApart == kAim) aim<kLoad - 1>();
+      if constexpr (kStep % kApart == 1) load<kLoad - 1>();
+    }
   }
   __device__ void wait() const {}
   __device__ void drain() const {}
@@ -246,23 +250,25 @@ class WidenedSlots : MlaSlotRows<kPaged> {
     rows_ = this->row_of(page_, tile);
     page_ = static_cast<u32>(*this->entry(tile + 1));
   }
-  __device__ void load(u32 i) {
-    if (i < kOwn) {
-      const u8* const row = tokens_.kv + u64{this->row_at(rows_, i)} * kRowBytes;
-      staged_[i] = *reinterpret_cast<const U32x2*>(row + lane_in_wave() * 8);
-      return;
-    }
-    const u8* const from =
-        tokens_.kv + (u64{rows_} * kRowBytes + kValueBytes + lane_in_wave() % kLanes * kRopeBytes);
-    if constexpr (kRopeBytes == 8) {
-      staged_[kOwn] = *reinterpret_cast<const U32x2*>(from);
+  template <u32 i>
+  __device__ void aim() {
+    const u32 row = i < kOwn ? this->row_at(rows_, i) : rows_;
+    const u32 lane = lane_in_wave();
+    const u32 inside = i < kOwn ? lane * 8 : kValueBytes + lane % kLanes * kRopeBytes;
+    from_ = u64{row} * kRowBytes + reinterpret_cast<u64>(tokens_.kv + inside);
+    pin(from_);
+  }
+  template <u32 i>
+  __device__ void load() {
+    if constexpr (i < kOwn || kRopeBytes == 8) {
+      staged_[i] = *(__attribute__((address_space(1))) const U32x2*)from_;
     } else {
-      staged_[kOwn] = {*reinterpret_cast<const u32*>(from), 0};
+      staged_[i] = {*(__attribute__((address_space(1))) const u32*)from_, 0};
     }
   }
   __device__ void load_all(u32 tile) {
     find_rows(tile);
-    each_number<kLoads>([&](auto i) { load(i); });
+    each_number<kLoads>([&](auto i) { aim<i>(), load<i>(); });
   }
   // Piece kPiece of widening and writing all of a tile, kCommits of a load.
   template <u32 kPiece>
@@ -286,6 +292,7 @@ class WidenedSlots : MlaSlotRows<kPaged> {
 
   LdsBytes* lds_;
   u32 value_, rope_, page_, rows_;
+  u64 from_;  // in global memory, which a pinned pointer would not say
   U32x2 staged_[kLoads];
   U32x4 wide_;
 };
