@@ -16,7 +16,7 @@ from rfops.attention.mla_decode_shared import mla_decode_shared
 from rfops.attention.mla_layer_decode import OP, mla_layer_decode, rope_angles
 from rfops.attention.mla_layer_decode_hip import products, query_defines, query_groups
 from rfops.attention.mla_layer_decode_triton import LayerTritonConfig
-from rfops.attention.mla_layer_parts import attention_call, attention_kernel, even
+from rfops.attention.mla_layer_parts import attention_call, attention_kernel
 from rfops.challenge import mla_decode as challenge
 from support.layer_problems import BF16, Problem, assert_cache, assert_correct, problem, run
 
@@ -295,15 +295,6 @@ def test_resources_of_its_attention(arch: str, monkeypatch: pytest.MonkeyPatch) 
     found = mla_decode_shared.bind(torch.device("cpu"), defines, arch).resources
     assert defines["ROPE"] == defines["PAGED"] == 1
     assert found["vgpr_spills"] == found["scratch"] == 0
-
-
-def test_workers_of_even_sequences() -> None:
-    """Of one start each has as many; where that would leave CUs idle, or starts differ, all do."""
-    config = mla_decode.OP.kernels["shared"].default(attention_call(
-        OP.call_of("gfx942", B=128, start=4096), 8192))  # fmt: skip
-    assert config.workers == 304
-    assert [even(config, b).workers for b in (1, 100, 128, 152, 200, 400)] == [
-        304, 300, 256, 304, 304, 304]  # fmt: skip
 
 
 def test_workgroups_of_the_challenge() -> None:

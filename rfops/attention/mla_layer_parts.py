@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from rfops.dispatch.kernel import Call, Kernel, Run
 
 from . import mla_decode
 from .mla_decode_flow import turns
-from .mla_decode_shared import SharedConfig
 
 CACHE_ROW, LATENT = 576, 512  # of the cache: of a token, and what all heads' k and v come from
 NOPE, ROPE, V = 128, 64, 128  # of a head: of its key, of that what is turned; of its value
@@ -53,14 +51,4 @@ def attention(c: Call, page: int, *, hip: bool) -> Run:
     of = attention_call(c, page)
     kernel, reason = attention_kernel(of, hip=hip)
     assert kernel is not None, reason
-    config = kernel.default(of)
-    if isinstance(config, SharedConfig) and not c.has("positions"):
-        config = even(config, c.B)
-    return kernel.variant(of, config)(*of.sizes.values())
-
-
-def even(config: SharedConfig, sequences: int) -> SharedConfig:
-    """As many workers of each sequence, which are as long, where that leaves few CUs without one:
-    of less parts. 128 x 4096 on MI300X: 300 us by 304 workers, 286 by 256, estimated."""
-    workers = config.workers - config.workers % sequences
-    return replace(config, workers=workers) if workers * 6 >= config.workers * 5 else config
+    return kernel.variant(of, kernel.default(of))(*of.sizes.values())
