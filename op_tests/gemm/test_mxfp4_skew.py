@@ -9,7 +9,7 @@ import torch
 
 import rfops
 from rfops.gemm.mxfp4_skew import Skew, SkewConfig
-from support.assembly import assembly, counted, number
+from support.assembly import assembly, code_bytes, counted, number
 from support.mxfp4_problems import OPS, Problem, assert_correct, random_problem, run
 
 pytestmark = pytest.mark.requires_gfx950
@@ -127,7 +127,8 @@ def test_steps() -> None:
     be, in slots that the matrix cores leave; where they leave, from accumulation registers."""
     layouts = {"w_layout": "16x16", "w_scale_layout": "32x8", "x_scale_layout": "32x8"}
     c = OP.call_of(M=8192, N=8192, K=8192, **layouts)
-    lines = assembly("mxfp4_skew", "gfx950", Skew().defines(c, SkewConfig()))
+    defines = Skew().defines(c, SkewConfig())
+    lines = assembly("mxfp4_skew", "gfx950", defines)
     barriers = [i for i, line in enumerate(lines) if line == "s_barrier"]
     steps = [counted(lines[a:b]) for a, b in itertools.pairwise(barriers)]
     plain = [s for s in steps if number(s, "v_mfma") == 128 and not number(s, "buffer_store")]
@@ -142,3 +143,7 @@ def test_steps() -> None:
     assert number(every, "v_mfma") == (2 + 8 + 4 + 4) * 128, every
     assert number(every, r"v_accvgpr|scratch_|v_pk_") == 0, every
     assert sum(line.startswith("ds_write_b128") and " a[" in line for line in lines) == 8 * 16
+    # What is beyond the instruction cache comes anew in each turn: 8,000 clk a step, estimated.
+    for is_shuffled in (0, 1):
+        of_layout = {**defines, "SHUFFLED": is_shuffled, "X_SHUFFLED": is_shuffled}
+        assert code_bytes("mxfp4_skew", "gfx950", of_layout) <= 64 << 10

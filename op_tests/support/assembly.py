@@ -15,22 +15,31 @@ from rfops.jit.build.spec import module_spec
 
 def assembly(module: str, arch: str, defines: Mapping[str, object]) -> list[str]:
     """Instructions and labels, without comments, by ziglang's clang."""
-    return list(_assembly(module, arch, tuple(f"-DRFOPS_{k}={v}" for k, v in defines.items())))
+    text = _text(module, arch, _words(defines)).split(".Lfunc_end")[0]
+    lines = (line.split(";")[0].strip() for line in text.splitlines())
+    return [
+        line for line in lines if re.match(r"[a-z]\w*( |$|\t)|\.LBB\w+:", line) and "=" not in line
+    ]
+
+
+def code_bytes(module: str, arch: str, defines: Mapping[str, object]) -> int:
+    """Of its first kernel, as the same compiler says."""
+    return int(re.findall(r"codeLenInByte = (\d+)", _text(module, arch, _words(defines)))[0])
+
+
+def _words(defines: Mapping[str, object]) -> tuple[str, ...]:
+    return tuple(f"-DRFOPS_{k}={v}" for k, v in defines.items())
 
 
 @cache
-def _assembly(module: str, arch: str, defines: tuple[str, ...]) -> tuple[str, ...]:
+def _text(module: str, arch: str, defines: tuple[str, ...]) -> str:
     spec = module_spec(module)
-    text = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "ziglang", "clang", "-x", "hip", "--cuda-device-only",
          f"--offload-arch={arch}", "-nogpuinc", "-nogpulib", "-std=c++20", "-O3", "-S",
          f"-I{paths.INCLUDE}", *spec.flags, *defines, str(spec.sources()[0]), "-o", "-"],
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
-    lines = (line.split(";")[0].strip() for line in text.split(".Lfunc_end")[0].splitlines())
-    return tuple(
-        line for line in lines if re.match(r"[a-z]\w*( |$|\t)|\.LBB\w+:", line) and "=" not in line
-    )
 
 
 def loop(lines: list[str]) -> list[str]:
