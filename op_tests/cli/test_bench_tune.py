@@ -272,6 +272,30 @@ def test_bench(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert float(row["share"]) == pytest.approx(float(row["floor us"]) / float(row["us"]))
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("gemm_a8w8_blockscale", "16 128 256"),
+        ("quant_fp8_blockscale", "37 256"),
+        ("fused_moe_fp8", "5 128 128 4 2"),
+    ],
+)
+def test_fp8_is_the_chips(
+    name: str, shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of gfx942 another one: FP8 of gfx950 would go to torch there, with nothing to time."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx942")
+    for command, file in (("bench", "bench.csv"), ("tune", f"{name}.csv")):
+        where = ["--csv", str(tmp_path / file)] if command == "bench" else ["--out", str(tmp_path)]
+        if command == "tune" and not ops()[name].table:
+            continue
+        more = where if command == "bench" else [*where, "--top", "1"]
+        assert cli.main([command, name, "--shape", *shape.split(), *more]) == 0
+        (row,) = lines(tmp_path / file)
+        assert row["kernel"] in ops()[name].kernels and float(row["us"]) > 0
+        assert ops()[name].kernels[row["kernel"]].is_hip, row
+
+
 def test_bench_shows_what_others_have_published(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ from rfops.cli.executor.driver import Outcome, Run, Task
 from rfops.dispatch import cost, routing
 from rfops.dispatch.declare import DTYPES
 from rfops.dispatch.op import Op, ops
+from rfops.dispatch.problem import call_on
 
 Row = dict[str, Any]
 QUICK = 3  # shapes of the quick subset
@@ -115,7 +116,7 @@ def bench(
     op: Op, shape: dict[str, Any], device: torch.device, others: Iterable[str] = ()
 ) -> tuple[Row, list[str]]:
     """A row, and what was wrong."""
-    sets = cost.problems(op, op.call_of(**shape), device)
+    sets = cost.problems(op, call_on(op, shape, device), device)
     c = sets[0].call
     kernel, rule, config = op.decide(c, None, None)
     least = cost.floor(op, c)

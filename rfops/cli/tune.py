@@ -38,7 +38,7 @@ from rfops.cli.executor.driver import Outcome, Run, Task
 from rfops.dispatch import cost, routing, tuned_table
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op, ops
-from rfops.dispatch.problem import Problem, on_device
+from rfops.dispatch.problem import Problem, call_on, on_device
 from rfops.dispatch.tuned_table import Query, Tuned
 from rfops.jit import settings
 
@@ -64,10 +64,10 @@ def run(op: Op, options: argparse.Namespace) -> int:
     folder = options.out or settings.path("RFOPS_CONFIGS")
     if folder is None:
         raise ValueError("tune: pass --out FOLDER, or set RFOPS_CONFIGS")
+    device = options.device or cost.default_device()
     todo = untuned(options.untuned, op.name) if options.untuned else []
     if options.set or options.shape or not todo:
-        todo += [op.call_of(**shape) for shape in shapes_of(op, options)]
-    device = options.device or cost.default_device()
+        todo += [call_on(op, shape, device) for shape in shapes_of(op, options)]
     try:
         if options.defaults and options.executor:
             raise ValueError("--defaults: the table is filled in this process, without --executor")
@@ -166,7 +166,7 @@ def launch_once(job: tuple[str, Mapping[str, Any], torch.device, str, str]) -> b
     with_ops()
     try:
         op = ops()[name]
-        problem = Problem(op, on_device(op.call_of(**given), device))
+        problem = Problem(op, call_on(op, given, device))
         run = problem.prepare(backend, op.parse_config(op.kernels[backend], text))
         problem.launch_by(run)()
         if device.type == "cuda":
@@ -396,7 +396,7 @@ def tune_task(
     for path in files:
         load_ops(path)
     op, failures = ops()[name], list[tuple[str, bool]]()
-    c = on_device(op.call_of(**given), torch.device(device))
+    c = call_on(op, given, torch.device(device))
     row, said = tune_shape(op, c, top, lambda text, serious: failures.append((text, serious)))
     return row, said, failures
 

@@ -1,7 +1,7 @@
 """A call of an op made from sizes alone, for `rfops bench | tune | profile`: random inputs that are
 valid, poisoned results, and the check against the op's plain reference.
 
-    c = on_device(OP.call_of("gfx950", M=4, N=64, K=256), torch.device("cpu"))
+    c = call_on(OP, {"M": 4, "N": 64, "K": 256}, torch.device("cpu"))
     problem = Problem(OP, c)
     problem.check(problem.launch())  # raises AssertionError that names the worst element
 """
@@ -45,6 +45,12 @@ def on_device(c: Call, device: torch.device) -> Call:
     """A call of sizes alone, on that device's chip."""
     device = torch.empty(0, device=device).device  # with its index
     return Call(*routing.chip(device), device, c.sizes, c.values, {})
+
+
+def call_on(op: Op, given: Mapping[str, Any], device: torch.device) -> Call:
+    """A call of sizes and values by their names, with what that device's chip usually has: which
+    FP8, for one."""
+    return on_device(op.call_of(*routing.chip(device), **given), device)
 
 
 class Draw:
