@@ -25,11 +25,12 @@ from rfops.cli.tune import File, Trial
 from rfops.dispatch import cost, routing, tuned_table
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op, ops
-from rfops.dispatch.problem import Draw, Problem, on_device
+from rfops.dispatch.problem import Draw, Problem, call_on, on_device
 from rfops.dispatch.timing import Timing
 from rfops.gemm.mxfp8 import OP as DENSE
 from rfops.gemm.mxfp8_gemv import GemvConfig
 from rfops.jit import ConfigError
+from rfops.moe import fused_moe_mxfp4
 from rfops.moe.grouped_gemm_mxfp8 import OP as GROUPED
 from support.calls import dense_call, grouped_call, route
 
@@ -331,6 +332,17 @@ def test_on_a_gpu_every_set_is_timed_and_the_first_checked(
     with pytest.raises(AssertionError, match=r"worst at \(1, 2\)"):
         cost.measure(sets, "gemv", route=True)
     assert len(timed) == 3
+
+
+def test_launches_of_the_reference_are_not_counted() -> None:
+    """That of MXFP4's experts quantises what they have between."""
+    shape = {"M": 2, "D": 256, "I": 64, "E": 2, "K": 1}
+    c = call_on(fused_moe_mxfp4.OP, shape, CPU)
+    sets = cost.problems(fused_moe_mxfp4.OP, c, CPU)
+    first = cost.measure(sets, "hip", route=True).counters["launches"]
+    with vgpu.profile() as again:
+        sets[0].launch()
+    assert first == len(again.launches) == 3
 
 
 def test_bench_of_another_kernel_beside(capsys: pytest.CaptureFixture[str]) -> None:

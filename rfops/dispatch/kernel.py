@@ -100,7 +100,7 @@ class Kernel:
         return self.refuses_arch(c)
 
     def module_of(self, _arch: str) -> str:
-        """`module`, where architectures have one of their own."""
+        """The module of an architecture: `module`, but where some have another one."""
         return self.module
 
     def refuses_arch(self, c: Call) -> str | None:
