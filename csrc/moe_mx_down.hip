@@ -18,6 +18,7 @@
 #include "rfops/moe_choices.h"
 #include "rfops/moe_mx_weights.h"
 #include "rfops/mx_products.h"
+#include "rfops/tile_table.h"
 #include "rfops/waits.h"
 
 #if defined(__HIP_DEVICE_COMPILE__) && !defined(__gfx950__)
@@ -53,16 +54,43 @@ using Experts = ExpertRows<kRowTiles * kTileRows, RFOPS_EACH, kTileRows, kTileRo
 using Weights = WeightSteps<Format, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, RFOPS_TAIL, kTiles>;
 using Places = ScalePlaces<Format, kChunk>;
 using Scales = LaneScales<Places>;
+constexpr u32 kPiece = kWaveSize * kVecBytes;  // of a tile's rows, half a step
 constexpr u32 kRowSize = kSteps * kRowBytes, kRowScales = kSteps * Places::kStepBlocks;
+
+// Loads end in order: what comes from L2 goes before weights, as far as there are registers for it.
+constexpr bool kRowsFirst =
+    RFOPS_SHUFFLED && kSteps <= 2 && kWaves * kSteps * (kTiles + kRowTiles) <= 64;
 
 // For raw weights a part of each wave's own, then rows [all pairs, kColumns] of Half.
 extern __shared__ __attribute__((aligned(16))) u8 lds[];
 constexpr u32 kPairSize = kColumns * sizeof(Half);
 __device__ inline LdsBytes* pairs() { return (LdsBytes*)lds + kWaves * Weights::kStagingBytes; }
 
+// Behind them the tiles there are.
+__device__ inline RFOPS_LDS TileWords* tiles_at(u32 m) {
+  return (RFOPS_LDS TileWords*)(pairs() + m * (kTopK + kShared) * kPairSize);
+}
+
+// Goes through a wave's tiles; the next one is on its way.
+class Cursor {
+ public:
+  __device__ Cursor(const TileTable& all, u32 first)
+      : all_(all), at_(first), next_(all.words(first)) {}
+  __device__ ExpertTile take() {
+    const ExpertTile tile = TileTable::tile(next_);
+    next_ = all_.words(at_ += kWaves);
+    return tile;
+  }
+
+ private:
+  const TileTable& all_;
+  u32 at_;
+  TileWords next_;
+};
+
 struct Given {
-  const u8 *h, *h_scale, *w, *w_scale;
-  const u32* lists;
+  Buffer h, h_scale, lists;  // of all experts
+  const u8 *w, *w_scale;
   u32 m, routed, n, w_row, w_scale_row, column;
 };
 
@@ -75,38 +103,16 @@ struct Item {
   u32 listed[kRowTiles];  // which pair this lane's row is of, of a routed expert
 
   // The same loads whatever there is, so that the compiler knows how many are on their way.
-  __device__ void load(const Weights& weights, const Experts& all, u32 number, const Given& given) {
-    tile = all.tile(number);
+  __device__ void load(const Weights& weights, const ExpertTile& of, const Given& given) {
+    tile = of;
+    if constexpr (kRowsFirst) load_rows(given);
+    keep_order();
     const u64 before = u64{tile.expert} * given.n;
     const MatrixBytes from(given.w + before * given.w_row,
                            given.w_scale + before * given.w_scale_row, given.n, given.w_row,
                            given.w_scale_row);
     load_weights<0>(weights, from, given.column, tile.rows > 0);
-    const Buffer rows =
-        make_buffer(given.h + u64{tile.first} * kRowSize, kRowTiles * kTileRows * kRowSize);
-    const Buffer row_scales =
-        make_buffer(given.h_scale + u64{tile.first} * kRowScales, tile.rows * kRowScales);
-    const u32 lane = lane_in_wave(), row = lane % kTileRows, quarter = lane / kTileRows;
-#pragma unroll
-    for (u32 r = 0; r < kRowTiles; ++r) {
-      const u32 at = r * kTileRows + row < tile.rows ? lane * kVecBytes : kOutside;
-#pragma unroll
-      for (u32 s = 0; s < 2 * kSteps; ++s) {
-        x[r][s / 2][s % 2] =
-            load_16(rows, at, r * kTileRows * kRowSize + s * (kWaveSize * kVecBytes));
-      }
-#pragma unroll
-      for (u32 c = 0; c < kSteps / kChunk; ++c) {
-        const u32 at = row * kRowScales + c * Places::kBlocks + quarter * Places::kOfLane;
-        scales[r][c] = Scales::from(row_scales, at, r * kTileRows * kRowScales);
-      }
-    }
-    const u32 own = tile.expert < given.routed ? given.m : 0;
-    const Buffer list = make_buffer(given.lists + u64{tile.expert} * given.m, own * sizeof(u32));
-#pragma unroll
-    for (u32 r = 0; r < kRowTiles; ++r) {
-      listed[r] = load_dwords<1>(list, (tile.row + r * kTileRows + row) * sizeof(u32), 0).dword[0];
-    }
+    if constexpr (!kRowsFirst) load_rows(given);
     keep_order();
   }
 
@@ -143,6 +149,27 @@ struct Item {
   }
 
  private:
+  __device__ void load_rows(const Given& given) {
+    const u32 lane = lane_in_wave(), row = lane % kTileRows, quarter = lane / kTileRows;
+    const u32 list = tile.expert * given.m + tile.row;  // beyond all, of a shared expert
+#pragma unroll
+    for (u32 r = 0; r < kRowTiles; ++r) {
+      const u32 before = r * kTileRows, outside = before + row < tile.rows ? 0 : kOutside;
+#pragma unroll
+      for (u32 s = 0; s < 2 * kSteps; ++s) {
+        x[r][s / 2][s % 2] = load_16(given.h, lane * kVecBytes | outside,
+                                     (tile.first + before) * kRowSize + s * kPiece);
+      }
+#pragma unroll
+      for (u32 c = 0; c < kSteps / kChunk; ++c) {
+        const u32 at = row * kRowScales + c * Places::kBlocks + quarter * Places::kOfLane;
+        scales[r][c] =
+            Scales::from(given.h_scale, at | outside, (tile.first + before) * kRowScales);
+      }
+      listed[r] =
+          load_dwords<1>(given.lists, row * sizeof(u32), (list + before) * sizeof(u32)).dword[0];
+    }
+  }
   template <u32 kQ>
   __device__ void load_weights(const Weights& weights, const MatrixBytes& from, u32 column,
                                bool is_there) {
@@ -162,14 +189,31 @@ struct Item {
   }
 };
 
-// Each token's rows, 16 bytes of them a thread.
-__device__ inline void add(Half* out, const f32* weights, const Id* ids, u32 m, u32 routed, u32 n,
-                           u32 column) {
-  constexpr u32 kVec = kVecBytes / sizeof(Half), kParts = kColumns / kVec;
+constexpr u32 kVec = kVecBytes / sizeof(Half), kParts = kColumns / kVec;  // of a row
+
+// What the token of a thread chose, on its way.
+struct Chosen {
+  Id id[kTopK];
+  f32 weight[kTopK];
+
+  __device__ void load(const f32* weights, const Id* ids, u32 token) {
+#pragma unroll
+    for (u32 j = 0; j < kTopK; ++j) {
+      id[j] = ids[u64{token} * kTopK + j];
+      weight[j] = weights[u64{token} * kTopK + j];
+    }
+    keep_order();
+  }
+  __device__ Choices<kTopK> choices(u32 routed) const { return {weight, id, routed}; }
+};
+
+// Each token's rows, 16 bytes of them a thread. `choices` are of a thread's first token.
+__device__ inline void add(Half* out, Choices<kTopK> choices, const f32* weights, const Id* ids,
+                           u32 m, u32 routed, u32 n, u32 column) {
   using Vec = Half __attribute__((ext_vector_type(kVec)));
-  for (u32 i = thread_in_group(); i < m * kParts; i += kThreads) {
+  u32 i = thread_in_group();
+  while (i < m * kParts) {
     const u32 token = i / kParts, part = i % kParts;
-    const Choices<kTopK> choices(weights + u64{token} * kTopK, ids + u64{token} * kTopK, routed);
     Vec row[kTopK + kShared];
 #pragma unroll
     for (u32 j = 0; j < kTopK + kShared; ++j) {
@@ -179,6 +223,11 @@ __device__ inline void add(Half* out, const f32* weights, const Id* ids, u32 m, 
     }
     *reinterpret_cast<Vec*>(out + u64{token} * n + column + part * kVec) =
         sum_of_rows<kTopK, kShared>(row, choices);
+    i += kThreads;
+    if (i >= m * kParts) break;
+    Chosen next;
+    next.load(weights, ids, i / kParts);
+    choices = next.choices(routed);
   }
 }
 
@@ -199,31 +248,50 @@ moe_mx_down(Half* __restrict__ out,           // [M, N]
   // Columns of an XCD are neighbours, which share lines of out.
   const u32 share = (n / kColumns + kXcds - 1) / kXcds;
   const u32 number = group_x() % kXcds * share + group_x() / kXcds;
+  const u32 wave = wave_in_group();
   const Experts all(experts, 1, m, m * (kTopK + kShared), [&](u32 e) { return rows_of[e]; });
   if (group_x() == 0) {
     for (u32 e = thread_in_group(); e < routed; e += kThreads) counts[e] = 0;
   }
   if (number >= n / kColumns) return;
   const Weights unit(k);
-  const u32 column = number * kColumns, wave = wave_in_group();
-  const Given given = {h, h_scale, w, w_scale, lists, m, routed, n, w_row, w_scale_row, column};
+  const u32 column = number * kColumns;
+  const u32 rows = m * (kTopK + kShared) + experts * (kTileRows - 1);
+  const Buffer all_h = make_buffer(h, rows * kRowSize);
+  const Buffer all_scales = make_buffer(h_scale, rows * kRowScales);
+  const Buffer all_lists = make_buffer(lists, routed * m * sizeof(u32));
+  const Given given = {all_h,  all_scales, all_lists, w,           w_scale, m,
+                       routed, n,          w_row,     w_scale_row, column};
   LdsBytes* const staging = (LdsBytes*)lds + wave * Weights::kStagingBytes;
-  if (all.tiles() <= kWaves) {
+  // Workgroups of an XCD begin with different experts: what one has read is in L2 for the others.
+  const u32 tiles = all.tiles(), first = group_x() / kXcds * tiles / share;
+  const u32 own = wave + first < tiles ? wave + first : wave + first - tiles;
+  const ExpertTile tile = all.tile(wave < tiles ? own : tiles);
+  if (tiles <= kWaves) {
     Item item;
-    item.load(unit, all, wave, given);
+    item.load(unit, tile, given);
     item.multiply(unit, staging, given);
   } else {
-    Item item, next;
-    item.load(unit, all, wave, given);
-    u32 at = wave + kWaves;
+    Item item, next;  // registers of their own, not those of one item alone
+    item.load(unit, tile, given);
+    const TileTable table(tiles_at(m), tiles, first);
+    if (wave == 0) table.fill(all);
+    wait_lds();
+    meet();
+    Cursor cursor(table, wave + kWaves);
     do {  // one way out, else the compiler waits for what is on its way
-      next.load(unit, all, at, given);
+      next.load(unit, cursor.take(), given);
       item.multiply(unit, staging, given);
-      item.load(unit, all, at + kWaves, given);
+      item.load(unit, cursor.take(), given);
       next.multiply(unit, staging, given);
-      at += 2 * kWaves;
     } while (as_scalar(item.tile.rows) > 0);
   }
+  const u32 token = thread_in_group() / kParts;
+  const bool adds = wave * kWaveSize / kParts < m;
+  Chosen chosen;
+  if (adds) chosen.load(weights, ids, token < m ? token : m - 1);
+  Choices<kTopK> choices = {};
+  if (adds) choices = chosen.choices(routed), choices.keep();
   sync_group();
-  add(out, weights, ids, m, routed, n, column);
+  add(out, choices, weights, ids, m, routed, n, column);
 }

@@ -78,17 +78,15 @@ __device__ inline RFOPS_LDS TileWords* tiles_at(u32 m) {
 using Cursor = TileCursor<kItems>;
 
 struct Given {
-  const u8 *h, *h_scale;
-  const u32* lists;
-  u32 m, routed, column;
+  Buffer h, h_scale, lists;    // of all experts
+  u32 m, routed, column, own;  // the wave's first row of a tile
 };
-__device__ inline u32 first_row() { return wave_in_group() * kTileRows; }
 
 // A wave's rows of an item, on their way: 16, a row a lane.
 struct Rows {
   static constexpr u32 kNone = ~0u;
-  u32 rows, number;  // of the tile; which item of it
-  u32 shared;        // token of the tile's first row, of a shared expert; else kNone
+  u32 own, rows, number;  // the wave's first row of those of the tile; which item of it
+  u32 shared;             // token of the wave's first row, of a shared expert; else kNone
   U32x4 x[kItemSteps][2];
   Scales scales;
   u32 listed;  // which pair this lane's row is of, of a routed expert
@@ -96,25 +94,21 @@ struct Rows {
   // The same loads whatever there is, so that the compiler knows how many are on their way.
   __device__ void load(const TileItem& item, const Given& given) {
     const ExpertTile& tile = item.tile;
-    const bool is_routed = tile.expert < given.routed;
-    rows = tile.rows, number = item.number, shared = is_routed ? kNone : tile.row;
-    const Buffer from = make_buffer(given.h + u64{tile.first} * kRowSize, kRows * kRowSize);
-    const Buffer row_scales =
-        make_buffer(given.h_scale + u64{tile.first} * kRowScales, rows * kRowScales);
-    const Buffer list = make_buffer(given.lists + u64{tile.expert} * given.m,
-                                    (is_routed ? given.m : 0) * sizeof(u32));
-    const u32 lane = lane_in_wave(), row = lane % kTileRows, first = first_row();
-    const u32 at = first + row < rows ? lane * kVecBytes : kOutside;
+    own = given.own, rows = tile.rows, number = item.number;
+    shared = tile.expert < given.routed ? kNone : tile.row + own;
+    const u32 lane = lane_in_wave(), row = lane % kTileRows, first = tile.first + own;
+    const u32 outside = own + row < rows ? 0 : kOutside;
 #pragma unroll
     for (u32 i = 0; i < 2 * kItemSteps; ++i) {
       constexpr u32 kPiece = kWaveSize * kVecBytes;
-      x[i / 2][i % 2] =
-          load_16(from, at, first * kRowSize + (number * 2 * kItemSteps + i) * kPiece);
+      x[i / 2][i % 2] = load_16(given.h, (lane * kVecBytes | outside) + i * kPiece,
+                                first * kRowSize + number * (2 * kItemSteps * kPiece));
     }
     const u32 of_lane = row * kRowScales + lane / kTileRows * Places::kOfLane;
     const u32 of_item = number / kParts * Places::kBlocks + number % kParts * ItemPlaces::kOfLane;
-    scales = Scales::from(row_scales, of_lane, first * kRowScales + of_item);
-    listed = load_dwords<1>(list, row * sizeof(u32), (tile.row + first) * sizeof(u32)).dword[0];
+    scales = Scales::from(given.h_scale, of_lane | outside, first * kRowScales + of_item);
+    const u32 list = tile.expert * given.m + tile.row + own;  // beyond all, of a shared expert
+    listed = load_dwords<1>(given.lists, row * sizeof(u32), list * sizeof(u32)).dword[0];
     keep_order();
   }
 };
@@ -123,10 +117,10 @@ using Sums = F32x4[kTiles];
 
 // Rows of one tile, each to its token's sums.
 __device__ inline void add(const Sums& sums, const Rows& rows, u32 m) {
-  const u32 lane = lane_in_wave(), own = first_row() + lane % kTileRows;
-  if (own >= rows.rows) return;
+  const u32 lane = lane_in_wave(), row = lane % kTileRows;
+  if (rows.own + row >= rows.rows) return;
   const bool is_routed = rows.shared == Rows::kNone;
-  const u32 token = is_routed ? rows.listed / kTopK : rows.shared + own;
+  const u32 token = is_routed ? rows.listed / kTopK : rows.shared + row;
   if (token >= m) return;  // of a list that nobody wrote
   const f32 weight = is_routed ? choice_weights(m)[rows.listed] : 1.0f;
 #pragma unroll
@@ -134,10 +128,10 @@ __device__ inline void add(const Sums& sums, const Rows& rows, u32 m) {
     using Four = Half __attribute__((ext_vector_type(4)));
     auto* const at = reinterpret_cast<RFOPS_LDS F32x4*>(sums_of(token) +
                                                         chunk_at(token, t * 4 + lane / kTileRows));
-    const F32x4 row = __builtin_convertvector(__builtin_convertvector(sums[t], Four), F32x4);
+    const F32x4 half = __builtin_convertvector(__builtin_convertvector(sums[t], Four), F32x4);
     F32x4 sum = *at;
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) sum[i] = __builtin_fmaf(weight, row[i], sum[i]);
+    for (u32 i = 0; i < 4; ++i) sum[i] = __builtin_fmaf(weight, half[i], sum[i]);
     *at = sum;
   }
 }
@@ -150,7 +144,7 @@ __device__ inline void multiply(Sums& sums, const Rows& rows, Rows& later, Curso
                                 const Given& given) {
   wait_lds();  // sums of the item before are added
   meet();      // by all, and weights of this one are there
-  const bool is_there = first_row() < rows.rows;
+  const bool is_there = rows.own < rows.rows;
   typename Weights::Held w[kItemSteps];
   if (is_there) {
 #pragma unroll
@@ -203,9 +197,7 @@ __device__ inline void prepare(const f32* weights, const Id* ids, u32 m) {
 // Those that multiply.
 template <bool kLoadFirst>
 __device__ inline void take(const TileTable& all, u32 items, const Ring& ring,
-                            const Weights& weights, const Given& given, const f32* of_choices,
-                            const Id* ids) {
-  prepare(of_choices, ids, given.m);
+                            const Weights& weights, const Given& given) {
   Cursor cursor(all, 0);
   Rows rows[kAtATime];
   Sums sums = {};
@@ -257,6 +249,8 @@ moe_mx_down_sums(Half* __restrict__ out,           // [M, N]
   // Columns of an XCD are neighbours, which share lines of out.
   const u32 share = (n / kColumns + kXcds - 1) / kXcds;
   const u32 number = group_x() % kXcds * share + group_x() / kXcds;
+  const u32 wave = wave_in_group(), column = number * kColumns;
+  if (wave < kWaves) prepare(weights, ids, m);
   const Experts all(experts, 1, m, m * (kTopK + experts - routed),
                     [&](u32 e) { return rows_of[e]; });
   if (group_x() == 0) {
@@ -270,16 +264,23 @@ moe_mx_down_sums(Half* __restrict__ out,           // [M, N]
   const TileTable table(tiles_at(m), all.tiles(), all.tiles_before(first_expert));
   const u32 own = all.tiles() > 0 ? all.tiles() * kItems : 1;
   const u32 items = (own + kAtATime - 1) / kAtATime * kAtATime;
-  if (wave_in_group() == 0) table.fill(all);
+  if (wave == kWaves) table.fill(all);
   sync_group();
-  if (wave_in_group() == kWaves) {
-    ring.bring<Cursor>(table, items, unit, {w, w_scale, n, w_row, w_scale_row, number * kColumns});
+  if (wave == kWaves) {
+    ring.bring<Cursor>(table, items, unit, {w, w_scale, n, w_row, w_scale_row, column});
   } else {
-    const Given given = {h, h_scale, lists, m, routed, number * kColumns};
-    if (wave_in_group() / 4 % 2 == 0) {  // both kinds on each SIMD
-      take<true>(table, items, ring, unit, given, weights, ids);
+    const u32 rows = m * (kTopK + experts - routed) + experts * (kTileRows - 1);
+    const Given given = {make_buffer(h, rows * kRowSize),
+                         make_buffer(h_scale, rows * kRowScales),
+                         make_buffer(lists, routed * m * sizeof(u32)),
+                         m,
+                         routed,
+                         column,
+                         wave * kTileRows};
+    if (wave / 4 % 2 == 0) {  // both kinds on each SIMD
+      take<true>(table, items, ring, unit, given);
     } else {
-      take<false>(table, items, ring, unit, given, weights, ids);
+      take<false>(table, items, ring, unit, given);
     }
   }
   sync_group();

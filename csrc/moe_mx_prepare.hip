@@ -5,7 +5,7 @@
 //
 // counts[e] is how many tokens e has; the caller sees to it that it was 0.
 //
-// Layout. The first workgroups make lists, a lane a token (expert_lists.h). Of the others a lane
+// Layout. The first workgroups make lists, 4 lanes a token (expert_lists.h). Of the others a lane
 // has 8 elements, 4 lanes a block of 32.
 //
 // Promises. Lists are in any order, which nothing that is computed by them depends on. Elements and
@@ -34,7 +34,8 @@ using In = RFOPS_IN;                      // bf16 or f16
 using Id = RFOPS_ID;                      // of topk_ids: i32 or i64
 using Format = RFOPS_FORMAT<RFOPS_BUMP>;  // Mxfp4 or Mxfp8
 constexpr u32 kTopK = RFOPS_TOP_K;
-constexpr u32 kThreads = 256, kEach = 8, kLanes = kMxBlock / kEach;  // of a block
+constexpr u32 kThreads = 512, kOfToken = 4;          // lanes
+constexpr u32 kEach = 8, kLanes = kMxBlock / kEach;  // of a block
 using Scales = ScalePlaces<Format, RFOPS_CHUNK>;
 
 __shared__ ListRoom<kThreads> room;
@@ -51,15 +52,14 @@ moe_mx_prepare(u32* __restrict__ counts,            // [E]
                u32 m, u32 k, u32 x_row, u32 steps,  // of a row of q
                u32 experts, u32 list_groups) {
   if (group_x() < list_groups) {
-    make_lists<kTopK>(
+    share_lists<kTopK, kOfToken>(
         room, counts, topk_ids, m, experts, list_groups == 1,
-        [&](u32 e, u32 slot, u32 token, u32 j) { lists[u64{e} * m + slot] = token * kTopK + j; },
-        [](u32, u32, u32) {});
+        [&](u32 e, u32 slot, u32 token, u32 j) { lists[u64{e} * m + slot] = token * kTopK + j; });
     return;
   }
   const u32 eights = steps * Format::kStepK / kEach;  // of a row
-  const u64 index = u64{group_x() - list_groups} * kThreads + thread_in_group();
-  const u32 row = static_cast<u32>(index / eights), at = static_cast<u32>(index % eights);
+  const u32 index = (group_x() - list_groups) * kThreads + thread_in_group();
+  const u32 row = index / eights, at = index % eights;
   if (row >= m) return;  // whole blocks, so that lanes of one go together
   u32 pairs[4] = {};
   if (at * kEach < k) {

@@ -15,7 +15,7 @@ from rfops.dispatch.layout import Shuffled
 from rfops.moe import fused_moe_mxfp4, fused_moe_mxfp8
 from rfops.moe.fused_moe import fused_moe
 from rfops.moe.fused_moe_mx import MXFP4, MXFP8, Experts, Format, arguments
-from rfops.moe.fused_moe_mx_hip import MxMoeConfig
+from rfops.moe.fused_moe_mx_hip import _BUILT, MxMoeConfig, moe_mx_experts_kernel
 from rfops.quantization.shuffle import shuffle_scale, shuffle_weight
 
 pytestmark = pytest.mark.requires_gfx950
@@ -247,6 +247,16 @@ def test_counts(fmt: Format) -> None:
         assert_near(changed.run("hip"), changed.exact)
 
 
+@pytest.mark.parametrize("chosen", [6, 16])
+def test_lists_of_many_tokens(chosen: int) -> None:
+    """By several workgroups, of choices that lanes share evenly or not, one of them twice."""
+    problem = random_problem(MXFP4, 300, 256, 32, 20, chosen)
+    problem.topk_ids[:, 0] = problem.topk_ids[:, -1]
+    problem.topk_ids[7] = -1
+    problem.topk_ids = problem.topk_ids.long()
+    assert_near(problem.run("hip"), problem.exact)
+
+
 @pytest.mark.sweep
 def test_ids_outside_add_nothing(fmt: Format) -> None:
     """Negative, too large, and of shared experts, which only num_shared names; NaN beside them."""
@@ -291,16 +301,19 @@ def test_strided_rows_and_memory_around(fmt: Format) -> None:
         problem.with_(x=columns).run("hip")
 
 
-@pytest.mark.parametrize("columns", [0, 16])
-def test_counts_that_a_call_left_behind(columns: int) -> None:
+@pytest.mark.parametrize(("columns", "ring"), [(0, 0), (16, 0), (0, 1)])
+def test_counts_that_a_call_left_behind(columns: int, ring: int) -> None:
     """As one that failed between its launches would: whatever counts and lists say, no memory is
     touched that is not the call's, and the call after is right."""
-    problem = random_problem(MXFP4, 40, 64, 32, 5, 2, num_shared=1)
-    c, out = _call(problem), torch.full((40, 64), math.nan, dtype=BF16)
+    d, i = (256, 256) if ring else (64, 32)
+    problem = random_problem(MXFP4, 40, d, i, 5, 2, num_shared=1)
+    exact, problem = problem.exact, problem.shuffled() if ring else problem
+    c, out = _call(problem), torch.full((40, d), math.nan, dtype=BF16)
     kernel = OPS["mxfp4"].kernels["hip"]
-    config = MxMoeConfig(1, 4, 1, 4, 1, 2, columns, 1)
+    config = MxMoeConfig(1, 4, 1, 4, 1, 2, columns, 1, ring=ring)
     launches = kernel.variant(c, config)(*(c.sizes[n] for n in c.size_names))
-    args = out, problem.x, *problem.weights, problem.topk_weights, problem.topk_ids, None
+    given = [getattr(w, "data", w) if ring else w for w in problem.weights]
+    args = out, problem.x, *given, problem.topk_weights, problem.topk_ids, None
     lists, *_, counts = launches.scratch()
     for left in ([30, 30, 30, 30], [39, 2**30, 0, 7], [40, 2**32 - 1, 40, 40]):
         lists.fill_(2**31 - 1)
@@ -311,7 +324,7 @@ def test_counts_that_a_call_left_behind(columns: int) -> None:
         bad = [f for f in checked.findings if f.kind != "uninitialised"]  # of rows that none made
         assert not bad, "\n".join(map(str, bad))
         assert not counts.any()
-    assert_near(problem.run("hip", config), problem.exact)
+    assert_near(problem.run("hip", config), exact)
 
 
 @pytest.mark.sweep
@@ -451,6 +464,47 @@ def test_more_weights_on_their_way(d: int, columns: int, m_tiles: int) -> None:
     assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
 
 
+@pytest.mark.thin(4)
+@pytest.mark.parametrize("columns", [16, 0])
+@pytest.mark.parametrize("shape", [(330, 1024, 256, 4, 2, 1), (3, 256, 256, 5, 2, 0),
+                                   (170, 512, 512, 3, 2, 2), (40, 768, 2048, 2, 1, 0)])  # fmt: skip
+def test_weights_of_many_rows_once(shape: Any, columns: int) -> None:
+    """Gate and up by weights in LDS: the bits of registers, without spills; one step of K and more,
+    rows beyond a tile, parts of tiles."""
+    problem = random_problem(MXFP4, *shape)
+    problem.topk_ids[1, 0] = -1
+    exact, problem = problem.exact, problem.shuffled()
+    config = MxMoeConfig(4, 4, 1, 4, 1, 2, columns)
+    with rfops.vgpu.check() as checked, rfops.vgpu.profile() as p:
+        got = problem.run("hip", replace(config, ring=1))
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+    launch = p.launches[1]
+    assert launch.kernel == "moe_mx_gate_up"
+    assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
+    wanted = problem.run("hip", config)
+    assert torch.equal(got, wanted), f"{(got != wanted).sum()} differ"
+    assert_near(got, exact)
+
+
+RAW = [(m_tiles, n, stage, each, chunk) for m_tiles, n in ((2, 8), (1, 4), (4, 4), (8, 4))
+       for stage in (1, 2) for each in (5, 1) for chunk in (1, 4)]  # fmt: skip
+
+
+@pytest.mark.thin(16)
+@pytest.mark.parametrize("case", RAW)
+def test_raw_rows_with_a_tail_spill_nothing(fmt: Format, case: tuple[int, ...]) -> None:
+    """Rows of weights as they are, K that no step divides: the most addresses there are."""
+    m_tiles, n, stage, each, chunk = case
+    defines = {
+        **_BUILT, "FORMAT": fmt.name, "M_TILES": m_tiles, "N_WAVES": n, "K_WAVES": 1, "TAIL": 1,
+        "STAGE": stage, "EACH": each, "CHUNK": chunk, "SHUFFLED": 0, "SHUFFLED_SCALES": 0,
+        "TILED_H": 0,
+    }  # fmt: skip
+    built = moe_mx_experts_kernel.build("gfx950", defines).meta.kernels["moe_mx_experts"]
+    used = built.resources
+    assert used["sgpr_spills"] == used["vgpr_spills"] == used["scratch"] == 0, used
+
+
 @pytest.mark.parametrize("i", [256, 512, 2048])
 def test_three_launches_for_few_tokens(i: int) -> None:
     for fmt in (MXFP4, MXFP8):
@@ -459,6 +513,18 @@ def test_three_launches_for_few_tokens(i: int) -> None:
                 continue  # its columns do not fit in registers
             c = _call(random_problem(fmt, m, 256, i, 2, 1))
             assert OPS[fmt.word].kernels["hip"].default(c).columns > 0
+
+
+def test_sums_for_many_rows_of_few_experts() -> None:
+    kernel = OPS["mxfp4"].kernels["hip"]
+    for m, i, e, slots in (
+        (512, 512, 33, 4),
+        (512, 2048, 33, 0),
+        (512, 512, 65, 0),
+        (3000, 512, 33, 0),
+    ):
+        c = _call(random_problem(MXFP4, 1, 256, 256, 33, 8, 1)).with_sizes(M=m, I=i, E=e, R=e - 1)
+        assert kernel.default(c).slots == slots, (m, i, e)
 
 
 @pytest.mark.sweep
@@ -591,6 +657,8 @@ def test_an_odd_width_takes_rows_of_scales() -> None:
         (lambda: MxMoeConfig(1, 1, 4, 16, 1, 2, 16, slots=4), "with slots down_n is 2 to 15"),
         (lambda: MxMoeConfig(1, 1, 4, 10, 1, 2), "down_n must be a power of two"),
         (lambda: MxMoeConfig(4, 4, 1, 4, 1, ahead=2), "ahead is 1, or 3 with up to 4 waves"),
+        (lambda: MxMoeConfig(4, 4, 1, 4, 1, ring=2), "ring is 0, or 1 with up_n=4, up_k=1"),
+        (lambda: MxMoeConfig(4, 8, 1, 4, 1, ring=1), "ring is 0, or 1 with up_n=4, up_k=1"),
         (lambda: MxMoeConfig(4, 8, 1, 4, 1, ahead=3), "ahead is 1, or 3 with up to 4 waves"),
     ],
 )
@@ -611,6 +679,13 @@ def test_configs_that_a_call_refuses() -> None:
     c = _call(random_problem(MXFP4, 1100, 64, 256, 3, 2))
     assert "of 1100 tokens by 32 columns" in kernel.refuses_config(c, _sums(32, 4, 3))
     problem = random_problem(MXFP4, 3, 1024, 256, 3, 2)
+    ring = MxMoeConfig(4, 4, 1, 4, 1, ring=1)
+    assert "a ring wants all of MXFP4 weights shuffled" in kernel.refuses_config(
+        _call(problem), ring
+    )
+    assert kernel.refuses_config(_call(problem.shuffled()), ring) is None
+    many = random_problem(MXFP4, 3, 256, 256, 65, 2).shuffled()
+    assert "up to 64 experts" in kernel.refuses_config(_call(many), ring)
     ahead = MxMoeConfig(4, 4, 1, 4, 1, ahead=3)
     wanted = "want m_tiles=4 or 8, D in 1024s, and all of MXFP4 weights shuffled"
     assert wanted in kernel.refuses_config(_call(problem), ahead)

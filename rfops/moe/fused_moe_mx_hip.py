@@ -2,7 +2,8 @@
 LDS; one more where a router chooses.
 
 prepare   tokens of each expert, and x quantised   csrc/moe_mx_prepare.hip
-experts   gate, up, SiLU, h quantised              csrc/moe_mx_experts.hip
+experts   gate, up, SiLU, h quantised              csrc/moe_mx_experts.hip, of many rows
+                                                   an expert csrc/moe_mx_gate_up.hip
 experts   down                                     csrc/moe_mx_experts.hip
 add       each token's rows, in a fixed order      csrc/moe_add_pairs.hip
 down      in place of the last two                 csrc/moe_mx_down.hip, for more tokens
@@ -35,7 +36,6 @@ from .fused_moe_hip import (
     MOST_CHOSEN,
     MOST_EXPERTS,
     MOST_SHARED,
-    TOKENS,
     VEC,
     XCDS,
     _bind,
@@ -44,10 +44,15 @@ from .fused_moe_mx import MXFP4, RAW, Format
 
 TILE, TILES = 16, 4  # rows of an operand; operands of weights of a wave
 EIGHTS, STEP_BYTES, BLOCK = 8, 128, 32
+PREPARES, OF_TOKEN = 512, 4  # lanes of csrc/moe_mx_prepare.hip: of a workgroup, and a token's lists
 MAX_M_TILES, MAX_WAVES, MAX_PER_CU = 8, 8, 8
 FEW_TOKENS = 16
+RING_TILES, RING_WAVES = 9, 10  # of moe_mx_gate_up: tiles of rows; waves, two of which load
 # Of moe_mx_down by its waves: tiles of weights and of rows times steps, twice in registers.
 MAX_HELD = {4: 24, 8: 11, 16: 4}
+# When moe_mx_down_sums is quicker than down and add: by 37 % with 140 rows of an expert and 2 steps
+# of h, by 16 % with 4; slower by 30 % with 8 of them, and by 26 % with 62 rows (estimated, MI355X).
+MOST_SUM_STEPS, FEWEST_SUM_ROWS = 4, 100
 SUM_WAVES, SLOTS = range(2, 16), range(3, 6)  # of moe_mx_down_sums: that multiply; of weights
 
 
@@ -65,6 +70,7 @@ class MxMoeConfig:
     rows: int = 1  # tiles of 16 rows that a wave of it multiplies at a time
     ahead: int = 1  # steps of weights of gate and up on their way
     slots: int = 0  # of weights in LDS, of csrc/moe_mx_down_sums.hip; 0: not by it
+    ring: int = 0  # 1: gate and up by csrc/moe_mx_gate_up.hip, of many rows an expert
 
     def __post_init__(self) -> None:
         check_config_ints(self)
@@ -88,6 +94,10 @@ class MxMoeConfig:
             raise ValueError(f"{self}: ahead is 1, or 3 with up to 4 waves of gate and up")
         if self.slots and (self.slots not in SLOTS or not self.columns or self.rows != 1):
             raise ValueError(f"{self}: slots are 0, or 3 to 5 with columns and rows=1")
+        if self.ring not in (0, 1) or (
+            self.ring and (self.up_n, self.up_k, self.ahead) != (4, 1, 1)
+        ):
+            raise ValueError(f"{self}: ring is 0, or 1 with up_n=4, up_k=1 and ahead=1")
         waves, known = (SUM_WAVES, "2 to 15") if self.slots else (MAX_HELD, "4, 8 or 16")
         if self.columns and (self.down_k > 1 or self.down_n not in waves):
             with_ = "slots" if self.slots else "columns"
@@ -103,13 +113,15 @@ class Stage:
     k: int
     n_waves: int
     k_waves: int
+    most_chunk: int = 4  # steps of rows in LDS at a time, at most
 
     def steps(self, fmt: Format) -> int:
         return int(ceil(self.k, fmt.step))
 
     def chunk(self, fmt: Format, m_tiles: int) -> int:
         """Steps of rows in LDS at a time."""
-        return next(c for c in (4, 2, 1) if self.steps(fmt) % c == 0)
+        fit = (c for c in (4, 2, 1) if c <= self.most_chunk)
+        return next(c for c in fit if self.steps(fmt) % c == 0)
 
     def columns(self, fmt: Format) -> int:
         """Of the result, of stage 1 with what pads h."""
@@ -123,7 +135,7 @@ class Stage:
 
 def stages(c: Call, config: MxMoeConfig) -> tuple[Stage, Stage]:
     return (
-        Stage(1, c.I, c.D, config.up_n, config.up_k),
+        Stage(1, c.I, c.D, config.up_n, config.up_k, 1 if config.ring else 4),
         Stage(2, c.D, c.I, config.down_n, config.down_k),
     )
 
@@ -142,6 +154,14 @@ def moe_mx_prepare_kernel(
     """csrc/moe_mx_prepare.hip: the shapes stand there."""
 
 
+def _experts_arguments(
+    out: Tensor, out_scale: Tensor, x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor,
+    lists: Tensor, counts: Tensor, offsets: Tensor, m: u32, routed: u32, experts: u32, n: u32,
+    k: u32, w_row: u32, w_scale_row: u32, out_steps: u32, groups: u32,
+) -> None:  # fmt: skip
+    """csrc/moe_mx_experts.hip and moe_mx_gate_up.hip: the shapes stand there."""
+
+
 _BUILT: dict[str, int | str] = {
     "HALF": "bf16", "FORMAT": "Mxfp4", "BUMP": 0x200000, "M_TILES": 1, "CHUNK": 4, "OUT_CHUNK": 1,
     "SHUFFLED": 1, "SHUFFLED_SCALES": 1, "TAIL": 0, "EACH": 5, "TOP_K": 8, "STAGE": 1, "N_WAVES": 1,
@@ -149,13 +169,13 @@ _BUILT: dict[str, int | str] = {
 }  # fmt: skip
 
 
-@compile_ops("moe_mx_experts", kernel="moe_mx_experts", variants=lambda _arch: [_BUILT])
-def moe_mx_experts_kernel(
-    out: Tensor, out_scale: Tensor, x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor,
-    lists: Tensor, counts: Tensor, offsets: Tensor, m: u32, routed: u32, experts: u32, n: u32,
-    k: u32, w_row: u32, w_scale_row: u32, out_steps: u32, groups: u32,
-) -> None:  # fmt: skip
-    """csrc/moe_mx_experts.hip: the shapes stand there."""
+moe_mx_experts_kernel = compile_ops(
+    "moe_mx_experts", kernel="moe_mx_experts", variants=lambda _arch: [_BUILT]
+)(_experts_arguments)
+_RING = {name: _BUILT[name] for name in ("HALF", "BUMP", "OUT_CHUNK", "TOP_K", "TILED_H")}
+moe_mx_gate_up_kernel = compile_ops(
+    "moe_mx_gate_up", kernel="moe_mx_gate_up", variants=lambda _arch: [_RING]
+)(_experts_arguments)
 
 
 _DOWN: dict[str, int | str] = {
@@ -163,30 +183,26 @@ _DOWN: dict[str, int | str] = {
     "WAVES": 8, "CHUNK": 1, "SHUFFLED": 1, "SHUFFLED_SCALES": 1, "TAIL": 0, "EACH": 5, "TOP_K": 8,
     "SHARED": 1,
 }  # fmt: skip
-
-
-@compile_ops("moe_mx_down", kernel="moe_mx_down", variants=lambda _arch: [_DOWN])
-def moe_mx_down_kernel(
-    out: Tensor, h: Tensor, h_scale: Tensor, w: Tensor, w_scale: Tensor, lists: Tensor,
-    counts: Tensor, rows_of: Tensor, weights: Tensor, ids: Tensor, m: u32, routed: u32,
-    experts: u32, n: u32, k: u32, w_row: u32, w_scale_row: u32,
-) -> None:  # fmt: skip
-    """csrc/moe_mx_down.hip: the shapes stand there."""
-
-
 _SUMS: dict[str, int | str] = {
     **{name: value for name, value in _DOWN.items() if name not in ("SHARED", "ROW_TILES")},
     "SLOTS": 4,
 }  # fmt: skip
 
 
-@compile_ops("moe_mx_down_sums", kernel="moe_mx_down_sums", variants=lambda _arch: [_SUMS])
-def moe_mx_down_sums_kernel(
+def _down_arguments(
     out: Tensor, h: Tensor, h_scale: Tensor, w: Tensor, w_scale: Tensor, lists: Tensor,
     counts: Tensor, rows_of: Tensor, weights: Tensor, ids: Tensor, m: u32, routed: u32,
     experts: u32, n: u32, k: u32, w_row: u32, w_scale_row: u32,
 ) -> None:  # fmt: skip
-    """csrc/moe_mx_down_sums.hip: the shapes stand there."""
+    """csrc/moe_mx_down.hip and moe_mx_down_sums.hip: the shapes stand there."""
+
+
+moe_mx_down_kernel = compile_ops(
+    "moe_mx_down", kernel="moe_mx_down", variants=lambda _arch: [_DOWN]
+)(_down_arguments)
+moe_mx_down_sums_kernel = compile_ops(
+    "moe_mx_down_sums", kernel="moe_mx_down_sums", variants=lambda _arch: [_SUMS]
+)(_down_arguments)
 
 
 @compile_ops(
@@ -204,7 +220,9 @@ class HipMxMoe(Kernel):
     name = "hip"
     module = "moe_mx_experts"
     # And the router's.
-    more_modules = ("moe_mx_prepare", "moe_mx_down", "moe_mx_down_sums", "moe_add_pairs")
+    more_modules = (
+        "moe_mx_prepare", "moe_mx_gate_up", "moe_mx_down", "moe_mx_down_sums", "moe_add_pairs",
+    )  # fmt: skip
     Config = MxMoeConfig
 
     def __init__(self, fmt: Format) -> None:
@@ -245,6 +263,8 @@ class HipMxMoe(Kernel):
                 "three steps ahead want m_tiles=4 or 8, D in 1024s, and all of MXFP4 weights "
                 "shuffled"
             )
+        if config.ring and not (as_loaded and c.E <= WAVE):
+            return f"a ring wants all of MXFP4 weights shuffled and up to {WAVE} experts"
         for stage in (up,) if config.columns else (up, down):
             if stage.chunk(self.fmt, config.m_tiles) % stage.k_waves:
                 return f"{stage.steps(self.fmt)} steps of K are not shared by {stage.k_waves} waves"
@@ -256,21 +276,25 @@ class HipMxMoe(Kernel):
         held = down.steps(self.fmt) * (config.columns // TILE + config.rows)
         if not config.slots and held > MAX_HELD[config.down_n]:
             return f"{held} tiles are more than the {MAX_HELD[config.down_n]} that a wave holds"
+        h_rows = c.M * (c.K + c.E - c.R) + (TILE - 1) * c.E
+        if config.slots and h_rows * down.steps(self.fmt) * STEP_BYTES >= MAX_BYTES:
+            return "h is beyond signed 32-bit offsets (2 GiB)"
         if self.lds_bytes(c, config) > ROWS[c.arch].lds_bytes:
             return f"rows of {c.M} tokens by {config.columns} columns do not fit in LDS"
         return None
 
     def lds_bytes(self, c: Call, config: MxMoeConfig) -> int:
         """Of a workgroup of moe_mx_down or moe_mx_down_sums."""
+        height = (config.down_n if config.slots else config.rows) * TILE
+        table = (_row_tiles(c, height) + 1) * 16
         if config.slots:
             tiles, steps = config.columns // TILE, min(2, stages(c, config)[1].chunk(self.fmt, 1))
             words = ceil(tiles, 2) if c.scale_layout != RAW else tiles * self.fmt.step // BLOCK // 4
             item = steps * (tiles * TILE * STEP_BYTES + words * WAVE * 4)
-            table = (_row_tiles(c, config.down_n * TILE) + 1) * 16
             weights = ceil(c.M * c.K, 4) * 16
             return int(config.slots * item + c.M * config.columns * 4 + weights + table)
         staging = config.down_n * TILE * STEP_BYTES if c.w_layout == RAW else 0
-        return int(staging + c.M * (c.K + c.E - c.R) * config.columns * 2)
+        return int(staging + c.M * (c.K + c.E - c.R) * config.columns * 2 + table)
 
     def default(self, c: Call) -> MxMoeConfig:
         """Tiles as high as an expert has rows, up to 64, as higher ones leave a CU one workgroup.
@@ -294,6 +318,10 @@ class HipMxMoe(Kernel):
             made = replace(config, columns=columns, down_n=waves, rows=rows)
             if self.refuses_config(c, made) is None:
                 yield made
+        if steps <= MOST_SUM_STEPS and _rows_of_expert(c) >= FEWEST_SUM_ROWS:
+            made = replace(config, columns=32, down_n=_sum_waves(c), rows=1, slots=4)
+            if self.refuses_config(c, made) is None:
+                yield made
 
     def candidates(self, c: Call) -> list[MxMoeConfig]:
         first = self.default(c)
@@ -310,12 +338,12 @@ class HipMxMoe(Kernel):
             for config in made if config.down_n == 4 and config.per_cu == 2
             for columns in (16, 32) for waves in MAX_HELD for rows in (1, 2, 4)
         ]  # fmt: skip
-        rows = ceil(5 * c.M * (c.K + c.E - c.R), 4 * TILE * max(c.E, 1))  # with what chance adds
-        waves = min(max(rows, SUM_WAVES[0]), SUM_WAVES[-1])
         made += [
-            replace(config, columns=32, down_n=waves, slots=4)
+            replace(config, columns=32, down_n=_sum_waves(c), slots=4)
             for config in made if config.down_n == 4 and not config.columns
         ]  # fmt: skip
+        if _sum_waves(c) > SUM_WAVES[-1] // 2:  # tiles enough for weights to pass by LDS
+            made += [replace(one, ring=1) for one in made if (one.up_n, one.up_k) == (4, 1)]
         fit = (config for config in made if self.refuses_config(c, config) is None)
         return [first, *(config for config in fit if config != first)]
 
@@ -347,6 +375,16 @@ class HipMxMoe(Kernel):
         return lambda *sizes: _Launches(
             c.with_sizes(**dict(zip(c.sizes, sizes, strict=True))), config, self
         )
+
+
+def _rows_of_expert(c: Call) -> float:
+    return float(c.M * (c.K + c.E - c.R) / max(c.E, 1))
+
+
+def _sum_waves(c: Call) -> int:
+    """Of moe_mx_down_sums: an expert's rows with what chance adds."""
+    waves = ceil(int(5 * _rows_of_expert(c)), 4 * TILE)
+    return int(min(max(waves, SUM_WAVES[0]), SUM_WAVES[-1]))
 
 
 def _row_tiles(c: Call, height: int) -> int:
@@ -381,15 +419,15 @@ class _Launches:
         self.is_routed = c.has("router_weight")
         if self.is_routed:
             self.route = router.prepare(c, routed, False)(m, c.D, routed)
-        lists = ceil(m, TOKENS)
+        lists = ceil(m, PREPARES // OF_TOKEN)
         prepare = {
             "IN": IN_TYPES[c.x_dtype], **of_ids, "FORMAT": fmt.name,
             "BUMP": fmt.bumps[c.rounding], "CHUNK": up.chunk(fmt, config.m_tiles),
         }  # fmt: skip
         eights = m * up.steps(fmt) * fmt.step // EIGHTS
-        launch = _bind(c, moe_mx_prepare_kernel, prepare, TOKENS, 6)
+        launch = _bind(c, moe_mx_prepare_kernel, prepare, PREPARES, 6)
         numbers = m, c.D, matrix_strides(c, "x", c.D)[0], up.steps(fmt), routed, lists
-        self.prepare = launch((lists + ceil(eights, TOKENS), 1, 1), numbers)
+        self.prepare = launch((lists + ceil(eights, PREPARES), 1, 1), numbers)
         self.gate_up = self._experts(up, down)
         if config.columns:
             self.down_and_add = self._down_and_add(down, of_ids)
@@ -401,11 +439,20 @@ class _Launches:
 
     def _experts(self, stage: Stage, down: Stage) -> Run:
         c, config, fmt = self.c, self.config, self.kernel.fmt
-        threads = stage.n_waves * stage.k_waves * WAVE
+        threads, kernel = stage.n_waves * stage.k_waves * WAVE, moe_mx_experts_kernel
         defines = self.kernel.of_stage(c, config, stage)
-        launch = _bind(c, moe_mx_experts_kernel, defines, threads, 9)
-        tiles = _row_tiles(c, config.m_tiles * TILE) * ceil(stage.columns(fmt), stage.tile)
-        groups = min(ROWS[c.arch].cus * config.per_cu, ceil(tiles, XCDS) * XCDS)
+        m_tiles, per_cu = config.m_tiles, config.per_cu
+        if config.ring and stage.number == 1:
+            threads, kernel, m_tiles, per_cu = (
+                RING_WAVES * WAVE,
+                moe_mx_gate_up_kernel,
+                RING_TILES,
+                1,
+            )
+            defines = {name: value for name, value in defines.items() if name in _RING}
+        launch = _bind(c, kernel, defines, threads, 9)
+        tiles = _row_tiles(c, m_tiles * TILE) * ceil(stage.columns(fmt), stage.tile)
+        groups = min(ROWS[c.arch].cus * per_cu, ceil(tiles, XCDS) * XCDS)
         numbers = (c.M, c.R, c.E, stage.n, stage.k, stage.k * fmt.bits // 8, stage.k // BLOCK,
                    down.steps(fmt), groups)  # fmt: skip
         run: Run = launch((groups, 1, 1), numbers)

@@ -87,4 +87,40 @@ __device__ inline void make_lists(ListRoom<kThreads>& room, u32* counts, const I
   }
 }
 
+// The same lists by kLanes lanes a token, each of which puts every kLanes-th choice: less of a
+// chain.
+template <u32 kTopK, u32 kLanes, u32 kThreads, class Id, class Put>
+__device__ inline void share_lists(ListRoom<kThreads>& room, u32* counts, const Id* topk_ids, u32 m,
+                                   u32 experts, bool is_alone, Put put) {
+  constexpr u32 kOwn = (kTopK + kLanes - 1) / kLanes, kNone = ~0u;
+  const u32 lane = group_x() * kThreads + thread_in_group();
+  const u32 token = lane / kLanes, first = lane % kLanes;
+  Id ids[kTopK];
+#pragma unroll
+  for (u32 j = 0; j < kTopK; ++j) ids[j] = topk_ids[u64{token < m ? token : m - 1} * kTopK + j];
+  room.clear(experts);
+  u32 expert[kOwn], place[kOwn];
+#pragma unroll
+  for (u32 i = 0; i < kOwn; ++i) {
+    const u32 own = i * kLanes + first;
+    Id id = -1;
+#pragma unroll
+    for (u32 j = i * kLanes; j < kTopK && j < (i + 1) * kLanes; ++j) id = j == own ? ids[j] : id;
+    bool is_there = token < m && id >= 0 && id < static_cast<Id>(experts);
+#pragma unroll
+    for (u32 j = 0; j < kTopK && j < (i + 1) * kLanes; ++j) {
+      is_there = is_there && !(j < own && ids[j] == id);
+    }
+    expert[i] = is_there ? static_cast<u32>(id) : kNone;
+    place[i] = is_there ? room.place(expert[i]) : 0;
+  }
+  room.claim(counts, experts, is_alone);
+#pragma unroll
+  for (u32 i = 0; i < kOwn; ++i) {
+    if (expert[i] == kNone) continue;
+    const u32 slot = room.slot(expert[i], place[i]);
+    if (slot < m) put(expert[i], slot, token, i * kLanes + first);  // whatever counts were
+  }
+}
+
 }  // namespace rfops

@@ -231,4 +231,66 @@ __device__ inline void each_part(const Rows& all, u32 routed, u32 groups, TileOf
   }
 }
 
+// A part of a tile: of its columns, in `kUnits` units, `columns` from `column` on.
+struct ExpertPart {
+  ExpertTile tile;  // of no rows: there is none
+  u32 column, columns;
+};
+
+// As each_part, for waves that go through the parts at different speeds; tiles of a last round are
+// shared out by units of columns first, then by rows. `all` is of an XCD's own tiles along N, every
+// kXcds-th one: whatever rows the experts have, XCDs have the same to do, and read as much.
+template <class Rows, u32 kUnits, u32 kEven>
+class ExpertParts {
+ public:
+  __device__ ExpertParts(const Rows& all, u32 groups)
+      : all_(all), workers_(groups / kXcds), at_(group_x() / kXcds) {
+    const u32 count = all.tiles();
+    const u32 last = count % workers_, parts = last > 0 ? workers_ / last : 1;
+    whole_ = count - last;
+    by_columns_ = parts < kUnits ? parts : kUnits;
+    by_rows_ = parts / by_columns_ < kMostByRows ? parts / by_columns_ : kMostByRows;
+    end_ = whole_ + last * by_columns_ * by_rows_;
+  }
+  // All of it is scalar, which loops of several exits hide from the compiler.
+  __device__ ExpertPart next() {
+    const ExpertPart part = find();
+    const ExpertTile& tile = part.tile;
+    return {{as_scalar(tile.expert), as_scalar(tile.n), as_scalar(tile.row), as_scalar(tile.rows),
+             as_scalar(tile.first)},
+            as_scalar(part.column),
+            as_scalar(part.columns)};
+  }
+
+ private:
+  static constexpr u32 kMostByRows = 4;
+  __device__ ExpertPart find() {
+    while (at_ < end_) {
+      const u32 at = at_, part = at - whole_, of_tile = by_columns_ * by_rows_;
+      at_ += workers_;
+      if (at < whole_) return {tile(at), 0, kUnits};
+      ExpertPart made = {tile(whole_ + part / of_tile), 0, 0};
+      const u32 column = part % by_columns_, row = part % of_tile / by_columns_;
+      made.column = kUnits * column / by_columns_;
+      made.columns = kUnits * (column + 1) / by_columns_ - made.column;
+      ExpertTile& tile = made.tile;
+      const u32 units = (tile.rows + kEven - 1) / kEven;
+      const u32 begin = units * row / by_rows_ * kEven, stop = units * (row + 1) / by_rows_ * kEven;
+      if (begin >= stop) continue;
+      tile.rows = (stop < tile.rows ? stop : tile.rows) - begin;
+      tile.row += begin, tile.first += begin;
+      return made;
+    }
+    return {};
+  }
+
+  __device__ ExpertTile tile(u32 number) const {
+    ExpertTile tile = all_.tile(number);
+    tile.n = tile.n * kXcds + group_x() % kXcds;
+    return tile;
+  }
+  Rows all_;
+  u32 workers_, at_, whole_, by_columns_, by_rows_, end_;
+};
+
 }  // namespace rfops

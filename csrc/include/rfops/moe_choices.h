@@ -4,6 +4,7 @@
 #pragma once
 
 #include "rfops/types.h"
+#include "rfops/waits.h"
 
 namespace rfops {
 
@@ -12,6 +13,7 @@ struct Choices {
   f32 weight[kTopK];
   bool has_row[kTopK];
 
+  Choices() = default;
   template <class Id>
   __device__ Choices(const f32* weights, const Id* ids, u32 routed) {
     Id id[kTopK];
@@ -28,6 +30,18 @@ struct Choices {
         is_new = is_new && !is_same;
       }
       has_row[j] = is_there && is_new;
+    }
+  }
+  // Computed here, before a barrier that follows.
+  __device__ void keep() {
+    u32 rows = 0;
+#pragma unroll
+    for (u32 j = 0; j < kTopK; ++j) rows |= u32{has_row[j]} << j;
+    pin(rows);
+#pragma unroll
+    for (u32 j = 0; j < kTopK; ++j) {
+      pin(weight[j]);
+      has_row[j] = rows >> j & 1;
     }
   }
 };

@@ -9,23 +9,16 @@
 
 namespace rfops {
 
-// Rows [rows, K] of one matrix with their scales, as inline assembly takes them.
-struct MatrixWords {
-  U32x4 payload, scales;
-  u32 row_bytes, scale_row_bytes;
-
-  __device__ MatrixWords(const u8* payload, const u8* scales, u32 rows, u32 row_bytes,
-                         u32 scale_row_bytes)
-      : payload(make_words(payload, rows * row_bytes)),
-        scales(make_words(scales, rows * scale_row_bytes)),
-        row_bytes(row_bytes),
-        scale_row_bytes(scale_row_bytes) {}
-};
-
 // All experts' [E, n, K], of each the columns of one workgroup.
 struct RingWeights {
   const u8 *payload, *scales;
   u32 n, row_bytes, scale_row_bytes, column;
+};
+
+// Where 16 rows of an item begin, and which step of K they are.
+struct RingPlace {
+  u32 row, step;
+  bool is_there;
 };
 
 template <class Weights, u32 kTiles, bool kShuffled, bool kShuffledScales, u32 kItemSteps,
@@ -35,9 +28,9 @@ class WeightRing {
   static constexpr u32 kPiece = kWaveSize * kVecBytes, kWord = kWaveSize * sizeof(u32);
   static constexpr u32 kScalesAt = 2 * kTiles * kPiece;
   static constexpr u32 kStepBytes = kScalesAt + Weights::kWords * kWord;
-  static constexpr u32 kItemLoads = kItemSteps * Weights::kLoads;
 
  public:
+  static constexpr u32 kItemLoads = kItemSteps * Weights::kLoads;
   static constexpr u32 kBytes = kSlots * kItemSteps * kStepBytes;  // of LDS
   static_assert(kSlots >= 2 && (kSlots - 2) * kItemLoads <= 63, "vmcnt counts at most 63");
 
@@ -55,7 +48,10 @@ class WeightRing {
       const MatrixWords from(given.payload + before * given.row_bytes,
                              given.scales + before * given.scale_row_bytes, given.n,
                              given.row_bytes, given.scale_row_bytes);
-      issue(number, weights, from, given.column, item.number * kItemSteps, item.tile.rows > 0);
+      issue(number, weights, from, [&](u32 i, u32 tile) {
+        return RingPlace{given.column + tile * kTileRows, item.number * kItemSteps + i,
+                         item.tile.rows > 0};
+      });
       cursor.advance();
     };
     prio<3>();  // all others wait for it
@@ -66,6 +62,13 @@ class WeightRing {
       issue_next(i + kSlots - 1);
     }
     wait_loads<0>();  // LDS is not given back before
+  }
+
+  // Item `number`, on its way, or `count` steps of it; where(i, t): place of tile t of its step i.
+  template <class Where>
+  __device__ void issue(u32 number, const Weights& weights, const MatrixWords& from, Where where,
+                        u32 count = kItemSteps) const {
+    issue_from<0>(lds_address(slot(number)), weights, from, where, count);
   }
 
   // Step `i` of an item, ready for the matrix cores; `step` is its number along K.
@@ -91,32 +94,28 @@ class WeightRing {
   }
 
  private:
-  // Item `number`, on its way: rows from `row` on, steps from `step` on.
-  __device__ void issue(u32 number, const Weights& weights, const MatrixWords& from, u32 row,
-                        u32 step, bool is_there) const {
-    u32 to = lds_address(slot(number));
-    issue_from<0>(to, weights, from, row, step, is_there);
-  }
   __device__ LdsBytes* slot(u32 number) const {
     return memory_ + number % kSlots * (kItemSteps * kStepBytes);
   }
-  template <u32 kL>
-  __device__ void issue_from(u32 to, const Weights& weights, const MatrixWords& from, u32 row,
-                             u32 step, bool is_there) const {
+  template <u32 kL, class Where>
+  __device__ void issue_from(u32 to, const Weights& weights, const MatrixWords& from, Where where,
+                             u32 count) const {
     if constexpr (kL < kItemLoads) {
       constexpr u32 kQ = kL % Weights::kLoads, kI = kL / Weights::kLoads;
-      const u32 outside = is_there ? 0 : kOutside, at_row = row + Weights::tile_of(kQ) * kTileRows;
+      if (kQ == 0 && kI >= count) return;
+      const RingPlace place = where(kI, Weights::tile_of(kQ));
+      const u32 outside = place.is_there ? 0 : kOutside;
       if constexpr (kQ < 2 * kTiles) {
         const auto at =
-            weights.template piece_at<kQ % 2, true>(from.row_bytes, at_row, step + kI, outside);
+            weights.template piece_at<kQ % 2, true>(from.row_bytes, place.row, place.step, outside);
         load_direct_16<kI * kStepBytes + kQ * kPiece>(from.payload, at.lane, at.scalar, 0, to);
       } else {
         constexpr u32 kW = kQ - 2 * kTiles;
         const auto at =
-            weights.template scale_at<kW>(from.scale_row_bytes, at_row, step + kI, outside);
+            weights.template scale_at<kW>(from.scale_row_bytes, place.row, place.step, outside);
         load_scale(from.scales, at.lane, at.scalar, to + kI * kStepBytes + kScalesAt + kW * kWord);
       }
-      issue_from<kL + 1>(to, weights, from, row, step, is_there);
+      issue_from<kL + 1>(to, weights, from, where, count);
     }
   }
   // A dword a lane, or a byte in one.

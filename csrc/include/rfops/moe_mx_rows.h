@@ -29,7 +29,7 @@ class ChunkRows {
     const u32 lane = lane_in_wave(), slot = lane % kRowChunks;
 #pragma unroll
     for (u32 i = 0; i < kOwnGroups; ++i) {
-      const u32 row = (wave_in_group() + i * kWaves) % kGroups * kRowsAtOnce + lane / kRowChunks;
+      const u32 row = (wave() + i * kWaves) % kGroups * kRowsAtOnce + lane / kRowChunks;
       const u32 number = row_of(row);
       from_[i] = number == kOutside
                      ? kOutside
@@ -37,7 +37,7 @@ class ChunkRows {
     }
 #pragma unroll
     for (u32 i = 0; i < kOwnScales; ++i) {
-      const u32 row = (wave_in_group() + i * kWaves) * kScaleRows + lane / kDwords;
+      const u32 row = (wave() + i * kWaves) * kScaleRows + lane / kDwords;
       const u32 number = row < kRows ? row_of(row) : kOutside;
       scale_from_[i] =
           number == kOutside ? kOutside : number * steps * Scales::kStepBlocks + lane % kDwords * 4;
@@ -51,7 +51,7 @@ class ChunkRows {
     const Buffer scales = buffer_of(scales_, is_there);
 #pragma unroll
     for (u32 i = 0; i < kIssues; ++i) {
-      const u32 step = (wave_in_group() + i * kWaves) / kGroups;
+      const u32 step = (wave() + i * kWaves) / kGroups;
       held_[i] = load_16(payload, from_[kOwnGroups == 1 ? 0 : i % kOwnGroups],
                          (chunk * kChunk + step) * kRowBytes);
     }
@@ -62,19 +62,19 @@ class ChunkRows {
     keep_order();
   }
   __device__ void put(LdsBytes* to) const {
-    const u32 wave = wave_in_group();
+    const u32 own = wave();
     u32 lane = lane_in_wave();
     if constexpr (kScaleLanes < kWaveSize) pin(lane);  // else its mask is kept since the beginning
 #pragma unroll
     for (u32 i = 0; i < kIssues; ++i) {
-      const u32 number = wave + i * kWaves, step = number / kGroups, group = number % kGroups;
+      const u32 number = own + i * kWaves, step = number / kGroups, group = number % kGroups;
       if (kChunk * kGroups % kWaves != 0 && number >= kChunk * kGroups) break;
       *reinterpret_cast<RFOPS_LDS U32x4*>(
           to + step * kStepBytes + group * (kRowsAtOnce * kRowBytes) + lane * kVecBytes) = held_[i];
     }
 #pragma unroll
     for (u32 i = 0; i < kOwnScales; ++i) {
-      const u32 number = wave + i * kWaves;
+      const u32 number = own + i * kWaves;
       if (kScaleLoads % kWaves != 0 && number >= kScaleLoads) break;
       if (kScaleLanes < kWaveSize && lane >= kScaleLanes) break;
       *reinterpret_cast<RFOPS_LDS u32*>(to + kScalesAt + number * (kScaleLanes * 4) + lane * 4) =
@@ -83,24 +83,38 @@ class ChunkRows {
     keep_order();
   }
 
+  // How many loads that is, of chunks of one step.
+  __device__ static u32 loads_of(u32 rows) {
+    return (rows + kRowsAtOnce - 1) / kRowsAtOnce + (rows + kScaleRows - 1) / kScaleRows;
+  }
+  // One step of a chunk straight to LDS, with its first one the chunk's scales; by one wave, and of
+  // `rows` rows.
+  __device__ void issue_step(LdsBytes* to, u32 chunk, u32 step, u32 rows) const {
+    static_assert(kWaves == 1, "all rows are its own");
+    const u32 base = as_scalar(lds_address(to) + step * kStepBytes);
+    const u32 at = as_scalar((chunk * kChunk + step) * kRowBytes);
+    rows = as_scalar(rows);  // it is, but loops of several exits hide it from the compiler
+#pragma unroll
+    for (u32 i = 0; i < kGroups; ++i) {
+      if (i * kRowsAtOnce < rows) {  // no break, of which nothing is unrolled
+        load_direct_16(payload_, from_[i], at, base + i * (kRowsAtOnce * kRowBytes));
+      }
+    }
+    if (step == 0) issue_scales(to, as_scalar(chunk), rows);
+  }
+
   // Chunk number `chunk` straight to LDS; by all waves.
   __device__ void issue(LdsBytes* to, u32 chunk) const {
-    const u32 wave = wave_in_group(), base = lds_address(to);
+    const u32 own = wave(), base = lds_address(to);
 #pragma unroll
     for (u32 i = 0; i < kIssues; ++i) {
-      const u32 number = wave + i * kWaves, step = number / kGroups, group = number % kGroups;
+      const u32 number = own + i * kWaves, step = number / kGroups, group = number % kGroups;
       if (kChunk * kGroups % kWaves != 0 && number >= kChunk * kGroups) break;
       load_direct_16(payload_, from_[kOwnGroups == 1 ? 0 : i % kOwnGroups],
                      (chunk * kChunk + step) * kRowBytes,
                      base + step * kStepBytes + group * (kRowsAtOnce * kRowBytes));
     }
-#pragma unroll
-    for (u32 i = 0; i < kOwnScales; ++i) {
-      const u32 number = wave + i * kWaves;
-      if (kScaleLoads % kWaves != 0 && number >= kScaleLoads) break;
-      load_direct_4<kScaleLanes>(scales_, scale_from_[i], chunk * Scales::kBlocks,
-                                 base + kScalesAt + number * (kScaleLanes * 4));
-    }
+    issue_scales(to, chunk, kRows);
   }
 
  private:
@@ -115,6 +129,23 @@ class ChunkRows {
   static constexpr u32 kScaleLoads = kRows / kScaleRows;
   static constexpr u32 kOwnScales = (kScaleLoads + kWaves - 1) / kWaves;
 
+ public:
+  static constexpr u32 kMostLoads = kGroups + kScaleLoads;
+
+ private:
+  __device__ void issue_scales(LdsBytes* to, u32 chunk, u32 rows) const {
+    const u32 own = wave(), base = as_scalar(lds_address(to));
+#pragma unroll
+    for (u32 i = 0; i < kOwnScales; ++i) {
+      const u32 number = own + i * kWaves;
+      if (kScaleLoads % kWaves != 0 && number >= kScaleLoads) break;
+      if (number * kScaleRows < rows) {
+        load_direct_4<kScaleLanes>(scales_, scale_from_[i], chunk * Scales::kBlocks,
+                                   base + kScalesAt + number * (kScaleLanes * 4));
+      }
+    }
+  }
+  __device__ static u32 wave() { return kWaves > 1 ? wave_in_group() : 0; }  // of those that load
   __device__ static Buffer buffer_of(U32x4 words, bool is_there) {
     const u64 first = u64{words[1]} << 32 | words[0];
     return make_buffer(reinterpret_cast<const u8*>(first), is_there ? words[2] : 0);

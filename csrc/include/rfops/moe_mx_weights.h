@@ -11,18 +11,21 @@
 
 namespace rfops {
 
-// Rows [rows, K] of one matrix with their scales.
-struct MatrixBytes {
-  Buffer payload, scales;
+// Rows [rows, K] of one matrix with their scales, as loads of one kind take memory.
+template <class Memory, Memory (*kMake)(const void*, u32)>
+struct MatrixOf {
+  Memory payload, scales;
   u32 row_bytes, scale_row_bytes;
 
-  __device__ MatrixBytes(const u8* payload, const u8* scales, u32 rows, u32 row_bytes,
-                         u32 scale_row_bytes)
-      : payload(make_buffer(payload, rows * row_bytes)),
-        scales(make_buffer(scales, rows * scale_row_bytes)),
+  __device__ MatrixOf(const u8* payload, const u8* scales, u32 rows, u32 row_bytes,
+                      u32 scale_row_bytes)
+      : payload(kMake(payload, rows * row_bytes)),
+        scales(kMake(scales, rows * scale_row_bytes)),
         row_bytes(row_bytes),
         scale_row_bytes(scale_row_bytes) {}
 };
+using MatrixBytes = MatrixOf<Buffer, make_buffer>;
+using MatrixWords = MatrixOf<U32x4, make_words>;  // by inline assembly
 
 template <class Format, bool kShuffled, bool kShuffledScales, bool kTail, u32 kTiles>
 class WeightSteps {
@@ -151,7 +154,9 @@ class WeightSteps {
 
  private:
   __device__ u32 beyond(u32 k) const {
-    if constexpr (kTail) return k < k_ ? 0 : kOutside;
+    // By its sign: masks of comparisons would fill scalar registers.
+    static_assert(kOutside == 1u << 31, "an offset's highest bit");
+    if constexpr (kTail) return ~(k - k_) & kOutside;
     return 0;
   }
 

@@ -8,11 +8,29 @@
 
 namespace rfops {
 
+namespace details {
+
+// As narrow as what is loaded: to widen it waits for it, which the compiler does where loops begin.
+template <u32 kBytes>
+struct ScaleWord {
+  using Type = u32;
+};
+template <>
+struct ScaleWord<1> {
+  using Type = u8;
+};
+template <>
+struct ScaleWord<2> {
+  using Type = u16;
+};
+
+}  // namespace details
+
 // A lane's scales of a chunk of one row.
 template <class Places>
 struct LaneScales {
   static constexpr u32 kWords = (Places::kOfLane + 3) / 4;
-  u32 word[kWords];
+  typename details::ScaleWord<Places::kOfLane>::Type word[kWords];
 
   __device__ static LaneScales from(const LdsBytes* at) {
     LaneScales found = {};
