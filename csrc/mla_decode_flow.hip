@@ -5,15 +5,17 @@
 //
 // Layout. split_schedule.h shares the tokens of all sequences out over workgroups. A wave takes
 // every fourth tile of its workgroup's part of a sequence (mla_cache.h), and has maxima, sums and
-// the result, transposed, for itself: there is no barrier until the part is done. Then the four
-// meet in LDS, in their order. A part that is all of its sequence becomes the result. Others go to
-// `parts`, and up a tree: of 16 neighbours the last one to come adds them up, in their order.
+// the result, transposed, for itself: there is no barrier until the part is nearly done. Then the
+// four meet in LDS, in their order (mla_meet.h). A part that is all of its sequence becomes the
+// result. Others go to `parts`, and up a tree: of four neighbours the last one to come adds them
+// up, in their order (mla_tree.h).
 //
 // Promises. Deterministic: the order of sums follows from lengths, workers and config. The caller
 // aligns rows of q and kv to 16 bytes. Pages are a power of two of tokens.
-#include "rfops/block_map.h"
 #include "rfops/mla_direct.h"
+#include "rfops/mla_meet.h"
 #include "rfops/mla_staged.h"
+#include "rfops/mla_tree.h"
 #include "rfops/mla_worker.h"
 
 #if !defined(RFOPS_KV_FP8) || !defined(RFOPS_Q_FP8) || !defined(RFOPS_LEAST) || \
@@ -30,6 +32,10 @@ constexpr bool kQueryFp8 = RFOPS_Q_FP8;
 constexpr bool kPaged = RFOPS_PAGED;  // pages of more than one token
 constexpr bool kRope = RFOPS_ROPE;    // keys are turned by their place in the sequence
 constexpr u32 kLeast = RFOPS_LEAST;   // tokens of a worker at least
+// Tokens to which cuts are rounded up, and what a sequence costs beside its own: equal sequences
+// of as many workers each are then cut into equal parts.
+constexpr u32 kCut = 64;
+static_assert(kLeast >= kCut);
 
 using Row = MlaRow<kFp8>;
 #if defined(__gfx950__)
@@ -40,12 +46,11 @@ using Tiles = StagedTiles<kFp8, kPaged, kRope>;
 constexpr u32 kSlicesAtOnce = 2;
 #endif
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
+constexpr bool kSharesQuery = Tiles::kAsks && !kQueryFp8;  // waves do, by LDS
 constexpr f32 kLog2E = 1.44269504088896f;
 
-// Where waves meet: each makes a slice of the result from what the others give away of it.
-constexpr u32 kSlice = kMlaValue / kWaves, kGiven = kMlaColumns * kSlice * 4;
-constexpr u32 kMeetBytes = kSlicesAtOnce * kWaves * kGiven;
-static_assert(kSlice == 128 && kWaves * Tiles::kLds <= kLdsBytes && kMeetBytes <= kLdsBytes);
+constexpr u32 kMeetBytes = kMlaMeetBytes<kSlicesAtOnce>;
+static_assert(kWaves == kMlaWaves && kWaves * Tiles::kLds <= kLdsBytes && kMeetBytes <= kLdsBytes);
 constexpr u32 kLds = kWaves * Tiles::kLds > kMeetBytes ? kWaves * Tiles::kLds : kMeetBytes;
 
 struct Args {
@@ -54,14 +59,8 @@ struct Args {
   f32 scale;
 };
 
-// A wave's own: of column l % 16, the same in all four lanes of it but for `sum`.
-struct Own {
-  f32 most, sum;
-  MlaSums o;
-};
-
 // P of a tile from its scores, and what they change. Tokens from `seen` on are not there.
-__device__ inline void soften(F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::kHalves], Own& own,
+__device__ inline void soften(F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::kHalves], MlaOwn& own,
                               f32 scale, u32 first, i32 seen, bool is_last) {
   const u32 g = lane_in_wave() / 16;
   f32 most = kLowest;
@@ -100,19 +99,38 @@ __device__ inline void soften(F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::kHalves
   }
 }
 
-// This wave's tiles of a part.
-__device__ inline void take_part(Own& own, LdsBytes* lds, const Args& args,
-                                 const MlaTokens<kPaged>& tokens, const MlaPart& part, u64 row,
-                                 i32 seen) {
-  const u32 wave = wave_in_group(), length = part.end - part.begin;
-  const u32 tiles = (length + Row::kTokens - 1) / Row::kTokens;
-  const u32 count = (tiles + kWaves - 1 - wave) / kWaves;
-  if (count == 0) return;
-  Tiles reader(lds + wave * Tiles::kLds, tokens, part.begin + wave * Row::kTokens,
+// This wave's share of a part's tiles.
+__device__ inline Tiles tiles_of(LdsBytes* lds, const MlaTokens<kPaged>& tokens,
+                                 const MlaPart& part) {
+  const u32 wave = wave_in_group();
+  return Tiles(lds + wave * Tiles::kLds, tokens, part.begin + wave * Row::kTokens,
                kWaves * Row::kTokens);
-  reader.prime();
+}
+
+// Takes them; `is_asked` says that they were asked for.
+__device__ inline void take_part(MlaOwn& own, LdsBytes* lds, const Args& args,
+                                 const MlaTokens<kPaged>& tokens, const MlaPart& part, u64 row,
+                                 i32 seen, bool is_asked) {
+  const u32 tiles = (part.end - part.begin + Row::kTokens - 1) / Row::kTokens;
+  const u32 count = (tiles + kWaves - 1 - wave_in_group()) / kWaves;
+  if (tiles == 0 || (!kSharesQuery && count == 0)) return own.begin();
+  Tiles reader = tiles_of(lds, tokens, part);
   MlaQuery q;
-  load_query<Row, kQueryFp8>(q, args.q, row);
+  if (!is_asked) reader.ask();
+  reader.place();
+  if constexpr (kSharesQuery) reader.ask_query(args.q, row);
+  Tiles::wait_list<kSharesQuery>();
+  if (count != 0) reader.prime();
+  own.begin();
+  if constexpr (kSharesQuery) {
+    Tiles::wait_query(count != 0);
+    meet();
+    Tiles::read_query(lds, q);
+    meet();  // the second tile comes where it was
+    if (count == 0) return;
+  } else {
+    load_query<Row, kQueryFp8>(q, args.q, row);
+  }
   // From here on some column does not see all tokens of a tile.
   const i32 seen_by_all = static_cast<i32>(part.length) - static_cast<i32>(args.unseen);
   const i32 end = static_cast<i32>(part.end), masked = end < seen_by_all ? end : seen_by_all;
@@ -126,108 +144,36 @@ __device__ inline void take_part(Own& own, LdsBytes* lds, const Args& args,
     reader.add_values(p, own.o);
   };
   const u32 with_next = Tiles::kKnowsLast ? count - 1 : count;
-  for (u32 i = 0; i < with_next; ++i) take(i, [] { return true; });
+  const u32 last = (tiles + kWaves - 1) / kWaves - 1;
+  for (u32 i = 0; i < with_next; ++i) {
+    // Their last tiles together: a wave that is behind would be alone with memory at the end.
+    if (i + 2 == last) meet();
+    take(i, [] { return true; });
+  }
   if constexpr (Tiles::kKnowsLast) take(count - 1, [] { return false; });
 }
 
-// Maxima and sums of all waves; this wave's result becomes its share of theirs.
-__device__ inline MlaTotals meet(Own& own, LdsBytes* lds) {
-  using Pair = f32 __attribute__((ext_vector_type(2)));
-  auto* const all = reinterpret_cast<RFOPS_LDS Pair*>(lds);
-  const u32 lane = lane_in_wave();
-  own.sum = over_rows(own.sum, [](f32 a, f32 b) { return a + b; });
-  sync_group();
-  if (lane < kMlaColumns) all[wave_in_group() * kMlaColumns + lane] = Pair{own.most, own.sum};
-  sync_group();
-  Pair pairs[kWaves];
-  MlaTotals found = {kLowest, 0.0f};
-#pragma unroll
-  for (u32 w = 0; w < kWaves; ++w) {
-    pairs[w] = all[w * kMlaColumns + lane % kMlaColumns];
-    found.most = __builtin_fmaxf(found.most, pairs[w][0]);
-  }
-#pragma unroll
-  for (u32 w = 0; w < kWaves; ++w) {
-    found.sum += pairs[w][1] * __builtin_amdgcn_exp2f(pairs[w][0] - found.most);
-  }
-  sync_group();
-  return found;
-}
-
-// The sums of the waves' results, of which each wave makes a slice: act(x, four) of a lane's quads.
-template <class Act>
-__device__ inline void add_waves(const Own& own, f32 factor, LdsBytes* lds, Act act) {
-  const u32 wave = wave_in_group(), lane = lane_in_wave();
-  // What a wave gives away of a slice, as its lanes have it.
-  const auto given = [&](u32 at, u32 from) {
-    return reinterpret_cast<RFOPS_LDS F32x4*>(lds + (at * kWaves + from) * kGiven) + lane;
-  };
-#pragma unroll
-  for (u32 first = 0; first < kWaves; first += kSlicesAtOnce) {
-    if (first > 0) sync_group();
-#pragma unroll
-    for (u32 i = 0; i < kSlicesAtOnce; ++i) {
-      if (first + i == wave) continue;
-      auto* const to = given(i, wave);
-      Tiles::each_quad(own.o, first + i,
-                       [&](u32 x, F32x4 four, u32) { to[x * kWaveSize] = four * factor; });
-    }
-    sync_group();
-#pragma unroll
-    for (u32 i = 0; i < kSlicesAtOnce; ++i) {
-      if (first + i != wave) continue;
-      F32x4 others[8][kWaves];
-#pragma unroll
-      for (u32 x = 0; x < 8; ++x) {
-#pragma unroll
-        for (u32 w = 0; w < kWaves; ++w) {
-          if (w != first + i) others[x][w] = given(i, w)[x * kWaveSize];
-        }
-      }
-      keep_order();  // one wait for all of them
-      Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four, u32) {
-        four *= factor;
-#pragma unroll
-        for (u32 w = 0; w < kWaves; ++w) {
-          if (w != first + i) four += others[x][w];
-        }
-        act(x, four);
-      });
-    }
-  }
-}
-
 // The four waves' sums: the result, or this worker's part of it.
-__device__ inline void finish_part(Own& own, LdsBytes* lds, const MlaTarget& target,
-                                   const MlaPart& part, const Shares& shares, u32 group, u32 worker,
+__device__ inline void finish_part(MlaOwn& own, LdsBytes* lds, const MlaTarget& target,
+                                   const MlaPart& part, Shares shares, u32 group, u32 worker,
                                    u32 workers) {
-  const MlaTotals all = meet(own, lds);
-  const f32 share = __builtin_amdgcn_exp2f(own.most - all.most);
-  const u32 lane = lane_in_wave(), column = lane % kMlaColumns;
-  const bool has_totals = thread_in_group() < kMlaColumns, is_whole = part.is_whole();
-  F32x4 made[8];
-  add_waves(own, is_whole ? share * target.factor(all) : share, lds,
-            [&](u32 x, F32x4 four) { made[x] = four; });
-  const auto finish = [&](const F32x4(&quads)[8]) {
-    Tiles::each_quad(own.o, 0, [&](u32 x, F32x4, u32 d) {
-      target.store(quads[x], column, wave_in_group() * kSlice + d);
-    });
-  };
-  if (is_whole) {
-    if (has_totals) target.store_lse(lane, all);
-    return finish(made);
+  const u32 lane = lane_in_wave();
+  const bool is_whole = part.is_whole();
+  MlaNode made;
+  made.all = add_waves<Tiles, kSlicesAtOnce>(
+      own, lds, [&](const MlaTotals& all) { return is_whole ? target.factor(all) : 1.0f; },
+      [&](u32 x, F32x4 four) { made.quads[x] = four; });
+  if (!is_whole) {
+    not_before(shares.quotient), not_before(shares.rest);  // its divisions, for all parts
+    const MlaSlots slots = MlaSlots::of<kCut>(part, shares, group, worker, workers);
+    const MlaTree tree = {target.parts, target.counts, target.slots};
+    const auto factor = [&](const MlaTotals& all) { return target.factor(all); };
+    if (!tree.climb(made, slots.own, slots.count, slots, factor)) return;
   }
-  const MlaSlots slots = MlaSlots::of<Row::kTokens>(part, shares, group, worker, workers);
-  if (has_totals) target.store_totals(slots(slots.own), lane, all);
-  target.store_part(slots(slots.own), 0, made);
-  MlaParts from;
-  if (climb(target, slots.own, slots.count, column, slots, lds, from)) {
-    F32x4 sums[8];
-    details::add_parts(sums, target, 0, column, from.count, from.kept, from.of(slots),
-                       reinterpret_cast<RFOPS_LDS f32*>(lds),
-                       [&](auto& quads) { __builtin_memcpy(quads, made, sizeof(made)); });
-    finish(sums);
-  }
+  if (thread_in_group() < kMlaColumns) target.store_lse(lane, made.all);
+  Tiles::each_quad(own.o, 0, [&](u32 x, F32x4, u32 d) {
+    target.store(made.quads[x], lane % kMlaColumns, wave_in_group() * kMlaSlice + d);
+  });
 }
 
 }  // namespace
@@ -252,12 +198,12 @@ extern "C" __global__ void
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
   const u32 id = group_x() % workers, group = group_x() / workers, lane = lane_in_wave();
-  const Sequences all = {kv_indptr, kv_lens, batch, page_shift, {64, 0}};
+  Sequences all = {kv_indptr, kv_lens, batch, page_shift, {kCut, 0}};
   SequenceChunk chunk(all, 0, 0);
-  const u32 total = all.total(all.tokens());
+  const u32 total = batch <= kWaveSize ? chunk.next : all.total(all.tokens());
   const Shares shares(total, workers, total / kLeast);
-  if (id >= shares.active) return;
-  const u32 worker = xcd_order(id, shares.active);  // those of a sequence share an L2
+  const u32 worker = worker_of(id, shares.active, batch, workers);
+  if (worker == kNoWorker) return;
   const u32 from = shares.begin(worker), to = shares.begin(worker + 1);
   const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
   const f32 scale = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
@@ -265,24 +211,42 @@ extern "C" __global__ void
   const u32 column = own_column < columns ? own_column : columns - 1;
   const u32 unseen_here = unseen == 0 ? 0 : unseen - column / heads;
   const u32 slots = (columns + kMlaColumns - 1) / kMlaColumns * workers * 2;
-  // Scalar registers are few, and these are wanted at the end.
-  out = in_vector(out), lse = in_vector(lse), parts = in_vector(parts), counts = in_vector(counts);
-  for (u32 first = 0;;) {
-    const u32 begin = token_at<Row::kTokens>(from, chunk.zero, chunk.length);
-    const u32 end = token_at<Row::kTokens>(to, chunk.zero, chunk.length);
+  const Args args = {q, columns, unseen, scale};
+  u32 first = 0, begin, end;
+  const auto own_of_chunk = [&] {
+    begin = token_at<kCut>(from, chunk.zero, chunk.length);
+    end = token_at<kCut>(to, chunk.zero, chunk.length);
     const bool is_mine = chunk.length == 0 ? from <= chunk.start && chunk.start < to : begin < end;
-    const Args args = {q, columns, unseen, scale};
-    u64 left = __builtin_amdgcn_ballot_w64(is_mine && first + lane < batch);
+    return __builtin_amdgcn_ballot_w64(is_mine && first + lane < batch);
+  };
+  const auto part_of = [&](u64 left) {
+    const u32 at = static_cast<u32>(__builtin_ctzll(left));
+    const auto of = [at](u32 all_lanes) { return lane_value(all_lanes, at); };
+    return MlaPart{first + at, of(chunk.zero),   of(begin),
+                   of(end),    of(chunk.length), of(chunk.entry)};
+  };
+  const auto tokens_of = [&](const MlaPart& part) {
+    const u64 list = width != 0 ? u64{part.sequence} * width : part.entry;
+    return MlaTokens<kPaged>{kv, kv_indices + list, part.end, page_shift, angles};
+  };
+  u64 left = own_of_chunk();
+  // While this is on its way what all parts want is made ready.
+  bool is_asked = left != 0;
+  if (is_asked) {
+    const MlaPart part = part_of(left);
+    if (part.begin != part.end) tiles_of(lds, tokens_of(part), part).ask();
+  }
+  // Scalar registers are few, and these are wanted at the end, or seldom.
+  all.bounds = in_vector(all.bounds), all.lens = in_vector(all.lens);
+  out = in_vector(out), lse = in_vector(lse), parts = in_vector(parts), counts = in_vector(counts);
+  while (true) {
     for (; left != 0; left &= left - 1) {
-      const u32 at = static_cast<u32>(__builtin_ctzll(left));
-      const auto of = [at](u32 all_lanes) { return lane_value(all_lanes, at); };
-      const MlaPart part = {first + at, of(chunk.zero), of(begin), of(end), of(chunk.length), 0};
+      const MlaPart part = part_of(left);
       const u64 row = u64{part.sequence} * columns;
-      const u64 list = width != 0 ? u64{part.sequence} * width : of(chunk.entry);
-      const MlaTokens<kPaged> tokens = {kv, kv_indices + list, part.end, page_shift, angles};
-      Own own = {kLowest, 0.0f, {}};
-      take_part(own, lds, args, tokens, part, row + column,
-                static_cast<i32>(part.length) - static_cast<i32>(unseen_here));
+      MlaOwn own;
+      take_part(own, lds, args, tokens_of(part), part, row + column,
+                static_cast<i32>(part.length) - static_cast<i32>(unseen_here), is_asked);
+      is_asked = false;
       const MlaTarget target = {out + (row + base_column) * kMlaValue,
                                 lse == nullptr ? nullptr : lse + row + base_column,
                                 parts,
@@ -296,5 +260,6 @@ extern "C" __global__ void
     first += kWaveSize;
     if (first >= batch || chunk.next >= to) return;
     chunk = SequenceChunk(all, first, chunk.next);
+    left = own_of_chunk();
   }
 }

@@ -7,8 +7,8 @@
 // Layout. split_schedule.h shares the tokens of all sequences out over workgroups. Of its part of a
 // sequence a workgroup has a tile after the other in LDS (mla_slot.h), once for both products, and
 // each of its four waves has 32 columns (mla_columns.h; of FP8, mla_slot_fp8.h, mla_columns_fp8.h).
-// A part that is all of its sequence becomes the result. Others go to `parts`, and up a tree: of 16
-// neighbours the last one to come adds them up, in their order.
+// A part that is all of its sequence becomes the result. Others go to `parts`, in 24 bits, and up a
+// tree: of 16 neighbours the last one to come adds them up, in their order.
 //
 // Promises. Deterministic: the order of sums follows from lengths, workers and config. The caller
 // aligns rows of q and kv to 16 bytes. Pages are a power of two of tokens.
@@ -17,6 +17,7 @@
 #include "rfops/mla_columns32.h"
 #include "rfops/mla_columns_fp8.h"
 #include "rfops/mla_slot_loads.h"
+#include "rfops/mla_slot_widened.h"
 #include "rfops/mla_worker.h"
 
 #if !defined(RFOPS_KV_FP8) || !defined(RFOPS_Q_FP8) || !defined(RFOPS_LEAST) || \
@@ -55,7 +56,7 @@ using Columns = MlaColumns<kQueryFp8, kFp8 ? 6 : 18>;
 #endif
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize, kColumns = kWaves * kWaveColumns;
 constexpr u32 kTokens = Slot::kTokens;
-constexpr u32 kItemCost = 32 * kTokens;  // what a part costs beside its own: Q, storing, adding up
+constexpr u32 kItemCost = 28 * kTokens;  // what a part costs beside its own: Q, storing, adding up
 constexpr f32 kLog2E = 1.44269504088896f;
 using Target = MlaColumnsTarget<kColumns>;
 
@@ -88,22 +89,21 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
     }
   };
   slots.prime();
-  load_query();  // while tiles are on their way
-  slots.drain();
-  slots.turn_first();
+  // While tiles are on their way.
+  load_query([&](auto later) { slots.template turn_first<later>(); });
   all_there();
-  own.begin();
   own.aim_keys(lds);
   own.read_keys();
   // Where tiles are: the one whose scores are made, those behind it, and before it the one whose
   // values are added.
-  u32 places[Slots::kSlots];
+  u32 places[Slots::kSlots], before = 0;
   each_number<Slots::kSlots>([&](auto i) { places[i] = i * Slot::kBytes; });
   u32 turn = 0;
   const auto advance = [&] {
     const u32 now = places[0];
     each_number<Slots::kSlots - 1>([&](auto i) { places[i] = places[i + 1]; });
-    places[Slots::kSlots - 1] = now;
+    places[Slots::kSlots - 1] = before = now;
+    not_before(before);
     each_number<Slots::kSlots>([&](auto i) {
       u32& place = places[i];
       asm volatile("" : "+s"(place));  // here
@@ -113,8 +113,7 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
   };
   // Turn n makes the scores of tile n, and adds the values of the one before; the first adds zeros.
   do {
-    LdsBytes* const last = lds + places[Slots::kSlots - 1];
-    own.scores(turn == 0 ? lds : last, mask, [&](auto piece) {
+    own.scores(lds + before, mask, [&](auto piece) {
       slots.template in_scores<piece>(lds + places[Slots::kBefore], lds + places[2]);
     });
     first += static_cast<i32>(kTokens);
@@ -192,12 +191,14 @@ __device__ inline void finish_part(const Columns& own, LdsBytes* lds, const Targ
     weights[details::weight_at<kColumns>(0, first + lane % 32)] = Columns::of_result(factors, lane);
     wait_lds();
   } else {
+    if (!is_alone(target, slots.count, slots)) {
 #pragma unroll
-    for (u32 block = 0; block < Target::kBlocks; ++block) {
-      F32x4 quads[8];
-      quads_of(own, block, lane, quads);
-      target.store_part(slot, block, quads);
-      wait_loads<0>();  // a part at once would keep memory from all other workgroups
+      for (u32 block = 0; block < Target::kBlocks; ++block) {
+        F32x4 quads[8];
+        quads_of(own, block, lane, quads);
+        target.store_part(slot, block, quads);
+        wait_loads<0>();  // a part at once would keep memory from all other workgroups
+      }
     }
     sync_group();
     if (!climb(target, slots.own, slots.count, first + lane % 32, slots, behind, from)) {
@@ -269,9 +270,12 @@ extern "C" __global__ void
     i32 seen[Columns::kOwn];
 #pragma unroll
     for (u32 n = 0; n < Columns::kOwn; ++n) {
-      const u32 own = base + wave_in_group() * kWaveColumns + Columns::column(lane, n);
-      const u32 column = own < columns ? own : columns - 1;
-      rows[n] = first_row + column;
+      const auto there = [&](u32 own) {
+        own += base + wave_in_group() * kWaveColumns;
+        return own < columns ? own : columns - 1;
+      };
+      const u32 column = there(Columns::column(lane, n));
+      rows[n] = first_row + there(Columns::loaded(lane, n));
       const u32 unseen_here = unseen == 0 ? 0 : unseen - column / heads;
       seen[n] = static_cast<i32>(part.length) - static_cast<i32>(unseen_here);
     }
@@ -289,7 +293,7 @@ extern "C" __global__ void
     const i32 seen_by_all = static_cast<i32>(part.length) - static_cast<i32>(unseen);
     const i32 end = static_cast<i32>(part.end);
     take_part(own, lds, tokens, part, end < seen_by_all ? end : seen_by_all, seen,
-              [&] { own.load_query(q, rows, scale, parked); });
+              [&](auto turn_first) { own.load_query(q, rows, scale, parked, turn_first); });
     finish_part(own, lds, target, part, shares, group, worker, workers);
   });
 }

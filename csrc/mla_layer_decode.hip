@@ -1,6 +1,7 @@
 // out[z][m, n] = sum_k x[z][m, k] * w[z][n, k],  bf16, sums in fp32: the products of an MLA layer
-// whose x lies as rows. The others are mla_layer_decode_query.hip's and mla_layer_decode_out.hip's,
-// which want x packed: so is the result here, a head's columns behind those of the one before.
+// whose x lies as rows. The others are mla_layer_decode_query.hip's, and mla_layer_decode_out.hip's
+// or _wide.hip's, which want x packed: so is the result here, a head's columns behind those of the
+// one before.
 //
 // kDown     n goes over q_down's rows, then kv_down's, whose results are rows of the cache; and the
 //           lengths and the block table that attention wants are written
@@ -172,7 +173,7 @@ extern "C" __global__ void
   multiply_all(sums, weights, x_rows, at.split * kStepOfK, lds);
   if constexpr (kSplit > 1) {
     Split tile(workspace, counts, at.m * tiles * heads + at.n);
-    if (!tile.reduce(sums, at.split, reinterpret_cast<RFOPS_LDS u32*>(lds))) return;
+    if (!tile.reduce_late(sums, at.split, reinterpret_cast<RFOPS_LDS u32*>(lds))) return;
   }
   const u32 row_tiles = (m + kTileRows - 1) / kTileRows;
 #pragma unroll

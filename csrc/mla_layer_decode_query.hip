@@ -7,15 +7,19 @@
 // lane has 4 elements each, which are a piece of K of the next product if kv_up's rows are taken in
 // the same order. kv_up lies as [K, N], and is in registers before q_up's end: a wave has 128
 // columns, lane i % 16 eight neighbours of them, turned round between the products: a tile is every
-// eighth. Workgroups of a head are neighbours in an L2, so that memory gives its weights once.
+// eighth. Workgroups of a head are neighbours in an L2, so that memory gives its weights once. Of
+// few heads each has kSplit workgroups with turns of K; their sums meet in a workspace
+// (split_reduce.h), and the last of them turns and absorbs.
 //
-// Promises. Deterministic. The caller aligns all rows to 16 bytes; K is a multiple of 32.
+// Promises. Deterministic: sums are in the order of K. The caller aligns all rows to 16 bytes; K is
+// a multiple of 32.
 #include "rfops/block_map.h"
 #include "rfops/rope.h"
+#include "rfops/split_reduce.h"
 #include "rfops/waits.h"
 #include "rfops/wave_product.h"
 
-#if !defined(RFOPS_M_TILES)
+#if !defined(RFOPS_M_TILES) || !defined(RFOPS_SPLIT)
 #error "mla_layer_decode_query needs the RFOPS_ constants below"
 #endif
 
@@ -24,6 +28,7 @@ namespace {
 using namespace rfops;
 
 constexpr u32 kMTiles = RFOPS_M_TILES;  // of 16 rows of q_lora
+constexpr u32 kSplit = RFOPS_SPLIT;     // workgroups along K
 constexpr u32 kNTiles = 3;              // of 16 rows of q_up, of a wave
 constexpr u32 kAhead = 2;
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
@@ -41,8 +46,10 @@ using U32x2 = u32 __attribute__((ext_vector_type(2)));
 
 // LDS: each wave's rows of q_up, then nope: of each tile of it and of rows 8 bytes a lane.
 constexpr u32 kWaveBytes = 2 * Weights::kHalfBytes, kFragment = kWaveSize * 8;
-constexpr u32 kLds = kWaves * kWaveBytes + kNopeTiles * kMTiles * kFragment;
+constexpr u32 kNopeEnd = kWaves * kWaveBytes + kNopeTiles * kMTiles * kFragment;
+constexpr u32 kLds = kNopeEnd + (kSplit > 1 ? 16 : 0);  // a word of the split's
 static_assert(kLds <= kLdsBytes);
+using Split = SplitTile<kSplit, kMTiles * kNTiles * kThreads, kThreads>;
 __device__ inline u32 nope_at(u32 tile, u32 m) {
   return kWaves * kWaveBytes + (tile * kMTiles + m) * kFragment + lane_in_wave() * 8;
 }
@@ -145,8 +152,10 @@ extern "C" __global__ void
                            const bf16* __restrict__ kv_up,     // [heads, 256, 512]
                            const bf16* __restrict__ angles,    // [L or more, 64]
                            const i32* __restrict__ positions,  // [M], or null: `start`
+                           void* __restrict__ workspace,       // SplitTile; with kSplit > 1
+                           u32* __restrict__ counts,           // [tiles], zeros
                            u32 m, u32 heads, u32 k, u32 start, u32 length) {
-  const Block at = own_block<4, 1>((m + kM - 1) / kM, heads);
+  const Block at = own_block<4, kSplit>((m + kM - 1) / kM, heads);
   const u32 head = at.n, m0 = at.m * kM, rows = m - m0 < kM ? m - m0 : kM;
   const u32 wave = wave_in_group(), lane = lane_in_wave();
   // The last two waves have one tile of nope, and pairs of 32 rows apart.
@@ -182,8 +191,16 @@ extern "C" __global__ void
   Sums sums = {};
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
-  multiply_wave<kMTiles, kNTiles, kAhead>(sums, weights, x, 0, kAhead * kStepOfK,
-                                          lds + wave * kWaveBytes, load_rest);
+  constexpr u32 kTurn = kAhead * kStepOfK;
+  multiply_wave<kMTiles, kNTiles, kAhead>(sums, weights, x, at.split * kTurn, kSplit * kTurn,
+                                          lds + wave * kWaveBytes, [&] {
+                                            if (kSplit == 1) load_rest();
+                                          });
+  if constexpr (kSplit > 1) {
+    Split tile(workspace, counts, at.m * heads + head);
+    if (!tile.reduce_late(sums, at.split, reinterpret_cast<RFOPS_LDS u32*>(lds + kNopeEnd))) return;
+    load_rest();
+  }
 #pragma unroll
   for (u32 tile = 0; tile < kNTiles; ++tile) {
     if (tile > 0 && turns) break;

@@ -39,6 +39,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "challenge": {"lens": [128, 200], "heads": 16, "dim": 256, "rank": 128, "rows": 256},
 }
 MORE: dict[str, dict[str, Any]] = {
+    "columns": {"lens": [1] * 65, "heads": 1, "dim": 800, "rank": 4000, "rows": 4},
+    "wide": {"lens": [2] * 65, "heads": 5, "dim": 288, "rank": 64, "rows": 4},
     "two_groups": {"lens": [2] * 130, "heads": 1, "dim": 64, "rank": 64, "rows": 4},
     "far": {"lens": [4130, 4093], "heads": 4, "dim": 64, "rank": 64, "rows": 4160},
     "heads": {"lens": [300, 129], "heads": 128, "dim": 256, "rank": 160, "rows": 304},
@@ -168,9 +170,34 @@ def test_the_public_call(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_a_wide_batch(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more than 64 sequences: rows of x, columns and K that fill no tile of o; the same bits
+    whichever workgroup of a tile comes last, and adds up, of q and o."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+    monkeypatch.setenv("RFOPS_VGPU_THREADS", "1")  # random orders of workgroups repeat
+    p = problem([b % 3 for b in range(67)], 3, dim=160, rank=544, rows=4)
+    made = []
+    for schedule in ("hardware", "random:1", "random:2"):
+        monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", schedule)
+        with rfops.vgpu.profile() as profile:
+            made.append(run("hip", p))
+        for launch in profile.launches:
+            assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
+            assert launch.lds_conflict_cycles == 0, launch.kernel
+        assert profile.launches[-1].kernel == "mla_layer_decode_wide"
+    of_out = products(OP.call_of(arch, B=67, start=3, V=384, D=160))[2].defines(67, 256)
+    assert of_out["SPLIT"] > 1 and query_defines(67, 3, 544, 256)["SPLIT"] == 3
+    assert_correct(made[0], p)
+    for out, cache in made[1:]:
+        assert torch.equal(out, made[0][0])
+        assert_cache(cache, made[0][1], p)
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_rows_of_memory(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are read 256 bytes of a row at once: two lines of each row of memory that is opened.
-    By 128 bytes it would be 1.8, with neighbours' help. All products have theirs by WaveRows."""
+    By 128 bytes it would be 1.8, with neighbours' help. Products have theirs by WaveRows, but o of
+    large batches."""
     monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
     heads, dim, rank = 16, 256, 1536
 
@@ -298,13 +325,16 @@ def test_resources_of_its_attention(arch: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_workgroups_of_the_challenge() -> None:
-    """All CUs have something to read of each product, of MI300X."""
-    c = OP.call_of("gfx942", B=128, start=4096)
-    groups = [p.tiles(128) * p.defines(128, 304)["SPLIT"] for p in products(c)]
-    assert groups == [264, 256, 224]
-    for heads, tiles, wanted in ((128, 4, 256), (64, 2, 256), (16, 1, 128)):
-        assert query_defines(128, heads, 304) == {"M_TILES": tiles}
-        assert query_groups(128, heads, tiles) == wanted
+    """All CUs have something to read of each product."""
+    for arch, batch, wanted in (("gfx942", 128, [264, 256, 300]), ("gfx950", 128, [238, 256, 256]),
+                                ("gfx950", 256, [204, 512, 256])):  # fmt: skip
+        c = OP.call_of(arch, B=batch, start=4096)
+        assert [p.groups(batch, c.cu_num) for p in products(c)] == wanted, (arch, batch)
+    for heads, tiles, split in ((128, 4, 1), (64, 2, 1), (16, 1, 2)):
+        defines = query_defines(128, heads, 1536, 304)
+        assert defines == {"M_TILES": tiles, "SPLIT": split}
+        assert query_groups(128, heads, tiles) * split == 256
+    assert query_defines(1, 16, 1536, 304) == {"M_TILES": 1, "SPLIT": 6}
 
 
 @pytest.mark.parametrize(

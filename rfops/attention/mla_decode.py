@@ -34,6 +34,7 @@ from .mla_decode_shared import Shared, SharedFp8
 from .mla_decode_triton import TritonMla
 
 D_QK, D_V = 576, 512
+LEAST_WEIGHT = 2.0**-110  # times a kernel's error, 2^-8 to 2^-12, more than what it loses
 PAGES = "pass the page of each part of a sequence"  # a way out
 
 
@@ -313,7 +314,8 @@ def mla_decode_ref(
     magnitude: bool = False,
 ) -> torch.Tensor:
     """The formula of `mla_decode` in plain torch, all of a sequence at once, in `dtype`; on any
-    device. Writes lse where given. `magnitude`: the sums of weighted |values| instead."""
+    device. Writes lse where given. `magnitude`: the sums of weighted |values| instead, of which
+    an error is a share: kernels lose weights below 2^-126."""
     out = torch.zeros(*q.shape[:2], D_V, dtype=dtype, device=q.device)
     if lse is not None:
         lse.fill_(-math.inf)
@@ -327,7 +329,10 @@ def mla_decode_ref(
                 row = b * qo_len + t
                 score = sm_scale * values[row] @ key[:seen].T
                 value = key[:seen, :D_V]
-                out[row] = torch.softmax(score, -1) @ (value.abs() if magnitude else value)
+                weight = torch.softmax(score, -1)
+                if magnitude:
+                    weight, value = weight.clamp(min=LEAST_WEIGHT), value.abs()
+                out[row] = weight @ value
                 if lse is not None:
                     lse[row] = torch.logsumexp(score, -1)
     return out

@@ -18,15 +18,11 @@ from rfops.quantization.fp8_blockscale import fp8_of
 
 COLUMNS = 16  # of a workgroup
 D_V = 512
-LEAST = 32  # tokens of a worker; 4 x 1k bf16 on MI355X: 8.9 us estimated, with 64 10.4
-LEVELS = 3  # kFanLevels of csrc/include/rfops/mla_parts.h
+CUT = 64  # tokens to which a worker's are rounded up, and a sequence's cost: kCut of the kernel
+LEAST = CUT  # tokens of a worker
+LEVELS = 6  # kLevels of csrc/include/rfops/mla_tree.h, each of four waves' counts
 _MOST_WORKERS = 4096
 _BF16 = torch.bfloat16
-
-
-def granule(kv_dtype: torch.dtype) -> int:
-    """Tokens of a wave's tile, to which cuts are rounded up."""
-    return 16 if kv_dtype == _BF16 else 32
 
 
 @dataclass(frozen=True)
@@ -40,8 +36,8 @@ class FlowConfig:
         check_config_ints(self)
         if not 1 <= self.workers <= _MOST_WORKERS:
             raise ValueError(f"{self}: workers is 1 to {_MOST_WORKERS}")
-        if self.least < 32:
-            raise ValueError(f"{self}: least is 32 or more")
+        if self.least < CUT:
+            raise ValueError(f"{self}: least is {CUT} or more")
 
 
 def _defines(
@@ -145,7 +141,9 @@ class Flow(Kernel):
             unseen = c.qo_len - 1 if c.causal else 0
             slots = groups * workers * 2
             scratch = Workspace(
-                c.device, (slots * self.columns * (D_V + 2), torch.float32), zeros=LEVELS * slots
+                c.device,
+                (slots * self.columns * (D_V + 8), torch.float32),
+                zeros=LEVELS * slots * 4,
             )
             sizes = (batch, workers, shift, width, c.sm_scale, columns, heads, unseen)
             return with_workspace(launch((groups * workers, 1, 1), sizes), scratch)

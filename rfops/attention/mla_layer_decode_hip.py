@@ -4,7 +4,7 @@ down     q_down and kv_down of x, the cache's new rows   csrc/mla_layer_decode.h
 query    q_up, RoPE of q, and kv_up's half of k into it  csrc/mla_layer_decode_query.hip
          mla_decode's kernel, which turns keys           csrc/mla_decode_*.hip
 value    kv_up's half of v, by heads                     csrc/mla_layer_decode.hip
-out      o                                               csrc/mla_layer_decode_out.hip
+out      o; of more than 64 sequences                    csrc/mla_layer_decode_out.hip, _wide.hip
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from .mla_layer_parts import (
 )
 
 DOWN, VALUE = range(2)  # stages of csrc/mla_layer_decode.hip
+OUT, WIDE = range(2, 4)  # kernels of their own
 TILE, PIECE, STEP = 16, 32, 128  # rows of an operand, K of one and of a step
 WAVES, THREADS = 4, 256
 MOST_SPLIT = 8  # more sums to add than CUs bring: down of MI300X 22.2 us by 9, 19.4 by 7
@@ -48,10 +49,9 @@ def _m_tiles(m: int, most: int) -> int:
 
 @dataclass(frozen=True)
 class Product:
-    """A launch of csrc/mla_layer_decode.hip, or without a stage of csrc/mla_layer_decode_out.hip:
-    sizes, and how its operands lie."""
+    """A launch of a product: sizes, and how its operands lie."""
 
-    stage: int | None
+    stage: int
     n: int
     k: int
     columns: int  # of a workgroup
@@ -62,6 +62,7 @@ class Product:
     w_head: int = 0
     n_other: int = 0
     most_m: int = 8  # tiles of 16 rows of x
+    parts: int = 1  # of the columns, of WIDE
 
     def tiles(self, m: int) -> int:
         """Workgroups of an unsplit K."""
@@ -70,14 +71,19 @@ class Product:
 
     def defines(self, m: int, cus: int) -> dict[str, int]:
         """K is split for as many workgroups as there are CUs, of two steps at least, or of one of
-        each wave; none is without a step."""
-        of_waves = self.stage is None  # along K
-        turns = ceil(self.k, STEP * (WAVES if of_waves else 1))
-        split = max(1, min(cus // self.tiles(m), turns if of_waves else turns // 2, MOST_SPLIT))
+        each wave, or of a block; none is without a step."""
+        steps = {OUT: WAVES, WIDE: self.parts}.get(self.stage, 1)  # of a turn
+        turns, least = ceil(self.k, STEP * steps), 1 if self.stage in (OUT, WIDE) else 2
+        split = max(1, min(cus // self.tiles(m), turns // least, MOST_SPLIT))
         made = {"M_TILES": _m_tiles(m, self.most_m), "SPLIT": ceil(turns, ceil(turns, split))}
-        if self.stage is None:
+        if self.stage == WIDE:
+            return {**made, "N_TILES": self.columns // TILE, "PARTS": self.parts}
+        if self.stage == OUT:
             return {**made, "N_TILES": self.columns // TILE}
         return {**made, "N_TILES": self.columns // (TILE * WAVES), "STAGE": self.stage}
+
+    def groups(self, m: int, cus: int) -> int:
+        return self.tiles(m) * self.defines(m, cus)["SPLIT"]
 
     def sums(self, m: int, split: int) -> int:
         """fp32 that workgroups leave for the last one."""
@@ -86,37 +92,73 @@ class Product:
 
 
 def products(c: Call) -> tuple[Product, ...]:
-    """down, value, out.
-
-    down has 64 rows of x a workgroup, of less parts that the last one adds up; two that read the
-    same of w share an L2 (MI300X 21.5 us, 16.8 so).
-    """
+    """down, value, out."""
     heads = c.V // V
     up = (NOPE + V) * LATENT  # of a head
     return (
-        Product(DOWN, c.R, c.D, 64, c.D, n_other=CACHE_ROW, most_m=4),
+        down_product(c),
         Product(VALUE, V, LATENT, 64, heads * LATENT, heads, LATENT, NOPE * LATENT, up),
-        Product(None, c.D, c.V, 64),
+        out_product(c),
     )
 
 
-def query_defines(m: int, heads: int, cus: int) -> dict[str, int]:
-    """A workgroup of each head, of more where heads are few."""
+def _busiest(c: Call, first: Product, *others: Product) -> Product:
+    """The first, or one that has work for a tenth of CUs more."""
+    best = first
+    for p in others:
+        if p.groups(c.B, c.cu_num) > 1.1 * best.groups(c.B, c.cu_num):
+            best = p
+    return best
+
+
+def down_product(c: Call) -> Product:
+    """64 rows of x a workgroup, of less parts that the last one adds up; two that read the same of
+    w share an L2 (MI300X 21.5 us, 16.8 so). MI355X has 256 sequences by 128 columns in 22 us, by 64
+    in 36."""
+    made = (Product(DOWN, c.R, c.D, n, c.D, n_other=CACHE_ROW, most_m=4) for n in (64, 128))
+    return _busiest(c, *made)
+
+
+def out_product(c: Call) -> Product:
+    """Of DeepSeek-V3 96 columns four times are 300 CUs' of MI300X, 112 all 256 of MI355X. Two parts
+    read 512 bytes of a row."""
+    if c.B <= WAVES * TILE:
+        return Product(OUT, c.D, c.V, 64)
+    return _busiest(c, Product(WIDE, c.D, c.V, 96, parts=2), Product(WIDE, c.D, c.V, 112))
+
+
+def query_defines(m: int, heads: int, k: int, cus: int) -> dict[str, int]:
+    """A workgroup of each head, of more rows of x where heads are few, and of parts of K, of two
+    steps at least, where so few that memory waits for them: of 16 heads MI300X has one sequence in
+    11.5 us (unsplit 19.2), of 128 heads in 30.5 (29.8)."""
     tiles = _m_tiles(m, 4)
     while tiles > 1 and 2 * query_groups(m, heads, tiles) <= cus:
         tiles //= 2
-    return {"M_TILES": tiles}
+    turns = ceil(k, 2 * STEP)
+    split = min(cus // query_groups(m, heads, tiles), turns, MOST_SPLIT) if 4 * heads <= cus else 1
+    return {"M_TILES": tiles, "SPLIT": ceil(turns, ceil(turns, max(1, split)))}
 
 
 def query_groups(m: int, heads: int, tiles: int) -> int:
+    """Of an unsplit K."""
     return heads * ceil(m, tiles * TILE)
+
+
+def query_sums(m: int, heads: int, defines: Mapping[str, int]) -> int:
+    """fp32 that workgroups leave for the last one."""
+    tiles, split = defines["M_TILES"], defines["SPLIT"]
+    of_tile = tiles * TILE * (NOPE + ROPE)
+    return query_groups(m, heads, tiles) * split * of_tile if split > 1 else 0
 
 
 def _defines(arch: str) -> list[list[dict[str, int]]]:
     """DeepSeek-V3's, of one sequence and of 128."""
-    c = Call(arch, ROWS[arch].cus, torch.device("cpu"),
-             {"D": 7168, "R": 1536, "Q": 24576, "V": 16384}, {}, {})  # fmt: skip
-    return [[p.defines(m, c.cu_num) for p in products(c)] for m in (1, 128)]
+    made = []
+    for m in (1, 128):
+        c = Call(arch, ROWS[arch].cus, torch.device("cpu"),
+                 {"B": m, "D": 7168, "R": 1536, "Q": 24576, "V": 16384}, {}, {})  # fmt: skip
+        made.append([p.defines(m, c.cu_num) for p in products(c)])
+    return made
 
 
 @compile_ops("mla_layer_decode", kernel="mla_layer_decode",
@@ -151,7 +193,7 @@ def mla_layer_decode_kernel(
 @compile_ops(
     "mla_layer_decode_query",
     kernel="mla_layer_decode_query",
-    variants=lambda arch: [query_defines(m, 128, ROWS[arch].cus) for m in (1, 128)],
+    variants=lambda arch: [query_defines(m, 128, 1536, ROWS[arch].cus) for m in (1, 128)],
 )
 def mla_layer_decode_query(
     q: Tensor,
@@ -160,6 +202,8 @@ def mla_layer_decode_query(
     kv_up: Tensor,
     angles: Tensor,
     positions: Tensor | None,
+    workspace: Tensor | None,
+    counts: Tensor | None,
     m: u32,
     heads: u32,
     k: u32,
@@ -170,7 +214,7 @@ def mla_layer_decode_query(
 
 
 @compile_ops("mla_layer_decode_out", kernel="mla_layer_decode_out",
-             variants=lambda arch: [made[2] for made in _defines(arch)])  # fmt: skip
+             variants=lambda arch: [_defines(arch)[0][2]])  # fmt: skip
 def mla_layer_decode_out(
     out: Tensor,
     x: Tensor,
@@ -184,11 +228,26 @@ def mla_layer_decode_out(
     """csrc/mla_layer_decode_out.hip: the shapes stand there."""
 
 
+@compile_ops("mla_layer_decode_wide", kernel="mla_layer_decode_wide",
+             variants=lambda arch: [_defines(arch)[1][2]])  # fmt: skip
+def mla_layer_decode_wide(
+    out: Tensor,
+    x: Tensor,
+    w: Tensor,
+    workspace: Tensor | None,
+    counts: Tensor | None,
+    m: u32,
+    n: u32,
+    k: u32,
+) -> None:
+    """csrc/mla_layer_decode_wide.hip: the shapes stand there."""
+
+
 class HipLayer(Kernel):
     name = "hip"
     module = "mla_layer_decode"
-    more_modules = ("mla_layer_decode_query", "mla_layer_decode_out", "mla_decode_flow",
-                    "mla_decode_shared")  # fmt: skip
+    more_modules = ("mla_layer_decode_query", "mla_layer_decode_out", "mla_layer_decode_wide",
+                    "mla_decode_flow", "mla_decode_shared")  # fmt: skip
     error = 2.0**-6  # five roundings to bf16, and P
 
     def refuses(self, c: Call) -> str | None:
@@ -228,10 +287,15 @@ class _Launches:
     def __init__(self, c: Call) -> None:
         down, value, out = made = products(c)
         self.down, self.value = self._product(c, down), self._product(c, value)
-        self.query, self.out = self._query(c), self._out(c, out)
         page = page_of(c)
-        self.attention = attention(c, page, hip=True)
         heads, pages, rows = c.V // V, c.L // page, ceil(c.B, TILE) * TILE
+        of_query = query_defines(c.B, heads, c.R, c.cu_num)
+        self.query, self.out = self._query(c, of_query), self._out(c, out)
+        self.attention = attention(c, page, hip=True)
+        sums = [p.sums(c.B, p.defines(c.B, c.cu_num)["SPLIT"]) for p in made]
+        sums.append(query_sums(c.B, heads, of_query))
+        tiles = [p.tiles(c.B) for p in made]
+        tiles.append(query_groups(c.B, heads, of_query["M_TILES"]))
         self.workspace = Workspace(
             c.device,
             (c.B, _I32),  # lens
@@ -240,33 +304,33 @@ class _Launches:
             ((c.B, heads, CACHE_ROW), _BF16),  # q
             ((c.B, heads, LATENT), _BF16),  # what attention gives
             ((rows, heads * V), _BF16),  # value, packed
-            (max(p.sums(c.B, p.defines(c.B, c.cu_num)["SPLIT"]) for p in made), _F32),
-            zeros=max(p.tiles(c.B) for p in made),
+            (max(sums), _F32),
+            zeros=max(tiles),
             outer=True,
         )
 
     def _product(self, c: Call, p: Product) -> Run:
         defines = p.defines(c.B, c.cu_num)
         bound = mla_layer_decode_kernel.bind(c.device, defines, c.arch)
-        groups = p.tiles(c.B) * defines["SPLIT"]
+        groups = p.groups(c.B, c.cu_num)
         numbers = (c.B, p.n, p.n_other, p.heads, p.k, p.x_row, p.x_head, p.w_first, p.w_head,
                    c.start, c.L, c.L // page_of(c))  # fmt: skip
         run: Run = bound.prepare((THREADS, 1, 1), tuple(range(10)))((groups, 1, 1), numbers)
         return run
 
-    def _query(self, c: Call) -> Run:
+    def _query(self, c: Call, defines: Mapping[str, int]) -> Run:
         heads = c.V // V
-        defines = query_defines(c.B, heads, c.cu_num)
         bound = mla_layer_decode_query.bind(c.device, defines, c.arch)
-        groups = query_groups(c.B, heads, defines["M_TILES"])
+        groups = query_groups(c.B, heads, defines["M_TILES"]) * defines["SPLIT"]
         numbers = (c.B, heads, c.R, c.start, c.L)
-        run: Run = bound.prepare((THREADS, 1, 1), tuple(range(6)))((groups, 1, 1), numbers)
+        run: Run = bound.prepare((THREADS, 1, 1), tuple(range(8)))((groups, 1, 1), numbers)
         return run
 
     def _out(self, c: Call, p: Product) -> Run:
         defines = p.defines(c.B, c.cu_num)
-        bound = mla_layer_decode_out.bind(c.device, defines, c.arch)
-        groups = p.tiles(c.B) * defines["SPLIT"]
+        kernel = mla_layer_decode_wide if p.stage == WIDE else mla_layer_decode_out
+        bound = kernel.bind(c.device, defines, c.arch)
+        groups = p.groups(c.B, c.cu_num)
         run: Run = bound.prepare((THREADS, 1, 1), tuple(range(5)))((groups, 1, 1), (c.B, p.n, p.k))
         return run
 
@@ -276,7 +340,7 @@ class _Launches:
         table: Tensor, q_lora: Tensor, q: Tensor, seen: Tensor, value: Tensor, *sums: Tensor,
     ) -> None:  # fmt: skip
         self.down(q_lora, x, q_down, cache, kv_down, positions, lens, table, *sums)
-        self.query(q, q_lora, q_up, kv_up, angles, positions)
+        self.query(q, q_lora, q_up, kv_up, angles, positions, *sums)
         self.attention(seen, q, cache, lens, table, lens, None, None, None, angles)
         self.value(value, seen, kv_up, *(None,) * 5, *sums)
         self.out(out, value, o, *sums)

@@ -61,18 +61,9 @@ __device__ inline F32x4 multiply_16x16(U32x4 a, U32x4 b, F32x4 c) {
 #endif
 }
 
-// c + a * b^T, 16 of K.
+// c + a * b^T, 16 of K, by the instructions that gfx942 has.
 template <class In>
 __device__ inline F32x16 multiply_32x32(U32x4 a, U32x4 b, F32x16 c) {
-#if defined(__gfx950__)
-  using Eight = typename details::Lanes16<In>::Eight;
-  const auto wide_a = __builtin_bit_cast(Eight, a), wide_b = __builtin_bit_cast(Eight, b);
-  if constexpr (__is_same(In, f16)) {
-    return __builtin_amdgcn_mfma_f32_32x32x16_f16(wide_a, wide_b, c, 0, 0, 0);
-  } else {
-    return __builtin_amdgcn_mfma_f32_32x32x16_bf16(wide_a, wide_b, c, 0, 0, 0);
-  }
-#else
 #pragma unroll
   for (u32 half = 0; half < 2; ++half) {
     if constexpr (__is_same(In, f16)) {
@@ -86,7 +77,6 @@ __device__ inline F32x16 multiply_32x32(U32x4 a, U32x4 b, F32x16 c) {
     }
   }
   return c;
-#endif
 }
 
 }  // namespace rfops

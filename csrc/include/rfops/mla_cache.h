@@ -46,9 +46,8 @@ struct MlaTokens {
 
   __device__ u32 clamped(u32 token) const { return token < end - 1 ? token : end - 1; }
   __device__ const i32* entry(u32 token) const { return entry_of(clamped(token)); }
-  __device__ const i32* entry_of(u32 clamped) const {
-    return pages + (kPaged ? clamped >> page_shift : clamped);
-  }
+  __device__ u32 index_of(u32 clamped) const { return kPaged ? clamped >> page_shift : clamped; }
+  __device__ const i32* entry_of(u32 clamped) const { return pages + index_of(clamped); }
   // Where its row begins, in rows of the cache; `page` is what its entry says.
   __device__ u32 row(u32 page, u32 token) const {
     if constexpr (!kPaged) return page;

@@ -100,6 +100,16 @@ __device__ inline void scale_result(Tile (&all)[kTiles], f32 factor, u32 are_zer
   });
 }
 
+// The last tile's values are added: from here on the compiler may look at the result.
+template <u32 kTiles, class Tile>
+__device__ inline void end_result(Tile (&all)[kTiles]) {
+  asm volatile("s_nop 15\n\ts_nop 3");
+  each_number<kTiles>([&](auto t) {
+    Tile& tile = all[t];
+    asm volatile("" : "+a"(tile));
+  });
+}
+
 __device__ inline F32x4 from_accumulators(F32x4 four) {
   f32 a, b, c, d;
   asm volatile(

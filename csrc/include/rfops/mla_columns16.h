@@ -9,6 +9,8 @@
 #pragma once
 
 #include "rfops/mla_columns.h"
+#include "rfops/mla_query16.h"
+#include "rfops/mla_room16.h"
 #include "rfops/mla_turned_values.h"
 
 #if defined(__gfx942__)
@@ -24,18 +26,21 @@ class MlaColumns {
 
  public:
   using Scores = F32x4[2];
-  static constexpr u32 kParkedBytes = 0;
+  static constexpr u32 kParkedBytes = kQuery16Bytes;
   static constexpr u32 kOwn = 2;  // columns of a lane's scores
   __device__ static u32 column(u32 lane, u32 n) { return n * 16 + lane % 16; }
+  __device__ static u32 loaded(u32 lane, u32 n) { return n * 16 + lane / 4; }  // a column of q
 
-  __device__ void load_query(const void* q, const u64 (&rows)[kOwn], f32 scale, LdsBytes*) {
+  // Meanwhile `turn_first(kLater)` turns the first tile's keys, asked for before kLater loads.
+  template <class TurnFirst>
+  __device__ void load_query(const void* q, const u64 (&rows)[kOwn], f32 scale, LdsBytes* parked,
+                             TurnFirst turn_first) {
     scale_ = __builtin_fabsf(scale);
-    const u32 g = lane_in_wave() / 16, c = lane_in_wave() % 16;
-    each_number<kSteps * kOwn>([&](auto i) {
-      const u64 at = rows[i % kOwn] * kMlaKey + i / kOwn * 32 + g * 8;
-      q_[i % kOwn][i / kOwn] = query_at<kQueryFp8>(q, at, scale < 0.0f);
+    load_query_16<kQueryFp8>(q_, q, rows, scale < 0.0f, parked, [&](auto later) {
+      begin();
+      turn_first(later);
     });
-    each_number<kSteps * kOwn>([&](auto i) { pin(q_[i % kOwn][i / kOwn]); });
+    const u32 g = lane_in_wave() / 16, c = lane_in_wave() % 16;
     key_ = MlaSlot::value_at(c, g);
     rope_ = MlaSlot::rope_at(c, g);
     values_.place();
@@ -52,7 +57,7 @@ class MlaColumns {
     each_number<kEnd - kFirst>([&](auto i) { k_[kFirst + i] = key<kFirst + i>(); });
   }
 
-  // Before the first turn. Matrix instructions make zeros faster than one register at a time.
+  // Matrix instructions make zeros faster than one register at a time.
   __device__ void begin() {
     each_number<kTiles>([&](auto t) {
       const U32x2 zero = {};
@@ -72,18 +77,17 @@ class MlaColumns {
       constexpr u32 kStep = u / 4, kAim = 52, kRead = kAim + MlaTurnedValues::kAhead4;
       multiply<u>();
       keep_order();
+      each_number<Room16::of(u)>([&](auto i) { loads(Number<Room16::fill(u) + i>{}); });
+      keep_order();
       soften<u>();
       keep_order();
-      if constexpr (piece_of(u) != ~0u) loads(Number<piece_of(u)>{});
+      if constexpr (Room16::piece(u) != ~0u) loads(Number<Room16::piece(u)>{});
       if constexpr (u % 4 == 3 && kStep + kAhead < kSteps) {
         k_[kStep % kAhead] = key<kStep + kAhead>();
       }
       if constexpr (u >= kAim && u < kRead) values_.template aim<u - kAim>(tile);
       if constexpr (u >= kRead && u < 2 * kRead - kAim) values_.template read<u - kRead>();
-      if constexpr (u == kSteps * 4 - 2) {
-        first_value_ = values_.template turned<0>();
-        pin(first_value_);
-      }
+      if constexpr (u == kSteps * 4 - 2) pin(first_value_ = values_.template turned<0>());
       keep_order();
     });
   }
@@ -97,9 +101,11 @@ class MlaColumns {
       constexpr u32 kLeft = kValueSteps * 4 - 1 - u;
       // Two instructions must lie between an operand's last part and the matrix instruction.
       Bf16x4 next = v;
+      if constexpr (kLeft == 3) add<u>(v);  // at once: `all_read` may have waited
+      keep_order();
       if constexpr (u + 1 < kValueSteps * 4) next = values_.template turned<u + 1>();
       keep_order();
-      add<u>(v);
+      if constexpr (kLeft != 3) add<u>(v);
       keep_order();
       settle<u>(mask);
       if constexpr (u >= 3 && (u - 3) % 4 < 2) values_.template refill<u - 3>();
@@ -112,11 +118,7 @@ class MlaColumns {
     });
   }
 
-  // The last tile's values are added: from here on the compiler may look at the result.
-  __device__ void end() {
-    asm volatile("s_nop 15\n\ts_nop 3");
-    each_number<kTiles>([&](auto t) { asm volatile("" : "+a"(o_[t])); });
-  }
+  __device__ void end() { end_result(o_); }
 
   // Tokens from `seen` on are not there; `first` is the tile's.
   __device__ static void mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
@@ -154,10 +156,6 @@ class MlaColumns {
   }
 
  private:
-  // What is loaded in step u: two pieces every 64 clk. LDS has no room for three beside K's reads;
-  // one would come late.
-  static constexpr u32 piece_of(u32 u) { return u < 3 ? u : u % 2 == 0 ? 1 + u / 2 : ~0u; }
-
   template <u32 i>
   __device__ U32x4 key() const {
     if constexpr (i < kMlaValue / 32) return lds_load_16(keys_[i % 2] + i / 2 * 128);
@@ -225,7 +223,7 @@ class MlaColumns {
       pin(weights_[kAt / 4].sum);
     }
     if constexpr (i >= 9 && i < 13) {
-      constexpr u32 n = (i - 9) / 2, kPair = (i - 9) % 2;
+      constexpr u32 n = (i - 9) / 2, kPair = (i - 9) % 2, kUpper = 0x07060302;
       f32 low = s_[n][kPair * 2], high = s_[n][kPair * 2 + 1];
       const auto bits = [](f32 value) { return __builtin_bit_cast(u32, value); };
       if constexpr (u % 4 == 1) {
@@ -235,8 +233,9 @@ class MlaColumns {
         s_[n][kPair * 2] = low, s_[n][kPair * 2 + 1] = high;
       }
       if constexpr (u % 4 == 2) {
-        p_[n][kPair] = upper_halves(bits(low), bits(high));
-        pin(p_[n]);
+        u32 both;  // by assembly: here, not where the two are made
+        asm volatile("v_perm_b32 %0, %1, %2, %3" : "=v"(both) : "v"(high), "v"(low), "s"(kUpper));
+        p_[n][kPair] = both;
       }
     }
     // Lanes exchange weights of columns that are not theirs in the result.

@@ -28,9 +28,12 @@ class MlaColumns {
   using Scores = f32[16];
   static constexpr u32 kOwn = 1;  // columns of a lane
   __device__ static u32 column(u32 lane, u32) { return lane % 32; }
+  __device__ static u32 loaded(u32 lane, u32) { return lane % 32; }
 
   // `parked` is where this wave's lanes keep what registers have no room for.
-  __device__ void load_query(const void* q, const u64 (&rows)[kOwn], f32 scale, LdsBytes* parked) {
+  template <class TurnFirst>
+  __device__ void load_query(const void* q, const u64 (&rows)[kOwn], f32 scale, LdsBytes* parked,
+                             TurnFirst turn_first) {
     scale_ = __builtin_fabsf(scale);
     parked_ = parked + lane_in_wave() * kVecBytes;
     const u32 g = lane_in_wave() / 32, c = lane_in_wave() % 32;
@@ -48,6 +51,8 @@ class MlaColumns {
     const u32 token = g * 4 + c % 16 / 4, chunk = c / 16 * 2 + c % 4 / 2;
     value_ = MlaSlot::value_at(token, chunk) + c % 2 * 8;
     value_8_ = MlaSlot::value_at(token + 8, chunk) + c % 2 * 8;
+    turn_first(Number<0>{});
+    begin();
   }
 
   // What lanes read begins at addresses that are computed once, and by themselves: else the
@@ -65,7 +70,7 @@ class MlaColumns {
     if constexpr (kEnd == kAhead) read_parked<0>();
   }
 
-  // Before the first turn. Matrix instructions make zeros faster than one register at a time.
+  // Matrix instructions make zeros faster than one register at a time.
   __device__ void begin() {
     each_number<kTiles>([&](auto t) {
       const U32x4 zero = {};
@@ -120,11 +125,7 @@ class MlaColumns {
     });
   }
 
-  // The last tile's values are added: from here on the compiler may look at the result.
-  __device__ void end() {
-    asm volatile("s_nop 15\n\ts_nop 3");
-    each_number<kTiles>([&](auto t) { asm volatile("" : "+a"(o_[t])); });
-  }
+  __device__ void end() { end_result(o_); }
 
   // Tokens from `seen` on are not there; `first` is the tile's.
   __device__ static void mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {

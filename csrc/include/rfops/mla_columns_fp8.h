@@ -32,8 +32,11 @@ class MlaFp8Columns {
   using Scores = f32[32];
   static constexpr u32 kOwn = 1;  // columns of a lane
   __device__ static u32 column(u32 lane, u32) { return lane % 32; }
+  __device__ static u32 loaded(u32 lane, u32) { return lane % 32; }
 
-  __device__ void load_query(const void* q, const u64 (&rows)[kOwn], f32 scale, LdsBytes*) {
+  template <class TurnFirst>
+  __device__ void load_query(const void* q, const u64 (&rows)[kOwn], f32 scale, LdsBytes*,
+                             TurnFirst turn_first) {
     scale_ = __builtin_fabsf(scale);
     const u32 g = lane_in_wave() / 32, c = lane_in_wave() % 32;
     const u8* const own = static_cast<const u8*>(q) + rows[0] * kMlaKey + g * 32;
@@ -47,6 +50,8 @@ class MlaFp8Columns {
     rope_ = Slot::rope_at(c, g * 2);
     const u32 l = lane_in_wave() % 16, token = l / 8 * 8 + g * 4 + l / 2 % 4;
     value_ = Slot::value_at(token, lane_in_wave() / 16 % 2) + l % 2 * 8;
+    turn_first(Number<0>{});
+    begin();
   }
 
   __device__ void aim_keys(const LdsBytes* tile) {
@@ -59,7 +64,7 @@ class MlaFp8Columns {
     each_number<kEnd - kFirst>([&](auto i) { k_[kFirst + i] = key<kFirst + i>(); });
   }
 
-  // Before the first turn. Matrix instructions make zeros faster than one register at a time.
+  // Matrix instructions make zeros faster than one register at a time.
   __device__ void begin() {
     each_number<kValueSteps>([&](auto t) {
       const U32x4 zero = {};
@@ -115,11 +120,7 @@ class MlaFp8Columns {
     });
   }
 
-  // The last tile's values are added: from here on the compiler may look at the result.
-  __device__ void end() {
-    asm volatile("s_nop 15\n\ts_nop 3");
-    each_number<kValueSteps>([&](auto t) { asm volatile("" : "+a"(o_[t])); });
-  }
+  __device__ void end() { end_result(o_); }
 
   // Tokens from `seen` on are not there; `first` is the tile's.
   __device__ static void mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {

@@ -23,6 +23,7 @@ class DirectTiles {
   static constexpr u32 kRopeBytes = 64 * Row::kElement;  // of a row, behind the values
   static constexpr u32 kRopeChunks = kRopeBytes / kVecBytes, kRopeRows = 64 / kRopeChunks;
   static constexpr u32 kTile = kValues + Row::kTokens * kRopeBytes;
+  static constexpr u32 kWaves = 4;
   static constexpr u32 kEntries = 256;  // bytes of what a wave loads of the list of pages
   static constexpr u32 kLoads = 16 + Row::kTokens / kRopeRows;
   static_assert(kLoads == 18, "waits count on it");
@@ -30,10 +31,39 @@ class DirectTiles {
  public:
   static constexpr u32 kLds = 2 * (kTile + kEntries);  // of a wave
   static constexpr bool kKnowsLast = true;             // and loads nothing beyond
+  static constexpr bool kAsks = true;
 
   __device__ DirectTiles(LdsBytes* own, MlaTokens<kPaged> tokens, u32 first, u32 step)
-      : own_(own), tokens_(tokens), first_(first), step_(step) {
-    const u32 lane = lane_in_wave(), g = lane / 16, c = lane % 16;
+      : own_(own), tokens_(tokens), first_(first), step_(step), lane_(lane_in_wave()) {}
+
+  // What comes first: the list's pages.
+  __device__ void ask() {
+    load_entries(0);
+    load_entries(1);
+  }
+  // Operands of q for all waves, this one's share: to where its second tile will be. Later than the
+  // list, which it would hold up.
+  __device__ void ask_query(const void* q, u64 row) const {
+    const u32 wave = wave_in_group();
+    const bf16* const from = static_cast<const bf16*>(q) + row * kMlaKey;
+#pragma unroll
+    for (u32 i = 0; i < kMlaOperands; i += kWaves) {
+      if (i + kWaves <= kMlaOperands || i + wave < kMlaOperands) {
+        load_16(reinterpret_cast<const u8*>(from + Row::element(i + wave, lane_ / 16)),
+                own_ + kTile + i / kWaves * 1024);
+      }
+    }
+  }
+  // For all but the newest kCount.
+  template <u32 kCount = 0>
+  __device__ static void wait() {
+    asm volatile("s_waitcnt vmcnt(%0)" ::"n"(kCount) : "memory");
+  }
+
+  // Where it reads. Here and not before: what is asked for takes longer.
+  __device__ void place() {
+    pin(lane_);
+    const u32 lane = lane_, g = lane / 16, c = lane % 16;
     const u32 odd = kFp8 ? c % 2 : 0;
     const u32 token = kFp8 ? 4 * g + c / 2 % 4 : 4 * g + c / 4;  // whose values it reads
     if constexpr (kFp8) {
@@ -46,12 +76,32 @@ class DirectTiles {
       rope_ = kValues + c * kRopeBytes + (g ^ rope_swizzle(c)) * 16;
       value_ = turned_ = token * kPitch + c % 4 * 8;
     }
-    load_entries(0);
-    load_entries(1);
+    pin(key_), pin(rope_), pin(value_), pin(turned_);
   }
 
-  __device__ void prime() {
+  // The list has come, when no more is left than of q, of which a wave has four operands or five.
+  template <bool kSharesQuery>
+  __device__ static void wait_list() {
+    wait<kSharesQuery ? kMlaOperands / kWaves : 0>();
+  }
+  // The wave's share of q, behind which it has asked for a tile or not.
+  __device__ static void wait_query(bool has_tile) {
+    if (has_tile) return wait<kLoads>();
     wait();
+  }
+  // Q, when all waves have waited for their shares. It is there on return.
+  __device__ static void read_query(const LdsBytes* all, MlaQuery& q) {
+    const LdsBytes* const own = all + kTile + lane_in_wave() * kVecBytes;
+#pragma unroll
+    for (u32 i = 0; i < kMlaOperands; ++i) {
+      q[i] = __builtin_bit_cast(Bf16x8, lds_load_16(own + i % kWaves * kLds + i / kWaves * 1024));
+    }
+#pragma unroll
+    for (u32 i = 0; i < kMlaOperands; ++i) pin(q[i]);
+  }
+
+  // Behind wait_list().
+  __device__ void prime() {
     const Entries entries = read_entries(0);
     wait_lds();
 #pragma unroll
@@ -161,8 +211,6 @@ class DirectTiles {
     keep_order();
   }
 
-  __device__ static void wait() { asm volatile("s_waitcnt vmcnt(0)" ::: "memory"); }
-
   // M0 wants an instruction between its write and its use.
   __device__ static void load_16(const u8* from, const LdsBytes* to) {
     asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dwordx4 %1, off" ::"s"(
@@ -180,13 +228,13 @@ class DirectTiles {
   __device__ LdsBytes* entries_of(u32 tile) const { return own_ + 2 * kTile + tile % 2 * kEntries; }
   // Token t's is the t-th word; of FP8 even tokens come before odd ones.
   __device__ void load_entries(u32 tile) {
-    const u32 at = lane_in_wave() % Row::kTokens;
+    const u32 at = lane_ % Row::kTokens;
     const u32 token = kFp8 ? at % 16 * 2 + at / 16 : at;
     load_4(tokens_.entry(first_token(tile) + token), entries_of(tile));
   }
   __device__ Entries read_entries(u32 tile) const {
     const LdsBytes* const at = entries_of(tile);
-    const u32 lane = lane_in_wave();
+    const u32 lane = lane_;
     Entries found;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
@@ -209,7 +257,7 @@ class DirectTiles {
   // The i-th load of a tile, of kLoads.
   __device__ void load_rows(u32 tile, u32 i, const Entries& entries) const {
     LdsBytes* const to = own_ + tile % 2 * kTile;
-    const u32 lane = lane_in_wave(), first = first_token(tile);
+    const u32 lane = lane_, first = first_token(tile);
     if (i < 16) {
       const u32 second = kFp8 ? lane / 32 : 0;  // of two tokens
       const u32 chunk = kFp8 ? (lane % 32) ^ second : lane;
@@ -227,7 +275,7 @@ class DirectTiles {
 
   LdsBytes *own_, *base_ = nullptr;
   MlaTokens<kPaged> tokens_;
-  u32 first_, step_;
+  u32 first_, step_, lane_;
   u32 key_, rope_, value_, turned_;
   U32x2 values_[kMlaValueTiles];
   Turn turn_;

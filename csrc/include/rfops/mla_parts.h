@@ -24,31 +24,59 @@ struct MlaTotals {
   f32 most, sum;
 };
 
+// Four sums as a part has them in memory.
+template <bool kShort>
+struct MlaQuad {
+  F32x4 own;
+
+  __device__ static MlaQuad of(F32x4 four) { return {four}; }
+  __device__ F32x4 sums() const { return own; }
+};
+// Without their last eight bits, of a relative error below 2^-15: where memory has the most to do.
+template <>
+struct MlaQuad<true> {
+  u32 low, middle, high;
+
+  __device__ static MlaQuad of(F32x4 four) {
+    const U32x4 bits = __builtin_bit_cast(U32x4, four);
+    return {__builtin_amdgcn_perm(bits[1], bits[0], 0x05030201),
+            __builtin_amdgcn_perm(bits[2], bits[1], 0x06050302),
+            __builtin_amdgcn_perm(bits[3], bits[2], 0x07060503)};
+  }
+  __device__ F32x4 sums() const {
+    return __builtin_bit_cast(
+        F32x4, U32x4{low << 8,  // 0x0c is a byte of zeros
+                     __builtin_amdgcn_perm(middle, low, 0x0504030c),
+                     __builtin_amdgcn_perm(high, middle, 0x0403020c), high & 0xffffff00});
+  }
+};
+
 // Where kColumns columns of a sequence go, a multiple of 16. Of their sums each lane has a column,
 // in quads: four neighbours along 512, eight quads to a block.
 template <u32 kColumns>
 struct MlaColumnsTarget {
   static constexpr u32 kBlocks = kColumns / 16;  // of a lane
-  bf16* out;                                     // of these columns
-  f32* lse;                                      // likewise, or null
-  f32* parts;   // [slots, 4 waves, kBlocks, 8, 64 lanes, 4], then [slots, kColumns, 2]
+  using Quad = MlaQuad<(kBlocks > 1)>;
+  bf16* out;    // of these columns
+  f32* lse;     // likewise, or null
+  f32* parts;   // [slots][4 waves, kBlocks, 8, 64 lanes] Quad, then [slots, kColumns, 2]
   u32* counts;  // [kFanLevels, slots], zeros
   u32 columns;  // that are there
   u32 slots;
   f32 value_scale;
 
   // The first of this lane's quads of a block; the others are kWaveSize apart.
-  __device__ F32x4* part(u32 slot, u32 block) const {
-    return reinterpret_cast<F32x4*>(parts + u64{slot} * (kColumns * kMlaValue)) +
+  __device__ Quad* part(u32 slot, u32 block) const {
+    return reinterpret_cast<Quad*>(parts + u64{slot} * (kColumns * kMlaValue)) +
            ((wave_in_group() * kBlocks + block) * (8 * kWaveSize) + lane_in_wave());
   }
   __device__ f32* totals(u32 slot, u32 column) const {
     return parts + (u64{slots} * (kColumns * kMlaValue) + (u64{slot} * kColumns + column) * 2);
   }
   __device__ void store_part(u32 slot, u32 block, const F32x4 (&quads)[8]) const {
-    F32x4* const to = part(slot, block);
+    Quad* const to = part(slot, block);
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i) to[i * kWaveSize] = quads[i];
+    for (u32 i = 0; i < 8; ++i) to[i * kWaveSize] = Quad::of(quads[i]);
   }
   __device__ void store_totals(u32 slot, u32 column, MlaTotals all) const {
     totals(slot, column)[0] = all.most;
@@ -144,18 +172,22 @@ __device__ inline void add_parts(F32x4 (&sums)[kQuads], const MlaColumnsTarget<k
   for (u32 i = 0; i < kQuads; ++i) sums[i] = F32x4{};
 #pragma nounroll
   for (u32 at = 0; at < count; ++at) {
-    F32x4 part[kQuads];
+    using Quad = typename MlaColumnsTarget<kColumns>::Quad;
+    Quad part[kQuads];
     if (at == kept) {
-      own(part);
+      F32x4 quads[kQuads];
+      own(quads);
+#pragma unroll
+      for (u32 i = 0; i < kQuads; ++i) part[i] = Quad::of(quads[i]);  // as memory would have them
     } else {
-      const F32x4* const from = target.part(slot_of(at), block);
+      const Quad* const from = target.part(slot_of(at), block);
 #pragma unroll
       for (u32 i = 0; i < kQuads; ++i) part[i] = from[i * kWaveSize];
       keep_order();  // all of them are on their way before one is waited for
     }
     const f32 weight = weights[weight_at<kColumns>(at, column)];
 #pragma unroll
-    for (u32 i = 0; i < kQuads; ++i) sums[i] += weight * part[i];
+    for (u32 i = 0; i < kQuads; ++i) sums[i] += weight * part[i].sums();
   }
 }
 
@@ -170,6 +202,16 @@ struct MlaParts {
     return [=, *this](u32 i) { return slot_of((first + i) * stride); };
   }
 };
+
+// Whether a sequence's other parts, of `count`, are all written: then nobody will read this one,
+// which its workgroup has. Waves may get different answers; `climb` finds the same as the first.
+template <u32 kColumns, class SlotOf>
+__device__ inline bool is_alone(const MlaColumnsTarget<kColumns>& target, u32 count,
+                                SlotOf slot_of) {
+  if (count > kFan) return false;
+  const u32 come = __hip_atomic_load(target.counts + slot_of(0), __ATOMIC_RELAXED, kAgentScope);
+  return as_scalar(come) == count - 1;
+}
 
 // This workgroup's part is written, to slot_of(own) of `count` that make up a sequence. Whether it
 // makes the result, of what `parts` then says by weights that are in `lds`.

@@ -71,7 +71,10 @@ class Fp8Slots {
     find<0>(pages[kBefore][0], kBefore);
     find<1>(pages[kBefore][1], kBefore);
   }
-  __device__ void turn_first() {}
+  template <u32 kLater>
+  __device__ void turn_first() const {
+    wait_loads<kLater>();
+  }
 
   // A piece of what a turn loads, into `slot`, for the caller to have others between.
   template <u32 kPiece>

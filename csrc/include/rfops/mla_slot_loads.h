@@ -1,17 +1,17 @@
-// What brings tiles of a latent cache to LDS (mla_slot.h), a piece between two instructions of the
-// matrix cores. Each of four waves brings a quarter of a tile's rows, one after the other: bf16
-// straight to LDS, 16 bytes a lane on gfx950, 4 on gfx942; FP8 by registers, where it is widened,
-// once for all waves.
+// What brings tiles of a latent cache of bf16 to LDS (mla_slot.h), a piece between two instructions
+// of the matrix cores: straight there, 16 bytes a lane on gfx950, 4 on gfx942. Each of four waves
+// brings a quarter of a tile's rows, one after the other. FP8 is mla_slot_widened.h's.
 #pragma once
 
+#include "rfops/mla_room16.h"
 #include "rfops/mla_slot.h"
 #include "rfops/mla_turn.h"
 
 namespace rfops {
 
-// bf16, straight to LDS. By inline assembly, as the compiler would drain all loads before each read
-// of LDS; `wait` counts them. Tiles beyond the last are its last row again. With kRope keys are
-// turned as soon as they are there.
+// By inline assembly, as the compiler would drain all loads before each read of LDS; `wait` counts
+// them. Tiles beyond the last are its last row again. With kRope keys are turned as soon as they
+// are there: on gfx942 an instruction at a time beside the next scores, where there is room.
 template <bool kPaged, bool kRope>
 class DirectSlots : MlaSlotRows<kPaged> {
   using Base = MlaSlotRows<kPaged>;
@@ -21,12 +21,18 @@ class DirectSlots : MlaSlotRows<kPaged> {
 #if defined(__gfx950__)
   static constexpr u32 kWide = 16, kEnds = 1, kBehind = 2;
 #else
-  static constexpr u32 kWide = 4, kEnds = 2, kBehind = 4;
+  static constexpr u32 kWide = 4, kEnds = 2, kBehind = 3;
 #endif
   static constexpr u32 kRowLoads = kValueBytes / (kWide * kWaveSize);
   static constexpr u32 kRowPieces = kRowLoads == 1 ? 2 : 3, kEndPieces = 2;
   static constexpr u32 kOfRows = kOwn * kRowPieces, kOfEnds = kEnds * kEndPieces;
-  static constexpr u32 kFirst = 3;  // pieces before those
+#if defined(__gfx950__)
+  static constexpr bool kFills = false;  // `fill` is used
+  static constexpr u32 kFirst = 3;       // pieces before those
+#else
+  static constexpr bool kFills = true;
+  static constexpr u32 kFirst = 0;
+#endif
 
  public:
   static constexpr u32 kLoads = kOwn * kRowLoads + kEnds;  // of a wave and tile
@@ -44,6 +50,7 @@ class DirectSlots : MlaSlotRows<kPaged> {
     const u32 chunk = lane * kWide / kVecBytes, inside = lane * kWide % 16;
     value_ = (chunk ^ MlaSlot::swizzle(own_row_)) * kVecBytes + inside;
     const u32 row = own_row_ + lane / kLanes, place = lane % kLanes * kWide / kVecBytes;
+    if constexpr (kRope && kFills) turner_.place(own_row_);
     rope_ = tokens.kv + kValueBytes + MlaSlot::rope_chunk(row, place) * kVecBytes + inside;
   }
 
@@ -67,13 +74,24 @@ class DirectSlots : MlaSlotRows<kPaged> {
       });
     }
     page_ = pages[kEndsBefore];
-    find<0>();
-    find<1>();
-    if constexpr (kRope) turner_.ask(tokens_, token_);
+    find<0, kEndsBefore>();
+    find<1, kEndsBefore>();
+    if constexpr (kRope && kFills) {
+      each_number<Turner::kAskSteps>(
+          [&](auto i) { turner_.template ask<i, true>(tokens_, token_); });
+      each_number<Turner::kAskSteps>(
+          [&](auto i) { turner_.template ask<i>(tokens_, token_ + MlaSlot::kTokens); });
+    } else if constexpr (kRope) {
+      turner_.ask(tokens_, token_);
+    }
   }
-  // The first tile's keys, after `drain`.
+  // The first tile's keys, for which kLater loads have been asked for after `prime`.
+  template <u32 kLater>
   __device__ void turn_first() {
-    if constexpr (kRope) {
+    wait_loads<kLater>();
+    if constexpr (kRope && kFills) {
+      turner_.turn_first(lds_);
+    } else if constexpr (kRope) {
       turner_.template read<0>(lds_, own_row_);
       turner_.turn_all();
     }
@@ -84,12 +102,14 @@ class DirectSlots : MlaSlotRows<kPaged> {
   template <u32 kPiece>
   __device__ void in_scores(LdsBytes* slot, LdsBytes* ends) {
     constexpr u32 kAt = kPiece - kFirst;
-    if constexpr (kPiece == 0) {
+    if constexpr (kPiece >= kFill) {
+      if constexpr (kFills) fill<kPiece - kFill>(slot);
+    } else if constexpr (kPiece == 0 && !kFills) {
       if constexpr (kRope) turner_.ask(tokens_, token_ + MlaSlot::kTokens);
-    } else if constexpr (kPiece == 1) {
+    } else if constexpr (kPiece == 1 && !kFills) {
       asked_ = tokens_.clamped(token_ + (kEndsBefore + 1) * MlaSlot::kTokens);
       pin(asked_);
-    } else if constexpr (kPiece == 2) {
+    } else if constexpr (kPiece == 2 && !kFills) {
       asm volatile("global_load_dword %0, %1, off"
                    : "=v"(page_)
                    : "v"(tokens_.entry_of(asked_))
@@ -101,32 +121,71 @@ class DirectSlots : MlaSlotRows<kPaged> {
       load_row<kRow / kRowPieces, kRow % kRowPieces>(slot);
     }
   }
-  // Turns keys of the next tile, and finds the rows that the next turn loads, behind `wait`.
+  // Finds the rows that the next turn loads, behind `wait`; gfx950 turns keys of the next tile too.
   template <u32 kStep, u32 kSteps>
   __device__ void in_values(LdsBytes* next) {
     constexpr u32 kFind = kSteps - kBehind;
-    if constexpr (kStep == kFind) this->next_turn();
-    if constexpr (kStep >= kFind && kStep < kFind + 2) find<kStep - kFind>();
+    if constexpr (kStep >= kFind && kStep < kFind + 2) find<kStep - kFind, kEndsBefore + 1>();
+    if constexpr (kStep == kSteps - 1) this->next_turn();
     // A piece in two of four steps, where the caller has fewer instructions of its own.
-    constexpr u32 kBegin = kSteps / 8, kPiece = (kStep - kBegin) / 4 * 2 + kStep % 4 - 1;
-    constexpr bool is_quiet = kStep % 4 == 1 || kStep % 4 == 2;
-    if constexpr (kRope && kStep == kBegin - 2) turner_.template read<kAsked>(next, own_row_);
-    if constexpr (kRope && kStep >= kBegin && is_quiet && kPiece < Turner::kPieces) {
-      turner_.template turn<kPiece>();
+    constexpr u32 kBegin = kSteps / 8;
+    if constexpr (kRope && !kFills) {
+      if constexpr (kStep == kBegin - 2) turner_.template read<kAsked>(next, own_row_);
+      if constexpr (kStep == kBegin + 1) turner_.template turn<false>();
+      if constexpr (kStep == kBegin + 13) turner_.template turn<true>();
     }
   }
   // At a turn's end, until this wave's part of tile turn + 1 is in LDS.
-  __device__ void wait() const { wait_loads<(kSlots - 3) * kLoads>(); }
+  __device__ void wait() {
+    wait_loads<(kSlots - 3) * kLoads>();
+    if constexpr (kRope && kFills) turner_.arrive();
+  }
   __device__ void drain() const { wait_loads<0>(); }
 
  private:
+  // Of what turns keys of the next tile, in `slot`, and asks for what the one behind wants, one
+  // instruction each.
+  template <u32 kStep>
+  __device__ void fill(const LdsBytes* slot) {
+    if constexpr (!kRope) return fill_entry<kStep>();
+    constexpr u32 kRead = Turner::kReadSteps, kAsk = kRead + Turner::kAngles;
+    constexpr u32 kTurn = kAsk + Turner::kAskSteps + kEntrySteps, kAt = kStep - kAsk;
+    static_assert(kTurn + Turner::kSteps - Turner::kAngles <= Room16::before(72), "room for all");
+    if constexpr (kStep < 2 * kRead && kStep % 2 == 0) {
+      turner_.template read<kStep / 2>(slot);
+    } else if constexpr (kStep < kAsk) {
+      turner_.template turn<(kStep < 2 * kRead ? kStep / 2 : kStep - kRead)>();
+    } else if constexpr (kStep >= kTurn) {
+      constexpr u32 kOfTurn = kStep - kTurn + Turner::kAngles;
+      if constexpr (kOfTurn < Turner::kSteps) turner_.template turn<kOfTurn>();
+    } else if constexpr (kAt < 2 * kEntrySteps && kAt % 2 == 1) {
+      fill_entry<kAt / 2>();
+    } else {
+      constexpr u32 kOfAsk = kAt < 2 * kEntrySteps ? kAt / 2 : kAt - kEntrySteps;
+      turner_.template ask<kOfAsk>(tokens_, token_ + 2 * MlaSlot::kTokens);
+    }
+  }
+  static constexpr u32 kEntrySteps = 4;  // by 32 bits: a sequence has less than 2^30 entries
+  template <u32 kStep>
+  __device__ void fill_entry() {
+    if constexpr (kStep == 0) asked_ = token_ + (kEndsBefore + 1) * MlaSlot::kTokens;
+    if constexpr (kStep == 1) asked_ = tokens_.clamped(asked_);
+    if constexpr (kStep == 2) asked_ = tokens_.index_of(asked_) * 4;
+    if constexpr (kStep < 3) pin(asked_);
+    if constexpr (kStep == 3) {
+      asm volatile("global_load_dword %0, %1, %2"
+                   : "=v"(page_)
+                   : "v"(asked_), "s"(tokens_.pages)
+                   : "memory");
+    }
+  }
   // In two pieces, where the rows are from which a turn loads.
-  template <u32 kPiece>
+  template <u32 kPiece, u32 kTile>
   __device__ void find() {
     if constexpr (kPiece == 0) {
       if constexpr (kBefore != kEndsBefore) rows_ = place_of(tokens_.kv);
       asm volatile("" : "+v"(page_));  // it is there: `wait`
-      row_ = this->row_of(page_, kEndsBefore);
+      row_ = this->row_of(page_, kTile);
     } else {
       if constexpr (kBefore == kEndsBefore) rows_ = place_of(tokens_.kv);
       ends_ = place_of(rope_);
@@ -156,7 +215,7 @@ class DirectSlots : MlaSlotRows<kPaged> {
     } else {
       u32 value = value_ ^ kTurn;
       // Turning keys wants registers: without this each row has one of its own.
-      if constexpr (kRope)
+      if constexpr (kRope && !kFills)
         asm volatile("v_xor_b32 %0, %2, %1" : "=v"(value) : "v"(value_), "i"(kTurn));
 #if defined(__gfx950__)
       asm volatile("global_load_lds_dwordx4 %0, %1" ::"v"(value), "s"(from_) : "memory");
@@ -192,109 +251,6 @@ class DirectSlots : MlaSlotRows<kPaged> {
   u32 asked_, page_, row_;
   u64 rows_, ends_, from_;
   Turner turner_;
-};
-
-// FP8, by registers: what a tile's scores find there goes to LDS, and the next one is asked for.
-template <bool kPaged>
-class WidenedSlots : MlaSlotRows<kPaged> {
-  using Base = MlaSlotRows<kPaged>;
-  using Base::kOwn, Base::kLanes, Base::own_row_, Base::tokens_;
-  static constexpr u32 kRowBytes = kMlaKey, kValueBytes = kMlaValue;
-  static constexpr u32 kRopeBytes = 64 / kLanes;      // of a lane
-  static constexpr u32 kCommits = kOwn == 8 ? 1 : 4;  // pieces: there is less room between gfx942's
-
- public:
-  static constexpr u32 kLoads = kOwn + 1;
-  static constexpr u32 kSlots = 3, kBefore = 1;
-
-  __device__ WidenedSlots(LdsBytes* lds, const MlaTokens<kPaged>& tokens, u32 begin)
-      : Base(tokens, begin), lds_(lds) {
-    u32 lane = lane_in_wave();
-    pin(lane);  // as above
-    const u32 row = own_row_ + lane / kLanes, place = lane % kLanes;
-    value_ = MlaSlot::value_at(own_row_, lane);
-    rope_ = MlaSlot::rope_at(row, place * kRopeBytes / 8) + place * kRopeBytes % 8 * 2;
-  }
-
-  __device__ void prime() {
-    page_ = static_cast<u32>(*this->entry(0));
-    load_all(0);
-    each_number<kLoads * kCommits>([&](auto i) { commit<i>(lds_); });
-    load_all(1);
-  }
-  template <u32 kPiece>
-  __device__ void in_scores(LdsBytes* slot, LdsBytes*) {
-    // Late: what the last turn asked for is on its way until then.
-    constexpr u32 kFirst = kCommits == 1 ? 10 : 15;
-    if constexpr (kPiece >= kFirst && kPiece < kFirst + kLoads * kCommits) {
-      commit<kPiece - kFirst>(slot);
-    }
-  }
-  template <u32 kStep, u32 kSteps>
-  __device__ void in_values(LdsBytes*) {
-    constexpr u32 kApart = kSteps / (kLoads + 2), kLoad = kStep / kApart;
-    constexpr u32 kAim = kCommits == 1 ? 0 : 1;  // gfx942 has V to turn in the step before
-    if constexpr (kStep == 0) find_rows(2);
-    if constexpr (kStep == kSteps - 1) this->next_turn();
-    if constexpr (kLoad >= 1 && kLoad <= kLoads) {
-      if constexpr (kStep % kApart == kAim) aim<kLoad - 1>();
-      if constexpr (kStep % kApart == 1) load<kLoad - 1>();
-    }
-  }
-  __device__ void wait() const {}
-  __device__ void drain() const {}
-  __device__ void turn_first() {}
-
- private:
-  __device__ void find_rows(u32 tile) {
-    rows_ = this->row_of(page_, tile);
-    page_ = static_cast<u32>(*this->entry(tile + 1));
-  }
-  template <u32 i>
-  __device__ void aim() {
-    const u32 row = i < kOwn ? this->row_at(rows_, i) : rows_;
-    const u32 lane = lane_in_wave();
-    const u32 inside = i < kOwn ? lane * 8 : kValueBytes + lane % kLanes * kRopeBytes;
-    from_ = u64{row} * kRowBytes + reinterpret_cast<u64>(tokens_.kv + inside);
-    pin(from_);
-  }
-  template <u32 i>
-  __device__ void load() {
-    if constexpr (i < kOwn || kRopeBytes == 8) {
-      staged_[i] = *(__attribute__((address_space(1))) const U32x2*)from_;
-    } else {
-      staged_[i] = {*(__attribute__((address_space(1))) const u32*)from_, 0};
-    }
-  }
-  __device__ void load_all(u32 tile) {
-    find_rows(tile);
-    each_number<kLoads>([&](auto i) { aim<i>(), load<i>(); });
-  }
-  // Piece kPiece of widening and writing all of a tile, kCommits of a load.
-  template <u32 kPiece>
-  __device__ void commit(LdsBytes* slot) {
-    constexpr u32 i = kPiece / kCommits, kPart = kPiece % kCommits;
-    each_number<4 / kCommits>([&](auto n) {
-      constexpr u32 kWord = kPart * (4 / kCommits) + n;
-      wide_[kWord] = widen_pair<kWord % 2 == 1>(staged_[i][kWord / 2]);
-    });
-    if constexpr (kCommits != 1) pin(wide_);  // here, not all at the end
-    if constexpr (kPart + 1 < kCommits) return;
-    if constexpr (i < kOwn) {
-      const u32 turn = (MlaSlot::swizzle(i) ^ MlaSlot::swizzle(0)) * kVecBytes;
-      *reinterpret_cast<RFOPS_LDS U32x4*>(slot + (value_ ^ turn) + i * MlaSlot::kPitch) = wide_;
-    } else if constexpr (kRopeBytes == 8) {
-      *reinterpret_cast<RFOPS_LDS U32x4*>(slot + rope_) = wide_;
-    } else {
-      *reinterpret_cast<RFOPS_LDS U32x2*>(slot + rope_) = {wide_[0], wide_[1]};
-    }
-  }
-
-  LdsBytes* lds_;
-  u32 value_, rope_, page_, rows_;
-  u64 from_;  // in global memory, which a pinned pointer would not say
-  U32x2 staged_[kLoads];
-  U32x4 wide_;
 };
 
 }  // namespace rfops

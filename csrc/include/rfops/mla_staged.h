@@ -23,13 +23,21 @@ class StagedTiles {
   // A tile without a next one would be a second copy of the loop, for which registers are too few;
   // it loads the last row again instead.
   static constexpr bool kKnowsLast = false;
+  // Nothing is asked for beforehand: there are no loads of 16 bytes to LDS.
+  static constexpr bool kAsks = false;
+  __device__ void ask() const {}
+  __device__ void ask_query(const void*, u64) const {}
+  __device__ void place() const {}
+  template <bool>
+  __device__ static void wait_list() {}
+  __device__ static void wait_query(bool) {}
+  __device__ static void read_query(const LdsBytes*, MlaQuery&) {}
 
   __device__ StagedTiles(LdsBytes* own, MlaTokens<kPaged> tokens, u32 first, u32 step)
-      : own_(own), tokens_(tokens), first_(first), step_(step) {
-    load_entries(0);
-  }
+      : own_(own), tokens_(tokens), first_(first), step_(step) {}
 
   __device__ void prime() {
+    load_entries(0);
     find_rows(0);
 #pragma unroll
     for (u32 i = 0; i < kParts; ++i) {

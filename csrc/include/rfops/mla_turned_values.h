@@ -25,8 +25,7 @@ class MlaTurnedValues {
   // Where a lane's i-th token is. Rows that differ in their last bits differ in their swizzle.
   template <u32 i>
   __device__ void aim(const LdsBytes* tile) {
-    if constexpr (i == 0) base_ = lds_address(tile) + value_;
-    tokens_[i] = (const LdsBytes*)(base_ ^ i * kVecBytes);
+    tokens_[i] = i == 0 ? lds_address(tile) + value_ : tokens_[0] ^ i * kVecBytes;
     pin(tokens_[i]);
   }
   // Of block i / 4: elements 128 (i / 8) + 0..127, of the first or last four tokens.
@@ -34,7 +33,7 @@ class MlaTurnedValues {
   __device__ void read() {
     constexpr u32 kBlock = i / 4, kRow = kBlock % 2 * 4 + i % 4;
     v_[kBlock % kAhead][i % 4] = *reinterpret_cast<const RFOPS_LDS U32x2*>(
-        tokens_[kRow] + kRow * MlaSlot::kPitch + kBlock / 2 * 256);
+        (const LdsBytes*)tokens_[kRow] + kRow * MlaSlot::kPitch + kBlock / 2 * 256);
   }
   // Of the block kAhead on, as the registers of one are free: half of it, then the rest.
   template <u32 u>
@@ -56,8 +55,7 @@ class MlaTurnedValues {
   }
 
  private:
-  u32 value_, base_;
-  const LdsBytes* tokens_[8];
+  u32 value_, tokens_[8];
   U32x2 v_[kAhead][4];
 };
 

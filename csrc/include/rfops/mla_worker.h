@@ -1,11 +1,47 @@
 // What a worker has of a batch of sequences (split_schedule.h), part by part, and where it goes.
 #pragma once
 
+#include "rfops/arch.h"
 #include "rfops/mla_cache.h"
 #include "rfops/mla_parts.h"
 #include "rfops/split_schedule.h"
 
 namespace rfops {
+
+// What workgroup `id` is, of a launch of `groups`: one of `active` workers of `batch` sequences, or
+// none. Those of a sequence are neighbours on one XCD: what they leave for each other stays in its
+// L2. Of few sequences with little to read each has an XCD for itself.
+constexpr u32 kNoWorker = ~0u;
+constexpr u32 worker_of(u32 id, u32 active, u32 batch, u32 groups) {
+  u32 xcds = kXcds;
+#pragma unroll
+  for (u32 half = kXcds / 2; half > 0; half /= 2) {
+    if (batch <= half && active * kXcds <= half * groups) xcds = half;
+  }
+  const u32 xcd = id % kXcds, at = id / kXcds, share = active / xcds, rest = active % xcds;
+  if (xcd >= xcds || at >= share + (xcd < rest ? 1 : 0)) return kNoWorker;
+  return xcd * share + (xcd < rest ? xcd : rest) + at;
+}
+
+namespace details {
+
+// Whether each worker is one workgroup; of at most 64.
+constexpr bool are_all_there(u32 active, u32 batch, u32 groups) {
+  u64 seen = 0;
+  for (u32 id = 0; id < groups; ++id) {
+    const u32 worker = worker_of(id, active, batch, groups);
+    if (worker == kNoWorker) continue;
+    if (worker >= active || (seen >> worker & 1) != 0) return false;
+    seen |= u64{1} << worker;
+  }
+  return seen == (u64{2} << (active - 1)) - 1;
+}
+static_assert(are_all_there(17, 1, 256) && are_all_there(34, 2, 256) && are_all_there(64, 4, 304) &&
+                  are_all_there(64, 4, 64) && are_all_there(51, 3, 256) && are_all_there(7, 1, 7) &&
+                  are_all_there(1, 1, 1) && are_all_there(40, 9, 40),
+              "each worker is one workgroup");
+
+}  // namespace details
 
 // The tokens from `begin` to `end` of a sequence of `length`, whose first one lies at `zero` of
 // all.
@@ -33,8 +69,10 @@ __device__ inline void each_part(const Sequences& all, const Shares& shares, u32
     if (left != 0) {
       const u32 at = static_cast<u32>(__builtin_ctzll(left));
       done = first + at + 1;
+      const bool is_last = to <= lane_value(chunk.zero + chunk.length, at);
       act(MlaPart{first + at, lane_value(chunk.zero, at), lane_value(begin, at),
                   lane_value(end, at), lane_value(chunk.length, at), lane_value(chunk.entry, at)});
+      if (is_last) return;  // what comes next begins behind this worker's share
     } else {
       first += kWaveSize;
       base = chunk.next;

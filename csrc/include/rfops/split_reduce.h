@@ -63,29 +63,64 @@ struct SplitTile {
   // `arrived` is a word of LDS that nobody needs any more.
   __device__ bool reduce(F32x4 (&sum)[kOwn], u32 split,
                          __attribute__((address_space(3))) u32* arrived) {
-    const auto each = [&](auto act) {
-#pragma unroll
-      for (u32 i = 0; i < kOwn; ++i) {
-        const u32 item = i * kThreads + thread_in_group();
-        if ((i + 1) * kThreads <= kItems || item < kItems) act(sum[i], parts + item);
-        if (i % kAtOnce == kAtOnce - 1) keep_order();
-      }
-    };
-    each([&](F32x4& own, F32x4* at) { at[split * kItems] = own; });
+    each([&](u32 i, u32 item) { parts[split * kItems + item] = sum[i]; });
     if constexpr (kThreads == kWaveSize) {
       if (!is_last_wave_of(count, kSplit)) return false;
     } else {
       if (!is_last_of(count, kSplit, arrived)) return false;
     }
-    each([&](F32x4& own, F32x4* at) {
+    each([&](u32 i, u32 item) {
       F32x4 part[kSplit];
 #pragma unroll
-      for (u32 s = 0; s < kSplit; ++s) part[s] = at[s * kItems];
-      own = part[0];
-#pragma unroll
-      for (u32 s = 1; s < kSplit; ++s) own += part[s];
+      for (u32 s = 0; s < kSplit; ++s) part[s] = parts[s * kItems + item];
+      add_up(sum[i], part);
     });
     return true;
+  }
+
+  // The same sum, but who comes when all others are done keeps its part in registers: what others
+  // need not read is not written. Costs the others a look at the count.
+  __device__ bool reduce_late(F32x4 (&sum)[kOwn], u32 split,
+                              __attribute__((address_space(3))) u32* arrived) {
+    static_assert(kThreads > kWaveSize, "all of a workgroup come");
+    if (thread_in_group() == 0) {
+      *arrived = __hip_atomic_load(count, __ATOMIC_RELAXED, kAgentScope);
+    }
+    sync_group();
+    const bool is_last = *arrived == kSplit - 1;
+    sync_group();  // `arrived` is written again
+    if (!is_last) return reduce(sum, split, arrived);
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+    if (thread_in_group() == 0) *count = 0;
+    each([&](u32 i, u32 item) {
+      F32x4 others[kSplit - 1], part[kSplit];
+#pragma unroll
+      for (u32 s = 0; s < kSplit - 1; ++s) others[s] = parts[(s + (s >= split)) * kItems + item];
+#pragma unroll
+      for (u32 s = 0; s < kSplit; ++s) {
+        const F32x4 before = others[s == 0 ? 0 : s - 1], after = others[s < kSplit - 1 ? s : 0];
+        part[s] = s == split ? sum[i] : s < split ? after : before;
+      }
+      add_up(sum[i], part);
+    });
+    return true;
+  }
+
+ private:
+  template <class Act>
+  __device__ void each(Act act) const {
+#pragma unroll
+    for (u32 i = 0; i < kOwn; ++i) {
+      const u32 item = i * kThreads + thread_in_group();
+      if ((i + 1) * kThreads <= kItems || item < kItems) act(i, item);
+      if (i % kAtOnce == kAtOnce - 1) keep_order();
+    }
+  }
+  // In the order of K.
+  __device__ static void add_up(F32x4& total, const F32x4 (&part)[kSplit]) {
+    total = part[0];
+#pragma unroll
+    for (u32 s = 1; s < kSplit; ++s) total += part[s];
   }
 };
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "rfops/types.h"
+#include "rfops/waits.h"
 
 namespace rfops {
 
@@ -76,12 +77,13 @@ struct SequenceChunk {
     const u32 at = is_there ? b : all.count - 1;
     entry = all.bounds == nullptr ? 0 : static_cast<u32>(all.bounds[at]);
     if (all.lens == nullptr) {
-      const u32 to = static_cast<u32>(all.bounds[at + 1]), zero = static_cast<u32>(all.bounds[0]);
+      u32 to = static_cast<u32>(all.bounds[at + 1]);
+      const u32 zero = static_cast<u32>(all.bounds[0]);
+      pin(to);  // asked for with `entry`, not where a lane turns out to want it
       length = is_there ? (to - entry) << all.page_shift : 0;
       start = is_there ? ((entry - zero) << all.page_shift) + all.cost.all() * at : ~0u;
-      next = ((all.bounds[first + kWaveSize < all.count ? first + kWaveSize : all.count] - zero)
-              << all.page_shift) +
-             all.cost.all() * (first + kWaveSize);
+      next = ((lane_value(to, kWaveSize - 1) - zero) << all.page_shift) +
+             all.cost.all() * (first + kWaveSize < all.count ? first + kWaveSize : all.count);
     } else {
       length = is_there ? static_cast<u32>(all.lens[b]) : 0;
       const u32 own = is_there ? length + all.cost.all() : 0;

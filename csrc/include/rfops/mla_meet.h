@@ -1,0 +1,103 @@
+// Where the four waves of a workgroup meet: what each has of 16 columns, added up in LDS.
+//
+// Of the result a wave makes a slice, a quarter along 512, from what the others give away of it as
+// it is: a column's maximum of each wave lies beside, and who adds up weighs.
+#pragma once
+
+#include "rfops/mla_parts.h"
+
+namespace rfops {
+
+constexpr u32 kMlaWaves = 4, kMlaSlice = kMlaValue / kMlaWaves;
+constexpr u32 kMlaGiven = kMlaColumns * kMlaSlice * 4;  // bytes of a slice
+template <u32 kAtOnce>
+constexpr u32 kMlaMeetBytes = kAtOnce * kMlaWaves * kMlaGiven;
+
+// A wave's own: of column l % 16, the same in all four lanes of it but for `sum`.
+struct MlaOwn {
+  f32 most, sum;
+  MlaSums o;
+
+  // Zeros, made here and not before: what loads are asked for before them is on its way.
+  __device__ void begin() {
+    f32 zero = 0.0f;
+    pin(zero);
+    most = kLowest, sum = zero;
+#pragma unroll
+    for (u32 d = 0; d < kMlaValueTiles; ++d) o[d] = F32x4{zero, zero, zero, zero};
+  }
+};
+
+// The four waves' sums, of which each wave makes a slice: act(x, four) of a lane's quads, which are
+// to be multiplied by what factor(totals) says. Gives the totals. kAtOnce slices fit LDS.
+template <class Tiles, u32 kAtOnce, class Factor, class Act>
+__device__ inline MlaTotals add_waves(MlaOwn& own, LdsBytes* lds, Factor factor, Act act) {
+  constexpr u32 kWaves = kMlaWaves, kGiven = kMlaGiven;
+  const u32 wave = wave_in_group();
+  u32 lane = lane_in_wave();
+  pin(lane);  // what follows from it is computed here, not kept in registers from the beginning
+  // What a wave gives away of a slice, as its lanes have it.
+  const auto given = [&](u32 at, u32 from) {
+    return reinterpret_cast<RFOPS_LDS F32x4*>(lds + (at * kWaves + from) * kGiven) + lane;
+  };
+  // Totals are where wave 0 gives nothing away: to itself.
+  auto* const all = reinterpret_cast<RFOPS_LDS MlaTotals*>(lds);
+  MlaTotals found = {kLowest, 0.0f};
+  f32 weights[kWaves];
+  const auto weigh = [&] {
+    MlaTotals totals[kWaves];
+#pragma unroll
+    for (u32 w = 0; w < kWaves; ++w) {
+      const auto from = all[w * kMlaColumns + lane % kMlaColumns];
+      totals[w] = {from.most, from.sum};
+      found.most = __builtin_fmaxf(found.most, totals[w].most);
+    }
+#pragma unroll
+    for (u32 w = 0; w < kWaves; ++w) {
+      weights[w] = __builtin_amdgcn_exp2f(totals[w].most - found.most);
+      found.sum += totals[w].sum * weights[w];
+    }
+    const f32 times = factor(found);
+#pragma unroll
+    for (f32& weight : weights) weight *= times;
+  };
+  own.sum = over_rows(own.sum, [](f32 a, f32 b) { return a + b; });
+  sync_group();  // all tiles are done with
+  if (lane < kMlaColumns) all[wave * kMlaColumns + lane] = {own.most, own.sum};
+#pragma unroll
+  for (u32 first = 0; first < kWaves; first += kAtOnce) {
+    if (first > 0) sync_group();
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; ++i) {
+      if (first + i == wave) continue;
+      auto* const to = given(i, wave);
+      Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four, u32) { to[x * kWaveSize] = four; });
+    }
+    sync_group();
+    if (first == 0) weigh();
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; ++i) {
+      if (first + i != wave) continue;
+      F32x4 others[8][kWaves];
+#pragma unroll
+      for (u32 x = 0; x < 8; ++x) {
+#pragma unroll
+        for (u32 w = 0; w < kWaves; ++w) {
+          if (w != first + i) others[x][w] = given(i, w)[x * kWaveSize];
+        }
+      }
+      keep_order();  // one wait for all of them
+      Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four, u32) {
+        four *= weights[first + i];
+#pragma unroll
+        for (u32 w = 0; w < kWaves; ++w) {
+          if (w != first + i) four += weights[w] * others[x][w];
+        }
+        act(x, four);
+      });
+    }
+  }
+  return found;
+}
+
+}  // namespace rfops
