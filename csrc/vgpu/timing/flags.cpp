@@ -26,13 +26,15 @@ u32 Flags::Flag::turn_of(const WaveRun& wave) const {
   return found == looks.end() ? 0 : found->second;
 }
 
-// Whether what the wave would wait for is still its own workgroup's to do.
+// Whether what the wave would wait for is still its own workgroup's to do. Who looks at a count
+// before it adds to it does not wait until the last one to add has stored zero there.
 bool Flags::Flag::is_own(const WaveRun& wave) const {
   const auto found = writers.find(wave.group->trace);
   if (found == writers.end()) return false;
   const Writer& own = found->second;
   const u32 turn = turn_of(wave);
-  return is_stored ? own.stores : own.atomics > turn && own.done <= turn;
+  const bool adds = own.atomics > turn && own.done <= turn;
+  return adds || (is_stored && own.stores);
 }
 
 bool Flags::Flag::lets_go(const WaveRun& wave) const {
