@@ -66,6 +66,25 @@ count:
 {LOOK.format(name="counter", value=64)}
 {SLEEP}
 """
+# Each block of XCD 0, the first one late, looks how many have come, and counts itself; the last one
+# puts the count back to zero.
+COMERS = f"""
+  s_and_b32 s10, s2, 7
+  s_cbranch_scc1 gone
+  s_cmp_eq_u32 s2, 0
+  s_cbranch_scc0 come
+{SLEEP}
+come:
+  global_load_dword v2, v1, s[4:5] sc1
+  s_waitcnt vmcnt(0)
+  global_atomic_add v2, v1, v3, s[4:5] sc0
+  s_waitcnt vmcnt(0)
+  v_readfirstlane_b32 s10, v2
+  s_cmp_lg_u32 s10, 7
+  s_cbranch_scc1 gone
+  global_store_dword v1, v1, s[4:5] sc1
+gone:
+"""
 KERNELS = {
     "in_order": Micro(READ, LINES.format(factor=1), WAIT, 32),
     "scattered": Micro(READ, LINES.format(factor=0x278E13), WAIT, 32),
@@ -75,6 +94,7 @@ KERNELS = {
     "add_shared": Micro(ADD, SHARED, WAIT, 32),
     "flag": Micro(FLAG, LANE_0, vgprs=32),
     "counter": Micro(COUNTER, LANE_0, vgprs=32),
+    "comers": Micro(COMERS, LANE_0, vgprs=32),
 }
 MB = 1 << 20
 MOST = 512 * MB  # what LINES reach
@@ -149,6 +169,13 @@ def test_waiting_for_a_flag_takes_time(micros: Micros, kernel: str) -> None:
     assert 2 * LONG < launch.clocks < 2.5 * LONG
     assert 0.9 < launch.stalls["flag"] / (7 * LONG) < 1.2  # of XCD 0's eight blocks, but one
     assert all(one.figures == launch.figures for one in launches)
+
+
+def test_a_look_at_a_count_waits_for_nobody(micros: Micros) -> None:
+    """Neither for those who come later nor for the zero that the last one stores."""
+    launch = micros.run("comers", "MI355X", 1, np.zeros(64, np.uint64), 64, 64)
+    assert LONG < launch.clocks < 1.5 * LONG
+    assert "flag" not in launch.stalls, launch.stalls
 
 
 def test_a_flag_that_nobody_sets_in_the_sample(micros: Micros) -> None:
