@@ -11,6 +11,7 @@ import torch
 import rfops
 from rfops.attention.mla_decode import D_V, OP
 from rfops.attention.mla_decode_shared import LEAST, SharedConfig
+from rfops.dispatch.heuristic import coarse
 from support.mla_problems import BF16, Problem, assert_correct, needle, problem, run
 
 ARCHS = ("gfx942", "gfx950")
@@ -202,12 +203,25 @@ def test_what_is_not_taken(arch: str, change: dict[str, Any], reason: str) -> No
 
 
 def test_who_takes_what(arch: str) -> None:
-    for heads, qo_len, kernel in ((16, 1, "flow"), (12, 3, "shared"), (128, 1, "shared")):
-        c = OP.call_of(arch, B=4, H=heads, S=400, qo_len=qo_len)
-        assert OP.route(c).backend == kernel
+    for heads, qo_len, tokens, kernel in (
+        (16, 1, 2**20, "flow"), (12, 3, 2**20, "shared"), (128, 1, 2**18, "shared"),
+        (128, 1, 2**15, "flow"), (128, 1, 2**17, "shared"), (64, 1, 2**16, "flow"),
+        (64, 1, 2**19, "shared"), (128, 4, 2**12, "flow"), (128, 4, 2**16, "shared"),
+    ):  # fmt: skip
+        c = OP.call_of(arch, B=4, H=heads, S=tokens // 16, page=16, qo_len=qo_len)
+        assert OP.route(c).backend == kernel, (heads, qo_len, tokens)
         config = OP.kernels[kernel].default(c)
         assert OP.config_of(OP.config_text(config)) == config
+    c = OP.call_of(arch, B=4, H=128, S=400)
     assert OP.kernels["shared"].default(c).workers == c.cu_num
+
+
+def test_a_plan_holds_for_all_of_its_tokens(arch: str) -> None:
+    """New tokens in each step: between two counts at which plans end all get the same kernel."""
+    made = {s: OP.order(OP.call_of(arch, B=4, H=128, S=s))[0] for s in range(30_000, 100_000, 77)}
+    assert set(made.values()) >= {"flow", "shared_fp8"}
+    for s, kernel in made.items():
+        assert OP.order(OP.call_of(arch, B=4, H=128, S=coarse(s, 1)))[0] == kernel, s
 
 
 @pytest.mark.sweep

@@ -152,7 +152,7 @@ def test_resources() -> None:
 def test_who_takes_it() -> None:
     """q and cache of FP8, unless the caller wants weights of bf16."""
     fp8 = torch.float8_e4m3fn
-    shape = {"B": 4, "H": 128, "S": 400}
+    shape = {"B": 64, "H": 128, "S": 2**18}
     c = OP.call_of("gfx950", **shape, q_dtype=fp8, kv_dtype=fp8)
     assert OP.route(c).backend == "shared_fp8"
     for arch, form, reason in (

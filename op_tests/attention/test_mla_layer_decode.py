@@ -299,8 +299,9 @@ def test_routes() -> None:
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_kernels_of_its_attention(arch: str) -> None:
-    for heads, name in ((16, "flow"), (32, "flow"), (33, "shared"), (128, "shared")):
-        of = attention_call(OP.call_of(arch, B=2, start=9, V=heads * 128), 8192)
+    for batch, heads, name in ((64, 32, "flow"), (64, 33, "shared"), (64, 128, "shared"),
+                               (2, 128, "flow")):  # fmt: skip
+        of = attention_call(OP.call_of(arch, B=batch, start=9, V=heads * 128), 8192)
         kernel, _ = attention_kernel(of, hip=True)
         assert kernel is not None and kernel.name == name, heads
         triton, _ = attention_kernel(of, hip=False)

@@ -7,7 +7,7 @@ sequence's queries see is `softmax(sm_scale * q . k)`, causal at the end of the 
 |---|---|
 | shared_fp8 (mla_decode_shared.py) | HIP on gfx950, q and kv of FP8, and P too: many columns |
 | shared (mla_decode_shared.py) | HIP on gfx942 and gfx950, pages of a power of two: many columns |
-| flow (mla_decode_flow.py) | the same, for up to 32 columns (a query's head) |
+| flow (mla_decode_flow.py) | the same, for up to 32 columns (a query's head), or few tokens |
 | triton (mla_decode_triton.py) | AMD's and NVIDIA's GPUs |
 | torch | whatever is left |
 """
@@ -18,23 +18,30 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from rfops.dispatch.heuristic import ceil, coarse
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Draw, grid
 from rfops.quantization.fp8_blockscale import fp8_of
 
-from .mla_decode_flow import Flow
+from .mla_decode_flow import COLUMNS, Flow
 from .mla_decode_shared import Shared, SharedFp8
 from .mla_decode_triton import TritonMla
 
 D_QK, D_V = 576, 512
 LEAST_WEIGHT = 2.0**-110  # times a kernel's error, 2^-8 to 2^-12, more than what it loses
+SCALE = 2.0**-6  # of FP8 whose largest value is 448: of kv, of q
+# Flow reads tokens once for 16 columns, the shared kernel for 128, of which it adds up partial
+# results in 30 us and more: up to that many tokens by groups of 16 columns but two flow is quicker.
+# Of 64 and 128 heads in bf16, 16 sequences of 4,096 tokens, estimated: MI355X 33 and 51 us, not 67
+# and 77; MI300X 61 and 100, not 129 and 132.
+FEW_TOKENS = {"gfx942": {2: 200_000, 1: 400_000}, "gfx950": {2: 500_000, 1: 500_000}}
 PAGES = "pass the page of each part of a sequence"  # a way out
 
 
@@ -66,6 +73,12 @@ class _MlaDecode(Op):
             return "kv", "of pages of 1 token or more", f"{page}", "pass [pages, page_size, 1, 576]"
         return None
 
+    def order(self, c: Call) -> Sequence[str]:
+        """HIP's, but flow before those of many columns where there are few tokens."""
+        groups, tokens = ceil(c.H * c.qo_len, COLUMNS), coarse(c.S, 1) * c.page
+        is_few = (groups - 2) * tokens < FEW_TOKENS.get(c.arch, {}).get(c.kv_dtype.itemsize, 0)
+        return sorted(super().order(c), key=lambda name: is_few and name != "flow")
+
     def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
         for name in ("q_dtype", "kv_dtype"):  # "fp8" is the chip's own
             if given.get(name) == "fp8":
@@ -86,7 +99,8 @@ class _MlaDecode(Op):
         return int(2 * (D_QK + c.S))
 
     def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
-        """Sequences of equal length, pages in any order; a scale as quantisers leave it."""
+        """Sequences of equal length, pages in any order; a scale as quantisers leave it; q of about
+        1, as scores of hundreds leave weights that no P of FP8 has."""
         bounds = torch.linspace(0, c.S, c.B + 1).to(torch.int32).to(c.device)
         pages = draw.ints((c.S,), 0, max(c.P, 1))
         if c.P >= c.S:
@@ -94,9 +108,12 @@ class _MlaDecode(Op):
         fitted: dict[str, Any] = {"kv_indptr": bounds, "kv_indices": pages.to(torch.int32)}
         for name in ("q_scale", "kv_scale"):
             if c.has(name):
-                fitted[name] = torch.full((1,), 2.0**-6, device=c.device)
+                fitted[name] = torch.full((1,), SCALE, device=c.device)
         if c.has("kv_lens"):
             fitted["kv_lens"] = bounds.diff() * c.page
+        if c.q_dtype.itemsize == 1:
+            q = draw.floats((c.T, c.H, D_QK)) / (SCALE if c.has("q_scale") else 1)
+            fitted["q"] = q.to(c.q_dtype)
         return fitted
 
     def traffic(self, c: Call) -> int:
@@ -130,7 +147,7 @@ OP = _MlaDecode(
     """,
     sizes="B T H S P page ends",
     kernels=(SharedFp8(), Shared(), Flow(), TritonMla(), Torch()),
-    coarse={"B": 1, "T": 1, "H": 1, "S": 0, "P": 0, "page": 1, "ends": 1},
+    coarse={"B": 1, "T": 1, "H": 1, "S": 1, "P": 0, "page": 1, "ends": 1},
     table="B~ H S~ page qo_len kv_scale?",
     usual={"sm_scale": 1 / 24, "causal": True},
     shapes={

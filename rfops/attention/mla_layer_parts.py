@@ -37,7 +37,9 @@ def attention_call(c: Call, page: int) -> Call:
 def attention_kernel(of: Call, *, hip: bool) -> tuple[Kernel | None, str]:
     """The first that turns keys and takes the call, of HIP or of Triton; else why there is none."""
     reasons = []
-    for kernel in mla_decode.OP.kernels.values():
+    order = mla_decode.OP.order(of)
+    for name in (*order, *(n for n in mla_decode.OP.kernels if n not in order)):
+        kernel = mla_decode.OP.kernels[name]
         if turns(kernel) and kernel.is_hip == hip:
             reason = kernel.refuses(of)
             if reason is None:
