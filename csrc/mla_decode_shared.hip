@@ -8,7 +8,7 @@
 // sequence a workgroup has a tile after the other in LDS (mla_slot.h), once for both products, and
 // each of its four waves has 32 columns (mla_columns.h; of FP8, mla_slot_fp8.h, mla_columns_fp8.h).
 // A part that is all of its sequence becomes the result. Others go to `parts`, in 24 bits, and up a
-// tree: of 16 neighbours the last one to come adds them up, in their order.
+// tree (mla_parts.h): of some neighbours the last one to come adds them up, in their order.
 //
 // Promises. Deterministic: the order of sums follows from lengths, workers and config. The caller
 // aligns rows of q and kv to 16 bytes. Pages are a power of two of tokens.
@@ -63,7 +63,7 @@ using Target = MlaColumnsTarget<kColumns>;
 // Where a wave turns 64 elements of its result round: 32 columns of 256 bytes, permuted.
 constexpr u32 kBlocksAtOnce = 2;  // of 64 elements, of each part that is added up
 constexpr u32 kTurnBytes = kWaveColumns * 64 * 4;
-constexpr u32 kWeightBytes = (kColumns + 2) * kFan * 4;  // of parts, behind those
+constexpr u32 kWeightBytes = (kColumns + 2) * kMostFan * 4;  // of parts, behind those
 constexpr u32 kSlotBytes = Slots::kSlots * Slot::kBytes;
 constexpr u32 kLds = kSlotBytes + kWaves * Columns::kParkedBytes;
 static_assert(kLds <= kLdsBytes && kWaves * kTurnBytes + kWeightBytes <= kSlotBytes);

@@ -38,9 +38,9 @@ D_QK, D_V = 576, 512
 LEAST_WEIGHT = 2.0**-110  # times a kernel's error, 2^-8 to 2^-12, more than what it loses
 SCALE = 2.0**-6  # of FP8 whose largest value is 448: of kv, of q
 # Flow reads tokens once for 16 columns, the shared kernel for 128, of which it adds up partial
-# results in 30 us and more: up to that many tokens by groups of 16 columns but two flow is quicker.
-# Of 64 and 128 heads in bf16, 16 sequences of 4,096 tokens, estimated: MI355X 33 and 51 us, not 67
-# and 77; MI300X 61 and 100, not 129 and 132.
+# results in 20 us and more: up to that many tokens by groups of 16 columns but two flow is quicker.
+# Of 16 sequences of 4,096 tokens in bf16, estimated: 64 heads on MI355X 33 us (60), on MI300X 61
+# (78); 128 heads 51 (58) and 100 (80).
 FEW_TOKENS = {"gfx942": {2: 200_000, 1: 400_000}, "gfx950": {2: 500_000, 1: 500_000}}
 PAGES = "pass the page of each part of a sequence"  # a way out
 
