@@ -389,8 +389,8 @@ def test_bench_fails_for_a_wrong_result_and_goes_on(
     [
         ("--shape 3 48", "--shape 3 48: say K too"),
         ("--shape 3 48 64 1", "--shape 1: expected M N K as numbers, or NAME=VALUE of dtype"),
-        ("--shape M=x", "--shape M=x: expected"),
-        ("--shape 3 48 64 dtype=i8", "--shape dtype=i8: expected"),
+        ("--shape M=x", "--shape M=x: expected for M a number"),
+        ("--shape 3 48 64 dtype=i8", "--shape dtype=i8: expected for dtype one of bf16, "),
         ("--shape 3 48 33", "K must be a positive multiple of 32"),
     ],
 )

@@ -84,11 +84,16 @@ def shape_of(op: Op, words: Sequence[str]) -> dict[str, Any]:
             shape[name] = _value(kinds[name], value)
         except (KeyError, ValueError) as error:
             wanted = f"{' '.join(op.asked)} as numbers, or NAME=VALUE of {', '.join(kinds)}"
+            if name in kinds:
+                wanted = f"for {name} {_VALUES.get(kinds[name], 'a number')}"
             raise ValueError(f"--shape {word}: expected {wanted}") from error
     missing = [name for name in op.asked if name not in shape]
     if missing:
         raise ValueError(f"--shape {' '.join(words)}: say {', '.join(missing)} too")
     return shape
+
+
+_VALUES = {"dtype": f"one of {', '.join(DTYPES)}", "bool": "0 or 1"}
 
 
 def _value(kind: str, text: str) -> Any:
