@@ -466,11 +466,12 @@ def test_more_weights_on_their_way(d: int, columns: int, m_tiles: int) -> None:
 
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("columns", [16, 0])
-@pytest.mark.parametrize("shape", [(330, 1024, 256, 4, 2, 1), (3, 256, 256, 5, 2, 0),
-                                   (170, 512, 512, 3, 2, 2), (40, 768, 2048, 2, 1, 0)])  # fmt: skip
+@pytest.mark.parametrize("shape", [(141, 512, 256, 3, 2, 1), (3, 256, 256, 5, 2, 0),
+                                   (330, 1024, 256, 4, 2, 1), (170, 512, 512, 3, 2, 2),
+                                   (40, 768, 2048, 2, 1, 0)])  # fmt: skip
 def test_weights_of_many_rows_once(shape: Any, columns: int) -> None:
     """Gate and up by weights in LDS: the bits of registers, without spills; one step of K and more,
-    rows beyond a tile, parts of tiles."""
+    nine tiles of rows of a part, rows beyond it, parts of tiles."""
     problem = random_problem(MXFP4, *shape)
     problem.topk_ids[1, 0] = -1
     exact, problem = problem.exact, problem.shuffled()

@@ -126,7 +126,9 @@ class ChunkRows {
   static constexpr u32 kDwords = Scales::kBlocks / 4;  // of a row's scales
   static constexpr u32 kScaleLanes = kRows * kDwords < kWaveSize ? kRows * kDwords : kWaveSize;
   static constexpr u32 kScaleRows = kScaleLanes / kDwords;
-  static constexpr u32 kScaleLoads = kRows / kScaleRows;
+  static constexpr u32 kScaleLoads = (kRows + kScaleRows - 1) / kScaleRows;
+  static constexpr u32 kLeftLanes = kRows * kDwords % kScaleLanes;  // of the last of them
+  static_assert(kLeftLanes == 0 || kWaves == 1, "one wave knows which is the last");
   static constexpr u32 kOwnScales = (kScaleLoads + kWaves - 1) / kWaves;
 
  public:
@@ -140,8 +142,14 @@ class ChunkRows {
       const u32 number = own + i * kWaves;
       if (kScaleLoads % kWaves != 0 && number >= kScaleLoads) break;
       if (number * kScaleRows < rows) {
-        load_direct_4<kScaleLanes>(scales_, scale_from_[i], chunk * Scales::kBlocks,
-                                   base + kScalesAt + number * (kScaleLanes * 4));
+        const u32 at = chunk * Scales::kBlocks;
+        const u32 place = base + kScalesAt + number * (kScaleLanes * 4);
+        if (kLeftLanes > 0 && i + 1 == kOwnScales) {  // beyond lies what others load
+          load_direct_4<(kLeftLanes > 0 ? kLeftLanes : kScaleLanes)>(scales_, scale_from_[i], at,
+                                                                     place);
+        } else {
+          load_direct_4<kScaleLanes>(scales_, scale_from_[i], at, place);
+        }
       }
     }
   }
