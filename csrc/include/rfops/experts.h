@@ -285,7 +285,10 @@ class ExpertParts {
   }
 
   __device__ ExpertTile tile(u32 number) const {
-    ExpertTile tile = all_.tile(number);
+    // From the middle of all on: shared experts, whose tiles read weights together, then come while
+    // others keep memory busy, not last (gate and up of 33 experts, 512 tokens: 118 -> 115 us).
+    const u32 count = all_.tiles(), turned = number + count / 2;
+    ExpertTile tile = all_.tile(turned < count ? turned : turned - count);
     tile.n = tile.n * kXcds + group_x() % kXcds;
     return tile;
   }
