@@ -283,7 +283,8 @@ extern "C" __global__ void
   Sums sums = {};
   wave.multiply_all(sums);
   if constexpr (kSplit > 1) {
-    SplitTile<kSplit, kTiles * kThreads, kThreads> tile(workspace, counts, at.m * n_blocks + at.n);
+    SplitTile<kSplit, kTiles * kThreads, kThreads, kOwnLine> tile(workspace, counts,
+                                                                  at.m * n_blocks + at.n);
     if (!tile.reduce(sums.sum, at.split)) return;
   }
   const u32 lane = lane_in_wave();

@@ -233,7 +233,8 @@ extern "C" __global__ void
                {w_scale, n0, w_scale_row, w_scale_k, first}, blocks, wave);
   sums.drain();
   if constexpr (kSplit > 1) {
-    SplitTile<kSplit, kTiles * kThreads, kThreads> tile(workspace, counts, at.m * n_blocks + at.n);
+    SplitTile<kSplit, kTiles * kThreads, kThreads, kOwnLine> tile(workspace, counts,
+                                                                  at.m * n_blocks + at.n);
     if (!tile.reduce(sums.sum, at.split)) return;
   }
   OutRows<Out>(out, m0, m, kM, n).store([&](auto store) {

@@ -22,7 +22,7 @@
 #include "rfops/loader.h"
 #include "rfops/matrix.h"
 #include "rfops/scales.h"
-#include "rfops/split_reduce.h"
+#include "rfops/split_waves.h"
 #include "rfops/waits.h"
 #include "rfops/wave_rows.h"
 #include "rfops/wave_sums.h"
@@ -55,7 +55,7 @@ constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kTiles = kNTiles * kMTiles;
 constexpr u32 kN = kNTiles * kTileRows;
 constexpr u32 kM = kMTiles * kTileRows;
-using Split = SplitTile<kSplit, kTiles * kWaveSize, kTiles == 1 ? kWaveSize : kThreads>;
+using Split = SplitWaves<kSplit, kTiles, kWaves>;
 constexpr u32 kOwn = kTilesOfWave<kWaves, kTiles>;  // that it writes at most
 static_assert(kOwn == Split::kOwn);
 
@@ -209,8 +209,8 @@ a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row b
                        const f32* __restrict__ w_scale,  // [N/128, K/128], likewise
                        u32 m, u32 n, u32 k, u32 x_scale_row, u32 x_scale_k, u32 w_scale_k,
                        Out* __restrict__ out,         // [M, N]
-                       void* __restrict__ workspace,  // SplitTile; with kSplit > 1
-                       u32* __restrict__ counts,      // [tiles], zeros
+                       void* __restrict__ workspace,  // SplitWaves; with kSplit > 1
+                       u32* __restrict__ counts,      // [tiles][kOwnLine], zeros
                        u32 x_row, u32 w_row, u32 w_scale_row) {
   if constexpr (kDense) x_row = w_row = k;
   const u32 n_tiles = (n + kN - 1) / kN, blocks = k / kTileK;
@@ -250,6 +250,8 @@ a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row b
       places[i] = out_rows.place_of(row_of(t), column_of(t));
     }
   }
+  Split parts(workspace, counts, tile, wave);
+  if constexpr (kSplit > 1) parts.ask_for_counts();
   const Order order((LdsBytes*)memory, wave * kWaveBytes, lane);
   F32x4 sums[kTiles] = {};
   turn.add_to(sums, order, of_x, first, blocks);
@@ -264,9 +266,9 @@ a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row b
   }
   F32x4 own[kOwn] = {};
   add_up_waves(memory, sums, wave, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
+  if (wave >= kTiles) return;
   if constexpr (kSplit > 1) {
-    if (kTiles == 1 && wave != 0) return;
-    if (!Split(workspace, counts, tile).reduce(own, split)) return;
+    if (!parts.reduce(own, split)) return;
   }
   OutRows<Out>(out, 0, m, kM, n).store([&](auto store) {
 #pragma unroll

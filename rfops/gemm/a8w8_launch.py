@@ -17,6 +17,7 @@ from rfops.quantization.shuffle import WEIGHT
 from . import a8w8_layout
 
 MAX_SPLIT = 8
+_COUNT_STEP = 32  # words of a tile's count of workgroups: kOwnLine of rfops/split_reduce.h
 _MOST_KNOWN = 4096
 _best: dict[tuple[Any, ...], tuple[Any, float]] = {}
 
@@ -141,7 +142,8 @@ class Launched(Kernel):
             if not is_split:
                 return run
             words = tiles * config.split * config.words
-            return with_workspace(run, Workspace(c.device, (words, torch.float32), zeros=tiles))
+            zeros = tiles * _COUNT_STEP
+            return with_workspace(run, Workspace(c.device, (words, torch.float32), zeros=zeros))
 
         return run_of
 

@@ -41,10 +41,14 @@ __device__ inline bool is_last_wave_of(u32* count, u32 expected) {
   return true;
 }
 
+// Words from a tile's count to the next one's, where each has a line of its own: XCDs need not take
+// it from one another.
+constexpr u32 kOwnLine = 32;
+
 // One tile's place in the workspace: F32x4[kSplit][kItems], and its count. Item i of a part is with
 // thread i % kThreads, as its number i / kThreads. Where a wave has all items the others may be
 // gone.
-template <u32 kSplit, u32 kItems, u32 kThreads>
+template <u32 kSplit, u32 kItems, u32 kThreads, u32 kCountStep = 1>
 struct SplitTile {
   static constexpr u32 kOwn = (kItems + kThreads - 1) / kThreads;
   static constexpr u32 kAtOnce = kSplit <= 8 ? 4 : 2;  // items on their way: registers are few
@@ -53,7 +57,7 @@ struct SplitTile {
 
   __device__ SplitTile(void* workspace, u32* counts, u32 tile)
       : parts(static_cast<F32x4*>(workspace) + u64{tile} * (kSplit * kItems)),
-        count(counts + tile) {}
+        count(counts + u64{tile} * kCountStep) {}
 
   // Gives away this workgroup's part; true in the last workgroup of the tile, with all of the sum.
   __device__ bool reduce(F32x4 (&sum)[kOwn], u32 split) {
