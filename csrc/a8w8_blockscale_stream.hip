@@ -47,8 +47,7 @@ constexpr u32 kSteps = RFOPS_STEPS;         // blocks along K that a wave has in
 constexpr u32 kWaves = RFOPS_WAVES;         // waves of a workgroup, side by side along K
 constexpr u32 kSplit = RFOPS_SPLIT;         // workgroups along K
 constexpr u32 kLines = RFOPS_LINES;         // lines of a row in a load, or 0 (wave_rows.h)
-// A turn's loads: 0: w, x, scales; 1: x, w, scales; 2: x, scales, w; 3: w's half, x, scales, w's
-// rest.
+// A turn's loads: 0: w, x, scales; 1: x, w, scales; 2: x, scales, w; 3: half of w, x, scales, w.
 constexpr u32 kXFirst = RFOPS_X_FIRST;
 
 constexpr u32 kThreads = kWaves * kWaveSize;
@@ -106,14 +105,16 @@ struct Turn {
       keep_order();
     }
   }
-  __device__ void load_scales(const LaneScales& of_x, const BlockScales& of_w, u32 first,
-                              u32 blocks) {
-#pragma unroll
-    for (u32 s = 0; s < kSteps; ++s) {
-      w_scale[s] = of_w.at(first + s < blocks ? first + s : 0);  // no branch: zero it below
-    }
+  __device__ void load_x_scales(const LaneScales& of_x, u32 first, u32 blocks) {
 #pragma unroll
     for (u32 i = 0; i < kMTiles; ++i) x_scale[i] = of_x.load(i * kTileRows, first, blocks);
+    keep_order();
+  }
+  __device__ void load_w_scales(const BlockScales& of_w, u32 first, u32 blocks) {
+#pragma unroll
+    for (u32 s = 0; s < kSteps; ++s) {
+      w_scale[s] = of_w.at(first + s < blocks ? first + s : blocks - 1);  // zeroed below
+    }
     keep_order();
   }
 
@@ -144,16 +145,26 @@ struct Turn {
   // Where scales arrive last.
   __device__ void add_scales_last(F32x4 (&sums)[kTiles], const Order& order, const LaneScales& of_x,
                                   u32 first, u32 blocks) {
+    constexpr bool kAllFirst = kSteps * kTiles <= 4;  // no product's latency is waited for alone
+    F32x4 part[kSteps][kTiles];
 #pragma unroll
     for (u32 u = 0; u < kUnits; ++u) arrange_w(u, order);
 #pragma unroll
     for (u32 s = 0; s < kSteps; ++s) {
-      f32 scale[kMTiles];
       arrange_x(s, order);
+#pragma unroll
+      for (u32 t = 0; t < kTiles && kAllFirst; ++t)
+        part[s][t] = product(s, t % kMTiles, t / kMTiles);
+    }
+    if constexpr (kAllFirst) keep_order();
+#pragma unroll
+    for (u32 s = 0; s < kSteps; ++s) {
+      f32 scale[kMTiles];
       scales_of(scale, s, of_x, first, blocks);
 #pragma unroll
       for (u32 t = 0; t < kTiles; ++t) {
-        add(sums[t], product(s, t % kMTiles, t / kMTiles), scale[t % kMTiles]);
+        if (!kAllFirst) part[s][t] = product(s, t % kMTiles, t / kMTiles);
+        add(sums[t], part[s][t], scale[t % kMTiles]);
       }
     }
   }
@@ -216,7 +227,7 @@ a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row b
   const u32 n_tiles = (n + kN - 1) / kN, blocks = k / kTileK;
   const u32 place = xcd_order(group_x(), n_tiles * kSplit), tile = place / kSplit;
   const u32 n0 = tile * kN, split = place % kSplit;
-  const u32 wave = wave_in_group(), lane = lane_in_wave();
+  const u32 wave = kWaves == 1 ? 0 : wave_in_group(), lane = lane_in_wave();
   u32 first = (split * kWaves + wave) * kSteps;
   // Before anything else is computed, the first loads. At least once: beyond K zeros are read, and
   // no branch stands before them.
@@ -232,18 +243,21 @@ a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row b
   const XRows x_rows(all_of_x, lane);
   turn.load_x(x_rows, first, blocks);
   turn.load_w<kLead, kMiddle>(w_rows, first, blocks);
-  not_before(x_scale_row), not_before(x_scale_k), not_before(w_scale_k);
-  if constexpr (kDense) w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
+  not_before(x_scale_row), not_before(x_scale_k);
   const LaneScales of_x({x_scale, 0, m, kM, x_scale_row, x_scale_k, 0, blocks});
-  const BlockScales of_w(w_scale, n0, w_scale_row, w_scale_k, 0);
-  turn.load_scales(of_x, of_w, first, blocks);
+  turn.load_x_scales(of_x, first, blocks);
   turn.load_w<kMiddle, kUnits>(w_rows, first, blocks);
+  not_before(w_scale_k);  // behind all others: scalar loads are there sooner
+  if constexpr (kDense) w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
+  const BlockScales of_w(w_scale, n0, w_scale_row, w_scale_k, 0);
+  turn.load_w_scales(of_w, first, blocks);
   const auto row_of = [&](u32 t) { return t % kMTiles * kTileRows + lane % kTileRows; };
   const auto column_of = [&](u32 t) { return n0 + t / kMTiles * kTileRows + lane / kTileRows * 4; };
   // While they are on their way: where the result goes; with kSplit few workgroups store one.
   u32 places[kOwn];
+  OutRows<Out> out_rows(out, 0, m, kM, n);
   if constexpr (kSplit == 1) {
-    const OutRows<Out> out_rows(out, 0, m, kM, n);
+    out_rows.decide();
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
       const u32 t = wave + i * kWaves;
@@ -253,24 +267,24 @@ a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row b
   Split parts(workspace, counts, tile, wave);
   if constexpr (kSplit > 1) parts.ask_for_counts();
   const Order order((LdsBytes*)memory, wave * kWaveBytes, lane);
-  F32x4 sums[kTiles] = {};
+  F32x4 sums[kTiles] = {}, own[kOwn] = {};
   turn.add_to(sums, order, of_x, first, blocks);
   pin(touched);  // it has arrived
   while ((first += kSplit * kWaves * kSteps) < blocks) {
     turn.load_w<0, kLead>(w_rows, first, blocks);
     turn.load_x(x_rows, first, blocks);
     turn.load_w<kLead, kMiddle>(w_rows, first, blocks);
-    turn.load_scales(of_x, of_w, first, blocks);
+    turn.load_x_scales(of_x, first, blocks);
     turn.load_w<kMiddle, kUnits>(w_rows, first, blocks);
+    turn.load_w_scales(of_w, first, blocks);
     turn.add_to(sums, order, of_x, first, blocks);
   }
-  F32x4 own[kOwn] = {};
   add_up_waves(memory, sums, wave, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
-  if (wave >= kTiles) return;
+  if (kWaves > kTiles && wave >= kTiles) return;
   if constexpr (kSplit > 1) {
     if (!parts.reduce(own, split)) return;
   }
-  OutRows<Out>(out, 0, m, kM, n).store([&](auto store) {
+  out_rows.store([&](auto store) {
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
       const u32 t = wave + i * kWaves;

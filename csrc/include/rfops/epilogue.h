@@ -14,10 +14,17 @@ namespace rfops {
 template <class Out>
 using Four = Out __attribute__((ext_vector_type(4)));
 
+// Of where rows of n begin, the bits that keep four neighbours from being stored at once.
+template <class Out>
+__device__ inline u32 misaligned_bits(const Out* out, u32 n) {
+  return (n * static_cast<u32>(sizeof(Out)) | static_cast<u32>(reinterpret_cast<u64>(out))) %
+         sizeof(Four<Out>);
+}
+
 // Whether four neighbours of any row of a result with rows of n can be stored at once.
 template <class Out>
 __device__ inline bool are_rows_aligned(const Out* out, u32 n) {
-  return (u64{n} * sizeof(Out) | reinterpret_cast<u64>(out)) % sizeof(Four<Out>) == 0;
+  return misaligned_bits(out, n) == 0;
 }
 
 // The same of a row anywhere, which may be beyond 2 GiB, by branches: `column` is below n, and of
@@ -43,7 +50,7 @@ class OutRows {
       : n_(n), row_bytes_(n * sizeof(Out)) {
     const u32 own = m - row < most ? m - row : most;
     buffer_ = make_buffer(out + u64{row} * n, own * row_bytes_);
-    is_aligned_ = are_rows_aligned(out, n);
+    misaligned_ = misaligned_bits(out, n);
   }
 
   // Where four neighbours lie that are stored at once; computed here, so that it can be while
@@ -54,12 +61,15 @@ class OutRows {
     return at;
   }
 
+  // How rows are stored, computed here for the same reason.
+  __device__ void decide() { not_before(misaligned_); }
+
   // Calls store_of(store) with the way that these rows take, so that it is decided once;
   // store(sum, row, column) stores four neighbours, of which some may not be there. store(sum, row,
   // column, at) has their place_of.
   template <class StoreOf>
   __device__ void store(StoreOf store_of) const {
-    if (is_aligned_) {
+    if (misaligned_ == 0) {
       store_of([&](F32x4 sum, u32 row, u32 column, auto... at) {
         const Four<Out> values = __builtin_convertvector(sum, Four<Out>);
         if constexpr (sizeof...(at) == 0) {
@@ -104,7 +114,7 @@ class OutRows {
 
   Buffer buffer_;
   u32 n_, row_bytes_;
-  bool is_aligned_;
+  u32 misaligned_;
 };
 
 }  // namespace rfops

@@ -81,7 +81,7 @@ class WaveRows {
   __device__ WaveRows(const OperandRows& rows, u32 lane) : rows_(rows) {
     from_ = kStraight ? Order::place(lane % kTileRows, lane / kTileRows, rows.row_bytes)
                       : Order::place(Lanes::row(lane), Lanes::chunk(lane), rows.row_bytes);
-    block_ = kStraight ? 0 : Lanes::chunk(lane) / kRowChunks;
+    block_ = kStraight || kTiles == 1 ? 0 : Lanes::chunk(lane) / kRowChunks;
   }
 
   // What `arrange` takes of 16 rows from `row` on, a multiple of 16: kTiles blocks of K from
@@ -89,16 +89,17 @@ class WaveRows {
   template <CacheHint kHint = kCached>
   __device__ void load(Tile* to, u32 row, u32 block, u32 end) const {
     const u32 at = row * rows_.row_bytes + block * kTileK * kUnit;
+    // By lanes' places: another size would take a descriptor, four scalars, of its own.
+    const Buffer buffer = make_buffer(rows_.first, rows_.bytes);
 #pragma unroll
     for (u32 s = 0; s < kTiles; ++s) {
       if constexpr (kStraight) {
-        const Buffer buffer = make_buffer(rows_.first, block + s < end ? rows_.bytes : 0);
+        const u32 from = block + s < end ? from_ : kOutside;
         const u32 own = at + s * kTileK * kUnit;
-        to[s] = {load_16<kHint>(buffer, from_, own),
-                 load_16<kHint>(buffer, from_, own + kPieceK * kUnit)};
+        to[s] = {load_16<kHint>(buffer, from, own),
+                 load_16<kHint>(buffer, from, own + kPieceK * kUnit)};
       } else {
-        const Buffer buffer = make_buffer(rows_.first, block < end ? rows_.bytes : 0);
-        const u32 from = kTiles == 1 || block + block_ < end ? from_ : kOutside;
+        const u32 from = block + block_ < end ? from_ : kOutside;
         const u32 own = at + 2 * s * Lanes::kRows * rows_.row_bytes;
         to[s] = {load_16<kHint>(buffer, from, own),
                  load_16<kHint>(buffer, from, own + Lanes::kRows * rows_.row_bytes)};
