@@ -17,8 +17,9 @@ using F32x16 = f32 __attribute__((ext_vector_type(16)));
 template <bool kQueryFp8, u32 kEach>
 class MlaColumns {
   static constexpr u32 kSteps = kMlaKey / 16, kValueSteps = kMlaValue / 16;
-  static constexpr u32 kAhead = 4, kValuesAhead = 4,
-                       kScoreSteps = 17;  // operands on their way from LDS
+  static constexpr u32 kAhead = 4, kValuesAhead = 4;  // operands on their way from LDS
+  // The step of adding values from which on scores are there, and what is done to them then.
+  static constexpr u32 kSettle = 4, kSettleSteps = 25;
   static constexpr u32 kTiles = kMlaValue / 32;
   static constexpr u32 kParked = kSteps / kEach;
   static constexpr bool is_parked(u32 i) { return i % kEach == kEach - 1; }
@@ -51,6 +52,7 @@ class MlaColumns {
     const u32 token = g * 4 + c % 16 / 4, chunk = c / 16 * 2 + c % 4 / 2;
     value_ = MlaSlot::value_at(token, chunk) + c % 2 * 8;
     value_8_ = MlaSlot::value_at(token + 8, chunk) + c % 2 * 8;
+    pin(key_), pin(rope_), pin(value_), pin(value_8_);
     turn_first(Number<0>{});
     begin();
   }
@@ -67,7 +69,6 @@ class MlaColumns {
   template <u32 kFirst = 0, u32 kEnd = kAhead>
   __device__ void read_keys() {
     each_number<kEnd - kFirst>([&](auto i) { k_[kFirst + i] = key<kFirst + i>(); });
-    if constexpr (kEnd == kAhead) read_parked<0>();
   }
 
   // Matrix instructions make zeros faster than one register at a time.
@@ -86,13 +87,19 @@ class MlaColumns {
   template <class Mask, class Loads>
   __device__ void scores(const LdsBytes* tile, Mask, Loads loads) {
     if (RFOPS_SELDOM(room_.is_over(found_))) raise();
-    values_[0] = tile + value_, values_[1] = tile + value_8_;
-    pin(values_[0]), pin(values_[1]);
     each_number<kSteps>([&](auto i) {
       multiply<i>();
+      if constexpr (i % 2 == 1) add_weight<i / 2>();
+      if constexpr (i == 4) aim_ends();
       if constexpr (i < 3) loads(Number<i>{});
       if constexpr (i % 2 == 1) loads(Number<3 + i / 2>{});
-      soften<i>();
+      if constexpr (i == 3) {
+        values_[0] = tile + value_, values_[1] = tile + value_8_;
+        pin(values_[0]), pin(values_[1]);
+      }
+      if constexpr (i % 2 == 0) soften<i / 2>();
+      keep_order();
+      if constexpr (i % kEach == 0) read_parked<i / kEach>();
       if constexpr (i + kValuesAhead >= kSteps) {
         constexpr u32 kValue = i + kValuesAhead - kSteps;
         v_[kValue] = value<kValue>();
@@ -113,14 +120,17 @@ class MlaColumns {
                    : "v"(v_[u % kValuesAhead]), "v"(p));
       if constexpr (kNext < kValueSteps) v_[u % kValuesAhead] = value<kNext>();
       loads(u, Number<kValueSteps>{});
-      if constexpr (u >= 4 && u < 4 + kScoreSteps) settle<u - 4>(mask);
+      if constexpr (u >= kSettle) {
+        each_number<settled(u + 1) - settled(u)>([&](auto i) { settle<settled(u) + i>(mask); });
+      }
+      if constexpr (kLeft == 3) aim_keys(behind());
       keep_order();
       if constexpr (kLeft == 2) {
-        aim_keys(behind());
         all_read();
-        read_keys<0, 2>();
+        read_keys<0, 1>();
       }
-      if constexpr (kLeft == 1) read_keys<2, kAhead>();
+      if constexpr (kLeft == 1) read_keys<1, 3>();
+      if constexpr (kLeft == 0) read_keys<3, kAhead>();
       keep_order();
     });
   }
@@ -156,7 +166,8 @@ class MlaColumns {
   template <u32 i>
   __device__ U32x4 key() const {
     if constexpr (i < kMlaValue / 16) return lds_load_16(keys_[i % 2] + i / 2 * 64);
-    return lds_load_16((const LdsBytes*)(rope_key_ ^ i % 4 * 32));
+    if constexpr (i % 4 == 0) return lds_load_16((const LdsBytes*)rope_key_);
+    return lds_load_16((const LdsBytes*)ends_[i % 4 - 1]);
   }
   template <u32 u>
   __device__ U32x4 value() const {
@@ -186,45 +197,60 @@ class MlaColumns {
       asm volatile("v_mfma_f32_32x32x16_bf16 %0, %1, %2, %0" : "+v"(next_) : "v"(k), "v"(q));
     }
     if constexpr (i + kAhead < kSteps) k_[i % kAhead] = key<i + kAhead>();
-    if constexpr (is_parked(i) && i + 1 < kSteps) read_parked<i / kEach + 1>();
   }
   template <u32 i>
   __device__ void read_parked() {
     read_ = *reinterpret_cast<const RFOPS_LDS Bf16x8*>(parked_ + i * kWaveSize * kVecBytes);
   }
 
-  // Scores as powers of two, above `most`, without tokens that are not there, and the lane's most
-  // of them.
+  // Step i of making scores powers of two, above `most`, without tokens that are not there, and of
+  // finding the lane's most of them.
   template <u32 i, class Mask>
   __device__ void settle(Mask mask) {
-    if constexpr (i < 8) {
-      s_[2 * i] = __builtin_fmaf(next_[2 * i], scale_, -weights_.most);
-      s_[2 * i + 1] = __builtin_fmaf(next_[2 * i + 1], scale_, -weights_.most);
-    }
-    if constexpr (i == 8) mask(s_, Number<1>{});
-    if constexpr (i >= 9 && i < 17) {
-      found_ = i == 9 ? s_[0] : found_;
-      found_ = max_of(found_, s_[2 * i - 18], s_[2 * i - 17]);
+    if constexpr (i < 16) s_[i] = __builtin_fmaf(next_[i], scale_, -weights_.most);
+    if constexpr (i == 16) mask(s_, Number<1>{});
+    if constexpr (i > 16 && i < kSettleSteps) {
+      constexpr u32 kPair = i - 17;
+      found_ = kPair == 0 ? s_[0] : found_;
+      found_ = max_of(found_, s_[2 * kPair], s_[2 * kPair + 1]);
     }
   }
+  // How many such steps lie before step u of adding values: one and two, where loads take turns of
+  // two instructions and one.
+  static constexpr u32 settled(u32 u) {
+    const u32 steps = (u - kSettle) / 2 * 3 + u % 2;
+    return steps < kSettleSteps ? steps : kSettleSteps;
+  }
 
-  // Step i of making scores weights.
   template <u32 i>
-  __device__ void soften() {
-    constexpr u32 kValue = i / 2;
-    if constexpr (kValue < 16 && i % 2 == 0) {
-      s_[kValue] = __builtin_amdgcn_exp2f(s_[kValue]);
-      pin(s_[kValue]);
-    }
-    if constexpr (kValue < 16 && i % 2 == 1) {
-      weights_.sum += s_[kValue];
+  __device__ void add_weight() {
+    if constexpr (i < 16) {
+      weights_.sum += s_[i];
       pin(weights_.sum);  // here, not all at the end
     }
-    if constexpr (i % 4 == 3 && i < 32) {
-      constexpr u32 kPair = i / 4;
+  }
+  // Where the keys' ends are read, before it is asked for: a result is not there at once.
+  __device__ void aim_ends() {
+    each_number<3>([&](auto i) {
+      ends_[i] = rope_key_ ^ (i + 1) * 32;
+      pin(ends_[i]);
+    });
+  }
+
+  // Step i of making scores weights: an exponential takes as long as four other instructions.
+  template <u32 i>
+  __device__ void soften() {
+    if constexpr (i > 0 && i <= 16 && i % 2 == 0) {
       using F32x2 = f32 __attribute__((ext_vector_type(2)));
-      p_[kPair] = __builtin_bit_cast(
-          u32, __builtin_convertvector((F32x2{s_[2 * kPair], s_[2 * kPair + 1]}), Bf16x2));
+      u32& pair = p_[i / 2 - 1];
+      pair =
+          __builtin_bit_cast(u32, __builtin_convertvector((F32x2{s_[i - 2], s_[i - 1]}), Bf16x2));
+      pin(pair);
+    }
+    keep_order();
+    if constexpr (i < 16) {
+      s_[i] = __builtin_amdgcn_exp2f(s_[i]);
+      pin(s_[i]);
     }
   }
 
@@ -239,7 +265,7 @@ class MlaColumns {
 
   f32 scale_;
   MlaWeights weights_;
-  u32 key_, rope_, value_, value_8_, rope_key_;
+  u32 key_, rope_, value_, value_8_, rope_key_, ends_[3];
   const LdsBytes *keys_[2], *values_[2];
   LdsBytes* parked_;
   Bf16x8 q_[kSteps - kParked], read_;

@@ -31,13 +31,16 @@ class WidenedSlots : MlaSlotRows<kPaged> {
     pin(lane);  // what follows from it is computed here, not kept in registers from the beginning
     const u32 row = own_row_ + lane / kLanes, place = lane % kLanes;
     value_ = MlaSlot::value_at(own_row_, lane);
+    inside_ = lane * 8;
     rope_ = MlaSlot::rope_at(row, place * kRopeBytes / 8) + place * kRopeBytes % 8 * 2;
   }
 
   __device__ void prime() {
     page_ = static_cast<u32>(*this->entry(0));
     load_all(0);
+    keep_order();  // all loads on their way at once
     each_number<kCommits>([&](auto i) { commit<i>(lds_); });
+    keep_order();
     load_all(1);
   }
   template <u32 kPiece>
@@ -52,7 +55,10 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   __device__ void in_values(LdsBytes*) {
     constexpr u32 kApart = kSteps / (kLoads + 2), kLoad = kStep / kApart;
     constexpr u32 kAt = kByWords ? 2 : 1;  // in such steps gfx942 reads no V
+    // Later where loads begin at scalar addresses: then rows are where lanes know them.
+    constexpr u32 kFind = kByWords ? 0 : kSteps * 3 / 4;
     if constexpr (kStep == 0) find_rows(2);
+    if constexpr (kStep == kFind) find_page(2);
     if constexpr (kStep == kSteps - 1) this->next_turn();
     if constexpr (kLoad >= 1 && kLoad <= kLoads) {
       if constexpr (kByWords && kStep % kApart == 0) pick<kLoad - 1>();
@@ -68,8 +74,12 @@ class WidenedSlots : MlaSlotRows<kPaged> {
  private:
   __device__ void find_rows(u32 tile) {
     rows_ = this->row_of(page_, tile);
-    page_ = static_cast<u32>(*this->entry(tile + 1));
+    if constexpr (!kByWords) {
+      row_places_ = u64{rows_} * kRowBytes + reinterpret_cast<u64>(tokens_.kv);
+      pin(row_places_);
+    }
   }
+  __device__ void find_page(u32 tile) { page_ = static_cast<u32>(*this->entry(tile + 1)); }
   template <u32 i>
   __device__ void pick() {
     if constexpr (i < kOwn) {
@@ -77,18 +87,34 @@ class WidenedSlots : MlaSlotRows<kPaged> {
       if constexpr (kByWords) not_before(row_);
     }
   }
+  // Where a load begins: a scalar of gfx950, to which a lane adds its own place in a row; of the
+  // keys' ends each lane has its own.
   template <u32 i>
   __device__ void aim() {
-    if constexpr (!kByWords) pick<i>();
-    const u32 row = i < kOwn ? row_ : rows_;
     const u32 lane = lane_in_wave();
     const u32 inside = i < kOwn ? lane * 8 : kValueBytes + lane % kLanes * kRopeBytes;
-    from_ = u64{row} * kRowBytes + reinterpret_cast<u64>(tokens_.kv + inside);
-    pin(from_);
+    if constexpr (!kByWords) {
+      if constexpr (i < kOwn) {
+        scalar_from_ = u64{this->row_at(static_cast<u32>(row_places_ >> 32), i)} << 32 |
+                       this->row_at(static_cast<u32>(row_places_), i);
+        asm volatile("" : "+s"(scalar_from_));
+      } else {
+        from_ = row_places_ + inside;
+        pin(from_);
+      }
+    } else {
+      from_ = u64{i < kOwn ? row_ : rows_} * kRowBytes + reinterpret_cast<u64>(tokens_.kv + inside);
+      pin(from_);
+    }
   }
   template <u32 i>
   __device__ void load() {
-    if constexpr (i < kOwn || kRopeBytes == 8) {
+    using Global = __attribute__((address_space(1))) const u8;
+    if constexpr (!kByWords && i < kOwn) {
+      pin(inside_);  // 32 bits beside a scalar address
+      staged_[i] =
+          *(__attribute__((address_space(1))) const U32x2*)((Global*)scalar_from_ + inside_);
+    } else if constexpr (i < kOwn || kRopeBytes == 8) {
       staged_[i] = *(__attribute__((address_space(1))) const U32x2*)from_;
     } else {
       staged_[i] = {*(__attribute__((address_space(1))) const u32*)from_, 0};
@@ -96,12 +122,15 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   }
   __device__ void load_all(u32 tile) {
     find_rows(tile);
+    find_page(tile);
     each_number<kLoads>([&](auto i) { pick<i>(), aim<i>(), load<i>(); });
   }
   // Piece kPiece of widening and writing all of a tile, of kCommits.
   template <u32 kPiece>
   __device__ void commit(LdsBytes* slot) {
     if constexpr (!kByWords) {
+      // For four at once, of those and the next page.
+      if constexpr (kPiece % 4 == 0) wait_loads<(kPiece < 4 ? 6 : kPiece < 8 ? 2 : 1)>();
       const U32x2 eight = staged_[kPiece];
       wide_ = __builtin_bit_cast(U32x4, widen_8(eight[0], eight[1]));
       return write<kPiece>(place<kPiece>(slot));
@@ -143,6 +172,8 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   LdsBytes* lds_;
   u32 value_, rope_, page_, rows_;
   u64 from_;  // in global memory, which a pinned pointer would not say
+  u64 row_places_, scalar_from_;
+  u32 inside_;  // of a row, a lane's bytes
   U32x2 staged_[kLoads];
   U32x4 wide_;
   u32 low_, high_;  // on their way to a word of that
