@@ -34,6 +34,7 @@ struct MlaQuad {
 
   __device__ static MlaQuad of(F32x4 four) { return {four}; }
   __device__ F32x4 sums() const { return own; }
+  __device__ static F32x4 as_stored(F32x4 four) { return four; }
 };
 // Without their last eight bits, of a relative error below 2^-15: where memory has the most to do.
 template <>
@@ -51,6 +52,9 @@ struct MlaQuad<true> {
         F32x4, U32x4{low << 8,  // 0x0c is a byte of zeros
                      __builtin_amdgcn_perm(middle, low, 0x0504030c),
                      __builtin_amdgcn_perm(high, middle, 0x0403020c), high & 0xffffff00});
+  }
+  __device__ static F32x4 as_stored(F32x4 four) {
+    return __builtin_bit_cast(F32x4, __builtin_bit_cast(U32x4, four) & 0xffffff00u);
   }
 };
 
@@ -167,33 +171,34 @@ __device__ inline void weigh_columns(const MlaColumnsTarget<kColumns>& target, u
   }
 }
 
-// The sum of `count` parts' quads of blocks from `block` on, of a lane with that column. `kept` is
-// the part that own(quads) gives, not memory.
+// The sum of `count` parts' quads, one at least, of blocks from `block` on, of a lane with that
+// column. `kept` is the part that own(quads) gives, not memory.
 template <u32 kQuads, u32 kColumns, class SlotOf, class Own>
 __device__ inline void add_parts(F32x4 (&sums)[kQuads], const MlaColumnsTarget<kColumns>& target,
                                  u32 block, u32 column, u32 count, u32 kept, SlotOf slot_of,
                                  const RFOPS_LDS f32* weights, Own own) {
 #pragma unroll
   for (u32 i = 0; i < kQuads; ++i) sums[i] = F32x4{};
+  u32 at = 0;
 #pragma nounroll
-  for (u32 at = 0; at < count; ++at) {
+  do {
     using Quad = typename MlaColumnsTarget<kColumns>::Quad;
-    Quad part[kQuads];
+    const f32 weight = weights[weight_at<kColumns>(at, column)];
     if (at == kept) {
       F32x4 quads[kQuads];
       own(quads);
 #pragma unroll
-      for (u32 i = 0; i < kQuads; ++i) part[i] = Quad::of(quads[i]);  // as memory would have them
+      for (u32 i = 0; i < kQuads; ++i) sums[i] += weight * Quad::as_stored(quads[i]);
     } else {
+      Quad part[kQuads];
       const Quad* const from = target.part(slot_of(at), block);
 #pragma unroll
       for (u32 i = 0; i < kQuads; ++i) part[i] = from[i * kWaveSize];
       keep_order();  // all of them are on their way before one is waited for
-    }
-    const f32 weight = weights[weight_at<kColumns>(at, column)];
 #pragma unroll
-    for (u32 i = 0; i < kQuads; ++i) sums[i] += weight * part[i].sums();
-  }
+      for (u32 i = 0; i < kQuads; ++i) sums[i] += weight * part[i].sums();
+    }
+  } while (++at < count);
 }
 
 }  // namespace details
@@ -229,7 +234,8 @@ __device__ inline bool climb(const MlaColumnsTarget<kColumns>& target, u32 own, 
     const bool is_root = count <= kMostFan;
     const u32 first = is_root ? 0 : own / kFan * kFan;
     const u32 here = is_root || count - first < kFan ? count - first : kFan;
-    parts = {first, parts.stride, here, level == 0 ? own - first : kNotKept};
+    const u32 kept = level == 0 ? own - first : kNotKept;
+    parts = {first, parts.stride, as_scalar(here), as_scalar(kept)};
     const auto child = parts.of(slot_of);
     if (here > 1) {
       auto* const counter = target.counts + level * target.slots + child(0);
