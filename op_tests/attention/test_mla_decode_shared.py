@@ -170,7 +170,7 @@ def test_a_part_is_asked_for_at_once(arch: str) -> None:
     """What adds parts up waits once for 12 KiB of a part and wave, not for each load: in the code
     no wait is between those loads, and the last one to come neither reads nor writes its own part.
     What leaves one waits each 6 KiB: a part at once would be before what all others load."""
-    cost = {"gfx942": 16, "gfx950": 32}[arch] * 28  # kItemCost of csrc/mla_decode_shared.hip
+    cost = {"gfx942": 16 * 12, "gfx950": 32 * 28}[arch]  # kItemCost of csrc/mla_decode_shared.hip
     share = cost // 2 + LEAST  # two of nine have the first sequence, those of the first die
     p = problem([2 * share - cost, 7 * share - cost], 128, arch=arch)
     with rfops.vgpu.timing() as t:
