@@ -209,8 +209,8 @@ def mla_decode(
     lse : [B * qo_len, heads] float32, where given: ln of the sum of exp(sm_scale * q . k). Of
         shared_fp8 it is of weights rounded to e4m3, as the result is: within 2^-4.
     config : takes that kernel in that variant, a FlowConfig or an MlaTritonConfig. On gfx950 the
-        weights P are FP8 where q and kv are, with more than 32 columns: within 3e-2 of a head's
-        result from about 1,000 tokens on. A SharedConfig has them in bf16.
+        weights P are FP8 where q and kv are, with more than 32 columns and many tokens: within 3e-2
+        of a head's result from about 1,000 of a sequence on. A SharedConfig has them in bf16.
 
     A query that sees no token gets zeros, and an lse of -inf. Rows that no sequence names, and
     those of a page beyond its sequence's end, may hold anything, NaN too. Nothing is checked on the

@@ -58,7 +58,7 @@ class SharedFp8(Shared):
     turns = False
     archs = ("gfx950",)
     Config = SharedFp8Config
-    error = 2.0**-4  # P in e4m3
+    error = 2.0**-4 * 2.14  # P in e4m3, in the sum above and the one below: 2 / (1 - 2^-4)
 
     def refuses(self, c: Call) -> str | None:
         if reason := super().refuses(c):
