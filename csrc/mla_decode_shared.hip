@@ -56,7 +56,7 @@ using Columns = MlaColumns<kQueryFp8, kFp8 ? 6 : 18>;
 #endif
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize, kColumns = kWaves * kWaveColumns;
 constexpr u32 kTokens = Slot::kTokens;
-constexpr u32 kItemCost = (kTokens == 16 && !kFp8 ? 12 : 28) * kTokens;  // Q, storing, adding up
+constexpr u32 kItemCost = (kTokens == 16 ? 12 : 28) * kTokens;  // Q, storing, adding up
 constexpr f32 kLog2E = 1.44269504088896f;
 using Target = MlaColumnsTarget<kColumns>;
 
