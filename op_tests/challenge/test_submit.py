@@ -6,15 +6,17 @@ from __future__ import annotations
 import ast
 import base64
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from rfops.challenge import problem
+from rfops.challenge import inline, problem
 from rfops.challenge.entries import ROWS
 from rfops.challenge.evaluate import Limits, evaluate, refused
 from rfops.challenge.problem import Case, Problem, case_of
@@ -118,6 +120,34 @@ def test_a_file_is_plain_python_and_twice_the_same(name: str, form: str) -> None
                       else [str(node.module)])
     }  # fmt: skip
     assert imported <= KNOWN, imported - KNOWN
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_load_inline_file_compiles_for_the_host_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernels, without torch's headers, which take ten times as long: the engine builds for
+    the device alone, where more is allowed (a struct in LDS can be assigned)."""
+    of = problem(name)
+    file = entry(tmp_path, of, "load_inline", [small(of), *of.benchmarks])
+    found: list[tuple[str, list[str]]] = []
+
+    def take(_name: str, texts: tuple[str, str], flags: tuple[list[str], list[str]]) -> Path:
+        found.append((texts[1], flags[1]))
+        raise inline.CannotBuild("taken")
+
+    monkeypatch.setattr(inline, "_library", take)
+    monkeypatch.setattr("torch.utils.cpp_extension.load_inline", inline.load_inline)
+    monkeypatch.setitem(sys.modules, "task", SimpleNamespace(input_t=object, output_t=object))
+    with pytest.raises(inline.CannotBuild, match="taken"):
+        runpy.run_path(str(file))
+    ((text, flags),) = found
+    text = text.replace("#include <torch/types.h>", "#include <cstdint>\n#define TORCH_CHECK(...)")
+    kernels, torchs, _ = text.partition("#include <torch/")
+    assert torchs and "__attribute__((global))" in kernels
+    source = tmp_path / "kernels.hip"
+    source.write_text(f"{kernels}\n#endif\n", encoding="utf-8")
+    inline.check_for_host(source, flags, of.arch)
 
 
 @pytest.mark.sweep

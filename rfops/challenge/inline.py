@@ -179,18 +179,31 @@ def _hip_object(name: str, text: str, flags: list[str], arch: str, folder: Path)
     source, assembly, code = (folder / f"kernels.{end}" for end in ("hip", "s", "hsaco"))
     elf, fat, output = (folder / f"kernels.{end}" for end in ("elf.o", "hipfb", "o"))
     source.write_text(text, encoding="utf-8")
-    common = ["clang", "-x", "hip", f"--offload-arch={arch}", "-nogpuinc", "-nogpulib", *_CXX, "-w",
-              "-resource-dir", str(_zig_folder() / "lib"), "-include", str(SHIM / "wrapper.h"),
-              "-ferror-limit=5", *_defines(name), *_include_flags()]  # fmt: skip
+    common = [*_clang_for(arch), *_defines(name), *_include_flags()]
     _zig(*common, "-O3", *flags, "--cuda-device-only", *_bitcode(), "-S", source, "-o", assembly)
     _zig("clang", "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", assembly, "-o", elf)
     _zig("ld.lld", "-shared", elf, "-o", code)
     fat.write_bytes(_bundle([(_HOST_ENTRY, b""), (f"hipv4-amdgcn-amd-amdhsa--{arch}",
                                                   code.read_bytes())]))  # fmt: skip
     holds = ("-Xclang", "-fcuda-include-gpubinary", "-Xclang", fat)
-    host = ("-O1", "--target=x86_64-linux-gnu", "--cuda-host-only", "-fPIC", *holds)
-    _zig(*common, *flags, *host, "-c", source, "-o", output)
+    _zig(*common, *flags, *_FOR_HOST, "-O1", "-fPIC", *holds, "-c", source, "-o", output)
     return output
+
+
+def check_for_host(source: Path, flags: list[str], arch: str) -> None:
+    """What the host's half of a HIP source has to say, in a second: without torch's headers, and
+    nothing is made of it."""
+    _zig(*_clang_for(arch), f"-I{SHIM}", f"-I{_amd() / 'include'}", *flags, *_FOR_HOST,
+         "-fsyntax-only", source)  # fmt: skip
+
+
+def _clang_for(arch: str) -> list[str]:
+    return ["clang", "-x", "hip", f"--offload-arch={arch}", "-nogpuinc", "-nogpulib", *_CXX, "-w",
+            "-resource-dir", str(_zig_folder() / "lib"), "-include", str(SHIM / "wrapper.h"),
+            "-ferror-limit=5"]  # fmt: skip
+
+
+_FOR_HOST = ("--target=x86_64-linux-gnu", "--cuda-host-only")
 
 
 _CXX = ("-std=c++20", "-D_GLIBCXX_USE_CXX11_ABI=1")

@@ -40,16 +40,18 @@ __device__ inline MlaTotals add_waves(MlaOwn& own, LdsBytes* lds, Factor factor,
   const auto given = [&](u32 at, u32 from) {
     return reinterpret_cast<RFOPS_LDS F32x4*>(lds + (at * kWaves + from) * kGiven) + lane;
   };
-  // Totals are where wave 0 gives nothing away: to itself.
-  auto* const all = reinterpret_cast<RFOPS_LDS MlaTotals*>(lds);
+  // Totals are where wave 0 gives nothing away: to itself. (A struct in LDS is for the device
+  // alone: what compiles for the host too, as load_inline does, refuses to assign one.)
+  using F32x2 = f32 __attribute__((ext_vector_type(2)));
+  auto* const all = reinterpret_cast<RFOPS_LDS F32x2*>(lds);
   MlaTotals found = {kLowest, 0.0f};
   f32 weights[kWaves];
   const auto weigh = [&] {
     MlaTotals totals[kWaves];
 #pragma unroll
     for (u32 w = 0; w < kWaves; ++w) {
-      const auto from = all[w * kMlaColumns + lane % kMlaColumns];
-      totals[w] = {from.most, from.sum};
+      const F32x2 from = all[w * kMlaColumns + lane % kMlaColumns];
+      totals[w] = {from[0], from[1]};
       found.most = __builtin_fmaxf(found.most, totals[w].most);
     }
 #pragma unroll
@@ -63,7 +65,7 @@ __device__ inline MlaTotals add_waves(MlaOwn& own, LdsBytes* lds, Factor factor,
   };
   own.sum = over_rows(own.sum, [](f32 a, f32 b) { return a + b; });
   sync_group();  // all tiles are done with
-  if (lane < kMlaColumns) all[wave * kMlaColumns + lane] = {own.most, own.sum};
+  if (lane < kMlaColumns) all[wave * kMlaColumns + lane] = F32x2{own.most, own.sum};
 #pragma unroll
   for (u32 first = 0; first < kWaves; first += kAtOnce) {
     if (first > 0) sync_group();
