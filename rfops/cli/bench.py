@@ -154,7 +154,7 @@ def bench(
 
 def label(op: Op, shape: dict[str, Any]) -> str:
     """What a row is called: sizes, then values that are no size of the op's table."""
-    known = {*op.declaration.sizes, *op.table}
+    known = {*op.asked, *op.table}
     more = {name: value for name, value in shape.items() if name not in known}
     words = [f"{name}={str(value).removeprefix('torch.')}" for name, value in more.items()]
     return " ".join([why.sizes_text(op, op.call_of(**shape)), *words])

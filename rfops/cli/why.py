@@ -132,7 +132,8 @@ def text(op: Op, c: Call) -> str:
 def sizes_text(op: Op, c: Call) -> str:
     pairs: Iterable[tuple[str, int]]
     if op.tuned:
-        pairs = zip(op.tuned.sizes, op.table_sizes(c), strict=True)
+        found = zip(op.table, op.tuned.sizes, op.table_sizes(c), strict=True)
+        pairs = [(label, c.sizes.get(name, value)) for name, label, value in found]
     else:
         pairs = ((name.lower(), c.sizes[name]) for name in op.asked)
     return " ".join(f"{name}={value}" for name, value in pairs)

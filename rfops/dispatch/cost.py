@@ -16,15 +16,12 @@ import torch
 from rfops import vgpu
 from rfops.jit.arch import ROWS
 
-from .declare import DTYPES
 from .kernel import Call
 from .op import Op
 from .problem import Launch, Problem, on_device
 from .timing import sets_past_cache, time_graph
 
 # The matrix units' type of an op whose first tensor is of this dtype.
-_UNIT = {d: u for u, names in (("fp8", ("e4m3", "e4m3fnuz")), ("bf16", ("bf16", "f16")))
-         for name in names for d in DTYPES[name]}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ def floor(op: Op, c: Call) -> Floor:
     num_bytes, flops, arch = op.traffic(c), op.flops(c), ROWS.get(c.arch)
     if arch is None:
         return Floor(num_bytes, flops, 0.0, "unknown")
-    unit = _UNIT.get(getattr(c, f"{op.declaration.tensors[0].name}_dtype"), "")
+    unit = op.product_type(c)
     times = {"bytes": num_bytes / arch.hbm_peak_tb_s / 1e6}
     if unit in arch.matrix_tflops:
         times["flops"] = flops / arch.matrix_tflops[unit] / 1e6

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rfops.dispatch.heuristic import coarse
 from rfops.dispatch.routing import Router
+from rfops.dispatch.tuned_table import getter
 
 from .kernel import Call, Kernel, RunOf
 
@@ -31,7 +30,7 @@ class Family:
             (result,) = op.declaration.results
             self._ends = op.dtype_of(result, like), like.device
             self._shape = getter([self.names.index(e.size) for e in result.extents])
-        self._table_sizes = getter([self.names.index(n) for n in op.table if n in self.names])
+        self._table_sizes = op.table_getter()
         self._table_values = op.table_sizes(like)[len(set(op.table) & set(self.names)) :]
 
     def __call__(self, *sizes: int) -> tuple[Any, ...] | None:
@@ -75,9 +74,3 @@ class Family:
         most = self._call_of(tuple(sizes))
         is_first = kernel.name == next(iter(self.op.order(most)), None)
         return is_first and kernel.refuses(most) is None and self.op.untuned(most) is None
-
-
-def getter(places: Sequence[int]) -> Callable[[Sequence[int]], tuple[int, ...]]:
-    if len(places) > 1:
-        return operator.itemgetter(*places)
-    return lambda values: tuple([values[place] for place in places])

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .checks import Checked, flat
-from .declare import TensorArg
+from .declare import DTYPES, TensorArg
 from .kernel import Call, Kernel, Run
-from .tuned_table import Tuned
+from .tuned_table import Tuned, getter
 
 if TYPE_CHECKING:
     from .problem import Draw
+
+
+_PRODUCT = {d: u for u, names in (("fp8", ("e4m3", "e4m3fnuz")), ("bf16", ("bf16", "f16")))
+            for name in names for d in DTYPES[name]}  # fmt: skip
 
 
 class Hooks(Checked):
@@ -80,6 +84,11 @@ class Hooks(Checked):
         summed = [size for name, size in c.sizes.items() if name not in kept]
         return 8 + 2 * math.prod(summed) if summed else 8
 
+    def product_type(self, c: Call) -> str:
+        """As what matrix units multiply, by which they have their peak: fp4, fp8, bf16, or nothing
+        that has one. Here the first tensor's type."""
+        return _PRODUCT.get(getattr(c, f"{self.declaration.tensors[0].name}_dtype"), "")
+
     def traffic(self, c: Call) -> int:
         """Bytes that must move at least: inputs and results once each."""
         moved = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.forms(c))
@@ -117,6 +126,11 @@ class Hooks(Checked):
     def table_sizes(self, c: Call) -> tuple[int, ...]:
         """What a tuned row of the call is found by."""
         return tuple([self._table_value(c, name) for name in self.table])
+
+    def table_getter(self) -> Callable[[Sequence[int]], tuple[int, ...]]:
+        """table_sizes from the sizes of the declaration alone, as far as they go."""
+        names = self.declaration.sizes
+        return getter([names.index(name) for name in self.table if name in names])
 
     def _table_value(self, c: Call, name: str) -> int:
         if any(arg.name == name for arg in self.declaration.tensors):

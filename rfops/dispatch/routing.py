@@ -17,7 +17,6 @@ import fcntl
 import functools
 import io
 import logging
-import operator
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from typing import Any
 import torch
 
 from rfops.dispatch.guards import Guard
-from rfops.dispatch.tuned_table import Match, Query, Row, Tuned
+from rfops.dispatch.tuned_table import Match, Query, Row, Tuned, getter
 from rfops.jit import ConfigError, log, settings
 from rfops.jit.launch import hip
 
@@ -76,11 +75,7 @@ class Router:
         self.op, self.names = tuned.name, tuned.sizes
         self.table = tuned.load()
         at = [place for place, rule in enumerate(tuned.rules) if not rule]
-        self._exact: Callable[[tuple[int, ...]], tuple[int, ...]] = (
-            operator.itemgetter(*at)
-            if len(at) > 1
-            else lambda sizes: tuple([sizes[place] for place in at])
-        )
+        self._exact = getter(at)
         self._tuned = self.table.exact_sizes(arch)
         self._misses = _misses.setdefault((self.op, arch, cu_num, self.names), Counter())
         self._record = settings.path("RFOPS_RECORD_UNTUNED")

@@ -24,9 +24,10 @@ from __future__ import annotations
 import csv
 import functools
 import math
+import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -373,3 +374,10 @@ def _lines(file: Path, columns: tuple[str, ...]) -> Iterator[_Line]:
                 yield _Line(file, number, dict(zip(header, cells, strict=True)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{file}, after line {number}: cannot be read: {error}") from error
+
+
+def getter(places: Sequence[int]) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    """What picks these of a shape's sizes."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return lambda sizes: tuple([sizes[place] for place in places])

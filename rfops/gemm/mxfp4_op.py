@@ -64,6 +64,9 @@ class Fp4Gemm(Op):
     def scales(self) -> list[str]:
         return [arg.name for arg in self.declaration.tensors if arg.name in SCALES]
 
+    def product_type(self, c: Call) -> str:
+        return "fp8" if c.x_dtype == torch.float8_e4m3fn else "fp4"
+
     def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         given = dict(zip(self.declaration.sizes, sizes, strict=True))
         n, k = given["N"], given["K"]

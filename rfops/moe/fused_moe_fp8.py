@@ -92,6 +92,9 @@ class Torch(Kernel):
 class _Fp8Moe(Moe):
     own_types = Moe.own_types | {"w1", "w2", "w1_scale", "w2_scale"}
 
+    def product_type(self, c: Call) -> str:
+        return "fp8"
+
     def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, d, i, e, k, routed, n = sizes
         if n != 2 * i:

@@ -108,6 +108,9 @@ class MxMoe(Moe):
             usual={"rounding": next(iter(fmt.bumps))}, **options,
         )  # fmt: skip
 
+    def product_type(self, c: Call) -> str:
+        return "fp4" if self.fmt is MXFP4 else "fp8"
+
     def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, d, i, e, k, routed, n = sizes
         if n != 2 * i:

@@ -20,8 +20,9 @@ from .fused_moe_mx import MXFP4, MxMoe, Torch, arguments
 from .fused_moe_mx_hip import HipMxMoe
 from .fused_moe_mx_triton import TritonMxMoe
 
-# (D, I, E, K) of the challenge of 2026, the shared expert among E and K.
-CHALLENGE = [(7168, 256, 257, 9), (7168, 512, 33, 9)]
+# (D, I, E, K, R) of the challenge of 2026: one expert is everybody's. Its weights are shuffled.
+CHALLENGE = [(7168, 256, 257, 8, 256), (7168, 512, 33, 8, 32)]
+SHUFFLED = {"w_layout": ("16x16",), "scale_layout": ("32x8",)}
 
 OP = MxMoe(
     "fused_moe_mxfp4",
@@ -29,8 +30,8 @@ OP = MxMoe(
     table="M+ D I E K",
     kernels=(HipMxMoe(MXFP4), TritonMxMoe(MXFP4), Torch(MXFP4)),
     shapes={
-        "published": [*grid("D I E K", CHALLENGE, M=(16, 128, 512)),
-                      *grid("D I E K", [(7168, 2048, 33, 9)], M=(512,))],
+        "published": [*grid("D I E K R", CHALLENGE, M=(16, 128, 512), **SHUFFLED),
+                      *grid("D I E K R", [(7168, 2048, 33, 8, 32)], M=(512,), **SHUFFLED)],
     },
 )  # fmt: skip
 

@@ -20,8 +20,9 @@ from .fused_moe_mx import MXFP8, MxMoe, Torch, arguments
 from .fused_moe_mx_hip import HipMxMoe
 from .fused_moe_mx_triton import TritonMxMoe
 
-# (D, I, E, K) of MiniMax-M3 class models over 4 and 8 GPUs, the shared expert among E and K.
-MINIMAX = [(6144, 768, 129, 5), (6144, 384, 129, 5)]
+# (D, I, E, K, R) of MiniMax-M3 class models over 4 and 8 GPUs, one expert everybody's; weights are
+# shuffled. (Scales are not where I is no multiple of 256.)
+MINIMAX = (6144, 768, 129, 4, 128), (6144, 384, 129, 4, 128)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 
 OP = MxMoe(
@@ -29,7 +30,12 @@ OP = MxMoe(
     MXFP8,
     table="M+ D I E K",
     kernels=(HipMxMoe(MXFP8), TritonMxMoe(MXFP8), Torch(MXFP8)),
-    shapes={"published": grid("D I E K", MINIMAX, M=TOKENS)},
+    shapes={
+        "published": [
+            *grid("D I E K R", MINIMAX[:1], M=TOKENS, w_layout=("16x16",), scale_layout=("32x8",)),
+            *grid("D I E K R", MINIMAX[1:], M=TOKENS, w_layout=("16x16",)),
+        ],
+    },
 )
 
 

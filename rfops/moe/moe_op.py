@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from rfops.dispatch.checks import flat
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Draw
@@ -16,6 +17,7 @@ from rfops.dispatch.problem import Draw
 from .experts import Weights, experts_ref, run_experts
 from .router import moe_router, moe_router_ref
 
+NO_WEIGHTS = ("x", "topk_weights", "topk_ids", "router_weight")
 HINTS = {
     "x": "convert it first",
     "topk_weights": "convert them with .float()",
@@ -128,6 +130,31 @@ class Moe(Op):
 
     def flops(self, c: Call) -> int:
         return int(6 * c.M * (c.K + c.E - c.R) * c.D * c.I)
+
+    def traffic(self, c: Call) -> int:
+        """Of the experts those that somebody chooses, where all are alike to the tokens."""
+        own = {name: given for name, given in c.tensors.items() if name not in NO_WEIGHTS}
+        weights = sum(t.nbytes for _, t in flat(own))
+        missed = max(1 - c.K / c.R, 0) ** c.M * c.R if c.R else 0
+        return int(super().traffic(c) - weights * missed / max(c.E, 1))
+
+    def table_sizes(self, c: Call) -> tuple[int, ...]:
+        """K with the shared experts, which cost what they cost as everybody's choice: so a row
+        holds whether a caller names them in topk_ids or by num_shared."""
+        return tuple(
+            [n + c.E - c.R if name == "K" else n
+             for name, n in zip(self.table, super().table_sizes(c), strict=True)]
+        )  # fmt: skip
+
+    def table_getter(self) -> Callable[[Sequence[int]], tuple[int, ...]]:
+        of, names = super().table_getter(), self.declaration.sizes
+        k, (e, r) = self.table.index("K"), map(names.index, "ER")
+
+        def found(sizes: Sequence[int]) -> tuple[int, ...]:
+            plain = of(sizes)
+            return *plain[:k], plain[k] + sizes[e] - sizes[r], *plain[k + 1 :]
+
+        return found
 
     def roundings(self, c: Call) -> int:
         """Of fp32 sums along both K; and h and the experts' results are rounded to x's dtype, whose
