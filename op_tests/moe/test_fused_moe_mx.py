@@ -301,8 +301,10 @@ def test_strided_rows_and_memory_around(fmt: Format) -> None:
         problem.with_(x=columns).run("hip")
 
 
-@pytest.mark.parametrize(("columns", "ring"), [(0, 0), (16, 0), (0, 1)])
-def test_counts_that_a_call_left_behind(columns: int, ring: int) -> None:
+@pytest.mark.parametrize(
+    ("columns", "rows", "slots", "ring"), [(0, 1, 0, 0), (16, 1, 0, 0), (0, 1, 0, 1), (32, 2, 3, 0)]
+)
+def test_counts_that_a_call_left_behind(columns: int, rows: int, slots: int, ring: int) -> None:
     """As one that failed between its launches would: whatever counts and lists say, no memory is
     touched that is not the call's, and the call after is right."""
     d, i = (256, 256) if ring else (64, 32)
@@ -310,7 +312,7 @@ def test_counts_that_a_call_left_behind(columns: int, ring: int) -> None:
     exact, problem = problem.exact, problem.shuffled() if ring else problem
     c, out = _call(problem), torch.full((40, d), math.nan, dtype=BF16)
     kernel = OPS["mxfp4"].kernels["hip"]
-    config = MxMoeConfig(1, 4, 1, 4, 1, 2, columns, 1, ring=ring)
+    config = MxMoeConfig(1, 4, 1, 4, 1, 2, columns, rows, slots=slots, ring=ring)
     launches = kernel.variant(c, config)(*(c.sizes[n] for n in c.size_names))
     given = [getattr(w, "data", w) if ring else w for w in problem.weights]
     args = out, problem.x, *given, problem.topk_weights, problem.topk_ids, None
@@ -379,36 +381,46 @@ def test_fused_bits(fmt: Format, case: Any) -> None:
 
 
 SUMS = [
-    # m, d, i, e, k, shared, dtype; columns, waves, slots
+    # m, d, i, e, k, shared, dtype; columns, waves, slots, tiles of rows of a wave
     ((5, 288, 160, 4, 2, 0, BF16), (16, 2, 3)),
     ((33, 512, 256, 6, 3, 1, F16), (32, 3, 5)),
     ((150, 256, 256, 3, 3, 2, BF16), (32, 8, 4)),
     ((40, 256, 768, 3, 3, 2, BF16), (16, 5, 4)),
     ((70, 256, 2048, 5, 2, 1, BF16), (32, 2, 3)),
     ((300, 256, 512, 70, 4, 0, BF16), (32, 15, 4)),
+    ((5, 288, 160, 4, 2, 0, BF16), (16, 2, 3, 2)),
+    ((33, 512, 256, 6, 3, 1, F16), (32, 2, 5, 2)),
+    ((150, 256, 768, 3, 3, 2, BF16), (16, 7, 4, 2)),
+    ((70, 256, 1024, 5, 2, 1, BF16), (32, 2, 4, 2)),
+    ((300, 256, 512, 70, 4, 0, BF16), (32, 5, 4, 2)),
 ]  # fmt: skip
 
 
-def _sums(columns: int, waves: int, slots: int) -> MxMoeConfig:
-    return MxMoeConfig(1, 4, 1, waves, 1, 2, columns, slots=slots)
+def _sums(columns: int, waves: int, slots: int, rows: int = 1) -> MxMoeConfig:
+    return MxMoeConfig(1, 4, 1, waves, 1, 2, columns, rows, slots=slots)
 
 
-def test_sums_that_never_leave_the_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "i", "config"),
+    [("moe_mx_down_sums", 512, _sums(32, 3, 4)), ("moe_mx_down_deep", 2048, _sums(32, 2, 4, 2))],
+)
+def test_sums_that_never_leave_the_chip(
+    kernel: str, i: int, config: MxMoeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Down and the sum in one kernel for many tokens: ids outside, one expert twice, no rows of
     another; the same bits in any order, and those of two kernels where one row is all there is."""
-    problem = random_problem(MXFP4, 70, 256, 512, 6, 2, num_shared=1)
+    problem = random_problem(MXFP4, 70, 256, i, 6, 2, num_shared=1)
     problem.topk_ids[1, 0], problem.topk_ids[3] = -1, 1
     problem.topk_ids[problem.topk_ids == 4] = 2
-    config = _sums(32, 3, 4)
     with rfops.vgpu.profile() as p:
         got = problem.run("hip", config)
     launch = p.launches[-1]
-    assert len(p.launches) == 3 and launch.kernel == "moe_mx_down_sums"
+    assert len(p.launches) == 3 and launch.kernel == kernel
     assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
     assert_near(got, problem.exact)
     monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", "random:1")
     assert torch.equal(problem.shuffled().run("hip", config), got)
-    one = random_problem(MXFP4, 40, 256, 512, 4, 1).shuffled()
+    one = random_problem(MXFP4, 40, 256, i, 4, 1).shuffled()
     assert torch.equal(one.run("hip", config), one.run("hip", MxMoeConfig(1, 4, 1, 4, 1)))
 
 
@@ -520,7 +532,8 @@ def test_sums_for_many_rows_of_few_experts() -> None:
     kernel = OPS["mxfp4"].kernels["hip"]
     for m, i, e, slots in (
         (512, 512, 33, 4),
-        (512, 2048, 33, 0),
+        (512, 2048, 33, 4),
+        (512, 2304, 33, 0),
         (512, 512, 65, 0),
         (3000, 512, 33, 0),
     ):

@@ -7,7 +7,8 @@ experts   gate, up, SiLU, h quantised              csrc/moe_mx_experts.hip, of m
 experts   down                                     csrc/moe_mx_experts.hip
 add       each token's rows, in a fixed order      csrc/moe_add_pairs.hip
 down      in place of the last two                 csrc/moe_mx_down.hip, for more tokens
-                                                   csrc/moe_mx_down_sums.hip
+                                                   csrc/moe_mx_down_sums.hip, where h is
+                                                   beyond L2 csrc/moe_mx_down_deep.hip
 """
 
 from __future__ import annotations
@@ -52,8 +53,10 @@ RING_TILES, RING_WAVES = 9, 10  # of moe_mx_gate_up: tiles of rows; waves, two o
 MAX_HELD = {4: 24, 8: 11, 16: 4}
 # When moe_mx_down_sums is quicker than down and add: by 37 % with 140 rows of an expert and 2 steps
 # of h, by 16 % with 4; slower by 30 % with 8 of them, and by 26 % with 62 rows (estimated, MI355X).
-MOST_SUM_STEPS, FEWEST_SUM_ROWS = 4, 100
-SUM_WAVES, SLOTS = range(2, 16), range(3, 6)  # of moe_mx_down_sums: that multiply; of weights
+# moe_mx_down_deep is quicker by 14 % with 8 steps, and as quick as these with 70 rows.
+MOST_SUM_STEPS, MOST_DEEP_STEPS, FEWEST_SUM_ROWS = 4, 8, 100
+# Of moe_mx_down_sums and moe_mx_down_deep: waves that multiply; weights in LDS.
+SUM_WAVES, DEEP_WAVES, SLOTS = range(2, 16), range(2, 8), range(3, 6)
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,9 @@ class MxMoeConfig:
     columns: int = 0  # of a workgroup of csrc/moe_mx_down.hip, of down_n waves; 0: not by it
     rows: int = 1  # tiles of 16 rows that a wave of it multiplies at a time
     ahead: int = 1  # steps of weights of gate and up on their way
-    slots: int = 0  # of weights in LDS, of csrc/moe_mx_down_sums.hip; 0: not by it
+    # Of weights in LDS, of csrc/moe_mx_down_sums.hip, with rows=2 of moe_mx_down_deep.hip; 0: by
+    # neither.
+    slots: int = 0
     ring: int = 0  # 1: gate and up by csrc/moe_mx_gate_up.hip, of many rows an expert
 
     def __post_init__(self) -> None:
@@ -92,16 +97,23 @@ class MxMoeConfig:
             raise ValueError(f"{self}: columns are 0, 16 or 32, rows 1, 2 or 4")
         if self.ahead not in (1, 3) or (self.ahead > 1 and self.up_n * self.up_k > 4):
             raise ValueError(f"{self}: ahead is 1, or 3 with up to 4 waves of gate and up")
-        if self.slots and (self.slots not in SLOTS or not self.columns or self.rows != 1):
-            raise ValueError(f"{self}: slots are 0, or 3 to 5 with columns and rows=1")
+        if self.slots and (self.slots not in SLOTS or not self.columns or self.rows > 2):
+            raise ValueError(f"{self}: slots are 0, or 3 to 5 with columns and rows of 1 or 2")
         if self.ring not in (0, 1) or (
             self.ring and (self.up_n, self.up_k, self.ahead) != (4, 1, 1)
         ):
             raise ValueError(f"{self}: ring is 0, or 1 with up_n=4, up_k=1 and ahead=1")
         waves, known = (SUM_WAVES, "2 to 15") if self.slots else (MAX_HELD, "4, 8 or 16")
+        if self.is_deep:
+            waves, known = DEEP_WAVES, "2 to 7"
         if self.columns and (self.down_k > 1 or self.down_n not in waves):
             with_ = "slots" if self.slots else "columns"
             raise ValueError(f"{self}: with {with_} down_n is {known}, and down_k 1")
+
+    @property
+    def is_deep(self) -> bool:
+        """Down by csrc/moe_mx_down_deep.hip."""
+        return self.slots > 0 and self.rows > 1
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,7 @@ class Stage:
 
     def chunk(self, fmt: Format, m_tiles: int) -> int:
         """Steps of rows in LDS at a time."""
-        fit = (c for c in (4, 2, 1) if c <= self.most_chunk)
+        fit = (c for c in (8, 4, 2, 1) if c <= self.most_chunk)
         return next(c for c in fit if self.steps(fmt) % c == 0)
 
     def columns(self, fmt: Format) -> int:
@@ -136,7 +148,7 @@ class Stage:
 def stages(c: Call, config: MxMoeConfig) -> tuple[Stage, Stage]:
     return (
         Stage(1, c.I, c.D, config.up_n, config.up_k, 1 if config.ring else 4),
-        Stage(2, c.D, c.I, config.down_n, config.down_k),
+        Stage(2, c.D, c.I, config.down_n, config.down_k, 8 if config.is_deep else 4),
     )
 
 
@@ -187,6 +199,7 @@ _SUMS: dict[str, int | str] = {
     **{name: value for name, value in _DOWN.items() if name not in ("SHARED", "ROW_TILES")},
     "SLOTS": 4,
 }  # fmt: skip
+_DEEP: dict[str, int | str] = {**_SUMS, "ROW_TILES": 2, "STEPS": 8, "CHUNK": 8}
 
 
 def _down_arguments(
@@ -194,11 +207,14 @@ def _down_arguments(
     counts: Tensor, rows_of: Tensor, weights: Tensor, ids: Tensor, m: u32, routed: u32,
     experts: u32, n: u32, k: u32, w_row: u32, w_scale_row: u32,
 ) -> None:  # fmt: skip
-    """csrc/moe_mx_down.hip and moe_mx_down_sums.hip: the shapes stand there."""
+    """csrc/moe_mx_down.hip, _sums.hip and _deep.hip: the shapes stand there."""
 
 
 moe_mx_down_kernel = compile_ops(
     "moe_mx_down", kernel="moe_mx_down", variants=lambda _arch: [_DOWN]
+)(_down_arguments)
+moe_mx_down_deep_kernel = compile_ops(
+    "moe_mx_down_deep", kernel="moe_mx_down_deep", variants=lambda _arch: [_DEEP]
 )(_down_arguments)
 moe_mx_down_sums_kernel = compile_ops(
     "moe_mx_down_sums", kernel="moe_mx_down_sums", variants=lambda _arch: [_SUMS]
@@ -221,7 +237,8 @@ class HipMxMoe(Kernel):
     module = "moe_mx_experts"
     # And the router's.
     more_modules = (
-        "moe_mx_prepare", "moe_mx_gate_up", "moe_mx_down", "moe_mx_down_sums", "moe_add_pairs",
+        "moe_mx_prepare", "moe_mx_gate_up", "moe_mx_down", "moe_mx_down_deep", "moe_mx_down_sums",
+        "moe_add_pairs",
     )  # fmt: skip
     Config = MxMoeConfig
 
@@ -276,6 +293,8 @@ class HipMxMoe(Kernel):
         held = down.steps(self.fmt) * (config.columns // TILE + config.rows)
         if not config.slots and held > MAX_HELD[config.down_n]:
             return f"{held} tiles are more than the {MAX_HELD[config.down_n]} that a wave holds"
+        if config.is_deep and down.steps(self.fmt) > MOST_DEEP_STEPS:
+            return f"two tiles of {down.steps(self.fmt)} steps are more than a wave holds"
         h_rows = c.M * (c.K + c.E - c.R) + (TILE - 1) * c.E
         if config.slots and h_rows * down.steps(self.fmt) * STEP_BYTES >= MAX_BYTES:
             return "h is beyond signed 32-bit offsets (2 GiB)"
@@ -284,15 +303,16 @@ class HipMxMoe(Kernel):
         return None
 
     def lds_bytes(self, c: Call, config: MxMoeConfig) -> int:
-        """Of a workgroup of moe_mx_down or moe_mx_down_sums."""
-        height = (config.down_n if config.slots else config.rows) * TILE
+        """Of a workgroup of moe_mx_down, moe_mx_down_sums or moe_mx_down_deep."""
+        height = (config.down_n * config.rows if config.slots else config.rows) * TILE
         table = (_row_tiles(c, height) + 1) * 16
         if config.slots:
             tiles, steps = config.columns // TILE, min(2, stages(c, config)[1].chunk(self.fmt, 1))
             words = ceil(tiles, 2) if c.scale_layout != RAW else tiles * self.fmt.step // BLOCK // 4
             item = steps * (tiles * TILE * STEP_BYTES + words * WAVE * 4)
             weights = ceil(c.M * c.K, 4) * 16
-            return int(config.slots * item + c.M * config.columns * 4 + weights + table)
+            unread = WAVE * 4 if config.is_deep else 0
+            return int(config.slots * item + c.M * config.columns * 4 + weights + table + unread)
         staging = config.down_n * TILE * STEP_BYTES if c.w_layout == RAW else 0
         return int(staging + c.M * (c.K + c.E - c.R) * config.columns * 2 + table)
 
@@ -318,8 +338,10 @@ class HipMxMoe(Kernel):
             made = replace(config, columns=columns, down_n=waves, rows=rows)
             if self.refuses_config(c, made) is None:
                 yield made
-        if steps <= MOST_SUM_STEPS and _rows_of_expert(c) >= FEWEST_SUM_ROWS:
+        if steps <= MOST_DEEP_STEPS and _rows_of_expert(c) >= FEWEST_SUM_ROWS:
             made = replace(config, columns=32, down_n=_sum_waves(c), rows=1, slots=4)
+            if steps > MOST_SUM_STEPS:
+                made = _deep(made)
             if self.refuses_config(c, made) is None:
                 yield made
 
@@ -342,6 +364,7 @@ class HipMxMoe(Kernel):
             replace(config, columns=32, down_n=_sum_waves(c), slots=4)
             for config in made if config.down_n == 4 and not config.columns
         ]  # fmt: skip
+        made += [_deep(config) for config in made if config.slots]
         if _sum_waves(c) > SUM_WAVES[-1] // 2:  # tiles enough for weights to pass by LDS
             made += [replace(one, ring=1) for one in made if (one.up_n, one.up_k) == (4, 1)]
         fit = (config for config in made if self.refuses_config(c, config) is None)
@@ -385,6 +408,11 @@ def _sum_waves(c: Call) -> int:
     """Of moe_mx_down_sums: an expert's rows with what chance adds."""
     waves = ceil(int(5 * _rows_of_expert(c)), 4 * TILE)
     return int(min(max(waves, SUM_WAVES[0]), SUM_WAVES[-1]))
+
+
+def _deep(config: MxMoeConfig) -> MxMoeConfig:
+    """Two tiles a wave in place of one."""
+    return replace(config, down_n=min(ceil(config.down_n, 2), DEEP_WAVES[-1]), rows=2)
 
 
 def _row_tiles(c: Call, height: int) -> int:
@@ -470,8 +498,12 @@ class _Launches:
         waves, kernel = stage.n_waves, moe_mx_down_kernel
         if config.slots:  # a wave more brings weights
             waves, kernel = waves + 1, moe_mx_down_sums_kernel
-            del defines["SHARED"], defines["ROW_TILES"]
+            del defines["SHARED"]
             defines["SLOTS"] = config.slots
+            if config.is_deep:
+                kernel = moe_mx_down_deep_kernel
+            else:
+                del defines["ROW_TILES"]
         bound = kernel.bind(c.device, defines, c.arch)
         threads, lds = waves * WAVE, self.kernel.lds_bytes(c, config)
         launch = bound.prepare((threads, 1, 1), tuple(range(10)), lds)
