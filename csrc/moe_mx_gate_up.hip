@@ -71,15 +71,6 @@ struct Given {
   u32 m, routed, n, w_row, w_scale_row, steps;
 };
 
-// Until at most `count` times kEach loads are on their way, of kMost.
-template <u32 kEach, u32 kMost>
-__device__ inline void wait_some(u32 count) {
-  if constexpr (kMost > 0) {
-    if (count < kMost) return wait_some<kEach, kMost - 1>(count);
-  }
-  wait_loads<(kMost * kEach < 63 ? kMost * kEach : 63)>();
-}
-
 // Brings weights, items in the order of the parts; as many steps of each as the part has columns.
 __device__ inline void bring_weights(Parts parts, const Ring& ring, const Weights& weights,
                                      const Given& given) {
@@ -200,16 +191,25 @@ __device__ inline void multiply(F32x4 (&sums)[kOwn > 0 ? kOwn : 1][kTiles], u32 
     const LdsBytes* const rows = rows_at(item);
     typename Weights::Held held;
     ring.read(held, item, wave_n(), weights, step, 0);
+    const auto read = [&](u32 i, u32 half) {
+      const LdsBytes* const at = rows + (wave_m() + i * kMWaves) * (kTileRows * kRowBytes);
+      return lds_load_16(at + step_at(row, of_row + half * (kRowChunks / 2)));
+    };
+    const auto read_scales = [&](u32 i) {
+      const u32 at = ((wave_m() + i * kMWaves) * kTileRows + row) * 4 + of_row;
+      return Scales::from(rows + Rows::kScalesAt + at * Rows::Scales::kOfLane);
+    };
+    U32x4 x[2] = {read(0, 0), read(0, 1)};
+    Scales scales = read_scales(0);
 #pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) {  // no further ahead: registers are those of three waves
-      const u32 tile = wave_m() + i * kMWaves;
-      const LdsBytes* const at = rows + tile * (kTileRows * kRowBytes);
-      const U32x4 x[2] = {lds_load_16(at + step_at(row, of_row)),
-                          lds_load_16(at + step_at(row, of_row + kRowChunks / 2))};
-      const auto scales =
-          Scales::from(rows + Rows::kScalesAt +
-                       (tile * (kTileRows * 4) + row * 4 + of_row) * Rows::Scales::kOfLane);
-      multiply_tiles<Weights, 0>(sums[i], held, x, scales);
+    for (u32 i = 0; i < kOwn; ++i) {  // the next tile's halves come where this one's were
+      const Scales own = scales;
+      if (i + 1 < kOwn) scales = read_scales(i + 1);
+      multiply_half<Weights, 0, 0>(sums[i], held, x, own);
+      if (i + 1 < kOwn) x[0] = read(i + 1, 0);
+      keep_order();
+      multiply_half<Weights, 0, 1>(sums[i], held, x, own);
+      if (i + 1 < kOwn) x[1] = read(i + 1, 1);
       keep_order();
     }
   }

@@ -87,4 +87,16 @@ __device__ inline void multiply_tiles(F32x4 (&sums)[kTiles], const typename Weig
   }
 }
 
+// The same of MXFP4, half kH of the step alone: the other half's registers are free meanwhile.
+template <class Weights, u32 kS, u32 kH, u32 kT = 0, u32 kTiles, class Scales>
+__device__ inline void multiply_half(F32x4 (&sums)[kTiles], const typename Weights::Held& w,
+                                     const U32x4 (&x)[2], const Scales& scales) {
+  static_assert(Weights::kIsFp4, "a half is an operand");
+  if constexpr (kT < kTiles) {
+    constexpr u32 kByte = kS * (Weights::kStepBlocks / 4) + kH;
+    multiply_tile<Weights, kT, kH, kByte>(sums[kT], w, x, scales.word[kByte / 4]);
+    multiply_half<Weights, kS, kH, kT + 1>(sums, w, x, scales);
+  }
+}
+
 }  // namespace rfops

@@ -22,6 +22,15 @@ __device__ inline void wait_loads() {
   __builtin_amdgcn_s_waitcnt(details::waitcnt(kCount, details::kAnyLds));
 }
 
+// Until at most `count` times kEach loads are on their way, of kMost.
+template <u32 kEach, u32 kMost>
+__device__ inline void wait_some(u32 count) {
+  if constexpr (kMost > 0) {
+    if (count < kMost) return wait_some<kEach, kMost - 1>(count);
+  }
+  wait_loads<(kMost * kEach < 63 ? kMost * kEach : 63)>();
+}
+
 // Until all of this wave's LDS and scalar accesses are done.
 __device__ inline void wait_lds() {
   __builtin_amdgcn_s_waitcnt(details::waitcnt(details::kAnyVector, 0));
