@@ -53,7 +53,7 @@ RING_TILES, RING_WAVES = 9, 10  # of moe_mx_gate_up: tiles of rows; waves, two o
 MAX_HELD = {4: 24, 8: 11, 16: 4}
 # When moe_mx_down_sums is quicker than down and add: by 37 % with 140 rows of an expert and 2 steps
 # of h, by 16 % with 4; slower by 30 % with 8 of them, and by 26 % with 62 rows (estimated, MI355X).
-# moe_mx_down_deep is quicker by 14 % with 8 steps, and as quick as these with 70 rows.
+# moe_mx_down_deep is quicker by 18 % with 8 steps, and as quick as these with 70 rows.
 MOST_SUM_STEPS, MOST_DEEP_STEPS, FEWEST_SUM_ROWS = 4, 8, 100
 # Of moe_mx_down_sums and moe_mx_down_deep: waves that multiply; weights in LDS.
 SUM_WAVES, DEEP_WAVES, SLOTS = range(2, 16), range(2, 8), range(3, 6)

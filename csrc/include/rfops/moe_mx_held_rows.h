@@ -70,13 +70,15 @@ class HeldRows {
   // The tile's row that the wave's `i`th sixteen begin with.
   __device__ static u32 first(u32 i) { return (wave_in_group() + i * kWaves) * kTileRows; }
 
-  // Steps kFrom .. kTo - 1 and scales, on their way. The same loads whatever there is, so that the
-  // compiler knows how many are.
+  // Steps kFrom .. kTo - 1, on their way. Of the first sixteen the same loads whatever there is, so
+  // that the compiler knows how many are; loads of others that are not there would take a
+  // tenth of the memory pipe's time (6 waves, 33 experts, 512 tokens, 8 steps: 81.1 -> 74.6 us).
   template <u32 kFrom, u32 kTo>
   __device__ void load(const ExpertTile& tile) {
     constexpr u32 kPiece = kWaveSize * kVecBytes;
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
+      if (i > 0 && first(i) >= tile.rows) continue;
 #pragma unroll
       for (u32 s = 2 * kFrom; s < 2 * kTo; ++s) {
         x[i][s / 2][s % 2] = load_16(payload_, lane_in_wave() * kVecBytes | outside(tile, i),
