@@ -16,6 +16,7 @@
 #include "rfops/arch.h"
 #include "rfops/experts.h"
 #include "rfops/moe_mx_ring.h"
+#include "rfops/moe_sums.h"
 #include "rfops/mx_products.h"
 #include "rfops/tile_table.h"
 
@@ -61,20 +62,8 @@ constexpr u32 kRowSize = kSteps * kRowBytes, kRowScales = kSteps * Places::kStep
 
 // The ring, sums [M, kColumns] fp32, weights [M, kTopK] of the choices, then the tiles there are.
 extern __shared__ __attribute__((aligned(16))) u8 lds[];
-constexpr u32 kSumsChunks = kColumns * sizeof(f32) / kVecBytes;
-__device__ inline LdsBytes* sums_of(u32 token) {
-  return (LdsBytes*)lds + Ring::kBytes + token * (kColumns * sizeof(f32));
-}
-// Chunks of a token's sums are permuted: those of all tokens would meet in the same banks.
-__device__ inline u32 chunk_at(u32 token, u32 chunk) {
-  return (chunk ^ token / 2 % kSumsChunks) * kVecBytes;
-}
-
-__device__ inline RFOPS_LDS f32* choice_weights(u32 m) { return (RFOPS_LDS f32*)sums_of(m); }
-
-__device__ inline RFOPS_LDS TileWords* tiles_at(u32 m) {
-  return (RFOPS_LDS TileWords*)(choice_weights(m) + (m * kTopK + 3) / 4 * 4);
-}
+using OutSums = TokenSums<Half, kColumns, kTopK>;
+__device__ inline OutSums sums_of(u32 m) { return {(LdsBytes*)lds + Ring::kBytes, m}; }
 using Cursor = TileCursor<kItems>;
 
 struct Given {
@@ -122,18 +111,10 @@ __device__ inline void add(const Sums& sums, const Rows& rows, u32 m) {
   const bool is_routed = rows.shared == Rows::kNone;
   const u32 token = is_routed ? rows.listed / kTopK : rows.shared + row;
   if (token >= m) return;  // of a list that nobody wrote
-  const f32 weight = is_routed ? choice_weights(m)[rows.listed] : 1.0f;
+  const OutSums to = sums_of(m);
+  const f32 weight = is_routed ? to.weight(rows.listed) : 1.0f;
 #pragma unroll
-  for (u32 t = 0; t < kTiles; ++t) {
-    using Four = Half __attribute__((ext_vector_type(4)));
-    auto* const at = reinterpret_cast<RFOPS_LDS F32x4*>(sums_of(token) +
-                                                        chunk_at(token, t * 4 + lane / kTileRows));
-    const F32x4 half = __builtin_convertvector(__builtin_convertvector(sums[t], Four), F32x4);
-    F32x4 sum = *at;
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) sum[i] = __builtin_fmaf(weight, half[i], sum[i]);
-    *at = sum;
-  }
+  for (u32 t = 0; t < kTiles; ++t) to.add(token, t * 4 + lane / kTileRows, weight, sums[t]);
 }
 
 // Item `number` of all, and rows of the one after the next on their way. Half of the waves ask for
@@ -170,30 +151,6 @@ __device__ inline void multiply(Sums& sums, const Rows& rows, Rows& later, Curso
   if constexpr (!kLoadFirst) later.load(cursor.here(), given);
 }
 
-// Sums of 0, and weights of all choices: the first that names an expert has those of all that do.
-__device__ inline void prepare(const f32* weights, const Id* ids, u32 m) {
-  const u32 thread = thread_in_group();
-  for (u32 i = thread; i < m * kSumsChunks; i += kWaves * kWaveSize) {
-    *reinterpret_cast<RFOPS_LDS F32x4*>(sums_of(0) + i * kVecBytes) = F32x4{};
-  }
-  for (u32 token = thread; token < m; token += kWaves * kWaveSize) {
-    Id id[kTopK];
-    f32 weight[kTopK];
-#pragma unroll
-    for (u32 j = 0; j < kTopK; ++j) {
-      id[j] = ids[u64{token} * kTopK + j];
-      weight[j] = weights[u64{token} * kTopK + j];
-    }
-#pragma unroll
-    for (u32 j = 0; j < kTopK; ++j) {
-#pragma unroll
-      for (u32 i = j + 1; i < kTopK; ++i) weight[j] += id[i] == id[j] ? weight[i] : 0.0f;
-      keep_order();  // else there are masks of all comparisons at a time
-      choice_weights(m)[token * kTopK + j] = weight[j];
-    }
-  }
-}
-
 // Those that multiply.
 template <bool kLoadFirst>
 __device__ inline void take(const TileTable& all, u32 items, const Ring& ring,
@@ -211,24 +168,6 @@ __device__ inline void take(const TileTable& all, u32 items, const Ring& ring,
     multiply<kLoadFirst>(sums, rows[2], rows[1], cursor, i + 2, ring, weights, given);
     i += kAtATime;
   } while (i < items);
-}
-
-// 16 bytes of a token a thread.
-__device__ inline void store(Half* out, u32 m, u32 n, u32 column) {
-  constexpr u32 kVec = kVecBytes / sizeof(Half), kPartsOfRow = kColumns / kVec;
-  using Vec = Half __attribute__((ext_vector_type(kVec)));
-  for (u32 i = thread_in_group(); i < m * kPartsOfRow; i += kThreads) {
-    const u32 token = i / kPartsOfRow, part = i % kPartsOfRow;
-    Vec row;
-#pragma unroll
-    for (u32 c = 0; c < 2; ++c) {
-      const auto four =
-          *reinterpret_cast<const RFOPS_LDS F32x4*>(sums_of(token) + chunk_at(token, 2 * part + c));
-#pragma unroll
-      for (u32 e = 0; e < 4; ++e) row[4 * c + e] = static_cast<Half>(four[e]);
-    }
-    *reinterpret_cast<Vec*>(out + u64{token} * n + column + part * kVec) = row;
-  }
 }
 
 }  // namespace
@@ -250,7 +189,8 @@ moe_mx_down_sums(Half* __restrict__ out,           // [M, N]
   const u32 share = (n / kColumns + kXcds - 1) / kXcds;
   const u32 number = group_x() % kXcds * share + group_x() / kXcds;
   const u32 wave = wave_in_group(), column = number * kColumns;
-  if (wave < kWaves) prepare(weights, ids, m);
+  const OutSums sums = sums_of(m);
+  if (wave < kWaves) sums.prepare(weights, ids, thread_in_group(), kWaves * kWaveSize);
   const Experts all(experts, 1, m, m * (kTopK + experts - routed),
                     [&](u32 e) { return rows_of[e]; });
   if (group_x() == 0) {
@@ -261,7 +201,8 @@ moe_mx_down_sums(Half* __restrict__ out,           // [M, N]
   const Ring ring((LdsBytes*)lds);
   // Workgroups of an XCD begin with different experts: what one has read is in L2 for the others.
   const u32 first_expert = group_x() / kXcds * experts / share;
-  const TileTable table(tiles_at(m), all.tiles(), all.tiles_before(first_expert));
+  const TileTable table((RFOPS_LDS TileWords*)sums.end(), all.tiles(),
+                        all.tiles_before(first_expert));
   const u32 own = all.tiles() > 0 ? all.tiles() * kItems : 1;
   const u32 items = (own + kAtATime - 1) / kAtATime * kAtATime;
   if (wave == kWaves) table.fill(all);
@@ -284,5 +225,5 @@ moe_mx_down_sums(Half* __restrict__ out,           // [M, N]
     }
   }
   sync_group();
-  store(out, m, n, number * kColumns);
+  sums.store(out, n, column, thread_in_group(), kThreads);
 }
