@@ -47,6 +47,8 @@ constexpr u32 kSlicesAtOnce = 2;
 #endif
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr bool kSharesQuery = Tiles::kAsks && !kQueryFp8;  // waves do, by LDS
+// Where a part goes is found while its tiles are on their way; gfx942 has no registers for that.
+constexpr bool kFindsEarly = Tiles::kAsks;
 constexpr f32 kLog2E = 1.44269504088896f;
 
 constexpr u32 kMeetBytes = kMlaMeetBytes<kSlicesAtOnce>;
@@ -59,23 +61,30 @@ struct Args {
   f32 scale;
 };
 
-// P of a tile from its scores, and what they change. Tokens from `seen` on are not there.
-__device__ inline void soften(F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::kHalves], MlaOwn& own,
-                              f32 scale, u32 first, i32 seen, bool is_last) {
+// Scores in powers of two. Tokens from `seen` on are not there.
+__device__ inline void scale_scores(F32x4 (&s)[Row::kHalves], f32 scale, u32 first, i32 seen,
+                                    bool is_last) {
   const u32 g = lane_in_wave() / 16;
-  f32 most = kLowest;
 #pragma unroll
   for (u32 h = 0; h < Row::kHalves; ++h) {
     s[h] *= scale;
-    if (is_last) {
+    if (!is_last) continue;
 #pragma unroll
-      for (u32 r = 0; r < 4; ++r) {
-        const i32 token = static_cast<i32>(first + h * 16 + 4 * g + r);
-        s[h][r] = token < seen ? s[h][r] : -__builtin_inff();
-      }
+    for (u32 r = 0; r < 4; ++r) {
+      const i32 token = static_cast<i32>(first + h * 16 + 4 * g + r);
+      s[h][r] = token < seen ? s[h][r] : -__builtin_inff();
     }
+  }
+}
+
+// P of a tile from its scores, and what they change.
+__device__ inline void soften(const F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::kHalves],
+                              MlaOwn& own) {
+  f32 most = kLowest;
 #pragma unroll
-    for (u32 r = 0; r < 4; ++r) most = __builtin_fmaxf(most, s[h][r]);
+  for (const F32x4& four : s) {
+#pragma unroll
+    for (u32 r = 0; r < 4; ++r) most = __builtin_fmaxf(most, four[r]);
   }
   most = over_rows(most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
   most = __builtin_fmaxf(most, own.most);
@@ -99,6 +108,37 @@ __device__ inline void soften(F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::kHalves
   }
 }
 
+// The same of tiles of all waves, of which `tiles` are there, with their totals.
+__device__ inline void soften_all(F32x4 (&s)[kWaves][Row::kHalves],
+                                  Bf16x4 (&p)[kWaves][Row::kHalves], MlaTotals& all, u32 tiles) {
+  all = {kLowest, 0.0f};
+#pragma unroll
+  for (u32 w = 0; w < kWaves; ++w) {
+    if (w >= tiles) continue;
+#pragma unroll
+    for (const F32x4& four : s[w]) {
+#pragma unroll
+      for (u32 r = 0; r < 4; ++r) all.most = __builtin_fmaxf(all.most, four[r]);
+    }
+  }
+  all.most = over_rows(all.most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
+#pragma unroll
+  for (u32 w = 0; w < kWaves; ++w) {
+#pragma unroll
+    for (u32 h = 0; h < Row::kHalves; ++h) {
+      F32x4 weight = {};
+      if (w < tiles) {
+#pragma unroll
+        for (u32 r = 0; r < 4; ++r) weight[r] = __builtin_amdgcn_exp2f(s[w][h][r] - all.most);
+      }
+#pragma unroll
+      for (u32 r = 0; r < 4; ++r) all.sum += weight[r];
+      p[w][h] = __builtin_convertvector(weight, Bf16x4);
+    }
+  }
+  all.sum = over_rows(all.sum, [](f32 a, f32 b) { return a + b; });
+}
+
 // This wave's share of a part's tiles.
 __device__ inline Tiles tiles_of(LdsBytes* lds, const MlaTokens<kPaged>& tokens,
                                  const MlaPart& part) {
@@ -107,40 +147,56 @@ __device__ inline Tiles tiles_of(LdsBytes* lds, const MlaTokens<kPaged>& tokens,
                kWaves * Row::kTokens);
 }
 
-// Takes them; `is_asked` says that they were asked for.
-__device__ inline void take_part(MlaOwn& own, LdsBytes* lds, const Args& args,
-                                 const MlaTokens<kPaged>& tokens, const MlaPart& part, u64 row,
-                                 i32 seen, bool is_asked) {
-  const u32 tiles = (part.end - part.begin + Row::kTokens - 1) / Row::kTokens;
-  const u32 count = (tiles + kWaves - 1 - wave_in_group()) / kWaves;
-  if (tiles == 0 || (!kSharesQuery && count == 0)) return own.begin();
-  Tiles reader = tiles_of(lds, tokens, part);
-  MlaQuery q;
+// A wave's first tile, if it has one, is on its way, and q is here. Meanwhile `act`.
+template <class Act>
+__device__ inline void begin_part(Tiles& reader, MlaQuery& q, LdsBytes* lds, const Args& args,
+                                  u64 row, bool has_tile, bool is_asked, Act act) {
   if (!is_asked) reader.ask();
   reader.place();
   if constexpr (kSharesQuery) reader.ask_query(args.q, row);
-  Tiles::wait_list<kSharesQuery>();
-  if (count != 0) reader.prime();
-  own.begin();
+  Tiles::template wait_list<kSharesQuery>();
+  if (has_tile) reader.prime();
+  act();
   if constexpr (kSharesQuery) {
-    Tiles::wait_query(count != 0);
+    Tiles::wait_query(has_tile);
     meet();
     Tiles::read_query(lds, q);
-    meet();  // the second tile comes where it was
-    if (count == 0) return;
   } else {
     load_query<Row, kQueryFp8>(q, args.q, row);
   }
-  // From here on some column does not see all tokens of a tile.
+}
+
+// From here on some column does not see all tokens.
+__device__ inline i32 masked_from(const MlaPart& part, const Args& args) {
   const i32 seen_by_all = static_cast<i32>(part.length) - static_cast<i32>(args.unseen);
-  const i32 end = static_cast<i32>(part.end), masked = end < seen_by_all ? end : seen_by_all;
+  const i32 end = static_cast<i32>(part.end);
+  return end < seen_by_all ? end : seen_by_all;
+}
+
+// A wave's share of a part; `is_asked` says that it was asked for.
+template <class Act>
+__device__ inline void take_share(MlaOwn& own, LdsBytes* lds, const Args& args,
+                                  const MlaTokens<kPaged>& tokens, const MlaPart& part, u64 row,
+                                  i32 seen, bool is_asked, Act meanwhile) {
+  const u32 tiles = part.tiles<Row::kTokens>();
+  const u32 count = (tiles + kWaves - 1 - wave_in_group()) / kWaves;
+  if (tiles == 0 || (!kSharesQuery && count == 0)) return own.begin(), meanwhile();
+  Tiles reader = tiles_of(lds, tokens, part);
+  MlaQuery q;
+  begin_part(reader, q, lds, args, row, count != 0, is_asked, [&] { own.begin(); });
+  if constexpr (kSharesQuery) {
+    meet();  // the second tile comes where it was
+    if (count == 0) return meanwhile();
+  }
+  const i32 masked = masked_from(part, args);
   const auto take = [&](u32 i, auto has_next) {
     const u32 first = reader.first_token(i);
     F32x4 s[Row::kHalves];
     Bf16x4 p[Row::kHalves];
     reader.template scores<has_next()>(i, q, s);
     const bool is_last = static_cast<i32>(first + Row::kTokens) > masked;
-    soften(s, p, own, args.scale, first, seen, is_last);
+    scale_scores(s, args.scale, first, seen, is_last);
+    soften(s, p, own);
     reader.add_values(p, own.o);
   };
   const u32 with_next = Tiles::kKnowsLast ? count - 1 : count;
@@ -150,30 +206,87 @@ __device__ inline void take_part(MlaOwn& own, LdsBytes* lds, const Args& args,
     if (i + 2 == last) meet();
     take(i, [] { return true; });
   }
+  meanwhile();
   if constexpr (Tiles::kKnowsLast) take(count - 1, [] { return false; });
 }
 
-// The four waves' sums: the result, or this worker's part of it.
-__device__ inline void finish_part(MlaOwn& own, LdsBytes* lds, const MlaTarget& target,
-                                   const MlaPart& part, Shares shares, u32 group, u32 worker,
-                                   u32 workers) {
+// A part of a tile a wave at most: scores meet, 1 KiB a wave, and not what waves make of them, 24.
+// Each wave has P of all tokens then, and takes its quarter of their values.
+template <class Sharing, class Act, class Factor>
+__device__ inline void take_tiles(MlaNode& made, LdsBytes* lds, const Args& args,
+                                  const MlaTokens<kPaged>& tokens, const MlaPart& part, u64 row,
+                                  i32 seen, bool is_asked, Act meanwhile, Factor factor) {
+  const u32 tiles = part.tiles<Row::kTokens>(), wave = wave_in_group();
+  Sharing reader = tiles_of(lds, tokens, part);
+  MlaQuery q;
+  begin_part(reader, q, lds, args, row, wave < tiles, is_asked, meanwhile);
+  const auto scores_of = [&](u32 w) {
+    return reinterpret_cast<RFOPS_LDS F32x4*>(lds + w * Sharing::kLds + Sharing::kShared) +
+           lane_in_wave();
+  };
+  if (wave < tiles) {
+    const u32 first = reader.first_token(0);
+    F32x4 s[Row::kHalves];
+    reader.template scores<false, false>(0, q, s);
+    const bool is_last = static_cast<i32>(first + Row::kTokens) > masked_from(part, args);
+    scale_scores(s, args.scale, first, seen, is_last);
+#pragma unroll
+    for (u32 h = 0; h < Row::kHalves; ++h) scores_of(wave)[h * kWaveSize] = s[h];
+  }
+  sync_group();
+  F32x4 s[kWaves][Row::kHalves];
+  Bf16x4 p[kWaves][Row::kHalves];
+#pragma unroll
+  for (u32 w = 0; w < kWaves; ++w) {
+#pragma unroll
+    for (u32 h = 0; h < Row::kHalves; ++h) {
+      s[w][h] = scores_of(w)[h * kWaveSize];
+    }
+  }
+  soften_all(s, p, made.all, tiles);
+  reader.add_shared_values(lds, tiles, p, made.quads);
+  const f32 times = factor(made.all);
+#pragma unroll
+  for (F32x4& four : made.quads) four *= times;
+}
+
+// What a workgroup makes of a part: totals, and sums times factor(totals).
+template <class Act, class Factor>
+__device__ inline void take_part(MlaNode& made, LdsBytes* lds, const Args& args,
+                                 const MlaTokens<kPaged>& tokens, const MlaPart& part, u64 row,
+                                 i32 seen, bool is_asked, Act meanwhile, Factor factor) {
+  if constexpr (Tiles::kSharesValues) {
+    const u32 tiles = part.tiles<Row::kTokens>();
+    if (tiles != 0 && tiles <= kWaves) {
+      return take_tiles<Tiles>(made, lds, args, tokens, part, row, seen, is_asked, meanwhile,
+                               factor);
+    }
+  }
+  MlaOwn own;
+  take_share(own, lds, args, tokens, part, row, seen, is_asked, meanwhile);
+  made.all = add_waves<Tiles, kSlicesAtOnce>(own, lds, factor,
+                                             [&](u32 x, F32x4 four) { made.quads[x] = four; });
+}
+
+__device__ inline MlaTree tree_of(const MlaTarget& target) {
+  return {target.parts, target.counts, target.slots};
+}
+
+// A part's place: the result, or up the tree.
+__device__ inline void finish_part(MlaNode& made, const MlaTarget& target, const MlaPart& part,
+                                   const MlaSlots& slots) {
   const u32 lane = lane_in_wave();
-  const bool is_whole = part.is_whole();
-  MlaNode made;
-  made.all = add_waves<Tiles, kSlicesAtOnce>(
-      own, lds, [&](const MlaTotals& all) { return is_whole ? target.factor(all) : 1.0f; },
-      [&](u32 x, F32x4 four) { made.quads[x] = four; });
-  if (!is_whole) {
-    not_before(shares.quotient), not_before(shares.rest);  // its divisions, for all parts
-    const MlaSlots slots = MlaSlots::of<kCut>(part, shares, group, worker, workers);
-    const MlaTree tree = {target.parts, target.counts, target.slots};
+  if (!part.is_whole()) {
     const auto factor = [&](const MlaTotals& all) { return target.factor(all); };
-    if (!tree.climb(made, slots.own, slots.count, slots, factor)) return;
+    if (!tree_of(target).climb(made, slots.own, slots.count, slots, factor)) return;
   }
   if (thread_in_group() < kMlaColumns) target.store_lse(lane, made.all);
-  Tiles::each_quad(own.o, 0, [&](u32 x, F32x4, u32 d) {
-    target.store(made.quads[x], lane % kMlaColumns, wave_in_group() * kMlaSlice + d);
-  });
+  if (lane % kMlaColumns >= target.columns) return;
+  bf16* const to = in_vector(target.out + (lane % kMlaColumns) * kMlaValue +
+                             wave_in_group() * kMlaSlice + Tiles::quad_at(0));  // one address
+#pragma unroll
+  for (u32 x = 0; x < 8; ++x)
+    MlaTarget::store(made.quads[x], to + Tiles::quad_at(x) - Tiles::quad_at(0));
 }
 
 }  // namespace
@@ -243,10 +356,6 @@ extern "C" __global__ void
     for (; left != 0; left &= left - 1) {
       const MlaPart part = part_of(left);
       const u64 row = u64{part.sequence} * columns;
-      MlaOwn own;
-      take_part(own, lds, args, tokens_of(part), part, row + column,
-                static_cast<i32>(part.length) - static_cast<i32>(unseen_here), is_asked);
-      is_asked = false;
       const MlaTarget target = {out + (row + base_column) * kMlaValue,
                                 lse == nullptr ? nullptr : lse + row + base_column,
                                 parts,
@@ -254,7 +363,29 @@ extern "C" __global__ void
                                 columns - base_column,
                                 slots,
                                 value_scale};
-      finish_part(own, lds, target, part, shares, group, worker, workers);
+      const auto factor = [&](const MlaTotals& sums) {
+        return part.is_whole() ? target.factor(sums) : 1.0f;
+      };
+      MlaSlots slots_of_all = {};
+      u32 asked = 0;
+      const auto find_slots = [&] {
+        if (part.is_whole()) return;
+        Shares here = shares;
+        not_before(here.quotient), not_before(here.rest);  // its divisions, for all parts
+        slots_of_all = MlaSlots::of<kCut>(part, here, group, worker, workers);
+        if constexpr (kFindsEarly) asked = tree_of(target).ask(slots_of_all.own, slots_of_all);
+      };
+      const auto early = [&] {
+        if constexpr (kFindsEarly) find_slots();
+      };
+      MlaNode made;
+      take_part(made, lds, args, tokens_of(part), part, row + column,
+                static_cast<i32>(part.length) - static_cast<i32>(unseen_here), is_asked, early,
+                factor);
+      is_asked = false;
+      if constexpr (!kFindsEarly) find_slots();
+      pin(asked);
+      finish_part(made, target, part, slots_of_all);
       sync_group();  // LDS is the next part's
     }
     first += kWaveSize;

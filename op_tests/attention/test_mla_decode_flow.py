@@ -12,8 +12,9 @@ import torch
 
 import rfops
 from rfops.attention.mla_decode import D_V, OP
-from rfops.attention.mla_decode_flow import CUT, LEAST, FlowConfig
+from rfops.attention.mla_decode_flow import CUT, LEAST, FlowConfig, least_of
 from rfops.jit.arch import ROWS
+from rfops.quantization.fp8_blockscale import fp8_of
 from support.mla_problems import BF16, Problem, assert_correct, needle, problem, run
 
 ARCHS = ("gfx942", "gfx950")
@@ -64,6 +65,27 @@ def test_shared_out(arch: str, lens: list[int], workers: int, fp8: bool) -> None
     alone = run("flow", p, FlowConfig(1, LEAST))
     assert torch.allclose(got[0].float(), alone[0].float(), rtol=2**-6, atol=4e-3)
     assert torch.allclose(got[1], alone[1], rtol=2e-5)
+
+
+# Tiles of no wave, of one, of all, one more; queries that see no token of a part; another q.
+SHORT: dict[str, dict[str, Any]] = {
+    "tails": {"lens": [1, 16, 17, 33, 49, 63, 64, 65, 0, 97, 127, 128, 129]},
+    "unseen": {"lens": [3, 20, 64, 66], "heads": 5, "qo_len": 4},
+    "pages": {"lens": [15, 48, 64, 100], "page": 16, "table": True, "spread": 6.0},
+}
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("name", SHORT)
+def test_short_parts(arch: str, name: str, fp8: bool) -> None:
+    """Of a tile a wave at most, alone and one of several: gfx950 has a way of its own."""
+    form = SHORT[name]
+    p = problem(form["lens"], arch=arch, fp8=fp8, **{k: v for k, v in form.items() if k != "lens"})
+    for workers in (1, 30):
+        with rfops.vgpu.check() as c:
+            got = run("flow", p, FlowConfig(workers, LEAST))
+        assert_correct(got, p)
+        assert not c.findings, "\n".join(str(finding) for finding in c.findings)
 
 
 @pytest.mark.parametrize("form", [{}, {"page": 16}, {"page": 64, "table": True}], ids=str)
@@ -141,7 +163,8 @@ def test_workers_are_even(arch: str, name: str, fp8: bool, figure: Callable[[str
     lens, bar = LENGTHS[name]
     if len(set(lens)) == 1 and sum(lens) % (ROWS[arch].cus * CUT) == 0:
         bar = 1.0
-    found = [parts for parts in shares(lens, ROWS[arch].cus, LEAST) if parts]
+    least = least_of(arch, fp8_of(arch) if fp8 else BF16)
+    found = [parts for parts in shares(lens, ROWS[arch].cus, least) if parts]
     costs = [sum(b - a + ITEM_COST for _, a, b in parts) for parts in found]
     uneven = max(costs) * len(costs) / sum(costs)
     figure(f"mla_decode {arch} {'fp8' if fp8 else 'bf16'} {name}: the busiest has {uneven:.3f}")

@@ -32,6 +32,10 @@ class DirectTiles {
   static constexpr u32 kLds = 2 * (kTile + kEntries);  // of a wave
   static constexpr bool kKnowsLast = true;             // and loads nothing beyond
   static constexpr bool kAsks = true;
+  static constexpr bool kSharesValues = true;  // a wave reads other waves' first tiles
+  // Of a wave, scores that all waves read: behind q, which lies where the second tile will.
+  static constexpr u32 kShared = kTile + (kMlaOperands + kWaves - 1) / kWaves * 1024;
+  static_assert(kShared + Row::kHalves * kWaveSize * kVecBytes <= 2 * kTile);
 
   __device__ DirectTiles(LdsBytes* own, MlaTokens<kPaged> tokens, u32 first, u32 step)
       : own_(own), tokens_(tokens), first_(first), step_(step), lane_(lane_in_wave()) {}
@@ -82,7 +86,9 @@ class DirectTiles {
   // The list has come, when no more is left than of q, of which a wave has four operands or five.
   template <bool kSharesQuery>
   __device__ static void wait_list() {
-    wait<kSharesQuery ? kMlaOperands / kWaves : 0>();
+    if constexpr (!kSharesQuery) return wait();
+    if (wave_in_group() < kMlaOperands % kWaves) return wait<kMlaOperands / kWaves + 1>();
+    wait<kMlaOperands / kWaves>();
   }
   // The wave's share of q, behind which it has asked for a tile or not.
   __device__ static void wait_query(bool has_tile) {
@@ -113,7 +119,7 @@ class DirectTiles {
 
   // Of tile `tile`, for which it waits; meanwhile the next one's loads go out, one after the other:
   // at once they would be more than a CU can have on their way, and hold up other waves.
-  template <bool kHasNext>
+  template <bool kHasNext, bool kReadsValues = true>
   __device__ void scores(u32 tile, const MlaQuery& q, F32x4 (&s)[Row::kHalves]) {
     constexpr u32 kParts = Row::kBytes / 64, kChunks = Row::kValueBytes / 64;
     static_assert(Row::kHalves * kParts == kLoads, "a load for each read");
@@ -158,14 +164,14 @@ class DirectTiles {
       s[h] = sums[0] + sums[1];
     }
     if constexpr (kHasNext) load_turn(tile + 1);
-    read_values();  // they arrive while the caller works on scores
+    if constexpr (kReadsValues) read_values();  // they arrive while the caller works on scores
   }
 
   __device__ void add_values(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) const {
 #pragma unroll
     for (u32 d = 0; d < kMlaValueTiles; ++d) {
       if constexpr (kFp8) {
-        const Bf16x8 both = __builtin_shufflevector(p[0], p[1], 0, 1, 2, 3, 4, 5, 6, 7);
+        const Bf16x8 both = side_by_side(p[0], p[1]);
         o[d] = multiply_32(widen_8(values_[d][0], values_[d][1]), both, o[d]);
       } else {
         o[d] = multiply_16(__builtin_bit_cast(Bf16x4, values_[d]), p[0], o[d]);
@@ -173,13 +179,49 @@ class DirectTiles {
     }
   }
 
-  // Of 128 elements of a column of the result, eight times four neighbours: act(x, four, first).
+  // The eight quads of this wave's 128 elements, of the first tiles of all waves, `tiles` in all.
+  __device__ void add_shared_values(const LdsBytes* all, u32 tiles,
+                                    const Bf16x4 (&p)[kWaves][Row::kHalves], F32x4 (&o)[8]) const {
+    const u32 slice = wave_in_group() * 8 * (kFp8 ? 16 : 32);
+    U32x2 v[kWaves][8];
+#pragma unroll
+    for (u32 w = 0; w < kWaves; ++w) {
+      const LdsBytes* const tile = all + (w < tiles ? w : 0) * kLds + slice;
+#pragma unroll
+      for (u32 d = 0; d < 8; ++d) v[w][d] = read_value(tile + value_, tile + turned_, d);
+    }
+    keep_order();
+#pragma unroll
+    for (F32x4& quad : o) quad = F32x4{};
+    if constexpr (kFp8) {
+#pragma unroll
+      for (u32 w = 0; w < kWaves; ++w) {
+        const Bf16x8 both = side_by_side(p[w][0], p[w][1]);
+#pragma unroll
+        for (u32 d = 0; d < 8; ++d) o[d] = multiply_32(widen_8(v[w][d][0], v[w][d][1]), both, o[d]);
+      }
+    } else {
+#pragma unroll
+      for (u32 w = 0; w < kWaves; w += 2) {
+        const Bf16x8 both = side_by_side(p[w][0], p[w + 1][0]);
+#pragma unroll
+        for (u32 d = 0; d < 8; ++d) {
+          const auto first = __builtin_bit_cast(Bf16x4, v[w][d]);
+          o[d] =
+              multiply_32(side_by_side(first, __builtin_bit_cast(Bf16x4, v[w + 1][d])), both, o[d]);
+        }
+      }
+    }
+  }
+
+  // Of 128 elements of a column of the result, eight times four neighbours: act(x, four).
   template <class Act>
   __device__ static void each_quad(const MlaSums& o, u32 slice, Act act) {
-    const u32 g = lane_in_wave() / 16;
 #pragma unroll
-    for (u32 x = 0; x < 8; ++x) act(x, o[slice * 8 + x], x * 16 + g * 4);
+    for (u32 x = 0; x < 8; ++x) act(x, o[slice * 8 + x]);
   }
+  // Where the x-th begins.
+  __device__ static u32 quad_at(u32 x) { return x * 16 + lane_in_wave() / 16 * 4; }
 
  private:
   struct Entries {
@@ -197,18 +239,22 @@ class DirectTiles {
     const LdsBytes* const even = base_ + value_;
     const LdsBytes* const odd = base_ + turned_;
 #pragma unroll
-    for (u32 d = 0; d < kMlaValueTiles; ++d) {
-      if constexpr (kFp8) {
-        using I32x2 = i32 __attribute__((ext_vector_type(2)));
-        values_[d] =
-            __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr8_b64_v2i32(
-                                          (RFOPS_LDS I32x2*)((d % 2 ? odd : even) + d * 16)));
-      } else {
-        values_[d] = __builtin_bit_cast(
-            U32x2, __builtin_amdgcn_ds_read_tr16_b64_v4bf16((RFOPS_LDS Bf16x4*)(even + d * 32)));
-      }
-    }
+    for (u32 d = 0; d < kMlaValueTiles; ++d) values_[d] = read_value(even, odd, d);
     keep_order();
+  }
+  // Of tile d of the result.
+  __device__ static U32x2 read_value(const LdsBytes* even, const LdsBytes* odd, u32 d) {
+    if constexpr (kFp8) {
+      using I32x2 = i32 __attribute__((ext_vector_type(2)));
+      auto* const from = (RFOPS_LDS I32x2*)((d % 2 ? odd : even) + d * 16);
+      return __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr8_b64_v2i32(from));
+    } else {
+      auto* const from = (RFOPS_LDS Bf16x4*)(even + d * 32);
+      return __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr16_b64_v4bf16(from));
+    }
+  }
+  __device__ static Bf16x8 side_by_side(Bf16x4 a, Bf16x4 b) {
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7);
   }
 
   // M0 wants an instruction between its write and its use.

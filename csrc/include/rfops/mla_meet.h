@@ -73,7 +73,7 @@ __device__ inline MlaTotals add_waves(MlaOwn& own, LdsBytes* lds, Factor factor,
     for (u32 i = 0; i < kAtOnce; ++i) {
       if (first + i == wave) continue;
       auto* const to = given(i, wave);
-      Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four, u32) { to[x * kWaveSize] = four; });
+      Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four) { to[x * kWaveSize] = four; });
     }
     sync_group();
     if (first == 0) weigh();
@@ -89,7 +89,7 @@ __device__ inline MlaTotals add_waves(MlaOwn& own, LdsBytes* lds, Factor factor,
         }
       }
       keep_order();  // one wait for all of them
-      Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four, u32) {
+      Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four) {
         four *= weights[first + i];
 #pragma unroll
         for (u32 w = 0; w < kWaves; ++w) {

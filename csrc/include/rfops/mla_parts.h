@@ -99,10 +99,11 @@ struct MlaColumnsTarget {
     const f32 log = (all.most + __builtin_amdgcn_logf(all.sum)) * kLn2;
     lse[column] = all.sum == 0.0f ? -__builtin_inff() : log;
   }
+  __device__ static void store(F32x4 four, bf16* to) {
+    *reinterpret_cast<Bf16x4*>(to) = details::Turned<4>::narrow_rounded(four);
+  }
   __device__ void store(F32x4 four, u32 column, u32 d) const {
-    if (column >= columns) return;
-    *reinterpret_cast<Bf16x4*>(out + u64{column} * kMlaValue + d) =
-        details::Turned<4>::narrow_rounded(four);
+    if (column < columns) store(four, out + u64{column} * kMlaValue + d);
   }
   // The same where columns are known in scalars: a store to one that is not there does nothing.
   __device__ Buffer result() const {

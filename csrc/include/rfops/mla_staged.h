@@ -25,6 +25,7 @@ class StagedTiles {
   static constexpr bool kKnowsLast = false;
   // Nothing is asked for beforehand: there are no loads of 16 bytes to LDS.
   static constexpr bool kAsks = false;
+  static constexpr bool kSharesValues = false;
   __device__ void ask() const {}
   __device__ void ask_query(const void*, u64) const {}
   __device__ void place() const {}
@@ -104,19 +105,22 @@ class StagedTiles {
     }
   }
 
-  // Of 128 elements of a column of the result, eight times four neighbours: act(x, four, first).
+  // Of 128 elements of a column of the result, eight times four neighbours: act(x, four).
   template <class Act>
   __device__ static void each_quad(const MlaSums& o, u32 slice, Act act) {
-    const u32 g = lane_in_wave() / 16;
 #pragma unroll
     for (u32 r = 0; r < 4; ++r) {
 #pragma unroll
       for (u32 half = 0; half < 2; ++half) {
         const F32x4* const four = o + slice * 8 + half * 4;
-        const u32 at = kFp8 ? (4 * g + r) * 8 + half * 4 : half * 64 + (4 * g + r) * 4;
-        act(r * 2 + half, F32x4{four[0][r], four[1][r], four[2][r], four[3][r]}, at);
+        act(r * 2 + half, F32x4{four[0][r], four[1][r], four[2][r], four[3][r]});
       }
     }
+  }
+  // Where the x-th begins.
+  __device__ static u32 quad_at(u32 x) {
+    const u32 row = 4 * (lane_in_wave() / 16) + x / 2;
+    return kFp8 ? row * 8 + x % 2 * 4 : x % 2 * 64 + row * 4;
   }
 
  private:

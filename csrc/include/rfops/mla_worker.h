@@ -49,6 +49,11 @@ struct MlaPart {
   u32 sequence, zero, begin, end, length;
   u32 entry;  // where its pages begin, in a list
 
+  // Of so many tokens each, that it has.
+  template <u32 kTokens>
+  __device__ u32 tiles() const {
+    return (end - begin + kTokens - 1) / kTokens;
+  }
   __device__ bool is_whole() const { return begin == 0 && end == length; }
 };
 
@@ -90,7 +95,10 @@ struct MlaSlots {
                                 u32 workers) {
     const u32 first = shares.owner(part.zero);
     const u32 last = shares.owner(part.zero + (part.length - 1) / kGranule * kGranule);
-    return {first, group * workers, worker - first, last - first + 1};
+    MlaSlots all = {as_scalar(first), group * workers, as_scalar(worker - first),
+                    as_scalar(last - first + 1)};
+    not_before(all.first), not_before(all.own), not_before(all.count);  // here, not where wanted
+    return all;
   }
   __device__ u32 operator()(u32 i) const { return (base + first + i) * 2 + (i == 0 ? 1 : 0); }
 };
