@@ -141,7 +141,7 @@ def _grid(x: Any, y: Any, bottom: float, top: float) -> Iterator[str]:
 
 
 def timeline(launch: TimedLaunch, most: int = MOST) -> str:
-    """What CU 0 of XCD 0 does: a row a slot of a SIMD, a row a unit."""
+    """What the CU of XCD 0 that is done last does: a row a slot of a SIMD, a row a unit."""
     if not launch.figures.get("events"):
         return "<p>Not followed: another launch like it was.</p>"
     events = trace.trace([launch])["traceEvents"]

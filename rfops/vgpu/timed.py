@@ -38,7 +38,8 @@ class TimedLaunch:
     pcs : for each instruction its offset, text, how often it was issued, and its stalls.
     vmem_latency : clk from an instruction of vector memory's issue until it is done, on average.
     sampled : which part of the launch that is from.
-    events : of one CU's issues (clk, offset, SIMD, wave, clk stalled, reason), where asked for.
+    events : issues of the CU that is done last (clk, offset, SIMD, wave, clk stalled, reason),
+        where asked for; `events_cu`, which one of XCD 0 that is.
     """
 
     figures: Mapping[str, Any]

@@ -60,7 +60,7 @@ def trace(launches: Sequence[TimedLaunch], most: int = MOST_ISSUES) -> dict[str,
         "traceEvents": slices,
         "displayTimeUnit": "ns",
         "otherData": {
-            "what": "estimated by a model, not measured; compute unit 0 of XCD 0",
+            "what": "estimated by a model, not measured; of XCD 0, the unit that is done last",
             "launches": [_about(launch, most) for launch in launches],
         },
     }
@@ -88,7 +88,7 @@ class _Writer:
         by_wave = groupby(sorted(issues, key=lambda i: (i.wave, i.at)), key=lambda i: i.wave)
         waves = [list(wave) for _, wave in by_wave]
         self.cu = self.index * _PIDS + 1
-        self._name(self.cu, f"launch {self.index}: {f.kernel} on {f.part}, CU 0")
+        self._name(self.cu, f"launch {self.index}: {f.kernel} on {f.part}, CU {f.events_cu}")
         self._name(self.cu, "launch", 0)
         end = self.start + f.us
         about = {"bound": f.bound, "low_us": f.low, "high_us": f.high}

@@ -108,6 +108,16 @@ struct UnitCounts {
   std::array<u64, static_cast<u32>(MatrixClass::kCount)> matrix{};
 };
 
+// An issue on a compute unit that may be the one to be shown.
+struct IssueEvent {
+  Clk at;
+  u32 pc;
+  u32 wave;  // in order of start
+  u8 simd;
+  Reason why;
+  u32 stalled;
+};
+
 struct Cu {
   struct Simd {
     Clk vector = 0, matrix = 0, lds = 0, scalar = 0, memory = 0;  // free at
@@ -123,6 +133,8 @@ struct Cu {
   std::priority_queue<InFlight, std::vector<InFlight>, std::greater<>> in_flight;
   Tags l1;
   UnitCounts busy;
+  Clk end = 0;  // of its last wave
+  std::vector<IssueEvent> events;
 };
 
 }  // namespace vgpu

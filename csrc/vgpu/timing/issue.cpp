@@ -140,9 +140,9 @@ void Replay::write_flag(const WaveRun& wave, const u32* words, u32 count, Clk do
 void Replay::issue(WaveRun& wave, u32 pc, const TimedInst& inst, Clk now) {
   ++result_.pcs[pc].issued;
   ++result_.instructions;
-  if (!wave.cu && result_.events.size() < input_.most_events) {
+  if (std::vector<IssueEvent>& events = cus_[wave.cu].events; events.size() < input_.most_events) {
     const Clk stalled = std::max<Clk>(0, now - wave.last - 4);
-    result_.events.push_back({now, pc, wave.age, wave.simd, wave.why, static_cast<u32>(stalled)});
+    events.push_back({now, pc, wave.age, wave.simd, wave.why, static_cast<u32>(stalled)});
   }
   const u32 count = Head::words(*wave.at);
   const u32* const words = wave.at + 1;

@@ -88,6 +88,9 @@ ReplayResult Replay::run() {
     result_.busy.memory += cu.busy.memory;
     for (u32 i = 0; i < cu.busy.matrix.size(); ++i) result_.busy.matrix[i] += cu.busy.matrix[i];
   }
+  const auto last = std::ranges::max_element(cus_, {}, &Cu::end);
+  result_.events = std::move(last->events);
+  result_.events_cu = static_cast<u32>(last - cus_.begin());
   result_.memory = memory_.counts;
   result_.channel_busy = memory_.l2().busy();
   result_.fabric_busy = memory_.fabric().busy();
@@ -182,7 +185,8 @@ void Replay::end_wave(WaveRun& wave, Clk now) {
     wave.parked = WaveRun::Parked::kOnLoad;
     return;
   }
-  result_.waves_end = std::max({result_.waves_end, wave.last + 4, stored});
+  cus_[wave.cu].end = std::max({cus_[wave.cu].end, wave.last + 4, stored});
+  result_.waves_end = std::max(result_.waves_end, cus_[wave.cu].end);
   result_.wave_clocks += static_cast<u64>(wave.last + 4 - group.start);
   group.stored = std::max(group.stored, stored);
   --group.alive;

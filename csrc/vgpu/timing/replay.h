@@ -16,16 +16,6 @@ struct PcStats {
   std::array<u64, kReasons> stalls{};
 };
 
-// An issue on the compute unit that is followed.
-struct IssueEvent {
-  Clk at;
-  u32 pc;
-  u32 wave;  // in order of start
-  u8 simd;
-  Reason why;
-  u32 stalled;
-};
-
 struct ReplayInput {
   const Part* part;
   const Program* program;
@@ -33,7 +23,7 @@ struct ReplayInput {
   u32 groups_per_cu;
   MemoryState memory;
   bool cold_code = false;
-  u32 most_events = 0;  // of the first CU
+  u32 most_events = 0;  // of a CU
 };
 
 struct ReplayResult {
@@ -46,8 +36,9 @@ struct ReplayResult {
   double channel_busy = 0, fabric_busy = 0, hbm_busy = 0, port_busy = 0;
   std::vector<PcStats> pcs;
   std::array<u64, kReasons> stalls{}, barrier_because{};
-  std::vector<Clk> starts;  // of workgroups
-  std::vector<IssueEvent> events;
+  std::vector<Clk> starts;         // of workgroups
+  std::vector<IssueEvent> events;  // of the CU that is done last
+  u32 events_cu = 0;
 };
 
 class Replay {

@@ -78,6 +78,7 @@ void by_pc(Json& json, const CodeObject& object, const Part& part, const ReplayR
 }
 
 void events(Json& json, const ReplayResult& r) {
+  json.field("events_cu", r.events_cu);
   json.key("events");
   json.open('[');
   for (const IssueEvent& event : r.events) {

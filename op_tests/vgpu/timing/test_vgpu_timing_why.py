@@ -189,3 +189,19 @@ def test_source_lines(vgpu_path: Path, tmp_path: Path, flags: tuple[str, ...], h
     text = timed_text.annotate(t.launches[0])
     assert any("source" in row for row in t.launches[0].pcs) == has
     assert ("; " in text) == ("p = (void**)*p;  // here" in text) == has
+
+
+def test_a_timeline_is_of_the_unit_that_is_done_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One workgroup has work; the others of its XCD, on units of their own, are done early."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx950")
+    q, kv = torch.randn(1, 16, 576).bfloat16(), torch.randn(64, 1, 1, 576).bfloat16()
+    ends, pages = torch.tensor([0, 64], dtype=torch.int32), torch.arange(64, dtype=torch.int32)
+    with rfops.vgpu.timing("MI355X", events=100_000) as t:
+        rfops.mla_decode(q, kv, ends, pages, 1.0)
+    (launch,) = t.launches
+    rows = {row["offset"]: row for row in launch.pcs}
+    assert max(event[0] for event in launch.events) > 0.8 * launch.clocks
+    assert any(rows[event[1]]["unit"] == "mfma" for event in launch.events)
+    (name,) = [s["args"]["name"] for s in timeline.trace([launch])["traceEvents"]
+               if s["name"] == "process_name" and "launch 0: mla" in s["args"]["name"]]  # fmt: skip
+    assert name.endswith(f"CU {launch.events_cu}")
