@@ -13,8 +13,8 @@ import torch
 import rfops
 from rfops.attention.mla_decode import D_V, OP
 from rfops.attention.mla_decode_flow import CUT, LEAST, FlowConfig, least_of
+from rfops.dispatch.declare import fp8_of
 from rfops.jit.arch import ROWS
-from rfops.quantization.fp8_blockscale import fp8_of
 from support.mla_problems import BF16, Problem, assert_correct, needle, problem, run
 
 ARCHS = ("gfx942", "gfx950")

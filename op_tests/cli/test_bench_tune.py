@@ -67,7 +67,7 @@ SHAPES = [
     ("moe_align_block_size", "100 8"),
     ("moe_align_block_size", "100 8 expert_map=1 topk_ids_dtype=i64 ignore_invalid_experts=1"),
     ("batched_gemm_a16w8_blockscale", "2 4 130 200"),
-    ("mla_decode", "B=2 H=16 S=70 kv_dtype=e4m3 kv_scale=1 lse=1"),
+    ("mla_decode", "B=2 H=16 S=70 kv_dtype=fp8 kv_scale=1 lse=1"),
     ("mla_decode", "B=2 H=40 S=70 qo_len=2"),
     ("batched_gemm_a16w8_blockscale", "2 40 128 128 x_dtype=f16 dtype=f32"),
 ]
@@ -279,6 +279,7 @@ def test_bench(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         ("gemm_a8w8_blockscale", "16 128 256"),
         ("quant_fp8_blockscale", "37 256"),
         ("fused_moe_fp8", "5 128 128 4 2"),
+        ("mla_decode", "1 16 70 kv_dtype=fp8 kv_scale=1"),
     ],
 )
 def test_fp8_is_the_chips(
@@ -390,7 +391,10 @@ def test_bench_fails_for_a_wrong_result_and_goes_on(
         ("--shape 3 48", "--shape 3 48: say K too"),
         ("--shape 3 48 64 1", "--shape 1: expected M N K as numbers, or NAME=VALUE of dtype"),
         ("--shape M=x", "--shape M=x: expected for M a number"),
-        ("--shape 3 48 64 dtype=i8", "--shape dtype=i8: expected for dtype one of bf16, "),
+        (
+            "--shape 3 48 64 dtype=i8",
+            "--shape dtype=i8: expected for dtype fp8, the chip's own, or one of bf16",
+        ),
         ("--shape 3 48 33", "K must be a positive multiple of 32"),
     ],
 )

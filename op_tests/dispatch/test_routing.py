@@ -459,6 +459,15 @@ def test_why_grouped(capsys: pytest.CaptureFixture[str]) -> None:
     assert "row        none for this shape" in out
 
 
+def test_why_of_routed_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 257 experts one is shared, which counts among the eight and one that a token has."""
+    shape = ("--m", "16", "--d", "7168", "--i", "256", "--e", "257", "--w-layout", "16x16",
+             "--scale-layout", "32x8")  # fmt: skip
+    out = why(capsys, "fused_moe_mxfp4", *shape, "--k", "8", "--r", "256")
+    assert "rule        exact row" in out and "e=257 k=9: hip" in out, out
+    assert "exact row" not in why(capsys, "fused_moe_mxfp4", *shape, "--k", "8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import rfops
+from rfops.dispatch.declare import fp8_of
 from rfops.jit import compile_ops, u32
-from rfops.quantization.fp8_blockscale import fp8_of
 from rfops.quantization.shuffle import shuffle_weight
 
 CONFIG = Path(__file__).parent / "device_library" / "config.json"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import rfops.vgpu
+from rfops.dispatch.declare import fp8_of
 from rfops.moe.fused_moe import fused_moe
 from rfops.moe.fused_moe_fp8 import OP
 from rfops.moe.fused_moe_fp8_hip import (
@@ -18,7 +19,7 @@ from rfops.moe.fused_moe_fp8_hip import (
     moe_experts_fp8_kernel,
 )
 from rfops.moe.fused_moe_triton import FusedMoeTritonConfig
-from rfops.quantization.fp8_blockscale import BLOCK, fp8_of
+from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.fp8_blockscale import reference as quantise
 from support.moe_fp8_problems import Problem, assert_correct, exact_of, random_problem, run
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import rfops
+from rfops.dispatch.declare import fp8_of
 from rfops.quantization.fp8_blockscale import (
     FNUZ,
     OCP,
     OP,
-    fp8_of,
     most_of,
     quant_fp8_blockscale,
     reference,

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from rfops.dispatch.compare import assert_within, tolerance
+from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.routing import chip
 from rfops.gemm.a8w8_blockscale import OP, roundings
-from rfops.quantization.fp8_blockscale import BLOCK, fp8_of
+from rfops.quantization.fp8_blockscale import BLOCK
 
 
 @dataclass

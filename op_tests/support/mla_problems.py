@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rfops.attention.mla_decode import D_QK, D_V, OP
-from rfops.quantization.fp8_blockscale import fp8_of
+from rfops.dispatch.declare import fp8_of
 
 SM_SCALE = 1 / 24
 BF16 = torch.bfloat16

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from rfops.dispatch.declare import fp8_of
 from rfops.moe.fused_moe_fp8 import OP, run_torch
-from rfops.quantization.fp8_blockscale import BLOCK, fp8_of
+from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.fp8_blockscale import reference as quantise
 
 

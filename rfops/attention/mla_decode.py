@@ -28,7 +28,6 @@ from rfops.dispatch.heuristic import ceil, coarse
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Draw, grid
-from rfops.quantization.fp8_blockscale import fp8_of
 
 from .mla_decode_flow import COLUMNS, Flow
 from .mla_decode_shared import Shared, SharedFp8
@@ -78,12 +77,6 @@ class _MlaDecode(Op):
         groups, tokens = ceil(c.H * c.qo_len, COLUMNS), coarse(c.S, 1) * c.page
         is_few = (groups - 2) * tokens < FEW_TOKENS.get(c.arch, {}).get(c.kv_dtype.itemsize, 0)
         return sorted(super().order(c), key=lambda name: is_few and name != "flow")
-
-    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
-        for name in ("q_dtype", "kv_dtype"):  # "fp8" is the chip's own
-            if given.get(name) == "fp8":
-                given[name] = fp8_of(arch)
-        return super().call_of(arch, cu_num, **given)
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
         """Of S pages in a list, one token each."""

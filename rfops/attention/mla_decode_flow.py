@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import torch
 
+from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.workspace import Workspace, with_workspace
 from rfops.jit import compile_ops, f32, u32
 from rfops.jit.arch import ROWS
-from rfops.quantization.fp8_blockscale import fp8_of
 
 COLUMNS = 16  # of a workgroup
 D_V = 512

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
-from rfops.quantization.fp8_blockscale import fp8_of
 
 from .mla_decode_flow import _BF16, Flow, FlowConfig, _defines, arguments
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.guards import check_config_ints, check_config_powers
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.tuned_table import serving
 from rfops.dispatch.workspace import Workspace
 from rfops.jit.arch import ROWS
-from rfops.quantization.fp8_blockscale import FNUZ, fp8_of
+from rfops.quantization.fp8_blockscale import FNUZ
 from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
 

@@ -93,12 +93,12 @@ def shape_of(op: Op, words: Sequence[str]) -> dict[str, Any]:
     return shape
 
 
-_VALUES = {"dtype": f"one of {', '.join(DTYPES)}", "bool": "0 or 1"}
+_VALUES = {"dtype": f"fp8, the chip's own, or one of {', '.join(DTYPES)}", "bool": "0 or 1"}
 
 
 def _value(kind: str, text: str) -> Any:
     if kind == "dtype":
-        return DTYPES[text][0]
+        return text if text == "fp8" else DTYPES[text][0]
     if kind == "word":
         return text
     return float(text) if kind == "float" else bool(int(text)) if kind == "bool" else int(text)

@@ -23,6 +23,8 @@ def add_call(parser: argparse.ArgumentParser, op: Op) -> None:
     given = op.call_of(**ones)
     for size in op.asked:
         parser.add_argument(_option(size), dest=size, type=int, required=True, help=f"size {size}")
+    for size, what in op.more_sizes.items():
+        parser.add_argument(_option(size), dest=size, type=int, help=what)
     args: tuple[ValueArg | TensorArg, ...] = (*op.declaration.values, *op.declaration.tensors)
     for arg in args:
         if isinstance(arg, ValueArg):
@@ -70,6 +72,7 @@ def call_of(op: Op, options: argparse.Namespace, any_size: bool = False) -> Call
         raise ValueError(f"--arch {options.arch}: say --cu-num too; known are {', '.join(ARCHS)}")
     given = vars(options)
     wanted = {name: given[name] for name in op.asked}
+    wanted |= {name: given[name] for name in op.more_sizes if given[name] is not None}
     for arg in op.declaration.values:
         if not arg.size:
             value = given[arg.name]

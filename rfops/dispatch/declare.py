@@ -49,6 +49,11 @@ DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
 }
 
 
+def fp8_of(arch: str) -> torch.dtype:
+    """The FP8 that the matrix cores of an architecture multiply."""
+    return DTYPES["e4m3fnuz" if arch == "gfx942" else "e4m3"][0]
+
+
 @dataclass(frozen=True)
 class Extent:
     """One extent of a tensor: a size, a part of it, or a number."""

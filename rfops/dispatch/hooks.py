@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -61,6 +61,10 @@ class Hooks(Checked):
     def untuned(self, c: Call) -> str | None:
         """Why none of `order` is taken without a tuned row; None if one is."""
         return None
+
+    # Of the sizes that `assume` fills in, those that `rfops why` and `profile` have an option for,
+    # and what it says.
+    more_sizes: ClassVar[Mapping[str, str]] = {}
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
         """Fill in sizes that decide nothing, for calls of sizes alone."""

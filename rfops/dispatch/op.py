@@ -32,7 +32,7 @@ from rfops.jit.errors import show
 from rfops.later import import_ops
 
 from .checks import flat
-from .declare import Declaration, ValueArg
+from .declare import Declaration, ValueArg, fp8_of
 from .family import Family
 from .hooks import Hooks
 from .kernel import Call, Kernel, Run
@@ -247,9 +247,10 @@ class Op(Hooks):
         return tuple(assumed)
 
     def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
-        """A call of sizes alone: sizes by their names, M=4, and values by theirs. An optional
-        tensor counts as given where its name is true."""
+        """A call of sizes alone: sizes by their names, M=4, and values by theirs; "fp8" is the
+        chip's own. An optional tensor counts as given where its name is true."""
         d = self.declaration
+        given = {name: fp8_of(arch) if one == "fp8" else one for name, one in given.items()}
         sizes = {name: int(given.pop(name)) for name in d.sizes if name in given}
         values = {arg.name: _usual(arg) for arg in d.values if not arg.size}
         values |= {f"{arg.name}_dtype": arg.dtypes[0] for arg in d.tensors if arg.dtypes}

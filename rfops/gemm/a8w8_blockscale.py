@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.guards import OUT_DTYPES, check_dtype
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.layout import Shuffled, unwrap
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
-from rfops.quantization.fp8_blockscale import BLOCK, fp8_of
+from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.shuffle import unshuffle_weight
 
 from .a8w8_launch import Launched

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import torch
 
+from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.strided import matrix_strides
-from rfops.quantization.fp8_blockscale import BLOCK, fp8_of
+from rfops.quantization.fp8_blockscale import BLOCK
 
 ALIGN = 16  # bytes: a lane's load
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.guards import MAX_BYTES, check_config_ints, check_config_powers
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.tuned_table import serving
 from rfops.jit.arch import ROWS
-from rfops.quantization.fp8_blockscale import BLOCK, FNUZ, fp8_of
+from rfops.quantization.fp8_blockscale import BLOCK, FNUZ
 from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
 from rfops.triton.splits import in_splits

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.guards import check_int
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.layout import unwrap
 from rfops.dispatch.problem import Draw, grid
 from rfops.jit.errors import show
-from rfops.quantization.fp8_blockscale import BLOCK, fp8_of
+from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.fp8_blockscale import reference as quantise
 from rfops.quantization.shuffle import unshuffle_weight
 

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import WAVE
-from rfops.quantization.fp8_blockscale import BLOCK, BLOCKS_AT_ONCE, fp8_of
+from rfops.quantization.fp8_blockscale import BLOCK, BLOCKS_AT_ONCE
 
 from .fused_moe_hip import IN_TYPES, TOKENS, FusedMoeHipConfig, HipMoe, Launches, _bind
 

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run, RunOf
-from rfops.quantization.fp8_blockscale import BLOCK, FNUZ, fp8_of, quant_fp8_blockscale
+from rfops.quantization.fp8_blockscale import BLOCK, FNUZ, quant_fp8_blockscale
 from rfops.triton.bound import BoundTriton
 
 from .align_block_size import moe_align_block_size

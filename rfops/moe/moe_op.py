@@ -74,6 +74,9 @@ def chosen(
 class Moe(Op):
     """What both layouts of weights share."""
 
+    more_sizes: ClassVar[Mapping[str, str]] = {
+        "R": "experts that are routed, the first ones; those behind are shared; default: E"
+    }
     # Of the tensors, those whose type is not x's.
     own_types: ClassVar[frozenset[str]] = frozenset(("topk_weights", "topk_ids"))
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.op import Op
@@ -31,11 +32,6 @@ LEAST = 2.0**-100  # of amax: the scale and its inverse are normal numbers
 THREADS, BLOCKS_AT_ONCE = 256, 16
 IN_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # in csrc/
 SHAPES = ((1, BLOCK), (BLOCK, BLOCK))
-
-
-def fp8_of(arch: str) -> torch.dtype:
-    """The FP8 that the matrix cores of an architecture multiply."""
-    return FNUZ if arch == "gfx942" else OCP
 
 
 def most_of(dtype: torch.dtype) -> float:
