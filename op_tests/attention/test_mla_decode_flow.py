@@ -12,8 +12,7 @@ import torch
 
 import rfops
 from rfops.attention.mla_decode import D_V, OP
-from rfops.attention.mla_decode_flow import CUT, LEAST, FlowConfig, least_of
-from rfops.dispatch.declare import fp8_of
+from rfops.attention.mla_decode_flow import CUT, LEAST, FlowConfig
 from rfops.jit.arch import ROWS
 from support.mla_problems import BF16, Problem, assert_correct, needle, problem, run
 
@@ -163,8 +162,7 @@ def test_workers_are_even(arch: str, name: str, fp8: bool, figure: Callable[[str
     lens, bar = LENGTHS[name]
     if len(set(lens)) == 1 and sum(lens) % (ROWS[arch].cus * CUT) == 0:
         bar = 1.0
-    least = least_of(arch, fp8_of(arch) if fp8 else BF16)
-    found = [parts for parts in shares(lens, ROWS[arch].cus, least) if parts]
+    found = [parts for parts in shares(lens, ROWS[arch].cus, LEAST) if parts]
     costs = [sum(b - a + ITEM_COST for _, a, b in parts) for parts in found]
     uneven = max(costs) * len(costs) / sum(costs)
     figure(f"mla_decode {arch} {'fp8' if fp8 else 'bf16'} {name}: the busiest has {uneven:.3f}")

@@ -47,13 +47,8 @@ def _defines(
     return {**{name: int(flag) for name, flag in flags.items()}, "LEAST": least}
 
 
-def least_of(arch: str, kv: torch.dtype) -> int:
-    """Tokens of a worker: of FP8 on gfx950 a tile for each of its waves."""
-    return 2 * LEAST if arch == "gfx950" and kv != _BF16 else LEAST
-
-
 def _variants(arch: str) -> list[dict[str, int]]:
-    return [_defines(kv, _BF16, least_of(arch, kv)) for kv in (_BF16, fp8_of(arch))]
+    return [_defines(kv, _BF16, LEAST) for kv in (_BF16, fp8_of(arch))]
 
 
 def arguments(
@@ -120,7 +115,7 @@ class Flow(Kernel):
         xcds = ROWS[c.arch].xcds
         if groups > 1 and workers > xcds:
             workers -= workers % xcds
-        return self.Config(max(1, workers), max(self.least, least_of(c.arch, c.kv_dtype)))
+        return self.Config(max(1, workers), self.least)
 
     def candidates(self, c: Call) -> list[FlowConfig]:
         first = self.default(c)
