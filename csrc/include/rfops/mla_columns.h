@@ -6,8 +6,8 @@
 // between two instructions; then its values are added.
 //
 // Weights are 2^(score - most), and `most` follows the scores only where it must: when one is
-// 2^kRoom above it. So the result is almost never multiplied, and lanes of a column compare what
-// they have only then.
+// 2^kRoom above it, which leaves values of a result up to 2^80. So the result is almost never
+// multiplied, and lanes of a column compare what they have only then.
 #pragma once
 
 #include "rfops/lanes.h"
@@ -17,7 +17,7 @@
 namespace rfops {
 
 constexpr u32 kWaveColumns = 32;
-constexpr f32 kRoom = 8.0f;
+constexpr f32 kRoom = 32.0f;
 
 __device__ inline f32 max_of(f32 a, f32 b) { return __builtin_fmaxf(a, b); }
 // Without the instructions by which fmax makes NaNs quiet: none here are loud.

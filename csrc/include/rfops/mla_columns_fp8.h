@@ -6,9 +6,10 @@
 // whose tokens are read in that order. Of the result it has elements d of 32 t + 8 i + 4 (l / 32) +
 // 0..3.
 //
-// Weights are 2^(score - most + 5): e4m3 has 448 at most and 2^-9 at least, and scores come to lie
-// 3 above `most` before it follows. The sum is of weights as they were rounded: of one token alone
-// the result is its value, every bit. A column's lse is of that sum.
+// e4m3 has 448 at most and 2^-9 at least. So a column's weights of a tile are divided by a power of
+// two, which leaves 2^7 .. 2^8 of the largest, and which matrix instructions multiply them by: that
+// `most` is far from the scores costs nothing. The sum is of weights as they were rounded: of one
+// token alone the result is its value, every bit. A column's lse is of that sum.
 #pragma once
 
 #include "rfops/mla_columns.h"
@@ -24,12 +25,14 @@ class MlaFp8Columns {
   using Slot = MlaFp8Slot;
   using U32x8 = u32 __attribute__((ext_vector_type(8)));
   static constexpr u32 kSteps = kMlaKey / 64, kHalves = 2, kValueSteps = kMlaValue / 32;
-  static constexpr u32 kAhead = 3;  // operands on their way from LDS
-  static constexpr f32 kBias = 5.0f;
+  static constexpr u32 kAhead = 3;          // operands on their way from LDS
+  static constexpr i32 kOne = 127;          // as e8m0
+  static constexpr f32 kLargest = 8.0f;     // 2^8, of a tile's weights
+  static constexpr f32 kFaintest = -64.0f;  // the largest of which weights are not lost, at `most`
 
  public:
   static constexpr u32 kParkedBytes = 0;
-  using Scores = f32[32];
+  using Scores = F32x16[kHalves];
   static constexpr u32 kOwn = 1;  // columns of a lane
   __device__ static u32 column(u32 lane, u32) { return lane % 32; }
   __device__ static u32 loaded(u32 lane, u32) { return lane % 32; }
@@ -72,7 +75,9 @@ class MlaFp8Columns {
     });
     each_number<32>([&](auto i) { s_[i] = -__builtin_inff(); });
     found_ = MlaRoom::kNothing;
-    offset_ = kBias;
+    one_ = kOne;
+    pin(one_);
+    next_power_ = offset_ = 0.0f;
   }
 
   // Scores of the tile whose keys are being read; meanwhile those of the one before, which is in
@@ -80,6 +85,9 @@ class MlaFp8Columns {
   template <class Mask, class Loads>
   __device__ void scores(const LdsBytes* tile, Mask, Loads loads) {
     if (RFOPS_SELDOM(room_.is_over(found_))) raise();
+    power_ = static_cast<i32>(next_power_);
+    e8m0_ = power_ + kOne;
+    pin(power_), pin(e8m0_);
     value_at_ = lds_address(tile) + value_;
     pin(value_at_);
     each_number<kSteps * kHalves>([&](auto i) {
@@ -101,9 +109,10 @@ class MlaFp8Columns {
   __device__ void add_values(Behind behind, Loads loads, Mask mask, AllRead all_read) {
     each_number<kValueSteps>([&](auto t) {
       constexpr u32 kLeft = kValueSteps - 1 - t;
-      asm volatile("v_mfma_f32_32x32x64_f8f6f4 %0, %1, %2, %0"
-                   : "+a"(o_[t])
-                   : "v"(v_[t % kAhead]), "v"(p_));
+      asm volatile(
+          "v_mfma_scale_f32_32x32x64_f8f6f4 %0, %1, %2, %0, %3, %4 op_sel:[0,0,0] op_sel_hi:[0,0,0]"
+          : "+a"(o_[t])
+          : "v"(v_[t % kAhead]), "v"(p_), "v"(one_), "v"(e8m0_));
       if constexpr (t + kAhead < kValueSteps) v_[t % kAhead] = value<t + kAhead>();
       keep_order();
       loads(t, Number<kValueSteps>{});
@@ -124,14 +133,13 @@ class MlaFp8Columns {
 
   // Tokens from `seen` on are not there; `first` is the tile's.
   __device__ static void mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
-    mask_column<32>(s, first, seen[0]);
+    each_number<kHalves>(
+        [&](auto h) { mask_column<16>(s[h], first + static_cast<i32>(h * 32), seen[0]); });
   }
 
   // Of the lane's n-th column, over all of its lanes.
   __device__ MlaTotals totals(u32) const {
-    const f32 sum = reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; });
-    const MlaTotals all = weights_.totals(sum);
-    return {all.most - kBias, all.sum};
+    return weights_.totals(reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; }));
   }
   __device__ static f32 of_result(const f32 (&one)[kOwn], u32) { return one[0]; }
   // Of 64 elements of the result, from 64 * block on: act(four, d).
@@ -192,23 +200,32 @@ class MlaFp8Columns {
     }
   }
 
-  // Scores as powers of two, above `most`, without tokens that are not there, and the lane's most
-  // of them.
+  // Without tokens that are not there, a column's most of the scores; then these as powers of two
+  // above `most` and the tile's own. From the third step on the matrix cores have written them all.
   template <u32 t, class Mask>
   __device__ void settle(Mask mask) {
-    if constexpr (t < 8) {
+    if constexpr (t == 2) mask(next_, Number<1>{});
+    if constexpr (t >= 2 && t < 6) {
       each_number<4>([&](auto j) {
-        constexpr u32 r = t * 4 + j;
-        s_[r] = __builtin_fmaf(next_[r / 16][r % 16], scale_, offset_);
+        constexpr u32 r = (t - 2) * 8 + j * 2;
+        const F32x16& half = next_[r / 16];
+        found_ = max_of(r == 0 ? half[0] : found_, half[r % 16], half[r % 16 + 1]);
       });
     }
-    if constexpr (t == 8) mask(s_, Number<1>{});
-    if constexpr (t >= 9 && t < 13) {
-      each_number<4>([&](auto j) {
-        constexpr u32 r = (t - 9) * 8 + j * 2;
-        found_ = max_of(r == 0 ? s_[0] : found_, s_[r], s_[r + 1]);
-      });
+    if constexpr (t == 6) {
+      const f32 all = reduce_lanes<64, 32>(found_, [](f32 a, f32 b) { return max_of(a, b); });
+      found_ = __builtin_fmaf(all, scale_, offset_);
     }
+    if constexpr (t == 7) choose_power();
+    if constexpr (t >= 8) each_number<4>([&](auto j) { lower<(t - 8) * 4 + j>(); });
+  }
+  __device__ void choose_power() {
+    next_power_ = max_of(__builtin_ceilf(found_), kFaintest) - kLargest;
+    lowered_ = offset_ - next_power_;
+  }
+  template <u32 r>
+  __device__ void lower() {
+    s_[r] = __builtin_fmaf(next_[r / 16][r % 16], scale_, lowered_);
   }
   // Step i of making scores weights: two of them, and the two before to a byte each.
   template <u32 i>
@@ -228,29 +245,32 @@ class MlaFp8Columns {
   template <u32 t>
   __device__ void add_up() {
     const auto pair = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<i32>(p_[t / 2]), t % 2 == 1);
-    weights_.sum += pair[0];
-    weights_.sum += pair[1];
-    pin(weights_.sum);  // here, not all at the end
+    tile_sum_ = t == 0 ? pair[0] : tile_sum_ + pair[0];
+    tile_sum_ += pair[1];
+    pin(tile_sum_);  // here, not all at the end
+    if constexpr (t + 1 == kValueSteps) weights_.sum += __builtin_ldexpf(tile_sum_, power_);
   }
 
   __device__ void raise() {
     f32 rise;
-    const f32 all = reduce_lanes<64, 32>(found_, [](f32 a, f32 b) { return max_of(a, b); });
-    const f32 decay = weights_.raise(all - kBias, room_.is_first(), rise);
-    offset_ = kBias - weights_.most;
-#pragma unroll
-    for (u32 i = 0; i < 32; ++i) s_[i] -= rise;
+    const f32 decay = weights_.raise(found_, room_.is_first(), rise);
+    offset_ = -weights_.most;
+    found_ -= rise;
+    choose_power();
+    each_number<32>([&](auto r) { lower<r>(); });
     scale_result(o_, decay, room_.leave());
   }
 
-  f32 scale_, offset_;
+  f32 scale_, offset_;  // a score's power of two is score * scale_ + offset_
+  f32 next_power_, lowered_, tile_sum_;
+  i32 power_, e8m0_, one_;
   MlaWeights weights_;
   u32 key_, rope_, value_, key_at_, rope_at_, value_at_;
   U32x8 q_[kSteps], k_[kAhead], v_[kAhead], p_;
   F32x16 o_[kValueSteps];
   F32x16 next_[kHalves];  // scores of the next tile
-  Scores s_;              // and of this one
-  f32 found_;             // the lane's most of these
+  f32 s_[32];             // and of this one
+  f32 found_;             // the most of these
   MlaRoom room_;
 };
 
