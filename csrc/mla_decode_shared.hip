@@ -70,10 +70,9 @@ static_assert(kLds <= kLdsBytes && kWaves * kTurnBytes + kWeightBytes <= kSlotBy
 
 // All tiles of a part. Tokens from `seen` on are not there for this lane's column; `masked`: some
 // column of the workgroup does not see all of a tile that ends beyond.
-template <class LoadQuery>
 __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kPaged>& tokens,
                                  const MlaPart& part, i32 masked, const i32 (&seen)[Columns::kOwn],
-                                 LoadQuery load_query) {
+                                 const WaveQuery& q) {
   const u32 tiles = (part.end - part.begin + kTokens - 1) / kTokens;
   Slots slots(lds, tokens, part.begin);
   const auto all_there = [&] {
@@ -88,9 +87,10 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
       Columns::mask(s, first, seen);
     }
   };
-  slots.prime();
-  // While tiles are on their way.
-  load_query([&](auto later) { slots.template turn_first<later>(); });
+  LdsBytes* const parked = lds + kSlotBytes + wave_in_group() * Columns::kParkedBytes;
+  slots.prime([&] { own.ask_query(q); });
+  own.take_query(parked, [&](auto later) { slots.template turn_first<later>(); });
+  slots.widen_first();
   all_there();
   own.aim_keys(lds);
   own.read_keys();
@@ -266,16 +266,15 @@ extern "C" __global__ void
     const MlaTokens<kPaged> tokens = {kv, kv_indices + list, part.end, page_shift, angles};
     u32 lane = lane_in_wave();
     pin(lane);  // columns are found anew for each part, not kept in registers
-    u64 rows[Columns::kOwn];
+    const auto there = [&](u32 own) {
+      own += base + wave_in_group() * kWaveColumns;
+      return own < columns ? own : columns - 1;
+    };
+    const auto row = [&](u32 n) { return first_row + there(query_column(lane, n)); };
     i32 seen[Columns::kOwn];
 #pragma unroll
     for (u32 n = 0; n < Columns::kOwn; ++n) {
-      const auto there = [&](u32 own) {
-        own += base + wave_in_group() * kWaveColumns;
-        return own < columns ? own : columns - 1;
-      };
       const u32 column = there(Columns::column(lane, n));
-      rows[n] = first_row + there(Columns::loaded(lane, n));
       const u32 unseen_here = unseen == 0 ? 0 : unseen - column / heads;
       seen[n] = static_cast<i32>(part.length) - static_cast<i32>(unseen_here);
     }
@@ -288,12 +287,11 @@ extern "C" __global__ void
                            value_scale};
     if (part.length == 0) return store_nothing(target);
     Columns own;
-    LdsBytes* const parked = lds + kSlotBytes + wave_in_group() * Columns::kParkedBytes;
     // From here on some column does not see all tokens of a tile.
     const i32 seen_by_all = static_cast<i32>(part.length) - static_cast<i32>(unseen);
     const i32 end = static_cast<i32>(part.end);
     take_part(own, lds, tokens, part, end < seen_by_all ? end : seen_by_all, seen,
-              [&](auto turn_first) { own.load_query(q, rows, scale, parked, turn_first); });
+              {q, scale, {row(0), row(1)}});
     finish_part(own, lds, target, part, shares, group, worker, workers);
   });
 }

@@ -133,18 +133,56 @@ __device__ inline void mask_column(Scores& s, i32 first, i32 seen) {
   }
 }
 
-// A lane's part of a row of q, in its sign where scores are to be turned round.
-template <bool kQueryFp8>
-__device__ inline Bf16x8 query_at(const void* all, u64 at, bool is_negative) {
-  U32x4 eight;
-  if constexpr (kQueryFp8) {
-    const U32x2 bytes = *reinterpret_cast<const U32x2*>(static_cast<const u8*>(all) + at);
-    eight = __builtin_bit_cast(U32x4, widen_8(bytes[0], bytes[1]));
-  } else {
-    eight = *reinterpret_cast<const U32x4*>(static_cast<const bf16*>(all) + at);
+// What a lane loads of its wave's Q: kWide bytes at a time of the rows of columns lane / 4 and
+// 16 + lane / 4, beside those of three other lanes. 32 rows at once would take the L1 four times as
+// long. Nothing is done to them before `at`, which waits for them.
+constexpr u32 kQueryRows = 2;
+__device__ constexpr u32 query_column(u32 lane, u32 n) { return lane / 4 + n * 16; }
+struct WaveQuery {
+  const void* q;
+  f32 scale;  // of scores
+  u64 rows[kQueryRows];
+};
+template <u32 kElement, u32 kWide>
+class QueryLoads {
+  using Raw = u32 __attribute__((ext_vector_type(kWide / 4)));
+
+ public:
+  static constexpr u32 kCount = kMlaKey * kElement / (4 * kWide) * kQueryRows;
+
+  __device__ void ask(const WaveQuery& of) {
+    const u8* from[kQueryRows];
+    each_number<kQueryRows>([&](auto n) {
+      const u8* const own = static_cast<const u8*>(of.q) + of.rows[n] * (kMlaKey * kElement);
+      from[n] = in_vector(own + lane_in_wave() % 4 * kWide);
+    });
+    each_number<kCount>([&](auto i) {
+      raw_[i] = *reinterpret_cast<const Raw*>(from[i % kQueryRows] + i / kQueryRows * (4 * kWide));
+    });
+    asm volatile("" ::: "memory");  // asked for here
+    keep_order();
   }
-  eight ^= is_negative ? 0x80008000u : 0u;
-  return __builtin_bit_cast(Bf16x8, eight);
+  // 16 bytes of row i % 2; widened where less are loaded.
+  template <u32 i>
+  __device__ U32x4 at() const {
+    if constexpr (kWide == kVecBytes) return raw_[i];
+    if constexpr (kWide != kVecBytes)
+      return __builtin_bit_cast(U32x4, widen_8(raw_[i][0], raw_[i][1]));
+  }
+
+ private:
+  Raw raw_[kCount];
+};
+
+// Q's signs, `bits` of each word, where scores are to be turned round.
+template <u32 kCount, class Operand>
+__device__ inline void turn_signs(Operand (&all)[kCount], f32 scale, u32 bits) {
+  if (RFOPS_SELDOM(as_scalar(__builtin_bit_cast(u32, scale)) >> 31 != 0)) {
+    each_number<kCount>([&](auto i) {
+      all[i] = __builtin_bit_cast(Operand, __builtin_bit_cast(U32x4, all[i]) ^ bits);
+    });
+  }
+  each_number<kCount>([&](auto i) { pin(all[i]); });
 }
 
 }  // namespace rfops

@@ -29,17 +29,17 @@ class MlaColumns {
   static constexpr u32 kParkedBytes = kQuery16Bytes;
   static constexpr u32 kOwn = 2;  // columns of a lane's scores
   __device__ static u32 column(u32 lane, u32 n) { return n * 16 + lane % 16; }
-  __device__ static u32 loaded(u32 lane, u32 n) { return n * 16 + lane / 4; }  // a column of q
 
+  __device__ void ask_query(const WaveQuery& q) { scale_ = q.scale, asked_.ask(q); }
   // Meanwhile `turn_first(kLater)` turns the first tile's keys, asked for before kLater loads.
   template <class TurnFirst>
-  __device__ void load_query(const void* q, const u64 (&rows)[kOwn], f32 scale, LdsBytes* parked,
-                             TurnFirst turn_first) {
-    scale_ = __builtin_fabsf(scale);
-    load_query_16<kQueryFp8>(q_, q, rows, scale < 0.0f, parked, [&](auto later) {
-      begin();
-      turn_first(later);
-    });
+  __device__ void take_query(LdsBytes* parked, TurnFirst turn_first) {
+    begin();
+    turn_first(Number<kOwn * kSteps>{});
+    keep_order();
+    exchange_query_16(q_, asked_, parked);
+    each_number<kOwn>([&](auto n) { turn_signs(q_[n], scale_, 0x80008000); });
+    scale_ = __builtin_fabsf(scale_);
     const u32 g = lane_in_wave() / 16, c = lane_in_wave() % 16;
     key_ = MlaSlot::value_at(c, g);
     rope_ = MlaSlot::rope_at(c, g);
@@ -281,6 +281,7 @@ class MlaColumns {
   MlaWeights weights_[kOwn];
   u32 key_, rope_, rope_key_;
   const LdsBytes* keys_[2];
+  QueryLoads<kQueryFp8 ? 1 : 2, kQueryFp8 ? 8 : 16> asked_;
   Bf16x8 q_[kOwn][kSteps];
   U32x4 k_[kAhead];
   MlaTurnedValues values_;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "rfops/mla_columns.h"
+#include "rfops/mla_query32.h"
 
 #if defined(__gfx950__)
 
@@ -28,33 +29,36 @@ class MlaColumns {
   static constexpr u32 kParkedBytes = kParked * kWaveSize * kVecBytes;
   using Scores = f32[16];
   static constexpr u32 kOwn = 1;  // columns of a lane
+  static_assert(kParkedBytes >= kQuery32Bytes);
   __device__ static u32 column(u32 lane, u32) { return lane % 32; }
-  __device__ static u32 loaded(u32 lane, u32) { return lane % 32; }
 
-  // `parked` is where this wave's lanes keep what registers have no room for.
+  __device__ void ask_query(const WaveQuery& q) { scale_ = q.scale, asked_.ask(q); }
+  // `parked` is where this wave's lanes keep what registers have no room for. Meanwhile
+  // `turn_first(kLater)` turns the first tile's keys, asked for before kLater loads.
   template <class TurnFirst>
-  __device__ void load_query(const void* q, const u64 (&rows)[kOwn], f32 scale, LdsBytes* parked,
-                             TurnFirst turn_first) {
-    scale_ = __builtin_fabsf(scale);
+  __device__ void take_query(LdsBytes* parked, TurnFirst turn_first) {
+    begin();
+    turn_first(Number<kSteps>{});
+    keep_order();
+    U32x4 all[kSteps];
+    exchange_query_32<false>(all, asked_, parked);
+    turn_signs(all, scale_, 0x80008000);
+    scale_ = __builtin_fabsf(scale_);
     parked_ = parked + lane_in_wave() * kVecBytes;
-    const u32 g = lane_in_wave() / 32, c = lane_in_wave() % 32;
     each_number<kSteps>([&](auto i) {
-      const Bf16x8 own = query_at<kQueryFp8>(q, rows[0] * kMlaKey + i * 16 + g * 8, scale < 0.0f);
       if constexpr (is_parked(i)) {
-        *reinterpret_cast<RFOPS_LDS Bf16x8*>(parked_ + i / kEach * kWaveSize * kVecBytes) = own;
+        *reinterpret_cast<RFOPS_LDS U32x4*>(parked_ + i / kEach * kWaveSize * kVecBytes) = all[i];
       } else {
-        q_[i - i / kEach] = own;
+        q_[i - i / kEach] = __builtin_bit_cast(Bf16x8, all[i]);
       }
     });
-    each_number<kSteps - kParked>([&](auto i) { pin(q_[i]); });
+    const u32 g = lane_in_wave() / 32, c = lane_in_wave() % 32;
     key_ = MlaSlot::value_at(c, g);
     rope_ = MlaSlot::rope_at(c, g);
     const u32 token = g * 4 + c % 16 / 4, chunk = c / 16 * 2 + c % 4 / 2;
     value_ = MlaSlot::value_at(token, chunk) + c % 2 * 8;
     value_8_ = MlaSlot::value_at(token + 8, chunk) + c % 2 * 8;
     pin(key_), pin(rope_), pin(value_), pin(value_8_);
-    turn_first(Number<0>{});
-    begin();
   }
 
   // What lanes read begins at addresses that are computed once, and by themselves: else the
@@ -269,6 +273,7 @@ class MlaColumns {
   const LdsBytes *keys_[2], *values_[2];
   LdsBytes* parked_;
   Bf16x8 q_[kSteps - kParked], read_;
+  QueryLoads<kQueryFp8 ? 1 : 2, kQueryFp8 ? 8 : 16> asked_;
   U32x4 k_[kAhead], v_[kValuesAhead];
   F32x16 o_[kTiles];
   F32x16 next_;  // scores of the next tile

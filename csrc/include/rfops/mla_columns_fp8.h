@@ -13,6 +13,7 @@
 #pragma once
 
 #include "rfops/mla_columns.h"
+#include "rfops/mla_query32.h"
 #include "rfops/mla_slot_fp8.h"
 
 #if defined(__gfx950__)
@@ -31,30 +32,27 @@ class MlaFp8Columns {
   static constexpr f32 kFaintest = -64.0f;  // the largest of which weights are not lost, at `most`
 
  public:
-  static constexpr u32 kParkedBytes = 0;
+  static constexpr u32 kParkedBytes = kQuery32Bytes;
   using Scores = F32x16[kHalves];
   static constexpr u32 kOwn = 1;  // columns of a lane
   __device__ static u32 column(u32 lane, u32) { return lane % 32; }
-  __device__ static u32 loaded(u32 lane, u32) { return lane % 32; }
 
+  __device__ void ask_query(const WaveQuery& q) { scale_ = q.scale, asked_.ask(q); }
   template <class TurnFirst>
-  __device__ void load_query(const void* q, const u64 (&rows)[kOwn], f32 scale, LdsBytes*,
-                             TurnFirst turn_first) {
-    scale_ = __builtin_fabsf(scale);
+  __device__ void take_query(LdsBytes* lds, TurnFirst turn_first) {
+    begin();
+    turn_first(Number<2 * kSteps>{});
+    keep_order();
+    U32x4 all[2 * kSteps];
+    exchange_query_32<true>(all, asked_, lds);
+    turn_signs(all, scale_, 0x80808080);
+    scale_ = __builtin_fabsf(scale_);
+    each_number<kSteps>([&](auto i) { q_[i] = join(all[2 * i], all[2 * i + 1]); });
     const u32 g = lane_in_wave() / 32, c = lane_in_wave() % 32;
-    const u8* const own = static_cast<const u8*>(q) + rows[0] * kMlaKey + g * 32;
-    const u32 sign = scale < 0.0f ? 0x80808080u : 0u;
-    each_number<kSteps>([&](auto i) {
-      const auto* const from = reinterpret_cast<const U32x4*>(own + i * 64);
-      q_[i] = join(from[0], from[1]) ^ sign;
-    });
-    each_number<kSteps>([&](auto i) { pin(q_[i]); });
     key_ = Slot::value_at(c, g * 2);
     rope_ = Slot::rope_at(c, g * 2);
     const u32 l = lane_in_wave() % 16, token = l / 8 * 8 + g * 4 + l / 2 % 4;
     value_ = Slot::value_at(token, lane_in_wave() / 16 % 2) + l % 2 * 8;
-    turn_first(Number<0>{});
-    begin();
   }
 
   __device__ void aim_keys(const LdsBytes* tile) {
@@ -266,6 +264,7 @@ class MlaFp8Columns {
   i32 power_, e8m0_, one_;
   MlaWeights weights_;
   u32 key_, rope_, value_, key_at_, rope_at_, value_at_;
+  QueryLoads<1, kVecBytes> asked_;
   U32x8 q_[kSteps], k_[kAhead], v_[kAhead], p_;
   F32x16 o_[kValueSteps];
   F32x16 next_[kHalves];  // scores of the next tile

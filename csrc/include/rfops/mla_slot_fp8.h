@@ -49,7 +49,8 @@ class Fp8Slots {
   }
 
   // The first tiles. Then turn n makes the scores of tile n and begins the loads of n + kBefore.
-  __device__ void prime() {
+  template <class AskQuery>
+  __device__ void prime(AskQuery ask_query) {
     u32 pages[kBefore + 1][2];
 #pragma unroll
     for (u32 t = 0; t <= kBefore; ++t) {
@@ -70,7 +71,9 @@ class Fp8Slots {
     }
     find<0>(pages[kBefore][0], kBefore);
     find<1>(pages[kBefore][1], kBefore);
+    ask_query();
   }
+  __device__ void widen_first() const {}
   template <u32 kLater>
   __device__ void turn_first() const {
     wait_loads<kLater>();

@@ -56,7 +56,8 @@ class DirectSlots : MlaSlotRows<kPaged> {
 
   // The first tiles. Then turn n, 0 first, makes the scores of tile n, and adds the values of the
   // one before; the loads of tile n + kBefore begin in it, of its keys' ends those of n + 2.
-  __device__ void prime() {
+  template <class AskQuery>
+  __device__ void prime(AskQuery ask_query) {
     u32 pages[kEndsBefore + 1];
 #pragma unroll
     for (u32 t = 0; t <= kEndsBefore; ++t) pages[t] = static_cast<u32>(*this->entry(t));
@@ -84,7 +85,9 @@ class DirectSlots : MlaSlotRows<kPaged> {
     } else if constexpr (kRope) {
       turner_.ask(tokens_, token_);
     }
+    ask_query();
   }
+  __device__ void widen_first() {}
   // The first tile's keys, for which kLater loads have been asked for after `prime`.
   template <u32 kLater>
   __device__ void turn_first() {

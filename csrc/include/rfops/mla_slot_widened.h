@@ -35,10 +35,15 @@ class WidenedSlots : MlaSlotRows<kPaged> {
     rope_ = MlaSlot::rope_at(row, place * kRopeBytes / 8) + place * kRopeBytes % 8 * 2;
   }
 
-  __device__ void prime() {
+  // Q on its way while the first rows are found, which is exchanged while these are.
+  template <class AskQuery>
+  __device__ void prime(AskQuery ask_query) {
     page_ = static_cast<u32>(*this->entry(0));
+    ask_query();
     load_all(0);
     keep_order();  // all loads on their way at once
+  }
+  __device__ void widen_first() {
     each_number<kCommits>([&](auto i) { commit<i>(lds_); });
     keep_order();
     load_all(1);
