@@ -7,6 +7,7 @@
 
 #include "rfops/mla_columns.h"
 #include "rfops/mla_query32.h"
+#include "rfops/mla_room16.h"
 
 #if defined(__gfx950__)
 
@@ -97,6 +98,7 @@ class MlaColumns {
       if constexpr (i == 4) aim_ends();
       if constexpr (i < 3) loads(Number<i>{});
       if constexpr (i % 2 == 1) loads(Number<3 + i / 2>{});
+      if constexpr (i % 2 == 0 && i >= 4) loads(Number<kFill + 3 + i / 2>{});
       if constexpr (i == 3) {
         values_[0] = tile + value_, values_[1] = tile + value_8_;
         pin(values_[0]), pin(values_[1]);

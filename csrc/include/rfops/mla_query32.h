@@ -1,7 +1,7 @@
 // Q of 32 columns as the operand of 32 x 32 matrix instructions (gfx950).
 //
-// As in mla_query16.h what lanes have loaded is exchanged by LDS: lane l has of 64 bytes of rows l / 4
-// and 16 + l / 4 a chunk, and gets two of row l % 32.
+// As in mla_query16.h what lanes have loaded is exchanged by LDS: lane l has of 64 bytes of rows l
+// / 4 and 16 + l / 4 a chunk, and gets two of row l % 32.
 #pragma once
 
 #include "rfops/mla_columns.h"

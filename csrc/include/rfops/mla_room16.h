@@ -6,7 +6,8 @@
 
 namespace rfops {
 
-// Pieces of what brings tiles, from here on: one instruction each, for where there is room for one.
+// Pieces of what brings tiles, from here on: of one instruction each, for where there is room for
+// one; on gfx950 the first halves of the others.
 constexpr u32 kFill = 64;
 
 struct Room16 {

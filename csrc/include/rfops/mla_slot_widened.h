@@ -3,6 +3,7 @@
 // four waves brings a quarter of a tile's rows.
 #pragma once
 
+#include "rfops/mla_room16.h"
 #include "rfops/mla_slot.h"
 
 namespace rfops {
@@ -44,7 +45,7 @@ class WidenedSlots : MlaSlotRows<kPaged> {
     keep_order();  // all loads on their way at once
   }
   __device__ void widen_first() {
-    each_number<kCommits>([&](auto i) { commit<i>(lds_); });
+    each_number<kCommits>([&](auto i) { begin_commit<i>(), commit<i>(lds_); });
     keep_order();
     load_all(1);
   }
@@ -52,6 +53,10 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   __device__ void in_scores(LdsBytes* slot, LdsBytes*) {
     // Late: what the last turn asked for is on its way until then.
     constexpr u32 kFirst = kByWords ? 13 : 10;
+    constexpr u32 kHalves = kFill + kFirst;  // pieces before those, that gfx950 does half in
+    if constexpr (!kByWords && kPiece >= kHalves && kPiece < kHalves + kCommits) {
+      begin_commit<kPiece - kHalves>();
+    }
     if constexpr (kPiece >= kFirst && kPiece < kFirst + kCommits) {
       commit<kPiece - kFirst>(slot);
     }
@@ -130,14 +135,24 @@ class WidenedSlots : MlaSlotRows<kPaged> {
     find_page(tile);
     each_number<kLoads>([&](auto i) { pick<i>(), aim<i>(), load<i>(); });
   }
+  // The first half of such a piece on gfx950.
+  template <u32 kPiece>
+  __device__ void begin_commit() {
+    if constexpr (!kByWords) {
+      // For four at once, of those and the next page.
+      if constexpr (kPiece % 4 == 0) wait_loads<(kPiece < 4 ? 6 : kPiece < 8 ? 2 : 1)>();
+      keep_order();
+      const u32 four = staged_[kPiece][0];
+      low_ = widen_pair<false>(four), high_ = widen_pair<true>(four);
+      pin(low_), pin(high_);
+    }
+  }
   // Piece kPiece of widening and writing all of a tile, of kCommits.
   template <u32 kPiece>
   __device__ void commit(LdsBytes* slot) {
     if constexpr (!kByWords) {
-      // For four at once, of those and the next page.
-      if constexpr (kPiece % 4 == 0) wait_loads<(kPiece < 4 ? 6 : kPiece < 8 ? 2 : 1)>();
-      const U32x2 eight = staged_[kPiece];
-      wide_ = __builtin_bit_cast(U32x4, widen_8(eight[0], eight[1]));
+      const u32 four = staged_[kPiece][1];
+      wide_ = {low_, high_, widen_pair<false>(four), widen_pair<true>(four)};
       return write<kPiece>(place<kPiece>(slot));
     }
     constexpr u32 i = kPiece / kWordsOf, kWord = kPiece % kWordsOf;
