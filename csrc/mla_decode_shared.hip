@@ -63,7 +63,8 @@ using Target = MlaColumnsTarget<kColumns>;
 // Where a wave turns 64 elements of its result round: 32 columns of 256 bytes, permuted.
 constexpr u32 kBlocksAtOnce = 2;  // of 64 elements, of each part that is added up
 constexpr u32 kTurnBytes = kWaveColumns * 64 * 4;
-constexpr u32 kWeightBytes = (kColumns + 2) * kMostFan * 4;  // of parts, behind those
+constexpr u32 kWeightBytes =
+    details::kWeightPitch<kColumns> * kMostFan * 4;  // of parts, behind those
 constexpr u32 kSlotBytes = Slots::kSlots * Slot::kBytes;
 constexpr u32 kLds = kSlotBytes + kWaves * Columns::kParkedBytes;
 static_assert(kLds <= kLdsBytes && kWaves * kTurnBytes + kWeightBytes <= kSlotBytes);

@@ -9,7 +9,9 @@
 // of 4,096 tokens of 128 heads MI300X 132 us, 89 so, MI355X 77 and 58, estimated.
 #pragma once
 
+#include "rfops/arch.h"
 #include "rfops/bf16_matrix.h"
+#include "rfops/lanes.h"
 #include "rfops/lds_tile.h"
 #include "rfops/memory.h"
 #include "rfops/mla_cache.h"
@@ -119,53 +121,37 @@ using MlaTarget = MlaColumnsTarget<kMlaColumns>;
 
 namespace details {
 
-// What `op` makes of the values of 16 lanes in a row, in all of them.
-template <class Op>
-__device__ inline f32 over_row(f32 value, Op op) {
-  constexpr int kRotate = 0x120;
-  const auto step = [&](auto turned) { value = op(value, __builtin_bit_cast(f32, turned)); };
-  const auto bits = [&] { return __builtin_bit_cast(i32, value); };
-  step(__builtin_amdgcn_update_dpp(0, bits(), kRotate + 8, 0xf, 0xf, true));
-  step(__builtin_amdgcn_update_dpp(0, bits(), kRotate + 4, 0xf, 0xf, true));
-  step(__builtin_amdgcn_update_dpp(0, bits(), kRotate + 2, 0xf, 0xf, true));
-  step(__builtin_amdgcn_update_dpp(0, bits(), kRotate + 1, 0xf, 0xf, true));
-  return value;
-}
-
 // Where the weight of part i of a column is: what is written and read together is in banks apart.
 template <u32 kColumns>
+constexpr u32 kWeightPitch = kColumns + kLdsBanks / kMostFan;
+template <u32 kColumns>
 constexpr u32 weight_at(u32 i, u32 column) {
-  return i * (kColumns + 2) + column;
+  return i * kWeightPitch<kColumns> + column;
 }
 
 // What columns' parts in slots slot_of(0..count - 1), at most kMostFan, are to be multiplied by,
-// into `weights`; 16 threads a column. Sums of weights go where the parts' sum will.
+// into `weights`; as many threads a column. Sums of weights go where the parts' sum will.
 template <u32 kColumns, class SlotOf>
 __device__ inline void weigh_columns(const MlaColumnsTarget<kColumns>& target, u32 count,
                                      bool is_root, SlotOf slot_of, RFOPS_LDS f32* weights) {
-  constexpr u32 kEach = 16;
+  constexpr u32 kAtOnce = 4 * kWaveSize / kMostFan, kSteps = kColumns / kAtOnce;
   u32 thread = thread_in_group();
   pin(thread);  // what follows from it is computed here, not kept in registers from the beginning
-  const u32 own = thread % kEach;
-  MlaTotals ones[kColumns / kEach];
+  const u32 own = thread % kMostFan, first = thread / kMostFan;
+  const f32* const from = target.totals(slot_of(own < count ? own : 0), first);
+  MlaTotals ones[kSteps];
 #pragma unroll
-  for (u32 g = 0; g < kColumns / kEach; ++g) {
-    ones[g] = {kLowest, 0.0f};
-    if (own < count) {
-      const f32* const from = target.totals(slot_of(own), g * kEach + thread / kEach);
-      ones[g] = {from[0], from[1]};
-    }
-  }
+  for (u32 g = 0; g < kSteps; ++g) ones[g] = {from[g * kAtOnce * 2], from[g * kAtOnce * 2 + 1]};
   keep_order();
 #pragma unroll
-  for (u32 g = 0; g < kColumns / kEach; ++g) {
+  for (u32 g = 0; g < kSteps; ++g) {
+    const u32 column = g * kAtOnce + first;
+    const f32 most = own < count ? ones[g].most : kLowest, sum = own < count ? ones[g].sum : 0.0f;
     MlaTotals all;
-    all.most = over_row(ones[g].most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
-    const f32 weight = __builtin_amdgcn_exp2f(ones[g].most - all.most);
-    all.sum = over_row(weight * ones[g].sum, [](f32 a, f32 b) { return a + b; });
-    const u32 column = g * kEach + thread / kEach;
-    if (own < kMostFan)
-      weights[weight_at<kColumns>(own, column)] = is_root ? weight * target.factor(all) : weight;
+    all.most = most_of_lanes<kMostFan>(most);
+    const f32 weight = __builtin_amdgcn_exp2f(most - all.most);
+    all.sum = sum_of_lanes<kMostFan>(weight * sum);
+    weights[weight_at<kColumns>(own, column)] = is_root ? weight * target.factor(all) : weight;
     if (own == 0) {
       is_root ? target.store_lse(column, all) : target.store_totals(slot_of(0), column, all);
     }
