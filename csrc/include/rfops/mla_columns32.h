@@ -95,7 +95,7 @@ class MlaColumns {
     each_number<kSteps>([&](auto i) {
       multiply<i>();
       if constexpr (i % 2 == 1) add_weight<i / 2>();
-      if constexpr (i == 4) aim_ends();
+      if constexpr (i == 6 || i == 8 || i == 10) aim_end<i / 2 - 3>();
       if constexpr (i < 3) loads(Number<i>{});
       if constexpr (i % 2 == 1) loads(Number<3 + i / 2>{});
       if constexpr (i % 2 == 0 && i >= 4) loads(Number<kFill + 3 + i / 2>{});
@@ -236,11 +236,10 @@ class MlaColumns {
     }
   }
   // Where the keys' ends are read, before it is asked for: a result is not there at once.
-  __device__ void aim_ends() {
-    each_number<3>([&](auto i) {
-      ends_[i] = rope_key_ ^ (i + 1) * 32;
-      pin(ends_[i]);
-    });
+  template <u32 i>
+  __device__ void aim_end() {
+    ends_[i] = rope_key_ ^ (i + 1) * 32;
+    pin(ends_[i]);
   }
 
   // Step i of making scores weights: an exponential takes as long as four other instructions.

@@ -66,9 +66,10 @@ class WidenedSlots : MlaSlotRows<kPaged> {
     constexpr u32 kApart = kSteps / (kLoads + 2), kLoad = kStep / kApart;
     constexpr u32 kAt = kByWords ? 2 : 1;  // in such steps gfx942 reads no V
     // Later where loads begin at scalar addresses: then rows are where lanes know them.
-    constexpr u32 kFind = kByWords ? 0 : kSteps * 3 / 4;
+    constexpr u32 kFind = kByWords ? 0 : kSteps * 3 / 4, kAimPage = kByWords ? 0 : kFind - 2;
     if constexpr (kStep == 0) find_rows(2);
-    if constexpr (kStep == kFind) find_page(2);
+    if constexpr (kStep == kAimPage) aim_page(2);
+    if constexpr (kStep == kFind) find_page();
     if constexpr (kStep == kSteps - 1) this->next_turn();
     if constexpr (kLoad >= 1 && kLoad <= kLoads) {
       if constexpr (kByWords && kStep % kApart == 0) pick<kLoad - 1>();
@@ -89,7 +90,12 @@ class WidenedSlots : MlaSlotRows<kPaged> {
       pin(row_places_);
     }
   }
-  __device__ void find_page(u32 tile) { page_ = static_cast<u32>(*this->entry(tile + 1)); }
+  // The next tile's page; where it is said is not known at once.
+  __device__ void aim_page(u32 tile) {
+    asked_ = tokens_.clamped(this->token_ + (tile + 1) * MlaSlot::kTokens);
+    if constexpr (!kByWords) pin(asked_);
+  }
+  __device__ void find_page() { page_ = static_cast<u32>(*tokens_.entry_of(asked_)); }
   template <u32 i>
   __device__ void pick() {
     if constexpr (i < kOwn) {
@@ -132,7 +138,7 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   }
   __device__ void load_all(u32 tile) {
     find_rows(tile);
-    find_page(tile);
+    aim_page(tile), find_page();
     each_number<kLoads>([&](auto i) { pick<i>(), aim<i>(), load<i>(); });
   }
   // The first half of such a piece on gfx950.
@@ -190,7 +196,7 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   }
 
   LdsBytes* lds_;
-  u32 value_, rope_, page_, rows_;
+  u32 value_, rope_, asked_, page_, rows_;
   u64 from_;  // in global memory, which a pinned pointer would not say
   u64 row_places_, scalar_from_;
   u32 inside_;  // of a row, a lane's bytes
