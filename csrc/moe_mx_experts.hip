@@ -150,7 +150,8 @@ __device__ inline void store(const F32x4 (&sums)[kOwn][kTiles], const Out& out,
 template <u32 kOwn>
 __device__ inline void make_tile(Loop& loop, const ExpertTile& tile, const Out& out, u32 column) {
   if constexpr (kOwn > 1) {
-    if (tile.rows <= kOwn / 2 * kTileRows) return make_tile<kOwn / 2>(loop, tile, out, column);
+    constexpr u32 kFewer = kOwn % 2 == 0 ? kOwn / 2 : kOwn - 1;
+    if (tile.rows <= kFewer * kTileRows) return make_tile<kFewer>(loop, tile, out, column);
   }
   F32x4 sums[kOwn][kTiles] = {};
   loop.multiply<kOwn>(sums);
@@ -192,16 +193,18 @@ moe_mx_experts(u8* __restrict__ out,        // stage 1: [rows, out_steps, 128]; 
   const Weights weights(k);
   const Out to = {out, out_scale, columns, out_steps};
   const u32 wave_n = wave_in_group() % kNWaves, wave_k = wave_in_group() / kNWaves;
-  each_tile(all, groups, [&](const ExpertTile& tile) {
+  each_tile(all, routed, groups, [&](const ExpertTile& tile) {
     const bool is_list = kStage == 1 && tile.expert < routed;
     const u32* const list = lists + u64{tile.expert} * m + tile.row;
     const u32 rows = kStage == 1 ? m : tile.rows;
     const u64 first = kStage == 1 ? 0 : tile.first;
     Rows from(in + first * (steps * kRowBytes), in_scale + first * (steps * kStepBlocks), rows,
-              steps, [&](u32 row) {
-                if (row >= tile.rows) return kOutside;
-                return is_list ? list[row] / kTopK : kStage == 1 ? tile.row + row : row;
-              });
+              steps);
+    const Buffer listed = make_buffer(list, is_list ? tile.rows * sizeof(u32) : 0);
+    from.ask([&](u32 row) {
+      return kStage == 1 ? load_dwords<1>(listed, row * sizeof(u32), 0).dword[0] : row;
+    });
+    keep_order();  // the list is on its way before weights are
     const u32 of_expert = kStage == 1 ? 2 * n : n;
     const u64 before = u64{tile.expert} * of_expert;
     const Place place = {
@@ -225,6 +228,10 @@ moe_mx_experts(u8* __restrict__ out,        // stage 1: [rows, out_steps, 128]; 
     Loop loop(weights, place, from, wave_k, memory->memory.chunk[0],
               memory->staging[wave_in_group()]);
     loop.begin();
+    from.settle([&](u32 row, u32 word) {
+      if (row >= tile.rows) return kOutside;
+      return is_list ? word / kTopK : kStage == 1 ? tile.row + row : row;
+    });
     meet();  // what was in LDS is stored
 #pragma unroll
     for (u32 i = 0; i < kOfThread; ++i) {

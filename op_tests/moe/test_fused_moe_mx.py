@@ -477,6 +477,26 @@ def test_more_weights_on_their_way(d: int, columns: int, m_tiles: int) -> None:
 
 
 @pytest.mark.thin(4)
+@pytest.mark.parametrize(("m_tiles", "up_n"), [(9, 3), (4, 3), (9, 4), (8, 3), (8, 4), (4, 4)])
+@pytest.mark.parametrize("i", [512, 96])
+def test_tiles_of_few_columns(m_tiles: int, up_n: int, i: int) -> None:
+    """Waves that do not share out rows evenly, nine tiles of rows, tiles beyond the columns, a
+    shared expert's tiles on every XCD: the same bits, checked, and no spills."""
+    problem = random_problem(MXFP4, 330, 2048, i, 5, 3, 1)
+    ids = torch.tensor([[0, 1, 2]] * 140 + [[1, 3, 0]] * 10 + [[-1, 3, 3]] * 180)
+    problem = problem.with_(topk_ids=ids.to(torch.int32)).shuffled()
+    config = MxMoeConfig(m_tiles, up_n, 1, 8, 1, 1, 16, ahead=3, slots=3)
+    with rfops.vgpu.check() as checked, rfops.vgpu.profile() as p:
+        got = problem.run("hip", config)
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+    launch = p.launches[1]
+    assert launch.kernel == "moe_mx_experts"
+    assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
+    wanted = problem.run("hip", MxMoeConfig(4, 4, 1, 8, 1, 1, 16, slots=3))
+    assert torch.equal(got, wanted), f"{(got != wanted).sum()} differ"
+
+
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("columns", [16, 0])
 @pytest.mark.parametrize("shape", [(141, 512, 256, 3, 2, 1), (3, 256, 256, 5, 2, 0),
                                    (330, 1024, 256, 4, 2, 1), (170, 512, 512, 3, 2, 2),
@@ -660,7 +680,7 @@ def test_an_odd_width_takes_rows_of_scales() -> None:
     ("make", "message"),
     [
         (lambda: MxMoeConfig(3, 4, 1, 4, 1), "m_tiles must be a power of two"),
-        (lambda: MxMoeConfig(16, 4, 1, 4, 1), "m_tiles is 1 to 8, per_cu 1 to 8"),
+        (lambda: MxMoeConfig(16, 4, 1, 4, 1), "m_tiles is 1 to 9, per_cu 1 to 8"),
         (lambda: MxMoeConfig(1, 4, 4, 4, 1), "n . k is 1 to 8 waves, of k 1 to 4"),
         (lambda: MxMoeConfig(8, 8, 1, 4, 1), "m_tiles=8 fit the registers of 4 waves"),
         (lambda: MxMoeConfig(4, 2, 2, 4, 1), "share out K with m_tiles of 1 and 2 alone"),
@@ -674,6 +694,8 @@ def test_an_odd_width_takes_rows_of_scales() -> None:
         (lambda: MxMoeConfig(4, 4, 1, 4, 1, ring=2), "ring is 0, or 1 with up_n=4, up_k=1"),
         (lambda: MxMoeConfig(4, 8, 1, 4, 1, ring=1), "ring is 0, or 1 with up_n=4, up_k=1"),
         (lambda: MxMoeConfig(4, 8, 1, 4, 1, ahead=3), "ahead is 1, or 3 with up to 4 waves"),
+        (lambda: MxMoeConfig(9, 4, 1, 4, 1, ahead=3), "m_tiles=9 and up_n=3 are with columns"),
+        (lambda: MxMoeConfig(4, 3, 1, 4, 1, 2, 16), "m_tiles=9 and up_n=3 are with columns"),
     ],
 )
 def test_configs_that_cannot_be(make: Any, message: str) -> None:
@@ -701,7 +723,7 @@ def test_configs_that_a_call_refuses() -> None:
     many = random_problem(MXFP4, 3, 256, 256, 65, 2).shuffled()
     assert "up to 64 experts" in kernel.refuses_config(_call(many), ring)
     ahead = MxMoeConfig(4, 4, 1, 4, 1, ahead=3)
-    wanted = "want m_tiles=4 or 8, D in 1024s, and all of MXFP4 weights shuffled"
+    wanted = "want m_tiles=4, 8 or 9, D in 1024s, and all of MXFP4 weights shuffled"
     assert wanted in kernel.refuses_config(_call(problem), ahead)
     c = _call(problem.shuffled())
     assert kernel.refuses_config(c, ahead) is None

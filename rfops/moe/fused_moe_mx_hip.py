@@ -47,6 +47,7 @@ TILE, TILES = 16, 4  # rows of an operand; operands of weights of a wave
 EIGHTS, STEP_BYTES, BLOCK = 8, 128, 32
 PREPARES, OF_TOKEN = 512, 4  # lanes of csrc/moe_mx_prepare.hip: of a workgroup, and a token's lists
 MAX_M_TILES, MAX_WAVES, MAX_PER_CU = 8, 8, 8
+MORE_M_TILES = 9  # of MXFP4 in 1024s of K: what fits in LDS
 FEW_TOKENS = 16
 RING_TILES, RING_WAVES = 9, 10  # of moe_mx_gate_up: tiles of rows; waves, two of which load
 # Of moe_mx_down by its waves: tiles of weights and of rows times steps, twice in registers.
@@ -81,20 +82,27 @@ class MxMoeConfig:
         check_config_ints(self)
         for name in ("m_tiles", "up_n", "up_k", "down_n", "down_k"):
             value = getattr(self, name)
-            if (value < 1 or value & (value - 1)) and not (self.slots and name == "down_n"):
+            is_more = (name, value) in (("m_tiles", MORE_M_TILES), ("up_n", 3))
+            if (value < 1 or value & (value - 1)) and not (
+                is_more or (self.slots and name == "down_n")
+            ):
                 raise ValueError(f"{self}: {name} must be a power of two")
-        if self.m_tiles > MAX_M_TILES or not 1 <= self.per_cu <= MAX_PER_CU:
-            raise ValueError(f"{self}: m_tiles is 1 to {MAX_M_TILES}, per_cu 1 to {MAX_PER_CU}")
+        if self.m_tiles > MORE_M_TILES or not 1 <= self.per_cu <= MAX_PER_CU:
+            raise ValueError(f"{self}: m_tiles is 1 to {MORE_M_TILES}, per_cu 1 to {MAX_PER_CU}")
         pairs = ((self.up_n, self.up_k), (self.down_n, self.down_k))
         for n, k in pairs[:1] if self.columns else pairs:
             if n * k > MAX_WAVES or k > 4:
                 raise ValueError(f"{self}: n * k is 1 to {MAX_WAVES} waves, of k 1 to 4")
-            if self.m_tiles == MAX_M_TILES and n * k > 4:
+            if self.m_tiles >= MAX_M_TILES and n * k > 4:
                 raise ValueError(f"{self}: sums of m_tiles=8 fit the registers of 4 waves alone")
             if k > 1 and self.m_tiles > 2:
                 raise ValueError(f"{self}: waves share out K with m_tiles of 1 and 2 alone")
         if self.columns not in (0, TILE, 2 * TILE) or self.rows not in (1, 2, 4):
             raise ValueError(f"{self}: columns are 0, 16 or 32, rows 1, 2 or 4")
+        if (self.m_tiles == MORE_M_TILES or self.up_n == 3) and not (
+            self.columns and self.ahead > 1
+        ):
+            raise ValueError(f"{self}: m_tiles=9 and up_n=3 are with columns and ahead=3 alone")
         if self.ahead not in (1, 3) or (self.ahead > 1 and self.up_n * self.up_k > 4):
             raise ValueError(f"{self}: ahead is 1, or 3 with up to 4 waves of gate and up")
         if self.slots and (self.slots not in SLOTS or not self.columns or self.rows > 2):
@@ -274,10 +282,10 @@ class HipMxMoe(Kernel):
         if config.columns and (reason := self._refuses_fused(c, config, down)):
             return reason
         as_loaded = self.fmt is MXFP4 and RAW not in (c.w_layout, c.scale_layout)
-        fit = as_loaded and config.m_tiles in (4, 8) and up.chunk(self.fmt, config.m_tiles) == 4
+        fit = as_loaded and config.m_tiles in (4, 8, MORE_M_TILES) and up.chunk(self.fmt, config.m_tiles) == 4
         if config.ahead > 1 and not fit:
             return (
-                "three steps ahead want m_tiles=4 or 8, D in 1024s, and all of MXFP4 weights "
+                "three steps ahead want m_tiles=4, 8 or 9, D in 1024s, and all of MXFP4 weights "
                 "shuffled"
             )
         if config.ring and not (as_loaded and c.E <= WAVE):
@@ -364,9 +372,15 @@ class HipMxMoe(Kernel):
             replace(config, columns=32, down_n=_sum_waves(c), slots=4)
             for config in made if config.down_n == 4 and not config.columns
         ]  # fmt: skip
+        made += [
+            replace(config, m_tiles=m, up_n=up_n, ahead=3)
+            for config in made if config.columns
+            and (config.m_tiles, config.up_n, config.up_k, config.per_cu) == (4, 4, 1, 2)
+            for m in (4, 8, MORE_M_TILES) for up_n in (3, 4)
+        ]  # fmt: skip
         made += [_deep(config) for config in made if config.slots]
         if _sum_waves(c) > SUM_WAVES[-1] // 2:  # tiles enough for weights to pass by LDS
-            made += [replace(one, ring=1) for one in made if (one.up_n, one.up_k) == (4, 1)]
+            made += [replace(one, ring=1) for one in made if (one.up_n, one.up_k, one.ahead) == (4, 1, 1)]
         fit = (config for config in made if self.refuses_config(c, config) is None)
         return [first, *(config for config in fit if config != first)]
 
@@ -480,7 +494,7 @@ class _Launches:
             defines = {name: value for name, value in defines.items() if name in _RING}
         launch = _bind(c, kernel, defines, threads, 9)
         tiles = _row_tiles(c, m_tiles * TILE) * ceil(stage.columns(fmt), stage.tile)
-        groups = min(ROWS[c.arch].cus * per_cu, ceil(tiles, XCDS) * XCDS)
+        groups = min(ROWS[c.arch].cus * per_cu, (ceil(tiles, XCDS) + 1) * XCDS)
         numbers = (c.M, c.R, c.E, stage.n, stage.k, stage.k * fmt.bits // 8, stage.k // BLOCK,
                    down.steps(fmt), groups)  # fmt: skip
         run: Run = launch((groups, 1, 1), numbers)

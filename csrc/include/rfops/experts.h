@@ -192,14 +192,18 @@ __device__ inline void leave_for_others(const Rows& all, u32* counts, u32* offse
 }
 
 // Calls make(tile) for the tiles of this one of `groups` workgroups, a multiple of kXcds. Tiles of
-// an XCD are neighbours, and so are those that its workgroups have at a time.
+// an XCD are neighbours, and so are those that its workgroups have at a time. Experts from `routed`
+// on are shared: several tiles have the same weights, and an XCD has as many of these, and of the
+// others, as the next one has, so that XCDs read as much (512 tokens, 33 experts: 40.1 -> 36.2 us).
 template <class Rows, class Make>
-__device__ inline void each_tile(const Rows& all, u32 groups, Make make) {
-  const u32 tiles = all.tiles(), share = (tiles + kXcds - 1) / kXcds, xcd = group_x() % kXcds;
-  for (u32 at = group_x() / kXcds; at < share; at += groups / kXcds) {
-    const ExpertTile tile = all.tile(xcd * share + at);
-    if (tile.rows == 0) break;
-    make(tile);
+__device__ inline void each_tile(const Rows& all, u32 routed, u32 groups, Make make) {
+  const u32 xcd = group_x() % kXcds, own = all.tiles_before(routed), others = all.tiles() - own;
+  u32 from = own * xcd / kXcds, of_own = own * (xcd + 1) / kXcds - from;
+  u32 further = own + others * xcd / kXcds - of_own;
+  u32 count = own + others * (xcd + 1) / kXcds - further;
+  pin(from), pin(of_own), pin(further), pin(count);  // scalar registers are too few
+  for (u32 at = group_x() / kXcds; at < as_scalar(count); at += groups / kXcds) {
+    make(all.tile(at + as_scalar(at < as_scalar(of_own) ? from : further)));
   }
 }
 

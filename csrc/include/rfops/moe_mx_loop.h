@@ -24,10 +24,15 @@ class ExpertLoop {
     return chunks * kOwnSteps % kSlots == 0 ? chunks : round_of(chunks + 1);
   }
   static constexpr u32 kRound = round_of(1);
-  // Loads of weights behind those of rows, until the chunk ends; vmcnt counts to 63.
-  static constexpr u32 kBehind = kOwnSteps * Weights::kLoads;
+  // Rows of the next chunk are asked for beside this one's steps but its last, whose loads of
+  // weights are those behind.
+  static constexpr u32 kRowSteps = kThroughRegisters ? 0 : kOwnSteps / 2;
 
  public:
+  // Where its weights begin in each matrix.
+  struct Starts {
+    u32 of[kMatrices];
+  };
   // This wave's weights in an expert.
   struct Place {
     MatrixBytes from;
@@ -36,14 +41,27 @@ class ExpertLoop {
 
     // Loads kFrom .. kTo - 1 of a step.
     template <u32 kFrom, u32 kTo>
-    __device__ void load(const Weights& weights, Held& held, u32 step) const {
+    __device__ void load(const Weights& weights, const Starts& starts, Held& held, u32 step) const {
       if constexpr (kFrom < kTo) {
         constexpr u32 kTile = Weights::tile_of(kFrom), kEach = kTiles / kMatrices;
         const bool is_there = step < steps && (kMatrices == 1 || row < n);
-        weights.template load<kFrom>(
-            held, from, row + kTile / kEach * n + kTile % kEach * kTileRows, step, is_there);
-        load<kFrom + 1, kTo>(weights, held, step);
+        if constexpr (Weights::kIsShuffled && kFrom < 2 * kTiles) {
+          u32 pitch = from.row_bytes;
+          asm volatile("" : "+s"(pitch));  // else scalar registers are too few
+          const u32 start = starts.of[kTile / kEach] + kTile % kEach * kTileRows * pitch;
+          weights.template load_piece<kFrom>(held, from, start, step, is_there);
+        } else {
+          weights.template load<kFrom>(
+              held, from, row + kTile / kEach * n + kTile % kEach * kTileRows, step, is_there);
+        }
+        load<kFrom + 1, kTo>(weights, starts, held, step);
       }
+    }
+    __device__ Starts starts() const {
+      Starts made;
+#pragma unroll
+      for (u32 i = 0; i < kMatrices; ++i) made.of[i] = as_scalar((row + i * n) * from.row_bytes);
+      return made;
     }
   };
 
@@ -53,6 +71,7 @@ class ExpertLoop {
                         LdsBytes* chunks, LdsBytes* staging)
       : weights_(weights),
         place_(place),
+        starts_(place.starts()),
         rows_(rows),
         wave_k_(wave_k),
         chunks_(chunks),
@@ -62,7 +81,7 @@ class ExpertLoop {
   __device__ void begin() {
 #pragma unroll
     for (u32 i = 0; i < kAhead; ++i) {
-      place_.template load<0, Weights::kLoads>(weights_, held_[i], wave_k_ + i * kKWaves);
+      place_.template load<0, Weights::kLoads>(weights_, starts_, held_[i], wave_k_ + i * kKWaves);
       keep_order();
     }
   }
@@ -109,7 +128,10 @@ class ExpertLoop {
       rows_.load(number + 2, first + 2 * kChunk < place_.steps);
     } else {
       meet();  // this chunk is there, and the other one is read
-      if (first + kChunk < place_.steps) rows_.issue(other, number + 1);
+      if (first + kChunk < place_.steps) {
+        rows_.issue_scales(other, number + 1);
+        if constexpr (kRowSteps == 0) rows_.template issue<0, Rows::kIssues>(other, number + 1);
+      }
       keep_order();
     }
     const u32 lane = lane_in_wave(), of_lane = lane % kTileRows * 4 + lane / kTileRows;
@@ -124,7 +146,7 @@ class ExpertLoop {
       wait_lds();
       meet();
     } else {
-      wait_loads<(kBehind < 63 ? kBehind : 63)>();  // the next chunk; weights may be on their way
+      wait_loads<(kOwnSteps - kRowSteps) * Weights::kLoads>();  // the next chunk; weights may be on their way
     }
   }
 
@@ -142,9 +164,17 @@ class ExpertLoop {
                                  const Scales (&scales)[kOwn]) {
     if constexpr (kI < kOwnSteps) {
       constexpr u32 kS = kI * kKWaves + kK, kHeld = (kAt + kI) % kSlots;
-      const auto load = [&]<u32 kFrom, u32 kTo>() {
-        place_.template load<kFrom, kTo>(weights_, held_[(kHeld + kAhead) % kSlots],
-                                         first + kS + kAhead * kKWaves);
+      // What comes next, part kPart of kParts of it.
+      const auto load = [&]<u32 kPart, u32 kParts>() {
+        if constexpr (kI < kRowSteps) {
+          constexpr u32 kFrom = kI * kParts + kPart, kOf = kRowSteps * kParts;
+          const u32 next = first / kChunk + 1;
+          rows_.template issue<kFrom * Rows::kIssues / kOf, (kFrom + 1) * Rows::kIssues / kOf>(
+              chunks_ + next % 2 * Rows::kBytes, next, next * kChunk < place_.steps);
+        }
+        constexpr u32 kLoads = Weights::kLoads;
+        place_.template load<kPart * kLoads / kParts, (kPart + 1) * kLoads / kParts>(
+            weights_, starts_, held_[(kHeld + kAhead) % kSlots], first + kS + kAhead * kKWaves);
       };
       const u32 lane = lane_in_wave(), row = lane % kTileRows, of_row = lane / kTileRows;
       const LdsBytes* const step = chunk + kS * Rows::kStepBytes;
@@ -164,20 +194,20 @@ class ExpertLoop {
       const u32 lane = lane_in_wave(), row = lane % kTileRows, of_row = lane / kTileRows;
       const LdsBytes* const at = step + (kI + 1) * (kTileRows * kRowBytes);
       U32x4 next[2];
-      if constexpr (kI + 1 < kOwn) {
-        next[0] = lds_load_16(at + step_at(row, of_row));
-        next[1] = lds_load_16(at + step_at(row, of_row + kRowChunks / 2));
-      }
-      load.template operator()<kI * Weights::kLoads / kOwn, (kI + 1) * Weights::kLoads / kOwn>();
-      keep_order();
-      multiply_tiles<Weights, kS>(sums[kI], w, x, scales[kI]);
-      keep_order();
+      multiply_tiles_beside<Weights, kS>(sums[kI], w, x, scales[kI], [&]<u32 kPart>() {
+        constexpr u32 kEach = kProducts<Weights, kTiles>;
+        if constexpr (kI + 1 < kOwn && kPart < 2) {
+          next[kPart] = lds_load_16(at + step_at(row, of_row + kPart * (kRowChunks / 2)));
+        }
+        load.template operator()<kI * kEach + kPart, kOwn * kEach>();
+      });
       multiply_step<kOwn, kS, kI + 1>(sums, w, step, scales, next, load);
     }
   }
 
   const Weights weights_;
   const Place place_;
+  const Starts starts_;
   Rows& rows_;
   const u32 wave_k_;
   LdsBytes* const chunks_;

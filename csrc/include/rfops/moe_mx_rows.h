@@ -20,27 +20,41 @@ class ChunkRows {
   static constexpr u32 kScalesAt = kChunk * kStepBytes;
   static constexpr u32 kBytes = kScalesAt + kRows * Scales::kBlocks;  // of LDS
 
-  // offset_of(row): where in `q` a row of the tile lies, or kOutside; of `rows` rows in all, each
-  // of `steps` steps.
+  // Of `rows` rows in all, each of `steps` steps. ask and settle say which.
+  __device__ ChunkRows(const u8* q, const u8* scales, u32 rows, u32 steps)
+      : payload_(make_words(q, rows * steps * kRowBytes)),
+        scales_(make_words(scales, rows * steps * Scales::kStepBlocks)),
+        steps_(steps) {}
+  // row_of(row): which of them a row of the tile is, or kOutside.
   template <class RowOf>
   __device__ ChunkRows(const u8* q, const u8* scales, u32 rows, u32 steps, RowOf row_of)
-      : payload_(make_words(q, rows * steps * kRowBytes)),
-        scales_(make_words(scales, rows * steps * Scales::kStepBlocks)) {
+      : ChunkRows(q, scales, rows, steps) {
+    ask(row_of);
+    settle([](u32, u32 row) { return row; });
+  }
+
+  // The same in two: word_of(row) is on its way while others are asked for, row_of(row, word).
+  template <class WordOf>
+  __device__ void ask(WordOf word_of) {
+#pragma unroll
+    for (u32 i = 0; i < kOwnGroups; ++i) from_[i] = word_of(row_of_load(i));
+#pragma unroll
+    for (u32 i = 0; i < kOwnScales; ++i) scale_from_[i] = word_of(row_of_scale(i));
+  }
+  template <class RowOf>
+  __device__ void settle(RowOf row_of) {
     const u32 lane = lane_in_wave(), slot = lane % kRowChunks;
 #pragma unroll
     for (u32 i = 0; i < kOwnGroups; ++i) {
-      const u32 row = (wave() + i * kWaves) % kGroups * kRowsAtOnce + lane / kRowChunks;
-      const u32 number = row_of(row);
-      from_[i] = number == kOutside
-                     ? kOutside
-                     : number * steps * kRowBytes + (slot ^ row % kRowChunks) * kVecBytes;
+      const u32 row = row_of_load(i), number = row_of(row, from_[i]);
+      const u32 at = number * steps_ * kRowBytes + (slot ^ row % kRowChunks) * kVecBytes;
+      from_[i] = number == kOutside ? kOutside : at;
     }
 #pragma unroll
     for (u32 i = 0; i < kOwnScales; ++i) {
-      const u32 row = (wave() + i * kWaves) * kScaleRows + lane / kDwords;
-      const u32 number = row < kRows ? row_of(row) : kOutside;
-      scale_from_[i] =
-          number == kOutside ? kOutside : number * steps * Scales::kStepBlocks + lane % kDwords * 4;
+      const u32 row = row_of_scale(i), number = row_of(row, scale_from_[i]);
+      const u32 at = number * steps_ * Scales::kStepBlocks + lane % kDwords * 4;
+      scale_from_[i] = number == kOutside || row >= kRows ? kOutside : at;
     }
   }
 
@@ -51,9 +65,8 @@ class ChunkRows {
     const Buffer scales = buffer_of(scales_, is_there);
 #pragma unroll
     for (u32 i = 0; i < kIssues; ++i) {
-      const u32 step = (wave() + i * kWaves) / kGroups;
       held_[i] = load_16(payload, from_[kOwnGroups == 1 ? 0 : i % kOwnGroups],
-                         (chunk * kChunk + step) * kRowBytes);
+                         (chunk * kChunk + step_of(i)) * kRowBytes);
     }
 #pragma unroll
     for (u32 i = 0; i < kOwnScales; ++i) {
@@ -67,10 +80,8 @@ class ChunkRows {
     if constexpr (kScaleLanes < kWaveSize) pin(lane);  // else its mask is kept since the beginning
 #pragma unroll
     for (u32 i = 0; i < kIssues; ++i) {
-      const u32 number = own + i * kWaves, step = number / kGroups, group = number % kGroups;
-      if (kChunk * kGroups % kWaves != 0 && number >= kChunk * kGroups) break;
-      *reinterpret_cast<RFOPS_LDS U32x4*>(
-          to + step * kStepBytes + group * (kRowsAtOnce * kRowBytes) + lane * kVecBytes) = held_[i];
+      if (kChunk * kGroups % kWaves != 0 && step_of(i) >= kChunk) break;
+      *reinterpret_cast<RFOPS_LDS U32x4*>(to + place_of(i) + lane * kVecBytes) = held_[i];
     }
 #pragma unroll
     for (u32 i = 0; i < kOwnScales; ++i) {
@@ -105,24 +116,27 @@ class ChunkRows {
 
   // Chunk number `chunk` straight to LDS; by all waves.
   __device__ void issue(LdsBytes* to, u32 chunk) const {
-    const u32 own = wave(), base = lds_address(to);
-#pragma unroll
-    for (u32 i = 0; i < kIssues; ++i) {
-      const u32 number = own + i * kWaves, step = number / kGroups, group = number % kGroups;
-      if (kChunk * kGroups % kWaves != 0 && number >= kChunk * kGroups) break;
-      load_direct_16(payload_, from_[kOwnGroups == 1 ? 0 : i % kOwnGroups],
-                     (chunk * kChunk + step) * kRowBytes,
-                     base + step * kStepBytes + group * (kRowsAtOnce * kRowBytes));
+    issue_scales(to, chunk);
+    issue<0, kIssues>(to, chunk);
+  }
+  __device__ void issue_scales(LdsBytes* to, u32 chunk) const { issue_scales(to, chunk, kRows); }
+  // A wave's loads kFrom .. kTo - 1 of kIssues, without a branch: of rows there are, or zeros.
+  template <u32 kFrom, u32 kTo>
+  __device__ void issue(LdsBytes* to, u32 chunk, bool is_there = true) const {
+    if constexpr (kFrom < kTo) {
+      load_direct_16(payload_,
+                     from_[kOwnGroups == 1 ? 0 : kFrom % kOwnGroups] | (is_there ? 0 : kOutside),
+                     (chunk * kChunk + step_of(kFrom)) * kRowBytes,
+                     lds_address(to) + place_of(kFrom));
+      issue<kFrom + 1, kTo>(to, chunk, is_there);
     }
-    issue_scales(to, chunk, kRows);
   }
 
  private:
   static constexpr u32 kRowsAtOnce = kWaveSize / kRowChunks, kGroups = kRows / kRowsAtOnce;
-  static constexpr u32 kIssues = (kChunk * kGroups + kWaves - 1) / kWaves;
   // Groups of rows that a wave loads: with as many waves or more, one at several steps.
-  static constexpr u32 kOwnGroups = kGroups > kWaves ? kGroups / kWaves : 1;
-  static_assert(kGroups % kWaves == 0 || kWaves % kGroups == 0, "a wave's rows are the same again");
+  static constexpr u32 kOwnGroups = kGroups > kWaves ? (kGroups + kWaves - 1) / kWaves : 1;
+  static_assert(kGroups > kWaves || kWaves % kGroups == 0, "a wave's rows are the same again");
   static constexpr u32 kDwords = Scales::kBlocks / 4;  // of a row's scales
   static constexpr u32 kScaleLanes = kRows * kDwords < kWaveSize ? kRows * kDwords : kWaveSize;
   static constexpr u32 kScaleRows = kScaleLanes / kDwords;
@@ -133,15 +147,37 @@ class ChunkRows {
 
  public:
   static constexpr u32 kMostLoads = kGroups + kScaleLoads;
+  static constexpr u32 kIssues =
+      kGroups > kWaves ? kChunk * kOwnGroups : (kChunk * kGroups + kWaves - 1) / kWaves;
 
  private:
+  // Which rows a wave's load `i` brings, of which step: with more waves than groups, of several.
+  // The last group twice where waves do not share all out evenly.
+  __device__ static u32 group_of(u32 i) {
+    if constexpr (kGroups <= kWaves) return (wave() + i * kWaves) % kGroups;
+    const u32 group = wave() + i % kOwnGroups * kWaves;
+    if (kGroups % kWaves == 0 || i % kOwnGroups + 1 < kOwnGroups) return group;
+    return group < kGroups ? group : kGroups - 1;
+  }
+  __device__ static u32 row_of_load(u32 i) {
+    return group_of(i) * kRowsAtOnce + lane_in_wave() / kRowChunks;
+  }
+  __device__ static u32 row_of_scale(u32 i) {
+    return (wave() + i * kWaves) * kScaleRows + lane_in_wave() / kDwords;
+  }
+  __device__ static u32 step_of(u32 i) {
+    return kGroups > kWaves ? i / kOwnGroups : (wave() + i * kWaves) / kGroups;
+  }
+  __device__ static u32 place_of(u32 i) {
+    return step_of(i) * kStepBytes + group_of(i) * (kRowsAtOnce * kRowBytes);
+  }
   __device__ void issue_scales(LdsBytes* to, u32 chunk, u32 rows) const {
     const u32 own = wave(), base = as_scalar(lds_address(to));
 #pragma unroll
     for (u32 i = 0; i < kOwnScales; ++i) {
       const u32 number = own + i * kWaves;
       if (kScaleLoads % kWaves != 0 && number >= kScaleLoads) break;
-      if (number * kScaleRows < rows) {
+      if (kWaves > 1 || number * kScaleRows < rows) {
         const u32 at = chunk * Scales::kBlocks;
         const u32 place = base + kScalesAt + number * (kScaleLanes * 4);
         if (kLeftLanes > 0 && i + 1 == kOwnScales) {  // beyond lies what others load
@@ -166,6 +202,7 @@ class ChunkRows {
   }
 
   U32x4 payload_, scales_;
+  u32 steps_;
   u32 from_[kOwnGroups], scale_from_[kOwnScales];
   U32x4 held_[kIssues];
   u32 scale_held_[kOwnScales];

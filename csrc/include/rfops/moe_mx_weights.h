@@ -31,7 +31,7 @@ template <class Format, bool kShuffled, bool kShuffledScales, bool kTail, u32 kT
 class WeightSteps {
  public:
   static constexpr MatrixFormat kFormat = Format::kFormat;
-  static constexpr bool kIsFp4 = kFormat == kE2m1;
+  static constexpr bool kIsFp4 = kFormat == kE2m1, kIsShuffled = kShuffled;
   static constexpr u32 kStepBlocks = Format::kStepK / kMxBlock;
   static constexpr u32 kWords = kShuffledScales ? (kTiles + 1) / 2 : kTiles * kStepBlocks / 4;
   static constexpr u32 kLoads = 2 * kTiles + kWords;  // instructions of a step
@@ -64,6 +64,19 @@ class WeightSteps {
         held.scale[kWord] = load_byte(from.scales, at.lane, at.scalar);
       }
     }
+  }
+  // The same of a piece of a shuffled tile, which begins at byte `start`: no products in a loop.
+  template <u32 kQ>
+  __device__ void load_piece(Held& held, const MatrixBytes& from, u32 start, u32 step,
+                             bool is_there) const {
+    static_assert(kShuffled && kQ < 2 * kTiles, "others lie by rows");
+    constexpr u32 kH = kQ % 2, kPiece = kWaveSize * kVecBytes;
+    const u32 lane = lane_in_wave(), outside = is_there ? 0 : kOutside;
+    const u32 chunk = step * kRowChunks + lane / kTileRows + 4 * kH;
+    const u32 at = lane * kVecBytes + step * (kTileRows * kRowBytes);
+    held.piece[kQ / 2][kH] = load_16<kStreamed>(
+        from.payload, (at | beyond(chunk * (Format::kStepK / kRowChunks)) | outside) + kH * kPiece,
+        start);
   }
   // The tile that load kQ is of.
   static constexpr u32 tile_of(u32 q) {

@@ -87,6 +87,25 @@ __device__ inline void multiply_tiles(F32x4 (&sums)[kTiles], const typename Weig
   }
 }
 
+// The same with beside<i>() issued before product i of kProducts, in whose shadow it then is: a
+// wave that is alone on its SIMD has nothing else to hide loads behind.
+template <class Weights, u32 kTiles>
+constexpr u32 kProducts = Weights::kIsFp4 ? 2 * kTiles : kTiles;
+template <class Weights, u32 kS, u32 kI = 0, u32 kTiles, class Scales, class Beside>
+__device__ inline void multiply_tiles_beside(F32x4 (&sums)[kTiles],
+                                             const typename Weights::Held& w, const U32x4 (&x)[2],
+                                             const Scales& scales, const Beside& beside) {
+  if constexpr (kI < kProducts<Weights, kTiles>) {
+    constexpr u32 kT = kI % kTiles, kH = kI / kTiles;
+    constexpr u32 kByte = kS * (Weights::kStepBlocks / 4) + kH;
+    beside.template operator()<kI>();
+    keep_order();
+    multiply_tile<Weights, kT, kH, kByte>(sums[kT], w, x, scales.word[kByte / 4]);
+    keep_order();
+    multiply_tiles_beside<Weights, kS, kI + 1>(sums, w, x, scales, beside);
+  }
+}
+
 // The same of MXFP4, half kH of the step alone: the other half's registers are free meanwhile.
 template <class Weights, u32 kS, u32 kH, u32 kT = 0, u32 kTiles, class Scales>
 __device__ inline void multiply_half(F32x4 (&sums)[kTiles], const typename Weights::Held& w,
