@@ -12,7 +12,7 @@
 // columns, so that both meet in one lane. Weights go from memory to the registers of that one wave;
 // rows of `in` to LDS, a chunk of kChunk steps while another is multiplied. Weights are
 // operand A: a lane has 4 neighbours of a row of out, and 4 lanes a block of 32. Of kMTiles tiles
-// of rows, a power of two that holds the rows is multiplied.
+// of rows, halves that hold the rows are multiplied.
 //
 // Promises. Deterministic: a row's sums go along K, part by part, wherever it lies. Memory that is
 // not there is not touched. Rows of weights are aligned to 16 bytes, shuffled scales to 4.

@@ -478,7 +478,7 @@ def test_more_weights_on_their_way(d: int, columns: int, m_tiles: int) -> None:
 
 @pytest.mark.thin(4)
 @pytest.mark.parametrize(("m_tiles", "up_n"), [(9, 3), (4, 3), (9, 4), (8, 3), (8, 4), (4, 4)])
-@pytest.mark.parametrize("i", [512, 96])
+@pytest.mark.parametrize("i", [512, 256])
 def test_tiles_of_few_columns(m_tiles: int, up_n: int, i: int) -> None:
     """Waves that do not share out rows evenly, nine tiles of rows, tiles beyond the columns, a
     shared expert's tiles on every XCD: the same bits, checked, and no spills."""

@@ -282,7 +282,8 @@ class HipMxMoe(Kernel):
         if config.columns and (reason := self._refuses_fused(c, config, down)):
             return reason
         as_loaded = self.fmt is MXFP4 and RAW not in (c.w_layout, c.scale_layout)
-        fit = as_loaded and config.m_tiles in (4, 8, MORE_M_TILES) and up.chunk(self.fmt, config.m_tiles) == 4
+        is_high = config.m_tiles in (4, 8, MORE_M_TILES)
+        fit = as_loaded and is_high and up.chunk(self.fmt, config.m_tiles) == 4
         if config.ahead > 1 and not fit:
             return (
                 "three steps ahead want m_tiles=4, 8 or 9, D in 1024s, and all of MXFP4 weights "
@@ -380,7 +381,8 @@ class HipMxMoe(Kernel):
         ]  # fmt: skip
         made += [_deep(config) for config in made if config.slots]
         if _sum_waves(c) > SUM_WAVES[-1] // 2:  # tiles enough for weights to pass by LDS
-            made += [replace(one, ring=1) for one in made if (one.up_n, one.up_k, one.ahead) == (4, 1, 1)]
+            fit_ring = (one for one in made if (one.up_n, one.up_k, one.ahead) == (4, 1, 1))
+            made += [replace(one, ring=1) for one in list(fit_ring)]
         fit = (config for config in made if self.refuses_config(c, config) is None)
         return [first, *(config for config in fit if config != first)]
 

@@ -192,14 +192,13 @@ __device__ inline void leave_for_others(const Rows& all, u32* counts, u32* offse
 }
 
 // Calls make(tile) for the tiles of this one of `groups` workgroups, a multiple of kXcds. Tiles of
-// an XCD are neighbours, and so are those that its workgroups have at a time. Experts from `routed`
-// on are shared: several tiles have the same weights, and an XCD has as many of these, and of the
-// others, as the next one has, so that XCDs read as much (512 tokens, 33 experts: 40.1 -> 36.2 us).
+// an XCD are neighbours, and as many are of shared experts, from `routed` on, whose tiles have the
+// same weights, as on the next XCD: all read as much (512 tokens, 33 experts: 40.1 -> 36.2 us).
 template <class Rows, class Make>
 __device__ inline void each_tile(const Rows& all, u32 routed, u32 groups, Make make) {
   const u32 xcd = group_x() % kXcds, own = all.tiles_before(routed), others = all.tiles() - own;
   u32 from = own * xcd / kXcds, of_own = own * (xcd + 1) / kXcds - from;
-  u32 further = own + others * xcd / kXcds - of_own;
+  u32 further = own + others * xcd / kXcds - of_own;  // of shared experts, from there on
   u32 count = own + others * (xcd + 1) / kXcds - further;
   pin(from), pin(of_own), pin(further), pin(count);  // scalar registers are too few
   for (u32 at = group_x() / kXcds; at < as_scalar(count); at += groups / kXcds) {
@@ -207,9 +206,7 @@ __device__ inline void each_tile(const Rows& all, u32 routed, u32 groups, Make m
   }
 }
 
-// The same where experts from `routed` on are shared: an XCD has as many tiles of these, whose
-// weights all XCDs read, and of the others as the next one has. Tiles of a last round that would
-// leave workgroups idle are shared out by rows, a multiple of kEven each. tile_of(number): a tile.
+// The same, but tiles of a last round are shared out by kEven rows. tile_of(number): a tile.
 template <u32 kEven, class Rows, class TileOf, class Make>
 __device__ inline void each_part(const Rows& all, u32 routed, u32 groups, TileOf tile_of,
                                  Make make) {

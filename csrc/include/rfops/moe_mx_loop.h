@@ -24,8 +24,8 @@ class ExpertLoop {
     return chunks * kOwnSteps % kSlots == 0 ? chunks : round_of(chunks + 1);
   }
   static constexpr u32 kRound = round_of(1);
-  // Rows of the next chunk are asked for beside this one's steps but its last, whose loads of
-  // weights are those behind.
+  // Rows of the next chunk are asked for beside the first half of this one's steps: in one piece
+  // they fill the queue while nothing is multiplied. Behind them are the other half's weights.
   static constexpr u32 kRowSteps = kThroughRegisters ? 0 : kOwnSteps / 2;
 
  public:
@@ -146,7 +146,8 @@ class ExpertLoop {
       wait_lds();
       meet();
     } else {
-      wait_loads<(kOwnSteps - kRowSteps) * Weights::kLoads>();  // the next chunk; weights may be on their way
+      constexpr u32 kBehind = (kOwnSteps - kRowSteps) * Weights::kLoads;
+      wait_loads<(kBehind < 63 ? kBehind : 63)>();  // the next chunk; weights may be on their way
     }
   }
 

@@ -124,8 +124,8 @@ class ChunkRows {
   template <u32 kFrom, u32 kTo>
   __device__ void issue(LdsBytes* to, u32 chunk, bool is_there = true) const {
     if constexpr (kFrom < kTo) {
-      load_direct_16(payload_,
-                     from_[kOwnGroups == 1 ? 0 : kFrom % kOwnGroups] | (is_there ? 0 : kOutside),
+      const u32 from = from_[kOwnGroups == 1 ? 0 : kFrom % kOwnGroups];
+      load_direct_16(payload_, from | (is_there ? 0 : kOutside),
                      (chunk * kChunk + step_of(kFrom)) * kRowBytes,
                      lds_address(to) + place_of(kFrom));
       issue<kFrom + 1, kTo>(to, chunk, is_there);

@@ -92,9 +92,9 @@ __device__ inline void multiply_tiles(F32x4 (&sums)[kTiles], const typename Weig
 template <class Weights, u32 kTiles>
 constexpr u32 kProducts = Weights::kIsFp4 ? 2 * kTiles : kTiles;
 template <class Weights, u32 kS, u32 kI = 0, u32 kTiles, class Scales, class Beside>
-__device__ inline void multiply_tiles_beside(F32x4 (&sums)[kTiles],
-                                             const typename Weights::Held& w, const U32x4 (&x)[2],
-                                             const Scales& scales, const Beside& beside) {
+__device__ inline void multiply_tiles_beside(F32x4 (&sums)[kTiles], const typename Weights::Held& w,
+                                             const U32x4 (&x)[2], const Scales& scales,
+                                             const Beside& beside) {
   if constexpr (kI < kProducts<Weights, kTiles>) {
     constexpr u32 kT = kI % kTiles, kH = kI / kTiles;
     constexpr u32 kByte = kS * (Weights::kStepBlocks / 4) + kH;
