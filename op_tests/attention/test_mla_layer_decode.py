@@ -18,6 +18,7 @@ from rfops.attention.mla_layer_decode_hip import products, query_defines, query_
 from rfops.attention.mla_layer_decode_triton import LayerTritonConfig
 from rfops.attention.mla_layer_parts import attention_call, attention_kernel
 from rfops.challenge import mla_decode as challenge
+from rfops.dispatch.declare import fp8_of
 from support.layer_problems import BF16, Problem, assert_cache, assert_correct, problem, run
 
 KERNELS = [("gfx950", "torch"), ("gfx942", "hip"), ("gfx950", "hip"), ("gfx950", "triton")]
@@ -308,7 +309,7 @@ def test_kernels_of_its_attention(arch: str) -> None:
         assert triton is not None and triton.name == "triton"
     table = of.tensors["kv_indices"]
     of.tensors = {"kv_indices": table, "angles": table}
-    of.kv_dtype = mla_decode.fp8_of(arch)  # type: ignore[misc]
+    of.kv_dtype = fp8_of(arch)  # type: ignore[misc]
     kernel, reason = attention_kernel(of, hip=True)
     assert kernel is None and "keys of FP8 are not turned" in reason
 

@@ -298,6 +298,17 @@ def test_fp8_is_the_chips(
         assert ops()[name].kernels[row["kernel"]].is_hip, row
 
 
+def test_bench_of_fp8_without_scales(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All codes would make scores of hundreds, which leave weights that no P of FP8 has."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx950")
+    words = ["1", "128", "300", "kv_dtype=fp8", "q_dtype=fp8", "--kernel", "shared_fp8"]
+    assert cli.main(["bench", "mla_decode", "--shape", *words]) == 0
+    said = capsys.readouterr()
+    assert "WRONG" not in said.err and "shared_fp8" in said.out
+
+
 def test_bench_shows_what_others_have_published(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

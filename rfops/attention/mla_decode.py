@@ -93,7 +93,8 @@ class _MlaDecode(Op):
 
     def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
         """Sequences of equal length, pages in any order; a scale as quantisers leave it; q of about
-        1, as scores of hundreds leave weights that no P of FP8 has."""
+        1, and FP8 without a scale below 2, as scores of hundreds leave weights that no P of FP8
+        has."""
         bounds = torch.linspace(0, c.S, c.B + 1).to(torch.int32).to(c.device)
         pages = draw.ints((c.S,), 0, max(c.P, 1))
         if c.P >= c.S:
@@ -104,6 +105,9 @@ class _MlaDecode(Op):
                 fitted[name] = torch.full((1,), SCALE, device=c.device)
         if c.has("kv_lens"):
             fitted["kv_lens"] = bounds.diff() * c.page
+        if c.kv_dtype.itemsize == 1 and not c.has("kv_scale"):
+            code = draw.ints((c.P, c.page, 1, D_QK), 0, 128, torch.uint8)
+            fitted["kv"] = (code & 63 | 1 | (code & 64) << 1).view(c.kv_dtype)
         if c.q_dtype.itemsize == 1:
             q = draw.floats((c.T, c.H, D_QK)) / (SCALE if c.has("q_scale") else 1)
             fitted["q"] = q.to(c.q_dtype)
