@@ -381,8 +381,8 @@ class HipMxMoe(Kernel):
         ]  # fmt: skip
         made += [_deep(config) for config in made if config.slots]
         if _sum_waves(c) > SUM_WAVES[-1] // 2:  # tiles enough for weights to pass by LDS
-            fit_ring = (one for one in made if (one.up_n, one.up_k, one.ahead) == (4, 1, 1))
-            made += [replace(one, ring=1) for one in list(fit_ring)]
+            alike = [one for one in made if (one.up_n, one.up_k, one.ahead) == (4, 1, 1)]
+            made += [replace(one, ring=1) for one in alike]
         fit = (config for config in made if self.refuses_config(c, config) is None)
         return [first, *(config for config in fit if config != first)]
 
@@ -496,6 +496,7 @@ class _Launches:
             defines = {name: value for name, value in defines.items() if name in _RING}
         launch = _bind(c, kernel, defines, threads, 9)
         tiles = _row_tiles(c, m_tiles * TILE) * ceil(stage.columns(fmt), stage.tile)
+        # An XCD may have one more, as routed and shared experts are shared out each by themselves.
         groups = min(ROWS[c.arch].cus * per_cu, (ceil(tiles, XCDS) + 1) * XCDS)
         numbers = (c.M, c.R, c.E, stage.n, stage.k, stage.k * fmt.bits // 8, stage.k // BLOCK,
                    down.steps(fmt), groups)  # fmt: skip

@@ -130,8 +130,7 @@ def timing(
     cold : operands come from memory; False: from the Infinity Cache, as far as they fit.
     kind : whose time: "profiler" (of the kernel), "event" (a pair around it), "graph" (in a row).
     results : False runs only the workgroups that the time is taken from; results are then wrong.
-    detail : stalls by instruction. events : that many issues of the compute
-        unit that is done last.
+    detail : stalls by instruction. events : that many issues of the unit that is done last.
     cold_code : the instruction cache is empty, as in a first launch.
 
     Raises ValueError for another part or kind.
