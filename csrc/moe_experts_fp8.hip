@@ -259,10 +259,8 @@ extern "C" __global__ void
                     u32 groups) {  // 8 times some
   const u32 n_tiles = (n + kOutColumns - 1) / kOutColumns, blocks = k / kTileK;
   const u32 matrices = kStage == 1 ? 2 : 1;  // of an expert
-  const Experts all(experts, n_tiles, m, all_rows, [&](u32 e) {
-    if constexpr (kStage == 2) return offsets[e + 1] - offsets[e];
-    return e < routed ? counts[e] : m;
-  });
+  const Experts all(experts, n_tiles, m, all_rows,
+                    RowsOfExpert<kStage>(counts, offsets, m, routed, experts));
   leave_for_others<kStage>(all, counts, offsets, routed, experts);
   const Own own;
   memory.experts.keep(all);

@@ -159,10 +159,8 @@ extern "C" __global__ void
                  u32 m, u32 routed, u32 experts, u32 all_rows, u32 n, u32 k, u32 in_row,
                  u32 groups) {  // a multiple of 8
   const u32 n_tiles = (n + kOutColumns - 1) / kOutColumns;
-  const Experts all(experts, n_tiles, m, all_rows, [&](u32 e) {
-    if constexpr (kStage == 2) return offsets[e + 1] - offsets[e];
-    return e < routed ? counts[e] : m;
-  });
+  const Experts all(experts, n_tiles, m, all_rows,
+                    RowsOfExpert<kStage>(counts, offsets, m, routed, experts));
   leave_for_others<kStage>(all, counts, offsets, routed, experts);
   memory.rows.keep(all);
   const auto tile_of = [](u32 number) { return memory.rows.rows().tile(number); };

@@ -234,25 +234,23 @@ __device__ inline void add(Half* out, Choices<kTopK> choices, const f32* weights
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-moe_mx_down(Half* __restrict__ out,           // [M, N]
-            const u8* __restrict__ h,         // [tiles of 16 rows, kSteps * 8, 16, 16 bytes]
-            const u8* __restrict__ h_scale,   // [rows, a row's blocks]
-            const u8* __restrict__ w,         // [E, N, K]
-            const u8* __restrict__ w_scale,   // [E, N, K / 32]
-            const u32* __restrict__ lists,    // [routed, M]
-            u32* __restrict__ counts,         // [routed]; left 0
-            const u32* __restrict__ rows_of,  // [E]
-            const f32* __restrict__ weights,  // [M, kTopK]
-            const Id* __restrict__ ids,       // [M, kTopK]
-            u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 w_row, u32 w_scale_row) {  // bytes
+moe_mx_down(const u32* __restrict__ rows_of,  // [E]
+            u32 m, u32 routed, u32 experts, u32 n,
+            const f32* __restrict__ weights,      // [M, kTopK]
+            const Id* __restrict__ ids,           // [M, kTopK]
+            const u8* __restrict__ h,             // [tiles of 16 rows, kSteps * 8, 16, 16 bytes]
+            const u8* __restrict__ h_scale,       // [rows, a row's blocks]
+            const u8* __restrict__ w,             // [E, N, K]
+            const u8* __restrict__ w_scale,       // [E, N, K / 32]
+            const u32* __restrict__ lists,        // [routed, M]
+            u32* __restrict__ counts,             // [routed]; left 0
+            Half* __restrict__ out,               // [M, N]
+            u32 k, u32 w_row, u32 w_scale_row) {  // bytes
   // Columns of an XCD are neighbours, which share lines of out.
   const u32 share = (n / kColumns + kXcds - 1) / kXcds;
   const u32 number = group_x() % kXcds * share + group_x() / kXcds;
   const u32 wave = wave_in_group();
-  const Experts all(experts, 1, m, m * (kTopK + kShared), [&](u32 e) { return rows_of[e]; });
-  if (group_x() == 0) {
-    for (u32 e = thread_in_group(); e < routed; e += kThreads) counts[e] = 0;
-  }
+  const Experts all(experts, 1, m, m * (kTopK + kShared), ExpertNumbers(rows_of, experts));
   if (number >= n / kColumns) return;
   const Weights unit(k);
   const u32 column = number * kColumns;
@@ -294,4 +292,7 @@ moe_mx_down(Half* __restrict__ out,           // [M, N]
   if (adds) choices = chosen.choices(routed), choices.keep();
   sync_group();
   add(out, choices, weights, ids, m, routed, n, column);
+  if (group_x() == 0) {
+    for (u32 e = thread_in_group(); e < routed; e += kThreads) counts[e] = 0;
+  }
 }

@@ -173,26 +173,25 @@ __device__ inline void take(const TileTable& all, u32 items, const Ring& ring,
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-moe_mx_down_sums(Half* __restrict__ out,           // [M, N]
+moe_mx_down_sums(const u32* __restrict__ rows_of,  // [E]
+                 u32 m, u32 routed, u32 experts, u32 n,
+                 const f32* __restrict__ weights,  // [M, kTopK]
+                 const Id* __restrict__ ids,       // [M, kTopK]
                  const u8* __restrict__ h,         // [tiles of 16 rows, kSteps * 8, 16, 16 bytes]
                  const u8* __restrict__ h_scale,   // [rows, a row's blocks]
                  const u8* __restrict__ w,         // [E, N, K]
                  const u8* __restrict__ w_scale,   // [E, N, K / 32]
                  const u32* __restrict__ lists,    // [routed, M]
                  u32* __restrict__ counts,         // [routed]; left 0
-                 const u32* __restrict__ rows_of,  // [E]
-                 const f32* __restrict__ weights,  // [M, kTopK]
-                 const Id* __restrict__ ids,       // [M, kTopK]
-                 u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 w_row,  // bytes
-                 u32 w_scale_row) {
+                 Half* __restrict__ out,           // [M, N]
+                 u32 k, u32 w_row, u32 w_scale_row) {  // bytes
   // Columns of an XCD are neighbours, which share lines of out.
   const u32 share = (n / kColumns + kXcds - 1) / kXcds;
   const u32 number = group_x() % kXcds * share + group_x() / kXcds;
   const u32 wave = wave_in_group(), column = number * kColumns;
   const OutSums sums = sums_of(m);
   if (wave < kWaves) sums.prepare(weights, ids, thread_in_group(), kWaves * kWaveSize);
-  const Experts all(experts, 1, m, m * (kTopK + experts - routed),
-                    [&](u32 e) { return rows_of[e]; });
+  const Experts all(experts, 1, m, m * (kTopK + experts - routed), ExpertNumbers(rows_of, experts));
   if (group_x() == 0) {
     for (u32 e = thread_in_group(); e < routed; e += kThreads) counts[e] = 0;
   }

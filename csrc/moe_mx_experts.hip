@@ -163,26 +163,24 @@ __device__ inline void make_tile(Loop& loop, const ExpertTile& tile, const Out& 
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-moe_mx_experts(u8* __restrict__ out,        // stage 1: [rows, out_steps, 128]; 2: Half [rows, N]
-               u8* __restrict__ out_scale,  // stage 1: [rows, a row's blocks]
-               const u8* __restrict__ in,   // [rows, steps, 128]
+moe_mx_experts(u32* __restrict__ counts,  // [routed]; stage 2 leaves them 0
+               u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 out_steps,
+               u32 groups,                       // a multiple of 8
+               const u32* __restrict__ lists,    // [routed, M]; stage 1
+               const u8* __restrict__ in,        // [rows, steps, 128]
                const u8* __restrict__ in_scale,  // [rows, a row's blocks]
                const u8* __restrict__ w,         // [E, N or 2 N, K]
                const u8* __restrict__ w_scale,   // [E, N or 2 N, K / 32]
-               const u32* __restrict__ lists,    // [routed, M]; stage 1
-               u32* __restrict__ counts,         // [routed]; stage 2 leaves them 0
-               u32* __restrict__ offsets,  // [E + 1]; stage 1 writes them, of tiled h the counts
-               u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 w_row, u32 w_scale_row,  // bytes
-               u32 out_steps,
-               u32 groups) {  // a multiple of 8
+               u32* __restrict__ offsets,     // [E + 1]; stage 1 writes them, of tiled h the counts
+               u8* __restrict__ out,          // stage 1: [rows, out_steps, 128]; 2: Half [rows, N]
+               u8* __restrict__ out_scale,    // stage 1: [rows, a row's blocks]
+               u32 w_row, u32 w_scale_row) {  // bytes
   const u32 steps = (k + Format::kStepK - 1) / Format::kStepK;
   // Columns of h that pad its rows are made too, of weights that are not there: zeros.
   const u32 columns = kStage == 1 ? out_steps * Format::kStepK : n;
   const u32 all_rows = m * (kTopK + experts - routed);
-  const Experts all(experts, (columns + kColumns - 1) / kColumns, m, all_rows, [&](u32 e) {
-    if constexpr (kStage == 2) return offsets[e + 1] - offsets[e];
-    return e < routed ? counts[e] : m;
-  });
+  const Experts all(experts, (columns + kColumns - 1) / kColumns, m, all_rows,
+                    RowsOfExpert<kStage>(counts, offsets, m, routed, experts));
   if constexpr (kTiledH) {
     if (group_x() == 0 && wave_in_group() == 0) {
       all.counts(experts, [&](u32 e, u32 rows) { offsets[e] = rows; });

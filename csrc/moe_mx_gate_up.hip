@@ -96,7 +96,6 @@ __device__ inline void bring_weights(Parts parts, const Ring& ring, const Weight
     if (++step == given.steps) step = 0, part = parts.next();
     return count;
   };
-  prio<3>();  // all others wait for it
 #pragma unroll
   for (u32 i = 0; i < kAhead; ++i) on_way[i] = issue_next(i);
   for (u32 i = 0; i < brought; ++i) {
@@ -131,11 +130,14 @@ __device__ inline void bring_list(const ExpertTile& tile, const Given& given) {
 // Where a part's rows lie, by its list in LDS.
 __device__ inline Rows rows_of(const ExpertTile& tile, const Given& given) {
   const bool is_list = tile.expert < given.routed;
-  return Rows(given.x, given.x_scale, given.m, given.steps, [&](u32 row) {
-    const u32 listed = ((RFOPS_LDS Lds*)&lds)->list[row];
+  Rows rows(given.x, given.x_scale, given.m, given.steps);
+  rows.ask([](u32 row) { return ((RFOPS_LDS Lds*)&lds)->list[row < kRows ? row : 0]; });
+  keep_order();  // all of them, then what waits for them
+  rows.settle([&](u32 row, u32 listed) {
     if (row >= tile.rows) return kOutside;
     return is_list ? listed / kTopK : tile.row + row;
   });
+  return rows;
 }
 
 // Brings rows, step by step.
@@ -162,7 +164,6 @@ __device__ inline void bring_rows(Parts parts, const Given& given) {
     }
     return Rows::loads_of(count);
   };
-  prio<3>();
 #pragma unroll
   for (u32 i = 0; i < kAhead; ++i) on_way[i] = issue_next(i);
   for (u32 i = 0; i < brought; ++i) {
@@ -260,24 +261,25 @@ __device__ inline void take(Parts parts, const Ring& ring, const Weights& weight
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-moe_mx_gate_up(u8* __restrict__ out,             // [rows, out_steps, 128]
-               u8* __restrict__ out_scale,       // [rows, a row's blocks]
+moe_mx_gate_up(u32* __restrict__ counts,  // [routed]
+               u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 out_steps,
+               u32 groups,                       // a multiple of 8
+               const u32* __restrict__ lists,    // [routed, M]
                const u8* __restrict__ in,        // [m, steps, 128]
                const u8* __restrict__ in_scale,  // [m, a row's blocks]
                const u8* __restrict__ w,         // [E, 2 N, K]
                const u8* __restrict__ w_scale,   // [E, 2 N, K / 32]
-               const u32* __restrict__ lists,    // [routed, M]
-               u32* __restrict__ counts,         // [routed]
                u32* __restrict__ offsets,        // [E + 1]; of tiled h the counts
-               u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 w_row, u32 w_scale_row,  // bytes
-               u32 out_steps,
-               u32 groups) {  // a multiple of 8
+               u8* __restrict__ out,             // [rows, out_steps, 128]
+               u8* __restrict__ out_scale,       // [rows, a row's blocks]
+               u32 w_row, u32 w_scale_row) {     // bytes
+  if (wave_in_group() >= kMultiply) prio<3>();   // all others wait for what these bring
   const u32 steps = (k + Format::kStepK - 1) / Format::kStepK;
   // Columns of h that pad its rows are made too, of weights that are not there: zeros.
   const u32 columns = out_steps * Format::kStepK;
   const u32 n_tiles = (columns + kColumns - 1) / kColumns;
   const Experts all(experts, (n_tiles + kXcds - 1) / kXcds, m, m * (kTopK + experts - routed),
-                    [&](u32 e) { return e < routed ? counts[e] : m; });
+                    RowsOfExpert<1>(counts, nullptr, m, routed, experts));
   if constexpr (kTiledH) {
     if (group_x() == 0 && wave_in_group() == 0) {
       all.counts(experts, [&](u32 e, u32 rows) { offsets[e] = rows; });

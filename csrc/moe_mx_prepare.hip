@@ -43,14 +43,14 @@ __shared__ ListRoom<kThreads> room;
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-moe_mx_prepare(u32* __restrict__ counts,            // [E]
-               u32* __restrict__ lists,             // [E, M]
-               Format::Eight* __restrict__ q,       // [M, steps, 128 bytes]
-               u8* __restrict__ scale,              // [M, a row's blocks]
-               const Id* __restrict__ topk_ids,     // [M, kTopK]
+moe_mx_prepare(const Id* __restrict__ topk_ids,     // [M, kTopK]
                const In* __restrict__ x,            // [M, K], rows x_row apart
                u32 m, u32 k, u32 x_row, u32 steps,  // of a row of q
-               u32 experts, u32 list_groups) {
+               u32 experts, u32 list_groups,
+               Format::Eight* __restrict__ q,  // [M, steps, 128 bytes]
+               u32* __restrict__ counts,       // [E]
+               u32* __restrict__ lists,        // [E, M]
+               u8* __restrict__ scale) {       // [M, a row's blocks]
   if (group_x() < list_groups) {
     share_lists<kTopK, kOfToken>(
         room, counts, topk_ids, m, experts, list_groups == 1,

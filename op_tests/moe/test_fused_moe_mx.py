@@ -703,6 +703,15 @@ def test_configs_that_cannot_be(make: Any, message: str) -> None:
         make()
 
 
+def test_lists_beyond_offsets_are_refused() -> None:
+    """Of 128 experts, whose rows and x, of one step, are still within theirs."""
+    c = _call(random_problem(MXFP4, 4, 32, 32, 3, 2))
+    refuses = OPS["mxfp4"].kernels["hip"].refuses
+    assert refuses(c.with_sizes(M=2**23 - 1, E=128, R=128)) is None
+    wanted = "lists of 8388608 tokens for 128 experts"
+    assert wanted in refuses(c.with_sizes(M=2**23, E=128, R=128))
+
+
 def test_configs_that_a_call_refuses() -> None:
     """Rows that do not fit in LDS, weights that do not fit in registers."""
     kernel = OPS["mxfp4"].kernels["hip"]

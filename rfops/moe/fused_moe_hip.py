@@ -194,7 +194,7 @@ class HipMoe(Kernel):
             return "an expert's weights are beyond signed 32-bit offsets (2 GiB)"
         if c.M * (c.K + (c.E - c.R)) * ceil(max(c.D, c.I), TILE // 2) >= 2**31:
             return "more than 2^31 routed rows"
-        return None
+        return refuses_lists(c)
 
     def heights(self, c: Call) -> tuple[int, ...]:
         """What tiles may have of rows."""
@@ -342,6 +342,13 @@ class _Launches(Launches):
 
 def _is_shuffled(c: Call) -> bool:
     return bool(c.values.get("w_layout", "raw") != "raw")
+
+
+def refuses_lists(c: Call) -> str | None:
+    """Lists of tokens, a row an expert; and counts may say M of each, whose sum kernels look at."""
+    if 4 * c.M * c.E >= 2 * MAX_BYTES:
+        return f"lists of {c.M} tokens for {c.E} experts are beyond 32-bit offsets (4 GiB)"
+    return None
 
 
 def _bind(c: Call, kernel: Any, defines: Mapping[str, Any], threads: int, given: int) -> Any:

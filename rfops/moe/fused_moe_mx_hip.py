@@ -40,6 +40,7 @@ from .fused_moe_hip import (
     VEC,
     XCDS,
     _bind,
+    refuses_lists,
 )  # fmt: skip
 from .fused_moe_mx import MXFP4, RAW, Format
 
@@ -168,16 +169,16 @@ def stages(c: Call, config: MxMoeConfig) -> tuple[Stage, Stage]:
     ],
 )
 def moe_mx_prepare_kernel(
-    counts: Tensor, lists: Tensor, q: Tensor, scale: Tensor, topk_ids: Tensor,
-    x: Tensor, m: u32, k: u32, x_row: u32, steps: u32, experts: u32, list_groups: u32,
+    topk_ids: Tensor, x: Tensor, m: u32, k: u32, x_row: u32, steps: u32, experts: u32,
+    list_groups: u32, q: Tensor, counts: Tensor, lists: Tensor, scale: Tensor,
 ) -> None:  # fmt: skip
     """csrc/moe_mx_prepare.hip: the shapes stand there."""
 
 
 def _experts_arguments(
-    out: Tensor, out_scale: Tensor, x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor,
-    lists: Tensor, counts: Tensor, offsets: Tensor, m: u32, routed: u32, experts: u32, n: u32,
-    k: u32, w_row: u32, w_scale_row: u32, out_steps: u32, groups: u32,
+    counts: Tensor, m: u32, routed: u32, experts: u32, n: u32, k: u32, out_steps: u32, groups: u32,
+    lists: Tensor, x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, offsets: Tensor,
+    out: Tensor, out_scale: Tensor, w_row: u32, w_scale_row: u32,
 ) -> None:  # fmt: skip
     """csrc/moe_mx_experts.hip and moe_mx_gate_up.hip: the shapes stand there."""
 
@@ -211,9 +212,9 @@ _DEEP: dict[str, int | str] = {**_SUMS, "ROW_TILES": 2, "STEPS": 8, "CHUNK": 8}
 
 
 def _down_arguments(
-    out: Tensor, h: Tensor, h_scale: Tensor, w: Tensor, w_scale: Tensor, lists: Tensor,
-    counts: Tensor, rows_of: Tensor, weights: Tensor, ids: Tensor, m: u32, routed: u32,
-    experts: u32, n: u32, k: u32, w_row: u32, w_scale_row: u32,
+    rows_of: Tensor, m: u32, routed: u32, experts: u32, n: u32, weights: Tensor, ids: Tensor,
+    h: Tensor, h_scale: Tensor, w: Tensor, w_scale: Tensor, lists: Tensor, counts: Tensor,
+    out: Tensor, k: u32, w_row: u32, w_scale_row: u32,
 ) -> None:  # fmt: skip
     """csrc/moe_mx_down.hip, _sums.hip and _deep.hip: the shapes stand there."""
 
@@ -275,7 +276,7 @@ class HipMxMoe(Kernel):
             return "an expert's weights are beyond signed 32-bit offsets (2 GiB)"
         if c.M * (c.K + shared) * ceil(max(c.D, c.I), TILE) >= 2**31:
             return "more than 2^31 routed rows"
-        return None
+        return refuses_lists(c)
 
     def refuses_config(self, c: Call, config: MxMoeConfig) -> str | None:
         up, down = stages(c, config)
@@ -498,8 +499,8 @@ class _Launches:
         tiles = _row_tiles(c, m_tiles * TILE) * ceil(stage.columns(fmt), stage.tile)
         # An XCD may have one more, as routed and shared experts are shared out each by themselves.
         groups = min(ROWS[c.arch].cus * per_cu, (ceil(tiles, XCDS) + 1) * XCDS)
-        numbers = (c.M, c.R, c.E, stage.n, stage.k, stage.k * fmt.bits // 8, stage.k // BLOCK,
-                   down.steps(fmt), groups)  # fmt: skip
+        row, scale_row = stage.k * fmt.bits // 8, stage.k // BLOCK
+        numbers = c.M, c.R, c.E, stage.n, stage.k, down.steps(fmt), groups, row, scale_row
         run: Run = launch((groups, 1, 1), numbers)
         return run
 
@@ -540,10 +541,10 @@ class _Launches:
         if self.is_routed:
             p, ids = made_p, made_ids
             self.route(p, ids, x, router_weight, counts, lists, lists)
-        self.prepare(counts, lists, xq, xs, ids, x)
-        self.gate_up(hq, hs, xq, xs, w1, s1, lists, counts, offsets)
+        self.prepare(ids, x, xq, counts, lists, xs)
+        self.gate_up(counts, lists, xq, xs, w1, s1, offsets, hq, hs)
         if is_fused:
-            self.down_and_add(out, hq, hs, w2, s2, lists, counts, offsets, p, ids)
+            self.down_and_add(offsets, p, ids, hq, hs, w2, s2, lists, counts, out)
             return
-        self.down(y, hs, hq, hs, w2, s2, lists, counts, offsets)
+        self.down(counts, lists, hq, hs, w2, s2, offsets, y, hs)
         self.add(out, y, p, ids)

@@ -9,6 +9,7 @@
 
 #include "rfops/arch.h"
 #include "rfops/lanes.h"
+#include "rfops/memory.h"
 #include "rfops/types.h"
 #include "rfops/waits.h"
 
@@ -20,6 +21,20 @@ struct ExpertTile {
   u32 first;      // row of all experts that the tile begins with
 };
 
+// Numbers of experts in memory; 0 of those that are not there. No branch: a lane's loads go
+// together.
+class ExpertNumbers {
+ public:
+  __device__ ExpertNumbers(const u32* of, u32 experts)
+      : all_(make_buffer(of, experts * sizeof(u32))) {}
+  __device__ u32 operator()(u32 expert) const {
+    return load_dwords<1>(all_, expert * sizeof(u32), 0).dword[0];
+  }
+
+ private:
+  Buffer all_;
+};
+
 // Each lane of a wave has kEach neighbouring experts. All lanes are active.
 template <u32 kRows, u32 kEach, u32 kEven = kRows, u32 kAlign = 1, u32 kSlack = 0>
 class ExpertRows {
@@ -27,43 +42,40 @@ class ExpertRows {
   static_assert(kSlack <= kEven && kSlack < kRows, "one tile has it");
 
  public:
-  // rows_of(e): how many rows an expert has. Counts of a call that was aborted may say anything:
-  // an expert has `most` rows at most, and all together have `most_in_all`.
+  // rows_of(e): how many rows an expert has, for any e. Counts of a call that was aborted may say
+  // anything: an expert has `most` rows at most, and all together have `most_in_all`, or none.
   template <class RowsOf>
   __device__ ExpertRows(u32 experts, u32 n_tiles, u32 most, u32 most_in_all, RowsOf rows_of)
       : n_tiles_(n_tiles) {
-    u32 rows = 0, tiles = 0;
+    u32 rows = 0, places = 0, tiles = 0;
+#pragma unroll
+    for (u32 i = 0; i < kEach; ++i) rows_[i] = rows_of(lane_in_wave() * kEach + i);
 #pragma unroll
     for (u32 i = 0; i < kEach; ++i) {
-      const u32 e = lane_in_wave() * kEach + i;
-      rows_[i] = e < experts ? least(rows_of(e), most) : 0;
-      rows += rows_[i];
+      rows_[i] = lane_in_wave() * kEach + i < experts ? least(rows_[i], most) : 0;
+      rows += rows_[i], places += aligned(i), tiles += tiles_of(i);
     }
-    const u32 before = scan_wave(rows) - rows;
-    u32 left = before < most_in_all ? most_in_all - before : 0;
-    rows = 0;
+    // Three chains side by side take as long as one.
+    const u32 last_row = scan_wave(rows), last_place = scan_wave(places);
+    const u32 last_tile = scan_wave(tiles);
+    const u32 there = lane_value(last_row, kWaveSize - 1) <= most_in_all ? ~0u : 0;
 #pragma unroll
-    for (u32 i = 0; i < kEach; ++i) {
-      rows_[i] = least(rows_[i], left);
-      left -= rows_[i];
-      rows += aligned(i);
-      tiles += tiles_of(i);
-    }
-    rows_before_ = scan_wave(rows) - rows;
-    tiles_before_ = scan_wave(tiles) - tiles;
-    all_rows_ = static_cast<u32>(__builtin_amdgcn_readlane(rows_before_ + rows, kWaveSize - 1));
-    all_tiles_ = static_cast<u32>(__builtin_amdgcn_readlane(tiles_before_ + tiles, kWaveSize - 1));
-    tiles_ = tiles;
+    for (u32 i = 0; i < kEach; ++i) rows_[i] &= there;
+    rows_before_ = (last_place - places) & there, tiles_before_ = (last_tile - tiles) & there;
+    all_rows_ = lane_value(last_place, kWaveSize - 1) & there;
+    all_tiles_ = lane_value(last_tile, kWaveSize - 1) & there;
+    tiles_ = tiles & there;
   }
   __device__ u32 tiles() const { return all_tiles_; }
   // Those of the experts before this one.
   __device__ u32 tiles_before(u32 expert) const {
-    u32 tiles = 0;
+    u32 tiles = tiles_before_;
 #pragma unroll
     for (u32 i = 0; i < kEach; ++i) {
-      if (lane_in_wave() * kEach + i < expert) tiles += tiles_of(i);
+      if (i < expert % kEach) tiles += tiles_of(i);
     }
-    return static_cast<u32>(__builtin_amdgcn_readlane(scan_wave(tiles), kWaveSize - 1));
+    const u32 before = lane_value(tiles, expert / kEach % kWaveSize);
+    return expert < kWaveSize * kEach ? before : all_tiles_;
   }
 
   // Calls store(e, first row of e) for the lane's experts, and once for the end of all.
@@ -103,10 +115,9 @@ class ExpertRows {
   }
 
   __device__ ExpertTile tile(u32 number) const {
-    const bool is_own = number >= tiles_before_ && number - tiles_before_ < tiles_;
-    const u64 owners = __builtin_amdgcn_ballot_w64(is_own);
+    const u64 owners = __builtin_amdgcn_ballot_w64(number - tiles_before_ < tiles_);
     if (owners == 0) return {};
-    const int owner = __builtin_ctzll(owners);
+    const u32 owner = static_cast<u32>(__builtin_ctzll(owners));
     u32 in_lane = number - tiles_before_, first_row = rows_before_;
     u32 index = 0, expert_rows = 0, in_expert = 0, first = 0;  // of the lane's one that has it
     bool is_found = false;
@@ -122,12 +133,11 @@ class ExpertRows {
       in_lane -= tiles;
       first_row += (rows + kAlign - 1) / kAlign * kAlign;
     }
-    const auto of_owner = [&](u32 value) {
-      return static_cast<u32>(__builtin_amdgcn_readlane(static_cast<int>(value), owner));
-    };
-    const u32 rows = of_owner(expert_rows), at = of_owner(in_expert), m_tiles = m_tiles_of(rows);
-    return part(static_cast<u32>(owner) * kEach + of_owner(index), at / m_tiles, at % m_tiles, rows,
-                m_tiles, of_owner(first));
+    const u32 expert = owner * kEach + lane_value(index, owner), at = lane_value(in_expert, owner);
+    const u32 rows = lane_value(expert_rows, owner), m_tiles = m_tiles_of(rows);
+    first = lane_value(first, owner);
+    if (m_tiles == 1) return {expert, at, 0, rows, first};  // without three divisions
+    return part(expert, at / m_tiles, at % m_tiles, rows, m_tiles, first);
   }
 
  private:
@@ -178,6 +188,25 @@ class KeptRows {
   u32 of_[kWords][kWaveSize];
 };
 
+// How many rows an expert has: in stage 1 by its count, of shared ones all, then by first rows.
+template <u32 kStage>
+class RowsOfExpert {
+ public:
+  __device__ RowsOfExpert(const u32* counts, const u32* offsets, u32 m, u32 routed, u32 experts)
+      : from_(kStage == 1 ? counts : offsets, kStage == 1 ? routed : experts + 1),
+        m_(m),
+        routed_(routed) {}
+  __device__ u32 operator()(u32 expert) const {
+    if constexpr (kStage == 2) return from_(expert + 1) - from_(expert);
+    const u32 count = from_(expert);
+    return expert < routed_ ? count : m_;
+  }
+
+ private:
+  ExpertNumbers from_;
+  u32 m_, routed_;
+};
+
 // What the first wave of all leaves for others: stage 1 the first row of each expert, stage 2
 // counts of 0 for the next call.
 template <u32 kStage, class Rows>
@@ -200,8 +229,10 @@ __device__ inline void each_tile(const Rows& all, u32 routed, u32 groups, Make m
   u32 from = own * xcd / kXcds, of_own = own * (xcd + 1) / kXcds - from;
   u32 further = own + others * xcd / kXcds - of_own;  // of shared experts, from there on
   u32 count = own + others * (xcd + 1) / kXcds - further;
-  pin(from), pin(of_own), pin(further), pin(count);  // scalar registers are too few
-  for (u32 at = group_x() / kXcds; at < as_scalar(count); at += groups / kXcds) {
+  u32 workers = groups / kXcds;
+  // Scalar registers are too few.
+  pin(from), pin(of_own), pin(further), pin(count), pin(workers);
+  for (u32 at = group_x() / kXcds; at < as_scalar(count); at += as_scalar(workers)) {
     make(all.tile(at + as_scalar(at < as_scalar(of_own) ? from : further)));
   }
 }

@@ -12,11 +12,6 @@
 
 namespace rfops {
 
-__device__ inline u32 lane_value(u32 value, u32 lane) {
-  return static_cast<u32>(
-      __builtin_amdgcn_readlane(static_cast<i32>(value), static_cast<i32>(lane)));
-}
-
 namespace details {
 
 template <int kControl, int kRows>

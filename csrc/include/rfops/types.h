@@ -38,6 +38,11 @@ __device__ inline u32 wave_in_group() {
 __device__ inline u32 as_scalar(u32 value) {
   return static_cast<u32>(__builtin_amdgcn_readfirstlane(static_cast<i32>(value)));
 }
+// One lane's value, in a scalar register.
+__device__ inline u32 lane_value(u32 value, u32 lane) {
+  return static_cast<u32>(
+      __builtin_amdgcn_readlane(static_cast<i32>(value), static_cast<i32>(lane)));
+}
 __device__ inline u32 lane_in_wave() { return thread_in_group() % kWaveSize; }
 
 // Waits for all threads of the workgroup; what they wrote to LDS before is visible after.
