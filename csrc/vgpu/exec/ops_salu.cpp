@@ -397,6 +397,9 @@ void compare_ku(Wave& w, const Inst& in) {
 void nothing(Wave&, const Inst&) {}
 void s_endpgm(Wave& w, const Inst&) { w.state = WaveState::kDone; }
 void s_barrier(Wave& w, const Inst&) { w.state = WaveState::kAtBarrier; }
+void s_sleep(Wave& w, const Inst& in) {
+  if (in.imm & 0x7f) w.state = WaveState::kAsleep;
+}
 void s_trap(Wave& w, const Inst& in) {
   fault(w, in,
         "s_trap " + std::to_string(in.imm & 0xffff) +
@@ -606,7 +609,7 @@ constexpr OpInfo kSopp[] = {
     SOPP(10, "s_barrier", s_barrier, Category::kBarrier | Flow::kBarrier | Syntax::kBare),
     SOPP(12, "s_waitcnt", nothing, Category::kWait | Syntax::kHex),
     SOPP(13, "s_sethalt", s_sethalt, Category::kInternal),
-    SOPP(14, "s_sleep", nothing, Category::kSleep),
+    SOPP(14, "s_sleep", s_sleep, Category::kSleep),
     SOPP(15, "s_setprio", nothing, Category::kPriority),
     SOPP(16, "s_sendmsg", s_sendmsg, Category::kMessage | kReadsM0),
     SOPP(18, "s_trap", s_trap, Category::kMessage | Flow::kTrap),

@@ -19,7 +19,7 @@ struct Fault : std::runtime_error {
 };
 
 // kSlow: running with something on that only the runner's slow path does.
-enum class WaveState : u8 { kRunning, kSlow, kAtBarrier, kDone };
+enum class WaveState : u8 { kRunning, kSlow, kAtBarrier, kAsleep, kDone };
 enum Slow : u8 {
   kIndexed = 1,    // VGPR indexing (s_set_gpr_idx_on)
   kSkipping = 2,   // s_setvskip: vector instructions are not issued

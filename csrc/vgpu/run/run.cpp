@@ -1,13 +1,15 @@
 // Runs a launch: workgroups over the host's cores, their waves in turn (waves.h).
 //
 // A workgroup's state is data, not a host stack, so a group that makes no end within its slice (it
-// may spin on another group's flag) is set aside and others run; on hardware they would be resident
-// together. Signals for wild addresses are caught around execution and become Faults.
+// may spin on another group's flag), or can but sleep, is set aside and others run; on hardware
+// they would be resident together. Signals for wild addresses are caught around execution and
+// become Faults.
 #include "vgpu/run/run.h"
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <csetjmp>
 #include <csignal>
 #include <cstdio>
@@ -34,6 +36,7 @@ namespace {
 
 constexpr u64 kGroupSlice = 1'000'000;  // instructions of one group before other groups run
 constexpr u64 kResumedSlice = 50'000;   // of a group that was set aside before: it probably waits
+constexpr u64 kLook = 1'000;            // that sleeps after fewer, it only looks for what others do
 constexpr u32 kMaxSuspended = 1024;     // then suspended groups go before new ones
 constexpr u32 kWaits = 16;              // set aside so often, it waits for a group not yet run
 constexpr u32 kDynamicStackBytes = 16384;  // a lane, where the call depth is not known
@@ -84,6 +87,7 @@ struct Group {
   Random random;         // whose turn it is, and when loads land
   bool begun = false;    // a thread has run a slice of it
   bool resumed = false;  // has been set aside before
+  bool looks = false;    // slept soon after: it looks whether others have come
   u32 times_aside = 0;
 };
 
@@ -383,16 +387,19 @@ class Job {
       const u64 before = instructions;
       const bool ended = guarded_slice(dispatch_, *group, slice(*group), instructions, error);
       const u64 total = steps_ += instructions - before;
+      if (!group->looks) {
+        const std::lock_guard lock(mutex_);
+        --working_;
+        ++slices_;
+        worked_.notify_all();
+      }
       if (error.empty() && step_limit_ && total > step_limit_) {
         error = budget_text(dispatch_, *group);
       }
       if (!error.empty()) fail(error);
       if (observer && ended) observer->end(group->shared);
       if (!ended) {
-        const std::lock_guard lock(mutex_);
-        group->resumed = true;
-        if (++group->times_aside >= kWaits) all_run_ = true;
-        suspended_.push_back(group);
+        set_aside(group, instructions - before);
         group = nullptr;
       }
     }
@@ -433,6 +440,9 @@ class Job {
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
   std::deque<Group*> suspended_;
+  u32 working_ = 0;  // groups that run, but for those that look whether others have come
+  u64 slices_ = 0;   // that such had
+  std::condition_variable worked_;
 
   std::string started() const {
     Json json;
@@ -454,14 +464,18 @@ class Job {
     u64 at = 0;
     bool fresh = false;
     {
-      const std::lock_guard lock(mutex_);
+      std::unique_lock lock(mutex_);
       if (!suspended_.empty() && (next_ >= last() || suspended_.size() >= kMaxSuspended)) {
         resumed = suspended_.front();
         suspended_.pop_front();
+        // What it looks for others are at, until the end of a slice.
+        const u64 before = slices_;
+        worked_.wait(lock, [&] { return !resumed->looks || !working_ || slices_ != before; });
       } else if (next_ < last()) {
         at = next_++;
         fresh = true;
       }
+      working_ += fresh || (resumed && !resumed->looks);
     }
     if (resumed) {
       if (free) give_back(free);
@@ -472,7 +486,7 @@ class Job {
       return nullptr;
     }
     Group* group = free ? free : borrow();
-    group->resumed = false;
+    group->resumed = group->looks = false;
     group->times_aside = 0;
     const u64 count = dispatch_.group_count;
     const Schedule& schedule = dispatch_.schedule;
@@ -495,6 +509,17 @@ class Job {
     const std::lock_guard lock(mutex_);
     if (error.empty()) error = text;
     stop_ = true;
+  }
+
+  // After so many instructions of a slice. It goes on when others have.
+  void set_aside(Group* group, u64 instructions) {
+    const std::lock_guard lock(mutex_);
+    const bool looked = group->looks;
+    group->resumed = true;
+    group->looks = instructions < kLook;
+    const bool in_vain = looked && group->looks && working_ == 0;
+    if (++group->times_aside >= kWaits || in_vain) all_run_ = true;
+    suspended_.push_back(group);
   }
 
   // Groups outlive a launch: a thread keeps one at hand, so that a launch allocates nothing.

@@ -85,6 +85,13 @@ void release(const Turns& turns) {
   }
 }
 
+// Those that slept when the workgroup was set aside.
+void wake(const Turns& turns) {
+  for (u32 i = 0; i < turns.count; ++i) {
+    if (turns.waves[i].state == WaveState::kAsleep) turns.waves[i].run();
+  }
+}
+
 // Of `running` waves, the `which`-th.
 Wave& runnable(const Turns& turns, u32 which) {
   Wave* wave = turns.waves;
@@ -95,12 +102,13 @@ Wave& runnable(const Turns& turns, u32 which) {
 }
 
 struct States {
-  u32 running = 0, ended = 0;
+  u32 running = 0, asleep = 0, ended = 0;
 };
 States states(const Turns& turns) {
   States found;
   for (u32 i = 0; i < turns.count; ++i) {
     found.running += turns.waves[i].runs();
+    found.asleep += turns.waves[i].state == WaveState::kAsleep;
     found.ended += turns.waves[i].state == WaveState::kDone;
   }
   return found;
@@ -118,6 +126,7 @@ void turn(Wave& w, u64 budget, u64& instructions, u32& mode, const Wave* volatil
 template <bool kObserved>
 bool run_turns(const Turns& turns, u64 slice, u64& instructions, const Wave* volatile& running) {
   const u64 until = instructions + slice;
+  wake(turns);
   u32 mode = 0;  // the host's floating-point mode is that of this
   for (u32 i = 0; i < turns.count; ++i) {
     enter_fp_mode(turns.waves[i]);
@@ -127,6 +136,7 @@ bool run_turns(const Turns& turns, u64 slice, u64& instructions, const Wave* vol
     const States now = states(turns);
     if (now.ended == turns.count) return true;
     if (!now.running) {
+      if (now.asleep) return false;
       release(turns);
       continue;
     }

@@ -13,8 +13,9 @@ struct Turns {
   Random* random;  // null: as hardware has it
 };
 
-// Runs until all waves have ended, which gives true, or about `slice` instructions were executed;
-// adds to `instructions`. `running` tells those who catch a fault which wave it was.
+// Runs until all waves have ended, which gives true, or about `slice` instructions were executed,
+// or none can go on and some sleep, for what other workgroups do. Adds to `instructions`; `running`
+// tells those who catch a fault which wave it was.
 bool take_turns(const Turns& turns, u64 slice, u64& instructions, const Wave* volatile& running);
 
 }  // namespace vgpu

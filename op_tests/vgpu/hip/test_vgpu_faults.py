@@ -306,3 +306,11 @@ def test_workgroups_that_wait_at_barriers_take_turns(alone: Alone) -> None:
     status, text, works = alone.launch("meet_at_barriers", (os.cpu_count() or 1) + 3, 256, 0)
     assert status == SUCCESS, text
     assert works, "the next launch failed"
+
+
+@pytest.mark.parametrize("block", [64, 256])
+def test_workgroups_that_sleep_let_others_go_on(alone: Alone, block: int) -> None:
+    """A kernel that waits for a while, and then does without, finds others as on hardware."""
+    status, text, works = alone.launch("look_a_few_times", (os.cpu_count() or 1) * 3 + 1, block, 0)
+    assert status == SUCCESS, text
+    assert works, "the next launch failed"

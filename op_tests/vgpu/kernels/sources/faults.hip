@@ -116,6 +116,19 @@ KERNEL meet_at_barriers(int* out) {
   } while (seen != static_cast<int>(gridDim.x));
 }
 
+// Each workgroup has a way to go, then looks a few times whether all others are there, and sleeps
+// between: they go on meanwhile.
+KERNEL look_a_few_times(int* out) {
+  for (volatile int i = 0; i < 3000; i = i + 1) {
+  }
+  if (threadIdx.x == 0) atomicAdd(out, 1);
+  for (unsigned turn = 0; turn < gridDim.x + 20; ++turn) {
+    if (__hip_atomic_load(out, RELAXED, SCOPE_DEVICE) == static_cast<int>(gridDim.x)) return;
+    __builtin_amdgcn_s_sleep(1);
+  }
+  __builtin_trap();
+}
+
 // ------------------------------------------------------------------------------ no fault
 
 KERNEL lds_outside(int* out, int at) {
