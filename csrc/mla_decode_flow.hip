@@ -7,19 +7,20 @@
 // every fourth tile of its workgroup's part of a sequence (mla_cache.h), and has maxima, sums and
 // the result, transposed, for itself: there is no barrier until the part is nearly done. Then the
 // four meet in LDS, in their order (mla_meet.h). A part that is all of its sequence becomes the
-// result. Others go to `parts`, and up a tree: of four neighbours the last one to come adds them
-// up, in their order (mla_tree.h).
+// result. Others go to `parts`: up a tree where they are many (mla_tree.h), and then their makers
+// add them up, in their order, a share of the result each (mla_gather.h).
 //
 // Promises. Deterministic: the order of sums follows from lengths, workers and config. The caller
 // aligns rows of q and kv to 16 bytes. Pages are a power of two of tokens.
 #include "rfops/mla_direct.h"
+#include "rfops/mla_gather.h"
 #include "rfops/mla_meet.h"
 #include "rfops/mla_staged.h"
 #include "rfops/mla_tree.h"
 #include "rfops/mla_worker.h"
 
 #if !defined(RFOPS_KV_FP8) || !defined(RFOPS_Q_FP8) || !defined(RFOPS_LEAST) || \
-    !defined(RFOPS_PAGED) || !defined(RFOPS_ROPE)
+    !defined(RFOPS_PAGED) || !defined(RFOPS_ROPE) || !defined(RFOPS_TURNS)
 #error "mla_decode_flow needs the RFOPS_ constants below"
 #endif
 
@@ -32,10 +33,11 @@ constexpr bool kQueryFp8 = RFOPS_Q_FP8;
 constexpr bool kPaged = RFOPS_PAGED;  // pages of more than one token
 constexpr bool kRope = RFOPS_ROPE;    // keys are turned by their place in the sequence
 constexpr u32 kLeast = RFOPS_LEAST;   // tokens of a worker at least
+constexpr u32 kTurns = RFOPS_TURNS;   // that a part waits for others, at most
 // Tokens to which cuts are rounded up, and what a sequence costs beside its own: equal sequences
 // of as many workers each are then cut into equal parts.
-constexpr u32 kCut = 64;
-static_assert(kLeast >= kCut);
+constexpr u32 kCut = kLeast < 64 ? kLeast : 64;
+static_assert(kCut % 32 == 0);
 
 using Row = MlaRow<kFp8>;
 #if defined(__gfx950__)
@@ -147,13 +149,18 @@ __device__ inline Tiles tiles_of(LdsBytes* lds, const MlaTokens<kPaged>& tokens,
                kWaves * Row::kTokens);
 }
 
+// What a part wants first: the list, and behind it q.
+__device__ inline void ask_part(Tiles& reader, const Args& args, u64 row) {
+  reader.ask();
+  if constexpr (kSharesQuery) reader.ask_query(args.q, row);
+}
+
 // A wave's first tile, if it has one, is on its way, and q is here. Meanwhile `act`.
 template <class Act>
 __device__ inline void begin_part(Tiles& reader, MlaQuery& q, LdsBytes* lds, const Args& args,
                                   u64 row, bool has_tile, bool is_asked, Act act) {
-  if (!is_asked) reader.ask();
+  if (!is_asked) ask_part(reader, args, row);
   reader.place();
-  if constexpr (kSharesQuery) reader.ask_query(args.q, row);
   Tiles::template wait_list<kSharesQuery>();
   if (has_tile) reader.prime();
   act();
@@ -268,25 +275,48 @@ __device__ inline void take_part(MlaNode& made, LdsBytes* lds, const Args& args,
                                              [&](u32 x, F32x4 four) { made.quads[x] = four; });
 }
 
-__device__ inline MlaTree tree_of(const MlaTarget& target) {
-  return {target.parts, target.counts, target.slots};
+__device__ inline MlaLeft left_of(const MlaTarget& target, u32 wave, u32 lane) {
+  return {target.parts, reinterpret_cast<u64*>(target.counts), target.slots, wave, lane};
 }
 
-// A part's place: the result, or up the tree.
+// Where a part is counted first.
+__device__ inline u32 first_counted(const MlaSlots& slots) {
+  return slots(slots.count <= MlaGather::kMost ? 0 : slots.own / MlaTree::kFan * MlaTree::kFan);
+}
+
+// A part's place: the result, or first what others have of the sequence.
 __device__ inline void finish_part(MlaNode& made, const MlaTarget& target, const MlaPart& part,
-                                   const MlaSlots& slots) {
-  const u32 lane = lane_in_wave();
+                                   MlaSlots slots, bool has_more) {
+  u32 lane = lane_in_wave();
+  pin(lane);
+  const u32 wave = wave_in_group();
+  const bool is_there = lane % kMlaColumns < target.columns;
+  bf16* const out = in_vector(target.out + (lane % kMlaColumns) * kMlaValue + wave * kMlaSlice);
+  const auto store = [&](u32 at, F32x4 quad) {
+    if (is_there) MlaTarget::store(quad, out + at);
+  };
+  const auto store_lse = [&](const MlaTotals& all) {
+    if (wave == 0 && lane < kMlaColumns) target.store_lse(lane, all);
+  };
+  const auto factor = [&](const MlaTotals& all) { return target.factor(all); };
   if (!part.is_whole()) {
-    const auto factor = [&](const MlaTotals& all) { return target.factor(all); };
-    if (!tree_of(target).climb(made, slots.own, slots.count, slots, factor)) return;
+    const MlaLeft left = left_of(target, wave, lane);
+    slots = {as_scalar(slots.first), as_scalar(slots.own), as_scalar(slots.count)};
+    MlaPlace at = {slots.own, slots.count, 1, 0};
+    if (MlaTree{left}.climb<MlaGather::kMost>(made, at, slots)) {
+      MlaGather{left}.gather<kTurns>(made, at, has_more, slots, factor,
+                                     [&](const MlaTotals& all, u32 x, u32 at, F32x4 quad) {
+                                       if (x == 0 && at == lane) store_lse(all);
+                                       store(Tiles::quad_at(x, at), quad);
+                                     });
+    }
+    // The compiler else sees ways to the next part on which some of its loads are not waited for,
+    // and does so there, for a tile too.
+    return wait_loads<0>();
   }
-  if (thread_in_group() < kMlaColumns) target.store_lse(lane, made.all);
-  if (lane % kMlaColumns >= target.columns) return;
-  bf16* const to = in_vector(target.out + (lane % kMlaColumns) * kMlaValue +
-                             wave_in_group() * kMlaSlice + Tiles::quad_at(0));  // one address
+  store_lse(made.all);
 #pragma unroll
-  for (u32 x = 0; x < 8; ++x)
-    MlaTarget::store(made.quads[x], to + Tiles::quad_at(x) - Tiles::quad_at(0));
+  for (u32 x = 0; x < 8; ++x) store(Tiles::quad_at(x, lane), made.quads[x]);
 }
 
 }  // namespace
@@ -310,11 +340,14 @@ extern "C" __global__ void
                     f32 sm_scale, u32 columns, u32 heads, u32 unseen) {
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
+  const u32 own_wave = wave_in_group();
   const u32 id = group_x() % workers, group = group_x() / workers, lane = lane_in_wave();
   Sequences all = {kv_indptr, kv_lens, batch, page_shift, {kCut, 0}};
   SequenceChunk chunk(all, 0, 0);
   const u32 total = batch <= kWaveSize ? chunk.next : all.total(all.tokens());
-  const Shares shares(total, workers, total / kLeast);
+  // Full ones, or as many as sequences.
+  const u32 fit = (total - kCut * batch) / kLeast;
+  const Shares shares(total, workers, fit < batch ? batch : fit);
   const u32 worker = worker_of(id, shares.active, batch, workers);
   if (worker == kNoWorker) return;
   const u32 from = shares.begin(worker), to = shares.begin(worker + 1);
@@ -347,7 +380,8 @@ extern "C" __global__ void
   bool is_asked = left != 0;
   if (is_asked) {
     const MlaPart part = part_of(left);
-    if (part.begin != part.end) tiles_of(lds, tokens_of(part), part).ask();
+    Tiles reader = tiles_of(lds, tokens_of(part), part);
+    if (part.begin != part.end) ask_part(reader, args, u64{part.sequence} * columns + column);
   }
   // Scalar registers are few, and these are wanted at the end, or seldom.
   all.bounds = in_vector(all.bounds), all.lens = in_vector(all.lens);
@@ -356,8 +390,9 @@ extern "C" __global__ void
     for (; left != 0; left &= left - 1) {
       const MlaPart part = part_of(left);
       const u64 row = u64{part.sequence} * columns;
+      f32* const all_lse = in_vector(lse);  // no mask of it is kept
       const MlaTarget target = {out + (row + base_column) * kMlaValue,
-                                lse == nullptr ? nullptr : lse + row + base_column,
+                                all_lse == nullptr ? nullptr : all_lse + row + base_column,
                                 parts,
                                 counts,
                                 columns - base_column,
@@ -373,7 +408,10 @@ extern "C" __global__ void
         Shares here = shares;
         not_before(here.quotient), not_before(here.rest);  // its divisions, for all parts
         slots_of_all = MlaSlots::of<kCut>(part, here, group, worker, workers);
-        if constexpr (kFindsEarly) asked = tree_of(target).ask(slots_of_all.own, slots_of_all);
+        if constexpr (kFindsEarly) {
+          asked = left_of(target, own_wave, lane_in_wave()).ask(first_counted(slots_of_all));
+          pin(slots_of_all.first), pin(slots_of_all.own), pin(slots_of_all.count);
+        }
       };
       const auto early = [&] {
         if constexpr (kFindsEarly) find_slots();
@@ -385,11 +423,13 @@ extern "C" __global__ void
       is_asked = false;
       if constexpr (!kFindsEarly) find_slots();
       pin(asked);
-      finish_part(made, target, part, slots_of_all);
+      const bool ends = first + kWaveSize >= batch || chunk.next >= to;
+      finish_part(made, target, part, slots_of_all, (left & (left - 1)) != 0 || !ends);
       sync_group();  // LDS is the next part's
     }
     first += kWaveSize;
     if (first >= batch || chunk.next >= to) return;
+    all.bounds = in_vector(all.bounds), all.lens = in_vector(all.lens);  // no mask of them is kept
     chunk = SequenceChunk(all, first, chunk.next);
     left = own_of_chunk();
   }

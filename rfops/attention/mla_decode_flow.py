@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,7 +21,9 @@ COLUMNS = 16  # of a workgroup
 D_V = 512
 CUT = 64  # tokens to which a worker's are rounded up, and a sequence's cost: kCut of the kernel
 LEAST = CUT  # tokens of a worker
-LEVELS = 6  # kLevels of csrc/include/rfops/mla_tree.h, each of four waves' counts
+SHORT = 32  # the same, and CUT, where there are no LEAST for each CU: to read less takes less time
+TURNS = 256  # of some 1,000 clk, that a part waits for others (csrc/include/rfops/mla_gather.h)
+LEVELS = 6  # kLevels of csrc/include/rfops/mla_tree.h, each of four waves' counts of two words
 _MOST_WORKERS = 4096
 _BF16 = torch.bfloat16
 
@@ -36,19 +39,20 @@ class FlowConfig:
         check_config_ints(self)
         if not 1 <= self.workers <= _MOST_WORKERS:
             raise ValueError(f"{self}: workers is 1 to {_MOST_WORKERS}")
-        if self.least < CUT:
-            raise ValueError(f"{self}: least is {CUT} or more")
+        if self.least < CUT and self.least != SHORT:
+            raise ValueError(f"{self}: least is {SHORT}, or {CUT} or more")
 
 
 def _defines(
     kv: torch.dtype, q: torch.dtype, least: int, page: int = 1, rope: bool = False
 ) -> dict[str, int]:
     flags = {"KV_FP8": kv != _BF16, "Q_FP8": q != _BF16, "PAGED": page > 1, "ROPE": rope}
-    return {**{name: int(flag) for name, flag in flags.items()}, "LEAST": least}
+    return {**{name: int(flag) for name, flag in flags.items()}, "LEAST": least, "TURNS": TURNS}
 
 
 def _variants(arch: str) -> list[dict[str, int]]:
-    return [_defines(kv, _BF16, LEAST) for kv in (_BF16, fp8_of(arch))]
+    kinds = itertools.product((_BF16, fp8_of(arch)), (LEAST, SHORT))
+    return [_defines(kv, _BF16, least) for kv, least in kinds]
 
 
 def arguments(
@@ -91,7 +95,7 @@ class Flow(Kernel):
     Config = FlowConfig
     error = 2.0**-8  # P in bf16
     source: ClassVar[Any] = staticmethod(mla_decode_flow)  # the kernel
-    columns, least = COLUMNS, LEAST
+    columns, least, short = COLUMNS, LEAST, SHORT
 
     def refuses(self, c: Call) -> str | None:
         if reason := self.refuses_arch(c):
@@ -115,7 +119,8 @@ class Flow(Kernel):
         xcds = ROWS[c.arch].xcds
         if groups > 1 and workers > xcds:
             workers -= workers % xcds
-        return self.Config(max(1, workers), self.least)
+        is_short = c.S * c.page < workers * self.least
+        return self.Config(max(1, workers), self.short if is_short else self.least)
 
     def candidates(self, c: Call) -> list[FlowConfig]:
         first = self.default(c)
@@ -143,7 +148,7 @@ class Flow(Kernel):
             scratch = Workspace(
                 c.device,
                 (slots * self.columns * (D_V + 8), torch.float32),
-                zeros=LEVELS * slots * 4,
+                zeros=LEVELS * slots * 8,
             )
             sizes = (batch, workers, shift, width, c.sm_scale, columns, heads, unseen)
             return with_workspace(launch((groups * workers, 1, 1), sizes), scratch)

@@ -41,7 +41,7 @@ class Shared(Flow):
     turns = True  # as flow's
     Config: ClassVar[type[FlowConfig]] = SharedConfig
     source: ClassVar[Any] = staticmethod(mla_decode_shared)
-    columns, least = 128, LEAST
+    columns, least, short = 128, LEAST, LEAST
 
     def refuses(self, c: Call) -> str | None:
         columns = c.H * c.qo_len

@@ -6,6 +6,7 @@
 // multiplies 32 as two times 16: elements 0..3 of all lanes, then 4..7.
 #pragma once
 
+#include "rfops/lanes.h"
 #include "rfops/matrix.h"
 #include "rfops/types.h"
 
@@ -61,12 +62,7 @@ __device__ inline Bf16x8 widen_8(u32 low, u32 high) {
 // What `op` makes of the values of the four lanes of a column.
 template <class Op>
 __device__ inline f32 over_rows(f32 value, Op op) {
-  const auto partner = [](f32 v, u32 bit) {
-    const i32 at = static_cast<i32>((lane_in_wave() ^ bit) * 4);
-    return __builtin_bit_cast(f32, __builtin_amdgcn_ds_bpermute(at, __builtin_bit_cast(i32, v)));
-  };
-  value = op(value, partner(value, 16));
-  return op(value, partner(value, 32));
+  return reduce_lanes<kWaveSize, 16>(value, op);
 }
 
 }  // namespace rfops

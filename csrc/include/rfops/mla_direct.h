@@ -183,9 +183,12 @@ class DirectTiles {
   __device__ void add_shared_values(const LdsBytes* all, u32 tiles,
                                     const Bf16x4 (&p)[kWaves][Row::kHalves], F32x4 (&o)[8]) const {
     const u32 slice = wave_in_group() * 8 * (kFp8 ? 16 : 32);
+    constexpr u32 kFew = kFp8 ? 1 : 2;  // tiles of a short part, beside which nothing is read
+    const auto is_there = [&](u32 w) { return w < kFew || tiles > kFew; };
     U32x2 v[kWaves][8];
 #pragma unroll
     for (u32 w = 0; w < kWaves; ++w) {
+      if (!is_there(w)) continue;
       const LdsBytes* const tile = all + (w < tiles ? w : 0) * kLds + slice;
 #pragma unroll
       for (u32 d = 0; d < 8; ++d) v[w][d] = read_value(tile + value_, tile + turned_, d);
@@ -196,6 +199,7 @@ class DirectTiles {
     if constexpr (kFp8) {
 #pragma unroll
       for (u32 w = 0; w < kWaves; ++w) {
+        if (!is_there(w)) continue;
         const Bf16x8 both = side_by_side(p[w][0], p[w][1]);
 #pragma unroll
         for (u32 d = 0; d < 8; ++d) o[d] = multiply_32(widen_8(v[w][d][0], v[w][d][1]), both, o[d]);
@@ -203,6 +207,7 @@ class DirectTiles {
     } else {
 #pragma unroll
       for (u32 w = 0; w < kWaves; w += 2) {
+        if (!is_there(w)) continue;
         const Bf16x8 both = side_by_side(p[w][0], p[w + 1][0]);
 #pragma unroll
         for (u32 d = 0; d < 8; ++d) {
@@ -221,7 +226,7 @@ class DirectTiles {
     for (u32 x = 0; x < 8; ++x) act(x, o[slice * 8 + x]);
   }
   // Where the x-th begins.
-  __device__ static u32 quad_at(u32 x) { return x * 16 + lane_in_wave() / 16 * 4; }
+  __device__ static u32 quad_at(u32 x, u32 lane) { return x * 16 + lane / 16 * 4; }
 
  private:
   struct Entries {

@@ -118,8 +118,8 @@ class StagedTiles {
     }
   }
   // Where the x-th begins.
-  __device__ static u32 quad_at(u32 x) {
-    const u32 row = 4 * (lane_in_wave() / 16) + x / 2;
+  __device__ static u32 quad_at(u32 x, u32 lane) {
+    const u32 row = 4 * (lane / 16) + x / 2;
     return kFp8 ? row * 8 + x % 2 * 4 : x % 2 * 64 + row * 4;
   }
 

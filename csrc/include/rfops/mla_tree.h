@@ -1,11 +1,11 @@
-// A sequence's parts of 16 columns (mla_parts.h), added up four at a time as they come.
+// A sequence's many parts of 16 columns (mla_parts.h), added up four at a time as they come, until
+// they are few enough for mla_gather.h.
 //
 // A workgroup leaves its part: of each sum the upper 24 bits, in the order in which its lanes have
 // them, and each column's totals. Each wave goes its own way with its quarter of the sums. Of four
 // neighbours the last to come, which has its own still, asks for the others at once and adds all
-// up, in their order, in registers; then it leaves that, as one of the next four, and so on; the
-// last of all has the result. Four, as it is one compute unit that reads them: parts of 16
-// workgroups are added up sooner in two steps of four than in one.
+// up, in their order, in registers; then it leaves that, as one of the next four, and so on. Nobody
+// waits. Four, as it is one compute unit that reads them.
 #pragma once
 
 #include "rfops/mla_meet.h"
@@ -26,60 +26,35 @@ struct MlaNode {
   }
 };
 
-struct MlaTree {
-  static constexpr u32 kFan = 4, kLevels = 6;  // 4096 workers
-  static constexpr u32 kWords = 3;             // of a quad
-  f32* parts;   // [slots, 4 waves, 8, 64 lanes, kWords], then [slots, 4 waves, kMlaColumns, 2]
-  u32* counts;  // [kLevels, slots, 4 waves], zeros
-  u32 slots;
-
-  // What the first count of part `own` is. Asked for early it is near when it is counted up, which
-  // then takes 220 to 1,020 clk, and 850 to 1,680 else.
-  template <class SlotOf>
-  __device__ u32 ask(u32 own, SlotOf slot_of) const {
-    return *counter(0, slot_of(own / kFan * kFan));
-  }
-
-  // Leaves this workgroup's part, which is in `slot_of(own)` of `count` that make up a sequence.
-  // Whether it has all of it then, in `node`, with its sums times `factor(totals)`.
-  template <class SlotOf, class Factor>
-  __device__ bool climb(MlaNode& node, u32 own, u32 count, SlotOf slot_of, Factor factor) const {
-    node.narrow();
-    for (u32 level = 0, stride = 1;; ++level, stride *= kFan) {
-      own = as_scalar(own), count = as_scalar(count);  // which the compiler cannot know
-      const u32 first = own / kFan * kFan, here = count - first < kFan ? count - first : kFan;
-      const auto child = [&](u32 i) { return slot_of((first + i) * stride); };
-      if (here > 1) {
-        store(child(own - first), node);
-        if (!is_last_wave_of(counter(level, child(0)), here)) return false;
-        const bool is_root = count <= kFan;
-        add(node, own - first, here, child,
-            [&](const MlaTotals& all) { return is_root ? factor(all) : 1.0f; });
-        if (is_root) return true;
-        node.narrow();
-      }
-      own /= kFan;
-      count = (count + kFan - 1) / kFan;
-    }
-  }
-
- private:
-  using Words = u32[8][kWords];
+// What parts leave for each other, and counts of who has.
+struct MlaLeft {
+  static constexpr u32 kLevels = 6;  // 4096 workers
+  static constexpr u32 kWords = 3;   // of a quad
   static constexpr u32 kWaves = kMlaWaves;
+  static constexpr u32 kPart = kMlaColumns * kMlaValue / 4 * kWords;  // words of a slot
+  static constexpr u32 kTotals = kWaves * kMlaColumns;                // of a slot
+  f32* parts;   // [slots, 4 waves, 8, 64 lanes, kWords], then [slots, 4 waves, kMlaColumns, 2]
+  u64* counts;  // [kLevels, slots, 4 waves], zeros
+  u32 slots;
+  u32 wave, lane;  // of their own, such that nothing is kept of them since the kernel began
 
+  // What the first count in `slot` is. Asked for early it is near when it is counted up, which then
+  // takes 220 to 1,020 clk, and 850 to 1,680 else.
+  __device__ u32 ask(u32 slot) const { return *low(counter(0, slot)); }
+
+ protected:
   // Of this wave.
-  __device__ u32* counter(u32 level, u32 slot) const {
-    return counts + ((level * slots + slot) * kWaves + wave_in_group());
+  __device__ u64* counter(u32 level, u32 slot) const {
+    return counts + ((level * slots + slot) * kWaves + wave);
   }
+  __device__ static u32* low(u64* count) { return reinterpret_cast<u32*>(count); }
   __device__ u32* part(u32 slot) const {
-    const u32 at = (wave_in_group() * 8 * kWaveSize + lane_in_wave()) * kWords;
-    return reinterpret_cast<u32*>(parts) +
-           (u64{slot} * (kMlaColumns * kMlaValue / 4 * kWords) + at);
+    const u32 at = (wave * 8 * kWaveSize + lane) * kWords;
+    return reinterpret_cast<u32*>(parts) + (u64{slot} * kPart + at);
   }
   __device__ MlaTotals* totals(u32 slot) const {
-    const u64 behind = u64{slots} * (kMlaColumns * kMlaValue / 4 * kWords);
-    return reinterpret_cast<MlaTotals*>(parts + behind) +
-           (slot * kWaves + wave_in_group()) * kMlaColumns;
+    auto* const all = reinterpret_cast<MlaTotals*>(parts + u64{slots} * kPart);
+    return all + (slot * kTotals + wave * kMlaColumns);
   }
 
   // Of four sums three words.
@@ -95,22 +70,55 @@ struct MlaTree {
       words[1] = __builtin_amdgcn_perm(four[2], four[1], middle);
       words[2] = __builtin_amdgcn_perm(four[3], four[2], high);
     }
-    if (lane_in_wave() < kMlaColumns) totals(slot)[lane_in_wave()] = node.all;
+    if (lane < kMlaColumns) totals(slot)[lane] = node.all;
   }
-  __device__ static F32x4 widened(const u32 (&words)[kWords], u32 second, u32 third) {
+  __device__ static F32x4 widened(const u32 (&words)[kWords], u32 second = 0x0504030c,
+                                  u32 third = 0x0403020c) {
     return __builtin_bit_cast(
         F32x4, U32x4{words[0] << 8, __builtin_amdgcn_perm(words[1], words[0], second),
                      __builtin_amdgcn_perm(words[2], words[1], third), words[2] & ~0xffu});
   }
+};
+
+// Part `own` of `count`, each in every stride-th slot, of a level of the tree.
+struct MlaPlace {
+  u32 own, count, stride, level;
+};
+
+struct MlaTree : MlaLeft {
+  static constexpr u32 kFan = 4;
+
+  // Until there are kMost at most. Leaves this workgroup's part, `at.own` of `at.count`, and says
+  // whether it has one yet, in `node`, of those that are left.
+  template <u32 kMost, class SlotOf>
+  __device__ bool climb(MlaNode& node, MlaPlace& at, SlotOf slot_of) const {
+    while (at.count > kMost) {
+      at.own = as_scalar(at.own), at.count = as_scalar(at.count);  // which the compiler cannot know
+      const u32 first = at.own / kFan * kFan;
+      const u32 here = at.count - first < kFan ? at.count - first : kFan;
+      const auto child = [&](u32 i) { return slot_of((first + i) * at.stride); };
+      if (here > 1) {
+        store(child(at.own - first), node);
+        if (!is_last_wave_of(low(counter(at.level, child(0))), here, lane)) return false;
+        node.narrow();
+        add(node, at.own - first, here, child);
+      }
+      at = {at.own / kFan, (at.count + kFan - 1) / kFan, at.stride * kFan, at.level + 1};
+    }
+    return true;
+  }
+
+ private:
+  using Words = u32[8][kWords];
 
   // All of them: `node` is number `kept` of `count`.
-  template <class Child, class Factor>
-  __device__ void add(MlaNode& node, u32 kept, u32 count, Child child, Factor factor) const {
+  template <class Child>
+  __device__ void add(MlaNode& node, u32 kept, u32 count, Child child) const {
     MlaTotals all[kFan];
     Words words[kFan];
 #pragma unroll
     for (u32 i = 0; i < kFan; ++i) {
-      all[i] = totals(child(i < count ? i : 0))[lane_in_wave() % kMlaColumns];
+      all[i] = totals(child(i < count ? i : 0))[lane % kMlaColumns];
       if (i >= count) all[i] = {kLowest, 0.0f};
     }
 #pragma unroll
@@ -132,13 +140,12 @@ struct MlaTree {
       weights[i] = __builtin_amdgcn_exp2f(all[i].most - sum.most);
       sum.sum += weights[i] * all[i].sum;
     }
-    const f32 times = factor(sum);
     u32 second = 0x0504030c, third = 0x0403020c;
     pin(second), pin(third);
     F32x4 sums[8] = {};
 #pragma unroll
     for (u32 i = 0; i < kFan; ++i) {
-      const f32 weight = weights[i] * times;
+      const f32 weight = weights[i];
       if (i == kept) {
 #pragma unroll
         for (u32 x = 0; x < 8; ++x) sums[x] += weight * node.quads[x];

@@ -10,13 +10,14 @@ namespace rfops {
 
 // What workgroup `id` is, of a launch of `groups`: one of `active` workers of `batch` sequences, or
 // none. Those of a sequence are neighbours on one XCD: what they leave for each other stays in its
-// L2. Of few sequences with little to read each has an XCD for itself.
+// L2. Of few sequences with little to read each has an XCD for itself, but where more than half of
+// its compute units would read at once.
 constexpr u32 kNoWorker = ~0u;
 constexpr u32 worker_of(u32 id, u32 active, u32 batch, u32 groups) {
   u32 xcds = kXcds;
 #pragma unroll
   for (u32 half = kXcds / 2; half > 0; half /= 2) {
-    if (batch <= half && active * kXcds <= half * groups) xcds = half;
+    if (batch <= half && 2 * active * kXcds <= half * groups) xcds = half;
   }
   const u32 xcd = id % kXcds, at = id / kXcds, share = active / xcds, rest = active % xcds;
   if (xcd >= xcds || at >= share + (xcd < rest ? 1 : 0)) return kNoWorker;
@@ -88,19 +89,19 @@ __device__ inline void each_part(const Sequences& all, const Shares& shares, u32
 
 // The slots of all workers that share a sequence: this one's is number `own` of `count`.
 struct MlaSlots {
-  u32 first, base, own, count;
+  u32 first, own, count;
 
   template <u32 kGranule>
   __device__ static MlaSlots of(const MlaPart& part, const Shares& shares, u32 group, u32 worker,
                                 u32 workers) {
     const u32 first = shares.owner(part.zero);
     const u32 last = shares.owner(part.zero + (part.length - 1) / kGranule * kGranule);
-    MlaSlots all = {as_scalar(first), group * workers, as_scalar(worker - first),
+    MlaSlots all = {as_scalar(group * workers + first), as_scalar(worker - first),
                     as_scalar(last - first + 1)};
     not_before(all.first), not_before(all.own), not_before(all.count);  // here, not where wanted
     return all;
   }
-  __device__ u32 operator()(u32 i) const { return (base + first + i) * 2 + (i == 0 ? 1 : 0); }
+  __device__ u32 operator()(u32 i) const { return (first + i) * 2 + (i == 0 ? 1 : 0); }
 };
 
 }  // namespace rfops

@@ -29,10 +29,10 @@ __device__ inline bool is_last_of(u32* count, u32 expected,
 }
 
 // The same of a wave, whose lanes all get the answer: what other waves do is not waited for.
-__device__ inline bool is_last_wave_of(u32* count, u32 expected) {
+__device__ inline bool is_last_wave_of(u32* count, u32 expected, u32 lane = lane_in_wave()) {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
   u32 before = 0;
-  if (lane_in_wave() == 0) {
+  if (lane == 0) {
     before = __hip_atomic_fetch_add(count, 1, __ATOMIC_RELAXED, kAgentScope);
     if (before == expected - 1) *count = 0;  // for the next launch
   }

@@ -21,14 +21,14 @@ __device__ inline u32 add_moved(u32 value) {
   return value + static_cast<u32>(moved);
 }
 
+}  // namespace details
+
 // a / b where that is below 2^16, in a third of a division's instructions: of fp32 it is one off.
-__device__ inline u32 few(u32 a, u32 b) {
+__device__ inline u32 divide_few(u32 a, u32 b) {
   const f32 about = static_cast<f32>(a) * __builtin_amdgcn_rcpf(static_cast<f32>(b));
   const u32 found = as_scalar(static_cast<u32>(about)), product = found * b;
   return product > a ? found - 1 : found + (a - product >= b ? 1 : 0);
 }
-
-}  // namespace details
 
 // The sum over the lanes up to and with this one. All lanes are active.
 __device__ inline u32 prefix_sum(u32 value) {
@@ -116,7 +116,7 @@ struct Shares {
     const u32 longer = rest * (quotient + 1);
     const bool is_longer = at < longer;
     const u32 found =
-        is_longer ? details::few(at, quotient + 1) : rest + details::few(at - longer, quotient);
+        is_longer ? divide_few(at, quotient + 1) : rest + divide_few(at - longer, quotient);
     return found < active ? found : active - 1;
   }
 };
