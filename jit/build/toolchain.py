@@ -249,7 +249,9 @@ _FLAG_VARIABLES = (
 
 def environment() -> dict[str, str]:
     """The compilers' environment: English messages; zig keeps its files in our cache."""
-    environ = {name: text for name, text in os.environ.items() if name not in _FLAG_VARIABLES}
+    names = [name for name in list(os.environ) if name not in _FLAG_VARIABLES]
+    found = {name: os.environ.get(name) for name in names}  # another thread may take one away
+    environ = {name: text for name, text in found.items() if text is not None}
     environ |= {"LC_ALL": "C", "HIP_PLATFORM": "amd"}
     trust.check(cache_root(), "zig", "o")  # its C++ runtime is linked from there
     for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import time
+from collections import UserDict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -249,3 +251,17 @@ def test_level_matches_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         assert capability == "AVX512"
     else:
         assert (capability in ("AVX2", "AVX512")) == (cpu.x86_level() == "v3")
+
+
+def test_environment_while_another_thread_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest itself takes a variable away between tests, while modules are built."""
+
+    class Leaving(UserDict[str, str]):
+        def __iter__(self) -> Iterator[str]:
+            names = list(self.data)
+            self.data.pop("LEAVING", None)
+            return iter(names)
+
+    monkeypatch.setattr(os, "environ", Leaving({**os.environ, "LEAVING": "1", "STAYS": "2"}))
+    found = toolchain.environment()
+    assert found["STAYS"] == "2" and "LEAVING" not in found
