@@ -7,8 +7,8 @@
 // Layout. split_schedule.h shares the tokens of all sequences out over workgroups. Of its part of a
 // sequence a workgroup has a tile after the other in LDS (mla_slot.h), once for both products, and
 // each of its four waves has 32 columns (mla_columns.h; of FP8, mla_slot_fp8.h, mla_columns_fp8.h).
-// A part that is all of its sequence becomes the result. Others go to `parts`, in 24 bits, and up a
-// tree (mla_parts.h): of some neighbours the last one to come adds them up, in their order.
+// A part that is all of its sequence becomes the result. Others go to `parts`, in fp16; many up
+// a tree (mla_parts.h), and of few each workgroup makes a share of the result (mla_result.h).
 //
 // Promises. Deterministic: the order of sums follows from lengths, workers and config. The caller
 // aligns rows of q and kv to 16 bytes. Pages are a power of two of tokens.
@@ -16,12 +16,14 @@
 #include "rfops/mla_columns16.h"
 #include "rfops/mla_columns32.h"
 #include "rfops/mla_columns_fp8.h"
+#include "rfops/mla_result.h"
 #include "rfops/mla_slot_loads.h"
 #include "rfops/mla_slot_widened.h"
 #include "rfops/mla_worker.h"
 
 #if !defined(RFOPS_KV_FP8) || !defined(RFOPS_Q_FP8) || !defined(RFOPS_LEAST) || \
-    !defined(RFOPS_PAGED) || !defined(RFOPS_ROPE) || !defined(RFOPS_P_FP8)
+    !defined(RFOPS_PAGED) || !defined(RFOPS_ROPE) || !defined(RFOPS_P_FP8) ||   \
+    !defined(RFOPS_TURNS)
 #error "mla_decode_shared needs the RFOPS_ constants below"
 #endif
 
@@ -35,6 +37,7 @@ constexpr bool kPaged = RFOPS_PAGED;  // pages of more than one token
 constexpr bool kRope = RFOPS_ROPE;    // keys are turned by their place in the sequence
 static_assert(!(kFp8 && kRope), "keys of FP8 are not turned");
 constexpr u32 kLeast = RFOPS_LEAST;  // tokens of a worker at least
+constexpr u32 kTurns = RFOPS_TURNS;  // that a part waits for others, at most
 
 #if RFOPS_P_FP8
 static_assert(kFp8 && kQueryFp8, "weights of FP8 go with a cache and q of FP8");
@@ -59,15 +62,11 @@ constexpr u32 kTokens = Slot::kTokens;
 constexpr u32 kItemCost = (kTokens == 16 ? 12 : 28) * kTokens;  // Q, storing, adding up
 constexpr f32 kLog2E = 1.44269504088896f;
 using Target = MlaColumnsTarget<kColumns>;
+using Result = MlaResult<Columns, kWaves, kTurns>;
 
-// Where a wave turns 64 elements of its result round: 32 columns of 256 bytes, permuted.
-constexpr u32 kBlocksAtOnce = 2;  // of 64 elements, of each part that is added up
-constexpr u32 kTurnBytes = kWaveColumns * 64 * 4;
-constexpr u32 kWeightBytes =
-    details::kWeightPitch<kColumns> * kMostFan * 4;  // of parts, behind those
 constexpr u32 kSlotBytes = Slots::kSlots * Slot::kBytes;
 constexpr u32 kLds = kSlotBytes + kWaves * Columns::kParkedBytes;
-static_assert(kLds <= kLdsBytes && kWaves * kTurnBytes + kWeightBytes <= kSlotBytes);
+static_assert(kLds <= kLdsBytes && Result::kLds <= kSlotBytes);
 
 // All tiles of a part. Tokens from `seen` on are not there for this lane's column; `masked`: some
 // column of the workgroup does not see all of a tile that ends beyond.
@@ -132,41 +131,6 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
   meet();
 }
 
-// What a lane has of its column from a block on, of 64 elements each. By assembly, as the compiler
-// would have all of the result where arithmetic has its registers.
-template <u32 kQuads>
-__device__ inline void quads_of(const Columns& own, u32 block, u32 lane, F32x4 (&quads)[kQuads]) {
-  u32 i = 0;
-#pragma unroll
-  for (u32 b = 0; b < kQuads / 8; ++b) {
-    own.each_quad(block + b, lane, [&](F32x4 four, u32) { quads[i++] = from_accumulators(four); });
-  }
-}
-
-// Such blocks of the result, turned round in LDS: lanes side by side write a column's elements.
-__device__ inline void store_blocks(const Columns& own, LdsBytes* lds, const Buffer& result,
-                                    u32 first, u32 lane, const F32x4 (&quads)[8 * kBlocksAtOnce]) {
-  LdsBytes* const mine = lds + wave_in_group() * kTurnBytes;
-  const auto place = [&](u32 column, u32 d) {
-    return reinterpret_cast<RFOPS_LDS F32x4*>(mine + column * 256 + (d / 4 ^ column % 16) * 16);
-  };
-#pragma unroll
-  for (u32 block = 0; block < kBlocksAtOnce; ++block) {
-    u32 next = block * 8;
-    own.each_quad(0, lane, [&](F32x4, u32 d) { *place(lane % 32, d) = quads[next++]; });
-    wait_lds();
-    keep_order();
-#pragma unroll
-    for (u32 i = 0; i < kWaveColumns / 4; ++i) {
-      const u32 column = i * 4 + lane / 16, d = (first + block) * 64 + lane % 16 * 4;
-      const u32 of_all = wave_in_group() * kWaveColumns + column;
-      Target::store(result, *place(column, d % 64), of_all, d);
-    }
-    wait_lds();
-    keep_order();
-  }
-}
-
 // This wave's columns: the result, or this worker's part of it.
 __device__ inline void finish_part(const Columns& own, LdsBytes* lds, const Target& target,
                                    const MlaPart& part, const Shares& shares, u32 group, u32 worker,
@@ -174,7 +138,6 @@ __device__ inline void finish_part(const Columns& own, LdsBytes* lds, const Targ
   const u32 first = wave_in_group() * kWaveColumns;
   const bool is_whole = part.is_whole();
   const MlaSlots slots = MlaSlots::of<kTokens>(part, shares, group, worker, workers);
-  const u32 slot = slots(slots.own);
   u32 lane = lane_in_wave();
   pin(lane);  // what follows from it is computed here, not kept in registers from the beginning
   f32 factors[Columns::kOwn];
@@ -183,37 +146,15 @@ __device__ inline void finish_part(const Columns& own, LdsBytes* lds, const Targ
     const MlaTotals all = own.totals(n);
     const u32 column = first + Columns::column(lane, n);
     factors[n] = target.factor(all);
-    is_whole ? target.store_lse(column, all) : target.store_totals(slot, column, all);
+    is_whole ? target.store_lse(column, all) : target.store_totals(slots(slots.own), column, all);
   }
-  MlaParts from = {0, 1, 1, 0};
-  LdsBytes* const behind = lds + kWaves * kTurnBytes;
-  auto* const weights = reinterpret_cast<RFOPS_LDS f32*>(behind);
+  const Result result(own, target, lds, lane);
   if (is_whole) {
-    weights[details::weight_at<kColumns>(0, first + lane % 32)] = Columns::of_result(factors, lane);
-    wait_lds();
+    result.store(Columns::of_result(factors, lane));
   } else {
-    if (!is_alone(target, slots.count, slots)) {
-#pragma unroll
-      for (u32 block = 0; block < Target::kBlocks; ++block) {
-        F32x4 quads[8];
-        quads_of(own, block, lane, quads);
-        target.store_part(slot, block, quads);
-        wait_loads<0>();  // a part at once would keep memory from all other workgroups
-      }
-    }
-    sync_group();
-    if (!climb(target, slots.own, slots.count, first + lane % 32, slots, behind, from)) {
-      return sync_group();
-    }
-  }
-  const Buffer result = target.result();
-  const auto child = from.of(slots);
-#pragma unroll
-  for (u32 block = 0; block < Target::kBlocks; block += kBlocksAtOnce) {
-    F32x4 sums[8 * kBlocksAtOnce];
-    details::add_parts(sums, target, block, first + lane % 32, from.count, from.kept, child,
-                       weights, [&](auto& quads) { quads_of(own, block, lane, quads); });
-    store_blocks(own, lds, result, block, lane, sums);
+    // The last part's worker may have tokens of the next sequence.
+    const u32 end = shares.begin(worker - slots.own + slots.count);
+    result.share(slots, slots.count - (end > part.zero + part.length + kItemCost ? 1 : 0));
   }
   sync_group();  // LDS is the next part's
 }

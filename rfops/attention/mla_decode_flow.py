@@ -96,6 +96,7 @@ class Flow(Kernel):
     error = 2.0**-8  # P in bf16
     source: ClassVar[Any] = staticmethod(mla_decode_flow)  # the kernel
     columns, least, short = COLUMNS, LEAST, SHORT
+    words = D_V + 8  # of a column of a part: its sums, and totals of four waves
 
     def refuses(self, c: Call) -> str | None:
         if reason := self.refuses_arch(c):
@@ -147,7 +148,7 @@ class Flow(Kernel):
             slots = groups * workers * 2
             scratch = Workspace(
                 c.device,
-                (slots * self.columns * (D_V + 8), torch.float32),
+                (slots * self.columns * self.words, torch.float32),
                 zeros=LEVELS * slots * 8,
             )
             sizes = (batch, workers, shift, width, c.sm_scale, columns, heads, unseen)

@@ -10,10 +10,10 @@ from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
 
-from .mla_decode_flow import _BF16, Flow, FlowConfig, _defines, arguments
+from .mla_decode_flow import _BF16, D_V, Flow, FlowConfig, _defines, arguments
 
 WAVE_COLUMNS = 32
-LEAST = 128  # tokens of a worker: its part of the result is as large as 230 tokens of bf16
+LEAST = 128  # tokens of a worker: its part of the result is as large as 120 tokens of bf16
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Shared(Flow):
     Config: ClassVar[type[FlowConfig]] = SharedConfig
     source: ClassVar[Any] = staticmethod(mla_decode_shared)
     columns, least, short = 128, LEAST, LEAST
+    words = D_V // 2 + D_V // 32 + 2  # sums in fp16, their units, totals
 
     def refuses(self, c: Call) -> str | None:
         columns = c.H * c.qo_len

@@ -19,7 +19,6 @@ namespace rfops {
 constexpr u32 kWaveColumns = 32;
 constexpr f32 kRoom = 32.0f;
 
-__device__ inline f32 max_of(f32 a, f32 b) { return __builtin_fmaxf(a, b); }
 // Without the instructions by which fmax makes NaNs quiet: none here are loud.
 __device__ inline f32 max_of(f32 a, f32 b, f32 c) {
   f32 most;

@@ -143,17 +143,13 @@ class MlaColumns {
     pin(low), pin(high);  // else the compiler has them in LDS
     return lane & 16 ? high : low;
   }
-  // Of 64 elements of the result, from 64 * block on: act(four, d).
-  template <class Act>
-  __device__ void each_quad(u32 block, u32 lane, Act act) const {
+  // Of 64 elements of the result, from 64 * block on, the lane's i-th four, and where they are.
+  __device__ F32x4 quad(u32 block, u32 i) const {
     const F32x16* const from = o_ + block / 2 * 4;
-#pragma unroll
-    for (u32 i = 0; i < 8; ++i) {
-      const u32 at = block % 2 * 8 + i;
-      act(F32x4{from[0][at], from[1][at], from[2][at], from[3][at]},
-          i / 4 * 32 + lane / 32 * 16 + i % 4 * 4);
-    }
+    const u32 at = block % 2 * 8 + i;
+    return {from[0][at], from[1][at], from[2][at], from[3][at]};
   }
+  __device__ static u32 quad_at(u32 i, u32 lane) { return i / 4 * 32 + lane / 32 * 16 + i % 4 * 4; }
 
  private:
   template <u32 i>

@@ -140,17 +140,13 @@ class MlaFp8Columns {
     return weights_.totals(reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; }));
   }
   __device__ static f32 of_result(const f32 (&one)[kOwn], u32) { return one[0]; }
-  // Of 64 elements of the result, from 64 * block on: act(four, d).
-  template <class Act>
-  __device__ void each_quad(u32 block, u32 lane, Act act) const {
-    const u32 g = lane / 32;
-#pragma unroll
-    for (u32 i = 0; i < 8; ++i) {
-      const F32x16& from = o_[block * 2 + i / 4];
-      const u32 r = i % 4 * 4;
-      act(F32x4{from[r], from[r + 1], from[r + 2], from[r + 3]}, i * 8 + g * 4);
-    }
+  // Of 64 elements of the result, from 64 * block on, the lane's i-th four, and where they are.
+  __device__ F32x4 quad(u32 block, u32 i) const {
+    const F32x16& from = o_[block * 2 + i / 4];
+    const u32 r = i % 4 * 4;
+    return {from[r], from[r + 1], from[r + 2], from[r + 3]};
   }
+  __device__ static u32 quad_at(u32 i, u32 lane) { return i * 8 + lane / 32 * 4; }
 
  private:
   __device__ static U32x8 join(U32x4 low, U32x4 high) {
