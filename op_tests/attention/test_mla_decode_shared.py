@@ -232,6 +232,8 @@ def test_who_takes_what(arch: str) -> None:
         assert OP.route(c).backend == kernel, (heads, qo_len, tokens)
         config = OP.kernels[kernel].default(c)
         assert OP.config_of(OP.config_text(config)) == config
+    for tokens, kernel in ((2**13, "flow"), (2**19, "shared")):  # that their makers share out
+        assert OP.route(OP.call_of(arch, B=16, H=128, S=tokens)).backend == kernel, tokens
     c = OP.call_of(arch, B=4, H=128, S=400)
     assert OP.kernels["shared"].default(c).workers == c.cu_num
 

@@ -36,11 +36,13 @@ from .mla_decode_triton import TritonMla
 D_QK, D_V = 576, 512
 LEAST_WEIGHT = 2.0**-110  # times a kernel's error, 2^-8 to 2^-12, more than what it loses
 SCALE = 2.0**-6  # of FP8 whose largest value is 448: of kv, of q
-# Flow reads tokens once for 16 columns, the shared kernel for 128, of which it adds up partial
-# results in 20 us and more: up to that many tokens by groups of 16 columns but two flow is quicker.
-# Of 16 sequences of 4,096 tokens in bf16, estimated: 64 heads on MI355X 33 us (60), on MI300X 61
-# (78); 128 heads 51 (58) and 100 (80).
-FEW_TOKENS = {"gfx942": {2: 200_000, 1: 400_000}, "gfx950": {2: 500_000, 1: 500_000}}
+# Flow reads tokens once for 16 columns, the shared kernel for 128, whose parts take 15 us and more
+# to add up, longer where a sequence has more than its workgroups share out: up to that many tokens
+# by groups of 16 columns but two flow is quicker, by bytes of an element. 64 sequences of 512
+# tokens, 128 heads, bf16, estimated: MI300X 38 us (flow 66), MI355X 29 (35); 4 of 8,192 51 (31).
+FEW_TOKENS = {"gfx942": {2: 70_000, 1: 190_000}, "gfx950": {2: 270_000, 1: 300_000}}
+FEW_TOKENS_OF_LONG = {"gfx942": {2: 200_000, 1: 400_000}, "gfx950": {2: 500_000, 1: 500_000}}
+MOST_SHARED = 40  # parts of a sequence, of csrc/include/rfops/mla_parts.h
 PAGES = "pass the page of each part of a sequence"  # a way out
 
 
@@ -75,7 +77,8 @@ class _MlaDecode(Op):
     def order(self, c: Call) -> Sequence[str]:
         """HIP's, but flow before those of many columns where there are few tokens."""
         groups, tokens = ceil(c.H * c.qo_len, COLUMNS), coarse(c.S, 1) * c.page
-        is_few = (groups - 2) * tokens < FEW_TOKENS.get(c.arch, {}).get(c.kv_dtype.itemsize, 0)
+        bounds = FEW_TOKENS if coarse(c.B, 1) * MOST_SHARED >= c.cu_num else FEW_TOKENS_OF_LONG
+        is_few = (groups - 2) * tokens < bounds.get(c.arch, {}).get(c.kv_dtype.itemsize, 0)
         return sorted(super().order(c), key=lambda name: is_few and name != "flow")
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
