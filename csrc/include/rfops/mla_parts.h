@@ -205,15 +205,15 @@ __device__ inline void weigh_columns(const MlaColumnsTarget<kColumns>& target, u
 #pragma unroll
     for (u32 t = 0; t < kTurns; ++t) {
       if (t > 0 && t * kWeighers >= count) break;
-      all.sum += __builtin_amdgcn_exp2f(ones[t][g].most - all.most) * ones[t][g].sum;
+      ones[t][g].most = __builtin_amdgcn_exp2f(ones[t][g].most - all.most);
+      all.sum += ones[t][g].most * ones[t][g].sum;
     }
     all.sum = sum_of_lanes<kWeighers>(all.sum);
     const f32 times = is_root ? target.factor(all) : 1.0f;
 #pragma unroll
     for (u32 t = 0; t < kTurns; ++t) {
       if (t > 0 && t * kWeighers >= count) break;
-      weights[weight_at<kColumns>(t * kWeighers + own, column)] =
-          __builtin_amdgcn_exp2f(ones[t][g].most - all.most) * times;
+      weights[weight_at<kColumns>(t * kWeighers + own, column)] = ones[t][g].most * times;
     }
     if (own == 0) leave(column, all);
   }
