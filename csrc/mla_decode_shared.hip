@@ -89,7 +89,7 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
   };
   LdsBytes* const parked = lds + kSlotBytes + wave_in_group() * Columns::kParkedBytes;
   slots.prime([&] { own.ask_query(q); });
-  own.take_query(parked, [&](auto later) { slots.template turn_first<later>(); });
+  own.take_query(parked, [&] { slots.turn_first(); });
   slots.widen_first();
   all_there();
   own.aim_keys(lds);

@@ -31,13 +31,14 @@ class MlaColumns {
   __device__ static u32 column(u32 lane, u32 n) { return n * 16 + lane % 16; }
 
   __device__ void ask_query(const WaveQuery& q) { scale_ = q.scale, asked_.ask(q); }
-  // Meanwhile `turn_first(kLater)` turns the first tile's keys, asked for before kLater loads.
+  // Then `turn_first()` turns the first tile's keys, asked for after it.
   template <class TurnFirst>
   __device__ void take_query(LdsBytes* parked, TurnFirst turn_first) {
     begin();
-    turn_first(Number<kOwn * kSteps>{});
-    keep_order();
     exchange_query_16(q_, asked_, parked);
+    keep_order();
+    turn_first();
+    keep_order();
     each_number<kOwn>([&](auto n) { turn_signs(q_[n], scale_, 0x80008000); });
     scale_ = __builtin_fabsf(scale_);
     const u32 g = lane_in_wave() / 16, c = lane_in_wave() % 16;

@@ -34,15 +34,16 @@ class MlaColumns {
   __device__ static u32 column(u32 lane, u32) { return lane % 32; }
 
   __device__ void ask_query(const WaveQuery& q) { scale_ = q.scale, asked_.ask(q); }
-  // `parked` is where this wave's lanes keep what registers have no room for. Meanwhile
-  // `turn_first(kLater)` turns the first tile's keys, asked for before kLater loads.
+  // `parked` is where this wave's lanes keep what registers have no room for. Then `turn_first()`
+  // turns the first tile's keys, asked for after it.
   template <class TurnFirst>
   __device__ void take_query(LdsBytes* parked, TurnFirst turn_first) {
     begin();
-    turn_first(Number<kSteps>{});
-    keep_order();
     U32x4 all[kSteps];
     exchange_query_32<false>(all, asked_, parked);
+    keep_order();
+    turn_first();
+    keep_order();
     turn_signs(all, scale_, 0x80008000);
     scale_ = __builtin_fabsf(scale_);
     parked_ = parked + lane_in_wave() * kVecBytes;

@@ -41,10 +41,11 @@ class MlaFp8Columns {
   template <class TurnFirst>
   __device__ void take_query(LdsBytes* lds, TurnFirst turn_first) {
     begin();
-    turn_first(Number<2 * kSteps>{});
-    keep_order();
     U32x4 all[2 * kSteps];
     exchange_query_32<true>(all, asked_, lds);
+    keep_order();
+    turn_first();
+    keep_order();
     turn_signs(all, scale_, 0x80808080);
     scale_ = __builtin_fabsf(scale_);
     each_number<kSteps>([&](auto i) { q_[i] = join(all[2 * i], all[2 * i + 1]); });

@@ -57,6 +57,8 @@ class Fp8Slots {
 #pragma unroll
       for (u32 i = 0; i < 2; ++i) pages[t][i] = static_cast<u32>(*entry(t, i));
     }
+    keep_order();
+    ask_query();  // while pages are looked up
 #pragma unroll
     for (u32 t = 0; t <= kBefore; ++t) pin(pages[t][0]), pin(pages[t][1]);
 #pragma unroll
@@ -71,13 +73,9 @@ class Fp8Slots {
     }
     find<0>(pages[kBefore][0], kBefore);
     find<1>(pages[kBefore][1], kBefore);
-    ask_query();
   }
   __device__ void widen_first() const {}
-  template <u32 kLater>
-  __device__ void turn_first() const {
-    wait_loads<kLater>();
-  }
+  __device__ void turn_first() const { wait_loads<0>(); }
 
   // A piece of what a turn loads, into `slot`, for the caller to have others between.
   template <u32 kPiece>

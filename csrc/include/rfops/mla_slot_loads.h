@@ -61,6 +61,8 @@ class DirectSlots : MlaSlotRows<kPaged> {
     u32 pages[kEndsBefore + 1];
 #pragma unroll
     for (u32 t = 0; t <= kEndsBefore; ++t) pages[t] = static_cast<u32>(*this->entry(t));
+    keep_order();
+    ask_query();  // while pages are looked up
 #pragma unroll
     for (u32 t = 0; t <= kEndsBefore; ++t) pin(pages[t]);
 #pragma unroll
@@ -85,13 +87,11 @@ class DirectSlots : MlaSlotRows<kPaged> {
     } else if constexpr (kRope) {
       turner_.ask(tokens_, token_);
     }
-    ask_query();
   }
   __device__ void widen_first() {}
-  // The first tile's keys, for which kLater loads have been asked for after `prime`.
-  template <u32 kLater>
+  // The first tile's keys; what `prime` has asked for is there.
   __device__ void turn_first() {
-    wait_loads<kLater>();
+    wait_loads<0>();
     if constexpr (kRope && kFills) {
       turner_.turn_first(lds_);
     } else if constexpr (kRope) {

@@ -79,7 +79,6 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   }
   __device__ void wait() const {}
   __device__ void drain() const {}
-  template <u32>
   __device__ void turn_first() {}
 
  private:
