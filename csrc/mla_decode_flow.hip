@@ -49,13 +49,11 @@ constexpr u32 kSlicesAtOnce = 2;
 #endif
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr bool kSharesQuery = Tiles::kAsks && !kQueryFp8;  // waves do, by LDS
-// Where a part goes is found while its tiles are on their way; gfx942 has no registers for that.
-constexpr bool kFindsEarly = Tiles::kAsks;
 constexpr f32 kLog2E = 1.44269504088896f;
 
-constexpr u32 kMeetBytes = kMlaMeetBytes<kSlicesAtOnce>;
-static_assert(kWaves == kMlaWaves && kWaves * Tiles::kLds <= kLdsBytes && kMeetBytes <= kLdsBytes);
-constexpr u32 kLds = kWaves * Tiles::kLds > kMeetBytes ? kWaves * Tiles::kLds : kMeetBytes;
+constexpr u32 kTilesBytes = kWaves * Tiles::kLds, kMeetBytes = kMlaMeetBytes<kSlicesAtOnce>;
+constexpr u32 kLds = kTilesBytes > kMeetBytes ? kTilesBytes : kMeetBytes;
+static_assert(kWaves == kMlaWaves && kLds <= kLdsBytes);
 
 struct Args {
   const void* q;
@@ -110,35 +108,52 @@ __device__ inline void soften(const F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::k
   }
 }
 
-// The same of tiles of all waves, of which `tiles` are there, with their totals.
-__device__ inline void soften_all(F32x4 (&s)[kWaves][Row::kHalves],
-                                  Bf16x4 (&p)[kWaves][Row::kHalves], MlaTotals& all, u32 tiles) {
+// The same of the first tiles of all waves, each of which makes its own's, with their totals. `act`
+// when all tiles are there.
+template <class Sharing, class Act>
+__device__ inline void soften_shared(const F32x4 (&s)[Row::kHalves],
+                                     Bf16x4 (&p)[kWaves][Row::kHalves], MlaTotals& all,
+                                     LdsBytes* lds, Act act) {
+  const u32 wave = wave_in_group(), lane = lane_in_wave(), column = lane % kMlaColumns;
+  const auto weights_of = [&](u32 w) {
+    LdsBytes* const at = lds + w * Sharing::kLds + Sharing::kWeights;
+    return reinterpret_cast<RFOPS_LDS Bf16x4*>(at) + lane * Row::kHalves;
+  };
+  const auto totals_of = [&](u32 w) {
+    return reinterpret_cast<RFOPS_LDS f32*>(lds + w * Sharing::kLds + Sharing::kTotals);
+  };
+  f32 most = kLowest, sum = 0.0f;
+#pragma unroll
+  for (const F32x4& four : s) {
+#pragma unroll
+    for (u32 r = 0; r < 4; ++r) most = __builtin_fmaxf(most, four[r]);
+  }
+  most = over_rows(most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
+  if (lane < kMlaColumns) totals_of(wave)[column] = most;
+  sync_group();
+  act();
   all = {kLowest, 0.0f};
 #pragma unroll
-  for (u32 w = 0; w < kWaves; ++w) {
-    if (w >= tiles) continue;
+  for (u32 w = 0; w < kWaves; ++w) all.most = __builtin_fmaxf(all.most, totals_of(w)[column]);
 #pragma unroll
-    for (const F32x4& four : s[w]) {
+  for (u32 h = 0; h < Row::kHalves; ++h) {
+    F32x4 weight;
 #pragma unroll
-      for (u32 r = 0; r < 4; ++r) all.most = __builtin_fmaxf(all.most, four[r]);
+    for (u32 r = 0; r < 4; ++r) {
+      weight[r] = __builtin_amdgcn_exp2f(s[h][r] - all.most);
+      sum += weight[r];
     }
+    weights_of(wave)[h] = __builtin_convertvector(weight, Bf16x4);
   }
-  all.most = over_rows(all.most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
+  sum = over_rows(sum, [](f32 a, f32 b) { return a + b; });
+  if (lane < kMlaColumns) totals_of(wave)[kMlaColumns + column] = sum;
+  sync_group();
 #pragma unroll
   for (u32 w = 0; w < kWaves; ++w) {
+    all.sum += totals_of(w)[kMlaColumns + column];
 #pragma unroll
-    for (u32 h = 0; h < Row::kHalves; ++h) {
-      F32x4 weight = {};
-      if (w < tiles) {
-#pragma unroll
-        for (u32 r = 0; r < 4; ++r) weight[r] = __builtin_amdgcn_exp2f(s[w][h][r] - all.most);
-      }
-#pragma unroll
-      for (u32 r = 0; r < 4; ++r) all.sum += weight[r];
-      p[w][h] = __builtin_convertvector(weight, Bf16x4);
-    }
+    for (u32 h = 0; h < Row::kHalves; ++h) p[w][h] = weights_of(w)[h];
   }
-  all.sum = over_rows(all.sum, [](f32 a, f32 b) { return a + b; });
 }
 
 // This wave's share of a part's tiles.
@@ -180,99 +195,84 @@ __device__ inline i32 masked_from(const MlaPart& part, const Args& args) {
   return end < seen_by_all ? end : seen_by_all;
 }
 
-// A wave's share of a part; `is_asked` says that it was asked for.
-template <class Act>
+// A wave's share of a part; `is_asked` says that it was asked for. `early` while the first tile is
+// on its way, `late` before the last.
+template <class Early, class Late>
 __device__ inline void take_share(MlaOwn& own, LdsBytes* lds, const Args& args,
                                   const MlaTokens<kPaged>& tokens, const MlaPart& part, u64 row,
-                                  i32 seen, bool is_asked, Act meanwhile) {
+                                  i32 seen, bool is_asked, Early early, Late late) {
   const u32 tiles = part.tiles<Row::kTokens>();
   const u32 count = (tiles + kWaves - 1 - wave_in_group()) / kWaves;
-  if (tiles == 0 || (!kSharesQuery && count == 0)) return own.begin(), meanwhile();
+  if (!Tiles::kSharesValues && count == 0) return own.begin(), late();
   Tiles reader = tiles_of(lds, tokens, part);
   MlaQuery q;
-  begin_part(reader, q, lds, args, row, count != 0, is_asked, [&] { own.begin(); });
-  if constexpr (kSharesQuery) {
-    meet();  // the second tile comes where it was
-    if (count == 0) return meanwhile();
-  }
+  begin_part(reader, q, lds, args, row, true, is_asked, [&] { own.begin(), early(); });
+  if constexpr (kSharesQuery) meet();  // the second tile comes where it was
   const i32 masked = masked_from(part, args);
+  const u32 last = (tiles + kWaves - 1) / kWaves - 1;
   const auto take = [&](u32 i, auto has_next) {
-    const u32 first = reader.first_token(i);
     F32x4 s[Row::kHalves];
     Bf16x4 p[Row::kHalves];
     reader.template scores<has_next()>(i, q, s);
-    const bool is_last = static_cast<i32>(first + Row::kTokens) > masked;
-    scale_scores(s, args.scale, first, seen, is_last);
+    const u32 first = reader.first_token(i);
+    scale_scores(s, args.scale, first, seen, static_cast<i32>(first + Row::kTokens) > masked);
     soften(s, p, own);
     reader.add_values(p, own.o);
   };
   const u32 with_next = Tiles::kKnowsLast ? count - 1 : count;
-  const u32 last = (tiles + kWaves - 1) / kWaves - 1;
   for (u32 i = 0; i < with_next; ++i) {
     // Their last tiles together: a wave that is behind would be alone with memory at the end.
     if (i + 2 == last) meet();
     take(i, [] { return true; });
   }
-  meanwhile();
+  late();
   if constexpr (Tiles::kKnowsLast) take(count - 1, [] { return false; });
 }
 
-// A part of a tile a wave at most: scores meet, 1 KiB a wave, and not what waves make of them, 24.
-// Each wave has P of all tokens then, and takes its quarter of their values.
-template <class Sharing, class Act, class Factor>
-__device__ inline void take_tiles(MlaNode& made, LdsBytes* lds, const Args& args,
-                                  const MlaTokens<kPaged>& tokens, const MlaPart& part, u64 row,
-                                  i32 seen, bool is_asked, Act meanwhile, Factor factor) {
+// A part of a tile a wave at most: P meets, 1 KiB a wave, and not what waves make of it, 24. Each
+// wave has P of all tokens then, and takes its quarter of their values.
+template <class Sharing, class Act, class Leave>
+__device__ inline void take_tiles(LdsBytes* lds, const Args& args, const MlaTokens<kPaged>& tokens,
+                                  const MlaPart& part, u64 row, i32 seen, bool is_asked,
+                                  Act meanwhile, Leave leave) {
   const u32 tiles = part.tiles<Row::kTokens>(), wave = wave_in_group();
   Sharing reader = tiles_of(lds, tokens, part);
   MlaQuery q;
   begin_part(reader, q, lds, args, row, wave < tiles, is_asked, meanwhile);
-  const auto scores_of = [&](u32 w) {
-    return reinterpret_cast<RFOPS_LDS F32x4*>(lds + w * Sharing::kLds + Sharing::kShared) +
-           lane_in_wave();
-  };
+  F32x4 s[Row::kHalves];
   if (wave < tiles) {
-    const u32 first = reader.first_token(0);
-    F32x4 s[Row::kHalves];
     reader.template scores<false, false>(0, q, s);
+    const u32 first = reader.first_token(0);
     const bool is_last = static_cast<i32>(first + Row::kTokens) > masked_from(part, args);
     scale_scores(s, args.scale, first, seen, is_last);
+  } else {
 #pragma unroll
-    for (u32 h = 0; h < Row::kHalves; ++h) scores_of(wave)[h * kWaveSize] = s[h];
+    for (F32x4& four : s) four = F32x4{} - __builtin_inff();
   }
-  sync_group();
-  F32x4 s[kWaves][Row::kHalves];
+  MlaNode made = {};
   Bf16x4 p[kWaves][Row::kHalves];
-#pragma unroll
-  for (u32 w = 0; w < kWaves; ++w) {
-#pragma unroll
-    for (u32 h = 0; h < Row::kHalves; ++h) {
-      s[w][h] = scores_of(w)[h * kWaveSize];
-    }
-  }
-  soften_all(s, p, made.all, tiles);
-  reader.add_shared_values(lds, tiles, p, made.quads);
-  const f32 times = factor(made.all);
-#pragma unroll
-  for (F32x4& four : made.quads) four *= times;
+  typename Sharing::SharedValues values;
+  soften_shared<Sharing>(s, p, made.all, lds, [&] { reader.read_shared(lds, tiles, values); });
+  Sharing::add_shared(values, tiles, p, made.quads);
+  leave(made);
 }
 
-// What a workgroup makes of a part: totals, and sums times factor(totals).
-template <class Act, class Factor>
-__device__ inline void take_part(MlaNode& made, LdsBytes* lds, const Args& args,
-                                 const MlaTokens<kPaged>& tokens, const MlaPart& part, u64 row,
-                                 i32 seen, bool is_asked, Act meanwhile, Factor factor) {
+// What a workgroup makes of a part goes to leave(node).
+template <class Early, class Late, class Leave>
+__device__ inline void take_part(LdsBytes* lds, const Args& args, const MlaTokens<kPaged>& tokens,
+                                 const MlaPart& part, u64 row, i32 seen, bool is_asked, Early early,
+                                 Late late, Leave leave) {
+  const u32 tiles = part.tiles<Row::kTokens>();
+  if (tiles == 0) return leave(MlaNode{{kLowest, 0.0f}, {}});
   if constexpr (Tiles::kSharesValues) {
-    const u32 tiles = part.tiles<Row::kTokens>();
-    if (tiles != 0 && tiles <= kWaves) {
-      return take_tiles<Tiles>(made, lds, args, tokens, part, row, seen, is_asked, meanwhile,
-                               factor);
+    if (tiles <= kWaves) {
+      return take_tiles<Tiles>(
+          lds, args, tokens, part, row, seen, is_asked, [&] { early(), late(); }, leave);
     }
   }
   MlaOwn own;
-  take_share(own, lds, args, tokens, part, row, seen, is_asked, meanwhile);
-  made.all = add_waves<Tiles, kSlicesAtOnce>(own, lds, factor,
-                                             [&](u32 x, F32x4 four) { made.quads[x] = four; });
+  take_share(own, lds, args, tokens, part, row, seen, is_asked, early, late);
+  add_waves<Tiles, kSlicesAtOnce>(own, lds, leave);
 }
 
 __device__ inline MlaLeft left_of(const MlaTarget& target, u32 wave, u32 lane) {
@@ -284,39 +284,58 @@ __device__ inline u32 first_counted(const MlaSlots& slots) {
   return slots(slots.count <= MlaGather::kMost ? 0 : slots.own / MlaTree::kFan * MlaTree::kFan);
 }
 
-// A part's place: the result, or first what others have of the sequence.
-__device__ inline void finish_part(MlaNode& made, const MlaTarget& target, const MlaPart& part,
-                                   MlaSlots slots, bool has_more) {
+// A wave's quarter of a result.
+struct Result {
+  const MlaTarget& target;
+  u32 wave, lane;
+  bf16* out;
+
+  __device__ Result(const MlaTarget& to, u32 own_wave, u32 own_lane)
+      : target(to), wave(own_wave), lane(own_lane) {
+    out = in_vector(to.out + (own_lane % kMlaColumns) * kMlaValue + own_wave * kMlaSlice);
+  }
+  __device__ void store(u32 at, F32x4 quad) const {
+    if (lane % kMlaColumns < target.columns) MlaTarget::store(quad, out + at);
+  }
+  __device__ void store_lse(const MlaTotals& all) const {
+    if (wave == 0 && lane < kMlaColumns) target.store_lse(lane, all);
+  }
+};
+
+// Where a part goes: it is the result, or left for who adds it up.
+__device__ inline void leave_part(const MlaNode& made, const MlaTarget& target, const MlaPart& part,
+                                  const MlaSlots& slots) {
   u32 lane = lane_in_wave();
   pin(lane);
   const u32 wave = wave_in_group();
-  const bool is_there = lane % kMlaColumns < target.columns;
-  bf16* const out = in_vector(target.out + (lane % kMlaColumns) * kMlaValue + wave * kMlaSlice);
-  const auto store = [&](u32 at, F32x4 quad) {
-    if (is_there) MlaTarget::store(quad, out + at);
-  };
-  const auto store_lse = [&](const MlaTotals& all) {
-    if (wave == 0 && lane < kMlaColumns) target.store_lse(lane, all);
-  };
-  const auto factor = [&](const MlaTotals& all) { return target.factor(all); };
-  if (!part.is_whole()) {
-    const MlaLeft left = left_of(target, wave, lane);
-    slots = {as_scalar(slots.first), as_scalar(slots.own), as_scalar(slots.count)};
-    MlaPlace at = {slots.own, slots.count, 1, 0};
-    if (MlaTree{left}.climb<MlaGather::kMost>(made, at, slots)) {
-      MlaGather{left}.gather<kTurns>(made, at, has_more, slots, factor,
-                                     [&](const MlaTotals& all, u32 x, u32 at, F32x4 quad) {
-                                       if (x == 0 && at == lane) store_lse(all);
-                                       store(Tiles::quad_at(x, at), quad);
-                                     });
-    }
-    // The compiler else sees ways to the next part on which some of its loads are not waited for,
-    // and does so there, for a tile too.
-    return wait_loads<0>();
-  }
-  store_lse(made.all);
+  if (!part.is_whole()) return left_of(target, wave, lane).store(slots(slots.own), made);
+  const Result result(target, wave, lane);
+  result.store_lse(made.all);
+  const f32 times = target.factor(made.all);
 #pragma unroll
-  for (u32 x = 0; x < 8; ++x) store(Tiles::quad_at(x, lane), made.quads[x]);
+  for (u32 x = 0; x < 8; ++x) result.store(Tiles::quad_at(x, lane), made.quads[x] * times);
+}
+
+// A part that is left, and what others have of the sequence.
+__device__ inline void add_parts(const MlaTarget& target, MlaSlots slots, bool has_more) {
+  u32 lane = lane_in_wave();
+  pin(lane);
+  const u32 wave = wave_in_group();
+  const MlaLeft left = left_of(target, wave, lane);
+  slots = {as_scalar(slots.first), as_scalar(slots.own), as_scalar(slots.count)};
+  MlaPlace at = {slots.own, slots.count, 1, 0};
+  if (MlaTree{left}.climb<MlaGather::kMost>(at, slots)) {
+    const Result result(target, wave, lane);
+    const auto factor = [&](const MlaTotals& all) { return target.factor(all); };
+    MlaGather{left}.gather<kTurns>(at, has_more, slots, factor,
+                                   [&](const MlaTotals& all, u32 x, u32 at, F32x4 quad) {
+                                     if (x == 0 && at == lane) result.store_lse(all);
+                                     result.store(Tiles::quad_at(x, at), quad);
+                                   });
+  }
+  // The compiler else sees ways to the next part on which some of its loads are not waited for,
+  // and does so there, for a tile too.
+  wait_loads<0>();
 }
 
 }  // namespace
@@ -398,9 +417,6 @@ extern "C" __global__ void
                                 columns - base_column,
                                 slots,
                                 value_scale};
-      const auto factor = [&](const MlaTotals& sums) {
-        return part.is_whole() ? target.factor(sums) : 1.0f;
-      };
       MlaSlots slots_of_all = {};
       u32 asked = 0;
       const auto find_slots = [&] {
@@ -408,23 +424,29 @@ extern "C" __global__ void
         Shares here = shares;
         not_before(here.quotient), not_before(here.rest);  // its divisions, for all parts
         slots_of_all = MlaSlots::of<kCut>(part, here, group, worker, workers);
-        if constexpr (kFindsEarly) {
-          asked = left_of(target, own_wave, lane_in_wave()).ask(first_counted(slots_of_all));
-          pin(slots_of_all.first), pin(slots_of_all.own), pin(slots_of_all.count);
-        }
+        pin(slots_of_all.first), pin(slots_of_all.own), pin(slots_of_all.count);
       };
+      // While the first tiles are on their way; gfx942 has no registers for that.
       const auto early = [&] {
-        if constexpr (kFindsEarly) find_slots();
+        if constexpr (Tiles::kAsks) find_slots();
       };
-      MlaNode made;
-      take_part(made, lds, args, tokens_of(part), part, row + column,
+      const auto late = [&] {
+        if constexpr (!Tiles::kAsks) return find_slots();
+        if (part.is_whole()) return;
+        asked = left_of(target, own_wave, lane_in_wave()).ask(first_counted(slots_of_all));
+      };
+      const auto leave = [&](const MlaNode& made) {
+        pin(asked);  // behind the stores it would be waited for with them
+        leave_part(made, target, part, slots_of_all);
+      };
+      take_part(lds, args, tokens_of(part), part, row + column,
                 static_cast<i32>(part.length) - static_cast<i32>(unseen_here), is_asked, early,
-                factor);
+                late, leave);
       is_asked = false;
-      if constexpr (!kFindsEarly) find_slots();
-      pin(asked);
       const bool ends = first + kWaveSize >= batch || chunk.next >= to;
-      finish_part(made, target, part, slots_of_all, (left & (left - 1)) != 0 || !ends);
+      if (!part.is_whole()) {
+        add_parts(target, slots_of_all, (left & (left - 1)) != 0 || !ends);
+      }
       sync_group();  // LDS is the next part's
     }
     first += kWaveSize;

@@ -33,9 +33,11 @@ class DirectTiles {
   static constexpr bool kKnowsLast = true;             // and loads nothing beyond
   static constexpr bool kAsks = true;
   static constexpr bool kSharesValues = true;  // a wave reads other waves' first tiles
-  // Of a wave, scores that all waves read: behind q, which lies where the second tile will.
-  static constexpr u32 kShared = kTile + (kMlaOperands + kWaves - 1) / kWaves * 1024;
-  static_assert(kShared + Row::kHalves * kWaveSize * kVecBytes <= 2 * kTile);
+  // Of a wave, what all waves read of P, then of its totals: behind q, which lies where the second
+  // tile will.
+  static constexpr u32 kWeights = kTile + (kMlaOperands + kWaves - 1) / kWaves * 1024;
+  static constexpr u32 kTotals = kWeights + Row::kHalves * kWaveSize * 8;
+  static_assert(kTotals + kMlaColumns * 8 <= 2 * kTile);
 
   __device__ DirectTiles(LdsBytes* own, MlaTokens<kPaged> tokens, u32 first, u32 step)
       : own_(own), tokens_(tokens), first_(first), step_(step), lane_(lane_in_wave()) {}
@@ -179,27 +181,25 @@ class DirectTiles {
     }
   }
 
-  // The eight quads of this wave's 128 elements, of the first tiles of all waves, `tiles` in all.
-  __device__ void add_shared_values(const LdsBytes* all, u32 tiles,
-                                    const Bf16x4 (&p)[kWaves][Row::kHalves], F32x4 (&o)[8]) const {
+  // Values of all waves' first tiles, `tiles` in all: eight quads of this wave's 128 elements.
+  using SharedValues = U32x2[kWaves][8];
+  __device__ void read_shared(const LdsBytes* all, u32 tiles, SharedValues& v) const {
     const u32 slice = wave_in_group() * 8 * (kFp8 ? 16 : 32);
-    constexpr u32 kFew = kFp8 ? 1 : 2;  // tiles of a short part, beside which nothing is read
-    const auto is_there = [&](u32 w) { return w < kFew || tiles > kFew; };
-    U32x2 v[kWaves][8];
 #pragma unroll
     for (u32 w = 0; w < kWaves; ++w) {
-      if (!is_there(w)) continue;
+      if (!is_read(w, tiles)) continue;
       const LdsBytes* const tile = all + (w < tiles ? w : 0) * kLds + slice;
 #pragma unroll
       for (u32 d = 0; d < 8; ++d) v[w][d] = read_value(tile + value_, tile + turned_, d);
     }
     keep_order();
-#pragma unroll
-    for (F32x4& quad : o) quad = F32x4{};
+  }
+  __device__ static void add_shared(const SharedValues& v, u32 tiles,
+                                    const Bf16x4 (&p)[kWaves][Row::kHalves], F32x4 (&o)[8]) {
     if constexpr (kFp8) {
 #pragma unroll
       for (u32 w = 0; w < kWaves; ++w) {
-        if (!is_there(w)) continue;
+        if (!is_read(w, tiles)) continue;
         const Bf16x8 both = side_by_side(p[w][0], p[w][1]);
 #pragma unroll
         for (u32 d = 0; d < 8; ++d) o[d] = multiply_32(widen_8(v[w][d][0], v[w][d][1]), both, o[d]);
@@ -207,7 +207,7 @@ class DirectTiles {
     } else {
 #pragma unroll
       for (u32 w = 0; w < kWaves; w += 2) {
-        if (!is_there(w)) continue;
+        if (!is_read(w, tiles)) continue;
         const Bf16x8 both = side_by_side(p[w][0], p[w + 1][0]);
 #pragma unroll
         for (u32 d = 0; d < 8; ++d) {
@@ -237,6 +237,12 @@ class DirectTiles {
   // Rows of 128 bytes as lds_tile.h has them; of 64 bytes any four of a phase differ.
   __device__ static u32 rope_swizzle(u32 row) {
     return kFp8 ? (4 - row / 4 % 4) % 4 : lds_swizzle(row % 16);
+  }
+
+  // Whether values of wave w's first tile are read: of a short part others are not.
+  __device__ static bool is_read(u32 w, u32 tiles) {
+    constexpr u32 kFew = kFp8 ? 1 : 2;
+    return w < kFew || tiles > kFew;
   }
 
   __device__ void read_values() {

@@ -24,13 +24,12 @@ struct MlaGather : MlaLeft {
   static constexpr u32 kMost = 32;  // parts
   static constexpr u32 kQuads = 8;  // of a lane
 
-  // Part `at.own` of `at.count`. Calls make(totals, x, lane, quad) for what it has of the result:
-  // what `lane` has as its x-th quad, times factor(totals). It waits for kTurns turns at most, and
-  // not at all if it `has_more`.
+  // Part `at.own` of `at.count`, which is left. Calls make(totals, x, lane, quad) for what it has
+  // of the result: what `lane` has as its x-th quad, times factor(totals). It waits for kTurns
+  // turns at most, and not at all if it `has_more`.
   template <u32 kTurns, class SlotOf, class Factor, class Make>
-  __device__ void gather(const MlaNode& node, const MlaPlace& at, bool has_more, SlotOf slot_of,
-                         Factor factor, Make make) const {
-    store(slot_of(at.own * at.stride), node);
+  __device__ void gather(const MlaPlace& at, bool has_more, SlotOf slot_of, Factor factor,
+                         Make make) const {
     const auto meet = [&](auto share) {
       meet_others<kTurns>(at, has_more, slot_of(0), share, factor, make);
     };
@@ -106,6 +105,25 @@ struct MlaGather : MlaLeft {
         words[i] = in_vector(words[i]);
       }
     }
+    // What this lane has of them, and has to add up.
+    struct Parts {
+      MlaTotals all[kParts];
+      u32 words[kParts][kAtOnce][kWords];
+    };
+    __device__ u32 pieces() const { return as_scalar(to - from); }
+    __device__ void read(Parts& parts) const {
+#pragma unroll
+      for (u32 i = 0; i < kParts; ++i) parts.all[i] = *totals[i];
+#pragma unroll
+      for (u32 q = 0; q < kAtOnce; ++q) {
+        if (q >= pieces()) continue;
+#pragma unroll
+        for (u32 i = 0; i < kParts; ++i) {
+          __builtin_memcpy(parts.words[i][q], words[i] + q * (kLanes * kWords), 4 * kWords);
+        }
+      }
+      keep_order();  // all of it is on its way before the first is waited for
+    }
     // The q-th piece's, as one lane after the other has them in a part.
     __device__ u32 place(u32 lane, u32 q) const { return (from + q) * kLanes + lane % kLanes; }
   };
@@ -122,62 +140,55 @@ struct MlaGather : MlaLeft {
     u64 before = scalar(add(word, has_more ? kCame + goes : kCame));
     const bool is_last = came(before) + 1 == as_scalar(at.count);
     u32 others = is_last ? static_cast<u32>(before / kGone) : 0;
+    bool has_left = has_more;
     if (has_more) {
       if (!is_last) return;
-    } else if (is_last || waits<kTurns>(word, at.count)) {
-      before = add(word, kLeft);  // looked at in the end
-    } else {
-      before = add(word, goes);
-      // Else the last one did not see that.
-      if (came(scalar(before)) != as_scalar(at.count)) return;
+    } else if (!is_last && !waits<kTurns>(word, at.count)) {
+      before = scalar(add(word, goes));
+      if (came(before) != as_scalar(at.count)) return;  // else the last one did not see that
+      has_left = true;
     }
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+    typename AnyShare::Parts parts;
+    share.read(parts);
+    if (!has_left) before = add(word, kLeft);
+    const bool is_out = left(scalar(before)) + 1 == as_scalar(at.count);
     while (true) {
-      if (as_scalar(share.to) > as_scalar(share.from)) make_share(share, at.count, factor, make);
+      make_share(share, parts, at.count, factor, make);
       if (others == 0) break;
       share.find(*this, at, static_cast<u32>(__builtin_ctz(others)), slot);
+      share.read(parts);
       others &= others - 1;
     }
     // Nobody looks at it any more: zero, for the next launch.
-    if (left(scalar(before)) + 1 == as_scalar(at.count) && lane == 0) {
+    if (is_out && lane == 0) {
       __hip_atomic_fetch_and(word, u64{0}, __ATOMIC_RELAXED, kAgentScope);
     }
   }
 
   template <u32 kParts, u32 kGroups, class Factor, class Make>
-  __device__ void make_share(const Share<kParts, kGroups>& share, u32 count, Factor factor,
-                             Make make) const {
+  __device__ void make_share(const Share<kParts, kGroups>& share,
+                             const typename Share<kParts, kGroups>::Parts& parts, u32 count,
+                             Factor factor, Make make) const {
     using Own = Share<kParts, kGroups>;
     constexpr u32 kAtOnce = Own::kAtOnce, kLanes = Own::kLanes;
-    const u32 pieces = as_scalar(share.to - share.from);
+    const u32 pieces = share.pieces();
     const auto over_groups = [](f32 value, auto op) {
       return reduce_lanes<kWaveSize, kLanes>(value, op);
     };
     const auto sum_of = [](f32 a, f32 b) { return a + b; };
-    MlaTotals all[kParts];
-    u32 words[kParts][kAtOnce][kWords];
-#pragma unroll
-    for (u32 i = 0; i < kParts; ++i) all[i] = *share.totals[i];
-#pragma unroll
-    for (u32 q = 0; q < kAtOnce; ++q) {
-      if (q >= pieces) continue;
-#pragma unroll
-      for (u32 i = 0; i < kParts; ++i) {
-        __builtin_memcpy(words[i][q], share.words[i] + q * (kLanes * kWords), 4 * kWords);
-      }
-    }
-    keep_order();  // all of it is on its way before the first is waited for
     MlaTotals sum = {kLowest, 0.0f};
 #pragma unroll
-    for (const MlaTotals& one : all) sum.most = __builtin_fmaxf(sum.most, one.most);
+    for (const MlaTotals& one : parts.all) sum.most = __builtin_fmaxf(sum.most, one.most);
     sum.most = over_groups(sum.most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
     f32 weights[kParts];
 #pragma unroll
     for (u32 i = 0; i < kParts; ++i) {
       u32 there = count;
       pin(there);  // no mask is kept
-      weights[i] = share.first + i < there ? __builtin_amdgcn_exp2f(all[i].most - sum.most) : 0.0f;
-      sum.sum += weights[i] * all[i].sum;
+      weights[i] =
+          share.first + i < there ? __builtin_amdgcn_exp2f(parts.all[i].most - sum.most) : 0.0f;
+      sum.sum += weights[i] * parts.all[i].sum;
     }
     sum.sum = over_groups(sum.sum, sum_of);
     const f32 times = factor(sum);
@@ -186,7 +197,7 @@ struct MlaGather : MlaLeft {
       if (q >= pieces) continue;
       F32x4 quad = {};
 #pragma unroll
-      for (u32 i = 0; i < kParts; ++i) quad += weights[i] * widened(words[i][q]);
+      for (u32 i = 0; i < kParts; ++i) quad += weights[i] * widened(parts.words[i][q]);
 #pragma unroll
       for (u32 r = 0; r < 4; ++r) quad[r] = over_groups(quad[r], sum_of) * times;
       const u32 at = share.place(lane, q);

@@ -13,6 +13,12 @@ constexpr u32 kMlaGiven = kMlaColumns * kMlaSlice * 4;  // bytes of a slice
 template <u32 kAtOnce>
 constexpr u32 kMlaMeetBytes = kAtOnce * kMlaWaves * kMlaGiven;
 
+// What a lane has of a part: a column's totals, and eight quads of its sums.
+struct MlaNode {
+  MlaTotals all;
+  F32x4 quads[8];
+};
+
 // A wave's own: of column l % 16, the same in all four lanes of it but for `sum`.
 struct MlaOwn {
   f32 most, sum;
@@ -28,10 +34,10 @@ struct MlaOwn {
   }
 };
 
-// The four waves' sums, of which each wave makes a slice: act(x, four) of a lane's quads, which are
-// to be multiplied by what factor(totals) says. Gives the totals. kAtOnce slices fit LDS.
-template <class Tiles, u32 kAtOnce, class Factor, class Act>
-__device__ inline MlaTotals add_waves(MlaOwn& own, LdsBytes* lds, Factor factor, Act act) {
+// The four waves' sums, of which each wave makes a slice: act(node), where it is made, as to bring
+// four ways together takes longer. kAtOnce slices fit LDS.
+template <class Tiles, u32 kAtOnce, class Act>
+__device__ inline void add_waves(MlaOwn& own, LdsBytes* lds, Act act) {
   constexpr u32 kWaves = kMlaWaves, kGiven = kMlaGiven;
   const u32 wave = wave_in_group();
   u32 lane = lane_in_wave();
@@ -59,9 +65,6 @@ __device__ inline MlaTotals add_waves(MlaOwn& own, LdsBytes* lds, Factor factor,
       weights[w] = __builtin_amdgcn_exp2f(totals[w].most - found.most);
       found.sum += totals[w].sum * weights[w];
     }
-    const f32 times = factor(found);
-#pragma unroll
-    for (f32& weight : weights) weight *= times;
   };
   own.sum = over_rows(own.sum, [](f32 a, f32 b) { return a + b; });
   sync_group();  // all tiles are done with
@@ -89,17 +92,19 @@ __device__ inline MlaTotals add_waves(MlaOwn& own, LdsBytes* lds, Factor factor,
         }
       }
       keep_order();  // one wait for all of them
+      MlaNode node;
+      node.all = found;
       Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four) {
         four *= weights[first + i];
 #pragma unroll
         for (u32 w = 0; w < kWaves; ++w) {
           if (w != first + i) four += weights[w] * others[x][w];
         }
-        act(x, four);
+        node.quads[x] = four;
       });
+      act(node);
     }
   }
-  return found;
 }
 
 }  // namespace rfops

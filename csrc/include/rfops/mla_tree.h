@@ -3,28 +3,14 @@
 //
 // A workgroup leaves its part: of each sum the upper 24 bits, in the order in which its lanes have
 // them, and each column's totals. Each wave goes its own way with its quarter of the sums. Of four
-// neighbours the last to come, which has its own still, asks for the others at once and adds all
-// up, in their order, in registers; then it leaves that, as one of the next four, and so on. Nobody
-// waits. Four, as it is one compute unit that reads them.
+// neighbours the last to come asks for all at once and adds them up, in their order; then it leaves
+// that, as one of the next four, and so on. Nobody waits. Four, as it is one compute unit that
+// reads them.
 #pragma once
 
 #include "rfops/mla_meet.h"
 
 namespace rfops {
-
-// What a lane has of a part: a column's totals, and eight quads of its sums.
-struct MlaNode {
-  MlaTotals all;
-  F32x4 quads[8];
-
-  // To what the others will read.
-  __device__ void narrow() {
-#pragma unroll
-    for (F32x4& four : quads) {
-      four = __builtin_bit_cast(F32x4, __builtin_bit_cast(U32x4, four) & 0xffffff00u);
-    }
-  }
-};
 
 // What parts leave for each other, and counts of who has.
 struct MlaLeft {
@@ -42,6 +28,22 @@ struct MlaLeft {
   // takes 220 to 1,020 clk, and 850 to 1,680 else.
   __device__ u32 ask(u32 slot) const { return *low(counter(0, slot)); }
 
+  // A part: of four sums three words.
+  __device__ void store(u32 slot, const MlaNode& node) const {
+    u32* const to = part(slot);
+    u32 low = 0x05030201, middle = 0x06050302, high = 0x07060503;
+    pin(low), pin(middle), pin(high);  // scalar registers are few
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) {
+      const U32x4 four = __builtin_bit_cast(U32x4, node.quads[i]);
+      u32* const words = to + i * kWaveSize * kWords;
+      words[0] = __builtin_amdgcn_perm(four[1], four[0], low);
+      words[1] = __builtin_amdgcn_perm(four[2], four[1], middle);
+      words[2] = __builtin_amdgcn_perm(four[3], four[2], high);
+    }
+    if (lane < kMlaColumns) totals(slot)[lane] = node.all;
+  }
+
  protected:
   // Of this wave.
   __device__ u64* counter(u32 level, u32 slot) const {
@@ -57,21 +59,6 @@ struct MlaLeft {
     return all + (slot * kTotals + wave * kMlaColumns);
   }
 
-  // Of four sums three words.
-  __device__ void store(u32 slot, const MlaNode& node) const {
-    u32* const to = part(slot);
-    u32 low = 0x05030201, middle = 0x06050302, high = 0x07060503;
-    pin(low), pin(middle), pin(high);  // scalar registers are few
-#pragma unroll
-    for (u32 i = 0; i < 8; ++i) {
-      const U32x4 four = __builtin_bit_cast(U32x4, node.quads[i]);
-      u32* const words = to + i * kWaveSize * kWords;
-      words[0] = __builtin_amdgcn_perm(four[1], four[0], low);
-      words[1] = __builtin_amdgcn_perm(four[2], four[1], middle);
-      words[2] = __builtin_amdgcn_perm(four[3], four[2], high);
-    }
-    if (lane < kMlaColumns) totals(slot)[lane] = node.all;
-  }
   __device__ static F32x4 widened(const u32 (&words)[kWords], u32 second = 0x0504030c,
                                   u32 third = 0x0403020c) {
     return __builtin_bit_cast(
@@ -88,20 +75,18 @@ struct MlaPlace {
 struct MlaTree : MlaLeft {
   static constexpr u32 kFan = 4;
 
-  // Until there are kMost at most. Leaves this workgroup's part, `at.own` of `at.count`, and says
-  // whether it has one yet, in `node`, of those that are left.
+  // Until there are kMost at most. This workgroup has left its part, `at.own` of `at.count`; says
+  // whether it has one yet of those that are left.
   template <u32 kMost, class SlotOf>
-  __device__ bool climb(MlaNode& node, MlaPlace& at, SlotOf slot_of) const {
+  __device__ bool climb(MlaPlace& at, SlotOf slot_of) const {
     while (at.count > kMost) {
       at.own = as_scalar(at.own), at.count = as_scalar(at.count);  // which the compiler cannot know
       const u32 first = at.own / kFan * kFan;
       const u32 here = at.count - first < kFan ? at.count - first : kFan;
       const auto child = [&](u32 i) { return slot_of((first + i) * at.stride); };
       if (here > 1) {
-        store(child(at.own - first), node);
         if (!is_last_wave_of(low(counter(at.level, child(0))), here, lane)) return false;
-        node.narrow();
-        add(node, at.own - first, here, child);
+        store(child(0), sum_of(here, child));
       }
       at = {at.own / kFan, (at.count + kFan - 1) / kFan, at.stride * kFan, at.level + 1};
     }
@@ -111,51 +96,35 @@ struct MlaTree : MlaLeft {
  private:
   using Words = u32[8][kWords];
 
-  // All of them: `node` is number `kept` of `count`.
   template <class Child>
-  __device__ void add(MlaNode& node, u32 kept, u32 count, Child child) const {
+  __device__ MlaNode sum_of(u32 count, Child child) const {
     MlaTotals all[kFan];
     Words words[kFan];
 #pragma unroll
     for (u32 i = 0; i < kFan; ++i) {
-      all[i] = totals(child(i < count ? i : 0))[lane % kMlaColumns];
+      const u32 slot = child(i < count ? i : 0);
+      all[i] = totals(slot)[lane % kMlaColumns];
       if (i >= count) all[i] = {kLowest, 0.0f};
-    }
-#pragma unroll
-    for (u32 i = 0; i < kFan; ++i) {
-      if (i >= count || i == kept) continue;
-      const u32* const from = part(child(i));
+      const u32* const from = part(slot);
 #pragma unroll
       for (u32 x = 0; x < 8; ++x) {
         __builtin_memcpy(words[i][x], from + x * kWaveSize * kWords, sizeof(words[i][x]));
       }
     }
     keep_order();  // all of it is on its way before the first is waited for
-    MlaTotals sum = {kLowest, 0.0f};
+    MlaNode sum = {{kLowest, 0.0f}, {}};
 #pragma unroll
-    for (const MlaTotals& one : all) sum.most = __builtin_fmaxf(sum.most, one.most);
-    f32 weights[kFan];
-#pragma unroll
-    for (u32 i = 0; i < kFan; ++i) {
-      weights[i] = __builtin_amdgcn_exp2f(all[i].most - sum.most);
-      sum.sum += weights[i] * all[i].sum;
-    }
+    for (const MlaTotals& one : all) sum.all.most = __builtin_fmaxf(sum.all.most, one.most);
     u32 second = 0x0504030c, third = 0x0403020c;
     pin(second), pin(third);
-    F32x4 sums[8] = {};
 #pragma unroll
     for (u32 i = 0; i < kFan; ++i) {
-      const f32 weight = weights[i];
-      if (i == kept) {
+      const f32 weight = __builtin_amdgcn_exp2f(all[i].most - sum.all.most);
+      sum.all.sum += weight * all[i].sum;
 #pragma unroll
-        for (u32 x = 0; x < 8; ++x) sums[x] += weight * node.quads[x];
-      } else if (i < count) {
-#pragma unroll
-        for (u32 x = 0; x < 8; ++x) sums[x] += weight * widened(words[i][x], second, third);
-      }
+      for (u32 x = 0; x < 8; ++x) sum.quads[x] += weight * widened(words[i][x], second, third);
     }
-    node.all = sum;
-    __builtin_memcpy(node.quads, sums, sizeof(sums));
+    return sum;
   }
 };
 
