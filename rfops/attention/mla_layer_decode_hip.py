@@ -38,6 +38,7 @@ DOWN, VALUE = range(2)  # stages of csrc/mla_layer_decode.hip
 OUT, WIDE = range(2, 4)  # kernels of their own
 TILE, PIECE, STEP = 16, 32, 128  # rows of an operand, K of one and of a step
 WAVES, THREADS = 4, 256
+WIDE_ROWS = 128  # of x, of a workgroup of WIDE
 MOST_SPLIT = 8  # more sums to add than CUs bring: down of MI300X 22.2 us by 9, 19.4 by 7
 _BF16, _F32, _I32 = torch.bfloat16, torch.float32, torch.int32
 
@@ -62,7 +63,7 @@ class Product:
     w_head: int = 0
     n_other: int = 0
     most_m: int = 8  # tiles of 16 rows of x
-    parts: int = 1  # of the columns, of WIDE
+    chunk: int = 1  # steps of K of a chunk, of WIDE
 
     def tiles(self, m: int) -> int:
         """Workgroups of an unsplit K."""
@@ -71,13 +72,13 @@ class Product:
 
     def defines(self, m: int, cus: int) -> dict[str, int]:
         """K is split for as many workgroups as there are CUs, of two steps at least, or of one of
-        each wave, or of a block; none is without a step."""
-        steps = {OUT: WAVES, WIDE: self.parts}.get(self.stage, 1)  # of a turn
+        each wave, or of a chunk; none is without a step."""
+        steps = {OUT: WAVES, WIDE: self.chunk}.get(self.stage, 1)  # of a turn
         turns, least = ceil(self.k, STEP * steps), 1 if self.stage in (OUT, WIDE) else 2
         split = max(1, min(cus // self.tiles(m), turns // least, MOST_SPLIT))
         made = {"M_TILES": _m_tiles(m, self.most_m), "SPLIT": ceil(turns, ceil(turns, split))}
         if self.stage == WIDE:
-            return {**made, "N_TILES": self.columns // TILE, "PARTS": self.parts}
+            return {**made, "N_TILES": self.columns // TILE, "STEPS": self.chunk}
         if self.stage == OUT:
             return {**made, "N_TILES": self.columns // TILE}
         return {**made, "N_TILES": self.columns // (TILE * WAVES), "STAGE": self.stage}
@@ -120,11 +121,14 @@ def down_product(c: Call) -> Product:
 
 
 def out_product(c: Call) -> Product:
-    """Of DeepSeek-V3 96 columns four times are 300 CUs' of MI300X, 112 all 256 of MI355X. Two parts
-    read 512 bytes of a row."""
+    """Of DeepSeek-V3 48 columns twice are 300 CUs' of MI300X, 64 224 of MI355X (49 us; 112 four
+    times 52). More rows are bound by x, which wide tiles read less often."""
     if c.B <= WAVES * TILE:
         return Product(OUT, c.D, c.V, 64)
-    return _busiest(c, Product(WIDE, c.D, c.V, 96, parts=2), Product(WIDE, c.D, c.V, 112))
+    wide = (48, 64) if c.B <= WIDE_ROWS else (96, 112)
+    lds = ROWS[c.arch].lds_bytes
+    made = (Product(WIDE, c.D, c.V, n, chunk=2 if 4 * n * 2 * STEP <= lds else 1) for n in wide)
+    return _busiest(c, *made)
 
 
 def query_defines(m: int, heads: int, k: int, cus: int) -> dict[str, int]:
@@ -294,7 +298,7 @@ class _Launches:
         self.attention = attention(c, page, hip=True)
         sums = [p.sums(c.B, p.defines(c.B, c.cu_num)["SPLIT"]) for p in made]
         sums.append(query_sums(c.B, heads, of_query))
-        tiles = [p.tiles(c.B) for p in made]
+        tiles = [p.tiles(c.B) * (WAVES if p.stage == WIDE else 1) for p in made]
         tiles.append(query_groups(c.B, heads, of_query["M_TILES"]))
         self.workspace = Workspace(
             c.device,
@@ -331,7 +335,8 @@ class _Launches:
         kernel = mla_layer_decode_wide if p.stage == WIDE else mla_layer_decode_out
         bound = kernel.bind(c.device, defines, c.arch)
         groups = p.groups(c.B, c.cu_num)
-        run: Run = bound.prepare((THREADS, 1, 1), tuple(range(5)))((groups, 1, 1), (c.B, p.n, p.k))
+        threads = THREADS * (2 if p.stage == WIDE else 1)
+        run: Run = bound.prepare((threads, 1, 1), tuple(range(5)))((groups, 1, 1), (c.B, p.n, p.k))
         return run
 
     def run(

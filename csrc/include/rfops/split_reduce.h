@@ -84,18 +84,15 @@ struct SplitTile {
 
   // The same sum, but who comes when all others are done keeps its part in registers: what others
   // need not read is not written. Costs the others a look at the count.
+  __device__ bool reduce_late(F32x4 (&sum)[kOwn], u32 split) {
+    __shared__ u32 arrived;
+    return reduce_late(sum, split, (__attribute__((address_space(3))) u32*)&arrived);
+  }
   __device__ bool reduce_late(F32x4 (&sum)[kOwn], u32 split,
                               __attribute__((address_space(3))) u32* arrived) {
-    static_assert(kThreads > kWaveSize, "all of a workgroup come");
-    if (thread_in_group() == 0) {
-      *arrived = __hip_atomic_load(count, __ATOMIC_RELAXED, kAgentScope);
-    }
-    sync_group();
-    const bool is_last = *arrived == kSplit - 1;
-    sync_group();  // `arrived` is written again
-    if (!is_last) return reduce(sum, split, arrived);
+    if (!all_others_came(arrived)) return reduce(sum, split, arrived);
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
-    if (thread_in_group() == 0) *count = 0;
+    if (thread_in_group() % kThreads == 0) *count = 0;
     each([&](u32 i, u32 item) {
       F32x4 others[kSplit - 1], part[kSplit];
 #pragma unroll
@@ -111,11 +108,23 @@ struct SplitTile {
   }
 
  private:
+  __device__ bool all_others_came(__attribute__((address_space(3))) u32* arrived) const {
+    if constexpr (kThreads == kWaveSize) {
+      return as_scalar(__hip_atomic_load(count, __ATOMIC_RELAXED, kAgentScope)) == kSplit - 1;
+    }
+    if (thread_in_group() == 0) {
+      *arrived = __hip_atomic_load(count, __ATOMIC_RELAXED, kAgentScope);
+    }
+    sync_group();
+    const bool is_last = *arrived == kSplit - 1;
+    sync_group();  // `arrived` is written again
+    return is_last;
+  }
   template <class Act>
   __device__ void each(Act act) const {
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
-      const u32 item = i * kThreads + thread_in_group();
+      const u32 item = i * kThreads + thread_in_group() % kThreads;
       if ((i + 1) * kThreads <= kItems || item < kItems) act(i, item);
       if (i % kAtOnce == kAtOnce - 1) keep_order();
     }
