@@ -1,20 +1,21 @@
 // q[m, h] = [nope[m, h] . kv_up[h] | RoPE(q_lora[m] . q_up[h, 128:192])],  512 and 64 elements,
 // nope[m, h] = q_lora[m] . q_up[h, :128],  bf16, sums in fp32: q of an MLA layer, kv_up absorbed.
 //
-// Layout. A workgroup has 16 kMTiles rows of q_lora, up to 64, and a head. Of q_up's 192 rows each
-// wave has 48 (wave_product.h); those of RoPE are the last two waves', each with both halves of
-// what it turns. nope, rounded, goes through LDS as matrix cores leave it: of tiles n and n + 1 a
-// lane has 4 elements each, which are a piece of K of the next product if kv_up's rows are taken in
-// the same order. kv_up lies as [K, N], and is in registers before q_up's end: a wave has 128
-// columns, lane i % 16 eight neighbours of them, turned round between the products: a tile is every
-// eighth. Workgroups of a head are neighbours in an L2, so that memory gives its weights once. Of
-// few heads each has kSplit workgroups with turns of K; their sums meet in a workspace
-// (split_reduce.h), and the last of them turns and absorbs.
+// Layout. A workgroup has 16 kMTiles rows of q_lora, up to 32, and a head (64 rows are
+// mla_layer_decode_query_wide.hip's). Of q_up's 192 rows each wave has 48 (wave_product.h); those
+// of RoPE are the last two waves', each with both halves of what it turns. nope, rounded, goes
+// through LDS as matrix cores leave it: of tiles n and n + 1 a lane has 4 elements each, which are
+// a piece of K of the next product if kv_up's rows are taken in the same order (mla_absorb.h).
+// kv_up lies as [K, N], and is in registers before q_up's end: a wave has 128 columns, lane i % 16
+// eight neighbours of them, turned round between the products: a tile is every eighth. Workgroups
+// of a head are neighbours in an L2, so that memory gives its weights once. Of few heads each has
+// kSplit workgroups with turns of K; their sums meet in a workspace (split_reduce.h), and the last
+// of them turns and absorbs.
 //
 // Promises. Deterministic: sums are in the order of K. The caller aligns all rows to 16 bytes; K is
 // a multiple of 32.
 #include "rfops/block_map.h"
-#include "rfops/rope.h"
+#include "rfops/mla_absorb.h"
 #include "rfops/split_reduce.h"
 #include "rfops/waits.h"
 #include "rfops/wave_product.h"
@@ -33,114 +34,17 @@ constexpr u32 kNTiles = 3;              // of 16 rows of q_up, of a wave
 constexpr u32 kAhead = 2;
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr u32 kM = kMTiles * kTileRows;
-constexpr u32 kNope = 128, kRoped = 192, kLatent = 512, kCacheRow = 576;
-constexpr u32 kOwnLatent = kLatent / kWaves, kUpRow = kLatent * 2, kUpRows = 256;
-constexpr u32 kNopeTiles = kNope / kTileRows;
 
 using Weights = WaveRows<kNTiles, kAhead>;
 using Rows = PackedRows<kMTiles, kAhead>;
 using Sums = F32x4[kMTiles * kNTiles];
-using Four = bf16 __attribute__((ext_vector_type(4)));
-using Eight = bf16 __attribute__((ext_vector_type(8)));
-using U32x2 = u32 __attribute__((ext_vector_type(2)));
 
-// LDS: each wave's rows of q_up, then nope: of each tile of it and of rows 8 bytes a lane.
-constexpr u32 kWaveBytes = 2 * Weights::kHalfBytes, kFragment = kWaveSize * 8;
-constexpr u32 kNopeEnd = kWaves * kWaveBytes + kNopeTiles * kMTiles * kFragment;
+// LDS: each wave's rows of q_up, then nope.
+constexpr u32 kWaveBytes = 2 * Weights::kHalfBytes;
+constexpr u32 kNopeEnd = kWaves * kWaveBytes + Nope<kMTiles>::kBytes;
 constexpr u32 kLds = kNopeEnd + (kSplit > 1 ? 16 : 0);  // a word of the split's
-static_assert(kLds <= kLdsBytes);
+static_assert(kLds <= kLdsBytes && kOwnLatent * kWaves == kLatent);
 using Split = SplitTile<kSplit, kMTiles * kNTiles * kThreads, kThreads>;
-__device__ inline u32 nope_at(u32 tile, u32 m) {
-  return kWaves * kWaveBytes + (tile * kMTiles + m) * kFragment + lane_in_wave() * 8;
-}
-
-// A head's rows of kv_up, 128 of K, by 128 columns of this wave.
-struct Absorbed {
-  static constexpr u32 kLoads = 8;  // a piece of K
-  U32x4 row[kPieces][kLoads];
-
-  // A lane of group g has rows 4 g + e of two tiles of nope.
-  __device__ void load(const bf16* first) {
-    const u32 lane = lane_in_wave(), own = lane % kTileRows, g = lane / kTileRows;
-    const Buffer rows = make_buffer(first, kNope * kUpRow - (kLatent - kOwnLatent) * 2);
-#pragma unroll
-    for (u32 p = 0; p < kPieces; ++p) {
-#pragma unroll
-      for (u32 e = 0; e < kLoads; ++e) {
-        row[p][e] = load_16(rows, g * 4 * kUpRow + own * 16,
-                            (p * kPieceOfK + e / 4 * kTileRows + e % 4) * kUpRow);
-      }
-    }
-  }
-  // Every eighth of the columns, from j on, turned round.
-  __device__ U32x4 tile(u32 p, u32 j) const {
-    U32x4 made;
-#pragma unroll
-    for (u32 e = 0; e < kLoads; e += 2) {
-      made[e / 2] = __builtin_amdgcn_perm(row[p][e + 1][j / 2], row[p][e][j / 2],
-                                          j % 2 ? 0x07060302 : 0x05040100);
-    }
-    return made;
-  }
-};
-
-// Of four pairs.
-struct Angles {
-  Four cos, sin;
-  __device__ void load(const Buffer& rows, u32 at) {
-    cos = __builtin_bit_cast(Four, load_dwords<2>(rows, at, 0));
-    sin = __builtin_bit_cast(Four, load_dwords<2>(rows, at, kTurnedHalf * 2));
-  }
-};
-
-// 16 pairs of a head's last 64 columns: turned after the product has been rounded.
-__device__ inline void put_turned(bf16* at, const F32x4* total, const Angles& by) {
-  using T = details::Turned<4>;
-  auto low = T::rounded(total[0]), high = T::rounded(total[1]);
-  turn<4>(low, high, T::widen(by.cos), T::widen(by.sin));
-  *reinterpret_cast<Four*>(at) = T::narrow(low);
-  *reinterpret_cast<Four*>(at + kTurnedHalf) = T::narrow(high);
-}
-
-// This wave's 128 columns of nope . kv_up, to q's rows from `to` on.
-__device__ inline void absorb(const Absorbed& up, const LdsBytes* lds, bf16* to, u32 rows,
-                              u64 row_of_q) {
-  constexpr u32 kTiles = Absorbed::kLoads;
-  F32x4 sums[kMTiles * kTiles] = {};
-#pragma unroll
-  for (u32 p = 0; p < kPieces; ++p) {
-    U32x4 x[kMTiles], w[kTiles];
-#pragma unroll
-    for (u32 m = 0; m < kMTiles; ++m) {
-      const auto low = *reinterpret_cast<const RFOPS_LDS U32x2*>(lds + nope_at(2 * p, m));
-      const auto high = *reinterpret_cast<const RFOPS_LDS U32x2*>(lds + nope_at(2 * p + 1, m));
-      x[m] = {low[0], low[1], high[0], high[1]};
-    }
-#pragma unroll
-    for (u32 j = 0; j < kTiles; ++j) w[j] = up.tile(p, j);
-#pragma unroll
-    for (u32 m = 0; m < kMTiles; ++m) {
-#pragma unroll
-      for (u32 j = 0; j < kTiles; ++j) {
-        sums[m * kTiles + j] = multiply_16x16<bf16>(x[m], w[j], sums[m * kTiles + j]);
-      }
-    }
-  }
-  const u32 lane = lane_in_wave(), first = lane / kTileRows * 4;
-#pragma unroll
-  for (u32 m = 0; m < kMTiles; ++m) {
-#pragma unroll
-    for (u32 e = 0; e < 4; ++e) {
-      const u32 row = m * kTileRows + first + e;
-      if (row >= rows) continue;
-      details::Turned<8>::Wide made;
-#pragma unroll
-      for (u32 j = 0; j < kTiles; ++j) made[j] = sums[m * kTiles + j][e];
-      *reinterpret_cast<Eight*>(to + row * row_of_q + lane % kTileRows * 8) =
-          details::Turned<8>::narrow_rounded(made);
-    }
-  }
-}
 
 }  // namespace
 
@@ -201,14 +105,13 @@ extern "C" __global__ void
     if (!tile.reduce_late(sums, at.split, reinterpret_cast<RFOPS_LDS u32*>(lds + kNopeEnd))) return;
     load_rest();
   }
+  const Nope<kMTiles> nope = {lds + kWaves * kWaveBytes};
 #pragma unroll
   for (u32 tile = 0; tile < kNTiles; ++tile) {
     if (tile > 0 && turns) break;
 #pragma unroll
     for (u32 i = 0; i < kMTiles; ++i) {
-      const Four made = details::Turned<4>::narrow_rounded(sums[i * kNTiles + tile]);
-      *reinterpret_cast<RFOPS_LDS U32x2*>(lds + nope_at(first_tile + tile, i)) =
-          __builtin_bit_cast(U32x2, made);
+      nope.put(first_tile + tile, i, sums[i * kNTiles + tile]);
     }
   }
   wait_lds();
@@ -223,5 +126,6 @@ extern "C" __global__ void
       put_turned(own_q + row * row_of_q + kLatent + d, sums + i * kNTiles + 1, angle[i]);
     }
   }
-  absorb(up, lds, own_q + wave * kOwnLatent, rows, row_of_q);
+  each(kPieces, [&](u32 p) { up.turn(p); });
+  absorb(up, nope, own_q + wave * kOwnLatent, rows, row_of_q);
 }

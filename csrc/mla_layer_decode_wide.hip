@@ -20,6 +20,7 @@
 // Promises. Deterministic: the order of sums is fixed by the config and K. The caller aligns rows
 // of w to 16 bytes and of out to 8; K is a multiple of 128, N of 4.
 #include "rfops/block_map.h"
+#include "rfops/fetched_rows.h"
 #include "rfops/matrix16.h"
 #include "rfops/product_rows.h"
 #include "rfops/split_reduce.h"
@@ -44,43 +45,14 @@ constexpr u32 kM = kMTiles * kTileRows, kN = kNTiles * kTileRows;
 constexpr u32 kChunk = kSteps * kStepOfK, kChunkPieces = kSteps * kPieces;
 static_assert(kOwnM * kWaves == kMTiles);
 
-// LDS: two buffers of a chunk, each of lines of 128 bytes of all its rows one after the other.
-constexpr u32 kLineBytes = kN * kRowBytes, kBufferBytes = 2 * kSteps * kLineBytes;
-constexpr u32 kLds = 2 * kBufferBytes;
+using Weights = FetchedRows<kN, kSteps, kWaves>;
+constexpr u32 kLds = 2 * Weights::kBytes;  // two buffers
 static_assert(kLds <= kLdsBytes);
 
 using Rows = PackedRows<kOwnM, kSteps>;
 using Sums = F32x4[kOwnM * kNTiles];
 using Split = SplitTile<kSplit, kOwnM * kNTiles * kWaveSize, kWaveSize>;
 using Four = bf16 __attribute__((ext_vector_type(4)));
-
-template <class Act>
-__device__ inline void each(u32 count, Act act) {
-#pragma unroll
-  for (u32 i = 0; i < count; ++i) act(i);
-}
-
-// A wave's share of chunks of w: kAtOnce rows a load.
-struct Weights {
-  static constexpr u32 kVecs = kPairChunks * kSteps, kAtOnce = kWaveSize / kVecs;
-  static constexpr u32 kLoads = kN / (kWaves * kAtOnce);
-  Buffer rows;
-  u32 row, k_end, wave;
-  U32x4 own[2][kLoads];
-
-  __device__ u32 first(u32 i) const { return (i * kWaves + wave) * kAtOnce; }
-  __device__ void load(u32 s, u32 k, u32 i) {
-    const u32 lane = lane_in_wave(), vec = lane % kVecs;
-    const u32 outside = k + vec * 8 < k_end ? 0 : kOutside;
-    own[s][i] = load_16<kStreamed>(rows, (lane / kVecs * row + vec * kVecBytes) | outside,
-                                   first(i) * row + k * 2);
-  }
-  __device__ void store(u32 s, LdsBytes* to, u32 i) const {
-    const u32 lane = lane_in_wave(), vec = lane % kVecs;
-    const u32 at = lds_at(first(i) + lane / kVecs, vec % kRowChunks);
-    *reinterpret_cast<RFOPS_LDS U32x4*>(to + vec / kRowChunks * kLineBytes + at) = own[s][i];
-  }
-};
 
 // This workgroup's share of x of a chunk to come, for L2: 4 bytes of each line.
 struct Ahead {
@@ -105,7 +77,7 @@ __device__ inline void fetch_all(Weights& w, Ahead& x, u32 k, LdsBytes* lds) {
 #pragma unroll
   for (u32 s = 0; s < 2; ++s) {
     x.load(k + s * kChunk);
-    each(Weights::kLoads, [&](u32 i) { w.load(s, k + s * kChunk, i); });
+    each(Weights::kLoads, [&](u32 i) { w.load(s, 0, k + s * kChunk, i); });
     if (s == 0) meet();
     x.done();
   }
@@ -115,8 +87,8 @@ __device__ inline void fetch_all(Weights& w, Ahead& x, u32 k, LdsBytes* lds) {
       if (s > 0 && k + kChunk >= w.k_end) break;
       x.load(k + (2 + s) * kChunk);
       each(Weights::kLoads, [&](u32 i) {
-        w.store(s, lds + s * kBufferBytes, i);
-        w.load(s, k + (2 + s) * kChunk, i);
+        w.store(s, lds + s * Weights::kBytes, i);
+        w.load(s, 0, k + (2 + s) * kChunk, i);
         keep_order();
       });
       wait_lds();
@@ -138,10 +110,10 @@ __device__ inline void multiply_all(Sums& sums, Rows& x, u32 k, LdsBytes* lds) {
   };
   meet();
   each(kChunkPieces, [&](u32 p) { load_x(k, p); });
-  for (u32 buffer = 0; k < x.k_end; k += kChunk, buffer ^= kBufferBytes) {
+  for (u32 buffer = 0; k < x.k_end; k += kChunk, buffer ^= Weights::kBytes) {
     const auto read = [&](u32 piece, u32 n) {
-      of_w[piece % 2][n] = lds_load_16(lds + buffer + piece / 2 * kLineBytes + n * kLdsTile +
-                                       (piece % 2 ? places.high : places.low));
+      of_w[piece % 2][n] = lds_load_16(lds + buffer + piece / 2 * Weights::kLineBytes +
+                                       n * kLdsTile + (piece % 2 ? places.high : places.low));
     };
     meet();
     each(kNTiles, [&](u32 n) { read(0, n); });

@@ -14,7 +14,7 @@ from rfops.attention import mla_decode
 from rfops.attention.mla_decode_flow import turns
 from rfops.attention.mla_decode_shared import mla_decode_shared
 from rfops.attention.mla_layer_decode import OP, mla_layer_decode, rope_angles
-from rfops.attention.mla_layer_decode_hip import products, query_defines, query_groups
+from rfops.attention.mla_layer_decode_hip import QUERY_WIDE, products, query_defines, query_groups
 from rfops.attention.mla_layer_decode_triton import LayerTritonConfig
 from rfops.attention.mla_layer_parts import attention_call, attention_kernel
 from rfops.challenge import mla_decode as challenge
@@ -195,6 +195,21 @@ def test_a_wide_batch(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_many_heads(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workgroups that fetch and multiply by turns of waves: rows that fill no tile, and half a step
+    at K's end."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
+    p = problem([b % 3 for b in range(67)], 77, dim=32, rank=288, rows=4)
+    assert query_defines(67, 77, 288, 304) is query_defines(67, 77, 288, 256) is QUERY_WIDE
+    with rfops.vgpu.profile() as profile:
+        _values("hip", p)
+    query = profile.launches[1]
+    assert query.kernel == "mla_layer_decode_query_wide"
+    assert query.vgpr_spills == query.sgpr_spills == query.scratch_bytes_per_lane == 0
+    assert query.lds_conflict_cycles == 0
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_rows_of_memory(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are read 256 bytes of a row at once: two lines of each row of memory that is opened.
     By 128 bytes it would be 1.8, with neighbours' help. Products have theirs by WaveRows, but o of
@@ -336,6 +351,7 @@ def test_workgroups_of_the_challenge() -> None:
         defines = query_defines(128, heads, 1536, 304)
         assert defines == {"M_TILES": tiles, "SPLIT": split}
         assert query_groups(128, heads, tiles) * split == 256
+    assert query_defines(64, 128, 1536, 304) is QUERY_WIDE
     assert query_defines(1, 16, 1536, 304) == {"M_TILES": 1, "SPLIT": 6}
 
 

@@ -1,7 +1,8 @@
 """mla_layer_decode by HIP: five launches.
 
 down     q_down and kv_down of x, the cache's new rows   csrc/mla_layer_decode.hip
-query    q_up, RoPE of q, and kv_up's half of k into it  csrc/mla_layer_decode_query.hip
+query    q_up, RoPE of q, and kv_up's half of k into it  csrc/mla_layer_decode_query.hip,
+         of more than 32 sequences and many heads        _query_wide.hip
          mla_decode's kernel, which turns keys           csrc/mla_decode_*.hip
 value    kv_up's half of v, by heads                     csrc/mla_layer_decode.hip
 out      o; of more than 64 sequences                    csrc/mla_layer_decode_out.hip, _wide.hip
@@ -38,6 +39,7 @@ DOWN, VALUE = range(2)  # stages of csrc/mla_layer_decode.hip
 OUT, WIDE = range(2, 4)  # kernels of their own
 TILE, PIECE, STEP = 16, 32, 128  # rows of an operand, K of one and of a step
 WAVES, THREADS = 4, 256
+QUERY_WIDE = {"M_TILES": 4, "SPLIT": 1}  # of a kernel of its own
 WIDE_ROWS = 128  # of x, of a workgroup of WIDE
 MOST_SPLIT = 8  # more sums to add than CUs bring: down of MI300X 22.2 us by 9, 19.4 by 7
 _BF16, _F32, _I32 = torch.bfloat16, torch.float32, torch.int32
@@ -131,13 +133,19 @@ def out_product(c: Call) -> Product:
     return _busiest(c, *made)
 
 
-def query_defines(m: int, heads: int, k: int, cus: int) -> dict[str, int]:
+def query_defines(m: int, heads: int, k: int, cus: int) -> Mapping[str, int]:
     """A workgroup of each head, of more rows of x where heads are few, and of parts of K, of two
     steps at least, where so few that memory waits for them: of 16 heads MI300X has one sequence in
-    11.5 us (unsplit 19.2), of 128 heads in 30.5 (29.8)."""
+    11.5 us (unsplit 19.2), of 128 heads in 30.5 (29.8). QUERY_WIDE has more on its way: a third of
+    the CUs do where no two want the same weights (64 sequences 31.3 us, 32.6 by all of them)."""
     tiles = _m_tiles(m, 4)
-    while tiles > 1 and 2 * query_groups(m, heads, tiles) <= cus:
+    while tiles > 1:
+        groups = query_groups(m, heads, tiles)
+        if (3 if tiles == 4 and groups == heads else 2) * groups > cus:
+            break
         tiles //= 2
+    if tiles == 4:
+        return QUERY_WIDE
     turns = ceil(k, 2 * STEP)
     split = min(cus // query_groups(m, heads, tiles), turns, MOST_SPLIT) if 4 * heads <= cus else 1
     return {"M_TILES": tiles, "SPLIT": ceil(turns, ceil(turns, max(1, split)))}
@@ -197,7 +205,7 @@ def mla_layer_decode_kernel(
 @compile_ops(
     "mla_layer_decode_query",
     kernel="mla_layer_decode_query",
-    variants=lambda arch: [query_defines(m, 128, 1536, ROWS[arch].cus) for m in (1, 128)],
+    variants=lambda arch: [query_defines(m, 128, 1536, ROWS[arch].cus) for m in (1, 32)],
 )
 def mla_layer_decode_query(
     q: Tensor,
@@ -215,6 +223,23 @@ def mla_layer_decode_query(
     length: u32,
 ) -> None:
     """csrc/mla_layer_decode_query.hip: the shapes stand there."""
+
+
+@compile_ops("mla_layer_decode_query_wide", kernel="mla_layer_decode_query_wide")
+def mla_layer_decode_query_wide(
+    q_lora: Tensor,
+    q_up: Tensor,
+    kv_up: Tensor,
+    m: u32,
+    heads: u32,
+    k: u32,
+    start: u32,
+    q: Tensor,
+    angles: Tensor,
+    positions: Tensor | None,
+    length: u32,
+) -> None:
+    """csrc/mla_layer_decode_query_wide.hip: the shapes stand there."""
 
 
 @compile_ops("mla_layer_decode_out", kernel="mla_layer_decode_out",
@@ -250,7 +275,8 @@ def mla_layer_decode_wide(
 class HipLayer(Kernel):
     name = "hip"
     module = "mla_layer_decode"
-    more_modules = ("mla_layer_decode_query", "mla_layer_decode_out", "mla_layer_decode_wide",
+    more_modules = ("mla_layer_decode_query", "mla_layer_decode_query_wide",
+                    "mla_layer_decode_out", "mla_layer_decode_wide",
                     "mla_decode_flow", "mla_decode_shared")  # fmt: skip
     error = 2.0**-6  # five roundings to bf16, and P
 
@@ -324,9 +350,13 @@ class _Launches:
 
     def _query(self, c: Call, defines: Mapping[str, int]) -> Run:
         heads = c.V // V
-        bound = mla_layer_decode_query.bind(c.device, defines, c.arch)
         groups = query_groups(c.B, heads, defines["M_TILES"]) * defines["SPLIT"]
         numbers = (c.B, heads, c.R, c.start, c.L)
+        if defines is QUERY_WIDE:
+            of_wide = mla_layer_decode_query_wide.bind(c.device, {}, c.arch)
+            made = of_wide.prepare((2 * THREADS, 1, 1), (1, 2, 3, 0, 4, 5))((groups, 1, 1), numbers)
+            return lambda *of: made(*of[:6])
+        bound = mla_layer_decode_query.bind(c.device, defines, c.arch)
         run: Run = bound.prepare((THREADS, 1, 1), tuple(range(8)))((groups, 1, 1), numbers)
         return run
 
