@@ -114,7 +114,9 @@ template <class Sharing, class Act>
 __device__ inline void soften_shared(const F32x4 (&s)[Row::kHalves],
                                      Bf16x4 (&p)[kWaves][Row::kHalves], MlaTotals& all,
                                      LdsBytes* lds, Act act) {
-  const u32 wave = wave_in_group(), lane = lane_in_wave(), column = lane % kMlaColumns;
+  u32 lane = lane_in_wave();
+  pin(lane);  // what follows from it is computed here
+  const u32 wave = wave_in_group(), column = lane % kMlaColumns;
   const auto weights_of = [&](u32 w) {
     LdsBytes* const at = lds + w * Sharing::kLds + Sharing::kWeights;
     return reinterpret_cast<RFOPS_LDS Bf16x4*>(at) + lane * Row::kHalves;

@@ -99,7 +99,9 @@ class DirectTiles {
   }
   // Q, when all waves have waited for their shares. It is there on return.
   __device__ static void read_query(const LdsBytes* all, MlaQuery& q) {
-    const LdsBytes* const own = all + kTile + lane_in_wave() * kVecBytes;
+    u32 lane = lane_in_wave();
+    pin(lane);  // what follows from it is computed here, not before anything is asked for
+    const LdsBytes* const own = all + kTile + lane * kVecBytes;
 #pragma unroll
     for (u32 i = 0; i < kMlaOperands; ++i) {
       q[i] = __builtin_bit_cast(Bf16x8, lds_load_16(own + i % kWaves * kLds + i / kWaves * 1024));
