@@ -4,7 +4,8 @@
 // one before.
 //
 // kDown     n goes over q_down's rows, then kv_down's, whose results are rows of the cache; and the
-//           lengths and the block table that attention wants are written
+//           lengths and the block table that attention wants are written; more than 32 rows of x
+//           are mla_layer_decode_down.hip's
 // kValue    of each head z
 //
 // Workgroups that read the same rows of w are neighbours in an L2, so that memory gives w once for

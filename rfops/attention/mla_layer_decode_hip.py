@@ -1,6 +1,7 @@
 """mla_layer_decode by HIP: five launches.
 
-down     q_down and kv_down of x, the cache's new rows   csrc/mla_layer_decode.hip
+down     q_down and kv_down of x, the cache's new rows   csrc/mla_layer_decode.hip,
+         of more than 32 sequences                       _down.hip
 query    q_up, RoPE of q, and kv_up's half of k into it  csrc/mla_layer_decode_query.hip,
          of more than 32 sequences and many heads        _query_wide.hip
          mla_decode's kernel, which turns keys           csrc/mla_decode_*.hip
@@ -36,7 +37,8 @@ from .mla_layer_parts import (
 )
 
 DOWN, VALUE = range(2)  # stages of csrc/mla_layer_decode.hip
-OUT, WIDE = range(2, 4)  # kernels of their own
+OUT, WIDE, DOWN_WIDE = range(2, 5)  # kernels of their own
+BY_WAVES = (WIDE, DOWN_WIDE)  # half of whose waves fetch, and whose sums meet wave by wave
 TILE, PIECE, STEP = 16, 32, 128  # rows of an operand, K of one and of a step
 WAVES, THREADS = 4, 256
 QUERY_WIDE = {"M_TILES": 4, "SPLIT": 1}  # of a kernel of its own
@@ -79,6 +81,8 @@ class Product:
         turns, least = ceil(self.k, STEP * steps), 1 if self.stage in (OUT, WIDE) else 2
         split = max(1, min(cus // self.tiles(m), turns // least, MOST_SPLIT))
         made = {"M_TILES": _m_tiles(m, self.most_m), "SPLIT": ceil(turns, ceil(turns, split))}
+        if self.stage == DOWN_WIDE:
+            return {"SPLIT": made["SPLIT"], "N_TILES": self.columns // TILE}
         if self.stage == WIDE:
             return {**made, "N_TILES": self.columns // TILE, "STEPS": self.chunk}
         if self.stage == OUT:
@@ -116,9 +120,13 @@ def _busiest(c: Call, first: Product, *others: Product) -> Product:
 
 def down_product(c: Call) -> Product:
     """64 rows of x a workgroup, of less parts that the last one adds up; two that read the same of
-    w share an L2 (MI300X 21.5 us, 16.8 so). MI355X has 256 sequences by 128 columns in 22 us, by 64
-    in 36."""
-    made = (Product(DOWN, c.R, c.D, n, c.D, n_other=CACHE_ROW, most_m=4) for n in (64, 128))
+    w share an L2 (MI300X 21.5 us, 16.8 so). MI355X has 128 sequences by 96 columns in 13.6 us, by
+    64 in 14.7, and 256 by 128 in 20.7."""
+    stage, widths = DOWN, [64, 128]
+    if c.B > 2 * TILE:  # two buffers of x and w
+        room = ROWS[c.arch].lds_bytes // (4 * STEP) - 64
+        stage, widths = DOWN_WIDE, [n for n in (64, 96, 128) if n <= room]
+    made = (Product(stage, c.R, c.D, n, c.D, n_other=CACHE_ROW, most_m=4) for n in widths)
     return _busiest(c, *made)
 
 
@@ -174,7 +182,7 @@ def _defines(arch: str) -> list[list[dict[str, int]]]:
 
 
 @compile_ops("mla_layer_decode", kernel="mla_layer_decode",
-             variants=lambda arch: [d for made in _defines(arch) for d in made[:2]])  # fmt: skip
+             variants=lambda arch: [*_defines(arch)[0][:2], _defines(arch)[1][1]])  # fmt: skip
 def mla_layer_decode_kernel(
     out: Tensor,
     x: Tensor,
@@ -200,6 +208,31 @@ def mla_layer_decode_kernel(
     width: u32,
 ) -> None:
     """csrc/mla_layer_decode.hip: the shapes stand there."""
+
+
+@compile_ops("mla_layer_decode_down", kernel="mla_layer_decode_down",
+             variants=lambda arch: [_defines(arch)[1][0]])  # fmt: skip
+def mla_layer_decode_down(
+    x: Tensor,
+    w: Tensor,
+    w_other: Tensor,
+    m: u32,
+    n: u32,
+    n_other: u32,
+    k: u32,
+    x_row: u32,
+    out: Tensor,
+    cache: Tensor,
+    positions: Tensor | None,
+    lens: Tensor,
+    table: Tensor,
+    workspace: Tensor | None,
+    counts: Tensor | None,
+    start: u32,
+    cache_rows: u32,
+    width: u32,
+) -> None:
+    """csrc/mla_layer_decode_down.hip: the shapes stand there."""
 
 
 @compile_ops(
@@ -275,8 +308,8 @@ def mla_layer_decode_wide(
 class HipLayer(Kernel):
     name = "hip"
     module = "mla_layer_decode"
-    more_modules = ("mla_layer_decode_query", "mla_layer_decode_query_wide",
-                    "mla_layer_decode_out", "mla_layer_decode_wide",
+    more_modules = ("mla_layer_decode_down", "mla_layer_decode_query",
+                    "mla_layer_decode_query_wide", "mla_layer_decode_out", "mla_layer_decode_wide",
                     "mla_decode_flow", "mla_decode_shared")  # fmt: skip
     error = 2.0**-6  # five roundings to bf16, and P
 
@@ -316,7 +349,8 @@ class _Launches:
 
     def __init__(self, c: Call) -> None:
         down, value, out = made = products(c)
-        self.down, self.value = self._product(c, down), self._product(c, value)
+        self.down = (self._down if down.stage == DOWN_WIDE else self._product)(c, down)
+        self.value = self._product(c, value)
         page = page_of(c)
         heads, pages, rows = c.V // V, c.L // page, ceil(c.B, TILE) * TILE
         of_query = query_defines(c.B, heads, c.R, c.cu_num)
@@ -324,7 +358,7 @@ class _Launches:
         self.attention = attention(c, page, hip=True)
         sums = [p.sums(c.B, p.defines(c.B, c.cu_num)["SPLIT"]) for p in made]
         sums.append(query_sums(c.B, heads, of_query))
-        tiles = [p.tiles(c.B) * (WAVES if p.stage == WIDE else 1) for p in made]
+        tiles = [p.tiles(c.B) * (WAVES if p.stage in BY_WAVES else 1) for p in made]
         tiles.append(query_groups(c.B, heads, of_query["M_TILES"]))
         self.workspace = Workspace(
             c.device,
@@ -346,6 +380,14 @@ class _Launches:
         numbers = (c.B, p.n, p.n_other, p.heads, p.k, p.x_row, p.x_head, p.w_first, p.w_head,
                    c.start, c.L, c.L // page_of(c))  # fmt: skip
         run: Run = bound.prepare((THREADS, 1, 1), tuple(range(10)))((groups, 1, 1), numbers)
+        return run
+
+    def _down(self, c: Call, p: Product) -> Run:
+        bound = mla_layer_decode_down.bind(c.device, p.defines(c.B, c.cu_num), c.arch)
+        groups = p.groups(c.B, c.cu_num)
+        numbers = (c.B, p.n, p.n_other, p.k, p.x_row, c.start, c.L, c.L // page_of(c))
+        run_of = bound.prepare((2 * THREADS, 1, 1), (1, 2, 4, 0, 3, 5, 6, 7, 8, 9))
+        run: Run = run_of((groups, 1, 1), numbers)
         return run
 
     def _query(self, c: Call, defines: Mapping[str, int]) -> Run:
