@@ -51,9 +51,8 @@ constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr bool kSharesQuery = Tiles::kAsks && !kQueryFp8;  // waves do, by LDS
 constexpr f32 kLog2E = 1.44269504088896f;
 
-constexpr u32 kTilesBytes = kWaves * Tiles::kLds, kMeetBytes = kMlaMeetBytes<kSlicesAtOnce>;
-constexpr u32 kLds = kTilesBytes > kMeetBytes ? kTilesBytes : kMeetBytes;
-static_assert(kWaves == kMlaWaves && kLds <= kLdsBytes);
+constexpr u32 kLds = kWaves * Tiles::kLds;
+static_assert(kWaves == kMlaWaves && kLds <= kLdsBytes && kSlicesAtOnce * kMlaGiven <= Tiles::kLds);
 
 struct Args {
   const void* q;

@@ -10,8 +10,6 @@ namespace rfops {
 
 constexpr u32 kMlaWaves = 4, kMlaSlice = kMlaValue / kMlaWaves;
 constexpr u32 kMlaGiven = kMlaColumns * kMlaSlice * 4;  // bytes of a slice
-template <u32 kAtOnce>
-constexpr u32 kMlaMeetBytes = kAtOnce * kMlaWaves * kMlaGiven;
 
 // What a lane has of a part: a column's totals, and eight quads of its sums.
 struct MlaNode {
@@ -42,21 +40,28 @@ __device__ inline void add_waves(MlaOwn& own, LdsBytes* lds, Act act) {
   const u32 wave = wave_in_group();
   u32 lane = lane_in_wave();
   pin(lane);  // what follows from it is computed here, not kept in registers from the beginning
-  // What a wave gives away of a slice, as its lanes have it.
-  const auto given = [&](u32 at, u32 from) {
-    return reinterpret_cast<RFOPS_LDS F32x4*>(lds + (at * kWaves + from) * kGiven) + lane;
-  };
-  // Totals are where wave 0 gives nothing away: to itself. (A struct in LDS is for the device
+  // What a wave gives away of a slice, as its lanes have it, and its totals: where its tiles were,
+  // so that who is early neither waits for others' nor writes when they do. Without room for that,
+  // totals are where wave 0 gives nothing away: to itself. (A struct in LDS is for the device
   // alone: what compiles for the host too, as load_inline does, refuses to assign one.)
   using F32x2 = f32 __attribute__((ext_vector_type(2)));
-  auto* const all = reinterpret_cast<RFOPS_LDS F32x2*>(lds);
+  constexpr u32 kTotals = kMlaColumns * sizeof(F32x2);
+  constexpr bool kHasRoom = kAtOnce * kGiven + kTotals <= Tiles::kLds;
+  const auto given = [&](u32 at, u32 from) {
+    const u32 place = kHasRoom ? from * Tiles::kLds + at * kGiven : (at * kWaves + from) * kGiven;
+    return reinterpret_cast<RFOPS_LDS F32x4*>(lds + place) + lane;
+  };
+  const auto totals_of = [&](u32 from) {
+    const u32 place = kHasRoom ? from * Tiles::kLds + kAtOnce * kGiven : from * kTotals;
+    return reinterpret_cast<RFOPS_LDS F32x2*>(lds + place) + lane % kMlaColumns;
+  };
   MlaTotals found = {kLowest, 0.0f};
   f32 weights[kWaves];
   const auto weigh = [&] {
     MlaTotals totals[kWaves];
 #pragma unroll
     for (u32 w = 0; w < kWaves; ++w) {
-      const F32x2 from = all[w * kMlaColumns + lane % kMlaColumns];
+      const F32x2 from = *totals_of(w);
       totals[w] = {from[0], from[1]};
       found.most = __builtin_fmaxf(found.most, totals[w].most);
     }
@@ -67,8 +72,8 @@ __device__ inline void add_waves(MlaOwn& own, LdsBytes* lds, Act act) {
     }
   };
   own.sum = over_rows(own.sum, [](f32 a, f32 b) { return a + b; });
-  sync_group();  // all tiles are done with
-  if (lane < kMlaColumns) all[wave * kMlaColumns + lane] = F32x2{own.most, own.sum};
+  if constexpr (!kHasRoom) sync_group();  // all tiles are done with
+  if (lane < kMlaColumns) *totals_of(wave) = F32x2{own.most, own.sum};
 #pragma unroll
   for (u32 first = 0; first < kWaves; first += kAtOnce) {
     if (first > 0) sync_group();
