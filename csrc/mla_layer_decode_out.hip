@@ -1,7 +1,7 @@
 // out[m, n] = sum_k x[m, k] * w[n, k],  bf16, sums in fp32: the last product of an MLA layer, whose
-// x lies packed (product_rows.h). Of more than 64 rows it is mla_layer_decode_wide.hip's.
+// x lies packed (product_rows.h). Of more than 32 rows it is mla_layer_decode_wide.hip's.
 //
-// Layout. A workgroup has 16 kMTiles rows of x, up to 64, and 16 kNTiles of w; of K a step of 128
+// Layout. A workgroup has 16 kMTiles rows of x, up to 32, and 16 kNTiles of w; of K a step of 128
 // after the other goes to its four waves, and to the kSplit workgroups of the tile: what they read
 // at a time lies side by side. A wave multiplies its steps by itself (wave_product.h); w is operand
 // A: a lane ends with 4 neighbours of a row of out. The sums of waves meet in LDS, those of

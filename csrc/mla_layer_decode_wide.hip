@@ -1,5 +1,5 @@
 // out[m, n] = sum_k x[m, k] * w[n, k],  bf16, sums in fp32: the last product of an MLA layer for
-// batches of more than 64, whose x lies packed (product_rows.h). mla_layer_decode_out.hip has the
+// batches of more than 32, whose x lies packed (product_rows.h). mla_layer_decode_out.hip has the
 // smaller ones.
 //
 // Layout. A workgroup has 16 kMTiles rows of x, 16 kNTiles of w, and one of kSplit parts of K, in

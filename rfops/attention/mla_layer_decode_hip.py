@@ -6,7 +6,7 @@ query    q_up, RoPE of q, and kv_up's half of k into it  csrc/mla_layer_decode_q
          of more than 32 sequences and many heads        _query_wide.hip
          mla_decode's kernel, which turns keys           csrc/mla_decode_*.hip
 value    kv_up's half of v, by heads                     csrc/mla_layer_decode.hip
-out      o; of more than 64 sequences                    csrc/mla_layer_decode_out.hip, _wide.hip
+out      o; of more than 32 sequences                    csrc/mla_layer_decode_out.hip, _wide.hip
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ BY_WAVES = (WIDE, DOWN_WIDE)  # half of whose waves fetch, and whose sums meet w
 TILE, PIECE, STEP = 16, 32, 128  # rows of an operand, K of one and of a step
 WAVES, THREADS = 4, 256
 QUERY_WIDE = {"M_TILES": 4, "SPLIT": 1}  # of a kernel of its own
+FEW_ROWS = 32  # of x: of more, waves of their own fetch weights
 WIDE_ROWS = 128  # of x, of a workgroup of WIDE
 MOST_SPLIT = 8  # more sums to add than CUs bring: down of MI300X 22.2 us by 9, 19.4 by 7
 _BF16, _F32, _I32 = torch.bfloat16, torch.float32, torch.int32
@@ -123,7 +124,7 @@ def down_product(c: Call) -> Product:
     w share an L2 (MI300X 21.5 us, 16.8 so). MI355X has 128 sequences by 96 columns in 13.6 us, by
     64 in 14.7, and 256 by 128 in 20.7."""
     stage, widths = DOWN, [64, 128]
-    if c.B > 2 * TILE:  # two buffers of x and w
+    if c.B > FEW_ROWS:  # two buffers of x and w
         room = ROWS[c.arch].lds_bytes // (4 * STEP) - 64
         stage, widths = DOWN_WIDE, [n for n in (64, 96, 128) if n <= room]
     made = (Product(stage, c.R, c.D, n, c.D, n_other=CACHE_ROW, most_m=4) for n in widths)
@@ -133,7 +134,7 @@ def down_product(c: Call) -> Product:
 def out_product(c: Call) -> Product:
     """Of DeepSeek-V3 48 columns twice are 300 CUs' of MI300X, 64 224 of MI355X (49 us; 112 four
     times 52). More rows are bound by x, which wide tiles read less often."""
-    if c.B <= WAVES * TILE:
+    if c.B <= FEW_ROWS:
         return Product(OUT, c.D, c.V, 64)
     wide = (48, 64) if c.B <= WIDE_ROWS else (96, 112)
     lds = ROWS[c.arch].lds_bytes
