@@ -77,7 +77,7 @@ class Workspace:
 
     def _new(self) -> Views:
         zeros = torch.zeros(self.zeros, dtype=torch.int32, device=self.device)
-        return self._views(torch.empty(self.bytes, dtype=torch.uint8, device=self.device), zeros)
+        return self._views(self._buffer(self.bytes), zeros)
 
     def _find(self, key: tuple[int, int]) -> Views:
         arena = _arenas.setdefault((self.device, self.outer, *key), _Arena())

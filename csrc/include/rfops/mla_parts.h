@@ -33,7 +33,7 @@ struct MlaTotals {
 // A lane's 32 sums of a block as a part has them in memory: fp16, of a power of two that brings the
 // largest of them to 2^14 .. 2^15. So each has eleven bits but those below 2^-28 of the largest, a
 // relative error of 2^-12; and parts of 38 compute units are still in their L2 when they are read,
-// which those of 24 bits were not.
+// which those of 24 bits were not. (No sum is infinite alone: values are keys, too.)
 template <u32 kQuads>
 struct MlaQuads {
   using Half4 = _Float16 __attribute__((ext_vector_type(4)));
@@ -44,9 +44,8 @@ struct MlaQuads {
     f32 most = 0.0f;
 #pragma unroll
     for (u32 i = 0; i < kQuads; ++i) {
-      const F32x4 sizes = finite(sums[i]);
-      most = most_size_of(most, sizes[0], sizes[1]);
-      most = most_size_of(most, sizes[2], sizes[3]);
+      most = most_size_of(most, sums[i][0], sums[i][1]);
+      most = most_size_of(most, sums[i][2], sums[i][3]);
     }
     const i32 bits = __builtin_amdgcn_frexp_expf(most), up = 15 - (bits > kLeast ? bits : kLeast);
     const f32 factor = __builtin_ldexpf(1.0f, up);
@@ -71,10 +70,6 @@ struct MlaQuads {
 
  private:
   static constexpr i32 kLeast = -100;  // 2^(15 - kLeast) is a number
-  // Infinities as NaNs, which no maximum is: they are none of the others' concern.
-  __device__ static F32x4 finite(F32x4 sums) {
-    return __builtin_elementwise_fma(sums, F32x4{}, sums);
-  }
   __device__ static f32 most_size_of(f32 most, f32 a, f32 b) {
     asm("v_max3_f32 %0, %0, |%1|, |%2|" : "+v"(most) : "v"(a), "v"(b));
     return most;
