@@ -64,7 +64,7 @@ constexpr u32 kColumns = kNWaves * kOwnColumns;
 // h that moe_mx_down takes lies by tiles, which belong to one expert each.
 constexpr bool kTiledH = RFOPS_TILED_H;
 using Experts = ExpertRows<kRows, kEach, kRows, kTiledH ? kTileRows : 1>;
-using Rows = ChunkRows<Format, kRows, kChunk, kWaves>;
+using Rows = ChunkRows<Format, kRows, kChunk, kWaves, kStage == 1>;
 using Scales = Rows::Scales;
 using Weights = WeightSteps<Format, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, RFOPS_TAIL, kTiles>;
 using Store = ScatteredStore<Half>;

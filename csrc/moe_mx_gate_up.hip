@@ -49,7 +49,7 @@ constexpr u32 kMostOwn = (kMTiles + kMWaves - 1) / kMWaves;  // tiles of rows of
 
 using Experts = ExpertRows<kRows, 1, kTileRows, kTiledH ? kTileRows : 1>;
 using Parts = ExpertParts<Experts, kNWaves, kTileRows>;
-using Rows = ChunkRows<Format, kRows, 1, 1>;
+using Rows = ChunkRows<Format, kRows, 1, 1, true>;
 using Scales = LaneScales<Rows::Scales>;
 using Weights = WeightSteps<Format, true, true, false, kTiles>;
 using Ring = WeightRing<Weights, kTiles, true, true, kNWaves, kSlots>;  // a step of each column's

@@ -50,7 +50,7 @@ moe_mx_prepare(const Id* __restrict__ topk_ids,     // [M, kTopK]
                Format::Eight* __restrict__ q,  // [M, steps, 128 bytes]
                u32* __restrict__ counts,       // [E]
                u32* __restrict__ lists,        // [E, M]
-               u8* __restrict__ scale) {       // [M, a row's blocks]
+               u8* __restrict__ scale) {       // [M, a row's blocks], or as moe_mx.h says
   if (group_x() < list_groups) {
     share_lists<kTopK, kOfToken>(
         room, counts, topk_ids, m, experts, list_groups == 1,
@@ -72,7 +72,6 @@ moe_mx_prepare(const Id* __restrict__ topk_ids,     // [M, kTopK]
   const u32 byte = Format::template scale<In>(most);
   q[index] = Format::template eight<In>(pairs, byte);
   if (at % kLanes == 0) {
-    scale[u64{row} * (steps * Scales::kStepBlocks) + Scales::at(at / kLanes)] =
-        static_cast<u8>(byte);
+    scale[Scales::at_of_x(at / kLanes, row, m, steps)] = static_cast<u8>(byte);
   }
 }

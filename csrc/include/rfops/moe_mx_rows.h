@@ -11,7 +11,7 @@
 
 namespace rfops {
 
-template <class Format, u32 kRows, u32 kChunk, u32 kWaves>
+template <class Format, u32 kRows, u32 kChunk, u32 kWaves, bool kIsX>
 class ChunkRows {
  public:
   using Scales = ScalePlaces<Format, kChunk>;
@@ -20,11 +20,13 @@ class ChunkRows {
   static constexpr u32 kScalesAt = kChunk * kStepBytes;
   static constexpr u32 kBytes = kScalesAt + kRows * Scales::kBlocks;  // of LDS
 
-  // Of `rows` rows in all, each of `steps` steps. ask and settle say which.
+  // Of `rows` rows in all, each of `steps` steps: of x, or of h. ask and settle say which.
   __device__ ChunkRows(const u8* q, const u8* scales, u32 rows, u32 steps)
       : payload_(make_words(q, rows * steps * kRowBytes)),
         scales_(make_words(scales, rows * steps * Scales::kStepBlocks)),
-        steps_(steps) {}
+        steps_(steps),
+        scale_pitch_(kByChunks ? Scales::kBlocks : steps * Scales::kStepBlocks),
+        chunk_pitch_(kByChunks ? rows * Scales::kBlocks : Scales::kBlocks) {}
   // row_of(row): which of them a row of the tile is, or kOutside.
   template <class RowOf>
   __device__ ChunkRows(const u8* q, const u8* scales, u32 rows, u32 steps, RowOf row_of)
@@ -53,7 +55,7 @@ class ChunkRows {
 #pragma unroll
     for (u32 i = 0; i < kOwnScales; ++i) {
       const u32 row = row_of_scale(i), number = row_of(row, scale_from_[i]);
-      const u32 at = number * steps_ * Scales::kStepBlocks + lane % kDwords * 4;
+      const u32 at = number * scale_pitch_ + lane % kDwords * 4;
       scale_from_[i] = number == kOutside || row >= kRows ? kOutside : at;
     }
   }
@@ -70,7 +72,7 @@ class ChunkRows {
     }
 #pragma unroll
     for (u32 i = 0; i < kOwnScales; ++i) {
-      scale_held_[i] = load_dwords<1>(scales, scale_from_[i], chunk * Scales::kBlocks).dword[0];
+      scale_held_[i] = load_dwords<1>(scales, scale_from_[i], chunk * chunk_pitch_).dword[0];
     }
     keep_order();
   }
@@ -151,6 +153,7 @@ class ChunkRows {
       kGroups > kWaves ? kChunk * kOwnGroups : (kChunk * kGroups + kWaves - 1) / kWaves;
 
  private:
+  static constexpr bool kByChunks = kIsX && Scales::kXByChunks;
   // Which rows a wave's load `i` brings, of which step: with more waves than groups, of several.
   // The last group twice where waves do not share all out evenly.
   __device__ static u32 group_of(u32 i) {
@@ -178,7 +181,7 @@ class ChunkRows {
       const u32 number = own + i * kWaves;
       if (kScaleLoads % kWaves != 0 && number >= kScaleLoads) break;
       if (kWaves > 1 || number * kScaleRows < rows) {
-        const u32 at = chunk * Scales::kBlocks;
+        const u32 at = chunk * chunk_pitch_;
         const u32 place = base + kScalesAt + number * (kScaleLanes * 4);
         if (kLeftLanes > 0 && i + 1 == kOwnScales) {  // beyond lies what others load
           load_direct_4<(kLeftLanes > 0 ? kLeftLanes : kScaleLanes)>(scales_, scale_from_[i], at,
@@ -202,7 +205,7 @@ class ChunkRows {
   }
 
   U32x4 payload_, scales_;
-  u32 steps_;
+  u32 steps_, scale_pitch_, chunk_pitch_;
   u32 from_[kOwnGroups], scale_from_[kOwnScales];
   U32x4 held_[kIssues];
   u32 scale_held_[kOwnScales];
