@@ -127,14 +127,15 @@ class DirectTiles {
   __device__ void scores(u32 tile, const MlaQuery& q, F32x4 (&s)[Row::kHalves]) {
     constexpr u32 kParts = Row::kBytes / 64, kChunks = Row::kValueBytes / 64;
     static_assert(Row::kHalves * kParts == kLoads, "a load for each read");
+    // Of the last tile the first half's scores are made while the second is on its way.
+    constexpr bool kByHalves = kFp8 && !kHasNext;
     base_ = own_ + tile % 2 * kTile;
-    wait();                                               // this tile, and the next one's entries
+    wait<kByHalves ? kLoads / 2 : 0>();                   // this tile, and the next one's entries
     if constexpr (kRope) pin(turn_.cos), pin(turn_.sin);  // no wait of the compiler's own later
     Entries entries;
     if constexpr (kHasNext) entries = read_entries(tile + 1);
     U32x4 k[Row::kHalves][kParts];
-#pragma unroll
-    for (u32 h = 0; h < Row::kHalves; ++h) {
+    const auto read_keys = [&](u32 h) {
       const LdsBytes* const key = base_ + key_ + h * kHalfBytes;
 #pragma unroll
       for (u32 i = 0; i < kParts; ++i) {
@@ -143,7 +144,9 @@ class DirectTiles {
         if (i == kChunks + 1) at = base_ + (rope_ ^ 64);
         k[h][i] = lds_load_16(at);
       }
-    }
+    };
+    read_keys(0);
+    if constexpr (Row::kHalves == 2 && !kByHalves) read_keys(1);
     keep_order();  // all of it is on its way before the first is waited for
     if constexpr (kHasNext) {
       // Reads end in order: those of the last tile's values, which is overwritten, are behind.
@@ -152,6 +155,12 @@ class DirectTiles {
     }
 #pragma unroll
     for (u32 h = 0; h < Row::kHalves; ++h) {
+      if (kByHalves && h == 1) {
+        keep_order();
+        wait();
+        read_keys(1);
+        keep_order();
+      }
       F32x4 sums[2] = {};
 #pragma unroll
       for (u32 i = 0; i < kParts; ++i) {
@@ -172,12 +181,27 @@ class DirectTiles {
   }
 
   __device__ void add_values(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) const {
+    if constexpr (kFp8) {
+      const Bf16x8 both = side_by_side(p[0], p[1]);
+      // Two ahead: a product waits eight clocks for what is widened just before it, and else that
+      // waits for the last product. 40 clk each, and 24 so.
+      constexpr u32 kAhead = 2;
+      Bf16x8 wide[kMlaValueTiles];
+      const auto widen = [&](u32 d) {
+        wide[d] = widen_8(values_[d][0], values_[d][1]);
+        keep_order();
+      };
 #pragma unroll
-    for (u32 d = 0; d < kMlaValueTiles; ++d) {
-      if constexpr (kFp8) {
-        const Bf16x8 both = side_by_side(p[0], p[1]);
-        o[d] = multiply_32(widen_8(values_[d][0], values_[d][1]), both, o[d]);
-      } else {
+      for (u32 d = 0; d < kAhead; ++d) widen(d);
+#pragma unroll
+      for (u32 d = 0; d < kMlaValueTiles; ++d) {
+        if (d + kAhead < kMlaValueTiles) widen(d + kAhead);
+        o[d] = multiply_32(wide[d], both, o[d]);
+        keep_order();
+      }
+    } else {
+#pragma unroll
+      for (u32 d = 0; d < kMlaValueTiles; ++d) {
         o[d] = multiply_16(__builtin_bit_cast(Bf16x4, values_[d]), p[0], o[d]);
       }
     }
@@ -313,8 +337,14 @@ class DirectTiles {
     if constexpr (kRope) turn_ = tokens_.turn(first_token(tile) + lane_in_wave() % 16);
   }
 
-  // The i-th load of a tile, of kLoads.
-  __device__ void load_rows(u32 tile, u32 i, const Entries& entries) const {
+  // Of kLoads the one that comes at `turn`: of FP8 all of the first 16 tokens', then the others.
+  __device__ static u32 load_at(u32 turn) {
+    constexpr u32 kOfHalf = kLoads / 2 - 1;  // of values
+    if (!kFp8 || turn < kOfHalf || turn == kLoads - 1) return turn;
+    return turn == kOfHalf ? 2 * kOfHalf : turn - 1;
+  }
+  __device__ void load_rows(u32 tile, u32 turn, const Entries& entries) const {
+    const u32 i = load_at(turn);
     LdsBytes* const to = own_ + tile % 2 * kTile;
     const u32 lane = lane_, first = first_token(tile);
     if (i < 16) {
