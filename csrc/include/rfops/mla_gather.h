@@ -83,8 +83,11 @@ struct MlaGather : MlaLeft {
     // Of part `own`; where there are fewer parts the last one again. Slots are two apart, but the
     // second one of a sequence follows its first, `slot`.
     __device__ void find(const MlaGather& all, const MlaPlace& at, u32 own, u32 slot) {
-      from = divide_few(own * kGroups * kQuads, at.count);
-      to = divide_few((own + 1) * kGroups * kQuads, at.count);
+      // Of pieces by parts, rounded down: with a half more no quotient is near a whole number.
+      const f32 each = __builtin_amdgcn_rcpf(static_cast<f32>(at.count)) * (kGroups * kQuads);
+      const f32 half = each / (2 * kGroups * kQuads);
+      from = static_cast<u32>(__builtin_fmaf(static_cast<f32>(own), each, half));
+      to = static_cast<u32>(__builtin_fmaf(static_cast<f32>(own + 1), each, half));
       first = kGroups == 1 ? 0 : all.lane / kLanes * kParts;
       const u32 begin = first < at.count ? first : at.count - 1;
       const u32 begin_slot = slot + (begin == 0 ? 0 : 2 * begin * at.stride - 1);
@@ -132,12 +135,14 @@ struct MlaGather : MlaLeft {
   template <u32 kTurns, class AnyShare, class Factor, class Make>
   __device__ void meet_others(const MlaPlace& at, bool has_more, u32 slot, AnyShare share,
                               Factor factor, Make make) const {
-    share.find(*this, at, at.own, slot);
-    keep_order();  // what is found is so while stores are on their way
     u64* const word = counter(at.level, slot);
     const u64 goes = (kGone << at.own) + kLeft;
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
-    u64 before = scalar(add(word, has_more ? kCame + goes : kCame));
+    u64 before = add(word, has_more ? kCame + goes : kCame);
+    keep_order();
+    share.find(*this, at, at.own, slot);
+    keep_order();  // what is found is so while the count is on its way
+    before = scalar(before);
     const bool is_last = came(before) + 1 == as_scalar(at.count);
     u32 others = is_last ? static_cast<u32>(before / kGone) : 0;
     bool has_left = has_more;

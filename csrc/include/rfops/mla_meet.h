@@ -89,17 +89,20 @@ __device__ inline void add_waves(MlaOwn& own, LdsBytes* lds, Act act) {
     for (u32 i = 0; i < kAtOnce; ++i) {
       if (first + i != wave) continue;
       F32x4 others[8][kWaves];
-#pragma unroll
-      for (u32 x = 0; x < 8; ++x) {
+      const auto read = [&](u32 x) {
 #pragma unroll
         for (u32 w = 0; w < kWaves; ++w) {
           if (w != first + i) others[x][w] = given(i, w)[x * kWaveSize];
         }
-      }
-      keep_order();  // one wait for all of them
+        keep_order();  // on its way while others are added up
+      };
+      constexpr u32 kAhead = 2;
+#pragma unroll
+      for (u32 x = 0; x < kAhead; ++x) read(x);
       MlaNode node;
       node.all = found;
       Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four) {
+        if (x + kAhead < 8) read(x + kAhead);
         four *= weights[first + i];
 #pragma unroll
         for (u32 w = 0; w < kWaves; ++w) {
