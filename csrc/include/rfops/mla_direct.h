@@ -162,15 +162,23 @@ class DirectTiles {
         keep_order();
       }
       F32x4 sums[2] = {};
+      Bf16x8 wide[kParts][2];  // one ahead of products, as in add_values()
+      const auto widen = [&](u32 i) {
+        wide[i][0] = widen_8(k[h][i][0], k[h][i][1]);
+        wide[i][1] = widen_8(k[h][i][2], k[h][i][3]);
+        keep_order();
+      };
+      if constexpr (kFp8) widen(0);
 #pragma unroll
       for (u32 i = 0; i < kParts; ++i) {
         if (kRope && i == kChunks) turn(k[h][i], k[h][i + 1], turn_);
-        const U32x4 part = k[h][i];
         if constexpr (kFp8) {
-          sums[0] = multiply_32(widen_8(part[0], part[1]), q[2 * i], sums[0]);
-          sums[1] = multiply_32(widen_8(part[2], part[3]), q[2 * i + 1], sums[1]);
+          if (i + 1 < kParts) widen(i + 1);
+          sums[0] = multiply_32(wide[i][0], q[2 * i], sums[0]);
+          sums[1] = multiply_32(wide[i][1], q[2 * i + 1], sums[1]);
+          keep_order();
         } else {
-          sums[i % 2] = multiply_32(__builtin_bit_cast(Bf16x8, part), q[i], sums[i % 2]);
+          sums[i % 2] = multiply_32(__builtin_bit_cast(Bf16x8, k[h][i]), q[i], sums[i % 2]);
         }
         if constexpr (kHasNext) load_rows(tile + 1, h * kParts + i, entries);
       }
