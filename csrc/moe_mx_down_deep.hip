@@ -110,7 +110,7 @@ class Taker {
   __device__ void load_lists() {
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
-      const u32 list = here_.expert * given_.m + here_.row + rows_.first(i);
+      const u32 list = here_.expert * given_.m + here_.row + Rows::first(i);
       listed_[i] =
           load_dwords<1>(lists_, lane_in_wave() % kTileRows * sizeof(u32), list * sizeof(u32))
               .dword[0];
@@ -124,7 +124,7 @@ class Taker {
       wait_lds();  // sums of the part before are added
       meet();      // by all, and weights of this one are there
       const u32 number = t * kParts + kPart;
-      if (rows_.first(0) < here_.rows) {
+      if (Rows::first(0) < here_.rows) {
         typename Weights::Held w[kPartSteps];
 #pragma unroll
         for (u32 i = 0; i < kPartSteps; ++i) {
@@ -132,7 +132,7 @@ class Taker {
         }
 #pragma unroll
         for (u32 i = 0; i < kOwn; ++i) {
-          if (i == 0 || rows_.first(i) < here_.rows) steps<kPart * kPartSteps, 0>(sums[i], w, i);
+          if (i == 0 || Rows::first(i) < here_.rows) steps<kPart * kPartSteps, 0>(sums[i], w, i);
         }
       }
       keep_order();
@@ -158,7 +158,7 @@ class Taker {
     const Sums to = sums_of(given_.m);
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
-      const u32 own = rows_.first(i) + row;
+      const u32 own = Rows::first(i) + row;
       const u32 token = is_routed ? listed_[i] / kTopK : here_.row + own;
       if (own >= here_.rows || token >= given_.m) continue;  // or of a list that nobody wrote
       const f32 weight = is_routed ? to.weight(listed_[i]) : 1.0f;

@@ -52,11 +52,10 @@ class TileToucher {
   u32 group_, groups_, unread_;
 };
 
-// kOwn times 16 rows of a tile, a row a lane of sixteen; those of kWaves waves in turn, and back.
+// kOwn times 16 rows of a tile, a row a lane of sixteen; those of kWaves waves in turn.
 template <class All, u32 kOwn, u32 kSteps, u32 kWaves>
 class HeldRows {
   using Scales = All::Scales;
-  static constexpr u32 kSimds = 4;
 
  public:
   struct OwnScales {
@@ -66,18 +65,10 @@ class HeldRows {
 
   __device__ explicit HeldRows(const All& all)
       : payload_(make_buffer(all.payload, all.rows * All::kRowSize)),
-        scales_(make_buffer(all.scales, all.rows * All::kRowScales)) {
-    // Most tiles lack some of the last sixteens: waves have them that are alone on their SIMD (6
-    // waves, 33 experts, 512 tokens, 8 steps: 73.9 -> 72.5 us, half of it as all is computed once).
-    const u32 wave = wave_in_group(), turned = (kWaves + kSimds - 1 - wave) % kWaves;
-#pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) {
-      first_[i] = as_scalar(((i > 0 ? turned : wave) + i * kWaves) * kTileRows);
-    }
-  }
+        scales_(make_buffer(all.scales, all.rows * All::kRowScales)) {}
 
   // The tile's row that the wave's `i`th sixteen begin with.
-  __device__ u32 first(u32 i) const { return first_[i]; }
+  __device__ static u32 first(u32 i) { return (wave_in_group() + i * kWaves) * kTileRows; }
 
   // Steps kFrom .. kTo - 1, on their way. Of the first sixteen the same loads whatever there is, so
   // that the compiler knows how many are; loads of others that are not there would take a
@@ -114,11 +105,10 @@ class HeldRows {
   }
 
  private:
-  __device__ u32 outside(const ExpertTile& tile, u32 i) const {
+  __device__ static u32 outside(const ExpertTile& tile, u32 i) {
     return first(i) + lane_in_wave() % kTileRows < tile.rows ? 0 : kOutside;
   }
   Buffer payload_, scales_;
-  u32 first_[kOwn];
 };
 
 }  // namespace rfops
