@@ -82,8 +82,9 @@ using MlaBlock = MlaQuads<8>;
 template <u32 kColumns>
 struct MlaColumnsTarget {
   static constexpr u32 kBlocks = kColumns / 16;  // of a lane
-  bf16* out;                                     // of these columns
-  f32* lse;                                      // likewise, or null
+
+  bf16* out;    // of these columns
+  f32* lse;     // likewise, or null
   f32* parts;   // [slots][4 waves, kBlocks] MlaBlock of lanes, then [slots, kColumns, 2]
   u32* counts;  // [kFanLevels, slots] of 64 bits, zeros
   u32 columns;  // that are there
