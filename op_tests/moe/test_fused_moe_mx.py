@@ -135,6 +135,7 @@ SHAPES = [
     (1, 1024, 512, 8, 2, 0, BF16),
     (40, 256, 768, 3, 3, 2, BF16),
 ]
+PLAIN = MxMoeConfig(1, 4, 1, 4, 1)  # four launches, whatever the route's default is
 CONFIGS = [
     MxMoeConfig(1, 1, 4, 4, 1, 4), MxMoeConfig(1, 4, 1, 2, 1, 1), MxMoeConfig(2, 2, 2, 2, 2, 2),
     MxMoeConfig(4, 4, 1, 4, 1, 2), MxMoeConfig(8, 4, 1, 4, 1, 1), MxMoeConfig(2, 8, 1, 1, 1, 8),
@@ -248,7 +249,7 @@ def test_h_is_quantised_bit_for_bit(fmt: Format, rounding: str) -> None:
     h = (gate * up).to(BF16)
     assert torch.equal(h.float(), gate * up), "the test's h is exact"
     wanted = fmt.and_back(h, rounding, torch.float32)
-    got = problem.run("hip")
+    got = problem.run("hip", PLAIN)
     assert torch.equal(got.float(), wanted), f"{(got.float() != wanted).sum()} differ"
 
 
@@ -259,7 +260,7 @@ def test_counts(fmt: Format) -> None:
     mixed = torch.tensor([[0, 1]] * 36 + [[3, 1]], dtype=torch.int64)
     for ids in (torch.tensor([[2, 2]] * 37, dtype=torch.int32), mixed):
         changed = problem.with_(topk_ids=ids)
-        assert_near(changed.run("hip"), changed.exact)
+        assert_near(changed.run("hip", PLAIN), changed.exact)
 
 
 @pytest.mark.parametrize("chosen", [6, 16])
@@ -269,7 +270,7 @@ def test_lists_of_many_tokens(chosen: int) -> None:
     problem.topk_ids[:, 0] = problem.topk_ids[:, -1]
     problem.topk_ids[7] = -1
     problem.topk_ids = problem.topk_ids.long()
-    assert_near(problem.run("hip"), problem.exact)
+    assert_near(problem.run("hip", PLAIN), problem.exact)
 
 
 @pytest.mark.sweep
@@ -282,7 +283,7 @@ def test_ids_outside_add_nothing(fmt: Format) -> None:
     ids[7] = -1
     weights = problem.topk_weights.masked_fill((ids < 0) | (ids >= 4), math.nan)
     with rfops.vgpu.check() as checked:
-        got = problem.with_(topk_ids=ids, topk_weights=weights).run("hip")
+        got = problem.with_(topk_ids=ids, topk_weights=weights).run("hip", PLAIN)
     assert_near(got, problem.with_(topk_ids=ids).exact)
     assert not checked.findings, "\n".join(map(str, checked.findings))
 
@@ -290,10 +291,11 @@ def test_ids_outside_add_nothing(fmt: Format) -> None:
 @pytest.mark.parametrize("kernel", ["hip", "torch"])
 def test_a_row_that_is_no_number_is_its_own_alone(fmt: Format, kernel: str) -> None:
     problem = random_problem(fmt, 20, 256, 256, 4, 2)
-    clean = problem.run(kernel)
+    config = PLAIN if kernel == "hip" else None
+    clean = problem.run(kernel, config)
     x = problem.x.clone()
     x[5], x[11, 3] = math.nan, math.inf
-    got = problem.with_(x=x).run(kernel)
+    got = problem.with_(x=x).run(kernel, config)
     others = [t for t in range(20) if t not in (5, 11)]
     assert torch.equal(got[others], clean[others])
     assert got[5].isnan().all() and got[11].isnan().all()
@@ -302,18 +304,18 @@ def test_a_row_that_is_no_number_is_its_own_alone(fmt: Format, kernel: str) -> N
 @pytest.mark.sweep
 def test_strided_rows_and_memory_around(fmt: Format) -> None:
     problem = random_problem(fmt, 19, 256, 256, 4, 2)
-    wanted = problem.run("hip")
+    wanted = problem.run("hip", PLAIN)
     wide = torch.full((25, 512), math.nan, dtype=BF16)
     wide[2:21, 40:296] = problem.x
-    assert torch.equal(problem.with_(x=wide[2:21, 40:296]).run("hip"), wanted)
+    assert torch.equal(problem.with_(x=wide[2:21, 40:296]).run("hip", PLAIN), wanted)
     memory = torch.full((19 * 256 + 256,), -7.0, dtype=BF16)
     out = memory[128 : 128 + 19 * 256].view(19, 256).fill_(math.nan)
-    problem.run("hip", None, out)
+    problem.run("hip", PLAIN, out)
     assert torch.equal(out, wanted)
     assert (memory[:128] == -7).all() and (memory[-128:] == -7).all()
     columns = problem.x.T.contiguous().T
     with pytest.raises(ValueError, match="x does not lie in rows of 16 bytes"):
-        problem.with_(x=columns).run("hip")
+        problem.with_(x=columns).run("hip", PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -348,10 +350,10 @@ def test_counts_that_a_call_left_behind(columns: int, rows: int, slots: int, rin
 def test_the_same_in_any_order(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists are filled by atomics, and results do not depend on it."""
     problem = random_problem(fmt, 300, 256, 256, 5, 2, num_shared=1)
-    first = problem.run("hip")
+    first = problem.run("hip", PLAIN)
     for schedule in ("random:1", "random:2"):
         monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", schedule)
-        assert torch.equal(problem.run("hip"), first)
+        assert torch.equal(problem.run("hip", PLAIN), first)
 
 
 FUSED = [
