@@ -36,6 +36,7 @@ def _own_misses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("RFOPS_CONFIGS", raising=False)
     monkeypatch.delenv("RFOPS_RECORD_UNTUNED", raising=False)
     routing._misses.clear()
+    routing._unfit.clear()
     tuned_table._load.cache_clear()
     yield
     routing._misses.clear()
@@ -125,6 +126,53 @@ def test_envelope_comes_before_the_table(overlay: Write) -> None:
     assert "no kernel for gfx942" in chosen.refused["mfma"]
     chosen = route(9, 480, 640, torch.float32)
     assert chosen.backend == "mfma" and "writes bfloat16, not float32" in chosen.refused["gemv"]
+
+
+UNFIT = {  # the op, the row, the shape, what is said of the row and why
+    "shape": (
+        "gemm_mxfp8", {"m": 20, "kernel": "gemv"}, {"m": 20, "n": 480, "k": 640},
+        "gemv does not take m=20 n=480 k=640 on gfx950", "M=20 is not within 1 to 16",
+    ),
+    "config": (
+        "fused_moe_mxfp4",
+        {"m": 4, "d": 256, "i": 256, "e": 8, "k": 2, "kernel": "hip",
+         "config": "m_tiles=4 up_n=4 up_k=1 down_n=4 down_k=1 ring=1"},
+        {"m": 4, "d": 256, "i": 256, "e": 8, "k": 2},
+        "hip m_tiles=4 up_n=4 up_k=1 down_n=4 down_k=1 ring=1 does not take m=4 d=256",
+        "a ring wants all of MXFP4 weights shuffled",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_an_own_row_that_does_not_fit_is_said(
+    case: str, overlay: Write, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once a row, with its file, line and reason; `rfops why` says it each time."""
+    name, row, shape, setting, reason = UNFIT[case]
+    file, op = overlay(row, op=name), ops()[name]
+    sizes = {size.upper(): value for size, value in shape.items()}
+    for _ in range(2):
+        chosen = op.route(op.call_of("gfx950", **sizes))
+        assert chosen.row is None
+        assert f"{file.name}:2 is for the shape, but" in chosen.why and reason in chosen.why
+    (record,) = [r for r in caplog.records if "passed over" in r.getMessage()]
+    said = record.getMessage()
+    assert record.levelname == "WARNING"
+    assert f"{file}, line 2: {setting}" in said and reason in said, said
+    assert f"rfops tune {name}" in said
+    options = [word for size, value in shape.items() for word in (f"--{size}", str(value))]
+    assert cli.main(["why", name, *options, "--arch", "gfx950"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{file.name}:2 is for the shape, but" in shown and reason in shown
+
+
+def test_an_own_row_that_fits_is_not_spoken_of(
+    overlay: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    overlay({"m": 20})
+    assert decision(17) == ("nearest row", "mfma")
+    assert not caplog.records
 
 
 def test_a_row_says_triton(overlay: Write) -> None:
@@ -533,9 +581,9 @@ def test_the_shipped_table_says_what_was_published() -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_the_shipped_tables_are_sound(name: str) -> None:
+def test_the_shipped_tables_are_sound(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """No conflicts, no figure called measured without a device, and each row is what a call of its
-    very sizes takes."""
+    very sizes takes: nothing is passed over or warned of."""
     table, own = TABLES[name].load(), name.endswith("_triton")
     said = list(tuned_table.read(paths.CONFIGS / f"{name}.csv", name))  # what others publish, too
     assert said and table.conflicts == ()
@@ -549,6 +597,7 @@ def test_the_shipped_tables_are_sound(name: str) -> None:
             chosen = op.route(op.call_of(row.arch, row.cu_num, **given, **LIKE.get(name, {})))
             assert (chosen.backend, chosen.config) == (row.kernel, row.config), row
             assert chosen.row is row and chosen.rule == "exact row"
+    assert not caplog.records and not any(row.is_own for row in table.rows)
 
 
 LIKE = {

@@ -370,11 +370,14 @@ def test_refusals(case: str) -> None:
 def test_refusals_of_tables() -> None:
     gate, up, down = P.tables
     for changes, message in (
-        (((gate, up[:2]), down), "up must be E=3 tensors, got 2"),
-        (((gate, up), P.w2), "down must be a tuple of tensors, got Tensor"),
-        (((gate, [*up[:2], up[0].T]), down), r"up\[2\] must be a \[D=64, I=32\] tensor"),
+        (((gate, up[:2]), down), "_tables: up must be E=3 tensors, got 2"),
+        (
+            ((gate, up), P.w2),
+            r": w2 must be a list of \[I, D\] tensors where w1 is a pair of lists",
+        ),
+        (((gate, [*up[:2], up[0].T]), down), r"_tables: up\[2\] must be a \[D=64, I=32\] tensor"),
     ):
-        with pytest.raises(ValueError, match=f"^fused_moe_tables: {message}"):
+        with pytest.raises(ValueError, match=f"^fused_moe{message}"):
             fused_moe(P.x, *changes, *P.choice)
 
 

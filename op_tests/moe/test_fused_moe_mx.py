@@ -10,13 +10,21 @@ import pytest
 import torch
 
 import rfops.vgpu
+from rfops import compat
 from rfops.challenge import moe_mxfp4
+from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.layout import Shuffled
 from rfops.moe import fused_moe_mxfp4, fused_moe_mxfp8
 from rfops.moe.fused_moe import fused_moe
 from rfops.moe.fused_moe_mx import MXFP4, MXFP8, Experts, Format, arguments
-from rfops.moe.fused_moe_mx_hip import _BUILT, MxMoeConfig, moe_mx_experts_kernel
-from rfops.quantization.shuffle import shuffle_scale, shuffle_weight
+from rfops.moe.fused_moe_mx_hip import (
+    _BUILT,
+    MOST_DEEP_STEPS,
+    MxMoeConfig,
+    moe_mx_experts_kernel,
+)
+from rfops.quantization.mxfp8 import E8M0_NAN
+from rfops.quantization.shuffle import padded_scale, shuffle_scale, shuffle_weight
 
 pytestmark = pytest.mark.requires_gfx950
 BF16, F16 = torch.bfloat16, torch.float16
@@ -48,7 +56,8 @@ class Problem:
         return replace(self, **changes)
 
     def shuffled(self) -> Problem:
-        scales = [shuffle_scale(s.flatten(0, 1)) for s in (self.w1_scale, self.w2_scale)]
+        """What pads scales is NaN: no kernel may read it."""
+        scales = [_shuffled_scale(s.flatten(0, 1)) for s in (self.w1_scale, self.w2_scale)]
         return self.with_(w1=shuffle_weight(self.w1), w2=shuffle_weight(self.w2),
                           w1_scale=scales[0], w2_scale=scales[1])  # fmt: skip
 
@@ -79,6 +88,13 @@ class Problem:
     @property
     def exact(self) -> torch.Tensor:
         return self.experts.run(self.x, self.topk_weights, self.topk_ids, self.num_shared)
+
+
+def _shuffled_scale(scale: torch.Tensor) -> Shuffled:
+    rows, columns = scale.shape
+    padded = scale.new_full(padded_scale(rows, columns), E8M0_NAN, dtype=torch.uint8)
+    padded[:rows, :columns] = scale.view(torch.uint8)
+    return shuffle_scale(padded.view(scale.dtype))
 
 
 def random_problem(
@@ -119,6 +135,7 @@ SHAPES = [
     (1, 1024, 512, 8, 2, 0, BF16),
     (40, 256, 768, 3, 3, 2, BF16),
 ]
+PLAIN = MxMoeConfig(1, 4, 1, 4, 1)  # four launches, whatever the route's default is
 CONFIGS = [
     MxMoeConfig(1, 1, 4, 4, 1, 4), MxMoeConfig(1, 4, 1, 2, 1, 1), MxMoeConfig(2, 2, 2, 2, 2, 2),
     MxMoeConfig(4, 4, 1, 4, 1, 2), MxMoeConfig(8, 4, 1, 4, 1, 1), MxMoeConfig(2, 8, 1, 1, 1, 8),
@@ -155,9 +172,8 @@ def test_values(fmt: Format, shape: Any, is_shuffled: bool) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("is_shuffled", [False, True])
 def test_triton(fmt: Format, is_shuffled: bool) -> None:
-    """Weights widened to bf16; fp16 rows, a shared expert, ids outside, tails where it is raw."""
-    d, i = (256, 256) if is_shuffled else (160, 96)
-    problem = random_problem(fmt, 9, d, i, 4, 2, 1, F16)
+    """Weights widened to bf16; fp16 rows, a shared expert, ids outside, tails."""
+    problem = random_problem(fmt, 9, 160, 96, 4, 2, 1, F16)
     problem.topk_ids[3, 1] = 7
     exact = problem.exact
     assert_near((problem.shuffled() if is_shuffled else problem).run("triton"), exact)
@@ -173,9 +189,9 @@ def test_tails(fmt: Format, sizes: tuple[int, int]) -> None:
         got = problem.run("hip")
     assert_near(got, problem.exact)
     assert not checked.findings, "\n".join(map(str, checked.findings))
-    if i % 16 == 0 and d % 16 == 0:
-        mixed = problem.with_(w1=shuffle_weight(problem.w1), w2=shuffle_weight(problem.w2))
-        assert torch.equal(mixed.run("hip"), got)
+    assert torch.equal(problem.shuffled().run("hip"), got)
+    mixed = problem.with_(w1=shuffle_weight(problem.w1), w2=shuffle_weight(problem.w2))
+    assert torch.equal(mixed.run("hip"), got)
 
 
 @pytest.mark.sweep
@@ -233,7 +249,7 @@ def test_h_is_quantised_bit_for_bit(fmt: Format, rounding: str) -> None:
     h = (gate * up).to(BF16)
     assert torch.equal(h.float(), gate * up), "the test's h is exact"
     wanted = fmt.and_back(h, rounding, torch.float32)
-    got = problem.run("hip")
+    got = problem.run("hip", PLAIN)
     assert torch.equal(got.float(), wanted), f"{(got.float() != wanted).sum()} differ"
 
 
@@ -244,7 +260,7 @@ def test_counts(fmt: Format) -> None:
     mixed = torch.tensor([[0, 1]] * 36 + [[3, 1]], dtype=torch.int64)
     for ids in (torch.tensor([[2, 2]] * 37, dtype=torch.int32), mixed):
         changed = problem.with_(topk_ids=ids)
-        assert_near(changed.run("hip"), changed.exact)
+        assert_near(changed.run("hip", PLAIN), changed.exact)
 
 
 @pytest.mark.parametrize("chosen", [6, 16])
@@ -254,7 +270,7 @@ def test_lists_of_many_tokens(chosen: int) -> None:
     problem.topk_ids[:, 0] = problem.topk_ids[:, -1]
     problem.topk_ids[7] = -1
     problem.topk_ids = problem.topk_ids.long()
-    assert_near(problem.run("hip"), problem.exact)
+    assert_near(problem.run("hip", PLAIN), problem.exact)
 
 
 @pytest.mark.sweep
@@ -267,7 +283,7 @@ def test_ids_outside_add_nothing(fmt: Format) -> None:
     ids[7] = -1
     weights = problem.topk_weights.masked_fill((ids < 0) | (ids >= 4), math.nan)
     with rfops.vgpu.check() as checked:
-        got = problem.with_(topk_ids=ids, topk_weights=weights).run("hip")
+        got = problem.with_(topk_ids=ids, topk_weights=weights).run("hip", PLAIN)
     assert_near(got, problem.with_(topk_ids=ids).exact)
     assert not checked.findings, "\n".join(map(str, checked.findings))
 
@@ -275,10 +291,11 @@ def test_ids_outside_add_nothing(fmt: Format) -> None:
 @pytest.mark.parametrize("kernel", ["hip", "torch"])
 def test_a_row_that_is_no_number_is_its_own_alone(fmt: Format, kernel: str) -> None:
     problem = random_problem(fmt, 20, 256, 256, 4, 2)
-    clean = problem.run(kernel)
+    config = PLAIN if kernel == "hip" else None
+    clean = problem.run(kernel, config)
     x = problem.x.clone()
     x[5], x[11, 3] = math.nan, math.inf
-    got = problem.with_(x=x).run(kernel)
+    got = problem.with_(x=x).run(kernel, config)
     others = [t for t in range(20) if t not in (5, 11)]
     assert torch.equal(got[others], clean[others])
     assert got[5].isnan().all() and got[11].isnan().all()
@@ -287,18 +304,18 @@ def test_a_row_that_is_no_number_is_its_own_alone(fmt: Format, kernel: str) -> N
 @pytest.mark.sweep
 def test_strided_rows_and_memory_around(fmt: Format) -> None:
     problem = random_problem(fmt, 19, 256, 256, 4, 2)
-    wanted = problem.run("hip")
+    wanted = problem.run("hip", PLAIN)
     wide = torch.full((25, 512), math.nan, dtype=BF16)
     wide[2:21, 40:296] = problem.x
-    assert torch.equal(problem.with_(x=wide[2:21, 40:296]).run("hip"), wanted)
+    assert torch.equal(problem.with_(x=wide[2:21, 40:296]).run("hip", PLAIN), wanted)
     memory = torch.full((19 * 256 + 256,), -7.0, dtype=BF16)
     out = memory[128 : 128 + 19 * 256].view(19, 256).fill_(math.nan)
-    problem.run("hip", None, out)
+    problem.run("hip", PLAIN, out)
     assert torch.equal(out, wanted)
     assert (memory[:128] == -7).all() and (memory[-128:] == -7).all()
     columns = problem.x.T.contiguous().T
     with pytest.raises(ValueError, match="x does not lie in rows of 16 bytes"):
-        problem.with_(x=columns).run("hip")
+        problem.with_(x=columns).run("hip", PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -333,10 +350,10 @@ def test_counts_that_a_call_left_behind(columns: int, rows: int, slots: int, rin
 def test_the_same_in_any_order(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists are filled by atomics, and results do not depend on it."""
     problem = random_problem(fmt, 300, 256, 256, 5, 2, num_shared=1)
-    first = problem.run("hip")
+    first = problem.run("hip", PLAIN)
     for schedule in ("random:1", "random:2"):
         monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", schedule)
-        assert torch.equal(problem.run("hip"), first)
+        assert torch.equal(problem.run("hip", PLAIN), first)
 
 
 FUSED = [
@@ -370,10 +387,7 @@ def test_fused_bits(fmt: Format, case: Any) -> None:
     fused = replace(plain, columns=columns, down_n=waves, rows=rows)
     wanted = problem.run("hip", plain)
     assert_near(wanted, problem.exact)
-    kinds = [problem]
-    if shape[1] % 256 == shape[2] % 256 == 0:
-        kinds.append(problem.shuffled())
-    for kind in kinds:
+    for kind in (problem, problem.shuffled()):
         with rfops.vgpu.check() as checked:
             got = kind.run("hip", fused)
         assert torch.equal(got, wanted)
@@ -436,8 +450,7 @@ def test_sums(fmt: Format, case: Any) -> None:
             got = kind.run("hip", config)
         assert_near(got, kind.exact)
         assert not checked.findings, "\n".join(map(str, checked.findings))
-        if shape[1] % 256 == shape[2] % 256 == 0:
-            assert torch.equal(kind.shuffled().run("hip", config), got)
+        assert torch.equal(kind.shuffled().run("hip", config), got)
 
 
 def test_down_waits_for_no_loads_before_the_next() -> None:
@@ -517,6 +530,85 @@ def test_weights_of_many_rows_once(shape: Any, columns: int) -> None:
     wanted = problem.run("hip", config)
     assert torch.equal(got, wanted), f"{(got != wanted).sum()} differ"
     assert_near(got, exact)
+
+
+# D and I whose scales shuffle_scale pads; of MXFP4 steps are of 256, of MX-FP8 of 128.
+PADDED_WIDTHS = [(256, 384), (288, 128), (512, 704), (320, 192), (512, 160), (2880, 416)]
+PADDED_BY = {  # launches after moe_mx_prepare
+    "moe_mx_experts moe_mx_experts moe_add_pairs": MxMoeConfig(1, 2, 2, 4, 1),
+    "moe_mx_experts moe_mx_down": MxMoeConfig(2, 4, 1, 4, 1, 2, 16, 2),
+    "moe_mx_experts moe_mx_down_sums": _sums(32, 3, 4),
+    "moe_mx_experts moe_mx_down_deep": _sums(16, 2, 3, 2),
+    "moe_mx_gate_up moe_mx_down_sums": replace(_sums(16, 2, 3), m_tiles=4, ring=1),
+}
+
+
+def _check_padded_scales(fmt: Format, sizes: tuple[int, int], launches: str) -> None:
+    config = PADDED_BY[launches]
+    problem = random_problem(fmt, 21, *sizes, 3, 2, num_shared=1)
+    exact, problem = problem.exact, problem.shuffled()
+    assert OPS[fmt.word].kernels["hip"].refuses_config(_call(problem), config) is None
+    with rfops.vgpu.check() as checked, rfops.vgpu.profile() as p:
+        got = problem.run("hip", config)
+    assert [launch.kernel for launch in p.launches] == ["moe_mx_prepare", *launches.split()]
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+    assert_near(got, exact)
+
+
+@pytest.mark.parametrize("launches", PADDED_BY)
+@pytest.mark.parametrize("word", ["mxfp4", "mxfp8"])
+def test_padded_scales(word: str, launches: str) -> None:
+    """By each kernel; padding, of rows and of columns, is NaN."""
+    if word == "mxfp8" and "gate_up" in launches:
+        c = _call(random_problem(MXFP8, 4, 256, 192, 3, 2).shuffled())
+        reason = OPS[word].kernels["hip"].refuses_config(c, PADDED_BY[launches])
+        assert reason is not None and "a ring wants all of MXFP4" in reason
+        return
+    sizes = (256, 704) if "gate_up" in launches else (320, 192) if word == "mxfp4" else (512, 160)
+    _check_padded_scales(OPS[word].fmt, sizes, launches)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("launches", PADDED_BY)
+@pytest.mark.parametrize("sizes", PADDED_WIDTHS, ids=str)
+def test_padded_scales_of_widths(fmt: Format, sizes: tuple[int, int], launches: str) -> None:
+    if "gate_up" in launches and (fmt is MXFP8 or sizes[0] % fmt.step):
+        pytest.skip("gate and up by weights in LDS are of MXFP4 and D in 256s")
+    if PADDED_BY[launches].up_k > 1 and -(-sizes[0] // fmt.step) % 2:
+        pytest.skip("waves that share out steps want an even number")
+    if "deep" in launches and -(-sizes[1] // fmt.step) > MOST_DEEP_STEPS:
+        pytest.skip("more steps than moe_mx_down_deep holds")
+    _check_padded_scales(fmt, sizes, launches)
+
+
+@pytest.mark.parametrize("kernel", ["triton", "torch"])
+@pytest.mark.parametrize("word", ["mxfp4", "mxfp8"])
+def test_padded_scales_by_other_kernels(word: str, kernel: str) -> None:
+    problem = random_problem(OPS[word].fmt, 5, 320, 96, 3, 2, num_shared=1)
+    assert_near(problem.shuffled().run(kernel), problem.exact)
+
+
+def test_padded_scales_in_a_call() -> None:
+    """As shuffle_scale leaves them: rows to 256, by the public call and by aiter's names, 2-D and
+    by expert; and rows to 32, as others pad."""
+    problem = random_problem(MXFP4, 5, 320, 96, 3, 2)
+    plain = problem.call()
+    assert_near(plain, problem.exact)
+    raw = problem.w1_scale, problem.w2_scale
+    whole = [shuffle_scale(s.flatten(0, 1)) for s in raw]
+    least = [Shuffled(s.data[: 32 * ceil(r.shape[0] * r.shape[1], 32)], "32x8")
+             for s, r in zip(whole, raw, strict=True)]  # fmt: skip
+    by_expert = [Shuffled(s.data[: r.shape[0] * r.shape[1]].view(*r.shape[:2], -1), "32x8")
+                 for s, r in zip(whole, raw, strict=True)]  # fmt: skip
+    assert whole[0].data.shape[0] > 3 * 192 and whole[0].data.shape[1] == 16
+    for scales in (whole, least, by_expert):
+        made = problem.with_(w1_scale=scales[0], w2_scale=scales[1])
+        assert torch.equal(made.call(), plain)
+        got = compat.fused_moe(
+            problem.x, problem.w1, problem.w2, problem.topk_weights, problem.topk_ids,
+            quant_type=compat.QuantType.per_1x32, w1_scale=scales[0].data, w2_scale=scales[1].data,
+        )  # fmt: skip
+        assert torch.equal(got, plain)
 
 
 RAW = [(m_tiles, n, stage, each, chunk) for m_tiles, n in ((2, 8), (1, 4), (4, 4), (8, 4))
@@ -654,26 +746,22 @@ def test_refusals(case: str) -> None:
 
 
 def test_refusals_of_layouts() -> None:
-    """Shuffled scales want 256 of both; weights of HIP rows that fit its offsets."""
+    """Shuffled scales that lack their padding, of too few rows, of each expert by itself."""
     problem = random_problem(MXFP4, 4, 288, 160, 3, 2)
-    shuffled = [shuffle_scale(s.flatten(0, 1)) for s in (problem.w1_scale, problem.w2_scale)]
-    changed = problem.with_(w1_scale=shuffled[0], w2_scale=shuffled[1])
-    with pytest.raises(
-        ValueError, match=r"multiples of 256 where they are shuffled|w1_scale must be a"
-    ):
-        changed.call()
-
-
-def test_an_odd_width_takes_rows_of_scales() -> None:
-    """I of 384, as halves of models have: shuffled scales are refused, and the way out works."""
-    problem = random_problem(MXFP8, 4, 256, 384, 3, 2)
-    shuffled = problem.shuffled()
-    with pytest.raises(ValueError, match="w2_scale must be a"):  # padded
-        shuffled.call()
-    scales = {name: Shuffled(getattr(problem, name), "32x8") for name in ("w1_scale", "w2_scale")}
-    with pytest.raises(ValueError, match=r"multiples of 256 .* pass rows of scales, beside"):
-        problem.with_(**scales).call()
-    assert_near(problem.with_(w1=shuffled.w1, w2=shuffled.w2).call(), problem.exact)
+    good = problem.shuffled()
+    unpadded = Shuffled(problem.w1_scale, "32x8")
+    few = Shuffled(good.w2_scale.data[: 3 * 288 - 32], "32x8")
+    each = torch.stack([shuffle_scale(s).data for s in problem.w2_scale])
+    cases = (
+        ({"w1_scale": unpadded}, r"w1_scale must be a \[E=3, N=320, 16\] tensor, 32x8, got "
+         r"\[3, 320, 9\]; pass .* or what shuffle_scale makes of the rows of all experts"),
+        ({"w2_scale": few}, r"w2_scale must be a \[864 or more, columns\] tensor, "
+         r"32x8, got \[832, 8\]; pass one e8m0 byte"),
+        ({"w2_scale": Shuffled(each, "32x8")}, r"w2_scale must be a \[E=3, D=288, SI\] tensor"),
+    )  # fmt: skip
+    for changes, message in cases:
+        with pytest.raises(ValueError, match=f"^fused_moe_mxfp4: {message}"):
+            good.with_(**changes).call()
 
 
 @pytest.mark.parametrize(
@@ -729,6 +817,8 @@ def test_configs_that_a_call_refuses() -> None:
         _call(problem), ring
     )
     assert kernel.refuses_config(_call(problem.shuffled()), ring) is None
+    tail = random_problem(MXFP4, 3, 288, 256, 3, 2).shuffled()
+    assert "D in 256s" in kernel.refuses_config(_call(tail), ring)
     many = random_problem(MXFP4, 3, 256, 256, 65, 2).shuffled()
     assert "up to 64 experts" in kernel.refuses_config(_call(many), ring)
     ahead = MxMoeConfig(4, 4, 1, 4, 1, ahead=3)

@@ -61,22 +61,29 @@ def run(options: argparse.Namespace) -> int:
     if options.jobs < 0:
         raise ValueError(f"-j {options.jobs}: expected 1 or more, or 0 for as many as fit")
 
-    def job(entry: Entry) -> tuple[Entry, str, RfopsError | None]:
+    longest = 0.0, ""
+
+    def job(entry: Entry) -> tuple[Entry, float, str, RfopsError | None]:
         with gate:
-            return entry, *_build(entry)
+            start = time.monotonic()
+            state, error = _build(entry)
+            return entry, time.monotonic() - start, state, error
 
     with strict.allowed(), progress, ThreadPoolExecutor(max_workers=workers) as pool:
         # Host libraries are parallel in themselves, Triton has one driver for the process.
         alone = [e for e in wanted if e.arch == "host" or isinstance(e, TritonWanted)]
         devices = [entry for entry in wanted if entry not in alone]
-        for entry, state, error in itertools.chain(pool.map(job, devices), map(job, alone)):
+        for entry, took, state, error in itertools.chain(pool.map(job, devices), map(job, alone)):
+            if state == "built":
+                longest = max(longest, (took, str(entry)))
             progress.show(str(entry), state, line=not isinstance(error, ToolchainNotFound))
             if error is not None:
                 failed += 1
                 reasons.setdefault(*_reason(error))
     for reason in reasons.values():
         print(f"rfops: {reason}", file=sys.stderr)
-    print(f"{len(wanted) - failed} of {len(wanted)} in {time.monotonic() - begin:.1f} s")
+    text = f"{len(wanted) - failed} of {len(wanted)} in {time.monotonic() - begin:.1f} s"
+    print(f"{text}; the longest {longest[0]:.1f} s: {longest[1]}" if longest[1] else text)
     return 1 if failed else 0
 
 

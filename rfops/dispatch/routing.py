@@ -31,6 +31,7 @@ from rfops.dispatch.tuned_table import Match, Query, Row, Tuned, getter
 from rfops.jit import ConfigError, log, settings
 from rfops.jit.launch import hip
 
+Passed = tuple[Row, str]  # a row that holds, and why its kernel does not take the call
 # Of a kernel, and of a row's config of it: why it does not take the call; None if it does.
 Refuses = Callable[[str, Row | None], str | None]
 
@@ -98,11 +99,19 @@ class Router:
         refuses : asked of Triton only where it matters, as that takes long to import.
         untuned : why none of `order` is taken without a row; None if one is.
         """
-        match = None
+        match, passed = None, list[Passed]()
         if self._exact(sizes) in self._tuned:
-            match = self.table.find(
-                self.arch, self.cu_num, sizes, lambda row: refuses(row.kernel, row) is None
-            )
+
+            def takes(row: Row) -> bool:
+                reason = refuses(row.kernel, row)
+                if reason is not None:
+                    passed.append((row, reason))
+                return reason is None
+
+            match = self.table.find(self.arch, self.cu_num, sizes, takes)
+            for row, reason in passed:
+                if row.is_own:
+                    self._warn(row, sizes, reason)
         first = None
         for name in order:
             if refuses(name, None) is None:
@@ -110,7 +119,7 @@ class Router:
                 break
         if first and (match is None or match.rule == "nearest cu_num"):
             self._miss(sizes)
-        words = functools.partial(_words, match, order, others, refuses, untuned)
+        words = functools.partial(_words, match, passed, order, others, refuses, untuned)
         if match:
             row = match.row
             return Route(
@@ -128,6 +137,17 @@ class Router:
             return False
         self._miss(sizes)
         return True
+
+    def _warn(self, row: Row, sizes: tuple[int, ...], reason: str) -> None:
+        """Say once that a row of the user's own holds for a shape and does nothing."""
+        if (row.file, row.line) not in _unfit:
+            _unfit.add((row.file, row.line))
+            shape = " ".join(f"{n}={s}" for n, s in zip(self.table.tuned.sizes, sizes, strict=True))
+            log.get().warning(
+                "tuned table: %s, line %d: %s does not take %s on %s: %s. The row is passed over; "
+                "remove it, or time the shape anew with `rfops tune %s`",
+                row.file, row.line, row.setting, shape, self.arch, reason, self.op,
+            )  # fmt: skip
 
     def _miss(self, sizes: tuple[int, ...]) -> None:
         """Count a miss; write it to RFOPS_RECORD_UNTUNED, once whatever processes write there."""
@@ -150,28 +170,41 @@ class Router:
 
 def _words(
     match: Match | None,
+    passed: Sequence[Passed],
     order: Sequence[str],
     others: Sequence[str],
     refuses: Refuses,
     untuned: str | None,
     chosen: str,
 ) -> tuple[str, Mapping[str, str]]:
-    """Why the route is what it is, and why it is not another."""
+    """Why the route is what it is, and why it is not another; which rows were passed over."""
+    # The nearest row, and those of the user's own: a shape may have many of others.
+    said = [p for at, p in enumerate(passed) if at == 0 or p[0].is_own]
+    why, refused = _decision(match, order, others, refuses, untuned, chosen)
+    for row, reason in said:
+        what = "is nearer" if match else "is for the shape"
+        why += f"; {row.place} {what}, but {row.setting}: {reason}"
+    return why, refused
+
+
+def _decision(
+    match: Match | None,
+    order: Sequence[str],
+    others: Sequence[str],
+    refuses: Refuses,
+    untuned: str | None,
+    chosen: str,
+) -> tuple[str, Mapping[str, str]]:
     reasons = {name: refuses(name, None) for name in (*order, *others) if name != chosen}
     if match:
         why, rest = (
             f"{match.row.place} ({match.row.origin}) says: take {chosen}",
             f"the row names {chosen}",
         )
-        if match.passed:
-            nearer = match.passed
-            why += (
-                f"; {nearer.place} is nearer, but {nearer.kernel}: {refuses(nearer.kernel, nearer)}"
-            )
         return why, {name: reason or rest for name, reason in reasons.items()}
     if chosen in order:
         why, rest = (
-            f"no row; the shape is in the envelope of {chosen}",
+            f"no row decides; the shape is in the envelope of {chosen}",
             f"{chosen} comes first without a row",
         )
         return why, {name: reason or rest for name, reason in reasons.items()}
@@ -264,6 +297,7 @@ def _fields(kind: Any) -> list[str]:
 
 # By op, architecture, compute units and the names of the sizes.
 _misses: dict[tuple[str, str, int, tuple[str, ...]], Counter[tuple[int, ...]]] = {}
+_unfit: set[tuple[Path, int]] = set()  # rows that were warned of: file and line
 _MOST_MISSES = 1 << 16  # different shapes: of what a long-lived server sees, the first
 _recording = threading.Lock()
 

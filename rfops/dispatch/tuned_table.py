@@ -102,6 +102,16 @@ class Row:
     def place(self) -> str:
         return f"{self.file.name}:{self.line}"
 
+    @property
+    def setting(self) -> str:
+        """Its kernel, with the config that it names."""
+        return f"{self.kernel} {self.config}".rstrip()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is of the user's own table."""
+        return self.file.parent != paths.CONFIGS
+
     def __str__(self) -> str:
         figures = "".join(f", {name} {value:g}" for name, value in self.figures)
         return (
@@ -111,11 +121,10 @@ class Row:
 
 
 class Match(NamedTuple):
-    """The row that a call gets, by which rule, and the nearer one whose kernel does not take it."""
+    """The row that a call gets, and by which rule."""
 
     row: Row
     rule: str  # exact row, nearest row, nearest cu_num
-    passed: Row | None = None
 
 
 @dataclass(frozen=True)
@@ -208,7 +217,7 @@ class Table:
         takes: Callable[[Row], bool] = lambda _row: True,
     ) -> Match | None:
         """The nearest row that holds and that `takes` the call, asked of few."""
-        m, passed = sizes[self._m], None
+        m = sizes[self._m]
         holds = RULES[self.tuned.rules[self._m]]
         near = [row for row in self._group(arch, sizes) if holds(row.sizes[self._m], m)]
 
@@ -223,8 +232,7 @@ class Table:
                 rule = (
                     "nearest cu_num" if not is_own else "exact row" if is_exact else "nearest row"
                 )
-                return Match(row, rule, passed)
-            passed = passed or row
+                return Match(row, rule)
         return None
 
     def _group(self, arch: str, sizes: tuple[int, ...]) -> list[Row]:

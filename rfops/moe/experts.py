@@ -42,8 +42,8 @@ def with_shared(
     """With columns of weight 1 for the last num_shared experts, which every token takes; ids of
     others that name one of them, as all outside, become -1."""
     routed = experts - num_shared
-    ids = topk_ids.to(torch.int32)
-    ids = torch.where((ids >= 0) & (ids < routed), ids, -1)
+    # Compared before they are narrowed, because an id of 64 bits may wrap to a valid one.
+    ids = torch.where((topk_ids >= 0) & (topk_ids < routed), topk_ids, -1).to(torch.int32)
     if num_shared == 0:
         return topk_weights, ids
     rows = ids.shape[0]

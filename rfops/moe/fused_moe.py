@@ -127,8 +127,9 @@ def fused_moe(
     sum is fp32 in a fixed order: deterministic. A row that is NaN or infinite makes its own result
     so, and no other. Raises ValueError for what does not fit, and what building a kernel raises.
     """
-    top_k = topk_ids.shape[-1] if isinstance(topk_ids, Tensor) and topk_ids.dim() else 1
-    choice = topk_weights, topk_ids, None, top_k
+    if not isinstance(topk_ids, Tensor) or topk_ids.dim() != 2:
+        OP.fail("topk_ids", "a [M, K] tensor", describe(topk_ids), OP.hints["topk_ids"])
+    choice = topk_weights, topk_ids, None, topk_ids.shape[1]
     if quant is not None or w1_scale is not None or w2_scale is not None:
         scales = w1_scale, w2_scale
         call, how = _of_quant(quant), (False, False)
@@ -166,16 +167,31 @@ def _call(
         OP.fail("w2", f"{layout} as w1 is", layout_2, "shuffle both or neither")
     weights: tuple[Any, ...] = w1, w2
     more: tuple[str, ...] = (layout,)
-    if isinstance(w1, (tuple, list)) or isinstance(w2, (tuple, list)):
-        if not isinstance(w1, (tuple, list)) or len(w1) != 2:
-            got = describe(w1) if isinstance(w1, Tensor) else f"{len(w1)} of them"
-            OP.fail("w1", "a pair of lists, gates and ups, where w2 is a list", got, OP.hints["w1"])
+    if isinstance(w1, _LISTS) or isinstance(w2, _LISTS):
+        _check_lists(w1, w2)
         op, weights, more = fused_moe_tables.OP, (*w1, w2), ()
-    down = weights[-1]
-    experts = len(down) if not isinstance(down, Tensor) or down.dim() else 0
-    shared = check_int(op.name, "num_shared", num_shared, 0, max(experts, 0))
+        experts = len(w2)
+    else:
+        for name, w in (("w1", w1), ("w2", w2)):
+            if not isinstance(w, Tensor) or w.dim() != 3:
+                OP.fail(name, "a [E, rows, columns] tensor", describe(w), OP.hints[name])
+        experts = w2.shape[0]
+    shared = check_int(op.name, "num_shared", num_shared, 0, experts)
     call: Callable[..., Tensor] = op.traced if is_dynamo_compiling() else op.call
     return call(x, *weights, *choice, experts - shared, *how, dtype, *more, out, config)
+
+
+_LISTS = (tuple, list)
+
+
+def _check_lists(w1: Any, w2: Any) -> None:
+    """Weights in lists: (gates, ups), downs. Their tensors are checked by the op."""
+    if not isinstance(w2, _LISTS):
+        wanted = "a list of [I, D] tensors where w1 is a pair of lists"
+        OP.fail("w2", wanted, describe(w2), OP.hints["w2"])
+    if not isinstance(w1, _LISTS) or len(w1) != 2 or not all(isinstance(w, _LISTS) for w in w1):
+        got = f"{len(w1)} of them" if isinstance(w1, _LISTS) and len(w1) != 2 else describe(w1)
+        OP.fail("w1", "a pair of lists, gates and ups, where w2 is a list", got, OP.hints["w1"])
 
 
 def moe_layer(

@@ -22,6 +22,8 @@ _KERNELS = "rfops.moe.fused_moe_fp8_triton_kernels"
 
 
 class TritonFp8(TritonMoe):
+    item_bytes = 1
+
     def __init__(self) -> None:
         super().__init__(is_table=False)
 

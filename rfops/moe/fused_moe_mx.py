@@ -23,7 +23,12 @@ from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Draw
 from rfops.quantization import mxfp4, mxfp8
 from rfops.quantization.mxfp8 import BLOCK
-from rfops.quantization.shuffle import unshuffle_scale, unshuffle_weight
+from rfops.quantization.shuffle import (
+    padded_scale,
+    shuffle_scale,
+    unshuffle_scale,
+    unshuffle_weight,
+)
 
 from .experts import with_shared
 from .fused_moe_tables import Moe, chosen
@@ -69,8 +74,8 @@ def declared(fmt: Format) -> str:
     x: bf16|f16[M, D] strided
     w1: {kind}[E, N, D{part}] @16
     w2: {kind}[E, D, I{part}] @16
-    w1_scale: e8m0[E, N, D/32]
-    w2_scale: e8m0[E, D, I/32]
+    w1_scale: e8m0[E, N, SD]
+    w2_scale: e8m0[E, D, SI]
     topk_weights: f32[M, K]?
     topk_ids: i32|i64[M, K]?
     router_weight: bf16|f16[R, D]? strided
@@ -86,13 +91,22 @@ def declared(fmt: Format) -> str:
     """
 
 
+_SCALES = (
+    "pass one e8m0 byte per row and 32 elements of {}, or what shuffle_scale makes of the rows of "
+    "all experts"
+)
 HINTS = {
     "x": "convert it first",
-    "w1_scale": "pass e8m0 bytes, one for each row and 32 of D",
-    "w2_scale": "pass e8m0 bytes, one for each row and 32 of I",
+    "w1_scale": _SCALES.format("D"),
+    "w2_scale": _SCALES.format("I"),
     "topk_weights": "convert them with .float()",
     "topk_ids": "convert them with .to(torch.int32)",
 }
+
+
+def scale_columns(layout: str, k: int) -> int:
+    """Columns of e8m0 scales of rows of K elements; shuffled ones are padded to multiples of 8."""
+    return k // BLOCK if layout == RAW else padded_scale(1, k // BLOCK)[1]
 
 
 class MxMoe(Moe):
@@ -103,7 +117,7 @@ class MxMoe(Moe):
     def __init__(self, name: str, fmt: Format, **options: Any) -> None:
         self.fmt = fmt
         super().__init__(
-            name, declared(fmt), sizes="M D I E K R N", positive="E D I",
+            name, declared(fmt), sizes="M D I E K R N SD SI", positive="E D I",
             max_bytes=None, hints=HINTS, reference=self.refer,
             usual={"rounding": next(iter(fmt.bumps))}, **options,
         )  # fmt: skip
@@ -112,7 +126,7 @@ class MxMoe(Moe):
         return "fp4" if self.fmt is MXFP4 else "fp8"
 
     def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
-        _m, d, i, e, k, routed, n = sizes
+        _m, d, i, e, k, routed, n, *columns = sizes
         if n != 2 * i:
             wanted = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
             return "w1", wanted, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
@@ -123,20 +137,22 @@ class MxMoe(Moe):
                 f"D={d}, I={i}",
                 "pad with zeros",
             )
-        if c.w_layout != RAW and (d % 16 or i % 16):
-            return "w1", "of rows in sixteens where it is shuffled", f"I={i}", "pad with zeros"
-        if c.scale_layout != RAW and (d % 256 or i % 256):
-            wanted = "of D and I multiples of 256 where they are shuffled"
-            way_out = "pass rows of scales, beside shuffled weights too, or pad weights with zeros"
-            return "w1_scale and w2_scale", wanted, f"D={d}, I={i}", way_out
+        scales = ("w1_scale", "N", n, d), ("w2_scale", "D", d, i)
+        for (name, size, rows, of_row), given in zip(scales, columns, strict=True):
+            most = scale_columns(c.scale_layout, of_row)
+            if given != most:
+                shape = f"a [E={e}, {size}={rows}, {most}] tensor, {c.scale_layout}"
+                return name, shape, f"[{e}, {rows}, {given}]", self.hints[name]
         return self.refuses_choice(c, e, k, routed)
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
         super().assume(sizes, values)
         sizes.setdefault("N", 2 * sizes["I"])
+        sizes.setdefault("SD", scale_columns(values["scale_layout"], sizes["D"]))
+        sizes.setdefault("SI", scale_columns(values["scale_layout"], sizes["I"]))
 
     def _multiple_of(self, size: str) -> int:
-        return 256 if size in ("D", "I") else super()._multiple_of(size)
+        return BLOCK if size in ("D", "I") else super()._multiple_of(size)
 
     def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
         """Weights whose results are about 1, as quantising gives them."""
@@ -150,7 +166,11 @@ class MxMoe(Moe):
             self.fmt.quantise(draw.floats((rows, k)) / k**0.5, self.default_rounding)
             for _ in range(c.E)
         ]
-        return torch.stack([q for q, _ in made]), torch.stack([s for _, s in made])
+        w, scale = torch.stack([q for q, _ in made]), torch.stack([s for _, s in made])
+        if c.scale_layout != RAW:
+            flat = shuffle_scale(scale.flatten(0, 1)).data
+            scale = flat[: c.E * rows].view(c.E, rows, -1)
+        return w, scale
 
     @property
     def default_rounding(self) -> str:
@@ -207,7 +227,8 @@ class Experts:
         if self.w_layout != RAW:
             payload = unshuffle_weight(payload)
         if self.scale_layout != RAW:
-            scales = unshuffle_scale(scales, *scales.shape)
+            blocks = payload.shape[1] * 8 // self.fmt.bits // BLOCK
+            scales = unshuffle_scale(scales, len(payload), blocks)
         return self.fmt.values(payload, scales, torch.float32)
 
 
@@ -242,7 +263,11 @@ def arguments(
     first, layout = _alike(op, "w1", w1, "w2", w2)
     second, scale_layout = _alike(op, "w1_scale", w1_scale, "w2_scale", w2_scale)
     experts = first[1].shape[0] if isinstance(first[1], Tensor) and first[1].dim() else 0
-    scales = [_by_expert(s, w) for s, w in zip(second, first, strict=True)]
+    names = "w1_scale", "w2_scale"
+    scales = [
+        _by_expert(op, name, scale, w, scale_layout)
+        for name, scale, w in zip(names, second, first, strict=True)
+    ]
     shared = check_int(op.name, "num_shared", num_shared, 0, experts)
     dtype = x.dtype if isinstance(x, Tensor) else torch.bfloat16
     dtype = dtype if dtype in (torch.bfloat16, torch.float16) else torch.bfloat16  # x is refused
@@ -268,12 +293,19 @@ def _alike(op: Op, name: str, a: Any, other: str, b: Any) -> tuple[tuple[Any, An
     return (first, second), layout
 
 
-def _by_expert(scale: Any, w: Any) -> Any:
-    """[E * rows, K/32], as scales of all experts are shuffled at once, as [E, rows, K/32]."""
+def _by_expert(op: MxMoe, name: str, scale: Any, w: Any, layout: str) -> Any:
+    """[E * rows, columns] of all experts as [E, rows, columns]. Shuffled ones have rows of padding
+    after the last expert's; their tiles are of 32 rows, so each expert's are contiguous."""
     flat = isinstance(scale, Tensor) and isinstance(w, Tensor) and scale.dim() == 2 and w.dim() == 3
-    if flat and scale.shape[0] == w.shape[0] * w.shape[1]:
-        return scale.view(w.shape[0], w.shape[1], scale.shape[1])
-    return scale
+    if not flat:
+        return scale
+    rows, (given, columns) = w.shape[0] * w.shape[1], scale.shape
+    if layout != RAW and given < rows:
+        got, wanted = f"[{given}, {columns}]", f"a [{rows} or more, columns] tensor, {layout}"
+        _fail(op, name, wanted, got, op.hints[name])
+    if layout != RAW and given > rows:
+        scale = scale[:rows]
+    return scale.view(*w.shape[:2], columns) if len(scale) == rows else scale
 
 
 def _fail(op: Op, *refusal: str) -> NoReturn:

@@ -42,7 +42,7 @@ from .fused_moe_hip import (
     _bind,
     refuses_lists,
 )  # fmt: skip
-from .fused_moe_mx import MXFP4, RAW, Format
+from .fused_moe_mx import MXFP4, RAW, Format, scale_columns
 
 TILE, TILES = 16, 4  # rows of an operand; operands of weights of a wave
 EIGHTS, STEP_BYTES, BLOCK = 8, 128, 32
@@ -284,14 +284,17 @@ class HipMxMoe(Kernel):
             return reason
         as_loaded = self.fmt is MXFP4 and RAW not in (c.w_layout, c.scale_layout)
         is_high = config.m_tiles in (4, 8, MORE_M_TILES)
-        fit = as_loaded and is_high and up.chunk(self.fmt, config.m_tiles) == 4
+        fit = as_loaded and is_high and c.D % (4 * self.fmt.step) == 0
         if config.ahead > 1 and not fit:
             return (
                 "three steps ahead want m_tiles=4, 8 or 9, D in 1024s, and all of MXFP4 weights "
                 "shuffled"
             )
-        if config.ring and not (as_loaded and c.E <= WAVE):
-            return f"a ring wants all of MXFP4 weights shuffled and up to {WAVE} experts"
+        if config.ring and not (as_loaded and c.E <= WAVE and c.D % self.fmt.step == 0):
+            return (
+                f"a ring wants all of MXFP4 weights shuffled, D in {self.fmt.step}s and up to "
+                f"{WAVE} experts"
+            )
         for stage in (up,) if config.columns else (up, down):
             if stage.chunk(self.fmt, config.m_tiles) % stage.k_waves:
                 return f"{stage.steps(self.fmt)} steps of K are not shared by {stage.k_waves} waves"
@@ -429,7 +432,8 @@ def _sum_waves(c: Call) -> int:
 
 def _deep(config: MxMoeConfig) -> MxMoeConfig:
     """Two tiles a wave in place of one."""
-    return replace(config, down_n=min(ceil(config.down_n, 2), DEEP_WAVES[-1]), rows=2)
+    waves = min(max(ceil(config.down_n, 2), DEEP_WAVES[0]), DEEP_WAVES[-1])
+    return replace(config, down_n=waves, rows=2)
 
 
 def _row_tiles(c: Call, height: int) -> int:
@@ -499,7 +503,7 @@ class _Launches:
         tiles = _row_tiles(c, m_tiles * TILE) * ceil(stage.columns(fmt), stage.tile)
         # An XCD may have one more, as routed and shared experts are shared out each by themselves.
         groups = min(ROWS[c.arch].cus * per_cu, (ceil(tiles, XCDS) + 1) * XCDS)
-        row, scale_row = stage.k * fmt.bits // 8, stage.k // BLOCK
+        row, scale_row = stage.k * fmt.bits // 8, scale_columns(c.scale_layout, stage.k)
         numbers = c.M, c.R, c.E, stage.n, stage.k, down.steps(fmt), groups, row, scale_row
         run: Run = launch((groups, 1, 1), numbers)
         return run
@@ -526,7 +530,8 @@ class _Launches:
         threads, lds = waves * WAVE, self.kernel.lds_bytes(c, config)
         launch = bound.prepare((threads, 1, 1), tuple(range(10)), lds)
         groups = ceil(stage.n // config.columns, XCDS) * XCDS
-        numbers = (c.M, c.R, c.E, stage.n, stage.k, stage.k * fmt.bits // 8, stage.k // BLOCK)
+        rows = stage.k * fmt.bits // 8, scale_columns(c.scale_layout, stage.k)
+        numbers = c.M, c.R, c.E, stage.n, stage.k, *rows
         run: Run = launch((groups, 1, 1), numbers)
         return run
 

@@ -39,6 +39,14 @@ def _e4m3(code):
 
 
 @triton.jit
+def _scale_columns(k, SHUFFLED: tl.constexpr):
+    """Shuffled rows are padded to 8 scales."""
+    if SHUFFLED:
+        return tl.cdiv(k, 8 * BLOCK) * 8
+    return k // BLOCK
+
+
+@triton.jit
 def _scale_at(row, block, row_bytes, SHUFFLED: tl.constexpr):
     if SHUFFLED:
         tile = row // 32 * 32 * row_bytes + block // 8 * 256
@@ -69,7 +77,8 @@ def _product(
             w_at = (at_n * bytes_k)[None, :] + byte[:, None]
         code = tl.load(w + w_at, mask=inside[:, None], other=0)
         block = start * EACH // BLOCK + at_block
-        s_at = _scale_at(at_n[None, :], block[:, None], k // BLOCK, SHUFFLED_SCALES)
+        s_at = _scale_at(at_n[None, :], block[:, None], _scale_columns(k, SHUFFLED_SCALES),
+                         SHUFFLED_SCALES)  # fmt: skip
         scale = tl.load(w_scale + s_at, mask=(block < k // BLOCK)[:, None], other=127)
         scale = tl.broadcast_to(scale[:, None, :], (BLOCK_K // BLOCK, BLOCK // EACH, BLOCK_N))
         scale = tl.reshape(scale, (BYTES, BLOCK_N)).to(tl.int32)
@@ -104,7 +113,7 @@ def gate_up(
     own = column * BLOCK_N + tl.arange(0, BLOCK_N)
     read = tl.where(own < n, own, 0)
     w += expert * 2 * n * (k // 2 if FP4 else k)
-    w_scale += expert * 2 * n * (k // BLOCK)
+    w_scale += expert * 2 * n * _scale_columns(k, SHUFFLED_SCALES)
     g = _product(x, row, x_m, w, w_scale, read, k, BLOCK_M, BLOCK_N, BLOCK_K, FP4, SHUFFLED,
                  SHUFFLED_SCALES)  # fmt: skip
     u = _product(x, row, x_m, w, w_scale, n + read, k, BLOCK_M, BLOCK_N, BLOCK_K, FP4, SHUFFLED,
@@ -130,7 +139,7 @@ def down(
     own = column * BLOCK_N + tl.arange(0, BLOCK_N)
     read = tl.where(own < n, own, 0)
     w += expert * n * (k // 2 if FP4 else k)
-    w_scale += expert * n * (k // BLOCK)
+    w_scale += expert * n * _scale_columns(k, SHUFFLED_SCALES)
     total = _product(h, slot, k, w, w_scale, read, k, BLOCK_M, BLOCK_N, BLOCK_K, FP4, SHUFFLED,
                      SHUFFLED_SCALES)  # fmt: skip
     to = y + id.to(tl.int64)[:, None] * n + own[None, :]

@@ -46,15 +46,17 @@ class FusedMoeTritonConfig:
         if not 16 <= self.block_k <= 128 or not 1 <= self.stages <= 8 or self.group_m < 1:
             raise ValueError(f"{self}: block_k is 16 to 128, stages 1 to 8, group_m from 1")
 
-    def lds_bytes(self, arch: str) -> int:
-        """Triton keeps a stage less of AMD's: that one is in registers."""
+    def lds_bytes(self, arch: str, item_bytes: int) -> int:
+        """Of operands of so many bytes an element. Triton keeps a stage less of AMD's: that one is
+        in registers."""
         buffers = max(1, self.stages - 1) if arch.startswith("gfx") else self.stages
-        return 2 * (self.block_m + self.block_n) * self.block_k * buffers + 1024
+        return item_bytes * (self.block_m + self.block_n) * self.block_k * buffers + 1024
 
 
 class TritonMoe(Kernel):
     name = "triton"
     Config = FusedMoeTritonConfig
+    item_bytes = 2  # of an element in LDS
 
     def __init__(self, is_table: bool) -> None:
         self.is_table = is_table  # weights come in tables of [K, N]
@@ -75,8 +77,9 @@ class TritonMoe(Kernel):
 
     def refuses_config(self, c: Call, config: FusedMoeTritonConfig) -> str | None:
         chip = ROWS[serving(c.arch) or "sm_90"]
-        if config.lds_bytes(c.arch) > chip.lds_bytes:
-            return f"{config.lds_bytes(c.arch)} bytes of LDS, {c.arch} has {chip.lds_bytes}"
+        needed = config.lds_bytes(c.arch, self.item_bytes)
+        if needed > chip.lds_bytes:
+            return f"{needed} bytes of LDS, {c.arch} has {chip.lds_bytes}"
         return None
 
     def default(self, c: Call) -> FusedMoeTritonConfig:
