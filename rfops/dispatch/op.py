@@ -37,6 +37,7 @@ from .family import Family
 from .hooks import Hooks
 from .kernel import Call, Kernel, Run
 from .torch_op import fake_results, register_op
+from .view import views_of
 
 _OPS: dict[str, Op] = {}
 
@@ -209,7 +210,8 @@ class Op(Hooks):
         self._bind_parts(guard, *d.results)
         assert guard.device is not None
         arch, cu_num = routing.chip(guard.device)
-        c = Call(arch, cu_num, guard.device, sizes, values, {**tensors, **passed})
+        views = views_of({**tensors, **passed})
+        c = Call(arch, cu_num, guard.device, sizes, values, views)
         self._check_fit(c)
         guard.sizes |= self.result_sizes(c)
         for result in d.passed:
