@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rfops.dispatch.heuristic import coarse
 from rfops.dispatch.routing import Router
@@ -16,22 +16,15 @@ if TYPE_CHECKING:
 _MOST_SHARED = 1024  # decisions that a family of plans keeps
 
 
-class _Shared(NamedTuple):
-    """A decision for all sizes between two coarse ones that its kernel takes."""
-
-    kernel: Kernel
-    config: Any
-    run_of: RunOf
-
-    def refuses(self, c: Call) -> bool:
-        kernel, config, _ = self
-        return kernel.refuses(c) is not None or kernel.refuses_config(c, config) is not None
+# A decision for all sizes between two coarse ones that its kernel takes: kernel, config, launches.
+_Shared = tuple[Kernel, Any, RunOf]
+_NONE: tuple[Any, Any, None] = (None, None, None)
 
 
 class Family:
     """Makes the plans of calls that differ in sizes alone. Shapes between coarse sizes share a
     decision where it is the default of a HIP kernel, so that a shape which changes every call costs
-    3 us and not 8. The kernel is asked about each shape: what it takes may depend on more than the
+    5 us and not 8. The kernel is asked about each shape: what it takes may depend on more than the
     coarse sizes."""
 
     def __init__(self, op: Op, like: Call, config: Any) -> None:
@@ -47,14 +40,19 @@ class Family:
         self._table_values = op.table_sizes(like)[len(set(op.table) & set(self.names)) :]
 
     def __call__(self, *sizes: int) -> tuple[Any, ...] | None:
-        if self.op.refuses(self.like, *sizes) is not None:
+        c = self.like.resized(sizes)
+        if self.op.refuses(c, *sizes) is not None:
             return None  # the checks say it
-        key, c = self._key(sizes), self.like.resized(sizes)
-        shared = self._shared.get(key)
-        if shared is None or shared.refuses(c) or not self._is_untuned(sizes):
-            run = self._decide(c, key)(*sizes)
-        else:
-            run = shared.run_of(*sizes)
+        key = self._key(sizes)
+        kernel, config, run_of = self._shared.get(key, _NONE)
+        if (
+            run_of is None
+            or kernel.refuses(c) is not None
+            or kernel.refuses_config(c, config) is not None
+            or not self._is_untuned(sizes)
+        ):
+            run_of = self._decide(c, key)
+        run = run_of(*sizes)
         if self.op.has_plain_plans:
             return run, *self._ends, *self._shape(sizes)
         return self.op.plan_of(c, run)
@@ -76,7 +74,7 @@ class Family:
         if rule in ("envelope default", "first") and self.op.shares and self._holds(kernel, c, key):
             if len(self._shared) >= _MOST_SHARED:
                 self._shared.clear()
-            self._shared[key] = _Shared(kernel, config, made)
+            self._shared[key] = kernel, config, made
         return made
 
     def _holds(self, kernel: Kernel, c: Call, key: tuple[int, ...]) -> bool:

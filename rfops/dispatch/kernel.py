@@ -61,9 +61,9 @@ class Call:
     def resized(self, sizes: Sequence[int]) -> Call:
         """The same call of these sizes, in the order of `size_names`."""
         other = Call.__new__(Call)
-        known = vars(other)
-        known.update(vars(self))
-        known.update(zip(self.size_names, sizes, strict=True))
+        known = vars(self).copy()
+        known.update(zip(self.size_names, sizes, strict=False))
+        other.__dict__ = known
         return other
 
     def with_inputs(self, inputs: Mapping[str, Any]) -> Call:

@@ -25,7 +25,7 @@ class View:
     dtype: torch.dtype
     device: torch.device
     contiguous: bool = True
-    align: int = _MOST_ALIGN  # bytes: the largest power of two, at most 16, that divides the address
+    align: int = _MOST_ALIGN  # bytes, at most 16: divides the address
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> View:
