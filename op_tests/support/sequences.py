@@ -31,9 +31,12 @@ from rfops.jit.launch.hip import device_arch
 
 CPU = torch.device("cpu")
 
-# How a tensor lies in memory. The first ones hold the tensor's elements; of those from "rows" on
-# several elements share a place, and of "apart" and "tail" the address is what changes.
-STRIDED = ("padded", "padded_16", "transposed", "step", "rows", "columns", "scalar", "overlapping")
+# How a tensor lies in memory. From "rows" on several elements share an address; the other layouts
+# hold the tensor's elements.
+STRIDED = (
+    "padded", "padded_16", "transposed", "step",
+    "rows", "rows_step", "columns", "scalar", "overlapping",
+)  # fmt: skip
 DENSE = ("dense", "offset_16", "offset_1", "offset_3", "size_one")
 KINDS = (*DENSE, *STRIDED)
 ALIGNED = ("dense", "offset_16", "size_one")  # what every op takes
@@ -64,7 +67,7 @@ def _strides(shape: list[int], kind: str) -> list[int]:
     order = list(range(len(shape)))
     if kind == "transposed" and len(shape) > 1:
         order[-2:] = order[-1], order[-2]
-    step = {"step": 2, "columns": 0, "scalar": 0}.get(kind, 1)
+    step = {"step": 2, "rows_step": 2, "columns": 0, "scalar": 0}.get(kind, 1)
     more = {"padded": 3, "padded_16": 16}.get(kind, 0)
     strides, reach = [0] * len(shape), step
     for i in reversed(order):
@@ -75,7 +78,7 @@ def _strides(shape: list[int], kind: str) -> list[int]:
             reach = 1
     if kind == "overlapping" and len(shape) > 1:
         strides[-2] = 16
-    if kind == "rows":
+    if kind.startswith("rows"):
         strides[0] = 0
     return strides
 
@@ -163,10 +166,11 @@ def change(rng: random.Random, recipe: Recipe) -> Recipe:
         return change_layout(rng, recipe)
     op = ops()[recipe.op]
     choices = _choices(op)
+    sizes = [name for name in choices if name in SIZES.get(op.name, op.asked)]
     for _ in range(20):
         given = dict(recipe.given)
-        name = rng.choice([n for n in choices if n in SIZES.get(op.name, {}) or rng.random() < 0.4]
-                          or list(choices))  # fmt: skip
+        what = rng.random()
+        name = sizes[0] if what < 0.4 else rng.choice(sizes if what < 0.75 else list(choices))
         given[name] = rng.choice(choices[name])
         made = replace(recipe, given=tuple(given.items()))
         if made != recipe and _problem(op.name, made.given, made.seed) is not None:
@@ -193,9 +197,10 @@ def change_layout(rng: random.Random, recipe: Recipe) -> Recipe:
     if what < 0.35:
         return replace(recipe, form=rng.choice(("", "list", "table")))
     views = dict(recipe.views)
-    arg = rng.choice(op.declaration.tensors)
+    strided = [arg for arg in op.declaration.tensors if arg.strided]
+    arg = rng.choice(strided if strided and what < 0.85 else op.declaration.tensors)
     # A view that the op refuses is a call as well, but no frequent one.
-    kind = rng.choice(KINDS if arg.strided or rng.random() < 0.2 else DENSE)
+    kind = rng.choice(KINDS if arg.strided or rng.random() < 0.2 else ALIGNED)
     views[arg.name] = kind
     if kind == "dense":
         del views[arg.name]

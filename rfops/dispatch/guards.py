@@ -178,8 +178,13 @@ def check_layout(op: str, name: str, tensor: torch.Tensor, align: int) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and last byte that the tensor touches, whatever its strides."""
     start = tensor.data_ptr()
-    return start, start + tensor.numel() * tensor.element_size()
+    if tensor.numel() == 0:
+        return start, start
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in pairs)
+    return start, start + (last + 1) * tensor.element_size()
 
 
 def check_no_overlap(
