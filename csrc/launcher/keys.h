@@ -3,13 +3,15 @@
 ///
 /// In a plan's key a tensor counts with dtype, device, sizes, strides and its address modulo 16, an
 /// int or a float with its value, anything else with itself; with a tensor on the host the virtual
-/// GPU's architecture is part of it. In a family's key the sizes are left open: tensors must not be
-/// empty, and of the shapes that the op declares, as [M, K] and [N, K/32]; strides count where a
-/// tensor is not contiguous.
+/// GPU's architecture and part are in it. In a family's key the sizes are left open: tensors must
+/// not be empty, and of the shapes that the op declares, as [M, K] and [N, K/32]. Where a tensor is
+/// not contiguous, its strides count, and which of its dimensions have size 1: the stride of such a
+/// dimension is arbitrary, and no call where the dimension is larger may reuse it.
 #pragma once
 
+#include <unistd.h>  // environ
+
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -22,7 +24,8 @@ constexpr int kMaxWords = 256;  // of a key; larger ones are not cached
 constexpr int kMaxSpans = 256;  // tensors of a call
 constexpr int kMaxSizes = 16;   // open sizes of a family
 constexpr uint64_t kAlign = 16;
-constexpr int kCpu = 1, kCudaHost = 3;  // DLPack's device types of host memory
+constexpr int64_t kSizeOne = INT64_MIN;  // for the stride of a dimension of size 1; no stride
+constexpr int kCpu = 1, kCudaHost = 3;   // DLPack's device types of host memory
 
 /// An extent: size `symbol` over `factor`, or `factor` itself where there is no symbol.
 struct Extent {
@@ -147,7 +150,7 @@ class Key {
         if (overlap(write[i], write[j])) return false;
       }
     }
-    return !on_host || add_virtual_arch();
+    return !on_host || add_virtual_chip();
   }
 
   /// Tensors that are alike: their number, what the first one is, and how all are aligned.
@@ -183,15 +186,25 @@ class Key {
     return true;
   }
 
-  /// The setting of the moment, which os.environ passes on to the C library. Texts of more than 8
-  /// characters name no architecture. 40 ns; reading os.environ in Python takes 1 us.
-  bool add_virtual_arch() {
-    const char* text = std::getenv("RFOPS_VGPU_ARCH");
-    const size_t length = text == nullptr ? 0 : std::strlen(text);
-    if (length > sizeof *words || count == kMaxWords) return false;
-    words[count] = 0;
-    if (length != 0) std::memcpy(&words[count], text, length);
-    ++count;
+  /// Adds the current RFOPS_VGPU_ARCH and RFOPS_VGPU_PART, which os.environ passes on to the C
+  /// library. A text of more than 8 characters names neither. One pass over the environment takes
+  /// 40 ns, as one getenv does; reading os.environ in Python takes 1 us.
+  bool add_virtual_chip() {
+    constexpr char kPrefix[] = "RFOPS_VGPU_", kArch[] = "ARCH=", kPart[] = "PART=";
+    constexpr size_t kPrefixLength = sizeof kPrefix - 1, kNameLength = sizeof kArch - 1;
+    if (count + 2 > kMaxWords || environ == nullptr) return false;
+    words[count] = words[count + 1] = 0;
+    for (char** entry = environ; *entry != nullptr; ++entry) {
+      if (**entry != kPrefix[0] || std::strncmp(*entry, kPrefix, kPrefixLength) != 0) continue;
+      const char* name = *entry + kPrefixLength;
+      const bool is_part = std::strncmp(name, kPart, kNameLength) == 0;
+      if (!is_part && std::strncmp(name, kArch, kNameLength) != 0) continue;
+      const char* text = name + kNameLength;
+      const size_t length = std::strlen(text);
+      if (length > sizeof *words) return false;
+      std::memcpy(&words[count + is_part], text, length);
+    }
+    count += 2;
     return true;
   }
 
@@ -262,7 +275,7 @@ class Key {
     }
     if (static_cast<size_t>(view.ndim) != pattern.extents.size()) return false;
     for (int i = 0; i < view.ndim; ++i) {
-      if (!contiguous) words[count++] = view.shape[i] == 1 ? 0 : view.strides[i];
+      if (!contiguous) words[count++] = view.shape[i] == 1 ? kSizeOne : view.strides[i];
       if (!bind(pattern.extents[i], view.shape[i], sizes)) return false;
     }
     return true;

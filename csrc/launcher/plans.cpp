@@ -114,9 +114,11 @@ struct Plans {
 
 Plans* as_plans(PyObject* object) { return reinterpret_cast<Plans*>(object); }
 
-/// Whether another object may be equal to this one.
+/// Whether another object may be equal to this one. No tensor has an equal, nor is kept as one: a
+/// subclass of Tensor is no key.
 bool has_equals(PyObject* object) {
   return object != Py_None && is_by_address(object) &&
+         !PyType_IsSubtype(Py_TYPE(object), torch.tensor) &&
          Py_TYPE(object)->tp_richcompare != PyBaseObject_Type.tp_richcompare;
 }
 

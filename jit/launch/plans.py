@@ -6,17 +6,19 @@
     _PLANS.add_family(decide, x, w, x_scale, w_scale, out, dtype)
 
 A tensor counts with dtype, device, sizes, strides and its address modulo 16, an int or a float with
-its value, anything else as equals do; with a CPU tensor RFOPS_VGPU_ARCH counts too. So a plan need
-not check again what was decided from these. Never found: subclasses of Tensor (a FakeTensor has no
-memory), tensors without memory of their own (those of torch.func), an `out` (its position) that
-overlaps another tensor, and anything while torch has to see the call: one of its modes or
-transforms is active, or a gradient is wanted (modes.py).
+its bits, anything else as equals do; with a CPU tensor RFOPS_VGPU_ARCH and RFOPS_VGPU_PART count
+too. So a plan need not check again what was decided from these, and may depend on nothing else of a
+call: not on the stride of a dimension of size 1, and it may hold no tensor. Tuned tables are not in
+a key: only calls without a plan see a change of RFOPS_CONFIGS. Never found: subclasses of Tensor (a
+FakeTensor has no memory), tensors without memory of their own (those of torch.func), an `out` (its
+position) that overlaps another tensor, and anything while torch has to see the call: one of its
+modes or transforms is active, or a gradient is wanted (modes.py).
 
 A family is all of this but the sizes: tensors of the declared shapes, none empty, each contiguous
-or with the same strides. Once one call of it has passed an op's checks, `find` has
-`decide(m, n, k)` make the plans of others: a shape that changes every call costs no check. `decide`
-repeats those that depend on sizes, and may return None where the op has to look again. Families are
-known to the native table alone.
+or with the same strides and the same dimensions of size 1. Once one call of it has passed an op's
+checks, `find` has `decide(m, n, k)` make the plans of others: a shape that changes every call costs
+no check. `decide` repeats those that depend on sizes, and may return None where the op has to look
+again. Families are known to the native table alone.
 
 `find` is native where the launcher is built, 0.5 us for five tensors, and Python otherwise, 8 us.
 """
@@ -186,11 +188,14 @@ class Plans:
                     return None
                 elif type(arg) in (tuple, list) and arg:  # a table: plans that know none miss it
                     return None
+                elif type(arg) is float:  # 0.0 equals -0.0, and a NaN nothing
+                    spans.append((0, 0))
+                    key.append((float, arg.hex()))
                 else:
                     spans.append((0, 0))
                     key.append((type(arg), arg))
             if on_host:
-                key.append((settings.raw("RFOPS_VGPU_ARCH"),))
+                key.append((settings.raw("RFOPS_VGPU_ARCH"), settings.raw("RFOPS_VGPU_PART")))
             made = tuple(key)
             hash(made)
         except (RuntimeError, TypeError):  # no memory; an argument that cannot be a key

@@ -12,6 +12,7 @@ from rfops.dispatch.compare import assert_within, tolerance
 from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.routing import chip
+from rfops.dispatch.view import views_of
 from rfops.gemm.a8w8_blockscale import OP, roundings
 from rfops.quantization.fp8_blockscale import BLOCK
 
@@ -85,7 +86,7 @@ def call_for(problem: Problem, dtype: torch.dtype, w_layout: str = "raw") -> Cal
     values: dict[str, Any] = {"dtype": dtype, "w_layout": w_layout}
     values |= {"x_dtype": problem.x.dtype, "w_dtype": problem.w.dtype}
     names = ("x", "w", "x_scale", "w_scale")
-    tensors = dict(zip(names, problem.args, strict=True))
+    tensors = views_of(dict(zip(names, problem.args, strict=True)))
     return Call(*chip(device), device, {"M": m, "N": n, "K": k}, values, tensors)
 
 

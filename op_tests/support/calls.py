@@ -9,6 +9,7 @@ import torch
 from rfops.cli.why import text
 from rfops.dispatch.kernel import Call, Run
 from rfops.dispatch.routing import Route, chip
+from rfops.dispatch.view import views_of
 from rfops.gemm.a16w8_blockscale import OP as BATCHED
 from rfops.gemm.mxfp8 import OP as DENSE
 from rfops.moe.grouped_gemm_mxfp8 import OP as GROUPED
@@ -85,8 +86,8 @@ def prepare_grouped(
 
 
 def on(c: Call, device: torch.device, **tensors: torch.Tensor) -> Call:
-    """A call of sizes alone on a device."""
-    return Call(c.arch, c.cu_num, device, c.sizes, c.values, tensors)
+    """A call of sizes alone on a device; its tensors lie as these do."""
+    return Call(c.arch, c.cu_num, device, c.sizes, c.values, views_of(tensors))
 
 
 def batched_call(b: int, m: int, n: int, k: int, arch: str, x_dtype: torch.dtype = BF16) -> Call:

@@ -147,7 +147,7 @@ OP = _MlaDecode(
     """,
     sizes="B T H S P page ends",
     kernels=(SharedFp8(), Shared(), Flow(), TritonMla(), Torch()),
-    coarse={"B": 1, "T": 1, "H": 1, "S": 1, "P": 0, "page": 1, "ends": 1},
+    coarse={"B": 1, "T": 1, "S": 1, "P": 0, "ends": 1},
     table="B~ H S~ page qo_len kv_scale?",
     usual={"sm_scale": 1 / 24, "causal": True},
     shapes={

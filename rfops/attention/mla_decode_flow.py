@@ -11,7 +11,7 @@ import torch
 
 from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.guards import check_config_ints
-from rfops.dispatch.heuristic import ceil
+from rfops.dispatch.heuristic import ceil, coarse
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.workspace import Workspace, with_workspace
 from rfops.jit import compile_ops, f32, u32
@@ -120,7 +120,7 @@ class Flow(Kernel):
         xcds = ROWS[c.arch].xcds
         if groups > 1 and workers > xcds:
             workers -= workers % xcds
-        is_short = c.S * c.page < workers * self.least
+        is_short = coarse(c.S, 1) * c.page < workers * self.least  # as calls share a decision
         return self.Config(max(1, workers), self.short if is_short else self.least)
 
     def candidates(self, c: Call) -> list[FlowConfig]:

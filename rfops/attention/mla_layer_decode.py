@@ -91,7 +91,7 @@ class _MlaLayerDecode(Op):
     def traffic(self, c: Call) -> int:
         """Of the cache what is read, and a row written."""
         used = 2 * CACHE_ROW * c.B * (c.start + 2)
-        tensors = {name: t.nbytes for name, t in c.tensors.items() if isinstance(t, Tensor)}
+        tensors = {name: t.nbytes for name, t in c.tensors.items() if t is not None}
         unread = tensors["angles"] + 2 * tensors["cache"]
         return int(super().traffic(c) - unread + used)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rfops.dispatch.kernel import Call, Kernel, Run
+from rfops.dispatch.view import View
 
 from . import mla_decode
 from .mla_decode_flow import turns
@@ -26,11 +27,9 @@ def attention_call(c: Call, page: int) -> Call:
              "ends": c.B}  # fmt: skip
     values: Mapping[str, Any] = {"sm_scale": SM_SCALE, "qo_len": 1, "causal": True,
                                  "q_dtype": _BF16, "kv_dtype": _BF16}  # fmt: skip
-    tensors = {
-        "kv_indices": torch.empty((c.B, pages), dtype=torch.int32, device="meta"),
-        "kv_lens": torch.empty(c.B, dtype=torch.int32, device="meta"),
-        "angles": torch.empty((c.A, ROPE), dtype=_BF16, device="meta"),
-    }
+    shapes = {"kv_indices": ((c.B, pages), torch.int32), "kv_lens": ((c.B,), torch.int32),
+              "angles": ((c.A, ROPE), _BF16)}  # fmt: skip
+    tensors = {name: View.dense(*shape, c.device) for name, shape in shapes.items()}
     return Call(c.arch, c.cu_num, c.device, sizes, values, tensors)
 
 

@@ -16,16 +16,22 @@ if TYPE_CHECKING:
 _MOST_SHARED = 1024  # decisions that a family of plans keeps
 
 
+# A decision for all sizes between two coarse ones that its kernel takes: kernel, config, launches.
+_Shared = tuple[Kernel, Any, RunOf]
+_NONE: tuple[Any, Any, None] = (None, None, None)
+
+
 class Family:
     """Makes the plans of calls that differ in sizes alone. Shapes between coarse sizes share a
-    decision where it is the default of a HIP kernel, so that one which changes every call costs
-    2 us and not 8."""
+    decision where it is the default of a HIP kernel, so that a shape which changes every call costs
+    5 us and not 8. The kernel is asked about each shape: what it takes may depend on more than the
+    coarse sizes."""
 
     def __init__(self, op: Op, like: Call, config: Any) -> None:
         self.op, self.like, self.config = op, like, config
         self.names = op.declaration.sizes
         self.router = Router(op.tuned, like.arch, like.cu_num) if op.tuned else None
-        self._shared: dict[tuple[int, ...], RunOf] = {}
+        self._shared: dict[tuple[int, ...], _Shared] = {}
         if op.has_plain_plans:
             (result,) = op.declaration.results
             self._ends = op.dtype_of(result, like), like.device
@@ -34,18 +40,22 @@ class Family:
         self._table_values = op.table_sizes(like)[len(set(op.table) & set(self.names)) :]
 
     def __call__(self, *sizes: int) -> tuple[Any, ...] | None:
-        if self.op.refuses(self.like, *sizes) is not None:
+        c = self.like.resized(sizes)
+        if self.op.refuses(c, *sizes) is not None:
             return None  # the checks say it
         key = self._key(sizes)
-        run_of = self._shared.get(key)
-        if run_of is None or not self._is_untuned(sizes):
-            run_of = self._decide(self._call_of(sizes), key)
+        kernel, config, run_of = self._shared.get(key, _NONE)
+        if (
+            run_of is None
+            or kernel.refuses(c) is not None
+            or kernel.refuses_config(c, config) is not None
+            or not self._is_untuned(sizes)
+        ):
+            run_of = self._decide(c, key)
+        run = run_of(*sizes)
         if self.op.has_plain_plans:
-            return run_of(*sizes), *self._ends, *self._shape(sizes)
-        return self.op.plan_of(self._call_of(sizes), run_of(*sizes))
-
-    def _call_of(self, sizes: tuple[int, ...]) -> Call:
-        return self.like.with_sizes(**dict(zip(self.names, sizes, strict=True)))
+            return run, *self._ends, *self._shape(sizes)
+        return self.op.plan_of(c, run)
 
     def _is_untuned(self, sizes: tuple[int, ...]) -> bool:
         if self.router is None:
@@ -64,13 +74,12 @@ class Family:
         if rule in ("envelope default", "first") and self.op.shares and self._holds(kernel, c, key):
             if len(self._shared) >= _MOST_SHARED:
                 self._shared.clear()
-            self._shared[key] = made
+            self._shared[key] = kernel, config, made
         return made
 
     def _holds(self, kernel: Kernel, c: Call, key: tuple[int, ...]) -> bool:
-        """Whether the same decision holds for the largest of these shapes, and so for all: kernels
-        refuse what is too large."""
-        sizes = [k or s for k, s in zip(key, c.sizes.values(), strict=True)]
-        most = self._call_of(tuple(sizes))
+        """Whether the same decision holds for the largest of these shapes, and so for all that the
+        kernel takes: no kernel comes before it."""
+        most = c.resized([k or s for k, s in zip(key, c.sizes.values(), strict=True)])
         is_first = kernel.name == next(iter(self.op.order(most)), None)
-        return is_first and kernel.refuses(most) is None and self.op.untuned(most) is None
+        return is_first and self.op.untuned(most) is None

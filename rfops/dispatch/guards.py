@@ -19,6 +19,8 @@ import torch
 
 from rfops.jit.errors import show
 
+from .view import View
+
 # A buffer instruction adds a signed 32-bit byte offset to the tensor's start.
 MAX_BYTES = 2**31
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # that GEMMs write
@@ -26,7 +28,7 @@ OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # that GEMMs write
 
 def describe(tensor: object) -> str:
     """What a message says of an argument that was refused."""
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, (torch.Tensor, View)):
         return f"{type(tensor).__name__} {show(tensor)}"[:80]
     return f"{list(tensor.shape)} {_dtype_name(tensor.dtype)} on {tensor.device}"
 
@@ -176,8 +178,13 @@ def check_layout(op: str, name: str, tensor: torch.Tensor, align: int) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and last byte that the tensor touches, whatever its strides."""
     start = tensor.data_ptr()
-    return start, start + tensor.numel() * tensor.element_size()
+    if tensor.numel() == 0:
+        return start, start
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in pairs)
+    return start, start + (last + 1) * tensor.element_size()
 
 
 def check_no_overlap(

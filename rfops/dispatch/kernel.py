@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,8 +23,8 @@ class Call:
     """What may decide about a call: its sizes and values by their declared names, `c.M`,
     `c.block_m`, `c.dtype`; where it runs; and how its tensors lie.
 
-    Made by the op: of a real call, whose tensors it then has, or of sizes alone, as `rfops why`
-    and the tuner ask.
+    Made by the op: of a real call, whose tensors it describes and does not hold, because a plan
+    keeps it; or of sizes alone, as `rfops why` and the tuner ask.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class Call:
         device: torch.device,
         sizes: Mapping[str, int],
         values: Mapping[str, Any],
-        tensors: Mapping[str, Any],  # each a tensor, a tuple of them for a table, or None
+        tensors: Mapping[str, Any],  # each a View, a tuple of them for a table, or None
     ) -> None:
         # Sizes and values are attributes: a family reads a dozen of them for each new shape.
         vars(self).update(values)
@@ -41,6 +42,7 @@ class Call:
         self.arch, self.cu_num, self.device = arch, cu_num, device
         self.size_names = tuple(sizes)
         self.values, self.tensors = values, tensors
+        self.inputs: Mapping[str, Any] = {}
 
     if TYPE_CHECKING:
 
@@ -56,19 +58,36 @@ class Call:
         vars(other).update(vars(self), **sizes)
         return other
 
+    def resized(self, sizes: Sequence[int]) -> Call:
+        """The same call of these sizes, in the order of `size_names`."""
+        other = Call.__new__(Call)
+        known = vars(self).copy()
+        known.update(zip(self.size_names, sizes, strict=False))
+        other.__dict__ = known
+        return other
+
+    def with_inputs(self, inputs: Mapping[str, Any]) -> Call:
+        """The same call, which holds its tensors: that of a Problem."""
+        other = self.with_sizes()
+        other.inputs = inputs
+        return other
+
     def has(self, name: str) -> bool:
         """Whether an optional tensor is given; of sizes alone, whether a value of its name is."""
         return self.tensors.get(name) is not None or bool(self.values.get(name))
 
     def given(self, *names: str) -> tuple[torch.Tensor, ...]:
-        """Those of these tensors that are there."""
-        return tuple([t for t in map(self.tensors.get, names) if t is not None])
+        """Those of these tensors that are there, of a call that holds them (`with_inputs`)."""
+        return tuple([t for t in map(self.inputs.get, names) if t is not None])
 
     def align(self, *names: str) -> int:
         """What the addresses of these tensors are all a multiple of: 1, 2, 4, 8 or 16."""
-        given = [t for t in map(self.tensors.get, names) if t is not None]
-        addresses = [t.data_ptr() for g in given for t in (g if isinstance(g, tuple) else (g,))]
-        return next(n for n in (16, 8, 4, 2, 1) if not any(a % n for a in addresses))
+        least = 16
+        for given in map(self.tensors.get, names):
+            for view in given if isinstance(given, tuple) else (given,):
+                if view is not None and view.align < least:
+                    least = view.align
+        return least
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.sizes.items())
@@ -105,14 +124,19 @@ class Kernel:
 
     def refuses_arch(self, c: Call) -> str | None:
         """That of a HIP kernel whose module is not for the architecture."""
+        return self._without_arch(c.arch) if self.module else None
+
+    @functools.lru_cache(maxsize=1024)  # noqa: B019 # kernels live as long as the process
+    def _without_arch(self, arch: str) -> str | None:
+        """Kept, because a family of plans asks for each new size: 1.4 us otherwise."""
         from rfops.jit.build.spec import module_spec
 
         def has(arch: str) -> bool:
             return arch in module_spec(self.module_of(arch), self.config).archs
 
-        if not self.module or has(c.arch):
-            return None
-        return f"no kernel for {c.arch}, only for {', '.join(filter(has, ARCHS))}"
+        return (
+            None if has(arch) else f"no kernel for {arch}, only for {', '.join(filter(has, ARCHS))}"
+        )
 
     def refuses_config(self, c: Call, config: Any) -> str | None:
         """Why this variant does not take a call that the kernel takes; None if it does."""

@@ -37,6 +37,7 @@ from .family import Family
 from .hooks import Hooks
 from .kernel import Call, Kernel, Run
 from .torch_op import fake_results, register_op
+from .view import views_of
 
 _OPS: dict[str, Op] = {}
 
@@ -63,7 +64,9 @@ class Op(Hooks):
     kernels : in the order in which they are tried: HIP's, Triton's, torch's.
     positive : sizes that must not be 0 though an empty result may be.
     coarse : which calls of changing sizes share a decision: a size counts in coarse steps of so
-        many (heuristic.coarse), with 0 not at all, and exactly where it is not named.
+        many (heuristic.coarse), with 0 not at all, and exactly where it is not named. `order`,
+        `untuned` and a kernel's `default` must not tell sizes of one step apart; what a kernel
+        refuses is asked for each shape.
     hints : the way out that a refusal of this argument or size names.
     max_bytes : of each tensor; None where a kernel takes any.
     table : what a tuned row is found by: sizes, values, and optional tensors, which count as 0
@@ -209,7 +212,8 @@ class Op(Hooks):
         self._bind_parts(guard, *d.results)
         assert guard.device is not None
         arch, cu_num = routing.chip(guard.device)
-        c = Call(arch, cu_num, guard.device, sizes, values, {**tensors, **passed})
+        views = views_of({**tensors, **passed})
+        c = Call(arch, cu_num, guard.device, sizes, values, views)
         self._check_fit(c)
         guard.sizes |= self.result_sizes(c)
         for result in d.passed:

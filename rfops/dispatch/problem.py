@@ -128,7 +128,9 @@ class Problem:
         self.op = op
         self.inputs = list(_inputs(op, c, seed))
         args = [*self.inputs, *[None] * op.num_passed, *[None] * op.takes_config]
-        self.call, _ = op.check(tuple(args))  # inputs are valid, whoever made them
+        c, _ = op.check(tuple(args))  # inputs are valid, whoever made them
+        names = [arg.name for arg in op.declaration.inputs]
+        self.call = c.with_inputs(dict(zip(names, self.inputs, strict=True)))
         self.results = [placed(tensor) for tensor in op.make_results(self.call)]
         if any(arg.written for arg in op.declaration.tensors):
             _ = self.expected  # before anything is written

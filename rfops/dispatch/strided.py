@@ -9,24 +9,25 @@ import torch
 
 from .guards import Guard, describe
 from .kernel import Call
+from .view import View
 
 Sizes = Sequence[int]
 
 
-def strides_of(tensor: torch.Tensor, sizes: Sizes) -> Sizes:
+def strides_of(view: View, sizes: Sizes) -> Sizes:
     """Of a tensor of these three sizes that lies as this one does."""
-    return (sizes[1] * sizes[2], sizes[2], 1) if tensor.is_contiguous() else tensor.stride()
+    return (sizes[1] * sizes[2], sizes[2], 1) if view.contiguous else view.strides
 
 
 def matrix_strides(c: Call, name: str, columns: int) -> tuple[int, int]:
     """Of one of a call's matrices of so many columns: what is contiguous stays so in calls of other
     sizes, others keep their strides."""
-    tensor = c.tensors.get(name)
-    if tensor is None or tensor.is_contiguous():
+    view = c.tensors.get(name)
+    if view is None or view.contiguous:
         return columns, 1
-    row, column = tensor.stride()
-    # A single row lies nowhere, but for what its stride may be told: that of a contiguous one.
-    return (columns if tensor.shape[0] == 1 else row), column
+    row, column = view.strides
+    # The row stride of a single row says nothing; it is that of a contiguous matrix.
+    return (columns if view.shape[0] == 1 else row), column
 
 
 def extent(sizes: Sizes, strides: Sizes, item_size: int) -> int:
@@ -37,8 +38,8 @@ def extent(sizes: Sizes, strides: Sizes, item_size: int) -> int:
     return (1 + sum((size - 1) * stride for size, stride in pairs)) * item_size
 
 
-def extent_of(tensor: torch.Tensor, sizes: Sizes) -> int:
-    return extent(sizes, strides_of(tensor, sizes), tensor.element_size())
+def extent_of(view: View, sizes: Sizes) -> int:
+    return extent(sizes, strides_of(view, sizes), view.itemsize)
 
 
 def overlaps_itself(sizes: Sizes, strides: Sizes) -> bool:

@@ -12,6 +12,7 @@ from rfops.dispatch.registration import register
 
 from .declare import TensorArg, ValueArg
 from .kernel import Call
+from .view import View
 
 if TYPE_CHECKING:
     from .op import Op
@@ -89,7 +90,12 @@ def fake_results(op: Op, args: Sequence[Any]) -> Any:
                     sizes.setdefault(extent.size, size * extent.factor)
     given = [v[0] if isinstance(v, (tuple, list)) else v for v in args]
     first = next(value for value in given if isinstance(value, torch.Tensor))
-    tensors = dict(zip((arg.name for arg in d.inputs), args, strict=False))
-    c = Call("", 0, first.device, sizes, values, tensors)
+    # Of shapes alone: to look at a symbol would make it a number.
+    shapes = {
+        arg.name: View(tuple(value.shape), (), value.dtype, value.device)
+        for arg, value in zip(d.inputs, given, strict=False)
+        if isinstance(value, torch.Tensor)
+    }
+    c = Call("", 0, first.device, sizes, values, shapes)
     made = [first.new_empty(shape, dtype=dtype) for shape, dtype in op.forms(c)]
     return made[0] if len(made) == 1 else tuple(made) or None

@@ -60,7 +60,7 @@ class _BatchedGemm(Op):
         if out is not None:
             if 0 not in (b, m, n) and overlaps_itself((b, m, n), strides_of(out, (b, m, n))):
                 wanted = "a tensor with each element in a place of its own"
-                got = f"{describe(out)} with strides {list(out.stride())}"
+                got = f"{describe(out)} with strides {list(out.strides)}"
                 return "out", wanted, got, "pass one that is not expanded, or none"
         elif m * n * c.dtype.itemsize >= MAX_BATCH_BYTES:
             return "the result", "smaller than 2 GiB a batch", f"M={m}, N={n}", "split x along M"
@@ -71,7 +71,7 @@ class _BatchedGemm(Op):
             size = extent(shape[1:], strides[1:], dtype.itemsize)
             if size >= MAX_BATCH_BYTES:
                 limit = "the kernel's offsets inside one are signed 32-bit"
-                lies = "" if tensor is None else f" with strides {list(tensor.stride())}"
+                lies = "" if tensor is None else f" with strides {list(tensor.strides)}"
                 got = f"{describe(tensor)}{lies}: {size} bytes"
                 way = "split it and call the op on the parts"
                 return name, f"smaller than 2 GiB a batch ({limit})", got, way

@@ -79,7 +79,7 @@ class _Gemm(Op):
         return int(2 * c.M * c.N * c.K)
 
     def peer(self, c: Call) -> tuple[str, Callable[[], object]]:
-        x, w, x_scale, w_scale = (c.tensors[n] for n in ("x", "w", "x_scale", "w_scale"))
+        x, w, x_scale, w_scale = c.given("x", "w", "x_scale", "w_scale")
 
         def run() -> torch.Tensor:
             rows = w_scale.repeat_interleave(BLOCK, 0)[: c.N]

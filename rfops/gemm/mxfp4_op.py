@@ -91,7 +91,7 @@ class Fp4Gemm(Op):
             tensor = c.tensors.get(name)
             if getattr(c, f"{name}_layout") != RAW and tensor is not None:
                 if not tensor.is_contiguous():
-                    strides = f"strides {list(tensor.stride())}"
+                    strides = f"strides {list(tensor.strides)}"
                     return name, "contiguous where it is shuffled", strides, "shuffle a copy"
         return None
 
@@ -124,7 +124,7 @@ class Fp4Gemm(Op):
 
     def peer(self, c: Call) -> tuple[str, Callable[[], object]]:
         x, w, w_scale = c.given("x", "w", "w_scale")
-        x_scale = c.tensors.get("x_scale")
+        x_scale = c.inputs.get("x_scale")
 
         def run() -> torch.Tensor:
             wide_w = dequantised(w, w_scale, c.w_layout, c.w_scale_layout)

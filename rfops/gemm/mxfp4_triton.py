@@ -142,7 +142,7 @@ def _stride(c: Call, name: str, columns: int) -> tuple[int, int]:
     tensor = c.tensors.get(name)
     if tensor is None or tensor.is_contiguous():
         return columns, 1
-    row, column = tensor.stride()
+    row, column = tensor.strides
     # A single row lies nowhere, but for what its stride may be told: that of a contiguous one.
     return (columns if tensor.shape[0] == 1 else row), column
 
