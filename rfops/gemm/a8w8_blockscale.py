@@ -59,6 +59,10 @@ class _Gemm(Op):
     def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         if c.w_layout != "raw" and sizes[1] % 16:
             return "N", "a multiple of 16 where w is shuffled", f"N={sizes[1]}", "pad w with zeros"
+        w = c.tensors.get("w")
+        if c.w_layout != "raw" and w is not None and not w.is_contiguous():
+            strides = f"strides {list(w.stride())}"
+            return "w", "contiguous where it is shuffled", strides, "shuffle a copy"
         if c.x_dtype == c.w_dtype:
             return None
         return "w", f"{c.x_dtype} as x is", str(c.w_dtype), "quantise both to the same FP8"
