@@ -130,7 +130,7 @@ class Guard:
             self.fail(name, "without torch's negative bit", got, "call .resolve_neg() on it")
         if kind:
             got = f"{kind} tensor: {describe(tensor)}"
-            self.fail(name, "a dense tensor", got, "convert it to a dense torch.Tensor")
+            self.fail(name, "a dense tensor", got, "pass a dense torch.Tensor")
 
     def tensor(
         self,
