@@ -5,9 +5,8 @@ that names op, argument, expectation and fix, or the result of the plain tensor.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 import rfops
 from rfops.dispatch.declare import TensorArg
 from rfops.jit.launch import launcher, modes
-from support.small_calls import Case, arguments, cases, replaced, tensors_of
+from support.small_calls import Case, arguments, cases, public, replaced, tensors_of
 
 FIRST = [case for case in cases() if case.name in ("few", "rows")]
 
@@ -163,15 +162,6 @@ def test_the_negative_bit_is_found() -> None:
 
 
 # ---------------------------------------------------------------- public functions
-
-
-def public(case: Case) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The op's public function, and a good call of it by name."""
-    op, args = case.op, arguments(case)
-    given = dict(zip((arg.name for arg in op.declaration.inputs), args, strict=False))
-    function = getattr(rfops, op.name)
-    names = inspect.signature(function).parameters
-    return function, {name: value for name, value in given.items() if name in names}
 
 
 PUBLIC = [case for case in FIRST if hasattr(rfops, case.op.name)]

@@ -9,12 +9,14 @@ new op is covered from its first day.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+import rfops
 from rfops.dispatch.declare import TensorArg
 from rfops.dispatch.op import Op, ops
 from rfops.dispatch.problem import Problem, call_on
@@ -125,6 +127,15 @@ def arguments(case: Case) -> list[Any]:
     op = case.op
     problem = Problem(op, call_on(op, case.given, CPU))
     return [*problem.inputs, *[None] * op.num_passed, *[None] * op.takes_config]
+
+
+def public(case: Case) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The public function of an op, and the arguments of a valid call by name."""
+    op, args = case.op, arguments(case)
+    given = dict(zip((arg.name for arg in op.declaration.inputs), args, strict=False))
+    function = getattr(rfops, op.name)
+    names = inspect.signature(function).parameters
+    return function, {name: value for name, value in given.items() if name in names}
 
 
 def tensors_of(op: Op, args: Sequence[Any]) -> list[tuple[int, int, TensorArg, torch.Tensor]]:
