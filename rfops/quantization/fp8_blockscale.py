@@ -133,9 +133,9 @@ OP = _Quant(
 )
 
 
-@torch.compiler.assume_constant_result  # dynamo asks for it while it traces
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def fp8_of_device(device: torch.device) -> torch.dtype:
-    """The FP8 that the matrix cores of a device multiply."""
+    """The FP8 that the matrix cores of a device multiply; dynamo asks for it while it traces."""
     return fp8_of(chip(device)[0])
 
 
