@@ -8,12 +8,12 @@
 // has one block, 8 rows a thread, and the 16 rows' maxima of a turn meet in LDS.
 //
 // Promises. Bit-exact to the torch route: division is correctly rounded, conversion rounds to
-// nearest even. The caller aligns x to 16 bytes.
+// nearest even. Requires: x 16-byte aligned with kAligned, otherwise aligned to its elements.
 #include "rfops/fp8_quant.h"
 #include "rfops/reduce.h"
 #include "rfops/types.h"
 
-#if !defined(RFOPS_ROWS) || !defined(RFOPS_IN)
+#if !defined(RFOPS_ROWS) || !defined(RFOPS_IN) || !defined(RFOPS_ALIGNED)
 #error "quant_fp8_blockscale needs the RFOPS_ constants below"
 #endif
 
@@ -23,6 +23,7 @@ using namespace rfops;
 
 using In = RFOPS_IN;                        // bf16, f16 or f32
 constexpr u32 kRows = RFOPS_ROWS;           // of a block: 1 or 128
+constexpr bool kAligned = RFOPS_ALIGNED;    // x begins at a multiple of 16 bytes
 constexpr u32 kBlock = 128;                 // along K
 constexpr u32 kThreads = 256, kLanes = 16;  // of a row of a block
 constexpr u32 kEach = kBlock / kLanes;      // elements of a lane and row
@@ -31,7 +32,13 @@ constexpr u32 kTurns = kRows == 1 ? 1 : kRows / kRowsAtOnce;
 static_assert(kRows == 1 || kRows == 128, "1 x 128 or 128 x 128");
 
 using InVec = In __attribute__((ext_vector_type(kEach)));
+typedef InVec UnalignedInVec __attribute__((aligned(sizeof(In))));
 using F32x8 = f32 __attribute__((ext_vector_type(kEach)));
+
+__device__ inline InVec load(const In* from) {
+  if constexpr (kAligned) return *reinterpret_cast<const InVec*>(from);
+  return *reinterpret_cast<const UnalignedInVec*>(from);
+}
 
 // The bits of the largest magnitude.
 __device__ inline u32 most_bits(F32x8 values) {
@@ -88,7 +95,7 @@ quant_fp8_blockscale(u8* __restrict__ payload,  // [M, K]
   for (u32 t = 0; t < kTurns; ++t) {
     if (row0 + t * kRowsAtOnce < m) {
       const In* from = x + at + u64{t} * kRowsAtOnce * k;
-      values[t] = __builtin_convertvector(*reinterpret_cast<const InVec*>(from), F32x8);
+      values[t] = __builtin_convertvector(load(from), F32x8);
     }
     const u32 own = most_bits(values[t]);
     most = own > most ? own : most;

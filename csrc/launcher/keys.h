@@ -63,7 +63,9 @@ class Views {
       for (Py_ssize_t i = read_; i <= at; ++i) state_[i] = 0;
       read_ = at + 1;
     }
-    if (state_[at] == 0) state_[at] = read_tensor(tensor, &views_[at]) ? 1 : 2;
+    if (state_[at] == 0) {
+      state_[at] = !is_negated(tensor) && read_tensor(tensor, &views_[at]) ? 1 : 2;
+    }
     return state_[at] == 1 ? &views_[at] : nullptr;
   }
 
@@ -163,7 +165,7 @@ class Key {
     for (Py_ssize_t i = 0; i < size; ++i) {
       PyObject* item = PySequence_Fast_ITEMS(table)[i];
       DlTensor view;
-      if (!is_tensor(item) || !read_tensor(item, &view)) return false;
+      if (!is_tensor(item) || is_negated(item) || !read_tensor(item, &view)) return false;
       const uint64_t address = reinterpret_cast<uint64_t>(view.data) + view.byte_offset;
       all |= static_cast<int64_t>(address % kAlign);
       const int at = count;

@@ -32,7 +32,8 @@ PyObject* add_slow(PyObject*, PyObject* change) {
 
 PyMethodDef functions[] = {
     {"setup", setup, METH_VARARGS,
-     "setup(Tensor, Parameter, exchange API, must_dispatch, gradients) -> can it be read"},
+     "setup(Tensor, Parameter, exchange API, must_dispatch, gradients, negative_bit) -> can it be "
+     "read"},
     {"add_slow", add_slow, METH_O, "add_slow(1) sends all launches through Python; -1 ends it"},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -71,10 +72,19 @@ bool is_gradient_wanted(PyObject* const* args, Py_ssize_t count) {
   return false;
 }
 
+bool ask_negated(PyObject* tensor) {
+  PyObject* answer = PyObject_CallMethod(tensor, "is_neg", nullptr);
+  const bool is_negated = answer != Py_False;
+  if (answer == nullptr) PyErr_Clear();
+  Py_XDECREF(answer);
+  return is_negated;
+}
+
 PyObject* setup(PyObject*, PyObject* args) {
   PyObject *tensor, *parameter, *capsule, *must_dispatch, *gradients, *requires_grad;
-  if (!PyArg_ParseTuple(args, "O!O!OO!O!", &PyType_Type, &tensor, &PyType_Type, &parameter,
-                        &capsule, &PyTuple_Type, &must_dispatch, &PyTuple_Type, &gradients) ||
+  if (!PyArg_ParseTuple(args, "O!O!OO!O!(IK)", &PyType_Type, &tensor, &PyType_Type, &parameter,
+                        &capsule, &PyTuple_Type, &must_dispatch, &PyTuple_Type, &gradients,
+                        &torch.keys, &torch.negative) ||
       !PyArg_ParseTuple(gradients, "OO!O!UII", &torch.is_grad_enabled, &PyGetSetDescr_Type,
                         &requires_grad, &PyDict_Type, &torch.forward_ad, &torch.level, &torch.impl,
                         &torch.metadata)) {

@@ -36,12 +36,14 @@ struct Torch {
   PyObject* is_grad_enabled;
   PyObject *forward_ad, *level;  // a module's names; its level is below 0 outside of forward AD
   unsigned impl, metadata;       // offsets in a Tensor, and in its TensorImpl; 0: not known
+  unsigned keys;                 // offset of the dispatch keys in a TensorImpl; 0: not known
+  unsigned long long negative;   // the bit of them that tells torch's lazy negation
 };
 
 extern Torch torch;
 
 /// Fill in `torch`: setup(Tensor, Parameter, the exchange API's capsule or None, must_dispatch,
-/// gradients), the last as jit/launch/modes.py has them -> bool.
+/// gradients, negative_bit), the last three from jit/launch/modes.py -> bool.
 PyObject* setup(PyObject*, PyObject* args);
 
 /// Whether it is a plain tensor. Subclasses mean something else (a FakeTensor has no memory).
@@ -93,6 +95,21 @@ inline bool has_metadata(PyObject* tensor) {
   std::memcpy(&impl, reinterpret_cast<const char*>(tensor) + torch.impl, sizeof impl);
   std::memcpy(&metadata, impl + torch.metadata, sizeof metadata);
   return metadata != nullptr;
+}
+
+/// Asks torch whether a plain tensor is lazily negated. 40 ns.
+bool ask_negated(PyObject* tensor);
+
+/// Whether a plain tensor's elements are the negated values of its memory (torch's negative bit),
+/// which the exchange API does not tell. Such a tensor has no plan, so that an op's checks refuse
+/// it. One load from the cache line of the tensor's dtype and device.
+inline bool is_negated(PyObject* tensor) {
+  if (torch.keys == 0 || torch.impl == 0) return ask_negated(tensor);
+  const char* impl;
+  unsigned long long keys;
+  std::memcpy(&impl, reinterpret_cast<const char*>(tensor) + torch.impl, sizeof impl);
+  std::memcpy(&keys, impl + torch.keys, sizeof keys);
+  return (keys & torch.negative) != 0;
 }
 
 /// The same where a tensor has metadata: asks torch, 25 ns a tensor.

@@ -134,7 +134,14 @@ def _set_up(module: ModuleType) -> bool:
     """Tell it of this torch; whether it can read its tensors."""
     table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     return bool(
-        module.setup(torch.Tensor, torch.nn.Parameter, table, modes.MODES, modes.gradients())
+        module.setup(
+            torch.Tensor,
+            torch.nn.Parameter,
+            table,
+            modes.MODES,
+            modes.gradients(),
+            modes.negative_bit(),
+        )
     )
 
 

@@ -68,5 +68,20 @@ def _metadata() -> tuple[int, int]:
     return (8 * impls[0], 8 * found[0]) if len(impls) == len(found) == 1 else (0, 0)
 
 
+def negative_bit() -> tuple[int, int]:
+    """The byte offset of the dispatch keys in a TensorImpl, and the bit of them that tells torch's
+    lazy negation (torch._neg_view); (0, 0) if that cannot be found, and every tensor is asked."""
+    keys_of = torch._C._dispatch_keys
+    with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():
+        plain = torch.ones(2, device="cpu"), torch.ones(2, 3, dtype=torch.int32, device="cpu")
+        pairs = [(tensor, torch._neg_view(tensor)) for tensor in plain]
+        keys = [(t, keys_of(t).raw_repr()) for pair in pairs for t in pair]
+        found = [i for i in range(24) if all(_words(t._cdata, 24)[i] == key for t, key in keys)]
+        bits = {keys_of(one).raw_repr() ^ keys_of(other).raw_repr() for one, other in pairs}
+    bit = bits.pop()
+    is_sure = len(found) == 1 and not bits and bit.bit_count() == 1
+    return (8 * found[0], bit) if is_sure else (0, 0)
+
+
 def _words(address: int, count: int) -> list[int]:
     return list((ctypes.c_uint64 * count).from_address(address))

@@ -179,6 +179,8 @@ class Plans:
         try:
             for arg in args:
                 if type(arg) in _PLAIN:
+                    if arg.is_neg():  # its memory has the negated values
+                        return None
                     address = arg.data_ptr()
                     spans.append(_span(arg, address))
                     on_host = on_host or arg.is_cpu

@@ -109,6 +109,10 @@ REFUSALS: dict[str, tuple[dict[str, object], str]] = {
         {"x": zeros(2, 3, 200, dtype=F16), "config": BmmConfig()},
         "config must be .*dequantised weights may exceed float16's range",
     ),
+    "bmm for a float32 result": (
+        {"dtype": torch.float32, "config": BmmConfig()},
+        r"config must be .*rounds its sums to bfloat16, and the result is torch\.float32",
+    ),
 }  # fmt: skip
 
 

@@ -170,7 +170,22 @@ def test_every_code(
         ones = torch.ones(1, 3, k, dtype=x_dtype)
         problem = Problem(ones, w.view(w_dtype), torch.ones(1, 2, -(-k // 128))).to(device)
         want = problem.w[0, codes, 37 * codes % k].float().expand(1, 3, 256)
-        assert_within(run(problem, config, F32), want, 0)
+        dtype = BF16 if isinstance(config, BmmConfig) else F32  # all that it takes
+        assert_within(run(problem, config, dtype), want, 0)
+
+
+@pytest.mark.parametrize("x_dtype", [BF16, F16])
+def test_results_are_rounded_once(x_dtype: torch.dtype, one_device: torch.device) -> None:
+    """A float32 result has sums of float32, by whatever kernel takes it: torch.bmm's are bf16's."""
+    problem = random_problem(2, 16, 32, 128, x_dtype).to(one_device)
+    call, _ = OP.check((*problem.args, F32, None, None))
+    taken = [name for name, kernel in OP.kernels.items() if kernel.refuses(call) is None]
+    assert {"rows", "tiles"} <= set(taken) and "bmm" not in taken
+    for name in taken:
+        out = torch.full((2, 16, 32), math.nan, device=one_device)
+        OP.prepare(name, call)(out, *problem.args)
+        assert (out != out.bfloat16().float()).float().mean() > 0.5, f"{name} rounds to bfloat16"
+        assert_correct(out, problem)
 
 
 @pytest.mark.parametrize("m", [1, 20])

@@ -13,7 +13,7 @@ import rfops.gemm.a8w8_blockscale as op_module
 from rfops import cli
 from rfops.gemm.a8w8_blockscale import OP, gemm_a8w8_blockscale, gemm_a8w8_blockscale_ref
 from rfops.quantization.fp8_blockscale import FNUZ, OCP
-from support.a8w8_problems import Problem, assert_correct, random_problem
+from support.a8w8_problems import Problem, assert_correct, random_problem, run
 
 pytestmark = pytest.mark.requires_gfx950
 
@@ -38,11 +38,25 @@ def test_torch_takes_any_strides(arch: str, dtype: torch.dtype) -> None:
 
 def test_torch_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows of both than one piece holds."""
-    monkeypatch.setattr(op_module, "_CHUNK", 1 << 16)
+    monkeypatch.setattr(op_module, "_ROWS", 128)
     problem = random_problem(300, 700, 512, "gfx950")
     out = torch.full((300, 700), math.nan)
     op_module.run_torch(out, *problem.args)
     assert_correct(out, problem)
+
+
+@pytest.mark.parametrize("kernel", ["torch", "stream", "staged", "triton"])
+def test_special_scales(kernel: str) -> None:
+    """An infinite scale of a finite sum gives infinity by every kernel; a NaN stays in its row."""
+    problem = random_problem(6, 144, 256, "gfx950")
+    problem.x_scale[1, 0], problem.x_scale[2, 1] = math.inf, -math.inf
+    problem.x_scale[3, 0], problem.x_scale[4, 1] = 0.0, math.nan
+    problem.w_scale[1, 1] = math.inf
+    got = run(kernel, problem, dtype=torch.float32)
+    assert got[1, :128].isinf().all() and got[2, :128].isinf().all()
+    assert got[0, 128:].isinf().all() and got[0, :128].isfinite().all()
+    assert got[3, :128].isfinite().all() and got[4].isnan().all()
+    assert_correct(got, problem)
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 5), (5, 0), (0, 0)])

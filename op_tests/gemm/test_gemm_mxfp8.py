@@ -11,6 +11,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +43,12 @@ gemv_module = importlib.import_module("rfops.gemm.mxfp8_gemv")
 
 ALL_M = list(range(1, 17))
 SHAPE_M = [1, 4, 2, 3, 6, 5, 7, 16, 9, 64, 11, 8, 10, 12, 32]  # few rows for the largest shapes
+
+
+def gemv(problem: Problem, config: GemvConfig | None = None, **more: Any) -> torch.Tensor:
+    """The op by its GEMV, whatever the route is: by default the variant that it takes itself."""
+    config = config or default_config("gemv", len(problem.x), len(problem.w), problem.x.shape[1])
+    return gemm_mxfp8(*problem.args, config=config, **more)
 
 
 # ---------------------------------------------------------------- values
@@ -85,7 +92,7 @@ def test_model_shapes_all_m(k: int, n: int, m: int, gfx950: torch.device) -> Non
 @pytest.mark.parametrize("k", [32, 96, 1056, 6176])
 def test_odd_sizes(k: int, n: int, gfx950: torch.device) -> None:
     problem = random_problem(3, n, k).to(gfx950)
-    assert_correct(gemm_mxfp8(*problem.args), problem)
+    assert_correct(gemv(problem), problem)
 
 
 @pytest.mark.thin(5)
@@ -108,15 +115,15 @@ def test_most_rows_with_most_rows_of_x(gfx950: torch.device) -> None:
 def test_scale_dtypes_agree(gfx950: torch.device) -> None:
     problem = random_problem(2, 10, 256).to(gfx950)
     x, w, x_scale, w_scale = problem.args
-    typed = gemm_mxfp8(x, w, x_scale.view(E8M0), w_scale.view(E8M0))
-    assert torch.equal(typed, gemm_mxfp8(x, w, x_scale, w_scale))
+    typed = Problem(x, w, x_scale.view(E8M0), w_scale.view(E8M0))
+    assert torch.equal(gemv(typed), gemv(problem))
 
 
 def test_deterministic(gfx950: torch.device) -> None:
     problem = random_problem(5, 100, 6144).to(gfx950)
-    first = gemm_mxfp8(*problem.args)
+    first = gemv(problem)
     for _ in range(3):
-        assert torch.equal(first.view(torch.int16), gemm_mxfp8(*problem.args).view(torch.int16))
+        assert torch.equal(first.view(torch.int16), gemv(problem).view(torch.int16))
 
 
 def test_reference_agrees_with_float64() -> None:
@@ -152,25 +159,32 @@ def test_extremes(
 ) -> None:
     problem = one_block(x_byte, w_byte, x_code, w_code).to(gfx950)
     exact = torch.tensor([[expected]])
-    for got in (gemm_mxfp8(*problem.args).cpu(), gemm_mxfp8_ref(*problem.args).cpu()):
+    for got in (gemv(problem).cpu(), gemm_mxfp8_ref(*problem.args).cpu()):
         torch.testing.assert_close(
             got[:1, :1].float(), exact.bfloat16().float(), rtol=0, atol=0, equal_nan=True
         )
 
 
-def test_nan_stays_in_its_row_and_column(gfx950: torch.device) -> None:
-    """NaN scales and NaN payloads; the first elements of a row lie behind the last of another."""
-    problem = random_problem(6, 40, 1088)
-    problem.x_scale[2, 33] = 255
+@pytest.mark.parametrize("k", [96, 1088, 2080])
+@pytest.mark.parametrize(
+    "config", [None, GemvConfig(64, 1, 1, 1), GemvConfig(32, 2, 1, 2), GemvConfig(16, 4, 2, 1)]
+)
+def test_nan_stays_in_its_row_and_column(
+    config: GemvConfig | None, k: int, gfx950: torch.device
+) -> None:
+    """NaN scales and NaN payloads. No lanes of a round divide K, and the first elements of a row
+    follow the last of the row before: a lane that reads beyond K finds them."""
+    problem = random_problem(6, 40, k)
+    problem.x_scale[2, k // 32 - 1] = 255
     problem.w_scale[17, 0] = 255
     problem.x.view(torch.uint8)[4, :32] = 0x7F
     problem.w.view(torch.uint8)[25, :32] = 0xFF
-    got = gemm_mxfp8(*problem.to(gfx950).args).cpu()
+    got = gemv(problem.to(gfx950), config).cpu()
     expected = torch.zeros(6, 40, dtype=torch.bool)
     expected[[2, 4], :] = True
     expected[:, [17, 25]] = True
     assert torch.equal(got.isnan(), expected)
-    assert_correct(got, problem)
+    assert_correct(got, problem, config)
 
 
 # ---------------------------------------------------------------- memory
@@ -184,7 +198,7 @@ def test_writes_its_output_and_reads_its_inputs_only(
     problem = random_problem(m, n, k).to(gfx950)
     nan = torch.full((m, n), math.nan, dtype=torch.bfloat16, device=gfx950)
     out, buffer = surround(nan, 0xA5)
-    assert gemm_mxfp8(*problem.among_nan().args, out=out) is out
+    assert gemv(problem.among_nan(), out=out) is out
     assert_correct(out, problem)
     outside = torch.cat([buffer[:4096], buffer[-4096:]])
     assert (outside == 0xA5).all(), "bytes beyond out were written"

@@ -44,6 +44,32 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8 if tensor.itemsize == 1 else torch.int32)
 
 
+OFFSETS = [(dtype, n) for dtype in DTYPES for n in (2, 8, 12, 14) if n % dtype.itemsize == 0]
+
+
+@pytest.mark.parametrize("rows", [1, 128])
+@pytest.mark.parametrize(("dtype", "offset"), OFFSETS)
+def test_any_alignment(dtype: torch.dtype, offset: int, rows: int, arch: str) -> None:
+    """Weights of a safetensors file begin at a multiple of 8 bytes or less; checks see each access,
+    the tensor's memory ends where it does."""
+    m, k = 130, 256
+    x = wild(m, k, dtype)
+    memory = torch.empty(offset + x.nbytes, dtype=torch.uint8)
+    assert memory.data_ptr() % 16 == 0
+    moved = memory[offset:].view(torch.int8).view(dtype).view(m, k).copy_(x)
+    OP.plans.clear()
+    wanted = quant_fp8_blockscale(x, (rows, 128))
+    for _ in range(2):  # the second call has a plan
+        with rfops.vgpu.check() as c:
+            got = quant_fp8_blockscale(moved, (rows, 128))
+        assert not c.findings, "\n".join(map(str, c.findings))
+        again = quant_fp8_blockscale(moved, (rows, 128))
+        for one, other, want in zip(got, again, wanted, strict=True):
+            assert torch.equal(bits(one), bits(want)) and torch.equal(bits(other), bits(want))
+    c = OP.check((moved, rows, False, fp8_of(arch)))[0]
+    assert OP.route(c).backend == "hip"
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 128])

@@ -104,6 +104,7 @@ class Checked:
             )
         if arg.ignored:
             return
+        self._check_kind(guard, arg, tensor)
         self._bind_parts(guard, arg)
         way = "reshape it" if arg.leads else "convert it first"
         way = "pass one of that dtype, or none" if arg.dtype_of else self.hint(arg, way)
@@ -118,6 +119,15 @@ class Checked:
                 guard.sizes.setdefault(size, extent.factor * guard.sizes[extent.label])
             if size in self.positive and extent.factor > 0 and guard.sizes[size] == 0:
                 self._fail_size(guard, size)
+
+    def _check_kind(self, guard: Guard, arg: TensorArg, value: Any) -> None:
+        """Refuse a tensor that kernels cannot read, and a result that is no tensor."""
+        if isinstance(value, torch.Tensor):
+            guard.plain(arg.name, value)
+        elif value is not None and arg in self.declaration.results:
+            shape = ", ".join(extent.label for extent in arg.extents)
+            way = self.hint(arg, "pass a torch.Tensor")
+            guard.fail(arg.name, f"a [{shape}] tensor", describe(value), way)
 
     def _bind_parts(self, guard: Guard, *args: TensorArg) -> None:
         """Give parts of sizes, as K/32, their values; the sizes of inputs are bound by then."""

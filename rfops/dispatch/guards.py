@@ -30,11 +30,24 @@ def describe(tensor: object) -> str:
     """What a message says of an argument that was refused."""
     if not isinstance(tensor, (torch.Tensor, View)):
         return f"{type(tensor).__name__} {show(tensor)}"[:80]
+    if tensor.is_nested:  # of several shapes
+        return f"a nested {_dtype_name(tensor.dtype)} tensor on {tensor.device}"
     return f"{list(tensor.shape)} {_dtype_name(tensor.dtype)} on {tensor.device}"
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def kind_of(tensor: torch.Tensor) -> str:
+    """What is unusual of a tensor that kernels cannot read; empty for a dense one."""
+    if tensor.is_nested:
+        return "a nested"
+    if tensor.layout is not torch.strided:
+        return f"a {str(tensor.layout).removeprefix('torch.').lstrip('_')}"
+    if tensor.is_quantized:
+        return "a quantized"
+    return "negated" if tensor.is_neg() else ""
 
 
 def either(names: Sequence[str]) -> str:
@@ -111,6 +124,16 @@ class Guard:
     def fail(self, name: str, expected: str, got: str, way_out: str) -> NoReturn:
         raise ValueError(f"{self.op}: {name} must be {expected}, got {got}; {way_out}")
 
+    def plain(self, name: str, tensor: torch.Tensor) -> None:
+        """Refuse what has no memory of its elements in strides, or memory of other values."""
+        kind = kind_of(tensor)
+        if kind == "negated":
+            got = f"{describe(tensor)} that is a lazy negation of its memory"
+            self.fail(name, "without torch's negative bit", got, "call .resolve_neg() on it")
+        if kind:
+            got = f"{kind} tensor: {describe(tensor)}"
+            self.fail(name, "a dense tensor", got, "pass a dense torch.Tensor")
+
     def tensor(
         self,
         name: str,
@@ -127,8 +150,8 @@ class Guard:
             sizes = (size if size == value else f"{size}={value}" for size, value in pairs)
             self.fail(name, f"a [{', '.join(sizes)}] tensor", describe(tensor), way_out)
 
-        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
-            refuse("pass a dense torch.Tensor")
+        if not isinstance(tensor, torch.Tensor):
+            refuse("pass a torch.Tensor")
         if tensor.dim() != len(shape):
             refuse("reshape it")
         for size_name, size in zip(shape, tensor.shape, strict=True):

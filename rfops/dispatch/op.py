@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch import routing, tuned_table
-from rfops.dispatch.guards import Guard
+from rfops.dispatch.guards import Guard, kind_of
 from rfops.dispatch.registration import must_dispatch
 from rfops.dispatch.routing import Route, Router
 from rfops.dispatch.tuned_table import Row
@@ -211,6 +212,8 @@ class Op(Hooks):
         sizes = {name: guard.sizes[name] for name in d.sizes}
         self._bind_parts(guard, *d.results)
         assert guard.device is not None
+        for result in d.passed:  # a check of sizes may look at its strides
+            self._check_kind(guard, result, passed[result.name])
         arch, cu_num = routing.chip(guard.device)
         views = views_of({**tensors, **passed})
         c = Call(arch, cu_num, guard.device, sizes, values, views)
@@ -373,14 +376,14 @@ class Op(Hooks):
     # ------------------------------------------------------------ torch.ops.rfops
 
     def _is_typed(self, args: tuple[Any, ...]) -> bool:
-        """Whether all that should be tensors are: what is not the checks refuse."""
-        pairs = [(args[i], arg.optional) for i, arg in self._tensors]
-        pairs += [(out, True) for out in args[self.num_inputs : self.num_inputs + self.num_passed]]
+        """Whether all arguments that should be tensors are, and kernels can read their memory; the
+        checks refuse any other."""
+        given = [(args[i], arg.optional, arg.times is not None) for i, arg in self._tensors]
+        passed = args[self.num_inputs : self.num_inputs + self.num_passed]
         return all(
-            isinstance(tensor, torch.Tensor)
-            or (tensor is None and optional)
-            or (isinstance(tensor, (tuple, list)) and _all_tensors(tensor))
-            for tensor, optional in pairs
+            (value is None and optional)
+            or (_all_plain(value) if is_table else _all_plain((value,)))
+            for value, optional, is_table in [*given, *((out, True, False) for out in passed)]
         )
 
     def _dispatch(self, args: tuple[Any, ...]) -> Any:
@@ -431,8 +434,15 @@ def _filled(
     ])  # fmt: skip
 
 
-def _all_tensors(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, torch.Tensor) for value in values)
+def _all_plain(values: Any) -> bool:
+    if not isinstance(values, (tuple, list)) or not all(
+        isinstance(v, torch.Tensor) for v in values
+    ):
+        return False
+    if is_dynamo_compiling():  # which knows of no lazy negation
+        return True
+    with torch._C.DisableTorchFunction():  # modes and subclasses see the op alone
+        return not any(map(kind_of, values))
 
 
 def _usual(arg: ValueArg) -> Any:

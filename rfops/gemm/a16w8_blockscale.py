@@ -148,10 +148,11 @@ def batched_gemm_a16w8_blockscale(
 
     Any sizes and any strides, elements side by side along K being the fast case; one batch of each
     tensor spans less than 2 GiB. All on one device: a GPU, or the cpu (the virtual GPU). Products
-    are exact and sums are fp32; the route bmm rounds w * w_scale to bfloat16 before, and takes a
-    workspace of at most 512 MiB, or of one batch's weights in bfloat16 if these are more, from
-    torch's allocator. Deterministic for one config. Raises ValueError for what does not fit,
-    UnsupportedArch where there is no kernel, ConfigError for a table that cannot be read.
+    are exact and sums are fp32; the route bmm, of bfloat16 results alone, rounds w * w_scale to
+    bfloat16 before, and takes a workspace of at most 512 MiB, or of one batch's weights in bfloat16
+    if these are more, from torch's allocator. Deterministic for one config. Raises ValueError for
+    what does not fit, UnsupportedArch where there is no kernel, ConfigError for a table that cannot
+    be read.
     """
     call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     return call(x, w, w_scale, dtype, out, config)

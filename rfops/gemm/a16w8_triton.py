@@ -331,6 +331,8 @@ class Bmm(_Batched):
     def refuses(self, c: Call) -> str | None:
         if c.x_dtype != torch.bfloat16:
             return "dequantised weights may exceed float16's range; it takes bfloat16 x"
+        if c.dtype != c.x_dtype:
+            return f"torch.bmm rounds its sums to bfloat16, and the result is {c.dtype}"
         return super().refuses(c)
 
     def default(self, c: Call) -> BmmConfig:
@@ -361,10 +363,7 @@ class Bmm(_Batched):
                 values = space[: part.stop - first]
                 grid = (tiles * len(values), 1, 1)
                 kernel(grid, (values, w, scale), (first, n, k, *strides))
-                if out.dtype == x.dtype:
-                    torch.bmm(x[part], values.mT, out=out[part])
-                else:
-                    out[part] = torch.bmm(x[part], values.mT)
+                torch.bmm(x[part], values.mT, out=out[part])
 
         return run
 

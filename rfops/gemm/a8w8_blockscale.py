@@ -59,6 +59,10 @@ class _Gemm(Op):
     def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         if c.w_layout != "raw" and sizes[1] % 16:
             return "N", "a multiple of 16 where w is shuffled", f"N={sizes[1]}", "pad w with zeros"
+        w = c.tensors.get("w")
+        if c.w_layout != "raw" and w is not None and not w.is_contiguous():
+            strides = f"strides {list(w.stride())}"
+            return "w", "contiguous where it is shuffled", strides, "shuffle a copy"
         if c.x_dtype == c.w_dtype:
             return None
         return "w", f"{c.x_dtype} as x is", str(c.w_dtype), "quantise both to the same FP8"
@@ -187,7 +191,7 @@ gemm_a8w8_blockscale.supports = OP.supports  # type: ignore[attr-defined]
 
 # ---------------------------------------------------------------- torch
 
-_CHUNK = 1 << 22  # elements of an operand in float64 at once: 32 MiB
+_ROWS = 2048  # of an operand at once: 32 MiB of sums
 
 
 def run_torch(
@@ -197,15 +201,26 @@ def run_torch(
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
 ) -> None:
-    """Any size, strides and device: in float64, where scaled values are exact, in pieces."""
+    """Any size, strides and device, in pieces. Sums of a block are exact in float64, and meet their
+    scales as in the kernels, so that an infinite scale of a finite sum gives infinity, not NaN."""
     (m, k), n = x.shape, w.shape[0]
-    rows = max(BLOCK, _CHUNK // k // BLOCK * BLOCK)
-    for n0 in range(0, n, rows):
-        scale = w_scale[n0 // BLOCK : (n0 + rows) // BLOCK].repeat_interleave(BLOCK, 0)
-        values = dequantised(w[n0 : n0 + rows], scale[: n - n0], torch.float64)
-        for m0 in range(0, m, rows):
-            part = dequantised(x[m0 : m0 + rows], x_scale[m0 : m0 + rows], torch.float64)
-            out[m0 : m0 + rows, n0 : n0 + rows] = part @ values.T
+    for n0 in range(0, n, _ROWS):
+        w_part = w[n0 : n0 + _ROWS]
+        w_rows = w_scale[n0 // BLOCK : (n0 + _ROWS) // BLOCK].repeat_interleave(BLOCK, 0)
+        w_rows = w_rows[: w_part.shape[0]]
+        for m0 in range(0, m, _ROWS):
+            x_part, x_rows = x[m0 : m0 + _ROWS], x_scale[m0 : m0 + _ROWS]
+            shape = x_part.shape[0], w_part.shape[0]
+            total = torch.zeros(shape, dtype=torch.float64, device=x.device)
+            for block in range(k // BLOCK):
+                span = slice(block * BLOCK, (block + 1) * BLOCK)
+                dots = _wide(x_part[:, span]) @ _wide(w_part[:, span]).T
+                total += dots * (x_rows[:, block, None] * w_rows[None, :, block])
+            out[m0 : m0 + _ROWS, n0 : n0 + _ROWS] = total
+
+
+def _wide(payload: torch.Tensor) -> torch.Tensor:
+    return payload.to(torch.float32).to(torch.float64)
 
 
 def dequantised(payload: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

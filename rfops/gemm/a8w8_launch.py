@@ -136,8 +136,8 @@ class Launched(Kernel):
             else:
                 x, w, x_scale, w_scale = a8w8_layout.all_strides(c, m, n, k)
                 launch = launch_of(a8w8_layout.is_dense(c, m, n, k))
-                # Of a column-major operand the distance from k to k: the other stride is 1.
-                sizes = (m, n, k, *x_scale, w_scale[1], max(x), max(w), w_scale[0])
+                steps = a8w8_layout.step(c, "x", x), a8w8_layout.step(c, "w", w)
+                sizes = (m, n, k, *x_scale, w_scale[1], *steps, w_scale[0])
             run = launch((tiles * config.split, 1, 1), sizes)
             if not is_split:
                 return run

@@ -47,6 +47,12 @@ def is_columns(c: Call, name: str) -> bool:
     return row == 1 and column != 1
 
 
+def step(c: Call, name: str, strides: tuple[int, int]) -> int:
+    """The stride of x or w that a launch is told: from k to k of a column-major operand, from row
+    to row of any other, which is 0 where one row is expanded. The other stride is 1."""
+    return strides[is_columns(c, name)]
+
+
 def refuses(c: Call, rows: int, columns: bool = False) -> str | None:
     """Why no kernel with at most `rows` rows of an operand in a workgroup takes these operands;
     with `columns` it takes column-major ones too."""

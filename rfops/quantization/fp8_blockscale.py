@@ -42,7 +42,7 @@ def most_of(dtype: torch.dtype) -> float:
 @compile_ops(
     "quant_fp8_blockscale",
     kernel="quant_fp8_blockscale",
-    variants=lambda _arch: [{"ROWS": rows, "IN": "bf16"} for rows, _ in SHAPES],
+    variants=lambda _arch: [{"ROWS": rows, "IN": "bf16", "ALIGNED": 1} for rows, _ in SHAPES],
 )
 def quant_fp8_blockscale_kernel(
     payload: torch.Tensor,
@@ -70,7 +70,9 @@ class Hip(Kernel):
         return None
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
-        return {"ROWS": c.block_rows, "IN": IN_TYPES[c.x_dtype]}
+        # Weights of a safetensors file begin where its header ends: at a multiple of 8 or less.
+        aligned = int(c.align("x") >= 16)
+        return {"ROWS": c.block_rows, "IN": IN_TYPES[c.x_dtype], "ALIGNED": aligned}
 
     def variant(self, c: Call, config: Any) -> RunOf:
         bound = quant_fp8_blockscale_kernel.bind(c.device, self.defines(c, config), c.arch)
@@ -116,7 +118,7 @@ class _Quant(Op):
 OP = _Quant(
     "quant_fp8_blockscale",
     """
-    x: bf16|f16|f32[M, K] @16
+    x: bf16|f16|f32[M, K]
     block_rows: int >= 1
     transpose_scale: bool
     dtype: e4m3|e4m3fnuz
@@ -131,6 +133,12 @@ OP = _Quant(
 )
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def fp8_of_device(device: torch.device) -> torch.dtype:
+    """The FP8 that the matrix cores of a device multiply; dynamo asks for it while it traces."""
+    return fp8_of(chip(device)[0])
+
+
 def quant_fp8_blockscale(
     x: torch.Tensor,
     block: tuple[int, int] = (1, BLOCK),
@@ -141,7 +149,8 @@ def quant_fp8_blockscale(
 
     Parameters
     ----------
-    x : [M, K] bfloat16, float16 or float32, contiguous; K a multiple of 128.
+    x : [M, K] bfloat16, float16 or float32, contiguous; K a multiple of 128. Its first byte may be
+        at any multiple of an element.
     block : rows and columns that share a scale: (1, 128) or (128, 128).
     transpose_scale : the scale's memory is column-major, as some callers of GEMMs want it.
     dtype : float8_e4m3fn or float8_e4m3fnuz; without, what the device's matrix cores multiply.
@@ -155,7 +164,7 @@ def quant_fp8_blockscale(
         OP.fail("block", "(1, 128) or (128, 128)", show(block), "pass one of these")
     if dtype is None:
         is_tensor = isinstance(x, torch.Tensor) and x.device.type in ("cpu", "cuda")
-        dtype = fp8_of(chip(x.device)[0]) if is_tensor else OCP
+        dtype = fp8_of_device(x.device) if is_tensor else OCP
     call: Callable[..., Any] = OP.traced if is_dynamo_compiling() else OP.call
     payload, scale = call(x, block[0], transpose_scale, dtype)
     return payload, scale.T if transpose_scale else scale
