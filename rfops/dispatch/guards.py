@@ -30,7 +30,7 @@ def describe(tensor: object) -> str:
     """What a message says of an argument that was refused."""
     if not isinstance(tensor, (torch.Tensor, View)):
         return f"{type(tensor).__name__} {show(tensor)}"[:80]
-    if tensor.is_nested:  # of several shapes
+    if isinstance(tensor, torch.Tensor) and tensor.is_nested:  # of several shapes
         return f"a nested {_dtype_name(tensor.dtype)} tensor on {tensor.device}"
     return f"{list(tensor.shape)} {_dtype_name(tensor.dtype)} on {tensor.device}"
 

@@ -61,7 +61,7 @@ class _Gemm(Op):
             return "N", "a multiple of 16 where w is shuffled", f"N={sizes[1]}", "pad w with zeros"
         w = c.tensors.get("w")
         if c.w_layout != "raw" and w is not None and not w.is_contiguous():
-            strides = f"strides {list(w.stride())}"
+            strides = f"strides {list(w.strides)}"
             return "w", "contiguous where it is shuffled", strides, "shuffle a copy"
         if c.x_dtype == c.w_dtype:
             return None
