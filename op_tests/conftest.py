@@ -18,6 +18,7 @@ from support.devices import ARCHS, device_of, real_gpu, thin  # noqa: E402 - wit
 pytest_plugins = [  # their fixtures
     "support.engine_project",
     "support.launchers",
+    "support.plugin_calls",
     "support.tables",
     "support.vgpu.graphs",
     "support.vgpu.hip",

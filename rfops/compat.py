@@ -1,7 +1,9 @@
 """Drop-ins with the names, signatures and meaning of aiter's.
 
-`gemm_a8w8_blockscale` and `gemm_a8w8_blockscale_bpreshuffle`, as vLLM and SGLang call them, always
-have a result, as have those for MXFP4 (gemm/mxfp4_compat.py), for MLA, vLLM's and FlashMLA's among
+Defaults are those of aiter e404860; where rfops computes nothing for a default, it is refused by
+name. `gemm_a8w8_blockscale` and `gemm_a8w8_blockscale_bpreshuffle`, as vLLM and SGLang call them,
+and `gemm_a8w8_blockscale_triton`, which is aiter.ops.triton's of the first name, always have a
+result, as have those for MXFP4 (gemm/mxfp4_compat.py), for MLA, vLLM's and FlashMLA's among
 them (attention/mla_dropins.py), and for experts and routing (moe/moe_dropins.py). `mxfp8_gemv` and
 `grouped_gemm_mxfp8` are those of pull request 3783: each gives the HIP kernel's result, or None
 where HIP does not engage: no kernel for the device, the shape or the dtype, sizes beyond the
@@ -82,6 +84,7 @@ __all__ = [
     "gemm_a4w4",
     "gemm_a8w8_blockscale",
     "gemm_a8w8_blockscale_bpreshuffle",
+    "gemm_a8w8_blockscale_triton",
     "gemm_a16wfp4",
     "gemm_a16wfp4_preshuffle",
     "gemm_afp4wfp4",
@@ -134,10 +137,32 @@ def gemm_a8w8_blockscale_bpreshuffle(
     return _gemm_a8w8_blockscale(XQ, Shuffled(WQ, WEIGHT), x_scale, w_scale, dtype, out)
 
 
+def gemm_a8w8_blockscale_triton(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype | None = torch.bfloat16,
+    y: torch.Tensor | None = None,
+    config: dict[str, Any] | None = None,
+    skip_reduce: bool | None = False,
+    kernel_type: str = "bandwidth_bound",
+    backend: str | None = None,
+) -> torch.Tensor:
+    """aiter.ops.triton's gemm_a8w8_blockscale: raw w, in `y` where given. kernel_type and backend,
+    which choose among Triton's kernels, are ignored; a config and skip_reduce are refused."""
+    guard = Guard("gemm_a8w8_blockscale_triton")
+    for name, value in (("config", config), ("skip_reduce", skip_reduce)):
+        if value:
+            guard.fail(name, "None or False", show(value), "rfops takes its own tuned table")
+    out_dtype = y.dtype if y is not None else dtype or torch.bfloat16
+    return _gemm_a8w8_blockscale(x, w, x_scale, w_scale, out_dtype, y)
+
+
 def per_group_quant_hip(
     x: Tensor,
     scale: Tensor | None = None,
-    quant_dtype: torch.dtype = torch.float8_e4m3fn,
+    quant_dtype: torch.dtype = torch.int8,
     group_size: int = 128,
     transpose_scale: bool = False,
     num_rows: Tensor | None = None,
@@ -145,8 +170,11 @@ def per_group_quant_hip(
     scale_type: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """aiter.ops.quant's, which get_hip_quant(per_1x128) gives: x [..., K] in FP8 and its scales
-    [..., K/128], contiguous; with transpose_scale their memory holds the transpose of that."""
+    [..., K/128], contiguous; with transpose_scale their memory holds the transpose of that. Its
+    default, int8, is refused."""
     guard = Guard("per_group_quant_hip")
+    if quant_dtype is torch.int8:
+        guard.fail("quant_dtype", "an FP8 dtype", "torch.int8", "call the original")
     for name, value, only in (
         ("scale", scale, None), ("group_size", group_size, 128), ("num_rows", num_rows, None),
         ("scale_type", scale_type, torch.float32),

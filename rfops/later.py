@@ -56,13 +56,24 @@ def when_imported(name: str, then: Then) -> None:
         sys.meta_path.insert(0, _FINDER)
 
 
+_EACH_TIME: dict[str, dict[str, Then]] = {}
+
+
+def whenever_loaded(name: str, key: str, then: Then) -> None:
+    """Call `then` with the module each time that it is loaded from now on, reloads included; one
+    function for each key."""
+    _EACH_TIME.setdefault(name, {})[key] = then
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+
+
 class _Finder(MetaPathFinder):
     """Finds what the others find, with a loader that calls back."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _WANTED:
+        if fullname not in _WANTED and fullname not in _EACH_TIME:
             return None
         for finder in sys.meta_path:
             ask = getattr(finder, "find_spec", None)
@@ -79,14 +90,19 @@ class _Loader(Loader):
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
 
+    def __getattr__(self, name: str) -> Any:  # a module's source, resources and the like
+        return getattr(self.loader, name)
+
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self.loader
+        name = module.__name__
+        if name not in _EACH_TIME:  # else a load from the same spec is seen too
+            module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
-        for then in _WANTED.pop(module.__name__, []):
+        for then in (*_WANTED.pop(name, []), *_EACH_TIME.get(name, {}).values()):
             then(module)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -129,12 +130,26 @@ def test_fused_moe_of_mxfp4_as_vllm_calls_it() -> None:
     (q1, s1), (q2, s2) = (rfops.quant_mxfp4(w.flatten(0, 1)) for w in (w1, w2))
     p = random_problem(5, 256, 256, 3, 2, BF16)
     raw = q1.view(3, 512, 128), q2.view(3, 256, 128)
-    wanted = rfops.fused_moe(p.x, *raw, *p.choice, quant="mxfp4", w1_scale=s1, w2_scale=s2)
+    how: dict[str, Any] = {"quant": "mxfp4", "w1_scale": s1, "w2_scale": s2}
+    wanted = rfops.fused_moe(p.x, *raw, *p.choice, **how, rounding="up")  # as aiter rounds
     scales = [rfops.shuffle_scale(s).data for s in (s1, s2)]
     more = {"quant": compat.QuantType.per_1x32, "w1_scale": scales[0], "w2_scale": scales[1]}
     got = vllm_fused_moe(p, *map(shuffled, raw), p.topk_ids, **more)  # type: ignore[arg-type]
     assert wanted.float().norm() > 1
     torch.testing.assert_close(got, wanted, rtol=2**-6, atol=2**-6)
+    even = rfops.fused_moe(p.x, *raw, *p.choice, **how)
+    assert (got.float() - even.float()).norm() > 0.01 * even.float().norm()
+
+
+@pytest.mark.parametrize(("mode", "word"), [(0, "down"), (1, "up"), (2, "even"), (None, "up")])
+def test_the_rounding_is_the_installed_aiters(
+    mode: int | None, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("aiter.utility.mx_types")
+    if mode is not None:
+        module.MX_DEFAULT_ROUND_MODE = mode  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "aiter.utility.mx_types", module)
+    assert moe_dropins._aiter_rounding() == word
 
 
 FUSED_REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
@@ -150,10 +165,10 @@ FUSED_REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "padding": ({"hidden_pad": 128}, "hidden_pad must be 0, got 128"),
     "padding of I": ({"intermediate_pad": 64}, "intermediate_pad must be 0, got 64"),
     "limit": ({"swiglu_limit": 7.0}, "swiglu_limit must be 0, got 7.0"),
-    "interleaved": ({"gate_mode": "interleave"}, "gate_mode must be as if it were not passed"),
-    "beta": ({"beta": 1.0}, "beta must be as if it were not passed, got 1.0"),
-    "shared": ({"shared_w1": torch.ones(1)}, "shared_w1 must be as if"),
-    "shared id": ({"shared_expert_id": 0}, "shared_expert_id must be as if it were not passed, g"),
+    "interleaved": ({"gate_mode": "interleave"}, "gate_mode must be separated, got 'interleave'"),
+    "beta": ({"beta": 1.0}, "beta must be None, got 1.0"),
+    "shared": ({"shared_w1": torch.ones(1)}, "shared_w1 must be None"),
+    "shared id": ({"shared_expert_id": 0}, "shared_expert_id must be -1, got 0"),
     "combine": ({"no_combine": True}, "no_combine must be as if"),
     "unknown": ({"quant_dtype_a": "fp8"}, "quant_dtype_a must be as if it were not passed"),
 }
@@ -304,6 +319,34 @@ def test_moe_sorting(masked: bool, local: int | None) -> None:
     assert buffer.shape == (11, 40) and buffer.dtype == BF16 and (buffer == 0).all()
 
 
+SORTING_REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
+    "weights": ({"topk_weights": torch.ones(3, 2)},
+                r"topk_weights must be \[4, 2\] as topk_ids is, got \[3, 2\] float32"),
+    "local ids": ({"return_local_topk_ids": True}, "return_local_topk_ids must be False, got True"),
+    "no sum": ({"accumulate": False}, "accumulate must be True, got False"),
+    "flat": ({"flat": True}, "flat must be False, got True"),
+    "aux": ({"output_aux": True}, "output_aux must be False, got True"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SORTING_REFUSALS)
+def test_what_moe_sorting_does_not_take(case: str) -> None:
+    changes, message = SORTING_REFUSALS[case]
+    ids = torch.zeros(4, 2, dtype=I32)
+    words: dict[str, Any] = {"topk_weights": torch.ones(4, 2), **changes}
+    with pytest.raises(ValueError, match=f"^moe_sorting: {message}"):
+        compat.moe_sorting(ids, num_experts=6, model_dim=8, moebuf_dtype=BF16, **words)
+
+
+def test_defaults_that_rfops_does_not_compute() -> None:
+    """aiter's, so that a caller who relies on them gets no other result."""
+    weights, ids = torch.zeros(2, 2), torch.zeros(2, 2, dtype=I32)
+    with pytest.raises(ValueError, match="score_func must be softmax, got 'sqrtsoftplus'; call"):
+        compat.topk_gating(weights, ids, torch.randn(2, 8))
+    with pytest.raises(ValueError, match="quant_dtype must be an FP8 dtype, got torch"):
+        compat.per_group_quant_hip(torch.randn(2, 128))
+
+
 @pytest.mark.parametrize("ignore", [False, True])
 def test_moe_align_block_size_as_vllm_calls_it(ignore: bool) -> None:
     ids = torch.randint(8, (13, 2), generator=torch.Generator().manual_seed(0), dtype=I32)
@@ -315,34 +358,3 @@ def test_moe_align_block_size_as_vllm_calls_it(ignore: bool) -> None:
         assert torch.equal(own, wanted)
     with pytest.raises(ValueError, match="return_scatter_idx must be False, got True; call the"):
         compat.moe_align_block_size(ids, 4, 8, return_scatter_idx=True)
-
-
-# ---------------------------------------------------------------- all
-
-SIGNATURES = {
-    "fused_moe": "hidden_states w1 w2 topk_weight topk_ids expert_mask activation quant_type "
-    "doweight_stage1 w1_scale w2_scale a1_scale a2_scale block_size_M num_local_tokens "
-    "moe_sorting_dispatch_policy dtype hidden_pad intermediate_pad bias1 bias2 splitk swiglu_limit "
-    "others",
-    "topk_softmax": "topk_weights topk_indices token_expert_indices gating_output need_renorm "
-    "num_shared_experts shared_expert_scoring_func",
-    "fused_topk": "hidden_states gating_output topk renormalize topk_ids topk_weights",
-    "biased_grouped_topk": "gating_output correction_bias topk_weights topk_ids num_expert_group "
-    "topk_group need_renorm routed_scaling_factor",
-    "grouped_topk": "gating_output topk_weights topk_ids num_expert_group topk_group need_renorm "
-    "is_softmax routed_scaling_factor",
-    "moe_sorting": "topk_ids topk_weights num_experts model_dim moebuf_dtype block_size "
-    "expert_mask num_local_tokens dispatch_policy",
-    "moe_align_block_size": "topk_ids block_size num_experts expert_map pad_sorted_ids "
-    "ignore_invalid_experts return_scatter_idx",
-}
-
-
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_signatures(name: str) -> None:
-    """In the order of aiter e404860 and vLLM 0.33.0."""
-    found = inspect.signature(getattr(compat, name)).parameters
-    assert list(found) == SIGNATURES[name].split() and name in compat.__all__
-    if name != "fused_moe":
-        with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
-            getattr(compat, name)(unknown=1)

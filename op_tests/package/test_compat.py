@@ -17,7 +17,6 @@ from rfops.dispatch import tuned_table
 from rfops.dispatch.declare import FP4
 from rfops.gemm.mxfp8 import OP
 from rfops.gemm.mxfp8_gemv import mxfp8_gemv as gemv_kernel
-from rfops.moe import moe_dropins
 from support.a8w8_problems import Problem as BlockProblem
 from support.a8w8_problems import assert_correct as assert_blocks_correct
 from support.a8w8_problems import random_problem as random_blocks
@@ -45,44 +44,6 @@ def test_signatures() -> None:
         "num_tokens_post_padded", "num_valid_tokens", "top_k", "block_m", "out_dtype", "a_div",
         "mul_weight_by", "topk_ids",
     ]  # fmt: skip
-    blockscale = {"gemm_a8w8_blockscale", "gemm_a8w8_blockscale_bpreshuffle", "per_group_quant_hip"}
-    mla = {n for n in compat.__all__ if "mla" in n.lower() or n == "decode_attention_fwd"}
-    rest = {
-        "per_group_quant_hip",
-        "mxfp8_gemv",
-        "grouped_gemm_mxfp8",
-        *blockscale,
-        *MXFP4_SIGNATURES,
-    }
-    moe = {name for name in compat.__all__ if hasattr(moe_dropins, name)} - rest
-    assert set(compat.__all__) - mla - moe == rest
-    names = ["XQ", "WQ", "x_scale", "w_scale", "dtype"]
-    assert list(inspect.signature(compat.gemm_a8w8_blockscale).parameters) == [
-        *names, "isBpreshuffled"
-    ]  # fmt: skip
-    bpreshuffle = inspect.signature(compat.gemm_a8w8_blockscale_bpreshuffle)
-    assert list(bpreshuffle.parameters) == [*names, "out"]
-
-
-# Of aiter e404860, in order.
-MXFP4_SIGNATURES = {
-    "gemm_a4w4": "A B A_scale B_scale bias dtype alpha beta bpreshuffle apreshuffle global_A_scale "
-                 "global_B_scale",
-    "gemm_a16wfp4": "x w w_scales atomic_add dtype y config",
-    "gemm_a16wfp4_preshuffle": "x w w_scales prequant dtype y config skip_reduce",
-    "gemm_afp4wfp4": "x w x_scales w_scales dtype y config skip_reduce",
-    "gemm_afp4wfp4_preshuffle": "x_fp4 w_preshuf x_scales w_scales dtype y config skip_reduce",
-    "gemm_afp4wfp4_preshuffled_weight_scales": "x w x_scales w_scales dtype y config",
-    "dynamic_mxfp4_quant": "x scaling_mode",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MXFP4_SIGNATURES)
-def test_mxfp4_signatures(name: str) -> None:
-    function = getattr(compat, name)
-    assert " ".join(inspect.signature(function).parameters) == MXFP4_SIGNATURES[name]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
-        function(unknown=1)
 
 
 @pytest.mark.parametrize("m", [1, 4, 8, 16])

@@ -75,6 +75,24 @@ def test_default_arch_is_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton.runtime.driver.active.get_current_target().arch == "gfx950"
 
 
+def test_it_is_the_only_active_driver() -> None:
+    """As vLLM counts them in triton_utils/importing.py, where its kernels are placeholders if the
+    number is not 1."""
+    from triton.backends import backends
+
+    def active() -> list[str]:
+        return [name for name, x in backends.items() if x.driver and x.driver.is_active()]
+
+    before = active()
+    own = {name: vars(x.driver)["is_active"] for name, x in backends.items()}
+    rfops.vgpu.activate_triton("gfx942")
+    rfops.vgpu.activate_triton("gfx950")
+    assert active() == ["amd"] and triton.runtime.driver.active.is_active()
+    rfops.vgpu.deactivate_triton()
+    assert active() == before
+    assert own == {name: vars(x.driver)["is_active"] for name, x in backends.items()}
+
+
 def test_deactivate_gives_everything_back() -> None:
     from triton import knobs
     from triton.runtime.autotuner import Autotuner

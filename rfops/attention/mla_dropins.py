@@ -130,7 +130,8 @@ def decode_attention_fwd(
     v_scale: Tensor | None = None,
     is_mla: bool = False,
 ) -> None:
-    """vLLM's of its Triton MLA: o [batch, heads, 512] and lse [batch, heads] are written.
+    """vLLM's of its Triton MLA: o [batch, heads, 512] and lse [batch, heads] are written; lse is of
+    any dtype, TRITON_MLA's is q's.
 
     k_buffer is the cache, [pages, page_size, 1, 576] or its rows; v_buffer is not looked at, as
     values are its first 512. attn_logits and num_kv_splits are ignored.
@@ -141,9 +142,13 @@ def decode_attention_fwd(
     if k_buffer.shape[-1] != D_QK or k_buffer.shape[-2] != 1:
         _refuse(name, "k_buffer", "of one head of 576", list(k_buffer.shape))
     kv = k_buffer.view(-1, page_size, 1, D_QK)
+    is_written = lse.dtype is torch.float32 and lse.is_contiguous()
+    own = lse if is_written else torch.empty_like(lse, dtype=torch.float32).contiguous()
     mla_decode(
-        q, kv, None, req_to_token, sm_scale, kv_lens=b_seq_len, kv_scale=k_scale, out=o, lse=lse
+        q, kv, None, req_to_token, sm_scale, kv_lens=b_seq_len, kv_scale=k_scale, out=o, lse=own
     )
+    if own is not lse:
+        lse.copy_(own)
 
 
 # ---------------------------------------------------------------- FlashMLA

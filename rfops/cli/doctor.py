@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -112,12 +111,18 @@ def _gpus() -> list[str]:
 
 def _engines() -> dict[str, dict[str, Any]]:
     """vLLM and SGLang: whether each is there, what is wrapped in it, and why nothing is."""
-    has_aiter = importlib.util.find_spec("aiter") is not None
+    from rfops.plugins import symbols
+    from rfops.plugins.around import is_there
+
+    has_aiter = is_there("aiter")
     found: dict[str, dict[str, Any]] = {}
     for name in ("vllm", "sglang"):
         version = _version(name)
         wrapped, why = _wrapped(name, has_aiter) if version else ([], "not installed")
-        found[name] = {"version": version, "aiter": has_aiter, "wraps": wrapped, "why": why}
+        absent = ((target, symbols.missing(target)) for target in wrapped if "." in target)
+        missing = [f"{target}: {text}" for target, text in absent if text]
+        found[name] = {"version": version, "aiter": has_aiter, "wraps": wrapped, "why": why,
+                       "missing": missing}  # fmt: skip
     return found
 
 
@@ -252,7 +257,8 @@ def _engine_text(name: str, engine: dict[str, Any]) -> str:
     if not engine["wraps"]:
         return f"{head}: nothing wrapped ({why})"
     count = f"{len(engine['wraps'])} callees wrapped" + (f" ({why})" if why else "")
-    return f"{head}: {count}; at exit it says how many engaged"
+    lines = [f"{head}: {count}; at exit it says how many engaged"]
+    return "\n".join([*lines, *(f"  not found in its source: {one}" for one in engine["missing"])])
 
 
 def _table_text(name: str, table: dict[str, Any]) -> list[str]:

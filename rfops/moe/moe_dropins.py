@@ -9,6 +9,7 @@ What would change the result is refused by its name, so that a caller can take t
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Container, Mapping
 from enum import IntEnum
 from typing import Any, NoReturn
@@ -48,12 +49,9 @@ _QUANTS: Mapping[int, str | None] = {
     QuantType.per_1x128: "fp8_blockscale",
     QuantType.per_128x128: "fp8_blockscale",
 }
-# Arguments of aiters newer than e404860, and the values that change nothing.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "gate_mode": (None, "", "separated"),
-    "no_combine": (None, False),
-    "shared_expert_id": (None, -1),
-}
+# Arguments of aiters newer than e404860, and the values that change nothing, as None does.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"no_combine": (False,)}
+_ROUNDINGS = ("down", "up", "even")  # by the number of aiter's MxScaleRoundModeInt
 
 
 def _refuse(op: str, argument: str, expected: str, got: Any) -> NoReturn:
@@ -97,13 +95,24 @@ def fused_moe(
     bias1: Tensor | None = None,
     bias2: Tensor | None = None,
     splitk: int = 0,
-    swiglu_limit: float = 0.0,
+    swiglu_limit: float | None = None,
+    beta: float | None = None,
+    linear_beta: float | None = None,
+    gate_mode: str | None = "separated",
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+    shared_w1_scale: Tensor | None = None,
+    shared_w2_scale: Tensor | None = None,
+    shared_expert_id: int | None = -1,
+    stage2_scatter: Any = None,
     **others: Any,
 ) -> Tensor:
     """aiter.fused_moe.fused_moe: [M, D] of dtype, new.
 
-    w1 [E, 2I, D], w2 [E, D, I], shuffled where `w1.is_shuffled` says so, which aiter's
-    shuffle_weight, vLLM and SGLang set. Of quant_type No, per_1x32 (MXFP4, whose scales are always
+    w1 [E, 2I, D], w2 [E, D, I], shuffled where they are Shuffled or `w1.is_shuffled` says so, which
+    aiter's shuffle_weight, vLLM and SGLang set; a copy into a parameter loses it, and without it
+    they are read as raw. Activations for MXFP4 weights are rounded as in the aiter that is
+    installed: up, in e404860. Of quant_type No, per_1x32 (MXFP4, whose scales are always
     shuffled) and per_128x128 or per_1x128 (FP8 with scales of blocks). expert_mask [all experts] is
     1 for those that are here, whose order is that of w1. Tokens from num_local_tokens on have rows
     of zeros. doweight_stage1 for one expert a token. Raises ValueError for what is not taken: other
@@ -114,10 +123,19 @@ def fused_moe(
         _refuse(name, "activation", "Silu", activation)
     if not _is_one_of(quant_type, _QUANTS):
         _refuse(name, "quant_type", "No, per_1x32, per_1x128 or per_128x128", quant_type)
-    given = {"a1_scale": a1_scale, "a2_scale": a2_scale, "bias1": bias1, "bias2": bias2}
-    for argument, tensor in given.items():
-        if tensor is not None:
-            _refuse(name, argument, "None", tensor)
+    given = {
+        "a1_scale": a1_scale, "a2_scale": a2_scale, "bias1": bias1, "bias2": bias2, "beta": beta,
+        "linear_beta": linear_beta, "shared_w1": shared_w1, "shared_w2": shared_w2,
+        "shared_w1_scale": shared_w1_scale, "shared_w2_scale": shared_w2_scale,
+        "stage2_scatter": stage2_scatter,
+    }  # fmt: skip
+    for argument, value in given.items():
+        if value is not None:
+            _refuse(name, argument, "None", value)
+    if gate_mode not in (None, "", "separated"):
+        _refuse(name, "gate_mode", "separated", gate_mode)
+    if shared_expert_id not in (None, -1):
+        _refuse(name, "shared_expert_id", "-1", shared_expert_id)
     numbers = {"hidden_pad": hidden_pad, "intermediate_pad": intermediate_pad,
                "swiglu_limit": swiglu_limit}  # fmt: skip
     for argument, number in numbers.items():
@@ -135,14 +153,25 @@ def fused_moe(
         x, topk_weight = x * topk_weight.to(x.dtype), torch.ones_like(topk_weight)
     ids = _local_ids(topk_ids, expert_mask, num_local_tokens)
     weights: list[Any] = [w1, w2]
-    if getattr(w1, "is_shuffled", False):
-        weights = [Shuffled(w, WEIGHT) for w in weights]
+    if isinstance(w1, Shuffled) or getattr(w1, "is_shuffled", False):
+        weights = [w if isinstance(w, Shuffled) else Shuffled(w, WEIGHT) for w in weights]
     scales: list[Any] = [w1_scale, w2_scale]
+    rounding = None
     if int(quant_type) == QuantType.per_1x32:
         scales = [scale if scale is None else Shuffled(scale, SCALE) for scale in scales]
+        rounding = _aiter_rounding()
     out = _fused_moe(x, weights[0], weights[1], topk_weight, ids, quant=_QUANTS[int(quant_type)],
-                     w1_scale=scales[0], w2_scale=scales[1])  # fmt: skip
+                     w1_scale=scales[0], w2_scale=scales[1], rounding=rounding)  # fmt: skip
     return out if dtype is None else out.to(dtype)
+
+
+def _aiter_rounding() -> str:
+    """How aiter rounds scales to MXFP4 where nobody says: its constant where it is installed."""
+    module = sys.modules.get("aiter.utility.mx_types")
+    mode = int(getattr(module, "MX_DEFAULT_ROUND_MODE", 1))
+    if mode >= len(_ROUNDINGS):
+        _refuse("fused_moe", "aiter's MX_DEFAULT_ROUND_MODE", f"one of {_ROUNDINGS}", mode)
+    return _ROUNDINGS[mode]
 
 
 def _local_ids(ids: Tensor, mask: Tensor | None, num_tokens: Tensor | None) -> Tensor:
@@ -173,6 +202,10 @@ def moe_sorting(
     expert_mask: Tensor | None = None,
     num_local_tokens: Tensor | None = None,
     dispatch_policy: int = 0,
+    return_local_topk_ids: bool = False,
+    accumulate: bool = True,
+    flat: bool = False,
+    output_aux: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """aiter.fused_moe.moe_sorting: sorted_ids, sorted_weights, sorted_expert_ids, num_valid_ids [2]
     and moe_buf [M, model_dim] of zeros.
@@ -183,6 +216,19 @@ def moe_sorting(
     themselves.
     """
     m, top_k = topk_ids.shape
+    if topk_weights.shape != topk_ids.shape:
+        Guard("moe_sorting").fail(
+            "topk_weights",
+            f"{list(topk_ids.shape)} as topk_ids is",
+            describe(topk_weights),
+            "pass one weight for each id",
+        )
+    for argument, value, usual in (
+        ("return_local_topk_ids", return_local_topk_ids, False), ("accumulate", accumulate, True),
+        ("flat", flat, False), ("output_aux", output_aux, False),
+    ):  # fmt: skip
+        if bool(value) is not usual:
+            _refuse("moe_sorting", argument, str(usual), value)
     if dispatch_policy:
         _say_ignored("moe_sorting")
     ids = _local_ids(topk_ids, None, num_local_tokens)
@@ -245,11 +291,11 @@ def topk_gating(
     correction_bias: Tensor | None = None,
     need_renorm: bool = True,
     routed_scaling_factor: float = 1.0,
-    score_func: str = "softmax",
+    score_func: str = "sqrtsoftplus",
     num_shared_experts: int = 0,
 ) -> None:
     """aiter.ops.topk.topk_gating, of softmax without a bias: as topk_softmax; shared experts'
-    columns get their sigmoid."""
+    columns get their sigmoid. Its default, sqrtsoftplus, is refused."""
     if score_func != "softmax":
         _refuse("topk_gating", "score_func", "softmax", score_func)
     if correction_bias is not None:
@@ -350,7 +396,6 @@ def moe_align_block_size(
     expert_map: Tensor | None = None,
     pad_sorted_ids: bool = False,
     ignore_invalid_experts: bool = False,
-    *,
     return_scatter_idx: bool = False,
 ) -> Aligned:
     """vLLM's: sorted_token_ids, expert_ids and num_tokens_post_padded, new."""

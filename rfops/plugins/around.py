@@ -1,164 +1,23 @@
-"""A call of theirs, by rfops where it has a HIP kernel for it, else by the original.
-
-A call has a key: shapes, dtypes and what else may change the answer. Of a new key the op's route is
-asked, which knows envelope and tuned table, and the answer is kept, so that a call that is left to
-the original costs a key and a look. A call that the drop-in refuses is left as well, and so are all
-of its key from then on.
-"""
+"""Where wrappers (wrapper.py) are put around functions, which are wanted, and what is told of them
+when a process ends."""
 
 from __future__ import annotations
 
 import atexit
 import functools
-import importlib
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import importlib.util
+import sys
 from typing import Any
 
-from rfops.jit import ConfigError, RfopsError, log, settings
+from rfops.jit import ConfigError, log, settings
+from rfops.later import whenever_loaded
 
-Args = tuple[Any, ...]  # of a call, by position
-Words = dict[str, Any]  # and by name
-Key = tuple[Any, ...]
-Given = tuple[Any, str, Mapping[str, Any]]  # device, op, sizes and values
-MOST_KEYS = 4096  # then they are forgotten
-_LATER = ""
-_CALLEES: list[Callee] = []
+from . import symbols
+from .wrapper import CALLEES, Callee, Maker
 
+__all__ = ["Callee", "Maker"]
 
-def compat(name: str) -> Callable[..., Any]:
-    """rfops.compat's function, imported by the first call."""
-
-    @functools.cache
-    def find() -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(importlib.import_module("rfops.compat"), name)
-        return found
-
-    def dropin(*args: Any, **kwargs: Any) -> Any:
-        return find()(*args, **kwargs)
-
-    dropin.find = find  # type: ignore[attr-defined]
-    return dropin
-
-
-@dataclass(eq=False)
-class Callee:
-    """A function of others that rfops has an op for.
-
-    target : its name, "aiter.mla.mla_decode_fwd".
-    group : its word in RFOPS_PLUGIN.
-    key : of a call's arguments.
-    route : called with them, what the op is asked; a ValueError says what it is not asked.
-    dropin : without it that of rfops.compat of the target's name.
-    """
-
-    target: str
-    group: str
-    key: Callable[[Args, Words], Key]
-    route: Callable[..., Given]
-    dropin: Callable[..., Any] | None = None
-    engaged: int = 0
-    left: Counter[str] = field(default_factory=Counter)
-    answers: dict[Key, str | None] = field(default_factory=dict)
-    _arounds: dict[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        _CALLEES.append(self)
-
-    @functools.cached_property
-    def own(self) -> Callable[..., Any]:
-        return self.dropin or compat(self.target.rpartition(".")[2])
-
-    def call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The call by rfops, or by the original."""
-        return self._around(original)(*args, **kwargs)
-
-    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The function to put in its place."""
-        wrapped = functools.wraps(original)(self._around(original))
-        wrapped.rfops = self  # type: ignore[attr-defined]
-        return wrapped
-
-    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        made = self._arounds.get(original)
-        if made is not None:
-            return made
-        key_of, known, left = self.key, self.answers.get, self.left
-
-        def around(*args: Any, **kwargs: Any) -> Any:
-            try:
-                key = key_of(args, kwargs)
-                why = known(key, _LATER)
-            except (TypeError, AttributeError, LookupError) as error:
-                key, why = (), f"arguments not known: {_short(error)}"
-            if why is _LATER:
-                why = self._ask(key, args, kwargs)
-            if why is not None:
-                left[why] += 1
-                return original(*args, **kwargs)
-            return self._engage(key, original, args, kwargs)
-
-        self._arounds[original] = around
-        return around
-
-    def _engage(self, key: Key, original: Callable[..., Any], args: Args, kwargs: Words) -> Any:
-        """The op's result; where its checks refuse, before anything is written, the original's."""
-        try:
-            result = self.own(*args, **kwargs)
-        except (ValueError, TypeError) as error:
-            why = _short(error)
-        except RfopsError as error:
-            why = _short(error)
-            log.get().warning("%s goes to the original: %s", self.target, why)
-        else:
-            self.engaged += 1
-            return result
-        self.answers[key] = why
-        self.left[why] += 1
-        return original(*args, **kwargs)
-
-    def _ask(self, key: Key, args: Args, kwargs: Words) -> str | None:
-        """Why rfops does not take calls of this key; None if it does."""
-        if len(self.answers) >= MOST_KEYS:
-            self.answers.clear()
-        from rfops.dispatch import routing
-        from rfops.dispatch.op import ops
-
-        try:
-            device, name, given = self.route(*args, **kwargs)
-            op = ops()[name]
-            route = op.route(op.call_of(*routing.chip(device), **given))
-            why = None if route.is_hip else f"{name} goes to {route.backend} ({route.rule})"
-        except (ValueError, TypeError, KeyError, ZeroDivisionError, RfopsError) as error:
-            why = _short(error)
-        self.answers[key] = why
-        return why
-
-
-class Maker(Callee):
-    """Of a function that makes what is called, by a word of QuantType."""
-
-    word = "per_1x128"
-
-    def call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self.wrap(original)(*args, **kwargs)
-
-    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def make(kind: Any) -> Any:
-            made = original(kind)
-            return self._around(made) if getattr(kind, "name", "") == self.word else made
-
-        make.rfops = self  # type: ignore[attr-defined]
-        return make
-
-
-def _short(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "")[:160] or type(error).__name__
-
-
-# ---------------------------------------------------------------- which, and how often
+_ENGINES = ("aiter", "vllm", "sglang")
 
 
 def wanted(groups: tuple[str, ...]) -> tuple[str, ...]:
@@ -173,22 +32,87 @@ def wanted(groups: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(words) or groups
 
 
-def put(callee: Callee, module: Any) -> None:
-    """The wrapper in the function's place, once."""
+def is_there(package: str) -> bool:
+    """Whether it can be imported; a module that a test or a shim made has no spec."""
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+# ---------------------------------------------------------------- putting wrappers
+
+
+def wrap_when_imported(callee: Any) -> None:
+    """Put the wrapper into the target's module, now or once it is imported, and again whenever it
+    is loaded anew."""
+    module, _, _ = callee.target.rpartition(".")
+    if module in sys.modules:
+        put(callee, sys.modules[module], reaches_copies=True)
+    wrap_when_loaded(callee)
+
+
+def wrap_when_loaded(callee: Any) -> None:
+    """The same for loads from now on; what is imported already is left as it is."""
+    callee.is_registered = True
+    for module in (callee.target.rpartition(".")[0], *callee.aliases):
+        whenever_loaded(module, callee.target, functools.partial(put, callee))
+
+
+def put(callee: Any, module: Any, reaches_copies: bool = False) -> None:
+    """The wrapper in the function's place, once; in its copies too, where they may be older."""
     name = callee.target.rpartition(".")[2]
     original = getattr(module, name, None)
-    if callable(original) and not hasattr(original, "rfops"):
-        setattr(module, name, callee.wrap(original))
+    callee.missing = "" if callable(original) else f"{module.__name__} has no {name}"
+    if not callable(original) or getattr(original, "rfops", None) is callee:
+        return
+    wrapped = callee.wrap(original)
+    setattr(module, name, wrapped)
+    if reaches_copies:
+        _replace_copies(original, wrapped)
+
+
+def _replace_copies(original: Any, wrapped: Any) -> None:
+    """In modules of the engines that took the function by `from ... import`."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in _ENGINES and module is not None:
+            for word, value in list(vars(module).items()):
+                if value is original:
+                    setattr(module, word, wrapped)
+
+
+# ---------------------------------------------------------------- what is told
+
+
+def lost(callee: Any) -> str:
+    """Why calls of a registered target do not reach its wrapper, or ""."""
+    module, _, name = callee.target.rpartition(".")
+    found = sys.modules.get(module)
+    if found is None:
+        return symbols.missing(callee.target) if module.partition(".")[0] in sys.modules else ""
+    function = getattr(found, name, None)
+    if not callable(function):
+        return f"{module} has no {name}"
+    is_there = callee.is_hooked or getattr(function, "rfops", None) is callee
+    return "" if is_there else "it was replaced after rfops"
 
 
 def summary() -> list[str]:
-    """Of each that was called: how many calls engaged, how many did not, by reason."""
+    """Of each that was called: how many calls engaged, how many did not, by reason; of each that no
+    call can reach, why."""
     lines = []
-    for callee in _CALLEES:
-        if callee.engaged or callee.left:
+    for callee in CALLEES:
+        if callee.engaged or callee.compiled or callee.left:
             left = callee.left.most_common()
-            reasons = [f"{count} by the original: {why}" for why, count in left]
-            lines.append("; ".join([f"{callee.target}: {callee.engaged} calls by rfops", *reasons]))
+            taken = [f"{callee.engaged} calls by rfops"]
+            taken += [f"{callee.compiled} traced into graphs"] if callee.compiled else []
+            taken += [f"{count} by the original: {why}" for why, count in left]
+            lines.append("; ".join([f"{callee.target}: {taken[0]}", *taken[1:]]))
+        why = lost(callee) if callee.is_registered else ""
+        if why:
+            lines.append(f"{callee.target} is not wrapped: {why}")
     return lines
 
 

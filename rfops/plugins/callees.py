@@ -1,28 +1,35 @@
 """The callees of vLLM 0.33 and SGLang 0.5.23 on ROCm that rfops has an op for.
 
-Each has a key, what differs from call to call and may change the answer, and what the op's route is
-asked for, both under the original's names. What else a call says is the drop-in's to refuse by name
-(rfops.compat). Left out: metadata for MLA, which has no work to take over, and what has no op.
+Each has what the op's route is asked for, under the original's names, and the arguments whose
+shapes that depends on. Arguments that the drop-in has no counterpart for are in a table with the
+values that change nothing; with another value the original is called, as with whatever the drop-in
+refuses (rfops.compat). Left out: metadata for MLA, which has no work to take over, and what has no
+op.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from .around import Args, Callee, Given, Key, Maker, Words, compat
+import torch
+
+from . import layouts
+from .binding import ANY, Words
+from .wrapper import Callee, Given, Maker, compat
 
 # ---------------------------------------------------------------- attention
 
+# Of aiters from v0.1.20 on; splits and metadata say how work is shared out, and no result.
+_MLA_NEUTRAL: Mapping[str, Any] = {
+    "intra_batch_mode": ANY,
+    "g_kv_indptr": (None,),
+    "cp_world_size": (1, None),
+    "cp_rank": (0, None),
+}
 
-def _mla_key(args: Args, words: Words) -> Key:
-    q = args[0]
-    return q.shape, q.dtype, args[1].dtype, args[7], len(words)
 
-
-def mla_route(
-    q: Any, kv_buffer: Any, o: Any, qo_indptr: Any, kv_indptr: Any, kv_indices: Any,
-    kv_last_page_lens: Any, max_seqlen_q: int, *more: Any, **others: Any,
-) -> Given:  # fmt: skip
+def mla_route(q: Any, kv_buffer: Any, max_seqlen_q: int) -> Given:
     page = kv_buffer.shape[1] if kv_buffer.dim() == 4 else 1
     return mla_given(q, q.shape[0], kv_buffer, page, max_seqlen_q)
 
@@ -35,16 +42,28 @@ def mla_given(q: Any, tokens: int, kv: Any, page: int, length: int) -> Given:
     }  # fmt: skip
 
 
-def _decode_key(args: Args, words: Words) -> Key:
-    q = args[0]
-    return q.shape, q.dtype, args[1].dtype, len(words)
+def _mla_words(words: Words) -> Words:
+    """Indices as int32, and of tables that are sized for the largest batch those of this one."""
+    batch = words["qo_indptr"].shape[0] - 1
+    sizes = {"kv_indptr": batch + 1, "kv_last_page_lens": batch}
+    for name in ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_lens"):
+        table = _as_int32(words[name])
+        is_long = name in sizes and table.shape[0] > sizes[name]
+        words[name] = table[: sizes[name]] if is_long else table
+    return words
 
 
-def _decode_route(
-    q: Any, k_buffer: Any, v_buffer: Any, o: Any, lse: Any, req_to_token: Any, b_seq_len: Any,
-    attn_logits: Any, num_kv_splits: int, sm_scale: float, page_size: int = 1,
-    logit_cap: float = 0.0, k_scale: Any = None, v_scale: Any = None, is_mla: bool = False,
-) -> Given:  # fmt: skip
+def _as_int32(table: Any) -> Any:
+    return table.to(torch.int32) if table.dtype is torch.int64 else table
+
+
+def _decode_words(words: Words) -> Words:
+    for name in ("req_to_token", "b_seq_len"):
+        words[name] = _as_int32(words[name])
+    return words
+
+
+def _decode_route(q: Any, k_buffer: Any, page_size: int = 1, is_mla: bool = False) -> Given:
     if not is_mla or q.shape[-1] != 576:
         raise ValueError("attention of another kind than MLA")
     return mla_given(q, q.shape[0], k_buffer, page_size, 1)
@@ -52,22 +71,17 @@ def _decode_route(
 
 # ---------------------------------------------------------------- experts and routing
 
-
-def _moe_key(args: Args, words: Words) -> Key:
-    if len(args) > 4:
-        x, w1, ids = args[0], args[1], args[4]
-    else:  # as SGLang calls it
-        x, w1, ids = words["hidden_states"], words["w1"], words["topk_ids"]
-    return x.shape, w1.shape, w1.dtype, ids.shape, len(args), len(words)
-
-
 # By the bytes of a weight and the values in each: the op and what it says of a weight's shape.
 _MOE_OPS = {(2, 1): "fused_moe", (1, 1): "fused_moe_fp8", (1, 2): "fused_moe_mxfp4"}
+# Of newer aiters and of SGLang's callers.
+_MOE_NEUTRAL: Mapping[str, Any] = {
+    "no_combine": (False, None),
+    "output": (None,),
+    "quant_dtype_a": (None,),
+}
 
 
-def moe_route(
-    hidden_states: Any, w1: Any, w2: Any, topk_weight: Any, topk_ids: Any, *more: Any, **others: Any
-) -> Given:
+def moe_route(hidden_states: Any, w1: Any, w2: Any, topk_ids: Any) -> Given:
     x, (experts, rows, columns) = hidden_states, w1.shape
     (m, d), k = x.shape, topk_ids.shape[1]
     name = _MOE_OPS.get((w1.element_size(), max(d // columns, 1)))
@@ -77,40 +91,31 @@ def moe_route(
     return x.device, name, given | {"x_dtype": x.dtype, "w1_dtype": w1.dtype, "w2_dtype": w2.dtype}
 
 
-def _softmax_key(args: Args, words: Words) -> Key:
-    logits = args[3]
-    return logits.shape, logits.dtype, args[1].shape, args[4:], len(words)
+def _aiter_moe_route(hidden_states: Any, w1: Any, w2: Any, topk_ids: Any) -> Given:
+    orders = layouts.of(w1), layouts.of(w2)
+    if orders[0] != orders[1] or orders[0] not in (layouts.RAW, layouts.SHUFFLED):
+        raise ValueError(
+            "w1 and w2 must be marked by is_shuffled, or be results of aiter's shuffle_weight: "
+            f"the order of their elements is not known, got {orders[0]} and {orders[1]}"
+        )
+    return moe_route(hidden_states, w1, w2, topk_ids)
 
 
-def _softmax_route(
-    topk_weights: Any, topk_indices: Any, token_expert_indices: Any, gating_output: Any,
-    need_renorm: bool, num_shared_experts: int = 0, shared_expert_scoring_func: str = "",
-) -> Given:  # fmt: skip
+def _moe_words(words: Words) -> Words:
+    """Weights without a mark in the order that was established."""
+    from rfops.dispatch.layout import Shuffled
+
+    for name in ("w1", "w2"):
+        if layouts.mark(words[name]) is None and layouts.of(words[name]) == layouts.SHUFFLED:
+            words[name] = Shuffled(words[name], layouts.SHUFFLED)
+    return words
+
+
+def _softmax_route(topk_indices: Any, gating_output: Any, num_shared_experts: int = 0) -> Given:
     return _topk(gating_output, topk_indices.shape[1], num_shared_experts)
 
 
-def _gating_key(args: Args, words: Words) -> Key:
-    logits = args[2]
-    return logits.shape, logits.dtype, args[1].shape, len(args), len(words)
-
-
-def _gating_route(
-    topk_weights: Any, topk_indices: Any, gating_output: Any, correction_bias: Any = None,
-    need_renorm: bool = True, routed_scaling_factor: float = 1.0, score_func: str = "softmax",
-    num_shared_experts: int = 0,
-) -> Given:  # fmt: skip
-    return _topk(gating_output, topk_indices.shape[1], num_shared_experts)
-
-
-def _fused_topk_key(args: Args, words: Words) -> Key:
-    logits = args[1]
-    return logits.shape, logits.dtype, args[2], len(words)
-
-
-def _fused_topk_route(
-    hidden_states: Any, gating_output: Any, topk: int, renormalize: bool, topk_ids: Any = None,
-    topk_weights: Any = None,
-) -> Given:  # fmt: skip
+def _fused_topk_route(gating_output: Any, topk: int) -> Given:
     return _topk(gating_output, topk, 0)
 
 
@@ -120,46 +125,16 @@ def _topk(logits: Any, k: int, num_shared: int) -> Given:
     return logits.device, "topk_softmax", given
 
 
-def _biased_key(args: Args, words: Words) -> Key:
-    logits = args[0]
-    return logits.shape, logits.dtype, args[3].shape, args[4:], tuple(words.values())
+def _groups_route(
+    gating_output: Any, topk_ids: Any, num_expert_group: int, topk_group: int
+) -> Given:
+    (m, experts), k = gating_output.shape, topk_ids.shape[1]
+    given = {"M": m, "E": experts, "K": k, "num_groups": num_expert_group,
+             "topk_groups": topk_group, "logits_dtype": gating_output.dtype}  # fmt: skip
+    return gating_output.device, "grouped_topk", given
 
 
-def _grouped_key(args: Args, words: Words) -> Key:
-    logits = args[0]
-    return logits.shape, logits.dtype, args[2].shape, args[3:], tuple(words.values())
-
-
-def _biased_route(
-    gating_output: Any, correction_bias: Any, topk_weights: Any, topk_ids: Any,
-    num_expert_group: int, topk_group: int, need_renorm: bool, routed_scaling_factor: float = 1.0,
-) -> Given:  # fmt: skip
-    return _groups(gating_output, topk_ids, num_expert_group, topk_group)
-
-
-def _grouped_route(
-    gating_output: Any, topk_weights: Any, topk_ids: Any, num_expert_group: int, topk_group: int,
-    need_renorm: bool, is_softmax: bool = True, routed_scaling_factor: float = 1.0,
-) -> Given:  # fmt: skip
-    return _groups(gating_output, topk_ids, num_expert_group, topk_group)
-
-
-def _groups(logits: Any, ids: Any, groups: int, chosen: int) -> Given:
-    (m, experts), k = logits.shape, ids.shape[1]
-    given = {"M": m, "E": experts, "K": k, "num_groups": groups, "topk_groups": chosen}
-    return logits.device, "grouped_topk", given | {"logits_dtype": logits.dtype}
-
-
-def _align_key(args: Args, words: Words) -> Key:
-    ids = args[0]
-    return ids.shape, ids.dtype, args[1], args[2], len(words)
-
-
-def _align_route(
-    topk_ids: Any, block_size: int, num_experts: int, expert_map: Any = None,
-    pad_sorted_ids: bool = False, ignore_invalid_experts: bool = False, *,
-    return_scatter_idx: bool = False,
-) -> Given:  # fmt: skip
+def _align_route(topk_ids: Any, block_size: int, num_experts: int) -> Given:
     given = {"rows": topk_ids.numel(), "E": num_experts, "block_size": block_size}
     return topk_ids.device, "moe_align_block_size", given
 
@@ -167,50 +142,58 @@ def _align_route(
 # ---------------------------------------------------------------- linear layers
 
 
-def _linear_key(args: Args, words: Words) -> Key:
-    x = args[0]
-    return x.shape, x.dtype, args[1].shape, len(args), tuple(words)
-
-
 def _fp8_route(
     XQ: Any, WQ: Any, x_scale: Any, w_scale: Any, dtype: Any = None, isBpreshuffled: bool = False
 ) -> Given:
+    return _fp8(XQ, WQ, x_scale, dtype, bool(isBpreshuffled))
+
+
+def _fp8_shuffled_route(XQ: Any, WQ: Any, x_scale: Any, dtype: Any = None) -> Given:
+    return _fp8(XQ, WQ, x_scale, dtype, True)
+
+
+def _fp8_triton_route(x: Any, w: Any, x_scale: Any, dtype: Any = None) -> Given:
+    return _fp8(x, w, x_scale, dtype, False)
+
+
+def _fp8(x: Any, w: Any, x_scale: Any, dtype: Any, is_shuffled: bool) -> Given:
+    _check_mark(w, is_shuffled)
     if x_scale.element_size() != 4:
         raise ValueError("scales are not float32")
-    given = {"M": XQ.shape[0], "N": WQ.shape[0], "K": XQ.shape[1]}
-    given |= {"x_dtype": XQ.dtype, "w_dtype": WQ.dtype}
+    given = {"M": x.shape[0], "N": w.shape[0], "K": x.shape[1]}
+    given |= {"x_dtype": x.dtype, "w_dtype": w.dtype}
     given |= {} if dtype is None else {"dtype": dtype}
-    return XQ.device, "gemm_a8w8_blockscale", given | _layout(w=isBpreshuffled)
+    return x.device, "gemm_a8w8_blockscale", given | _layout(w=is_shuffled)
 
 
-def _fp8_shuffled_route(
-    XQ: Any, WQ: Any, x_scale: Any, w_scale: Any, dtype: Any = None, out: Any = None
-) -> Given:
-    return _fp8_route(XQ, WQ, x_scale, w_scale, dtype, True)
+def _check_mark(w: Any, is_shuffled: bool) -> None:
+    """A function's name or argument says the order of its weights; a mark must not contradict."""
+    said = layouts.mark(w)
+    if said is not None and (said == layouts.SHUFFLED) != is_shuffled:
+        wanted = "shuffled" if is_shuffled else "raw"
+        raise ValueError(
+            f"weights must be {wanted}, got a weight marked is_shuffled={not is_shuffled}"
+        )
 
 
-def _a4w4_route(
-    A: Any, B: Any, A_scale: Any, B_scale: Any, bias: Any = None, dtype: Any = None, *more: Any,
-    bpreshuffle: bool = True, **others: Any,
-) -> Given:  # fmt: skip
-    layouts = _layout(w=bpreshuffle, x_scale=True, w_scale=True)
-    return _fp4(A, A.shape[:-1].numel(), B.shape[0], dtype, layouts)
+def _a4w4_route(A: Any, B: Any, dtype: Any = None, bpreshuffle: bool = True) -> Given:
+    _check_mark(B, bool(bpreshuffle))
+    layout = _layout(w=bool(bpreshuffle), x_scale=True, w_scale=True)
+    return _fp4(A, A.shape[:-1].numel(), B.shape[0], dtype, layout)
 
 
-def _fp4_route(
-    x: Any, w: Any, x_scales: Any, w_scales: Any, dtype: Any = None, *more: Any, **others: Any
-) -> Given:
+def _fp4_route(x: Any, w: Any, dtype: Any = None) -> Given:
+    _check_mark(w, False)
     return _fp4(x, x.shape[0], w.shape[0], dtype, {})
 
 
-def _fp4_shuffled_route(
-    x: Any, w: Any, x_scales: Any, w_scales: Any, dtype: Any = None, *more: Any, **others: Any
-) -> Given:
-    return _fp4(x, x.shape[0], 16 * w.shape[0], dtype, _layout(w=True, w_scale=True))
+def _fp4_shuffled_route(x_fp4: Any, w_preshuf: Any, dtype: Any = None) -> Given:
+    layout = _layout(w=True, w_scale=True)
+    return _fp4(x_fp4, x_fp4.shape[0], 16 * w_preshuf.shape[0], dtype, layout)
 
 
-def _fp4(x: Any, m: int, n: int, dtype: Any, layouts: dict[str, str]) -> Given:
-    given = {"M": m, "N": n, "K": 2 * x.shape[-1], **layouts}
+def _fp4(x: Any, m: int, n: int, dtype: Any, layout: dict[str, str]) -> Given:
+    given = {"M": m, "N": n, "K": 2 * x.shape[-1], **layout}
     return x.device, "gemm_afp4wfp4", given | ({} if dtype is None else {"dtype": dtype})
 
 
@@ -220,22 +203,14 @@ def _layout(w: bool = False, x_scale: bool = False, w_scale: bool = False) -> di
     return {name: word for name, word in words.items() if word}
 
 
-def _quant_key(args: Args, words: Words) -> Key:
-    x = args[0]
-    return x.shape, x.dtype, args[1:], len(words)
-
-
 def _quant_route(x: Any, scaling_mode: str = "even") -> Given:
     given = {"M": x.shape[0], "K": x.shape[1], "x_dtype": x.dtype, "rounding": scaling_mode}
     return x.device, "quant_mxfp4", given
 
 
-def _group_quant_key(args: Args, words: Words) -> Key:
-    x = args[0]
-    return x.shape, x.dtype, tuple(words.values())
-
-
-def _group_quant_route(x: Any, *more: Any, quant_dtype: Any = None, **others: Any) -> Given:
+def _group_quant_route(x: Any, quant_dtype: Any = torch.int8) -> Given:
+    if quant_dtype is torch.int8:
+        raise ValueError("quant_dtype must be an FP8 dtype, got int8")
     given = {"M": x.shape[:-1].numel(), "K": x.shape[-1], "x_dtype": x.dtype, "block_rows": 1}
     return x.device, "quant_fp8_blockscale", given | {"dtype": quant_dtype}
 
@@ -243,29 +218,38 @@ def _group_quant_route(x: Any, *more: Any, quant_dtype: Any = None, **others: An
 # ---------------------------------------------------------------- the table
 
 _TRITON = "aiter.ops.triton"
+_BASIC = f"{_TRITON}.gemm.basic"  # where today's aiter has its GEMMs; the former names are aliases
+_FP4_MODULES = (f"{_BASIC}.gemm_afp4wfp4",)
 AITER = (
-    Callee("aiter.mla.mla_decode_fwd", "mla", _mla_key, mla_route),
-    Callee("aiter.fused_moe.fused_moe", "moe", _moe_key, moe_route),
-    Callee("aiter.topk_softmax", "topk", _softmax_key, _softmax_route),
-    Callee("aiter.ops.topk.topk_gating", "topk", _gating_key, _gating_route),
-    Callee("aiter.fused_moe.fused_topk", "topk", _fused_topk_key, _fused_topk_route),
-    Callee("aiter.biased_grouped_topk", "topk", _biased_key, _biased_route),
-    Callee("aiter.grouped_topk", "topk", _grouped_key, _grouped_route),
-    Callee("aiter.gemm_a8w8_blockscale", "fp8", _linear_key, _fp8_route),
-    Callee("aiter.gemm_a8w8_blockscale_bpreshuffle", "fp8", _linear_key, _fp8_shuffled_route),
-    Callee(f"{_TRITON}.gemm_a8w8_blockscale.gemm_a8w8_blockscale", "fp8", _linear_key, _fp8_route),
-    Maker("aiter.get_hip_quant", "fp8", _group_quant_key, _group_quant_route,
-          compat("per_group_quant_hip")),
-    Callee("aiter.gemm_a4w4", "mxfp4", _linear_key, _a4w4_route),
-    Callee(f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4", "mxfp4", _linear_key, _fp4_route),
-    Callee(f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4_preshuffle", "mxfp4", _linear_key,
-           _fp4_shuffled_route),
-    Callee(f"{_TRITON}.quant.dynamic_mxfp4_quant", "mxfp4", _quant_key, _quant_route),
+    Callee("aiter.mla.mla_decode_fwd", "mla", "q kv_buffer", mla_route,
+           sized="qo_indptr kv_indptr kv_last_page_lens", dtyped="kv_indices",
+           neutral=_MLA_NEUTRAL, adapt=_mla_words),
+    Callee("aiter.fused_moe.fused_moe", "moe", "hidden_states w1 w2 topk_ids", _aiter_moe_route,
+           neutral=_MOE_NEUTRAL, marked="w1 w2", adapt=_moe_words),
+    Callee("aiter.topk_softmax", "topk", "gating_output topk_indices", _softmax_route),
+    Callee("aiter.ops.topk.topk_gating", "topk", "gating_output topk_indices", _softmax_route),
+    Callee("aiter.fused_moe.fused_topk", "topk", "gating_output", _fused_topk_route),
+    Callee("aiter.biased_grouped_topk", "topk", "gating_output topk_ids", _groups_route),
+    Callee("aiter.grouped_topk", "topk", "gating_output topk_ids", _groups_route),
+    Callee("aiter.gemm_a8w8_blockscale", "fp8", "XQ WQ", _fp8_route, dtyped="x_scale",
+           marked="WQ"),
+    Callee("aiter.gemm_a8w8_blockscale_bpreshuffle", "fp8", "XQ WQ", _fp8_shuffled_route,
+           dtyped="x_scale", marked="WQ"),
+    Callee(f"{_TRITON}.gemm_a8w8_blockscale.gemm_a8w8_blockscale", "fp8", "x w",
+           _fp8_triton_route, compat("gemm_a8w8_blockscale_triton"), dtyped="x_scale", marked="w",
+           aliases=(f"{_BASIC}.gemm_a8w8_blockscale",)),
+    Maker("aiter.get_hip_quant", "fp8", "x", _group_quant_route, compat("per_group_quant_hip")),
+    Callee("aiter.gemm_a4w4", "mxfp4", "A B", _a4w4_route, marked="B"),
+    Callee(f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4", "mxfp4", "x w", _fp4_route, marked="w",
+           aliases=_FP4_MODULES),
+    Callee(f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4_preshuffle", "mxfp4", "x_fp4 w_preshuf",
+           _fp4_shuffled_route, aliases=_FP4_MODULES),
+    Callee(f"{_TRITON}.quant.dynamic_mxfp4_quant", "mxfp4", "x", _quant_route),
 )  # fmt: skip
 VLLM = (
     Callee("vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd", "mla",
-           _decode_key, _decode_route),
+           "q k_buffer", _decode_route, dtyped="req_to_token b_seq_len", adapt=_decode_words),
     Callee("vllm.model_executor.layers.fused_moe.moe_align_block_size.moe_align_block_size", "moe",
-           _align_key, _align_route),
+           "topk_ids", _align_route),
 )  # fmt: skip
 GROUPS = tuple(dict.fromkeys(callee.group for callee in (*AITER, *VLLM)))

@@ -3,10 +3,9 @@ through its registry of hooks, which also reaches copies that were imported befo
 
 from __future__ import annotations
 
-import importlib.util
-
 from . import around
 from .callees import AITER, GROUPS
+from .layouts import SHUFFLE
 from .vllm import is_rocm
 
 
@@ -14,12 +13,16 @@ def register() -> None:
     """Hook what RFOPS_PLUGIN names, where aiter is installed and torch is ROCm's; in every process,
     any number of times. Raises ConfigError."""
     groups = around.wanted(GROUPS)
-    if not groups or not is_rocm() or importlib.util.find_spec("aiter") is None:
+    if not groups or not is_rocm() or not around.is_there("aiter"):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for callee in AITER:
+    for callee in (*AITER, SHUFFLE):
+        if callee.group not in groups:
+            continue
         known = [hook for _, hook, _ in HookRegistry._hooks.get(callee.target, ())]
-        if callee.group in groups and callee.call not in known:
+        if callee.call not in known:
             HookRegistry.register(callee.target, callee.call, HookType.AROUND)
+        callee.is_hooked = True
+        around.wrap_when_loaded(callee)  # the registry wraps a module once
     around.tell_at_exit()

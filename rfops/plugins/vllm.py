@@ -7,14 +7,13 @@ imported: vLLM takes each callee inside the call. Without, there are an attentio
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from typing import Any
 
 from rfops.later import when_imported
 
 from . import around
 from .callees import AITER, GROUPS, VLLM
+from .layouts import SHUFFLE
 
 BACKEND = "RFOPS_MLA"
 
@@ -25,11 +24,10 @@ def register() -> None:
     groups = around.wanted(GROUPS)
     if not groups or not is_rocm():
         return
-    has_aiter = importlib.util.find_spec("aiter") is not None
-    for callee in (*AITER, *VLLM) if has_aiter else VLLM:
+    has_aiter = around.is_there("aiter")
+    for callee in (*AITER, *VLLM, SHUFFLE) if has_aiter else VLLM:
         if callee.group in groups:
-            module = callee.target.rpartition(".")[0]
-            when_imported(module, functools.partial(around.put, callee))
+            around.wrap_when_imported(callee)
     if not has_aiter and "mla" in groups:
         when_imported("vllm.v1.attention.backends.registry", _add_backend)
     if not has_aiter and "moe" in groups:

@@ -10,43 +10,47 @@ from vllm.v1.attention.backends.mla.triton_mla import TritonMLABackend, TritonML
 
 from rfops.attention.mla_decode import mla_decode
 
-from .around import Args, Callee, Given, Key, Words
+from .binding import Key, Words
 from .callees import mla_given
+from .wrapper import Callee, Given
 
 
-def _key(args: Args, words: Words) -> Key:
-    impl, q, cache, metadata, _ = args
-    rows = q[0] if isinstance(q, tuple) else q
+def _facts(words: Words) -> Key:
+    impl, metadata = words["self"], words["attn_metadata"]
     lens = metadata.decode.seq_lens.shape
-    return rows.shape, rows.dtype, cache.dtype, lens, metadata.causal, impl.dcp_world_size
+    return lens, metadata.decode.block_table.dtype, metadata.causal, impl.dcp_world_size
 
 
-def _route(impl: Any, q: Any, cache: torch.Tensor, metadata: Any, layer: Any) -> Given:
-    rows = q[0] if isinstance(q, tuple) else q
-    length, odd = divmod(rows.shape[0], metadata.decode.seq_lens.shape[0])
+def _route(self: Any, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any) -> Given:
+    cache, rows = kv_c_and_k_pe_cache, q[0] if isinstance(q, tuple) else q
+    length, odd = divmod(rows.shape[0], attn_metadata.decode.seq_lens.shape[0])
     # Of several ranks the lengths are one's own, and the tokens of a query not its last.
-    if odd or (length > 1 and impl.dcp_world_size > 1):
-        raise ValueError("rows that are not uniform, or several of a rank's")
+    if odd or (length > 1 and self.dcp_world_size > 1):
+        raise ValueError(
+            "query lengths must be equal for all sequences, and 1 with decode context parallelism"
+        )
     return mla_given(rows, rows.shape[0], cache, cache.shape[1], length)
 
 
 def _decode(
-    impl: Any, q: Any, cache: torch.Tensor, metadata: Any, layer: Any
+    self: Any, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, layer: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[tokens, heads, 512] and lse [tokens, heads], natural logarithms."""
     q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
-    decode = metadata.decode
+    cache, decode = kv_c_and_k_pe_cache, attn_metadata.decode
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     out = mla_decode(
-        q, cache.unsqueeze(2), None, decode.block_table, impl.scale,
-        qo_len=q.shape[0] // decode.seq_lens.shape[0], causal=metadata.causal,
+        q, cache.unsqueeze(2), None, decode.block_table, self.scale,
+        qo_len=q.shape[0] // decode.seq_lens.shape[0], causal=attn_metadata.causal,
         kv_lens=decode.seq_lens, lse=lse,
         kv_scale=layer._k_scale if cache.element_size() == 1 else None,
     )  # fmt: skip
     return out, lse
 
 
-MLA = Callee("vllm: RFOPS_MLA", "mla", _key, _route, _decode)
+MLA = Callee(
+    "vllm: RFOPS_MLA", "mla", "q kv_c_and_k_pe_cache", _route, lambda: _decode, more=_facts
+)
 
 
 class RfopsMLAImpl(TritonMLAImpl):  # type: ignore[misc]

@@ -9,50 +9,56 @@ import torch
 
 from rfops.moe.fused_moe import fused_moe
 
-from .around import Args, Callee, Given, Key, Words
+from .binding import Key, Words
 from .callees import moe_route
+from .wrapper import Callee, Given
 
-_NAMES = ("method", "layer", "x", "topk_weights", "topk_ids", "shared_experts",
-          "shared_experts_input")  # fmt: skip
+_CLAMPS = ("swiglu_limit", "swiglu_alpha", "swiglu_beta")  # of a layer, as vLLM's method reads them
 
 
-def _why_not(method: Any, layer: Any, shared_experts: Any) -> str | None:
+def _why_not(self: Any, layer: Any, shared_experts: Any) -> str | None:
     """What of a layer rfops does not compute."""
-    if getattr(method.unquantized_backend, "name", None) != "TRITON":
+    if getattr(self.unquantized_backend, "name", None) != "TRITON":
         return "weights in the order of another backend"
     if getattr(layer.activation, "value", layer.activation) != "silu":
         return f"activation {layer.activation}"
-    if shared_experts is not None or layer.apply_router_weight_on_input or method.moe.has_bias:
-        return "shared experts, a bias, or router weights on the input"
+    if any(getattr(layer, name, None) is not None for name in _CLAMPS):
+        return "a limit of the activation"
+    if getattr(self.moe, "swiglu_limit", None) is not None:
+        return "a limit of the activation"
+    if layer.apply_router_weight_on_input or self.moe.has_bias:
+        return "a bias, or router weights on the input"
+    # The runner computes shared experts before or beside this call, except where the kernel would.
+    if shared_experts is not None and self.mk_can_overlap_shared_experts:
+        return "shared experts, computed while tokens are sent"
     return None if layer.expert_map is None else "expert parallelism"
 
 
-def _key(args: Args, words: Words) -> Key:
-    if words:  # as vLLM calls it
-        args = (*args, *(words[name] for name in _NAMES[len(args) :]))
-    method, layer, x, _, topk_ids, shared_experts, _ = args
-    why = _why_not(method, layer, shared_experts)
-    return x.shape, x.dtype, layer.w13_weight.shape, topk_ids.shape, why
+def _facts(words: Words) -> Key:
+    layer = words["layer"]
+    why = _why_not(words["self"], layer, words["shared_experts"])
+    return layer.w13_weight.shape, layer.w13_weight.dtype, why
 
 
 def _route(
-    method: Any, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
-    shared_experts: Any, shared_experts_input: Any,
-) -> Given:  # fmt: skip
-    why = _why_not(method, layer, shared_experts)
+    self: Any, layer: Any, x: torch.Tensor, topk_ids: torch.Tensor, shared_experts: Any
+) -> Given:
+    why = _why_not(self, layer, shared_experts)
     if why is not None:
         raise ValueError(why)
-    return moe_route(x, layer.w13_weight, layer.w2_weight, topk_weights, topk_ids)
+    return moe_route(x, layer.w13_weight, layer.w2_weight, topk_ids)
 
 
 def _experts(
-    method: Any, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
+    self: Any, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
     shared_experts: Any, shared_experts_input: Any,
 ) -> torch.Tensor:  # fmt: skip
     return fused_moe(x, layer.w13_weight, layer.w2_weight, topk_weights, topk_ids)
 
 
-MOE = Callee("vllm: UnquantizedFusedMoEMethod", "moe", _key, _route, _experts)
+MOE = Callee(
+    "vllm: UnquantizedFusedMoEMethod", "moe", "x topk_ids", _route, lambda: _experts, more=_facts
+)
 
 
 def method_over(base: Any) -> type:

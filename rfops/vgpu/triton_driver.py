@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import triton.testing
 from triton import knobs
+from triton.backends import backends
 from triton.backends.amd import driver as amd_driver
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import GPUDriver
@@ -364,6 +365,7 @@ def activate(arch: str, library: Path) -> None:
                 _replace(undo, bench, "__defaults__", ours.__defaults__)
         Autotuner.cache = property(_tuned_here, _keep_cache)
         undo.callback(delattr, Autotuner, "cache")
+        _only_active(undo)
         _replace(undo, triton_driver, "_active", virtual)
         _active = undo.pop_all()
 
@@ -386,6 +388,16 @@ def _launcher_module() -> Iterator[None]:
     finally:
         vars(amd_driver).update(before)
         amd_driver._get_path_to_hip_runtime_dylib.cache_clear()
+
+
+def _only_active(undo: contextlib.ExitStack) -> None:
+    """Let AMD's driver alone say that it is active: libraries, vLLM among them, count those that do
+    and take Triton away where it is not one."""
+    for name, backend in backends.items():
+        driver, is_amd = backend.driver, name == "amd"
+        if driver is not None and "is_active" in vars(driver):
+            undo.callback(setattr, driver, "is_active", vars(driver)["is_active"])
+            driver.is_active = staticmethod(lambda is_amd=is_amd: is_amd)
 
 
 def _replace(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:

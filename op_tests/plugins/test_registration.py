@@ -1,0 +1,243 @@
+"""Wrappers stay where they were put, and what is not wrapped is named."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rfops.cli import doctor
+from rfops.plugins import around, sglang, symbols, vllm
+from support.plugin_calls import BY_TARGET
+
+pytestmark = pytest.mark.requires_gfx950
+MLA = "aiter.mla.mla_decode_fwd"
+TRITON = "aiter.ops.triton.gemm_a8w8_blockscale.gemm_a8w8_blockscale"
+# As aiter gives out modules by their former names: a finder, and a table.
+ALIASES = """
+import importlib, sys
+from types import SimpleNamespace
+_TABLE = {"gemm_a8w8_blockscale": "gemm.basic.gemm_a8w8_blockscale"}
+def _find_spec(fullname, path, target=None):
+    name = fullname.rpartition(".")[2]
+    if fullname == "aiter.ops.triton." + name and name in _TABLE:
+        new = "aiter.ops.triton." + _TABLE[name]
+        sys.modules[fullname] = importlib.import_module(new)
+        return importlib.util.find_spec(new)
+    return None
+sys.meta_path.insert(0, SimpleNamespace(find_spec=_find_spec))
+"""
+FILES = {
+    "aiter/__init__.py": "from .ops.topk import *\ntry:\n    from .gone import *\n"
+                         "except ImportError: pass\n",
+    "aiter/ops/__init__.py": "",
+    "aiter/ops/topk.py": "def topk_gating(*a): return 1\ndef grouped_topk(*a): return 2\n",
+    "aiter/mla.py": "def mla_decode_fwd(*args, **kwargs): return 'original'\n",
+    "aiter/ops/triton/__init__.py": ALIASES,
+    "aiter/ops/triton/gemm/__init__.py": "",
+    "aiter/ops/triton/gemm/basic/__init__.py": "",
+    "aiter/ops/triton/gemm/basic/gemm_a8w8_blockscale.py":
+        "def gemm_a8w8_blockscale(*args): return 'original'\n",
+    "vllm/__init__.py": "",
+    "vllm/copies.py": "from aiter.mla import mla_decode_fwd as taken\n",
+}  # fmt: skip
+
+
+@pytest.fixture
+def on_disk(engines: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Packages of two engines that can be imported, in place of the stubs."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("aiter", "vllm"):
+            monkeypatch.delitem(sys.modules, name)
+    for name, text in FILES.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    symbols._tree.cache_clear()
+    yield tmp_path
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("aiter", "vllm"):
+            sys.modules.pop(name)
+
+
+def is_wrapped(function: Any, target: str) -> bool:
+    return getattr(function, "rfops", None) is BY_TARGET[target]
+
+
+def test_a_module_that_is_imported_later_and_again(on_disk: Path) -> None:
+    vllm.register()
+    module = importlib.import_module("aiter.mla")
+    assert is_wrapped(module.mla_decode_fwd, MLA)
+    assert module.__loader__.get_source("aiter.mla").startswith("def mla_decode_fwd")
+    first = module.mla_decode_fwd
+    importlib.reload(module)
+    assert is_wrapped(module.mla_decode_fwd, MLA) and module.mla_decode_fwd is not first
+    del sys.modules["aiter.mla"]
+    assert is_wrapped(importlib.import_module("aiter.mla").mla_decode_fwd, MLA)
+
+
+def test_a_module_that_was_imported_before_with_its_copies(on_disk: Path) -> None:
+    copies = importlib.import_module("vllm.copies")
+    mla = importlib.import_module("aiter.mla")
+    vllm.register()
+    assert is_wrapped(mla.mla_decode_fwd, MLA) and copies.taken is mla.mla_decode_fwd
+    importlib.reload(mla)
+    assert is_wrapped(mla.mla_decode_fwd, MLA)
+
+
+def test_a_module_by_a_former_name(on_disk: Path) -> None:
+    """The import loads the file twice, under the name that it has now."""
+    vllm.register()
+    from aiter.ops.triton.gemm_a8w8_blockscale import gemm_a8w8_blockscale as first
+    from aiter.ops.triton.gemm_a8w8_blockscale import gemm_a8w8_blockscale as second
+
+    assert is_wrapped(first, TRITON) and is_wrapped(second, TRITON)
+    assert not [line for line in around.summary() if TRITON in line]
+
+
+def test_what_moved_is_named(on_disk: Path) -> None:
+    (on_disk / "aiter" / "mla.py").write_text("def mla_decode_forward(): ...\n")
+    vllm.register()
+    importlib.import_module("aiter.mla")
+    importlib.import_module("aiter.ops.triton")
+    lines = around.summary()
+    assert f"{MLA} is not wrapped: aiter.mla has no mla_decode_fwd" in lines
+    moe = "aiter.fused_moe.fused_moe is not wrapped: there is no module aiter.fused_moe"
+    assert moe in lines
+    assert "aiter.topk_softmax is not wrapped: aiter has no topk_softmax" in lines
+    assert not [line for line in lines if "topk_gating" in line or TRITON in line]
+
+
+def test_what_another_took_the_place_of_is_named(on_disk: Path) -> None:
+    vllm.register()
+    mla = importlib.import_module("aiter.mla")
+    assert not [line for line in around.summary() if line.startswith(MLA)]
+    mla.mla_decode_fwd = lambda *_args: None
+    assert f"{MLA} is not wrapped: it was replaced after rfops" in around.summary()
+
+
+def test_doctor_names_what_is_not_in_the_source(
+    on_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: "0.33.0" if name == "vllm" else "")
+    monkeypatch.setattr(doctor, "_torch_version", lambda: "2.13.0+rocm7.0")
+    record = doctor._engines()["vllm"]
+    missing = record["missing"]
+    assert "aiter.topk_softmax: aiter has no topk_softmax" in missing
+    assert "aiter.fused_moe.fused_moe: there is no module aiter.fused_moe" in missing
+    for target in (MLA, TRITON, "aiter.ops.topk.topk_gating", "aiter.grouped_topk"):
+        assert not [line for line in missing if line.startswith(target + ":")]
+    text = doctor._engine_text("vllm", record)
+    assert "\n  not found in its source: aiter.topk_softmax: aiter has no topk_softmax" in text
+    assert "aiter" not in sys.modules
+
+
+def test_a_stub_without_a_spec(engines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "aiter"]:
+        monkeypatch.setattr(sys.modules[name], "__spec__", None)
+    vllm.register()
+    assert is_wrapped(sys.modules["aiter"].topk_softmax, "aiter.topk_softmax")
+    assert around.is_there("aiter") and not around.is_there("nothing_of_that_name")
+    assert around.lost(BY_TARGET["aiter.topk_softmax"]) == ""
+    assert doctor._engines()["vllm"]["aiter"]
+
+
+def test_sglangs_registry_and_a_reload(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry wraps once: a module that was there before is the registry's, a load after it
+    is ours, and a function is wrapped once."""
+    hooks: list[tuple[str, Any]] = []
+    registry = SimpleNamespace(
+        _hooks={}, register=lambda target, hook, _kind: hooks.append((target, hook))
+    )
+    module = ModuleType("sglang.srt.plugins.hook_registry")
+    module.HookRegistry = registry  # type: ignore[attr-defined]
+    module.HookType = SimpleNamespace(AROUND=1)  # type: ignore[attr-defined]
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    mla = importlib.import_module("aiter.mla")
+    before = mla.mla_decode_fwd
+    sglang.register()
+    assert mla.mla_decode_fwd is before  # so that the registry finds its copies
+    assert {MLA, "aiter.ops.shuffle.shuffle_weight"} <= {target for target, _ in hooks}
+    importlib.reload(mla)
+    callee = BY_TARGET[MLA]
+    assert is_wrapped(mla.mla_decode_fwd, MLA)
+    args = (torch.zeros(1),)
+    assert callee.call(mla.mla_decode_fwd, *args) == "original"
+    assert sum(callee.left.values()) == 1
+
+
+# ---------------------------------------------------------------- vLLM's experts out of tree
+
+
+class Method:
+    """UnquantizedFusedMoEMethod, as far as the plugin looks at it."""
+
+    unquantized_backend = SimpleNamespace(name="TRITON")
+    mk_can_overlap_shared_experts = False
+    moe = SimpleNamespace(has_bias=False, swiglu_limit=None)
+
+    def forward_native(
+        self, layer: Any, x: Any, topk_weights: Any, topk_ids: Any, shared_experts: Any,
+        shared_experts_input: Any,
+    ) -> str:  # fmt: skip
+        return "original"
+
+
+EXPERTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "none": ({}, {}, ""),
+    "shared, by the runner": ({}, {"shared_experts": object()}, ""),
+    "shared, by the kernel": ({"mk_can_overlap_shared_experts": True},
+                              {"shared_experts": object()}, "shared experts"),
+    "an overlap, and none": ({"mk_can_overlap_shared_experts": True}, {}, ""),
+    "a limit of the layer": ({}, {"swiglu_limit": 7.0}, "a limit of the activation"),
+    "a limit of the model": ({"moe": SimpleNamespace(has_bias=False, swiglu_limit=7.0)}, {},
+                             "a limit of the activation"),
+    "bias": ({"moe": SimpleNamespace(has_bias=True, swiglu_limit=None)}, {}, "a bias"),
+    "gelu": ({}, {"activation": "gelu"}, "activation gelu"),
+    "other backend": ({"unquantized_backend": SimpleNamespace(name="AITER")}, {},
+                      "weights in the order of another backend"),
+    "expert parallelism": ({}, {"expert_map": torch.zeros(4)}, "expert parallelism"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EXPERTS)
+def test_vllms_experts_without_quantisation(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import rfops
+    from rfops.plugins import vllm_moe
+
+    of_method, of_layer, reason = EXPERTS[case]
+    monkeypatch.setattr(vllm_moe.MOE, "engaged", 0)
+    vllm_moe.MOE.left.clear()
+    vllm_moe.MOE.answers.clear()
+    method = vllm_moe.method_over(Method)()
+    for name, value in of_method.items():
+        setattr(method, name, value)
+    shared = of_layer.get("shared_experts")
+    torch.manual_seed(0)
+    layer = SimpleNamespace(
+        w13_weight=torch.randn(4, 64, 64).bfloat16() / 8,
+        w2_weight=torch.randn(4, 64, 32).bfloat16(),
+        **{"activation": SimpleNamespace(value="silu"), "apply_router_weight_on_input": False,
+           "expert_map": None, **of_layer},
+    )  # fmt: skip
+    x = torch.randn(3, 64).bfloat16()
+    weights, ids = rfops.topk_softmax(torch.randn(3, 4), 2, True)
+    for words in ({"shared_experts": shared, "shared_experts_input": x}, {}):
+        args = () if words else (shared, x)
+        made = method.forward_native(layer, x, weights, ids, *args, **words)
+        if reason:
+            assert made == "original"
+        else:
+            wanted = rfops.fused_moe(x, layer.w13_weight, layer.w2_weight, weights, ids)
+            assert torch.equal(made, wanted)
+    assert vllm_moe.MOE.engaged == (0 if reason else 2)
+    assert all(why.startswith(reason) for why in vllm_moe.MOE.left)

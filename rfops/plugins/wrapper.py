@@ -1,0 +1,271 @@
+"""A call of another library's function, by rfops where it has a HIP kernel for it, else by the
+original.
+
+A call has a key (binding.py). For a new key the op's route is asked, which knows envelope and tuned
+table, and the answer is kept, so that a call that is left to the original costs a key and a
+look-up. A call that the drop-in refuses, or in which it fails, is left as well; that is remembered
+with all that a check may have looked at, so that another call of the key is tried.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from rfops.jit import RfopsError, log
+
+from .binding import Form, Key, Neutral, Plan, Values, Words, make_plan
+
+Given = tuple[Any, str, Mapping[str, Any]]  # device, op, sizes and values
+MOST_KEYS, MOST_ORIGINALS = 4096, 64  # then they are forgotten
+# Answers that are no reason: none yet, one that is by the fine key, taken with other words.
+_LATER, _FINER, _ADAPTED = "", "\0", "\1"
+CALLEES: list[Callee] = []
+
+
+def compat(name: str) -> Callable[[], Callable[..., Any]]:
+    """Finds rfops.compat's function, which the first call imports."""
+
+    @functools.cache
+    def find() -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(importlib.import_module("rfops.compat"), name)
+        return found
+
+    return find
+
+
+@dataclass(eq=False)
+class Callee:
+    """A function of another library that rfops has an op for.
+
+    target : its name, "aiter.mla.mla_decode_fwd".
+    group : its word in RFOPS_PLUGIN.
+    shaped : the arguments whose shapes the route depends on.
+    route : called with those arguments that it has, what the op is asked; a ValueError says what it
+        is not asked.
+    find : returns the drop-in; without it that of rfops.compat of the target's name.
+    sized, dtyped : those of which it is the number of elements and the dtype, or the dtype alone.
+    neutral : arguments that the drop-in does not get, and the values that change nothing.
+    marked : expert weights, whose order is part of the key (layouts.py).
+    adapt : what the drop-in gets instead of some words that the call has; whether there are such
+        is the same for all calls of a key.
+    more : what else the key has, of the call's words.
+    aliases : other modules in which the target's function is put.
+    """
+
+    target: str
+    group: str
+    shaped: str
+    route: Callable[..., Given]
+    find: Callable[[], Callable[..., Any]] | None = None
+    sized: str = ""
+    dtyped: str = ""
+    neutral: Neutral = field(default_factory=dict)
+    marked: str = ""
+    adapt: Callable[[Words], Words] | None = None
+    more: Callable[[Words], Key] | None = None
+    aliases: tuple[str, ...] = ()
+    engaged: int = 0
+    compiled: int = 0  # calls that torch.compile took into a graph
+    left: Counter[str] = field(default_factory=Counter)
+    answers: dict[Key, str | None] = field(default_factory=dict)
+    is_registered: bool = False
+    is_hooked: bool = False  # by an engine's own registry, whose function stands in the place
+    missing: str = ""  # what was not where the target says
+    function: Callable[..., Any] | None = None  # the drop-in, once it is asked for
+    _arounds: dict[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        CALLEES.append(self)
+
+    @property
+    def own(self) -> Callable[..., Any]:
+        """The drop-in."""
+        if self.function is None:
+            self.function = (self.find or compat(self.target.rpartition(".")[2]))()
+        return self.function
+
+    def call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The call by rfops, or by the original."""
+        return self._around(original)(*args, **kwargs)
+
+    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The function to put in its place."""
+        wrapped = functools.wraps(original)(self._around(original))
+        wrapped.rfops = self  # type: ignore[attr-defined]
+        return wrapped
+
+    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        if getattr(original, "rfops", None) is self:
+            return original
+        made = self._arounds.get(original)
+        if made is None:
+            if len(self._arounds) >= MOST_ORIGINALS:  # a function that is made for each call
+                self._arounds.clear()
+            made = self._arounds[original] = Around(self, original).function()
+        return made
+
+    # ---------------------------------------------------------------- whether, and why not
+
+    def key(self, args: Values, kwargs: Words) -> Key:
+        """Of a call by the drop-in's own signature."""
+        plan, values = self.plan((len(args), *kwargs), self.own), (*args, *kwargs.values())
+        return (plan,) if plan.why else plan.key(values)
+
+    def plan(self, form: Form, original: Callable[..., Any]) -> Plan:
+        tensors = [text.split() for text in (self.shaped, self.sized, self.dtyped, self.marked)]
+        return make_plan(form, original, self.own, self.neutral, tensors)
+
+    def ask(self, plan: Plan, key: Key, values: Values) -> str | None:
+        """Why rfops does not take calls of this key; None if it does."""
+        if len(self.answers) >= MOST_KEYS:
+            self.answers.clear()
+        why = self.refusal(plan, values)
+        if why is None and self._is_adapted(plan, values):
+            why = _ADAPTED
+        self.answers[key] = why
+        return why
+
+    def refusal(self, plan: Plan, values: Values) -> str | None:
+        try:
+            return plan.why or plan.unfit(values) or self._route_says(plan, values) or None
+        except (ValueError, TypeError, KeyError, ZeroDivisionError, RfopsError) as error:
+            return short(error)
+
+    def _is_adapted(self, plan: Plan, values: Values) -> bool:
+        words = plan.words(values)
+        adapted = words if self.adapt is None else self.adapt(dict(words))
+        return any(adapted[name] is not value for name, value in words.items())
+
+    def _route_says(self, plan: Plan, values: Values) -> str:
+        from rfops.dispatch import routing
+        from rfops.dispatch.op import ops
+
+        words = dict(plan.defaults)
+        words.update(zip(plan.names, values, strict=True))
+        device, name, given = self.route(**{n: v for n, v in words.items() if n in self._asked})
+        op = ops()[name]
+        route = op.route(op.call_of(*routing.chip(device), **given))
+        return "" if route.is_hip else f"{name} goes to {route.backend} ({route.rule})"
+
+    @functools.cached_property
+    def _asked(self) -> frozenset[str]:
+        code = self.route.__code__
+        return frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+    def failed(self, error: Exception, plan: Plan, key: Key, values: Values) -> str:
+        """Why a call that was taken is left; remembered, except where memory ran out."""
+        why = short(error)
+        if isinstance(error, torch.OutOfMemoryError):
+            _warn(self.target, why)
+        elif isinstance(error, RfopsError):
+            self.answers[key] = why
+            _warn(self.target, why)
+        else:
+            if not isinstance(error, ValueError | TypeError | NotImplementedError):
+                why = f"{type(error).__name__}: {why}"
+                _warn(self.target, why)
+            self.answers[key] = _FINER
+            self.answers[plan.fine_key(values)] = why
+        return why
+
+
+class Around:
+    """What stands in the place of one original."""
+
+    def __init__(self, callee: Callee, original: Callable[..., Any]) -> None:
+        self.callee, self.original = callee, original
+        self.plans: dict[Form, Plan] = {}
+        self.number = next(_NUMBERS)
+        AROUNDS[self.number] = self
+
+    def plan(self, form: Form) -> Plan:
+        plan = self.plans.get(form)
+        if plan is None:
+            plan = self.plans[form] = self.callee.plan(form, self.original)
+        return plan
+
+    def function(self) -> Callable[..., Any]:
+        callee, original, plans, number = self.callee, self.original, self.plans, self.number
+        known, left, more = callee.answers.get, callee.left, callee.more
+        adapt = callee.adapt
+
+        def around(*args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling():
+                from . import traced  # torch._dynamo with it
+
+                return traced.call(number, callee, original, args, kwargs)
+            why: str | None
+            try:
+                form = (len(args), *kwargs)
+                plan = plans.get(form) or self.plan(form)
+                values = (*args, *kwargs.values())
+                key = plan.key(values) if not plan.why else (plan,)
+                if more is not None and not plan.why:
+                    key += more(plan.words(values))
+                why = known(key, _LATER)
+                if why is _LATER:
+                    why = callee.ask(plan, key, values)
+                elif why is _FINER:
+                    why = known(plan.fine_key(values), _ADAPTED if adapt else None)
+            except Exception as error:  # whatever it is, the original gets the call
+                why = f"arguments not known: {short(error)}"
+            if why is None or why is _ADAPTED:
+                own = callee.function or callee.own
+                try:
+                    if adapt is not None and why is _ADAPTED:
+                        result = own(**adapt(plan.words(values)))
+                    elif plan.is_direct:
+                        result = own(*args, **kwargs)
+                    else:
+                        result = own(**plan.words(values))
+                except Exception as error:
+                    why = callee.failed(error, plan, key, values)
+                else:
+                    callee.engaged += 1
+                    return result
+            left[why] += 1
+            return original(*args, **kwargs)
+
+        return around
+
+
+_NUMBERS = itertools.count()
+AROUNDS: weakref.WeakValueDictionary[int, Around] = weakref.WeakValueDictionary()
+
+
+def short(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")[:160] or type(error).__name__
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn(target: str, why: str) -> None:
+    """Once for each reason."""
+    log.get().warning("%s goes to the original: %s", target, why)
+
+
+class Maker(Callee):
+    """Of a function that makes what is called, by a word of QuantType."""
+
+    word = "per_1x128"
+
+    def call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.wrap(original)(*args, **kwargs)
+
+    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def make(kind: Any) -> Any:
+            made = original(kind)
+            return self._around(made) if getattr(kind, "name", "") == self.word else made
+
+        make.rfops = self  # type: ignore[attr-defined]
+        return make
