@@ -29,7 +29,8 @@ words = types.SimpleNamespace
 class Case:
     """A replay: engine code called with tensors, and what must come of it.
 
-    refused : why rfops leaves the call to the original, as the wrapper says it; "" where it engages.
+    refused : a pattern of why the call is left to the original, in the wrapper's words; "" where
+        rfops takes it.
     """
 
     name: str

@@ -18,7 +18,7 @@ import importlib
 import sys
 import types
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from importlib.abc import Loader, MetaPathFinder
@@ -30,7 +30,7 @@ import torch
 import rfops
 from rfops.plugins import around, callees
 
-from .sites import ALIASES, MADE, TARGETS, Engine, Site
+from .sites import ALIASES, MADE, Engine, Site
 
 Words = dict[str, Any]
 
@@ -192,7 +192,7 @@ QUANTISERS = {
 }  # fmt: skip
 
 
-class ToTheOriginal(Exception):  # noqa: N818 - what ends a replay where the original is called
+class ToTheOriginal(Exception):
     """A call that rfops left to the function that it wraps."""
 
 
@@ -313,18 +313,24 @@ class World:
             if site.function.startswith(function) and site.target.endswith(target):
                 self.covered.add(site)
 
-    def call(self, site: Site, callee: Callable[..., Any], *values: Any, names: Words | None = None) -> Any:
+    def call(
+        self, site: Site, callee: Callable[..., Any], *values: Any, names: Words | None = None
+    ) -> Any:
         """The site's call expression, with its own mix of positions and names, of other values:
         those by position in their order, those by keyword from `names`."""
         tree = ast.parse(self.source_of(site.place))
         (node,) = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and n.lineno == site.line
                    and n.end_lineno == site.end)  # fmt: skip
         space: Words = {"callee": callee, **{f"value{i}": v for i, v in enumerate(values)}}
-        node.func = ast.copy_location(ast.Name("callee", ast.Load()), node.func)
-        node.args = [ast.copy_location(ast.Name(f"value{i}", ast.Load()), a) for i, a in enumerate(node.args)]
+
+        def named(name: str, place: ast.expr) -> ast.expr:
+            return ast.copy_location(ast.Name(name, ast.Load()), place)
+
+        node.func = named("callee", node.func)
+        node.args = [named(f"value{i}", a) for i, a in enumerate(node.args)]
         for keyword in node.keywords:
             space[f"of_{keyword.arg}"] = (names or {})[keyword.arg or ""]
-            keyword.value = ast.copy_location(ast.Name(f"of_{keyword.arg}", ast.Load()), keyword.value)
+            keyword.value = named(f"of_{keyword.arg}", keyword.value)
         return eval(compile(ast.Expression(node), self.file(site.place), "eval"), space)
 
     def source_of(self, place: str) -> str:
@@ -384,14 +390,13 @@ class World:
             torch.version.hip, around.tell_at_exit = hip, tell
             sys.meta_path.remove(self._finder)
             for name in set(sys.modules) - before:
-                if name.partition(".")[0] in _Finder.roots or name.startswith("rfops.plugins.vllm_"):
-                    del sys.modules[name]
+                is_own = name.startswith("rfops.plugins.vllm_")
+                if is_own or name.partition(".")[0] in _Finder.roots:
+                    module = sys.modules.pop(name)
+                    _forget(vars(module).values() if is_own else ())
             for library in self._libraries:
                 library._destroy()
-            for callee in (*callees.AITER, *callees.VLLM):
-                callee.engaged = 0
-                callee.left.clear()
-                callee.answers.clear()
+            _forget((*callees.AITER, *callees.VLLM))
 
     def _make_aiter(self) -> None:
         aiter = importlib.import_module("aiter")
@@ -429,8 +434,8 @@ class World:
         for callee in (*callees.AITER, *callees.VLLM):
             if callee.target.partition(".")[0] not in ("aiter", self.engine.name):
                 continue
-            names = [callee.target, *(n for n, target in ALIASES.items() if target == callee.target)]
-            for name in names:
+            others = (name for name, target in ALIASES.items() if target == callee.target)
+            for name in (callee.target, *others):
                 module, _, leaf = name.rpartition(".")
                 wrapped = getattr(sys.modules[module], leaf)
                 is_maker = isinstance(callee, around.Maker)
@@ -463,6 +468,15 @@ class World:
         library.define(op_name + schema)
         library.impl(op_name, op_func, "CompositeExplicitAutograd")
         self._libraries.append(library)
+
+
+def _forget(values: Iterable[Any]) -> None:
+    """What the callees among them counted and remember of a world."""
+    for callee in values:
+        if isinstance(callee, around.Callee):
+            callee.engaged = 0
+            callee.left.clear()
+            callee.answers.clear()
 
 
 def _found(target: str) -> Any:

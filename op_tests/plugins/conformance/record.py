@@ -1,4 +1,4 @@
-"""Replays every case and writes sites.json: each call site of the wheels and the cases that pass it.
+"""Replays every case and writes sites.json: the wheels' call sites, with the cases that pass each.
 
     RFOPS_TEST_WHEELS=<folder> python op_tests/plugins/conformance/record.py
 
@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from plugins.conformance.cases import ARCHS
-from plugins.conformance.harness import RECORD, cases_of, engine_of, replay, world_of
+from plugins.conformance.harness import IMPORT, RECORD, cases_of, engine_of, replay, world_of
 
 
 def main() -> None:
@@ -31,6 +31,8 @@ def main() -> None:
                     print(f"{case.name} ({arch}): {verdict.fault or verdict.why or 'engaged'}")
                     for key in verdict.sites:
                         passed[key].add(case.name.removeprefix(f"{name}: "))
+                    for seen in world.seen:
+                        passed |= {s.key: {IMPORT} for s in seen.sites if not s.function}
         record[name] = {site.key: sorted(passed[site.key]) for site in engine_of(name).sites}
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
 

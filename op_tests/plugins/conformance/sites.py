@@ -20,7 +20,7 @@ from rfops.plugins.callees import AITER, VLLM
 
 TARGETS = tuple(callee.target for callee in (*AITER, *VLLM))
 MADE = "aiter.get_hip_quant()"  # the function that get_hip_quant returns
-# Methods that the plugin's classes override: by the end of a file's name, method and what overrides.
+# Methods that the plugin's classes override: the end of a file's name, the method, what overrides.
 METHODS = (
     ("", "forward_mqa", "vllm: RFOPS_MLA"),
     ("unquantized_fused_moe_method.py", "forward", "vllm: UnquantizedFusedMoEMethod"),
@@ -199,8 +199,8 @@ class _File:
             assert node.value is not None
             function = self.qualified(node).rpartition(".")[2]
             parts = node.value.elts if isinstance(node.value, ast.Tuple) else ()
-            named = [(function, node.value), *((f"{function}[{i}]", p) for i, p in enumerate(parts))]
-            for name, value in named:
+            named = [(f"{function}[{i}]", part) for i, part in enumerate(parts)]
+            for name, value in [(function, node.value), *named]:
                 new = self.origins(value) - self.returned.get(name, set())
                 if new:
                     self.returned.setdefault(name, set()).update(new)
