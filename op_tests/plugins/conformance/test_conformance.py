@@ -7,12 +7,13 @@ wheels call, by record.py; a site that is new or gone fails by its name.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import json
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +34,33 @@ from plugins.conformance.sites import TARGETS, Engine
 
 ENGINES = ("vllm", "sglang")
 HOW = "look at its arguments, write a case, then run op_tests/plugins/conformance/record.py"
-# One tuple for all cases of a world: pytest keeps a fixture as long as its parameter is the same
-# object. Calls that an engine makes one after the other meet what the wrappers remember.
 WORLDS = [(engine, arch) for engine in ENGINES for arch in ARCHS]
 REPLAYS = [
     pytest.param(world, case.name, id=f"{case.name} ({world[1]})")
     for world in WORLDS
     for case in cases_of(*world)
 ]
+Enter = Callable[[tuple[str, str]], World]
 
 
 @pytest.fixture(scope="module")
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    engine, arch = request.param
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RFOPS_VGPU_ARCH", arch)
-        patch.delenv("RFOPS_PLUGIN", raising=False)
-        with world_of(engine, arch).running() as made:
-            yield made
+def enter() -> Iterator[Enter]:
+    """The world of an engine and an architecture, kept until another is entered: calls that an
+    engine makes one after the other meet what the wrappers remember of the earlier ones."""
+    with contextlib.ExitStack() as stack:
+        current: dict[tuple[str, str], World] = {}
+
+        def make(world: tuple[str, str]) -> World:
+            if world not in current:
+                current.clear()
+                stack.close()
+                patch = stack.enter_context(pytest.MonkeyPatch.context())
+                patch.setenv("RFOPS_VGPU_ARCH", world[1])
+                patch.delenv("RFOPS_PLUGIN", raising=False)
+                current[world] = stack.enter_context(world_of(*world).running())
+            return current[world]
+
+        yield make
 
 
 def recorded(engine: str) -> dict[str, list[str]]:
@@ -82,28 +92,33 @@ def test_each_reason_has_a_site() -> None:
         assert any(re.search(pattern, key) for key in keys), f"no site is {pattern}"
 
 
-@pytest.mark.parametrize(("world", "name"), REPLAYS, indirect=["world"])
-def test_replay(world: World, name: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(("where", "name"), REPLAYS)
+def test_replay(
+    where: tuple[str, str], name: str, enter: Enter, request: pytest.FixtureRequest
+) -> None:
     case = CASES[name]
-    verdict = replay(world, case)
+    verdict = replay(enter(where), case)
     assert not verdict.fault, verdict.fault
     own = name.removeprefix(f"{case.engine}: ")
     known = {key for key, cases in recorded(case.engine).items() if own in cases}
     assert verdict.sites <= known, f"{sorted(verdict.sites - known)}: run record.py"
-    if world.arch == case.archs[0]:
+    if where[1] == case.archs[0]:
         assert verdict.sites == known, f"passes no more {sorted(known - verdict.sites)}"
     note = request.node.user_properties.append
     note(("refusal", f"{name}: {verdict.why}") if case.refused else ("engaged", name))
 
 
-@pytest.mark.parametrize("world", WORLDS, indirect=True)
-def test_wrappers_have_the_signatures_of_their_callees(world: World) -> None:
+@pytest.mark.parametrize("where", WORLDS)
+def test_wrappers_have_the_signatures_of_their_callees(
+    where: tuple[str, str], enter: Enter
+) -> None:
+    enter(where)
     import aiter
 
     space: dict[str, Any] = {"torch": torch}
     for target in TARGETS:
         module, _, name = target.rpartition(".")
-        if target.partition(".")[0] not in ("aiter", world.engine.name) or "get_hip" in target:
+        if target.partition(".")[0] not in ("aiter", where[0]) or "get_hip" in target:
             continue
         exec(f"def expected({SIGNATURES[target]}): ...", space)
         wrapped = getattr(importlib.import_module(module), name)
