@@ -148,9 +148,7 @@ class Maker(Callee):
         @functools.wraps(original)
         def make(kind: Any) -> Any:
             made = original(kind)
-            if getattr(kind, "name", "") != self.word:
-                return made
-            return functools.wraps(made)(self._around(made))
+            return self._around(made) if getattr(kind, "name", "") == self.word else made
 
         make.rfops = self  # type: ignore[attr-defined]
         return make

@@ -133,8 +133,10 @@ def shuffled(w: Tensor) -> Tensor:
     return data
 
 
-def bf16_experts(e: int = 8, d: int = 256, i: int = 128, mark: bool = True) -> Experts:
-    w1, w2 = normal(e, 2 * i, d) / d**0.5, normal(e, d, i) / i**0.5
+def bf16_experts(
+    e: int = 8, d: int = 256, i: int = 128, mark: bool = True, seed: int = 0
+) -> Experts:
+    w1, w2 = normal(e, 2 * i, d, seed=seed) / d**0.5, normal(e, d, i, seed=seed) / i**0.5
     exact = w1.double(), w2.double()
     return Experts(parameter(shuffled(w1), mark), parameter(shuffled(w2), mark), exact)
 

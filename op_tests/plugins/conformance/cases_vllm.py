@@ -42,7 +42,7 @@ from .cases import (
     starts,
     words,
 )  # fmt: skip
-from .engine_code import World
+from .engine_code import ToTheOriginal, World
 
 MLA = "vllm.v1.attention.backends.mla"
 MOE = "vllm.model_executor.layers.fused_moe"
@@ -489,13 +489,28 @@ def experts_by_route(world: World) -> None:
     reference.assert_rows(kept[0].reshape(12, 256), wanted)
 
 
+def original_kernel(**_: Any) -> Tensor:
+    raise ToTheOriginal("UnquantizedFusedMoEMethod.forward_native")
+
+
 class SharedExperts:
     """What vLLM's runner computes by itself before and after the routed experts."""
 
 
 @vllm(each=("alone", "with shared experts"))
 def experts_out_of_tree(world: World, what: str) -> None:
-    """UnquantizedFusedMoEMethod without aiter, replaced through vLLM's registry."""
+    """UnquantizedFusedMoEMethod without aiter, replaced through vLLM's registry. The runner
+    computes shared experts by itself."""
+    run_out_of_tree(world, what)
+
+
+@vllm(refused="shared experts")
+def experts_out_of_tree_with_overlap(world: World) -> None:
+    """A dispatch to other ranks, during which the kernel computes the shared experts."""
+    run_out_of_tree(world, "with shared experts", overlaps=True)
+
+
+def run_out_of_tree(world: World, what: str, overlaps: bool = False) -> None:
     name = "unquantized_fused_moe_method"
     module = world.load(f"{MOE}.{name}")
     from rfops.plugins import vllm_moe
@@ -508,7 +523,8 @@ def experts_out_of_tree(world: World, what: str) -> None:
     method = object.__new__(own)
     method.unquantized_backend = words(name="TRITON")
     method.moe = words(has_bias=False)
-    method.moe_kernel = None
+    method.mk_can_overlap_shared_experts = overlaps
+    method.moe_kernel = words(apply=original_kernel)
     method.forward = method.forward_cuda if what == "alone" else method.forward_native
     w1, w2 = normal(8, 256, 256) / 16, normal(8, 256, 128) / 11.3
     layer = words(
