@@ -265,7 +265,9 @@ class Maker(Callee):
         @functools.wraps(original)
         def make(kind: Any) -> Any:
             made = original(kind)
-            return self._around(made) if getattr(kind, "name", "") == self.word else made
+            if getattr(kind, "name", "") != self.word:
+                return made
+            return functools.wraps(made)(self._around(made))  # callers may ask its signature
 
         make.rfops = self  # type: ignore[attr-defined]
         return make
