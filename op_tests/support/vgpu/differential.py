@@ -31,10 +31,10 @@ from support.vgpu.reference import Array
 HEADER = Path(__file__).parents[2] / "vgpu" / "fuzz"
 _ZIG = str(Path(ziglang.__file__).parent / "zig")
 _COMMON = ("-std=c++20", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-w",
-           f"-I{HEADER}")  # fmt: skip
+           "-Xclang", "-ffloat16-excess-precision=none", "-Xclang",
+           "-fbfloat16-excess-precision=none", f"-I{HEADER}")  # fmt: skip
 _HOST_CPU = {"x86_64": ("-mf16c", "-mfma", "-mavx2")}
-_HOST = ("-x", "c++", "-O0", "-fPIC", "-Xclang", "-ffloat16-excess-precision=none", "-Xclang",
-         "-fbfloat16-excess-precision=none")  # fmt: skip
+_HOST = ("-x", "c++", "-O0", "-fPIC")
 _DEVICE = ("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "-S")
 LEVELS = {  # flags that change what clang selects
     "O0": ("-O0",),
@@ -105,6 +105,7 @@ def _floats(kind: str, count: int, rng: np.random.Generator) -> Array:
 
 def _inputs(layout: list[tuple[str, str, int]], size: int, count: int,
             rng: np.random.Generator) -> Array:  # fmt: skip
+    """Random bits, special patterns and small integers (denormals, to a float) in lanes' bytes."""
     words = rng.integers(0, 1 << 32, (count, size // 4), dtype=np.uint32)
     chance = rng.random(words.shape)
     words[chance < 0.25] = rng.choice(_SPECIAL, int((chance < 0.25).sum()))
@@ -134,7 +135,7 @@ class Data(NamedTuple):
         return cls(
             _inputs(*program.layout(), LANES, rng),
             _inputs(*program.uniform_layout(), 1, rng),
-            rng.integers(0, 256, (LANES, SLICE), dtype=np.uint8),
+            _inputs([], SLICE, LANES, rng),
         )
 
 
@@ -185,6 +186,9 @@ class Mismatch:
     arch: str
     level: str
     lines: list[str]
+
+    def names(self) -> list[str]:
+        return [line.partition(":")[0] for line in self.lines]
 
     def __str__(self) -> str:
         head = f"seed {self.program.seed}, data {self.data}, {self.arch}, {self.level}"
@@ -277,8 +281,8 @@ def batches(first: int, count: int, size: int = 8) -> Iterator[list[Program]]:
 
 
 def minimised(found: Mismatch, folder: Path) -> Mismatch:
-    """The mismatch with as few statements as still show it, tried one after the other."""
-    best = found
+    """The mismatch with as few statements as make the same variable differ."""
+    best, name = found, found.names()[0]
     steps = len(found.program.steps)
     stride = max(1, steps // 2)
     while stride:
@@ -287,7 +291,7 @@ def minimised(found: Mismatch, folder: Path) -> Mismatch:
             shorter = Program(found.program.seed)
             shorter.steps = best.program.steps[:at] + best.program.steps[at + stride :]
             tally = run_batch([shorter], {found.arch: [found.level]}, folder, found.data + 1)
-            same = [m for m in tally.mismatches if m.data == found.data]
+            same = [m for m in tally.mismatches if m.data == found.data and name in m.names()]
             if same:
                 best = same[0]
             else:

@@ -46,6 +46,7 @@ LANES, SLICE, SHARED = 256, 64, 256  # as in programs.h; bytes of memory that al
 _HALVES = (0, 1, 2, 0x40, 0x41, 0xFF, 0x100, 0x3800, 0x3C00, 0x3F00, 0x3F80, 0x4000, 0x4080, 0x4400,
            0xB800, 0xBC00, 0xBF80, 0xC000, 0xC080, 0xC400, 0x3118, 0x3E22, 0xF983, 0x7FFF, 0x8000,
            0xFF00, 0xFFF0, 0xFFEF, 0xFFFF)  # fmt: skip
+_INLINE_HALVES = (0x3F00, 0xBF00, 0x3F80, 0xBF80, 0x4000, 0xC000, 0x4080, 0xC080)
 _WORDS = (0x3F000000, 0xBF800000, 0x40800000, 0x3E22F983, 0x7FFFFFFF, 0x80000000, 0xFFFFFFF0,
           0xFFFFFFEF, 0x10001, 0xFF00FF, 0x3F003F00, 0x38003800)  # fmt: skip
 _FLOAT_CONSTANTS = ("0.5", "-0.5", "1.0", "-1.0", "2.0", "-2.0", "4.0", "-4.0",
@@ -70,61 +71,62 @@ _WIDE = ("$(@u8)", "$(widen(@i8))", "$(@u16)", "$(@i16)", "$(@u32)", "$(@i32)", 
          "$(@i64)", "to_int<$>(@f32)", "to_int<$>(@f64)", "to_int<$>(@f16)", "to_int<$>(@bf16)",
          "$(leading_zeros(@u32))", "$(trailing_zeros(@u32))", "$(leading_zeros(@u64))")  # fmt: skip
 _FLOAT = (
-    "q<$>(@ + @)", "q<$>(@ - @)", "q<$>(@ * @)", "q<$>(@ + @)", "q<$>(@ * @)", "q<$>(-@)",
-    "q<$>(__builtin_elementwise_abs(@))", "(@? ? @ : @)", "(@? ? @ : @)", "q<$>(@ * @ + @)",
-    "q<$>($(@i32))", "q<$>($(@u32))", "q<$>($(@u8))", "q<$>($(@i16))", "q<$>($(@f32))",
+    "(@ + @)", "(@ - @)", "(@ * @)", "(@ + @)", "(@ * @)", "(-@)",
+    "(__builtin_elementwise_abs(@))", "(@? ? @ : @)", "(@? ? @ : @)", "(@ * @ + @)",
+    "($(@i32))", "($(@u32))", "($(@u8))", "($(@i16))", "($(@f32))",
 )  # fmt: skip
-_FLOAT_UNARY = ("q<$>(__builtin_elementwise_floor(@))", "q<$>(__builtin_elementwise_ceil(@))",
-                "q<$>(__builtin_elementwise_trunc(@))", "q<$>(__builtin_elementwise_roundeven(@))",
-                "q<$>(float_low<$>(@!, @!))", "q<$>(float_high<$>(@!, @!))",
-                "q<$>(fma<$>(@, @, @))", "q<$>(fma<$>(@, @, @))",
-                "q<$>(__builtin_elementwise_copysign(@, @))")  # fmt: skip
+_FLOAT_UNARY = ("(__builtin_elementwise_floor(@))", "(__builtin_elementwise_ceil(@))",
+                "(__builtin_elementwise_trunc(@))", "(__builtin_elementwise_roundeven(@))",
+                "(float_low<$>(@!, @!))", "(float_high<$>(@!, @!))",
+                "(fma<$>(@, @, @))", "(fma<$>(@, @, @))",
+                "(__builtin_elementwise_copysign(@, q(@)))")  # fmt: skip
 _INT_VECTOR = ("(@ + @)", "(@ - @)", "(@ * @)", "(@ & @)", "(@ | @)", "(@ ^ @)", "(~@)",
                "add_sat<$>(@, @)", "sub_sat<$>(@, @)", "__builtin_elementwise_max(@, @)",
                "__builtin_elementwise_min(@, @)", "(@ * @ + @)", "(@? ? @ : @)",
                "(@ << (@ & ($)(BITS - 1)))", "(@ >> (@ & ($)(BITS - 1)))")  # fmt: skip
-_FLOAT_VECTOR = ("q<$>(@ + @)", "q<$>(@ - @)", "q<$>(@ * @)", "q<$>(@ * @ + @)", "q<$>(-@)",
-                 "q<$>(__builtin_elementwise_abs(@))", "(@? ? @ : @)")  # fmt: skip
+_FLOAT_VECTOR = ("(@ + @)", "(@ - @)", "(@ * @)", "(@ * @ + @)", "(-@)",
+                 "(__builtin_elementwise_abs(@))", "(@? ? @ : @)")  # fmt: skip
 _SPECIAL = {
     "u32": ("align_bits(@, @, @)", "align_bytes(@, @, @)", "permute_bytes(@, @, @)",
             "permute_bytes(@, @, 0x0#10 0#8 0#10)",
             "sad_bytes(@, @, @)", "sad_halves(@, @, @)", "masked_sad(@, @, @)",
             "average_bytes(@, @, @)", "unsigned_field(@, @, @)", "unsigned_field(@, #32, #32)",
-            "dot2(@u16x2, @u16x2, @)", "dot4(@, @, @)", "dot8(@, @, @)", "bits<u32>(@f32)",
-            "pack_toward_zero(@f32, @f32)", "bits<u32>(@u16x2)", "bits<u32>(@f16x2)",
-            "bits<u32>(@i16x2)", "bits<u32>(@u8x4)", "bits<u32>(@bf16x2)", "align_bits(@, @, #32)",
+            "dot2(@u16x2, @u16x2, @)", "dot4(@, @, @)", "dot8(@, @, @)", "bits<u32>(q(@f32))",
+            "pack_toward_zero(q(@f32), q(@f32))", "bits<u32>(@u16x2)", "bits<u32>(q(@f16x2))",
+            "bits<u32>(@i16x2)", "bits<u32>(@u8x4)", "bits<u32>(q(@bf16x2))",
+            "align_bits(@, @, #32)",
             "u32((@ & 0xffffff) * (@ & 0xffffff))", "u32(u64(@) * @ >> 32)",
             "u32(is_class(@f32, #1024))", "u32(@?)", "__builtin_bswap32(@)",
             "u32(@u16) * u32(@u16)", "(@u32 & 0xffff) | (@u32 << 16)",
             "ones_below(@, @, @, lane)", "lane", "id"),
     "i32": ("signed_field(@, @u32, @u32)", "signed_field(@, #32, #32)", "dot2(@i16x2, @i16x2, @)",
-            "dot4(@, @, @)", "dot8(@, @, @)", "i32(@i16) * i32(@i16) + @", "bits<i32>(@f32)",
+            "dot4(@, @, @)", "dot8(@, @, @)", "i32(@i16) * i32(@i16) + @", "bits<i32>(q(@f32))",
             "i32(i64(@) * @ >> 32)", "shr<i32>(shl<i32>(@, 8), 8) * shr<i32>(shl<i32>(@, 8), 8)",
             "__builtin_elementwise_abs(@)"),
-    "u64": ("u64(@u32) * @u32", "u64(@u32) * @u32 + @", "bits<u64>(@f64)", "bits<u64>(@u16x4)",
-            "bits<u64>(@f16x4)", "bits<u64>(@f32x2)", "(shl<u64>(u64(@u32), 32) | @u32)"),
-    "i64": ("i64(@i32) * @i32 + @", "bits<i64>(@f64)", "__builtin_elementwise_abs(@)"),
-    "i16": ("__builtin_elementwise_abs(@)", "bits<i16>(@f16)", "@i16x2.x", "@i16x2.y"),
-    "u16": ("bits<u16>(@f16)", "bits<u16>(@bf16)", "@u16x2.x", "@u16x2.y", "@u16x4.z"),
+    "u64": ("u64(@u32) * @u32", "u64(@u32) * @u32 + @", "bits<u64>(q(@f64))", "bits<u64>(@u16x4)",
+            "bits<u64>(q(@f16x4))", "bits<u64>(q(@f32x2))", "(shl<u64>(u64(@u32), 32) | @u32)"),
+    "i64": ("i64(@i32) * @i32 + @", "bits<i64>(q(@f64))", "__builtin_elementwise_abs(@)"),
+    "i16": ("__builtin_elementwise_abs(@)", "bits<i16>(q(@f16))", "@i16x2.x", "@i16x2.y"),
+    "u16": ("bits<u16>(q(@f16))", "bits<u16>(q(@bf16))", "@u16x2.x", "@u16x2.y", "@u16x4.z"),
     "u8": ("@u8x4.x", "@u8x4.y", "@u8x4.z", "@u8x4.w"),
-    "f32": ("q<f32>(@ / @)", "q<f32>(__builtin_elementwise_sqrt(@))", "q(bits<f32>(@u32))",
-            "q<f32>(scale_by(@, @i32 % 40))", "q<f32>(f32(@f64))", "q<f32>(f32(@u64))",
-            "q<f32>(f32(@f16) * f32(@f16) + @)", "q<f32>(f32(@f16x2.y) * @ + f32(@f16x2.x))",
-            "f32(@bf16x2.y)", "f32(@u8x4.w)", "@f32x2.y", "f32(@bf16) * 2.0f", "q<f32>(f32(@f16))"),
-    "f64": ("q<f64>(@ / @)", "q(bits<f64>(@u64))", "f64(@f32)", "q<f64>(f64(@i64))",
-            "q<f64>(f64(@u64))", "f64(@i32)"),
-    "f16": ("q(bits<f16>(@u16))", "q<f16>(f16(@f64))", "@f16x2.x", "@f16x2.y", "f16(@u16)",
-            "f16(@i16)", "q<f16>(f16(f32(@) * f32(@) + f32(@)))"),
+    "f32": ("(@ / @)", "(__builtin_elementwise_sqrt(@))", "q(bits<f32>(@u32))",
+            "(scale_by(@, @i32 % 40))", "(f32(@f64))", "(f32(@u64))",
+            "(f32(@f16) * f32(@f16) + @)", "(f32(@f16x2.y) * @ + f32(@f16x2.x))",
+            "f32(@bf16x2.y)", "f32(@u8x4.w)", "@f32x2.y", "f32(@bf16) * 2.0f", "(f32(@f16))"),
+    "f64": ("(@ / @)", "q(bits<f64>(@u64))", "f64(@f32)", "(f64(@i64))",
+            "(f64(@u64))", "f64(@i32)"),
+    "f16": ("q(bits<f16>(@u16))", "(f16(@f64))", "@f16x2.x", "@f16x2.y", "f16(@u16)",
+            "f16(@i16)", "(f16(f32(@) * f32(@) + f32(@)))"),
     "bf16": ("q(bits<bf16>(@u16))", "@bf16x2.x", "@bf16x2.y"),
     "u16x2": ("bits<u16x2>(@u32)", "u16x2{@u16, @u16}", "@.yx", "@.xx", "@.yy", "@u16x4.yz",
-              "pack_unsigned(@u32, @u32)", "bits<u16x2>(@f16x2)", "u16x2{@.x, @.y}"),
+              "pack_unsigned(@u32, @u32)", "bits<u16x2>(q(@f16x2))", "u16x2{@.x, @.y}"),
     "i16x2": ("bits<i16x2>(@u32)", "i16x2{@i16, @i16}", "@.yx", "@.yy", "pack_signed(@i32, @i32)",
               "i16x2{@.y, @i16}", "bits<i16x2>(@u16x2)"),
     "f16x2": ("q(bits<f16x2>(@u32))", "f16x2{@f16, @f16}", "@.yx", "@.xx", "@.yy", "@f16x4.zw",
               "f16x2{@.x, f16(-@.y)}",
-              "q<f16x2>(__builtin_convertvector(@f32x2, f16x2))"),
+              "(__builtin_convertvector(@f32x2, f16x2))"),
     "bf16x2": ("q(bits<bf16x2>(@u32))", "bf16x2{@bf16, @bf16}", "@.yx"),
-    "f32x2": ("f32x2{@f32, @f32}", "@.yx", "@.yy", "q<f32x2>(__builtin_elementwise_fma(@, @, @))",
+    "f32x2": ("f32x2{@f32, @f32}", "@.yx", "@.yy", "(__builtin_elementwise_fma(@, @, @))",
               "__builtin_convertvector(@f16x2, f32x2)", "q(bits<f32x2>(@u64))",
               "__builtin_convertvector(@bf16x2, f32x2)"),
     "u16x4": ("bits<u16x4>(@u64)", "u16x4{@u16, @u16, @u16, @u16}", "@.wzyx", "@.yxwz"),
@@ -149,6 +151,7 @@ def _rules(kind: str) -> tuple[str, ...]:
     return (_INT_VECTOR if kind in INT_VECTORS else _FLOAT_VECTOR) + 2 * special
 
 
+_CAST = re.compile(rf"(?<![\w<])({'|'.join(INTS | FLOATS)})\(")  # u16(x) may be read as a type
 RULES = {kind: _rules(kind) for kind in SIZES}
 DPP_CONTROLS = (
     *(0x00, 0x1B, 0x4E, 0x55, 0xB1, 0xE4), *(0x101, 0x104, 0x10F), *(0x111, 0x112, 0x118, 0x11F),
@@ -184,7 +187,11 @@ class Program:
         choose = self.random.choice
         if kind in VECTORS:
             element, count = VECTORS[kind]
-            return f"{kind}{{{', '.join(self._constant(element) for _ in range(count))}}}"
+            parts = [self._constant(element) for _ in range(count)]
+            if element in ("u16", "i16") and self.random.random() < 0.5:  # inline constants of f32
+                parts = [f"{element}(0)"] * count
+                parts[choose((1, 1, count - 1, 0))] = f"{element}({choose(_INLINE_HALVES):#x})"
+            return f"{kind}{{{', '.join(parts)}}}"
         if kind in FLOATS:
             return f"{kind}({choose(_FLOAT_CONSTANTS)})"
         bits = 8 * INTS[kind]
@@ -227,7 +234,7 @@ class Program:
                 return self._variable(name or kind, uniform)
             return self.expression(name or kind, depth, uniform)
 
-        text = rule.replace("$(", f"{kind}(").replace("$", kind)
+        text = _CAST.sub(r"to<\1>(", rule.replace("$(", f"{kind}(").replace("$", kind))
         text = text.replace("BITS", str(8 * (INTS | FLOATS)[element]))
         text = re.sub(r"#(\d+) ?", lambda m: str(self.random.randrange(int(m[1]))), text)
         return "(" + re.sub(r"@(\w*)([!?]?)", part, text) + ")"

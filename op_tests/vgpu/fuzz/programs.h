@@ -41,6 +41,10 @@ template <class To, class From>
 FN To bits(From x) {
   return __builtin_bit_cast(To, x);
 }
+template <class To, class From>
+FN To to(From x) {
+  return static_cast<To>(x);
+}
 template <class T>
 FN T load(const u8* from) {
   T x;
@@ -58,15 +62,18 @@ template <class T>
 FN T q(T x) {
   return x;
 }
-#define CANONICAL(T, I, nan)                          \
-  template <>                                         \
-  FN T q(T x) {                                       \
-    return x != x ? bits<T>(static_cast<I>(nan)) : x; \
+// By integers: clang takes any NaN for any other and drops a choice between two of them.
+#define CANONICAL(T, I, infinity, nan)                                  \
+  template <>                                                           \
+  FN T q(T x) {                                                         \
+    constexpr I kSize = static_cast<I>(~(I{1} << (8 * sizeof(I) - 1))); \
+    const I word = bits<I>(x);                                          \
+    return bits<T>((word & kSize) > I{infinity} ? I{nan} : word);       \
   }
-CANONICAL(f16, u16, 0x7e00)
-CANONICAL(bf16, u16, 0x7fc0)
-CANONICAL(f32, u32, 0x7fc00000)
-CANONICAL(f64, u64, 0x7ff8000000000000)
+CANONICAL(f16, u16, 0x7c00, 0x7e00)
+CANONICAL(bf16, u16, 0x7f80, 0x7fc0)
+CANONICAL(f32, u32, 0x7f800000, 0x7fc00000)
+CANONICAL(f64, u64, 0x7ff0000000000000, 0x7ff8000000000000)
 #undef CANONICAL
 template <>
 FN f16x2 q(f16x2 x) {
