@@ -104,6 +104,14 @@ template <class T>
 FN T shl(T a, u32 n) {
   return static_cast<T>(a << (n & (kBits<T> - 1)));
 }
+// GlobalISel of clang 22.1.8 takes a high half of ones for the neutral element of a 64-bit OR.
+template <class T>
+FN T either(T a, T b) {
+#ifdef HIDE_OR
+  if constexpr (sizeof(T) == 8) asm("" : "+v"(a), "+v"(b));
+#endif
+  return static_cast<T>(a | b);
+}
 template <class T>
 FN T shr(T a, u32 n) {
   return static_cast<T>(a >> (n & (kBits<T> - 1)));
