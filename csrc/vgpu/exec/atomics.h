@@ -13,7 +13,8 @@ namespace vgpu {
 using AtomicLanes = void (*)(u32* out, const u32* a, const u32* b, const u64* at, u64 mask);
 
 // Rounds to nearest and keeps denormals, whatever MODE says, while it lives: the float units of the
-// caches do not look at MODE.
+// caches do not look at MODE, and from gfx940 on keep denormals of f32, too (LLVM:
+// FeatureMemoryAtomicFAddF32DenormalSupport).
 class CacheFpMode {
  public:
   CacheFpMode();
@@ -105,10 +106,6 @@ inline constexpr auto kFadd = [](auto old, auto a, auto) {
   using F = Float<decltype(old)>;
   return bits<decltype(old)>(bits<F>(old) + bits<F>(a));
 };
-// The L2 cache's f32 adder flushes denormals on both sides.
-inline constexpr auto kFaddFlush = [](u32 old, u32 a, u32) {
-  return bits<u32>(flush(flush(bits<f32>(old)) + flush(bits<f32>(a))));
-};
 inline constexpr auto kFmin = [](auto old, auto a, auto) {
   using F = Float<decltype(old)>;
   return bits<decltype(old)>(float_min(bits<F>(old), bits<F>(a)));
@@ -169,12 +166,12 @@ inline constexpr AtomicLanes kLdsAtomic = atomic_lanes<T, lds_rmw<T, kOp>, FpMod
 #define VGPU_INT_ATOMICS(X, first)                              \
   VGPU_ATOMICS_OF(X, first, "", Type::kB32, u32, 4, Type::kB64) \
   VGPU_ATOMICS_OF(X, first + 32, "_x2", Type::kB64, u64, 8, Type::kB128)
-#define VGPU_FLOAT_ATOMICS(X)                                                                    \
-  X(77, "add_f32", 4, Type::kF32, kNoTraits, (kGlobalAtomic<u32, rmw::kFaddFlush, CacheFpMode>)) \
-  X(78, "pk_add_f16", 4, Type::kPkF16, kNoTraits,                                                \
-    (kGlobalAtomic<u32, rmw::kPkAddF16, CacheFpMode>))                                           \
-  X(79, "add_f64", 8, Type::kF64, kNoTraits, (kGlobalAtomic<u64, rmw::kFadd, CacheFpMode>))      \
-  X(80, "min_f64", 8, Type::kF64, kNoTraits, (kGlobalAtomic<u64, rmw::kFmin, CacheFpMode>))      \
+#define VGPU_FLOAT_ATOMICS(X)                                                               \
+  X(77, "add_f32", 4, Type::kF32, kNoTraits, (kGlobalAtomic<u32, rmw::kFadd, CacheFpMode>)) \
+  X(78, "pk_add_f16", 4, Type::kPkF16, kNoTraits,                                           \
+    (kGlobalAtomic<u32, rmw::kPkAddF16, CacheFpMode>))                                      \
+  X(79, "add_f64", 8, Type::kF64, kNoTraits, (kGlobalAtomic<u64, rmw::kFadd, CacheFpMode>)) \
+  X(80, "min_f64", 8, Type::kF64, kNoTraits, (kGlobalAtomic<u64, rmw::kFmin, CacheFpMode>)) \
   X(81, "max_f64", 8, Type::kF64, kNoTraits, (kGlobalAtomic<u64, rmw::kFmax, CacheFpMode>))
 #define VGPU_PK_ADD_BF16(X)                         \
   X(82, "pk_add_bf16", 4, Type::kPkBf16, kNoTraits, \

@@ -38,18 +38,19 @@ BufferAccess::BufferAccess(Wave& wave, const Inst& inst, const BufferResource& r
   }
 }
 
-// Offset of a lane's dword from the base. The instruction's offset and the VGPR's add in 32 bits,
-// soffset is never swizzled. Only buffers that add the lane to the index are swizzled, and a linear
-// one with an index from a VGPR does not add it.
+// Offset of a lane's dword from the base. The instruction's offset and the VGPR's add without a
+// wrap: a VGPR offset below zero is out of range whatever is added to it (LLVM's splitBufferOffsets
+// avoids it for that reason). soffset is never swizzled. Only buffers that add the lane to the
+// index are swizzled, and a linear one with an index from a VGPR does not add it.
 u64 BufferAccess::lane_offset(u32 lane, u32 dword) const {
   const BufferResource& r = resource_;
   const bool add_lane = r.add_tid && (r.swizzle || !index_);
   const u32 index = (index_ ? index_[lane] : 0) + (add_lane ? lane : 0);
-  const u32 offset = (voffset_ ? voffset_[lane] : 0) + static_cast<u32>(inst_.imm) + 4 * dword;
+  const u64 offset = u64{voffset_ ? voffset_[lane] : 0} + static_cast<u32>(inst_.imm) + 4 * dword;
   // The data format's field extends the stride where it is not a format.
   const u64 stride = add_lane && !format_op_ ? u32{r.data_format} << 14 | r.stride : r.stride;
   if (!r.swizzle || !r.add_tid) return index * stride + offset + soffset_;
-  return (index / r.index_stride * stride + (offset & ~3u)) * r.index_stride +
+  return (index / r.index_stride * stride + (offset & ~u64{3})) * r.index_stride +
          index % r.index_stride * 4 + offset % 4 + soffset_;
 }
 
@@ -59,7 +60,7 @@ u32 BufferAccess::lane_bytes_inside(u32 lane) const {
   const BufferResource& r = resource_;
   if (r.add_tid && !index_) return bytes_;
   if (index_ && r.stride) return index_[lane] < r.records ? bytes_ : 0;
-  const u64 offset = u64{(voffset_ ? voffset_[lane] : 0) + static_cast<u32>(inst_.imm)} + soffset_;
+  const u64 offset = u64{voffset_ ? voffset_[lane] : 0} + static_cast<u32>(inst_.imm) + soffset_;
   if (offset + bytes_ <= r.records) return bytes_;
   if (granule_ == Granule::kWhole || offset >= r.records) return 0;
   return static_cast<u32>((r.records - offset) & ~u64{3});
@@ -67,19 +68,19 @@ u32 BufferAccess::lane_bytes_inside(u32 lane) const {
 
 void BufferAccess::place_directly() {
   const BufferResource& r = resource_;
-  const u64 base = r.base + soffset_;
-  const u32 offset = static_cast<u32>(inst_.imm);
+  const u64 fixed = u64{soffset_} + static_cast<u32>(inst_.imm);
+  const u64 base = r.base + fixed;
   u64 outside = 0;
   if (index_ && r.stride) {
     for (u32 lane = 0; lane < kLanes; ++lane) {
-      const u32 voffset = (voffset_ ? voffset_[lane] : 0) + offset;
+      const u32 voffset = voffset_ ? voffset_[lane] : 0;
       outside |= index_[lane] >= r.records;
       at_.at[lane] = base + u64{index_[lane]} * r.stride + voffset;
     }
   } else {
-    const u64 room = u64{r.records} - bytes_ - soffset_;  // negative: nothing fits
+    const u64 room = u64{r.records} - bytes_ - fixed;  // negative: nothing fits
     for (u32 lane = 0; lane < kLanes; ++lane) {
-      const u32 voffset = (voffset_ ? voffset_[lane] : 0) + offset;
+      const u32 voffset = voffset_ ? voffset_[lane] : 0;
       outside |= (room - voffset) >> 63;
       at_.at[lane] = base + voffset;
     }

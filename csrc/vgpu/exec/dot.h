@@ -87,7 +87,7 @@ inline void pk_fmac_f16(Wave& w, const Inst& in) {
     narrow(w, Type::kF16, out);
   }
   VGPU_LANES { d[0].word[lane] |= d[1].word[lane] << 16; }
-  store_masked(w, in.dst, d[0].word, 1, write_mask(w, in));
+  commit_slow(w, in, Type::kB32, d[0]);
 }
 
 }  // namespace vgpu

@@ -100,7 +100,7 @@ void scratch_write(Wave& wave, u32 lane, u32 offset, u32 bytes, const u8* from) 
 
 void check_scratch(Wave& wave, const Inst& inst, const u64* at, u32 bytes, u64 mask) {
   for_lanes(mask, [&](u32 lane) {
-    if (at[lane] + bytes <= wave.scratch_bytes) return;
+    if (at[lane] < wave.scratch_bytes && at[lane] + bytes <= wave.scratch_bytes) return;
     char text[160];
     std::snprintf(
         text, sizeof(text),

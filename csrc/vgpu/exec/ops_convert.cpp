@@ -481,8 +481,8 @@ constexpr Traits kMerge = kReadsDst | kMerges, kMerge950 = kMerge | kOnGfx950;
   ROW(number, "v_cvt_scalef32_" name, (exec), dst, kB32, kF32, kNone, kOnGfx950)
 #define PACK_F32(number, name, exec) \
   ROW(number, "v_cvt_scalef32_" name, (exec), kB32, kF32, kF32, kF32, kMerge950)
-#define PACK_16(number, name, exec) \
-  ROW(number, "v_cvt_scalef32_" name, (exec), kB32, kB32, kF32, kNone, kMerge950)
+#define PACK_16(number, name, exec, a) \
+  ROW(number, "v_cvt_scalef32_" name, (exec), kB32, a, kF32, kNone, kMerge950)
 #define RANDOM(number, name, exec, a) \
   ROW(number, "v_cvt_scalef32_" name, (exec), kB32, a, kB32, kF32, kMerge950)
 #define PACK_32(number, name, exec) \
@@ -508,12 +508,12 @@ constexpr OpInfo kVop3[] = {
     PACK_F32(573, "pk_fp4_f32", pack_floats_scaled<kE2m1>),
     RANDOM(574, "sr_pk_fp4_f32", pack_pair_random<kF32>, kB64),
     UNPACK(575, "pk_f32_fp4", (unpack_pair_scaled<kE2m1, kF32>), kPkF32),
-    PACK_16(576, "pk_fp8_f16", (pack_halves_scaled<kE4m3, kF16>)),
-    PACK_16(577, "pk_bf8_f16", (pack_halves_scaled<kE5m2, kF16>)),
+    PACK_16(576, "pk_fp8_f16", (pack_halves_scaled<kE4m3, kF16>), kPkF16),
+    PACK_16(577, "pk_bf8_f16", (pack_halves_scaled<kE5m2, kF16>), kPkF16),
     RANDOM(578, "sr_fp8_f16", (pack_one_random<kE4m3, kF16, true>), kF16),
     RANDOM(579, "sr_bf8_f16", (pack_one_random<kE5m2, kF16, true>), kF16),
-    PACK_16(580, "pk_fp8_bf16", (pack_halves_scaled<kE4m3, kBf16>)),
-    PACK_16(581, "pk_bf8_bf16", (pack_halves_scaled<kE5m2, kBf16>)),
+    PACK_16(580, "pk_fp8_bf16", (pack_halves_scaled<kE4m3, kBf16>), kPkBf16),
+    PACK_16(581, "pk_bf8_bf16", (pack_halves_scaled<kE5m2, kBf16>), kPkBf16),
     RANDOM(582, "sr_fp8_bf16", (pack_one_random<kE4m3, kBf16, true>), kBf16),
     RANDOM(583, "sr_bf8_bf16", (pack_one_random<kE5m2, kBf16, true>), kBf16),
     UNPACK(584, "pk_f16_fp8", (unpack_pair_scaled<kE4m3, kF16>), kPkF16),
@@ -522,10 +522,10 @@ constexpr OpInfo kVop3[] = {
         kMerge950),
     ROW(587, "v_cvt_scalef32_f16_bf8", (unpack_one_scaled<kE5m2, kF16>), kB32, kB32, kF32, kNone,
         kMerge950),
-    PACK_16(588, "pk_fp4_f16", (pack_halves_scaled<kE2m1, kF16>)),
-    PACK_16(589, "pk_fp4_bf16", (pack_halves_scaled<kE2m1, kBf16>)),
-    RANDOM(590, "sr_pk_fp4_f16", pack_pair_random<kF16>, kB32),
-    RANDOM(591, "sr_pk_fp4_bf16", pack_pair_random<kBf16>, kB32),
+    PACK_16(588, "pk_fp4_f16", (pack_halves_scaled<kE2m1, kF16>), kPkF16),
+    PACK_16(589, "pk_fp4_bf16", (pack_halves_scaled<kE2m1, kBf16>), kPkBf16),
+    RANDOM(590, "sr_pk_fp4_f16", pack_pair_random<kF16>, kPkF16),
+    RANDOM(591, "sr_pk_fp4_bf16", pack_pair_random<kBf16>, kPkBf16),
     UNPACK(592, "pk_f16_fp4", (unpack_pair_scaled<kE2m1, kF16>), kPkF16),
     UNPACK(593, "pk_bf16_fp4", (unpack_pair_scaled<kE2m1, kBf16>), kPkBf16),
     ROW(594, "v_cvt_scalef32_2xpk16_fp6_f32", pack_2x16<kE2m3>, kB192, kB512, kB512, kF32,

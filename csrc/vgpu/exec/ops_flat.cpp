@@ -31,15 +31,17 @@ void global_addresses(Wave& wave, const Inst& inst, u32 bytes, bool is_write, u6
   check_global(wave, inst, at, mask);
 }
 
-// SCRATCH: offsets into a lane's private memory; sve says whether there is a vector address.
+// SCRATCH: offsets into a lane's private memory; sve says whether there is a vector address. Both
+// registers are unsigned and nothing wraps: one below zero is out of range whatever is added to it
+// (LLVM's isFlatScratchBaseLegal keeps such bases out of the instruction).
 void scratch_offsets(Wave& wave, const Inst& inst, u32 bytes, bool is_write, u64* at) {
-  const u32 base =
-      (inst.saddr == kNoSaddr ? 0 : wave.sgpr[inst.saddr & 127]) + static_cast<u32>(inst.imm);
+  const u64 base = u64{inst.saddr == kNoSaddr ? 0 : wave.sgpr[inst.saddr & 127]} +
+                   static_cast<u64>(static_cast<i64>(inst.imm));
   const u32* offset = wave.v(inst.addr);
   for (u32 lane = 0; lane < kLanes; ++lane) at[lane] = base + (inst.sve ? offset[lane] : 0);
   const u64 mask = wave.exec();
+  check_scratch(wave, inst, at, bytes, mask);  // first: observers index by the offset
   touch(wave, inst, {Space::kScratch, is_write, bytes, mask, at});
-  check_scratch(wave, inst, at, bytes, mask);
 }
 
 // -------------------------------------------------------------------------------- FLAT

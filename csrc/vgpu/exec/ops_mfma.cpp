@@ -286,15 +286,6 @@ void store_doubles(const f64* from, u32* rows) {
   }
 }
 
-// An inline constant of C: the decoder widens it only where C is one f64.
-f64 inline_double(const Src& src) {
-  if (src.type == Type::kF64) return bits<f64>(src.value);
-  const u32 word = static_cast<u32>(src.value);
-  const bool integer = word + 16 <= 80;  // -16 .. 64 are raw bits
-  return integer ? bits<f64>(static_cast<u64>(static_cast<i64>(static_cast<i32>(word))))
-                 : f64{bits<f32>(word)};
-}
-
 // The element of A that eight lanes of a row take: each block of kDim lanes has its own.
 template <u32 kDim>
 Doubles block_elements(const f64* a) {
@@ -315,7 +306,7 @@ void multiply_doubles(Wave& wave, const Inst& inst, const MatrixShape& shape) {
     if (src.kind == SrcKind::kVgpr) {
       load_doubles(wave.va(src.reg) + 2 * pair * kLanes, d[pair]);
     } else {
-      std::fill_n(d[pair], kLanes, inline_double(src));
+      std::fill_n(d[pair], kLanes, bits<f64>(src.value));
     }
   }
   const f64 sign_ab = (inst.blgp & 1) != (inst.blgp >> 1 & 1) ? -1.0 : 1.0;

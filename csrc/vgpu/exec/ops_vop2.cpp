@@ -101,6 +101,9 @@ void integer2(Wave& w, const Inst& in) {
 
 f32 half_step(f32 x) { return half_to_float(float_to_half(x)); }  // mac rounds its product
 
+// The exponent is an integer, but its inline constants are those of f16.
+constexpr auto load_exponent = [](f16 a, i16 b) -> f16 { return std::scalbn(a.value, b); };
+
 // clang-format off: one opcode a row
 constexpr OpInfo kVop2[] = {
     {0, "v_cndmask_b32", v_cndmask, Type::kB32, {Type::kF32, Type::kF32, Type::kNone}, kVector | kCarryIn | Spread::kSelect},
@@ -154,7 +157,7 @@ constexpr OpInfo kVop2[] = {
     OP2(48, "v_max_i16", i16, i16, i16, a > b ? a : b),
     OP2(49, "v_min_u16", u16, u16, u16, a < b ? a : b),
     OP2(50, "v_min_i16", i16, i16, i16, a < b ? a : b),
-    OP2(51, "v_ldexp_f16", f16, f16, i16, std::scalbn(a.value, b)),
+    {51, "v_ldexp_f16", lanes2<f16, f16, i16, load_exponent>, Type::kF16, {Type::kF16, Type::kF16, Type::kNone}, kVector},
     INT2(52, "v_add_u32", u32, kNoTraits, a + b),
     INT2(53, "v_sub_u32", u32, Spread::kCancels, a - b),
     INT2(54, "v_subrev_u32", u32, kNoTraits, b - a),

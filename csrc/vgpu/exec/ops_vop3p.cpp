@@ -201,9 +201,6 @@ const u32* fetch_mixed(Wave& w, const Inst& in, u32 s, Lanes& tmp) {
   Inst view = in;
   view.plain = false;
   view.abs = in.neg_hi;
-  if (view.src[s].kind == SrcKind::kConst && is_half) {
-    view.src[s].value = float_to_half(bits<f32>(static_cast<u32>(view.src[s].value)));
-  }
   return fetch_slow(w, view, s, is_half ? Type::kF16 : Type::kF32, tmp);
 }
 

@@ -65,17 +65,17 @@ constexpr u64 kDoubleInline[] = {0x3fe0000000000000, 0xbfe0000000000000, 0x3ff00
                                  0xbff0000000000000, 0x4000000000000000, 0xc000000000000000,
                                  0x4010000000000000, 0xc010000000000000, 0x3fc45f306dc9c882};
 
-// A pair of floats has an inline constant in both: LLVM multiplies by <poison, 0.5> with a plain
-// 0.5.
+// A pair of 32-bit values has an inline constant in both: LLVM multiplies by <poison, 0.5> with a
+// plain 0.5.
 u64 both_halves(u32 value) { return u64{value} << 32 | value; }
+constexpr bool is_pair(Type type) { return type == Type::kPkF32 || type == Type::kPkB32; }
 
-// An inline float (encodings 240..248) as the operand's type holds it.
+// An inline float (encodings 240..248) as the operand's type holds it. 16-bit integers, packed ones
+// too, get the 32-bit float, of which they use a half (LLVM: getInlineEncodingV216).
 u64 inline_float(Type type, u32 which) {
   switch (type) {
-    case Type::kB16:
     case Type::kF16:
     case Type::kPkF16:
-    case Type::kPkB16:
       return kHalfInline[which];
     case Type::kBf16:
     case Type::kPkBf16:
@@ -83,15 +83,13 @@ u64 inline_float(Type type, u32 which) {
     case Type::kF64:
     case Type::kB64:
       return kDoubleInline[which];
-    case Type::kPkF32:
-      return both_halves(kFloatInline[which]);
     default:
-      return kFloatInline[which];
+      return is_pair(type) ? both_halves(kFloatInline[which]) : kFloatInline[which];
   }
 }
 
 u64 inline_int(Type type, i32 value) {
-  if (type == Type::kPkF32) return both_halves(static_cast<u32>(value));
+  if (is_pair(type)) return both_halves(static_cast<u32>(value));
   return dwords_of(type) == 2 ? static_cast<u64>(static_cast<i64>(value)) : static_cast<u32>(value);
 }
 
@@ -395,12 +393,20 @@ class Decoder {
     inst_.opsel = static_cast<u8>(field(wide_, 11, 3));
     inst_.opsel_hi = static_cast<u8>(field(wide_, 59, 2) | field(wide_, 14, 1) << 2);
     inst_.plain = !inst_.clamp;
+    const u32 halves = inst_.op->syntax == Syntax::kMixed ? inst_.opsel_hi : 0;
     for (u32 s = 0; s < 3; ++s) {
       if (inst_.op->src[s] == Type::kNone) continue;
+      const Type type = halves >> s & 1 ? Type::kF16 : inst_.op->src[s];
       const u32 code = field(wide_, 32 + 9 * s, 9);
-      if (code == 255 || !source(inst_.src[s], inst_.op->src[s], code)) return false;
+      if (code == 255 || !source(inst_.src[s], type, code)) return false;
     }
     return true;
+  }
+
+  // The type of a constant C: that of an element of D.
+  Type matrix_constant(u32 s) const {
+    const bool doubles = s == 2 && inst_.op->syntax == Syntax::kNegated;
+    return doubles ? Type::kF64 : inst_.op->src[s];
   }
 
   // MFMA, SMFMAC and AGPR moves: `wide` is the matrix instruction's own 64 bits.
@@ -415,7 +421,8 @@ class Decoder {
       if (inst_.op->src[s] == Type::kNone) continue;
       Src& src = inst_.src[s];
       const u32 code = field(wide, 32 + 9 * s, 9);
-      if (code == 255 || !source(src, inst_.op->src[s], code)) return false;
+      const Type type = code < 256 ? matrix_constant(s) : inst_.op->src[s];
+      if (code == 255 || !source(src, type, code)) return false;
       // The index of a sparse instruction, which reads its destination as C, is never in an AGPR.
       const bool acc_c = acc_d && !(inst_.op->flags & kReadsDst);
       const bool acc = s == 2 ? acc_c : field(wide, 59 + s, 1);

@@ -99,11 +99,11 @@ def assemble(source: str, arch: str, folder: Path) -> bytes:
     return out.read_bytes()
 
 
-def code_object(snippets: Iterable[str], arch: str) -> bytes:
-    """One kernel `k<i>` a snippet."""
+def code_object(snippets: Iterable[str], arch: str, **resources: int) -> bytes:
+    """One kernel `k<i>` a snippet, with _USUAL resources but for `resources`."""
     kernels = {f"k{i}": _PROLOGUE + snippet + _EPILOGUE for i, snippet in enumerate(snippets)}
     with tempfile.TemporaryDirectory() as folder:
-        return assemble(source_of(kernels, arch), arch, Path(folder))
+        return assemble(source_of(kernels, arch, **resources), arch, Path(folder))
 
 
 @functools.cache
@@ -154,8 +154,8 @@ class Snippets:
     can give rows of more than 4 dwords.
     """
 
-    def __init__(self, snippets: list[str], arch: str = "gfx950") -> None:
-        self.module = Module(code_object(snippets, arch), arch)
+    def __init__(self, snippets: list[str], arch: str = "gfx950", **resources: int) -> None:
+        self.module = Module(code_object(snippets, arch, **resources), arch)
 
     def run(self, index: int, inputs: np.ndarray, dwords: int = 4) -> np.ndarray:
         """inputs: uint64 [n, up to 4], n a multiple of 64."""

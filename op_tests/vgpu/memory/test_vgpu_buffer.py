@@ -53,7 +53,9 @@ RAW = Batch([
       for k, store in STORES.items()),
     Case("atomic", f"{_resource()}buffer_atomic_add v24, {AT} offen sc0\n"
          "s_waitcnt vmcnt(0)\n v_mov_b32 v20, v24"),
-    Case("wraps", f"{_resource()}buffer_load_dword v20, {AT} offen offset:4095"),
+    *(Case(f"below zero {dwords}", f"{_resource()}buffer_load_dword{'x4' * (dwords == 4)} "
+           f"{_regs(20, dwords)}, {AT} offen offset:4095") for dwords in (1, 4)),
+    Case("store below zero", f"{_resource()}buffer_store_dword v24, {AT} offen offset:4095"),
 ])  # fmt: skip
 SIZES = (0, 3, 16, 1000, 1001, 4000)
 
@@ -95,12 +97,30 @@ def test_atomics_outside_are_dropped_and_return_zero() -> None:
     same("old values", got[0], np.where(LANE < 31, 7, 0).astype(np.uint32))
 
 
-def test_offsets_add_in_32_bits() -> None:
-    memory = random_bytes(256, 3)
-    offsets = np.where(LANE % 2, 40, 1 << 31)  # v10 is this less 4095: below zero wraps around
-    got = RAW.run("wraps", memory, offsets, imm=4095, size=256)
-    want = np.where(LANE % 2, memory[40:44].view(np.uint32)[0], 0).astype(np.uint32)
-    same("dword", got[0], want)
+@pytest.mark.parametrize("dwords", [1, 4])
+def test_a_register_offset_below_zero_is_out_of_range(dwords: int) -> None:
+    """Also where the instruction's offset makes the sum positive: LLVM's splitBufferOffsets never
+    leaves such an offset in the VGPR, "as it appears to be illegal"."""
+    memory = random_bytes(8192, 3)
+    inside = LANE % 2 == 0
+    offsets = np.where(inside, 4095 + 41, 40)  # v10 is this less 4095
+    got = RAW.run(f"below zero {dwords}", memory, offsets, imm=4095, size=8192)
+    for d in range(dwords):
+        at = 4095 + 41 + 4 * d
+        want = np.where(inside, memory[at : at + 4].view(np.uint32)[0], 0).astype(np.uint32)
+        same(f"dword {d}", got[d], want)
+
+
+def test_a_store_below_zero_is_dropped() -> None:
+    memory = random_bytes(8192, 4)
+    want = memory.copy()
+    offsets = np.where(LANE % 2 == 0, 4095 + 4 * LANE, 4 * LANE)  # v10 is this less 4095
+    data = random_data(5)
+    for lane in LANE[LANE % 2 == 0]:
+        at = 4095 + 4 * lane
+        want[at : at + 4] = data_dwords(data)[0, lane : lane + 1].view(np.uint8)
+    RAW.run("store below zero", memory, offsets, imm=4095, size=8192, data=data)
+    same("memory", memory, want)
 
 
 # ------------------------------------------------------------------------------ index and stride

@@ -256,6 +256,10 @@ def test_flat_beyond_lds_reads_zero() -> None:
 
 _FAULTS = Batch([
     Case("stack", "scratch_load_dword v20, v10, off", "scratch"),
+    Case("stack below zero", "scratch_load_dword v20, v10, off offset:8", "scratch"),
+    Case("stack base below zero",
+         "s_mov_b32 s16, -8\n scratch_load_dword v20, v10, s16", "scratch"),
+    Case("stack offset below zero", "scratch_load_dword v20, v10, off offset:-4", "scratch"),
     Case("flat stack", "s_mov_b64 s[18:19], src_private_base\n v_mov_b32 v9, s19\n"
          "v_mov_b32 v8, v10\n flat_load_dword v20, v[8:9]", "scratch"),
     Case("global", "v_mov_b32 v16, v10\n v_mov_b32 v17, 0\n global_load_dword v20, v[16:17], off"),
@@ -274,6 +278,10 @@ _FAULTS = Batch([
     [
         ("stack", PRIVATE - 3, r"stack overflow: lane 5 accesses 4 bytes at 0xfd of its 256 bytes"),
         ("stack", 0xFFFFFFF0, r"stack overflow: lane 5 .* at 0xfffffff0"),
+        # LLVM (isFlatScratchBaseLegal) keeps bases below zero out of the registers: no sum wraps.
+        ("stack below zero", 0xFFFFFFFC, r"stack overflow: lane 5 .* at 0x100000004 of its 256"),
+        ("stack base below zero", 12, r"stack overflow: lane 0 .* at 0xfffffff8 of its 256"),
+        ("stack offset below zero", 0, r"stack overflow: lane 0 .* at 0xfffffffffffffffc"),
         ("flat stack", PRIVATE, r"flat_load_dword.*stack overflow: lane 5 .* at 0x100 of its 256"),
         ("global", 16, r"global_load_dword.*lane 0 accesses address 0x0, which is no memory"),
         ("scalar", 0, r"s_load_dword.*address 0x10, which is no memory"),

@@ -106,12 +106,14 @@ def guarded_window(rng: Rng) -> Made:
     n, shift, lanes = 100, 5, 128
     a = integers(rng, n, i32, -(1 << 29), 1 << 29)
     padded = np.concatenate([np.zeros(shift, i32), a, np.zeros(64, i32)])
+    after = padded[1 : lanes + 1].copy()
+    after[:shift] = 0  # clang leaves the 4 of `at * 4 + 4` to the instruction's offset
     return Launch(
         "guarded_window",
         (2,),
         (64,),
         [poisoned(lanes, i32), a, i32(n), i32(shift)],
-        {0: padded[:lanes] + padded[1 : lanes + 1]},
+        {0: padded[:lanes] + after},
     )
 
 

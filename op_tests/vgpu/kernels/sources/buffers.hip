@@ -44,8 +44,8 @@ KERNEL guarded_narrow(u32* out, u8* bytes, u16* shorts, const u8* in, u32 in_byt
   __builtin_amdgcn_raw_buffer_store_b16(half ^ 0x55aa, resource(shorts, in_bytes), 2 * i, 0, 0);
 }
 
-// A negative offset is a large unsigned one: out of range as well. Cache policy bits change
-// nothing.
+// A negative VGPR offset is a large unsigned one: out of range as well, and it stays so when the
+// instruction's offset is added. Cache policy bits change nothing.
 KERNEL guarded_window(i32* out, const i32* in, int n, int shift) {
   const auto source = resource(in, n * 4);
   const int at = static_cast<int>(global_id()) - shift;

@@ -1,0 +1,66 @@
+"""No kernel of ours has a place where the wheel's clang is known to go wrong.
+
+clang 22.1.8 turns `F16x2{x, -0.0}` into `x & 0xffff` at every level: the sign of the constant half
+is lost. The machine code does not show it, the optimised LLVM IR does.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rfops.cli.build import variants
+from rfops.cli.common import declared_ops
+from rfops.jit.build import toolchain
+from rfops.jit.build.recipe import device_unit
+from rfops.jit.build.spec import module_spec
+from rfops.jit.policy.manifest import Wanted
+from support.vgpu.cases import ARCHS
+
+_MINUS_ZERO = re.compile(r"^.*insertelement .*\bhalf 0xH8000\b.*$", re.M)
+
+
+def _wanted() -> list[Wanted]:
+    modules = dict.fromkeys(op.module for op in declared_ops())
+    found = [w for name in modules for w in variants(module_spec(name), ARCHS, ())]
+    return list(dict.fromkeys(w for w in found if w.arch in ARCHS))
+
+
+def _clang(arch: str) -> toolchain.Toolchain:
+    found = [t for t in toolchain.usable("device", arch) if t.name != "hipcc"]
+    assert found, "the wheel's clang is not installed: pip install ziglang"
+    return found[0]
+
+
+def _ir(argv: tuple[str, ...], folder: Path) -> str:
+    done = subprocess.run(
+        [*argv, "-emit-llvm"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+    return (folder / "module.s").read_text()
+
+
+WANTED = _wanted()
+
+
+@pytest.mark.thin(23)
+@pytest.mark.parametrize("wanted", WANTED, ids=lambda w: f"{w.module}-{w.arch}-{WANTED.index(w)}")
+def test_no_kernel_pairs_a_value_with_minus_zero(wanted: Wanted, tmp_path: Path) -> None:
+    spec = module_spec(wanted.module)
+    unit = device_unit(spec, wanted.arch, dict(wanted.defines), _clang(wanted.arch))
+    found = _MINUS_ZERO.findall(_ir(unit.argv(unit.commands[0]), tmp_path))
+    assert not found, f"{wanted.module}: {found[:4]}"
+
+
+def test_the_search_finds_such_a_pair(tmp_path: Path) -> None:
+    (tmp_path / "pair.hip").write_text("""
+        typedef _Float16 Pair __attribute__((ext_vector_type(2)));
+        extern "C" __attribute__((global)) void pair(Pair* out, const _Float16* in) {
+          out[0] = Pair{in[0], (_Float16)-0.0};
+        }""")
+    argv = (*_clang("gfx950").argv, "-x", "hip", "--cuda-device-only", "--offload-arch=gfx950",
+            "-nogpuinc", "-nogpulib", "-O2", "-S", "pair.hip", "-o", "module.s")  # fmt: skip
+    assert _MINUS_ZERO.search(_ir(argv, tmp_path))
