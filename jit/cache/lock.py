@@ -107,6 +107,24 @@ def _describe(owner: dict[str, object]) -> str:
     return f"another process (pid {owner['pid']} on {owner.get('host')}{age})"
 
 
+@contextlib.contextmanager
+def folder(path: Path) -> Iterator[None]:
+    """Hold a folder for the moment that changing a file in it takes. It leaves no lock file, as
+    these folders are people's own. Where the filesystem has no locks that is said, and the block
+    runs."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in (*_NO_LOCKS, errno.EBADF):  # EBADF: of NFS, for folders
+                raise
+            log.get().warning("no locks in %s: two that write there lose rows", path)
+        yield
+    finally:
+        os.close(handle)
+
+
 # ---------------------------------------------------------------- what is in use
 
 # One byte of `<cache>/v1/in-use` stands for one key; who uses an artifact has a shared lock on its

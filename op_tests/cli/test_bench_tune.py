@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import multiprocessing
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
@@ -558,11 +559,91 @@ def test_wrong_and_broken_variants_are_left_out(monkeypatch: pytest.MonkeyPatch)
     assert "mfma" in broken_one and "does not run: no room left" in broken_one and not harmless
 
 
+def _row(m: int, kernel: str = "triton", **others: str) -> dict[str, Any]:
+    cells = {"arch": "gfx950", "cu_num": 256, "m": m, "n": 64, "k": 128, "kernel": kernel}
+    return cells | {"us": "5", "origin": "estimated", "source": "a test"} | others
+
+
+def _add_rows(folder: Path, sizes: Sequence[int]) -> None:
+    """In a process of its own."""
+    file = File(folder, tuned_table.TABLES["gemm_mxfp8"])
+    for m in sizes:
+        file.add(_row(m))
+
+
+def test_two_that_tune_one_table_lose_no_row(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")  # has the ops already
+    halves = [range(1 + i, 81, 2) for i in range(2)]
+    processes = [context.Process(target=_add_rows, args=(tmp_path, half)) for half in halves]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    rows = lines(tmp_path / "gemm_mxfp8.csv")
+    assert sorted(int(row["m"]) for row in rows) == list(range(1, 81))
+    assert [path.name for path in tmp_path.iterdir()] == ["gemm_mxfp8.csv"]
+
+
+def test_what_another_has_written_is_kept_and_not_tuned_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second process adds its row while the first one times."""
+    measure = cost.measure
+
+    def meanwhile(sets: list[Problem], *args: Any) -> Any:
+        other = File(tmp_path, tuned_table.TABLES["gemm_mxfp8"])
+        other.add(_row(20, n="48", k="256", us="77"))
+        return measure(sets, *args)
+
+    monkeypatch.setattr(cost, "measure", meanwhile)
+    words = ["tune", "gemm_mxfp8", "--out", str(tmp_path), "--top", "1"]
+    words += ["--shape", "3", "48", "256", "--shape", "20", "48", "256"]
+    assert cli.main(words) == 0
+    rows = lines(tmp_path / "gemm_mxfp8.csv")
+    assert {row["m"]: row["us"] == "77" for row in rows} == {"20": True, "3": False}
+    assert "gemm_mxfp8 m=20 n=48 k=256: done before" in capsys.readouterr().out
+
+
+def test_a_row_replaces_that_of_its_key_alone(tmp_path: Path) -> None:
+    """Not the figures that others have published of the same key, of which there may be several."""
+    file = File(tmp_path, tuned_table.TABLES["gemm_mxfp8"])
+    columns = ",".join(file.tuned.columns)
+    published = "gfx950,256,{m},64,128,,,,{who}_us=9,published,a paper"
+    texts = [published.format(m=m, who=who) for m in (1, 2) for who in ("aiter", "ck")]
+    file.path.write_text("\n".join([columns, *texts, ""]))
+    for us in ("5", "4"):
+        file.add(_row(1, us=us))
+        file.add(_row(2))
+    rows = lines(file.path)
+    assert [row["kernel"] for row in rows] == [""] * 4 + ["triton"] * 2
+    assert [row["us"] for row in rows[4:]] == ["4", "5"]
+    assert sum(row["origin"] == "published" for row in rows) == 4
+
+
+def test_tune_of_defaults_keeps_what_it_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = cost.measure
+
+    def interrupted(sets: list[Problem], *args: Any) -> Any:
+        if sets[0].call.M == 20:
+            raise KeyboardInterrupt
+        return measure(sets, *args)
+
+    monkeypatch.setattr(cost, "measure", interrupted)
+    words = ["tune", "gemm_mxfp8", "--out", str(tmp_path), "--top", "1", "--defaults", "triton"]
+    words += ["--shape", "3", "48", "256", "--shape", "20", "48", "256"]
+    assert cli.main(words) == 130
+    (row,) = lines(tmp_path / "gemm_mxfp8_triton.csv")
+    assert row["kernel"] == "triton" and row["source"].count("M=") == 1, row
+
+
 def test_a_table_is_written_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = File(tmp_path, tuned_table.TABLES["gemm_mxfp8"])
-    file.add({"m": 1})
+    file.add(_row(1))
     before = file.path.read_bytes()
 
     def full(_handle: int) -> None:
@@ -570,7 +651,7 @@ def test_a_table_is_written_whole_or_not_at_all(
 
     monkeypatch.setattr(cli_tune.os, "fsync", full)
     with pytest.raises(OSError, match="no space left"):
-        file.add({"m": 2})
+        file.add(_row(2))
     assert file.path.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["gemm_mxfp8.csv"]
 

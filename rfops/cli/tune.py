@@ -3,24 +3,22 @@
 For each shape it sweeps the variants of every kernel, those first that the kernel's own model ranks
 first, checks each result, and takes the quickest. A HIP kernel keeps the shape unless another one
 is more than 3 % quicker. On a GPU it times (origin measured); on the virtual GPU it takes
-timing mode's time and says estimated in every row. After each shape the whole CSV is written
-aside and renamed in: an interrupt loses one shape at most, and a second run goes on where the first
-ended. `--untuned` takes what RFOPS_RECORD_UNTUNED collected. `--defaults KERNEL` fills that
-kernel's own table instead: each row that the shapes hit gets the variant with the least geometric
-mean over them.
+timing mode's time and says estimated in every row. Each row is merged into the CSV when its shape
+is done: an interrupt loses one shape at most, a second run goes on where the first ended, and
+several runs may fill one table at a time. `--untuned` takes what RFOPS_RECORD_UNTUNED collected.
+`--defaults KERNEL` fills that kernel's own table instead: each row that the shapes hit gets the
+variant with the least geometric mean over them, those done so far if it is interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import math
 import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -35,14 +33,14 @@ from rfops.cli import executor
 from rfops.cli.bench import add_shapes, describe, shapes_of
 from rfops.cli.common import load_ops, loaded, with_ops
 from rfops.cli.executor.driver import Outcome, Run, Task
-from rfops.dispatch import cost, routing, tuned_table
+from rfops.cli.tuned_file import File
+from rfops.dispatch import cost, routing
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op, ops
 from rfops.dispatch.problem import Problem, call_on, on_device
-from rfops.dispatch.tuned_table import Query, Tuned
+from rfops.dispatch.tuned_table import Query
 from rfops.jit import settings
 
-Key = tuple[str, ...]
 MARGIN = 1.03  # a HIP kernel gives up a shape only to another that is quicker by more
 FINALS = 6  # variants that are timed again on a GPU, in turn: a chip that is hot by now is slower
 Failed = Callable[[str, bool], None]
@@ -226,59 +224,6 @@ def _choice(kernel: str, config: Any, us: float, origin: str, source: str) -> di
     return {"kernel": kernel, "config": text, "us": f"{us:.3f}", "origin": origin, "source": source}
 
 
-# ---------------------------------------------------------------- the file
-
-
-class File:
-    """A table in a folder, as an earlier run has left it. Raises ConfigError."""
-
-    def __init__(self, folder: Path, tuned: Tuned) -> None:
-        self.path = folder / f"{tuned.name}.csv"
-        self.tuned = tuned
-        self.rows: dict[Key, Mapping[str, Any]] = {}
-        self.order: Mapping[Key, int] = {}  # of rows that come in another; empty: as they come
-        if self.path.is_file():
-            list(tuned_table.read(self.path, tuned.name))  # every cell checked
-            with self.path.open(newline="", encoding="utf-8-sig") as stream:
-                self.rows = {self.key_of(row): row for row in csv.DictReader(stream)}
-
-    def key_of(self, row: Mapping[str, Any]) -> Key:
-        cells = [row.get(column, "") for column in self.tuned.keys]
-        return tuple("" if cell is None else str(cell) for cell in cells)
-
-    def cells(self, op: Op, c: Call) -> dict[str, Any]:
-        """The key's cells of a call."""
-        return {"arch": c.arch, "cu_num": c.cu_num, **dict(query_of(op, c).sizes)}
-
-    def has(self, op: Op, c: Call) -> bool:
-        return self.key_of(self.cells(op, c)) in self.rows
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        self.rows[self.key_of(row)] = row
-        self.write()
-
-    def write(self) -> None:
-        """Aside, synced, renamed in: a reader sees the old file or the new one."""
-        folder = self.path.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{self.path.name}.")
-        try:
-            with os.fdopen(handle, "w", newline="", encoding="utf-8") as stream:
-                columns = self.tuned.columns
-                writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
-                writer.writeheader()
-                order = self.order
-                keys = sorted(self.rows, key=lambda key: order.get(key, -1))
-                writer.writerows(self.rows[key] for key in keys)
-                stream.flush()
-                os.fsync(stream.fileno())
-            Path(name).chmod(0o644)
-            Path(name).replace(self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-
-
 # ---------------------------------------------------------------- the run
 
 
@@ -362,7 +307,7 @@ def tune_on(
     assert op.tuned is not None, f"{op.name} has no table"
     file, failed = File(folder, op.tuned), _Failures(device)
     calls = list(dict.fromkeys(on_device(c, device) for c in todo))
-    file.order = {file.key_of(file.cells(op, c)): at for at, c in enumerate(calls)}
+    file.order = {file.key_of_call(op, c): at for at, c in enumerate(calls)}
     left = [c for c in calls if options.force or not file.has(op, c)]
     print(f"{len(calls) - len(left)} of {len(calls)} shapes were done before")
     tasks = [
@@ -410,24 +355,38 @@ def tune_defaults(
     assert kernel.tuned is not None, f"{name} has no table of its own"
     hit: dict[tuple[Any, ...], dict[str, dict[Any, float]]] = {}
     origin = "estimated"
-    for c in (on_device(c, device) for c in todo):
-        if kernel.refuses(c) is None:
-            times = {}
-            for trial in trials(op, c, device, top, failed, name):
-                times[trial.config], origin = trial.us, trial.origin
-            hit.setdefault((c.arch, c.cu_num, *kernel.own_row(c).sizes), {})[str(c)] = times
     file = File(folder, kernel.tuned)
-    for key, shapes in hit.items():
-        means = {
-            config: math.exp(
-                sum(math.log(times[config]) for times in shapes.values()) / len(shapes)
-            )
-            for config in set.intersection(*(set(times) for times in shapes.values()))
-        }
-        best = min(means, key=lambda config: means[config])
-        source = f"{describe(device)}: geometric mean of {', '.join(shapes)}"
-        cells = dict(zip(kernel.tuned.keys, key, strict=True))
-        file.add(cells | _choice(name, best, means[best], origin, source))
-        print(f"{file.path.name} {cells}: {means[best]:.3f} us by {routing.config_text(best)}")
+    try:
+        for c in (on_device(c, device) for c in todo):
+            if kernel.refuses(c) is None:
+                times = {}
+                for trial in trials(op, c, device, top, failed, name):
+                    times[trial.config], origin = trial.us, trial.origin
+                key = (c.arch, c.cu_num, *kernel.own_row(c).sizes)
+                if times:
+                    hit.setdefault(key, {})[str(c)] = times
+    finally:  # of an interrupted run, the shapes that are done
+        for key, shapes in hit.items():
+            if not set.intersection(*(set(times) for times in shapes.values())):
+                failed(f"{name} {key}: no variant gave a result for all of its shapes", True)
+                continue
+            cells = dict(zip(kernel.tuned.keys, key, strict=True))
+            row = cells | _default_of(name, shapes, origin, describe(device))
+            file.add(row)
+            print(f"{file.path.name} {cells}: {row['us']} us by {row['config']}")
     print(f"{file.path}: use it with RFOPS_CONFIGS={folder}")
     return 1 if failed.serious else 0
+
+
+def _default_of(
+    name: str, shapes: Mapping[str, Mapping[Any, float]], origin: str, device: str
+) -> dict[str, str]:
+    """The variant with the least geometric mean over these shapes."""
+    means = {
+        config: math.exp(sum(math.log(times[config]) for times in shapes.values()) / len(shapes))
+        for config in set.intersection(*(set(times) for times in shapes.values()))
+    }
+    best = min(means, key=lambda config: means[config])
+    return _choice(
+        name, best, means[best], origin, f"{device}: geometric mean of {', '.join(shapes)}"
+    )

@@ -25,7 +25,7 @@ import torch
 
 from rfops.jit import ConfigError, HipError, paths
 from rfops.jit.build import toolchain
-from rfops.jit.cache import kept
+from rfops.jit.cache import kept, lock
 
 SHIM = paths.CSRC / "blaslt" / "blaslt_shim.cpp"
 WORKSPACE = 128 << 20  # bytes that an algorithm may want
@@ -316,16 +316,17 @@ def pin(table: Path, of: Linear, library: Library, best: Timed, source: str) -> 
     """Write the row of this problem, library and architecture in the place of an older one."""
     own = dict(zip(_COLUMNS, (*of.key, library.version, library.gfx, best.solution,
                               f"{best.us:.2f}", source), strict=True))  # fmt: skip
-    rows = [r for r in read(table) if any(r[c] != own[c] for c in _COLUMNS[:5])]
-    rows = sorted([*rows, own], key=lambda row: [row[c] for c in _COLUMNS[:5]])
     table.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=table.parent, newline="", encoding="utf-8", delete=False
-    ) as stream:
-        writer = csv.DictWriter(stream, _COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    Path(stream.name).replace(table)
+    with lock.folder(table.parent):  # another process may pin a row meanwhile
+        rows = [r for r in read(table) if any(r[c] != own[c] for c in _COLUMNS[:5])]
+        rows = sorted([*rows, own], key=lambda row: [row[c] for c in _COLUMNS[:5]])
+        with tempfile.NamedTemporaryFile(
+            "w", dir=table.parent, newline="", encoding="utf-8", delete=False
+        ) as stream:
+            writer = csv.DictWriter(stream, _COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        Path(stream.name).replace(table)
 
 
 # ---------------------------------------------------------------- the shim

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -13,6 +14,8 @@
 namespace vgpu {
 namespace {
 
+constexpr std::chrono::milliseconds kLook{50};  // how often a thread that waits calls `wait`
+
 class Pool {
  public:
   explicit Pool(u32 helpers) {
@@ -20,7 +23,7 @@ class Pool {
   }
 
   // False when another launch has the pool.
-  bool run(const std::function<void()>& work) {
+  bool run(const std::function<void()>& work, const std::function<void()>& wait) {
     if (busy_.exchange(true)) return false;
     {
       const std::lock_guard lock(mutex_);
@@ -31,7 +34,11 @@ class Pool {
     work();
     std::unique_lock lock(mutex_);
     work_ = nullptr;  // helpers that have not woken yet find nothing
-    left_.wait(lock, [this] { return active_ == 0; });
+    while (!left_.wait_for(lock, kLook, [this] { return active_ == 0; })) {
+      lock.unlock();
+      wait();
+      lock.lock();
+    }
     busy_ = false;
     return true;
   }
@@ -79,8 +86,9 @@ Pool& pool() {
 
 }  // namespace
 
-void share_work(u64 parallelism, const std::function<void()>& work) {
-  if (parallelism <= 1 || settings().threads <= 1 || !pool().run(work)) work();
+void share_work(u64 parallelism, const std::function<void()>& work,
+                const std::function<void()>& wait) {
+  if (parallelism <= 1 || settings().threads <= 1 || !pool().run(work, wait)) work();
 }
 
 }  // namespace vgpu

@@ -61,6 +61,7 @@ void LandingScan::describe(const Inst& inst, Node& node) const {
     node.target = node.following + static_cast<u32>(inst.imm);
     node.code = static_cast<u16>(inst.imm);
   }
+  node.observes = observes_others(inst);
   node.waits = inst.op->category == Category::kWait;
   node.flow = inst.op->flow;
   node.unknown =
@@ -123,21 +124,39 @@ bool LandingScan::may_be_seen(u32 index) {
   return load.seen;
 }
 
-bool LandingScan::kernel_has_some(u32 entry) {
-  const auto [found, fresh] = kernels_.try_emplace(entry, false);
-  if (!fresh) return found->second;
+// Whether an instruction that a kernel reaches is one of those asked for.
+template <class Is>
+bool LandingScan::reaches(u32 entry, const Is& is) {
   std::vector<bool> reached(program_.count);
   std::vector<u32> open = {entry};
-  while (!open.empty() && !found->second) {
+  while (!open.empty()) {
     const u32 index = open.back();
     open.pop_back();
     if (index >= program_.count || reached[index]) continue;
     reached[index] = true;
     const Node& at = node(index);
-    found->second = may_be_seen(index);
+    if (is(index, at)) return true;
     if (at.flow == Flow::kEnd) continue;
     if (at.flow == Flow::kBranch || at.flow == Flow::kJump) open.push_back(at.target);
     if (at.flow != Flow::kJump) open.push_back(at.following);
+  }
+  return false;
+}
+
+bool LandingScan::kernel_has_some(u32 entry) {
+  const auto [found, fresh] = late_.try_emplace(entry, false);
+  if (fresh) {
+    found->second = reaches(entry, [this](u32 index, const Node&) { return may_be_seen(index); });
+  }
+  return found->second;
+}
+
+bool LandingScan::kernel_observes_others(u32 entry) {
+  const auto [found, fresh] = observing_.try_emplace(entry, false);
+  if (fresh) {
+    found->second = reaches(entry, [](u32, const Node& at) {
+      return at.observes || at.flow == Flow::kCall || at.flow == Flow::kIndirect;
+    });
   }
   return found->second;
 }

@@ -20,6 +20,9 @@ class LandingScan {
   bool may_be_seen(u32 index);
   // Whether that holds for some load that a kernel reaches.
   bool kernel_has_some(u32 entry);
+  // Whether a kernel reaches an instruction by which it learns of other workgroups. True also where
+  // it is not known what it reaches.
+  bool kernel_observes_others(u32 entry);
 
  private:
   // What a walk needs to know of an instruction.
@@ -31,8 +34,9 @@ class LandingScan {
     Flow flow = Flow::kNext;
     bool unknown = false;  // where it goes on, or what it touches
     bool waits = false;
-    u16 code = 0;   // of the wait
-    u8 result = 0;  // of a load
+    bool observes = false;  // other workgroups
+    u16 code = 0;           // of the wait
+    u8 result = 0;          // of a load
     u16 dst = 0;
     bool known = false, seen = false;  // what may_be_seen() gives
   };
@@ -49,12 +53,14 @@ class LandingScan {
   void describe(const Inst& inst, Node& node) const;
   bool seen(u32 index, Queue queue);
   bool step(const Walk& walk, Place place, u32& steps);
+  template <class Is>
+  bool reaches(u32 entry, const Is& is);
 
   const Program& program_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<Place> open_;
   u32 walks_ = 0;
-  std::unordered_map<u32, bool> kernels_;  // by entry
+  std::unordered_map<u32, bool> late_, observing_;  // kernels, by entry
 };
 
 }  // namespace vgpu

@@ -50,4 +50,10 @@ bool Program::lands_late(u32 entry) {
   return scan_->kernel_has_some(entry);
 }
 
+bool Program::observes_others(u32 entry) {
+  const std::lock_guard lock(mutex_);
+  if (!scan_) scan_ = std::make_unique<LandingScan>(*this);
+  return scan_->kernel_observes_others(entry);
+}
+
 }  // namespace vgpu

@@ -25,6 +25,8 @@ struct Program {
 
   // Whether a kernel that starts at `entry` has loads whose landing can be seen (landing_scan.h).
   bool lands_late(u32 entry);
+  // Whether what it does may depend on which of its workgroups are how far.
+  bool observes_others(u32 entry);
 
   // Fills the slot at `index`. Any number of threads may ask for the same one.
   void decode_slot(u32 index);
@@ -33,6 +35,19 @@ struct Program {
   std::mutex mutex_;
   std::unique_ptr<LandingScan> scan_;  // of loads; made with the first
 };
+
+// Whether an instruction may tell other workgroups something, or learn it from them: a global
+// atomic, or an access past the caches.
+constexpr bool synchronises(const Inst& inst) {
+  return inst.op && is_memory(inst.format) && inst.format != Format::kDs &&
+         inst.op->category != Category::kVmemCache &&
+         (inst.op->flags & kAtomic || inst.sc0 || inst.sc1);
+}
+// Whether it may learn something.
+constexpr bool observes_others(const Inst& inst) {
+  const bool atomic = inst.op && inst.op->flags & kAtomic;
+  return synchronises(inst) && (atomic ? inst.sc0 : inst.op->dst != Type::kNone);
+}
 
 // Decodes the instruction at dword `index`. Always fills `inst`: an encoding that no table has gets
 // an exec that raises a Fault with the encoding, the offset and the kernel.

@@ -15,7 +15,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <functional>
+#include <thread>
 
+#include "vgpu/base/interrupt.h"
 #include "vgpu/base/json.h"
 #include "vgpu/base/pool.h"
 #include "vgpu/base/report.h"
@@ -89,6 +92,7 @@ struct Group {
   bool resumed = false;  // has been set aside before
   bool looks = false;    // slept soon after: it looks whether others have come
   u32 times_aside = 0;
+  u64 slice = 0;  // that it runs now, by number, where slices have an order
 };
 
 // ------------------------------------------------------------ what a launch fixes
@@ -113,6 +117,7 @@ struct Dispatch {
   u64 group_count;
   Schedule schedule;
   bool followed;
+  bool in_order;  // slices have one: SliceOrder
 
   Dispatch(const Launch& l, const Schedule& s) : launch(l), kernel(*l.kernel), schedule(s) {
     lanes = l.block[0] * l.block[1] * l.block[2];
@@ -121,6 +126,7 @@ struct Dispatch {
     // Whole dwords: the lanes' dwords are interleaved.
     scratch_bytes =
         (kernel.private_segment_bytes + (kernel.dynamic_stack ? kDynamicStackBytes : 0) + 3) & ~3u;
+    in_order = timing() && kernel.object->program->observes_others(kernel.entry);
     followed = kernel.object->program->lands_late(kernel.entry);
     group_count = u64{l.grid[0]} * l.grid[1] * l.grid[2];
     // MODE: rounding and denormals, dx10_clamp, ieee, fp16_ovfl as the descriptor asks.
@@ -342,22 +348,77 @@ bool guarded_slice(const Dispatch& d, Group& group, u64 slice, u64& instructions
 
 // ------------------------------------------------------------ a launch's workgroups
 
-// Who watches what one thread runs.
-struct Watchers {
-  std::unique_ptr<Observer> counted, checked, both, timed, with_timed;
-  Observer* observer = nullptr;  // null: nobody
-  Observer* sampled = nullptr;   // of workgroups whose time is taken
+// Slices by number, in the order in which a single thread would run them. What a workgroup learns
+// of others (who is the last to arrive, what a flag is) decides what it does, and so the launch's
+// time: where a time is wanted it must not depend on how fast the host's threads are. A slice runs
+// beside earlier ones until it comes to an instruction by which workgroups learn of one another;
+// there it waits until they have ended. The first that has not ended never waits.
+//
+// The owner's mutex guards it.
+class SliceOrder {
+ public:
+  u64 begin() { return begun_++; }
+  void end() { ++ended_; }  // of the slice whose turn it is
+  bool is_turn(u64 slice) const { return slice == ended_; }
+  u64 running() const { return begun_ - ended_; }
 
-  Watchers(LaunchCounters* counters, LaunchChecks* checks, LaunchTiming* timing) {
+ private:
+  u64 begun_ = 0, ended_ = 0;
+};
+
+// Waits before the instructions that SliceOrder puts in order.
+class OrderKeeper : public Observer {
+ public:
+  explicit OrderKeeper(std::function<void(u64)> wait) : wait_(std::move(wait)) {}
+  void start(u64 slice) {
+    slice_ = slice;
+    has_turn_ = false;
+    host_mode_ = save_host_fp_mode();
+  }
+  void before(Wave&, const Inst& inst) override {
+    if (has_turn_ || !synchronises(inst)) return;
+    const u32 mode = save_host_fp_mode();
+    restore_host_fp_mode(host_mode_);
+    wait_(slice_);
+    restore_host_fp_mode(mode);
+    has_turn_ = true;  // until the slice ends
+  }
+  void after(Wave&, const Inst&) override {}
+  void access(Wave&, const Inst&, const Access&) override {}
+
+ private:
+  std::function<void(u64)> wait_;
+  u64 slice_ = 0;
+  u32 host_mode_ = 0;
+  bool has_turn_ = false;
+};
+
+// Who watches what one thread runs.
+class Watchers {
+ public:
+  Observer* observer = nullptr;  // of workgroups whose time is not taken; null: nobody
+  Observer* sampled = nullptr;   // of the others
+  std::unique_ptr<Observer> counted, checked, timed;
+  std::unique_ptr<OrderKeeper> keeper;
+
+  Watchers(LaunchCounters* counters, LaunchChecks* checks, LaunchTiming* timing,
+           std::unique_ptr<OrderKeeper> order) {
+    keeper = std::move(order);
     if (counters) counted = counters->observer();
     if (checks) checked = checks->observer();
-    if (counters && checks) both = std::make_unique<ObserverPair>(*counted, *checked);
-    observer = both ? both.get() : counted ? counted.get() : checked.get();
     if (timing) timed = timing->observer();
-    if (timed && observer) with_timed = std::make_unique<ObserverPair>(*observer, *timed);
-    sampled = with_timed ? with_timed.get() : timed.get();
+    observer = both(keeper.get(), both(counted.get(), checked.get()));
+    sampled = both(observer, timed.get());
   }
   Observer* of(const Workgroup& group) const { return group.trace ? sampled : observer; }
+
+ private:
+  std::deque<ObserverPair> pairs_;
+
+  Observer* both(Observer* first, Observer* second) {
+    if (!first || !second) return first ? first : second;
+    return &pairs_.emplace_back(*first, *second);
+  }
 };
 
 class Job {
@@ -377,8 +438,9 @@ class Job {
   void work() {
     Group* group = nullptr;
     u64 instructions = 0;
-    const Watchers watchers(counters_.get(), checks_.get(), timing_.get());
+    const Watchers watchers(counters_.get(), checks_.get(), timing_.get(), order_keeper());
     while (!stop_ && (group = take(group))) {
+      if (watchers.keeper) watchers.keeper->start(group->slice);
       Observer* const observer = watchers.of(group->shared);
       for (u32 i = 0; i < group->shared.wave_count; ++i) group->waves[i].observer = observer;
       if (observer && !group->begun) observer->begin(group->shared);
@@ -387,25 +449,18 @@ class Job {
       const u64 before = instructions;
       const bool ended = guarded_slice(dispatch_, *group, slice(*group), instructions, error);
       const u64 total = steps_ += instructions - before;
-      if (!group->looks) {
-        const std::lock_guard lock(mutex_);
-        --working_;
-        ++slices_;
-        worked_.notify_all();
-      }
+      look_for_signals();
       if (error.empty() && step_limit_ && total > step_limit_) {
         error = budget_text(dispatch_, *group);
       }
       if (!error.empty()) fail(error);
       if (observer && ended) observer->end(group->shared);
-      if (!ended) {
-        set_aside(group, instructions - before);
-        group = nullptr;
-      }
+      end_slice(group, ended, instructions - before);
+      if (!ended) group = nullptr;
     }
     if (group) give_back(group);
     count_instructions(instructions);
-    if (watchers.observer) {
+    if (counters_ || checks_) {
       const std::lock_guard lock(mutex_);
       if (counters_) counters_->add(*watchers.counted);
       if (checks_) checks_->add(*watchers.checked);
@@ -434,6 +489,7 @@ class Job {
   std::unique_ptr<LaunchTiming> timing_;
   inline static std::atomic<u64> launches_{0};
   const u64 number_ = ++launches_;
+  const std::thread::id launcher_ = std::this_thread::get_id();
   u64 next_ = 0;          // of the order in which groups run
   bool all_run_ = false;  // also those that only others wait for
   std::atomic<u64> steps_{0};
@@ -442,7 +498,9 @@ class Job {
   std::deque<Group*> suspended_;
   u32 working_ = 0;  // groups that run, but for those that look whether others have come
   u64 slices_ = 0;   // that such had
+  SliceOrder order_;
   std::condition_variable worked_;
+  std::chrono::steady_clock::time_point looked_ = std::chrono::steady_clock::now();
 
   std::string started() const {
     Json json;
@@ -462,23 +520,30 @@ class Job {
   Group* take(Group* free) {
     Group* resumed = nullptr;
     u64 at = 0;
+    u64 number = 0;  // of the slice
     bool fresh = false;
     {
       std::unique_lock lock(mutex_);
-      if (!suspended_.empty() && (next_ >= last() || suspended_.size() >= kMaxSuspended)) {
+      if (dispatch_.in_order) wait_until(lock, [this] { return is_next_known(); });
+      if (stop_) {
+        // Nothing more.
+      } else if (!suspended_.empty() && (next_ >= last() || suspended_.size() >= kMaxSuspended)) {
         resumed = suspended_.front();
         suspended_.pop_front();
         // What it looks for others are at, until the end of a slice.
         const u64 before = slices_;
-        worked_.wait(lock, [&] { return !resumed->looks || !working_ || slices_ != before; });
+        const auto got_on = [&] { return !resumed->looks || !working_ || slices_ != before; };
+        if (!dispatch_.in_order) wait_until(lock, got_on);
       } else if (next_ < last()) {
         at = next_++;
         fresh = true;
       }
       working_ += fresh || (resumed && !resumed->looks);
+      if (fresh || resumed) number = order_.begin();
     }
     if (resumed) {
       if (free) give_back(free);
+      resumed->slice = number;
       return resumed;
     }
     if (!fresh) {
@@ -488,6 +553,7 @@ class Job {
     Group* group = free ? free : borrow();
     group->resumed = group->looks = false;
     group->times_aside = 0;
+    group->slice = number;
     const u64 count = dispatch_.group_count;
     const Schedule& schedule = dispatch_.schedule;
     const u64 flat = schedule.random ? shuffled(at, count, schedule.seed)
@@ -509,15 +575,69 @@ class Job {
     const std::lock_guard lock(mutex_);
     if (error.empty()) error = text;
     stop_ = true;
+    worked_.notify_all();
   }
 
-  // After so many instructions of a slice. It goes on when others have.
+  // -------------------------------------------------------------------------------- waiting
+
+  // Until that holds or the launch is to stop; `lock` is of mutex_.
+  template <class Holds>
+  void wait_until(std::unique_lock<std::mutex>& lock, const Holds& holds) {
+    constexpr std::chrono::milliseconds kEvery{50};
+    while (!worked_.wait_for(lock, kEvery, [&] { return stop_ || holds(); })) {
+      lock.unlock();
+      look_for_signals();
+      lock.lock();
+    }
+  }
+
+ public:
+  // Stops for a signal. Only of launches that take long: to look costs Python's lock.
+  void look_for_signals() {
+    constexpr std::chrono::milliseconds kEvery{100};
+    if (std::this_thread::get_id() != launcher_) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - looked_ < kEvery) return;
+    looked_ = now;
+    if (interrupted()) fail("kernel " + dispatch_.kernel.name + ": " + kInterrupted);
+  }
+
+ private:
+  // -------------------------------------------------------------------------------- in order
+
+  std::unique_ptr<OrderKeeper> order_keeper() {
+    if (!dispatch_.in_order) return nullptr;
+    return std::make_unique<OrderKeeper>([this](u64 slice) {
+      std::unique_lock lock(mutex_);
+      wait_until(lock, [&] { return order_.is_turn(slice); });
+      if (stop_) throw Fault("stopped, as the launch has failed");
+    });
+  }
+
+  // Whether what a single thread would take now does not depend on slices that still run.
+  bool is_next_known() const {
+    if (!order_.running()) return true;
+    const bool takes_new = suspended_.size() + order_.running() < kMaxSuspended;
+    if (next_ < last()) return takes_new;
+    return next_ >= dispatch_.group_count && !suspended_.empty();
+  }
+
+  // After so many instructions of a slice. A group that has not ended goes on when others have.
+  void end_slice(Group* group, bool ended, u64 instructions) {
+    std::unique_lock lock(mutex_);
+    if (dispatch_.in_order) wait_until(lock, [&] { return order_.is_turn(group->slice); });
+    if (!group->looks) --working_, ++slices_;
+    if (!ended) set_aside(group, instructions);
+    order_.end();
+    worked_.notify_all();
+  }
+
   void set_aside(Group* group, u64 instructions) {
-    const std::lock_guard lock(mutex_);
     const bool looked = group->looks;
     group->resumed = true;
     group->looks = instructions < kLook;
-    const bool in_vain = looked && group->looks && working_ == 0;
+    const bool others_work = working_ && !dispatch_.in_order;
+    const bool in_vain = looked && group->looks && !others_work;
     if (++group->times_aside >= kWaits || in_vain) all_run_ = true;
     suspended_.push_back(group);
   }
@@ -556,7 +676,7 @@ std::string run(const Launch& launch) {
   install_handlers();
   Job job(dispatch);
   const auto start = std::chrono::steady_clock::now();
-  share_work(job.parallelism(), [&job] { job.work(); });
+  share_work(job.parallelism(), [&job] { job.work(); }, [&job] { job.look_for_signals(); });
   job.finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return job.error;
 }

@@ -7,6 +7,9 @@
 
 namespace vgpu {
 
+// What the text of a launch ends with that a signal has ended.
+inline constexpr const char* kInterrupted = "interrupted by a signal";
+
 // Runs to the end (launches are synchronous). Empty on success; else the fault's text, which names
 // kernel, instruction and offset.
 std::string run(const Launch& launch);

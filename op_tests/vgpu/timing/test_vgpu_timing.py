@@ -259,6 +259,45 @@ def test_the_same_for_any_number_of_threads() -> None:
     assert len(texts) == 1
 
 
+SPLIT = """
+import torch
+from rfops import vgpu
+from rfops.cli.common import with_ops
+from rfops.dispatch.op import ops
+from rfops.dispatch.problem import Problem, call_on
+with_ops()
+CASES = (
+    ("gemm_a8w8_blockscale", {"M": 1, "N": 1536, "K": 7168}, "stream",
+     "m_tiles=1 n_tiles=1 steps=4 waves=1 split=8 lines=0 x_first=0"),
+    ("gemm_a8w8_blockscale", {"M": 64, "N": 256, "K": 2048}, "staged",
+     "m=64 n=64 split=4 group_m=4"),
+    ("gemm_afp4wfp4", {"M": 32, "N": 2048, "K": 7168}, "stream",
+     "m_tiles=2 n_tiles=2 steps=4 waves=2 split=4"),
+    ("mla_decode", {"B": 4, "H": 16, "S": 4096}, "flow", "workers=256 least=32"),
+)
+for name, sizes, kernel, config in CASES:
+    op = ops()[name]
+    problem = Problem(op, call_on(op, sizes, torch.device("cpu")))
+    launch = problem.launch_by(problem.prepare(kernel, op.parse_config(op.kernels[kernel], config)))
+    with vgpu.timing(detail=False) as timed:
+        for _ in range(5):
+            launch()
+    print(name, kernel, *sorted({launch.us for launch in timed.launches}))
+"""
+
+
+def test_a_split_launch_takes_the_same_every_time() -> None:
+    """Who is last to arrive, and so adds up, does not depend on how fast the host's threads are."""
+    texts = set()
+    for threads in "1", "2", "4":
+        env = os.environ | {"RFOPS_VGPU_THREADS": threads, "RFOPS_VGPU_ARCH": "gfx950"}
+        done = subprocess.run(
+            [sys.executable, "-c", SPLIT], env=env, capture_output=True, text=True, check=True
+        )
+        texts.add(done.stdout)
+    assert len(texts) == 1, texts
+
+
 def test_refusals(changed: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="kind must be one of profiler, event, graph, got 'wall'"):
         rfops.vgpu.timing(kind="wall")
