@@ -12,6 +12,7 @@
 //
 // Promises. Deterministic: the order of sums follows from lengths, workers and config. The caller
 // aligns rows of q and kv to 16 bytes. Pages are a power of two of tokens.
+#include "rfops/block_map.h"
 #include "rfops/mla_direct.h"
 #include "rfops/mla_gather.h"
 #include "rfops/mla_meet.h"
@@ -20,7 +21,8 @@
 #include "rfops/mla_worker.h"
 
 #if !defined(RFOPS_KV_FP8) || !defined(RFOPS_Q_FP8) || !defined(RFOPS_LEAST) || \
-    !defined(RFOPS_PAGED) || !defined(RFOPS_ROPE) || !defined(RFOPS_TURNS)
+    !defined(RFOPS_PAGED) || !defined(RFOPS_RAGGED) || !defined(RFOPS_ROPE) ||  \
+    !defined(RFOPS_TURNS)
 #error "mla_decode_flow needs the RFOPS_ constants below"
 #endif
 
@@ -30,10 +32,11 @@ using namespace rfops;
 
 constexpr bool kFp8 = RFOPS_KV_FP8;
 constexpr bool kQueryFp8 = RFOPS_Q_FP8;
-constexpr bool kPaged = RFOPS_PAGED;  // pages of more than one token
-constexpr bool kRope = RFOPS_ROPE;    // keys are turned by their place in the sequence
-constexpr u32 kLeast = RFOPS_LEAST;   // tokens of a worker at least
-constexpr u32 kTurns = RFOPS_TURNS;   // that a part waits for others, at most
+constexpr bool kPaged = RFOPS_PAGED;    // pages of more than one token
+constexpr bool kRope = RFOPS_ROPE;      // keys are turned by their place in the sequence
+constexpr bool kRagged = RFOPS_RAGGED;  // sequences have some number of queries each
+constexpr u32 kLeast = RFOPS_LEAST;     // tokens of a worker at least
+constexpr u32 kTurns = RFOPS_TURNS;     // that a part waits for others, at most
 // Tokens to which cuts are rounded up, and what a sequence costs beside its own: equal sequences
 // of as many workers each are then cut into equal parts.
 constexpr u32 kCut = kLeast < 64 ? kLeast : 64;
@@ -60,10 +63,12 @@ struct Args {
   f32 scale;
 };
 
-// Scores in powers of two. Tokens from `seen` on are not there.
-__device__ inline void scale_scores(F32x4 (&s)[Row::kHalves], f32 scale, u32 first, i32 seen,
-                                    bool is_last) {
+// Scores in powers of two. Tokens from `seen` on are masked. Returns those of them, by bits, that
+// have a score which is not finite.
+__device__ inline u32 scale_scores(F32x4 (&s)[Row::kHalves], f32 scale, u32 first, i32 seen,
+                                   bool is_last) {
   const u32 g = lane_in_wave() / 16;
+  u32 not_finite = 0;
 #pragma unroll
   for (u32 h = 0; h < Row::kHalves; ++h) {
     s[h] *= scale;
@@ -71,9 +76,14 @@ __device__ inline void scale_scores(F32x4 (&s)[Row::kHalves], f32 scale, u32 fir
 #pragma unroll
     for (u32 r = 0; r < 4; ++r) {
       const i32 token = static_cast<i32>(first + h * 16 + 4 * g + r);
-      s[h][r] = token < seen ? s[h][r] : -__builtin_inff();
+      const bool is_seen = token < seen;
+      if (!is_seen && !is_finite(s[h][r])) not_finite |= u32{1} << (h * 4 + r);
+      s[h][r] = is_seen ? s[h][r] : -__builtin_inff();
     }
   }
+  if (!is_last) return 0;
+  const auto token_of = [](u32 i) { return i / 4 * 16 + i % 4; };
+  return static_cast<u32>(tokens_of_lanes<Row::kHalves * 4, 16>(not_finite, token_of));
 }
 
 // P of a tile from its scores, and what they change.
@@ -216,7 +226,9 @@ __device__ inline void take_share(MlaOwn& own, LdsBytes* lds, const Args& args,
     Bf16x4 p[Row::kHalves];
     reader.template scores<has_next()>(i, q, s);
     const u32 first = reader.first_token(i);
-    scale_scores(s, args.scale, first, seen, static_cast<i32>(first + Row::kTokens) > masked);
+    const bool is_last = static_cast<i32>(first + Row::kTokens) > masked;
+    const u32 masked_tokens = scale_scores(s, args.scale, first, seen, is_last);
+    if (__builtin_expect(masked_tokens != 0, 0)) reader.mask_values(masked_tokens);
     soften(s, p, own);
     reader.add_values(p, own.o);
   };
@@ -245,7 +257,8 @@ __device__ inline void take_tiles(LdsBytes* lds, const Args& args, const MlaToke
     reader.template scores<false, false>(0, q, s);
     const u32 first = reader.first_token(0);
     const bool is_last = static_cast<i32>(first + Row::kTokens) > masked_from(part, args);
-    scale_scores(s, args.scale, first, seen, is_last);
+    const u32 masked_tokens = scale_scores(s, args.scale, first, seen, is_last);
+    if (__builtin_expect(masked_tokens != 0, 0)) reader.make_finite(masked_tokens);
   } else {
 #pragma unroll
     for (F32x4& four : s) four = F32x4{} - __builtin_inff();
@@ -339,9 +352,63 @@ __device__ inline void add_parts(const MlaTarget& target, MlaSlots slots, bool h
   wait_loads<0>();
 }
 
+// What all parts of a workgroup have in common.
+struct Common {
+  LdsBytes* lds;
+  bf16* out;
+  f32 *lse, *parts;
+  u32* counts;
+  Shares shares;
+  u32 group, worker, workers, slots;
+  f32 value_scale;
+};
+
+// A part of the columns of a sequence that begin at row `first_row`, of those from `base` on; the
+// lane's is `column`. Tokens from `seen` on are masked for it; `computed` is the part without what
+// all columns mask.
+__device__ inline void take_and_leave(const Common& all, const Args& args,
+                                      const MlaTokens<kPaged>& tokens, const MlaPart& part,
+                                      const MlaPart& computed, u64 first_row, u32 base, u32 column,
+                                      i32 seen, bool is_asked, bool has_more) {
+  f32* const all_lse = in_vector(all.lse);  // no mask of it is kept
+  const MlaTarget target = {all.out + (first_row + base) * kMlaValue,
+                            all_lse == nullptr ? nullptr : all_lse + first_row + base,
+                            all.parts,
+                            all.counts,
+                            args.columns - base,
+                            all.slots,
+                            all.value_scale};
+  MlaSlots slots_of_all = {};
+  u32 asked = 0;
+  const auto find_slots = [&] {
+    if (part.is_whole()) return;
+    Shares here = all.shares;
+    not_before(here.quotient), not_before(here.rest);  // its divisions, for all parts
+    slots_of_all = MlaSlots::of<kCut>(part, here, all.group, all.worker, all.workers);
+    pin(slots_of_all.first), pin(slots_of_all.own), pin(slots_of_all.count);
+  };
+  // While the first tiles are on their way; gfx942 has no registers for that.
+  const auto early = [&] {
+    if constexpr (Tiles::kAsks) find_slots();
+  };
+  const auto late = [&] {
+    if constexpr (!Tiles::kAsks) return find_slots();
+    if (part.is_whole()) return;
+    asked = left_of(target, wave_in_group(), lane_in_wave()).ask(first_counted(slots_of_all));
+  };
+  const auto leave = [&](const MlaNode& made) {
+    pin(asked);  // behind the stores it would be waited for with them
+    leave_part(made, target, part, slots_of_all);
+  };
+  take_part(all.lds, args, tokens, computed, first_row + column, seen, is_asked, early, late,
+            leave);
+  if (!part.is_whole()) add_parts(target, slots_of_all, has_more);
+  sync_group();  // LDS is the next part's
+}
+
 }  // namespace
 
-// Grid: workers of 16 columns, then those of the next 16.
+// Grid: workers of 16 columns, then those of the next 16; of kRagged workers of all columns.
 extern "C" __global__ void
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(1, 1)))
     mla_decode_flow(const i32* __restrict__ kv_indptr,  // [batch + 1], of a list
@@ -357,12 +424,43 @@ extern "C" __global__ void
                     f32* __restrict__ parts,             // MlaTarget
                     u32* __restrict__ counts,            // likewise
                     const bf16* __restrict__ angles,     // [positions, 64]: cos, sin; with kRope
-                    f32 sm_scale, u32 columns, u32 heads, u32 unseen) {
+                    f32 sm_scale, u32 columns, u32 heads,
+                    u32 unseen,                           // of kRagged: whether it is causal
+                    const i32* __restrict__ qo_indptr) {  // [batch + 1]; with kRagged
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
-  const u32 own_wave = wave_in_group();
   const u32 id = group_x() % workers, group = group_x() / workers, lane = lane_in_wave();
   Sequences all = {kv_indptr, kv_lens, batch, page_shift, {kCut, 0}};
+  if constexpr (kRagged) {
+    const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
+    const f32 scale = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
+    const Queries queries = {qo_indptr, heads};
+    const ItemTotals<kMlaColumns> totals(all, queries);
+    const u32 fit = (totals.cost - kCut * totals.items) / kLeast;
+    const Shares shares(totals.cost, workers, fit < totals.items ? totals.items : fit);
+    if (id >= shares.active) return;
+    const u32 worker = xcd_order(id, shares.active);  // those of a sequence share an L2
+    const Common common = {lds, out,    lse,     parts,       counts,     shares,
+                           0,   worker, workers, workers * 2, value_scale};
+    const u32 to = shares.begin(worker + 1);
+    each_item<kCut, kMlaColumns>(
+        all, queries, shares, worker, [&](const MlaPart& part, const MlaItem& item) {
+          const u32 own = item.base + lane_in_wave() % kMlaColumns;
+          const u32 last = item.last<kMlaColumns>(), column = own < last ? own : last;
+          const auto seen_by = [&](u32 one) {
+            return static_cast<i32>(part.length) -
+                   static_cast<i32>(item.unseen(one, heads, unseen != 0));
+          };
+          const MlaPart computed = part.without(seen_by(last));
+          const u64 list = width != 0 ? u64{part.sequence} * width : part.entry;
+          const MlaTokens<kPaged> tokens = {kv, kv_indices + list, computed.end, page_shift,
+                                            angles};
+          const Args args = {q, item.columns, item.unseen(item.base, heads, unseen != 0), scale};
+          take_and_leave(common, args, tokens, part, computed, u64{item.row} * heads, item.base,
+                         column, seen_by(column), false, part.zero + part.length < to);
+        });
+    return;
+  }
   SequenceChunk chunk(all, 0, 0);
   const u32 total = batch <= kWaveSize ? chunk.next : all.total(all.tokens());
   // Full ones, or as many as sequences.
@@ -406,49 +504,17 @@ extern "C" __global__ void
   // Scalar registers are few, and these are wanted at the end, or seldom.
   all.bounds = in_vector(all.bounds), all.lens = in_vector(all.lens);
   out = in_vector(out), lse = in_vector(lse), parts = in_vector(parts), counts = in_vector(counts);
+  const Common common = {lds,   out,    lse,     parts, counts,     shares,
+                         group, worker, workers, slots, value_scale};
   while (true) {
     for (; left != 0; left &= left - 1) {
       const MlaPart part = part_of(left);
-      const u64 row = u64{part.sequence} * columns;
-      f32* const all_lse = in_vector(lse);  // no mask of it is kept
-      const MlaTarget target = {out + (row + base_column) * kMlaValue,
-                                all_lse == nullptr ? nullptr : all_lse + row + base_column,
-                                parts,
-                                counts,
-                                columns - base_column,
-                                slots,
-                                value_scale};
-      MlaSlots slots_of_all = {};
-      u32 asked = 0;
-      const auto find_slots = [&] {
-        if (part.is_whole()) return;
-        Shares here = shares;
-        not_before(here.quotient), not_before(here.rest);  // its divisions, for all parts
-        slots_of_all = MlaSlots::of<kCut>(part, here, group, worker, workers);
-        pin(slots_of_all.first), pin(slots_of_all.own), pin(slots_of_all.count);
-      };
-      // While the first tiles are on their way; gfx942 has no registers for that.
-      const auto early = [&] {
-        if constexpr (Tiles::kAsks) find_slots();
-      };
-      const auto late = [&] {
-        if constexpr (!Tiles::kAsks) return find_slots();
-        if (part.is_whole()) return;
-        asked = left_of(target, own_wave, lane_in_wave()).ask(first_counted(slots_of_all));
-      };
-      const auto leave = [&](const MlaNode& made) {
-        pin(asked);  // behind the stores it would be waited for with them
-        leave_part(made, target, part, slots_of_all);
-      };
-      take_part(lds, args, tokens_of(part), part, row + column,
-                static_cast<i32>(part.length) - static_cast<i32>(unseen_here), is_asked, early,
-                late, leave);
-      is_asked = false;
       const bool ends = first + kWaveSize >= batch || chunk.next >= to;
-      if (!part.is_whole()) {
-        add_parts(target, slots_of_all, (left & (left - 1)) != 0 || !ends);
-      }
-      sync_group();  // LDS is the next part's
+      take_and_leave(common, args, tokens_of(part), part, part, u64{part.sequence} * columns,
+                     base_column, column,
+                     static_cast<i32>(part.length) - static_cast<i32>(unseen_here), is_asked,
+                     (left & (left - 1)) != 0 || !ends);
+      is_asked = false;
     }
     first += kWaveSize;
     if (first >= batch || chunk.next >= to) return;

@@ -22,8 +22,8 @@
 #include "rfops/mla_worker.h"
 
 #if !defined(RFOPS_KV_FP8) || !defined(RFOPS_Q_FP8) || !defined(RFOPS_LEAST) || \
-    !defined(RFOPS_PAGED) || !defined(RFOPS_ROPE) || !defined(RFOPS_P_FP8) ||   \
-    !defined(RFOPS_TURNS)
+    !defined(RFOPS_PAGED) || !defined(RFOPS_RAGGED) || !defined(RFOPS_ROPE) ||  \
+    !defined(RFOPS_P_FP8) || !defined(RFOPS_TURNS)
 #error "mla_decode_shared needs the RFOPS_ constants below"
 #endif
 
@@ -33,8 +33,9 @@ using namespace rfops;
 
 constexpr bool kFp8 = RFOPS_KV_FP8;
 constexpr bool kQueryFp8 = RFOPS_Q_FP8;
-constexpr bool kPaged = RFOPS_PAGED;  // pages of more than one token
-constexpr bool kRope = RFOPS_ROPE;    // keys are turned by their place in the sequence
+constexpr bool kPaged = RFOPS_PAGED;    // pages of more than one token
+constexpr bool kRope = RFOPS_ROPE;      // keys are turned by their place in the sequence
+constexpr bool kRagged = RFOPS_RAGGED;  // sequences have some number of queries each
 static_assert(!(kFp8 && kRope), "keys of FP8 are not turned");
 constexpr u32 kLeast = RFOPS_LEAST;  // tokens of a worker at least
 constexpr u32 kTurns = RFOPS_TURNS;  // that a part waits for others, at most
@@ -82,10 +83,19 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
   };
   // The first token of the tile whose scores were made last; some column may not see all of it.
   i32 first = static_cast<i32>(part.begin - kTokens);
-  const auto mask = [&](typename Columns::Scores& s, auto looks) {
-    if (!looks || RFOPS_SELDOM(first + static_cast<i32>(kTokens) > masked)) {
-      Columns::mask(s, first, seen);
-    }
+  // Where tiles are: the one whose scores are made, those behind it, and before it the one whose
+  // values are added.
+  u32 places[Slots::kSlots], before = 0;
+  // Masks a tile's scores; 1 where some of its values were not finite.
+  const auto mask = [&](typename Columns::Scores& s, auto looks) -> u32 {
+    if (looks && !RFOPS_SELDOM(first + static_cast<i32>(kTokens) > masked)) return 0;
+    const u64 tokens = Columns::mask(s, first, seen);
+    // Tokens behind the end are the last one again: only others can be masked for some columns.
+    if (!looks || masked == static_cast<i32>(part.end)) return 0;
+    meet();  // all waves have read this tile's keys
+    LdsBytes* const tile = lds + (Columns::kMasksLate ? before : places[0]);
+    make_values_finite<RFOPS_P_FP8>(tokens, [&](u32 token) { return tile + token * Slot::kPitch; });
+    return tokens != 0 ? 1 : 0;
   };
   LdsBytes* const parked = lds + kSlotBytes + wave_in_group() * Columns::kParkedBytes;
   slots.prime([&] { own.ask_query(q); });
@@ -94,9 +104,6 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
   all_there();
   own.aim_keys(lds);
   own.read_keys();
-  // Where tiles are: the one whose scores are made, those behind it, and before it the one whose
-  // values are added.
-  u32 places[Slots::kSlots], before = 0;
   each_number<Slots::kSlots>([&](auto i) { places[i] = i * Slot::kBytes; });
   u32 turn = 0;
   const auto advance = [&] {
@@ -172,7 +179,7 @@ __device__ inline void store_nothing(const Target& target) {
 
 }  // namespace
 
-// Grid: workers of 128 columns, then those of the next 128.
+// Grid: workers of 128 columns, then those of the next 128; of kRagged workers of all columns.
 extern "C" __global__ void
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(1, 1)))
     mla_decode_shared(const i32* __restrict__ kv_indptr,  // [batch + 1], of a list
@@ -188,52 +195,75 @@ extern "C" __global__ void
                       f32* __restrict__ parts,             // Target
                       u32* __restrict__ counts,            // likewise
                       const bf16* __restrict__ angles,     // [positions, 64]: cos, sin; with kRope
-                      f32 sm_scale, u32 columns, u32 heads, u32 unseen) {
+                      f32 sm_scale, u32 columns, u32 heads,
+                      u32 unseen,                           // of kRagged: whether it is causal
+                      const i32* __restrict__ qo_indptr) {  // [batch + 1]; with kRagged
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
   const u32 id = group_x() % workers, group = group_x() / workers;
   const Sequences all = {kv_indptr, kv_lens, batch, page_shift, {kItemCost / 2, kItemCost / 2}};
-  const u32 sum = all.tokens();
-  const Shares shares(all.total(sum), workers, sum / kLeast);
-  if (id >= shares.active) return;
-  const u32 worker = xcd_order(id, shares.active);  // those of a sequence share an L2
-
   const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
   const f32 given = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
   const f32 scale = given == 0.0f ? 1e-30f : given;  // so that -inf stays -inf
-  const u32 base = group * kColumns, slots = (columns + kColumns - 1) / kColumns * workers * 2;
-  each_part<kTokens>(all, shares, worker, [&](const MlaPart& part) {
-    const u64 first_row = u64{part.sequence} * columns;
-    const u64 list = width != 0 ? u64{part.sequence} * width : part.entry;
-    const MlaTokens<kPaged> tokens = {kv, kv_indices + list, part.end, page_shift, angles};
+  // A part of the `of` columns of a sequence that begin at row `first_row`, of those from `base`
+  // on; unseen_by(column): tokens at its end that are masked for a column.
+  const auto take = [&](const MlaPart& part, const Shares& shares, u32 worker, u64 first_row,
+                        u32 base, u32 of, u32 slots, auto unseen_by) {
     u32 lane = lane_in_wave();
     pin(lane);  // columns are found anew for each part, not kept in registers
     const auto there = [&](u32 own) {
       own += base + wave_in_group() * kWaveColumns;
-      return own < columns ? own : columns - 1;
+      return own < of ? own : of - 1;
     };
     const auto row = [&](u32 n) { return first_row + there(query_column(lane, n)); };
+    const auto seen_by = [&](u32 column) {
+      return static_cast<i32>(part.length) - static_cast<i32>(unseen_by(column));
+    };
     i32 seen[Columns::kOwn];
 #pragma unroll
-    for (u32 n = 0; n < Columns::kOwn; ++n) {
-      const u32 column = there(Columns::column(lane, n));
-      const u32 unseen_here = unseen == 0 ? 0 : unseen - column / heads;
-      seen[n] = static_cast<i32>(part.length) - static_cast<i32>(unseen_here);
-    }
+    for (u32 n = 0; n < Columns::kOwn; ++n) seen[n] = seen_by(there(Columns::column(lane, n)));
     const Target target = {out + (first_row + base) * kMlaValue,
                            lse == nullptr ? nullptr : lse + first_row + base,
                            parts,
                            counts,
-                           columns - base,
+                           of - base,
                            slots,
                            value_scale};
     if (part.length == 0) return store_nothing(target);
+    const u32 last = (base + kColumns < of ? base + kColumns : of) - 1;
+    const MlaPart computed = kRagged ? part.without(seen_by(last)) : part;
+    const u64 list = width != 0 ? u64{part.sequence} * width : part.entry;
+    const MlaTokens<kPaged> tokens = {kv, kv_indices + list, computed.end, page_shift, angles};
     Columns own;
     // From here on some column does not see all tokens of a tile.
-    const i32 seen_by_all = static_cast<i32>(part.length) - static_cast<i32>(unseen);
-    const i32 end = static_cast<i32>(part.end);
-    take_part(own, lds, tokens, part, end < seen_by_all ? end : seen_by_all, seen,
+    const i32 seen_by_all =
+        kRagged ? seen_by(base) : static_cast<i32>(part.length) - static_cast<i32>(unseen);
+    const i32 end = static_cast<i32>(computed.end);
+    take_part(own, lds, tokens, computed, end < seen_by_all ? end : seen_by_all, seen,
               {q, scale, {row(0), row(1)}});
     finish_part(own, lds, target, part, shares, group, worker, workers);
-  });
+  };
+  if constexpr (kRagged) {
+    const Queries queries = {qo_indptr, heads};
+    const ItemTotals<kColumns> totals(all, queries);
+    const Shares shares(totals.cost, workers,
+                        (totals.cost - all.cost.all() * totals.items) / kLeast);
+    if (id >= shares.active) return;
+    const u32 worker = xcd_order(id, shares.active);  // those of a sequence share an L2
+    each_item<kTokens, kColumns>(
+        all, queries, shares, worker, [&](const MlaPart& part, const MlaItem& item) {
+          take(part, shares, worker, u64{item.row} * heads, item.base, item.columns, workers * 2,
+               [&](u32 column) { return item.unseen(column, heads, unseen != 0); });
+        });
+  } else {
+    const u32 sum = all.tokens();
+    const Shares shares(all.total(sum), workers, sum / kLeast);
+    if (id >= shares.active) return;
+    const u32 worker = xcd_order(id, shares.active);  // those of a sequence share an L2
+    const u32 slots = (columns + kColumns - 1) / kColumns * workers * 2;
+    each_part<kTokens>(all, shares, worker, [&](const MlaPart& part) {
+      take(part, shares, worker, u64{part.sequence} * columns, group * kColumns, columns, slots,
+           [&](u32 column) { return unseen == 0 ? 0 : unseen - column / heads; });
+    });
+  }
 }

@@ -1,6 +1,7 @@
 """Inputs of mla_decode, its exact result, and how close a kernel must come.
 
 What no sequence names is NaN: rows of the cache, ends of pages, the rest of a block table's row.
+Ragged queries have a row of q before and behind them that is of no sequence.
 """
 
 from __future__ import annotations
@@ -32,14 +33,36 @@ class Problem:
     kv_scale: torch.Tensor | None = None
     q_scale: torch.Tensor | None = None
     sm_scale: float = SM_SCALE
+    qo_indptr: torch.Tensor | None = None
 
     def args(self, lse: torch.Tensor | None, out: torch.Tensor) -> list[Any]:
         """The op's parameters but for the config."""
-        bounds = self.kv_lens if self.kv_indptr is None else self.kv_indptr
+        no_list = self.kv_lens if self.qo_indptr is None else self.qo_indptr
+        bounds = no_list if self.kv_indptr is None else self.kv_indptr
+        width = self.kv_indices.shape[1] if self.kv_indptr is None else 0
         return [
-            self.q, self.kv, bounds, self.kv_indices, self.sm_scale, len(self.lens), self.qo_len,
-            self.causal, self.kv_lens, self.kv_scale, self.q_scale, lse, out,
+            self.q, self.kv, bounds, self.kv_indices, self.sm_scale, len(self.lens), width,
+            self.qo_len, self.causal, self.kv_lens, self.kv_scale, self.q_scale, lse,
+            self.qo_indptr, out,
         ]  # fmt: skip
+
+    def queries(self, b: int) -> range:
+        """The rows of q of a sequence."""
+        if self.qo_indptr is None:
+            return range(b * self.qo_len, (b + 1) * self.qo_len)
+        return range(int(self.qo_indptr[b]), int(self.qo_indptr[b + 1]))
+
+    def seen(self, b: int, row: int) -> int:
+        """How many tokens of its sequence a row of q sees."""
+        return max(0, self.lens[b] - (self.queries(b).stop - 1 - row) * self.causal)
+
+    @property
+    def is_row(self) -> torch.Tensor:
+        """Of each row of q whether some sequence has it."""
+        found = torch.zeros(len(self.q), dtype=torch.bool)
+        for b in range(len(self.lens)):
+            found[list(self.queries(b))] = True
+        return found
 
     def rows(self, b: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Page and place in it of each token of a sequence."""
@@ -71,6 +94,7 @@ def problem(
     *,
     arch: str = "gfx950",
     qo_len: int = 1,
+    qo_lens: Sequence[int] | None = None,
     page: int = 1,
     table: bool = False,
     fp8: bool = False,
@@ -80,14 +104,19 @@ def problem(
     seed: int = 0,
 ) -> Problem:
     """Normal values; pages in any order between pages of NaN, lengths told where pages have ends.
-    `spread` of q makes scores that wide."""
+    `spread` of q makes scores that wide. `qo_lens` are ragged queries."""
     generator = torch.Generator().manual_seed(1009 * seed + sum(lens) + heads)
     counts = [-(-length // page) for length in lens]
     total = sum(counts)
     pages = total + 3
     order = torch.randperm(pages, generator=generator, dtype=torch.int32)
     kv = torch.full((pages, page, 1, D_QK), math.nan)
-    q = torch.randn(len(lens) * qo_len, heads, D_QK, generator=generator) * spread
+    starts = None
+    if qo_lens is not None:
+        qo_len = max(*qo_lens, 1, 1)
+        starts = torch.tensor([1, *qo_lens], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    num_rows = len(lens) * qo_len if starts is None else int(starts[-1]) + 1
+    q = torch.randn(num_rows, heads, D_QK, generator=generator) * spread
     dtype = fp8_of(arch) if fp8 else BF16
     bounds = torch.tensor([sum(counts[:b]) for b in range(len(lens) + 1)], dtype=torch.int32)
     told = torch.tensor(lens, dtype=torch.int32) if page > 1 or table else None
@@ -100,6 +129,7 @@ def problem(
         (q / 4 if q_fp8 else q).to(fp8_of(arch) if q_fp8 else BF16),
         kv, None if table else bounds, indices, told, list(lens), qo_len, causal,
         torch.tensor([0.03125]) if fp8 else None, torch.tensor([4.0]) if q_fp8 else None,
+        qo_indptr=starts,
     )  # fmt: skip
     for b, length in enumerate(lens):
         rows = torch.randn(length, D_QK, generator=generator)
@@ -110,17 +140,14 @@ def problem(
 
 
 def exact(p: Problem) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result and lse in float64."""
-    heads = p.q.shape[1]
-    out = torch.zeros(len(p.lens) * p.qo_len, heads, D_V, dtype=torch.float64)
-    lse = torch.full((len(p.lens) * p.qo_len, heads), -math.inf, dtype=torch.float64)
+    """The result and lse in float64; zeros and -inf in rows of no sequence."""
+    out = torch.zeros(*p.q.shape[:2], D_V, dtype=torch.float64)
+    lse = torch.full(p.q.shape[:2], -math.inf, dtype=torch.float64)
     scale = 1.0 if p.q_scale is None else p.q_scale.double().item()
-    for b, length in enumerate(p.lens):
+    for b in range(len(p.lens)):
         key = p.keys(b)
-        for t in range(p.qo_len):
-            seen = length - (p.qo_len - 1 - t) * p.causal
-            if seen > 0:
-                row = b * p.qo_len + t
+        for row in p.queries(b):
+            if seen := p.seen(b, row):
                 score = p.sm_scale * scale * p.q[row].double() @ key[:seen].T
                 out[row] = torch.softmax(score, -1) @ key[:seen, :D_V]
                 lse[row] = torch.logsumexp(score, -1)
@@ -145,7 +172,12 @@ def assert_correct(
     by 1.1e-3 to 1.7e-3 of their norm: of P's errors those of many tokens cancel."""
     if bound is None:
         bound = 2e-3 if min([n for n in p.lens if n], default=0) >= 1000 else 4e-3
-    out, lse = exact(p)
+    is_row = p.is_row
+    assert got[0][~is_row].isnan().all() and got[1][~is_row].isnan().all(), (
+        "a row of no sequence is written"
+    )
+    got = got[0][is_row], got[1][is_row]
+    out, lse = (t[is_row] for t in exact(p))
     error = (got[0].double() - out).norm(dim=-1)
     size = out.norm(dim=-1)
     relative = torch.where(size > 0, error / size.clamp(min=1e-300), error)

@@ -24,10 +24,12 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from rfops.dispatch.guards import check_int
 from rfops.dispatch.heuristic import ceil, coarse
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Draw, grid
+from rfops.jit.errors import show
 
 from .mla_decode_flow import COLUMNS, Flow
 from .mla_decode_shared import Shared, SharedFp8
@@ -43,7 +45,8 @@ SCALE = 2.0**-6  # of FP8 whose largest value is 448: of kv, of q
 FEW_TOKENS = {"gfx942": {2: 70_000, 1: 190_000}, "gfx950": {2: 270_000, 1: 300_000}}
 FEW_TOKENS_OF_LONG = {"gfx942": {2: 200_000, 1: 400_000}, "gfx950": {2: 500_000, 1: 500_000}}
 MOST_SHARED = 40  # parts of a sequence, of csrc/include/rfops/mla_parts.h
-PAGES = "pass the page of each part of a sequence"  # a way out
+PAGES = "pass one row of pages per sequence"  # the fix of a refusal
+NO_LENS = "kv_lens", "given with a block table", "None", "pass the tokens of each sequence"
 
 
 class Torch(Kernel):
@@ -57,16 +60,22 @@ class Torch(Kernel):
 
 class _MlaDecode(Op):
     def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
-        b, t, _h, s, _pages, page, ends = sizes
-        if b * c.qo_len != t:
+        b, t, _h, s, _pages, page, ends, width = sizes
+        is_ragged = c.has("qo_indptr")
+        if is_ragged and ends != b + 1:
+            wanted = f"of batch + 1 = {b + 1} elements"
+            return "qo_indptr", wanted, f"{ends}", "pass the first row of each sequence, and T"
+        if not is_ragged and b * c.qo_len != t:
             wanted = f"of batch * qo_len = {b} * {c.qo_len} rows"
-            return "q", wanted, f"{t}", "pass qo_len rows of each sequence"
+            return "q", wanted, f"{t}", "pass qo_len rows of each sequence, or qo_indptr"
         if is_table(c):
-            if b and s % b:
-                return "kv_indices", f"of batch = {b} rows", f"{s} elements", PAGES
             if not c.has("kv_lens"):
-                way = "pass the tokens of each sequence"
-                return "kv_lens", "given with a block table", "None", way
+                return NO_LENS
+            if s and not width:
+                wanted = "None where kv_indices is a block table [batch, width]"
+                return "kv_indptr", wanted, "a tensor", "pass one of the two forms"
+            if b * width != s:
+                return "kv_indices", f"of batch = {b} rows", f"{s // width}", PAGES
         elif ends != b + 1:
             wanted = f"of batch + 1 = {b + 1} elements"
             return "kv_indptr", wanted, f"{ends}", "pass where each sequence's pages begin and end"
@@ -87,6 +96,11 @@ class _MlaDecode(Op):
         sizes.setdefault("P", sizes["S"])
         sizes.setdefault("page", 1)
         sizes.setdefault("ends", sizes["B"] + 1)
+        sizes.setdefault("W", 0)
+
+    def is_empty(self, c: Call) -> bool:
+        """Also without sequences: then no row of the result belongs to one."""
+        return c.B == 0 or super().is_empty(c)
 
     def flops(self, c: Call) -> int:
         return int(2 * c.H * c.qo_len * (D_QK + D_V) * c.S * c.page)
@@ -108,6 +122,9 @@ class _MlaDecode(Op):
                 fitted[name] = torch.full((1,), SCALE, device=c.device)
         if c.has("kv_lens"):
             fitted["kv_lens"] = bounds.diff() * c.page
+        if c.has("qo_indptr"):
+            rows = torch.arange(c.B + 1, dtype=torch.int32, device=c.device)
+            fitted["qo_indptr"] = rows * c.qo_len
         if c.kv_dtype.itemsize == 1 and not c.has("kv_scale"):
             code = draw.ints((c.P, c.page, 1, D_QK), 0, 128, torch.uint8)
             fitted["kv"] = (code & 63 | 1 | (code & 64) << 1).view(c.kv_dtype)
@@ -137,17 +154,19 @@ OP = _MlaDecode(
     kv_indices: i32[*S]
     sm_scale: float
     batch: B >= 0
+    width: W >= 0
     qo_len: int >= 1
     causal: bool
     kv_lens: i32[B]?
     kv_scale: f32[*1]?
     q_scale: f32[*1]?
     lse: f32[T, H]? inout
+    qo_indptr: i32[ends]?
     -> out: bf16[T, H, 512]
     """,
-    sizes="B T H S P page ends",
+    sizes="B T H S P page ends W",
     kernels=(SharedFp8(), Shared(), Flow(), TritonMla(), Torch()),
-    coarse={"B": 1, "T": 1, "S": 1, "P": 0, "ends": 1},
+    coarse={"B": 1, "T": 1, "S": 1, "P": 0, "ends": 1, "W": 0},
     table="B~ H S~ page qo_len kv_scale?",
     usual={"sm_scale": 1 / 24, "causal": True},
     shapes={
@@ -186,6 +205,8 @@ def mla_decode(
     q_scale: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    qo_indptr: torch.Tensor | None = None,
+    max_qo_len: int | None = None,
     config: Any = None,
 ) -> torch.Tensor:
     """out[b, t, h] = sum_n softmax_n(sm_scale * q[b, t, h] . kv[n]) * kv[n, :512], n over the
@@ -200,7 +221,7 @@ def mla_decode(
         kv_indices[kv_indptr[b] : kv_indptr[b + 1]], in the order of its tokens. Or a block table:
         kv_indices [B, W] with sequence b's pages first in row b; kv_indptr is None then.
     sm_scale : of q . k, before the softmax.
-    qo_len : queries of each sequence.
+    qo_len : queries of each sequence, where all have as many.
     causal : the last query sees all tokens of its sequence, one before it one less, and so on.
     kv_lens : [B] int32, the tokens of each sequence; None where all of its pages are full. A block
         table needs it.
@@ -208,6 +229,11 @@ def mla_decode(
     out : [B * qo_len, heads, 512] bfloat16, written in place where given.
     lse : [B * qo_len, heads] float32, where given: ln of the sum of exp(sm_scale * q . k). Of
         shared_fp8 it is of weights rounded to e4m3, as the result is: within 2^-4.
+    qo_indptr : [B + 1] int32, ascending: sequence b has the queries q[qo_indptr[b] :
+        qo_indptr[b + 1]], any number of them, 0 too. Then q is [rows, heads, 576]; rows of out and
+        lse that no sequence has are not written. As prefill: a sequence's queries are its tokens.
+    max_qo_len : the most queries of any sequence, with qo_indptr; None: as many as q has rows. HIP
+        kernels take it as a hint; it must not be too small for Triton's, which tile by it.
     config : takes that kernel in that variant, a FlowConfig or an MlaTritonConfig. On gfx950 the
         weights P are FP8 where q and kv are, with more than 32 columns and many tokens: within 3e-2
         of a head's result from about 1,000 of a sequence on. A SharedConfig has them in bf16.
@@ -220,11 +246,16 @@ def mla_decode(
     raises.
     """
     call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
-    batch = _batch(q, qo_len)
-    bounds = kv_lens if kv_indptr is None else kv_indptr
+    if qo_indptr is None and max_qo_len is None:
+        batch = _batch(q, qo_len)
+    else:
+        batch, qo_len = _ragged(q, qo_indptr, qo_len, max_qo_len)
+    bounds, width = kv_indptr, 0
+    if kv_indptr is None:
+        bounds, width = _table(kv_indices, kv_lens, qo_indptr)
     return call(
-        q, kv, bounds, kv_indices, sm_scale, batch, qo_len, causal, kv_lens, kv_scale, q_scale, lse,
-        out, config,
+        q, kv, bounds, kv_indices, sm_scale, batch, width, qo_len, causal, kv_lens, kv_scale,
+        q_scale, lse, qo_indptr, out, config,
     )  # fmt: skip
 
 
@@ -237,6 +268,33 @@ def _batch(q: Any, qo_len: Any) -> Any:
         return q.shape[0] // max(operator.index(qo_len), 1)
     except (AttributeError, IndexError, TypeError, ZeroDivisionError):
         return 0
+
+
+def _ragged(q: Any, qo_indptr: Any, qo_len: Any, max_qo_len: Any) -> tuple[int, int]:
+    """Sequences of qo_indptr, and the most queries that one may have. Raises ValueError."""
+    if qo_indptr is None:
+        OP.fail("max_qo_len", "None without qo_indptr", show(max_qo_len), "pass qo_len")
+    if qo_len != 1:
+        OP.fail("qo_len", "left out beside qo_indptr", show(qo_len), "pass it as max_qo_len")
+    try:
+        batch, rows = qo_indptr.shape[0] - 1, q.shape[0]
+    except (AttributeError, IndexError):
+        return 0, 1  # the checks will say what is wrong
+    if batch < 0:
+        OP.fail("qo_indptr", "of batch + 1 elements", "0", "pass the first row of each sequence")
+    most = rows if max_qo_len is None else check_int(OP.name, "max_qo_len", max_qo_len, 0)
+    return batch, max(most, 1)
+
+
+def _table(
+    kv_indices: Any, kv_lens: torch.Tensor | None, qo_indptr: torch.Tensor | None
+) -> tuple[torch.Tensor | None, int]:
+    """What stands in for kv_indptr beside a block table, and the table's width."""
+    if not isinstance(kv_indices, torch.Tensor) or kv_indices.dim() != 2:
+        return None, 0  # the checks will say what is wrong
+    if kv_lens is None:
+        OP.fail(*NO_LENS)
+    return kv_lens if qo_indptr is None else qo_indptr, kv_indices.shape[1]
 
 
 # ---------------------------------------------------------------- torch
@@ -257,16 +315,18 @@ def run_torch(
     kv_scale: torch.Tensor | None,
     q_scale: torch.Tensor | None,
     lse: torch.Tensor | None,
+    qo_indptr: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Any size and device, a sequence after the other, in chunks of tokens. Reads lengths back:
     synchronises with a GPU."""
     scale = sm_scale * _value(kv_scale) * _value(q_scale)
     pages = sequences(kv, kv_indptr, kv_indices, kv_lens)
-    for b, (own, length) in enumerate(pages):
-        rows = slice(b * qo_len, (b + 1) * qo_len)
-        query = q[rows].to(dtype) * scale  # [qo_len, H, 576]
-        back = torch.arange(qo_len - 1, -1, -1, device=q.device) * causal
+    for rows, (own, length) in zip(query_rows(len(pages), qo_len, qo_indptr), pages, strict=True):
+        query = q[rows].to(dtype) * scale  # [queries, H, 576]
+        if not len(query):
+            continue
+        back = torch.arange(len(query) - 1, -1, -1, device=q.device) * causal
         ends = (length - back)[:, None, None]
         most = query.new_full(query.shape[:2], -math.inf)
         total, sums = torch.zeros_like(most), query.new_zeros(*most.shape, D_V)
@@ -279,9 +339,7 @@ def run_torch(
             base = torch.where(new == -math.inf, 0.0, new)  # none is seen yet
             weight, decay = torch.exp(score - base[..., None]), torch.exp(most - base)
             total = total * decay + weight.sum(-1)
-            # What is not seen has weight 0, and may be NaN.
-            value = torch.where(seen.any(0).squeeze(0)[:, None], key[:, :D_V], 0.0)
-            sums = sums * decay[..., None] + weight @ value
+            sums = sums * decay[..., None] + weight @ _masked_values(key[:, :D_V], seen)
             most = new
         none = total == 0
         out[rows] = (sums / torch.where(none, 1.0, total)[..., None] * _value(kv_scale)).to(
@@ -289,6 +347,20 @@ def run_torch(
         )
         if lse is not None:
             lse[rows] = (most + torch.log(total)).to(lse.dtype).masked_fill(none, -math.inf)
+
+
+def _masked_values(value: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """Values [tokens, 512] that weights of 0 may be multiplied by: where some query does not see a
+    token, its NaN and inf are zeros. A query that sees it has a weight of NaN, as the value is part
+    of the key, or one of 0 where the score is -inf."""
+    is_masked = ~seen.flatten(0, -2).all(0)
+    return torch.where(is_masked[:, None] & ~value.isfinite(), 0.0, value)
+
+
+def query_rows(batch: int, qo_len: int, qo_indptr: torch.Tensor | None) -> list[slice]:
+    """The rows of q of each sequence; qo_indptr is read back to the host."""
+    bounds = range(0, (batch + 1) * qo_len, qo_len) if qo_indptr is None else qo_indptr.tolist()
+    return [slice(a, b) for a, b in itertools.pairwise(bounds)]
 
 
 def _value(scale: torch.Tensor | None) -> torch.Tensor | float:
@@ -321,29 +393,32 @@ def mla_decode_ref(
     kv_indices: torch.Tensor,
     sm_scale: float,
     batch: int = 0,
+    width: int = 0,
     qo_len: int = 1,
     causal: bool = True,
     kv_lens: torch.Tensor | None = None,
     kv_scale: torch.Tensor | None = None,
     q_scale: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    qo_indptr: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     magnitude: bool = False,
 ) -> torch.Tensor:
     """The formula of `mla_decode` in plain torch, all of a sequence at once, in `dtype`; on any
-    device. Writes lse where given. `magnitude`: the sums of weighted |values| instead, of which
-    an error is a share: kernels lose weights below 2^-126."""
+    device. Writes lse where given; rows that no sequence has are zeros, and -inf. `magnitude`: the
+    sums of weighted |values| instead, of which an error is a share: kernels lose weights below
+    2^-126."""
     out = torch.zeros(*q.shape[:2], D_V, dtype=dtype, device=q.device)
     if lse is not None:
         lse.fill_(-math.inf)
     values = q.to(dtype) * _value(q_scale)
-    for b, (own, length) in enumerate(sequences(kv, kv_indptr, kv_indices, kv_lens)):
+    pages = sequences(kv, kv_indptr, kv_indices, kv_lens)
+    for rows, (own, length) in zip(query_rows(len(pages), qo_len, qo_indptr), pages, strict=True):
         place = torch.arange(length, device=q.device)
         key = kv[own[place // kv.shape[1]], place % kv.shape[1], 0].to(dtype) * _value(kv_scale)
-        for t in range(qo_len):
-            seen = length - (qo_len - 1 - t) * causal
+        for row in range(rows.start, rows.stop):
+            seen = length - (rows.stop - 1 - row) * causal
             if seen > 0:
-                row = b * qo_len + t
                 score = sm_scale * values[row] @ key[:seen].T
                 value = key[:seen, :D_V]
                 weight = torch.softmax(score, -1)

@@ -44,9 +44,15 @@ class FlowConfig:
 
 
 def _defines(
-    kv: torch.dtype, q: torch.dtype, least: int, page: int = 1, rope: bool = False
+    kv: torch.dtype,
+    q: torch.dtype,
+    least: int,
+    page: int = 1,
+    rope: bool = False,
+    ragged: bool = False,
 ) -> dict[str, int]:
-    flags = {"KV_FP8": kv != _BF16, "Q_FP8": q != _BF16, "PAGED": page > 1, "ROPE": rope}
+    flags = {"KV_FP8": kv != _BF16, "Q_FP8": q != _BF16, "PAGED": page > 1, "ROPE": rope,
+             "RAGGED": ragged}  # fmt: skip
     return {**{name: int(flag) for name, flag in flags.items()}, "LEAST": least, "TURNS": TURNS}
 
 
@@ -76,6 +82,7 @@ def arguments(
     columns: u32,
     heads: u32,
     unseen: u32,
+    qo_indptr: torch.Tensor | None,
 ) -> None:
     """Of csrc/mla_decode_flow.hip and mla_decode_shared.hip: the shapes stand there."""
 
@@ -111,10 +118,27 @@ class Flow(Kernel):
             return "keys of FP8 are not turned"
         if c.P * c.page >= 2**32:
             return f"{c.P * c.page} rows of kv, 2^32 or more"
+        if c.has("qo_indptr") and self.most_cost(c) >= 2**32:
+            return f"{c.T * c.H} columns by {c.S * c.page} tokens: 2^32 or more to share out"
         return None
+
+    def items(self, c: Call) -> int:
+        """Of ragged queries: pairs of a sequence and `columns` of its columns, at most."""
+        return ceil(c.T * c.H, self.columns) + int(c.B)
+
+    def most_cost(self, c: Call) -> int:
+        """Of ragged queries: the most that a kernel may have to share out, in tokens."""
+        each, tokens = 1024, c.S * c.page  # each: more than what an item costs beside its tokens
+        longest = c.W * c.page if c.W else tokens
+        of_longest = ceil(c.qo_len * c.H, self.columns) * (tokens + each * c.B)
+        return min(self.items(c) * (longest + each), of_longest)
 
     def default(self, c: Call) -> FlowConfig:
         """A worker for each CU; where several read the same tokens, on one die each."""
+        if c.has("qo_indptr"):
+            tokens = c.S * c.page * ceil(self.items(c), max(1, c.B))
+            is_short = tokens < c.cu_num * self.least
+            return self.Config(c.cu_num, self.short if is_short else self.least)
         groups = max(1, ceil(c.H * c.qo_len, self.columns))
         workers = c.cu_num // groups
         xcds = ROWS[c.arch].xcds
@@ -129,22 +153,25 @@ class Flow(Kernel):
         return [first, *others]
 
     def defines(self, c: Call, config: FlowConfig) -> Mapping[str, Any]:
-        return _defines(c.kv_dtype, c.q_dtype, config.least, c.page, c.has("angles"))
+        forms = c.has("angles"), c.has("qo_indptr")
+        return _defines(c.kv_dtype, c.q_dtype, config.least, c.page, *forms)
 
     def variant(self, c: Call, config: FlowConfig) -> RunOf:
         bound = self.source.bind(c.device, self.defines(c, config), c.arch)
-        is_table = c.tensors["kv_indices"].dim() == 2
         # Of out, the inputs in their order, angles if any, parts and counts.
-        order = (3, 5, 4, 1, 2, 6, 7, 0, 8, *((10, 11, 9) if c.has("angles") else (9, 10, 0)))
+        more = (11, 12, 10) if c.has("angles") else (10, 11, 0)
+        order = (3, 5, 4, 1, 2, 6, 7, 0, 8, *more, 9)
+        is_ragged = c.has("qo_indptr")
         launch = bound.prepare((256, 1, 1), order)
 
         def run_of(
-            batch: int, rows: int, heads: int, entries: int, _pages: int, page: int, _ends: int
-        ) -> Run:
-            columns, workers = rows // batch * heads, config.workers
-            groups = ceil(columns, self.columns)
-            width, shift = entries // batch if is_table else 0, page.bit_length() - 1
-            unseen = c.qo_len - 1 if c.causal else 0
+            batch: int, _rows: int, heads: int, _entries: int, _pages: int, page: int, _ends: int,
+            width: int,
+        ) -> Run:  # fmt: skip
+            columns, workers = c.qo_len * heads, config.workers
+            groups = 1 if is_ragged else ceil(columns, self.columns)
+            shift = page.bit_length() - 1
+            unseen = int(c.causal) if is_ragged else (c.qo_len - 1) * c.causal
             slots = groups * workers * 2
             scratch = Workspace(
                 c.device,

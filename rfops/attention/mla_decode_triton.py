@@ -60,6 +60,8 @@ class TritonMla(Kernel):
                 return f"{c.arch} has {fp8_of(c.arch)}, {name} is {dtype}"
         if c.has("angles") and c.kv_dtype != _BF16:
             return "keys of FP8 are not turned"
+        if c.H * c.qo_len > 16 * 65_535:  # least block_m, most programs of a grid's second number
+            return f"{c.H * c.qo_len} columns of a sequence, more than a grid has programs"
         return None
 
     def default(self, c: Call) -> MlaTritonConfig:
@@ -68,7 +70,7 @@ class TritonMla(Kernel):
         columns = c.H * c.qo_len
         block_m = 16 if columns <= 16 else 32
         chip = ROWS[serving(c.arch) or "sm_90"]
-        programs = max(1, c.B * ceil(columns, block_m))
+        programs = max(1, min(c.B * ceil(columns, block_m), c.B + ceil(c.T * c.H, block_m)))
         tokens = c.S * c.page // max(1, c.B)
         splits = max(1, min(MAX_SPLITS, 2 * chip.cus // programs, tokens // 64))
         block_n = 32 if c.arch.startswith("gfx") or block_m > 16 else 64
@@ -86,7 +88,6 @@ class TritonMla(Kernel):
         return [first, *(config for config in made if config != first)]
 
     def variant(self, c: Call, config: MlaTritonConfig) -> RunOf:
-        is_table = c.tensors["kv_indices"].dim() == 2
         constants = (c.sm_scale, config.block_m, config.block_n,
                      c.kv_dtype != _BF16, c.q_dtype != _BF16, fp8_of(c.arch) == FNUZ)  # fmt: skip
         part = BoundTriton(_KERNELS, "part", c.device, constants, config.warps, config.stages)
@@ -94,11 +95,11 @@ class TritonMla(Kernel):
         add = BoundTriton(_KERNELS, "add_splits", c.device, (most,))
 
         def run_of(
-            batch: int, rows: int, heads: int, entries: int, _pages: int, page: int, _ends: int
-        ) -> Run:
-            columns, splits = rows // batch * heads, config.splits
-            unseen = c.qo_len - 1 if c.causal else 0
-            width = entries // batch if is_table else 0
+            batch: int, rows: int, heads: int, _entries: int, _pages: int, page: int, _ends: int,
+            width: int,
+        ) -> Run:  # fmt: skip
+            columns, splits = c.qo_len * heads, config.splits
+            unseen = int(c.causal) if c.has("qo_indptr") else (c.qo_len - 1) * c.causal
             numbers = (columns, heads, unseen, page, width, splits)
             grid = (batch, ceil(columns, config.block_m), splits)
             count = rows * heads * splits
@@ -114,15 +115,17 @@ class TritonMla(Kernel):
                 kv_scale: torch.Tensor | None,
                 q_scale: torch.Tensor | None,
                 lse: torch.Tensor | None,
+                qo_indptr: torch.Tensor | None,
                 angles: torch.Tensor | None = None,
             ) -> None:
                 sums, totals = scratch() if splits > 1 else (None, None)
                 lists = kv_indptr, kv_indices, kv_lens
                 scales = kv_scale, q_scale
                 of_q = out, lse, sums, totals, _bytes(q)
-                part(grid, (*of_q, _bytes(kv), *lists, *scales, angles), numbers)
+                part(grid, (*of_q, _bytes(kv), *lists, *scales, angles, qo_indptr), numbers)
                 if splits > 1:
-                    add((rows * heads, 1, 1), (out, lse, sums, totals, kv_scale), (splits,))
+                    all_parts = out, lse, sums, totals, kv_scale, qo_indptr
+                    add((rows * heads, 1, 1), all_parts, (splits, batch, heads))
 
             return run
 

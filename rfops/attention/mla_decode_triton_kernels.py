@@ -4,7 +4,7 @@
 
 A program has BLOCK_M columns (a query's head) of a sequence and one of `splits` equal parts of its
 tokens, BLOCK_N at a time: a tile of the cache is loaded once and is the operand of both products.
-Tokens that are not there are zeros, and not read. Then the splits are added up, in their order.
+Tokens behind the end are zeros, and not read. Then the splits are added up, in their order.
 Rows are 64-bit offsets, those within one 32-bit. Nothing is atomic.
 """
 
@@ -45,15 +45,73 @@ def turned(low, high, cos, sin):
 
 
 @triton.jit
+def _attend(
+    acc, most, total, q_v, q_rope, q_low, q_high, kv, pages, angles, page, scale, first, end, seen,
+    BLOCK_N: tl.constexpr, MASKED: tl.constexpr, KV_FP8: tl.constexpr, FNUZ: tl.constexpr,
+):  # fmt: skip
+    """Add the tokens first .. end - 1. Of MASKED some column does not see some of them: each sees
+    those before its `seen`. NaN and inf among the values of masked tokens are zeros, as 0 times
+    them is NaN; a column that sees such a token has a P of NaN, or of 0 where its score is -inf."""
+    v, rope = tl.arange(0, V), V + tl.arange(0, ROPE)
+    low = V + tl.arange(0, HALF)
+    for at in range(first, end, BLOCK_N):
+        token = at + tl.arange(0, BLOCK_N)
+        # Without a mask where all tokens are in bounds.
+        there = token < end if MASKED else None
+        rows = there[:, None] if MASKED else None
+        other = 0 if MASKED else None
+        row = tl.load(pages + token // page, mask=there, other=other).to(tl.int64) * page
+        row = (row + token % page) * KEY
+        k_v = _wide(tl.load(kv + row[:, None] + v[None, :], mask=rows, other=other),
+                    KV_FP8, FNUZ)  # fmt: skip
+        score = tl.dot(q_v, tl.trans(k_v))
+        if angles is None:
+            k_at = kv + row[:, None] + rope[None, :]
+            k_rope = _wide(tl.load(k_at, mask=rows, other=other), KV_FP8, FNUZ)
+            score = tl.dot(q_rope, tl.trans(k_rope), score) * scale
+        else:
+            k_at = kv + row[:, None] + low[None, :]
+            k_low = tl.load(k_at, mask=rows, other=other)
+            k_high = tl.load(k_at + HALF, mask=rows, other=other)
+            at_angle = angles + token[:, None] * (2 * HALF) + tl.arange(0, HALF)[None, :]
+            cos = tl.load(at_angle, mask=rows, other=other)
+            sin = tl.load(at_angle + HALF, mask=rows, other=other)
+            k_low, k_high = turned(k_low, k_high, cos, sin)
+            score = tl.dot(q_low, tl.trans(k_low), score)
+            score = tl.dot(q_high, tl.trans(k_high), score) * scale
+        if MASKED:
+            score = tl.where(token[None, :] < seen[:, None], score, -float("inf"))
+            is_masked = token[:, None] >= tl.min(seen, 0)
+            is_finite = tl.abs(k_v.to(tl.float32)) < float("inf")
+            k_v = tl.where(is_masked & (is_finite == 0), 0.0, k_v).to(tl.bfloat16)
+        new = tl.maximum(most, tl.max(score, 1))
+        p = tl.exp2(score - new[:, None])
+        decay = tl.exp2(most - new)
+        total = total * decay + tl.sum(p, 1)
+        acc = acc * decay[:, None]
+        acc = tl.dot(p.to(tl.bfloat16), k_v, acc)
+        most = new
+    return acc, most, total
+
+
+@triton.jit
 def part(
     out, lse, sums, totals, q, kv, kv_indptr, kv_indices, kv_lens, kv_scale, q_scale, angles,
-    columns, heads, unseen, page, width, splits,
+    qo_indptr, columns, heads, unseen, page, width, splits,
     SM_SCALE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     KV_FP8: tl.constexpr, Q_FP8: tl.constexpr, FNUZ: tl.constexpr,
 ):  # fmt: skip
-    """sums: fp32 [rows of out, splits, 512], totals: [rows, splits, 2]; of one split out, lse."""
+    """sums: fp32 [rows of out, splits, 512], totals: [rows, splits, 2]; of one split out, lse.
+    With qo_indptr a sequence has its own number of queries, and `unseen` is whether it is causal."""
     b, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
-    column = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    first_row = b * columns
+    if qo_indptr is not None:
+        first_row = tl.load(qo_indptr + b).to(tl.int64) * heads
+        queries = tl.load(qo_indptr + b + 1) - tl.load(qo_indptr + b)
+        columns = queries * heads
+        unseen = unseen * (queries - 1)
+    base = tl.program_id(1) * BLOCK_M
+    column = base + tl.arange(0, BLOCK_M)
     is_column = column < columns
     scale = SM_SCALE * LOG2E
     value_scale = 1.0
@@ -70,16 +128,27 @@ def part(
         length = tl.load(kv_lens + b)
     else:
         length = (tl.load(kv_indptr + b + 1) - tl.load(kv_indptr + b)) * page
+    if base >= columns:
+        length = 0  # it is longer for others
     blocks = tl.cdiv(length, BLOCK_N)
     per_split = tl.cdiv(blocks, splits)
-    first, end = split * per_split * BLOCK_N, tl.minimum((split + 1) * per_split * BLOCK_N, length)
+    first = split * per_split * BLOCK_N
+    # Not what is masked for all columns; and behind `clear` something is for some.
+    last = tl.minimum(base + BLOCK_M, columns) - 1
+    end = length - tl.maximum(unseen - last // heads, 0)
+    end = tl.minimum((split + 1) * per_split * BLOCK_N, end)
+    all_see = tl.minimum(end, length - tl.maximum(unseen - base // heads, 0))
+    clear = first + tl.maximum(all_see - first, 0) // BLOCK_N * BLOCK_N
     seen = tl.minimum(end, length - tl.maximum(unseen - column // heads, 0))  # by each column
 
     v, rope = tl.arange(0, V), V + tl.arange(0, ROPE)
     low = V + tl.arange(0, HALF)
-    q_row = (b * columns + column) * KEY
+    q_row = (first_row + column) * KEY
     q_v = _wide(tl.load(q + q_row[:, None] + v[None, :], mask=is_column[:, None], other=0),
                 Q_FP8, FNUZ)  # fmt: skip
+    q_rope = None
+    q_low = None
+    q_high = None
     if angles is None:
         q_at = q + q_row[:, None] + rope[None, :]
         q_rope = _wide(tl.load(q_at, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
@@ -90,38 +159,16 @@ def part(
     acc = tl.zeros((BLOCK_M, V), tl.float32)
     most = tl.full((BLOCK_M,), -1e30, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    for at in range(first, end, BLOCK_N):
-        token = at + tl.arange(0, BLOCK_N)
-        there = token < end
-        row = tl.load(pages + token // page, mask=there, other=0).to(tl.int64) * page
-        row = (row + token % page) * KEY
-        k_v = _wide(tl.load(kv + row[:, None] + v[None, :], mask=there[:, None], other=0),
-                    KV_FP8, FNUZ)  # fmt: skip
-        score = tl.dot(q_v, tl.trans(k_v))
-        if angles is None:
-            k_at = kv + row[:, None] + rope[None, :]
-            k_rope = _wide(tl.load(k_at, mask=there[:, None], other=0), KV_FP8, FNUZ)
-            score = tl.dot(q_rope, tl.trans(k_rope), score) * scale
-        else:
-            k_at = kv + row[:, None] + low[None, :]
-            k_low = tl.load(k_at, mask=there[:, None], other=0)
-            k_high = tl.load(k_at + HALF, mask=there[:, None], other=0)
-            at_angle = angles + token[:, None] * (2 * HALF) + tl.arange(0, HALF)[None, :]
-            cos = tl.load(at_angle, mask=there[:, None], other=0)
-            sin = tl.load(at_angle + HALF, mask=there[:, None], other=0)
-            k_low, k_high = turned(k_low, k_high, cos, sin)
-            score = tl.dot(q_low, tl.trans(k_low), score)
-            score = tl.dot(q_high, tl.trans(k_high), score) * scale
-        score = tl.where(token[None, :] < seen[:, None], score, -float("inf"))
-        new = tl.maximum(most, tl.max(score, 1))
-        p = tl.exp2(score - new[:, None])
-        decay = tl.exp2(most - new)
-        total = total * decay + tl.sum(p, 1)
-        acc = acc * decay[:, None]
-        acc = tl.dot(p.to(tl.bfloat16), k_v, acc)
-        most = new
+    acc, most, total = _attend(
+        acc, most, total, q_v, q_rope, q_low, q_high, kv, pages, angles, page, scale, first, clear,
+        seen, BLOCK_N, False, KV_FP8, FNUZ,
+    )  # fmt: skip
+    acc, most, total = _attend(
+        acc, most, total, q_v, q_rope, q_low, q_high, kv, pages, angles, page, scale, clear, end,
+        seen, BLOCK_N, True, KV_FP8, FNUZ,
+    )  # fmt: skip
 
-    row = b * columns + column
+    row = first_row + column
     if sums is not None:
         slot = row * splits + split
         at = slot * V
@@ -137,9 +184,15 @@ def part(
 
 
 @triton.jit
-def add_splits(out, lse, sums, totals, kv_scale, splits, SPLITS: tl.constexpr):
-    """One row of out; SPLITS is a power of two."""
+def add_splits(
+    out, lse, sums, totals, kv_scale, qo_indptr, splits, batch, heads, SPLITS: tl.constexpr
+):  # fmt: skip
+    """One row of out, which some sequence has; SPLITS is a power of two."""
     row = tl.program_id(0).to(tl.int64)
+    if qo_indptr is not None:
+        query = row // heads
+        if (query < tl.load(qo_indptr)) | (query >= tl.load(qo_indptr + batch)):
+            return
     split = tl.arange(0, SPLITS)
     there = split < splits
     most = tl.load(totals + (row * splits + split) * 2, mask=there, other=-1e30)

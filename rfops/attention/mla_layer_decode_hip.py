@@ -419,6 +419,6 @@ class _Launches:
     ) -> None:  # fmt: skip
         self.down(q_lora, x, q_down, cache, kv_down, positions, lens, table, *sums)
         self.query(q, q_lora, q_up, kv_up, angles, positions, *sums)
-        self.attention(seen, q, cache, lens, table, lens, None, None, None, angles)
+        self.attention(seen, q, cache, lens, table, lens, None, None, None, None, angles)
         self.value(value, seen, kv_up, *(None,) * 5, *sums)
         self.out(out, value, o, *sums)

@@ -150,7 +150,7 @@ class _Launches:
         self.query((parts, along_m, 1), of_query, (c.B, heads, c.R, c.start))
         rows = heads * NOPE, NOPE, 0, _UP, 1, LATENT, heads * CACHE_ROW, CACHE_ROW
         self.of_heads((LATENT // 64, along_m, heads), (q, nope, kv_up), (c.B, LATENT, NOPE, *rows))
-        self.attention(seen, q, cache, lens, table, lens, None, None, None, angles)
+        self.attention(seen, q, cache, lens, table, lens, None, None, None, None, angles)
         rows = heads * LATENT, LATENT, NOPE * LATENT, _UP, LATENT, 1, c.V, V
         self.of_heads((V // 64, along_m, heads), (value, seen, kv_up), (c.B, V, LATENT, *rows))
         rows = c.V, 0, 0, 0, c.V, 1, c.D, 0

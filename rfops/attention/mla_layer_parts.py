@@ -24,7 +24,7 @@ def attention_call(c: Call, page: int) -> Call:
     """That of mla_decode on a layer's cache in pages of `page`, by a block table."""
     pages = c.L // page
     sizes = {"B": c.B, "T": c.B, "H": c.V // V, "S": c.B * pages, "P": c.B * pages, "page": page,
-             "ends": c.B}  # fmt: skip
+             "ends": c.B, "W": pages}  # fmt: skip
     values: Mapping[str, Any] = {"sm_scale": SM_SCALE, "qo_len": 1, "causal": True,
                                  "q_dtype": _BF16, "kv_dtype": _BF16}  # fmt: skip
     shapes = {"kv_indices": ((c.B, pages), torch.int32), "kv_lens": ((c.B,), torch.int32),
@@ -48,7 +48,7 @@ def attention_kernel(of: Call, *, hip: bool) -> tuple[Kernel | None, str]:
 
 
 def attention(c: Call, page: int, *, hip: bool) -> Run:
-    """run(out, q, kv, lens, table, lens, None, None, None, angles) of mla_decode's kernel."""
+    """run(out, q, kv, lens, table, lens, None, None, None, None, angles) of mla_decode's kernel."""
     of = attention_call(c, page)
     kernel, reason = attention_kernel(of, hip=hip)
     assert kernel is not None, reason

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "rfops/lanes.h"
+#include "rfops/mla_masked.h"
 #include "rfops/mla_parts.h"
 #include "rfops/mla_slot.h"
 
@@ -64,6 +65,9 @@ class MlaRoom {
  private:
   f32 room_ = -__builtin_inff();
 };
+
+// The token of register r of matrix instructions of 32 rows, in the first half of a wave's lanes.
+__device__ constexpr u32 column_token(u32 r) { return r / 4 * 8 + r % 4; }
 
 #define RFOPS_SELDOM(condition) __builtin_expect(condition, 0)
 
@@ -120,16 +124,21 @@ __device__ inline F32x4 from_accumulators(F32x4 four) {
 }
 
 // Scores of one column as matrix instructions of 32 rows leave them, without tokens from `seen` on.
+// Bit r of what it returns: register r had a score of such a token, and it was not finite.
 template <u32 kRegisters, class Scores>
-__device__ inline void mask_column(Scores& s, i32 first, i32 seen) {
+__device__ inline u32 mask_column(Scores& s, i32 first, i32 seen) {
   u32 lane = lane_in_wave();
   pin(lane);  // here: it is seldom asked for
   const i32 g = static_cast<i32>(lane / 32);
+  u32 not_finite = 0;
 #pragma unroll
   for (u32 r = 0; r < kRegisters; ++r) {
-    const i32 token = first + static_cast<i32>(r / 4 * 8 + r % 4) + 4 * g;
-    s[r] = token < seen ? s[r] : -__builtin_inff();
+    const i32 token = first + static_cast<i32>(column_token(r)) + 4 * g;
+    const bool is_seen = token < seen;
+    if (!is_seen && !is_finite(s[r])) not_finite |= u32{1} << r;
+    s[r] = is_seen ? s[r] : -__builtin_inff();
   }
+  return not_finite;
 }
 
 // What a lane loads of its wave's Q: kWide bytes at a time of the rows of columns lane / 4 and

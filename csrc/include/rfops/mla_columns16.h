@@ -27,7 +27,8 @@ class MlaColumns {
  public:
   using Scores = F32x4[2];
   static constexpr u32 kParkedBytes = kQuery16Bytes;
-  static constexpr u32 kOwn = 2;  // columns of a lane's scores
+  static constexpr u32 kOwn = 2;             // columns of a lane's scores
+  static constexpr bool kMasksLate = false;  // in the second half of `add_values`
   __device__ static u32 column(u32 lane, u32 n) { return n * 16 + lane % 16; }
 
   __device__ void ask_query(const WaveQuery& q) { scale_ = q.scale, asked_.ask(q); }
@@ -58,12 +59,9 @@ class MlaColumns {
     each_number<kEnd - kFirst>([&](auto i) { k_[kFirst + i] = key<kFirst + i>(); });
   }
 
-  // Matrix instructions make zeros faster than one register at a time.
   __device__ void begin() {
-    each_number<kTiles>([&](auto t) {
-      const U32x2 zero = {};
-      asm volatile("s_nop 1\n\tv_mfma_f32_32x32x8_bf16 %0, %1, %1, 0" : "+a"(o_[t]) : "v"(zero));
-    });
+    clear_result();
+    unclean_ = 0;
     each_number<kOwn>([&](auto n) { s_[n] = F32x4{}; });
     found_ = MlaRoom::kNothing;
   }
@@ -121,16 +119,23 @@ class MlaColumns {
 
   __device__ void end() { end_result(o_); }
 
-  // Tokens from `seen` on are not there; `first` is the tile's.
-  __device__ static void mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
+  // Tokens from `seen` on are masked; `first` is the tile's. Returns those of them, by bits, that
+  // have a score which is not finite.
+  __device__ static u64 mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
     u32 lane = lane_in_wave();
     pin(lane);  // here: it is seldom asked for
     const i32 token = first + static_cast<i32>(lane / 16 * 4);
+    u32 not_finite = 0;
 #pragma unroll
     for (u32 n = 0; n < kOwn; ++n) {
 #pragma unroll
-      for (i32 r = 0; r < 4; ++r) s[n][r] = token + r < seen[n] ? s[n][r] : -__builtin_inff();
+      for (i32 r = 0; r < 4; ++r) {
+        const bool is_seen = token + r < seen[n];
+        if (!is_seen && !is_finite(s[n][r])) not_finite |= u32{1} << r;
+        s[n][r] = is_seen ? s[n][r] : -__builtin_inff();
+      }
     }
+    return tokens_of_lanes<4, 16>(not_finite, [](u32 r) { return r; });
   }
 
   // Of the lane's n-th column, over all of its lanes.
@@ -196,7 +201,7 @@ class MlaColumns {
       s_[n][r] = __builtin_fmaf(next_[n][r], scale_, -weights_[n].most);
       s_[n][r + 1] = __builtin_fmaf(next_[n][r + 1], scale_, -weights_[n].most);
     }
-    if constexpr (i == 9) mask(s_, Number<1>{});
+    if constexpr (i == 9) unclean_ |= mask(s_, Number<1>{});
     if constexpr (i == 11) found_ = max_of(s_[0][0], s_[0][1], s_[0][2]);
     if constexpr (i == 12) found_ = max_of(found_, s_[0][3], s_[1][0]);
     if constexpr (i == 15) found_ = max_of(found_, s_[1][1], s_[1][2]);
@@ -271,7 +276,16 @@ class MlaColumns {
 #pragma unroll
       for (u32 r = 0; r < 4; ++r) s_[n][r] = __builtin_amdgcn_exp2f(s_[n][r] - rise);
     }
-    scale_result(o_, of_result(decay, lane_in_wave()), room_.leave());
+    const u32 was_first = room_.leave();
+    scale_result(o_, of_result(decay, lane_in_wave()), was_first);
+    if (RFOPS_SELDOM((was_first & unclean_) != 0)) clear_result();
+  }
+  // Matrix instructions make zeros faster than one register at a time.
+  __device__ void clear_result() {
+    each_number<kTiles>([&](auto t) {
+      const U32x2 zero = {};
+      asm volatile("s_nop 1\n\tv_mfma_f32_32x32x8_bf16 %0, %1, %1, 0" : "+a"(o_[t]) : "v"(zero));
+    });
   }
 
   f32 scale_;
@@ -288,6 +302,7 @@ class MlaColumns {
   Scores s_;          // and of this one
   f32 found_;         // the lane's most of these
   MlaRoom room_;
+  u32 unclean_;         // 1: turn 0 may have multiplied zeros by values that are not finite
   U32x2 p_[2], other_;  // weights of the two columns, then of tokens of the result's
 };
 

@@ -29,7 +29,8 @@ class MlaColumns {
  public:
   static constexpr u32 kParkedBytes = kParked * kWaveSize * kVecBytes;
   using Scores = f32[16];
-  static constexpr u32 kOwn = 1;  // columns of a lane
+  static constexpr u32 kOwn = 1;            // columns of a lane
+  static constexpr bool kMasksLate = true;  // in the second half of `add_values`
   static_assert(kParkedBytes >= kQuery32Bytes);
   __device__ static u32 column(u32 lane, u32) { return lane % 32; }
 
@@ -77,12 +78,9 @@ class MlaColumns {
     each_number<kEnd - kFirst>([&](auto i) { k_[kFirst + i] = key<kFirst + i>(); });
   }
 
-  // Matrix instructions make zeros faster than one register at a time.
   __device__ void begin() {
-    each_number<kTiles>([&](auto t) {
-      const U32x4 zero = {};
-      asm volatile("s_nop 1\n\tv_mfma_f32_32x32x16_bf16 %0, %1, %1, 0" : "+a"(o_[t]) : "v"(zero));
-    });
+    clear_result();
+    unclean_ = 0;
 #pragma unroll
     for (u32 i = 0; i < 16; ++i) s_[i] = -__builtin_inff();
     found_ = MlaRoom::kNothing;
@@ -144,9 +142,10 @@ class MlaColumns {
 
   __device__ void end() { end_result(o_); }
 
-  // Tokens from `seen` on are not there; `first` is the tile's.
-  __device__ static void mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
-    mask_column<16>(s, first, seen[0]);
+  // Tokens from `seen` on are masked; `first` is the tile's. Returns those of them, by bits, that
+  // have a score which is not finite.
+  __device__ static u64 mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
+    return tokens_of_lanes<16, 32>(mask_column<16>(s, first, seen[0]), column_token);
   }
 
   // Of the lane's n-th column, over all of its lanes.
@@ -211,7 +210,7 @@ class MlaColumns {
   template <u32 i, class Mask>
   __device__ void settle(Mask mask) {
     if constexpr (i < 16) s_[i] = __builtin_fmaf(next_[i], scale_, -weights_.most);
-    if constexpr (i == 16) mask(s_, Number<1>{});
+    if constexpr (i == 16) unclean_ |= mask(s_, Number<1>{});
     if constexpr (i > 16 && i < kSettleSteps) {
       constexpr u32 kPair = i - 17;
       found_ = kPair == 0 ? s_[0] : found_;
@@ -262,7 +261,16 @@ class MlaColumns {
     const f32 decay = weights_.raise(all, room_.is_first(), rise);
 #pragma unroll
     for (u32 i = 0; i < 16; ++i) s_[i] -= rise;
-    scale_result(o_, decay, room_.leave());
+    const u32 was_first = room_.leave();
+    scale_result(o_, decay, was_first);
+    if (RFOPS_SELDOM((was_first & unclean_) != 0)) clear_result();
+  }
+  // Matrix instructions make zeros faster than one register at a time.
+  __device__ void clear_result() {
+    each_number<kTiles>([&](auto t) {
+      const U32x4 zero = {};
+      asm volatile("s_nop 1\n\tv_mfma_f32_32x32x16_bf16 %0, %1, %1, 0" : "+a"(o_[t]) : "v"(zero));
+    });
   }
 
   f32 scale_;
@@ -278,6 +286,7 @@ class MlaColumns {
   Scores s_;     // and of this one
   f32 found_;    // the lane's most of these
   MlaRoom room_;
+  u32 unclean_;  // 1: turn 0 may have multiplied zeros by values that are not finite
   u32 p_[8];
 };
 

@@ -34,7 +34,8 @@ class MlaFp8Columns {
  public:
   static constexpr u32 kParkedBytes = kQuery32Bytes;
   using Scores = F32x16[kHalves];
-  static constexpr u32 kOwn = 1;  // columns of a lane
+  static constexpr u32 kOwn = 1;             // columns of a lane
+  static constexpr bool kMasksLate = false;  // in the second half of `add_values`
   __device__ static u32 column(u32 lane, u32) { return lane % 32; }
 
   __device__ void ask_query(const WaveQuery& q) { scale_ = q.scale, asked_.ask(q); }
@@ -66,12 +67,9 @@ class MlaFp8Columns {
     each_number<kEnd - kFirst>([&](auto i) { k_[kFirst + i] = key<kFirst + i>(); });
   }
 
-  // Matrix instructions make zeros faster than one register at a time.
   __device__ void begin() {
-    each_number<kValueSteps>([&](auto t) {
-      const U32x4 zero = {};
-      asm volatile("s_nop 1\n\tv_mfma_f32_32x32x16_bf16 %0, %1, %1, 0" : "+a"(o_[t]) : "v"(zero));
-    });
+    clear_result();
+    unclean_ = 0;
     each_number<32>([&](auto i) { s_[i] = -__builtin_inff(); });
     found_ = MlaRoom::kNothing;
     one_ = kOne;
@@ -130,10 +128,15 @@ class MlaFp8Columns {
 
   __device__ void end() { end_result(o_); }
 
-  // Tokens from `seen` on are not there; `first` is the tile's.
-  __device__ static void mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
-    each_number<kHalves>(
-        [&](auto h) { mask_column<16>(s[h], first + static_cast<i32>(h * 32), seen[0]); });
+  // Tokens from `seen` on are masked; `first` is the tile's. Returns those of them, by bits, that
+  // have a score which is not finite.
+  __device__ static u64 mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
+    u64 found = 0;
+    each_number<kHalves>([&](auto h) {
+      const u32 own = mask_column<16>(s[h], first + static_cast<i32>(h * 32), seen[0]);
+      found |= tokens_of_lanes<16, 32>(own, column_token) << h * 32;
+    });
+    return found;
   }
 
   // Of the lane's n-th column, over all of its lanes.
@@ -199,7 +202,7 @@ class MlaFp8Columns {
   // above `most` and the tile's own. From the third step on the matrix cores have written them all.
   template <u32 t, class Mask>
   __device__ void settle(Mask mask) {
-    if constexpr (t == 2) mask(next_, Number<1>{});
+    if constexpr (t == 2) unclean_ |= mask(next_, Number<1>{});
     if constexpr (t >= 2 && t < 6) {
       each_number<4>([&](auto j) {
         constexpr u32 r = (t - 2) * 8 + j * 2;
@@ -253,7 +256,16 @@ class MlaFp8Columns {
     found_ -= rise;
     choose_power();
     each_number<32>([&](auto r) { lower<r>(); });
-    scale_result(o_, decay, room_.leave());
+    const u32 was_first = room_.leave();
+    scale_result(o_, decay, was_first);
+    if (RFOPS_SELDOM((was_first & unclean_) != 0)) clear_result();
+  }
+  // Matrix instructions make zeros faster than one register at a time.
+  __device__ void clear_result() {
+    each_number<kValueSteps>([&](auto t) {
+      const U32x4 zero = {};
+      asm volatile("s_nop 1\n\tv_mfma_f32_32x32x16_bf16 %0, %1, %1, 0" : "+a"(o_[t]) : "v"(zero));
+    });
   }
 
   f32 scale_, offset_;  // a score's power of two is score * scale_ + offset_
@@ -268,6 +280,7 @@ class MlaFp8Columns {
   f32 s_[32];             // and of this one
   f32 found_;             // the most of these
   MlaRoom room_;
+  u32 unclean_;  // 1: turn 0 may have multiplied zeros by values that are not finite
 };
 
 }  // namespace rfops

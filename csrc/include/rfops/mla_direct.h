@@ -7,7 +7,7 @@
 // Neither K's reads (16 bytes) nor V's (8 bytes, transposed) have a bank conflict.
 #pragma once
 
-#include "rfops/mla_cache.h"
+#include "rfops/mla_masked.h"
 
 #if defined(__gfx950__)
 
@@ -186,6 +186,19 @@ class DirectTiles {
     }
     if constexpr (kHasNext) load_turn(tile + 1);
     if constexpr (kReadsValues) read_values();  // they arrive while the caller works on scores
+  }
+
+  // Of masked tokens of the tile whose scores were made last, whose values are read again.
+  __device__ void mask_values(u32 tokens) {
+    make_finite(tokens);
+    read_values();
+  }
+  // The same before they are read.
+  __device__ void make_finite(u32 tokens) const {
+    make_values_finite<kFp8>(tokens, [&](u32 token) {
+      if constexpr (!kFp8) return base_ + token * kPitch;
+      return base_ + token / 16 * kHalfBytes + token % 16 / 2 * kPitch + token % 2 * 512;
+    });
   }
 
   __device__ void add_values(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) const {

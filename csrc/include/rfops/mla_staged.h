@@ -6,7 +6,7 @@
 // 16-byte chunks are permuted by the row: writes and reads have no bank conflict.
 #pragma once
 
-#include "rfops/mla_cache.h"
+#include "rfops/mla_masked.h"
 
 namespace rfops {
 
@@ -81,6 +81,11 @@ class StagedTiles {
     load_turn(tile + 1);
 #pragma unroll
     for (u32 h = 0; h < Row::kHalves; ++h) s[h] = sums[h][0] + sums[h][1];
+  }
+
+  // Of masked tokens of the tile whose scores were made last.
+  __device__ void mask_values(u32 tokens) const {
+    make_values_finite<kFp8>(tokens, [&](u32 token) { return own_ + token * Row::kValueBytes; });
   }
 
   __device__ void add_values(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) {

@@ -56,6 +56,13 @@ struct MlaPart {
     return (end - begin + kTokens - 1) / kTokens;
   }
   __device__ bool is_whole() const { return begin == 0 && end == length; }
+  // The same without tokens from `seen` on, but for one.
+  __device__ MlaPart without(i32 seen) const {
+    const i32 least = static_cast<i32>(begin) + 1, most = static_cast<i32>(end);
+    MlaPart kept = *this;
+    if (begin < end && seen < most) kept.end = static_cast<u32>(seen > least ? seen : least);
+    return kept;
+  }
 };
 
 // act(part) for each part that `worker` has, cut at kGranule tokens; the same in all lanes. What a
@@ -84,6 +91,105 @@ __device__ inline void each_part(const Sequences& all, const Shares& shares, u32
       base = chunk.next;
       if (first >= all.count || base >= to) return;
     }
+  }
+}
+
+// Where the queries of sequences are said that have some number of them each.
+struct Queries {
+  const i32* bounds;  // [count + 1]
+  u32 heads;
+};
+
+// Sequences of such queries, of 64 one a lane. A sequence is an item for each kColumns of its
+// columns (a query's head), and costs its tokens in each.
+template <u32 kColumns>
+struct ItemChunk {
+  u32 row, columns;  // its first query, and all its columns
+  u32 length, entry;
+  u32 start, extent;  // where the first item starts, and from one to the next
+  u32 next;           // where the sequence after these starts; the same in all lanes
+
+  __device__ ItemChunk(const Sequences& all, const Queries& queries, u32 first, u32 base) {
+    const u32 b = first + lane_in_wave();
+    const u32 at = b < all.count ? b : all.count - 1;
+    row = static_cast<u32>(queries.bounds[at]);
+    const u32 own = static_cast<u32>(queries.bounds[at + 1]) - row;
+    columns = b < all.count ? own * queries.heads : 0;
+    entry = static_cast<u32>(all.bounds[at]);
+    length = all.lens == nullptr ? (static_cast<u32>(all.bounds[at + 1]) - entry) << all.page_shift
+                                 : static_cast<u32>(all.lens[at]);
+    extent = length + all.cost.all();
+    const u32 size = items() * extent, sum = prefix_sum(size);
+    start = base + sum - size;
+    next = base + lane_value(sum, kWaveSize - 1);
+  }
+  __device__ u32 items() const { return (columns + kColumns - 1) / kColumns; }
+};
+
+// All items, and what they cost.
+template <u32 kColumns>
+struct ItemTotals {
+  u32 items = 0, cost = 0;
+
+  __device__ ItemTotals(const Sequences& all, const Queries& queries) {
+    for (u32 first = 0; first < all.count; first += kWaveSize) {
+      const ItemChunk<kColumns> chunk(all, queries, first, cost);
+      items += lane_value(prefix_sum(chunk.items()), kWaveSize - 1);
+      cost = chunk.next;
+    }
+  }
+};
+
+// Columns of a sequence that has `columns`, from `base` on, and from row `row` of queries.
+struct MlaItem {
+  u32 row, columns, base;
+
+  template <u32 kColumns>
+  __device__ u32 last() const {
+    return (base + kColumns < columns ? base + kColumns : columns) - 1;
+  }
+  // Tokens at the sequence's end that this column's query does not see.
+  __device__ u32 unseen(u32 column, u32 heads, bool is_causal) const {
+    return is_causal ? columns / heads - 1 - column / heads : 0;
+  }
+};
+
+// act(part, item) for each part of an item that `worker` has, cut at kGranule tokens; the same in
+// all lanes. Registers are for `act`, as in each_part.
+template <u32 kGranule, u32 kColumns, class Act>
+__device__ inline void each_item(const Sequences& all, const Queries& queries, const Shares& shares,
+                                 u32 worker, Act act) {
+  const u32 from = shares.begin(worker), to = shares.begin(worker + 1);
+  u32 next = 0, item = 0;  // the sequence that is next, and which of its items
+  for (u32 first = 0, base = 0;;) {
+    asm volatile("" : "+s"(first), "+s"(base), "+s"(next), "+s"(item) : : "memory");
+    const ItemChunk<kColumns> chunk(all, queries, first, base);
+    const u32 own = first + lane_in_wave(), size = chunk.items() * chunk.extent;
+    const u64 left = __builtin_amdgcn_ballot_w64(size != 0 && own >= next && chunk.start < to &&
+                                                 from < chunk.start + size);
+    if (left == 0) {
+      first += kWaveSize;
+      base = chunk.next;
+      if (first >= all.count || base >= to) return;
+      continue;
+    }
+    const u32 at = static_cast<u32>(__builtin_ctzll(left));
+    const auto of = [at](u32 all_lanes) { return lane_value(all_lanes, at); };
+    const u32 sequence = first + at, start = of(chunk.start), extent = of(chunk.extent);
+    const u32 length = of(chunk.length), columns = of(chunk.columns);
+    if (sequence != next) item = 0;
+    const u32 before = start < from ? (from - start) / extent : 0;  // items of other workers
+    if (item < before) item = before;
+    const u32 item_start = start + item * extent, zero = item_start + all.cost.before;
+    const u32 begin = token_at<kGranule>(from, zero, length);
+    const u32 end = token_at<kGranule>(to, zero, length);
+    const bool is_mine = length == 0 ? from <= item_start && item_start < to : begin < end;
+    const MlaItem part_of = {of(chunk.row), columns, item * kColumns};
+    const bool has_next = part_of.base + kColumns < columns;
+    next = has_next ? sequence : sequence + 1;
+    item = has_next ? item + 1 : 0;
+    if (is_mine) act(MlaPart{sequence, zero, begin, end, length, of(chunk.entry)}, part_of);
+    if (to <= zero + length) return;  // what comes next begins behind this worker's share
   }
 }
 
