@@ -424,7 +424,9 @@ extern "C" __global__ void
                     f32* __restrict__ parts,             // MlaTarget
                     u32* __restrict__ counts,            // likewise
                     const bf16* __restrict__ angles,     // [positions, 64]: cos, sin; with kRope
-                    f32 sm_scale, u32 columns, u32 heads,
+                    f32 sm_scale,
+                    u32 columns,  // of a sequence; of kRagged the rows of q
+                    u32 heads,
                     u32 unseen,                           // of kRagged: whether it is causal
                     const i32* __restrict__ qo_indptr) {  // [batch + 1]; with kRagged
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
@@ -434,7 +436,7 @@ extern "C" __global__ void
   if constexpr (kRagged) {
     const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
     const f32 scale = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
-    const Queries queries = {qo_indptr, heads};
+    const Queries queries = {qo_indptr, heads, columns};
     const ItemTotals<kMlaColumns> totals(all, queries);
     const u32 fit = (totals.cost - kCut * totals.items) / kLeast;
     const Shares shares(totals.cost, workers, fit < totals.items ? totals.items : fit);

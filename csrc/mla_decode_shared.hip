@@ -195,7 +195,9 @@ extern "C" __global__ void
                       f32* __restrict__ parts,             // Target
                       u32* __restrict__ counts,            // likewise
                       const bf16* __restrict__ angles,     // [positions, 64]: cos, sin; with kRope
-                      f32 sm_scale, u32 columns, u32 heads,
+                      f32 sm_scale,
+                      u32 columns,  // of a sequence; of kRagged the rows of q
+                      u32 heads,
                       u32 unseen,                           // of kRagged: whether it is causal
                       const i32* __restrict__ qo_indptr) {  // [batch + 1]; with kRagged
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
@@ -244,7 +246,7 @@ extern "C" __global__ void
     finish_part(own, lds, target, part, shares, group, worker, workers);
   };
   if constexpr (kRagged) {
-    const Queries queries = {qo_indptr, heads};
+    const Queries queries = {qo_indptr, heads, columns};
     const ItemTotals<kColumns> totals(all, queries);
     const Shares shares(totals.cost, workers,
                         (totals.cost - all.cost.all() * totals.items) / kLeast);

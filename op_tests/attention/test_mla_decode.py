@@ -143,6 +143,16 @@ def test_queries_one_by_one(kernel: str, arch: str) -> None:
         assert torch.allclose(lse[t::qo_len], alone_lse, rtol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["torch", "flow", "triton"])
+def test_all_queries_see_all(name: str, arch: str) -> None:
+    """Without causal the first query of a sequence sees its last token."""
+    p = problem([35, 3, 64], 4, arch=arch, qo_len=4, causal=False)
+    got = run(name, p)
+    assert_correct(got, p)
+    with pytest.raises(AssertionError, match="relative L2"):
+        assert_correct(got, p.with_(causal=True))
+
+
 def test_the_reference_is_the_formula(arch: str) -> None:
     for shape in ("ragged", "four_queries", "not_causal", "table", "fp8_q"):
         p = problem(**SHAPES[shape], arch=arch)
@@ -234,6 +244,7 @@ def test_nothing_to_do() -> None:
 
 P = problem([20, 3], 4)
 T = problem([20, 3], 4, page=16, table=True)
+TABLE = torch.zeros(4, 4, dtype=torch.int32)  # of more sequences than q has
 
 
 @pytest.mark.parametrize(
@@ -261,7 +272,14 @@ T = problem([20, 3], 4, page=16, table=True)
         (P, {"out": P.q.view(-1)[:4096].view(2, 4, 512)}, "out must not overlap q"),
         (P, {"config": 3}, "config must be one of SharedFp8Config, SharedConfig, FlowConfig, Mla"),
         (T, {"kv_indptr": P.kv_indptr, "kv_lens": None}, "kv_lens must be given with a block"),
-        (T, {"kv_indices": T.kv_indices[:1, :3]}, r"kv_indices must be of batch = 2 rows"),
+        (T, {"kv_lens": None}, "kv_lens must be given with a block"),
+        (T, {"kv_indptr": P.kv_indptr}, "kv_indptr must be None where kv_indices is a block table"),
+        (T, {"kv_indices": TABLE[:1]}, "kv_indices must be of batch = 2 rows, got 1"),
+        (T, {"kv_indices": TABLE}, "kv_indices must be of batch = 2 rows, got 4"),
+        (T, {"kv_indices": TABLE[:1].view(-1)[:4].view(1, 4)}, "kv_indices must be of batch = 2"),
+        (T, {"kv_indices": TABLE[:0]}, "kv_indices must be of batch = 2 rows, got 0"),
+        (T, {"kv_indices": TABLE.view(-1)}, r"kv_indptr must be a \[ends\] tensor, got NoneType"),
+        (T, {"kv_indices": TABLE.view(2, 8, 1)}, r"kv_indptr must be a \[ends\] tensor, got None"),
     ],
 )
 def test_refusals(p: Problem, change: dict[str, Any], message: str) -> None:
@@ -272,3 +290,14 @@ def test_refusals(p: Problem, change: dict[str, Any], message: str) -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match=f"^mla_decode: {message}"):
             mla_decode(**given)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 6])
+def test_tables_of_other_rows(arch: str, rows: int) -> None:
+    """Refused also behind a call of the same form that was right, whose plan is known."""
+    p = problem([20, 3], 4, page=16, table=True)
+    call(p)
+    wrong = torch.zeros(rows, p.kv_indices.shape[1], dtype=torch.int32)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"kv_indices must be of batch = 2 rows, got {rows}"):
+            call(p.with_(kv_indices=wrong))

@@ -79,10 +79,11 @@ def test_aiters_metadata_is_ignored_and_that_is_said_once(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"logit_cap": 30.0}, "logit_cap must be 0 or False, got 30.0; call the original"),
-        ({"return_logits": True}, "return_logits must be 0 or False"),
-        ({"intra_batch_mode": True}, "intra_batch_mode must be 0 or False"),
+        ({"logit_cap": 30.0}, "logit_cap must be 0 or less, got 30.0; call the original"),
+        ({"return_logits": True}, "return_logits must be False"),
         ({"nhead_kv": 2}, "nhead_kv must be 1, got 2"),
+        ({"cp_world_size": 2}, "cp_world_size must be 1 or None, got 2"),
+        ({"cp_rank": 1}, "cp_rank must be 0 or None, got 1"),
         ({"g_kv_indptr": torch.zeros(1)}, "g_kv_indptr must be None"),
     ],
 )
@@ -90,6 +91,68 @@ def test_what_of_aiters_is_not_taken(change: dict[str, Any], message: str) -> No
     p = problem([5], 16)
     with pytest.raises(ValueError, match=f"^mla_decode_fwd: {message}"):
         compat.mla_decode_fwd(*aiter_args(p, result(p)), **change)
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_aiters_ragged_queries(page: int) -> None:
+    """Of padded q, whose other rows keep what they hold; qo_indptr says which rows are whose."""
+    p = problem([33, 5, 16, 100], 8, qo_lens=[1, 2, 0, 4], page=page)
+    o = result(p)
+    args = aiter_args(p, o)
+    args[3] = p.qo_indptr
+    _, lse = compat.mla_decode_fwd(*args, page_size=page, sm_scale=p.sm_scale, return_lse=True)
+    assert lse is not None
+    assert_correct((o, torch.where(p.is_row[:, None], lse, math.nan)), p)
+
+
+def test_aiters_neutral_values() -> None:
+    """As callers pass them: int64, buffers longer than the batch, one rank, SGLang's mode."""
+    p = problem([33, 0, 16, 100], 8, page=16)
+    o = result(p)
+    args = aiter_args(p, o)
+    last = args[4][-1:]
+    args[3:7] = [
+        args[3].long(), torch.cat([args[4], last, last]).long(), args[5].long(),
+        torch.cat([args[6], last]).long(),
+    ]  # fmt: skip
+    _, lse = compat.mla_decode_fwd(
+        *args, page_size=16, sm_scale=p.sm_scale, return_lse=True, intra_batch_mode=True,
+        logit_cap=-1.0, cp_world_size=1, cp_rank=0, g_kv_indptr=None, return_logits=False,
+    )  # fmt: skip
+    assert lse is not None
+    assert_correct((o, lse), p)
+    for at, message in ((4, r"kv_indptr must be \[5\] or longer, got \[4\]"),
+                        (6, r"kv_last_page_lens must be \[4\] or longer, got \[1\]")):  # fmt: skip
+        short = [*args]
+        short[at] = args[at][: 4 if at == 4 else 1]
+        with pytest.raises(ValueError, match=message):
+            compat.mla_decode_fwd(*short, page_size=16)
+
+
+def test_sparse_metadata_is_refused() -> None:
+    """Its kernel would read all tokens."""
+    assert compat.get_mla_metadata_v1(topk=-1) is None
+    with pytest.raises(ValueError, match="get_mla_metadata_v1: topk must be -1 or None, got 2048"):
+        compat.get_mla_metadata_v1(topk=2048)
+    with pytest.raises(ValueError, match="is_sparse must be False or None, got True"):
+        compat.get_mla_metadata_info_v1(1, 1, 16, BF16, BF16, is_sparse=True)
+
+
+def test_vllms_lse_and_tables() -> None:
+    """lse in q's dtype, int64 indices; a scale of a bf16 cache does not count, as in Triton's."""
+    p = problem([33, 0, 64], 16, page=16, table=True)
+    o, lse = result(p), torch.full(p.q.shape[:2], math.nan, dtype=BF16)
+    assert p.kv_lens is not None
+    args = [p.q, p.kv, p.kv[..., :512], o, lse, p.kv_indices.long(), p.kv_lens.long(), None, 4]
+    compat.decode_attention_fwd(*args, p.sm_scale, 16, k_scale=torch.tensor([3.0]), is_mla=True)
+    own = torch.full(p.q.shape[:2], math.nan)
+    args[4] = own
+    compat.decode_attention_fwd(*args, p.sm_scale, 16, is_mla=True)
+    assert_correct((o, own), p)
+    assert torch.equal(lse, own.to(BF16))
+    args[5] = torch.cat([p.kv_indices, p.kv_indices])
+    with pytest.raises(ValueError, match="kv_indices must be of batch = 3 rows, got 6"):
+        compat.decode_attention_fwd(*args, p.sm_scale, 16, is_mla=True)
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -108,7 +171,7 @@ def test_vllm(fp8: bool) -> None:
     with pytest.raises(ValueError, match="k_buffer must be of one head of 576"):
         compat.decode_attention_fwd(p.q, cache[..., :512], cache, o, lse, p.kv_indices, p.kv_lens,
                                     None, 4, 1.0, 16)  # fmt: skip
-    with pytest.raises(ValueError, match="logit_cap must be 0, got 5"):
+    with pytest.raises(ValueError, match="logit_cap must be 0 or less, got 5"):
         compat.decode_attention_fwd(p.q, cache, cache, o, lse, p.kv_indices, p.kv_lens, None, 4,
                                     1.0, 16, 5.0)  # fmt: skip
 
@@ -125,6 +188,11 @@ def test_flash_mla(causal: bool) -> None:
     assert_correct((out.flatten(0, 1), lse.mT.flatten(0, 1)), p)
     with pytest.raises(ValueError, match="head_dim_v must be 512, got 576"):
         compat.flash_mla_with_kvcache(q, p.kv, p.kv_indices, p.kv_lens, 576)
+    with pytest.raises(ValueError, match="indices must be None, got"):
+        compat.flash_mla_with_kvcache(q, p.kv, p.kv_indices, p.kv_lens, 512, is_fp8_kvcache=False,
+                                      indices=p.kv_indices)  # fmt: skip
+    with pytest.raises(ValueError, match="kv_indices must be of batch = 3 rows, got 1"):
+        compat.flash_mla_with_kvcache(q, p.kv, p.kv_indices[:1], p.kv_lens, 512)
     with pytest.raises(ValueError, match=r"q must be \[batch, seq, heads, 576\]"):
         compat.flash_mla_with_kvcache(p.q, p.kv, p.kv_indices, p.kv_lens, 512)
 
@@ -140,7 +208,7 @@ def test_signatures() -> None:
         "decode_attention_fwd": "q k_buffer v_buffer o lse req_to_token b_seq_len attn_logits "
         "num_kv_splits sm_scale page_size logit_cap k_scale v_scale is_mla",
         "flash_mla_with_kvcache": "q k_cache block_table cache_seqlens head_dim_v "
-        "tile_scheduler_metadata num_splits softmax_scale causal",
+        "tile_scheduler_metadata num_splits softmax_scale causal others",
     }
     for name, parameters in wanted.items():
         found = inspect.signature(getattr(compat, name)).parameters

@@ -60,13 +60,33 @@ def test_buffers_of_a_graph() -> None:
         assert_correct((out, lse), one)
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_ragged_queries(graph: bool) -> None:
+    """Rows that differ, then as many for each by the same wrapper."""
+    p, other = problem([33, 16, 100], 8, qo_lens=[1, 0, 3]), problem([5, 64, 70], 8, qo_len=2)
+    buffers = [torch.zeros(n, dtype=torch.int32) for n in (4, 4, 400, 3)]
+    wrapper = Wrapper(torch.empty(128), graph, *(buffers if graph else ()))
+    for one in (p, other, p):
+        given = lists(one)
+        if one.qo_indptr is not None:
+            given[0] = one.qo_indptr
+        wrapper.plan(*given, *dims(one))
+        o, lse = torch.full((*one.q.shape[:2], 512), math.nan, dtype=BF16), None
+        lse = torch.full(one.q.shape[:2], math.nan)
+        got = wrapper.run(*halves(one), o, None, True, return_lse_base_on_e=True)
+        lse[one.is_row] = got[1][one.is_row]
+        assert_correct((o, lse), one)
+    none = Wrapper(torch.empty(1), True, None, *buffers[1:])
+    with pytest.raises(ValueError, match="qo_indptr must be given to the constructor"):
+        none.plan(p.qo_indptr, *lists(p)[1:], *dims(p))
+
+
 P = problem([20, 3], 4)
 
 
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
-        (0, torch.tensor([0, 1, 3]), r"qo_indptr must be of sequences of one length, .* \[1, 2\]"),
         (5, 256, r"head_dim_ckv, head_dim_kpe must be 512, 64, got \(256, 64\)"),
         (12, True, "use_profiler must be False"),
     ],

@@ -124,14 +124,14 @@ class Flow(Kernel):
 
     def items(self, c: Call) -> int:
         """Of ragged queries: pairs of a sequence and `columns` of its columns, at most."""
-        return ceil(c.T * c.H, self.columns) + int(c.B)
+        return int(ceil(c.T * c.H, self.columns) + c.B)
 
     def most_cost(self, c: Call) -> int:
         """Of ragged queries: the most that a kernel may have to share out, in tokens."""
         each, tokens = 1024, c.S * c.page  # each: more than what an item costs beside its tokens
         longest = c.W * c.page if c.W else tokens
         of_longest = ceil(c.qo_len * c.H, self.columns) * (tokens + each * c.B)
-        return min(self.items(c) * (longest + each), of_longest)
+        return int(min(self.items(c) * (longest + each), of_longest))
 
     def default(self, c: Call) -> FlowConfig:
         """A worker for each CU; where several read the same tokens, on one die each."""
@@ -165,10 +165,11 @@ class Flow(Kernel):
         launch = bound.prepare((256, 1, 1), order)
 
         def run_of(
-            batch: int, _rows: int, heads: int, _entries: int, _pages: int, page: int, _ends: int,
+            batch: int, rows: int, heads: int, _entries: int, _pages: int, page: int, _ends: int,
             width: int,
         ) -> Run:  # fmt: skip
-            columns, workers = c.qo_len * heads, config.workers
+            workers = config.workers
+            columns = rows if is_ragged else c.qo_len * heads
             groups = 1 if is_ragged else ceil(columns, self.columns)
             shift = page.bit_length() - 1
             unseen = int(c.causal) if is_ragged else (c.qo_len - 1) * c.causal

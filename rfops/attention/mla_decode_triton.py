@@ -100,7 +100,7 @@ class TritonMla(Kernel):
         ) -> Run:  # fmt: skip
             columns, splits = c.qo_len * heads, config.splits
             unseen = int(c.causal) if c.has("qo_indptr") else (c.qo_len - 1) * c.causal
-            numbers = (columns, heads, unseen, page, width, splits)
+            numbers = (columns, rows, heads, unseen, page, width, splits)
             grid = (batch, ceil(columns, config.block_m), splits)
             count = rows * heads * splits
             scratch = Workspace(c.device, (count * D_V, torch.float32), (count * 2, torch.float32))

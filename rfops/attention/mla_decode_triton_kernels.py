@@ -97,17 +97,18 @@ def _attend(
 @triton.jit
 def part(
     out, lse, sums, totals, q, kv, kv_indptr, kv_indices, kv_lens, kv_scale, q_scale, angles,
-    qo_indptr, columns, heads, unseen, page, width, splits,
+    qo_indptr, columns, rows, heads, unseen, page, width, splits,
     SM_SCALE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     KV_FP8: tl.constexpr, Q_FP8: tl.constexpr, FNUZ: tl.constexpr,
 ):  # fmt: skip
     """sums: fp32 [rows of out, splits, 512], totals: [rows, splits, 2]; of one split out, lse.
-    With qo_indptr a sequence has its own number of queries, and `unseen` is whether it is causal."""
+    With qo_indptr sequences have some number of queries each, and `unseen` says causal."""
     b, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
     first_row = b * columns
     if qo_indptr is not None:
-        first_row = tl.load(qo_indptr + b).to(tl.int64) * heads
-        queries = tl.load(qo_indptr + b + 1) - tl.load(qo_indptr + b)
+        first_query = tl.minimum(tl.load(qo_indptr + b), rows)
+        queries = tl.minimum(tl.load(qo_indptr + b + 1), rows) - first_query
+        first_row = first_query.to(tl.int64) * heads
         columns = queries * heads
         unseen = unseen * (queries - 1)
     base = tl.program_id(1) * BLOCK_M

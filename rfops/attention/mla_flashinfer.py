@@ -46,6 +46,7 @@ class BatchMLAPagedAttentionWrapper:
         if self._kept and any(buffer is None for buffer in self._kept):
             _refuse("kv_indptr, kv_indices and kv_len_arr", "given with use_cuda_graph", None,
                     "pass buffers for all of them")  # fmt: skip
+        self._kept_queries = qo_indptr if use_cuda_graph else None
         self._lists: tuple[Tensor, Tensor, Tensor] | None = None
 
     def plan(
@@ -64,16 +65,19 @@ class BatchMLAPagedAttentionWrapper:
         kv_data_type: torch.dtype,
         use_profiler: bool = False,
     ) -> None:
-        """Every sequence has as many rows of q: reads qo_indptr back. Raises ValueError for other
-        lengths, head dimensions or the profiler."""
+        """Reads qo_indptr back, to know whether all sequences have as many rows of q. Raises
+        ValueError for other head dimensions, the profiler, and with use_cuda_graph for rows that
+        differ where no buffer for qo_indptr was given."""
         dims = (head_dim_ckv, head_dim_kpe)
         if dims != (D_V, _ROPE):
             _refuse("head_dim_ckv, head_dim_kpe", f"{D_V}, {_ROPE}", dims)
         if use_profiler:
             _refuse("use_profiler", "False", use_profiler)
         counts = sorted(set(qo_indptr.diff().tolist()))
-        if len(counts) > 1 or counts == [0]:
-            _refuse("qo_indptr", "of sequences of one length, 1 or more", counts)
+        self._queries = None
+        self._qo_len = counts[-1] if counts else 1
+        if len(counts) > 1 or counts == [0] or (counts and int(qo_indptr[0]) != 0):
+            self._queries = self._plan_queries(qo_indptr, counts)
         given = (kv_indptr, kv_indices, kv_len_arr)
         if self._kept:
             for kept, own in zip(self._kept, given, strict=True):
@@ -86,9 +90,19 @@ class BatchMLAPagedAttentionWrapper:
         else:
             bounds, indices, lens = (own.to(self.device) for own in given)
             self._lists = bounds, indices, lens
-        self._qo_len = counts[0] if counts else 1
         self._heads, self._page, self._causal = num_heads, page_size, causal
         self._scale, self._dtypes = sm_scale, (q_data_type, kv_data_type)
+
+    def _plan_queries(self, qo_indptr: Tensor, counts: list[int]) -> Tensor:
+        """Where the rows of each sequence begin, of numbers that differ."""
+        if self._kept is None:
+            return qo_indptr.to(self.device)
+        if self._kept_queries is None:
+            _refuse("qo_indptr", "given to the constructor with use_cuda_graph", counts,
+                    "pass a buffer for it, or as many rows for each sequence")  # fmt: skip
+            raise AssertionError
+        kept = self._kept_queries[: len(qo_indptr)]
+        return kept.copy_(qo_indptr)
 
     def run(
         self,
@@ -133,8 +147,11 @@ class BatchMLAPagedAttentionWrapper:
             raise AssertionError
         own = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
         bounds, indices, lens = self._lists
+        is_uniform = self._queries is None
         out = mla_decode(
-            q, kv.unsqueeze(2), bounds, indices, self._scale, qo_len=self._qo_len,
+            q, kv.unsqueeze(2), bounds, indices, self._scale,
+            qo_len=self._qo_len if is_uniform else 1, qo_indptr=self._queries,
+            max_qo_len=None if is_uniform else self._qo_len,
             causal=self._causal, kv_lens=lens, out=out, lse=own,
         )  # fmt: skip
         if own is None:

@@ -97,7 +97,12 @@ __device__ inline void each_part(const Sequences& all, const Shares& shares, u32
 // Where the queries of sequences are said that have some number of them each.
 struct Queries {
   const i32* bounds;  // [count + 1]
-  u32 heads;
+  u32 heads, rows;    // q has so many rows: those that bounds name beyond do not exist
+
+  __device__ u32 bound(u32 at) const {
+    const u32 given = static_cast<u32>(bounds[at]);
+    return given < rows ? given : rows;
+  }
 };
 
 // Sequences of such queries, of 64 one a lane. A sequence is an item for each kColumns of its
@@ -112,9 +117,9 @@ struct ItemChunk {
   __device__ ItemChunk(const Sequences& all, const Queries& queries, u32 first, u32 base) {
     const u32 b = first + lane_in_wave();
     const u32 at = b < all.count ? b : all.count - 1;
-    row = static_cast<u32>(queries.bounds[at]);
-    const u32 own = static_cast<u32>(queries.bounds[at + 1]) - row;
-    columns = b < all.count ? own * queries.heads : 0;
+    row = queries.bound(at);
+    const u32 end = queries.bound(at + 1);
+    columns = b < all.count && row < end ? (end - row) * queries.heads : 0;
     entry = static_cast<u32>(all.bounds[at]);
     length = all.lens == nullptr ? (static_cast<u32>(all.bounds[at + 1]) - entry) << all.page_shift
                                  : static_cast<u32>(all.lens[at]);
