@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import logging
 import shutil
@@ -69,15 +70,29 @@ def run(options: argparse.Namespace) -> int:
         # Host libraries are parallel in themselves, Triton has one driver for the process.
         alone = [e for e in wanted if e.arch == "host" or isinstance(e, TritonWanted)]
         devices = [entry for entry in wanted if entry not in alone]
-        for entry, state, error in itertools.chain(pool.map(job, devices), map(job, alone)):
-            progress.show(str(entry), state, line=not isinstance(error, ToolchainNotFound))
-            if error is not None:
-                failed += 1
-                reasons.setdefault(*_reason(error))
+        with _stopping(pool):
+            for entry, state, error in itertools.chain(pool.map(job, devices), map(job, alone)):
+                progress.show(str(entry), state, line=not isinstance(error, ToolchainNotFound))
+                if error is not None:
+                    failed += 1
+                    reasons.setdefault(*_reason(error))
     for reason in reasons.values():
         print(f"rfops: {reason}", file=sys.stderr)
     print(f"{len(wanted) - failed} of {len(wanted)} in {time.monotonic() - begin:.1f} s")
     return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def _stopping(pool: ThreadPoolExecutor) -> Iterator[None]:
+    """Whatever ends this early (Ctrl-C) begins no further build, and ends the compilers."""
+    try:
+        yield
+    except BaseException:
+        from rfops.jit.build import process
+
+        pool.shutdown(wait=False, cancel_futures=True)
+        process.end_all()
+        raise
 
 
 def _run_on(wanted: list[Entry], options: argparse.Namespace) -> int:
