@@ -43,9 +43,10 @@ class Command:
         self, argv: Sequence[str], env: Mapping[str, str], limit: float, **options: Any
     ) -> None:
         self.limit, self.status = limit, 0
+        given: dict[str, Any] = {"stderr": subprocess.STDOUT} | options
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
             list(argv), env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            start_new_session=True, **{"stderr": subprocess.STDOUT} | options,
+            start_new_session=True, **given,
         )  # fmt: skip
         _running.add(self._process.pid)
 
