@@ -51,6 +51,7 @@ SETTINGS = (
     Setting("RFOPS_CONFIGS", "path", "", "folder of your own tuned tables, read on top of rfops'"),
     Setting("RFOPS_RECORD_UNTUNED", "path", "", "CSV file that collects untuned shapes"),
     Setting("RFOPS_LOCK_TIMEOUT", "seconds", "600", "longest wait for another process's build"),
+    Setting("RFOPS_COMPILE_TIMEOUT", "seconds", "600", "longest time of a compiler; 0: any"),
     Setting("RFOPS_JOBS", "int", "0", "compilers at once; 0: one a core and GiB of free memory"),
     Setting("RFOPS_PLUGIN", "text", "", "what vLLM and SGLang get: off, or mla,moe,topk,fp8,mxfp4"),
     Setting("RFOPS_LAUNCHER", "auto|ctypes", "auto", "ctypes: launch without the native launcher"),
@@ -70,6 +71,34 @@ def compute_units(arch: str) -> int:
     return PART_CUS[part] if PARTS.get(part) == arch else ROWS[arch].cus
 
 
+_TESTS = "RFOPS_TEST_"  # variables of the tests alone
+_are_checked = False
+
+
+def unknown() -> list[str]:
+    """The variables of the environment that look like settings and are none, each with the nearest
+    setting's name."""
+    ours = [name for name in sorted(os.environ) if name.startswith("RFOPS_")]
+    return [_nearest(n) for n in ours if n not in _BY_NAME and not n.startswith(_TESTS)]
+
+
+def _nearest(name: str) -> str:
+    import difflib  # only for a mistake
+
+    names = {known.removeprefix("RFOPS_"): known for known in _BY_NAME}
+    near = difflib.get_close_matches(name.removeprefix("RFOPS_"), names, 1)
+    return f"{name} is no setting{f': is {names[near[0]]} meant?' if near else ''}"
+
+
+def _warn_of_unknown() -> None:
+    global _are_checked
+    _are_checked = True  # first: the log has a setting
+    from . import log
+
+    for text in unknown():
+        log.get().warning("%s", text)
+
+
 def raw(name: str) -> str:
     """The variable's text; an empty variable counts as unset."""
     value = os.environ.get(name)
@@ -78,9 +107,17 @@ def raw(name: str) -> str:
     return value or _BY_NAME[name].default
 
 
+def _first_raw(name: str) -> str:
+    """The same; a process's first call warns of variables that are misspelt. (Not `raw`, which an
+    import calls: an application may not have set up its logging yet.)"""
+    if not _are_checked:
+        _warn_of_unknown()
+    return raw(name)
+
+
 def text(name: str) -> str:
     """A text or a choice; a value outside the choices is a ConfigError."""
-    value, kind = texts.check_line(name, raw(name)), _BY_NAME[name].kind
+    value, kind = texts.check_line(name, _first_raw(name)), _BY_NAME[name].kind
     if "|" in kind and value not in kind.split("|"):
         raise ConfigError(f"{name}={value!r}: expected one of {', '.join(kind.split('|'))}")
     return value
@@ -96,7 +133,7 @@ def words(name: str) -> list[str]:
 
 def number(name: str) -> int:
     """A whole number, not negative."""
-    value = raw(name)
+    value = _first_raw(name)
     if not value.isascii() or not value.isdigit():
         raise ConfigError(f"{name}={value!r}: expected a whole number, 0 or more")
     return int(value)
@@ -104,13 +141,13 @@ def number(name: str) -> int:
 
 def path(name: str) -> Path | None:
     """An absolute path with `~` expanded, or None when unset without a default."""
-    value = raw(name)
+    value = _first_raw(name)
     return _expanded(name, value) if value else None
 
 
 def path_list(name: str) -> list[Path]:
     """The same for folders with `:` between."""
-    return [_expanded(name, folder) for folder in raw(name).split(os.pathsep) if folder]
+    return [_expanded(name, folder) for folder in _first_raw(name).split(os.pathsep) if folder]
 
 
 def _expanded(name: str, value: str) -> Path:

@@ -30,6 +30,7 @@ except ModuleNotFoundError as error:
     message = "rfops is a checkout that is not installed: run pip install -e . in its folder"
     raise ModuleNotFoundError(message, name=error.name) from None
 
+from rfops.jit.forks import importing
 from rfops.later import MODULES, TorchOps, when_imported
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     for module, names in MODULES.items():
         if name in names.split() or name == module:
-            found = importlib.import_module(f"rfops.{module}")
+            with importing:
+                found = importlib.import_module(f"rfops.{module}")
             here = {known: getattr(found, known) for known in names.split()}
             globals().update(here or {module: found})
             return globals()[name]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import stat
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,9 +17,15 @@ from . import failures, resources
 from .recipe import Unit
 
 
-def run_units(units: Sequence[Unit], title: str, stage: Path) -> float:
-    """Run the commands of the units in the stage; seconds. A failure's log outlives the stage."""
+def run_units(
+    units: Sequence[Unit], title: str, stage: Path, done: set[str] | None = None
+) -> float:
+    """Run the commands of the units in the stage; seconds. `done` gets the files that are made,
+    also where others are not. A failure's log outlives the stage."""
     from .ninja import Step, StepFailed, run_steps
+    from .process import TimedOut
+
+    made: set[str] = set() if done is None else done
 
     steps = [
         Step(unit.argv(command), tuple(map(unit.expand, command.inputs)), command.output)
@@ -27,14 +35,42 @@ def run_units(units: Sequence[Unit], title: str, stage: Path) -> float:
     begin, memory = time.monotonic(), resources.free_memory()
     shelf, build_key = units[-1].shelf, units[-1].build_key
     try:
-        output = run_steps(title, steps, stage)
+        output = run_steps(title, steps, stage, made)
+    except TimedOut as late:
+        left = [step.argv for step in steps if step.output not in made]
+        command = next((argv for argv in left if _runs(argv, late.running)), left[0])
+        why = f"the compiler was ended after {late.seconds:.0f} s (RFOPS_COMPILE_TIMEOUT)"
+        error = BuildError(shelf.module, command, "", None, why)
+        raise failures.record(shelf, build_key, error, {}) from None
     except StepFailed as failed:
         why = failures.cause(failed.output, failed.status, stage, memory)
         error = BuildError(shelf.module, failed.command, failed.output, None, why)
         read = contents_read(units[-1], stage) or {}
         raise failures.record(shelf, build_key, error, read) from None
+    for unit in units:
+        _check_outputs(unit, stage)
     (stage / "build.log").write_text(output, encoding="utf-8")
     return time.monotonic() - begin
+
+
+def _check_outputs(unit: Unit, stage: Path) -> None:
+    """A compiler has succeeded if it wrote regular files: to open a pipe would wait for ever."""
+    command = unit.argv(unit.commands[-1])
+    for name in filter(None, (*(c.output for c in unit.commands), unit.depfile)):
+        try:
+            mode = (stage / name).stat().st_mode
+        except OSError as error:
+            why = f"the compiler reported success and wrote no {name}: {error.strerror}"
+            raise BuildError(unit.shelf.module, command, "", None, why) from error
+        if not stat.S_ISREG(mode):
+            why = f"the compiler left {name}, which is no regular file ({stat.filemode(mode)})"
+            raise BuildError(unit.shelf.module, command, "", None, why)
+
+
+def _runs(argv: Sequence[str], running: Sequence[Sequence[str]]) -> bool:
+    """Whether a command is among those of processes; ninja starts it by a shell."""
+    texts = list(argv), ["/bin/sh", "-c", shlex.join(argv)]
+    return any(list(words) in texts for words in running)
 
 
 def _parse_depfile(text: str) -> list[str]:
@@ -67,6 +103,8 @@ def _before_others(unit: Unit, files: set[Path]) -> set[Path]:
 
 def contents_read(unit: Unit, stage: Path) -> Contents | None:
     """What the files that the compiler read hold now; None if it left no list of them."""
+    if not (stage / unit.depfile).is_file():
+        return None
     with suppress(OSError):
         names = {unit.shelf.roots.name_of(file) for file in _files(unit, stage)}
         return unit.shelf.roots.contents(names)

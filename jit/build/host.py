@@ -3,15 +3,17 @@ parallel, each cached by content, so that an edit of one file compiles that file
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import log
 from ..cache.files import digest
 from ..cache.shelf import Artifact, Contents, Shelf
-from ..errors import ConfigError
+from ..errors import ConfigError, RfopsError
 from ..policy.manifest import Wanted
 from . import cpu
 from .obtain import obtain
@@ -110,7 +112,12 @@ def _build_once(spec: ModuleSpec, library: Unit, before: Contents) -> Artifact |
         if library.toolchain.name == "zig":
             runtime = _runtime_command(spec, library.toolchain)
             first = [Unit(library.shelf, library.toolchain, (runtime,), "")]
-        seconds = run_units([*first, *missing, link], title, stage)
+        done: set[str] = set()
+        try:
+            seconds = run_units([*first, *missing, link], title, stage, done)
+        except BaseException:  # the next build goes on from what is compiled
+            _keep_objects([unit for unit in missing if unit.output in done], stage, before)
+            raise
         (stage / "runtime.so").unlink(missing_ok=True)
         read: Contents = {}
         whole = True
@@ -131,6 +138,17 @@ def _build_once(spec: ModuleSpec, library: Unit, before: Contents) -> Artifact |
         log.get().info("built %s in %.1f s", spec.title or spec.name, seconds)
         meta = make_meta(library, seconds, {"arch": "host"})
         return library.shelf.publish(stage, library.build_key, read, meta)
+
+
+def _keep_objects(units: Sequence[Unit], stage: Path, before: Contents) -> None:
+    """Publish those whose sources are known to be what was compiled."""
+    from .compile import files_read
+
+    for unit in units:
+        with contextlib.suppress(OSError, RfopsError):
+            files, sure = files_read(unit, stage, before)
+            if sure:
+                _publish_object(unit, stage, files)
 
 
 def _publish_object(unit: Unit, stage: Path, files: Contents) -> None:

@@ -85,39 +85,46 @@ class _StatusLine:
         sys.stderr.write(f"\r{text}\033[K" if self.tty else f"{text}\n")
         sys.stderr.flush()
 
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     def end(self) -> None:
         if self.tty and self.shown:
             sys.stderr.write("\r\033[K")
 
 
-def run_steps(title: str, steps: Sequence[Step], folder: Path) -> str:
-    """Run the steps in the folder; returns the compilers' output. Raises StepFailed."""
-    import subprocess
-
+def run_steps(title: str, steps: Sequence[Step], folder: Path, done: set[str]) -> str:
+    """Run the steps in the folder; returns the compilers' output. `done` gets the files that are
+    made, also where others are not. Raises StepFailed, TimedOut."""
     import ninja
+
+    from . import process
 
     # Paths need not be UTF-8.
     text = ninja_text(steps)
     (folder / "build.ninja").write_text(text, encoding="utf-8", errors="surrogateescape")
     command = [str(Path(ninja.BIN_DIR) / "ninja"), "-j", str(resources.jobs())]
     environ = environment() | {"NINJA_STATUS": f"{_STATUS}[%f/%t] "}
-    progress, output = _StatusLine(title), []
-    with subprocess.Popen(
-        command, cwd=folder, env=environ, text=True, encoding="utf-8", errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        umask=trust.umask(folder),
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(_STATUS):
+    limit = settings.number("RFOPS_COMPILE_TIMEOUT")
+    progress, output, latest = _StatusLine(title), list[str](), ""
+    running = process.Command(command, environ, limit, cwd=folder, umask=trust.umask(folder))
+    with running, progress:
+        for line in running:
+            if line.startswith(_STATUS):  # of a step that has ended
                 progress.show(line[len(_STATUS) :].strip())
-            elif not line.startswith("ninja: entering directory"):
-                output.append(line)
-    progress.end()
+                latest = line[len(_STATUS) :].strip().partition(" ")[2]
+                done.add(latest)
+                continue
+            output.append(line)
+            if _FAILED.match(line.rstrip("\n")):
+                done.discard(latest)
     (folder / ".ninja_log").unlink(missing_ok=True)
     text = "".join(output)
-    if process.returncode != 0:
-        raise _failure(steps, output, text, process.returncode)
+    if running.status != 0:
+        raise _failure(steps, output, text, running.status)
     return text
 
 

@@ -8,6 +8,7 @@ from ..cache import builders
 from ..cache.builders import Builder
 from ..cache.shelf import Artifact, Contents
 from ..errors import BuildError
+from ..forks import importing
 from ..policy import manifest, strict
 from ..policy.manifest import Wanted
 from . import toolchain
@@ -34,10 +35,11 @@ def obtain(
         if found is not None:
             manifest.record(wanted)
             return found
-    from . import failures  # what only a cold start needs is imported by it
-
     strict.check_build(str(wanted), wanted.command)
     unit = unit_by(toolchain.choose(*target, again=True))
+    _import_builders()
+    from . import failures
+
     before = failures.last(unit.shelf, unit.build_key)
     try:
         with unit.shelf.lock(unit.build_key):
@@ -50,6 +52,16 @@ def obtain(
         raise failures.from_os(unit.shelf, error) from error
     manifest.record(wanted)
     return built
+
+
+def _import_builders() -> None:
+    """What only a cold start needs, at once: a fork does not fall between."""
+    with importing:
+        import filelock  # noqa: F401
+        from elftools.elf import elffile, notes  # noqa: F401
+        from ninja import ninja_syntax  # noqa: F401
+
+        from . import compile, failures, ninja, process  # noqa: F401
 
 
 def _attempts(unit: Unit, make: Callable[[Unit, Contents], Artifact | None]) -> Artifact:

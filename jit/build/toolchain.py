@@ -14,6 +14,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from ..cache import builders, records, trust
 from ..cache.files import cache_root, cache_roots, digest
 from ..cache.shelf import Contents, Roots
 from ..errors import ToolchainNotFound
+from ..forks import importing
 from ..policy import strict
 from . import resources
 
@@ -261,17 +263,16 @@ def environment() -> dict[str, str]:
 
 def run(command: Iterable[str]) -> tuple[int, str]:
     """Exit status and output of a short command; a command that cannot start has status 127."""
-    import subprocess  # only on a cold start
+    with importing:
+        from . import process  # only on a cold start
 
+    words = list(command)
     try:
-        done = subprocess.run(
-            list(command), capture_output=True, text=True, errors="replace",
-            stdin=subprocess.DEVNULL, env=environment(), timeout=120, check=False,
-            umask=trust.umask(cache_root()),
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return process.output_of(words, environment(), 120, umask=trust.umask(cache_root()))
+    except process.TimedOut as late:
+        return 127, f"{shlex.join(words)}: no answer in {late.seconds:.0f} s"
+    except OSError as error:
         return 127, str(error)
-    return done.returncode, done.stdout + done.stderr
 
 
 class _Known(records.Record, frozen=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..cache import trust
 from ..cache.files import cache_root
 from ..errors import ConfigError
+from ..forks import importing
 
 # What programs have been linked against: ROCm 7, 6, 5, and builds that carry HIP with them. The
 # library's own SONAME is ROCm 7's, whose version it reports.
@@ -17,8 +18,9 @@ NAMES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.
 
 def vgpu_library() -> Path:
     """The virtual GPU's libamdhip64.so, built on first use. Raises as build_host."""
-    from .host import build_host
-    from .spec import module_spec
+    with importing:
+        from .host import build_host
+        from .spec import module_spec
 
     return build_host(module_spec("vgpu")).file
 

@@ -20,6 +20,7 @@ from .. import paths
 from ..arch import waves_per_simd
 from ..cache import trust
 from ..errors import BindError, show
+from ..forks import importing
 from . import hip, launcher, tensor_memory
 from .signature import Parameter, check_layout, kernel_layout, read_signature, struct_format
 
@@ -245,7 +246,8 @@ class CompiledOp:
     @functools.cached_property
     def spec(self) -> ModuleSpec:
         """The module's entry in the config file."""
-        from ..build.spec import module_spec
+        with importing:
+            from ..build.spec import module_spec
 
         return module_spec(self.module, self.config)
 
@@ -256,7 +258,8 @@ class CompiledOp:
 
     def build(self, arch: str, defines: Defines | None = None) -> Artifact:
         """Build for an architecture without loading; needs no GPU."""
-        from ..build.device import build_device
+        with importing:
+            from ..build.device import build_device
 
         return build_device(self.spec, arch, defines or {})
 

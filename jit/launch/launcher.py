@@ -20,6 +20,7 @@ import torch
 
 from .. import log, settings
 from ..errors import RfopsError
+from ..forks import importing
 from ..policy import strict
 from . import modes
 from .hip import raw_stream
@@ -85,8 +86,9 @@ def count() -> None:
 
 def build() -> bool:
     """Build and load the extension now; False, with a line in the log, where that cannot be."""
-    from ..build import host
-    from ..build.spec import module_spec
+    with importing:
+        from ..build import host
+        from ..build.spec import module_spec
 
     try:
         _load(str(host.build_host(module_spec(MODULE)).file))
@@ -99,9 +101,10 @@ def build() -> bool:
 @functools.cache
 def _find() -> None:
     """Load the extension if a cache has it; once a process."""
-    from ..build import toolchain
-    from ..build.host import host_unit
-    from ..build.spec import module_spec
+    with importing:
+        from ..build import toolchain
+        from ..build.host import host_unit
+        from ..build.spec import module_spec
 
     try:
         spec = module_spec(MODULE)

@@ -52,9 +52,9 @@ def compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list
     steps: list[str] = []
     run_steps = ninja.run_steps
 
-    def watched(title: str, wanted: list[ninja.Step], stage: Path) -> str:
+    def watched(title: str, wanted: list[ninja.Step], stage: Path, done: set[str]) -> str:
         steps.extend(step.output for step in wanted if step.output.endswith(".o"))
-        return run_steps(title, wanted, stage)
+        return run_steps(title, wanted, stage, done)
 
     monkeypatch.setattr(ninja, "run_steps", watched)
 
@@ -105,6 +105,32 @@ def test_a_failure_names_its_file_and_keeps_what_is_done(
     assert error.module == "small" and "lib/two.cpp" in error.command
     assert "nothing" in error.output and "one.cpp" not in error.output
     assert error.log_path is not None and error.log_path.is_file()
+
+
+@pytest.mark.parametrize("end", ["failure", "interrupt"])
+def test_a_build_goes_on_where_it_ended(
+    folder: Path, compiled: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Failed or interrupted: what has been compiled by then is kept."""
+    show, wanted = ninja._StatusLine.show, (folder / "lib/two.cpp").read_text()
+
+    def interrupt(self: ninja._StatusLine, status: str) -> None:
+        show(self, status)
+        if status.startswith("[3/"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("RFOPS_JOBS", "1")
+    if end == "interrupt":
+        monkeypatch.setattr(ninja._StatusLine, "show", interrupt)
+    else:
+        (folder / "lib/two.cpp").write_text("int two() { return nothing; }\n")
+    with pytest.raises((rfops.BuildError, KeyboardInterrupt)):
+        compiled()
+    monkeypatch.setattr(ninja._StatusLine, "show", show)
+    (folder / "lib/two.cpp").write_text(wanted)
+    again = compiled()
+    assert len(again) < 3, again
+    assert end == "interrupt" or again == ["two"]
 
 
 def test_the_entry_says_how_it_was_built(folder: Path) -> None:

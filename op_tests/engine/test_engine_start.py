@@ -179,6 +179,42 @@ def test_fork_after_a_first_call_works() -> None:
     assert result["codes"] == [0, 0]
 
 
+FORK_IN_IMPORT = """
+import importlib.machinery, json, os, signal, sys, threading
+import torch, rfops
+there, go_on = threading.Event(), threading.Event()
+class Finder(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name == sys.argv[1] and not there.is_set():
+            there.set()
+            go_on.wait(10)
+        return super().find_spec(name, path, target)
+sys.meta_path.insert(0, Finder)
+def call():
+    return rfops.quant_mxfp8(torch.ones(4, 256))[0].float().sum().item()
+thread = threading.Thread(target=call)
+thread.start()
+assert there.wait(60)
+threading.Timer(0.5, go_on.set).start()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(60)
+    os._exit(0 if call() > 0 else 1)
+thread.join()
+print(json.dumps({"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}))
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["rfops.quantization.mxfp8", "rfops.jit.build.device", "rfops.jit.build.host"]
+)
+def test_fork_while_another_thread_imports(module: str) -> None:
+    """In its first call: the child does not wait for a module's lock, whose owner it has not."""
+    result = run(f"import sys; sys.argv[1:] = [{module!r}]" + FORK_IN_IMPORT)
+    assert result["code"] == 0
+
+
 BARE = """
 import importlib.machinery, json, sys
 class Finder(importlib.machinery.PathFinder):

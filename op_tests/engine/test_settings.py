@@ -25,6 +25,22 @@ def test_the_table_in_the_readme() -> None:
     assert rows == declared
 
 
+def test_a_misspelt_variable_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(settings, "_are_checked", False)
+    monkeypatch.setattr(logging.getLogger("rfops"), "propagate", True)
+    monkeypatch.setenv("RFOPS_LOCK_TIMOUT", "3")
+    monkeypatch.setenv("RFOPS_QQQQ", "3")
+    monkeypatch.setenv("RFOPS_TEST_WHATEVER", "3")
+    for _ in range(2):
+        assert settings.number("RFOPS_LOCK_TIMEOUT") == 600
+    assert [record.getMessage() for record in caplog.records] == [
+        "RFOPS_LOCK_TIMOUT is no setting: is RFOPS_LOCK_TIMEOUT meant?",
+        "RFOPS_QQQQ is no setting",
+    ]
+
+
 def test_nothing_reads_another_variable() -> None:
     """Every variable that our code names is declared, or a protocol's; C++ reads RFOPS_VGPU_*."""
     declared = {setting.name for setting in settings.SETTINGS}

@@ -166,7 +166,8 @@ def decode_attention_fwd(
 
     k_buffer is the cache, [pages, page_size, 1, 576] or its rows; v_buffer and v_scale are not
     looked at, as values are its first 512; k_scale counts where it is FP8. lse may be of any dtype
-    (TRITON_MLA's is q's), indices and lengths int32 or int64. attn_logits and num_kv_splits are ignored.
+    (TRITON_MLA's is q's), indices and lengths int32 or int64. attn_logits and num_kv_splits are
+    ignored.
     """
     name = "decode_attention_fwd"
     if logit_cap > 0:

@@ -26,7 +26,7 @@ from rfops.jit.cache.files import cache_roots
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 done, 1 an error that is printed, 2 wrong usage."""
+    """Exit status: 0 done, 1 an error that is printed, 2 wrong usage, 130 interrupted."""
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         while len(words) > 1 and words[0] == "--ops":  # before the parser, which knows all ops
@@ -38,6 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough, as in `rfops ls | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        print("rfops: interrupted", file=sys.stderr)
+        return 130
     except Exception as error:
         _report(error)
         return 1

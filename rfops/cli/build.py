@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import logging
 import shutil
@@ -73,18 +74,33 @@ def run(options: argparse.Namespace) -> int:
         # Host libraries are parallel in themselves, Triton has one driver for the process.
         alone = [e for e in wanted if e.arch == "host" or isinstance(e, TritonWanted)]
         devices = [entry for entry in wanted if entry not in alone]
-        for entry, took, state, error in itertools.chain(pool.map(job, devices), map(job, alone)):
-            if state == "built":
-                longest = max(longest, (took, str(entry)))
-            progress.show(str(entry), state, line=not isinstance(error, ToolchainNotFound))
-            if error is not None:
-                failed += 1
-                reasons.setdefault(*_reason(error))
+        results = itertools.chain(pool.map(job, devices), map(job, alone))
+        with _stopping(pool):
+            for entry, took, state, error in results:
+                if state == "built":
+                    longest = max(longest, (took, str(entry)))
+                progress.show(str(entry), state, line=not isinstance(error, ToolchainNotFound))
+                if error is not None:
+                    failed += 1
+                    reasons.setdefault(*_reason(error))
     for reason in reasons.values():
         print(f"rfops: {reason}", file=sys.stderr)
     text = f"{len(wanted) - failed} of {len(wanted)} in {time.monotonic() - begin:.1f} s"
     print(f"{text}; the longest {longest[0]:.1f} s: {longest[1]}" if longest[1] else text)
     return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def _stopping(pool: ThreadPoolExecutor) -> Iterator[None]:
+    """Whatever ends this early (Ctrl-C) begins no further build, and ends the compilers."""
+    try:
+        yield
+    except BaseException:
+        from rfops.jit.build import process
+
+        pool.shutdown(wait=False, cancel_futures=True)
+        process.end_all()
+        raise
 
 
 def _run_on(wanted: list[Entry], options: argparse.Namespace) -> int:
