@@ -239,7 +239,8 @@ def mla_decode(
         of a head's result from about 1,000 of a sequence on. A SharedConfig has them in bf16.
 
     A query that sees no token gets zeros, and an lse of -inf. Rows that no sequence names, and
-    those of a page beyond its sequence's end, may hold anything, NaN too. Nothing is checked on the
+    those of a page beyond its sequence's end, may hold anything, NaN too; NaN and inf in a token
+    reach the queries that see it, and no others. Nothing is checked on the
     device: pages must be there. Sums are fp32 in an order that config, lengths and device fix:
     deterministic. HIP's kernels and Triton's synchronise with nothing and can be captured; torch's
     reads the lengths back. Raises ValueError for what does not fit, and what building a kernel
