@@ -14,6 +14,8 @@ import rfops
 from rfops.attention import mla_decode_flow
 from rfops.attention.mla_decode import D_V, OP
 from rfops.attention.mla_decode_flow import CUT, LEAST, SHORT, FlowConfig
+from rfops.attention.mla_decode_shared import LEAST as LEAST_SHARED
+from rfops.attention.mla_decode_shared import SharedConfig
 from rfops.jit.arch import ROWS
 from support.mla_problems import BF16, Problem, assert_correct, needle, problem, run
 
@@ -198,6 +200,20 @@ def test_workers_are_even(arch: str, name: str, fp8: bool, figure: Callable[[str
 
 
 # ---------------------------------------------------------------- what it does
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [("flow", FlowConfig(4, LEAST)), ("shared", SharedConfig(4, LEAST_SHARED))],
+)
+def test_resources_of_ragged_queries(arch: str, name: str, config: FlowConfig) -> None:
+    """No vector registers are spilled, and no memory is used for the scalar ones that are."""
+    p = problem([1024, 777], 8, arch=arch, fp8=True, page=16, table=True, qo_lens=[2, 1])
+    p = p if name == "flow" else problem([1024, 777], 40, arch=arch, qo_lens=[3, 1])
+    with rfops.vgpu.profile() as profile:
+        run(name, p, config)
+    (launch,) = profile.launches
+    assert launch.vgpr_spills == launch.scratch_bytes_per_lane == 0
 
 
 @pytest.mark.parametrize("page", [1, 16])

@@ -136,7 +136,7 @@ def test_keys_are_turned_as_torch_turns_them(
         out = torch.full((3, heads, 512), math.nan, dtype=BF16)
         launch = kernel.variant(of, kernel.default(of))(*of.sizes.values())
         given = (angles,) if turn else ()
-        launch(out, q, kv, lengths, table, lengths, None, None, None, *given)
+        launch(out, q, kv, lengths, table, lengths, None, None, None, None, *given)
         return out
 
     assert torch.equal(seen(True), seen(False))

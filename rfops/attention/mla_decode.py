@@ -239,7 +239,8 @@ def mla_decode(
         of a head's result from about 1,000 of a sequence on. A SharedConfig has them in bf16.
 
     A query that sees no token gets zeros, and an lse of -inf. Rows that no sequence names, and
-    those of a page beyond its sequence's end, may hold anything, NaN too. Nothing is checked on the
+    those of a page beyond its sequence's end, may hold anything, NaN too; NaN and inf in a token
+    reach the queries that see it, and no others. Nothing is checked on the
     device: pages must be there. Sums are fp32 in an order that config, lengths and device fix:
     deterministic. HIP's kernels and Triton's synchronise with nothing and can be captured; torch's
     reads the lengths back. Raises ValueError for what does not fit, and what building a kernel
@@ -252,7 +253,14 @@ def mla_decode(
         batch, qo_len = _ragged(q, qo_indptr, qo_len, max_qo_len)
     bounds, width = kv_indptr, 0
     if kv_indptr is None:
-        bounds, width = _table(kv_indices, kv_lens, qo_indptr)
+        bounds = kv_lens if qo_indptr is None else qo_indptr  # it stands in for kv_indptr
+        try:
+            _, width = kv_indices.shape
+        except (AttributeError, ValueError):
+            bounds = None  # not a table: the checks will say what is wrong
+        else:
+            if kv_lens is None:
+                OP.fail(*NO_LENS)
     return call(
         q, kv, bounds, kv_indices, sm_scale, batch, width, qo_len, causal, kv_lens, kv_scale,
         q_scale, lse, qo_indptr, out, config,
@@ -284,17 +292,6 @@ def _ragged(q: Any, qo_indptr: Any, qo_len: Any, max_qo_len: Any) -> tuple[int, 
         OP.fail("qo_indptr", "of batch + 1 elements", "0", "pass the first row of each sequence")
     most = rows if max_qo_len is None else check_int(OP.name, "max_qo_len", max_qo_len, 0)
     return batch, max(most, 1)
-
-
-def _table(
-    kv_indices: Any, kv_lens: torch.Tensor | None, qo_indptr: torch.Tensor | None
-) -> tuple[torch.Tensor | None, int]:
-    """What stands in for kv_indptr beside a block table, and the table's width."""
-    if not isinstance(kv_indices, torch.Tensor) or kv_indices.dim() != 2:
-        return None, 0  # the checks will say what is wrong
-    if kv_lens is None:
-        OP.fail(*NO_LENS)
-    return kv_lens if qo_indptr is None else qo_indptr, kv_indices.shape[1]
 
 
 # ---------------------------------------------------------------- torch

@@ -136,9 +136,11 @@ class Flow(Kernel):
     def default(self, c: Call) -> FlowConfig:
         """A worker for each CU; where several read the same tokens, on one die each."""
         if c.has("qo_indptr"):
-            tokens = c.S * c.page * ceil(self.items(c), max(1, c.B))
-            is_short = tokens < c.cu_num * self.least
-            return self.Config(c.cu_num, self.short if is_short else self.least)
+            # Items of equal lengths are cut into equal parts.
+            items = c.B * ceil(c.T * c.H, self.columns * max(1, c.B))
+            workers = c.cu_num - c.cu_num % items if 0 < items <= c.cu_num else c.cu_num
+            is_short = c.S * c.page * ceil(items, max(1, c.B)) < workers * self.least
+            return self.Config(workers, self.short if is_short else self.least)
         groups = max(1, ceil(c.H * c.qo_len, self.columns))
         workers = c.cu_num // groups
         xcds = ROWS[c.arch].xcds
