@@ -42,7 +42,14 @@ LEVELS = {  # flags that change what clang selects
     "O2": ("-O2",),
     "O3": ("-O3",),
     "Os": ("-Os",),  # -Oz divides unsigned values with 9 sign bits in f32: wrong, clang's fault
-    "global isel": ("-O2", "-mllvm", "-global-isel", "-mllvm", "-global-isel-abort=2", "-DHIDE_OR"),
+    "global isel": (
+        "-O2",
+        "-mllvm",
+        "-global-isel",
+        "-mllvm",
+        "-global-isel-abort=2",
+        "-DGLOBAL_ISEL",
+    ),
     "no SDWA": ("-O2", "-mllvm", "-amdgpu-sdwa-peephole=0"),
     "no DPP": ("-O3", "-mllvm", "-amdgpu-dpp-combine=0", "-fno-unroll-loops"),
     "memory atomics": ("-O2", "-munsafe-fp-atomics"),

@@ -12,8 +12,12 @@ Left out, because compilers and not the virtual GPU differ there:
   (`widen` in programs.h hides the byte);
 - minimum and maximum of a constant: under a negation its v_med3 is wrong for NaN;
 - `bf16 0 - x`: clang 22.1.8 makes it -x, which gives -0 for 0; no constant bfloat is zero;
-- `x | 0xffffffff........` at the level "global isel": the high half stays x (`either` in programs.h
-  hides the constant there);
+- a 64-bit OR with a constant whose half is all ones: that half stays the other operand (`either` in
+  programs.h hides both);
+- the negation of an f32x2 whose bits are used next: one half keeps its sign;
+- `f16(f32 product)`: it becomes v_fma_mixlo_f16 with +0 added, which makes -0 to 0 (`rounded`);
+- a constant dividend, a power of two, at the level "global isel": v_bfe_u32 with a width of 32,
+  which the instruction takes for 0 (`dividend`);
 - level -Oz: it divides unsigned values that have 9 sign bits in f32 (differential.LEVELS);
 - NaN payloads and signs: every NaN is made the same one (`q`).
 """
@@ -82,7 +86,7 @@ _FLOAT_UNARY = ("(__builtin_elementwise_floor(@))", "(__builtin_elementwise_ceil
                 "(float_low<$>(@!, @!))", "(float_high<$>(@!, @!))",
                 "(fma<$>(@, @, @))", "(fma<$>(@, @, @))",
                 "(__builtin_elementwise_copysign(@, q(@)))")  # fmt: skip
-_INT_VECTOR = ("(@ + @)", "(@ - @)", "(@ * @)", "(@ & @)", "(@ | @)", "(@ ^ @)", "(~@)",
+_INT_VECTOR = ("(@ + @)", "(@ - @)", "(@ * @)", "(@ & @)", "either<$>(@, @)", "(@ ^ @)", "(~@)",
                "add_sat<$>(@, @)", "sub_sat<$>(@, @)", "__builtin_elementwise_max(@, @)",
                "__builtin_elementwise_min(@, @)", "(@ * @ + @)", "(@? ? @ : @)",
                "(@ << (@ & ($)(BITS - 1)))", "(@ >> (@ & ($)(BITS - 1)))")  # fmt: skip
@@ -97,7 +101,7 @@ _SPECIAL = {
             "pack_toward_zero(q(@f32), q(@f32))", "bits<u32>(@u16x2)", "bits<u32>(q(@f16x2))",
             "bits<u32>(@i16x2)", "bits<u32>(@u8x4)", "bits<u32>(q(@bf16x2))",
             "align_bits(@, @, #32)",
-            "u32((@ & 0xffffff) * (@ & 0xffffff))", "u32(u64(@) * @ >> 32)",
+            "u32((@ & 0xffffff) * (@ & 0xffffff))", "u32(u64(@!) * @! >> 32)",
             "u32(is_class(@f32, #1024))", "u32(@?)", "__builtin_bswap32(@)",
             "u32(@u16) * u32(@u16)", "(@u32 & 0xffff) | (@u32 << 16)",
             "ones_below(@, @, @, lane)", "lane", "id"),
@@ -118,7 +122,8 @@ _SPECIAL = {
             "f32(@bf16x2.y)", "f32(@u8x4.w)", "@f32x2.y", "f32(@bf16) * 2.0f", "(f32(@f16))"),
     "f64": ("(@ / @)", "q(bits<f64>(@u64))", "f64(@f32)", "(f64(@i64))",
             "(f64(@u64))", "f64(@i32)"),
-    "f16": ("q(bits<f16>(@u16))", "(f16(@f64))", "@f16x2.x", "@f16x2.y", "f16(@u16)",
+    "f16": ("q(bits<f16>(@u16))", "rounded<f16>(@f64)", "f16(fma<f32>(@f32, @f32, @f32))",
+            "@f16x2.x", "@f16x2.y", "f16(@u16)",
             "f16(@i16)", "(f16(f32(@) * f32(@) + f32(@)))"),
     "bf16": ("q(bits<bf16>(@u16!))", "@bf16x2.x", "@bf16x2.y"),
     "u16x2": ("bits<u16x2>(@u32)", "u16x2{@u16, @u16}", "@.yx", "@.xx", "@.yy", "@u16x4.yz",
@@ -127,7 +132,7 @@ _SPECIAL = {
               "i16x2{@.y, @i16}", "bits<i16x2>(@u16x2)"),
     "f16x2": ("q(bits<f16x2>(@u32))", "f16x2{@f16, @f16}", "@.yx", "@.xx", "@.yy", "@f16x4.zw",
               "f16x2{@.x, f16(-@.y)}",
-              "(__builtin_convertvector(@f32x2, f16x2))"),
+              "__builtin_convertvector(hidden(@f32x2), f16x2)"),
     "bf16x2": ("q(bits<bf16x2>(@u32!))", "bf16x2{@bf16, @bf16}", "@.yx"),
     "f32x2": ("f32x2{@f32, @f32}", "@.yx", "@.yy", "(__builtin_elementwise_fma(@, @, @))",
               "__builtin_convertvector(@f16x2, f32x2)", "q(bits<f32x2>(@u64))",
@@ -150,8 +155,11 @@ def _rules(kind: str) -> tuple[str, ...]:
         plain = tuple(
             re.sub(r"\$\(@(\w+)\)", r"$(@\1!)", r) if kind == "bf16" else r for r in _FLOAT
         )
+        if kind == "f16":
+            plain = tuple(r.replace("$(@f32)", "rounded<f16>(@f32)") for r in plain)
         return (*plain, *unary, *special, *special)
-    return (_INT_VECTOR if kind in INT_VECTORS else _FLOAT_VECTOR) + 2 * special
+    vector = _INT_VECTOR if kind in INT_VECTORS else _FLOAT_VECTOR
+    return tuple(r for r in vector if (kind, r) != ("f32x2", "(-@)")) + 2 * special
 
 
 _CAST = re.compile(rf"(?<![\w<])({'|'.join(INTS | FLOATS)})\(")  # u16(x) may be read as a type
@@ -258,7 +266,7 @@ class Program:
 
     def _loop(self) -> str:
         self._loops += 1
-        i = f"i{self._loops}"
+        i = f"turn{self._loops}"
         bound = self.random.choice([str(self.random.randrange(1, 5)),
                                     f"({self.expression('u32', 1)} & 3u)"])  # fmt: skip
         return f"for (u32 {i} = 0; {i} < {bound}; ++{i}) {{ {self._assign(2)} {self._assign(2)} }}"

@@ -99,18 +99,32 @@ constexpr bool kSigned = T(-1) < T(0);
 template <class T>
 constexpr int kBits = 8 * sizeof(T);
 
+// `x` from a register that the compiler does not look into. It keeps faults of clang 22.1.8 out of
+// the comparison, which random_programs.py names.
+template <class T>
+FN T hidden(T x) {
+#ifdef __AMDGCN__
+  asm("" : "+v"(x));
+#endif
+  return x;
+}
+template <class T>
+FN T either(T a, T b) {
+  if constexpr (sizeof(T) == 8) return static_cast<T>(hidden(a) | hidden(b));
+  return static_cast<T>(a | b);
+}
+template <class T>
+FN T dividend(T a) {
+#ifdef GLOBAL_ISEL
+  if constexpr (sizeof(T) >= 4) return hidden(a);
+#endif
+  return a;
+}
+
 // C++ leaves shifts by too much and divisions by zero undefined.
 template <class T>
 FN T shl(T a, u32 n) {
   return static_cast<T>(a << (n & (kBits<T> - 1)));
-}
-// GlobalISel of clang 22.1.8 takes a high half of ones for the neutral element of a 64-bit OR.
-template <class T>
-FN T either(T a, T b) {
-#ifdef HIDE_OR
-  if constexpr (sizeof(T) == 8) asm("" : "+v"(a), "+v"(b));
-#endif
-  return static_cast<T>(a | b);
 }
 template <class T>
 FN T shr(T a, u32 n) {
@@ -122,11 +136,11 @@ FN T safe_divisor(T b) {
 }
 template <class T>
 FN T quotient(T a, T b) {
-  return static_cast<T>(a / safe_divisor(b));
+  return static_cast<T>(dividend(a) / safe_divisor(b));
 }
 template <class T>
 FN T remainder(T a, T b) {
-  return static_cast<T>(a % safe_divisor(b));
+  return static_cast<T>(dividend(a) % safe_divisor(b));
 }
 template <class T>
 FN T low(T a, T b) {
@@ -158,15 +172,7 @@ FN u32 trailing_zeros(T a) {
   if constexpr (sizeof(T) == 8) return a ? __builtin_ctzll(a) : 64;
   return a ? __builtin_ctz(a) : 32;
 }
-// The wheel's clang folds a zero-extended sign-extended byte wrongly into SDWA conversions: a
-// widened i8 passes through a register that the compiler does not look into.
-FN i32 widen(i8 x) {
-  i32 y = x;
-#ifdef __AMDGCN__
-  asm("" : "+v"(y));
-#endif
-  return y;
-}
+FN i32 widen(i8 x) { return hidden(i32{x}); }
 
 // -------------------------------------------------------------------------------- conversions
 
@@ -245,6 +251,10 @@ FN f16 fma(f16 a, f16 b, f16 c) {
   return static_cast<f16>(bits<f64>(word));
 }
 #endif
+template <class To, class From>
+FN To rounded(From x) {
+  return static_cast<To>(hidden(x));
+}
 FN f32 scale_by(f32 x, i32 by) { return __builtin_ldexpf(x, by); }
 FN bool is_class(f32 x, u32 mask) {
 #ifdef __AMDGCN__
