@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from plugins.conformance.cases import ARCHS
-from plugins.conformance.harness import IMPORT, RECORD, cases_of, engine_of, replay, world_of
+from support.conformance.cases import ARCHS
+from support.conformance.harness import IMPORT, RECORD, cases_of, engine_of, replay, world_of
 
 
 def main() -> None:

@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 import torch
-from plugins.conformance.cases import ARCHS, CASES
-from plugins.conformance.engine_code import SIGNATURES, World
-from plugins.conformance.harness import (
+
+from support.conformance.cases import ARCHS, CASES
+from support.conformance.engine_code import SIGNATURES, World
+from support.conformance.harness import (
     IMPORT,
     NOT_REPLAYED,
     RECORD,
@@ -30,7 +31,7 @@ from plugins.conformance.harness import (
     replay,
     world_of,
 )  # fmt: skip
-from plugins.conformance.sites import TARGETS, Engine
+from support.conformance.sites import TARGETS, Engine
 
 ENGINES = ("vllm", "sglang")
 HOW = "look at its arguments, write a case, then run op_tests/plugins/conformance/record.py"

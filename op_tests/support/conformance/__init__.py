@@ -1,0 +1,1 @@
+"""Call sites of serving engines, replayed through the wrappers: see plugins/conformance."""
