@@ -12,7 +12,6 @@ import os
 import selectors
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -101,7 +100,7 @@ def output_of(
 ) -> tuple[int, str]:
     """Exit status of a short command, and its output, that of errors last: it is part of keys, and
     must not depend on which was quicker. Raises TimedOut, OSError."""
-    with tempfile.TemporaryFile() as errors:
+    with os.fdopen(os.memfd_create("errors"), "w+b") as errors:  # where no disk has room, too
         with Command(argv, env, limit, stderr=errors, **options) as command:
             output = "".join(command)
         errors.seek(0)

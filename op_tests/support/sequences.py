@@ -337,11 +337,13 @@ def _worst(at: int, a: torch.Tensor, b: torch.Tensor, unlike: torch.Tensor) -> s
 
 
 def outcome(call: Made) -> Outcome:
-    """Of one call; what it writes is poisoned before and as it was after."""
+    """Of one call; what it writes is poisoned before and as it was after. A tensor whose elements
+    share memory, which torch writes to no more than an op does, is left as it is."""
     before = [tensor.clone() for tensor in call.written]
     for tensor in call.passed:
         if tensor is not None:
-            _poison(tensor)
+            with contextlib.suppress(RuntimeError):
+                _poison(tensor)
     try:
         made = call.op.call(*call.args)
         results = [made] if isinstance(made, torch.Tensor) else list(made or ())
@@ -350,7 +352,8 @@ def outcome(call: Made) -> Outcome:
         return Outcome([], f"{type(error).__name__}: {error}")
     finally:
         for tensor, old in zip(call.written, before, strict=True):
-            _bytes(tensor).copy_(_bytes(old))
+            with contextlib.suppress(RuntimeError):
+                _bytes(tensor).copy_(_bytes(old))
 
 
 def _poison(tensor: torch.Tensor) -> None:
