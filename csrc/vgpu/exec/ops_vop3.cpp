@@ -162,7 +162,7 @@ F scaled_fma(F a, F b, F c) {
   const F sum = std::fma(a, b, c);
   if (std::fabs(c) >= 2) return std::scalbn(sum, scale);
   const F result = std::scalbn(sum, -scale);
-  if (std::fabs(result) >= Division<F>::kMinNormal || !std::isfinite(sum)) return result;
+  if (std::fabs(result) > Division<F>::kMinNormal || !std::isfinite(sum)) return result;
   const F half = std::scalbn(std::numeric_limits<F>::denorm_min(), scale - 1);
   const F rest = sum - std::scalbn(result, scale);
   const F lost = std::fma(a, b, c - sum);  // c is close to the sum: the difference is exact

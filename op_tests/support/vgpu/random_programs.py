@@ -16,6 +16,9 @@ Left out, because compilers and not the virtual GPU differ there:
   programs.h hides both);
 - the negation of an f32x2 whose bits are used next: one half keeps its sign;
 - `f16(f32 product)`: it becomes v_fma_mixlo_f16 with +0 added, which makes -0 to 0 (`rounded`);
+- a 64-bit saturating sum of a product: part of the product joins the carry (`add_sat`);
+- a float constant whose bits are those of an f16 constant (0x3c00) as a float source of v_fma_mix:
+  it becomes the inline constant 1.0;
 - a constant dividend, a power of two, at the level "global isel": v_bfe_u32 with a width of 32,
   which the instruction takes for 0 (`dividend`);
 - level -Oz: it divides unsigned values that have 9 sign bits in f32 (differential.LEVELS);
@@ -116,13 +119,13 @@ _SPECIAL = {
     "i16": ("__builtin_elementwise_abs(@)", "bits<i16>(q(@f16))", "@i16x2.x", "@i16x2.y"),
     "u16": ("bits<u16>(q(@f16))", "bits<u16>(q(@bf16))", "@u16x2.x", "@u16x2.y", "@u16x4.z"),
     "u8": ("@u8x4.x", "@u8x4.y", "@u8x4.z", "@u8x4.w"),
-    "f32": ("(@ / @)", "(__builtin_elementwise_sqrt(@))", "q(bits<f32>(@u32))",
+    "f32": ("(@ / @)", "(__builtin_elementwise_sqrt(@))", "q(bits<f32>(@u32!))",
             "(scale_by(@, @i32 % 40))", "(f32(@f64))", "(f32(@u64))",
             "(f32(@f16) * f32(@f16) + @)", "(f32(@f16x2.y) * @ + f32(@f16x2.x))",
             "f32(@bf16x2.y)", "f32(@u8x4.w)", "@f32x2.y", "f32(@bf16) * 2.0f", "(f32(@f16))"),
     "f64": ("(@ / @)", "q(bits<f64>(@u64))", "f64(@f32)", "(f64(@i64))",
             "(f64(@u64))", "f64(@i32)"),
-    "f16": ("q(bits<f16>(@u16))", "rounded<f16>(@f64)", "f16(fma<f32>(@f32, @f32, @f32))",
+    "f16": ("q(bits<f16>(@u16!))", "rounded<f16>(@f64)", "f16(fma<f32>(@f32, @f32, @f32))",
             "@f16x2.x", "@f16x2.y", "f16(@u16)",
             "f16(@i16)", "(f16(f32(@) * f32(@) + f32(@)))"),
     "bf16": ("q(bits<bf16>(@u16!))", "@bf16x2.x", "@bf16x2.y"),
@@ -130,15 +133,15 @@ _SPECIAL = {
               "pack_unsigned(@u32, @u32)", "bits<u16x2>(q(@f16x2))", "u16x2{@.x, @.y}"),
     "i16x2": ("bits<i16x2>(@u32)", "i16x2{@i16, @i16}", "@.yx", "@.yy", "pack_signed(@i32, @i32)",
               "i16x2{@.y, @i16}", "bits<i16x2>(@u16x2)"),
-    "f16x2": ("q(bits<f16x2>(@u32))", "f16x2{@f16, @f16}", "@.yx", "@.xx", "@.yy", "@f16x4.zw",
+    "f16x2": ("q(bits<f16x2>(@u32!))", "f16x2{@f16, @f16}", "@.yx", "@.xx", "@.yy", "@f16x4.zw",
               "f16x2{@.x, f16(-@.y)}",
               "__builtin_convertvector(hidden(@f32x2), f16x2)"),
     "bf16x2": ("q(bits<bf16x2>(@u32!))", "bf16x2{@bf16, @bf16}", "@.yx"),
     "f32x2": ("f32x2{@f32, @f32}", "@.yx", "@.yy", "(__builtin_elementwise_fma(@, @, @))",
-              "__builtin_convertvector(@f16x2, f32x2)", "q(bits<f32x2>(@u64))",
+              "__builtin_convertvector(@f16x2, f32x2)", "q(bits<f32x2>(@u64!))",
               "__builtin_convertvector(@bf16x2, f32x2)"),
     "u16x4": ("bits<u16x4>(@u64)", "u16x4{@u16, @u16, @u16, @u16}", "@.wzyx", "@.yxwz"),
-    "f16x4": ("q(bits<f16x4>(@u64))", "@.wzyx", "f16x4{@f16, @f16, @f16, @f16}"),
+    "f16x4": ("q(bits<f16x4>(@u64!))", "@.wzyx", "f16x4{@f16, @f16, @f16, @f16}"),
     "u8x4": ("bits<u8x4>(@u32)", "u8x4{@u8, @u8, @u8, @u8}", "@.wzyx", "@.yyxx"),
     "u32x2": ("bits<u32x2>(@u64)", "u32x2{@u32, @u32}", "@.yx"),
     "i32x2": ("i32x2{@i32, @i32}", "@.yx", "__builtin_convertvector(@i16x2, i32x2)"),

@@ -109,6 +109,8 @@ FN T hidden(T x) {
   return x;
 }
 template <class T>
+constexpr bool kScalar64 = __is_same(T, u64) || __is_same(T, i64);
+template <class T>
 FN T either(T a, T b) {
   if constexpr (sizeof(T) == 8) return static_cast<T>(hidden(a) | hidden(b));
   return static_cast<T>(a | b);
@@ -156,10 +158,12 @@ FN T median(T a, T b, T c) {
 }
 template <class T>
 FN T add_sat(T a, T b) {
+  if constexpr (kScalar64<T>) return __builtin_elementwise_add_sat(hidden(a), hidden(b));
   return __builtin_elementwise_add_sat(a, b);
 }
 template <class T>
 FN T sub_sat(T a, T b) {
+  if constexpr (kScalar64<T>) return __builtin_elementwise_sub_sat(hidden(a), hidden(b));
   return __builtin_elementwise_sub_sat(a, b);
 }
 template <class T>

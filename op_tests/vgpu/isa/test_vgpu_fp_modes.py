@@ -98,6 +98,23 @@ def division_inputs(kind: str, count: int) -> Array:
     return out
 
 
+def normal_edge_inputs(kind: str, count: int) -> Array:
+    """Quotients within an ulp below the smallest normal: rounded to all digits they lie half-way
+    between it and the largest denormal, and what the digits lose decides."""
+    rng = np.random.default_rng(18)
+    real = {"f32": np.float32, "f64": np.float64}[kind]
+    digits, low = np.finfo(real).nmant + 1, np.finfo(real).minexp
+    den = np.ldexp(rng.uniform(1, 2, count).astype(real), rng.integers(8, -low, count))
+    den *= rng.choice(np.array([-1, 1], real), count)
+    near = den * real(1 - 2.0**-digits) if kind == "f64" else den * (1 - np.float64(2.0**-24))
+    num = np.ldexp(near.astype(real), low)
+    out = np.zeros((count, 4), U64)
+    for column, values in enumerate((num, den)):
+        out[:, column] = ref.encode(values.astype(real), kind)
+    out[:, 3] = rng.integers(0, 1 << 64, count, dtype=U64)
+    return out
+
+
 for _kind, _asm in (("f16", DIV_F16), ("f32", DIV_F32), ("f64", DIV_F64)):
     _checks = [Check(_kind, 0)]
     add(
@@ -118,6 +135,16 @@ for _kind, _asm in (("f16", DIV_F16), ("f32", DIV_F32), ("f64", DIV_F64)):
         _checks,
         count=8192,
     ).inputs = division_inputs(_kind, 8192)
+    if _kind != "f16":
+        add(
+            "division",
+            f"{_kind} below the smallest normal",
+            _asm,
+            f"{_kind} {_kind}",
+            quotient(_kind),
+            _checks,
+            count=4096,
+        ).inputs = normal_edge_inputs(_kind, 4096)
 
 
 def _scale_case(kind: str) -> None:
