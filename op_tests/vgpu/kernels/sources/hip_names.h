@@ -52,7 +52,7 @@ RFOPS_INDEX(GridDim, gridDim, hidden_block_count(0), hidden_block_count(1), hidd
 inline __device__ u32 global_id() { return blockIdx.x * blockDim.x + threadIdx.x; }
 inline __device__ u32 global_threads() { return gridDim.x * blockDim.x; }
 
-INLINE __device__ void __syncthreads() { sync_group(); }
+INLINE __device__ void __syncthreads() { workgroup_barrier(); }
 INLINE __device__ void __threadfence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
 INLINE __device__ void __threadfence_block() {
   __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "workgroup");
