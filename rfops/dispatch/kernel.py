@@ -108,6 +108,8 @@ class Kernel:
     config: ClassVar[Path] = paths.COMPILER_CONFIG  # or in the file that has it
     is_ranked: ClassVar[bool] = False  # whether its candidates come in the order of a cost model
     tuned: ClassVar[Tuned | None] = None  # its own table of defaults
+    # The tensors of a launch: the op's results, then its inputs. Set by the op that has the kernel.
+    arguments: tuple[str, ...] = ()
     # Beside the rounding of fp32 sums, how far a result may be off, as a share of its |products|.
     error: ClassVar[float] = 0.0
 

@@ -14,6 +14,7 @@ the launch of these sizes and of others like them (a family, see rfops.jit.Plans
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -98,7 +99,7 @@ class Op(Hooks):
     ) -> None:
         super().__init__(name, Declaration.parse(text, sizes), positive, hints, max_bytes)
         d = self.declaration
-        self.kernels = {kernel.name: kernel for kernel in kernels}
+        self.kernels = {kernel.name: self._own(kernel) for kernel in kernels}
         self.coarse_at = [(d.sizes.index(size), step) for size, step in (coarse or {}).items()]
         self.shares = coarse is not None
         with_config = tuple(kernel.name for kernel in kernels if kernel.Config is not None)
@@ -128,6 +129,17 @@ class Op(Hooks):
         )
         self._op, self._op_out = register_op(self)
         _OPS[name] = self
+
+    def _own(self, kernel: Kernel) -> Kernel:
+        """The kernel, which knows what a launch of this op takes; a copy where it is also another
+        op's. Without a result a launch's first argument is nothing: "_"."""
+        d = self.declaration
+        results = [arg.name for arg in d.results] or ["_"]
+        arguments = (*results, *[arg.name for arg in d.tensors if not arg.ignored])
+        if kernel.arguments not in ((), arguments):
+            kernel = copy.copy(kernel)
+        kernel.arguments = arguments
+        return kernel
 
     @functools.cached_property
     def modules(self) -> dict[str, Path]:

@@ -9,7 +9,7 @@ import torch
 
 from rfops.dispatch.heuristic import Columns, coarse
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.dispatch.workspace import Workspace, with_workspace
+from rfops.dispatch.workspace import SPLIT, with_partials
 from rfops.jit import CompiledOp, u32
 from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.shuffle import WEIGHT
@@ -113,15 +113,14 @@ class Launched(Kernel):
     def variant(self, c: Call, config: Config) -> RunOf:
         """A launch is built at the first sizes of its kind."""
         is_split = config.split > 1
-        scratch = (5, 6) if is_split else (0, 0)  # not looked at
+        arguments = (*self.arguments, *(SPLIT if is_split else ()))
         launches: dict[bool, Callable[..., Run]] = {}
 
         def launch_of(is_dense: bool) -> Callable[..., Run]:
             if is_dense not in launches:
                 defines = {**self.defines(c, config), "DENSE": int(is_dense)}
                 bound = self.compiled.bind(c.device, defines, c.arch)
-                block, tensors = (config.threads, 1, 1), (1, 2, 3, 4, 0, *scratch)
-                launches[is_dense] = bound.prepare(block, tensors)
+                launches[is_dense] = bound.prepare((config.threads, 1, 1), arguments)
             return launches[is_dense]
 
         launch_of(a8w8_layout.is_dense(c, c.M, c.N, c.K))
@@ -131,19 +130,21 @@ class Launched(Kernel):
         def run_of(m: int, n: int, k: int) -> Run:
             tiles = config.tiles(m, n)
             if is_contiguous:
-                launch, blocks = launch_of(True), k // BLOCK
-                sizes = (m, n, k, blocks, 1, 1, k, k, blocks)
+                launch, x_row, w_row, blocks = launch_of(True), k, k, k // BLOCK
+                x_scale, w_scale = (blocks, 1), (blocks, 1)
             else:
                 x, w, x_scale, w_scale = a8w8_layout.all_strides(c, m, n, k)
                 launch = launch_of(a8w8_layout.is_dense(c, m, n, k))
-                steps = a8w8_layout.step(c, "x", x), a8w8_layout.step(c, "w", w)
-                sizes = (m, n, k, *x_scale, w_scale[1], *steps, w_scale[0])
-            run = launch((tiles * config.split, 1, 1), sizes)
+                x_row, w_row = a8w8_layout.step(c, "x", x), a8w8_layout.step(c, "w", w)
+            run = launch(
+                (tiles * config.split, 1, 1), m=m, n=n, k=k,
+                x_scale_row=x_scale[0], x_scale_k=x_scale[1], w_scale_k=w_scale[1],
+                x_row=x_row, w_row=w_row, w_scale_row=w_scale[0],
+            )  # fmt: skip
             if not is_split:
                 return run
             words = tiles * config.split * config.words
-            zeros = tiles * _COUNT_STEP
-            return with_workspace(run, Workspace(c.device, (words, torch.float32), zeros=zeros))
+            return with_partials(run, c.device, words, tiles * _COUNT_STEP)
 
         return run_of
 
@@ -160,8 +161,8 @@ def signature(
     x_scale_k: u32,
     w_scale_k: u32,
     out: torch.Tensor,
-    workspace: torch.Tensor,
-    counts: torch.Tensor,
+    workspace: torch.Tensor | None,
+    counts: torch.Tensor | None,
     x_row: u32,
     w_row: u32,
     w_scale_row: u32,

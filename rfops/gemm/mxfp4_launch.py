@@ -11,7 +11,7 @@ import torch
 from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import Ranked
 from rfops.dispatch.kernel import Call, Run, RunOf
-from rfops.dispatch.workspace import Workspace, with_workspace
+from rfops.dispatch.workspace import SPLIT, with_partials
 from rfops.jit import CompiledOp, u32
 from rfops.quantization.mxfp8 import BLOCK
 
@@ -33,10 +33,10 @@ def has_16_bits(c: Call) -> bool:
 class Rows(NamedTuple):
     """Bytes from row to row."""
 
-    x: int
-    w: int
-    w_scale: int
-    x_scale: int
+    x_row: int
+    w_row: int
+    w_scale_row: int
+    x_scale_row: int
 
 
 def rows_of(c: Call, k: int) -> Rows:
@@ -63,7 +63,7 @@ def _refuses_rows(c: Call, name: str, rows: int) -> str | None:
     tensor = c.tensors.get(name)
     if tensor is not None and tensor.stride(1) != 1 and tensor.shape[1] > 1:
         return f"the elements of {name} do not lie side by side along K"
-    row = getattr(rows_of(c, c.K), name)
+    row = getattr(rows_of(c, c.K), f"{name}_row")
     payload = not name.endswith("_scale")
     align = ALIGN if payload else 1 if getattr(c, f"{name}_layout") == RAW else 4
     if row % align or c.align(name) % align:
@@ -142,7 +142,7 @@ class Fp4Kernel(Ranked):
 
     def variant(self, c: Call, config: Config) -> RunOf:
         """A launch is built at the first K of its kind."""
-        places = self.places(c, config.split > 1)
+        arguments = (*self.arguments, *(SPLIT if config.split > 1 else ()))
         launches: dict[tuple[int, ...], Callable[..., Run]] = {}
 
         def launch_of(k: int) -> Callable[..., Run]:
@@ -151,38 +151,27 @@ class Fp4Kernel(Ranked):
             if key not in launches:
                 defines = {**self.defines(c, config), **kind}
                 bound = self.compiled.bind(c.device, defines, c.arch)
-                launches[key] = bound.prepare((config.threads, 1, 1), places)
+                launches[key] = bound.prepare((config.threads, 1, 1), arguments)
             return launches[key]
 
         launch_of(c.K)
 
         def run_of(m: int, n: int, k: int, *_others: int) -> Run:
             tiles, rows = config.tiles(m, n), rows_of(c, k)
-            run = launch_of(k)((tiles * config.split, 1, 1), (m, n, k, *rows))
+            grid = tiles * config.split, 1, 1
+            run = launch_of(k)(grid, m=m, n=n, k=k, **rows._asdict())
             if config.split == 1:
                 return run
-            words = tiles * config.split * config.words
-            return with_workspace(run, Workspace(c.device, (words, torch.float32), zeros=tiles))
+            return with_partials(run, c.device, tiles * config.split * config.words, tiles)
 
         return run_of
-
-    @staticmethod
-    def places(c: Call, is_split: bool) -> tuple[int, ...]:
-        """Of the kernel's tensors among the op's: result, inputs, workspace; where one is not
-        looked at, another's."""
-        if has_16_bits(c):
-            w, w_scale, x, x_scale, bias = 2, 3, 1, 1, 4
-        else:
-            w, w_scale, x, x_scale, bias = 2, 4, 1, 3, 5
-        last = (bias + 1, bias + 2) if is_split else (0, 0)
-        return (w, w_scale, x, x_scale, 0, bias, *last)
 
 
 def signature(
     w: torch.Tensor,
     w_scale: torch.Tensor,
     x: torch.Tensor,
-    x_scale: torch.Tensor,
+    x_scale: torch.Tensor | None,
     m: u32,
     n: u32,
     k: u32,
@@ -191,8 +180,8 @@ def signature(
     w_scale_row: u32,
     x_scale_row: u32,
     out: torch.Tensor,
-    bias: torch.Tensor,
-    workspace: torch.Tensor,
-    counts: torch.Tensor,
+    bias: torch.Tensor | None,
+    workspace: torch.Tensor | None,
+    counts: torch.Tensor | None,
 ) -> None:
     """The parameters of these kernels; csrc/mxfp4_*.hip say what they are."""

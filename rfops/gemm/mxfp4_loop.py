@@ -43,9 +43,9 @@ def arguments(
     x_scale_row: u32,
     groups: u32,
     out: torch.Tensor,
-    bias: torch.Tensor,
-    workspace: torch.Tensor,
-    counts: torch.Tensor,
+    bias: torch.Tensor | None,
+    workspace: torch.Tensor | None,
+    counts: torch.Tensor | None,
 ) -> None:
     """The parameters of this kernel and of mxfp4_skew's; csrc/ says what they are."""
 
@@ -144,9 +144,9 @@ class Loop(Prepared):
             us = us + prepare_us(m, k)
         return PreparedCost(us, (t.split, t.m * t.n))
 
-    def grid(self, c: Call, config: LoopConfig, items: int) -> tuple[int, tuple[int, ...]]:
+    def grid(self, c: Call, config: LoopConfig, items: int) -> tuple[int, Mapping[str, int]]:
         groups = min(items, c.cu_num * config.resident)
-        return groups, (groups,)
+        return groups, {"groups": groups}
 
 
 _LARGEST = 256, 256

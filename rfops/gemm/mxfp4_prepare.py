@@ -3,7 +3,7 @@ a launch that does it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run, RunOf
-from rfops.dispatch.workspace import Workspace
+from rfops.dispatch.steps import Step, run_steps
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import Arch
 from rfops.quantization.mxfp8 import BLOCK
@@ -66,9 +66,9 @@ class Prepared(Fp4Kernel):
             return f"K={c.K} has fewer than {config.split} steps of {STEP_K}"
         return None
 
-    def grid(self, c: Call, config: Any, items: int) -> tuple[int, tuple[int, ...]]:
-        """Workgroups for so many tiles and parts of K, and what the kernel is told of them."""
-        return items, ()
+    def grid(self, c: Call, config: Any, items: int) -> tuple[int, Mapping[str, int]]:
+        """The workgroups for so many tiles and splits of K, and further scalars of the kernel."""
+        return items, {}
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         common = self.common_defines(c)
@@ -80,92 +80,79 @@ class Prepared(Fp4Kernel):
         return {"TAIL": int(k % STEP_K != 0)}
 
     def variant(self, c: Call, config: Config) -> RunOf:
-        launches: dict[tuple[int, ...], Callable[..., Run]] = {}
-        prepare = _Prepare(c)
-
-        def launch_of(k: int) -> Callable[..., Run]:
-            kind = self.kind(c, config, k)
-            key = tuple(kind.values())
-            if key not in launches:
-                bound = self.compiled.bind(c.device, {**self.defines(c, config), **kind}, c.arch)
-                launch = bound.prepare((config.threads, 1, 1), (0, 1, 2, 3, 4, 5, 6, 7))
-                launches[key] = launch
-            return launches[key]
-
-        launch_of(c.K)
+        """x quantized and scales shuffled where they are not, then the kernel; it is built at the
+        first K of its kind."""
+        defines = self.defines(c, config)
 
         def run_of(m: int, n: int, k: int, *_others: int) -> Run:
-            items = config.tiles(m, n) * config.split
-            groups, told = self.grid(c, config, items)
-            rows = prepare.rows(k)
-            main = launch_of(k)((groups, 1, 1), (m, n, k, *rows, *told))
-            words = items * config.words if config.split > 1 else 0
-            return prepare.run(main, m, n, k, words, items // config.split if words else 0)
+            tiles = config.tiles(m, n)
+            groups, scalars = self.grid(c, config, tiles * config.split)
+            operands = _Operands(c, m, n, k)
+            workspace, zeros = operands.workspace(), {}
+            if config.split > 1:
+                workspace["workspace"] = tiles * config.split * config.words, torch.float32
+                zeros["counts"] = tiles
+            rows = operands.rows()._asdict()
+            main = Step(
+                self.compiled, {**defines, **self.kind(c, config, k)}, config.threads, groups,
+                {"m": m, "n": n, "k": k, **rows, **scalars, **operands.sources()},
+            )  # fmt: skip
+            return run_steps(
+                c.device, self.arguments, [*operands.steps(), main], arch=c.arch,
+                workspace=workspace, zeros=zeros,
+            )  # fmt: skip
 
         return run_of
 
 
-class _Prepare:
-    """What goes before the loop of a call: x quantised, scales shuffled, where they are not."""
+class _Operands:
+    """The operands of one call as these kernels want them: x in MXFP4, scales shuffled. What is
+    not so is made by a launch of its own, in the workspace, as `<name>_made`."""
 
-    def __init__(self, c: Call) -> None:
-        self.c, self.is_16 = c, has_16_bits(c)
-        defines = {"X": "bf16", "ROUNDING": "Even"}
-        self.raw = [name for name in (("w_scale",) if self.is_16 else ("w_scale", "x_scale"))
-                    if getattr(c, f"{name}_layout") == RAW]  # fmt: skip
+    def __init__(self, c: Call, m: int, n: int, k: int) -> None:
+        self.c, self.k, self.is_16, self.columns = c, k, has_16_bits(c), ceil(k, 8 * BLOCK)
+        self.sizes = {"x_scale": m, "w_scale": n}
+        scales = ("w_scale",) if self.is_16 else ("w_scale", "x_scale")
+        self.raw = [name for name in scales if getattr(c, f"{name}_layout") == RAW]
+        self.given_rows = rows_of(c, k)
+
+    def workspace(self) -> dict[str, tuple[int, torch.dtype]]:
+        scales = [*(["x_scale"] if self.is_16 else []), *self.raw]
+        made = {f"{name}_made": ceil(self.sizes[name], 32) * 256 * self.columns for name in scales}
         if self.is_16:
-            defines = {"X": TYPES[c.x_dtype], "ROUNDING": c.rounding.capitalize()}
-            bound = prepare_x.bind(c.device, defines, c.arch)
-            self.quantise = bound.prepare((256, 1, 1), (0, 1, 2))
-        if self.raw:
-            bound = prepare_scale.bind(c.device, defines, c.arch)
-            self.shuffle = bound.prepare((256, 1, 1), (0, 1))
+            made["x_made"] = ceil(self.sizes["x_scale"], 32) * 32 * (self.k // 2)
+        return {name: (size, torch.uint8) for name, size in made.items()}
 
-    def rows(self, k: int) -> Rows:
-        columns = ceil(k, 8 * BLOCK) * 8
-        own = rows_of(self.c, k)
-        return Rows(k // 2 if self.is_16 else own.x, own.w, columns, columns)
+    def sources(self) -> dict[str, str]:
+        """The kernel's arguments that are in the workspace."""
+        return {name.removesuffix("_made"): name for name in self.workspace()}
 
-    def run(self, main: Run, m: int, n: int, k: int, words: int, tiles: int) -> Run:
-        """Of the op's tensors: result, x, w, [x_scale], w_scale, bias."""
-        own, columns = rows_of(self.c, k), ceil(k, 8 * BLOCK)
-        u8, sizes = torch.uint8, {"x_scale": m, "w_scale": n}
-        parts: dict[str, tuple[int, torch.dtype]] = {}
-        if self.is_16:
-            parts["x"] = ceil(m, 32) * 32 * (k // 2), u8
-            parts["x_scale"] = ceil(m, 32) * 256 * columns, u8
-        for name in self.raw:
-            parts[name] = ceil(sizes[name], 32) * 256 * columns, u8
-        if words:
-            parts["words"] = words, torch.float32
-        workspace = Workspace(self.c.device, *parts.values(), zeros=tiles)
-        is_16, names = self.is_16, tuple(parts)
+    def rows(self) -> Rows:
+        """Those of the kernel's operands."""
+        x_row, w_row, *_ = self.given_rows
+        return Rows(self.k // 2 if self.is_16 else x_row, w_row, self.columns * 8, self.columns * 8)
 
-        def grid(rows: int) -> tuple[int, int, int]:
-            return ceil(ceil(rows, 32) * columns, 4), 1, 1
+    def steps(self) -> list[Step]:
+        steps = [self._shuffle(name) for name in self.raw]
+        return [self._quantize(), *steps] if self.is_16 else steps
 
-        quantise = self.quantise(grid(m), (m, k, own.x)) if is_16 else None
-        shuffles = [
-            (name, self.shuffle(grid(sizes[name]), (sizes[name], k, getattr(own, name))))
-            for name in self.raw
-        ]
+    def _groups(self, scale: str) -> int:
+        return int(ceil(ceil(self.sizes[scale], 32) * self.columns, 4))
 
-        def run(out: torch.Tensor, *inputs: torch.Tensor) -> None:
-            if is_16:
-                x, w, w_scale, bias = inputs
-                given = {"x": x, "w_scale": w_scale}
-            else:
-                x, w, x_scale, w_scale, bias = inputs
-                given = {"x": x, "x_scale": x_scale, "w_scale": w_scale}
-            scratch = workspace()
-            made = dict(zip(names, scratch, strict=False))
-            if quantise is not None:
-                quantise(made["x"], made["x_scale"], x)
-            for name, shuffle in shuffles:
-                shuffle(made[name], given[name])
-            use = {**given, **made}
-            sums = use.get("words", out)
-            counts = scratch[-1] if words else out
-            main(w, use["w_scale"], use["x"], use["x_scale"], out, bias, sums, counts)
+    def _quantize(self) -> Step:
+        c = self.c
+        defines = {"X": TYPES[c.x_dtype], "ROUNDING": c.rounding.capitalize()}
+        return Step(
+            prepare_x, defines, 256, self._groups("x_scale"),
+            {"payload": "x_made", "scale": "x_scale_made", "m": self.sizes["x_scale"],
+             "k": self.k, "x_row": self.given_rows.x_row},
+        )  # fmt: skip
 
-        return run
+    def _shuffle(self, name: str) -> Step:
+        c = self.c
+        defines = {"X": TYPES[c.x_dtype], "ROUNDING": c.rounding.capitalize()}
+        return Step(
+            prepare_scale, defines if self.is_16 else _PREPARE, 256, self._groups(name),
+            {"shuffled": f"{name}_made", "scale": name, "rows": self.sizes[name], "k": self.k,
+             "pitch": getattr(self.given_rows, f"{name}_row")},
+        )  # fmt: skip

@@ -84,9 +84,9 @@ class Skew(Prepared):
     def kind(self, c: Call, config: Any, k: int) -> Mapping[str, int]:
         return {}
 
-    def grid(self, c: Call, config: SkewConfig, items: int) -> tuple[int, tuple[int, ...]]:
+    def grid(self, c: Call, config: SkewConfig, items: int) -> tuple[int, Mapping[str, int]]:
         groups = min(items, c.cu_num)
-        return groups, (groups,)
+        return groups, {"groups": groups}
 
     def variant(self, c: Call, config: Any) -> RunOf:
         """Into a result that is not aligned by the loop."""
@@ -101,7 +101,9 @@ class Skew(Prepared):
                 if out.data_ptr() % _ALIGN == 0:
                     return run(out, *inputs)
                 if loop is None:
-                    loop = Loop().variant(c, LoopConfig(TILE, TILE))
+                    kernel = Loop()
+                    kernel.arguments = self.arguments
+                    loop = kernel.variant(c, LoopConfig(TILE, TILE))
                 return loop(*sizes)(out, *inputs)
 
             return either

@@ -120,6 +120,6 @@ class Gemv(Ranked):
 
     def variant(self, c: Call, config: GemvConfig) -> RunOf:
         kernel = mxfp8_gemv.bind(c.device, config.defines(c.M), c.arch)
-        launch = kernel.prepare((config.waves * WAVE, 1, 1), (0, 1, 2, 3, 4))
+        launch = kernel.prepare((config.waves * WAVE, 1, 1), self.arguments)
         tile_n = config.tile_n
-        return lambda _m, n, k: launch((-(-n // tile_n), 1, 1), (n, k))
+        return lambda _m, n, k: launch((-(-n // tile_n), 1, 1), n=n, k=k)

@@ -16,7 +16,7 @@ import torch
 from rfops.dispatch.guards import MAX_BYTES, check_config_ints
 from rfops.dispatch.heuristic import MFMA_CYCLES, Columns, Ranked, Work, ceil, coarse, prebuilt
 from rfops.dispatch.kernel import Call, Run, RunOf, as_defines
-from rfops.dispatch.workspace import Workspace, with_workspace
+from rfops.dispatch.workspace import SPLIT, with_partials
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import MAX_GRID, MAX_WAVES, REGISTERS, ROWS, WAVE
 from rfops.quantization.mxfp8 import BLOCK
@@ -42,8 +42,8 @@ def mxfp8_mfma(
     m: u32,
     n: u32,
     k: u32,
-    workspace: torch.Tensor,
-    counts: torch.Tensor,
+    workspace: torch.Tensor | None,
+    counts: torch.Tensor | None,
 ) -> None:
     """csrc/gemm/mxfp8_mfma.hip: the shapes stand there; the config is compile-time constants."""
 
@@ -223,7 +223,7 @@ class Mfma(Ranked):
         """Scales at multiples of 4 bytes of whole tiles of K are read 4 at a time. A launch is
         built at the first shape of its kind. Raises ValueError for a grid that is too large."""
         block, split = (config.waves * WAVE, 1, 1), config.split
-        scratch = (5, 6) if split > 1 else (0, 0)  # not looked at
+        arguments = (*self.arguments, *(SPLIT if split > 1 else ()))
         aligned = c.align("x_scale", "w_scale") % 4 == 0
         launches: tuple[dict[object, Callable[..., Run]], ...] = {}, {}
 
@@ -241,13 +241,12 @@ class Mfma(Ranked):
             if launch is None:
                 defines = config.defines(m, n, k, c.dtype, wide_scales)
                 bound = mxfp8_mfma.bind(c.device, defines, c.arch)
-                launch = bound.prepare(block, (0, 1, 2, 3, 4, *scratch))
+                launch = bound.prepare(block, arguments)
                 launches[wide_scales][kind] = launch
-            run = launch(grid, (m, n, k))
+            run = launch(grid, m=m, n=n, k=k)
             if split == 1:
                 return run
             tiles = math.prod(config.groups(m, n))
-            words = tiles * split * config.words
-            return with_workspace(run, Workspace(c.device, (words, torch.float32), zeros=tiles))
+            return with_partials(run, c.device, tiles * split * config.words, tiles)
 
         return run_of

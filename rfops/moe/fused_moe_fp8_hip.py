@@ -20,11 +20,25 @@ from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run
+from rfops.dispatch.steps import Step, run_steps
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import WAVE
 from rfops.quantization.fp8_blockscale import BLOCK, BLOCKS_AT_ONCE
 
-from .fused_moe_hip import IN_TYPES, TOKENS, FusedMoeHipConfig, HipMoe, Launches, _bind
+from . import router
+from .fused_moe_hip import (
+    IN_TYPES,
+    ROUTED,
+    TOKENS,
+    FusedMoeHipConfig,
+    HipMoe,
+    chosen,
+    lists_workspace,
+    num_rows,
+    of_ids,
+    product,
+    sum_of_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -123,43 +137,50 @@ class HipFp8(HipMoe):
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         return _defines(config.rows, c.x_dtype, 1, c.E, c.w_layout != "raw")
 
-    def launches(self, c: Call, config: Any) -> Launches:
-        return Fp8Launches(c, config)
+    def launches(self, c: Call, config: Any) -> Run:
+        x, h = _quantized("x", c.M, c.D, c.w1_dtype), _quantized("h", num_rows(c), c.I, c.w1_dtype)
+        routes = [router.step(c, c.R, lists=True, arguments=ROUTED)] * c.has("router_weight")
+        return run_steps(
+            c.device,
+            self.arguments,
+            [*routes, prepare(c), *self.experts(c, config), sum_of_rows(c)],
+            arch=c.arch,
+            workspace=lists_workspace(c),
+            zeros={"counts": c.E},
+            temporaries={**x, **h, "y": ((num_rows(c), c.D), c.x_dtype)},
+        )
+
+    def experts(self, c: Call, config: Any) -> tuple[Step, Step]:
+        """h = fp8(silu(x gate^T) * (x up^T)) and y = h down^T, of all experts' rows."""
+        up = {"out": "h_q", "out_scale": "h_scale", "x": "x_q", "weights": "w1",
+              "scales": "w1_scale"}  # fmt: skip
+        down = {"out": "y", "out_scale": None, "x": "h_q", "x_scale": "h_scale", "weights": "w2",
+                "scales": "w2_scale"}  # fmt: skip
+        return (
+            self._product(c, config, 1, c.I, c.D, up),
+            self._product(c, config, 2, c.D, c.I, down),
+        )
+
+    def _product(
+        self, c: Call, config: Any, stage: int, n: int, k: int, arguments: Mapping[str, Any]
+    ) -> Step:
+        defines = _defines(config.rows, c.x_dtype, stage, c.E, c.w_layout != "raw")
+        return product(c, moe_experts_fp8_kernel, defines, config.rows, stage, n, k, arguments)
 
 
-class Fp8Launches(Launches):
-    def __init__(self, c: Call, config: FusedMoeFp8HipConfig) -> None:
-        super().__init__(c, config)
-        defines = {"IN": IN_TYPES[c.x_dtype], **self.of_ids}
-        launch = _bind(c, moe_fp8_prepare_kernel, defines, TOKENS, 7)
-        list_groups = 0 if self.is_routed else ceil(c.M, TOKENS)
-        groups = list_groups + ceil(c.M * (c.D // BLOCK), BLOCKS_AT_ONCE)
-        self.quantise = launch((groups, 1, 1), (c.M, c.D, c.R, list_groups))
+def prepare(c: Call) -> Step:
+    """Each token quantized once; and the tokens of each expert, where a router has not listed
+    them."""
+    list_groups = 0 if c.has("router_weight") else ceil(c.M, TOKENS)
+    groups = list_groups + ceil(c.M * (c.D // BLOCK), BLOCKS_AT_ONCE)
+    return Step(
+        moe_fp8_prepare_kernel, {"IN": IN_TYPES[c.x_dtype], **of_ids(c)}, TOKENS, groups,
+        {"q": "x_q", "scale": "x_scale", "topk_ids": chosen(c)["ids"], "m": c.M, "k": c.D,
+         "experts": c.R, "list_groups": list_groups},
+    )  # fmt: skip
 
-    def lists_of_ids(self) -> Run:
-        return lambda *_args: None  # with the quantisation
 
-    def prepare(
-        self, x: Tensor, ids: Tensor, lists: Tensor, slots: Tensor, counted: Tensor, between: Any
-    ) -> None:
-        self.quantise(counted, lists, slots, *between[:2], ids, x)
-
-    def kernel(self, stage: int, k: int) -> tuple[Any, Mapping[str, Any], int, tuple[int, ...]]:
-        c = self.c
-        defines = _defines(self.config.rows, c.x_dtype, stage, c.E, c.w_layout != "raw")
-        return moe_experts_fp8_kernel, defines, 9, ()
-
-    def between(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x and h: payload and scale of each."""
-        c, made = self.c, []
-        for rows, columns in ((c.M, c.D), (self.rows, c.I)):
-            made.append(torch.empty((rows, columns), dtype=c.w1_dtype, device=x.device))
-            shape = rows, columns // BLOCK
-            made.append(torch.empty(shape, dtype=torch.float32, device=x.device))
-        return tuple(made)
-
-    def multiply(self, y: Tensor, x: Tensor, weights: Any, lists: Any, between: Any) -> None:
-        w1, w2, w1_scale, w2_scale = weights
-        x_q, h = between[:2], between[2:]
-        self.gate_up(*h, *x_q, w1, w1_scale, *lists)
-        self.down(y, None, *h, w2, w2_scale, *lists)
+def _quantized(name: str, rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
+    """A matrix in FP8 and its scales."""
+    scale = (rows, columns // BLOCK), torch.float32
+    return {f"{name}_q": ((rows, columns), dtype), f"{name}_scale": scale}

@@ -18,9 +18,9 @@ from torch import Tensor
 from rfops.dispatch.guards import MAX_BYTES, check_config_ints
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.steps import Step, run_steps
 from rfops.dispatch.strided import matrix_strides
-from rfops.dispatch.workspace import Workspace
-from rfops.jit import compile_ops, u32
+from rfops.jit import CompiledOp, compile_ops, u32
 from rfops.jit.arch import ROWS, WAVE
 from rfops.jit.launch.signature import tensors
 
@@ -220,124 +220,130 @@ class HipMoe(Kernel):
         return _experts_defines(self.is_table, c.x_dtype, 1, c.E, rows, _is_shuffled(c))
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        return lambda *sizes: self.launches(
-            c.with_sizes(**dict(zip(c.sizes, sizes, strict=True))), config
-        )
+        def run_of(*sizes: int) -> Run:
+            of = c.with_sizes(**dict(zip(c.sizes, sizes, strict=True)))
+            run = self.launches(of, config)
+            return _padded(run, TABLE - of.E) if self.is_table else run
 
-    def launches(self, c: Call, config: Any) -> Launches:
-        return _Launches(c, config, self.is_table)
+        return run_of
 
-
-class Launches:
-    """Of one call: lists and the sum of rows; experts are subclasses'. Lists are in the workspace;
-    what experts make is torch's allocator's."""
-
-    def __init__(self, c: Call, config: FusedMoeHipConfig) -> None:
-        self.c, self.config = c, config
-        ids = ID_TYPES[c.values.get("topk_ids_dtype", torch.int32)]
-        routed, m = c.R, c.M
-        self.rows = m * (c.K + c.E - c.R)
-        self.scratch = Workspace(
+    def launches(self, c: Call, config: Any) -> Run:
+        """The launches of one call: of tables, on tables of TABLE experts."""
+        return run_steps(
             c.device,
-            (routed * m, torch.int32),  # lists
-            (m * c.K, torch.int32),  # slots
-            (c.E + 1, torch.int32),  # offsets
-            (m * c.K, torch.float32),  # weights and ids, where a router makes them
-            (m * c.K, torch.int32),
-            zeros=c.E,
-        )
-        of_ids = self.of_ids = {"ID": ids, "TOP_K": c.K}
-        self.is_routed = c.has("router_weight")
-        if self.is_routed:
-            self.lists = router.prepare(c, routed, True)(m, c.D, routed)
-        else:
-            self.lists = self.lists_of_ids()
-        self.gate_up, self.down = self.experts(1, c.I, c.D), self.experts(2, c.D, c.I)
-        add = {"IN": IN_TYPES[c.x_dtype], **of_ids, "SHARED": (c.E - c.R)}
-        grid = m, ceil(c.D, ADD_COLUMNS), 1
-        self.add = _bind(c, moe_add_kernel, add, 256, 6)(grid, (c.D, routed, self.rows))
+            self.arguments,
+            [self.lists(c), *self.experts(c, config), sum_of_rows(c)],
+            arch=c.arch,
+            workspace=lists_workspace(c),
+            zeros={"counts": c.E},
+            temporaries={
+                "h": ((num_rows(c), c.I), c.x_dtype), "y": ((num_rows(c), c.D), c.x_dtype),
+            },
+        )  # fmt: skip
 
-    def lists_of_ids(self) -> Run:
-        c = self.c
-        launch = _bind(c, moe_lists_kernel, self.of_ids, TOKENS, 4)
-        run: Run = launch((ceil(c.M, TOKENS), 1, 1), (c.M, c.R))
-        return run
+    def lists(self, c: Call) -> Step:
+        """The tokens of each expert, by the router or by ids."""
+        if c.has("router_weight"):
+            return router.step(c, c.R, lists=True, arguments=ROUTED)
+        return Step(
+            moe_lists_kernel, of_ids(c), TOKENS, ceil(c.M, TOKENS),
+            {"rows": "lists", "topk_ids": chosen(c)["ids"], "m": c.M, "experts": c.R},
+        )  # fmt: skip
 
-    def experts(self, stage: int, n: int, k: int) -> Run:
-        """The launch of gate and up, stage 1, or of down, n columns of out by k."""
-        c, rows = self.c, self.config.rows
-        kernel, defines, given, more = self.kernel(stage, k)
-        tiles = self.row_tiles(rows) * ceil(n, TILE // 2 if stage == 1 else TILE)
-        groups = min(ROWS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
-        launch = _bind(c, kernel, defines, THREADS, given)
-        run: Run = launch((groups, 1, 1), (c.M, c.R, c.E, self.rows, n, k, *more, groups))
-        return run
-
-    def kernel(self, stage: int, k: int) -> tuple[Any, Mapping[str, Any], int, tuple[int, ...]]:
-        """Of a stage: its constants, how many tensors it takes, and numbers after k."""
-        raise NotImplementedError
-
-    def between(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What stages leave for each other: made before the first launch, as counts are 0 again
-        only after the last."""
-        raise NotImplementedError
-
-    def prepare(
-        self, x: Tensor, ids: Tensor, lists: Tensor, slots: Tensor, counted: Tensor, between: Any
-    ) -> None:
-        """Makes lists, where a router has not."""
-        if not self.is_routed:
-            self.lists(counted, lists, slots, ids)
-
-    def multiply(self, y: Tensor, x: Tensor, weights: Any, lists: Any, between: Any) -> None:
-        """All experts' rows: y [rows, D]."""
-        raise NotImplementedError
-
-    def row_tiles(self, rows: int) -> int:
-        """The most tiles of so many rows that experts can have."""
-        c = self.c
-        routed = c.M * c.K
-        most = ceil(routed, rows) + min(routed, c.E) + (c.E - c.R) * ceil(c.M, rows)
-        return int(most)
-
-    def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
-        *weights, p, ids, router_weight = rest
-        lists, slots, offsets, made_p, made_ids, counted = self.scratch()
-        y = torch.empty((self.rows, self.c.D), dtype=x.dtype, device=x.device)
-        between = self.between(x)
-        if self.is_routed:
-            p, ids = made_p, made_ids
-            self.lists(p, ids, x, router_weight, counted, lists, slots)
-        self.prepare(x, ids, lists, slots, counted, between)
-        self.multiply(y, x, weights, (lists, counted, offsets), between)
-        self.add(out, y, p, ids, slots, offsets)
-
-
-class _Launches(Launches):
-    """Of weights of x's dtype."""
-
-    def __init__(self, c: Call, config: FusedMoeHipConfig, is_table: bool) -> None:
-        self.is_table = is_table
-        super().__init__(c, config)
-
-    def kernel(self, stage: int, k: int) -> tuple[Any, Mapping[str, Any], int, tuple[int, ...]]:
-        c, rows = self.c, self.config.rows
-        kernel = _KERNELS[c.arch][self.is_table]
-        defines = _experts_defines(self.is_table, c.x_dtype, stage, c.E, rows, _is_shuffled(c))
-        row = matrix_strides(c, "x", c.D)[0] if stage == 1 else k
-        return kernel, defines, 7 if self.is_table else 6, (2 * row,)
-
-    def between(self, x: Tensor) -> tuple[Tensor, ...]:
-        return (torch.empty((self.rows, self.c.I), dtype=x.dtype, device=x.device),)
-
-    def multiply(self, y: Tensor, x: Tensor, weights: Any, lists: Any, between: Any) -> None:
+    def experts(self, c: Call, config: Any) -> tuple[Step, Step]:
+        """h = silu(x gate^T) * (x up^T) and y = h down^T, of all experts' rows."""
+        x_row = matrix_strides(c, "x", c.D)[0]
         if self.is_table:
-            gate, up, down = ((*w, *[None] * (TABLE - self.c.E)) for w in weights)
-            weights = [gate, up, down, down]
-        half = len(weights) // 2
-        (h,) = between
-        self.gate_up(h, x, *weights[:half], *lists)
-        self.down(y, h, *weights[half:], *lists)
+            up, down = {"first": "gate", "second": "up"}, {"first": "down", "second": "down"}
+        else:
+            up, down = {"weights": "w1"}, {"weights": "w2"}
+        return (
+            self._product(c, config, 1, c.I, c.D, {"out": "h", **up, "in_row": 2 * x_row}),
+            self._product(c, config, 2, c.D, c.I,
+                          {"out": "y", "x": "h", **down, "in_row": 2 * c.I}),
+        )  # fmt: skip
+
+    def _product(
+        self, c: Call, config: Any, stage: int, n: int, k: int, arguments: Mapping[str, Any]
+    ) -> Step:
+        kernel = _KERNELS[c.arch][self.is_table]
+        shuffled = _is_shuffled(c)
+        defines = _experts_defines(self.is_table, c.x_dtype, stage, c.E, config.rows, shuffled)
+        return product(c, kernel, defines, config.rows, stage, n, k, arguments)
+
+
+def _padded(run: Run, missing: int) -> Run:
+    """The launches on tables of fewer experts than TABLE."""
+    nothing = (None,) * missing
+
+    def run_on_tables(
+        out: Tensor, x: Tensor, gate: Any, up: Any, down: Any, *others: Tensor | None
+    ) -> None:
+        run(out, x, (*gate, *nothing), (*up, *nothing), (*down, *nothing), *others)
+
+    return run_on_tables
+
+
+# ---------------------------------------------------------------- steps that kinds of weights share
+
+# Where a router chooses, it writes weights and ids to the workspace.
+ROUTED = {"weights": "routed_weights", "ids": "routed_ids"}
+
+
+def chosen(c: Call) -> Mapping[str, str]:
+    """The names of the tensors that hold each token's weights and ids of experts."""
+    if c.has("router_weight"):
+        return ROUTED
+    return {"weights": "topk_weights", "ids": "topk_ids"}
+
+
+def num_rows(c: Call) -> int:
+    """The rows of all experts: each token's chosen and shared ones."""
+    return int(c.M * (c.K + c.E - c.R))
+
+
+def of_ids(c: Call) -> dict[str, Any]:
+    """The constants of a kernel that reads ids."""
+    return {"ID": ID_TYPES[c.values.get("topk_ids_dtype", torch.int32)], "TOP_K": c.K}
+
+
+def lists_workspace(c: Call) -> dict[str, Any]:
+    """The tokens of each expert, the slot of each choice in them, the first row of each expert, and
+    what a router writes."""
+    return {
+        "lists": (c.R * c.M, torch.int32),
+        "slots": (c.M * c.K, torch.int32),
+        "offsets": (c.E + 1, torch.int32),
+        "routed_weights": (c.M * c.K, torch.float32),
+        "routed_ids": (c.M * c.K, torch.int32),
+    }
+
+
+def product(
+    c: Call, kernel: CompiledOp, defines: Mapping[str, Any], rows: int, stage: int, n: int, k: int,
+    arguments: Mapping[str, Any],
+) -> Step:  # fmt: skip
+    """The step that multiplies all experts' rows: gate and up, stage 1, or down; n columns of out,
+    K of k, tiles of `rows` rows."""
+    tiles = _most_row_tiles(c, rows) * ceil(n, TILE // 2 if stage == 1 else TILE)
+    groups = min(ROWS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
+    sizes = {"m": c.M, "routed": c.R, "experts": c.E, "all_rows": num_rows(c), "n": n, "k": k}
+    return Step(kernel, defines, THREADS, groups, {**sizes, "groups": groups, **arguments})
+
+
+def sum_of_rows(c: Call) -> Step:
+    """The weighted sum of each token's rows of y, in a fixed order."""
+    defines = {"IN": IN_TYPES[c.x_dtype], **of_ids(c), "SHARED": c.E - c.R}
+    return Step(
+        moe_add_kernel, defines, 256, (c.M, ceil(c.D, ADD_COLUMNS), 1),
+        {"rows": "y", **chosen(c), "n": c.D, "routed": c.R, "all_rows": num_rows(c)},
+    )  # fmt: skip
+
+
+def _most_row_tiles(c: Call, rows: int) -> int:
+    """The most tiles of so many rows that experts can have."""
+    routed = c.M * c.K
+    return int(ceil(routed, rows) + min(routed, c.E) + (c.E - c.R) * ceil(c.M, rows))
 
 
 def _is_shuffled(c: Call) -> bool:
@@ -349,7 +355,3 @@ def refuses_lists(c: Call) -> str | None:
     if 4 * c.M * c.E >= 2 * MAX_BYTES:
         return f"lists of {c.M} tokens for {c.E} experts are beyond 32-bit offsets (4 GiB)"
     return None
-
-
-def _bind(c: Call, kernel: Any, defines: Mapping[str, Any], threads: int, given: int) -> Any:
-    return kernel.bind(c.device, defines, c.arch).prepare((threads, 1, 1), tuple(range(given)))

@@ -39,18 +39,18 @@ OUT_DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"
 
 @compile_ops("mxfp8_moe", variants=prebuilt("grouped_gemm_mxfp8", "moe", M=(4, 8, 16, 32, 64)))
 def mxfp8_moe(
-    sorted_ids: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
     expert_ids: torch.Tensor,
-    num_padded: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
     num_ids: u32,
     num_valid: u32,
     num_experts: u32,
     group_blocks: u32,
     w: torch.Tensor,
-    a: torch.Tensor,
+    a_q: torch.Tensor,
     w_scale: torch.Tensor,
     a_scale: torch.Tensor,
-    weights: torch.Tensor | None,
+    mul_weight_by: torch.Tensor | None,
     out: torch.Tensor,
     n: u32,
     k: u32,
@@ -146,11 +146,6 @@ def _candidates(block_m: int, chunk: int) -> Columns[MoeConfig]:
 # ---------------------------------------------------------------- the kernel
 
 
-# Of the kernel's tensors among out, a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids,
-# num_tokens_post_padded, mul_weight_by.
-_PLACES = (5, 6, 7, 3, 1, 4, 2, 8, 0)
-
-
 class Moe(Ranked):
     name = "moe"
     module = "mxfp8_moe"
@@ -229,11 +224,13 @@ class Moe(Ranked):
             if launch is None:
                 defines = self.defines(c.with_sizes(K=k), config)
                 kernel = mxfp8_moe.bind(c.device, defines, c.arch)
-                launch = launches[is_wide] = kernel.prepare(block, _PLACES)
+                launch = launches[is_wide] = kernel.prepare(block, self.arguments)
             # Where each block has a valid row, as those of moe_align_block_size do, one pass is
             # enough.
             rows = min(-(-num_ids // block_m), max(num_valid_tokens, 1), 65535)
-            scalars = num_ids, num_valid_tokens, e, rows, n, k, a_rows
-            return launch((-(-n // group_n), rows, 1), scalars)
+            return launch(
+                (-(-n // group_n), rows, 1), num_ids=num_ids, num_valid=num_valid_tokens,
+                num_experts=e, group_blocks=rows, n=n, k=k, a_rows=a_rows,
+            )  # fmt: skip
 
         return run_of

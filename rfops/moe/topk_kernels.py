@@ -76,13 +76,16 @@ class Hip(Kernel):
     def variant(self, c: Call, config: Any) -> RunOf:
         defines = self.defines(c, config)
         bound = moe_topk_kernel.bind(c.device, defines, c.arch)
-        launch = bound.prepare((THREADS, 1, 1), (0, 1, 2, 3))
+        launch = bound.prepare((THREADS, 1, 1), self.arguments)
         tokens = THREADS // int(defines["LANES"])
         scale = float(c.values.get("scale", 1.0))
 
         def run_of(m: int, experts: int, *_k: int) -> Run:
-            strides = matrix_strides(c, "logits", experts)
-            run = launch((ceil(m, tokens), 1, 1), (m, experts, *strides, scale))
+            row_stride, column_stride = matrix_strides(c, "logits", experts)
+            run = launch(
+                (ceil(m, tokens), 1, 1), m=m, experts=experts, row_stride=row_stride,
+                column_stride=column_stride, scale=scale,
+            )  # fmt: skip
             return lambda results, logits, bias=None: run(*results, logits, bias)
 
         return run_of
