@@ -10,9 +10,9 @@ import torch
 
 import rfops
 from rfops.gemm.a8w8_blockscale import OP, gemm_a8w8_blockscale
-from rfops.gemm.a8w8_pingpong import PingPongConfig
-from rfops.gemm.a8w8_staged import StagedConfig
-from rfops.gemm.a8w8_stream import StreamConfig
+from rfops.gemm.kernels.a8w8.pingpong import PingPongConfig
+from rfops.gemm.kernels.a8w8.staged import StagedConfig
+from rfops.gemm.kernels.a8w8.stream import StreamConfig
 from rfops.quantization.shuffle import shuffle_weight
 from support.a8w8_problems import Problem, assert_correct, call_for, random_problem, run
 

@@ -11,10 +11,10 @@ import torch
 
 import rfops
 from rfops.dispatch.kernel import Call
-from rfops.gemm.mxfp4_deep import DeepConfig
-from rfops.gemm.mxfp4_loop import LoopConfig
-from rfops.gemm.mxfp4_stream import StreamConfig
-from rfops.gemm.mxfp4_tiles import TilesConfig
+from rfops.gemm.kernels.mxfp4.deep import DeepConfig
+from rfops.gemm.kernels.mxfp4.loop import LoopConfig
+from rfops.gemm.kernels.mxfp4.stream import StreamConfig
+from rfops.gemm.kernels.mxfp4.tiles import TilesConfig
 from support.assembly import assembly, counted, number
 from support.mxfp4_problems import OPS, Problem, assert_correct, random_problem, run
 

@@ -13,8 +13,8 @@ import rfops.vgpu
 from rfops.dispatch.layout import Shuffled
 from rfops.moe import fused_moe_tables
 from rfops.moe.fused_moe import OP, fused_moe, fused_moe_ref
-from rfops.moe.fused_moe_hip import _KERNELS, FusedMoeHipConfig, _experts_defines
-from rfops.moe.fused_moe_triton import FusedMoeTritonConfig
+from rfops.moe.kernels.bf16.hip import _KERNELS, FusedMoeHipConfig, _experts_defines
+from rfops.moe.kernels.bf16.triton import FusedMoeTritonConfig
 from support.moe_problems import (
     Problem,
     assert_correct,

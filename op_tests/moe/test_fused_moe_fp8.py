@@ -12,12 +12,12 @@ import rfops.vgpu
 from rfops.dispatch.declare import fp8_of
 from rfops.moe.fused_moe import fused_moe
 from rfops.moe.fused_moe_fp8 import OP
-from rfops.moe.fused_moe_fp8_hip import (
+from rfops.moe.kernels.bf16.triton import FusedMoeTritonConfig
+from rfops.moe.kernels.fp8.hip import (
     FusedMoeFp8HipConfig,
     _defines,
     moe_experts_fp8_kernel,
 )
-from rfops.moe.fused_moe_triton import FusedMoeTritonConfig
 from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.fp8_blockscale import reference as quantise
 from support.moe_fp8_problems import Problem, assert_correct, exact_of, random_problem, run

@@ -17,9 +17,9 @@ from rfops.dispatch.layout import Shuffled
 from rfops.moe import fused_moe_mxfp4, fused_moe_mxfp8
 from rfops.moe.fused_moe import fused_moe
 from rfops.moe.fused_moe_mx import MXFP4, MXFP8, Experts, Format, arguments
-from rfops.moe.fused_moe_mx_config import MxMoeConfig
-from rfops.moe.fused_moe_mx_hip import MOST_DEEP_STEPS
-from rfops.moe.fused_moe_mx_kernels import EXPERTS, moe_mx_experts_kernel
+from rfops.moe.kernels.mx.config import MxMoeConfig
+from rfops.moe.kernels.mx.hip import MOST_DEEP_STEPS
+from rfops.moe.kernels.mx.signatures import EXPERTS, moe_mx_experts_kernel
 from rfops.quantization.mxfp8 import E8M0_NAN
 from rfops.quantization.shuffle import padded_scale, shuffle_scale, shuffle_weight
 

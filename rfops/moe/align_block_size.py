@@ -3,8 +3,8 @@
     topk_ids [[2, 0], [0, 2]], block_size 2, num_experts 3
     sorted_token_ids 1 2 | 0 3 | 4 ...    expert_ids 0 2 0 ...    num_tokens_post_padded 4
 
-HIP on AMD GPUs and on the virtual GPU, Triton on others (align_triton.py), else plain torch; none
-synchronises.
+HIP on AMD GPUs and on the virtual GPU, Triton on others (kernels/align/triton.py), else plain
+torch; none synchronises.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rfops.dispatch.steps import Step, run_steps
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import ROWS, WAVE
 
-from .align_triton import TritonAlign
+from .kernels.align.triton import TritonAlign
 
 LDS_WORDS = ROWS["gfx942"].lds_bytes // 4 - 1  # the least; one word more is the kernel's own
 MAX_WAVES = 16

@@ -30,7 +30,7 @@ from rfops.dispatch.steps import Step
 from rfops.dispatch.strided import matrix_strides
 from rfops.jit import compile_ops, u32
 
-from .choosing import IN_TYPES, choose, refuses_choosing
+from .kernels.topk.choosing import IN_TYPES, choose, refuses_choosing
 
 TOKENS, THREADS = 16, 512  # of a workgroup
 VEC = 8  # elements that a lane loads at once
