@@ -173,7 +173,7 @@ class Small(Kernel):
     module = MODULE
 
     def __init__(self, op: CompiledOp) -> None:
-        self.op, self.config = op, op.config  # type: ignore[misc]
+        self.op, self.compiler_config = op, op.config
 
 
 class Affine(Small):
@@ -399,7 +399,7 @@ class Sum(Kernel):
     name, module = "sum", MODULE
 
     def __init__(self, config: Path) -> None:
-        self.config = config  # type: ignore[misc]
+        self.compiler_config = config
         self.partial = compile_ops(MODULE, config=config)(partial_sums)
         self.total = compile_ops(MODULE, config=config)(total)
 

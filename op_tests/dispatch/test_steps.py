@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,3 +190,17 @@ def test_a_kernel_of_two_ops_knows_the_arguments_of_each() -> None:
     second = Op("test_steps_second", "y: f32[N] inout\nz: any?", kernels=(shared,))
     assert first.kernels["torch"].arguments == ("out", "x")
     assert second.kernels["torch"].arguments == ("_", "y")
+
+
+def test_the_old_name_of_a_kernels_compiler_config(tmp_path: Path) -> None:
+    class Old(Kernel):
+        name, module, config = "old", "steps", tmp_path / "config.json"
+
+    class Derived(Old):
+        name = "derived"
+
+    for kernel in (Old(), Derived()):
+        assert kernel.compiler_config == kernel.config == tmp_path / "config.json"
+    kernel = Kernel()
+    kernel.config = tmp_path
+    assert kernel.compiler_config == tmp_path != Old().config

@@ -145,7 +145,7 @@ class Op(Hooks):
     def modules(self) -> dict[str, Path]:
         """The modules of its kernels: the config file that has each."""
         pairs = ((m, k) for k in self.kernels.values() for m in (k.module, *k.more_modules))
-        return {module: kernel.config for module, kernel in pairs if module}
+        return {module: kernel.compiler_config for module, kernel in pairs if module}
 
     # ------------------------------------------------------------ the call
 
