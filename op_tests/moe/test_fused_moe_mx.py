@@ -18,7 +18,7 @@ from rfops.moe import fused_moe_mxfp4, fused_moe_mxfp8
 from rfops.moe.fused_moe import fused_moe
 from rfops.moe.fused_moe_mx import MXFP4, MXFP8, Experts, Format, arguments
 from rfops.moe.kernels.mx.config import MxMoeConfig
-from rfops.moe.kernels.mx.hip import MOST_DEEP_STEPS
+from rfops.moe.kernels.mx.hip import MAX_DEEP_STEPS
 from rfops.moe.kernels.mx.signatures import EXPERTS, moe_mx_experts_kernel
 from rfops.quantization.mxfp8 import E8M0_NAN
 from rfops.quantization.shuffle import padded_scale, shuffle_scale, shuffle_weight
@@ -575,7 +575,7 @@ def test_padded_scales_of_widths(fmt: Format, sizes: tuple[int, int], launches: 
         pytest.skip("gate and up by weights in LDS are of MXFP4 and D in 256s")
     if PADDED_BY[launches].up_k > 1 and -(-sizes[0] // fmt.step) % 2:
         pytest.skip("waves that share out steps want an even number")
-    if "deep" in launches and -(-sizes[1] // fmt.step) > MOST_DEEP_STEPS:
+    if "deep" in launches and -(-sizes[1] // fmt.step) > MAX_DEEP_STEPS:
         pytest.skip("more steps than moe_mx_down_deep holds")
     _check_padded_scales(fmt, sizes, launches)
 

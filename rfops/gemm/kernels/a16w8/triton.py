@@ -264,11 +264,11 @@ class Staged(_Batched):
 
     def _on_nvidia(self, shape: Shape) -> Iterator[StagedConfig]:
         """2 to 8 warps, 4 to 64 sums a thread, a chip half full; wide tiles where K is long."""
-        least_m, least_n = (min(_power(shape.m), 32), 64) if shape.k > 512 else (8, 16)
+        min_m, min_n = (min(_power(shape.m), 32), 64) if shape.k > 512 else (8, 16)
         for (tile_k, warps_k, stages), tile_m, tile_n, warps_m, warps_n in itertools.product(
             _depths(shape), (8, 16, 32, 64), (16, 32, 64, 128), (1, 2), (1, 2, 4)
         ):
-            if tile_m < max(8 * warps_m, least_m) or tile_n < max(16 * warps_n, least_n):
+            if tile_m < max(8 * warps_m, min_m) or tile_n < max(16 * warps_n, min_n):
                 continue
             if tile_m > max(8, _power(shape.m)) or 4 * tile_m < min(shape.m, 128):
                 continue

@@ -18,7 +18,7 @@ from . import layout as a8w8_layout
 
 MAX_SPLIT = 8
 _COUNT_STEP = 32  # words of a counter: kCounterStride of rfops/group/split_k_reduce.h
-_MOST_KNOWN = 4096
+_MAX_KNOWN = 4096
 _best: dict[tuple[Any, ...], tuple[Any, float]] = {}
 
 
@@ -55,7 +55,7 @@ class Launched(Kernel):
     """One of those kernels."""
 
     compiled: ClassVar[CompiledOp]
-    most_rows: ClassVar[int]  # of an operand in a workgroup
+    max_rows: ClassVar[int]  # of an operand in a workgroup
     takes_columns: ClassVar[bool] = False  # column-major operands
     is_ranked = True
 
@@ -65,7 +65,7 @@ class Launched(Kernel):
             return f"no kernel for {c.arch}, only for {', '.join(archs)}"
         if c.M < 1 or c.N < 1:
             return f"M={c.M}, N={c.N}: nothing to compute"
-        return a8w8_layout.refuses(c, self.most_rows, self.takes_columns)
+        return a8w8_layout.refuses(c, self.max_rows, self.takes_columns)
 
     def refuses_config(self, c: Call, config: Config) -> str | None:
         if config.split > c.K // BLOCK:
@@ -97,7 +97,7 @@ class Launched(Kernel):
         if known is None:
             times = self.times(table, like)
             config = table.best((times, *self.ties(table, like)))
-            if len(_best) >= _MOST_KNOWN:
+            if len(_best) >= _MAX_KNOWN:
                 _best.clear()
             known = _best[key] = config, float(times.min())
         return known

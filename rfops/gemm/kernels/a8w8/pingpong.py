@@ -38,7 +38,7 @@ class PingPong(TileKernel):
     name = "pingpong"
     module = "a8w8_blockscale_pingpong"
     Config = PingPongConfig
-    most_rows = 256
+    max_rows = 256
     compiled = compile_ops(
         "a8w8_blockscale_pingpong",
         kernel="a8w8_blockscale_pingpong",

@@ -24,7 +24,7 @@ class Staged(TileKernel):
     name = "staged"
     module = "a8w8_blockscale_staged"
     Config = StagedConfig
-    most_rows = 128
+    max_rows = 128
     compiled = compile_ops(
         "a8w8_blockscale_staged",
         kernel="a8w8_blockscale_staged",

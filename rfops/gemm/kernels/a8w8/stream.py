@@ -112,7 +112,7 @@ class Stream(Launched):
     name = "stream"
     module = "a8w8_blockscale_stream"
     Config = StreamConfig
-    most_rows = MAX_M
+    max_rows = MAX_M
     compiled = compile_ops(
         "a8w8_blockscale_stream",
         kernel="a8w8_blockscale_stream",
@@ -173,9 +173,9 @@ class Stream(Launched):
 
 
 @functools.lru_cache(maxsize=64)
-def _variants(m_tiles: int, most_split: int, lds: int, x_first: int) -> Columns[StreamConfig]:
+def _variants(m_tiles: int, max_split: int, lds: int, x_first: int) -> Columns[StreamConfig]:
     found = []
-    splits = range(1, most_split + 1)
+    splits = range(1, max_split + 1)
     values_of = (1, 2, 4), (1, 2, 3, 4), range(1, 17), splits, (0, 1, 2, 4)
     for values in itertools.product(*values_of):
         with contextlib.suppress(ValueError):  # does not fit

@@ -105,7 +105,7 @@ class Deep(Prepared):
     module = "mxfp4_deep"
     more_modules = ("mxfp4_prepare",)
     Config = DeepConfig
-    most_rows = MAX_ROWS
+    max_rows = MAX_ROWS
     compiled = compile_ops("mxfp4_deep", kernel="mxfp4_deep", variants=lambda _arch: [_BUILT])(
         signature
     )
@@ -149,11 +149,11 @@ class Deep(Prepared):
 
 
 @lru_cache(maxsize=16)
-def _variants(most_split: int) -> Columns[DeepConfig]:
+def _variants(max_split: int) -> Columns[DeepConfig]:
     found = []
     sizes = (32, 64, 128, 256)
     rest = sizes[:3], (4, 8), (2, 4)
-    values = itertools.product(sizes, *rest, range(1, most_split + 1))
+    values = itertools.product(sizes, *rest, range(1, max_split + 1))
     # Of others no split: its times are predicted too low.
     for each in itertools.chain(values, itertools.product((96, 192), *rest, (1,))):
         with contextlib.suppress(ValueError):  # does not fit

@@ -98,7 +98,7 @@ class Fp4Kernel(Ranked):
     """One of these kernels, for either op."""
 
     compiled: ClassVar[CompiledOp]
-    most_rows: ClassVar[int]  # of an operand in a workgroup
+    max_rows: ClassVar[int]  # of an operand in a workgroup
 
     def refuses(self, c: Call) -> str | None:
         if reason := self.refuses_arch(c):
@@ -106,10 +106,10 @@ class Fp4Kernel(Ranked):
         if c.M < 1 or c.N < 1:
             return f"M={c.M}, N={c.N}: nothing to compute"
         for name in ("x", "w", "w_scale", *(() if has_16_bits(c) else ("x_scale",))):
-            if reason := _refuses_rows(c, name, self.most_rows):
+            if reason := _refuses_rows(c, name, self.max_rows):
                 return reason
-        if self.most_rows * c.N * c.dtype.itemsize >= MAX_BYTES:
-            return f"{self.most_rows} rows of out are beyond signed 32-bit offsets (2 GiB)"
+        if self.max_rows * c.N * c.dtype.itemsize >= MAX_BYTES:
+            return f"{self.max_rows} rows of out are beyond signed 32-bit offsets (2 GiB)"
         return None
 
     def refuses_config(self, c: Call, config: Config) -> str | None:

@@ -103,7 +103,7 @@ class Loop(Prepared):
     module = "mxfp4_loop"
     more_modules = ("mxfp4_prepare",)
     Config = LoopConfig
-    most_rows = 256
+    max_rows = 256
     compiled = mxfp4_loop
 
     def refuses_config(self, c: Call, config: LoopConfig) -> str | None:  # type: ignore[override]
@@ -162,8 +162,8 @@ def _no_largest(c: Call) -> str | None:
 
 
 @lru_cache(maxsize=16)
-def _variants(most_split: int, without_largest: bool) -> Columns[LoopConfig]:
-    splits = range(1, most_split + 1)
+def _variants(max_split: int, without_largest: bool) -> Columns[LoopConfig]:
+    splits = range(1, max_split + 1)
     pairs = [(tile, split) for tile in LoopConfig.TILES for split in splits]
     fit = [p for p in pairs if p[0] != _LARGEST or (p[1] == 1 and not without_largest)]
     return Columns([LoopConfig(*tile, split) for tile, split in fit])

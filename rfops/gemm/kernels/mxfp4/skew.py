@@ -18,9 +18,9 @@ from .loop import Loop, LoopConfig, arguments
 from .prepare import Prepared
 
 TILE = 256
-PAIR_K, LEAST_K = 512, 2560  # four parts, a pair of K-steps behind each other, and a pair more
+PAIR_K, MIN_K = 512, 2560  # four parts, a pair of K-steps behind each other, and a pair more
 _ALIGN = 16  # bytes, of rows of out
-_MOST_APART = 2048  # rows of x from a tile to the next one of a workgroup
+_MAX_TILE_DISTANCE = 2048  # rows of x from a tile to the next one of a workgroup
 _GROUPS = (4, 8, 2, 1)
 
 # What `rfops build` makes: bf16, weights as they are loaded most quickly.
@@ -56,14 +56,14 @@ class Skew(Prepared):
     module = "mxfp4_skew"
     more_modules = ("mxfp4_prepare",)
     Config = SkewConfig
-    most_rows = TILE + _MOST_APART
+    max_rows = TILE + _MAX_TILE_DISTANCE
     compiled = mxfp4_skew
 
     def refuses(self, c: Call) -> str | None:
         if reason := super().refuses(c):
             return reason
-        if c.K % PAIR_K or c.K < LEAST_K:
-            return f"K={c.K} is no multiple of {PAIR_K} from {LEAST_K} on"
+        if c.K % PAIR_K or c.K < MIN_K:
+            return f"K={c.K} is no multiple of {PAIR_K} from {MIN_K} on"
         if c.N * c.dtype.itemsize % _ALIGN:
             return f"rows of out, N={c.N}, are no multiple of {_ALIGN} bytes"
         return "a bias has no room in LDS" if c.has("bias") else None

@@ -92,7 +92,7 @@ class Stream(Fp4Kernel):
     name = "stream"
     module = "mxfp4_stream"
     Config = StreamConfig
-    most_rows = TILE * 8
+    max_rows = TILE * 8
     compiled = compile_ops(
         "mxfp4_stream",
         kernel="mxfp4_stream",
@@ -144,10 +144,10 @@ class Stream(Fp4Kernel):
 
 
 @functools.lru_cache(maxsize=64)
-def _variants(m_tiles: int, most_split: int) -> Columns[StreamConfig]:
+def _variants(m_tiles: int, max_split: int) -> Columns[StreamConfig]:
     found = []
     along = (1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16)
-    for values in itertools.product((1, 2, 3, 4, 6), range(1, 5), along, range(1, most_split + 1)):
+    for values in itertools.product((1, 2, 3, 4, 6), range(1, 5), along, range(1, max_split + 1)):
         with contextlib.suppress(ValueError):  # does not fit
             found.append(StreamConfig(m_tiles, *values))
     return Columns(found)

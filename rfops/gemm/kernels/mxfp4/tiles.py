@@ -108,7 +108,7 @@ class Tiles(Fp4Kernel):
     name = "tiles"
     module = "mxfp4_tiles"
     Config = TilesConfig
-    most_rows = max(MAX_M_TILES, MAX_N_TILES * MAX_WAVES) * TILE
+    max_rows = max(MAX_M_TILES, MAX_N_TILES * MAX_WAVES) * TILE
     compiled = compile_ops("mxfp4_tiles", kernel="mxfp4_tiles", variants=lambda _arch: [_BUILT])(
         signature
     )
@@ -152,10 +152,10 @@ class Tiles(Fp4Kernel):
 
 
 @functools.lru_cache(maxsize=64)
-def _variants(most_split: int, bits: int) -> Columns[TilesConfig]:
+def _variants(max_split: int, bits: int) -> Columns[TilesConfig]:
     found = []
     values = itertools.product(
-        (1, 2, 4, 8), (1, 2, 4), (1, 2, 3, 4, 6), (4, 6, 8, 12), range(1, most_split + 1)
+        (1, 2, 4, 8), (1, 2, 4), (1, 2, 3, 4, 6), (4, 6, 8, 12), range(1, max_split + 1)
     )
     for each in values:
         with contextlib.suppress(ValueError):  # does not fit

@@ -23,9 +23,7 @@ MAX_SIZE = 2**31 - 256  # of M, N and K: beyond, the last tile's own index overf
 _EXPAND_BLOCKS = 64  # blocks of 32 of a program that expands
 
 
-_MOST_EXPANDED = (
-    2**30
-)  # elements that method expand may take as a bf16 workspace without being told
+_MAX_EXPANDED = 2**30  # elements that method expand may take as a bf16 workspace without being told
 
 
 class TritonGemm(Kernel):
@@ -44,7 +42,7 @@ class TritonGemm(Kernel):
         return self.settled(c, tiles.of(self.own_row(c)))
 
     def suits(self, c: Call, config: TritonConfig) -> bool:
-        return config.method != "expand" or (c.M + c.N) * c.K <= _MOST_EXPANDED
+        return config.method != "expand" or (c.M + c.N) * c.K <= _MAX_EXPANDED
 
     def settled(self, c: Call, config: TritonConfig) -> TritonConfig:
         return config.filled(c.arch, c.M, c.N, c.K)

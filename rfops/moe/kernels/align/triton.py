@@ -12,7 +12,7 @@ from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
 
 _KERNELS = "rfops.moe.kernels.align.triton_kernels"
-MOST_EXPERTS = 8192
+MAX_EXPERTS = 8192
 ROWS, WARPS = 1024, 4  # of ids that a program looks at at once
 
 
@@ -22,8 +22,8 @@ class TritonAlign(Kernel):
     def refuses(self, c: Call) -> str | None:
         if reason := launch.missing():
             return reason
-        if not 0 < c.E <= MOST_EXPERTS:
-            return f"{c.E} experts are none, or more than {MOST_EXPERTS}"
+        if not 0 < c.E <= MAX_EXPERTS:
+            return f"{c.E} experts are none, or more than {MAX_EXPERTS}"
         return None
 
     def variant(self, c: Call, config: Any) -> RunOf:

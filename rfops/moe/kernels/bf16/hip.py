@@ -35,7 +35,7 @@ TILE, XCDS = 256, 8  # rows, and columns of weights; workgroups come in eights
 PINGPONG_ROWS = 288  # of a tile of it: 256 and what chance adds
 ADD_COLUMNS = 2048
 TABLE = 64  # experts of a table
-MOST_EXPERTS, MOST_CHOSEN, MOST_SHARED = 512, 16, 8
+MAX_EXPERTS, MAX_TOP_K, MAX_SHARED = 512, 16, 8
 
 
 @compile_ops("moe_lists", kernel="moe_lists", variants=lambda _arch: [{"ID": "i32", "TOP_K": 8}])
@@ -175,10 +175,10 @@ class HipMoe(Kernel):
     def refuses(self, c: Call) -> str | None:
         if reason := self.refuses_arch(c):
             return reason
-        most = TABLE if self.is_table else MOST_EXPERTS
-        if c.E > most or c.K > MOST_CHOSEN or (c.E - c.R) > MOST_SHARED:
+        most = TABLE if self.is_table else MAX_EXPERTS
+        if c.E > most or c.K > MAX_TOP_K or (c.E - c.R) > MAX_SHARED:
             chosen = f"{c.K} + {(c.E - c.R)} of {c.E} experts"
-            return f"{chosen} are more than {MOST_CHOSEN} + {MOST_SHARED} of {most}"
+            return f"{chosen} are more than {MAX_TOP_K} + {MAX_SHARED} of {most}"
         if c.D % VEC or c.I % VEC or c.D == 0 or c.I == 0:
             return f"D={c.D}, I={c.I}: no multiples of {VEC}"
         row, column = matrix_strides(c, "x", c.D)
@@ -246,7 +246,7 @@ class HipMoe(Kernel):
         if c.has("router_weight"):
             return router.step(c, c.R, lists=True, arguments=ROUTED)
         return Step(
-            moe_lists_kernel, of_ids(c), TOKENS, ceil(c.M, TOKENS),
+            moe_lists_kernel, id_defines(c), TOKENS, ceil(c.M, TOKENS),
             {"rows": "lists", "topk_ids": chosen(c)["ids"], "m": c.M, "experts": c.R},
         )  # fmt: skip
 
@@ -302,7 +302,7 @@ def num_rows(c: Call) -> int:
     return int(c.M * (c.K + c.E - c.R))
 
 
-def of_ids(c: Call) -> dict[str, Any]:
+def id_defines(c: Call) -> dict[str, Any]:
     """The constants of a kernel that reads ids."""
     return {"ID": ID_TYPES[c.values.get("topk_ids_dtype", torch.int32)], "TOP_K": c.K}
 
@@ -325,7 +325,7 @@ def product(
 ) -> Step:  # fmt: skip
     """The step that multiplies all experts' rows: gate and up, stage 1, or down; n columns of out,
     K of k, tiles of `rows` rows."""
-    tiles = _most_row_tiles(c, rows) * ceil(n, TILE // 2 if stage == 1 else TILE)
+    tiles = max_row_tiles(c, rows) * ceil(n, TILE // 2 if stage == 1 else TILE)
     groups = min(ROWS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
     sizes = {"m": c.M, "routed": c.R, "experts": c.E, "all_rows": num_rows(c), "n": n, "k": k}
     return Step(kernel, defines, THREADS, groups, {**sizes, "groups": groups, **arguments})
@@ -333,14 +333,14 @@ def product(
 
 def sum_of_rows(c: Call) -> Step:
     """The weighted sum of each token's rows of y, in a fixed order."""
-    defines = {"IN": IN_TYPES[c.x_dtype], **of_ids(c), "SHARED": c.E - c.R}
+    defines = {"IN": IN_TYPES[c.x_dtype], **id_defines(c), "SHARED": c.E - c.R}
     return Step(
         moe_add_kernel, defines, 256, (c.M, ceil(c.D, ADD_COLUMNS), 1),
         {"rows": "y", **chosen(c), "n": c.D, "routed": c.R, "all_rows": num_rows(c)},
     )  # fmt: skip
 
 
-def _most_row_tiles(c: Call, rows: int) -> int:
+def max_row_tiles(c: Call, rows: int) -> int:
     """The most tiles of so many rows that experts can have."""
     routed = c.M * c.K
     return int(ceil(routed, rows) + min(routed, c.E) + (c.E - c.R) * ceil(c.M, rows))

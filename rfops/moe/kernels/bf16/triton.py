@@ -24,7 +24,7 @@ from ...router import moe_router
 
 _KERNELS = "rfops.moe.kernels.bf16.triton_kernels"
 ADD_KERNELS, ADD_COLUMNS = _KERNELS, 1024  # of a program that adds rows
-_MOST_TABLES = 64
+_MAX_TABLES = 64
 _tables: dict[tuple[Any, ...], Tensor] = {}
 
 
@@ -183,7 +183,7 @@ def _addresses(tensors: Sequence[Tensor]) -> Tensor:
     """On the device, kept while a caller's weights are the same."""
     key = tensors[0].device, *[t.data_ptr() for t in tensors]
     if key not in _tables:
-        if len(_tables) >= _MOST_TABLES:
+        if len(_tables) >= _MAX_TABLES:
             _tables.clear()
         _tables[key] = torch.tensor(key[1:], dtype=torch.int64, device=tensors[0].device)
     return _tables[key]

@@ -33,9 +33,9 @@ from ..bf16.hip import (
     FusedMoeHipConfig,
     HipMoe,
     chosen,
+    id_defines,
     lists_workspace,
     num_rows,
-    of_ids,
     product,
     sum_of_rows,
 )
@@ -174,7 +174,7 @@ def prepare(c: Call) -> Step:
     list_groups = 0 if c.has("router_weight") else ceil(c.M, TOKENS)
     groups = list_groups + ceil(c.M * (c.D // BLOCK), BLOCKS_AT_ONCE)
     return Step(
-        moe_fp8_prepare_kernel, {"IN": IN_TYPES[c.x_dtype], **of_ids(c)}, TOKENS, groups,
+        moe_fp8_prepare_kernel, {"IN": IN_TYPES[c.x_dtype], **id_defines(c)}, TOKENS, groups,
         {"q": "x_q", "scale": "x_scale", "topk_ids": chosen(c)["ids"], "m": c.M, "k": c.D,
          "experts": c.R, "list_groups": list_groups},
     )  # fmt: skip

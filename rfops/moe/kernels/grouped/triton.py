@@ -15,7 +15,7 @@ from rfops.triton import tiles
 from rfops.triton.bound import BoundTriton
 from rfops.triton.tiles import TritonConfig
 
-_LEAST_BLOCK_M = 16  # rows of a matrix instruction
+_MIN_BLOCK_M = 16  # rows of a matrix instruction
 
 
 class TritonGrouped(Kernel):
@@ -47,7 +47,7 @@ class TritonGrouped(Kernel):
 
 def tile_rows(block_m: int, config: TritonConfig) -> int:
     """BLOCK_M: no more rows than a block has, so that one of 16 takes no tile of 64."""
-    rows = max(_LEAST_BLOCK_M, 1 << (block_m - 1).bit_length())
+    rows = max(_MIN_BLOCK_M, 1 << (block_m - 1).bit_length())
     return min(config.block_m, rows)
 
 

@@ -27,9 +27,9 @@ from rfops.jit.arch import ROWS, WAVE
 from ... import router
 from ...fused_moe_mx import MXFP4, RAW, Format
 from ..bf16.hip import (
-    MOST_CHOSEN,
-    MOST_EXPERTS,
-    MOST_SHARED,
+    MAX_EXPERTS,
+    MAX_SHARED,
+    MAX_TOP_K,
     ROUTED,
     VEC,
     num_rows,
@@ -53,7 +53,7 @@ FEW_TOKENS = 16
 # When StagedDown is quicker than down and add: by 37 % with 140 rows of an expert and 2 K-steps
 # of h, by 16 % with 4; slower by 30 % with 8 of them, and by 26 % with 62 rows (estimated, MI355X).
 # DeepDown is quicker by 18 % with 8 K-steps, and as quick as these with 70 rows.
-MOST_SUM_STEPS, MOST_DEEP_STEPS, FEWEST_SUM_ROWS = 4, 8, 100
+MAX_STAGED_STEPS, MAX_DEEP_STEPS, MIN_SUM_ROWS = 4, 8, 100
 
 
 class HipMxMoe(Kernel):
@@ -73,8 +73,8 @@ class HipMxMoe(Kernel):
         if reason := self.refuses_arch(c):
             return reason
         shared = c.E - c.R
-        if c.E > MOST_EXPERTS or c.K > MOST_CHOSEN or shared > MOST_SHARED:
-            most = f"{MOST_CHOSEN} + {MOST_SHARED} of {MOST_EXPERTS}"
+        if c.E > MAX_EXPERTS or c.K > MAX_TOP_K or shared > MAX_SHARED:
+            most = f"{MAX_TOP_K} + {MAX_SHARED} of {MAX_EXPERTS}"
             return f"{c.K} + {shared} of {c.E} experts are more than {most}"
         row, column = matrix_strides(c, "x", c.D)
         if column != 1 or row % VEC or c.align("x") % (2 * VEC):
@@ -129,7 +129,7 @@ class HipMxMoe(Kernel):
             tiles = k_steps * (down.columns // TILE + down.row_tiles)
             if tiles > (most := down.MAX_TILES[down.waves]):
                 return f"{tiles} tiles are more than the {most} that a wave holds"
-        elif isinstance(down, DeepDown) and k_steps > MOST_DEEP_STEPS:
+        elif isinstance(down, DeepDown) and k_steps > MAX_DEEP_STEPS:
             return f"two tiles of {k_steps} steps are more than a wave holds"
         h_rows = num_rows(c) + (TILE - 1) * c.E
         if isinstance(down, StagedDown) and h_rows * k_steps * STEP_BYTES >= MAX_BYTES:
@@ -160,9 +160,9 @@ class HipMxMoe(Kernel):
             made = replace(config, columns=columns, down_n=waves, rows=rows)
             if self.refuses_config(c, made) is None:
                 yield made
-        if k_steps <= MOST_DEEP_STEPS and _rows_of_expert(c) >= FEWEST_SUM_ROWS:
+        if k_steps <= MAX_DEEP_STEPS and _rows_of_expert(c) >= MIN_SUM_ROWS:
             made = replace(config, columns=32, down_n=_sum_waves(c), rows=1, slots=4)
-            if k_steps > MOST_SUM_STEPS:
+            if k_steps > MAX_STAGED_STEPS:
                 made = _deep(made)
             if self.refuses_config(c, made) is None:
                 yield made

@@ -15,7 +15,7 @@ from rfops.dispatch.strided import matrix_strides
 from rfops.jit.arch import ROWS, WAVE
 
 from ...fused_moe_mx import RAW, Format, scale_columns
-from ..bf16.hip import ADD_COLUMNS, IN_TYPES, XCDS, chosen, num_rows, of_ids
+from ..bf16.hip import ADD_COLUMNS, IN_TYPES, XCDS, chosen, id_defines, num_rows
 from . import signatures as kernels
 from .config import (
     DeepDown,
@@ -28,9 +28,9 @@ from .config import (
 )
 
 TILE = 16  # rows of an operand
-TILES = 4  # operands of weights of a wave
-EIGHTS, STEP_BYTES, BLOCK = 8, 128, 32
-PREPARES, OF_TOKEN = 512, 4  # lanes of moe_mx_prepare: of a workgroup, and a token's lists
+TILES = 4  # operands of weights per wave
+ELEMS_PER_LANE, STEP_BYTES, BLOCK = 8, 128, 32
+PREPARE_THREADS, LANES_PER_TOKEN = 512, 4  # of moe_mx_prepare: per workgroup; to list a token
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,14 @@ def temporaries(c: Call, fmt: Format, config: MxMoeConfig) -> dict[str, Any]:
 def prepare(c: Call, fmt: Format, config: MxMoeConfig) -> Step:
     """The tokens of each expert, and x quantized."""
     product = gate_up_product(c, config)
-    lists, steps = ceil(c.M, PREPARES // OF_TOKEN), product.steps(fmt)
-    eights = c.M * steps * fmt.step // EIGHTS
+    lists, steps = ceil(c.M, PREPARE_THREADS // LANES_PER_TOKEN), product.steps(fmt)
+    groups = lists + ceil(c.M * steps * fmt.step // ELEMS_PER_LANE, PREPARE_THREADS)
     defines = {
-        "IN": IN_TYPES[c.x_dtype], **of_ids(c), "FORMAT": fmt.name, "BUMP": fmt.bumps[c.rounding],
-        "CHUNK": product.chunk(fmt),
+        "IN": IN_TYPES[c.x_dtype], **id_defines(c), "FORMAT": fmt.name,
+        "BUMP": fmt.bumps[c.rounding], "CHUNK": product.chunk(fmt),
     }  # fmt: skip
     return Step(
-        kernels.moe_mx_prepare_kernel, defines, PREPARES, lists + ceil(eights, PREPARES),
+        kernels.moe_mx_prepare_kernel, defines, PREPARE_THREADS, groups,
         {"topk_ids": chosen(c)["ids"], "m": c.M, "k": c.D,
          "x_row": matrix_strides(c, "x", c.D)[0], "steps": steps, "experts": c.R,
          "list_groups": lists, "q": "x_q", "scale": "x_scale"},
@@ -146,7 +146,7 @@ def down(c: Call, fmt: Format, config: MxMoeConfig) -> list[Step]:
 
 def _sum_of_pairs(c: Call) -> Step:
     """The weighted sum of each token's rows of y, in a fixed order."""
-    defines = {"IN": IN_TYPES[c.x_dtype], **of_ids(c), "SHARED": c.E - c.R}
+    defines = {"IN": IN_TYPES[c.x_dtype], **id_defines(c), "SHARED": c.E - c.R}
     return Step(
         kernels.moe_add_pairs_kernel, defines, 256, (c.M, ceil(c.D, ADD_COLUMNS), 1),
         {"rows": "y", **chosen(c), "m": c.M, "n": c.D, "routed": c.R},
@@ -211,7 +211,7 @@ def _down_and_sum(
     """Down and the sum in one kernel."""
     defines = {
         "HALF": IN_TYPES[c.x_dtype],
-        **of_ids(c),
+        **id_defines(c),
         "FORMAT": fmt.name,
         "TILES": kind.columns // TILE,
         "STEPS": product.steps(fmt),

@@ -22,7 +22,7 @@ from ...fused_moe_tables import chosen
 
 _KERNELS, _ADD = "rfops.moe.kernels.mx.triton_kernels", "rfops.moe.kernels.bf16.triton_kernels"
 _COLUMNS = 1024  # of a program that adds rows
-_BLOCK_N, _BLOCK_K, _MOST_COLUMNS = 64, 128, 65535
+_BLOCK_N, _BLOCK_K, _MAX_COLUMNS = 64, 128, 65535
 
 
 class TritonMxMoe(Kernel):
@@ -39,7 +39,7 @@ class TritonMxMoe(Kernel):
             return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
         if max(c.D, 2 * c.I) * max(c.D, c.I) >= 2**31:
             return "an expert's weights are beyond 32-bit offsets"
-        if ceil(max(c.D, c.I), _BLOCK_N) > _MOST_COLUMNS:
+        if ceil(max(c.D, c.I), _BLOCK_N) > _MAX_COLUMNS:
             return f"D={c.D}, I={c.I}: more columns than a grid has"
         if c.M * (c.K + (c.E - c.R)) + c.E * 256 >= 2**31:
             return "more than 2^31 routed rows"

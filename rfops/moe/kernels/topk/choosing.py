@@ -10,16 +10,16 @@ import torch
 
 from rfops.dispatch.kernel import Call
 
-MOST_EXPERTS, MOST_CHOSEN, MOST_GROUPS = 512, 16, 32
+MAX_EXPERTS, MAX_TOP_K, MAX_GROUPS = 512, 16, 32
 IN_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # in csrc/
 LARGEST = torch.finfo(torch.float32).max
 
 
 def refuses_choosing(c: Call) -> str | None:
-    if c.E > MOST_EXPERTS or c.K > MOST_CHOSEN:
-        return f"{c.K} of {c.E} experts are more than {MOST_CHOSEN} of {MOST_EXPERTS}"
-    if c.values.get("num_groups", 1) > MOST_GROUPS:
-        return f"{c.num_groups} groups are more than {MOST_GROUPS}"
+    if c.E > MAX_EXPERTS or c.K > MAX_TOP_K:
+        return f"{c.K} of {c.E} experts are more than {MAX_TOP_K} of {MAX_EXPERTS}"
+    if c.values.get("num_groups", 1) > MAX_GROUPS:
+        return f"{c.num_groups} groups are more than {MAX_GROUPS}"
     return None
 
 
