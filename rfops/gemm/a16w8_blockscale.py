@@ -79,8 +79,8 @@ class _BatchedGemm(Op):
         return None
 
     def finish_run(self, c: Call, run: Run) -> Run:
-        """With an out that is given, overlaps are looked for: between the rows of a strided one an
-        input may lie."""
+        """Check a given out for overlaps with the inputs, which may lie between the rows of a
+        strided one."""
         is_bytes, has_out = c.w_dtype == torch.uint8, c.has("out")
         if not is_bytes and not has_out:
             return run

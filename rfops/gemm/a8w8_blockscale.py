@@ -224,7 +224,7 @@ def _wide(payload: torch.Tensor) -> torch.Tensor:
 
 
 def dequantised(payload: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Of one scale a row and block."""
+    """Return payload * scale, with one scale per row and block."""
     wide = payload.to(torch.float32).to(dtype).unflatten(1, (-1, BLOCK))
     values: torch.Tensor = (wide * scale.to(dtype)[:, :, None]).flatten(1)
     return values

@@ -241,7 +241,7 @@ def _run_torch(
     topk_ids: torch.Tensor,
     expert_map: torch.Tensor | None,
 ) -> None:
-    """The same by a stable sort; no shape depends on data, so nothing synchronises."""
+    """Compute the layout by a stable sort; no shape depends on data, so nothing synchronizes."""
     row_map, block_map = (expert_map, None) if c.ignore_invalid_experts else (None, expert_map)
     device, rows, block_size = topk_ids.device, topk_ids.numel(), c.block_size
     expert = topk_ids.reshape(-1).long()

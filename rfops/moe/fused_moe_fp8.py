@@ -126,11 +126,11 @@ class _Fp8Moe(Moe):
         return {**super().fit(c, draw), **own}
 
     def roundings(self, c: Call) -> int:
-        """Of fp32 sums along both K; of h and the experts' results, which are rounded to x's dtype;
-        and of h in FP8: an element between two of it may become either, an eighth apart, few of a
-        row do, and a block's largest may move the others too: 2^-8 of the sum of |h|'s products.
-        What is taken here is D/2 times that sum at least, as gate and up are of absolute values,
-        whose sums do not cancel."""
+        """Count roundings: of fp32 sums along both K; of h and the experts' results, which are
+        rounded to x's dtype; and of h in FP8: an element between two of it may become either, an
+        eighth apart, few of a row do, and a block's largest may move the others too: 2^-8 of the
+        sum of |h|'s products. What is taken here is D/2 times that sum at least, as gate and up are
+        of absolute values, whose sums do not cancel."""
         rounded = 2**13 if c.dtype == torch.float16 else 2**16
         return int(2 * (c.D + c.I + c.K) + 64 + (2 * rounded + 2**16) / (c.D / 2))
 

@@ -40,7 +40,8 @@ OP = MxMoe(
 
 
 def call(x: Tensor, *weights: Any) -> Tensor:
-    """As fused_moe hands on: w1, w2, scales, choice, num_shared, how, rounding, out, config."""
+    """Call the op with the arguments of fused_moe: w1, w2, scales, choice, num_shared, how,
+    rounding, out, config."""
     *given, out, config = weights
     args = arguments(OP, x, *given)
     run = OP.traced if is_dynamo_compiling() else OP.call

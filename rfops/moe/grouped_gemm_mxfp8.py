@@ -101,7 +101,7 @@ class _GroupedGemm(Op):
         return fitted
 
     def traffic(self, c: Call) -> int:
-        """Of the weights those of experts in use."""
+        """Return the bytes moved; of the weights, only those of experts in use."""
         padded, experts = c.given("num_tokens_post_padded", "expert_ids")
         idle = c.E - len(experts[: -(-int(padded) // c.block_m)].unique())
         return int(super().traffic(c) - idle * c.N * (c.K + c.K // 32))

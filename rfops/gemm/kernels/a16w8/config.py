@@ -27,8 +27,8 @@ class Shape(NamedTuple):
 
 
 class _Config:
-    """What the config classes share: each field is a power of two unless `_free` or `_flags` (0 or
-    1) names it."""
+    """The base of config classes: each field is a power of two unless `_free` or `_flags` (0 or 1)
+    names it."""
 
     _free: tuple[str, ...] = ()
     _flags: tuple[str, ...] = ()

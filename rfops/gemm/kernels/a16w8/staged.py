@@ -28,7 +28,7 @@ _PLAIN = ("b_first", "m_count")
 
 @gluon.constexpr_function
 def _bases(count, first, axis):
-    """Of a layout: `count`, a power of two, places along an axis, `first` apart."""
+    """Return the bases of `count` (a power of two) positions along an axis, `first` apart."""
     bases = []
     while count > 1:
         bases.append([first if axis == other else 0 for other in range(3)])
@@ -38,8 +38,8 @@ def _bases(count, first, axis):
 
 @gluon.constexpr_function
 def _fragment(ROWS, UNIT, BK, WK, W_ROWS, W_OTHER, OTHER_FIRST):
-    """How registers hold [WK, ROWS, BK] for the unit, UNIT rows an instruction: W_ROWS warps along
-    the rows, W_OTHER hold the same; OTHER_FIRST says in which order warps are numbered."""
+    """Return the register layout of [WK, ROWS, BK] as an MMA operand, UNIT rows per instruction:
+    W_ROWS warps along the rows, W_OTHER with the same data; OTHER_FIRST orders the warps."""
     run = min(16, BK // 4)  # of K side by side in a thread
     registers = _bases(run, 1, 2) + _bases(BK // (4 * run), 4 * run, 2)
     registers += _bases(UNIT // 8, 8, 1) + _bases(ROWS // (UNIT * W_ROWS), UNIT * W_ROWS, 1)
@@ -83,8 +83,8 @@ def _rows_at(
     base, first, count, stride, layout: gl.constexpr, WK: gl.constexpr, ROWS: gl.constexpr,
     BK: gl.constexpr, EVEN: gl.constexpr,
 ):  # fmt: skip
-    """Where [WK, ROWS, BK] are, WK times BK elements side by side; rows past the last are the last.
-    What is known at compile time comes last, so that it goes into the copies' own offsets."""
+    """Return the pointers to [WK, ROWS, BK], WK times BK contiguous elements; rows are clamped to
+    the last. Compile-time terms are added last, because they then fold into the copies' offsets."""
     part = gl.arange(0, WK, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None, None]
     row = first + gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :, None]
     k = gl.arange(0, BK, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]

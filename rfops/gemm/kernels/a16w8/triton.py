@@ -66,8 +66,9 @@ def _power(value: int, least: int = 1, most: int = 1 << 30) -> int:
 
 
 def order(c: Call) -> tuple[str, ...]:
-    """What a shape without a tuned row takes: rows up to M of 2; above, on sm_90, staged up to 32
-    rows, and for small problems of short K up to 128; bmm for large problems; else tiles."""
+    """Return the kernels for a shape without a tuned row: rows up to M=2; above, on sm_90, staged
+    up to 32 rows, and up to 128 for small problems of short K; bmm for large problems; else
+    tiles."""
     shape = shape_of(c)
     if shape.m >= _BMM_M and shape.work >= _BMM_WORK and c.x_dtype == torch.bfloat16:
         return "bmm", "tiles"
@@ -80,7 +81,7 @@ def order(c: Call) -> tuple[str, ...]:
 
 
 class _Batched(Kernel):
-    """What the four share."""
+    """The base of the four kernels."""
 
     prepare: Callable[[torch.device, Shape, Any], Launch]  # the launches of a shape
 
@@ -446,6 +447,6 @@ def _in_pieces_of_16(tensor: torch.Tensor) -> bool:
 
 
 def _build_errors() -> tuple[type[Exception], ...]:
-    """What another Triton, or a chip with less shared memory, may raise."""
+    """Return what another Triton version, or a GPU with less shared memory, may raise."""
     triton_error: type[Exception] = importlib.import_module("triton.errors").TritonError
     return ImportError, AttributeError, triton_error

@@ -83,7 +83,8 @@ def rows(
 
 @triton.jit
 def _scales_at(scale, first_n, n_count, s_n, BN: tl.constexpr):
-    """Where the scales of BN rows of w are, for the first block of K: one place, or [BN, 1]."""
+    """Return the pointers to the scales of BN rows of w for the first block of K: one, or [BN,
+    1]."""
     if BN <= SCALE_BLOCK:
         at = scale + tl.minimum(first_n, n_count - 1) // SCALE_BLOCK * s_n
     else:
@@ -94,7 +95,7 @@ def _scales_at(scale, first_n, n_count, s_n, BN: tl.constexpr):
 
 @triton.jit
 def _load(at, mask, EVEN: tl.constexpr):
-    """What is there, zeros where the mask says that nothing is; with EVEN something always is."""
+    """Load with zeros where the mask is false; with EVEN there is no mask."""
     if EVEN:
         values = tl.load(at)
     else:
@@ -186,8 +187,8 @@ def one_block(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
     X_LEFT: tl.constexpr, EVEN_M: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """As `tiles` where K is at most BK: x's tile stays where it is while a program goes through
-    TILES tiles of w, loading one as it stores another. Grid: groups of tiles of n, tiles of m,
+    """`tiles` for K of at most BK: a program keeps the tile of x and goes through TILES tiles of w,
+    loading one while it stores another. Grid: groups of tiles of n, tiles of m,
     batches."""
     b = (b_first + tl.program_id(2)).to(tl.int64)
     m = tl.program_id(1) * BM + tl.arange(0, BM)

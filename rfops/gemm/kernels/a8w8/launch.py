@@ -1,4 +1,4 @@
-"""What the HIP kernels of gemm_a8w8_blockscale share: their parameters and their launches."""
+"""The HIP kernels of gemm_a8w8_blockscale: their common parameters and launches."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Config(Protocol):
         ...
 
     def tiles(self, m: int, n: int) -> int:
-        """Workgroups of a result, but for those along K."""
+        """Output tiles of a result."""
         ...
 
     def defines(self, dtype: torch.dtype, shuffled: bool = False) -> dict[str, int | str]: ...
 
 
 def prebuilt(*configs: Config) -> list[dict[str, int | str]]:
-    """What `rfops build` makes of them: for bf16, of operands without gaps and with."""
+    """Return the defines that `rfops build` compiles: bf16, dense operands and strided ones."""
     made = [config.defines(torch.bfloat16) for config in configs]
     return [{**defines, "DENSE": dense} for dense in (1, 0) for defines in made]
 
@@ -73,15 +73,16 @@ class Launched(Kernel):
         return None
 
     def variants(self, c: Call) -> Columns[Any]:
-        """Those worth a thought: a table that is kept, as what is best of it is remembered."""
+        """Return the variants to rank; the same table for like calls, because the best of a table
+        is cached."""
         raise NotImplementedError
 
     def times(self, table: Columns[Any], c: Call) -> Any:
-        """Of each, in microseconds; a model that ranks."""
+        """Return the modelled time of each variant in microseconds."""
         raise NotImplementedError
 
     def ties(self, table: Columns[Any], c: Call) -> tuple[Any, ...]:
-        """What decides between equal times, least first."""
+        """Return the keys that order variants of equal time; smaller is better."""
         raise NotImplementedError
 
     def default(self, c: Call) -> Config:

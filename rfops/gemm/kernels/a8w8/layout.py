@@ -1,5 +1,5 @@
-"""How the operands of gemm_a8w8_blockscale lie in memory: what its HIP kernels take of it, and what
-their launches are told."""
+"""Operand layouts of gemm_a8w8_blockscale: which ones its HIP kernels support, and the strides that
+they take."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ OUT_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
 def all_strides(c: Call, m: int, n: int, k: int) -> tuple[tuple[int, int], ...]:
-    """Of x, w, x_scale and w_scale in elements, of a call like `c` of these sizes: contiguous
-    tensors stay so, others keep their strides."""
+    """Return the strides of x, w, x_scale and w_scale in elements, for a call like `c` of these
+    sizes: contiguous tensors stay contiguous, others keep their strides."""
     blocks = k // BLOCK
     names = {"x": k, "w": k, "x_scale": blocks, "w_scale": blocks}
     return tuple([matrix_strides(c, name, columns) for name, columns in names.items()])

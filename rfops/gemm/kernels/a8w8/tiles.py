@@ -1,5 +1,5 @@
-"""What the kernels of gemm_a8w8_blockscale for many rows share: workgroups that make a tile of the
-result, and which tile a shape gets."""
+"""The kernels of gemm_a8w8_blockscale for many rows: one output tile per workgroup, and the model
+that picks the tile of a shape."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the HIP kernels of gemm_a16wfp4, gemm_a8wfp4 and gemm_afp4wfp4 share: what they take of how
-operands lie in memory, their parameters and their launches."""
+"""The HIP kernels of gemm_a16wfp4, gemm_a8wfp4 and gemm_afp4wfp4: the operand layouts that they
+support, their common parameters and launches."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
 def has_16_bits(c: Call) -> bool:
-    """Whether x is quantised by the kernel."""
+    """Return whether x has 16 bits, which the kernel quantizes."""
     return x_bits(c) == 16
 
 
 class Rows(NamedTuple):
-    """Bytes from row to row."""
+    """The row strides in bytes, by the names of the kernel's parameters."""
 
     x_row: int
     w_row: int
@@ -40,7 +40,8 @@ class Rows(NamedTuple):
 
 
 def rows_of(c: Call, k: int) -> Rows:
-    """Of a call like `c` of this K: contiguous tensors stay so, others keep their strides."""
+    """Return the row strides for a call like `c` of this K: contiguous tensors stay contiguous,
+    others keep their strides."""
     return Rows(
         _row(c, "x", k * x_bits(c) // 8), _row(c, "w", k // 2), _scale_row(c, "w_scale", k),
         0 if has_16_bits(c) else _scale_row(c, "x_scale", k),
@@ -90,7 +91,7 @@ class Config(Protocol):
         ...
 
     def tiles(self, m: int, n: int) -> int:
-        """Workgroups of a result, but for those along K."""
+        """Output tiles of a result."""
         ...
 
 
@@ -118,7 +119,7 @@ class Fp4Kernel(Ranked):
         return None
 
     def common_defines(self, c: Call) -> dict[str, Any]:
-        """What the layouts and types of a call make constant."""
+        """Return the defines that follow from the layouts and dtypes of a call."""
         bias = c.tensors.get("bias")
         is_16 = has_16_bits(c)
         narrow = "Fp8" if x_bits(c) == 8 else "Fp4"
@@ -133,7 +134,7 @@ class Fp4Kernel(Ranked):
         }
 
     def kind(self, c: Call, config: Any, k: int) -> Mapping[str, int]:
-        """What else of K is compiled in."""
+        """Return the defines that depend on K."""
         return {"TAIL": int(k % TILE_K != 0)}
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:

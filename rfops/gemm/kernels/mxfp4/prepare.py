@@ -1,5 +1,5 @@
-"""What goes before the MXFP4 kernels that want x quantised and scales shuffled, where they are not:
-a launch that does it."""
+"""The MXFP4 kernels that need x quantized and scales shuffled, and the launches that do so where
+operands are given otherwise."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _PREPARE_TB_S, _LAUNCH_US = 3.0, 2.0
 
 
 def prepare_us(m: int, k: int) -> float:
-    """Of a launch that quantises x."""
+    """Return the modelled time of the launch that quantizes x, in microseconds."""
     return _LAUNCH_US + 2.5 * m * k / _PREPARE_TB_S / 1e6
 
 
@@ -59,7 +59,7 @@ class PreparedCost:
 
 
 class Prepared(Fp4Kernel):
-    """A kernel of K-steps of 256, behind what prepares its operands."""
+    """A kernel with K-steps of 256, launched after its operands are prepared."""
 
     def refuses_config(self, c: Call, config: Any) -> str | None:
         if config.split > -(-c.K // STEP_K):
@@ -128,7 +128,7 @@ class _Operands:
         return {name.removesuffix("_made"): name for name in self.workspace()}
 
     def rows(self) -> Rows:
-        """Those of the kernel's operands."""
+        """Return the row strides of the operands that the kernel reads."""
         x_row, w_row, *_ = self.given_rows
         return Rows(self.k // 2 if self.is_16 else x_row, w_row, self.columns * 8, self.columns * 8)
 

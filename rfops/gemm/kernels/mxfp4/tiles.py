@@ -63,7 +63,8 @@ class TilesConfig:
 
     @property
     def lds_bytes(self) -> int:
-        """Two K-steps of x with scales, a wave's tile on its way, a word for a split's sum."""
+        """LDS of a workgroup: two K-steps of x with scales, a wave's tile in flight, a word for
+        split-K."""
         x = self.steps * (self.m_tiles * 1024 + ceil(self.m_tiles, 4) * 256)
         return int(2 * x + self.waves * 4096 + 16)
 

@@ -125,8 +125,8 @@ _OPERANDS = ("x", "w", "x_scale", "w_scale")
 
 
 def _strides(c: Call, m: int, n: int, k: int) -> list[tuple[int, int]]:
-    """Of the operands in elements, of a call like `c` of these sizes: contiguous tensors stay so,
-    others keep their strides."""
+    """Return the operands' strides in elements, for a call like `c` of these sizes: contiguous
+    tensors stay contiguous, others keep their strides."""
     is_quantised = x_bits(c) < 16
     blocks, padded = k // BLOCK, -(-k // BLOCK // 8) * 8
     columns = {

@@ -46,7 +46,7 @@ def _value(code):
 
 @triton.jit
 def _value_e4m3(code):
-    """The same of e4m3."""
+    """Return e4m3 codes as bf16."""
     bits = (code & 0x80).to(tl.uint16) << 8 | (code & 0x7F).to(tl.uint16) << 4
     value = bits.to(tl.bfloat16, bitcast=True) * (2.0**120)
     return tl.where((code & 0x7F) == 0x7F, float("nan"), value).to(tl.bfloat16)
@@ -114,7 +114,7 @@ def _load_x(
     BUMP: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """Of 16-bit x from here on: packed codes and scales."""
+    """Load 16-bit x; return its packed codes and scales."""
     pair = tl.arange(0, BYTES)
     mask = None if EVEN_K else (pair < k_left // 2)[:, None]
     other = None if EVEN_K else 0
@@ -141,7 +141,7 @@ def _codes(at, is_there, EVEN_K: tl.constexpr):
 
 @triton.jit
 def _scale_at(row, block, row_stride, k_stride, SHUFFLED: tl.constexpr):
-    """Where a scale lies: shuffled, row_stride is that of a row of tiles over its 32 rows."""
+    """Return the offset of a scale; if shuffled, row_stride is that of a row of tiles over 32."""
     if SHUFFLED:
         tile = row // 32 * 32 * row_stride + block // 8 * 256
         return tile + (block % 4 * 16 + row % 16) * 4 + block // 4 % 2 * 2 + row // 16 % 2

@@ -110,8 +110,8 @@ class MfmaConfig:
         return max(1, min(by_registers, CHIP.lds_bytes // max(self.lds_bytes, 1)))
 
     def flags(self, m: int, n: int, k: int) -> tuple[int, bool, bool, bool]:
-        """What else of a shape is compiled in: steps of the last turn along K, whether other
-        workgroups read the same rows of w, and whether the last tiles of M and N are not whole."""
+        """Return what else of a shape is compiled in: K-steps of the tail, whether other workgroups
+        read the same rows of w, and whether the last tiles of M and N are partial."""
         rows, m_tiles = -(-m // TILE), self.m_tiles
         last_turn, ragged_n = -(-k // TILE_K) % self.steps, -(-n // TILE) % self.n_tiles != 0
         return last_turn, rows > m_tiles, rows % m_tiles != 0, ragged_n
@@ -142,8 +142,8 @@ _MAX_LOADS = 63  # what vmcnt counts
 
 
 def _row_tiles(m: int) -> int:
-    """All rows of x up to 64 in one workgroup, so that w is read once for them, and beyond in as
-    few workgroups as do, of equal size."""
+    """Return the row tiles of a workgroup: all up to 64 rows, so that w is read once; above, as few
+    workgroups of equal size as possible."""
     return int(ceil(ceil(m, TILE), ceil(m, TILE * MAX_TILES)))
 
 
@@ -193,7 +193,8 @@ class Mfma(Ranked):
 
     @staticmethod
     def work(table: Columns[MfmaConfig], m: int, n: int, k: int) -> Work:
-        """With split two ways to memory for the parts, and a CU that reads those of a tile."""
+        """Model the work of each variant; with split-K, partials are written and read once more, by
+        one CU per tile."""
         c, chip = table, ROWS["gfx950"]
         along_k = c.split * c.waves
         turns = ceil(ceil(k, TILE_K), along_k * c.steps)

@@ -75,7 +75,8 @@ def _arguments(
     in_row: u32,
     groups: u32,
 ) -> None:
-    """Of stacked weights; csrc/moe/moe_experts.hip and moe_experts_pingpong.hip: the shapes."""
+    """The parameters with stacked weights; csrc/moe/moe_experts.hip and moe_experts_pingpong.hip
+    have the shapes."""
 
 
 def _table_arguments(
@@ -95,7 +96,7 @@ def _table_arguments(
     in_row: u32,
     groups: u32,
 ) -> None:
-    """Of weights in tables."""
+    """The parameters with tables of weights."""
 
 
 def _stages(rows: int, is_table: bool = False) -> Callable[[str], list[dict[str, Any]]]:
@@ -197,7 +198,7 @@ class HipMoe(Kernel):
         return refuses_lists(c)
 
     def heights(self, c: Call) -> tuple[int, ...]:
-        """What tiles may have of rows."""
+        """Return the heights that tiles may have."""
         return (PINGPONG_ROWS,) if c.arch == "gfx950" else (128, 160, 256)
 
     def refuses_config(self, c: Call, config: Any) -> str | None:
@@ -207,7 +208,7 @@ class HipMoe(Kernel):
         return None
 
     def default(self, c: Call) -> Any:
-        """The lower tiles where they hold most experts' rows."""
+        """Return the lowest tiles if they hold the rows of most experts, else the highest."""
         heights = self.heights(c)
         return FusedMoeHipConfig(heights[0 if 1.1 * c.M * c.K <= heights[0] * c.R else -1])
 
@@ -351,7 +352,8 @@ def _is_shuffled(c: Call) -> bool:
 
 
 def refuses_lists(c: Call) -> str | None:
-    """Lists of tokens, a row an expert; and counts may say M of each, whose sum kernels look at."""
+    """Refuse token lists, one row per expert, that exceed 32-bit offsets; so would the sum of
+    counts, each of which may be M."""
     if 4 * c.M * c.E >= 2 * MAX_BYTES:
         return f"lists of {c.M} tokens for {c.E} experts are beyond 32-bit offsets (4 GiB)"
     return None

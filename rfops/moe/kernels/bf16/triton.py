@@ -48,8 +48,8 @@ class FusedMoeTritonConfig:
             raise ValueError(f"{self}: block_k is 16 to 128, stages 1 to 8, group_m from 1")
 
     def lds_bytes(self, arch: str, item_bytes: int) -> int:
-        """Of operands of so many bytes an element. Triton keeps a stage less of AMD's: that one is
-        in registers."""
+        """Return the LDS of operands of `item_bytes` per element. On AMD one stage less is in LDS,
+        because Triton keeps it in registers."""
         buffers = max(1, self.stages - 1) if arch.startswith("gfx") else self.stages
         return item_bytes * (self.block_m + self.block_n) * self.block_k * buffers + 1024
 
@@ -117,7 +117,7 @@ class TritonMoe(Kernel):
 
 
 class _Launches:
-    """Of one call; scratch memory is torch's allocator's."""
+    """The launches of one call; temporaries come from torch's allocator."""
 
     def __init__(self, c: Call, config: FusedMoeTritonConfig, is_table: bool) -> None:
         self.c, self.config, self.is_table = c, config, is_table

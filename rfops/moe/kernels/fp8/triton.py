@@ -68,7 +68,7 @@ class TritonFp8(TritonMoe):
 
 
 class _Launches:
-    """Of one call; scratch memory is torch's allocator's."""
+    """The launches of one call; temporaries come from torch's allocator."""
 
     def __init__(self, c: Call, config: FusedMoeTritonConfig) -> None:
         self.c, self.config = c, config

@@ -108,16 +108,16 @@ def _chunk(k: int) -> int:
 
 
 def _lds_bytes(config: Any, block_m: int) -> Any:
-    """Of a variant, or of each in Columns."""
+    """Return the LDS of a variant, or of each in Columns."""
     row_tiles = ceil(block_m, config.tile_n)
     results = row_tiles * config.columns * config.tile_n**2 // 4
     return 16 * config.waves * config.fold * results + 8 * config.tile_n * row_tiles
 
 
 def _registers(config: Any, block_m: int, chunk: int) -> Any:
-    """VGPRs of a variant, or of each in Columns, within 12 of what clang 21 and 22 allocate:
-    payloads and scales in flight, sums, offsets of rows; or behind the loop the sums of all waves
-    at once, and of two halves where a tile has 8 rows."""
+    """Return the VGPRs of a variant, or of each in Columns, within 12 of what clang 21 and 22
+    allocate: payloads and scales in flight, accumulators, row offsets; or after the loop the
+    partials of all waves at once, of two halves where a tile has 8 rows."""
     tiles, columns = ceil(block_m, config.tile_n), config.columns
     in_flight = config.steps * (chunk // NARROW_K * 8 + 1) * (columns + tiles)
     loop = 20 + 3 * tiles + 2 * columns + in_flight + 4 * columns * tiles

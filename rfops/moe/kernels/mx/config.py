@@ -91,8 +91,8 @@ class StagedDown:
 
 @dataclass(frozen=True)
 class DeepDown(StagedDown):
-    """The same by csrc/moe/moe_mx_down_deep.hip, for h that does not fit in L2: rows of two tiles
-    per wave in registers, all of K."""
+    """StagedDown by csrc/moe/moe_mx_down_deep.hip, for h that does not fit in L2: each wave holds
+    the rows of two tiles in registers, all of K."""
 
     row_tiles: ClassVar[int] = 2
     WAVES: ClassVar[range] = range(2, 8)

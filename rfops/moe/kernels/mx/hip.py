@@ -149,9 +149,9 @@ class HipMxMoe(Kernel):
         return next((fused for fused in self._fused(c, first)), first)
 
     def _fused(self, c: Call, config: MxMoeConfig) -> Iterator[MxMoeConfig]:
-        """By moe_mx_down, whose workgroups each read all of h, while that costs less than rows of
-        the result that go to memory and back: with few tokens, or few columns of h a column of
-        out."""
+        """Yield configs with down and sum in one kernel, the best first. Each workgroup of
+        RegisterDown reads all of h, which costs less than a round trip of y through memory with few
+        tokens, or with few columns of h per column of out."""
         k_steps = down_product(c, config).steps(self.fmt)
         rows = 2 if config.m_tiles > 1 else 1
         for columns, waves in ((32, 8), (16, 16), (16, 8), (16, 4)):
@@ -232,12 +232,12 @@ def _rows_of_expert(c: Call) -> float:
 
 
 def _sum_waves(c: Call) -> int:
-    """Of moe_mx_down_sums: an expert's rows with what chance adds."""
+    """Return the waves of StagedDown for an expert's rows and a margin for uneven routing."""
     waves = ceil(int(5 * _rows_of_expert(c)), 4 * TILE)
     return int(min(max(waves, StagedDown.WAVES[0]), StagedDown.WAVES[-1]))
 
 
 def _deep(config: MxMoeConfig) -> MxMoeConfig:
-    """Two tiles a wave in place of one."""
+    """Return the config with DeepDown in place of StagedDown: two tiles per wave."""
     waves = min(max(ceil(config.down_n, 2), DeepDown.WAVES[0]), DeepDown.WAVES[-1])
     return replace(config, down_n=waves, rows=2)

@@ -53,7 +53,7 @@ class TritonMxMoe(Kernel):
 
 
 class _Launches:
-    """Of one call; scratch memory is torch's allocator's."""
+    """The launches of one call; temporaries come from torch's allocator."""
 
     def __init__(self, c: Call, fmt: Format) -> None:
         self.c, self.fmt, self.all_k = c, fmt, c.K + c.E - c.R

@@ -25,14 +25,15 @@ NAN = tl.constexpr(255)
 
 @triton.jit
 def _e2m1(code):
-    """Of the low four bits: a bf16 of that exponent and mantissa, below the others' range."""
+    """Return e2m1 codes (the low four bits) as bf16: exponent and mantissa in place, then
+    scaled."""
     bits = (code & 8).to(tl.uint16) << 12 | (code & 7).to(tl.uint16) << 6
     return bits.to(tl.bfloat16, bitcast=True) * (2.0**126)
 
 
 @triton.jit
 def _e4m3(code):
-    """As fp16 of that exponent and mantissa, whose exponents are 8 higher; then bf16."""
+    """Return e4m3 codes as bf16, through fp16, whose exponent bias is 8 higher."""
     bits = (code & 128).to(tl.uint16) << 8 | (code & 127).to(tl.uint16) << 7
     value = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
     return tl.where((code & 127) == 127, float("nan"), value).to(tl.bfloat16)

@@ -44,7 +44,7 @@ def moe_topk_kernel(
 
 
 def choosing_defines(call: Mapping[str, Any]) -> dict[str, int | str]:
-    """Of a call's sizes and values, by name; what an op does not have is left out."""
+    """Return the defines for a call's sizes and values by name; absent ones take defaults."""
     lanes = min(WAVE, 1 << (ceil(call["E"], FEW) - 1).bit_length())
     bias = call.get("bias_dtype")
     return {
