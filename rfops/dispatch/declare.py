@@ -23,6 +23,7 @@ makes it K = 2 * extent of K/2.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,8 @@ class Extent:
     @classmethod
     def parse(cls, text: str) -> Extent:
         match = re.fullmatch(r"(\d+)|([A-Za-z_]\w*)(?:([/^])(\d+))?", text)
-        assert match is not None, f"{text!r} is no extent"
+        if match is None:
+            raise ValueError(f"{text!r} is no extent: expected N, N/32, N^128 or a number")
         number, name, sign, factor = match.groups()
         if number:
             return cls(text, "", int(number))
@@ -149,18 +151,20 @@ class Declaration:
         results: list[TensorArg] = []
         for line in filter(None, map(str.strip, text.splitlines())):
             name, colon, rest = line.removeprefix("->").partition(":")
-            assert colon, f"{line!r}: expected `name: what`"
+            _require(colon, f"{line!r}: expected `name: what`")
             known = {arg.name: arg for arg in inputs}
             made = _argument(name.strip(), rest.strip(), known)
             if line.startswith("->"):
-                assert isinstance(made, TensorArg), f"{line!r}: a result is a tensor"
+                if not isinstance(made, TensorArg):
+                    raise ValueError(f"{line!r}: a result must be a tensor, as out: f32[M]")
                 results.append(made)
             else:
                 bound = set(cls(tuple(inputs), ()).sizes)
                 parts = {e.size for e in getattr(made, "extents", ()) if e.size and e.factor < 1}
-                assert parts <= bound, f"{line!r}: {parts - bound} stands alone in no line before"
+                missing = ", ".join(sorted(parts - bound))
+                _require(not missing, f"{line!r}: {missing} stands alone in no line before")
                 inputs.append(made)
-        assert len({arg.new for arg in results}) < 2, "of several results all are new, or none"
+        _require(len({r.new for r in results}) < 2, "of several results all are new, or none")
         return cls(tuple(inputs), tuple(results), tuple(sizes.split()))
 
     @cached_property
@@ -220,7 +224,8 @@ def _argument(
     if match is not None and (match[2] is not None or match[1] == "any"):
         return _tensor(name, match[1], match[2], match[3] == "?", match[4].split(), known)
     match = re.fullmatch(r"([\w|]+)(?:\s*>=\s*(-?\d+))?", text)
-    assert match is not None, f"{name}: {text!r} is no argument"
+    if match is None:
+        raise ValueError(f"{name}: {text!r} is no argument: expected as f32[M, K], or int")
     words, least = match[1].split("|"), None if match[2] is None else int(match[2])
     if all(word in DTYPES for word in words):
         return ValueArg(name, "dtype", dtypes=_dtypes(words))
@@ -243,7 +248,7 @@ def _tensor(
     source = known.get(kind)
     dtypes: tuple[torch.dtype, ...] = ()
     if source is None and kind != "any":
-        dtypes = _dtypes(kind.split("|"))
+        dtypes = _dtypes(kind.split("|"), name)
     aligns = [int(mark[1:]) for mark in marks if mark.startswith("@")]
     return TensorArg(
         name=name,
@@ -262,5 +267,16 @@ def _tensor(
     )
 
 
-def _dtypes(words: list[str]) -> tuple[torch.dtype, ...]:
+def _dtypes(words: list[str], name: str = "") -> tuple[torch.dtype, ...]:
+    for word in words:
+        if word not in DTYPES:
+            near = "".join(f" (near: {n})" for n in difflib.get_close_matches(word, DTYPES, 1))
+            known = ", ".join(DTYPES)
+            raise ValueError(f"{name}: {word!r} is no dtype{near}: expected any, or of {known}")
     return tuple(dict.fromkeys(dtype for word in words for dtype in DTYPES[word]))
+
+
+def _require(condition: object, text: str) -> None:
+    """The notation is its author's, whose mistake an error of ours would hide."""
+    if not condition:
+        raise ValueError(text)

@@ -225,7 +225,7 @@ def _code(launch: TimedLaunch) -> str:
     for row in pcs:
         if row.get("source", source) != source:
             source = row["source"]
-            text = escape(timed_text.with_text(source))
+            text = escape(timed_text.with_text(timed_text.place(source, launch.kernel)))
             rows.append(f'<tr class="source"><td colspan="6">{text}</td></tr>')
         clk = sum(row["stalls"].values())
         why = ", ".join(f"{name} {n}" for name, n in timed_text.most_first(row["stalls"]))

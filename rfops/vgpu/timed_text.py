@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import linecache
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from rfops.jit.launch.bind import source_folders
+from rfops.jit.paths import CSRC
 from rfops.vgpu.timed import TimedLaunch
 
 MARKED = 5  # instructions of a listing, the most stalled
@@ -51,7 +55,7 @@ def annotate(launch: TimedLaunch) -> str:
     for row in pcs:
         if row.get("source", source) != source:
             source = row["source"]
-            lines.append(f"  ; {with_text(source)}")
+            lines.append(f"  ; {with_text(place(source, launch.kernel))}")
         stalled = sum(row["stalls"].values())
         share = f"{stalled / total:.1%}" if stalled else ""
         mark = ">" if row["offset"] in marked else " "
@@ -108,6 +112,22 @@ def readable(text: str) -> str:
               "lgkmcnt": (bits >> 8 & 15, 15)}  # fmt: skip
     waits = (f"{counter}({left})" for counter, (left, most) in counts.items() if left < most)
     return f"{name} {' '.join(waits) or operand}"
+
+
+_STAGE = re.compile(r"^/.*/\.stage-[^/]+/")  # where the engine compiled, and left nothing
+
+
+def place(source: str, kernel: str) -> str:
+    """The `file:line` of a debug line, on this machine if the file is a source of the kernel's.
+
+    The engine's code objects name no folder of the machine that compiled: root is the folder of the
+    kernel's own sources, rfops that of the library's.
+    """
+    name = _STAGE.sub("", source)
+    root, _, rest = name.partition("/")
+    folders = {"rfops": (CSRC,), "root": source_folders(kernel)}.get(root, ())
+    found = (folder / rest for folder in folders)
+    return next((str(f) for f in found if Path(str(f).rpartition(":")[0]).is_file()), name)
 
 
 def with_text(source: str) -> str:
