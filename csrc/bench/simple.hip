@@ -3,7 +3,7 @@
 // that were measured: the same work a thread, the same workgroups (256 threads), no better.
 //
 // Every argument takes 8 bytes; sizes are int as there, so that index arithmetic costs the same.
-#include "rfops/types.h"
+#include "rfops/chip/types.h"
 using namespace rfops;
 
 namespace {

@@ -1,17 +1,17 @@
 // A small kernel for each header of the device library that GEMMs stand on: test_device_library.py.
-#include "rfops/block_map.h"
-#include "rfops/columns.h"
-#include "rfops/epilogue.h"
-#include "rfops/lds_tile.h"
-#include "rfops/loader.h"
-#include "rfops/matrix.h"
-#include "rfops/promote.h"
-#include "rfops/scales.h"
-#include "rfops/split_reduce.h"
-#include "rfops/waits.h"
-#include "rfops/wave_sums.h"
+#include "gemm/col_major_loader.h"
+#include "rfops/chip/sync.h"
+#include "rfops/group/split_k_reduce.h"
+#include "rfops/group/tile_map.h"
+#include "rfops/group/wave_reduce.h"
+#include "rfops/matrix/mfma_fp8.h"
+#include "rfops/store/row_major_store.h"
+#include "rfops/tile/block_scales.h"
+#include "rfops/tile/global_to_lds.h"
+#include "rfops/tile/lds_swizzle.h"
+#include "rfops/tile/promotion.h"
 #if defined(__gfx950__)
-#include "rfops/mx_chunk.h"
+#include "moe/mxfp8_k_chunk.h"
 #endif
 
 using namespace rfops;

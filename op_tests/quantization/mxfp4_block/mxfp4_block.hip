@@ -1,6 +1,6 @@
-// quant_block of rfops/mxfp4.h: a lane quantises the block of its thread, as GEMMs do in their
-// loads.
-#include "rfops/mxfp4.h"
+// quant_block of rfops/number/mxfp4.h: a lane quantises the block of its thread, as GEMMs do in
+// their loads.
+#include "rfops/number/mxfp4.h"
 using namespace rfops;
 
 extern "C" __global__ void mxfp4_block(U32x4* __restrict__ payload, u32* __restrict__ scale,

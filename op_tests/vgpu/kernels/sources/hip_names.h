@@ -2,7 +2,7 @@
 // compilers' builtins, so that the test kernels read as HIP and need no HIP header.
 #pragma once
 
-#include "rfops/types.h"
+#include "rfops/chip/types.h"
 
 #define __constant__ __attribute__((constant))
 #define __launch_bounds__(n) __attribute__((amdgpu_flat_work_group_size(1, n)))
