@@ -46,7 +46,7 @@ static_assert(are_all_there(17, 1, 256) && are_all_there(34, 2, 256) && are_all_
 
 // The tokens from `begin` to `end` of a sequence of `length`, whose first one lies at `zero` of
 // all.
-struct MlaPart {
+struct KvSplit {
   u32 sequence, zero, begin, end, length;
   u32 entry;  // where its pages begin, in a list
 
@@ -57,9 +57,9 @@ struct MlaPart {
   }
   __device__ bool is_whole() const { return begin == 0 && end == length; }
   // The same without tokens from `seen` on, but for one.
-  __device__ MlaPart without(i32 seen) const {
+  __device__ KvSplit without(i32 seen) const {
     const i32 least = static_cast<i32>(begin) + 1, most = static_cast<i32>(end);
-    MlaPart kept = *this;
+    KvSplit kept = *this;
     if (begin < end && seen < most) kept.end = static_cast<u32>(seen > least ? seen : least);
     return kept;
   }
@@ -68,23 +68,24 @@ struct MlaPart {
 // act(part) for each part that `worker` has, cut at kGranule tokens; the same in all lanes. What a
 // lane knows of its sequence is read again for each part: registers are for `act`.
 template <u32 kGranule, class Act>
-__device__ inline void each_part(const Sequences& all, const Shares& shares, u32 worker, Act act) {
+__device__ inline void for_each_row_slice(const Sequences& all, const Shares& shares, u32 worker,
+                                          Act act) {
   const u32 from = shares.begin(worker), to = shares.begin(worker + 1);
   u32 done = 0;  // sequences that are done with
   for (u32 first = 0, base = 0;;) {
     asm volatile("" : "+s"(first), "+s"(base) : : "memory");
     const SequenceChunk chunk(all, first, base);
-    const u32 begin = token_at<kGranule>(from, chunk.zero, chunk.length);
-    const u32 end = token_at<kGranule>(to, chunk.zero, chunk.length);
-    const u32 own = first + lane_in_wave();
+    const u32 begin = cut_token<kGranule>(from, chunk.zero, chunk.length);
+    const u32 end = cut_token<kGranule>(to, chunk.zero, chunk.length);
+    const u32 own = first + lane_id();
     const bool is_mine = chunk.length == 0 ? from <= chunk.start && chunk.start < to : begin < end;
     const u64 left = __builtin_amdgcn_ballot_w64(is_mine && own >= done && own < all.count);
     if (left != 0) {
       const u32 at = static_cast<u32>(__builtin_ctzll(left));
       done = first + at + 1;
-      const bool is_last = to <= lane_value(chunk.zero + chunk.length, at);
-      act(MlaPart{first + at, lane_value(chunk.zero, at), lane_value(begin, at),
-                  lane_value(end, at), lane_value(chunk.length, at), lane_value(chunk.entry, at)});
+      const bool is_last = to <= readlane(chunk.zero + chunk.length, at);
+      act(KvSplit{first + at, readlane(chunk.zero, at), readlane(begin, at), readlane(end, at),
+                  readlane(chunk.length, at), readlane(chunk.entry, at)});
       if (is_last) return;  // what comes next begins behind this worker's share
     } else {
       first += kWaveSize;
@@ -115,7 +116,7 @@ struct ItemChunk {
   u32 next;           // where the sequence after these starts; the same in all lanes
 
   __device__ ItemChunk(const Sequences& all, const Queries& queries, u32 first, u32 base) {
-    const u32 b = first + lane_in_wave();
+    const u32 b = first + lane_id();
     const u32 at = b < all.count ? b : all.count - 1;
     row = queries.bound(at);
     const u32 end = queries.bound(at + 1);
@@ -126,7 +127,7 @@ struct ItemChunk {
     extent = length + all.cost.all();
     const u32 size = items() * extent, sum = prefix_sum(size);
     start = base + sum - size;
-    next = base + lane_value(sum, kWaveSize - 1);
+    next = base + readlane(sum, kWaveSize - 1);
   }
   __device__ u32 items() const { return (columns + kColumns - 1) / kColumns; }
 };
@@ -139,7 +140,7 @@ struct ItemTotals {
   __device__ ItemTotals(const Sequences& all, const Queries& queries) {
     for (u32 first = 0; first < all.count; first += kWaveSize) {
       const ItemChunk<kColumns> chunk(all, queries, first, cost);
-      items += lane_value(prefix_sum(chunk.items()), kWaveSize - 1);
+      items += readlane(prefix_sum(chunk.items()), kWaveSize - 1);
       cost = chunk.next;
     }
   }
@@ -160,7 +161,7 @@ struct MlaItem {
 };
 
 // act(part, item) for each part of an item that `worker` has, cut at kGranule tokens; the same in
-// all lanes. Registers are for `act`, as in each_part.
+// all lanes. Registers are for `act`, as in for_each_row_slice.
 template <u32 kGranule, u32 kColumns, class Act>
 __device__ inline void each_item(const Sequences& all, const Queries& queries, const Shares& shares,
                                  u32 worker, Act act) {
@@ -169,7 +170,7 @@ __device__ inline void each_item(const Sequences& all, const Queries& queries, c
   for (u32 first = 0, base = 0;;) {
     asm volatile("" : "+s"(first), "+s"(base), "+s"(next), "+s"(item) : : "memory");
     const ItemChunk<kColumns> chunk(all, queries, first, base);
-    const u32 own = first + lane_in_wave(), size = chunk.items() * chunk.extent;
+    const u32 own = first + lane_id(), size = chunk.items() * chunk.extent;
     const u64 left = __builtin_amdgcn_ballot_w64(size != 0 && own >= next && chunk.start < to &&
                                                  from < chunk.start + size);
     if (left == 0) {
@@ -179,37 +180,37 @@ __device__ inline void each_item(const Sequences& all, const Queries& queries, c
       continue;
     }
     const u32 at = static_cast<u32>(__builtin_ctzll(left));
-    const auto of = [at](u32 all_lanes) { return lane_value(all_lanes, at); };
+    const auto of = [at](u32 all_lanes) { return readlane(all_lanes, at); };
     const u32 sequence = first + at, start = of(chunk.start), extent = of(chunk.extent);
     const u32 length = of(chunk.length), columns = of(chunk.columns);
     if (sequence != next) item = 0;
     const u32 before = start < from ? (from - start) / extent : 0;  // items of other workers
     if (item < before) item = before;
     const u32 item_start = start + item * extent, zero = item_start + all.cost.before;
-    const u32 begin = token_at<kGranule>(from, zero, length);
-    const u32 end = token_at<kGranule>(to, zero, length);
+    const u32 begin = cut_token<kGranule>(from, zero, length);
+    const u32 end = cut_token<kGranule>(to, zero, length);
     const bool is_mine = length == 0 ? from <= item_start && item_start < to : begin < end;
     const MlaItem part_of = {of(chunk.row), columns, item * kColumns};
     const bool has_next = part_of.base + kColumns < columns;
     next = has_next ? sequence : sequence + 1;
     item = has_next ? item + 1 : 0;
-    if (is_mine) act(MlaPart{sequence, zero, begin, end, length, of(chunk.entry)}, part_of);
+    if (is_mine) act(KvSplit{sequence, zero, begin, end, length, of(chunk.entry)}, part_of);
     if (to <= zero + length) return;  // what comes next begins behind this worker's share
   }
 }
 
 // The slots of all workers that share a sequence: this one's is number `own` of `count`.
-struct MlaSlots {
+struct SplitPartials {
   u32 first, own, count;
 
   template <u32 kGranule>
-  __device__ static MlaSlots of(const MlaPart& part, const Shares& shares, u32 group, u32 worker,
-                                u32 workers) {
+  __device__ static SplitPartials of(const KvSplit& part, const Shares& shares, u32 group,
+                                     u32 worker, u32 workers) {
     const u32 first = shares.owner(part.zero);
     const u32 last = shares.owner(part.zero + (part.length - 1) / kGranule * kGranule);
-    MlaSlots all = {as_scalar(group * workers + first), as_scalar(worker - first),
-                    as_scalar(last - first + 1)};
-    not_before(all.first), not_before(all.own), not_before(all.count);  // here, not where wanted
+    SplitPartials all = {readfirstlane(group * workers + first), readfirstlane(worker - first),
+                         readfirstlane(last - first + 1)};
+    force_sgpr(all.first), force_sgpr(all.own), force_sgpr(all.count);  // here, not where wanted
     return all;
   }
   __device__ u32 operator()(u32 i) const { return (first + i) * 2 + (i == 0 ? 1 : 0); }
