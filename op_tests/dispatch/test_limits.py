@@ -9,6 +9,7 @@ import pytest
 
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op, ops
+from rfops.jit.arch import ROWS
 
 BYTES, BLOCKS, ROUTED = "signed 32-bit", "2^31 blocks", "2^31 routed rows"
 EXPERT, HUGE = "an expert's weights", "more than a grid has"
@@ -113,3 +114,34 @@ def test_the_rows_of_a_workgroup_end_at_2_gib(name: str, kernel: str, bits: int)
         at, before = _pair(ops()[name], "gfx950", given | fp8, back)
         assert words in str(own.refuses(at)), given
         assert words not in str(own.refuses(before)), given
+
+
+# Op, tile, bytes of a stage's operands, and of what is widened where no matrix instruction takes FP4.
+STAGED = [
+    ("gemm_a8w8_blockscale", {"block_m": 64, "block_n": 128}, (64 + 128) * 128, 0),
+    ("gemm_afp4wfp4", {"block_m": 64, "block_n": 128, "block_k": 256}, 192 * 128, 192 * 256),
+    ("mla_layer_decode", {"block_n": 32, "block_k": 64}, 2 * (16 + 64) * 64, 0),
+    ("mla_layer_decode", {"block_n": 128, "block_k": 128}, 2 * (16 + 128) * 128, 0),
+    ("fused_moe", {"block_m": 64, "block_n": 64, "block_k": 64}, 2 * (64 + 64) * 64, 0),
+]
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm_90"])
+@pytest.mark.parametrize(("name", "tile", "stage", "wide"), STAGED, ids=str)
+def test_stages_of_triton_fit_in_lds(
+    name: str, tile: dict[str, int], stage: int, wide: int, arch: str
+) -> None:
+    """On AMD one stage is in registers; 1 KB is for the rest."""
+    op, own = ops()[name], ops()[name].kernels["triton"]
+    small: dict[str, Any] = {size: 64 for size in op.asked} | {"start": 0, "B": 4, "E": 8}
+    c = op.call_of(arch, **{k: v for k, v in small.items() if k in op.asked})
+    for stages in range(1, 9):
+        config = own.Config(
+            **({"block_m": 16} if name == "fused_moe" else {}) | tile, stages=stages
+        )
+        buffers = max(1, stages - 1) if arch.startswith("gfx") else stages
+        needed = stage * buffers + (0 if arch == "gfx950" else wide) + 1024
+        refused = own.refuses_config(c, config)
+        assert (refused is not None) == (needed > ROWS[arch].lds_bytes), (config, refused)
+        if refused is not None:
+            assert str(needed) in refused
