@@ -57,6 +57,11 @@ MAX_STEPS = 200_000_000  # wave-instructions of a launch: a loop of a mutated ke
 STUCK = 600  # seconds without work after which tests are taken to wait for ever
 
 
+@functools.cache
+def read(file: str) -> str:
+    return (ROOT / file).read_text(encoding="utf-8")
+
+
 @dataclasses.dataclass(frozen=True)
 class Mutant:
     """`length` characters of line `line` of `file` (from 1), from `column` on, become `new`."""
@@ -81,16 +86,44 @@ class Mutant:
 
     def texts(self) -> tuple[str, str]:
         """The line before and after."""
-        line = (ROOT / self.file).read_text(encoding="utf-8").splitlines()[self.line - 1]
+        line = read(self.file).splitlines()[self.line - 1]
         return line.strip(), self.change(line).strip()
+
+    def same_as(self) -> str | None:
+        """Why no call can tell it apart, where EQUIVALENT says so."""
+        return EQUIVALENT.get((Path(self.file).name, *self.texts()))
 
     def diff(self) -> str:
         before, after = self.texts()
         return f"{self.file}:{self.line}\n  - {before}\n  + {after}"
 
 
-# Lines before and after that no call can tell apart, and why.
-EQUIVALENT: dict[tuple[str, str], str] = {}
+_KEEP = "if constexpr (kHow.groups {} 1) details::keep_groups<kHow>(keys, experts);"
+_FIRST = "__device__ bool is_first() const {{ return room_ {} 0.0f; }}"
+_LEFT = "return self.block_m < 64 {} self.block_n <= BLOCK"
+_COS, _SIN = (
+    f"{name} = tl.load({at}, mask=(row {{}} m)[:, None], other=0)"
+    for name, at in (("cos", "at"), ("sin", "at + HALF"))
+)
+_GRID = "if largest {} MAX_GRID and max(self.default(c).grid(m, n)) > MAX_GRID:"
+_IDLE = "idle=(along > 1) & ((along - 1) * c.steps {} tiles),"
+_MORE = "if c.M > FEW_TOKENS and steps * TILE {} columns:"
+_DEEP = "if tile_k == 64 and (split_k > 1 {} stages < 3 or tile_n < 128 or steps < 8):"
+# File, its line with what is before and after, and why no call can tell them apart.
+_SAME = (
+    ("top_k.h", _KEEP, ">", ">=", "one group is taken whole"),
+    ("mla_online_softmax.h", _FIRST, "<", "<=", "room_ is -inf or kRoom"),
+    ("a8w8_triton.py", _LEFT, "and", "or", "either operand may be left: a cost"),
+    ("mla_layer_decode_triton_kernels.py", _COS, "<", "<=", "reads a row's angles, not stored"),
+    ("mla_layer_decode_triton_kernels.py", _SIN, "<", "<=", "reads a row's angles, not stored"),
+    ("mxfp8_mfma.py", _GRID, ">", ">=", "no grid is above `largest`"),
+    ("mxfp4_stream.py", _IDLE, ">=", ">", "a cost: of variants that all take the call"),
+    ("fused_moe_mx_hip.py", _MORE, ">", ">=", "a cost: of variants that all take the call"),
+    ("a16w8_triton.py", _DEEP, "or", "and", "a cost: of variants that all take the call"),
+)
+EQUIVALENT = {
+    (file, line.format(before), line.format(after)): why for file, line, before, after, why in _SAME
+}
 
 
 # ------------------------------------------------------------------------------- places to change
@@ -176,8 +209,7 @@ def device_mutants(file: str, text: str) -> Iterator[Mutant]:
 
 
 def mutants_of(file: str) -> list[Mutant]:
-    text = (ROOT / file).read_text(encoding="utf-8")
-    return [*(python_mutants if file.endswith(".py") else device_mutants)(file, text)]
+    return [*(python_mutants if file.endswith(".py") else device_mutants)(file, read(file))]
 
 
 @functools.cache
@@ -200,10 +232,6 @@ def draw(seed: int, count: int, only: str) -> list[Mutant]:
 
 
 # ------------------------------------------------------------------------------- tests of a file
-
-
-def read(file: str) -> str:
-    return (ROOT / file).read_text(encoding="utf-8")
 
 
 def names_in(file: str) -> collections.Counter[str]:
@@ -430,7 +458,7 @@ def main() -> int:
         return 0
     known = results_in(args.out)
     rows = [known[key] for m in mutants if (key := dataclasses.astuple(m)) in known]
-    same = [m for m in mutants if m.texts() in EQUIVALENT]
+    same = [m for m in mutants if m.same_as()]
     left = [m for m in mutants if dataclasses.astuple(m) not in known and m not in same]
     random.Random(args.seed).shuffle(left)  # of a run cut short the share tells, too
     with tempfile.TemporaryDirectory(prefix="rfops_mutants_") as folder:
@@ -466,7 +494,7 @@ def summary(mutants: list[Mutant], rows: list[dict[str, object]], bar: float) ->
     by_limit = sum(row["verdict"] == "limit" for row in rows)
     print(f"\n{killed} of {len(rows)} killed ({by_limit} by the time limit)")
     for mutant in mutants:
-        if reason := EQUIVALENT.get(mutant.texts()):
+        if reason := mutant.same_as():
             print(f"equivalent, not counted: {mutant.diff()}\n  {reason}")
     for mutant in mutants:
         if dataclasses.astuple(mutant) in survivors:

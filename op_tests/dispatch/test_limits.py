@@ -116,7 +116,7 @@ def test_the_rows_of_a_workgroup_end_at_2_gib(name: str, kernel: str, bits: int)
         assert words not in str(own.refuses(before)), given
 
 
-# Op, tile, bytes of a stage's operands, and of what is widened where no matrix instruction takes FP4.
+# Op, tile, bytes of a stage's operands, and of what is widened where no instruction takes FP4.
 STAGED = [
     ("gemm_a8w8_blockscale", {"block_m": 64, "block_n": 128}, (64 + 128) * 128, 0),
     ("gemm_afp4wfp4", {"block_m": 64, "block_n": 128, "block_k": 256}, 192 * 128, 192 * 256),
