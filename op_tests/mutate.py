@@ -308,7 +308,7 @@ def ranked(names: Iterable[str], stems: Iterable[str]) -> list[str]:
 def tests_by_importers(file: str) -> list[str]:
     """Tests that name a module that imports this one, or one that imports that."""
     seen, near, found = {file}, {file}, list[str]()
-    while near and len({*found}) < FEW:
+    while near and (seen == {file} or len({*found}) < FEW):
         near = {m for n in near for m in modules() if modules()[m][module_name(n)]} - seen
         near = {m for m in near if Path(m).name not in GATHER}
         seen |= near
@@ -321,7 +321,7 @@ def tests_of(file: str) -> list[str]:
     """The test files of a file, those that tell most first."""
     is_launcher = "/launcher/" in file
     found = ranked(LAUNCHER, ()) if is_launcher else ranked(names_of(file), [Path(file).stem])
-    if len(found) < FEW and file.endswith(".py"):
+    if file.endswith(".py"):
         found += tests_by_importers(file)
     found = [*dict.fromkeys(found)][:MAX_TEST_FILES]
     if is_launcher or not found:

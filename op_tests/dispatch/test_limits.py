@@ -3,10 +3,12 @@ refuses the limit itself. Sizes alone, so that no memory is needed."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from rfops.dispatch.guards import check_int
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op, ops
 from rfops.jit.arch import ROWS
@@ -89,6 +91,35 @@ def test_an_op_ends_at_its_limit(name: str, given: dict[str, Any], step: int, wo
     refused = op.refuses(at, *at.sizes.values())
     assert refused is not None and refused[0] == words
     assert op.refuses(before, *before.sizes.values()) is None
+
+
+GEMMS = [(name, kernel) for name, op in ops().items() if "gemm" in name for kernel in op.kernels]
+
+
+@pytest.mark.parametrize(("name", "kernel"), GEMMS, ids=map(" ".join, GEMMS))
+def test_one_row_is_something_to_compute(name: str, kernel: str) -> None:
+    """And no row is not: those routes that cannot take it say so."""
+    op = ops()[name]
+    small: dict[str, Any] = {size: 1 for size in op.asked} | {"K": 1024}
+    fp8 = {"x_dtype": "fp8", "w_dtype": "fp8"} if name == "gemm_a8w8_blockscale" else {}
+    for size in ("M", "N"):
+        one = op.call_of("gfx950", **small | fp8)
+        assert "nothing" not in str(op.kernels[kernel].refuses(one))
+        none = op.call_of("gfx950", **small | fp8 | {size: 0})
+        assert op.is_empty(none) or op.kernels[kernel].refuses(none) is not None
+    assert not op.is_empty(op.call_of("gfx950", **small | fp8))
+
+
+@pytest.mark.parametrize(("least", "most", "said"), [(1, 2**31 - 1, "2^31 - 1"), (0, 5, "5")])
+def test_an_int_ends_where_it_says(least: int, most: int, said: str) -> None:
+    assert [check_int("op", "n", n, least, most) for n in (least, most)] == [least, most]
+    for wrong in (least - 1, most + 1):
+        with pytest.raises(ValueError, match=re.escape(f"an int from {least} to {said}, got")):
+            check_int("op", "n", wrong, least, most)
+    assert check_int("op", "n", 2**31 - 1) == 2**31 - 1
+    for wrong in (0, 2**31):
+        with pytest.raises(ValueError, match=r"an int from 1 to 2\^31 - 1, got"):
+            check_int("op", "n", wrong)
 
 
 X_BITS = {"gemm_a8w8_blockscale": 8, "gemm_a8wfp4": 8, "gemm_a16wfp4": 16, "gemm_afp4wfp4": 4}
