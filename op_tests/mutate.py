@@ -2,7 +2,7 @@
 
     python op_tests/mutate.py                        60 mutants of seed 0, two at a time
     python op_tests/mutate.py --seed 7 --count 20
-    python op_tests/mutate.py --only 'csrc/moe_*'    mutate these files alone
+    python op_tests/mutate.py --only 'csrc/moe/*'    mutate these files alone
     python op_tests/mutate.py --list                 print the mutants and their tests, run nothing
     python op_tests/mutate.py --out mutants.jsonl    append each result; resumes from this file
 
