@@ -18,7 +18,7 @@ constexpr u32 kPackedTile = kWaveSize * kVecBytes;  // bytes of a piece of 16 ro
 static_assert(kStepOfK * 2 == kPairBytes, "a step is two lines of a row");
 
 // Where 4 neighbours of a row from column k on, a multiple of 4, lie in a packed operand, in bytes.
-__device__ inline u32 packed_at(u32 tiles, u32 row, u32 k) {
+__device__ inline u32 packed_offset(u32 tiles, u32 row, u32 k) {
   const u32 lane = row % kTileRows + k % kPieceOfK / 8 * kTileRows;
   return (k / kPieceOfK * tiles + row / kTileRows) * kPackedTile + lane * kVecBytes + k % 8 * 2;
 }
@@ -32,9 +32,9 @@ struct PackedRows {
 
   // A piece of a tile, of the step from k on.
   __device__ void load(u32 s, u32 k, u32 piece, u32 tile) {
-    const u32 at = k + piece * kPieceOfK, outside = at < k_end ? 0 : kOutside;
-    own[s][piece][tile] = load_16(rows, (lane_in_wave() * kVecBytes) | outside,
-                                  (at / kPieceOfK * tiles + tile) * kPackedTile);
+    const u32 at = k + piece * kPieceOfK, outside = at < k_end ? 0 : kOutOfBounds;
+    own[s][piece][tile] = buffer_load_b128(rows, (lane_id() * kVecBytes) | outside,
+                                           (at / kPieceOfK * tiles + tile) * kPackedTile);
   }
 };
 
@@ -57,16 +57,16 @@ struct GroupRows {
   U32x4 own[2][kLoads];
 
   __device__ void load(u32 s, u32 k, u32 i) {
-    const u32 chunk = thread_in_group() % kRowChunks, first = thread_in_group() / kRowChunks;
-    const u32 outside = k + chunk * 8 < k_end ? 0 : kOutside;
-    own[s][i] =
-        load_16(rows, (first * row + chunk * kVecBytes) | outside, i * kAtOnce * row + k * 2);
+    const u32 chunk = thread_id() % kRowChunks, first = thread_id() / kRowChunks;
+    const u32 outside = k + chunk * 8 < k_end ? 0 : kOutOfBounds;
+    own[s][i] = buffer_load_b128(rows, (first * row + chunk * kVecBytes) | outside,
+                                 i * kAtOnce * row + k * 2);
   }
   __device__ void store(u32 s, LdsBytes* to, u32 i) const {
-    const u32 chunk = thread_in_group() % kRowChunks;
-    const u32 own_row = thread_in_group() / kRowChunks + i * kAtOnce;
+    const u32 chunk = thread_id() % kRowChunks;
+    const u32 own_row = thread_id() / kRowChunks + i * kAtOnce;
     if (kRows % kAtOnce == 0 || own_row < kRows) {
-      *reinterpret_cast<RFOPS_LDS U32x4*>(to + lds_at(own_row, chunk)) = own[s][i];
+      *reinterpret_cast<RFOPS_LDS U32x4*>(to + lds_offset(own_row, chunk)) = own[s][i];
     }
   }
 };
@@ -82,14 +82,15 @@ struct WaveRows {
   U32x4 own[kSlots][kLoads];
 
   __device__ void load(u32 s, u32 k, u32 i) {
-    const u32 lane = lane_in_wave(), chunk = lane % kPairChunks;
-    const u32 outside = k + chunk * 8 < k_end ? 0 : kOutside;
-    own[s][i] = load_16<kStreamed>(rows, (lane / kPairChunks * row + chunk * kVecBytes) | outside,
-                                   (i / kOfTile * tile_step + i % kOfTile * kAtOnce) * row + k * 2);
+    const u32 lane = lane_id(), chunk = lane % kPairChunks;
+    const u32 outside = k + chunk * 8 < k_end ? 0 : kOutOfBounds;
+    own[s][i] = buffer_load_b128<kStreamed>(
+        rows, (lane / kPairChunks * row + chunk * kVecBytes) | outside,
+        (i / kOfTile * tile_step + i % kOfTile * kAtOnce) * row + k * 2);
   }
   __device__ void store(u32 s, LdsBytes* to, u32 i) const {
-    const u32 lane = lane_in_wave(), chunk = lane % kPairChunks;
-    const u32 at = lds_at(i * kAtOnce + lane / kPairChunks, chunk % kRowChunks);
+    const u32 lane = lane_id(), chunk = lane % kPairChunks;
+    const u32 at = lds_offset(i * kAtOnce + lane / kPairChunks, chunk % kRowChunks);
     *reinterpret_cast<RFOPS_LDS U32x4*>(to + chunk / kRowChunks * kHalfBytes + at) = own[s][i];
   }
 };
@@ -97,7 +98,8 @@ struct WaveRows {
 // In scalar registers, where descriptors are to be: else each load is a loop over lanes.
 __device__ inline const bf16* scalar_address(const bf16* at) {
   const u64 bits = reinterpret_cast<u64>(at);
-  const u32 low = as_scalar(static_cast<u32>(bits)), high = as_scalar(static_cast<u32>(bits >> 32));
+  const u32 low = readfirstlane(static_cast<u32>(bits)),
+            high = readfirstlane(static_cast<u32>(bits >> 32));
   return reinterpret_cast<const bf16*>(u64{high} << 32 | low);
 }
 

@@ -54,14 +54,14 @@ __device__ inline u32 widen_pair(u32 fp8) {
 #endif
 }
 
-__device__ inline Bf16x8 widen_8(u32 low, u32 high) {
+__device__ inline Bf16x8 fp8x8_to_bf16x8(u32 low, u32 high) {
   return __builtin_bit_cast(Bf16x8, U32x4{widen_pair<false>(low), widen_pair<true>(low),
                                           widen_pair<false>(high), widen_pair<true>(high)});
 }
 
 // What `op` makes of the values of the four lanes of a column.
 template <class Op>
-__device__ inline f32 over_rows(f32 value, Op op) {
+__device__ inline f32 reduce_row_lanes(f32 value, Op op) {
   return reduce_lanes<kWaveSize, 16>(value, op);
 }
 

@@ -24,7 +24,7 @@ struct Nope {
   LdsBytes* lds;
 
   __device__ RFOPS_LDS U32x2* at(u32 tile, u32 m) const {
-    const u32 place = (tile * kMTiles + m) * kFragment + lane_in_wave() * 8;
+    const u32 place = (tile * kMTiles + m) * kFragment + lane_id() * 8;
     return reinterpret_cast<RFOPS_LDS U32x2*>(lds + place);
   }
   __device__ void put(u32 tile, u32 m, F32x4 sums) const {
@@ -44,14 +44,14 @@ struct Absorbed {
 
   // A lane of group g has rows 4 g + e of two tiles of nope.
   __device__ void load(const bf16* first) {
-    const u32 lane = lane_in_wave(), own = lane % kTileRows, g = lane / kTileRows;
+    const u32 lane = lane_id(), own = lane % kTileRows, g = lane / kTileRows;
     const Buffer rows = make_buffer(first, kNope * kUpRow - (kLatent - kOwnLatent) * 2);
 #pragma unroll
     for (u32 p = 0; p < kPieces; ++p) {
 #pragma unroll
       for (u32 e = 0; e < kLoads; ++e) {
-        row[p][e] = load_16(rows, g * 4 * kUpRow + own * 16,
-                            (p * kPieceOfK + e / 4 * kTileRows + e % 4) * kUpRow);
+        row[p][e] = buffer_load_b128(rows, g * 4 * kUpRow + own * 16,
+                                     (p * kPieceOfK + e / 4 * kTileRows + e % 4) * kUpRow);
       }
     }
   }
@@ -74,8 +74,8 @@ struct Absorbed {
 struct Angles {
   Four cos, sin;
   __device__ void load(const Buffer& rows, u32 at) {
-    cos = __builtin_bit_cast(Four, load_dwords<2>(rows, at, 0));
-    sin = __builtin_bit_cast(Four, load_dwords<2>(rows, at, kTurnedHalf * 2));
+    cos = __builtin_bit_cast(Four, buffer_load_dwords<2>(rows, at, 0));
+    sin = __builtin_bit_cast(Four, buffer_load_dwords<2>(rows, at, kTurnedHalf * 2));
   }
 };
 
@@ -94,7 +94,7 @@ template <u32 kMTiles>
 __device__ inline void absorb(const Absorbed& up, const Nope<kMTiles>& nope, bf16* to, u32 rows,
                               u64 row_of_q) {
   constexpr u32 kTiles = Absorbed::kLoads;
-  const u32 lane = lane_in_wave(), first = lane / kTileRows * 4;
+  const u32 lane = lane_id(), first = lane / kTileRows * 4;
 #pragma unroll
   for (u32 m = 0; m < kMTiles; ++m) {
     F32x4 sums[kTiles] = {};

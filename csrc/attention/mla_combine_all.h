@@ -21,7 +21,7 @@
 
 namespace rfops {
 
-struct MlaGather : MlaLeft {
+struct CombineAll : PartialStore {
   static constexpr u32 kMost = 32;  // parts
   static constexpr u32 kQuads = 8;  // of a lane
 
@@ -31,14 +31,14 @@ struct MlaGather : MlaLeft {
   template <u32 kTurns, class SlotOf, class Factor, class Make>
   __device__ void gather(const MlaPlace& at, bool has_more, SlotOf slot_of, Factor factor,
                          Make make) const {
-    const auto meet = [&](auto share) {
+    const auto s_barrier = [&](auto share) {
       meet_others<kTurns>(at, has_more, slot_of(0), share, factor, make);
     };
-    const u32 count = as_scalar(at.count);
-    if (count <= 4) return meet(Share<4, 1>{});
-    if (count <= 8) return meet(Share<8, 1>{});
-    if (count <= 16) return meet(Share<8, 2>{});
-    meet(Share<8, 4>{});
+    const u32 count = readfirstlane(at.count);
+    if (count <= 4) return s_barrier(Share<4, 1>{});
+    if (count <= 8) return s_barrier(Share<8, 1>{});
+    if (count <= 16) return s_barrier(Share<8, 2>{});
+    s_barrier(Share<8, 4>{});
   }
 
  private:
@@ -50,7 +50,8 @@ struct MlaGather : MlaLeft {
   __device__ static u32 came(u64 word) { return static_cast<u32>(word) % kMostCounted; }
   __device__ static u32 left(u64 word) { return static_cast<u32>(word / kLeft) % kMostCounted; }
   __device__ static u64 scalar(u64 word) {
-    return as_scalar(static_cast<u32>(word)) | u64{as_scalar(static_cast<u32>(word >> 32))} << 32;
+    return readfirstlane(static_cast<u32>(word)) | u64{readfirstlane(static_cast<u32>(word >> 32))}
+                                                       << 32;
   }
   // Adds to a word, which gives what it was before, in the first lane.
   __device__ u64 add(u64* word, u64 what) const {
@@ -66,7 +67,7 @@ struct MlaGather : MlaLeft {
 #pragma nounroll
     for (u32 turn = 0; turn < kTurns; ++turn) {
       const u32 now = __hip_atomic_load(low(word), __ATOMIC_RELAXED, kAgentScope);
-      if (came(as_scalar(now)) == as_scalar(count)) return true;
+      if (came(readfirstlane(now)) == readfirstlane(count)) return true;
       __builtin_amdgcn_s_sleep(1);
     }
     return false;
@@ -78,12 +79,12 @@ struct MlaGather : MlaLeft {
   struct Share {
     static constexpr u32 kLanes = kWaveSize / kGroups, kAtOnce = 2 * kQuads / kParts;
     u32 from, to, first;  // the first part of this lane's
-    const MlaTotals* totals[kParts];
+    const SoftmaxStats* totals[kParts];
     const u32* words[kParts];
 
     // Of part `own`; where there are fewer parts the last one again. Slots are two apart, but the
     // second one of a sequence follows its first, `slot`.
-    __device__ void find(const MlaGather& all, const MlaPlace& at, u32 own, u32 slot) {
+    __device__ void find(const CombineAll& all, const MlaPlace& at, u32 own, u32 slot) {
       // Of pieces by parts, rounded down: with a half more no quotient is near a whole number.
       const f32 each = __builtin_amdgcn_rcpf(static_cast<f32>(at.count)) * (kGroups * kQuads);
       const f32 half = each / (2 * kGroups * kQuads);
@@ -92,12 +93,12 @@ struct MlaGather : MlaLeft {
       first = kGroups == 1 ? 0 : all.lane / kLanes * kParts;
       const u32 begin = first < at.count ? first : at.count - 1;
       const u32 begin_slot = slot + (begin == 0 ? 0 : 2 * begin * at.stride - 1);
-      totals[0] = all.totals(begin_slot) + all.lane % kMlaColumns;
+      totals[0] = all.totals(begin_slot) + all.lane % kQRowsPerTile;
       words[0] = all.part(begin_slot) - all.lane * kWords + place(all.lane, 0) * kWords;
 #pragma unroll
       for (u32 i = 1; i < kParts; ++i) {
         u32 there = at.count;
-        pin(there);  // no mask is kept
+        force_vgpr(there);  // no mask is kept
         const u32 step = 2 * at.stride - (i == 1 && first == 0 ? 1 : 0);
         totals[i] = totals[i - 1] + (first + i < there ? step * kTotals : 0);
         words[i] = words[i - 1] + (first + i < there ? step * kPart : 0);
@@ -105,16 +106,16 @@ struct MlaGather : MlaLeft {
       // While stores are on their way, and not where they are wanted.
 #pragma unroll
       for (u32 i = 0; i < kParts; ++i) {
-        totals[i] = in_vector(totals[i]);
-        words[i] = in_vector(words[i]);
+        totals[i] = pointer_in_vgpr(totals[i]);
+        words[i] = pointer_in_vgpr(words[i]);
       }
     }
     // What this lane has of them, and has to add up.
     struct Parts {
-      MlaTotals all[kParts];
+      SoftmaxStats all[kParts];
       u32 words[kParts][kAtOnce][kWords];
     };
-    __device__ u32 pieces() const { return as_scalar(to - from); }
+    __device__ u32 pieces() const { return readfirstlane(to - from); }
     __device__ void read(Parts& parts) const {
 #pragma unroll
       for (u32 i = 0; i < kParts; ++i) parts.all[i] = *totals[i];
@@ -126,7 +127,7 @@ struct MlaGather : MlaLeft {
           __builtin_memcpy(parts.words[i][q], words[i] + q * (kLanes * kWords), 4 * kWords);
         }
       }
-      keep_order();  // all of it is on its way before the first is waited for
+      sched_barrier();  // all of it is on its way before the first is waited for
     }
     // The q-th piece's, as one lane after the other has them in a part.
     __device__ u32 place(u32 lane, u32 q) const { return (from + q) * kLanes + lane % kLanes; }
@@ -140,25 +141,25 @@ struct MlaGather : MlaLeft {
     const u64 goes = (kGone << at.own) + kLeft;
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
     u64 before = add(word, has_more ? kCame + goes : kCame);
-    keep_order();
+    sched_barrier();
     share.find(*this, at, at.own, slot);
-    keep_order();  // what is found is so while the count is on its way
+    sched_barrier();  // what is found is so while the count is on its way
     before = scalar(before);
-    const bool is_last = came(before) + 1 == as_scalar(at.count);
+    const bool is_last = came(before) + 1 == readfirstlane(at.count);
     u32 others = is_last ? static_cast<u32>(before / kGone) : 0;
     bool has_left = has_more;
     if (has_more) {
       if (!is_last) return;
     } else if (!is_last && !waits<kTurns>(word, at.count)) {
       before = scalar(add(word, goes));
-      if (came(before) != as_scalar(at.count)) return;  // else the last one did not see that
+      if (came(before) != readfirstlane(at.count)) return;  // else the last one did not see that
       has_left = true;
     }
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
     typename AnyShare::Parts parts;
     share.read(parts);
     if (!has_left) before = add(word, kLeft);
-    const bool is_out = left(scalar(before)) + 1 == as_scalar(at.count);
+    const bool is_out = left(scalar(before)) + 1 == readfirstlane(at.count);
     while (true) {
       make_share(share, parts, at.count, factor, make);
       if (others == 0) break;
@@ -183,15 +184,15 @@ struct MlaGather : MlaLeft {
       return reduce_lanes<kWaveSize, kLanes>(value, op);
     };
     const auto sum_of = [](f32 a, f32 b) { return a + b; };
-    MlaTotals sum = {kLowest, 0.0f};
+    SoftmaxStats sum = {kMinScore, 0.0f};
 #pragma unroll
-    for (const MlaTotals& one : parts.all) sum.most = __builtin_fmaxf(sum.most, one.most);
+    for (const SoftmaxStats& one : parts.all) sum.most = __builtin_fmaxf(sum.most, one.most);
     sum.most = over_groups(sum.most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
     f32 weights[kParts];
 #pragma unroll
     for (u32 i = 0; i < kParts; ++i) {
       u32 there = count;
-      pin(there);  // no mask is kept
+      force_vgpr(there);  // no mask is kept
       weights[i] =
           share.first + i < there ? __builtin_amdgcn_exp2f(parts.all[i].most - sum.most) : 0.0f;
       sum.sum += weights[i] * parts.all[i].sum;

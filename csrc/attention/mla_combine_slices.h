@@ -21,7 +21,7 @@ struct MlaShare {
   template <u32 kUnits>
   __device__ static MlaShare of(u32 own, u32 sharers) {
     if (own >= sharers) return {kUnits, kUnits};
-    return {divide_few(own * kUnits, sharers), divide_few((own + 1) * kUnits, sharers)};
+    return {div_u16(own * kUnits, sharers), div_u16((own + 1) * kUnits, sharers)};
   }
   __device__ bool is_nothing() const { return from == to; }
   __device__ bool has(u32 unit) const { return from <= unit && unit < to; }
@@ -30,31 +30,32 @@ struct MlaShare {
 // The count of a sequence's parts, of which this workgroup's is number `own`, and whether it has
 // something to make, as `makers` of them have. `word` is zero, and will be; `found` is a word of
 // LDS that nobody needs. What a method does all of a workgroup do.
-class MlaMeeting {
+class CombineBarrier {
  public:
-  __device__ MlaMeeting(u64* word, u32 own, u32 count, bool makes, u32 makers, RFOPS_LDS u64* found)
+  __device__ CombineBarrier(u64* word, u32 own, u32 count, bool makes, u32 makers,
+                            RFOPS_LDS u64* found)
       : word_(word), own_(own), count_(count), makes_(makes), makers_(makers), found_(found) {}
 
   // What this part leaves is written. Whether all parts are there after a while; of who has
   // nothing to make, whether it has come last.
   template <u32 kTurns>
-  __device__ bool meet() {
+  __device__ bool s_barrier() {
     release();
-    if (thread_in_group() == 0) *found_ = come<kTurns>();
+    if (thread_id() == 0) *found_ = come<kTurns>();
     return acquire();
   }
   // They did not come: now all of this part is written. If they have by now, it is as if this
   // workgroup had waited.
   __device__ bool go() {
     release();
-    if (thread_in_group() == 0) *found_ = came(add(kGone << own_)) == count_ ? kHasMet : 0;
+    if (thread_id() == 0) *found_ = came(add(kGone << own_)) == count_ ? kHasMet : 0;
     return acquire();
   }
   // Parts whose share this workgroup makes beside its own, a bit each.
-  __device__ u64 left_behind() const { return others_; }
+  __device__ u64 abandoned_slices() const { return others_; }
   // It has met and made that, and asks nothing any more.
   __device__ void end() const {
-    if (thread_in_group() != 0) return;
+    if (thread_id() != 0) return;
     const u32 made = static_cast<u32>(__builtin_popcountll(others_)) + (makes_ ? 1 : 0);
     // Nor does anybody else: zero, for the next launch.
     if (done(add(made * kDone)) + made == makers_) {
@@ -79,14 +80,14 @@ class MlaMeeting {
     __builtin_amdgcn_s_barrier();
   }
   __device__ bool acquire() {
-    sync_group();
+    workgroup_barrier();
     const u64 found = *found_;
-    const u32 low = as_scalar(static_cast<u32>(found));
-    const u32 high = as_scalar(static_cast<u32>(found >> 32));
+    const u32 low = readfirstlane(static_cast<u32>(found));
+    const u32 high = readfirstlane(static_cast<u32>(found >> 32));
     if (high == 0) return false;
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
     others_ = (u64{high} << 32 | low) & ~kHasMet;
-    sync_group();  // `found` is LDS of the next step
+    workgroup_barrier();  // `found` is LDS of the next step
     return true;
   }
   template <u32 kTurns>

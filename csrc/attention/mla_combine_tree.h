@@ -13,13 +13,13 @@
 namespace rfops {
 
 // What parts leave for each other, and counts of who has.
-struct MlaLeft {
+struct PartialStore {
   static constexpr u32 kLevels = 6;  // 4096 workers
   static constexpr u32 kWords = 3;   // of a quad
   static constexpr u32 kWaves = kMlaWaves;
-  static constexpr u32 kPart = kMlaColumns * kMlaValue / 4 * kWords;  // words of a slot
-  static constexpr u32 kTotals = kWaves * kMlaColumns;                // of a slot
-  f32* parts;   // [slots, 4 waves, 8, 64 lanes, kWords], then [slots, 4 waves, kMlaColumns, 2]
+  static constexpr u32 kPart = kQRowsPerTile * kMlaValue / 4 * kWords;  // words of a slot
+  static constexpr u32 kTotals = kWaves * kQRowsPerTile;                // of a slot
+  f32* parts;   // [slots, 4 waves, 8, 64 lanes, kWords], then [slots, 4 waves, kQRowsPerTile, 2]
   u64* counts;  // [kLevels, slots, 4 waves], zeros
   u32 slots;
   u32 wave, lane;  // of their own, such that nothing is kept of them since the kernel began
@@ -29,10 +29,10 @@ struct MlaLeft {
   __device__ u32 ask(u32 slot) const { return *low(counter(0, slot)); }
 
   // A part: of four sums three words.
-  __device__ void store(u32 slot, const MlaNode& node) const {
+  __device__ void store(u32 slot, const Partial& node) const {
     u32* const to = part(slot);
     u32 low = 0x05030201, middle = 0x06050302, high = 0x07060503;
-    pin(low), pin(middle), pin(high);  // scalar registers are few
+    force_vgpr(low), force_vgpr(middle), force_vgpr(high);  // scalar registers are few
 #pragma unroll
     for (u32 i = 0; i < 8; ++i) {
       const U32x4 four = __builtin_bit_cast(U32x4, node.quads[i]);
@@ -41,7 +41,7 @@ struct MlaLeft {
       words[1] = __builtin_amdgcn_perm(four[2], four[1], middle);
       words[2] = __builtin_amdgcn_perm(four[3], four[2], high);
     }
-    if (lane < kMlaColumns) totals(slot)[lane] = node.all;
+    if (lane < kQRowsPerTile) totals(slot)[lane] = node.all;
   }
 
  protected:
@@ -54,9 +54,9 @@ struct MlaLeft {
     const u32 at = (wave * 8 * kWaveSize + lane) * kWords;
     return reinterpret_cast<u32*>(parts) + (u64{slot} * kPart + at);
   }
-  __device__ MlaTotals* totals(u32 slot) const {
-    auto* const all = reinterpret_cast<MlaTotals*>(parts + u64{slots} * kPart);
-    return all + (slot * kTotals + wave * kMlaColumns);
+  __device__ SoftmaxStats* totals(u32 slot) const {
+    auto* const all = reinterpret_cast<SoftmaxStats*>(parts + u64{slots} * kPart);
+    return all + (slot * kTotals + wave * kQRowsPerTile);
   }
 
   __device__ static F32x4 widened(const u32 (&words)[kWords], u32 second = 0x0504030c,
@@ -72,23 +72,24 @@ struct MlaPlace {
   u32 own, count, stride, level;
 };
 
-struct MlaTree : MlaLeft {
-  static constexpr u32 kFan = 4;
+struct CombineTree : PartialStore {
+  static constexpr u32 kFanIn = 4;
 
   // Until there are kMost at most. This workgroup has left its part, `at.own` of `at.count`; says
   // whether it has one yet of those that are left.
   template <u32 kMost, class SlotOf>
-  __device__ bool climb(MlaPlace& at, SlotOf slot_of) const {
+  __device__ bool reduce_upward(MlaPlace& at, SlotOf slot_of) const {
     while (at.count > kMost) {
-      at.own = as_scalar(at.own), at.count = as_scalar(at.count);  // which the compiler cannot know
-      const u32 first = at.own / kFan * kFan;
-      const u32 here = at.count - first < kFan ? at.count - first : kFan;
+      at.own = readfirstlane(at.own),
+      at.count = readfirstlane(at.count);  // which the compiler cannot know
+      const u32 first = at.own / kFanIn * kFanIn;
+      const u32 here = at.count - first < kFanIn ? at.count - first : kFanIn;
       const auto child = [&](u32 i) { return slot_of((first + i) * at.stride); };
       if (here > 1) {
-        if (!is_last_wave_of(low(counter(at.level, child(0))), here, lane)) return false;
+        if (!arrive_is_last_wave(low(counter(at.level, child(0))), here, lane)) return false;
         store(child(0), sum_of(here, child));
       }
-      at = {at.own / kFan, (at.count + kFan - 1) / kFan, at.stride * kFan, at.level + 1};
+      at = {at.own / kFanIn, (at.count + kFanIn - 1) / kFanIn, at.stride * kFanIn, at.level + 1};
     }
     return true;
   }
@@ -97,28 +98,28 @@ struct MlaTree : MlaLeft {
   using Words = u32[8][kWords];
 
   template <class Child>
-  __device__ MlaNode sum_of(u32 count, Child child) const {
-    MlaTotals all[kFan];
-    Words words[kFan];
+  __device__ Partial sum_of(u32 count, Child child) const {
+    SoftmaxStats all[kFanIn];
+    Words words[kFanIn];
 #pragma unroll
-    for (u32 i = 0; i < kFan; ++i) {
+    for (u32 i = 0; i < kFanIn; ++i) {
       const u32 slot = child(i < count ? i : 0);
-      all[i] = totals(slot)[lane % kMlaColumns];
-      if (i >= count) all[i] = {kLowest, 0.0f};
+      all[i] = totals(slot)[lane % kQRowsPerTile];
+      if (i >= count) all[i] = {kMinScore, 0.0f};
       const u32* const from = part(slot);
 #pragma unroll
       for (u32 x = 0; x < 8; ++x) {
         __builtin_memcpy(words[i][x], from + x * kWaveSize * kWords, sizeof(words[i][x]));
       }
     }
-    keep_order();  // all of it is on its way before the first is waited for
-    MlaNode sum = {{kLowest, 0.0f}, {}};
+    sched_barrier();  // all of it is on its way before the first is waited for
+    Partial sum = {{kMinScore, 0.0f}, {}};
 #pragma unroll
-    for (const MlaTotals& one : all) sum.all.most = __builtin_fmaxf(sum.all.most, one.most);
+    for (const SoftmaxStats& one : all) sum.all.most = __builtin_fmaxf(sum.all.most, one.most);
     u32 second = 0x0504030c, third = 0x0403020c;
-    pin(second), pin(third);
+    force_vgpr(second), force_vgpr(third);
 #pragma unroll
-    for (u32 i = 0; i < kFan; ++i) {
+    for (u32 i = 0; i < kFanIn; ++i) {
       const f32 weight = __builtin_amdgcn_exp2f(all[i].most - sum.all.most);
       sum.all.sum += weight * all[i].sum;
 #pragma unroll

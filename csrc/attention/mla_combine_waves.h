@@ -9,24 +9,24 @@
 namespace rfops {
 
 constexpr u32 kMlaWaves = 4, kMlaSlice = kMlaValue / kMlaWaves;
-constexpr u32 kMlaGiven = kMlaColumns * kMlaSlice * 4;  // bytes of a slice
+constexpr u32 kMlaGiven = kQRowsPerTile * kMlaSlice * 4;  // bytes of a slice
 
 // What a lane has of a part: a column's totals, and eight quads of its sums.
-struct MlaNode {
-  MlaTotals all;
+struct Partial {
+  SoftmaxStats all;
   F32x4 quads[8];
 };
 
 // A wave's own: of column l % 16, the same in all four lanes of it but for `sum`.
-struct MlaOwn {
+struct WaveState {
   f32 most, sum;
   MlaSums o;
 
   // Zeros, made here and not before: what loads are asked for before them is on its way.
   __device__ void begin() {
     f32 zero = 0.0f;
-    pin(zero);
-    most = kLowest, sum = zero;
+    force_vgpr(zero);
+    most = kMinScore, sum = zero;
 #pragma unroll
     for (u32 d = 0; d < kMlaValueTiles; ++d) o[d] = F32x4{zero, zero, zero, zero};
   }
@@ -35,17 +35,18 @@ struct MlaOwn {
 // The four waves' sums, of which each wave makes a slice: act(node), where it is made, as to bring
 // four ways together takes longer. kAtOnce slices fit LDS.
 template <class Tiles, u32 kAtOnce, class Act>
-__device__ inline void add_waves(MlaOwn& own, LdsBytes* lds, Act act) {
+__device__ inline void add_waves(WaveState& own, LdsBytes* lds, Act act) {
   constexpr u32 kWaves = kMlaWaves, kGiven = kMlaGiven;
-  const u32 wave = wave_in_group();
-  u32 lane = lane_in_wave();
-  pin(lane);  // what follows from it is computed here, not kept in registers from the beginning
+  const u32 wave = wave_id();
+  u32 lane = lane_id();
+  force_vgpr(
+      lane);  // what follows from it is computed here, not kept in registers from the beginning
   // What a wave gives away of a slice, as its lanes have it, and its totals: where its tiles were,
   // so that who is early neither waits for others' nor writes when they do. Without room for that,
   // totals are where wave 0 gives nothing away: to itself. (A struct in LDS is for the device
   // alone: what compiles for the host too, as load_inline does, refuses to assign one.)
   using F32x2 = f32 __attribute__((ext_vector_type(2)));
-  constexpr u32 kTotals = kMlaColumns * sizeof(F32x2);
+  constexpr u32 kTotals = kQRowsPerTile * sizeof(F32x2);
   constexpr bool kHasRoom = kAtOnce * kGiven + kTotals <= Tiles::kLds;
   const auto given = [&](u32 at, u32 from) {
     const u32 place = kHasRoom ? from * Tiles::kLds + at * kGiven : (at * kWaves + from) * kGiven;
@@ -53,12 +54,12 @@ __device__ inline void add_waves(MlaOwn& own, LdsBytes* lds, Act act) {
   };
   const auto totals_of = [&](u32 from) {
     const u32 place = kHasRoom ? from * Tiles::kLds + kAtOnce * kGiven : from * kTotals;
-    return reinterpret_cast<RFOPS_LDS F32x2*>(lds + place) + lane % kMlaColumns;
+    return reinterpret_cast<RFOPS_LDS F32x2*>(lds + place) + lane % kQRowsPerTile;
   };
-  MlaTotals found = {kLowest, 0.0f};
+  SoftmaxStats found = {kMinScore, 0.0f};
   f32 weights[kWaves];
   const auto weigh = [&] {
-    MlaTotals totals[kWaves];
+    SoftmaxStats totals[kWaves];
 #pragma unroll
     for (u32 w = 0; w < kWaves; ++w) {
       const F32x2 from = *totals_of(w);
@@ -71,19 +72,19 @@ __device__ inline void add_waves(MlaOwn& own, LdsBytes* lds, Act act) {
       found.sum += totals[w].sum * weights[w];
     }
   };
-  own.sum = over_rows(own.sum, [](f32 a, f32 b) { return a + b; });
-  if constexpr (!kHasRoom) sync_group();  // all tiles are done with
-  if (lane < kMlaColumns) *totals_of(wave) = F32x2{own.most, own.sum};
+  own.sum = reduce_row_lanes(own.sum, [](f32 a, f32 b) { return a + b; });
+  if constexpr (!kHasRoom) workgroup_barrier();  // all tiles are done with
+  if (lane < kQRowsPerTile) *totals_of(wave) = F32x2{own.most, own.sum};
 #pragma unroll
   for (u32 first = 0; first < kWaves; first += kAtOnce) {
-    if (first > 0) sync_group();
+    if (first > 0) workgroup_barrier();
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; ++i) {
       if (first + i == wave) continue;
       auto* const to = given(i, wave);
       Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four) { to[x * kWaveSize] = four; });
     }
-    sync_group();
+    workgroup_barrier();
     if (first == 0) weigh();
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; ++i) {
@@ -94,12 +95,12 @@ __device__ inline void add_waves(MlaOwn& own, LdsBytes* lds, Act act) {
         for (u32 w = 0; w < kWaves; ++w) {
           if (w != first + i) others[x][w] = given(i, w)[x * kWaveSize];
         }
-        keep_order();  // on its way while others are added up
+        sched_barrier();  // on its way while others are added up
       };
       constexpr u32 kAhead = 2;
 #pragma unroll
       for (u32 x = 0; x < kAhead; ++x) read(x);
-      MlaNode node;
+      Partial node;
       node.all = found;
       Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four) {
         if (x + kAhead < 8) read(x + kAhead);

@@ -67,7 +67,7 @@ struct Args {
 // have a score which is not finite.
 __device__ inline u32 scale_scores(F32x4 (&s)[Row::kHalves], f32 scale, u32 first, i32 seen,
                                    bool is_last) {
-  const u32 g = lane_in_wave() / 16;
+  const u32 g = lane_id() / 16;
   u32 not_finite = 0;
 #pragma unroll
   for (u32 h = 0; h < Row::kHalves; ++h) {
@@ -87,20 +87,20 @@ __device__ inline u32 scale_scores(F32x4 (&s)[Row::kHalves], f32 scale, u32 firs
 }
 
 // P of a tile from its scores, and what they change.
-__device__ inline void soften(const F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::kHalves],
-                              MlaOwn& own) {
-  f32 most = kLowest;
+__device__ inline void exp_scores(const F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::kHalves],
+                                  WaveState& own) {
+  f32 most = kMinScore;
 #pragma unroll
   for (const F32x4& four : s) {
 #pragma unroll
     for (u32 r = 0; r < 4; ++r) most = __builtin_fmaxf(most, four[r]);
   }
-  most = over_rows(most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
+  most = reduce_row_lanes(most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
   most = __builtin_fmaxf(most, own.most);
-  const bool is_first = own.most == kLowest;  // nothing to be scaled
-  const f32 decay = __builtin_amdgcn_exp2f(own.most - most);
+  const bool is_first = own.most == kMinScore;  // nothing to be scaled
+  const f32 rescale_factor = __builtin_amdgcn_exp2f(own.most - most);
   own.most = most;
-  own.sum *= decay;
+  own.sum *= rescale_factor;
 #pragma unroll
   for (u32 h = 0; h < Row::kHalves; ++h) {
     F32x4 weight;
@@ -111,9 +111,9 @@ __device__ inline void soften(const F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::k
     }
     p[h] = __builtin_convertvector(weight, Bf16x4);
   }
-  if (__builtin_amdgcn_ballot_w64(decay != 1.0f && !is_first) != 0) {
+  if (__builtin_amdgcn_ballot_w64(rescale_factor != 1.0f && !is_first) != 0) {
 #pragma unroll
-    for (u32 d = 0; d < kMlaValueTiles; ++d) own.o[d] *= decay;
+    for (u32 d = 0; d < kMlaValueTiles; ++d) own.o[d] *= rescale_factor;
   }
 }
 
@@ -121,11 +121,11 @@ __device__ inline void soften(const F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::k
 // when all tiles are there.
 template <class Sharing, class Act>
 __device__ inline void soften_shared(const F32x4 (&s)[Row::kHalves],
-                                     Bf16x4 (&p)[kWaves][Row::kHalves], MlaTotals& all,
+                                     Bf16x4 (&p)[kWaves][Row::kHalves], SoftmaxStats& all,
                                      LdsBytes* lds, Act act) {
-  u32 lane = lane_in_wave();
-  pin(lane);  // what follows from it is computed here
-  const u32 wave = wave_in_group(), column = lane % kMlaColumns;
+  u32 lane = lane_id();
+  force_vgpr(lane);  // what follows from it is computed here
+  const u32 wave = wave_id(), column = lane % kQRowsPerTile;
   const auto weights_of = [&](u32 w) {
     LdsBytes* const at = lds + w * Sharing::kLds + Sharing::kWeights;
     return reinterpret_cast<RFOPS_LDS Bf16x4*>(at) + lane * Row::kHalves;
@@ -133,17 +133,17 @@ __device__ inline void soften_shared(const F32x4 (&s)[Row::kHalves],
   const auto totals_of = [&](u32 w) {
     return reinterpret_cast<RFOPS_LDS f32*>(lds + w * Sharing::kLds + Sharing::kTotals);
   };
-  f32 most = kLowest, sum = 0.0f;
+  f32 most = kMinScore, sum = 0.0f;
 #pragma unroll
   for (const F32x4& four : s) {
 #pragma unroll
     for (u32 r = 0; r < 4; ++r) most = __builtin_fmaxf(most, four[r]);
   }
-  most = over_rows(most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
-  if (lane < kMlaColumns) totals_of(wave)[column] = most;
-  sync_group();
+  most = reduce_row_lanes(most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
+  if (lane < kQRowsPerTile) totals_of(wave)[column] = most;
+  workgroup_barrier();
   act();
-  all = {kLowest, 0.0f};
+  all = {kMinScore, 0.0f};
 #pragma unroll
   for (u32 w = 0; w < kWaves; ++w) all.most = __builtin_fmaxf(all.most, totals_of(w)[column]);
 #pragma unroll
@@ -156,21 +156,21 @@ __device__ inline void soften_shared(const F32x4 (&s)[Row::kHalves],
     }
     weights_of(wave)[h] = __builtin_convertvector(weight, Bf16x4);
   }
-  sum = over_rows(sum, [](f32 a, f32 b) { return a + b; });
-  if (lane < kMlaColumns) totals_of(wave)[kMlaColumns + column] = sum;
-  sync_group();
+  sum = reduce_row_lanes(sum, [](f32 a, f32 b) { return a + b; });
+  if (lane < kQRowsPerTile) totals_of(wave)[kQRowsPerTile + column] = sum;
+  workgroup_barrier();
 #pragma unroll
   for (u32 w = 0; w < kWaves; ++w) {
-    all.sum += totals_of(w)[kMlaColumns + column];
+    all.sum += totals_of(w)[kQRowsPerTile + column];
 #pragma unroll
     for (u32 h = 0; h < Row::kHalves; ++h) p[w][h] = weights_of(w)[h];
   }
 }
 
 // This wave's share of a part's tiles.
-__device__ inline Tiles tiles_of(LdsBytes* lds, const MlaTokens<kPaged>& tokens,
-                                 const MlaPart& part) {
-  const u32 wave = wave_in_group();
+__device__ inline Tiles tiles_of(LdsBytes* lds, const KvPageTable<kPaged>& tokens,
+                                 const KvSplit& part) {
+  const u32 wave = wave_id();
   return Tiles(lds + wave * Tiles::kLds, tokens, part.begin + wave * Row::kTokens,
                kWaves * Row::kTokens);
 }
@@ -178,7 +178,7 @@ __device__ inline Tiles tiles_of(LdsBytes* lds, const MlaTokens<kPaged>& tokens,
 // What a part wants first: the list, and behind it q.
 __device__ inline void ask_part(Tiles& reader, const Args& args, u64 row) {
   reader.ask();
-  if constexpr (kSharesQuery) reader.ask_query(args.q, row);
+  if constexpr (kSharesQuery) reader.issue_q_loads(args.q, row);
 }
 
 // A wave's first tile, if it has one, is on its way, and q is here. Meanwhile `act`.
@@ -192,7 +192,7 @@ __device__ inline void begin_part(Tiles& reader, MlaQuery& q, LdsBytes* lds, con
   act();
   if constexpr (kSharesQuery) {
     Tiles::wait_query(has_tile);
-    meet();
+    s_barrier();
     Tiles::read_query(lds, q);
   } else {
     load_query<Row, kQueryFp8>(q, args.q, row);
@@ -200,7 +200,7 @@ __device__ inline void begin_part(Tiles& reader, MlaQuery& q, LdsBytes* lds, con
 }
 
 // From here on some column does not see all tokens.
-__device__ inline i32 masked_from(const MlaPart& part, const Args& args) {
+__device__ inline i32 masked_from(const KvSplit& part, const Args& args) {
   const i32 seen_by_all = static_cast<i32>(part.length) - static_cast<i32>(args.unseen);
   const i32 end = static_cast<i32>(part.end);
   return end < seen_by_all ? end : seen_by_all;
@@ -209,16 +209,16 @@ __device__ inline i32 masked_from(const MlaPart& part, const Args& args) {
 // A wave's share of a part; `is_asked` says that it was asked for. `early` while the first tile is
 // on its way, `late` before the last.
 template <class Early, class Late>
-__device__ inline void take_share(MlaOwn& own, LdsBytes* lds, const Args& args,
-                                  const MlaTokens<kPaged>& tokens, const MlaPart& part, u64 row,
+__device__ inline void take_share(WaveState& own, LdsBytes* lds, const Args& args,
+                                  const KvPageTable<kPaged>& tokens, const KvSplit& part, u64 row,
                                   i32 seen, bool is_asked, Early early, Late late) {
   const u32 tiles = part.tiles<Row::kTokens>();
-  const u32 count = (tiles + kWaves - 1 - wave_in_group()) / kWaves;
+  const u32 count = (tiles + kWaves - 1 - wave_id()) / kWaves;
   if (!Tiles::kSharesValues && count == 0) return own.begin(), late();
   Tiles reader = tiles_of(lds, tokens, part);
   MlaQuery q;
   begin_part(reader, q, lds, args, row, true, is_asked, [&] { own.begin(), early(); });
-  if constexpr (kSharesQuery) meet();  // the second tile comes where it was
+  if constexpr (kSharesQuery) s_barrier();  // the second tile comes where it was
   const i32 masked = masked_from(part, args);
   const u32 last = (tiles + kWaves - 1) / kWaves - 1;
   const auto take = [&](u32 i, auto has_next) {
@@ -229,13 +229,13 @@ __device__ inline void take_share(MlaOwn& own, LdsBytes* lds, const Args& args,
     const bool is_last = static_cast<i32>(first + Row::kTokens) > masked;
     const u32 masked_tokens = scale_scores(s, args.scale, first, seen, is_last);
     if (__builtin_expect(masked_tokens != 0, 0)) reader.mask_values(masked_tokens);
-    soften(s, p, own);
-    reader.add_values(p, own.o);
+    exp_scores(s, p, own);
+    reader.accumulate_pv(p, own.o);
   };
   const u32 with_next = Tiles::kKnowsLast ? count - 1 : count;
   for (u32 i = 0; i < with_next; ++i) {
     // Their last tiles together: a wave that is behind would be alone with memory at the end.
-    if (i + 2 == last) meet();
+    if (i + 2 == last) s_barrier();
     take(i, [] { return true; });
   }
   late();
@@ -245,10 +245,10 @@ __device__ inline void take_share(MlaOwn& own, LdsBytes* lds, const Args& args,
 // A part of a tile a wave at most: P meets, 1 KiB a wave, and not what waves make of it, 24. Each
 // wave has P of all tokens then, and takes its quarter of their values.
 template <class Sharing, class Act, class Leave>
-__device__ inline void take_tiles(LdsBytes* lds, const Args& args, const MlaTokens<kPaged>& tokens,
-                                  const MlaPart& part, u64 row, i32 seen, bool is_asked,
-                                  Act meanwhile, Leave leave) {
-  const u32 tiles = part.tiles<Row::kTokens>(), wave = wave_in_group();
+__device__ inline void take_tiles(LdsBytes* lds, const Args& args,
+                                  const KvPageTable<kPaged>& tokens, const KvSplit& part, u64 row,
+                                  i32 seen, bool is_asked, Act meanwhile, Leave leave) {
+  const u32 tiles = part.tiles<Row::kTokens>(), wave = wave_id();
   Sharing reader = tiles_of(lds, tokens, part);
   MlaQuery q;
   begin_part(reader, q, lds, args, row, wave < tiles, is_asked, meanwhile);
@@ -263,7 +263,7 @@ __device__ inline void take_tiles(LdsBytes* lds, const Args& args, const MlaToke
 #pragma unroll
     for (F32x4& four : s) four = F32x4{} - __builtin_inff();
   }
-  MlaNode made = {};
+  Partial made = {};
   Bf16x4 p[kWaves][Row::kHalves];
   typename Sharing::SharedValues values;
   soften_shared<Sharing>(s, p, made.all, lds, [&] { reader.read_shared(lds, tiles, values); });
@@ -273,29 +273,30 @@ __device__ inline void take_tiles(LdsBytes* lds, const Args& args, const MlaToke
 
 // What a workgroup makes of a part goes to leave(node).
 template <class Early, class Late, class Leave>
-__device__ inline void take_part(LdsBytes* lds, const Args& args, const MlaTokens<kPaged>& tokens,
-                                 const MlaPart& part, u64 row, i32 seen, bool is_asked, Early early,
+__device__ inline void take_part(LdsBytes* lds, const Args& args, const KvPageTable<kPaged>& tokens,
+                                 const KvSplit& part, u64 row, i32 seen, bool is_asked, Early early,
                                  Late late, Leave leave) {
   const u32 tiles = part.tiles<Row::kTokens>();
-  if (tiles == 0) return leave(MlaNode{{kLowest, 0.0f}, {}});
+  if (tiles == 0) return leave(Partial{{kMinScore, 0.0f}, {}});
   if constexpr (Tiles::kSharesValues) {
     if (tiles <= kWaves) {
       return take_tiles<Tiles>(
           lds, args, tokens, part, row, seen, is_asked, [&] { early(), late(); }, leave);
     }
   }
-  MlaOwn own;
+  WaveState own;
   take_share(own, lds, args, tokens, part, row, seen, is_asked, early, late);
   add_waves<Tiles, kSlicesAtOnce>(own, lds, leave);
 }
 
-__device__ inline MlaLeft left_of(const MlaTarget& target, u32 wave, u32 lane) {
+__device__ inline PartialStore left_of(const MlaTarget& target, u32 wave, u32 lane) {
   return {target.parts, reinterpret_cast<u64*>(target.counts), target.slots, wave, lane};
 }
 
 // Where a part is counted first.
-__device__ inline u32 first_counted(const MlaSlots& slots) {
-  return slots(slots.count <= MlaGather::kMost ? 0 : slots.own / MlaTree::kFan * MlaTree::kFan);
+__device__ inline u32 first_counted(const SplitPartials& slots) {
+  return slots(
+      slots.count <= CombineAll::kMost ? 0 : slots.own / CombineTree::kFanIn * CombineTree::kFanIn);
 }
 
 // A wave's quarter of a result.
@@ -306,22 +307,22 @@ struct Result {
 
   __device__ Result(const MlaTarget& to, u32 own_wave, u32 own_lane)
       : target(to), wave(own_wave), lane(own_lane) {
-    out = in_vector(to.out + (own_lane % kMlaColumns) * kMlaValue + own_wave * kMlaSlice);
+    out = pointer_in_vgpr(to.out + (own_lane % kQRowsPerTile) * kMlaValue + own_wave * kMlaSlice);
   }
   __device__ void store(u32 at, F32x4 quad) const {
-    if (lane % kMlaColumns < target.columns) MlaTarget::store(quad, out + at);
+    if (lane % kQRowsPerTile < target.columns) MlaTarget::store(quad, out + at);
   }
-  __device__ void store_lse(const MlaTotals& all) const {
-    if (wave == 0 && lane < kMlaColumns) target.store_lse(lane, all);
+  __device__ void store_lse(const SoftmaxStats& all) const {
+    if (wave == 0 && lane < kQRowsPerTile) target.store_lse(lane, all);
   }
 };
 
 // Where a part goes: it is the result, or left for who adds it up.
-__device__ inline void leave_part(const MlaNode& made, const MlaTarget& target, const MlaPart& part,
-                                  const MlaSlots& slots) {
-  u32 lane = lane_in_wave();
-  pin(lane);
-  const u32 wave = wave_in_group();
+__device__ inline void leave_part(const Partial& made, const MlaTarget& target, const KvSplit& part,
+                                  const SplitPartials& slots) {
+  u32 lane = lane_id();
+  force_vgpr(lane);
+  const u32 wave = wave_id();
   if (!part.is_whole()) return left_of(target, wave, lane).store(slots(slots.own), made);
   const Result result(target, wave, lane);
   result.store_lse(made.all);
@@ -331,25 +332,25 @@ __device__ inline void leave_part(const MlaNode& made, const MlaTarget& target, 
 }
 
 // A part that is left, and what others have of the sequence.
-__device__ inline void add_parts(const MlaTarget& target, MlaSlots slots, bool has_more) {
-  u32 lane = lane_in_wave();
-  pin(lane);
-  const u32 wave = wave_in_group();
-  const MlaLeft left = left_of(target, wave, lane);
-  slots = {as_scalar(slots.first), as_scalar(slots.own), as_scalar(slots.count)};
+__device__ inline void add_parts(const MlaTarget& target, SplitPartials slots, bool has_more) {
+  u32 lane = lane_id();
+  force_vgpr(lane);
+  const u32 wave = wave_id();
+  const PartialStore left = left_of(target, wave, lane);
+  slots = {readfirstlane(slots.first), readfirstlane(slots.own), readfirstlane(slots.count)};
   MlaPlace at = {slots.own, slots.count, 1, 0};
-  if (MlaTree{left}.climb<MlaGather::kMost>(at, slots)) {
+  if (CombineTree{left}.reduce_upward<CombineAll::kMost>(at, slots)) {
     const Result result(target, wave, lane);
-    const auto factor = [&](const MlaTotals& all) { return target.factor(all); };
-    MlaGather{left}.gather<kTurns>(at, has_more, slots, factor,
-                                   [&](const MlaTotals& all, u32 x, u32 at, F32x4 quad) {
-                                     if (x == 0 && at == lane) result.store_lse(all);
-                                     result.store(Tiles::quad_at(x, at), quad);
-                                   });
+    const auto factor = [&](const SoftmaxStats& all) { return target.factor(all); };
+    CombineAll{left}.gather<kTurns>(at, has_more, slots, factor,
+                                    [&](const SoftmaxStats& all, u32 x, u32 at, F32x4 quad) {
+                                      if (x == 0 && at == lane) result.store_lse(all);
+                                      result.store(Tiles::quad_at(x, at), quad);
+                                    });
   }
   // The compiler else sees ways to the next part on which some of its loads are not waited for,
   // and does so there, for a tile too.
-  wait_loads<0>();
+  wait_vmcnt<0>();
 }
 
 // What all parts of a workgroup have in common.
@@ -367,10 +368,10 @@ struct Common {
 // lane's is `column`. Tokens from `seen` on are masked for it; `computed` is the part without what
 // all columns mask.
 __device__ inline void take_and_leave(const Common& all, const Args& args,
-                                      const MlaTokens<kPaged>& tokens, const MlaPart& part,
-                                      const MlaPart& computed, u64 first_row, u32 base, u32 column,
+                                      const KvPageTable<kPaged>& tokens, const KvSplit& part,
+                                      const KvSplit& computed, u64 first_row, u32 base, u32 column,
                                       i32 seen, bool is_asked, bool has_more) {
-  f32* const all_lse = in_vector(all.lse);  // no mask of it is kept
+  f32* const all_lse = pointer_in_vgpr(all.lse);  // no mask of it is kept
   const MlaTarget target = {all.out + (first_row + base) * kMlaValue,
                             all_lse == nullptr ? nullptr : all_lse + first_row + base,
                             all.parts,
@@ -378,14 +379,14 @@ __device__ inline void take_and_leave(const Common& all, const Args& args,
                             args.columns - base,
                             all.slots,
                             all.value_scale};
-  MlaSlots slots_of_all = {};
+  SplitPartials slots_of_all = {};
   u32 asked = 0;
   const auto find_slots = [&] {
     if (part.is_whole()) return;
     Shares here = all.shares;
-    not_before(here.quotient), not_before(here.rest);  // its divisions, for all parts
-    slots_of_all = MlaSlots::of<kCut>(part, here, all.group, all.worker, all.workers);
-    pin(slots_of_all.first), pin(slots_of_all.own), pin(slots_of_all.count);
+    force_sgpr(here.quotient), force_sgpr(here.rest);  // its divisions, for all parts
+    slots_of_all = SplitPartials::of<kCut>(part, here, all.group, all.worker, all.workers);
+    force_vgpr(slots_of_all.first), force_vgpr(slots_of_all.own), force_vgpr(slots_of_all.count);
   };
   // While the first tiles are on their way; gfx942 has no registers for that.
   const auto early = [&] {
@@ -394,16 +395,16 @@ __device__ inline void take_and_leave(const Common& all, const Args& args,
   const auto late = [&] {
     if constexpr (!Tiles::kAsks) return find_slots();
     if (part.is_whole()) return;
-    asked = left_of(target, wave_in_group(), lane_in_wave()).ask(first_counted(slots_of_all));
+    asked = left_of(target, wave_id(), lane_id()).ask(first_counted(slots_of_all));
   };
-  const auto leave = [&](const MlaNode& made) {
-    pin(asked);  // behind the stores it would be waited for with them
+  const auto leave = [&](const Partial& made) {
+    force_vgpr(asked);  // behind the stores it would be waited for with them
     leave_part(made, target, part, slots_of_all);
   };
   take_part(all.lds, args, tokens, computed, first_row + column, seen, is_asked, early, late,
             leave);
   if (!part.is_whole()) add_parts(target, slots_of_all, has_more);
-  sync_group();  // LDS is the next part's
+  workgroup_barrier();  // LDS is the next part's
 }
 
 }  // namespace
@@ -431,12 +432,12 @@ extern "C" __global__ void
                     const i32* __restrict__ qo_indptr) {  // [batch + 1]; with kRagged
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
-  const u32 id = group_x() % workers, group = group_x() / workers, lane = lane_in_wave();
+  const u32 id = workgroup_id_x() % workers, group = workgroup_id_x() / workers, lane = lane_id();
   Sequences all = {kv_indptr, kv_lens, batch, page_shift, {kCut, 0}};
   if constexpr (kRagged) {
     const Queries queries = {qo_indptr, heads, columns};
-    const ItemChunk<kMlaColumns> chunk(all, queries, 0, 0);
-    const ItemTotals<kMlaColumns> totals(all, queries, chunk);
+    const ItemChunk<kQRowsPerTile> chunk(all, queries, 0, 0);
+    const ItemTotals<kQRowsPerTile> totals(all, queries, chunk);
     const u32 fit = (totals.cost - kCut * totals.items) / kLeast;
     const Shares shares(totals.cost, workers, fit < totals.items ? totals.items : fit);
     const u32 worker = worker_of(id, shares.active, batch, workers);
@@ -444,24 +445,24 @@ extern "C" __global__ void
     const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
     const f32 scale = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
     // Scalar registers are few, and these are wanted at the end, or seldom.
-    all.bounds = in_vector(all.bounds), all.lens = in_vector(all.lens);
-    out = in_vector(out), lse = in_vector(lse), parts = in_vector(parts);
-    counts = in_vector(counts);
+    all.bounds = pointer_in_vgpr(all.bounds), all.lens = pointer_in_vgpr(all.lens);
+    out = pointer_in_vgpr(out), lse = pointer_in_vgpr(lse), parts = pointer_in_vgpr(parts);
+    counts = pointer_in_vgpr(counts);
     const Common common = {lds, out,    lse,     parts,       counts,     shares,
                            0,   worker, workers, workers * 2, value_scale};
     const u32 to = shares.begin(worker + 1);
-    each_item<kCut, kMlaColumns, true>(
-        all, queries, shares, worker, chunk, [&](const MlaPart& part, const MlaItem& item) {
-          const u32 own = item.base + lane_in_wave() % kMlaColumns;
-          const u32 last = item.last<kMlaColumns>(), column = own < last ? own : last;
+    each_item<kCut, kQRowsPerTile, true>(
+        all, queries, shares, worker, chunk, [&](const KvSplit& part, const MlaItem& item) {
+          const u32 own = item.base + lane_id() % kQRowsPerTile;
+          const u32 last = item.last<kQRowsPerTile>(), column = own < last ? own : last;
           const auto seen_by = [&](u32 one) {
             return static_cast<i32>(part.length) -
                    static_cast<i32>(item.unseen(one, heads, unseen != 0));
           };
-          const MlaPart computed = part.without(seen_by(last));
+          const KvSplit computed = part.without(seen_by(last));
           const u64 list = width != 0 ? u64{part.sequence} * width : part.entry;
-          const MlaTokens<kPaged> tokens = {kv, kv_indices + list, computed.end, page_shift,
-                                            angles};
+          const KvPageTable<kPaged> tokens = {kv, kv_indices + list, computed.end, page_shift,
+                                              angles};
           const Args args = {q, item.columns, item.unseen(item.base, heads, unseen != 0), scale};
           take_and_leave(common, args, tokens, part, computed, u64{item.row} * heads, item.base,
                          column, seen_by(column), false, part.zero + part.length < to);
@@ -478,44 +479,45 @@ extern "C" __global__ void
   const u32 from = shares.begin(worker), to = shares.begin(worker + 1);
   const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
   const f32 scale = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
-  const u32 base_column = group * kMlaColumns, own_column = base_column + lane % kMlaColumns;
+  const u32 base_column = group * kQRowsPerTile, own_column = base_column + lane % kQRowsPerTile;
   const u32 column = own_column < columns ? own_column : columns - 1;
   const u32 unseen_here = unseen == 0 ? 0 : unseen - column / heads;
-  const u32 slots = (columns + kMlaColumns - 1) / kMlaColumns * workers * 2;
+  const u32 slots = (columns + kQRowsPerTile - 1) / kQRowsPerTile * workers * 2;
   const Args args = {q, columns, unseen, scale};
   u32 first = 0, begin, end;
   const auto own_of_chunk = [&] {
-    begin = token_at<kCut>(from, chunk.zero, chunk.length);
-    end = token_at<kCut>(to, chunk.zero, chunk.length);
+    begin = cut_token<kCut>(from, chunk.zero, chunk.length);
+    end = cut_token<kCut>(to, chunk.zero, chunk.length);
     const bool is_mine = chunk.length == 0 ? from <= chunk.start && chunk.start < to : begin < end;
     return __builtin_amdgcn_ballot_w64(is_mine && first + lane < batch);
   };
   const auto part_of = [&](u64 left) {
     const u32 at = static_cast<u32>(__builtin_ctzll(left));
-    const auto of = [at](u32 all_lanes) { return lane_value(all_lanes, at); };
-    return MlaPart{first + at, of(chunk.zero),   of(begin),
+    const auto of = [at](u32 all_lanes) { return readlane(all_lanes, at); };
+    return KvSplit{first + at, of(chunk.zero),   of(begin),
                    of(end),    of(chunk.length), of(chunk.entry)};
   };
-  const auto tokens_of = [&](const MlaPart& part) {
+  const auto tokens_of = [&](const KvSplit& part) {
     const u64 list = width != 0 ? u64{part.sequence} * width : part.entry;
-    return MlaTokens<kPaged>{kv, kv_indices + list, part.end, page_shift, angles};
+    return KvPageTable<kPaged>{kv, kv_indices + list, part.end, page_shift, angles};
   };
   u64 left = own_of_chunk();
   // While this is on its way what all parts want is made ready.
   bool is_asked = left != 0;
   if (is_asked) {
-    const MlaPart part = part_of(left);
+    const KvSplit part = part_of(left);
     Tiles reader = tiles_of(lds, tokens_of(part), part);
     if (part.begin != part.end) ask_part(reader, args, u64{part.sequence} * columns + column);
   }
   // Scalar registers are few, and these are wanted at the end, or seldom.
-  all.bounds = in_vector(all.bounds), all.lens = in_vector(all.lens);
-  out = in_vector(out), lse = in_vector(lse), parts = in_vector(parts), counts = in_vector(counts);
+  all.bounds = pointer_in_vgpr(all.bounds), all.lens = pointer_in_vgpr(all.lens);
+  out = pointer_in_vgpr(out), lse = pointer_in_vgpr(lse), parts = pointer_in_vgpr(parts),
+  counts = pointer_in_vgpr(counts);
   const Common common = {lds,   out,    lse,     parts, counts,     shares,
                          group, worker, workers, slots, value_scale};
   while (true) {
     for (; left != 0; left &= left - 1) {
-      const MlaPart part = part_of(left);
+      const KvSplit part = part_of(left);
       const bool ends = first + kWaveSize >= batch || chunk.next >= to;
       take_and_leave(common, args, tokens_of(part), part, part, u64{part.sequence} * columns,
                      base_column, column,
@@ -525,7 +527,8 @@ extern "C" __global__ void
     }
     first += kWaveSize;
     if (first >= batch || chunk.next >= to) return;
-    all.bounds = in_vector(all.bounds), all.lens = in_vector(all.lens);  // no mask of them is kept
+    all.bounds = pointer_in_vgpr(all.bounds),
+    all.lens = pointer_in_vgpr(all.lens);  // no mask of them is kept
     chunk = SequenceChunk(all, first, chunk.next);
     left = own_of_chunk();
   }

@@ -56,15 +56,15 @@ template <>
 struct Loaders<true> {
   using Type = WidenedSlots<kPaged>;
 };
-using Slot = MlaSlot;
+using Slot = KvStageLayout;
 using Slots = Loaders<kFp8>::Type;
-using Columns = MlaColumns<kQueryFp8, kFp8 ? 6 : 18>;
+using Columns = WaveAttention<kQueryFp8, kFp8 ? 6 : 18>;
 #endif
-constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize, kColumns = kWaves * kWaveColumns;
+constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize, kColumns = kWaves * kQRowsPerWave;
 constexpr u32 kTokens = Slot::kTokens;
 constexpr u32 kItemCost = (kTokens == 16 ? 12 : 28) * kTokens;  // Q, storing, adding up
 constexpr f32 kLog2E = 1.44269504088896f;
-using Target = MlaColumnsTarget<kColumns>;
+using Target = SplitOutput<kColumns>;
 using Result = MlaResult<Columns, kWaves, kTurns>;
 
 constexpr u32 kSlotBytes = Slots::kSlots * Slot::kBytes;
@@ -73,15 +73,15 @@ static_assert(kLds <= kLdsBytes && Result::kLds <= kSlotBytes);
 
 // All tiles of a part. Tokens from `seen` on are not there for this lane's column; `masked`: some
 // column of the workgroup does not see all of a tile that ends beyond.
-__device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kPaged>& tokens,
-                                 const MlaPart& part, i32 masked, const i32 (&seen)[Columns::kOwn],
+__device__ inline void take_part(Columns& own, LdsBytes* lds, const KvPageTable<kPaged>& tokens,
+                                 const KvSplit& part, i32 masked, const i32 (&seen)[Columns::kOwn],
                                  const WaveQuery& q) {
   const u32 tiles = (part.end - part.begin + kTokens - 1) / kTokens;
   Slots slots(lds, tokens, part.begin);
   const auto all_there = [&] {
     slots.wait();
-    wait_lds();
-    meet();
+    wait_lgkmcnt();
+    s_barrier();
   };
   // The first token of the tile whose scores were made last; some column may not see all of it.
   i32 first = static_cast<i32>(part.begin - kTokens);
@@ -90,30 +90,30 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
   u32 places[Slots::kSlots], before = 0;
   // Masks a tile's scores; 1 where some of its values were not finite.
   const auto mask = [&](typename Columns::Scores& s, auto looks) -> u32 {
-    if (looks && !RFOPS_SELDOM(first + static_cast<i32>(kTokens) > masked)) return 0;
+    if (looks && !RFOPS_UNLIKELY(first + static_cast<i32>(kTokens) > masked)) return 0;
     const u64 tokens = Columns::mask(s, first, seen);
     // Tokens behind the end are the last one again: only others can be masked for some columns.
     if (!looks || masked == static_cast<i32>(part.end)) return 0;
-    meet();  // all waves have read this tile's keys
+    s_barrier();  // all waves have read this tile's keys
     LdsBytes* const tile = lds + (Columns::kMasksLate ? before : places[0]);
     make_values_finite<RFOPS_P_FP8>(tokens, [&](u32 token) { return tile + token * Slot::kPitch; });
     return tokens != 0 ? 1 : 0;
   };
-  LdsBytes* const parked = lds + kSlotBytes + wave_in_group() * Columns::kParkedBytes;
-  slots.prime([&] { own.ask_query(q); });
-  own.take_query(parked, [&] { slots.turn_first(); });
+  LdsBytes* const parked = lds + kSlotBytes + wave_id() * Columns::kParkedBytes;
+  slots.prime([&] { own.issue_q_loads(q); });
+  own.finish_q_loads(parked, [&] { slots.rotate_first_tile(); });
   slots.widen_first();
   all_there();
-  own.aim_keys(lds);
+  own.set_key_tile(lds);
   own.read_keys();
-  each_number<Slots::kSlots>([&](auto i) { places[i] = i * Slot::kBytes; });
+  static_for<Slots::kSlots>([&](auto i) { places[i] = i * Slot::kBytes; });
   u32 turn = 0;
   const auto advance = [&] {
     const u32 now = places[0];
-    each_number<Slots::kSlots - 1>([&](auto i) { places[i] = places[i + 1]; });
+    static_for<Slots::kSlots - 1>([&](auto i) { places[i] = places[i + 1]; });
     places[Slots::kSlots - 1] = before = now;
-    not_before(before);
-    each_number<Slots::kSlots>([&](auto i) {
+    force_sgpr(before);
+    static_for<Slots::kSlots>([&](auto i) {
       u32& place = places[i];
       asm volatile("" : "+s"(place));  // here
     });
@@ -132,29 +132,30 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const MlaTokens<kP
       if constexpr (at == kAdvance) advance();
       slots.template in_values<at, of>(lds + places[at < kAdvance]);
     };
-    own.add_values([&] { return lds + places[0]; }, in_values, mask, all_there);
+    own.accumulate_pv([&] { return lds + places[0]; }, in_values, mask, all_there);
   } while (turn <= tiles);
   own.end();
   slots.drain();
-  wait_lds();  // what was read ahead
-  meet();
+  wait_lgkmcnt();  // what was read ahead
+  s_barrier();
 }
 
 // This wave's columns: the result, or this worker's part of it.
 __device__ inline void finish_part(const Columns& own, LdsBytes* lds, const Target& target,
-                                   const MlaPart& part, const Shares& shares, u32 group, u32 worker,
+                                   const KvSplit& part, const Shares& shares, u32 group, u32 worker,
                                    u32 workers) {
-  u32 wave = wave_in_group();
-  not_before(wave);  // as `lane` below
-  const u32 first = wave * kWaveColumns;
+  u32 wave = wave_id();
+  force_sgpr(wave);  // as `lane` below
+  const u32 first = wave * kQRowsPerWave;
   const bool is_whole = part.is_whole();
-  const MlaSlots slots = MlaSlots::of<kTokens>(part, shares, group, worker, workers);
-  u32 lane = lane_in_wave();
-  pin(lane);  // what follows from it is computed here, not kept in registers from the beginning
+  const SplitPartials slots = SplitPartials::of<kTokens>(part, shares, group, worker, workers);
+  u32 lane = lane_id();
+  force_vgpr(
+      lane);  // what follows from it is computed here, not kept in registers from the beginning
   f32 factors[Columns::kOwn];
 #pragma unroll
   for (u32 n = 0; n < Columns::kOwn; ++n) {
-    const MlaTotals all = own.totals(n);
+    const SoftmaxStats all = own.totals(n);
     const u32 column = first + Columns::column(lane, n);
     factors[n] = target.factor(all);
     is_whole ? target.store_lse(column, all) : target.store_totals(slots(slots.own), column, all);
@@ -167,7 +168,7 @@ __device__ inline void finish_part(const Columns& own, LdsBytes* lds, const Targ
     const u32 end = shares.begin(worker - slots.own + slots.count);
     result.share(slots, slots.count - (end > part.zero + part.length + kItemCost ? 1 : 0));
   }
-  sync_group();  // LDS is the next part's
+  workgroup_barrier();  // LDS is the next part's
 }
 
 // The arguments that a part needs at its begin and at its end.
@@ -198,19 +199,19 @@ struct Args {
 
 // A part of the columns of a sequence from `base` on; its rows of q begin at `first_row`.
 struct Work {
-  MlaPart part;
+  KvSplit part;
   u64 first_row;
   u32 base, columns;
 };
 
 // Of a sequence without tokens.
 __device__ inline void store_nothing(const Target& target) {
-  u32 thread = thread_in_group();
-  pin(thread);
+  u32 thread = thread_id();
+  force_vgpr(thread);
   for (u32 i = thread; i < kColumns * kMlaValue / 4; i += kThreads) {
     const u32 column = i / (kMlaValue / 4);
     target.store(F32x4{}, column, i % (kMlaValue / 4) * 4);
-    if (i % (kMlaValue / 4) == 0) target.store_lse(column, {kLowest, 0.0f});
+    if (i % (kMlaValue / 4) == 0) target.store_lse(column, {kMinScore, 0.0f});
   }
 }
 
@@ -239,7 +240,7 @@ extern "C" __global__ void
                       const i32* __restrict__ qo_indptr) {  // [batch + 1]; with kRagged
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
-  const u32 id = group_x() % workers, group = group_x() / workers;
+  const u32 id = workgroup_id_x() % workers, group = workgroup_id_x() / workers;
   const Sequences all = {kv_indptr, kv_lens, batch, page_shift, {kItemCost / 2, kItemCost / 2}};
   const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
   const f32 given = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
@@ -248,14 +249,14 @@ extern "C" __global__ void
   const auto take = [&](const LaneSpill<Args>& spilled, const Work& work, auto unseen_by) {
     const LaneSpill<Work> spilled_work(work);
     const Args args = spilled.load();
-    const MlaPart& part = work.part;
+    const KvSplit& part = work.part;
     const u32 base = work.base;
-    u32 lane = lane_in_wave();
-    pin(lane);  // columns are found anew for each part, not kept in registers
-    u32 wave = wave_in_group();
-    not_before(wave);  // likewise
+    u32 lane = lane_id();
+    force_vgpr(lane);  // columns are found anew for each part, not kept in registers
+    u32 wave = wave_id();
+    force_sgpr(wave);  // likewise
     const auto there = [&](u32 own) {
-      own += base + wave * kWaveColumns;
+      own += base + wave * kQRowsPerWave;
       return own < work.columns ? own : work.columns - 1;
     };
     const auto row = [&](u32 n) { return work.first_row + there(query_column(lane, n)); };
@@ -269,10 +270,10 @@ extern "C" __global__ void
       return store_nothing(args.target(work.first_row, base, work.columns));
     }
     const u32 last = (base + kColumns < work.columns ? base + kColumns : work.columns) - 1;
-    const MlaPart computed = kRagged ? part.without(seen_by(last)) : part;
+    const KvSplit computed = kRagged ? part.without(seen_by(last)) : part;
     const u64 list = args.width != 0 ? u64{part.sequence} * args.width : part.entry;
-    const MlaTokens<kPaged> tokens = {args.kv, args.kv_indices + list, computed.end,
-                                      args.page_shift, args.angles};
+    const KvPageTable<kPaged> tokens = {args.kv, args.kv_indices + list, computed.end,
+                                        args.page_shift, args.angles};
     Columns own;
     // From here on some column does not see all tokens of a tile.
     const i32 seen_by_all =
@@ -297,10 +298,10 @@ extern "C" __global__ void
     const Shares shares(totals.cost, workers,
                         (totals.cost - all.cost.all() * totals.items) / kLeast);
     if (id >= shares.active) return;
-    const u32 worker = xcd_order(id, shares.active);  // those of a sequence share an L2
+    const u32 worker = xcd_remap(id, shares.active);  // those of a sequence share an L2
     const LaneSpill<Args> spilled = spilled_args(shares, worker, workers * 2);
     each_item<kTokens, kColumns, false>(
-        all, queries, shares, worker, chunk, [&](const MlaPart& part, const MlaItem& item) {
+        all, queries, shares, worker, chunk, [&](const KvSplit& part, const MlaItem& item) {
           take(spilled, {part, u64{item.row} * heads, item.base, item.columns},
                [&](const Args& args, u32 column) {
                  return item.unseen(column, args.heads, args.unseen != 0);
@@ -310,10 +311,10 @@ extern "C" __global__ void
     const u32 sum = all.tokens();
     const Shares shares(all.total(sum), workers, sum / kLeast);
     if (id >= shares.active) return;
-    const u32 worker = xcd_order(id, shares.active);  // those of a sequence share an L2
+    const u32 worker = xcd_remap(id, shares.active);  // those of a sequence share an L2
     const u32 slots = (columns + kColumns - 1) / kColumns * workers * 2;
     const LaneSpill<Args> spilled = spilled_args(shares, worker, slots);
-    each_part<kTokens>(all, shares, worker, [&](const MlaPart& part) {
+    for_each_row_slice<kTokens>(all, shares, worker, [&](const KvSplit& part) {
       take(spilled, {part, u64{part.sequence} * columns, group * kColumns, columns},
            [](const Args& args, u32 column) {
              return args.unseen == 0 ? 0 : args.unseen - column / args.heads;

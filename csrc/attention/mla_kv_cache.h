@@ -16,7 +16,7 @@
 namespace rfops {
 
 constexpr u32 kMlaKey = 576, kMlaValue = 512;
-constexpr u32 kMlaColumns = 16;
+constexpr u32 kQRowsPerTile = 16;
 constexpr u32 kMlaOperands = kMlaKey / 32;      // of Q, 32 elements along K each
 constexpr u32 kMlaValueTiles = kMlaValue / 16;  // of the result, transposed: 16 x 16 each
 using MlaQuery = Bf16x8[kMlaOperands];
@@ -38,7 +38,7 @@ struct MlaRow {
 // The tokens of one sequence that an item may read: those before `end`. Those asked for beyond are
 // the last one again, which is read anyway, and whose scores the caller masks.
 template <bool kPaged>  // pages of more than one token
-struct MlaTokens {
+struct KvPageTable {
   const u8* kv;
   const i32* pages;  // of the sequence
   u32 end, page_shift;
@@ -55,14 +55,14 @@ struct MlaTokens {
     return (page << page_shift) + (clamped(token) & inside);
   }
   __device__ Turn turn(u32 token) const {
-    return load_turn(angles + u64{clamped(token)} * kTurned, lane_in_wave() / 16);
+    return load_turn(angles + u64{clamped(token)} * kTurned, lane_id() / 16);
   }
 };
 
 // Loads a lane's part of a row of q; FP8 is widened to bf16.
 template <class Row, bool kQueryFp8>
 __device__ inline void load_query(MlaQuery& q, const void* all, u64 row) {
-  const u32 g = lane_in_wave() / 16;
+  const u32 g = lane_id() / 16;
   if constexpr (kQueryFp8) {
     U32x2 eight[kMlaOperands];
 #pragma unroll
@@ -73,9 +73,9 @@ __device__ inline void load_query(MlaQuery& q, const void* all, u64 row) {
     // All loads are in flight before the first is waited for, because the compiler otherwise may
     // alternate loads and conversions: one latency of memory for each.
     asm volatile("" ::: "memory");
-    keep_order();
+    sched_barrier();
 #pragma unroll
-    for (u32 i = 0; i < kMlaOperands; ++i) q[i] = widen_8(eight[i][0], eight[i][1]);
+    for (u32 i = 0; i < kMlaOperands; ++i) q[i] = fp8x8_to_bf16x8(eight[i][0], eight[i][1]);
   } else {
 #pragma unroll
     for (u32 i = 0; i < kMlaOperands; ++i) {
@@ -84,7 +84,7 @@ __device__ inline void load_query(MlaQuery& q, const void* all, u64 row) {
     }
   }
 #pragma unroll
-  for (u32 i = 0; i < kMlaOperands; ++i) pin(q[i]);  // waited for here, not in the loop
+  for (u32 i = 0; i < kMlaOperands; ++i) force_vgpr(q[i]);  // waited for here, not in the loop
 }
 
 }  // namespace rfops

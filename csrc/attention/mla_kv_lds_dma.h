@@ -38,10 +38,10 @@ class DirectTiles {
   // tile will.
   static constexpr u32 kWeights = kTile + (kMlaOperands + kWaves - 1) / kWaves * 1024;
   static constexpr u32 kTotals = kWeights + Row::kHalves * kWaveSize * 8;
-  static_assert(kTotals + kMlaColumns * 8 <= 2 * kTile);
+  static_assert(kTotals + kQRowsPerTile * 8 <= 2 * kTile);
 
-  __device__ DirectTiles(LdsBytes* own, MlaTokens<kPaged> tokens, u32 first, u32 step)
-      : own_(own), tokens_(tokens), first_(first), step_(step), lane_(lane_in_wave()) {}
+  __device__ DirectTiles(LdsBytes* own, KvPageTable<kPaged> tokens, u32 first, u32 step)
+      : own_(own), tokens_(tokens), first_(first), step_(step), lane_(lane_id()) {}
 
   // What comes first: the list's pages.
   __device__ void ask() {
@@ -50,14 +50,14 @@ class DirectTiles {
   }
   // Operands of q for all waves, this one's share: to where its second tile will be. Later than the
   // list, which it would hold up.
-  __device__ void ask_query(const void* q, u64 row) const {
-    const u32 wave = wave_in_group();
+  __device__ void issue_q_loads(const void* q, u64 row) const {
+    const u32 wave = wave_id();
     const bf16* const from = static_cast<const bf16*>(q) + row * kMlaKey;
 #pragma unroll
     for (u32 i = 0; i < kMlaOperands; i += kWaves) {
       if (i + kWaves <= kMlaOperands || i + wave < kMlaOperands) {
-        load_16(reinterpret_cast<const u8*>(from + Row::element(i + wave, lane_ / 16)),
-                own_ + kTile + i / kWaves * 1024);
+        buffer_load_b128(reinterpret_cast<const u8*>(from + Row::element(i + wave, lane_ / 16)),
+                         own_ + kTile + i / kWaves * 1024);
       }
     }
   }
@@ -69,7 +69,7 @@ class DirectTiles {
 
   // Where it reads. Here and not before: what is asked for takes longer.
   __device__ void place() {
-    pin(lane_);
+    force_vgpr(lane_);
     const u32 lane = lane_, g = lane / 16, c = lane % 16;
     const u32 odd = kFp8 ? c % 2 : 0;
     const u32 token = kFp8 ? 4 * g + c / 2 % 4 : 4 * g + c / 4;  // whose values it reads
@@ -83,14 +83,14 @@ class DirectTiles {
       rope_ = kValues + c * kRopeBytes + (g ^ rope_swizzle(c)) * 16;
       value_ = turned_ = token * kPitch + c % 4 * 8;
     }
-    pin(key_), pin(rope_), pin(value_), pin(turned_);
+    force_vgpr(key_), force_vgpr(rope_), force_vgpr(value_), force_vgpr(turned_);
   }
 
   // The list has come, when no more is left than of q, of which a wave has four operands or five.
   template <bool kSharesQuery>
   __device__ static void wait_list() {
     if constexpr (!kSharesQuery) return wait();
-    if (wave_in_group() < kMlaOperands % kWaves) return wait<kMlaOperands / kWaves + 1>();
+    if (wave_id() < kMlaOperands % kWaves) return wait<kMlaOperands / kWaves + 1>();
     wait<kMlaOperands / kWaves>();
   }
   // The wave's share of q, behind which it has asked for a tile or not.
@@ -100,21 +100,21 @@ class DirectTiles {
   }
   // Q, when all waves have waited for their shares. It is there on return.
   __device__ static void read_query(const LdsBytes* all, MlaQuery& q) {
-    u32 lane = lane_in_wave();
-    pin(lane);  // what follows from it is computed here, not before anything is asked for
+    u32 lane = lane_id();
+    force_vgpr(lane);  // what follows from it is computed here, not before anything is asked for
     const LdsBytes* const own = all + kTile + lane * kVecBytes;
 #pragma unroll
     for (u32 i = 0; i < kMlaOperands; ++i) {
-      q[i] = __builtin_bit_cast(Bf16x8, lds_load_16(own + i % kWaves * kLds + i / kWaves * 1024));
+      q[i] = __builtin_bit_cast(Bf16x8, lds_load_b128(own + i % kWaves * kLds + i / kWaves * 1024));
     }
 #pragma unroll
-    for (u32 i = 0; i < kMlaOperands; ++i) pin(q[i]);
+    for (u32 i = 0; i < kMlaOperands; ++i) force_vgpr(q[i]);
   }
 
   // Behind wait_list().
   __device__ void prime() {
     const Entries entries = read_entries(0);
-    wait_lds();
+    wait_lgkmcnt();
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) load_rows(0, i, entries);
     load_turn(0);
@@ -131,8 +131,9 @@ class DirectTiles {
     // Of the last tile the first half's scores are made while the second is on its way.
     constexpr bool kByHalves = kFp8 && !kHasNext;
     base_ = own_ + tile % 2 * kTile;
-    wait<kByHalves ? kLoads / 2 : 0>();                   // this tile, and the next one's entries
-    if constexpr (kRope) pin(turn_.cos), pin(turn_.sin);  // no wait of the compiler's own later
+    wait<kByHalves ? kLoads / 2 : 0>();  // this tile, and the next one's entries
+    if constexpr (kRope)
+      force_vgpr(turn_.cos), force_vgpr(turn_.sin);  // no wait of the compiler's own later
     Entries entries;
     if constexpr (kHasNext) entries = read_entries(tile + 1);
     U32x4 k[Row::kHalves][kParts];
@@ -143,12 +144,12 @@ class DirectTiles {
         const LdsBytes* at = i < kChunks ? key + i * 64 : base_ + rope_ + h * 16 * kRopeBytes;
         // Of bf16 the second half of a row: its chunk's third bit is turned.
         if (i == kChunks + 1) at = base_ + (rope_ ^ 64);
-        k[h][i] = lds_load_16(at);
+        k[h][i] = lds_load_b128(at);
       }
     };
     read_keys(0);
     if constexpr (Row::kHalves == 2 && !kByHalves) read_keys(1);
-    keep_order();  // all of it is on its way before the first is waited for
+    sched_barrier();  // all of it is on its way before the first is waited for
     if constexpr (kHasNext) {
       // Reads end in order: those of the last tile's values, which is overwritten, are behind.
       asm volatile("s_waitcnt lgkmcnt(15)" ::: "memory");
@@ -157,17 +158,17 @@ class DirectTiles {
 #pragma unroll
     for (u32 h = 0; h < Row::kHalves; ++h) {
       if (kByHalves && h == 1) {
-        keep_order();
+        sched_barrier();
         wait();
         read_keys(1);
-        keep_order();
+        sched_barrier();
       }
       F32x4 sums[2] = {};
-      Bf16x8 wide[kParts][2];  // one ahead of products, as in add_values()
+      Bf16x8 wide[kParts][2];  // one ahead of products, as in accumulate_pv()
       const auto widen = [&](u32 i) {
-        wide[i][0] = widen_8(k[h][i][0], k[h][i][1]);
-        wide[i][1] = widen_8(k[h][i][2], k[h][i][3]);
-        keep_order();
+        wide[i][0] = fp8x8_to_bf16x8(k[h][i][0], k[h][i][1]);
+        wide[i][1] = fp8x8_to_bf16x8(k[h][i][2], k[h][i][3]);
+        sched_barrier();
       };
       if constexpr (kFp8) widen(0);
 #pragma unroll
@@ -177,7 +178,7 @@ class DirectTiles {
           if (i + 1 < kParts) widen(i + 1);
           sums[0] = multiply_32(wide[i][0], q[2 * i], sums[0]);
           sums[1] = multiply_32(wide[i][1], q[2 * i + 1], sums[1]);
-          keep_order();
+          sched_barrier();
         } else {
           sums[i % 2] = multiply_32(__builtin_bit_cast(Bf16x8, k[h][i]), q[i], sums[i % 2]);
         }
@@ -202,7 +203,7 @@ class DirectTiles {
     });
   }
 
-  __device__ void add_values(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) const {
+  __device__ void accumulate_pv(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) const {
     if constexpr (kFp8) {
       const Bf16x8 both = side_by_side(p[0], p[1]);
       // Two ahead: a product waits eight clocks for what is widened just before it, and else that
@@ -210,8 +211,8 @@ class DirectTiles {
       constexpr u32 kAhead = 2;
       Bf16x8 wide[kMlaValueTiles];
       const auto widen = [&](u32 d) {
-        wide[d] = widen_8(values_[d][0], values_[d][1]);
-        keep_order();
+        wide[d] = fp8x8_to_bf16x8(values_[d][0], values_[d][1]);
+        sched_barrier();
       };
 #pragma unroll
       for (u32 d = 0; d < kAhead; ++d) widen(d);
@@ -219,7 +220,7 @@ class DirectTiles {
       for (u32 d = 0; d < kMlaValueTiles; ++d) {
         if (d + kAhead < kMlaValueTiles) widen(d + kAhead);
         o[d] = multiply_32(wide[d], both, o[d]);
-        keep_order();
+        sched_barrier();
       }
     } else {
 #pragma unroll
@@ -232,7 +233,7 @@ class DirectTiles {
   // Values of all waves' first tiles, `tiles` in all: eight quads of this wave's 128 elements.
   using SharedValues = U32x2[kWaves][8];
   __device__ void read_shared(const LdsBytes* all, u32 tiles, SharedValues& v) const {
-    const u32 slice = wave_in_group() * 8 * (kFp8 ? 16 : 32);
+    const u32 slice = wave_id() * 8 * (kFp8 ? 16 : 32);
 #pragma unroll
     for (u32 w = 0; w < kWaves; ++w) {
       if (!is_read(w, tiles)) continue;
@@ -240,7 +241,7 @@ class DirectTiles {
 #pragma unroll
       for (u32 d = 0; d < 8; ++d) v[w][d] = read_value(tile + value_, tile + turned_, d);
     }
-    keep_order();
+    sched_barrier();
   }
   __device__ static void add_shared(const SharedValues& v, u32 tiles,
                                     const Bf16x4 (&p)[kWaves][Row::kHalves], F32x4 (&o)[8]) {
@@ -250,7 +251,8 @@ class DirectTiles {
         if (!is_read(w, tiles)) continue;
         const Bf16x8 both = side_by_side(p[w][0], p[w][1]);
 #pragma unroll
-        for (u32 d = 0; d < 8; ++d) o[d] = multiply_32(widen_8(v[w][d][0], v[w][d][1]), both, o[d]);
+        for (u32 d = 0; d < 8; ++d)
+          o[d] = multiply_32(fp8x8_to_bf16x8(v[w][d][0], v[w][d][1]), both, o[d]);
       }
     } else {
 #pragma unroll
@@ -294,12 +296,12 @@ class DirectTiles {
   }
 
   __device__ void read_values() {
-    keep_order();
+    sched_barrier();
     const LdsBytes* const even = base_ + value_;
     const LdsBytes* const odd = base_ + turned_;
 #pragma unroll
     for (u32 d = 0; d < kMlaValueTiles; ++d) values_[d] = read_value(even, odd, d);
-    keep_order();
+    sched_barrier();
   }
   // Of tile d of the result.
   __device__ static U32x2 read_value(const LdsBytes* even, const LdsBytes* odd, u32 d) {
@@ -317,15 +319,15 @@ class DirectTiles {
   }
 
   // M0 wants an instruction between its write and its use.
-  __device__ static void load_16(const u8* from, const LdsBytes* to) {
+  __device__ static void buffer_load_b128(const u8* from, const LdsBytes* to) {
     asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dwordx4 %1, off" ::"s"(
-                     as_scalar(lds_address(to))),
+                     readfirstlane(lds_address(to))),
                  "v"(from)
                  : "memory");
   }
   __device__ static void load_4(const i32* from, const LdsBytes* to) {
     asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dword %1, off" ::"s"(
-                     as_scalar(lds_address(to))),
+                     readfirstlane(lds_address(to))),
                  "v"(from)
                  : "memory");
   }
@@ -343,7 +345,7 @@ class DirectTiles {
     Entries found;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
-      found.values[i] = lds_load_16(at + (kFp8 ? lane / 32 * 64 : 0) + i * 16);
+      found.values[i] = lds_load_b128(at + (kFp8 ? lane / 32 * 64 : 0) + i * 16);
     }
 #pragma unroll
     for (u32 i = 0; i < kLoads - 16; ++i) {
@@ -356,7 +358,7 @@ class DirectTiles {
 
   // What this lane's key of a tile is turned by.
   __device__ void load_turn(u32 tile) {
-    if constexpr (kRope) turn_ = tokens_.turn(first_token(tile) + lane_in_wave() % 16);
+    if constexpr (kRope) turn_ = tokens_.turn(first_token(tile) + lane_id() % 16);
   }
 
   // Of kLoads the one that comes at `turn`: of FP8 all of the first 16 tokens', then the others.
@@ -373,19 +375,19 @@ class DirectTiles {
       const u32 second = kFp8 ? lane / 32 : 0;  // of two tokens
       const u32 chunk = kFp8 ? (lane % 32) ^ second : lane;
       const u32 row = tokens_.row(entries.values[i / 4][i % 4], first + i * kPerLoad + second);
-      load_16(tokens_.kv + (u64{row} * Row::kBytes + chunk * kVecBytes),
-              to + i * kPitch + (kFp8 && i >= 8 ? 128 : 0));
+      buffer_load_b128(tokens_.kv + (u64{row} * Row::kBytes + chunk * kVecBytes),
+                       to + i * kPitch + (kFp8 && i >= 8 ? 128 : 0));
     } else {
       const u32 token = (i - 16) * kRopeRows + lane / kRopeChunks;
       const u32 row = tokens_.row(entries.rope[i - 16], first + token);
       const u32 place = (lane % kRopeChunks) ^ rope_swizzle(token);
-      load_16(tokens_.kv + (u64{row} * Row::kBytes + Row::kValueBytes + place * kVecBytes),
-              to + kValues + (i - 16) * 1024);
+      buffer_load_b128(tokens_.kv + (u64{row} * Row::kBytes + Row::kValueBytes + place * kVecBytes),
+                       to + kValues + (i - 16) * 1024);
     }
   }
 
   LdsBytes *own_, *base_ = nullptr;
-  MlaTokens<kPaged> tokens_;
+  KvPageTable<kPaged> tokens_;
   u32 first_, step_, lane_;
   u32 key_, rope_, value_, turned_;
   U32x2 values_[kMlaValueTiles];

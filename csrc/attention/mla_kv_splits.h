@@ -47,7 +47,7 @@ static_assert(are_all_there(17, 1, 256) && are_all_there(34, 2, 256) && are_all_
 
 // The tokens from `begin` to `end` of a sequence of `length`, whose first one lies at `zero` of
 // all.
-struct MlaPart {
+struct KvSplit {
   u32 sequence, zero, begin, end, length;
   u32 entry;  // where its pages begin, in a list
 
@@ -58,9 +58,9 @@ struct MlaPart {
   }
   __device__ bool is_whole() const { return begin == 0 && end == length; }
   // The same without tokens from `seen` on, but for one.
-  __device__ MlaPart without(i32 seen) const {
+  __device__ KvSplit without(i32 seen) const {
     const i32 least = static_cast<i32>(begin) + 1, most = static_cast<i32>(end);
-    MlaPart kept = *this;
+    KvSplit kept = *this;
     if (begin < end && seen < most) kept.end = static_cast<u32>(seen > least ? seen : least);
     return kept;
   }
@@ -91,7 +91,7 @@ struct MlaWalk {
         next(0),
         item(0),
         is_last(0) {}
-  __device__ Sequences sequences(const ItemCost& cost) const {
+  __device__ Sequences sequences(const FixedOverhead& cost) const {
     return {bounds, lens, count, page_shift, cost};
   }
   // The next 64 sequences, `start` is where they start. False if this share has none of them.
@@ -105,12 +105,13 @@ struct MlaWalk {
 // act(part) for each part that `worker` has, cut at kGranule tokens; the same in all lanes. A lane
 // reads its sequence again for each part, because `act` wants all registers.
 template <u32 kGranule, class Act>
-__device__ inline void each_part(const Sequences& all, const Shares& shares, u32 worker, Act act) {
+__device__ inline void for_each_row_slice(const Sequences& all, const Shares& shares, u32 worker,
+                                          Act act) {
   for (MlaWalk walk(all, shares, worker);;) {
     const SequenceChunk chunk(walk.sequences(all.cost), walk.first, walk.base);
-    const u32 begin = token_at<kGranule>(walk.from, chunk.zero, chunk.length);
-    const u32 end = token_at<kGranule>(walk.to, chunk.zero, chunk.length);
-    const u32 own = walk.first + lane_in_wave();
+    const u32 begin = cut_token<kGranule>(walk.from, chunk.zero, chunk.length);
+    const u32 end = cut_token<kGranule>(walk.to, chunk.zero, chunk.length);
+    const u32 own = walk.first + lane_id();
     const bool is_mine =
         chunk.length == 0 ? walk.from <= chunk.start && chunk.start < walk.to : begin < end;
     const u64 left = __builtin_amdgcn_ballot_w64(is_mine && own >= walk.next && own < walk.count);
@@ -119,12 +120,12 @@ __device__ inline void each_part(const Sequences& all, const Shares& shares, u32
       continue;
     }
     const u32 at = static_cast<u32>(__builtin_ctzll(left));
-    const auto of = [at](u32 all_lanes) { return lane_value(all_lanes, at); };
+    const auto of = [at](u32 all_lanes) { return readlane(all_lanes, at); };
     const u32 sequence = walk.first + at;
     walk.next = sequence + 1;
     walk.is_last = walk.to <= of(chunk.zero + chunk.length) ? 1 : 0;
     const LaneSpill<MlaWalk> spilled(walk);
-    act(MlaPart{sequence, of(chunk.zero), of(begin), of(end), of(chunk.length), of(chunk.entry)});
+    act(KvSplit{sequence, of(chunk.zero), of(begin), of(end), of(chunk.length), of(chunk.entry)});
     walk = spilled.load();
     if (walk.is_last != 0) return;  // what comes next begins behind this worker's share
   }
@@ -142,7 +143,7 @@ struct Queries {
 };
 
 // 64 sequences of such queries, one per lane. A sequence is an item for each kColumns of its
-// columns (a query's head), and each item costs the sequence's tokens and an ItemCost.
+// columns (a query's head), and each item costs the sequence's tokens and a FixedOverhead.
 template <u32 kColumns>
 struct ItemChunk {
   u32 row, queries, items;
@@ -151,24 +152,25 @@ struct ItemChunk {
   u32 next;   // where the sequence after these starts; the same in all lanes
 
   __device__ ItemChunk(const Sequences& all, const Queries& given, u32 first, u32 base) {
-    const u32 b = first + lane_in_wave();
+    const u32 b = first + lane_id();
     const u32 at = b < all.count ? b : all.count - 1;
     row = given.bound(at);
     u32 end = given.bound(at + 1);
     entry = static_cast<u32>(all.bounds[at]);
     u32 last = static_cast<u32>(all.lens == nullptr ? all.bounds[at + 1] : all.lens[at]);
-    pin(row), pin(end), pin(entry), pin(last);  // all are loaded before one is waited for
+    force_vgpr(row), force_vgpr(end), force_vgpr(entry),
+        force_vgpr(last);  // all are loaded before one is waited for
     length = all.lens == nullptr ? (last - entry) << all.page_shift : last;
     queries = b < all.count && row < end ? end - row : 0;
     items = (queries * given.heads + kColumns - 1) / kColumns;
     const u32 size = items * extent(all), sum = prefix_sum(size);
     start = base + sum - size;
-    next = base + lane_value(sum, kWaveSize - 1);
+    next = base + readlane(sum, kWaveSize - 1);
   }
   // From the start of an item to the start of the next.
   __device__ u32 extent(const Sequences& all) const { return length + all.cost.all(); }
   // The items of all lanes.
-  __device__ u32 total() const { return lane_value(prefix_sum(items), kWaveSize - 1); }
+  __device__ u32 total() const { return readlane(prefix_sum(items), kWaveSize - 1); }
 };
 
 // All items, and their cost; `chunk` has the first 64 sequences.
@@ -208,14 +210,14 @@ template <u32 kGranule, u32 kColumns, bool kKeeps, class Act>
 __device__ inline void each_item(const Sequences& all, const Queries& queries, const Shares& shares,
                                  u32 worker, ItemChunk<kColumns> chunk, Act act) {
   for (MlaWalk walk(all, shares, worker, queries.bounds, queries.heads, queries.rows);;) {
-    const u32 own = walk.first + lane_in_wave(), size = chunk.items * chunk.extent(all);
+    const u32 own = walk.first + lane_id(), size = chunk.items * chunk.extent(all);
     const u64 left = __builtin_amdgcn_ballot_w64(
         size != 0 && own >= walk.next && chunk.start < walk.to && walk.from < chunk.start + size);
     if (left == 0) {
       if (!walk.advance(chunk.next)) return;
     } else {
       const u32 at = static_cast<u32>(__builtin_ctzll(left));
-      const auto of = [at](u32 all_lanes) { return lane_value(all_lanes, at); };
+      const auto of = [at](u32 all_lanes) { return readlane(all_lanes, at); };
       const u32 sequence = walk.first + at, start = of(chunk.start), length = of(chunk.length);
       const u32 extent = length + all.cost.all(), count = of(chunk.queries);
       u32 number = sequence != walk.next ? 0 : walk.item;
@@ -223,8 +225,8 @@ __device__ inline void each_item(const Sequences& all, const Queries& queries, c
       const u32 before = start + extent <= walk.from ? (walk.from - start) / extent : 0;
       if (number < before) number = before;
       const u32 item_start = start + number * extent, zero = item_start + all.cost.before;
-      const u32 begin = token_at<kGranule>(walk.from, zero, length);
-      const u32 end = token_at<kGranule>(walk.to, zero, length);
+      const u32 begin = cut_token<kGranule>(walk.from, zero, length);
+      const u32 end = cut_token<kGranule>(walk.to, zero, length);
       const bool is_mine =
           length == 0 ? walk.from <= item_start && item_start < walk.to : begin < end;
       const MlaItem item = {of(chunk.row), count, count * walk.heads, number * kColumns};
@@ -232,7 +234,7 @@ __device__ inline void each_item(const Sequences& all, const Queries& queries, c
       walk.next = has_next ? sequence : sequence + 1;
       walk.item = has_next ? number + 1 : 0;
       walk.is_last = walk.to <= zero + length ? 1 : 0;
-      const MlaPart part = {sequence, zero, begin, end, length, of(chunk.entry)};
+      const KvSplit part = {sequence, zero, begin, end, length, of(chunk.entry)};
       if constexpr (kKeeps) {
         if (is_mine) act(part, item);
       } else if (is_mine) {
@@ -249,17 +251,17 @@ __device__ inline void each_item(const Sequences& all, const Queries& queries, c
 }
 
 // The slots of all workers that share a sequence: this one's is number `own` of `count`.
-struct MlaSlots {
+struct SplitPartials {
   u32 first, own, count;
 
   template <u32 kGranule>
-  __device__ static MlaSlots of(const MlaPart& part, const Shares& shares, u32 group, u32 worker,
-                                u32 workers) {
+  __device__ static SplitPartials of(const KvSplit& part, const Shares& shares, u32 group,
+                                     u32 worker, u32 workers) {
     const u32 first = shares.owner(part.zero);
     const u32 last = shares.owner(part.zero + (part.length - 1) / kGranule * kGranule);
-    MlaSlots all = {as_scalar(group * workers + first), as_scalar(worker - first),
-                    as_scalar(last - first + 1)};
-    not_before(all.first), not_before(all.own), not_before(all.count);  // here, not where wanted
+    SplitPartials all = {readfirstlane(group * workers + first), readfirstlane(worker - first),
+                         readfirstlane(last - first + 1)};
+    force_sgpr(all.first), force_sgpr(all.own), force_sgpr(all.count);  // here, not where wanted
     return all;
   }
   __device__ u32 operator()(u32 i) const { return (first + i) * 2 + (i == 0 ? 1 : 0); }

@@ -18,14 +18,14 @@ struct Number {
   __device__ constexpr operator u32() const { return kValue; }
 };
 template <u32 kCount, u32 kFirst = 0, class Act>
-__device__ inline void each_number(Act act) {
+__device__ inline void static_for(Act act) {
   if constexpr (kFirst < kCount) {
     act(Number<kFirst>{});
-    each_number<kCount, kFirst + 1>(act);
+    static_for<kCount, kFirst + 1>(act);
   }
 }
 
-struct MlaSlot {
+struct KvStageLayout {
 #if defined(__gfx950__)
   static constexpr u32 kTokens = 32, kPitch = 1024 + 64, kRopePitch = 128;
   static constexpr u32 swizzle(u32 row) { return row / 4 % 4; }
@@ -59,22 +59,22 @@ struct MlaSlot {
 template <bool kPaged>
 class MlaSlotRows {
  protected:
-  static constexpr u32 kOwn = MlaSlot::kTokens / 4, kLanes = kWaveSize / kOwn;  // of a row
+  static constexpr u32 kOwn = KvStageLayout::kTokens / 4, kLanes = kWaveSize / kOwn;  // of a row
 
-  __device__ MlaSlotRows(const MlaTokens<kPaged>& tokens, u32 begin)
+  __device__ MlaSlotRows(const KvPageTable<kPaged>& tokens, u32 begin)
       : tokens_(tokens),
-        own_row_(wave_in_group() * kOwn),
-        token_(begin + own_row_ + lane_in_wave() / kLanes) {}
+        own_row_(wave_id() * kOwn),
+        token_(begin + own_row_ + lane_id() / kLanes) {}
 
   __device__ const i32* entry(u32 tile) const {
-    return tokens_.entry(token_ + tile * MlaSlot::kTokens);
+    return tokens_.entry(token_ + tile * KvStageLayout::kTokens);
   }
   __device__ u32 row_of(u32 page, u32 tile) const {
-    return tokens_.row(page, token_ + tile * MlaSlot::kTokens);
+    return tokens_.row(page, token_ + tile * KvStageLayout::kTokens);
   }
   __device__ void next_turn() {
-    token_ += MlaSlot::kTokens;
-    pin(token_);  // here, and no second copy that counts along
+    token_ += KvStageLayout::kTokens;
+    force_vgpr(token_);  // here, and no second copy that counts along
   }
   // The i-th of the wave's rows, of what each lane has.
   __device__ static u32 row_at(u32 rows, u32 i) {
@@ -82,7 +82,7 @@ class MlaSlotRows {
     return static_cast<u32>(row);
   }
 
-  MlaTokens<kPaged> tokens_;
+  KvPageTable<kPaged> tokens_;
   u32 own_row_, token_;
 };
 

@@ -39,9 +39,9 @@ class Fp8Slots {
   static constexpr u32 kSlots = 4, kBefore = 2;
   static_assert(kSlots * Slot::kBytes <= kLdsBytes);
 
-  __device__ Fp8Slots(LdsBytes* lds, const MlaTokens<kPaged>& tokens, u32 begin)
-      : lds_(lds), tokens_(tokens), own_row_(wave_in_group() * kOwn) {
-    const u32 lane = lane_in_wave();
+  __device__ Fp8Slots(LdsBytes* lds, const KvPageTable<kPaged>& tokens, u32 begin)
+      : lds_(lds), tokens_(tokens), own_row_(wave_id() * kOwn) {
+    const u32 lane = lane_id();
     tokens_of_[0] = begin + own_row_ + lane % kRowLoads * 2 + lane / 32;
     tokens_of_[1] = begin + own_row_ + lane / 4;
     value_ = Slot::value_at(lane / 32, lane % 32) % Slot::kPitch;
@@ -50,22 +50,22 @@ class Fp8Slots {
 
   // The first tiles. Then turn n makes the scores of tile n and begins the loads of n + kBefore.
   template <class AskQuery>
-  __device__ void prime(AskQuery ask_query) {
+  __device__ void prime(AskQuery issue_q_loads) {
     u32 pages[kBefore + 1][2];
 #pragma unroll
     for (u32 t = 0; t <= kBefore; ++t) {
 #pragma unroll
       for (u32 i = 0; i < 2; ++i) pages[t][i] = static_cast<u32>(*entry(t, i));
     }
-    keep_order();
-    ask_query();  // while pages are looked up
+    sched_barrier();
+    issue_q_loads();  // while pages are looked up
 #pragma unroll
-    for (u32 t = 0; t <= kBefore; ++t) pin(pages[t][0]), pin(pages[t][1]);
+    for (u32 t = 0; t <= kBefore; ++t) force_vgpr(pages[t][0]), force_vgpr(pages[t][1]);
 #pragma unroll
     for (u32 t = 0; t < kBefore; ++t) {
       find<0>(pages[t][0], t);
       find<1>(pages[t][1], t);
-      each_number<kLoads>([&](auto i) {
+      static_for<kLoads>([&](auto i) {
         aim<i>(lds_ + t * Slot::kBytes);
         asm volatile("s_nop 0");
         load<i>();
@@ -75,7 +75,7 @@ class Fp8Slots {
     find<1>(pages[kBefore][1], kBefore);
   }
   __device__ void widen_first() const {}
-  __device__ void turn_first() const { wait_loads<0>(); }
+  __device__ void rotate_first_tile() const { wait_vmcnt<0>(); }
 
   // A piece of what a turn loads, into `slot`, for the caller to have others between.
   template <u32 kPiece>
@@ -106,8 +106,8 @@ class Fp8Slots {
     }
   }
   // At a turn's end, until this wave's part of tile turn + 1 is in LDS.
-  __device__ void wait() const { wait_loads<kLoads>(); }
-  __device__ void drain() const { wait_loads<0>(); }
+  __device__ void wait() const { wait_vmcnt<kLoads>(); }
+  __device__ void drain() const { wait_vmcnt<0>(); }
 
  private:
   __device__ const i32* entry(u32 tile, u32 i) const {
@@ -119,7 +119,7 @@ class Fp8Slots {
     const u32 row = tokens_.row(page, tokens_of_[i] + tile * Slot::kTokens);
     const u8* const base = i == 0 ? tokens_.kv : rope_;
     places_[i] = reinterpret_cast<u64>(base) + u64{row} * kMlaKey;
-    pin(places_[i]);
+    force_vgpr(places_[i]);
   }
   // What lane kLane of 16 has, in all of them.
   template <u32 kLane>
@@ -135,7 +135,8 @@ class Fp8Slots {
     constexpr u32 kRow = kLoad == 0 ? 0 : kLoad * 2 - 2;
     u32 place = own_row_ * Slot::kRopePitch + Slot::kRope;
     if constexpr (kLoad != 0) place = (own_row_ + kRow) * Slot::kPitch;
-    asm volatile("s_add_u32 m0, %0, %1" ::"s"(as_scalar(lds_address(slot))), "s"(place) : "scc");
+    asm volatile("s_add_u32 m0, %0, %1" ::"s"(readfirstlane(lds_address(slot))), "s"(place)
+                 : "scc");
     if constexpr (kLoad == 0) {
       from_ = places_[1];
     } else {
@@ -144,7 +145,7 @@ class Fp8Slots {
                spread<kLoad - 1>(static_cast<u32>(places_[0]))) +
               inside;
     }
-    pin(from_);
+    force_vgpr(from_);
   }
   template <u32 kLoad>
   __device__ void load() {
@@ -152,7 +153,7 @@ class Fp8Slots {
   }
 
   LdsBytes *lds_, *slot_;
-  MlaTokens<kPaged> tokens_;
+  KvPageTable<kPaged> tokens_;
   u32 own_row_, tokens_of_[2], value_;
   const u8* rope_;
   u32 pages_[2];

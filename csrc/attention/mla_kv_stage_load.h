@@ -16,7 +16,7 @@ template <bool kPaged, bool kRope>
 class DirectSlots : MlaSlotRows<kPaged> {
   using Base = MlaSlotRows<kPaged>;
   using Base::kOwn, Base::kLanes, Base::own_row_, Base::token_, Base::tokens_;
-  using Turner = SlotTurner<MlaSlot, kPaged, kOwn>;
+  using Turner = SlotTurner<KvStageLayout, kPaged, kOwn>;
   static constexpr u32 kRowBytes = kMlaKey * 2, kValueBytes = kMlaValue * 2;
 #if defined(__gfx950__)
   static constexpr u32 kWide = 16, kEnds = 1, kBehind = 2;
@@ -39,40 +39,42 @@ class DirectSlots : MlaSlotRows<kPaged> {
   static constexpr u32 kPieces = kFirst + kOfRows + kOfEnds;
   // Keys' ends are loaded two tiles ahead, for one turn to load and another to turn them: they have
   // no values beside them in the slot that they come to.
-  static constexpr u32 kSlots = kLdsBytes / MlaSlot::kBytes, kBefore = kSlots - 2, kEndsBefore = 2;
+  static constexpr u32 kSlots = kLdsBytes / KvStageLayout::kBytes, kBefore = kSlots - 2,
+                       kEndsBefore = 2;
   static_assert(kBefore == kEndsBefore || kBefore == 1);
   static constexpr u32 kAsked = kLoads + 1;  // in a turn, after what keys are turned by
 
-  __device__ DirectSlots(LdsBytes* lds, const MlaTokens<kPaged>& tokens, u32 begin)
+  __device__ DirectSlots(LdsBytes* lds, const KvPageTable<kPaged>& tokens, u32 begin)
       : Base(tokens, begin), lds_(lds) {
-    u32 lane = lane_in_wave();
-    pin(lane);  // what follows from it is computed here, not kept in registers from the beginning
+    u32 lane = lane_id();
+    force_vgpr(
+        lane);  // what follows from it is computed here, not kept in registers from the beginning
     const u32 chunk = lane * kWide / kVecBytes, inside = lane * kWide % 16;
-    value_ = (chunk ^ MlaSlot::swizzle(own_row_)) * kVecBytes + inside;
+    value_ = (chunk ^ KvStageLayout::swizzle(own_row_)) * kVecBytes + inside;
     const u32 row = own_row_ + lane / kLanes, place = lane % kLanes * kWide / kVecBytes;
     if constexpr (kRope && kFills) turner_.place(own_row_);
-    rope_ = tokens.kv + kValueBytes + MlaSlot::rope_chunk(row, place) * kVecBytes + inside;
+    rope_ = tokens.kv + kValueBytes + KvStageLayout::rope_chunk(row, place) * kVecBytes + inside;
   }
 
   // The first tiles. Then turn n, 0 first, makes the scores of tile n, and adds the values of the
   // one before; the loads of tile n + kBefore begin in it, of its keys' ends those of n + 2.
   template <class AskQuery>
-  __device__ void prime(AskQuery ask_query) {
+  __device__ void prime(AskQuery issue_q_loads) {
     u32 pages[kEndsBefore + 1];
 #pragma unroll
     for (u32 t = 0; t <= kEndsBefore; ++t) pages[t] = static_cast<u32>(*this->entry(t));
-    keep_order();
-    ask_query();  // while pages are looked up
+    sched_barrier();
+    issue_q_loads();  // while pages are looked up
 #pragma unroll
-    for (u32 t = 0; t <= kEndsBefore; ++t) pin(pages[t]);
+    for (u32 t = 0; t <= kEndsBefore; ++t) force_vgpr(pages[t]);
 #pragma unroll
     for (u32 t = 0; t < kEndsBefore; ++t) {
       row_ = this->row_of(pages[t], t);
       rows_ = place_of(tokens_.kv);
       ends_ = place_of(rope_);
-      each_number<kOfEnds + kOfRows>([&](auto i) {
+      static_for<kOfEnds + kOfRows>([&](auto i) {
         asm volatile("s_nop 4");  // what `load_row` wants between its pieces
-        LdsBytes* const slot = lds_ + t * MlaSlot::kBytes;
+        LdsBytes* const slot = lds_ + t * KvStageLayout::kBytes;
         if (i < kOfEnds || t < kBefore) in_scores<kFirst + i>(slot, slot);
       });
     }
@@ -80,20 +82,20 @@ class DirectSlots : MlaSlotRows<kPaged> {
     find<0, kEndsBefore>();
     find<1, kEndsBefore>();
     if constexpr (kRope && kFills) {
-      each_number<Turner::kAskSteps>(
+      static_for<Turner::kAskSteps>(
           [&](auto i) { turner_.template ask<i, true>(tokens_, token_); });
-      each_number<Turner::kAskSteps>(
-          [&](auto i) { turner_.template ask<i>(tokens_, token_ + MlaSlot::kTokens); });
+      static_for<Turner::kAskSteps>(
+          [&](auto i) { turner_.template ask<i>(tokens_, token_ + KvStageLayout::kTokens); });
     } else if constexpr (kRope) {
       turner_.ask(tokens_, token_);
     }
   }
   __device__ void widen_first() {}
   // The first tile's keys; what `prime` has asked for is there.
-  __device__ void turn_first() {
-    wait_loads<0>();
+  __device__ void rotate_first_tile() {
+    wait_vmcnt<0>();
     if constexpr (kRope && kFills) {
-      turner_.turn_first(lds_);
+      turner_.rotate_first_tile(lds_);
     } else if constexpr (kRope) {
       turner_.template read<0>(lds_, own_row_);
       turner_.turn_all();
@@ -108,10 +110,10 @@ class DirectSlots : MlaSlotRows<kPaged> {
     if constexpr (kPiece >= kFill) {
       if constexpr (kFills) fill<kPiece - kFill>(slot);
     } else if constexpr (kPiece == 0 && !kFills) {
-      if constexpr (kRope) turner_.ask(tokens_, token_ + MlaSlot::kTokens);
+      if constexpr (kRope) turner_.ask(tokens_, token_ + KvStageLayout::kTokens);
     } else if constexpr (kPiece == 1 && !kFills) {
-      asked_ = tokens_.clamped(token_ + (kEndsBefore + 1) * MlaSlot::kTokens);
-      pin(asked_);
+      asked_ = tokens_.clamped(token_ + (kEndsBefore + 1) * KvStageLayout::kTokens);
+      force_vgpr(asked_);
     } else if constexpr (kPiece == 2 && !kFills) {
       asm volatile("global_load_dword %0, %1, off"
                    : "=v"(page_)
@@ -140,10 +142,10 @@ class DirectSlots : MlaSlotRows<kPaged> {
   }
   // At a turn's end, until this wave's part of tile turn + 1 is in LDS.
   __device__ void wait() {
-    wait_loads<(kSlots - 3) * kLoads>();
+    wait_vmcnt<(kSlots - 3) * kLoads>();
     if constexpr (kRope && kFills) turner_.arrive();
   }
-  __device__ void drain() const { wait_loads<0>(); }
+  __device__ void drain() const { wait_vmcnt<0>(); }
 
  private:
   // Of what turns keys of the next tile, in `slot`, and asks for what the one behind wants, one
@@ -165,16 +167,16 @@ class DirectSlots : MlaSlotRows<kPaged> {
       fill_entry<kAt / 2>();
     } else {
       constexpr u32 kOfAsk = kAt < 2 * kEntrySteps ? kAt / 2 : kAt - kEntrySteps;
-      turner_.template ask<kOfAsk>(tokens_, token_ + 2 * MlaSlot::kTokens);
+      turner_.template ask<kOfAsk>(tokens_, token_ + 2 * KvStageLayout::kTokens);
     }
   }
   static constexpr u32 kEntrySteps = 4;  // by 32 bits: a sequence has less than 2^30 entries
   template <u32 kStep>
   __device__ void fill_entry() {
-    if constexpr (kStep == 0) asked_ = token_ + (kEndsBefore + 1) * MlaSlot::kTokens;
+    if constexpr (kStep == 0) asked_ = token_ + (kEndsBefore + 1) * KvStageLayout::kTokens;
     if constexpr (kStep == 1) asked_ = tokens_.clamped(asked_);
     if constexpr (kStep == 2) asked_ = tokens_.index_of(asked_) * 4;
-    if constexpr (kStep < 3) pin(asked_);
+    if constexpr (kStep < 3) force_vgpr(asked_);
     if constexpr (kStep == 3) {
       asm volatile("global_load_dword %0, %1, %2"
                    : "=v"(page_)
@@ -197,24 +199,25 @@ class DirectSlots : MlaSlotRows<kPaged> {
   // Of the row that this lane knows, behind `base`.
   __device__ u64 place_of(const u8* base) const {
     u64 place = reinterpret_cast<u64>(base) + u64{row_} * kRowBytes;
-    pin(place);
+    force_vgpr(place);
     return place;
   }
   // Loads go to where m0 says; a step is to lie between the two.
   __device__ static void aim(LdsBytes* slot, u32 place) {
-    asm volatile("s_add_u32 m0, %0, %1" ::"s"(as_scalar(lds_address(slot))), "s"(place) : "scc");
+    asm volatile("s_add_u32 m0, %0, %1" ::"s"(readfirstlane(lds_address(slot))), "s"(place)
+                 : "scc");
   }
 
   // Of the i-th of this wave's rows of values. Five steps are to lie between what a lane says and
   // the loads from there.
   template <u32 i, u32 kPiece>
   __device__ void load_row(LdsBytes* slot) {
-    constexpr u32 kTurn = (MlaSlot::swizzle(i) ^ MlaSlot::swizzle(0)) * kVecBytes;
+    constexpr u32 kTurn = (KvStageLayout::swizzle(i) ^ KvStageLayout::swizzle(0)) * kVecBytes;
     if constexpr (kPiece == 0) {
       from_ = u64{this->row_at(static_cast<u32>(rows_ >> 32), i)} << 32 |
               this->row_at(static_cast<u32>(rows_), i);
       asm volatile("" : "+s"(from_));
-      aim(slot, (own_row_ + i) * MlaSlot::kPitch);
+      aim(slot, (own_row_ + i) * KvStageLayout::kPitch);
     } else {
       u32 value = value_ ^ kTurn;
       // Turning keys wants registers: without this each row has one of its own.
@@ -237,7 +240,8 @@ class DirectSlots : MlaSlotRows<kPaged> {
   __device__ void load_end(LdsBytes* slot) {
     constexpr u32 kHalf = 64;  // of a row; the offset is LDS's too
     if constexpr (kPiece == 0) {
-      aim(slot, MlaSlot::kRope + own_row_ * MlaSlot::kRopePitch + i * (MlaSlot::kRopeHalf - kHalf));
+      aim(slot, KvStageLayout::kRope + own_row_ * KvStageLayout::kRopePitch +
+                    i * (KvStageLayout::kRopeHalf - kHalf));
     } else {
 #if defined(__gfx950__)
       asm volatile("global_load_lds_dwordx4 %0, off" ::"v"(ends_) : "memory");

@@ -26,27 +26,28 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   static constexpr u32 kLoads = kOwn + 1;
   static constexpr u32 kSlots = 3, kBefore = 1;
 
-  __device__ WidenedSlots(LdsBytes* lds, const MlaTokens<kPaged>& tokens, u32 begin)
+  __device__ WidenedSlots(LdsBytes* lds, const KvPageTable<kPaged>& tokens, u32 begin)
       : Base(tokens, begin), lds_(lds) {
-    u32 lane = lane_in_wave();
-    pin(lane);  // what follows from it is computed here, not kept in registers from the beginning
+    u32 lane = lane_id();
+    force_vgpr(
+        lane);  // what follows from it is computed here, not kept in registers from the beginning
     const u32 row = own_row_ + lane / kLanes, place = lane % kLanes;
-    value_ = MlaSlot::value_at(own_row_, lane);
+    value_ = KvStageLayout::value_at(own_row_, lane);
     inside_ = lane * 8;
-    rope_ = MlaSlot::rope_at(row, place * kRopeBytes / 8) + place * kRopeBytes % 8 * 2;
+    rope_ = KvStageLayout::rope_at(row, place * kRopeBytes / 8) + place * kRopeBytes % 8 * 2;
   }
 
   // Q on its way while the first rows are found, which is exchanged while these are.
   template <class AskQuery>
-  __device__ void prime(AskQuery ask_query) {
+  __device__ void prime(AskQuery issue_q_loads) {
     page_ = static_cast<u32>(*this->entry(0));
-    ask_query();
+    issue_q_loads();
     load_all(0);
-    keep_order();  // all loads on their way at once
+    sched_barrier();  // all loads on their way at once
   }
   __device__ void widen_first() {
-    each_number<kCommits>([&](auto i) { begin_commit<i>(), commit<i>(lds_); });
-    keep_order();
+    static_for<kCommits>([&](auto i) { begin_commit<i>(), commit<i>(lds_); });
+    sched_barrier();
     load_all(1);
   }
   template <u32 kPiece>
@@ -79,34 +80,34 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   }
   __device__ void wait() const {}
   __device__ void drain() const {}
-  __device__ void turn_first() {}
+  __device__ void rotate_first_tile() {}
 
  private:
   __device__ void find_rows(u32 tile) {
     rows_ = this->row_of(page_, tile);
     if constexpr (!kByWords) {
       row_places_ = u64{rows_} * kRowBytes + reinterpret_cast<u64>(tokens_.kv);
-      pin(row_places_);
+      force_vgpr(row_places_);
     }
   }
   // The next tile's page; where it is said is not known at once.
   __device__ void aim_page(u32 tile) {
-    asked_ = tokens_.clamped(this->token_ + (tile + 1) * MlaSlot::kTokens);
-    if constexpr (!kByWords) pin(asked_);
+    asked_ = tokens_.clamped(this->token_ + (tile + 1) * KvStageLayout::kTokens);
+    if constexpr (!kByWords) force_vgpr(asked_);
   }
   __device__ void find_page() { page_ = static_cast<u32>(*tokens_.entry_of(asked_)); }
   template <u32 i>
   __device__ void pick() {
     if constexpr (i < kOwn) {
       row_ = this->row_at(rows_, i);
-      if constexpr (kByWords) not_before(row_);
+      if constexpr (kByWords) force_sgpr(row_);
     }
   }
   // Where a load begins: a scalar of gfx950, to which a lane adds its own place in a row; of the
   // keys' ends each lane has its own.
   template <u32 i>
   __device__ void aim() {
-    const u32 lane = lane_in_wave();
+    const u32 lane = lane_id();
     const u32 inside = i < kOwn ? lane * 8 : kValueBytes + lane % kLanes * kRopeBytes;
     if constexpr (!kByWords) {
       if constexpr (i < kOwn) {
@@ -115,18 +116,18 @@ class WidenedSlots : MlaSlotRows<kPaged> {
         asm volatile("" : "+s"(scalar_from_));
       } else {
         from_ = row_places_ + inside;
-        pin(from_);
+        force_vgpr(from_);
       }
     } else {
       from_ = u64{i < kOwn ? row_ : rows_} * kRowBytes + reinterpret_cast<u64>(tokens_.kv + inside);
-      pin(from_);
+      force_vgpr(from_);
     }
   }
   template <u32 i>
   __device__ void load() {
     using Global = __attribute__((address_space(1))) const u8;
     if constexpr (!kByWords && i < kOwn) {
-      pin(inside_);  // 32 bits beside a scalar address
+      force_vgpr(inside_);  // 32 bits beside a scalar address
       staged_[i] =
           *(__attribute__((address_space(1))) const U32x2*)((Global*)scalar_from_ + inside_);
     } else if constexpr (i < kOwn || kRopeBytes == 8) {
@@ -138,18 +139,18 @@ class WidenedSlots : MlaSlotRows<kPaged> {
   __device__ void load_all(u32 tile) {
     find_rows(tile);
     aim_page(tile), find_page();
-    each_number<kLoads>([&](auto i) { pick<i>(), aim<i>(), load<i>(); });
+    static_for<kLoads>([&](auto i) { pick<i>(), aim<i>(), load<i>(); });
   }
   // The first half of such a piece on gfx950.
   template <u32 kPiece>
   __device__ void begin_commit() {
     if constexpr (!kByWords) {
       // For four at once, of those and the next page.
-      if constexpr (kPiece % 4 == 0) wait_loads<(kPiece < 4 ? 6 : kPiece < 8 ? 2 : 1)>();
-      keep_order();
+      if constexpr (kPiece % 4 == 0) wait_vmcnt<(kPiece < 4 ? 6 : kPiece < 8 ? 2 : 1)>();
+      sched_barrier();
       const u32 four = staged_[kPiece][0];
       low_ = widen_pair<false>(four), high_ = widen_pair<true>(four);
-      pin(low_), pin(high_);
+      force_vgpr(low_), force_vgpr(high_);
     }
   }
   // Piece kPiece of widening and writing all of a tile, of kCommits.
@@ -163,30 +164,30 @@ class WidenedSlots : MlaSlotRows<kPaged> {
     constexpr u32 i = kPiece / kWordsOf, kWord = kPiece % kWordsOf;
     if constexpr (kPiece > 0) {
       wide_[(kPiece - 1) % kWordsOf] = upper_halves(low_, high_);
-      pin(wide_);  // here, not all at the end
+      force_vgpr(wide_);  // here, not all at the end
     }
     if constexpr (kPiece + 1 < kCommits) {
       const F32x2 pair =
           __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<i32>(staged_[i][kWord / 2]), kWord % 2);
       low_ = __builtin_bit_cast(u32, f32{pair[0]}), high_ = __builtin_bit_cast(u32, f32{pair[1]});
-      pin(low_), pin(high_);
+      force_vgpr(low_), force_vgpr(high_);
     }
     if constexpr (kWord + 1 == kWordsOf) {
       at_ = place<i>(slot);
-      pin(at_);
+      force_vgpr(at_);
     }
     if constexpr (kPiece > 0 && kWord == 0) write<i - 1>(at_);
     if constexpr (kPiece + 1 == kCommits) write<i>(place<i>(slot));
   }
   template <u32 i>
   __device__ LdsBytes* place(LdsBytes* slot) const {
-    constexpr u32 kTurn = (MlaSlot::swizzle(i) ^ MlaSlot::swizzle(0)) * kVecBytes;
+    constexpr u32 kTurn = (KvStageLayout::swizzle(i) ^ KvStageLayout::swizzle(0)) * kVecBytes;
     return i < kOwn ? slot + (value_ ^ kTurn) : slot + rope_;
   }
   template <u32 i>
   __device__ void write(LdsBytes* to) const {
     if constexpr (i < kOwn) {
-      *reinterpret_cast<RFOPS_LDS U32x4*>(to + i * MlaSlot::kPitch) = wide_;
+      *reinterpret_cast<RFOPS_LDS U32x4*>(to + i * KvStageLayout::kPitch) = wide_;
     } else if constexpr (kRopeBytes == 8) {
       *reinterpret_cast<RFOPS_LDS U32x4*>(to) = wide_;
     } else {

@@ -27,14 +27,14 @@ class StagedTiles {
   static constexpr bool kAsks = false;
   static constexpr bool kSharesValues = false;
   __device__ void ask() const {}
-  __device__ void ask_query(const void*, u64) const {}
+  __device__ void issue_q_loads(const void*, u64) const {}
   __device__ void place() const {}
   template <bool>
   __device__ static void wait_list() {}
   __device__ static void wait_query(bool) {}
   __device__ static void read_query(const LdsBytes*, MlaQuery&) {}
 
-  __device__ StagedTiles(LdsBytes* own, MlaTokens<kPaged> tokens, u32 first, u32 step)
+  __device__ StagedTiles(LdsBytes* own, KvPageTable<kPaged> tokens, u32 first, u32 step)
       : own_(own), tokens_(tokens), first_(first), step_(step) {}
 
   __device__ void prime() {
@@ -53,7 +53,7 @@ class StagedTiles {
 
   template <bool>
   __device__ void scores(u32 tile, const MlaQuery& q, F32x4 (&s)[Row::kHalves]) {
-    const u32 lane = lane_in_wave(), g = lane / 16, c = lane % 16;
+    const u32 lane = lane_id(), g = lane / 16, c = lane % 16;
     find_rows(tile + 1);
     F32x4 sums[Row::kHalves][2] = {};
 #pragma unroll
@@ -68,14 +68,14 @@ class StagedTiles {
               k;
         }
         if constexpr (kFp8) {
-          sums[h][0] = multiply_32(widen_8(k[0], k[1]), q[2 * i], sums[h][0]);
-          sums[h][1] = multiply_32(widen_8(k[2], k[3]), q[2 * i + 1], sums[h][1]);
+          sums[h][0] = multiply_32(fp8x8_to_bf16x8(k[0], k[1]), q[2 * i], sums[h][0]);
+          sums[h][1] = multiply_32(fp8x8_to_bf16x8(k[2], k[3]), q[2 * i + 1], sums[h][1]);
         } else {
           sums[h][i % 2] = multiply_32(__builtin_bit_cast(Bf16x8, k), q[i], sums[h][i % 2]);
         }
         load(i, h);
       }
-      keep_order();
+      sched_barrier();
     }
     load_entries(tile + 2);
     load_turn(tile + 1);
@@ -88,8 +88,8 @@ class StagedTiles {
     make_values_finite<kFp8>(tokens, [&](u32 token) { return own_ + token * Row::kValueBytes; });
   }
 
-  __device__ void add_values(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) {
-    const u32 lane = lane_in_wave(), g = lane / 16, c = lane % 16;
+  __device__ void accumulate_pv(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) {
+    const u32 lane = lane_id(), g = lane / 16, c = lane % 16;
 #pragma unroll
     for (u32 d = 0; d < kBlocks; ++d) {
 #pragma unroll
@@ -157,11 +157,11 @@ class StagedTiles {
 #pragma unroll
     for (u32 h = 0; h < Row::kHalves; ++h) {
       const u32 row = tokens_.row(pages_[h], own_token(tile, h));
-      rows_[h] = tokens_.kv + (u64{row} * Row::kBytes + lane_in_wave() / 16 * kVecBytes);
+      rows_[h] = tokens_.kv + (u64{row} * Row::kBytes + lane_id() / 16 * kVecBytes);
     }
   }
   __device__ u32 own_token(u32 tile, u32 h) const {
-    return first_token(tile) + h * 16 + lane_in_wave() % 16;
+    return first_token(tile) + h * 16 + lane_id() % 16;
   }
   // What this lane's key of a tile is turned by.
   __device__ void load_turn(u32 tile) {
@@ -172,7 +172,7 @@ class StagedTiles {
   }
 
   LdsBytes* own_;
-  MlaTokens<kPaged> tokens_;
+  KvPageTable<kPaged> tokens_;
   u32 first_, step_;
   u32 pages_[Row::kHalves];
   const u8* rows_[Row::kHalves];

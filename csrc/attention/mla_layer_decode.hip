@@ -51,15 +51,15 @@ constexpr u32 kXBytes = kM * kRowBytes, kWHalf = kOwnN * kRowBytes;
 constexpr u32 kLds = 2 * kXBytes + kWaves * 2 * kWHalf;
 static_assert(kLds <= kLdsBytes);
 
-using Split = SplitTile<kSplit, kMTiles * kNTiles * kThreads, kThreads>;
+using Split = SplitKReducer<kSplit, kMTiles * kNTiles * kThreads, kThreads>;
 
 using Weights = WaveRows<kNTiles, 2>;
 using Rows = GroupRows<kM, kThreads>;
 
 // All waves meet, and see what they wrote to LDS; loads from memory stay on their way.
 __device__ inline void sync_lds() {
-  wait_lds();
-  meet();
+  wait_lgkmcnt();
+  s_barrier();
 }
 
 using Sums = F32x4[kMTiles * kNTiles];
@@ -67,16 +67,16 @@ using Operands = U32x4[kMTiles];
 
 // From k on, up to both ends. Loads come back in order: each is asked for behind those that are
 // waited for earlier. Between the instructions of a piece the next one is read from LDS.
-__device__ inline void multiply_all(Sums& sums, Weights& w, Rows& x, u32 k, LdsBytes* lds) {
-  const LdsPieces pieces = lds_pieces(lane_in_wave());
-  LdsBytes* const own = lds + 2 * kXBytes + wave_in_group() * (2 * kWHalf);
+__device__ inline void run_mainloop(Sums& sums, Weights& w, Rows& x, u32 k, LdsBytes* lds) {
+  const LdsFragmentOffsets pieces = lds_pieces(lane_id());
+  LdsBytes* const own = lds + 2 * kXBytes + wave_id() * (2 * kWHalf);
   Operands rows[kHalfPieces];
   U32x4 of_w[kHalfPieces][kNTiles];
   const auto read = [&](u32 half, u32 p, u32 m) {
     const u32 place = p == 0 ? pieces.low : pieces.high;
     details::each_of_share<kNTiles, kMTiles>(
-        m, [&](u32 n) { of_w[p][n] = lds_load_16(own + half * kWHalf + n * kLdsTile + place); });
-    rows[p][m] = lds_load_16(lds + half * kXBytes + place + m * kLdsTile);
+        m, [&](u32 n) { of_w[p][n] = lds_load_b128(own + half * kWHalf + n * kLdsTile + place); });
+    rows[p][m] = lds_load_b128(lds + half * kXBytes + place + m * kLdsTile);
   };
   const auto each = [](u32 count, auto act) {
 #pragma unroll
@@ -86,7 +86,7 @@ __device__ inline void multiply_all(Sums& sums, Weights& w, Rows& x, u32 k, LdsB
   for (u32 s = 0; s < 2; ++s) {
     each(Rows::kLoads, [&](u32 i) { x.load(s, k + s * kHalfStep, i); });
     each(Weights::kLoads, [&](u32 i) { w.load(s, k + s * kTurn, i); });
-    keep_order();
+    sched_barrier();
   }
   each(Rows::kLoads, [&](u32 i) { x.store(0, lds, i); });
   each(Rows::kLoads, [&](u32 i) { x.load(0, k + kTurn, i); });
@@ -137,13 +137,14 @@ extern "C" __global__ void
                      const i32* __restrict__ positions,  // [M], or null: `start`
                      i32* __restrict__ lens,             // [M]; kDown writes it
                      i32* __restrict__ table,            // [M, width]; likewise
-                     void* __restrict__ workspace,       // SplitTile; with kSplit > 1
+                     void* __restrict__ workspace,       // SplitKReducer; with kSplit > 1
                      u32* __restrict__ counts,           // [tiles], zeros
                      u32 m, u32 n, u32 n_other, u32 heads, u32 k, u32 x_row, u32 x_head,
                      u32 w_first, u32 w_head, u32 start, u32 cache_rows, u32 width) {
   const u32 own_tiles = (n + kN - 1) / kN, tiles = own_tiles + (n_other + kN - 1) / kN;
-  const Block at = own_block<4, kSplit>((m + kM - 1) / kM, tiles * heads);
-  const u32 head = as_scalar(at.n / tiles), n_tile = as_scalar(at.n % tiles), lane = lane_in_wave();
+  const Block at = this_tile<4, kSplit>((m + kM - 1) / kM, tiles * heads);
+  const u32 head = readfirstlane(at.n / tiles), n_tile = readfirstlane(at.n % tiles),
+            lane = lane_id();
   const u32 m0 = at.m * kM, rows = m - m0 < kM ? m - m0 : kM;
   const bool is_other = n_tile >= own_tiles;
   const u32 n0 = (is_other ? n_tile - own_tiles : n_tile) * kN;
@@ -153,12 +154,12 @@ extern "C" __global__ void
   };
   if constexpr (kStage == kDown) {
     const u32 threads = ((m + kM - 1) / kM) * tiles * kSplit * kThreads;
-    for (u32 i = group_x() * kThreads + thread_in_group(); i < m * width; i += threads) {
+    for (u32 i = workgroup_id_x() * kThreads + thread_id(); i < m * width; i += threads) {
       table[i] = static_cast<i32>(i);
       if (i < m) lens[i] = static_cast<i32>(position(i)) + 1;
     }
   }
-  const u32 wave = wave_in_group();
+  const u32 wave = wave_id();
   const u32 own_n = n0 + wave * kOwnN;
   const u32 there = own_n < all_n ? all_n - own_n : 0, columns = there < kOwnN ? there : kOwnN;
   const bf16* const rows_of = (is_other ? w_other : w) + w_first + u64{head} * w_head;
@@ -170,11 +171,12 @@ extern "C" __global__ void
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
   const bf16* const own_rows = scalar_address(rows_of + u64{own_n} * k);
-  Weights weights = {make_buffer(own_rows, as_scalar(columns * k * 2)), k * 2, k, kTileRows, {}};
-  multiply_all(sums, weights, x_rows, at.split * kStepOfK, lds);
+  Weights weights = {
+      make_buffer(own_rows, readfirstlane(columns * k * 2)), k * 2, k, kTileRows, {}};
+  run_mainloop(sums, weights, x_rows, at.split * kStepOfK, lds);
   if constexpr (kSplit > 1) {
     Split tile(workspace, counts, at.m * tiles * heads + at.n);
-    if (!tile.reduce_late(sums, at.split, reinterpret_cast<RFOPS_LDS u32*>(lds))) return;
+    if (!tile.reduce_if_all_arrived(sums, at.split, reinterpret_cast<RFOPS_LDS u32*>(lds))) return;
   }
   const u32 row_tiles = (m + kTileRows - 1) / kTileRows;
 #pragma unroll
@@ -185,7 +187,7 @@ extern "C" __global__ void
     for (u32 i = 0; i < kNTiles; ++i) {
       const u32 column = own_n + i * kTileRows + lane / kTileRows * 4;
       if (column >= all_n) continue;
-      u8* to = reinterpret_cast<u8*>(out) + packed_at(row_tiles, row, head * n + column);
+      u8* to = reinterpret_cast<u8*>(out) + packed_offset(row_tiles, row, head * n + column);
       if constexpr (kStage == kDown) {
         if (is_other) {
           const u64 of_cache = u64{row} * cache_rows + position(row);

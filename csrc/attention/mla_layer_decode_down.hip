@@ -39,7 +39,7 @@ constexpr u32 kCacheRow = 576;
 using FetchedX = FetchedRows<kM, 1, kWaves>;
 using FetchedW = FetchedRows<kN, 1, kWaves>;
 using Sums = F32x4[kSums];
-using Split = SplitTile<kSplit, kSums * kWaveSize, kWaveSize>;
+using Split = SplitKReducer<kSplit, kSums * kWaveSize, kWaveSize>;
 using Four = bf16 __attribute__((ext_vector_type(4)));
 constexpr u32 kBuffer = FetchedX::kBytes + FetchedW::kBytes, kLds = 2 * kBuffer;  // x, then w
 static_assert(kLds <= kLdsBytes);
@@ -51,11 +51,11 @@ __device__ inline void fetch_all(FetchedX& x, FetchedW& w, u32 k, LdsBytes* lds)
     each(FetchedW::kLoads, [&](u32 i) { w.load(s, 0, k + s * kStepOfK, i); });
     each(FetchedX::kLoads, [&](u32 i) { x.load(s, 0, k + s * kStepOfK, i); });
   }
-  keep_order();
+  sched_barrier();
   const auto take = [&](auto& rows, u32 s, u32 i, LdsBytes* to) {
     rows.store(s, to, i);
     rows.load(s, 0, k + (2 + s) * kStepOfK, i);
-    keep_order();
+    sched_barrier();
   };
   for (; k < w.k_end; k += 2 * kStepOfK) {
 #pragma unroll
@@ -64,33 +64,33 @@ __device__ inline void fetch_all(FetchedX& x, FetchedW& w, u32 k, LdsBytes* lds)
       LdsBytes* const to = lds + s * kBuffer;
       each(FetchedW::kLoads, [&](u32 i) { take(w, s, i, to + FetchedX::kBytes); });
       each(FetchedX::kLoads, [&](u32 i) { take(x, s, i, to); });
-      wait_lds();
-      meet();
+      wait_lgkmcnt();
+      s_barrier();
     }
   }
 }
 
 // kOwnM tiles of rows of x, from `x` on in a buffer, by kOwnN of w. While a piece of 32 of K is
 // multiplied the next one is read.
-__device__ inline void multiply_all(Sums& sums, u32 chunks, const LdsBytes* x, const LdsBytes* w) {
-  const LdsPieces places = lds_pieces(lane_in_wave());
+__device__ inline void run_mainloop(Sums& sums, u32 chunks, const LdsBytes* x, const LdsBytes* w) {
+  const LdsFragmentOffsets places = lds_pieces(lane_id());
   U32x4 of_x[2][kOwnM], of_w[2][kOwnN];
   for (u32 c = 0; c < chunks; ++c) {
     const auto read = [&](u32 p) {
       const u32 at = c % 2 * kBuffer + (p % 2 ? places.high : places.low), line = p / 2;
       each(kOwnN, [&](u32 i) {
-        of_w[p % 2][i] = lds_load_16(w + at + line * FetchedW::kLineBytes + i * kLdsTile);
+        of_w[p % 2][i] = lds_load_b128(w + at + line * FetchedW::kLineBytes + i * kLdsTile);
       });
       each(kOwnM, [&](u32 i) {
-        of_x[p % 2][i] = lds_load_16(x + at + line * FetchedX::kLineBytes + i * kLdsTile);
+        of_x[p % 2][i] = lds_load_b128(x + at + line * FetchedX::kLineBytes + i * kLdsTile);
       });
     };
-    meet();
+    s_barrier();
     read(0);
 #pragma unroll
     for (u32 p = 0; p < kPieces; ++p) {
       if (p + 1 < kPieces) read(p + 1);
-      keep_order();
+      sched_barrier();
       each(kSums, [&](u32 i) {
         sums[i] = multiply_16x16<bf16>(of_w[p % 2][i % kOwnN], of_x[p % 2][i / kOwnN], sums[i]);
       });
@@ -111,45 +111,45 @@ extern "C" __global__ void
                           const i32* __restrict__ positions,  // [M], or null: `start`
                           i32* __restrict__ lens,             // [M]
                           i32* __restrict__ table,            // [M, width]
-                          void* __restrict__ workspace,       // SplitTile; with kSplit > 1
+                          void* __restrict__ workspace,       // SplitKReducer; with kSplit > 1
                           u32* __restrict__ counts,           // [4 tiles], zeros
                           u32 start, u32 cache_rows, u32 width) {
   const u32 own_tiles = (n + kN - 1) / kN, tiles = own_tiles + (n_other + kN - 1) / kN;
   const u32 m_tiles = (m + kM - 1) / kM;
-  const Block at = own_block<4, kSplit>(m_tiles, tiles);
+  const Block at = this_tile<4, kSplit>(m_tiles, tiles);
   const u32 m0 = at.m * kM, rows = m - m0 < kM ? m - m0 : kM;
   const bool is_other = at.n >= own_tiles;
   const u32 n0 = (is_other ? at.n - own_tiles : at.n) * kN, all_n = is_other ? n_other : n;
   const u32 columns = all_n - n0 < kN ? all_n - n0 : kN;
   const u32 part = ((k + kStepOfK - 1) / kStepOfK + kSplit - 1) / kSplit * kStepOfK;
   const u32 begin = at.split * part, end = begin + part < k ? begin + part : k;
-  const u32 wave = wave_in_group(), lane = lane_in_wave();
+  const u32 wave = wave_id(), lane = lane_id();
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
   if (wave >= kWaves) {
     const u32 own = wave - kWaves;
     const bf16* const rows_of_w = scalar_address((is_other ? w_other : w) + u64{n0} * k);
-    FetchedW of_w = {make_buffer(rows_of_w, as_scalar(columns * k * 2)), k * 2, end, own, {}};
+    FetchedW of_w = {make_buffer(rows_of_w, readfirstlane(columns * k * 2)), k * 2, end, own, {}};
     const Buffer rows_of_x = make_buffer(x + u64{m0} * x_row, ((rows - 1) * x_row + k) * 2);
     FetchedX of_x = {rows_of_x, x_row * 2, end, own, {}};
     return fetch_all(of_x, of_w, begin, lds);
   }
   const u32 m_tile = wave / 2 * kOwnM, n_tile = wave % 2 * kOwnN;
   Sums sums = {};
-  multiply_all(sums, (end - begin + kStepOfK - 1) / kStepOfK, lds + m_tile * kLdsTile,
+  run_mainloop(sums, (end - begin + kStepOfK - 1) / kStepOfK, lds + m_tile * kLdsTile,
                lds + FetchedX::kBytes + n_tile * kLdsTile);
   const auto position = [&](u32 row) {
     return positions == nullptr ? start : static_cast<u32>(positions[row]);
   };
   constexpr u32 kWriters = kWaves * kWaveSize;
-  for (u32 i = group_x() * kWriters + thread_in_group(); i < m * width;
+  for (u32 i = workgroup_id_x() * kWriters + thread_id(); i < m * width;
        i += m_tiles * tiles * kSplit * kWriters) {
     table[i] = static_cast<i32>(i);
     if (i < m) lens[i] = static_cast<i32>(position(i)) + 1;
   }
   if constexpr (kSplit > 1) {
     Split tile(workspace, counts, (at.m * tiles + at.n) * kWaves + wave);
-    if (!tile.reduce_late(sums, at.split)) return;
+    if (!tile.reduce_if_all_arrived(sums, at.split)) return;
   }
   const u32 row_tiles = (m + kTileRows - 1) / kTileRows;
 #pragma unroll
@@ -157,7 +157,7 @@ extern "C" __global__ void
     const u32 row = m0 + (m_tile + i / kOwnN) * kTileRows + lane % kTileRows;
     const u32 column = n0 + (n_tile + i % kOwnN) * kTileRows + lane / kTileRows * 4;
     if (row >= m || column >= all_n) continue;
-    u8* to = reinterpret_cast<u8*>(out) + packed_at(row_tiles, row, column);
+    u8* to = reinterpret_cast<u8*>(out) + packed_offset(row_tiles, row, column);
     if (is_other) {
       const u64 of_cache = u64{row} * cache_rows + position(row);
       to = reinterpret_cast<u8*>(cache + of_cache * kCacheRow + column);

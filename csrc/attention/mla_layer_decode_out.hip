@@ -45,19 +45,19 @@ static_assert(kTiles % kAtOnce == 0 && (kTiles == kAtOnce || kAtOnce % kWaves ==
 
 using Sums = F32x4[kTiles];
 using OwnSums = F32x4[kOwn];
-using Split = SplitTile<kSplit, kOwn * kThreads, kThreads>;
+using Split = SplitKReducer<kSplit, kOwn * kThreads, kThreads>;
 
 // Of all waves, in their order, this one's tiles: wave, wave + kWaves, and so on.
 __device__ inline void add_up(OwnSums& own, const Sums& sums, LdsBytes* lds) {
   using Memory = RFOPS_LDS F32x4[kWaves][kAtOnce * kWaveSize];
   auto& memory = *reinterpret_cast<Memory*>(lds);
-  const u32 wave = wave_in_group(), lane = lane_in_wave();
+  const u32 wave = wave_id(), lane = lane_id();
 #pragma unroll
   for (u32 first = 0; first < kTiles; first += kAtOnce) {
-    sync_group();  // where others had their rows of w, or sums
+    workgroup_barrier();  // where others had their rows of w, or sums
 #pragma unroll
     for (u32 t = 0; t < kAtOnce; ++t) memory[wave][t * kWaveSize + lane] = sums[first + t];
-    sync_group();
+    workgroup_barrier();
 #pragma unroll
     for (u32 i = 0; i < kTilesOfWave<kWaves, kAtOnce>; ++i) {
       const u32 t = wave + i * kWaves;
@@ -82,14 +82,14 @@ extern "C" __global__ void
     mla_layer_decode_out(bf16* __restrict__ out,        // [M, N]
                          const bf16* __restrict__ x,    // [K / 32, M / 16, 64, 8]
                          const bf16* __restrict__ w,    // [N, K]
-                         void* __restrict__ workspace,  // SplitTile; with kSplit > 1
+                         void* __restrict__ workspace,  // SplitKReducer; with kSplit > 1
                          u32* __restrict__ counts,      // [tiles], zeros
                          u32 m, u32 n, u32 k) {
-  const Block at = own_block<4, kSplit>((m + kM - 1) / kM, (n + kN - 1) / kN);
+  const Block at = this_tile<4, kSplit>((m + kM - 1) / kM, (n + kN - 1) / kN);
   const u32 m0 = at.m * kM, n0 = at.n * kN, columns = n - n0 < kN ? n - n0 : kN;
-  const u32 wave = wave_in_group(), lane = lane_in_wave();
+  const u32 wave = wave_id(), lane = lane_id();
   Rows rows = packed_rows<kMTiles, kAhead>(x, m, at.m, k);
-  Weights weights = {make_buffer(scalar_address(w + u64{n0} * k), as_scalar(columns * k * 2)),
+  Weights weights = {make_buffer(scalar_address(w + u64{n0} * k), readfirstlane(columns * k * 2)),
                      k * 2,
                      k,
                      kTileRows,
@@ -104,7 +104,7 @@ extern "C" __global__ void
   add_up(own, sums, lds);
   if constexpr (kSplit > 1) {
     Split tile(workspace, counts, at.m * ((n + kN - 1) / kN) + at.n);
-    sync_group();
+    workgroup_barrier();
     if (!tile.reduce(own, at.split, reinterpret_cast<RFOPS_LDS u32*>(lds))) return;
   }
 #pragma unroll

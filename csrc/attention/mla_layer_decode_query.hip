@@ -44,7 +44,7 @@ constexpr u32 kWaveBytes = 2 * Weights::kHalfBytes;
 constexpr u32 kNopeEnd = kWaves * kWaveBytes + Nope<kMTiles>::kBytes;
 constexpr u32 kLds = kNopeEnd + (kSplit > 1 ? 16 : 0);  // a word of the split's
 static_assert(kLds <= kLdsBytes && kOwnLatent * kWaves == kLatent);
-using Split = SplitTile<kSplit, kMTiles * kNTiles * kThreads, kThreads>;
+using Split = SplitKReducer<kSplit, kMTiles * kNTiles * kThreads, kThreads>;
 
 }  // namespace
 
@@ -56,17 +56,17 @@ extern "C" __global__ void
                            const bf16* __restrict__ kv_up,     // [heads, 256, 512]
                            const bf16* __restrict__ angles,    // [L or more, 64]
                            const i32* __restrict__ positions,  // [M], or null: `start`
-                           void* __restrict__ workspace,       // SplitTile; with kSplit > 1
+                           void* __restrict__ workspace,       // SplitKReducer; with kSplit > 1
                            u32* __restrict__ counts,           // [tiles], zeros
                            u32 m, u32 heads, u32 k, u32 start, u32 length) {
-  const Block at = own_block<4, kSplit>((m + kM - 1) / kM, heads);
+  const Block at = this_tile<4, kSplit>((m + kM - 1) / kM, heads);
   const u32 head = at.n, m0 = at.m * kM, rows = m - m0 < kM ? m - m0 : kM;
-  const u32 wave = wave_in_group(), lane = lane_in_wave();
+  const u32 wave = wave_id(), lane = lane_id();
   // The last two waves have one tile of nope, and pairs of 32 rows apart.
   const bool turns = wave >= 2;
   const u32 first_tile = turns ? 4 + wave : wave * kNTiles, first = first_tile * kTileRows;
   const bf16* const own_rows = scalar_address(q_up + (u64{head} * kRoped + first) * k);
-  Weights weights = {make_buffer(own_rows, as_scalar((kRoped - first) * k * 2)),
+  Weights weights = {make_buffer(own_rows, readfirstlane((kRoped - first) * k * 2)),
                      k * 2,
                      k,
                      turns ? 2 * kTileRows : kTileRows,
@@ -81,13 +81,14 @@ extern "C" __global__ void
 #pragma unroll
   for (u32 i = 0; i < kMTiles; ++i) {
     place[i] =
-        start + load_dwords<1>(places, (m0 + i * kTileRows + lane % kTileRows) * 4, 0).dword[0];
+        start +
+        buffer_load_dwords<1>(places, (m0 + i * kTileRows + lane % kTileRows) * 4, 0).dword[0];
   }
   // Behind the first steps' loads, as it comes in order: what only the end wants.
   const auto load_rest = [&] {
 #pragma unroll
     for (u32 i = 0; i < kMTiles; ++i) {
-      const u32 outside = turns && i * kTileRows + lane % kTileRows < rows ? 0 : kOutside;
+      const u32 outside = turns && i * kTileRows + lane % kTileRows < rows ? 0 : kOutOfBounds;
       angle[i].load(all_angles, (place[i] * kTurned + d) * 2 | outside);
     }
     up.load(scalar_address(kv_up + u64{head} * (kUpRows * kLatent) + wave * kOwnLatent));
@@ -102,7 +103,9 @@ extern "C" __global__ void
                                           });
   if constexpr (kSplit > 1) {
     Split tile(workspace, counts, at.m * heads + head);
-    if (!tile.reduce_late(sums, at.split, reinterpret_cast<RFOPS_LDS u32*>(lds + kNopeEnd))) return;
+    if (!tile.reduce_if_all_arrived(sums, at.split,
+                                    reinterpret_cast<RFOPS_LDS u32*>(lds + kNopeEnd)))
+      return;
     load_rest();
   }
   const Nope<kMTiles> nope = {lds + kWaves * kWaveBytes};
@@ -114,8 +117,8 @@ extern "C" __global__ void
       nope.put(first_tile + tile, i, sums[i * kNTiles + tile]);
     }
   }
-  wait_lds();
-  meet();
+  wait_lgkmcnt();
+  s_barrier();
   const u64 row_of_q = u64{heads} * kCacheRow;
   bf16* const own_q = q + u64{m0} * row_of_q + head * kCacheRow;
   if (turns) {

@@ -51,7 +51,7 @@ static_assert(kLds <= kLdsBytes);
 
 using Rows = PackedRows<kOwnM, kSteps>;
 using Sums = F32x4[kOwnM * kNTiles];
-using Split = SplitTile<kSplit, kOwnM * kNTiles * kWaveSize, kWaveSize>;
+using Split = SplitKReducer<kSplit, kOwnM * kNTiles * kWaveSize, kWaveSize>;
 using Four = bf16 __attribute__((ext_vector_type(4)));
 
 // This workgroup's share of x of a chunk to come, for L2: 4 bytes of each line.
@@ -63,10 +63,10 @@ struct Ahead {
   u32 tiles, k_end, share, got;
 
   __device__ void load(u32 k) {
-    const u32 lane = lane_in_wave(), line = share * kLines + lane;
+    const u32 lane = lane_id(), line = share * kLines + lane;
     const u32 at = line / kPieceLines * (tiles * kPackedTile) + line % kPieceLines * kLine;
-    const u32 outside = lane < kLines && k < k_end ? 0 : kOutside;
-    got = load_dwords<1>(rows, at | outside, k / kPieceOfK * (tiles * kPackedTile)).dword[0];
+    const u32 outside = lane < kLines && k < k_end ? 0 : kOutOfBounds;
+    got = buffer_load_dwords<1>(rows, at | outside, k / kPieceOfK * (tiles * kPackedTile)).dword[0];
   }
   __device__ void done() const { asm volatile("" ::"v"(got)); }
 };
@@ -78,7 +78,7 @@ __device__ inline void fetch_all(Weights& w, Ahead& x, u32 k, LdsBytes* lds) {
   for (u32 s = 0; s < 2; ++s) {
     x.load(k + s * kChunk);
     each(Weights::kLoads, [&](u32 i) { w.load(s, 0, k + s * kChunk, i); });
-    if (s == 0) meet();
+    if (s == 0) s_barrier();
     x.done();
   }
   for (; k < w.k_end; k += 2 * kChunk) {
@@ -89,10 +89,10 @@ __device__ inline void fetch_all(Weights& w, Ahead& x, u32 k, LdsBytes* lds) {
       each(Weights::kLoads, [&](u32 i) {
         w.store(s, lds + s * Weights::kBytes, i);
         w.load(s, 0, k + (2 + s) * kChunk, i);
-        keep_order();
+        sched_barrier();
       });
-      wait_lds();
-      meet();
+      wait_lgkmcnt();
+      s_barrier();
       x.done();
     }
   }
@@ -100,29 +100,29 @@ __device__ inline void fetch_all(Weights& w, Ahead& x, u32 k, LdsBytes* lds) {
 
 // While a piece of 32 is multiplied, the next one of w is read from LDS; x of the next chunk takes
 // the place of what is done with.
-__device__ inline void multiply_all(Sums& sums, Rows& x, u32 k, LdsBytes* lds) {
-  const LdsPieces places = lds_pieces(lane_in_wave());
+__device__ inline void run_mainloop(Sums& sums, Rows& x, u32 k, LdsBytes* lds) {
+  const LdsFragmentOffsets places = lds_pieces(lane_id());
   U32x4 of_w[2][kNTiles];
   const auto load_x = [&](u32 at, u32 piece) {
     each(kOwnM, [&](u32 m) {
       x.load(piece / kPieces, at + piece / kPieces * kStepOfK, piece % kPieces, m);
     });
   };
-  meet();
+  s_barrier();
   each(kChunkPieces, [&](u32 p) { load_x(k, p); });
   for (u32 buffer = 0; k < x.k_end; k += kChunk, buffer ^= Weights::kBytes) {
     const auto read = [&](u32 piece, u32 n) {
-      of_w[piece % 2][n] = lds_load_16(lds + buffer + piece / 2 * Weights::kLineBytes +
-                                       n * kLdsTile + (piece % 2 ? places.high : places.low));
+      of_w[piece % 2][n] = lds_load_b128(lds + buffer + piece / 2 * Weights::kLineBytes +
+                                         n * kLdsTile + (piece % 2 ? places.high : places.low));
     };
-    meet();
+    s_barrier();
     each(kNTiles, [&](u32 n) { read(0, n); });
 #pragma unroll
     for (u32 p = 0; p < kChunkPieces; ++p) {
 #pragma unroll
       for (u32 n = 0; n < kNTiles; ++n) {
         if (p + 1 < kChunkPieces) read(p + 1, n);
-        keep_order();
+        sched_barrier();
 #pragma unroll
         for (u32 m = 0; m < kOwnM; ++m) {
           F32x4& sum = sums[m * kNTiles + n];
@@ -141,32 +141,33 @@ extern "C" __global__ void
     mla_layer_decode_wide(bf16* __restrict__ out,        // [M, N]
                           const bf16* __restrict__ x,    // [K / 32, M / 16, 64, 8]
                           const bf16* __restrict__ w,    // [N, K]
-                          void* __restrict__ workspace,  // SplitTile; with kSplit > 1
+                          void* __restrict__ workspace,  // SplitKReducer; with kSplit > 1
                           u32* __restrict__ counts,      // [4 tiles], zeros
                           u32 m, u32 n, u32 k) {
   const u32 m_tiles = (m + kM - 1) / kM, n_tiles = (n + kN - 1) / kN;
-  const Block at = own_block<4, kSplit>(m_tiles, n_tiles);
+  const Block at = this_tile<4, kSplit>(m_tiles, n_tiles);
   const u32 m0 = at.m * kM, n0 = at.n * kN, columns = n - n0 < kN ? n - n0 : kN;
   const u32 part = ((k + kChunk - 1) / kChunk + kSplit - 1) / kSplit * kChunk;
   const u32 begin = at.split * part, end = begin + part < k ? begin + part : k;
-  const u32 wave = wave_in_group(), lane = lane_in_wave();
+  const u32 wave = wave_id(), lane = lane_id();
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
   if (wave >= kWaves) {
     const bf16* const own = scalar_address(w + u64{n0} * k);
-    Weights weights = {make_buffer(own, as_scalar(columns * k * 2)), k * 2, end, wave - kWaves, {}};
+    Weights weights = {
+        make_buffer(own, readfirstlane(columns * k * 2)), k * 2, end, wave - kWaves, {}};
     const auto all = packed_rows<kMTiles, 1>(x, m, at.m, k);
-    const u32 share = group_x() / (kXcds * kSplit * m_tiles) % Ahead::kShares;
+    const u32 share = workgroup_id_x() / (kXcds * kSplit * m_tiles) % Ahead::kShares;
     Ahead ahead = {all.rows, all.tiles, wave == kWaves ? end : 0, share, 0};
     return fetch_all(weights, ahead, begin, lds);
   }
   Rows rows = packed_rows<kOwnM, kSteps>(x, m, at.m * kWaves + wave, k);
   rows.k_end = end;
   Sums sums = {};
-  multiply_all(sums, rows, begin, lds);
+  run_mainloop(sums, rows, begin, lds);
   if constexpr (kSplit > 1) {
     Split tile(workspace, counts, (at.m * n_tiles + at.n) * kWaves + wave);
-    if (!tile.reduce_late(sums, at.split)) return;
+    if (!tile.reduce_if_all_arrived(sums, at.split)) return;
   }
 #pragma unroll
   for (u32 i = 0; i < kOwnM * kNTiles; ++i) {

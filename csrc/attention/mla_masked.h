@@ -63,7 +63,7 @@ __device__ inline void make_values_finite(u64 tokens, RowOf row_of) {
 #pragma nounroll
   for (; tokens != 0; tokens &= tokens - 1) {
     LdsBytes* const row = row_of(static_cast<u32>(__builtin_ctzll(tokens)));
-    auto* const own = reinterpret_cast<RFOPS_LDS Words*>(row) + lane_in_wave();
+    auto* const own = reinterpret_cast<RFOPS_LDS Words*>(row) + lane_id();
     Words words = *own;
 #pragma unroll
     for (u32 i = 0; i < kWords; ++i) words[i] = finite_elements<kFp8>(words[i]);

@@ -18,7 +18,7 @@
 
 namespace rfops {
 
-constexpr u32 kWaveColumns = 32;
+constexpr u32 kQRowsPerWave = 32;
 constexpr f32 kRoom = 32.0f;
 
 // Without the instructions by which fmax makes NaNs quiet: none here are loud.
@@ -30,25 +30,25 @@ __device__ inline f32 max_of(f32 a, f32 b, f32 c) {
 
 // Of a column, in all lanes that have some of it; `sum` is of the lane's own tokens. Until the
 // first tile's scores `most` is 0, whatever they are.
-struct MlaWeights {
+struct OnlineSoftmax {
   f32 most = 0.0f, sum = 0.0f;
 
   // `found` is the most of a tile, over all lanes, above `most`. Scores of that tile are to become
   // smaller by `rise`; the result is to be multiplied by what is given back.
-  __device__ f32 raise(f32 found, bool is_first, f32& rise) {
+  __device__ f32 raise(f32 found, bool is_first, f32& max_delta) {
     const f32 wanted = most + (is_first ? found : max_of(found, 0.0f));
     const f32 next = found == -__builtin_inff() ? most : wanted;
-    rise = next - most;  // as it was rounded
+    max_delta = next - most;  // as it was rounded
     most = next;
-    const f32 decay = is_first ? 0.0f : __builtin_amdgcn_exp2f(-rise);
-    sum *= decay;
-    return decay;
+    const f32 rescale_factor = is_first ? 0.0f : __builtin_amdgcn_exp2f(-max_delta);
+    sum *= rescale_factor;
+    return rescale_factor;
   }
-  __device__ MlaTotals totals(f32 all) const { return {all == 0.0f ? kLowest : most, all}; }
+  __device__ SoftmaxStats totals(f32 all) const { return {all == 0.0f ? kMinScore : most, all}; }
 };
 
 // When `most` must follow: some lane has a score above it by `room`, or it is the first tile.
-class MlaRoom {
+class RescaleThreshold {
  public:
   __device__ bool is_first() const { return room_ < 0.0f; }
   __device__ bool is_over(f32 found) const {
@@ -70,7 +70,7 @@ class MlaRoom {
 // The token of register r of matrix instructions of 32 rows, in the first half of a wave's lanes.
 __device__ constexpr u32 column_token(u32 r) { return r / 4 * 8 + r % 4; }
 
-#define RFOPS_SELDOM(condition) __builtin_expect(condition, 0)
+#define RFOPS_UNLIKELY(condition) __builtin_expect(condition, 0)
 
 // Four of a result's registers times `factor`, or none of them in all lanes, where they are zeros.
 // By assembly, as the compiler would have all of a result where arithmetic has its registers, and
@@ -94,7 +94,7 @@ __device__ inline void scale_accumulators(f32 (&four)[4], f32 factor, u32 are_ze
 // The same of a whole result.
 template <u32 kTiles, class Tile>
 __device__ inline void scale_result(Tile (&all)[kTiles], f32 factor, u32 are_zeros) {
-  each_number<kTiles * 4>([&](auto i) {
+  static_for<kTiles * 4>([&](auto i) {
     Tile& tile = all[i / 4];
     constexpr u32 kFirst = i % 4 * 4;
     f32 four[4] = {tile[kFirst], tile[kFirst + 1], tile[kFirst + 2], tile[kFirst + 3]};
@@ -108,7 +108,7 @@ __device__ inline void scale_result(Tile (&all)[kTiles], f32 factor, u32 are_zer
 template <u32 kTiles, class Tile>
 __device__ inline void end_result(Tile (&all)[kTiles]) {
   asm volatile("s_nop 15\n\ts_nop 3");
-  each_number<kTiles>([&](auto t) {
+  static_for<kTiles>([&](auto t) {
     Tile& tile = all[t];
     asm volatile("" : "+a"(tile));
   });
@@ -128,8 +128,8 @@ __device__ inline F32x4 from_accumulators(F32x4 four) {
 // Bit r of what it returns: register r had a score of such a token, and it was not finite.
 template <u32 kRegisters, class Scores>
 __device__ inline u32 mask_column(Scores& s, i32 first, i32 seen) {
-  u32 lane = lane_in_wave();
-  pin(lane);  // here: it is seldom asked for
+  u32 lane = lane_id();
+  force_vgpr(lane);  // here: it is seldom asked for
   const i32 g = static_cast<i32>(lane / 32);
   u32 not_finite = 0;
 #pragma unroll
@@ -138,7 +138,8 @@ __device__ inline u32 mask_column(Scores& s, i32 first, i32 seen) {
     const bool is_seen = token < seen;
     not_finite |= !is_seen && !is_finite(s[r]) ? u32{1} << r : 0;
     f32 kept = is_seen ? s[r] : -__builtin_inff();
-    pin(not_finite), pin(kept);  // otherwise all masks are live at once, which are more than SGPRs
+    force_vgpr(not_finite),
+        force_vgpr(kept);  // otherwise all masks are live at once, which are more than SGPRs
     s[r] = kept;
   }
   return not_finite;
@@ -163,22 +164,22 @@ class QueryLoads {
 
   __device__ void ask(const WaveQuery& of) {
     const u8* from[kQueryRows];
-    each_number<kQueryRows>([&](auto n) {
+    static_for<kQueryRows>([&](auto n) {
       const u8* const own = static_cast<const u8*>(of.q) + of.rows[n] * (kMlaKey * kElement);
-      from[n] = in_vector(own + lane_in_wave() % 4 * kWide);
+      from[n] = pointer_in_vgpr(own + lane_id() % 4 * kWide);
     });
-    each_number<kCount>([&](auto i) {
+    static_for<kCount>([&](auto i) {
       raw_[i] = *reinterpret_cast<const Raw*>(from[i % kQueryRows] + i / kQueryRows * (4 * kWide));
     });
     asm volatile("" ::: "memory");  // asked for here
-    keep_order();
+    sched_barrier();
   }
   // 16 bytes of row i % 2; widened where less are loaded.
   template <u32 i>
   __device__ U32x4 at() const {
     if constexpr (kWide == kVecBytes) return raw_[i];
     if constexpr (kWide != kVecBytes)
-      return __builtin_bit_cast(U32x4, widen_8(raw_[i][0], raw_[i][1]));
+      return __builtin_bit_cast(U32x4, fp8x8_to_bf16x8(raw_[i][0], raw_[i][1]));
   }
 
  private:
@@ -187,13 +188,13 @@ class QueryLoads {
 
 // Q's signs, `bits` of each word, where scores are to be turned round.
 template <u32 kCount, class Operand>
-__device__ inline void turn_signs(Operand (&all)[kCount], f32 scale, u32 bits) {
-  if (RFOPS_SELDOM(as_scalar(__builtin_bit_cast(u32, scale)) >> 31 != 0)) {
-    each_number<kCount>([&](auto i) {
+__device__ inline void negate_if(Operand (&all)[kCount], f32 scale, u32 bits) {
+  if (RFOPS_UNLIKELY(readfirstlane(__builtin_bit_cast(u32, scale)) >> 31 != 0)) {
+    static_for<kCount>([&](auto i) {
       all[i] = __builtin_bit_cast(Operand, __builtin_bit_cast(U32x4, all[i]) ^ bits);
     });
   }
-  each_number<kCount>([&](auto i) { pin(all[i]); });
+  static_for<kCount>([&](auto i) { force_vgpr(all[i]); });
 }
 
 }  // namespace rfops

@@ -2,7 +2,7 @@
 //
 // A workgroup leaves its columns by 512 sums, and each column's maximum and sum of weights, in a
 // slot of its own (work_partition.h), the sums as its lanes have them. Up to kMostShared share the
-// result out (mla_combine_slices.h). Of more there is a tree: of kFan neighbours, or of all where
+// result out (mla_combine_slices.h). Of more there is a tree: of kFanIn neighbours, or of all where
 // no more than kMostFan are left, the last to come adds all up, in their order, into the first
 // one's slot, and goes on to the next level; the last of all makes the result. Who was last changes
 // no bit.
@@ -19,15 +19,15 @@
 
 namespace rfops {
 
-constexpr u32 kFan = 4, kMostFan = 8, kFanLevels = 6;  // 4096 workers
+constexpr u32 kFanIn = 4, kMostFan = 8, kFanLevels = 6;  // 4096 workers
 constexpr u32 kMostShared = 40;
 constexpr u32 kNotKept = ~0u;
-constexpr f32 kLowest = -1e30f;  // a maximum that no score is below, and finite
+constexpr f32 kMinScore = -1e30f;  // a maximum that no score is below, and finite
 
 __device__ inline f32 max_of(f32 a, f32 b) { return __builtin_fmaxf(a, b); }
 
 // Of a column: the maximum, of scores in powers of two, and the sum of weights 2^(score - most).
-struct MlaTotals {
+struct SoftmaxStats {
   f32 most, sum;
 };
 
@@ -81,7 +81,7 @@ using MlaBlock = MlaQuads<8>;
 // Where kColumns columns of a sequence go, a multiple of 16. Of their sums each lane has a column,
 // in quads: four neighbours along 512, eight quads to a block.
 template <u32 kColumns>
-struct MlaColumnsTarget {
+struct SplitOutput {
   static constexpr u32 kBlocks = kColumns / 16;  // of a lane
 
   bf16* out;    // of these columns
@@ -98,7 +98,7 @@ struct MlaColumnsTarget {
   static constexpr u32 kPart = 4 * kBlocks * kBlockBytes / 4;  // words of a slot
   __device__ u8* part(u32 slot, u32 block) const {
     return reinterpret_cast<u8*>(parts + u64{slot} * kPart) +
-           (wave_in_group() * kBlocks + block) * kBlockBytes;
+           (wave_id() * kBlocks + block) * kBlockBytes;
   }
   __device__ f32* totals(u32 slot, u32 column) const {
     return parts + (u64{slots} * kPart + (u64{slot} * kColumns + column) * 2);
@@ -107,10 +107,10 @@ struct MlaColumnsTarget {
     return reinterpret_cast<u64*>(counts) + (level * slots + slot);
   }
   __device__ void store_part(u32 slot, u32 block, const MlaBlock& own) const {
-    auto* const to = reinterpret_cast<MlaBlock::Half4*>(part(slot, block)) + lane_in_wave();
+    auto* const to = reinterpret_cast<MlaBlock::Half4*>(part(slot, block)) + lane_id();
 #pragma unroll
     for (u32 i = 0; i < kQuads; ++i) to[i * kWaveSize] = own.quads[i];
-    reinterpret_cast<f32*>(part(slot, block) + kQuadsBytes)[lane_in_wave()] = own.unit;
+    reinterpret_cast<f32*>(part(slot, block) + kQuadsBytes)[lane_id()] = own.unit;
   }
   // Some of a block's, from quad `first` on.
   template <u32 kSome>
@@ -119,18 +119,18 @@ struct MlaColumnsTarget {
     const u8* const begin = part(slot, block);
     const auto* const from = reinterpret_cast<const Half4*>(begin) + first * kWaveSize;
 #pragma unroll
-    for (u32 i = 0; i < kSome; ++i) own.quads[i] = from[i * kWaveSize + lane_in_wave()];
-    own.unit = reinterpret_cast<const f32*>(begin + kQuadsBytes)[lane_in_wave()];
+    for (u32 i = 0; i < kSome; ++i) own.quads[i] = from[i * kWaveSize + lane_id()];
+    own.unit = reinterpret_cast<const f32*>(begin + kQuadsBytes)[lane_id()];
   }
-  __device__ void store_totals(u32 slot, u32 column, MlaTotals all) const {
+  __device__ void store_totals(u32 slot, u32 column, SoftmaxStats all) const {
     totals(slot, column)[0] = all.most;
     totals(slot, column)[1] = all.sum;
   }
   // What a sum of weighted values is to be multiplied by.
-  __device__ f32 factor(MlaTotals all) const {
+  __device__ f32 factor(SoftmaxStats all) const {
     return all.sum == 0.0f ? 0.0f : value_scale / all.sum;
   }
-  __device__ void store_lse(u32 column, MlaTotals all) const {
+  __device__ void store_lse(u32 column, SoftmaxStats all) const {
     constexpr f32 kLn2 = 0.693147180559945f;
     if (lse == nullptr || column >= columns) return;
     const f32 log = (all.most + __builtin_amdgcn_logf(all.sum)) * kLn2;
@@ -152,7 +152,7 @@ struct MlaColumnsTarget {
     __builtin_amdgcn_raw_buffer_store_b64(narrow, result.rsrc, (column * kMlaValue + d) * 2, 0, 0);
   }
 };
-using MlaTarget = MlaColumnsTarget<kMlaColumns>;
+using MlaTarget = SplitOutput<kQRowsPerTile>;
 
 namespace details {
 
@@ -168,15 +168,15 @@ constexpr u32 weight_at(u32 i, u32 column) {
 // What columns' parts in slots slot_of(0..count - 1), at most kMostShared, are to be multiplied by,
 // into `weights`. `is_root`: for the result. leave(column, totals) once.
 template <u32 kColumns, class SlotOf, class Leave>
-__device__ inline void weigh_columns(const MlaColumnsTarget<kColumns>& target, u32 count,
-                                     bool is_root, SlotOf slot_of, RFOPS_LDS f32* weights,
-                                     Leave leave) {
+__device__ inline void weigh_columns(const SplitOutput<kColumns>& target, u32 count, bool is_root,
+                                     SlotOf slot_of, RFOPS_LDS f32* weights, Leave leave) {
   constexpr u32 kAtOnce = 4 * kWaveSize / kWeighers, kSteps = kColumns / kAtOnce;
   constexpr u32 kTurns = kMostShared / kWeighers;
-  u32 thread = thread_in_group();
-  pin(thread);  // what follows from it is computed here, not kept in registers from the beginning
+  u32 thread = thread_id();
+  force_vgpr(
+      thread);  // what follows from it is computed here, not kept in registers from the beginning
   const u32 own = thread % kWeighers, first = thread / kWeighers;
-  MlaTotals ones[kTurns][kSteps];
+  SoftmaxStats ones[kTurns][kSteps];
 #pragma unroll
   for (u32 t = 0; t < kTurns; ++t) {
     if (t > 0 && t * kWeighers >= count) break;
@@ -187,25 +187,25 @@ __device__ inline void weigh_columns(const MlaColumnsTarget<kColumns>& target, u
       ones[t][g] = {from[g * kAtOnce * 2], from[g * kAtOnce * 2 + 1]};
     }
   }
-  keep_order();
+  sched_barrier();
 #pragma unroll
   for (u32 g = 0; g < kSteps; ++g) {
     const u32 column = g * kAtOnce + first;
-    MlaTotals all = {kLowest, 0.0f};
+    SoftmaxStats all = {kMinScore, 0.0f};
 #pragma unroll
     for (u32 t = 0; t < kTurns; ++t) {
       if (t > 0 && t * kWeighers >= count) break;
-      if (t * kWeighers + own >= count) ones[t][g] = {kLowest, 0.0f};
+      if (t * kWeighers + own >= count) ones[t][g] = {kMinScore, 0.0f};
       all.most = max_of(all.most, ones[t][g].most);
     }
-    all.most = most_of_lanes<kWeighers>(all.most);
+    all.most = max_over_lanes<kWeighers>(all.most);
 #pragma unroll
     for (u32 t = 0; t < kTurns; ++t) {
       if (t > 0 && t * kWeighers >= count) break;
       ones[t][g].most = __builtin_amdgcn_exp2f(ones[t][g].most - all.most);
       all.sum += ones[t][g].most * ones[t][g].sum;
     }
-    all.sum = sum_of_lanes<kWeighers>(all.sum);
+    all.sum = sum_over_lanes<kWeighers>(all.sum);
     const f32 times = is_root ? target.factor(all) : 1.0f;
 #pragma unroll
     for (u32 t = 0; t < kTurns; ++t) {
@@ -224,7 +224,7 @@ struct PartPlace {
 // Sums of `count` parts, in their order, kAtOnce of them on their way at a time. Part `kept`, if
 // there is one, is what own(part) makes meanwhile; the others are in memory.
 template <u32 kAtOnce, u32 kQuads, u32 kColumns, class SlotOf, class Own>
-__device__ inline void add_parts(F32x4 (&sums)[kQuads], const MlaColumnsTarget<kColumns>& target,
+__device__ inline void add_parts(F32x4 (&sums)[kQuads], const SplitOutput<kColumns>& target,
                                  const PartPlace& at, u32 count, SlotOf slot_of,
                                  const RFOPS_LDS f32* weights, u32 kept, Own own) {
   const auto weight_of = [&](u32 i) { return weights[weight_at<kColumns>(i, at.column)]; };
@@ -239,9 +239,9 @@ __device__ inline void add_parts(F32x4 (&sums)[kQuads], const MlaColumnsTarget<k
     for (u32 n = 0; n < kAtOnce; ++n) {
       if (i + n < others) target.load_part(slot_of(other(n)), at.block, at.first, part[n]);
     }
-    keep_order();
+    sched_barrier();
     if (i == 0 && kept < count) own(mine);
-    keep_order();
+    sched_barrier();
 #pragma unroll
     for (u32 n = 0; n < kAtOnce; ++n) {
       if (i + n >= others) continue;
@@ -267,37 +267,37 @@ struct MlaParts {
 // This workgroup's part is written, to slot_of(own) of `count` that make up a sequence. Whether it
 // makes the result, of `parts`.
 template <u32 kColumns, class SlotOf>
-__device__ inline bool climb(const MlaColumnsTarget<kColumns>& target, u32 own, u32 count,
-                             u32 column, SlotOf slot_of, LdsBytes* lds, MlaParts& parts) {
+__device__ inline bool reduce_upward(const SplitOutput<kColumns>& target, u32 own, u32 count,
+                                     u32 column, SlotOf slot_of, LdsBytes* lds, MlaParts& parts) {
   auto* const weights = reinterpret_cast<RFOPS_LDS f32*>(lds);
   parts = {0, 1, 0};
   for (u32 level = 0;; ++level) {
     const bool is_root = count <= kMostFan;
-    const u32 first = is_root ? 0 : own / kFan * kFan;
-    const u32 here = is_root || count - first < kFan ? count - first : kFan;
-    parts = {first, parts.stride, as_scalar(here)};
+    const u32 first = is_root ? 0 : own / kFanIn * kFanIn;
+    const u32 here = is_root || count - first < kFanIn ? count - first : kFanIn;
+    parts = {first, parts.stride, readfirstlane(here)};
     const auto child = parts.of(slot_of);
     if (here > 1) {
       auto* const counter = reinterpret_cast<u32*>(target.counter(level, child(0)));
-      if (!is_last_of(counter, here, reinterpret_cast<RFOPS_LDS u32*>(lds))) return false;
-      sync_group();
+      if (!arrive_is_last(counter, here, reinterpret_cast<RFOPS_LDS u32*>(lds))) return false;
+      workgroup_barrier();
       if (is_root) return true;
-      details::weigh_columns(target, here, false, child, weights, [&](u32 column, MlaTotals all) {
-        target.store_totals(child(0), column, all);
-      });
-      sync_group();
+      details::weigh_columns(
+          target, here, false, child, weights,
+          [&](u32 column, SoftmaxStats all) { target.store_totals(child(0), column, all); });
+      workgroup_barrier();
 #pragma nounroll
       for (u32 block = 0; block < target.kBlocks; ++block) {
         F32x4 sums[8];
-        details::add_parts<kFan>(sums, target, {block, 0, column}, here, child, weights, kNotKept,
-                                 [](auto&) {});
+        details::add_parts<kFanIn>(sums, target, {block, 0, column}, here, child, weights, kNotKept,
+                                   [](auto&) {});
         target.store_part(child(0), block, MlaBlock::of(sums));
       }
-      sync_group();  // LDS is the next level's
+      workgroup_barrier();  // LDS is the next level's
     }
-    own /= kFan;
-    count = (count + kFan - 1) / kFan;
-    parts.stride *= kFan;
+    own /= kFanIn;
+    count = (count + kFanIn - 1) / kFanIn;
+    parts.stride *= kFanIn;
   }
 }
 

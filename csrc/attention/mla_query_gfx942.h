@@ -15,11 +15,11 @@ template <u32 kOwn, u32 kSteps, class Loads>
 __device__ inline void exchange_query_16(Bf16x8 (&all)[kOwn][kSteps], const Loads& loads,
                                          LdsBytes* lds) {
   static_assert(Loads::kCount == kOwn * kSteps);
-  const u32 lane = lane_in_wave();
+  const u32 lane = lane_id();
   const auto place = [&](u32 row, u32 chunk) {
     return lds + (row * 4 + (chunk ^ row / 2 % 4)) * kVecBytes;  // no bank twice
   };
-  each_number<Loads::kCount>([&](auto i) {
+  static_for<Loads::kCount>([&](auto i) {
     Bf16x8& own = all[i % kOwn][i / kOwn];
     *reinterpret_cast<RFOPS_LDS U32x4*>(place(lane / 4, lane % 4)) = loads.template at<i>();
     own = *reinterpret_cast<const RFOPS_LDS Bf16x8*>(place(lane % 16, lane / 16));

@@ -16,11 +16,11 @@ constexpr u32 kQuery32Bytes = 2 * kWaveSize * kVecBytes;  // of LDS, of a wave
 template <bool kNeighbours, class Loads>
 __device__ inline void exchange_query_32(U32x4 (&all)[Loads::kCount], const Loads& loads,
                                          LdsBytes* lds) {
-  const u32 lane = lane_in_wave(), g = lane / 32;
+  const u32 lane = lane_id(), g = lane / 32;
   const auto place = [&](u32 row, u32 chunk) {  // no bank twice
     return (RFOPS_LDS U32x4*)(lds + (row * 4 + (chunk ^ row / 4 % 4)) * kVecBytes);
   };
-  each_number<Loads::kCount / 2>([&](auto i) {
+  static_for<Loads::kCount / 2>([&](auto i) {
     *place(lane / 4, lane % 4) = loads.template at<2 * i>();
     *place(16 + lane / 4, lane % 4) = loads.template at<2 * i + 1>();
     all[2 * i] = *place(lane % 32, kNeighbours ? 2 * g : g);

@@ -20,9 +20,9 @@ class SlotTurner {
  public:
   // Asks for what keys of a tile are turned by; `token` is the one of this lane's row. By inline
   // assembly, as the compiler would wait for all loads on their way: `read` waits.
-  __device__ void ask(const MlaTokens<kPaged>& tokens, u32 token) {
+  __device__ void ask(const KvPageTable<kPaged>& tokens, u32 token) {
     const u32 at = tokens.clamped(token);
-    const bf16* const from = tokens.angles + (u64{at} * kTurned + lane_in_wave() % kLanes * kPairs);
+    const bf16* const from = tokens.angles + (u64{at} * kTurned + lane_id() % kLanes * kPairs);
     asm volatile("global_load_dwordx2 %0, %2, off\n\tglobal_load_dwordx2 %1, %2, off offset:64"
                  : "=&v"(cos_), "=v"(sin_)
                  : "v"(from)
@@ -32,7 +32,7 @@ class SlotTurner {
   template <u32 kLater>
   __device__ void read(LdsBytes* slot, u32 first_row) {
     asm volatile("s_waitcnt vmcnt(%2)" : "+v"(cos_), "+v"(sin_) : "i"(kLater) : "memory");
-    const u32 lane = lane_in_wave(), row = first_row + lane / kLanes, d = lane % kLanes * kPairs;
+    const u32 lane = lane_id(), row = first_row + lane / kLanes, d = lane % kLanes * kPairs;
     LdsBytes* const inside = slot + d * 2 % kVecBytes;
     low_at_ = (At)(inside + Slot::rope_at(row, d / 8));
     high_at_ = (At)(inside + Slot::rope_at(row, d / 8 + 4));
@@ -74,21 +74,21 @@ class SlotTurner {
   static constexpr u32 kAngles = 4;  // steps that read angles, the first
 
   __device__ void place(u32 first_row) {
-    const u32 lane = lane_in_wave(), d = lane % kLanes * kPairs;
+    const u32 lane = lane_id(), d = lane % kLanes * kPairs;
     place_ = Slot::rope_at(first_row + lane / kLanes, d / 8) + d * 2 % kVecBytes;
   }
   // Asks for what keys of a tile are turned by; `token` is the one of this lane's row. By inline
   // assembly, as the compiler would wait for all loads on their way: the caller waits.
   template <u32 kStep, bool kFirst = false>
-  __device__ void ask(const MlaTokens<kPaged>& tokens, u32 token) {
+  __device__ void ask(const KvPageTable<kPaged>& tokens, u32 token) {
     Angles& to = kFirst ? first_ : angles_;
     if constexpr (kStep == 0) token_ = token;
     if constexpr (kStep == 1) token_ = tokens.clamped(token_);
-    if constexpr (kStep < 2) pin(token_);
+    if constexpr (kStep < 2) force_vgpr(token_);
     if constexpr (kStep == 2) from_ = u64{token_} * (kTurned * 2);
     if constexpr (kStep == 3)
-      from_ += reinterpret_cast<u64>(tokens.angles + lane_in_wave() % kLanes * kPairs);
-    if constexpr (kStep == 2 || kStep == 3) pin(from_);
+      from_ += reinterpret_cast<u64>(tokens.angles + lane_id() % kLanes * kPairs);
+    if constexpr (kStep == 2 || kStep == 3) force_vgpr(from_);
     if constexpr (kStep == 4)
       asm volatile("global_load_dword %0, %1, off" : "=v"(to.cos) : "v"(from_) : "memory");
     if constexpr (kStep == 5)
@@ -105,7 +105,7 @@ class SlotTurner {
   __device__ void read(const LdsBytes* slot) {
     if constexpr (kStep == 0) {
       at_ = lds_address(slot) + place_;
-      pin(at_);
+      force_vgpr(at_);
     } else {
       low_ = *low_at();
       high_ = *high_at();
@@ -125,7 +125,7 @@ class SlotTurner {
       constexpr bool kOfSin = kMade / 2 == kHighSin / 2 || kMade / 2 == kLowSin / 2;
       made_[kMade] =
           wide_[(kOfHigh ? kHigh : kLow) + kPair] * wide_[(kOfSin ? kSin : kCos) + kPair];
-      pin(made_[kMade]);
+      force_vgpr(made_[kMade]);
     } else if constexpr (kStep < kSums) {
       constexpr u32 kPart = (kStep - kRounds) % 6;
       round<(kStep - kRounds) / 6 * 2 + kPart % 2, kPart / 2>();
@@ -133,12 +133,12 @@ class SlotTurner {
       constexpr u32 kSum = kStep - kSums, kPair = kSum % 2;
       if constexpr (kSum < 2) made_[kLowCos + kPair] -= made_[kHighSin + kPair];
       if constexpr (kSum >= 2) made_[kHighCos + kPair] += made_[kLowSin + kPair];
-      pin(made_[kSum < 2 ? kLowCos + kPair : kHighCos + kPair]);
+      force_vgpr(made_[kSum < 2 ? kLowCos + kPair : kHighCos + kPair]);
     } else {
       end<kStep - kEnds>();
     }
   }
-  __device__ void turn_first(const LdsBytes* slot) {
+  __device__ void rotate_first_tile(const LdsBytes* slot) {
     asm volatile("" : "+v"(first_.cos), "+v"(first_.sin));  // not before
     read<0>(slot), read<1>(slot);
     turn_from<0>();
@@ -159,7 +159,7 @@ class SlotTurner {
   template <u32 kAt>
   __device__ void widen(u32 two) {
     wide_[kAt] = __builtin_bit_cast(f32, kAt % 2 == 0 ? two << 16 : two & 0xffff0000);
-    pin(wide_[kAt]);
+    force_vgpr(wide_[kAt]);
   }
   // To bf16, as details::Turned does it.
   template <u32 kMade, u32 kPart>
@@ -167,18 +167,18 @@ class SlotTurner {
     u32 bits = __builtin_bit_cast(u32, made_[kMade]);
     if constexpr (kPart == 0) {
       odd_[kMade % 2] = bits >> 16 & 1;
-      pin(odd_[kMade % 2]);
+      force_vgpr(odd_[kMade % 2]);
       return;
     }
     bits = kPart == 1 ? bits + odd_[kMade % 2] + 0x7fff : bits & 0xffff0000;
     made_[kMade] = __builtin_bit_cast(f32, bits);
-    pin(made_[kMade]);
+    force_vgpr(made_[kMade]);
   }
   template <u32 kMade>
-  __device__ void join() {
+  __device__ void concat() {
     const auto bits = [&](u32 i) { return __builtin_bit_cast(u32, made_[kMade + i]); };
     both_ = upper_halves(bits(0), bits(1));
-    pin(both_);
+    force_vgpr(both_);
   }
   // The sums are rounded, and go where they are from.
   template <u32 kPart>
@@ -186,10 +186,10 @@ class SlotTurner {
     // Of those below the next ones are begun before they are joined.
     if constexpr (kPart < 4) round<kLowCos + kPart % 2, kPart / 2>();
     if constexpr (kPart == 4 || kPart == 5) round<kHighCos + kPart % 2, 0>();
-    if constexpr (kPart == 6) join<kLowCos>();
+    if constexpr (kPart == 6) concat<kLowCos>();
     if constexpr (kPart == 7 || kPart == 8) round<kHighCos + (kPart + 1) % 2, 1>();
     if constexpr (kPart == 9) *low_at() = both_;
-    if constexpr (kPart == 10) join<kHighCos>();
+    if constexpr (kPart == 10) concat<kHighCos>();
     if constexpr (kPart == 11) *high_at() = both_;
   }
 

@@ -18,22 +18,22 @@ class MlaTurnedValues {
   static constexpr u32 kBlocks = kMlaValue / 64, kAhead4 = kAhead * 4;
 
   __device__ void place() {
-    const u32 g = lane_in_wave() / 16, d = lane_in_wave() % 32;
-    value_ = MlaSlot::value_at(g / 2 * 8, d / 2) + d % 2 * 8;
+    const u32 g = lane_id() / 16, d = lane_id() % 32;
+    value_ = KvStageLayout::value_at(g / 2 * 8, d / 2) + d % 2 * 8;
   }
 
   // Where a lane's i-th token is. Rows that differ in their last bits differ in their swizzle.
   template <u32 i>
   __device__ void aim(const LdsBytes* tile) {
     tokens_[i] = i == 0 ? lds_address(tile) + value_ : tokens_[0] ^ i * kVecBytes;
-    pin(tokens_[i]);
+    force_vgpr(tokens_[i]);
   }
   // Of block i / 4: elements 128 (i / 8) + 0..127, of the first or last four tokens.
   template <u32 i>
   __device__ void read() {
     constexpr u32 kBlock = i / 4, kRow = kBlock % 2 * 4 + i % 4;
     v_[kBlock % kAhead][i % 4] = *reinterpret_cast<const RFOPS_LDS U32x2*>(
-        (const LdsBytes*)tokens_[kRow] + kRow * MlaSlot::kPitch + kBlock / 2 * 256);
+        (const LdsBytes*)tokens_[kRow] + kRow * KvStageLayout::kPitch + kBlock / 2 * 256);
   }
   // Of the block kAhead on, as the registers of one are free: half of it, then the rest.
   template <u32 u>

@@ -35,45 +35,45 @@ class MlaFp8Columns {
   static constexpr u32 kParkedBytes = kQuery32Bytes;
   using Scores = F32x16[kHalves];
   static constexpr u32 kOwn = 1;             // columns of a lane
-  static constexpr bool kMasksLate = false;  // in the second half of `add_values`
+  static constexpr bool kMasksLate = false;  // in the second half of `accumulate_pv`
   __device__ static u32 column(u32 lane, u32) { return lane % 32; }
 
-  __device__ void ask_query(const WaveQuery& q) { scale_ = q.scale, asked_.ask(q); }
+  __device__ void issue_q_loads(const WaveQuery& q) { scale_ = q.scale, asked_.ask(q); }
   template <class TurnFirst>
-  __device__ void take_query(LdsBytes* lds, TurnFirst turn_first) {
+  __device__ void finish_q_loads(LdsBytes* lds, TurnFirst rotate_first_tile) {
     begin();
     U32x4 all[2 * kSteps];
     exchange_query_32<true>(all, asked_, lds);
-    keep_order();
-    turn_first();
-    keep_order();
-    turn_signs(all, scale_, 0x80808080);
+    sched_barrier();
+    rotate_first_tile();
+    sched_barrier();
+    negate_if(all, scale_, 0x80808080);
     scale_ = __builtin_fabsf(scale_);
-    each_number<kSteps>([&](auto i) { q_[i] = join(all[2 * i], all[2 * i + 1]); });
-    const u32 g = lane_in_wave() / 32, c = lane_in_wave() % 32;
+    static_for<kSteps>([&](auto i) { q_[i] = concat(all[2 * i], all[2 * i + 1]); });
+    const u32 g = lane_id() / 32, c = lane_id() % 32;
     key_ = Slot::value_at(c, g * 2);
     rope_ = Slot::rope_at(c, g * 2);
-    const u32 l = lane_in_wave() % 16, token = l / 8 * 8 + g * 4 + l / 2 % 4;
-    value_ = Slot::value_at(token, lane_in_wave() / 16 % 2) + l % 2 * 8;
+    const u32 l = lane_id() % 16, token = l / 8 * 8 + g * 4 + l / 2 % 4;
+    value_ = Slot::value_at(token, lane_id() / 16 % 2) + l % 2 * 8;
   }
 
-  __device__ void aim_keys(const LdsBytes* tile) {
+  __device__ void set_key_tile(const LdsBytes* tile) {
     key_at_ = lds_address(tile) + key_;
     rope_at_ = lds_address(tile) + rope_;
-    pin(key_at_), pin(rope_at_);
+    force_vgpr(key_at_), force_vgpr(rope_at_);
   }
   template <u32 kFirst = 0, u32 kEnd = kAhead>
   __device__ void read_keys() {
-    each_number<kEnd - kFirst>([&](auto i) { k_[kFirst + i] = key<kFirst + i>(); });
+    static_for<kEnd - kFirst>([&](auto i) { k_[kFirst + i] = key<kFirst + i>(); });
   }
 
   __device__ void begin() {
     clear_result();
     unclean_ = 0;
-    each_number<32>([&](auto i) { s_[i] = -__builtin_inff(); });
-    found_ = MlaRoom::kNothing;
+    static_for<32>([&](auto i) { s_[i] = -__builtin_inff(); });
+    found_ = RescaleThreshold::kNothing;
     one_ = kOne;
-    pin(one_);
+    force_vgpr(one_);
     next_power_ = offset_ = 0.0f;
   }
 
@@ -81,48 +81,48 @@ class MlaFp8Columns {
   // `tile`, become weights. loads(step) may load.
   template <class Mask, class Loads>
   __device__ void scores(const LdsBytes* tile, Mask, Loads loads) {
-    if (RFOPS_SELDOM(room_.is_over(found_))) raise();
+    if (RFOPS_UNLIKELY(room_.is_over(found_))) raise();
     power_ = static_cast<i32>(next_power_);
     e8m0_ = power_ + kOne;
-    pin(power_), pin(e8m0_);
+    force_vgpr(power_), force_vgpr(e8m0_);
     value_at_ = lds_address(tile) + value_;
-    pin(value_at_);
-    each_number<kSteps * kHalves>([&](auto i) {
+    force_vgpr(value_at_);
+    static_for<kSteps * kHalves>([&](auto i) {
       constexpr u32 kLeft = kSteps * kHalves - i;
       multiply<i>();
       if constexpr (kLeft > kAhead) k_[i % kAhead] = key<i + kAhead>();
       if constexpr (kLeft <= kAhead) v_[kAhead - kLeft] = value<kAhead - kLeft>();
-      keep_order();
+      sched_barrier();
       loads(i);
-      keep_order();
-      soften<i>();
-      keep_order();
+      sched_barrier();
+      exp_scores<i>();
+      sched_barrier();
     });
   }
 
   // Values of that tile; meanwhile the scores of the next one are made ready, and the one behind
   // it, `behind`, begins to be read. Before, `all_read()`: nothing more of the values is.
   template <class Behind, class Loads, class Mask, class AllRead>
-  __device__ void add_values(Behind behind, Loads loads, Mask mask, AllRead all_read) {
-    each_number<kValueSteps>([&](auto t) {
+  __device__ void accumulate_pv(Behind behind, Loads loads, Mask mask, AllRead all_read) {
+    static_for<kValueSteps>([&](auto t) {
       constexpr u32 kLeft = kValueSteps - 1 - t;
       asm volatile(
           "v_mfma_scale_f32_32x32x64_f8f6f4 %0, %1, %2, %0, %3, %4 op_sel:[0,0,0] op_sel_hi:[0,0,0]"
           : "+a"(o_[t])
           : "v"(v_[t % kAhead]), "v"(p_), "v"(one_), "v"(e8m0_));
       if constexpr (t + kAhead < kValueSteps) v_[t % kAhead] = value<t + kAhead>();
-      keep_order();
+      sched_barrier();
       loads(t, Number<kValueSteps>{});
-      keep_order();
-      settle<t>(mask);
+      sched_barrier();
+      scale_and_mask<t>(mask);
       add_up<t>();
-      keep_order();
+      sched_barrier();
       if constexpr (kLeft == 2) {
-        aim_keys(behind());
+        set_key_tile(behind());
         all_read();
       }
       if constexpr (kLeft <= 2) read_keys<2 - kLeft, 3 - kLeft>();
-      keep_order();
+      sched_barrier();
     });
   }
 
@@ -132,7 +132,7 @@ class MlaFp8Columns {
   // have a score which is not finite.
   __device__ static u64 mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
     u64 found = 0;
-    each_number<kHalves>([&](auto h) {
+    static_for<kHalves>([&](auto h) {
       const u32 own = mask_column<16>(s[h], first + static_cast<i32>(h * 32), seen[0]);
       found |= tokens_of_lanes<16, 32>(own, column_token) << h * 32;
     });
@@ -140,7 +140,7 @@ class MlaFp8Columns {
   }
 
   // Of the lane's n-th column, over all of its lanes.
-  __device__ MlaTotals totals(u32) const {
+  __device__ SoftmaxStats totals(u32) const {
     return weights_.totals(reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; }));
   }
   __device__ static f32 of_result(const f32 (&one)[kOwn], u32) { return one[0]; }
@@ -153,7 +153,7 @@ class MlaFp8Columns {
   __device__ static u32 quad_at(u32 i, u32 lane) { return i * 8 + lane / 32 * 4; }
 
  private:
-  __device__ static U32x8 join(U32x4 low, U32x4 high) {
+  __device__ static U32x8 concat(U32x4 low, U32x4 high) {
     return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
   }
   // Step i: 64 elements along K of 32 tokens; a lane's are 32 neighbours, as q's.
@@ -164,8 +164,8 @@ class MlaFp8Columns {
     constexpr u32 kTurn = kEnd ? 0 : kPart % 4 * 64;
     constexpr u32 kMore = kEnd ? kHalf * Slot::kRopePitch : kHalf * Slot::kPitch + kPart / 4 * 256;
     const u32 at = kEnd ? rope_at_ : key_at_;
-    return join(lds_load_16((const LdsBytes*)(at ^ kTurn) + kMore),
-                lds_load_16((const LdsBytes*)(at ^ (kTurn ^ kVecBytes)) + kMore));
+    return concat(lds_load_b128((const LdsBytes*)(at ^ kTurn) + kMore),
+                  lds_load_b128((const LdsBytes*)(at ^ (kTurn ^ kVecBytes)) + kMore));
   }
   // Elements 32 t + 0..31 of all tokens, four times eight of these.
   template <u32 t>
@@ -201,10 +201,10 @@ class MlaFp8Columns {
   // Without tokens that are not there, a column's most of the scores; then these as powers of two
   // above `most` and the tile's own. From the third step on the matrix cores have written them all.
   template <u32 t, class Mask>
-  __device__ void settle(Mask mask) {
+  __device__ void scale_and_mask(Mask mask) {
     if constexpr (t == 2) unclean_ |= mask(next_, Number<1>{});
     if constexpr (t >= 2 && t < 6) {
-      each_number<4>([&](auto j) {
+      static_for<4>([&](auto j) {
         constexpr u32 r = (t - 2) * 8 + j * 2;
         const F32x16& half = next_[r / 16];
         found_ = max_of(r == 0 ? half[0] : found_, half[r % 16], half[r % 16 + 1]);
@@ -215,7 +215,7 @@ class MlaFp8Columns {
       found_ = __builtin_fmaf(all, scale_, offset_);
     }
     if constexpr (t == 7) choose_power();
-    if constexpr (t >= 8) each_number<4>([&](auto j) { lower<(t - 8) * 4 + j>(); });
+    if constexpr (t >= 8) static_for<4>([&](auto j) { lower<(t - 8) * 4 + j>(); });
   }
   __device__ void choose_power() {
     next_power_ = max_of(__builtin_ceilf(found_), kFaintest) - kLargest;
@@ -227,11 +227,11 @@ class MlaFp8Columns {
   }
   // Step i of making scores weights: two of them, and the two before to a byte each.
   template <u32 i>
-  __device__ void soften() {
+  __device__ void exp_scores() {
     if constexpr (i < 16) {
       s_[2 * i] = __builtin_amdgcn_exp2f(s_[2 * i]);
       s_[2 * i + 1] = __builtin_amdgcn_exp2f(s_[2 * i + 1]);
-      pin(s_[2 * i]), pin(s_[2 * i + 1]);
+      force_vgpr(s_[2 * i]), force_vgpr(s_[2 * i + 1]);
     }
     if constexpr (i >= 1 && i < 17) {
       constexpr u32 kPair = i - 1;
@@ -245,24 +245,24 @@ class MlaFp8Columns {
     const auto pair = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<i32>(p_[t / 2]), t % 2 == 1);
     tile_sum_ = t == 0 ? pair[0] : tile_sum_ + pair[0];
     tile_sum_ += pair[1];
-    pin(tile_sum_);  // here, not all at the end
+    force_vgpr(tile_sum_);  // here, not all at the end
     if constexpr (t + 1 == kValueSteps) weights_.sum += __builtin_ldexpf(tile_sum_, power_);
   }
 
   __device__ void raise() {
-    f32 rise;
-    const f32 decay = weights_.raise(found_, room_.is_first(), rise);
+    f32 max_delta;
+    const f32 rescale_factor = weights_.raise(found_, room_.is_first(), max_delta);
     offset_ = -weights_.most;
-    found_ -= rise;
+    found_ -= max_delta;
     choose_power();
-    each_number<32>([&](auto r) { lower<r>(); });
+    static_for<32>([&](auto r) { lower<r>(); });
     const u32 was_first = room_.leave();
-    scale_result(o_, decay, was_first);
-    if (RFOPS_SELDOM((was_first & unclean_) != 0)) clear_result();
+    scale_result(o_, rescale_factor, was_first);
+    if (RFOPS_UNLIKELY((was_first & unclean_) != 0)) clear_result();
   }
   // Matrix instructions make zeros faster than one register at a time.
   __device__ void clear_result() {
-    each_number<kValueSteps>([&](auto t) {
+    static_for<kValueSteps>([&](auto t) {
       const U32x4 zero = {};
       asm volatile("s_nop 1\n\tv_mfma_f32_32x32x16_bf16 %0, %1, %1, 0" : "+a"(o_[t]) : "v"(zero));
     });
@@ -271,7 +271,7 @@ class MlaFp8Columns {
   f32 scale_, offset_;  // a score's power of two is score * scale_ + offset_
   f32 next_power_, lowered_, tile_sum_;
   i32 power_, e8m0_, one_;
-  MlaWeights weights_;
+  OnlineSoftmax weights_;
   u32 key_, rope_, value_, key_at_, rope_at_, value_at_;
   QueryLoads<1, kVecBytes> asked_;
   U32x8 q_[kSteps], k_[kAhead], v_[kAhead], p_;
@@ -279,7 +279,7 @@ class MlaFp8Columns {
   F32x16 next_[kHalves];  // scores of the next tile
   f32 s_[32];             // and of this one
   f32 found_;             // the most of these
-  MlaRoom room_;
+  RescaleThreshold room_;
   u32 unclean_;  // 1: turn 0 may have multiplied zeros by values that are not finite
 };
 

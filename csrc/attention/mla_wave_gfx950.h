@@ -17,7 +17,7 @@ using F32x16 = f32 __attribute__((ext_vector_type(16)));
 
 // Of Q each kEach-th operand is in LDS, where there is room and registers are too few.
 template <bool kQueryFp8, u32 kEach>
-class MlaColumns {
+class WaveAttention {
   static constexpr u32 kSteps = kMlaKey / 16, kValueSteps = kMlaValue / 16;
   static constexpr u32 kAhead = 4, kValuesAhead = 4;  // operands on their way from LDS
   // The step of adding values from which on scores are there, and what is done to them then.
@@ -30,52 +30,52 @@ class MlaColumns {
   static constexpr u32 kParkedBytes = kParked * kWaveSize * kVecBytes;
   using Scores = f32[16];
   static constexpr u32 kOwn = 1;            // columns of a lane
-  static constexpr bool kMasksLate = true;  // in the second half of `add_values`
+  static constexpr bool kMasksLate = true;  // in the second half of `accumulate_pv`
   static_assert(kParkedBytes >= kQuery32Bytes);
   __device__ static u32 column(u32 lane, u32) { return lane % 32; }
 
-  __device__ void ask_query(const WaveQuery& q) { scale_ = q.scale, asked_.ask(q); }
-  // `parked` is where this wave's lanes keep what registers have no room for. Then `turn_first()`
-  // turns the first tile's keys, asked for after it.
+  __device__ void issue_q_loads(const WaveQuery& q) { scale_ = q.scale, asked_.ask(q); }
+  // `parked` is where this wave's lanes keep what registers have no room for. Then
+  // `rotate_first_tile()` turns the first tile's keys, asked for after it.
   template <class TurnFirst>
-  __device__ void take_query(LdsBytes* parked, TurnFirst turn_first) {
+  __device__ void finish_q_loads(LdsBytes* parked, TurnFirst rotate_first_tile) {
     begin();
     U32x4 all[kSteps];
     exchange_query_32<false>(all, asked_, parked);
-    keep_order();
-    turn_first();
-    keep_order();
-    turn_signs(all, scale_, 0x80008000);
+    sched_barrier();
+    rotate_first_tile();
+    sched_barrier();
+    negate_if(all, scale_, 0x80008000);
     scale_ = __builtin_fabsf(scale_);
-    parked_ = parked + lane_in_wave() * kVecBytes;
-    each_number<kSteps>([&](auto i) {
+    parked_ = parked + lane_id() * kVecBytes;
+    static_for<kSteps>([&](auto i) {
       if constexpr (is_parked(i)) {
         *reinterpret_cast<RFOPS_LDS U32x4*>(parked_ + i / kEach * kWaveSize * kVecBytes) = all[i];
       } else {
         q_[i - i / kEach] = __builtin_bit_cast(Bf16x8, all[i]);
       }
     });
-    const u32 g = lane_in_wave() / 32, c = lane_in_wave() % 32;
-    key_ = MlaSlot::value_at(c, g);
-    rope_ = MlaSlot::rope_at(c, g);
+    const u32 g = lane_id() / 32, c = lane_id() % 32;
+    key_ = KvStageLayout::value_at(c, g);
+    rope_ = KvStageLayout::rope_at(c, g);
     const u32 token = g * 4 + c % 16 / 4, chunk = c / 16 * 2 + c % 4 / 2;
-    value_ = MlaSlot::value_at(token, chunk) + c % 2 * 8;
-    value_8_ = MlaSlot::value_at(token + 8, chunk) + c % 2 * 8;
-    pin(key_), pin(rope_), pin(value_), pin(value_8_);
+    value_ = KvStageLayout::value_at(token, chunk) + c % 2 * 8;
+    value_8_ = KvStageLayout::value_at(token + 8, chunk) + c % 2 * 8;
+    force_vgpr(key_), force_vgpr(rope_), force_vgpr(value_), force_vgpr(value_8_);
   }
 
   // What lanes read begins at addresses that are computed once, and by themselves: else the
   // compiler keeps one for each read.
-  __device__ void aim_keys(const LdsBytes* tile) {
+  __device__ void set_key_tile(const LdsBytes* tile) {
     keys_[0] = tile + key_;
     keys_[1] = tile + (key_ ^ 32);
     rope_key_ = lds_address(tile) + rope_;
-    pin(keys_[0]), pin(keys_[1]), pin(rope_key_);
+    force_vgpr(keys_[0]), force_vgpr(keys_[1]), force_vgpr(rope_key_);
   }
   // The first of a tile's keys begin to be read.
   template <u32 kFirst = 0, u32 kEnd = kAhead>
   __device__ void read_keys() {
-    each_number<kEnd - kFirst>([&](auto i) { k_[kFirst + i] = key<kFirst + i>(); });
+    static_for<kEnd - kFirst>([&](auto i) { k_[kFirst + i] = key<kFirst + i>(); });
   }
 
   __device__ void begin() {
@@ -83,15 +83,15 @@ class MlaColumns {
     unclean_ = 0;
 #pragma unroll
     for (u32 i = 0; i < 16; ++i) s_[i] = -__builtin_inff();
-    found_ = MlaRoom::kNothing;
+    found_ = RescaleThreshold::kNothing;
   }
 
   // Scores of the tile whose keys are being read; meanwhile those of the one before, which is in
   // `tile`, become weights. loads(step, steps) may load.
   template <class Mask, class Loads>
   __device__ void scores(const LdsBytes* tile, Mask, Loads loads) {
-    if (RFOPS_SELDOM(room_.is_over(found_))) raise();
-    each_number<kSteps>([&](auto i) {
+    if (RFOPS_UNLIKELY(room_.is_over(found_))) raise();
+    static_for<kSteps>([&](auto i) {
       multiply<i>();
       if constexpr (i % 2 == 1) add_weight<i / 2>();
       if constexpr (i == 6 || i == 8 || i == 10) aim_end<i / 2 - 3>();
@@ -100,24 +100,24 @@ class MlaColumns {
       if constexpr (i % 2 == 0 && i >= 4) loads(Number<kFill + 3 + i / 2>{});
       if constexpr (i == 3) {
         values_[0] = tile + value_, values_[1] = tile + value_8_;
-        pin(values_[0]), pin(values_[1]);
+        force_vgpr(values_[0]), force_vgpr(values_[1]);
       }
-      if constexpr (i % 2 == 0) soften<i / 2>();
-      keep_order();
+      if constexpr (i % 2 == 0) exp_scores<i / 2>();
+      sched_barrier();
       if constexpr (i % kEach == 0) read_parked<i / kEach>();
       if constexpr (i + kValuesAhead >= kSteps) {
         constexpr u32 kValue = i + kValuesAhead - kSteps;
         v_[kValue] = value<kValue>();
       }
-      keep_order();
+      sched_barrier();
     });
   }
 
   // Values of that tile; meanwhile the scores of the next one are made ready, and the one behind
   // it, `behind`, begins to be read. Before, `all_read()`: nothing more of the values is.
   template <class Behind, class Loads, class Mask, class AllRead>
-  __device__ void add_values(Behind behind, Loads loads, Mask mask, AllRead all_read) {
-    each_number<kValueSteps>([&](auto u) {
+  __device__ void accumulate_pv(Behind behind, Loads loads, Mask mask, AllRead all_read) {
+    static_for<kValueSteps>([&](auto u) {
       constexpr u32 kHalf = half_of(u) * 4, kNext = u + kValuesAhead, kLeft = kValueSteps - 1 - u;
       const U32x4 p = {p_[kHalf], p_[kHalf + 1], p_[kHalf + 2], p_[kHalf + 3]};
       asm volatile("v_mfma_f32_32x32x16_bf16 %0, %1, %2, %0"
@@ -126,17 +126,18 @@ class MlaColumns {
       if constexpr (kNext < kValueSteps) v_[u % kValuesAhead] = value<kNext>();
       loads(u, Number<kValueSteps>{});
       if constexpr (u >= kSettle) {
-        each_number<settled(u + 1) - settled(u)>([&](auto i) { settle<settled(u) + i>(mask); });
+        static_for<settled(u + 1) - settled(u)>(
+            [&](auto i) { scale_and_mask<settled(u) + i>(mask); });
       }
-      if constexpr (kLeft == 3) aim_keys(behind());
-      keep_order();
+      if constexpr (kLeft == 3) set_key_tile(behind());
+      sched_barrier();
       if constexpr (kLeft == 2) {
         all_read();
         read_keys<0, 1>();
       }
       if constexpr (kLeft == 1) read_keys<1, 3>();
       if constexpr (kLeft == 0) read_keys<3, kAhead>();
-      keep_order();
+      sched_barrier();
     });
   }
 
@@ -149,7 +150,7 @@ class MlaColumns {
   }
 
   // Of the lane's n-th column, over all of its lanes.
-  __device__ MlaTotals totals(u32) const {
+  __device__ SoftmaxStats totals(u32) const {
     return weights_.totals(reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; }));
   }
   __device__ static f32 of_result(const f32 (&one)[kOwn], u32) { return one[0]; }
@@ -167,14 +168,14 @@ class MlaColumns {
 
   template <u32 i>
   __device__ U32x4 key() const {
-    if constexpr (i < kMlaValue / 16) return lds_load_16(keys_[i % 2] + i / 2 * 64);
-    if constexpr (i % 4 == 0) return lds_load_16((const LdsBytes*)rope_key_);
-    return lds_load_16((const LdsBytes*)ends_[i % 4 - 1]);
+    if constexpr (i < kMlaValue / 16) return lds_load_b128(keys_[i % 2] + i / 2 * 64);
+    if constexpr (i % 4 == 0) return lds_load_b128((const LdsBytes*)rope_key_);
+    return lds_load_b128((const LdsBytes*)ends_[i % 4 - 1]);
   }
   template <u32 u>
   __device__ U32x4 value() const {
     const auto read = [](const LdsBytes* lane) {
-      const LdsBytes* const at = lane + tile_of(u) * 64 + half_of(u) * 16 * MlaSlot::kPitch;
+      const LdsBytes* const at = lane + tile_of(u) * 64 + half_of(u) * 16 * KvStageLayout::kPitch;
       return __builtin_bit_cast(U32x2,
                                 __builtin_amdgcn_ds_read_tr16_b64_v4bf16((RFOPS_LDS Bf16x4*)at));
     };
@@ -208,7 +209,7 @@ class MlaColumns {
   // Step i of making scores powers of two, above `most`, without tokens that are not there, and of
   // finding the lane's most of them.
   template <u32 i, class Mask>
-  __device__ void settle(Mask mask) {
+  __device__ void scale_and_mask(Mask mask) {
     if constexpr (i < 16) s_[i] = __builtin_fmaf(next_[i], scale_, -weights_.most);
     if constexpr (i == 16) unclean_ |= mask(s_, Number<1>{});
     if constexpr (i > 16 && i < kSettleSteps) {
@@ -228,53 +229,53 @@ class MlaColumns {
   __device__ void add_weight() {
     if constexpr (i < 16) {
       weights_.sum += s_[i];
-      pin(weights_.sum);  // here, not all at the end
+      force_vgpr(weights_.sum);  // here, not all at the end
     }
   }
   // Where the keys' ends are read, before it is asked for: a result is not there at once.
   template <u32 i>
   __device__ void aim_end() {
     ends_[i] = rope_key_ ^ (i + 1) * 32;
-    pin(ends_[i]);
+    force_vgpr(ends_[i]);
   }
 
   // Step i of making scores weights: an exponential takes as long as four other instructions.
   template <u32 i>
-  __device__ void soften() {
+  __device__ void exp_scores() {
     if constexpr (i > 0 && i <= 16 && i % 2 == 0) {
       using F32x2 = f32 __attribute__((ext_vector_type(2)));
       u32& pair = p_[i / 2 - 1];
       pair =
           __builtin_bit_cast(u32, __builtin_convertvector((F32x2{s_[i - 2], s_[i - 1]}), Bf16x2));
-      pin(pair);
+      force_vgpr(pair);
     }
-    keep_order();
+    sched_barrier();
     if constexpr (i < 16) {
       s_[i] = __builtin_amdgcn_exp2f(s_[i]);
-      pin(s_[i]);
+      force_vgpr(s_[i]);
     }
   }
 
   __device__ void raise() {
-    f32 rise;
+    f32 max_delta;
     const f32 all = reduce_lanes<64, 32>(found_, [](f32 a, f32 b) { return max_of(a, b); });
-    const f32 decay = weights_.raise(all, room_.is_first(), rise);
+    const f32 rescale_factor = weights_.raise(all, room_.is_first(), max_delta);
 #pragma unroll
-    for (u32 i = 0; i < 16; ++i) s_[i] -= rise;
+    for (u32 i = 0; i < 16; ++i) s_[i] -= max_delta;
     const u32 was_first = room_.leave();
-    scale_result(o_, decay, was_first);
-    if (RFOPS_SELDOM((was_first & unclean_) != 0)) clear_result();
+    scale_result(o_, rescale_factor, was_first);
+    if (RFOPS_UNLIKELY((was_first & unclean_) != 0)) clear_result();
   }
   // Matrix instructions make zeros faster than one register at a time.
   __device__ void clear_result() {
-    each_number<kTiles>([&](auto t) {
+    static_for<kTiles>([&](auto t) {
       const U32x4 zero = {};
       asm volatile("s_nop 1\n\tv_mfma_f32_32x32x16_bf16 %0, %1, %1, 0" : "+a"(o_[t]) : "v"(zero));
     });
   }
 
   f32 scale_;
-  MlaWeights weights_;
+  OnlineSoftmax weights_;
   u32 key_, rope_, value_, value_8_, rope_key_, ends_[3];
   const LdsBytes *keys_[2], *values_[2];
   LdsBytes* parked_;
@@ -285,7 +286,7 @@ class MlaColumns {
   F32x16 next_;  // scores of the next tile
   Scores s_;     // and of this one
   f32 found_;    // the lane's most of these
-  MlaRoom room_;
+  RescaleThreshold room_;
   u32 unclean_;  // 1: turn 0 may have multiplied zeros by values that are not finite
   u32 p_[8];
 };

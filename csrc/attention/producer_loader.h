@@ -22,14 +22,14 @@ struct FetchedRows {
   __device__ u32 first(u32 i) const { return (i * kWaves + wave) * kAtOnce; }
   // Of rows from `row0` on, K from k on.
   __device__ void load(u32 s, u32 row0, u32 k, u32 i) {
-    const u32 lane = lane_in_wave(), vec = lane % kVecs;
-    const u32 outside = k + vec * 8 < k_end ? 0 : kOutside;
-    own[s][i] = load_16<kStreamed>(rows, (lane / kVecs * row + vec * kVecBytes) | outside,
-                                   (row0 + first(i)) * row + k * 2);
+    const u32 lane = lane_id(), vec = lane % kVecs;
+    const u32 outside = k + vec * 8 < k_end ? 0 : kOutOfBounds;
+    own[s][i] = buffer_load_b128<kStreamed>(rows, (lane / kVecs * row + vec * kVecBytes) | outside,
+                                            (row0 + first(i)) * row + k * 2);
   }
   __device__ void store(u32 s, LdsBytes* to, u32 i) const {
-    const u32 lane = lane_in_wave(), vec = lane % kVecs;
-    const u32 at = lds_at(first(i) + lane / kVecs, vec % kRowChunks);
+    const u32 lane = lane_id(), vec = lane % kVecs;
+    const u32 at = lds_offset(first(i) + lane / kVecs, vec % kRowChunks);
     *reinterpret_cast<RFOPS_LDS U32x4*>(to + vec / kRowChunks * kLineBytes + at) = own[s][i];
   }
 };

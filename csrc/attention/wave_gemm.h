@@ -25,16 +25,16 @@ __device__ inline void each_of_share(u32 m, Act act) {
 }
 
 // Each wave comes first in its turn: else older ones would be done long before the last.
-__device__ inline void take_turns(u32 turn) {
+__device__ inline void rotate_priority(u32 turn) {
   switch (turn % 4) {
     case 0:
-      return prio<0>();
+      return set_wave_priority<0>();
     case 1:
-      return prio<1>();
+      return set_wave_priority<1>();
     case 2:
-      return prio<2>();
+      return set_wave_priority<2>();
     default:
-      return prio<3>();
+      return set_wave_priority<3>();
   }
 }
 
@@ -47,7 +47,7 @@ __device__ inline void multiply_piece(F32x4 (&sums)[kM * kN], const U32x4 (&x)[k
 #pragma unroll
   for (u32 m = 0; m < kM; ++m) {
     between(m);
-    keep_order();
+    sched_barrier();
 #pragma unroll
     for (u32 n = 0; n < kN; ++n) {
       sums[m * kN + n] = multiply_16x16<bf16>(w[n], x[m], sums[m * kN + n]);
@@ -63,11 +63,11 @@ __device__ inline void multiply_wave(F32x4 (&sums)[kM * kN], WaveRows<kN, kAhead
                                      Also also) {
   using Weights = WaveRows<kN, kAhead>;
   constexpr u32 kOfHalf = kPieces / 2 * kM, kLoads = Weights::kLoads;
-  const LdsPieces places = lds_pieces(lane_in_wave());
+  const LdsFragmentOffsets places = lds_pieces(lane_id());
   U32x4 of_w[2][kN];
   const auto read = [&](u32 piece, u32 n) {
-    of_w[piece % 2][n] = lds_load_16(own + piece / 2 * Weights::kHalfBytes + n * kLdsTile +
-                                     (piece % 2 ? places.high : places.low));
+    of_w[piece % 2][n] = lds_load_b128(own + piece / 2 * Weights::kHalfBytes + n * kLdsTile +
+                                       (piece % 2 ? places.high : places.low));
   };
   // Of the step that comes `step` after the first one from k on.
   const auto begin = [&](u32 k, u32 step) {
@@ -88,7 +88,7 @@ __device__ inline void multiply_wave(F32x4 (&sums)[kM * kN], WaveRows<kN, kAhead
 #pragma unroll
     for (u32 i = 0; i < kOfHalf; ++i) load_x(first, half / 2, half % 2, i);
   }
-  keep_order();
+  sched_barrier();
 #pragma unroll
   for (u32 i = 0; i < kLoads; ++i) w.store(0, own, i);
 #pragma unroll
@@ -116,14 +116,14 @@ __device__ inline void multiply_wave(F32x4 (&sums)[kM * kN], WaveRows<kN, kAhead
           m, [&](u32 i) { i < kLoads ? w.store((s + 1) % kAhead, own, i) : read(0, i - kLoads); });
     });
   };
-  u32 number = wave_in_group();
+  u32 number = wave_id();
   for (u32 k = first; k < w.k_end; k += turn) {
-    details::take_turns(number++);
+    details::rotate_priority(number++);
 #pragma unroll
     for (u32 s = 0; s < kAhead; ++s) take(k, s);
     if (k == first) also();
   }
-  prio<0>();
+  set_wave_priority<0>();
 }
 
 }  // namespace rfops

@@ -64,7 +64,7 @@ constexpr u32 kQuarter = kXTiles * kWTiles, kTiles = 4 * kQuarter;  // of a wave
 
 using XWay = DirectWay<kXColumns, kXHalf, kXTiles, kWaves, false>;
 using WWay = DirectWay<kWColumns, kWHalf, kWTiles, kWaves, kShuffled>;
-using Loader = DirectLoader<kWaves>;
+using Loader = LdsDmaLoader<kWaves>;
 constexpr u32 kXLoads = kXHalf / Loader::kRowsAtOnce, kWLoads = kWHalf / Loader::kRowsAtOnce;
 constexpr u32 kInFlight = 3 * (kXLoads + kWLoads);  // what six phases start
 using Scales = DirectScales<kM, kWaves>;
@@ -96,10 +96,10 @@ class Wave {
  public:
   const u32 wave_m, wave_n;
 
-  __device__ Wave(const OperandRows& x, const OperandRows& w, const RowScales& x_scale,
+  __device__ Wave(const OperandView& x, const OperandView& w, const RowScales& x_scale,
                   const BlockScales (&w_scale)[2], u32 blocks)
-      : wave_m(wave_in_group() / kNWaves),
-        wave_n(wave_in_group() % kNWaves),
+      : wave_m(wave_id() / kNWaves),
+        wave_n(wave_id() % kNWaves),
         memory_((RFOPS_LDS Memory*)&memory),
         x_(x),
         w_(w),
@@ -107,31 +107,31 @@ class Wave {
         scales_(x_scale),
         place_(Loader::own_place((LdsBytes*)memory_)),
         blocks_(blocks),
-        of_x_((LdsBytes*)memory_->x, lane_in_wave(), wave_m * kXTiles * kTileRows),
-        of_w_((LdsBytes*)memory_->w, lane_in_wave(), wave_n * kWTiles * kTileRows) {
-    scale_at_ = scales_.place(wave_m * kXTiles * kTileRows + lane_in_wave() % kTileRows);
+        of_x_((LdsBytes*)memory_->x, lane_id(), wave_m * kXTiles * kTileRows),
+        of_w_((LdsBytes*)memory_->w, lane_id(), wave_n * kWTiles * kTileRows) {
+    scale_at_ = scales_.place(wave_m * kXTiles * kTileRows + lane_id() % kTileRows);
   }
 
-  __device__ void multiply_all(Sums& sums) {
+  __device__ void run_mainloop(Sums& sums) {
     scales_.issue(memory_->x_scale, 0, blocks_);
     start_step<0>(0);
     start_step<1>(1);
-    wait_loads<kInFlight>();
-    if (wave_m == 1) meet();
-    meet();
+    wait_vmcnt<kInFlight>();
+    if (wave_m == 1) s_barrier();
+    s_barrier();
     read_w<0, 0>();  // as the phase before the first would
     go_to_scales(0), read_scales<0>();
     w_now_[0] = w_scale_[0].at(0), w_now_[1] = w_scale_[1].at(0);
-    wait_lds();
-    meet();
-    meet();
+    wait_lgkmcnt();
+    s_barrier();
+    s_barrier();
     u32 block = 0;
     do {  // of an odd number the last one adds zeros
       step<0>(sums, block), step<1>(sums, block + 1);
       block += 2;
     } while (block < blocks_);
     sums.template drain<last_group(quarter(1, 3))>();
-    if (wave_m == 0) meet();
+    if (wave_m == 0) s_barrier();
   }
 
  private:
@@ -152,7 +152,7 @@ class Wave {
   }
 
   __device__ void go_to_scales(u32 block) {
-    scale_now_ = memory_->x_scale + scale_at_ + scales_.further(lane_in_wave() % kTileRows, block);
+    scale_now_ = memory_->x_scale + scale_at_ + scales_.further(lane_id() % kTileRows, block);
   }
   template <u32 kHalf>
   __device__ void read_scales() {
@@ -166,14 +166,14 @@ class Wave {
     constexpr u32 kAt = (2 * kOdd + kHalf) * kXHalf * kRowBytes;
 #pragma unroll
     for (u32 i = 0; i < kXTiles; ++i) x_tile_[i] = of_x_.read<kAt>(i);
-    keep_order();
+    sched_barrier();
   }
   template <u32 kOdd, u32 kHalf>
   __device__ void read_w() {
     constexpr u32 kAt = (2 * kOdd + kHalf) * kWHalf * kRowBytes;
 #pragma unroll
     for (u32 j = 0; j < kWTiles; ++j) w_tile_[kHalf][j] = of_w_.read<kAt>(j);
-    keep_order();
+    sched_barrier();
   }
 
   // The first half of w to be used is number kOdd.
@@ -200,30 +200,30 @@ class Wave {
     read_w<1 - kOdd, 1 - kOdd>(), go_to_scales(block + 1), read_scales<0>();
     start_x<kOdd, 1>(block + 2);
     compute<kOdd, 3>(sums);
-    w_now_[0] = __builtin_bit_cast(f32, as_scalar(w0));
-    w_now_[1] = __builtin_bit_cast(f32, as_scalar(w1));
+    w_now_[0] = __builtin_bit_cast(f32, readfirstlane(w0));
+    w_now_[1] = __builtin_bit_cast(f32, readfirstlane(w1));
   }
 
   // The end of a phase's memory part, and its compute part.
   template <u32 kOdd, u32 kPhase>
   __device__ void compute(Sums& sums) {
     Sums::Scale scale[kXTiles];
-    keep_order();
+    sched_barrier();
     const auto w = Sums::part_of(w_now_[w_half(quarter(kOdd, kPhase))]);
 #pragma unroll
     for (u32 i = 0; i < kXTiles; ++i) {
       if constexpr (kPhase % 2 == 0) x_part_[i] = Sums::part_of(x_scale_[i]);
       scale[i] = Sums::scale_of(x_part_[i], w);
     }
-    keep_order();
-    wait_lds();
-    wait_loads<kInFlight>();
-    prio<0>();
-    meet();
+    sched_barrier();
+    wait_lgkmcnt();
+    wait_vmcnt<kInFlight>();
+    set_wave_priority<0>();
+    s_barrier();
     constexpr u32 kBefore = kPhase == 0 ? quarter(1 - kOdd, 3) : quarter(kOdd, kPhase - 1);
     groups<quarter(kOdd, kPhase), 0, last_group(kBefore)>(sums, scale);
-    prio<1>();
-    meet();
+    set_wave_priority<1>();
+    s_barrier();
   }
   template <u32 kQ, u32 kFirst, u32 kBefore>
   __device__ void groups(Sums& sums, const Sums::Scale (&scale)[kXTiles]) {
@@ -260,13 +260,13 @@ extern "C" __global__ void
                              const f32* __restrict__ w_scale,  // [N/128, K/128], likewise
                              u32 m, u32 n, u32 k, u32 x_scale_row, u32 x_scale_k, u32 w_scale_k,
                              Out* __restrict__ out,         // [M, N]
-                             void* __restrict__ workspace,  // SplitTile; with kSplit > 1
+                             void* __restrict__ workspace,  // SplitKReducer; with kSplit > 1
                              u32* __restrict__ counts,      // [tiles], zeros
                              u32 x_row, u32 w_row, u32 w_scale_row) {
   if constexpr (kDense) x_row = kXColumns ? m : k, w_row = kWColumns ? n : k;
   if constexpr (kDense) w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
   const u32 m_blocks = (m + kM - 1) / kM, n_blocks = (n + kN - 1) / kN;
-  const Block at = own_block<kGroupM, kSplit>(m_blocks, n_blocks);
+  const Block at = this_tile<kGroupM, kSplit>(m_blocks, n_blocks);
   const u32 m0 = at.m * kM, n0 = at.n * kN;
   const u32 all = k / kTileK;  // shared out in parts that differ by one K-step at most
   const u32 first = all * at.split / kSplit;
@@ -275,20 +275,20 @@ extern "C" __global__ void
   // A second half of w that is not there has the scale of the first: any that is.
   const u32 n1 = n0 + kWHalf < n ? n0 + kWHalf : n0;
   Wave wave(
-      OperandRows::of<kXColumns>(x, m0, m, kM, x_row, k0, k_part),
-      OperandRows::of<kWColumns>(w, n0, n, kN, w_row, k0, k_part, MemoryOrder<kShuffled>::kUnit),
+      OperandView::of<kXColumns>(x, m0, m, kM, x_row, k0, k_part),
+      OperandView::of<kWColumns>(w, n0, n, kN, w_row, k0, k_part, OperandLayout<kShuffled>::kUnit),
       {x_scale, m0, m, kM, x_scale_row, x_scale_k, first, blocks},
       {{w_scale, n0, w_scale_row, w_scale_k, first}, {w_scale, n1, w_scale_row, w_scale_k, first}},
       blocks);
   Sums sums = {};
-  wave.multiply_all(sums);
+  wave.run_mainloop(sums);
   if constexpr (kSplit > 1) {
-    SplitTile<kSplit, kTiles * kThreads, kThreads, kOwnLine> tile(workspace, counts,
-                                                                  at.m * n_blocks + at.n);
+    SplitKReducer<kSplit, kTiles * kThreads, kThreads, kCounterStride> tile(workspace, counts,
+                                                                            at.m * n_blocks + at.n);
     if (!tile.reduce(sums.sum, at.split)) return;
   }
-  const u32 lane = lane_in_wave();
-  OutRows<Out>(out, m0, m, kM, n).store([&](auto store) {
+  const u32 lane = lane_id();
+  OutputView<Out>(out, m0, m, kM, n).store([&](auto store) {
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) {
       const u32 q = t / kQuarter, own = t % kQuarter;

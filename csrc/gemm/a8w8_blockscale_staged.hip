@@ -44,7 +44,7 @@ constexpr bool kShuffled = RFOPS_SHUFFLED;   // w lies in tiles of 16 rows by 16
 constexpr bool kXColumns = RFOPS_X_COLUMNS;  // x is column-major; x_row is then from k to k
 constexpr bool kWColumns = RFOPS_W_COLUMNS;  // the same of w
 constexpr bool kDense = RFOPS_DENSE;         // x, w and w_scale have no gaps
-constexpr u32 kUnit = MemoryOrder<kShuffled>::kUnit;
+constexpr u32 kUnit = OperandLayout<kShuffled>::kUnit;
 constexpr u32 kM = RFOPS_M;              // rows of x of a workgroup
 constexpr u32 kN = RFOPS_N;              // rows of w of a workgroup
 constexpr u32 kSplit = RFOPS_SPLIT;      // workgroups along K
@@ -60,8 +60,8 @@ static_assert((kM + kN) * kRowBytes <= kLdsBytes / 2, "two workgroups a CU");
 constexpr u32 m_of(u32 t) { return t / kNTiles; }
 constexpr u32 n_of(u32 t) { return m_of(t) % 2 == 0 ? t % kNTiles : kNTiles - 1 - t % kNTiles; }
 
-using XWay = StagedWay<kXColumns, kM, kMTiles, kThreads, false>;
-using WWay = StagedWay<kWColumns, kN, kNTiles, kThreads, kShuffled>;
+using XWay = StagedPath<kXColumns, kM, kMTiles, kThreads, false>;
+using WWay = StagedPath<kWColumns, kN, kNTiles, kThreads, kShuffled>;
 
 // What turns an operand round goes beside the matrix cores, or where they have less to do at once:
 // loads would hold them up then. There the loads, many as they are, go beside the matrix cores.
@@ -103,7 +103,7 @@ struct Operands {
 };
 
 template <u32 kFirst = 0, class Beside>
-__device__ inline void multiply(Promoted<kTiles>& sums, const Operands& held,
+__device__ inline void multiply(PromotedAcc<kTiles>& sums, const Operands& held,
                                 const f32 (&scale)[kMTiles], Beside beside) {
   if constexpr (kFirst < kTiles) {
     sums.multiply<kFirst>([&](u32 t) -> const Tile& { return held.w[n_of(kFirst + t)]; },
@@ -114,8 +114,8 @@ __device__ inline void multiply(Promoted<kTiles>& sums, const Operands& held,
   }
 }
 
-__device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x_rows,
-                                    const OperandRows& w_rows, const RowScales& x_scale,
+__device__ inline void run_mainloop(PromotedAcc<kTiles>& sums, const OperandView& x_rows,
+                                    const OperandView& w_rows, const RowScales& x_scale,
                                     const BlockScales& w_scale, u32 blocks, const Wave& wave) {
   __shared__ u8 memory[(kM + kN) * kRowBytes];
   LdsBytes* const x_tile = (LdsBytes*)memory;
@@ -133,13 +133,13 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
     for (u32 i = 0; i < kMTiles; ++i) {
       now[i] = lane_scales.load(wave.m + i * kTileRows, block, blocks);
     }
-    keep_order();
+    sched_barrier();
   };
   const auto issue = [&](u32 block) {
     const bool is_there = block < blocks;
     x.issue(block * kTileK, is_there);
     w.issue(block * kTileK, is_there);
-    keep_order();
+    sched_barrier();
   };
   const auto commit = [&] {
     x.commit(x_tile);
@@ -171,17 +171,17 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
   issue(1);
   if constexpr (kTurnsBeside) turn(0, kTurns);
   scale_by(0);
-  wait_lds();
-  meet();
+  wait_lgkmcnt();
+  s_barrier();
   read(held);
-  wait_lds();
+  wait_lgkmcnt();
   for (u32 block = 1; block < blocks; ++block) {
-    meet();  // all have read
+    s_barrier();  // all have read
     if constexpr (!kTurnsBeside) turn(0, kTurns);
     commit();
     if (block % LaneScales::kSteps == 0) issue_scales(block);
     if constexpr (!kLoadsBeside) issue(block + 1);
-    prio<0>();  // the other workgroup's reads and writes go first: they are fewer
+    set_wave_priority<0>();  // the other workgroup's reads and writes go first: they are fewer
     if constexpr (kLoadsBeside) {
       multiply(sums, held, scale, [&](u32 slot) {
         const u32 next = block + 1;
@@ -191,12 +191,12 @@ __device__ inline void multiply_all(Promoted<kTiles>& sums, const OperandRows& x
     } else {
       multiply(sums, held, scale, turn_beside);
     }
-    prio<1>();
-    wait_lds();
-    meet();  // all have written
+    set_wave_priority<1>();
+    wait_lgkmcnt();
+    s_barrier();  // all have written
     read(held);
     scale_by(block);
-    wait_lds();
+    wait_lgkmcnt();
   }
   multiply(sums, held, scale, Idle{});
 }
@@ -211,33 +211,33 @@ extern "C" __global__ void
                            const f32* __restrict__ w_scale,  // [N/128, K/128], likewise
                            u32 m, u32 n, u32 k, u32 x_scale_row, u32 x_scale_k, u32 w_scale_k,
                            Out* __restrict__ out,         // [M, N]
-                           void* __restrict__ workspace,  // SplitTile; with kSplit > 1
+                           void* __restrict__ workspace,  // SplitKReducer; with kSplit > 1
                            u32* __restrict__ counts,      // [tiles], zeros
                            u32 x_row, u32 w_row, u32 w_scale_row) {
   if constexpr (kDense) x_row = kXColumns ? m : k, w_row = kWColumns ? n : k;
   if constexpr (kDense) w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
   const u32 m_blocks = (m + kM - 1) / kM, n_blocks = (n + kN - 1) / kN;
-  const Block at = own_block<kGroupM, kSplit>(m_blocks, n_blocks);
+  const Block at = this_tile<kGroupM, kSplit>(m_blocks, n_blocks);
   const u32 m0 = at.m * kM, n0 = at.n * kN;
   const u32 all = k / kTileK;  // shared out in parts that differ by one K-step at most
   const u32 first = all * at.split / kSplit;
   const u32 blocks = all * (at.split + 1) / kSplit - first;
-  const u32 wave_id = wave_in_group();
-  const Wave wave = {wave_id / 2 * (kM / 2), wave_id % 2 * (kN / 2), lane_in_wave()};
+  const u32 wave_idx = wave_id();
+  const Wave wave = {wave_idx / 2 * (kM / 2), wave_idx % 2 * (kN / 2), lane_id()};
 
   const u32 k0 = first * kTileK, k_part = blocks * kTileK;
-  const auto x_rows = OperandRows::of<kXColumns>(x, m0, m, kM, x_row, k0, k_part);
-  const auto w_rows = OperandRows::of<kWColumns>(w, n0, n, kN, w_row, k0, k_part, kUnit);
-  Promoted<kTiles> sums = {};
-  multiply_all(sums, x_rows, w_rows, {x_scale, m0, m, kM, x_scale_row, x_scale_k, first, blocks},
+  const auto x_rows = OperandView::of<kXColumns>(x, m0, m, kM, x_row, k0, k_part);
+  const auto w_rows = OperandView::of<kWColumns>(w, n0, n, kN, w_row, k0, k_part, kUnit);
+  PromotedAcc<kTiles> sums = {};
+  run_mainloop(sums, x_rows, w_rows, {x_scale, m0, m, kM, x_scale_row, x_scale_k, first, blocks},
                {w_scale, n0, w_scale_row, w_scale_k, first}, blocks, wave);
   sums.drain();
   if constexpr (kSplit > 1) {
-    SplitTile<kSplit, kTiles * kThreads, kThreads, kOwnLine> tile(workspace, counts,
-                                                                  at.m * n_blocks + at.n);
+    SplitKReducer<kSplit, kTiles * kThreads, kThreads, kCounterStride> tile(workspace, counts,
+                                                                            at.m * n_blocks + at.n);
     if (!tile.reduce(sums.sum, at.split)) return;
   }
-  OutRows<Out>(out, m0, m, kM, n).store([&](auto store) {
+  OutputView<Out>(out, m0, m, kM, n).store([&](auto store) {
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) {
       store(sums.sum[t], wave.m + m_of(t) * kTileRows + wave.lane % kTileRows,

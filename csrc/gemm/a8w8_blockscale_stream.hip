@@ -54,7 +54,7 @@ constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kTiles = kNTiles * kMTiles;
 constexpr u32 kN = kNTiles * kTileRows;
 constexpr u32 kM = kMTiles * kTileRows;
-using Split = SplitWaves<kSplit, kTiles, kWaves>;
+using Split = WaveSplitKReducer<kSplit, kTiles, kWaves>;
 constexpr u32 kOwn = kTilesOfWave<kWaves, kTiles>;  // that it writes at most
 static_assert(kOwn == Split::kOwn);
 
@@ -91,9 +91,9 @@ struct Turn {
     for (u32 u = kFrom; u < kTo; ++u) {
       const u32 s = u / kNTiles * kSpan, j = u % kNTiles;
       from.template load<kStreamed>(&w[j][s], j * kTileRows, first + s, blocks);
-      if (j == kNTiles - 1) keep_order();
+      if (j == kNTiles - 1) sched_barrier();
     }
-    keep_order();
+    sched_barrier();
   }
   __device__ void load_x(const XRows& from, u32 first, u32 blocks) {
 #pragma unroll
@@ -102,20 +102,20 @@ struct Turn {
       for (u32 i = 0; i < kMTiles; ++i) {
         from.template load<kCached>(&x[i][s], i * kTileRows, first + s, blocks);
       }
-      keep_order();
+      sched_barrier();
     }
   }
   __device__ void load_x_scales(const LaneScales& of_x, u32 first, u32 blocks) {
 #pragma unroll
     for (u32 i = 0; i < kMTiles; ++i) x_scale[i] = of_x.load(i * kTileRows, first, blocks);
-    keep_order();
+    sched_barrier();
   }
   __device__ void load_w_scales(const BlockScales& of_w, u32 first, u32 blocks) {
 #pragma unroll
     for (u32 s = 0; s < kSteps; ++s) {
       w_scale[s] = of_w.at(first + s < blocks ? first + s : blocks - 1);  // zeroed below
     }
-    keep_order();
+    sched_barrier();
   }
 
   __device__ void arrange_w(u32 unit, const Order& order) {
@@ -156,7 +156,7 @@ struct Turn {
       for (u32 t = 0; t < kTiles && kAllFirst; ++t)
         part[s][t] = product(s, t % kMTiles, t / kMTiles);
     }
-    if constexpr (kAllFirst) keep_order();
+    if constexpr (kAllFirst) sched_barrier();
 #pragma unroll
     for (u32 s = 0; s < kSteps; ++s) {
       f32 scale[kMTiles];
@@ -198,7 +198,7 @@ struct Turn {
         for (u32 i = 0; i < kMTiles; ++i) part[i] = product(s, i, j);
 #pragma unroll
         for (u32 i = 0; i < kMTiles; ++i) add(sums[j * kMTiles + i], part[i], scale[s][i]);
-        keep_order();
+        sched_barrier();
       }
     }
   }
@@ -207,7 +207,7 @@ struct Turn {
 // Which part of x this wave brings to L2: the first waves of workgroups do, as others begin later.
 __device__ inline u32 part_to_touch(u32 wave) {
   constexpr u32 kTouching = kWaves < 4 ? kWaves : 4;
-  return wave < kTouching ? group_x() / kXcds * kTouching + wave : ~0u >> 8;
+  return wave < kTouching ? workgroup_id_x() / kXcds * kTouching + wave : ~0u >> 8;
 }
 
 }  // namespace
@@ -220,34 +220,34 @@ a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row b
                        const f32* __restrict__ w_scale,  // [N/128, K/128], likewise
                        u32 m, u32 n, u32 k, u32 x_scale_row, u32 x_scale_k, u32 w_scale_k,
                        Out* __restrict__ out,         // [M, N]
-                       void* __restrict__ workspace,  // SplitWaves; with kSplit > 1
-                       u32* __restrict__ counts,      // [tiles][kOwnLine], zeros
+                       void* __restrict__ workspace,  // WaveSplitKReducer; with kSplit > 1
+                       u32* __restrict__ counts,      // [tiles][kCounterStride], zeros
                        u32 x_row, u32 w_row, u32 w_scale_row) {
   if constexpr (kDense) x_row = w_row = k;
   const u32 n_tiles = (n + kN - 1) / kN, blocks = k / kTileK;
-  const u32 place = xcd_order(group_x(), n_tiles * kSplit), tile = place / kSplit;
+  const u32 place = xcd_remap(workgroup_id_x(), n_tiles * kSplit), tile = place / kSplit;
   const u32 n0 = tile * kN, split = place % kSplit;
-  const u32 wave = kWaves == 1 ? 0 : wave_in_group(), lane = lane_in_wave();
+  const u32 wave = kWaves == 1 ? 0 : wave_id(), lane = lane_id();
   u32 first = (split * kWaves + wave) * kSteps;
   // Before anything else is computed, the first loads. At least once: beyond K zeros are read, and
   // no branch stands before them.
   Turn turn;
   const WRows w_rows({w, n0, n, kN, w_row, 0, k, WRows::kUnit}, lane);
-  if constexpr (kXFirst == 0) turn.load_w<0, kLead>(w_rows, first, blocks), not_before(m);
-  const OperandRows all_of_x(x, 0, m, kM, x_row, 0, k);
+  if constexpr (kXFirst == 0) turn.load_w<0, kLead>(w_rows, first, blocks), force_sgpr(m);
+  const OperandView all_of_x(x, 0, m, kM, x_row, 0, k);
   u32 touched = 0;
   if constexpr (kXFirst != 0) {
-    touched = touch_rows<kM>(all_of_x, part_to_touch(wave), blocks);
+    touched = prefetch_rows_to_l2<kM>(all_of_x, part_to_touch(wave), blocks);
     turn.load_w<0, kLead>(w_rows, first, blocks);
   }
   const XRows x_rows(all_of_x, lane);
   turn.load_x(x_rows, first, blocks);
   turn.load_w<kLead, kMiddle>(w_rows, first, blocks);
-  not_before(x_scale_row), not_before(x_scale_k);
+  force_sgpr(x_scale_row), force_sgpr(x_scale_k);
   const LaneScales of_x({x_scale, 0, m, kM, x_scale_row, x_scale_k, 0, blocks});
   turn.load_x_scales(of_x, first, blocks);
   turn.load_w<kMiddle, kUnits>(w_rows, first, blocks);
-  not_before(w_scale_k);  // behind all others: scalar loads are there sooner
+  force_sgpr(w_scale_k);  // behind all others: scalar loads are there sooner
   if constexpr (kDense) w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
   const BlockScales of_w(w_scale, n0, w_scale_row, w_scale_k, 0);
   turn.load_w_scales(of_w, first, blocks);
@@ -255,7 +255,7 @@ a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row b
   const auto column_of = [&](u32 t) { return n0 + t / kMTiles * kTileRows + lane / kTileRows * 4; };
   // While they are on their way: where the result goes; with kSplit few workgroups store one.
   u32 places[kOwn];
-  OutRows<Out> out_rows(out, 0, m, kM, n);
+  OutputView<Out> out_rows(out, 0, m, kM, n);
   if constexpr (kSplit == 1) {
     out_rows.decide();
 #pragma unroll
@@ -269,7 +269,7 @@ a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row b
   const Order order((LdsBytes*)memory, wave * kWaveBytes, lane);
   F32x4 sums[kTiles] = {}, own[kOwn] = {};
   turn.add_to(sums, order, of_x, first, blocks);
-  pin(touched);  // it has arrived
+  force_vgpr(touched);  // it has arrived
   while ((first += kSplit * kWaves * kSteps) < blocks) {
     turn.load_w<0, kLead>(w_rows, first, blocks);
     turn.load_x(x_rows, first, blocks);
@@ -279,7 +279,7 @@ a8w8_blockscale_stream(const u8* __restrict__ x,         // [M, K], rows x_row b
     turn.load_w_scales(of_w, first, blocks);
     turn.add_to(sums, order, of_x, first, blocks);
   }
-  add_up_waves(memory, sums, wave, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
+  reduce_waves(memory, sums, wave, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
   if (kWaves > kTiles && wave >= kTiles) return;
   if constexpr (kSplit > 1) {
     if (!parts.reduce(own, split)) return;

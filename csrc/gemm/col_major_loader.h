@@ -40,10 +40,10 @@ struct ColumnOrder {
     return at(lane / 16 * 16 + lane % 16 / 2, chunk) + lane % 2 * 8;
   }
   static_assert(swizzle(8) == swizzle(0) && swizzle(72) == swizzle(64) && swizzle(64) == 0);
-  static_assert(details::are_apart<8>(details::k8Phases, kLdsBanks,
-                                      [](u32 l) { return read_at(l, 0); }) &&
-                    details::are_apart(details::kWritePhases, 32,
-                                       [](u32 l) { return at(l / kChunks, l % kChunks); }),
+  static_assert(details::conflict_free<8>(details::kPhasesB64, kLdsBanks,
+                                          [](u32 l) { return read_at(l, 0); }) &&
+                    details::conflict_free(details::kWritePhases, 32,
+                                           [](u32 l) { return at(l / kChunks, l % kChunks); }),
                 "neither reads nor writes have a bank conflict");
 };
 
@@ -58,7 +58,7 @@ class ColumnReader {
 #pragma unroll
     for (u32 i = 0; i < kTiles; ++i) {
       from_[i] = memory + Order::read_at(lane, first / kTileRows + i);
-      pin(from_[i]);  // or each read adds up what is beyond its offset
+      force_vgpr(from_[i]);  // or each read adds up what is beyond its offset
     }
   }
   template <u32 kAt = 0>
@@ -88,8 +88,8 @@ class StagedColumns {
   static constexpr u32 kTurns = 0;
   __device__ void turn(u32) {}
 
-  __device__ explicit StagedColumns(const OperandRows& rows) : rows_(rows) {
-    const u32 k = thread_in_group() / Order::kChunks, chunk = thread_in_group() % Order::kChunks;
+  __device__ explicit StagedColumns(const OperandView& rows) : rows_(rows) {
+    const u32 k = thread_id() / Order::kChunks, chunk = thread_id() % Order::kChunks;
     from_ = k * rows.row_bytes + chunk * kVecBytes;
     to_ = Order::at(k, chunk);
   }
@@ -98,7 +98,7 @@ class StagedColumns {
     const Buffer buffer = rows_.step_of(k, is_there);
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
-      staged_[i] = load_16(buffer, from_, i * kAtOnce * rows_.row_bytes);
+      staged_[i] = buffer_load_b128(buffer, from_, i * kAtOnce * rows_.row_bytes);
     }
   }
 
@@ -113,27 +113,27 @@ class StagedColumns {
   static constexpr u32 kAtOnce = kThreads / Order::kChunks;  // k
   static constexpr u32 kLoads = kTileK / kAtOnce;
   static_assert(kAtOnce % 32 == 0, "k of one load after another have the same permutation");
-  OperandRows rows_;
+  OperandView rows_;
   u32 from_, to_;
   U32x4 staged_[kLoads];
 };
 
-// Straight to LDS, as DirectLoader has it for rows.
+// Straight to LDS, as LdsDmaLoader has it for rows.
 template <u32 kRows, u32 kWaves>
 class DirectColumns {
  public:
   using Order = ColumnOrder<kRows>;
 
-  __device__ explicit DirectColumns(const OperandRows& rows) : rows_(rows) {
-    const u32 k = thread_in_group() / Order::kChunks, place = thread_in_group() % Order::kChunks;
+  __device__ explicit DirectColumns(const OperandView& rows) : rows_(rows) {
+    const u32 k = thread_id() / Order::kChunks, place = thread_id() % Order::kChunks;
     from_ = k * rows.row_bytes + (place ^ Order::swizzle(k)) * kVecBytes;
   }
 
-  // The kRows rows from `row` on to kTile bytes into the memory of DirectLoader::own_place.
+  // The kRows rows from `row` on to kTile bytes into the memory of LdsDmaLoader::own_place.
   template <u32, u32 kTile = 0>
   __device__ void issue(u32 place, u32 row, u32 k, bool is_there) const {
     const u8* const first = rows_.first + u64{k} * rows_.row_bytes;
-    each<0, kTile>(place, make_words(first, is_there ? rows_.bytes : 0), row);
+    each<0, kTile>(place, make_buffer_words(first, is_there ? rows_.bytes : 0), row);
   }
 
  private:
@@ -143,12 +143,12 @@ class DirectColumns {
   template <u32 kFirst, u32 kTile>
   __device__ void each(u32 place, U32x4 buffer, u32 row) const {
     if constexpr (kFirst < kTileK) {
-      load_direct_16<kTile>(buffer, from_, kFirst * rows_.row_bytes, row, place);
+      buffer_load_lds_b128<kTile>(buffer, from_, kFirst * rows_.row_bytes, row, place);
       each<kFirst + kAtOnce, kTile + kAtOnce * kRows>(place, buffer, row);
     }
   }
 
-  OperandRows rows_;
+  OperandView rows_;
   u32 from_;
 };
 
@@ -157,19 +157,19 @@ class DirectColumns {
 // How kRows rows of an operand get into LDS, and kTiles of a wave out of it, whichever way they lie
 // in memory: through registers, by kThreads, or straight to LDS, by kWaves.
 template <bool kColumns, u32 kRows, u32 kTiles, u32 kThreads, bool kShuffled>
-struct StagedWay {
+struct StagedPath {
   using Loader = StagedLoader<kRows, kThreads, kShuffled>;
   using Reader = RowReader;
 };
 #if defined(__gfx950__)
 template <u32 kRows, u32 kTiles, u32 kThreads>
-struct StagedWay<true, kRows, kTiles, kThreads, false> {
+struct StagedPath<true, kRows, kTiles, kThreads, false> {
   using Loader = StagedColumns<kRows, kThreads>;
   using Reader = ColumnReader<kRows, kTiles>;
 };
 template <bool kColumns, u32 kRows, u32 kTiles, u32 kWaves, bool kShuffled>
 struct DirectWay {
-  using Loader = DirectLoader<kWaves, kShuffled>;
+  using Loader = LdsDmaLoader<kWaves, kShuffled>;
   using Reader = RowReader;
 };
 template <u32 kRows, u32 kTiles, u32 kWaves>
@@ -179,13 +179,13 @@ struct DirectWay<true, kRows, kTiles, kWaves, false> {
 };
 #else
 template <u32 kTiles, u32 kThreads>
-struct StagedWay<true, 128, kTiles, kThreads, false> {
-  using Loader = TurningLoader<128, kThreads>;
+struct StagedPath<true, 128, kTiles, kThreads, false> {
+  using Loader = TransposeLoader<128, kThreads>;
   using Reader = RowReader;
 };
 template <u32 kTiles, u32 kThreads>
-struct StagedWay<true, 64, kTiles, kThreads, false> {
-  using Loader = TurningLoader<64, kThreads>;
+struct StagedPath<true, 64, kTiles, kThreads, false> {
+  using Loader = TransposeLoader<64, kThreads>;
   using Reader = TurnedReader;
 };
 #endif

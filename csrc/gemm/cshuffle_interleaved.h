@@ -15,7 +15,7 @@
 namespace rfops {
 
 template <class Out, u32 kColumns, u32 kMost>
-class RowStore {
+class InterleavedStore {
   using Out4 = Out __attribute__((ext_vector_type(4)));
 
  public:
@@ -23,18 +23,18 @@ class RowStore {
   static constexpr u32 kLds = kTileRows * kColumns * sizeof(f32);  // bytes, a wave's own
   static_assert(kColumns == 128, "16 lanes a row");
 
-  __device__ explicit RowStore(const LdsBytes* lds) {
-    const u32 lane = lane_in_wave(), row = lane % kTileRows, quarter = lane / kTileRows;
+  __device__ explicit InterleavedStore(const LdsBytes* lds) {
+    const u32 lane = lane_id(), row = lane % kTileRows, quarter = lane / kTileRows;
     const u32 base = lds_address(lds);
     put_at_ = base + row * kBytes + (quarter ^ row) * kVecBytes;
     fetch_at_ = base + quarter * kBytes + (row * 2 ^ quarter) * kVecBytes;
   }
   // What follows leaves for columns from `column` on of n.
   __device__ void aim_columns(u32 column, u32 n) {
-    u32 lane = lane_in_wave();
+    u32 lane = lane_id();
     asm volatile("" : "+v"(lane));  // now: what it comes from would take registers until later
     const u32 first = lane % kTileRows * 8;
-    at_ = first + column < n ? (lane / kTileRows * n + first) * sizeof(Out) : kOutside;
+    at_ = first + column < n ? (lane / kTileRows * n + first) * sizeof(Out) : kOutOfBounds;
   }
   // And for rows from `row` on of [m, n].
   __device__ void aim(Out* out, u32 m, u32 n, u32 row, u32 column) {

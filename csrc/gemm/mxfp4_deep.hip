@@ -92,20 +92,20 @@ class Wave {
   u32 m, n;  // its first row of x and of w in the workgroup
 
   __device__ explicit Wave(const Load& loader)
-      : m(wave_in_group() / kWavesN * kWaveM),
-        n(wave_in_group() % kWavesN * kWaveN),
+      : m(wave_id() / kWavesN * kWaveM),
+        n(wave_id() % kWavesN * kWaveN),
         loader_(loader),
-        at_{step_at(lane_in_wave() % kTileRows, lane_in_wave() / kTileRows),
-            step_at(lane_in_wave() % kTileRows, lane_in_wave() / kTileRows + 4)} {}
+        at_{lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows),
+            lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows + 4)} {}
 
-  __device__ void multiply_all(F32x4 (&sums)[kTiles], u32 left) {
+  __device__ void run_mainloop(F32x4 (&sums)[kTiles], u32 left) {
 #pragma unroll
     for (u32 s = 0; s < kSlots; ++s) load(s);
 #pragma unroll
     for (u32 i = 0; i < Load::kLoads; ++i) loader_.put(0, i, own_part(0));
     load(0);
-    wait_lds();
-    meet();
+    wait_lgkmcnt();
+    s_barrier();
 #pragma unroll
     for (u32 i = 0; i < kReads; ++i) read(i, 0, 0);
     while (steps<0>(sums, left)) {
@@ -128,12 +128,12 @@ class Wave {
     loader_.begin(slot);
 #pragma unroll
     for (u32 i = 0; i < Load::kLoads; ++i) loader_.load(slot, i);
-    keep_order();
+    sched_barrier();
   }
   // Read `i` of a step's half; of the first one scales too.
   __device__ void read(u32 i, u32 half, u32 buffer) {
     const RFOPS_LDS Stage& stage = stage_of(buffer);
-    const u32 at = half == 0 ? at_.low : at_.high, t = i - kScaleReads, lane = lane_in_wave();
+    const u32 at = half == 0 ? at_.low : at_.high, t = i - kScaleReads, lane = lane_id();
     const LdsBytes* const x = (const LdsBytes*)stage.x.rows + m * kRowBytes + at;
     const LdsBytes* const w = (const LdsBytes*)stage.w.rows + n * kRowBytes + at;
     if (i < kNTiles / 2) {
@@ -141,9 +141,9 @@ class Wave {
     } else if (i < kScaleReads) {
       scales_[buffer].x[i - kNTiles / 2] = stage.x.scales[m / kScalePair + i - kNTiles / 2][lane];
     } else if (t < kNTiles) {
-      operands_[half].w[t] = lds_load_16(w + t * kLdsTile);
+      operands_[half].w[t] = lds_load_b128(w + t * kLdsTile);
     } else {
-      operands_[half].x[t - kNTiles] = lds_load_16(x + (t - kNTiles) * kLdsTile);
+      operands_[half].x[t - kNTiles] = lds_load_b128(x + (t - kNTiles) * kLdsTile);
     }
   }
 
@@ -152,8 +152,8 @@ class Wave {
   template <u32 kSlot>
   __device__ bool steps(F32x4 (&sums)[kTiles], u32& left) {
     half<kSlot, 0>(sums);
-    wait_lds();
-    meet();
+    wait_lgkmcnt();
+    s_barrier();
     half<kSlot, 1>(sums);
     if (--left == 0) return false;
     if constexpr (kSlot + 1 < kSlots) return steps<kSlot + 1>(sums, left);
@@ -189,7 +189,7 @@ class Wave {
       for (u32 o = kT * kOthers / kTiles; o < (kT + 1) * kOthers / kTiles; ++o) {
         between<kSlot, kHalf>(o);
       }
-      keep_order();
+      sched_barrier();
       half<kSlot, kHalf, kT + 1>(sums);
     }
   }
@@ -197,7 +197,7 @@ class Wave {
   Load loader_;
   Operands operands_[2];
   StepScales scales_[2];
-  LdsPieces at_;
+  LdsFragmentOffsets at_;
 };
 
 }  // namespace
@@ -211,35 +211,35 @@ mxfp4_deep(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
            u32 m, u32 n, u32 k, u32 x_row, u32 w_row, u32 w_scale_row, u32 x_scale_row,
            Out* __restrict__ out,          // [M, N]
            const void* __restrict__ bias,  // [N]
-           void* __restrict__ workspace,   // SplitTile; with kSplit > 1
+           void* __restrict__ workspace,   // SplitKReducer; with kSplit > 1
            u32* __restrict__ counts) {     // [tiles], zeros
   const Fp4Args args = {w, w_scale, x, x_scale, m, n, k, x_row, w_row, w_scale_row, x_scale_row, 0};
-  const Place at = fp4_place<kM, kN, kSplit, kGroupM>(args, group_x());
+  const Place at = fp4_place<kM, kN, kSplit, kGroupM>(args, workgroup_id_x());
   const u32 steps = (at.end - at.first + kStepK - 1) / kStepK;
-  const u32 turned = as_scalar(at.n0 / kN % 16 * steps / 16);
+  const u32 turned = readfirstlane(at.n0 / kN % 16 * steps / 16);
   F32x4 sums[kTiles] = {};
-  if (const u32 number = wave_in_group(); number < kLoadX) {
+  if (const u32 number = wave_id(); number < kLoadX) {
     const u32 x_rows = kXShuffled ? (m + 15) / 16 * 16 : m;  // shuffled ones come in sixteens
-    const OperandRows rows(x, at.m0, x_rows, kM, x_row, 0, k / 2, MemoryOrder<kXShuffled>::kUnit);
+    const OperandView rows(x, at.m0, x_rows, kM, x_row, 0, k / 2, OperandLayout<kXShuffled>::kUnit);
     const LoadX loader(number, make_buffer(rows.first, rows.bytes),
                        scale_rows(x_scale, at.m0, m, kM, x_scale_row, true), x_row, x_scale_row, at,
                        turned);
-    Wave<LoadX, true>(loader).multiply_all(sums, steps);
+    Wave<LoadX, true>(loader).run_mainloop(sums, steps);
   } else {
-    const OperandRows rows(w, at.n0, n, kN, w_row, 0, k / 2, MemoryOrder<kShuffled>::kUnit);
+    const OperandView rows(w, at.n0, n, kN, w_row, 0, k / 2, OperandLayout<kShuffled>::kUnit);
     const LoadW loader(number - kLoadX, make_buffer(rows.first, rows.bytes),
                        scale_rows(w_scale, at.n0, n, kN, w_scale_row, true), w_row, w_scale_row, at,
                        turned);
-    Wave<LoadW, false>(loader).multiply_all(sums, steps);
+    Wave<LoadW, false>(loader).run_mainloop(sums, steps);
   }
   if constexpr (kSplit > 1) {
-    SplitTile<kSplit, kTiles * kThreads, kThreads> tile(workspace, counts, at.tile);
+    SplitKReducer<kSplit, kTiles * kThreads, kThreads> tile(workspace, counts, at.tile);
     if (!tile.reduce(sums, at.split)) return;
   }
-  const u32 lane = lane_in_wave(), wave = wave_in_group();
+  const u32 lane = lane_id(), wave = wave_id();
   const u32 wave_m = wave / kWavesN * kWaveM, wave_n = wave % kWavesN * kWaveN;
   const BiasRow<Bias> bias_row(bias, n);
-  OutRows<Out>(out, at.m0, m, kM, n).store([&](auto store) {
+  OutputView<Out>(out, at.m0, m, kM, n).store([&](auto store) {
 #pragma unroll
     for (u32 j = 0; j < kNTiles; ++j) {
       const u32 column = at.n0 + wave_n + j * kTileRows + lane / kTileRows * 4;

@@ -46,7 +46,7 @@ __device__ inline Mxfp4Block quant_block_quickly(const u32 (&words)[16]) {
 #pragma unroll
   for (u32 i = 0; i < 4; ++i) {
     const u32 eight[4] = {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
-    block.codes[i] = fp4_of_eight<In>(eight, block.scale);
+    block.codes[i] = quant_x8<In>(eight, block.scale);
   }
   return block;
 }

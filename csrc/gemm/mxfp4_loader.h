@@ -30,9 +30,9 @@ class Fp4Cursor {
         end_(at.end),
         k_(at.first + turned * kStepK),
         left_((at.end - at.first + kStepK - 1) / kStepK) {}
-  // The step's first element, kOutside behind the last; and on to the next.
+  // The step's first element, kOutOfBounds behind the last; and on to the next.
   __device__ u32 next() {
-    const u32 k = left_ ? k_ : kOutside;
+    const u32 k = left_ ? k_ : kOutOfBounds;
     left_ -= left_ ? 1 : 0;
     k_ += kStepK;
     k_ = k_ >= end_ ? first_ : k_;
@@ -53,15 +53,15 @@ class Fp4Loader {
   static constexpr u32 kCount = kRows / 8 / kOfWaves;
   static_assert(kCount * 8 * kOfWaves == kRows && (!kOrdered || kCount % 2 == 0), "whole loads");
   static constexpr u32 kPairs = (kRows / kScalePair + kOfWaves - 1) / kOfWaves;
-  static constexpr bool kEven = kRows / kScalePair % kOfWaves == 0;
+  static constexpr bool kRowGranularity = kRows / kScalePair % kOfWaves == 0;
   static constexpr u32 kLoads = kCount + kPairs;  // of a step
-  using Order = MemoryOrder<kOrdered>;
+  using Order = OperandLayout<kOrdered>;
   using To = Fp4Rows<kRows>;
 
   __device__ Fp4Loader(u32 number, const Buffer& rows, const Buffer& scales, u32 row_bytes,
                        u32 scale_columns, const Place& at, u32 turned)
       : rows_(rows), scales_(scales), end_(at.end), number_(number), cursor_(at, turned) {
-    const u32 lane = lane_in_wave();
+    const u32 lane = lane_id();
     const u32 row = kOrdered ? lane % 16 : lane / kRowChunks;
     chunk_ = kOrdered ? lane / 16 : lane % kRowChunks;
 #pragma unroll
@@ -69,16 +69,16 @@ class Fp4Loader {
       const u32 piece = number * kCount + i;
       from_[i] = kOrdered ? Order::place(piece / 2 * 16 + row, piece % 2 * 4 + chunk_, row_bytes)
                           : Order::place(piece * 8 + row, chunk_, row_bytes);
-      pin(from_[i]);
+      force_vgpr(from_[i]);
     }
 #pragma unroll
     for (u32 i = 0; i < kPairs; ++i) {
       const u32 pair = number + i * kOfWaves;
       scale_from_[i] =
-          pair < kRows / kScalePair ? pair * kScalePair * scale_columns + lane * 4 : kOutside;
-      pin(scale_from_[i]);
+          pair < kRows / kScalePair ? pair * kScalePair * scale_columns + lane * 4 : kOutOfBounds;
+      force_vgpr(scale_from_[i]);
     }
-    to_ = step_at(row, chunk_) + number * (kCount * kPieceBytes);
+    to_ = lds_offset_mxfp4(row, chunk_) + number * (kCount * kPieceBytes);
   }
 
   // What follows loads the next step to slot `slot`; behind the last one nothing.
@@ -86,20 +86,21 @@ class Fp4Loader {
     u32 k = cursor_.next();
     asm volatile("" : "+s"(k));
     k_[slot] = k;
-    along_ = k < end_ ? k / 2 * Order::kUnit : kOutside;
-    scale_along_ = k < end_ ? k / kStepK * (kWaveSize * 4) : kOutside;
+    along_ = k < end_ ? k / 2 * Order::kUnit : kOutOfBounds;
+    scale_along_ = k < end_ ? k / kStepK * (kWaveSize * 4) : kOutOfBounds;
   }
   // Load `i` of the step.
   __device__ void load(u32 slot, u32 i) {
     if (i < kCount) {
       u32 at = from_[i];
       if constexpr (kTail) {
-        at = k_[slot] + (chunk_ + (kOrdered ? i % 2 * 4 : 0)) * kFp4Block < end_ ? at : kOutside;
+        at =
+            k_[slot] + (chunk_ + (kOrdered ? i % 2 * 4 : 0)) * kFp4Block < end_ ? at : kOutOfBounds;
       }
-      pieces_[slot][i] = load_16(rows_, at, along_);
+      pieces_[slot][i] = buffer_load_b128(rows_, at, along_);
     } else {
       loaded_[slot][i - kCount] =
-          load_dwords<1>(scales_, scale_from_[i - kCount], scale_along_).dword[0];
+          buffer_load_dwords<1>(scales_, scale_from_[i - kCount], scale_along_).dword[0];
     }
   }
   // What load `i` brought to LDS.
@@ -107,13 +108,13 @@ class Fp4Loader {
     if (i < kCount) {
       const u32 at = kOrdered ? (to_ ^ i % 2 * 64) + i / 2 * 2048 : to_ + i * kPieceBytes;
       *reinterpret_cast<RFOPS_LDS U32x4*>((LdsBytes*)to->rows + at) = pieces_[slot][i];
-    } else if (const u32 pair = pair_of(i - kCount); kEven || pair < kRows / kScalePair) {
+    } else if (const u32 pair = pair_of(i - kCount); kRowGranularity || pair < kRows / kScalePair) {
       u32 there = ~0u;  // scales beyond K may be NaN
       if constexpr (kTail) {
-        const u32 block_k = k_[slot] + lane_in_wave() / kTileRows * kFp4Block;
+        const u32 block_k = k_[slot] + lane_id() / kTileRows * kFp4Block;
         there = (block_k < end_ ? 0x0000ffffu : 0) | (block_k + kTileK < end_ ? 0xffff0000u : 0);
       }
-      to->scales[pair][lane_in_wave()] = loaded_[slot][i - kCount] & there;
+      to->scales[pair][lane_id()] = loaded_[slot][i - kCount] & there;
     }
   }
 

@@ -80,14 +80,14 @@ class Wave {
   u32 m, n;  // its first row of x and of w in the workgroup
 
   __device__ explicit Wave(const Fp4Args& args)
-      : m(wave_in_group() / 2 * (kM / 2)),
-        n(wave_in_group() % 2 * (kN / 2)),
+      : m(wave_id() / 2 * (kM / 2)),
+        n(wave_id() % 2 * (kN / 2)),
         x_(args.x_row),
         w_(args.w_row),
         x_scale_(args.x_scale_row),
         w_scale_(args.w_scale_row),
-        at_{step_at(lane_in_wave() % kTileRows, lane_in_wave() / kTileRows),
-            step_at(lane_in_wave() % kTileRows, lane_in_wave() / kTileRows + 4)} {}
+        at_{lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows),
+            lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows + 4)} {}
 
   // The first step to LDS, the second on its way.
   __device__ void start(const Item& item) {
@@ -98,21 +98,21 @@ class Wave {
     x_scale_.aim(first, end);
     w_scale_.aim(first, end);
     each<kScales>([&](u32 i) { load_scale(i, 0, item); });
-    keep_order();
+    sched_barrier();
     x_.aim(first + kStepK, end);
     w_.aim(first + kStepK, end);
     each<kPieces>([&](u32 i) {
       put(i, 0);
       load(i, item);
     });
-    wait_lds();
-    meet();
+    wait_lgkmcnt();
+    s_barrier();
     each<kReads>([&](u32 i) { read(i, 0, 0); });
   }
 
   // All of an item, two steps at a time: one more than it has, of zeros, where that is odd. `item`,
   // from which is loaded, becomes item `next` for the last two.
-  __device__ void multiply_all(F32x4 (&sums)[kTiles], Item& item, const Fp4Args& args, u32 next) {
+  __device__ void run_mainloop(F32x4 (&sums)[kTiles], Item& item, const Fp4Args& args, u32 next) {
     const Place own = item.place;
     two_steps<true>(sums, own, own.first, item, args, next);
     for (u32 k = own.first + 2 * kStepK; k < own.end; k += 2 * kStepK) {
@@ -120,16 +120,16 @@ class Wave {
     }
     asm volatile("s_nop 15\n\ts_nop 15");  // until the last sums are there
 #pragma unroll
-    for (u32 t = 0; t < kTiles; ++t) pin_accumulator(sums[t]);  // none is read in the loop
-    keep_order();
+    for (u32 t = 0; t < kTiles; ++t) force_agpr(sums[t]);  // none is read in the loop
+    sched_barrier();
   }
 
  private:
-  using X = Pieces<kM, kXShuffled, kTail>;
-  using W = Pieces<kN, kShuffled, kTail>;
+  using X = StepLoader<kM, kXShuffled, kTail>;
+  using W = StepLoader<kN, kShuffled, kTail>;
   static constexpr u32 kPieces = X::kCount + W::kCount;
   static constexpr u32 kReads = kMTiles + kNTiles, kScales = kReads / 2;
-  using At = StepPlan<kTiles, kReads, kPieces, kScales>;
+  using At = IssueSchedule<kTiles, kReads, kPieces, kScales>;
 
   template <u32 kCount, class Act>
   __device__ void each(Act act) {
@@ -153,11 +153,11 @@ class Wave {
     const LdsBytes* const x = (LdsBytes*)memory.stage[buffer].x + m * kRowBytes + at;
     const LdsBytes* const w = (LdsBytes*)memory.stage[buffer].w + n * kRowBytes + at;
     if (i == 0) {
-      operands_[half].x[0] = lds_load_16(x);
+      operands_[half].x[0] = lds_load_b128(x);
     } else if (i <= kNTiles) {
-      operands_[half].w[i - 1] = lds_load_16(w + (i - 1) * kLdsTile);
+      operands_[half].w[i - 1] = lds_load_b128(w + (i - 1) * kLdsTile);
     } else {
-      operands_[half].x[i - kNTiles] = lds_load_16(x + (i - kNTiles) * kLdsTile);
+      operands_[half].x[i - kNTiles] = lds_load_b128(x + (i - kNTiles) * kLdsTile);
     }
   }
 
@@ -197,8 +197,8 @@ class Wave {
     x_scale_.begin(kStage, k, own.end);
     w_scale_.begin(kStage, k, own.end);
     half<kStage, 0, kFresh>(sums, item, ahead);
-    wait_lds();
-    meet();
+    wait_lgkmcnt();
+    s_barrier();
     half<kStage, 1, false>(sums, item, ahead);
   }
 
@@ -210,7 +210,7 @@ class Wave {
     }
     if (kHalf == 0) {
       each<kPieces>([&](u32 i) {
-        if (q == At::write_at(i)) put(i, 1 - kStage);
+        if (q == At::lds_write_offset(i)) put(i, 1 - kStage);
       });
     }
     const u32 at = kHalf * kTiles + q;  // in the step
@@ -234,7 +234,7 @@ class Wave {
       multiply_in_place<j % 2 + 2 * kHalf, i % 2 + 2 * kHalf, kFresh>(
           sums[kQ], own.w[j], w_scale_.of(kStage, j), own.x[i], x_scale_.of(kStage, i));
       between<kStage, kHalf>(kQ, item, ahead);
-      keep_order();
+      sched_barrier();
       half<kStage, kHalf, kFresh, kQ + 1>(sums, item, ahead);
     }
   }
@@ -243,21 +243,21 @@ class Wave {
   W w_;
   Scales<kMTiles, kTail> x_scale_;
   Scales<kNTiles, kTail> w_scale_;
-  LdsPieces at_;
+  LdsFragmentOffsets at_;
   Operands operands_[2];
 };
 
 __device__ inline void store_sums(F32x4 (&sums)[kTiles], Out* out, u32 m, u32 n, const Place& at,
                                   const Wave& wave, const BiasRow<Bias>& bias) {
   const u32 n0 = at.n0 + wave.n;
-  const u32 lane = lane_in_wave();
-  RFOPS_LDS F32x4* const added = (RFOPS_LDS F32x4*)memory.bias[wave_in_group()];
+  const u32 lane = lane_id();
+  RFOPS_LDS F32x4* const added = (RFOPS_LDS F32x4*)memory.bias[wave_id()];
   if (!__is_same(Bias, void) && lane < kN / 2 / 4) added[lane] = bias.load(n0 + lane * 4);
-  LdsBytes* const lds = (LdsBytes*)memory.store[wave_in_group()];
+  LdsBytes* const lds = (LdsBytes*)memory.store[wave_id()];
   const Store store(out, at.m0 + wave.m, m, kM / 2, n, n0, lds);
   store.template store<kMTiles>([&](u32 i, u32 j) {
     F32x4& sum = sums[Order::place_of(i, j)];
-    pin_accumulator(sum);  // not all at once from accumulation registers
+    force_agpr(sum);  // not all at once from accumulation registers
     return __is_same(Bias, void) ? sum : sum + added[j * 4 + lane / kTileRows];
   });
 }
@@ -274,23 +274,23 @@ extern "C" __global__ void
                u32 groups,                     // workgroups of the launch
                Out* __restrict__ out,          // [M, N]
                const void* __restrict__ bias,  // [N]
-               void* __restrict__ workspace,   // SplitTile; with kSplit > 1
+               void* __restrict__ workspace,   // SplitKReducer; with kSplit > 1
                u32* __restrict__ counts) {     // [tiles], zeros
   const Fp4Args args = {w, w_scale, x,     x_scale,     m,           n,
                         k, x_row,   w_row, w_scale_row, x_scale_row, groups};
   const u32 items = Item::count(args);
-  u32 number = group_x();
-  begin_apart<kM * kN * sizeof(Out)>(items, groups, k / kStepK / kSplit * kTiles * 32);
+  u32 number = workgroup_id_x();
+  stagger_start<kM * kN * sizeof(Out)>(items, groups, k / kStepK / kSplit * kTiles * 32);
   Item item = Item::of(args, number);
   Wave wave(args);
   wave.start(item);
   for (; number < items; number += groups) {
     const Place own = item.place;
     F32x4 sums[kTiles];
-    wave.multiply_all(sums, item, args, number + groups);
+    wave.run_mainloop(sums, item, args, number + groups);
     bool is_whole = true;
     if constexpr (kSplit > 1) {
-      SplitTile<kSplit, kTiles * kThreads, kThreads> tile(workspace, counts, own.tile);
+      SplitKReducer<kSplit, kTiles * kThreads, kThreads> tile(workspace, counts, own.tile);
       is_whole = tile.reduce(sums, own.split);
     }
     if (is_whole) store_sums(sums, out, m, n, own, wave, BiasRow<Bias>(bias, n));

@@ -41,10 +41,10 @@ struct ScaleRows {
   template <bool kTail>
   __device__ u32 load(u32 rows16, u32 k128, u32 k, bool is_there) const {
     using Order = ScaleOrder<kShuffled>;
-    const u32 lane = lane_in_wave();
+    const u32 lane = lane_id();
     u32 at = Order::lane_place(lane, row_bytes);
     if constexpr (kTail)
-      at = (k128 * kFp4TileBlocks + lane / kTileRows) * kFp4Block < k ? at : kOutside;
+      at = (k128 * kFp4TileBlocks + lane / kTileRows) * kFp4Block < k ? at : kOutOfBounds;
     const Buffer buffer = make_buffer(first, is_there ? bytes : 0);
     return Order::load(buffer, at, Order::tile_place(rows16 + odd, k128, row_bytes));
   }
@@ -69,26 +69,26 @@ struct ScaledSource {
   static constexpr u32 kElements = kTileK / kChunks;        // of a chunk
   static constexpr u32 kRowsAtOnce = kWaveSize / kChunks;
   static constexpr u32 kStagingBytes = kShuffled ? 0 : kTileRows * kChunks * kVecBytes;
-  using Order = MemoryOrder<kShuffled>;
+  using Order = OperandLayout<kShuffled>;
   struct Held {
     U32x4 piece[kPieces];
     u32 scale;
   };
   using Turned = Held;
 
-  OperandRows rows;
+  OperandView rows;
   ScaleRows<kShuffledScales> scales;
   u32 k;
 
   // Chunk c of row r lies where no two of the lanes that LDS serves together meet.
   static constexpr u32 staged_at(u32 row, u32 chunk) {
-    if constexpr (kPieces == 2) return lds_at(row, chunk);
+    if constexpr (kPieces == 2) return lds_offset(row, chunk);
     const u32 high = row / 8, swizzle = (high ^ row / 4 % 2) * 2 + high;
     return (row * kChunks + (chunk ^ swizzle)) * kVecBytes;
   }
 
   __device__ Held load(u32 rows16, u32 k128, bool is_there) const {
-    const u32 lane = lane_in_wave();
+    const u32 lane = lane_id();
     const Buffer buffer = make_buffer(rows.first, is_there ? rows.bytes : 0);
     Held held;
 #pragma unroll
@@ -97,17 +97,17 @@ struct ScaledSource {
       const u32 chunk = kShuffled ? lane / kTileRows + 4 * i : lane % kChunks;
       const u32 more_rows = kShuffled ? 0 : i * kRowsAtOnce;
       u32 at = Order::place(row, chunk, rows.row_bytes);
-      if constexpr (kTail) at = k128 * kTileK + chunk * kElements < k ? at : kOutside;
-      held.piece[i] = load_16<kHint>(buffer, at,
-                                     (rows16 * kTileRows + more_rows) * rows.row_bytes +
-                                         k128 * (kChunks * kVecBytes) * Order::kUnit);
+      if constexpr (kTail) at = k128 * kTileK + chunk * kElements < k ? at : kOutOfBounds;
+      held.piece[i] = buffer_load_b128<kHint>(buffer, at,
+                                              (rows16 * kTileRows + more_rows) * rows.row_bytes +
+                                                  k128 * (kChunks * kVecBytes) * Order::kUnit);
     }
     held.scale = scales.template load<kTail>(rows16, k128, k, is_there);
     return held;
   }
   __device__ void stage(const Held& held, LdsBytes* staging) const {
     if constexpr (kShuffled) return;
-    const u32 lane = lane_in_wave();
+    const u32 lane = lane_id();
 #pragma unroll
     for (u32 i = 0; i < kPieces; ++i) {
       *reinterpret_cast<RFOPS_LDS U32x4*>(
@@ -116,12 +116,12 @@ struct ScaledSource {
   }
   __device__ Turned turn(const Held& held, LdsBytes* staging) const {
     if constexpr (kShuffled) return held;
-    const u32 lane = lane_in_wave();
+    const u32 lane = lane_id();
     Turned turned = held;
 #pragma unroll
     for (u32 i = 0; i < kPieces; ++i) {
       turned.piece[i] =
-          lds_load_16(staging + staged_at(lane % kTileRows, lane / kTileRows + 4 * i));
+          lds_load_b128(staging + staged_at(lane % kTileRows, lane / kTileRows + 4 * i));
     }
     return turned;
   }
@@ -142,7 +142,7 @@ struct QuantisedSource {
     U32x4 piece[4];
   };
 
-  OperandRows rows;
+  OperandView rows;
   u32 k;
 
   // Chunk c of row r lies where no two of the lanes that LDS serves together meet (static_assert
@@ -153,14 +153,14 @@ struct QuantisedSource {
   }
 
   __device__ Held load(u32 rows16, u32 k128, bool is_there) const {
-    const u32 lane = lane_in_wave(), chunk = lane % kChunks;
+    const u32 lane = lane_id(), chunk = lane % kChunks;
     const Buffer buffer = make_buffer(rows.first, is_there ? rows.bytes : 0);
     u32 at = lane / kChunks * rows.row_bytes + chunk * kVecBytes;
-    if constexpr (kTail) at = k128 * kTileK + chunk * (kVecBytes / 2) < k ? at : kOutside;
+    if constexpr (kTail) at = k128 * kTileK + chunk * (kVecBytes / 2) < k ? at : kOutOfBounds;
     Held held;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
-      held.piece[i] = load_16(
+      held.piece[i] = buffer_load_b128(
           buffer, at, (rows16 * kTileRows + i * kRowsAtOnce) * rows.row_bytes + k128 * kTileK * 2);
     }
     return held;
@@ -171,7 +171,7 @@ struct QuantisedSource {
     u32 x[16];
   };
   __device__ void stage(const Held& held, LdsBytes* staging) const {
-    const u32 lane = lane_in_wave();
+    const u32 lane = lane_id();
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
       *reinterpret_cast<RFOPS_LDS U32x4*>(
@@ -179,11 +179,11 @@ struct QuantisedSource {
     }
   }
   __device__ Turned turn(const Held&, LdsBytes* staging) const {
-    const u32 lane = lane_in_wave();
+    const u32 lane = lane_id();
     Turned turned;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
-      const U32x4 piece = lds_load_16(staging + staged_at(lane % 16, lane / 16 * 4 + i));
+      const U32x4 piece = lds_load_b128(staging + staged_at(lane % 16, lane / 16 * 4 + i));
 #pragma unroll
       for (u32 j = 0; j < 4; ++j) turned.x[4 * i + j] = piece[j];
     }
@@ -203,13 +203,14 @@ constexpr bool turns_apart() {
   constexpr u32 kChunks = Source::kChunks;
   for (u32 i = 0; i < kReads; ++i) {
     const u32 step = kReads == 4 ? 1 : 4, rows = kReads == 4 ? 4 : 1;  // a lane's chunks
-    if (!are_apart(kReadPhases, kLdsBanks,
-                   [=](u32 l) { return Source::staged_at(l % 16, l / 16 * rows + i * step); })) {
+    if (!conflict_free(kReadPhases, kLdsBanks, [=](u32 l) {
+          return Source::staged_at(l % 16, l / 16 * rows + i * step);
+        })) {
       return false;
     }
   }
   for (u32 i = 0; i < kReads; ++i) {
-    if (!are_apart(kWritePhases, 32, [=](u32 l) {
+    if (!conflict_free(kWritePhases, 32, [=](u32 l) {
           return Source::staged_at(i * kWaveSize / kChunks + l / kChunks, l % kChunks);
         })) {
       return false;

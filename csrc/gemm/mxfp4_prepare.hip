@@ -34,14 +34,12 @@ struct Place {
 
   __device__ Place(u32 rows, u32 k) {
     columns = (k + 255) / 256;
-    const u32 number = as_scalar(group_x() * kWaves + wave_in_group());
-    row32 = as_scalar(number / columns);
-    k256 = as_scalar(number % columns);
+    const u32 number = readfirstlane(workgroup_id_x() * kWaves + wave_id());
+    row32 = readfirstlane(number / columns);
+    k256 = readfirstlane(number % columns);
     is_there = row32 * 32 < rows;
   }
-  __device__ u64 scales() const {
-    return (u64{row32} * columns + k256) * kWaveSize + lane_in_wave();
-  }
+  __device__ u64 scales() const { return (u64{row32} * columns + k256) * kWaveSize + lane_id(); }
 };
 
 }  // namespace
@@ -53,9 +51,9 @@ mxfp4_prepare_x(u8* __restrict__ payload,    // [M up to a multiple of 32, K/2] 
                 u32 m, u32 k, u32 x_row) {
   const Place at(m, k);
   if (!at.is_there) return;
-  const u32 lane = lane_in_wave(), row0 = at.row32 * 32;
+  const u32 lane = lane_id(), row0 = at.row32 * 32;
   const XTiles from = {{static_cast<const u8*>(x), row0, m, 32, x_row, 0, 2 * k}, k};
-  LdsBytes* const staging = (LdsBytes*)memory[wave_in_group()];
+  LdsBytes* const staging = (LdsBytes*)memory[wave_id()];
   XTiles::Held held[2][2];
 #pragma unroll
   for (u32 h = 0; h < 2; ++h) {
@@ -88,7 +86,7 @@ mxfp4_prepare_scale(u32* __restrict__ shuffled,    // [rows up to 32, K/32 up to
                     u32 rows, u32 k, u32 pitch) {
   const Place at(rows, k);
   if (!at.is_there) return;
-  const u32 lane = lane_in_wave();
+  const u32 lane = lane_id();
   u32 scales = 0;
 #pragma unroll
   for (u32 h = 0; h < 2; ++h) {

@@ -42,7 +42,7 @@ using namespace rfops;
 using Out = RFOPS_OUT;  // bf16, f16 or f32
 constexpr u32 kM = 256, kN = 256, kThreads = 4 * kWaveSize;
 constexpr u32 kPartRows = kM / 2 / kParts;  // of a wave
-using Rows = RowStore<Out, kN / 2, kPartRows>;
+using Rows = InterleavedStore<Out, kN / 2, kPartRows>;
 
 struct Memory {
   struct {
@@ -84,8 +84,8 @@ __device__ void swap_scales(From& a, From& b) {
 class Wave {
  public:
   __device__ Wave(const Fp4Args& args, Turn& turn, const From& from)
-      : steps_(args), rows_((LdsBytes*)memory.rows[wave_in_group()]) {
-    steps_.start(from, [&] { look_ahead<Constants>(args, turn); });
+      : steps_(args), rows_((LdsBytes*)memory.rows[wave_id()]) {
+    steps_.start(from, [&] { extend_run<Constants>(args, turn); });
   }
 
   __device__ void aim_columns(const Turn& turn, u32 n) { rows_.aim_columns(turn.n0 + steps_.n, n); }
@@ -94,18 +94,18 @@ class Wave {
   __device__ void begin(F32x4 (&sums)[kTiles], Turn& turn, From& from) {
     constexpr Parts kBefore = {0, kPart}, kOwn = {0, kPart + 1};
     if constexpr (kPart != 0) {
-      second<PairOf{.begins = kPart, .own = kBefore, .next = kOwn}>(sums, turn, from);
+      second<PairSchedule{.begins = kPart, .own = kBefore, .next = kOwn}>(sums, turn, from);
     }
     if constexpr (kPart < kParts - 1) {
-      first<PairOf{.begins = kPart, .own = kOwn, .next = {0, kPart + 2}}>(sums, turn, from);
+      first<PairSchedule{.begins = kPart, .own = kOwn, .next = {0, kPart + 2}}>(sums, turn, from);
       begin<kPart + 1>(sums, turn, from);
     } else {
-      first<PairOf{.begins = kPart}>(sums, turn, from);
+      first<PairSchedule{.begins = kPart}>(sums, turn, from);
     }
   }
   // The last step of a pair and the first of the next one, where no part begins.
   __device__ void pair(F32x4 (&sums)[kTiles], Turn& turn, From& from) {
-    constexpr PairOf kPair = {.behind = kSameRun};
+    constexpr PairSchedule kPair = {.behind = kSameRun};
     second<kPair>(sums, turn, from);
     first<kPair>(sums, turn, from);
   }
@@ -114,8 +114,8 @@ class Wave {
   __device__ void change(F32x4 (&sums)[kTiles], Turn& turn, From& from, const Result& result) {
     if constexpr (kPart < kParts) {
       aim(result, kPart);
-      second<PairOf{.begins = kPart, .leaves = kPart}>(sums, turn, from);
-      first<PairOf{.begins = kPart, .leaves = kPart}>(sums, turn, from);
+      second<PairSchedule{.begins = kPart, .leaves = kPart}>(sums, turn, from);
+      first<PairSchedule{.begins = kPart, .leaves = kPart}>(sums, turn, from);
       change<kPart + 1>(sums, turn, from, result);
     }
   }
@@ -127,14 +127,14 @@ class Wave {
                     kLater = {kPart + 2, kParts};
     if constexpr (kPart < kParts - 1) {
       constexpr bool kLast = kPart == kParts - 2;
-      second<PairOf{.leaves = kPart, .own = kOwn, .next = kNext}>(sums, turn, from);
-      first<PairOf{.leaves = kPart,
-                   .own = kNext,
-                   .next = kLast ? kFirstPart : kLater,
-                   .behind = kLast ? kOtherRun : kSameTile}>(sums, turn, from);
+      second<PairSchedule{.leaves = kPart, .own = kOwn, .next = kNext}>(sums, turn, from);
+      first<PairSchedule{.leaves = kPart,
+                         .own = kNext,
+                         .next = kLast ? kFirstPart : kLater,
+                         .behind = kLast ? kOtherRun : kSameTile}>(sums, turn, from);
       end<kPart + 1>(sums, turn, from, result);
     } else {
-      second<PairOf{.own = kOwn, .next = kFirstPart}>(sums, turn, from);
+      second<PairSchedule{.own = kOwn, .next = kFirstPart}>(sums, turn, from);
       asm volatile("s_nop 15\n\ts_nop 15");  // until the last sums are there
 #pragma unroll
       for (u32 i = 0; i < 2; ++i) {
@@ -142,7 +142,7 @@ class Wave {
             [&](u32 t) { leave(sums, kTiles - kOwnTiles + i * kOwnTiles / 2 + t); });
         each<Rows::kReads>([&](u32 read) {
           each<8>([&](u32 at) { come(at, 0, i, read); });
-          keep_order();
+          sched_barrier();
         });
       }
     }
@@ -154,29 +154,29 @@ class Wave {
   }
 
   // Steps of a pair.
-  template <PairOf kPair>
+  template <PairSchedule kPair>
   __device__ void second(F32x4 (&sums)[kTiles], const Turn& turn, const From& from) {
     const u32 k = turn.at * kPairK;
     step<1, kPair>(sums, from, {k + kStepK, k, from.further, 0});
   }
   // It also loads for the pair behind, which may be of another tile: then scales, which are loaded
   // a step later, are still of this one.
-  template <PairOf kPair>
+  template <PairSchedule kPair>
   __device__ void first(F32x4 (&sums)[kTiles], Turn& turn, From& from) {
     const u32 k = turn.at++ * kPairK + kStepK;
     From scales = from;
     if constexpr (kPair.behind == kSameTile) {
       step<0, kPair>(sums, from, {k + kStepK, k, from.further, 0});
     } else if constexpr (kPair.behind == kSameRun) {
-      if (as_scalar(turn.at) == as_scalar(turn.count)) {
-        go_on(turn);
+      if (readfirstlane(turn.at) == readfirstlane(turn.count)) {
+        advance(turn);
         from.aim_x(arguments(), turn);
         swap_scales(from, scales);
       }
       const u32 later = turn.at == 0 ? 0 : from.further;
       step<0, kPair>(sums, from, {turn.at * kPairK, k, later, from.further - later});
       u32 at = turn.at;
-      not_before(at);  // compared once more, and a branch: selects would be in each step
+      force_sgpr(at);  // compared once more, and a branch: selects would be in each step
       if (at == 0) {
         asm volatile("");
         swap_scales(from, scales);
@@ -189,7 +189,7 @@ class Wave {
         asm volatile("");
         const Fp4Args args = arguments();
         turn = first_turn<Constants>(args, turn.next);
-        look_ahead<Constants>(args, turn);
+        extend_run<Constants>(args, turn);
         from = From(args, turn);
       }
       swap_scales(from, scales);
@@ -197,16 +197,16 @@ class Wave {
       swap_scales(from, scales);
     }
   }
-  template <u32 kStage, PairOf kPair>
+  template <u32 kStage, PairSchedule kPair>
   __device__ void step(F32x4 (&sums)[kTiles], const From& from, const Steps::Ahead& ahead) {
     half<kStage, 0, kPair>(sums, from, ahead);
-    wait_lds();
-    meet();
+    wait_lgkmcnt();
+    s_barrier();
     half<kStage, 1, kPair>(sums, from, ahead);
   }
   // Inlined before the optimiser runs, because it would optimise each of the 64 levels again with
   // those that it calls: compiling took 13 to 16 s instead of 5, for the same code.
-  template <u32 kStage, u32 kHalf, PairOf kPair, u32 kAt = 0>
+  template <u32 kStage, u32 kHalf, PairSchedule kPair, u32 kAt = 0>
   __device__ __attribute__((always_inline)) void half(F32x4 (&sums)[kTiles], const From& from,
                                                       const Steps::Ahead& ahead) {
     if constexpr (kAt < kTiles) {
@@ -220,7 +220,7 @@ class Wave {
         steps_.multiply<kStage, kHalf, Order::m_of(kQ), Order::n_of(kQ), kFresh>(sums[kQ]);
       }
       steps_.between<kStage, kHalf, kPair>(kAt, from, ahead);
-      keep_order();
+      sched_barrier();
       half<kStage, kHalf, kPair, kAt + 1>(sums, from, ahead);
     }
   }
@@ -243,7 +243,7 @@ class Wave {
   __device__ void leave(F32x4 (&sums)[kTiles], u32 q) const {
     asm volatile("" : : "a"(sums[q]));  // from accumulation registers
     rows_.put(Order::n_of(q), sums[q]);
-    keep_order();
+    sched_barrier();
   }
   __device__ void come(u32 at, u32 first, u32 i, u32 read) {
     if (at == first) rows_.fetch_low(read);
@@ -273,12 +273,12 @@ extern "C" __global__ void
   const Fp4Args args = {w, w_scale, x,     x_scale,     m,           n,
                         k, x_row,   w_row, w_scale_row, x_scale_row, groups};
   // Workgroups of an XCD begin one after the other, over the time of a pair: so do their stores.
-  for (u32 i = 0; i < group_x() / kXcds; ++i) __builtin_amdgcn_s_sleep(2);
-  Turn turn = first_turn<Constants>(args, group_x());
+  for (u32 i = 0; i < workgroup_id_x() / kXcds; ++i) __builtin_amdgcn_s_sleep(2);
+  Turn turn = first_turn<Constants>(args, workgroup_id_x());
   From from(args, turn);
   Wave wave(args, turn, from);
   F32x4 sums[kTiles];
-  while (as_scalar(turn.count) != 0) {
+  while (readfirstlane(turn.count) != 0) {
     const u32 count = turn.count;
     wave.aim_columns(turn, n);
     wave.begin(sums, turn, from);
@@ -289,7 +289,7 @@ extern "C" __global__ void
         wave.pair(sums, turn, from);
       } while (++at < count);
       result = {out, m, n, turn.old_m, turn.n0};
-      if (as_scalar(turn.drains)) break;
+      if (readfirstlane(turn.drains)) break;
       wave.change(sums, turn, from, result);
     }
     wave.end(sums, turn, from, result);

@@ -27,7 +27,7 @@ constexpr Parts kAllParts = {0, kParts}, kFirstPart = {0, 1};
 enum Behind : u32 { kSameTile, kSameRun, kOtherRun };
 
 // What is known of a pair of K-steps when the kernel is compiled.
-struct PairOf {
+struct PairSchedule {
   u32 begins = kParts, leaves = kParts;  // the part that begins a tile; whose sums leave
   Parts own = kAllParts;                 // who works in it
   Parts next = kAllParts;                // and in the one behind
@@ -51,7 +51,7 @@ struct Turn {
   u32 drains;         // whether it is a drain
 };
 
-struct TilePlace {
+struct TileOrigin {
   u32 m0, n0;
   bool is_there;
 };
@@ -60,22 +60,22 @@ __device__ inline bool is_tile(const Fp4Args& a, u32 item) {
   return item < (a.m + T::kM - 1) / T::kM * ((a.n + T::kN - 1) / T::kN);
 }
 template <class T>
-__device__ inline TilePlace place_of(const Fp4Args& a, u32 item) {
+__device__ inline TileOrigin place_of(const Fp4Args& a, u32 item) {
   const u32 m_blocks = (a.m + T::kM - 1) / T::kM, n_blocks = (a.n + T::kN - 1) / T::kN;
   const bool is_there = is_tile<T>(a, item);
   const Block found = block_of<T::kGroupN, 1>(is_there ? item : 0, n_blocks, m_blocks);
-  return {as_scalar(found.n) * T::kM, as_scalar(found.m) * T::kN, is_there};
+  return {readfirstlane(found.n) * T::kM, readfirstlane(found.m) * T::kN, is_there};
 }
 // The first pair of a run, of which no more is known than its first tile.
 template <class T>
 __device__ inline Turn first_turn(const Fp4Args& a, u32 item) {
-  const TilePlace at = place_of<T>(a, item);
+  const TileOrigin at = place_of<T>(a, item);
   return {item + a.groups, 0, at.is_there ? a.k / kPairK : 0, at.m0, at.m0, at.n0, 0, 0, 0};
 }
 // How far the run goes.
 template <class T>
-__device__ inline void look_ahead(const Fp4Args& a, Turn& t) {
-  const TilePlace next = place_of<T>(a, t.next);
+__device__ inline void extend_run(const Fp4Args& a, Turn& t) {
+  const TileOrigin next = place_of<T>(a, t.next);
   const u32 apart = next.m0 - t.m0;
   const bool goes_on = next.is_there && next.n0 == t.n0 && apart - 1 < kMostApart &&
                        a.groups % kXcds == 0;  // and on, from here as far
@@ -83,15 +83,15 @@ __device__ inline void look_ahead(const Fp4Args& a, Turn& t) {
   if (goes_on) {
     const u32 items = (a.m + T::kM - 1) / T::kM * ((a.n + T::kN - 1) / T::kN);
     const u32 by_rows = (a.m - 1 - t.m0) / apart, by_items = (items - 1 - t.next) / a.groups + 1;
-    t.left = as_scalar(by_rows < by_items ? by_rows : by_items);
+    t.left = readfirstlane(by_rows < by_items ? by_rows : by_items);
     t.next += t.left * a.groups;
   }
 }
 // The first pair of the next tile of the run, or of the drain.
-__device__ inline void go_on(Turn& t) {
+__device__ inline void advance(Turn& t) {
   t.at = 0;
   t.old_m = t.m0;
-  if (as_scalar(t.left)) {
+  if (readfirstlane(t.left)) {
     --t.left;
     t.m0 += t.stride;
   } else {
@@ -109,9 +109,9 @@ struct Source {
   __device__ Source(const Fp4Args& a, const Turn& t) {
     aim_x(a, t);
     const bool is_there = t.count != 0;
-    const OperandRows rows(a.w, t.n0, a.n, T::kN, a.w_row, 0, a.k / 2,
-                           MemoryOrder<T::kShuffled>::kUnit);
-    const u32 wave_n = t.n0 + wave_in_group() % 2 * (T::kN / 2);
+    const OperandView rows(a.w, t.n0, a.n, T::kN, a.w_row, 0, a.k / 2,
+                           OperandLayout<T::kShuffled>::kUnit);
+    const u32 wave_n = t.n0 + wave_id() % 2 * (T::kN / 2);
     w = make_buffer(rows.first, is_there ? rows.bytes : 0);
     w_scale = scale_rows(a.w_scale, wave_n, a.n, T::kN / 2, a.w_scale_row, is_there);
   }
@@ -120,9 +120,9 @@ struct Source {
     const bool is_there = t.count != 0;
     const u32 x_rows =
         T::kXShuffled ? (a.m + 15) / 16 * 16 : a.m;  // shuffled ones come in sixteens
-    const OperandRows rows(a.x, t.old_m, x_rows, apart + T::kM, a.x_row, 0, a.k / 2,
-                           MemoryOrder<T::kXShuffled>::kUnit);
-    const u32 wave_m = t.old_m + wave_in_group() / 2 * (T::kM / 2);
+    const OperandView rows(a.x, t.old_m, x_rows, apart + T::kM, a.x_row, 0, a.k / 2,
+                           OperandLayout<T::kXShuffled>::kUnit);
+    const u32 wave_m = t.old_m + wave_id() / 2 * (T::kM / 2);
     x = make_buffer(rows.first, is_there ? rows.bytes : 0);
     x_scale = scale_rows(a.x_scale, wave_m, a.m, apart + T::kM / 2, a.x_scale_row, is_there);
     further = apart * a.x_row;

@@ -32,14 +32,14 @@ class PartSteps {
   };
 
   __device__ explicit PartSteps(const Fp4Args& args)
-      : m(wave_in_group() / 2 * (T::kM / 2)),
-        n(wave_in_group() % 2 * (T::kN / 2)),
+      : m(wave_id() / 2 * (T::kM / 2)),
+        n(wave_id() % 2 * (T::kN / 2)),
         x_(args.x_row),
         w_(args.w_row),
         x_scale_(args.x_scale_row),
         w_scale_(args.w_scale_row),
-        at_{step_at(lane_in_wave() % kTileRows, lane_in_wave() / kTileRows),
-            step_at(lane_in_wave() % kTileRows, lane_in_wave() / kTileRows + 4)} {}
+        at_{lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows),
+            lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows + 4)} {}
 
   const u32 m, n;  // its first row of x and of w in the workgroup
 
@@ -54,20 +54,20 @@ class PartSteps {
     w_scale_.aim_inside(0, 0);
     each<kScales>([&](u32 i) { load_scale<kParts>(i, source, 0); });
     load_all(x_, w_, source, kStepK);
-    keep_order();
+    sched_barrier();
     meanwhile();
-    keep_order();
+    sched_barrier();
     each<X::kCount>([&](u32 i) {
       if (kFirstPart.have(i % kParts)) x.put(i, T::x(0));
     });
     each<W::kCount>([&](u32 i) { w.put(i, T::w(0)); });
-    wait_lds();
-    meet();
+    wait_lgkmcnt();
+    s_barrier();
     each<kReads>([&](u32 i) { read<kFirstPart>(i, 0, 0); });
   }
 
   // After multiplication q of a half: what else is done there.
-  template <u32 kStage, u32 kHalf, PairOf kPair>
+  template <u32 kStage, u32 kHalf, PairSchedule kPair>
   __device__ void between(u32 q, const Source<T>& source, const Ahead& ahead) {
     constexpr u32 kPart = kPair.begins;
     constexpr Parts kBehind = kStage == 0 ? kPair.own : kPair.next;  // who works a step on
@@ -77,7 +77,7 @@ class PartSteps {
     }
     if (kHalf == 0) {
       each<kPieces>([&](u32 i) {
-        if (q == At::write_at(i)) put<kBehind>(i, 1 - kStage);
+        if (q == At::lds_write_offset(i)) put<kBehind>(i, 1 - kStage);
       });
     }
     const u32 at = kHalf * kTiles + q;  // in the step
@@ -106,11 +106,11 @@ class PartSteps {
   }
 
  private:
-  using X = Pieces<T::kM, T::kXShuffled, false>;
-  using W = Pieces<T::kN, T::kShuffled, false>;
+  using X = StepLoader<T::kM, T::kXShuffled, false>;
+  using W = StepLoader<T::kN, T::kShuffled, false>;
   static constexpr u32 kPieces = X::kCount + W::kCount;
   static constexpr u32 kReads = kMTiles + kNTiles, kScales = kReads / 2;
-  using At = StepPlan<kTiles, kReads, kPieces, kScales>;
+  using At = IssueSchedule<kTiles, kReads, kPieces, kScales>;
 
   struct Operands {
     U32x4 x[kMTiles], w[kNTiles];
@@ -121,7 +121,7 @@ class PartSteps {
     w.aim_inside(k, 0);
     each<X::kCount>([&](u32 i) { kFirstPart.have(i % kParts) ? x.load(source.x, i) : x.pass(); });
     each<W::kCount>([&](u32 i) { w.load(source.w, i); });
-    keep_order();
+    sched_barrier();
   }
 
   // Whether all parts but the first are on the same side when they are loaded in this step.
@@ -156,10 +156,10 @@ class PartSteps {
     const LdsBytes* const x = T::x(buffer) + m * kRowBytes + at;
     const LdsBytes* const w = T::w(buffer) + n * kRowBytes + at;
     if (i >= 1 && i <= kNTiles) {
-      operands_[half].w[i - 1] = lds_load_16(w + (i - 1) * kLdsTile);
+      operands_[half].w[i - 1] = lds_load_b128(w + (i - 1) * kLdsTile);
     } else {
       const u32 tile = i == 0 ? 0 : i - kNTiles;
-      if (kOf.have(tile / 2)) operands_[half].x[tile] = lds_load_16(x + tile * kLdsTile);
+      if (kOf.have(tile / 2)) operands_[half].x[tile] = lds_load_b128(x + tile * kLdsTile);
     }
   }
 
@@ -167,7 +167,7 @@ class PartSteps {
   W w_;
   Scales<kMTiles, false> x_scale_;
   Scales<kNTiles, false> w_scale_;
-  LdsPieces at_;
+  LdsFragmentOffsets at_;
   Operands operands_[2];
 };
 

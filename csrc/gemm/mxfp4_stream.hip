@@ -56,7 +56,7 @@ constexpr bool kTail = RFOPS_TAIL;          // K ends within a tile
 constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kTiles = kNTiles * kMTiles;
 constexpr u32 kM = kMTiles * kTileRows, kN = kNTiles * kTileRows;
-using Split = SplitTile<kSplit, kTiles * kWaveSize, kThreads>;
+using Split = SplitKReducer<kSplit, kTiles * kWaveSize, kThreads>;
 constexpr u32 kOwn = Split::kOwn;  // tiles that a wave writes at most
 using XTiles = XSource<X, RFOPS_ROUNDING, RFOPS_X_SHUFFLED_SCALES, kTail>;
 using WTiles = ScaledSource<Fp4, kShuffled, RFOPS_SHUFFLED_SCALES, kTail, kStreamed>;
@@ -80,13 +80,13 @@ struct Turn {
     for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
       for (u32 j = 0; j < kNTiles; ++j) w[s][j] = from_w.load(j, first + s, first + s < tiles);
-      keep_order();
+      sched_barrier();
     }
 #pragma unroll
     for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
       for (u32 i = 0; i < kMTiles; ++i) x[s][i] = from_x.load(i, first + s, first + s < tiles);
-      keep_order();
+      sched_barrier();
     }
   }
 
@@ -139,12 +139,12 @@ mxfp4_stream(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apar
              u32 m, u32 n, u32 k, u32 x_row, u32 w_row, u32 w_scale_row, u32 x_scale_row,
              Out* __restrict__ out,          // [M, N]
              const void* __restrict__ bias,  // [N]
-             void* __restrict__ workspace,   // SplitTile; with kSplit > 1
+             void* __restrict__ workspace,   // SplitKReducer; with kSplit > 1
              u32* __restrict__ counts) {     // [tiles], zeros
   const u32 n_tiles = (n + kN - 1) / kN, tiles = (k + kTileK - 1) / kTileK;
-  const u32 order = xcd_order(group_x(), n_tiles * kSplit);
+  const u32 order = xcd_remap(workgroup_id_x(), n_tiles * kSplit);
   const u32 n_tile = order / kSplit, split = order % kSplit, n0 = n_tile * kN;
-  const u32 wave = wave_in_group(), lane = lane_in_wave();
+  const u32 wave = wave_id(), lane = lane_id();
   // Workgroups of an XCD begin with other parts of x, which one of them brings to L2 for all.
   const u32 part = (wave + n_tile) % kWaves;
   const WTiles from_w = {{w, n0, n, kN, w_row, 0, k / 2, WTiles::Order::kUnit},
@@ -171,11 +171,11 @@ mxfp4_stream(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apar
   F32x4 own[kOwn] = {}, added[kOwn];
 #pragma unroll
   for (u32 i = 0; i < kOwn; ++i) added[i] = bias_row.load(column(wave + i * kWaves));
-  add_up_waves(memory, sums, part, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
+  reduce_waves(memory, sums, part, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
   if constexpr (kSplit > 1) {
     if (!Split(workspace, counts, n_tile).reduce(own, split)) return;
   }
-  OutRows<Out>(out, 0, m, kM, n).store([&](auto store) {
+  OutputView<Out>(out, 0, m, kM, n).store([&](auto store) {
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
       const u32 t = wave + i * kWaves;

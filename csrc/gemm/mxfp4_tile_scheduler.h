@@ -29,7 +29,7 @@ __device__ inline Place fp4_place(const Fp4Args& a, u32 item) {
   const u32 m_blocks = (a.m + kM - 1) / kM, n_blocks = (a.n + kN - 1) / kN;
   const bool is_there = item < m_blocks * n_blocks * kSplit;
   const Block found = block_of<kGroupM, kSplit>(is_there ? item : 0, m_blocks, n_blocks);
-  const Block at = {as_scalar(found.m), as_scalar(found.n), as_scalar(found.split)};
+  const Block at = {readfirstlane(found.m), readfirstlane(found.n), readfirstlane(found.split)};
   const u32 all = (a.k + kStepK - 1) / kStepK;  // shared out in parts that differ by one at most
   const u32 first = all * at.split / kSplit * kStepK, last = all * (at.split + 1) / kSplit * kStepK;
   const u32 end = last < a.k ? last : a.k;
@@ -61,10 +61,10 @@ struct Fp4Item {
     const u32 m0 = place.m0, n0 = place.n0;
     const bool is_there = item < count(a);
     const u32 x_rows = kXShuffled ? (a.m + 15) / 16 * 16 : a.m;  // shuffled ones come in sixteens
-    const OperandRows x(a.x, m0, x_rows, kM, a.x_row, 0, a.k / 2, MemoryOrder<kXShuffled>::kUnit);
-    const OperandRows w(a.w, n0, a.n, kN, a.w_row, 0, a.k / 2, MemoryOrder<kShuffled>::kUnit);
-    const u32 wave_m = m0 + wave_in_group() / 2 * (kM / 2);
-    const u32 wave_n = n0 + wave_in_group() % 2 * (kN / 2);
+    const OperandView x(a.x, m0, x_rows, kM, a.x_row, 0, a.k / 2, OperandLayout<kXShuffled>::kUnit);
+    const OperandView w(a.w, n0, a.n, kN, a.w_row, 0, a.k / 2, OperandLayout<kShuffled>::kUnit);
+    const u32 wave_m = m0 + wave_id() / 2 * (kM / 2);
+    const u32 wave_n = n0 + wave_id() % 2 * (kN / 2);
     return {place, make_buffer(x.first, is_there ? x.bytes : 0),
             make_buffer(w.first, is_there ? w.bytes : 0),
             scale_rows(a.x_scale, wave_m, a.m, kM / 2, a.x_scale_row, is_there),
@@ -77,11 +77,11 @@ struct Fp4Item {
 // those of an XCD begin one after the other; the last one twice kStore behind, by which the launch
 // is longer. 16384 x 8192 x 8192 by timing mode: matrix cores busy 81 -> 85 %.
 template <u32 kTileBytes>
-__device__ inline void begin_apart(u32 items, u32 groups, u32 clocks) {
+__device__ inline void stagger_start(u32 items, u32 groups, u32 clocks) {
   constexpr u32 kStore = kTileBytes / 13;       // by the bytes a clock that a CU gets
   constexpr u32 kApart = 2 * kStore / 32 / 64;  // s_sleep counts 64 clocks
   if (kApart == 0 || items < 4 * groups || clocks < 6 * kStore) return;
-  for (u32 i = 0; i < group_x() / kXcds; ++i) __builtin_amdgcn_s_sleep(kApart);
+  for (u32 i = 0; i < workgroup_id_x() / kXcds; ++i) __builtin_amdgcn_s_sleep(kApart);
 }
 
 }  // namespace rfops

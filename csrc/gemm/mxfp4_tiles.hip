@@ -86,14 +86,14 @@ class Producer {
 
   __device__ void load(u32 k128) {
     each([&](u32 i, u32 m, u32 s) { held_[i] = x_.load(m, k128 + s, k128 + s < part_.end); });
-    keep_order();
+    sched_barrier();
   }
   __device__ void put(u32 k128, RFOPS_LDS Ready* to) {
-    LdsBytes* const staging = (LdsBytes*)memory.staging[wave_in_group()];
+    LdsBytes* const staging = (LdsBytes*)memory.staging[wave_id()];
     each([&](u32 i, u32 m, u32 s) {
       x_.stage(held_[i], staging);
       const ScaledTile tile = x_.ready(x_.turn(held_[i], staging), m, k128 + s);
-      const u32 lane = lane_in_wave(), t = s * kMTiles + m;
+      const u32 lane = lane_id(), t = s * kMTiles + m;
       to->piece[t][0][lane] = tile.tile.low;
       if constexpr (kPieces == 2) to->piece[t][1][lane] = tile.tile.high;
       to->scale[s][m / 4][lane][m % 4] = static_cast<u8>(tile.scale);
@@ -105,7 +105,7 @@ class Producer {
   __device__ void each(Act act) {
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
-      const u32 t = wave_in_group() + i * kWaves;
+      const u32 t = wave_id() + i * kWaves;
       if (kOfX % kWaves == 0 || t < kOfX) act(i, t % kMTiles, t / kMTiles);
     }
   }
@@ -123,10 +123,10 @@ struct WStep {
     for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
       for (u32 j = 0; j < kNTiles; ++j) {
-        held[s][j] = w.load(wave_in_group() * kNTiles + j, k128 + s, k128 + s < part.end);
+        held[s][j] = w.load(wave_id() * kNTiles + j, k128 + s, k128 + s < part.end);
       }
     }
-    keep_order();
+    sched_barrier();
   }
 };
 
@@ -147,8 +147,8 @@ __device__ inline void multiply_rows(F32x4 (&sums)[kTiles], const ScaledTile (&a
 
 __device__ inline void multiply(F32x4 (&sums)[kTiles], const WTiles& w, const WStep& held, u32 k128,
                                 const RFOPS_LDS Ready* x) {
-  const u32 lane = lane_in_wave();
-  LdsBytes* const staging = (LdsBytes*)memory.staging[wave_in_group()];
+  const u32 lane = lane_id();
+  LdsBytes* const staging = (LdsBytes*)memory.staging[wave_id()];
 #pragma unroll
   for (u32 s = 0; s < kSteps; ++s) {
     Tile b[kMTiles];
@@ -166,13 +166,13 @@ __device__ inline void multiply(F32x4 (&sums)[kTiles], const WTiles& w, const WS
 #pragma unroll
     for (u32 j = 0; j < kNTiles; ++j) {
       w.stage(held.held[s][j], staging);
-      a[j] = w.ready(w.turn(held.held[s][j], staging), wave_in_group() * kNTiles + j, k128 + s);
+      a[j] = w.ready(w.turn(held.held[s][j], staging), wave_id() * kNTiles + j, k128 + s);
     }
     multiply_rows(sums, a, b, b_scale);
   }
 }
 
-__device__ inline void multiply_all(F32x4 (&sums)[kTiles], const XTiles& x, const WTiles& w,
+__device__ inline void run_mainloop(F32x4 (&sums)[kTiles], const XTiles& x, const WTiles& w,
                                     const Part& part) {
   RFOPS_LDS Memory* const lds = (RFOPS_LDS Memory*)&memory;
   Producer producer(x, part);
@@ -181,8 +181,8 @@ __device__ inline void multiply_all(F32x4 (&sums)[kTiles], const XTiles& x, cons
   own.load(w, part.first, part);
   producer.put(part.first, &lds->ready[0]);
   producer.load(part.first + kSteps);
-  wait_lds();
-  meet();
+  wait_lgkmcnt();
+  s_barrier();
   u32 buffer = 0;
   for (u32 k128 = part.first; k128 < part.end; k128 += kSteps) {
     WStep next;
@@ -192,8 +192,8 @@ __device__ inline void multiply_all(F32x4 (&sums)[kTiles], const XTiles& x, cons
     multiply(sums, w, own, k128, &lds->ready[buffer]);
     own = next;
     buffer = 1 - buffer;
-    wait_lds();
-    meet();
+    wait_lgkmcnt();
+    s_barrier();
   }
 }
 
@@ -208,12 +208,12 @@ mxfp4_tiles(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
             u32 m, u32 n, u32 k, u32 x_row, u32 w_row, u32 w_scale_row, u32 x_scale_row,
             Out* __restrict__ out,          // [M, N]
             const void* __restrict__ bias,  // [N]
-            void* __restrict__ workspace,   // SplitTile; with kSplit > 1
+            void* __restrict__ workspace,   // SplitKReducer; with kSplit > 1
             u32* __restrict__ counts) {     // [tiles], zeros
   const u32 m_blocks = (m + kM - 1) / kM, n_blocks = (n + kN - 1) / kN;
-  const u32 order = xcd_order(group_x(), m_blocks * n_blocks * kSplit);
+  const u32 order = xcd_remap(workgroup_id_x(), m_blocks * n_blocks * kSplit);
   const u32 tile = order / kSplit, split = order % kSplit;
-  const u32 n0 = as_scalar(tile / m_blocks) * kN, m0 = as_scalar(tile % m_blocks) * kM;
+  const u32 n0 = readfirstlane(tile / m_blocks) * kN, m0 = readfirstlane(tile % m_blocks) * kM;
   const u32 all = (k + kTileK - 1) / kTileK;  // shared out in parts that differ by one at most
   const Part part = {all * split / kSplit, all * (split + 1) / kSplit};
   const WTiles from_w = {{w, n0, n, kN, w_row, 0, k / 2, WTiles::Order::kUnit},
@@ -221,20 +221,20 @@ mxfp4_tiles(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
                          k};
   const XTiles from_x = x_source<XTiles, X>(x, x_scale, m0, m, kM, x_row, x_scale_row, k);
   F32x4 sums[kTiles] = {};
-  multiply_all(sums, from_x, from_w, part);
+  run_mainloop(sums, from_x, from_w, part);
 
   if constexpr (kSplit > 1) {
-    if (!SplitTile<kSplit, kTiles * kThreads, kThreads>(workspace, counts, tile)
+    if (!SplitKReducer<kSplit, kTiles * kThreads, kThreads>(workspace, counts, tile)
              .reduce(sums, split)) {
       return;
     }
   }
-  const u32 lane = lane_in_wave();
+  const u32 lane = lane_id();
   const BiasRow<Bias> bias_row(bias, n);
-  OutRows<Out>(out, m0, m, kM, n).store([&](auto store) {
+  OutputView<Out>(out, m0, m, kM, n).store([&](auto store) {
 #pragma unroll
     for (u32 j = 0; j < kNTiles; ++j) {
-      const u32 column = n0 + (wave_in_group() * kNTiles + j) * kTileRows + lane / kTileRows * 4;
+      const u32 column = n0 + (wave_id() * kNTiles + j) * kTileRows + lane / kTileRows * 4;
       const F32x4 added = bias_row.load(column);
 #pragma unroll
       for (u32 i = 0; i < kMTiles; ++i) {

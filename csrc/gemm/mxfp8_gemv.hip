@@ -81,29 +81,29 @@ __device__ inline void load(Fragment& part, const Operands& in, u32 n0, u32 k0, 
 #pragma unroll
   for (u32 s = 0; s < kSteps; ++s) {
     const u32 k = k0 + s * kStepK + (lane % kLanes) * kVecBytes;
-    at[s] = k < in.k ? k : kOutside;
-    scale_at[s] = k < in.k ? k / kMxBlock : kOutside;
+    at[s] = k < in.k ? k : kOutOfBounds;
+    scale_at[s] = k < in.k ? k / kMxBlock : kOutOfBounds;
 #pragma unroll
     for (u32 m = 0; m < kM; ++m) {
-      part.x[s][m] = load_16(in.x.payload, at[s], m * in.k);
-      part.x_scale[s][m] = load_byte(in.x.scales, scale_at[s], m * scales_k);
+      part.x[s][m] = buffer_load_b128(in.x.payload, at[s], m * in.k);
+      part.x_scale[s][m] = buffer_load_u8(in.x.scales, scale_at[s], m * scales_k);
     }
 #pragma unroll
     for (u32 r = 0; r < kRows; ++r) {
-      part.w_scale[s][r] =
-          load_byte(in.w.scales, scale_at[s] + group * scales_k, (n0 + r * kGroups) * scales_k);
+      part.w_scale[s][r] = buffer_load_u8(in.w.scales, scale_at[s] + group * scales_k,
+                                          (n0 + r * kGroups) * scales_k);
     }
   }
-  keep_order();
+  sched_barrier();
 #pragma unroll
   for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
     for (u32 r = 0; r < kRows; ++r) {
-      part.w[s][r] =
-          load_16<kStreamed>(in.w.payload, at[s] + group * in.k, (n0 + r * kGroups) * in.k);
+      part.w[s][r] = buffer_load_b128<kStreamed>(in.w.payload, at[s] + group * in.k,
+                                                 (n0 + r * kGroups) * in.k);
     }
   }
-  keep_order();  // nothing is waited for before the last load is issued
+  sched_barrier();  // nothing is waited for before the last load is issued
 }
 
 // Adds a step's products of the x rows from m0 on.
@@ -130,15 +130,15 @@ __device__ inline void multiply(f32* sums, const Fragment& part, u32 s, u32 m0) 
 
 // Sums over the lanes, then over the waves through LDS, and writes the tile.
 __device__ inline void store_tile(bf16* out, f32* sums, u32 n, u32 n0, u32 wave, u32 lane) {
-  __shared__ LdsParts<f32, kWaves, kSums * kGroups> partial;
+  __shared__ LdsPartials<f32, kWaves, kSums * kGroups> partial;
   reduce_scatter<kLanes, kSums>(sums, lane);
 #pragma unroll
   for (u32 p = 0; p < kLeft; ++p) {
     const u32 index = scattered_index<kLanes>(lane) + p * kLanes;
     if (index < kSums) partial.part[wave][index * kGroups + lane / kLanes] = sums[p];
   }
-  sync_group();
-  for (u32 t = thread_in_group(); t < kSums * kGroups; t += kThreads) {
+  workgroup_barrier();
+  for (u32 t = thread_id(); t < kSums * kGroups; t += kThreads) {
     const u32 group = t % kGroups, m = t / kGroups % kM, r = t / kGroups / kM;
     const u32 row = n0 + r * kGroups + group;
     if (row < n) out[static_cast<u64>(m) * n + row] = static_cast<bf16>(partial.sum(t));
@@ -155,9 +155,9 @@ mxfp8_gemv(bf16* __restrict__ out,          // [M, N]
            const u8* __restrict__ w_scale,  // [N, K/32] e8m0
            u32 n, u32 k) {
   const Operands in = {{x, x_scale, 0, kM, k}, {w, w_scale, 0, n, k}, k};
-  const u32 n0 = group_x() * kTileN;
-  const u32 wave = wave_in_group();
-  const u32 lane = lane_in_wave();
+  const u32 n0 = workgroup_id_x() * kTileN;
+  const u32 wave = wave_id();
+  const u32 lane = lane_id();
 
   // At least once: a wave wholly beyond K reads zeros, and no branch stands before the loads.
   f32 sums[kSums] = {};

@@ -50,20 +50,20 @@ constexpr u32 kSplit = RFOPS_SPLIT;     // workgroups along K
 // Scales come four at a time: K is a multiple of 128. Otherwise one by one, and K may end in a
 // tile.
 constexpr bool kWideScales = RFOPS_WIDE_SCALES;
-constexpr u32 kLastTurn = RFOPS_LAST_TURN;  // tiles along K modulo kSteps
-constexpr bool kSharedW = RFOPS_SHARED_W;   // other workgroups read the same rows of w
-constexpr bool kRaggedM = RFOPS_RAGGED_M;   // the last workgroup's rows of x fill fewer tiles
-constexpr bool kRaggedN = RFOPS_RAGGED_N;   // the same of w
+constexpr u32 kTailSteps = RFOPS_LAST_TURN;  // tiles along K modulo kSteps
+constexpr bool kSharedW = RFOPS_SHARED_W;    // other workgroups read the same rows of w
+constexpr bool kRaggedM = RFOPS_RAGGED_M;    // the last workgroup's rows of x fill fewer tiles
+constexpr bool kRaggedN = RFOPS_RAGGED_N;    // the same of w
 
 constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kTiles = kNTiles * kMTiles;  // of the result
 constexpr u32 kOwn = kTilesOfWave<kWaves, kTiles>;
-using Split = SplitTile<kSplit, kTiles * kWaveSize, kThreads>;
+using Split = SplitKReducer<kSplit, kTiles * kWaveSize, kThreads>;
 
 static_assert(kMTiles >= 1 && kMTiles <= 4 && kNTiles >= 1 && kNTiles <= 4, "sums of 16 x 16");
 static_assert(kThreads <= 1024, "a workgroup has at most 1024 threads");
 static_assert(kSteps >= 1 && kSteps <= 4, "a row's scales of a turn are one load of 4 dwords");
-static_assert(kLastTurn < kSteps, "a turn that is shorter than the others");
+static_assert(kTailSteps < kSteps, "a turn that is shorter than the others");
 static_assert((kSteps * 2 + (kWideScales ? 1 : kSteps)) * (kMTiles + kNTiles) <= 63,
               "vmcnt counts at most 63 loads in flight");
 static_assert((kWaves > 1 ? kWaves * kTiles * kWaveSize * 16 : 0) + (kSplit > 1 ? 16 : 0) <=
@@ -102,7 +102,8 @@ __device__ inline void load_scales(Fragment<kTurn, kCount>& part, const Rows& ro
   for (u32 t = 0; t < kCount; ++t) {
     const u32 scalar = t * kTileRows * scales_k + at.step * kTileBlocks;
     if constexpr (kWideScales) {
-      const auto scales = load_dwords<kTurn>(rows.scales, at.lane % kTileRows * scales_k, scalar);
+      const auto scales =
+          buffer_load_dwords<kTurn>(rows.scales, at.lane % kTileRows * scales_k, scalar);
 #pragma unroll
       for (u32 s = 0; s < kTurn; ++s) part.scale[s][t] = scales.dword[s];
     } else {
@@ -110,7 +111,7 @@ __device__ inline void load_scales(Fragment<kTurn, kCount>& part, const Rows& ro
       for (u32 s = 0; s < kTurn; ++s) {
         const u32 lane = scale_offset(at.lane, scales_k) + s * kTileBlocks;
         const u32 masked = block_offset(lane, at.lane, (at.step + s) * kTileK, at.k);
-        part.scale[s][t] = load_byte(rows.scales, masked, scalar);
+        part.scale[s][t] = buffer_load_u8(rows.scales, masked, scalar);
       }
     }
   }
@@ -132,7 +133,7 @@ __device__ inline void load_tiles(Fragment<kTurn, kCount>& part, const Rows& row
                             ? load_tile<kHint>(rows.payload, lane, scalar)
                             : load_tile_to<kHint>(rows.payload, lane, scalar, at.lane, k, at.k);
     }
-    keep_order();
+    sched_barrier();
   }
 }
 
@@ -141,8 +142,8 @@ using Sums = F32x4[kTiles];
 // kTurn tiles along K of the first kN x kM tiles. w first: it comes from memory, x from L2
 // meanwhile.
 template <u32 kTurn, u32 kN, u32 kM>
-__device__ inline void take_turn(Sums& sums, const Rows& w_rows, const Rows& x_rows,
-                                 const Position& at) {
+__device__ inline void do_k_steps(Sums& sums, const Rows& w_rows, const Rows& x_rows,
+                                  const Position& at) {
   Fragment<kTurn, kN> w;
   Fragment<kTurn, kM> x;
   load_scales(w, w_rows, at);
@@ -167,18 +168,18 @@ __device__ inline void take_turn(Sums& sums, const Rows& w_rows, const Rows& x_r
 // All turns of a wave, with as many tiles as have rows: a body for each count that occurs, as a
 // branch at each tile would make the compiler load one after the other.
 template <u32 kN, u32 kM>
-__device__ inline void take_turns(Sums& sums, const Rows& w, const Rows& x, Position at) {
+__device__ inline void rotate_priority(Sums& sums, const Rows& w, const Rows& x, Position at) {
   if constexpr (kRaggedN && kN > 1) {
-    if (w.live < kN) return take_turns<kN - 1, kM>(sums, w, x, at);
+    if (w.live < kN) return rotate_priority<kN - 1, kM>(sums, w, x, at);
   }
   if constexpr (kRaggedM && kM > 1) {
-    if (x.live < kM) return take_turns<kN, kM - 1>(sums, w, x, at);
+    if (x.live < kM) return rotate_priority<kN, kM - 1>(sums, w, x, at);
   }
   for (; at.step + kSteps <= at.steps; at.step += kSplit * kWaves * kSteps) {
-    take_turn<kSteps, kN, kM>(sums, w, x, at);
+    do_k_steps<kSteps, kN, kM>(sums, w, x, at);
   }
-  if constexpr (kLastTurn > 0) {
-    if (at.step < at.steps) take_turn<kLastTurn, kN, kM>(sums, w, x, at);
+  if constexpr (kTailSteps > 0) {
+    if (at.step < at.steps) do_k_steps<kTailSteps, kN, kM>(sums, w, x, at);
   }
 }
 
@@ -193,32 +194,32 @@ mxfp8_mfma(Out* __restrict__ out,           // [M, N]
            const u8* __restrict__ x_scale,  // [M, K/32] e8m0
            const u8* __restrict__ w_scale,  // [N, K/32] e8m0
            u32 m, u32 n, u32 k,
-           void* __restrict__ workspace,  // SplitTile; with kSplit > 1
+           void* __restrict__ workspace,  // SplitKReducer; with kSplit > 1
            u32* __restrict__ counts) {    // [m groups, n groups], zeros
-  const u32 n_group = group_z() / kSplit * kXcds + group_x();
-  const u32 split = group_z() % kSplit;
-  const u32 m0 = group_y() * kMTiles * kTileRows, n0 = n_group * kNTiles * kTileRows;
+  const u32 n_group = workgroup_id_z() / kSplit * kXcds + workgroup_id_x();
+  const u32 split = workgroup_id_z() % kSplit;
+  const u32 m0 = workgroup_id_y() * kMTiles * kTileRows, n0 = n_group * kNTiles * kTileRows;
   if (n0 >= n) return;
 
-  const u32 wave = wave_in_group(), lane = lane_in_wave();
+  const u32 wave = wave_id(), lane = lane_id();
   const Rows w_rows = make_rows(w, w_scale, n0, n, kNTiles, k);
   const Rows x_rows = make_rows(x, x_scale, m0, m, kMTiles, k);
   const Position at = {(split * kWaves + wave) * kSteps, (k + kTileK - 1) / kTileK, k, lane};
   Sums sums = {};
-  take_turns<kNTiles, kMTiles>(sums, w_rows, x_rows, at);
+  rotate_priority<kNTiles, kMTiles>(sums, w_rows, x_rows, at);
   const auto store = [&](u32 t, F32x4 total) {
     const u32 row = m0 + t % kMTiles * kTileRows + lane % kTileRows;
     const u32 column = n0 + t / kMTiles * kTileRows + lane / kTileRows * 4;
     if (row >= m || column >= n) return;
-    store_four(out + u64{row} * n, total, column, n, are_rows_aligned(out, n));
+    store_x4(out + u64{row} * n, total, column, n, are_rows_aligned(out, n));
   };
   if constexpr (kSplit == 1) {
-    add_up_waves<kWaves>(sums, wave, lane, [&](u32, u32 t, F32x4 total) { store(t, total); });
+    reduce_waves<kWaves>(sums, wave, lane, [&](u32, u32 t, F32x4 total) { store(t, total); });
   } else {
     F32x4 own[kOwn] = {};
-    add_up_waves<kWaves>(sums, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
+    reduce_waves<kWaves>(sums, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
     const u32 n_groups = (n + kNTiles * kTileRows - 1) / (kNTiles * kTileRows);
-    if (!Split(workspace, counts, group_y() * n_groups + n_group).reduce(own, split)) return;
+    if (!Split(workspace, counts, workgroup_id_y() * n_groups + n_group).reduce(own, split)) return;
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
       if (wave + i * kWaves < kTiles) store(wave + i * kWaves, own[i]);

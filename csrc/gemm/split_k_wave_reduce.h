@@ -24,37 +24,38 @@ __device__ inline u32 count_up(u32* counter) {
       : "=&v"(before)
       : "v"(0), "v"(1), "s"(counter)
       : "memory");
-  return as_scalar(before);
+  return readfirstlane(before);
 }
 
 // One tile's place in the workspace: F32x4[kSplit][kTiles][kWaveSize], and its line of counts, one
 // a wave. kTiles matrix tiles are with kWaves waves: wave, wave + kWaves, and so on.
 template <u32 kSplit, u32 kTiles, u32 kWaves>
-class SplitWaves {
+class WaveSplitKReducer {
  public:
   static constexpr u32 kOwn = (kTiles + kWaves - 1) / kWaves;
-  static_assert(kWaves <= kOwnLine, "a count each");
+  static_assert(kWaves <= kCounterStride, "a count each");
 
-  __device__ SplitWaves(void* workspace, u32* counts, u32 tile, u32 wave)
+  __device__ WaveSplitKReducer(void* workspace, u32* counts, u32 tile, u32 wave)
       : parts_(static_cast<F32x4*>(workspace) + u64{tile} * (kSplit * kItems)),
-        counts_(counts + u64{tile} * kOwnLine),
+        counts_(counts + u64{tile} * kCounterStride),
         wave_(wave) {}
 
   // Brings the counts to L2 while something else is on its way.
   __device__ void ask_for_counts() {
-    asked_ = load_dwords<1>(make_buffer(counts_, wave_ == 0 ? sizeof(u32) : 0), 0, 0).dword[0];
+    asked_ =
+        buffer_load_dwords<1>(make_buffer(counts_, wave_ == 0 ? sizeof(u32) : 0), 0, 0).dword[0];
   }
 
   // Gives away this wave's part; true in the last such wave of the tile, with all of the sum. For
   // waves that have a part.
   __device__ bool reduce(F32x4 (&sum)[kOwn], u32 split) const {
-    const u32 lane = lane_in_wave();
+    const u32 lane = lane_id();
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
       if (has(i)) parts_[split * kItems + item(i, lane)] = sum[i];
     }
     u32 asked = asked_;
-    pin(asked);  // it has arrived
+    force_vgpr(asked);  // it has arrived
     u32* const count = counts_ + wave_;
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
     if (count_up(count) != kSplit - 1) return false;
@@ -65,7 +66,7 @@ class SplitWaves {
       F32x4 part[kSplit];
 #pragma unroll
       for (u32 s = 0; s < kSplit; ++s) part[s] = parts_[s * kItems + item(i, lane)];
-      keep_order();  // all of them are on their way
+      sched_barrier();  // all of them are on their way
       sum[i] = part[0];
 #pragma unroll
       for (u32 s = 1; s < kSplit; ++s) sum[i] += part[s];

@@ -22,17 +22,17 @@ namespace rfops {
 #if defined(__gfx942__)
 
 template <u32 kRows, u32 kThreads>
-class TurningLoader {
+class TransposeLoader {
  public:
   static constexpr u32 kBytes = kRows * kTileK / 4 / kThreads;
   static constexpr u32 kTurns = 2 * kBytes;
   static_assert(kThreads == 256 && (kBytes == 16 || kBytes == 8), "4 rows a thread");
 
-  __device__ explicit TurningLoader(const OperandRows& rows) : rows_(rows) {
-    const u32 lane = lane_in_wave(), chunk = wave_in_group() * (kWaveSize / kLanes);
+  __device__ explicit TransposeLoader(const OperandView& rows) : rows_(rows) {
+    const u32 lane = lane_id(), chunk = wave_id() * (kWaveSize / kLanes);
     from_ = (chunk + lane / kLanes) * kBytes * rows.row_bytes + lane % kLanes * 4;
     rows01_ = 0x05010400u ^ first_row(lane) * 0x01010101u;
-    to_ = write_at(lane, chunk);
+    to_ = lds_write_offset(lane, chunk);
   }
 
   __device__ void issue(u32 k, bool is_there) {
@@ -43,7 +43,7 @@ class TurningLoader {
   // The same one by one.
   __device__ Buffer step_of(u32 k, bool is_there) const { return rows_.step_of(k, is_there); }
   __device__ void load(const Buffer& step, u32 i) {
-    staged_[i] = load_dwords<1>(step, from_, i * rows_.row_bytes).dword[0];
+    staged_[i] = buffer_load_dwords<1>(step, from_, i * rows_.row_bytes).dword[0];
   }
 
   // The i-th byte permutation.
@@ -52,11 +52,11 @@ class TurningLoader {
     const u32 part = i % 8, pair = part % 4 / 2 * 2, half = part % 2;
     if (part < 4) {  // rows 0 and 1, or 2 and 3, of two k
       half_[part] = __builtin_amdgcn_perm(k[pair + 1], k[pair], rows01_ ^ half * 0x02020202);
-      pin(half_[part]);
+      force_vgpr(half_[part]);
     } else {  // a row of four k
       const u32 from = pair / 2, both = half ? 0x07060302 : 0x05040100;
       k[part - 4] = __builtin_amdgcn_perm(half_[2 + from], half_[from], both);
-      pin(k[part - 4]);
+      force_vgpr(k[part - 4]);
     }
   }
 
@@ -72,7 +72,7 @@ class TurningLoader {
   }
 
   static constexpr u32 at(u32 row, u32 chunk) {
-    return kBytes == 16 ? lds_at(row, chunk) : row * kRowBytes + (chunk ^ row % 16) * kBytes;
+    return kBytes == 16 ? lds_offset(row, chunk) : row * kRowBytes + (chunk ^ row % 16) * kBytes;
   }
 
  private:
@@ -80,20 +80,21 @@ class TurningLoader {
   // A row's number is in its place twice: in the row, and in the permutation.
   static constexpr u32 kNextRow = kRowBytes + kBytes;
   static constexpr u32 first_row(u32 lane) { return lane / (kBytes == 16 ? 2 : 4) % 4; }
-  static constexpr u32 write_at(u32 lane, u32 chunk) {
+  static constexpr u32 lds_write_offset(u32 lane, u32 chunk) {
     return at(lane % kLanes * 4 + first_row(lane), chunk + lane / kLanes);
   }
   static_assert(at(5, 3) == (at(4, 3) ^ kNextRow) && at(6, 3) == (at(4, 3) ^ 2 * kNextRow));
-  static_assert(kBytes == 8 || details::are_apart(details::kWritePhases, kLdsBanks,
-                                                  [](u32 l) { return write_at(l, 0); }),
+  static_assert(kBytes == 8 || details::conflict_free(details::kWritePhases, kLdsBanks,
+                                                      [](u32 l) { return lds_write_offset(l, 0); }),
                 "writes have no bank conflict");
-  static_assert(kBytes == 16 || (details::are_apart<8>(details::k8Phases, kLdsBanks,
-                                                       [](u32 l) { return write_at(l, 0); }) &&
-                                 details::are_apart<8>(details::k8Phases, kLdsBanks,
-                                                       [](u32 l) { return at(l % 16, l / 16); })),
+  static_assert(kBytes == 16 ||
+                    (details::conflict_free<8>(details::kPhasesB64, kLdsBanks,
+                                               [](u32 l) { return lds_write_offset(l, 0); }) &&
+                     details::conflict_free<8>(details::kPhasesB64, kLdsBanks,
+                                               [](u32 l) { return at(l % 16, l / 16); })),
                 "neither writes nor reads have one");
 
-  OperandRows rows_;
+  OperandView rows_;
   u32 from_, to_, rows01_;
   u32 staged_[kBytes], half_[4];
 };
@@ -107,7 +108,7 @@ class TurnedReader {
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
       const u32 chunk = lane / kTileRows * 2 + i % 2 + i / 2 * 8;
-      at_[i] = TurningLoader<64, 256>::at(lane % kTileRows, chunk);
+      at_[i] = TransposeLoader<64, 256>::at(lane % kTileRows, chunk);
     }
   }
   __device__ Tile read(u32 tile) const {

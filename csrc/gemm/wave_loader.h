@@ -29,7 +29,7 @@ class WaveOrder {
 
   // `place` bytes into `memory`, whole tiles.
   __device__ WaveOrder(LdsBytes* memory, u32 place, u32 lane)
-      : memory_(memory), to_(place + write_at(0, lane)), pieces_(lds_pieces(lane)) {
+      : memory_(memory), to_(place + lds_write_offset(0, lane)), pieces_(lds_pieces(lane)) {
     pieces_.low += place;
     pieces_.high += place;
   }
@@ -39,7 +39,7 @@ class WaveOrder {
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
       constexpr u32 kInRow = kRowBytes - 1;
-      const u32 at = write_at(i, 0);
+      const u32 at = lds_write_offset(i, 0);
       *reinterpret_cast<RFOPS_LDS U32x4*>(memory_ + (at & ~kInRow) + (to_ ^ (at & kInRow))) =
           i % 2 ? tiles[i / 2].high : tiles[i / 2].low;
     }
@@ -52,9 +52,9 @@ class WaveOrder {
   // The chunk of a row and the row of a load that a lane has.
   static constexpr u32 chunk(u32 lane) { return lane % kLanes; }
   static constexpr u32 row(u32 lane) { return lane / kLanes; }
-  static constexpr u32 write_at(u32 load, u32 lane) {
+  static constexpr u32 lds_write_offset(u32 load, u32 lane) {
     return chunk(lane) / kRowChunks * kLdsTile +
-           lds_at(load * kRows + row(lane), chunk(lane) % kRowChunks);
+           lds_offset(load * kRows + row(lane), chunk(lane) % kRowChunks);
   }
 
  private:
@@ -65,7 +65,7 @@ class WaveOrder {
   }
   LdsBytes* memory_;
   u32 to_;
-  LdsPieces pieces_;
+  LdsFragmentOffsets pieces_;
 };
 
 template <bool kShuffled, u32 kLines>
@@ -74,11 +74,11 @@ class WaveRows {
   using Lanes = WaveOrder<kLines>;
 
  public:
-  using Order = MemoryOrder<kShuffled>;
+  using Order = OperandLayout<kShuffled>;
   static constexpr u32 kUnit = Order::kUnit;
   static constexpr u32 kTiles = Lanes::kTiles;  // side by side along K
 
-  __device__ WaveRows(const OperandRows& rows, u32 lane) : rows_(rows) {
+  __device__ WaveRows(const OperandView& rows, u32 lane) : rows_(rows) {
     from_ = kStraight ? Order::place(lane % kTileRows, lane / kTileRows, rows.row_bytes)
                       : Order::place(Lanes::row(lane), Lanes::chunk(lane), rows.row_bytes);
     block_ = kStraight || kTiles == 1 ? 0 : Lanes::chunk(lane) / kRowChunks;
@@ -94,15 +94,15 @@ class WaveRows {
 #pragma unroll
     for (u32 s = 0; s < kTiles; ++s) {
       if constexpr (kStraight) {
-        const u32 from = block + s < end ? from_ : kOutside;
+        const u32 from = block + s < end ? from_ : kOutOfBounds;
         const u32 own = at + s * kTileK * kUnit;
-        to[s] = {load_16<kHint>(buffer, from, own),
-                 load_16<kHint>(buffer, from, own + kPieceK * kUnit)};
+        to[s] = {buffer_load_b128<kHint>(buffer, from, own),
+                 buffer_load_b128<kHint>(buffer, from, own + kPieceK * kUnit)};
       } else {
-        const u32 from = block + block_ < end ? from_ : kOutside;
+        const u32 from = block + block_ < end ? from_ : kOutOfBounds;
         const u32 own = at + 2 * s * Lanes::kRows * rows_.row_bytes;
-        to[s] = {load_16<kHint>(buffer, from, own),
-                 load_16<kHint>(buffer, from, own + Lanes::kRows * rows_.row_bytes)};
+        to[s] = {buffer_load_b128<kHint>(buffer, from, own),
+                 buffer_load_b128<kHint>(buffer, from, own + Lanes::kRows * rows_.row_bytes)};
       }
     }
   }
@@ -113,7 +113,7 @@ class WaveRows {
   }
 
  private:
-  OperandRows rows_;
+  OperandView rows_;
   u32 from_, block_;
 };
 
@@ -122,13 +122,14 @@ namespace details {
 template <u32 kLines>
 constexpr bool are_writes_apart() {
   for (u32 i = 0; i < WaveOrder<kLines>::kLoads; ++i) {
-    if (!are_apart(kWritePhases, 32, [i](u32 l) { return WaveOrder<kLines>::write_at(i, l); })) {
+    if (!conflict_free(kWritePhases, 32,
+                       [i](u32 l) { return WaveOrder<kLines>::lds_write_offset(i, l); })) {
       return false;
     }
     for (u32 lane = 0; lane < kWaveSize; ++lane) {  // what `arrange` makes of it
-      const u32 at = WaveOrder<kLines>::write_at(i, 0), low = at % kRowBytes;
-      if ((at - low) + (WaveOrder<kLines>::write_at(0, lane) ^ low) !=
-          WaveOrder<kLines>::write_at(i, lane)) {
+      const u32 at = WaveOrder<kLines>::lds_write_offset(i, 0), low = at % kRowBytes;
+      if ((at - low) + (WaveOrder<kLines>::lds_write_offset(0, lane) ^ low) !=
+          WaveOrder<kLines>::lds_write_offset(i, lane)) {
         return false;
       }
     }

@@ -33,8 +33,8 @@ class WaveStore32 {
   static constexpr u32 fetch_at(u32 lane) { return at(lane / kChunks, lane % kChunks); }
   static constexpr u32 kPutPhases[] = {details::lanes(0, 15), details::lanes(16, 31)};
   static constexpr bool has_no_conflict() {
-    return details::are_apart<8>(kPutPhases, 32, [](u32 l) { return put_at(l); }) &&
-           details::are_apart(details::kReadPhases, 32, [](u32 l) { return fetch_at(l); });
+    return details::conflict_free<8>(kPutPhases, 32, [](u32 l) { return put_at(l); }) &&
+           details::conflict_free(details::kReadPhases, 32, [](u32 l) { return fetch_at(l); });
   }
 
  public:
@@ -46,7 +46,7 @@ class WaveStore32 {
       : buffer_(buffer), lane_(lane), row_bytes_(row_bytes), lds_(lds) {
     static_assert(has_no_conflict());
     const u32 own = column + lane % kChunks * (kVecBytes / sizeof(Out));
-    to_ = own < n ? lane / kChunks * row_bytes + own * sizeof(Out) : kOutside;
+    to_ = own < n ? lane / kChunks * row_bytes + own * sizeof(Out) : kOutOfBounds;
   }
   // four_of(j, q): what the lane has of tile j of 32 columns, 8 q from its first on. Rows of the
   // buffer from `row` on.
@@ -54,7 +54,7 @@ class WaveStore32 {
   __device__ void store(u32 row, FourOf four_of) const {
     using Four = Out __attribute__((ext_vector_type(4)));
     u32 to = put_at(lane_);
-    pin(to);
+    force_vgpr(to);
 #pragma unroll
     for (u32 j = 0; j < kColumns / kRows; ++j) {
 #pragma unroll
@@ -63,18 +63,18 @@ class WaveStore32 {
             __builtin_convertvector(four_of(j, q), Four);
       }
     }
-    keep_order();
+    sched_barrier();
 #pragma unroll
     for (u32 read = 0; read < kRows / kAtOnce; ++read) {
       const u32 first = read * kAtOnce;
-      const U32x4 got = lds_load_16(lds_ + first * kRowSize + fetch_at(lane_));
+      const U32x4 got = lds_load_b128(lds_ + first * kRowSize + fetch_at(lane_));
       const bool is_turned = half_of(first + lane_ / kChunks) != 0;
       const U32x4 whole = is_turned ? __builtin_shufflevector(got, got, 2, 3, 0, 1) : got;
       // The place in a vector register: else the compiler counts no wait states behind the store.
       __builtin_amdgcn_raw_buffer_store_b128(whole, buffer_.rsrc, to_ + (row + first) * row_bytes_,
                                              0, 0);
     }
-    keep_order();
+    sched_barrier();
   }
 
  private:

@@ -22,13 +22,13 @@ class ScatteredStore {
       : out_(out),
         to_(to),
         n_(n),
-        column_(column + lane_in_wave() % kRowChunks * kElements),
+        column_(column + lane_id() % kRowChunks * kElements),
         lds_(lds) {}
 
   // Sums of 16 rows and of 16 columns from 16 `tile` on, as the matrix cores give them.
   __device__ void put(u32 tile, F32x4 sum) const {
     using Out4 = Out __attribute__((ext_vector_type(4)));
-    const u32 lane = lane_in_wave(), row = lane % kTileRows, quarter = lane / kTileRows;
+    const u32 lane = lane_id(), row = lane % kTileRows, quarter = lane / kTileRows;
     const u32 at =
         ((tile * 2 + quarter / 2) ^ row % kRowChunks) * kVecBytes + (quarter % 2 ^ row / 8) * 8;
     *reinterpret_cast<RFOPS_LDS Out4*>(lds_ + row * kRowSize + at) =
@@ -40,9 +40,9 @@ class ScatteredStore {
     constexpr u32 kAtOnce = kWaveSize / kRowChunks;
 #pragma unroll
     for (u32 i = 0; i < kTileRows / kAtOnce; ++i) {
-      const u32 row = i * kAtOnce + lane_in_wave() / kRowChunks;
-      const u32 chunk = lane_in_wave() % kRowChunks ^ row % kRowChunks;
-      U32x4 got = lds_load_16(lds_ + row * kRowSize + chunk * kVecBytes);
+      const u32 row = i * kAtOnce + lane_id() / kRowChunks;
+      const u32 chunk = lane_id() % kRowChunks ^ row % kRowChunks;
+      U32x4 got = lds_load_b128(lds_ + row * kRowSize + chunk * kVecBytes);
       if (i * kAtOnce >= 8) got = __builtin_shufflevector(got, got, 2, 3, 0, 1);
       const u32 to = to_[tile * kTileRows + row];
       if (to != kNoRow && column_ < n_) {

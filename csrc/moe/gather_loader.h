@@ -13,17 +13,17 @@ namespace rfops {
 template <u32 kRows, u32 kThreads, u32 kSets, bool kShuffled = false>
 class PlacedLoader {
  public:
-  using Order = MemoryOrder<kShuffled>;
+  using Order = OperandLayout<kShuffled>;
   static constexpr u32 kRowsAtOnce = kThreads / kRowChunks, kLoads = kRows / kRowsAtOnce;
   static_assert(kLoads * kRowsAtOnce == kRows, "a chunk a thread and load");
   static_assert(kRowsAtOnce % 16 == 0, "rows of one load after another have the same permutation");
 
-  // place_of(row): the row's first byte (Order::place), or kOutside.
+  // place_of(row): the row's first byte (Order::place), or kOutOfBounds.
   template <class PlaceOf>
   __device__ PlacedLoader(const void* first, u32 bytes, PlaceOf place_of)
       : first_(first), bytes_(bytes) {
-    const u32 row = thread_in_group() / kRowChunks, chunk = thread_in_group() % kRowChunks;
-    to_ = lds_at(row, chunk);
+    const u32 row = thread_id() / kRowChunks, chunk = thread_id() % kRowChunks;
+    to_ = lds_offset(row, chunk);
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
       from_[i] = place_of(row + i * kRowsAtOnce) + chunk * Order::kChunk;
@@ -36,7 +36,7 @@ class PlacedLoader {
       for (u32 set = 0; set < kSets; ++set) {
         const u32 at = k + set * kTileK;
         const Buffer buffer = make_buffer(first_, at < k_end ? bytes_ : 0);
-        staged_[set][i] = load_16(buffer, from_[i], at * Order::kUnit);
+        staged_[set][i] = buffer_load_b128(buffer, from_[i], at * Order::kUnit);
       }
     }
   }
@@ -62,22 +62,22 @@ class PlacedScales {
  public:
   static constexpr u32 kSteps = kWaveSize / kTileRows;
 
-  // index_of(i): which row the lane's one of the i-th 16 is, or kOutside.
+  // index_of(i): which row the lane's one of the i-th 16 is, or kOutOfBounds.
   template <class IndexOf>
   __device__ PlacedScales(const f32* scales, u32 bytes, u32 blocks, IndexOf index_of)
-      : buffer_(make_buffer(scales, bytes)), blocks_(blocks), step_(lane_in_wave() / kTileRows) {
+      : buffer_(make_buffer(scales, bytes)), blocks_(blocks), step_(lane_id() / kTileRows) {
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
       const u32 index = index_of(i);
-      from_[i] = index == kOutside ? kOutside : (index * blocks + step_) * sizeof(f32);
+      from_[i] = index == kOutOfBounds ? kOutOfBounds : (index * blocks + step_) * sizeof(f32);
     }
   }
   // Loads those of the steps from `first` on, a multiple of kSteps; zeros beyond the last.
   __device__ void issue(u32 first) {
-    const u32 outside = first + step_ < blocks_ ? 0 : kOutside;
+    const u32 outside = first + step_ < blocks_ ? 0 : kOutOfBounds;
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
-      next_[i] = load_dwords<1>(buffer_, from_[i] | outside, first * sizeof(f32)).dword[0];
+      next_[i] = buffer_load_dwords<1>(buffer_, from_[i] | outside, first * sizeof(f32)).dword[0];
     }
   }
   // From here on what was loaded last is in use.
@@ -86,7 +86,7 @@ class PlacedScales {
     for (u32 i = 0; i < kOwn; ++i) loaded_[i] = next_[i];
   }
   __device__ f32 at(u32 i, u32 step) const {
-    const u32 lane = lane_in_wave() % kTileRows + step % kSteps * kTileRows;
+    const u32 lane = lane_id() % kTileRows + step % kSteps * kTileRows;
     return __builtin_bit_cast(f32,
                               __builtin_amdgcn_ds_bpermute(static_cast<i32>(lane * sizeof(f32)),
                                                            static_cast<i32>(loaded_[i])));

@@ -21,15 +21,15 @@ struct Rows16 {
   }
 };
 
-static_assert(details::are_apart(details::kReadPhases, kLdsBanks,
-                                 [](u32 l) { return Rows16<32>::at(l % 32, l / 32); }) &&
-                  details::are_apart(details::kReadPhases, kLdsBanks,
-                                     [](u32 l) { return Rows16<64>::at(l % 32, 2 + l / 32); }),
+static_assert(details::conflict_free(details::kReadPhases, kLdsBanks,
+                                     [](u32 l) { return Rows16<32>::at(l % 32, l / 32); }) &&
+                  details::conflict_free(details::kReadPhases, kLdsBanks,
+                                         [](u32 l) { return Rows16<64>::at(l % 32, 2 + l / 32); }),
               "reads of an operand have no bank conflict");
-static_assert(details::are_apart(details::kWritePhases, 32,
-                                 [](u32 l) { return Rows16<32>::at(l / 4, l % 4); }) &&
-                  details::are_apart(details::kWritePhases, 32,
-                                     [](u32 l) { return Rows16<64>::at(l / 8, l % 8); }),
+static_assert(details::conflict_free(details::kWritePhases, 32,
+                                     [](u32 l) { return Rows16<32>::at(l / 4, l % 4); }) &&
+                  details::conflict_free(details::kWritePhases, 32,
+                                         [](u32 l) { return Rows16<64>::at(l / 8, l % 8); }),
               "writes of rows by a wave have none either");
 
 // Memory that loads may touch.
@@ -42,7 +42,7 @@ struct Span {
 constexpr u32 kStaged = 2;
 
 // kCount rows of K side by side, through registers: each where the caller says, or nowhere. Of rows
-// whose 16-byte chunks lie 16 times as far apart (global_to_lds.h's MemoryOrder) kUnit is 16.
+// whose 16-byte chunks lie 16 times as far apart (global_to_lds.h's OperandLayout) kUnit is 16.
 template <u32 kCount, u32 kStep, u32 kThreads, u32 kUnit = 1>
 class RowLoader {
  public:
@@ -53,11 +53,11 @@ class RowLoader {
   static constexpr u32 at(u32 row, u32 chunk) { return Rows::at(row, chunk); }
   static_assert(kRowsAtOnce % (Rows::kSpread * Rows::kChunks) == 0, "passes lie alike");
 
-  // offset_of(row): the byte of the row's first element, or kOutside.
+  // offset_of(row): the byte of the row's first element, or kOutOfBounds.
   template <class OffsetOf>
   __device__ RowLoader(Span span, OffsetOf offset_of)
       : buffer_(make_buffer(span.first, span.bytes)) {
-    const u32 row = thread_in_group() / Rows::kChunks, chunk = thread_in_group() % Rows::kChunks;
+    const u32 row = thread_id() / Rows::kChunks, chunk = thread_id() % Rows::kChunks;
     k_ = chunk * Rows::kElements;
     to_ = Rows::at(row, chunk);
 #pragma unroll
@@ -67,10 +67,10 @@ class RowLoader {
   }
   template <u32 kTo>
   __device__ void issue(u32 k, u32 k_end) {
-    const u32 outside = k + k_ < k_end ? 0 : kOutside;
+    const u32 outside = k + k_ < k_end ? 0 : kOutOfBounds;
 #pragma unroll
     for (u32 p = 0; p < kPasses; ++p) {
-      staged_[kTo][p] = load_16(buffer_, from_[p] | outside, k * 2 * kUnit);
+      staged_[kTo][p] = buffer_load_b128(buffer_, from_[p] | outside, k * 2 * kUnit);
     }
   }
   template <u32 kFrom>
@@ -112,11 +112,11 @@ class ColumnLoader {
   template <class RowOf>
   __device__ ColumnLoader(Span span, u32 column, u32 columns, u32 row_bytes, RowOf row_of)
       : buffer_(make_buffer(span.first, span.bytes)), row_bytes_(row_bytes) {
-    const u32 lane = lane_in_wave(), chunk = wave_in_group() % 4, half = lane / 8 % 2;
+    const u32 lane = lane_id(), chunk = wave_id() % 4, half = lane / 8 % 2;
     const u32 own = (lane % 8 + lane / 16 * 8) * 4;
     k_ = chunk * 8 + half * 4;
     from_ = k_ * row_bytes + (column + own) * 2;
-    from_ |= column + own < columns ? 0 : kOutside;
+    from_ |= column + own < columns ? 0 : kOutOfBounds;
 #pragma unroll
     for (u32 c = 0; c < 4; ++c) to_[c] = at(row_of(own + c), chunk) + half * 8;
   }
@@ -124,8 +124,9 @@ class ColumnLoader {
   __device__ void issue(u32 k, u32 k_end) {
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
-      const u32 outside = k + i + k_ < k_end ? 0 : kOutside;
-      const auto got = load_dwords<2>(buffer_, from_ | outside, as_scalar((k + i) * row_bytes_));
+      const u32 outside = k + i + k_ < k_end ? 0 : kOutOfBounds;
+      const auto got =
+          buffer_load_dwords<2>(buffer_, from_ | outside, readfirstlane((k + i) * row_bytes_));
       staged_[kTo][i] = {got.dword[0], got.dword[1]};
     }
   }
@@ -148,8 +149,8 @@ class ColumnLoader {
   u32 row_bytes_, k_, from_, to_[4];
   U32x2 staged_[kStaged][4];
 };
-static_assert(details::are_apart(details::kReadPhases, kLdsBanks,
-                                 [](u32 l) { return ColumnLoader<512>::at(l % 32, l / 32); }),
+static_assert(details::conflict_free(details::kReadPhases, kLdsBanks,
+                                     [](u32 l) { return ColumnLoader<512>::at(l % 32, l / 32); }),
               "reads of an operand have no bank conflict");
 
 }  // namespace rfops

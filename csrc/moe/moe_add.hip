@@ -37,7 +37,7 @@ extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, 
     const u32* __restrict__ slots,    // [M, kTopK]
     const u32* __restrict__ offsets,  // [routed + kShared + 1]
     u32 n, u32 routed, u32 all_rows) {
-  const u32 token = group_x(), column = (group_y() * kThreads + thread_in_group()) * kVec;
+  const u32 token = workgroup_id_x(), column = (workgroup_id_y() * kThreads + thread_id()) * kVec;
   if (column >= n) return;
   Sums sum = {};
   InVec row[kTopK + kShared];

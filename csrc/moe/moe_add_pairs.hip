@@ -34,7 +34,7 @@ moe_add_pairs(In* __restrict__ out,             // [M, N]
               const f32* __restrict__ weights,  // [M, kTopK]
               const Id* __restrict__ ids,       // [M, kTopK]
               u32 m, u32 n, u32 routed) {
-  const u32 token = group_x(), column = (group_y() * kThreads + thread_in_group()) * kVec;
+  const u32 token = workgroup_id_x(), column = (workgroup_id_y() * kThreads + thread_id()) * kVec;
   if (column >= n) return;
   InVec row[kTopK + kShared];
 #pragma unroll

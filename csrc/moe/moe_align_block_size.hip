@@ -58,7 +58,7 @@ struct Part {
 __device__ inline Part part_of(u32 num_rows, u32 wave, u32 num_groups) {
   const u32 parts = num_groups * kWaves;
   const u32 turns = (num_rows + parts * kWaveSize - 1) / (parts * kWaveSize);
-  const u32 first = (group_x() * kWaves + wave) * turns * kWaveSize;
+  const u32 first = (workgroup_id_x() * kWaves + wave) * turns * kWaveSize;
   return {first, first + turns * kWaveSize};
 }
 
@@ -87,7 +87,7 @@ __device__ inline u32 scan_exclusive(u32* values, u32 count, u32 lane) {
   for (u32 first = 0; first < count; first += kWaveSize) {
     const u32 at = first + lane;
     const u32 value = at < count ? values[at] : 0;
-    const u32 scanned = scan_wave(value);
+    const u32 scanned = inclusive_scan(value);
     if (at < count) values[at] = sum + scanned - value;
     sum += __builtin_amdgcn_readlane(scanned, kWaveSize - 1);
   }
@@ -107,10 +107,10 @@ __device__ inline u32 expert_at(const u32* start, u32 num_experts, u32 slot) {
 // cursor[wave][e]: rows of e before that wave's part. count[e]: all. start[e]: padded count.
 __device__ inline void prefix_over_parts(u32* cursor, u32* start, u32* count, const u32* counts,
                                          u32 num_groups, u32 num_experts, u32 block) {
-  for (u32 e = thread_in_group(); e < num_experts; e += kThreads) {
+  for (u32 e = thread_id(); e < num_experts; e += kThreads) {
     u32 before = 0, total = 0;
     for (u32 group = 0; num_groups > 1 && group < num_groups; ++group) {
-      before = group == group_x() ? total : before;
+      before = group == workgroup_id_x() ? total : before;
       total += counts[group * num_experts + e];
     }
     for (u32 wave = 0; wave < kWaves; ++wave) {
@@ -147,13 +147,13 @@ moe_align_count(u32* __restrict__ counts,         // [groups, E]
                 const Id* __restrict__ topk_ids,  // [num_rows]
                 const i32* __restrict__ row_map,  // [E] or null
                 u32 num_rows, u32 num_experts, u32 num_groups) {
-  for (u32 e = thread_in_group(); e < num_experts; e += kThreads) lds[e] = 0;
-  sync_group();
+  for (u32 e = thread_id(); e < num_experts; e += kThreads) lds[e] = 0;
+  workgroup_barrier();
   const Rows rows = {topk_ids, row_map, num_rows, num_experts};
-  count_part(lds, rows, part_of(num_rows, wave_in_group(), num_groups), lane_in_wave());
-  sync_group();
-  for (u32 e = thread_in_group(); e < num_experts; e += kThreads) {
-    counts[group_x() * num_experts + e] = lds[e];
+  count_part(lds, rows, part_of(num_rows, wave_id(), num_groups), lane_id());
+  workgroup_barrier();
+  for (u32 e = thread_id(); e < num_experts; e += kThreads) {
+    counts[workgroup_id_x() * num_experts + e] = lds[e];
   }
 }
 
@@ -167,7 +167,7 @@ moe_align_place(u32* __restrict__ sorted_ids,       // [num_slots]
                 const u32* __restrict__ counts,     // [groups, E]; read with several groups
                 u32 num_rows, u32 num_experts, u32 block, u32 num_slots, u32 num_blocks,
                 u32 num_groups) {
-  const u32 thread = thread_in_group(), wave = wave_in_group(), lane = lane_in_wave();
+  const u32 thread = thread_id(), wave = wave_id(), lane = lane_id();
   u32* cursor = lds;
   u32* start = cursor + kWaves * num_experts;
   u32* count = start + num_experts;
@@ -175,21 +175,21 @@ moe_align_place(u32* __restrict__ sorted_ids,       // [num_slots]
   const Part part = part_of(num_rows, wave, num_groups);
 
   for (u32 i = thread; i < kWaves * num_experts; i += kThreads) cursor[i] = 0;
-  sync_group();
+  workgroup_barrier();
   count_part(cursor + wave * num_experts, rows, part, lane);
-  sync_group();
+  workgroup_barrier();
   prefix_over_parts(cursor, start, count, counts, num_groups, num_experts, block);
-  sync_group();
+  workgroup_barrier();
   __shared__ u32 in_use;
   if (wave == 0) {
     const u32 sum = scan_exclusive(start, num_experts, lane);
     if (lane == 0) in_use = sum;
   }
-  sync_group();
+  workgroup_barrier();
 
   place_part(sorted_ids, cursor + wave * num_experts, start, rows, part, lane);
   const u32 padded = in_use;
-  const u32 all_thread = group_x() * kThreads + thread, all_threads = num_groups * kThreads;
+  const u32 all_thread = workgroup_id_x() * kThreads + thread, all_threads = num_groups * kThreads;
   for (u32 slot = all_thread; slot < num_slots; slot += all_threads) {
     if (slot < padded) {
       const u32 e = expert_at(start, num_experts, slot);

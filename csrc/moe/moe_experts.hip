@@ -38,7 +38,7 @@ constexpr u32 kStage = RFOPS_STAGE;  // 1: gate, up and SiLU; 2: down
 constexpr u32 kTable = RFOPS_TABLE;  // experts of a table of [K, N]; 0: stacked [E, N, K]
 constexpr u32 kEach = RFOPS_EACH;    // experts of a lane
 // Stacked weights lie in tiles of 16 rows by 16 bytes (global_to_lds.h).
-using Order = MemoryOrder<RFOPS_SHUFFLED>;
+using Order = OperandLayout<RFOPS_SHUFFLED>;
 constexpr u32 kStep = 32;                          // of K
 constexpr u32 kRows = RFOPS_ROWS, kColumns = 256;  // of a tile
 constexpr u32 kThreads = kMWaves * kNWaves * kWaveSize;
@@ -46,7 +46,7 @@ constexpr u32 kSubs = (kRows + kSub * kMWaves - 1) / (kSub * kMWaves);  // opera
 constexpr u32 kRoom = (kRows + 127) / 128 * 128;  // rows in LDS: 512 threads load 128
 constexpr u32 kOutColumns = kStage == 1 ? kColumns / 2 : kColumns;
 using Lds = Rows16<kStep>;
-using Experts = ExpertRows<kRows, kEach, kSub>;
+using Experts = ExpertTileScheduler<kRows, kEach, kSub>;
 
 using Store = WaveStore32<In, kOutColumns / kNWaves>;
 struct Step {
@@ -92,7 +92,7 @@ struct Stacked {
     const u32 row_bytes = w.k * sizeof(In), rows = kStage == 1 ? 2 * w.n : w.n;
     return Loader(Span{w.first, rows * row_bytes}, [&](u32 row) {
       const Column c = column_of(row);
-      if (n0 + c.n >= w.n) return kOutside;
+      if (n0 + c.n >= w.n) return kOutOfBounds;
       return Order::place(n0 + c.n + (c.is_second ? w.n : 0), 0, row_bytes);
     });
   }
@@ -100,7 +100,7 @@ struct Stacked {
 struct Tables {
   using Loader = ColumnLoader<kThreads>;
   static __device__ Loader load(Weights w, u32 n0) {
-    const u32 half = wave_in_group() / 4, row_bytes = w.n * sizeof(In);
+    const u32 half = wave_id() / 4, row_bytes = w.n * sizeof(In);
     const In *first = w.first,
              *second = w.second;  // a choice of members would be one of addresses
     const u32 column = kStage == 1 ? n0 : n0 + half * Loader::kColumns;
@@ -127,14 +127,14 @@ struct StepOf {};
 
 // All of K: this wave's kOwn times 32 rows by its 64 of weights.
 template <u32 kOwn>
-__device__ inline void multiply_all(Sums<kOwn>& sums, RowsLoader& rows, Layout::Loader& weights,
+__device__ inline void run_mainloop(Sums<kOwn>& sums, RowsLoader& rows, Layout::Loader& weights,
                                     u32 k_end) {
   LdsBytes* const to_rows[] = {(LdsBytes*)memory.first.rows, (LdsBytes*)memory.second.rows};
   LdsBytes* const to_weights[] = {(LdsBytes*)memory.first.weights,
                                   (LdsBytes*)memory.second.weights};
   const Reader<kStep, Layout::Loader> reader;
   Operands<kOwn> held;
-  const auto go_on = [&]<u32 kStarts>(u32 step, u32 c, Starts<kStarts>, auto start) {
+  const auto advance = [&]<u32 kStarts>(u32 step, u32 c, Starts<kStarts>, auto start) {
     multiply_and_read<In, kStarts>(sums, held, reader, to_rows[step], to_weights[step], c, start);
   };
   const auto commit = [&]<u32 kOf>(StepOf<kOf>) {
@@ -150,7 +150,7 @@ __device__ inline void multiply_all(Sums<kOwn>& sums, RowsLoader& rows, Layout::
   const auto step = [&]<u32 kOf>(StepOf<kOf>, u32 k) {
     constexpr StepOf<kOf ^ 1> kNext;
     static_assert(Lds::kChunks == 4, "two pairs a step");
-    go_on(kOf, 2, Starts<2>{}, [&](u32 n) {
+    advance(kOf, 2, Starts<2>{}, [&](u32 n) {
       if (n == 0) {
         commit(kNext);
       } else {
@@ -158,30 +158,30 @@ __device__ inline void multiply_all(Sums<kOwn>& sums, RowsLoader& rows, Layout::
       }
     });
     // All have read this step, and written the next one.
-    wait_lds();
-    meet();
-    go_on(kOf ^ 1, 0, Starts<0>{}, [](u32) {});
+    wait_lgkmcnt();
+    s_barrier();
+    advance(kOf ^ 1, 0, Starts<0>{}, [](u32) {});
   };
   issue(StepOf<0>{}, 0);
   issue(StepOf<1>{}, kStep);
   commit(StepOf<0>{});
   issue(StepOf<0>{}, 2 * kStep);
-  wait_lds();
-  meet();
+  wait_lgkmcnt();
+  s_barrier();
   held = reader.template read<kOwn>(to_rows[0], to_weights[0], 0);
   for (u32 k = 0; k < k_end; k += 2 * kStep) {  // of an odd number the last one adds zeros
     step(StepOf<0>{}, k);
     step(StepOf<1>{}, k + kStep);
   }
-  wait_lds();
-  meet();  // or the next tile's first step is written over what others read
+  wait_lgkmcnt();
+  s_barrier();  // or the next tile's first step is written over what others read
 }
 
 template <u32 kOwn>
 __device__ inline void store(const Sums<kOwn>& sums, In* out, const ExpertTile& tile, u32 n) {
-  u32 lane = lane_in_wave();
-  pin(lane);  // what follows is computed here: of all heights it would fill registers
-  const u32 wave = wave_in_group(), wave_m = wave / kNWaves, wave_n = wave % kNWaves;
+  u32 lane = lane_id();
+  force_vgpr(lane);  // what follows is computed here: of all heights it would fill registers
+  const u32 wave = wave_id(), wave_m = wave / kNWaves, wave_n = wave % kNWaves;
   const Buffer buffer = make_buffer(out + u64{tile.first} * n, tile.rows * n * sizeof(In));
   const Store to(buffer, lane, tile.n * kOutColumns + wave_n * (kOutColumns / kNWaves), n,
                  n * sizeof(In), (LdsBytes*)memory.stores[wave]);
@@ -206,7 +206,7 @@ __device__ inline void make_tile(u32 own, RowsLoader& rows, Layout::Loader& weig
     if (own < kOwn) return make_tile<kOwn - 1>(own, rows, weights, out, tile, n, k);
   }
   Sums<kOwn> sums = {};
-  multiply_all<kOwn>(sums, rows, weights, k);
+  run_mainloop<kOwn>(sums, rows, weights, k);
   store<kOwn>(sums, out, tile, n);
 }
 
@@ -233,9 +233,9 @@ extern "C" __global__ void
   const u32 n_tiles = (n + kOutColumns - 1) / kOutColumns;
   const Experts all(experts, n_tiles, m, all_rows,
                     RowsOfExpert<kStage>(counts, offsets, m, routed, experts));
-  leave_for_others<kStage>(all, counts, offsets, routed, experts);
+  publish_offsets<kStage>(all, counts, offsets, routed, experts);
   const auto tile_of = [&](u32 number) { return all.tile(number); };
-  each_part<kSub>(all, routed, groups, tile_of, [&](const ExpertTile& tile) {
+  for_each_row_slice<kSub>(all, routed, groups, tile_of, [&](const ExpertTile& tile) {
     Weights w = {nullptr, nullptr, n, k};
 #if RFOPS_TABLE
     w.first = first.of[tile.expert];
@@ -253,11 +253,11 @@ extern "C" __global__ void
       bytes = tile.rows * in_row;
     }
     RowsLoader rows(Span{from, bytes}, [&](u32 row) {
-      if (row >= tile.rows) return kOutside;
+      if (row >= tile.rows) return kOutOfBounds;
       return (is_list ? list[row] : kStage == 1 ? tile.row + row : row) * in_row;
     });
     // Of every second 32 rows, those that are there.
-    const u32 subs = (tile.rows + kSub - 1) / kSub, wave_m = wave_in_group() / kNWaves;
+    const u32 subs = (tile.rows + kSub - 1) / kSub, wave_m = wave_id() / kNWaves;
     make_tile<kSubs>((subs + 1 - wave_m) / 2, rows, weights, out, tile, n, k);
   });
 }

@@ -51,8 +51,8 @@ constexpr u32 kSets = kRows == 64 ? 2 : 1;
 using Out = __type_pack_element<kStage - 1, u8, In>;
 using WLoader = PlacedLoader<kColumns, kThreads, kSets, RFOPS_SHUFFLED>;
 using XLoader = PlacedLoader<kRows, kThreads, kSets>;
-constexpr u32 kEven = kMWaves * kTileRows;  // rows: as many of each wave
-using Experts = ExpertRows<kRows, kEach, kEven>;
+constexpr u32 kRowGranularity = kMWaves * kTileRows;  // rows: as many of each wave
+using Experts = ExpertTileScheduler<kRows, kEach, kRowGranularity>;
 
 struct Memory {
   u8 x[kRows * kRowBytes], w[kColumns * kRowBytes];
@@ -75,17 +75,17 @@ __device__ inline Column column_of(u32 row) {
 constexpr u32 n_of(u32 i, u32 t) { return i % 2 == 0 ? t : kNTiles - 1 - t; }
 
 struct Own {  // of a wave
-  u32 lane = lane_in_wave(), m = wave_in_group() / kNWaves, n = wave_in_group() % kNWaves;
+  u32 lane = lane_id(), m = wave_id() / kNWaves, n = wave_id() % kNWaves;
   __device__ u32 row(u32 i) const { return (i * kMWaves + m) * kTileRows + lane % kTileRows; }
 };
 
 template <u32 kOwn>
 struct Wave {
-  Promoted<kOwn * kNTiles> sums;
+  PromotedAcc<kOwn * kNTiles> sums;
   Tile x[kOwn], w[kNTiles];
   f32 scale[kOwn][2];  // x's times that of the first and of the second matrix
 
-  __device__ void read(const Own& own, const LdsPieces& pieces) {
+  __device__ void read(const Own& own, const LdsFragmentOffsets& pieces) {
     const LdsBytes* const w_rows = (LdsBytes*)memory.w + own.n * kNTiles * kLdsTile;
     const LdsBytes* const x_rows = (LdsBytes*)memory.x + own.m * kLdsTile;
 #pragma unroll
@@ -117,16 +117,16 @@ template <u32 kSet>
 struct Set {};
 
 template <u32 kOwn, class IndexOf>
-__device__ inline void multiply_all(Wave<kOwn>& wave, const Own& own, XLoader& x, WLoader& w,
+__device__ inline void run_mainloop(Wave<kOwn>& wave, const Own& own, XLoader& x, WLoader& w,
                                     const Scales& scales, u32 blocks, IndexOf index_of) {
-  const LdsPieces pieces = lds_pieces(own.lane);
+  const LdsFragmentOffsets pieces = lds_pieces(own.lane);
   PlacedScales<kOwn> of_rows(scales.rows, scales.row_bytes, blocks,
                              [&](u32 i) { return index_of(own.row(i)); });
   const auto issue = [&](u32 block) {
     if (block % PlacedScales<kOwn>::kSteps == 0) of_rows.issue(block);
     x.issue(block * kTileK, blocks * kTileK);
     w.issue(block * kTileK, blocks * kTileK);
-    keep_order();
+    sched_barrier();
   };
   const auto read = [&](u32 block) {
     if constexpr (kOwn > 0) {
@@ -140,19 +140,19 @@ __device__ inline void multiply_all(Wave<kOwn>& wave, const Own& own, XLoader& x
         wave.scale[i][1] = of_x * second;
       }
     }
-    wait_lds();
+    wait_lgkmcnt();
   };
   u32 block = 0;
   const auto step = [&]<u32 kSet>(Set<kSet>) {
-    meet();  // all have read the last step, or the last tile's
+    s_barrier();  // all have read the last step, or the last tile's
     x.template commit<kSet>((LdsBytes*)memory.x);
     w.template commit<kSet>((LdsBytes*)memory.w);
     if constexpr (kSet == kSets - 1) issue(block + 1);
     if constexpr (kOwn > 0) {
       if (block > 0) wave.multiply();
     }
-    wait_lds();
-    meet();  // all have written
+    wait_lgkmcnt();
+    s_barrier();  // all have written
     read(block++);
   };
   issue(0);
@@ -187,7 +187,7 @@ __device__ inline void store_h(const Wave<kOwn>& wave, const Own& own, u8* out, 
     most = reduce_lanes<kWaveSize, kTileRows>(most, Fp8Block::larger);
     memory.amax[own.n][own.row(i)] = most;  // the same of four lanes
   }
-  sync_group();
+  workgroup_barrier();
 #pragma unroll
   for (u32 i = 0; i < kOwn; ++i) {
     const u32 row = own.row(i);
@@ -221,7 +221,7 @@ __device__ inline void store_out(const Wave<kOwn>& wave, const Own& own, In* out
   for (u32 i = 0; i < kOwn; ++i) {
     const u32 row = tile.first + (i * kMWaves + own.m) * kTileRows;
     const Store to(out, row, tile.first + tile.rows, kTileRows, n, column,
-                   (LdsBytes*)memory.w + wave_in_group() * Store::kBytes);
+                   (LdsBytes*)memory.w + wave_id() * Store::kBytes);
     to.template store<1>([&](u32, u32 j) { return wave.sum(i, j); });
   }
 }
@@ -236,8 +236,8 @@ __device__ inline void make_tile(u32 count, const Own& own, XLoader& x, WLoader&
     }
   }
   Wave<kOwn> wave = {};
-  multiply_all(wave, own, x, w, scales, k / kTileK, index_of);
-  if constexpr (kStage == 2 || kOwn == 0) sync_group();  // all have read w; or as in store_h
+  run_mainloop(wave, own, x, w, scales, k / kTileK, index_of);
+  if constexpr (kStage == 2 || kOwn == 0) workgroup_barrier();  // all have read w; or as in store_h
   if constexpr (kStage == 1 && kOwn > 0) store_h(wave, own, out, out_scale, tile, n);
   if constexpr (kStage == 2 && kOwn > 0) store_out(wave, own, out, tile, n);
 }
@@ -261,28 +261,28 @@ extern "C" __global__ void
   const u32 matrices = kStage == 1 ? 2 : 1;  // of an expert
   const Experts all(experts, n_tiles, m, all_rows,
                     RowsOfExpert<kStage>(counts, offsets, m, routed, experts));
-  leave_for_others<kStage>(all, counts, offsets, routed, experts);
+  publish_offsets<kStage>(all, counts, offsets, routed, experts);
   const Own own;
   memory.experts.keep(all);
   const auto tile_of = [](u32 number) { return memory.experts.rows().tile(number); };
-  each_part<kEven>(all, routed, groups, tile_of, [&](const ExpertTile& tile) {
+  for_each_row_slice<kRowGranularity>(all, routed, groups, tile_of, [&](const ExpertTile& tile) {
     const u64 row0 = u64{tile.expert} * matrices * n;  // of all weights
     const u32 n0 = tile.n * kOutColumns;
     WLoader w(weights + row0 * k, matrices * n * k, [&](u32 row) {
       const Column c = column_of(row);
-      if (n0 + c.n >= n) return kOutside;
+      if (n0 + c.n >= n) return kOutOfBounds;
       return WLoader::Order::place(n0 + c.n + (c.is_second ? n : 0), 0, k);
     });
     const bool is_list = kStage == 1 && tile.expert < routed;
-    const u32* list = in_vector(lists) + u64{tile.expert} * m + tile.row;
+    const u32* list = pointer_in_vgpr(lists) + u64{tile.expert} * m + tile.row;
     const u32 first = kStage == 1 ? 0 : tile.first, rows = kStage == 1 ? m : tile.rows;
     const auto index_of = [&](u32 row) {
-      if (row >= tile.rows) return kOutside;
+      if (row >= tile.rows) return kOutOfBounds;
       return is_list ? list[row] : kStage == 1 ? tile.row + row : row;
     };
     XLoader x(in + u64{first} * k, rows * k, [&](u32 row) {
       const u32 index = index_of(row);
-      return index == kOutside ? kOutside : index * k;
+      return index == kOutOfBounds ? kOutOfBounds : index * k;
     });
     // A wave's columns of stage 2 are in one block of 128, or nowhere.
     const u32 column = kStage == 1 ? n0 : n0 + own.n * kNTiles * kTileRows;

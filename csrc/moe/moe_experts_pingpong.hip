@@ -33,14 +33,15 @@ constexpr u32 kColumns = 2 * kPingPongHalf;  // rows of weights of a tile
 constexpr u32 kOutColumns = kStage == 1 ? kColumns / 2 : kColumns;
 template <bool kIsTable>
 struct OrderOf {
-  using Type = MemoryOrder<RFOPS_SHUFFLED>;
+  using Type = OperandLayout<RFOPS_SHUFFLED>;
 };
 template <>
 struct OrderOf<true> {
   using Type = InColumns;
 };
 using Order = OrderOf<(kTable > 0)>::Type;
-using Experts = ExpertRows<kRows, RFOPS_EACH, kPingPongRows, 1, kPingPongRows>;  // usually 256
+using Experts =
+    ExpertTileScheduler<kRows, RFOPS_EACH, kPingPongRows, 1, kPingPongRows>;  // usually 256
 
 struct Memory {
   PingPongMemory<kRows> operands;
@@ -71,7 +72,7 @@ __device__ inline void store(u32 lane, PingPongSums<kTiles>& sums, In* out, cons
   const auto put = [&](u32 i, u32 n_at, F32x4 first, F32x4 second) {
     const u32 at = PingPong::row<kTiles>(i, lane) * row_bytes + n_at * sizeof(In);
     __builtin_amdgcn_raw_buffer_store_b128(neighbours(first, second), buffer.rsrc,
-                                           at | (n_at < n ? 0 : kOutside), 0, 0);
+                                           at | (n_at < n ? 0 : kOutOfBounds), 0, 0);
   };
 #pragma unroll
   for (u32 i = 0; i < kTiles; ++i) {
@@ -87,7 +88,7 @@ __device__ inline void store(u32 lane, PingPongSums<kTiles>& sums, In* out, cons
       put(i, column, of[0][0], of[0][1]);
       put(i, column + kPingPongHalf, of[1][0], of[1][1]);
     }
-    keep_order();  // else all are made before one is stored
+    sched_barrier();  // else all are made before one is stored
   }
 }
 
@@ -125,15 +126,15 @@ __device__ inline void make_tile(u32 tiles, Span rows, OffsetOf offset_of, const
       return make_tile<kTiles - 1>(tiles, rows, offset_of, w, out, tile, n, k);
     }
   }
-  u32 thread = thread_in_group();
-  pin(thread);  // what follows is computed here: of all heights it would fill registers
+  u32 thread = thread_id();
+  force_vgpr(thread);  // what follows is computed here: of all heights it would fill registers
   const PingPongWeights<Order> weights = loads_of(thread, w, n, k);
   const PingPongRows<kTiles> own(thread, rows, offset_of);
   PingPongSums<kTiles> sums = {};
   PingPongWave<In, kRows, kTiles, Order>(&memory.operands, thread, own, weights, k)
-      .multiply_all(sums);
-  u32 lane = lane_in_wave();
-  pin(lane);
+      .run_mainloop(sums);
+  u32 lane = lane_id();
+  force_vgpr(lane);
   store<kTiles>(lane, sums, out, tile, n);
 }
 
@@ -161,10 +162,10 @@ extern "C" __global__ void
   const u32 n_tiles = (n + kOutColumns - 1) / kOutColumns;
   const Experts all(experts, n_tiles, m, all_rows,
                     RowsOfExpert<kStage>(counts, offsets, m, routed, experts));
-  leave_for_others<kStage>(all, counts, offsets, routed, experts);
+  publish_offsets<kStage>(all, counts, offsets, routed, experts);
   memory.rows.keep(all);
   const auto tile_of = [](u32 number) { return memory.rows.rows().tile(number); };
-  each_part<kPingPongRows>(all, routed, groups, tile_of, [&](const ExpertTile& tile) {
+  for_each_row_slice<kPingPongRows>(all, routed, groups, tile_of, [&](const ExpertTile& tile) {
     Weights w = {nullptr, nullptr, tile.n * kOutColumns};
 #if RFOPS_TABLE
     w.first = first.of[tile.expert], w.second = second.of[tile.expert];
@@ -180,7 +181,7 @@ extern "C" __global__ void
       bytes = tile.rows * in_row;
     }
     const auto offset_of = [&](u32 row) {
-      if (row >= tile.rows) return kOutside;
+      if (row >= tile.rows) return kOutOfBounds;
       return (is_list ? list[row] : kStage == 1 ? tile.row + row : row) * in_row;
     };
     const u32 tiles = (tile.rows + kPingPongRows - 1) / kPingPongRows;

@@ -32,7 +32,7 @@ constexpr u32 kThreads = 256, kBlock = 128, kEach = 8, kLanes = kBlock / kEach; 
 using InVec = In __attribute__((ext_vector_type(kEach)));
 using U32x2 = u32 __attribute__((ext_vector_type(2)));
 
-__shared__ ListRoom<kThreads> room;
+__shared__ TokenListAllocator<kThreads> room;
 
 }  // namespace
 
@@ -45,15 +45,15 @@ moe_fp8_prepare(u32* __restrict__ counts,         // [E]; these three and ids wi
                 const Id* __restrict__ topk_ids,  // [M, kTopK]
                 const In* __restrict__ x,         // [M, K]
                 u32 m, u32 k, u32 experts, u32 list_groups) {
-  if (group_x() < list_groups) {
+  if (workgroup_id_x() < list_groups) {
     make_lists<kTopK>(
         room, counts, topk_ids, m, experts, false,
         [&](u32 e, u32 slot, u32 token, u32) { lists[u64{e} * m + slot] = token; },
         [&](u32 token, u32 j, u32 slot) { slots[u64{token} * kTopK + j] = slot; });
     return;
   }
-  const u32 thread = thread_in_group(), lane = thread % kLanes;
-  const u64 index = u64{group_x() - list_groups} * (kThreads / kLanes) + thread / kLanes;
+  const u32 thread = thread_id(), lane = thread % kLanes;
+  const u64 index = u64{workgroup_id_x() - list_groups} * (kThreads / kLanes) + thread / kLanes;
   if (index >= u64{m} * (k / kBlock)) return;  // whole blocks, so that lanes of one go together
   const u64 at = index * kBlock + lane * kEach;
   const InVec own = *reinterpret_cast<const InVec*>(x + at);

@@ -23,7 +23,7 @@ using Id = RFOPS_ID;  // of topk_ids: i32 or i64
 constexpr u32 kTopK = RFOPS_TOP_K;
 constexpr u32 kThreads = 256;
 
-__shared__ ListRoom<kThreads> room;
+__shared__ TokenListAllocator<kThreads> room;
 
 }  // namespace
 

@@ -50,9 +50,9 @@ constexpr u32 kTopK = RFOPS_TOP_K, kShared = RFOPS_SHARED;
 constexpr u32 kThreads = kWaves * kWaveSize, kColumns = kTiles * kTileRows;
 static_assert(kSteps % kChunk == 0, "chunks are whole");
 
-using Experts = ExpertRows<kRowTiles * kTileRows, RFOPS_EACH, kTileRows, kTileRows>;
-using Weights = WeightSteps<Format, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, RFOPS_TAIL, kTiles>;
-using Places = ScalePlaces<Format, kChunk>;
+using Experts = ExpertTileScheduler<kRowTiles * kTileRows, RFOPS_EACH, kTileRows, kTileRows>;
+using Weights = WeightLoader<Format, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, RFOPS_TAIL, kTiles>;
+using Places = ScaleLayout<Format, kChunk>;
 using Scales = LaneScales<Places>;
 constexpr u32 kPiece = kWaveSize * kVecBytes;  // of a tile's rows, half a step
 constexpr u32 kRowSize = kSteps * kRowBytes, kRowScales = kSteps * Places::kStepBlocks;
@@ -106,18 +106,18 @@ struct Item {
   __device__ void load(const Weights& weights, const ExpertTile& of, const Given& given) {
     tile = of;
     if constexpr (kRowsFirst) load_rows(given);
-    keep_order();
+    sched_barrier();
     const u64 before = u64{tile.expert} * given.n;
     const MatrixBytes from(given.w + before * given.w_row,
                            given.w_scale + before * given.w_scale_row, given.n, given.w_row,
                            given.w_scale_row);
     load_weights<0>(weights, from, given.column, tile.rows > 0);
     if constexpr (!kRowsFirst) load_rows(given);
-    keep_order();
+    sched_barrier();
   }
 
   __device__ void multiply(const Weights& weights, LdsBytes* staging, const Given& given) {
-    const u32 lane = lane_in_wave(), row = lane % kTileRows;
+    const u32 lane = lane_id(), row = lane % kTileRows;
 #pragma unroll
     for (u32 s = 0; s < kSteps; ++s) weights.turn(w[s], s, staging, given.column);
     u32 pair[kRowTiles];
@@ -126,7 +126,7 @@ struct Item {
       const u32 own = tile.row + r * kTileRows + row;
       const u32 shared = given.m * kTopK + (tile.expert - given.routed) * given.m + own;
       pair[r] = tile.expert < given.routed ? listed[r] : shared;
-      pin(pair[r]);
+      force_vgpr(pair[r]);
     }
 #pragma unroll
     for (u32 r = 0; r < kRowTiles; ++r) {
@@ -134,7 +134,8 @@ struct Item {
       F32x4 sums[kTiles] = {};
       multiply_steps<0>(sums, r);
 #pragma unroll
-      for (u32 t = 0; t < kTiles; ++t) pin(sums[t]);  // by all lanes, not by those alone that store
+      for (u32 t = 0; t < kTiles; ++t)
+        force_vgpr(sums[t]);  // by all lanes, not by those alone that store
       using Four = Half __attribute__((ext_vector_type(4)));
       if (r * kTileRows + row >= tile.rows) continue;
       if (pair[r] >= given.m * (kTopK + kShared)) continue;  // of a list that nobody wrote
@@ -145,29 +146,30 @@ struct Item {
             __builtin_convertvector(sums[t], Four);
       }
     }
-    keep_order();
+    sched_barrier();
   }
 
  private:
   __device__ void load_rows(const Given& given) {
-    const u32 lane = lane_in_wave(), row = lane % kTileRows, quarter = lane / kTileRows;
+    const u32 lane = lane_id(), row = lane % kTileRows, quarter = lane / kTileRows;
     const u32 list = tile.expert * given.m + tile.row;  // beyond all, of a shared expert
 #pragma unroll
     for (u32 r = 0; r < kRowTiles; ++r) {
-      const u32 before = r * kTileRows, outside = before + row < tile.rows ? 0 : kOutside;
+      const u32 before = r * kTileRows, outside = before + row < tile.rows ? 0 : kOutOfBounds;
 #pragma unroll
       for (u32 s = 0; s < 2 * kSteps; ++s) {
-        x[r][s / 2][s % 2] = load_16(given.h, lane * kVecBytes | outside,
-                                     (tile.first + before) * kRowSize + s * kPiece);
+        x[r][s / 2][s % 2] = buffer_load_b128(given.h, lane * kVecBytes | outside,
+                                              (tile.first + before) * kRowSize + s * kPiece);
       }
 #pragma unroll
       for (u32 c = 0; c < kSteps / kChunk; ++c) {
-        const u32 at = row * kRowScales + c * Places::kBlocks + quarter * Places::kOfLane;
+        const u32 at = row * kRowScales + c * Places::kBlocks + quarter * Places::kScalesPerLane;
         scales[r][c] =
             Scales::from(given.h_scale, at | outside, (tile.first + before) * kRowScales);
       }
       listed[r] =
-          load_dwords<1>(given.lists, row * sizeof(u32), (list + before) * sizeof(u32)).dword[0];
+          buffer_load_dwords<1>(given.lists, row * sizeof(u32), (list + before) * sizeof(u32))
+              .dword[0];
     }
   }
   template <u32 kQ>
@@ -202,7 +204,7 @@ struct Chosen {
       id[j] = ids[u64{token} * kTopK + j];
       weight[j] = weights[u64{token} * kTopK + j];
     }
-    keep_order();
+    sched_barrier();
   }
   __device__ Choices<kTopK> choices(u32 routed) const { return {weight, id, routed}; }
 };
@@ -211,7 +213,7 @@ struct Chosen {
 __device__ inline void add(Half* out, Choices<kTopK> choices, const f32* weights, const Id* ids,
                            u32 m, u32 routed, u32 n, u32 column) {
   using Vec = Half __attribute__((ext_vector_type(kVec)));
-  u32 i = thread_in_group();
+  u32 i = thread_id();
   while (i < m * kParts) {
     const u32 token = i / kParts, part = i % kParts;
     Vec row[kTopK + kShared];
@@ -248,9 +250,9 @@ moe_mx_down(const u32* __restrict__ rows_of,  // [E]
             u32 k, u32 w_row, u32 w_scale_row) {  // bytes
   // Columns of an XCD are neighbours, which share lines of out.
   const u32 share = (n / kColumns + kXcds - 1) / kXcds;
-  const u32 number = group_x() % kXcds * share + group_x() / kXcds;
-  const u32 wave = wave_in_group();
-  const Experts all(experts, 1, m, m * (kTopK + kShared), ExpertNumbers(rows_of, experts));
+  const u32 number = workgroup_id_x() % kXcds * share + workgroup_id_x() / kXcds;
+  const u32 wave = wave_id();
+  const Experts all(experts, 1, m, m * (kTopK + kShared), ExpertArray(rows_of, experts));
   if (number >= n / kColumns) return;
   const Weights unit(k);
   const u32 column = number * kColumns;
@@ -262,7 +264,7 @@ moe_mx_down(const u32* __restrict__ rows_of,  // [E]
                        routed, n,          w_row,     w_scale_row, column};
   LdsBytes* const staging = (LdsBytes*)lds + wave * Weights::kStagingBytes;
   // Workgroups of an XCD begin with different experts: what one has read is in L2 for the others.
-  const u32 tiles = all.tiles(), first = group_x() / kXcds * tiles / share;
+  const u32 tiles = all.tiles(), first = workgroup_id_x() / kXcds * tiles / share;
   const u32 own = wave + first < tiles ? wave + first : wave + first - tiles;
   const ExpertTile tile = all.tile(wave < tiles ? own : tiles);
   if (tiles <= kWaves) {
@@ -274,25 +276,25 @@ moe_mx_down(const u32* __restrict__ rows_of,  // [E]
     item.load(unit, tile, given);
     const TileTable table(tiles_at(m), tiles, first);
     if (wave == 0) table.fill(all);
-    wait_lds();
-    meet();
+    wait_lgkmcnt();
+    s_barrier();
     Cursor cursor(table, wave + kWaves);
     do {  // one way out, else the compiler waits for what is on its way
       next.load(unit, cursor.take(), given);
       item.multiply(unit, staging, given);
       item.load(unit, cursor.take(), given);
       next.multiply(unit, staging, given);
-    } while (as_scalar(item.tile.rows) > 0);
+    } while (readfirstlane(item.tile.rows) > 0);
   }
-  const u32 token = thread_in_group() / kParts;
+  const u32 token = thread_id() / kParts;
   const bool adds = wave * kWaveSize / kParts < m;
   Chosen chosen;
   if (adds) chosen.load(weights, ids, token < m ? token : m - 1);
   Choices<kTopK> choices = {};
   if (adds) choices = chosen.choices(routed), choices.keep();
-  sync_group();
+  workgroup_barrier();
   add(out, choices, weights, ids, m, routed, n, column);
-  if (group_x() == 0) {
-    for (u32 e = thread_in_group(); e < routed; e += kThreads) counts[e] = 0;
+  if (workgroup_id_x() == 0) {
+    for (u32 e = thread_id(); e < routed; e += kThreads) counts[e] = 0;
   }
 }

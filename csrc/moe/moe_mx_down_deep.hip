@@ -54,14 +54,14 @@ constexpr u32 kRows = kWaves * kOwn * kTileRows;
 constexpr u32 kPartSteps = kChunk < 2 ? kChunk : 2, kParts = kSteps / kPartSteps;  // of a tile
 static_assert(kSteps % kChunk == 0 && kSteps % kPartSteps == 0, "chunks and parts are whole");
 
-using Experts = ExpertRows<kRows, RFOPS_EACH, kTileRows, kTileRows>;
-using Weights = WeightSteps<Format, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, RFOPS_TAIL, kTiles>;
+using Experts = ExpertTileScheduler<kRows, RFOPS_EACH, kTileRows, kTileRows>;
+using Weights = WeightLoader<Format, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, RFOPS_TAIL, kTiles>;
 using Ring =
     WeightRing<Weights, kTiles, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, kPartSteps, RFOPS_SLOTS>;
 using All = TiledRows<Format, kSteps, kChunk>;
-using Rows = HeldRows<All, kOwn, kSteps, kWaves>;
-using Toucher = TileToucher<All, kRows>;
-using Sums = TokenSums<Half, kColumns, kTopK>;
+using Rows = RegisterRows<All, kOwn, kSteps, kWaves>;
+using Toucher = L2Prefetcher<All, kRows>;
+using Sums = TokenAccumulators<Half, kColumns, kTopK>;
 
 // The ring, 256 bytes that nobody reads, sums and weights of choices, then the tiles there are.
 extern __shared__ __attribute__((aligned(16))) u8 lds[];
@@ -77,10 +77,10 @@ struct Given {
 };
 
 // Those that multiply.
-class Taker {
+class ConsumerWave {
  public:
-  __device__ Taker(const TileTable& table, const Given& given, const Ring& ring,
-                   const Weights& weights)
+  __device__ ConsumerWave(const TileTable& table, const Given& given, const Ring& ring,
+                          const Weights& weights)
       : table_(table),
         lists_(make_buffer(given.lists, given.routed * given.m * sizeof(u32))),
         ring_(ring),
@@ -112,17 +112,17 @@ class Taker {
     for (u32 i = 0; i < kOwn; ++i) {
       const u32 list = here_.expert * given_.m + here_.row + Rows::first(i);
       listed_[i] =
-          load_dwords<1>(lists_, lane_in_wave() % kTileRows * sizeof(u32), list * sizeof(u32))
+          buffer_load_dwords<1>(lists_, lane_id() % kTileRows * sizeof(u32), list * sizeof(u32))
               .dword[0];
     }
-    keep_order();
+    sched_barrier();
   }
 
   template <u32 kPart>
   __device__ void parts(F32x4 (&sums)[kOwn][kTiles], u32 t) {
     if constexpr (kPart < kParts) {
-      wait_lds();  // sums of the part before are added
-      meet();      // by all, and weights of this one are there
+      wait_lgkmcnt();  // sums of the part before are added
+      s_barrier();     // by all, and weights of this one are there
       const u32 number = t * kParts + kPart;
       if (Rows::first(0) < here_.rows) {
         typename Weights::Held w[kPartSteps];
@@ -135,7 +135,7 @@ class Taker {
           if (i == 0 || Rows::first(i) < here_.rows) steps<kPart * kPartSteps, 0>(sums[i], w, i);
         }
       }
-      keep_order();
+      sched_barrier();
       rows_.template load<kPart * kPartSteps, (kPart + 1) * kPartSteps>(next_);
       parts<kPart + 1>(sums, t);
     }
@@ -153,7 +153,7 @@ class Taker {
 
   // Rows of the tile, each to its token's sums.
   __device__ void add(const F32x4 (&sums)[kOwn][kTiles]) const {
-    const u32 lane = lane_in_wave(), row = lane % kTileRows;
+    const u32 lane = lane_id(), row = lane % kTileRows;
     const bool is_routed = here_.expert < given_.routed;
     const Sums to = sums_of(given_.m);
 #pragma unroll
@@ -185,9 +185,9 @@ struct DownWeights {
   const u8 *w, *w_scale;
   u32 n, w_row, w_scale_row;
 };
-__device__ inline void bring(const TileTable& table, u32 tiles, const Ring& ring,
-                             const Weights& weights, const DownWeights& down, const Given& given,
-                             const Toucher& toucher) {
+__device__ inline void run_producer(const TileTable& table, u32 tiles, const Ring& ring,
+                                    const Weights& weights, const DownWeights& down,
+                                    const Given& given, const Toucher& toucher) {
   TileCursor<kParts> cursor(table, 0);
   u32 touched = 0;
   const auto issue_next = [&](u32 number) {
@@ -202,15 +202,15 @@ __device__ inline void bring(const TileTable& table, u32 tiles, const Ring& ring
     if (item.number == 0) toucher.touch(TileTable::tile(table.words(++touched)));
     cursor.advance();
   };
-  prio<3>();  // all others wait for it
+  set_wave_priority<3>();  // all others wait for it
   toucher.touch(cursor.here().tile);
   for (u32 i = 0; i + 1 < RFOPS_SLOTS; ++i) issue_next(i);
   for (u32 i = 0; i < tiles * kParts; ++i) {
-    wait_loads<(RFOPS_SLOTS - 2) * Ring::kItemLoads>();
-    meet();  // item i is there, and the one before has been read
+    wait_vmcnt<(RFOPS_SLOTS - 2) * Ring::kItemLoads>();
+    s_barrier();  // item i is there, and the one before has been read
     issue_next(i + RFOPS_SLOTS - 1);
   }
-  wait_loads<0>();  // LDS is not given back before
+  wait_vmcnt<0>();  // LDS is not given back before
 }
 
 }  // namespace
@@ -229,14 +229,14 @@ moe_mx_down_deep(const u32* __restrict__ rows_of,  // [E]
                  Half* __restrict__ out,           // [M, N]
                  u32 k, u32 w_row, u32 w_scale_row) {  // bytes
   // Columns of an XCD are neighbours, which share lines of out.
-  const u32 share = (n / kColumns + kXcds - 1) / kXcds, of_xcd = group_x() / kXcds;
-  const u32 number = group_x() % kXcds * share + of_xcd;
-  const u32 wave = wave_in_group(), column = number * kColumns;
+  const u32 share = (n / kColumns + kXcds - 1) / kXcds, of_xcd = workgroup_id_x() / kXcds;
+  const u32 number = workgroup_id_x() % kXcds * share + of_xcd;
+  const u32 wave = wave_id(), column = number * kColumns;
   const Sums sums = sums_of(m);
-  if (wave < kWaves) sums.prepare(weights, ids, thread_in_group(), kWaves * kWaveSize);
-  const Experts all(experts, 1, m, m * (kTopK + experts - routed), ExpertNumbers(rows_of, experts));
-  if (group_x() == 0) {
-    for (u32 e = thread_in_group(); e < routed; e += kThreads) counts[e] = 0;
+  if (wave < kWaves) sums.prepare(weights, ids, thread_id(), kWaves * kWaveSize);
+  const Experts all(experts, 1, m, m * (kTopK + experts - routed), ExpertArray(rows_of, experts));
+  if (workgroup_id_x() == 0) {
+    for (u32 e = thread_id(); e < routed; e += kThreads) counts[e] = 0;
   }
   if (number >= n / kColumns) return;
   const Weights unit(k);
@@ -244,15 +244,15 @@ moe_mx_down_deep(const u32* __restrict__ rows_of,  // [E]
   const TileTable table((RFOPS_LDS TileWords*)sums.end(), all.tiles(), 0);
   const u32 tiles = all.tiles() > 0 ? all.tiles() : 1;
   if (wave == kWaves) table.fill(all);
-  sync_group();
+  workgroup_barrier();
   const All all_h = {h, h_scale, m * (kTopK + experts - routed) + experts * (kTileRows - 1)};
   const Given given = {all_h, lists, m, routed, column};
   if (wave == kWaves) {
-    bring(table, tiles, ring, unit, {w, w_scale, n, w_row, w_scale_row}, given,
-          Toucher(all_h, of_xcd, share, unread()));
+    run_producer(table, tiles, ring, unit, {w, w_scale, n, w_row, w_scale_row}, given,
+                 Toucher(all_h, of_xcd, share, unread()));
   } else {
-    Taker(table, given, ring, unit).take(tiles);
+    ConsumerWave(table, given, ring, unit).take(tiles);
   }
-  sync_group();
-  sums.store(out, n, column, thread_in_group(), kThreads);
+  workgroup_barrier();
+  sums.store(out, n, column, thread_id(), kThreads);
 }

@@ -51,18 +51,18 @@ constexpr u32 kParts = kChunk / kItemSteps;  // items of a chunk
 constexpr u32 kAtATime = 3;                  // items in registers
 static_assert(kSteps % kChunk == 0, "chunks are whole");
 
-using Experts = ExpertRows<kRows, RFOPS_EACH, kTileRows, kTileRows>;
-using Weights = WeightSteps<Format, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, RFOPS_TAIL, kTiles>;
+using Experts = ExpertTileScheduler<kRows, RFOPS_EACH, kTileRows, kTileRows>;
+using Weights = WeightLoader<Format, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, RFOPS_TAIL, kTiles>;
 using Ring =
     WeightRing<Weights, kTiles, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, kItemSteps, RFOPS_SLOTS>;
-using Places = ScalePlaces<Format, kChunk>;
-using ItemPlaces = ScalePlaces<Format, kItemSteps>;  // a lane's of an item lie together too
+using Places = ScaleLayout<Format, kChunk>;
+using ItemPlaces = ScaleLayout<Format, kItemSteps>;  // a lane's of an item lie together too
 using Scales = LaneScales<ItemPlaces>;
 constexpr u32 kRowSize = kSteps * kRowBytes, kRowScales = kSteps * Places::kStepBlocks;
 
 // The ring, sums [M, kColumns] fp32, weights [M, kTopK] of the choices, then the tiles there are.
 extern __shared__ __attribute__((aligned(16))) u8 lds[];
-using OutSums = TokenSums<Half, kColumns, kTopK>;
+using OutSums = TokenAccumulators<Half, kColumns, kTopK>;
 __device__ inline OutSums sums_of(u32 m) { return {(LdsBytes*)lds + Ring::kBytes, m}; }
 using Cursor = TileCursor<kItems>;
 
@@ -85,20 +85,21 @@ struct Rows {
     const ExpertTile& tile = item.tile;
     own = given.own, rows = tile.rows, number = item.number;
     shared = tile.expert < given.routed ? kNone : tile.row + own;
-    const u32 lane = lane_in_wave(), row = lane % kTileRows, first = tile.first + own;
-    const u32 outside = own + row < rows ? 0 : kOutside;
+    const u32 lane = lane_id(), row = lane % kTileRows, first = tile.first + own;
+    const u32 outside = own + row < rows ? 0 : kOutOfBounds;
 #pragma unroll
     for (u32 i = 0; i < 2 * kItemSteps; ++i) {
       constexpr u32 kPiece = kWaveSize * kVecBytes;
-      x[i / 2][i % 2] = load_16(given.h, (lane * kVecBytes | outside) + i * kPiece,
-                                first * kRowSize + number * (2 * kItemSteps * kPiece));
+      x[i / 2][i % 2] = buffer_load_b128(given.h, (lane * kVecBytes | outside) + i * kPiece,
+                                         first * kRowSize + number * (2 * kItemSteps * kPiece));
     }
-    const u32 of_lane = row * kRowScales + lane / kTileRows * Places::kOfLane;
-    const u32 of_item = number / kParts * Places::kBlocks + number % kParts * ItemPlaces::kOfLane;
+    const u32 of_lane = row * kRowScales + lane / kTileRows * Places::kScalesPerLane;
+    const u32 of_item =
+        number / kParts * Places::kBlocks + number % kParts * ItemPlaces::kScalesPerLane;
     scales = Scales::from(given.h_scale, of_lane | outside, first * kRowScales + of_item);
     const u32 list = tile.expert * given.m + tile.row + own;  // beyond all, of a shared expert
-    listed = load_dwords<1>(given.lists, row * sizeof(u32), list * sizeof(u32)).dword[0];
-    keep_order();
+    listed = buffer_load_dwords<1>(given.lists, row * sizeof(u32), list * sizeof(u32)).dword[0];
+    sched_barrier();
   }
 };
 
@@ -106,7 +107,7 @@ using Sums = F32x4[kTiles];
 
 // Rows of one tile, each to its token's sums.
 __device__ inline void add(const Sums& sums, const Rows& rows, u32 m) {
-  const u32 lane = lane_in_wave(), row = lane % kTileRows;
+  const u32 lane = lane_id(), row = lane % kTileRows;
   if (rows.own + row >= rows.rows) return;
   const bool is_routed = rows.shared == Rows::kNone;
   const u32 token = is_routed ? rows.listed / kTopK : rows.shared + row;
@@ -123,8 +124,8 @@ template <bool kLoadFirst>
 __device__ inline void multiply(Sums& sums, const Rows& rows, Rows& later, Cursor& cursor,
                                 u32 number, const Ring& ring, const Weights& weights,
                                 const Given& given) {
-  wait_lds();  // sums of the item before are added
-  meet();      // by all, and weights of this one are there
+  wait_lgkmcnt();  // sums of the item before are added
+  s_barrier();     // by all, and weights of this one are there
   const bool is_there = rows.own < rows.rows;
   typename Weights::Held w[kItemSteps];
   if (is_there) {
@@ -134,7 +135,7 @@ __device__ inline void multiply(Sums& sums, const Rows& rows, Rows& later, Curso
     }
   }
   cursor.advance();
-  keep_order();
+  sched_barrier();
   if constexpr (kLoadFirst) later.load(cursor.here(), given);
   if (is_there) {
     if (rows.number == 0) {
@@ -147,7 +148,7 @@ __device__ inline void multiply(Sums& sums, const Rows& rows, Rows& later, Curso
     }
     if (rows.number + 1 == kItems) add(sums, rows, given.m);
   }
-  keep_order();
+  sched_barrier();
   if constexpr (!kLoadFirst) later.load(cursor.here(), given);
 }
 
@@ -187,27 +188,27 @@ moe_mx_down_sums(const u32* __restrict__ rows_of,  // [E]
                  u32 k, u32 w_row, u32 w_scale_row) {  // bytes
   // Columns of an XCD are neighbours, which share lines of out.
   const u32 share = (n / kColumns + kXcds - 1) / kXcds;
-  const u32 number = group_x() % kXcds * share + group_x() / kXcds;
-  const u32 wave = wave_in_group(), column = number * kColumns;
+  const u32 number = workgroup_id_x() % kXcds * share + workgroup_id_x() / kXcds;
+  const u32 wave = wave_id(), column = number * kColumns;
   const OutSums sums = sums_of(m);
-  if (wave < kWaves) sums.prepare(weights, ids, thread_in_group(), kWaves * kWaveSize);
-  const Experts all(experts, 1, m, m * (kTopK + experts - routed), ExpertNumbers(rows_of, experts));
-  if (group_x() == 0) {
-    for (u32 e = thread_in_group(); e < routed; e += kThreads) counts[e] = 0;
+  if (wave < kWaves) sums.prepare(weights, ids, thread_id(), kWaves * kWaveSize);
+  const Experts all(experts, 1, m, m * (kTopK + experts - routed), ExpertArray(rows_of, experts));
+  if (workgroup_id_x() == 0) {
+    for (u32 e = thread_id(); e < routed; e += kThreads) counts[e] = 0;
   }
   if (number >= n / kColumns) return;
   const Weights unit(k);
   const Ring ring((LdsBytes*)lds);
   // Workgroups of an XCD begin with different experts: what one has read is in L2 for the others.
-  const u32 first_expert = group_x() / kXcds * experts / share;
+  const u32 first_expert = workgroup_id_x() / kXcds * experts / share;
   const TileTable table((RFOPS_LDS TileWords*)sums.end(), all.tiles(),
                         all.tiles_before(first_expert));
   const u32 own = all.tiles() > 0 ? all.tiles() * kItems : 1;
   const u32 items = (own + kAtATime - 1) / kAtATime * kAtATime;
   if (wave == kWaves) table.fill(all);
-  sync_group();
+  workgroup_barrier();
   if (wave == kWaves) {
-    ring.bring<Cursor>(table, items, unit, {w, w_scale, n, w_row, w_scale_row, column});
+    ring.run_producer<Cursor>(table, items, unit, {w, w_scale, n, w_row, w_scale_row, column});
   } else {
     const u32 rows = m * (kTopK + experts - routed) + experts * (kTileRows - 1);
     const Given given = {make_buffer(h, rows * kRowSize),
@@ -223,6 +224,6 @@ moe_mx_down_sums(const u32* __restrict__ rows_of,  // [E]
       take<false>(table, items, ring, unit, given);
     }
   }
-  sync_group();
-  sums.store(out, n, column, thread_in_group(), kThreads);
+  workgroup_barrier();
+  sums.store(out, n, column, thread_id(), kThreads);
 }

@@ -63,10 +63,10 @@ constexpr u32 kColumns = kNWaves * kOwnColumns;
 
 // h that moe_mx_down takes lies by tiles, which belong to one expert each.
 constexpr bool kTiledH = RFOPS_TILED_H;
-using Experts = ExpertRows<kRows, kEach, kRows, kTiledH ? kTileRows : 1>;
-using Rows = ChunkRows<Format, kRows, kChunk, kWaves, kStage == 1>;
+using Experts = ExpertTileScheduler<kRows, kEach, kRows, kTiledH ? kTileRows : 1>;
+using Rows = RowChunkLoader<Format, kRows, kChunk, kWaves, kStage == 1>;
 using Scales = Rows::Scales;
-using Weights = WeightSteps<Format, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, RFOPS_TAIL, kTiles>;
+using Weights = WeightLoader<Format, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, RFOPS_TAIL, kTiles>;
 using Store = ScatteredStore<Half>;
 constexpr u32 kNone = Store::kNoRow;
 constexpr u32 kStepBlocks = Scales::kStepBlocks;
@@ -93,17 +93,17 @@ template <u32 kOwn>
 __device__ inline void add_parts(F32x4 (&sums)[kOwn][kTiles], u32 wave_k, u32 wave_n) {
   if constexpr (kKWaves > 1) {
     RFOPS_LDS Lds* const memory = (RFOPS_LDS Lds*)&lds;
-    const u32 lane = lane_in_wave();
+    const u32 lane = lane_id();
     const auto at = [&](u32 part, u32 tile) {
       return reinterpret_cast<RFOPS_LDS F32x4*>(memory->memory.part[part][wave_n]) +
              tile * kWaveSize + lane;
     };
-    meet();
+    s_barrier();
     if (wave_k > 0) {
 #pragma unroll
       for (u32 i = 0; i < kOwn * kTiles; ++i) *at(wave_k - 1, i) = sums[i / kTiles][i % kTiles];
     }
-    sync_group();
+    workgroup_barrier();
     if (wave_k > 0) return;
 #pragma unroll
     for (u32 i = 0; i < kOwn * kTiles; ++i) {
@@ -122,7 +122,7 @@ struct Out {
 template <u32 kOwn>
 __device__ inline void store(const F32x4 (&sums)[kOwn][kTiles], const Out& out,
                              const ExpertTile& tile, u32 n0, u32 wave_n) {
-  const u32 lane = lane_in_wave();
+  const u32 lane = lane_id();
   if constexpr (kStage == 1) {
     if (n0 >= out.n) return;
     const u32 row_bytes = out.steps * kRowBytes, scale_bytes = out.steps * kStepBlocks;
@@ -133,7 +133,7 @@ __device__ inline void store(const F32x4 (&sums)[kOwn][kTiles], const Out& out,
     for (u32 i = 0; i < kOwn; ++i) {
       const F32x4(&of)[kTiles] = sums[i];
       to.store({of[0], of[1]}, {of[2], of[3]}, i * kTileRows + lane % kTileRows, n0 / kMxBlock);
-      keep_order();
+      sched_barrier();
     }
   } else {
     RFOPS_LDS Lds* const memory = (RFOPS_LDS Lds*)&lds;
@@ -155,7 +155,7 @@ __device__ inline void make_tile(Loop& loop, const ExpertTile& tile, const Out& 
   }
   F32x4 sums[kOwn][kTiles] = {};
   loop.multiply<kOwn>(sums);
-  const u32 wave_k = wave_in_group() / kNWaves, wave_n = wave_in_group() % kNWaves;
+  const u32 wave_k = wave_id() / kNWaves, wave_n = wave_id() % kNWaves;
   add_parts<kOwn>(sums, wave_k, wave_n);
   if (wave_k == 0) store<kOwn>(sums, out, tile, column, wave_n);
 }
@@ -182,16 +182,16 @@ moe_mx_experts(u32* __restrict__ counts,  // [routed]; stage 2 leaves them 0
   const Experts all(experts, (columns + kColumns - 1) / kColumns, m, all_rows,
                     RowsOfExpert<kStage>(counts, offsets, m, routed, experts));
   if constexpr (kTiledH) {
-    if (group_x() == 0 && wave_in_group() == 0) {
+    if (workgroup_id_x() == 0 && wave_id() == 0) {
       all.counts(experts, [&](u32 e, u32 rows) { offsets[e] = rows; });
     }
   } else {
-    leave_for_others<kStage>(all, counts, offsets, routed, experts);
+    publish_offsets<kStage>(all, counts, offsets, routed, experts);
   }
   const Weights weights(k);
   const Out to = {out, out_scale, columns, out_steps};
-  const u32 wave_n = wave_in_group() % kNWaves, wave_k = wave_in_group() / kNWaves;
-  each_tile(all, routed, groups, [&](const ExpertTile& tile) {
+  const u32 wave_n = wave_id() % kNWaves, wave_k = wave_id() / kNWaves;
+  for_each_tile(all, routed, groups, [&](const ExpertTile& tile) {
     const bool is_list = kStage == 1 && tile.expert < routed;
     const u32* const list = lists + u64{tile.expert} * m + tile.row;
     const u32 rows = kStage == 1 ? m : tile.rows;
@@ -200,9 +200,9 @@ moe_mx_experts(u32* __restrict__ counts,  // [routed]; stage 2 leaves them 0
               steps);
     const Buffer listed = make_buffer(list, is_list ? tile.rows * sizeof(u32) : 0);
     from.ask([&](u32 row) {
-      return kStage == 1 ? load_dwords<1>(listed, row * sizeof(u32), 0).dword[0] : row;
+      return kStage == 1 ? buffer_load_dwords<1>(listed, row * sizeof(u32), 0).dword[0] : row;
     });
-    keep_order();  // the list is on its way before weights are
+    sched_barrier();  // the list is on its way before weights are
     const u32 of_expert = kStage == 1 ? 2 * n : n;
     const u64 before = u64{tile.expert} * of_expert;
     const Place place = {
@@ -214,29 +214,28 @@ moe_mx_experts(u32* __restrict__ counts,  // [routed]; stage 2 leaves them 0
     u32 goes_to[kOfThread > 0 ? kOfThread : 1];  // rows of the result; asked for before weights
 #pragma unroll
     for (u32 i = 0; i < kOfThread; ++i) {
-      const u32 row = thread_in_group() + i * kThreads;
+      const u32 row = thread_id() + i * kThreads;
       goes_to[i] = kNone;
       if (row >= tile.rows) continue;
       const u32 shared = m * kTopK + (tile.expert - routed) * m + tile.row + row;
       goes_to[i] = tile.expert < routed ? list[row] : shared;
       if (goes_to[i] >= all_rows) goes_to[i] = kNone;  // of a list that nobody wrote
     }
-    keep_order();
+    sched_barrier();
     RFOPS_LDS Lds* const memory = (RFOPS_LDS Lds*)&lds;
-    Loop loop(weights, place, from, wave_k, memory->memory.chunk[0],
-              memory->staging[wave_in_group()]);
+    Loop loop(weights, place, from, wave_k, memory->memory.chunk[0], memory->staging[wave_id()]);
     loop.begin();
-    from.settle([&](u32 row, u32 word) {
-      if (row >= tile.rows) return kOutside;
+    from.scale_and_mask([&](u32 row, u32 word) {
+      if (row >= tile.rows) return kOutOfBounds;
       return is_list ? word / kTopK : kStage == 1 ? tile.row + row : row;
     });
-    meet();  // what was in LDS is stored
+    s_barrier();  // what was in LDS is stored
 #pragma unroll
     for (u32 i = 0; i < kOfThread; ++i) {
-      const u32 row = thread_in_group() + i * kThreads;
+      const u32 row = thread_id() + i * kThreads;
       if (row < kRows) lds.to[row] = goes_to[i];
     }
-    wait_lds();
+    wait_lgkmcnt();
     make_tile<kMTiles>(loop, tile, to, place.row);
   });
 }

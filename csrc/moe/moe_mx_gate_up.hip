@@ -43,15 +43,16 @@ constexpr u32 kMTiles = 9;                // tiles of 16 rows of an expert: what
 constexpr u32 kSlots = 3, kRowSlots = 3;  // steps of weights and of rows in LDS
 constexpr u32 kMultiply = 8, kNWaves = 4, kMWaves = kMultiply / kNWaves;
 constexpr u32 kThreads = (kMultiply + 2) * kWaveSize;
-constexpr u32 kTiles = 4, kWaveColumns = kTiles / 2 * kTileRows, kColumns = kNWaves * kWaveColumns;
+constexpr u32 kTiles = 4, kQRowsPerWave = kTiles / 2 * kTileRows,
+              kColumns = kNWaves * kQRowsPerWave;
 constexpr u32 kRows = kMTiles * kTileRows;
 constexpr u32 kMostOwn = (kMTiles + kMWaves - 1) / kMWaves;  // tiles of rows of a wave
 
-using Experts = ExpertRows<kRows, 1, kTileRows, kTiledH ? kTileRows : 1>;
+using Experts = ExpertTileScheduler<kRows, 1, kTileRows, kTiledH ? kTileRows : 1>;
 using Parts = ExpertParts<Experts, kNWaves, kTileRows>;
-using Rows = ChunkRows<Format, kRows, 1, 1, true>;
+using Rows = RowChunkLoader<Format, kRows, 1, 1, true>;
 using Scales = LaneScales<Rows::Scales>;
-using Weights = WeightSteps<Format, true, true, false, kTiles>;
+using Weights = WeightLoader<Format, true, true, false, kTiles>;
 using Ring = WeightRing<Weights, kTiles, true, true, kNWaves, kSlots>;  // a step of each column's
 
 struct Lds {
@@ -75,7 +76,7 @@ struct Given {
 __device__ inline void bring_weights(Parts parts, const Ring& ring, const Weights& weights,
                                      const Given& given) {
   constexpr u32 kAhead = kSlots - 1;
-  ExpertPart part = parts.next();
+  RowSlice part = parts.next();
   u32 step = 0, brought = 0;
   u32 on_way[kAhead];  // steps of the items that are on their way
   const auto issue_next = [&](u32 number) {
@@ -83,11 +84,11 @@ __device__ inline void bring_weights(Parts parts, const Ring& ring, const Weight
     const MatrixWords from(given.w + before * given.w_row,
                            given.w_scale + before * given.w_scale_row, 2 * given.n, given.w_row,
                            given.w_scale_row);
-    const u32 first = part.tile.n * kColumns + part.column * kWaveColumns, count = part.columns;
+    const u32 first = part.tile.n * kColumns + part.column * kQRowsPerWave, count = part.columns;
     ring.issue(
         number, weights, from,
         [&](u32 wave, u32 tile) {
-          const u32 column = first + wave * kWaveColumns;
+          const u32 column = first + wave * kQRowsPerWave;
           return RingPlace{column + tile / 2 * given.n + tile % 2 * kTileRows, step,
                            column < given.n};
         },
@@ -102,29 +103,29 @@ __device__ inline void bring_weights(Parts parts, const Ring& ring, const Weight
     u32 behind = 0;
 #pragma unroll
     for (u32 a = 1; a < kAhead; ++a) behind += on_way[a], on_way[a - 1] = on_way[a];
-    wait_some<Weights::kLoads, (kAhead - 1) * kNWaves>(as_scalar(behind));
-    meet();  // item i is there, and the one before has been read
+    wait_vmcnt_dynamic<Weights::kLoads, (kAhead - 1) * kNWaves>(readfirstlane(behind));
+    s_barrier();  // item i is there, and the one before has been read
     on_way[kAhead - 1] = issue_next(i + kAhead);
   }
-  wait_loads<0>();  // LDS is not given back before
+  wait_vmcnt<0>();  // LDS is not given back before
 }
 
 // The list of a part's rows, on its way to LDS.
 __device__ inline void bring_list(const ExpertTile& tile, const Given& given) {
   const bool is_list = tile.rows > 0 && tile.expert < given.routed;
-  const U32x4 list = make_words(given.lists + u64{is_list ? tile.expert : 0} * given.m,
-                                is_list ? given.m * sizeof(u32) : 0);
+  const U32x4 list = make_buffer_words(given.lists + u64{is_list ? tile.expert : 0} * given.m,
+                                       is_list ? given.m * sizeof(u32) : 0);
   const u32 to = lds_address((LdsBytes*)((RFOPS_LDS Lds*)&lds)->list);
-  const u32 lane = lane_in_wave() * sizeof(u32);
+  const u32 lane = lane_id() * sizeof(u32);
   constexpr u32 kWhole = kRows / kWaveSize, kLeft = kRows % kWaveSize;
 #pragma unroll
   for (u32 i = 0; i < kWhole; ++i) {
-    load_direct_4<kWaveSize>(list, lane, (tile.row + i * kWaveSize) * sizeof(u32),
-                             to + i * kWaveSize * sizeof(u32));
+    buffer_load_lds_b32<kWaveSize>(list, lane, (tile.row + i * kWaveSize) * sizeof(u32),
+                                   to + i * kWaveSize * sizeof(u32));
   }
   if constexpr (kLeft > 0) {
-    load_direct_4<kLeft>(list, lane, (tile.row + kWhole * kWaveSize) * sizeof(u32),
-                         to + kWhole * kWaveSize * sizeof(u32));
+    buffer_load_lds_b32<kLeft>(list, lane, (tile.row + kWhole * kWaveSize) * sizeof(u32),
+                               to + kWhole * kWaveSize * sizeof(u32));
   }
 }
 // Where a part's rows lie, by its list in LDS.
@@ -132,9 +133,9 @@ __device__ inline Rows rows_of(const ExpertTile& tile, const Given& given) {
   const bool is_list = tile.expert < given.routed;
   Rows rows(given.x, given.x_scale, given.m, given.steps);
   rows.ask([](u32 row) { return ((RFOPS_LDS Lds*)&lds)->list[row < kRows ? row : 0]; });
-  keep_order();  // all of them, then what waits for them
-  rows.settle([&](u32 row, u32 listed) {
-    if (row >= tile.rows) return kOutside;
+  sched_barrier();  // all of them, then what waits for them
+  rows.scale_and_mask([&](u32 row, u32 listed) {
+    if (row >= tile.rows) return kOutOfBounds;
     return is_list ? listed / kTopK : tile.row + row;
   });
   return rows;
@@ -143,11 +144,11 @@ __device__ inline Rows rows_of(const ExpertTile& tile, const Given& given) {
 // Brings rows, step by step.
 __device__ inline void bring_rows(Parts parts, const Given& given) {
   constexpr u32 kAhead = kRowSlots - 1, kEach = 4;
-  ExpertPart part = parts.next(), later = parts.next();
+  RowSlice part = parts.next(), later = parts.next();
   bring_list(part.tile, given);
-  wait_loads<0>();
+  wait_vmcnt<0>();
   Rows rows = rows_of(part.tile, given);
-  wait_lds();
+  wait_lgkmcnt();
   bring_list(later.tile, given);
   u32 step = 0, brought = 0;
   u32 on_way[kAhead];  // loads of the items that are on their way
@@ -157,9 +158,9 @@ __device__ inline void bring_rows(Parts parts, const Given& given) {
     brought += count > 0;
     if (++step == given.steps) {
       step = 0, part = later, later = parts.next();
-      if (given.steps < kRowSlots) wait_loads<0>();  // its list; else a step since was waited for
+      if (given.steps < kRowSlots) wait_vmcnt<0>();  // its list; else a step since was waited for
       rows = rows_of(part.tile, given);
-      wait_lds();
+      wait_lgkmcnt();
       bring_list(later.tile, given);
     }
     return Rows::loads_of(count);
@@ -170,35 +171,36 @@ __device__ inline void bring_rows(Parts parts, const Given& given) {
     u32 behind = 0;
 #pragma unroll
     for (u32 a = 1; a < kAhead; ++a) behind += on_way[a], on_way[a - 1] = on_way[a];
-    wait_some<kEach, (kAhead - 1) * Rows::kMostLoads / kEach>(as_scalar(behind / kEach));
-    meet();  // item i is there, and the one before has been read
+    wait_vmcnt_dynamic<kEach, (kAhead - 1) * Rows::kMostLoads / kEach>(
+        readfirstlane(behind / kEach));
+    s_barrier();  // item i is there, and the one before has been read
     on_way[kAhead - 1] = issue_next(i + kAhead);
   }
-  wait_loads<0>();
+  wait_vmcnt<0>();
 }
 
 // A wave's place, such that waves of the same columns are on SIMDs of their own.
-__device__ inline u32 wave_n() { return wave_in_group() / kMWaves; }
-__device__ inline u32 wave_m() { return wave_in_group() % kMWaves; }
+__device__ inline u32 wave_n() { return wave_id() / kMWaves; }
+__device__ inline u32 wave_m() { return wave_id() % kMWaves; }
 
 // A step of K of all kOwn tiles of rows of a wave; none: it meets the others.
 template <u32 kOwn>
 __device__ inline void multiply(F32x4 (&sums)[kOwn > 0 ? kOwn : 1][kTiles], u32 item, u32 step,
                                 const Ring& ring, const Weights& weights) {
-  wait_lds();
-  meet();
+  wait_lgkmcnt();
+  s_barrier();
   if constexpr (kOwn > 0) {
-    const u32 lane = lane_in_wave(), row = lane % kTileRows, of_row = lane / kTileRows;
+    const u32 lane = lane_id(), row = lane % kTileRows, of_row = lane / kTileRows;
     const LdsBytes* const rows = rows_at(item);
     typename Weights::Held held;
     ring.read(held, item, wave_n(), weights, step, 0);
     const auto read = [&](u32 i, u32 half) {
       const LdsBytes* const at = rows + (wave_m() + i * kMWaves) * (kTileRows * kRowBytes);
-      return lds_load_16(at + step_at(row, of_row + half * (kRowChunks / 2)));
+      return lds_load_b128(at + lds_offset_mxfp4(row, of_row + half * (kRowChunks / 2)));
     };
     const auto read_scales = [&](u32 i) {
       const u32 at = ((wave_m() + i * kMWaves) * kTileRows + row) * 4 + of_row;
-      return Scales::from(rows + Rows::kScalesAt + at * Rows::Scales::kOfLane);
+      return Scales::from(rows + Rows::kScalesAt + at * Rows::Scales::kScalesPerLane);
     };
     U32x4 x[2] = {read(0, 0), read(0, 1)};
     Scales scales = read_scales(0);
@@ -208,10 +210,10 @@ __device__ inline void multiply(F32x4 (&sums)[kOwn > 0 ? kOwn : 1][kTiles], u32 
       if (i + 1 < kOwn) scales = read_scales(i + 1);
       multiply_half<Weights, 0, 0>(sums[i], held, x, own);
       if (i + 1 < kOwn) x[0] = read(i + 1, 0);
-      keep_order();
+      sched_barrier();
       multiply_half<Weights, 0, 1>(sums[i], held, x, own);
       if (i + 1 < kOwn) x[1] = read(i + 1, 1);
-      keep_order();
+      sched_barrier();
     }
   }
 }
@@ -238,9 +240,9 @@ __device__ inline void make_part(const ExpertTile& tile, u32 own, u32 column, u3
         tile.rows, row_bytes, scale_bytes);
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
-      const u32 row = (wave_m() + i * kMWaves) * kTileRows + lane_in_wave() % kTileRows;
+      const u32 row = (wave_m() + i * kMWaves) * kTileRows + lane_id() % kTileRows;
       to.store({sums[i][0], sums[i][1]}, {sums[i][2], sums[i][3]}, row, column / kMxBlock);
-      keep_order();
+      sched_barrier();
     }
   }
 }
@@ -249,12 +251,12 @@ __device__ inline void make_part(const ExpertTile& tile, u32 own, u32 column, u3
 __device__ inline void take(Parts parts, const Ring& ring, const Weights& weights, u32 steps,
                             const Out& out) {
   u32 item = 0;
-  for (ExpertPart part = parts.next(); part.tile.rows > 0; part = parts.next()) {
-    const u32 column = part.tile.n * kColumns + (part.column + wave_n()) * kWaveColumns;
+  for (RowSlice part = parts.next(); part.tile.rows > 0; part = parts.next()) {
+    const u32 column = part.tile.n * kColumns + (part.column + wave_n()) * kQRowsPerWave;
     const u32 tiles = (part.tile.rows + kTileRows - 1) / kTileRows;
     const bool is_there = wave_n() < part.columns && column < out.n && wave_m() < tiles;
     const u32 own = is_there ? (tiles - wave_m() + kMWaves - 1) / kMWaves : 0;
-    make_part<kMostOwn>(part.tile, as_scalar(own), column, item, steps, ring, weights, out);
+    make_part<kMostOwn>(part.tile, readfirstlane(own), column, item, steps, ring, weights, out);
   }
 }
 
@@ -263,17 +265,17 @@ __device__ inline void take(Parts parts, const Ring& ring, const Weights& weight
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
 moe_mx_gate_up(u32* __restrict__ counts,  // [routed]
                u32 m, u32 routed, u32 experts, u32 n, u32 k, u32 out_steps,
-               u32 groups,                       // a multiple of 8
-               const u32* __restrict__ lists,    // [routed, M]
-               const u8* __restrict__ in,        // [m, steps, 128]
-               const u8* __restrict__ in_scale,  // [m, a row's blocks]
-               const u8* __restrict__ w,         // [E, 2 N, K]
-               const u8* __restrict__ w_scale,   // [E, 2 N, K / 32]
-               u32* __restrict__ offsets,        // [E + 1]; of tiled h the counts
-               u8* __restrict__ out,             // [rows, out_steps, 128]
-               u8* __restrict__ out_scale,       // [rows, a row's blocks]
-               u32 w_row, u32 w_scale_row) {     // bytes
-  if (wave_in_group() >= kMultiply) prio<3>();   // all others wait for what these bring
+               u32 groups,                             // a multiple of 8
+               const u32* __restrict__ lists,          // [routed, M]
+               const u8* __restrict__ in,              // [m, steps, 128]
+               const u8* __restrict__ in_scale,        // [m, a row's blocks]
+               const u8* __restrict__ w,               // [E, 2 N, K]
+               const u8* __restrict__ w_scale,         // [E, 2 N, K / 32]
+               u32* __restrict__ offsets,              // [E + 1]; of tiled h the counts
+               u8* __restrict__ out,                   // [rows, out_steps, 128]
+               u8* __restrict__ out_scale,             // [rows, a row's blocks]
+               u32 w_row, u32 w_scale_row) {           // bytes
+  if (wave_id() >= kMultiply) set_wave_priority<3>();  // all others wait for what these bring
   const u32 steps = (k + Format::kStepK - 1) / Format::kStepK;
   // Columns of h that pad its rows are made too, of weights that are not there: zeros.
   const u32 columns = out_steps * Format::kStepK;
@@ -281,19 +283,19 @@ moe_mx_gate_up(u32* __restrict__ counts,  // [routed]
   const Experts all(experts, (n_tiles + kXcds - 1) / kXcds, m, m * (kTopK + experts - routed),
                     RowsOfExpert<1>(counts, nullptr, m, routed, experts));
   if constexpr (kTiledH) {
-    if (group_x() == 0 && wave_in_group() == 0) {
+    if (workgroup_id_x() == 0 && wave_id() == 0) {
       all.counts(experts, [&](u32 e, u32 rows) { offsets[e] = rows; });
     }
   } else {
-    leave_for_others<1>(all, counts, offsets, routed, experts);
+    publish_offsets<1>(all, counts, offsets, routed, experts);
   }
   const Parts parts(all, groups);
   const Weights weights(k);
   const Ring ring(((RFOPS_LDS Lds*)&lds)->ring);
   const Given given = {in, in_scale, w, w_scale, lists, m, routed, n, w_row, w_scale_row, steps};
-  if (wave_in_group() == kMultiply) {
+  if (wave_id() == kMultiply) {
     bring_weights(parts, ring, weights, given);
-  } else if (wave_in_group() > kMultiply) {
+  } else if (wave_id() > kMultiply) {
     bring_rows(parts, given);
   } else {
     take(parts, ring, weights, steps, {out, out_scale, columns, out_steps});

@@ -37,9 +37,9 @@ using Format = RFOPS_FORMAT<RFOPS_BUMP>;  // Mxfp4 or Mxfp8
 constexpr u32 kTopK = RFOPS_TOP_K;
 constexpr u32 kThreads = 512, kOfToken = 4;          // lanes
 constexpr u32 kEach = 8, kLanes = kMxBlock / kEach;  // of a block
-using Scales = ScalePlaces<Format, RFOPS_CHUNK>;
+using Scales = ScaleLayout<Format, RFOPS_CHUNK>;
 
-__shared__ ListRoom<kThreads> room;
+__shared__ TokenListAllocator<kThreads> room;
 
 }  // namespace
 
@@ -52,14 +52,14 @@ moe_mx_prepare(const Id* __restrict__ topk_ids,     // [M, kTopK]
                u32* __restrict__ counts,       // [E]
                u32* __restrict__ lists,        // [E, M]
                u8* __restrict__ scale) {       // [M, a row's blocks], or as mx_format.h says
-  if (group_x() < list_groups) {
+  if (workgroup_id_x() < list_groups) {
     share_lists<kTopK, kOfToken>(
         room, counts, topk_ids, m, experts, list_groups == 1,
         [&](u32 e, u32 slot, u32 token, u32 j) { lists[u64{e} * m + slot] = token * kTopK + j; });
     return;
   }
   const u32 eights = steps * Format::kStepK / kEach;  // of a row
-  const u32 index = (group_x() - list_groups) * kThreads + thread_in_group();
+  const u32 index = (workgroup_id_x() - list_groups) * kThreads + thread_id();
   const u32 row = index / eights, at = index % eights;
   if (row >= m) return;  // whole blocks, so that lanes of one go together
   u32 pairs[4] = {};

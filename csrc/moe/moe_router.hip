@@ -30,7 +30,7 @@ using namespace rfops;
 using In = RFOPS_IN;                 // f16 or bf16
 constexpr u32 kTiles = RFOPS_TILES;  // of 16 experts
 constexpr bool kLists = RFOPS_LISTS;
-constexpr Choosing kHow = {
+constexpr TopKOptions kHow = {
     .scoring = Scoring::kSoftmax,
     .rounds = RFOPS_ROUNDS,
     .has_bias = false,
@@ -56,17 +56,17 @@ struct Sums {
 
 // This wave's part of K.
 __device__ inline Sums multiply(const Buffer& x, const Buffer& w, u32 x_row, u32 w_row, u32 k_end) {
-  const u32 lane = lane_in_wave(), row = lane % kTileRows, k_lane = lane / kTileRows * kVec;
+  const u32 lane = lane_id(), row = lane % kTileRows, k_lane = lane / kTileRows * kVec;
   const u32 x_at = row * x_row + k_lane * sizeof(In), w_at = row * w_row + k_lane * sizeof(In);
   Sums sums = {};
-  for (u32 k = wave_in_group() * kStep; k < k_end; k += kAhead * kWaves * kStep) {
+  for (u32 k = wave_id() * kStep; k < k_end; k += kAhead * kWaves * kStep) {
     U32x4 tokens[kAhead];
     u32 outside[kAhead];
 #pragma unroll
     for (u32 a = 0; a < kAhead; ++a) {
       const u32 from = k + a * kWaves * kStep;
-      outside[a] = from + k_lane < k_end ? 0 : kOutside;
-      tokens[a] = load_16(x, x_at | outside[a], from * sizeof(In));
+      outside[a] = from + k_lane < k_end ? 0 : kOutOfBounds;
+      tokens[a] = buffer_load_b128(x, x_at | outside[a], from * sizeof(In));
     }
 #pragma unroll
     for (u32 first = 0; first < kTiles; first += kLoaded) {
@@ -75,7 +75,7 @@ __device__ inline Sums multiply(const Buffer& x, const Buffer& w, u32 x_row, u32
       for (u32 i = 0; i < kAhead * kLoaded; ++i) {
         const u32 a = i / kLoaded, t = i % kLoaded, from = k + a * kWaves * kStep;
         const u32 at = (first + t) * kTileRows * w_row + from * sizeof(In);
-        experts[a][t] = load_16(w, w_at | outside[a], at);
+        experts[a][t] = buffer_load_b128(w, w_at | outside[a], at);
       }
 #pragma unroll
       for (u32 i = 0; i < kAhead * kLoaded; ++i) {
@@ -84,7 +84,7 @@ __device__ inline Sums multiply(const Buffer& x, const Buffer& w, u32 x_row, u32
         F32x4& sum = sums.tile[first + t];
         sum = multiply_16x16<In>(experts[a][t], tokens[a], sum);
       }
-      if constexpr (kLoaded < kTiles) keep_order();
+      if constexpr (kLoaded < kTiles) sched_barrier();
     }
   }
   return sums;
@@ -95,18 +95,18 @@ struct Logits {
   f32 value[kEach];
 };
 __device__ inline Logits add_parts(const Sums& sums) {
-  const u32 lane = lane_in_wave(), wave = wave_in_group();
-  const u32 token = thread_in_group() / kLanes, own = thread_in_group() % kLanes;
+  const u32 lane = lane_id(), wave = wave_id();
+  const u32 token = thread_id() / kLanes, own = thread_id() % kLanes;
   Logits logits = {};
 #pragma unroll
   for (u32 first = 0; first < kTiles; first += kAtOnce) {
-    if (first > 0) sync_group();
+    if (first > 0) workgroup_barrier();
 #pragma unroll
     for (u32 t = 0; t < kAtOnce && first + t < kTiles; ++t) {
       f32* to = &parts[wave][t * 4 + lane / kTileRows][lane % kTileRows * 4];
       *reinterpret_cast<F32x4*>(to) = sums.tile[first + t];
     }
-    sync_group();
+    workgroup_barrier();
 #pragma unroll
     for (u32 i = 0; i < (kAtOnce + 1) / 2 && first / 2 + i < kEach; ++i) {
       const u32 expert = own + kLanes * i;
@@ -133,14 +133,14 @@ moe_router(f32* __restrict__ weights,  // [M, top_k]
            u32* __restrict__ lists,    // [E, M]
            u32* __restrict__ slots,    // [M, top_k]
            u32 m, u32 experts, u32 k, u32 x_row, u32 w_row) {
-  const u32 m0 = group_x() * kTokens, rows = m - m0 < kTokens ? m - m0 : kTokens;
+  const u32 m0 = workgroup_id_x() * kTokens, rows = m - m0 < kTokens ? m - m0 : kTokens;
   const u32 k_bytes = k * sizeof(In);
   const u8* x_first = reinterpret_cast<const u8*>(x) + u64{m0} * x_row;
   const Buffer x_buffer = make_buffer(x_first, (rows - 1) * x_row + k_bytes);
   const Buffer w_buffer = make_buffer(w, (experts - 1) * w_row + k_bytes);
   const Logits logits = add_parts(multiply(x_buffer, w_buffer, x_row, w_row, k));
 
-  const u32 lane = thread_in_group() % kLanes, row = thread_in_group() / kLanes;
+  const u32 lane = thread_id() % kLanes, row = thread_id() / kLanes;
   const Token<kHow, kLanes, kEach, In> token(
       lane, experts, 1.0f, [&](u32 i) { return logits.value[i]; }, [](u32) { return 0.0f; });
   u32 id = 0;  // of the lane's one of top_k
@@ -152,11 +152,11 @@ moe_router(f32* __restrict__ weights,  // [M, top_k]
     ids[u64{m0 + row} * kHow.top_k + j] = static_cast<i32>(id);
   }
   if constexpr (kLists) {
-    __shared__ ListRoom<kThreads> room;
+    __shared__ TokenListAllocator<kThreads> room;
     const bool is_there = row < rows && lane < kHow.top_k;
     room.clear(experts);
     const u32 place = is_there ? room.place(id) : 0;
-    room.claim(counts, experts);
+    room.reserve(counts, experts);
     if (!is_there) return;
     const u32 slot = room.slot(id, place);
     const bool has_room = slot < m;  // whatever counts were

@@ -27,7 +27,7 @@ using In = RFOPS_IN;                 // bf16, f16 or f32
 using Bias = RFOPS_BIAS;             // likewise
 constexpr u32 kLanes = RFOPS_LANES;  // of a token
 constexpr u32 kEach = RFOPS_EACH;    // experts of a lane, the last of which may not be there
-constexpr Choosing kHow = {
+constexpr TopKOptions kHow = {
     .scoring = RFOPS_SIGMOID ? Scoring::kSigmoid : Scoring::kSoftmax,
     .rounds = RFOPS_ROUNDS,
     .has_bias = RFOPS_HAS_BIAS,
@@ -46,8 +46,8 @@ moe_topk(f32* __restrict__ weights,      // [M, top_k]
          const In* __restrict__ logits,  // [M, E], in steps of
          const Bias* __restrict__ bias,  // [E] or null
          u32 m, u32 experts, u64 row_stride, u64 column_stride, f32 scale) {
-  const u32 lane = thread_in_group() % kLanes;
-  const u32 row = group_x() * kTokens + thread_in_group() / kLanes;
+  const u32 lane = thread_id() % kLanes;
+  const u32 row = workgroup_id_x() * kTokens + thread_id() / kLanes;
   const bool is_there = row < m;  // all lanes are needed: one that is not reads what the last does
   const In* from = logits + (is_there ? row : m - 1) * row_stride;
   const Token<kHow, kLanes, kEach, In> token(

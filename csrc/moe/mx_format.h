@@ -45,7 +45,7 @@ struct Mxfp4 {
   }
   template <class In>
   __device__ static Eight eight(const u32 (&pairs)[4], u32 byte) {
-    const u32 codes = fp4_of_eight<In>(pairs, byte);
+    const u32 codes = quant_x8<In>(pairs, byte);
     return byte == kE8m0Nan ? 0 : codes;
   }
 };
@@ -89,13 +89,13 @@ using U32x2 = u32 __attribute__((ext_vector_type(2)));
 __device__ inline u32 first_of_exchanged(u32 q) { return q % 2 * 16 + q / 2 * 8; }
 __device__ inline u32 exchange(u32 eight) {
   const auto [even, odd] = details::swap_halves<16>(eight, eight);
-  const bool is_odd = lane_in_wave() / 16 % 2 == 1;
+  const bool is_odd = lane_id() / 16 % 2 == 1;
   return __builtin_amdgcn_perm(odd, even, is_odd ? 0x07060302 : 0x05040100);
 }
 __device__ inline U32x2 exchange(U32x2 eight) {
   const auto [even_low, odd_low] = details::swap_halves<16>(eight[0], eight[0]);
   const auto [even_high, odd_high] = details::swap_halves<16>(eight[1], eight[1]);
-  const bool is_odd = lane_in_wave() / 16 % 2 == 1;
+  const bool is_odd = lane_id() / 16 % 2 == 1;
   return {is_odd ? even_high : even_low, is_odd ? odd_high : odd_low};
 }
 __device__ inline void store_eight(u32 eight, const Buffer& to, u32 at) {
@@ -106,14 +106,15 @@ __device__ inline void store_eight(U32x2 eight, const Buffer& to, u32 at) {
 }
 
 template <class Format, u32 kChunk>
-struct ScalePlaces {
+struct ScaleLayout {
   static constexpr u32 kStepBlocks = Format::kStepK / kMxBlock;
-  static constexpr u32 kOfLane = kChunk * kStepBlocks / 4;  // scales of a chunk and row that it has
-  static constexpr u32 kBlocks = 4 * kOfLane;               // of a chunk and row
+  static constexpr u32 kScalesPerLane =
+      kChunk * kStepBlocks / 4;                       // scales of a chunk and row that it has
+  static constexpr u32 kBlocks = 4 * kScalesPerLane;  // of a chunk and row
 
   // Of a row's block.
   __device__ static u32 at(u32 block) {
-    return block / kBlocks * kBlocks + block % 4 * kOfLane + block % kBlocks / 4;
+    return block / kBlocks * kBlocks + block % 4 * kScalesPerLane + block % kBlocks / 4;
   }
 
   // Of x chunks of one step are not row by row but side by side, all rows of one: of the 16 that a

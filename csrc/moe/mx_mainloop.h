@@ -60,7 +60,8 @@ class ExpertLoop {
     __device__ Starts starts() const {
       Starts made;
 #pragma unroll
-      for (u32 i = 0; i < kMatrices; ++i) made.of[i] = as_scalar((row + i * n) * from.row_bytes);
+      for (u32 i = 0; i < kMatrices; ++i)
+        made.of[i] = readfirstlane((row + i * n) * from.row_bytes);
       return made;
     }
   };
@@ -82,7 +83,7 @@ class ExpertLoop {
 #pragma unroll
     for (u32 i = 0; i < kAhead; ++i) {
       place_.template load<0, Weights::kLoads>(weights_, starts_, held_[i], wave_k_ + i * kKWaves);
-      keep_order();
+      sched_barrier();
     }
   }
 
@@ -93,11 +94,11 @@ class ExpertLoop {
       rows_.load(0, true);
       rows_.put(chunks_);
       rows_.load(1, kChunk < place_.steps);
-      wait_lds();
-      meet();
+      wait_lgkmcnt();
+      s_barrier();
     } else {
       rows_.issue(chunks_, 0);
-      wait_loads<0>();
+      wait_vmcnt<0>();
     }
     u32 first = 0;
     while (multiply_round<kOwn, 0>(sums, first)) {
@@ -119,7 +120,7 @@ class ExpertLoop {
 
   template <u32 kOwn, u32 kC>
   __device__ void next_chunk(F32x4 (&sums)[kOwn][kTiles], u32 first) {
-    first = as_scalar(first);  // it is, but loops of several exits hide it from the compiler
+    first = readfirstlane(first);  // it is, but loops of several exits hide it from the compiler
     const u32 number = first / kChunk;
     const LdsBytes* const chunk = chunks_ + number % 2 * Rows::kBytes;
     LdsBytes* const other = chunks_ + (number + 1) % 2 * Rows::kBytes;
@@ -127,27 +128,27 @@ class ExpertLoop {
       rows_.put(other);
       rows_.load(number + 2, first + 2 * kChunk < place_.steps);
     } else {
-      meet();  // this chunk is there, and the other one is read
+      s_barrier();  // this chunk is there, and the other one is read
       if (first + kChunk < place_.steps) {
         rows_.issue_scales(other, number + 1);
         if constexpr (kRowSteps == 0) rows_.template issue<0, Rows::kIssues>(other, number + 1);
       }
-      keep_order();
+      sched_barrier();
     }
-    const u32 lane = lane_in_wave(), of_lane = lane % kTileRows * 4 + lane / kTileRows;
+    const u32 lane = lane_id(), of_lane = lane % kTileRows * 4 + lane / kTileRows;
     Scales scales[kOwn];
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
       scales[i] = Scales::from(chunk + Rows::kScalesAt +
-                               (i * kTileRows * 4 + of_lane) * Rows::Scales::kOfLane);
+                               (i * kTileRows * 4 + of_lane) * Rows::Scales::kScalesPerLane);
     }
     multiply_own<kOwn, kC * kOwnSteps % kSlots>(sums, first, chunk, scales);
     if constexpr (kThroughRegisters) {
-      wait_lds();
-      meet();
+      wait_lgkmcnt();
+      s_barrier();
     } else {
       constexpr u32 kBehind = (kOwnSteps - kRowSteps) * Weights::kLoads;
-      wait_loads<(kBehind < 63 ? kBehind : 63)>();  // the next chunk; weights may be on their way
+      wait_vmcnt<(kBehind < 63 ? kBehind : 63)>();  // the next chunk; weights may be on their way
     }
   }
 
@@ -177,10 +178,10 @@ class ExpertLoop {
         place_.template load<kPart * kLoads / kParts, (kPart + 1) * kLoads / kParts>(
             weights_, starts_, held_[(kHeld + kAhead) % kSlots], first + kS + kAhead * kKWaves);
       };
-      const u32 lane = lane_in_wave(), row = lane % kTileRows, of_row = lane / kTileRows;
+      const u32 lane = lane_id(), row = lane % kTileRows, of_row = lane / kTileRows;
       const LdsBytes* const step = chunk + kS * Rows::kStepBytes;
-      const U32x4 x[2] = {lds_load_16(step + step_at(row, of_row)),
-                          lds_load_16(step + step_at(row, of_row + kRowChunks / 2))};
+      const U32x4 x[2] = {lds_load_b128(step + lds_offset_mxfp4(row, of_row)),
+                          lds_load_b128(step + lds_offset_mxfp4(row, of_row + kRowChunks / 2))};
       weights_.turn(held_[kHeld], first + kS, staging_);
       multiply_step<kOwn, kS>(sums, held_[kHeld], step, scales, x, load);
       multiply_chunk<kOwn, kAt, kK, kI + 1>(sums, first, chunk, scales);
@@ -192,13 +193,14 @@ class ExpertLoop {
   __device__ void multiply_step(F32x4 (&sums)[kOwn][kTiles], const Held& w, const LdsBytes* step,
                                 const Scales (&scales)[kOwn], const U32x4 (&x)[2], Load load) {
     if constexpr (kI < kOwn) {
-      const u32 lane = lane_in_wave(), row = lane % kTileRows, of_row = lane / kTileRows;
+      const u32 lane = lane_id(), row = lane % kTileRows, of_row = lane / kTileRows;
       const LdsBytes* const at = step + (kI + 1) * (kTileRows * kRowBytes);
       U32x4 next[2];
-      multiply_tiles_beside<Weights, kS>(sums[kI], w, x, scales[kI], [&]<u32 kPart>() {
+      mfma_interleaved<Weights, kS>(sums[kI], w, x, scales[kI], [&]<u32 kPart>() {
         constexpr u32 kEach = kProducts<Weights, kTiles>;
         if constexpr (kI + 1 < kOwn && kPart < 2) {
-          next[kPart] = lds_load_16(at + step_at(row, of_row + kPart * (kRowChunks / 2)));
+          next[kPart] =
+              lds_load_b128(at + lds_offset_mxfp4(row, of_row + kPart * (kRowChunks / 2)));
         }
         load.template operator()<kI * kEach + kPart, kOwn * kEach>();
       });

@@ -29,14 +29,14 @@ struct ScaleWord<2> {
 // A lane's scales of a chunk of one row.
 template <class Places>
 struct LaneScales {
-  static constexpr u32 kWords = (Places::kOfLane + 3) / 4;
-  typename details::ScaleWord<Places::kOfLane>::Type word[kWords];
+  static constexpr u32 kWords = (Places::kScalesPerLane + 3) / 4;
+  typename details::ScaleWord<Places::kScalesPerLane>::Type word[kWords];
 
   __device__ static LaneScales from(const LdsBytes* at) {
     LaneScales found = {};
-    if constexpr (Places::kOfLane == 1) {
+    if constexpr (Places::kScalesPerLane == 1) {
       found.word[0] = *at;
-    } else if constexpr (Places::kOfLane == 2) {
+    } else if constexpr (Places::kScalesPerLane == 2) {
       found.word[0] = *reinterpret_cast<const RFOPS_LDS u16*>(at);
     } else {
 #pragma unroll
@@ -49,12 +49,12 @@ struct LaneScales {
   // From memory, at `scalar + at`.
   __device__ static LaneScales from(const Buffer& buffer, u32 at, u32 scalar) {
     LaneScales found;
-    if constexpr (Places::kOfLane == 1) {
-      found.word[0] = load_byte(buffer, at, scalar);
-    } else if constexpr (Places::kOfLane == 2) {
+    if constexpr (Places::kScalesPerLane == 1) {
+      found.word[0] = buffer_load_u8(buffer, at, scalar);
+    } else if constexpr (Places::kScalesPerLane == 2) {
       found.word[0] = __builtin_amdgcn_raw_buffer_load_b16(buffer.rsrc, at, scalar, kCached);
     } else {
-      const auto got = load_dwords<kWords>(buffer, at, scalar);
+      const auto got = buffer_load_dwords<kWords>(buffer, at, scalar);
 #pragma unroll
       for (u32 i = 0; i < kWords; ++i) found.word[i] = got.dword[i];
     }
@@ -69,7 +69,7 @@ __device__ inline void multiply_tile(F32x4& sum, const typename Weights::Held& w
   const Tile a = {w.piece[kT][kIsFp4 ? kH : 0], w.piece[kT][kIsFp4 ? kH : 1]};
   const Tile b = {x[kIsFp4 ? kH : 0], x[kIsFp4 ? kH : 1]};
   sum = __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(
-      join(a), join(b), sum, Weights::kFormat, Weights::kFormat, Weights::byte(kT, kH),
+      concat(a), concat(b), sum, Weights::kFormat, Weights::kFormat, Weights::byte(kT, kH),
       static_cast<i32>(w.scale[Weights::word(kT, kH)]), kByte % 4, static_cast<i32>(x_scale));
 }
 
@@ -92,17 +92,17 @@ __device__ inline void multiply_tiles(F32x4 (&sums)[kTiles], const typename Weig
 template <class Weights, u32 kTiles>
 constexpr u32 kProducts = Weights::kIsFp4 ? 2 * kTiles : kTiles;
 template <class Weights, u32 kS, u32 kI = 0, u32 kTiles, class Scales, class Beside>
-__device__ inline void multiply_tiles_beside(F32x4 (&sums)[kTiles], const typename Weights::Held& w,
-                                             const U32x4 (&x)[2], const Scales& scales,
-                                             const Beside& beside) {
+__device__ inline void mfma_interleaved(F32x4 (&sums)[kTiles], const typename Weights::Held& w,
+                                        const U32x4 (&x)[2], const Scales& scales,
+                                        const Beside& beside) {
   if constexpr (kI < kProducts<Weights, kTiles>) {
     constexpr u32 kT = kI % kTiles, kH = kI / kTiles;
     constexpr u32 kByte = kS * (Weights::kStepBlocks / 4) + kH;
     beside.template operator()<kI>();
-    keep_order();
+    sched_barrier();
     multiply_tile<Weights, kT, kH, kByte>(sums[kT], w, x, scales.word[kByte / 4]);
-    keep_order();
-    multiply_tiles_beside<Weights, kS, kI + 1>(sums, w, x, scales, beside);
+    sched_barrier();
+    mfma_interleaved<Weights, kS, kI + 1>(sums, w, x, scales, beside);
   }
 }
 

@@ -1,8 +1,8 @@
 // Rows of x of a tile of one expert on their way to LDS, MXFP4 or MX-FP8: a chunk of kChunk steps
 // of 128 bytes at a time, gathered, straight from memory or through registers (gfx950).
 //
-// In LDS a chunk is step after step of kRows rows of 128 bytes, permuted as step_at has it, then
-// the rows' scales of the chunk, side by side as in memory.
+// In LDS a chunk is step after step of kRows rows of 128 bytes, permuted as lds_offset_mxfp4 has
+// it, then the rows' scales of the chunk, side by side as in memory.
 #pragma once
 
 #include "moe/mx_format.h"
@@ -12,27 +12,27 @@
 namespace rfops {
 
 template <class Format, u32 kRows, u32 kChunk, u32 kWaves, bool kIsX>
-class ChunkRows {
+class RowChunkLoader {
  public:
-  using Scales = ScalePlaces<Format, kChunk>;
+  using Scales = ScaleLayout<Format, kChunk>;
   static constexpr u32 kSteps = kChunk;
   static constexpr u32 kStepBytes = kRows * kRowBytes;
   static constexpr u32 kScalesAt = kChunk * kStepBytes;
   static constexpr u32 kBytes = kScalesAt + kRows * Scales::kBlocks;  // of LDS
 
   // Of `rows` rows in all, each of `steps` steps: of x, or of h. ask and settle say which.
-  __device__ ChunkRows(const u8* q, const u8* scales, u32 rows, u32 steps)
-      : payload_(make_words(q, rows * steps * kRowBytes)),
-        scales_(make_words(scales, rows * steps * Scales::kStepBlocks)),
+  __device__ RowChunkLoader(const u8* q, const u8* scales, u32 rows, u32 steps)
+      : payload_(make_buffer_words(q, rows * steps * kRowBytes)),
+        scales_(make_buffer_words(scales, rows * steps * Scales::kStepBlocks)),
         steps_(steps),
         scale_pitch_(kByChunks ? Scales::kBlocks : steps * Scales::kStepBlocks),
         chunk_pitch_(kByChunks ? rows * Scales::kBlocks : Scales::kBlocks) {}
-  // row_of(row): which of them a row of the tile is, or kOutside.
+  // row_of(row): which of them a row of the tile is, or kOutOfBounds.
   template <class RowOf>
-  __device__ ChunkRows(const u8* q, const u8* scales, u32 rows, u32 steps, RowOf row_of)
-      : ChunkRows(q, scales, rows, steps) {
+  __device__ RowChunkLoader(const u8* q, const u8* scales, u32 rows, u32 steps, RowOf row_of)
+      : RowChunkLoader(q, scales, rows, steps) {
     ask(row_of);
-    settle([](u32, u32 row) { return row; });
+    scale_and_mask([](u32, u32 row) { return row; });
   }
 
   // The same in two: word_of(row) is on its way while others are asked for, row_of(row, word).
@@ -44,19 +44,19 @@ class ChunkRows {
     for (u32 i = 0; i < kOwnScales; ++i) scale_from_[i] = word_of(row_of_scale(i));
   }
   template <class RowOf>
-  __device__ void settle(RowOf row_of) {
-    const u32 lane = lane_in_wave(), slot = lane % kRowChunks;
+  __device__ void scale_and_mask(RowOf row_of) {
+    const u32 lane = lane_id(), slot = lane % kRowChunks;
 #pragma unroll
     for (u32 i = 0; i < kOwnGroups; ++i) {
       const u32 row = row_of_load(i), number = row_of(row, from_[i]);
       const u32 at = number * steps_ * kRowBytes + (slot ^ row % kRowChunks) * kVecBytes;
-      from_[i] = number == kOutside ? kOutside : at;
+      from_[i] = number == kOutOfBounds ? kOutOfBounds : at;
     }
 #pragma unroll
     for (u32 i = 0; i < kOwnScales; ++i) {
       const u32 row = row_of_scale(i), number = row_of(row, scale_from_[i]);
       const u32 at = number * scale_pitch_ + lane % kDwords * 4;
-      scale_from_[i] = number == kOutside || row >= kRows ? kOutside : at;
+      scale_from_[i] = number == kOutOfBounds || row >= kRows ? kOutOfBounds : at;
     }
   }
 
@@ -67,19 +67,20 @@ class ChunkRows {
     const Buffer scales = buffer_of(scales_, is_there);
 #pragma unroll
     for (u32 i = 0; i < kIssues; ++i) {
-      held_[i] = load_16(payload, from_[kOwnGroups == 1 ? 0 : i % kOwnGroups],
-                         (chunk * kChunk + step_of(i)) * kRowBytes);
+      held_[i] = buffer_load_b128(payload, from_[kOwnGroups == 1 ? 0 : i % kOwnGroups],
+                                  (chunk * kChunk + step_of(i)) * kRowBytes);
     }
 #pragma unroll
     for (u32 i = 0; i < kOwnScales; ++i) {
-      scale_held_[i] = load_dwords<1>(scales, scale_from_[i], chunk * chunk_pitch_).dword[0];
+      scale_held_[i] = buffer_load_dwords<1>(scales, scale_from_[i], chunk * chunk_pitch_).dword[0];
     }
-    keep_order();
+    sched_barrier();
   }
   __device__ void put(LdsBytes* to) const {
     const u32 own = wave();
-    u32 lane = lane_in_wave();
-    if constexpr (kScaleLanes < kWaveSize) pin(lane);  // else its mask is kept since the beginning
+    u32 lane = lane_id();
+    if constexpr (kScaleLanes < kWaveSize)
+      force_vgpr(lane);  // else its mask is kept since the beginning
 #pragma unroll
     for (u32 i = 0; i < kIssues; ++i) {
       if (kChunk * kGroups % kWaves != 0 && step_of(i) >= kChunk) break;
@@ -93,7 +94,7 @@ class ChunkRows {
       *reinterpret_cast<RFOPS_LDS u32*>(to + kScalesAt + number * (kScaleLanes * 4) + lane * 4) =
           scale_held_[i];
     }
-    keep_order();
+    sched_barrier();
   }
 
   // How many loads that is, of chunks of one step.
@@ -104,16 +105,16 @@ class ChunkRows {
   // `rows` rows.
   __device__ void issue_step(LdsBytes* to, u32 chunk, u32 step, u32 rows) const {
     static_assert(kWaves == 1, "all rows are its own");
-    const u32 base = as_scalar(lds_address(to) + step * kStepBytes);
-    const u32 at = as_scalar((chunk * kChunk + step) * kRowBytes);
-    rows = as_scalar(rows);  // it is, but loops of several exits hide it from the compiler
+    const u32 base = readfirstlane(lds_address(to) + step * kStepBytes);
+    const u32 at = readfirstlane((chunk * kChunk + step) * kRowBytes);
+    rows = readfirstlane(rows);  // it is, but loops of several exits hide it from the compiler
 #pragma unroll
     for (u32 i = 0; i < kGroups; ++i) {
       if (i * kRowsAtOnce < rows) {  // no break, of which nothing is unrolled
-        load_direct_16(payload_, from_[i], at, base + i * (kRowsAtOnce * kRowBytes));
+        buffer_load_lds_b128(payload_, from_[i], at, base + i * (kRowsAtOnce * kRowBytes));
       }
     }
-    if (step == 0) issue_scales(to, as_scalar(chunk), rows);
+    if (step == 0) issue_scales(to, readfirstlane(chunk), rows);
   }
 
   // Chunk number `chunk` straight to LDS; by all waves.
@@ -127,9 +128,9 @@ class ChunkRows {
   __device__ void issue(LdsBytes* to, u32 chunk, bool is_there = true) const {
     if constexpr (kFrom < kTo) {
       const u32 from = from_[kOwnGroups == 1 ? 0 : kFrom % kOwnGroups];
-      load_direct_16(payload_, from | (is_there ? 0 : kOutside),
-                     (chunk * kChunk + step_of(kFrom)) * kRowBytes,
-                     lds_address(to) + place_of(kFrom));
+      buffer_load_lds_b128(payload_, from | (is_there ? 0 : kOutOfBounds),
+                           (chunk * kChunk + step_of(kFrom)) * kRowBytes,
+                           lds_address(to) + place_of(kFrom));
       issue<kFrom + 1, kTo>(to, chunk, is_there);
     }
   }
@@ -163,10 +164,10 @@ class ChunkRows {
     return group < kGroups ? group : kGroups - 1;
   }
   __device__ static u32 row_of_load(u32 i) {
-    return group_of(i) * kRowsAtOnce + lane_in_wave() / kRowChunks;
+    return group_of(i) * kRowsAtOnce + lane_id() / kRowChunks;
   }
   __device__ static u32 row_of_scale(u32 i) {
-    return (wave() + i * kWaves) * kScaleRows + lane_in_wave() / kDwords;
+    return (wave() + i * kWaves) * kScaleRows + lane_id() / kDwords;
   }
   __device__ static u32 step_of(u32 i) {
     return kGroups > kWaves ? i / kOwnGroups : (wave() + i * kWaves) / kGroups;
@@ -175,7 +176,7 @@ class ChunkRows {
     return step_of(i) * kStepBytes + group_of(i) * (kRowsAtOnce * kRowBytes);
   }
   __device__ void issue_scales(LdsBytes* to, u32 chunk, u32 rows) const {
-    const u32 own = wave(), base = as_scalar(lds_address(to));
+    const u32 own = wave(), base = readfirstlane(lds_address(to));
 #pragma unroll
     for (u32 i = 0; i < kOwnScales; ++i) {
       const u32 number = own + i * kWaves;
@@ -184,20 +185,20 @@ class ChunkRows {
         const u32 at = chunk * chunk_pitch_;
         const u32 place = base + kScalesAt + number * (kScaleLanes * 4);
         if (kLeftLanes > 0 && i + 1 == kOwnScales) {  // beyond lies what others load
-          load_direct_4<(kLeftLanes > 0 ? kLeftLanes : kScaleLanes)>(scales_, scale_from_[i], at,
-                                                                     place);
+          buffer_load_lds_b32<(kLeftLanes > 0 ? kLeftLanes : kScaleLanes)>(scales_, scale_from_[i],
+                                                                           at, place);
         } else {
-          load_direct_4<kScaleLanes>(scales_, scale_from_[i], at, place);
+          buffer_load_lds_b32<kScaleLanes>(scales_, scale_from_[i], at, place);
         }
       }
     }
   }
-  __device__ static u32 wave() { return kWaves > 1 ? wave_in_group() : 0; }  // of those that load
+  __device__ static u32 wave() { return kWaves > 1 ? wave_id() : 0; }  // of those that load
   __device__ static Buffer buffer_of(U32x4 words, bool is_there) {
     const u64 first = u64{words[1]} << 32 | words[0];
     return make_buffer(reinterpret_cast<const u8*>(first), is_there ? words[2] : 0);
   }
-  __device__ static void load_direct_16(U32x4 buffer, u32 from, u32 offset, u32 to) {
+  __device__ static void buffer_load_lds_b128(U32x4 buffer, u32 from, u32 offset, u32 to) {
     asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
                  :
                  : "s"(to), "v"(from), "s"(buffer), "s"(offset)

@@ -35,8 +35,9 @@ class QuantisedRows {
   // its row, lane % 16, 4 neighbours of each half of the block, from 4 (lane / 16) on.
   __device__ void store(const F32x4 (&gate)[2], const F32x4 (&up)[2], u32 row, u32 block) const {
     using Pair = Half __attribute__((ext_vector_type(2)));
-    u32 lane = lane_in_wave();
-    pin(lane);  // what follows is computed here, not kept in registers since the kernel began
+    u32 lane = lane_id();
+    force_vgpr(
+        lane);  // what follows is computed here, not kept in registers since the kernel began
     const u32 quarter = lane / kTileRows;
     u32 pairs[4];
 #pragma unroll
@@ -48,15 +49,15 @@ class QuantisedRows {
     }
     const auto larger = [](u32 a, u32 b) { return a > b ? a : b; };
     u32 most = Mxfp4From<Half>::most(pairs);
-    most = details::fold_across<32>(details::fold_across<16>(most, larger), larger);
+    most = details::butterfly_step<32>(details::butterfly_step<16>(most, larger), larger);
     const u32 byte = Format::template scale<Half>(most);
     const typename Format::Eight eight = Format::template eight<Half>(pairs, byte);
     const u32 at = block * kMxBlock + first_of_exchanged(quarter);
     const u32 to = h_place<kTiled>(row, row_bytes_, at * kTileK / Format::kStepK);
-    store_eight(exchange(eight), rows_, kTiled && row >= count_ ? kOutside : to);
-    const u32 scale_at = row * scale_bytes_ + ScalePlaces<Format, kOutChunk>::at(block);
+    store_eight(exchange(eight), rows_, kTiled && row >= count_ ? kOutOfBounds : to);
+    const u32 scale_at = row * scale_bytes_ + ScaleLayout<Format, kOutChunk>::at(block);
     __builtin_amdgcn_raw_buffer_store_b8(static_cast<u8>(byte), scales_.rsrc,
-                                         quarter == 0 ? scale_at : kOutside, 0, 0);
+                                         quarter == 0 ? scale_at : kOutOfBounds, 0, 0);
   }
 
  private:

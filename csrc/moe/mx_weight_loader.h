@@ -25,10 +25,10 @@ struct MatrixOf {
         scale_row_bytes(scale_row_bytes) {}
 };
 using MatrixBytes = MatrixOf<Buffer, make_buffer>;
-using MatrixWords = MatrixOf<U32x4, make_words>;  // by inline assembly
+using MatrixWords = MatrixOf<U32x4, make_buffer_words>;  // by inline assembly
 
 template <class Format, bool kShuffled, bool kShuffledScales, bool kTail, u32 kTiles>
-class WeightSteps {
+class WeightLoader {
  public:
   static constexpr MatrixFormat kFormat = Format::kFormat;
   static constexpr bool kIsFp4 = kFormat == kE2m1, kIsShuffled = kShuffled;
@@ -44,24 +44,24 @@ class WeightSteps {
     u32 scale[kWords];
   };
 
-  __device__ explicit WeightSteps(u32 k) : k_(k) {}
+  __device__ explicit WeightLoader(u32 k) : k_(k) {}
 
   // Load kQ of a step: piece kQ of the tiles, then their scales. Its tile is of the matrix' rows
   // from `row` on, those of even tiles a multiple of 32, of a single one of 16.
   template <u32 kQ>
   __device__ void load(Held& held, const MatrixBytes& from, u32 row, u32 step,
                        bool is_there) const {
-    const u32 outside = is_there ? 0 : kOutside;
+    const u32 outside = is_there ? 0 : kOutOfBounds;
     if constexpr (kQ < 2 * kTiles) {
       const At at = piece_at<kQ % 2>(from.row_bytes, row, step, outside);
-      held.piece[kQ / 2][kQ % 2] = load_16<kStreamed>(from.payload, at.lane, at.scalar);
+      held.piece[kQ / 2][kQ % 2] = buffer_load_b128<kStreamed>(from.payload, at.lane, at.scalar);
     } else {
       constexpr u32 kWord = kQ - 2 * kTiles;
       const At at = scale_at<kWord>(from.scale_row_bytes, row, step, outside);
       if constexpr (kShuffledScales) {
-        held.scale[kWord] = load_dwords<1>(from.scales, at.lane, at.scalar).dword[0];
+        held.scale[kWord] = buffer_load_dwords<1>(from.scales, at.lane, at.scalar).dword[0];
       } else {
-        held.scale[kWord] = load_byte(from.scales, at.lane, at.scalar);
+        held.scale[kWord] = buffer_load_u8(from.scales, at.lane, at.scalar);
       }
     }
   }
@@ -71,10 +71,10 @@ class WeightSteps {
                              bool is_there) const {
     static_assert(kShuffled && kQ < 2 * kTiles, "others lie by rows");
     constexpr u32 kH = kQ % 2, kPiece = kWaveSize * kVecBytes;
-    const u32 lane = lane_in_wave(), outside = is_there ? 0 : kOutside;
+    const u32 lane = lane_id(), outside = is_there ? 0 : kOutOfBounds;
     const u32 chunk = step * kRowChunks + lane / kTileRows + 4 * kH;
     const u32 at = lane * kVecBytes + step * (kTileRows * kRowBytes);
-    held.piece[kQ / 2][kH] = load_16<kStreamed>(
+    held.piece[kQ / 2][kH] = buffer_load_b128<kStreamed>(
         from.payload, (at | beyond(chunk * (Format::kStepK / kRowChunks)) | outside) + kH * kPiece,
         start);
   }
@@ -88,18 +88,18 @@ class WeightSteps {
   // are. A single tile says where its rows begin.
   __device__ void turn(Held& held, u32 step, LdsBytes* staging, u32 row = 0) const {
     if constexpr (!kShuffled) {
-      const u32 lane = lane_in_wave();
+      const u32 lane = lane_id();
 #pragma unroll
       for (u32 t = 0; t < kTiles; ++t) {
 #pragma unroll
         for (u32 h = 0; h < 2; ++h) {
           const u32 row = lane / kRowChunks + h * (kTileRows / 2);
-          *reinterpret_cast<RFOPS_LDS U32x4*>(staging + step_at(row, lane % kRowChunks)) =
+          *reinterpret_cast<RFOPS_LDS U32x4*>(staging + lds_offset_mxfp4(row, lane % kRowChunks)) =
               held.piece[t][h];
         }
         const u32 row = lane % kTileRows, chunk = lane / kTileRows;
-        held.piece[t][0] = lds_load_16(staging + step_at(row, chunk));
-        held.piece[t][1] = lds_load_16(staging + step_at(row, chunk + kRowChunks / 2));
+        held.piece[t][0] = lds_load_b128(staging + lds_offset_mxfp4(row, chunk));
+        held.piece[t][1] = lds_load_b128(staging + lds_offset_mxfp4(row, chunk + kRowChunks / 2));
       }
     }
     turn_scales(held, step, row);
@@ -112,7 +112,7 @@ class WeightSteps {
         for (u32 i = 0; i < kWords; ++i) held.scale[i] >>= step % 2 * 16;
       }
       if constexpr (kTail) {  // what pads scales may be anything
-        const u32 block = step * kStepBlocks + lane_in_wave() / kTileRows;
+        const u32 block = step * kStepBlocks + lane_id() / kTileRows;
         const u32 low = block * kMxBlock < k_ ? 0xffffu : 0;
         const u32 high = (block + 4) * kMxBlock < k_ ? 0xffff0000u : 0;
 #pragma unroll
@@ -131,10 +131,10 @@ class WeightSteps {
   struct At {
     u32 lane, scalar;
   };
-  // Of piece kH. kPermuted: such that lanes side by side are rows as step_at has them.
+  // Of piece kH. kPermuted: such that lanes side by side are rows as lds_offset_mxfp4 has them.
   template <u32 kH, bool kPermuted = false>
   __device__ At piece_at(u32 row_bytes, u32 row, u32 step, u32 outside) const {
-    const u32 lane = lane_in_wave(), pitch = row_bytes;
+    const u32 lane = lane_id(), pitch = row_bytes;
     asm volatile("" : "+s"(row_bytes));  // a product each time, else scalar registers are too few
     u32 at, chunk, scalar = row * row_bytes;
     if constexpr (kShuffled) {
@@ -152,7 +152,7 @@ class WeightSteps {
   // Of word kWord of scales: a dword a lane of two tiles, or a byte.
   template <u32 kWord>
   __device__ At scale_at(u32 row_bytes, u32 row, u32 step, u32 outside) const {
-    const u32 lane = lane_in_wave(), pitch = row_bytes;
+    const u32 lane = lane_id(), pitch = row_bytes;
     asm volatile("" : "+s"(row_bytes));
     if constexpr (kShuffledScales) {
       const u32 first = kTiles == 1 ? row & ~31u : row;
@@ -168,8 +168,8 @@ class WeightSteps {
  private:
   __device__ u32 beyond(u32 k) const {
     // By its sign: masks of comparisons would fill scalar registers.
-    static_assert(kOutside == 1u << 31, "an offset's highest bit");
-    if constexpr (kTail) return ~(k - k_) & kOutside;
+    static_assert(kOutOfBounds == 1u << 31, "an offset's highest bit");
+    if constexpr (kTail) return ~(k - k_) & kOutOfBounds;
     return 0;
   }
 

@@ -39,8 +39,8 @@ class WeightRing {
   // What the wave that brings them does: `items` of them, kSlots - 1 ahead, in the order of
   // Cursor's table. It meets the others before each.
   template <class Cursor, class Table>
-  __device__ void bring(const Table& table, u32 items, const Weights& weights,
-                        const RingWeights& given) const {
+  __device__ void run_producer(const Table& table, u32 items, const Weights& weights,
+                               const RingWeights& given) const {
     Cursor cursor(table, 0);
     const auto issue_next = [&](u32 number) {
       const auto& item = cursor.here();
@@ -54,14 +54,14 @@ class WeightRing {
       });
       cursor.advance();
     };
-    prio<3>();  // all others wait for it
+    set_wave_priority<3>();  // all others wait for it
     for (u32 i = 0; i + 1 < kSlots; ++i) issue_next(i);
     for (u32 i = 0; i < items; ++i) {
-      wait_loads<(kSlots - 2) * kItemLoads>();
-      meet();  // item i is there, and the one before has been read
+      wait_vmcnt<(kSlots - 2) * kItemLoads>();
+      s_barrier();  // item i is there, and the one before has been read
       issue_next(i + kSlots - 1);
     }
-    wait_loads<0>();  // LDS is not given back before
+    wait_vmcnt<0>();  // LDS is not given back before
   }
 
   // Item `number`, on its way, or `count` steps of it; where(i, t): place of tile t of its step i.
@@ -75,14 +75,15 @@ class WeightRing {
   __device__ void read(Held& held, u32 number, u32 i, const Weights& weights, u32 step,
                        u32 row) const {
     const LdsBytes* const at = slot(number) + i * kStepBytes;
-    const u32 lane = lane_in_wave(), of_row = lane / kTileRows;
+    const u32 lane = lane_id(), of_row = lane / kTileRows;
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (u32 h = 0; h < 2; ++h) {
-        const u32 place = kShuffled ? h * kPiece + lane * kVecBytes
-                                    : step_at(lane % kTileRows, of_row + h * (kRowChunks / 2));
-        held.piece[t][h] = lds_load_16(at + t * 2 * kPiece + place);
+        const u32 place = kShuffled
+                              ? h * kPiece + lane * kVecBytes
+                              : lds_offset_mxfp4(lane % kTileRows, of_row + h * (kRowChunks / 2));
+        held.piece[t][h] = lds_load_b128(at + t * 2 * kPiece + place);
       }
     }
 #pragma unroll
@@ -104,11 +105,12 @@ class WeightRing {
       constexpr u32 kQ = kL % Weights::kLoads, kI = kL / Weights::kLoads;
       if (kQ == 0 && kI >= count) return;
       const RingPlace place = where(kI, Weights::tile_of(kQ));
-      const u32 outside = place.is_there ? 0 : kOutside;
+      const u32 outside = place.is_there ? 0 : kOutOfBounds;
       if constexpr (kQ < 2 * kTiles) {
         const auto at =
             weights.template piece_at<kQ % 2, true>(from.row_bytes, place.row, place.step, outside);
-        load_direct_16<kI * kStepBytes + kQ * kPiece>(from.payload, at.lane, at.scalar, 0, to);
+        buffer_load_lds_b128<kI * kStepBytes + kQ * kPiece>(from.payload, at.lane, at.scalar, 0,
+                                                            to);
       } else {
         constexpr u32 kW = kQ - 2 * kTiles;
         const auto at =
@@ -121,7 +123,7 @@ class WeightRing {
   // A dword a lane, or a byte in one.
   __device__ static void load_scale(U32x4 buffer, u32 from, u32 offset, u32 to) {
     if constexpr (kShuffledScales) {
-      load_direct_4<kWaveSize>(buffer, from, offset, to);
+      buffer_load_lds_b32<kWaveSize>(buffer, from, offset, to);
     } else {
       asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_ubyte %1, %2, %3 offen lds"
                    :

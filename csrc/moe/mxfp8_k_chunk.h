@@ -31,7 +31,7 @@ struct MxChunk {
       : row(lane % kRows), quarter(lane / kTileRows), chunk(lane % kTileRows / kRows) {}
 
   // Offsets of what a lane holds of a row that begins there: its first payload and first scale.
-  // kOutside stays outside with whatever is added.
+  // kOutOfBounds stays outside with whatever is added.
   struct At {
     u32 payload, scale;
   };
@@ -41,13 +41,13 @@ struct MxChunk {
             scale + chunk * kChunk / kMxBlock + block};
   }
 
-  // kOutside for what of a step lies beyond K, else 0: to be or-ed to an offset.
+  // kOutOfBounds for what of a step lies beyond K, else 0: to be or-ed to an offset.
   struct Beyond {
     u32 low, high, scale;
   };
   __device__ Beyond beyond(u32 step_k, u32 k) const {
     const u32 chunk_k = step_k + chunk * kChunk;
-    const auto flag = [&](u32 at) { return at < k ? 0 : kOutside; };
+    const auto flag = [&](u32 at) { return at < k ? 0 : kOutOfBounds; };
     if constexpr (kCount == 2) return {flag(chunk_k), flag(chunk_k), flag(chunk_k)};
     const u32 low = chunk_k + quarter * kVecBytes;
     return {flag(low), flag(low + kPieceK), flag(chunk_k + quarter * kMxBlock)};
@@ -59,8 +59,9 @@ struct MxChunk {
                               const Beyond& outside, u32 k) {
 #pragma unroll
     for (u32 i = 0; i < kCount; ++i) {
-      tiles[i].low = load_16<kHint>(buffer, payload | outside.low, k + i * kPieceK);
-      tiles[i].high = load_16<kHint>(buffer, payload | outside.high, k + (kCount + i) * kPieceK);
+      tiles[i].low = buffer_load_b128<kHint>(buffer, payload | outside.low, k + i * kPieceK);
+      tiles[i].high =
+          buffer_load_b128<kHint>(buffer, payload | outside.high, k + (kCount + i) * kPieceK);
     }
   }
 
@@ -68,8 +69,8 @@ struct MxChunk {
   // byte 2.
   __device__ static u32 load_scales(const Buffer& buffer, u32 scale, const Beyond& outside, u32 k) {
     const u32 lane = scale | outside.scale;
-    if constexpr (kCount == 1) return load_byte(buffer, lane, k / kMxBlock);
-    return load_dwords<1>(buffer, lane, k / kMxBlock).dword[0];
+    if constexpr (kCount == 1) return buffer_load_u8(buffer, lane, k / kMxBlock);
+    return buffer_load_dwords<1>(buffer, lane, k / kMxBlock).dword[0];
   }
   __device__ u32 own_scales(u32 loaded) const {
     return kCount == 1 ? loaded : loaded >> (quarter % 2 * 8);

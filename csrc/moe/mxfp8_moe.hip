@@ -60,7 +60,7 @@ static_assert(kTileN == 16 || (kTileN == 8 && kBlockM <= 8), "a folded tile has 
 static_assert(kRowTiles <= 8, "sums and a's rows of more tiles do not fit the registers");
 static_assert(kThreads <= 1024, "a workgroup has at most 1024 threads");
 
-using Partial = LdsParts<F32x4, kPartials, kResults>;
+using Partial = LdsPartials<F32x4, kPartials, kResults>;
 
 struct Operands {
   MxRows w, a;
@@ -70,7 +70,7 @@ struct Operands {
 // Where a lane's part of a row of K lies; kNoId is no row.
 __device__ inline Chunk::At row_at(const Chunk& chunk, u32 row, u32 k) {
   const bool none = row == kNoId;
-  return chunk.at(none ? kOutside : row * k, none ? kOutside : row * (k / kMxBlock));
+  return chunk.at(none ? kOutOfBounds : row * k, none ? kOutOfBounds : row * (k / kMxBlock));
 }
 
 // A lane's part of what a wave has in flight: kDepth steps.
@@ -103,7 +103,7 @@ __device__ inline void load(Fragment<kTiles, kDepth>& part, const Operands& in, 
   }
 #pragma unroll
   for (u32 s = 0; s < kDepth; ++s) {
-    keep_order();  // a step's w is used as it arrives, while later steps are on their way
+    sched_barrier();  // a step's w is used as it arrives, while later steps are on their way
     const u32 k = k0 + s * Chunk::kStepK;
     const auto outside = kWhole ? Chunk::Beyond{} : chunk.beyond(k, in.k);
 #pragma unroll
@@ -111,7 +111,7 @@ __device__ inline void load(Fragment<kTiles, kDepth>& part, const Operands& in, 
       Chunk::load<kStreamed>(part.w[s][c], in.w.payload, w_at[c].payload, outside, k);
     }
   }
-  keep_order();  // nothing is waited for before the last load is issued
+  sched_barrier();  // nothing is waited for before the last load is issued
 }
 
 // Adds the products of kDepth steps from k0 on.
@@ -188,8 +188,8 @@ struct Layout {
 __device__ inline Block load_block(const Layout& layout, u32 block, u32 thread) {
   Block loaded;
   const auto id_of = [&](u32 row) {
-    const u32 at = row < kBlockM ? (block * kBlockM + row) * 4 : kOutside;
-    return load_dwords<1>(layout.sorted_ids, at, 0).dword[0];
+    const u32 at = row < kBlockM ? (block * kBlockM + row) * 4 : kOutOfBounds;
+    return buffer_load_dwords<1>(layout.sorted_ids, at, 0).dword[0];
   };
 #pragma unroll
   for (u32 t = 0; t < kRowTiles; ++t) loaded.lane_ids[t] = id_of(t * kTileN + thread % kTileN);
@@ -210,7 +210,7 @@ struct Shared {
 __device__ inline void store_block(Out* out, const Shared& shared, u32 used, u32 n0, u32 n,
                                    bool has_expert) {
   const bool is_aligned = are_rows_aligned(out, n);
-  for (u32 i = thread_in_group(); i < used * kColumns * kHolders; i += kThreads) {
+  for (u32 i = thread_id(); i < used * kColumns * kHolders; i += kThreads) {
     const u32 tile = i / kHolders;
     const u32 row = tile / kColumns * kTileN + i % kTileN;
     const u32 at_n = n0 + tile % kColumns * kTileN + i % kHolders / kTileN * 4;
@@ -221,7 +221,7 @@ __device__ inline void store_block(Out* out, const Shared& shared, u32 used, u32
       total = shared.partial.sum(i);
       if constexpr (kWeighted) total *= shared.weights[row];
     }
-    store_four(out + u64{id} * n, total, at_n, n, is_aligned);
+    store_x4(out + u64{id} * n, total, at_n, n, is_aligned);
   }
 }
 
@@ -242,14 +242,14 @@ mxfp8_moe(const u32* __restrict__ sorted_ids,  // [num_ids]
           Out* __restrict__ out,            // [num_valid, N]
           u32 n, u32 k, u32 a_rows) {
   __shared__ Shared shared;
-  const u32 thread = thread_in_group(), wave = wave_in_group(), lane = lane_in_wave();
+  const u32 thread = thread_id(), wave = wave_id(), lane = lane_id();
   const Layout layout = {make_buffer(sorted_ids, num_ids * 4), expert_ids};
-  u32 block = group_y();
+  u32 block = workgroup_id_y();
   Block loaded = load_block(layout, block, thread);
-  keep_order();  // these loads do not wait for num_padded: one latency instead of two
+  sched_barrier();  // these loads do not wait for num_padded: one latency instead of two
   const u32 padded = load_uniform(num_padded);  // int32's bits; below 0, nothing is in use
   const u32 in_use = static_cast<i32>(padded) < 0 ? 0 : padded < num_ids ? padded : num_ids;
-  const u32 n0 = group_x() * kGroupN;
+  const u32 n0 = workgroup_id_x() * kGroupN;
 
   const Chunk chunk(lane);
   while (true) {
@@ -288,12 +288,12 @@ mxfp8_moe(const u32* __restrict__ sorted_ids,  // [num_ids]
         shared.ids[row] = own_id[i];
         if constexpr (kWeighted) shared.weights[row] = own_weight[i];
       }
-      sync_group();
+      workgroup_barrier();
       store_block(out, shared, used, n0, n, has_expert);
     }
     block += group_blocks;
     if (block * kBlockM >= in_use) return;
     loaded = load_block(layout, block, thread);
-    sync_group();  // LDS is free for the next block
+    workgroup_barrier();  // LDS is free for the next block
   }
 }

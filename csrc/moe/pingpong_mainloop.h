@@ -36,23 +36,23 @@ class PingPongWave {
         weights_(weights),
         k_(k),
         own_k_(PingPongX::chunk(thread) * (kVecBytes / 2)),
-        place_(DirectLoader<kPingPongThreads / kWaveSize>::own_place(memory_)),
+        place_(LdsDmaLoader<kPingPongThreads / kWaveSize>::own_place(memory_)),
         of_x_{{memory_, thread % kWaveSize, wave_m() * PingPong::tiles(kTiles, 0) * kTileRows},
               {memory_ + sizeof(Memory::x0), thread % kWaveSize,
                wave_m() * PingPong::tiles(kTiles, 1) * kTileRows}},
         of_w_(memory_ + kW, thread % kWaveSize,
-              wave_in_group() % PingPong::kNWaves * PingPong::kWTiles * kTileRows) {}
+              wave_id() % PingPong::kNWaves * PingPong::kWTiles * kTileRows) {}
 
-  __device__ void multiply_all(Sums& sums) {
+  __device__ void run_mainloop(Sums& sums) {
     start_step<0>(0);
     start_step<1>(1);
-    wait_loads<in_flight(3, 0)>();
-    if (wave_m() == 1) meet();
-    meet();
+    wait_vmcnt<in_flight(3, 0)>();
+    if (wave_m() == 1) s_barrier();
+    s_barrier();
     read_w<0, 0>();  // as the phase before the first would
-    wait_lds();
-    meet();
-    meet();
+    wait_lgkmcnt();
+    s_barrier();
+    s_barrier();
     const u32 steps = (k_ + kPingPongStep - 1) / kPingPongStep;
     for (u32 at = 0; at + kSteps < steps; at += kSteps) {
       step<0, false>(sums, at);
@@ -60,13 +60,13 @@ class PingPongWave {
     }
     step<0, true>(sums, 0);  // of an odd number the last one adds zeros
     step<1, true>(sums, 0);
-    if (wave_m() == 0) meet();
+    if (wave_m() == 0) s_barrier();
   }
 
  private:
   static constexpr u32 kW = sizeof(Memory::x0) + sizeof(Memory::x1);
 
-  __device__ static u32 wave_m() { return wave_in_group() / PingPong::kNWaves; }
+  __device__ static u32 wave_m() { return wave_id() / PingPong::kNWaves; }
 
   // Loads that a phase starts; and that six phases up to this one did, of which the last `idle`
   // ones started none.
@@ -82,9 +82,9 @@ class PingPongWave {
   template <u32 kTo, u32 kHalf, u32 kLoad = 0>
   __device__ void start_rows(u32 at) const {
     if constexpr (kLoad < PingPong::loads(kTiles, kHalf)) {
-      const u32 outside = at * kPingPongStep + own_k_ < k_ ? 0 : kOutside,
+      const u32 outside = at * kPingPongStep + own_k_ < k_ ? 0 : kOutOfBounds,
                 from = rows_.from[kHalf][kLoad];
-      load_direct_16<kTo>(rows_.buffer, from | outside, 0, at * kRowBytes, place_);
+      buffer_load_lds_b128<kTo>(rows_.buffer, from | outside, 0, at * kRowBytes, place_);
       start_rows<kTo + kPingPongLoad, kHalf, kLoad + 1>(at);
     }
   }
@@ -113,28 +113,28 @@ class PingPongWave {
     for (u32 i = 0; i < PingPong::tiles(kTiles, kHalf); ++i) {
       x_[i] = of_x_[kHalf].template read<kAt>(i);
     }
-    keep_order();
+    sched_barrier();
   }
   template <u32 kOdd, u32 kHalf>
   __device__ void read_w() {
     constexpr u32 kAt = (2 * kOdd + kHalf) * kPingPongHalf * kRowBytes;
 #pragma unroll
     for (u32 j = 0; j < PingPong::kWTiles; ++j) w_[kHalf][j] = of_w_.template read<kAt>(j);
-    keep_order();
+    sched_barrier();
   }
 
   // The first half of weights to be used is number kOdd.
   template <u32 kOdd, bool kIsLast>
   __device__ void step(Sums& sums, u32 at) {
-    const auto go_on = [&]<u32 kPhase>(Phase<kPhase>) {
+    const auto advance = [&]<u32 kPhase>(Phase<kPhase>) {
       if constexpr (!kIsLast) start<kOdd, kPhase>(at + kSteps);
       compute<kOdd, kPhase, kIsLast ? 4 * kOdd + kPhase + 1 : 0>(sums);
     };
-    read_x<kOdd, 0>(), go_on(Phase<0>{});
-    read_w<kOdd, 1 - kOdd>(), go_on(Phase<1>{});
-    read_x<kOdd, 1>(), go_on(Phase<2>{});
+    read_x<kOdd, 0>(), advance(Phase<0>{});
+    read_w<kOdd, 1 - kOdd>(), advance(Phase<1>{});
+    read_x<kOdd, 1>(), advance(Phase<2>{});
     if constexpr (!kIsLast || kOdd == 0) read_w<1 - kOdd, 1 - kOdd>();
-    go_on(Phase<3>{});
+    advance(Phase<3>{});
   }
   template <u32 kPhase>
   struct Phase {};
@@ -144,11 +144,11 @@ class PingPongWave {
   __device__ void compute(Sums& sums) {
     constexpr u32 kQuarter = kPhase ^ kOdd, kX = kQuarter / 2, kOf = kQuarter == 1 || kQuarter == 2;
     constexpr u32 kFirst = kX * PingPong::tiles(kTiles, 0);
-    keep_order();
-    wait_lds();
-    wait_loads<in_flight(kPhase, kIdle)>();
-    prio<0>();
-    meet();
+    sched_barrier();
+    wait_lgkmcnt();
+    wait_vmcnt<in_flight(kPhase, kIdle)>();
+    set_wave_priority<0>();
+    s_barrier();
     if constexpr (kIdle > 0) pin_all<kFirst, kX, kOf>(sums);
 #pragma unroll
     for (u32 piece = 0; piece < 2; ++piece) {
@@ -165,9 +165,9 @@ class PingPongWave {
       }
     }
     if constexpr (kIdle > 0) pin_all<kFirst, kX, kOf>(sums);
-    keep_order();
-    prio<1>();
-    meet();
+    sched_barrier();
+    set_wave_priority<1>();
+    s_barrier();
   }
 
   // What a phase of the last steps multiplies has its registers, or the sums get others.
@@ -175,9 +175,9 @@ class PingPongWave {
   __device__ void pin_all(Sums& sums) {
 #pragma unroll
     for (u32 j = 0; j < PingPong::kWTiles; ++j) {
-      pin(w_[kOf][j].low), pin(w_[kOf][j].high);
+      force_vgpr(w_[kOf][j].low), force_vgpr(w_[kOf][j].high);
 #pragma unroll
-      for (u32 i = 0; i < PingPong::tiles(kTiles, kX); ++i) pin(sums.of[kFirst + i][kOf][j]);
+      for (u32 i = 0; i < PingPong::tiles(kTiles, kX); ++i) force_vgpr(sums.of[kFirst + i][kOf][j]);
     }
   }
 

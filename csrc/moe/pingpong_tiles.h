@@ -42,13 +42,13 @@ struct PingPong {
   template <u32 kTiles>
   __device__ static u32 row(u32 i, u32 lane) {
     constexpr u32 kFirst = tiles(kTiles, 0);
-    const u32 wave = wave_in_group() / kNWaves, half = i < kFirst ? 0 : 1;
+    const u32 wave = wave_id() / kNWaves, half = i < kFirst ? 0 : 1;
     const u32 own = half == 0 ? wave * kFirst + i : wave * tiles(kTiles, 1) + i - kFirst;
     return half * kFirst * kPingPongRows + own * kTileRows + lane % kTileRows;
   }
   // The first of the neighbours of a half that a lane has of one tile of weights, and of two after
   // `neighbours`.
-  __device__ static u32 first_column() { return wave_in_group() % kNWaves * (kWTiles * kTileRows); }
+  __device__ static u32 first_column() { return wave_id() % kNWaves * (kWTiles * kTileRows); }
   __device__ static u32 column(u32 lane) {
     const u32 group = lane / kTileRows;
     return first_column() + group % 2 * kTileRows + group / 2 * 8;
@@ -63,7 +63,7 @@ struct PingPongOrder {
   __device__ static u32 chunk(u32 thread) { return thread % kRowChunks ^ lds_swizzle(row(thread)); }
 };
 template <>
-struct PingPongOrder<MemoryOrder<true>> {
+struct PingPongOrder<OperandLayout<true>> {
   static constexpr u32 kChunk = kTileRows * kVecBytes;  // of all rows of a tile
   class Reader {
    public:
@@ -72,7 +72,7 @@ struct PingPongOrder<MemoryOrder<true>> {
     template <u32 kAt = 0>
     __device__ Tile read(u32 tile) const {
       const LdsBytes* const from = from_ + kAt + tile * kLdsTile;
-      return {lds_load_16(from), lds_load_16(from + kRowChunks / 2 * kChunk)};
+      return {lds_load_b128(from), lds_load_b128(from + kRowChunks / 2 * kChunk)};
     }
 
    private:
@@ -83,7 +83,7 @@ struct PingPongOrder<MemoryOrder<true>> {
   }
   __device__ static u32 chunk(u32 thread) { return thread / kTileRows % kRowChunks; }
 };
-using PingPongX = PingPongOrder<MemoryOrder<false>>;
+using PingPongX = PingPongOrder<OperandLayout<false>>;
 
 // Weights [K, any]. ds_read_b64_tr_b16 takes 4 k of 16 columns by 16 lanes, each of which says
 // where 4 columns of a k lie, and gives lane j the 4 k of column j. 32 lanes are served together,
@@ -109,7 +109,7 @@ struct PingPongOrder<InColumns> {
 #pragma unroll
       for (u32 i = 0; i < PingPong::kWTiles; ++i) {
         from_[i] = memory + read_at(lane, first / kTileRows + i);
-        pin(from_[i]);  // or each read adds up what is beyond its offset
+        force_vgpr(from_[i]);  // or each read adds up what is beyond its offset
       }
     }
     template <u32 kAt = 0>
@@ -135,10 +135,10 @@ struct PingPongOrder<InColumns> {
 using PingPongColumns = PingPongOrder<InColumns>;
 static_assert(PingPongColumns::kBytes * PingPongColumns::kAtOnce == kPingPongLoad);
 static_assert(PingPongColumns::swizzle(4) == 0 && PingPongColumns::swizzle(32) == 0);
-static_assert(details::are_apart<8>(details::k8Phases, kLdsBanks,
-                                    [](u32 l) { return PingPongColumns::read_at(l, 0); }) &&
-                  details::are_apart<8>(details::k8Phases, kLdsBanks,
-                                        [](u32 l) { return PingPongColumns::read_at(l, 5); }),
+static_assert(details::conflict_free<8>(details::kPhasesB64, kLdsBanks,
+                                        [](u32 l) { return PingPongColumns::read_at(l, 0); }) &&
+                  details::conflict_free<8>(details::kPhasesB64, kLdsBanks,
+                                            [](u32 l) { return PingPongColumns::read_at(l, 5); }),
               "reads have no bank conflict");
 
 template <u32 kRows>
@@ -153,7 +153,7 @@ template <u32 kTiles>
 struct PingPongRows {
   template <class OffsetOf>
   __device__ PingPongRows(u32 thread, Span span, OffsetOf offset_of)
-      : buffer(make_words(span.first, span.bytes)) {
+      : buffer(make_buffer_words(span.first, span.bytes)) {
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
       const u32 count = PingPong::tiles(kTiles, half) * kPingPongRows;
@@ -161,7 +161,7 @@ struct PingPongRows {
 #pragma unroll
       for (u32 i = 0; i < PingPong::loads(kTiles, half); ++i) {
         const u32 row = PingPongX::row(thread) + i * PingPong::kAtOnce;
-        const u32 place = row < count ? offset_of(before + row) : kOutside;
+        const u32 place = row < count ? offset_of(before + row) : kOutOfBounds;
         from[half][i] = place + PingPongX::chunk(thread) * kVecBytes;
       }
     }
@@ -175,7 +175,7 @@ template <class Order>
 class PingPongWeights {
  public:
   __device__ PingPongWeights(u32 thread, Span span, u32 n0, u32 further, u32 row_bytes)
-      : buffer_(make_words(span.first, span.bytes)),
+      : buffer_(make_buffer_words(span.first, span.bytes)),
         from_(Order::place(n0 + PingPongOrder<Order>::row(thread),
                            PingPongOrder<Order>::chunk(thread), row_bytes)),
         k_(PingPongOrder<Order>::chunk(thread) * (kVecBytes / 2)),
@@ -185,10 +185,10 @@ class PingPongWeights {
   // The two loads of half kHalf of step `at` of k elements; they bring it to `place` + kTo.
   template <u32 kTo, u32 kHalf>
   __device__ void start(u32 at, u32 k, u32 place) const {
-    const u32 from = from_ | (at * kPingPongStep + k_ < k ? 0 : kOutside);
+    const u32 from = from_ | (at * kPingPongStep + k_ < k ? 0 : kOutOfBounds);
     const u32 base = kHalf == 0 ? 0 : second_, further = at * kRowBytes * Order::kUnit;
-    load_direct_16<kTo>(buffer_, from, base, further, place);
-    load_direct_16<kTo + kPingPongLoad>(buffer_, from, base + next_, further, place);
+    buffer_load_lds_b128<kTo>(buffer_, from, base, further, place);
+    buffer_load_lds_b128<kTo + kPingPongLoad>(buffer_, from, base + next_, further, place);
   }
 
  private:
@@ -204,15 +204,16 @@ class PingPongWeights<InColumns> {
 
  public:
   __device__ PingPongWeights(u32 thread, Span first, Span second, u32 row_bytes)
-      : buffer_{make_words(first.first, first.bytes), make_words(second.first, second.bytes)},
+      : buffer_{make_buffer_words(first.first, first.bytes),
+                make_buffer_words(second.first, second.bytes)},
         from_(Columns::k(thread) * row_bytes + Columns::chunk(thread) * kVecBytes),
         next_(Columns::kAtOnce * row_bytes) {}
 
   template <u32 kTo, u32 kHalf>
   __device__ void start(u32 at, u32, u32 place) const {
     const u32 further = at * (kPingPongStep / Columns::kAtOnce) * next_;
-    load_direct_16<kTo>(buffer_[kHalf], from_, 0, further, place);
-    load_direct_16<kTo + kPingPongLoad>(buffer_[kHalf], from_, next_, further, place);
+    buffer_load_lds_b128<kTo>(buffer_[kHalf], from_, 0, further, place);
+    buffer_load_lds_b128<kTo + kPingPongLoad>(buffer_[kHalf], from_, next_, further, place);
   }
 
  private:

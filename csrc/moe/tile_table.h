@@ -22,7 +22,7 @@ class TileTable {
       at_[number] = TileWords{tile.expert, tile.row, tile.rows, tile.first};
     };
     all.tiles(put);
-    if (lane_in_wave() == 0) put(tiles_, {});
+    if (lane_id() == 0) put(tiles_, {});
   }
   // None, beyond the last.
   __device__ TileWords words(u32 number) const {
@@ -30,7 +30,8 @@ class TileTable {
     return at_[number < tiles_ ? turned : tiles_];
   }
   __device__ static ExpertTile tile(TileWords words) {
-    return {as_scalar(words[0]), 0, as_scalar(words[1]), as_scalar(words[2]), as_scalar(words[3])};
+    return {readfirstlane(words[0]), 0, readfirstlane(words[1]), readfirstlane(words[2]),
+            readfirstlane(words[3])};
   }
 
  private:

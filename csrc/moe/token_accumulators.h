@@ -8,12 +8,12 @@
 namespace rfops {
 
 template <class Half, u32 kColumns, u32 kTopK>
-class TokenSums {
+class TokenAccumulators {
   static constexpr u32 kRowBytes = kColumns * sizeof(f32), kChunks = kRowBytes / kVecBytes;
 
  public:
   // LDS: sums [m, kColumns], then weights [m, kTopK].
-  __device__ TokenSums(LdsBytes* memory, u32 m) : memory_(memory), m_(m) {}
+  __device__ TokenAccumulators(LdsBytes* memory, u32 m) : memory_(memory), m_(m) {}
   __device__ LdsBytes* end() const { return weights() + (m_ * kTopK + 3) / 4 * kVecBytes; }
 
   // Sums of 0, and the weights: the first choice that names an expert has those of all that do.
@@ -35,7 +35,7 @@ class TokenSums {
       for (u32 j = 0; j < kTopK; ++j) {
 #pragma unroll
         for (u32 i = j + 1; i < kTopK; ++i) weight[j] += id[i] == id[j] ? weight[i] : 0.0f;
-        keep_order();  // else there are masks of all comparisons at a time
+        sched_barrier();  // else there are masks of all comparisons at a time
         *weight_at(token * kTopK + j) = weight[j];
       }
     }

@@ -13,25 +13,25 @@ namespace rfops {
 constexpr u32 kMostExperts = 512;
 
 template <u32 kThreads>
-class ListRoom {  // in LDS
+class TokenListAllocator {  // in LDS
  public:
   __device__ void clear(u32 experts) {
-    for (u32 e = thread_in_group(); e < experts; e += kThreads) counted_[e] = 0;
-    sync_group();
+    for (u32 e = thread_id(); e < experts; e += kThreads) counted_[e] = 0;
+    workgroup_barrier();
   }
   __device__ u32 place(u32 expert) {
     return __hip_atomic_fetch_add(&counted_[expert], 1u, __ATOMIC_RELAXED,
                                   __HIP_MEMORY_SCOPE_WORKGROUP);
   }
   // A workgroup that is alone asks nobody.
-  __device__ void claim(u32* counts, u32 experts, bool is_alone = false) {
-    sync_group();
+  __device__ void reserve(u32* counts, u32 experts, bool is_alone = false) {
+    workgroup_barrier();
     constexpr u32 kRounds = (kMostExperts + kThreads - 1) / kThreads;
     u32 first[kRounds] = {};
     const auto each = [&](auto act) {  // two rounds, so that all ask before any waits
 #pragma unroll
       for (u32 i = 0; i < kRounds; ++i) {
-        const u32 e = thread_in_group() + i * kThreads;
+        const u32 e = thread_id() + i * kThreads;
         if (e < experts && counted_[e] > 0) act(e, first[i]);
       }
     };
@@ -44,7 +44,7 @@ class ListRoom {  // in LDS
       }
     });
     each([&](u32 e, u32& from) { first_[e] = from; });
-    sync_group();
+    workgroup_barrier();
   }
   __device__ u32 slot(u32 expert, u32 place) const { return first_[expert] + place; }
 
@@ -56,10 +56,11 @@ class ListRoom {  // in LDS
 // and slot_of(token, j, slot) for each choice. A token that names an expert twice is in its list
 // once; an id outside 0..E-1 is in none, and has the slot -1.
 template <u32 kTopK, u32 kThreads, class Id, class Put, class SlotOf>
-__device__ inline void make_lists(ListRoom<kThreads>& room, u32* counts, const Id* topk_ids, u32 m,
-                                  u32 experts, bool is_alone, Put put, SlotOf slot_of) {
+__device__ inline void make_lists(TokenListAllocator<kThreads>& room, u32* counts,
+                                  const Id* topk_ids, u32 m, u32 experts, bool is_alone, Put put,
+                                  SlotOf slot_of) {
   constexpr u32 kNone = ~0u;
-  const u32 token = group_x() * kThreads + thread_in_group();
+  const u32 token = workgroup_id_x() * kThreads + thread_id();
   u32 expert[kTopK], place[kTopK];
   bool is_first[kTopK];
   Id ids[kTopK];  // whoever has none loads the last ones: without a branch they go together
@@ -76,7 +77,7 @@ __device__ inline void make_lists(ListRoom<kThreads>& room, u32* counts, const I
     is_first[j] = expert[j] != kNone && place[j] == kNone;
     if (is_first[j]) place[j] = room.place(expert[j]);
   }
-  room.claim(counts, experts, is_alone);
+  room.reserve(counts, experts, is_alone);
   if (token >= m) return;
 #pragma unroll
   for (u32 j = 0; j < kTopK; ++j) {
@@ -90,10 +91,10 @@ __device__ inline void make_lists(ListRoom<kThreads>& room, u32* counts, const I
 // The same lists by kLanes lanes a token, each of which puts every kLanes-th choice: less of a
 // chain.
 template <u32 kTopK, u32 kLanes, u32 kThreads, class Id, class Put>
-__device__ inline void share_lists(ListRoom<kThreads>& room, u32* counts, const Id* topk_ids, u32 m,
-                                   u32 experts, bool is_alone, Put put) {
+__device__ inline void share_lists(TokenListAllocator<kThreads>& room, u32* counts,
+                                   const Id* topk_ids, u32 m, u32 experts, bool is_alone, Put put) {
   constexpr u32 kOwn = (kTopK + kLanes - 1) / kLanes, kNone = ~0u;
-  const u32 lane = group_x() * kThreads + thread_in_group();
+  const u32 lane = workgroup_id_x() * kThreads + thread_id();
   const u32 token = lane / kLanes, first = lane % kLanes;
   Id ids[kTopK];
 #pragma unroll
@@ -114,7 +115,7 @@ __device__ inline void share_lists(ListRoom<kThreads>& room, u32* counts, const 
     expert[i] = is_there ? static_cast<u32>(id) : kNone;
     place[i] = is_there ? room.place(expert[i]) : 0;
   }
-  room.claim(counts, experts, is_alone);
+  room.reserve(counts, experts, is_alone);
 #pragma unroll
   for (u32 i = 0; i < kOwn; ++i) {
     if (expert[i] == kNone) continue;

@@ -15,7 +15,7 @@ namespace rfops {
 enum class Scoring { kSoftmax, kSigmoid };
 
 // What is done, all of it known to the compiler.
-struct Choosing {
+struct TopKOptions {
   Scoring scoring;
   bool rounds;               // scores to the logits' type before they are compared
   bool has_bias;             // added to scores for the choice alone
@@ -36,11 +36,11 @@ __device__ inline f32 finite(f32 x) {
 
 // kEach values a lane of kExperts in all; those beyond are taken from the start.
 template <u32 kLanes, u32 kEach>
-class Keys {
+class LaneScores {
  public:
   f32 key[kEach];
 
-  __device__ explicit Keys(u32 lane) : lane_(lane) {}
+  __device__ explicit LaneScores(u32 lane) : lane_(lane) {}
   __device__ u32 expert(u32 i) const { return lane_ + kLanes * i; }
 
   // Of experts first to last - 1 that are not taken.
@@ -53,8 +53,8 @@ class Keys {
       most = is_better ? key[i] : most;
       at = is_better ? expert(i) : at;
     }
-    const f32 top = most_of_lanes<kLanes>(most);
-    return {top, least_of_lanes<kLanes>(most == top ? at : ~0u)};
+    const f32 top = max_over_lanes<kLanes>(most);
+    return {top, min_over_lanes<kLanes>(most == top ? at : ~0u)};
   }
   __device__ void take(u32 id) {
 #pragma unroll
@@ -74,8 +74,8 @@ class Keys {
 namespace details {
 
 // Leaves the experts of the best groups: by their best key, with a bias by the sum of the best two.
-template <Choosing kHow, u32 kLanes, u32 kEach>
-__device__ inline void keep_groups(Keys<kLanes, kEach>& keys, u32 experts) {
+template <TopKOptions kHow, u32 kLanes, u32 kEach>
+__device__ inline void keep_groups(LaneScores<kLanes, kEach>& keys, u32 experts) {
   const u32 each = experts / kHow.groups;
   f32 score[kHow.groups];
 #pragma unroll
@@ -85,7 +85,7 @@ __device__ inline void keep_groups(Keys<kLanes, kEach>& keys, u32 experts) {
     score[g] = one.key;
     if constexpr (kHow.has_bias) {
       if (each > 1) {
-        Keys<kLanes, kEach> rest = keys;
+        LaneScores<kLanes, kEach> rest = keys;
         rest.take(one.id);
         score[g] = finite(one.key + rest.best(first, last).key);
       }
@@ -105,7 +105,7 @@ __device__ inline void keep_groups(Keys<kLanes, kEach>& keys, u32 experts) {
 }  // namespace details
 
 // What the kLanes lanes of a token hold of it, and what they find.
-template <Choosing kHow, u32 kLanes, u32 kEach, class Logit>
+template <TopKOptions kHow, u32 kLanes, u32 kEach, class Logit>
 struct Token {
   f32 weight[kHow.top_k];
   u32 id[kHow.top_k];
@@ -116,7 +116,7 @@ struct Token {
     constexpr bool kIsSoftmax = kHow.scoring == Scoring::kSoftmax;
     // Softmax orders as logits do: they are compared where nothing is done to scores.
     constexpr bool kByLogit = kIsSoftmax && !kHow.rounds && !kHow.has_bias;
-    Keys<kLanes, kEach> keys(lane);
+    LaneScores<kLanes, kEach> keys(lane);
     f32 score[kEach];
     f32 most = -kInfinity;
 #pragma unroll
@@ -126,11 +126,11 @@ struct Token {
     }
     f32 sum = 1.0f;
     if constexpr (kIsSoftmax) {
-      most = most_of_lanes<kLanes>(most);
+      most = max_over_lanes<kLanes>(most);
       f32 own = 0.0f;
 #pragma unroll
       for (u32 i = 0; i < kEach; ++i) own += exp_of(score[i] - most);
-      sum = sum_of_lanes<kLanes>(own);
+      sum = sum_over_lanes<kLanes>(own);
     }
 #pragma unroll
     for (u32 i = 0; i < kEach; ++i) {
@@ -156,7 +156,7 @@ struct Token {
         f32 own = 0.0f;
 #pragma unroll
         for (u32 i = 0; i < kEach; ++i) own = keys.expert(i) == best.id ? score[i] : own;
-        weight[k] = most_of_lanes<kLanes>(own);  // no score is below 0
+        weight[k] = max_over_lanes<kLanes>(own);  // no score is below 0
       } else {
         weight[k] = best.key;
       }

@@ -37,10 +37,10 @@ struct Choices {
     u32 rows = 0;
 #pragma unroll
     for (u32 j = 0; j < kTopK; ++j) rows |= u32{has_row[j]} << j;
-    pin(rows);
+    force_vgpr(rows);
 #pragma unroll
     for (u32 j = 0; j < kTopK; ++j) {
-      pin(weight[j]);
+      force_vgpr(weight[j]);
       has_row[j] = rows >> j & 1;
     }
   }

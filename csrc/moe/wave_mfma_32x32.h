@@ -31,7 +31,7 @@ class Reader {
 
  public:
   __device__ Reader() {
-    const u32 lane = lane_in_wave(), wave = wave_in_group();
+    const u32 lane = lane_id(), wave = wave_id();
     rows_ = wave / kNWaves * kSub * Lds::kBytes + Lds::at(lane % kSub, lane / kSub);
     weights_ = wave % kNWaves * 2 * kSub * Lds::kBytes + Loader::at(lane % kSub, lane / kSub);
   }
@@ -48,19 +48,19 @@ class Reader {
   __device__ void read_weights(Operands<kOwn>& to, const LdsBytes* weights_of, u32 c) const {
     const LdsBytes* weights = weights_of + further(weights_, c * Loader::kChunkBytes);
 #pragma unroll
-    for (u32 j = 0; j < 2; ++j) to.weights[j] = lds_load_16(weights + j * kSub * Lds::kBytes);
+    for (u32 j = 0; j < 2; ++j) to.weights[j] = lds_load_b128(weights + j * kSub * Lds::kBytes);
   }
   template <u32 kOwn>
   __device__ void read_rows(Operands<kOwn>& to, u32 i, const LdsBytes* rows_of, u32 c) const {
     const LdsBytes* rows = rows_of + further(rows_, c * kVecBytes);
-    to.rows[i] = lds_load_16(rows + i * kMWaves * kSub * Lds::kBytes);
+    to.rows[i] = lds_load_b128(rows + i * kMWaves * kSub * Lds::kBytes);
   }
 
  private:
   // A lane's place an even number of chunks on: computed where it is used, as there are no
   // registers for all of them.
   static __device__ u32 further(u32 place, u32 chunks) {
-    pin(place);
+    force_vgpr(place);
     return place ^ chunks;
   }
   u32 rows_, weights_;  // of a lane's operands
@@ -91,7 +91,7 @@ __device__ inline void multiply_and_read(Sums<kOwn>& sums, Operands<kOwn>& held,
                                          const LdsBytes* weights, u32 c, Start start) {
   Operands<kOwn> next;
   reader.read_weights(next, weights, c);
-  keep_order();
+  sched_barrier();
 #pragma unroll
   for (u32 i = 0; i < kOwn; ++i) {
     multiply<In>(sums, held, i);
@@ -99,7 +99,7 @@ __device__ inline void multiply_and_read(Sums<kOwn>& sums, Operands<kOwn>& held,
     constexpr u32 kOf = kOwn > 0 ? kOwn : 1;
 #pragma unroll
     for (u32 n = kStarts * i / kOf; n < kStarts * (i + 1) / kOf; ++n) start(n);
-    keep_order();
+    sched_barrier();
   }
   if constexpr (kOwn == 0) {
 #pragma unroll

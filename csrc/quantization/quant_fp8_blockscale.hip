@@ -65,8 +65,8 @@ __device__ inline u32 most_of_row(u32 most) {
 // Over the rows that the workgroup's threads hold.
 __device__ inline u32 most_of_group(u32 most) {
   __shared__ u32 rows[kRowsAtOnce];
-  if (thread_in_group() % kLanes == 0) rows[thread_in_group() / kLanes] = most;
-  sync_group();
+  if (thread_id() % kLanes == 0) rows[thread_id() / kLanes] = most;
+  workgroup_barrier();
 #pragma unroll
   for (u32 i = 0; i < kRowsAtOnce; ++i) most = rows[i] > most ? rows[i] : most;
   return most;
@@ -83,9 +83,9 @@ quant_fp8_blockscale(u8* __restrict__ payload,  // [M, K]
                      f32* __restrict__ scale,   // [M / kRows, K / 128], in steps of
                      const In* __restrict__ x,  // [M, K]
                      u32 m, u32 k, u32 scale_row, u32 scale_k) {
-  const u32 lane = thread_in_group() % kLanes, slot = thread_in_group() / kLanes;
+  const u32 lane = thread_id() % kLanes, slot = thread_id() / kLanes;
   const u32 blocks = k / kBlock;
-  const u64 index = kRows == 1 ? u64{group_x()} * kRowsAtOnce + slot : group_x();
+  const u64 index = kRows == 1 ? u64{workgroup_id_x()} * kRowsAtOnce + slot : workgroup_id_x();
   const u32 block_row = static_cast<u32>(index / blocks), block = static_cast<u32>(index % blocks);
   const u32 row0 = block_row * kRows + (kRows == 1 ? 0 : slot);
   const u64 at = u64{row0} * k + block * kBlock + lane * kEach;

@@ -34,7 +34,7 @@ quant_mxfp4(u32* __restrict__ payload,  // [M, K / 8]: eight codes
   const MxEight<In, kThreads, kInRows> own(x, pitch, m, k);
   if (!own.is_there) return;
   const u32 byte = Mxfp4From<In>::template scale<Rounding>(own.most);
-  const u32 codes = fp4_of_eight<In>(own.words, byte);
+  const u32 codes = quant_x8<In>(own.words, byte);
   payload[own.index] = byte == kE8m0NanByte ? 0 : codes;
   if (own.has_scale()) scale[own.block()] = static_cast<u8>(byte);
 }

@@ -25,7 +25,7 @@ KERNEL = """
 #include "rfops/chip/types.h"
 using namespace rfops;
 extern "C" __global__ void scratch_scale(f32* out, const f32* x, const f32* scale, u32 m, u32 n) {
-  const u32 at = group_x() * RFOPS_THREADS + thread_in_group();
+  const u32 at = workgroup_id_x() * RFOPS_THREADS + thread_id();
   if (at < m * n) out[at] = x[at] * scale[at / n];
 }
 """

@@ -1,7 +1,7 @@
 // Range-checked loads through buffer descriptors.
 //
 // An offset at or beyond the descriptor's size reads zero and touches no memory, which is how
-// tails are handled: a lane that has nothing to do asks for kOutside. Offsets are 32 bits, so a
+// tails are handled: a lane that has nothing to do asks for kOutOfBounds. Offsets are 32 bits, so a
 // buffer is smaller than 2 GiB; the callers' guards refuse more.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace rfops {
 
-constexpr u32 kOutside = 0x80000000u;
+constexpr u32 kOutOfBounds = 0x80000000u;
 
 // Cache hints of a buffer load, the instruction's aux operand.
 enum CacheHint : int {
@@ -28,14 +28,14 @@ __device__ inline Buffer make_buffer(const void* base, u32 bytes) {
 }
 
 // The same in words, as inline assembly takes it.
-__device__ inline U32x4 make_words(const void* base, u32 bytes) {
+__device__ inline U32x4 make_buffer_words(const void* base, u32 bytes) {
   const u64 address = reinterpret_cast<u64>(base);
   return {static_cast<u32>(address), static_cast<u32>(address >> 32), bytes, 0x00020000};
 }
 
 // 16 bytes at `scalar + lane`; `scalar` is the same in all lanes of the wave.
 template <CacheHint kHint = kCached>
-__device__ inline U32x4 load_16(const Buffer& buffer, u32 lane, u32 scalar) {
+__device__ inline U32x4 buffer_load_b128(const Buffer& buffer, u32 lane, u32 scalar) {
   return __builtin_bit_cast(
       U32x4, __builtin_amdgcn_raw_buffer_load_b128(buffer.rsrc, lane, scalar, kHint));
 }
@@ -47,7 +47,7 @@ struct Dwords {
 
 // kCount dwords at `scalar + lane`, a multiple of 4; each is range-checked by itself.
 template <u32 kCount>
-__device__ inline Dwords<kCount> load_dwords(const Buffer& buffer, u32 lane, u32 scalar) {
+__device__ inline Dwords<kCount> buffer_load_dwords(const Buffer& buffer, u32 lane, u32 scalar) {
   static_assert(kCount >= 1 && kCount <= 4, "one load");
   if constexpr (kCount == 1) {
     return {__builtin_amdgcn_raw_buffer_load_b32(buffer.rsrc, lane, scalar, kCached)};
@@ -68,7 +68,7 @@ __device__ inline u32 load_uniform(const u32* at) {
   return *(const __attribute__((address_space(4))) u32*)at;
 }
 
-__device__ inline u32 load_byte(const Buffer& buffer, u32 lane, u32 scalar) {
+__device__ inline u32 buffer_load_u8(const Buffer& buffer, u32 lane, u32 scalar) {
   return __builtin_amdgcn_raw_buffer_load_b8(buffer.rsrc, lane, scalar, kCached);
 }
 

@@ -25,34 +25,32 @@ using F16x2 = _Float16 __attribute__((ext_vector_type(2)));
 constexpr u32 kWaveSize = 64;  // gfx9: lanes of a wave
 constexpr u32 kVecBytes = 16;  // widest load or store of a lane
 
-__device__ inline u32 thread_in_group() { return __builtin_amdgcn_workitem_id_x(); }
-__device__ inline u32 group_x() { return __builtin_amdgcn_workgroup_id_x(); }
-__device__ inline u32 group_y() { return __builtin_amdgcn_workgroup_id_y(); }
-__device__ inline u32 group_z() { return __builtin_amdgcn_workgroup_id_z(); }
+__device__ inline u32 thread_id() { return __builtin_amdgcn_workitem_id_x(); }
+__device__ inline u32 workgroup_id_x() { return __builtin_amdgcn_workgroup_id_x(); }
+__device__ inline u32 workgroup_id_y() { return __builtin_amdgcn_workgroup_id_y(); }
+__device__ inline u32 workgroup_id_z() { return __builtin_amdgcn_workgroup_id_z(); }
 
 // The number of the wave in its workgroup, as a scalar: addresses made from it stay in SGPRs.
-__device__ inline u32 wave_in_group() {
-  return __builtin_amdgcn_readfirstlane(thread_in_group() / kWaveSize);
-}
+__device__ inline u32 wave_id() { return __builtin_amdgcn_readfirstlane(thread_id() / kWaveSize); }
 // A value that is the same in all lanes, in a scalar register.
-__device__ inline u32 as_scalar(u32 value) {
+__device__ inline u32 readfirstlane(u32 value) {
   return static_cast<u32>(__builtin_amdgcn_readfirstlane(static_cast<i32>(value)));
 }
 // One lane's value, in a scalar register.
-__device__ inline u32 lane_value(u32 value, u32 lane) {
+__device__ inline u32 readlane(u32 value, u32 lane) {
   return static_cast<u32>(
       __builtin_amdgcn_readlane(static_cast<i32>(value), static_cast<i32>(lane)));
 }
-__device__ inline u32 lane_in_wave() { return thread_in_group() % kWaveSize; }
+__device__ inline u32 lane_id() { return thread_id() % kWaveSize; }
 
 // Waits for all threads of the workgroup; what they wrote to LDS before is visible after.
-__device__ inline void sync_group() {
+__device__ inline void workgroup_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
 // The compiler moves no instruction across this line.
-__device__ inline void keep_order() { __builtin_amdgcn_sched_barrier(0); }
+__device__ inline void sched_barrier() { __builtin_amdgcn_sched_barrier(0); }
 
 }  // namespace rfops

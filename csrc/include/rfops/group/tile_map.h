@@ -16,14 +16,14 @@ struct Block {
 };
 
 // Of `count` workgroups, the place of `id` in the order in which XCDs take neighbours.
-constexpr u32 xcd_order(u32 id, u32 count) {
+constexpr u32 xcd_remap(u32 id, u32 count) {
   const u32 xcd = id % kXcds, share = count / kXcds, rest = count % kXcds;
   return xcd * share + (xcd < rest ? xcd : rest) + id / kXcds;
 }
 
 template <u32 kGroupM, u32 kSplit>
 constexpr Block block_of(u32 id, u32 m_tiles, u32 n_tiles) {
-  const u32 order = xcd_order(id, m_tiles * n_tiles * kSplit);
+  const u32 order = xcd_remap(id, m_tiles * n_tiles * kSplit);
   const u32 tile = order / kSplit;
   const u32 group = tile / (kGroupM * n_tiles), in_group = tile % (kGroupM * n_tiles);
   const u32 left = m_tiles - group * kGroupM, rows = left < kGroupM ? left : kGroupM;
@@ -32,9 +32,9 @@ constexpr Block block_of(u32 id, u32 m_tiles, u32 n_tiles) {
 
 // This workgroup's, in scalars: the divisions leave vector registers.
 template <u32 kGroupM, u32 kSplit>
-__device__ inline Block own_block(u32 m_tiles, u32 n_tiles) {
-  const Block at = block_of<kGroupM, kSplit>(group_x(), m_tiles, n_tiles);
-  return {as_scalar(at.m), as_scalar(at.n), as_scalar(at.split)};
+__device__ inline Block this_tile(u32 m_tiles, u32 n_tiles) {
+  const Block at = block_of<kGroupM, kSplit>(workgroup_id_x(), m_tiles, n_tiles);
+  return {readfirstlane(at.m), readfirstlane(at.n), readfirstlane(at.split)};
 }
 
 namespace details {

@@ -10,17 +10,17 @@ namespace rfops {
 
 // What the waves leave in LDS; a part may be less than a wave's.
 template <class T, u32 kParts, u32 kItems>
-struct LdsParts {
+struct LdsPartials {
   T part[kParts][kItems];
 
-  // After sync_group(). kAtOnce: nothing is waited for before the last part is on its way, and
-  // nothing is moved out of a loop around it.
+  // After workgroup_barrier(). kAtOnce: nothing is waited for before the last part is on its way,
+  // and nothing is moved out of a loop around it.
   template <bool kAtOnce = false>
   __device__ T sum(u32 item) const {
     T own[kParts];
 #pragma unroll
     for (u32 p = 0; p < kParts; ++p) own[p] = part[p][item];
-    if constexpr (kAtOnce) keep_order();
+    if constexpr (kAtOnce) sched_barrier();
     T total = own[0];
 #pragma unroll
     for (u32 p = 1; p < kParts; ++p) total += own[p];
@@ -36,18 +36,18 @@ constexpr u32 kTilesOfWave = (kTiles + kWaves - 1) / kWaves;
 // wave's own tiles, t. They meet in `memory`, where nobody but the wave that has a part has used
 // its place. One wave needs no LDS.
 template <u32 kWaves, u32 kTiles, u32 kPlace, class Act>
-__device__ inline void add_up_waves(F32x4 (&memory)[kWaves][kPlace], const F32x4 (&sums)[kTiles],
+__device__ inline void reduce_waves(F32x4 (&memory)[kWaves][kPlace], const F32x4 (&sums)[kTiles],
                                     u32 part, u32 wave, u32 lane, Act act) {
   if constexpr (kWaves == 1) {
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) act(t, t, sums[t]);
   } else {
     static_assert(kPlace >= kTiles * kWaveSize, "room for a wave's sums");
-    using Parts = LdsParts<F32x4, kWaves, kPlace>;
+    using Parts = LdsPartials<F32x4, kWaves, kPlace>;
     auto& parts = reinterpret_cast<Parts&>(memory);
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) parts.part[part][t * kWaveSize + lane] = sums[t];
-    sync_group();
+    workgroup_barrier();
 #pragma unroll
     for (u32 i = 0; i < kTilesOfWave<kWaves, kTiles>; ++i) {
       const u32 t = wave + i * kWaves;
@@ -57,9 +57,9 @@ __device__ inline void add_up_waves(F32x4 (&memory)[kWaves][kPlace], const F32x4
   }
 }
 template <u32 kWaves, u32 kTiles, class Act>
-__device__ inline void add_up_waves(const F32x4 (&sums)[kTiles], u32 wave, u32 lane, Act act) {
+__device__ inline void reduce_waves(const F32x4 (&sums)[kTiles], u32 wave, u32 lane, Act act) {
   __shared__ F32x4 memory[kWaves][kWaves > 1 ? kTiles * kWaveSize : 1];
-  add_up_waves(memory, sums, wave, wave, lane, act);
+  reduce_waves(memory, sums, wave, wave, lane, act);
 }
 
 }  // namespace rfops

@@ -27,7 +27,7 @@ struct Tile {
   U32x4 low, high;
 };
 
-__device__ inline I32x8 join(const Tile& t) {
+__device__ inline I32x8 concat(const Tile& t) {
   return __builtin_bit_cast(I32x8, __builtin_shufflevector(t.low, t.high, 0, 1, 2, 3, 4, 5, 6, 7));
 }
 
@@ -36,10 +36,12 @@ __device__ inline u32 tile_offset(u32 lane, u32 row_bytes) {
   return lane % kTileRows * row_bytes + lane / kTileRows * kVecBytes;
 }
 
-// Both pieces, from `lane + scalar` on. The offset that is range-checked, `lane`, may be kOutside.
+// Both pieces, from `lane + scalar` on. The offset that is range-checked, `lane`, may be
+// kOutOfBounds.
 template <CacheHint kHint = kCached>
 __device__ inline Tile load_tile(const Buffer& buffer, u32 lane, u32 scalar) {
-  return {load_16<kHint>(buffer, lane, scalar), load_16<kHint>(buffer, lane + kPieceK, scalar)};
+  return {buffer_load_b128<kHint>(buffer, lane, scalar),
+          buffer_load_b128<kHint>(buffer, lane + kPieceK, scalar)};
 }
 
 #if defined(__gfx950__)
@@ -52,7 +54,8 @@ constexpr u32 kMatrixSteps = 4;
 __device__ inline F32x4 multiply_step([[maybe_unused]] u32 step, const Tile& a, const Tile& b,
                                       F32x4 c) {
 #if defined(__gfx950__)
-  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(join(a), join(b), c, 0, 0, 0, 0, 0, 0);
+  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(concat(a), concat(b), c, 0, 0, 0, 0, 0,
+                                                          0);
 #else
   const auto part = [&](const Tile& t) {
     const U32x4 piece = step < 2 ? t.low : t.high;
@@ -70,8 +73,8 @@ template <int kByte = 0>
 __device__ inline F32x4 multiply_scaled(const Tile& a, u32 a_scale, const Tile& b, u32 b_scale,
                                         F32x4 c) {
   constexpr int kE4m3 = 0;
-  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(join(a), join(b), c, kE4m3, kE4m3, kByte,
-                                                          static_cast<int>(a_scale), kByte,
+  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(concat(a), concat(b), c, kE4m3, kE4m3,
+                                                          kByte, static_cast<int>(a_scale), kByte,
                                                           static_cast<int>(b_scale));
 }
 #endif

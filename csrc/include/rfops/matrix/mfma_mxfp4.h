@@ -26,8 +26,8 @@ enum MatrixFormat : int { kE4m3 = 0, kE2m1 = 4 };
 template <MatrixFormat kB = kE2m1, int kBByte = 0, int kAByte = 0>
 __device__ inline F32x4 multiply_fp4(U32x4 a, u32 a_scale, const Tile& b, u32 b_scale, F32x4 c) {
   const Tile low = {a, a};  // what lies above 16 bytes is not looked at
-  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(join(low), join(b), c, kE2m1, kB, kAByte,
-                                                          static_cast<i32>(a_scale), kBByte,
+  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(concat(low), concat(b), c, kE2m1, kB,
+                                                          kAByte, static_cast<i32>(a_scale), kBByte,
                                                           static_cast<i32>(b_scale));
 }
 
@@ -53,7 +53,7 @@ __device__ inline void multiply_in_place(F32x4& sum, U32x4 a, u32 a_scale, U32x4
 }
 
 // In accumulation registers here. No instruction.
-__device__ inline void pin_accumulator(F32x4& sum) { asm volatile("" : "+a"(sum)); }
+__device__ inline void force_agpr(F32x4& sum) { asm volatile("" : "+a"(sum)); }
 
 // Where a lane's scale of 16 rows and 128 of K lies: `rows16` and `k128` count from the operand's
 // first, in scalars.
@@ -71,7 +71,8 @@ struct ScaleOrder {
     }
   }
   __device__ static u32 load(const Buffer& buffer, u32 lane, u32 tile) {
-    return kShuffled ? load_dwords<1>(buffer, lane, tile).dword[0] : load_byte(buffer, lane, tile);
+    return kShuffled ? buffer_load_dwords<1>(buffer, lane, tile).dword[0]
+                     : buffer_load_u8(buffer, lane, tile);
   }
   // The scale in the lowest byte.
   __device__ static u32 own(u32 loaded, u32 rows16, u32 k128) {

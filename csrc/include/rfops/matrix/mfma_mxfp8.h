@@ -13,7 +13,7 @@
 //
 //   const u32 at = tile_offset(lane, k_bytes), scale_at = scale_offset(lane, scales_k);
 //   const Tile a = load_tile(w, at, n0 * k_bytes + k);
-//   const u32 a_scale = load_byte(w_scale, scale_at, n0 * scales_k + k / kMxBlock);
+//   const u32 a_scale = buffer_load_u8(w_scale, scale_at, n0 * scales_k + k / kMxBlock);
 //   ...
 //   sums = multiply_scaled(a, a_scale, b, b_scale, sums);
 #pragma once
@@ -46,12 +46,13 @@ template <CacheHint kHint = kCached>
 __device__ inline Tile load_tile_to(const Buffer& buffer, u32 lane_offset, u32 scalar, u32 lane,
                                     u32 k, u32 k_end) {
   const u32 low_k = k + lane / kTileRows * kVecBytes, high_k = low_k + kPieceK;
-  const u32 low = low_k < k_end ? lane_offset : kOutside;
-  const u32 high = high_k < k_end ? lane_offset + kPieceK : kOutside;
-  return {load_16<kHint>(buffer, low, scalar), load_16<kHint>(buffer, high, scalar)};
+  const u32 low = low_k < k_end ? lane_offset : kOutOfBounds;
+  const u32 high = high_k < k_end ? lane_offset + kPieceK : kOutOfBounds;
+  return {buffer_load_b128<kHint>(buffer, low, scalar),
+          buffer_load_b128<kHint>(buffer, high, scalar)};
 }
 __device__ inline u32 block_offset(u32 lane_offset, u32 lane, u32 k, u32 k_end) {
-  return k + lane / kTileRows * kMxBlock < k_end ? lane_offset : kOutside;
+  return k + lane / kTileRows * kMxBlock < k_end ? lane_offset : kOutOfBounds;
 }
 
 // Of the four scales of a row's 128 of K in one dword, the lane's own in the lowest byte.

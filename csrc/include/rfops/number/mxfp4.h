@@ -69,7 +69,7 @@ struct Mxfp4From : MxFrom<In> {
 
 // 8 elements as 8 codes, over the scale of this byte.
 template <class In>
-__device__ inline u32 fp4_of_eight(const u32 (&words)[Mxfp4From<In>::kWordsOfEight], u32 byte) {
+__device__ inline u32 quant_x8(const u32 (&words)[Mxfp4From<In>::kWordsOfEight], u32 byte) {
 #if defined(__gfx950__)
   const f32 scale = __builtin_bit_cast(f32, byte << 23);  // of which only the exponent is read
   u32 codes;                                              // all of it is written, a byte a line
@@ -129,7 +129,7 @@ __device__ inline Mxfp4Block quant_block(const u32 (&words)[kWords]) {
     u32 eight[kEight];
 #pragma unroll
     for (u32 j = 0; j < kEight; ++j) eight[j] = words[i * kEight + j];
-    block.codes[i] = fp4_of_eight<In>(eight, block.scale);
+    block.codes[i] = quant_x8<In>(eight, block.scale);
   }
   return block;
 }

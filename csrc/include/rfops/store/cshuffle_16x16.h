@@ -31,7 +31,7 @@ class WaveStore {
       : n_(n), lds_(lds) {
     const u32 own = row < m ? (m - row < most ? m - row : most) : 0;
     buffer_ = make_buffer(out + u64{row} * n, own * n * sizeof(Out));
-    const u32 lane = lane_in_wave();
+    const u32 lane = lane_id();
     column_ = column + lane % kChunks * kElements;
     to_ = (lane / kChunks * n + column_) * sizeof(Out);
     is_aligned_ = (u64{n} * sizeof(Out) | reinterpret_cast<u64>(out)) % kVecBytes == 0;
@@ -58,9 +58,9 @@ class WaveStore {
       U32x4 got[kReads];
 #pragma unroll
       for (u32 r = 0; r < kReads; ++r) got[r] = fetch(r);
-      keep_order();
+      sched_barrier();
       if (i + 1 < kTiles16) put(sum_of, i + 1);
-      keep_order();
+      sched_barrier();
 #pragma unroll
       for (u32 r = 0; r < kReads; ++r) {
         kAligned ? store_chunk(got[r], from) : store_elements(got[r], from);
@@ -72,7 +72,7 @@ class WaveStore {
   template <class SumOf>
   __device__ void put(SumOf sum_of, u32 i) const {
     using Out4 = Out __attribute__((ext_vector_type(4)));
-    const u32 lane = lane_in_wave(), row = lane % kTileRows, quarter = lane / kTileRows;
+    const u32 lane = lane_id(), row = lane % kTileRows, quarter = lane / kTileRows;
 #pragma unroll
     for (u32 j = 0; j < kTilesOfColumns; ++j) {
       u32 at;
@@ -86,20 +86,20 @@ class WaveStore {
     }
   }
   __device__ U32x4 fetch(u32 read) const {
-    const u32 lane = lane_in_wave(), row = read * kRowsAtOnce + lane / kChunks;
+    const u32 lane = lane_id(), row = read * kRowsAtOnce + lane / kChunks;
     const u32 chunk = lane % kChunks ^ row % kSwizzled;
-    const U32x4 got = lds_load_16(lds_ + row * kRowSize + chunk * kVecBytes);
+    const U32x4 got = lds_load_b128(lds_ + row * kRowSize + chunk * kVecBytes);
     const bool is_turned = sizeof(Out) == 2 && read * kRowsAtOnce >= 8;
     return is_turned ? __builtin_shufflevector(got, got, 2, 3, 0, 1) : got;
   }
   __device__ void store_chunk(U32x4 got, u32 from) const {
-    const u32 at = column_ < n_ ? to_ : kOutside;
+    const u32 at = column_ < n_ ? to_ : kOutOfBounds;
     __builtin_amdgcn_raw_buffer_store_b128(got, buffer_.rsrc, at, from, 0);
   }
   __device__ void store_elements(U32x4 got, u32 from) const {
 #pragma unroll
     for (u32 e = 0; e < kElements; ++e) {
-      const u32 at = column_ + e < n_ ? to_ + e * sizeof(Out) : kOutside;
+      const u32 at = column_ + e < n_ ? to_ + e * sizeof(Out) : kOutOfBounds;
       if constexpr (sizeof(Out) == 4) {
         __builtin_amdgcn_raw_buffer_store_b32(got[e], buffer_.rsrc, at, from, 0);
       } else {

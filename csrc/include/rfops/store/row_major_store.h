@@ -30,7 +30,7 @@ __device__ inline bool are_rows_aligned(const Out* out, u32 n) {
 // The same of a row anywhere, which may be beyond 2 GiB, by branches: `column` is below n, and of
 // its three neighbours those from n on are not there.
 template <class Out>
-__device__ inline void store_four(Out* row, F32x4 sums, u32 column, u32 n, bool is_aligned) {
+__device__ inline void store_x4(Out* row, F32x4 sums, u32 column, u32 n, bool is_aligned) {
   const Four<Out> values = __builtin_convertvector(sums, Four<Out>);
   if (is_aligned) {
     *reinterpret_cast<Four<Out>*>(row + column) = values;
@@ -43,10 +43,10 @@ __device__ inline void store_four(Out* row, F32x4 sums, u32 column, u32 n, bool 
 }
 
 template <class Out>
-class OutRows {
+class OutputView {
  public:
   // At most `most` rows of [m, n] from `row` on.
-  __device__ OutRows(Out* out, u32 row, u32 m, u32 most, u32 n)
+  __device__ OutputView(Out* out, u32 row, u32 m, u32 most, u32 n)
       : n_(n), row_bytes_(n * sizeof(Out)) {
     const u32 own = m - row < most ? m - row : most;
     buffer_ = make_buffer(out + u64{row} * n, own * row_bytes_);
@@ -57,12 +57,12 @@ class OutRows {
   // something is waited for.
   __device__ u32 place_of(u32 row, u32 column) const {
     u32 at = place(row, column);
-    pin(at);
+    force_vgpr(at);
     return at;
   }
 
   // How rows are stored, computed here for the same reason.
-  __device__ void decide() { not_before(misaligned_); }
+  __device__ void decide() { force_sgpr(misaligned_); }
 
   // Calls store_of(store) with the way that these rows take, so that it is decided once;
   // store(sum, row, column) stores four neighbours, of which some may not be there. store(sum, row,
@@ -90,8 +90,8 @@ class OutRows {
 
  private:
   __device__ u32 place(u32 row, u32 column) const {
-    u32 outside = column < n_ ? 0 : kOutside;
-    pin(outside);  // else the compiler makes branches of it
+    u32 outside = column < n_ ? 0 : kOutOfBounds;
+    force_vgpr(outside);  // else the compiler makes branches of it
     return (row * row_bytes_ + column * sizeof(Out)) | outside;
   }
   __device__ void store_whole(Four<Out> values, u32 at) const {

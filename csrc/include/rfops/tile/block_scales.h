@@ -56,7 +56,7 @@ class LaneScales {
       : scales_(scales),
         row_lanes_(is_row_major(scales) ? kSteps : 1),
         step_lanes_(is_row_major(scales) ? 1 : kTileRows) {
-    const u32 lane = lane_in_wave();  // by selects: fewer instructions before the load
+    const u32 lane = lane_id();  // by selects: fewer instructions before the load
     const u32 row = is_row_major(scales) ? lane / kSteps : lane % kTileRows;
     step_ = is_row_major(scales) ? lane % kSteps : lane / kTileRows;
     from_ = row * scales.row_step + step_ * scales.k_step;
@@ -64,15 +64,15 @@ class LaneScales {
 
   // Of the rows from `row` on, at the K-steps from `first` on; zeros from K-step `end` on.
   __device__ f32 load(u32 row, u32 first, u32 end) const {
-    const u32 from = first + step_ < end ? from_ : kOutside;
+    const u32 from = first + step_ < end ? from_ : kOutOfBounds;
     const u32 at = row * scales_.row_step + first * scales_.k_step;
     const Buffer buffer = make_buffer(scales_.first, first < end ? scales_.bytes : 0);
-    return __builtin_bit_cast(f32, load_dwords<1>(buffer, from, as_scalar(at)).dword[0]);
+    return __builtin_bit_cast(f32, buffer_load_dwords<1>(buffer, from, readfirstlane(at)).dword[0]);
   }
 
   // Of what was loaded, in lane l that of row l % 16 at one of the K-steps.
   __device__ f32 at(f32 loaded, u32 step) const {
-    const u32 lane = lane_in_wave() % kTileRows * row_lanes_ + step * step_lanes_;
+    const u32 lane = lane_id() % kTileRows * row_lanes_ + step * step_lanes_;
     return __builtin_bit_cast(f32,
                               __builtin_amdgcn_ds_bpermute(static_cast<i32>(lane * sizeof(f32)),
                                                            __builtin_bit_cast(i32, loaded)));
@@ -100,27 +100,26 @@ class DirectScales {
   static_assert(kAtOnce == 4 || kAtOnce == 8, "a tile's rows are in different banks");
 
   __device__ explicit DirectScales(const RowScales& scales)
-      : buffer_(make_words(scales.first, scales.bytes)),
+      : buffer_(make_buffer_words(scales.first, scales.bytes)),
         row_step_(scales.row_step),
         k_step_(scales.k_step),
         row_lanes_(is_row_major(scales) ? kSteps : 1),
         step_lanes_(is_row_major(scales) ? 1 : kAtOnce) {
-    const u32 lane = lane_in_wave(), row = lane / row_lanes_ % kAtOnce;
+    const u32 lane = lane_id(), row = lane / row_lanes_ % kAtOnce;
     step_ = lane / step_lanes_ % kSteps ^ turn(row);
-    from_ = (wave_in_group() * kLoads * kAtOnce + row) * row_step_ + step_ * k_step_;
+    from_ = (wave_id() * kLoads * kAtOnce + row) * row_step_ + step_ * k_step_;
   }
 
   // Those of the K-steps from `first`, a multiple of kSteps, on; zeros from K-step `end` on.
   __device__ void issue(const RFOPS_LDS f32* ring, u32 first, u32 end) const {
-    const u32 from = first + step_ < end ? from_ : kOutside;
+    const u32 from = first + step_ < end ? from_ : kOutOfBounds;
     U32x4 buffer = buffer_;
     buffer[2] = first < end ? buffer[2] : 0;  // also, as else the compiler has words in VGPRs
-    const RFOPS_LDS f32* const to =
-        ring + wave_in_group() * kLoads * kNext + first / kSteps % 2 * kLanes;
+    const RFOPS_LDS f32* const to = ring + wave_id() * kLoads * kNext + first / kSteps % 2 * kLanes;
 #pragma unroll
     for (u32 load = 0; load < kLoads; ++load) {
-      load_direct_4<kLanes>(buffer, from, load * kAtOnce * row_step_ + first * k_step_,
-                            lds_address((LdsBytes*)(to + load * kNext)));
+      buffer_load_lds_b32<kLanes>(buffer, from, load * kAtOnce * row_step_ + first * k_step_,
+                                  lds_address((LdsBytes*)(to + load * kNext)));
     }
   }
 

@@ -24,25 +24,25 @@ constexpr u32 kRowChunks = kRowBytes / kVecBytes;
 
 // Rows of 128 bytes begin in one of two halves of 64 banks, or all at bank 0 of 32.
 constexpr u32 lds_swizzle(u32 row) { return (kLdsBanks == 64 ? row / 2 : row) % kRowChunks; }
-constexpr u32 lds_at(u32 row, u32 chunk) {
+constexpr u32 lds_offset(u32 row, u32 chunk) {
   return row * kRowBytes + (chunk ^ lds_swizzle(row)) * kVecBytes;
 }
 
 // Where a lane's two pieces of an operand lie; those of a tile 16 rows on lie 2048 bytes on.
-struct LdsPieces {
+struct LdsFragmentOffsets {
   u32 low, high;
 };
 constexpr u32 kLdsTile = kTileRows * kRowBytes;
-__device__ inline LdsPieces lds_pieces(u32 lane) {
+__device__ inline LdsFragmentOffsets lds_pieces(u32 lane) {
   const u32 row = lane % kTileRows, chunk = lane / kTileRows;
-  return {lds_at(row, chunk), lds_at(row, chunk + kRowChunks / 2)};
+  return {lds_offset(row, chunk), lds_offset(row, chunk + kRowChunks / 2)};
 }
 
-__device__ inline U32x4 lds_load_16(const LdsBytes* at) {
+__device__ inline U32x4 lds_load_b128(const LdsBytes* at) {
   return *reinterpret_cast<const RFOPS_LDS U32x4*>(at);
 }
-__device__ inline Tile lds_tile(const LdsBytes* base, const LdsPieces& pieces) {
-  return {lds_load_16(base + pieces.low), lds_load_16(base + pieces.high)};
+__device__ inline Tile lds_tile(const LdsBytes* base, const LdsFragmentOffsets& pieces) {
+  return {lds_load_b128(base + pieces.low), lds_load_b128(base + pieces.high)};
 }
 
 // Reads tiles of operands in LDS of which a wave's begin at row `first`; that of a read lies kAt
@@ -58,7 +58,7 @@ class RowReader {
 
  private:
   const LdsBytes* from_;
-  LdsPieces pieces_;
+  LdsFragmentOffsets pieces_;
 };
 
 namespace details {
@@ -79,7 +79,7 @@ constexpr u32 kReadPhases[] = {
 #endif
 };
 constexpr u32 kWritePhases[] = {lanes(0, 7), lanes(8, 15), lanes(16, 23), lanes(24, 31)};
-constexpr u32 k8Phases[] = {
+constexpr u32 kPhasesB64[] = {
 // of 8 bytes
 #if defined(__gfx950__)
     lanes(0, 31),
@@ -103,7 +103,7 @@ constexpr bool is_apart(u32 phase, u32 first, u32 banks, At at) {
 }
 
 template <u32 kBytes = kVecBytes, u32 kCount, class At>
-constexpr bool are_apart(const u32 (&phases)[kCount], u32 banks, At at) {
+constexpr bool conflict_free(const u32 (&phases)[kCount], u32 banks, At at) {
   for (const u32 phase : phases) {
     if (!is_apart<kBytes>(phase, 0, banks, at) || !is_apart<kBytes>(phase, 32, banks, at)) {
       return false;
@@ -114,13 +114,13 @@ constexpr bool are_apart(const u32 (&phases)[kCount], u32 banks, At at) {
 
 }  // namespace details
 
-static_assert(details::are_apart(details::kReadPhases, kLdsBanks,
-                                 [](u32 l) { return lds_at(l % 16, l / 16); }) &&
-                  details::are_apart(details::kReadPhases, kLdsBanks,
-                                     [](u32 l) { return lds_at(l % 16, l / 16 + 4); }),
+static_assert(details::conflict_free(details::kReadPhases, kLdsBanks,
+                                     [](u32 l) { return lds_offset(l % 16, l / 16); }) &&
+                  details::conflict_free(details::kReadPhases, kLdsBanks,
+                                         [](u32 l) { return lds_offset(l % 16, l / 16 + 4); }),
               "reads of an operand have no bank conflict");
-static_assert(details::are_apart(details::kWritePhases, 32,
-                                 [](u32 l) { return lds_at(l / 8, l % 8); }),
+static_assert(details::conflict_free(details::kWritePhases, 32,
+                                     [](u32 l) { return lds_offset(l / 8, l % 8); }),
               "writes of 8 rows by a wave have none either");
 
 }  // namespace rfops

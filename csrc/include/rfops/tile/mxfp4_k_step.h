@@ -15,41 +15,43 @@ constexpr u32 kStepK = 2 * kRowBytes;  // elements
 
 // Where 16-byte chunk c of a row lies in LDS: as in lds_swizzle.h, but with a permutation in which
 // writes of 8 rows side by side have no bank conflict either, as shuffled operands come.
-constexpr u32 step_at(u32 row, u32 chunk) {
+constexpr u32 lds_offset_mxfp4(u32 row, u32 chunk) {
   return row * kRowBytes + (chunk ^ row % kRowChunks) * kVecBytes;
 }
 #if defined(__gfx950__)
-static_assert(details::are_apart(details::kReadPhases, kLdsBanks,
-                                 [](u32 l) { return step_at(l % 16, l / 16); }) &&
-                  details::are_apart(details::kReadPhases, kLdsBanks,
-                                     [](u32 l) { return step_at(l % 16, l / 16 + 4); }) &&
-                  details::are_apart(details::kWritePhases, 32,
-                                     [](u32 l) { return step_at(l / 8, l % 8); }) &&
-                  details::are_apart(details::kWritePhases, 32,
-                                     [](u32 l) { return step_at(l % 16, l / 16); }),
+static_assert(details::conflict_free(details::kReadPhases, kLdsBanks,
+                                     [](u32 l) { return lds_offset_mxfp4(l % 16, l / 16); }) &&
+                  details::conflict_free(details::kReadPhases, kLdsBanks,
+                                         [](u32 l) {
+                                           return lds_offset_mxfp4(l % 16, l / 16 + 4);
+                                         }) &&
+                  details::conflict_free(details::kWritePhases, 32,
+                                         [](u32 l) { return lds_offset_mxfp4(l / 8, l % 8); }) &&
+                  details::conflict_free(details::kWritePhases, 32,
+                                         [](u32 l) { return lds_offset_mxfp4(l % 16, l / 16); }),
               "reads and writes have no bank conflict");
 #endif
 
 // Pieces of a K-step of an operand on their way to LDS: 16 bytes a thread, of 32 rows; those of a
 // wave side by side in memory.
 template <u32 kRows, bool kOrdered, bool kTail>
-class Pieces {
+class StepLoader {
  public:
   static constexpr u32 kCount = kRows / 32;
-  using Order = MemoryOrder<kOrdered>;
+  using Order = OperandLayout<kOrdered>;
 
-  __device__ explicit Pieces(u32 row_bytes) : pitch_(32 * row_bytes) {
-    const u32 t = thread_in_group();
+  __device__ explicit StepLoader(u32 row_bytes) : pitch_(32 * row_bytes) {
+    const u32 t = thread_id();
     const u32 row = kOrdered ? t % 16 + t / 128 * 16 : t / kRowChunks;
     chunk_ = kOrdered ? t / 16 % kRowChunks : t % kRowChunks;
     from_ = Order::place(row, chunk_, row_bytes);
-    to_ = step_at(row, chunk_);
+    to_ = lds_offset_mxfp4(row, chunk_);
   }
   // What follows loads of the step that begins at element `k`; nothing from `end` on.
   __device__ void aim(u32 k, u32 end) {
     asm volatile("" : "+s"(k));  // not long before
-    at_ = kTail && k + chunk_ * 32 >= end ? kOutside
-                                          : from_ + (k < end ? k / 2 * Order::kUnit : kOutside);
+    at_ = kTail && k + chunk_ * 32 >= end ? kOutOfBounds
+                                          : from_ + (k < end ? k / 2 * Order::kUnit : kOutOfBounds);
     offset_ = 0;
   }
   // The same of a step that is all there, from `further` on.
@@ -60,7 +62,7 @@ class Pieces {
   }
   // One piece after the other, from `further` on.
   __device__ void load(const Buffer& rows, u32 i, u32 further = 0) {
-    piece_[i] = load_16(rows, at_, offset_ + further);
+    piece_[i] = buffer_load_b128(rows, at_, offset_ + further);
     pass();
   }
   __device__ void pass() {
@@ -87,25 +89,25 @@ class Scales {
   // What follows loads of the step that begins at element `k`; nothing from `end` on.
   __device__ void aim(u32 k, u32 end) {
     asm volatile("" : "+s"(k));
-    at_ = lane_in_wave() * 4 + (k < end ? k / kStepK * (kWaveSize * 4) : kOutside);
+    at_ = lane_id() * 4 + (k < end ? k / kStepK * (kWaveSize * 4) : kOutOfBounds);
     offset_ = 0;
   }
   // The same of a step that is all there, from `further` on.
   __device__ void aim_inside(u32 k, u32 further) {
-    at_ = lane_in_wave() * 4;
+    at_ = lane_id() * 4;
     offset_ = k / kStepK * (kWaveSize * 4) + further;
     asm volatile("" : "+s"(offset_));
   }
   // One after the other, from `further` on.
   __device__ void load(const Buffer& rows, u32 i, u32 stage, u32 further = 0) {
-    loaded_[stage][i] = load_dwords<1>(rows, at_, offset_ + further).dword[0];
+    loaded_[stage][i] = buffer_load_dwords<1>(rows, at_, offset_ + further).dword[0];
     offset_ += pitch_;
     asm volatile("" : "+s"(offset_));
   }
   // The step at element `k` begins: what lies beyond K may be NaN.
   __device__ void begin(u32 stage, u32 k, u32 end) {
     if constexpr (kTail) {
-      const u32 block_k = k + lane_in_wave() / kTileRows * kFp4Block;
+      const u32 block_k = k + lane_id() / kTileRows * kFp4Block;
       const u32 there =
           (block_k < end ? 0x0000ffffu : 0) | (block_k + kTileK < end ? 0xffff0000u : 0);
 #pragma unroll
@@ -138,12 +140,14 @@ struct SnakeOrder {
 // LDS every kPitch, writes between them, in the first half; loads are spread over both, so that the
 // memory pipe has time. Writes end early, so that the barrier finds them done.
 template <u32 kTiles, u32 kReads, u32 kPieces, u32 kScales>
-struct StepPlan {
+struct IssueSchedule {
   static constexpr u32 kMost = kReads > kPieces ? kReads : kPieces;
   static constexpr u32 kPitch = (kTiles - 8) / kMost;
   static_assert(kPitch >= 1, "reads and writes end before their half");
-  static constexpr u32 write_at(u32 i) { return i * kPitch + (kPitch > 1 ? 1 : 0); }
-  static constexpr u32 load_at(u32 i) { return write_at(i) + 3 + i * (kTiles + 8) / kPieces; }
+  static constexpr u32 lds_write_offset(u32 i) { return i * kPitch + (kPitch > 1 ? 1 : 0); }
+  static constexpr u32 load_at(u32 i) {
+    return lds_write_offset(i) + 3 + i * (kTiles + 8) / kPieces;
+  }
   static constexpr u32 scale_at(u32 i) { return 9 + i * (kTiles / kScales); }
   // A place in front of `at` with nothing else, where reads and writes leave one.
   static constexpr u32 before(u32 at) { return at / kPitch * kPitch - 1; }

@@ -24,7 +24,7 @@ struct Idle {
 };
 
 template <u32 kTiles>
-struct Promoted {
+struct PromotedAcc {
   static_assert(kTiles % kGroup == 0, "whole groups");
   F32x4 sum[kTiles];
   F32x4 part[kGroup];  // of the group before
@@ -37,7 +37,7 @@ struct Promoted {
   __device__ static Part part_of(f32 scale) { return scale; }
   __device__ static Scale scale_of(Part x, Part w) {
     f32 product = x * w;
-    pin(product);
+    force_vgpr(product);
     return product;
   }
 
@@ -57,12 +57,12 @@ struct Promoted {
       for (u32 e = i * kAtOnce % 4; e < i * kAtOnce % 4 + kAtOnce; ++e) {
         sum[kBefore + old][e] = __builtin_fmaf(part[old][e], scale[old], sum[kBefore + old][e]);
       }
-      pin(sum[kBefore + old]);
+      force_vgpr(sum[kBefore + old]);
       beside(i);
-      keep_order();
+      sched_barrier();
       next[t] = multiply_step(step, a(t), b(t), step == 0 ? F32x4{} : next[t]);
-      pin(next[t]);  // or the compiler may sink it to its use, past a barrier
-      keep_order();
+      force_vgpr(next[t]);  // or the compiler may sink it to its use, past a barrier
+      sched_barrier();
     }
 #pragma unroll
     for (u32 t = 0; t < kGroup; ++t) {
@@ -75,8 +75,9 @@ struct Promoted {
   template <u32 kLast = kTiles - kGroup>
   __device__ void drain() {
 #pragma unroll
-    for (u32 t = 0; t < kTiles; ++t) pin(sum[t]);  // nothing of the epilogue goes into the loop
-    keep_order();
+    for (u32 t = 0; t < kTiles; ++t)
+      force_vgpr(sum[t]);  // nothing of the epilogue goes into the loop
+    sched_barrier();
 #pragma unroll
     for (u32 t = 0; t < kGroup; ++t) {
 #pragma unroll
@@ -92,7 +93,7 @@ struct Promoted {
 
 // The same where all scales are positive powers of two: the matrix cores apply them and sum.
 template <u32 kTiles>
-struct Exponents {
+struct ScaledMfmaAcc {
   F32x4 sum[kTiles];
 
   using Part = u32;
@@ -102,7 +103,7 @@ struct Exponents {
   __device__ static Part part_of(f32 scale) {
     constexpr u32 kMantissaBits = 23;
     u32 exponent = __builtin_bit_cast(u32, scale) >> kMantissaBits;
-    pin(exponent);
+    force_vgpr(exponent);
     return exponent;
   }
   __device__ static Scale scale_of(Part x, Part w) { return {w, x}; }
@@ -114,8 +115,8 @@ struct Exponents {
       const Scale scale = scale_of(t);
       F32x4& own = sum[kFirst + t];
       own = multiply_scaled(a(t), scale.a, b(t), scale.b, own);
-      pin(own);
-      keep_order();
+      force_vgpr(own);
+      sched_barrier();
     }
   }
   template <u32 = 0>
@@ -126,11 +127,11 @@ namespace details {
 
 template <bool kOfExponents, u32 kTiles>
 struct SumsOf {
-  using Type = Promoted<kTiles>;
+  using Type = PromotedAcc<kTiles>;
 };
 template <u32 kTiles>
 struct SumsOf<true, kTiles> {
-  using Type = Exponents<kTiles>;
+  using Type = ScaledMfmaAcc<kTiles>;
 };
 
 }  // namespace details

@@ -32,19 +32,19 @@ class LaneSpill {
  public:
   __device__ explicit LaneSpill(const T& value) {
     const Words words = __builtin_bit_cast(Words, value);
-    u32 lane = lane_in_wave();
-    pin(lane);
+    u32 lane = lane_id();
+    force_vgpr(lane);
 #pragma unroll
     for (u32 i = 0; i < kWords; ++i) lanes_ = lane == i ? words.at[i] : lanes_;
-    pin(lanes_);
+    force_vgpr(lanes_);
   }
   // Each call reads the lanes anew, so that no SGPR holds a dword between calls.
   __device__ T load() const {
     u32 lanes = lanes_;
-    pin(lanes);
+    force_vgpr(lanes);
     Words words;
 #pragma unroll
-    for (u32 i = 0; i < kWords; ++i) words.at[i] = lane_value(lanes, i);
+    for (u32 i = 0; i < kWords; ++i) words.at[i] = readlane(lanes, i);
     return __builtin_bit_cast(T, words);
   }
 

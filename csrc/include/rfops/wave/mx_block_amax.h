@@ -92,7 +92,7 @@ struct MxEight {
   u32 most;  // bits of the largest magnitude of the block
 
   __device__ MxEight(const In* x, u64 pitch, u32 m, u32 k)
-      : index(u64{group_x()} * kThreads + thread_in_group()) {
+      : index(u64{workgroup_id_x()} * kThreads + thread_id()) {
     const u32 eights = k / kEach;  // of a row
     is_there = index < u64{m} * eights;
     if (!is_there) return;  // a whole block

@@ -13,7 +13,7 @@ namespace rfops {
 namespace details {
 
 template <u32 kBit, class T, class Op>
-__device__ inline T fold_across(T value, Op op) {
+__device__ inline T butterfly_step(T value, Op op) {
   const u32 bits = __builtin_bit_cast(u32, value);
   if constexpr (kBit < 16) {
     return op(value, __builtin_bit_cast(T, partner<kBit>(__builtin_bit_cast(f32, value))));
@@ -26,7 +26,7 @@ __device__ inline T fold_across(T value, Op op) {
     const int own = static_cast<int>(bits);
     const int other =
         kBit == 16 ? __builtin_amdgcn_ds_swizzle(own, kXor16)
-                   : __builtin_amdgcn_ds_bpermute(static_cast<int>((lane_in_wave() ^ 32) * 4), own);
+                   : __builtin_amdgcn_ds_bpermute(static_cast<int>((lane_id() ^ 32) * 4), own);
     return op(value, __builtin_bit_cast(T, other));
 #endif
   }
@@ -39,22 +39,22 @@ template <u32 kLanes, u32 kBit = 1, class T, class Op>
 __device__ inline T reduce_lanes(T value, Op op) {
   static_assert(sizeof(T) == 4 && (kLanes & (kLanes - 1)) == 0 && kLanes <= kWaveSize);
   if constexpr (kBit < kLanes) {
-    return reduce_lanes<kLanes, 2 * kBit>(details::fold_across<kBit>(value, op), op);
+    return reduce_lanes<kLanes, 2 * kBit>(details::butterfly_step<kBit>(value, op), op);
   } else {
     return value;
   }
 }
 
 template <u32 kLanes>
-__device__ inline f32 most_of_lanes(f32 value) {
+__device__ inline f32 max_over_lanes(f32 value) {
   return reduce_lanes<kLanes>(value, [](f32 a, f32 b) { return a > b ? a : b; });
 }
 template <u32 kLanes>
-__device__ inline u32 least_of_lanes(u32 value) {
+__device__ inline u32 min_over_lanes(u32 value) {
   return reduce_lanes<kLanes>(value, [](u32 a, u32 b) { return a < b ? a : b; });
 }
 template <u32 kLanes>
-__device__ inline f32 sum_of_lanes(f32 value) {
+__device__ inline f32 sum_over_lanes(f32 value) {
   return reduce_lanes<kLanes>(value, [](f32 a, f32 b) { return a + b; });
 }
 
@@ -71,7 +71,7 @@ __device__ inline u32 before(u32 value) {
 }  // namespace details
 
 // The sum over this lane and those before it.
-__device__ inline u32 scan_wave(u32 value) {
+__device__ inline u32 inclusive_scan(u32 value) {
   constexpr int kShift = 0x110, kEnd15 = 0x142, kEnd31 = 0x143;  // row_shr, row_bcast15 and 31
   value += details::before<kShift + 1, 0xf>(value);
   value += details::before<kShift + 2, 0xf>(value);
