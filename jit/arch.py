@@ -1,9 +1,10 @@
 """Facts of the hardware: one row an architecture, read by dispatch, cost models and estimates.
 
-Device code and the virtual GPU have their own copies of what they need (csrc/include/rfops/arch.h,
-csrc/vgpu/base/{arch.h,device.cpp}); op_tests/engine/test_arch.py holds them to these. Sources are
-public measurements: gpu-benches (RRZE-HPC, MI300X), rocm-systems pull request 8480 (MI350X),
-rocm-origami (AMD's model of GEMM times), Formocast; "vendor" is AMD's or NVIDIA's data sheet.
+Device code and the virtual GPU have their own copies of what they need
+(csrc/include/rfops/chip/arch.h, csrc/vgpu/base/{arch.h,device.cpp});
+op_tests/engine/test_arch.py holds them to these. Sources are public measurements: gpu-benches
+(RRZE-HPC, MI300X), rocm-systems pull request 8480 (MI350X), rocm-origami
+(AMD's model of GEMM times), Formocast; "vendor" is AMD's or NVIDIA's data sheet.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 // that were measured: the same work a thread, the same workgroups (256 threads), no better.
 //
 // Every argument takes 8 bytes; sizes are int as there, so that index arithmetic costs the same.
-#include "rfops/types.h"
+#include "rfops/chip/types.h"
 using namespace rfops;
 
 namespace {
@@ -14,12 +14,12 @@ constexpr u32 kTile = 16;  // rows and columns of a workgroup of gemm16 and tran
 constexpr u32 kPiece = 4;  // of a thread of transpose, rows and columns
 constexpr u32 kWaves = kThreads / kWaveSize;
 
-__device__ inline int thread_of_all() { return group_x() * kThreads + thread_in_group(); }
+__device__ inline int thread_of_all() { return workgroup_id_x() * kThreads + thread_id(); }
 __device__ inline f32 float_of(u64 bits) { return __builtin_bit_cast(f32, static_cast<u32>(bits)); }
 
 // Of the lane `by` further on; the last ones keep their own.
 __device__ inline f32 from_further(f32 value, u32 by) {
-  const u32 lane = lane_in_wave(), other = lane + by < kWaveSize ? lane + by : lane;
+  const u32 lane = lane_id(), other = lane + by < kWaveSize ? lane + by : lane;
   const int bits = __builtin_bit_cast(int, value);
   return __builtin_bit_cast(f32, __builtin_amdgcn_ds_bpermute(other * 4, bits));
 }
@@ -35,10 +35,10 @@ __device__ inline f32 reduce_wave(f32 value, Op op) {
 template <typename Op>
 __device__ inline f32 reduce_group(f32 value, f32* parts, f32 nothing, Op op) {
   value = reduce_wave(value, op);
-  if (lane_in_wave() == 0) parts[thread_in_group() / kWaveSize] = value;
-  sync_group();
-  value = thread_in_group() < kWaves ? parts[thread_in_group()] : nothing;
-  return thread_in_group() < kWaveSize ? reduce_wave(value, op) : value;
+  if (lane_id() == 0) parts[thread_id() / kWaveSize] = value;
+  workgroup_barrier();
+  value = thread_id() < kWaves ? parts[thread_id()] : nothing;
+  return thread_id() < kWaveSize ? reduce_wave(value, op) : value;
 }
 
 __device__ inline f32 add_of(f32 a, f32 b) { return a + b; }
@@ -155,14 +155,14 @@ extern "C" __global__ void swiglu(f32* out, const f32* gate, const f32* up, u64 
 // One workgroup a row, three passes; the second leaves exp(x - max) in the output.
 extern "C" __global__ void softmax(f32* out, const f32* in, u64 columns) {
   __shared__ f32 parts[kWaves], shared_max, shared_sum;
-  const int n = columns, first = thread_in_group();
-  const f32* x = in + static_cast<int>(group_x()) * n;
-  f32* y = out + static_cast<int>(group_x()) * n;
+  const int n = columns, first = thread_id();
+  const f32* x = in + static_cast<int>(workgroup_id_x()) * n;
+  f32* y = out + static_cast<int>(workgroup_id_x()) * n;
   f32 most = -__builtin_inff();
   for (int i = first; i < n; i += kThreads) most = max_of(most, x[i]);
   most = reduce_group(most, parts, -__builtin_inff(), max_of);
   if (first == 0) shared_max = most;
-  sync_group();
+  workgroup_barrier();
   most = shared_max;
   f32 sum = 0.0f;
   for (int i = first; i < n; i += kThreads) {
@@ -172,7 +172,7 @@ extern "C" __global__ void softmax(f32* out, const f32* in, u64 columns) {
   }
   sum = reduce_group(sum, parts, 0.0f, add_of);
   if (first == 0) shared_sum = sum;
-  sync_group();
+  workgroup_barrier();
   const f32 scale = 1.0f / shared_sum;
   for (int i = first; i < n; i += kThreads) y[i] *= scale;
 }
@@ -181,23 +181,23 @@ extern "C" __global__ void softmax(f32* out, const f32* in, u64 columns) {
 extern "C" __global__ void layernorm(f32* out, const f32* in, const f32* gamma, const f32* beta,
                                      u64 columns) {
   __shared__ f32 parts[kWaves], shared_mean, shared_scale;
-  const int n = columns, first = thread_in_group();
-  const f32* x = in + static_cast<int>(group_x()) * n;
-  f32* y = out + static_cast<int>(group_x()) * n;
+  const int n = columns, first = thread_id();
+  const f32* x = in + static_cast<int>(workgroup_id_x()) * n;
+  f32* y = out + static_cast<int>(workgroup_id_x()) * n;
   f32 sum = 0.0f, squares = 0.0f;
   for (int i = first; i < n; i += kThreads) {
     sum += x[i];
     squares += x[i] * x[i];
   }
   sum = reduce_group(sum, parts, 0.0f, add_of);
-  sync_group();
+  workgroup_barrier();
   squares = reduce_group(squares, parts, 0.0f, add_of);
   if (first == 0) {
     const f32 mean = sum / n;
     shared_mean = mean;
     shared_scale = __builtin_amdgcn_rsqf(squares / n - mean * mean + 1e-5f);
   }
-  sync_group();
+  workgroup_barrier();
   const f32 mean = shared_mean, scale = shared_scale;
   for (int i = first; i < n; i += kThreads) y[i] = gamma[i] * (x[i] - mean) * scale + beta[i];
 }
@@ -229,16 +229,16 @@ extern "C" __global__ void gemm16(f32* c, const f32* a, const f32* b, u64 m, u64
   __shared__ f32 tile_a[kTile][kTile], tile_b[kTile][kTile];
   const int tx = __builtin_amdgcn_workitem_id_x(), ty = __builtin_amdgcn_workitem_id_y();
   const int rows = m, columns = n, depth = k;
-  const int row = group_y() * kTile + ty, column = group_x() * kTile + tx;
+  const int row = workgroup_id_y() * kTile + ty, column = workgroup_id_x() * kTile + tx;
   f32 sum = 0.0f;
   for (int t = 0; t < (depth + static_cast<int>(kTile) - 1) / static_cast<int>(kTile); ++t) {
     const int at = t * kTile + tx, bt = t * kTile + ty;
     tile_a[ty][tx] = row < rows && at < depth ? a[row * depth + at] : 0.0f;
     tile_b[ty][tx] = bt < depth && column < columns ? b[bt * columns + column] : 0.0f;
-    sync_group();
+    workgroup_barrier();
 #pragma unroll
     for (u32 i = 0; i < kTile; ++i) sum += tile_a[ty][i] * tile_b[i][tx];
-    sync_group();
+    workgroup_barrier();
   }
   if (row >= rows || column >= columns) return;
   const int at = row * columns + column;
@@ -249,13 +249,13 @@ extern "C" __global__ void gemm16(f32* c, const f32* a, const f32* b, u64 m, u64
 extern "C" __global__ void transpose(F32x4* out, const F32x4* in, u64 quads, u64 tiles) {
   __shared__ F32x4 lds[kTile * kTile * kPiece];
   const u32 tx = __builtin_amdgcn_workitem_id_x(), ty = __builtin_amdgcn_workitem_id_y();
-  const u32 width = quads, row_tile = group_x();
-  const u32 column_tile = (group_x() + group_y()) % static_cast<u32>(tiles);
+  const u32 width = quads, row_tile = workgroup_id_x();
+  const u32 column_tile = (workgroup_id_x() + workgroup_id_y()) % static_cast<u32>(tiles);
   const u32 from = column_tile * kTile + tx + (row_tile * kTile + ty) * width * kPiece;
   const u32 put = ty * kTile * kPiece + tx;
 #pragma unroll
   for (u32 i = 0; i < kPiece; ++i) lds[put + i * kTile] = in[from + i * width];
-  sync_group();
+  workgroup_barrier();
   const u32 take = tx * kTile * kPiece + ty;
   F32x4 piece[kPiece];
 #pragma unroll

@@ -191,7 +191,8 @@ def test_a_result_is_scaled_only_where_scores_rise(arch: str) -> None:
 def test_parts_are_left_and_asked_for_once(arch: str) -> None:
     """Of two parts each leaves the half of its blocks that the other makes, and reads the other's:
     a block of 8 KiB and a wave at once, in whose code no wait is between loads."""
-    cost = {"gfx942": 16 * 12, "gfx950": 32 * 28}[arch]  # kItemCost of csrc/mla_decode_shared.hip
+    # kItemCost of csrc/attention/mla_decode_shared.hip
+    cost = {"gfx942": 16 * 12, "gfx950": 32 * 28}[arch]
     p = problem([2 * (cost + LEAST)], 128, arch=arch)
     with rfops.vgpu.timing() as t:
         run("shared", p, SharedConfig(2, LEAST))

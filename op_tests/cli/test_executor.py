@@ -330,6 +330,6 @@ def test_what_a_node_gets_is_a_package() -> None:
 
     data = cluster.sources()
     names = set(tarfile.open(fileobj=io.BytesIO(data)).getnames())
-    assert {"rfops/__init__.py", "rfops/jit/__init__.py", "rfops/csrc/mxfp8_gemv.hip"} <= names
+    assert {"rfops/__init__.py", "rfops/jit/__init__.py", "rfops/csrc/gemm/mxfp8_gemv.hip"} <= names
     assert {"rfops/configs/gemm_mxfp8.csv", "rfops/jit/compiler_config.json"} <= names
     assert not any("__pycache__" in n for n in names)

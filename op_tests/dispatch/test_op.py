@@ -30,7 +30,7 @@ from rfops.jit import CompiledOp, compile_ops, f32, tensors, u32
 from rfops.jit.launch import hip, launcher
 
 SOURCE = """
-#include "rfops/types.h"
+#include "rfops/chip/types.h"
 using namespace rfops;
 
 struct Table { const float* rows[100]; };

@@ -22,10 +22,10 @@ from rfops.dispatch.op import Op
 pytestmark = pytest.mark.requires_gfx950
 
 KERNEL = """
-#include "rfops/types.h"
+#include "rfops/chip/types.h"
 using namespace rfops;
 extern "C" __global__ void scratch_scale(f32* out, const f32* x, const f32* scale, u32 m, u32 n) {
-  const u32 at = group_x() * RFOPS_THREADS + thread_in_group();
+  const u32 at = workgroup_id_x() * RFOPS_THREADS + thread_id();
   if (at < m * n) out[at] = x[at] * scale[at / n];
 }
 """

@@ -41,7 +41,7 @@ def test_the_virtual_gpu_has_these_architectures() -> None:
 
 @pytest.mark.parametrize("name", ARCHS)
 def test_device_code_has_the_same(name: str) -> None:
-    text = (paths.INCLUDE / "rfops" / "arch.h").read_text(encoding="utf-8")
+    text = (paths.INCLUDE / "rfops" / "chip" / "arch.h").read_text(encoding="utf-8")
     (part,) = re.findall(rf"defined\(__{name}__\)\n(.*?)\n#", text, re.S)
     values = dict(re.findall(r"constexpr u32 (\w+) = (\d+);", part + text.split("#endif")[1]))
     row = ROWS[name]

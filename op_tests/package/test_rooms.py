@@ -28,6 +28,64 @@ def test_a_room_includes_only_what_stands_before_it() -> None:
     assert not wrong
 
 
+# Rooms of shared device headers, and the families of kernels with the headers that they alone use.
+DEVICE_ROOMS = ("chip", "wave", "number", "matrix", "tile", "group", "store")
+FAMILIES = ("gemm", "moe", "attention", "quantization")
+
+
+def device_room(name: str) -> str:
+    """`chip` of rfops/chip/types.h, `gemm` of gemm/mxfp4_loader.h."""
+    parts = name.split("/")
+    return parts[1] if parts[0] == "rfops" else parts[0]
+
+
+def device_includes() -> dict[str, set[str]]:
+    """What each header and kernel includes, all by their names in an #include."""
+    files = [f for room in DEVICE_ROOMS for f in (paths.INCLUDE / "rfops" / room).iterdir()]
+    names = {f.relative_to(paths.INCLUDE).as_posix(): f for f in files}
+    for family in FAMILIES:
+        names |= {f"{family}/{f.name}": f for f in (paths.CSRC / family).iterdir()}
+    pattern = re.compile(r'^#include "([^"]+)"', re.M)
+    return {n: set(pattern.findall(f.read_text(encoding="utf-8"))) for n, f in names.items()}
+
+
+def test_a_device_header_includes_only_rooms_before_its_own() -> None:
+    shared = paths.INCLUDE / "rfops"
+    assert {f.name for f in shared.iterdir()} == set(DEVICE_ROOMS)
+    includes = device_includes()
+    assert len(includes) > 120 and not set().union(*includes.values()) - set(includes)
+    wrong = []
+    for name, others in includes.items():
+        place = device_room(name)
+        allowed = set(DEVICE_ROOMS) | {place}
+        if place in DEVICE_ROOMS:
+            allowed = set(DEVICE_ROOMS[: DEVICE_ROOMS.index(place) + 1])
+        wrong += [
+            f"{name} includes {other}" for other in others if device_room(other) not in allowed
+        ]
+    assert not wrong
+
+
+def test_a_shared_device_header_serves_two_families() -> None:
+    """What one family alone uses stands beside its kernels."""
+    includes = device_includes()
+
+    def families(name: str) -> set[str]:
+        users = [user for user, others in includes.items() if name in others]
+        inner = [families(user) for user in users if user.startswith("rfops/")]
+        return {device_room(u) for u in users if not u.startswith("rfops/")}.union(*inner)
+
+    shared = [name for name in includes if name.startswith("rfops/")]
+    assert {name: families(name) for name in shared if len(families(name)) < 2} == {}
+
+
+def test_the_index_of_device_headers_names_each() -> None:
+    text = (paths.CSRC / "README.md").read_text(encoding="utf-8")
+    headers = {name for name in device_includes() if name.endswith(".h")}
+    named = set(re.findall(r"`([\w/]+\.h)`", text))
+    assert named == headers
+
+
 # Of rfops, jit/ among them: each imports, before a call, only what stands before it.
 PYTHON_ROOMS = (
     "jit.",  # what lies in jit/ itself: settings, errors, ...

@@ -44,7 +44,7 @@ SCALE = 2.0**-6  # of FP8 whose largest value is 448: of kv, of q
 # tokens, 128 heads, bf16, estimated: MI300X 38 us (flow 66), MI355X 29 (35); 4 of 8,192 51 (31).
 FEW_TOKENS = {"gfx942": {2: 70_000, 1: 190_000}, "gfx950": {2: 270_000, 1: 300_000}}
 FEW_TOKENS_OF_LONG = {"gfx942": {2: 200_000, 1: 400_000}, "gfx950": {2: 500_000, 1: 500_000}}
-MOST_SHARED = 40  # parts of a sequence, of csrc/include/rfops/mla_parts.h
+MOST_SHARED = 40  # parts of a sequence, of csrc/attention/mla_partials.h
 PAGES = "pass one row of pages per sequence"  # the fix of a refusal
 NO_LENS = "kv_lens", "given with a block table", "None", "pass the tokens of each sequence"
 

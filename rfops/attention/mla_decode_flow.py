@@ -22,15 +22,15 @@ D_V = 512
 CUT = 64  # tokens to which a worker's are rounded up, and a sequence's cost: kCut of the kernel
 LEAST = CUT  # tokens of a worker
 SHORT = 32  # the same, and CUT, where there are no LEAST for each CU: to read less takes less time
-TURNS = 256  # of some 1,000 clk, that a part waits for others (csrc/include/rfops/mla_gather.h)
-LEVELS = 6  # kLevels of csrc/include/rfops/mla_tree.h, each of four waves' counts of two words
+TURNS = 256  # of some 1,000 clk, that a part waits for others (csrc/attention/mla_combine_all.h)
+LEVELS = 6  # kLevels of csrc/attention/mla_combine_tree.h, each of four waves' counts of two words
 _MOST_WORKERS = 4096
 _BF16 = torch.bfloat16
 
 
 @dataclass(frozen=True)
 class FlowConfig:
-    """A variant of csrc/mla_decode_flow.hip."""
+    """A variant of csrc/attention/mla_decode_flow.hip."""
 
     workers: int  # workgroups that share the tokens of all sequences, of each 16 columns
     least: int  # tokens of a worker at least, where there are fewer than for all
@@ -84,7 +84,7 @@ def arguments(
     unseen: u32,
     qo_indptr: torch.Tensor | None,
 ) -> None:
-    """Of csrc/mla_decode_flow.hip and mla_decode_shared.hip: the shapes stand there."""
+    """Of csrc/attention/mla_decode_flow.hip and mla_decode_shared.hip: the shapes stand there."""
 
 
 _bind = compile_ops("mla_decode_flow", kernel="mla_decode_flow", variants=_variants)

@@ -18,7 +18,7 @@ LEAST = 128  # tokens of a worker: its part of the result is as large as 120 tok
 
 @dataclass(frozen=True)
 class SharedConfig(FlowConfig):
-    """A variant of csrc/mla_decode_shared.hip: workers that share the tokens of 128 columns."""
+    """A variant of csrc/attention/mla_decode_shared.hip: workers share tokens of 128 columns."""
 
 
 @dataclass(frozen=True)

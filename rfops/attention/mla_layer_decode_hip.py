@@ -1,12 +1,13 @@
 """mla_layer_decode by HIP: five launches.
 
-down     q_down and kv_down of x, the cache's new rows   csrc/mla_layer_decode.hip,
+down     q_down and kv_down of x, the cache's new rows   csrc/attention/mla_layer_decode.hip,
          of more than 32 sequences                       _down.hip
-query    q_up, RoPE of q, and kv_up's half of k into it  csrc/mla_layer_decode_query.hip,
+query    q_up, RoPE of q, and kv_up's half of k into it  csrc/attention/mla_layer_decode_query.hip,
          of more than 32 sequences and many heads        _query_wide.hip
-         mla_decode's kernel, which turns keys           csrc/mla_decode_*.hip
-value    kv_up's half of v, by heads                     csrc/mla_layer_decode.hip
-out      o; of more than 32 sequences                    csrc/mla_layer_decode_out.hip, _wide.hip
+         mla_decode's kernel, which turns keys           csrc/attention/mla_decode_*.hip
+value    kv_up's half of v, by heads                     csrc/attention/mla_layer_decode.hip
+out      o                                               csrc/attention/mla_layer_decode_out.hip,
+         of more than 32 sequences                       mla_layer_decode_wide.hip
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .mla_layer_parts import (
     attention_kernel,
 )
 
-DOWN, VALUE = range(2)  # stages of csrc/mla_layer_decode.hip
+DOWN, VALUE = range(2)  # stages of csrc/attention/mla_layer_decode.hip
 OUT, WIDE, DOWN_WIDE = range(2, 5)  # kernels of their own
 BY_WAVES = (WIDE, DOWN_WIDE)  # half of whose waves fetch, and whose sums meet wave by wave
 TILE, PIECE, STEP = 16, 32, 128  # rows of an operand, K of one and of a step
@@ -208,7 +209,7 @@ def mla_layer_decode_kernel(
     cache_rows: u32,
     width: u32,
 ) -> None:
-    """csrc/mla_layer_decode.hip: the shapes stand there."""
+    """csrc/attention/mla_layer_decode.hip: the shapes stand there."""
 
 
 @compile_ops("mla_layer_decode_down", kernel="mla_layer_decode_down",
@@ -233,7 +234,7 @@ def mla_layer_decode_down(
     cache_rows: u32,
     width: u32,
 ) -> None:
-    """csrc/mla_layer_decode_down.hip: the shapes stand there."""
+    """csrc/attention/mla_layer_decode_down.hip: the shapes stand there."""
 
 
 @compile_ops(
@@ -256,7 +257,7 @@ def mla_layer_decode_query(
     start: u32,
     length: u32,
 ) -> None:
-    """csrc/mla_layer_decode_query.hip: the shapes stand there."""
+    """csrc/attention/mla_layer_decode_query.hip: the shapes stand there."""
 
 
 @compile_ops("mla_layer_decode_query_wide", kernel="mla_layer_decode_query_wide")
@@ -273,7 +274,7 @@ def mla_layer_decode_query_wide(
     positions: Tensor | None,
     length: u32,
 ) -> None:
-    """csrc/mla_layer_decode_query_wide.hip: the shapes stand there."""
+    """csrc/attention/mla_layer_decode_query_wide.hip: the shapes stand there."""
 
 
 @compile_ops("mla_layer_decode_out", kernel="mla_layer_decode_out",
@@ -288,7 +289,7 @@ def mla_layer_decode_out(
     n: u32,
     k: u32,
 ) -> None:
-    """csrc/mla_layer_decode_out.hip: the shapes stand there."""
+    """csrc/attention/mla_layer_decode_out.hip: the shapes stand there."""
 
 
 @compile_ops("mla_layer_decode_wide", kernel="mla_layer_decode_wide",
@@ -303,7 +304,7 @@ def mla_layer_decode_wide(
     n: u32,
     k: u32,
 ) -> None:
-    """csrc/mla_layer_decode_wide.hip: the shapes stand there."""
+    """csrc/attention/mla_layer_decode_wide.hip: the shapes stand there."""
 
 
 class HipLayer(Kernel):

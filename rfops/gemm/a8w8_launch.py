@@ -17,7 +17,7 @@ from rfops.quantization.shuffle import WEIGHT
 from . import a8w8_layout
 
 MAX_SPLIT = 8
-_COUNT_STEP = 32  # words of a tile's count of workgroups: kOwnLine of rfops/split_reduce.h
+_COUNT_STEP = 32  # words of a counter: kCounterStride of rfops/group/split_k_reduce.h
 _MOST_KNOWN = 4096
 _best: dict[tuple[Any, ...], tuple[Any, float]] = {}
 

@@ -15,9 +15,9 @@ from .a8w8_tiles import TileConfig, TileKernel
 
 @dataclass(frozen=True)
 class PingPongConfig(TileConfig):
-    """A variant of csrc/a8w8_blockscale_pingpong.hip. `pow2` is a promise of the caller: that every
-    scale is a positive power of two, as models with e8m0 scales in fp32 have them; others would be
-    rounded down to one."""
+    """A variant of csrc/gemm/a8w8_blockscale_pingpong.hip. `pow2` is a promise of the caller: that
+    every scale is a positive power of two, as models with e8m0 scales in fp32 have them; others
+    would be rounded down to one."""
 
     pow2: int = 0
 

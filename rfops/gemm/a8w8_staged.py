@@ -11,7 +11,7 @@ from .a8w8_tiles import TileConfig, TileKernel
 
 
 class StagedConfig(TileConfig):
-    """A variant of csrc/a8w8_blockscale_staged.hip."""
+    """A variant of csrc/gemm/a8w8_blockscale_staged.hip."""
 
     TILES = MappingProxyType({(128, 128): 248, (128, 64): 168, (64, 64): 120, (64, 128): 168})
     # By timing mode at large sizes, gfx942.

@@ -29,7 +29,7 @@ _MAX_LOADS = 63  # what vmcnt counts
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """A variant of csrc/a8w8_blockscale_stream.hip; its head comment says what each means."""
+    """A variant of csrc/gemm/a8w8_blockscale_stream.hip; its head comment says what each means."""
 
     m_tiles: int  # tiles of 16 rows of x
     n_tiles: int  # tiles of 16 rows of w of a workgroup

@@ -30,7 +30,7 @@ GROUP_M = 8
 
 @dataclass(frozen=True)
 class DeepConfig:
-    """A variant of csrc/mxfp4_deep.hip; its head comment says what each means."""
+    """A variant of csrc/gemm/mxfp4_deep.hip; its head comment says what each means."""
 
     m: int  # rows of x of a workgroup
     n: int  # rows of w of a workgroup

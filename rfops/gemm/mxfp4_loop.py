@@ -57,7 +57,7 @@ mxfp4_loop = compile_ops("mxfp4_loop", kernel="mxfp4_loop", variants=lambda _arc
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """A variant of csrc/mxfp4_loop.hip; its head comment says what each means."""
+    """A variant of csrc/gemm/mxfp4_loop.hip; its head comment says what each means."""
 
     m: int  # rows of x of a workgroup
     n: int  # rows of w of a workgroup

@@ -28,14 +28,14 @@ _PREPARE: dict[str, int | str] = {"X": "bf16", "ROUNDING": "Even"}
 def prepare_x(
     payload: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, m: u32, k: u32, x_row: u32
 ) -> None:
-    """csrc/mxfp4_prepare.hip: the shapes stand there."""
+    """csrc/gemm/mxfp4_prepare.hip: the shapes stand there."""
 
 
 @compile_ops("mxfp4_prepare", kernel="mxfp4_prepare_scale", variants=lambda _arch: [_PREPARE])
 def prepare_scale(
     shuffled: torch.Tensor, scale: torch.Tensor, rows: u32, k: u32, pitch: u32
 ) -> None:
-    """csrc/mxfp4_prepare.hip: the shapes stand there."""
+    """csrc/gemm/mxfp4_prepare.hip: the shapes stand there."""
 
 
 # By timing mode: what preparing x reaches; a launch more.

@@ -34,7 +34,7 @@ mxfp4_skew = compile_ops("mxfp4_skew", kernel="mxfp4_skew", variants=lambda _arc
 
 @dataclass(frozen=True)
 class SkewConfig:
-    """A variant of csrc/mxfp4_skew.hip; its head comment says what it means."""
+    """A variant of csrc/gemm/mxfp4_skew.hip; its head comment says what it means."""
 
     group_n: int = 4  # tiles along N of a group of workgroups
 

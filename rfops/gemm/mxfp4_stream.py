@@ -26,7 +26,7 @@ _MAX_LOADS = 63  # what vmcnt counts
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """A variant of csrc/mxfp4_stream.hip; its head comment says what each means."""
+    """A variant of csrc/gemm/mxfp4_stream.hip; its head comment says what each means."""
 
     m_tiles: int  # tiles of 16 rows of x
     n_tiles: int  # tiles of 16 rows of w of a workgroup

@@ -30,7 +30,7 @@ _BUILT: dict[str, int | str] = {
 
 @dataclass(frozen=True)
 class TilesConfig:
-    """A variant of csrc/mxfp4_tiles.hip; its head comment says what each means."""
+    """A variant of csrc/gemm/mxfp4_tiles.hip; its head comment says what each means."""
 
     m_tiles: int  # tiles of 16 rows of x of a workgroup
     n_tiles: int  # tiles of 16 rows of w of a wave

@@ -32,7 +32,7 @@ def mxfp8_gemv(
     n: u32,
     k: u32,
 ) -> None:
-    """csrc/mxfp8_gemv.hip: the shapes stand there; M and the config are compile-time constants."""
+    """csrc/gemm/mxfp8_gemv.hip has the shapes; M and the config are compile-time constants."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ MAX_TILES = 4  # of 16 rows, of x or of w, of a workgroup
 CHIP = ROWS["gfx950"]
 XCDS = CHIP.xcds
 MAX_SPLIT = 16  # parts of K that the heuristic tries at most, of workgroups and of waves
-# The type of an out element in csrc/mxfp8_mfma.hip.
+# The type of an out element in csrc/gemm/mxfp8_mfma.hip.
 OUT_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
@@ -45,7 +45,7 @@ def mxfp8_mfma(
     workspace: torch.Tensor,
     counts: torch.Tensor,
 ) -> None:
-    """csrc/mxfp8_mfma.hip: the shapes stand there; the config is compile-time constants."""
+    """csrc/gemm/mxfp8_mfma.hip: the shapes stand there; the config is compile-time constants."""
 
 
 @dataclass(frozen=True)

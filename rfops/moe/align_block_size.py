@@ -50,7 +50,7 @@ def moe_align_count(
     num_experts: u32,
     num_groups: u32,
 ) -> None:
-    """csrc/moe_align_block_size.hip: the shapes stand there."""
+    """csrc/moe/moe_align_block_size.hip: the shapes stand there."""
 
 
 @compile_ops("moe_align_block_size", variants=lambda _arch: [_defines(16, torch.int32)])
@@ -69,7 +69,7 @@ def moe_align_place(
     num_blocks: u32,
     num_groups: u32,
 ) -> None:
-    """csrc/moe_align_block_size.hip: the shapes stand there."""
+    """csrc/moe/moe_align_block_size.hip: the shapes stand there."""
 
 
 def _defines(waves: int, dtype: torch.dtype) -> dict[str, int | str]:

@@ -1,4 +1,4 @@
-"""Tokens' best experts by their logits, as csrc/include/rfops/choose.h finds them: the formula
+"""Tokens' best experts by their logits, as csrc/moe/top_k.h finds them: the formula
 in torch, and what the HIP kernels that choose do not take."""
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """fused_moe with FP8 weights by HIP: four launches, a router one more; no copy to the host.
 
-(router   tokens of each expert                             csrc/moe_router.hip)
-prepare   those by ids, and each token quantised once       csrc/moe_fp8_prepare.hip
-experts   gate, up and SiLU, quantised again                csrc/moe_experts_fp8.hip
-experts   down of them                                      csrc/moe_experts_fp8.hip
-add       each token's rows, in a fixed order               csrc/moe_add.hip
+(router   tokens of each expert                             csrc/moe/moe_router.hip)
+prepare   those by ids, and each token quantised once       csrc/moe/moe_fp8_prepare.hip
+experts   gate, up and SiLU, quantised again                csrc/moe/moe_experts_fp8.hip
+experts   down of them                                      csrc/moe/moe_experts_fp8.hip
+add       each token's rows, in a fixed order               csrc/moe/moe_add.hip
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .fused_moe_hip import IN_TYPES, TOKENS, FusedMoeHipConfig, HipMoe, Launches
 
 @dataclass(frozen=True)
 class FusedMoeFp8HipConfig(FusedMoeHipConfig):
-    """A variant of csrc/moe_experts_fp8.hip."""
+    """A variant of csrc/moe/moe_experts_fp8.hip."""
 
     heights = 64, 128
 
@@ -69,7 +69,7 @@ def moe_experts_fp8_kernel(
     k: u32,
     groups: u32,
 ) -> None:
-    """csrc/moe_experts_fp8.hip: the shapes stand there."""
+    """csrc/moe/moe_experts_fp8.hip: the shapes stand there."""
 
 
 @compile_ops(
@@ -90,7 +90,7 @@ def moe_fp8_prepare_kernel(
     experts: u32,
     list_groups: u32,
 ) -> None:
-    """csrc/moe_fp8_prepare.hip: the shapes stand there."""
+    """csrc/moe/moe_fp8_prepare.hip: the shapes stand there."""
 
 
 class HipFp8(HipMoe):

@@ -1,9 +1,9 @@
 """fused_moe by HIP: four launches, no sort, no copy to the host.
 
-lists     tokens of each expert, by the router or by ids   csrc/moe_router.hip, moe_lists.hip
-experts   gate, up and SiLU of all experts' rows           csrc/moe_experts.hip; on gfx950
+lists     tokens of each expert, by the router or by ids   csrc/moe/moe_router.hip, moe_lists.hip
+experts   gate, up and SiLU of all experts' rows           csrc/moe/moe_experts.hip; on gfx950
 experts   down of them                                     moe_experts_pingpong.hip
-add       each token's rows, in a fixed order              csrc/moe_add.hip
+add       each token's rows, in a fixed order              csrc/moe/moe_add.hip
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_EXPERTS, MOST_CHOSEN, MOST_SHARED = 512, 16, 8
 def moe_lists_kernel(
     counts: Tensor, rows: Tensor, slots: Tensor, topk_ids: Tensor, m: u32, experts: u32
 ) -> None:
-    """csrc/moe_lists.hip: the shapes stand there."""
+    """csrc/moe/moe_lists.hip: the shapes stand there."""
 
 
 def _experts_defines(
@@ -75,7 +75,7 @@ def _arguments(
     in_row: u32,
     groups: u32,
 ) -> None:
-    """Of stacked weights; csrc/moe_experts.hip and moe_experts_pingpong.hip: the shapes."""
+    """Of stacked weights; csrc/moe/moe_experts.hip and moe_experts_pingpong.hip: the shapes."""
 
 
 def _table_arguments(
@@ -142,12 +142,12 @@ def moe_add_kernel(
     routed: u32,
     all_rows: u32,
 ) -> None:
-    """csrc/moe_add.hip: the shapes stand there."""
+    """csrc/moe/moe_add.hip: the shapes stand there."""
 
 
 @dataclass(frozen=True)
 class FusedMoeHipConfig:
-    """A variant of csrc/moe_experts.hip, or of moe_experts_pingpong.hip."""
+    """A variant of csrc/moe/moe_experts.hip, or of moe_experts_pingpong.hip."""
 
     heights: ClassVar[tuple[int, ...]] = (128, 160, 256, PINGPONG_ROWS)
 

@@ -40,7 +40,7 @@ Values = Callable[[Tensor, Tensor, torch.dtype], Tensor]
 
 @dataclass(frozen=True)
 class Format:
-    """One of the two, as torch and csrc/include/rfops/moe_mx.h have it."""
+    """One of the two, as torch and csrc/moe/mx_format.h have it."""
 
     word: str
     name: str  # in csrc/

@@ -1,14 +1,14 @@
 """fused_moe with MXFP4 or MX-FP8 weights by HIP: four launches, or three where rows of down fit in
 LDS; one more where a router chooses.
 
-prepare   tokens of each expert, and x quantised   csrc/moe_mx_prepare.hip
-experts   gate, up, SiLU, h quantised              csrc/moe_mx_experts.hip, of many rows
-                                                   an expert csrc/moe_mx_gate_up.hip
-experts   down                                     csrc/moe_mx_experts.hip
-add       each token's rows, in a fixed order      csrc/moe_add_pairs.hip
-down      in place of the last two                 csrc/moe_mx_down.hip, for more tokens
-                                                   csrc/moe_mx_down_sums.hip, where h is
-                                                   beyond L2 csrc/moe_mx_down_deep.hip
+prepare   tokens of each expert, and x quantised   csrc/moe/moe_mx_prepare.hip
+experts   gate, up, SiLU, h quantised              csrc/moe/moe_mx_experts.hip, of many rows
+                                                   an expert csrc/moe/moe_mx_gate_up.hip
+experts   down                                     csrc/moe/moe_mx_experts.hip
+add       each token's rows, in a fixed order      csrc/moe/moe_add_pairs.hip
+down      in place of the last two                 csrc/moe/moe_mx_down.hip, for more tokens
+                                                   csrc/moe/moe_mx_down_sums.hip, where h is
+                                                   beyond L2 csrc/moe/moe_mx_down_deep.hip
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ from .fused_moe_mx import MXFP4, RAW, Format, scale_columns
 
 TILE, TILES = 16, 4  # rows of an operand; operands of weights of a wave
 EIGHTS, STEP_BYTES, BLOCK = 8, 128, 32
-PREPARES, OF_TOKEN = 512, 4  # lanes of csrc/moe_mx_prepare.hip: of a workgroup, and a token's lists
+# lanes of csrc/moe/moe_mx_prepare.hip: of a workgroup, and a token's lists
+PREPARES, OF_TOKEN = 512, 4
 MAX_M_TILES, MAX_WAVES, MAX_PER_CU = 8, 8, 8
 MORE_M_TILES = 9  # of MXFP4 in 1024s of K: what fits in LDS
 FEW_TOKENS = 16
@@ -63,7 +64,7 @@ SUM_WAVES, DEEP_WAVES, SLOTS = range(2, 16), range(2, 8), range(3, 6)
 
 @dataclass(frozen=True)
 class MxMoeConfig:
-    """A variant of csrc/moe_mx_experts.hip; its head comment says what each means."""
+    """A variant of csrc/moe/moe_mx_experts.hip; its head comment says what each means."""
 
     m_tiles: int  # tiles of 16 rows of an expert, of a workgroup
     up_n: int  # waves side by side along the columns of gate and up
@@ -71,13 +72,13 @@ class MxMoeConfig:
     down_n: int  # the same of down
     down_k: int
     per_cu: int = 2  # workgroups of a CU, at most
-    columns: int = 0  # of a workgroup of csrc/moe_mx_down.hip, of down_n waves; 0: not by it
+    columns: int = 0  # of a workgroup of csrc/moe/moe_mx_down.hip, of down_n waves; 0: not by it
     rows: int = 1  # tiles of 16 rows that a wave of it multiplies at a time
     ahead: int = 1  # steps of weights of gate and up on their way
-    # Of weights in LDS, of csrc/moe_mx_down_sums.hip, with rows=2 of moe_mx_down_deep.hip; 0: by
-    # neither.
+    # Of weights in LDS, of csrc/moe/moe_mx_down_sums.hip, with rows=2 of moe_mx_down_deep.hip;
+    # 0: by neither.
     slots: int = 0
-    ring: int = 0  # 1: gate and up by csrc/moe_mx_gate_up.hip, of many rows an expert
+    ring: int = 0  # 1: gate and up by csrc/moe/moe_mx_gate_up.hip, of many rows an expert
 
     def __post_init__(self) -> None:
         check_config_ints(self)
@@ -121,7 +122,7 @@ class MxMoeConfig:
 
     @property
     def is_deep(self) -> bool:
-        """Down by csrc/moe_mx_down_deep.hip."""
+        """Down by csrc/moe/moe_mx_down_deep.hip."""
         return self.slots > 0 and self.rows > 1
 
 
@@ -172,7 +173,7 @@ def moe_mx_prepare_kernel(
     topk_ids: Tensor, x: Tensor, m: u32, k: u32, x_row: u32, steps: u32, experts: u32,
     list_groups: u32, q: Tensor, counts: Tensor, lists: Tensor, scale: Tensor,
 ) -> None:  # fmt: skip
-    """csrc/moe_mx_prepare.hip: the shapes stand there."""
+    """csrc/moe/moe_mx_prepare.hip: the shapes stand there."""
 
 
 def _experts_arguments(
@@ -180,7 +181,7 @@ def _experts_arguments(
     lists: Tensor, x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, offsets: Tensor,
     out: Tensor, out_scale: Tensor, w_row: u32, w_scale_row: u32,
 ) -> None:  # fmt: skip
-    """csrc/moe_mx_experts.hip and moe_mx_gate_up.hip: the shapes stand there."""
+    """csrc/moe/moe_mx_experts.hip and moe_mx_gate_up.hip: the shapes stand there."""
 
 
 _BUILT: dict[str, int | str] = {
@@ -216,7 +217,7 @@ def _down_arguments(
     h: Tensor, h_scale: Tensor, w: Tensor, w_scale: Tensor, lists: Tensor, counts: Tensor,
     out: Tensor, k: u32, w_row: u32, w_scale_row: u32,
 ) -> None:  # fmt: skip
-    """csrc/moe_mx_down.hip, _sums.hip and _deep.hip: the shapes stand there."""
+    """csrc/moe/moe_mx_down.hip, _sums.hip and _deep.hip: the shapes stand there."""
 
 
 moe_mx_down_kernel = compile_ops(
@@ -238,7 +239,7 @@ moe_mx_down_sums_kernel = compile_ops(
 def moe_add_pairs_kernel(
     out: Tensor, rows: Tensor, weights: Tensor, ids: Tensor, m: u32, n: u32, routed: u32
 ) -> None:
-    """csrc/moe_add_pairs.hip: the shapes stand there."""
+    """csrc/moe/moe_add_pairs.hip: the shapes stand there."""
 
 
 class HipMxMoe(Kernel):

@@ -56,7 +56,7 @@ def mxfp8_moe(
     k: u32,
     a_rows: u32,
 ) -> None:
-    """csrc/mxfp8_moe.hip: the shapes stand there; block_m and the config are compile-time."""
+    """csrc/moe/mxfp8_moe.hip: the shapes stand there; block_m and the config are compile-time."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ hundreds differs in its last bit by the order of the sum, but what decides is th
 
 | kernel | what it takes |
 |---|---|
-| hip (csrc/moe_router.hip) | up to 512 experts, of which up to 16 are chosen; K a multiple of 8 |
+| hip (csrc/moe/moe_router.hip) | up to 512 experts, up to 16 of them chosen; K a multiple of 8 |
 | torch | whatever is left |
 """
 
@@ -57,7 +57,7 @@ def moe_router_kernel(
     x_row: u32,
     w_row: u32,
 ) -> None:
-    """csrc/moe_router.hip: the shapes stand there."""
+    """csrc/moe/moe_router.hip: the shapes stand there."""
 
 
 class Hip(Kernel):

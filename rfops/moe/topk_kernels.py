@@ -2,7 +2,7 @@
 
 | kernel | what it takes |
 |---|---|
-| hip (csrc/moe_topk.hip) | up to 512 experts, of which up to 16 are chosen |
+| hip (csrc/moe/moe_topk.hip) | up to 512 experts, of which up to 16 are chosen |
 | torch | whatever is left |
 """
 
@@ -40,7 +40,7 @@ def moe_topk_kernel(
     column_stride: u64,
     scale: f32,
 ) -> None:
-    """csrc/moe_topk.hip: the shapes stand there."""
+    """csrc/moe/moe_topk.hip: the shapes stand there."""
 
 
 def choosing_defines(call: Mapping[str, Any]) -> dict[str, int | str]:

@@ -53,7 +53,7 @@ def quant_fp8_blockscale_kernel(
     scale_row: u32,
     scale_k: u32,
 ) -> None:
-    """csrc/quant_fp8_blockscale.hip: the shapes stand there."""
+    """csrc/quantization/quant_fp8_blockscale.hip: the shapes stand there."""
 
 
 class Hip(Kernel):

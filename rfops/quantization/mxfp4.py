@@ -60,7 +60,7 @@ _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 def quant_mxfp4_kernel(
     payload: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, pitch: u64, m: u32, k: u32
 ) -> None:
-    """csrc/quant_mxfp4.hip: the shapes stand there."""
+    """csrc/quantization/quant_mxfp4.hip: the shapes stand there."""
 
 
 class Hip(HipQuant):

@@ -60,7 +60,7 @@ ROUNDING = MappingProxyType({"up": 0x1FFFFF, "floor": 0, "even": 0x200000, "ceil
 def quant_mxfp8_kernel(
     payload: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, pitch: u64, m: u32, k: u32
 ) -> None:
-    """csrc/quant_mxfp8.hip: the shapes stand there."""
+    """csrc/quantization/quant_mxfp8.hip: the shapes stand there."""
 
 
 class Hip(HipQuant):

@@ -1,17 +1,17 @@
 // A small kernel for each header of the device library that GEMMs stand on: test_device_library.py.
-#include "rfops/block_map.h"
-#include "rfops/columns.h"
-#include "rfops/epilogue.h"
-#include "rfops/lds_tile.h"
-#include "rfops/loader.h"
-#include "rfops/matrix.h"
-#include "rfops/promote.h"
-#include "rfops/scales.h"
-#include "rfops/split_reduce.h"
-#include "rfops/waits.h"
-#include "rfops/wave_sums.h"
+#include "gemm/col_major_loader.h"
+#include "rfops/chip/sync.h"
+#include "rfops/group/split_k_reduce.h"
+#include "rfops/group/tile_map.h"
+#include "rfops/group/wave_reduce.h"
+#include "rfops/matrix/mfma_fp8.h"
+#include "rfops/store/row_major_store.h"
+#include "rfops/tile/block_scales.h"
+#include "rfops/tile/global_to_lds.h"
+#include "rfops/tile/lds_swizzle.h"
+#include "rfops/tile/promotion.h"
 #if defined(__gfx950__)
-#include "rfops/mx_chunk.h"
+#include "moe/mxfp8_k_chunk.h"
 #endif
 
 using namespace rfops;
@@ -33,20 +33,20 @@ __device__ inline void load(Loader& loader, LdsBytes* tile, u32 k) {
 // that of 64 rows, 5 straight to LDS, 6 that of 64 rows.
 template <class Reader>
 __device__ inline void read_tiles(Tile* out, const Reader& reader, u32 tiles) {
-  wait_lds();
-  meet();
+  wait_lgkmcnt();
+  s_barrier();
 #pragma unroll
   for (u32 t = 0; t < tiles; ++t) {
-    if (t % (kThreads / kWaveSize) == wave_in_group()) {
-      out[t * kWaveSize + lane_in_wave()] = reader.read(t);
+    if (t % (kThreads / kWaveSize) == wave_id()) {
+      out[t * kWaveSize + lane_id()] = reader.read(t);
     }
   }
 }
 template <u32 kOwn>
 __device__ inline void read_columns(Tile* out, const u8* operand, u32 rows, u32 k0, bool is_direct,
                                     LdsBytes* tile) {
-  const auto all = OperandRows::of<true>(operand, 0, rows, kOwn, rows, 0, 0);
-  using Way = StagedWay<true, kOwn, kOwn / kTileRows, kThreads, false>;
+  const auto all = OperandView::of<true>(operand, 0, rows, kOwn, rows, 0, 0);
+  using Way = StagedPath<true, kOwn, kOwn / kTileRows, kThreads, false>;
   if (!is_direct) {
     typename Way::Loader loader(all);
     loader.issue(k0, true);
@@ -57,11 +57,11 @@ __device__ inline void read_columns(Tile* out, const u8* operand, u32 rows, u32 
 #if defined(__gfx950__)
   if (is_direct) {
     using Direct = DirectWay<true, kOwn, kOwn / kTileRows, kThreads / kWaveSize, false>::Loader;
-    Direct(all).template issue<kOwn>(DirectLoader<4>::own_place(tile), 0, k0, true);
-    wait_loads<0>();
+    Direct(all).template issue<kOwn>(LdsDmaLoader<4>::own_place(tile), 0, k0, true);
+    wait_vmcnt<0>();
   }
 #endif
-  read_tiles(out, typename Way::Reader(tile, lane_in_wave(), 0), kOwn / kTileRows);
+  read_tiles(out, typename Way::Reader(tile, lane_id(), 0), kOwn / kTileRows);
 }
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
@@ -80,22 +80,22 @@ load_tile_by(Tile* out, const u8* operand, u32 rows, u32 k, u32 step, u32 kind) 
   }
 #if defined(__gfx950__)
   if (kind == 2) {
-    using Loader = DirectLoader<4>;
+    using Loader = LdsDmaLoader<4>;
     const Loader loader({operand, 0, rows, kRows, k, 0, k});
     loader.issue<kRows>(Loader::own_place(tile), 0, k0, true);
-    wait_loads<0>();
+    wait_vmcnt<0>();
   }
 #endif
-  read_tiles(out, RowReader(tile, lane_in_wave(), 0), kRows / kTileRows);
+  read_tiles(out, RowReader(tile, lane_id(), 0), kRows / kTileRows);
 }
 
 // matrix.h, promote.h, scales.h: out[16, 64] of x [16, K] and w [64, K], four tiles of one wave.
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kWaveSize, kWaveSize)))
 promote_tiles(f32* out, const u8* x, const u8* w, const f32* x_scale, const f32* w_scale, u32 k) {
-  const u32 lane = lane_in_wave(), blocks = k / kTileK, at = tile_offset(lane, k);
+  const u32 lane = lane_id(), blocks = k / kTileK, at = tile_offset(lane, k);
   const Buffer x_rows = make_buffer(x, 16 * k), w_rows = make_buffer(w, 64 * k);
   const BlockScales w_blocks(w_scale, 0, blocks, 1, 0);
-  Promoted<4> sums = {};
+  PromotedAcc<4> sums = {};
   for (u32 b = 0; b < blocks; ++b) {
     const Tile own = load_tile(x_rows, at, b * kTileK);
     Tile tiles[4];
@@ -114,16 +114,16 @@ promote_tiles(f32* out, const u8* x, const u8* w, const f32* x_scale, const f32*
 
 // block_map.h: out[id] = {m, n, split}.
 extern "C" __global__ void place_blocks(u32* out, u32 m_tiles, u32 n_tiles) {
-  const Block at = own_block<4, 3>(m_tiles, n_tiles);
-  u32* const to = out + group_x() * 3;
+  const Block at = this_tile<4, 3>(m_tiles, n_tiles);
+  u32* const to = out + workgroup_id_x() * 3;
   to[0] = at.m, to[1] = at.n, to[2] = at.split;
 }
 
 // split_reduce.h: three workgroups a tile, of 100 items each; parts are [tile][split][item].
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(64, 64))) reduce_parts(
     F32x4* out, const F32x4* parts, void* workspace, u32* counts) {
-  using Split = SplitTile<3, 100, 64>;
-  const u32 tile = group_x() / 3, split = group_x() % 3, thread = thread_in_group();
+  using Split = SplitKReducer<3, 100, 64>;
+  const u32 tile = workgroup_id_x() / 3, split = workgroup_id_x() % 3, thread = thread_id();
   F32x4 own[Split::kOwn] = {};
   for (u32 i = 0; i < Split::kOwn; ++i) {
     const u32 item = i * 64 + thread;
@@ -139,9 +139,9 @@ extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(64, 64))) 
 // epilogue.h: out[m, n] = its row * 1000 + its column, by one wave a 16 x 16 tile.
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kWaveSize, kWaveSize)))
 store_rows(RFOPS_OUT* out, u32 m, u32 n) {
-  const u32 row = lane_in_wave() % 16, column = group_x() * 16 + lane_in_wave() / 16 * 4;
-  const f32 first = static_cast<f32>((group_y() * 16 + row) * 1000 + column);
-  OutRows<RFOPS_OUT>(out, group_y() * 16, m, 16, n).store([&](auto store) {
+  const u32 row = lane_id() % 16, column = workgroup_id_x() * 16 + lane_id() / 16 * 4;
+  const f32 first = static_cast<f32>((workgroup_id_y() * 16 + row) * 1000 + column);
+  OutputView<RFOPS_OUT>(out, workgroup_id_y() * 16, m, 16, n).store([&](auto store) {
     store(F32x4{first, first + 1, first + 2, first + 3}, row, column);
   });
 }
@@ -149,11 +149,12 @@ store_rows(RFOPS_OUT* out, u32 m, u32 n) {
 // The same one by one, rows in the order of `rows`, which come as scalars.
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kWaveSize, kWaveSize)))
 store_each_row(RFOPS_OUT* out, const u32* rows, u32 n) {
-  const u32 row = load_uniform(rows + group_y()), column = (group_x() * 64 + lane_in_wave()) * 4;
+  const u32 row = load_uniform(rows + workgroup_id_y()),
+            column = (workgroup_id_x() * 64 + lane_id()) * 4;
   if (column >= n) return;
   const f32 first = static_cast<f32>(row * 1000 + column);
-  store_four(out + u64{row} * n, F32x4{first, first + 1, first + 2, first + 3}, column, n,
-             are_rows_aligned(out, n));
+  store_x4(out + u64{row} * n, F32x4{first, first + 1, first + 2, first + 3}, column, n,
+           are_rows_aligned(out, n));
 }
 
 // wave_sums.h: out[tile] is the sum of parts[wave][tile], by as many waves as the workgroup has.
@@ -161,10 +162,10 @@ namespace {
 template <u32 kWaves>
 __device__ inline void sum_parts(F32x4* out, const F32x4* parts) {
   constexpr u32 kTiles = 5;
-  const u32 wave = wave_in_group(), lane = lane_in_wave();
+  const u32 wave = wave_id(), lane = lane_id();
   F32x4 sums[kTiles];
   for (u32 t = 0; t < kTiles; ++t) sums[t] = parts[(wave * kTiles + t) * kWaveSize + lane];
-  add_up_waves<kWaves>(sums, wave, lane, [&](u32 i, u32 t, F32x4 total) {
+  reduce_waves<kWaves>(sums, wave, lane, [&](u32 i, u32 t, F32x4 total) {
     if (t == wave + i * kWaves) out[t * kWaveSize + lane] = total;
   });
 }
@@ -183,11 +184,11 @@ namespace {
 template <u32 kRows, u32 kChunk>
 __device__ inline void multiply_chunks(f32* out, const MxRows& x, const MxRows& w, u32 m, u32 k) {
   using Chunk = MxChunk<kRows, kChunk>;
-  __shared__ LdsParts<F32x4, Chunk::kFold, Chunk::kHolders> parts;
-  const Chunk chunk(lane_in_wave());
+  __shared__ LdsPartials<F32x4, Chunk::kFold, Chunk::kHolders> parts;
+  const Chunk chunk(lane_id());
   const u32 scales_k = k / kMxBlock;
   const auto w_at = chunk.at(chunk.row * k, chunk.row * scales_k);
-  const auto x_at = chunk.row < m ? w_at : chunk.at(kOutside, kOutside);
+  const auto x_at = chunk.row < m ? w_at : chunk.at(kOutOfBounds, kOutOfBounds);
   F32x4 sum = {};
   for (u32 step = 0; step < k; step += Chunk::kStepK) {
     const auto outside = chunk.beyond(step, k);
@@ -199,8 +200,8 @@ __device__ inline void multiply_chunks(f32* out, const MxRows& x, const MxRows& 
     sum = Chunk::multiply(a, a_scale, b, b_scale, sum);
   }
   if (chunk.is_holder()) parts.part[chunk.chunk][chunk.holder()] = sum;
-  sync_group();
-  const u32 i = lane_in_wave(), row = i % kRows;
+  workgroup_barrier();
+  const u32 i = lane_id(), row = i % kRows;
   if (i >= Chunk::kHolders || row >= m) return;
   *reinterpret_cast<F32x4*>(out + row * kRows + i / kRows * 4) = parts.sum(i);
 }

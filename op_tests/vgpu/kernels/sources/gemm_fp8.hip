@@ -14,14 +14,14 @@ using F32x16 = Vec<float, 16>;
 using I64x2 = Vec<long, 2>;
 
 __device__ I64x2 fragment(const u8* rows, int row, int k, int at) {
-  const int lane = lane_in_wave();
+  const int lane = lane_id();
   return *(const I64x2*)(rows + static_cast<i64>(row + lane % kDim) * k + at + lane / kDim * 16);
 }
 
 }  // namespace
 
 KERNEL __launch_bounds__(256) gemm_fp8(float* out, const u8* a, const u8* b, int columns, int k) {
-  const int wave = wave_in_group(), lane = lane_in_wave();
+  const int wave = wave_id(), lane = lane_id();
   const int row = blockIdx.x * kGroupTile + wave / 2 * kWaveTile;
   const int column = blockIdx.y * kGroupTile + wave % 2 * kWaveTile;
   F32x16 sum[kTiles][kTiles] = {};

@@ -2,7 +2,7 @@
 // compilers' builtins, so that the test kernels read as HIP and need no HIP header.
 #pragma once
 
-#include "rfops/types.h"
+#include "rfops/chip/types.h"
 
 #define __constant__ __attribute__((constant))
 #define __launch_bounds__(n) __attribute__((amdgpu_flat_work_group_size(1, n)))
@@ -52,7 +52,7 @@ RFOPS_INDEX(GridDim, gridDim, hidden_block_count(0), hidden_block_count(1), hidd
 inline __device__ u32 global_id() { return blockIdx.x * blockDim.x + threadIdx.x; }
 inline __device__ u32 global_threads() { return gridDim.x * blockDim.x; }
 
-INLINE __device__ void __syncthreads() { sync_group(); }
+INLINE __device__ void __syncthreads() { workgroup_barrier(); }
 INLINE __device__ void __threadfence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
 INLINE __device__ void __threadfence_block() {
   __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "workgroup");
@@ -64,7 +64,7 @@ INLINE __device__ To bits(From from) {
   return __builtin_bit_cast(To, from);
 }
 
-inline __device__ u32 lane_id() {
+inline __device__ u32 lane_in_wave() {
   return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0));
 }
 // One dword from another lane; wider types go dword by dword.
@@ -82,23 +82,23 @@ inline __device__ T shfl(T value, u32 lane) {
 // As HIP's: lanes form groups of `width`; a source outside the group is the lane itself.
 template <class T>
 inline __device__ T __shfl(T value, int source, int width = 64) {
-  return shfl(value, (lane_id() & ~(width - 1)) + (source & (width - 1)));
+  return shfl(value, (lane_in_wave() & ~(width - 1)) + (source & (width - 1)));
 }
 template <class T>
 inline __device__ T __shfl_xor(T value, int mask, int width = 64) {
-  const u32 self = lane_id();
+  const u32 self = lane_in_wave();
   const u32 other = self ^ mask;
   return shfl(value, other >= ((self + width) & ~(width - 1)) ? self : other);
 }
 template <class T>
 inline __device__ T __shfl_up(T value, u32 delta, int width = 64) {
-  const int self = static_cast<int>(lane_id());
+  const int self = static_cast<int>(lane_in_wave());
   const int other = self - static_cast<int>(delta);
   return shfl(value, other < (self & ~(width - 1)) ? self : other);
 }
 template <class T>
 inline __device__ T __shfl_down(T value, u32 delta, int width = 64) {
-  const int self = static_cast<int>(lane_id());
+  const int self = static_cast<int>(lane_in_wave());
   const int other = self + static_cast<int>(delta);
   return shfl(value, (self & (width - 1)) + static_cast<int>(delta) >= width ? self : other);
 }

@@ -1,0 +1,80 @@
+// Rows of a latent KV cache: 576 elements a token, of which the first 512 are its value too.
+//
+// What a wave works on at once is a tile of 16 tokens of bf16 or 32 of FP8, 18 KiB either way; its
+// lane l = 16 g + c has scores of tokens 4 g + 0..3 of column c (a query's head), and of those 16
+// on. K's elements come in chunks of 16 bytes, chunk 4 i + g of a row with lanes of group g; Q's
+// have the same order. Of V^T a lane has the tokens that its scores are of: softmax's results are
+// the other operand as they are.
+#pragma once
+
+#include "attention/mfma_bf16.h"
+#include "attention/rope.h"
+#include "rfops/chip/sync.h"
+#include "rfops/chip/types.h"
+#include "rfops/tile/lds_swizzle.h"
+
+namespace rfops {
+
+constexpr u32 kMlaKey = 576, kMlaValue = 512;
+constexpr u32 kQRowsPerTile = 16;
+constexpr u32 kMlaOperands = kMlaKey / 32;      // of Q, 32 elements along K each
+constexpr u32 kMlaValueTiles = kMlaValue / 16;  // of the result, transposed: 16 x 16 each
+using MlaQuery = Bf16x8[kMlaOperands];
+using MlaSums = F32x4[kMlaValueTiles];
+
+template <bool kFp8>
+struct MlaRow {
+  static constexpr u32 kElement = kFp8 ? 1 : 2;
+  static constexpr u32 kBytes = kMlaKey * kElement;
+  static constexpr u32 kValueBytes = kMlaValue * kElement;
+  static constexpr u32 kHalves = kFp8 ? 2 : 1;  // 16 tokens each
+  static constexpr u32 kTokens = 16 * kHalves;
+  // The first element of a lane's part of operand `at`.
+  __device__ static u32 element(u32 at, u32 g) {
+    return kFp8 ? (at / 2 * 4 + g) * 16 + at % 2 * 8 : (at * 4 + g) * 8;
+  }
+};
+
+// The tokens of one sequence that an item may read: those before `end`. Those asked for beyond are
+// the last one again, which is read anyway, and whose scores the caller masks.
+template <bool kPaged>  // pages of more than one token
+struct KvPageTable {
+  const u8* kv;
+  const i32* pages;  // of the sequence
+  u32 end, page_shift;
+  const bf16* angles;  // of RoPE: [tokens, 64], where keys are turned as they are read
+
+  __device__ u32 clamped(u32 token) const { return token < end - 1 ? token : end - 1; }
+  __device__ const i32* entry(u32 token) const { return entry_of(clamped(token)); }
+  __device__ u32 index_of(u32 clamped) const { return kPaged ? clamped >> page_shift : clamped; }
+  __device__ const i32* entry_of(u32 clamped) const { return pages + index_of(clamped); }
+  // Where its row begins, in rows of the cache; `page` is what its entry says.
+  __device__ u32 row(u32 page, u32 token) const {
+    if constexpr (!kPaged) return page;
+    const u32 inside = (u32{1} << page_shift) - 1;
+    return (page << page_shift) + (clamped(token) & inside);
+  }
+  __device__ Turn turn(u32 token) const {
+    return load_turn(angles + u64{clamped(token)} * kTurned, lane_id() / 16);
+  }
+};
+
+// A lane's part of a row of q, widened where it is FP8.
+template <class Row, bool kQueryFp8>
+__device__ inline void load_query(MlaQuery& q, const void* all, u64 row) {
+  const u32 g = lane_id() / 16;
+#pragma unroll
+  for (u32 i = 0; i < kMlaOperands; ++i) {
+    const u64 at = row * kMlaKey + Row::element(i, g);
+    if constexpr (kQueryFp8) {
+      const U32x2 eight = *reinterpret_cast<const U32x2*>(static_cast<const u8*>(all) + at);
+      q[i] = fp8x8_to_bf16x8(eight[0], eight[1]);
+    } else {
+      q[i] = *reinterpret_cast<const Bf16x8*>(static_cast<const bf16*>(all) + at);
+    }
+  }
+#pragma unroll
+  for (u32 i = 0; i < kMlaOperands; ++i) force_vgpr(q[i]);  // waited for here, not in the loop
+}
+
+}  // namespace rfops

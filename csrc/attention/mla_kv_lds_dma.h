@@ -1,0 +1,399 @@
+// Tiles of a latent cache (mla_kv_cache.h) straight from memory to LDS, a ring of two a wave
+// (gfx950).
+//
+// Order in LDS. 1 KiB of values (a bf16 token's, two FP8 ones') every 1056 bytes: no padding is
+// loaded, and rows begin 8 banks on. Of FP8 the odd token of two has its 16-byte chunks in pairs
+// swapped, and the second 16 tokens begin 128 bytes later. Then the keys' last 64 elements, rows of
+// 128 or 64 bytes with chunks permuted. Permutations are in the places that lanes load from.
+// Neither K's reads (16 bytes) nor V's (8 bytes, transposed) have a bank conflict.
+#pragma once
+
+#include "attention/mla_masked.h"
+
+#if defined(__gfx950__)
+
+namespace rfops {
+
+template <bool kFp8, bool kPaged, bool kRope>
+class DirectTiles {
+  static_assert(!(kFp8 && kRope), "of FP8 the two halves of a pair are in two lanes");
+  using Row = MlaRow<kFp8>;
+  static constexpr u32 kPitch = 1056, kPerLoad = kFp8 ? 2 : 1;  // tokens of a KiB of values
+  static constexpr u32 kHalfBytes = 8 * kPitch + 128;           // from FP8 token 0 to 16
+  static constexpr u32 kValues = 16 * kPitch + (kFp8 ? 128 : 0);
+  static constexpr u32 kRopeBytes = 64 * Row::kElement;  // of a row, behind the values
+  static constexpr u32 kRopeChunks = kRopeBytes / kVecBytes, kRopeRows = 64 / kRopeChunks;
+  static constexpr u32 kTile = kValues + Row::kTokens * kRopeBytes;
+  static constexpr u32 kWaves = 4;
+  static constexpr u32 kEntries = 256;  // bytes of what a wave loads of the list of pages
+  static constexpr u32 kLoads = 16 + Row::kTokens / kRopeRows;
+  static_assert(kLoads == 18, "waits count on it");
+
+ public:
+  static constexpr u32 kLds = 2 * (kTile + kEntries);  // of a wave
+  static constexpr bool kKnowsLast = true;             // and loads nothing beyond
+  static constexpr bool kAsks = true;
+  static constexpr bool kSharesValues = true;  // a wave reads other waves' first tiles
+  // Of a wave, what all waves read of P, then of its totals: behind q, which lies where the second
+  // tile will.
+  static constexpr u32 kWeights = kTile + (kMlaOperands + kWaves - 1) / kWaves * 1024;
+  static constexpr u32 kTotals = kWeights + Row::kHalves * kWaveSize * 8;
+  static_assert(kTotals + kQRowsPerTile * 8 <= 2 * kTile);
+
+  __device__ DirectTiles(LdsBytes* own, KvPageTable<kPaged> tokens, u32 first, u32 step)
+      : own_(own), tokens_(tokens), first_(first), step_(step), lane_(lane_id()) {}
+
+  // What comes first: the list's pages.
+  __device__ void ask() {
+    load_entries(0);
+    load_entries(1);
+  }
+  // Operands of q for all waves, this one's share: to where its second tile will be. Later than the
+  // list, which it would hold up.
+  __device__ void issue_q_loads(const void* q, u64 row) const {
+    const u32 wave = wave_id();
+    const bf16* const from = static_cast<const bf16*>(q) + row * kMlaKey;
+#pragma unroll
+    for (u32 i = 0; i < kMlaOperands; i += kWaves) {
+      if (i + kWaves <= kMlaOperands || i + wave < kMlaOperands) {
+        buffer_load_b128(reinterpret_cast<const u8*>(from + Row::element(i + wave, lane_ / 16)),
+                         own_ + kTile + i / kWaves * 1024);
+      }
+    }
+  }
+  // For all but the newest kCount.
+  template <u32 kCount = 0>
+  __device__ static void wait() {
+    asm volatile("s_waitcnt vmcnt(%0)" ::"n"(kCount) : "memory");
+  }
+
+  // Where it reads. Here and not before: what is asked for takes longer.
+  __device__ void place() {
+    force_vgpr(lane_);
+    const u32 lane = lane_, g = lane / 16, c = lane % 16;
+    const u32 odd = kFp8 ? c % 2 : 0;
+    const u32 token = kFp8 ? 4 * g + c / 2 % 4 : 4 * g + c / 4;  // whose values it reads
+    if constexpr (kFp8) {
+      key_ = c / 2 * kPitch + odd * 512 + (g ^ odd) * 16;
+      rope_ = kValues + c * kRopeBytes + (g ^ rope_swizzle(c)) * 16;
+      value_ = c / 8 * kHalfBytes + token / 2 * kPitch + token % 2 * (512 + 16) + c % 2 * 8;
+      turned_ = value_ - token % 2 * 32;  // of odd tiles
+    } else {
+      key_ = c * kPitch + g * 16;
+      rope_ = kValues + c * kRopeBytes + (g ^ rope_swizzle(c)) * 16;
+      value_ = turned_ = token * kPitch + c % 4 * 8;
+    }
+    force_vgpr(key_), force_vgpr(rope_), force_vgpr(value_), force_vgpr(turned_);
+  }
+
+  // The list has come, when no more is left than of q, of which a wave has four operands or five.
+  template <bool kSharesQuery>
+  __device__ static void wait_list() {
+    if constexpr (!kSharesQuery) return wait();
+    if (wave_id() < kMlaOperands % kWaves) return wait<kMlaOperands / kWaves + 1>();
+    wait<kMlaOperands / kWaves>();
+  }
+  // The wave's share of q, behind which it has asked for a tile or not.
+  __device__ static void wait_query(bool has_tile) {
+    if (has_tile) return wait<kLoads>();
+    wait();
+  }
+  // Q, when all waves have waited for their shares. It is there on return.
+  __device__ static void read_query(const LdsBytes* all, MlaQuery& q) {
+    u32 lane = lane_id();
+    force_vgpr(lane);  // what follows from it is computed here, not before anything is asked for
+    const LdsBytes* const own = all + kTile + lane * kVecBytes;
+#pragma unroll
+    for (u32 i = 0; i < kMlaOperands; ++i) {
+      q[i] = __builtin_bit_cast(Bf16x8, lds_load_b128(own + i % kWaves * kLds + i / kWaves * 1024));
+    }
+#pragma unroll
+    for (u32 i = 0; i < kMlaOperands; ++i) force_vgpr(q[i]);
+  }
+
+  // Behind wait_list().
+  __device__ void prime() {
+    const Entries entries = read_entries(0);
+    wait_lgkmcnt();
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) load_rows(0, i, entries);
+    load_turn(0);
+  }
+
+  __device__ u32 first_token(u32 tile) const { return first_ + tile * step_; }
+
+  // Of tile `tile`, for which it waits; meanwhile the next one's loads go out, one after the other:
+  // at once they would be more than a CU can have on their way, and hold up other waves.
+  template <bool kHasNext, bool kReadsValues = true>
+  __device__ void scores(u32 tile, const MlaQuery& q, F32x4 (&s)[Row::kHalves]) {
+    constexpr u32 kParts = Row::kBytes / 64, kChunks = Row::kValueBytes / 64;
+    static_assert(Row::kHalves * kParts == kLoads, "a load for each read");
+    // Of the last tile the first half's scores are made while the second is on its way.
+    constexpr bool kByHalves = kFp8 && !kHasNext;
+    base_ = own_ + tile % 2 * kTile;
+    wait<kByHalves ? kLoads / 2 : 0>();  // this tile, and the next one's entries
+    if constexpr (kRope)
+      force_vgpr(turn_.cos), force_vgpr(turn_.sin);  // no wait of the compiler's own later
+    Entries entries;
+    if constexpr (kHasNext) entries = read_entries(tile + 1);
+    U32x4 k[Row::kHalves][kParts];
+    const auto read_keys = [&](u32 h) {
+      const LdsBytes* const key = base_ + key_ + h * kHalfBytes;
+#pragma unroll
+      for (u32 i = 0; i < kParts; ++i) {
+        const LdsBytes* at = i < kChunks ? key + i * 64 : base_ + rope_ + h * 16 * kRopeBytes;
+        // Of bf16 the second half of a row: its chunk's third bit is turned.
+        if (i == kChunks + 1) at = base_ + (rope_ ^ 64);
+        k[h][i] = lds_load_b128(at);
+      }
+    };
+    read_keys(0);
+    if constexpr (Row::kHalves == 2 && !kByHalves) read_keys(1);
+    sched_barrier();  // all of it is on its way before the first is waited for
+    if constexpr (kHasNext) {
+      // Reads end in order: those of the last tile's values, which is overwritten, are behind.
+      asm volatile("s_waitcnt lgkmcnt(15)" ::: "memory");
+      load_entries(tile + 2);
+    }
+#pragma unroll
+    for (u32 h = 0; h < Row::kHalves; ++h) {
+      if (kByHalves && h == 1) {
+        sched_barrier();
+        wait();
+        read_keys(1);
+        sched_barrier();
+      }
+      F32x4 sums[2] = {};
+      Bf16x8 wide[kParts][2];  // one ahead of products, as in accumulate_pv()
+      const auto widen = [&](u32 i) {
+        wide[i][0] = fp8x8_to_bf16x8(k[h][i][0], k[h][i][1]);
+        wide[i][1] = fp8x8_to_bf16x8(k[h][i][2], k[h][i][3]);
+        sched_barrier();
+      };
+      if constexpr (kFp8) widen(0);
+#pragma unroll
+      for (u32 i = 0; i < kParts; ++i) {
+        if (kRope && i == kChunks) turn(k[h][i], k[h][i + 1], turn_);
+        if constexpr (kFp8) {
+          if (i + 1 < kParts) widen(i + 1);
+          sums[0] = multiply_32(wide[i][0], q[2 * i], sums[0]);
+          sums[1] = multiply_32(wide[i][1], q[2 * i + 1], sums[1]);
+          sched_barrier();
+        } else {
+          sums[i % 2] = multiply_32(__builtin_bit_cast(Bf16x8, k[h][i]), q[i], sums[i % 2]);
+        }
+        if constexpr (kHasNext) load_rows(tile + 1, h * kParts + i, entries);
+      }
+      s[h] = sums[0] + sums[1];
+    }
+    if constexpr (kHasNext) load_turn(tile + 1);
+    if constexpr (kReadsValues) read_values();  // they arrive while the caller works on scores
+  }
+
+  // Of masked tokens of the tile whose scores were made last, whose values are read again.
+  __device__ void mask_values(u32 tokens) {
+    make_finite(tokens);
+    read_values();
+  }
+  // The same before they are read.
+  __device__ void make_finite(u32 tokens) const {
+    make_values_finite<kFp8>(tokens, [&](u32 token) {
+      if constexpr (!kFp8) return base_ + token * kPitch;
+      return base_ + token / 16 * kHalfBytes + token % 16 / 2 * kPitch + token % 2 * 512;
+    });
+  }
+
+  __device__ void accumulate_pv(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) const {
+    if constexpr (kFp8) {
+      const Bf16x8 both = side_by_side(p[0], p[1]);
+      // Two ahead: a product waits eight clocks for what is widened just before it, and else that
+      // waits for the last product. 40 clk each, and 24 so.
+      constexpr u32 kAhead = 2;
+      Bf16x8 wide[kMlaValueTiles];
+      const auto widen = [&](u32 d) {
+        wide[d] = fp8x8_to_bf16x8(values_[d][0], values_[d][1]);
+        sched_barrier();
+      };
+#pragma unroll
+      for (u32 d = 0; d < kAhead; ++d) widen(d);
+#pragma unroll
+      for (u32 d = 0; d < kMlaValueTiles; ++d) {
+        if (d + kAhead < kMlaValueTiles) widen(d + kAhead);
+        o[d] = multiply_32(wide[d], both, o[d]);
+        sched_barrier();
+      }
+    } else {
+#pragma unroll
+      for (u32 d = 0; d < kMlaValueTiles; ++d) {
+        o[d] = multiply_16(__builtin_bit_cast(Bf16x4, values_[d]), p[0], o[d]);
+      }
+    }
+  }
+
+  // Values of all waves' first tiles, `tiles` in all: eight quads of this wave's 128 elements.
+  using SharedValues = U32x2[kWaves][8];
+  __device__ void read_shared(const LdsBytes* all, u32 tiles, SharedValues& v) const {
+    const u32 slice = wave_id() * 8 * (kFp8 ? 16 : 32);
+#pragma unroll
+    for (u32 w = 0; w < kWaves; ++w) {
+      if (!is_read(w, tiles)) continue;
+      const LdsBytes* const tile = all + (w < tiles ? w : 0) * kLds + slice;
+#pragma unroll
+      for (u32 d = 0; d < 8; ++d) v[w][d] = read_value(tile + value_, tile + turned_, d);
+    }
+    sched_barrier();
+  }
+  __device__ static void add_shared(const SharedValues& v, u32 tiles,
+                                    const Bf16x4 (&p)[kWaves][Row::kHalves], F32x4 (&o)[8]) {
+    if constexpr (kFp8) {
+#pragma unroll
+      for (u32 w = 0; w < kWaves; ++w) {
+        if (!is_read(w, tiles)) continue;
+        const Bf16x8 both = side_by_side(p[w][0], p[w][1]);
+#pragma unroll
+        for (u32 d = 0; d < 8; ++d)
+          o[d] = multiply_32(fp8x8_to_bf16x8(v[w][d][0], v[w][d][1]), both, o[d]);
+      }
+    } else {
+#pragma unroll
+      for (u32 w = 0; w < kWaves; w += 2) {
+        if (!is_read(w, tiles)) continue;
+        const Bf16x8 both = side_by_side(p[w][0], p[w + 1][0]);
+#pragma unroll
+        for (u32 d = 0; d < 8; ++d) {
+          const auto first = __builtin_bit_cast(Bf16x4, v[w][d]);
+          o[d] =
+              multiply_32(side_by_side(first, __builtin_bit_cast(Bf16x4, v[w + 1][d])), both, o[d]);
+        }
+      }
+    }
+  }
+
+  // Of 128 elements of a column of the result, eight times four neighbours: act(x, four).
+  template <class Act>
+  __device__ static void each_quad(const MlaSums& o, u32 slice, Act act) {
+#pragma unroll
+    for (u32 x = 0; x < 8; ++x) act(x, o[slice * 8 + x]);
+  }
+  // Where the x-th begins.
+  __device__ static u32 quad_at(u32 x, u32 lane) { return x * 16 + lane / 16 * 4; }
+
+ private:
+  struct Entries {
+    U32x4 values[4];  // pages of the tokens whose values this lane loads
+    u32 rope[2];
+  };
+
+  // Rows of 128 bytes as lds_swizzle.h has them; of 64 bytes any four of a phase differ.
+  __device__ static u32 rope_swizzle(u32 row) {
+    return kFp8 ? (4 - row / 4 % 4) % 4 : lds_swizzle(row % 16);
+  }
+
+  // Whether values of wave w's first tile are read: of a short part others are not.
+  __device__ static bool is_read(u32 w, u32 tiles) {
+    constexpr u32 kFew = kFp8 ? 1 : 2;
+    return w < kFew || tiles > kFew;
+  }
+
+  __device__ void read_values() {
+    sched_barrier();
+    const LdsBytes* const even = base_ + value_;
+    const LdsBytes* const odd = base_ + turned_;
+#pragma unroll
+    for (u32 d = 0; d < kMlaValueTiles; ++d) values_[d] = read_value(even, odd, d);
+    sched_barrier();
+  }
+  // Of tile d of the result.
+  __device__ static U32x2 read_value(const LdsBytes* even, const LdsBytes* odd, u32 d) {
+    if constexpr (kFp8) {
+      using I32x2 = i32 __attribute__((ext_vector_type(2)));
+      auto* const from = (RFOPS_LDS I32x2*)((d % 2 ? odd : even) + d * 16);
+      return __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr8_b64_v2i32(from));
+    } else {
+      auto* const from = (RFOPS_LDS Bf16x4*)(even + d * 32);
+      return __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr16_b64_v4bf16(from));
+    }
+  }
+  __device__ static Bf16x8 side_by_side(Bf16x4 a, Bf16x4 b) {
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7);
+  }
+
+  // M0 wants an instruction between its write and its use.
+  __device__ static void buffer_load_b128(const u8* from, const LdsBytes* to) {
+    asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dwordx4 %1, off" ::"s"(
+                     readfirstlane(lds_address(to))),
+                 "v"(from)
+                 : "memory");
+  }
+  __device__ static void load_4(const i32* from, const LdsBytes* to) {
+    asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dword %1, off" ::"s"(
+                     readfirstlane(lds_address(to))),
+                 "v"(from)
+                 : "memory");
+  }
+
+  __device__ LdsBytes* entries_of(u32 tile) const { return own_ + 2 * kTile + tile % 2 * kEntries; }
+  // Token t's is the t-th word; of FP8 even tokens come before odd ones.
+  __device__ void load_entries(u32 tile) {
+    const u32 at = lane_ % Row::kTokens;
+    const u32 token = kFp8 ? at % 16 * 2 + at / 16 : at;
+    load_4(tokens_.entry(first_token(tile) + token), entries_of(tile));
+  }
+  __device__ Entries read_entries(u32 tile) const {
+    const LdsBytes* const at = entries_of(tile);
+    const u32 lane = lane_;
+    Entries found;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+      found.values[i] = lds_load_b128(at + (kFp8 ? lane / 32 * 64 : 0) + i * 16);
+    }
+#pragma unroll
+    for (u32 i = 0; i < kLoads - 16; ++i) {
+      const u32 token = i * kRopeRows + lane / kRopeChunks;
+      const u32 word = kFp8 ? token % 2 * 16 + token / 2 : token;
+      found.rope[i] = *reinterpret_cast<const RFOPS_LDS u32*>(at + word * 4);
+    }
+    return found;
+  }
+
+  // What this lane's key of a tile is turned by.
+  __device__ void load_turn(u32 tile) {
+    if constexpr (kRope) turn_ = tokens_.turn(first_token(tile) + lane_id() % 16);
+  }
+
+  // Of kLoads the one that comes at `turn`: of FP8 all of the first 16 tokens', then the others.
+  __device__ static u32 load_at(u32 turn) {
+    constexpr u32 kOfHalf = kLoads / 2 - 1;  // of values
+    if (!kFp8 || turn < kOfHalf || turn == kLoads - 1) return turn;
+    return turn == kOfHalf ? 2 * kOfHalf : turn - 1;
+  }
+  __device__ void load_rows(u32 tile, u32 turn, const Entries& entries) const {
+    const u32 i = load_at(turn);
+    LdsBytes* const to = own_ + tile % 2 * kTile;
+    const u32 lane = lane_, first = first_token(tile);
+    if (i < 16) {
+      const u32 second = kFp8 ? lane / 32 : 0;  // of two tokens
+      const u32 chunk = kFp8 ? (lane % 32) ^ second : lane;
+      const u32 row = tokens_.row(entries.values[i / 4][i % 4], first + i * kPerLoad + second);
+      buffer_load_b128(tokens_.kv + (u64{row} * Row::kBytes + chunk * kVecBytes),
+                       to + i * kPitch + (kFp8 && i >= 8 ? 128 : 0));
+    } else {
+      const u32 token = (i - 16) * kRopeRows + lane / kRopeChunks;
+      const u32 row = tokens_.row(entries.rope[i - 16], first + token);
+      const u32 place = (lane % kRopeChunks) ^ rope_swizzle(token);
+      buffer_load_b128(tokens_.kv + (u64{row} * Row::kBytes + Row::kValueBytes + place * kVecBytes),
+                       to + kValues + (i - 16) * 1024);
+    }
+  }
+
+  LdsBytes *own_, *base_ = nullptr;
+  KvPageTable<kPaged> tokens_;
+  u32 first_, step_, lane_;
+  u32 key_, rope_, value_, turned_;
+  U32x2 values_[kMlaValueTiles];
+  Turn turn_;
+};
+
+}  // namespace rfops
+
+#endif

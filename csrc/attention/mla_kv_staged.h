@@ -1,0 +1,183 @@
+// Tiles of a latent cache (mla_kv_cache.h) through registers (gfx942): K goes from memory to where
+// the matrix cores take it, values also to LDS that a wave has for itself, from which they are read
+// transposed: tokens 4 g + 0..3 of four or eight elements a lane, turned round in registers.
+//
+// As a part of a tile has been multiplied, that of the next one is asked for. In LDS a row's
+// 16-byte chunks are permuted by the row: writes and reads have no bank conflict.
+#pragma once
+
+#include "attention/mla_masked.h"
+
+namespace rfops {
+
+template <bool kFp8, bool kPaged, bool kRope>
+class StagedTiles {
+  static_assert(!(kFp8 && kRope), "of FP8 the two halves of a pair are in two lanes");
+  using Row = MlaRow<kFp8>;
+  static constexpr u32 kParts = Row::kBytes / 64;  // 16 bytes a lane of a row each
+  static constexpr u32 kGroup = kFp8 ? 8 : 4;      // elements that a lane reads of a row
+  static constexpr u32 kBlocks = kMlaValue / 16 / kGroup;
+
+ public:
+  static constexpr u32 kLds = Row::kTokens * Row::kValueBytes;  // of a wave
+  // A tile without a next one would be a second copy of the loop, for which registers are too few;
+  // it loads the last row again instead.
+  static constexpr bool kKnowsLast = false;
+  // Nothing is asked for beforehand: there are no loads of 16 bytes to LDS.
+  static constexpr bool kAsks = false;
+  static constexpr bool kSharesValues = false;
+  __device__ void ask() const {}
+  __device__ void issue_q_loads(const void*, u64) const {}
+  __device__ void place() const {}
+  template <bool>
+  __device__ static void wait_list() {}
+  __device__ static void wait_query(bool) {}
+  __device__ static void read_query(const LdsBytes*, MlaQuery&) {}
+
+  __device__ StagedTiles(LdsBytes* own, KvPageTable<kPaged> tokens, u32 first, u32 step)
+      : own_(own), tokens_(tokens), first_(first), step_(step) {}
+
+  __device__ void prime() {
+    load_entries(0);
+    find_rows(0);
+#pragma unroll
+    for (u32 i = 0; i < kParts; ++i) {
+#pragma unroll
+      for (u32 h = 0; h < Row::kHalves; ++h) load(i, h);
+    }
+    load_entries(1);
+    load_turn(0);
+  }
+
+  __device__ u32 first_token(u32 tile) const { return first_ + tile * step_; }
+
+  template <bool>
+  __device__ void scores(u32 tile, const MlaQuery& q, F32x4 (&s)[Row::kHalves]) {
+    const u32 lane = lane_id(), g = lane / 16, c = lane % 16;
+    find_rows(tile + 1);
+    F32x4 sums[Row::kHalves][2] = {};
+#pragma unroll
+    for (u32 i = 0; i < kParts; ++i) {
+#pragma unroll
+      for (u32 h = 0; h < Row::kHalves; ++h) {
+        if (kRope && i == Row::kValueBytes / 64) turn(parts_[i][h], parts_[i + 1][h], turn_);
+        const U32x4 k = parts_[i][h];
+        if (i < Row::kValueBytes / 64) {
+          const u32 chunk = (i * 4 + g) ^ (c % 8);
+          *reinterpret_cast<RFOPS_LDS U32x4*>(own_ + (h * 16 + c) * Row::kValueBytes + chunk * 16) =
+              k;
+        }
+        if constexpr (kFp8) {
+          sums[h][0] = multiply_32(fp8x8_to_bf16x8(k[0], k[1]), q[2 * i], sums[h][0]);
+          sums[h][1] = multiply_32(fp8x8_to_bf16x8(k[2], k[3]), q[2 * i + 1], sums[h][1]);
+        } else {
+          sums[h][i % 2] = multiply_32(__builtin_bit_cast(Bf16x8, k), q[i], sums[h][i % 2]);
+        }
+        load(i, h);
+      }
+      sched_barrier();
+    }
+    load_entries(tile + 2);
+    load_turn(tile + 1);
+#pragma unroll
+    for (u32 h = 0; h < Row::kHalves; ++h) s[h] = sums[h][0] + sums[h][1];
+  }
+
+  // Of masked tokens of the tile whose scores were made last.
+  __device__ void mask_values(u32 tokens) const {
+    make_values_finite<kFp8>(tokens, [&](u32 token) { return own_ + token * Row::kValueBytes; });
+  }
+
+  __device__ void accumulate_pv(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) {
+    const u32 lane = lane_id(), g = lane / 16, c = lane % 16;
+#pragma unroll
+    for (u32 d = 0; d < kBlocks; ++d) {
+#pragma unroll
+      for (u32 h = 0; h < Row::kHalves; ++h) {
+        U32x2 v[4];
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) {
+          const u32 token = 4 * g + e, chunk = (d * 8 + c / 2) ^ (token % 8);
+          v[e] = *reinterpret_cast<const RFOPS_LDS U32x2*>(
+              own_ + (h * 16 + token) * Row::kValueBytes + chunk * 16 + c % 2 * 8);
+        }
+#pragma unroll
+        for (u32 x = 0; x < kGroup; ++x) {
+          F32x4& sum = o[d * kGroup + x];
+          sum = multiply_16(turned(v, x), p[h], sum);
+        }
+      }
+    }
+  }
+
+  // Of 128 elements of a column of the result, eight times four neighbours: act(x, four).
+  template <class Act>
+  __device__ static void each_quad(const MlaSums& o, u32 slice, Act act) {
+#pragma unroll
+    for (u32 r = 0; r < 4; ++r) {
+#pragma unroll
+      for (u32 half = 0; half < 2; ++half) {
+        const F32x4* const four = o + slice * 8 + half * 4;
+        act(r * 2 + half, F32x4{four[0][r], four[1][r], four[2][r], four[3][r]});
+      }
+    }
+  }
+  // Where the x-th begins.
+  __device__ static u32 quad_at(u32 x, u32 lane) {
+    const u32 row = 4 * (lane / 16) + x / 2;
+    return kFp8 ? row * 8 + x % 2 * 4 : x % 2 * 64 + row * 4;
+  }
+
+ private:
+  // Element x of four tokens.
+  __device__ static Bf16x4 turned(const U32x2 (&v)[4], u32 x) {
+    if constexpr (kFp8) {
+      const u32 word = x / 4, bytes = x % 4 < 2 ? 0x05010400 : 0x07030602;
+      const u32 low = __builtin_amdgcn_perm(v[1][word], v[0][word], bytes);
+      const u32 high = __builtin_amdgcn_perm(v[3][word], v[2][word], bytes);
+      return x % 2 == 0
+                 ? __builtin_bit_cast(Bf16x4,
+                                      U32x2{widen_pair<false>(low), widen_pair<false>(high)})
+                 : __builtin_bit_cast(Bf16x4, U32x2{widen_pair<true>(low), widen_pair<true>(high)});
+    } else {
+      const u32 halves = x % 2 ? 0x07060302 : 0x05040100;
+      return __builtin_bit_cast(Bf16x4,
+                                U32x2{__builtin_amdgcn_perm(v[1][x / 2], v[0][x / 2], halves),
+                                      __builtin_amdgcn_perm(v[3][x / 2], v[2][x / 2], halves)});
+    }
+  }
+
+  __device__ void load_entries(u32 tile) {
+#pragma unroll
+    for (u32 h = 0; h < Row::kHalves; ++h) {
+      pages_[h] = static_cast<u32>(*tokens_.entry(own_token(tile, h)));
+    }
+  }
+  __device__ void find_rows(u32 tile) {
+#pragma unroll
+    for (u32 h = 0; h < Row::kHalves; ++h) {
+      const u32 row = tokens_.row(pages_[h], own_token(tile, h));
+      rows_[h] = tokens_.kv + (u64{row} * Row::kBytes + lane_id() / 16 * kVecBytes);
+    }
+  }
+  __device__ u32 own_token(u32 tile, u32 h) const {
+    return first_token(tile) + h * 16 + lane_id() % 16;
+  }
+  // What this lane's key of a tile is turned by.
+  __device__ void load_turn(u32 tile) {
+    if constexpr (kRope) turn_ = tokens_.turn(own_token(tile, 0));
+  }
+  __device__ void load(u32 i, u32 h) {
+    parts_[i][h] = *reinterpret_cast<const U32x4*>(rows_[h] + i * 64);
+  }
+
+  LdsBytes* own_;
+  KvPageTable<kPaged> tokens_;
+  u32 first_, step_;
+  u32 pages_[Row::kHalves];
+  const u8* rows_[Row::kHalves];
+  U32x4 parts_[kParts][Row::kHalves];
+  Turn turn_;
+};
+
+}  // namespace rfops

@@ -1,0 +1,296 @@
+// 32 columns of a wave by matrix instructions of 32 x 32 (gfx950): mla_online_softmax.h.
+//
+// Lane l has column l % 32. Of a tile of 32 tokens it has scores 8 i + 4 (l / 32) + 0..3, in values
+// 4 i + 0..3: as weights they are the other operand of V^T as they are, whose tokens are read in
+// that order. Of the result it has elements d of 32 t + 8 i + 4 (l / 32) + 0..3.
+#pragma once
+
+#include "attention/mla_issue_slots_gfx942.h"
+#include "attention/mla_online_softmax.h"
+#include "attention/mla_query_gfx950.h"
+
+#if defined(__gfx950__)
+
+namespace rfops {
+
+using F32x16 = f32 __attribute__((ext_vector_type(16)));
+
+// Of Q each kEach-th operand is in LDS, where there is room and registers are too few.
+template <bool kQueryFp8, u32 kEach>
+class WaveAttention {
+  static constexpr u32 kSteps = kMlaKey / 16, kValueSteps = kMlaValue / 16;
+  static constexpr u32 kAhead = 4, kValuesAhead = 4;  // operands on their way from LDS
+  // The step of adding values from which on scores are there, and what is done to them then.
+  static constexpr u32 kSettle = 4, kSettleSteps = 25;
+  static constexpr u32 kTiles = kMlaValue / 32;
+  static constexpr u32 kParked = kSteps / kEach;
+  static constexpr bool is_parked(u32 i) { return i % kEach == kEach - 1; }
+
+ public:
+  static constexpr u32 kParkedBytes = kParked * kWaveSize * kVecBytes;
+  using Scores = f32[16];
+  static constexpr u32 kOwn = 1;            // columns of a lane
+  static constexpr bool kMasksLate = true;  // in the second half of `accumulate_pv`
+  static_assert(kParkedBytes >= kQuery32Bytes);
+  __device__ static u32 column(u32 lane, u32) { return lane % 32; }
+
+  __device__ void issue_q_loads(const WaveQuery& q) { scale_ = q.scale, asked_.ask(q); }
+  // `parked` is where this wave's lanes keep what registers have no room for. Then
+  // `rotate_first_tile()` turns the first tile's keys, asked for after it.
+  template <class TurnFirst>
+  __device__ void finish_q_loads(LdsBytes* parked, TurnFirst rotate_first_tile) {
+    begin();
+    U32x4 all[kSteps];
+    exchange_query_32<false>(all, asked_, parked);
+    sched_barrier();
+    rotate_first_tile();
+    sched_barrier();
+    negate_if(all, scale_, 0x80008000);
+    scale_ = __builtin_fabsf(scale_);
+    parked_ = parked + lane_id() * kVecBytes;
+    static_for<kSteps>([&](auto i) {
+      if constexpr (is_parked(i)) {
+        *reinterpret_cast<RFOPS_LDS U32x4*>(parked_ + i / kEach * kWaveSize * kVecBytes) = all[i];
+      } else {
+        q_[i - i / kEach] = __builtin_bit_cast(Bf16x8, all[i]);
+      }
+    });
+    const u32 g = lane_id() / 32, c = lane_id() % 32;
+    key_ = KvStageLayout::value_at(c, g);
+    rope_ = KvStageLayout::rope_at(c, g);
+    const u32 token = g * 4 + c % 16 / 4, chunk = c / 16 * 2 + c % 4 / 2;
+    value_ = KvStageLayout::value_at(token, chunk) + c % 2 * 8;
+    value_8_ = KvStageLayout::value_at(token + 8, chunk) + c % 2 * 8;
+    force_vgpr(key_), force_vgpr(rope_), force_vgpr(value_), force_vgpr(value_8_);
+  }
+
+  // What lanes read begins at addresses that are computed once, and by themselves: else the
+  // compiler keeps one for each read.
+  __device__ void set_key_tile(const LdsBytes* tile) {
+    keys_[0] = tile + key_;
+    keys_[1] = tile + (key_ ^ 32);
+    rope_key_ = lds_address(tile) + rope_;
+    force_vgpr(keys_[0]), force_vgpr(keys_[1]), force_vgpr(rope_key_);
+  }
+  // The first of a tile's keys begin to be read.
+  template <u32 kFirst = 0, u32 kEnd = kAhead>
+  __device__ void read_keys() {
+    static_for<kEnd - kFirst>([&](auto i) { k_[kFirst + i] = key<kFirst + i>(); });
+  }
+
+  __device__ void begin() {
+    clear_result();
+    unclean_ = 0;
+#pragma unroll
+    for (u32 i = 0; i < 16; ++i) s_[i] = -__builtin_inff();
+    found_ = RescaleThreshold::kNothing;
+  }
+
+  // Scores of the tile whose keys are being read; meanwhile those of the one before, which is in
+  // `tile`, become weights. loads(step, steps) may load.
+  template <class Mask, class Loads>
+  __device__ void scores(const LdsBytes* tile, Mask, Loads loads) {
+    if (RFOPS_UNLIKELY(room_.is_over(found_))) raise();
+    static_for<kSteps>([&](auto i) {
+      multiply<i>();
+      if constexpr (i % 2 == 1) add_weight<i / 2>();
+      if constexpr (i == 6 || i == 8 || i == 10) aim_end<i / 2 - 3>();
+      if constexpr (i < 3) loads(Number<i>{});
+      if constexpr (i % 2 == 1) loads(Number<3 + i / 2>{});
+      if constexpr (i % 2 == 0 && i >= 4) loads(Number<kFill + 3 + i / 2>{});
+      if constexpr (i == 3) {
+        values_[0] = tile + value_, values_[1] = tile + value_8_;
+        force_vgpr(values_[0]), force_vgpr(values_[1]);
+      }
+      if constexpr (i % 2 == 0) exp_scores<i / 2>();
+      sched_barrier();
+      if constexpr (i % kEach == 0) read_parked<i / kEach>();
+      if constexpr (i + kValuesAhead >= kSteps) {
+        constexpr u32 kValue = i + kValuesAhead - kSteps;
+        v_[kValue] = value<kValue>();
+      }
+      sched_barrier();
+    });
+  }
+
+  // Values of that tile; meanwhile the scores of the next one are made ready, and the one behind
+  // it, `behind`, begins to be read. Before, `all_read()`: nothing more of the values is.
+  template <class Behind, class Loads, class Mask, class AllRead>
+  __device__ void accumulate_pv(Behind behind, Loads loads, Mask mask, AllRead all_read) {
+    static_for<kValueSteps>([&](auto u) {
+      constexpr u32 kHalf = half_of(u) * 4, kNext = u + kValuesAhead, kLeft = kValueSteps - 1 - u;
+      const U32x4 p = {p_[kHalf], p_[kHalf + 1], p_[kHalf + 2], p_[kHalf + 3]};
+      asm volatile("v_mfma_f32_32x32x16_bf16 %0, %1, %2, %0"
+                   : "+a"(o_[tile_of(u)])
+                   : "v"(v_[u % kValuesAhead]), "v"(p));
+      if constexpr (kNext < kValueSteps) v_[u % kValuesAhead] = value<kNext>();
+      loads(u, Number<kValueSteps>{});
+      if constexpr (u >= kSettle) {
+        static_for<settled(u + 1) - settled(u)>(
+            [&](auto i) { scale_and_mask<settled(u) + i>(mask); });
+      }
+      if constexpr (kLeft == 3) set_key_tile(behind());
+      sched_barrier();
+      if constexpr (kLeft == 2) {
+        all_read();
+        read_keys<0, 1>();
+      }
+      if constexpr (kLeft == 1) read_keys<1, 3>();
+      if constexpr (kLeft == 0) read_keys<3, kAhead>();
+      sched_barrier();
+    });
+  }
+
+  __device__ void end() { end_result(o_); }
+
+  // Tokens from `seen` on are masked; `first` is the tile's. Returns those of them, by bits, that
+  // have a score which is not finite.
+  __device__ static u64 mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
+    return tokens_of_lanes<16, 32>(mask_column<16>(s, first, seen[0]), column_token);
+  }
+
+  // Of the lane's n-th column, over all of its lanes.
+  __device__ SoftmaxStats totals(u32) const {
+    return weights_.totals(reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; }));
+  }
+  __device__ static f32 of_result(const f32 (&one)[kOwn], u32) { return one[0]; }
+  // Of 64 elements of the result, from 64 * block on, the lane's i-th four, and where they are.
+  __device__ F32x4 quad(u32 block, u32 i) const {
+    const F32x16& from = o_[block * 2 + i / 4];
+    const u32 r = i % 4 * 4;
+    return {from[r], from[r + 1], from[r + 2], from[r + 3]};
+  }
+  __device__ static u32 quad_at(u32 i, u32 lane) { return i * 8 + lane / 32 * 4; }
+
+ private:
+  static constexpr u32 tile_of(u32 u) { return u / 4 * 2 + u % 2; }
+  static constexpr u32 half_of(u32 u) { return u / 2 % 2; }
+
+  template <u32 i>
+  __device__ U32x4 key() const {
+    if constexpr (i < kMlaValue / 16) return lds_load_b128(keys_[i % 2] + i / 2 * 64);
+    if constexpr (i % 4 == 0) return lds_load_b128((const LdsBytes*)rope_key_);
+    return lds_load_b128((const LdsBytes*)ends_[i % 4 - 1]);
+  }
+  template <u32 u>
+  __device__ U32x4 value() const {
+    const auto read = [](const LdsBytes* lane) {
+      const LdsBytes* const at = lane + tile_of(u) * 64 + half_of(u) * 16 * KvStageLayout::kPitch;
+      return __builtin_bit_cast(U32x2,
+                                __builtin_amdgcn_ds_read_tr16_b64_v4bf16((RFOPS_LDS Bf16x4*)at));
+    };
+    const U32x2 first = read(values_[0]), second = read(values_[1]);
+    return {first[0], first[1], second[0], second[1]};
+  }
+
+  // By assembly: the compiler would have scores where it has the result, in registers that
+  // arithmetic cannot read.
+  template <u32 i>
+  __device__ void multiply() {
+    const U32x4 k = k_[i % kAhead];
+    Bf16x8 q;
+    if constexpr (is_parked(i)) {
+      q = read_;
+    } else {
+      q = q_[i - i / kEach];
+    }
+    if constexpr (i == 0) {
+      asm volatile("v_mfma_f32_32x32x16_bf16 %0, %1, %2, 0" : "=&v"(next_) : "v"(k), "v"(q));
+    } else {
+      asm volatile("v_mfma_f32_32x32x16_bf16 %0, %1, %2, %0" : "+v"(next_) : "v"(k), "v"(q));
+    }
+    if constexpr (i + kAhead < kSteps) k_[i % kAhead] = key<i + kAhead>();
+  }
+  template <u32 i>
+  __device__ void read_parked() {
+    read_ = *reinterpret_cast<const RFOPS_LDS Bf16x8*>(parked_ + i * kWaveSize * kVecBytes);
+  }
+
+  // Step i of making scores powers of two, above `most`, without tokens that are not there, and of
+  // finding the lane's most of them.
+  template <u32 i, class Mask>
+  __device__ void scale_and_mask(Mask mask) {
+    if constexpr (i < 16) s_[i] = __builtin_fmaf(next_[i], scale_, -weights_.most);
+    if constexpr (i == 16) unclean_ |= mask(s_, Number<1>{});
+    if constexpr (i > 16 && i < kSettleSteps) {
+      constexpr u32 kPair = i - 17;
+      found_ = kPair == 0 ? s_[0] : found_;
+      found_ = max_of(found_, s_[2 * kPair], s_[2 * kPair + 1]);
+    }
+  }
+  // How many such steps lie before step u of adding values: one and two, where loads take turns of
+  // two instructions and one.
+  static constexpr u32 settled(u32 u) {
+    const u32 steps = (u - kSettle) / 2 * 3 + u % 2;
+    return steps < kSettleSteps ? steps : kSettleSteps;
+  }
+
+  template <u32 i>
+  __device__ void add_weight() {
+    if constexpr (i < 16) {
+      weights_.sum += s_[i];
+      force_vgpr(weights_.sum);  // here, not all at the end
+    }
+  }
+  // Where the keys' ends are read, before it is asked for: a result is not there at once.
+  template <u32 i>
+  __device__ void aim_end() {
+    ends_[i] = rope_key_ ^ (i + 1) * 32;
+    force_vgpr(ends_[i]);
+  }
+
+  // Step i of making scores weights: an exponential takes as long as four other instructions.
+  template <u32 i>
+  __device__ void exp_scores() {
+    if constexpr (i > 0 && i <= 16 && i % 2 == 0) {
+      using F32x2 = f32 __attribute__((ext_vector_type(2)));
+      u32& pair = p_[i / 2 - 1];
+      pair =
+          __builtin_bit_cast(u32, __builtin_convertvector((F32x2{s_[i - 2], s_[i - 1]}), Bf16x2));
+      force_vgpr(pair);
+    }
+    sched_barrier();
+    if constexpr (i < 16) {
+      s_[i] = __builtin_amdgcn_exp2f(s_[i]);
+      force_vgpr(s_[i]);
+    }
+  }
+
+  __device__ void raise() {
+    f32 max_delta;
+    const f32 all = reduce_lanes<64, 32>(found_, [](f32 a, f32 b) { return max_of(a, b); });
+    const f32 rescale_factor = weights_.raise(all, room_.is_first(), max_delta);
+#pragma unroll
+    for (u32 i = 0; i < 16; ++i) s_[i] -= max_delta;
+    const u32 was_first = room_.leave();
+    scale_result(o_, rescale_factor, was_first);
+    if (RFOPS_UNLIKELY((was_first & unclean_) != 0)) clear_result();
+  }
+  // Matrix instructions make zeros faster than one register at a time.
+  __device__ void clear_result() {
+    static_for<kTiles>([&](auto t) {
+      const U32x4 zero = {};
+      asm volatile("s_nop 1\n\tv_mfma_f32_32x32x16_bf16 %0, %1, %1, 0" : "+a"(o_[t]) : "v"(zero));
+    });
+  }
+
+  f32 scale_;
+  OnlineSoftmax weights_;
+  u32 key_, rope_, value_, value_8_, rope_key_, ends_[3];
+  const LdsBytes *keys_[2], *values_[2];
+  LdsBytes* parked_;
+  Bf16x8 q_[kSteps - kParked], read_;
+  QueryLoads<kQueryFp8 ? 1 : 2, kQueryFp8 ? 8 : 16> asked_;
+  U32x4 k_[kAhead], v_[kValuesAhead];
+  F32x16 o_[kTiles];
+  F32x16 next_;  // scores of the next tile
+  Scores s_;     // and of this one
+  f32 found_;    // the lane's most of these
+  RescaleThreshold room_;
+  u32 unclean_;  // 1: turn 0 may have multiplied zeros by values that are not finite
+  u32 p_[8];
+};
+
+}  // namespace rfops
+
+#endif

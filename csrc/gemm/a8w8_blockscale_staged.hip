@@ -1,0 +1,247 @@
+// out[m, n] = sum_b x_scale[m, b] * w_scale[n / 128, b] * sum_{k in block b} x[m, k] * w[n, k]
+//
+// FP8 with fp32 scales of blocks of 128 of K; any M and N, K a multiple of 128, scales of any
+// value.
+//
+// Layout. Four waves, 2 along M and 2 along N, make kM x kN of the result. A K-step of both
+// operands goes through registers into one LDS buffer of at most 32 KB: two workgroups share a CU,
+// and while one waits for memory, writes or reads LDS the other one multiplies. In a step a wave
+// writes the next K-step's rows, starts the loads of the one after, multiplies what it holds in
+// registers, and reads the next operands. Partial sums of a block are promoted as promotion.h has
+// it. w is operand A, so that a lane holds 4 neighbours of a row of out, and the scale of its tile
+// is one value.
+//
+// Column-major operands are turned round on their way through the registers on gfx942, and on
+// gfx950 as LDS is read (col_major_loader.h).
+//
+// kSplit workgroups share out K; the last of a tile adds up (split_k_reduce.h).
+//
+// Promises. Deterministic: the order of sums is fixed by the config and K. The caller aligns x, w
+// and their rows to 16 bytes; a workgroup's rows span less than 2 GiB, what lies before them may be
+// more.
+#include "gemm/col_major_loader.h"
+#include "rfops/chip/sync.h"
+#include "rfops/group/split_k_reduce.h"
+#include "rfops/group/tile_map.h"
+#include "rfops/store/row_major_store.h"
+#include "rfops/tile/block_scales.h"
+#include "rfops/tile/global_to_lds.h"
+#include "rfops/tile/lds_swizzle.h"
+#include "rfops/tile/promotion.h"
+
+#if !defined(RFOPS_M) || !defined(RFOPS_N) || !defined(RFOPS_SPLIT) || !defined(RFOPS_GROUP_M) || \
+    !defined(RFOPS_OUT) || !defined(RFOPS_SHUFFLED) || !defined(RFOPS_X_COLUMNS) ||               \
+    !defined(RFOPS_W_COLUMNS)
+#error "a8w8_blockscale_staged needs the RFOPS_ constants below"
+#endif
+
+namespace {
+
+using namespace rfops;
+
+using Out = RFOPS_OUT;                       // bf16, f16 or f32
+constexpr bool kShuffled = RFOPS_SHUFFLED;   // w lies in tiles of 16 rows by 16 bytes
+constexpr bool kXColumns = RFOPS_X_COLUMNS;  // x is column-major; x_row is then from k to k
+constexpr bool kWColumns = RFOPS_W_COLUMNS;  // the same of w
+constexpr bool kDense = RFOPS_DENSE;         // x, w and w_scale have no gaps
+constexpr u32 kUnit = OperandLayout<kShuffled>::kUnit;
+constexpr u32 kM = RFOPS_M;              // rows of x of a workgroup
+constexpr u32 kN = RFOPS_N;              // rows of w of a workgroup
+constexpr u32 kSplit = RFOPS_SPLIT;      // workgroups along K
+constexpr u32 kGroupM = RFOPS_GROUP_M;   // tiles along M of a group of workgroups
+constexpr u32 kThreads = 4 * kWaveSize;  // waves 2 x 2
+constexpr u32 kMTiles = kM / 2 / kTileRows, kNTiles = kN / 2 / kTileRows;  // of a wave
+constexpr u32 kTiles = kMTiles * kNTiles;
+
+static_assert(kM % 64 == 0 && kN % 64 == 0 && kN <= kScaleRows, "one scale of w a K-step");
+static_assert((kM + kN) * kRowBytes <= kLdsBytes / 2, "two workgroups a CU");
+
+// Tile t of a wave, in the order of promotion: neighbours share an operand.
+constexpr u32 m_of(u32 t) { return t / kNTiles; }
+constexpr u32 n_of(u32 t) { return m_of(t) % 2 == 0 ? t % kNTiles : kNTiles - 1 - t % kNTiles; }
+
+using XWay = StagedPath<kXColumns, kM, kMTiles, kThreads, false>;
+using WWay = StagedPath<kWColumns, kN, kNTiles, kThreads, kShuffled>;
+
+// What turns an operand round goes beside the matrix cores, or where they have less to do at once:
+// loads would hold them up then. There the loads, many as they are, go beside the matrix cores.
+constexpr u32 kTurns = XWay::Loader::kTurns + WWay::Loader::kTurns;
+constexpr u32 kSlots = kTiles * kMatrixSteps;  // instructions of the matrix cores in a K-step
+constexpr bool kTurnsBeside = kTurns > 0 && kTiles >= 16;
+constexpr bool kLoadsBeside = kTurns > 0 && !kTurnsBeside;
+
+// Of an operand that is turned round the loads beside one instruction, x's before w's; others have
+// few.
+template <u32 kBefore, class Loader>
+__device__ inline void load_beside(Loader& loader, u32 k, bool is_there, u32 slot) {
+  if constexpr (Loader::kTurns > 0) {
+    constexpr u32 kLoads = kTurns / 2;  // of both
+    const Buffer step = loader.step_of(k, is_there);
+#pragma unroll
+    for (u32 i = slot * kLoads / kSlots; i < (slot + 1) * kLoads / kSlots; ++i) {
+      if (i >= kBefore && i - kBefore < Loader::kTurns / 2) loader.load(step, i - kBefore);
+    }
+  } else if (slot == 0) {
+    loader.issue(k, is_there);
+  }
+}
+
+struct Wave {
+  u32 m, n, lane;  // the wave's first row of x and of w in the workgroup
+};
+
+// What a wave multiplies in a K-step.
+struct Operands {
+  Tile x[kMTiles], w[kNTiles];
+
+  __device__ void read(const XWay::Reader& of_x, const WWay::Reader& of_w) {
+#pragma unroll
+    for (u32 j = 0; j < kNTiles; ++j) w[j] = of_w.read(j);
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) x[i] = of_x.read(i);
+  }
+};
+
+template <u32 kFirst = 0, class Beside>
+__device__ inline void multiply(PromotedAcc<kTiles>& sums, const Operands& held,
+                                const f32 (&scale)[kMTiles], Beside beside) {
+  if constexpr (kFirst < kTiles) {
+    sums.multiply<kFirst>([&](u32 t) -> const Tile& { return held.w[n_of(kFirst + t)]; },
+                          [&](u32 t) -> const Tile& { return held.x[m_of(kFirst + t)]; },
+                          [&](u32 t) { return scale[m_of(kFirst + t)]; },
+                          [&](u32 i) { beside(kFirst * kMatrixSteps + i); });
+    multiply<kFirst + kGroup>(sums, held, scale, beside);
+  }
+}
+
+__device__ inline void run_mainloop(PromotedAcc<kTiles>& sums, const OperandView& x_rows,
+                                    const OperandView& w_rows, const RowScales& x_scale,
+                                    const BlockScales& w_scale, u32 blocks, const Wave& wave) {
+  __shared__ u8 memory[(kM + kN) * kRowBytes];
+  LdsBytes* const x_tile = (LdsBytes*)memory;
+  LdsBytes* const w_tile = x_tile + kM * kRowBytes;
+  const XWay::Reader of_x(x_tile, wave.lane, wave.m);
+  const WWay::Reader of_w(w_tile, wave.lane, wave.n);
+  const auto read = [&](Operands& held) { held.read(of_x, of_w); };
+  XWay::Loader x(x_rows);
+  WWay::Loader w(w_rows);
+  const LaneScales lane_scales(x_scale);
+  Operands held;
+  f32 now[kMTiles], scale[kMTiles];  // x's of four K-steps; a K-step's, times w's
+  const auto issue_scales = [&](u32 block) {
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) {
+      now[i] = lane_scales.load(wave.m + i * kTileRows, block, blocks);
+    }
+    sched_barrier();
+  };
+  const auto issue = [&](u32 block) {
+    const bool is_there = block < blocks;
+    x.issue(block * kTileK, is_there);
+    w.issue(block * kTileK, is_there);
+    sched_barrier();
+  };
+  const auto commit = [&] {
+    x.commit(x_tile);
+    w.commit(w_tile);
+  };
+  const auto turn = [&](u32 first, u32 last) {
+    constexpr u32 kX = XWay::Loader::kTurns;
+#pragma unroll
+    for (u32 i = first; i < last; ++i) i < kX ? x.turn(i) : w.turn(i - kX);
+  };
+  const auto turn_beside = [&](u32 slot) {  // in the second half: they have arrived
+    constexpr u32 kFirst = kSlots / 2;
+    if (kTurnsBeside && slot >= kFirst) {
+      turn((slot - kFirst) * kTurns / kFirst, (slot + 1 - kFirst) * kTurns / kFirst);
+    }
+  };
+
+  const auto scale_by = [&](u32 block) {
+    const f32 w_own = w_scale.at(block);
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) {
+      scale[i] = lane_scales.at(now[i], block % LaneScales::kSteps) * w_own;
+    }
+  };
+  issue_scales(0);
+  issue(0);
+  turn(0, kTurns);
+  commit();
+  issue(1);
+  if constexpr (kTurnsBeside) turn(0, kTurns);
+  scale_by(0);
+  wait_lgkmcnt();
+  s_barrier();
+  read(held);
+  wait_lgkmcnt();
+  for (u32 block = 1; block < blocks; ++block) {
+    s_barrier();  // all have read
+    if constexpr (!kTurnsBeside) turn(0, kTurns);
+    commit();
+    if (block % LaneScales::kSteps == 0) issue_scales(block);
+    if constexpr (!kLoadsBeside) issue(block + 1);
+    set_wave_priority<0>();  // the other workgroup's reads and writes go first: they are fewer
+    if constexpr (kLoadsBeside) {
+      multiply(sums, held, scale, [&](u32 slot) {
+        const u32 next = block + 1;
+        load_beside<0>(x, next * kTileK, next < blocks, slot);
+        load_beside<XWay::Loader::kTurns / 2>(w, next * kTileK, next < blocks, slot);
+      });
+    } else {
+      multiply(sums, held, scale, turn_beside);
+    }
+    set_wave_priority<1>();
+    wait_lgkmcnt();
+    s_barrier();  // all have written
+    read(held);
+    scale_by(block);
+    wait_lgkmcnt();
+  }
+  multiply(sums, held, scale, Idle{});
+}
+
+}  // namespace
+
+extern "C" __global__ void
+    __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2)))
+    a8w8_blockscale_staged(const u8* __restrict__ x,         // [M, K], rows x_row bytes apart
+                           const u8* __restrict__ w,         // [N, K], rows w_row bytes apart
+                           const f32* __restrict__ x_scale,  // [M, K/128], in steps of
+                           const f32* __restrict__ w_scale,  // [N/128, K/128], likewise
+                           u32 m, u32 n, u32 k, u32 x_scale_row, u32 x_scale_k, u32 w_scale_k,
+                           Out* __restrict__ out,         // [M, N]
+                           void* __restrict__ workspace,  // SplitKReducer; with kSplit > 1
+                           u32* __restrict__ counts,      // [tiles], zeros
+                           u32 x_row, u32 w_row, u32 w_scale_row) {
+  if constexpr (kDense) x_row = kXColumns ? m : k, w_row = kWColumns ? n : k;
+  if constexpr (kDense) w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
+  const u32 m_blocks = (m + kM - 1) / kM, n_blocks = (n + kN - 1) / kN;
+  const Block at = this_tile<kGroupM, kSplit>(m_blocks, n_blocks);
+  const u32 m0 = at.m * kM, n0 = at.n * kN;
+  const u32 all = k / kTileK;  // shared out in parts that differ by one K-step at most
+  const u32 first = all * at.split / kSplit;
+  const u32 blocks = all * (at.split + 1) / kSplit - first;
+  const u32 wave_idx = wave_id();
+  const Wave wave = {wave_idx / 2 * (kM / 2), wave_idx % 2 * (kN / 2), lane_id()};
+
+  const u32 k0 = first * kTileK, k_part = blocks * kTileK;
+  const auto x_rows = OperandView::of<kXColumns>(x, m0, m, kM, x_row, k0, k_part);
+  const auto w_rows = OperandView::of<kWColumns>(w, n0, n, kN, w_row, k0, k_part, kUnit);
+  PromotedAcc<kTiles> sums = {};
+  run_mainloop(sums, x_rows, w_rows, {x_scale, m0, m, kM, x_scale_row, x_scale_k, first, blocks},
+               {w_scale, n0, w_scale_row, w_scale_k, first}, blocks, wave);
+  sums.drain();
+  if constexpr (kSplit > 1) {
+    SplitKReducer<kSplit, kTiles * kThreads, kThreads, kCounterStride> tile(workspace, counts,
+                                                                            at.m * n_blocks + at.n);
+    if (!tile.reduce(sums.sum, at.split)) return;
+  }
+  OutputView<Out>(out, m0, m, kM, n).store([&](auto store) {
+#pragma unroll
+    for (u32 t = 0; t < kTiles; ++t) {
+      store(sums.sum[t], wave.m + m_of(t) * kTileRows + wave.lane % kTileRows,
+            n0 + wave.n + n_of(t) * kTileRows + wave.lane / kTileRows * 4);
+    }
+  });
+}

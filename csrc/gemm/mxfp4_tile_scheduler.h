@@ -1,0 +1,87 @@
+// The pieces of work of a loop over tiles of an MXFP4 product: which tile of the result, which part
+// of K, and where in memory its operands and shuffled scales lie (gfx950).
+#pragma once
+
+#include "rfops/chip/arch.h"
+#include "rfops/chip/buffer.h"
+#include "rfops/chip/types.h"
+#include "rfops/group/tile_map.h"
+#include "rfops/tile/global_to_lds.h"
+#include "rfops/tile/mxfp4_k_step.h"
+
+namespace rfops {
+
+struct Fp4Args {
+  const u8 *w, *w_scale, *x, *x_scale;
+  u32 m, n, k, x_row, w_row, w_scale_row, x_scale_row;
+  u32 groups;  // workgroups of the launch
+};
+
+// A tile of the result, or a part of its K.
+struct Place {
+  u32 m0, n0, tile, split;
+  u32 first, end;  // elements of K
+};
+
+// Number `item` of all tiles of kM x kN and parts of them; of those beyond the last no K.
+template <u32 kM, u32 kN, u32 kSplit, u32 kGroupM>
+__device__ inline Place fp4_place(const Fp4Args& a, u32 item) {
+  const u32 m_blocks = (a.m + kM - 1) / kM, n_blocks = (a.n + kN - 1) / kN;
+  const bool is_there = item < m_blocks * n_blocks * kSplit;
+  const Block found = block_of<kGroupM, kSplit>(is_there ? item : 0, m_blocks, n_blocks);
+  const Block at = {readfirstlane(found.m), readfirstlane(found.n), readfirstlane(found.split)};
+  const u32 all = (a.k + kStepK - 1) / kStepK;  // shared out in parts that differ by one at most
+  const u32 first = all * at.split / kSplit * kStepK, last = all * (at.split + 1) / kSplit * kStepK;
+  const u32 end = last < a.k ? last : a.k;
+  return {at.m * kM, at.n * kN, at.m * n_blocks + at.n, at.split, first, is_there ? end : first};
+}
+
+// Shuffled scales of at most `most` rows from `row` on, a multiple of 32.
+__device__ inline Buffer scale_rows(const u8* scales, u32 row, u32 rows, u32 most, u32 row_bytes,
+                                    bool is_there) {
+  const u32 left = row < rows ? rows - row : 0, own = left < most ? left : most;
+  return make_buffer(scales + u64{row / 32} * (32 * row_bytes),
+                     is_there ? (own + 31) / 32 * 32 * row_bytes : 0);
+}
+
+// Number `item` of all tiles and parts of kM x kN of a workgroup, whose waves are 2 x 2. Of those
+// beyond the last nothing is loaded.
+template <u32 kM, u32 kN, u32 kSplit, u32 kGroupM, bool kXShuffled, bool kShuffled>
+struct Fp4Item {
+  Place place;
+  Buffer x, w;              // of the workgroup
+  Buffer x_scale, w_scale;  // of the wave
+
+  __device__ static u32 count(const Fp4Args& a) {
+    return (a.m + kM - 1) / kM * ((a.n + kN - 1) / kN) * kSplit;
+  }
+
+  __device__ static Fp4Item of(const Fp4Args& a, u32 item) {
+    const Place place = fp4_place<kM, kN, kSplit, kGroupM>(a, item);
+    const u32 m0 = place.m0, n0 = place.n0;
+    const bool is_there = item < count(a);
+    const u32 x_rows = kXShuffled ? (a.m + 15) / 16 * 16 : a.m;  // shuffled ones come in sixteens
+    const OperandView x(a.x, m0, x_rows, kM, a.x_row, 0, a.k / 2, OperandLayout<kXShuffled>::kUnit);
+    const OperandView w(a.w, n0, a.n, kN, a.w_row, 0, a.k / 2, OperandLayout<kShuffled>::kUnit);
+    const u32 wave_m = m0 + wave_id() / 2 * (kM / 2);
+    const u32 wave_n = n0 + wave_id() % 2 * (kN / 2);
+    return {place, make_buffer(x.first, is_there ? x.bytes : 0),
+            make_buffer(w.first, is_there ? w.bytes : 0),
+            scale_rows(a.x_scale, wave_m, a.m, kM / 2, a.x_scale_row, is_there),
+            scale_rows(a.w_scale, wave_n, a.n, kN / 2, a.w_scale_row, is_there)};
+  }
+};
+
+// Workgroups that begin together store together, each time all that the memory takes for kStore
+// clocks, in which loads wait. So where a workgroup makes four tiles or more, of many clocks each,
+// those of an XCD begin one after the other; the last one twice kStore behind, by which the launch
+// is longer. 16384 x 8192 x 8192 by timing mode: matrix cores busy 81 -> 85 %.
+template <u32 kTileBytes>
+__device__ inline void stagger_start(u32 items, u32 groups, u32 clocks) {
+  constexpr u32 kStore = kTileBytes / 13;       // by the bytes a clock that a CU gets
+  constexpr u32 kApart = 2 * kStore / 32 / 64;  // s_sleep counts 64 clocks
+  if (kApart == 0 || items < 4 * groups || clocks < 6 * kStore) return;
+  for (u32 i = 0; i < workgroup_id_x() / kXcds; ++i) __builtin_amdgcn_s_sleep(kApart);
+}
+
+}  // namespace rfops

@@ -1,0 +1,75 @@
+// Range-checked loads through buffer descriptors.
+//
+// An offset at or beyond the descriptor's size reads zero and touches no memory, which is how
+// tails are handled: a lane that has nothing to do asks for kOutOfBounds. Offsets are 32 bits, so a
+// buffer is smaller than 2 GiB; the callers' guards refuse more.
+#pragma once
+
+#include "rfops/chip/types.h"
+
+namespace rfops {
+
+constexpr u32 kOutOfBounds = 0x80000000u;
+
+// Cache hints of a buffer load, the instruction's aux operand.
+enum CacheHint : int {
+  kCached = 0,
+  kStreamed = 2,  // the nt bit: read once, do not displace what others reuse
+};
+
+struct Buffer {
+  __amdgpu_buffer_rsrc_t rsrc;
+};
+
+__device__ inline Buffer make_buffer(const void* base, u32 bytes) {
+  constexpr int kRawBuffer = 0x00020000;  // word 3 of the descriptor: untyped, no swizzle
+  return {__builtin_amdgcn_make_buffer_rsrc(const_cast<void*>(base), 0, static_cast<int>(bytes),
+                                            kRawBuffer)};
+}
+
+// The same in words, as inline assembly takes it.
+__device__ inline U32x4 make_buffer_words(const void* base, u32 bytes) {
+  const u64 address = reinterpret_cast<u64>(base);
+  return {static_cast<u32>(address), static_cast<u32>(address >> 32), bytes, 0x00020000};
+}
+
+// 16 bytes at `scalar + lane`; `scalar` is the same in all lanes of the wave.
+template <CacheHint kHint = kCached>
+__device__ inline U32x4 buffer_load_b128(const Buffer& buffer, u32 lane, u32 scalar) {
+  return __builtin_bit_cast(
+      U32x4, __builtin_amdgcn_raw_buffer_load_b128(buffer.rsrc, lane, scalar, kHint));
+}
+
+template <u32 kCount>
+struct Dwords {
+  u32 dword[kCount];
+};
+
+// kCount dwords at `scalar + lane`, a multiple of 4; each is range-checked by itself.
+template <u32 kCount>
+__device__ inline Dwords<kCount> buffer_load_dwords(const Buffer& buffer, u32 lane, u32 scalar) {
+  static_assert(kCount >= 1 && kCount <= 4, "one load");
+  if constexpr (kCount == 1) {
+    return {__builtin_amdgcn_raw_buffer_load_b32(buffer.rsrc, lane, scalar, kCached)};
+  } else if constexpr (kCount == 2) {
+    const auto got = __builtin_amdgcn_raw_buffer_load_b64(buffer.rsrc, lane, scalar, kCached);
+    return {got[0], got[1]};
+  } else if constexpr (kCount == 3) {
+    const auto got = __builtin_amdgcn_raw_buffer_load_b96(buffer.rsrc, lane, scalar, kCached);
+    return {got[0], got[1], got[2]};
+  } else {
+    const auto got = __builtin_amdgcn_raw_buffer_load_b128(buffer.rsrc, lane, scalar, kCached);
+    return {got[0], got[1], got[2], got[3]};
+  }
+}
+
+// *at in a scalar register; no kernel writes there while this one runs.
+__device__ inline u32 load_uniform(const u32* at) {
+  return *(const __attribute__((address_space(4))) u32*)at;
+}
+
+__device__ inline u32 buffer_load_u8(const Buffer& buffer, u32 lane, u32 scalar) {
+  return __builtin_amdgcn_raw_buffer_load_b8(buffer.rsrc, lane, scalar, kCached);
+}
+
+}  // namespace rfops

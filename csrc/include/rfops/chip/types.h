@@ -1,0 +1,56 @@
+// What a kernel source needs of the HIP language, without any HIP header.
+//
+// Both compilers of the engine (hipcc -nogpuinc, and a plain clang) build kernels that include
+// only files of this folder.
+#pragma once
+
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+#define __shared__ __attribute__((shared))
+
+namespace rfops {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using i32 = int;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using f32 = float;
+using f16 = _Float16;
+using bf16 = __bf16;
+
+using U32x4 = u32 __attribute__((ext_vector_type(4)));
+using F16x2 = _Float16 __attribute__((ext_vector_type(2)));
+
+constexpr u32 kWaveSize = 64;  // gfx9: lanes of a wave
+constexpr u32 kVecBytes = 16;  // widest load or store of a lane
+
+__device__ inline u32 thread_id() { return __builtin_amdgcn_workitem_id_x(); }
+__device__ inline u32 workgroup_id_x() { return __builtin_amdgcn_workgroup_id_x(); }
+__device__ inline u32 workgroup_id_y() { return __builtin_amdgcn_workgroup_id_y(); }
+__device__ inline u32 workgroup_id_z() { return __builtin_amdgcn_workgroup_id_z(); }
+
+// The number of the wave in its workgroup, as a scalar: addresses made from it stay in SGPRs.
+__device__ inline u32 wave_id() { return __builtin_amdgcn_readfirstlane(thread_id() / kWaveSize); }
+// A value that is the same in all lanes, in a scalar register.
+__device__ inline u32 readfirstlane(u32 value) {
+  return static_cast<u32>(__builtin_amdgcn_readfirstlane(static_cast<i32>(value)));
+}
+// One lane's value, in a scalar register.
+__device__ inline u32 readlane(u32 value, u32 lane) {
+  return static_cast<u32>(
+      __builtin_amdgcn_readlane(static_cast<i32>(value), static_cast<i32>(lane)));
+}
+__device__ inline u32 lane_id() { return thread_id() % kWaveSize; }
+
+// Waits for all threads of the workgroup; what they wrote to LDS before is visible after.
+__device__ inline void workgroup_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+// The compiler moves no instruction across this line.
+__device__ inline void sched_barrier() { __builtin_amdgcn_sched_barrier(0); }
+
+}  // namespace rfops

@@ -1,0 +1,120 @@
+// Results on their way to memory: a workgroup's rows of a row-major result.
+//
+// A lane stores four neighbours of a row at once where rows are aligned for it, else one by one.
+// What lies beyond the last row or column is cut off by the descriptor's range check: no branches.
+#pragma once
+
+#include "rfops/chip/buffer.h"
+#include "rfops/chip/sync.h"
+#include "rfops/chip/types.h"
+#include "rfops/matrix/mfma_fp8.h"
+
+namespace rfops {
+
+template <class Out>
+using Four = Out __attribute__((ext_vector_type(4)));
+
+// Of where rows of n begin, the bits that keep four neighbours from being stored at once.
+template <class Out>
+__device__ inline u32 misaligned_bits(const Out* out, u32 n) {
+  return (n * static_cast<u32>(sizeof(Out)) | static_cast<u32>(reinterpret_cast<u64>(out))) %
+         sizeof(Four<Out>);
+}
+
+// Whether four neighbours of any row of a result with rows of n can be stored at once.
+template <class Out>
+__device__ inline bool are_rows_aligned(const Out* out, u32 n) {
+  return misaligned_bits(out, n) == 0;
+}
+
+// The same of a row anywhere, which may be beyond 2 GiB, by branches: `column` is below n, and of
+// its three neighbours those from n on are not there.
+template <class Out>
+__device__ inline void store_x4(Out* row, F32x4 sums, u32 column, u32 n, bool is_aligned) {
+  const Four<Out> values = __builtin_convertvector(sums, Four<Out>);
+  if (is_aligned) {
+    *reinterpret_cast<Four<Out>*>(row + column) = values;
+    return;
+  }
+#pragma unroll
+  for (u32 e = 0; e < 4; ++e) {
+    if (column + e < n) row[column + e] = values[e];
+  }
+}
+
+template <class Out>
+class OutputView {
+ public:
+  // At most `most` rows of [m, n] from `row` on.
+  __device__ OutputView(Out* out, u32 row, u32 m, u32 most, u32 n)
+      : n_(n), row_bytes_(n * sizeof(Out)) {
+    const u32 own = m - row < most ? m - row : most;
+    buffer_ = make_buffer(out + u64{row} * n, own * row_bytes_);
+    misaligned_ = misaligned_bits(out, n);
+  }
+
+  // Where four neighbours lie that are stored at once; computed here, so that it can be while
+  // something is waited for.
+  __device__ u32 place_of(u32 row, u32 column) const {
+    u32 at = place(row, column);
+    force_vgpr(at);
+    return at;
+  }
+
+  // How rows are stored, computed here for the same reason.
+  __device__ void decide() { force_sgpr(misaligned_); }
+
+  // Calls store_of(store) with the way that these rows take, so that it is decided once;
+  // store(sum, row, column) stores four neighbours, of which some may not be there. store(sum, row,
+  // column, at) has their place_of.
+  template <class StoreOf>
+  __device__ void store(StoreOf store_of) const {
+    if (misaligned_ == 0) {
+      store_of([&](F32x4 sum, u32 row, u32 column, auto... at) {
+        const Four<Out> values = __builtin_convertvector(sum, Four<Out>);
+        if constexpr (sizeof...(at) == 0) {
+          store_whole(values, place(row, column));
+        } else {
+          store_whole(values, at...);
+        }
+      });
+    } else {
+      store_of([&](F32x4 sum, u32 row, u32 column, auto...) {
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) {
+          store_one(static_cast<Out>(sum[e]), place(row, column + e));
+        }
+      });
+    }
+  }
+
+ private:
+  __device__ u32 place(u32 row, u32 column) const {
+    u32 outside = column < n_ ? 0 : kOutOfBounds;
+    force_vgpr(outside);  // else the compiler makes branches of it
+    return (row * row_bytes_ + column * sizeof(Out)) | outside;
+  }
+  __device__ void store_whole(Four<Out> values, u32 at) const {
+    using U32x2 = u32 __attribute__((ext_vector_type(2)));
+    if constexpr (sizeof(Out) == 4) {
+      __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(U32x4, values), buffer_.rsrc, at, 0,
+                                             0);
+    } else {
+      __builtin_amdgcn_raw_buffer_store_b64(__builtin_bit_cast(U32x2, values), buffer_.rsrc, at, 0,
+                                            0);
+    }
+  }
+  __device__ void store_one(Out value, u32 at) const {
+    if constexpr (sizeof(Out) == 4) {
+      __builtin_amdgcn_raw_buffer_store_b32(__builtin_bit_cast(u32, value), buffer_.rsrc, at, 0, 0);
+    } else {
+      __builtin_amdgcn_raw_buffer_store_b16(__builtin_bit_cast(u16, value), buffer_.rsrc, at, 0, 0);
+    }
+  }
+
+  Buffer buffer_;
+  u32 n_, row_bytes_;
+  u32 misaligned_;
+};
+
+}  // namespace rfops

@@ -1,0 +1,126 @@
+// Tiles of rows of 128 bytes in LDS, permuted so that no access has a bank conflict.
+//
+// Row r's 16-byte chunk c lies at 128 r + 16 (c ^ swizzle(r)). A lane of an operand of 16 rows
+// reads chunks l / 16 and 4 + l / 16 of row l % 16 (mfma_fp8.h). Without the permutation all 16
+// rows would meet in the same banks; which lanes are served together decides how it must go.
+#pragma once
+
+#include "rfops/chip/arch.h"
+#include "rfops/chip/types.h"
+#include "rfops/matrix/mfma_fp8.h"
+
+namespace rfops {
+
+#define RFOPS_LDS __attribute__((address_space(3)))
+using LdsBytes = RFOPS_LDS u8;
+
+// What the instructions that load straight to LDS call it.
+__device__ inline u32 lds_address(const LdsBytes* at) {
+  return static_cast<u32>(reinterpret_cast<__UINTPTR_TYPE__>(at));
+}
+
+constexpr u32 kRowBytes = kTileK;
+constexpr u32 kRowChunks = kRowBytes / kVecBytes;
+
+// Rows of 128 bytes begin in one of two halves of 64 banks, or all at bank 0 of 32.
+constexpr u32 lds_swizzle(u32 row) { return (kLdsBanks == 64 ? row / 2 : row) % kRowChunks; }
+constexpr u32 lds_offset(u32 row, u32 chunk) {
+  return row * kRowBytes + (chunk ^ lds_swizzle(row)) * kVecBytes;
+}
+
+// Where a lane's two pieces of an operand lie; those of a tile 16 rows on lie 2048 bytes on.
+struct LdsFragmentOffsets {
+  u32 low, high;
+};
+constexpr u32 kLdsTile = kTileRows * kRowBytes;
+__device__ inline LdsFragmentOffsets lds_pieces(u32 lane) {
+  const u32 row = lane % kTileRows, chunk = lane / kTileRows;
+  return {lds_offset(row, chunk), lds_offset(row, chunk + kRowChunks / 2)};
+}
+
+__device__ inline U32x4 lds_load_b128(const LdsBytes* at) {
+  return *reinterpret_cast<const RFOPS_LDS U32x4*>(at);
+}
+__device__ inline Tile lds_tile(const LdsBytes* base, const LdsFragmentOffsets& pieces) {
+  return {lds_load_b128(base + pieces.low), lds_load_b128(base + pieces.high)};
+}
+
+// Reads tiles of operands in LDS of which a wave's begin at row `first`; that of a read lies kAt
+// bytes from `memory`.
+class RowReader {
+ public:
+  __device__ RowReader(const LdsBytes* memory, u32 lane, u32 first)
+      : from_(memory + first * kRowBytes), pieces_(lds_pieces(lane)) {}
+  template <u32 kAt = 0>
+  __device__ Tile read(u32 tile) const {
+    return lds_tile(from_ + kAt + tile * kLdsTile, pieces_);
+  }
+
+ private:
+  const LdsBytes* from_;
+  LdsFragmentOffsets pieces_;
+};
+
+namespace details {
+
+// The lanes that LDS serves together, of the first half of the wave; the other half is 32 lanes on.
+constexpr u32 lanes(u32 first, u32 last) {
+  return static_cast<u32>((u64{2} << last) - (u64{1} << first));
+}
+constexpr u32 kReadPhases[] = {
+#if defined(__gfx950__)
+    lanes(0, 3) | lanes(12, 15) | lanes(20, 27),
+    lanes(4, 11) | lanes(16, 19) | lanes(28, 31),
+#else
+    lanes(0, 3) | lanes(20, 23),
+    lanes(4, 7) | lanes(16, 19),
+    lanes(8, 11) | lanes(28, 31),
+    lanes(12, 15) | lanes(24, 27),
+#endif
+};
+constexpr u32 kWritePhases[] = {lanes(0, 7), lanes(8, 15), lanes(16, 23), lanes(24, 31)};
+constexpr u32 kPhasesB64[] = {
+// of 8 bytes
+#if defined(__gfx950__)
+    lanes(0, 31),
+#else
+    lanes(0, 15),
+    lanes(16, 31),
+#endif
+};
+
+// Whether kBytes of each of these lanes lie in different banks. `at` is where a lane's lie.
+template <u32 kBytes, class At>
+constexpr bool is_apart(u32 phase, u32 first, u32 banks, At at) {
+  u64 used = 0;
+  for (u32 lane = 0; lane < 32; ++lane) {
+    if ((phase >> lane & 1) == 0) continue;
+    const u64 own = ((u64{1} << kBytes / 4) - 1) << at(first + lane) / 4 % banks;
+    if ((used & own) != 0) return false;
+    used |= own;
+  }
+  return true;
+}
+
+template <u32 kBytes = kVecBytes, u32 kCount, class At>
+constexpr bool conflict_free(const u32 (&phases)[kCount], u32 banks, At at) {
+  for (const u32 phase : phases) {
+    if (!is_apart<kBytes>(phase, 0, banks, at) || !is_apart<kBytes>(phase, 32, banks, at)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace details
+
+static_assert(details::conflict_free(details::kReadPhases, kLdsBanks,
+                                     [](u32 l) { return lds_offset(l % 16, l / 16); }) &&
+                  details::conflict_free(details::kReadPhases, kLdsBanks,
+                                         [](u32 l) { return lds_offset(l % 16, l / 16 + 4); }),
+              "reads of an operand have no bank conflict");
+static_assert(details::conflict_free(details::kWritePhases, 32,
+                                     [](u32 l) { return lds_offset(l / 8, l % 8); }),
+              "writes of 8 rows by a wave have none either");
+
+}  // namespace rfops

@@ -1,0 +1,156 @@
+// K-steps of 256 of MXFP4 operands, rows of 128 bytes: from memory through registers to LDS, piece
+// by piece, so that a kernel puts each where the matrix cores leave room; their scales, shuffled,
+// in registers (gfx950).
+#pragma once
+
+#include "rfops/chip/buffer.h"
+#include "rfops/chip/types.h"
+#include "rfops/matrix/mfma_mxfp4.h"
+#include "rfops/tile/global_to_lds.h"
+#include "rfops/tile/lds_swizzle.h"
+
+namespace rfops {
+
+constexpr u32 kStepK = 2 * kRowBytes;  // elements
+
+// Where 16-byte chunk c of a row lies in LDS: as in lds_swizzle.h, but with a permutation in which
+// writes of 8 rows side by side have no bank conflict either, as shuffled operands come.
+constexpr u32 lds_offset_mxfp4(u32 row, u32 chunk) {
+  return row * kRowBytes + (chunk ^ row % kRowChunks) * kVecBytes;
+}
+#if defined(__gfx950__)
+static_assert(details::conflict_free(details::kReadPhases, kLdsBanks,
+                                     [](u32 l) { return lds_offset_mxfp4(l % 16, l / 16); }) &&
+                  details::conflict_free(details::kReadPhases, kLdsBanks,
+                                         [](u32 l) {
+                                           return lds_offset_mxfp4(l % 16, l / 16 + 4);
+                                         }) &&
+                  details::conflict_free(details::kWritePhases, 32,
+                                         [](u32 l) { return lds_offset_mxfp4(l / 8, l % 8); }) &&
+                  details::conflict_free(details::kWritePhases, 32,
+                                         [](u32 l) { return lds_offset_mxfp4(l % 16, l / 16); }),
+              "reads and writes have no bank conflict");
+#endif
+
+// Pieces of a K-step of an operand on their way to LDS: 16 bytes a thread, of 32 rows; those of a
+// wave side by side in memory.
+template <u32 kRows, bool kOrdered, bool kTail>
+class StepLoader {
+ public:
+  static constexpr u32 kCount = kRows / 32;
+  using Order = OperandLayout<kOrdered>;
+
+  __device__ explicit StepLoader(u32 row_bytes) : pitch_(32 * row_bytes) {
+    const u32 t = thread_id();
+    const u32 row = kOrdered ? t % 16 + t / 128 * 16 : t / kRowChunks;
+    chunk_ = kOrdered ? t / 16 % kRowChunks : t % kRowChunks;
+    from_ = Order::place(row, chunk_, row_bytes);
+    to_ = lds_offset_mxfp4(row, chunk_);
+  }
+  // What follows loads of the step that begins at element `k`; nothing from `end` on.
+  __device__ void aim(u32 k, u32 end) {
+    asm volatile("" : "+s"(k));  // not long before
+    at_ = kTail && k + chunk_ * 32 >= end ? kOutOfBounds
+                                          : from_ + (k < end ? k / 2 * Order::kUnit : kOutOfBounds);
+    offset_ = 0;
+  }
+  // The same of a step that is all there, from `further` on.
+  __device__ void aim_inside(u32 k, u32 further) {
+    at_ = from_;
+    offset_ = k / 2 * Order::kUnit + further;
+    asm volatile("" : "+s"(offset_));
+  }
+  // One piece after the other, from `further` on.
+  __device__ void load(const Buffer& rows, u32 i, u32 further = 0) {
+    piece_[i] = buffer_load_b128(rows, at_, offset_ + further);
+    pass();
+  }
+  __device__ void pass() {
+    offset_ += pitch_;
+    asm volatile("" : "+s"(offset_));  // in one register
+  }
+  __device__ void put(u32 i, LdsBytes* tile) const {
+    *reinterpret_cast<RFOPS_LDS U32x4*>(tile + to_ + i * 32 * kRowBytes) = piece_[i];
+  }
+
+ private:
+  u32 pitch_, chunk_, from_, to_, at_, offset_;
+  U32x4 piece_[kCount];
+};
+
+// Scales of a wave's rows, of two K-steps: a dword of two tiles of rows and of both halves of a
+// step.
+template <u32 kTilesOfRows, bool kTail>
+class Scales {
+ public:
+  static constexpr u32 kCount = kTilesOfRows / 2;
+
+  __device__ explicit Scales(u32 row_bytes) : pitch_(32 * row_bytes) {}
+  // What follows loads of the step that begins at element `k`; nothing from `end` on.
+  __device__ void aim(u32 k, u32 end) {
+    asm volatile("" : "+s"(k));
+    at_ = lane_id() * 4 + (k < end ? k / kStepK * (kWaveSize * 4) : kOutOfBounds);
+    offset_ = 0;
+  }
+  // The same of a step that is all there, from `further` on.
+  __device__ void aim_inside(u32 k, u32 further) {
+    at_ = lane_id() * 4;
+    offset_ = k / kStepK * (kWaveSize * 4) + further;
+    asm volatile("" : "+s"(offset_));
+  }
+  // One after the other, from `further` on.
+  __device__ void load(const Buffer& rows, u32 i, u32 stage, u32 further = 0) {
+    loaded_[stage][i] = buffer_load_dwords<1>(rows, at_, offset_ + further).dword[0];
+    offset_ += pitch_;
+    asm volatile("" : "+s"(offset_));
+  }
+  // The step at element `k` begins: what lies beyond K may be NaN.
+  __device__ void begin(u32 stage, u32 k, u32 end) {
+    if constexpr (kTail) {
+      const u32 block_k = k + lane_id() / kTileRows * kFp4Block;
+      const u32 there =
+          (block_k < end ? 0x0000ffffu : 0) | (block_k + kTileK < end ? 0xffff0000u : 0);
+#pragma unroll
+      for (u32 i = 0; i < kCount; ++i) {
+        loaded_[stage][i] &= there;
+        asm volatile("s_nop 1" : "+v"(loaded_[stage][i]));  // a matrix instruction may be next
+      }
+    }
+  }
+  __device__ u32 of(u32 stage, u32 tile) const { return loaded_[stage][tile / 2]; }
+
+ private:
+  u32 pitch_, at_, offset_;
+  u32 loaded_[2][kCount];
+};
+
+// A wave's tiles in the order of multiplication: neighbours share an operand.
+template <u32 kMTiles, u32 kNTiles>
+struct SnakeOrder {
+  static constexpr u32 m_of(u32 t) { return t / kNTiles; }
+  static constexpr u32 n_of(u32 t) {
+    return m_of(t) % 2 == 0 ? t % kNTiles : kNTiles - 1 - t % kNTiles;
+  }
+  static constexpr u32 place_of(u32 i, u32 j) {
+    return i * kNTiles + (i % 2 == 0 ? j : kNTiles - 1 - j);
+  }
+};
+
+// Behind which multiplication of a K-step, of 2 kTiles in two halves, what else is done: reads from
+// LDS every kPitch, writes between them, in the first half; loads are spread over both, so that the
+// memory pipe has time. Writes end early, so that the barrier finds them done.
+template <u32 kTiles, u32 kReads, u32 kPieces, u32 kScales>
+struct IssueSchedule {
+  static constexpr u32 kMost = kReads > kPieces ? kReads : kPieces;
+  static constexpr u32 kPitch = (kTiles - 8) / kMost;
+  static_assert(kPitch >= 1, "reads and writes end before their half");
+  static constexpr u32 lds_write_offset(u32 i) { return i * kPitch + (kPitch > 1 ? 1 : 0); }
+  static constexpr u32 load_at(u32 i) {
+    return lds_write_offset(i) + 3 + i * (kTiles + 8) / kPieces;
+  }
+  static constexpr u32 scale_at(u32 i) { return 9 + i * (kTiles / kScales); }
+  // A place in front of `at` with nothing else, where reads and writes leave one.
+  static constexpr u32 before(u32 at) { return at / kPitch * kPitch - 1; }
+};
+
+}  // namespace rfops

@@ -1,0 +1,85 @@
+// Reductions over neighbouring lanes of a wave, whose result all of these lanes get (both chips).
+//
+// A butterfly from the lowest lane bit up: in step b a lane combines its value with that of a lane
+// that differs in bit b, and maybe in lower bits, over which values are the same by then. So the
+// order of a sum is fixed, and all lanes have the same bits.
+#pragma once
+
+#include "rfops/chip/types.h"
+#include "rfops/wave/reduce_scatter.h"
+
+namespace rfops {
+
+namespace details {
+
+template <u32 kBit, class T, class Op>
+__device__ inline T butterfly_step(T value, Op op) {
+  const u32 bits = __builtin_bit_cast(u32, value);
+  if constexpr (kBit < 16) {
+    return op(value, __builtin_bit_cast(T, partner<kBit>(__builtin_bit_cast(f32, value))));
+  } else {
+#if defined(__gfx950__)
+    const auto [low, high] = swap_halves<kBit>(bits, bits);
+    return op(__builtin_bit_cast(T, low), __builtin_bit_cast(T, high));
+#else
+    constexpr int kXor16 = 16 << 10 | 31;  // ds_swizzle's mask: lane ^ 16 within 32
+    const int own = static_cast<int>(bits);
+    const int other =
+        kBit == 16 ? __builtin_amdgcn_ds_swizzle(own, kXor16)
+                   : __builtin_amdgcn_ds_bpermute(static_cast<int>((lane_id() ^ 32) * 4), own);
+    return op(value, __builtin_bit_cast(T, other));
+#endif
+  }
+}
+
+}  // namespace details
+
+// Over each kLanes neighbouring lanes; op is commutative, T has 32 bits. All lanes are active.
+template <u32 kLanes, u32 kBit = 1, class T, class Op>
+__device__ inline T reduce_lanes(T value, Op op) {
+  static_assert(sizeof(T) == 4 && (kLanes & (kLanes - 1)) == 0 && kLanes <= kWaveSize);
+  if constexpr (kBit < kLanes) {
+    return reduce_lanes<kLanes, 2 * kBit>(details::butterfly_step<kBit>(value, op), op);
+  } else {
+    return value;
+  }
+}
+
+template <u32 kLanes>
+__device__ inline f32 max_over_lanes(f32 value) {
+  return reduce_lanes<kLanes>(value, [](f32 a, f32 b) { return a > b ? a : b; });
+}
+template <u32 kLanes>
+__device__ inline u32 min_over_lanes(u32 value) {
+  return reduce_lanes<kLanes>(value, [](u32 a, u32 b) { return a < b ? a : b; });
+}
+template <u32 kLanes>
+__device__ inline f32 sum_over_lanes(f32 value) {
+  return reduce_lanes<kLanes>(value, [](f32 a, f32 b) { return a + b; });
+}
+
+namespace details {
+
+// A lane before this one by DPP control; 0 where there is none, or outside the rows of kRows.
+template <int kControl, int kRows>
+__device__ inline u32 before(u32 value) {
+  const int moved =
+      __builtin_amdgcn_update_dpp(0, static_cast<int>(value), kControl, kRows, 0xf, true);
+  return static_cast<u32>(moved);
+}
+
+}  // namespace details
+
+// The sum over this lane and those before it.
+__device__ inline u32 inclusive_scan(u32 value) {
+  constexpr int kShift = 0x110, kEnd15 = 0x142, kEnd31 = 0x143;  // row_shr, row_bcast15 and 31
+  value += details::before<kShift + 1, 0xf>(value);
+  value += details::before<kShift + 2, 0xf>(value);
+  value += details::before<kShift + 4, 0xf>(value);
+  value += details::before<kShift + 8, 0xf>(value);
+  value += details::before<kEnd15, 0xa>(value);
+  value += details::before<kEnd31, 0xc>(value);
+  return value;
+}
+
+}  // namespace rfops

@@ -1,0 +1,87 @@
+// The results of all tokens in LDS, of kColumns columns, to which rows of their experts are added
+// in fp32, each times its weight; and the weights of all choices.
+#pragma once
+
+#include "rfops/chip/types.h"
+#include "rfops/tile/lds_swizzle.h"
+
+namespace rfops {
+
+template <class Half, u32 kColumns, u32 kTopK>
+class TokenAccumulators {
+  static constexpr u32 kRowBytes = kColumns * sizeof(f32), kChunks = kRowBytes / kVecBytes;
+
+ public:
+  // LDS: sums [m, kColumns], then weights [m, kTopK].
+  __device__ TokenAccumulators(LdsBytes* memory, u32 m) : memory_(memory), m_(m) {}
+  __device__ LdsBytes* end() const { return weights() + (m_ * kTopK + 3) / 4 * kVecBytes; }
+
+  // Sums of 0, and the weights: the first choice that names an expert has those of all that do.
+  // By `threads` threads, this is one of them; a token's weights by one.
+  template <class Id>
+  __device__ void prepare(const f32* weights_of, const Id* ids, u32 thread, u32 threads) const {
+    for (u32 i = thread; i < m_ * kChunks; i += threads) {
+      *reinterpret_cast<RFOPS_LDS F32x4*>(memory_ + i * kVecBytes) = F32x4{};
+    }
+    for (u32 token = thread; token < m_; token += threads) {
+      Id id[kTopK];
+      f32 weight[kTopK];
+#pragma unroll
+      for (u32 j = 0; j < kTopK; ++j) {
+        id[j] = ids[u64{token} * kTopK + j];
+        weight[j] = weights_of[u64{token} * kTopK + j];
+      }
+#pragma unroll
+      for (u32 j = 0; j < kTopK; ++j) {
+#pragma unroll
+        for (u32 i = j + 1; i < kTopK; ++i) weight[j] += id[i] == id[j] ? weight[i] : 0.0f;
+        sched_barrier();  // else there are masks of all comparisons at a time
+        *weight_at(token * kTopK + j) = weight[j];
+      }
+    }
+  }
+  __device__ f32 weight(u32 pair) const { return *weight_at(pair); }
+  __device__ u32 tokens() const { return m_; }
+
+  // Four neighbours of a row, from column 4 `part` on, rounded to Half first.
+  __device__ void add(u32 token, u32 part, f32 weight, const F32x4& row) const {
+    using Four = Half __attribute__((ext_vector_type(4)));
+    auto* const at = place(token, part);
+    const F32x4 half = __builtin_convertvector(__builtin_convertvector(row, Four), F32x4);
+    F32x4 sum = *at;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) sum[i] = __builtin_fmaf(weight, half[i], sum[i]);
+    *at = sum;
+  }
+
+  // All of them, as columns from `column` on of out [m, n]; 16 bytes of a token a thread.
+  __device__ void store(Half* out, u32 n, u32 column, u32 thread, u32 threads) const {
+    constexpr u32 kVec = kVecBytes / sizeof(Half), kParts = kColumns / kVec;
+    using Vec = Half __attribute__((ext_vector_type(kVec)));
+    for (u32 i = thread; i < m_ * kParts; i += threads) {
+      const u32 token = i / kParts, part = i % kParts;
+      Vec row;
+#pragma unroll
+      for (u32 c = 0; c < 2; ++c) {
+        const F32x4 four = *place(token, 2 * part + c);
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) row[4 * c + e] = static_cast<Half>(four[e]);
+      }
+      *reinterpret_cast<Vec*>(out + u64{token} * n + column + part * kVec) = row;
+    }
+  }
+
+ private:
+  __device__ LdsBytes* weights() const { return memory_ + m_ * kRowBytes; }
+  __device__ RFOPS_LDS f32* weight_at(u32 pair) const { return (RFOPS_LDS f32*)weights() + pair; }
+  // Chunks of a token's sums are permuted: those of all tokens would meet in the same banks.
+  __device__ RFOPS_LDS F32x4* place(u32 token, u32 chunk) const {
+    const u32 at = token * kRowBytes + (chunk ^ token / 2 % kChunks) * kVecBytes;
+    return reinterpret_cast<RFOPS_LDS F32x4*>(memory_ + at);
+  }
+
+  LdsBytes* memory_;
+  u32 m_;
+};
+
+}  // namespace rfops

@@ -1,0 +1,61 @@
+// scale[m, b] = 2^e,  payload[m, k] = e4m3(x[m, k] / scale[m, k / 32])
+//
+//     byte e + 127 = exponent field of (|x|max + kBump) - 8, at least 0     (as fp32 bits)
+//
+// e8m0 scales, one a block of 32 along K; OCP e4m3 to nearest even, saturated at 448. A block with
+// an infinity or a NaN has scale 255 and payloads 0x7f, NaN. Any M, K a multiple of 32.
+//
+// Layout. 4 lanes hold a block, 8 elements each, which they load as 16 bytes (fp32: twice) and
+// store as 8. With kInRows the rows of x are `pitch` apart, else they follow each other.
+//
+// Promises. Bit-exact to the torch route. The caller aligns each row of x to 16 bytes.
+#include "quantization/e4m3.h"
+#include "rfops/chip/types.h"
+#include "rfops/wave/mx_block_amax.h"
+
+#if !defined(RFOPS_IN) || !defined(RFOPS_BUMP) || !defined(RFOPS_IN_ROWS)
+#error "quant_mxfp8 needs the RFOPS_ constants below"
+#endif
+
+namespace {
+
+using namespace rfops;
+
+using In = RFOPS_IN;               // bf16, f16 or f32
+constexpr u32 kBump = RFOPS_BUMP;  // what rounding adds to the bits of the largest magnitude
+constexpr bool kInRows = RFOPS_IN_ROWS;
+constexpr u32 kThreads = 256;
+constexpr u32 kEmax = 8;  // 448 = 1.75 * 2^8 is the largest e4m3
+constexpr f32 kMost = 448.0f * kE4m3Half;
+constexpr u32 kInfinity = 0x7f800000, kNanByte = 255, kFourNans = 0x7f7f7f7f;
+
+struct Eight {
+  u32 low, high;
+};
+
+}  // namespace
+
+extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
+quant_mxfp8(Eight* __restrict__ payload,  // [M, K / 8]: eight codes
+            u8* __restrict__ scale,       // [M, K / 32]
+            const In* __restrict__ x,     // [M, K], rows in steps of pitch
+            u64 pitch, u32 m, u32 k) {
+  const MxEight<In, kThreads, kInRows> own(x, pitch, m, k);
+  if (!own.is_there) return;
+  const u32 most = __builtin_bit_cast(u32, MxFrom<In>::wide(own.most));
+  const u32 byte = __builtin_elementwise_sub_sat((most + kBump) >> 23, kEmax);
+  const bool is_nan = most >= kInfinity;
+  // 2^(127 - byte): byte is 247 at most where the block is finite.
+  const f32 inverse = __builtin_bit_cast(f32, (254 - byte) << 23) * kE4m3Half;
+  const auto four = [&](u32 first) {
+    f32 scaled[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+      const f32 value = own.element(first + i) * inverse;
+      scaled[i] = __builtin_fminf(__builtin_fmaxf(value, -kMost), kMost);
+    }
+    return is_nan ? kFourNans : e4m3_of_four(scaled);
+  };
+  payload[own.index] = {four(0), four(4)};
+  if (own.has_scale()) scale[own.block()] = static_cast<u8>(is_nan ? kNanByte : byte);
+}
