@@ -26,6 +26,7 @@ from rfops.jit.launch import hip, launcher
 from rfops.jit.launch.bind import Dim3
 from rfops.triton import launch as triton_launch
 from support.calls import default_config, grouped_route, route
+from support.process import python
 from support.tables import ROW, Write
 
 COLUMNS = TABLES["gemm_mxfp8"].columns
@@ -429,7 +430,7 @@ def test_a_corrupt_table_is_no_error_of_the_import(overlay: Write) -> None:
         "try: rfops.gemm_mxfp8(x, x, s, s)\n"
         "except rfops.ConfigError as e: print(e)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code, check=True)
     assert f"{file}, line 2, column cu_num" in done.stdout
 
 
@@ -707,10 +708,7 @@ for m in (1, 1, 3):
 """
     said = {}
     for level in ("dispatch", "info"):
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-            env={**os.environ, "RFOPS_LOG": level},
-        )  # fmt: skip
+        done = python(code, check=True, RFOPS_LOG=level)
         lines = [line for line in done.stderr.splitlines() if "by the rule" in line]
         said[level] = [line for line in lines if line.startswith("rfops: gemm_mxfp8")]
         assert len(lines) - len(said[level]) == 3 * (level == "dispatch"), "of quant_mxfp8"
