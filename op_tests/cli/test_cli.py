@@ -393,7 +393,7 @@ sys.exit(code)
 @pytest.mark.parametrize(
     "arguments",
     [
-        "", "--help", "--version", "build --help", "ls", "doctor", "vgpu --path", "why", "tune",
+        "", "--help", "--version", "doctor", "ls", "build --help", "vgpu --path", "why", "tune",
         "cache export {file} mxfp8_gemv", "cache import {file}", "cache gc --max-size 1T",
         "cache why mxfp8_gemv -D M=1", "why module mxfp8_gemv -D M=1",
         "profile", "bench --help", "build nothing --arch gfx90a",

@@ -18,7 +18,7 @@ from rfops import compat
 from rfops.cli import doctor
 from rfops.jit import ConfigError
 from rfops.moe.choosing import choose
-from rfops.plugins import around, callees, vllm, wrapper
+from rfops.plugins import around, callees, targets, vllm, wrapper
 from rfops.plugins.around import Callee
 from support.plugin_calls import (
     BF16,
@@ -38,6 +38,12 @@ pytestmark = pytest.mark.requires_gfx950
 
 def test_each_callee_has_a_call() -> None:
     assert set(CALLS) == set(BY_TARGET)
+
+
+def test_targets_are_the_callees() -> None:
+    assert [callee.target for callee in callees.AITER] == [*targets.AITER]
+    assert [callee.target for callee in callees.VLLM] == [*targets.VLLM]
+    assert {callee.group for callee in (*callees.AITER, *callees.VLLM)} == set(targets.GROUPS)
 
 
 def test_quantised_experts_engage(engines: list[str]) -> None:
@@ -255,6 +261,20 @@ def test_doctor_says_what_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (record["wraps"], record["why"]) == ([], "RFOPS_PLUGIN=off")
     monkeypatch.setenv("RFOPS_PLUGIN", "all")
     assert doctor._engines()["vllm"]["why"].startswith("RFOPS_PLUGIN=all: expected off")
+
+
+DOCTOR_OF_VLLM = """
+import sys
+from rfops.cli import doctor
+doctor._version = lambda name: "1.0"
+doctor._torch_version = lambda: "2.13.0+rocm7.0"
+assert doctor._engines()["vllm"]["wraps"]
+assert "torch" not in sys.modules
+"""
+
+
+def test_doctor_of_installed_engines_leaves_torch_out() -> None:
+    subprocess.run([sys.executable, "-c", DOCTOR_OF_VLLM], check=True)
 
 
 def test_the_summary_is_told_at_exit() -> None:

@@ -106,6 +106,13 @@ def test_any_block_of_the_heap_may_be_a_kernels(said: dict[str, dict]) -> None:
     assert case["sums"] == [2016, 2016]
 
 
+def test_a_zero_among_the_arguments_is_no_block(said: dict[str, dict]) -> None:
+    """Each word of the arguments may be a pointer to a block, whose size stands in front of it."""
+    case = said["zero"]
+    assert case["status"] == 0 and not case["found"], case
+    assert case["sums"] == [2016]
+
+
 def test_behind_a_tensor_of_an_op(said: dict[str, dict]) -> None:
     """rfops tells of the tensors of its own launches: their ends are known to the byte. As errors
     nothing is written behind them, be it harmful or not."""
