@@ -34,7 +34,8 @@ struct Extent {
 };
 
 /// What an argument is in a family: a value, any tensor, a tensor of these extents, or one of any
-/// shape with so many elements and, where there is a second extent, such a last dimension. An int may take the place of a tensor of one extent.
+/// shape with so many elements and, where there is a second extent, such a last dimension. An int
+/// may take the place of a tensor of one extent.
 struct Pattern {
   enum Kind { kValue, kAnyTensor, kShape, kElements } kind;
   std::vector<Extent> extents;
