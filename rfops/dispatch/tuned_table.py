@@ -17,7 +17,8 @@ estimated, then published), then the later line; it is logged once, `rfops docto
 file is ever written back. A row of the user's own file (RFOPS_CONFIGS) replaces the shipped one of
 its key, whatever the origins; a call that the user's row does not take gets the shipped row. A file
 that cannot be read is a ConfigError that names file, line and column, raised when the first call
-needs the table, not by an import. """
+needs the table, not by an import.
+"""
 
 from __future__ import annotations
 
