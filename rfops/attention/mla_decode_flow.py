@@ -96,8 +96,15 @@ def turns(kernel: Kernel) -> bool:
     return bool(vars(type(kernel)).get("turns"))
 
 
+def is_table(c: Call) -> bool:
+    """Whether pages come as a block table."""
+    indices = c.tensors.get("kv_indices")
+    return indices is not None and indices.dim() == 2
+
+
 class Flow(Kernel):
     name, module = "flow", "mla_decode_flow"
+    limits = "B T S P W"
     turns = True  # keys by their places, where the call has `angles`: mla_layer_decode's
     Config = FlowConfig
     error = 2.0**-8  # P in bf16
@@ -129,9 +136,8 @@ class Flow(Kernel):
     def most_cost(self, c: Call) -> int:
         """Of ragged queries: the most that a kernel may have to share out, in tokens."""
         each, tokens = 1024, c.S * c.page  # each: more than what an item costs beside its tokens
-        longest = c.W * c.page if c.W else tokens
         of_longest = ceil(c.qo_len * c.H, self.columns) * (tokens + each * c.B)
-        return int(min(self.items(c) * (longest + each), of_longest))
+        return int(min(self.items(c) * (c.W * c.page + each), of_longest))
 
     def default(self, c: Call) -> FlowConfig:
         """A worker for each CU; where several read the same tokens, on one die each."""
@@ -160,7 +166,7 @@ class Flow(Kernel):
 
     def variant(self, c: Call, config: FlowConfig) -> RunOf:
         bound = self.source.bind(c.device, self.defines(c, config), c.arch)
-        is_ragged = c.has("qo_indptr")
+        is_ragged, has_table = c.has("qo_indptr"), is_table(c)
         angles = ("angles",) if c.has("angles") else ()
         launch = bound.prepare((256, 1, 1), (*self.arguments, *angles, *SPLIT))
 
@@ -176,7 +182,8 @@ class Flow(Kernel):
             slots = groups * workers * 2
             run = launch(
                 (groups * workers, 1, 1), batch=batch, workers=workers, page_shift=shift,
-                width=width, sm_scale=c.sm_scale, columns=columns, heads=heads, unseen=unseen,
+                width=width * has_table, sm_scale=c.sm_scale, columns=columns, heads=heads,
+                unseen=unseen,
             )  # fmt: skip
             words = slots * self.columns * self.words
             return with_partials(run, c.device, words, LEVELS * slots * 8)
