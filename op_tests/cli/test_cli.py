@@ -493,6 +493,18 @@ def test_a_machine_without_compilers_is_told_once(tmp_path: Path) -> None:
     assert re.fullmatch(r"0 of \d\d+ in \d+\.\d s\n", done.stdout), done.stdout
 
 
+HIDE_ZIG = "import sys; sys.modules['ziglang'] = None"
+
+
+def test_demo_without_a_compiler(tmp_path: Path, vgpu_path: Path) -> None:
+    """What is cached needs none."""
+    assert "cached" in [good("demo"), good("demo")][1]
+    (tmp_path / "sitecustomize.py").write_text(HIDE_ZIG)
+    out = good("demo", PATH="/absent", PYTHONPATH=str(tmp_path))
+    assert re.search(r"^  toolchain +.*clang version", out, re.M), out
+    assert len(re.findall(r"^  build +cached;", out, re.M)) == 2
+
+
 def test_demo_looks_for_the_device_compiler_first(tmp_path: Path) -> None:
     done = rfops("demo", RFOPS_HIPCC="/absent", RFOPS_CACHE_DIR=str(tmp_path))
     assert done.returncode == 1 and "no compiler found for device code" in done.stderr
