@@ -166,6 +166,8 @@ class Checked:
         if guard.sizes.setdefault(size, count) != count:
             wanted = f"of {size} = {guard.sizes[size]} {'rows' if rest else 'elements'}"
             guard.fail(arg.name, wanted, f"{list(tensor.shape)}", "reshape it")
+        if arg.row is not None:
+            guard.sizes[arg.row.text] = tensor.shape[-1] if tensor.dim() else 1
 
     def _check_layouts(
         self,

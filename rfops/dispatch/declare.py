@@ -5,6 +5,7 @@
     w: fp4[N, K/2]               two elements a byte
     x: f32[*M, K]                any leading dimensions, M their product: [K], [M, K], [2, 3, K]
     weights: f32[*rows]?         so `rows` elements of any shape; None may take its place
+    table: i32[*S] row W         the same, and W is its last dimension
     w: e4m3[N, K] strided        any strides
     q: bf16[M, K] inout          the op writes it too
     w: e4m3[N, K] x E            a tuple or list of E such tensors, E a size or a number
@@ -98,6 +99,7 @@ class TensorArg:
     dtype_of: str = ""
     new: bool = False  # a result that no caller passes
     times: Extent | None = None  # a table: how many tensors
+    row: Extent | None = None  # the last dimension, of a tensor of any shape
 
     ignored: bool = False  # callers pass it, no kernel takes it
     is_fp4: bool = False
@@ -109,7 +111,8 @@ class TensorArg:
             return "?"
         if self.times is not None or (self.leads and len(self.extents) > 1):
             return ""
-        return ("*" if self.leads else "") + ",".join(e.text for e in self.extents)
+        row = (self.row,) if self.row else ()
+        return ("*" if self.leads else "") + ",".join(e.text for e in (*self.extents, *row))
 
     def leading(self, shape: Sequence[int]) -> Sequence[int]:
         """The dimensions of a shape whose product is extents[0]."""
@@ -194,7 +197,7 @@ class Declaration:
                 if arg.size:
                     found[arg.size] = None
             else:
-                extents = (*arg.extents, *([arg.times] if arg.times else []))
+                extents = (*arg.extents, *(e for e in (arg.times, arg.row) if e))
                 found |= {e.size: None for e in extents if e.size and e.factor > 0}
         return tuple(found)
 
@@ -219,7 +222,7 @@ def _argument(
     name: str, text: str, known: Mapping[str, TensorArg | ValueArg]
 ) -> TensorArg | ValueArg:
     match = re.fullmatch(
-        r"([\w|]+)(?:\[([^]]*)\])?(\?)?((?:\s+(?:@\d+|strided|inout|new|x \w+))*)", text
+        r"([\w|]+)(?:\[([^]]*)\])?(\?)?((?:\s+(?:@\d+|strided|inout|new|(?:x|row) \w+))*)", text
     )
     if match is not None and (match[2] is not None or match[1] == "any"):
         return _tensor(name, match[1], match[2], match[3] == "?", match[4].split(), known)
@@ -261,10 +264,15 @@ def _tensor(
         written="inout" in marks,
         dtype_of=kind if source is not None else "",
         new="new" in marks,
-        times=Extent.parse(marks[marks.index("x") + 1]) if "x" in marks else None,
+        times=_after("x", marks),
+        row=_after("row", marks),
         ignored=kind == "any",
         is_fp4=kind == "fp4",
     )
+
+
+def _after(mark: str, marks: list[str]) -> Extent | None:
+    return Extent.parse(marks[marks.index(mark) + 1]) if mark in marks else None
 
 
 def _dtypes(words: list[str], name: str = "") -> tuple[torch.dtype, ...]:
