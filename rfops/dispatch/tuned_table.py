@@ -14,10 +14,10 @@ and with the least sum of |log2(row / call)|.
 
 Two rows of one key that decide differently are a conflict. The better origin holds (measured, then
 estimated, then published), then the later line; it is logged once, `rfops doctor` lists it, and no
-file is ever written back. A row of the user's own file (RFOPS_CONFIGS) replaces the shipped one of its key, whatever the
-origins; a call that the user's row does not take gets the shipped row. A file that cannot be read
-is a ConfigError that names file, line and column, raised when the first call needs the table, not
-by an import.
+file is ever written back. A row of the user's own file (RFOPS_CONFIGS) replaces the shipped one of
+its key, whatever the origins; a call that the user's row does not take gets the shipped row. A file
+that cannot be read is a ConfigError that names file, line and column, raised when the first call
+needs the table, not by an import.
 """
 
 from __future__ import annotations
