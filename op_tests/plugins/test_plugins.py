@@ -33,6 +33,7 @@ from support.plugin_calls import (
     shuffled,
     softmax,
 )  # fmt: skip
+from support.process import python
 
 pytestmark = pytest.mark.requires_gfx950
 
@@ -301,6 +302,6 @@ def test_the_summary_is_told_at_exit() -> None:
         "wrapped(w, i, None, torch.randn(2, 8), True)\n"
         "wrapped(w, i, None, torch.randn(2, 8), True, 0, '', 5)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code, check=True)
     (line,) = (line for line in done.stderr.splitlines() if "aiter.topk_softmax" in line)
     assert line.startswith("rfops: aiter.topk_softmax: 1 calls by rfops; 1 by the original: ")
