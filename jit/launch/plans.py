@@ -44,9 +44,10 @@ class Plans:
     """At most `capacity` plans, the least recently used goes first.
 
     `shapes` says of each argument what it is in a family: "M,K/32" a tensor of these extents or, if
-    one, an int; "N^128" rounds up; "*M" a contiguous tensor of M elements of any shape; "?" any
-    tensor; "" a value, as are those that it leaves out. None takes any argument's place. The first
-    extent of a size says it, alone or as an exact part: K/32, not K^32.
+    one, an int; "N^128" rounds up; "*M" a contiguous tensor of M elements of any shape, "*M,W" one
+    whose last dimension is W; "?" any tensor; "" a value, as are those that it leaves out. None
+    takes any argument's place. The first extent of a size says it, alone or as an exact part: K/32,
+    not K^32.
     """
 
     def __init__(

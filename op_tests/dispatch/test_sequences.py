@@ -196,7 +196,8 @@ def test_pages_of_other_sizes(through: str, pages: tuple[int, ...]) -> None:
 
 
 def test_a_part_of_its_own(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The virtual GPU's part decides too: a plan made for another one is not found."""
+    """The virtual GPU's part decides too: a plan made for another one is not found, not even where
+    the call's own checks would find the same."""
     monkeypatch.delenv("RFOPS_VGPU_ARCH", raising=False)
     monkeypatch.setenv("RFOPS_VGPU_PART", "MI300X")
     x = torch.randn(2, 256)
@@ -205,6 +206,14 @@ def test_a_part_of_its_own(through: str, monkeypatch: pytest.MonkeyPatch) -> Non
     payload, _ = rfops.quant_fp8_blockscale(x)
     assert before[0].dtype == torch.float8_e4m3fnuz
     assert payload.dtype == torch.float8_e4m3fn
+    plans, logits = ops()["topk_softmax"].plans, torch.randn(3, 8)
+    hits = []
+    for part in ("MI300X", "MI355X", "MI300X"):
+        monkeypatch.setenv("RFOPS_VGPU_PART", part)
+        before_call = plans.hits
+        rfops.topk_softmax(logits, 2)
+        hits.append(plans.hits - before_call)
+    assert hits == [0, 0, 1]
 
 
 @pytest.mark.parametrize("part", ["MI300X", "MI308X", "MI355X"])

@@ -16,6 +16,7 @@ import torch
 import rfops
 from rfops import compat
 from rfops.cli import doctor
+from rfops.dispatch.op import ops
 from rfops.jit import ConfigError
 from rfops.moe.choosing import choose
 from rfops.plugins import around, callees, targets, vllm, wrapper
@@ -35,6 +36,19 @@ from support.plugin_calls import (
 from support.process import python
 
 pytestmark = pytest.mark.requires_gfx950
+
+
+def test_mla_is_asked_for_ragged_queries() -> None:
+    """One sequence of 2^16 queries by 2^24 tokens is more than HIP kernels share out; 2^16
+    sequences of one query each are not."""
+    q = torch.empty(2**16, 128, 576, dtype=BF16, device="meta")
+    kv = torch.empty(2**24, 1, 1, 576, dtype=BF16, device="meta")
+    for batch, longest, is_hip in ((1, 2**16, False), (2**16, 1, True)):
+        bounds = torch.empty(batch + 1, dtype=I32, device="meta")
+        _, name, given = callees.mla_route(q, kv, bounds, longest)
+        call = ops()[name].call_of(**given)
+        assert (call.B, call.ends, call.qo_len) == (batch, batch + 1, longest)
+        assert ops()[name].route(call).is_hip == is_hip
 
 
 def test_each_callee_has_a_call() -> None:

@@ -29,9 +29,12 @@ _MLA_NEUTRAL: Mapping[str, Any] = {
 }
 
 
-def mla_route(q: Any, kv_buffer: Any, max_seqlen_q: int) -> Given:
-    page = kv_buffer.shape[1] if kv_buffer.dim() == 4 else 1
-    return mla_given(q, q.shape[0], kv_buffer, page, max_seqlen_q)
+def mla_route(q: Any, kv_buffer: Any, qo_indptr: Any, max_seqlen_q: int) -> Given:
+    """The lengths in qo_indptr are not known to the host, so the kernels are asked for ragged
+    queries: they refuse more work than 2^32 tokens to share out."""
+    page, batch = kv_buffer.shape[1] if kv_buffer.dim() == 4 else 1, qo_indptr.shape[0] - 1
+    device, name, given = mla_given(q, q.shape[0], kv_buffer, page, max(max_seqlen_q, 1))
+    return device, name, {**given, "B": batch, "qo_indptr": True}
 
 
 def mla_given(q: Any, tokens: int, kv: Any, page: int, length: int) -> Given:

@@ -198,6 +198,7 @@ def test_a_trace_has_an_end(micros: Micros, changed: pytest.MonkeyPatch) -> None
     narrow, wide = ((launch.high - launch.us) / launch.us for launch in (whole, cut))
     assert wide == pytest.approx(2 * narrow, rel=0.01), "a wider band"
     assert "instructions at their ends too" in timed_text.table(cut)
+    assert "B written in the replayed part of XCD 0 of 8" in timed_text.table(cut)
 
 
 def test_waiting_for_a_flag_counts_once(micros: Micros) -> None:
