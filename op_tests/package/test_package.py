@@ -21,6 +21,7 @@ from rfops import later
 from rfops.jit import paths
 from rfops.jit.build.spec import load_config
 from support import ROOT
+from support.process import python
 
 TEST_COMMAND = "pip install -c .ci/constraints.txt -e '.[dev]' && pytest op_tests"
 DEMO_COMMAND = "pip install -c .ci/constraints.txt -e '.[dev]' && rfops demo"
@@ -184,7 +185,8 @@ def test_readme_shows_code_that_runs() -> None:
     blocks = [b for t in texts for b in re.findall(r"^```python\n(.*?)^```", t, re.M | re.S)]
     assert len(blocks) == 5, "and that of `Add an op`, in test_readme.py"
     code = f"for block in {blocks!r}:\n    exec(block, {{'__name__': '__main__'}})"
-    run_python(code, "/", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    done = python(code, cwd="/", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
 
 
 def test_readme_names_every_command_and_error() -> None:
