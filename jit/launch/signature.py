@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,6 +60,7 @@ class Parameter:
     name: str
     scalar: Scalar | None  # None: a tensor, or a table of them
     count: int = 0  # of tensors in a table
+    optional: bool = False  # a tensor annotated `torch.Tensor | None`: may be a null pointer
 
     @property
     def layout(self) -> Scalar:
@@ -105,7 +107,8 @@ def read_signature(function: Callable[..., None]) -> list[Parameter]:
                 f"scalar of rfops.jit (i32, f32, ...), got {hint!r}"
             )
         count = tables[0].count if tables else 0
-        found.append(Parameter(name, scalars[0] if scalars else None, count))
+        scalar = scalars[0] if scalars else None
+        found.append(Parameter(sys.intern(name), scalar, count, optional))
     return found
 
 
@@ -148,6 +151,37 @@ def _source_types(kernel: str, source: str) -> list[set[str]]:
     end = text.find(")", found[0].end())
     parts = [part for part in text[found[0].end() : end].split(",") if part.strip()]
     return [set() if "*" in part else set(re.findall(r"\w+", part)[:-1]) for part in parts]
+
+
+def find_tensors(
+    kernel: str,
+    parameters: Sequence[Parameter],
+    arguments: Sequence[str],
+    sources: Mapping[str, str | None],
+) -> tuple[int | None, ...]:
+    """For each tensor parameter in order the position in `arguments` of the one that it takes; None
+    for a null pointer. Raises BindError."""
+    tensors = [p for p in parameters if p.scalar is None]
+    unknown = sources.keys() - {p.name for p in tensors}
+    if unknown:
+        known = ", ".join(p.name for p in tensors)
+        raise BindError(
+            f"{kernel}: sources must name tensor parameters, {known}, got {', '.join(unknown)}"
+        )
+    found: list[int | None] = []
+    for parameter in tensors:
+        source = sources.get(parameter.name, parameter.name)
+        if source in arguments:
+            found.append(arguments.index(source))
+        elif source is None or (parameter.optional and parameter.name not in sources):
+            found.append(None)
+        else:
+            raise BindError(
+                f"{kernel}: parameter {parameter.name} must have a source among the launch's "
+                f"arguments, {' '.join(arguments)}, got {source}. Add it to sources, or annotate "
+                "the parameter `torch.Tensor | None` for a null pointer."
+            )
+    return tuple(found)
 
 
 def check_layout(kernel: str, parameters: Sequence[Parameter], args: Sequence[Argument]) -> None:

@@ -12,9 +12,9 @@ import torch
 import rfops
 from rfops.cli.real_input import INSTALL, first_feed_forward, model_folder
 from rfops.dispatch import routing
+from rfops.gemm.kernels.mxfp8.gemv import mxfp8_gemv
+from rfops.gemm.kernels.mxfp8.mfma import mxfp8_mfma
 from rfops.gemm.mxfp8 import OP
-from rfops.gemm.mxfp8_gemv import mxfp8_gemv
-from rfops.gemm.mxfp8_mfma import mxfp8_mfma
 from rfops.jit import BoundKernel, settings, vgpu_library
 from rfops.jit.build import toolchain
 from rfops.jit.launch import hip
