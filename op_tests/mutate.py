@@ -430,7 +430,7 @@ def killers_that_fail(rows: list[dict[str, object]], tree: Path, limit: float) -
 
 def test_in(report: str) -> str:
     """The name of a test in a line that reports its failure."""
-    found = re.match(r"(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", report)
+    found = re.match(r"(?:FAILED|ERROR) (\S+::\w+(?:\[.*?\](?= - |$))?)", report)
     return found[1] if found else ""
 
 
