@@ -278,7 +278,7 @@ TABLE = torch.zeros(4, 4, dtype=torch.int32)  # of more sequences than q has
         (T, {"kv_indices": TABLE}, "kv_indices must be of batch = 2 rows, got 4"),
         (T, {"kv_indices": TABLE[:1].view(-1)[:4].view(1, 4)}, "kv_indices must be of batch = 2"),
         (T, {"kv_indices": TABLE[:0]}, "kv_indices must be of batch = 2 rows, got 0"),
-        (T, {"kv_indices": TABLE.view(-1)}, "kv_indptr must be a tensor where kv_indices is a list"),
+        (T, {"kv_indices": TABLE.view(-1)}, "kv_indptr must be a tensor where kv_indices is"),
         (T, {"kv_indices": TABLE.view(2, 8, 1)}, "kv_indptr must be a tensor where kv_indices is"),
     ],
 )

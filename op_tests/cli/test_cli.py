@@ -345,7 +345,7 @@ def test_build_reports_failures(tmp_path: Path) -> None:
 
 def test_the_commands_of_the_readme_are_commands() -> None:
     """With their options: the parser takes each."""
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "rfops" / "cli" / "README.md").read_text()
     rows = re.findall(r"^\| `rfops (.*?)`.*\|$", readme, re.M)
     assert len(rows) > 10
     for row in rows:
