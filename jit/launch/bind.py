@@ -23,7 +23,14 @@ from ..errors import BindError, show
 from ..forks import importing
 from . import hip, launcher, tensor_memory
 from .prepare import NamedLaunch
-from .signature import Parameter, check_layout, kernel_layout, read_signature, struct_format
+from .signature import (
+    Parameter,
+    check_layout,
+    check_scalars,
+    kernel_layout,
+    read_signature,
+    struct_format,
+)
 
 if TYPE_CHECKING:  # all of building is imported by the first bind
     from ..build.recipe import Define, Defines
@@ -227,7 +234,10 @@ class CompiledOp:
     @functools.cached_property
     def parameters(self) -> list[Parameter]:
         """The kernel's arguments as the signature has them."""
-        return read_signature(self._function)
+        found = read_signature(self._function)
+        for source in self.spec.sources():
+            check_scalars(self.kernel, found, source.read_text(encoding="utf-8", errors="replace"))
+        return found
 
     def build(self, arch: str, defines: Defines | None = None) -> Artifact:
         """Build for an architecture without loading; needs no GPU."""

@@ -345,6 +345,21 @@ def test_counts_that_a_call_left_behind(columns: int, rows: int, slots: int, rin
     assert_near(problem.run("hip", config), exact)
 
 
+@pytest.mark.parametrize("slots", [0, 3])
+def test_a_single_workgroup_clears_counts(slots: int) -> None:
+    """32 columns are one workgroup's, which no other helps to leave counts of 0."""
+    problem = random_problem(MXFP4, 20, 32, 64, 4, 2)
+    c, out = _call(problem), torch.full((20, 32), math.nan, dtype=BF16)
+    kernel = OPS["mxfp4"].kernels["hip"]
+    config = MxMoeConfig(1, 4, 1, 4, 1, 2, 32, 2 if slots else 1, slots=slots)
+    launches = kernel.variant(c, config)(*(c.sizes[n] for n in c.size_names))
+    for _ in range(2):
+        launches(out, problem.x, *problem.weights, problem.topk_weights, problem.topk_ids, None)
+        assert not launches.scratch()[-1].any()
+        assert_near(out, problem.exact)
+        out.fill_(math.nan)
+
+
 @pytest.mark.sweep
 def test_the_same_in_any_order(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists are filled by atomics, and results do not depend on it."""

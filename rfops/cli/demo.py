@@ -123,8 +123,8 @@ def _timed(args: list[torch.Tensor], device: torch.device) -> tuple[float, torch
 
 def _print_kernel(bound: BoundKernel) -> None:
     meta = bound.meta
-    compiler = toolchain.device_toolchain(meta["arch"])
-    _say("toolchain", f"{compiler.headline} ({compiler.argv[0]})")
+    compiler = toolchain.Toolchain(meta["toolchain"], (), meta["compiler"])  # it may be gone
+    _say("toolchain", f"{compiler.headline} ({compiler.name})")
     kind = "virtual GPU" if bound.hip.is_virtual else "a real one"
     _say("device", f"{kind}, {meta['arch']}; HIP runtime {bound.hip.path}")
     variant = " ".join(f"{name}={value}" for name, value in meta["defines"].items())

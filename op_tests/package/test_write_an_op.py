@@ -1,4 +1,4 @@
-"""README's "Add an op", as it stands: three files in a folder of their own."""
+"""The page "Write an op", followed literally: three files in a folder of their own."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rfops.dispatch import op as registry
 from support import ROOT
 from support.command import rfops
 
-README = ROOT / "README.md"
+PAGE = ROOT / "rfops" / "dispatch" / "README.md"
 FILES = {"cpp": "axpy.hip", "json": "config.json", "python": "axpy.py"}
 
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     folder = tmp_path_factory.mktemp("readme")
-    section = README.read_text(encoding="utf-8").split("## Add an op")[1].split("\n## ")[0]
+    section = PAGE.read_text(encoding="utf-8").split("\n# ")[0]
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", section, re.M | re.S)
     assert [language for language, _ in blocks] == list(FILES)
     for language, text in blocks:
@@ -70,8 +70,8 @@ def test_each_command_knows_it(
 
 
 def test_the_command_takes_its_file(example: ModuleType, tmp_path: Path) -> None:
-    """In a process of its own, as the README has it."""
-    words = re.search(r"`rfops (--ops axpy.py .*?)`", README.read_text(encoding="utf-8"))
+    """In a process of its own, as the page has it."""
+    words = re.search(r"`rfops (--ops axpy.py .*?)`", PAGE.read_text(encoding="utf-8"))
     assert words is not None and example.__file__ is not None
     folder = Path(example.__file__).parent
     for given, at, status, said in (
