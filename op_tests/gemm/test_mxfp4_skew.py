@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rfops
-from rfops.gemm.mxfp4_skew import Skew, SkewConfig
+from rfops.gemm.kernels.mxfp4.skew import Skew, SkewConfig
 from support.assembly import assembly, code_bytes, counted, number
 from support.mxfp4_problems import OPS, Problem, assert_correct, random_problem, run
 
