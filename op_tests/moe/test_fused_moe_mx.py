@@ -355,7 +355,7 @@ def test_a_single_workgroup_clears_counts(slots: int) -> None:
     launches = kernel.variant(c, config)(*(c.sizes[n] for n in c.size_names))
     for _ in range(2):
         launches(out, problem.x, *problem.weights, problem.topk_weights, problem.topk_ids, None)
-        assert not launches.scratch()[-1].any()
+        assert not launches.workspace()[-1].any()
         assert_near(out, problem.exact)
         out.fill_(math.nan)
 
