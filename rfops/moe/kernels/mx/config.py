@@ -122,6 +122,7 @@ class MxMoeConfig:
     def __post_init__(self) -> None:
         check_config_ints(self)
         try:
+            _must_be(self, "rows", (1, 2, 4), "1, 2 or 4")
             alternatives = self.gate_up, self.down
         except ValueError as error:
             raise ValueError(f"{self}: {error}") from None
