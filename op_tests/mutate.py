@@ -299,9 +299,11 @@ def modules() -> dict[str, collections.Counter[str]]:
 
 
 def stem_of(file: str) -> str:
-    """As tests name a file: kernels/mxfp4/stream.py is mxfp4_stream."""
+    """What a test's own name may have of it: mxfp4_triton of kernels/mxfp4/triton_kernels.py."""
     path = Path(file)
-    return f"{path.parent.name}_{path.stem}" if "/kernels/" in file else path.stem
+    if "kernels" not in path.parts[:-1]:
+        return path.stem
+    return f"{path.parent.name}_{path.stem}".removesuffix("_kernels")
 
 
 def module_name(file: str) -> str:
