@@ -112,6 +112,9 @@ _DEEP = "if tile_k == 64 and (split_k > 1 {} stages < 3 or tile_n < 128 or steps
 _WAIT = "if constexpr (kPiece % 4 == 0) wait_vmcnt<(kPiece {} 4 ? 6 : kPiece < 8 ? 2 : 1)>();"
 _CLEAR = "if (workgroup_id_x() {} 0) {{"
 _LAYER = "rfops/attention/mla_layer_decode_triton_kernels.py"
+_RUN = (
+    "const u32 by_rows = (a.m - 1 - t.m0) / apart, by_items = (items {} 1 - t.next) / a.groups + 1;"
+)
 _ANY = "there are 8 workgroups, and any may clear"
 _OTHER = "a cost: of variants that all take the call"
 # File, its line with what is before and after, and why no call can tell them apart.
