@@ -117,7 +117,7 @@ def test_many_experts(experts: int, device: torch.device) -> None:
 def test_more_experts_than_lds_holds_take_the_torch_route(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(op_module, "_prepare_hip", None)
+    monkeypatch.setattr(op_module, "_launches", None)
     monkeypatch.setattr(OP, "plans", OP.plans.fresh())
     check(device, random_ids(700, 6000), 4, 6000)
 
