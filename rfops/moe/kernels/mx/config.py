@@ -149,6 +149,7 @@ class MxMoeConfig:
     def down(self) -> Down:
         if not self.columns:
             _must_be(self, "slots", (0,), "0 with columns=0")
+            _must_be(self, "rows", (1, 2, 4), "1, 2 or 4")
             return ExpertTiles(self.m_tiles, self.down_n, self.down_k, self.per_cu)
         _must_be(self, "down_k", (1,), "1 with columns")
         if not self.slots:
