@@ -91,7 +91,7 @@ class Mutant:
 
     def same_as(self) -> str | None:
         """Why no call can tell it apart, where EQUIVALENT says so."""
-        return EQUIVALENT.get((Path(self.file).name, *self.texts()))
+        return EQUIVALENT.get((self.file, *self.texts()))
 
     def diff(self) -> str:
         before, after = self.texts()
@@ -107,22 +107,60 @@ _COS, _SIN = (
 )
 _GRID = "if largest {} MAX_GRID and max(self.default(c).grid(m, n)) > MAX_GRID:"
 _IDLE = "idle=(along > 1) & ((along - 1) * c.steps {} tiles),"
-_MORE = "if c.M > FEW_TOKENS and steps * TILE {} columns:"
+_MORE = "if c.M > FEW_TOKENS and k_steps * TILE {} columns:"
 _DEEP = "if tile_k == 64 and (split_k > 1 {} stages < 3 or tile_n < 128 or steps < 8):"
+_WAIT = "if constexpr (kPiece % 4 == 0) wait_vmcnt<(kPiece {} 4 ? 6 : kPiece < 8 ? 2 : 1)>();"
 _CLEAR = "if (workgroup_id_x() {} 0) {{"
+_LAYER = "rfops/attention/mla_layer_decode_triton_kernels.py"
+_RUN = (
+    "const u32 by_rows = (a.m - 1 - t.m0) / apart, by_items = (items {} 1 - t.next) / a.groups + 1;"
+)
+_ANY = "there are 8 workgroups, and any may clear"
+_OTHER = "a cost: of variants that all take the call"
 # File, its line with what is before and after, and why no call can tell them apart.
 _SAME = (
-    ("top_k.h", _KEEP, ">", ">=", "one group is taken whole"),
-    ("mla_online_softmax.h", _FIRST, "<", "<=", "room_ is -inf or kRoom"),
-    ("moe_mx_down_deep.hip", _CLEAR, "==", "!=", "there are 8 workgroups, and any may clear"),
-    ("moe_mx_down_sums.hip", _CLEAR, "==", "!=", "there are 8 workgroups, and any may clear"),
-    ("a8w8_triton.py", _LEFT, "and", "or", "either operand may be left: a cost"),
-    ("mla_layer_decode_triton_kernels.py", _COS, "<", "<=", "reads a row's angles, not stored"),
-    ("mla_layer_decode_triton_kernels.py", _SIN, "<", "<=", "reads a row's angles, not stored"),
-    ("mxfp8_mfma.py", _GRID, ">", ">=", "no grid is above `largest`"),
-    ("mxfp4_stream.py", _IDLE, ">=", ">", "a cost: of variants that all take the call"),
-    ("fused_moe_mx_hip.py", _MORE, ">", ">=", "a cost: of variants that all take the call"),
-    ("a16w8_triton.py", _DEEP, "or", "and", "a cost: of variants that all take the call"),
+    ("csrc/moe/top_k.h", _KEEP, ">", ">=", "one group is taken whole"),
+    ("csrc/attention/mla_online_softmax.h", _FIRST, "<", "<=", "room_ is -inf or kRoom"),
+    (
+        "csrc/attention/mla_kv_stage_widen.h",
+        _WAIT,
+        "<",
+        "<=",
+        "a cost: the compiler waits, too",
+    ),
+    (
+        "csrc/moe/moe_mx_down_deep.hip",
+        _CLEAR,
+        "==",
+        "!=",
+        "there are 8 workgroups, and any may clear",
+    ),
+    (
+        "csrc/moe/moe_mx_down_sums.hip",
+        _CLEAR,
+        "==",
+        "!=",
+        "there are 8 workgroups, and any may clear",
+    ),
+    ("rfops/gemm/kernels/a8w8/triton.py", _LEFT, "and", "or", "either operand may be left: a cost"),
+    (_LAYER, _COS, "<", "<=", "reads a row's angles, not stored"),
+    (_LAYER, _SIN, "<", "<=", "reads a row's angles, not stored"),
+    ("rfops/gemm/kernels/mxfp8/mfma.py", _GRID, ">", ">=", "no grid is above `largest`"),
+    (
+        "rfops/gemm/kernels/mxfp4/stream.py",
+        _IDLE,
+        ">=",
+        ">",
+        "a cost: of variants that all take the call",
+    ),
+    ("rfops/moe/kernels/mx/hip.py", _MORE, ">", ">=", _OTHER),
+    (
+        "rfops/gemm/kernels/a16w8/triton.py",
+        _DEEP,
+        "or",
+        "and",
+        "a cost: of variants that all take the call",
+    ),
 )
 EQUIVALENT = {
     (file, line.format(before), line.format(after)): why for file, line, before, after, why in _SAME
@@ -263,6 +301,14 @@ def modules() -> dict[str, collections.Counter[str]]:
     return {f: names_in(f) for f in tracked() if re.fullmatch(r"(jit|rfops)/[\w/]+\.py", f)}
 
 
+def stem_of(file: str) -> str:
+    """What a test's own name may have of it: mxfp4_triton of kernels/mxfp4/triton_kernels.py."""
+    path = Path(file)
+    if "kernels" not in path.parts[:-1]:
+        return path.stem
+    return f"{path.parent.name}_{path.stem}".removesuffix("_kernels")
+
+
 def module_name(file: str) -> str:
     return f"{Path(file).parent.name}.{Path(file).stem}"
 
@@ -315,7 +361,7 @@ def tests_by_importers(file: str) -> list[str]:
         near = {m for n in near for m in modules() if modules()[m][module_name(n)]} - seen
         near = {m for m in near if Path(m).name not in GATHER}
         seen |= near
-        found += ranked(map(module_name, near), (Path(m).stem for m in near))
+        found += ranked(map(module_name, near), map(stem_of, near))
     return found
 
 
@@ -323,12 +369,12 @@ def tests_by_importers(file: str) -> list[str]:
 def tests_of(file: str) -> list[str]:
     """The test files of a file, those that tell most first."""
     is_launcher = "/launcher/" in file
-    found = ranked(LAUNCHER, ()) if is_launcher else ranked(names_of(file), [Path(file).stem])
+    found = ranked(LAUNCHER, ()) if is_launcher else ranked(names_of(file), [stem_of(file)])
     if file.endswith(".py"):
         found += tests_by_importers(file)
     found = [*dict.fromkeys(found)][:MAX_TEST_FILES]
     if is_launcher or not found:
-        folder = Path(file).parent.name
+        folder = file.split("/")[1] if file.startswith("rfops/") else Path(file).parent.name
         home = HOMES.get(folder, "engine" if file.startswith("jit/") else folder)
         found += [t for t in sorted(tests()) if f"/{home}/" in t]
     if re.fullmatch(GROUPS["ops"], file):  # tests that go through all ops
@@ -424,7 +470,8 @@ def killers_that_fail(rows: list[dict[str, object]], tree: Path, limit: float) -
     if not killers:
         return set()
     print(f"{len(killers)} tests that killed, without a change ...", flush=True)
-    _, lines = run_tests(tree, sorted(killers), limit)
+    # Asked for by name, a thin case may count as a sweep.
+    _, lines = run_tests(tree, sorted(killers), limit, "-m", "sweep or not sweep")
     return {test_in(line) for line in reports(lines)} & killers
 
 

@@ -127,7 +127,7 @@ IN_ROWS = [
     (name, kernel.name, bits)
     for name, bits in X_BITS.items()
     for kernel in ops()[name].kernels.values()
-    if hasattr(kernel, "most_rows")
+    if hasattr(kernel, "max_rows")
 ]
 
 
@@ -135,7 +135,7 @@ IN_ROWS = [
 def test_the_rows_of_a_workgroup_end_at_2_gib(name: str, kernel: str, bits: int) -> None:
     """Of x with one row more, which loads ahead reach, and of out."""
     own, step = ops()[name].kernels[kernel], 1024
-    rows = own.most_rows
+    rows = own.max_rows
     fp8 = {"x_dtype": "fp8", "w_dtype": "fp8"} if name == "gemm_a8w8_blockscale" else {}
     k = -(-(2**31) * 8 // (bits * (rows + 1) * step)) * step
     for given, back, words in (

@@ -524,6 +524,7 @@ def test_an_overlapping_out_is_never_found(table: Callable[..., Plans]) -> None:
     memory = torch.empty(1024)
     x, out = memory[:64], memory[64:128]
     assert plans.add("plan", x, out, None) and plans.find(x, out, None) == "plan"
+    assert plans.find(memory[128:192], out, None) == "plan", "it begins where out ends"
     for start in (0, 16, 60):
         assert plans.find(x, memory[start : start + 64], None) is None
     assert plans.find(x, memory[128:192], None) == "plan"

@@ -39,7 +39,7 @@ algo wants us=8 workspace=4096 dense=0
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def include() -> list[Path]:
     spec = importlib.util.find_spec("triton")
     assert spec is not None and spec.origin is not None
@@ -48,7 +48,7 @@ def include() -> list[Path]:
     return [Path(own) if own else HERE / "include", hip]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # two copies in one process would share their symbols
 def fake(include: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("fake") / "libhipblaslt.so"
     words = [*toolchain.host_toolchain().argv, "-std=c++17", "-w", "-fPIC", "-shared", "-o",

@@ -352,10 +352,12 @@ def test_a_single_workgroup_clears_counts(slots: int) -> None:
     c, out = _call(problem), torch.full((20, 32), math.nan, dtype=BF16)
     kernel = OPS["mxfp4"].kernels["hip"]
     config = MxMoeConfig(1, 4, 1, 4, 1, 2, 32, 2 if slots else 1, slots=slots)
-    launches = kernel.variant(c, config)(*(c.sizes[n] for n in c.size_names))
+    launches = kernel.launches(c, config)
+    args = out, problem.x, *problem.weights, problem.topk_weights, problem.topk_ids, None
+    memory_of = dict(zip(launches.names, launches.tensors(*args), strict=True))
     for _ in range(2):
-        launches(out, problem.x, *problem.weights, problem.topk_weights, problem.topk_ids, None)
-        assert not launches.workspace()[-1].any()
+        launches(*args)
+        assert not memory_of["counts"].any()
         assert_near(out, problem.exact)
         out.fill_(math.nan)
 

@@ -292,7 +292,6 @@ class Folded:
     the order in which it includes them."""
 
     def __init__(self, specs: Iterable[ModuleSpec]) -> None:
-        self._include = paths.CSRC / "include"
         self.headers: dict[str, str] = {}
         self.sources: dict[str, dict[str, Any]] = {}
         for spec in specs:
@@ -309,11 +308,12 @@ class Folded:
     def _fold(self, file: Path, names: list[str]) -> str:
         lines = []
         for line in file.read_text(encoding="utf-8").splitlines():
-            included = re.fullmatch(r'\s*#include "(?:rfops/)?([\w.]+)".*', line)
+            included = re.fullmatch(r'\s*#include "([\w./]+)".*', line)
             if included is None:
                 lines.append(line)
             elif included[1] not in names:
-                text = self._fold(self._include / "rfops" / included[1], names)
+                files = (folder / included[1] for folder in (paths.CSRC / "include", paths.CSRC))
+                text = self._fold(next(f for f in files if f.is_file()), names)
                 names.append(included[1])
                 self.headers[included[1]] = text
         return "\n".join(line for line in lines if line != "#pragma once").strip() + "\n"

@@ -122,6 +122,7 @@ class MxMoeConfig:
     def __post_init__(self) -> None:
         check_config_ints(self)
         try:
+            _must_be(self, "rows", (1, 2, 4), "1, 2 or 4")
             alternatives = self.gate_up, self.down
         except ValueError as error:
             raise ValueError(f"{self}: {error}") from None
@@ -148,6 +149,7 @@ class MxMoeConfig:
     def down(self) -> Down:
         if not self.columns:
             _must_be(self, "slots", (0,), "0 with columns=0")
+            _must_be(self, "rows", (1, 2, 4), "1, 2 or 4")
             return ExpertTiles(self.m_tiles, self.down_n, self.down_k, self.per_cu)
         _must_be(self, "down_k", (1,), "1 with columns")
         if not self.slots:
