@@ -115,6 +115,7 @@ _LAYER = "rfops/attention/mla_layer_decode_triton_kernels.py"
 _RUN = (
     "const u32 by_rows = (a.m - 1 - t.m0) / apart, by_items = (items {} 1 - t.next) / a.groups + 1;"
 )
+_AGE = "if not whole and _age(folder) {} _HOUR:"
 _ANY = "there are 8 workgroups, and any may clear"
 _OTHER = "a cost: of variants that all take the call"
 # File, its line with what is before and after, and why no call can tell them apart.
@@ -143,6 +144,7 @@ _SAME = (
         "there are 8 workgroups, and any may clear",
     ),
     ("rfops/gemm/kernels/a8w8/triton.py", _LEFT, "and", "or", "either operand may be left: a cost"),
+    ("jit/cache/collect.py", _AGE, "<", "<=", "no age is an hour to the last bit"),
     (_LAYER, _COS, "<", "<=", "reads a row's angles, not stored"),
     (_LAYER, _SIN, "<", "<=", "reads a row's angles, not stored"),
     ("rfops/gemm/kernels/mxfp8/mfma.py", _GRID, ">", ">=", "no grid is above `largest`"),
