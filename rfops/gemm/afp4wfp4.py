@@ -5,7 +5,6 @@
 | stream (mxfp4_stream.py) | HIP on gfx950, M up to 64: w goes from memory to registers |
 | tiles (mxfp4_tiles.py) | HIP on gfx950, any M: waves share x in LDS |
 | deep (mxfp4_deep.py) | HIP on gfx950, any M: K-steps of both are on their way long before |
-| skew (mxfp4_skew.py) | HIP on gfx950: the loop for many tiles, sums leave in parts |
 | loop (mxfp4_loop.py) | HIP on gfx950, any M: bound by the matrix cores |
 | triton (mxfp4_triton.py) | AMD's and NVIDIA's GPUs, any strides |
 | torch | whatever is left |
@@ -24,13 +23,12 @@ from . import mxfp4_op, mxfp4_shapes
 from .mxfp4_deep import Deep
 from .mxfp4_loop import Loop
 from .mxfp4_op import Fp4Gemm, Torch
-from .mxfp4_skew import Skew
 from .mxfp4_stream import Stream
 from .mxfp4_tiles import Tiles
 from .mxfp4_triton import TritonGemm
 
 # In the order in which they are tried.
-HIP: tuple[Kernel, ...] = (Stream(), Tiles(), Deep(), Loop(), Skew())
+HIP: tuple[Kernel, ...] = (Stream(), Tiles(), Deep(), Loop())
 
 OP = Fp4Gemm(
     "gemm_afp4wfp4",

@@ -54,18 +54,9 @@ class StepLoader {
                                           : from_ + (k < end ? k / 2 * Order::kUnit : kOutOfBounds);
     offset_ = 0;
   }
-  // The same of a step that is all there, from `further` on.
-  __device__ void aim_inside(u32 k, u32 further) {
-    at_ = from_;
-    offset_ = k / 2 * Order::kUnit + further;
-    asm volatile("" : "+s"(offset_));
-  }
-  // One piece after the other, from `further` on.
-  __device__ void load(const Buffer& rows, u32 i, u32 further = 0) {
-    piece_[i] = buffer_load_b128(rows, at_, offset_ + further);
-    pass();
-  }
-  __device__ void pass() {
+  // One piece after the other.
+  __device__ void load(const Buffer& rows, u32 i) {
+    piece_[i] = buffer_load_b128(rows, at_, offset_);
     offset_ += pitch_;
     asm volatile("" : "+s"(offset_));  // in one register
   }
@@ -92,15 +83,9 @@ class Scales {
     at_ = lane_id() * 4 + (k < end ? k / kStepK * (kWaveSize * 4) : kOutOfBounds);
     offset_ = 0;
   }
-  // The same of a step that is all there, from `further` on.
-  __device__ void aim_inside(u32 k, u32 further) {
-    at_ = lane_id() * 4;
-    offset_ = k / kStepK * (kWaveSize * 4) + further;
-    asm volatile("" : "+s"(offset_));
-  }
-  // One after the other, from `further` on.
-  __device__ void load(const Buffer& rows, u32 i, u32 stage, u32 further = 0) {
-    loaded_[stage][i] = buffer_load_dwords<1>(rows, at_, offset_ + further).dword[0];
+  // One after the other.
+  __device__ void load(const Buffer& rows, u32 i, u32 stage) {
+    loaded_[stage][i] = buffer_load_dwords<1>(rows, at_, offset_).dword[0];
     offset_ += pitch_;
     asm volatile("" : "+s"(offset_));
   }
