@@ -20,12 +20,12 @@ POOR = frozenset(
     """
     about above across after again ahead all along already also another any apart around as aside
     asked at away back before behind below beside between beyond both brought by came come counted
-    done down each either else enough ever every few first for found from further given gone got
+    done each either else enough ever every few first for found from further given gone got
     had has have held here how in inside into just kept known last laid later least left less made
     many meant met more most much near never now of off often on once only onto other others out_of
     outside over own put quick rest said same seen several shared since so some soon still such
     taken that the their them then there these this those through till to together told touched
-    toward turned under until up upon wanted what when where which while who whole whose why wide
+    toward turned under until upon wanted what when where which while who whole whose why wide
     with within without yet
     """.split()
 )

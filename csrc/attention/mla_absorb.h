@@ -101,7 +101,7 @@ __device__ inline void absorb(const Absorbed& up, const Nope<kMTiles>& nope, bf1
 #pragma unroll
     for (u32 p = 0; p < kPieces; ++p) {
       const U32x4 x = nope.piece(p, m);
-      each(kTiles, [&](u32 j) { sums[j] = multiply_16x16<bf16>(x, up.row[p][j], sums[j]); });
+      each(kTiles, [&](u32 j) { sums[j] = mfma_16x16x32<bf16>(x, up.row[p][j], sums[j]); });
     }
 #pragma unroll
     for (u32 e = 0; e < 4; ++e) {

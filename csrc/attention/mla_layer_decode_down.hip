@@ -73,7 +73,7 @@ __device__ inline void fetch_all(FetchedX& x, FetchedW& w, u32 k, LdsBytes* lds)
 // kOwnM tiles of rows of x, from `x` on in a buffer, by kOwnN of w. While a piece of 32 of K is
 // multiplied the next one is read.
 __device__ inline void run_mainloop(Sums& sums, u32 chunks, const LdsBytes* x, const LdsBytes* w) {
-  const LdsFragmentOffsets places = lds_pieces(lane_id());
+  const LdsFragmentOffsets places = lds_fragment_offsets(lane_id());
   U32x4 of_x[2][kOwnM], of_w[2][kOwnN];
   for (u32 c = 0; c < chunks; ++c) {
     const auto read = [&](u32 p) {
@@ -92,7 +92,7 @@ __device__ inline void run_mainloop(Sums& sums, u32 chunks, const LdsBytes* x, c
       if (p + 1 < kPieces) read(p + 1);
       sched_barrier();
       each(kSums, [&](u32 i) {
-        sums[i] = multiply_16x16<bf16>(of_w[p % 2][i % kOwnN], of_x[p % 2][i / kOwnN], sums[i]);
+        sums[i] = mfma_16x16x32<bf16>(of_w[p % 2][i % kOwnN], of_x[p % 2][i / kOwnN], sums[i]);
       });
     }
   }
@@ -116,7 +116,7 @@ extern "C" __global__ void
                           u32 start, u32 cache_rows, u32 width) {
   const u32 own_tiles = (n + kN - 1) / kN, tiles = own_tiles + (n_other + kN - 1) / kN;
   const u32 m_tiles = (m + kM - 1) / kM;
-  const Block at = this_tile<4, kSplit>(m_tiles, tiles);
+  const TileCoord at = this_tile<4, kSplit>(m_tiles, tiles);
   const u32 m0 = at.m * kM, rows = m - m0 < kM ? m - m0 : kM;
   const bool is_other = at.n >= own_tiles;
   const u32 n0 = (is_other ? at.n - own_tiles : at.n) * kN, all_n = is_other ? n_other : n;

@@ -31,7 +31,7 @@ constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr u32 kM = kMTiles * kTileRows, kN = kNTiles * kTileRows;
 constexpr u32 kTurn = kSplit * kWaves * kStepOfK;  // of K: each wave has a step of it
 
-using Weights = WaveRows<kNTiles, kAhead>;
+using Weights = WaveRowLoader<kNTiles, kAhead>;
 using Rows = PackedRows<kMTiles, kAhead>;
 
 // LDS: each wave's rows of w; then sums of waves, some tiles at a time.
@@ -85,7 +85,7 @@ extern "C" __global__ void
                          void* __restrict__ workspace,  // SplitKReducer; with kSplit > 1
                          u32* __restrict__ counts,      // [tiles], zeros
                          u32 m, u32 n, u32 k) {
-  const Block at = this_tile<4, kSplit>((m + kM - 1) / kM, (n + kN - 1) / kN);
+  const TileCoord at = this_tile<4, kSplit>((m + kM - 1) / kM, (n + kN - 1) / kN);
   const u32 m0 = at.m * kM, n0 = at.n * kN, columns = n - n0 < kN ? n - n0 : kN;
   const u32 wave = wave_id(), lane = lane_id();
   Rows rows = packed_rows<kMTiles, kAhead>(x, m, at.m, k);

@@ -101,7 +101,7 @@ __device__ inline void fetch_all(Weights& w, Ahead& x, u32 k, LdsBytes* lds) {
 // While a piece of 32 is multiplied, the next one of w is read from LDS; x of the next chunk takes
 // the place of what is done with.
 __device__ inline void run_mainloop(Sums& sums, Rows& x, u32 k, LdsBytes* lds) {
-  const LdsFragmentOffsets places = lds_pieces(lane_id());
+  const LdsFragmentOffsets places = lds_fragment_offsets(lane_id());
   U32x4 of_w[2][kNTiles];
   const auto load_x = [&](u32 at, u32 piece) {
     each(kOwnM, [&](u32 m) {
@@ -126,7 +126,7 @@ __device__ inline void run_mainloop(Sums& sums, Rows& x, u32 k, LdsBytes* lds) {
 #pragma unroll
         for (u32 m = 0; m < kOwnM; ++m) {
           F32x4& sum = sums[m * kNTiles + n];
-          sum = multiply_16x16<bf16>(of_w[p % 2][n], x.own[p / kPieces][p % kPieces][m], sum);
+          sum = mfma_16x16x32<bf16>(of_w[p % 2][n], x.own[p / kPieces][p % kPieces][m], sum);
         }
       }
       load_x(k + kChunk, p);
@@ -145,7 +145,7 @@ extern "C" __global__ void
                           u32* __restrict__ counts,      // [4 tiles], zeros
                           u32 m, u32 n, u32 k) {
   const u32 m_tiles = (m + kM - 1) / kM, n_tiles = (n + kN - 1) / kN;
-  const Block at = this_tile<4, kSplit>(m_tiles, n_tiles);
+  const TileCoord at = this_tile<4, kSplit>(m_tiles, n_tiles);
   const u32 m0 = at.m * kM, n0 = at.n * kN, columns = n - n0 < kN ? n - n0 : kN;
   const u32 part = ((k + kChunk - 1) / kChunk + kSplit - 1) / kSplit * kChunk;
   const u32 begin = at.split * part, end = begin + part < k ? begin + part : k;

@@ -50,14 +50,14 @@ constexpr u32 kNTiles = RFOPS_N_TILES;      // tiles of 16 rows of w of a workgr
 constexpr u32 kSteps = RFOPS_STEPS;         // tiles along K that a wave has in flight
 constexpr u32 kWaves = RFOPS_WAVES;         // waves of a workgroup, side by side along K
 constexpr u32 kSplit = RFOPS_SPLIT;         // workgroups along K
-constexpr bool kOneTurn = RFOPS_ONE_TURN;   // K is that short
+constexpr bool kOneStep = RFOPS_ONE_TURN;   // K is that short
 constexpr bool kTail = RFOPS_TAIL;          // K ends within a tile
 
 constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kTiles = kNTiles * kMTiles;
 constexpr u32 kM = kMTiles * kTileRows, kN = kNTiles * kTileRows;
 using Split = SplitKReducer<kSplit, kTiles * kWaveSize, kThreads>;
-constexpr u32 kOwn = Split::kOwn;  // tiles that a wave writes at most
+constexpr u32 kTilesPerWave = Split::kItemsPerThread;  // tiles that a wave writes at most
 using XTiles = XSource<X, RFOPS_ROUNDING, RFOPS_X_SHUFFLED_SCALES, kTail>;
 using WTiles = ScaledSource<Fp4, kShuffled, RFOPS_SHUFFLED_SCALES, kTail, kStreamed>;
 
@@ -71,58 +71,62 @@ __shared__ F32x4 memory[kWaves][kWaveBytes / sizeof(F32x4)];
 
 // What a turn has in flight: kSteps tiles from `first` on, of which those from `tiles` on are not
 // there. w first: it comes from memory, x from L2 meanwhile.
-struct Turn {
-  WTiles::Held w[kSteps][kNTiles];
-  XTiles::Held x[kSteps][kMTiles];
+struct KStep {
+  WTiles::Staged w[kSteps][kNTiles];
+  XTiles::Staged x[kSteps][kMTiles];
 
-  __device__ void load(const WTiles& from_w, const XTiles& from_x, u32 first, u32 tiles) {
+  __device__ void load(const WTiles& w_tiles, const XTiles& x_tiles, u32 tile_begin, u32 tiles) {
 #pragma unroll
     for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
-      for (u32 j = 0; j < kNTiles; ++j) w[s][j] = from_w.load(j, first + s, first + s < tiles);
+      for (u32 j = 0; j < kNTiles; ++j)
+        w[s][j] = w_tiles.load(j, tile_begin + s, tile_begin + s < tiles);
       sched_barrier();
     }
 #pragma unroll
     for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
-      for (u32 i = 0; i < kMTiles; ++i) x[s][i] = from_x.load(i, first + s, first + s < tiles);
+      for (u32 i = 0; i < kMTiles; ++i)
+        x[s][i] = x_tiles.load(i, tile_begin + s, tile_begin + s < tiles);
       sched_barrier();
     }
   }
 
   // Tiles of x one after the other; the next one is on its way through LDS meanwhile.
-  __device__ void multiply(F32x4 (&sums)[kTiles], const WTiles& from_w, const XTiles& from_x,
-                           u32 first, LdsBytes* staging) const {
-    constexpr u32 kOfX = kSteps * kMTiles;
+  __device__ void multiply(F32x4 (&sums)[kTiles], const WTiles& w_tiles, const XTiles& x_tiles,
+                           u32 tile_begin, LdsBytes* staging) const {
+    constexpr u32 kXFragments = kSteps * kMTiles;
     const auto stage = [&](u32 q) {
-      from_x.stage(x[q / kMTiles][q % kMTiles], staging + q % 2 * XTiles::kStagingBytes);
+      x_tiles.stage(x[q / kMTiles][q % kMTiles], staging + q % 2 * XTiles::kStagingBytes);
     };
-    const auto turn = [&](u32 q) {
-      return from_x.turn(x[q / kMTiles][q % kMTiles], staging + q % 2 * XTiles::kStagingBytes);
+    const auto transpose = [&](u32 q) {
+      return x_tiles.transpose(x[q / kMTiles][q % kMTiles],
+                               staging + q % 2 * XTiles::kStagingBytes);
     };
-    ScaledTile a[kNTiles];
+    ScaledFragment a[kNTiles];
     stage(0);
-    typename XTiles::Turned next = turn(0);
+    typename XTiles::Transposed next = transpose(0);
 #pragma unroll
-    for (u32 q = 0; q < kOfX; ++q) {
-      const typename XTiles::Turned own = next;
-      if (q + 1 < kOfX) {
+    for (u32 q = 0; q < kXFragments; ++q) {
+      const typename XTiles::Transposed current = next;
+      if (q + 1 < kXFragments) {
         stage(q + 1);
-        next = turn(q + 1);
+        next = transpose(q + 1);
       }
       const u32 s = q / kMTiles, i = q % kMTiles;
       if (i == 0) {
 #pragma unroll
         for (u32 j = 0; j < kNTiles; ++j) {
-          from_w.stage(w[s][j], staging);
-          a[j] = from_w.ready(from_w.turn(w[s][j], staging), j, first + s);
+          w_tiles.stage(w[s][j], staging);
+          a[j] = w_tiles.make_fragment(w_tiles.transpose(w[s][j], staging), j, tile_begin + s);
         }
       }
-      const ScaledTile b = from_x.ready(own, i, first + s);
+      const ScaledFragment b = x_tiles.make_fragment(current, i, tile_begin + s);
 #pragma unroll
       for (u32 j = 0; j < kNTiles; ++j) {
         F32x4& sum = sums[j * kMTiles + i];
-        sum = multiply_fp4<XTiles::kFormat>(a[j].tile.low, a[j].scale, b.tile, b.scale, sum);
+        sum = mfma_mxfp4_16x16x128<XTiles::kFormat>(a[j].fragment.low, a[j].scale, b.fragment,
+                                                    b.scale, sum);
       }
     }
   }
@@ -146,41 +150,42 @@ mxfp4_stream(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apar
   const u32 n_tile = order / kSplit, split = order % kSplit, n0 = n_tile * kN;
   const u32 wave = wave_id(), lane = lane_id();
   // Workgroups of an XCD begin with other parts of x, which one of them brings to L2 for all.
-  const u32 part = (wave + n_tile) % kWaves;
-  const WTiles from_w = {{w, n0, n, kN, w_row, 0, k / 2, WTiles::Order::kUnit},
-                         {w_scale, n0, n, kN, w_scale_row, k},
-                         k};
-  const XTiles from_x = x_source<XTiles, X>(x, x_scale, 0, m, kM, x_row, x_scale_row, k);
-  LdsBytes* const staging = (LdsBytes*)memory[part];
-  u32 first = (split * kWaves + part) * kSteps;
-  Turn turn;
-  turn.load(from_w, from_x, first, tiles);
+  const u32 k_part = (wave + n_tile) % kWaves;
+  const WTiles w_tiles = {{w, n0, n, kN, w_row, 0, k / 2, WTiles::Layout::kKStrideBytes},
+                          {w_scale, n0, n, kN, w_scale_row, k},
+                          k};
+  const XTiles x_tiles = x_source<XTiles, X>(x, x_scale, 0, m, kM, x_row, x_scale_row, k);
+  LdsBytes* const staging = (LdsBytes*)memory[k_part];
+  u32 tile_begin = (split * kWaves + k_part) * kSteps;
+  KStep k_step;
+  k_step.load(w_tiles, x_tiles, tile_begin, tiles);
   F32x4 sums[kTiles] = {};
-  if constexpr (!kOneTurn) {
+  if constexpr (!kOneStep) {
     constexpr u32 kStride = kSplit * kWaves * kSteps;
-    for (; first + kStride < tiles; first += kStride) {
-      Turn next;
-      next.load(from_w, from_x, first + kStride, tiles);
-      turn.multiply(sums, from_w, from_x, first, staging);
-      turn = next;
+    for (; tile_begin + kStride < tiles; tile_begin += kStride) {
+      KStep next;
+      next.load(w_tiles, x_tiles, tile_begin + kStride, tiles);
+      k_step.multiply(sums, w_tiles, x_tiles, tile_begin, staging);
+      k_step = next;
     }
   }
-  turn.multiply(sums, from_w, from_x, first, staging);
+  k_step.multiply(sums, w_tiles, x_tiles, tile_begin, staging);
   const auto column = [&](u32 t) { return n0 + t / kMTiles * kTileRows + lane / kTileRows * 4; };
   const BiasRow<Bias> bias_row(bias, n);
-  F32x4 own[kOwn] = {}, added[kOwn];
+  F32x4 totals[kTilesPerWave] = {}, biases[kTilesPerWave];
 #pragma unroll
-  for (u32 i = 0; i < kOwn; ++i) added[i] = bias_row.load(column(wave + i * kWaves));
-  reduce_waves(memory, sums, part, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
+  for (u32 i = 0; i < kTilesPerWave; ++i) biases[i] = bias_row.load(column(wave + i * kWaves));
+  reduce_waves(memory, sums, k_part, wave, lane,
+               [&](u32 i, u32, F32x4 total) { totals[i] = total; });
   if constexpr (kSplit > 1) {
-    if (!Split(workspace, counts, n_tile).reduce(own, split)) return;
+    if (!Split(workspace, counts, n_tile).reduce(totals, split)) return;
   }
   OutputView<Out>(out, 0, m, kM, n).store([&](auto store) {
 #pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) {
+    for (u32 i = 0; i < kTilesPerWave; ++i) {
       const u32 t = wave + i * kWaves;
       if (t >= kTiles) return;
-      store(own[i] + added[i], t % kMTiles * kTileRows + lane % kTileRows, column(t));
+      store(totals[i] + biases[i], t % kMTiles * kTileRows + lane % kTileRows, column(t));
     }
   });
 }

@@ -53,77 +53,79 @@ constexpr bool kTail = RFOPS_TAIL;          // K ends within a tile
 constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kTiles = kNTiles * kMTiles;  // of a wave
 constexpr u32 kM = kMTiles * kTileRows, kN = kWaves * kNTiles * kTileRows;
-constexpr u32 kOfX = kMTiles * kSteps;              // tiles of x in a K-step
-constexpr u32 kOwn = (kOfX + kWaves - 1) / kWaves;  // of which a wave makes ready
+constexpr u32 kXFragments = kMTiles * kSteps;                   // tiles of x in a K-step
+constexpr u32 kXPerWave = (kXFragments + kWaves - 1) / kWaves;  // of which a wave makes ready
 using XTiles = XSource<X, RFOPS_ROUNDING, RFOPS_X_SHUFFLED_SCALES, kTail>;
 using WTiles = ScaledSource<Fp4, kShuffled, RFOPS_SHUFFLED_SCALES, kTail>;
-constexpr u32 kPieces = XTiles::kFormat == kE2m1 ? 1 : 2;  // of 16 bytes a lane, of a tile of x
+constexpr u32 kChunksPerLane =
+    XTiles::kFormat == kE2m1 ? 1 : 2;  // of 16 bytes a lane, of a tile of x
 
 // A K-step of x as the matrix cores take it: a lane's pieces side by side with those of others, and
 // a dword a lane with its scales of four tiles.
-struct Ready {
-  U32x4 piece[kOfX][kPieces][kWaveSize];
+struct XStage {
+  U32x4 chunk[kXFragments][kChunksPerLane][kWaveSize];
   u8 scale[kSteps][(kMTiles + 3) / 4][kWaveSize][4];
 };
 constexpr u32 kStagingBytes =
     XTiles::kStagingBytes > kLdsTile ? XTiles::kStagingBytes : kLdsTile;  // w's is less
 struct Memory {
-  Ready ready[2];
+  XStage stages[2];
   u8 staging[kWaves][kStagingBytes];
 };
 static_assert(sizeof(Memory) <= kLdsBytes, "a workgroup fits a CU");
 __shared__ Memory memory;
 
 // The K-steps of a workgroup: tiles of 128 from `first` to `end`.
-struct Part {
-  u32 first, end;
+struct KSplit {
+  u32 begin, end;
 };
 
 // Tiles of x that a wave makes ready: number wave + i * kWaves of a K-step.
 class Producer {
  public:
-  __device__ Producer(const XTiles& x, const Part& part) : x_(x), part_(part) {}
+  __device__ Producer(const XTiles& x, const KSplit& k_split) : x_(x), k_split_(k_split) {}
 
   __device__ void load(u32 k128) {
-    each([&](u32 i, u32 m, u32 s) { held_[i] = x_.load(m, k128 + s, k128 + s < part_.end); });
+    for_each_tile(
+        [&](u32 i, u32 m, u32 s) { staged_[i] = x_.load(m, k128 + s, k128 + s < k_split_.end); });
     sched_barrier();
   }
-  __device__ void put(u32 k128, RFOPS_LDS Ready* to) {
+  __device__ void write_lds(u32 k128, RFOPS_LDS XStage* dst) {
     LdsBytes* const staging = (LdsBytes*)memory.staging[wave_id()];
-    each([&](u32 i, u32 m, u32 s) {
-      x_.stage(held_[i], staging);
-      const ScaledTile tile = x_.ready(x_.turn(held_[i], staging), m, k128 + s);
+    for_each_tile([&](u32 i, u32 m, u32 s) {
+      x_.stage(staged_[i], staging);
+      const ScaledFragment tile = x_.make_fragment(x_.transpose(staged_[i], staging), m, k128 + s);
       const u32 lane = lane_id(), t = s * kMTiles + m;
-      to->piece[t][0][lane] = tile.tile.low;
-      if constexpr (kPieces == 2) to->piece[t][1][lane] = tile.tile.high;
-      to->scale[s][m / 4][lane][m % 4] = static_cast<u8>(tile.scale);
+      dst->chunk[t][0][lane] = tile.fragment.low;
+      if constexpr (kChunksPerLane == 2) dst->chunk[t][1][lane] = tile.fragment.high;
+      dst->scale[s][m / 4][lane][m % 4] = static_cast<u8>(tile.scale);
     });
   }
 
  private:
-  template <class Act>
-  __device__ void each(Act act) {
+  template <class Fn>
+  __device__ void for_each_tile(Fn fn) {
 #pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) {
+    for (u32 i = 0; i < kXPerWave; ++i) {
       const u32 t = wave_id() + i * kWaves;
-      if (kOfX % kWaves == 0 || t < kOfX) act(i, t % kMTiles, t / kMTiles);
+      if (kXFragments % kWaves == 0 || t < kXFragments) fn(i, t % kMTiles, t / kMTiles);
     }
   }
 
   const XTiles x_;
-  const Part part_;
-  typename XTiles::Held held_[kOwn];
+  const KSplit k_split_;
+  typename XTiles::Staged staged_[kXPerWave];
 };
 
 struct WStep {
-  WTiles::Held held[kSteps][kNTiles];
+  WTiles::Staged staged[kSteps][kNTiles];
 
-  __device__ void load(const WTiles& w, u32 k128, const Part& part) {
+  __device__ void load(const WTiles& w, u32 k128, const KSplit& k_split) {
 #pragma unroll
     for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
       for (u32 j = 0; j < kNTiles; ++j) {
-        held[s][j] = w.load(wave_id() * kNTiles + j, k128 + s, k128 + s < part.end);
+        staged[s][j] = w.load(wave_id() * kNTiles + j, k128 + s, k128 + s < k_split.end);
       }
     }
     sched_barrier();
@@ -131,27 +133,27 @@ struct WStep {
 };
 
 template <u32 kI = 0>
-__device__ inline void multiply_rows(F32x4 (&sums)[kTiles], const ScaledTile (&a)[kNTiles],
-                                     const Tile (&b)[kMTiles],
+__device__ inline void multiply_rows(F32x4 (&sums)[kTiles], const ScaledFragment (&a)[kNTiles],
+                                     const Fragment (&b)[kMTiles],
                                      const u32 (&b_scale)[(kMTiles + 3) / 4]) {
   if constexpr (kI < kMTiles) {
 #pragma unroll
     for (u32 j = 0; j < kNTiles; ++j) {
       F32x4& sum = sums[j * kMTiles + kI];
-      sum = multiply_fp4<XTiles::kFormat, kI % 4>(a[j].tile.low, a[j].scale, b[kI], b_scale[kI / 4],
-                                                  sum);
+      sum = mfma_mxfp4_16x16x128<XTiles::kFormat, kI % 4>(a[j].fragment.low, a[j].scale, b[kI],
+                                                          b_scale[kI / 4], sum);
     }
     multiply_rows<kI + 1>(sums, a, b, b_scale);
   }
 }
 
-__device__ inline void multiply(F32x4 (&sums)[kTiles], const WTiles& w, const WStep& held, u32 k128,
-                                const RFOPS_LDS Ready* x) {
+__device__ inline void multiply(F32x4 (&sums)[kTiles], const WTiles& w, const WStep& w_step,
+                                u32 k128, const RFOPS_LDS XStage* x) {
   const u32 lane = lane_id();
   LdsBytes* const staging = (LdsBytes*)memory.staging[wave_id()];
 #pragma unroll
   for (u32 s = 0; s < kSteps; ++s) {
-    Tile b[kMTiles];
+    Fragment b[kMTiles];
     u32 b_scale[(kMTiles + 3) / 4];
 #pragma unroll
     for (u32 i = 0; i < (kMTiles + 3) / 4; ++i) {
@@ -160,37 +162,38 @@ __device__ inline void multiply(F32x4 (&sums)[kTiles], const WTiles& w, const WS
 #pragma unroll
     for (u32 i = 0; i < kMTiles; ++i) {
       const u32 t = s * kMTiles + i;
-      b[i] = {x->piece[t][0][lane], x->piece[t][kPieces - 1][lane]};
+      b[i] = {x->chunk[t][0][lane], x->chunk[t][kChunksPerLane - 1][lane]};
     }
-    ScaledTile a[kNTiles];
+    ScaledFragment a[kNTiles];
 #pragma unroll
     for (u32 j = 0; j < kNTiles; ++j) {
-      w.stage(held.held[s][j], staging);
-      a[j] = w.ready(w.turn(held.held[s][j], staging), wave_id() * kNTiles + j, k128 + s);
+      w.stage(w_step.staged[s][j], staging);
+      a[j] = w.make_fragment(w.transpose(w_step.staged[s][j], staging), wave_id() * kNTiles + j,
+                             k128 + s);
     }
     multiply_rows(sums, a, b, b_scale);
   }
 }
 
 __device__ inline void run_mainloop(F32x4 (&sums)[kTiles], const XTiles& x, const WTiles& w,
-                                    const Part& part) {
+                                    const KSplit& k_split) {
   RFOPS_LDS Memory* const lds = (RFOPS_LDS Memory*)&memory;
-  Producer producer(x, part);
-  WStep own;
-  producer.load(part.first);
-  own.load(w, part.first, part);
-  producer.put(part.first, &lds->ready[0]);
-  producer.load(part.first + kSteps);
+  Producer producer(x, k_split);
+  WStep current;
+  producer.load(k_split.begin);
+  current.load(w, k_split.begin, k_split);
+  producer.write_lds(k_split.begin, &lds->stages[0]);
+  producer.load(k_split.begin + kSteps);
   wait_lgkmcnt();
   s_barrier();
   u32 buffer = 0;
-  for (u32 k128 = part.first; k128 < part.end; k128 += kSteps) {
+  for (u32 k128 = k_split.begin; k128 < k_split.end; k128 += kSteps) {
     WStep next;
-    next.load(w, k128 + kSteps, part);
-    producer.put(k128 + kSteps, &lds->ready[1 - buffer]);
+    next.load(w, k128 + kSteps, k_split);
+    producer.write_lds(k128 + kSteps, &lds->stages[1 - buffer]);
     producer.load(k128 + 2 * kSteps);
-    multiply(sums, w, own, k128, &lds->ready[buffer]);
-    own = next;
+    multiply(sums, w, current, k128, &lds->stages[buffer]);
+    current = next;
     buffer = 1 - buffer;
     wait_lgkmcnt();
     s_barrier();
@@ -214,14 +217,14 @@ mxfp4_tiles(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
   const u32 order = xcd_remap(workgroup_id_x(), m_blocks * n_blocks * kSplit);
   const u32 tile = order / kSplit, split = order % kSplit;
   const u32 n0 = readfirstlane(tile / m_blocks) * kN, m0 = readfirstlane(tile % m_blocks) * kM;
-  const u32 all = (k + kTileK - 1) / kTileK;  // shared out in parts that differ by one at most
-  const Part part = {all * split / kSplit, all * (split + 1) / kSplit};
-  const WTiles from_w = {{w, n0, n, kN, w_row, 0, k / 2, WTiles::Order::kUnit},
-                         {w_scale, n0, n, kN, w_scale_row, k},
-                         k};
-  const XTiles from_x = x_source<XTiles, X>(x, x_scale, m0, m, kM, x_row, x_scale_row, k);
+  const u32 k_tiles = (k + kTileK - 1) / kTileK;  // shared out in parts that differ by one at most
+  const KSplit k_split = {k_tiles * split / kSplit, k_tiles * (split + 1) / kSplit};
+  const WTiles w_tiles = {{w, n0, n, kN, w_row, 0, k / 2, WTiles::Layout::kKStrideBytes},
+                          {w_scale, n0, n, kN, w_scale_row, k},
+                          k};
+  const XTiles x_tiles = x_source<XTiles, X>(x, x_scale, m0, m, kM, x_row, x_scale_row, k);
   F32x4 sums[kTiles] = {};
-  run_mainloop(sums, from_x, from_w, part);
+  run_mainloop(sums, x_tiles, w_tiles, k_split);
 
   if constexpr (kSplit > 1) {
     if (!SplitKReducer<kSplit, kTiles * kThreads, kThreads>(workspace, counts, tile)
@@ -235,10 +238,10 @@ mxfp4_tiles(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
 #pragma unroll
     for (u32 j = 0; j < kNTiles; ++j) {
       const u32 column = n0 + (wave_id() * kNTiles + j) * kTileRows + lane / kTileRows * 4;
-      const F32x4 added = bias_row.load(column);
+      const F32x4 bias_values = bias_row.load(column);
 #pragma unroll
       for (u32 i = 0; i < kMTiles; ++i) {
-        store(sums[j * kMTiles + i] + added, i * kTileRows + lane % kTileRows, column);
+        store(sums[j * kMTiles + i] + bias_values, i * kTileRows + lane % kTileRows, column);
       }
     }
   });

@@ -46,8 +46,9 @@ constexpr u32 kTileN = kRows * kGroups;      // rows of w of a workgroup
 constexpr u32 kStepK = kLanes * kVecBytes;   // elements of K a step covers
 constexpr u32 kWaveK = kSteps * kStepK;      // elements of K a wave covers at once
 constexpr u32 kThreads = kWaves * kWaveSize;
-constexpr u32 kSums = kRows * kM;                     // sums of a lane
-constexpr u32 kLeft = (kSums + kLanes - 1) / kLanes;  // of these it keeps after the reduction
+constexpr u32 kSums = kRows * kM;  // sums of a lane
+constexpr u32 kSumsPerLane =
+    (kSums + kLanes - 1) / kLanes;  // of these it keeps after the reduction
 
 // x rows widened at a time: 8 registers a row, while w is widened once per pass over the tile.
 constexpr u32 kPasses = (kM + 7) / 8;
@@ -60,7 +61,7 @@ static_assert(kThreads <= 1024, "a workgroup has at most 1024 threads");
 static_assert(2 * kSteps * (kM + kRows) <= 63, "vmcnt counts at most 63 loads in flight");
 
 // What a wave loads at once; one lane's part of it.
-struct Fragment {
+struct KStepFragments {
   U32x4 x[kSteps][kM];
   U32x4 w[kSteps][kRows];
   u32 x_scale[kSteps][kM];
@@ -74,24 +75,24 @@ struct Operands {
 
 // In the order of use, and w last: x comes from L2 and is widened while w is on its way, and each
 // row of w is used as it arrives (vmcnt counts loads in order) instead of after the last scale.
-__device__ inline void load(Fragment& part, const Operands& in, u32 n0, u32 k0, u32 lane) {
+__device__ inline void load(KStepFragments& frags, const Operands& args, u32 n0, u32 k0, u32 lane) {
   const u32 group = lane / kLanes;
-  const u32 scales_k = in.k / kMxBlock;
-  u32 at[kSteps], scale_at[kSteps];
+  const u32 scales_k = args.k / kMxBlock;
+  u32 offset[kSteps], scale_offset[kSteps];
 #pragma unroll
   for (u32 s = 0; s < kSteps; ++s) {
     const u32 k = k0 + s * kStepK + (lane % kLanes) * kVecBytes;
-    at[s] = k < in.k ? k : kOutOfBounds;
-    scale_at[s] = k < in.k ? k / kMxBlock : kOutOfBounds;
+    offset[s] = k < args.k ? k : kOutOfBounds;
+    scale_offset[s] = k < args.k ? k / kMxBlock : kOutOfBounds;
 #pragma unroll
     for (u32 m = 0; m < kM; ++m) {
-      part.x[s][m] = buffer_load_b128(in.x.payload, at[s], m * in.k);
-      part.x_scale[s][m] = buffer_load_u8(in.x.scales, scale_at[s], m * scales_k);
+      frags.x[s][m] = buffer_load_b128(args.x.payload, offset[s], m * args.k);
+      frags.x_scale[s][m] = buffer_load_u8(args.x.scales, scale_offset[s], m * scales_k);
     }
 #pragma unroll
     for (u32 r = 0; r < kRows; ++r) {
-      part.w_scale[s][r] = buffer_load_u8(in.w.scales, scale_at[s] + group * scales_k,
-                                          (n0 + r * kGroups) * scales_k);
+      frags.w_scale[s][r] = buffer_load_u8(args.w.scales, scale_offset[s] + group * scales_k,
+                                           (n0 + r * kGroups) * scales_k);
     }
   }
   sched_barrier();
@@ -99,30 +100,30 @@ __device__ inline void load(Fragment& part, const Operands& in, u32 n0, u32 k0, 
   for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
     for (u32 r = 0; r < kRows; ++r) {
-      part.w[s][r] = buffer_load_b128<kStreamed>(in.w.payload, at[s] + group * in.k,
-                                                 (n0 + r * kGroups) * in.k);
+      frags.w[s][r] = buffer_load_b128<kStreamed>(args.w.payload, offset[s] + group * args.k,
+                                                  (n0 + r * kGroups) * args.k);
     }
   }
   sched_barrier();  // nothing is waited for before the last load is issued
 }
 
 // Adds a step's products of the x rows from m0 on.
-__device__ inline void multiply(f32* sums, const Fragment& part, u32 s, u32 m0) {
+__device__ inline void multiply(f32* sums, const KStepFragments& frags, u32 s, u32 m0) {
   Half16 x[kTileM];
   i32 x_exponent[kTileM];
 #pragma unroll
   for (u32 i = 0; i < kTileM; ++i) {
     const u32 m = m0 + i < kM ? m0 + i : kM - 1;
-    x[i] = widen_e4m3(apply_nan_scale(part.x[s][m], part.x_scale[s][m]));
-    x_exponent[i] = static_cast<i32>(part.x_scale[s][m]) - 2 * kE8m0Bias;
+    x[i] = widen_e4m3(apply_nan_scale(frags.x[s][m], frags.x_scale[s][m]));
+    x_exponent[i] = static_cast<i32>(frags.x_scale[s][m]) - 2 * kE8m0Bias;
   }
 #pragma unroll
   for (u32 r = 0; r < kRows; ++r) {
-    const Half16 w = widen_e4m3(apply_nan_scale(part.w[s][r], part.w_scale[s][r]));
+    const Half16 w = widen_e4m3(apply_nan_scale(frags.w[s][r], frags.w_scale[s][r]));
 #pragma unroll
     for (u32 i = 0; i < kTileM; ++i) {
       if (m0 + i >= kM) continue;
-      const i32 exponent = x_exponent[i] + static_cast<i32>(part.w_scale[s][r]);
+      const i32 exponent = x_exponent[i] + static_cast<i32>(frags.w_scale[s][r]);
       sums[r * kM + m0 + i] += __builtin_ldexpf(dot_16(x[i], w), exponent);
     }
   }
@@ -130,18 +131,18 @@ __device__ inline void multiply(f32* sums, const Fragment& part, u32 s, u32 m0) 
 
 // Sums over the lanes, then over the waves through LDS, and writes the tile.
 __device__ inline void store_tile(bf16* out, f32* sums, u32 n, u32 n0, u32 wave, u32 lane) {
-  __shared__ LdsPartials<f32, kWaves, kSums * kGroups> partial;
+  __shared__ LdsPartials<f32, kWaves, kSums * kGroups> lds;
   reduce_scatter<kLanes, kSums>(sums, lane);
 #pragma unroll
-  for (u32 p = 0; p < kLeft; ++p) {
+  for (u32 p = 0; p < kSumsPerLane; ++p) {
     const u32 index = scattered_index<kLanes>(lane) + p * kLanes;
-    if (index < kSums) partial.part[wave][index * kGroups + lane / kLanes] = sums[p];
+    if (index < kSums) lds.partial[wave][index * kGroups + lane / kLanes] = sums[p];
   }
   workgroup_barrier();
   for (u32 t = thread_id(); t < kSums * kGroups; t += kThreads) {
     const u32 group = t % kGroups, m = t / kGroups % kM, r = t / kGroups / kM;
     const u32 row = n0 + r * kGroups + group;
-    if (row < n) out[static_cast<u64>(m) * n + row] = static_cast<bf16>(partial.sum(t));
+    if (row < n) out[static_cast<u64>(m) * n + row] = static_cast<bf16>(lds.sum(t));
   }
 }
 
@@ -154,7 +155,7 @@ mxfp8_gemv(bf16* __restrict__ out,          // [M, N]
            const u8* __restrict__ x_scale,  // [M, K/32] e8m0
            const u8* __restrict__ w_scale,  // [N, K/32] e8m0
            u32 n, u32 k) {
-  const Operands in = {{x, x_scale, 0, kM, k}, {w, w_scale, 0, n, k}, k};
+  const Operands args = {{x, x_scale, 0, kM, k}, {w, w_scale, 0, n, k}, k};
   const u32 n0 = workgroup_id_x() * kTileN;
   const u32 wave = wave_id();
   const u32 lane = lane_id();
@@ -163,12 +164,12 @@ mxfp8_gemv(bf16* __restrict__ out,          // [M, N]
   f32 sums[kSums] = {};
   u32 k0 = wave * kWaveK;
   do {
-    Fragment part;
-    load(part, in, n0, k0, lane);
+    KStepFragments frags;
+    load(frags, args, n0, k0, lane);
 #pragma unroll
     for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
-      for (u32 m0 = 0; m0 < kM; m0 += kTileM) multiply(sums, part, s, m0);
+      for (u32 m0 = 0; m0 < kM; m0 += kTileM) multiply(sums, frags, s, m0);
     }
     k0 += kWaves * kWaveK;
   } while (k0 < k);

@@ -57,7 +57,7 @@ constexpr bool kRaggedN = RFOPS_RAGGED_N;    // the same of w
 
 constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kTiles = kNTiles * kMTiles;  // of the result
-constexpr u32 kOwn = kTilesOfWave<kWaves, kTiles>;
+constexpr u32 kTilesPerWave = kTilesOfWave<kWaves, kTiles>;
 using Split = SplitKReducer<kSplit, kTiles * kWaveSize, kThreads>;
 
 static_assert(kMTiles >= 1 && kMTiles <= 4 && kNTiles >= 1 && kNTiles <= 4, "sums of 16 x 16");
@@ -72,21 +72,21 @@ static_assert((kWaves > 1 ? kWaves * kTiles * kWaveSize * 16 : 0) + (kSplit > 1 
 
 // The rows of x, or of w, of this workgroup.
 struct Rows : MxRows {
-  u32 live;  // tiles that have a row
+  u32 num_tiles;  // tiles that have a row
 };
 
 __device__ inline Rows make_rows(const u8* payload, const u8* scales, u32 row0, u32 rows, u32 tiles,
                                  u32 k) {
-  const u32 left = rows - row0;
-  const u32 own = left < tiles * kTileRows ? left : tiles * kTileRows;
-  return {{payload, scales, row0, own, k}, (own + kTileRows - 1) / kTileRows};
+  const u32 remaining = rows - row0;
+  const u32 num_rows = remaining < tiles * kTileRows ? remaining : tiles * kTileRows;
+  return {{payload, scales, row0, num_rows, k}, (num_rows + kTileRows - 1) / kTileRows};
 }
 
 // What a lane loads of one operand in a turn of kTurn steps.
-template <u32 kTurn, u32 kCount>
-struct Fragment {
-  Tile tile[kTurn][kCount];
-  u32 scale[kTurn][kCount];
+template <u32 kNumSteps, u32 kCount>
+struct KStepFragments {
+  Fragment fragment[kNumSteps][kCount];
+  u32 scale[kNumSteps][kCount];
 };
 
 struct Position {
@@ -94,24 +94,24 @@ struct Position {
   u32 k, lane;
 };
 
-template <u32 kTurn, u32 kCount>
-__device__ inline void load_scales(Fragment<kTurn, kCount>& part, const Rows& rows,
-                                   const Position& at) {
-  const u32 scales_k = at.k / kMxBlock;
+template <u32 kNumSteps, u32 kCount>
+__device__ inline void load_scales(KStepFragments<kNumSteps, kCount>& frags, const Rows& rows,
+                                   const Position& pos) {
+  const u32 scales_k = pos.k / kMxBlock;
 #pragma unroll
   for (u32 t = 0; t < kCount; ++t) {
-    const u32 scalar = t * kTileRows * scales_k + at.step * kTileBlocks;
+    const u32 scalar = t * kTileRows * scales_k + pos.step * kTileBlocks;
     if constexpr (kWideScales) {
       const auto scales =
-          buffer_load_dwords<kTurn>(rows.scales, at.lane % kTileRows * scales_k, scalar);
+          buffer_load_dwords<kNumSteps>(rows.scales, pos.lane % kTileRows * scales_k, scalar);
 #pragma unroll
-      for (u32 s = 0; s < kTurn; ++s) part.scale[s][t] = scales.dword[s];
+      for (u32 s = 0; s < kNumSteps; ++s) frags.scale[s][t] = scales.dword[s];
     } else {
 #pragma unroll
-      for (u32 s = 0; s < kTurn; ++s) {
-        const u32 lane = scale_offset(at.lane, scales_k) + s * kTileBlocks;
-        const u32 masked = block_offset(lane, at.lane, (at.step + s) * kTileK, at.k);
-        part.scale[s][t] = buffer_load_u8(rows.scales, masked, scalar);
+      for (u32 s = 0; s < kNumSteps; ++s) {
+        const u32 lane = scale_offset(pos.lane, scales_k) + s * kTileBlocks;
+        const u32 masked = block_offset(lane, pos.lane, (pos.step + s) * kTileK, pos.k);
+        frags.scale[s][t] = buffer_load_u8(rows.scales, masked, scalar);
       }
     }
   }
@@ -119,19 +119,19 @@ __device__ inline void load_scales(Fragment<kTurn, kCount>& part, const Rows& ro
 
 // In the order of use, and nothing is waited for before the last load is issued: loads arrive in
 // their order, and the compiler would issue the first ones last.
-template <CacheHint kHint, u32 kTurn, u32 kCount>
-__device__ inline void load_tiles(Fragment<kTurn, kCount>& part, const Rows& rows,
-                                  const Position& at) {
-  const u32 lane = tile_offset(at.lane, at.k);
+template <CacheHint kHint, u32 kNumSteps, u32 kCount>
+__device__ inline void load_tiles(KStepFragments<kNumSteps, kCount>& frags, const Rows& rows,
+                                  const Position& pos) {
+  const u32 lane = fragment_offset(pos.lane, pos.k);
 #pragma unroll
-  for (u32 s = 0; s < kTurn; ++s) {
-    const u32 k = (at.step + s) * kTileK;
+  for (u32 s = 0; s < kNumSteps; ++s) {
+    const u32 k = (pos.step + s) * kTileK;
 #pragma unroll
     for (u32 t = 0; t < kCount; ++t) {
-      const u32 scalar = t * kTileRows * at.k + k;
-      part.tile[s][t] = kWideScales
-                            ? load_tile<kHint>(rows.payload, lane, scalar)
-                            : load_tile_to<kHint>(rows.payload, lane, scalar, at.lane, k, at.k);
+      const u32 scalar = t * kTileRows * pos.k + k;
+      frags.fragment[s][t] =
+          kWideScales ? load_fragment<kHint>(rows.payload, lane, scalar)
+                      : load_tail_fragment<kHint>(rows.payload, lane, scalar, pos.lane, k, pos.k);
     }
     sched_barrier();
   }
@@ -141,25 +141,27 @@ using Sums = F32x4[kTiles];
 
 // kTurn tiles along K of the first kN x kM tiles. w first: it comes from memory, x from L2
 // meanwhile.
-template <u32 kTurn, u32 kN, u32 kM>
+template <u32 kNumSteps, u32 kN, u32 kM>
 __device__ inline void do_k_steps(Sums& sums, const Rows& w_rows, const Rows& x_rows,
-                                  const Position& at) {
-  Fragment<kTurn, kN> w;
-  Fragment<kTurn, kM> x;
-  load_scales(w, w_rows, at);
-  load_tiles<kSharedW ? kCached : kStreamed>(w, w_rows, at);
-  load_scales(x, x_rows, at);
-  load_tiles<kCached>(x, x_rows, at);
-  const auto own = [&](u32 scale) { return kWideScales ? own_scale(scale, at.lane) : scale; };
+                                  const Position& pos) {
+  KStepFragments<kNumSteps, kN> w;
+  KStepFragments<kNumSteps, kM> x;
+  load_scales(w, w_rows, pos);
+  load_tiles<kSharedW ? kCached : kStreamed>(w, w_rows, pos);
+  load_scales(x, x_rows, pos);
+  load_tiles<kCached>(x, x_rows, pos);
+  const auto lane_scale = [&](u32 scale) {
+    return kWideScales ? select_lane_scale(scale, pos.lane) : scale;
+  };
 #pragma unroll
-  for (u32 s = 0; s < kTurn; ++s) {
+  for (u32 s = 0; s < kNumSteps; ++s) {
 #pragma unroll
     for (u32 j = 0; j < kN; ++j) {
 #pragma unroll
       for (u32 i = 0; i < kM; ++i) {
         F32x4& sum = sums[j * kMTiles + i];
-        sum = multiply_scaled(w.tile[s][j], own(w.scale[s][j]), x.tile[s][i], own(x.scale[s][i]),
-                              sum);
+        sum = mfma_mxfp8_16x16x128(w.fragment[s][j], lane_scale(w.scale[s][j]), x.fragment[s][i],
+                                   lane_scale(x.scale[s][i]), sum);
       }
     }
   }
@@ -168,18 +170,18 @@ __device__ inline void do_k_steps(Sums& sums, const Rows& w_rows, const Rows& x_
 // All turns of a wave, with as many tiles as have rows: a body for each count that occurs, as a
 // branch at each tile would make the compiler load one after the other.
 template <u32 kN, u32 kM>
-__device__ inline void rotate_priority(Sums& sums, const Rows& w, const Rows& x, Position at) {
+__device__ inline void run_mainloop(Sums& sums, const Rows& w, const Rows& x, Position pos) {
   if constexpr (kRaggedN && kN > 1) {
-    if (w.live < kN) return rotate_priority<kN - 1, kM>(sums, w, x, at);
+    if (w.num_tiles < kN) return run_mainloop<kN - 1, kM>(sums, w, x, pos);
   }
   if constexpr (kRaggedM && kM > 1) {
-    if (x.live < kM) return rotate_priority<kN, kM - 1>(sums, w, x, at);
+    if (x.num_tiles < kM) return run_mainloop<kN, kM - 1>(sums, w, x, pos);
   }
-  for (; at.step + kSteps <= at.steps; at.step += kSplit * kWaves * kSteps) {
-    do_k_steps<kSteps, kN, kM>(sums, w, x, at);
+  for (; pos.step + kSteps <= pos.steps; pos.step += kSplit * kWaves * kSteps) {
+    do_k_steps<kSteps, kN, kM>(sums, w, x, pos);
   }
   if constexpr (kTailSteps > 0) {
-    if (at.step < at.steps) do_k_steps<kTailSteps, kN, kM>(sums, w, x, at);
+    if (pos.step < pos.steps) do_k_steps<kTailSteps, kN, kM>(sums, w, x, pos);
   }
 }
 
@@ -204,9 +206,9 @@ mxfp8_mfma(Out* __restrict__ out,           // [M, N]
   const u32 wave = wave_id(), lane = lane_id();
   const Rows w_rows = make_rows(w, w_scale, n0, n, kNTiles, k);
   const Rows x_rows = make_rows(x, x_scale, m0, m, kMTiles, k);
-  const Position at = {(split * kWaves + wave) * kSteps, (k + kTileK - 1) / kTileK, k, lane};
+  const Position pos = {(split * kWaves + wave) * kSteps, (k + kTileK - 1) / kTileK, k, lane};
   Sums sums = {};
-  rotate_priority<kNTiles, kMTiles>(sums, w_rows, x_rows, at);
+  run_mainloop<kNTiles, kMTiles>(sums, w_rows, x_rows, pos);
   const auto store = [&](u32 t, F32x4 total) {
     const u32 row = m0 + t % kMTiles * kTileRows + lane % kTileRows;
     const u32 column = n0 + t / kMTiles * kTileRows + lane / kTileRows * 4;
@@ -216,13 +218,14 @@ mxfp8_mfma(Out* __restrict__ out,           // [M, N]
   if constexpr (kSplit == 1) {
     reduce_waves<kWaves>(sums, wave, lane, [&](u32, u32 t, F32x4 total) { store(t, total); });
   } else {
-    F32x4 own[kOwn] = {};
-    reduce_waves<kWaves>(sums, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
+    F32x4 totals[kTilesPerWave] = {};
+    reduce_waves<kWaves>(sums, wave, lane, [&](u32 i, u32, F32x4 total) { totals[i] = total; });
     const u32 n_groups = (n + kNTiles * kTileRows - 1) / (kNTiles * kTileRows);
-    if (!Split(workspace, counts, workgroup_id_y() * n_groups + n_group).reduce(own, split)) return;
+    if (!Split(workspace, counts, workgroup_id_y() * n_groups + n_group).reduce(totals, split))
+      return;
 #pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) {
-      if (wave + i * kWaves < kTiles) store(wave + i * kWaves, own[i]);
+    for (u32 i = 0; i < kTilesPerWave; ++i) {
+      if (wave + i * kWaves < kTiles) store(wave + i * kWaves, totals[i]);
     }
   }
 }

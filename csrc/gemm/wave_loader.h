@@ -28,24 +28,28 @@ class WaveOrder {
   static_assert(kRows * kLoads == kTileRows, "8, 4 or 2 whole rows in a load");
 
   // `place` bytes into `memory`, whole tiles.
-  __device__ WaveOrder(LdsBytes* memory, u32 place, u32 lane)
-      : memory_(memory), to_(place + lds_write_offset(0, lane)), pieces_(lds_pieces(lane)) {
-    pieces_.low += place;
-    pieces_.high += place;
+  __device__ WaveOrder(LdsBytes* memory, u32 lds_begin, u32 lane)
+      : memory_(memory),
+        lds_dst_(lds_begin + lds_write_offset(0, lane)),
+        fragment_(lds_fragment_offsets(lane)) {
+    fragment_.low += lds_begin;
+    fragment_.high += lds_begin;
   }
 
   // Tiles whose halves, one after the other, are what the loads have brought.
-  __device__ void arrange(Tile* tiles) const {
+  __device__ void arrange(Fragment* tiles) const {
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
-      constexpr u32 kInRow = kRowBytes - 1;
-      const u32 at = lds_write_offset(i, 0);
-      *reinterpret_cast<RFOPS_LDS U32x4*>(memory_ + (at & ~kInRow) + (to_ ^ (at & kInRow))) =
+      constexpr u32 kRowMask = kRowBytes - 1;
+      const u32 write_offset = lds_write_offset(i, 0);
+      *reinterpret_cast<RFOPS_LDS U32x4*>(memory_ + (write_offset & ~kRowMask) +
+                                          (lds_dst_ ^ (write_offset & kRowMask))) =
           i % 2 ? tiles[i / 2].high : tiles[i / 2].low;
     }
     between_lanes();
 #pragma unroll
-    for (u32 s = 0; s < kTiles; ++s) tiles[s] = lds_tile(memory_ + s * kLdsTile, pieces_);
+    for (u32 s = 0; s < kTiles; ++s)
+      tiles[s] = lds_load_fragment(memory_ + s * kLdsTile, fragment_);
     between_lanes();
   }
 
@@ -64,71 +68,73 @@ class WaveOrder {
     __builtin_amdgcn_wave_barrier();
   }
   LdsBytes* memory_;
-  u32 to_;
-  LdsFragmentOffsets pieces_;
+  u32 lds_dst_;
+  LdsFragmentOffsets fragment_;
 };
 
 template <bool kShuffled, u32 kLines>
-class WaveRows {
-  static constexpr bool kStraight = kShuffled || kLines == 0;
+class WaveTileLoader {
+  static constexpr bool kDirect = kShuffled || kLines == 0;
   using Lanes = WaveOrder<kLines>;
 
  public:
-  using Order = OperandLayout<kShuffled>;
-  static constexpr u32 kUnit = Order::kUnit;
+  using Layout = OperandLayout<kShuffled>;
+  static constexpr u32 kKStrideBytes = Layout::kKStrideBytes;
   static constexpr u32 kTiles = Lanes::kTiles;  // side by side along K
 
-  __device__ WaveRows(const OperandView& rows, u32 lane) : rows_(rows) {
-    from_ = kStraight ? Order::place(lane % kTileRows, lane / kTileRows, rows.row_bytes)
-                      : Order::place(Lanes::row(lane), Lanes::chunk(lane), rows.row_bytes);
-    block_ = kStraight || kTiles == 1 ? 0 : Lanes::chunk(lane) / kRowChunks;
+  __device__ WaveTileLoader(const OperandView& rows, u32 lane) : rows_(rows) {
+    src_offset_ = kDirect ? Layout::offset(lane % kTileRows, lane / kTileRows, rows.row_bytes)
+                          : Layout::offset(Lanes::row(lane), Lanes::chunk(lane), rows.row_bytes);
+    block_ = kDirect || kTiles == 1 ? 0 : Lanes::chunk(lane) / kRowChunks;
   }
 
   // What `arrange` takes of 16 rows from `row` on, a multiple of 16: kTiles blocks of K from
   // `block` on; zeros from block `end` on.
   template <CacheHint kHint = kCached>
-  __device__ void load(Tile* to, u32 row, u32 block, u32 end) const {
-    const u32 at = row * rows_.row_bytes + block * kTileK * kUnit;
+  __device__ void load(Fragment* tiles, u32 row, u32 block, u32 end) const {
+    const u32 scalar_offset = row * rows_.row_bytes + block * kTileK * kKStrideBytes;
     // By lanes' places: another size would take a descriptor, four scalars, of its own.
-    const Buffer buffer = make_buffer(rows_.first, rows_.bytes);
+    const Buffer buffer = make_buffer(rows_.base, rows_.bytes);
 #pragma unroll
     for (u32 s = 0; s < kTiles; ++s) {
-      if constexpr (kStraight) {
-        const u32 from = block + s < end ? from_ : kOutOfBounds;
-        const u32 own = at + s * kTileK * kUnit;
-        to[s] = {buffer_load_b128<kHint>(buffer, from, own),
-                 buffer_load_b128<kHint>(buffer, from, own + kPieceK * kUnit)};
+      if constexpr (kDirect) {
+        const u32 offset = block + s < end ? src_offset_ : kOutOfBounds;
+        const u32 tile_offset = scalar_offset + s * kTileK * kKStrideBytes;
+        tiles[s] = {buffer_load_b128<kHint>(buffer, offset, tile_offset),
+                    buffer_load_b128<kHint>(buffer, offset, tile_offset + kPieceK * kKStrideBytes)};
       } else {
-        const u32 from = block + block_ < end ? from_ : kOutOfBounds;
-        const u32 own = at + 2 * s * Lanes::kRows * rows_.row_bytes;
-        to[s] = {buffer_load_b128<kHint>(buffer, from, own),
-                 buffer_load_b128<kHint>(buffer, from, own + Lanes::kRows * rows_.row_bytes)};
+        const u32 offset = block + block_ < end ? src_offset_ : kOutOfBounds;
+        const u32 tile_offset = scalar_offset + 2 * s * Lanes::kRows * rows_.row_bytes;
+        tiles[s] = {
+            buffer_load_b128<kHint>(buffer, offset, tile_offset),
+            buffer_load_b128<kHint>(buffer, offset, tile_offset + Lanes::kRows * rows_.row_bytes)};
       }
     }
   }
 
   // Tiles that were loaded, as matrix cores take them.
-  __device__ static void arrange(Tile* tiles, const WaveOrder<kLines>& order) {
-    if constexpr (!kStraight) order.arrange(tiles);
+  __device__ static void arrange(Fragment* tiles, const WaveOrder<kLines>& order) {
+    if constexpr (!kDirect) order.arrange(tiles);
   }
 
  private:
   OperandView rows_;
-  u32 from_, block_;
+  u32 src_offset_, block_;
 };
 
 namespace details {
 
 template <u32 kLines>
-constexpr bool are_writes_apart() {
+constexpr bool writes_conflict_free() {
   for (u32 i = 0; i < WaveOrder<kLines>::kLoads; ++i) {
     if (!conflict_free(kWritePhases, 32,
                        [i](u32 l) { return WaveOrder<kLines>::lds_write_offset(i, l); })) {
       return false;
     }
     for (u32 lane = 0; lane < kWaveSize; ++lane) {  // what `arrange` makes of it
-      const u32 at = WaveOrder<kLines>::lds_write_offset(i, 0), low = at % kRowBytes;
-      if ((at - low) + (WaveOrder<kLines>::lds_write_offset(0, lane) ^ low) !=
+      const u32 write_offset = WaveOrder<kLines>::lds_write_offset(i, 0),
+                low = write_offset % kRowBytes;
+      if ((write_offset - low) + (WaveOrder<kLines>::lds_write_offset(0, lane) ^ low) !=
           WaveOrder<kLines>::lds_write_offset(i, lane)) {
         return false;
       }
@@ -136,7 +142,7 @@ constexpr bool are_writes_apart() {
   }
   return true;
 }
-static_assert(are_writes_apart<1>() && are_writes_apart<2>() && are_writes_apart<4>(),
+static_assert(writes_conflict_free<1>() && writes_conflict_free<2>() && writes_conflict_free<4>(),
               "writes have no bank conflict");
 
 }  // namespace details

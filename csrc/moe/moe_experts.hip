@@ -84,7 +84,7 @@ __device__ inline Column column_of(u32 row) {
 }
 
 using RowsLoader = RowLoader<kRoom, kStep, kThreads>;
-using StackedLoader = RowLoader<kColumns, kStep, kThreads, Order::kUnit>;
+using StackedLoader = RowLoader<kColumns, kStep, kThreads, Order::kKStrideBytes>;
 
 struct Stacked {
   using Loader = StackedLoader;
@@ -93,7 +93,7 @@ struct Stacked {
     return Loader(Span{w.first, rows * row_bytes}, [&](u32 row) {
       const Column c = column_of(row);
       if (n0 + c.n >= w.n) return kOutOfBounds;
-      return Order::place(n0 + c.n + (c.is_second ? w.n : 0), 0, row_bytes);
+      return Order::offset(n0 + c.n + (c.is_second ? w.n : 0), 0, row_bytes);
     });
   }
 };

@@ -58,7 +58,7 @@ moe_fp8_prepare(u32* __restrict__ counts,         // [E]; these three and ids wi
   const u64 at = index * kBlock + lane * kEach;
   const InVec own = *reinterpret_cast<const InVec*>(x + at);
   f32 v[kEach];
-  u32 most = Fp8Block::kLeast;
+  u32 most = Fp8Block::kMinAmaxBits;
 #pragma unroll
   for (u32 i = 0; i < kEach; ++i) {
     v[i] = static_cast<f32>(own[i]);

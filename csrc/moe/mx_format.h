@@ -71,11 +71,11 @@ struct Mxfp8 {
     for (u32 i = 0; i < 2; ++i) {
       u32 four = 0;
       const u32 a = pairs[2 * i], b = pairs[2 * i + 1];
-      using From = Mxfp4From<In>;
-      four = __builtin_amdgcn_cvt_pk_fp8_f32(scaled(From::first(a)), scaled(From::second(a)), four,
-                                             false);
-      four = __builtin_amdgcn_cvt_pk_fp8_f32(scaled(From::first(b)), scaled(From::second(b)), four,
-                                             true);
+      using From = Mxfp4Float<In>;
+      four = __builtin_amdgcn_cvt_pk_fp8_f32(scaled(From::even_element(a)),
+                                             scaled(From::odd_element(a)), four, false);
+      four = __builtin_amdgcn_cvt_pk_fp8_f32(scaled(From::even_element(b)),
+                                             scaled(From::odd_element(b)), four, true);
       codes[i] = byte == kE8m0Nan ? kE4m3Nans : four;
     }
     return codes;

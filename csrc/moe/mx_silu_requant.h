@@ -48,7 +48,7 @@ class QuantisedRows {
       pairs[i] = __builtin_bit_cast(u32, pair);
     }
     const auto larger = [](u32 a, u32 b) { return a > b ? a : b; };
-    u32 most = Mxfp4From<Half>::most(pairs);
+    u32 most = Mxfp4Float<Half>::amax_bits(pairs);
     most = details::butterfly_step<32>(details::butterfly_step<16>(most, larger), larger);
     const u32 byte = Format::template scale<Half>(most);
     const typename Format::Eight eight = Format::template eight<Half>(pairs, byte);

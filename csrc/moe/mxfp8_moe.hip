@@ -75,9 +75,9 @@ __device__ inline Chunk::At row_at(const Chunk& chunk, u32 row, u32 k) {
 
 // A lane's part of what a wave has in flight: kDepth steps.
 template <u32 kTiles, u32 kDepth>
-struct Fragment {
-  Tile w[kDepth][kColumns][Chunk::kCount];
-  Tile a[kDepth][kTiles][Chunk::kCount];
+struct KStepFragments {
+  Fragment w[kDepth][kColumns][Chunk::kCount];
+  Fragment a[kDepth][kTiles][Chunk::kCount];
   u32 w_scale[kDepth][kColumns];
   u32 a_scale[kDepth][kTiles];
 };
@@ -85,8 +85,9 @@ struct Fragment {
 // Issues all loads of kDepth steps from k0 on; w last, as a comes from L2. kWhole: they end
 // within K. Rows are in the lanes' offsets, which are range-checked, K in the scalar ones.
 template <u32 kTiles, u32 kDepth, bool kWhole>
-__device__ inline void load(Fragment<kTiles, kDepth>& part, const Operands& in, const Chunk& chunk,
-                            const Chunk::At* a_at, const Chunk::At* w_at, u32 k0) {
+__device__ inline void load(KStepFragments<kTiles, kDepth>& part, const Operands& in,
+                            const Chunk& chunk, const Chunk::At* a_at, const Chunk::At* w_at,
+                            u32 k0) {
 #pragma unroll
   for (u32 s = 0; s < kDepth; ++s) {
     const u32 k = k0 + s * Chunk::kStepK;
@@ -119,7 +120,7 @@ template <u32 kTiles, u32 kDepth, bool kWhole>
 __device__ inline void add_steps(F32x4 (&sums)[kTiles][kColumns], const Operands& in,
                                  const Chunk& chunk, const Chunk::At* a_at, const Chunk::At* w_at,
                                  u32 k0) {
-  Fragment<kTiles, kDepth> part;
+  KStepFragments<kTiles, kDepth> part;
   load<kTiles, kDepth, kWhole>(part, in, chunk, a_at, w_at, k0);
 #pragma unroll
   for (u32 s = 0; s < kDepth; ++s) {
@@ -154,7 +155,7 @@ __device__ inline void sum_tiles(Partial& shared, const Operands& in, const Chun
     add_steps<kTiles, 1, false>(sums, in, chunk, a_at, w_at, k0);
   }
   if (!chunk.is_holder()) return;
-  auto& part = shared.part[wave * Chunk::kFold + chunk.chunk];
+  auto& part = shared.partial[wave * Chunk::kFold + chunk.chunk];
 #pragma unroll
   for (u32 t = 0; t < kTiles; ++t) {
 #pragma unroll

@@ -22,54 +22,55 @@ namespace {
 
 using namespace rfops;
 
-using In = RFOPS_IN;                        // bf16, f16 or f32
-constexpr u32 kRows = RFOPS_ROWS;           // of a block: 1 or 128
-constexpr bool kAligned = RFOPS_ALIGNED;    // x begins at a multiple of 16 bytes
-constexpr u32 kBlock = 128;                 // along K
-constexpr u32 kThreads = 256, kLanes = 16;  // of a row of a block
-constexpr u32 kEach = kBlock / kLanes;      // elements of a lane and row
-constexpr u32 kRowsAtOnce = kThreads / kLanes;
-constexpr u32 kTurns = kRows == 1 ? 1 : kRows / kRowsAtOnce;
+using Input = RFOPS_IN;                         // bf16, f16 or f32
+constexpr u32 kRows = RFOPS_ROWS;               // of a block: 1 or 128
+constexpr bool kAligned = RFOPS_ALIGNED;        // x begins at a multiple of 16 bytes
+constexpr u32 kBlock = 128;                     // along K
+constexpr u32 kThreads = 256, kLanes = 16;      // of a row of a block
+constexpr u32 kElemsPerLane = kBlock / kLanes;  // elements of a lane and row
+constexpr u32 kRowsPerPass = kThreads / kLanes;
+constexpr u32 kPasses = kRows == 1 ? 1 : kRows / kRowsPerPass;
 static_assert(kRows == 1 || kRows == 128, "1 x 128 or 128 x 128");
 
-using InVec = In __attribute__((ext_vector_type(kEach)));
-typedef InVec UnalignedInVec __attribute__((aligned(sizeof(In))));
-using F32x8 = f32 __attribute__((ext_vector_type(kEach)));
+using InputVec = Input __attribute__((ext_vector_type(kElemsPerLane)));
+typedef InputVec UnalignedInputVec __attribute__((aligned(sizeof(Input))));
+using F32x8 = f32 __attribute__((ext_vector_type(kElemsPerLane)));
 
-__device__ inline InVec load(const In* from) {
-  if constexpr (kAligned) return *reinterpret_cast<const InVec*>(from);
-  return *reinterpret_cast<const UnalignedInVec*>(from);
+__device__ inline InputVec load(const Input* src) {
+  if constexpr (kAligned) return *reinterpret_cast<const InputVec*>(src);
+  return *reinterpret_cast<const UnalignedInputVec*>(src);
 }
 
 // The bits of the largest magnitude.
-__device__ inline u32 most_bits(F32x8 values) {
-  u32 most = 0;
+__device__ inline u32 max_of_eight(F32x8 values) {
+  u32 amax = 0;
 #pragma unroll
-  for (u32 i = 0; i < kEach; ++i) most = Fp8Block::larger(most, Fp8Block::magnitude(values[i]));
-  return most;
+  for (u32 i = 0; i < kElemsPerLane; ++i)
+    amax = Fp8Block::larger(amax, Fp8Block::magnitude(values[i]));
+  return amax;
 }
 
 // Over the 16 lanes of a row.
-__device__ inline u32 most_of_row(u32 most) {
-  const auto fold = [&](f32 other) {
-    const u32 bits = __builtin_bit_cast(u32, other);
-    most = bits > most ? bits : most;
+__device__ inline u32 max_over_row(u32 amax) {
+  const auto fold = [&](f32 partner_amax) {
+    const u32 bits = __builtin_bit_cast(u32, partner_amax);
+    amax = bits > amax ? bits : amax;
   };
-  fold(details::partner<1>(__builtin_bit_cast(f32, most)));
-  fold(details::partner<2>(__builtin_bit_cast(f32, most)));
-  fold(details::partner<4>(__builtin_bit_cast(f32, most)));
-  fold(details::partner<8>(__builtin_bit_cast(f32, most)));
-  return most;
+  fold(details::partner<1>(__builtin_bit_cast(f32, amax)));
+  fold(details::partner<2>(__builtin_bit_cast(f32, amax)));
+  fold(details::partner<4>(__builtin_bit_cast(f32, amax)));
+  fold(details::partner<8>(__builtin_bit_cast(f32, amax)));
+  return amax;
 }
 
 // Over the rows that the workgroup's threads hold.
-__device__ inline u32 most_of_group(u32 most) {
-  __shared__ u32 rows[kRowsAtOnce];
-  if (thread_id() % kLanes == 0) rows[thread_id() / kLanes] = most;
+__device__ inline u32 max_over_workgroup(u32 amax) {
+  __shared__ u32 rows[kRowsPerPass];
+  if (thread_id() % kLanes == 0) rows[thread_id() / kLanes] = amax;
   workgroup_barrier();
 #pragma unroll
-  for (u32 i = 0; i < kRowsAtOnce; ++i) most = rows[i] > most ? rows[i] : most;
-  return most;
+  for (u32 i = 0; i < kRowsPerPass; ++i) amax = rows[i] > amax ? rows[i] : amax;
+  return amax;
 }
 
 struct Fp8x8 {
@@ -79,42 +80,43 @@ struct Fp8x8 {
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-quant_fp8_blockscale(u8* __restrict__ payload,  // [M, K]
-                     f32* __restrict__ scale,   // [M / kRows, K / 128], in steps of
-                     const In* __restrict__ x,  // [M, K]
+quant_fp8_blockscale(u8* __restrict__ payload,     // [M, K]
+                     f32* __restrict__ scale,      // [M / kRows, K / 128], in steps of
+                     const Input* __restrict__ x,  // [M, K]
                      u32 m, u32 k, u32 scale_row, u32 scale_k) {
-  const u32 lane = thread_id() % kLanes, slot = thread_id() / kLanes;
+  const u32 lane = thread_id() % kLanes, row_in_pass = thread_id() / kLanes;
   const u32 blocks = k / kBlock;
-  const u64 index = kRows == 1 ? u64{workgroup_id_x()} * kRowsAtOnce + slot : workgroup_id_x();
+  const u64 index =
+      kRows == 1 ? u64{workgroup_id_x()} * kRowsPerPass + row_in_pass : workgroup_id_x();
   const u32 block_row = static_cast<u32>(index / blocks), block = static_cast<u32>(index % blocks);
-  const u32 row0 = block_row * kRows + (kRows == 1 ? 0 : slot);
-  const u64 at = u64{row0} * k + block * kBlock + lane * kEach;
+  const u32 row0 = block_row * kRows + (kRows == 1 ? 0 : row_in_pass);
+  const u64 offset = u64{row0} * k + block * kBlock + lane * kElemsPerLane;
 
-  F32x8 values[kTurns] = {};
-  u32 most = Fp8Block::kLeast;
+  F32x8 values[kPasses] = {};
+  u32 amax = Fp8Block::kMinAmaxBits;
 #pragma unroll
-  for (u32 t = 0; t < kTurns; ++t) {
-    if (row0 + t * kRowsAtOnce < m) {
-      const In* from = x + at + u64{t} * kRowsAtOnce * k;
-      values[t] = __builtin_convertvector(load(from), F32x8);
+  for (u32 t = 0; t < kPasses; ++t) {
+    if (row0 + t * kRowsPerPass < m) {
+      const Input* src = x + offset + u64{t} * kRowsPerPass * k;
+      values[t] = __builtin_convertvector(load(src), F32x8);
     }
-    const u32 own = most_bits(values[t]);
-    most = own > most ? own : most;
+    const u32 row_amax = max_of_eight(values[t]);
+    amax = row_amax > amax ? row_amax : amax;
   }
-  most = most_of_row(most);
-  if constexpr (kRows > 1) most = most_of_group(most);
+  amax = max_over_row(amax);
+  if constexpr (kRows > 1) amax = max_over_workgroup(amax);
 
-  const Fp8Block own(most);
+  const Fp8Block quantiser(amax);
 #pragma unroll
-  for (u32 t = 0; t < kTurns; ++t) {
-    if (row0 + t * kRowsAtOnce < m) {
-      u8* to = payload + at + u64{t} * kRowsAtOnce * k;
+  for (u32 t = 0; t < kPasses; ++t) {
+    if (row0 + t * kRowsPerPass < m) {
+      u8* dst = payload + offset + u64{t} * kRowsPerPass * k;
       const F32x8& v = values[t];
-      *reinterpret_cast<Fp8x8*>(to) = {own.convert(v[0], v[1], v[2], v[3]),
-                                       own.convert(v[4], v[5], v[6], v[7])};
+      *reinterpret_cast<Fp8x8*>(dst) = {quantiser.convert(v[0], v[1], v[2], v[3]),
+                                        quantiser.convert(v[4], v[5], v[6], v[7])};
     }
   }
-  if (lane == 0 && row0 < m && (kRows == 1 || slot == 0)) {
-    scale[u64{block_row} * scale_row + u64{block} * scale_k] = own.scale();
+  if (lane == 0 && row0 < m && (kRows == 1 || row_in_pass == 0)) {
+    scale[u64{block_row} * scale_row + u64{block} * scale_k] = quantiser.scale();
   }
 }

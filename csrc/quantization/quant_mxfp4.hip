@@ -19,22 +19,22 @@ namespace {
 
 using namespace rfops;
 
-using In = RFOPS_IN;              // bf16, f16 or f32
+using Input = RFOPS_IN;           // bf16, f16 or f32
 using Rounding = RFOPS_ROUNDING;  // Even, Up or Down
-constexpr bool kInRows = RFOPS_IN_ROWS;
+constexpr bool kStrided = RFOPS_IN_ROWS;
 constexpr u32 kThreads = 256;
 
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-quant_mxfp4(u32* __restrict__ payload,  // [M, K / 8]: eight codes
-            u8* __restrict__ scale,     // [M, K / 32]
-            const In* __restrict__ x,   // [M, K], rows in steps of pitch
+quant_mxfp4(u32* __restrict__ payload,    // [M, K / 8]: eight codes
+            u8* __restrict__ scale,       // [M, K / 32]
+            const Input* __restrict__ x,  // [M, K], rows in steps of pitch
             u64 pitch, u32 m, u32 k) {
-  const MxEight<In, kThreads, kInRows> own(x, pitch, m, k);
-  if (!own.is_there) return;
-  const u32 byte = Mxfp4From<In>::template scale<Rounding>(own.most);
-  const u32 codes = quant_x8<In>(own.words, byte);
-  payload[own.index] = byte == kE8m0NanByte ? 0 : codes;
-  if (own.has_scale()) scale[own.block()] = static_cast<u8>(byte);
+  const MxEight<Input, kThreads, kStrided> elems(x, pitch, m, k);
+  if (!elems.in_bounds) return;
+  const u32 byte = Mxfp4Float<Input>::template scale<Rounding>(elems.amax_bits);
+  const u32 codes = quant_x8<Input>(elems.words, byte);
+  payload[elems.index] = byte == kE8m0NanByte ? 0 : codes;
+  if (elems.has_scale()) scale[elems.block()] = static_cast<u8>(byte);
 }

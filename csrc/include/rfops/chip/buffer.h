@@ -35,9 +35,9 @@ __device__ inline U32x4 make_buffer_words(const void* base, u32 bytes) {
 
 // 16 bytes at `scalar + lane`; `scalar` is the same in all lanes of the wave.
 template <CacheHint kHint = kCached>
-__device__ inline U32x4 buffer_load_b128(const Buffer& buffer, u32 lane, u32 scalar) {
+__device__ inline U32x4 buffer_load_b128(const Buffer& buffer, u32 lane_offset, u32 scalar_offset) {
   return __builtin_bit_cast(
-      U32x4, __builtin_amdgcn_raw_buffer_load_b128(buffer.rsrc, lane, scalar, kHint));
+      U32x4, __builtin_amdgcn_raw_buffer_load_b128(buffer.rsrc, lane_offset, scalar_offset, kHint));
 }
 
 template <u32 kCount>
@@ -47,29 +47,33 @@ struct Dwords {
 
 // kCount dwords at `scalar + lane`, a multiple of 4; each is range-checked by itself.
 template <u32 kCount>
-__device__ inline Dwords<kCount> buffer_load_dwords(const Buffer& buffer, u32 lane, u32 scalar) {
+__device__ inline Dwords<kCount> buffer_load_dwords(const Buffer& buffer, u32 lane_offset,
+                                                    u32 scalar_offset) {
   static_assert(kCount >= 1 && kCount <= 4, "one load");
   if constexpr (kCount == 1) {
-    return {__builtin_amdgcn_raw_buffer_load_b32(buffer.rsrc, lane, scalar, kCached)};
+    return {__builtin_amdgcn_raw_buffer_load_b32(buffer.rsrc, lane_offset, scalar_offset, kCached)};
   } else if constexpr (kCount == 2) {
-    const auto got = __builtin_amdgcn_raw_buffer_load_b64(buffer.rsrc, lane, scalar, kCached);
-    return {got[0], got[1]};
+    const auto loaded =
+        __builtin_amdgcn_raw_buffer_load_b64(buffer.rsrc, lane_offset, scalar_offset, kCached);
+    return {loaded[0], loaded[1]};
   } else if constexpr (kCount == 3) {
-    const auto got = __builtin_amdgcn_raw_buffer_load_b96(buffer.rsrc, lane, scalar, kCached);
-    return {got[0], got[1], got[2]};
+    const auto loaded =
+        __builtin_amdgcn_raw_buffer_load_b96(buffer.rsrc, lane_offset, scalar_offset, kCached);
+    return {loaded[0], loaded[1], loaded[2]};
   } else {
-    const auto got = __builtin_amdgcn_raw_buffer_load_b128(buffer.rsrc, lane, scalar, kCached);
-    return {got[0], got[1], got[2], got[3]};
+    const auto loaded =
+        __builtin_amdgcn_raw_buffer_load_b128(buffer.rsrc, lane_offset, scalar_offset, kCached);
+    return {loaded[0], loaded[1], loaded[2], loaded[3]};
   }
 }
 
 // *at in a scalar register; no kernel writes there while this one runs.
-__device__ inline u32 load_uniform(const u32* at) {
-  return *(const __attribute__((address_space(4))) u32*)at;
+__device__ inline u32 load_uniform(const u32* ptr) {
+  return *(const __attribute__((address_space(4))) u32*)ptr;
 }
 
-__device__ inline u32 buffer_load_u8(const Buffer& buffer, u32 lane, u32 scalar) {
-  return __builtin_amdgcn_raw_buffer_load_b8(buffer.rsrc, lane, scalar, kCached);
+__device__ inline u32 buffer_load_u8(const Buffer& buffer, u32 lane_offset, u32 scalar_offset) {
+  return __builtin_amdgcn_raw_buffer_load_b8(buffer.rsrc, lane_offset, scalar_offset, kCached);
 }
 
 }  // namespace rfops

@@ -23,12 +23,12 @@ __device__ inline void wait_vmcnt() {
 }
 
 // Until at most `count` times kEach loads are on their way, of kMost.
-template <u32 kEach, u32 kMost>
+template <u32 kLoadsPerStep, u32 kMaxCount>
 __device__ inline void wait_vmcnt_dynamic(u32 count) {
-  if constexpr (kMost > 0) {
-    if (count < kMost) return wait_vmcnt_dynamic<kEach, kMost - 1>(count);
+  if constexpr (kMaxCount > 0) {
+    if (count < kMaxCount) return wait_vmcnt_dynamic<kLoadsPerStep, kMaxCount - 1>(count);
   }
-  wait_vmcnt<(kMost * kEach < 63 ? kMost * kEach : 63)>();
+  wait_vmcnt<(kMaxCount * kLoadsPerStep < 63 ? kMaxCount * kLoadsPerStep : 63)>();
 }
 
 // Until all of this wave's LDS and scalar accesses are done.

@@ -19,8 +19,25 @@ using f32 = float;
 using f16 = _Float16;
 using bf16 = __bf16;
 
-using U32x4 = u32 __attribute__((ext_vector_type(4)));
-using F16x2 = _Float16 __attribute__((ext_vector_type(2)));
+// Vectors that a lane holds in consecutive registers.
+template <class T>
+using Vec2 = T __attribute__((ext_vector_type(2)));
+template <class T>
+using Vec4 = T __attribute__((ext_vector_type(4)));
+template <class T>
+using Vec8 = T __attribute__((ext_vector_type(8)));
+template <class T>
+using Vec16 = T __attribute__((ext_vector_type(16)));
+using U16x2 = Vec2<u16>;
+using F16x2 = Vec2<f16>;
+using Bf16x2 = Vec2<bf16>;
+using U32x2 = Vec2<u32>;
+using I32x2 = Vec2<i32>;
+using I16x4 = Vec4<short>;
+using U32x4 = Vec4<u32>;
+using F32x4 = Vec4<f32>;
+using I32x8 = Vec8<i32>;
+using F32x16 = Vec16<f32>;
 
 constexpr u32 kWaveSize = 64;  // gfx9: lanes of a wave
 constexpr u32 kVecBytes = 16;  // widest load or store of a lane

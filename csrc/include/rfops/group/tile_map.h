@@ -10,31 +10,31 @@
 
 namespace rfops {
 
-struct Block {
+struct TileCoord {
   u32 m, n;   // tile along M and N
   u32 split;  // part of K
 };
 
 // Of `count` workgroups, the place of `id` in the order in which XCDs take neighbours.
 constexpr u32 xcd_remap(u32 id, u32 count) {
-  const u32 xcd = id % kXcds, share = count / kXcds, rest = count % kXcds;
-  return xcd * share + (xcd < rest ? xcd : rest) + id / kXcds;
+  const u32 xcd = id % kXcds, ids_per_xcd = count / kXcds, remainder = count % kXcds;
+  return xcd * ids_per_xcd + (xcd < remainder ? xcd : remainder) + id / kXcds;
 }
 
 template <u32 kGroupM, u32 kSplit>
-constexpr Block block_of(u32 id, u32 m_tiles, u32 n_tiles) {
+constexpr TileCoord tile_coord(u32 id, u32 m_tiles, u32 n_tiles) {
   const u32 order = xcd_remap(id, m_tiles * n_tiles * kSplit);
   const u32 tile = order / kSplit;
-  const u32 group = tile / (kGroupM * n_tiles), in_group = tile % (kGroupM * n_tiles);
-  const u32 left = m_tiles - group * kGroupM, rows = left < kGroupM ? left : kGroupM;
-  return {group * kGroupM + in_group % rows, in_group / rows, order % kSplit};
+  const u32 group = tile / (kGroupM * n_tiles), index_in_group = tile % (kGroupM * n_tiles);
+  const u32 remaining = m_tiles - group * kGroupM, rows = remaining < kGroupM ? remaining : kGroupM;
+  return {group * kGroupM + index_in_group % rows, index_in_group / rows, order % kSplit};
 }
 
 // This workgroup's, in scalars: the divisions leave vector registers.
 template <u32 kGroupM, u32 kSplit>
-__device__ inline Block this_tile(u32 m_tiles, u32 n_tiles) {
-  const Block at = block_of<kGroupM, kSplit>(workgroup_id_x(), m_tiles, n_tiles);
-  return {readfirstlane(at.m), readfirstlane(at.n), readfirstlane(at.split)};
+__device__ inline TileCoord this_tile(u32 m_tiles, u32 n_tiles) {
+  const TileCoord coord = tile_coord<kGroupM, kSplit>(workgroup_id_x(), m_tiles, n_tiles);
+  return {readfirstlane(coord.m), readfirstlane(coord.n), readfirstlane(coord.split)};
 }
 
 namespace details {
@@ -42,13 +42,13 @@ namespace details {
 // Whether each tile has each of its parts once; of at most 64 workgroups.
 template <u32 kGroupM, u32 kSplit>
 constexpr bool is_whole(u32 m_tiles, u32 n_tiles) {
-  u64 seen = 0;
+  u64 covered = 0;
   for (u32 id = 0; id < m_tiles * n_tiles * kSplit; ++id) {
-    const Block b = block_of<kGroupM, kSplit>(id, m_tiles, n_tiles);
+    const TileCoord b = tile_coord<kGroupM, kSplit>(id, m_tiles, n_tiles);
     if (b.m >= m_tiles || b.n >= n_tiles || b.split >= kSplit) return false;
-    seen |= u64{1} << ((b.m * n_tiles + b.n) * kSplit + b.split);
+    covered |= u64{1} << ((b.m * n_tiles + b.n) * kSplit + b.split);
   }
-  return seen == (u64{2} << (m_tiles * n_tiles * kSplit - 1)) - 1;
+  return covered == (u64{2} << (m_tiles * n_tiles * kSplit - 1)) - 1;
 }
 static_assert(is_whole<4, 1>(7, 9) && is_whole<4, 3>(5, 3) && is_whole<1, 1>(1, 1) &&
                   is_whole<8, 2>(3, 10),

@@ -13,33 +13,23 @@
 
 namespace rfops {
 
-using F32x16 = f32 __attribute__((ext_vector_type(16)));
-
 namespace details {
 
-template <class In>
-struct Lanes16 {
-  using Four = In __attribute__((ext_vector_type(4)));
-  using Eight = In __attribute__((ext_vector_type(8)));
-};
-using I16x4 = short __attribute__((ext_vector_type(4)));
-
 // The first or second 8 bytes of 16.
-template <class To>
-__device__ inline To half_of(U32x4 value, u32 half) {
-  using U32x2 = u32 __attribute__((ext_vector_type(2)));
-  return __builtin_bit_cast(To, U32x2{value[2 * half], value[2 * half + 1]});
+template <class Target>
+__device__ inline Target select_half(U32x4 value, u32 half) {
+  return __builtin_bit_cast(Target, U32x2{value[2 * half], value[2 * half + 1]});
 }
 
 }  // namespace details
 
 // c + a * b^T, 32 of K.
-template <class In>
-__device__ inline F32x4 multiply_16x16(U32x4 a, U32x4 b, F32x4 c) {
+template <class Input>
+__device__ inline F32x4 mfma_16x16x32(U32x4 a, U32x4 b, F32x4 c) {
 #if defined(__gfx950__)
-  using Eight = typename details::Lanes16<In>::Eight;
-  const auto wide_a = __builtin_bit_cast(Eight, a), wide_b = __builtin_bit_cast(Eight, b);
-  if constexpr (__is_same(In, f16)) {
+  const auto wide_a = __builtin_bit_cast(Vec8<Input>, a),
+             wide_b = __builtin_bit_cast(Vec8<Input>, b);
+  if constexpr (__is_same(Input, f16)) {
     return __builtin_amdgcn_mfma_f32_16x16x32_f16(wide_a, wide_b, c, 0, 0, 0);
   } else {
     return __builtin_amdgcn_mfma_f32_16x16x32_bf16(wide_a, wide_b, c, 0, 0, 0);
@@ -47,14 +37,13 @@ __device__ inline F32x4 multiply_16x16(U32x4 a, U32x4 b, F32x4 c) {
 #else
 #pragma unroll
   for (u32 half = 0; half < 2; ++half) {
-    if constexpr (__is_same(In, f16)) {
-      using Four = typename details::Lanes16<In>::Four;
-      c = __builtin_amdgcn_mfma_f32_16x16x16f16(details::half_of<Four>(a, half),
-                                                details::half_of<Four>(b, half), c, 0, 0, 0);
+    if constexpr (__is_same(Input, f16)) {
+      c = __builtin_amdgcn_mfma_f32_16x16x16f16(details::select_half<Vec4<Input>>(a, half),
+                                                details::select_half<Vec4<Input>>(b, half), c, 0, 0,
+                                                0);
     } else {
-      using Four = details::I16x4;
-      c = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(details::half_of<Four>(a, half),
-                                                    details::half_of<Four>(b, half), c, 0, 0, 0);
+      c = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(
+          details::select_half<I16x4>(a, half), details::select_half<I16x4>(b, half), c, 0, 0, 0);
     }
   }
   return c;
@@ -62,18 +51,17 @@ __device__ inline F32x4 multiply_16x16(U32x4 a, U32x4 b, F32x4 c) {
 }
 
 // c + a * b^T, 16 of K, by the instructions that gfx942 has.
-template <class In>
-__device__ inline F32x16 multiply_32x32(U32x4 a, U32x4 b, F32x16 c) {
+template <class Input>
+__device__ inline F32x16 mfma_32x32x16(U32x4 a, U32x4 b, F32x16 c) {
 #pragma unroll
   for (u32 half = 0; half < 2; ++half) {
-    if constexpr (__is_same(In, f16)) {
-      using Four = typename details::Lanes16<In>::Four;
-      c = __builtin_amdgcn_mfma_f32_32x32x8f16(details::half_of<Four>(a, half),
-                                               details::half_of<Four>(b, half), c, 0, 0, 0);
+    if constexpr (__is_same(Input, f16)) {
+      c = __builtin_amdgcn_mfma_f32_32x32x8f16(details::select_half<Vec4<Input>>(a, half),
+                                               details::select_half<Vec4<Input>>(b, half), c, 0, 0,
+                                               0);
     } else {
-      using Four = details::I16x4;
-      c = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(details::half_of<Four>(a, half),
-                                                   details::half_of<Four>(b, half), c, 0, 0, 0);
+      c = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(
+          details::select_half<I16x4>(a, half), details::select_half<I16x4>(b, half), c, 0, 0, 0);
     }
   }
   return c;

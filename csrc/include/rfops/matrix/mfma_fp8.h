@@ -19,27 +19,24 @@ constexpr u32 kTileRows = 16;        // rows of an operand, and of the result ei
 constexpr u32 kTileK = 128;          // bytes of K in an operand
 constexpr u32 kPieceK = kTileK / 2;  // a lane's second piece lies this far from its first
 
-using F32x4 = f32 __attribute__((ext_vector_type(4)));
-using I32x8 = i32 __attribute__((ext_vector_type(8)));
-
 // What a lane holds of an operand.
-struct Tile {
+struct Fragment {
   U32x4 low, high;
 };
 
-__device__ inline I32x8 concat(const Tile& t) {
+__device__ inline I32x8 concat(const Fragment& t) {
   return __builtin_bit_cast(I32x8, __builtin_shufflevector(t.low, t.high, 0, 1, 2, 3, 4, 5, 6, 7));
 }
 
 // A lane's first piece within a tile of rows `row_bytes` apart.
-__device__ inline u32 tile_offset(u32 lane, u32 row_bytes) {
+__device__ inline u32 fragment_offset(u32 lane, u32 row_bytes) {
   return lane % kTileRows * row_bytes + lane / kTileRows * kVecBytes;
 }
 
 // Both pieces, from `lane + scalar` on. The offset that is range-checked, `lane`, may be
 // kOutOfBounds.
 template <CacheHint kHint = kCached>
-__device__ inline Tile load_tile(const Buffer& buffer, u32 lane, u32 scalar) {
+__device__ inline Fragment load_fragment(const Buffer& buffer, u32 lane, u32 scalar) {
   return {buffer_load_b128<kHint>(buffer, lane, scalar),
           buffer_load_b128<kHint>(buffer, lane + kPieceK, scalar)};
 }
@@ -51,18 +48,18 @@ constexpr u32 kMatrixSteps = 4;
 #endif
 
 // c + the products of step `step` of kMatrixSteps.
-__device__ inline F32x4 multiply_step([[maybe_unused]] u32 step, const Tile& a, const Tile& b,
-                                      F32x4 c) {
+__device__ inline F32x4 mfma_fp8_step([[maybe_unused]] u32 step, const Fragment& a,
+                                      const Fragment& b, F32x4 c) {
 #if defined(__gfx950__)
   return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(concat(a), concat(b), c, 0, 0, 0, 0, 0,
                                                           0);
 #else
-  const auto part = [&](const Tile& t) {
-    const U32x4 piece = step < 2 ? t.low : t.high;
-    const u32 low = piece[step % 2 * 2], high = piece[step % 2 * 2 + 1];
+  const auto k8_operand = [&](const Fragment& t) {
+    const U32x4 half = step < 2 ? t.low : t.high;
+    const u32 low = half[step % 2 * 2], high = half[step % 2 * 2 + 1];
     return static_cast<long>(u64{low} | u64{high} << 32);
   };
-  return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(part(a), part(b), c, 0, 0, 0);
+  return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(k8_operand(a), k8_operand(b), c, 0, 0, 0);
 #endif
 }
 
@@ -70,8 +67,8 @@ __device__ inline F32x4 multiply_step([[maybe_unused]] u32 step, const Tile& a, 
 // c + 2^(a_scale + b_scale - 254) * the products of a tile. Byte kByte of each scale counts, the
 // others may be anything.
 template <int kByte = 0>
-__device__ inline F32x4 multiply_scaled(const Tile& a, u32 a_scale, const Tile& b, u32 b_scale,
-                                        F32x4 c) {
+__device__ inline F32x4 mfma_mxfp8_16x16x128(const Fragment& a, u32 a_scale, const Fragment& b,
+                                             u32 b_scale, F32x4 c) {
   constexpr int kE4m3 = 0;
   return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(concat(a), concat(b), c, kE4m3, kE4m3,
                                                           kByte, static_cast<int>(a_scale), kByte,

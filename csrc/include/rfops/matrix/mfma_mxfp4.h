@@ -24,8 +24,9 @@ enum MatrixFormat : int { kE4m3 = 0, kE2m1 = 4 };
 // c + 2^(a_scale + b_scale - 254) * a * b^T, of e2m1 a. Byte kAByte of a's scale counts, kBByte of
 // b's.
 template <MatrixFormat kB = kE2m1, int kBByte = 0, int kAByte = 0>
-__device__ inline F32x4 multiply_fp4(U32x4 a, u32 a_scale, const Tile& b, u32 b_scale, F32x4 c) {
-  const Tile low = {a, a};  // what lies above 16 bytes is not looked at
+__device__ inline F32x4 mfma_mxfp4_16x16x128(U32x4 a, u32 a_scale, const Fragment& b, u32 b_scale,
+                                             F32x4 c) {
+  const Fragment low = {a, a};  // what lies above 16 bytes is not looked at
   return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(concat(low), concat(b), c, kE2m1, kB,
                                                           kAByte, static_cast<i32>(a_scale), kBByte,
                                                           static_cast<i32>(b_scale));
@@ -34,7 +35,7 @@ __device__ inline F32x4 multiply_fp4(U32x4 a, u32 a_scale, const Tile& b, u32 b_
 // sum += a * b^T in accumulation registers, with bytes kA and kB of the scales;
 // with kFresh from zero.
 template <u32 kA, u32 kB, bool kFresh>
-__device__ inline void multiply_in_place(F32x4& sum, U32x4 a, u32 a_scale, U32x4 b, u32 b_scale) {
+__device__ inline void mfma_mxfp4_in_place(F32x4& sum, U32x4 a, u32 a_scale, U32x4 b, u32 b_scale) {
   if constexpr (kFresh) {
     asm volatile(
         "v_mfma_scale_f32_16x16x128_f8f6f4 %0, %1, %2, 0, %3, %4 op_sel:[%5,%6,0] "
@@ -58,12 +59,12 @@ __device__ inline void force_agpr(F32x4& sum) { asm volatile("" : "+a"(sum)); }
 // Where a lane's scale of 16 rows and 128 of K lies: `rows16` and `k128` count from the operand's
 // first, in scalars.
 template <bool kShuffled>
-struct ScaleOrder {
+struct MxScaleLayout {
   // Bytes of the scales of 32 rows by their row, or of all K of 32 rows.
-  __device__ static u32 lane_place(u32 lane, u32 row_bytes) {
+  __device__ static u32 lane_offset(u32 lane, u32 row_bytes) {
     return kShuffled ? lane * 4 : lane % kTileRows * row_bytes + lane / kTileRows;
   }
-  __device__ static u32 tile_place(u32 rows16, u32 k128, u32 row_bytes) {
+  __device__ static u32 tile_offset(u32 rows16, u32 k128, u32 row_bytes) {
     if constexpr (kShuffled) {
       return rows16 / 2 * 32 * row_bytes + k128 / 2 * 256;
     } else {
@@ -75,7 +76,7 @@ struct ScaleOrder {
                      : buffer_load_u8(buffer, lane, tile);
   }
   // The scale in the lowest byte.
-  __device__ static u32 own(u32 loaded, u32 rows16, u32 k128) {
+  __device__ static u32 select_byte(u32 loaded, u32 rows16, u32 k128) {
     return kShuffled ? loaded >> (rows16 % 2 + k128 % 2 * 2) * 8 : loaded;
   }
 };

@@ -30,9 +30,9 @@ constexpr u32 kTileBlocks = kTileK / kMxBlock;  // scales of a row of an operand
 // `rows` rows of an operand [any, K] and their scales [any, K/32], from row `first` on.
 struct MxRows {
   Buffer payload, scales;
-  __device__ MxRows(const u8* payload, const u8* scales, u64 first, u32 rows, u32 k)
-      : payload(make_buffer(payload + first * k, rows * k)),
-        scales(make_buffer(scales + first * (k / kMxBlock), rows * (k / kMxBlock))) {}
+  __device__ MxRows(const u8* payload, const u8* scales, u64 row_begin, u32 rows, u32 k)
+      : payload(make_buffer(payload + row_begin * k, rows * k)),
+        scales(make_buffer(scales + row_begin * (k / kMxBlock), rows * (k / kMxBlock))) {}
 };
 
 // A lane's scale's byte of a tile.
@@ -43,8 +43,8 @@ __device__ inline u32 scale_offset(u32 lane, u32 scales_k) {
 // As load_tile, where K ends within the tile: `k` is the tile's first, `k_end` the row's end, both
 // multiples of 32, and pieces from k_end on read zeros. Mask the scale with `block_offset`.
 template <CacheHint kHint = kCached>
-__device__ inline Tile load_tile_to(const Buffer& buffer, u32 lane_offset, u32 scalar, u32 lane,
-                                    u32 k, u32 k_end) {
+__device__ inline Fragment load_tail_fragment(const Buffer& buffer, u32 lane_offset, u32 scalar,
+                                              u32 lane, u32 k, u32 k_end) {
   const u32 low_k = k + lane / kTileRows * kVecBytes, high_k = low_k + kPieceK;
   const u32 low = low_k < k_end ? lane_offset : kOutOfBounds;
   const u32 high = high_k < k_end ? lane_offset + kPieceK : kOutOfBounds;
@@ -56,6 +56,8 @@ __device__ inline u32 block_offset(u32 lane_offset, u32 lane, u32 k, u32 k_end) 
 }
 
 // Of the four scales of a row's 128 of K in one dword, the lane's own in the lowest byte.
-__device__ inline u32 own_scale(u32 scales, u32 lane) { return scales >> (lane / kTileRows * 8); }
+__device__ inline u32 select_lane_scale(u32 scales, u32 lane) {
+  return scales >> (lane / kTileRows * 8);
+}
 
 }  // namespace rfops

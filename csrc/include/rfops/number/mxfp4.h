@@ -32,18 +32,16 @@ struct Down {
   static constexpr u32 kBump = 0;
 };
 
-using Bf16x2 = bf16 __attribute__((ext_vector_type(2)));
-
 namespace details {
 
 // The scale of a block with this largest magnitude, in bits of which kExponentAt is the lowest of
 // fp32's exponent field.
-template <class Rounding, u32 kExponentAt>
-__device__ inline u32 scale_of_bits(u32 most) {
-  constexpr u32 kInfinity = 255u << kExponentAt;
-  const u32 bumped = most + (Rounding::kBump >> (23 - kExponentAt));
-  const u32 byte = __builtin_elementwise_sub_sat(bumped >> kExponentAt, kFp4Emax);
-  return most >= kInfinity ? kE8m0NanByte : byte;
+template <class Rounding, u32 kExponentShift>
+__device__ inline u32 scale_of_bits(u32 amax_bits) {
+  constexpr u32 kInfinity = 255u << kExponentShift;
+  const u32 bumped = amax_bits + (Rounding::kBump >> (23 - kExponentShift));
+  const u32 byte = __builtin_elementwise_sub_sat(bumped >> kExponentShift, kFp4Emax);
+  return amax_bits >= kInfinity ? kE8m0NanByte : byte;
 }
 
 // The code of a scaled magnitude, for architectures that have no instruction for it. Ties go to the
@@ -58,40 +56,41 @@ __device__ inline u32 fp4_code(f32 scaled) {
 }  // namespace details
 
 // How a type of float is read, and its scales.
-template <class In>
-struct Mxfp4From : MxFrom<In> {
+template <class Input>
+struct Mxfp4Float : MxFloat<Input> {
   template <class Rounding>
-  __device__ static u32 scale(u32 most) {
-    if constexpr (__is_same(In, bf16)) return details::scale_of_bits<Rounding, 7>(most);
-    return details::scale_of_bits<Rounding, 23>(__builtin_bit_cast(u32, MxFrom<In>::wide(most)));
+  __device__ static u32 scale(u32 amax_bits) {
+    if constexpr (__is_same(Input, bf16)) return details::scale_of_bits<Rounding, 7>(amax_bits);
+    return details::scale_of_bits<Rounding, 23>(
+        __builtin_bit_cast(u32, MxFloat<Input>::amax_value(amax_bits)));
   }
 };
 
 // 8 elements as 8 codes, over the scale of this byte.
-template <class In>
-__device__ inline u32 quant_x8(const u32 (&words)[Mxfp4From<In>::kWordsOfEight], u32 byte) {
+template <class Input>
+__device__ inline u32 quant_x8(const u32 (&words)[Mxfp4Float<Input>::kWordsPerEight], u32 byte) {
 #if defined(__gfx950__)
   const f32 scale = __builtin_bit_cast(f32, byte << 23);  // of which only the exponent is read
   u32 codes;                                              // all of it is written, a byte a line
   asm("" : "=v"(codes) : "v"(words[0]));  // any register, another one for each eight
-  if constexpr (__is_same(In, bf16)) {
-    const auto at = [&](u32 i) { return __builtin_bit_cast(Bf16x2, words[i]); };
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, at(0), scale, 0);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, at(1), scale, 1);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, at(2), scale, 2);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, at(3), scale, 3);
-  } else if constexpr (__is_same(In, f16)) {
-    const auto at = [&](u32 i) { return __builtin_bit_cast(F16x2, words[i]); };
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, at(0), scale, 0);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, at(1), scale, 1);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, at(2), scale, 2);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, at(3), scale, 3);
+  if constexpr (__is_same(Input, bf16)) {
+    const auto pair = [&](u32 i) { return __builtin_bit_cast(Bf16x2, words[i]); };
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, pair(0), scale, 0);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, pair(1), scale, 1);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, pair(2), scale, 2);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, pair(3), scale, 3);
+  } else if constexpr (__is_same(Input, f16)) {
+    const auto pair = [&](u32 i) { return __builtin_bit_cast(F16x2, words[i]); };
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, pair(0), scale, 0);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, pair(1), scale, 1);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, pair(2), scale, 2);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, pair(3), scale, 3);
   } else {
-    const auto at = [&](u32 i) { return __builtin_bit_cast(f32, words[i]); };
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, at(0), at(1), scale, 0);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, at(2), at(3), scale, 1);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, at(4), at(5), scale, 2);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, at(6), at(7), scale, 3);
+    const auto element = [&](u32 i) { return __builtin_bit_cast(f32, words[i]); };
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, element(0), element(1), scale, 0);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, element(2), element(3), scale, 1);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, element(4), element(5), scale, 2);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, element(6), element(7), scale, 3);
   }
   return codes;
 #else
@@ -100,10 +99,11 @@ __device__ inline u32 quant_x8(const u32 (&words)[Mxfp4From<In>::kWordsOfEight],
 #pragma unroll
   for (u32 i = 0; i < 8; ++i) {
     f32 value;
-    if constexpr (__is_same(In, f32)) {
+    if constexpr (__is_same(Input, f32)) {
       value = __builtin_bit_cast(f32, words[i]);
     } else {
-      value = i % 2 ? Mxfp4From<In>::second(words[i / 2]) : Mxfp4From<In>::first(words[i / 2]);
+      value = i % 2 ? Mxfp4Float<Input>::odd_element(words[i / 2])
+                    : Mxfp4Float<Input>::even_element(words[i / 2]);
     }
     codes |= details::fp4_code(__builtin_ldexpf(value, power)) << (4 * i);
   }
@@ -118,18 +118,18 @@ struct Mxfp4Block {
 };
 
 // kWords words: 16 pairs of bf16 or f16, or 32 fp32, in the order of k.
-template <class In, class Rounding, u32 kWords>
+template <class Input, class Rounding, u32 kWords>
 __device__ inline Mxfp4Block quant_block(const u32 (&words)[kWords]) {
-  constexpr u32 kEight = Mxfp4From<In>::kWordsOfEight;
-  static_assert(kWords == 4 * kEight, "a block of 32 elements");
+  constexpr u32 kWords8 = Mxfp4Float<Input>::kWordsPerEight;
+  static_assert(kWords == 4 * kWords8, "a block of 32 elements");
   Mxfp4Block block;
-  block.scale = Mxfp4From<In>::template scale<Rounding>(Mxfp4From<In>::most(words));
+  block.scale = Mxfp4Float<Input>::template scale<Rounding>(Mxfp4Float<Input>::amax_bits(words));
 #pragma unroll
   for (u32 i = 0; i < 4; ++i) {
-    u32 eight[kEight];
+    u32 v8[kWords8];
 #pragma unroll
-    for (u32 j = 0; j < kEight; ++j) eight[j] = words[i * kEight + j];
-    block.codes[i] = quant_x8<In>(eight, block.scale);
+    for (u32 j = 0; j < kWords8; ++j) v8[j] = words[i * kWords8 + j];
+    block.codes[i] = quant_x8<Input>(v8, block.scale);
   }
   return block;
 }

@@ -17,13 +17,13 @@ struct Half16 {
 
 __device__ inline Half16 widen_e4m3(U32x4 payload) {
   constexpr f32 kNoScale = 1.0f;
-  Half16 wide;
+  Half16 halves;
 #pragma unroll
   for (u32 i = 0; i < 4; ++i) {
-    wide.pair[2 * i] = __builtin_amdgcn_cvt_scalef32_pk_f16_fp8(payload[i], kNoScale, false);
-    wide.pair[2 * i + 1] = __builtin_amdgcn_cvt_scalef32_pk_f16_fp8(payload[i], kNoScale, true);
+    halves.pair[2 * i] = __builtin_amdgcn_cvt_scalef32_pk_f16_fp8(payload[i], kNoScale, false);
+    halves.pair[2 * i + 1] = __builtin_amdgcn_cvt_scalef32_pk_f16_fp8(payload[i], kNoScale, true);
   }
-  return wide;
+  return halves;
 }
 
 // A NaN scale makes its block NaN: put NaN into the payload, as powers of two cannot carry it.

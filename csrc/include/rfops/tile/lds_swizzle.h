@@ -15,8 +15,8 @@ namespace rfops {
 using LdsBytes = RFOPS_LDS u8;
 
 // What the instructions that load straight to LDS call it.
-__device__ inline u32 lds_address(const LdsBytes* at) {
-  return static_cast<u32>(reinterpret_cast<__UINTPTR_TYPE__>(at));
+__device__ inline u32 lds_address(const LdsBytes* ptr) {
+  return static_cast<u32>(reinterpret_cast<__UINTPTR_TYPE__>(ptr));
 }
 
 constexpr u32 kRowBytes = kTileK;
@@ -33,40 +33,39 @@ struct LdsFragmentOffsets {
   u32 low, high;
 };
 constexpr u32 kLdsTile = kTileRows * kRowBytes;
-__device__ inline LdsFragmentOffsets lds_pieces(u32 lane) {
+__device__ inline LdsFragmentOffsets lds_fragment_offsets(u32 lane) {
   const u32 row = lane % kTileRows, chunk = lane / kTileRows;
   return {lds_offset(row, chunk), lds_offset(row, chunk + kRowChunks / 2)};
 }
 
-__device__ inline U32x4 lds_load_b128(const LdsBytes* at) {
-  return *reinterpret_cast<const RFOPS_LDS U32x4*>(at);
+__device__ inline U32x4 lds_load_b128(const LdsBytes* ptr) {
+  return *reinterpret_cast<const RFOPS_LDS U32x4*>(ptr);
 }
-__device__ inline Tile lds_tile(const LdsBytes* base, const LdsFragmentOffsets& pieces) {
-  return {lds_load_b128(base + pieces.low), lds_load_b128(base + pieces.high)};
+__device__ inline Fragment lds_load_fragment(const LdsBytes* base,
+                                             const LdsFragmentOffsets& offsets) {
+  return {lds_load_b128(base + offsets.low), lds_load_b128(base + offsets.high)};
 }
 
 // Reads tiles of operands in LDS of which a wave's begin at row `first`; that of a read lies kAt
 // bytes from `memory`.
 class RowReader {
  public:
-  __device__ RowReader(const LdsBytes* memory, u32 lane, u32 first)
-      : from_(memory + first * kRowBytes), pieces_(lds_pieces(lane)) {}
-  template <u32 kAt = 0>
-  __device__ Tile read(u32 tile) const {
-    return lds_tile(from_ + kAt + tile * kLdsTile, pieces_);
+  __device__ RowReader(const LdsBytes* memory, u32 lane, u32 row_begin)
+      : base_(memory + row_begin * kRowBytes), fragment_(lds_fragment_offsets(lane)) {}
+  template <u32 kOffsetBytes = 0>
+  __device__ Fragment read(u32 tile) const {
+    return lds_load_fragment(base_ + kOffsetBytes + tile * kLdsTile, fragment_);
   }
 
  private:
-  const LdsBytes* from_;
-  LdsFragmentOffsets pieces_;
+  const LdsBytes* base_;
+  LdsFragmentOffsets fragment_;
 };
 
 namespace details {
 
 // The lanes that LDS serves together, of the first half of the wave; the other half is 32 lanes on.
-constexpr u32 lanes(u32 first, u32 last) {
-  return static_cast<u32>((u64{2} << last) - (u64{1} << first));
-}
+constexpr u32 lanes(u32 lo, u32 hi) { return static_cast<u32>((u64{2} << hi) - (u64{1} << lo)); }
 constexpr u32 kReadPhases[] = {
 #if defined(__gfx950__)
     lanes(0, 3) | lanes(12, 15) | lanes(20, 27),
@@ -90,22 +89,23 @@ constexpr u32 kPhasesB64[] = {
 };
 
 // Whether kBytes of each of these lanes lie in different banks. `at` is where a lane's lie.
-template <u32 kBytes, class At>
-constexpr bool is_apart(u32 phase, u32 first, u32 banks, At at) {
+template <u32 kBytes, class Offset>
+constexpr bool uses_distinct_banks(u32 phase, u32 lane_begin, u32 banks, Offset offset) {
   u64 used = 0;
   for (u32 lane = 0; lane < 32; ++lane) {
     if ((phase >> lane & 1) == 0) continue;
-    const u64 own = ((u64{1} << kBytes / 4) - 1) << at(first + lane) / 4 % banks;
-    if ((used & own) != 0) return false;
-    used |= own;
+    const u64 lane_banks = ((u64{1} << kBytes / 4) - 1) << offset(lane_begin + lane) / 4 % banks;
+    if ((used & lane_banks) != 0) return false;
+    used |= lane_banks;
   }
   return true;
 }
 
-template <u32 kBytes = kVecBytes, u32 kCount, class At>
-constexpr bool conflict_free(const u32 (&phases)[kCount], u32 banks, At at) {
+template <u32 kBytes = kVecBytes, u32 kCount, class Offset>
+constexpr bool conflict_free(const u32 (&phases)[kCount], u32 banks, Offset offset) {
   for (const u32 phase : phases) {
-    if (!is_apart<kBytes>(phase, 0, banks, at) || !is_apart<kBytes>(phase, 32, banks, at)) {
+    if (!uses_distinct_banks<kBytes>(phase, 0, banks, offset) ||
+        !uses_distinct_banks<kBytes>(phase, 32, banks, offset)) {
       return false;
     }
   }

@@ -34,39 +34,40 @@ static_assert(details::conflict_free(details::kReadPhases, kLdsBanks,
 
 // Pieces of a K-step of an operand on their way to LDS: 16 bytes a thread, of 32 rows; those of a
 // wave side by side in memory.
-template <u32 kRows, bool kOrdered, bool kTail>
+template <u32 kRows, bool kShuffled, bool kTail>
 class StepLoader {
  public:
   static constexpr u32 kCount = kRows / 32;
-  using Order = OperandLayout<kOrdered>;
+  using Layout = OperandLayout<kShuffled>;
 
-  __device__ explicit StepLoader(u32 row_bytes) : pitch_(32 * row_bytes) {
+  __device__ explicit StepLoader(u32 row_bytes) : load_stride_(32 * row_bytes) {
     const u32 t = thread_id();
-    const u32 row = kOrdered ? t % 16 + t / 128 * 16 : t / kRowChunks;
-    chunk_ = kOrdered ? t / 16 % kRowChunks : t % kRowChunks;
-    from_ = Order::place(row, chunk_, row_bytes);
-    to_ = lds_offset_mxfp4(row, chunk_);
+    const u32 row = kShuffled ? t % 16 + t / 128 * 16 : t / kRowChunks;
+    chunk_ = kShuffled ? t / 16 % kRowChunks : t % kRowChunks;
+    src_offset_ = Layout::offset(row, chunk_, row_bytes);
+    lds_dst_ = lds_offset_mxfp4(row, chunk_);
   }
   // What follows loads of the step that begins at element `k`; nothing from `end` on.
-  __device__ void aim(u32 k, u32 end) {
+  __device__ void set_k(u32 k, u32 end) {
     asm volatile("" : "+s"(k));  // not long before
-    at_ = kTail && k + chunk_ * 32 >= end ? kOutOfBounds
-                                          : from_ + (k < end ? k / 2 * Order::kUnit : kOutOfBounds);
-    offset_ = 0;
+    lane_offset_ = kTail && k + chunk_ * 32 >= end
+                       ? kOutOfBounds
+                       : src_offset_ + (k < end ? k / 2 * Layout::kKStrideBytes : kOutOfBounds);
+    scalar_offset_ = 0;
   }
   // One piece after the other.
   __device__ void load(const Buffer& rows, u32 i) {
-    piece_[i] = buffer_load_b128(rows, at_, offset_);
-    offset_ += pitch_;
-    asm volatile("" : "+s"(offset_));  // in one register
+    chunks_[i] = buffer_load_b128(rows, lane_offset_, scalar_offset_);
+    scalar_offset_ += load_stride_;
+    asm volatile("" : "+s"(scalar_offset_));  // in one register
   }
-  __device__ void put(u32 i, LdsBytes* tile) const {
-    *reinterpret_cast<RFOPS_LDS U32x4*>(tile + to_ + i * 32 * kRowBytes) = piece_[i];
+  __device__ void write_lds(u32 i, LdsBytes* tile) const {
+    *reinterpret_cast<RFOPS_LDS U32x4*>(tile + lds_dst_ + i * 32 * kRowBytes) = chunks_[i];
   }
 
  private:
-  u32 pitch_, chunk_, from_, to_, at_, offset_;
-  U32x4 piece_[kCount];
+  u32 load_stride_, chunk_, src_offset_, lds_dst_, lane_offset_, scalar_offset_;
+  U32x4 chunks_[kCount];
 };
 
 // Scales of a wave's rows, of two K-steps: a dword of two tiles of rows and of both halves of a
@@ -76,36 +77,36 @@ class Scales {
  public:
   static constexpr u32 kCount = kTilesOfRows / 2;
 
-  __device__ explicit Scales(u32 row_bytes) : pitch_(32 * row_bytes) {}
+  __device__ explicit Scales(u32 row_bytes) : load_stride_(32 * row_bytes) {}
   // What follows loads of the step that begins at element `k`; nothing from `end` on.
-  __device__ void aim(u32 k, u32 end) {
+  __device__ void set_k(u32 k, u32 end) {
     asm volatile("" : "+s"(k));
-    at_ = lane_id() * 4 + (k < end ? k / kStepK * (kWaveSize * 4) : kOutOfBounds);
-    offset_ = 0;
+    lane_offset_ = lane_id() * 4 + (k < end ? k / kStepK * (kWaveSize * 4) : kOutOfBounds);
+    scalar_offset_ = 0;
   }
   // One after the other.
   __device__ void load(const Buffer& rows, u32 i, u32 stage) {
-    loaded_[stage][i] = buffer_load_dwords<1>(rows, at_, offset_).dword[0];
-    offset_ += pitch_;
-    asm volatile("" : "+s"(offset_));
+    loaded_[stage][i] = buffer_load_dwords<1>(rows, lane_offset_, scalar_offset_).dword[0];
+    scalar_offset_ += load_stride_;
+    asm volatile("" : "+s"(scalar_offset_));
   }
   // The step at element `k` begins: what lies beyond K may be NaN.
-  __device__ void begin(u32 stage, u32 k, u32 end) {
+  __device__ void mask_tail(u32 stage, u32 k, u32 end) {
     if constexpr (kTail) {
       const u32 block_k = k + lane_id() / kTileRows * kFp4Block;
-      const u32 there =
+      const u32 valid_mask =
           (block_k < end ? 0x0000ffffu : 0) | (block_k + kTileK < end ? 0xffff0000u : 0);
 #pragma unroll
       for (u32 i = 0; i < kCount; ++i) {
-        loaded_[stage][i] &= there;
+        loaded_[stage][i] &= valid_mask;
         asm volatile("s_nop 1" : "+v"(loaded_[stage][i]));  // a matrix instruction may be next
       }
     }
   }
-  __device__ u32 of(u32 stage, u32 tile) const { return loaded_[stage][tile / 2]; }
+  __device__ u32 scale(u32 stage, u32 tile) const { return loaded_[stage][tile / 2]; }
 
  private:
-  u32 pitch_, at_, offset_;
+  u32 load_stride_, lane_offset_, scalar_offset_;
   u32 loaded_[2][kCount];
 };
 
@@ -116,7 +117,7 @@ struct SnakeOrder {
   static constexpr u32 n_of(u32 t) {
     return m_of(t) % 2 == 0 ? t % kNTiles : kNTiles - 1 - t % kNTiles;
   }
-  static constexpr u32 place_of(u32 i, u32 j) {
+  static constexpr u32 index_of(u32 i, u32 j) {
     return i * kNTiles + (i % 2 == 0 ? j : kNTiles - 1 - j);
   }
 };
@@ -126,16 +127,16 @@ struct SnakeOrder {
 // memory pipe has time. Writes end early, so that the barrier finds them done.
 template <u32 kTiles, u32 kReads, u32 kPieces, u32 kScales>
 struct IssueSchedule {
-  static constexpr u32 kMost = kReads > kPieces ? kReads : kPieces;
-  static constexpr u32 kPitch = (kTiles - 8) / kMost;
-  static_assert(kPitch >= 1, "reads and writes end before their half");
-  static constexpr u32 lds_write_offset(u32 i) { return i * kPitch + (kPitch > 1 ? 1 : 0); }
-  static constexpr u32 load_at(u32 i) {
-    return lds_write_offset(i) + 3 + i * (kTiles + 8) / kPieces;
-  }
-  static constexpr u32 scale_at(u32 i) { return 9 + i * (kTiles / kScales); }
+  static constexpr u32 kMaxPerHalf = kReads > kPieces ? kReads : kPieces;
+  static constexpr u32 kInterval = (kTiles - 8) / kMaxPerHalf;
+  static_assert(kInterval >= 1, "reads and writes end before their half");
+  static constexpr u32 write_idx(u32 i) { return i * kInterval + (kInterval > 1 ? 1 : 0); }
+  static constexpr u32 load_idx(u32 i) { return write_idx(i) + 3 + i * (kTiles + 8) / kPieces; }
+  static constexpr u32 scale_idx(u32 i) { return 9 + i * (kTiles / kScales); }
   // A place in front of `at` with nothing else, where reads and writes leave one.
-  static constexpr u32 before(u32 at) { return at / kPitch * kPitch - 1; }
+  static constexpr u32 free_idx_before(u32 issue_idx) {
+    return issue_idx / kInterval * kInterval - 1;
+  }
 };
 
 }  // namespace rfops

@@ -23,11 +23,11 @@ __device__ inline T butterfly_step(T value, Op op) {
     return op(__builtin_bit_cast(T, low), __builtin_bit_cast(T, high));
 #else
     constexpr int kXor16 = 16 << 10 | 31;  // ds_swizzle's mask: lane ^ 16 within 32
-    const int own = static_cast<int>(bits);
-    const int other =
-        kBit == 16 ? __builtin_amdgcn_ds_swizzle(own, kXor16)
-                   : __builtin_amdgcn_ds_bpermute(static_cast<int>((lane_id() ^ 32) * 4), own);
-    return op(value, __builtin_bit_cast(T, other));
+    const int value_bits = static_cast<int>(bits);
+    const int partner_bits = kBit == 16 ? __builtin_amdgcn_ds_swizzle(value_bits, kXor16)
+                                        : __builtin_amdgcn_ds_bpermute(
+                                              static_cast<int>((lane_id() ^ 32) * 4), value_bits);
+    return op(value, __builtin_bit_cast(T, partner_bits));
 #endif
   }
 }
@@ -62,7 +62,7 @@ namespace details {
 
 // A lane before this one by DPP control; 0 where there is none, or outside the rows of kRows.
 template <int kControl, int kRows>
-__device__ inline u32 before(u32 value) {
+__device__ inline u32 shift_by_dpp(u32 value) {
   const int moved =
       __builtin_amdgcn_update_dpp(0, static_cast<int>(value), kControl, kRows, 0xf, true);
   return static_cast<u32>(moved);
@@ -73,12 +73,12 @@ __device__ inline u32 before(u32 value) {
 // The sum over this lane and those before it.
 __device__ inline u32 inclusive_scan(u32 value) {
   constexpr int kShift = 0x110, kEnd15 = 0x142, kEnd31 = 0x143;  // row_shr, row_bcast15 and 31
-  value += details::before<kShift + 1, 0xf>(value);
-  value += details::before<kShift + 2, 0xf>(value);
-  value += details::before<kShift + 4, 0xf>(value);
-  value += details::before<kShift + 8, 0xf>(value);
-  value += details::before<kEnd15, 0xa>(value);
-  value += details::before<kEnd31, 0xc>(value);
+  value += details::shift_by_dpp<kShift + 1, 0xf>(value);
+  value += details::shift_by_dpp<kShift + 2, 0xf>(value);
+  value += details::shift_by_dpp<kShift + 4, 0xf>(value);
+  value += details::shift_by_dpp<kShift + 8, 0xf>(value);
+  value += details::shift_by_dpp<kEnd15, 0xa>(value);
+  value += details::shift_by_dpp<kEnd31, 0xc>(value);
   return value;
 }
 
