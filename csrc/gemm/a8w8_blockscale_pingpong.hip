@@ -1,30 +1,31 @@
 // out[m, n] = sum_b x_scale[m, b] * w_scale[n / 128, b] * sum_{k in block b} x[m, k] * w[n, k]
 //
-// FP8 with fp32 scales, of any value, of blocks of 128 of K; any M and N, K a multiple of 128.
+// FP8 with fp32 scales, of any value, per block of 128 of K; any M and N, K a multiple of 128.
 //
-// Layout. Eight waves, 2 along M and 4 along N, two a SIMD, make kM x kN of the result. Operands
-// come straight from memory to LDS, two K-steps of them, in halves of rows: X0, X1, W0, W1. A
-// K-step has four phases, one for each quarter of the result, and a phase a memory part and a
-// compute part with a barrier after each. The waves of the second half of M are a phase's part
-// behind: while one wave of a SIMD computes the other one reads LDS and starts loads.
+// Layout. Eight waves, 2 along M and 4 along N, two per SIMD, compute kM x kN of the output.
+// Operands are loaded direct to LDS, two K-steps of them, in halves of their rows: X0, X1, W0, W1.
+// A K-step has four phases, one per quarter of the output; each phase has a memory part and a
+// compute part, with a barrier after each (ping-pong). The waves of the second half of M run one
+// part later: while one wave of a SIMD computes, the other reads LDS and issues loads.
 //
-//   phase  even K-step: reads    computes    odd: reads       computes    starts, for k + 2
+//   phase  even K-step: reads    computes    odd: reads       computes    issues, for k + 2
 //     0    X0                    X0 x W0     X0               X0 x W1     the W read last
 //     1    W1                    X0 x W1     W0               X0 x W0     X0
 //     2    X1                    X1 x W1     X1               X1 x W0     the W read in phase 1
 //     3    W1 of the next step   X1 x W0     W0 of the next   X1 x W1     X1
 //
-// Scales of an X are read with the W before it, as a W is half as much. What a memory part starts
-// is read seven phases later; all but the last six phases' have arrived at the end of each.
-// Column-major operands are turned round as LDS is read (col_major_loader.h).
+// The scales of an X are read with the W before it, because a W is half as much data. A load is
+// read seven phases after its issue; at the end of each memory part the loads of only the last six
+// phases are in flight. Column-major operands are transposed by the LDS reads (col_major_loader.h).
 //
-// Partial sums of a block are promoted as promotion.h has it, a group of tiles late, across phases
-// and K-steps; with kPow2 the matrix cores scale and sum themselves. w is operand A, so that a lane
-// holds 4 neighbours of a row of out, and the scale of its tile is one value. kSplit workgroups
-// share out K; the last of a tile adds up.
+// The partial sums of a scale block are promoted one group of tiles later (promotion.h), across
+// phases and K-steps; with kPow2 the MFMAs scale and accumulate. w is MFMA operand A, so a lane
+// holds 4 neighbours of a row of out and the scale of its tile is one value. kSplit workgroups
+// split K; the last to arrive reduces (split_k_reduce.h).
 //
-// Promises. Deterministic: the order of sums is fixed by the config and K. The caller aligns x, w
-// and their rows to 16 bytes; a workgroup's rows span less than 2 GiB, all before them may be more.
+// Guarantees: bitwise deterministic for a given config and K.
+// Requires: x, w and their rows 16-byte aligned; the rows of a workgroup span less than 2 GiB (what
+// lies before them may be larger).
 #include "gemm/col_major_loader.h"
 #include "rfops/chip/sync.h"
 #include "rfops/group/split_k_reduce.h"
@@ -46,34 +47,35 @@ namespace {
 
 using namespace rfops;
 
-using Out = RFOPS_OUT;                        // bf16, f16 or f32
-constexpr bool kShuffled = RFOPS_SHUFFLED;    // w lies in tiles of 16 rows by 16 bytes
-constexpr bool kXColMajor = RFOPS_X_COLUMNS;  // x is column-major; x_row is then from k to k
-constexpr bool kWColMajor = RFOPS_W_COLUMNS;  // the same of w
-constexpr bool kDense = RFOPS_DENSE;          // x, w and w_scale have no gaps
-constexpr u32 kM = RFOPS_M;                   // rows of x of a workgroup
-constexpr u32 kN = RFOPS_N;                   // rows of w of a workgroup
-constexpr u32 kSplit = RFOPS_SPLIT;           // workgroups along K
-constexpr u32 kGroupM = RFOPS_GROUP_M;        // tiles along M of a group of workgroups
+using Out = RFOPS_OUT;                      // bf16, f16 or f32
+constexpr bool kShuffled = RFOPS_SHUFFLED;  // w is preshuffled: tiles of 16 rows by 16 bytes
+constexpr bool kXColMajor =
+    RFOPS_X_COLUMNS;  // x is column-major; x_row is then the stride between k and k + 1
+constexpr bool kWColMajor = RFOPS_W_COLUMNS;  // w is column-major; w_row likewise
+constexpr bool kDense = RFOPS_DENSE;          // x, w and w_scale are contiguous
+constexpr u32 kM = RFOPS_M;                   // rows of x per workgroup
+constexpr u32 kN = RFOPS_N;                   // rows of w per workgroup
+constexpr u32 kSplit = RFOPS_SPLIT;           // split-K: workgroups per output tile
+constexpr u32 kGroupM = RFOPS_GROUP_M;        // tiles along M per raster group (tile_map.h)
 constexpr bool kPow2 = RFOPS_POW2;            // all scales are positive powers of two
 constexpr u32 kMWaves = 2, kNWaves = 4, kWaves = kMWaves * kNWaves;
 constexpr u32 kThreads = kWaves * kWaveSize;
-constexpr u32 kXHalf = kM / 2, kWHalf = kN / 2;  // rows
+constexpr u32 kXHalf = kM / 2, kWHalf = kN / 2;  // rows per half
 constexpr u32 kXTiles = kXHalf / kMWaves / kTileRows, kWTiles = kWHalf / kNWaves / kTileRows;
-constexpr u32 kQuarter = kXTiles * kWTiles, kTiles = 4 * kQuarter;  // of a wave; in a phase
+constexpr u32 kQuarter = kXTiles * kWTiles, kTiles = 4 * kQuarter;  // per phase; per wave
 
 using XPath = LdsDmaPath<kXColMajor, kXHalf, kXTiles, kWaves, false>;
 using WPath = LdsDmaPath<kWColMajor, kWHalf, kWTiles, kWaves, kShuffled>;
 using Loader = LdsDmaLoader<kWaves>;
 constexpr u32 kXLoads = kXHalf / Loader::kRowsPerLoad, kWLoads = kWHalf / Loader::kRowsPerLoad;
-constexpr u32 kInFlight = 3 * (kXLoads + kWLoads);  // what six phases start
+constexpr u32 kInFlight = 3 * (kXLoads + kWLoads);  // loads of six phases
 using Scales = LdsDmaScales<kM, kWaves>;
 
 static_assert(kQuarter % kGroup == 0, "whole groups in a phase");
 static_assert(kWHalf <= kScaleRows && kScaleRows % kWHalf == 0, "a half of w has one scale");
 
-// Two K-steps of the operands, and x's scales of more. An operand's are side by side, so that one
-// address register reaches them.
+// Two K-steps of the operands and the ring of x's scales. The buffers of an operand are contiguous,
+// so that one address register reaches all of them.
 struct Memory {
   u8 x[2][2][kXHalf * kRowBytes], w[2][2][kWHalf * kRowBytes];
   f32 x_scale[Scales::kWords];
@@ -81,10 +83,11 @@ struct Memory {
 static_assert(sizeof(Memory) <= kLdsBytes, "one workgroup a CU");
 using Sums = BlockScaledAcc<kPow2, kTiles>;
 
-// Tile t of a quarter, in the order of promotion: neighbours share an operand.
+// Tile t of a quarter, in the order of promotion: consecutive tiles share an operand.
 constexpr u32 x_of(u32 t) { return t / kWTiles; }
 constexpr u32 w_of(u32 t) { return x_of(t) % 2 == 0 ? t % kWTiles : kWTiles - 1 - t % kWTiles; }
-// Quarter q of the result: which half of x and of w; and that of a phase of an even or odd K-step.
+// Quarter q of the output: its half of x and its half of w; the quarter of a phase in an even or
+// odd K-step.
 constexpr u32 x_half(u32 q) { return q / 2; }
 constexpr u32 w_half(u32 q) { return q == 1 || q == 2; }
 constexpr u32 quarter(u32 odd, u32 phase) { return phase ^ odd; }
@@ -119,14 +122,14 @@ class Wave {
     wait_vmcnt<kInFlight>();
     if (wave_m == 1) s_barrier();
     s_barrier();
-    read_w<0, 0>();  // as the phase before the first would
+    read_w<0, 0>();  // as the phase before the first one would
     set_scale_block(0), read_scales<0>();
     w_block_scale_[0] = w_scale_[0].load(0), w_block_scale_[1] = w_scale_[1].load(0);
     wait_lgkmcnt();
     s_barrier();
     s_barrier();
     u32 block = 0;
-    do {  // of an odd number the last one adds zeros
+    do {  // for an odd number of blocks the last step adds zeros
       do_step<0>(sums, block), do_step<1>(sums, block + 1);
       block += 2;
     } while (block < blocks_);
@@ -178,7 +181,7 @@ class Wave {
     sched_barrier();
   }
 
-  // The first half of w to be used is number kOdd.
+  // One K-step; the half of w that is used first is number kOdd.
   template <u32 kOdd>
   __device__ void do_step(Sums& sums, u32 block) {
     if (kOdd == 0 && block % Scales::kSteps == 0) {
@@ -206,7 +209,7 @@ class Wave {
     w_block_scale_[1] = __builtin_bit_cast(f32, readfirstlane(w1));
   }
 
-  // The end of a phase's memory part, and its compute part.
+  // Ends the memory part of a phase and runs its compute part.
   template <u32 kOdd, u32 kPhase>
   __device__ void compute(Sums& sums) {
     Sums::Scale scale[kXTiles];
@@ -244,11 +247,11 @@ class Wave {
   BlockScales w_scale_[2];
   Scales scales_;
   u32 lds_dst_, scale_offset_, blocks_;
-  const RFOPS_LDS f32* scale_ptr_;  // a K-step's of this lane
+  const RFOPS_LDS f32* scale_ptr_;  // this lane's scales of the current K-step
   XPath::Reader x_reader_;
   WPath::Reader w_reader_;
   Fragment x_tile_[kXTiles], w_tile_[2][kWTiles];
-  f32 w_block_scale_[2], x_scale_[kXTiles];  // scales
+  f32 w_block_scale_[2], x_scale_[kXTiles];  // scales of the current K-step
   Sums::Factor x_factor_[kXTiles];
 };
 
@@ -256,25 +259,27 @@ class Wave {
 
 extern "C" __global__ void
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2)))
-    a8w8_blockscale_pingpong(const u8* __restrict__ x,         // [M, K], rows x_row bytes apart
-                             const u8* __restrict__ w,         // [N, K], rows w_row bytes apart
-                             const f32* __restrict__ x_scale,  // [M, K/128], in steps of
-                             const f32* __restrict__ w_scale,  // [N/128, K/128], likewise
-                             u32 m, u32 n, u32 k, u32 x_scale_row, u32 x_scale_k, u32 w_scale_k,
-                             Out* __restrict__ out,         // [M, N]
-                             void* __restrict__ workspace,  // SplitKReducer; with kSplit > 1
-                             u32* __restrict__ counts,      // [tiles], zeros
-                             u32 x_row, u32 w_row, u32 w_scale_row) {
+    a8w8_blockscale_pingpong(
+        const u8* __restrict__ x,         // [M, K], rows x_row bytes apart
+        const u8* __restrict__ w,         // [N, K], rows w_row bytes apart
+        const f32* __restrict__ x_scale,  // [M, K/128], strides x_scale_row, x_scale_k
+        const f32* __restrict__ w_scale,  // [N/128, K/128], strides w_scale_row, w_scale_k
+        u32 m, u32 n, u32 k, u32 x_scale_row, u32 x_scale_k, u32 w_scale_k,
+        Out* __restrict__ out,         // [M, N]
+        void* __restrict__ workspace,  // partials if kSplit > 1 (SplitKReducer)
+        u32* __restrict__ counts,      // [tiles], zeros before and after
+        u32 x_row, u32 w_row, u32 w_scale_row) {
   if constexpr (kDense) x_row = kXColMajor ? m : k, w_row = kWColMajor ? n : k;
   if constexpr (kDense) w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
   const u32 m_blocks = (m + kM - 1) / kM, n_blocks = (n + kN - 1) / kN;
   const TileCoord tile = this_tile<kGroupM, kSplit>(m_blocks, n_blocks);
   const u32 m0 = tile.m * kM, n0 = tile.n * kN;
-  const u32 k_blocks = k / kTileK;  // shared out in parts that differ by one K-step at most
+  const u32 k_blocks = k / kTileK;  // splits differ by at most one K-step
   const u32 block_begin = k_blocks * tile.split / kSplit;
   const u32 blocks = k_blocks * (tile.split + 1) / kSplit - block_begin;
   const u32 k0 = block_begin * kTileK, k_bytes = blocks * kTileK;
-  // A second half of w that is not there has the scale of the first: any that is.
+  // A second half of w that is out of bounds takes the scale of the first half; any scale in bounds
+  // would do.
   const u32 n1 = n0 + kWHalf < n ? n0 + kWHalf : n0;
   Wave wave(OperandView::make<kXColMajor>(x, m0, m, kM, x_row, k0, k_bytes),
             OperandView::make<kWColMajor>(w, n0, n, kN, w_row, k0, k_bytes,

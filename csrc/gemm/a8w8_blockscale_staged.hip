@@ -1,24 +1,21 @@
 // out[m, n] = sum_b x_scale[m, b] * w_scale[n / 128, b] * sum_{k in block b} x[m, k] * w[n, k]
 //
-// FP8 with fp32 scales of blocks of 128 of K; any M and N, K a multiple of 128, scales of any
-// value.
+// FP8 with fp32 scales, of any value, per block of 128 of K; any M and N, K a multiple of 128.
 //
-// Layout. Four waves, 2 along M and 2 along N, make kM x kN of the result. A K-step of both
-// operands goes through registers into one LDS buffer of at most 32 KB: two workgroups share a CU,
-// and while one waits for memory, writes or reads LDS the other one multiplies. In a step a wave
-// writes the next K-step's rows, starts the loads of the one after, multiplies what it holds in
-// registers, and reads the next operands. Partial sums of a block are promoted as promotion.h has
-// it. w is operand A, so that a lane holds 4 neighbours of a row of out, and the scale of its tile
-// is one value.
+// Layout. Four waves, 2 along M and 2 along N, compute kM x kN of the output. A K-step of both
+// operands is loaded through registers into one LDS buffer of at most 32 KiB, so two workgroups
+// share a CU: while one waits for memory or accesses LDS, the other one multiplies. In each step a
+// wave writes the rows of the next K-step to LDS, issues the loads of the K-step after that,
+// multiplies the operands in its registers, and reads the next operands. The partial sums of a
+// scale block are promoted as in promotion.h. w is MFMA operand A, so a lane holds 4 neighbours of
+// a row of out and the scale of its tile is one value.
 //
-// Column-major operands are turned round on their way through the registers on gfx942, and on
-// gfx950 as LDS is read (col_major_loader.h).
+// Column-major operands are transposed in registers on gfx942, and by the LDS reads on gfx950
+// (col_major_loader.h). kSplit workgroups split K; the last to arrive reduces (split_k_reduce.h).
 //
-// kSplit workgroups share out K; the last of a tile adds up (split_k_reduce.h).
-//
-// Promises. Deterministic: the order of sums is fixed by the config and K. The caller aligns x, w
-// and their rows to 16 bytes; a workgroup's rows span less than 2 GiB, what lies before them may be
-// more.
+// Guarantees: bitwise deterministic for a given config and K.
+// Requires: x, w and their rows 16-byte aligned; the rows of a workgroup span less than 2 GiB (what
+// lies before them may be larger).
 #include "gemm/col_major_loader.h"
 #include "rfops/chip/sync.h"
 #include "rfops/group/split_k_reduce.h"
@@ -39,43 +36,45 @@ namespace {
 
 using namespace rfops;
 
-using Out = RFOPS_OUT;                        // bf16, f16 or f32
-constexpr bool kShuffled = RFOPS_SHUFFLED;    // w lies in tiles of 16 rows by 16 bytes
-constexpr bool kXColMajor = RFOPS_X_COLUMNS;  // x is column-major; x_row is then from k to k
-constexpr bool kWColMajor = RFOPS_W_COLUMNS;  // the same of w
-constexpr bool kDense = RFOPS_DENSE;          // x, w and w_scale have no gaps
+using Out = RFOPS_OUT;                      // bf16, f16 or f32
+constexpr bool kShuffled = RFOPS_SHUFFLED;  // w is preshuffled: tiles of 16 rows by 16 bytes
+constexpr bool kXColMajor =
+    RFOPS_X_COLUMNS;  // x is column-major; x_row is then the stride between k and k + 1
+constexpr bool kWColMajor = RFOPS_W_COLUMNS;  // w is column-major; w_row likewise
+constexpr bool kDense = RFOPS_DENSE;          // x, w and w_scale are contiguous
 constexpr u32 kKStrideBytes = OperandLayout<kShuffled>::kKStrideBytes;
-constexpr u32 kM = RFOPS_M;              // rows of x of a workgroup
-constexpr u32 kN = RFOPS_N;              // rows of w of a workgroup
-constexpr u32 kSplit = RFOPS_SPLIT;      // workgroups along K
-constexpr u32 kGroupM = RFOPS_GROUP_M;   // tiles along M of a group of workgroups
-constexpr u32 kThreads = 4 * kWaveSize;  // waves 2 x 2
-constexpr u32 kMTiles = kM / 2 / kTileRows, kNTiles = kN / 2 / kTileRows;  // of a wave
+constexpr u32 kM = RFOPS_M;              // rows of x per workgroup
+constexpr u32 kN = RFOPS_N;              // rows of w per workgroup
+constexpr u32 kSplit = RFOPS_SPLIT;      // split-K: workgroups per output tile
+constexpr u32 kGroupM = RFOPS_GROUP_M;   // tiles along M per raster group (tile_map.h)
+constexpr u32 kThreads = 4 * kWaveSize;  // 2 x 2 waves
+constexpr u32 kMTiles = kM / 2 / kTileRows, kNTiles = kN / 2 / kTileRows;  // per wave
 constexpr u32 kTiles = kMTiles * kNTiles;
 
 static_assert(kM % 64 == 0 && kN % 64 == 0 && kN <= kScaleRows, "one scale of w a K-step");
 static_assert((kM + kN) * kRowBytes <= kLdsBytes / 2, "two workgroups a CU");
 
-// Tile t of a wave, in the order of promotion: neighbours share an operand.
+// Tile t of a wave, in the order of promotion: consecutive tiles share an operand.
 constexpr u32 m_of(u32 t) { return t / kNTiles; }
 constexpr u32 n_of(u32 t) { return m_of(t) % 2 == 0 ? t % kNTiles : kNTiles - 1 - t % kNTiles; }
 
 using XPath = StagedPath<kXColMajor, kM, kMTiles, kThreads, false>;
 using WPath = StagedPath<kWColMajor, kN, kNTiles, kThreads, kShuffled>;
 
-// What turns an operand round goes beside the matrix cores, or where they have less to do at once:
-// loads would hold them up then. There the loads, many as they are, go beside the matrix cores.
+// The transpose instructions of an operand are interleaved with the MFMAs if a K-step has enough of
+// them. With few MFMAs the transpose runs alone, because the loads would delay it; then the many
+// loads are interleaved.
 constexpr u32 kTransposeOps = XPath::Loader::kTransposeOps + WPath::Loader::kTransposeOps;
-constexpr u32 kMfmas = kTiles * kMatrixSteps;  // instructions of the matrix cores in a K-step
+constexpr u32 kMfmas = kTiles * kMatrixSteps;  // MFMAs per K-step
 constexpr bool kTransposeInterleaved = kTransposeOps > 0 && kTiles >= 16;
 constexpr bool kLoadInterleaved = kTransposeOps > 0 && !kTransposeInterleaved;
 
-// Of an operand that is turned round the loads beside one instruction, x's before w's; others have
-// few.
+// Issues a transposed operand's share of loads at one MFMA, x's before w's; other operands have few
+// loads and issue all at the first MFMA.
 template <u32 kXLoads, class Loader>
 __device__ inline void load_interleaved(Loader& loader, u32 k, bool in_bounds, u32 mfma_idx) {
   if constexpr (Loader::kTransposeOps > 0) {
-    constexpr u32 kLoads = kTransposeOps / 2;  // of both
+    constexpr u32 kLoads = kTransposeOps / 2;  // of both operands
     const Buffer step = loader.k_step_buffer(k, in_bounds);
 #pragma unroll
     for (u32 i = mfma_idx * kLoads / kMfmas; i < (mfma_idx + 1) * kLoads / kMfmas; ++i) {
@@ -87,10 +86,10 @@ __device__ inline void load_interleaved(Loader& loader, u32 k, bool in_bounds, u
 }
 
 struct Wave {
-  u32 m, n, lane;  // the wave's first row of x and of w in the workgroup
+  u32 m, n, lane;  // the wave's first row of x and of w in the workgroup's tile
 };
 
-// What a wave multiplies in a K-step.
+// Fragments that a wave multiplies in a K-step.
 struct Operands {
   Fragment x[kMTiles], w[kNTiles];
 
@@ -128,7 +127,8 @@ __device__ inline void run_mainloop(PromotedAcc<kTiles>& sums, const OperandView
   WPath::Loader w(w_rows);
   const LaneBlockScales lane_scales(x_scale);
   Operands operands;
-  f32 x_scales[kMTiles], scale[kMTiles];  // x's of four K-steps; a K-step's, times w's
+  f32 x_scales[kMTiles],
+      scale[kMTiles];  // x's scales of four K-steps; those of the current one times w's
   const auto issue_scales = [&](u32 block) {
 #pragma unroll
     for (u32 i = 0; i < kMTiles; ++i) {
@@ -151,13 +151,14 @@ __device__ inline void run_mainloop(PromotedAcc<kTiles>& sums, const OperandView
 #pragma unroll
     for (u32 i = begin; i < end; ++i) i < kX ? x.transpose(i) : w.transpose(i - kX);
   };
-  const auto transpose_interleaved = [&](u32 mfma_idx) {  // in the second half: they have arrived
-    constexpr u32 kHalf = kMfmas / 2;
-    if (kTransposeInterleaved && mfma_idx >= kHalf) {
-      transpose((mfma_idx - kHalf) * kTransposeOps / kHalf,
-                (mfma_idx + 1 - kHalf) * kTransposeOps / kHalf);
-    }
-  };
+  const auto transpose_interleaved =
+      [&](u32 mfma_idx) {  // in the second half, after the loads are complete
+        constexpr u32 kHalf = kMfmas / 2;
+        if (kTransposeInterleaved && mfma_idx >= kHalf) {
+          transpose((mfma_idx - kHalf) * kTransposeOps / kHalf,
+                    (mfma_idx + 1 - kHalf) * kTransposeOps / kHalf);
+        }
+      };
 
   const auto scale_by = [&](u32 block) {
     const f32 w_block_scale = w_scale.load(block);
@@ -178,12 +179,13 @@ __device__ inline void run_mainloop(PromotedAcc<kTiles>& sums, const OperandView
   read(operands);
   wait_lgkmcnt();
   for (u32 block = 1; block < blocks; ++block) {
-    s_barrier();  // all have read
+    s_barrier();  // all waves have read LDS
     if constexpr (!kTransposeInterleaved) transpose(0, kTransposeOps);
     commit();
     if (block % LaneBlockScales::kSteps == 0) issue_scales(block);
     if constexpr (!kLoadInterleaved) issue(block + 1);
-    set_wave_priority<0>();  // the other workgroup's reads and writes go first: they are fewer
+    set_wave_priority<0>();  // the reads and writes of the other workgroup go first, because they
+                             // are fewer
     if constexpr (kLoadInterleaved) {
       multiply(sums, operands, scale, [&](u32 mfma_idx) {
         const u32 next = block + 1;
@@ -196,7 +198,7 @@ __device__ inline void run_mainloop(PromotedAcc<kTiles>& sums, const OperandView
     }
     set_wave_priority<1>();
     wait_lgkmcnt();
-    s_barrier();  // all have written
+    s_barrier();  // all waves have written LDS
     read(operands);
     scale_by(block);
     wait_lgkmcnt();
@@ -208,21 +210,22 @@ __device__ inline void run_mainloop(PromotedAcc<kTiles>& sums, const OperandView
 
 extern "C" __global__ void
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2)))
-    a8w8_blockscale_staged(const u8* __restrict__ x,         // [M, K], rows x_row bytes apart
-                           const u8* __restrict__ w,         // [N, K], rows w_row bytes apart
-                           const f32* __restrict__ x_scale,  // [M, K/128], in steps of
-                           const f32* __restrict__ w_scale,  // [N/128, K/128], likewise
-                           u32 m, u32 n, u32 k, u32 x_scale_row, u32 x_scale_k, u32 w_scale_k,
-                           Out* __restrict__ out,         // [M, N]
-                           void* __restrict__ workspace,  // SplitKReducer; with kSplit > 1
-                           u32* __restrict__ counts,      // [tiles], zeros
-                           u32 x_row, u32 w_row, u32 w_scale_row) {
+    a8w8_blockscale_staged(
+        const u8* __restrict__ x,         // [M, K], rows x_row bytes apart
+        const u8* __restrict__ w,         // [N, K], rows w_row bytes apart
+        const f32* __restrict__ x_scale,  // [M, K/128], strides x_scale_row, x_scale_k
+        const f32* __restrict__ w_scale,  // [N/128, K/128], strides w_scale_row, w_scale_k
+        u32 m, u32 n, u32 k, u32 x_scale_row, u32 x_scale_k, u32 w_scale_k,
+        Out* __restrict__ out,         // [M, N]
+        void* __restrict__ workspace,  // partials if kSplit > 1 (SplitKReducer)
+        u32* __restrict__ counts,      // [tiles], zeros before and after
+        u32 x_row, u32 w_row, u32 w_scale_row) {
   if constexpr (kDense) x_row = kXColMajor ? m : k, w_row = kWColMajor ? n : k;
   if constexpr (kDense) w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
   const u32 m_blocks = (m + kM - 1) / kM, n_blocks = (n + kN - 1) / kN;
   const TileCoord tile = this_tile<kGroupM, kSplit>(m_blocks, n_blocks);
   const u32 m0 = tile.m * kM, n0 = tile.n * kN;
-  const u32 k_blocks = k / kTileK;  // shared out in parts that differ by one K-step at most
+  const u32 k_blocks = k / kTileK;  // splits differ by at most one K-step
   const u32 block_begin = k_blocks * tile.split / kSplit;
   const u32 blocks = k_blocks * (tile.split + 1) / kSplit - block_begin;
   const u32 wave_idx = wave_id();

@@ -1,4 +1,4 @@
-// A row that is added to each row of the result; four neighbours a lane.
+// Bias row that is added to each row of the output; a lane loads four neighbours.
 #pragma once
 
 #include "rfops/chip/buffer.h"
@@ -7,7 +7,7 @@
 
 namespace rfops {
 
-// [n] of T; void where there is none. What lies beyond n is 0.
+// Bias of shape [n] and type T; void means none. Elements from n on are 0.
 template <class T>
 class BiasRow {
  public:

@@ -1,14 +1,14 @@
-// Column-major operands in LDS, a step of 128 along K at a time: what lies side by side in memory
-// are rows of one k.
+// Loads column-major operands (consecutive addresses are rows of one k) into LDS, one K-step of 128
+// at a time, and reads transposed fragments.
 //
-// gfx950 keeps a step as memory has it, kRows bytes a k, and turns it round as it is read:
-// ds_read_b64_tr_b8 takes 8 k of 16 rows by 16 lanes, of which lanes 2 i and 2 i + 1 say where the
-// halves of k i lie, and gives lane j the 8 k of row j. gfx942 turns it on its way through the
-// registers (transpose_loader.h).
+// gfx950 keeps a K-step as it is in memory, kRows bytes per k, and transposes it on the read: for 8
+// k by 16 rows, 16 lanes execute ds_read_b64_tr_b8, in which lanes 2 i and 2 i + 1 supply the
+// addresses of the halves of k i, and lane j gets the 8 k of row j. gfx942 transposes in registers
+// before the LDS write (transpose_loader.h).
 //
-// The first row and the distance from k to k are multiples of 4 bytes, and the rows a multiple of
-// 4. Where fewer than kRows are there, what is loaded of the others is anything; sums of theirs are
-// not stored.
+// Requires: the first row and the stride between k and k + 1 multiples of 4 bytes, the number of
+// rows a multiple of 4. If fewer than kRows rows are in bounds, the others hold undefined data,
+// whose sums must not be stored.
 #pragma once
 
 #include "gemm/transpose_loader.h"
@@ -22,22 +22,23 @@ namespace rfops {
 
 #if defined(__gfx950__)
 
-// Chunk c of 16 rows of k lies at kRows k + 16 (c ^ swizzle(k)).
+// LDS layout: chunk c of 16 rows of k is at kRows k + 16 (c ^ swizzle(k)).
 template <u32 kRows>
 struct ColMajorLayout {
   static constexpr u32 kChunks = kRows / kVecBytes;
   static constexpr u32 kBytes = kRows * kTileK;
   static_assert(kRows == 64 || kRows == 128, "half of the banks a k, or a quarter");
 
-  // 16 lanes read 8 neighbours along K, the next 16 lanes those 16 further on.
+  // 16 lanes read 8 consecutive k; the next 16 lanes read those 16 k later.
   static constexpr u32 swizzle(u32 k) {
-    constexpr u32 kStepsPerBankSweep = kLdsBanks * 4 / kRows;  // k that fill the banks once
+    constexpr u32 kStepsPerBankSweep = kLdsBanks * 4 / kRows;  // k that fill all banks once
     return k / kStepsPerBankSweep % (kChunks / 2) + k / 16 % 2 * (kChunks / 2);
   }
   static constexpr u32 offset(u32 k, u32 chunk) {
     return k * kRows + (chunk ^ swizzle(k)) * kVecBytes;
   }
-  // What a lane says of the first of a tile's four reads; the others are 8, 64 and 72 k further on.
+  // Returns the offset that a lane supplies to the first of a tile's four reads; the other reads
+  // are 8, 64 and 72 k later.
   static constexpr u32 read_offset(u32 lane, u32 chunk) {
     return offset(lane / 16 * 16 + lane % 16 / 2, chunk) + lane % 2 * 8;
   }
@@ -49,8 +50,8 @@ struct ColMajorLayout {
                 "neither reads nor writes have a bank conflict");
 };
 
-// Reads tiles of such operands, kTiles from row `first` on; that of a read lies kAt bytes from
-// `memory`.
+// Reads fragments of such operands: kTiles tiles from row row_begin on. A read takes the K-step
+// kOffsetBytes after `memory`.
 template <u32 kRows, u32 kTiles>
 class ColMajorReader {
  public:
@@ -60,7 +61,7 @@ class ColMajorReader {
 #pragma unroll
     for (u32 i = 0; i < kTiles; ++i) {
       tile_begin_[i] = memory + Layout::read_offset(lane, row_begin / kTileRows + i);
-      force_vgpr(tile_begin_[i]);  // or each read adds up what is beyond its offset
+      force_vgpr(tile_begin_[i]);  // otherwise each read adds what exceeds its offset field
     }
   }
   template <u32 kOffsetBytes = 0>
@@ -80,7 +81,7 @@ class ColMajorReader {
   const LdsBytes* tile_begin_[kTiles];
 };
 
-// Through registers, as StagedLoader has it for rows.
+// As StagedLoader, for column-major operands.
 template <u32 kRows, u32 kThreads>
 class StagedColMajorLoader {
  public:
@@ -111,7 +112,7 @@ class StagedColMajorLoader {
   }
 
  private:
-  static constexpr u32 kStepsPerLoad = kThreads / Layout::kChunks;  // k
+  static constexpr u32 kStepsPerLoad = kThreads / Layout::kChunks;  // k per load
   static constexpr u32 kLoads = kTileK / kStepsPerLoad;
   static_assert(kStepsPerLoad % 32 == 0, "k of one load after another have the same permutation");
   OperandView rows_;
@@ -119,7 +120,7 @@ class StagedColMajorLoader {
   U32x4 staged_[kLoads];
 };
 
-// Straight to LDS, as LdsDmaLoader has it for rows.
+// As LdsDmaLoader, for column-major operands.
 template <u32 kRows, u32 kWaves>
 class LdsDmaColMajorLoader {
  public:
@@ -130,7 +131,8 @@ class LdsDmaColMajorLoader {
     src_offset_ = k * rows.row_bytes + (lds_chunk ^ Layout::swizzle(k)) * kVecBytes;
   }
 
-  // The kRows rows from `row` on to kTile bytes into the memory of LdsDmaLoader::own_place.
+  // Issues the loads of the kRows rows from `row` on, to kTile bytes after lds_dst
+  // (LdsDmaLoader::wave_lds_base).
   template <u32, u32 kTile = 0>
   __device__ void issue(u32 lds_dst, u32 row, u32 k, bool in_bounds) const {
     const u8* const base = rows_.base + u64{k} * rows_.row_bytes;
@@ -138,7 +140,7 @@ class LdsDmaColMajorLoader {
   }
 
  private:
-  static constexpr u32 kStepsPerLoad = kWaves * kWaveSize / Layout::kChunks;  // k
+  static constexpr u32 kStepsPerLoad = kWaves * kWaveSize / Layout::kChunks;  // k per load
   static_assert(kStepsPerLoad % 32 == 0, "k of one load after another have the same permutation");
 
   template <u32 kKBegin, u32 kTile>
@@ -155,8 +157,8 @@ class LdsDmaColMajorLoader {
 
 #endif
 
-// How kRows rows of an operand get into LDS, and kTiles of a wave out of it, whichever way they lie
-// in memory: through registers, by kThreads, or straight to LDS, by kWaves.
+// Loader and reader of kRows rows of an operand, by its layout: StagedPath goes through registers
+// with kThreads threads, LdsDmaPath direct to LDS with kWaves waves. A wave reads kTiles tiles.
 template <bool kColMajor, u32 kRows, u32 kTiles, u32 kThreads, bool kShuffled>
 struct StagedPath {
   using Loader = StagedLoader<kRows, kThreads, kShuffled>;

@@ -1,23 +1,24 @@
-// out[m, n] = bias[n] + sum_k x~[m, k] * w~[n, k], both MXFP4: e2m1 elements, one e8m0 scale for 32
-// along K. Any M and N, K a multiple of 32; for so few rows that loads are the limit, and more than
-// mxfp4_stream takes.
+// out[m, n] = bias[n] + sum_k x~[m, k] * w~[n, k], both MXFP4: e2m1 elements, one e8m0 scale per 32
+// along K. Any M and N, K a multiple of 32; for more rows than mxfp4_stream takes, but so few that
+// loads are the limit.
 //
-// Layout. kWavesM x kWavesN waves make kM x kN of the result, one tile a workgroup. K-steps of 256,
-// rows of 128 bytes and shuffled scales, go through registers to LDS, in two buffers. kLoadX of the
-// waves load x, the others w: a wave's loads end in order, and w comes from memory where x comes
-// from L2. Of step t a wave
+// Layout. kWavesM x kWavesN waves compute kM x kN of the output, one tile per workgroup. K-steps of
+// 256 (rows of 128 bytes, preshuffled scales) are loaded through registers to LDS, in two buffers.
+// kLoadX of the waves load x, the others w, because the loads of one wave complete in order, and w
+// comes from memory while x comes from L2. In step t a wave
 //
 //   reads its operands from LDS and multiplies them,
-//   writes its pieces of step t + 1 to LDS and loads those of step t + 1 + kAhead (x: 2),
+//   writes its chunks of step t + 1 to LDS and issues the loads of step t + 1 + kPrefetch (x: 2),
 //
-// and meets the others. Tiles side by side begin at other steps of K and go round, so that each
-// part of x is brought to L2 by one of them before the others want it. w is operand A, so that a
-// lane holds 4 neighbours of a row of out. kSplit workgroups share out K; the last of a tile adds
-// up (split_k_reduce.h).
+// and waits at the barrier. Neighbouring tiles start at different steps of K and wrap around, so
+// that each part of x is brought to L2 by one of them before the others need it. w is MFMA operand
+// A, so a lane holds 4 neighbours of a row of out. kSplit workgroups split K; the last to arrive
+// reduces (split_k_reduce.h).
 //
-// Promises. Deterministic: the order of sums is fixed by the config, K and the place in the result.
-// A scale of 255 is NaN in its row or column. The caller aligns x, w and their rows to 16 bytes,
-// scales to 4; a workgroup's rows span less than 2 GiB, what lies before them may be more.
+// Guarantees: bitwise deterministic for a given config, K and position in the output. A scale of
+// 255 makes its row or column NaN.
+// Requires: x, w and their rows 16-byte aligned, scales 4-byte aligned; the rows of a workgroup
+// span less than 2 GiB (what lies before them may be larger).
 #include "gemm/bias.h"
 #include "gemm/mxfp4_loader.h"
 #include "gemm/mxfp4_tile_scheduler.h"
@@ -46,19 +47,19 @@ using namespace rfops;
 
 using Out = RFOPS_OUT;                         // bf16, f16 or f32
 using Bias = RFOPS_BIAS;                       // void, bf16, f16 or f32
-constexpr bool kShuffled = RFOPS_SHUFFLED;     // w lies in tiles of 16 rows by 16 bytes
-constexpr bool kXShuffled = RFOPS_X_SHUFFLED;  // the same of x
-constexpr u32 kM = RFOPS_M;                    // rows of x of a workgroup
-constexpr u32 kN = RFOPS_N;                    // rows of w of a workgroup
+constexpr bool kShuffled = RFOPS_SHUFFLED;     // w is preshuffled: tiles of 16 rows by 16 bytes
+constexpr bool kXShuffled = RFOPS_X_SHUFFLED;  // x is preshuffled
+constexpr u32 kM = RFOPS_M;                    // rows of x per workgroup
+constexpr u32 kN = RFOPS_N;                    // rows of w per workgroup
 constexpr u32 kWavesM = RFOPS_WAVES_M, kWavesN = RFOPS_WAVES_N;
 constexpr u32 kLoadX = RFOPS_LOAD_X;    // waves that load x
-constexpr u32 kPrefetch = RFOPS_AHEAD;  // K-steps of w on their way
-constexpr u32 kSplit = RFOPS_SPLIT;     // workgroups along K
-constexpr u32 kGroupM = RFOPS_GROUP_M;  // tiles along M of a group of workgroups
+constexpr u32 kPrefetch = RFOPS_AHEAD;  // K-steps of w in flight
+constexpr u32 kSplit = RFOPS_SPLIT;     // split-K: workgroups per output tile
+constexpr u32 kGroupM = RFOPS_GROUP_M;  // tiles along M per raster group (tile_map.h)
 constexpr bool kTail = RFOPS_TAIL;      // K ends within a K-step
 constexpr u32 kWaves = kWavesM * kWavesN, kThreads = kWaves * kWaveSize;
 constexpr u32 kWaveM = kM / kWavesM, kWaveN = kN / kWavesN;
-constexpr u32 kMTiles = kWaveM / kTileRows, kNTiles = kWaveN / kTileRows;  // of a wave
+constexpr u32 kMTiles = kWaveM / kTileRows, kNTiles = kWaveN / kTileRows;  // per wave
 constexpr u32 kTiles = kMTiles * kNTiles;
 static_assert(kWaveM % kScalePair == 0 && kWaveN % kScalePair == 0, "whole pairs of tiles");
 
@@ -85,11 +86,11 @@ __device__ inline RFOPS_LDS Stage& stage_of(u32 buffer) {
   return ((RFOPS_LDS Stage*)stages)[buffer];
 }
 
-// A wave that loads x, or w.
+// A wave that loads x (kIsX) or w.
 template <class Load, bool kIsX>
 class Wave {
  public:
-  u32 m, n;  // its first row of x and of w in the workgroup
+  u32 m, n;  // the wave's first row of x and of w in the workgroup's tile
 
   __device__ explicit Wave(const Load& loader)
       : m(wave_id() / kWavesN * kWaveM),
@@ -130,7 +131,7 @@ class Wave {
     for (u32 i = 0; i < Load::kLoads; ++i) loader_.load(stage_idx, i);
     sched_barrier();
   }
-  // Read `i` of a step's half; of the first one scales too.
+  // Read number `i` of a half step; those of the first half include the scales.
   __device__ void read(u32 i, u32 half, u32 buffer) {
     const RFOPS_LDS Stage& stage = stage_of(buffer);
     const u32 offset = half == 0 ? fragment_.low : fragment_.high, t = i - kScaleReads,
@@ -148,8 +149,9 @@ class Wave {
     }
   }
 
-  // From slot kSlot on, as many of `left` steps as there are slots; whether more follow. (By a
-  // condition of its own the loop's waits would be those of a part of it.)
+  // Runs the steps from stage kStageIdx on, at most as many as there are stages. Returns whether
+  // more follow. (With a separate loop condition the compiler would place waits for only a part of
+  // the loop.)
   template <u32 kStageIdx>
   __device__ bool steps(F32x4 (&sums)[kTiles], u32& steps_left) {
     half<kStageIdx, 0>(sums);
@@ -161,8 +163,8 @@ class Wave {
     return true;
   }
 
-  // What else is done in a half of a step: in the first one the second's operands are read and the
-  // next step is put to LDS, in the second one its operands are read and another one is loaded.
+  // Issue slot `i` of a half step. First half: reads the second half's operands and writes the next
+  // step to LDS; second half: reads the next step's operands and issues loads.
   template <u32 kStageIdx, u32 kHalf>
   __device__ void do_issue_slot(u32 i) {
     constexpr u32 kBuffer = kStageIdx % 2, kNext = (kStageIdx + 1) % kNumStages;
@@ -212,15 +214,15 @@ mxfp4_deep(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
            u32 m, u32 n, u32 k, u32 x_row, u32 w_row, u32 w_scale_row, u32 x_scale_row,
            Out* __restrict__ out,          // [M, N]
            const void* __restrict__ bias,  // [N]
-           void* __restrict__ workspace,   // SplitKReducer; with kSplit > 1
-           u32* __restrict__ counts) {     // [tiles], zeros
+           void* __restrict__ workspace,   // partials if kSplit > 1 (SplitKReducer)
+           u32* __restrict__ counts) {     // [tiles], zeros before and after
   const Fp4Args args = {w, w_scale, x, x_scale, m, n, k, x_row, w_row, w_scale_row, x_scale_row, 0};
   const TileWork work = fp4_tile_work<kM, kN, kSplit, kGroupM>(args, workgroup_id_x());
   const u32 steps = (work.end - work.begin + kStepK - 1) / kStepK;
   const u32 start_step = readfirstlane(work.n0 / kN % 16 * steps / 16);
   F32x4 sums[kTiles] = {};
   if (const u32 number = wave_id(); number < kLoadX) {
-    const u32 x_rows = kXShuffled ? (m + 15) / 16 * 16 : m;  // shuffled ones come in sixteens
+    const u32 x_rows = kXShuffled ? (m + 15) / 16 * 16 : m;  // preshuffled rows are padded to 16
     const OperandView rows(x, work.m0, x_rows, kM, x_row, 0, k / 2,
                            OperandLayout<kXShuffled>::kKStrideBytes);
     const LoadX loader(number, make_buffer(rows.base, rows.bytes),

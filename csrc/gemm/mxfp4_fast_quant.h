@@ -1,9 +1,8 @@
-// A lane's MX block of 32 elements to e2m1 and its scale, as mxfp4.h has it, in fewer instructions
-// (gfx950): the largest magnitude by v_pk_maximum3_f16, which takes a pair's two magnitudes at
-// once.
+// Quantises one lane's MX block of 32 elements to e2m1 like mxfp4.h, with fewer instructions
+// (gfx950): the largest magnitude by v_pk_maximum3_f16, which handles both magnitudes of a pair.
 //
-// The bits of bf16 are in order as f16 up to f16's infinity; beyond it they are NaN, of either
-// type. A block with such an element, rare but for infinities and NaN, takes mxfp4.h's way.
+// The bits of bf16 order like f16 up to the infinity of f16; above, they are NaN in either type. A
+// block with such an element, which is rare except for infinities and NaN, is quantised by mxfp4.h.
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -15,9 +14,9 @@ namespace details {
 
 constexpr u32 kHalfInfinity = 0x7c00;
 
-// Above kHalfInfinity where one is NaN.
+// Returns a value above kHalfInfinity if one element is NaN as f16.
 __device__ inline u32 max_as_halves(const u32 (&words)[16]) {
-  constexpr u32 kChains = 2;  // of more the compiler makes more instructions
+  constexpr u32 kChains = 2;  // more chains lead to more instructions
   F16x2 max_halves[kChains];
 #pragma unroll
   for (u32 i = 0; i < 16; ++i) {
@@ -34,7 +33,7 @@ __device__ inline u32 max_as_halves(const u32 (&words)[16]) {
 
 }  // namespace details
 
-// 16 pairs of bf16 or f16.
+// Quantises a block of 16 pairs of bf16 or f16.
 template <class Input, class Rounding>
 __device__ inline Mxfp4Block quant_block_fast(const u32 (&words)[16]) {
   const u32 amax_bits = details::max_as_halves(words);

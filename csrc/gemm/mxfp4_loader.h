@@ -1,5 +1,5 @@
-// A wave's share of an MXFP4 operand on its way from memory to LDS: K-steps of 256, rows of 128
-// bytes as mxfp4_k_step.h has them, and their shuffled scales; several steps at a time (gfx950).
+// Loads one wave's part of an MXFP4 operand from memory to LDS: K-steps of 256 in the layout of
+// mxfp4_k_step.h with their preshuffled scales, several K-steps in flight (gfx950).
 #pragma once
 
 #include "gemm/mxfp4_tile_scheduler.h"
@@ -13,16 +13,16 @@
 
 namespace rfops {
 
-constexpr u32 kScalePair = 2 * kTileRows;  // rows whose scales are one dword a lane
+constexpr u32 kScalePair = 2 * kTileRows;  // rows whose scales are one dword per lane
 
-// A K-step of an operand in LDS.
+// LDS buffer of one K-step of an operand.
 template <u32 kRows>
 struct Fp4Rows {
   u8 rows[kRows * kRowBytes];
   u32 scales[kRows / kScalePair][kWaveSize];
 };
 
-// K-steps of a workgroup's part one after the other, round from any of them on.
+// Iterates over the K-steps of a workgroup's split, from any of them on, with wrap-around.
 class Fp4Cursor {
  public:
   __device__ Fp4Cursor(const TileWork& work, u32 start_step)
@@ -30,7 +30,7 @@ class Fp4Cursor {
         end_(work.end),
         k_(work.begin + start_step * kStepK),
         steps_left_((work.end - work.begin + kStepK - 1) / kStepK) {}
-  // The step's first element, kOutOfBounds behind the last; and on to the next.
+  // Returns the first element of the current step, kOutOfBounds after the last, and advances.
   __device__ u32 next() {
     const u32 k = steps_left_ ? k_ : kOutOfBounds;
     steps_left_ -= steps_left_ ? 1 : 0;
@@ -43,8 +43,8 @@ class Fp4Cursor {
   u32 begin_, end_, k_, steps_left_;
 };
 
-// What one of kOfWaves waves loads of an operand: pieces of 16 bytes a lane, of 8 rows, or of
-// shuffled ones of half the K of 16; and scales. kSteps K-steps on their way.
+// Loads what one of kNumWaves waves has of an operand: 16-byte chunks of 8 rows per load
+// (preshuffled: half the K of 16 rows) and scales; kSteps K-steps in flight.
 template <u32 kRows, bool kShuffled, bool kTail, u32 kNumWaves, u32 kSteps>
 class Fp4Loader {
  public:
@@ -55,7 +55,7 @@ class Fp4Loader {
                 "whole loads");
   static constexpr u32 kPairs = (kRows / kScalePair + kNumWaves - 1) / kNumWaves;
   static constexpr bool kEvenPairs = kRows / kScalePair % kNumWaves == 0;
-  static constexpr u32 kLoads = kChunksPerLane + kPairs;  // of a step
+  static constexpr u32 kLoads = kChunksPerLane + kPairs;  // per K-step
   using Layout = OperandLayout<kShuffled>;
   using LdsRows = Fp4Rows<kRows>;
 
@@ -83,7 +83,7 @@ class Fp4Loader {
     lds_dst_ = lds_offset_mxfp4(row, chunk_) + number * (kChunksPerLane * kLoadBytes);
   }
 
-  // What follows loads the next step to slot `slot`; behind the last one nothing.
+  // Sets the next K-step as the target of the loads to `stage`; after the last one they load zeros.
   __device__ void begin(u32 stage) {
     u32 k = cursor_.next();
     asm volatile("" : "+s"(k));
@@ -91,7 +91,7 @@ class Fp4Loader {
     k_offset_ = k < end_ ? k / 2 * Layout::kKStrideBytes : kOutOfBounds;
     scale_k_offset_ = k < end_ ? k / kStepK * (kWaveSize * 4) : kOutOfBounds;
   }
-  // Load `i` of the step.
+  // Issues load `i` of the K-step.
   __device__ void load(u32 stage, u32 i) {
     if (i < kChunksPerLane) {
       u32 offset = src_offset_[i];
@@ -107,7 +107,7 @@ class Fp4Loader {
               .dword[0];
     }
   }
-  // What load `i` brought to LDS.
+  // Writes what load `i` brought to LDS.
   __device__ void write_lds(u32 stage, u32 i, RFOPS_LDS LdsRows* lds) const {
     if (i < kChunksPerLane) {
       const u32 lds_dst =

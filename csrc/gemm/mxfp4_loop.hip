@@ -1,24 +1,24 @@
-// out[m, n] = bias[n] + sum_k x~[m, k] * w~[n, k], both MXFP4: e2m1 elements, one e8m0 scale for 32
-// along K. Any M and N, K a multiple of 32; for so many rows that the matrix cores are the limit.
+// out[m, n] = bias[n] + sum_k x~[m, k] * w~[n, k], both MXFP4: e2m1 elements, one e8m0 scale per 32
+// along K. Any M and N, K a multiple of 32; for so many rows that MFMA throughput is the limit.
 //
-// Layout. Four waves, 2 along M and 2 along N, one a SIMD, make kM x kN of the result; sums are in
-// accumulation registers. A K-step of 256, rows of 128 bytes, goes through registers to LDS, in two
-// buffers; scales, shuffled, go to registers. A step has two halves, of 128 of K each, in which a
-// wave multiplies while all else is on its way, an instruction at a time between those of the
-// matrix cores:
+// Layout. Four waves, 2 along M and 2 along N, one per SIMD, compute kM x kN of the output, with
+// accumulators in AGPRs. A K-step of 256 (rows of 128 bytes) is loaded through registers to LDS, in
+// two buffers; preshuffled scales are loaded to registers. A step has two halves of 128 of K. In
+// each half a wave multiplies and issues all other instructions one at a time between the MFMAs:
 //
 //   half  multiplies            reads                       also
 //     0   first 128 of step t   second 128 of step t        writes step t + 1 to LDS, loads t + 2
-//     1   second 128 of step t  first 128 of step t + 1     goes on loading
+//     1   second 128 of step t  first 128 of step t + 1     continues to load
 //
-// and a barrier before the second half. A workgroup makes one tile of the result after the other,
-// `groups` apart: the last steps of one load the first of the next. w is operand A, so that a lane
-// holds 4 neighbours of a row of out. kSplit workgroups share out K; the last of a tile adds up
-// (split_k_reduce.h).
+// A barrier precedes the second half. Workgroups are persistent: each computes one tile after the
+// other, `groups` apart, and the last steps of a tile load the first steps of the next. w is MFMA
+// operand A, so a lane holds 4 neighbours of a row of out. kSplit workgroups split K; the last to
+// arrive reduces (split_k_reduce.h).
 //
-// Promises. Deterministic: the order of sums is fixed by the config and K. A scale of 255 is NaN in
-// its row or column. The caller aligns x, w and their rows to 16 bytes, scales to 4; a workgroup's
-// rows span less than 2 GiB, what lies before them may be more.
+// Guarantees: bitwise deterministic for a given config and K. A scale of 255 makes its row or
+// column NaN.
+// Requires: x, w and their rows 16-byte aligned, scales 4-byte aligned; the rows of a workgroup
+// span less than 2 GiB (what lies before them may be larger).
 #include "gemm/bias.h"
 #include "gemm/mxfp4_tile_scheduler.h"
 #include "rfops/chip/sync.h"
@@ -44,15 +44,15 @@ using namespace rfops;
 
 using Out = RFOPS_OUT;                         // bf16, f16 or f32
 using Bias = RFOPS_BIAS;                       // void, bf16, f16 or f32
-constexpr bool kShuffled = RFOPS_SHUFFLED;     // w lies in tiles of 16 rows by 16 bytes
-constexpr bool kXShuffled = RFOPS_X_SHUFFLED;  // the same of x
-constexpr u32 kM = RFOPS_M;                    // rows of x of a workgroup
-constexpr u32 kN = RFOPS_N;                    // rows of w of a workgroup
-constexpr u32 kSplit = RFOPS_SPLIT;            // workgroups along K
-constexpr u32 kGroupM = RFOPS_GROUP_M;         // tiles along M of a group of workgroups
+constexpr bool kShuffled = RFOPS_SHUFFLED;     // w is preshuffled: tiles of 16 rows by 16 bytes
+constexpr bool kXShuffled = RFOPS_X_SHUFFLED;  // x is preshuffled
+constexpr u32 kM = RFOPS_M;                    // rows of x per workgroup
+constexpr u32 kN = RFOPS_N;                    // rows of w per workgroup
+constexpr u32 kSplit = RFOPS_SPLIT;            // split-K: workgroups per output tile
+constexpr u32 kGroupM = RFOPS_GROUP_M;         // tiles along M per raster group (tile_map.h)
 constexpr bool kTail = RFOPS_TAIL;             // K ends within a K-step
-constexpr u32 kThreads = 4 * kWaveSize;        // waves 2 x 2
-constexpr u32 kMTiles = kM / 2 / kTileRows, kNTiles = kN / 2 / kTileRows;  // of a wave
+constexpr u32 kThreads = 4 * kWaveSize;        // 2 x 2 waves
+constexpr u32 kMTiles = kM / 2 / kTileRows, kNTiles = kN / 2 / kTileRows;  // per wave
 constexpr u32 kTiles = kMTiles * kNTiles;
 static_assert(kM % 64 == 0 && kN % 64 == 0, "pairs of tiles, whose scales are one dword");
 
@@ -77,7 +77,7 @@ struct Operands {
 
 class Wave {
  public:
-  u32 m, n;  // its first row of x and of w in the workgroup
+  u32 m, n;  // the wave's first row of x and of w in the workgroup's tile
 
   __device__ explicit Wave(const Fp4Args& args)
       : m(wave_id() / 2 * (kM / 2)),
@@ -89,7 +89,7 @@ class Wave {
         fragment_{lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows),
                   lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows + 4)} {}
 
-  // The first step to LDS, the second on its way.
+  // Prologue: brings the first step to LDS and issues the loads of the second.
   __device__ void start(const Item& item) {
     const u32 begin = item.work.begin, end = item.work.end;
     x_.set_k(begin, end);
@@ -110,15 +110,15 @@ class Wave {
     static_for<kReads>([&](u32 i) { read(i, 0, 0); });
   }
 
-  // All of an item, two steps at a time: one more than it has, of zeros, where that is odd. `item`,
-  // from which is loaded, becomes item `next` for the last two.
+  // Computes one tile, two steps at a time; an odd number of steps is completed by a step of zeros.
+  // `item`, the source of the loads, becomes item `next` for the last two steps.
   __device__ void run_mainloop(F32x4 (&sums)[kTiles], Item& item, const Fp4Args& args, u32 next) {
     const TileWork work = item.work;
     two_steps<true>(sums, work, work.begin, item, args, next);
     for (u32 k = work.begin + 2 * kStepK; k < work.end; k += 2 * kStepK) {
       two_steps<false>(sums, work, k, item, args, next);
     }
-    asm volatile("s_nop 15\n\ts_nop 15");  // until the last sums are there
+    asm volatile("s_nop 15\n\ts_nop 15");  // until the last accumulators are complete
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) force_agpr(sums[t]);  // none is read in the loop
     sched_barrier();
@@ -147,7 +147,8 @@ class Wave {
     i < X::kCount ? x_.write_lds(i, (LdsBytes*)memory.stage[buffer].x)
                   : w_.write_lds(i - X::kCount, (LdsBytes*)memory.stage[buffer].w);
   }
-  // Operand i of a half: first one of each, then those of w, then of x, as they are used.
+  // Reads operand i of a half: one of x first, then all of w, then the rest of x, in the order of
+  // use.
   __device__ void read(u32 i, u32 half, u32 buffer) {
     const u32 offset = half == 0 ? fragment_.low : fragment_.high;
     const LdsBytes* const x = (LdsBytes*)memory.stage[buffer].x + m * kRowBytes + offset;
@@ -161,7 +162,7 @@ class Wave {
     }
   }
 
-  // What a step loads: operands two steps on, scales one step on.
+  // K-steps that a step loads from: operands two steps ahead, scales one step ahead.
   struct LoadTarget {
     u32 k, end, scale_k, scale_end;
   };
@@ -182,7 +183,7 @@ class Wave {
     }
     const u32 end = item.work.end;
     step<0, kFresh>(sums, work, k, item, {load_k, end, k + kStepK, work.end});
-    asm volatile("" : "+s"(k));  // compared once more, and a branch: selects would be in each step
+    asm volatile("" : "+s"(k));  // compares again and branches: selects would stay in each step
     if (k + 2 * kStepK >= work.end) {
       asm volatile("");
       item.x_scale = x_scale;
@@ -202,7 +203,7 @@ class Wave {
     half<kStage, 1, false>(sums, item, target);
   }
 
-  // After multiplication q of a half: what else is done there.
+  // Issue slot after MFMA q of a half.
   template <u32 kStage, u32 kHalf>
   __device__ void do_issue_slot(u32 q, const Item& item, const LoadTarget& target) {
     if (q % Schedule::kInterval == 0 && q / Schedule::kInterval < kReads) {
@@ -263,7 +264,7 @@ __device__ inline void store_sums(F32x4 (&sums)[kTiles], Out* out, u32 m, u32 n,
   const Store store(out, work.m0 + wave.m, m, kM / 2, n, n0, lds);
   store.template store<kMTiles>([&](u32 i, u32 j) {
     F32x4& sum = sums[Order::index_of(i, j)];
-    force_agpr(sum);  // not all at once from accumulation registers
+    force_agpr(sum);  // keeps the compiler from reading all AGPRs at once
     return __is_same(Bias, void) ? sum : sum + biases[j * 4 + lane / kTileRows];
   });
 }
@@ -280,8 +281,8 @@ extern "C" __global__ void
                u32 groups,                     // workgroups of the launch
                Out* __restrict__ out,          // [M, N]
                const void* __restrict__ bias,  // [N]
-               void* __restrict__ workspace,   // SplitKReducer; with kSplit > 1
-               u32* __restrict__ counts) {     // [tiles], zeros
+               void* __restrict__ workspace,   // partials if kSplit > 1 (SplitKReducer)
+               u32* __restrict__ counts) {     // [tiles], zeros before and after
   const Fp4Args args = {w, w_scale, x,     x_scale,     m,           n,
                         k, x_row,   w_row, w_scale_row, x_scale_row, groups};
   const u32 items = Item::count(args);

@@ -1,8 +1,8 @@
-// Operands of MX matrix multiplication on their way from memory: a tile of 16 rows by 128 of K at a
-// time, loaded into registers as memory likes it, then made ready for the matrix cores.
+// Operands of MX matrix multiplication, loaded to registers in the order that suits memory, one
+// tile of 16 rows by 128 of K at a time, then converted to MFMA fragments.
 //
-// Tiles beyond K (is_there) and rows that are not there load zeros with scale 2^-127, and touch no
-// memory: they add 0. With kTail K may end within a tile, at a multiple of 32.
+// Tiles beyond K (in_bounds is false) and rows out of bounds load zeros with scale 2^-127 without a
+// memory access: they add 0. With kTail K may end within a tile, at a multiple of 32.
 #pragma once
 
 #include "gemm/mxfp4_fast_quant.h"
@@ -14,16 +14,16 @@
 
 namespace rfops {
 
-struct Fp4 {};  // as the type of x: e2m1 with scales
-struct Fp8 {};  // e4m3 with scales
+struct Fp4 {};  // type of x: e2m1 with scales
+struct Fp8 {};  // type of x: e4m3 with scales
 
 // Scales of a workgroup's rows from `row` on, a multiple of 16; all in scalars.
 template <bool kShuffled>
 struct ScaleRows {
   const u8* base;
-  u32 row_bytes;  // from row to row; of shuffled ones the columns, a multiple of 8
+  u32 row_bytes;  // row stride; of preshuffled scales the number of columns, a multiple of 8
   u32 bytes;
-  u32 odd;  // whether `row` is in the second half of 32 shuffled ones
+  u32 odd;  // `row` is in the second half of 32 preshuffled rows
 
   __device__ ScaleRows(const u8* scales, u32 row, u32 rows, u32 max_rows, u32 row_bytes, u32 k)
       : row_bytes(row_bytes), odd(kShuffled ? row / kTileRows % 2 : 0) {
@@ -37,7 +37,8 @@ struct ScaleRows {
     }
   }
 
-  // A lane's scale of the tile that is `rows16` and `k128` tiles on, in the lowest byte.
+  // Loads the lane's scale of the tile that is `rows16` and `k128` tiles further, in the lowest
+  // byte.
   template <bool kTail>
   __device__ u32 load(u32 rows16, u32 k128, u32 k, bool in_bounds) const {
     using Layout = MxScaleLayout<kShuffled>;
@@ -53,20 +54,20 @@ struct ScaleRows {
   }
 };
 
-// A tile as the matrix cores take it; of e2m1 `high` is not looked at.
+// Fragment and scale of one tile; e2m1 ignores `high`.
 struct ScaledFragment {
   Fragment fragment;
   u32 scale;
 };
 
-// Elements that have scales. Shuffled ones come as the matrix cores want them; of others lanes side
-// by side load what lies side by side, and kStagingBytes of LDS of the wave's own put it in order.
+// An operand that has scales. Preshuffled tiles are loaded as fragments. Of others adjacent lanes
+// load adjacent addresses, and kStagingBytes of the wave's own LDS bring them into fragment order.
 template <class X, bool kShuffled, bool kShuffledScales, bool kTail, CacheHint kHint = kCached>
 struct ScaledSource {
   static constexpr MatrixFormat kFormat = __is_same(X, Fp4) ? kE2m1 : kE4m3;
-  static constexpr u32 kChunksPerLane = kFormat == kE2m1 ? 1 : 2;  // of 16 bytes a lane
-  static constexpr u32 kChunks = 4 * kChunksPerLane;  // of 16 bytes, in a row of a tile
-  static constexpr u32 kElements = kTileK / kChunks;  // of a chunk
+  static constexpr u32 kChunksPerLane = kFormat == kE2m1 ? 1 : 2;  // 16 bytes each
+  static constexpr u32 kChunks = 4 * kChunksPerLane;  // 16-byte chunks in a row of a tile
+  static constexpr u32 kElements = kTileK / kChunks;  // per chunk
   static constexpr u32 kRowsPerLoad = kWaveSize / kChunks;
   static constexpr u32 kStagingBytes = kShuffled ? 0 : kTileRows * kChunks * kVecBytes;
   using Layout = OperandLayout<kShuffled>;
@@ -80,7 +81,7 @@ struct ScaledSource {
   ScaleRows<kShuffledScales> scales;
   u32 k;
 
-  // Chunk c of row r lies where no two of the lanes that LDS serves together meet.
+  // Returns the LDS offset of a chunk: lanes that LDS serves together use different banks.
   static constexpr u32 staging_offset(u32 row, u32 chunk) {
     if constexpr (kChunksPerLane == 2) return lds_offset(row, chunk);
     const u32 high = row / 8, swizzle = (high ^ row / 4 % 2) * 2 + high;
@@ -133,12 +134,12 @@ struct ScaledSource {
   }
 };
 
-// bf16 or f16 that is quantised here. Four rows of 256 bytes a load, side by side; then through
-// kStagingBytes of LDS of the wave's own, so that a lane gets 64 bytes of a row.
+// An operand of bf16 or f16 that is quantised here. A load brings four contiguous rows of 256
+// bytes; kStagingBytes of the wave's own LDS give each lane 64 bytes of a row.
 template <class X, class Rounding, bool kTail>
 struct QuantisedSource {
   static constexpr MatrixFormat kFormat = kE2m1;
-  static constexpr u32 kChunks = 16;  // of 16 bytes, in a row of a tile
+  static constexpr u32 kChunks = 16;  // 16-byte chunks in a row of a tile
   static constexpr u32 kRowsPerLoad = kWaveSize / kChunks;
   static constexpr u32 kStagingBytes = kTileRows * kChunks * kVecBytes;
   struct Staged {
@@ -148,8 +149,8 @@ struct QuantisedSource {
   OperandView rows;
   u32 k;
 
-  // Chunk c of row r lies where no two of the lanes that LDS serves together meet (static_assert
-  // below).
+  // Returns the LDS offset of a chunk: lanes that LDS serves together use different banks
+  // (static_assert below).
   static constexpr u32 staging_offset(u32 row, u32 chunk) {
     const u32 high = row / 8, swizzle = (high ^ row / 4 % 2) * 8 + high * 4 + row % 4;
     return (row * kChunks + (chunk ^ swizzle)) * kVecBytes;
@@ -171,7 +172,7 @@ struct QuantisedSource {
     return staged;
   }
 
-  // What a lane gets of a tile: a block of 32.
+  // A lane's block of 32 elements.
   struct Transposed {
     u32 x[16];
   };
@@ -203,12 +204,12 @@ struct QuantisedSource {
 
 namespace details {
 
-// Whether the way of a source's tiles through LDS has no bank conflict.
+// Returns whether neither writes nor reads of a source's staging have a bank conflict.
 template <class Source, u32 kReads>
 constexpr bool staging_conflict_free() {
   constexpr u32 kChunks = Source::kChunks;
   for (u32 i = 0; i < kReads; ++i) {
-    const u32 step = kReads == 4 ? 1 : 4, rows = kReads == 4 ? 4 : 1;  // a lane's chunks
+    const u32 step = kReads == 4 ? 1 : 4, rows = kReads == 4 ? 4 : 1;  // chunks of a lane
     if (!conflict_free(kReadPhases, kLdsBanks, [=](u32 l) {
           return Source::staging_offset(l % 16, l / 16 * rows + i * step);
         })) {
@@ -246,11 +247,11 @@ struct SourceOf<Fp8, Rounding, kShuffledScales, kTail> {
 
 }  // namespace details
 
-// Where x comes from, by its type.
+// The source of x by its type.
 template <class X, class Rounding, bool kShuffledScales, bool kTail>
 using XSource = details::SourceOf<X, Rounding, kShuffledScales, kTail>::Type;
 
-// At most `most` rows of x, [rows, k], from `row` on.
+// Makes the source of at most max_rows rows of x, [rows, k], from `row` on.
 template <class Source, class X>
 __device__ inline Source x_source(const void* x, const u8* scales, u32 row, u32 rows, u32 max_rows,
                                   u32 row_bytes, u32 scale_row_bytes, u32 k) {

@@ -1,11 +1,11 @@
-// What csrc/gemm/mxfp4_loop.hip wants and a caller does not have: x of 16 bits quantised, its
-// elements and scales shuffled; raw scales shuffled.
+// Prepares operands for mxfp4_loop.hip: quantises 16-bit x and preshuffles its elements and scales;
+// preshuffles raw scales.
 //
-// A wave makes 32 rows by 256 of K: two tiles of rows and two along K, whose scales are one dword a
-// lane, byte 2 * (K's half) + rows' half. Any number of rows, K a multiple of 32; what lies beyond
-// K is left out of the elements and zero in the scales.
+// A wave handles 32 rows by 256 of K: two tiles along the rows and two along K, whose scales are
+// one dword per lane, byte 2 * (half of K) + half of the rows. Any number of rows, K a multiple of
+// 32. Beyond K no elements are written, and scales are zero.
 //
-// The caller aligns x and its rows to 16 bytes.
+// Requires: x and its rows 16-byte aligned.
 #include "gemm/mxfp4_operand.h"
 #include "rfops/matrix/mfma_mxfp4.h"
 #include "rfops/tile/global_to_lds.h"
@@ -29,7 +29,7 @@ __shared__ u8 memory[kWaves][XTiles::kStagingBytes];
 
 // The 32 rows and 256 of K of a wave.
 struct WavePosition {
-  u32 row32, k256, columns;  // of scales, in eights
+  u32 row32, k256, columns;  // columns of scales, in groups of eight
   bool in_bounds;
 
   __device__ WavePosition(u32 rows, u32 k) {

@@ -1,20 +1,21 @@
-// out[m, n] = bias[n] + sum_k x~[m, k] * w~[n, k], x~ and w~ in MX formats: e2m1 elements w, and of
-// x bf16 or f16 that are quantised here, or e2m1 or e4m3; one e8m0 scale for 32 along K.
+// out[m, n] = bias[n] + sum_k x~[m, k] * w~[n, k], in MX formats: w is e2m1; x is e2m1 or e4m3, or
+// bf16 or f16 that is quantised here to e2m1; one e8m0 scale per 32 along K.
 //
 // For few rows of x: w is read once, from memory to registers. M up to 16 kMTiles, any N, K a
 // multiple of 32.
 //
-// Layout. A workgroup has all rows of x and 16 kNTiles rows of w. Its kWaves waves, and kSplit
-// workgroups of the same rows, take turns along K, kSteps tiles of 128 at a time; a turn's operands
-// go to the registers of the matrix cores as rfops/matrix/mfma_mxfp4.h has them, all of them in
-// flight at once. x to be quantised comes row by row, as memory likes it, and is turned in LDS so
-// that a lane has a block of 32; each element once a workgroup. w is operand A, so that a lane
-// holds 4 neighbours of a row of out. The waves' sums meet in LDS, in their order; the workgroups'
-// in a workspace, and the last one adds them up.
+// Layout. A workgroup computes all rows of x by 16 kNTiles rows of w. Its kWaves waves, and kSplit
+// workgroups with the same rows, interleave along K in K-steps of kSteps tiles of 128. All operands
+// of a K-step are in flight at once, in the registers that the MFMAs use
+// (rfops/matrix/mfma_mxfp4.h). x that is quantised is loaded row by row and transposed through LDS
+// so that a lane gets a block of 32; each workgroup quantises each element once. w is MFMA operand
+// A, so a lane holds 4 neighbours of a row of out. The waves' partials are reduced in LDS, the
+// workgroups' partials in the workspace by the last to arrive, both in a fixed order.
 //
-// Promises. Deterministic: the order of sums is fixed by the config and K. A scale of 255 is NaN in
-// its row or column. The caller aligns x, w and their rows to 16 bytes, shuffled scales to 4; a
-// workgroup's rows span less than 2 GiB, what lies before them may be more.
+// Guarantees: bitwise deterministic for a given config and K. A scale of 255 makes its row or
+// column NaN.
+// Requires: x, w and their rows 16-byte aligned, preshuffled scales 4-byte aligned; the rows of a
+// workgroup span less than 2 GiB (what lies before them may be larger).
 #include "gemm/bias.h"
 #include "gemm/mxfp4_operand.h"
 #include "rfops/chip/arch.h"
@@ -44,24 +45,24 @@ using namespace rfops;
 using Out = RFOPS_OUT;                      // bf16, f16 or f32
 using X = RFOPS_X;                          // bf16, f16, Fp4 or Fp8
 using Bias = RFOPS_BIAS;                    // void, bf16, f16 or f32
-constexpr bool kShuffled = RFOPS_SHUFFLED;  // w lies in tiles of 16 rows by 16 bytes
-constexpr u32 kMTiles = RFOPS_M_TILES;      // tiles of 16 rows of x
-constexpr u32 kNTiles = RFOPS_N_TILES;      // tiles of 16 rows of w of a workgroup
+constexpr bool kShuffled = RFOPS_SHUFFLED;  // w is preshuffled: tiles of 16 rows by 16 bytes
+constexpr u32 kMTiles = RFOPS_M_TILES;      // 16-row tiles of x
+constexpr u32 kNTiles = RFOPS_N_TILES;      // 16-row tiles of w per workgroup
 constexpr u32 kSteps = RFOPS_STEPS;         // tiles along K that a wave has in flight
-constexpr u32 kWaves = RFOPS_WAVES;         // waves of a workgroup, side by side along K
-constexpr u32 kSplit = RFOPS_SPLIT;         // workgroups along K
-constexpr bool kOneStep = RFOPS_ONE_TURN;   // K is that short
+constexpr u32 kWaves = RFOPS_WAVES;         // waves per workgroup, interleaved along K
+constexpr u32 kSplit = RFOPS_SPLIT;         // split-K: workgroups per output tile
+constexpr bool kOneStep = RFOPS_ONE_TURN;   // K is at most one K-step of all waves
 constexpr bool kTail = RFOPS_TAIL;          // K ends within a tile
 
 constexpr u32 kThreads = kWaves * kWaveSize;
 constexpr u32 kTiles = kNTiles * kMTiles;
 constexpr u32 kM = kMTiles * kTileRows, kN = kNTiles * kTileRows;
 using Split = SplitKReducer<kSplit, kTiles * kWaveSize, kThreads>;
-constexpr u32 kTilesPerWave = Split::kItemsPerThread;  // tiles that a wave writes at most
+constexpr u32 kTilesPerWave = Split::kItemsPerThread;  // maximum per wave
 using XTiles = XSource<X, RFOPS_ROUNDING, RFOPS_X_SHUFFLED_SCALES, kTail>;
 using WTiles = ScaledSource<Fp4, kShuffled, RFOPS_SHUFFLED_SCALES, kTail, kStreamed>;
 
-// Of a wave: some tiles of x on their way to the matrix cores, later its sums.
+// LDS per wave: first tiles of x in staging, later its sums.
 constexpr u32 kSumBytes = kTiles * kWaveSize * sizeof(F32x4);
 constexpr u32 kStagingBytes = XTiles::kStagingBytes * (kMTiles * kSteps > 1 ? 2 : 1);
 constexpr u32 kWaveBytes = kSumBytes > kStagingBytes ? kSumBytes : kStagingBytes;
@@ -69,8 +70,8 @@ static_assert(kSumBytes >= WTiles::kStagingBytes, "a tile of w has its way throu
 static_assert(kWaves * kWaveBytes <= kLdsBytes, "a workgroup fits a CU");
 __shared__ F32x4 memory[kWaves][kWaveBytes / sizeof(F32x4)];
 
-// What a turn has in flight: kSteps tiles from `first` on, of which those from `tiles` on are not
-// there. w first: it comes from memory, x from L2 meanwhile.
+// Operands of one K-step: kSteps tiles from tile_begin on; those from `tiles` on are zeros. w
+// first, because it comes from memory and x meanwhile from L2.
 struct KStep {
   WTiles::Staged w[kSteps][kNTiles];
   XTiles::Staged x[kSteps][kMTiles];
@@ -92,7 +93,7 @@ struct KStep {
     }
   }
 
-  // Tiles of x one after the other; the next one is on its way through LDS meanwhile.
+  // Multiplies tile after tile of x, while the next one is staged through LDS.
   __device__ void multiply(F32x4 (&sums)[kTiles], const WTiles& w_tiles, const XTiles& x_tiles,
                            u32 tile_begin, LdsBytes* staging) const {
     constexpr u32 kXFragments = kSteps * kMTiles;
@@ -134,22 +135,23 @@ struct KStep {
 
 }  // namespace
 
-// Grid: workgroups of the same rows of w are neighbours on one XCD.
+// Grid: workgroups with the same rows of w are neighbours on one XCD.
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
 mxfp4_stream(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
              const u8* __restrict__ w_scale,  // [N, K/32], rows w_scale_row bytes apart
              const void* __restrict__ x,      // [M, K], rows x_row bytes apart
-             const u8* __restrict__ x_scale,  // [M, K/32], likewise
+             const u8* __restrict__ x_scale,  // [M, K/32], rows x_scale_row bytes apart
              u32 m, u32 n, u32 k, u32 x_row, u32 w_row, u32 w_scale_row, u32 x_scale_row,
              Out* __restrict__ out,          // [M, N]
              const void* __restrict__ bias,  // [N]
-             void* __restrict__ workspace,   // SplitKReducer; with kSplit > 1
-             u32* __restrict__ counts) {     // [tiles], zeros
+             void* __restrict__ workspace,   // partials if kSplit > 1 (SplitKReducer)
+             u32* __restrict__ counts) {     // [tiles], zeros before and after
   const u32 n_tiles = (n + kN - 1) / kN, tiles = (k + kTileK - 1) / kTileK;
   const u32 order = xcd_remap(workgroup_id_x(), n_tiles * kSplit);
   const u32 n_tile = order / kSplit, split = order % kSplit, n0 = n_tile * kN;
   const u32 wave = wave_id(), lane = lane_id();
-  // Workgroups of an XCD begin with other parts of x, which one of them brings to L2 for all.
+  // The workgroups of an XCD start at different parts of x, so that each part is brought to L2 by
+  // one of them for all.
   const u32 k_part = (wave + n_tile) % kWaves;
   const WTiles w_tiles = {{w, n0, n, kN, w_row, 0, k / 2, WTiles::Layout::kKStrideBytes},
                           {w_scale, n0, n, kN, w_scale_row, k},

@@ -1,5 +1,5 @@
-// The pieces of work of a loop over tiles of an MXFP4 product: which tile of the result, which part
-// of K, and where in memory its operands and shuffled scales lie (gfx950).
+// Tile scheduler of MXFP4 GEMMs: the output tile and split of K of a work item, and the addresses
+// of its operands and preshuffled scales (gfx950).
 #pragma once
 
 #include "rfops/chip/arch.h"
@@ -17,13 +17,14 @@ struct Fp4Args {
   u32 groups;  // workgroups of the launch
 };
 
-// A tile of the result, or a part of its K.
+// An output tile, or one split of its K.
 struct TileWork {
   u32 m0, n0, tile, split;
   u32 begin, end;  // elements of K
 };
 
-// Number `item` of all tiles of kM x kN and parts of them; of those beyond the last no K.
+// Returns work item `item` of all tiles of kM x kN and their splits; items beyond the last have an
+// empty range of K.
 template <u32 kM, u32 kN, u32 kSplit, u32 kGroupM>
 __device__ inline TileWork fp4_tile_work(const Fp4Args& a, u32 item) {
   const u32 m_blocks = (a.m + kM - 1) / kM, n_blocks = (a.n + kN - 1) / kN;
@@ -31,7 +32,7 @@ __device__ inline TileWork fp4_tile_work(const Fp4Args& a, u32 item) {
   const TileCoord lane_tile = tile_coord<kGroupM, kSplit>(in_bounds ? item : 0, m_blocks, n_blocks);
   const TileCoord tile = {readfirstlane(lane_tile.m), readfirstlane(lane_tile.n),
                           readfirstlane(lane_tile.split)};
-  const u32 steps = (a.k + kStepK - 1) / kStepK;  // shared out in parts that differ by one at most
+  const u32 steps = (a.k + kStepK - 1) / kStepK;  // splits differ by at most one
   const u32 begin = steps * tile.split / kSplit * kStepK;
   const u32 padded_end = steps * (tile.split + 1) / kSplit * kStepK;
   const u32 end = padded_end < a.k ? padded_end : a.k;
@@ -39,7 +40,8 @@ __device__ inline TileWork fp4_tile_work(const Fp4Args& a, u32 item) {
           tile.split,  begin,       in_bounds ? end : begin};
 }
 
-// Shuffled scales of at most `most` rows from `row` on, a multiple of 32.
+// Returns the buffer of the preshuffled scales of at most max_rows rows from `row` on, a multiple
+// of 32.
 __device__ inline Buffer scale_rows(const u8* scales, u32 row, u32 rows, u32 max_rows,
                                     u32 row_bytes, bool in_bounds) {
   const u32 remaining = row < rows ? rows - row : 0;
@@ -48,8 +50,7 @@ __device__ inline Buffer scale_rows(const u8* scales, u32 row, u32 rows, u32 max
                      in_bounds ? (num_rows + 31) / 32 * 32 * row_bytes : 0);
 }
 
-// Number `item` of all tiles and parts of kM x kN of a workgroup, whose waves are 2 x 2. Of those
-// beyond the last nothing is loaded.
+// A work item with the buffers of a workgroup of 2 x 2 waves. Items beyond the last load nothing.
 template <u32 kM, u32 kN, u32 kSplit, u32 kGroupM, bool kXShuffled, bool kShuffled>
 struct Fp4Item {
   TileWork work;
@@ -64,7 +65,8 @@ struct Fp4Item {
     const TileWork work = fp4_tile_work<kM, kN, kSplit, kGroupM>(a, item);
     const u32 m0 = work.m0, n0 = work.n0;
     const bool in_bounds = item < count(a);
-    const u32 x_rows = kXShuffled ? (a.m + 15) / 16 * 16 : a.m;  // shuffled ones come in sixteens
+    const u32 x_rows =
+        kXShuffled ? (a.m + 15) / 16 * 16 : a.m;  // preshuffled rows are padded to 16
     const OperandView x(a.x, m0, x_rows, kM, a.x_row, 0, a.k / 2,
                         OperandLayout<kXShuffled>::kKStrideBytes);
     const OperandView w(a.w, n0, a.n, kN, a.w_row, 0, a.k / 2,
@@ -78,13 +80,14 @@ struct Fp4Item {
   }
 };
 
-// Workgroups that begin together store together, each time all that the memory takes for kStore
-// clocks, in which loads wait. So where a workgroup makes four tiles or more, of many clocks each,
-// those of an XCD begin one after the other; the last one twice kStore behind, by which the launch
-// is longer. 16384 x 8192 x 8192 by timing mode: matrix cores busy 81 -> 85 %.
+// Delays the start of workgroups so that they do not all store at the same time. Workgroups that
+// start together store together, which occupies the memory for kStoreClocks, and loads wait. So if
+// each workgroup computes at least four long tiles, those of an XCD start one after the other; the
+// last one starts 2 kStoreClocks late, which lengthens the launch by as much. Estimated, MI355X,
+// 16384 x 8192 x 8192: MFMA utilisation 81 -> 85 %.
 template <u32 kTileBytes>
 __device__ inline void stagger_start(u32 items, u32 groups, u32 clocks) {
-  constexpr u32 kStoreClocks = kTileBytes / 13;            // by the bytes a clock that a CU gets
+  constexpr u32 kStoreClocks = kTileBytes / 13;            // from the bytes per clock of one CU
   constexpr u32 kSleepUnits = 2 * kStoreClocks / 32 / 64;  // s_sleep counts 64 clocks
   if (kSleepUnits == 0 || items < 4 * groups || clocks < 6 * kStoreClocks) return;
   for (u32 i = 0; i < workgroup_id_x() / kXcds; ++i) __builtin_amdgcn_s_sleep(kSleepUnits);

@@ -1,19 +1,20 @@
-// out[m, n] = bias[n] + sum_k x~[m, k] * w~[n, k], x~ and w~ in MX formats: e2m1 elements w, and of
-// x bf16 or f16 that are quantised here, or e2m1 or e4m3; one e8m0 scale for 32 along K.
+// out[m, n] = bias[n] + sum_k x~[m, k] * w~[n, k], in MX formats: w is e2m1; x is e2m1 or e4m3, or
+// bf16 or f16 that is quantised here to e2m1; one e8m0 scale per 32 along K.
 //
-// For more rows of x than one workgroup of mxfp4_stream has. Any M and N, K a multiple of 32.
+// For more rows of x than one workgroup of mxfp4_stream takes. Any M and N, K a multiple of 32.
 //
-// Layout. A workgroup makes 16 kMTiles x 16 kNTiles kWaves of the result; its waves lie side by
-// side along N. In a K-step of kSteps tiles of 128 each wave makes some tiles of x ready for the
-// matrix cores, quantised once for all, and puts them to LDS, in two buffers; those of w go from
-// memory to the registers of the one wave that has them. While a step is multiplied, x of the next
-// is quantised and that of the one after on its way. w is operand A, so that a lane holds 4
-// neighbours of a row of out. kSplit workgroups share out K; the last of a tile adds up
+// Layout. A workgroup computes 16 kMTiles x 16 kNTiles kWaves of the output, with its waves along
+// N. In a K-step of kSteps tiles of 128 each wave converts some tiles of x to MFMA fragments, so
+// each is quantised once, and writes them to LDS, in two buffers. Tiles of w go from memory to the
+// registers of the one wave that uses them. While a step is multiplied, x of the next step is
+// quantised and x of the step after that is in flight. w is MFMA operand A, so a lane holds 4
+// neighbours of a row of out. kSplit workgroups split K; the last to arrive reduces
 // (split_k_reduce.h).
 //
-// Promises. Deterministic: the order of sums is fixed by the config and K. A scale of 255 is NaN in
-// its row or column. The caller aligns x, w and their rows to 16 bytes, shuffled scales to 4; a
-// workgroup's rows span less than 2 GiB, what lies before them may be more.
+// Guarantees: bitwise deterministic for a given config and K. A scale of 255 makes its row or
+// column NaN.
+// Requires: x, w and their rows 16-byte aligned, preshuffled scales 4-byte aligned; the rows of a
+// workgroup span less than 2 GiB (what lies before them may be larger).
 #include "gemm/bias.h"
 #include "gemm/mxfp4_operand.h"
 #include "rfops/chip/arch.h"
@@ -42,32 +43,31 @@ using namespace rfops;
 using Out = RFOPS_OUT;                      // bf16, f16 or f32
 using X = RFOPS_X;                          // bf16, f16, Fp4 or Fp8
 using Bias = RFOPS_BIAS;                    // void, bf16, f16 or f32
-constexpr bool kShuffled = RFOPS_SHUFFLED;  // w lies in tiles of 16 rows by 16 bytes
-constexpr u32 kMTiles = RFOPS_M_TILES;      // tiles of 16 rows of x of a workgroup
-constexpr u32 kNTiles = RFOPS_N_TILES;      // tiles of 16 rows of w of a wave
-constexpr u32 kSteps = RFOPS_STEPS;         // tiles of 128 in a K-step
-constexpr u32 kWaves = RFOPS_WAVES;         // side by side along N
-constexpr u32 kSplit = RFOPS_SPLIT;         // workgroups along K
+constexpr bool kShuffled = RFOPS_SHUFFLED;  // w is preshuffled: tiles of 16 rows by 16 bytes
+constexpr u32 kMTiles = RFOPS_M_TILES;      // 16-row tiles of x per workgroup
+constexpr u32 kNTiles = RFOPS_N_TILES;      // 16-row tiles of w per wave
+constexpr u32 kSteps = RFOPS_STEPS;         // tiles of 128 per K-step
+constexpr u32 kWaves = RFOPS_WAVES;         // waves per workgroup, along N
+constexpr u32 kSplit = RFOPS_SPLIT;         // split-K: workgroups per output tile
 constexpr bool kTail = RFOPS_TAIL;          // K ends within a tile
 
 constexpr u32 kThreads = kWaves * kWaveSize;
-constexpr u32 kTiles = kNTiles * kMTiles;  // of a wave
+constexpr u32 kTiles = kNTiles * kMTiles;  // per wave
 constexpr u32 kM = kMTiles * kTileRows, kN = kWaves * kNTiles * kTileRows;
-constexpr u32 kXFragments = kMTiles * kSteps;                   // tiles of x in a K-step
-constexpr u32 kXPerWave = (kXFragments + kWaves - 1) / kWaves;  // of which a wave makes ready
+constexpr u32 kXFragments = kMTiles * kSteps;                   // tiles of x per K-step
+constexpr u32 kXPerWave = (kXFragments + kWaves - 1) / kWaves;  // tiles that a wave converts
 using XTiles = XSource<X, RFOPS_ROUNDING, RFOPS_X_SHUFFLED_SCALES, kTail>;
 using WTiles = ScaledSource<Fp4, kShuffled, RFOPS_SHUFFLED_SCALES, kTail>;
-constexpr u32 kChunksPerLane =
-    XTiles::kFormat == kE2m1 ? 1 : 2;  // of 16 bytes a lane, of a tile of x
+constexpr u32 kChunksPerLane = XTiles::kFormat == kE2m1 ? 1 : 2;  // 16 bytes each, per tile of x
 
-// A K-step of x as the matrix cores take it: a lane's pieces side by side with those of others, and
-// a dword a lane with its scales of four tiles.
+// A K-step of x as MFMA fragments, in lane order, and a dword per lane with its scales of four
+// tiles.
 struct XStage {
   U32x4 chunk[kXFragments][kChunksPerLane][kWaveSize];
   u8 scale[kSteps][(kMTiles + 3) / 4][kWaveSize][4];
 };
 constexpr u32 kStagingBytes =
-    XTiles::kStagingBytes > kLdsTile ? XTiles::kStagingBytes : kLdsTile;  // w's is less
+    XTiles::kStagingBytes > kLdsTile ? XTiles::kStagingBytes : kLdsTile;  // w needs less
 struct Memory {
   XStage stages[2];
   u8 staging[kWaves][kStagingBytes];
@@ -75,12 +75,12 @@ struct Memory {
 static_assert(sizeof(Memory) <= kLdsBytes, "a workgroup fits a CU");
 __shared__ Memory memory;
 
-// The K-steps of a workgroup: tiles of 128 from `first` to `end`.
+// A workgroup's split of K: tiles [begin, end) of 128.
 struct KSplit {
   u32 begin, end;
 };
 
-// Tiles of x that a wave makes ready: number wave + i * kWaves of a K-step.
+// Converts tiles of x to fragments: this wave's tiles of a K-step are number wave + i * kWaves.
 class Producer {
  public:
   __device__ Producer(const XTiles& x, const KSplit& k_split) : x_(x), k_split_(k_split) {}
@@ -202,22 +202,23 @@ __device__ inline void run_mainloop(F32x4 (&sums)[kTiles], const XTiles& x, cons
 
 }  // namespace
 
-// Grid: workgroups of the same rows of w are neighbours on one XCD, first those along K.
+// Grid: workgroups with the same rows of w are neighbours on one XCD; the splits of a tile come
+// first.
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
 mxfp4_tiles(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
             const u8* __restrict__ w_scale,  // [N, K/32], rows w_scale_row bytes apart
             const void* __restrict__ x,      // [M, K], rows x_row bytes apart
-            const u8* __restrict__ x_scale,  // [M, K/32], likewise
+            const u8* __restrict__ x_scale,  // [M, K/32], rows x_scale_row bytes apart
             u32 m, u32 n, u32 k, u32 x_row, u32 w_row, u32 w_scale_row, u32 x_scale_row,
             Out* __restrict__ out,          // [M, N]
             const void* __restrict__ bias,  // [N]
-            void* __restrict__ workspace,   // SplitKReducer; with kSplit > 1
-            u32* __restrict__ counts) {     // [tiles], zeros
+            void* __restrict__ workspace,   // partials if kSplit > 1 (SplitKReducer)
+            u32* __restrict__ counts) {     // [tiles], zeros before and after
   const u32 m_blocks = (m + kM - 1) / kM, n_blocks = (n + kN - 1) / kN;
   const u32 order = xcd_remap(workgroup_id_x(), m_blocks * n_blocks * kSplit);
   const u32 tile = order / kSplit, split = order % kSplit;
   const u32 n0 = readfirstlane(tile / m_blocks) * kN, m0 = readfirstlane(tile % m_blocks) * kM;
-  const u32 k_tiles = (k + kTileK - 1) / kTileK;  // shared out in parts that differ by one at most
+  const u32 k_tiles = (k + kTileK - 1) / kTileK;  // splits differ by at most one
   const KSplit k_split = {k_tiles * split / kSplit, k_tiles * (split + 1) / kSplit};
   const WTiles w_tiles = {{w, n0, n, kN, w_row, 0, k / 2, WTiles::Layout::kKStrideBytes},
                           {w_scale, n0, n, kN, w_scale_row, k},

@@ -1,23 +1,24 @@
 // out[m, n] = sum_b 2^(x_scale[m, b] + w_scale[n, b] - 254) * sum_{k in block b} x[m, k] * w[n, k]
 //
-// OCP MX-FP8 on scaled matrix cores: e4m3 payloads, one e8m0 scale per block of 32 along K; any M
-// and N, K a multiple of 32. Decoding reads w once from memory for up to 16 kMTiles rows of x.
+// OCP MX-FP8 on scaled MFMA: e4m3 payloads, one e8m0 scale per block of 32 along K; any M and N, K
+// a multiple of 32. In decoding, w is read once from memory for up to 16 kMTiles rows of x.
 //
-// Layout. A workgroup owns 16 kNTiles rows of w and 16 kMTiles rows of x. Its kWaves waves, and
-// kSplit workgroups of the same rows, take turns along K, kSteps tiles of 128 at a time; a tile's
-// operands go straight to registers as rfops/matrix/mfma_mxfp8.h has them, all of a turn in flight
-// at once: 2 kSteps kNTiles KiB of w a wave. One v_mfma_scale per 128 of K and 16 x 16 of the
-// result, none for tiles that lie outside. w is operand A, so a lane holds 4 neighbours of a row of
-// out. The waves' sums meet in LDS; the workgroups' in a workspace, and the last one of a tile adds
-// them up. Workgroups that share rows of w are neighbours on one XCD, so later ones find w in L2.
+// Layout. A workgroup computes 16 kNTiles rows of w by 16 kMTiles rows of x. Its kWaves waves, and
+// kSplit workgroups with the same rows, interleave along K in K-steps of kSteps tiles of 128.
+// Operands are loaded direct to registers in the layout of rfops/matrix/mfma_mxfp8.h, all of a
+// K-step in flight at once: 2 kSteps kNTiles KiB of w per wave. Each 128 of K and 16 x 16 of the
+// output take one v_mfma_scale; tiles out of bounds take none. w is MFMA operand A, so a lane holds
+// 4 neighbours of a row of out. The waves' partials are reduced in LDS, the workgroups' partials in
+// the workspace by the last to arrive. Workgroups that share rows of w are neighbours on one XCD,
+// so the later ones find w in L2.
 //
-// 32x32x64 would do the same work in the same cycles, with 32 bytes of a row to a load's segment
-// instead of 64 and four times the sums: 16x16x128 is used alone.
+// 32x32x64 would take the same cycles, with 32 instead of 64 contiguous bytes of a row per load and
+// four times the accumulators: only 16x16x128 is used.
 //
-// Promises. Deterministic: the order of sums is fixed by the config and K. A scale of 255 is NaN
-// in its row or column. Offsets within a workgroup's rows are 32 bits, what lies before them 64:
-// 16 max(kMTiles, kNTiles) K is below 2 GiB. The caller aligns x and w to 16 bytes, and the
-// scales to 4 where kWideScales.
+// Guarantees: bitwise deterministic for a given config and K. A scale of 255 makes its row or
+// column NaN.
+// Requires: x and w 16-byte aligned, scales 4-byte aligned if kWideScales; 16 max(kMTiles, kNTiles)
+// K < 2 GiB (offsets within a workgroup's rows have 32 bits, the rows' base has 64).
 #include "rfops/chip/arch.h"
 #include "rfops/chip/buffer.h"
 #include "rfops/chip/types.h"
@@ -42,21 +43,21 @@ namespace {
 using namespace rfops;
 
 using Out = RFOPS_OUT;                  // bf16, f16 or f32
-constexpr u32 kMTiles = RFOPS_M_TILES;  // tiles of 16 rows of x of a workgroup
-constexpr u32 kNTiles = RFOPS_N_TILES;  // tiles of 16 rows of w of a workgroup
-constexpr u32 kSteps = RFOPS_STEPS;     // tiles along K a wave has in flight
-constexpr u32 kWaves = RFOPS_WAVES;     // waves of a workgroup, side by side along K
-constexpr u32 kSplit = RFOPS_SPLIT;     // workgroups along K
-// Scales come four at a time: K is a multiple of 128. Otherwise one by one, and K may end in a
-// tile.
+constexpr u32 kMTiles = RFOPS_M_TILES;  // 16-row tiles of x per workgroup
+constexpr u32 kNTiles = RFOPS_N_TILES;  // 16-row tiles of w per workgroup
+constexpr u32 kSteps = RFOPS_STEPS;     // tiles along K that a wave has in flight
+constexpr u32 kWaves = RFOPS_WAVES;     // waves per workgroup, interleaved along K
+constexpr u32 kSplit = RFOPS_SPLIT;     // split-K: workgroups per output tile
+// K is a multiple of 128 and scales are loaded four at a time. Otherwise they are loaded one by
+// one, and K may end within a tile.
 constexpr bool kWideScales = RFOPS_WIDE_SCALES;
 constexpr u32 kTailSteps = RFOPS_LAST_TURN;  // tiles along K modulo kSteps
 constexpr bool kSharedW = RFOPS_SHARED_W;    // other workgroups read the same rows of w
 constexpr bool kRaggedM = RFOPS_RAGGED_M;    // the last workgroup's rows of x fill fewer tiles
-constexpr bool kRaggedN = RFOPS_RAGGED_N;    // the same of w
+constexpr bool kRaggedN = RFOPS_RAGGED_N;    // the last workgroup's rows of w fill fewer tiles
 
 constexpr u32 kThreads = kWaves * kWaveSize;
-constexpr u32 kTiles = kNTiles * kMTiles;  // of the result
+constexpr u32 kTiles = kNTiles * kMTiles;  // output tiles
 constexpr u32 kTilesPerWave = kTilesOfWave<kWaves, kTiles>;
 using Split = SplitKReducer<kSplit, kTiles * kWaveSize, kThreads>;
 
@@ -72,7 +73,7 @@ static_assert((kWaves > 1 ? kWaves * kTiles * kWaveSize * 16 : 0) + (kSplit > 1 
 
 // The rows of x, or of w, of this workgroup.
 struct Rows : MxRows {
-  u32 num_tiles;  // tiles that have a row
+  u32 num_tiles;  // tiles that have a row in bounds
 };
 
 __device__ inline Rows make_rows(const u8* payload, const u8* scales, u32 row0, u32 rows, u32 tiles,
@@ -82,7 +83,7 @@ __device__ inline Rows make_rows(const u8* payload, const u8* scales, u32 row0, 
   return {{payload, scales, row0, num_rows, k}, (num_rows + kTileRows - 1) / kTileRows};
 }
 
-// What a lane loads of one operand in a turn of kTurn steps.
+// What a lane loads of one operand in a K-step of kNumSteps tiles.
 template <u32 kNumSteps, u32 kCount>
 struct KStepFragments {
   Fragment fragment[kNumSteps][kCount];
@@ -90,7 +91,7 @@ struct KStepFragments {
 };
 
 struct Position {
-  u32 step, steps;  // the turn's first tile along K, and how many K has
+  u32 step, steps;  // first tile of the K-step along K; number of tiles along K
   u32 k, lane;
 };
 
@@ -117,8 +118,8 @@ __device__ inline void load_scales(KStepFragments<kNumSteps, kCount>& frags, con
   }
 }
 
-// In the order of use, and nothing is waited for before the last load is issued: loads arrive in
-// their order, and the compiler would issue the first ones last.
+// Loads fragments in the order of use. All loads are issued before the first wait, because loads
+// complete in order and the compiler would issue the first ones last.
 template <CacheHint kHint, u32 kNumSteps, u32 kCount>
 __device__ inline void load_tiles(KStepFragments<kNumSteps, kCount>& frags, const Rows& rows,
                                   const Position& pos) {
@@ -139,8 +140,8 @@ __device__ inline void load_tiles(KStepFragments<kNumSteps, kCount>& frags, cons
 
 using Sums = F32x4[kTiles];
 
-// kTurn tiles along K of the first kN x kM tiles. w first: it comes from memory, x from L2
-// meanwhile.
+// Multiplies kNumSteps tiles along K of the first kN x kM output tiles. w is loaded first: it comes
+// from memory, x meanwhile from L2.
 template <u32 kNumSteps, u32 kN, u32 kM>
 __device__ inline void do_k_steps(Sums& sums, const Rows& w_rows, const Rows& x_rows,
                                   const Position& pos) {
@@ -167,8 +168,8 @@ __device__ inline void do_k_steps(Sums& sums, const Rows& w_rows, const Rows& x_
   }
 }
 
-// All turns of a wave, with as many tiles as have rows: a body for each count that occurs, as a
-// branch at each tile would make the compiler load one after the other.
+// Runs all K-steps of a wave for the tiles that have rows in bounds. Each number of tiles has a
+// loop of its own, because a branch per tile would make the compiler load one tile after the other.
 template <u32 kN, u32 kM>
 __device__ inline void run_mainloop(Sums& sums, const Rows& w, const Rows& x, Position pos) {
   if constexpr (kRaggedN && kN > 1) {
@@ -187,7 +188,7 @@ __device__ inline void run_mainloop(Sums& sums, const Rows& w, const Rows& x, Po
 
 }  // namespace
 
-// Grid: 8 workgroups, one an XCD; then those that share rows of w; then the rest of the rows of w,
+// Grid: x: 8 workgroups, one per XCD; y: tiles of x, which share rows of w; z: the other rows of w,
 // kSplit times.
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
 mxfp8_mfma(Out* __restrict__ out,           // [M, N]
@@ -196,8 +197,8 @@ mxfp8_mfma(Out* __restrict__ out,           // [M, N]
            const u8* __restrict__ x_scale,  // [M, K/32] e8m0
            const u8* __restrict__ w_scale,  // [N, K/32] e8m0
            u32 m, u32 n, u32 k,
-           void* __restrict__ workspace,  // SplitKReducer; with kSplit > 1
-           u32* __restrict__ counts) {    // [m groups, n groups], zeros
+           void* __restrict__ workspace,  // partials if kSplit > 1 (SplitKReducer)
+           u32* __restrict__ counts) {    // [m groups, n groups], zeros before and after
   const u32 n_group = workgroup_id_z() / kSplit * kXcds + workgroup_id_x();
   const u32 split = workgroup_id_z() % kSplit;
   const u32 m0 = workgroup_id_y() * kMTiles * kTileRows, n0 = n_group * kNTiles * kTileRows;

@@ -1,9 +1,9 @@
-// Sums of one tile from several workgroups, added up by the last of each wave to arrive.
+// Reduces the partial tiles of kSplit workgroups (split-K), each wave on its own.
 //
-// As in split_k_reduce.h, but each wave of a workgroup gives away, counts and adds up what it has
-// of the tile by itself: no barrier, and no wave waits for another's part. For kernels so short
-// that this is a share of them: the count lies in a line of its own, which is asked for early, and
-// all parts are on their way at once.
+// As in split_k_reduce.h, except that each wave of a workgroup stores, counts and reduces its own
+// tiles: there is no barrier, and no wave waits for another. This is for kernels so short that the
+// reduction is a noticeable part: the counter has a cache line of its own that is prefetched, and
+// all partials are in flight at once.
 #pragma once
 
 #include "rfops/chip/buffer.h"
@@ -14,8 +14,9 @@
 
 namespace rfops {
 
-// What the counter was before this wave added 1, as a scalar; all its lanes are active. By inline
-// assembly, as the compiler first counts lanes: 10 instructions more, before others can go on.
+// Increments the counter; returns its previous value as a scalar. Requires: all lanes active.
+// Inline assembly, because the compiler would first count the active lanes: 10 more instructions
+// before other workgroups can go on.
 __device__ inline u32 increment(u32* counter) {
   u32 previous;
   asm volatile(
@@ -27,8 +28,8 @@ __device__ inline u32 increment(u32* counter) {
   return readfirstlane(previous);
 }
 
-// One tile's place in the workspace: F32x4[kSplit][kTiles][kWaveSize], and its line of counts, one
-// a wave. kTiles matrix tiles are with kWaves waves: wave, wave + kWaves, and so on.
+// One tile's partials in the workspace, F32x4[kSplit][kTiles][kWaveSize], and its line of counters,
+// one per wave. MFMA tile t belongs to wave t % kWaves.
 template <u32 kSplit, u32 kTiles, u32 kWaves>
 class WaveSplitKReducer {
  public:
@@ -40,14 +41,14 @@ class WaveSplitKReducer {
         counts_(counts + u64{tile} * kCounterStride),
         wave_(wave) {}
 
-  // Brings the counts to L2 while something else is on its way.
+  // Prefetches the counters to L2 while other loads are in flight.
   __device__ void prefetch_counter() {
     prefetched_ =
         buffer_load_dwords<1>(make_buffer(counts_, wave_ == 0 ? sizeof(u32) : 0), 0, 0).dword[0];
   }
 
-  // Gives away this wave's part; true in the last such wave of the tile, with all of the sum. For
-  // waves that have a part.
+  // Stores this wave's partials. Returns true in the last of the kSplit waves, whose `sum` then
+  // holds the reduced tiles. Only for waves that have a tile.
   __device__ bool reduce(F32x4 (&sum)[kTilesPerWave], u32 split) const {
     const u32 lane = lane_id();
 #pragma unroll
@@ -55,7 +56,7 @@ class WaveSplitKReducer {
       if (has_tile(i)) partials_[split * kItems + item(i, lane)] = sum[i];
     }
     u32 prefetched = prefetched_;
-    force_vgpr(prefetched);  // it has arrived
+    force_vgpr(prefetched);  // the prefetch is complete
     u32* const count = counts_ + wave_;
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
     if (increment(count) != kSplit - 1) return false;
@@ -66,7 +67,7 @@ class WaveSplitKReducer {
       F32x4 partials[kSplit];
 #pragma unroll
       for (u32 s = 0; s < kSplit; ++s) partials[s] = partials_[s * kItems + item(i, lane)];
-      sched_barrier();  // all of them are on their way
+      sched_barrier();  // all partials are in flight
       sum[i] = partials[0];
 #pragma unroll
       for (u32 s = 1; s < kSplit; ++s) sum[i] += partials[s];

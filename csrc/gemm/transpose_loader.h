@@ -1,14 +1,13 @@
-// Column-major operands turned round on their way through registers, for gfx942, whose LDS does
-// not.
+// Transposes column-major operands in registers before the LDS write, for gfx942, whose LDS cannot
+// transpose.
 //
-// A thread loads 4 rows of kBytes of K, a dword a k, and turns them, 4 x 4 bytes at a time. The
-// lanes of a load have neighbouring rows, so that it asks for few pieces of memory. 128 rows come
-// into the tiles of lds_swizzle.h; of 64 rows a thread has 8 bytes, and tiles have 8-byte chunks:
-// row r's chunk c lies at 128 r + 8 (c ^ r % 16).
+// A thread loads 4 rows by kBytes of K, one dword per k, and transposes 4 x 4 bytes at a time. The
+// lanes of a load have neighbouring rows, so the load touches few cache lines. 128 rows use the LDS
+// tiles of lds_swizzle.h. With 64 rows a thread has 8 bytes, and the tiles have 8-byte chunks:
+// chunk c of row r is at 128 r + 8 (c ^ r % 16).
 //
-// A thread's rows go in an order in which those of lanes that are served together lie in different
-// banks: row i is row i ^ first_row(lane) of its four, which the first byte permutation brings
-// about.
+// A thread writes its rows in an order in which lanes that LDS serves together use different banks:
+// its row i is row i ^ first_row(lane) of the four. The first byte permutation produces that order.
 #pragma once
 
 #include "rfops/chip/buffer.h"
@@ -40,7 +39,7 @@ class TransposeLoader {
 #pragma unroll
     for (u32 i = 0; i < kBytes; ++i) load(step, i);
   }
-  // The same one by one.
+  // As issue(), one load at a time.
   __device__ Buffer k_step_buffer(u32 k, bool in_bounds) const {
     return rows_.k_step_buffer(k, in_bounds);
   }
@@ -48,14 +47,14 @@ class TransposeLoader {
     staged_[i] = buffer_load_dwords<1>(step, src_offset_, i * rows_.row_bytes).dword[0];
   }
 
-  // The i-th byte permutation.
+  // Executes the i-th byte permutation.
   __device__ void transpose(u32 i) {
     u32* const k = staged_ + i / 8 * 4;
     const u32 op = i % 8, pair = op % 4 / 2 * 2, half = op % 2;
     if (op < 4) {  // rows 0 and 1, or 2 and 3, of two k
       half_[op] = __builtin_amdgcn_perm(k[pair + 1], k[pair], rows01_ ^ half * 0x02020202);
       force_vgpr(half_[op]);
-    } else {  // a row of four k
+    } else {  // one row of four k
       const u32 half_idx = pair / 2, selector = half ? 0x07060302 : 0x05040100;
       k[op - 4] = __builtin_amdgcn_perm(half_[2 + half_idx], half_[half_idx], selector);
       force_vgpr(k[op - 4]);
@@ -78,8 +77,8 @@ class TransposeLoader {
   }
 
  private:
-  static constexpr u32 kLanes = kRows / 4;  // that load one k
-  // A row's number is in its place twice: in the row, and in the permutation.
+  static constexpr u32 kLanes = kRows / 4;  // lanes that load one k
+  // A row's number is part of its offset twice: in the row and in the swizzle.
   static constexpr u32 kRowXor = kRowBytes + kBytes;
   static constexpr u32 first_row(u32 lane) { return lane / (kBytes == 16 ? 2 : 4) % 4; }
   static constexpr u32 lds_write_offset(u32 lane, u32 chunk) {
@@ -102,12 +101,12 @@ class TransposeLoader {
   u32 staged_[kBytes], half_[4];
 };
 
-// Reads tiles of 64 such rows, of which a wave's begin at row `first`.
+// Reads fragments of 64 such rows; this wave's begin at row row_begin.
 class TransposedReader {
  public:
   __device__ TransposedReader(const LdsBytes* memory, u32 lane, u32 row_begin)
       : base_(memory + row_begin * kRowBytes) {
-    // Lane l has chunks 2 (l / 16) and the next, and those 8 further on.
+    // Lane l reads chunks 2 (l / 16), 2 (l / 16) + 1 and those 8 further.
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
       const u32 chunk = lane / kTileRows * 2 + i % 2 + i / 2 * 8;

@@ -1,11 +1,11 @@
-// Tiles of an operand that a wave loads for itself, from memory to registers.
+// Loads operand tiles of a single wave from global memory to registers.
 //
-// Neighbouring lanes of an operand have different rows, so that a load straight to them asks for 64
-// pieces of memory of 16 bytes each. Here 8 kLines neighbours load 128 kLines bytes of a row, which
-// memory likes the better the more they are, and the wave puts kLines tiles side by side along K
-// into the operand's order, through 2 KB of LDS of its own each. LDS takes a wave's instructions in
-// their order, so nothing else is waited for. Shuffled operands lie in that order already; and
-// where loads are few, straight ones are there sooner (kLines = 0).
+// Neighbouring lanes of a fragment have different rows, so a direct load touches 64 separate
+// 16-byte chunks. Here 8 kLines neighbouring lanes load 128 kLines contiguous bytes of a row, which
+// is more efficient for memory, and the wave brings kLines tiles along K into fragment order
+// through 2 KiB of its own LDS each. LDS serves the accesses of one wave in order, so no barrier is
+// needed. Preshuffled operands are in fragment order already, and few loads complete sooner when
+// they are direct (kLines = 0).
 #pragma once
 
 #include "rfops/chip/buffer.h"
@@ -16,18 +16,18 @@
 
 namespace rfops {
 
-// The order of operands, by way of kBytes of LDS that no other wave uses.
+// Reorders loaded data to fragments, through kBytes of LDS that no other wave uses.
 template <u32 kLines>
 class WaveOrder {
  public:
-  static constexpr u32 kTiles = kLines > 0 ? kLines : 1;  // side by side along K
+  static constexpr u32 kTiles = kLines > 0 ? kLines : 1;  // consecutive along K
   static constexpr u32 kLoads = 2 * kTiles;
-  static constexpr u32 kLanes = kTiles * kRowChunks;  // of a row
-  static constexpr u32 kRows = kWaveSize / kLanes;    // of a load
+  static constexpr u32 kLanes = kTiles * kRowChunks;  // lanes per row
+  static constexpr u32 kRows = kWaveSize / kLanes;    // rows per load
   static constexpr u32 kBytes = kLines * kLdsTile;
   static_assert(kRows * kLoads == kTileRows, "8, 4 or 2 whole rows in a load");
 
-  // `place` bytes into `memory`, whole tiles.
+  // `lds_begin` is the offset in `memory` of this wave's LDS, a multiple of kLdsTile.
   __device__ WaveOrder(LdsBytes* memory, u32 lds_begin, u32 lane)
       : memory_(memory),
         lds_dst_(lds_begin + lds_write_offset(0, lane)),
@@ -36,7 +36,7 @@ class WaveOrder {
     fragment_.high += lds_begin;
   }
 
-  // Tiles whose halves, one after the other, are what the loads have brought.
+  // Turns `tiles`, whose halves hold what the loads brought, into fragments.
   __device__ void arrange(Fragment* tiles) const {
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
@@ -53,7 +53,7 @@ class WaveOrder {
     between_lanes();
   }
 
-  // The chunk of a row and the row of a load that a lane has.
+  // The chunk of a row, and the row of a load, that a lane loads.
   static constexpr u32 chunk(u32 lane) { return lane % kLanes; }
   static constexpr u32 row(u32 lane) { return lane / kLanes; }
   static constexpr u32 lds_write_offset(u32 load, u32 lane) {
@@ -62,7 +62,7 @@ class WaveOrder {
   }
 
  private:
-  // The compiler takes lanes for independent; the wave's order of instructions is what is wanted.
+  // Keeps the order of this wave's LDS accesses: the compiler assumes that lanes are independent.
   __device__ static void between_lanes() {
     __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
     __builtin_amdgcn_wave_barrier();
@@ -80,7 +80,7 @@ class WaveTileLoader {
  public:
   using Layout = OperandLayout<kShuffled>;
   static constexpr u32 kKStrideBytes = Layout::kKStrideBytes;
-  static constexpr u32 kTiles = Lanes::kTiles;  // side by side along K
+  static constexpr u32 kTiles = Lanes::kTiles;  // consecutive along K
 
   __device__ WaveTileLoader(const OperandView& rows, u32 lane) : rows_(rows) {
     src_offset_ = kDirect ? Layout::offset(lane % kTileRows, lane / kTileRows, rows.row_bytes)
@@ -88,12 +88,12 @@ class WaveTileLoader {
     block_ = kDirect || kTiles == 1 ? 0 : Lanes::chunk(lane) / kRowChunks;
   }
 
-  // What `arrange` takes of 16 rows from `row` on, a multiple of 16: kTiles blocks of K from
-  // `block` on; zeros from block `end` on.
+  // Loads 16 rows from `row` on, a multiple of 16, by kTiles blocks of K from `block` on; zeros
+  // from block `end` on. Pass the result to arrange().
   template <CacheHint kHint = kCached>
   __device__ void load(Fragment* tiles, u32 row, u32 block, u32 end) const {
     const u32 scalar_offset = row * rows_.row_bytes + block * kTileK * kKStrideBytes;
-    // By lanes' places: another size would take a descriptor, four scalars, of its own.
+    // Masks by lane offsets: another size would need a descriptor, four SGPRs, of its own.
     const Buffer buffer = make_buffer(rows_.base, rows_.bytes);
 #pragma unroll
     for (u32 s = 0; s < kTiles; ++s) {
@@ -112,7 +112,7 @@ class WaveTileLoader {
     }
   }
 
-  // Tiles that were loaded, as matrix cores take them.
+  // Converts loaded tiles to fragments.
   __device__ static void arrange(Fragment* tiles, const WaveOrder<kLines>& order) {
     if constexpr (!kDirect) order.arrange(tiles);
   }
@@ -131,7 +131,7 @@ constexpr bool writes_conflict_free() {
                        [i](u32 l) { return WaveOrder<kLines>::lds_write_offset(i, l); })) {
       return false;
     }
-    for (u32 lane = 0; lane < kWaveSize; ++lane) {  // what `arrange` makes of it
+    for (u32 lane = 0; lane < kWaveSize; ++lane) {  // the offsets that arrange() computes
       const u32 write_offset = WaveOrder<kLines>::lds_write_offset(i, 0),
                 low = write_offset % kRowBytes;
       if ((write_offset - low) + (WaveOrder<kLines>::lds_write_offset(0, lane) ^ low) !=

@@ -1,15 +1,16 @@
-// scale[r, b] = amax / kMost,  payload[m, k] = fp8(x[m, k] * (kMost / amax))
+// scale[r, b] = amax / kMaxFp8,  payload[m, k] = fp8(x[m, k] * (kMaxFp8 / amax))
 //
-// amax is the largest magnitude of a block of kRows rows by 128 of K; kMost is the largest FP8: 240
-// of e4m3fnuz (gfx942), 448 of e4m3 (gfx950); fp8_blockscale.h has the rest. Any M, K a multiple of
-// 128.
+// amax is the largest magnitude of a block of kRows rows by 128 of K; kMaxFp8 is the largest FP8
+// value: 240 for e4m3fnuz (gfx942), 448 for e4m3 (gfx950). rfops/number/fp8_blockscale.h documents
+// amax of zeros and NaN. Any M, K a multiple of 128.
 //
-// Layout. 16 lanes hold a row of a block, 8 elements each, which they load as 16 bytes (fp32:
-// twice). With kRows == 1 a workgroup has 16 blocks, which follow each other in memory; with 128 it
-// has one block, 8 rows a thread, and the 16 rows' maxima of a turn meet in LDS.
+// Layout. 16 lanes hold a row of a block, 8 elements each, loaded as 16 bytes (fp32: twice). With
+// kRows == 1 a workgroup has 16 blocks, contiguous in memory; with kRows == 128 it has one block, 8
+// rows per thread, and the maxima of its rows are combined in LDS.
 //
-// Promises. Bit-exact to the torch route: division is correctly rounded, conversion rounds to
-// nearest even. Requires: x 16-byte aligned with kAligned, otherwise aligned to its elements.
+// Guarantees: bit-exact to the torch backend (division is correctly rounded, conversion rounds to
+// nearest even).
+// Requires: x 16-byte aligned if kAligned, otherwise aligned to its elements.
 #include "rfops/chip/types.h"
 #include "rfops/number/fp8_blockscale.h"
 #include "rfops/wave/reduce_scatter.h"
@@ -23,11 +24,11 @@ namespace {
 using namespace rfops;
 
 using Input = RFOPS_IN;                         // bf16, f16 or f32
-constexpr u32 kRows = RFOPS_ROWS;               // of a block: 1 or 128
-constexpr bool kAligned = RFOPS_ALIGNED;        // x begins at a multiple of 16 bytes
+constexpr u32 kRows = RFOPS_ROWS;               // rows per block: 1 or 128
+constexpr bool kAligned = RFOPS_ALIGNED;        // x is 16-byte aligned
 constexpr u32 kBlock = 128;                     // along K
-constexpr u32 kThreads = 256, kLanes = 16;      // of a row of a block
-constexpr u32 kElemsPerLane = kBlock / kLanes;  // elements of a lane and row
+constexpr u32 kThreads = 256, kLanes = 16;      // lanes per row of a block
+constexpr u32 kElemsPerLane = kBlock / kLanes;  // per row
 constexpr u32 kRowsPerPass = kThreads / kLanes;
 constexpr u32 kPasses = kRows == 1 ? 1 : kRows / kRowsPerPass;
 static_assert(kRows == 1 || kRows == 128, "1 x 128 or 128 x 128");
@@ -41,7 +42,7 @@ __device__ inline InputVec load(const Input* src) {
   return *reinterpret_cast<const UnalignedInputVec*>(src);
 }
 
-// The bits of the largest magnitude.
+// Returns the bits of the largest magnitude.
 __device__ inline u32 max_of_eight(F32x8 values) {
   u32 amax = 0;
 #pragma unroll
@@ -50,7 +51,7 @@ __device__ inline u32 max_of_eight(F32x8 values) {
   return amax;
 }
 
-// Over the 16 lanes of a row.
+// Returns the maximum over the 16 lanes of a row.
 __device__ inline u32 max_over_row(u32 amax) {
   const auto fold = [&](f32 partner_amax) {
     const u32 bits = __builtin_bit_cast(u32, partner_amax);
@@ -63,7 +64,7 @@ __device__ inline u32 max_over_row(u32 amax) {
   return amax;
 }
 
-// Over the rows that the workgroup's threads hold.
+// Returns the maximum over the rows of the workgroup's threads.
 __device__ inline u32 max_over_workgroup(u32 amax) {
   __shared__ u32 rows[kRowsPerPass];
   if (thread_id() % kLanes == 0) rows[thread_id() / kLanes] = amax;
@@ -80,8 +81,8 @@ struct Fp8x8 {
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-quant_fp8_blockscale(u8* __restrict__ payload,     // [M, K]
-                     f32* __restrict__ scale,      // [M / kRows, K / 128], in steps of
+quant_fp8_blockscale(u8* __restrict__ payload,  // [M, K]
+                     f32* __restrict__ scale,   // [M / kRows, K / 128], strides scale_row, scale_k
                      const Input* __restrict__ x,  // [M, K]
                      u32 m, u32 k, u32 scale_row, u32 scale_k) {
   const u32 lane = thread_id() % kLanes, row_in_pass = thread_id() / kLanes;

@@ -2,13 +2,14 @@
 //
 //     byte e + 127 = exponent field of (|x|max + kBump) - 8, at least 0     (as fp32 bits)
 //
-// e8m0 scales, one a block of 32 along K; OCP e4m3 to nearest even, saturated at 448. A block with
-// an infinity or a NaN has scale 255 and payloads 0x7f, NaN. Any M, K a multiple of 32.
+// One e8m0 scale per block of 32 along K; OCP e4m3, rounded to nearest even, saturated at 448. A
+// block with an infinity or a NaN gets scale 255 and payloads 0x7f, NaN. Any M, K a multiple of 32.
 //
-// Layout. 4 lanes hold a block, 8 elements each, which they load as 16 bytes (fp32: twice) and
-// store as 8. With kInRows the rows of x are `pitch` apart, else they follow each other.
+// Layout. 4 lanes hold a block, 8 elements each, loaded as 16 bytes (fp32: twice) and stored as 8.
+// With kStrided the rows of x are `pitch` elements apart, otherwise contiguous.
 //
-// Promises. Bit-exact to the torch route. The caller aligns each row of x to 16 bytes.
+// Guarantees: bit-exact to the torch backend.
+// Requires: each row of x 16-byte aligned.
 #include "quantization/e4m3.h"
 #include "rfops/chip/types.h"
 #include "rfops/wave/mx_block_amax.h"
@@ -22,7 +23,7 @@ namespace {
 using namespace rfops;
 
 using Input = RFOPS_IN;            // bf16, f16 or f32
-constexpr u32 kBump = RFOPS_BUMP;  // what rounding adds to the bits of the largest magnitude
+constexpr u32 kBump = RFOPS_BUMP;  // rounding of the scale: added to the bits of amax
 constexpr bool kStrided = RFOPS_IN_ROWS;
 constexpr u32 kThreads = 256;
 constexpr u32 kEmax = 8;  // 448 = 1.75 * 2^8 is the largest e4m3
@@ -38,14 +39,14 @@ struct Fp8x8 {
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
 quant_mxfp8(Fp8x8* __restrict__ payload,  // [M, K / 8]: eight codes
             u8* __restrict__ scale,       // [M, K / 32]
-            const Input* __restrict__ x,  // [M, K], rows in steps of pitch
+            const Input* __restrict__ x,  // [M, K], row stride `pitch` in elements
             u64 pitch, u32 m, u32 k) {
   const MxEight<Input, kThreads, kStrided> elems(x, pitch, m, k);
   if (!elems.in_bounds) return;
   const u32 amax_bits = __builtin_bit_cast(u32, MxFloat<Input>::amax_value(elems.amax_bits));
   const u32 byte = __builtin_elementwise_sub_sat((amax_bits + kBump) >> 23, kEmax);
   const bool is_nan = amax_bits >= kInfinity;
-  // 2^(127 - byte): byte is 247 at amax_bits where the block is finite.
+  // 2^(127 - byte): byte is at most 247 if the block is finite.
   const f32 inverse = __builtin_bit_cast(f32, (254 - byte) << 23) * kE4m3Half;
   const auto quantise4 = [&](u32 begin) {
     f32 scaled[4];

@@ -1,8 +1,8 @@
 // Range-checked loads through buffer descriptors.
 //
-// An offset at or beyond the descriptor's size reads zero and touches no memory, which is how
-// tails are handled: a lane that has nothing to do asks for kOutOfBounds. Offsets are 32 bits, so a
-// buffer is smaller than 2 GiB; the callers' guards refuse more.
+// A load whose offset is at or beyond the descriptor's size returns zero and touches no memory.
+// Tails are handled that way: a lane without work passes kOutOfBounds as its offset. Offsets have
+// 32 bits, so a buffer must be smaller than 2 GiB; the ops check that.
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -11,10 +11,10 @@ namespace rfops {
 
 constexpr u32 kOutOfBounds = 0x80000000u;
 
-// Cache hints of a buffer load, the instruction's aux operand.
+// Cache hint of a buffer load: the aux operand of the instruction.
 enum CacheHint : int {
   kCached = 0,
-  kStreamed = 2,  // the nt bit: read once, do not displace what others reuse
+  kStreamed = 2,  // the nt bit: the data is read once and displaces nothing that is reused
 };
 
 struct Buffer {
@@ -27,13 +27,13 @@ __device__ inline Buffer make_buffer(const void* base, u32 bytes) {
                                             kRawBuffer)};
 }
 
-// The same in words, as inline assembly takes it.
+// Returns the descriptor as four words, the form that inline assembly takes.
 __device__ inline U32x4 make_buffer_words(const void* base, u32 bytes) {
   const u64 address = reinterpret_cast<u64>(base);
   return {static_cast<u32>(address), static_cast<u32>(address >> 32), bytes, 0x00020000};
 }
 
-// 16 bytes at `scalar + lane`; `scalar` is the same in all lanes of the wave.
+// Loads 16 bytes at lane_offset + scalar_offset. `scalar_offset` must be uniform over the wave.
 template <CacheHint kHint = kCached>
 __device__ inline U32x4 buffer_load_b128(const Buffer& buffer, u32 lane_offset, u32 scalar_offset) {
   return __builtin_bit_cast(
@@ -45,7 +45,8 @@ struct Dwords {
   u32 dword[kCount];
 };
 
-// kCount dwords at `scalar + lane`, a multiple of 4; each is range-checked by itself.
+// Loads kCount consecutive dwords at lane_offset + scalar_offset, a multiple of 4. Each dword is
+// range-checked by itself.
 template <u32 kCount>
 __device__ inline Dwords<kCount> buffer_load_dwords(const Buffer& buffer, u32 lane_offset,
                                                     u32 scalar_offset) {
@@ -67,7 +68,8 @@ __device__ inline Dwords<kCount> buffer_load_dwords(const Buffer& buffer, u32 la
   }
 }
 
-// *at in a scalar register; no kernel writes there while this one runs.
+// Loads *ptr into a scalar register through the constant cache. Requires: no kernel writes there
+// while this one runs.
 __device__ inline u32 load_uniform(const u32* ptr) {
   return *(const __attribute__((address_space(4))) u32*)ptr;
 }

@@ -1,8 +1,9 @@
-// Sums of one tile from several workgroups, added up by the last of them to arrive.
+// Reduces the partial tiles of kSplit workgroups (split-K) in the last workgroup to arrive.
 //
-// Each writes its part to a workspace and counts up; the one that finds the others done adds the
-// parts in the order of K, whoever it is: the result does not depend on who was last. Nobody waits
-// for another workgroup. The count goes back to zero, so that a workspace of zeros stays one.
+// Each workgroup stores its partial to the workspace and increments the tile's arrival counter. The
+// workgroup that increments it last reduces the partials in split order, so the result does not
+// depend on the order of arrival. No workgroup waits for another. The last workgroup resets the
+// counter, so a workspace of zeros can be reused by the next launch.
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -10,10 +11,11 @@
 
 namespace rfops {
 
-constexpr int kAgentScope = 4;  // of __hip_atomic_*: all workgroups of a device
+constexpr int kAgentScope = 4;  // scope operand of __hip_atomic_*: all workgroups of the device
 
-// Whether this workgroup is the last of `expected` to come here; what the others wrote before is
-// visible then. The count is zero again after that. `arrived` is a word that threads share.
+// Increments the arrival counter; returns whether this workgroup is the last of `expected`. The
+// last one sees all that the others wrote before they arrived, and resets the counter. `arrived` is
+// a word of LDS.
 __device__ inline bool arrive_is_last(u32* count, u32 expected,
                                       __attribute__((address_space(3))) u32* arrived) {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
@@ -28,7 +30,8 @@ __device__ inline bool arrive_is_last(u32* count, u32 expected,
   return true;
 }
 
-// The same of a wave, whose lanes all get the answer: what other waves do is not waited for.
+// As arrive_is_last, for a single wave: all its lanes get the answer, and no other wave is waited
+// for.
 __device__ inline bool arrive_is_last_wave(u32* count, u32 expected, u32 lane = lane_id()) {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
   u32 num_arrived = 0;
@@ -41,17 +44,17 @@ __device__ inline bool arrive_is_last_wave(u32* count, u32 expected, u32 lane = 
   return true;
 }
 
-// Words from a tile's count to the next one's, where each has a line of its own: XCDs need not take
-// it from one another.
+// Words between the counters of two tiles where each counter has a cache line of its own, so that
+// XCDs do not contend for the line.
 constexpr u32 kCounterStride = 32;
 
-// One tile's place in the workspace: F32x4[kSplit][kItems], and its count. Item i of a part is with
-// thread i % kThreads, as its number i / kThreads. Where a wave has all items the others may be
-// gone.
+// One tile's partials in the workspace, F32x4[kSplit][kItems], and its arrival counter. Item i
+// belongs to thread i % kThreads as its element i / kThreads. With kThreads == kWaveSize one wave
+// reduces alone, and the other waves may have ended.
 template <u32 kSplit, u32 kItems, u32 kThreads, u32 kCountStep = 1>
 struct SplitKReducer {
   static constexpr u32 kItemsPerThread = (kItems + kThreads - 1) / kThreads;
-  static constexpr u32 kInFlight = kSplit <= 8 ? 4 : 2;  // items on their way: registers are few
+  static constexpr u32 kInFlight = kSplit <= 8 ? 4 : 2;  // items in flight: registers are few
   F32x4* partials;
   u32* count;
 
@@ -59,12 +62,13 @@ struct SplitKReducer {
       : partials(static_cast<F32x4*>(workspace) + u64{tile} * (kSplit * kItems)),
         count(counts + u64{tile} * kCountStep) {}
 
-  // Gives away this workgroup's part; true in the last workgroup of the tile, with all of the sum.
+  // Stores this workgroup's partial. Returns true in the last workgroup of the tile, whose `sum`
+  // then holds the reduced tile.
   __device__ bool reduce(F32x4 (&sum)[kItemsPerThread], u32 split) {
     __shared__ u32 arrived;
     return reduce(sum, split, (__attribute__((address_space(3))) u32*)&arrived);
   }
-  // `arrived` is a word of LDS that nobody needs any more.
+  // As above, with `arrived` a word of LDS that no wave uses any more.
   __device__ bool reduce(F32x4 (&sum)[kItemsPerThread], u32 split,
                          __attribute__((address_space(3))) u32* arrived) {
     for_each_item([&](u32 i, u32 item) { partials[split * kItems + item] = sum[i]; });
@@ -82,8 +86,9 @@ struct SplitKReducer {
     return true;
   }
 
-  // The same sum, but who comes when all others are done keeps its part in registers: what others
-  // need not read is not written. Costs the others a look at the count.
+  // As reduce(), except that a workgroup that finds all others arrived keeps its partial in
+  // registers: it saves the write and the read of one partial, at the cost of one load of the
+  // counter in each workgroup.
   __device__ bool reduce_if_all_arrived(F32x4 (&sum)[kItemsPerThread], u32 split) {
     __shared__ u32 arrived;
     return reduce_if_all_arrived(sum, split, (__attribute__((address_space(3))) u32*)&arrived);
@@ -130,7 +135,7 @@ struct SplitKReducer {
       if (i % kInFlight == kInFlight - 1) sched_barrier();
     }
   }
-  // In the order of K.
+  // Adds the partials in split order.
   __device__ static void reduce_in_order(F32x4& total, const F32x4 (&partial)[kSplit]) {
     total = partial[0];
 #pragma unroll

@@ -1,8 +1,9 @@
-// Which tile of the result a workgroup makes, so that those of one XCD share operands in its L2.
+// Maps a workgroup id to an output tile so that the workgroups of one XCD share operands in its L2.
 //
-// Workgroup ids go round the XCDs. Those of one XCD take neighbouring tiles: groups of kGroupM
-// tiles along M, walked along M first. With kSplit parts of K the workgroups of one tile are
-// neighbours too. Any number of tiles; each has one workgroup a part.
+// The hardware assigns workgroup ids to XCDs round-robin. Here the workgroups of one XCD take
+// neighbouring tiles: raster groups of kGroupM tiles along M, walked along M first. With kSplit
+// splits of K, the workgroups of one tile are neighbours too. Any number of tiles; each tile has
+// one workgroup per split.
 #pragma once
 
 #include "rfops/chip/arch.h"
@@ -11,11 +12,12 @@
 namespace rfops {
 
 struct TileCoord {
-  u32 m, n;   // tile along M and N
-  u32 split;  // part of K
+  u32 m, n;   // tile index along M and N
+  u32 split;  // split of K
 };
 
-// Of `count` workgroups, the place of `id` in the order in which XCDs take neighbours.
+// Returns the position of workgroup `id` of `count` in the order in which each XCD gets a
+// contiguous range.
 constexpr u32 xcd_remap(u32 id, u32 count) {
   const u32 xcd = id % kXcds, ids_per_xcd = count / kXcds, remainder = count % kXcds;
   return xcd * ids_per_xcd + (xcd < remainder ? xcd : remainder) + id / kXcds;
@@ -30,7 +32,7 @@ constexpr TileCoord tile_coord(u32 id, u32 m_tiles, u32 n_tiles) {
   return {group * kGroupM + index_in_group % rows, index_in_group / rows, order % kSplit};
 }
 
-// This workgroup's, in scalars: the divisions leave vector registers.
+// Returns this workgroup's tile in scalars: the divisions leave their results in VGPRs.
 template <u32 kGroupM, u32 kSplit>
 __device__ inline TileCoord this_tile(u32 m_tiles, u32 n_tiles) {
   const TileCoord coord = tile_coord<kGroupM, kSplit>(workgroup_id_x(), m_tiles, n_tiles);
@@ -39,7 +41,7 @@ __device__ inline TileCoord this_tile(u32 m_tiles, u32 n_tiles) {
 
 namespace details {
 
-// Whether each tile has each of its parts once; of at most 64 workgroups.
+// Returns whether each split of each tile has exactly one workgroup, for at most 64 workgroups.
 template <u32 kGroupM, u32 kSplit>
 constexpr bool is_whole(u32 m_tiles, u32 n_tiles) {
   u64 covered = 0;

@@ -1,6 +1,6 @@
-// Sums of the waves of a workgroup, which each have a part of them, added up in LDS.
+// Reduces the partial tiles of the waves of a workgroup through LDS.
 //
-// The order is that of the parts, whoever adds them up.
+// Partials are added in the order of their index, whichever wave adds them.
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -8,13 +8,14 @@
 
 namespace rfops {
 
-// What the waves leave in LDS; a part may be less than a wave's.
+// Partials in LDS: kParts of kItems items each.
 template <class T, u32 kParts, u32 kItems>
 struct LdsPartials {
   T partial[kParts][kItems];
 
-  // After workgroup_barrier(). kAtOnce: nothing is waited for before the last part is on its way,
-  // and nothing is moved out of a loop around it.
+  // Returns the sum of one item over all partials; call it after workgroup_barrier(). With
+  // kIssueAll all reads are issued before the first is waited for, and the compiler hoists nothing
+  // out of a loop around it.
   template <bool kIssueAll = false>
   __device__ T sum(u32 item) const {
     T values[kParts];
@@ -28,13 +29,13 @@ struct LdsPartials {
   }
 };
 
-// Tiles that a wave has of kTiles which kWaves share out: wave, wave + kWaves, and so on.
+// Tiles per wave where tile t of kTiles belongs to wave t % kWaves.
 template <u32 kWaves, u32 kTiles>
 constexpr u32 kTilesOfWave = (kTiles + kWaves - 1) / kWaves;
 
-// All waves have sums of the same tiles, each a part along K; act(i, t, total) gets the i-th of a
-// wave's own tiles, t. They meet in `memory`, where nobody but the wave that has a part has used
-// its place. One wave needs no LDS.
+// Reduces tiles of which each wave has a partial along K; fn(i, t, total) receives tile t, the i-th
+// of this wave. Partial `part` is stored in `memory`, of which only its own range may still be in
+// use by this wave. A single wave needs no LDS.
 template <u32 kWaves, u32 kTiles, u32 kCapacity, class Fn>
 __device__ inline void reduce_waves(F32x4 (&memory)[kWaves][kCapacity], const F32x4 (&sums)[kTiles],
                                     u32 partial, u32 wave, u32 lane, Fn fn) {

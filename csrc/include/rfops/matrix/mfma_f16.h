@@ -1,11 +1,11 @@
-// Matrix cores on f16 and bf16.
+// MFMA on f16 and bf16: D = A * B^T + C.
 //
-// A lane's 16 bytes of an operand are 8 neighbours along K: lane l of a tile of 16 rows holds, of
-// row l % 16, those from k = 8 * (l / 16) of 32; of 32 rows, of row l % 32, those from
-// k = 8 * (l / 32) of 16. gfx950 multiplies them at once, gfx942 in two steps, each of which sums
-// products that lie elsewhere along K than the instruction means, the same for A and B.
-// D = A * B^T + C. Of 16 x 16, lane l holds rows 4 * (l / 16) + 0..3 of column l % 16; of 32 x 32
-// rows 8 * i + 4 * (l / 32) + 0..3, in its values 4 i + 0..3, of column l % 32.
+// A lane holds 16 bytes of an operand, 8 consecutive elements along K. In a tile of 16 rows and 32
+// of K, lane l holds row l % 16 from k = 8 * (l / 16) on; in a tile of 32 rows and 16 of K, row l %
+// 32 from k = 8 * (l / 32) on. gfx950 multiplies such a tile with one instruction; gfx942 takes
+// two, each of which sums other k than the instruction defines, the same ones for A and B.
+// D of 16 x 16: lane l holds rows 4 * (l / 16) + 0..3 of column l % 16. D of 32 x 32: lane l holds
+// rows 8 * i + 4 * (l / 32) + 0..3 of column l % 32 in its elements 4 i + 0..3.
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -15,7 +15,7 @@ namespace rfops {
 
 namespace details {
 
-// The first or second 8 bytes of 16.
+// Returns the lower or upper 8 of 16 bytes.
 template <class Target>
 __device__ inline Target select_half(U32x4 value, u32 half) {
   return __builtin_bit_cast(Target, U32x2{value[2 * half], value[2 * half + 1]});
@@ -23,7 +23,7 @@ __device__ inline Target select_half(U32x4 value, u32 half) {
 
 }  // namespace details
 
-// c + a * b^T, 32 of K.
+// Returns c + a * b^T over 32 of K, 16 x 16 outputs.
 template <class Input>
 __device__ inline F32x4 mfma_16x16x32(U32x4 a, U32x4 b, F32x4 c) {
 #if defined(__gfx950__)
@@ -50,7 +50,7 @@ __device__ inline F32x4 mfma_16x16x32(U32x4 a, U32x4 b, F32x4 c) {
 #endif
 }
 
-// c + a * b^T, 16 of K, by the instructions that gfx942 has.
+// Returns c + a * b^T over 16 of K, 32 x 32 outputs, by the two instructions that gfx942 has.
 template <class Input>
 __device__ inline F32x16 mfma_32x32x16(U32x4 a, U32x4 b, F32x16 c) {
 #pragma unroll

@@ -1,16 +1,16 @@
-// OCP MXFP4 in registers: blocks of 32 elements as e2m1 codes, two a byte, low nibble first, and
+// OCP MXFP4 in registers: blocks of 32 elements as e2m1 codes, two per byte, low nibble first, and
 // one e8m0 scale.
 //
 //     byte  = exponent field of (|x|max + kBump) - 2, at least 0     (as fp32 bits)
 //     code  = e2m1(x / 2^(byte - 127))                               to nearest even, saturated
 //
-// kBump rounds the largest magnitude up to the next power of two beyond a mantissa: Even from 1.75,
-// Up beyond 1.5, Down never. A block with an infinity or a NaN has byte 255, which is NaN, and
-// codes that mean nothing.
+// kBump rounds the block's largest magnitude up to the next power of two if its mantissa exceeds a
+// bound: Even from 1.75 on, Up above 1.5, Down never. A block with an infinity or a NaN gets byte
+// 255, which is NaN, and undefined codes.
 //
-// A lane that holds a whole block, which is how v_mfma_f32_16x16x128 takes fp4 operands (row l %
-// 16, k from 32 (l / 16)), needs no other lane: quant_block, 54 vector instructions on gfx950 for
-// Even.
+// v_mfma_scale_f32_16x16x128 takes fp4 operands such that a lane holds a whole block (row l % 16, k
+// from 32 (l / 16) on). quant_block quantises it without other lanes: 54 vector instructions on
+// gfx950 with Even.
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -21,7 +21,7 @@ namespace rfops {
 constexpr u32 kFp4Emax = 2;  // 6 = 1.5 * 2^2 is the largest e2m1
 constexpr u32 kE8m0NanByte = 255;
 
-// What rounding a scale adds to the bits of an fp32 magnitude.
+// Rounding of the scale: what is added to the bits of the largest magnitude (fp32).
 struct Even {
   static constexpr u32 kBump = 0x200000;
 };
@@ -34,8 +34,8 @@ struct Down {
 
 namespace details {
 
-// The scale of a block with this largest magnitude, in bits of which kExponentAt is the lowest of
-// fp32's exponent field.
+// Returns the scale of a block with this largest magnitude, given as bits whose exponent field
+// begins at bit kExponentShift.
 template <class Rounding, u32 kExponentShift>
 __device__ inline u32 scale_of_bits(u32 amax_bits) {
   constexpr u32 kInfinity = 255u << kExponentShift;
@@ -44,8 +44,8 @@ __device__ inline u32 scale_of_bits(u32 amax_bits) {
   return amax_bits >= kInfinity ? kE8m0NanByte : byte;
 }
 
-// The code of a scaled magnitude, for architectures that have no instruction for it. Ties go to the
-// even code; 7 beyond 5.
+// Returns the code of a scaled magnitude, for architectures without the instruction. Ties go to the
+// even code; values above 5 become 7.
 __device__ inline u32 fp4_code(f32 scaled) {
   const f32 magnitude = __builtin_fabsf(scaled);
   u32 code = (magnitude > 0.25f) + (magnitude >= 0.75f) + (magnitude > 1.25f);
@@ -55,7 +55,7 @@ __device__ inline u32 fp4_code(f32 scaled) {
 
 }  // namespace details
 
-// How a type of float is read, and its scales.
+// How elements of type Input are read from words, and the scale of a block of them.
 template <class Input>
 struct Mxfp4Float : MxFloat<Input> {
   template <class Rounding>
@@ -66,13 +66,15 @@ struct Mxfp4Float : MxFloat<Input> {
   }
 };
 
-// 8 elements as 8 codes, over the scale of this byte.
+// Returns the codes of 8 elements divided by the scale with this byte.
 template <class Input>
 __device__ inline u32 quant_x8(const u32 (&words)[Mxfp4Float<Input>::kWordsPerEight], u32 byte) {
 #if defined(__gfx950__)
-  const f32 scale = __builtin_bit_cast(f32, byte << 23);  // of which only the exponent is read
-  u32 codes;                                              // all of it is written, a byte a line
-  asm("" : "=v"(codes) : "v"(words[0]));  // any register, another one for each eight
+  const f32 scale = __builtin_bit_cast(f32, byte << 23);  // the instructions use only the exponent
+  u32 codes;                                              // each instruction writes one byte
+  asm(""
+      : "=v"(codes)
+      : "v"(words[0]));  // reserves a register per 8 elements without initialising it
   if constexpr (__is_same(Input, bf16)) {
     const auto pair = [&](u32 i) { return __builtin_bit_cast(Bf16x2, words[i]); };
     codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, pair(0), scale, 0);
@@ -111,13 +113,13 @@ __device__ inline u32 quant_x8(const u32 (&words)[Mxfp4Float<Input>::kWordsPerEi
 #endif
 }
 
-// 32 elements that one lane holds.
+// A quantised block of 32 elements that one lane holds.
 struct Mxfp4Block {
   U32x4 codes;
-  u32 scale;  // the byte
+  u32 scale;  // e8m0 byte
 };
 
-// kWords words: 16 pairs of bf16 or f16, or 32 fp32, in the order of k.
+// Quantises a block of kWords words in the order of k: 16 pairs of bf16 or f16, or 32 fp32.
 template <class Input, class Rounding, u32 kWords>
 __device__ inline Mxfp4Block quant_block(const u32 (&words)[kWords]) {
   constexpr u32 kWords8 = Mxfp4Float<Input>::kWordsPerEight;

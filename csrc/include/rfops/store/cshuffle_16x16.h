@@ -1,10 +1,10 @@
-// A wave's part of the result on its way to memory through LDS, 16 rows at a time, so that lanes
-// side by side store what lies side by side, 16 bytes each.
+// LDS-shuffled store of a wave's 16 x 16 output tiles: accumulators go through LDS, 16 rows at a
+// time, so that adjacent lanes store adjacent addresses, 16 bytes per lane.
 //
-// In LDS chunk c of 16 bytes of row r lies at chunk c ^ r % 16 (or % 8). Of 16-bit elements four
-// neighbours, which a lane has, are half a chunk: in rows from 8 on halves are exchanged. So
-// neither the writes of a tile, 16 rows at once, nor the reads of whole chunks have a bank
-// conflict.
+// In LDS the 16-byte chunk c of row r is at chunk c ^ r % 16 (or % 8). Four 16-bit elements, which
+// a lane holds of a row, are half a chunk; in rows from 8 on the two halves of a chunk are
+// exchanged. So neither the writes of a tile (16 rows at once) nor the reads of whole chunks have a
+// bank conflict.
 #pragma once
 
 #include "rfops/chip/buffer.h"
@@ -14,7 +14,7 @@
 
 namespace rfops {
 
-// kColumns of a wave's columns.
+// kColumns: output columns per wave.
 template <class Out, u32 kColumns>
 class WaveStore {
  public:
@@ -22,11 +22,12 @@ class WaveStore {
   static constexpr u32 kChunks = kRowSize / kVecBytes, kElements = kVecBytes / sizeof(Out);
   static constexpr u32 kSwizzled = kChunks < kTileRows ? kChunks : kTileRows;
   static constexpr u32 kRowsPerRead = kWaveSize / kChunks;
-  static constexpr u32 kBytes = kTileRows * kRowSize;  // of LDS, a wave's own
+  static constexpr u32 kBytes = kTileRows * kRowSize;  // LDS per wave
   static_assert(kChunks >= 8 && kWaveSize % kChunks == 0 && kRowsPerRead <= 8,
                 "whole rows of 128 bytes or more in a read");
 
-  // Of [m, n], at most `most` rows from `row` on, columns from `column` on.
+  // Stores to out[m, n]: at most max_rows rows from `row` on, columns from `column` on. `lds` is
+  // kBytes of LDS that no other wave uses.
   __device__ WaveStore(Out* out, u32 row, u32 m, u32 max_rows, u32 n, u32 column, LdsBytes* lds)
       : n_(n), lds_(lds) {
     const u32 num_rows = row < m ? (m - row < max_rows ? m - row : max_rows) : 0;
@@ -37,9 +38,9 @@ class WaveStore {
     is_aligned_ = (u64{n} * sizeof(Out) | reinterpret_cast<u64>(out)) % kVecBytes == 0;
   }
 
-  // Of kTiles16 times 16 rows: sum_of(i, j) gives what the matrix cores do for rows from 16 i on,
-  // columns from 16 j on. Sixteen rows are read back from LDS in front of the next ones' writes,
-  // and stored behind them: LDS takes a wave's accesses in their order.
+  // Stores 16 kTiles16 rows. sum_of(i, j) returns the accumulator of the tile at row 16 i, column
+  // 16 j. Each 16 rows are read back from LDS before the writes of the next 16, and stored after
+  // them: LDS serves the accesses of one wave in order.
   template <u32 kTiles16, class SumOf>
   __device__ void store(SumOf sum_of) const {
     is_aligned_ ? store_tiles<true, kTiles16>(sum_of) : store_tiles<false, kTiles16>(sum_of);
@@ -65,7 +66,7 @@ class WaveStore {
       for (u32 r = 0; r < kReads; ++r) {
         kAligned ? store_chunk(values[r], row_offset) : store_elements(values[r], row_offset);
         row_offset += kRowsPerRead * n_ * sizeof(Out);
-        asm volatile("" : "+s"(row_offset));  // one after the other: few scalar registers
+        asm volatile("" : "+s"(row_offset));  // one offset after the other, because SGPRs are few
       }
     }
   }

@@ -1,7 +1,8 @@
-// Results on their way to memory: a workgroup's rows of a row-major result.
+// Stores accumulators to the rows of a row-major output.
 //
-// A lane stores four neighbours of a row at once where rows are aligned for it, else one by one.
-// What lies beyond the last row or column is cut off by the descriptor's range check: no branches.
+// A lane stores four neighbours of a row with one instruction if all rows are aligned for it,
+// otherwise one by one. The descriptor's range check drops rows and columns beyond the end, without
+// branches.
 #pragma once
 
 #include "rfops/chip/buffer.h"
@@ -11,21 +12,22 @@
 
 namespace rfops {
 
-// Of where rows of n begin, the bits that keep four neighbours from being stored at once.
+// Returns the low bits of the row addresses that prevent storing four neighbours at once; 0 if they
+// can be.
 template <class Out>
 __device__ inline u32 misaligned_bits(const Out* out, u32 n) {
   return (n * static_cast<u32>(sizeof(Out)) | static_cast<u32>(reinterpret_cast<u64>(out))) %
          sizeof(Vec4<Out>);
 }
 
-// Whether four neighbours of any row of a result with rows of n can be stored at once.
+// Returns whether four neighbours of any row, of n elements each, can be stored at once.
 template <class Out>
 __device__ inline bool are_rows_aligned(const Out* out, u32 n) {
   return misaligned_bits(out, n) == 0;
 }
 
-// The same of a row anywhere, which may be beyond 2 GiB, by branches: `column` is below n, and of
-// its three neighbours those from n on are not there.
+// Stores four neighbours of a row at any address, also beyond 2 GiB, with branches. Requires column
+// < n; elements from column n on are dropped.
 template <class Out>
 __device__ inline void store_x4(Out* row, F32x4 sums, u32 column, u32 n, bool is_aligned) {
   const Vec4<Out> values = __builtin_convertvector(sums, Vec4<Out>);
@@ -42,7 +44,7 @@ __device__ inline void store_x4(Out* row, F32x4 sums, u32 column, u32 n, bool is
 template <class Out>
 class OutputView {
  public:
-  // At most `most` rows of [m, n] from `row` on.
+  // View of at most max_rows rows of out[m, n] from `row` on.
   __device__ OutputView(Out* out, u32 row, u32 m, u32 max_rows, u32 n)
       : n_(n), row_bytes_(n * sizeof(Out)) {
     const u32 num_rows = m - row < max_rows ? m - row : max_rows;
@@ -50,20 +52,20 @@ class OutputView {
     misaligned_ = misaligned_bits(out, n);
   }
 
-  // Where four neighbours lie that are stored at once; computed here, so that it can be while
-  // something is waited for.
+  // Returns the offset of four neighbours that are stored at once. It is materialised here, so that
+  // a caller can compute it while loads are in flight.
   __device__ u32 make_offset(u32 row, u32 column) const {
     u32 offset = element_offset(row, column);
     force_vgpr(offset);
     return offset;
   }
 
-  // How rows are stored, computed here for the same reason.
+  // Materialises the alignment of the rows, for the same reason.
   __device__ void force_alignment() { force_sgpr(misaligned_); }
 
-  // Calls store_of(store) with the way that these rows take, so that it is decided once;
-  // store(sum, row, column) stores four neighbours, of which some may not be there. store(sum, row,
-  // column, at) has their place_of.
+  // Calls store_of(store) once, with the store for aligned or for unaligned rows. store(sum, row,
+  // column) stores four neighbours and drops those out of bounds; store(sum, row, column, offset)
+  // takes the result of make_offset.
   template <class StoreOf>
   __device__ void store(StoreOf store_of) const {
     if (misaligned_ == 0) {
@@ -88,7 +90,7 @@ class OutputView {
  private:
   __device__ u32 element_offset(u32 row, u32 column) const {
     u32 oob_bits = column < n_ ? 0 : kOutOfBounds;
-    force_vgpr(oob_bits);  // else the compiler makes branches of it
+    force_vgpr(oob_bits);  // otherwise the compiler makes branches of it
     return (row * row_bytes_ + column * sizeof(Out)) | oob_bits;
   }
   __device__ void store_whole(Vec4<Out> values, u32 offset) const {

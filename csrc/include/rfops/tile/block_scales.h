@@ -1,4 +1,4 @@
-// Scales of FP8 blocks: fp32, of 1 x 128 of x and of 128 x 128 of w, each in any order.
+// fp32 scales of FP8 blocks: 1 x 128 for x, 128 x 128 for w, with any strides.
 #pragma once
 
 #include "rfops/chip/buffer.h"
@@ -8,13 +8,13 @@
 
 namespace rfops {
 
-constexpr u32 kScaleRows = 128;  // of w that share a scale
+constexpr u32 kScaleRows = 128;  // rows of w per scale
 
-// [rows, K/128] with any strides, of a workgroup's rows and its part of K.
+// Scales of a workgroup's rows of x and range of K, from [rows, K/128] with any strides.
 struct RowScales {
   const f32* base;
-  u32 row_stride_bytes, k_stride_bytes;  // bytes
-  u32 bytes;                             // to the end of the last that is there
+  u32 row_stride_bytes, k_stride_bytes;
+  u32 bytes;  // to the end of the last scale in bounds
 
   __device__ RowScales(const f32* scales, u32 row, u32 rows, u32 max_rows, u32 row_stride,
                        u32 k_stride, u32 block, u32 blocks)
@@ -26,10 +26,10 @@ struct RowScales {
   }
 };
 
-// One block row of w's scales, in scalars.
+// Scales of one 128-row block of w, loaded to scalars.
 struct BlockScales {
   const f32* base;
-  u32 k_stride_bytes;  // bytes
+  u32 k_stride_bytes;
 
   __device__ BlockScales(const f32* scales, u32 w_row, u32 row_stride, u32 k_stride, u32 block)
       : base(scales + u64{w_row / kScaleRows} * row_stride + u64{block} * k_stride),
@@ -41,14 +41,14 @@ struct BlockScales {
   }
 };
 
-// A load of one K-step of x's scales would ask for as many lines as it has rows. So a load brings
-// those of several K-steps: of a row in neighbouring lanes where they lie together in memory, else
-// of a K-step.
+// Whether consecutive lanes load scales along K. A load of one K-step would touch as many cache
+// lines as it has rows, so each load brings several K-steps: in consecutive lanes those that are
+// contiguous in memory.
 __device__ inline bool is_row_major(const RowScales& scales) {
   return scales.k_stride_bytes < scales.row_stride_bytes;
 }
 
-// Scales of a matrix tile's 16 rows for 4 K-steps, one a lane.
+// Scales of 16 rows of x for 4 K-steps, one per lane.
 class LaneBlockScales {
  public:
   static constexpr u32 kSteps = kWaveSize / kTileRows;
@@ -57,13 +57,14 @@ class LaneBlockScales {
       : scales_(scales),
         row_lanes_(is_row_major(scales) ? kSteps : 1),
         step_lanes_(is_row_major(scales) ? 1 : kTileRows) {
-    const u32 lane = lane_id();  // by selects: fewer instructions before the load
+    const u32 lane = lane_id();  // selects instead of branches: fewer instructions before the load
     const u32 row = is_row_major(scales) ? lane / kSteps : lane % kTileRows;
     step_ = is_row_major(scales) ? lane % kSteps : lane / kTileRows;
     lane_offset_ = row * scales.row_stride_bytes + step_ * scales.k_stride_bytes;
   }
 
-  // Of the rows from `row` on, at the K-steps from `first` on; zeros from K-step `end` on.
+  // Loads the scales of the 16 rows from `row` on for the K-steps from step_begin on; zeros from
+  // K-step `end` on.
   __device__ f32 load(u32 row, u32 step_begin, u32 end) const {
     const u32 offset = step_begin + step_ < end ? lane_offset_ : kOutOfBounds;
     const u32 scalar_offset = row * scales_.row_stride_bytes + step_begin * scales_.k_stride_bytes;
@@ -72,7 +73,7 @@ class LaneBlockScales {
         f32, buffer_load_dwords<1>(buffer, offset, readfirstlane(scalar_offset)).dword[0]);
   }
 
-  // Of what was loaded, in lane l that of row l % 16 at one of the K-steps.
+  // Returns to lane l the loaded scale of row l % 16 at K-step `step`.
   __device__ f32 select(f32 loaded, u32 step) const {
     const u32 lane = lane_id() % kTileRows * row_lanes_ + step * step_lanes_;
     return __builtin_bit_cast(f32,
@@ -87,19 +88,20 @@ class LaneBlockScales {
 
 #if defined(__gfx950__)
 
-// Scales of the kRows rows of a workgroup of kWaves waves, straight to LDS: kSteps K-steps by
-// kLoads loads a wave, in a ring of twice as many. What a load brings lies in LDS as the lanes do;
-// rows 4 to 7 of a load of row-major scales have their K-steps turned by 4, and the rows of the
-// next load lie so much further on, that a matrix tile's rows are in different ones of 32 banks.
+// Scales of the kRows rows of a workgroup of kWaves waves, loaded direct to LDS: kLoads loads per
+// wave bring kSteps K-steps, into a ring of two such groups. Each load writes LDS in lane order. To
+// avoid bank conflicts (32 banks), rows 4 to 7 of a load of row-major scales have their K-steps
+// rotated by 4, and loads are kWordsPerLoad words apart, so that the rows of an operand tile are in
+// different banks.
 template <u32 kRows, u32 kWaves>
 class LdsDmaScales {
  public:
   static constexpr u32 kSteps = 8, kRing = 2 * kSteps, kLoads = 4;
-  static constexpr u32 kRowsPerLoad = kRows / kWaves / kLoads;  // rows of a load
+  static constexpr u32 kRowsPerLoad = kRows / kWaves / kLoads;
   static constexpr u32 kLanes = kRowsPerLoad * kSteps;
   static constexpr u32 kWordsPerLoad =
-      2 * kLanes + kRowsPerLoad * 5 / 4;                               // words from load to load
-  static constexpr u32 kWords = kRows / kRowsPerLoad * kWordsPerLoad;  // of LDS
+      2 * kLanes + kRowsPerLoad * 5 / 4;  // LDS words between the loads' results
+  static constexpr u32 kWords = kRows / kRowsPerLoad * kWordsPerLoad;  // LDS words of the ring
   static_assert(kRowsPerLoad == 4 || kRowsPerLoad == 8, "a tile's rows are in different banks");
 
   __device__ explicit LdsDmaScales(const RowScales& scales)
@@ -113,11 +115,12 @@ class LdsDmaScales {
     lane_offset_ = (wave_id() * kLoads * kRowsPerLoad + row) * row_step_ + step_ * k_step_;
   }
 
-  // Those of the K-steps from `first`, a multiple of kSteps, on; zeros from K-step `end` on.
+  // Issues the loads of kSteps K-steps from step_begin, a multiple of kSteps, on; zeros from K-step
+  // `end` on.
   __device__ void issue(const RFOPS_LDS f32* ring, u32 step_begin, u32 end) const {
     const u32 offset = step_begin + step_ < end ? lane_offset_ : kOutOfBounds;
     U32x4 buffer = buffer_;
-    buffer[2] = step_begin < end ? buffer[2] : 0;  // also, as else the compiler has words in VGPRs
+    buffer[2] = step_begin < end ? buffer[2] : 0;  // range check, and keeps the descriptor in SGPRs
     const RFOPS_LDS f32* const lds_dst =
         ring + wave_id() * kLoads * kWordsPerLoad + step_begin / kSteps % 2 * kLanes;
 #pragma unroll
@@ -128,8 +131,8 @@ class LdsDmaScales {
     }
   }
 
-  // Where in the ring that of a row lies, and how much further at a K-step. Those of rows that are
-  // whole loads apart lie kNext words apart for each.
+  // Returns the word of a row in the ring, to which step_offset() is added for a K-step. Rows that
+  // are kRowsPerLoad apart are kWordsPerLoad words apart.
   __device__ u32 row_offset(u32 row) const {
     return row / kRowsPerLoad * kWordsPerLoad + row % kRowsPerLoad * row_lanes_;
   }

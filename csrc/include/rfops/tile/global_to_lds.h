@@ -1,8 +1,8 @@
-// Loads of a tile of an operand into LDS as lds_swizzle.h has it, a step of 128 along K at a time.
+// Loads one operand tile per K-step of 128 bytes into LDS, in the layout of lds_swizzle.h.
 //
-// Rows of an operand that are not there, and steps beyond the workgroup's part of K, load zeros by
-// the descriptor's range check and touch no memory: every step issues the same instructions, from
-// which the kernel's waits are counted (kLoads).
+// Rows out of bounds and K-steps beyond the workgroup's range of K load zeros by the descriptor's
+// range check and touch no memory. Every K-step issues the same number of instructions (kLoads),
+// which a kernel's wait counts rely on.
 #pragma once
 
 #include "rfops/chip/buffer.h"
@@ -11,15 +11,13 @@
 
 namespace rfops {
 
-// How an operand lies in memory: row by row, or shuffled: tiles of 16 rows by 16 bytes of K one
-// after the other along K, so that 1 KB in a row are 64 bytes of K of 16 rows, a matrix operand's
-// half.
+// Layout of an operand in global memory: row-major, or preshuffled into tiles of 16 rows by 16
+// bytes of K, consecutive along K: 1 KiB is 64 bytes of K of 16 rows, half a fragment of each lane.
 template <bool kShuffled>
 struct OperandLayout {
-  static constexpr u32 kKStrideBytes =
-      kShuffled ? 16 : 1;  // bytes of memory from one byte of K to the next
+  static constexpr u32 kKStrideBytes = kShuffled ? 16 : 1;  // bytes of memory per byte of K
   static constexpr u32 kChunkStrideBytes =
-      kVecBytes * kKStrideBytes;  // from one 16-byte chunk of a row to the next
+      kVecBytes * kKStrideBytes;  // between 16-byte chunks of a row
 
   __device__ static u32 offset(u32 row, u32 chunk, u32 row_bytes) {
     if constexpr (kShuffled) {
@@ -30,14 +28,15 @@ struct OperandLayout {
   }
 };
 
-// The rows of one operand that a workgroup works on, from its part of K on; all in scalars.
-// Shuffled ones come in sixteens.
+// Rows and range of K of one operand that a workgroup works on; all in scalars. The number of
+// preshuffled rows is a multiple of 16.
 struct OperandView {
   const u8* base;
-  u32 row_bytes;  // from row to row
-  u32 bytes;      // to the end of the last row's part
+  u32 row_bytes;  // row stride
+  u32 bytes;      // to the end of the last row's range of K
 
-  // At most `most` of the operand's rows from `row` on; K from `k` on, `k_bytes` of it.
+  // View of at most max_rows of the operand's `rows` rows from `row` on, and of k_bytes of K from
+  // `k` on.
   __device__ OperandView(const u8* operand, u32 row, u32 rows, u32 max_rows, u32 row_bytes, u32 k,
                          u32 k_bytes, u32 k_stride_bytes = 1)
       : base(operand + u64{row} * row_bytes + k * k_stride_bytes), row_bytes(row_bytes) {
@@ -45,8 +44,8 @@ struct OperandView {
     bytes = (num_rows - k_stride_bytes) * row_bytes + k_bytes * k_stride_bytes;
   }
 
-  // Of an operand that may be column-major: bytes of one k are then `row_bytes` from the next k's,
-  // and `bytes` is to the end of a K-step.
+  // Makes a view of an operand that may be column-major: row_bytes is then the distance between k
+  // and k + 1, and `bytes` the size of one K-step.
   template <bool kColMajor>
   __device__ static OperandView make(const u8* operand, u32 row, u32 rows, u32 max_rows,
                                      u32 row_bytes, u32 k, u32 k_bytes, u32 k_stride_bytes = 1) {
@@ -58,7 +57,8 @@ struct OperandView {
     }
   }
 
-  // A K-step of a column-major one; K-steps far apart are beyond 32-bit offsets.
+  // Returns the buffer of one K-step of a column-major operand, because distant K-steps exceed
+  // 32-bit offsets.
   __device__ Buffer k_step_buffer(u32 k, bool in_bounds) const {
     return make_buffer(base + u64{k} * row_bytes, in_bounds ? bytes : 0);
   }
@@ -68,9 +68,9 @@ struct OperandView {
       : base(base), row_bytes(row_bytes), bytes(bytes) {}
 };
 
-// Asks for a line a lane, so that rows that all workgroups of an XCD want are in its L2 before they
-// are loaded: part `index` of them, kRows rows by as many blocks of K as a wave has lanes for. The
-// result is worth nothing, and must live until it has arrived.
+// Prefetches rows of an operand to this XCD's L2, one cache line per lane: part `index` of them,
+// kRows rows by as many 128-byte blocks of K as a wave has lanes for. The returned value is
+// meaningless; keep it alive until the load is complete.
 template <u32 kRows>
 __device__ inline u32 prefetch_rows_to_l2(const OperandView& rows, u32 index, u32 blocks) {
   constexpr u32 kBlocks = kWaveSize / kRows;
@@ -83,8 +83,9 @@ __device__ inline u32 prefetch_rows_to_l2(const OperandView& rows, u32 index, u3
   return prefetched;
 }
 
-// Through registers: `issue` starts the loads of a step, `commit` waits for them and writes LDS.
-// Loaders that turn operands round (col_major_loader.h) do so by kTurns instructions in between.
+// Loads through registers: issue() starts the loads of a K-step, commit() waits for them and writes
+// LDS. Loaders that transpose in registers (transpose_loader.h) have kTransposeOps instructions in
+// between.
 template <u32 kRows, u32 kThreads, bool kShuffled = false>
 class StagedLoader {
  public:
@@ -127,11 +128,11 @@ class StagedLoader {
 
 #if defined(__gfx950__)
 
-// 16 bytes a lane from `from` + `offset` + `further` of a buffer to LDS side by side, from `place`
-// + kTo on. `wait_vmcnt` waits for it.
+// Loads 16 bytes per lane, from lane_offset + scalar_offset + extra_offset of a buffer, to
+// consecutive LDS addresses from lds_dst + kLdsOffset on. Wait for it with wait_vmcnt.
 //
-// By inline assembly, as the compiler would drain all loads before each read of LDS. M0 wants an
-// instruction between its write and its use, so the offset's sum stands there.
+// Inline assembly, because the compiler inserts s_waitcnt vmcnt(0) before every LDS read. M0 needs
+// one instruction between its write and its use; the addition of the offsets stands there.
 template <u32 kLdsOffset>
 __device__ inline void buffer_load_lds_b128(U32x4 buffer, u32 lane_offset, u32 scalar_offset,
                                             u32 extra_offset, u32 lds_dst) {
@@ -145,8 +146,9 @@ __device__ inline void buffer_load_lds_b128(U32x4 buffer, u32 lane_offset, u32 s
       : "memory", "scc");
 }
 
-// Straight from memory to LDS, 16 bytes a lane, where lanes land side by side: the permutation of
-// lds_swizzle.h is in the place that a lane loads from.
+// Loads from global memory direct to LDS, 16 bytes per lane. The instruction writes lanes to
+// consecutive addresses, so the swizzle of lds_swizzle.h is applied to the address that a lane
+// loads from.
 template <u32 kWaves, bool kShuffled = false>
 class LdsDmaLoader {
  public:
@@ -160,16 +162,15 @@ class LdsDmaLoader {
     src_offset_ = Layout::offset(row, chunk ^ lds_swizzle(row), rows.row_bytes);
   }
 
-  // Where this wave's part of what an instruction brings lies, of a tile at the beginning of LDS
-  // memory `memory`.
+  // Returns the LDS address that this wave's loads write to, for a tile at `memory`.
   __device__ static u32 wave_lds_base(const LdsBytes* memory) {
     u32 lds_dst = lds_address(memory) + wave_id() * (kWaveSize * kVecBytes);
     asm volatile("" : "+s"(lds_dst));  // computed once
     return lds_dst;
   }
 
-  // kRows rows from `row` on to the tile kTile bytes into that memory: kRows / kRowsAtOnce
-  // instructions. Calls for the same K-step share what `k` and `is_there` cost.
+  // Issues the kRows / kRowsPerLoad loads of kRows rows from `row` on, to the tile kTile bytes
+  // after lds_dst. Calls for the same K-step share the computation of `k` and `in_bounds`.
   template <u32 kRows, u32 kTile = 0>
   __device__ void issue(u32 lds_dst, u32 row, u32 k, bool in_bounds) const {
     static_assert(kRows % kRowsPerLoad == 0, "whole loads");
@@ -192,8 +193,8 @@ class LdsDmaLoader {
   u32 row_bytes_, src_offset_;
 };
 
-// 4 bytes a lane, from where each says, to LDS side by side from `to` on; by the first kLanes lanes
-// of a wave of which all are active.
+// Loads 4 bytes per lane to consecutive LDS addresses from lds_dst on, by the first kLanes lanes of
+// a wave. Requires: all lanes are active.
 template <u32 kLanes>
 __device__ inline void buffer_load_lds_b32(U32x4 buffer, u32 lane_offset, u32 scalar_offset,
                                            u32 lds_dst) {

@@ -1,8 +1,8 @@
-// Tiles of rows of 128 bytes in LDS, permuted so that no access has a bank conflict.
+// LDS tiles of 128-byte rows, swizzled so that no access has a bank conflict.
 //
-// Row r's 16-byte chunk c lies at 128 r + 16 (c ^ swizzle(r)). A lane of an operand of 16 rows
-// reads chunks l / 16 and 4 + l / 16 of row l % 16 (mfma_fp8.h). Without the permutation all 16
-// rows would meet in the same banks; which lanes are served together decides how it must go.
+// The 16-byte chunk c of row r is at 128 r + 16 (c ^ swizzle(r)). A lane reads chunks l / 16 and 4
+// + l / 16 of row l % 16 (mfma_fp8.h). Without the swizzle all 16 rows would use the same banks.
+// Which lanes LDS serves together differs by architecture and determines the swizzle.
 #pragma once
 
 #include "rfops/chip/arch.h"
@@ -14,7 +14,7 @@ namespace rfops {
 #define RFOPS_LDS __attribute__((address_space(3)))
 using LdsBytes = RFOPS_LDS u8;
 
-// What the instructions that load straight to LDS call it.
+// Returns the 32-bit LDS address, as direct-to-LDS loads take it in M0.
 __device__ inline u32 lds_address(const LdsBytes* ptr) {
   return static_cast<u32>(reinterpret_cast<__UINTPTR_TYPE__>(ptr));
 }
@@ -22,13 +22,14 @@ __device__ inline u32 lds_address(const LdsBytes* ptr) {
 constexpr u32 kRowBytes = kTileK;
 constexpr u32 kRowChunks = kRowBytes / kVecBytes;
 
-// Rows of 128 bytes begin in one of two halves of 64 banks, or all at bank 0 of 32.
+// 128-byte rows begin in one of two halves of 64 banks, or all at bank 0 of 32 banks.
 constexpr u32 lds_swizzle(u32 row) { return (kLdsBanks == 64 ? row / 2 : row) % kRowChunks; }
 constexpr u32 lds_offset(u32 row, u32 chunk) {
   return row * kRowBytes + (chunk ^ lds_swizzle(row)) * kVecBytes;
 }
 
-// Where a lane's two pieces of an operand lie; those of a tile 16 rows on lie 2048 bytes on.
+// Offsets of a lane's two chunks of an operand in an LDS tile. The next 16 rows are 2048 bytes
+// further.
 struct LdsFragmentOffsets {
   u32 low, high;
 };
@@ -46,8 +47,8 @@ __device__ inline Fragment lds_load_fragment(const LdsBytes* base,
   return {lds_load_b128(base + offsets.low), lds_load_b128(base + offsets.high)};
 }
 
-// Reads tiles of operands in LDS of which a wave's begin at row `first`; that of a read lies kAt
-// bytes from `memory`.
+// Reads fragments from LDS tiles, of which this wave's begin at row row_begin. A read takes the
+// tile kOffsetBytes after `memory`.
 class RowReader {
  public:
   __device__ RowReader(const LdsBytes* memory, u32 lane, u32 row_begin)
@@ -64,7 +65,8 @@ class RowReader {
 
 namespace details {
 
-// The lanes that LDS serves together, of the first half of the wave; the other half is 32 lanes on.
+// Lanes that LDS serves together, in the first half of the wave; the second half has the same sets,
+// 32 lanes later.
 constexpr u32 lanes(u32 lo, u32 hi) { return static_cast<u32>((u64{2} << hi) - (u64{1} << lo)); }
 constexpr u32 kReadPhases[] = {
 #if defined(__gfx950__)
@@ -79,7 +81,7 @@ constexpr u32 kReadPhases[] = {
 };
 constexpr u32 kWritePhases[] = {lanes(0, 7), lanes(8, 15), lanes(16, 23), lanes(24, 31)};
 constexpr u32 kPhasesB64[] = {
-// of 8 bytes
+// 8-byte accesses
 #if defined(__gfx950__)
     lanes(0, 31),
 #else
@@ -88,7 +90,7 @@ constexpr u32 kPhasesB64[] = {
 #endif
 };
 
-// Whether kBytes of each of these lanes lie in different banks. `at` is where a lane's lie.
+// Returns whether kBytes at offset(lane) of all these lanes are in different banks.
 template <u32 kBytes, class Offset>
 constexpr bool uses_distinct_banks(u32 phase, u32 lane_begin, u32 banks, Offset offset) {
   u64 used = 0;

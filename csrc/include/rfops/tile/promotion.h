@@ -1,13 +1,13 @@
-// Sums in fp32 of tiles whose blocks of K have scales of their acc.
+// fp32 accumulators of tiles whose blocks of K have their own scales (promotion).
 //
-// A matrix instruction makes the partial sum of a block from zero; then sum += scale * partial on
-// the vector ALU. Four tiles form a group, and a group's partials are promoted while the matrix
-// cores work on the next one, one or four multiply-adds in the shadow of each instruction: nothing
-// waits for a result. The order of the tiles is the order of `sum`.
+// An MFMA computes the partial sum of one scale block from zero; then acc += scale * partial on the
+// vector ALU. Four tiles form a group. The partials of a group are promoted while the MFMAs of the
+// next group run, one or four multiply-adds per MFMA, so no instruction waits for a result. The
+// tiles are in the order of `sum`.
 //
-// Each multiply-add is pinned where it stands: the compiler would otherwise keep partials of many
-// groups and spill. Build with -fno-slp-vectorize, as packed multiply-adds do not run beside the
-// matrix cores.
+// Each multiply-add is forced to its position: otherwise the compiler keeps the partials of many
+// groups and spills. Build with -fno-slp-vectorize, because packed multiply-adds do not issue
+// beside MFMAs.
 #pragma once
 
 #include "rfops/chip/sync.h"
@@ -16,9 +16,9 @@
 
 namespace rfops {
 
-constexpr u32 kGroup = 4;  // tiles
+constexpr u32 kGroup = 4;  // tiles per group
 
-// Nothing else to do beside the matrix cores.
+// Issues nothing between MFMAs.
 struct Idle {
   __device__ void operator()(u32) const {}
 };
@@ -27,11 +27,11 @@ template <u32 kTiles>
 struct PromotedAcc {
   static_assert(kTiles % kGroup == 0, "whole groups");
   F32x4 sum[kTiles];
-  F32x4 partial[kGroup];  // of the group before
+  F32x4 partial[kGroup];  // of the previous group
   f32 scale[kGroup];
 
-  // What of x's and w's scales a tile's scale is made from, and that: computed where this is
-  // called.
+  // A tile's scale is make_scale of one factor of x and one of w. Both are materialised where these
+  // functions are called.
   using Factor = f32;
   using Scale = f32;
   __device__ static Factor make_factor(f32 scale) { return scale; }
@@ -41,13 +41,13 @@ struct PromotedAcc {
     return product;
   }
 
-  // Multiplies the tiles from kFirst on, and adds up the group that was multiplied before them, by
-  // default that in front or the last. a(t), b(t) and scale_of(t) are of tile kFirst + t;
-  // beside(i) comes before the i-th instruction of the matrix cores.
+  // Multiplies the group of tiles from kTileBegin on, and promotes the group from kPrevTile on, by
+  // default the one before it in cyclic order. a(t), b(t) and scale_of(t) belong to tile kTileBegin
+  // + t. interleave(i) is called before the i-th MFMA.
   template <u32 kTileBegin, u32 kPrevTile = (kTileBegin + kTiles - kGroup) % kTiles, class A,
             class B, class MakeScale, class Interleave = Idle>
   __device__ void multiply(A a, B b, MakeScale make_scale, Interleave interleave = {}) {
-    constexpr u32 kElemsPerMfma = 4 / kMatrixSteps;  // elements that an instruction hides
+    constexpr u32 kElemsPerMfma = 4 / kMatrixSteps;  // elements promoted per MFMA
     F32x4 next[kGroup];
 #pragma unroll
     for (u32 i = 0; i < kMatrixSteps * kGroup; ++i) {
@@ -62,7 +62,7 @@ struct PromotedAcc {
       interleave(i);
       sched_barrier();
       next[t] = mfma_fp8_step(step, a(t), b(t), step == 0 ? F32x4{} : next[t]);
-      force_vgpr(next[t]);  // or the compiler may sink it to its use, past a barrier
+      force_vgpr(next[t]);  // otherwise the compiler may sink it past a barrier to its use
       sched_barrier();
     }
 #pragma unroll
@@ -72,12 +72,12 @@ struct PromotedAcc {
     }
   }
 
-  // After the last K-step: the group that was multiplied last.
+  // Promotes the group that was multiplied last. Call it after the last K-step.
   template <u32 kPendingTile = kTiles - kGroup>
   __device__ void drain() {
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t)
-      force_vgpr(sum[t]);  // nothing of the epilogue goes into the loop
+      force_vgpr(sum[t]);  // keeps the epilogue's instructions out of the loop
     sched_barrier();
 #pragma unroll
     for (u32 t = 0; t < kGroup; ++t) {
@@ -92,7 +92,8 @@ struct PromotedAcc {
 
 #if defined(__gfx950__)
 
-// The same where all scales are positive powers of two: the matrix cores apply them and sum.
+// As PromotedAcc, for scales that are positive powers of two: the MFMA applies the scales and
+// accumulates.
 template <u32 kTiles>
 struct ScaledMfmaAcc {
   F32x4 sum[kTiles];

@@ -1,5 +1,5 @@
-// A block of 32 floats by four lanes, eight elements each: how quantisation to MX formats reads
-// memory, and the block's largest magnitude.
+// Loads blocks of 32 floats, 8 elements per lane and 4 lanes per block, and computes each block's
+// largest magnitude, for quantisation to MX formats.
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -9,8 +9,8 @@ namespace rfops {
 
 namespace details {
 
-// The largest magnitude of pairs of 16-bit floats: as integers they order as magnitudes do, NaN
-// above all.
+// Returns the largest magnitude of pairs of 16-bit floats, compared as integers: the order is that
+// of magnitudes, with NaN above all.
 template <u32 kWords>
 __device__ inline u32 max_of_pairs(const u32 (&pairs)[kWords]) {
   const auto magnitude = [](u32 pair) { return __builtin_bit_cast(U16x2, pair & 0x7fff7fffu); };
@@ -23,7 +23,7 @@ __device__ inline u32 max_of_pairs(const u32 (&pairs)[kWords]) {
 
 }  // namespace details
 
-// How a type of float is read. Words are 32 bits of memory: pairs, or one fp32.
+// How elements of type Input are read from 32-bit words: pairs of 16 bits, or one fp32.
 template <class Input>
 struct MxFloat;
 
@@ -31,12 +31,13 @@ template <>
 struct MxFloat<bf16> {
   static constexpr u32 kWordsPerEight = 4;
 
-  // The bits of the largest magnitude of some words; of more, their largest as integers.
+  // Returns the bits of the largest magnitude of some words. Results of several calls combine by
+  // integer maximum.
   template <u32 kWords>
   __device__ static u32 amax_bits(const u32 (&words)[kWords]) {
     return details::max_of_pairs(words);
   }
-  // These bits as fp32.
+  // Returns these bits as fp32.
   __device__ static f32 amax_value(u32 amax_bits) {
     return __builtin_bit_cast(f32, amax_bits << 16);
   }
@@ -54,7 +55,7 @@ struct MxFloat<f16> {
   __device__ static u32 amax_bits(const u32 (&words)[kWords]) {
     return details::max_of_pairs(words);
   }
-  // Denormals of f16 are normal in fp32.
+  // Returns these bits as fp32. Denormals of f16 are normal in fp32.
   __device__ static f32 amax_value(u32 amax_bits) {
     return static_cast<f32>(__builtin_bit_cast(f16, static_cast<u16>(amax_bits)));
   }
@@ -82,23 +83,23 @@ struct MxFloat<f32> {
   __device__ static f32 amax_value(u32 amax_bits) { return __builtin_bit_cast(f32, amax_bits); }
 };
 
-// A lane's eight elements of x, [m, k] in rows `pitch` apart where they are kInRows, one row behind
-// the other where not; k is a multiple of 32, and each row begins at a multiple of 16 bytes.
+// A lane's eight elements of x [m, k]. With kStrided the rows are `pitch` elements apart, otherwise
+// contiguous. Requires: k a multiple of 32, each row 16-byte aligned.
 template <class Input, u32 kThreads, bool kStrided>
 struct MxEight {
-  static constexpr u32 kElemsPerLane = 8, kLanesPerBlock = 32 / kElemsPerLane;  // of a block
+  static constexpr u32 kElemsPerLane = 8, kLanesPerBlock = 32 / kElemsPerLane;
   static constexpr u32 kWords = MxFloat<Input>::kWordsPerEight;
 
-  u64 index;  // of the eight
+  u64 index;  // of the lane's group of eight
   bool in_bounds;
   u32 words[kWords];
-  u32 amax_bits;  // bits of the largest magnitude of the block
+  u32 amax_bits;  // largest magnitude of the block
 
   __device__ MxEight(const Input* x, u64 pitch, u32 m, u32 k)
       : index(u64{workgroup_id_x()} * kThreads + thread_id()) {
-    const u32 eights = k / kElemsPerLane;  // of a row
+    const u32 eights = k / kElemsPerLane;  // groups of eight per row
     in_bounds = index < u64{m} * eights;
-    if (!in_bounds) return;  // a whole block
+    if (!in_bounds) return;  // the same for all lanes of a block
     u64 offset = index * kElemsPerLane;
     if constexpr (kStrided) {
       const u32 row = static_cast<u32>(index / eights);
@@ -118,7 +119,7 @@ struct MxEight {
     fold(details::partner<2>(__builtin_bit_cast(f32, amax_bits)));
   }
 
-  // Whether this lane stores the block's scale, and where.
+  // Whether this lane stores the block's scale, and the block's index.
   __device__ bool has_scale() const { return index % kLanesPerBlock == 0; }
   __device__ u64 block() const { return index / kLanesPerBlock; }
 
