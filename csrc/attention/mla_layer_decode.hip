@@ -26,11 +26,6 @@
 #include "rfops/group/tile_map.h"
 #include "rfops/tile/lds_swizzle.h"
 
-#if !defined(RFOPS_STAGE) || !defined(RFOPS_M_TILES) || !defined(RFOPS_N_TILES) || \
-    !defined(RFOPS_SPLIT)
-#error "mla_layer_decode needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -15,10 +15,6 @@
 #include "rfops/group/tile_map.h"
 #include "rfops/group/wave_reduce.h"
 
-#if !defined(RFOPS_M_TILES) || !defined(RFOPS_N_TILES) || !defined(RFOPS_SPLIT)
-#error "mla_layer_decode_out needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

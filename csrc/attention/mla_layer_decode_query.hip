@@ -20,10 +20,6 @@
 #include "rfops/group/split_k_reduce.h"
 #include "rfops/group/tile_map.h"
 
-#if !defined(RFOPS_M_TILES) || !defined(RFOPS_SPLIT)
-#error "mla_layer_decode_query needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

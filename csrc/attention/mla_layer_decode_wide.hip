@@ -26,11 +26,6 @@
 #include "rfops/group/tile_map.h"
 #include "rfops/matrix/mfma_f16.h"
 
-#if !defined(RFOPS_M_TILES) || !defined(RFOPS_N_TILES) || !defined(RFOPS_STEPS) || \
-    !defined(RFOPS_SPLIT)
-#error "mla_layer_decode_wide needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

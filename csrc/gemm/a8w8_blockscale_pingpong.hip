@@ -38,11 +38,6 @@
 #error "a8w8_blockscale_pingpong is gfx950-only: it needs 16-byte loads to LDS and 160 KB of it"
 #endif
 
-#if !defined(RFOPS_M) || !defined(RFOPS_N) || !defined(RFOPS_SPLIT) || !defined(RFOPS_GROUP_M) || \
-    !defined(RFOPS_OUT) || !defined(RFOPS_SHUFFLED) || !defined(RFOPS_POW2)
-#error "a8w8_blockscale_pingpong needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -26,12 +26,6 @@
 #include "rfops/tile/lds_swizzle.h"
 #include "rfops/tile/promotion.h"
 
-#if !defined(RFOPS_M) || !defined(RFOPS_N) || !defined(RFOPS_SPLIT) || !defined(RFOPS_GROUP_M) || \
-    !defined(RFOPS_OUT) || !defined(RFOPS_SHUFFLED) || !defined(RFOPS_X_COLUMNS) ||               \
-    !defined(RFOPS_W_COLUMNS)
-#error "a8w8_blockscale_staged needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -28,13 +28,6 @@
 #include "rfops/tile/block_scales.h"
 #include "rfops/tile/global_to_lds.h"
 
-#if !defined(RFOPS_M_TILES) || !defined(RFOPS_N_TILES) || !defined(RFOPS_STEPS) || \
-    !defined(RFOPS_WAVES) || !defined(RFOPS_SPLIT) || !defined(RFOPS_OUT) ||       \
-    !defined(RFOPS_SHUFFLED) || !defined(RFOPS_LINES) || !defined(RFOPS_DENSE) ||  \
-    !defined(RFOPS_X_FIRST)
-#error "a8w8_blockscale_stream needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

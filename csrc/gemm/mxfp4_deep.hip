@@ -33,14 +33,6 @@
 #error "mxfp4_deep is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
 #endif
 
-#if !defined(RFOPS_M) || !defined(RFOPS_N) || !defined(RFOPS_WAVES_M) ||              \
-    !defined(RFOPS_WAVES_N) || !defined(RFOPS_LOAD_X) || !defined(RFOPS_AHEAD) ||     \
-    !defined(RFOPS_SPLIT) || !defined(RFOPS_GROUP_M) || !defined(RFOPS_OUT) ||        \
-    !defined(RFOPS_BIAS) || !defined(RFOPS_SHUFFLED) || !defined(RFOPS_X_SHUFFLED) || \
-    !defined(RFOPS_TAIL)
-#error "mxfp4_deep needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -32,12 +32,6 @@
 #error "mxfp4_loop is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
 #endif
 
-#if !defined(RFOPS_M) || !defined(RFOPS_N) || !defined(RFOPS_SPLIT) || !defined(RFOPS_GROUP_M) || \
-    !defined(RFOPS_OUT) || !defined(RFOPS_BIAS) || !defined(RFOPS_SHUFFLED) ||                    \
-    !defined(RFOPS_X_SHUFFLED) || !defined(RFOPS_TAIL)
-#error "mxfp4_loop needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

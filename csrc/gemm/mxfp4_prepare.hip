@@ -14,10 +14,6 @@
 #error "mxfp4_prepare is gfx950-only: it needs v_cvt_scalef32_pk_fp4"
 #endif
 
-#if !defined(RFOPS_X) || !defined(RFOPS_ROUNDING)
-#error "mxfp4_prepare needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

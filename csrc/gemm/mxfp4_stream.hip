@@ -30,14 +30,6 @@
 #error "mxfp4_stream is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
 #endif
 
-#if !defined(RFOPS_M_TILES) || !defined(RFOPS_N_TILES) || !defined(RFOPS_STEPS) ||                \
-    !defined(RFOPS_WAVES) || !defined(RFOPS_SPLIT) || !defined(RFOPS_OUT) || !defined(RFOPS_X) || \
-    !defined(RFOPS_ROUNDING) || !defined(RFOPS_BIAS) || !defined(RFOPS_SHUFFLED) ||               \
-    !defined(RFOPS_SHUFFLED_SCALES) || !defined(RFOPS_X_SHUFFLED_SCALES) ||                       \
-    !defined(RFOPS_TAIL) || !defined(RFOPS_ONE_TURN)
-#error "mxfp4_stream needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -27,11 +27,6 @@
 #error "mxfp8_gemv is gfx950-only: it needs OCP e4m3 conversions and v_permlane*_swap"
 #endif
 
-#if !defined(RFOPS_M) || !defined(RFOPS_LANES) || !defined(RFOPS_ROWS) || !defined(RFOPS_STEPS) || \
-    !defined(RFOPS_WAVES)
-#error "mxfp8_gemv needs RFOPS_M, RFOPS_LANES, RFOPS_ROWS, RFOPS_STEPS and RFOPS_WAVES"
-#endif
-
 namespace {
 
 using namespace rfops;

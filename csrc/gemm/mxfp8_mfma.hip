@@ -31,13 +31,6 @@
 #error "mxfp8_mfma is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
 #endif
 
-#if !defined(RFOPS_M_TILES) || !defined(RFOPS_N_TILES) || !defined(RFOPS_STEPS) ||       \
-    !defined(RFOPS_WAVES) || !defined(RFOPS_SPLIT) || !defined(RFOPS_WIDE_SCALES) ||     \
-    !defined(RFOPS_LAST_TURN) || !defined(RFOPS_SHARED_W) || !defined(RFOPS_RAGGED_M) || \
-    !defined(RFOPS_RAGGED_N) || !defined(RFOPS_OUT)
-#error "mxfp8_mfma needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

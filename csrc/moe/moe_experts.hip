@@ -24,11 +24,6 @@
 #include "rfops/matrix/mfma_f16.h"
 #include "rfops/tile/global_to_lds.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_STAGE) || !defined(RFOPS_TABLE) || \
-    !defined(RFOPS_EACH) || !defined(RFOPS_SHUFFLED) || !defined(RFOPS_ROWS)
-#error "moe_experts needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -25,11 +25,6 @@
 #include "rfops/tile/promotion.h"
 #include "rfops/wave/reduce.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_STAGE) || !defined(RFOPS_ROWS) || !defined(RFOPS_EACH) || \
-    !defined(RFOPS_SHUFFLED)
-#error "moe_experts_fp8 needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -16,11 +16,6 @@
 #include "moe/pingpong_mainloop.h"
 #include "rfops/wave/reduce_scatter.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_STAGE) || !defined(RFOPS_EACH) || \
-    !defined(RFOPS_SHUFFLED) || !defined(RFOPS_ROWS) || !defined(RFOPS_TABLE)
-#error "moe_experts_pingpong needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -16,10 +16,6 @@
 #include "rfops/number/fp8_blockscale.h"
 #include "rfops/wave/reduce.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_ID) || !defined(RFOPS_TOP_K)
-#error "moe_fp8_prepare needs RFOPS_IN, RFOPS_ID and RFOPS_TOP_K"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -21,11 +21,6 @@
 #error "moe_mx_prepare is gfx950-only: it needs v_cvt_scalef32_pk"
 #endif
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_ID) || !defined(RFOPS_TOP_K) || !defined(RFOPS_FORMAT) || \
-    !defined(RFOPS_BUMP) || !defined(RFOPS_CHUNK)
-#error "moe_mx_prepare needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -18,11 +18,6 @@
 #include "rfops/chip/types.h"
 #include "rfops/matrix/mfma_f16.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_TILES) || !defined(RFOPS_TOP_K) || \
-    !defined(RFOPS_ROUNDS) || !defined(RFOPS_RENORMALIZES) || !defined(RFOPS_LISTS)
-#error "moe_router needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -25,12 +25,6 @@
 #error "mxfp8_moe is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
 #endif
 
-#if !defined(RFOPS_BLOCK_M) || !defined(RFOPS_TILE_N) || !defined(RFOPS_COLUMNS) || \
-    !defined(RFOPS_STEPS) || !defined(RFOPS_WAVES) || !defined(RFOPS_CHUNK) ||      \
-    !defined(RFOPS_A_DIV) || !defined(RFOPS_WEIGHTED) || !defined(RFOPS_OUT)
-#error "mxfp8_moe needs RFOPS_{BLOCK_M,TILE_N,COLUMNS,STEPS,WAVES,CHUNK,A_DIV,WEIGHTED,OUT}"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -15,10 +15,6 @@
 #include "rfops/number/fp8_blockscale.h"
 #include "rfops/wave/reduce_scatter.h"
 
-#if !defined(RFOPS_ROWS) || !defined(RFOPS_IN) || !defined(RFOPS_ALIGNED)
-#error "quant_fp8_blockscale needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

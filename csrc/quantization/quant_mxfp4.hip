@@ -12,10 +12,6 @@
 #include "rfops/number/mxfp4.h"
 #include "rfops/wave/mx_block_amax.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_ROUNDING) || !defined(RFOPS_IN_ROWS)
-#error "quant_mxfp4 needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -14,10 +14,6 @@
 #include "rfops/chip/types.h"
 #include "rfops/wave/mx_block_amax.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_BUMP) || !defined(RFOPS_IN_ROWS)
-#error "quant_mxfp8 needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,6 +25,8 @@ class Entry(records.Written, frozen=True):
     srcs: tuple[str, ...] = ()  # relative to `root`
     kind: str = "device"  # "device": a code object; "host": a shared library
     archs: tuple[str, ...] = ARCHS
+    defines: tuple[str, ...] | None = None  # names that a build must give; None: any
+    preload_arguments: bool = False  # the first kernel arguments come in scalar registers
     flags: tuple[str, ...] = ()  # in order, after the engine's own
     link_flags: tuple[str, ...] = ()  # host only
     output: str = "module.hsaco"
@@ -41,6 +44,22 @@ class ModuleSpec(Entry, frozen=True, kw_only=True):
         """Refuse before compiling. Raises UnsupportedArch."""
         if arch not in self.archs:
             raise UnsupportedArch(self.name, arch, self.archs)
+
+    def require_defines(self, names: Collection[str]) -> None:
+        """Refuse before compiling. Raises ConfigError that names what is missing or unknown."""
+        if self.defines is None:
+            return
+        missing = [name for name in self.defines if name not in names]
+        unknown = [name for name in names if name not in self.defines]
+        if not missing and not unknown:
+            return
+        words = [f"missing: {', '.join(missing)}"] * bool(missing)
+        words += [f"unknown: {', '.join(map(str, unknown)):.200}"] * bool(unknown)
+        needed = ", ".join(self.defines) or "none"
+        raise ConfigError(
+            f"{self.name}: defines must be exactly those of {self.config.name} ({needed}), got "
+            f"{'; '.join(words)}. Pass a value for each, or change the entry's `defines`."
+        )
 
     def sources(self) -> list[Path]:
         """The source files; a glob's are sorted. Raises ConfigError if one is missing."""
@@ -63,6 +82,8 @@ def _make_spec(where: str, name: str, entry: object, root: Path, config: Path) -
     checked = records.check(where, entry, Entry)
     values = structs.asdict(checked)
     for key, value in values.items():
+        if value is None or isinstance(value, bool):
+            continue
         if not (is_text(value) if isinstance(value, str) else all(t and is_text(t) for t in value)):
             raise ConfigError(f"{where}.{key}: expected texts of one line, got {value!r:.200}")
     spec = ModuleSpec(name=name, root=root, config=config, **values)
