@@ -48,8 +48,7 @@ __shared__ Memory memory;
 // Of two tiles of weights, four neighbours each, 8 of one: half of the lanes have these of the
 // first tile (PingPong::column).
 __device__ inline U32x4 neighbours(F32x4 first, F32x4 second) {
-  using Values = In __attribute__((ext_vector_type(4)));
-  using U32x2 = u32 __attribute__((ext_vector_type(2)));
+  using Values = Vec4<In>;
   const U32x2 a = __builtin_bit_cast(U32x2, __builtin_convertvector(first, Values));
   const U32x2 b = __builtin_bit_cast(U32x2, __builtin_convertvector(second, Values));
   const u32 a0 = a[0], a1 = a[1], b0 = b[0], b1 = b[1];

@@ -26,7 +26,6 @@ using Id = RFOPS_ID;  // of topk_ids: i32 or i64
 constexpr u32 kTopK = RFOPS_TOP_K;
 constexpr u32 kThreads = 256, kBlock = 128, kEach = 8, kLanes = kBlock / kEach;  // of a block
 using InVec = In __attribute__((ext_vector_type(kEach)));
-using U32x2 = u32 __attribute__((ext_vector_type(2)));
 
 __shared__ TokenListAllocator<kThreads> room;
 

@@ -54,7 +54,7 @@ template <u32 kBump>
 struct Mxfp8 {
   static constexpr MatrixFormat kFormat = kE4m3;
   static constexpr u32 kStepK = 128;
-  using Eight = u32 __attribute__((ext_vector_type(2)));  // as U32x2
+  using Eight = U32x2;
 
   template <class In>
   __device__ static u32 scale(u32 most) {
@@ -81,8 +81,6 @@ struct Mxfp8 {
     return codes;
   }
 };
-
-using U32x2 = u32 __attribute__((ext_vector_type(2)));
 
 // Of a block of 32, lane l has elements 4 q .. 4 q + 3 and as many from 16 + 4 q on, q = l / 16.
 // Lanes 16 apart exchange, so that each has eight neighbours, from this one on.

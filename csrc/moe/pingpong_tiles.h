@@ -120,7 +120,6 @@ struct PingPongOrder<InColumns> {
 
    private:
     __device__ static U32x4 piece(const LdsBytes* from) {
-      using I16x4 = short __attribute__((ext_vector_type(4)));
       const auto turned = [](const LdsBytes* at) {
         return __builtin_bit_cast(U32x2,
                                   __builtin_amdgcn_ds_read_tr16_b64_v4i16((RFOPS_LDS I16x4*)at));

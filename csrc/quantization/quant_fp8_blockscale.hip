@@ -29,9 +29,9 @@ constexpr u32 kRowsPerPass = kThreads / kLanes;
 constexpr u32 kPasses = kRows == 1 ? 1 : kRows / kRowsPerPass;
 static_assert(kRows == 1 || kRows == 128, "1 x 128 or 128 x 128");
 
-using InputVec = Input __attribute__((ext_vector_type(kElemsPerLane)));
+using InputVec = Vec8<Input>;
+static_assert(kElemsPerLane == 8);
 typedef InputVec UnalignedInputVec __attribute__((aligned(sizeof(Input))));
-using F32x8 = f32 __attribute__((ext_vector_type(kElemsPerLane)));
 
 __device__ inline InputVec load(const Input* src) {
   if constexpr (kAligned) return *reinterpret_cast<const InputVec*>(src);

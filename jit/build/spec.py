@@ -25,12 +25,14 @@ class Entry(records.Written, frozen=True):
     srcs: tuple[str, ...] = ()  # relative to `root`
     kind: str = "device"  # "device": a code object; "host": a shared library
     archs: tuple[str, ...] = ARCHS
-    defines: tuple[str, ...] | None = None  # names that a build must give; None: any
-    preload_arguments: bool = False  # the first kernel arguments come in scalar registers
     flags: tuple[str, ...] = ()  # in order, after the engine's own
     link_flags: tuple[str, ...] = ()  # host only
     output: str = "module.hsaco"
     title: str = ""  # what progress calls it; empty: the name
+    # Device only: names that each build must define, without RFOPS_ (null: any); whether a kernel's
+    # first arguments come in scalar registers.
+    defines: tuple[str, ...] | None = None
+    preload_arguments: bool = False
 
 
 class ModuleSpec(Entry, frozen=True, kw_only=True):

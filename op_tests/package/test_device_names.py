@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 import device_names
+import pytest
 
 LARGEST_SHARE = 0.01
 

@@ -33,10 +33,16 @@ using F16x2 = Vec2<f16>;
 using Bf16x2 = Vec2<bf16>;
 using U32x2 = Vec2<u32>;
 using I32x2 = Vec2<i32>;
+using F32x2 = Vec2<f32>;
 using I16x4 = Vec4<short>;
+using F16x4 = Vec4<f16>;
+using Bf16x4 = Vec4<bf16>;
 using U32x4 = Vec4<u32>;
 using F32x4 = Vec4<f32>;
+using Bf16x8 = Vec8<bf16>;
+using U32x8 = Vec8<u32>;
 using I32x8 = Vec8<i32>;
+using F32x8 = Vec8<f32>;
 using F32x16 = Vec16<f32>;
 
 constexpr u32 kWaveSize = 64;  // lanes per wave on gfx9
