@@ -21,6 +21,7 @@
 // span less than 2 GiB (what lies before them may be larger).
 #include "gemm/bias.h"
 #include "gemm/mxfp4_tile_scheduler.h"
+#include "rfops/chip/static_for.h"
 #include "rfops/chip/sync.h"
 #include "rfops/group/split_k_reduce.h"
 #include "rfops/matrix/mfma_mxfp4.h"
@@ -125,11 +126,6 @@ class Wave {
   static constexpr u32 kReads = kMTiles + kNTiles, kScales = kReads / 2;
   using Schedule = IssueSchedule<kTiles, kReads, kPieces, kScales>;
 
-  template <u32 kCount, class Fn>
-  __device__ void static_for(Fn fn) {
-#pragma unroll
-    for (u32 i = 0; i < kCount; ++i) fn(i);
-  }
   __device__ void load(u32 i, const Item& src) {
     i < X::kCount ? x_.load(src.x, i) : w_.load(src.w, i - X::kCount);
   }

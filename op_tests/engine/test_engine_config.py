@@ -57,7 +57,7 @@ GEMV = {"M": 1, "LANES": 16, "ROWS": 1, "STEPS": 1, "WAVES": 1}
     [
         (
             {"ROWS": None},
-            r"mxfp8_gemv: .*\(M, LANES, ROWS, STEPS, WAVES\), got missing: ROWS\. Pass",
+            r"mxfp8_gemv: .* \(M, LANES, ROWS, STEPS, WAVES\), got missing: ROWS\.",
         ),
         ({"TAIL": 1, "SPLIT": 2}, r"got unknown: TAIL, SPLIT\. "),
         ({"M": None, "MTILES": 1}, r"got missing: M; unknown: MTILES\. "),

@@ -28,7 +28,7 @@ __device__ inline void load(Loader& loader, LdsBytes* tile, u32 k) {
 
 }  // namespace
 
-// loader.h, lds_tile.h, columns.h: a K-step of 128 rows through LDS; out[tile][lane] is what a lane
+// global_to_lds.h, lds_swizzle.h, col_major_loader.h: a K-step of 128 rows through LDS; out[tile][lane] is what a lane
 // reads of each operand of 16 rows. kind: 0 rows, 1 shuffled, 2 straight to LDS; 3 column-major, 4
 // that of 64 rows, 5 straight to LDS, 6 that of 64 rows.
 template <class Reader>
@@ -90,7 +90,7 @@ load_tile_by(Fragment* out, const u8* operand, u32 rows, u32 k, u32 step, u32 ki
   read_tiles(out, RowReader(tile, lane_id(), 0), kRows / kTileRows);
 }
 
-// matrix.h, promote.h, scales.h: out[16, 64] of x [16, K] and w [64, K], four tiles of one wave.
+// mfma_fp8.h, promotion.h, block_scales.h: out[16, 64] of x [16, K] and w [64, K], four tiles of one wave.
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kWaveSize, kWaveSize)))
 promote_tiles(f32* out, const u8* x, const u8* w, const f32* x_scale, const f32* w_scale, u32 k) {
   const u32 lane = lane_id(), blocks = k / kTileK, offset = fragment_offset(lane, k);
@@ -113,14 +113,14 @@ promote_tiles(f32* out, const u8* x, const u8* w, const f32* x_scale, const f32*
   }
 }
 
-// block_map.h: out[id] = {m, n, split}.
+// tile_map.h: out[id] = {m, n, split}.
 extern "C" __global__ void place_blocks(u32* out, u32 m_tiles, u32 n_tiles) {
   const TileCoord tile = this_tile<4, 3>(m_tiles, n_tiles);
   u32* const dst = out + workgroup_id_x() * 3;
   dst[0] = tile.m, dst[1] = tile.n, dst[2] = tile.split;
 }
 
-// split_reduce.h: three workgroups a tile, of 100 items each; parts are [tile][split][item].
+// split_k_reduce.h: three workgroups a tile, of 100 items each; parts are [tile][split][item].
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(64, 64))) reduce_parts(
     F32x4* out, const F32x4* parts, void* workspace, u32* counts) {
   using Split = SplitKReducer<3, 100, 64>;
@@ -137,7 +137,7 @@ extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(64, 64))) 
   }
 }
 
-// epilogue.h: out[m, n] = its row * 1000 + its column, by one wave a 16 x 16 tile.
+// row_major_store.h: out[m, n] = its row * 1000 + its column, by one wave a 16 x 16 tile.
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kWaveSize, kWaveSize)))
 store_rows(RFOPS_OUT* out, u32 m, u32 n) {
   const u32 row = lane_id() % 16, column = workgroup_id_x() * 16 + lane_id() / 16 * 4;
@@ -158,7 +158,7 @@ store_each_row(RFOPS_OUT* out, const u32* rows, u32 n) {
            are_rows_aligned(out, n));
 }
 
-// wave_sums.h: out[tile] is the sum of parts[wave][tile], by as many waves as the workgroup has.
+// wave_reduce.h: out[tile] is the sum of parts[wave][tile], by as many waves as the workgroup has.
 namespace {
 template <u32 kWaves>
 __device__ inline void sum_parts(F32x4* out, const F32x4* parts) {
@@ -179,7 +179,7 @@ extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(64, 512)))
 }
 
 #if defined(__gfx950__)
-// mx_chunk.h: out[m, kRows] of x [m, K] and w [kRows, K], a tile by one wave, a step after the
+// mxfp8_k_chunk.h: out[m, kRows] of x [m, K] and w [kRows, K], a tile by one wave, a step after the
 // other.
 namespace {
 template <u32 kRows, u32 kChunk>

@@ -17,10 +17,12 @@ enum CacheHint : int {
   kStreamed = 2,  // the nt bit: the data is read once and displaces nothing that is reused
 };
 
+// A buffer descriptor (V#).
 struct Buffer {
   __amdgpu_buffer_rsrc_t rsrc;
 };
 
+// Returns the descriptor of `bytes` bytes from `base` on. All lanes must pass the same values.
 __device__ inline Buffer make_buffer(const void* base, u32 bytes) {
   constexpr int kRawBuffer = 0x00020000;  // word 3 of the descriptor: untyped, no swizzle
   return {__builtin_amdgcn_make_buffer_rsrc(const_cast<void*>(base), 0, static_cast<int>(bytes),
@@ -40,6 +42,7 @@ __device__ inline U32x4 buffer_load_b128(const Buffer& buffer, u32 lane_offset, 
       U32x4, __builtin_amdgcn_raw_buffer_load_b128(buffer.rsrc, lane_offset, scalar_offset, kHint));
 }
 
+// Result of buffer_load_dwords.
 template <u32 kCount>
 struct Dwords {
   u32 dword[kCount];
@@ -74,6 +77,7 @@ __device__ inline u32 load_uniform(const u32* ptr) {
   return *(const __attribute__((address_space(4))) u32*)ptr;
 }
 
+// Loads one byte at lane_offset + scalar_offset, zero-extended.
 __device__ inline u32 buffer_load_u8(const Buffer& buffer, u32 lane_offset, u32 scalar_offset) {
   return __builtin_amdgcn_raw_buffer_load_b8(buffer.rsrc, lane_offset, scalar_offset, kCached);
 }

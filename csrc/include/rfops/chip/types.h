@@ -48,6 +48,8 @@ using F32x16 = Vec16<f32>;
 constexpr u32 kWaveSize = 64;  // lanes per wave on gfx9
 constexpr u32 kVecBytes = 16;  // widest load or store of one lane
 
+// Indices of the thread in its workgroup (kernels are one-dimensional there) and of the workgroup
+// in the grid.
 __device__ inline u32 thread_id() { return __builtin_amdgcn_workitem_id_x(); }
 __device__ inline u32 workgroup_id_x() { return __builtin_amdgcn_workgroup_id_x(); }
 __device__ inline u32 workgroup_id_y() { return __builtin_amdgcn_workgroup_id_y(); }
@@ -65,6 +67,7 @@ __device__ inline u32 readlane(u32 value, u32 lane) {
   return static_cast<u32>(
       __builtin_amdgcn_readlane(static_cast<i32>(value), static_cast<i32>(lane)));
 }
+// Returns the lane's index in its wave.
 __device__ inline u32 lane_id() { return thread_id() % kWaveSize; }
 
 // Waits for all threads of the workgroup; LDS writes before the barrier are visible after it.

@@ -11,6 +11,7 @@
 
 namespace rfops {
 
+// An output tile and a split of its K.
 struct TileCoord {
   u32 m, n;   // tile index along M and N
   u32 split;  // split of K
@@ -23,6 +24,7 @@ constexpr u32 xcd_remap(u32 id, u32 count) {
   return xcd * ids_per_xcd + (xcd < remainder ? xcd : remainder) + id / kXcds;
 }
 
+// Returns the tile of workgroup `id` among m_tiles x n_tiles tiles.
 template <u32 kGroupM, u32 kSplit>
 constexpr TileCoord tile_coord(u32 id, u32 m_tiles, u32 n_tiles) {
   const u32 order = xcd_remap(id, m_tiles * n_tiles * kSplit);

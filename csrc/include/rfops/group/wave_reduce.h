@@ -8,23 +8,23 @@
 
 namespace rfops {
 
-// Partials in LDS: kParts of kItems items each.
-template <class T, u32 kParts, u32 kItems>
+// Partials in LDS: kPartials of kItems items each.
+template <class T, u32 kPartials, u32 kItems>
 struct LdsPartials {
-  T partial[kParts][kItems];
+  T partial[kPartials][kItems];
 
   // Returns the sum of one item over all partials; call it after workgroup_barrier(). With
   // kIssueAll all reads are issued before the first is waited for, and the compiler hoists nothing
   // out of a loop around it.
   template <bool kIssueAll = false>
   __device__ T sum(u32 item) const {
-    T values[kParts];
+    T values[kPartials];
 #pragma unroll
-    for (u32 p = 0; p < kParts; ++p) values[p] = partial[p][item];
+    for (u32 p = 0; p < kPartials; ++p) values[p] = partial[p][item];
     if constexpr (kIssueAll) sched_barrier();
     T total = values[0];
 #pragma unroll
-    for (u32 p = 1; p < kParts; ++p) total += values[p];
+    for (u32 p = 1; p < kPartials; ++p) total += values[p];
     return total;
   }
 };
@@ -57,6 +57,7 @@ __device__ inline void reduce_waves(F32x4 (&memory)[kWaves][kCapacity], const F3
     }
   }
 }
+// As above, with LDS of its own; the partial index is the wave.
 template <u32 kWaves, u32 kTiles, class Fn>
 __device__ inline void reduce_waves(const F32x4 (&sums)[kTiles], u32 wave, u32 lane, Fn fn) {
   __shared__ F32x4 memory[kWaves][kWaves > 1 ? kTiles * kWaveSize : 1];

@@ -24,6 +24,7 @@ struct Fragment {
   U32x4 low, high;
 };
 
+// Returns both chunks as the eight registers of an MFMA operand.
 __device__ inline I32x8 concat(const Fragment& t) {
   return __builtin_bit_cast(I32x8, __builtin_shufflevector(t.low, t.high, 0, 1, 2, 3, 4, 5, 6, 7));
 }

@@ -65,6 +65,7 @@ struct MxScaleLayout {
   __device__ static u32 lane_offset(u32 lane, u32 row_bytes) {
     return kShuffled ? lane * 4 : lane % kTileRows * row_bytes + lane / kTileRows;
   }
+  // Returns the scalar offset of a tile's scales.
   __device__ static u32 tile_offset(u32 rows16, u32 k128, u32 row_bytes) {
     if constexpr (kShuffled) {
       return rows16 / 2 * 32 * row_bytes + k128 / 2 * 256;
@@ -72,6 +73,7 @@ struct MxScaleLayout {
       return rows16 * kTileRows * row_bytes + k128 * kFp4TileBlocks;
     }
   }
+  // Loads a lane's scale of a tile: one byte, or the dword of four preshuffled tiles.
   __device__ static u32 load(const Buffer& buffer, u32 lane, u32 tile) {
     return kShuffled ? buffer_load_dwords<1>(buffer, lane, tile).dword[0]
                      : buffer_load_u8(buffer, lane, tile);

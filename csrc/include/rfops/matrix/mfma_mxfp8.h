@@ -52,6 +52,8 @@ __device__ inline Fragment load_tail_fragment(const Buffer& buffer, u32 lane_off
   return {buffer_load_b128<kHint>(buffer, low, scalar),
           buffer_load_b128<kHint>(buffer, high, scalar)};
 }
+// Returns lane_offset, or kOutOfBounds if the lane's scale block of the tile at `k` begins at or
+// after k_end.
 __device__ inline u32 block_offset(u32 lane_offset, u32 lane, u32 k, u32 k_end) {
   return k + lane / kTileRows * kMxBlock < k_end ? lane_offset : kOutOfBounds;
 }

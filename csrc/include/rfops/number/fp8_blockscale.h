@@ -11,6 +11,7 @@
 
 namespace rfops {
 
+// Quantises the elements of one block, given its amax.
 class Fp8Block {
  public:
 #if defined(__gfx950__)
@@ -29,6 +30,7 @@ class Fp8Block {
         factor_(kMaxFp8 / amax_),
         is_nan_(amax >= kInfinityBits) {}
 
+  // Returns the scale; NaN if the block has an infinity or a NaN.
   __device__ f32 scale() const { return is_nan_ ? __builtin_nanf("") : amax_ / kMaxFp8; }
   // Returns four payloads, packed.
   __device__ u32 convert(f32 a, f32 b, f32 c, f32 d) const {

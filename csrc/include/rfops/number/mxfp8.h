@@ -16,6 +16,7 @@ struct Half16 {
   F16x2 pair[8];
 };
 
+// Converts 16 e4m3 elements to f16.
 __device__ inline Half16 widen_e4m3(U32x4 payload) {
   constexpr f32 kNoScale = 1.0f;
   Half16 halves;

@@ -41,6 +41,7 @@ __device__ inline void store_x4(Out* row, F32x4 sums, u32 column, u32 n, bool is
   }
 }
 
+// Rows of a row-major output that one workgroup stores; at most 2 GiB.
 template <class Out>
 class OutputView {
  public:

@@ -35,6 +35,7 @@ struct BlockScales {
       : base(scales + u64{w_row / kScaleRows} * row_stride + u64{block} * k_stride),
         k_stride_bytes(k_stride * sizeof(f32)) {}
 
+  // Returns the scale of block `block` of the range of K.
   __device__ f32 load(u32 block) const {
     return *reinterpret_cast<const f32*>(reinterpret_cast<const u8*>(base) +
                                          block * k_stride_bytes);
@@ -136,6 +137,7 @@ class LdsDmaScales {
   __device__ u32 row_offset(u32 row) const {
     return row / kRowsPerLoad * kWordsPerLoad + row % kRowsPerLoad * row_lanes_;
   }
+  // Returns what is added to row_offset(row) for a K-step.
   __device__ u32 step_offset(u32 row, u32 step) const {
     return step / kSteps % 2 * kLanes + (step % kSteps * step_lanes_ ^ swizzle(row % kRowsPerLoad));
   }

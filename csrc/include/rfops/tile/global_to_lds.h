@@ -19,6 +19,7 @@ struct OperandLayout {
   static constexpr u32 kChunkStrideBytes =
       kVecBytes * kKStrideBytes;  // between 16-byte chunks of a row
 
+  // Returns the byte offset of a 16-byte chunk of a row.
   __device__ static u32 offset(u32 row, u32 chunk, u32 row_bytes) {
     if constexpr (kShuffled) {
       return row / 16 * 16 * row_bytes + chunk * kChunkStrideBytes + row % 16 * kVecBytes;
@@ -101,6 +102,7 @@ class StagedLoader {
     lds_dst_ = lds_offset(row, chunk);
   }
 
+  // Issues the loads of the K-step at element k; zeros if not in_bounds.
   __device__ void issue(u32 k, bool in_bounds) {
     const Buffer buffer = make_buffer(rows_.base, in_bounds ? rows_.bytes : 0);
 #pragma unroll
@@ -110,6 +112,7 @@ class StagedLoader {
     }
   }
 
+  // Waits for the loads and writes them to the LDS tile.
   __device__ void commit(LdsBytes* tile) const {
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {

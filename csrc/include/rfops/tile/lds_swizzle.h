@@ -24,6 +24,7 @@ constexpr u32 kRowChunks = kRowBytes / kVecBytes;
 
 // 128-byte rows begin in one of two halves of 64 banks, or all at bank 0 of 32 banks.
 constexpr u32 lds_swizzle(u32 row) { return (kLdsBanks == 64 ? row / 2 : row) % kRowChunks; }
+// Returns the offset of a 16-byte chunk of a row in an LDS tile.
 constexpr u32 lds_offset(u32 row, u32 chunk) {
   return row * kRowBytes + (chunk ^ lds_swizzle(row)) * kVecBytes;
 }
@@ -34,14 +35,17 @@ struct LdsFragmentOffsets {
   u32 low, high;
 };
 constexpr u32 kLdsTile = kTileRows * kRowBytes;
+// Returns the offsets of a lane's fragment in the first 16 rows of a tile.
 __device__ inline LdsFragmentOffsets lds_fragment_offsets(u32 lane) {
   const u32 row = lane % kTileRows, chunk = lane / kTileRows;
   return {lds_offset(row, chunk), lds_offset(row, chunk + kRowChunks / 2)};
 }
 
+// Loads 16 bytes from LDS.
 __device__ inline U32x4 lds_load_b128(const LdsBytes* ptr) {
   return *reinterpret_cast<const RFOPS_LDS U32x4*>(ptr);
 }
+// Loads a lane's fragment from the LDS tile at `base`.
 __device__ inline Fragment lds_load_fragment(const LdsBytes* base,
                                              const LdsFragmentOffsets& offsets) {
   return {lds_load_b128(base + offsets.low), lds_load_b128(base + offsets.high)};
@@ -103,6 +107,7 @@ constexpr bool uses_distinct_banks(u32 phase, u32 lane_begin, u32 banks, Offset 
   return true;
 }
 
+// Returns whether an access of kBytes at offset(lane) by all lanes of a wave has no bank conflict.
 template <u32 kBytes = kVecBytes, u32 kCount, class Offset>
 constexpr bool conflict_free(const u32 (&phases)[kCount], u32 banks, Offset offset) {
   for (const u32 phase : phases) {

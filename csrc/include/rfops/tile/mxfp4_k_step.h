@@ -62,6 +62,7 @@ class StepLoader {
     scalar_offset_ += load_stride_;
     asm volatile("" : "+s"(scalar_offset_));  // in one register
   }
+  // Waits for load i and writes its chunk to the LDS tile.
   __device__ void write_lds(u32 i, LdsBytes* tile) const {
     *reinterpret_cast<RFOPS_LDS U32x4*>(tile + lds_dst_ + i * 32 * kRowBytes) = chunks_[i];
   }
@@ -106,6 +107,7 @@ class Scales {
       }
     }
   }
+  // Returns the dword with the scales of row tile `tile`; the MFMA selects the byte.
   __device__ u32 scale(u32 stage, u32 tile) const { return loaded_[stage][tile / 2]; }
 
  private:
@@ -116,6 +118,7 @@ class Scales {
 // Order of a wave's tiles in which consecutive tiles share an operand.
 template <u32 kMTiles, u32 kNTiles>
 struct SnakeOrder {
+  // Row tile and column tile of the t-th MFMA, and the inverse.
   static constexpr u32 m_of(u32 t) { return t / kNTiles; }
   static constexpr u32 n_of(u32 t) {
     return m_of(t) % 2 == 0 ? t % kNTiles : kNTiles - 1 - t % kNTiles;
@@ -134,6 +137,7 @@ struct IssueSchedule {
   static constexpr u32 kMaxPerHalf = kReads > kPieces ? kReads : kPieces;
   static constexpr u32 kInterval = (kTiles - 8) / kMaxPerHalf;
   static_assert(kInterval >= 1, "reads and writes end before their half");
+  // Issue slots of the i-th LDS write, load and scale load.
   static constexpr u32 write_idx(u32 i) { return i * kInterval + (kInterval > 1 ? 1 : 0); }
   static constexpr u32 load_idx(u32 i) { return write_idx(i) + 3 + i * (kTiles + 8) / kPieces; }
   static constexpr u32 scale_idx(u32 i) { return 9 + i * (kTiles / kScales); }

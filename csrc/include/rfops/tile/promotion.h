@@ -23,6 +23,7 @@ struct Idle {
   __device__ void operator()(u32) const {}
 };
 
+// Accumulators with promotion on the vector ALU, for scales of any value.
 template <u32 kTiles>
 struct PromotedAcc {
   static_assert(kTiles % kGroup == 0, "whole groups");
@@ -138,6 +139,7 @@ struct BlockScaledAcc<true, kTiles> {
 
 }  // namespace details
 
+// Accumulators for block scales: kPow2 promises that all scales are positive powers of two.
 template <bool kPow2, u32 kTiles>
 using BlockScaledAcc = details::BlockScaledAcc<kPow2, kTiles>::Type;
 

@@ -123,6 +123,7 @@ struct MxEight {
   __device__ bool has_scale() const { return index % kLanesPerBlock == 0; }
   __device__ u64 block() const { return index / kLanesPerBlock; }
 
+  // Returns element i of the lane's eight as fp32.
   __device__ f32 element(u32 i) const {
     if constexpr (__is_same(Input, f32)) {
       return __builtin_bit_cast(f32, words[i]);

@@ -13,6 +13,7 @@ namespace rfops {
 
 namespace details {
 
+// Combines a value with that of the partner lane of one butterfly step.
 template <u32 kBit, class T, class Op>
 __device__ inline T butterfly_step(T value, Op op) {
   const u32 bits = __builtin_bit_cast(u32, value);
@@ -47,6 +48,7 @@ __device__ inline T reduce_lanes(T value, Op op) {
   }
 }
 
+// Maximum, minimum and sum over each kLanes neighbouring lanes..
 template <u32 kLanes>
 __device__ inline f32 max_over_lanes(f32 value) {
   return reduce_lanes<kLanes>(value, [](f32 a, f32 b) { return a > b ? a : b; });

@@ -60,6 +60,7 @@ __device__ inline f32 fold_pair(f32 even, f32 odd, u32 lane) {
   }
 }
 
+// As fold_pair, for a single value that both partners keep.
 template <u32 kBit>
 __device__ inline f32 fold_single(f32 value, u32 lane) {
   if constexpr (kBit >= 16) {
