@@ -2,7 +2,7 @@
 
     python op_tests/mutate.py                        60 mutants of seed 0, two at a time
     python op_tests/mutate.py --seed 7 --count 20
-    python op_tests/mutate.py --only 'csrc/moe_*'    mutate these files alone
+    python op_tests/mutate.py --only 'csrc/moe/*'    mutate these files alone
     python op_tests/mutate.py --list                 print the mutants and their tests, run nothing
     python op_tests/mutate.py --out mutants.jsonl    append each result; resumes from this file
 
@@ -13,19 +13,24 @@ csrc/launcher). All work is done in copies of the tree.
 
 A mutant is killed by a failing test, by the compiler, or by the time limit (an endless loop). The
 tests of a file are those whose text names it; for a kernel also those that name its host module,
-for a header those of the kernels that include it. Tests that name a file most often run first. They
-must pass without a mutant, which is tried first. Exit status 1 when fewer than `--bar` percent are
-killed. Survivors are printed as diffs: each is to be explained or given a test.
+for a header those of the kernels that include it, for a module that hardly any test names those of
+the modules that import it, for an op's also those of all ops. Tests that name a file most often run
+first. The tests that killed are run without a change at the end: a mutant does not count if its
+test fails then too. Exit status 1 when fewer than `--bar` percent are killed. Survivors are printed
+as diffs: each is to be given a test, or a reason in EQUIVALENT if no test can tell it apart; those
+there are listed, and neither run nor counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import collections
 import concurrent.futures
 import dataclasses
 import fnmatch
 import functools
+import itertools
 import json
 import os
 import queue
@@ -37,7 +42,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +52,14 @@ GROUPS = {
     "engine": r"(jit|rfops/dispatch)/[\w/]+\.py|csrc/launcher/\w+\.(h|cpp)",
 }
 MAX_TEST_FILES = 12  # those that name a file most often
+FEW = 3  # test files: where fewer name a file, others of its kind run too
 MAX_STEPS = 200_000_000  # wave-instructions of a launch: a loop of a mutated kernel ends
+STUCK = 600  # seconds without work after which tests are taken to wait for ever
+
+
+@functools.cache
+def read(file: str) -> str:
+    return (ROOT / file).read_text(encoding="utf-8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +84,46 @@ class Mutant:
     def change(self, line: str) -> str:
         return line[: self.column] + self.new + line[self.column + self.length :]
 
+    def texts(self) -> tuple[str, str]:
+        """The line before and after."""
+        line = read(self.file).splitlines()[self.line - 1]
+        return line.strip(), self.change(line).strip()
+
+    def same_as(self) -> str | None:
+        """Why no call can tell it apart, where EQUIVALENT says so."""
+        return EQUIVALENT.get((Path(self.file).name, *self.texts()))
+
     def diff(self) -> str:
-        line = (ROOT / self.file).read_text(encoding="utf-8").splitlines()[self.line - 1]
-        return f"{self.file}:{self.line}\n  - {line.strip()}\n  + {self.change(line).strip()}"
+        before, after = self.texts()
+        return f"{self.file}:{self.line}\n  - {before}\n  + {after}"
+
+
+_KEEP = "if constexpr (kHow.groups {} 1) details::keep_groups<kHow>(keys, experts);"
+_FIRST = "__device__ bool is_first() const {{ return room_ {} 0.0f; }}"
+_LEFT = "return self.block_m < 64 {} self.block_n <= BLOCK"
+_COS, _SIN = (
+    f"{name} = tl.load({at}, mask=(row {{}} m)[:, None], other=0)"
+    for name, at in (("cos", "at"), ("sin", "at + HALF"))
+)
+_GRID = "if largest {} MAX_GRID and max(self.default(c).grid(m, n)) > MAX_GRID:"
+_IDLE = "idle=(along > 1) & ((along - 1) * c.steps {} tiles),"
+_MORE = "if c.M > FEW_TOKENS and steps * TILE {} columns:"
+_DEEP = "if tile_k == 64 and (split_k > 1 {} stages < 3 or tile_n < 128 or steps < 8):"
+# File, its line with what is before and after, and why no call can tell them apart.
+_SAME = (
+    ("top_k.h", _KEEP, ">", ">=", "one group is taken whole"),
+    ("mla_online_softmax.h", _FIRST, "<", "<=", "room_ is -inf or kRoom"),
+    ("a8w8_triton.py", _LEFT, "and", "or", "either operand may be left: a cost"),
+    ("mla_layer_decode_triton_kernels.py", _COS, "<", "<=", "reads a row's angles, not stored"),
+    ("mla_layer_decode_triton_kernels.py", _SIN, "<", "<=", "reads a row's angles, not stored"),
+    ("mxfp8_mfma.py", _GRID, ">", ">=", "no grid is above `largest`"),
+    ("mxfp4_stream.py", _IDLE, ">=", ">", "a cost: of variants that all take the call"),
+    ("fused_moe_mx_hip.py", _MORE, ">", ">=", "a cost: of variants that all take the call"),
+    ("a16w8_triton.py", _DEEP, "or", "and", "a cost: of variants that all take the call"),
+)
+EQUIVALENT = {
+    (file, line.format(before), line.format(after)): why for file, line, before, after, why in _SAME
+}
 
 
 # ------------------------------------------------------------------------------- places to change
@@ -160,8 +209,7 @@ def device_mutants(file: str, text: str) -> Iterator[Mutant]:
 
 
 def mutants_of(file: str) -> list[Mutant]:
-    text = (ROOT / file).read_text(encoding="utf-8")
-    return [*(python_mutants if file.endswith(".py") else device_mutants)(file, text)]
+    return [*(python_mutants if file.endswith(".py") else device_mutants)(file, read(file))]
 
 
 @functools.cache
@@ -186,10 +234,34 @@ def draw(seed: int, count: int, only: str) -> list[Mutant]:
 # ------------------------------------------------------------------------------- tests of a file
 
 
+def names_in(file: str) -> collections.Counter[str]:
+    """How often a file has each word, and each `package.module`, as `from package import module`
+    and texts that name a module have it."""
+    text, package = read(file), Path(file).parent.name
+    words = collections.Counter(re.findall(r"\w+", text))
+    for dotted in re.findall(r"\w+(?:\.\w+)+", text):
+        words.update(f"{a}.{b}" for a, b in itertools.pairwise(dotted.split(".")))
+    for origin, names in re.findall(r"^ *from (\S+) import (\([^)]*\)|.*)", text, re.M):
+        parts = [package, *origin.split(".")] if origin.startswith(".") else origin.split(".")
+        parts = [part for part in parts if part]
+        words.update(f"{parts[-1]}.{name}" for name in re.findall(r"\w+", names))
+        words.update(f"{a}.{b}" for a, b in itertools.pairwise(parts) if origin.startswith("."))
+    return words
+
+
 @functools.cache
-def test_texts() -> dict[str, str]:
-    tests = [f for f in tracked() if re.fullmatch(r"op_tests/(?!package/).*test_\w+\.py", f)]
-    return {file: (ROOT / file).read_text(encoding="utf-8") for file in tests}
+def tests() -> dict[str, collections.Counter[str]]:
+    found = [f for f in tracked() if re.fullmatch(r"op_tests/(?!package/).*test_\w+\.py", f)]
+    return {file: names_in(file) for file in found}
+
+
+@functools.cache
+def modules() -> dict[str, collections.Counter[str]]:
+    return {f: names_in(f) for f in tracked() if re.fullmatch(r"(jit|rfops)/[\w/]+\.py", f)}
+
+
+def module_name(file: str) -> str:
+    return f"{Path(file).parent.name}.{Path(file).stem}"
 
 
 @functools.cache
@@ -199,53 +271,66 @@ def kernels_of(header: str) -> frozenset[str]:
     for file in tracked():
         if not re.fullmatch(GROUPS["kernels"], file) or file == header:
             continue
-        if f"/{Path(header).name}" in (ROOT / file).read_text(encoding="utf-8"):
+        if f"/{Path(header).name}" in read(file):
             names |= {Path(file).stem} if file.endswith(".hip") else kernels_of(file)
     return frozenset(names)
 
 
-def import_of(file: str) -> str:
-    """A pattern of an import of a Python module."""
-    path = Path(file)
-    package = path.parent.name
-    return rf"\b{package}\.{path.stem}\b|\b{package} import [\w, ]*\b{path.stem}\b"
-
-
 @functools.cache
-def patterns_of(file: str) -> tuple[str, ...]:
-    """Patterns by which a test's text names a file."""
+def names_of(file: str) -> tuple[str, ...]:
+    """The names by which a test names a file."""
     if file.endswith(".py"):
-        return (import_of(file),)
+        return (module_name(file),)
     stem = Path(file).stem
     kernels = {stem} if file.endswith(".hip") else kernels_of(file)
     ops = [f for f in tracked() if re.fullmatch(GROUPS["ops"], f)]
-    hosts = [
-        host
-        for host in ops
-        if any(f'"{kernel}"' in (ROOT / host).read_text(encoding="utf-8") for kernel in kernels)
-    ]
-    names = sorted({rf"\b{name}\b" for name in kernels | {stem}})
-    return (*names, *(import_of(host) for host in hosts))
+    hosts = [host for host in ops if any(f'{kernel}"' in read(host) for kernel in kernels)]
+    return *sorted(kernels | {stem}), *map(module_name, hosts)
 
 
 HOMES = {"launch": "dispatch", "launcher": "dispatch"}  # tests of a folder stand in ...
+# The launcher in C++ has names that say little.
+LAUNCHER = ("launch.launcher", "native")
+GATHER = ("__init__.py", "later.py", "compat.py")  # name all ops
+
+
+def ranked(names: Iterable[str], stems: Iterable[str]) -> list[str]:
+    """Tests that have the names, those first that have them most, or a stem in their own."""
+    names, stems = [*names], [stem for stem in stems if len(stem) > 3]
+    points = {
+        test: sum(words[name] for name in names)
+        + 100 * any(stem in Path(test).stem for stem in stems)
+        for test, words in tests().items()
+    }
+    return sorted((t for t in points if points[t]), key=lambda t: (-points[t], t))
+
+
+def tests_by_importers(file: str) -> list[str]:
+    """Tests that name a module that imports this one, or one that imports that."""
+    seen, near, found = {file}, {file}, list[str]()
+    while near and (seen == {file} or len({*found}) < FEW):
+        near = {m for n in near for m in modules() if modules()[m][module_name(n)]} - seen
+        near = {m for m in near if Path(m).name not in GATHER}
+        seen |= near
+        found += ranked(map(module_name, near), (Path(m).stem for m in near))
+    return found
 
 
 @functools.cache
 def tests_of(file: str) -> list[str]:
-    """The test files that name a file; where fewer than three do, also those of its folder."""
-    stem, texts = Path(file).stem, test_texts()
-    points = {
-        test: sum(len(re.findall(pattern, text)) for pattern in patterns_of(file))
-        + 100 * (len(stem) > 3 and stem in Path(test).stem)
-        for test, text in texts.items()
-    }
-    named = sorted((t for t in texts if points[t]), key=lambda t: (-points[t], t))
-    if len(named) < 3:
+    """The test files of a file, those that tell most first."""
+    is_launcher = "/launcher/" in file
+    found = ranked(LAUNCHER, ()) if is_launcher else ranked(names_of(file), [Path(file).stem])
+    if file.endswith(".py"):
+        found += tests_by_importers(file)
+    found = [*dict.fromkeys(found)][:MAX_TEST_FILES]
+    if is_launcher or not found:
         folder = Path(file).parent.name
         home = HOMES.get(folder, "engine" if file.startswith("jit/") else folder)
-        named += [t for t in sorted(texts) if f"/{home}/" in t and t not in named]
-    return named[:MAX_TEST_FILES]
+        found += [t for t in sorted(tests()) if f"/{home}/" in t]
+    if re.fullmatch(GROUPS["ops"], file):  # tests that go through all ops
+        found += [t for t in sorted(tests()) if "in ops()" in read(t)]
+    return [*dict.fromkeys(found)]
 
 
 # ------------------------------------------------------------------------------- running
@@ -261,70 +346,89 @@ def copy_tree(target: Path) -> Path:
     return target
 
 
-def run_tests(tree: Path, tests: list[str], limit: float) -> tuple[str, str]:
-    """(verdict, what was printed last): `passed`, `failed` or `limit`."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-n",
-        "0",
-        "-p",
-        "no:cacheprovider",
-        *tests,
-    ]
+def cpu_seconds(pid: int) -> float:
+    """Of a process and the children that it has waited for; 0 when it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_for(process: subprocess.Popen[str], limit: float) -> int | None:
+    """The exit status; None past `limit` seconds of a core, or where nothing goes on. Wall time
+    would count what other programs on the machine take."""
+    used, since = 0.0, time.monotonic()
+    while True:
+        try:
+            return process.wait(2)
+        except subprocess.TimeoutExpired:
+            now = cpu_seconds(process.pid)
+        if now > used + 0.1:
+            used, since = now, time.monotonic()
+        if used > limit or time.monotonic() - since > STUCK:
+            return None
+
+
+def run_tests(tree: Path, names: list[str], limit: float, *more: str) -> tuple[str, list[str]]:
+    """(verdict, what was printed): `passed`, `failed` or `limit`."""
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", *more]
+    command = [sys.executable, "-m", "pytest", *options, *names]
     env = {**os.environ, "PYTHONPATH": str(tree), "RFOPS_VGPU_MAX_STEPS": str(MAX_STEPS)}
     env |= {"PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryFile("w+", errors="replace") as out:
         process = subprocess.Popen(
             command, cwd=tree, env=env, stdout=out, stderr=out, text=True, start_new_session=True
         )
+        code = None
         try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            code = None
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-        if code is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            code = wait_for(process, limit)
+        finally:
+            if code is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         out.seek(0)
         lines = out.read().splitlines()
-    last = next((line for line in reversed(lines) if line.startswith(("FAILED", "ERROR"))), "")
-    return "limit" if code is None else "failed" if code else "passed", last or "\n".join(
-        lines[-3:]
-    )
+    return "limit" if code is None else "failed" if code else "passed", lines
+
+
+def reports(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith(("FAILED", "ERROR"))]
 
 
 def judge(mutant: Mutant, trees: queue.Queue[Path], limit: float) -> dict[str, object]:
-    tests = tests_of(mutant.file)
+    chosen = tests_of(mutant.file)
     tree = trees.get()
     began = time.monotonic()
     try:
         before = mutant.apply(tree)
         try:
-            verdict, last = run_tests(tree, tests, limit)
+            verdict, lines = run_tests(tree, chosen, limit, "-x")
         finally:
             (tree / mutant.file).write_text(before, encoding="utf-8")
     finally:
         trees.put(tree)
     killed = verdict != "passed"
+    last = "\n".join(reports(lines)[-1:] or lines[-3:])
     seconds = round(time.monotonic() - began, 1)
     return {**dataclasses.asdict(mutant), "killed": killed, "by": last if killed else "",
-            "verdict": verdict, "seconds": seconds, "tests": tests}  # fmt: skip
+            "verdict": verdict, "seconds": seconds, "tests": chosen}  # fmt: skip
 
 
-def baseline_fails(mutants: list[Mutant], trees: queue.Queue[Path], limit: float) -> list[str]:
-    """The tests must pass without a change, or every mutant is killed."""
-    tests = sorted({test for mutant in mutants for test in tests_of(mutant.file)})
-    print(f"{len(tests)} test files without a change ...", flush=True)
-    tree = trees.get()
-    verdict, last = run_tests(tree, tests, limit * 10)
-    trees.put(tree)
-    return [] if verdict == "passed" else [last]
+def killers_that_fail(rows: list[dict[str, object]], tree: Path, limit: float) -> set[str]:
+    """Those of the tests that killed which fail without a change, too."""
+    killers = {test_in(str(row["by"])) for row in rows} - {""}
+    if not killers:
+        return set()
+    print(f"{len(killers)} tests that killed, without a change ...", flush=True)
+    _, lines = run_tests(tree, sorted(killers), limit)
+    return {test_in(line) for line in reports(lines)} & killers
+
+
+def test_in(report: str) -> str:
+    """The name of a test in a line that reports its failure."""
+    found = re.match(r"(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", report)
+    return found[1] if found else ""
 
 
 def results_in(file: Path | None) -> dict[tuple[object, ...], dict[str, object]]:
@@ -341,12 +445,11 @@ def main() -> int:
     parser.add_argument("--only", default="*", help="a pattern of files")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument(
-        "--limit", type=float, default=600, help="seconds for a mutant's tests [600]"
+        "--limit", type=float, default=1200, help="seconds of a core for a mutant's tests [1200]"
     )
     parser.add_argument("--bar", type=float, default=90, help="percent that must be killed [90]")
     parser.add_argument("--out", type=Path, help="file of results, a line each; read first")
     parser.add_argument("--list", action="store_true", help="print the mutants and their tests")
-    parser.add_argument("--no-baseline", action="store_true", help="the tests are known to pass")
     args = parser.parse_args()
     mutants = draw(args.seed, args.count, args.only)
     if args.list:
@@ -355,24 +458,24 @@ def main() -> int:
         return 0
     known = results_in(args.out)
     rows = [known[key] for m in mutants if (key := dataclasses.astuple(m)) in known]
-    left = [m for m in mutants if dataclasses.astuple(m) not in known]
+    same = [m for m in mutants if m.same_as()]
+    left = [m for m in mutants if dataclasses.astuple(m) not in known and m not in same]
+    random.Random(args.seed).shuffle(left)  # of a run cut short the share tells, too
     with tempfile.TemporaryDirectory(prefix="rfops_mutants_") as folder:
         trees: queue.Queue[Path] = queue.Queue()
         for i in range(args.jobs):
             trees.put(copy_tree(Path(folder) / str(i)))
-        if left and not args.no_baseline and (bad := baseline_fails(left, trees, args.limit)):
-            print("the tests fail without a change:", *bad, sep="\n  ")
-            return 2
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
             futures = [pool.submit(judge, mutant, trees, args.limit) for mutant in left]
             for future in concurrent.futures.as_completed(futures):
                 row = future.result()
                 rows.append(row)
-                print_row(row, len(rows), len(mutants))
+                print_row(row, len(rows), len(mutants) - len(same))
                 if args.out:
                     with args.out.open("a", encoding="utf-8") as out:
                         out.write(json.dumps(row) + "\n")
-    return summary(mutants, rows, args.bar)
+        bad = killers_that_fail(rows, trees.get(), args.limit)
+    return summary(mutants, [row for row in rows if test_in(str(row["by"])) not in bad], args.bar)
 
 
 def print_row(row: dict[str, object], done: int, count: int) -> None:
@@ -390,6 +493,9 @@ def summary(mutants: list[Mutant], rows: list[dict[str, object]], bar: float) ->
     killed = len(rows) - len(survivors)
     by_limit = sum(row["verdict"] == "limit" for row in rows)
     print(f"\n{killed} of {len(rows)} killed ({by_limit} by the time limit)")
+    for mutant in mutants:
+        if reason := mutant.same_as():
+            print(f"equivalent, not counted: {mutant.diff()}\n  {reason}")
     for mutant in mutants:
         if dataclasses.astuple(mutant) in survivors:
             print(mutant.diff())

@@ -429,19 +429,24 @@ extern "C" __global__ void
   const u32 id = workgroup_id_x() % workers, group = workgroup_id_x() / workers, lane = lane_id();
   Sequences all = {kv_indptr, kv_lens, batch, page_shift, {kCut, 0}};
   if constexpr (kRagged) {
-    const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
-    const f32 scale = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
     const Queries queries = {qo_indptr, heads, columns};
-    const ItemTotals<kQRowsPerTile> totals(all, queries);
+    const ItemChunk<kQRowsPerTile> chunk(all, queries, 0, 0);
+    const ItemTotals<kQRowsPerTile> totals(all, queries, chunk);
     const u32 fit = (totals.cost - kCut * totals.items) / kLeast;
     const Shares shares(totals.cost, workers, fit < totals.items ? totals.items : fit);
-    if (id >= shares.active) return;
-    const u32 worker = xcd_remap(id, shares.active);  // those of a sequence share an L2
+    const u32 worker = worker_of(id, shares.active, batch, workers);
+    if (worker == kNoWorker) return;
+    const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
+    const f32 scale = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
+    // Scalar registers are few, and these are wanted at the end, or seldom.
+    all.bounds = pointer_in_vgpr(all.bounds), all.lens = pointer_in_vgpr(all.lens);
+    out = pointer_in_vgpr(out), lse = pointer_in_vgpr(lse), parts = pointer_in_vgpr(parts);
+    counts = pointer_in_vgpr(counts);
     const Common common = {lds, out,    lse,     parts,       counts,     shares,
                            0,   worker, workers, workers * 2, value_scale};
     const u32 to = shares.begin(worker + 1);
-    each_item<kCut, kQRowsPerTile>(
-        all, queries, shares, worker, [&](const KvSplit& part, const MlaItem& item) {
+    each_item<kCut, kQRowsPerTile, true>(
+        all, queries, shares, worker, chunk, [&](const KvSplit& part, const MlaItem& item) {
           const u32 own = item.base + lane_id() % kQRowsPerTile;
           const u32 last = item.last<kQRowsPerTile>(), column = own < last ? own : last;
           const auto seen_by = [&](u32 one) {

@@ -21,6 +21,7 @@
 #include "attention/mla_wave_gfx942.h"
 #include "attention/mla_wave_gfx950.h"
 #include "rfops/group/tile_map.h"
+#include "rfops/wave/lane_spill.h"
 
 namespace {
 
@@ -137,7 +138,9 @@ __device__ inline void take_part(Columns& own, LdsBytes* lds, const KvPageTable<
 __device__ inline void finish_part(const Columns& own, LdsBytes* lds, const Target& target,
                                    const KvSplit& part, const Shares& shares, u32 group, u32 worker,
                                    u32 workers) {
-  const u32 first = wave_id() * kQRowsPerWave;
+  u32 wave = wave_id();
+  force_sgpr(wave);  // as `lane` below
+  const u32 first = wave * kQRowsPerWave;
   const bool is_whole = part.is_whole();
   const SplitPartials slots = SplitPartials::of<kTokens>(part, shares, group, worker, workers);
   u32 lane = lane_id();
@@ -161,6 +164,39 @@ __device__ inline void finish_part(const Columns& own, LdsBytes* lds, const Targ
   }
   workgroup_barrier();  // LDS is the next part's
 }
+
+// The arguments that a part needs at its begin and at its end.
+struct Args {
+  GlobalPointer<const i32> kv_indices;
+  GlobalPointer<const void> q;
+  GlobalPointer<const u8> kv;
+  GlobalPointer<const bf16> angles;
+  GlobalPointer<bf16> out;
+  GlobalPointer<f32> lse, parts;
+  GlobalPointer<u32> counts;
+  f32 scale, value_scale;
+  u32 width, page_shift, heads, unseen;
+  Shares shares;
+  u32 group, worker, workers, slots;
+
+  __device__ Target target(u64 first_row, u32 base, u32 columns) const {
+    f32* const own_lse = lse;
+    return {out + (first_row + base) * kMlaValue,
+            own_lse == nullptr ? nullptr : own_lse + first_row + base,
+            parts,
+            counts,
+            columns - base,
+            slots,
+            value_scale};
+  }
+};
+
+// A part of the columns of a sequence from `base` on; its rows of q begin at `first_row`.
+struct Work {
+  KvSplit part;
+  u64 first_row;
+  u32 base, columns;
+};
 
 // Of a sequence without tokens.
 __device__ inline void store_nothing(const Target& target) {
@@ -203,55 +239,67 @@ extern "C" __global__ void
   const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
   const f32 given = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
   const f32 scale = given == 0.0f ? 1e-30f : given;  // so that -inf stays -inf
-  // A part of the `of` columns of a sequence that begin at row `first_row`, of those from `base`
-  // on; unseen_by(column): tokens at its end that are masked for a column.
-  const auto take = [&](const KvSplit& part, const Shares& shares, u32 worker, u64 first_row,
-                        u32 base, u32 of, u32 slots, auto unseen_by) {
+  // unseen_by(column): tokens at the sequence's end that are masked for a column.
+  const auto take = [&](const LaneSpill<Args>& spilled, const Work& work, auto unseen_by) {
+    const LaneSpill<Work> spilled_work(work);
+    const Args args = spilled.load();
+    const KvSplit& part = work.part;
+    const u32 base = work.base;
     u32 lane = lane_id();
     force_vgpr(lane);  // columns are found anew for each part, not kept in registers
+    u32 wave = wave_id();
+    force_sgpr(wave);  // likewise
     const auto there = [&](u32 own) {
-      own += base + wave_id() * kQRowsPerWave;
-      return own < of ? own : of - 1;
+      own += base + wave * kQRowsPerWave;
+      return own < work.columns ? own : work.columns - 1;
     };
-    const auto row = [&](u32 n) { return first_row + there(query_column(lane, n)); };
+    const auto row = [&](u32 n) { return work.first_row + there(query_column(lane, n)); };
     const auto seen_by = [&](u32 column) {
-      return static_cast<i32>(part.length) - static_cast<i32>(unseen_by(column));
+      return static_cast<i32>(part.length) - static_cast<i32>(unseen_by(args, column));
     };
     i32 seen[Columns::kOwn];
 #pragma unroll
     for (u32 n = 0; n < Columns::kOwn; ++n) seen[n] = seen_by(there(Columns::column(lane, n)));
-    const Target target = {out + (first_row + base) * kMlaValue,
-                           lse == nullptr ? nullptr : lse + first_row + base,
-                           parts,
-                           counts,
-                           of - base,
-                           slots,
-                           value_scale};
-    if (part.length == 0) return store_nothing(target);
-    const u32 last = (base + kColumns < of ? base + kColumns : of) - 1;
+    if (part.length == 0) {
+      return store_nothing(args.target(work.first_row, base, work.columns));
+    }
+    const u32 last = (base + kColumns < work.columns ? base + kColumns : work.columns) - 1;
     const KvSplit computed = kRagged ? part.without(seen_by(last)) : part;
-    const u64 list = width != 0 ? u64{part.sequence} * width : part.entry;
-    const KvPageTable<kPaged> tokens = {kv, kv_indices + list, computed.end, page_shift, angles};
+    const u64 list = args.width != 0 ? u64{part.sequence} * args.width : part.entry;
+    const KvPageTable<kPaged> tokens = {args.kv, args.kv_indices + list, computed.end,
+                                        args.page_shift, args.angles};
     Columns own;
     // From here on some column does not see all tokens of a tile.
     const i32 seen_by_all =
-        kRagged ? seen_by(base) : static_cast<i32>(part.length) - static_cast<i32>(unseen);
+        kRagged ? seen_by(base) : static_cast<i32>(part.length) - static_cast<i32>(args.unseen);
     const i32 end = static_cast<i32>(computed.end);
     take_part(own, lds, tokens, computed, end < seen_by_all ? end : seen_by_all, seen,
-              {q, scale, {row(0), row(1)}});
-    finish_part(own, lds, target, part, shares, group, worker, workers);
+              {args.q, args.scale, {row(0), row(1)}});
+    const Args at_end = spilled.load();
+    const Work done = spilled_work.load();
+    finish_part(own, lds, at_end.target(done.first_row, done.base, done.columns), done.part,
+                at_end.shares, at_end.group, at_end.worker, at_end.workers);
+  };
+  const auto spilled_args = [&](const Shares& shares, u32 worker, u32 slots) {
+    return LaneSpill<Args>({kv_indices, q, kv, angles, out, lse, parts, counts, scale, value_scale,
+                            width, page_shift, heads, unseen, shares, group, worker, workers,
+                            slots});
   };
   if constexpr (kRagged) {
     const Queries queries = {qo_indptr, heads, columns};
-    const ItemTotals<kColumns> totals(all, queries);
+    const ItemChunk<kColumns> chunk(all, queries, 0, 0);
+    const ItemTotals<kColumns> totals(all, queries, chunk);
     const Shares shares(totals.cost, workers,
                         (totals.cost - all.cost.all() * totals.items) / kLeast);
     if (id >= shares.active) return;
     const u32 worker = xcd_remap(id, shares.active);  // those of a sequence share an L2
-    each_item<kTokens, kColumns>(
-        all, queries, shares, worker, [&](const KvSplit& part, const MlaItem& item) {
-          take(part, shares, worker, u64{item.row} * heads, item.base, item.columns, workers * 2,
-               [&](u32 column) { return item.unseen(column, heads, unseen != 0); });
+    const LaneSpill<Args> spilled = spilled_args(shares, worker, workers * 2);
+    each_item<kTokens, kColumns, false>(
+        all, queries, shares, worker, chunk, [&](const KvSplit& part, const MlaItem& item) {
+          take(spilled, {part, u64{item.row} * heads, item.base, item.columns},
+               [&](const Args& args, u32 column) {
+                 return item.unseen(column, args.heads, args.unseen != 0);
+               });
         });
   } else {
     const u32 sum = all.tokens();
@@ -259,9 +307,12 @@ extern "C" __global__ void
     if (id >= shares.active) return;
     const u32 worker = xcd_remap(id, shares.active);  // those of a sequence share an L2
     const u32 slots = (columns + kColumns - 1) / kColumns * workers * 2;
+    const LaneSpill<Args> spilled = spilled_args(shares, worker, slots);
     for_each_row_slice<kTokens>(all, shares, worker, [&](const KvSplit& part) {
-      take(part, shares, worker, u64{part.sequence} * columns, group * kColumns, columns, slots,
-           [&](u32 column) { return unseen == 0 ? 0 : unseen - column / heads; });
+      take(spilled, {part, u64{part.sequence} * columns, group * kColumns, columns},
+           [](const Args& args, u32 column) {
+             return args.unseen == 0 ? 0 : args.unseen - column / args.heads;
+           });
     });
   }
 }

@@ -59,17 +59,27 @@ struct KvPageTable {
   }
 };
 
-// A lane's part of a row of q, widened where it is FP8.
+// Loads a lane's part of a row of q; FP8 is widened to bf16.
 template <class Row, bool kQueryFp8>
 __device__ inline void load_query(MlaQuery& q, const void* all, u64 row) {
   const u32 g = lane_id() / 16;
+  if constexpr (kQueryFp8) {
+    U32x2 eight[kMlaOperands];
 #pragma unroll
-  for (u32 i = 0; i < kMlaOperands; ++i) {
-    const u64 at = row * kMlaKey + Row::element(i, g);
-    if constexpr (kQueryFp8) {
-      const U32x2 eight = *reinterpret_cast<const U32x2*>(static_cast<const u8*>(all) + at);
-      q[i] = fp8x8_to_bf16x8(eight[0], eight[1]);
-    } else {
+    for (u32 i = 0; i < kMlaOperands; ++i) {
+      const u64 at = row * kMlaKey + Row::element(i, g);
+      eight[i] = *reinterpret_cast<const U32x2*>(static_cast<const u8*>(all) + at);
+    }
+    // All loads are in flight before the first is waited for, because the compiler otherwise may
+    // alternate loads and conversions: one latency of memory for each.
+    asm volatile("" ::: "memory");
+    sched_barrier();
+#pragma unroll
+    for (u32 i = 0; i < kMlaOperands; ++i) q[i] = fp8x8_to_bf16x8(eight[i][0], eight[i][1]);
+  } else {
+#pragma unroll
+    for (u32 i = 0; i < kMlaOperands; ++i) {
+      const u64 at = row * kMlaKey + Row::element(i, g);
       q[i] = *reinterpret_cast<const Bf16x8*>(static_cast<const bf16*>(all) + at);
     }
   }

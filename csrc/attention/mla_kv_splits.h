@@ -5,6 +5,7 @@
 #include "attention/mla_partials.h"
 #include "attention/work_partition.h"
 #include "rfops/chip/arch.h"
+#include "rfops/wave/lane_spill.h"
 
 namespace rfops {
 
@@ -65,33 +66,68 @@ struct KvSplit {
   }
 };
 
-// act(part) for each part that `worker` has, cut at kGranule tokens; the same in all lanes. What a
-// lane knows of its sequence is read again for each part: registers are for `act`.
+// Where a worker is in its share of all sequences: what is spilled while a part is computed.
+struct MlaWalk {
+  GlobalPointer<const i32> bounds, lens, query_bounds;
+  u32 count, page_shift, heads, rows;
+  u32 from, to;     // the share
+  u32 first, base;  // the chunk's first sequence, and where that starts
+  u32 next, item;   // the sequence that is next, and which of its items
+  u32 is_last;      // the part is the last one of the share
+
+  __device__ MlaWalk(const Sequences& all, const Shares& shares, u32 worker,
+                     const i32* given_bounds = nullptr, u32 given_heads = 0, u32 given_rows = 0)
+      : bounds(all.bounds),
+        lens(all.lens),
+        query_bounds(given_bounds),
+        count(all.count),
+        page_shift(all.page_shift),
+        heads(given_heads),
+        rows(given_rows),
+        from(shares.begin(worker)),
+        to(shares.begin(worker + 1)),
+        first(0),
+        base(0),
+        next(0),
+        item(0),
+        is_last(0) {}
+  __device__ Sequences sequences(const FixedOverhead& cost) const {
+    return {bounds, lens, count, page_shift, cost};
+  }
+  // The next 64 sequences, `start` is where they start. False if this share has none of them.
+  __device__ bool advance(u32 start) {
+    first += kWaveSize;
+    base = start;
+    return first < count && base < to;
+  }
+};
+
+// act(part) for each part that `worker` has, cut at kGranule tokens; the same in all lanes. A lane
+// reads its sequence again for each part, because `act` wants all registers.
 template <u32 kGranule, class Act>
 __device__ inline void for_each_row_slice(const Sequences& all, const Shares& shares, u32 worker,
                                           Act act) {
-  const u32 from = shares.begin(worker), to = shares.begin(worker + 1);
-  u32 done = 0;  // sequences that are done with
-  for (u32 first = 0, base = 0;;) {
-    asm volatile("" : "+s"(first), "+s"(base) : : "memory");
-    const SequenceChunk chunk(all, first, base);
-    const u32 begin = cut_token<kGranule>(from, chunk.zero, chunk.length);
-    const u32 end = cut_token<kGranule>(to, chunk.zero, chunk.length);
-    const u32 own = first + lane_id();
-    const bool is_mine = chunk.length == 0 ? from <= chunk.start && chunk.start < to : begin < end;
-    const u64 left = __builtin_amdgcn_ballot_w64(is_mine && own >= done && own < all.count);
-    if (left != 0) {
-      const u32 at = static_cast<u32>(__builtin_ctzll(left));
-      done = first + at + 1;
-      const bool is_last = to <= readlane(chunk.zero + chunk.length, at);
-      act(KvSplit{first + at, readlane(chunk.zero, at), readlane(begin, at), readlane(end, at),
-                  readlane(chunk.length, at), readlane(chunk.entry, at)});
-      if (is_last) return;  // what comes next begins behind this worker's share
-    } else {
-      first += kWaveSize;
-      base = chunk.next;
-      if (first >= all.count || base >= to) return;
+  for (MlaWalk walk(all, shares, worker);;) {
+    const SequenceChunk chunk(walk.sequences(all.cost), walk.first, walk.base);
+    const u32 begin = cut_token<kGranule>(walk.from, chunk.zero, chunk.length);
+    const u32 end = cut_token<kGranule>(walk.to, chunk.zero, chunk.length);
+    const u32 own = walk.first + lane_id();
+    const bool is_mine =
+        chunk.length == 0 ? walk.from <= chunk.start && chunk.start < walk.to : begin < end;
+    const u64 left = __builtin_amdgcn_ballot_w64(is_mine && own >= walk.next && own < walk.count);
+    if (left == 0) {
+      if (!walk.advance(chunk.next)) return;
+      continue;
     }
+    const u32 at = static_cast<u32>(__builtin_ctzll(left));
+    const auto of = [at](u32 all_lanes) { return readlane(all_lanes, at); };
+    const u32 sequence = walk.first + at;
+    walk.next = sequence + 1;
+    walk.is_last = walk.to <= of(chunk.zero + chunk.length) ? 1 : 0;
+    const LaneSpill<MlaWalk> spilled(walk);
+    act(KvSplit{sequence, of(chunk.zero), of(begin), of(end), of(chunk.length), of(chunk.entry)});
+    walk = spilled.load();
+    if (walk.is_last != 0) return;  // what comes next begins behind this worker's share
   }
 }
 
@@ -106,49 +142,56 @@ struct Queries {
   }
 };
 
-// Sequences of such queries, of 64 one a lane. A sequence is an item for each kColumns of its
-// columns (a query's head), and costs its tokens in each.
+// 64 sequences of such queries, one per lane. A sequence is an item for each kColumns of its
+// columns (a query's head), and each item costs the sequence's tokens and a FixedOverhead.
 template <u32 kColumns>
 struct ItemChunk {
-  u32 row, columns;  // its first query, and all its columns
+  u32 row, queries, items;
   u32 length, entry;
-  u32 start, extent;  // where the first item starts, and from one to the next
-  u32 next;           // where the sequence after these starts; the same in all lanes
+  u32 start;  // of the first item
+  u32 next;   // where the sequence after these starts; the same in all lanes
 
-  __device__ ItemChunk(const Sequences& all, const Queries& queries, u32 first, u32 base) {
+  __device__ ItemChunk(const Sequences& all, const Queries& given, u32 first, u32 base) {
     const u32 b = first + lane_id();
     const u32 at = b < all.count ? b : all.count - 1;
-    row = queries.bound(at);
-    const u32 end = queries.bound(at + 1);
-    columns = b < all.count && row < end ? (end - row) * queries.heads : 0;
+    row = given.bound(at);
+    u32 end = given.bound(at + 1);
     entry = static_cast<u32>(all.bounds[at]);
-    length = all.lens == nullptr ? (static_cast<u32>(all.bounds[at + 1]) - entry) << all.page_shift
-                                 : static_cast<u32>(all.lens[at]);
-    extent = length + all.cost.all();
-    const u32 size = items() * extent, sum = prefix_sum(size);
+    u32 last = static_cast<u32>(all.lens == nullptr ? all.bounds[at + 1] : all.lens[at]);
+    force_vgpr(row), force_vgpr(end), force_vgpr(entry),
+        force_vgpr(last);  // all are loaded before one is waited for
+    length = all.lens == nullptr ? (last - entry) << all.page_shift : last;
+    queries = b < all.count && row < end ? end - row : 0;
+    items = (queries * given.heads + kColumns - 1) / kColumns;
+    const u32 size = items * extent(all), sum = prefix_sum(size);
     start = base + sum - size;
     next = base + readlane(sum, kWaveSize - 1);
   }
-  __device__ u32 items() const { return (columns + kColumns - 1) / kColumns; }
+  // From the start of an item to the start of the next.
+  __device__ u32 extent(const Sequences& all) const { return length + all.cost.all(); }
+  // The items of all lanes.
+  __device__ u32 total() const { return readlane(prefix_sum(items), kWaveSize - 1); }
 };
 
-// All items, and what they cost.
+// All items, and their cost; `chunk` has the first 64 sequences.
 template <u32 kColumns>
 struct ItemTotals {
-  u32 items = 0, cost = 0;
+  u32 items, cost;
 
-  __device__ ItemTotals(const Sequences& all, const Queries& queries) {
-    for (u32 first = 0; first < all.count; first += kWaveSize) {
-      const ItemChunk<kColumns> chunk(all, queries, first, cost);
-      items += readlane(prefix_sum(chunk.items()), kWaveSize - 1);
-      cost = chunk.next;
+  __device__ ItemTotals(const Sequences& all, const Queries& queries,
+                        const ItemChunk<kColumns>& chunk)
+      : items(chunk.total()), cost(chunk.next) {
+    for (u32 first = kWaveSize; first < all.count; first += kWaveSize) {
+      const ItemChunk<kColumns> more(all, queries, first, cost);
+      items += more.total();
+      cost = more.next;
     }
   }
 };
 
-// Columns of a sequence that has `columns`, from `base` on, and from row `row` of queries.
+// The columns from `base` on of a sequence whose queries begin at row `row`.
 struct MlaItem {
-  u32 row, columns, base;
+  u32 row, queries, columns, base;
 
   template <u32 kColumns>
   __device__ u32 last() const {
@@ -156,46 +199,54 @@ struct MlaItem {
   }
   // Tokens at the sequence's end that this column's query does not see.
   __device__ u32 unseen(u32 column, u32 heads, bool is_causal) const {
-    return is_causal ? columns / heads - 1 - column / heads : 0;
+    return is_causal && queries > 1 ? queries - 1 - column / heads : 0;
   }
 };
 
 // act(part, item) for each part of an item that `worker` has, cut at kGranule tokens; the same in
-// all lanes. Registers are for `act`, as in for_each_row_slice.
-template <u32 kGranule, u32 kColumns, class Act>
+// all lanes. `chunk` has the first 64 sequences; unless kKeeps it is read again after each part,
+// because `act` wants all registers.
+template <u32 kGranule, u32 kColumns, bool kKeeps, class Act>
 __device__ inline void each_item(const Sequences& all, const Queries& queries, const Shares& shares,
-                                 u32 worker, Act act) {
-  const u32 from = shares.begin(worker), to = shares.begin(worker + 1);
-  u32 next = 0, item = 0;  // the sequence that is next, and which of its items
-  for (u32 first = 0, base = 0;;) {
-    asm volatile("" : "+s"(first), "+s"(base), "+s"(next), "+s"(item) : : "memory");
-    const ItemChunk<kColumns> chunk(all, queries, first, base);
-    const u32 own = first + lane_id(), size = chunk.items() * chunk.extent;
-    const u64 left = __builtin_amdgcn_ballot_w64(size != 0 && own >= next && chunk.start < to &&
-                                                 from < chunk.start + size);
+                                 u32 worker, ItemChunk<kColumns> chunk, Act act) {
+  for (MlaWalk walk(all, shares, worker, queries.bounds, queries.heads, queries.rows);;) {
+    const u32 own = walk.first + lane_id(), size = chunk.items * chunk.extent(all);
+    const u64 left = __builtin_amdgcn_ballot_w64(
+        size != 0 && own >= walk.next && chunk.start < walk.to && walk.from < chunk.start + size);
     if (left == 0) {
-      first += kWaveSize;
-      base = chunk.next;
-      if (first >= all.count || base >= to) return;
-      continue;
+      if (!walk.advance(chunk.next)) return;
+    } else {
+      const u32 at = static_cast<u32>(__builtin_ctzll(left));
+      const auto of = [at](u32 all_lanes) { return readlane(all_lanes, at); };
+      const u32 sequence = walk.first + at, start = of(chunk.start), length = of(chunk.length);
+      const u32 extent = length + all.cost.all(), count = of(chunk.queries);
+      u32 number = sequence != walk.next ? 0 : walk.item;
+      // Items of other workers; a share seldom begins behind a sequence's first item.
+      const u32 before = start + extent <= walk.from ? (walk.from - start) / extent : 0;
+      if (number < before) number = before;
+      const u32 item_start = start + number * extent, zero = item_start + all.cost.before;
+      const u32 begin = cut_token<kGranule>(walk.from, zero, length);
+      const u32 end = cut_token<kGranule>(walk.to, zero, length);
+      const bool is_mine =
+          length == 0 ? walk.from <= item_start && item_start < walk.to : begin < end;
+      const MlaItem item = {of(chunk.row), count, count * walk.heads, number * kColumns};
+      const bool has_next = item.base + kColumns < item.columns;
+      walk.next = has_next ? sequence : sequence + 1;
+      walk.item = has_next ? number + 1 : 0;
+      walk.is_last = walk.to <= zero + length ? 1 : 0;
+      const KvSplit part = {sequence, zero, begin, end, length, of(chunk.entry)};
+      if constexpr (kKeeps) {
+        if (is_mine) act(part, item);
+      } else if (is_mine) {
+        const LaneSpill<MlaWalk> spilled(walk);
+        act(part, item);
+        walk = spilled.load();
+      }
+      if (walk.is_last != 0) return;  // what comes next begins behind this worker's share
+      if (kKeeps || !is_mine) continue;
     }
-    const u32 at = static_cast<u32>(__builtin_ctzll(left));
-    const auto of = [at](u32 all_lanes) { return readlane(all_lanes, at); };
-    const u32 sequence = first + at, start = of(chunk.start), extent = of(chunk.extent);
-    const u32 length = of(chunk.length), columns = of(chunk.columns);
-    if (sequence != next) item = 0;
-    const u32 before = start < from ? (from - start) / extent : 0;  // items of other workers
-    if (item < before) item = before;
-    const u32 item_start = start + item * extent, zero = item_start + all.cost.before;
-    const u32 begin = cut_token<kGranule>(from, zero, length);
-    const u32 end = cut_token<kGranule>(to, zero, length);
-    const bool is_mine = length == 0 ? from <= item_start && item_start < to : begin < end;
-    const MlaItem part_of = {of(chunk.row), columns, item * kColumns};
-    const bool has_next = part_of.base + kColumns < columns;
-    next = has_next ? sequence : sequence + 1;
-    item = has_next ? item + 1 : 0;
-    if (is_mine) act(KvSplit{sequence, zero, begin, end, length, of(chunk.entry)}, part_of);
-    if (to <= zero + length) return;  // what comes next begins behind this worker's share
+    const Queries here = {walk.query_bounds, walk.heads, walk.rows};
+    chunk = ItemChunk<kColumns>(walk.sequences(all.cost), here, walk.first, walk.base);
   }
 }
 

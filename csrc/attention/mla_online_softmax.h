@@ -136,8 +136,11 @@ __device__ inline u32 mask_column(Scores& s, i32 first, i32 seen) {
   for (u32 r = 0; r < kRegisters; ++r) {
     const i32 token = first + static_cast<i32>(column_token(r)) + 4 * g;
     const bool is_seen = token < seen;
-    if (!is_seen && !is_finite(s[r])) not_finite |= u32{1} << r;
-    s[r] = is_seen ? s[r] : -__builtin_inff();
+    not_finite |= !is_seen && !is_finite(s[r]) ? u32{1} << r : 0;
+    f32 kept = is_seen ? s[r] : -__builtin_inff();
+    force_vgpr(not_finite),
+        force_vgpr(kept);  // otherwise all masks are live at once, which are more than SGPRs
+    s[r] = kept;
   }
   return not_finite;
 }

@@ -34,7 +34,8 @@ struct Extent {
 };
 
 /// What an argument is in a family: a value, any tensor, a tensor of these extents, or one of any
-/// shape with so many elements. An int may take the place of a tensor of one extent.
+/// shape with so many elements and, where there is a second extent, such a last dimension. An int
+/// may take the place of a tensor of one extent.
 struct Pattern {
   enum Kind { kValue, kAnyTensor, kShape, kElements } kind;
   std::vector<Extent> extents;
@@ -273,7 +274,10 @@ class Key {
     if (pattern.kind == Pattern::kElements) {
       int64_t elements = 1;
       for (int i = 0; i < view.ndim; ++i) elements *= view.shape[i];
-      return contiguous && bind(pattern.extents[0], elements, sizes);
+      const bool has_row = pattern.extents.size() > 1;
+      return contiguous && bind(pattern.extents[0], elements, sizes) &&
+             (!has_row ||
+              (view.ndim > 0 && bind(pattern.extents[1], view.shape[view.ndim - 1], sizes)));
     }
     if (static_cast<size_t>(view.ndim) != pattern.extents.size()) return false;
     for (int i = 0; i < view.ndim; ++i) {

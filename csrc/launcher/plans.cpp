@@ -122,6 +122,15 @@ bool has_equals(PyObject* object) {
          Py_TYPE(object)->tp_richcompare != PyBaseObject_Type.tp_richcompare;
 }
 
+/// Whether objects of one type that are equal have the same bits: a number of numpy's that is 0.0
+/// equals one that is -0.0.
+bool has_same_bits(PyObject* a, PyObject* b) {
+  if (!PyNumber_Check(a) || PyIndex_Check(a)) return true;
+  const double values[] = {PyFloat_AsDouble(a), PyFloat_AsDouble(b)};
+  if (PyErr_Occurred()) return false;  // a complex number: identity must do
+  return std::memcmp(&values[0], &values[1], sizeof values[0]) == 0;
+}
+
 /// Borrowed: the object that stands for this one, itself where there is none.
 PyObject* representative(Plans* self, PyObject* object, bool remember) {
   if (!has_equals(object)) return object;
@@ -131,7 +140,10 @@ PyObject* representative(Plans* self, PyObject* object, bool remember) {
     PyDict_SetItem(self->same, object, object);
   }
   PyErr_Clear();  // it has no hash: identity must do
-  return first != nullptr && Py_TYPE(first) == Py_TYPE(object) ? first : object;
+  const bool is_same = first != nullptr && Py_TYPE(first) == Py_TYPE(object) &&
+                       (first == object || has_same_bits(first, object));
+  PyErr_Clear();
+  return is_same ? first : object;
 }
 
 /// A call's arguments, each by its representative.

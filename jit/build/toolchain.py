@@ -126,10 +126,15 @@ def choose(kind: str, target: str, again: bool = False) -> Toolchain:
 
 
 def usable(kind: str, target: str) -> list[Toolchain]:
-    """The compilers whose artifacts may be used: the one that would build, else those recorded."""
+    """The compilers whose artifacts may be used: the one that would build, else those recorded.
+
+    A library of the host does the same whatever compiled it, and takes minutes: those recorded may
+    be used beside the compiler that would build. Device code is timed and tuned by its compiler.
+    """
     if strict.may_build():
         with contextlib.suppress(ToolchainNotFound):
-            return [choose(kind, target)]
+            chosen = choose(kind, target)
+            return [chosen, *(recorded(kind) if kind == "host" else ())]
         log.get().debug("no compiler for %s: using what the cache has for it", target)
         return recorded(kind)
     return known(kind, target)

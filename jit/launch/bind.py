@@ -335,6 +335,11 @@ def compiled_ops(config: Path = paths.COMPILER_CONFIG) -> tuple[CompiledOp, ...]
     return tuple(sorted((op for op in _all if op.config == config), key=lambda op: op.kernel))
 
 
+def source_folders(kernel: str) -> tuple[Path, ...]:
+    """Where the sources of the kernels of that name are."""
+    return tuple(dict.fromkeys(op.spec.root for op in _all if op.kernel == kernel))
+
+
 def compile_ops(
     module: str,
     *,

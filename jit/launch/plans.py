@@ -44,9 +44,10 @@ class Plans:
     """At most `capacity` plans, the least recently used goes first.
 
     `shapes` says of each argument what it is in a family: "M,K/32" a tensor of these extents or, if
-    one, an int; "N^128" rounds up; "*M" a contiguous tensor of M elements of any shape; "?" any
-    tensor; "" a value, as are those that it leaves out. None takes any argument's place. The first
-    extent of a size says it, alone or as an exact part: K/32, not K^32.
+    one, an int; "N^128" rounds up; "*M" a contiguous tensor of M elements of any shape, "*M,W" one
+    whose last dimension is W; "?" any tensor; "" a value, as are those that it leaves out. None
+    takes any argument's place. The first extent of a size says it, alone or as an exact part: K/32,
+    not K^32.
     """
 
     def __init__(
@@ -190,12 +191,9 @@ class Plans:
                     return None
                 elif type(arg) in (tuple, list) and arg:  # a table: plans that know none miss it
                     return None
-                elif type(arg) is float:  # 0.0 equals -0.0, and a NaN nothing
-                    spans.append((0, 0))
-                    key.append((float, arg.hex()))
                 else:
                     spans.append((0, 0))
-                    key.append((type(arg), arg))
+                    key.append((type(arg), _bits(arg)))
             if on_host:
                 key.append((settings.raw("RFOPS_VGPU_ARCH"), settings.raw("RFOPS_VGPU_PART")))
             made = tuple(key)
@@ -207,6 +205,14 @@ class Plans:
             if at < len(spans) and any(_overlap(spans[at], other) for other in others):
                 return None
         return made
+
+
+def _bits(value: Any) -> Any:
+    """What equals the bits of a float, of numpy's too: 0.0 equals -0.0, and a NaN nothing."""
+    kind = type(value)
+    if kind is float or (hasattr(kind, "__float__") and not hasattr(kind, "__index__")):
+        return float(value).hex()
+    return value
 
 
 def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:

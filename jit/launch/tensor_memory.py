@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from .. import settings
 from . import launcher
-from .hip import Hip
+from .hip import Hip, runtime
 
 _blocks = 0  # registering() that are active
 
@@ -52,6 +52,13 @@ def known(hip: Hip, args: Iterable[Any]) -> Iterator[None]:
     finally:
         for pointer, _ in ranges:
             library.rfops_vgpu_unregister(pointer)
+
+
+def pointed_to(device: torch.device, tensors: Sequence[Any]) -> AbstractContextManager[None]:
+    """Tell of tensors that kernels of the block reach by addresses in memory, not by arguments."""
+    if not tensors or device.type != "cpu" or not is_on():
+        return nullcontext()
+    return known(runtime(device), tensors)
 
 
 def registering_launch(launch: Callable[..., None], hip: Hip) -> Callable[..., None]:

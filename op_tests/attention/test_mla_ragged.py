@@ -49,8 +49,6 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 MORE: dict[str, dict[str, Any]] = {
     "long": {"lens": [300, 140, 128, 128], "qo_lens": [1, 128, 0, 128]},
-    "fp8_pages": {**MIXED, "fp8": True, "page": 64},
-    "table": {**MIXED, "page": 1, "table": True},
     "pages": {**MIXED, "page": 16, "causal": False},
     "many": {"lens": [*range(70)] * 2, "qo_lens": [n % 4 for n in range(140)]},
     "prefill_fp8": {"lens": [150, 31, 64], "qo_lens": [150, 31, 64], "fp8": True},

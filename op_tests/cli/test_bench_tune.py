@@ -94,6 +94,18 @@ def problem(name: str, shape: str, seed: int = 0) -> Problem:
 # ---------------------------------------------------------------- inputs and the check
 
 
+@pytest.mark.parametrize(
+    ("count", "low", "high"), [(1, 0, 0), (9, 0, 8), (10, 1, 8), (25, 2, 22), (100, 10, 89)]
+)
+def test_a_timing_has_its_median_and_deciles(count: int, low: int, high: int) -> None:
+    """A tenth of the samples are below the first decile, a tenth above the last."""
+    shuffled = [float(i * 7 % count) for i in range(count)] if count % 7 else [*range(count)]
+    timing = Timing.of(shuffled)
+    assert (timing.us, timing.low, timing.high) == ((count - 1) / 2, low, high)
+    assert timing.samples == count
+    assert timing.spread == ((high - low) / timing.us if count > 1 else 0.0)
+
+
 def test_inputs_begin_where_a_gpu_has_them() -> None:
     """At pages, so that timing mode sees the same lines in every process."""
     made = problem("gemm_a8w8_blockscale", "3 130 256")

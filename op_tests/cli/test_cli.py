@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -25,6 +24,7 @@ from rfops.jit.settings import SETTINGS
 from support import ROOT
 from support.command import good, rfops
 from support.engine_project import zig
+from support.process import python
 
 CaptureFixture = pytest.CaptureFixture[str]
 
@@ -196,8 +196,7 @@ def test_why_tells_of_a_calls_variant(
     for module, arguments in asked.items():
         out = why(*arguments)
         assert re.search(rf"^  variant +{module} gfx950 .*: not cached, and nothing", out, re.M)
-    env = {**os.environ, "RFOPS_HIP_LIBRARY": str(vgpu_path)}
-    subprocess.run([sys.executable, "-c", CALLS], check=True, env=env, capture_output=True)
+    python(CALLS, check=True, RFOPS_HIP_LIBRARY=str(vgpu_path))
     for module, arguments in asked.items():
         out = why(*arguments)
         assert f": cached in {tmp_path}/v1/gfx950/{module}/" in out, out
@@ -325,10 +324,7 @@ def test_all_is_built_for_both_architectures_and_serves(tmp_path: Path, vgpu_pat
         "rfops.moe_align_block_size(torch.zeros(4, 2, dtype=torch.int32), 16, 8)\n"
     )
     env |= {"RFOPS_JIT": "0", "RFOPS_HIP_LIBRARY": str(vgpu_path), "PATH": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
-        env={**os.environ, **env},
-    )  # fmt: skip
+    done = python(code, **env)
     assert done.returncode == 0, done.stderr
 
 
@@ -393,7 +389,7 @@ sys.exit(code)
 @pytest.mark.parametrize(
     "arguments",
     [
-        "", "--help", "--version", "build --help", "ls", "doctor", "vgpu --path", "why", "tune",
+        "", "--help", "--version", "doctor", "ls", "build --help", "vgpu --path", "why", "tune",
         "cache export {file} mxfp8_gemv", "cache import {file}", "cache gc --max-size 1T",
         "cache why mxfp8_gemv -D M=1", "why module mxfp8_gemv -D M=1",
         "profile", "bench --help", "build nothing --arch gfx90a",

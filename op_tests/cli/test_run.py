@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rfops.vgpu import torch_cuda
-from support import hip_program
+from support import hip_program, torch_cuda_cases
 from support.command import rfops
 
 HIP = """
@@ -241,6 +241,19 @@ def test_a_script_with_triton(tmp_path: Path) -> None:
     assert "1 kernel, 4 launches in 1 process" in done.stderr
     assert "on MI308X" in done.stderr
     assert f"{script}:" in done.stderr, "Triton's debug lines"
+
+
+@pytest.fixture(scope="module")
+def torch_cuda_results() -> dict[str, str]:
+    done = run("--arch", "gfx950", "--", sys.executable, torch_cuda_cases.__file__)
+    print(done.stderr)
+    results: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return results
+
+
+@pytest.mark.parametrize("name", [case.__name__ for case in torch_cuda_cases.CASES])
+def test_torch_cuda(name: str, torch_cuda_results: dict[str, str]) -> None:
+    assert torch_cuda_results[name] == ""
 
 
 def test_memory_of_a_gpus_size() -> None:

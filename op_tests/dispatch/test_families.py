@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rfops.dispatch.family import Family
+from rfops.dispatch.family import Family, Traced
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op, ops
 from rfops.jit.arch import ARCHS
@@ -88,3 +88,143 @@ def test_sizes_of_one_step_are_decided_alike(name: str, arch: str) -> None:
         if compared == 300:
             break
     assert compared >= 20, "few sizes share a step"
+
+
+# ---------------------------------------------------------------- what a kernel is asked
+
+
+def _limited_sizes(op: Op, limits: list[str], c: Call, rng: random.Random) -> Call:
+    """The call with sizes of `limits` of any magnitude, multiples of what they were of."""
+    sizes = {}
+    for name in limits:
+        unit = math.gcd(getattr(c, name), 128)
+        sizes[name] = unit * int(2 ** rng.uniform(0, 40))
+    return c.with_sizes(**sizes)
+
+
+@pytest.mark.parametrize(("name", "arch"), SHARING)
+def test_limits_bound_sizes_from_above(name: str, arch: str) -> None:
+    """Where a kernel takes a call, it takes it with smaller sizes of its `limits`."""
+    op, rng = ops()[name], random.Random(f"limits {name} {arch}")
+    compared: dict[str, int] = {}
+    for kernel in op.kernels.values():
+        limits, taken, refused = kernel.limits.split(), 0, 0
+        assert set(limits) <= set(op.declaration.sizes), f"{kernel.name}: {limits}"
+        for _ in range(1000 if limits else 0):
+            c = _random_call(op, arch, rng)
+            if c is None or kernel.refuses(c) is not None:
+                continue
+            c = _limited_sizes(op, limits, c, rng)
+            if kernel.refuses(c) is not None:
+                refused += 1
+                continue
+            taken += 1
+            for limit in limits:
+                unit = math.gcd(getattr(c, limit), 128)
+                less = rng.randrange(unit, getattr(c, limit) + 1, unit)
+                smaller = c.with_sizes(**{limit: less})
+                assert kernel.refuses(smaller) is None, f"{kernel.name}: {c}, {smaller}"
+        if limits:
+            compared[kernel.name] = min(taken, refused)
+    assert not compared or max(compared.values()) > 5, f"few sizes are near a limit: {compared}"
+
+
+@pytest.mark.parametrize("name", sorted(ops()))
+def test_the_checks_of_sizes_read_the_sizes_that_they_are_given(name: str) -> None:
+    """A family passes new sizes beside the first call of the family."""
+    op, rng, calls = ops()[name], random.Random(name), 0
+    for _ in range(200):
+        c = _random_call(op, "gfx950", rng)
+        if c is not None:
+            traced, calls = Traced.of(c), calls + 1
+            op.refuses(traced, *c.sizes.values())
+            assert not traced.read, f"{traced.read} of {c}"
+    assert calls or not op.declaration.patterns
+
+
+def test_a_traced_call_knows_what_is_read() -> None:
+    c = ops()["gemm_mxfp8"].call_of("gfx950", M=1, N=64, K=256)
+    for read, ask in [
+        ({"N"}, lambda c: c.N),
+        ({"M", "K"}, lambda c: (c.K, getattr(c, "M"), c.dtype, c.align("x"))),  # noqa: B009
+        ({"M", "N", "K"}, lambda c: c.sizes),
+        ({"M", "N", "K"}, lambda c: c.with_sizes(M=3).M),
+        ({"M", "N", "K"}, str),
+        (set(), lambda c: c.has("x")),
+    ]:
+        traced = Traced.of(c)
+        ask(traced)
+        assert traced.read == read
+
+
+def _family(monkeypatch: pytest.MonkeyPatch, name: str, **sizes: int) -> Family:
+    """One whose plans launch nothing: the first item of each is the kernel's name."""
+    op = ops()[name]
+    for kernel in op.kernels.values():
+        monkeypatch.setattr(kernel, "variant", lambda _c, _v, name=kernel.name: lambda *_: name)
+    return Family(op, op.call_of("gfx950", **sizes), None)
+
+
+def _kernels(family: Family, *shapes: tuple[int, ...]) -> list[str]:
+    plans = [family(*sizes) for sizes in shapes]
+    return [plan[0] for plan in plans if plan is not None]
+
+
+def test_a_refusal_inside_a_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without limits, that takes each second size of one step."""
+    family = _family(monkeypatch, "gemm_mxfp8", M=1, N=498, K=256)
+    gemv = family.op.kernels["gemv"]
+    monkeypatch.setattr(gemv, "limits", "")
+    monkeypatch.setattr(gemv, "refuses", lambda c: "an odd N" if c.N % 2 else None)
+    assert len({family._key((1, n, 256)) for n in range(498, 503)}) == 1
+    got = _kernels(family, *((1, n, 256) for n in (498, 499, 500, 498, 501, 502)))
+    assert got == ["gemv", "mfma", "gemv", "gemv", "mfma", "gemv"]
+
+
+def test_a_variant_that_refuses_inside_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    family = _family(monkeypatch, "gemm_mxfp8", M=1, N=498, K=256)
+    gemv = family.op.kernels["gemv"]
+    monkeypatch.setattr(gemv, "limits", "")
+    asked = []
+
+    def refuses_config(c: Call, _config: Any) -> str | None:
+        asked.append(c.N)
+        return None
+
+    monkeypatch.setattr(gemv, "refuses_config", refuses_config)
+    _kernels(family, (1, 498, 256), (1, 499, 256), (1, 499, 256))
+    assert asked == [498, 499]
+
+
+def test_a_limit_is_asked_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    family = _family(monkeypatch, "gemm_mxfp8", M=1, N=498, K=256)
+    gemv, asked = family.op.kernels["gemv"], []
+    plain = gemv.refuses
+
+    def refuses(c: Call) -> str | None:
+        asked.append(object.__getattribute__(c, "N"))
+        return plain(c)
+
+    monkeypatch.setattr(gemv, "refuses", refuses)
+    assert _kernels(family, (1, 498, 256)) == ["gemv"]
+    first = len(asked)
+    assert asked[-1] == family._key((1, 498, 256))[1], "the largest of the step"
+    assert _kernels(family, *((1, n, 256) for n in range(490, 505))) == ["gemv"] * 15
+    assert len(asked) == first
+
+
+def test_near_a_limit_each_size_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """N * K of 2 GiB is refused, and a step that ends there has sizes that are taken."""
+    family = _family(monkeypatch, "gemm_mxfp8", M=1, N=32700, K=1 << 16)
+    sizes = [(1, n, 1 << 16) for n in (32760, 32767, 32768, 32761)]
+    assert len(set(map(family._key, sizes))) == 1
+    assert _kernels(family, *sizes) == ["gemv", "gemv", "mfma", "gemv"]
+
+
+def test_a_limit_of_a_size_without_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """M decides nothing of a quantisation, but 2^31 blocks are too many for a launch."""
+    family = _family(monkeypatch, "quant_fp8_blockscale", M=1, K=128, dtype="fp8")
+    few, more, many = (3, 128), (1 << 20, 128), (1 << 31, 128)
+    assert len({family._key(sizes) for sizes in (few, more, many)}) == 1
+    names = _kernels(family, few, more, many, few)
+    assert names[0] == names[1] == names[3] == "hip" != names[2]

@@ -9,6 +9,7 @@ import gc
 import itertools
 import json
 import math
+import re
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from rfops.dispatch import op as op_module
 from rfops.dispatch.declare import Declaration
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.layout import Shuffled, shuffled, unwrap
-from rfops.dispatch.op import Op
+from rfops.dispatch.op import Op, ops
 from rfops.dispatch.workspace import Workspace
 from rfops.jit import CompiledOp, compile_ops, f32, tensors, u32
 from rfops.jit.launch import hip, launcher
@@ -737,8 +738,39 @@ def test_the_notation() -> None:
     assert starred.sizes == ("M", "K") and starred.patterns == ()
     for wrong in ("x", "x: f33[M]", "x: f32[M+1]", "x: f32[M] @", "x: a b", "x: f32[K^32]",
                   "x: f32[M]\n-> y: f32[M] new\n-> z: f32[M]"):  # fmt: skip
-        with pytest.raises((AssertionError, KeyError)):
+        with pytest.raises(ValueError):
             Declaration.parse(wrong)
+
+
+def test_a_mistake_in_the_notation_is_named() -> None:
+    told = {
+        "x: bf17[M]\n-> y: f32[M]": r"op typo: x: 'bf17' is no dtype \(near: bf16\): expected any",
+        "x: bf16|f33[M]\n-> y: f32[M]": r"op typo: x: 'f33' is no dtype",
+        "x: f32[M+1]\n-> y: f32[M]": r"op typo: 'M\+1' is no extent: expected N, N/32",
+        "x: f32[M]\n-> y: float": r"op typo: '-> y: float': a result must be a tensor",
+        "x: f32[K^32]\n-> z: f32[K]": r"op typo: 'x: f32\[K\^32\]': K stands alone",
+        "x: a b\n-> y: f32[M]": r"op typo: x: 'a b' is no argument",
+    }
+    for text, message in told.items():
+        with pytest.raises(ValueError, match=message):
+            Op("typo", text, kernels=())
+    with pytest.raises(ValueError, match="op typo: coarse: 'N' is no size of it"):
+        Op("typo", "x: f32[M]\n-> y: f32[M]", kernels=(), coarse={"N": 1})
+    assert "typo" not in ops()
+
+
+def test_the_way_out_is_that_of_the_check() -> None:
+    """A wrong dtype is converted and a wrong shape reshaped, also with leading dimensions."""
+    op = Op(unique("way"), "x: bf16[*M, K]\ny: f32[*M]\n-> out: bf16[*M, K]", kernels=())
+    x, y = torch.ones(2, 4, dtype=torch.bfloat16), torch.ones(2)
+    for args, way in (
+        ((x.float(), y), "x must be bfloat16, got [2, 4] float32 on cpu; convert it first"),
+        ((x[0, 0], y), "x must be a [..., K] tensor, got [] bfloat16 on cpu; reshape it"),
+        ((None, y), "x must be a [..., K] tensor, got NoneType None; pass a torch.Tensor"),
+        ((x, torch.ones(3)), "y must be of M = 2 elements, got [3]; reshape it"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(way)):
+            op.call(*args, None)
 
 
 def test_describe_is_what_messages_say() -> None:

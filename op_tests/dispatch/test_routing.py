@@ -26,6 +26,7 @@ from rfops.jit.launch import hip, launcher
 from rfops.jit.launch.bind import Dim3
 from rfops.triton import launch as triton_launch
 from support.calls import default_config, grouped_route, route
+from support.process import python
 from support.tables import ROW, Write
 
 COLUMNS = TABLES["gemm_mxfp8"].columns
@@ -165,6 +166,44 @@ def test_an_own_row_that_does_not_fit_is_said(
     assert cli.main(["why", name, *options, "--arch", "gfx950"]) == 0
     shown = capsys.readouterr().out
     assert f"{file.name}:2 is for the shape, but" in shown and reason in shown
+
+
+def test_a_shipped_row_holds_where_an_own_one_does_not_fit(
+    overlay: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows of one key: the user's comes first, and the shipped one takes the calls that it does
+    not."""
+    key = {"cu_num": 256, "n": 2304, "k": 6144}
+    overlay({**key, "m": 16, "kernel": "gemv"}, {**key, "m": 32, "kernel": "gemv"})
+    chosen = route(16, 2304, 6144)
+    assert chosen.row is not None and chosen.row.is_own and chosen.backend == "gemv"
+    chosen = route(32, 2304, 6144)
+    assert chosen.row is not None and not chosen.row.is_own
+    assert (chosen.rule, chosen.backend) == ("exact row", "mfma")
+    (record,) = [r for r in caplog.records if "passed over" in r.getMessage()]
+    assert "M=32 is not within 1 to 16" in record.getMessage()
+
+
+def test_an_own_row_of_a_kernels_table_that_does_not_fit_is_said(
+    overlay: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gfx942 has no scaled matrix instruction; a workspace above 2^30 elements is too large."""
+    scaled = "method=scaled block_m=16 block_n=16 block_k=128"
+    expand = "method=expand block_m=64 block_n=64 block_k=64"
+    key, triton = {"arch": "gfx942", "cu_num": 304, "kernel": "triton"}, OP.kernels["triton"]
+    file = overlay(
+        {**key, "m": 16, "n": "", "k": "", "config": scaled},
+        {**key, "m": 4096, "n": "", "k": "", "config": expand},
+        op="gemm_mxfp8_triton",
+    )
+    for _ in range(2):
+        triton.own_row(OP.call_of("gfx942", M=16, N=480, K=640))
+        row = triton.own_row(OP.call_of("gfx942", M=4096, N=1 << 18, K=8192))
+        assert not row.is_own
+    said = [r.getMessage() for r in caplog.records if "passed over" in r.getMessage()]
+    assert len(said) == 2 and all("`rfops tune gemm_mxfp8`" in text for text in said), said
+    assert f"{file}, line 2: triton {scaled} does not take m=16 n=480 k=640 on gfx942" in said[0]
+    assert f"{file}, line 3" in said[1] and "workspace of 2181038080 elements" in said[1]
 
 
 def test_an_own_row_that_fits_is_not_spoken_of(
@@ -429,7 +468,7 @@ def test_a_corrupt_table_is_no_error_of_the_import(overlay: Write) -> None:
         "try: rfops.gemm_mxfp8(x, x, s, s)\n"
         "except rfops.ConfigError as e: print(e)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code, check=True)
     assert f"{file}, line 2, column cu_num" in done.stdout
 
 
@@ -707,10 +746,7 @@ for m in (1, 1, 3):
 """
     said = {}
     for level in ("dispatch", "info"):
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-            env={**os.environ, "RFOPS_LOG": level},
-        )  # fmt: skip
+        done = python(code, check=True, RFOPS_LOG=level)
         lines = [line for line in done.stderr.splitlines() if "by the rule" in line]
         said[level] = [line for line in lines if line.startswith("rfops: gemm_mxfp8")]
         assert len(lines) - len(said[level]) == 3 * (level == "dispatch"), "of quant_mxfp8"

@@ -8,6 +8,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -18,6 +19,7 @@ from rfops.dispatch.op import ops
 from rfops.gemm import a8w8_blockscale
 from rfops.jit import compiled_ops
 from rfops.jit.launch import launcher
+from rfops.jit.launch.plans import Plans
 from support.sequences import (
     Made,
     Recipe,
@@ -194,7 +196,8 @@ def test_pages_of_other_sizes(through: str, pages: tuple[int, ...]) -> None:
 
 
 def test_a_part_of_its_own(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The virtual GPU's part decides too: a plan made for another one is not found."""
+    """The virtual GPU's part decides too: a plan made for another one is not found, not even where
+    the call's own checks would find the same."""
     monkeypatch.delenv("RFOPS_VGPU_ARCH", raising=False)
     monkeypatch.setenv("RFOPS_VGPU_PART", "MI300X")
     x = torch.randn(2, 256)
@@ -203,6 +206,14 @@ def test_a_part_of_its_own(through: str, monkeypatch: pytest.MonkeyPatch) -> Non
     payload, _ = rfops.quant_fp8_blockscale(x)
     assert before[0].dtype == torch.float8_e4m3fnuz
     assert payload.dtype == torch.float8_e4m3fn
+    plans, logits = ops()["topk_softmax"].plans, torch.randn(3, 8)
+    hits = []
+    for part in ("MI300X", "MI355X", "MI300X"):
+        monkeypatch.setenv("RFOPS_VGPU_PART", part)
+        before_call = plans.hits
+        rfops.topk_softmax(logits, 2)
+        hits.append(plans.hits - before_call)
+    assert hits == [0, 0, 1]
 
 
 @pytest.mark.parametrize("part", ["MI300X", "MI308X", "MI355X"])
@@ -219,6 +230,30 @@ def test_values_are_told_apart_by_their_bits(through: str) -> None:
     """0.0 equals -0.0 and is another value; a NaN equals nothing and is found nevertheless."""
     plans = ops()["gemm_mxfp8"].plans.fresh()
     plans.add("plan", 0.0, torch.ones(3))
+    assert plans.find(0.0, torch.ones(3)) == "plan"
     assert plans.find(-0.0, torch.ones(3)) is None
     plans.add("none", float("nan"), torch.ones(3))
     assert plans.find(float("nan"), torch.ones(3)) == "none"
+    assert plans.find(0.0, torch.ones(3)) == "plan"
+
+
+def test_values_that_numpy_made(through: str) -> None:
+    """np.float64(0.0) is a float too, and equals its negative."""
+    plans = ops()["gemm_mxfp8"].plans.fresh()
+    plans.add("plan", np.float64(0.0), torch.ones(3))
+    assert plans.find(np.float64(-0.0), torch.ones(3)) is None
+
+
+def test_families_of_other_values_and_parts(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of another size is made by its family alone, which has the values' bits and the part
+    of the virtual GPU in its key too."""
+    monkeypatch.setenv("RFOPS_VGPU_PART", "MI300X")
+    plans = Plans(sizes="M N", shapes=("M,N",))
+    for value in (0.0, float("nan")):
+        is_native = plans.add_family(lambda *sizes: sizes, torch.ones(2, 4), value)
+        assert is_native == (through == "native")
+        assert plans.find(torch.ones(3, 4), value) == ((3, 4) if is_native else None)
+    assert plans.find(torch.ones(5, 4), -0.0) is None
+    assert plans.find(torch.ones(5, 4), 1.0) is None
+    monkeypatch.setenv("RFOPS_VGPU_PART", "MI355X")
+    assert plans.find(torch.ones(6, 4), 0.0) is None

@@ -36,6 +36,7 @@ class Marked(torch.Tensor):
 def values_of_wrong_types(good: torch.Tensor) -> dict[str, Any]:
     return {
         "an int": 3, "a float": 1.5, "a str": "x", "a list": [1.0, 2.0], "a tuple": (),
+        "an empty list": [], "a list of lists": [[0, 1], [1, 0]],
         "a list of tensors": [good], "numpy's array": np.zeros((2, 2), np.float32),
         "a dtype": torch.float32, "a class": torch.Tensor,
     }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,6 +106,30 @@ def test_a_failure_names_its_file_and_keeps_what_is_done(
     assert error.module == "small" and "lib/two.cpp" in error.command
     assert "nothing" in error.output and "one.cpp" not in error.output
     assert error.log_path is not None and error.log_path.is_file()
+
+
+def test_what_another_compiler_built_is_taken(
+    folder: Path, compiled: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another version, or another kind of compiler that is not there now; an edit is compiled by
+    the one that is."""
+    real = host_toolchain()
+    for name in ("first", "second"):
+        argv = shlex.join(real.argv)
+        (folder / name).write_text(
+            f'#!/bin/sh\n[ "$1" = --version ] && echo "{name} 1.0"\nexec {argv} "$@"\n'
+        )
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("CXX", str(folder / "first"))
+    first = host_toolchain()
+    assert compiled() == ["half", "one", "two"]
+    monkeypatch.setenv("CXX", str(folder / "second"))
+    assert host_toolchain().version != first.version
+    assert compiled() == []
+    (folder / "lib/half.cpp").write_text(SOURCES["lib/half.cpp"].replace("return 1", "return 10"))
+    assert compiled() == ["half", "one", "two"]
+    monkeypatch.setenv("CXX", str(folder / "first"))
+    assert compiled() == []
 
 
 @pytest.mark.parametrize("end", ["failure", "interrupt"])

@@ -17,6 +17,7 @@ from rfops.jit import log, settings
 from rfops.jit.launch import hip
 from rfops.jit.settings import SETTINGS
 from support.engine_project import Child, Project
+from support.process import python
 
 IMPORT = """
 import json, sys, time
@@ -285,10 +286,7 @@ def test_it_is_quiet(tmp_path: Path, vgpu_path: Path) -> None:
     announced = "rfops: CPU tensors run on the virtual GPU (gfx950): right results, not GPU speed"
     lines = []
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-            env={**os.environ, **env, "RFOPS_LOG": ""},
-        )  # fmt: skip
+        done = python(code, check=True, **env, RFOPS_LOG="")
         lines.append(done.stderr.splitlines())
     cold, warm = lines
     assert warm == [announced]

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import rfops
 from rfops.jit.build import toolchain
 from rfops.jit.policy import manifest, strict
 from support.engine_project import Child, Project
+from support.process import python, run
 
 DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
 
@@ -220,10 +220,8 @@ def test_frozen_gluon(tmp_path: Path) -> None:
     """Kernels of Triton's second language, whose compiler is a class of its own."""
     file = tmp_path / "gluon_twice.py"  # Triton reads a kernel's source
     file.write_text(GLUON)
-    done = subprocess.run(
-        [sys.executable, str(file)], capture_output=True, text=True, check=True,
-        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "RFOPS_LOG": ""},
-    )  # fmt: skip
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "RFOPS_LOG": ""}
+    done = run(GLUON, [str(file)], env, check=True)
     assert done.stderr.count("built after rfops.freeze(): Triton's kernel twice for gfx950") == 1
     assert "Triton's kernel twice for gfx950" in done.stdout
 
@@ -245,10 +243,7 @@ print("watched")
 
 @pytest.mark.parametrize("jit", ["", "0"])
 def test_triton_is_watched_when_it_is_imported_later(jit: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TRITON_LATER], capture_output=True, text=True, check=False,
-        env={**os.environ, "RFOPS_JIT": jit},
-    )  # fmt: skip
+    done = python(TRITON_LATER, RFOPS_JIT=jit)
     assert done.stdout == "watched\n", done.stderr
 
 
@@ -303,22 +298,19 @@ def test_triton_kernels_are_recorded_and_replayed(
     (tmp_path / "manifest_kernel.py").write_text(TRITON_KERNEL)
     file = tmp_path / "m.json"
 
-    def run(cache: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", TRITON_RUN, str(tmp_path)], capture_output=True, text=True,
-            env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path / cache), **env}, check=False,
-        )  # fmt: skip
+    def at_cache(name: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return python(TRITON_RUN, tmp_path, TRITON_CACHE_DIR=str(tmp_path / name), **env)
 
-    first = run("first", RFOPS_RECORD_MANIFEST=str(file))
+    first = at_cache("first", RFOPS_RECORD_MANIFEST=str(file))
     assert first.returncode == 0, first.stderr
     entries = [str(entry) for entry in manifest.load(file)]
     assert "rfops.manifest_kernel:twice gfx950 (Triton)" in entries
-    assert "JitDisabled" in run("second", RFOPS_JIT="0").stderr
+    assert "JitDisabled" in at_cache("second", RFOPS_JIT="0").stderr
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "second"))
     monkeypatch.setattr(rfops, "__path__", [*rfops.__path__, str(tmp_path)])
     build = ["build", "rfops.manifest_kernel:twice", "--manifest", str(file)]
     assert cli.main(build) == 0
-    third = run("second", RFOPS_JIT="0")
+    third = at_cache("second", RFOPS_JIT="0")
     assert third.returncode == 0, third.stderr
 
 

@@ -68,7 +68,7 @@ def opened(
 ) -> Opened:
     def open_(script: str = SCRIPT, gfx: str = "gfx942") -> Library:
         (tmp_path / "script").write_text(script, encoding="utf-8")
-        monkeypatch.setenv("RFOPS_FAKE_BLASLT", str(tmp_path / "script"))
+        monkeypatch.setenv("RFOPS_TEST_BLASLT_SCRIPT", str(tmp_path / "script"))
         clock = ctypes.CDLL(str(fake)).fake_clock
         clock.restype = ctypes.c_double
 

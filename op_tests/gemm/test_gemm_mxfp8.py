@@ -356,7 +356,8 @@ def test_all_loads_are_in_flight_at_once(m: int, tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "ziglang", "clang", "-x", "hip", "--cuda-device-only",
          "--offload-arch=gfx950", "-nogpuinc", "-nogpulib", "-std=c++20", "-O3", "-S",
-         f"-I{paths.INCLUDE}", *spec.flags, *defines, str(spec.sources()[0]), "-o", str(assembly)],
+         f"-I{paths.INCLUDE}", f"-I{paths.CSRC}",
+         *spec.flags, *defines, str(spec.sources()[0]), "-o", str(assembly)],
         check=True,
     )  # fmt: skip
     lines = [line.split() for line in assembly.read_text().splitlines()]

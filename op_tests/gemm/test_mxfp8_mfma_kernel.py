@@ -132,7 +132,8 @@ def test_all_loads_are_in_flight_at_once(config: MfmaConfig, ragged: int, tmp_pa
     subprocess.run(
         [sys.executable, "-m", "ziglang", "clang", "-x", "hip", "--cuda-device-only",
          "--offload-arch=gfx950", "-nogpuinc", "-nogpulib", "-std=c++20", "-O3", "-S",
-         f"-I{paths.INCLUDE}", *spec.flags, *(f"-DRFOPS_{k}={v}" for k, v in defines.items()),
+         f"-I{paths.INCLUDE}", f"-I{paths.CSRC}",
+         *spec.flags, *(f"-DRFOPS_{k}={v}" for k, v in defines.items()),
          str(spec.sources()[0]), "-o", str(assembly)],
         check=True,
     )  # fmt: skip

@@ -63,6 +63,10 @@ def test_values(
     assert_by(kernel, random_problem(m, d, i, e, min(k, e - shared), dtype, shared), is_table)
 
 
+def test_a_table_of_one_expert(arch: str, kernel: tuple[str, Any]) -> None:
+    assert_by(kernel, random_problem(9, 64, 32, 1, 1), is_table=True)
+
+
 def test_counts(arch: str, kernel: tuple[str, Any]) -> None:
     """No row of an expert, one, all of them; all to one; every expert named twice by a token."""
     problem = random_problem(37, 64, 32, 4, 2)

@@ -834,9 +834,10 @@ def test_configs_that_a_call_refuses() -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("m", [16, 200])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_wide_rows(fmt: Format, config: MxMoeConfig, m: int) -> None:
+def test_wide_rows(fmt: Format, config: MxMoeConfig) -> None:
+    """Few tokens by one format, many by the other: the kernels are the same source."""
+    m = (16, 200)[(CONFIGS.index(config) + (fmt is MXFP8)) % 2]
     problem = random_problem(fmt, m, 7168 if fmt is MXFP4 else 6144, 512, 5, 4).shuffled()
     exact = random_problem(fmt, m, problem.x.shape[1], 512, 5, 4).exact
     assert_near(problem.run("hip", config), exact)

@@ -229,6 +229,18 @@ def test_writes_its_results_alone(device: torch.device) -> None:
             assert (buffer[:32] == -7).all() and (buffer[-32:] == -7).all()
 
 
+def test_scores_of_0_have_weights_of_0(device: torch.device) -> None:
+    """exp(-200) is below fp32: their sum is 0, and nothing is divided by it."""
+    logits = torch.full((3, 16), -200.0, device=device)
+    for renormalize in (False, True):
+        for weights, ids in (
+            grouped_topk(logits, 2, 4, 2, renormalize=renormalize),
+            grouped_topk_ref(logits, None, 2, 4, 2, renormalize),
+        ):
+            assert weights.tolist() == [[0.0, 0.0]] * 3, weights
+            assert ids.tolist() == [[0, 1]] * 3
+
+
 def test_empty(device: torch.device) -> None:
     weights, ids = topk_softmax(torch.empty(0, 8, device=device), 2)
     assert weights.shape == ids.shape == (0, 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from rfops import cli
 from rfops.dispatch import op as registry
 from support import ROOT
+from support.command import rfops
 
 README = ROOT / "README.md"
 FILES = {"cpp": "axpy.hip", "json": "config.json", "python": "axpy.py"}
@@ -80,8 +80,5 @@ def test_the_command_takes_its_file(example: ModuleType, tmp_path: Path) -> None
         ("--ops missing.py ls", folder, 1, "--ops missing.py: expected a file of Python"),
         ("--ops config.json ls", folder, 1, "--ops config.json: expected a file of Python"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "rfops.cli", *given.split()], cwd=at, check=False,
-            capture_output=True, text=True,
-        )  # fmt: skip
+        done = rfops(*given.split(), cwd=at)
         assert done.returncode == status and said in done.stdout + done.stderr, done

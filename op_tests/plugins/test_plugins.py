@@ -16,9 +16,10 @@ import torch
 import rfops
 from rfops import compat
 from rfops.cli import doctor
+from rfops.dispatch.op import ops
 from rfops.jit import ConfigError
 from rfops.moe.choosing import choose
-from rfops.plugins import around, callees, vllm, wrapper
+from rfops.plugins import around, callees, targets, vllm, wrapper
 from rfops.plugins.around import Callee
 from support.plugin_calls import (
     BF16,
@@ -32,12 +33,32 @@ from support.plugin_calls import (
     shuffled,
     softmax,
 )  # fmt: skip
+from support.process import python
 
 pytestmark = pytest.mark.requires_gfx950
 
 
+def test_mla_is_asked_for_ragged_queries() -> None:
+    """One sequence of 2^16 queries by 2^24 tokens is more than HIP kernels share out; 2^16
+    sequences of one query each are not."""
+    q = torch.empty(2**16, 128, 576, dtype=BF16, device="meta")
+    kv = torch.empty(2**24, 1, 1, 576, dtype=BF16, device="meta")
+    for batch, longest, is_hip in ((1, 2**16, False), (2**16, 1, True)):
+        bounds = torch.empty(batch + 1, dtype=I32, device="meta")
+        _, name, given = callees.mla_route(q, kv, bounds, longest)
+        call = ops()[name].call_of(**given)
+        assert (call.B, call.ends, call.qo_len) == (batch, batch + 1, longest)
+        assert ops()[name].route(call).is_hip == is_hip
+
+
 def test_each_callee_has_a_call() -> None:
     assert set(CALLS) == set(BY_TARGET)
+
+
+def test_targets_are_the_callees() -> None:
+    assert [callee.target for callee in callees.AITER] == [*targets.AITER]
+    assert [callee.target for callee in callees.VLLM] == [*targets.VLLM]
+    assert {callee.group for callee in (*callees.AITER, *callees.VLLM)} == set(targets.GROUPS)
 
 
 def test_quantised_experts_engage(engines: list[str]) -> None:
@@ -257,6 +278,20 @@ def test_doctor_says_what_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._engines()["vllm"]["why"].startswith("RFOPS_PLUGIN=all: expected off")
 
 
+DOCTOR_OF_VLLM = """
+import sys
+from rfops.cli import doctor
+doctor._version = lambda name: "1.0"
+doctor._torch_version = lambda: "2.13.0+rocm7.0"
+assert doctor._engines()["vllm"]["wraps"]
+assert "torch" not in sys.modules
+"""
+
+
+def test_doctor_of_installed_engines_leaves_torch_out() -> None:
+    subprocess.run([sys.executable, "-c", DOCTOR_OF_VLLM], check=True)
+
+
 def test_the_summary_is_told_at_exit() -> None:
     code = (
         "import torch, rfops.plugins.vllm as plugin\n"
@@ -267,6 +302,6 @@ def test_the_summary_is_told_at_exit() -> None:
         "wrapped(w, i, None, torch.randn(2, 8), True)\n"
         "wrapped(w, i, None, torch.randn(2, 8), True, 0, '', 5)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code, check=True)
     (line,) = (line for line in done.stderr.splitlines() if "aiter.topk_softmax" in line)
     assert line.startswith("rfops: aiter.topk_softmax: 1 calls by rfops; 1 by the original: ")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rfops.cli import doctor
-from rfops.plugins import around, sglang, symbols, vllm
+from rfops.plugins import around, sglang, symbols, targets, vllm
 from support.plugin_calls import BY_TARGET
 
 pytestmark = pytest.mark.requires_gfx950
@@ -144,7 +144,7 @@ def test_a_stub_without_a_spec(engines: list[str], monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(sys.modules[name], "__spec__", None)
     vllm.register()
     assert is_wrapped(sys.modules["aiter"].topk_softmax, "aiter.topk_softmax")
-    assert around.is_there("aiter") and not around.is_there("nothing_of_that_name")
+    assert targets.is_there("aiter") and not targets.is_there("nothing_of_that_name")
     assert around.lost(BY_TARGET["aiter.topk_softmax"]) == ""
     assert doctor._engines()["vllm"]["aiter"]
 

@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.process import run
+
 COMMAND = [str(Path(sys.executable).parent / "rfops")]
 
 
-def rfops(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, check=False, cwd="/",
-        env={**os.environ, **env}, stdin=subprocess.DEVNULL, timeout=600,
-    )  # fmt: skip
+def rfops(*arguments: str, cwd: str | Path = "/", **env: str) -> subprocess.CompletedProcess[str]:
+    code = Path(COMMAND[0]).read_text()
+    return run(code, [*COMMAND, *arguments], {**os.environ, **env}, cwd)
 
 
 def good(*arguments: str, **env: str) -> str:

@@ -22,6 +22,7 @@ import torch
 from rfops.jit import CompiledOp, compile_ops, f32, i32
 from rfops.jit.build import failures
 from support import OP_TESTS
+from support.process import python
 
 TYPES = "#define __global__ __attribute__((global))\n"
 SCALE = '#pragma once\n#include "rfops_test/types.h"\nconstexpr float kScale = 1.0f;\n'
@@ -231,6 +232,18 @@ class Project:
 
     def start(self, code: str, **env: str) -> subprocess.Popen[str]:
         """A new process that has `project` and runs the code."""
+        return subprocess.Popen(
+            [sys.executable, "-c", self._with_project(code)], text=True,
+            env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def python(self, code: str, **env: str) -> str:
+        """Its output; the test fails with its errors."""
+        done = python(self._with_project(code), **env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def _with_project(self, code: str) -> str:
         prelude = f"""
             import sys, time
             sys.path.insert(0, {str(OP_TESTS)!r})
@@ -238,18 +251,7 @@ class Project:
             from support.engine_project import Project
             project = Project(Path({str(self.root)!r}))
         """
-        text = textwrap.dedent(prelude) + textwrap.dedent(code)
-        return subprocess.Popen(
-            [sys.executable, "-c", text], text=True, env={**os.environ, **env},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-
-    def python(self, code: str, **env: str) -> str:
-        """Its output; the test fails with its errors."""
-        process = self.start(code, **env)
-        out, err = process.communicate(timeout=600)
-        assert process.returncode == 0, err
-        return out
+        return textwrap.dedent(prelude) + textwrap.dedent(code)
 
 
 @pytest.fixture

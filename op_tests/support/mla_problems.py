@@ -39,9 +39,9 @@ class Problem:
         """The op's parameters but for the config."""
         no_list = self.kv_lens if self.qo_indptr is None else self.qo_indptr
         bounds = no_list if self.kv_indptr is None else self.kv_indptr
-        width = self.kv_indices.shape[1] if self.kv_indptr is None else 0
+        is_table = self.kv_indptr is None
         return [
-            self.q, self.kv, bounds, self.kv_indices, self.sm_scale, len(self.lens), width,
+            self.q, self.kv, bounds, self.kv_indices, self.sm_scale, len(self.lens), is_table,
             self.qo_len, self.causal, self.kv_lens, self.kv_scale, self.q_scale, lse,
             self.qo_indptr, out,
         ]  # fmt: skip

@@ -20,6 +20,7 @@ from rfops.dispatch.compare import assert_within
 from rfops.vgpu import triton_driver
 from support import OP_TESTS
 from support import triton_kernels as kernels
+from support.process import run
 
 
 @pytest.fixture(autouse=True)
@@ -226,8 +227,5 @@ assert torch.equal(out, 2 * x)
     environ = {name: text for name, text in os.environ.items() if name != "CC"}
     environ["TRITON_CACHE_DIR"] = str(tmp_path / "triton")
     environ["RFOPS_HIP_LIBRARY"] = str(vgpu_path)  # not one that ziglang would have to build
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=OP_TESTS, env=environ, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+    done = run(code, ["-c"], environ, OP_TESTS)
     assert done.returncode == 0, done.stderr

@@ -31,7 +31,7 @@ from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Draw, grid
 from rfops.jit.errors import show
 
-from .mla_decode_flow import COLUMNS, Flow
+from .mla_decode_flow import COLUMNS, Flow, is_table
 from .mla_decode_shared import Shared, SharedFp8
 from .mla_decode_triton import TritonMla
 
@@ -46,6 +46,7 @@ FEW_TOKENS = {"gfx942": {2: 70_000, 1: 190_000}, "gfx950": {2: 270_000, 1: 300_0
 FEW_TOKENS_OF_LONG = {"gfx942": {2: 200_000, 1: 400_000}, "gfx950": {2: 500_000, 1: 500_000}}
 MOST_SHARED = 40  # parts of a sequence, of csrc/attention/mla_partials.h
 PAGES = "pass one row of pages per sequence"  # the fix of a refusal
+NO_INDPTR = "None where kv_indices is a block table [batch, width]"
 NO_LENS = "kv_lens", "given with a block table", "None", "pass the tokens of each sequence"
 
 
@@ -68,12 +69,13 @@ class _MlaDecode(Op):
         if not is_ragged and b * c.qo_len != t:
             wanted = f"of batch * qo_len = {b} * {c.qo_len} rows"
             return "q", wanted, f"{t}", "pass qo_len rows of each sequence, or qo_indptr"
+        if c.tensors and c.is_table != is_table(c):
+            wanted = "a tensor where kv_indices is a list of pages" if c.is_table else NO_INDPTR
+            got = "None" if c.is_table else "a tensor"
+            return "kv_indptr", wanted, got, "pass one of the two forms"
         if is_table(c):
             if not c.has("kv_lens"):
                 return NO_LENS
-            if s and not width:
-                wanted = "None where kv_indices is a block table [batch, width]"
-                return "kv_indptr", wanted, "a tensor", "pass one of the two forms"
             if b * width != s:
                 return "kv_indices", f"of batch = {b} rows", f"{s // width}", PAGES
         elif ends != b + 1:
@@ -96,7 +98,7 @@ class _MlaDecode(Op):
         sizes.setdefault("P", sizes["S"])
         sizes.setdefault("page", 1)
         sizes.setdefault("ends", sizes["B"] + 1)
-        sizes.setdefault("W", 0)
+        sizes.setdefault("W", sizes["S"])
 
     def is_empty(self, c: Call) -> bool:
         """Also without sequences: then no row of the result belongs to one."""
@@ -139,22 +141,16 @@ class _MlaDecode(Op):
         return int(super().traffic(c) - c.tensors["kv"].nbytes + named)
 
 
-def is_table(c: Call) -> bool:
-    """Whether pages come as a block table."""
-    indices = c.tensors.get("kv_indices")
-    return indices is not None and indices.dim() == 2
-
-
 OP = _MlaDecode(
     "mla_decode",
     """
     q: bf16|e4m3|e4m3fnuz[T, H, 576] @16
     kv: bf16|e4m3|e4m3fnuz[P, page, 1, 576] @16
     kv_indptr: i32[ends]
-    kv_indices: i32[*S]
+    kv_indices: i32[*S] row W
     sm_scale: float
     batch: B >= 0
-    width: W >= 0
+    is_table: bool
     qo_len: int >= 1
     causal: bool
     kv_lens: i32[B]?
@@ -251,18 +247,13 @@ def mla_decode(
         batch = _batch(q, qo_len)
     else:
         batch, qo_len = _ragged(q, qo_indptr, qo_len, max_qo_len)
-    bounds, width = kv_indptr, 0
-    if kv_indptr is None:
+    bounds, has_table = kv_indptr, kv_indptr is None
+    if has_table:
         bounds = kv_lens if qo_indptr is None else qo_indptr  # it stands in for kv_indptr
-        try:
-            _, width = kv_indices.shape
-        except (AttributeError, ValueError):
-            bounds = None  # not a table: the checks will say what is wrong
-        else:
-            if kv_lens is None:
-                OP.fail(*NO_LENS)
+        if kv_lens is None and isinstance(kv_indices, torch.Tensor) and kv_indices.dim() == 2:
+            OP.fail(*NO_LENS)
     return call(
-        q, kv, bounds, kv_indices, sm_scale, batch, width, qo_len, causal, kv_lens, kv_scale,
+        q, kv, bounds, kv_indices, sm_scale, batch, has_table, qo_len, causal, kv_lens, kv_scale,
         q_scale, lse, qo_indptr, out, config,
     )  # fmt: skip
 
@@ -273,6 +264,8 @@ mla_decode.supports = OP.supports  # type: ignore[attr-defined]
 def _batch(q: Any, qo_len: Any) -> Any:
     """Sequences of q; 0 where the checks will say what is wrong."""
     try:
+        if type(qo_len) is int and qo_len > 0:  # operator.index and max take 0.1 us
+            return q.shape[0] // qo_len
         return q.shape[0] // max(operator.index(qo_len), 1)
     except (AttributeError, IndexError, TypeError, ZeroDivisionError):
         return 0
@@ -390,7 +383,7 @@ def mla_decode_ref(
     kv_indices: torch.Tensor,
     sm_scale: float,
     batch: int = 0,
-    width: int = 0,
+    is_table: bool = False,
     qo_len: int = 1,
     causal: bool = True,
     kv_lens: torch.Tensor | None = None,

@@ -96,8 +96,15 @@ def turns(kernel: Kernel) -> bool:
     return bool(vars(type(kernel)).get("turns"))
 
 
+def is_table(c: Call) -> bool:
+    """Whether pages come as a block table."""
+    indices = c.tensors.get("kv_indices")
+    return indices is not None and indices.dim() == 2
+
+
 class Flow(Kernel):
     name, module = "flow", "mla_decode_flow"
+    limits = "B T S P W"
     turns = True  # keys by their places, where the call has `angles`: mla_layer_decode's
     Config = FlowConfig
     error = 2.0**-8  # P in bf16
@@ -129,9 +136,8 @@ class Flow(Kernel):
     def most_cost(self, c: Call) -> int:
         """Of ragged queries: the most that a kernel may have to share out, in tokens."""
         each, tokens = 1024, c.S * c.page  # each: more than what an item costs beside its tokens
-        longest = c.W * c.page if c.W else tokens
         of_longest = ceil(c.qo_len * c.H, self.columns) * (tokens + each * c.B)
-        return int(min(self.items(c) * (longest + each), of_longest))
+        return int(min(self.items(c) * (c.W * c.page + each), of_longest))
 
     def default(self, c: Call) -> FlowConfig:
         """A worker for each CU; where several read the same tokens, on one die each."""
@@ -163,7 +169,7 @@ class Flow(Kernel):
         # Of out, the inputs in their order, angles if any, parts and counts.
         more = (11, 12, 10) if c.has("angles") else (10, 11, 0)
         order = (3, 5, 4, 1, 2, 6, 7, 0, 8, *more, 9)
-        is_ragged = c.has("qo_indptr")
+        is_ragged, has_table = c.has("qo_indptr"), is_table(c)
         launch = bound.prepare((256, 1, 1), order)
 
         def run_of(
@@ -181,7 +187,7 @@ class Flow(Kernel):
                 (slots * self.columns * self.words, torch.float32),
                 zeros=LEVELS * slots * 8,
             )
-            sizes = (batch, workers, shift, width, c.sm_scale, columns, heads, unseen)
+            sizes = (batch, workers, shift, width * has_table, c.sm_scale, columns, heads, unseen)
             return with_workspace(launch((groups * workers, 1, 1), sizes), scratch)
 
         return run_of

@@ -17,6 +17,8 @@ from rfops.quantization.fp8_blockscale import FNUZ
 from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
 
+from .mla_decode_flow import is_table
+
 _KERNELS = "rfops.attention.mla_decode_triton_kernels"
 _BF16 = torch.bfloat16
 D_V = 512
@@ -93,6 +95,7 @@ class TritonMla(Kernel):
         part = BoundTriton(_KERNELS, "part", c.device, constants, config.warps, config.stages)
         most = 1 << (config.splits - 1).bit_length()
         add = BoundTriton(_KERNELS, "add_splits", c.device, (most,))
+        has_table = is_table(c)
 
         def run_of(
             batch: int, rows: int, heads: int, _entries: int, _pages: int, page: int, _ends: int,
@@ -100,7 +103,7 @@ class TritonMla(Kernel):
         ) -> Run:  # fmt: skip
             columns, splits = c.qo_len * heads, config.splits
             unseen = int(c.causal) if c.has("qo_indptr") else (c.qo_len - 1) * c.causal
-            numbers = (columns, rows, heads, unseen, page, width, splits)
+            numbers = (columns, rows, heads, unseen, page, width * has_table, splits)
             grid = (batch, ceil(columns, config.block_m), splits)
             count = rows * heads * splits
             scratch = Workspace(c.device, (count * D_V, torch.float32), (count * 2, torch.float32))

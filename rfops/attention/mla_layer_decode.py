@@ -46,7 +46,7 @@ class Torch(Kernel):
 
 class _MlaLayerDecode(Op):
     def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
-        found = dict(zip(c.sizes, sizes, strict=True))
+        found = dict(zip(self.declaration.sizes, sizes, strict=True))
         v, rows, start = found["V"], found["L"], found["start"]
         if v % V:
             return "o", f"of {V} columns a head", str(v), "pass [D, heads * 128]"

@@ -19,6 +19,7 @@ from rfops.jit.arch import ARCHS
 from rfops.jit.build import resources, toolchain
 from rfops.jit.cache import trust
 from rfops.jit.cache.files import cache_root, cache_roots
+from rfops.plugins import symbols, targets
 
 _KERNEL_DRIVERS = (Path("/dev/kfd"), Path("/dev/dxg"))  # AMD's; WSL's
 
@@ -111,10 +112,7 @@ def _gpus() -> list[str]:
 
 def _engines() -> dict[str, dict[str, Any]]:
     """vLLM and SGLang: whether each is there, what is wrapped in it, and why nothing is."""
-    from rfops.plugins import symbols
-    from rfops.plugins.around import is_there
-
-    has_aiter = is_there("aiter")
+    has_aiter = targets.is_there("aiter")
     found: dict[str, dict[str, Any]] = {}
     for name in ("vllm", "sglang"):
         version = _version(name)
@@ -128,21 +126,18 @@ def _engines() -> dict[str, dict[str, Any]]:
 
 def _wrapped(engine: str, has_aiter: bool) -> tuple[list[str], str]:
     """The callees that its plugin wraps, and why not all."""
-    from rfops.plugins.around import wanted
-    from rfops.plugins.callees import AITER, GROUPS, VLLM
-
     try:
-        groups = wanted(GROUPS)
+        groups = targets.wanted()
     except ConfigError as error:
         return [], str(error)
     if not groups:
         return [], "RFOPS_PLUGIN=off"
     if "rocm" not in _torch_version():
         return [], "torch is not ROCm's"
-    known = ([*AITER] if has_aiter else []) + ([*VLLM] if engine == "vllm" else [])
+    known = (targets.AITER if has_aiter else {}) | (targets.VLLM if engine == "vllm" else {})
     why = "" if has_aiter else "aiter is not installed"
-    more = ["RFOPS_MLA"] if engine == "vllm" and not has_aiter and "mla" in groups else []
-    return [c.target for c in known if c.group in groups] + more, why
+    more = [targets.VLLM_BACKEND] if engine == "vllm" and not has_aiter and "mla" in groups else []
+    return [target for target, group in known.items() if group in groups] + more, why
 
 
 def _version(name: str) -> str:

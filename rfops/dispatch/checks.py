@@ -106,8 +106,8 @@ class Checked:
             return
         self._check_kind(guard, arg, tensor)
         self._bind_parts(guard, arg)
-        way = "reshape it" if arg.leads else "convert it first"
-        way = "pass one of that dtype, or none" if arg.dtype_of else self.hint(arg, way)
+        default = self.hint(arg, "convert it first")
+        way = "pass one of that dtype, or none" if arg.dtype_of else default
         labels = [self._labels.get(e.text, e.label) for e in arg.extents]
         if arg.leads:
             self._check_leading(guard, arg, tensor, labels, dtypes, way)
@@ -154,7 +154,9 @@ class Checked:
         size, *rest = labels
         if not isinstance(tensor, torch.Tensor) or tensor.dim() < len(rest):
             wanted = f"a [{', '.join(['...', *rest])}] tensor" if rest else "a tensor"
-            guard.fail(arg.name, wanted, describe(tensor), way)
+            is_tensor = isinstance(tensor, torch.Tensor)
+            fix = "reshape it" if is_tensor else "pass a torch.Tensor"
+            guard.fail(arg.name, wanted, describe(tensor), fix)
         lead = [f"{arg.name}.shape[{i}]" for i in range(tensor.dim() - len(rest))]
         if arg in self.declaration.results:
             leader = self.declaration.leader(arg).name
@@ -163,7 +165,9 @@ class Checked:
         count = arg.sizes(tensor.shape)[0]
         if guard.sizes.setdefault(size, count) != count:
             wanted = f"of {size} = {guard.sizes[size]} {'rows' if rest else 'elements'}"
-            guard.fail(arg.name, wanted, f"{list(tensor.shape)}", way)
+            guard.fail(arg.name, wanted, f"{list(tensor.shape)}", "reshape it")
+        if arg.row is not None:
+            guard.sizes[arg.row.text] = tensor.shape[-1] if tensor.dim() else 1
 
     def _check_layouts(
         self,

@@ -5,6 +5,7 @@
     w: fp4[N, K/2]               two elements a byte
     x: f32[*M, K]                any leading dimensions, M their product: [K], [M, K], [2, 3, K]
     weights: f32[*rows]?         so `rows` elements of any shape; None may take its place
+    table: i32[*S] row W         the same, and W is its last dimension
     w: e4m3[N, K] strided        any strides
     q: bf16[M, K] inout          the op writes it too
     w: e4m3[N, K] x E            a tuple or list of E such tensors, E a size or a number
@@ -23,6 +24,7 @@ makes it K = 2 * extent of K/2.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -65,7 +67,8 @@ class Extent:
     @classmethod
     def parse(cls, text: str) -> Extent:
         match = re.fullmatch(r"(\d+)|([A-Za-z_]\w*)(?:([/^])(\d+))?", text)
-        assert match is not None, f"{text!r} is no extent"
+        if match is None:
+            raise ValueError(f"{text!r} is no extent: expected N, N/32, N^128 or a number")
         number, name, sign, factor = match.groups()
         if number:
             return cls(text, "", int(number))
@@ -96,6 +99,7 @@ class TensorArg:
     dtype_of: str = ""
     new: bool = False  # a result that no caller passes
     times: Extent | None = None  # a table: how many tensors
+    row: Extent | None = None  # the last dimension, of a tensor of any shape
 
     ignored: bool = False  # callers pass it, no kernel takes it
     is_fp4: bool = False
@@ -107,7 +111,8 @@ class TensorArg:
             return "?"
         if self.times is not None or (self.leads and len(self.extents) > 1):
             return ""
-        return ("*" if self.leads else "") + ",".join(e.text for e in self.extents)
+        row = (self.row,) if self.row else ()
+        return ("*" if self.leads else "") + ",".join(e.text for e in (*self.extents, *row))
 
     def leading(self, shape: Sequence[int]) -> Sequence[int]:
         """The dimensions of a shape whose product is extents[0]."""
@@ -149,18 +154,20 @@ class Declaration:
         results: list[TensorArg] = []
         for line in filter(None, map(str.strip, text.splitlines())):
             name, colon, rest = line.removeprefix("->").partition(":")
-            assert colon, f"{line!r}: expected `name: what`"
+            _require(colon, f"{line!r}: expected `name: what`")
             known = {arg.name: arg for arg in inputs}
             made = _argument(name.strip(), rest.strip(), known)
             if line.startswith("->"):
-                assert isinstance(made, TensorArg), f"{line!r}: a result is a tensor"
+                if not isinstance(made, TensorArg):
+                    raise ValueError(f"{line!r}: a result must be a tensor, as out: f32[M]")
                 results.append(made)
             else:
                 bound = set(cls(tuple(inputs), ()).sizes)
                 parts = {e.size for e in getattr(made, "extents", ()) if e.size and e.factor < 1}
-                assert parts <= bound, f"{line!r}: {parts - bound} stands alone in no line before"
+                missing = ", ".join(sorted(parts - bound))
+                _require(not missing, f"{line!r}: {missing} stands alone in no line before")
                 inputs.append(made)
-        assert len({arg.new for arg in results}) < 2, "of several results all are new, or none"
+        _require(len({r.new for r in results}) < 2, "of several results all are new, or none")
         return cls(tuple(inputs), tuple(results), tuple(sizes.split()))
 
     @cached_property
@@ -190,7 +197,7 @@ class Declaration:
                 if arg.size:
                     found[arg.size] = None
             else:
-                extents = (*arg.extents, *([arg.times] if arg.times else []))
+                extents = (*arg.extents, *(e for e in (arg.times, arg.row) if e))
                 found |= {e.size: None for e in extents if e.size and e.factor > 0}
         return tuple(found)
 
@@ -215,12 +222,13 @@ def _argument(
     name: str, text: str, known: Mapping[str, TensorArg | ValueArg]
 ) -> TensorArg | ValueArg:
     match = re.fullmatch(
-        r"([\w|]+)(?:\[([^]]*)\])?(\?)?((?:\s+(?:@\d+|strided|inout|new|x \w+))*)", text
+        r"([\w|]+)(?:\[([^]]*)\])?(\?)?((?:\s+(?:@\d+|strided|inout|new|(?:x|row) \w+))*)", text
     )
     if match is not None and (match[2] is not None or match[1] == "any"):
         return _tensor(name, match[1], match[2], match[3] == "?", match[4].split(), known)
     match = re.fullmatch(r"([\w|]+)(?:\s*>=\s*(-?\d+))?", text)
-    assert match is not None, f"{name}: {text!r} is no argument"
+    if match is None:
+        raise ValueError(f"{name}: {text!r} is no argument: expected as f32[M, K], or int")
     words, least = match[1].split("|"), None if match[2] is None else int(match[2])
     if all(word in DTYPES for word in words):
         return ValueArg(name, "dtype", dtypes=_dtypes(words))
@@ -243,7 +251,7 @@ def _tensor(
     source = known.get(kind)
     dtypes: tuple[torch.dtype, ...] = ()
     if source is None and kind != "any":
-        dtypes = _dtypes(kind.split("|"))
+        dtypes = _dtypes(kind.split("|"), name)
     aligns = [int(mark[1:]) for mark in marks if mark.startswith("@")]
     return TensorArg(
         name=name,
@@ -256,11 +264,27 @@ def _tensor(
         written="inout" in marks,
         dtype_of=kind if source is not None else "",
         new="new" in marks,
-        times=Extent.parse(marks[marks.index("x") + 1]) if "x" in marks else None,
+        times=_after("x", marks),
+        row=_after("row", marks),
         ignored=kind == "any",
         is_fp4=kind == "fp4",
     )
 
 
-def _dtypes(words: list[str]) -> tuple[torch.dtype, ...]:
+def _after(mark: str, marks: list[str]) -> Extent | None:
+    return Extent.parse(marks[marks.index(mark) + 1]) if mark in marks else None
+
+
+def _dtypes(words: list[str], name: str = "") -> tuple[torch.dtype, ...]:
+    for word in words:
+        if word not in DTYPES:
+            near = "".join(f" (near: {n})" for n in difflib.get_close_matches(word, DTYPES, 1))
+            known = ", ".join(DTYPES)
+            raise ValueError(f"{name}: {word!r} is no dtype{near}: expected any, or of {known}")
     return tuple(dict.fromkeys(dtype for word in words for dtype in DTYPES[word]))
+
+
+def _require(condition: object, text: str) -> None:
+    """The notation is its author's, whose mistake an error of ours would hide."""
+    if not condition:
+        raise ValueError(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rfops.dispatch.heuristic import coarse
@@ -16,23 +18,65 @@ if TYPE_CHECKING:
 _MOST_SHARED = 1024  # decisions that a family of plans keeps
 
 
-# A decision for all sizes between two coarse ones that its kernel takes: kernel, config, launches.
-_Shared = tuple[Kernel, Any, RunOf]
-_NONE: tuple[Any, Any, None] = (None, None, None)
+class Traced(Call):
+    """A call that records which of its sizes are read. A function of a call that gave None gives
+    None again for every call with the same values of these sizes."""
+
+    _read: set[str]
+
+    @classmethod
+    def of(cls, c: Call) -> Traced:
+        traced = cls.__new__(cls)
+        object.__getattribute__(traced, "__dict__").update(vars(c), _read=set())
+        return traced
+
+    def __getattribute__(self, name: str) -> Any:
+        known = object.__getattribute__(self, "__dict__")
+        if name == "__dict__":  # a copy of the call: of all sizes
+            known["_read"].update(known["size_names"])
+        elif name in known["size_names"]:
+            known["_read"].add(name)
+        return object.__getattribute__(self, name)
+
+    @property
+    def read(self) -> frozenset[str]:
+        return frozenset(object.__getattribute__(self, "_read"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A decision for all sizes of one coarse step that its kernel takes: those whose values of the
+    sizes at `exact` are `values`, and whose sizes at `bounds` are at most these."""
+
+    kernel: Kernel
+    config: Any
+    run_of: RunOf
+    exact: Callable[[Sequence[int]], tuple[int, ...]]
+    values: tuple[int, ...]
+    bounds: tuple[tuple[int, int], ...]
+
+    def takes(self, sizes: Sequence[int]) -> bool:
+        if self.exact(sizes) != self.values:
+            return False
+        for at, most in self.bounds:
+            if sizes[at] > most:
+                return False
+        return True
 
 
 class Family:
     """Makes the plans of calls that differ in sizes alone. Shapes between coarse sizes share a
     decision where it is the default of a HIP kernel, so that a shape which changes every call costs
-    5 us and not 8. The kernel is asked about each shape: what it takes may depend on more than the
-    coarse sizes."""
+    5 us and not 8. What a kernel takes may depend on more than the coarse sizes: it is asked where
+    a size differs that its answer has read, except for sizes that it declares as `limits`."""
 
     def __init__(self, op: Op, like: Call, config: Any) -> None:
         self.op, self.like, self.config = op, like, config
         self.names = op.declaration.sizes
         self.router = Router(op.tuned, like.arch, like.cu_num) if op.tuned else None
         self._shared: dict[tuple[int, ...], _Shared] = {}
-        if op.has_plain_plans:
+        self._plain = op.has_plain_plans
+        if self._plain:
             (result,) = op.declaration.results
             self._ends = op.dtype_of(result, like), like.device
             self._shape = getter([self.names.index(e.size) for e in result.extents])
@@ -40,22 +84,20 @@ class Family:
         self._table_values = op.table_sizes(like)[len(set(op.table) & set(self.names)) :]
 
     def __call__(self, *sizes: int) -> tuple[Any, ...] | None:
-        c = self.like.resized(sizes)
-        if self.op.refuses(c, *sizes) is not None:
+        if self.op.refuses(self.like, *sizes) is not None:
             return None  # the checks say it
         key = self._key(sizes)
-        kernel, config, run_of = self._shared.get(key, _NONE)
-        if (
-            run_of is None
-            or kernel.refuses(c) is not None
-            or kernel.refuses_config(c, config) is not None
-            or not self._is_untuned(sizes)
-        ):
-            run_of = self._decide(c, key)
+        shared = self._shared.get(key)
+        if shared is not None and not shared.takes(sizes):
+            shared = self._share(shared.kernel, shared.config, shared.run_of, sizes, key)
+        if shared is not None and self._is_untuned(sizes):
+            run_of = shared.run_of
+        else:
+            run_of = self._decide(self.like.resized(sizes), key)
         run = run_of(*sizes)
-        if self.op.has_plain_plans:
+        if self._plain:
             return run, *self._ends, *self._shape(sizes)
-        return self.op.plan_of(c, run)
+        return self.op.plan_of(self.like.resized(sizes), run)
 
     def _is_untuned(self, sizes: tuple[int, ...]) -> bool:
         if self.router is None:
@@ -72,10 +114,36 @@ class Family:
         kernel, rule, config = self.op.decide(c, self.router, self.config)
         made = kernel.variant(c, config)
         if rule in ("envelope default", "first") and self.op.shares and self._holds(kernel, c, key):
-            if len(self._shared) >= _MOST_SHARED:
-                self._shared.clear()
-            self._shared[key] = kernel, config, made
+            self._share(kernel, config, made, tuple(c.sizes.values()), key)
         return made
+
+    def _share(
+        self, kernel: Kernel, config: Any, run_of: RunOf, sizes: tuple[int, ...],
+        key: tuple[int, ...],
+    ) -> _Shared | None:  # fmt: skip
+        """Ask the kernel about these sizes, and remember for which others the answer holds; None
+        where it refuses."""
+        limits = [at for at, name in enumerate(self.names) if name in kernel.limits.split()]
+        most = list(sizes)
+        for at in limits:
+            most[at] = key[at] or 1 << sizes[at].bit_length()
+        asked = [most, list(sizes)] if most != list(sizes) else [most]
+        for bounds in asked:
+            traced = Traced.of(self.like.resized(bounds))
+            if kernel.refuses(traced) is None and kernel.refuses_config(traced, config) is None:
+                break
+        else:
+            return None
+        read = [at for at, name in enumerate(self.names) if name in traced.read]
+        exact = getter([at for at in read if at not in limits])
+        upper = tuple([(at, bounds[at]) for at in read if at in limits and bounds[at] > key[at]])
+        if bounds is not most:  # near a limit: these sizes alone
+            exact, upper = getter(read), ()
+        shared = _Shared(kernel, config, run_of, exact, exact(sizes), upper)
+        if len(self._shared) >= _MOST_SHARED:
+            self._shared.clear()
+        self._shared[key] = shared
+        return shared
 
     def _holds(self, kernel: Kernel, c: Call, key: tuple[int, ...]) -> bool:
         """Whether the same decision holds for the largest of these shapes, and so for all that the

@@ -12,7 +12,7 @@ import torch
 from rfops.jit import ConfigError, paths
 from rfops.jit.arch import ARCHS
 
-from .routing import parse_config
+from .routing import parse_config, warn_unfit
 from .tuned_table import Row, Tuned
 
 Run = Callable[..., None]  # run(result, *input tensors)
@@ -108,6 +108,9 @@ class Kernel:
     config: ClassVar[Path] = paths.COMPILER_CONFIG  # or in the file that has it
     is_ranked: ClassVar[bool] = False  # whether its candidates come in the order of a cost model
     tuned: ClassVar[Tuned | None] = None  # its own table of defaults
+    # Sizes of which `refuses` and `refuses_config` say no more than that they are too large: where
+    # the kernel takes a call, it takes it with each of them smaller. A family does not ask again.
+    limits: ClassVar[str] = ""
     # Beside the rounding of fp32 sums, how far a result may be off, as a share of its |products|.
     error: ClassVar[float] = 0.0
 
@@ -155,16 +158,24 @@ class Kernel:
         """The row of its own table that a call takes. Raises ConfigError."""
         assert self.tuned is not None and self.Config is not None, f"{self.name} has no table"
         kind, sizes = self.Config, tuple([getattr(c, name) for name in self.tuned.names])
-        found = self.tuned.load().find(
-            c.arch, c.cu_num, sizes, lambda r: self.suits(c, parse_config(kind, r.config, r))
-        )
+
+        def takes(row: Row) -> bool:
+            config = parse_config(kind, row.config, row)
+            reason = self.refuses_config(c, config) or self.unsuited(c, config)
+            if reason is not None and row.is_own:
+                op = row.file.stem.removesuffix(f"_{self.name}")
+                warn_unfit(op, row, sizes, c.arch, reason)
+            return reason is None
+
+        found = self.tuned.load().find(c.arch, c.cu_num, sizes, takes)
         if found is None:
             raise ConfigError(f"{self.tuned.name}.csv: no row for {c} on {c.arch}")
         return found.row
 
-    def suits(self, c: Call, config: Any) -> bool:
-        """Whether a row of its own table is for the call."""
-        return True
+    def unsuited(self, c: Call, config: Any) -> str | None:
+        """Why a row of its own table does not hold for a call that its config takes; None if it
+        does."""
+        return None
 
     def settled(self, c: Call, config: Any) -> Any:
         """The variant that runs, where a config leaves something to the call's sizes."""

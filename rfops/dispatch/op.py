@@ -96,9 +96,15 @@ class Op(Hooks):
         reference: Callable[..., Any] | None = None,
         shapes: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     ) -> None:
-        super().__init__(name, Declaration.parse(text, sizes), positive, hints, max_bytes)
-        d = self.declaration
+        try:
+            d = Declaration.parse(text, sizes)
+        except ValueError as error:
+            raise ValueError(f"op {name}: {error}") from None
+        super().__init__(name, d, positive, hints, max_bytes)
         self.kernels = {kernel.name: kernel for kernel in kernels}
+        for size in coarse or ():
+            if size not in d.sizes:
+                raise ValueError(f"op {name}: coarse: {size!r} is no size of it: {d.sizes}")
         self.coarse_at = [(d.sizes.index(size), step) for size, step in (coarse or {}).items()]
         self.shares = coarse is not None
         with_config = tuple(kernel.name for kernel in kernels if kernel.Config is not None)

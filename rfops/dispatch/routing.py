@@ -111,7 +111,7 @@ class Router:
             match = self.table.find(self.arch, self.cu_num, sizes, takes)
             for row, reason in passed:
                 if row.is_own:
-                    self._warn(row, sizes, reason)
+                    warn_unfit(self.op, row, sizes, self.arch, reason)
         first = None
         for name in order:
             if refuses(name, None) is None:
@@ -138,17 +138,6 @@ class Router:
         self._miss(sizes)
         return True
 
-    def _warn(self, row: Row, sizes: tuple[int, ...], reason: str) -> None:
-        """Say once that a row of the user's own holds for a shape and does nothing."""
-        if (row.file, row.line) not in _unfit:
-            _unfit.add((row.file, row.line))
-            shape = " ".join(f"{n}={s}" for n, s in zip(self.table.tuned.sizes, sizes, strict=True))
-            log.get().warning(
-                "tuned table: %s, line %d: %s does not take %s on %s: %s. The row is passed over; "
-                "remove it, or time the shape anew with `rfops tune %s`",
-                row.file, row.line, row.setting, shape, self.arch, reason, self.op,
-            )  # fmt: skip
-
     def _miss(self, sizes: tuple[int, ...]) -> None:
         """Count a miss; write it to RFOPS_RECORD_UNTUNED, once whatever processes write there."""
         with _recording:
@@ -166,6 +155,19 @@ class Router:
             except (OSError, UnicodeDecodeError) as error:
                 where = f"RFOPS_RECORD_UNTUNED={self._record}"
                 log.get().warning("%s cannot be written: %s", where, error)
+
+
+def warn_unfit(op: str, row: Row, sizes: Sequence[int], arch: str, reason: str) -> None:
+    """Warn once per row of the user's own that it holds for a shape which its kernel does not
+    take."""
+    if (row.file, row.line) not in _unfit:
+        _unfit.add((row.file, row.line))
+        shape = " ".join(f"{n}={s}" for n, s in zip(row.names, sizes, strict=True))
+        log.get().warning(
+            "tuned table: %s, line %d: %s does not take %s on %s: %s. The row is passed over; "
+            "remove it, or time the shape anew with `rfops tune %s`",
+            row.file, row.line, row.setting, shape, arch, reason, op,
+        )  # fmt: skip
 
 
 def _words(

@@ -15,8 +15,9 @@ and with the least sum of |log2(row / call)|.
 Two rows of one key that decide differently are a conflict. The better origin holds (measured, then
 estimated, then published), then the later line; it is logged once, `rfops doctor` lists it, and no
 file is ever written back. A row of the user's own file (RFOPS_CONFIGS) replaces the shipped one of
-its key, whatever the origins. A file that cannot be read is a ConfigError that names file, line and
-column, raised when the first call needs the table, not by an import.
+its key, whatever the origins; a call that the user's row does not take gets the shipped row. A file
+that cannot be read is a ConfigError that names file, line and column, raised when the first call
+needs the table, not by an import.
 """
 
 from __future__ import annotations
@@ -188,6 +189,7 @@ class Table:
 
     def __init__(self, tuned: Tuned, files: Mapping[Path, list[Row]]) -> None:
         kept: dict[tuple[object, ...], Row] = {}
+        replaced: list[Row] = []  # by a row of the user's, each for the calls that it does not take
         conflicts: list[str] = []
         for rows in files.values():  # the shipped file, then the user's
             own: dict[tuple[object, ...], Row] = {}
@@ -195,10 +197,11 @@ class Table:
                 if row.kernel:
                     other = own.get(row.key)
                     own[row.key] = row if other is None else _resolve(other, row, conflicts)
+            replaced += [kept[key] for key in own if key in kept]
             kept.update(own)
         self.tuned, self.rows, self.conflicts = tuned, tuple(kept.values()), tuple(conflicts)
         self._index: dict[tuple[str, Sizes], list[Row]] = {}
-        for row in self.rows:
+        for row in (*self.rows, *replaced):
             self._index.setdefault((row.arch, tuned.exact(row.sizes)), []).append(row)
         # Of a chip and all sizes but M, which changes from call to call: the rows that hold.
         self._groups: dict[tuple[object, ...], list[Row]] = {}

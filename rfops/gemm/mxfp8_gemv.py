@@ -71,6 +71,7 @@ class Gemv(Ranked):
     name = "gemv"
     module = "mxfp8_gemv"
     Config = GemvConfig
+    limits = "N"
 
     def refuses(self, c: Call) -> str | None:
         m, n, k = c.M, c.N, c.K

@@ -165,6 +165,7 @@ class Mfma(Ranked):
     name = "mfma"
     module = "mxfp8_mfma"
     Config = MfmaConfig
+    limits = "N"
 
     def refuses(self, c: Call) -> str | None:
         m, n, k = c.M, c.N, c.K

@@ -43,8 +43,11 @@ class TritonGemm(Kernel):
         """The table's tile."""
         return self.settled(c, tiles.of(self.own_row(c)))
 
-    def suits(self, c: Call, config: TritonConfig) -> bool:
-        return config.method != "expand" or (c.M + c.N) * c.K <= _MOST_EXPANDED
+    def unsuited(self, c: Call, config: TritonConfig) -> str | None:
+        elements = (c.M + c.N) * c.K
+        if config.method == "expand" and elements > _MOST_EXPANDED:
+            return f"method expand needs a workspace of {elements} elements, above {_MOST_EXPANDED}"
+        return None
 
     def settled(self, c: Call, config: TritonConfig) -> TritonConfig:
         return config.filled(c.arch, c.M, c.N, c.K)

@@ -14,6 +14,7 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.tuned_table import serving
 from rfops.jit.arch import ROWS
+from rfops.jit.launch import tensor_memory
 from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
 
@@ -151,16 +152,17 @@ class _Launches:
         x = x if x.stride(1) == 1 else x.contiguous()
         gate, up, down, tables, steps = self._weights(weights)
         common = c.M * self.all_k, blocks
-        self.gate_up(
-            (blocks * ceil(c.I, self.gate_n), 1, 1),
-            (h, x, gate, up, *tables[:2], *layout),
-            (*common, c.I, c.D, self.all_k, x.stride(0), steps[0], *gate.stride()),
-        )
-        self.down(
-            (blocks * ceil(c.D, config.block_n), 1, 1),
-            (y, h, down, tables[2], *layout),
-            (*common, c.D, c.I, steps[1], *down.stride()),
-        )
+        with tensor_memory.pointed_to(c.device, weights if self.is_table else ()):
+            self.gate_up(
+                (blocks * ceil(c.I, self.gate_n), 1, 1),
+                (h, x, gate, up, *tables[:2], *layout),
+                (*common, c.I, c.D, self.all_k, x.stride(0), steps[0], *gate.stride()),
+            )
+            self.down(
+                (blocks * ceil(c.D, config.block_n), 1, 1),
+                (y, h, down, tables[2], *layout),
+                (*common, c.D, c.I, steps[1], *down.stride()),
+            )
         self.add(
             (c.M, ceil(c.D, ADD_COLUMNS), 1),
             (out, y, topk_weights, topk_ids),

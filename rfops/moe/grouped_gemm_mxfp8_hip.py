@@ -155,6 +155,7 @@ class Moe(Ranked):
     name = "moe"
     module = "mxfp8_moe"
     Config = MoeConfig
+    limits = "A"
 
     def refuses(self, c: Call) -> str | None:
         if reason := self.refuses_arch(c):

@@ -1,15 +1,14 @@
-"""Where wrappers (wrapper.py) are put around functions, which are wanted, and what is told of them
-when a process ends."""
+"""Where wrappers (wrapper.py) are put around functions, and what is told of them when a process
+ends."""
 
 from __future__ import annotations
 
 import atexit
 import functools
-import importlib.util
 import sys
 from typing import Any
 
-from rfops.jit import ConfigError, log, settings
+from rfops.jit import log
 from rfops.later import whenever_loaded
 
 from . import symbols
@@ -18,28 +17,6 @@ from .wrapper import CALLEES, Callee, Maker
 __all__ = ["Callee", "Maker"]
 
 _ENGINES = ("aiter", "vllm", "sglang")
-
-
-def wanted(groups: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of RFOPS_PLUGIN: all where it is empty, none where it is off. Raises ConfigError."""
-    text = settings.text("RFOPS_PLUGIN")
-    if text == "off":
-        return ()
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    for word in words:
-        if word not in groups:
-            raise ConfigError(f"RFOPS_PLUGIN={text}: expected off, or some of {','.join(groups)}")
-    return tuple(words) or groups
-
-
-def is_there(package: str) -> bool:
-    """Whether it can be imported; a module that a test or a shim made has no spec."""
-    if package in sys.modules:
-        return sys.modules[package] is not None
-    try:
-        return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 # ---------------------------------------------------------------- putting wrappers

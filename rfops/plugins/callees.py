@@ -29,9 +29,12 @@ _MLA_NEUTRAL: Mapping[str, Any] = {
 }
 
 
-def mla_route(q: Any, kv_buffer: Any, max_seqlen_q: int) -> Given:
-    page = kv_buffer.shape[1] if kv_buffer.dim() == 4 else 1
-    return mla_given(q, q.shape[0], kv_buffer, page, max_seqlen_q)
+def mla_route(q: Any, kv_buffer: Any, qo_indptr: Any, max_seqlen_q: int) -> Given:
+    """The lengths in qo_indptr are not known to the host, so the kernels are asked for ragged
+    queries: they refuse more work than 2^32 tokens to share out."""
+    page, batch = kv_buffer.shape[1] if kv_buffer.dim() == 4 else 1, qo_indptr.shape[0] - 1
+    device, name, given = mla_given(q, q.shape[0], kv_buffer, page, max(max_seqlen_q, 1))
+    return device, name, {**given, "B": batch, "qo_indptr": True}
 
 
 def mla_given(q: Any, tokens: int, kv: Any, page: int, length: int) -> Given:
@@ -221,35 +224,34 @@ _TRITON = "aiter.ops.triton"
 _BASIC = f"{_TRITON}.gemm.basic"  # where today's aiter has its GEMMs; the former names are aliases
 _FP4_MODULES = (f"{_BASIC}.gemm_afp4wfp4",)
 AITER = (
-    Callee("aiter.mla.mla_decode_fwd", "mla", "q kv_buffer", mla_route,
+    Callee("aiter.mla.mla_decode_fwd", "q kv_buffer", mla_route,
            sized="qo_indptr kv_indptr kv_last_page_lens", dtyped="kv_indices",
            neutral=_MLA_NEUTRAL, adapt=_mla_words),
-    Callee("aiter.fused_moe.fused_moe", "moe", "hidden_states w1 w2 topk_ids", _aiter_moe_route,
+    Callee("aiter.fused_moe.fused_moe", "hidden_states w1 w2 topk_ids", _aiter_moe_route,
            neutral=_MOE_NEUTRAL, marked="w1 w2", adapt=_moe_words),
-    Callee("aiter.topk_softmax", "topk", "gating_output topk_indices", _softmax_route),
-    Callee("aiter.ops.topk.topk_gating", "topk", "gating_output topk_indices", _softmax_route),
-    Callee("aiter.fused_moe.fused_topk", "topk", "gating_output", _fused_topk_route),
-    Callee("aiter.biased_grouped_topk", "topk", "gating_output topk_ids", _groups_route),
-    Callee("aiter.grouped_topk", "topk", "gating_output topk_ids", _groups_route),
-    Callee("aiter.gemm_a8w8_blockscale", "fp8", "XQ WQ", _fp8_route, dtyped="x_scale",
+    Callee("aiter.topk_softmax", "gating_output topk_indices", _softmax_route),
+    Callee("aiter.ops.topk.topk_gating", "gating_output topk_indices", _softmax_route),
+    Callee("aiter.fused_moe.fused_topk", "gating_output", _fused_topk_route),
+    Callee("aiter.biased_grouped_topk", "gating_output topk_ids", _groups_route),
+    Callee("aiter.grouped_topk", "gating_output topk_ids", _groups_route),
+    Callee("aiter.gemm_a8w8_blockscale", "XQ WQ", _fp8_route, dtyped="x_scale",
            marked="WQ"),
-    Callee("aiter.gemm_a8w8_blockscale_bpreshuffle", "fp8", "XQ WQ", _fp8_shuffled_route,
+    Callee("aiter.gemm_a8w8_blockscale_bpreshuffle", "XQ WQ", _fp8_shuffled_route,
            dtyped="x_scale", marked="WQ"),
-    Callee(f"{_TRITON}.gemm_a8w8_blockscale.gemm_a8w8_blockscale", "fp8", "x w",
+    Callee(f"{_TRITON}.gemm_a8w8_blockscale.gemm_a8w8_blockscale", "x w",
            _fp8_triton_route, compat("gemm_a8w8_blockscale_triton"), dtyped="x_scale", marked="w",
            aliases=(f"{_BASIC}.gemm_a8w8_blockscale",)),
-    Maker("aiter.get_hip_quant", "fp8", "x", _group_quant_route, compat("per_group_quant_hip")),
-    Callee("aiter.gemm_a4w4", "mxfp4", "A B", _a4w4_route, marked="B"),
-    Callee(f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4", "mxfp4", "x w", _fp4_route, marked="w",
+    Maker("aiter.get_hip_quant", "x", _group_quant_route, compat("per_group_quant_hip")),
+    Callee("aiter.gemm_a4w4", "A B", _a4w4_route, marked="B"),
+    Callee(f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4", "x w", _fp4_route, marked="w",
            aliases=_FP4_MODULES),
-    Callee(f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4_preshuffle", "mxfp4", "x_fp4 w_preshuf",
+    Callee(f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4_preshuffle", "x_fp4 w_preshuf",
            _fp4_shuffled_route, aliases=_FP4_MODULES),
-    Callee(f"{_TRITON}.quant.dynamic_mxfp4_quant", "mxfp4", "x", _quant_route),
+    Callee(f"{_TRITON}.quant.dynamic_mxfp4_quant", "x", _quant_route),
 )  # fmt: skip
 VLLM = (
-    Callee("vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd", "mla",
+    Callee("vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd",
            "q k_buffer", _decode_route, dtyped="req_to_token b_seq_len", adapt=_decode_words),
-    Callee("vllm.model_executor.layers.fused_moe.moe_align_block_size.moe_align_block_size", "moe",
+    Callee("vllm.model_executor.layers.fused_moe.moe_align_block_size.moe_align_block_size",
            "topk_ids", _align_route),
 )  # fmt: skip
-GROUPS = tuple(dict.fromkeys(callee.group for callee in (*AITER, *VLLM)))

@@ -3,8 +3,8 @@ through its registry of hooks, which also reaches copies that were imported befo
 
 from __future__ import annotations
 
-from . import around
-from .callees import AITER, GROUPS
+from . import around, targets
+from .callees import AITER
 from .layouts import SHUFFLE
 from .vllm import is_rocm
 
@@ -12,8 +12,8 @@ from .vllm import is_rocm
 def register() -> None:
     """Hook what RFOPS_PLUGIN names, where aiter is installed and torch is ROCm's; in every process,
     any number of times. Raises ConfigError."""
-    groups = around.wanted(GROUPS)
-    if not groups or not is_rocm() or not around.is_there("aiter"):
+    groups = targets.wanted()
+    if not groups or not is_rocm() or not targets.is_there("aiter"):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

@@ -11,20 +11,18 @@ from typing import Any
 
 from rfops.later import when_imported
 
-from . import around
-from .callees import AITER, GROUPS, VLLM
+from . import around, targets
+from .callees import AITER, VLLM
 from .layouts import SHUFFLE
-
-BACKEND = "RFOPS_MLA"
 
 
 def register() -> None:
     """Wrap what RFOPS_PLUGIN names; in every process, any number of times. On a torch that is not
     ROCm's nothing is done. Raises ConfigError."""
-    groups = around.wanted(GROUPS)
+    groups = targets.wanted()
     if not groups or not is_rocm():
         return
-    has_aiter = around.is_there("aiter")
+    has_aiter = targets.is_there("aiter")
     for callee in (*AITER, *VLLM, SHUFFLE) if has_aiter else VLLM:
         if callee.group in groups:
             around.wrap_when_imported(callee)
@@ -43,8 +41,8 @@ def is_rocm() -> bool:
 
 
 def _add_backend(registry: Any) -> None:
-    if BACKEND not in registry.AttentionBackendEnum.__members__:
-        registry.register_backend(BACKEND, "rfops.plugins.vllm_mla.RfopsMLABackend")
+    if targets.VLLM_BACKEND not in registry.AttentionBackendEnum.__members__:
+        registry.register_backend(targets.VLLM_BACKEND, "rfops.plugins.vllm_mla.RfopsMLABackend")
 
 
 def _add_experts(module: Any) -> None:

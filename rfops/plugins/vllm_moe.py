@@ -56,9 +56,7 @@ def _experts(
     return fused_moe(x, layer.w13_weight, layer.w2_weight, topk_weights, topk_ids)
 
 
-MOE = Callee(
-    "vllm: UnquantizedFusedMoEMethod", "moe", "x topk_ids", _route, lambda: _experts, more=_facts
-)
+MOE = Callee("vllm: UnquantizedFusedMoEMethod", "x topk_ids", _route, lambda: _experts, more=_facts)
 
 
 def method_over(base: Any) -> type:

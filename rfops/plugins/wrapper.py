@@ -23,6 +23,7 @@ from torch.compiler import is_dynamo_compiling
 
 from rfops.jit import RfopsError, log
 
+from . import targets
 from .binding import Form, Key, Neutral, Plan, Values, Words, make_plan
 
 Given = tuple[Any, str, Mapping[str, Any]]  # device, op, sizes and values
@@ -48,7 +49,6 @@ class Callee:
     """A function of another library that rfops has an op for.
 
     target : its name, "aiter.mla.mla_decode_fwd".
-    group : its word in RFOPS_PLUGIN.
     shaped : the arguments whose shapes the route depends on.
     route : called with those arguments that it has, what the op is asked; a ValueError says what it
         is not asked.
@@ -63,7 +63,6 @@ class Callee:
     """
 
     target: str
-    group: str
     shaped: str
     route: Callable[..., Given]
     find: Callable[[], Callable[..., Any]] | None = None
@@ -86,6 +85,11 @@ class Callee:
 
     def __post_init__(self) -> None:
         CALLEES.append(self)
+
+    @property
+    def group(self) -> str:
+        """Its word in RFOPS_PLUGIN."""
+        return targets.GROUP_OF[self.target]
 
     @property
     def own(self) -> Callable[..., Any]:

@@ -59,6 +59,7 @@ def quant_fp8_blockscale_kernel(
 class Hip(Kernel):
     name = "hip"
     module = "quant_fp8_blockscale"
+    limits = "M K"
 
     def refuses(self, c: Call) -> str | None:
         if reason := self.refuses_arch(c):

@@ -54,6 +54,9 @@ class TritonConfig:
             self._fail("block_k", f"at least {least} with method {self.method}", self.block_k)
         if self.block_m < 8 or self.block_n < 16:
             self._fail("block_m and block_n", "at least 8 and 16", (self.block_m, self.block_n))
+        for name in ("group_m", "stages"):
+            if getattr(self, name) < 1:
+                self._fail(name, "at least 1", getattr(self, name))
         if not 1 <= self.splits <= MAX_SPLITS:
             self._fail("splits", f"1 to {MAX_SPLITS}", self.splits)
 

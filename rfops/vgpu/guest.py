@@ -10,10 +10,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
 from types import ModuleType
-
-HERE = Path(__file__).parent
 
 
 def _torch(module: ModuleType) -> None:
@@ -23,7 +20,7 @@ def _torch(module: ModuleType) -> None:
             f"rfops run: this torch is built for ROCm {version} and brings its own HIP runtime; "
             "the virtual GPU needs a build of torch without it"
         )
-    _try('device="cuda"', lambda: _load("torch_cuda").activate(module))
+    _try('device="cuda"', lambda: importlib.import_module("rfops.vgpu.torch_cuda").activate(module))
 
 
 def _triton(_module: ModuleType) -> None:
@@ -32,15 +29,6 @@ def _triton(_module: ModuleType) -> None:
 
 def _flydsl(_module: ModuleType) -> None:
     _try("FlyDSL's kernels", lambda: importlib.import_module("rfops.vgpu").activate_flydsl())
-
-
-def _load(name: str) -> ModuleType:
-    """A neighbour by its path: importing rfops imports torch."""
-    spec = importlib.util.spec_from_file_location(f"_rfops_{name}", HERE / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _try(what: str, activate: Callable[[], object]) -> None:

@@ -155,7 +155,8 @@ def _launch(number: int, one: Followed, most: int) -> str:
         f"<h3>How busy its units are</h3>\n{_busy(launch)}",
         f"<h3>What its waves wait for</h3>\n{_stalls(launch)}",
         f"<h3>Timeline of a compute unit</h3>\n{charts.timeline(launch, most)}",
-        f"<h3>Code</h3>\n{_code(launch)}",
+        f'<h3>Code</h3>\n<p class="soft">Counts are of waves '
+        f"{escape(timed_text.where(launch.sampled))}.</p>\n{_code(launch)}",
     ])  # fmt: skip
 
 
@@ -166,10 +167,11 @@ def _facts(launch: TimedLaunch, counted: Mapping[str, Any] | None) -> str:
         (f"{f['us']:.2f} us", f"{f['low']:.2f} to {f['high']:.2f}; {caches} caches"),
         (f["bound"], f"bound; the launch itself {f['floor_us']:.2f} us"),
         (f"{f['clock_ghz']:.2f} GHz", f"clock that power allows; {f['clocks']:.0f} clk"),
-        (f"{f['waves_in_flight_per_cu']:.1f} waves", "in flight a CU; room for "
+        (f"{f['waves_in_flight_per_cu']:.1f} waves", "in flight per CU; room for "
          f"{f['workgroups_per_cu']} workgroups"),
         *((text, name) for name, text in timed_text.levels(f)),
-        (f"{f['lds_conflict_cycles']}", "cycles of LDS bank conflicts"),
+        (f"{f['lds_conflict_cycles']}", "cycles of LDS bank conflicts "
+         f"{timed_text.where(f['sampled'])}"),
     ]  # fmt: skip
     if counted:
         facts.append((f"{counted['vgpr']} VGPRs", f"{counted['agpr']} AGPRs, {counted['sgpr']} "
@@ -209,7 +211,8 @@ def _stalls(launch: TimedLaunch) -> str:
         f"<td>{charts.swatch(name)}{escape(name)}</td><td>{escape(MEANING.get(name, ''))}</td></tr>"
         for name, clk in most
     )
-    head = ("share", "clk, all waves", "held up a barrier", "reason", "waiting for")
+    clk_of = f"clk, waves {timed_text.where(launch.sampled)}"
+    head = ("share", clk_of, "held up a barrier", "reason", "waiting for")
     return f'<div class="stack">{stack}</div>\n{table(head, rows, 3)}'
 
 
@@ -222,7 +225,7 @@ def _code(launch: TimedLaunch) -> str:
     for row in pcs:
         if row.get("source", source) != source:
             source = row["source"]
-            text = escape(timed_text.with_text(source))
+            text = escape(timed_text.with_text(timed_text.place(source, launch.kernel)))
             rows.append(f'<tr class="source"><td colspan="6">{text}</td></tr>')
         clk = sum(row["stalls"].values())
         why = ", ".join(f"{name} {n}" for name, n in timed_text.most_first(row["stalls"]))

@@ -164,8 +164,9 @@ def timeline(launch: TimedLaunch, most: int = MOST) -> str:
     whole = launch.us - launch.floor_us
     shown = f"{end - start:.2f} us from the first issue on, of {whole:.2f}"
     note = f"; {left_out} more slices are left out" if left_out else ""
-    return (f'<p class="soft">Compute unit 0: {shown}{note}. A row a wave slot: what is issued, by '
-            "unit, between what it waits for, paler. Point at a piece to read it.</p>"
+    return (f'<p class="soft">CU {launch.events_cu} of XCD 0: {shown}{note}. A row per wave slot: '
+            "what is issued, by unit, between what it waits for, paler. Point at a piece to read "
+            "it.</p>"
             f'<p class="key">{_key(launch)}</p><div class="scroll">'
             f'<svg width="{_LEFT + _WIDTH + 10}" height="{height}" role="img" '
             f'aria-label="Timeline">{"".join(drawn)}</svg></div>')  # fmt: skip

@@ -271,7 +271,8 @@ def _instructions(launch: TimedLaunch) -> list[str]:
     for row in rows:
         clk = sum(row["stalls"].values())
         if clk:
-            source = f"  {row['source']}" if "source" in row else ""
+            at = timed_text.place(row["source"], launch.kernel) if "source" in row else ""
+            source = f"  {at}" if at else ""
             instruction = timed_text.readable(row["text"])
             lines.append(f"  {clk / total:6.1%} {row['offset']:#8x}  {instruction}{source}")
     return lines

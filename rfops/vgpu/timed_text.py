@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import linecache
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from rfops.jit.launch.bind import source_folders
+from rfops.jit.paths import CSRC
 from rfops.vgpu.timed import TimedLaunch
 
 MARKED = 5  # instructions of a listing, the most stalled
@@ -25,12 +29,12 @@ def table(launch: TimedLaunch) -> str:
         ("bound", f["bound"]),
         ("busy", ", ".join(f"{name} {share:.1%}" for name, share in f["busy"].items())),
         *((name, text) for name, text in levels(f)),
-        ("waves", f"{f['waves_in_flight_per_cu']:.1f} in flight a CU, "
+        ("waves", f"{f['waves_in_flight_per_cu']:.1f} in flight per CU, "
                   f"room for {f['workgroups_per_cu']} workgroups"),
-        ("LDS conflicts", f"{f['lds_conflict_cycles']} cycles"),
-        ("stalls", _shares(f["stalls"])),
-        ("barriers for", _shares(f["barrier_because"])),
-        ("taken from", f"{sampled(f['sampled'])}, and the bytes and stalls above"),
+        ("LDS conflicts", f"{f['lds_conflict_cycles']} cycles {where(f['sampled'])}"),
+        ("stalls", _shares(f["stalls"], f["sampled"])),
+        ("barriers for", _shares(f["barrier_because"], f["sampled"])),
+        ("taken from", sampled(f["sampled"])),
     ]  # fmt: skip
     return "\n".join(f"  {name:14} {text}" for name, text in rows)
 
@@ -43,14 +47,15 @@ def annotate(launch: TimedLaunch) -> str:
     top = sorted(pcs, key=lambda row: -sum(row["stalls"].values()))[:MARKED]
     marked = {row["offset"] for row in top if row["stalls"]}
     lines = [
-        f"  {launch.kernel}: {total} clk that waves waited, at each instruction",
+        f"  {launch.kernel}: {total} clk that waves waited {where(launch.sampled)}, and how often "
+        "each instruction was issued there",
         f"    {'offset':>8} {'issued':>8} {'stalled':>9} {'share':>6}  instruction",
     ]
     source = ""
     for row in pcs:
         if row.get("source", source) != source:
             source = row["source"]
-            lines.append(f"  ; {with_text(source)}")
+            lines.append(f"  ; {with_text(place(source, launch.kernel))}")
         stalled = sum(row["stalls"].values())
         share = f"{stalled / total:.1%}" if stalled else ""
         mark = ">" if row["offset"] in marked else " "
@@ -61,11 +66,18 @@ def annotate(launch: TimedLaunch) -> str:
 
 
 def levels(f: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """By level; of the XCD that is replayed."""
-    m = f["memory"]
+    """Bytes and hits of each level of memory, with the part of the GPU that they are of."""
+    m, place = f["memory"], where(f["sampled"])
     levels = [(name, m[level]) for level, name in _LEVELS.items() if m[level]["bytes"]]
-    rows = [(name, f"{at['bytes']} B, {at['hit_rate']:.1%} hits") for name, at in levels]
-    return [*rows, ("HBM", f"{m['hbm_read_bytes']} B read; {m['written_bytes']} B written")]
+    rows = [(name, f"{at['bytes']} B {place}, {at['hit_rate']:.1%} hits") for name, at in levels]
+    hbm = f"{m['hbm_read_bytes']} B read; {m['written_bytes']} B written {place}"
+    return [*rows, ("HBM", hbm)]
+
+
+def where(s: Mapping[str, int]) -> str:
+    """The part of the GPU that figures of a replay are of: one XCD, or less of it."""
+    is_whole = not s["left_out_of_xcd"] and not s["left_out_instructions"]
+    return f"{'on' if is_whole else 'in the replayed part of'} XCD 0 of {s['xcds']}"
 
 
 def sampled(s: Mapping[str, int]) -> str:
@@ -82,12 +94,12 @@ def most_first(stalls: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(stalls.items(), key=lambda item: -item[1])
 
 
-def _shares(stalls: Mapping[str, int]) -> str:
+def _shares(stalls: Mapping[str, int], s: Mapping[str, int]) -> str:
     total = sum(stalls.values())
     if not total:
         return "none"
     parts = ", ".join(f"{name} {clk / total:.1%}" for name, clk in most_first(stalls))
-    return f"{parts} of {total} clk, added up over waves"
+    return f"{parts} of {total} clk, added up over waves {where(s)}"
 
 
 def readable(text: str) -> str:
@@ -100,6 +112,22 @@ def readable(text: str) -> str:
               "lgkmcnt": (bits >> 8 & 15, 15)}  # fmt: skip
     waits = (f"{counter}({left})" for counter, (left, most) in counts.items() if left < most)
     return f"{name} {' '.join(waits) or operand}"
+
+
+_STAGE = re.compile(r"^/.*/\.stage-[^/]+/")  # where the engine compiled, and left nothing
+
+
+def place(source: str, kernel: str) -> str:
+    """The `file:line` of a debug line, on this machine if the file is a source of the kernel's.
+
+    The engine's code objects name no folder of the machine that compiled: root is the folder of the
+    kernel's own sources, rfops that of the library's.
+    """
+    name = _STAGE.sub("", source)
+    root, _, rest = name.partition("/")
+    folders = {"rfops": (CSRC,), "root": source_folders(kernel)}.get(root, ())
+    found = (folder / rest for folder in folders)
+    return next((str(f) for f in found if Path(str(f).rpartition(":")[0]).is_file()), name)
 
 
 def with_text(source: str) -> str:

@@ -18,6 +18,7 @@ from itertools import count, groupby
 from typing import Any, NamedTuple
 
 from rfops.vgpu.timed import TimedLaunch
+from rfops.vgpu.timed_text import place
 
 MOST_ISSUES = 50_000  # of a launch: some 10 MB
 _ISSUE_CLK = 4  # what an issue takes; a wait no longer than that is another wave's turn
@@ -126,7 +127,7 @@ class _Writer:
 
     def _place(self, issue: Issue) -> dict[str, Any]:
         row = self.by_offset[issue.offset]
-        source = {"source": row["source"]} if "source" in row else {}
+        source = {"source": place(row["source"], self.launch.kernel)} if "source" in row else {}
         return {"offset": f"{issue.offset:#x}", "instruction": row["text"], **source}
 
     def _unit(self, issue: Issue) -> str:

@@ -5,24 +5,30 @@ What a script does around Triton's kernels works: tensors are made on, moved to 
 `torch.cuda` has one device, whose events measure modelled time. A move copies, as it does on
 hardware. A tensor's `is_cuda` is true and its `device` is the CPU's, by which ops of rfops and
 Triton's driver take it for the virtual GPU's. torch's own operators run on the host and are not
-part of the report. What needs a GPU of torch's own (CUDA graphs) is refused.
+part of the report; operators that a program registers for CUDA are its own, and run. What needs a
+GPU of torch's own (CUDA graphs) is refused.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
 import mmap
-import os
 import threading
+import types
+import warnings
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-CPU = torch.device("cpu")
+from rfops.later import when_imported
+
+from . import torch_cuda_names as names
+from .torch_cuda_names import CPU
+
+_SUBMODULES = ("random", "memory", "streams", "graphs")  # of torch.cuda, where its names come from
 
 
 def _host(value: Any) -> Any:
@@ -31,6 +37,8 @@ def _host(value: Any) -> Any:
         return CPU if value.type == "cuda" else value
     if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
         return CPU
+    if isinstance(value, str) and value.startswith("torch.cuda."):  # a type of tensors
+        return value.replace("cuda.", "")
     return value
 
 
@@ -43,10 +51,11 @@ class OnHost(TorchFunctionMode):
     """Every call of torch with the devices in its arguments changed."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.device:  # one may be named
+            args = ("cuda", *args) if args and type(args[0]) is int else args
             return func(*args, **kwargs)
         kwargs.pop("pin_memory", None)
         if func in _MOVES:
@@ -102,109 +111,93 @@ _MOVES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.to: _to,
     torch.Tensor.pin_memory: _same,
     torch.Tensor.is_cuda.__get__: lambda tensor: True,  # type: ignore[attr-defined]
+    torch.Tensor.get_device: lambda tensor: 0,
+    # A block of torch.autocast("cuda"), which is set to the host below, as torch.compile enters it.
+    torch.amp.autocast_mode._enter_autocast: torch.amp.autocast_mode._enter_autocast,
 }
 
 
-# ---------------------------------------------------------------------------------- torch.cuda
+# ---------------------------------------------------------------------------------- Python inside
 
 
-class Event:
-    """torch.cuda.Event by the model's clock, which `rfops run` has on throughout."""
+def _inside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with devices changed in what it calls: torch leaves a mode while it handles an
+    operator, and a program's own Python may be within."""
 
-    def __init__(self, enable_timing: bool = False, **_: Any) -> None:
-        self._timing, self._ms = enable_timing, -1.0
+    @functools.wraps(function)
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with OnHost():
+            return function(*args, **kwargs)
 
-    def record(self, _stream: Any = None) -> None:
-        from rfops.vgpu import modelled_ms
-
-        self._ms = modelled_ms()
-
-    def elapsed_time(self, end: Event) -> float:
-        if not (self._timing and end._timing) or min(self._ms, end._ms) < 0:
-            raise RuntimeError(
-                "elapsed_time: both events must be created with enable_timing=True and recorded"
-            )
-        return end._ms - self._ms
-
-    def synchronize(self) -> None: ...
-
-    def wait(self, _stream: Any = None) -> None: ...
-
-    def query(self) -> bool:
-        return True
+    return inside
 
 
-class Stream:
-    """The null stream, whatever it is called: each launch ends before its call returns."""
-
-    cuda_stream, device, priority = 0, CPU, 0
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event()
-        event.record()
-        return event
-
-    def synchronize(self) -> None: ...
-
-    def wait_stream(self, _stream: Any) -> None: ...
-
-    def wait_event(self, _event: Any) -> None: ...
-
-    def query(self) -> bool:
-        return True
+_KEYS = {"CUDA": "CPU", "AutogradCUDA": "AutogradCPU", "AutocastCUDA": "AutocastCPU"}
+_TORCHS = ("aten", "prims")  # whose operators are the host's, and stay so
 
 
-class _Anywhere(contextlib.AbstractContextManager[None]):
-    """`with torch.cuda.device(0)` and `with torch.cuda.stream(s)`."""
+def _opening(init: Callable[..., None]) -> Callable[..., None]:
+    """torch.library.Library, whose dispatch key all of its kernels may have."""
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    @functools.wraps(init)
+    def on_host(library: Any, ns: str, kind: str, dispatch_key: str = "") -> None:
+        library.rfops_key = dispatch_key
+        init(library, ns, kind, dispatch_key if ns in _TORCHS else _on_host(dispatch_key))
 
-    def __exit__(self, *_: object) -> None: ...
-
-
-def _arch() -> str:
-    from rfops.jit import settings
-
-    return settings.text("RFOPS_VGPU_ARCH")
+    return on_host
 
 
-def _properties(_device: Any = None) -> Any:
-    from rfops.jit import settings
-    from rfops.jit.arch import ROWS
-
-    arch = _arch()
-    row, part = ROWS[arch], settings.raw("RFOPS_VGPU_PART") or ROWS[arch].chip
-    return SimpleNamespace(
-        name=f"virtual GPU ({part})", gcnArchName=arch, major=9, minor=5 if arch == "gfx950" else 4,
-        multi_processor_count=settings.compute_units(arch),
-        total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), warp_size=64,
-        shared_memory_per_block=row.lds_bytes, max_threads_per_multi_processor=2048,
-        L2_cache_size=4 << 20, is_integrated=False, is_multi_gpu_board=False,
-    )  # fmt: skip
+def _on_host(key: str) -> str:
+    return _KEYS.get(key, key)
 
 
-def _memory(_device: Any = None) -> tuple[int, int]:
-    page = os.sysconf("SC_PAGE_SIZE")
-    return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+def _registering(register: Callable[..., Any]) -> Callable[..., Any]:
+    """Library.impl: a kernel for CUDA serves the host's tensors, and takes the place of one for the
+    CPU, whichever is registered first."""
+    of_cuda: set[str] = set()
+
+    @functools.wraps(register)
+    def impl(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> Any:
+        if library.ns in _TORCHS:
+            return register(library, op_name, fn, dispatch_key, **options)
+        key = dispatch_key or getattr(library, "rfops_key", library.dispatch_key)
+        name = f"{library.ns}::{_op_name(op_name).rpartition('::')[2]} {_on_host(key)}"
+        if key in _KEYS:
+            of_cuda.add(name)
+        elif name in of_cuda:
+            return None
+        is_python = isinstance(fn, types.FunctionType | types.MethodType | functools.partial)
+        with warnings.catch_warnings():  # of a kernel that takes another one's place
+            warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered")
+            fn = _inside(fn) if is_python else fn
+            return register(library, op_name, fn, _on_host(dispatch_key), **options)
+
+    return impl
 
 
-def _refuse(name: str) -> Callable[..., Any]:
-    def refused(*_: Any, **__: Any) -> Any:
-        raise RuntimeError(
-            f"rfops run: {name} needs a GPU of torch's own. Graphs of HIP work in programs that "
-            "call the HIP runtime; in this one launch the kernels without a graph"
-        )
-
-    return refused
+def _op_name(op: Any) -> str:
+    if isinstance(op, str):
+        return op
+    name: str = op._schema.name
+    return name + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
 
 
-def _nothing(*_: Any, **__: Any) -> None: ...
+def _storage_to(move: Callable[..., Any]) -> Callable[..., Any]:
+    """UntypedStorage.to, by which torch.load moves what it reads."""
+
+    @functools.wraps(move)
+    def to(storage: Any, *, device: Any, non_blocking: bool = False) -> Any:
+        host = _host(torch.device(device))
+        moved = move(storage, device=host, non_blocking=non_blocking)
+        return moved.clone() if moved is storage else moved
+
+    return to
 
 
-def _returns(value: Any) -> Callable[..., Any]:
-    return lambda *_, **__: value
+def _traced_is_cuda(module: Any) -> None:
+    """torch.compile takes a tensor's is_cuda from its device."""
+    build = module.VariableTracker.build
+    module.TensorVariable.method_attr_is_cuda = lambda _tensor, tx: build(tx, True)
 
 
 class _Generators(type(torch.Generator)):  # type: ignore[misc]
@@ -222,35 +215,19 @@ class Generator(torch.Generator, metaclass=_Generators):
         return _GENERATOR(device=_index(device))
 
 
-def _functions() -> dict[str, Any]:
-    capability = (9, 5 if _arch() == "gfx950" else 4)
-    nothing = ("synchronize", "set_device", "init", "empty_cache", "manual_seed", "manual_seed_all",
-               "seed", "seed_all", "ipc_collect", "set_stream",
-               "reset_peak_memory_stats", "reset_max_memory_allocated")  # fmt: skip
-    zero = ("current_device", "memory_allocated", "max_memory_allocated", "memory_reserved",
-            "max_memory_reserved")  # fmt: skip
-    stream = Stream()
-    return {
-        # Each a function of its own: torch.compile wants them told apart.
-        **{name: _returns(None) for name in nothing},
-        **{name: _returns(0) for name in zero},
-        **{name: _returns(stream) for name in ("current_stream", "default_stream")},
-        **{name: _refuse(f"torch.cuda.{name}") for name in ("graph", "CUDAGraph",
-           "make_graphed_callables")},
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "device_count": lambda: 1,
-        "get_device_name": lambda _device=None: _properties().name,
-        "get_device_capability": lambda _device=None: capability,
-        "get_device_properties": _properties,
-        "mem_get_info": _memory,
-        "is_current_stream_capturing": lambda: False,
-        "Event": Event,
-        "Stream": Stream,
-        "device": _Anywhere,
-        "device_of": _Anywhere,
-        "stream": _Anywhere,
-    }  # fmt: skip
+def _autocast(init: Callable[..., None]) -> Callable[..., None]:
+    """torch.autocast("cuda") changes the operators that run, which are the host's."""
+
+    @functools.wraps(init)
+    def on_host(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:  # fmt: skip
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        init(self, device_type, dtype, enabled, cache_enabled)
+
+    return on_host
 
 
 def _in_thread(run: Callable[[Any], None], thread: Any) -> None:
@@ -260,12 +237,31 @@ def _in_thread(run: Callable[[Any], None], thread: Any) -> None:
 
 def activate(torch_module: Any) -> None:
     """For the rest of the process."""
-    for name, value in _functions().items():
-        setattr(torch_module.cuda, name, value)
-    choose = torch_module.set_default_device
+    found = names.functions()
+    for module in (torch_module.cuda, *map(vars(torch_module.cuda).get, _SUBMODULES)):
+        for name, value in found.items():
+            if module is torch_module.cuda or name in vars(module):
+                setattr(module, name, value)
+    for name, value in names.accelerator_functions().items():
+        setattr(torch_module.accelerator, name, value)
+    for name in ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA"):
+        setattr(torch_module.cuda.nvtx._nvtx, name, staticmethod(lambda *_: 0))
+    torch_module._C.__getattr__ = names.lack
     torch_module.Generator = Generator
-    torch_module.cpu.set_stream = _nothing  # getattr(torch, device.type), as scripts have it
+    torch_module.cpu.set_stream = (
+        names.set_stream
+    )  # getattr(torch, device.type), as scripts have it
+    choose = torch_module.set_default_device
+    torch_module.set_default_device = lambda device: choose(_index(device))
+    torch_module.autocast.__init__ = _autocast(torch_module.autocast.__init__)
+    torch_module.library.Library.__init__ = _opening(torch_module.library.Library.__init__)
+    torch_module.library.Library.impl = _registering(torch_module.library.Library.impl)
+    torch_module.storage._StorageBase.to = _storage_to(torch_module.storage._StorageBase.to)
+    torch_module.Tensor.record_stream = lambda _tensor, _stream: None
+    when_imported("torch._dynamo.variables.tensor", _traced_is_cuda)
+    engine = _inside(torch_module.autograd._engine_run_backward)
+    torch_module.autograd._engine_run_backward = engine
+    torch_module.autograd.graph._engine_run_backward = engine
     run = threading.Thread.run
     threading.Thread.run = lambda thread: _in_thread(run, thread)  # type: ignore[assignment, method-assign]
-    torch_module.set_default_device = lambda device: choose(_index(device))
     OnHost().__enter__()  # type: ignore[no-untyped-call]

@@ -84,6 +84,7 @@ inline void pk_fmac_f16(Wave& w, const Inst& in) {
     VGPU_LANES {
       put<f32>(out, lane, half_fma(get<f32>(x, lane), get<f32>(y, lane), get<f32>(out, lane)));
     }
+    scale_and_clamp(w, in, Type::kF16, out);
     narrow(w, Type::kF16, out);
   }
   VGPU_LANES { d[0].word[lane] |= d[1].word[lane] << 16; }

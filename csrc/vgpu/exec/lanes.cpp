@@ -145,7 +145,7 @@ F smallest_normal(Type type) {
 }
 
 template <class F>
-void scale_and_clamp(const Wave& wave, const Inst& inst, Type type, u32* lanes) {
+void scale_and_clamp_as(const Wave& wave, const Inst& inst, Type type, u32* lanes) {
   constexpr f32 kScale[] = {1, 2, 4, 0.5f};
   const bool scaled = inst.omod && omod_works(wave, type);
   const F scale = kScale[inst.omod], smallest = smallest_normal<F>(type);
@@ -341,15 +341,18 @@ void store_masked(Wave& wave, u32 dst, const u32* from, u32 rows, u64 mask) {
   }
 }
 
+void scale_and_clamp(const Wave& wave, const Inst& inst, Type type, u32* lanes) {
+  if (!inst.omod && !inst.clamp) return;
+  if (type == Type::kF64) {
+    scale_and_clamp_as<f64>(wave, inst, type, lanes);
+  } else {
+    scale_and_clamp_as<f32>(wave, inst, type, lanes);
+  }
+}
+
 void commit_slow(Wave& wave, const Inst& inst, Type type, Lanes& tmp) {
   const u32 rows = dwords_of(type);
-  if ((inst.omod || inst.clamp) && is_float(type)) {
-    if (type == Type::kF64) {
-      scale_and_clamp<f64>(wave, inst, type, tmp.word);
-    } else {
-      scale_and_clamp<f32>(wave, inst, type, tmp.word);
-    }
-  }
+  if (is_float(type)) scale_and_clamp(wave, inst, type, tmp.word);
   narrow(wave, type, tmp.word);
   u32* old = wave.v(inst.dst);
   if (inst.lane_mod == LaneMod::kSdwa) {

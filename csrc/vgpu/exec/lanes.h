@@ -125,6 +125,10 @@ u64 write_mask(const Wave& wave, const Inst& inst);
 // Writes `rows` registers of `from` to VGPR `dst` under `mask`.
 void store_masked(Wave& wave, u32 dst, const u32* from, u32 rows, u64 mask);
 
+// omod and clamp of float results (f64: two registers a lane), before they are narrowed to `type`.
+// For instructions whose results do not go through Result.
+void scale_and_clamp(const Wave& wave, const Inst& inst, Type type, u32* lanes);
+
 // Result of one instruction: written straight to the register file when nothing stands between.
 void commit_slow(Wave& wave, const Inst& inst, Type type, Lanes& tmp);
 

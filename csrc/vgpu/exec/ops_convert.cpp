@@ -217,6 +217,7 @@ void unpack_one(Wave& wave, const Inst& inst) {
   Lanes out;
   const u32* code = fetch_codes(wave, inst, 8, out);
   VGPU_LANES { out.word[lane] = bits<u32>(decode_small<kFrom>(code[lane])); }
+  scale_and_clamp(wave, inst, Type::kF32, out.word);
   store_masked(wave, inst.dst, out.word, 1, write_mask(wave, inst));
 }
 
@@ -228,6 +229,7 @@ void unpack_pair(Wave& wave, const Inst& inst) {
     out.word[lane] = bits<u32>(decode_small<kFrom>(codes[lane]));
     out.word[lane + kLanes] = bits<u32>(decode_small<kFrom>(codes[lane] >> kFrom.bits()));
   }
+  for (u32* row : {out.word, out.word + kLanes}) scale_and_clamp(wave, inst, Type::kF32, row);
   store_masked(wave, inst.dst, out.word, 2, write_mask(wave, inst));
 }
 
@@ -372,17 +374,16 @@ void unpack_32(Wave& wave, const Inst& inst) {
 // Rounds to nearest even whatever MODE says.
 template <Wide kTo>
 void pack_wide(Wave& wave, const Inst& inst) {
-  constexpr f32 kFactor[] = {1, 2, 4, 0.5f};
   Lanes ta, tb, out;
   const u32* source[2] = {fetch<f32>(wave, inst, 0, ta), fetch<f32>(wave, inst, 1, tb)};
-  const bool saturate = wave.fp16_ovfl(), clamp = inst.clamp;
-  const f32 factor = kFactor[inst.omod];
+  const bool saturate = wave.fp16_ovfl();
   VGPU_LANES { out.word[lane] = 0; }
   for (u32 half = 0; half < 2; ++half) {
+    Lanes wide;
+    VGPU_LANES { wide.word[lane] = source[half][lane]; }
+    scale_and_clamp(wave, inst, Type::kF16, wide.word);
     VGPU_LANES {
-      f32 x = bits<f32>(source[half][lane]) * factor;
-      if (clamp) x = is_nan(x) ? (wave.dx10_clamp() ? 0.0f : x) : x < 0 ? 0.0f : x > 1 ? 1.0f : x;
-      out.word[lane] |= narrow<kTo>(x, saturate) << (16 * half);
+      out.word[lane] |= narrow<kTo>(bits<f32>(wide.word[lane]), saturate) << (16 * half);
     }
   }
   store_masked(wave, inst.dst, out.word, 1, write_mask(wave, inst));

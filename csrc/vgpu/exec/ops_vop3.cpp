@@ -150,6 +150,7 @@ void v_div_scale(Wave& w, const Inst& in) {
     flags |= u64{flag} << lane;
   }
   w.set_sgpr64(in.sdst, flags & w.exec());
+  scale_and_clamp(w, in, kTypeOf<F>, out.word);
   store_masked(w, in.dst, out.word, dwords_of(kTypeOf<F>), w.exec());
 }
 
@@ -282,6 +283,21 @@ u32 half_toward_zero(f32 x) {
   const u16 mag = nearest & 0x7fff;
   if (is_nan(x) || is_inf(x)) return nearest;
   return std::fabs(half_to_float(mag)) > std::fabs(x) ? nearest - 1u : nearest;
+}
+// The clamp comes first: 0 and 1 are halves.
+void v_cvt_pkrtz_f16_f32(Wave& w, const Inst& in) {
+  Lanes ta, tb, wide[2];
+  const u32* source[2] = {fetch<f32>(w, in, 0, ta), fetch<f32>(w, in, 1, tb)};
+  for (u32 half = 0; half < 2; ++half) {
+    VGPU_LANES { wide[half].word[lane] = source[half][lane]; }
+    scale_and_clamp(w, in, Type::kF16, wide[half].word);
+  }
+  Result<u32> result(w, in);
+  for (u32 lane = 0; lane < kLanes; ++lane) {
+    result.out[lane] = pack16(half_toward_zero(get<f32>(wide[0].word, lane)),
+                              half_toward_zero(get<f32>(wide[1].word, lane)));
+  }
+  result.commit();
 }
 template <class I>
 u32 norm16(f64 x) {
@@ -493,7 +509,7 @@ constexpr OpInfo kVop3[] = {
     OP2(659, "v_bfm_b32", u32, u32, u32, ((1u << (a & 31)) - 1) << (b & 31)),
     OP2(660, "v_cvt_pknorm_i16_f32", u32, f32, f32, pack16(norm16<i16>(f64{a}), norm16<i16>(f64{b}))),
     OP2(661, "v_cvt_pknorm_u16_f32", u32, f32, f32, pack16(norm16<u16>(a), norm16<u16>(b))),
-    OP2(662, "v_cvt_pkrtz_f16_f32", u32, f32, f32, pack16(half_toward_zero(a), half_toward_zero(b))),
+    SPECIAL(662, "v_cvt_pkrtz_f16_f32", v_cvt_pkrtz_f16_f32, kU, Type::kF32, Type::kF32, Type::kNone, kNoTraits),
     OP2(663, "v_cvt_pk_u16_u32", u32, u32, u32, pack16(clamp16<u16>(a), clamp16<u16>(b))),
     OP2(664, "v_cvt_pk_i16_i32", u32, i32, i32, pack16(clamp16<i16>(a), clamp16<i16>(b))),
     OP2(665, "v_cvt_pknorm_i16_f16", u32, f16, f16, pack16(norm16<i16>(a), norm16<i16>(b))),

@@ -116,9 +116,11 @@ void HostMemory::read_heap(u64 begin) const {
 // stands in front of the pointer, and behind the block, looks like malloc's.
 HostPlace HostMemory::in_given_block(const Mapping& heap, u64 address, u32 bytes) const {
   for (const u64 pointer : given_) {
-    u64 chunk = pointer - kChunkHead;
-    if (pointer % kChunkHead || pointer > address || chunk < heap.begin || pointer >= heap.end)
+    // Any word of the arguments, zero too, whose chunk would begin below the heap.
+    if (pointer % kChunkHead || pointer > address || pointer < heap.begin + kChunkHead ||
+        pointer >= heap.end)
       continue;
+    u64 chunk = pointer - kChunkHead;
     const u64 end = chunk + (size_field(chunk) & ~kFlags) + kSizeField;
     if (address + bytes > end) continue;
     u32 links = 0;

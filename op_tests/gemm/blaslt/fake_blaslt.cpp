@@ -1,8 +1,8 @@
 // A hipBLASLt of scripted algorithms, on the host's memory: of test_blaslt.py.
 //
-// The file that RFOPS_FAKE_BLASLT names has `version N`, `revision TEXT`, and a line an algorithm:
-// `algo NAME us=5 workspace=0 dense=1 grouped=1 supported=1 fails=0 wrong=0`. A run of one takes so
-// long by the clock of `fake_clock`. float32 alone, A transposed.
+// The file that RFOPS_TEST_BLASLT_SCRIPT names has `version N`, `revision TEXT`, and a line an
+// algorithm: `algo NAME us=5 workspace=0 dense=1 grouped=1 supported=1 fails=0 wrong=0`. A run of
+// one takes so long by the clock of `fake_clock`. float32 alone, A transposed.
 #include <hip/hip_runtime_api.h>
 #include <hipblaslt/hipblaslt.h>
 
@@ -32,7 +32,7 @@ int objects = 0;  // made and not destroyed
 
 void read_script() {
   script = {};
-  std::ifstream file(std::getenv("RFOPS_FAKE_BLASLT"));
+  std::ifstream file(std::getenv("RFOPS_TEST_BLASLT_SCRIPT"));
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
     std::string kind, word;

@@ -205,21 +205,26 @@ class Mismatch:
 @dataclass
 class Tally:
     programs: int = 0
-    runs: int = 0
+    by_arch: collections.Counter[str] = field(default_factory=collections.Counter)  # runs
     instructions: int = 0
     names: collections.Counter[str] = field(default_factory=collections.Counter)
     mismatches: list[Mismatch] = field(default_factory=list)
 
+    @property
+    def runs(self) -> int:
+        return self.by_arch.total()
+
     def add(self, other: Tally) -> None:
         self.programs += other.programs
-        self.runs += other.runs
+        self.by_arch += other.by_arch
         self.instructions += other.instructions
         self.names += other.names
         self.mismatches += other.mismatches
 
     def __str__(self) -> str:
+        runs = " + ".join(f"{n} {arch}" for arch, n in sorted(self.by_arch.items()))
         return (
-            f"{self.programs} programs, {self.runs} runs of {LANES} lanes, {self.instructions} "
+            f"{self.programs} programs, {runs} runs of {LANES} lanes, {self.instructions} "
             f"static instructions, {len(rows_of(self.names))} of {len(_row_names())} opcode names, "
             f"{len(self.mismatches)} mismatches"
         )
@@ -268,7 +273,7 @@ def run_batch(
         for program in chosen:
             for n in range(datasets):
                 lines = _compare(program, data[program.seed, n], want[program.seed, n], module)
-                tally.runs += 1
+                tally.by_arch[arch] += 1
                 if lines:
                     tally.mismatches.append(Mismatch(program, n, arch, level, lines))
     return tally

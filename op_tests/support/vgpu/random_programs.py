@@ -7,11 +7,13 @@ them statement by statement.
 
 Left out, because compilers and not the virtual GPU differ there:
 
-- `f16x2{x, -0.0}`: clang 22.1.8 loses the sign of a constant half -0.0; no constant half is zero;
+- `f16x2{x, -0.0}`: clang 22.1.8 loses the sign of a constant half -0.0; no constant half is zero,
+  and halves made of bits are hidden, as clang knows which bits are zero;
 - a widened i8 that is narrowed to u16: its SDWA peephole takes the sign for the high byte
   (`widen` in programs.h hides the byte);
 - minimum and maximum of a constant: under a negation its v_med3 is wrong for NaN;
-- `bf16 0 - x`: clang 22.1.8 makes it -x, which gives -0 for 0; no constant bfloat is zero;
+- `0 - x` and `-x + 0`: clang 22.1.8 makes them -x in bf16, and in f32 where a zero was converted,
+  which gives -0 for 0; no constant float is zero, and only variables are converted from integers;
 - a 64-bit OR with a constant whose half is all ones: that half stays the other operand (`either` in
   programs.h hides both);
 - the negation of an f32x2 whose bits are used next: one half keeps its sign;
@@ -82,7 +84,7 @@ _WIDE = ("$(@u8)", "$(widen(@i8))", "$(@u16)", "$(@i16)", "$(@u32)", "$(@i32)", 
 _FLOAT = (
     "(@ + @)", "(@ - @)", "(@ * @)", "(@ + @)", "(@ * @)", "(-@)",
     "(__builtin_elementwise_abs(@))", "(@? ? @ : @)", "(@? ? @ : @)", "(@ * @ + @)",
-    "($(@i32))", "($(@u32))", "($(@u8))", "($(@i16))", "($(@f32))",
+    "($(@i32!))", "($(@u32!))", "($(@u8!))", "($(@i16!))", "($(@f32))",
 )  # fmt: skip
 _FLOAT_UNARY = ("(__builtin_elementwise_floor(@))", "(__builtin_elementwise_ceil(@))",
                 "(__builtin_elementwise_trunc(@))", "(__builtin_elementwise_roundeven(@))",
@@ -120,28 +122,30 @@ _SPECIAL = {
     "u16": ("bits<u16>(q(@f16))", "bits<u16>(q(@bf16))", "@u16x2.x", "@u16x2.y", "@u16x4.z"),
     "u8": ("@u8x4.x", "@u8x4.y", "@u8x4.z", "@u8x4.w"),
     "f32": ("(@ / @)", "(__builtin_elementwise_sqrt(@))", "q(bits<f32>(@u32!))",
-            "(scale_by(@, @i32 % 40))", "(f32(@f64))", "(f32(@u64))",
+            "(scale_by(@, @i32 % 40))", "(f32(@f64))", "(f32(@u64!))",
             "(f32(@f16) * f32(@f16) + @)", "(f32(@f16x2.y) * @ + f32(@f16x2.x))",
-            "f32(@bf16x2.y)", "f32(@u8x4.w)", "@f32x2.y", "f32(@bf16) * 2.0f", "(f32(@f16))"),
-    "f64": ("(@ / @)", "q(bits<f64>(@u64))", "f64(@f32)", "(f64(@i64))",
-            "(f64(@u64))", "f64(@i32)"),
-    "f16": ("q(bits<f16>(@u16!))", "rounded<f16>(@f64)", "f16(fma<f32>(@f32, @f32, @f32))",
-            "@f16x2.x", "@f16x2.y", "f16(@u16)",
-            "f16(@i16)", "(f16(f32(@) * f32(@) + f32(@)))"),
-    "bf16": ("q(bits<bf16>(@u16!))", "@bf16x2.x", "@bf16x2.y"),
+            "unit<f32>(@)", "f32(@bf16x2.y)", "f32(@u8x4.w)", "@f32x2.y", "f32(@bf16) * 2.0f",
+            "(f32(@f16))"),
+    "f64": ("(@ / @)", "q(bits<f64>(@u64))", "f64(@f32)", "(f64(@i64!))",
+            "(f64(@u64!))", "f64(@i32!)"),
+    "f16": ("q(bits<f16>(hidden(@u16)))", "rounded<f16>(@f64)", "f16(fma<f32>(@f32, @f32, @f32))",
+            "unit<f16>(@)", "unit<f16>(bits<f16x2>(pack_toward_zero(q(@f32), q(@f32))).x)",
+            "@f16x2.x", "@f16x2.y", "f16(@u16!)",
+            "f16(@i16!)", "(f16(f32(@) * f32(@) + f32(@)))"),
+    "bf16": ("q(bits<bf16>(hidden(@u16)))", "@bf16x2.x", "@bf16x2.y"),
     "u16x2": ("bits<u16x2>(@u32)", "u16x2{@u16, @u16}", "@.yx", "@.xx", "@.yy", "@u16x4.yz",
               "pack_unsigned(@u32, @u32)", "bits<u16x2>(q(@f16x2))", "u16x2{@.x, @.y}"),
     "i16x2": ("bits<i16x2>(@u32)", "i16x2{@i16, @i16}", "@.yx", "@.yy", "pack_signed(@i32, @i32)",
               "i16x2{@.y, @i16}", "bits<i16x2>(@u16x2)"),
-    "f16x2": ("q(bits<f16x2>(@u32!))", "f16x2{@f16, @f16}", "@.yx", "@.xx", "@.yy", "@f16x4.zw",
-              "f16x2{@.x, f16(-@.y)}",
+    "f16x2": ("q(bits<f16x2>(hidden(@u32!)))", "f16x2{@f16, @f16}", "@.yx", "@.xx", "@.yy",
+              "@f16x4.zw", "f16x2{@.x, f16(-@.y)}",
               "__builtin_convertvector(hidden(@f32x2), f16x2)"),
-    "bf16x2": ("q(bits<bf16x2>(@u32!))", "bf16x2{@bf16, @bf16}", "@.yx"),
+    "bf16x2": ("q(bits<bf16x2>(hidden(@u32!)))", "bf16x2{@bf16, @bf16}", "@.yx"),
     "f32x2": ("f32x2{@f32, @f32}", "@.yx", "@.yy", "(__builtin_elementwise_fma(@, @, @))",
               "__builtin_convertvector(@f16x2, f32x2)", "q(bits<f32x2>(@u64!))",
               "__builtin_convertvector(@bf16x2, f32x2)"),
     "u16x4": ("bits<u16x4>(@u64)", "u16x4{@u16, @u16, @u16, @u16}", "@.wzyx", "@.yxwz"),
-    "f16x4": ("q(bits<f16x4>(@u64!))", "@.wzyx", "f16x4{@f16, @f16, @f16, @f16}"),
+    "f16x4": ("q(bits<f16x4>(hidden(@u64!)))", "@.wzyx", "f16x4{@f16, @f16, @f16, @f16}"),
     "u8x4": ("bits<u8x4>(@u32)", "u8x4{@u8, @u8, @u8, @u8}", "@.wzyx", "@.yyxx"),
     "u32x2": ("bits<u32x2>(@u64)", "u32x2{@u32, @u32}", "@.yx"),
     "i32x2": ("i32x2{@i32, @i32}", "@.yx", "__builtin_convertvector(@i16x2, i32x2)"),

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.process import run
 from support.vgpu.hip import ILLEGAL_ADDRESS, compile_hip
 
 LEVELS = ["1", "error"]
@@ -45,10 +44,8 @@ def said(
     (folder / "config.json").write_text(json.dumps({"pokes": {"srcs": ["pokes.hip"]}}))
     env = {"RFOPS_VGPU_CHECK": request.param, "RFOPS_HIP_LIBRARY": str(vgpu_path)}
     env |= {"RFOPS_VGPU_ARCH": "gfx950", "RFOPS_CACHE_DIR": str(folder / "cache")}
-    done = subprocess.run(
-        [sys.executable, str(CHILD), str(folder), str(FLOATS)],
-        env={**os.environ, **env}, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    argv = list(map(str, (CHILD, folder, FLOATS)))
+    done = run(CHILD.read_text(), argv, {**os.environ, **env})
     assert done.returncode == 0, done.stdout + done.stderr
     cases = dict(json.loads(line) for line in done.stdout.splitlines())
     return {**cases, "level": request.param}
@@ -104,6 +101,13 @@ def test_any_block_of_the_heap_may_be_a_kernels(said: dict[str, dict]) -> None:
     case = said["blocks"]
     assert case["status"] == 0 and not case["found"], case
     assert case["sums"] == [2016, 2016]
+
+
+def test_a_zero_among_the_arguments_is_no_block(said: dict[str, dict]) -> None:
+    """Each word of the arguments may be a pointer to a block, whose size stands in front of it."""
+    case = said["zero"]
+    assert case["status"] == 0 and not case["found"], case
+    assert case["sums"] == [2016]
 
 
 def test_behind_a_tensor_of_an_op(said: dict[str, dict]) -> None:

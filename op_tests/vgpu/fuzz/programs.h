@@ -239,6 +239,18 @@ FN T float_high(T a, T b) {
   return a != a ? b : b != b ? a : a < b ? b : a;
 #endif
 }
+// Between 0 and 1, and 0 for NaN: the clamp bit of whatever has made x. The sign of a zero is not
+// defined; `hidden` keeps a negation behind it apart.
+template <class T>
+FN T unit(T x) {
+#ifdef __AMDGCN__
+  if constexpr (sizeof(T) == 4) x = hidden(__builtin_amdgcn_fmed3f(x, 0.0f, 1.0f));
+  if constexpr (sizeof(T) == 2) x = hidden(__builtin_amdgcn_fmed3h(x, f16(0.0f), f16(1.0f)));
+#else
+  x = x > T(1.0f) ? T(1.0f) : x;
+#endif
+  return x > T(0.0f) ? x : T(0.0f);
+}
 template <class T>
 FN T fma(T a, T b, T c) {
   return __builtin_elementwise_fma(a, b, c);

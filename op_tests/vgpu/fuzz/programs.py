@@ -49,13 +49,19 @@ def done_before(again: bool) -> tuple[set[int], diff.Tally]:
         entry = json.loads(line)
         seeds.add(entry["first"])
         names = collections.Counter(entry["names"])
-        tally.add(diff.Tally(entry["programs"], entry["runs"], names.total(), names))
+        runs = collections.Counter(entry["runs"])
+        tally.add(diff.Tally(entry["programs"], runs, names.total(), names))
     return seeds, tally
 
 
 def note(first: int, tally: diff.Tally) -> None:
     JOURNAL.parent.mkdir(parents=True, exist_ok=True)
-    entry = {"first": first, "programs": tally.programs, "runs": tally.runs, "names": tally.names}
+    entry = {
+        "first": first,
+        "programs": tally.programs,
+        "runs": tally.by_arch,
+        "names": tally.names,
+    }
     with JOURNAL.open("a") as journal:
         journal.write(json.dumps(entry) + "\n")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from ctypes import c_int, c_int64, c_uint, c_void_p
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 
 from support import OP_TESTS
+from support.process import python
 from support.vgpu.hip import ILLEGAL_ADDRESS, INVALID_VALUE, LAUNCH_FAILURE, SUCCESS, Hip, pointer
 from support.vgpu.kernel_harness import Array, compile_kernels
 
@@ -258,13 +258,9 @@ class Alone(NamedTuple):
     def launch(self, kernel: str, grid: int, block: int, steps: int) -> tuple[int, str, bool]:
         """Status and text, whether the next launch worked; asserts that the budget was kept."""
         settings = {"RFOPS_VGPU_MAX_STEPS": str(steps), "RFOPS_VGPU_ARCH": self.arch}
-        command = [sys.executable, "-c", _ALONE, self.library, self.image, kernel, grid, block]
+        words = self.library, self.image, kernel, grid, block
         try:
-            done = subprocess.run(
-                list(map(str, command)), cwd=OP_TESTS,
-                env=os.environ | settings | {"RFOPS_VGPU_LOG": "0"},
-                capture_output=True, text=True, check=False, timeout=300,
-            )  # fmt: skip
+            done = python(_ALONE, *words, cwd=OP_TESTS, timeout=300, RFOPS_VGPU_LOG="0", **settings)
         except subprocess.TimeoutExpired:
             pytest.fail(f"{kernel}: no end within 5 minutes", pytrace=False)
         assert done.returncode == 0, done.stderr[-2000:]

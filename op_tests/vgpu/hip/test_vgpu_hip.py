@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import struct
-import subprocess
-import sys
 import threading
 import time
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
@@ -15,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.process import python
 from support.vgpu.hip import (
     CONTEXT_DESTROYED,
     DEFAULT,
@@ -135,10 +133,7 @@ def test_arch_comes_from_the_environment(
         "hip.rfops_vgpu_last_error.restype = ctypes.c_char_p;"
         "print(status, p.raw[1160:1184], hip.rfops_vgpu_last_error())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(vgpu_path)],
-        env={**os.environ, "RFOPS_VGPU_ARCH": value}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = python(script, vgpu_path, check=True, RFOPS_VGPU_ARCH=value)
     assert done.stdout.startswith(f"{status} ")
     assert target in done.stdout
 

@@ -24,9 +24,16 @@ _MINUS_ZERO = re.compile(r"^.*insertelement .*\bhalf 0xH8000\b.*$", re.M)
 
 
 def _wanted() -> list[Wanted]:
-    modules = dict.fromkeys(op.module for op in declared_ops())
-    found = [w for name in modules for w in variants(module_spec(name), ARCHS, ())]
-    return list(dict.fromkeys(w for w in found if w.arch in ARCHS))
+    """Variants of each module that together have each architecture and each value of a define: a
+    constant is in the source, and no variant has another than one of its defines lets in."""
+    found, seen = [], set()
+    for module in dict.fromkeys(op.module for op in declared_ops()):
+        for wanted in variants(module_spec(module), ARCHS, ()):
+            has = {(module, "", wanted.arch), *((module, *define) for define in wanted.defines)}
+            if wanted.arch in ARCHS and not has <= seen:
+                found.append(wanted)
+                seen |= has
+    return found
 
 
 def _clang(arch: str) -> toolchain.Toolchain:

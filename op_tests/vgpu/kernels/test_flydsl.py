@@ -25,6 +25,7 @@ import flydsl.expr as fx  # noqa: E402
 from flydsl.compiler import jit_executor, jit_function  # noqa: E402
 
 from rfops.vgpu import flydsl as vgpu_driver  # noqa: E402
+from support.process import python  # noqa: E402
 
 ARCHS = ("gfx950", "gfx942")
 
@@ -245,6 +246,5 @@ def test_another_hip_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         except rfops.ConfigError as error:
             print(error)
     """
-    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = python(textwrap.dedent(code), tmp_path, check=True).stdout
     assert f"{tmp_path}/libamdhip64.so.7 is loaded" in said

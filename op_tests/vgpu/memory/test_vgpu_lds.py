@@ -183,6 +183,10 @@ OTHER_BATCH = Batch([
     Case("consume", "s_mov_b32 m0, 0x40\n ds_consume v20 offset:16", "ds"),
     Case("write beyond", "ds_write_b64 v10, v[24:25]", "ds"),
     Case("read beyond", "ds_read_b64 v[20:21], v10", "ds"),
+    Case("read wrapped", "v_subrev_u32 v10, 0x100, v10\n ds_read_b64 v[20:21], v10 offset:256",
+         "ds"),
+    Case("write wrapped", "v_subrev_u32 v10, 0x100, v10\n ds_write_b64 v10, v[24:25] offset:256",
+         "ds"),
 ])  # fmt: skip
 
 
@@ -218,6 +222,19 @@ def test_outside_the_allocation() -> None:
     got = OTHER_BATCH.run("read beyond", memory, offsets)
     read = loaded(LOADS["dwordx2"], memory, np.minimum(offsets, LDS_BYTES - 8), FULL)
     same("reads outside are zero", got[:2], np.where(LANE % 2, read[:2], 0).astype(np.uint32))
+
+
+def test_an_address_below_zero_wraps() -> None:
+    """With the instruction's offset it is in LDS again: from gfx7 on LLVM folds an offset whatever
+    the sign of the base is (isDSOffsetLegal, hasUsableDSOffset). Buffers differ: a register offset
+    below zero is out of range there."""
+    memory, data = random_bytes(LDS_BYTES, 9), random_data(10)
+    offsets = LANE * 8  # v10 is this less 256: below zero for half of the lanes
+    got = OTHER_BATCH.run("read wrapped", memory, offsets)
+    same("reads", got[:2], loaded(LOADS["dwordx2"], memory, offsets, FULL)[:2])
+    want = stored(STORES["dwordx2"], memory, offsets, data_dwords(data), FULL)
+    OTHER_BATCH.run("write wrapped", memory, offsets, data=data)
+    same("writes", memory, want)
 
 
 # ------------------------------------------------------------------------------ transposed reads

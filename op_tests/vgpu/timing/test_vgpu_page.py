@@ -18,7 +18,7 @@ import torch
 
 import rfops
 from rfops.jit.arch import ROWS
-from rfops.vgpu import page, page_charts, report, timeline
+from rfops.vgpu import page, page_charts, report, timed_text, timeline
 from rfops.vgpu.timed import TimedLaunch
 from support.command import good
 
@@ -99,6 +99,25 @@ def test_it_says_what_the_record_says() -> None:
     for row in launch.pcs:
         assert f"{row['offset']:#x}" in cells
     assert text().count('class="hot"') == page.HOT
+
+
+def test_each_figure_says_what_part_of_the_gpu_it_is_of() -> None:
+    """Bytes and stalls are one XCD's, the timeline is of the CU that the trace names."""
+    (launch,) = (one.time for one in found().followed)
+    place = f"on XCD 0 of {ROWS['gfx950'].xcds}"
+    read, written = (launch.memory[name] for name in ("hbm_read_bytes", "written_bytes"))
+    for shown in (text(), timed_text.table(launch)):
+        assert f"{read} B read; {written} B written {place}" in shown
+        bytes_shown = re.findall(r"\d+ B (?:written )?(?!read)(.{0,20})", shown)
+        assert bytes_shown and all(after.startswith(place) for after in bytes_shown)
+        assert f"cycles of LDS bank conflicts {place}" in shown or f"cycles {place}" in shown
+    assert f"added up over waves {place}" in timed_text.table(launch)
+    assert place in timed_text.annotate(launch).splitlines()[0]
+    assert f"clk, waves {place}" in text() and f"Counts are of waves {place}." in text()
+    (named,) = (e["args"]["name"] for e in timeline.trace([launch])["traceEvents"]
+                if e["name"] == "process_name" and "mxfp8" in e["args"]["name"])  # fmt: skip
+    assert named.endswith(f"CU {launch.events_cu}")
+    assert f"CU {launch.events_cu} of XCD 0: " in text()
 
 
 def test_names_are_no_markup() -> None:

@@ -19,6 +19,7 @@ from rfops.jit import settings
 from rfops.vgpu import timed_text
 from rfops.vgpu.timed import TimedLaunch
 from support.a8w8_problems import random_problem
+from support.process import python, run
 from support.vgpu.asm import library
 
 LDS_TRIP = """
@@ -197,6 +198,7 @@ def test_a_trace_has_an_end(micros: Micros, changed: pytest.MonkeyPatch) -> None
     narrow, wide = ((launch.high - launch.us) / launch.us for launch in (whole, cut))
     assert wide == pytest.approx(2 * narrow, rel=0.01), "a wider band"
     assert "instructions at their ends too" in timed_text.table(cut)
+    assert "B written in the replayed part of XCD 0 of 8" in timed_text.table(cut)
 
 
 def test_waiting_for_a_flag_counts_once(micros: Micros) -> None:
@@ -290,11 +292,8 @@ def test_a_split_launch_takes_the_same_every_time() -> None:
     """Who is last to arrive, and so adds up, does not depend on how fast the host's threads are."""
     texts = set()
     for threads in "1", "2", "4":
-        env = os.environ | {"RFOPS_VGPU_THREADS": threads, "RFOPS_VGPU_ARCH": "gfx950"}
-        done = subprocess.run(
-            [sys.executable, "-c", SPLIT], env=env, capture_output=True, text=True, check=True
-        )
-        texts.add(done.stdout)
+        env = {"RFOPS_VGPU_THREADS": threads, "RFOPS_VGPU_ARCH": "gfx950"}
+        texts.add(python(SPLIT, check=True, **env).stdout)
     assert len(texts) == 1, texts
 
 
@@ -323,9 +322,7 @@ print(status, count.value, lib.rfops_vgpu_last_error().decode())
 
 def run_setting(**variables: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if name != "RFOPS_VGPU_ARCH"}
-    return subprocess.run(
-        [sys.executable, "-c", SETTING], env=env | variables, capture_output=True, text=True
-    )
+    return run(SETTING, ["-c"], env | variables)
 
 
 def test_properties_follow_the_part() -> None:
@@ -342,8 +339,8 @@ def test_a_process_that_only_tells() -> None:
         "w, ws = rfops.quant_mxfp8(torch.randn(64, 256))\n"
         "rfops.gemm_mxfp8(x, w, xs, ws)\n"
     )
-    env = {**os.environ, "RFOPS_VGPU_TIMING": "1", "RFOPS_VGPU_LOG": "1"}
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    env = {"RFOPS_VGPU_TIMING": "1", "RFOPS_VGPU_LOG": "1"}
+    done = python(script, **env)
     assert done.returncode == 0
     lines = [line for line in done.stderr.splitlines() if "estimated" in line]
     assert len(lines) == 3 and sum("quant_mxfp8" in line for line in lines) == 2
@@ -351,7 +348,7 @@ def test_a_process_that_only_tells() -> None:
     assert " us (" in line and "on MI355X at 2.40 GHz" in line
     within = script.replace("rfops.gemm", "with rfops.vgpu.timing() as t: rfops.gemm")
     within += "print(len(t.launches))\n"
-    done = subprocess.run([sys.executable, "-c", within], env=env, capture_output=True, text=True)
+    done = python(within, **env)
     assert done.stdout == "1\n" and done.stderr.count("estimated") == 3, "and to the block"
 
 

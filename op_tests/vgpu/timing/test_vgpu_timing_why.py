@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import rfops
+from rfops.jit import compile_ops
+from rfops.jit.paths import CSRC
 from rfops.vgpu import timed_text, timeline
 from rfops.vgpu.timed import TimedLaunch
 from support.vgpu.hip import Hip, compile_hip
@@ -189,6 +191,28 @@ def test_source_lines(vgpu_path: Path, tmp_path: Path, flags: tuple[str, ...], h
     text = timed_text.annotate(t.launches[0])
     assert any("source" in row for row in t.launches[0].pcs) == has
     assert ("; " in text) == ("p = (void**)*p;  // here" in text) == has
+
+
+def test_source_lines_of_the_engines_code(tmp_path: Path) -> None:
+    """Debug lines name a folder that is gone; the sources of the kernel are where its config is."""
+    (tmp_path / "config.json").write_text('{"m": {"srcs": ["deep/m.hip"], "archs": ["gfx950"]}}')
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/m.hip").write_text("line one\nline two\n")
+    compile_ops("m", kernel="lines_kernel", config=tmp_path / "config.json")(lambda: None)
+    header = next(CSRC.glob("include/rfops/**/*.h")).relative_to(CSRC)
+    stage = "/cache/v1/gfx950/m/.stage-1a2b-3c4d/"
+    for name, told in (
+        (f"{stage}root/deep/m.hip:2", f"{tmp_path}/deep/m.hip:2"),
+        ("root/deep/m.hip:2", f"{tmp_path}/deep/m.hip:2"),
+        (f"{stage}root/gone.hip:2", "root/gone.hip:2"),
+        (f"rfops/{header}:1", f"{CSRC}/{header}:1"),
+        ("/home/a/b.py:3", "/home/a/b.py:3"),
+    ):
+        assert timed_text.place(name, "lines_kernel") == told
+    row = {"offset": 256, "text": "s_nop 0", "issued": 1, "stalls": {"vmcnt": 4},
+           "source": f"{stage}root/deep/m.hip:2"}  # fmt: skip
+    one = TimedLaunch({**launches()[0].figures, "kernel": "lines_kernel", "pcs": [row]})
+    assert f"  ; {tmp_path}/deep/m.hip:2  line two" in timed_text.annotate(one)
 
 
 def test_a_timeline_is_of_the_unit_that_is_done_last(monkeypatch: pytest.MonkeyPatch) -> None:

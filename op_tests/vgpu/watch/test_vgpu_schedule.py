@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 
@@ -18,6 +15,7 @@ import numpy as np
 import pytest
 
 from support import OP_TESTS
+from support.process import python
 from support.vgpu import schedule_cases as cases
 from support.vgpu.asm import LANES, Module, Snippets, assemble, library
 from support.vgpu.hip import ARCHS, INVALID_VALUE, SUCCESS
@@ -117,11 +115,7 @@ print(out[:, 0].sum())
 
 @pytest.mark.parametrize("text", ["fast", "random:3"])
 def test_the_variable_of_a_process(text: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LAUNCH],
-        env={**os.environ, "RFOPS_VGPU_SCHEDULE": text},
-        cwd=OP_TESTS, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = python(LAUNCH, cwd=OP_TESTS, RFOPS_VGPU_SCHEDULE=text)
     if text == "fast":
         assert done.returncode and "RFOPS_VGPU_SCHEDULE=fast: expected hardware" in done.stderr
     else:

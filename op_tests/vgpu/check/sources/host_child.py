@@ -113,6 +113,9 @@ def blocks() -> None:
     status |= run("poke", x.data_ptr(), at=elements(x, other.data_ptr()), n=64)
     status |= run("poke", array.ctypes.data, at=400, n=64)
     say("blocks", status, sums=[float(other.sum()), float(array.sum())])
+    # Not the block's first address, so that the other words of the arguments are tried: at = 0.
+    middle = torch.zeros(1000)
+    say("zero", run("poke", middle[500:].data_ptr(), at=0, n=64), sums=[float(middle.sum())])
 
 
 def tensors_of_ops() -> None:

@@ -1,0 +1,106 @@
+"""Python in a process of its own, forked from one that has imported torch.
+
+It has its own environment, folder, `__main__` and standard streams, and imports rfops itself; what
+it does not have is a start of the interpreter. Tests of that start, of what is imported when and of
+its time use `subprocess`.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+SERVER = Path(__file__).with_name("python_server.py")
+# Read when the interpreter or a library starts, so a fork would not see them.
+AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "GOMP_", "MKL_", "OPENBLAS_", "TORCH_")
+
+
+@cache
+def _server() -> tuple[socket.socket, dict[str, str]]:
+    """The connection, and the environment that the server has."""
+    ours, its = socket.socketpair()
+    with its:
+        process = subprocess.Popen(
+            [sys.executable, str(SERVER), str(its.fileno())], pass_fds=[its.fileno()], cwd="/",
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+    atexit.register(lambda: (ours.close(), process.wait()))
+    return ours, dict(os.environ)
+
+
+def _at_start(env: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(AT_START)}
+
+
+def python(
+    code: str,
+    *arguments: object,
+    cwd: str | Path | None = None,
+    check: bool = False,
+    timeout: float = 600,
+    **env: str,
+) -> subprocess.CompletedProcess[str]:
+    """`python -c code arguments`, with variables beside those of this process."""
+    return run(code, ["-c", *map(str, arguments)], {**os.environ, **env}, cwd, check, timeout)
+
+
+def run(
+    code: str,
+    argv: Sequence[str],
+    env: dict[str, str],
+    cwd: str | Path | None = None,
+    check: bool = False,
+    timeout: float = 600,
+) -> subprocess.CompletedProcess[str]:
+    """The code as `__main__` of a process with that environment; raises as subprocess.run does."""
+    server, its_env = _server()
+    if _at_start(env) != _at_start(its_env):
+        words = [sys.executable, *(["-c", code, *argv[1:]] if argv[0] == "-c" else argv)]
+        return subprocess.run(
+            words, capture_output=True, text=True, check=check, cwd=cwd, env=env, timeout=timeout,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    folder = str(cwd if cwd is not None else Path.cwd())
+    request = json.dumps({"code": code, "argv": list(argv), "cwd": folder, "env": env}).encode()
+    ours, its = socket.socketpair()
+    with ours, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        with its, Path(os.devnull).open() as nothing:
+            files = [nothing.fileno(), out.fileno(), err.fileno(), its.fileno()]
+            socket.send_fds(server, [b"%16d" % len(request)], files)
+            server.sendall(request)
+        status = _wait(ours, argv, timeout)
+        told = []
+        for file in (out, err):
+            file.seek(0)
+            told.append(file.read().decode(errors="replace"))
+    done = subprocess.CompletedProcess(list(argv), status, *told)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def _wait(ours: socket.socket, argv: Sequence[str], timeout: float) -> int:
+    """The status of the process at the other end, by subprocess's convention."""
+    process = _number(ours)
+    ours.settimeout(timeout)
+    try:
+        return os.waitstatus_to_exitcode(_number(ours))
+    except TimeoutError:
+        os.kill(process, signal.SIGKILL)
+        raise subprocess.TimeoutExpired(argv, timeout) from None
+
+
+def _number(ours: socket.socket) -> int:
+    numbers = array.array("i", ours.recv(4))
+    assert len(numbers) == 1, "the server of Python processes has ended"
+    return numbers[0]
