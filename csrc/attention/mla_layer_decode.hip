@@ -118,8 +118,6 @@ __device__ inline void run_mainloop(Sums& sums, Weights& w, Rows& x, u32 k, LdsB
   sync_lds();  // what was read ahead
 }
 
-using Four = bf16 __attribute__((ext_vector_type(4)));
-
 }  // namespace
 
 extern "C" __global__ void
@@ -189,7 +187,7 @@ extern "C" __global__ void
           to = reinterpret_cast<u8*>(cache + of_cache * kCacheRow + column);
         }
       }
-      *reinterpret_cast<Four*>(to) = __builtin_convertvector(sums[m_tile * kNTiles + i], Four);
+      *reinterpret_cast<Bf16x4*>(to) = __builtin_convertvector(sums[m_tile * kNTiles + i], Bf16x4);
     }
   }
 }

@@ -4,9 +4,9 @@
 // attention wants are written.
 //
 // Layout. A workgroup has 64 rows of x, 16 kNTiles of w, and one of kSplit parts of K, in chunks of
-// 128. Four waves fetch both (producer_loader.h): while one chunk is multiplied the next comes to
-// the other buffer of LDS, and two more are on their way, so that no load waits for a product. Four
-// others multiply 32 rows by half of those of w. Workgroups that read the same rows of w are
+// 128. Bf16x4 waves fetch both (producer_loader.h): while one chunk is multiplied the next comes to
+// the other buffer of LDS, and two more are on their way, so that no load waits for a product.
+// Bf16x4 others multiply 32 rows by half of those of w. Workgroups that read the same rows of w are
 // neighbours in an L2, so that memory gives w once. w is operand A: a lane ends with 4 neighbours
 // of a row of out, which lies packed (bf16_row_loaders.h). The workgroups' sums meet in a workspace
 // (split_k_reduce.h), wave by wave. MI300X, 128 rows of DeepSeek-V3's layer, estimated: 15.6 us,
@@ -36,7 +36,6 @@ using FetchedX = FetchedRows<kM, 1, kWaves>;
 using FetchedW = FetchedRows<kN, 1, kWaves>;
 using Sums = F32x4[kSums];
 using Split = SplitKReducer<kSplit, kSums * kWaveSize, kWaveSize>;
-using Four = bf16 __attribute__((ext_vector_type(4)));
 constexpr u32 kBuffer = FetchedX::kBytes + FetchedW::kBytes, kLds = 2 * kBuffer;  // x, then w
 static_assert(kLds <= kLdsBytes);
 
@@ -158,6 +157,6 @@ extern "C" __global__ void
       const u64 of_cache = u64{row} * cache_rows + position(row);
       to = reinterpret_cast<u8*>(cache + of_cache * kCacheRow + column);
     }
-    *reinterpret_cast<Four*>(to) = __builtin_convertvector(sums[i], Four);
+    *reinterpret_cast<Bf16x4*>(to) = __builtin_convertvector(sums[i], Bf16x4);
   }
 }

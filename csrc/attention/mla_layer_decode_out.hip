@@ -69,8 +69,6 @@ __device__ inline void add_up(OwnSums& own, const Sums& sums, LdsBytes* lds) {
   }
 }
 
-using Four = bf16 __attribute__((ext_vector_type(4)));
-
 }  // namespace
 
 extern "C" __global__ void
@@ -109,6 +107,7 @@ extern "C" __global__ void
     const u32 row = m0 + t / kNTiles * kTileRows + lane % kTileRows;
     const u32 column = n0 + t % kNTiles * kTileRows + lane / kTileRows * 4;
     if (t >= kTiles || row >= m || column >= n) continue;
-    *reinterpret_cast<Four*>(out + u64{row} * n + column) = __builtin_convertvector(own[i], Four);
+    *reinterpret_cast<Bf16x4*>(out + u64{row} * n + column) =
+        __builtin_convertvector(own[i], Bf16x4);
   }
 }

@@ -3,9 +3,9 @@
 // the smaller ones.
 //
 // Layout. A workgroup has 16 kMTiles rows of x, 16 kNTiles of w, and one of kSplit parts of K, in
-// chunks of 128 kSteps. Four waves fetch w, through registers to LDS (lds_swizzle.h), 256 kSteps
+// chunks of 128 kSteps. Bf16x4 waves fetch w, through registers to LDS (lds_swizzle.h), 256 kSteps
 // bytes of a row at once, as a row of memory takes time to open: while one chunk is multiplied the
-// next comes to the other buffer of LDS, and two more are on their way. Four others multiply: a
+// next comes to the other buffer of LDS, and two more are on their way. Bf16x4 others multiply: a
 // wave has a quarter of the rows of x, which come straight to where matrix cores take them, and all
 // of w. So no load waits for a product, and x, which is near, not for w, as loads of one wave come
 // back in order. w is operand A: a lane ends with 4 neighbours of a row of out. The workgroups'
@@ -47,7 +47,6 @@ static_assert(kLds <= kLdsBytes);
 using Rows = PackedRows<kOwnM, kSteps>;
 using Sums = F32x4[kOwnM * kNTiles];
 using Split = SplitKReducer<kSplit, kOwnM * kNTiles * kWaveSize, kWaveSize>;
-using Four = bf16 __attribute__((ext_vector_type(4)));
 
 // This workgroup's share of x of a chunk to come, for L2: 4 bytes of each line.
 struct Ahead {
@@ -169,6 +168,7 @@ extern "C" __global__ void
     const u32 row = m0 + (wave * kOwnM + i / kNTiles) * kTileRows + lane % kTileRows;
     const u32 column = n0 + i % kNTiles * kTileRows + lane / kTileRows * 4;
     if (row >= m || column >= n) continue;
-    *reinterpret_cast<Four*>(out + u64{row} * n + column) = __builtin_convertvector(sums[i], Four);
+    *reinterpret_cast<Bf16x4*>(out + u64{row} * n + column) =
+        __builtin_convertvector(sums[i], Bf16x4);
   }
 }

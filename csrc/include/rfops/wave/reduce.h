@@ -66,25 +66,28 @@ namespace details {
 
 // Moves values between lanes by a DPP control; lanes without a source, and rows of 16 outside the
 // mask kRows, get 0.
-template <int kControl, int kRows>
+template <int kControl, int kRows, bool kBoundCtrl>
 __device__ inline u32 shift_by_dpp(u32 value) {
   const int moved =
-      __builtin_amdgcn_update_dpp(0, static_cast<int>(value), kControl, kRows, 0xf, true);
+      __builtin_amdgcn_update_dpp(0, static_cast<int>(value), kControl, kRows, 0xf, kBoundCtrl);
   return static_cast<u32>(moved);
 }
 
 }  // namespace details
 
-// Returns the sum over this lane and all lower lanes.
+// Returns the sum over this lane and all lower lanes. Requires: all lanes active. Without
+// kBoundCtrl the compiler may fold each move into its addition; which of the two schedules better
+// depends on the kernel.
+template <bool kBoundCtrl = true>
 __device__ inline u32 inclusive_scan(u32 value) {
   constexpr int kShift = 0x110, kEnd15 = 0x142,
                 kEnd31 = 0x143;  // DPP row_shr, row_bcast15, row_bcast31
-  value += details::shift_by_dpp<kShift + 1, 0xf>(value);
-  value += details::shift_by_dpp<kShift + 2, 0xf>(value);
-  value += details::shift_by_dpp<kShift + 4, 0xf>(value);
-  value += details::shift_by_dpp<kShift + 8, 0xf>(value);
-  value += details::shift_by_dpp<kEnd15, 0xa>(value);
-  value += details::shift_by_dpp<kEnd31, 0xc>(value);
+  value += details::shift_by_dpp<kShift + 1, 0xf, kBoundCtrl>(value);
+  value += details::shift_by_dpp<kShift + 2, 0xf, kBoundCtrl>(value);
+  value += details::shift_by_dpp<kShift + 4, 0xf, kBoundCtrl>(value);
+  value += details::shift_by_dpp<kShift + 8, 0xf, kBoundCtrl>(value);
+  value += details::shift_by_dpp<kEnd15, 0xa, kBoundCtrl>(value);
+  value += details::shift_by_dpp<kEnd31, 0xc, kBoundCtrl>(value);
   return value;
 }
 
