@@ -97,10 +97,10 @@ __device__ inline void run_mainloop(Sums& sums, u32 chunks, const LdsBytes* x, c
 
 extern "C" __global__ void
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2)))
-    mla_layer_decode_down(const bf16* __restrict__ x,        // [M, K], rows x_row apart
-                          const bf16* __restrict__ w,        // q_down, [N, K]
-                          const bf16* __restrict__ w_other,  // kv_down
-                          u32 m, u32 n, u32 n_other, u32 k, u32 x_row,
+    mla_layer_decode_down(const bf16* __restrict__ x,                   // [M, K], rows x_row apart
+                          const bf16* __restrict__ w,                   // q_down, [N, K]
+                          const bf16* __restrict__ w_other,             // kv_down
+                          u32 m, u32 n, u32 n_other, u32 k, u32 x_row,  // preloaded up to here
                           bf16* __restrict__ out,             // packed (bf16_row_loaders.h)
                           bf16* __restrict__ cache,           // [M, L, 576]
                           const i32* __restrict__ positions,  // [M], or null: `start`

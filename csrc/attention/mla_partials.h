@@ -106,7 +106,7 @@ struct SplitOutput {
     return reinterpret_cast<u64*>(counts) + (level * slots + slot);
   }
   __device__ void store_part(u32 slot, u32 block, const MlaBlock& own) const {
-    auto* const to = reinterpret_cast<MlaBlock::Vec4<f16>*>(part(slot, block)) + lane_id();
+    auto* const to = reinterpret_cast<Vec4<f16>*>(part(slot, block)) + lane_id();
 #pragma unroll
     for (u32 i = 0; i < kQuads; ++i) to[i * kWaveSize] = own.quads[i];
     reinterpret_cast<f32*>(part(slot, block) + kQuadsBytes)[lane_id()] = own.unit;
@@ -114,7 +114,6 @@ struct SplitOutput {
   // Some of a block's, from quad `first` on.
   template <u32 kSome>
   __device__ void load_part(u32 slot, u32 block, u32 first, MlaQuads<kSome>& own) const {
-    using Vec4<f16> = typename MlaQuads<kSome>::Vec4<f16>;
     const u8* const begin = part(slot, block);
     const auto* const from = reinterpret_cast<const Vec4<f16>*>(begin) + first * kWaveSize;
 #pragma unroll

@@ -22,10 +22,6 @@ Defines = Mapping[str, Define]
 
 _DEFINE = "-DRFOPS_"
 _DEVICE_FLAGS = ("-std=c++20", "-O3", "-Wall", "-Wextra")
-# As many of a kernel's first arguments as fit come in scalar registers before its waves begin: 14
-# dwords, the 16 user registers of gfx9 less the two of the argument pointer. The count is an upper
-# bound, as the compiler stops at the first argument that does not fit.
-_PRELOAD_FLAGS = ("-mllvm", "-amdgpu-kernarg-preload-count=16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +100,8 @@ def device_unit(spec: ModuleSpec, arch: str, defines: Defines, toolchain: Toolch
     # A device compile ignores -MD in hipcc 7.0 and clang 22; the frontend's own flags do work.
     depfile = ("-Xclang", "-dependency-file", "-Xclang", "deps.d", "-Xclang", "-MT")
     chosen = define_flags(spec.name, defines)
-    preload = _PRELOAD_FLAGS if spec.preload_arguments else ()
+    count = spec.preload_arguments
+    preload = ("-mllvm", f"-amdgpu-kernarg-preload-count={count}") if count else ()
     flags = (f"--offload-arch={arch}", *_DEVICE_FLAGS, *spec.flags, *preload, *chosen)
     flags += (*include_flags(roots), *depfile, "-Xclang", spec.output)
     if toolchain.name == "hipcc":

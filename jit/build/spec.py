@@ -17,6 +17,12 @@ from ..cache import records
 from ..errors import ConfigError, UnsupportedArch
 from ..texts import check_line, is_text
 
+# A kernel's first arguments can come in scalar registers before its waves begin: those that fit
+# into 14 dwords, the 16 user registers of gfx9 less the two of the argument pointer. The compiler
+# stops at the first argument that does not fit, so 16 means all that fit; less, where registers are
+# better used otherwise.
+MAX_PRELOAD = 16
+
 
 class Entry(records.Written, frozen=True):
     """What a module is built from, as the file has it. Device modules have one source; host ones
@@ -29,10 +35,10 @@ class Entry(records.Written, frozen=True):
     link_flags: tuple[str, ...] = ()  # host only
     output: str = "module.hsaco"
     title: str = ""  # what progress calls it; empty: the name
-    # Device only: names that each build must define, without RFOPS_ (null: any); whether a kernel's
-    # first arguments come in scalar registers.
+    # Device only: names that each build must define, without RFOPS_ (null: any); how many of a
+    # kernel's first arguments come in scalar registers at most, 16 for all that fit.
     defines: tuple[str, ...] | None = None
-    preload_arguments: bool = False
+    preload_arguments: int = 0
 
 
 class ModuleSpec(Entry, frozen=True, kw_only=True):
@@ -84,13 +90,16 @@ def _make_spec(where: str, name: str, entry: object, root: Path, config: Path) -
     checked = records.check(where, entry, Entry)
     values = structs.asdict(checked)
     for key, value in values.items():
-        if value is None or isinstance(value, bool):
+        if value is None or isinstance(value, int):
             continue
         if not (is_text(value) if isinstance(value, str) else all(t and is_text(t) for t in value)):
             raise ConfigError(f"{where}.{key}: expected texts of one line, got {value!r:.200}")
     spec = ModuleSpec(name=name, root=root, config=config, **values)
     if not spec.srcs:
         raise ConfigError(f"{where}.srcs: at least one source is needed")
+    if not 0 <= spec.preload_arguments <= MAX_PRELOAD:
+        count = spec.preload_arguments
+        raise ConfigError(f"{where}.preload_arguments: expected 0 to {MAX_PRELOAD}, got {count}")
     if spec.kind not in ("device", "host"):
         raise ConfigError(f"{where}.kind: expected device or host, got {spec.kind!r}")
     if spec.kind == "device" and (len(spec.srcs) != 1 or "*" in spec.srcs[0]):

@@ -122,6 +122,10 @@ WRONG = {
         {"m": {"srcs": ["m.hip"], "archs": ["gfx90a"]}},
         r"m\.archs: unknown 'gfx90a'; known: gfx942, gfx950",
     ),
+    "too many arguments": (
+        {"m": {"srcs": ["m.hip"], "preload_arguments": 17}},
+        r"m\.preload_arguments: expected 0 to 16, got 17",
+    ),
     "unknown kind": ({"m": {"srcs": ["m.hip"], "kind": "torch"}}, r"m\.kind: .* got 'torch'"),
     "path as output": ({"m": {"srcs": ["m.hip"], "output": "../x"}}, r"'\.\./x' cannot be a file"),
     "path as name": ({"../m": {"srcs": ["m.hip"]}}, r"'\.\./m' cannot be a file name"),
