@@ -13,6 +13,7 @@
 //
 // Promises. Deterministic: the order of sums follows from lengths, workers and config. The caller
 // aligns rows of q and kv to 16 bytes. Pages are a power of two of tokens.
+#include "attention/lane_spill.h"
 #include "attention/mla_kv_splits.h"
 #include "attention/mla_kv_stage_load.h"
 #include "attention/mla_kv_stage_widen.h"
@@ -21,7 +22,6 @@
 #include "attention/mla_wave_gfx942.h"
 #include "attention/mla_wave_gfx950.h"
 #include "rfops/group/tile_map.h"
-#include "rfops/wave/lane_spill.h"
 
 namespace {
 

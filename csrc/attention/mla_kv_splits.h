@@ -1,11 +1,11 @@
 // What a worker has of a batch of sequences (work_partition.h), part by part, and where it goes.
 #pragma once
 
+#include "attention/lane_spill.h"
 #include "attention/mla_kv_cache.h"
 #include "attention/mla_partials.h"
 #include "attention/work_partition.h"
 #include "rfops/chip/arch.h"
-#include "rfops/wave/lane_spill.h"
 
 namespace rfops {
 

@@ -66,7 +66,7 @@ constexpr u32 kXLoads = kXHalf / Loader::kRowsPerLoad, kWLoads = kWHalf / Loader
 constexpr u32 kInFlight = 3 * (kXLoads + kWLoads);  // loads of six phases
 using Scales = LdsDmaScales<kM, kWaves>;
 
-static_assert(kQuarter % kGroup == 0, "whole groups in a phase");
+static_assert(kQuarter % kGroup == 0, "a whole number of groups per phase");
 static_assert(kWHalf <= kScaleRows && kScaleRows % kWHalf == 0, "a half of w has one scale");
 
 // Two K-steps of the operands and the ring of x's scales. The buffers of an operand are contiguous,
@@ -75,7 +75,7 @@ struct Memory {
   u8 x[2][2][kXHalf * kRowBytes], w[2][2][kWHalf * kRowBytes];
   f32 x_scale[Scales::kWords];
 };
-static_assert(sizeof(Memory) <= kLdsBytes, "one workgroup a CU");
+static_assert(sizeof(Memory) <= kLdsBytes, "LDS holds one workgroup per CU");
 using Sums = BlockScaledAcc<kPow2, kTiles>;
 
 // Tile t of a quarter, in the order of promotion: consecutive tiles share an operand.

@@ -45,8 +45,8 @@ constexpr u32 kThreads = 4 * kWaveSize;  // 2 x 2 waves
 constexpr u32 kMTiles = kM / 2 / kTileRows, kNTiles = kN / 2 / kTileRows;  // per wave
 constexpr u32 kTiles = kMTiles * kNTiles;
 
-static_assert(kM % 64 == 0 && kN % 64 == 0 && kN <= kScaleRows, "one scale of w a K-step");
-static_assert((kM + kN) * kRowBytes <= kLdsBytes / 2, "two workgroups a CU");
+static_assert(kM % 64 == 0 && kN % 64 == 0 && kN <= kScaleRows, "one scale of w per K-step");
+static_assert((kM + kN) * kRowBytes <= kLdsBytes / 2, "LDS holds two workgroups per CU");
 
 // Tile t of a wave, in the order of promotion: consecutive tiles share an operand.
 constexpr u32 m_of(u32 t) { return t / kNTiles; }

@@ -53,16 +53,17 @@ using Split = WaveSplitKReducer<kSplit, kTiles, kWaves>;
 constexpr u32 kTilesPerWave = kTilesOfWave<kWaves, kTiles>;  // maximum
 static_assert(kTilesPerWave == Split::kTilesPerWave);
 
-static_assert(kScaleRows % kN == 0, "a workgroup's rows of w have one scale a block");
+static_assert(kScaleRows % kN == 0, "a workgroup's rows of w have one scale per block");
 static_assert(2 * kSteps * (kNTiles + kMTiles) + kMTiles <= 63,
               "vmcnt counts at most 63 in flight");
-static_assert(kSteps <= LaneBlockScales::kSteps, "a load brings a turn's scales of 16 rows");
+static_assert(kSteps <= LaneBlockScales::kSteps,
+              "one load brings the scales of 16 rows for a K-step");
 
 using Order = WaveOrder<kLines>;
 using XRows = WaveTileLoader<false, kLines>;
 using WRows = WaveTileLoader<kShuffled, kLines>;
 constexpr u32 kSpan = Order::kTiles;  // blocks that are loaded together
-static_assert(kSteps % kSpan == 0, "whole loads");
+static_assert(kSteps % kSpan == 0, "a whole number of loads");
 
 // LDS per wave: first for reordering fragments, later for its sums.
 constexpr u32 kSumBytes = kWaves > 1 ? kTiles * kWaveSize * sizeof(F32x4) : kVecBytes;

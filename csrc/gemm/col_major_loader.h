@@ -27,7 +27,7 @@ template <u32 kRows>
 struct ColMajorLayout {
   static constexpr u32 kChunks = kRows / kVecBytes;
   static constexpr u32 kBytes = kRows * kTileK;
-  static_assert(kRows == 64 || kRows == 128, "half of the banks a k, or a quarter");
+  static_assert(kRows == 64 || kRows == 128, "one k fills a half or a quarter of the banks");
 
   // 16 lanes read 8 consecutive k; the next 16 lanes read those 16 k later.
   static constexpr u32 swizzle(u32 k) {
@@ -114,7 +114,7 @@ class StagedColMajorLoader {
  private:
   static constexpr u32 kStepsPerLoad = kThreads / Layout::kChunks;  // k per load
   static constexpr u32 kLoads = kTileK / kStepsPerLoad;
-  static_assert(kStepsPerLoad % 32 == 0, "k of one load after another have the same permutation");
+  static_assert(kStepsPerLoad % 32 == 0, "all loads of a thread have the same swizzle");
   OperandView rows_;
   u32 src_offset_, lds_dst_;
   U32x4 staged_[kLoads];
@@ -141,7 +141,7 @@ class LdsDmaColMajorLoader {
 
  private:
   static constexpr u32 kStepsPerLoad = kWaves * kWaveSize / Layout::kChunks;  // k per load
-  static_assert(kStepsPerLoad % 32 == 0, "k of one load after another have the same permutation");
+  static_assert(kStepsPerLoad % 32 == 0, "all loads of a thread have the same swizzle");
 
   template <u32 kKBegin, u32 kTile>
   __device__ void issue_loads(u32 lds_dst, U32x4 buffer, u32 row) const {

@@ -53,7 +53,7 @@ constexpr u32 kWaves = kWavesM * kWavesN, kThreads = kWaves * kWaveSize;
 constexpr u32 kWaveM = kM / kWavesM, kWaveN = kN / kWavesN;
 constexpr u32 kMTiles = kWaveM / kTileRows, kNTiles = kWaveN / kTileRows;  // per wave
 constexpr u32 kTiles = kMTiles * kNTiles;
-static_assert(kWaveM % kScalePair == 0 && kWaveN % kScalePair == 0, "whole pairs of tiles");
+static_assert(kWaveM % kScalePair == 0 && kWaveN % kScalePair == 0, "a whole number of tile pairs");
 
 struct Stage {
   Fp4Rows<kM> x;
@@ -65,7 +65,7 @@ __shared__ Stage stages[2];
 using LoadX = Fp4Loader<kM, kXShuffled, kTail, kLoadX, 2>;
 using LoadW = Fp4Loader<kN, kShuffled, kTail, kWaves - kLoadX, kPrefetch>;
 static_assert(LoadX::kNumStages % 2 == 0 && LoadW::kNumStages % 2 == 0,
-              "a step's buffer of LDS is known from its place in the loop");
+              "a stage always uses the same LDS buffer");
 
 struct Operands {
   U32x4 x[kMTiles], w[kNTiles];

@@ -52,7 +52,7 @@ class Fp4Loader {
   static constexpr u32 kLoadBytes = kWaveSize * kVecBytes;
   static constexpr u32 kChunksPerLane = kRows / 8 / kNumWaves;
   static_assert(kChunksPerLane * 8 * kNumWaves == kRows && (!kShuffled || kChunksPerLane % 2 == 0),
-                "whole loads");
+                "a whole number of loads");
   static constexpr u32 kPairs = (kRows / kScalePair + kNumWaves - 1) / kNumWaves;
   static constexpr bool kEvenPairs = kRows / kScalePair % kNumWaves == 0;
   static constexpr u32 kLoads = kChunksPerLane + kPairs;  // per K-step

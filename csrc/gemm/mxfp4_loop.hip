@@ -49,7 +49,7 @@ constexpr bool kTail = RFOPS_TAIL;             // K ends within a K-step
 constexpr u32 kThreads = 4 * kWaveSize;        // 2 x 2 waves
 constexpr u32 kMTiles = kM / 2 / kTileRows, kNTiles = kN / 2 / kTileRows;  // per wave
 constexpr u32 kTiles = kMTiles * kNTiles;
-static_assert(kM % 64 == 0 && kN % 64 == 0, "pairs of tiles, whose scales are one dword");
+static_assert(kM % 64 == 0 && kN % 64 == 0, "one dword of scales covers a pair of tiles");
 
 struct Stage {
   u8 x[kM * kRowBytes], w[kN * kRowBytes];

@@ -229,7 +229,7 @@ constexpr bool staging_conflict_free() {
 static_assert(staging_conflict_free<QuantisedSource<bf16, Even, false>, 4>() &&
                   staging_conflict_free<ScaledSource<Fp4, false, false, false>, 1>() &&
                   staging_conflict_free<ScaledSource<Fp8, false, false, false>, 2>(),
-              "the way through LDS has no bank conflict");
+              "staging has no bank conflict");
 #endif
 
 template <class X, class Rounding, bool kShuffledScales, bool kTail>

@@ -58,7 +58,7 @@ using WTiles = ScaledSource<Fp4, kShuffled, RFOPS_SHUFFLED_SCALES, kTail, kStrea
 constexpr u32 kSumBytes = kTiles * kWaveSize * sizeof(F32x4);
 constexpr u32 kStagingBytes = XTiles::kStagingBytes * (kMTiles * kSteps > 1 ? 2 : 1);
 constexpr u32 kWaveBytes = kSumBytes > kStagingBytes ? kSumBytes : kStagingBytes;
-static_assert(kSumBytes >= WTiles::kStagingBytes, "a tile of w has its way through it too");
+static_assert(kSumBytes >= WTiles::kStagingBytes, "a tile of w fits the staging buffer");
 static_assert(kWaves * kWaveBytes <= kLdsBytes, "a workgroup fits a CU");
 __shared__ F32x4 memory[kWaves][kWaveBytes / sizeof(F32x4)];
 

@@ -134,7 +134,7 @@ __device__ inline void store_tile(bf16* out, f32* sums, u32 n, u32 n0, u32 wave,
 #pragma unroll
   for (u32 p = 0; p < kSumsPerLane; ++p) {
     const u32 index = scattered_index<kLanes>(lane) + p * kLanes;
-    if (index < kSums) lds.partial[wave][index * kGroups + lane / kLanes] = sums[p];
+    if (index < kSums) lds.items[wave][index * kGroups + lane / kLanes] = sums[p];
   }
   workgroup_barrier();
   for (u32 t = thread_id(); t < kSums * kGroups; t += kThreads) {

@@ -54,15 +54,16 @@ constexpr u32 kTiles = kNTiles * kMTiles;  // output tiles
 constexpr u32 kTilesPerWave = kTilesOfWave<kWaves, kTiles>;
 using Split = SplitKReducer<kSplit, kTiles * kWaveSize, kThreads>;
 
-static_assert(kMTiles >= 1 && kMTiles <= 4 && kNTiles >= 1 && kNTiles <= 4, "sums of 16 x 16");
+static_assert(kMTiles >= 1 && kMTiles <= 4 && kNTiles >= 1 && kNTiles <= 4,
+              "1 to 4 tiles along M and N");
 static_assert(kThreads <= 1024, "a workgroup has at most 1024 threads");
-static_assert(kSteps >= 1 && kSteps <= 4, "a row's scales of a turn are one load of 4 dwords");
-static_assert(kTailSteps < kSteps, "a turn that is shorter than the others");
+static_assert(kSteps >= 1 && kSteps <= 4, "one load of 4 dwords brings a row's scales of a K-step");
+static_assert(kTailSteps < kSteps, "the tail is shorter than a K-step");
 static_assert((kSteps * 2 + (kWideScales ? 1 : kSteps)) * (kMTiles + kNTiles) <= 63,
               "vmcnt counts at most 63 loads in flight");
 static_assert((kWaves > 1 ? kWaves * kTiles * kWaveSize * 16 : 0) + (kSplit > 1 ? 16 : 0) <=
                   kLdsBytes,
-              "sums meet in LDS");
+              "LDS holds all partials");
 
 // The rows of x, or of w, of this workgroup.
 struct Rows : MxRows {

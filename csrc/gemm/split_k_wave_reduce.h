@@ -34,7 +34,7 @@ template <u32 kSplit, u32 kTiles, u32 kWaves>
 class WaveSplitKReducer {
  public:
   static constexpr u32 kTilesPerWave = (kTiles + kWaves - 1) / kWaves;
-  static_assert(kWaves <= kCounterStride, "a count each");
+  static_assert(kWaves <= kCounterStride, "each wave has a counter");
 
   __device__ WaveSplitKReducer(void* workspace, u32* counts, u32 tile, u32 wave)
       : partials_(static_cast<F32x4*>(workspace) + u64{tile} * (kSplit * kItems)),

@@ -25,7 +25,7 @@ class TransposeLoader {
  public:
   static constexpr u32 kBytes = kRows * kTileK / 4 / kThreads;
   static constexpr u32 kTransposeOps = 2 * kBytes;
-  static_assert(kThreads == 256 && (kBytes == 16 || kBytes == 8), "4 rows a thread");
+  static_assert(kThreads == 256 && (kBytes == 16 || kBytes == 8), "a thread has 4 rows");
 
   __device__ explicit TransposeLoader(const OperandView& rows) : rows_(rows) {
     const u32 lane = lane_id(), chunk = wave_id() * (kWaveSize / kLanes);
@@ -94,7 +94,7 @@ class TransposeLoader {
                                                [](u32 l) { return lds_write_offset(l, 0); }) &&
                      details::conflict_free<8>(details::kPhasesB64, kLdsBanks,
                                                [](u32 l) { return offset(l % 16, l / 16); })),
-                "neither writes nor reads have one");
+                "neither writes nor reads have a bank conflict");
 
   OperandView rows_;
   u32 src_offset_, lds_dst_, rows01_;

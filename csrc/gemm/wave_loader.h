@@ -25,7 +25,7 @@ class WaveOrder {
   static constexpr u32 kLanes = kTiles * kRowChunks;  // lanes per row
   static constexpr u32 kRows = kWaveSize / kLanes;    // rows per load
   static constexpr u32 kBytes = kLines * kLdsTile;
-  static_assert(kRows * kLoads == kTileRows, "8, 4 or 2 whole rows in a load");
+  static_assert(kRows * kLoads == kTileRows, "a load covers 8, 4 or 2 whole rows");
 
   // `lds_begin` is the offset in `memory` of this wave's LDS, a multiple of kLdsTile.
   __device__ WaveOrder(LdsBytes* memory, u32 lds_begin, u32 lane)

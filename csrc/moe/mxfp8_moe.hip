@@ -149,7 +149,7 @@ __device__ inline void sum_tiles(Partial& shared, const Operands& in, const Chun
     add_steps<kTiles, 1, false>(sums, in, chunk, a_at, w_at, k0);
   }
   if (!chunk.is_holder()) return;
-  auto& part = shared.partial[wave * Chunk::kFold + chunk.chunk];
+  auto& part = shared.items[wave * Chunk::kFold + chunk.chunk];
 #pragma unroll
   for (u32 t = 0; t < kTiles; ++t) {
 #pragma unroll

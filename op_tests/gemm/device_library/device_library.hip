@@ -28,9 +28,9 @@ __device__ inline void load(Loader& loader, LdsBytes* tile, u32 k) {
 
 }  // namespace
 
-// global_to_lds.h, lds_swizzle.h, col_major_loader.h: a K-step of 128 rows through LDS; out[tile][lane] is what a lane
-// reads of each operand of 16 rows. kind: 0 rows, 1 shuffled, 2 straight to LDS; 3 column-major, 4
-// that of 64 rows, 5 straight to LDS, 6 that of 64 rows.
+// global_to_lds.h, lds_swizzle.h, col_major_loader.h: a K-step of 128 rows through LDS;
+// out[tile][lane] is what a lane reads of each operand of 16 rows. kind: 0 rows, 1 shuffled, 2
+// straight to LDS; 3 column-major, 4 that of 64 rows, 5 straight to LDS, 6 that of 64 rows.
 template <class Reader>
 __device__ inline void read_tiles(Fragment* out, const Reader& reader, u32 tiles) {
   wait_lgkmcnt();
@@ -90,7 +90,8 @@ load_tile_by(Fragment* out, const u8* operand, u32 rows, u32 k, u32 step, u32 ki
   read_tiles(out, RowReader(tile, lane_id(), 0), kRows / kTileRows);
 }
 
-// mfma_fp8.h, promotion.h, block_scales.h: out[16, 64] of x [16, K] and w [64, K], four tiles of one wave.
+// mfma_fp8.h, promotion.h, block_scales.h: out[16, 64] of x [16, K] and w [64, K], four tiles of
+// one wave.
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kWaveSize, kWaveSize)))
 promote_tiles(f32* out, const u8* x, const u8* w, const f32* x_scale, const f32* w_scale, u32 k) {
   const u32 lane = lane_id(), blocks = k / kTileK, offset = fragment_offset(lane, k);
@@ -200,7 +201,7 @@ __device__ inline void multiply_chunks(f32* out, const MxRows& x, const MxRows& 
     const u32 b_scale = chunk.own_scales(Chunk::load_scales(x.scales, x_at.scale, outside, step));
     sum = Chunk::multiply(a, a_scale, b, b_scale, sum);
   }
-  if (chunk.is_holder()) partials.partial[chunk.chunk][chunk.holder()] = sum;
+  if (chunk.is_holder()) partials.items[chunk.chunk][chunk.holder()] = sum;
   workgroup_barrier();
   const u32 i = lane_id(), row = i % kRows;
   if (i >= Chunk::kHolders || row >= m) return;

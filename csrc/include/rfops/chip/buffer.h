@@ -53,7 +53,7 @@ struct Dwords {
 template <u32 kCount>
 __device__ inline Dwords<kCount> buffer_load_dwords(const Buffer& buffer, u32 lane_offset,
                                                     u32 scalar_offset) {
-  static_assert(kCount >= 1 && kCount <= 4, "one load");
+  static_assert(kCount >= 1 && kCount <= 4, "1 to 4 dwords per load");
   if constexpr (kCount == 1) {
     return {__builtin_amdgcn_raw_buffer_load_b32(buffer.rsrc, lane_offset, scalar_offset, kCached)};
   } else if constexpr (kCount == 2) {

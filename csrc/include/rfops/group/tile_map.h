@@ -56,7 +56,7 @@ constexpr bool is_whole(u32 m_tiles, u32 n_tiles) {
 }
 static_assert(is_whole<4, 1>(7, 9) && is_whole<4, 3>(5, 3) && is_whole<1, 1>(1, 1) &&
                   is_whole<8, 2>(3, 10),
-              "each part of each tile has one workgroup");
+              "each split of each tile has one workgroup");
 
 }  // namespace details
 

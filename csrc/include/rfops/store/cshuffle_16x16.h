@@ -24,7 +24,7 @@ class WaveStore {
   static constexpr u32 kRowsPerRead = kWaveSize / kChunks;
   static constexpr u32 kBytes = kTileRows * kRowSize;  // LDS per wave
   static_assert(kChunks >= 8 && kWaveSize % kChunks == 0 && kRowsPerRead <= 8,
-                "whole rows of 128 bytes or more in a read");
+                "a read covers whole rows of at least 128 bytes");
 
   // Stores to out[m, n]: at most max_rows rows from `row` on, columns from `column` on. `lds` is
   // kBytes of LDS that no other wave uses.

@@ -92,7 +92,7 @@ class StagedLoader {
  public:
   using Layout = OperandLayout<kShuffled>;
   static constexpr u32 kLoads = kRows * kRowChunks / kThreads;
-  static_assert(kLoads * kThreads == kRows * kRowChunks, "a chunk a thread and load");
+  static_assert(kLoads * kThreads == kRows * kRowChunks, "each load moves one chunk per thread");
   static constexpr u32 kTransposeOps = 0;
   __device__ void transpose(u32) {}
 
@@ -123,7 +123,7 @@ class StagedLoader {
 
  private:
   static constexpr u32 kRowsPerLoad = kThreads / kRowChunks;
-  static_assert(kRowsPerLoad % 16 == 0, "rows of one load after another have the same permutation");
+  static_assert(kRowsPerLoad % 16 == 0, "all loads of a thread have the same swizzle");
   OperandView rows_;
   u32 src_offset_, lds_dst_;
   U32x4 staged_[kLoads];
@@ -157,7 +157,7 @@ class LdsDmaLoader {
  public:
   using Layout = OperandLayout<kShuffled>;
   static constexpr u32 kRowsPerLoad = kWaves * kWaveSize / kRowChunks;
-  static_assert(kRowsPerLoad % 16 == 0, "rows of one load after another have the same permutation");
+  static_assert(kRowsPerLoad % 16 == 0, "all loads of a thread have the same swizzle");
 
   __device__ explicit LdsDmaLoader(const OperandView& rows)
       : buffer_(make_buffer_words(rows.base, rows.bytes)), row_bytes_(rows.row_bytes) {
@@ -176,7 +176,7 @@ class LdsDmaLoader {
   // after lds_dst. Calls for the same K-step share the computation of `k` and `in_bounds`.
   template <u32 kRows, u32 kTile = 0>
   __device__ void issue(u32 lds_dst, u32 row, u32 k, bool in_bounds) const {
-    static_assert(kRows % kRowsPerLoad == 0, "whole loads");
+    static_assert(kRows % kRowsPerLoad == 0, "a whole number of loads");
     U32x4 buffer = buffer_;
     buffer[2] = in_bounds ? buffer[2] : 0;
     issue_rows<kRows, kTile>(lds_dst, buffer, row, k * Layout::kKStrideBytes);

@@ -128,6 +128,6 @@ static_assert(details::conflict_free(details::kReadPhases, kLdsBanks,
               "reads of an operand have no bank conflict");
 static_assert(details::conflict_free(details::kWritePhases, 32,
                                      [](u32 l) { return lds_offset(l / 8, l % 8); }),
-              "writes of 8 rows by a wave have none either");
+              "writes of 8 rows by a wave have no bank conflict");
 
 }  // namespace rfops

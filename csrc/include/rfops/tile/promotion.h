@@ -26,7 +26,7 @@ struct Idle {
 // Accumulators with promotion on the vector ALU, for scales of any value.
 template <u32 kTiles>
 struct PromotedAcc {
-  static_assert(kTiles % kGroup == 0, "whole groups");
+  static_assert(kTiles % kGroup == 0, "a whole number of groups");
   F32x4 sum[kTiles];
   F32x4 partial[kGroup];  // of the previous group
   f32 scale[kGroup];

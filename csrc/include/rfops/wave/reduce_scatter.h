@@ -35,7 +35,7 @@ struct Swapped {
 // __builtin_bit_cast is given another element of a vector.
 template <u32 kBit>
 __device__ inline Swapped swap_halves(u32 a, u32 b) {
-  static_assert(kBit == 16 || kBit == 32, "the swaps across rows of 16 lanes");
+  static_assert(kBit == 16 || kBit == 32, "kBit is 16 or 32");
   if constexpr (kBit == 32) {
     const auto swapped = __builtin_amdgcn_permlane32_swap(a, b, false, false);
     return {swapped[0], swapped[1]};
