@@ -1,4 +1,5 @@
-"""Every environment variable that rfops reads, declared once; README's table is tested against it.
+"""Every environment variable that rfops reads, declared once; the table in SETTINGS.md is
+tested against it.
 
 A setting says where things are and how loud to be. What a kernel computes is never a setting.
 """
@@ -19,7 +20,7 @@ from .errors import ConfigError
 
 @dataclass(frozen=True)
 class Setting:
-    """One environment variable. `kind` is its type as README shows it."""
+    """One environment variable. `kind` is its type as SETTINGS.md shows it."""
 
     name: str
     kind: str  # "path" | "paths" | "text" | "int" | "seconds" or choices: "a|b|c"

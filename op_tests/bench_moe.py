@@ -21,7 +21,7 @@ import triton.language as tl
 
 from rfops.moe import fused_moe as op
 from rfops.moe.align_block_size import moe_align_block_size
-from rfops.moe.fused_moe_triton import FusedMoeTritonConfig
+from rfops.moe.kernels.bf16.triton import FusedMoeTritonConfig
 from support.moe_problems import Problem, assert_correct, random_problem, run
 
 WARM, TIMES = 3, 11

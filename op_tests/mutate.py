@@ -109,10 +109,13 @@ _GRID = "if largest {} MAX_GRID and max(self.default(c).grid(m, n)) > MAX_GRID:"
 _IDLE = "idle=(along > 1) & ((along - 1) * c.steps {} tiles),"
 _MORE = "if c.M > FEW_TOKENS and steps * TILE {} columns:"
 _DEEP = "if tile_k == 64 and (split_k > 1 {} stages < 3 or tile_n < 128 or steps < 8):"
+_CLEAR = "if (workgroup_id_x() {} 0) {{"
 # File, its line with what is before and after, and why no call can tell them apart.
 _SAME = (
     ("top_k.h", _KEEP, ">", ">=", "one group is taken whole"),
     ("mla_online_softmax.h", _FIRST, "<", "<=", "room_ is -inf or kRoom"),
+    ("moe_mx_down_deep.hip", _CLEAR, "==", "!=", "there are 8 workgroups, and any may clear"),
+    ("moe_mx_down_sums.hip", _CLEAR, "==", "!=", "there are 8 workgroups, and any may clear"),
     ("a8w8_triton.py", _LEFT, "and", "or", "either operand may be left: a cost"),
     ("mla_layer_decode_triton_kernels.py", _COS, "<", "<=", "reads a row's angles, not stored"),
     ("mla_layer_decode_triton_kernels.py", _SIN, "<", "<=", "reads a row's angles, not stored"),
@@ -427,7 +430,7 @@ def killers_that_fail(rows: list[dict[str, object]], tree: Path, limit: float) -
 
 def test_in(report: str) -> str:
     """The name of a test in a line that reports its failure."""
-    found = re.match(r"(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", report)
+    found = re.match(r"(?:FAILED|ERROR) (\S+::\w+(?:\[.*?\](?= - |$))?)", report)
     return found[1] if found else ""
 
 

@@ -259,7 +259,7 @@ void drop(PyObject* object) {
 
 PyMethodDef methods[] = {
     {"prepare", prepare, METH_VARARGS,
-     "prepare(block, tensors, lds) -> run_of, or None where Python has to look"},
+     "prepare(block, tensors, lds, names, slow) -> run_of, or None where Python has to look"},
     {nullptr, nullptr, 0, nullptr},
 };
 

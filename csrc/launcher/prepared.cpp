@@ -1,10 +1,12 @@
 /// @file prepared.cpp
 /// @brief `run(*arguments)`: a launch whose grid and scalars are known, and only tensors come.
 ///
-/// launcher.prepare(block, tensors, lds) -> run_of; `tensors` has, for each tensor parameter of the
-/// kernel in order, its position among run's arguments. run_of(grid, scalars) -> run, `scalars`
-/// being the other parameters' values: they are written once, and a call copies them and fills in
-/// the addresses. What is not plain goes to the launcher's `slow`, with all its arguments.
+/// launcher.prepare(block, tensors, lds, names, slow) -> run_of. `tensors` has, for each tensor
+/// parameter of the kernel in order, its position among run's arguments, or None for a null
+/// pointer; `names` are those of the other parameters, the scalars. run_of(grid, m=..., n=...) ->
+/// run, or run_of(grid, scalars) with a tuple in the parameters' order: scalars are written once,
+/// and a call copies them and fills in the addresses. A run_of that is not plain goes to `slow`,
+/// which makes the same in Python, and a run that is not to the launcher's, with all its arguments.
 
 #include <cstddef>
 #include <cstring>
@@ -19,10 +21,13 @@ struct RunOf {
   vectorcallfunc call;
   Launcher* launcher;
   PyObject *block_object, *lds_object;
+  PyObject *names, *slow;
   unsigned block[3], lds;
-  Py_ssize_t least, num_scalars;       // arguments that run needs; scalar parameters
-  std::vector<Py_ssize_t>* positions;  // by parameter: run's argument, or -1
+  Py_ssize_t least;                    // arguments that run needs
+  std::vector<Py_ssize_t>* positions;  // by parameter: run's argument, kScalar or kNull
 };
+
+constexpr Py_ssize_t kScalar = -1, kNull = -2;
 
 struct Run {
   PyObject_HEAD;
@@ -43,7 +48,9 @@ PyObject* run_slowly(const Run* self, PyObject* const* args) {
   if (full == nullptr) return nullptr;
   for (Py_ssize_t i = 0, scalar = 0; i < count; ++i) {
     const Py_ssize_t at = (*like->positions)[i];
-    PyObject* item = at < 0 ? PyTuple_GET_ITEM(self->scalars, scalar++) : args[at];
+    PyObject* item = at == kScalar ? PyTuple_GET_ITEM(self->scalars, scalar++)
+                     : at == kNull ? Py_None
+                                   : args[at];
     PyTuple_SET_ITEM(full, i, Py_NewRef(item));
   }
   PyObject* call[] = {self->grid_object, like->block_object, full, like->lds_object};
@@ -91,38 +98,74 @@ bool put_scalars(const RunOf* like, PyObject* scalars, char* kernarg) {
   const auto& arguments = *like->launcher->arguments;
   Py_ssize_t next = 0;
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if ((*like->positions)[i] >= 0) continue;
+    if ((*like->positions)[i] != kScalar) continue;
     PyObject* item = PyTuple_GET_ITEM(scalars, next++);
     if (!put(arguments[i], item, kernarg)) return false;
   }
   return true;
 }
 
-/// run_of(grid, scalars): None where Python has to look at them.
+/// The position of a name among those of a call, whose order is most often `names`' own.
+Py_ssize_t find_name(PyObject* name, PyObject* call, Py_ssize_t likely) {
+  if (PyTuple_GET_ITEM(call, likely) == name) return likely;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(call); ++i) {
+    if (PyUnicode_Compare(PyTuple_GET_ITEM(call, i), name) == 0) return i;
+  }
+  return -1;
+}
+
+/// A new tuple of run_of's scalars in the parameters' order; null without an exception.
+PyObject* read_scalars(const RunOf* like, PyObject* const* args, Py_ssize_t count,
+                       PyObject* names) {
+  const Py_ssize_t num_scalars = PyTuple_GET_SIZE(like->names);
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  if (count == 2 && named == 0) {
+    const bool fits = PyTuple_CheckExact(args[1]) && PyTuple_GET_SIZE(args[1]) == num_scalars;
+    return fits ? Py_NewRef(args[1]) : nullptr;
+  }
+  if (count != 1 || named != num_scalars) return nullptr;
+  PyObject* scalars = PyTuple_New(num_scalars);
+  for (Py_ssize_t i = 0; i < num_scalars && scalars != nullptr; ++i) {
+    const Py_ssize_t at = find_name(PyTuple_GET_ITEM(like->names, i), names, i);
+    if (at < 0) {
+      Py_CLEAR(scalars);
+    } else {
+      PyTuple_SET_ITEM(scalars, i, Py_NewRef(args[1 + at]));
+    }
+  }
+  return scalars;
+}
+
 PyObject* make_run(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
   RunOf* like = as_run_of(object);
+  const Py_ssize_t count = PyVectorcall_NARGS(flags);
   unsigned grid[3];
-  if (names != nullptr || PyVectorcall_NARGS(flags) != 2 || !read_dim3(args[0], grid) ||
-      !PyTuple_CheckExact(args[1]) || PyTuple_GET_SIZE(args[1]) != like->num_scalars) {
-    Py_RETURN_NONE;
+  PyObject* scalars = nullptr;
+  if (count > 0 && read_dim3(args[0], grid)) scalars = read_scalars(like, args, count, names);
+  if (scalars == nullptr) {
+    return PyErr_Occurred() ? nullptr : PyObject_Vectorcall(like->slow, args, flags, names);
   }
   const auto size = static_cast<Py_ssize_t>(like->launcher->size);
   auto* self = PyObject_GC_NewVar(Run, &run_type, size);
-  if (self == nullptr) return nullptr;
+  if (self == nullptr) {
+    Py_DECREF(scalars);
+    return nullptr;
+  }
   self->call = run;
   self->made_by = reinterpret_cast<RunOf*>(Py_NewRef(object));
   self->grid_object = Py_NewRef(args[0]);
-  self->scalars = Py_NewRef(args[1]);
+  self->scalars = scalars;
   std::memcpy(self->grid, grid, sizeof grid);
   std::memset(self->kernarg, 0, like->launcher->size);
   PyObject_GC_Track(self);
-  if (put_scalars(like, args[1], self->kernarg)) return reinterpret_cast<PyObject*>(self);
+  if (put_scalars(like, scalars, self->kernarg)) return reinterpret_cast<PyObject*>(self);
   Py_DECREF(self);
-  Py_RETURN_NONE;
+  return PyErr_Occurred() ? nullptr : PyObject_Vectorcall(like->slow, args, flags, names);
 }
 
 int traverse_run_of(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(as_run_of(object)->launcher);
+  Py_VISIT(as_run_of(object)->slow);
   return 0;
 }
 
@@ -132,25 +175,32 @@ void drop_run_of(PyObject* object) {
   Py_DECREF(self->launcher);
   Py_DECREF(self->block_object);
   Py_DECREF(self->lds_object);
+  Py_DECREF(self->names);
+  Py_DECREF(self->slow);
   delete self->positions;
   PyObject_GC_Del(object);
 }
 
 /// Where each parameter comes from; false without an exception.
 bool lay_out(RunOf* self, PyObject* tensors) {
-  Py_ssize_t next = 0;
+  Py_ssize_t next = 0, num_scalars = 0;
   for (const Argument& argument : *self->launcher->arguments) {
-    int64_t at = -1;
+    int64_t at = kScalar;
     if (argument.is_tensor()) {
       if (next == PyTuple_GET_SIZE(tensors)) return false;
-      if (!read_int(PyTuple_GET_ITEM(tensors, next++), 0, 63, &at)) return false;
+      PyObject* position = PyTuple_GET_ITEM(tensors, next++);
+      if (position == Py_None) {
+        at = kNull;
+      } else if (!read_int(position, 0, 63, &at)) {
+        return false;
+      }
       if (at >= self->least) self->least = at + 1;
     } else {
-      ++self->num_scalars;
+      ++num_scalars;
     }
     self->positions->push_back(at);
   }
-  return next == PyTuple_GET_SIZE(tensors);
+  return next == PyTuple_GET_SIZE(tensors) && num_scalars == PyTuple_GET_SIZE(self->names);
 }
 
 template <typename Object>
@@ -178,16 +228,21 @@ PyTypeObject run_of_type = describe<RunOf>("rfops_launcher.RunOf", traverse_run_
 PyTypeObject run_type = describe_run();
 
 PyObject* prepare(PyObject* object, PyObject* args) {
-  PyObject *block, *tensors, *lds;
+  PyObject *block, *tensors, *lds, *names, *slow;
   int64_t lds_bytes = 0;
-  if (!PyArg_ParseTuple(args, "OO!O", &block, &PyTuple_Type, &tensors, &lds)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OO!OO!O", &block, &PyTuple_Type, &tensors, &lds, &PyTuple_Type,
+                        &names, &slow)) {
+    return nullptr;
+  }
   auto* self = PyObject_GC_New(RunOf, &run_of_type);
   if (self == nullptr) return nullptr;
   self->call = make_run;
   self->launcher = reinterpret_cast<Launcher*>(Py_NewRef(object));
   self->block_object = Py_NewRef(block);
   self->lds_object = Py_NewRef(lds);
-  self->least = self->num_scalars = 0;
+  self->names = Py_NewRef(names);
+  self->slow = Py_NewRef(slow);
+  self->least = 0;
   self->positions = new std::vector<Py_ssize_t>;
   PyObject_GC_Track(self);
   const bool plain = read_dim3(block, self->block) && read_int(lds, 0, UINT32_MAX, &lds_bytes) &&

@@ -22,7 +22,15 @@ from ..cache import trust
 from ..errors import BindError, show
 from ..forks import importing
 from . import hip, launcher, tensor_memory
-from .signature import Parameter, check_layout, kernel_layout, read_signature, struct_format
+from .prepare import NamedLaunch
+from .signature import (
+    Parameter,
+    check_layout,
+    check_scalars,
+    kernel_layout,
+    read_signature,
+    struct_format,
+)
 
 if TYPE_CHECKING:  # all of building is imported by the first bind
     from ..build.recipe import Define, Defines
@@ -54,18 +62,17 @@ def _address(tensor: torch.Tensor | None) -> int:
     return address
 
 
-class BoundKernel:
+class BoundKernel(NamedLaunch):
     """A loaded kernel with its argument layout; made by `CompiledOp.bind`."""
 
     def __init__(self, op: CompiledOp, artifact: Artifact, device: torch.device) -> None:
-        self.name = op.kernel
+        super().__init__(op.kernel, op.parameters)
         kernels = artifact.meta.kernels
         if op.kernel not in kernels:
             raise BindError(f"{op.module}: no kernel {op.kernel!r}; it has {', '.join(kernels)}")
         args = kernels[op.kernel].args
         parameters = op.parameters
         check_layout(op.kernel, parameters, args)
-        self.parameters = tuple(parameters)
         self.meta: Mapping[str, Any] = {**artifact.meta.as_dict(), "cached": not artifact.fresh}
         resources = dict(kernels[op.kernel].resources)
         resources["waves_per_simd"] = waves_per_simd(resources["vgpr"])
@@ -74,7 +81,6 @@ class BoundKernel:
         self.layout = kernel_layout(args, parameters)
         self._pack = struct.Struct(struct_format(args, parameters))
         self.kernarg_size = self._pack.size
-        self._tensors = tuple(p.scalar is None for p in parameters)  # or tables of them
         self._counts = (
             tuple(p.count for p in parameters) if any(p.count for p in parameters) else ()
         )
@@ -143,32 +149,6 @@ class BoundKernel:
         self._slots.append(slot)
         if code != 0:
             self.fail(code)
-
-    def prepare(
-        self, block: Dim3, tensors: tuple[int, ...], lds: int = 0
-    ) -> Callable[[Dim3, tuple[Any, ...]], Callable[..., None]]:
-        """`run_of(grid, scalars) -> run`, and `run(*arguments)` is a launch that only wants its
-        tensors: for each tensor parameter in order, `tensors` has its position among run's
-        arguments; `scalars` are the others' values. Raises as `launch`, which takes 0.25 us more.
-        """
-        native = getattr(self.launch, "prepare", None)
-        quick = None if native is None else native(block, tensors, lds)
-        at = iter(tensors)
-        places = [next(at) if tensor else -1 for tensor in self._tensors]
-
-        def run_of(grid: Dim3, scalars: tuple[Any, ...]) -> Callable[..., None]:
-            made: Callable[..., None] | None = None if quick is None else quick(grid, scalars)
-            if made is not None:
-                return made
-
-            def run(*args: Any) -> None:
-                value = iter(scalars)
-                full = [args[place] if place >= 0 else next(value) for place in places]
-                self.launch(grid, block, full, lds)
-
-            return run
-
-        return run_of
 
     def _launch(self, grid: Dim3, block: Dim3, lds: int, stream: int | None, slot: _Slot) -> int:
         extra = slot.extra
@@ -254,7 +234,10 @@ class CompiledOp:
     @functools.cached_property
     def parameters(self) -> list[Parameter]:
         """The kernel's arguments as the signature has them."""
-        return read_signature(self._function)
+        found = read_signature(self._function)
+        for source in self.spec.sources():
+            check_scalars(self.kernel, found, source.read_text(encoding="utf-8", errors="replace"))
+        return found
 
     def build(self, arch: str, defines: Defines | None = None) -> Artifact:
         """Build for an architecture without loading; needs no GPU."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
+import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,6 +60,7 @@ class Parameter:
     name: str
     scalar: Scalar | None  # None: a tensor, or a table of them
     count: int = 0  # of tensors in a table
+    optional: bool = False  # a tensor annotated `torch.Tensor | None`: may be a null pointer
 
     @property
     def layout(self) -> Scalar:
@@ -104,8 +107,81 @@ def read_signature(function: Callable[..., None]) -> list[Parameter]:
                 f"scalar of rfops.jit (i32, f32, ...), got {hint!r}"
             )
         count = tables[0].count if tables else 0
-        found.append(Parameter(name, scalars[0] if scalars else None, count))
+        scalar = scalars[0] if scalars else None
+        found.append(Parameter(sys.intern(name), scalar, count, optional))
     return found
+
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_FLOATS = frozenset({"f32", "f64", "float", "double"})
+_INTS = frozenset("i8 u8 i16 u16 i32 u32 i64 u64 int unsigned long size_t bool".split()) | {
+    f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+
+
+def check_scalars(kernel: str, parameters: Sequence[Parameter], source: str) -> None:
+    """Numbers of the signature against the types in the kernel's source, which its code object does
+    not have: a float's bits in the place of an int of that size are another number.
+
+    A parameter whose type the source gives by another name is not looked at. Raises BindError.
+    """
+    types = _source_types(kernel, source)
+    if len(types) != len(parameters):
+        return
+    for index, (parameter, theirs) in enumerate(zip(parameters, types, strict=True)):
+        if parameter.scalar is None or not theirs & (_FLOATS | _INTS):
+            continue
+        is_float = parameter.scalar.code in "fd"
+        if is_float != bool(theirs & _FLOATS):
+            word, wanted = " ".join(sorted(theirs & (_FLOATS | _INTS))), "a float, an int"
+            ours, right = wanted.split(", ") if is_float else wanted.split(", ")[::-1]
+            raise BindError(
+                f"{kernel}: argument {index}, {parameter.name}: the signature must say {right} as "
+                f"the kernel does ({word}), got {ours}; annotate it with that scalar of rfops.jit"
+            )
+
+
+def _source_types(kernel: str, source: str) -> list[set[str]]:
+    """The words of each parameter's type but for pointers; none where the source has no such
+    kernel, or several."""
+    text = _COMMENT.sub(" ", source)
+    found = list(re.finditer(rf"__global__\b[^;{{}}]*?\b{re.escape(kernel)}\s*\(", text))
+    if len(found) != 1:
+        return []
+    end = text.find(")", found[0].end())
+    parts = [part for part in text[found[0].end() : end].split(",") if part.strip()]
+    return [set() if "*" in part else set(re.findall(r"\w+", part)[:-1]) for part in parts]
+
+
+def find_tensors(
+    kernel: str,
+    parameters: Sequence[Parameter],
+    arguments: Sequence[str],
+    sources: Mapping[str, str | None],
+) -> tuple[int | None, ...]:
+    """For each tensor parameter in order the position in `arguments` of the one that it takes; None
+    for a null pointer. Raises BindError."""
+    tensors = [p for p in parameters if p.scalar is None]
+    unknown = sources.keys() - {p.name for p in tensors}
+    if unknown:
+        known = ", ".join(p.name for p in tensors)
+        raise BindError(
+            f"{kernel}: sources must name tensor parameters, {known}, got {', '.join(unknown)}"
+        )
+    found: list[int | None] = []
+    for parameter in tensors:
+        source = sources.get(parameter.name, parameter.name)
+        if source in arguments:
+            found.append(arguments.index(source))
+        elif source is None or (parameter.optional and parameter.name not in sources):
+            found.append(None)
+        else:
+            raise BindError(
+                f"{kernel}: parameter {parameter.name} must have a source among the launch's "
+                f"arguments, {' '.join(arguments)}, got {source}. Add it to sources, or annotate "
+                "the parameter `torch.Tensor | None` for a null pointer."
+            )
+    return tuple(found)
 
 
 def check_layout(kernel: str, parameters: Sequence[Parameter], args: Sequence[Argument]) -> None:

@@ -271,15 +271,15 @@ TABLE = torch.zeros(4, 4, dtype=torch.int32)  # of more sequences than q has
         (P, {"out": torch.zeros(2, 4, 512)}, "out must be bfloat16"),
         (P, {"out": P.q.view(-1)[:4096].view(2, 4, 512)}, "out must not overlap q"),
         (P, {"config": 3}, "config must be one of SharedFp8Config, SharedConfig, FlowConfig, Mla"),
-        (T, {"kv_indptr": P.kv_indptr, "kv_lens": None}, "kv_lens must be given with a block"),
+        (T, {"kv_indptr": P.kv_indptr, "kv_lens": None}, "kv_indptr must be None where kv_ind"),
         (T, {"kv_lens": None}, "kv_lens must be given with a block"),
         (T, {"kv_indptr": P.kv_indptr}, "kv_indptr must be None where kv_indices is a block table"),
         (T, {"kv_indices": TABLE[:1]}, "kv_indices must be of batch = 2 rows, got 1"),
         (T, {"kv_indices": TABLE}, "kv_indices must be of batch = 2 rows, got 4"),
         (T, {"kv_indices": TABLE[:1].view(-1)[:4].view(1, 4)}, "kv_indices must be of batch = 2"),
         (T, {"kv_indices": TABLE[:0]}, "kv_indices must be of batch = 2 rows, got 0"),
-        (T, {"kv_indices": TABLE.view(-1)}, r"kv_indptr must be a \[ends\] tensor, got NoneType"),
-        (T, {"kv_indices": TABLE.view(2, 8, 1)}, r"kv_indptr must be a \[ends\] tensor, got None"),
+        (T, {"kv_indices": TABLE.view(-1)}, "kv_indptr must be a tensor where kv_indices is"),
+        (T, {"kv_indices": TABLE.view(2, 8, 1)}, "kv_indptr must be a tensor where kv_indices is"),
     ],
 )
 def test_refusals(p: Problem, change: dict[str, Any], message: str) -> None:

@@ -47,6 +47,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "fp8_table": {**MIXED, "fp8": True, "page": 16, "table": True},
     "prefill": {"lens": [40, 1, 77], "qo_lens": [40, 1, 77]},
 }
+# Left out: a table of single tokens and a list of FP8 pages, whose variants the forms above run.
 MORE: dict[str, dict[str, Any]] = {
     "long": {"lens": [300, 140, 128, 128], "qo_lens": [1, 128, 0, 128]},
     "pages": {**MIXED, "page": 16, "causal": False},

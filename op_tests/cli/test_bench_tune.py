@@ -28,8 +28,8 @@ from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op, ops
 from rfops.dispatch.problem import Draw, Problem, call_on, on_device
 from rfops.dispatch.timing import Timing
+from rfops.gemm.kernels.mxfp8.gemv import GemvConfig
 from rfops.gemm.mxfp8 import OP as DENSE
-from rfops.gemm.mxfp8_gemv import GemvConfig
 from rfops.jit import ConfigError
 from rfops.moe import fused_moe_mxfp4
 from rfops.moe.grouped_gemm_mxfp8 import OP as GROUPED

@@ -345,7 +345,7 @@ def test_build_reports_failures(tmp_path: Path) -> None:
 
 def test_the_commands_of_the_readme_are_commands() -> None:
     """With their options: the parser takes each."""
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "rfops" / "cli" / "README.md").read_text()
     rows = re.findall(r"^\| `rfops (.*?)`.*\|$", readme, re.M)
     assert len(rows) > 10
     for row in rows:
@@ -487,6 +487,18 @@ def test_a_machine_without_compilers_is_told_once(tmp_path: Path) -> None:
         assert done.stderr.count("RFOPS_HIPCC=/absent: not found") == 1
         assert done.stderr.count(ADVICE) == 1 and len(done.stderr.splitlines()) < 6
     assert re.fullmatch(r"0 of \d\d+ in \d+\.\d s\n", done.stdout), done.stdout
+
+
+HIDE_ZIG = "import sys; sys.modules['ziglang'] = None"
+
+
+def test_demo_without_a_compiler(tmp_path: Path, vgpu_path: Path) -> None:
+    """What is cached needs none."""
+    assert "cached" in [good("demo"), good("demo")][1]
+    (tmp_path / "sitecustomize.py").write_text(HIDE_ZIG)
+    out = good("demo", PATH="/absent", PYTHONPATH=str(tmp_path))
+    assert re.search(r"^  toolchain +.*clang version", out, re.M), out
+    assert len(re.findall(r"^  build +cached;", out, re.M)) == 2
 
 
 def test_demo_looks_for_the_device_compiler_first(tmp_path: Path) -> None:

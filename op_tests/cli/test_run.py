@@ -198,6 +198,7 @@ def test_the_exit_status_is_the_programs(
     assert done.returncode == status and told in done.stderr
     assert row(done.stderr, "twice")[4] in ("3", "4")
     assert done.stdout or how == "a"
+    assert ("rfops run --check names the instruction" in done.stderr) == (how == "a")
 
 
 def test_children(program: Path) -> None:

@@ -18,11 +18,11 @@ from torch.overrides import TorchFunctionMode
 
 import rfops
 from rfops import compat
-from rfops.gemm.a16w8_config import BmmConfig, RowsConfig
-from rfops.gemm.mxfp8_gemv import GemvConfig
-from rfops.gemm.mxfp8_mfma import MfmaConfig
+from rfops.gemm.kernels.a16w8.config import BmmConfig, RowsConfig
+from rfops.gemm.kernels.mxfp8.gemv import GemvConfig
+from rfops.gemm.kernels.mxfp8.mfma import MfmaConfig
 from rfops.jit.launch import launcher
-from rfops.moe.grouped_gemm_mxfp8_hip import MoeConfig
+from rfops.moe.kernels.grouped.hip import MoeConfig
 from rfops.triton.tiles import TritonConfig
 from support.engine_project import Project
 from support.warm_ops import OPS

@@ -26,6 +26,7 @@ from rfops.dispatch.declare import Declaration
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.layout import Shuffled, shuffled, unwrap
 from rfops.dispatch.op import Op, ops
+from rfops.dispatch.steps import Step, run_steps
 from rfops.dispatch.workspace import Workspace
 from rfops.jit import CompiledOp, compile_ops, f32, tensors, u32
 from rfops.jit.launch import hip, launcher
@@ -173,7 +174,7 @@ class Small(Kernel):
     module = MODULE
 
     def __init__(self, op: CompiledOp) -> None:
-        self.op, self.config = op, op.config  # type: ignore[misc]
+        self.op, self.compiler_config = op, op.config
 
 
 class Affine(Small):
@@ -184,8 +185,8 @@ class Affine(Small):
 
     def variant(self, c: Call, config: Any) -> RunOf:
         bound = self.op.bind(c.device, self.defines(c, config), c.arch)
-        launch = bound.prepare((64, 1, 1), (0, 1, 2))
-        return lambda n: launch((-(-n // 64), 1, 1), (float(c.a), n))
+        launch = bound.prepare((64, 1, 1), self.arguments)
+        return lambda n: launch((-(-n // 64), 1, 1), n=n, a=float(c.a))
 
 
 def affine_op(config: Path) -> Op:
@@ -261,10 +262,10 @@ class Extremes(Small):
     name = "extremes"
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        launch = self.op.bind(c.device, None, c.arch).prepare((64, 1, 1), (0, 1, 2))
+        launch = self.op.bind(c.device, None, c.arch).prepare((64, 1, 1), self.arguments)
 
         def run_of(m: int, n: int) -> Run:
-            run = launch((m, 1, 1), (n,))
+            run = launch((m, 1, 1), n=n)
             return lambda results, x: run(*results, x)
 
         return run_of
@@ -399,25 +400,22 @@ class Sum(Kernel):
     name, module = "sum", MODULE
 
     def __init__(self, config: Path) -> None:
-        self.config = config  # type: ignore[misc]
+        self.compiler_config = config
         self.partial = compile_ops(MODULE, config=config)(partial_sums)
         self.total = compile_ops(MODULE, config=config)(total)
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        first = self.partial.bind(c.device, None, c.arch).prepare((64, 1, 1), (0, 1))
-        second = self.total.bind(c.device, None, c.arch).prepare((64, 1, 1), (0, 1))
-
         def run_of(n: int) -> Run:
             groups = -(-n // 64)
-            scratch = Workspace(c.device, (groups, torch.float32), (7, torch.int64))
-            add, finish = first((groups, 1, 1), (n,)), second((1, 1, 1), (groups,))
-
-            def run(out: torch.Tensor, x: torch.Tensor) -> None:
-                partial, _ = scratch()
-                add(partial, x)
-                finish(out, partial)
-
-            return run
+            return run_steps(
+                c.device,
+                self.arguments,
+                [
+                    Step(self.partial, {}, 64, groups, {"n": n}),
+                    Step(self.total, {}, 64, 1, {"groups": groups}),
+                ],
+                workspace={"partial": (groups, torch.float32), "unused": (7, torch.int64)},
+            )
 
         return run_of
 
@@ -521,8 +519,8 @@ class Append(Small):
     name = "append"
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        launch = self.op.bind(c.device, None, c.arch).prepare((64, 1, 1), (1, 2, 3))
-        return lambda _slots, n, tokens: launch((tokens, 1, 1), (n,))
+        launch = self.op.bind(c.device, None, c.arch).prepare((64, 1, 1), self.arguments)
+        return lambda _slots, n, tokens: launch((tokens, 1, 1), n=n)
 
 
 def test_in_place(config: Path) -> None:
@@ -564,8 +562,8 @@ class FindStarts(Small):
     name = "find_starts"
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        launch = self.op.bind(c.device, None, c.arch).prepare((64, 1, 1), (1, 2, 3))
-        return lambda n: launch((1, 1, 1), (n,))
+        launch = self.op.bind(c.device, None, c.arch).prepare((64, 1, 1), self.arguments)
+        return lambda n: launch((1, 1, 1), n=n)
 
 
 def test_metadata_that_the_caller_keeps(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -610,8 +608,9 @@ class Gather(Small):
     name = "gather"
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        launch = self.op.bind(c.device, None, c.arch).prepare((64, 1, 1), (0, 1))
-        return lambda *_sizes: launch((100, 1, 1), ())
+        bound = self.op.bind(c.device, None, c.arch)
+        launch = bound.prepare((64, 1, 1), self.arguments, sources={"table": "w"})
+        return lambda *_sizes: launch((100, 1, 1))
 
 
 def test_a_table_of_100_pointers(config: Path) -> None:
@@ -676,8 +675,8 @@ class ScaleBy(Small):
 
     def variant(self, c: Call, config: Any) -> RunOf:
         bound = self.op.bind(c.device, self.defines(c, config), c.arch)
-        launch = bound.prepare((64, 1, 1), (0, 1, 2))
-        return lambda n: launch((-(-n // 64), 1, 1), (n,))
+        launch = bound.prepare((64, 1, 1), self.arguments)
+        return lambda n: launch((-(-n // 64), 1, 1), n=n)
 
 
 def test_weights_in_another_layout_are_a_type(config: Path) -> None:

@@ -19,8 +19,8 @@ from rfops import cli
 from rfops.dispatch import routing, tuned_table
 from rfops.dispatch.op import ops
 from rfops.dispatch.tuned_table import TABLES, Query, Row, Table
+from rfops.gemm.kernels.mxfp8.gemv import GemvConfig
 from rfops.gemm.mxfp8 import OP
-from rfops.gemm.mxfp8_gemv import GemvConfig
 from rfops.jit import BoundKernel, log, paths
 from rfops.jit.launch import hip, launcher
 from rfops.jit.launch.bind import Dim3

@@ -66,8 +66,8 @@ class Hip(Kernel):
 
     def variant(self, c, config):
         kernel = scratch_scale.bind(c.device, self.defines(c, config), c.arch)
-        launch = kernel.prepare((config.threads, 1, 1), (0, 1, 2))
-        return lambda m, n: launch((-(-m * n // config.threads), 1, 1), (m, n))
+        launch = kernel.prepare((config.threads, 1, 1), self.arguments)
+        return lambda m, n: launch((-(-m * n // config.threads), 1, 1), m=m, n=n)
 
 
 def reference(x, scale):

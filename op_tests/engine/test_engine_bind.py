@@ -67,6 +67,33 @@ def test_drift(project: Project, function: Callable[..., None], message: str) ->
         declare(project, function).bind("cpu")
 
 
+@pytest.mark.parametrize(
+    "theirs, message",
+    [
+        ("f32* o, f32 eps, const u32 k", ""),
+        ("f32* o, /* a, b */ float eps, // c, d\n unsigned k", ""),
+        ("f32* o, MyFloat eps, MyInt k", ""),  # not looked at
+        ("f32* o, f32 eps, f32 k", r"spin: argument 2, k: the signature must say a float as the "
+                                   r"kernel does \(f32\), got an int"),
+        ("f32* o, uint32_t eps, u32 k", r"spin: argument 1, eps: the signature must say an int"),
+    ],
+)  # fmt: skip
+def test_a_number_of_another_kind(theirs: str, message: str, tmp_path: Path) -> None:
+    """Of the same size, which the code object does not tell apart."""
+    source = f'extern "C" __global__ void __attribute__((x)) spin({theirs}) {{ spin_more(k); }}'
+    (tmp_path / "m.hip").write_text(source)
+    (tmp_path / "config.json").write_text('{"m": {"srcs": ["m.hip"], "archs": ["gfx950"]}}')
+
+    def spin(o: torch.Tensor, eps: f32, k: u32) -> None: ...
+
+    op = compile_ops("m", kernel="spin", config=tmp_path / "config.json")(spin)
+    if message:
+        with pytest.raises(rfops.BindError, match=message):
+            _ = op.parameters
+    else:
+        assert [p.name for p in op.parameters] == ["o", "eps", "k"]
+
+
 def test_a_kernel_that_is_not_there(project: Project) -> None:
     op = compile_ops("axpy", config=project.config, kernel="saxpy")(extra)
     with pytest.raises(rfops.BindError, match="axpy: no kernel 'saxpy'; it has axpy"):

@@ -1,4 +1,4 @@
-"""Settings: declared once, in the README as declared, read nowhere else, and checked when read."""
+"""Settings: declared once, in SETTINGS.md as declared, read nowhere else, checked when read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rfops.jit import log, paths, settings
 from rfops.jit.cache.files import cache_roots
 from support import ROOT
 
-README = ROOT / "README.md"
+README = ROOT / "jit" / "SETTINGS.md"
 
 
 def test_the_table_in_the_readme() -> None:

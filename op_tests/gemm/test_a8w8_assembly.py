@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from rfops.gemm.a8w8_pingpong import PingPongConfig
-from rfops.gemm.a8w8_staged import StagedConfig
-from rfops.gemm.a8w8_stream import StreamConfig
+from rfops.gemm.kernels.a8w8.pingpong import PingPongConfig
+from rfops.gemm.kernels.a8w8.staged import StagedConfig
+from rfops.gemm.kernels.a8w8.stream import StreamConfig
 from support.assembly import assembly, counted, loop, number
 
 BF16 = torch.bfloat16

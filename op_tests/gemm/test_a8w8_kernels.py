@@ -10,9 +10,9 @@ import torch
 
 import rfops
 from rfops.gemm.a8w8_blockscale import OP, gemm_a8w8_blockscale
-from rfops.gemm.a8w8_pingpong import PingPongConfig
-from rfops.gemm.a8w8_staged import StagedConfig
-from rfops.gemm.a8w8_stream import StreamConfig
+from rfops.gemm.kernels.a8w8.pingpong import PingPongConfig
+from rfops.gemm.kernels.a8w8.staged import StagedConfig
+from rfops.gemm.kernels.a8w8.stream import StreamConfig
 from rfops.quantization.shuffle import shuffle_weight
 from support.a8w8_problems import Problem, assert_correct, call_for, random_problem, run
 
@@ -396,15 +396,15 @@ def test_operands_beyond_4_gib(variant: Variant) -> None:
     would find other rows, or memory that was never touched. And just beyond that it refuses."""
     kernel = OP.kernels[variant.kernel]
     m, _, k = variant.shape
-    row = (2**31 - 1 - k) // kernel.most_rows // 16 * 16
-    n = 2**32 // row + kernel.most_rows + 22
+    row = (2**31 - 1 - k) // kernel.max_rows // 16 * 16
+    n = 2**32 // row + kernel.max_rows + 22
     problem = problem_of(variant._replace(shape=(m, n, k)))
     w = far_apart(problem.w, row)
     assert w[-1].data_ptr() - w.data_ptr() > 2**32
     got = run(variant.kernel, problem.with_(w=w), variant.config)
     assert_correct(got, problem)
     too_far = call_for(problem.with_(w=far_apart(problem.w[:2], row + 16)), torch.bfloat16)
-    wanted = f"{kernel.most_rows} rows of w are beyond signed 32-bit offsets"
+    wanted = f"{kernel.max_rows} rows of w are beyond signed 32-bit offsets"
     assert wanted in str(kernel.refuses(too_far))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rfops.gemm.a8w8_blockscale import OP
-from rfops.gemm.a8w8_triton import A8W8TritonConfig
+from rfops.gemm.kernels.a8w8.triton import A8W8TritonConfig
 from rfops.quantization.fp8_blockscale import FNUZ, OCP
 from support.a8w8_problems import Problem, assert_correct, random_problem, run
 

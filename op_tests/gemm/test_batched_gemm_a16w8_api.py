@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rfops.gemm.a16w8_blockscale import FNUZ, OCP, OP, batched_gemm_a16w8_blockscale
-from rfops.gemm.a16w8_config import BmmConfig, Config, RowsConfig, StagedConfig, TilesConfig
+from rfops.gemm.kernels.a16w8.config import BmmConfig, Config, RowsConfig, StagedConfig, TilesConfig
 from rfops.jit import Plans, UnsupportedArch
 from support.batched_gemm_a16w8_problems import (
     ARCHS,

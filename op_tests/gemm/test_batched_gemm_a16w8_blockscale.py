@@ -22,7 +22,7 @@ from rfops.gemm.a16w8_blockscale import (
     batched_gemm_a16w8_blockscale,
     batched_gemm_a16w8_blockscale_ref,
 )
-from rfops.gemm.a16w8_config import (
+from rfops.gemm.kernels.a16w8.config import (
     BmmConfig,
     Config,
     RowsConfig,
@@ -46,7 +46,7 @@ from support.batched_gemm_a16w8_problems import (
     run,
 )
 
-kernels = importlib.import_module("rfops.gemm.a16w8_triton")
+kernels = importlib.import_module("rfops.gemm.kernels.a16w8.triton")
 
 PUBLISHED_NK = ((512, 128), (128, 512))  # DeepSeek-R1's absorbed weights
 
@@ -423,7 +423,7 @@ def test_staged_that_does_not_build_is_tiles(
     one_device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a Triton whose Gluon is another, say."""
-    monkeypatch.setitem(sys.modules, "rfops.gemm.a16w8_staged", None)
+    monkeypatch.setitem(sys.modules, "rfops.gemm.kernels.a16w8.staged", None)
     monkeypatch.setattr(log.get(), "propagate", True)
     problem = random_problem(3, 20, 70, 128).to(one_device)
     assert_correct(staged_by_tiles(problem), problem)
@@ -449,7 +449,7 @@ def staged_ptx(shape: tuple[int, int, int, int], config: StagedConfig, x_type: s
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    kernel = importlib.import_module("rfops.gemm.a16w8_staged").staged
+    kernel = importlib.import_module("rfops.gemm.kernels.a16w8.staged").staged
     pointers = {"out": x_type, "x": x_type, "w": "fp8e4nv", "scale": "fp32"}
     names = kernel.arg_names
     constants = kernels.staged_constants(Shape(*shape), config)

@@ -15,7 +15,7 @@ from rfops.cli import main
 from rfops.dispatch.routing import config_text
 from rfops.dispatch.tuned_table import TABLES, Row
 from rfops.gemm.a16w8_blockscale import OP
-from rfops.gemm.a16w8_config import BmmConfig, RowsConfig, StagedConfig, TilesConfig
+from rfops.gemm.kernels.a16w8.config import BmmConfig, RowsConfig, StagedConfig, TilesConfig
 from rfops.jit.arch import ROWS
 from support.calls import batched_call, batched_why
 from support.calls import batched_route as route

@@ -18,8 +18,8 @@ import torch
 
 from rfops.cli.real_input import INSTALL, first_feed_forward, model_folder
 from rfops.dispatch.compare import assert_within, tolerance
+from rfops.gemm.kernels.mxfp8.gemv import GemvConfig, mxfp8_gemv
 from rfops.gemm.mxfp8 import OP, gemm_mxfp8, gemm_mxfp8_ref
-from rfops.gemm.mxfp8_gemv import GemvConfig, mxfp8_gemv
 from rfops.jit import Plans, paths
 from rfops.jit.build.spec import module_spec
 from rfops.quantization.mxfp8 import E8M0, dequant_mxfp8, quant_mxfp8
@@ -39,7 +39,7 @@ from support.mxfp8_problems import (
 )
 
 pytestmark = pytest.mark.requires_gfx950
-gemv_module = importlib.import_module("rfops.gemm.mxfp8_gemv")
+gemv_module = importlib.import_module("rfops.gemm.kernels.mxfp8.gemv")
 
 ALL_M = list(range(1, 17))
 SHAPE_M = [1, 4, 2, 3, 6, 5, 7, 16, 9, 64, 11, 8, 10, 12, 32]  # few rows for the largest shapes

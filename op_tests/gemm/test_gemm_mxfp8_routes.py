@@ -18,8 +18,8 @@ from rfops.dispatch import routing
 from rfops.dispatch.family import Family
 from rfops.dispatch.kernel import Call
 from rfops.gemm import mxfp8 as op_module
+from rfops.gemm.kernels.mxfp8.gemv import GemvConfig
 from rfops.gemm.mxfp8 import OP, gemm_mxfp8, gemm_mxfp8_ref, run_torch
-from rfops.gemm.mxfp8_gemv import GemvConfig
 from rfops.jit import Plans
 from rfops.jit.launch import hip, launcher
 from rfops.triton import launch

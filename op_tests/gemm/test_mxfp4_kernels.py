@@ -11,10 +11,10 @@ import torch
 
 import rfops
 from rfops.dispatch.kernel import Call
-from rfops.gemm.mxfp4_deep import DeepConfig
-from rfops.gemm.mxfp4_loop import LoopConfig
-from rfops.gemm.mxfp4_stream import StreamConfig
-from rfops.gemm.mxfp4_tiles import TilesConfig
+from rfops.gemm.kernels.mxfp4.deep import DeepConfig
+from rfops.gemm.kernels.mxfp4.loop import LoopConfig
+from rfops.gemm.kernels.mxfp4.stream import StreamConfig
+from rfops.gemm.kernels.mxfp4.tiles import TilesConfig
 from support.assembly import assembly, counted, number
 from support.mxfp4_problems import OPS, Problem, assert_correct, random_problem, run
 
@@ -245,13 +245,13 @@ def test_operands_beyond_4_gib(kernel: str, config: Any, size: tuple[int, int], 
     it refuses."""
     m, k = size
     its = OPS[name].kernels[kernel]
-    row = (2**31 - 1) // (its.most_rows + 1) // 16 * 16
-    problem = random_problem(m, 2**32 // row + its.most_rows + 22, k).of(name)
+    row = (2**31 - 1) // (its.max_rows + 1) // 16 * 16
+    problem = random_problem(m, 2**32 // row + its.max_rows + 22, k).of(name)
     far = problem.with_(w=far_apart(problem.w, row), w_scale=far_apart(problem.w_scale, row))
     assert far.w[-1].data_ptr() - far.w.data_ptr() > 2**32
     assert_correct(run(kernel, far, config), problem)
     too_far = problem.with_(w=far_apart(problem.w, row + 16))
-    wanted = f"{its.most_rows} rows of w are beyond signed 32-bit offsets"
+    wanted = f"{its.max_rows} rows of w are beyond signed 32-bit offsets"
     assert wanted in str(its.refuses(call_of(too_far)))
 
 
@@ -260,7 +260,7 @@ def test_operands_beyond_4_gib(kernel: str, config: Any, size: tuple[int, int], 
 def test_x_beyond_2_gib(name: str) -> None:
     """The same of x, of which a workgroup has only some rows; its scales too."""
     kernel, config = ("tiles", TilesConfig(1, 1, 1, 4))
-    row = (2**31 - 1) // (OPS[name].kernels[kernel].most_rows + 1) // 16 * 16
+    row = (2**31 - 1) // (OPS[name].kernels[kernel].max_rows + 1) // 16 * 16
     problem = random_problem(2**31 // row + 37, 40, 96).of(name)
     far = problem.with_(x=far_apart(problem.x, row))
     if problem.x_scale is not None:

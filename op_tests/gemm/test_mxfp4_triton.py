@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rfops.gemm.mxfp4_triton import Mxfp4TritonConfig
+from rfops.gemm.kernels.mxfp4.triton import Mxfp4TritonConfig
 from support.mxfp4_problems import OPS, assert_correct, random_problem, run
 
 NAMES = sorted(OPS)

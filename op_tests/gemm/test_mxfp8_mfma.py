@@ -15,7 +15,7 @@ import torch
 import rfops
 from rfops.dispatch import workspace
 from rfops.dispatch.compare import HALF_ULP, assert_within, tolerance
-from rfops.gemm.mxfp8_mfma import MfmaConfig
+from rfops.gemm.kernels.mxfp8.mfma import MfmaConfig
 from support.calls import default_config
 from support.mxfp8_mfma import MODEL_M, VARIANTS, run
 from support.mxfp8_problems import (

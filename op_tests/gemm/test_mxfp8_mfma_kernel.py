@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rfops
-from rfops.gemm.mxfp8_mfma import Mfma, MfmaConfig, mxfp8_mfma
+from rfops.gemm.kernels.mxfp8.mfma import Mfma, MfmaConfig, mxfp8_mfma
 from rfops.jit import paths
 from rfops.jit.build.spec import module_spec
 from support.calls import default_config, dense_call, prepare

@@ -13,8 +13,8 @@ import rfops.vgpu
 from rfops.dispatch.layout import Shuffled
 from rfops.moe import fused_moe_tables
 from rfops.moe.fused_moe import OP, fused_moe, fused_moe_ref
-from rfops.moe.fused_moe_hip import _KERNELS, FusedMoeHipConfig, _experts_defines
-from rfops.moe.fused_moe_triton import FusedMoeTritonConfig
+from rfops.moe.kernels.bf16.hip import _KERNELS, FusedMoeHipConfig, _experts_defines
+from rfops.moe.kernels.bf16.triton import FusedMoeTritonConfig
 from support.moe_problems import (
     Problem,
     assert_correct,
@@ -242,21 +242,23 @@ def test_counts_that_a_call_left_behind(is_table: bool, arch: str) -> None:
     op = fused_moe_tables.OP if is_table else OP
     c = call_for(problem, is_table)
     config = op.kernels["hip"].default(c)
-    launches = op.kernels["hip"].variant(c, config)(*(c.sizes[n] for n in c.size_names))
-    *_, counted = launches.scratch()
-    counted[:4] = torch.tensor([39, 2**30, 0, 7], dtype=counted.dtype)
+    kernel = op.kernels["hip"]
+    run, launches = kernel.variant(c, config)(*c.sizes.values()), kernel.launches(c, config)
     args = out, problem.x, *problem.weights(is_table), *problem.choice, None
-    launches.lists(counted, *launches.scratch()[:2], problem.topk_ids)
-    _lists, slots, *_ = launches.scratch()
+    tensors = launches.tensors(*args)
+    memory_of = dict(zip(launches.names, tensors, strict=True))
+    lists, slots, counted = (memory_of[name] for name in ("lists", "slots", "counts"))
+    counted[:4] = torch.tensor([39, 2**30, 0, 7], dtype=counted.dtype)
+    launches.launches[0](*tensors)
     assert (slots < 40).all()
     for left in ([30, 30, 30, 30], [39, 2**30, 0, 7], [40, 2**32 - 1, 40, 40]):
-        launches.scratch()[0].fill_(2**31 - 1)  # lists that nobody wrote
+        lists.fill_(2**31 - 1)  # lists that nobody wrote
         counted[:4] = torch.tensor(left).to(counted.dtype)
         with rfops.vgpu.check() as checked:  # each count fits, their sum does not
-            launches(*args)
+            run(*args)
         assert not checked.findings, "\n".join(map(str, checked.findings))
         assert not counted.any()
-    launches(*args)
+    run(*args)
     assert_correct(out, problem)
     assert (memory[:128] == -7).all() and (memory[-128:] == -7).all()
 

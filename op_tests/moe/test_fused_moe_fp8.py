@@ -12,13 +12,12 @@ import rfops.vgpu
 from rfops.dispatch.declare import fp8_of
 from rfops.moe.fused_moe import fused_moe
 from rfops.moe.fused_moe_fp8 import OP
-from rfops.moe.fused_moe_fp8_hip import (
-    Fp8Launches,
+from rfops.moe.kernels.bf16.triton import FusedMoeTritonConfig
+from rfops.moe.kernels.fp8.hip import (
     FusedMoeFp8HipConfig,
     _defines,
     moe_experts_fp8_kernel,
 )
-from rfops.moe.fused_moe_triton import FusedMoeTritonConfig
 from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.fp8_blockscale import reference as quantise
 from support.moe_fp8_problems import Problem, assert_correct, exact_of, random_problem, run
@@ -87,19 +86,17 @@ def test_h_is_quantised_to_the_bit(config: FusedMoeFp8HipConfig, arch: str) -> N
     )  # fmt: skip
     inputs = p.x, p.w1, p.w2, *ones, *p.choice, None
     c = OP.check((*inputs, 1, 1, False, False, BF16, "raw", None, None))[0]
-    launches = Fp8Launches(c, config)
-    lists, slots, offsets, *_, counted = launches.scratch()
-    between = launches.between(p.x)
-    launches.prepare(p.x, p.topk_ids, lists, slots, counted, between)
-    y, weights = torch.empty_like(p.x), (p.w1, p.w2, p.w1_scale, p.w2_scale)
-    launches.multiply(y, p.x, weights, (lists, counted, offsets), between)
-    payload, scale = between[2:]
+    launches = OP.kernels["hip"].launches(c, config)
+    tensors = launches.tensors(torch.empty_like(p.x), *inputs)
+    launches.launch(tensors)
+    memory_of = dict(zip(launches.names, tensors, strict=True))
+    lists, payload, scale = (memory_of[name] for name in ("lists", "h_q", "h_scale"))
     made = (x.double() @ w1[0].double().T)[lists[:m].long()]
     h = (made[:, :i] * made[:, i:]).float().to(BF16)
     assert (made[:, :i] >= 240).all()
     q, s = quantise(p.x, 1, False, fp8)
-    assert torch.equal(between[1], s)
-    assert torch.equal(between[0].view(torch.uint8), q.view(torch.uint8))
+    assert torch.equal(memory_of["x_scale"], s)
+    assert torch.equal(memory_of["x_q"].view(torch.uint8), q.view(torch.uint8))
     wanted, wanted_scale = quantise(h, 1, False, fp8)
     assert torch.equal(scale, wanted_scale)
     assert torch.equal(payload.view(torch.uint8), wanted.view(torch.uint8))
@@ -137,10 +134,11 @@ def test_counts_that_a_call_left_behind(config: FusedMoeFp8HipConfig, arch: str)
     p = random_problem(arch, 40, 128, 128, 4, 2)
     inputs = p.x, p.w1, p.w2, p.w1_scale, p.w2_scale, *p.choice, None
     c = OP.check((*inputs, 2, 4, False, False, BF16, "raw", None, None))[0]
-    launches = Fp8Launches(c, config)
+    launches = OP.kernels["hip"].launches(c, config)
     memory = torch.full((40 * 128 + 256,), -7.0, dtype=BF16)
     out = memory[128:-128].view(40, 128)
-    lists, *_, counted = launches.scratch()
+    memory_of = dict(zip(launches.names, launches.tensors(out, *inputs), strict=True))
+    lists, counted = memory_of["lists"], memory_of["counts"]
     for left in ([30, 30, 30, 30], [39, 2**30, 0, 7], [40, 2**32 - 1, 40, 40]):
         lists.fill_(2**31 - 1)  # that nobody wrote
         counted[:4] = torch.tensor(left).to(counted.dtype)

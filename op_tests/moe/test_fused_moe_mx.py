@@ -17,12 +17,9 @@ from rfops.dispatch.layout import Shuffled
 from rfops.moe import fused_moe_mxfp4, fused_moe_mxfp8
 from rfops.moe.fused_moe import fused_moe
 from rfops.moe.fused_moe_mx import MXFP4, MXFP8, Experts, Format, arguments
-from rfops.moe.fused_moe_mx_hip import (
-    _BUILT,
-    MOST_DEEP_STEPS,
-    MxMoeConfig,
-    moe_mx_experts_kernel,
-)
+from rfops.moe.kernels.mx.config import MxMoeConfig
+from rfops.moe.kernels.mx.hip import MAX_DEEP_STEPS
+from rfops.moe.kernels.mx.signatures import EXPERTS, moe_mx_experts_kernel
 from rfops.quantization.mxfp8 import E8M0_NAN
 from rfops.quantization.shuffle import padded_scale, shuffle_scale, shuffle_weight
 
@@ -330,20 +327,37 @@ def test_counts_that_a_call_left_behind(columns: int, rows: int, slots: int, rin
     c, out = _call(problem), torch.full((40, d), math.nan, dtype=BF16)
     kernel = OPS["mxfp4"].kernels["hip"]
     config = MxMoeConfig(1, 4, 1, 4, 1, 2, columns, rows, slots=slots, ring=ring)
-    launches = kernel.variant(c, config)(*(c.sizes[n] for n in c.size_names))
+    launches = kernel.launches(c, config)
     given = [getattr(w, "data", w) if ring else w for w in problem.weights]
     args = out, problem.x, *given, problem.topk_weights, problem.topk_ids, None
-    lists, *_, counts = launches.scratch()
+    memory_of = dict(zip(launches.names, launches.tensors(*args), strict=True))
+    lists, counts = memory_of["lists"], memory_of["counts"]
     for left in ([30, 30, 30, 30], [39, 2**30, 0, 7], [40, 2**32 - 1, 40, 40]):
         lists.fill_(2**31 - 1)
         counts[:4] = torch.tensor(left).to(counts.dtype)
-        launches.prepare = launches.prepare if left[0] == 30 else lambda *_: None
+        if left[0] != 30:
+            launches.launches = launches.launches[-2 if columns else -3 :]  # without prepare
         with rfops.vgpu.check() as checked:
             launches(*args)
         bad = [f for f in checked.findings if f.kind != "uninitialised"]  # of rows that none made
         assert not bad, "\n".join(map(str, bad))
         assert not counts.any()
     assert_near(problem.run("hip", config), exact)
+
+
+@pytest.mark.parametrize("slots", [0, 3])
+def test_a_single_workgroup_clears_counts(slots: int) -> None:
+    """32 columns are one workgroup's, which no other helps to leave counts of 0."""
+    problem = random_problem(MXFP4, 20, 32, 64, 4, 2)
+    c, out = _call(problem), torch.full((20, 32), math.nan, dtype=BF16)
+    kernel = OPS["mxfp4"].kernels["hip"]
+    config = MxMoeConfig(1, 4, 1, 4, 1, 2, 32, 2 if slots else 1, slots=slots)
+    launches = kernel.variant(c, config)(*(c.sizes[n] for n in c.size_names))
+    for _ in range(2):
+        launches(out, problem.x, *problem.weights, problem.topk_weights, problem.topk_ids, None)
+        assert not launches.scratch()[-1].any()
+        assert_near(out, problem.exact)
+        out.fill_(math.nan)
 
 
 @pytest.mark.sweep
@@ -576,7 +590,7 @@ def test_padded_scales_of_widths(fmt: Format, sizes: tuple[int, int], launches: 
         pytest.skip("gate and up by weights in LDS are of MXFP4 and D in 256s")
     if PADDED_BY[launches].up_k > 1 and -(-sizes[0] // fmt.step) % 2:
         pytest.skip("waves that share out steps want an even number")
-    if "deep" in launches and -(-sizes[1] // fmt.step) > MOST_DEEP_STEPS:
+    if "deep" in launches and -(-sizes[1] // fmt.step) > MAX_DEEP_STEPS:
         pytest.skip("more steps than moe_mx_down_deep holds")
     _check_padded_scales(fmt, sizes, launches)
 
@@ -621,7 +635,7 @@ def test_raw_rows_with_a_tail_spill_nothing(fmt: Format, case: tuple[int, ...]) 
     """Rows of weights as they are, K that no step divides: the most addresses there are."""
     m_tiles, n, stage, each, chunk = case
     defines = {
-        **_BUILT, "FORMAT": fmt.name, "M_TILES": m_tiles, "N_WAVES": n, "K_WAVES": 1, "TAIL": 1,
+        **EXPERTS, "FORMAT": fmt.name, "M_TILES": m_tiles, "N_WAVES": n, "K_WAVES": 1, "TAIL": 1,
         "STAGE": stage, "EACH": each, "CHUNK": chunk, "SHUFFLED": 0, "SHUFFLED_SCALES": 0,
         "TILED_H": 0,
     }  # fmt: skip
@@ -767,23 +781,30 @@ def test_refusals_of_layouts() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MxMoeConfig(3, 4, 1, 4, 1), "m_tiles must be a power of two"),
-        (lambda: MxMoeConfig(16, 4, 1, 4, 1), "m_tiles is 1 to 9, per_cu 1 to 8"),
-        (lambda: MxMoeConfig(1, 4, 4, 4, 1), "n . k is 1 to 8 waves, of k 1 to 4"),
-        (lambda: MxMoeConfig(8, 8, 1, 4, 1), "m_tiles=8 fit the registers of 4 waves"),
-        (lambda: MxMoeConfig(4, 2, 2, 4, 1), "share out K with m_tiles of 1 and 2 alone"),
-        (lambda: MxMoeConfig(1, 1, 4, 8, 1, 2, 48), "columns are 0, 16 or 32, rows 1, 2 or 4"),
-        (lambda: MxMoeConfig(1, 1, 4, 2, 1, 2, 16), "with columns down_n is 4, 8 or 16"),
-        (lambda: MxMoeConfig(1, 1, 4, 4, 1, slots=4), "slots are 0, or 3 to 5 with columns and"),
-        (lambda: MxMoeConfig(1, 1, 4, 4, 1, 2, 16, slots=6), "slots are 0, or 3 to 5 with"),
-        (lambda: MxMoeConfig(1, 1, 4, 16, 1, 2, 16, slots=4), "with slots down_n is 2 to 15"),
-        (lambda: MxMoeConfig(1, 1, 4, 10, 1, 2), "down_n must be a power of two"),
-        (lambda: MxMoeConfig(4, 4, 1, 4, 1, ahead=2), "ahead is 1, or 3 with up to 4 waves"),
-        (lambda: MxMoeConfig(4, 4, 1, 4, 1, ring=2), "ring is 0, or 1 with up_n=4, up_k=1"),
-        (lambda: MxMoeConfig(4, 8, 1, 4, 1, ring=1), "ring is 0, or 1 with up_n=4, up_k=1"),
-        (lambda: MxMoeConfig(4, 8, 1, 4, 1, ahead=3), "ahead is 1, or 3 with up to 4 waves"),
-        (lambda: MxMoeConfig(9, 4, 1, 4, 1, ahead=3), "m_tiles=9 and up_n=3 are with columns"),
-        (lambda: MxMoeConfig(4, 3, 1, 4, 1, 2, 16), "m_tiles=9 and up_n=3 are with columns"),
+        (lambda: MxMoeConfig(3, 4, 1, 4, 1), "m_tiles must be 1, 2, 4, 8 or 9, got 3"),
+        (lambda: MxMoeConfig(16, 4, 1, 4, 1), "m_tiles must be 1, 2, 4, 8 or 9, got 16"),
+        (lambda: MxMoeConfig(1, 4, 4, 4, 1), r"n_waves \* k_waves must be at most 8 here, got 16"),
+        (lambda: MxMoeConfig(8, 8, 1, 4, 1), r"n_waves \* k_waves must be at most 4 here, got 8"),
+        (lambda: MxMoeConfig(4, 2, 2, 4, 1), "m_tiles must be 1 or 2 with k_waves > 1, got 4"),
+        (lambda: MxMoeConfig(1, 1, 4, 8, 1, 2, 48), "columns must be 16 or 32, got 48"),
+        (lambda: MxMoeConfig(1, 1, 4, 2, 1, 2, 16), "waves must be 4, 8 or 16, got 2"),
+        (lambda: MxMoeConfig(1, 1, 4, 4, 1, slots=4), "slots must be 0 with columns=0, got 4"),
+        (lambda: MxMoeConfig(1, 1, 4, 4, 1, 2, 16, slots=6), "stages must be 3 to 5, got 6"),
+        (lambda: MxMoeConfig(1, 1, 4, 16, 1, 2, 16, slots=4), "waves must be 2 to 15, got 16"),
+        (lambda: MxMoeConfig(1, 1, 4, 10, 1, 2), "n_waves must be 1, 2, 3, 4 or 8, got 10"),
+        (lambda: MxMoeConfig(4, 4, 1, 4, 1, ahead=2), "prefetch must be 1 or 3, got 2"),
+        (lambda: MxMoeConfig(4, 4, 1, 4, 1, ring=2), "ring must be 0 or 1, got 2"),
+        (
+            lambda: MxMoeConfig(4, 8, 1, 4, 1, ring=1),
+            "up_n, up_k and ahead must be 4, 1 and 1 with ring=1",
+        ),
+        (lambda: MxMoeConfig(4, 8, 1, 4, 1, ahead=3), r"n_waves \* k_waves must be at most 4 here"),
+        (lambda: MxMoeConfig(9, 4, 1, 4, 1, ahead=3), "prefetch must be 3 with m_tiles=9"),
+        (lambda: MxMoeConfig(4, 3, 1, 4, 1, ahead=3), "columns must be 16 or 32 with up_n=3"),
+        (
+            lambda: MxMoeConfig(4, 3, 1, 4, 1, 2, 16),
+            "prefetch must be 3 with m_tiles=9 or n_waves=3",
+        ),
     ],
 )
 def test_configs_that_cannot_be(make: Any, message: str) -> None:

@@ -19,7 +19,7 @@ import torch
 import rfops.vgpu
 from rfops.moe.align_block_size import moe_align_block_size, moe_align_block_size_ref
 from rfops.moe.grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref, run_torch
-from rfops.moe.grouped_gemm_mxfp8_hip import MoeConfig
+from rfops.moe.kernels.grouped.hip import MoeConfig
 from rfops.quantization.mxfp8 import E8M0, dequant_mxfp8, quant_mxfp8
 from rfops.triton.tiles import TritonConfig
 from support.calls import default_moe, grouped_route
@@ -40,7 +40,7 @@ from support.grouped_problems import (
 from support.mxfp8_problems import surround
 
 pytestmark = pytest.mark.requires_gfx950
-moe_module = importlib.import_module("rfops.moe.grouped_gemm_mxfp8_hip")
+moe_module = importlib.import_module("rfops.moe.kernels.grouped.hip")
 
 MAP_NORESERVE = 0x4000  # Linux; Python's mmap names it from 3.13 on
 SMALL = MoeConfig(16, 1, 1, 2)  # for any shape; few variants, as each takes half a second to build

@@ -18,7 +18,7 @@ from rfops.jit import Plans
 from rfops.jit.launch import launcher
 from rfops.moe import grouped_gemm_mxfp8 as op_module
 from rfops.moe.grouped_gemm_mxfp8 import OP, grouped_gemm_mxfp8
-from rfops.moe.grouped_gemm_mxfp8_hip import MoeConfig
+from rfops.moe.kernels.grouped.hip import MoeConfig
 from support.calls import grouped_call, grouped_route
 from support.grouped_problems import (
     BF16,

@@ -250,7 +250,7 @@ def test_supports() -> None:
 
 IDS = torch.zeros(4, dtype=torch.int32)
 REFUSALS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "a list": (([0, 1], 4, 2), r"topk_ids must be a tensor, got list \[0, 1\]; convert"),
+    "a list": (([0, 1], 4, 2), r"topk_ids must be a tensor, got list \[0, 1\]; pass a torch"),
     "float ids": ((torch.zeros(4), 4, 2), r"topk_ids must be int32 or int64, got \[4\] float32"),
     "strided ids": ((torch.zeros(4, 2, dtype=torch.int32).T, 4, 2), "topk_ids must be contiguous"),
     "block of 0": ((IDS, 0, 2), "block_size must be an int from 1 to .*, got 0; pass"),

@@ -16,7 +16,7 @@ from rfops import compat
 from rfops.jit import log
 from rfops.moe import moe_dropins
 from rfops.moe.align_block_size import moe_align_block_size_ref
-from rfops.moe.choosing import choose
+from rfops.moe.kernels.topk.choosing import choose
 from support.moe_fp8_problems import assert_correct as assert_fp8_correct
 from support.moe_fp8_problems import random_problem as random_fp8
 from support.moe_problems import Problem, assert_correct, random_problem

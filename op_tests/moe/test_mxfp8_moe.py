@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import rfops.vgpu
-from rfops.moe.grouped_gemm_mxfp8_hip import MoeConfig, mxfp8_moe
+from rfops.moe.kernels.grouped.hip import MoeConfig, mxfp8_moe
 from support.calls import default_moe
 from support.grouped_problems import BF16, ROUTINGS, problem_of, run, scattered_blocks
 
 pytestmark = pytest.mark.requires_gfx950
-moe_module = importlib.import_module("rfops.moe.grouped_gemm_mxfp8_hip")
+moe_module = importlib.import_module("rfops.moe.kernels.grouped.hip")
 
 
 @pytest.mark.parametrize("rows", [1, 16])

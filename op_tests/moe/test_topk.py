@@ -12,7 +12,7 @@ import rfops.vgpu
 from rfops.moe import grouped_topk as grouped_module
 from rfops.moe import topk_softmax as softmax_module
 from rfops.moe.grouped_topk import grouped_topk, grouped_topk_ref
-from rfops.moe.topk_kernels import moe_topk_kernel
+from rfops.moe.kernels.topk.kernels import moe_topk_kernel
 from rfops.moe.topk_softmax import topk_softmax, topk_softmax_ref
 
 ARCHS = ("gfx942", "gfx950")

@@ -15,8 +15,8 @@ from rfops import compat
 from rfops.compat import grouped_gemm_mxfp8, mxfp8_gemv
 from rfops.dispatch import tuned_table
 from rfops.dispatch.declare import FP4
+from rfops.gemm.kernels.mxfp8.gemv import mxfp8_gemv as gemv_kernel
 from rfops.gemm.mxfp8 import OP
-from rfops.gemm.mxfp8_gemv import mxfp8_gemv as gemv_kernel
 from support.a8w8_problems import Problem as BlockProblem
 from support.a8w8_problems import assert_correct as assert_blocks_correct
 from support.a8w8_problems import random_problem as random_blocks

@@ -57,3 +57,16 @@ def test_what_is_changed(
     ]
     assert len(texts) == len(changed)
     assert all(any(part in text for text in texts) for part in changed)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("FAILED a/test_x.py::test_y - AssertionError: 1 - 2", "a/test_x.py::test_y"),
+        ("FAILED a/test_x.py::test_y[1-2^31 - 1] - E[0] - 3", "a/test_x.py::test_y[1-2^31 - 1]"),
+        ("FAILED a/test_x.py::test_y[gfx942-[300]-2]", "a/test_x.py::test_y[gfx942-[300]-2]"),
+        ("ERROR a/test_x.py - ImportError", ""),
+    ],
+)
+def test_the_test_that_killed(line: str, name: str) -> None:
+    assert mutate.test_in(line) == name

@@ -21,9 +21,10 @@ from rfops import later
 from rfops.jit import paths
 from rfops.jit.build.spec import load_config
 from support import ROOT
+from support.process import python
 
 TEST_COMMAND = "pip install -c .ci/constraints.txt -e '.[dev]' && pytest op_tests"
-DEMO_COMMAND = "pip install -c .ci/constraints.txt -e '.[dev]' && rfops demo"
+DEMO_COMMAND = "pip install -c .ci/constraints.txt -e '.[clang]' && rfops demo"
 
 
 @pytest.fixture(scope="session")
@@ -164,7 +165,7 @@ def test_a_checkout_that_is_not_installed_says_so() -> None:
 
 def test_readme_and_ci_run_the_same_commands() -> None:
     readme = (ROOT / "README.md").read_text()
-    commands = re.findall(r"^    (pip install .*)$", readme, re.M)
+    commands = re.findall(r"^(pip install .*)$", readme, re.M)
     assert commands == [DEMO_COMMAND, TEST_COMMAND]
     script = ROOT / ".ci" / "run"
     lines = script.read_text().splitlines()
@@ -175,30 +176,6 @@ def test_readme_and_ci_run_the_same_commands() -> None:
     assert "pip install -q --no-deps -U triton" in lines[lines.index(TEST_COMMAND) :]
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
-
-
-def test_readme_shows_code_that_runs() -> None:
-    """Each block by itself, in one process."""
-    texts = [(ROOT / name).read_text() for name in ("README.md", "csrc/vgpu/README.md")]
-    texts[0] = texts[0].replace(texts[0].split("## Add an op")[1].split("\n## ")[0], "")
-    blocks = [b for t in texts for b in re.findall(r"^```python\n(.*?)^```", t, re.M | re.S)]
-    assert len(blocks) == 5, "and that of `Add an op`, in test_readme.py"
-    code = f"for block in {blocks!r}:\n    exec(block, {{'__name__': '__main__'}})"
-    run_python(code, "/", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-
-
-def test_readme_names_every_command_and_error() -> None:
-    from rfops import cli, jit
-
-    readme = (ROOT / "README.md").read_text()
-    documented = set(re.findall(r"^\| `rfops (\w+)", readme, re.M))
-    actions = [action for action in cli._parser()._actions if action.choices]
-    assert documented == set(actions[0].choices or ())
-    errors = set(re.findall(r"^\| `(\w+)` \| .* \|$", readme, re.M))
-    ours = {name for name in jit.__all__ if isinstance(getattr(jit, name), type)
-            and issubclass(getattr(jit, name), jit.RfopsError)}  # fmt: skip
-    assert ours - {"RfopsError"} <= errors
-    assert ours <= set(rfops.__all__)
 
 
 def test_constraints_pin_what_is_asked_for() -> None:

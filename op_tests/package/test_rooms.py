@@ -95,6 +95,7 @@ PYTHON_ROOMS = (
     "jit.launch",
     "jit",  # jit/__init__.py
     "later",
+    "moved",
     "vgpu",
     "dispatch",
     "triton",

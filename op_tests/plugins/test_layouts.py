@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rfops
-from rfops.moe.choosing import choose
+from rfops.moe.kernels.topk.choosing import choose
 from rfops.plugins import layouts, vllm
 from support.plugin_calls import BF16, BY_TARGET, I32, close, function_of, quantised
 

@@ -18,7 +18,7 @@ from rfops import compat
 from rfops.cli import doctor
 from rfops.dispatch.op import ops
 from rfops.jit import ConfigError
-from rfops.moe.choosing import choose
+from rfops.moe.kernels.topk.choosing import choose
 from rfops.plugins import around, callees, targets, vllm, wrapper
 from rfops.plugins.around import Callee
 from support.plugin_calls import (

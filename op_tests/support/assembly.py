@@ -27,6 +27,11 @@ def code_bytes(module: str, arch: str, defines: Mapping[str, object]) -> int:
     return int(re.findall(r"codeLenInByte = (\d+)", _text(module, arch, _words(defines)))[0])
 
 
+def lds_bytes(module: str, arch: str, defines: Mapping[str, object]) -> int:
+    """That its first kernel has of its own."""
+    return int(re.findall(r"LDSByteSize: (\d+)", _text(module, arch, _words(defines)))[0])
+
+
 def _words(defines: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(f"-DRFOPS_{k}={v}" for k, v in defines.items())
 

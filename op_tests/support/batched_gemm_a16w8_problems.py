@@ -15,7 +15,7 @@ import torch
 
 from rfops.dispatch.compare import HALF_ULP, assert_within, tolerance
 from rfops.gemm.a16w8_blockscale import FNUZ, OCP, batched_gemm_a16w8_blockscale
-from rfops.gemm.a16w8_config import BmmConfig, Config
+from rfops.gemm.kernels.a16w8.config import BmmConfig, Config
 from rfops.jit import settings
 
 NVIDIA = torch.cuda.is_available() and torch.version.hip is None

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from rfops.gemm.mxfp8_mfma import MfmaConfig
+from rfops.gemm.kernels.mxfp8.mfma import MfmaConfig
 from support.calls import prepare
 from support.mxfp8_problems import Problem
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from rfops.dispatch.compare import HALF_ULP, assert_within, tolerance
-from rfops.gemm.mxfp8_gemv import GemvConfig
+from rfops.gemm.kernels.mxfp8.gemv import GemvConfig
 from rfops.quantization.mxfp8 import dequant_mxfp8
 
 # (K, N) of one GPU: qkv, o_proj, gate_up and mlp_down of a layer, split over 1, 2, 4, 8 GPUs.

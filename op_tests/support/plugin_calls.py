@@ -14,7 +14,7 @@ import torch
 
 import rfops
 from rfops import later
-from rfops.moe.choosing import choose
+from rfops.moe.kernels.topk.choosing import choose
 from rfops.plugins import around, callees, layouts, sglang, vllm
 
 BF16, F32, I32, FP8 = torch.bfloat16, torch.float32, torch.int32, torch.float8_e4m3fn

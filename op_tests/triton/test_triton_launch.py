@@ -12,7 +12,7 @@ import torch
 
 from rfops import vgpu
 from rfops.dispatch.tuned_table import TABLES
-from rfops.gemm.mxfp8_triton import TritonGemm
+from rfops.gemm.kernels.mxfp8.triton import TritonGemm
 from rfops.jit.arch import ROWS
 from rfops.triton import launch, tiles
 from support.calls import dense_call

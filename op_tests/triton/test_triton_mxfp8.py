@@ -14,8 +14,8 @@ import mmap
 import pytest
 import torch
 
-from rfops.gemm.mxfp8_triton import TritonGemm
-from rfops.moe.grouped_gemm_mxfp8_triton import TritonGrouped
+from rfops.gemm.kernels.mxfp8.triton import TritonGemm
+from rfops.moe.kernels.grouped.triton import TritonGrouped
 from rfops.triton import launch
 from rfops.triton.tiles import TritonConfig
 from support.calls import default_config, dense_call, grouped_call, prepare, prepare_grouped

@@ -13,7 +13,7 @@ from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.heuristic import ceil, coarse
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.dispatch.workspace import Workspace, with_workspace
+from rfops.dispatch.workspace import SPLIT, with_partials
 from rfops.jit import compile_ops, f32, u32
 from rfops.jit.arch import ROWS
 
@@ -75,9 +75,9 @@ def arguments(
     q_scale: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor | None,
-    parts: torch.Tensor,
+    workspace: torch.Tensor,
     counts: torch.Tensor,
-    angles: torch.Tensor,
+    angles: torch.Tensor | None,
     sm_scale: f32,
     columns: u32,
     heads: u32,
@@ -166,11 +166,9 @@ class Flow(Kernel):
 
     def variant(self, c: Call, config: FlowConfig) -> RunOf:
         bound = self.source.bind(c.device, self.defines(c, config), c.arch)
-        # Of out, the inputs in their order, angles if any, parts and counts.
-        more = (11, 12, 10) if c.has("angles") else (10, 11, 0)
-        order = (3, 5, 4, 1, 2, 6, 7, 0, 8, *more, 9)
         is_ragged, has_table = c.has("qo_indptr"), is_table(c)
-        launch = bound.prepare((256, 1, 1), order)
+        angles = ("angles",) if c.has("angles") else ()
+        launch = bound.prepare((256, 1, 1), (*self.arguments, *angles, *SPLIT))
 
         def run_of(
             batch: int, rows: int, heads: int, _entries: int, _pages: int, page: int, _ends: int,
@@ -182,12 +180,12 @@ class Flow(Kernel):
             shift = page.bit_length() - 1
             unseen = int(c.causal) if is_ragged else (c.qo_len - 1) * c.causal
             slots = groups * workers * 2
-            scratch = Workspace(
-                c.device,
-                (slots * self.columns * self.words, torch.float32),
-                zeros=LEVELS * slots * 8,
-            )
-            sizes = (batch, workers, shift, width * has_table, c.sm_scale, columns, heads, unseen)
-            return with_workspace(launch((groups * workers, 1, 1), sizes), scratch)
+            run = launch(
+                (groups * workers, 1, 1), batch=batch, workers=workers, page_shift=shift,
+                width=width * has_table, sm_scale=c.sm_scale, columns=columns, heads=heads,
+                unseen=unseen,
+            )  # fmt: skip
+            words = slots * self.columns * self.words
+            return with_partials(run, c.device, words, LEVELS * slots * 8)
 
         return run_of

@@ -22,7 +22,7 @@ from torch import Tensor
 from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.dispatch.workspace import Workspace, with_workspace
+from rfops.dispatch.steps import Step, run_steps
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import ROWS
 
@@ -334,11 +334,42 @@ class HipLayer(Kernel):
         return products(c)[-1].defines(c.B, c.cu_num)
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        def run_of(*sizes: int) -> Run:
-            launches = _Launches(c.with_sizes(**dict(zip(c.sizes, sizes, strict=True))))
-            return with_workspace(launches.run, launches.workspace)
+        return lambda *sizes: self.launches(c.with_sizes(**dict(zip(c.sizes, sizes, strict=True))))
 
-        return run_of
+    def launches(self, c: Call) -> Run:
+        """The launches of one call."""
+        down, value, out = made = products(c)
+        page = page_of(c)
+        heads, pages, rows = c.V // V, c.L // page, ceil(c.B, TILE) * TILE
+        query = query_defines(c.B, heads, c.R, c.cu_num)
+        sums = [p.sums(c.B, p.defines(c.B, c.cu_num)["SPLIT"]) for p in made]
+        sums.append(query_sums(c.B, heads, query))
+        tiles = [p.tiles(c.B) * (WAVES if p.stage in BY_WAVES else 1) for p in made]
+        tiles.append(query_groups(c.B, heads, query["M_TILES"]))
+        return run_steps(
+            c.device,
+            self.arguments,
+            [
+                _down(c, down),
+                _query(c, query),
+                attention(c, page, hip=True),
+                _product(c, value, {"out": "value", "x": "latent", "w": "kv_up",
+                                    **dict.fromkeys(_OF_DOWN)}),
+                _out(c, out),
+            ],
+            arch=c.arch,
+            workspace={
+                "lens": (c.B, _I32),
+                "table": ((c.B, pages), _I32),
+                "q_lora": ((rows, c.R), _BF16),  # packed
+                "q": ((c.B, heads, CACHE_ROW), _BF16),
+                "latent": ((c.B, heads, LATENT), _BF16),  # what attention gives
+                "value": ((rows, heads * V), _BF16),  # packed
+                "workspace": (max(sums), _F32),
+            },
+            zeros={"counts": max(tiles)},
+            outer=True,
+        )  # fmt: skip
 
 
 def page_of(c: Call) -> int:
@@ -346,80 +377,47 @@ def page_of(c: Call) -> int:
     return c.L & -c.L if c.L else 1
 
 
-class _Launches:
-    """Of one call; what is between launches lies in the workspace."""
+# ---------------------------------------------------------------- the steps
 
-    def __init__(self, c: Call) -> None:
-        down, value, out = made = products(c)
-        self.down = (self._down if down.stage == DOWN_WIDE else self._product)(c, down)
-        self.value = self._product(c, value)
-        page = page_of(c)
-        heads, pages, rows = c.V // V, c.L // page, ceil(c.B, TILE) * TILE
-        of_query = query_defines(c.B, heads, c.R, c.cu_num)
-        self.query, self.out = self._query(c, of_query), self._out(c, out)
-        self.attention = attention(c, page, hip=True)
-        sums = [p.sums(c.B, p.defines(c.B, c.cu_num)["SPLIT"]) for p in made]
-        sums.append(query_sums(c.B, heads, of_query))
-        tiles = [p.tiles(c.B) * (WAVES if p.stage in BY_WAVES else 1) for p in made]
-        tiles.append(query_groups(c.B, heads, of_query["M_TILES"]))
-        self.workspace = Workspace(
-            c.device,
-            (c.B, _I32),  # lens
-            ((c.B, pages), _I32),  # table
-            ((rows, c.R), _BF16),  # q_lora, packed
-            ((c.B, heads, CACHE_ROW), _BF16),  # q
-            ((c.B, heads, LATENT), _BF16),  # what attention gives
-            ((rows, heads * V), _BF16),  # value, packed
-            (max(sums), _F32),
-            zeros=max(tiles),
-            outer=True,
-        )
+_OF_DOWN = ("cache", "w_other", "positions", "lens", "table")
 
-    def _product(self, c: Call, p: Product) -> Run:
-        defines = p.defines(c.B, c.cu_num)
-        bound = mla_layer_decode_kernel.bind(c.device, defines, c.arch)
-        groups = p.groups(c.B, c.cu_num)
-        numbers = (c.B, p.n, p.n_other, p.heads, p.k, p.x_row, p.x_head, p.w_first, p.w_head,
-                   c.start, c.L, c.L // page_of(c))  # fmt: skip
-        run: Run = bound.prepare((THREADS, 1, 1), tuple(range(10)))((groups, 1, 1), numbers)
-        return run
 
-    def _down(self, c: Call, p: Product) -> Run:
-        bound = mla_layer_decode_down.bind(c.device, p.defines(c.B, c.cu_num), c.arch)
-        groups = p.groups(c.B, c.cu_num)
-        numbers = (c.B, p.n, p.n_other, p.k, p.x_row, c.start, c.L, c.L // page_of(c))
-        run_of = bound.prepare((2 * THREADS, 1, 1), (1, 2, 4, 0, 3, 5, 6, 7, 8, 9))
-        run: Run = run_of((groups, 1, 1), numbers)
-        return run
+def _product(c: Call, p: Product, tensors: Mapping[str, str | None]) -> Step:
+    return Step(
+        mla_layer_decode_kernel, p.defines(c.B, c.cu_num), THREADS, p.groups(c.B, c.cu_num),
+        {"m": c.B, "n": p.n, "n_other": p.n_other, "heads": p.heads, "k": p.k, "x_row": p.x_row,
+         "x_head": p.x_head, "w_first": p.w_first, "w_head": p.w_head, "start": c.start,
+         "cache_rows": c.L, "width": c.L // page_of(c), **tensors},
+    )  # fmt: skip
 
-    def _query(self, c: Call, defines: Mapping[str, int]) -> Run:
-        heads = c.V // V
-        groups = query_groups(c.B, heads, defines["M_TILES"]) * defines["SPLIT"]
-        numbers = (c.B, heads, c.R, c.start, c.L)
-        if defines is QUERY_WIDE:
-            of_wide = mla_layer_decode_query_wide.bind(c.device, {}, c.arch)
-            made = of_wide.prepare((2 * THREADS, 1, 1), (1, 2, 3, 0, 4, 5))((groups, 1, 1), numbers)
-            return lambda *of: made(*of[:6])
-        bound = mla_layer_decode_query.bind(c.device, defines, c.arch)
-        run: Run = bound.prepare((THREADS, 1, 1), tuple(range(8)))((groups, 1, 1), numbers)
-        return run
 
-    def _out(self, c: Call, p: Product) -> Run:
-        defines = p.defines(c.B, c.cu_num)
-        kernel = mla_layer_decode_wide if p.stage == WIDE else mla_layer_decode_out
-        bound = kernel.bind(c.device, defines, c.arch)
-        groups = p.groups(c.B, c.cu_num)
-        threads = THREADS * (2 if p.stage == WIDE else 1)
-        run: Run = bound.prepare((threads, 1, 1), tuple(range(5)))((groups, 1, 1), (c.B, p.n, p.k))
-        return run
+def _down(c: Call, p: Product) -> Step:
+    """q_lora and the new row of the cache; lens and table for attention."""
+    tensors = {"out": "q_lora", "w": "q_down", "w_other": "kv_down"}
+    if p.stage != DOWN_WIDE:
+        return _product(c, p, tensors)
+    return Step(
+        mla_layer_decode_down, p.defines(c.B, c.cu_num), 2 * THREADS, p.groups(c.B, c.cu_num),
+        {"m": c.B, "n": p.n, "n_other": p.n_other, "k": p.k, "x_row": p.x_row, "start": c.start,
+         "cache_rows": c.L, "width": c.L // page_of(c), **tensors},
+    )  # fmt: skip
 
-    def run(
-        self, out: Tensor, x: Tensor, cache: Tensor, q_down: Tensor, q_up: Tensor, kv_down: Tensor,
-        kv_up: Tensor, o: Tensor, angles: Tensor, positions: Tensor | None, lens: Tensor,
-        table: Tensor, q_lora: Tensor, q: Tensor, seen: Tensor, value: Tensor, *sums: Tensor,
-    ) -> None:  # fmt: skip
-        self.down(q_lora, x, q_down, cache, kv_down, positions, lens, table, *sums)
-        self.query(q, q_lora, q_up, kv_up, angles, positions, *sums)
-        self.attention(seen, q, cache, lens, table, lens, None, None, None, None, angles)
-        self.value(value, seen, kv_up, *(None,) * 5, *sums)
-        self.out(out, value, o, *sums)
+
+def _query(c: Call, defines: Mapping[str, int]) -> Step:
+    """q of each head, absorbed and rotated."""
+    heads = c.V // V
+    groups = query_groups(c.B, heads, defines["M_TILES"]) * defines["SPLIT"]
+    sizes = {"m": c.B, "heads": heads, "k": c.R, "start": c.start, "length": c.L}
+    if defines == QUERY_WIDE:
+        return Step(mla_layer_decode_query_wide, {}, 2 * THREADS, groups, sizes)
+    return Step(mla_layer_decode_query, defines, THREADS, groups, sizes)
+
+
+def _out(c: Call, p: Product) -> Step:
+    """The layer's result from the values of all heads."""
+    is_wide = p.stage == WIDE
+    return Step(
+        mla_layer_decode_wide if is_wide else mla_layer_decode_out, p.defines(c.B, c.cu_num),
+        2 * THREADS if is_wide else THREADS, p.groups(c.B, c.cu_num),
+        {"m": c.B, "n": p.n, "k": p.k, "x": "value", "w": "o"},
+    )  # fmt: skip

@@ -122,7 +122,8 @@ class _Launches:
         self.query = bound("query", self.block_m, config.block_k)
         self.of_heads = bound("product", self.block_m, 64, min(64, config.block_k))
         self.last = bound("product", *tile)
-        self.attention = attention(c, c.L, hip=False)
+        names = "q cache angles lens table latent".split()
+        self.attention = attention(c, c.L, hip=False).bind(c.device, c.arch, names)
         self.workspace = Workspace(
             c.device,
             (c.B, _I32),  # lens
@@ -138,7 +139,7 @@ class _Launches:
     def run(
         self, out: Tensor, x: Tensor, cache: Tensor, q_down: Tensor, q_up: Tensor, kv_down: Tensor,
         kv_up: Tensor, o: Tensor, angles: Tensor, positions: Tensor | None, lens: Tensor,
-        table: Tensor, q_lora: Tensor, nope: Tensor, q: Tensor, seen: Tensor, value: Tensor,
+        table: Tensor, q_lora: Tensor, nope: Tensor, q: Tensor, latent: Tensor, value: Tensor,
     ) -> None:  # fmt: skip
         c, heads, block_n = self.c, self.heads, self.block_n
         along_m = ceil(c.B, self.block_m)
@@ -150,8 +151,8 @@ class _Launches:
         self.query((parts, along_m, 1), of_query, (c.B, heads, c.R, c.start))
         rows = heads * NOPE, NOPE, 0, _UP, 1, LATENT, heads * CACHE_ROW, CACHE_ROW
         self.of_heads((LATENT // 64, along_m, heads), (q, nope, kv_up), (c.B, LATENT, NOPE, *rows))
-        self.attention(seen, q, cache, lens, table, lens, None, None, None, None, angles)
+        self.attention(q, cache, angles, lens, table, latent)
         rows = heads * LATENT, LATENT, NOPE * LATENT, _UP, LATENT, 1, c.V, V
-        self.of_heads((V // 64, along_m, heads), (value, seen, kv_up), (c.B, V, LATENT, *rows))
+        self.of_heads((V // 64, along_m, heads), (value, latent, kv_up), (c.B, V, LATENT, *rows))
         rows = c.V, 0, 0, 0, c.V, 1, c.D, 0
         self.last((ceil(c.D, block_n), along_m, 1), (out, value, o), (c.B, c.D, c.V, *rows))

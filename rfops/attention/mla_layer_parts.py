@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from rfops.dispatch.kernel import Call, Kernel, Run
+from rfops.dispatch.kernel import Call, Kernel
+from rfops.dispatch.steps import NestedRun
 from rfops.dispatch.view import View
 
 from . import mla_decode
@@ -47,9 +48,15 @@ def attention_kernel(of: Call, *, hip: bool) -> tuple[Kernel | None, str]:
     return None, "; ".join(reasons)
 
 
-def attention(c: Call, page: int, *, hip: bool) -> Run:
-    """run(out, q, kv, lens, table, lens, None, None, None, None, angles) of mla_decode's kernel."""
+def attention(c: Call, page: int, *, hip: bool) -> NestedRun:
+    """The launch of mla_decode's kernel on `q`, `kv`, `kv_indices`, `kv_lens` and `angles`, into
+    `out`; a block table needs no kv_indptr, but some lengths in its place."""
     of = attention_call(c, page)
     kernel, reason = attention_kernel(of, hip=hip)
     assert kernel is not None, reason
-    return kernel.variant(of, kernel.default(of))(*of.sizes.values())
+    run = kernel.variant(of, kernel.default(of))(*of.sizes.values())
+    sources = {
+        "out": "latent", "kv": "cache", "kv_indptr": "lens", "kv_indices": "table",
+        "kv_lens": "lens",
+    }  # fmt: skip
+    return NestedRun(run, (*kernel.arguments, "angles"), sources)

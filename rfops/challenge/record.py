@@ -20,6 +20,7 @@ from rfops.dispatch.family import Family
 from rfops.dispatch.op import Op
 from rfops.jit import CompiledOp, settings
 from rfops.jit.launch.bind import bound_by
+from rfops.jit.launch.prepare import NamedLaunch
 
 Dim3 = tuple[int, int, int]
 Tensors = Mapping[str, Any]  # a tensor, or a tuple of them, by name
@@ -68,32 +69,18 @@ class _Only(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Kernel:
+class _Kernel(NamedLaunch):
     """In a BoundKernel's place."""
 
     def __init__(self, launches: list[Any], op: CompiledOp, defines: Mapping[str, Any]) -> None:
+        super().__init__(op.kernel, op.parameters)
         self._launches, self._variant = launches, Variant(op, tuple(sorted(defines.items())))
-        self._is_tensor = [p.scalar is None for p in op.parameters]
 
     def launch(
         self, grid: Dim3, block: Dim3, args: Sequence[Any], lds: int = 0, stream: Any = None
     ) -> None:
         del stream
         self._launches.append(Launch(self._variant, grid, block, lds, tuple(args)))
-
-    def prepare(self, block: Dim3, tensors: tuple[int, ...], lds: int = 0) -> Any:
-        at = iter(tensors)
-        places = [next(at) if tensor else -1 for tensor in self._is_tensor]
-
-        def run_of(grid: Dim3, scalars: tuple[Any, ...]) -> Callable[..., None]:
-            def run(*args: Any) -> None:
-                value = iter(scalars)
-                full = [args[place] if place >= 0 else next(value) for place in places]
-                self.launch(grid, block, full, lds)
-
-            return run
-
-        return run_of
 
 
 class Recorder:

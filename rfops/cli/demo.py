@@ -12,9 +12,9 @@ import torch
 import rfops
 from rfops.cli.real_input import INSTALL, first_feed_forward, model_folder
 from rfops.dispatch import routing
+from rfops.gemm.kernels.mxfp8.gemv import mxfp8_gemv
+from rfops.gemm.kernels.mxfp8.mfma import mxfp8_mfma
 from rfops.gemm.mxfp8 import OP
-from rfops.gemm.mxfp8_gemv import mxfp8_gemv
-from rfops.gemm.mxfp8_mfma import mxfp8_mfma
 from rfops.jit import BoundKernel, settings, vgpu_library
 from rfops.jit.build import toolchain
 from rfops.jit.launch import hip
@@ -123,8 +123,8 @@ def _timed(args: list[torch.Tensor], device: torch.device) -> tuple[float, torch
 
 def _print_kernel(bound: BoundKernel) -> None:
     meta = bound.meta
-    compiler = toolchain.device_toolchain(meta["arch"])
-    _say("toolchain", f"{compiler.headline} ({compiler.argv[0]})")
+    compiler = toolchain.Toolchain(meta["toolchain"], (), meta["compiler"])  # it may be gone
+    _say("toolchain", f"{compiler.headline} ({compiler.name})")
     kind = "virtual GPU" if bound.hip.is_virtual else "a real one"
     _say("device", f"{kind}, {meta['arch']}; HIP runtime {bound.hip.path}")
     variant = " ".join(f"{name}={value}" for name, value in meta["defines"].items())

@@ -20,6 +20,7 @@ from rfops.jit import settings
 
 ISSUES = 20_000  # of a launch, for --trace and --html
 MOST = 20  # different launches, by kernel and size, of which that much is told
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 NOT_FOUND, NOT_EXECUTABLE, SIGNALLED = 127, 126, 128  # as a shell has them
 
 
@@ -91,6 +92,9 @@ def _tell(options: argparse.Namespace, folder: Path, words: list[str], status: i
     found = report.read(folder)
     end = f"exit status {status}" if status >= 0 else f"ended by {_signal(-status)}"
     print(f"rfops run: {shlex.join(words)}: {end}", file=sys.stderr)
+    if -status in _CRASHES and found.kernels and not options.check:
+        print("rfops run: a kernel that writes outside its memory can end a program so: "
+              "rfops run --check names the instruction", file=sys.stderr)  # fmt: skip
     print(report.text(found, why=options.timing, checked=options.check), file=sys.stderr)
     if found.left_out and (options.trace or options.html):
         print(f"rfops run: of {len(found.different)} different launches {len(found.followed)} "

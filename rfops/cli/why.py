@@ -146,6 +146,6 @@ def _variant(kernel: Kernel, c: Call, config: object) -> list[tuple[str, str]]:
     """What the cache has of it, for tensors that lie as torch allocates them."""
     defines = kernel.defines(c, config) or {}
     module = kernel.module_of(c.arch)
-    wanted = Wanted(module, c.arch, manifest.defines_of(defines), kernel.config)
+    wanted = Wanted(module, c.arch, manifest.defines_of(defines), kernel.compiler_config)
     first, *more = str(explain(wanted)).splitlines()
     return [("variant", first), *(("", line.strip()) for line in more)]

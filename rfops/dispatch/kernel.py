@@ -105,14 +105,31 @@ class Kernel:
     Config: ClassVar[type[Any] | None] = None  # a frozen dataclass: a variant of it
     module: ClassVar[str] = ""  # of a HIP kernel: its entry in compiler_config.json
     more_modules: ClassVar[tuple[str, ...]] = ()  # of its other launches
-    config: ClassVar[Path] = paths.COMPILER_CONFIG  # or in the file that has it
+    compiler_config: Path = paths.COMPILER_CONFIG  # the file that has the modules
     is_ranked: ClassVar[bool] = False  # whether its candidates come in the order of a cost model
     tuned: ClassVar[Tuned | None] = None  # its own table of defaults
+    # The tensors of a launch: the op's results, then its inputs. Set by the op that has the kernel.
+    arguments: tuple[str, ...] = ()
     # Sizes of which `refuses` and `refuses_config` say no more than that they are too large: where
     # the kernel takes a call, it takes it with each of them smaller. A family does not ask again.
     limits: ClassVar[str] = ""
     # Beside the rounding of fp32 sums, how far a result may be off, as a share of its |products|.
     error: ClassVar[float] = 0.0
+
+    def __init_subclass__(cls) -> None:
+        """`config` is an old name of `compiler_config`, which ops outside of rfops may set."""
+        super().__init_subclass__()
+        if isinstance(old := vars(cls).get("config"), Path):
+            cls.compiler_config = old
+            del cls.config
+
+    @property
+    def config(self) -> Path:
+        return self.compiler_config
+
+    @config.setter
+    def config(self, file: Path) -> None:
+        self.compiler_config = file
 
     def error_on(self, _arch: str) -> float:
         return self.error
@@ -135,7 +152,7 @@ class Kernel:
         from rfops.jit.build.spec import module_spec
 
         def has(arch: str) -> bool:
-            return arch in module_spec(self.module_of(arch), self.config).archs
+            return arch in module_spec(self.module_of(arch), self.compiler_config).archs
 
         return (
             None if has(arch) else f"no kernel for {arch}, only for {', '.join(filter(has, ARCHS))}"

@@ -14,6 +14,7 @@ the launch of these sizes and of others like them (a family, see rfops.jit.Plans
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -101,7 +102,7 @@ class Op(Hooks):
         except ValueError as error:
             raise ValueError(f"op {name}: {error}") from None
         super().__init__(name, d, positive, hints, max_bytes)
-        self.kernels = {kernel.name: kernel for kernel in kernels}
+        self.kernels = {kernel.name: self._own(kernel) for kernel in kernels}
         for size in coarse or ():
             if size not in d.sizes:
                 raise ValueError(f"op {name}: coarse: {size!r} is no size of it: {d.sizes}")
@@ -135,11 +136,22 @@ class Op(Hooks):
         self._op, self._op_out = register_op(self)
         _OPS[name] = self
 
+    def _own(self, kernel: Kernel) -> Kernel:
+        """The kernel, which knows what a launch of this op takes; a copy where it is also another
+        op's. Without a result a launch's first argument is nothing: "_"."""
+        d = self.declaration
+        results = [arg.name for arg in d.results] or ["_"]
+        arguments = (*results, *[arg.name for arg in d.tensors if not arg.ignored])
+        if kernel.arguments not in ((), arguments):
+            kernel = copy.copy(kernel)
+        kernel.arguments = arguments
+        return kernel
+
     @functools.cached_property
     def modules(self) -> dict[str, Path]:
         """The modules of its kernels: the config file that has each."""
         pairs = ((m, k) for k in self.kernels.values() for m in (k.module, *k.more_modules))
-        return {module: kernel.config for module, kernel in pairs if module}
+        return {module: kernel.compiler_config for module, kernel in pairs if module}
 
     # ------------------------------------------------------------ the call
 

@@ -114,6 +114,16 @@ def clear() -> None:
             zeros.zero_()
 
 
+# The last tensors of a launch that splits K or KV over workgroups: partials and arrival counters.
+SPLIT = ("workspace", "counts")
+
+
+def with_partials(launch: Run, device: torch.device, words: int, counters: int) -> Run:
+    """A launch prepared with (*arguments, *SPLIT): `words` fp32 of partials, and `counters` arrival
+    counters, which are zero before and after it."""
+    return with_workspace(launch, Workspace(device, (words, torch.float32), zeros=counters))
+
+
 def with_workspace(launch: Run, workspace: Workspace) -> Run:
     """A launch of a kernel whose last tensors are those of a workspace. One that fails half-way, as
     the virtual GPU's may, leaves zeros all the same: its successors would be wrong in silence."""

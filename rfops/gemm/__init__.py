@@ -1,1 +1,3 @@
 """Dense and batched matrix products, an op a stem."""
+
+from rfops import moved as moved

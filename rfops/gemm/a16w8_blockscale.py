@@ -1,7 +1,8 @@
 """batched_gemm_a16w8_blockscale: out[b] = x[b] @ (w[b] * scale)^T with 16-bit x and e4m3 w that has
 a scale for each block of 128 x 128: the absorbed weights of MLA. Triton on every architecture.
 
-A tuned row of the shape, or of one near it, names the kernel and its config; else a16w8_triton.py.
+A tuned row of the shape, or of one near it, names the kernel and its config; else
+kernels/a16w8/triton.py.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from rfops.dispatch.tuned_table import serving
 from rfops.jit import UnsupportedArch
 from rfops.triton import launch
 
-from .a16w8_config import SCALE_BLOCK, Config, Shape
-from .a16w8_triton import Bmm, Rows, Staged, Tiles, order, shape_of
+from .kernels.a16w8.config import SCALE_BLOCK, Config, Shape
+from .kernels.a16w8.triton import Bmm, Rows, Staged, Tiles, order, shape_of
 
 OCP, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 MAX_BATCH_BYTES = 2**31  # of one batch: offsets inside it are signed 32-bit
@@ -78,8 +79,8 @@ class _BatchedGemm(Op):
         return None
 
     def finish_run(self, c: Call, run: Run) -> Run:
-        """With an out that is given, overlaps are looked for: between the rows of a strided one an
-        input may lie."""
+        """Check a given out for overlaps with the inputs, which may lie between the rows of a
+        strided one."""
         is_bytes, has_out = c.w_dtype == torch.uint8, c.has("out")
         if not is_bytes and not has_out:
             return run

@@ -3,11 +3,11 @@ MXFP4 weights: the linear layer of MXFP4 checkpoints.
 
 | kernel | what it takes |
 |---|---|
-| stream (mxfp4_stream.py) | HIP on gfx950, M up to 64: w goes from memory to registers |
-| tiles (mxfp4_tiles.py) | HIP on gfx950, any M: waves share x in LDS |
-| deep (mxfp4_deep.py) | HIP on gfx950, any M: K-steps of both are on their way long before |
-| loop (mxfp4_loop.py) | HIP on gfx950, any M: bound by the matrix cores |
-| triton (mxfp4_triton.py) | AMD's and NVIDIA's GPUs, any strides |
+| stream (kernels/mxfp4/stream.py) | HIP on gfx950, M up to 64: w goes from memory to registers |
+| tiles (kernels/mxfp4/tiles.py) | HIP on gfx950, any M: waves share x in LDS |
+| deep (kernels/mxfp4/deep.py) | HIP on gfx950, any M: K-steps of both operands are prefetched |
+| loop (kernels/mxfp4/loop.py) | HIP on gfx950, any M: bound by the matrix cores |
+| triton (kernels/mxfp4/triton.py) | AMD's and NVIDIA's GPUs, any strides |
 | torch | whatever is left |
 """
 
@@ -24,12 +24,12 @@ from rfops.dispatch.layout import Shuffled, unwrap
 from rfops.quantization.mxfp4 import quant_mxfp4_ref
 
 from . import mxfp4_op, mxfp4_shapes
-from .mxfp4_deep import Deep
-from .mxfp4_loop import Loop
+from .kernels.mxfp4.deep import Deep
+from .kernels.mxfp4.loop import Loop
+from .kernels.mxfp4.stream import Stream
+from .kernels.mxfp4.tiles import Tiles
+from .kernels.mxfp4.triton import TritonGemm
 from .mxfp4_op import RAW, Fp4Gemm, Torch
-from .mxfp4_stream import Stream
-from .mxfp4_tiles import Tiles
-from .mxfp4_triton import TritonGemm
 
 # In the order in which they are tried.
 HIP: tuple[Kernel, ...] = (Stream(), Tiles(), Deep(), Loop())

@@ -3,10 +3,10 @@ the linear layer of DeepSeek-class models.
 
 | kernel | what it takes |
 |---|---|
-| stream (a8w8_stream.py) | HIP, M up to 64: bound by reading w |
-| pingpong (a8w8_pingpong.py) | HIP on gfx950, any M: tiles of up to 256 x 256 |
-| staged (a8w8_staged.py) | HIP, any M: tiles of up to 128 x 128 |
-| triton (a8w8_triton.py) | AMD's and NVIDIA's GPUs, any strides |
+| stream (kernels/a8w8/stream.py) | HIP, M up to 64: bound by reading w |
+| pingpong (kernels/a8w8/pingpong.py) | HIP on gfx950, any M: tiles of up to 256 x 256 |
+| staged (kernels/a8w8/staged.py) | HIP, any M: tiles of up to 128 x 128 |
+| triton (kernels/a8w8/triton.py) | AMD's and NVIDIA's GPUs, any strides |
 | torch | whatever is left |
 """
 
@@ -28,11 +28,11 @@ from rfops.dispatch.problem import grid
 from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.shuffle import unshuffle_weight
 
-from .a8w8_launch import Launched
-from .a8w8_pingpong import PingPong
-from .a8w8_staged import Staged
-from .a8w8_stream import Stream
-from .a8w8_triton import TritonGemm
+from .kernels.a8w8.launch import Launched
+from .kernels.a8w8.pingpong import PingPong
+from .kernels.a8w8.staged import Staged
+from .kernels.a8w8.stream import Stream
+from .kernels.a8w8.triton import TritonGemm
 
 
 class Torch(Kernel):
@@ -224,7 +224,7 @@ def _wide(payload: torch.Tensor) -> torch.Tensor:
 
 
 def dequantised(payload: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Of one scale a row and block."""
+    """Return payload * scale, with one scale per row and block."""
     wide = payload.to(torch.float32).to(dtype).unflatten(1, (-1, BLOCK))
     values: torch.Tensor = (wide * scale.to(dtype)[:, :, None]).flatten(1)
     return values

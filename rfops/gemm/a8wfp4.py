@@ -3,9 +3,9 @@ MXFP4 checkpoints where 4 bits of activations are too few.
 
 | kernel | what it takes |
 |---|---|
-| stream (mxfp4_stream.py) | HIP on gfx950, M up to 64: w goes from memory to registers |
-| tiles (mxfp4_tiles.py) | HIP on gfx950, any M: waves share x in LDS |
-| triton (mxfp4_triton.py) | AMD's and NVIDIA's GPUs, any strides |
+| stream (kernels/mxfp4/stream.py) | HIP on gfx950, M up to 64: w goes from memory to registers |
+| tiles (kernels/mxfp4/tiles.py) | HIP on gfx950, any M: waves share x in LDS |
+| triton (kernels/mxfp4/triton.py) | AMD's and NVIDIA's GPUs, any strides |
 | torch | whatever is left |
 """
 
@@ -19,10 +19,10 @@ from rfops.dispatch.kernel import Kernel
 from rfops.dispatch.layout import Shuffled
 
 from . import mxfp4_op, mxfp4_shapes
+from .kernels.mxfp4.stream import Stream
+from .kernels.mxfp4.tiles import Tiles
+from .kernels.mxfp4.triton import TritonGemm
 from .mxfp4_op import Fp4Gemm, Torch
-from .mxfp4_stream import Stream
-from .mxfp4_tiles import Tiles
-from .mxfp4_triton import TritonGemm
 
 HIP: tuple[Kernel, ...] = (Stream(), Tiles())  # in the order in which they are tried
 

@@ -221,13 +221,14 @@ class Problem:
         self.library.call("rfops_blaslt_run", self._out, self._queue(), None, None)
 
     def run_device(self, arguments: torch.Tensor) -> None:
-        """Of a group: sizes and addresses come from the device, as `arguments` lays them out."""
+        """Launch a group whose sizes and addresses are on the device, in the layout of
+        `arguments`."""
         memory = c_void_p(arguments.data_ptr())
         self.library.call("rfops_blaslt_run_device", self._out, memory, self._queue())
 
     def arguments(self) -> torch.Tensor:
-        """What run_device takes, on the host: a row of bytes for each GEMM of the group, whose
-        first four int32 are its rows of w, rows of x, batch and K."""
+        """Return the argument of run_device on the host: one row of bytes per GEMM of the group,
+        whose first four int32 are its rows of w, rows of x, batch and K."""
         each = c_size_t()
         self.library.call("rfops_blaslt_arguments", self._out, None, byref(each))
         made = torch.empty(len(self.of.sizes), each.value, dtype=torch.uint8)

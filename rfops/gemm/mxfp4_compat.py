@@ -32,7 +32,7 @@ def _fail(op: str, name: str, expected: str, got: object, way_out: str) -> NoRet
 
 
 def _refuse(op: str, **given: Any) -> None:
-    """What rfops has no use for must be as it is when it is not passed: None or False."""
+    """Refuse arguments that rfops has no use for, unless they are None or False."""
     for name, value in given.items():
         if value:
             way_out = "rfops takes its own tuned table" if name == "config" else "pass none"

@@ -1,5 +1,5 @@
-"""What gemm_a16wfp4, gemm_a8wfp4 and gemm_afp4wfp4 share: how operands lie, the torch route, the
-reference.
+"""The op class of gemm_a16wfp4, gemm_a8wfp4 and gemm_afp4wfp4: operand layouts, the torch kernel,
+the reference.
 
 Payloads of w are e2m1, two a byte, raw or as shuffle_weight left them ("16x16"); scales are e8m0,
 raw or as shuffle_scale did ("32x8"). Shuffled scales have rows of their own number, a multiple of
@@ -53,7 +53,7 @@ def scale_sizes(layout: str, rows: int, k: int) -> tuple[int, int]:
 
 
 def x_bits(c: Call) -> int:
-    """Of an element of x: 16 where it is quantised inside, 8 of e4m3, 4 of e2m1."""
+    """Return the bits of an element of x: 16 (quantized by the kernel), 8 (e4m3) or 4 (e2m1)."""
     return 4 if c.x_dtype in FP4_DTYPES else 8 if c.x_dtype == FP8 else 16
 
 

@@ -2,9 +2,9 @@
 
 | kernel | what it takes |
 |---|---|
-| gemv (mxfp8_gemv.py) | HIP on gfx950, M up to 16, bf16 out: bound by reading w |
-| mfma (mxfp8_mfma.py) | HIP on gfx950, any M: matrix cores |
-| triton (mxfp8_triton.py) | every architecture that Triton knows |
+| gemv (kernels/mxfp8/gemv.py) | HIP on gfx950, M up to 16, bf16 out: bound by reading w |
+| mfma (kernels/mxfp8/mfma.py) | HIP on gfx950, any M: matrix cores |
+| triton (kernels/mxfp8/triton.py) | every architecture that Triton knows |
 | torch | whatever is left |
 """
 
@@ -22,9 +22,9 @@ from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
 from rfops.quantization.mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN, dequant_mxfp8
 
-from .mxfp8_gemv import Gemv
-from .mxfp8_mfma import TILE, TILE_K, Mfma
-from .mxfp8_triton import TritonGemm
+from .kernels.mxfp8.gemv import Gemv
+from .kernels.mxfp8.mfma import TILE, TILE_K, Mfma
+from .kernels.mxfp8.triton import TritonGemm
 
 # Without a row: the GEMV first up to this M (beyond, its vector ALU is the bound), and no HIP
 # kernel at all beyond that one.

@@ -1,1 +1,3 @@
 """The parts of a mixture of experts, an op a stem."""
+
+from rfops import moved as moved

@@ -3,14 +3,14 @@
     topk_ids [[2, 0], [0, 2]], block_size 2, num_experts 3
     sorted_token_ids 1 2 | 0 3 | 4 ...    expert_ids 0 2 0 ...    num_tokens_post_padded 4
 
-HIP on AMD GPUs and on the virtual GPU, Triton on others (align_triton.py), else plain torch; none
-synchronises.
+HIP on AMD GPUs and on the virtual GPU, Triton on others (kernels/align/triton.py), else plain
+torch; none synchronises.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +21,11 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Draw, grid
-from rfops.dispatch.workspace import Workspace
+from rfops.dispatch.steps import Step, run_steps
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import ROWS, WAVE
 
-from .align_triton import TritonAlign
+from .kernels.align.triton import TritonAlign
 
 LDS_WORDS = ROWS["gfx942"].lds_bytes // 4 - 1  # the least; one word more is the kernel's own
 MAX_WAVES = 16
@@ -55,9 +55,9 @@ def moe_align_count(
 
 @compile_ops("moe_align_block_size", variants=lambda _arch: [_defines(16, torch.int32)])
 def moe_align_place(
-    sorted_ids: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
     expert_ids: torch.Tensor,
-    num_padded: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
     topk_ids: torch.Tensor,
     row_map: torch.Tensor | None,
     block_map: torch.Tensor | None,
@@ -95,7 +95,7 @@ class Align(Kernel):
         return None
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        return lambda rows, experts: _prepare_hip(c, rows, experts)
+        return lambda rows, experts: _launches(c, self.arguments, rows, experts)
 
 
 class Torch(Kernel):
@@ -203,34 +203,32 @@ def moe_align_block_size(
 moe_align_block_size.supports = OP.supports  # type: ignore[attr-defined]
 
 
-def _prepare_hip(c: Call, rows: int, num_experts: int) -> Run:
+def _launches(c: Call, arguments: Sequence[str], rows: int, num_experts: int) -> Run:
     """The launches for so many rows and experts; builds the kernels or finds them."""
     slots, blocks = layout_sizes(rows, c.block_size, num_experts, c.pad_sorted_ids)
-    sizes = rows, num_experts, c.block_size, slots, blocks
     waves = MAX_WAVES
     while (waves + 2) * num_experts > LDS_WORDS:
         waves //= 2
     groups = max(1, min(MAX_GROUPS, ceil(rows, GROUP_ROWS)))
-    grid, block = (groups, 1, 1), (waves * WAVE, 1, 1)
-    defines = _defines(waves, c.topk_ids_dtype)
-    place = moe_align_place.bind(c.device, defines, c.arch)
-    count = moe_align_count.bind(c.device, defines, c.arch) if groups > 1 else None
-    scratch = Workspace(c.device, (groups * num_experts, torch.int32))
-    ignores = c.ignore_invalid_experts
-
-    def run(aligned: Aligned, topk_ids: torch.Tensor, expert_map: torch.Tensor | None) -> None:
-        row_map, block_map = (expert_map, None) if ignores else (None, expert_map)
-        counts = None
-        if count is not None:
-            (counts,) = scratch()
-            args = counts, topk_ids, row_map, rows, num_experts, groups
-            count.launch(grid, block, args, 4 * num_experts)
-        place.launch(
-            grid, block, (*aligned, topk_ids, row_map, block_map, counts, *sizes, groups),
-            4 * (waves + 2) * num_experts,
-        )  # fmt: skip
-
-    return run
+    defines, threads = _defines(waves, c.topk_ids_dtype), waves * WAVE
+    # Ids outside of the map are left out; or each block's expert is looked up in it.
+    row_map, block_map = ("expert_map", None) if c.ignore_invalid_experts else (None, "expert_map")
+    sizes = {"num_rows": rows, "num_experts": num_experts, "num_groups": groups}
+    count = Step(
+        moe_align_count, defines, threads, groups, {"row_map": row_map, **sizes}, 4 * num_experts
+    )
+    place = Step(
+        moe_align_place, defines, threads, groups,
+        {"row_map": row_map, "block_map": block_map, **sizes, "block": c.block_size,
+         "num_slots": slots, "num_blocks": blocks},
+        4 * (waves + 2) * num_experts,
+    )  # fmt: skip
+    is_split = groups > 1
+    run = run_steps(
+        c.device, arguments, [count, place] if is_split else [place], arch=c.arch,
+        workspace={"counts": (groups * num_experts, torch.int32)} if is_split else None,
+    )  # fmt: skip
+    return lambda aligned, *inputs: run(*aligned, *inputs)
 
 
 # ---------------------------------------------------------------- torch
@@ -243,7 +241,7 @@ def _run_torch(
     topk_ids: torch.Tensor,
     expert_map: torch.Tensor | None,
 ) -> None:
-    """The same by a stable sort; no shape depends on data, so nothing synchronises."""
+    """Compute the layout by a stable sort; no shape depends on data, so nothing synchronizes."""
     row_map, block_map = (expert_map, None) if c.ignore_invalid_experts else (None, expert_map)
     device, rows, block_size = topk_ids.device, topk_ids.numel(), c.block_size
     expert = topk_ids.reshape(-1).long()

@@ -1,4 +1,4 @@
-"""What a mixture's experts compute, in torch: the formula of fused_moe and its plain route.
+"""The experts of a mixture in torch: the formula of fused_moe and its plain kernel.
 
     h[t, e] = silu(x[t] Wg[e]) * (x[t] Wu[e]),  out[t] = sum over j of p[t, j] * (h[t, e_j] Wd[e_j])
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Weights:
-    """Of all experts; each as what a row of x, or of h, is multiplied by from the left."""
+    """The weights of all experts, in the orientation of `x @ gate` and `h @ down`."""
 
     gate: Sequence[Tensor]  # [D, I]
     up: Sequence[Tensor]  # [D, I]
@@ -39,8 +39,8 @@ class Weights:
 def with_shared(
     topk_weights: Tensor, topk_ids: Tensor, experts: int, num_shared: int
 ) -> tuple[Tensor, Tensor]:
-    """With columns of weight 1 for the last num_shared experts, which every token takes; ids of
-    others that name one of them, as all outside, become -1."""
+    """Append columns of weight 1 for the last num_shared experts, which every token takes; routed
+    ids that name a shared expert, or none, become -1."""
     routed = experts - num_shared
     # Compared before they are narrowed, because an id of 64 bits may wrap to a valid one.
     ids = torch.where((topk_ids >= 0) & (topk_ids < routed), topk_ids, -1).to(torch.int32)

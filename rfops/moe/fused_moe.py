@@ -7,8 +7,8 @@ Weights come stacked, as vLLM has them, or as tables of one tensor an expert (fu
 
 | kernel | what it takes |
 |---|---|
-| hip (fused_moe_hip.py) | gfx942 and gfx950: D and I multiples of 8, up to 512 experts |
-| triton (fused_moe_triton.py) | every architecture that Triton knows |
+| hip (kernels/bf16/hip.py) | gfx942 and gfx950: D and I multiples of 8, up to 512 experts |
+| triton (kernels/bf16/triton.py) | every architecture that Triton knows |
 | torch | whatever is left, expert by expert |
 """
 
@@ -31,8 +31,8 @@ from rfops.quantization.shuffle import unshuffle_weight
 
 from . import fused_moe_fp8, fused_moe_mxfp4, fused_moe_mxfp8, fused_moe_tables
 from .experts import Weights, experts_ref
-from .fused_moe_hip import HipMoe
-from .fused_moe_triton import TritonMoe
+from .kernels.bf16.hip import HipMoe
+from .kernels.bf16.triton import TritonMoe
 from .moe_op import HINTS, Moe, Torch, declared, reference_of
 
 

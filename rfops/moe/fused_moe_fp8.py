@@ -8,8 +8,8 @@ silu(g) * u is rounded to x's dtype before it is quantised, as where the two pro
 
 | kernel | what it takes |
 |---|---|
-| hip (fused_moe_fp8_hip.py) | gfx942 (e4m3fnuz) and gfx950 (e4m3), up to 512 experts |
-| triton (fused_moe_fp8_triton.py) | AMD's, and NVIDIA's with FP8 |
+| hip (kernels/fp8/hip.py) | gfx942 (e4m3fnuz) and gfx950 (e4m3), up to 512 experts |
+| triton (kernels/fp8/triton.py) | AMD's, and NVIDIA's with FP8 |
 | torch | whatever is left, expert by expert |
 """
 
@@ -33,8 +33,8 @@ from rfops.quantization.fp8_blockscale import reference as quantise
 from rfops.quantization.shuffle import unshuffle_weight
 
 from .experts import Weights, run_experts
-from .fused_moe_fp8_hip import HipFp8
-from .fused_moe_fp8_triton import TritonFp8
+from .kernels.fp8.hip import HipFp8
+from .kernels.fp8.triton import TritonFp8
 from .moe_op import HINTS, Moe, chosen
 from .router import moe_router_ref
 
@@ -126,11 +126,11 @@ class _Fp8Moe(Moe):
         return {**super().fit(c, draw), **own}
 
     def roundings(self, c: Call) -> int:
-        """Of fp32 sums along both K; of h and the experts' results, which are rounded to x's dtype;
-        and of h in FP8: an element between two of it may become either, an eighth apart, few of a
-        row do, and a block's largest may move the others too: 2^-8 of the sum of |h|'s products.
-        What is taken here is D/2 times that sum at least, as gate and up are of absolute values,
-        whose sums do not cancel."""
+        """Count roundings: of fp32 sums along both K; of h and the experts' results, which are
+        rounded to x's dtype; and of h in FP8: an element between two of it may become either, an
+        eighth apart, few of a row do, and a block's largest may move the others too: 2^-8 of the
+        sum of |h|'s products. What is taken here is D/2 times that sum at least, as gate and up are
+        of absolute values, whose sums do not cancel."""
         rounded = 2**13 if c.dtype == torch.float16 else 2**16
         return int(2 * (c.D + c.I + c.K) + 64 + (2 * rounded + 2**16) / (c.D / 2))
 

@@ -1,4 +1,4 @@
-"""What fused_moe with MXFP4 and with MX-FP8 weights share: formats, the op, torch route, reference.
+"""fused_moe with MXFP4 and with MX-FP8 weights: formats, the op class, torch kernel, reference.
 
     q(v) = v in the format and back, blocks of 32 along the last dimension
     h[t, e] = q(silu(g) * u),  g, u = q(x[t]) @ gate[e]^T, q(x[t]) @ up[e]^T,  w1[e] = gate over up
@@ -217,7 +217,7 @@ class Experts:
         return total
 
     def h(self, e: int, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Of an expert: rounded to dtype, then to the format."""
+        """Return h of an expert, rounded to dtype, then to the format."""
         gate, up = (rows @ self.weights(e, self.w1, self.w1_scale).T).chunk(2, 1)
         h = (torch.nn.functional.silu(gate) * up).to(dtype)
         return self.fmt.and_back(h, self.rounding, torch.float32)

@@ -2,8 +2,8 @@
 
 | kernel | what it takes |
 |---|---|
-| hip (fused_moe_mx_hip.py) | gfx950: up to 512 experts, weights raw or shuffled |
-| triton (fused_moe_mx_triton.py) | every architecture that Triton knows, weights widened to bf16 |
+| hip (kernels/mx/hip.py) | gfx950: up to 512 experts, weights raw or shuffled |
+| triton (kernels/mx/triton.py) | every architecture that Triton knows, weights widened to bf16 |
 | torch | whatever is left, expert by expert |
 """
 
@@ -17,8 +17,8 @@ from torch.compiler import is_dynamo_compiling
 from rfops.dispatch.problem import grid
 
 from .fused_moe_mx import MXFP4, MxMoe, Torch, arguments
-from .fused_moe_mx_hip import HipMxMoe
-from .fused_moe_mx_triton import TritonMxMoe
+from .kernels.mx.hip import HipMxMoe
+from .kernels.mx.triton import TritonMxMoe
 
 # (D, I, E, K, R) of the challenge of 2026: one expert is everybody's. Its weights are shuffled.
 CHALLENGE = [(7168, 256, 257, 8, 256), (7168, 512, 33, 8, 32)]
@@ -37,7 +37,8 @@ OP = MxMoe(
 
 
 def call(x: Tensor, *weights: Any) -> Tensor:
-    """As fused_moe hands on: w1, w2, scales, choice, num_shared, how, rounding, out, config."""
+    """Call the op with the arguments of fused_moe: w1, w2, scales, choice, num_shared, how,
+    rounding, out, config."""
     *given, out, config = weights
     args = arguments(OP, x, *given)
     run = OP.traced if is_dynamo_compiling() else OP.call

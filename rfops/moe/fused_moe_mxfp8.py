@@ -2,8 +2,8 @@
 
 | kernel | what it takes |
 |---|---|
-| hip (fused_moe_mx_hip.py) | gfx950: up to 512 experts, weights raw or shuffled |
-| triton (fused_moe_mx_triton.py) | every architecture that Triton knows, weights widened to bf16 |
+| hip (kernels/mx/hip.py) | gfx950: up to 512 experts, weights raw or shuffled |
+| triton (kernels/mx/triton.py) | every architecture that Triton knows, weights widened to bf16 |
 | torch | whatever is left, expert by expert |
 """
 
@@ -17,8 +17,8 @@ from torch.compiler import is_dynamo_compiling
 from rfops.dispatch.problem import grid
 
 from .fused_moe_mx import MXFP8, MxMoe, Torch, arguments
-from .fused_moe_mx_hip import HipMxMoe
-from .fused_moe_mx_triton import TritonMxMoe
+from .kernels.mx.hip import HipMxMoe
+from .kernels.mx.triton import TritonMxMoe
 
 # (D, I, E, K, R) of MiniMax-M3 class models over 4 and 8 GPUs, one expert everybody's; weights are
 # shuffled. (Scales are not where I is no multiple of 256.)
@@ -40,7 +40,8 @@ OP = MxMoe(
 
 
 def call(x: Tensor, *weights: Any) -> Tensor:
-    """As fused_moe hands on: w1, w2, scales, choice, num_shared, how, rounding, out, config."""
+    """Call the op with the arguments of fused_moe: w1, w2, scales, choice, num_shared, how,
+    rounding, out, config."""
     *given, out, config = weights
     args = arguments(OP, x, *given)
     run = OP.traced if is_dynamo_compiling() else OP.call

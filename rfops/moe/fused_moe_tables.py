@@ -3,8 +3,8 @@ of their own, as the challenge of 2025 and plain modules hold them. No copy is m
 
 | kernel | what it takes |
 |---|---|
-| hip (fused_moe_hip.py) | gfx942 and gfx950: D and I multiples of 8, up to 64 experts |
-| triton (fused_moe_triton.py) | every architecture that Triton knows |
+| hip (kernels/bf16/hip.py) | gfx942 and gfx950: D and I multiples of 8, up to 64 experts |
+| triton (kernels/bf16/triton.py) | every architecture that Triton knows |
 | torch | whatever is left, expert by expert |
 """
 
@@ -20,8 +20,8 @@ from rfops.dispatch.kernel import Call
 from rfops.dispatch.problem import Draw, grid
 
 from .experts import Weights, experts_ref
-from .fused_moe_hip import HipMoe
-from .fused_moe_triton import TritonMoe
+from .kernels.bf16.hip import HipMoe
+from .kernels.bf16.triton import TritonMoe
 from .moe_op import HINTS, Moe, Torch, chosen, declared, reference_of
 
 __all__ = ["OP", "Moe", "chosen", "fused_moe_tables_ref", "reference_of"]

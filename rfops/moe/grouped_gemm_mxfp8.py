@@ -2,8 +2,8 @@
 
 | kernel | what it takes |
 |---|---|
-| moe (grouped_gemm_mxfp8_hip.py) | HIP on gfx950, blocks of up to 128 rows |
-| triton (grouped_gemm_mxfp8_triton.py) | every architecture that Triton knows |
+| moe (kernels/grouped/hip.py) | HIP on gfx950, blocks of up to 128 rows |
+| triton (kernels/grouped/triton.py) | every architecture that Triton knows |
 | torch | whatever is left |
 """
 
@@ -25,8 +25,8 @@ from rfops.gemm.mxfp8 import QUANTISE, RAW_SCALE, gemm_mxfp8_ref, roundings
 from rfops.quantization.mxfp8 import dequant_mxfp8
 
 from .align_block_size import layout_sizes, moe_align_block_size_ref
-from .grouped_gemm_mxfp8_hip import Moe
-from .grouped_gemm_mxfp8_triton import TritonGrouped
+from .kernels.grouped.hip import Moe
+from .kernels.grouped.triton import TritonGrouped
 
 LAYOUT = "make the layout with rfops.moe_align_block_size"  # a way out
 # Routed rows up to which HIP is taken without a row of the table, as published (aiter pull request
@@ -101,7 +101,7 @@ class _GroupedGemm(Op):
         return fitted
 
     def traffic(self, c: Call) -> int:
-        """Of the weights those of experts in use."""
+        """Return the bytes moved; of the weights, only those of experts in use."""
         padded, experts = c.given("num_tokens_post_padded", "expert_ids")
         idle = c.E - len(experts[: -(-int(padded) // c.block_m)].unique())
         return int(super().traffic(c) - idle * c.N * (c.K + c.K // 32))

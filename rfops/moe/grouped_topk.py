@@ -15,8 +15,8 @@ from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.problem import grid
 
-from .choosing import choose
-from .topk_kernels import Choose, Hip, Torch
+from .kernels.topk.choosing import choose
+from .kernels.topk.kernels import Choose, Hip, Torch
 
 OP = Choose(
     "grouped_topk",

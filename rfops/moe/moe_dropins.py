@@ -60,7 +60,7 @@ def _refuse(op: str, argument: str, expected: str, got: Any) -> NoReturn:
 
 
 def _is_one_of(value: Any, known: Container[int]) -> bool:
-    """Of aiter's enums, rfops', and ints."""
+    """Return whether a value, an enum of aiter's or rfops' or an int, is among `known`."""
     return hasattr(value, "__int__") and int(value) in known
 
 
@@ -166,7 +166,7 @@ def fused_moe(
 
 
 def _aiter_rounding() -> str:
-    """How aiter rounds scales to MXFP4 where nobody says: its constant where it is installed."""
+    """Return aiter's default rounding of MXFP4 scales: its constant where it is installed."""
     module = sys.modules.get("aiter.utility.mx_types")
     mode = int(getattr(module, "MX_DEFAULT_ROUND_MODE", 1))
     if mode >= len(_ROUNDINGS):

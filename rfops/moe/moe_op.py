@@ -1,5 +1,5 @@
-"""What the ops of a mixture's experts share, whatever their weights are: the arguments, checks and
-inputs, the torch route and the reference."""
+"""The op class of fused_moe with weights of any kind: arguments, checks and inputs, the torch
+kernel and the reference."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Torch(Kernel):
 def chosen(
     c: Call, x: Tensor, p: Tensor | None, ids: Tensor | None, router: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """What the caller has chosen, or the router does."""
+    """Return the weights and ids of experts: the caller's, or the router's."""
     if router is None:
         assert p is not None and ids is not None, "the checks have looked"
         return p, ids
@@ -72,7 +72,7 @@ def chosen(
 
 
 class Moe(Op):
-    """What both layouts of weights share."""
+    """An op of a mixture's experts."""
 
     more_sizes: ClassVar[Mapping[str, str]] = {
         "R": "experts that are routed, the first ones; those behind are shared; default: E"
@@ -89,7 +89,7 @@ class Moe(Op):
     def refuses_choice(
         self, c: Call, experts: int, k: int, routed: int
     ) -> tuple[str, str, str, str] | None:
-        """What the values are to the experts there are; that of all tensors there are those."""
+        """Check top_k, routed and num_shared against the experts, and that tensors go together."""
         if routed > experts:
             return "routed", f"at most E={experts}", str(routed), "pass num_shared of 0 or more"
         if c.has("router_weight") and k > routed:
@@ -135,7 +135,8 @@ class Moe(Op):
         return int(6 * c.M * (c.K + c.E - c.R) * c.D * c.I)
 
     def traffic(self, c: Call) -> int:
-        """Of the experts those that somebody chooses, where all are alike to the tokens."""
+        """Return the bytes moved; of the weights, the expected share of experts that some token
+        chooses, under uniform routing."""
         own = {name: given for name, given in c.tensors.items() if name not in NO_WEIGHTS}
         weights = sum(t.nbytes for _, t in flat(own))
         missed = max(1 - c.K / c.R, 0) ** c.M * c.R if c.R else 0
@@ -160,15 +161,15 @@ class Moe(Op):
         return found
 
     def roundings(self, c: Call) -> int:
-        """Of fp32 sums along both K; and h and the experts' results are rounded to x's dtype, whose
-        unit is 2^13 or 2^16 of fp32's: of the sum of products of |h|, which is less than a
-        sixteenth of what all operands' absolute values give."""
+        """Count roundings: of fp32 sums along both K, and of h and the experts' results to x's
+        dtype, whose unit is 2^13 or 2^16 of fp32's: of the sum of products of |h|, which is less
+        than a sixteenth of what all operands' absolute values give."""
         rounded = 2**13 if c.dtype == torch.float16 else 2**16
         return int(2 * (c.D + c.I + c.K) + 64 + 2 * rounded / 16)
 
 
 def reference_of(weights: Weights, x: Tensor, *rest: Any) -> Tensor:
-    """As the ops declare their arguments, from topk_weights on."""
+    """Return the reference for the arguments as ops declare them, from topk_weights on."""
     p, ids, router, top_k, routed, renormalize, round_scores, dtype = rest
     if router is not None:
         p, ids = moe_router_ref(x, router, top_k, renormalize, round_scores)

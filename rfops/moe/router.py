@@ -26,10 +26,11 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
+from rfops.dispatch.steps import Step
 from rfops.dispatch.strided import matrix_strides
 from rfops.jit import compile_ops, u32
 
-from .choosing import IN_TYPES, choose, refuses_choosing
+from .kernels.topk.choosing import IN_TYPES, choose, refuses_choosing
 
 TOKENS, THREADS = 16, 512  # of a workgroup
 VEC = 8  # elements that a lane loads at once
@@ -71,11 +72,10 @@ class Hip(Kernel):
         return defines(c, c.E, False)
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        launch = prepare(c, c.E, False)
-
-        def run_of(m: int, d: int, experts: int, _k: int) -> Run:
-            run = launch(m, d, experts)
-            return lambda results, x, w: run(*results, x, w, None, None, None)
+        def run_of(m: int, d: int, experts: int, k: int) -> Run:
+            of = c.with_sizes(M=m, D=d, E=experts, K=k)
+            run = step(of, experts, lists=False).bind(c.device, c.arch, self.arguments)
+            return lambda results, *inputs: run(*results, *inputs)
 
         return run_of
 
@@ -92,17 +92,16 @@ def defines(c: Call, experts: int, lists: bool) -> dict[str, Any]:
     }
 
 
-def prepare(c: Call, experts: int, lists: bool) -> Callable[[int, int, int], Run]:
-    """Makes the launch of M, D and E: on weights, ids, x, router_weight, counts, lists, slots."""
-    bound = moe_router_kernel.bind(c.device, defines(c, experts, lists), c.arch)
-    launch = bound.prepare((THREADS, 1, 1), tuple(range(7)))
-
-    def of_sizes(m: int, d: int, experts: int) -> Run:
-        rows = [2 * matrix_strides(c, name, d)[0] for name in ("x", "router_weight")]
-        run: Run = launch((ceil(m, TOKENS), 1, 1), (m, experts, d, *rows))
-        return run
-
-    return of_sizes
+def step(c: Call, experts: int, lists: bool, arguments: Mapping[str, str] | None = None) -> Step:
+    """The launch on `weights`, `ids`, `x` and `router_weight`; with `lists` it also makes `counts`,
+    `lists` and `slots`. `arguments` has other names of these."""
+    x_row, w_row = (2 * matrix_strides(c, name, c.D)[0] for name in ("x", "router_weight"))
+    sizes = {"m": c.M, "experts": experts, "k": c.D, "x_row": x_row, "w_row": w_row}
+    none = {} if lists else dict.fromkeys(("counts", "lists", "slots"))
+    return Step(
+        moe_router_kernel, defines(c, experts, lists), THREADS, ceil(c.M, TOKENS),
+        {"w": "router_weight", **sizes, **none, **(arguments or {})},
+    )  # fmt: skip
 
 
 def refuses_rows(c: Call, experts: int) -> str | None:

@@ -77,13 +77,13 @@ class Hip(Kernel):
 
     def variant(self, c: Call, config: Any) -> RunOf:
         bound = quant_fp8_blockscale_kernel.bind(c.device, self.defines(c, config), c.arch)
-        launch = bound.prepare((THREADS, 1, 1), (0, 1, 2))
+        launch = bound.prepare((THREADS, 1, 1), self.arguments)
 
         def run_of(m: int, k: int) -> Run:
             rows, blocks = int(ceil(m, c.block_rows)), k // BLOCK
             groups = int(ceil(rows * blocks, BLOCKS_AT_ONCE if c.block_rows == 1 else 1))
-            strides = (1, rows) if c.transpose_scale else (blocks, 1)
-            run = launch((groups, 1, 1), (m, k, *strides))
+            scale_row, scale_k = (1, rows) if c.transpose_scale else (blocks, 1)
+            run = launch((groups, 1, 1), m=m, k=k, scale_row=scale_row, scale_k=scale_k)
             return lambda results, x: run(*results, x)
 
         return run_of

@@ -14,7 +14,7 @@ from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Draw
 from rfops.dispatch.tuned_table import serving
 from rfops.jit import CompiledOp
-from rfops.triton import launch
+from rfops.triton import launch as triton_launch
 from rfops.triton.bound import BoundTriton
 
 THREADS, EACH = 256, 8  # of HIP's kernels; elements of a lane
@@ -62,11 +62,12 @@ class HipQuant(Kernel):
 
     def variant(self, c: Call, config: Any) -> RunOf:
         bound = self.compiled.bind(c.device, self.defines(c, config), c.arch)
-        start = bound.prepare((THREADS, 1, 1), (0, 1, 2))
+        launch = bound.prepare((THREADS, 1, 1), self.arguments)
         strides = _strides(c) or (int(c.K), 1)
 
         def run_of(m: int, k: int) -> Run:
-            run = start((ceil(m * k, THREADS * EACH), 1, 1), (_of(c, k, strides)[0], m, k))
+            groups, pitch = ceil(m * k, THREADS * EACH), _of(c, k, strides)[0]
+            run = launch((groups, 1, 1), pitch=pitch, m=m, k=k)
             return lambda results, x: run(*results, x)
 
         return run_of
@@ -81,7 +82,7 @@ class TritonQuant(Kernel):
         self.kernel, self.bumps = kernel, bumps
 
     def refuses(self, c: Call) -> str | None:
-        if reason := launch.missing():
+        if reason := triton_launch.missing():
             return reason
         if serving(c.arch) is None:
             return f"Triton has no kernel for {c.arch}"

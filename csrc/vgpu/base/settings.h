@@ -1,4 +1,4 @@
-// Settings from the environment, read once. (jit/settings.py declares them for the README's table.)
+// Settings from the environment, read once. (jit/settings.py declares them for jit/SETTINGS.md.)
 #pragma once
 
 #include <string>

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from support.process import run
 from support.vgpu.hip import ILLEGAL_ADDRESS, compile_hip
 
 LEVELS = ["1", "error"]
@@ -44,8 +45,10 @@ def said(
     (folder / "config.json").write_text(json.dumps({"pokes": {"srcs": ["pokes.hip"]}}))
     env = {"RFOPS_VGPU_CHECK": request.param, "RFOPS_HIP_LIBRARY": str(vgpu_path)}
     env |= {"RFOPS_VGPU_ARCH": "gfx950", "RFOPS_CACHE_DIR": str(folder / "cache")}
-    argv = list(map(str, (CHILD, folder, FLOATS)))
-    done = run(CHILD.read_text(), argv, {**os.environ, **env})
+    done = subprocess.run(
+        [sys.executable, str(CHILD), str(folder), str(FLOATS)],
+        env={**os.environ, **env}, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     cases = dict(json.loads(line) for line in done.stdout.splitlines())
     return {**cases, "level": request.param}

@@ -198,7 +198,9 @@ def test_source_lines_of_the_engines_code(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"m": {"srcs": ["deep/m.hip"], "archs": ["gfx950"]}}')
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/m.hip").write_text("line one\nline two\n")
-    compile_ops("m", kernel="lines_kernel", config=tmp_path / "config.json")(lambda: None)
+    config = tmp_path / "config.json"
+    kept = compile_ops("m", kernel="lines_kernel", config=config)(lambda: None)
+    assert kept.kernel == "lines_kernel"  # which is forgotten with the last that holds it
     header = next(CSRC.glob("include/rfops/**/*.h")).relative_to(CSRC)
     stage = "/cache/v1/gfx950/m/.stage-1a2b-3c4d/"
     for name, told in (

@@ -1,0 +1,1 @@
+"""Kernels of batched_gemm_a16w8_blockscale: Triton and Gluon."""

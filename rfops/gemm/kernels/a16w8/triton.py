@@ -1,0 +1,452 @@
+"""The kernels of batched_gemm_a16w8_blockscale, Triton's: which variant a shape gets, which are
+worth timing, and the launches.
+
+| kernel | what runs | config |
+|---|---|---|
+| rows | one kernel, sums on the vector ALU; M at most 16 | RowsConfig |
+| tiles | one kernel on the matrix unit; with split_k a second one that sums | TilesConfig |
+| staged | one kernel on NVIDIA's matrix unit, its copies laid out by hand | StagedConfig |
+| bmm | w dequantised into a workspace, batches at a time, and torch.bmm; x in bf16 | BmmConfig |
+
+`bmm` rounds w * w_scale to bf16, the others only their fp32 sums. `staged` copies 16 bytes at once:
+a call whose x or w does not lie so (`_in_pieces_of_16`) runs `tiles` instead, and so does each call
+where Triton does not build it, which one warning tells. The device code is in triton_kernels.py and
+staged.py; this module imports them, and triton, at the first launch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from rfops.dispatch.heuristic import ceil
+from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.tuned_table import serving
+from rfops.dispatch.workspace import Workspace
+from rfops.jit import log
+from rfops.jit.arch import MAX_GRID, ROWS
+from rfops.triton.bound import BoundTriton
+
+from .config import (
+    MIB,
+    SCALE_BLOCK,
+    BmmConfig,
+    RowsConfig,
+    Shape,
+    StagedConfig,
+    TilesConfig,
+)
+
+_KERNELS = "rfops.gemm.kernels.a16w8.triton_kernels"
+Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+MAX_ROWS = 16  # of the kernel rows
+# From this many multiplications on, and M, torch.bmm repays the dequantised weights' way through
+# memory.
+_BMM_M, _BMM_WORK = 512, 1 << 34
+# Up to which staged beats tiles beyond M=32 (H200: 64 x 64 x 512 x 512 in 11.9 us against 14.2,
+# 100 x 128 x 300 x 512 in 31.8 against 24.7).
+_STAGED_WORK = 1 << 30
+_THREAD_BYTES = 64  # of w in flight in a thread
+_SHARED = 220 << 10  # bytes of NVIDIA's shared memory that candidates' stages may take
+
+
+def shape_of(c: Call) -> Shape:
+    return Shape(c.B, c.M, c.N, c.K)
+
+
+def _power(value: int, least: int = 1, most: int = 1 << 30) -> int:
+    """The next power of two, within bounds."""
+    return max(least, min(most, 1 << max(value - 1, 0).bit_length()))
+
+
+def order(c: Call) -> tuple[str, ...]:
+    """Return the kernels for a shape without a tuned row: rows up to M=2; above, on sm_90, staged
+    up to 32 rows, and up to 128 for small problems of short K; bmm for large problems; else
+    tiles."""
+    shape = shape_of(c)
+    if shape.m >= _BMM_M and shape.work >= _BMM_WORK and c.x_dtype == torch.bfloat16:
+        return "bmm", "tiles"
+    if shape.m <= 2:
+        return "rows", "tiles"
+    is_small = shape.m <= 32 or (shape.m <= 128 and shape.k <= 512 and shape.work <= _STAGED_WORK)
+    if serving(c.arch) == "sm_90" and is_small and shape.k % (2 * SCALE_BLOCK) == 0:
+        return "staged", "tiles"
+    return ("tiles",)
+
+
+class _Batched(Kernel):
+    """The base of the four kernels."""
+
+    prepare: Callable[[torch.device, Shape, Any], Launch]  # the launches of a shape
+
+    def refuses(self, c: Call) -> str | None:
+        return None if serving(c.arch) else f"no kernel for {c.arch}"
+
+    def candidates(self, c: Call) -> Iterable[Any]:
+        """On an NVIDIA GPU what wider searches on an H200 left."""
+        yield self.default(c)
+        if c.arch.startswith("sm_"):
+            yield from self._on_nvidia(shape_of(c))
+
+    def _on_nvidia(self, shape: Shape) -> Iterator[Any]:
+        yield from ()
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        prepare = type(self).prepare
+        return lambda *sizes: prepare(c.device, Shape(*sizes), config)
+
+
+class Rows(_Batched):
+    name, Config = "rows", RowsConfig
+
+    def refuses(self, c: Call) -> str | None:
+        return super().refuses(c) or (f"M={c.M} is above {MAX_ROWS}" if c.M > MAX_ROWS else None)
+
+    def refuses_config(self, c: Call, config: RowsConfig) -> str | None:
+        if config.batches > 1 and c.M != 1:
+            return f"batches={config.batches} needs M=1, and M is {c.M}"
+        return None
+
+    def default(self, c: Call) -> RowsConfig:
+        """Tiles small enough for two programs a compute unit."""
+        arch, shape = serving(c.arch) or c.arch, shape_of(c)
+        units, (wave, warps) = ROWS[arch].cus, (32, 2) if arch == "sm_90" else (64, 1)
+        tile_k = _power(shape.k, 16, 512)
+        tile_n = _power(warps * wave * _THREAD_BYTES // tile_k, 1, SCALE_BLOCK)
+        tile_n = min(tile_n, _power(shape.n))
+        while tile_n > 4 and shape.b * ceil(shape.n, tile_n) < 2 * units:
+            tile_n //= 2
+        spare = warps * wave * _THREAD_BYTES // (tile_n * tile_k)
+        batches = 1
+        many = shape.b * ceil(shape.n, tile_n) // (8 * units)
+        while shape.m == 1 and 2 * batches <= spare and batches <= many:
+            batches *= 2
+        return RowsConfig(tile_n, tile_k, batches, warps)
+
+    def _on_nvidia(self, shape: Shape) -> Iterator[RowsConfig]:
+        for warps, tile_n, tile_k in itertools.product(
+            (1, 2, 4), (4, 8, 16, 32, 64), (128, 256, 512, 1024)
+        ):
+            of_thread = tile_n * tile_k // (32 * warps)
+            if shape.m <= 2 and tile_k <= _power(shape.k) and 32 <= of_thread <= 128:
+                yield RowsConfig(tile_n, tile_k, 1, warps)
+        if shape.m == 1 and shape.k <= 128 and shape.b >= 64:
+            yield from itertools.starmap(RowsConfig, ((16, 128, 2, 1), (16, 128, 4, 2),
+                                                      (32, 128, 2, 2)))  # fmt: skip
+
+    @staticmethod
+    def prepare(device: torch.device, shape: Shape, config: RowsConfig) -> Launch:
+        b, m, n, k = shape
+        constants = (
+            _power(m),
+            config.batches,
+            config.tile_n,
+            config.tile_k,
+            k % config.tile_k == 0,
+        )
+        kernel = BoundTriton(_KERNELS, "rows", device, constants, config.warps)
+        launches = _launches(b, config.batches)
+        return _in_parts(kernel, (ceil(n, config.tile_n), 1), launches, (b, m, n, k))
+
+
+class Tiles(_Batched):
+    name, Config = "tiles", TilesConfig
+
+    def default(self, c: Call) -> TilesConfig:
+        return _default_tiles(shape_of(c), serving(c.arch) or c.arch)
+
+    def _on_nvidia(self, shape: Shape) -> Iterator[TilesConfig]:
+        if shape.work <= 1 << 38:
+            yield from _one_block_tiles(shape) if shape.k <= 128 else _deep_tiles(shape)
+
+    @staticmethod
+    def prepare(device: torch.device, shape: Shape, config: TilesConfig) -> Launch:
+        if shape.k <= config.tile_k and ceil(shape.m, config.tile_m) <= MAX_GRID:
+            return _prepare_one_block(device, shape, config)
+        return _prepare_tiles(device, shape, config)
+
+
+def _default_tiles(shape: Shape, arch: str) -> TilesConfig:
+    """M as narrow as it may be (w's rows are the wide side; on sm_90 x is on the left from 33 rows
+    on), N halved until the chip is full, and K split where even that leaves most of it idle."""
+    chip, k = ROWS[arch], shape.k
+    x_left = int(arch == "sm_90" and shape.m > 32)
+    tile_m = _power(shape.m, 64 if x_left else 16, 128)
+    tile_n = 128 if tile_m <= 64 and arch != "gfx942" else 64
+    while tile_n > 32 and shape.programs(tile_m, tile_n) < 2 * chip.cus:
+        tile_n //= 2
+    while tile_m > (64 if x_left else 32) and shape.programs(tile_m, tile_n) < chip.cus:
+        tile_m //= 2
+    tile_k = _power(k, 32, SCALE_BLOCK)
+    steps = ceil(k, tile_k)
+    split_k = max(1, min(steps // 4, 8, chip.cus // max(shape.programs(tile_m, tile_n), 1)))
+    stages = 3
+    while stages > 1 and (stages - 1) * tile_k * (tile_n + 2 * tile_m) > chip.lds_bytes * 3 // 4:
+        stages -= 1
+    stages = max(1, min(stages, steps))
+    return TilesConfig(tile_m, tile_n, tile_k, x_left, split_k=split_k, stages=stages)
+
+
+def _tile_sizes(shape: Shape) -> Iterator[tuple[int, int, int, int]]:
+    """M, N, x_left and warps of a tile, with 4 to 64 sums a thread. w is on the left for up to 64
+    rows, x from 64 on: wgmma takes no fewer."""
+    for tile_m, tile_n, x_left, warps in itertools.product(
+        (8, 16, 32, 64, 128), (16, 32, 64, 128, 256), (0, 1), (2, 4, 8)
+    ):
+        sums = tile_m * tile_n // (32 * warps)
+        if not 4 <= sums <= 64 or 4 * tile_m < min(shape.m, 128):
+            continue
+        if x_left and (tile_m < 64 or warps < 4 or tile_m > _power(2 * shape.m)):
+            continue
+        if not x_left and (tile_m > max(8, _power(shape.m)) or tile_m > 64 or tile_n < 32):
+            continue
+        if shape.m > 128 and min(tile_m, tile_n) < 64:
+            continue
+        if warps < 8 or sums >= 16 or tile_n == 256 or (x_left and shape.k > 128):
+            yield tile_m, tile_n, x_left, warps
+
+
+def _one_block_tiles(shape: Shape) -> Iterator[TilesConfig]:
+    for tile_m, tile_n, x_left, warps in _tile_sizes(shape):
+        for panels, stages in ((1, 1), (2, 2), (4, 3)):
+            if tile_n * panels <= shape.n:
+                yield TilesConfig(tile_m, tile_n, 128, x_left, panels, warps=warps, stages=stages)
+
+
+def _deep_tiles(shape: Shape) -> Iterator[TilesConfig]:
+    steps = ceil(shape.k, 128)
+    for tile_m, tile_n, x_left, warps in _tile_sizes(shape):
+        programs = shape.programs(tile_m, tile_n)
+        for tile_k, stages, split_k in itertools.product((64, 128), (2, 3, 4), (1, 4)):
+            shared = (stages - 1) * tile_k * (tile_n + 2 * tile_m) + x_left * 2 * tile_k * tile_n
+            if shared > _SHARED or stages > steps + 1:
+                continue
+            if split_k > 1 and (programs * split_k > 270 or steps < 4 * split_k):
+                continue
+            if tile_k == 64 and (split_k > 1 or stages < 3 or tile_n < 128 or steps < 8):
+                continue
+            if stages >= 3 or (tile_m >= 64 and steps <= 4):
+                yield TilesConfig(tile_m, tile_n, tile_k, x_left, split_k=split_k, warps=warps,
+                                  stages=stages)  # fmt: skip
+
+
+class Staged(_Batched):
+    name, Config = "staged", StagedConfig
+
+    def refuses(self, c: Call) -> str | None:
+        if c.arch.startswith("gfx"):
+            return f"its kernel is for NVIDIA's matrix unit, and this is {c.arch}"
+        return super().refuses(c) or self.refuses_config(c, StagedConfig(16, 16, 32))
+
+    def refuses_config(self, c: Call, config: StagedConfig) -> str | None:
+        if c.K % config.step:
+            return f"K={c.K} is no multiple of its step, {config.step}"
+        if ceil(c.M, config.tile_m) > MAX_GRID:
+            return f"M={c.M} is more than {MAX_GRID} tiles"
+        return None
+
+    def default(self, c: Call) -> StagedConfig:
+        """The tuned rows' most frequent: two groups of warps with 128 of K each, two such steps."""
+        shape = shape_of(c)
+        tile_m, tile_n = _power(shape.m, 8, 32), 64
+        units = ROWS["sm_90"].cus
+        wanted = 2 * units if shape.k <= 512 else units
+        while tile_n > 16 and shape.programs(tile_m, tile_n) < wanted:
+            tile_n //= 2
+        tile_k = min(SCALE_BLOCK, shape.k & -shape.k)
+        warps_k = 2 if shape.k % (2 * SCALE_BLOCK) == 0 else 1
+        return StagedConfig(tile_m, tile_n, tile_k, warps_k, 1, ceil(tile_n, 32), stages=2)
+
+    def _on_nvidia(self, shape: Shape) -> Iterator[StagedConfig]:
+        """2 to 8 warps, 4 to 64 sums a thread, a chip half full; wide tiles where K is long."""
+        min_m, min_n = (min(_power(shape.m), 32), 64) if shape.k > 512 else (8, 16)
+        for (tile_k, warps_k, stages), tile_m, tile_n, warps_m, warps_n in itertools.product(
+            _depths(shape), (8, 16, 32, 64), (16, 32, 64, 128), (1, 2), (1, 2, 4)
+        ):
+            if tile_m < max(8 * warps_m, min_m) or tile_n < max(16 * warps_n, min_n):
+                continue
+            if tile_m > max(8, _power(shape.m)) or 4 * tile_m < min(shape.m, 128):
+                continue
+            sums = tile_m * tile_n // (32 * warps_m * warps_n)
+            if not 4 <= sums <= 64 or not 2 <= warps_k * warps_m * warps_n <= 8:
+                continue
+            if shape.programs(tile_m, tile_n) < 64 and shape.b > 1:
+                continue
+            if stages * warps_k * tile_k * (2 * tile_m + tile_n) <= 200 << 10:
+                yield StagedConfig(tile_m, tile_n, tile_k, warps_k, warps_m, warps_n, stages)
+
+    @staticmethod
+    def prepare(device: torch.device, shape: Shape, config: StagedConfig) -> Launch:
+        b, m, n, k = shape
+        constants = staged_constants(shape, config)
+        kernel = BoundTriton(
+            "rfops.gemm.kernels.a16w8.staged", "staged", device, constants, config.warps
+        )
+        tiles = ceil(n, config.tile_n), ceil(m, config.tile_m)
+        launches = _launches(b)
+        builds = True
+
+        @functools.cache  # most calls need none
+        def by_tiles() -> Launch:
+            return Tiles.prepare(device, shape, _default_tiles(shape, "sm_90"))
+
+        def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
+            nonlocal builds
+            if not builds or not (_in_pieces_of_16(x) and _in_pieces_of_16(w)):
+                return by_tiles()(out, x, w, scale)
+            strides = (*out.stride(), *x.stride()[:2], *w.stride()[:2], *scale.stride())
+            try:
+                for first, extent in launches:
+                    kernel((*tiles, extent), (out, x, w, scale), (first, m, n, k, *strides))
+            except _build_errors() as error:
+                reason = f"{type(error).__name__}: {error}"[:200]
+                log.get().warning("%s does not build, tiles runs instead: %s", config, reason)
+                builds = False
+                by_tiles()(out, x, w, scale)
+
+        return run
+
+
+def _depths(shape: Shape) -> Iterator[tuple[int, int, int]]:
+    """tile_k, warps_k and stages of up to 128 rows: all of K at once where that is at most 512."""
+    if shape.m > 128:
+        return
+    if shape.k > 512:
+        if shape.k % 512 == 0:
+            yield from ((128, 1, 2), (128, 1, 3), (128, 2, 1), (128, 2, 2), (128, 4, 1))
+        return
+    for tile_k, warps_k in ((128, 1), (128, 2), (128, 4), (64, 1), (64, 2)):
+        step = tile_k * warps_k
+        if shape.k % step == 0 and (tile_k == 128 or shape.k == 128):
+            yield tile_k, warps_k, shape.k // step
+
+
+class Bmm(_Batched):
+    name, Config = "bmm", BmmConfig
+    error = 2.0**-8  # w * w_scale is rounded to bf16
+
+    def refuses(self, c: Call) -> str | None:
+        if c.x_dtype != torch.bfloat16:
+            return "dequantised weights may exceed float16's range; it takes bfloat16 x"
+        if c.dtype != c.x_dtype:
+            return f"torch.bmm rounds its sums to bfloat16, and the result is {c.dtype}"
+        return super().refuses(c)
+
+    def default(self, c: Call) -> BmmConfig:
+        return BmmConfig()
+
+    def notes(self, c: Call, config: BmmConfig) -> Mapping[str, str]:
+        batches = config.batches(shape_of(c))
+        mib = 2 * batches * c.N * c.K / MIB
+        return {"workspace": f"{mib:.0f} MiB, {batches} batches"}
+
+    def _on_nvidia(self, shape: Shape) -> Iterator[BmmConfig]:
+        if shape.m >= 128 and shape.work >= 1 << 32:
+            pairs = itertools.product((32, 64, 128, 256, 512), (32, 64))
+            yield from itertools.starmap(BmmConfig, pairs)
+
+    @staticmethod
+    def prepare(device: torch.device, shape: Shape, config: BmmConfig) -> Launch:
+        b, _m, n, k = shape
+        step = config.batches(shape)
+        kernel = BoundTriton(_KERNELS, "dequantise", device, (config.tile_n,), config.warps)
+        tiles = ceil(n, config.tile_n) * ceil(k, SCALE_BLOCK)
+
+        def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
+            strides = (*w.stride(), *scale.stride())
+            space = torch.empty(step, n, k, dtype=x.dtype, device=device)
+            for first in range(0, b, step):
+                part = slice(first, min(first + step, b))
+                values = space[: part.stop - first]
+                grid = (tiles * len(values), 1, 1)
+                kernel(grid, (values, w, scale), (first, n, k, *strides))
+                torch.bmm(x[part], values.mT, out=out[part])
+
+        return run
+
+
+# ---------------------------------------------------------------- launches
+
+
+def _launches(b: int, step: int = 1) -> list[tuple[int, int]]:
+    """First batch and extent of the grid's last axis, each launch; programs take `step` batches."""
+    most = MAX_GRID * step
+    return [(first, ceil(min(b - first, most), step)) for first in range(0, b, most)]
+
+
+def _in_parts(
+    kernel: BoundTriton, tiles: tuple[int, int], launches: list[tuple[int, int]],
+    sizes: tuple[int, ...],
+) -> Launch:  # fmt: skip
+    def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
+        strides = (*out.stride(), *x.stride(), *w.stride(), *scale.stride())
+        for first, extent in launches:
+            kernel((*tiles, extent), (out, x, w, scale), (first, *sizes, *strides))
+
+    return run
+
+
+def _prepare_one_block(device: torch.device, shape: Shape, config: TilesConfig) -> Launch:
+    b, m, n, k = shape
+    constants = (config.tile_m, config.tile_n, config.tile_k, config.panels, config.x_left == 1,
+                 m % config.tile_m == 0, k == config.tile_k)  # fmt: skip
+    kernel = BoundTriton(_KERNELS, "one_block", device, constants, config.warps, config.stages)
+    tiles = ceil(n, config.tile_n * config.panels), ceil(m, config.tile_m)
+    return _in_parts(kernel, tiles, _launches(b), (m, n, k))
+
+
+def _prepare_tiles(device: torch.device, shape: Shape, config: TilesConfig) -> Launch:
+    b, m, n, k = shape
+    splits = min(config.split_k, ceil(k, config.tile_k))
+    constants = (config.tile_m, config.tile_n, config.tile_k, config.group_n, splits,
+                 config.x_left == 1, m % config.tile_m == 0, k % config.tile_k == 0,
+                 m <= config.tile_m)  # fmt: skip
+    kernel = BoundTriton(_KERNELS, "tiles", device, constants, config.warps, config.stages)
+    tiles = ceil(m, config.tile_m) * ceil(n, config.tile_n)
+    launches = _launches(b)
+    sum_tile = _power(n, 16, 1024)
+    sum_splits = BoundTriton(_KERNELS, "sum_splits", device, (splits, sum_tile), warps=4)
+    workspace = Workspace(device, ((splits, b, m, n), torch.float32))
+
+    def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
+        part, part_s = out, 0
+        if splits > 1:
+            (part,) = workspace()
+            part_s = b * m * n
+        strides = (*part.stride()[-3:], *x.stride(), *w.stride(), *scale.stride())
+        for first, extent in launches:
+            numbers = (first, m, n, k, part_s, *strides)
+            kernel((tiles, splits, extent), (part, x, w, scale), numbers)
+        if splits > 1:
+            grid = (b * m * ceil(n, sum_tile), 1, 1)
+            sum_splits(grid, (out, part), (m, n, part_s, *out.stride()))
+
+    return run
+
+
+def staged_constants(shape: Shape, config: StagedConfig) -> tuple[object, ...]:
+    """The kernel's, in its order."""
+    _b, m, n, k = shape
+    steps = k // config.step
+    at_once = steps <= config.stages
+    return (config.tile_m, config.tile_n, config.tile_k, config.warps_m, config.warps_n,
+            config.warps_k, steps if at_once else config.stages, at_once,
+            m % config.tile_m == 0, n % config.tile_n == 0)  # fmt: skip
+
+
+def _in_pieces_of_16(tensor: torch.Tensor) -> bool:
+    """Elements along K side by side, and each row at a multiple of 16 of them and of 16 bytes."""
+    batch, row, one = tensor.stride()
+    return one == 1 and (batch | row) % 16 == 0 and tensor.data_ptr() % 16 == 0
+
+
+def _build_errors() -> tuple[type[Exception], ...]:
+    """Return what another Triton version, or a GPU with less shared memory, may raise."""
+    triton_error: type[Exception] = importlib.import_module("triton.errors").TritonError
+    return ImportError, AttributeError, triton_error

@@ -1,0 +1,172 @@
+"""The HIP kernels of gemm_a8w8_blockscale: their common parameters and launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from rfops.dispatch.heuristic import Columns, coarse
+from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.workspace import SPLIT, with_partials
+from rfops.jit import CompiledOp, u32
+from rfops.quantization.fp8_blockscale import BLOCK
+from rfops.quantization.shuffle import WEIGHT
+
+from . import layout as a8w8_layout
+
+MAX_SPLIT = 8
+_COUNT_STEP = 32  # words of a counter: kCounterStride of rfops/group/split_k_reduce.h
+_MAX_KNOWN = 4096
+_best: dict[tuple[Any, ...], tuple[Any, float]] = {}
+
+
+class Config(Protocol):
+    """A variant of one of them."""
+
+    @property
+    def split(self) -> int:
+        """Workgroups along K."""
+        ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def words(self) -> int:
+        """fp32 sums of a workgroup."""
+        ...
+
+    def tiles(self, m: int, n: int) -> int:
+        """Output tiles of a result."""
+        ...
+
+    def defines(self, dtype: torch.dtype, shuffled: bool = False) -> dict[str, int | str]: ...
+
+
+def prebuilt(*configs: Config) -> list[dict[str, int | str]]:
+    """Return the defines that `rfops build` compiles: bf16, dense operands and strided ones."""
+    made = [config.defines(torch.bfloat16) for config in configs]
+    return [{**defines, "DENSE": dense} for dense in (1, 0) for defines in made]
+
+
+class Launched(Kernel):
+    """One of those kernels."""
+
+    compiled: ClassVar[CompiledOp]
+    max_rows: ClassVar[int]  # of an operand in a workgroup
+    takes_columns: ClassVar[bool] = False  # column-major operands
+    is_ranked = True
+
+    def refuses(self, c: Call) -> str | None:
+        archs = self.compiled.spec.archs
+        if c.arch not in archs:
+            return f"no kernel for {c.arch}, only for {', '.join(archs)}"
+        if c.M < 1 or c.N < 1:
+            return f"M={c.M}, N={c.N}: nothing to compute"
+        return a8w8_layout.refuses(c, self.max_rows, self.takes_columns)
+
+    def refuses_config(self, c: Call, config: Config) -> str | None:
+        if config.split > c.K // BLOCK:
+            return f"K={c.K} has fewer than {config.split} blocks of {BLOCK}"
+        return None
+
+    def variants(self, c: Call) -> Columns[Any]:
+        """Return the variants to rank; the same table for like calls, because the best of a table
+        is cached."""
+        raise NotImplementedError
+
+    def times(self, table: Columns[Any], c: Call) -> Any:
+        """Return the modelled time of each variant in microseconds."""
+        raise NotImplementedError
+
+    def ties(self, table: Columns[Any], c: Call) -> tuple[Any, ...]:
+        """Return the keys that order variants of equal time; smaller is better."""
+        raise NotImplementedError
+
+    def default(self, c: Call) -> Config:
+        return self.best(c)[0]
+
+    def best(self, c: Call) -> tuple[Config, float]:
+        """The variant that a shape without a tuned row gets, and its time: those of the next
+        coarse sizes, of which a search is remembered."""
+        like = c.with_sizes(M=coarse(c.M, 16), N=coarse(c.N, BLOCK))
+        table = self.variants(like)
+        key = self.name, id(table), like.arch, like.M, like.N, like.K, like.dtype
+        known = _best.get(key)
+        if known is None:
+            times = self.times(table, like)
+            config = table.best((times, *self.ties(table, like)))
+            if len(_best) >= _MAX_KNOWN:
+                _best.clear()
+            known = _best[key] = config, float(times.min())
+        return known
+
+    def candidates(self, c: Call) -> list[Any]:
+        table = self.variants(c)
+        return table.ranked((self.times(table, c), *self.ties(table, c)))
+
+    def defines(self, c: Call, config: Config) -> Mapping[str, int | str]:
+        is_dense = a8w8_layout.is_dense(c, c.M, c.N, c.K)
+        return {**config.defines(c.dtype, c.w_layout == WEIGHT), "DENSE": int(is_dense)}
+
+    def variant(self, c: Call, config: Config) -> RunOf:
+        """A launch is built at the first sizes of its kind."""
+        is_split = config.split > 1
+        arguments = (*self.arguments, *(SPLIT if is_split else ()))
+        launches: dict[bool, Callable[..., Run]] = {}
+
+        def launch_of(is_dense: bool) -> Callable[..., Run]:
+            if is_dense not in launches:
+                defines = {**self.defines(c, config), "DENSE": int(is_dense)}
+                bound = self.compiled.bind(c.device, defines, c.arch)
+                launches[is_dense] = bound.prepare((config.threads, 1, 1), arguments)
+            return launches[is_dense]
+
+        launch_of(a8w8_layout.is_dense(c, c.M, c.N, c.K))
+
+        is_contiguous = a8w8_layout.is_contiguous(c)
+
+        def run_of(m: int, n: int, k: int) -> Run:
+            tiles = config.tiles(m, n)
+            if is_contiguous:
+                launch, x_row, w_row, blocks = launch_of(True), k, k, k // BLOCK
+                x_scale, w_scale = (blocks, 1), (blocks, 1)
+            else:
+                x, w, x_scale, w_scale = a8w8_layout.all_strides(c, m, n, k)
+                launch = launch_of(a8w8_layout.is_dense(c, m, n, k))
+                x_row, w_row = a8w8_layout.step(c, "x", x), a8w8_layout.step(c, "w", w)
+            run = launch(
+                (tiles * config.split, 1, 1), m=m, n=n, k=k,
+                x_scale_row=x_scale[0], x_scale_k=x_scale[1], w_scale_k=w_scale[1],
+                x_row=x_row, w_row=w_row, w_scale_row=w_scale[0],
+            )  # fmt: skip
+            if not is_split:
+                return run
+            words = tiles * config.split * config.words
+            return with_partials(run, c.device, words, tiles * _COUNT_STEP)
+
+        return run_of
+
+
+def signature(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    m: u32,
+    n: u32,
+    k: u32,
+    x_scale_row: u32,
+    x_scale_k: u32,
+    w_scale_k: u32,
+    out: torch.Tensor,
+    workspace: torch.Tensor | None,
+    counts: torch.Tensor | None,
+    x_row: u32,
+    w_row: u32,
+    w_scale_row: u32,
+) -> None:
+    """The parameters of these kernels; csrc/a8w8_blockscale_*.hip say what they are. The first ten
+    are in registers when a wave begins."""

@@ -1,0 +1,46 @@
+"""The kernel of gemm_a8w8_blockscale for gfx950 in which two waves of a SIMD take turns: any M."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from rfops.jit import compile_ops
+
+from .launch import prebuilt, signature
+from .tiles import TileConfig, TileKernel
+
+
+@dataclass(frozen=True)
+class PingPongConfig(TileConfig):
+    """A variant of csrc/gemm/a8w8_blockscale_pingpong.hip. `pow2` is a promise of the caller: that
+    every scale is a positive power of two, as models with e8m0 scales in fp32 have them; others
+    would be rounded down to one."""
+
+    pow2: int = 0
+
+    TILES = MappingProxyType({(256, 256): 256, (256, 128): 192, (128, 256): 192})
+    BUSY = MappingProxyType(dict.fromkeys(TILES, 0.9))  # the aim
+    stages, threads = 2, 512
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pow2 not in (0, 1):
+            raise ValueError(f"{self}: pow2 is 0 or 1")
+
+    def defines(self, dtype: torch.dtype, shuffled: bool = False) -> dict[str, int | str]:
+        return {**super().defines(dtype, shuffled), "POW2": self.pow2}
+
+
+class PingPong(TileKernel):
+    name = "pingpong"
+    module = "a8w8_blockscale_pingpong"
+    Config = PingPongConfig
+    max_rows = 256
+    compiled = compile_ops(
+        "a8w8_blockscale_pingpong",
+        kernel="a8w8_blockscale_pingpong",
+        variants=lambda _arch: prebuilt(PingPongConfig(256, 256), PingPongConfig(256, 128)),
+    )(signature)

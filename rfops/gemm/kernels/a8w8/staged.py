@@ -1,0 +1,32 @@
+"""The kernel of gemm_a8w8_blockscale that stages operands through registers, for both: any M."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from rfops.jit import compile_ops
+
+from .launch import prebuilt, signature
+from .tiles import TileConfig, TileKernel
+
+
+class StagedConfig(TileConfig):
+    """A variant of csrc/gemm/a8w8_blockscale_staged.hip."""
+
+    TILES = MappingProxyType({(128, 128): 248, (128, 64): 168, (64, 64): 120, (64, 128): 168})
+    # By timing mode at large sizes, gfx942.
+    BUSY = MappingProxyType({(128, 128): 0.9, (128, 64): 0.68, (64, 64): 0.6, (64, 128): 0.75})
+    ALONE = 0.7
+    stages, threads = 1, 256
+
+
+class Staged(TileKernel):
+    name = "staged"
+    module = "a8w8_blockscale_staged"
+    Config = StagedConfig
+    max_rows = 128
+    compiled = compile_ops(
+        "a8w8_blockscale_staged",
+        kernel="a8w8_blockscale_staged",
+        variants=lambda _arch: prebuilt(StagedConfig(128, 128), StagedConfig(128, 64)),
+    )(signature)

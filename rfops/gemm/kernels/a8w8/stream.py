@@ -1,0 +1,185 @@
+"""The kernel of gemm_a8w8_blockscale for few rows, for both: w goes from memory to registers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rfops.dispatch.guards import check_config_ints
+from rfops.dispatch.heuristic import Columns, ceil
+from rfops.dispatch.kernel import Call
+from rfops.jit import compile_ops
+from rfops.jit.arch import MAX_WAVES, REGISTERS, ROWS, WAVE
+from rfops.quantization.fp8_blockscale import BLOCK
+
+from .launch import MAX_SPLIT, Launched, prebuilt, signature
+from .layout import OUT_TYPES
+
+TILE = 16  # rows of an operand
+MAX_TILES = 4
+MAX_M = TILE * MAX_TILES
+_MAX_LOADS = 63  # what vmcnt counts
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """A variant of csrc/gemm/a8w8_blockscale_stream.hip; its head comment says what each means."""
+
+    m_tiles: int  # tiles of 16 rows of x
+    n_tiles: int  # tiles of 16 rows of w of a workgroup
+    steps: int  # blocks along K that a wave has in flight
+    waves: int  # waves of a workgroup, side by side along K
+    split: int = 1  # workgroups along K
+    lines: int = 1  # of a row that a load asks for, then put into order by LDS; 0: a part of one
+    x_first: int = 0  # x is brought to L2 and loaded before w (1, 2) or half of it (3): if much
+
+    def __post_init__(self) -> None:
+        check_config_ints(self)
+        if not 1 <= self.m_tiles <= MAX_TILES or self.n_tiles not in (1, 2, 4):
+            raise ValueError(f"{self}: m_tiles is 1 to {MAX_TILES}, n_tiles is 1, 2 or 4")
+        if (
+            not 1 <= self.steps <= 4
+            or not 1 <= self.waves <= 16
+            or not 1 <= self.split <= MAX_SPLIT
+        ):
+            raise ValueError(f"{self}: steps is 1 to 4, waves 1 to 16, split 1 to {MAX_SPLIT}")
+        if self.lines not in (0, 1, 2, 4) or self.steps % max(self.lines, 1):
+            raise ValueError(f"{self}: lines is 0, 1, 2 or 4, and steps a multiple of it")
+        if self.x_first not in (0, 1, 2, 3):
+            raise ValueError(f"{self}: x_first is 0 to 3")
+        if 2 * self.steps * (self.n_tiles + self.m_tiles) + self.m_tiles > _MAX_LOADS:
+            raise ValueError(
+                f"{self}: more than {_MAX_LOADS} loads in flight; take fewer steps or tiles"
+            )
+        if self.registers > min(REGISTERS // 2, REGISTERS // ceil(self.waves, 4)):
+            raise ValueError(
+                f"{self}: about {self.registers} VGPRs in each of {self.waves} waves would spill; "
+                "take fewer waves, steps or tiles"
+            )
+
+    @property
+    def lds_bytes(self) -> int:
+        """The waves' sums, 16 bytes a lane and tile, or what puts tiles of 16 x 128 into order; a
+        word for the workgroups'."""
+        sums = self.m_tiles * self.n_tiles * WAVE * 16 if self.waves > 1 else 16
+        return self.waves * max(sums, self.lines * TILE * BLOCK) + 16
+
+    @property
+    def registers(self) -> int:
+        """VGPRs, about: operands and scales in flight, sums and partial ones, and addresses."""
+        in_flight = self.steps * (8 * (self.m_tiles + self.n_tiles) + self.m_tiles)
+        return in_flight + 6 * self.m_tiles * self.n_tiles + 24 + 2 * self.lines
+
+    @property
+    def threads(self) -> int:
+        return self.waves * WAVE
+
+    @property
+    def words(self) -> int:
+        return self.m_tiles * self.n_tiles * TILE * TILE
+
+    def tiles(self, m: int, n: int) -> int:
+        return int(ceil(n, TILE * self.n_tiles))
+
+    def defines(self, dtype: torch.dtype, shuffled: bool = False) -> dict[str, int | str]:
+        return {
+            "M_TILES": self.m_tiles,
+            "N_TILES": self.n_tiles,
+            "STEPS": self.steps,
+            "WAVES": self.waves,
+            "SPLIT": self.split,
+            "OUT": OUT_TYPES[dtype],
+            "SHUFFLED": int(shuffled),
+            "LINES": self.lines,
+            "X_FIRST": self.x_first,
+            "DENSE": 1,
+        }
+
+
+# By timing mode: bytes that a CU has on their way; what putting lines into order costs; what going
+# to another row of HBM costs, in lines.
+_IN_FLIGHT, _ORDER_US, _ROW_LINES = 28 * 1024, 0.1, 0.4
+_X_FIRST_K = 1024  # from here on x of more than a tile is quicker first, by 1 to 14 %
+
+
+class Stream(Launched):
+    name = "stream"
+    module = "a8w8_blockscale_stream"
+    Config = StreamConfig
+    max_rows = MAX_M
+    compiled = compile_ops(
+        "a8w8_blockscale_stream",
+        kernel="a8w8_blockscale_stream",
+        variants=lambda _arch: prebuilt(StreamConfig(1, 1, 4, 8)),
+    )(signature)
+
+    def refuses(self, c: Call) -> str | None:
+        if c.M > MAX_M:
+            return f"M={c.M} is above {MAX_M}"
+        return super().refuses(c)
+
+    def refuses_config(self, c: Call, config: StreamConfig) -> str | None:  # type: ignore[override]
+        if config.m_tiles * TILE < c.M:
+            return f"M={c.M} is above {config.m_tiles} tiles of {TILE}"
+        if config.lds_bytes > ROWS[c.arch].lds_bytes:
+            return f"{config.lds_bytes} bytes of LDS, a CU has {ROWS[c.arch].lds_bytes}"
+        return super().refuses_config(c, config)
+
+    def variants(self, c: Call) -> Columns[Any]:
+        lds = ROWS[c.arch].lds_bytes
+        m_tiles = int(ceil(c.M, TILE))
+        x_first = int(m_tiles > 1 and c.K >= _X_FIRST_K)
+        return _variants(m_tiles, min(MAX_SPLIT, c.K // BLOCK), lds, x_first)
+
+    def times(self, t: Columns[Any], c: Call) -> Any:
+        """The first load's latency, the slowest of HBM, L2 and the fullest CU's loads in flight,
+        the sums' way through LDS; with split the last workgroup's sum. No wave along K is idle."""
+        chip, blocks = ROWS[c.arch], c.K // BLOCK
+        by_registers = np.minimum(REGISTERS // t.registers, MAX_WAVES) // ceil(t.waves, chip.simds)
+        resident = np.maximum(1, np.minimum(by_registers, chip.lds_bytes // t.lds_bytes))
+        along = t.split * t.waves
+        idle = (along > 1) & ((along - 1) * t.steps >= blocks)
+        tiles = ceil(c.N, TILE * t.n_tiles)
+        groups = tiles * t.split
+        busiest = ceil(groups, chip.cus)
+        turns = ceil(blocks, along * t.steps)
+        row_bytes = c.K / t.split
+        w_bytes, x_bytes = t.n_tiles * TILE * row_bytes, min(c.M, MAX_M) * row_bytes
+        in_flight = np.minimum(
+            _IN_FLIGHT, resident * t.waves * t.steps * BLOCK * (t.n_tiles * TILE + c.M)
+        )
+        times = (
+            (1 + _ROW_LINES / np.maximum(1, t.lines)) * c.N * c.K / (chip.hbm_tb_s * 1e6),
+            groups * (w_bytes + x_bytes) / (chip.l2_tb_s * 1e6),
+            busiest * (w_bytes * chip.latency_us + x_bytes * chip.l2_latency_us) / in_flight,
+            busiest * (w_bytes + x_bytes) / np.where(t.lines, 64, 16) / (chip.ghz * 1e3),  # L1
+        )
+        rounds = ceil(busiest, resident)
+        time = chip.latency_us * (1 + (turns * rounds - 1) / 2)
+        time = time + functools.reduce(np.maximum, times) + _ORDER_US * (t.lines > 0)
+        time = time + busiest * 2 * t.lds_bytes / 128 / (chip.ghz * 1e3)
+        time = time + groups * t.waves * chip.dispatch_cycles / chip.xcds / (chip.ghz * 1e3)
+        time = time + (t.split > 1) * (chip.latency_us + 4 * t.split * t.words / 48e3 / chip.ghz)
+        return chip.launch_us + time + 1e6 * idle
+
+    def ties(self, t: Columns[Any], c: Call) -> tuple[Any, ...]:
+        return ceil(c.N, TILE * t.n_tiles) * t.split * t.waves, t.split
+
+
+@functools.lru_cache(maxsize=64)
+def _variants(m_tiles: int, max_split: int, lds: int, x_first: int) -> Columns[StreamConfig]:
+    found = []
+    splits = range(1, max_split + 1)
+    values_of = (1, 2, 4), (1, 2, 3, 4), range(1, 17), splits, (0, 1, 2, 4)
+    for values in itertools.product(*values_of):
+        with contextlib.suppress(ValueError):  # does not fit
+            config = StreamConfig(m_tiles, *values, x_first)
+            if config.lds_bytes <= lds:
+                found.append(config)
+    return Columns(found)

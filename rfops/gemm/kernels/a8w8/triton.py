@@ -1,0 +1,144 @@
+"""gemm_a8w8_blockscale in Triton: AMD's and NVIDIA's GPUs, any strides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rfops.dispatch.declare import fp8_of
+from rfops.dispatch.guards import MAX_BYTES, check_config_ints, check_config_powers
+from rfops.dispatch.heuristic import ceil
+from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.tuned_table import serving
+from rfops.jit.arch import ROWS
+from rfops.quantization.fp8_blockscale import BLOCK, FNUZ
+from rfops.triton import launch
+from rfops.triton.bound import BoundTriton
+from rfops.triton.splits import in_splits
+
+from . import layout as a8w8_layout
+
+_KERNELS = "rfops.gemm.kernels.a8w8.triton_kernels"
+MAX_SPLITS = 16
+
+
+@dataclass(frozen=True)
+class A8W8TritonConfig:
+    """A variant of rfops/gemm/triton_kernels.py."""
+
+    block_m: int
+    block_n: int
+    splits: int = 1
+    group_m: int = 8
+    warps: int = 4
+    stages: int = 3
+
+    def __post_init__(self) -> None:
+        check_config_ints(self)
+        check_config_powers(self, "block_m", "block_n", "warps")
+        if not 16 <= self.block_m <= 256 or not 32 <= self.block_n <= 256:
+            raise ValueError(f"{self}: block_m is 16 to 256, block_n 32 to 256")
+        if not 1 <= self.splits <= MAX_SPLITS or not 1 <= self.stages <= 8 or self.group_m < 1:
+            raise ValueError(f"{self}: splits is 1 to {MAX_SPLITS}, stages 1 to 8, group_m from 1")
+
+    @property
+    def w_left(self) -> bool:
+        return self.block_m < 64 and self.block_n <= BLOCK
+
+    def lds_bytes(self, arch: str) -> int:
+        """Triton keeps a stage less of AMD's: that one is in registers; 1 KB for the rest."""
+        buffers = max(1, self.stages - 1) if arch.startswith("gfx") else self.stages
+        return (self.block_m + self.block_n) * BLOCK * buffers + 1024
+
+    def tiles(self, m: int, n: int) -> int:
+        return int(ceil(m, self.block_m) * ceil(n, self.block_n))
+
+
+class TritonGemm(Kernel):
+    name = "triton"
+    Config = A8W8TritonConfig
+
+    def error_on(self, arch: str) -> float:
+        """Hopper's FP8 matrix unit cuts each of 32 products, and the sum so far, at about 2^-13 of
+        the largest of them. What is cut adds: 2^-10.8 of the sum of |products| was the most
+        seen on an H200, at the shapes of the published set; the worst case is far more. Tests hold
+        results to what follows from the data (op_tests/support/hopper.py)."""
+        return 0.0 if arch.startswith("gfx") else 2.0**-10
+
+    def refuses(self, c: Call) -> str | None:
+        reason = launch.missing()
+        if reason is not None:
+            return reason
+        if serving(c.arch) is None:
+            return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
+        if c.x_dtype != fp8_of(c.arch):
+            return f"{c.arch} multiplies {fp8_of(c.arch)}, not {c.x_dtype}"
+        if c.w_layout != "raw":
+            return f"w is shuffled {c.w_layout}"
+        if c.M < 1 or c.N < 1:
+            return f"M={c.M}, N={c.N}: nothing to compute"
+        strides = a8w8_layout.all_strides(c, c.M, c.N, c.K)
+        for name, (row, column) in zip(("x", "w"), strides[:2], strict=True):
+            if 256 * abs(row) + BLOCK * abs(column) >= MAX_BYTES:
+                return f"256 rows of {name} are beyond signed 32-bit offsets (2 GiB)"
+        return None
+
+    def refuses_config(self, c: Call, config: A8W8TritonConfig) -> str | None:
+        chip = ROWS[serving(c.arch) or "sm_90"]
+        if config.lds_bytes(c.arch) > chip.lds_bytes:
+            return f"{config.lds_bytes(c.arch)} bytes of LDS, {c.arch} has {chip.lds_bytes}"
+        return None
+
+    def default(self, c: Call) -> A8W8TritonConfig:
+        """Tiles as M has rows; K split until there are programs for all units."""
+        block_m = min(128, max(16, 1 << (c.M - 1).bit_length()))
+        block_n = 128 if block_m >= 64 else 64
+        cus = ROWS[serving(c.arch) or "sm_90"].cus
+        tiles = ceil(c.M, block_m) * ceil(c.N, block_n)
+        splits = min(MAX_SPLITS, max(1, int(cus // tiles)), max(1, c.K // BLOCK // 4))
+        warps = 8 if block_m == block_n == 128 else 4
+        stages = 2 if c.arch.startswith("gfx") else 4
+        return A8W8TritonConfig(block_m, block_n, splits, 8, warps, stages)
+
+    def candidates(self, c: Call) -> list[A8W8TritonConfig]:
+        """The default, and others near it."""
+        first = self.default(c)
+        tiles = [(16, 64), (16, 128), (32, 64), (32, 128), (64, 64), (64, 128), (128, 128)]
+        splits = sorted({1, 2, 4, 8, first.splits} & set(range(1, c.K // BLOCK + 1)))
+        made = [
+            A8W8TritonConfig(*tile, split, 8, warps, stages)
+            for tile in tiles
+            if tile[0] <= max(16, 2 * first.block_m) and 2 * tile[0] >= first.block_m
+            for split in splits
+            for warps in (4, 8)
+            for stages in ((2,) if c.arch.startswith("gfx") else (3, 5))
+        ]
+        fit = (config for config in made if self.refuses_config(c, config) is None)
+        return [first, *(config for config in fit if config != first)]
+
+    def variant(self, c: Call, config: A8W8TritonConfig) -> RunOf:
+        return lambda m, n, k: _bind(c, config, m, n, k)
+
+
+def _bind(c: Call, config: A8W8TritonConfig, m: int, n: int, k: int) -> Run:
+    blocks = k // BLOCK
+    per_split = ceil(blocks, config.splits)
+    splits = ceil(blocks, per_split)
+    constants = (config.block_m, config.block_n, config.group_m, config.w_left, c.x_dtype == FNUZ)
+    gemm = BoundTriton(_KERNELS, "gemm", c.device, constants, config.warps, config.stages)
+    strides = [stride for pair in a8w8_layout.all_strides(c, m, n, k) for stride in pair]
+    numbers = (m, n, blocks, per_split, n, *strides)
+    grid = config.tiles(m, n), splits, 1
+
+    def run(
+        out: torch.Tensor,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_scale: torch.Tensor,
+    ) -> None:
+        payloads = x.view(torch.uint8), w.view(torch.uint8)
+        gemm(grid, (out, *payloads, x_scale, w_scale), numbers)
+
+    return in_splits(c.device, splits, m, n, run)

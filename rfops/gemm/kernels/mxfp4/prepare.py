@@ -1,0 +1,158 @@
+"""The MXFP4 kernels that need x quantized and scales shuffled, and the launches that do so where
+operands are given otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rfops.dispatch.heuristic import ceil
+from rfops.dispatch.kernel import Call, Run, RunOf
+from rfops.dispatch.steps import Step, run_steps
+from rfops.jit import compile_ops, u32
+from rfops.jit.arch import Arch
+from rfops.quantization.mxfp8 import BLOCK
+
+from ...mxfp4_op import RAW
+from .launch import TYPES, Config, Fp4Kernel, Rows, has_16_bits, rows_of
+
+STEP_K = 256
+# What `rfops build` makes: bf16.
+_PREPARE: dict[str, int | str] = {"X": "bf16", "ROUNDING": "Even"}
+
+
+@compile_ops("mxfp4_prepare", kernel="mxfp4_prepare_x", variants=lambda _arch: [_PREPARE])
+def prepare_x(
+    payload: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, m: u32, k: u32, x_row: u32
+) -> None:
+    """csrc/gemm/mxfp4_prepare.hip: the shapes stand there."""
+
+
+@compile_ops("mxfp4_prepare", kernel="mxfp4_prepare_scale", variants=lambda _arch: [_PREPARE])
+def prepare_scale(
+    shuffled: torch.Tensor, scale: torch.Tensor, rows: u32, k: u32, pitch: u32
+) -> None:
+    """csrc/gemm/mxfp4_prepare.hip: the shapes stand there."""
+
+
+# By timing mode: what preparing x reaches; a launch more.
+_PREPARE_TB_S, _LAUNCH_US = 3.0, 2.0
+
+
+def prepare_us(m: int, k: int) -> float:
+    """Return the modelled time of the launch that quantizes x, in microseconds."""
+    return _LAUNCH_US + 2.5 * m * k / _PREPARE_TB_S / 1e6
+
+
+@dataclass
+class PreparedCost:
+    """A time, and what decides where times are equal."""
+
+    us: Any
+    ties: tuple[Any, ...]
+
+    def costs(self, _chip: Arch) -> tuple[Any, ...]:
+        return self.us, *self.ties
+
+
+class Prepared(Fp4Kernel):
+    """A kernel with K-steps of 256, launched after its operands are prepared."""
+
+    def refuses_config(self, c: Call, config: Any) -> str | None:
+        if config.split > -(-c.K // STEP_K):
+            return f"K={c.K} has fewer than {config.split} steps of {STEP_K}"
+        return None
+
+    def grid(self, c: Call, config: Any, items: int) -> tuple[int, Mapping[str, int]]:
+        """The workgroups for so many tiles and splits of K, and further scalars of the kernel."""
+        return items, {}
+
+    def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
+        common = self.common_defines(c)
+        own = {name.upper(): value for name, value in vars(config).items()}
+        own |= {name: common[name] for name in ("OUT", "BIAS", "SHUFFLED")}
+        return {**own, "X_SHUFFLED": int(has_16_bits(c)), **self.kind(c, config, c.K)}
+
+    def kind(self, c: Call, config: Any, k: int) -> Mapping[str, int]:
+        return {"TAIL": int(k % STEP_K != 0)}
+
+    def variant(self, c: Call, config: Config) -> RunOf:
+        """x quantized and scales shuffled where they are not, then the kernel; it is built at the
+        first K of its kind."""
+        defines = self.defines(c, config)
+
+        def run_of(m: int, n: int, k: int, *_others: int) -> Run:
+            tiles = config.tiles(m, n)
+            groups, scalars = self.grid(c, config, tiles * config.split)
+            operands = _Operands(c, m, n, k)
+            workspace, zeros = operands.workspace(), {}
+            if config.split > 1:
+                workspace["workspace"] = tiles * config.split * config.words, torch.float32
+                zeros["counts"] = tiles
+            rows = operands.rows()._asdict()
+            main = Step(
+                self.compiled, {**defines, **self.kind(c, config, k)}, config.threads, groups,
+                {"m": m, "n": n, "k": k, **rows, **scalars, **operands.sources()},
+            )  # fmt: skip
+            return run_steps(
+                c.device, self.arguments, [*operands.steps(), main], arch=c.arch,
+                workspace=workspace, zeros=zeros,
+            )  # fmt: skip
+
+        return run_of
+
+
+class _Operands:
+    """The operands of one call as these kernels want them: x in MXFP4, scales shuffled. What is
+    not so is made by a launch of its own, in the workspace, as `<name>_made`."""
+
+    def __init__(self, c: Call, m: int, n: int, k: int) -> None:
+        self.c, self.k, self.is_16, self.columns = c, k, has_16_bits(c), ceil(k, 8 * BLOCK)
+        self.sizes = {"x_scale": m, "w_scale": n}
+        scales = ("w_scale",) if self.is_16 else ("w_scale", "x_scale")
+        self.raw = [name for name in scales if getattr(c, f"{name}_layout") == RAW]
+        self.given_rows = rows_of(c, k)
+
+    def workspace(self) -> dict[str, tuple[int, torch.dtype]]:
+        scales = [*(["x_scale"] if self.is_16 else []), *self.raw]
+        made = {f"{name}_made": ceil(self.sizes[name], 32) * 256 * self.columns for name in scales}
+        if self.is_16:
+            made["x_made"] = ceil(self.sizes["x_scale"], 32) * 32 * (self.k // 2)
+        return {name: (size, torch.uint8) for name, size in made.items()}
+
+    def sources(self) -> dict[str, str]:
+        """The kernel's arguments that are in the workspace."""
+        return {name.removesuffix("_made"): name for name in self.workspace()}
+
+    def rows(self) -> Rows:
+        """Return the row strides of the operands that the kernel reads."""
+        x_row, w_row, *_ = self.given_rows
+        return Rows(self.k // 2 if self.is_16 else x_row, w_row, self.columns * 8, self.columns * 8)
+
+    def steps(self) -> list[Step]:
+        steps = [self._shuffle(name) for name in self.raw]
+        return [self._quantize(), *steps] if self.is_16 else steps
+
+    def _groups(self, scale: str) -> int:
+        return int(ceil(ceil(self.sizes[scale], 32) * self.columns, 4))
+
+    def _quantize(self) -> Step:
+        c = self.c
+        defines = {"X": TYPES[c.x_dtype], "ROUNDING": c.rounding.capitalize()}
+        return Step(
+            prepare_x, defines, 256, self._groups("x_scale"),
+            {"payload": "x_made", "scale": "x_scale_made", "m": self.sizes["x_scale"],
+             "k": self.k, "x_row": self.given_rows.x_row},
+        )  # fmt: skip
+
+    def _shuffle(self, name: str) -> Step:
+        c = self.c
+        defines = {"X": TYPES[c.x_dtype], "ROUNDING": c.rounding.capitalize()}
+        return Step(
+            prepare_scale, defines if self.is_16 else _PREPARE, 256, self._groups(name),
+            {"shuffled": f"{name}_made", "scale": name, "rows": self.sizes[name], "k": self.k,
+             "pitch": getattr(self.given_rows, f"{name}_row")},
+        )  # fmt: skip

@@ -1,0 +1,153 @@
+"""The MXFP4 kernel for few rows: w goes from memory to registers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rfops.dispatch.guards import check_config_ints
+from rfops.dispatch.heuristic import Columns, Work, ceil, coarse, prebuilt
+from rfops.dispatch.kernel import Call
+from rfops.jit import compile_ops
+from rfops.jit.arch import REGISTERS, ROWS, WAVE
+
+from ...mxfp4_op import x_bits
+from .launch import MAX_SPLIT, TILE, TILE_K, Fp4Kernel, signature
+
+MAX_TILES = 4
+MAX_M = TILE * MAX_TILES
+CHIP = ROWS["gfx950"]
+_STAGING = 2 * 4096  # bytes of LDS of a wave, of x on its way
+_MAX_LOADS = 63  # what vmcnt counts
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """A variant of csrc/gemm/mxfp4_stream.hip; its head comment says what each means."""
+
+    m_tiles: int  # tiles of 16 rows of x
+    n_tiles: int  # tiles of 16 rows of w of a workgroup
+    steps: int  # tiles of 128 along K that a wave has in flight
+    waves: int  # waves of a workgroup, side by side along K
+    split: int = 1  # workgroups along K
+
+    def __post_init__(self) -> None:
+        check_config_ints(self)
+        if not 1 <= self.m_tiles <= MAX_TILES or not 1 <= self.n_tiles <= 8:
+            raise ValueError(f"{self}: m_tiles is 1 to {MAX_TILES}, n_tiles 1 to 8")
+        if (
+            not 1 <= self.steps <= 4
+            or not 1 <= self.waves <= 16
+            or not 1 <= self.split <= MAX_SPLIT
+        ):
+            raise ValueError(f"{self}: steps is 1 to 4, waves 1 to 16, split 1 to {MAX_SPLIT}")
+        if self.steps * (2 * self.n_tiles + 4 * self.m_tiles) > _MAX_LOADS:
+            raise ValueError(
+                f"{self}: more than {_MAX_LOADS} loads in flight; take fewer steps or tiles"
+            )
+        if self.lds_bytes > CHIP.lds_bytes:
+            raise ValueError(
+                f"{self}: the waves' sums take {self.lds_bytes} bytes of LDS, a CU has "
+                f"{CHIP.lds_bytes}; take fewer waves or tiles"
+            )
+        if self.registers > min(REGISTERS // 2, REGISTERS // ceil(self.waves, 4)):
+            raise ValueError(
+                f"{self}: about {self.registers} VGPRs in each of {self.waves} waves would spill; "
+                "take fewer waves, steps or tiles"
+            )
+
+    @property
+    def lds_bytes(self) -> int:
+        """The waves' sums, or what x takes on its way; and a word for the workgroups'."""
+        sums = self.m_tiles * self.n_tiles * WAVE * 16
+        return self.waves * max(sums, _STAGING) + 16
+
+    @property
+    def registers(self) -> int:
+        """VGPRs, about: operands in flight, sums, what is turned, and addresses."""
+        in_flight = self.steps * (5 * self.n_tiles + 16 * self.m_tiles)
+        return in_flight + 4 * self.m_tiles * self.n_tiles + 20
+
+    @property
+    def threads(self) -> int:
+        return self.waves * WAVE
+
+    @property
+    def words(self) -> int:
+        return self.m_tiles * self.n_tiles * TILE * TILE
+
+    def tiles(self, m: int, n: int) -> int:
+        return int(ceil(n, TILE * self.n_tiles))
+
+
+# Of a wave: instructions that quantise a tile of x, with those that turn it; cycles of a matrix
+# instruction; and from a workgroup's part to the sum of all, by timing mode.
+_QUANTISE_CYCLES, _MATRIX_CYCLES, _REDUCE_US = 320, 16, 0.55
+
+
+class Stream(Fp4Kernel):
+    name = "stream"
+    module = "mxfp4_stream"
+    Config = StreamConfig
+    max_rows = TILE * 8
+    compiled = compile_ops(
+        "mxfp4_stream",
+        kernel="mxfp4_stream",
+        variants=prebuilt("gemm_a16wfp4", "stream"),
+    )(signature)
+
+    def refuses(self, c: Call) -> str | None:
+        return f"M={c.M} is above {MAX_M}" if c.M > MAX_M else super().refuses(c)
+
+    def refuses_config(self, c: Call, config: StreamConfig) -> str | None:  # type: ignore[override]
+        if config.m_tiles * TILE < c.M:
+            return f"M={c.M} is above {config.m_tiles} tiles of {TILE}"
+        return super().refuses_config(c, config)
+
+    def kind(self, c: Call, config: StreamConfig, k: int) -> Mapping[str, int]:
+        along = config.split * config.waves * config.steps
+        return {**super().kind(c, config, k), "ONE_TURN": int(ceil(k, TILE_K) <= along)}
+
+    def key(self, c: Call) -> tuple[int, ...]:
+        return c.M, coarse(c.N, TILE), coarse(c.K, TILE_K), x_bits(c)
+
+    @staticmethod
+    def space(m: int, _n: int, k: int, _bits: int) -> Columns[StreamConfig]:
+        return _variants(ceil(m, TILE), min(8, ceil(k, TILE_K)))
+
+    @staticmethod
+    def work(table: Columns[StreamConfig], m: int, n: int, k: int, bits: int) -> Work:
+        c, tiles = table, ceil(k, TILE_K)
+        along = c.split * c.waves
+        turns = ceil(tiles, along * c.steps)
+        share = turns * c.waves * c.steps * TILE_K / 2 * 17 / 16  # bytes of a row of w, scales too
+        x_bytes = m * share * bits / 4
+        steps = turns * c.steps
+        prepare = _QUANTISE_CYCLES if bits == 16 else 10 * bits
+        reduce_us = _REDUCE_US + c.split * c.words * 4 / 48e3 / CHIP.ghz
+        return Work(
+            groups=ceil(n, TILE * c.n_tiles) * c.split,
+            waves=c.waves,
+            bytes=n * k / 2 * 17 / 16 + m * k * bits / 8,
+            w_bytes=c.n_tiles * TILE * share,
+            x_bytes=x_bytes,
+            cycles=steps * c.m_tiles * (prepare + _MATRIX_CYCLES * c.n_tiles),
+            waits=turns,
+            registers=c.registers + (turns > 1) * c.steps * (5 * c.n_tiles + 16 * c.m_tiles),
+            lds_bytes=c.lds_bytes,
+            more_us=(c.split > 1) * reduce_us,
+            idle=(along > 1) & ((along - 1) * c.steps >= tiles),
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _variants(m_tiles: int, max_split: int) -> Columns[StreamConfig]:
+    found = []
+    along = (1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16)
+    for values in itertools.product((1, 2, 3, 4, 6), range(1, 5), along, range(1, max_split + 1)):
+        with contextlib.suppress(ValueError):  # does not fit
+            found.append(StreamConfig(m_tiles, *values))
+    return Columns(found)

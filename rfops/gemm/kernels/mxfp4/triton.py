@@ -1,0 +1,199 @@
+"""gemm_a16wfp4, gemm_a8wfp4 and gemm_afp4wfp4 in Triton: AMD's and NVIDIA's GPUs, any strides and
+layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rfops.dispatch.guards import MAX_BYTES, check_config_ints, check_config_powers
+from rfops.dispatch.heuristic import ceil
+from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.tuned_table import serving
+from rfops.jit.arch import ROWS
+from rfops.quantization.mxfp4 import ROUNDING
+from rfops.quantization.mxfp8 import BLOCK
+from rfops.triton import launch
+from rfops.triton.bound import BoundTriton
+from rfops.triton.tiles import SCALED_ARCHS
+
+from ...mxfp4_op import RAW, x_bits
+
+_KERNELS = "rfops.gemm.kernels.mxfp4.triton_kernels"
+_COLUMNS = 256  # of a program that adds splits
+MAX_SPLITS = 16
+_NOT_INSIDE = {4: -1, 8: -2}  # what stands for BUMP where x is quantised, by its bits
+
+
+@dataclass(frozen=True)
+class Mxfp4TritonConfig:
+    """A variant of rfops/gemm/triton_kernels.py."""
+
+    block_m: int
+    block_n: int
+    block_k: int = 128
+    splits: int = 1
+    group_m: int = 8
+    warps: int = 4
+    stages: int = 3
+
+    def __post_init__(self) -> None:
+        check_config_ints(self)
+        check_config_powers(self, "block_m", "block_n", "block_k", "warps")
+        if not 16 <= self.block_m <= 256 or not 32 <= self.block_n <= 256:
+            raise ValueError(f"{self}: block_m is 16 to 256, block_n 32 to 256")
+        if not 128 <= self.block_k <= 512:
+            raise ValueError(f"{self}: block_k is 128 to 512")
+        if not 1 <= self.splits <= MAX_SPLITS or not 1 <= self.stages <= 8 or self.group_m < 1:
+            raise ValueError(f"{self}: splits is 1 to {MAX_SPLITS}, stages 1 to 8, group_m from 1")
+
+    def lds_bytes(self, arch: str, x_bytes: float) -> int:
+        """About: operands in flight, of which Triton keeps one stage less of AMD's in LDS, and one
+        in bf16 where no matrix instruction takes FP4; 1 KB for the rest."""
+        buffers = max(1, self.stages - 1) if arch.startswith("gfx") else self.stages
+        in_flight = int((self.block_m * x_bytes + self.block_n / 2) * self.block_k) * buffers
+        wide = 0 if arch in SCALED_ARCHS else 2 * (self.block_m + self.block_n) * self.block_k // 2
+        return in_flight + wide + 1024
+
+    def tiles(self, m: int, n: int) -> int:
+        return int(ceil(m, self.block_m) * ceil(n, self.block_n))
+
+
+class TritonGemm(Kernel):
+    name = "triton"
+    Config = Mxfp4TritonConfig
+
+    def refuses(self, c: Call) -> str | None:
+        reason = launch.missing()
+        if reason is not None:
+            return reason
+        if serving(c.arch) is None:
+            return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
+        if c.M < 1 or c.N < 1:
+            return f"M={c.M}, N={c.N}: nothing to compute"
+        if 256 * c.N >= MAX_BYTES:
+            return "256 rows of out are beyond signed 32-bit offsets (2 GiB)"
+        for name, (row, column) in zip(_OPERANDS, _strides(c, c.M, c.N, c.K), strict=True):
+            if 256 * abs(row) + 1024 * abs(column) >= MAX_BYTES // 2:
+                return f"256 rows of {name} are beyond signed 32-bit offsets (2 GiB)"
+        return None
+
+    def refuses_config(self, c: Call, config: Mxfp4TritonConfig) -> str | None:
+        chip = ROWS[serving(c.arch) or "sm_90"]
+        bytes_ = config.lds_bytes(c.arch, x_bits(c) / 8)
+        if bytes_ > chip.lds_bytes:
+            return f"about {bytes_} bytes of LDS, {c.arch} has {chip.lds_bytes}"
+        return None
+
+    def default(self, c: Call) -> Mxfp4TritonConfig:
+        """Tiles as M has rows; K split until there are programs for all units."""
+        block_m = min(64, max(16, 1 << (c.M - 1).bit_length()))
+        block_n = 128 if block_m >= 64 else 64
+        cus = ROWS[serving(c.arch) or "sm_90"].cus
+        tiles = ceil(c.M, block_m) * ceil(c.N, block_n)
+        splits = min(MAX_SPLITS, max(1, int(cus // tiles)), max(1, c.K // 512))
+        stages = 2 if c.arch.startswith("gfx") else 3
+        return Mxfp4TritonConfig(block_m, block_n, 128, splits, 8, 4, stages)
+
+    def candidates(self, c: Call) -> list[Mxfp4TritonConfig]:
+        """The default, and others near it."""
+        first = self.default(c)
+        few = c.M <= 32
+        rows = (first.block_m,) if few else (first.block_m // 2, first.block_m, 2 * first.block_m)
+        parts = sorted({1, first.splits, max(1, first.splits // 2), 2 * first.splits})
+        made = [
+            Mxfp4TritonConfig(block_m, block_n, block_k, split, 8, warps, first.stages + more)
+            for block_m in rows
+            for block_n in ((32, 64, 128) if few else (64, 128))
+            for block_k in ((128, 256) if few else (128,))
+            for split in parts
+            if split == 1 or (split <= MAX_SPLITS and c.K >= 2 * split * block_k)
+            for warps in ((4,) if block_m * block_n < 8192 else (4, 8))
+            for more in ((0,) if few else (0, 1))
+        ]
+        fit = (config for config in made if self.refuses_config(c, config) is None)
+        return [first, *(config for config in fit if config != first)]
+
+    def variant(self, c: Call, config: Mxfp4TritonConfig) -> RunOf:
+        """Launches; with splits each takes fp32 [splits, M, N] from torch's allocator."""
+        return lambda m, n, k, *_scales: _bind(c, config, m, n, k)
+
+
+_OPERANDS = ("x", "w", "x_scale", "w_scale")
+
+
+def _strides(c: Call, m: int, n: int, k: int) -> list[tuple[int, int]]:
+    """Return the operands' strides in elements, for a call like `c` of these sizes: contiguous
+    tensors stay contiguous, others keep their strides."""
+    is_quantised = x_bits(c) < 16
+    blocks, padded = k // BLOCK, -(-k // BLOCK // 8) * 8
+    columns = {
+        "x": k * min(8, x_bits(c)) // 8,
+        "w": k // 2,
+        "x_scale": padded if is_quantised and c.x_scale_layout != RAW else blocks,
+        "w_scale": padded if c.w_scale_layout != RAW else blocks,
+    }
+    return [_stride(c, name, columns[name]) for name in _OPERANDS]
+
+
+def _stride(c: Call, name: str, columns: int) -> tuple[int, int]:
+    tensor = c.tensors.get(name)
+    if tensor is None or tensor.is_contiguous():
+        return columns, 1
+    row, column = tensor.strides
+    # A single row lies nowhere, but for what its stride may be told: that of a contiguous one.
+    return (columns if tensor.shape[0] == 1 else row), column
+
+
+def _bind(c: Call, config: Mxfp4TritonConfig, m: int, n: int, k: int) -> Run:
+    rounding = c.values.get("rounding")
+    strides = _strides(c, m, n, k)
+    (x_m, x_k), step = strides[0], config.block_k
+    per_split = ceil(ceil(k, step), config.splits) * step
+    splits = ceil(k, per_split)
+    is_paired = rounding is not None and x_k == 1 and x_m % 2 == 0 and c.align("x") >= 4
+    method = "scaled" if c.arch in SCALED_ARCHS else "upcast"
+    bump = _NOT_INSIDE[x_bits(c)] if rounding is None else ROUNDING[rounding]
+    layouts = [c.values.get(f"{name}_layout", RAW) != RAW for name in ("w", "w_scale", "x_scale")]
+    has_bias = c.has("bias")
+    constants = (
+        config.block_m, config.block_n, step, config.group_m, method, bump, *layouts, is_paired,
+        k % step == 0, has_bias and splits == 1,
+    )  # fmt: skip
+    gemm = BoundTriton(_KERNELS, "gemm", c.device, constants, config.warps, config.stages)
+    add = BoundTriton(_KERNELS, "add_splits", c.device, (splits, _COLUMNS, has_bias))
+    numbers = (m, n, k, per_split, n, *(stride for pair in strides for stride in pair))
+    # As the kernel has its operands: x, w, x_scale, w_scale.
+    grid, add_grid = (config.tiles(m, n), splits, 1), (m, ceil(n, _COLUMNS), 1)
+
+    def launch_all(
+        out: torch.Tensor, x: torch.Tensor, x_scale: torch.Tensor, w: torch.Tensor,
+        w_scale: torch.Tensor, bias: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        parts = out
+        if splits > 1:
+            parts = torch.empty((splits, m, n), dtype=torch.float32, device=out.device)
+        gemm(grid, (parts, x, x_scale, w, w_scale, bias), numbers)
+        if splits > 1:
+            add(add_grid, (out, parts, bias), (m, n))
+
+    def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view(torch.uint8)
+
+    def run_quantising(
+        out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        w, w_scale = as_bytes(w), as_bytes(w_scale)
+        launch_all(out, x, w_scale, w, w_scale, bias)
+
+    def run(
+        out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor,
+        w_scale: torch.Tensor, bias: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        launch_all(out, as_bytes(x), as_bytes(x_scale), as_bytes(w), as_bytes(w_scale), bias)
+
+    made: Any = run if rounding is None else run_quantising
+    return made  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""Kernels of gemm_mxfp8: HIP and Triton."""

@@ -1,0 +1,254 @@
+"""The matrix-core kernel of gemm_mxfp8: HIP, any M and N, one scaled MFMA per 16 x 16 x 128
+(gfx950). Its signatures, its variants, which one a shape gets, what it refuses, and the launch."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from rfops.dispatch.guards import MAX_BYTES, check_config_ints
+from rfops.dispatch.heuristic import MFMA_CYCLES, Columns, Ranked, Work, ceil, coarse, prebuilt
+from rfops.dispatch.kernel import Call, Run, RunOf, as_defines
+from rfops.dispatch.workspace import SPLIT, with_partials
+from rfops.jit import compile_ops, u32
+from rfops.jit.arch import MAX_GRID, MAX_WAVES, REGISTERS, ROWS, WAVE
+from rfops.quantization.mxfp8 import BLOCK
+
+ALIGN = 16  # bytes: a lane's load
+TILE = 16  # rows of an operand
+TILE_K = 128  # elements of K in an operand
+MAX_TILES = 4  # of 16 rows, of x or of w, of a workgroup
+CHIP = ROWS["gfx950"]
+XCDS = CHIP.xcds
+MAX_SPLIT = 16  # parts of K that the heuristic tries at most, of workgroups and of waves
+# The type of an out element in csrc/gemm/mxfp8_mfma.hip.
+OUT_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+
+
+@compile_ops("mxfp8_mfma", variants=prebuilt("gemm_mxfp8", "mfma"))
+def mxfp8_mfma(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    m: u32,
+    n: u32,
+    k: u32,
+    workspace: torch.Tensor | None,
+    counts: torch.Tensor | None,
+) -> None:
+    """csrc/gemm/mxfp8_mfma.hip: the shapes stand there; the config is compile-time constants."""
+
+
+@dataclass(frozen=True)
+class MfmaConfig:
+    """A variant of the kernel; its head comment says what each means."""
+
+    m_tiles: int  # tiles of 16 rows of x of a workgroup
+    n_tiles: int  # tiles of 16 rows of w of a workgroup
+    steps: int  # tiles of 128 along K that a wave has in flight
+    waves: int  # waves of a workgroup, side by side along K
+    split: int  # workgroups along K; above 1 the last one of a tile adds up their sums
+
+    def __post_init__(self) -> None:
+        check_config_ints(self)
+        tiles = range(1, MAX_TILES + 1)
+        if self.m_tiles not in tiles or self.n_tiles not in tiles or self.steps not in tiles:
+            raise ValueError(f"{self}: m_tiles, n_tiles and steps are 1 to {MAX_TILES}")
+        if not 1 <= self.waves <= 16 or not 1 <= self.split <= 16:
+            raise ValueError(f"{self}: waves are 1 to 16, split is 1 to 16")
+        if self.lds_bytes > CHIP.lds_bytes:
+            raise ValueError(
+                f"{self}: the waves' sums take {self.lds_bytes} bytes of LDS, a CU has "
+                f"{CHIP.lds_bytes}; take fewer waves or tiles"
+            )
+        if 3 * self.steps * (self.m_tiles + self.n_tiles) > _MAX_LOADS:
+            raise ValueError(
+                f"{self}: more than {_MAX_LOADS} loads in flight; take fewer steps or tiles"
+            )
+        if self.registers > min(REGISTERS // 2, REGISTERS // ceil(self.waves, CHIP.simds)):
+            raise ValueError(
+                f"{self}: about {self.registers} VGPRs in each of {self.waves} waves would spill; "
+                f"take fewer waves, steps or tiles"
+            )
+
+    @property
+    def lds_bytes(self) -> int:
+        """Sums of all waves but where there is one only, 16 bytes a lane and tile; and who of the
+        workgroups along K was last."""
+        sums = self.waves * self.m_tiles * self.n_tiles * WAVE * 16 if self.waves > 1 else 0
+        return sums + 16 * (self.split > 1)
+
+    @property
+    def words(self) -> int:
+        """fp32 sums of a workgroup."""
+        return self.m_tiles * self.n_tiles * TILE * TILE
+
+    @property
+    def registers(self) -> int:
+        """VGPRs, about those that the compiler takes: operands and scales in flight, sums, what a
+        step's offsets take, and 16; or a wave's sums, what others left of up to 4, and 16."""
+        tiles, sums = self.m_tiles + self.n_tiles, self.m_tiles * self.n_tiles
+        adds_up = 0
+        if self.split > 1:
+            own = -(-sums // self.waves)
+            adds_up = 4 * own + 4 * self.split * min(own, 4 if self.split <= 8 else 2)
+        return max(self.steps * (9 * tiles + 2) + 4 * sums, adds_up) + 16
+
+    @property
+    def workgroups_per_cu(self) -> int:
+        """At once."""
+        by_registers = min(REGISTERS // self.registers, MAX_WAVES) // ceil(self.waves, CHIP.simds)
+        return max(1, min(by_registers, CHIP.lds_bytes // max(self.lds_bytes, 1)))
+
+    def flags(self, m: int, n: int, k: int) -> tuple[int, bool, bool, bool]:
+        """Return what else of a shape is compiled in: K-steps of the tail, whether other workgroups
+        read the same rows of w, and whether the last tiles of M and N are partial."""
+        rows, m_tiles = -(-m // TILE), self.m_tiles
+        last_turn, ragged_n = -(-k // TILE_K) % self.steps, -(-n // TILE) % self.n_tiles != 0
+        return last_turn, rows > m_tiles, rows % m_tiles != 0, ragged_n
+
+    def defines(
+        self, m: int, n: int, k: int, dtype: torch.dtype, wide_scales: bool
+    ) -> dict[str, int | str]:
+        last_turn, shared_w, ragged_m, ragged_n = self.flags(m, n, k)
+        flags = {"LAST_TURN": last_turn, "SHARED_W": shared_w, "RAGGED_M": ragged_m}
+        flags |= {"WIDE_SCALES": wide_scales, "RAGGED_N": ragged_n}
+        return {
+            **as_defines(self),
+            **{name: int(flag) for name, flag in flags.items()},
+            "OUT": OUT_TYPES[dtype],
+        }
+
+    def groups(self, m: int, n: int) -> tuple[int, int]:
+        """Tiles of the result, along M and N."""
+        return -(-m // (TILE * self.m_tiles)), -(-n // (TILE * self.n_tiles))
+
+    def grid(self, m: int, n: int) -> tuple[int, int, int]:
+        """Workgroups: one an XCD; those of the same rows of w; the rest."""
+        m_groups, n_groups = self.groups(m, n)
+        return XCDS, m_groups, -(-n_groups // XCDS) * self.split
+
+
+_MAX_LOADS = 63  # what vmcnt counts
+
+
+def _row_tiles(m: int) -> int:
+    """Return the row tiles of a workgroup: all up to 64 rows, so that w is read once; above, as few
+    workgroups of equal size as possible."""
+    return int(ceil(ceil(m, TILE), ceil(m, TILE * MAX_TILES)))
+
+
+@lru_cache
+def _candidates(m_tiles: int) -> Columns[MfmaConfig]:
+    """Variants that fit the register file."""
+    along_k = (1, 2, 3, 4, 6, 8, 12, MAX_SPLIT)
+    found = []
+    for values in itertools.product(range(1, MAX_TILES + 1), range(1, 5), along_k, along_k):
+        n_tiles, _, waves, _ = values
+        if waves * m_tiles * n_tiles * 1024 > CHIP.lds_bytes // 2:
+            continue
+        with contextlib.suppress(ValueError):  # does not fit
+            found.append(MfmaConfig(m_tiles, *values))
+    return Columns(found)
+
+
+class Mfma(Ranked):
+    name = "mfma"
+    module = "mxfp8_mfma"
+    Config = MfmaConfig
+    limits = "N"
+
+    def refuses(self, c: Call) -> str | None:
+        m, n, k = c.M, c.N, c.K
+        if reason := self.refuses_arch(c):
+            return reason
+        if m < 1 or n < 1:
+            return f"M={m}, N={n}: nothing to compute"
+        if k < BLOCK or k % BLOCK:
+            return f"K={k} is not a positive multiple of {BLOCK}"
+        if TILE * MAX_TILES * k >= MAX_BYTES:
+            return f"{TILE * MAX_TILES} rows of K={k} are beyond signed 32-bit offsets (2 GiB)"
+        # Asked of the heuristic, which takes 0.1 ms, only where some variant's grid is too large.
+        largest = max(ceil(m, TILE), ceil(ceil(n, TILE), XCDS) * MAX_SPLIT)
+        if largest > MAX_GRID and max(self.default(c).grid(m, n)) > MAX_GRID:
+            return f"M={m}, N={n} need more than {MAX_GRID} workgroups in one direction"
+        return None
+
+    def key(self, c: Call) -> tuple[int, ...]:
+        """M above one workgroup's rows is coarse too."""
+        rows = c.M if c.M <= TILE * MAX_TILES else coarse(c.M, TILE)
+        return rows, coarse(c.N, TILE), coarse(c.K, TILE_K)
+
+    @staticmethod
+    def space(m: int, _n: int, _k: int) -> Columns[MfmaConfig]:
+        return _candidates(_row_tiles(m))
+
+    @staticmethod
+    def work(table: Columns[MfmaConfig], m: int, n: int, k: int) -> Work:
+        """Model the work of each variant; with split-K, partials are written and read once more, by
+        one CU per tile."""
+        c, chip = table, ROWS["gfx950"]
+        along_k = c.split * c.waves
+        turns = ceil(ceil(k, TILE_K), along_k * c.steps)
+        row = np.minimum(k, turns * c.waves * c.steps * TILE_K) * 33 / 32  # bytes of a workgroup
+        add_up = 2 * chip.latency_us + 4 * c.split * c.words / (48e3 * chip.ghz)
+        work = Work(
+            groups=ceil(n, TILE * c.n_tiles) * ceil(m, TILE * c.m_tiles) * c.split,
+            waves=c.waves,
+            bytes=n * k * 33 / 32,
+            w_bytes=c.n_tiles * TILE * row,
+            x_bytes=np.minimum(m, c.m_tiles * TILE) * row,
+            cycles=MFMA_CYCLES * c.m_tiles * c.n_tiles * turns * c.steps,
+            waits=turns,
+            registers=c.registers,
+            lds_bytes=c.lds_bytes,
+            more_us=(c.split > 1) * add_up,
+            idle=(along_k > 1) & ((along_k - 1) * c.steps >= ceil(k, TILE_K)),
+        )
+        work.per_cu = c.workgroups_per_cu
+        return work
+
+    def defines(self, c: Call, config: MfmaConfig) -> Mapping[str, int | str]:
+        wide = c.K % TILE_K == 0 and c.align("x_scale", "w_scale") % 4 == 0
+        return config.defines(c.M, c.N, c.K, c.dtype, wide)
+
+    def variant(self, c: Call, config: MfmaConfig) -> RunOf:
+        """Scales at multiples of 4 bytes of whole tiles of K are read 4 at a time. A launch is
+        built at the first shape of its kind. Raises ValueError for a grid that is too large."""
+        block, split = (config.waves * WAVE, 1, 1), config.split
+        arguments = (*self.arguments, *(SPLIT if split > 1 else ()))
+        aligned = c.align("x_scale", "w_scale") % 4 == 0
+        launches: tuple[dict[object, Callable[..., Run]], ...] = {}, {}
+
+        def run_of(m: int, n: int, k: int) -> Run:
+            grid = config.grid(m, n)
+            if grid[1] > MAX_GRID or grid[2] > MAX_GRID:
+                raise ValueError(
+                    f"mxfp8_mfma: {config} must need at most {MAX_GRID} workgroups in one "
+                    f"direction for M={m}, N={n}, got a grid of {grid}; take more tiles or less "
+                    "split"
+                )
+            wide_scales = aligned and k % TILE_K == 0
+            kind = config.flags(m, n, k)
+            launch = launches[wide_scales].get(kind)
+            if launch is None:
+                defines = config.defines(m, n, k, c.dtype, wide_scales)
+                bound = mxfp8_mfma.bind(c.device, defines, c.arch)
+                launch = bound.prepare(block, arguments)
+                launches[wide_scales][kind] = launch
+            run = launch(grid, m=m, n=n, k=k)
+            if split == 1:
+                return run
+            tiles = math.prod(config.groups(m, n))
+            return with_partials(run, c.device, tiles * split * config.words, tiles)
+
+        return run_of

@@ -1,0 +1,1 @@
+"""Kernels of moe_align_block_size: Triton."""

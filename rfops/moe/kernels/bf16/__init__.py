@@ -1,0 +1,1 @@
+"""Kernels of fused_moe with weights of the dtype of x: HIP and Triton."""

@@ -1,0 +1,1 @@
+"""Kernels of fused_moe with FP8 weights: HIP and Triton."""

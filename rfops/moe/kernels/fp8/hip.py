@@ -1,0 +1,186 @@
+"""fused_moe with FP8 weights by HIP: four launches, a router one more; no copy to the host.
+
+(router   tokens of each expert                             csrc/moe/moe_router.hip)
+prepare   those by ids, and each token quantised once       csrc/moe/moe_fp8_prepare.hip
+experts   gate, up and SiLU, quantised again                csrc/moe/moe_experts_fp8.hip
+experts   down of them                                      csrc/moe/moe_experts_fp8.hip
+add       each token's rows, in a fixed order               csrc/moe/moe_add.hip
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rfops.dispatch.declare import fp8_of
+from rfops.dispatch.guards import MAX_BYTES
+from rfops.dispatch.heuristic import ceil
+from rfops.dispatch.kernel import Call, Run
+from rfops.dispatch.steps import Step, run_steps
+from rfops.jit import compile_ops, u32
+from rfops.jit.arch import WAVE
+from rfops.quantization.fp8_blockscale import BLOCK, BLOCKS_AT_ONCE
+
+from ... import router
+from ..bf16.hip import (
+    IN_TYPES,
+    ROUTED,
+    TOKENS,
+    FusedMoeHipConfig,
+    HipMoe,
+    chosen,
+    id_defines,
+    lists_workspace,
+    num_rows,
+    product,
+    sum_of_rows,
+)
+
+
+@dataclass(frozen=True)
+class FusedMoeFp8HipConfig(FusedMoeHipConfig):
+    """A variant of csrc/moe/moe_experts_fp8.hip."""
+
+    heights = 64, 128
+
+
+def _defines(
+    rows: int, dtype: torch.dtype, stage: int, experts: int, is_shuffled: bool
+) -> dict[str, Any]:
+    return {
+        "IN": IN_TYPES[dtype],
+        "STAGE": stage,
+        "ROWS": rows,
+        "EACH": ceil(experts, WAVE),
+        "SHUFFLED": int(is_shuffled),
+    }
+
+
+@compile_ops(
+    "moe_experts_fp8",
+    kernel="moe_experts_fp8",
+    variants=lambda _arch: [_defines(64, torch.bfloat16, s, 256, False) for s in (1, 2)],
+)
+def moe_experts_fp8_kernel(
+    out: Tensor,
+    out_scale: Tensor | None,
+    x: Tensor,
+    x_scale: Tensor,
+    weights: Tensor,
+    scales: Tensor,
+    lists: Tensor,
+    counts: Tensor,
+    offsets: Tensor,
+    m: u32,
+    routed: u32,
+    experts: u32,
+    all_rows: u32,
+    n: u32,
+    k: u32,
+    groups: u32,
+) -> None:
+    """csrc/moe/moe_experts_fp8.hip: the shapes stand there."""
+
+
+@compile_ops(
+    "moe_fp8_prepare",
+    kernel="moe_fp8_prepare",
+    variants=lambda _arch: [{"IN": "bf16", "ID": "i32", "TOP_K": 8}],
+)
+def moe_fp8_prepare_kernel(
+    counts: Tensor,
+    lists: Tensor,
+    slots: Tensor,
+    q: Tensor,
+    scale: Tensor,
+    topk_ids: Tensor,
+    x: Tensor,
+    m: u32,
+    k: u32,
+    experts: u32,
+    list_groups: u32,
+) -> None:
+    """csrc/moe/moe_fp8_prepare.hip: the shapes stand there."""
+
+
+class HipFp8(HipMoe):
+    name = "hip"
+    module = "moe_experts_fp8"
+    more_modules = ("moe_fp8_prepare", "moe_add")  # and the router's
+    Config = FusedMoeFp8HipConfig
+
+    def __init__(self) -> None:
+        super().__init__(is_table=False)
+
+    def module_of(self, _arch: str) -> str:
+        return self.module
+
+    def refuses(self, c: Call) -> str | None:
+        if c.w1_dtype != fp8_of(c.arch):
+            return f"{c.arch} multiplies {fp8_of(c.arch)}, not {c.w1_dtype}"
+        if 2 * c.I * c.D >= MAX_BYTES:
+            return "an expert's weights are beyond signed 32-bit offsets (2 GiB)"
+        return super().refuses(c)
+
+    def heights(self, _c: Call) -> tuple[int, ...]:
+        return self.Config.heights
+
+    def default(self, c: Call) -> FusedMoeFp8HipConfig:
+        """The lower tiles where experts have about as many rows."""
+        rows = c.M * c.K / max(c.R, 1)
+        return FusedMoeFp8HipConfig(64 if rows <= 48 else 128)
+
+    def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
+        return _defines(config.rows, c.x_dtype, 1, c.E, c.w_layout != "raw")
+
+    def launches(self, c: Call, config: Any) -> Run:
+        x, h = _quantized("x", c.M, c.D, c.w1_dtype), _quantized("h", num_rows(c), c.I, c.w1_dtype)
+        routes = [router.step(c, c.R, lists=True, arguments=ROUTED)] * c.has("router_weight")
+        return run_steps(
+            c.device,
+            self.arguments,
+            [*routes, prepare(c), *self.experts(c, config), sum_of_rows(c)],
+            arch=c.arch,
+            workspace=lists_workspace(c),
+            zeros={"counts": c.E},
+            temporaries={**x, **h, "y": ((num_rows(c), c.D), c.x_dtype)},
+        )
+
+    def experts(self, c: Call, config: Any) -> tuple[Step, Step]:
+        """h = fp8(silu(x gate^T) * (x up^T)) and y = h down^T, of all experts' rows."""
+        up = {"out": "h_q", "out_scale": "h_scale", "x": "x_q", "weights": "w1",
+              "scales": "w1_scale"}  # fmt: skip
+        down = {"out": "y", "out_scale": None, "x": "h_q", "x_scale": "h_scale", "weights": "w2",
+                "scales": "w2_scale"}  # fmt: skip
+        return (
+            self._product(c, config, 1, c.I, c.D, up),
+            self._product(c, config, 2, c.D, c.I, down),
+        )
+
+    def _product(
+        self, c: Call, config: Any, stage: int, n: int, k: int, arguments: Mapping[str, Any]
+    ) -> Step:
+        defines = _defines(config.rows, c.x_dtype, stage, c.E, c.w_layout != "raw")
+        return product(c, moe_experts_fp8_kernel, defines, config.rows, stage, n, k, arguments)
+
+
+def prepare(c: Call) -> Step:
+    """Each token quantized once; and the tokens of each expert, where a router has not listed
+    them."""
+    list_groups = 0 if c.has("router_weight") else ceil(c.M, TOKENS)
+    groups = list_groups + ceil(c.M * (c.D // BLOCK), BLOCKS_AT_ONCE)
+    return Step(
+        moe_fp8_prepare_kernel, {"IN": IN_TYPES[c.x_dtype], **id_defines(c)}, TOKENS, groups,
+        {"q": "x_q", "scale": "x_scale", "topk_ids": chosen(c)["ids"], "m": c.M, "k": c.D,
+         "experts": c.R, "list_groups": list_groups},
+    )  # fmt: skip
+
+
+def _quantized(name: str, rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
+    """A matrix in FP8 and its scales."""
+    scale = (rows, columns // BLOCK), torch.float32
+    return {f"{name}_q": ((rows, columns), dtype), f"{name}_scale": scale}

@@ -1,0 +1,1 @@
+"""Kernels of grouped_gemm_mxfp8: HIP and Triton."""

@@ -1,0 +1,1 @@
+"""Kernels of topk_softmax and grouped_topk: HIP and torch."""

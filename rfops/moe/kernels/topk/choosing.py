@@ -1,0 +1,64 @@
+"""Tokens' best experts by their logits, as csrc/moe/top_k.h finds them: the formula
+in torch, and what the HIP kernels that choose do not take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rfops.dispatch.kernel import Call
+
+MAX_EXPERTS, MAX_TOP_K, MAX_GROUPS = 512, 16, 32
+IN_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # in csrc/
+LARGEST = torch.finfo(torch.float32).max
+
+
+def refuses_choosing(c: Call) -> str | None:
+    if c.E > MAX_EXPERTS or c.K > MAX_TOP_K:
+        return f"{c.K} of {c.E} experts are more than {MAX_TOP_K} of {MAX_EXPERTS}"
+    if c.values.get("num_groups", 1) > MAX_GROUPS:
+        return f"{c.num_groups} groups are more than {MAX_GROUPS}"
+    return None
+
+
+def chosen_by(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of `choose` among a call's values."""
+    names = ("num_groups", "topk_groups", "renormalize", "score", "scale", "round_scores")
+    return {name: values[name] for name in names if name in values}
+
+
+def choose(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    top_k: int,
+    *,
+    num_groups: int = 1,
+    topk_groups: int = 1,
+    renormalize: bool = False,
+    score: str = "softmax",
+    scale: float = 1.0,
+    round_scores: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The formula in plain fp32 torch, on any device and without synchronisation."""
+    clean = torch.nan_to_num(logits.to(torch.float32), -LARGEST, LARGEST, -LARGEST)
+    scores = clean.softmax(-1) if score == "softmax" else clean.sigmoid()
+    if round_scores:
+        scores = scores.to(logits.dtype).to(torch.float32)
+    keys = scores if round_scores or score != "softmax" else clean
+    if bias is not None:
+        keys = torch.nan_to_num(scores + bias.to(torch.float32), -LARGEST, LARGEST, -LARGEST)
+    if num_groups > 1:
+        grouped = keys.unflatten(1, (num_groups, -1))
+        most = min(2 if bias is not None else 1, grouped.shape[2])
+        of_group = torch.nan_to_num(grouped.topk(most, -1).values.sum(-1), 0.0, LARGEST, -LARGEST)
+        best = of_group.sort(dim=1, descending=True, stable=True).indices[:, :topk_groups]
+        taken = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, best, True)
+        keys = grouped.masked_fill(~taken[:, :, None], -torch.inf).flatten(1)
+    ids = keys.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
+    weights = scores.gather(1, ids)
+    if renormalize:
+        total = weights.sum(1, keepdim=True)
+        weights = weights / torch.where(total > 0, total, torch.ones_like(total))
+    return weights * scale, ids.to(torch.int32)

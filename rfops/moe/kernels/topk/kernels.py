@@ -1,0 +1,133 @@
+"""The best experts of tokens by their logits: what topk_softmax and grouped_topk share.
+
+| kernel | what it takes |
+|---|---|
+| hip (csrc/moe/moe_topk.hip) | up to 512 experts, of which up to 16 are chosen |
+| torch | whatever is left |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rfops.dispatch.heuristic import ceil
+from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.op import Op
+from rfops.dispatch.strided import matrix_strides
+from rfops.jit import compile_ops, f32, u32, u64
+from rfops.jit.arch import WAVE
+
+from .choosing import IN_TYPES, choose, chosen_by, refuses_choosing
+
+THREADS = 256
+FEW = 4  # experts of a lane, where a wave has lanes enough
+
+
+@compile_ops(
+    "moe_topk", kernel="moe_topk", variants=lambda _arch: [choosing_defines({"E": 256, "K": 8})]
+)
+def moe_topk_kernel(
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    m: u32,
+    experts: u32,
+    row_stride: u64,
+    column_stride: u64,
+    scale: f32,
+) -> None:
+    """csrc/moe/moe_topk.hip: the shapes stand there."""
+
+
+def choosing_defines(call: Mapping[str, Any]) -> dict[str, int | str]:
+    """Return the defines for a call's sizes and values by name; absent ones take defaults."""
+    lanes = min(WAVE, 1 << (ceil(call["E"], FEW) - 1).bit_length())
+    bias = call.get("bias_dtype")
+    return {
+        "IN": IN_TYPES[call.get("logits_dtype", torch.float32)],
+        "BIAS": IN_TYPES[bias or torch.float32],
+        "LANES": lanes,
+        "EACH": ceil(call["E"], lanes),
+        "TOP_K": call["K"],
+        "GROUPS": call.get("num_groups", 1),
+        "GROUPS_TAKEN": call.get("topk_groups", 1),
+        "SIGMOID": int(call.get("score") == "sigmoid"),
+        "ROUNDS": int(call.get("round_scores", False)),
+        "HAS_BIAS": int(bias is not None),
+        "RENORMALIZES": int(call.get("renormalize", False)),
+    }
+
+
+class Hip(Kernel):
+    name = "hip"
+    module = "moe_topk"
+
+    def refuses(self, c: Call) -> str | None:
+        return self.refuses_arch(c) or refuses_choosing(c)
+
+    def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
+        bias = c.values.get("bias_dtype", torch.float32) if c.has("bias") else None
+        return choosing_defines({**c.sizes, **c.values, "bias_dtype": bias})
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        defines = self.defines(c, config)
+        bound = moe_topk_kernel.bind(c.device, defines, c.arch)
+        launch = bound.prepare((THREADS, 1, 1), self.arguments)
+        tokens = THREADS // int(defines["LANES"])
+        scale = float(c.values.get("scale", 1.0))
+
+        def run_of(m: int, experts: int, *_k: int) -> Run:
+            row_stride, column_stride = matrix_strides(c, "logits", experts)
+            run = launch(
+                (ceil(m, tokens), 1, 1), m=m, experts=experts, row_stride=row_stride,
+                column_stride=column_stride, scale=scale,
+            )  # fmt: skip
+            return lambda results, logits, bias=None: run(*results, logits, bias)
+
+        return run_of
+
+
+class Torch(Kernel):
+    name = "torch"
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        values = dict(c.values)
+
+        def run_of(_m: int, _experts: int, k: int) -> Run:
+            def run(results: Any, logits: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+                made = choose(logits, bias, k, **chosen_by(values))
+                for result, tensor in zip(results, made, strict=True):
+                    result.copy_(tensor)
+
+            return run
+
+        return run_of
+
+
+class Choose(Op):
+    """An op whose kernels these are."""
+
+    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+        _m, experts, k = sizes
+        groups, taken = c.values.get("num_groups", 1), c.values.get("topk_groups", 1)
+        if experts % groups:
+            return "num_groups", f"a divisor of E={experts}", str(groups), "pass 1 for no groups"
+        if taken > groups:
+            return "topk_groups", f"at most num_groups={groups}", str(taken), "pass fewer"
+        most = experts // groups * taken
+        if k > most:
+            wanted = f"at most {most}, the experts that may be chosen"
+            return "top_k", wanted, str(k), "pass fewer"
+        return None
+
+    def is_empty(self, c: Call) -> bool:
+        return bool(c.M == 0)
+
+    def roundings(self, c: Call) -> int:
+        """The sum of the exponentials twice, once in each order, a few for each of exp, division
+        and scaling."""
+        return 2 * int(c.E) + 32
