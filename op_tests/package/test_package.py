@@ -21,7 +21,6 @@ from rfops import later
 from rfops.jit import paths
 from rfops.jit.build.spec import load_config
 from support import ROOT
-from support.process import python
 
 TEST_COMMAND = "pip install -c .ci/constraints.txt -e '.[dev]' && pytest op_tests"
 DEMO_COMMAND = "pip install -c .ci/constraints.txt -e '.[clang]' && rfops demo"
