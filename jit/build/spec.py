@@ -48,6 +48,13 @@ class ModuleSpec(Entry, frozen=True, kw_only=True):
     root: Path = paths.CSRC
     config: Path = paths.COMPILER_CONFIG  # the file that has the entry
 
+    @property
+    def device_flags(self) -> tuple[str, ...]:
+        """The compiler's flags for the module, after the engine's own."""
+        count = self.preload_arguments
+        preload = ("-mllvm", f"-amdgpu-kernarg-preload-count={count}") if count else ()
+        return (*self.flags, *preload)
+
     def require_arch(self, arch: str) -> None:
         """Refuse before compiling. Raises UnsupportedArch."""
         if arch not in self.archs:
