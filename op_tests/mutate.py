@@ -107,22 +107,24 @@ _COS, _SIN = (
 )
 _GRID = "if largest {} MAX_GRID and max(self.default(c).grid(m, n)) > MAX_GRID:"
 _IDLE = "idle=(along > 1) & ((along - 1) * c.steps {} tiles),"
-_MORE = "if c.M > FEW_TOKENS and steps * TILE {} columns:"
+_MORE = "if c.M > FEW_TOKENS and k_steps * TILE {} columns:"
 _DEEP = "if tile_k == 64 and (split_k > 1 {} stages < 3 or tile_n < 128 or steps < 8):"
+_WAIT = "if constexpr (kPiece % 4 == 0) wait_vmcnt<(kPiece {} 4 ? 6 : kPiece < 8 ? 2 : 1)>();"
 _CLEAR = "if (workgroup_id_x() {} 0) {{"
 # File, its line with what is before and after, and why no call can tell them apart.
 _SAME = (
     ("top_k.h", _KEEP, ">", ">=", "one group is taken whole"),
     ("mla_online_softmax.h", _FIRST, "<", "<=", "room_ is -inf or kRoom"),
+    ("mla_kv_stage_widen.h", _WAIT, "<", "<=", "a cost: the compiler waits for what is used"),
     ("moe_mx_down_deep.hip", _CLEAR, "==", "!=", "there are 8 workgroups, and any may clear"),
     ("moe_mx_down_sums.hip", _CLEAR, "==", "!=", "there are 8 workgroups, and any may clear"),
-    ("a8w8_triton.py", _LEFT, "and", "or", "either operand may be left: a cost"),
+    ("triton.py", _LEFT, "and", "or", "either operand may be left: a cost"),
     ("mla_layer_decode_triton_kernels.py", _COS, "<", "<=", "reads a row's angles, not stored"),
     ("mla_layer_decode_triton_kernels.py", _SIN, "<", "<=", "reads a row's angles, not stored"),
-    ("mxfp8_mfma.py", _GRID, ">", ">=", "no grid is above `largest`"),
-    ("mxfp4_stream.py", _IDLE, ">=", ">", "a cost: of variants that all take the call"),
-    ("fused_moe_mx_hip.py", _MORE, ">", ">=", "a cost: of variants that all take the call"),
-    ("a16w8_triton.py", _DEEP, "or", "and", "a cost: of variants that all take the call"),
+    ("mfma.py", _GRID, ">", ">=", "no grid is above `largest`"),
+    ("stream.py", _IDLE, ">=", ">", "a cost: of variants that all take the call"),
+    ("hip.py", _MORE, ">", ">=", "a cost: of variants that all take the call"),
+    ("triton.py", _DEEP, "or", "and", "a cost: of variants that all take the call"),
 )
 EQUIVALENT = {
     (file, line.format(before), line.format(after)): why for file, line, before, after, why in _SAME
@@ -280,6 +282,14 @@ def kernels_of(header: str) -> frozenset[str]:
 
 
 @functools.cache
+def stem_of(file: str) -> str:
+    """What a test's own name may have of it: mxfp4_triton of kernels/mxfp4/triton_kernels.py."""
+    path = Path(file)
+    if "kernels" not in path.parts[:-1]:
+        return path.stem
+    return f"{path.parent.name}_{path.stem}".removesuffix("_kernels")
+
+
 def names_of(file: str) -> tuple[str, ...]:
     """The names by which a test names a file."""
     if file.endswith(".py"):
@@ -315,7 +325,7 @@ def tests_by_importers(file: str) -> list[str]:
         near = {m for n in near for m in modules() if modules()[m][module_name(n)]} - seen
         near = {m for m in near if Path(m).name not in GATHER}
         seen |= near
-        found += ranked(map(module_name, near), (Path(m).stem for m in near))
+        found += ranked(map(module_name, near), map(stem_of, near))
     return found
 
 
@@ -323,7 +333,7 @@ def tests_by_importers(file: str) -> list[str]:
 def tests_of(file: str) -> list[str]:
     """The test files of a file, those that tell most first."""
     is_launcher = "/launcher/" in file
-    found = ranked(LAUNCHER, ()) if is_launcher else ranked(names_of(file), [Path(file).stem])
+    found = ranked(LAUNCHER, ()) if is_launcher else ranked(names_of(file), [stem_of(file)])
     if file.endswith(".py"):
         found += tests_by_importers(file)
     found = [*dict.fromkeys(found)][:MAX_TEST_FILES]
@@ -424,7 +434,8 @@ def killers_that_fail(rows: list[dict[str, object]], tree: Path, limit: float) -
     if not killers:
         return set()
     print(f"{len(killers)} tests that killed, without a change ...", flush=True)
-    _, lines = run_tests(tree, sorted(killers), limit)
+    # Asked for by name, a thin case may count as a sweep.
+    _, lines = run_tests(tree, sorted(killers), limit, "-m", "sweep or not sweep")
     return {test_in(line) for line in reports(lines)} & killers
 
 

@@ -20,7 +20,7 @@ def test_every_file_has_tests() -> None:
 @pytest.mark.parametrize(
     ("file", "first"),
     [
-        ("rfops/gemm/mxfp4_triton_kernels.py", "gemm/test_mxfp4_triton.py"),
+        ("rfops/gemm/kernels/mxfp4/triton_kernels.py", "gemm/test_mxfp4_triton.py"),
         ("rfops/attention/mla_layer_decode_hip.py", "attention/test_mla_layer_decode.py"),
         ("csrc/moe/moe_topk.hip", "moe/test_topk.py"),
         ("jit/build/ninja.py", "engine/test_engine_build.py"),

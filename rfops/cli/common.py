@@ -70,16 +70,20 @@ def elsewhere() -> dict[str, Path]:
 # An op and its kernels, as their files declare them: the command names them without torch.
 _OP = re.compile(r'^OP = \w+\(\s*"(\w+)"', re.MULTILINE)
 _KERNEL = re.compile(r'compile_ops\(\s*"(\w+)"(?:,\s*kernel="(\w+)"|(?:.*\n)*?def (\w+))')
-_BESIDE = re.compile(r"^from \.(\w+) import", re.MULTILINE)
+_BESIDE = re.compile(r"^from \.(\w[\w.]*) import", re.MULTILINE)
 _WORD = re.compile(r'"(\w+)"')
-_MORE = re.compile(r"^    more_modules\b.*? = \(([^)]*)\)", re.MULTILINE)  # of its other launches
+# A kernel's modules, whose signatures may stand in a file of their own.
+_MODULES = (
+    re.compile(r"^    (?:name, )?module = (.*)$", re.MULTILINE),
+    re.compile(r"^    more_modules\b.*? = \(([^)]*)\)", re.MULTILINE),  # of its other launches
+)
 
 
 def declared() -> dict[str, dict[str, list[str]]]:
     """Module and kernels of each op. What an op runs by Triton or torch alone has none."""
     folder = Path(__file__).parents[1]
     found: dict[str, dict[str, list[str]]] = {}
-    files = {file: file.read_text(encoding="utf-8") for file in folder.glob("*/*.py")}
+    files = {file: file.read_text(encoding="utf-8") for file in folder.glob("*/**/*.py")}
     kernels: dict[str, list[str]] = {}
     for text in files.values():
         for module, named, defined in _KERNEL.findall(text):
@@ -87,12 +91,14 @@ def declared() -> dict[str, dict[str, list[str]]]:
     for file, text in files.items():
         for op in _OP.findall(text):
             modules = found.setdefault(op, {})
-            beside = (file.with_name(f"{name}.py") for name in dict.fromkeys(_BESIDE.findall(text)))
+            imports = dict.fromkeys(_BESIDE.findall(text))
+            beside = (file.parent / f"{name.replace('.', '/')}.py" for name in imports)
             texts = (one.read_text(encoding="utf-8") for one in beside)
             for other in (text, *(one for one in texts if not _OP.search(one))):
                 own = [module for module, *_ in _KERNEL.findall(other)]
-                more = [name for names in _MORE.findall(other) for name in _WORD.findall(names)]
-                modules |= {module: kernels[module] for module in (*own, *more)}
+                texts_of = (names for pattern in _MODULES for names in pattern.findall(other))
+                more = [name for names in texts_of for name in _WORD.findall(names)]
+                modules |= {m: kernels[m] for m in (*own, *more) if m in kernels}
     for file in {*elsewhere().values()}:
         from rfops.dispatch.op import ops
 
@@ -112,7 +118,7 @@ _TABLES = (
 
 def declare_tables() -> None:
     """The tuned tables, of rfops' ops without torch."""
-    for file in Path(__file__).parents[1].glob("*/*.py"):
+    for file in Path(__file__).parents[1].glob("*/**/*.py"):
         for pattern in _TABLES:
             for name, key in pattern.findall(file.read_text(encoding="utf-8")):
                 if name not in tuned_table.TABLES:
@@ -121,7 +127,9 @@ def declare_tables() -> None:
 
 def op_names(with_table: bool = False) -> list[str]:
     """The ops that are declared, those of elsewhere among them; of them those with a table."""
-    texts = [file.read_text(encoding="utf-8") for file in Path(__file__).parents[1].glob("*/*.py")]
+    texts = [
+        file.read_text(encoding="utf-8") for file in Path(__file__).parents[1].glob("*/**/*.py")
+    ]
     ours = [t for t in texts if not with_table or '\n    table="' in t]
     names = sorted(name for text in ours for name in _OP.findall(text))
     if "rfops.dispatch.op" in sys.modules:

@@ -139,20 +139,22 @@ class _Operands:
     def _groups(self, scale: str) -> int:
         return int(ceil(ceil(self.sizes[scale], 32) * self.columns, 4))
 
+    def _defines(self) -> Mapping[str, int | str]:
+        """The constants of the module; without x of 16 bits those that `rfops build` makes."""
+        if not self.is_16:
+            return _PREPARE
+        return {"X": TYPES[self.c.x_dtype], "ROUNDING": self.c.rounding.capitalize()}
+
     def _quantize(self) -> Step:
-        c = self.c
-        defines = {"X": TYPES[c.x_dtype], "ROUNDING": c.rounding.capitalize()}
         return Step(
-            prepare_x, defines, 256, self._groups("x_scale"),
+            prepare_x, self._defines(), 256, self._groups("x_scale"),
             {"payload": "x_made", "scale": "x_scale_made", "m": self.sizes["x_scale"],
              "k": self.k, "x_row": self.given_rows.x_row},
         )  # fmt: skip
 
     def _shuffle(self, name: str) -> Step:
-        c = self.c
-        defines = {"X": TYPES[c.x_dtype], "ROUNDING": c.rounding.capitalize()}
         return Step(
-            prepare_scale, defines if self.is_16 else _PREPARE, 256, self._groups(name),
+            prepare_scale, self._defines(), 256, self._groups(name),
             {"shuffled": f"{name}_made", "scale": name, "rows": self.sizes[name], "k": self.k,
              "pitch": getattr(self.given_rows, f"{name}_row")},
         )  # fmt: skip
