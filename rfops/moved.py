@@ -33,7 +33,6 @@ MOVED = {
         "mxfp4_launch": "launch",
         "mxfp4_loop": "loop",
         "mxfp4_prepare": "prepare",
-        "mxfp4_skew": "skew",
         "mxfp4_stream": "stream",
         "mxfp4_tiles": "tiles",
         "mxfp4_triton": "triton",

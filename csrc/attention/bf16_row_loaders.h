@@ -74,7 +74,7 @@ struct GroupRows {
 // 16 kTiles rows of one wave, 256 bytes of a row at once, as a row of memory takes time to open; to
 // LDS, whose first half has the first lines. Tiles are tile_step rows apart.
 template <u32 kTiles, u32 kSlots>
-struct WaveRows {
+struct WaveRowLoader {
   static constexpr u32 kAtOnce = kWaveSize / kPairChunks, kOfTile = kTileRows / kAtOnce;
   static constexpr u32 kLoads = kTiles * kOfTile, kHalfBytes = kTiles * kLdsTile;
   Buffer rows;

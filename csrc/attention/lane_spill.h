@@ -26,7 +26,7 @@ class LaneSpill {
   static constexpr u32 kWords = sizeof(T) / 4;
   static_assert(sizeof(T) % 4 == 0 && kWords <= kWaveSize, "a dword per lane");
   struct Words {
-    u32 at[kWords];
+    u32 dwords[kWords];
   };
 
  public:
@@ -35,7 +35,7 @@ class LaneSpill {
     u32 lane = lane_id();
     force_vgpr(lane);
 #pragma unroll
-    for (u32 i = 0; i < kWords; ++i) lanes_ = lane == i ? words.at[i] : lanes_;
+    for (u32 i = 0; i < kWords; ++i) lanes_ = lane == i ? words.dwords[i] : lanes_;
     force_vgpr(lanes_);
   }
   // Each call reads the lanes anew, so that no SGPR holds a dword between calls.
@@ -44,7 +44,7 @@ class LaneSpill {
     force_vgpr(lanes);
     Words words;
 #pragma unroll
-    for (u32 i = 0; i < kWords; ++i) words.at[i] = readlane(lanes, i);
+    for (u32 i = 0; i < kWords; ++i) words.dwords[i] = readlane(lanes, i);
     return __builtin_bit_cast(T, words);
   }
 

@@ -12,12 +12,6 @@
 
 namespace rfops {
 
-using U32x2 = u32 __attribute__((ext_vector_type(2)));
-using Bf16x2 = bf16 __attribute__((ext_vector_type(2)));
-using Bf16x4 = bf16 __attribute__((ext_vector_type(4)));
-using Bf16x8 = bf16 __attribute__((ext_vector_type(8)));
-using I16x4 = short __attribute__((ext_vector_type(4)));
-
 __device__ inline F32x4 multiply_16(Bf16x4 a, Bf16x4 b, F32x4 c) {
   return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(I16x4, a),
                                                    __builtin_bit_cast(I16x4, b), c, 0, 0, 0);
@@ -47,7 +41,6 @@ __device__ inline u32 widen_pair(u32 fp8) {
   constexpr f32 kNoScale = 1.0f;
   return __builtin_bit_cast(u32, __builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(fp8, kNoScale, kHigh));
 #else
-  using F32x2 = f32 __attribute__((ext_vector_type(2)));
   const F32x2 wide = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<i32>(fp8), kHigh);
   const f32 low = wide[0], high = wide[1];
   return upper_halves(__builtin_bit_cast(u32, low), __builtin_bit_cast(u32, high));

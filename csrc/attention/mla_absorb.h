@@ -13,10 +13,6 @@ constexpr u32 kNope = 128, kRoped = 192, kLatent = 512, kCacheRow = 576;
 constexpr u32 kOwnLatent = kLatent / 4, kUpRow = kLatent * 2, kUpRows = 256;
 constexpr u32 kNopeTiles = kNope / kTileRows, kFragment = kWaveSize * 8;
 
-using Four = bf16 __attribute__((ext_vector_type(4)));
-using Eight = bf16 __attribute__((ext_vector_type(8)));
-using U32x2 = u32 __attribute__((ext_vector_type(2)));
-
 // nope in LDS: of each tile of its columns, and of kMTiles of its rows, 8 bytes a lane.
 template <u32 kMTiles>
 struct Nope {
@@ -72,10 +68,10 @@ struct Absorbed {
 
 // Of four pairs.
 struct Angles {
-  Four cos, sin;
+  Bf16x4 cos, sin;
   __device__ void load(const Buffer& rows, u32 at) {
-    cos = __builtin_bit_cast(Four, buffer_load_dwords<2>(rows, at, 0));
-    sin = __builtin_bit_cast(Four, buffer_load_dwords<2>(rows, at, kTurnedHalf * 2));
+    cos = __builtin_bit_cast(Bf16x4, buffer_load_dwords<2>(rows, at, 0));
+    sin = __builtin_bit_cast(Bf16x4, buffer_load_dwords<2>(rows, at, kTurnedHalf * 2));
   }
 };
 
@@ -84,8 +80,8 @@ __device__ inline void put_turned(bf16* at, const F32x4* total, const Angles& by
   using T = details::Turned<4>;
   auto low = T::rounded(total[0]), high = T::rounded(total[1]);
   turn<4>(low, high, T::widen(by.cos), T::widen(by.sin));
-  *reinterpret_cast<Four*>(at) = T::narrow(low);
-  *reinterpret_cast<Four*>(at + kTurnedHalf) = T::narrow(high);
+  *reinterpret_cast<Bf16x4*>(at) = T::narrow(low);
+  *reinterpret_cast<Bf16x4*>(at + kTurnedHalf) = T::narrow(high);
 }
 
 // This wave's 128 columns of nope . kv_up, to q's rows from `to` on, of one tile of rows after the
@@ -101,7 +97,7 @@ __device__ inline void absorb(const Absorbed& up, const Nope<kMTiles>& nope, bf1
 #pragma unroll
     for (u32 p = 0; p < kPieces; ++p) {
       const U32x4 x = nope.piece(p, m);
-      each(kTiles, [&](u32 j) { sums[j] = multiply_16x16<bf16>(x, up.row[p][j], sums[j]); });
+      each(kTiles, [&](u32 j) { sums[j] = mfma_16x16x32<bf16>(x, up.row[p][j], sums[j]); });
     }
 #pragma unroll
     for (u32 e = 0; e < 4; ++e) {
@@ -109,7 +105,7 @@ __device__ inline void absorb(const Absorbed& up, const Nope<kMTiles>& nope, bf1
       if (row >= rows) continue;
       details::Turned<8>::Wide made;
       each(kTiles, [&](u32 j) { made[j] = sums[j][e]; });
-      *reinterpret_cast<Eight*>(to + row * row_of_q + lane % kTileRows * 8) =
+      *reinterpret_cast<Bf16x8*>(to + row * row_of_q + lane % kTileRows * 8) =
           details::Turned<8>::narrow_rounded(made);
     }
   }

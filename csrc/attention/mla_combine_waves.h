@@ -45,7 +45,6 @@ __device__ inline void add_waves(WaveState& own, LdsBytes* lds, Act act) {
   // so that who is early neither waits for others' nor writes when they do. Without room for that,
   // totals are where wave 0 gives nothing away: to itself. (A struct in LDS is for the device
   // alone: what compiles for the host too, as load_inline does, refuses to assign one.)
-  using F32x2 = f32 __attribute__((ext_vector_type(2)));
   constexpr u32 kTotals = kQRowsPerTile * sizeof(F32x2);
   constexpr bool kHasRoom = kAtOnce * kGiven + kTotals <= Tiles::kLds;
   const auto given = [&](u32 at, u32 from) {

@@ -20,12 +20,6 @@
 #include "attention/mla_kv_staged.h"
 #include "rfops/group/tile_map.h"
 
-#if !defined(RFOPS_KV_FP8) || !defined(RFOPS_Q_FP8) || !defined(RFOPS_LEAST) || \
-    !defined(RFOPS_PAGED) || !defined(RFOPS_RAGGED) || !defined(RFOPS_ROPE) ||  \
-    !defined(RFOPS_TURNS)
-#error "mla_decode_flow needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

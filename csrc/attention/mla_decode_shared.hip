@@ -23,12 +23,6 @@
 #include "attention/mla_wave_gfx950.h"
 #include "rfops/group/tile_map.h"
 
-#if !defined(RFOPS_KV_FP8) || !defined(RFOPS_Q_FP8) || !defined(RFOPS_LEAST) || \
-    !defined(RFOPS_PAGED) || !defined(RFOPS_RAGGED) || !defined(RFOPS_ROPE) ||  \
-    !defined(RFOPS_P_FP8) || !defined(RFOPS_TURNS)
-#error "mla_decode_shared needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -306,7 +306,6 @@ class DirectTiles {
   // Of tile d of the result.
   __device__ static U32x2 read_value(const LdsBytes* even, const LdsBytes* odd, u32 d) {
     if constexpr (kFp8) {
-      using I32x2 = i32 __attribute__((ext_vector_type(2)));
       auto* const from = (RFOPS_LDS I32x2*)((d % 2 ? odd : even) + d * 16);
       return __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr8_b64_v2i32(from));
     } else {

@@ -163,14 +163,14 @@ struct ItemChunk {
     length = all.lens == nullptr ? (last - entry) << all.page_shift : last;
     queries = b < all.count && row < end ? end - row : 0;
     items = (queries * given.heads + kColumns - 1) / kColumns;
-    const u32 size = items * extent(all), sum = prefix_sum(size);
+    const u32 size = items * extent(all), sum = inclusive_scan<false>(size);
     start = base + sum - size;
     next = base + readlane(sum, kWaveSize - 1);
   }
   // From the start of an item to the start of the next.
   __device__ u32 extent(const Sequences& all) const { return length + all.cost.all(); }
   // The items of all lanes.
-  __device__ u32 total() const { return readlane(prefix_sum(items), kWaveSize - 1); }
+  __device__ u32 total() const { return readlane(inclusive_scan<false>(items), kWaveSize - 1); }
 };
 
 // All items, and their cost; `chunk` has the first 64 sequences.

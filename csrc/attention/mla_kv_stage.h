@@ -7,23 +7,11 @@
 
 #include "attention/mfma_bf16.h"
 #include "attention/mla_kv_cache.h"
+#include "rfops/chip/static_for.h"
 #include "rfops/chip/sync.h"
 #include "rfops/tile/lds_swizzle.h"
 
 namespace rfops {
-
-// act(0) .. act(kCount - 1), in which a number is a constant.
-template <u32 kValue>
-struct Number {
-  __device__ constexpr operator u32() const { return kValue; }
-};
-template <u32 kCount, u32 kFirst = 0, class Act>
-__device__ inline void static_for(Act act) {
-  if constexpr (kFirst < kCount) {
-    act(Number<kFirst>{});
-    static_for<kCount, kFirst + 1>(act);
-  }
-}
 
 struct KvStageLayout {
 #if defined(__gfx950__)

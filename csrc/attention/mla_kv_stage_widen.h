@@ -13,7 +13,6 @@ template <bool kPaged>
 class WidenedSlots : MlaSlotRows<kPaged> {
   using Base = MlaSlotRows<kPaged>;
   using Base::kOwn, Base::kLanes, Base::own_row_, Base::tokens_;
-  using F32x2 = f32 __attribute__((ext_vector_type(2)));
   static constexpr u32 kRowBytes = kMlaKey, kValueBytes = kMlaValue;
   static constexpr u32 kRopeBytes = 64 / kLanes;  // of a lane
   // Of a load's 8 bytes a word at a time, where there is less room: on gfx942.

@@ -26,11 +26,6 @@
 #include "rfops/group/tile_map.h"
 #include "rfops/tile/lds_swizzle.h"
 
-#if !defined(RFOPS_STAGE) || !defined(RFOPS_M_TILES) || !defined(RFOPS_N_TILES) || \
-    !defined(RFOPS_SPLIT)
-#error "mla_layer_decode needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;
@@ -53,7 +48,7 @@ static_assert(kLds <= kLdsBytes);
 
 using Split = SplitKReducer<kSplit, kMTiles * kNTiles * kThreads, kThreads>;
 
-using Weights = WaveRows<kNTiles, 2>;
+using Weights = WaveRowLoader<kNTiles, 2>;
 using Rows = GroupRows<kM, kThreads>;
 
 // All waves meet, and see what they wrote to LDS; loads from memory stay on their way.
@@ -68,7 +63,7 @@ using Operands = U32x4[kMTiles];
 // From k on, up to both ends. Loads come back in order: each is asked for behind those that are
 // waited for earlier. Between the instructions of a piece the next one is read from LDS.
 __device__ inline void run_mainloop(Sums& sums, Weights& w, Rows& x, u32 k, LdsBytes* lds) {
-  const LdsFragmentOffsets pieces = lds_pieces(lane_id());
+  const LdsFragmentOffsets pieces = lds_fragment_offsets(lane_id());
   LdsBytes* const own = lds + 2 * kXBytes + wave_id() * (2 * kWHalf);
   Operands rows[kHalfPieces];
   U32x4 of_w[kHalfPieces][kNTiles];
@@ -123,8 +118,6 @@ __device__ inline void run_mainloop(Sums& sums, Weights& w, Rows& x, u32 k, LdsB
   sync_lds();  // what was read ahead
 }
 
-using Four = bf16 __attribute__((ext_vector_type(4)));
-
 }  // namespace
 
 extern "C" __global__ void
@@ -142,7 +135,7 @@ extern "C" __global__ void
                      u32 m, u32 n, u32 n_other, u32 heads, u32 k, u32 x_row, u32 x_head,
                      u32 w_first, u32 w_head, u32 start, u32 cache_rows, u32 width) {
   const u32 own_tiles = (n + kN - 1) / kN, tiles = own_tiles + (n_other + kN - 1) / kN;
-  const Block at = this_tile<4, kSplit>((m + kM - 1) / kM, tiles * heads);
+  const TileCoord at = this_tile<4, kSplit>((m + kM - 1) / kM, tiles * heads);
   const u32 head = readfirstlane(at.n / tiles), n_tile = readfirstlane(at.n % tiles),
             lane = lane_id();
   const u32 m0 = at.m * kM, rows = m - m0 < kM ? m - m0 : kM;
@@ -194,7 +187,7 @@ extern "C" __global__ void
           to = reinterpret_cast<u8*>(cache + of_cache * kCacheRow + column);
         }
       }
-      *reinterpret_cast<Four*>(to) = __builtin_convertvector(sums[m_tile * kNTiles + i], Four);
+      *reinterpret_cast<Bf16x4*>(to) = __builtin_convertvector(sums[m_tile * kNTiles + i], Bf16x4);
     }
   }
 }

@@ -4,9 +4,9 @@
 // attention wants are written.
 //
 // Layout. A workgroup has 64 rows of x, 16 kNTiles of w, and one of kSplit parts of K, in chunks of
-// 128. Four waves fetch both (producer_loader.h): while one chunk is multiplied the next comes to
-// the other buffer of LDS, and two more are on their way, so that no load waits for a product. Four
-// others multiply 32 rows by half of those of w. Workgroups that read the same rows of w are
+// 128. Bf16x4 waves fetch both (producer_loader.h): while one chunk is multiplied the next comes to
+// the other buffer of LDS, and two more are on their way, so that no load waits for a product.
+// Bf16x4 others multiply 32 rows by half of those of w. Workgroups that read the same rows of w are
 // neighbours in an L2, so that memory gives w once. w is operand A: a lane ends with 4 neighbours
 // of a row of out, which lies packed (bf16_row_loaders.h). The workgroups' sums meet in a workspace
 // (split_k_reduce.h), wave by wave. MI300X, 128 rows of DeepSeek-V3's layer, estimated: 15.6 us,
@@ -19,10 +19,6 @@
 #include "rfops/group/split_k_reduce.h"
 #include "rfops/group/tile_map.h"
 #include "rfops/matrix/mfma_f16.h"
-
-#if !defined(RFOPS_N_TILES) || !defined(RFOPS_SPLIT)
-#error "mla_layer_decode_down needs the RFOPS_ constants below"
-#endif
 
 namespace {
 
@@ -40,7 +36,6 @@ using FetchedX = FetchedRows<kM, 1, kWaves>;
 using FetchedW = FetchedRows<kN, 1, kWaves>;
 using Sums = F32x4[kSums];
 using Split = SplitKReducer<kSplit, kSums * kWaveSize, kWaveSize>;
-using Four = bf16 __attribute__((ext_vector_type(4)));
 constexpr u32 kBuffer = FetchedX::kBytes + FetchedW::kBytes, kLds = 2 * kBuffer;  // x, then w
 static_assert(kLds <= kLdsBytes);
 
@@ -73,7 +68,7 @@ __device__ inline void fetch_all(FetchedX& x, FetchedW& w, u32 k, LdsBytes* lds)
 // kOwnM tiles of rows of x, from `x` on in a buffer, by kOwnN of w. While a piece of 32 of K is
 // multiplied the next one is read.
 __device__ inline void run_mainloop(Sums& sums, u32 chunks, const LdsBytes* x, const LdsBytes* w) {
-  const LdsFragmentOffsets places = lds_pieces(lane_id());
+  const LdsFragmentOffsets places = lds_fragment_offsets(lane_id());
   U32x4 of_x[2][kOwnM], of_w[2][kOwnN];
   for (u32 c = 0; c < chunks; ++c) {
     const auto read = [&](u32 p) {
@@ -92,7 +87,7 @@ __device__ inline void run_mainloop(Sums& sums, u32 chunks, const LdsBytes* x, c
       if (p + 1 < kPieces) read(p + 1);
       sched_barrier();
       each(kSums, [&](u32 i) {
-        sums[i] = multiply_16x16<bf16>(of_w[p % 2][i % kOwnN], of_x[p % 2][i / kOwnN], sums[i]);
+        sums[i] = mfma_16x16x32<bf16>(of_w[p % 2][i % kOwnN], of_x[p % 2][i / kOwnN], sums[i]);
       });
     }
   }
@@ -102,10 +97,10 @@ __device__ inline void run_mainloop(Sums& sums, u32 chunks, const LdsBytes* x, c
 
 extern "C" __global__ void
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2)))
-    mla_layer_decode_down(const bf16* __restrict__ x,        // [M, K], rows x_row apart
-                          const bf16* __restrict__ w,        // q_down, [N, K]
-                          const bf16* __restrict__ w_other,  // kv_down
-                          u32 m, u32 n, u32 n_other, u32 k, u32 x_row,
+    mla_layer_decode_down(const bf16* __restrict__ x,                   // [M, K], rows x_row apart
+                          const bf16* __restrict__ w,                   // q_down, [N, K]
+                          const bf16* __restrict__ w_other,             // kv_down
+                          u32 m, u32 n, u32 n_other, u32 k, u32 x_row,  // preloaded up to here
                           bf16* __restrict__ out,             // packed (bf16_row_loaders.h)
                           bf16* __restrict__ cache,           // [M, L, 576]
                           const i32* __restrict__ positions,  // [M], or null: `start`
@@ -116,7 +111,7 @@ extern "C" __global__ void
                           u32 start, u32 cache_rows, u32 width) {
   const u32 own_tiles = (n + kN - 1) / kN, tiles = own_tiles + (n_other + kN - 1) / kN;
   const u32 m_tiles = (m + kM - 1) / kM;
-  const Block at = this_tile<4, kSplit>(m_tiles, tiles);
+  const TileCoord at = this_tile<4, kSplit>(m_tiles, tiles);
   const u32 m0 = at.m * kM, rows = m - m0 < kM ? m - m0 : kM;
   const bool is_other = at.n >= own_tiles;
   const u32 n0 = (is_other ? at.n - own_tiles : at.n) * kN, all_n = is_other ? n_other : n;
@@ -162,6 +157,6 @@ extern "C" __global__ void
       const u64 of_cache = u64{row} * cache_rows + position(row);
       to = reinterpret_cast<u8*>(cache + of_cache * kCacheRow + column);
     }
-    *reinterpret_cast<Four*>(to) = __builtin_convertvector(sums[i], Four);
+    *reinterpret_cast<Bf16x4*>(to) = __builtin_convertvector(sums[i], Bf16x4);
   }
 }

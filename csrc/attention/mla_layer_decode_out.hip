@@ -15,10 +15,6 @@
 #include "rfops/group/tile_map.h"
 #include "rfops/group/wave_reduce.h"
 
-#if !defined(RFOPS_M_TILES) || !defined(RFOPS_N_TILES) || !defined(RFOPS_SPLIT)
-#error "mla_layer_decode_out needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;
@@ -31,7 +27,7 @@ constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr u32 kM = kMTiles * kTileRows, kN = kNTiles * kTileRows;
 constexpr u32 kTurn = kSplit * kWaves * kStepOfK;  // of K: each wave has a step of it
 
-using Weights = WaveRows<kNTiles, kAhead>;
+using Weights = WaveRowLoader<kNTiles, kAhead>;
 using Rows = PackedRows<kMTiles, kAhead>;
 
 // LDS: each wave's rows of w; then sums of waves, some tiles at a time.
@@ -73,8 +69,6 @@ __device__ inline void add_up(OwnSums& own, const Sums& sums, LdsBytes* lds) {
   }
 }
 
-using Four = bf16 __attribute__((ext_vector_type(4)));
-
 }  // namespace
 
 extern "C" __global__ void
@@ -85,7 +79,7 @@ extern "C" __global__ void
                          void* __restrict__ workspace,  // SplitKReducer; with kSplit > 1
                          u32* __restrict__ counts,      // [tiles], zeros
                          u32 m, u32 n, u32 k) {
-  const Block at = this_tile<4, kSplit>((m + kM - 1) / kM, (n + kN - 1) / kN);
+  const TileCoord at = this_tile<4, kSplit>((m + kM - 1) / kM, (n + kN - 1) / kN);
   const u32 m0 = at.m * kM, n0 = at.n * kN, columns = n - n0 < kN ? n - n0 : kN;
   const u32 wave = wave_id(), lane = lane_id();
   Rows rows = packed_rows<kMTiles, kAhead>(x, m, at.m, k);
@@ -113,6 +107,7 @@ extern "C" __global__ void
     const u32 row = m0 + t / kNTiles * kTileRows + lane % kTileRows;
     const u32 column = n0 + t % kNTiles * kTileRows + lane / kTileRows * 4;
     if (t >= kTiles || row >= m || column >= n) continue;
-    *reinterpret_cast<Four*>(out + u64{row} * n + column) = __builtin_convertvector(own[i], Four);
+    *reinterpret_cast<Bf16x4*>(out + u64{row} * n + column) =
+        __builtin_convertvector(own[i], Bf16x4);
   }
 }

@@ -20,10 +20,6 @@
 #include "rfops/group/split_k_reduce.h"
 #include "rfops/group/tile_map.h"
 
-#if !defined(RFOPS_M_TILES) || !defined(RFOPS_SPLIT)
-#error "mla_layer_decode_query needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;
@@ -35,7 +31,7 @@ constexpr u32 kAhead = 2;
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr u32 kM = kMTiles * kTileRows;
 
-using Weights = WaveRows<kNTiles, kAhead>;
+using Weights = WaveRowLoader<kNTiles, kAhead>;
 using Rows = PackedRows<kMTiles, kAhead>;
 using Sums = F32x4[kMTiles * kNTiles];
 
@@ -59,7 +55,7 @@ extern "C" __global__ void
                            void* __restrict__ workspace,       // SplitKReducer; with kSplit > 1
                            u32* __restrict__ counts,           // [tiles], zeros
                            u32 m, u32 heads, u32 k, u32 start, u32 length) {
-  const Block at = this_tile<4, kSplit>((m + kM - 1) / kM, heads);
+  const TileCoord at = this_tile<4, kSplit>((m + kM - 1) / kM, heads);
   const u32 head = at.n, m0 = at.m * kM, rows = m - m0 < kM ? m - m0 : kM;
   const u32 wave = wave_id(), lane = lane_id();
   // The last two waves have one tile of nope, and pairs of 32 rows apart.

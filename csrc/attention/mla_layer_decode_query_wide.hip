@@ -69,7 +69,7 @@ __device__ inline void fetch_all(Weights& w, Absorbed& up, const bf16* kv_up, Ld
 // While a piece of 32 is multiplied, the next one of q_up is read from LDS; in a block's last chunk
 // the next block of q_lora takes the place of what is done with.
 __device__ inline void run_mainloop(Sums& sums, Rows& x, const LdsBytes* lds) {
-  const LdsFragmentOffsets places = lds_pieces(lane_id());
+  const LdsFragmentOffsets places = lds_fragment_offsets(lane_id());
   U32x4 of_w[2][kPartTiles];
   const auto load_x = [&](u32 k, u32 piece) {
     x.load(piece / kPieces, k + piece / kPieces * kStepOfK, piece % kPieces, 0);
@@ -92,7 +92,7 @@ __device__ inline void run_mainloop(Sums& sums, Rows& x, const LdsBytes* lds) {
         sched_barrier();
         each(kPartTiles, [&](u32 n) {
           F32x4& sum = sums[part * kPartTiles + n];
-          sum = multiply_16x16<bf16>(of_w[p % 2][n], x.own[p / kPieces][p % kPieces][0], sum);
+          sum = mfma_16x16x32<bf16>(of_w[p % 2][n], x.own[p / kPieces][p % kPieces][0], sum);
         });
         if (part == kParts - 1) load_x(k + kBlock, p);
       }
@@ -113,7 +113,7 @@ extern "C" __global__ void
                                 const i32* __restrict__ positions,  // [M], or null: `start`
                                 u32 length) {
   const u32 m_tiles = (m + kM - 1) / kM;
-  const Block at = this_tile<4, 1>(m_tiles, heads);
+  const TileCoord at = this_tile<4, 1>(m_tiles, heads);
   const u32 head = at.n, m0 = at.m * kM, rows = m - m0 < kM ? m - m0 : kM;
   const u32 wave = wave_id(), own_wave = wave % kWaves, lane = lane_id();
   const u64 row_of_q = u64{heads} * kCacheRow;

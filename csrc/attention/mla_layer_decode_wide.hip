@@ -3,9 +3,9 @@
 // the smaller ones.
 //
 // Layout. A workgroup has 16 kMTiles rows of x, 16 kNTiles of w, and one of kSplit parts of K, in
-// chunks of 128 kSteps. Four waves fetch w, through registers to LDS (lds_swizzle.h), 256 kSteps
+// chunks of 128 kSteps. Bf16x4 waves fetch w, through registers to LDS (lds_swizzle.h), 256 kSteps
 // bytes of a row at once, as a row of memory takes time to open: while one chunk is multiplied the
-// next comes to the other buffer of LDS, and two more are on their way. Four others multiply: a
+// next comes to the other buffer of LDS, and two more are on their way. Bf16x4 others multiply: a
 // wave has a quarter of the rows of x, which come straight to where matrix cores take them, and all
 // of w. So no load waits for a product, and x, which is near, not for w, as loads of one wave come
 // back in order. w is operand A: a lane ends with 4 neighbours of a row of out. The workgroups'
@@ -25,11 +25,6 @@
 #include "rfops/group/split_k_reduce.h"
 #include "rfops/group/tile_map.h"
 #include "rfops/matrix/mfma_f16.h"
-
-#if !defined(RFOPS_M_TILES) || !defined(RFOPS_N_TILES) || !defined(RFOPS_STEPS) || \
-    !defined(RFOPS_SPLIT)
-#error "mla_layer_decode_wide needs the RFOPS_ constants below"
-#endif
 
 namespace {
 
@@ -52,7 +47,6 @@ static_assert(kLds <= kLdsBytes);
 using Rows = PackedRows<kOwnM, kSteps>;
 using Sums = F32x4[kOwnM * kNTiles];
 using Split = SplitKReducer<kSplit, kOwnM * kNTiles * kWaveSize, kWaveSize>;
-using Four = bf16 __attribute__((ext_vector_type(4)));
 
 // This workgroup's share of x of a chunk to come, for L2: 4 bytes of each line.
 struct Ahead {
@@ -101,7 +95,7 @@ __device__ inline void fetch_all(Weights& w, Ahead& x, u32 k, LdsBytes* lds) {
 // While a piece of 32 is multiplied, the next one of w is read from LDS; x of the next chunk takes
 // the place of what is done with.
 __device__ inline void run_mainloop(Sums& sums, Rows& x, u32 k, LdsBytes* lds) {
-  const LdsFragmentOffsets places = lds_pieces(lane_id());
+  const LdsFragmentOffsets places = lds_fragment_offsets(lane_id());
   U32x4 of_w[2][kNTiles];
   const auto load_x = [&](u32 at, u32 piece) {
     each(kOwnM, [&](u32 m) {
@@ -126,7 +120,7 @@ __device__ inline void run_mainloop(Sums& sums, Rows& x, u32 k, LdsBytes* lds) {
 #pragma unroll
         for (u32 m = 0; m < kOwnM; ++m) {
           F32x4& sum = sums[m * kNTiles + n];
-          sum = multiply_16x16<bf16>(of_w[p % 2][n], x.own[p / kPieces][p % kPieces][m], sum);
+          sum = mfma_16x16x32<bf16>(of_w[p % 2][n], x.own[p / kPieces][p % kPieces][m], sum);
         }
       }
       load_x(k + kChunk, p);
@@ -145,7 +139,7 @@ extern "C" __global__ void
                           u32* __restrict__ counts,      // [4 tiles], zeros
                           u32 m, u32 n, u32 k) {
   const u32 m_tiles = (m + kM - 1) / kM, n_tiles = (n + kN - 1) / kN;
-  const Block at = this_tile<4, kSplit>(m_tiles, n_tiles);
+  const TileCoord at = this_tile<4, kSplit>(m_tiles, n_tiles);
   const u32 m0 = at.m * kM, n0 = at.n * kN, columns = n - n0 < kN ? n - n0 : kN;
   const u32 part = ((k + kChunk - 1) / kChunk + kSplit - 1) / kSplit * kChunk;
   const u32 begin = at.split * part, end = begin + part < k ? begin + part : k;
@@ -174,6 +168,7 @@ extern "C" __global__ void
     const u32 row = m0 + (wave * kOwnM + i / kNTiles) * kTileRows + lane % kTileRows;
     const u32 column = n0 + i % kNTiles * kTileRows + lane / kTileRows * 4;
     if (row >= m || column >= n) continue;
-    *reinterpret_cast<Four*>(out + u64{row} * n + column) = __builtin_convertvector(sums[i], Four);
+    *reinterpret_cast<Bf16x4*>(out + u64{row} * n + column) =
+        __builtin_convertvector(sums[i], Bf16x4);
   }
 }

@@ -37,8 +37,7 @@ struct SoftmaxStats {
 // which those of 24 bits were not. (No sum is infinite alone: values are keys, too.)
 template <u32 kQuads>
 struct MlaQuads {
-  using Half4 = _Float16 __attribute__((ext_vector_type(4)));
-  Half4 quads[kQuads];
+  Vec4<f16> quads[kQuads];
   f32 unit;
 
   __device__ static MlaQuads of(const F32x4 (&sums)[kQuads]) {
@@ -54,7 +53,7 @@ struct MlaQuads {
     made.unit = __builtin_ldexpf(1.0f, -up);
 #pragma unroll
     for (u32 i = 0; i < kQuads; ++i) {
-      made.quads[i] = __builtin_convertvector(sums[i] * factor, Half4);
+      made.quads[i] = __builtin_convertvector(sums[i] * factor, Vec4<f16>);
     }
     return made;
   }
@@ -107,7 +106,7 @@ struct SplitOutput {
     return reinterpret_cast<u64*>(counts) + (level * slots + slot);
   }
   __device__ void store_part(u32 slot, u32 block, const MlaBlock& own) const {
-    auto* const to = reinterpret_cast<MlaBlock::Half4*>(part(slot, block)) + lane_id();
+    auto* const to = reinterpret_cast<Vec4<f16>*>(part(slot, block)) + lane_id();
 #pragma unroll
     for (u32 i = 0; i < kQuads; ++i) to[i * kWaveSize] = own.quads[i];
     reinterpret_cast<f32*>(part(slot, block) + kQuadsBytes)[lane_id()] = own.unit;
@@ -115,9 +114,8 @@ struct SplitOutput {
   // Some of a block's, from quad `first` on.
   template <u32 kSome>
   __device__ void load_part(u32 slot, u32 block, u32 first, MlaQuads<kSome>& own) const {
-    using Half4 = typename MlaQuads<kSome>::Half4;
     const u8* const begin = part(slot, block);
-    const auto* const from = reinterpret_cast<const Half4*>(begin) + first * kWaveSize;
+    const auto* const from = reinterpret_cast<const Vec4<f16>*>(begin) + first * kWaveSize;
 #pragma unroll
     for (u32 i = 0; i < kSome; ++i) own.quads[i] = from[i * kWaveSize + lane_id()];
     own.unit = reinterpret_cast<const f32*>(begin + kQuadsBytes)[lane_id()];

@@ -20,11 +20,8 @@
 
 namespace rfops {
 
-using F32x16 = f32 __attribute__((ext_vector_type(16)));
-
 class MlaFp8Columns {
   using Slot = MlaFp8Slot;
-  using U32x8 = u32 __attribute__((ext_vector_type(8)));
   static constexpr u32 kSteps = kMlaKey / 64, kHalves = 2, kValueSteps = kMlaValue / 32;
   static constexpr u32 kAhead = 3;          // operands on their way from LDS
   static constexpr i32 kOne = 127;          // as e8m0
@@ -170,7 +167,6 @@ class MlaFp8Columns {
   // Elements 32 t + 0..31 of all tokens, four times eight of these.
   template <u32 t>
   __device__ U32x8 value() const {
-    using I32x2 = i32 __attribute__((ext_vector_type(2)));
     const LdsBytes* const at = (const LdsBytes*)(value_at_ ^ t % 8 * 32) + t / 8 * 256;
     U32x2 part[4];
 #pragma unroll

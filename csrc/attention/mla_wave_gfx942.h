@@ -22,7 +22,6 @@ class WaveAttention {
   static constexpr u32 kSteps = kMlaKey / 32, kValueSteps = MlaTurnedValues::kBlocks;
   static constexpr u32 kAhead = 3;  // operands on their way from LDS
   static constexpr u32 kTiles = kMlaValue / 32;
-  using F32x16 = f32 __attribute__((ext_vector_type(16)));
 
  public:
   using Scores = F32x4[2];

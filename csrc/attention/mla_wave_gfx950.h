@@ -13,8 +13,6 @@
 
 namespace rfops {
 
-using F32x16 = f32 __attribute__((ext_vector_type(16)));
-
 // Of Q each kEach-th operand is in LDS, where there is room and registers are too few.
 template <bool kQueryFp8, u32 kEach>
 class WaveAttention {
@@ -243,7 +241,6 @@ class WaveAttention {
   template <u32 i>
   __device__ void exp_scores() {
     if constexpr (i > 0 && i <= 16 && i % 2 == 0) {
-      using F32x2 = f32 __attribute__((ext_vector_type(2)));
       u32& pair = p_[i / 2 - 1];
       pair =
           __builtin_bit_cast(u32, __builtin_convertvector((F32x2{s_[i - 2], s_[i - 1]}), Bf16x2));

@@ -50,7 +50,7 @@ __device__ inline void multiply_piece(F32x4 (&sums)[kM * kN], const U32x4 (&x)[k
     sched_barrier();
 #pragma unroll
     for (u32 n = 0; n < kN; ++n) {
-      sums[m * kN + n] = multiply_16x16<bf16>(w[n], x[m], sums[m * kN + n]);
+      sums[m * kN + n] = mfma_16x16x32<bf16>(w[n], x[m], sums[m * kN + n]);
     }
   }
 }
@@ -58,12 +58,12 @@ __device__ inline void multiply_piece(F32x4 (&sums)[kM * kN], const U32x4 (&x)[k
 // Steps from `first` on: kAhead of them side by side, the next ones `turn` behind, up to both ends.
 // `own`: 2 * WaveRows::kHalfBytes of LDS. also() once, behind the first steps.
 template <u32 kM, u32 kN, u32 kAhead, class Also>
-__device__ inline void multiply_wave(F32x4 (&sums)[kM * kN], WaveRows<kN, kAhead>& w,
+__device__ inline void multiply_wave(F32x4 (&sums)[kM * kN], WaveRowLoader<kN, kAhead>& w,
                                      PackedRows<kM, kAhead>& x, u32 first, u32 turn, LdsBytes* own,
                                      Also also) {
-  using Weights = WaveRows<kN, kAhead>;
+  using Weights = WaveRowLoader<kN, kAhead>;
   constexpr u32 kOfHalf = kPieces / 2 * kM, kLoads = Weights::kLoads;
-  const LdsFragmentOffsets places = lds_pieces(lane_id());
+  const LdsFragmentOffsets places = lds_fragment_offsets(lane_id());
   U32x4 of_w[2][kN];
   const auto read = [&](u32 piece, u32 n) {
     of_w[piece % 2][n] = lds_load_b128(own + piece / 2 * Weights::kHalfBytes + n * kLdsTile +

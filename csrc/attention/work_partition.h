@@ -10,37 +10,15 @@
 
 #include "rfops/chip/sync.h"
 #include "rfops/chip/types.h"
+#include "rfops/wave/reduce.h"
 
 namespace rfops {
-
-namespace details {
-
-template <int kControl, int kRows>
-__device__ inline u32 add_moved(u32 value) {
-  const i32 moved =
-      __builtin_amdgcn_update_dpp(0, static_cast<i32>(value), kControl, kRows, 0xf, false);
-  return value + static_cast<u32>(moved);
-}
-
-}  // namespace details
 
 // a / b where that is below 2^16, in a third of a division's instructions: of fp32 it is one off.
 __device__ inline u32 div_u16(u32 a, u32 b) {
   const f32 about = static_cast<f32>(a) * __builtin_amdgcn_rcpf(static_cast<f32>(b));
   const u32 found = readfirstlane(static_cast<u32>(about)), product = found * b;
   return product > a ? found - 1 : found + (a - product >= b ? 1 : 0);
-}
-
-// The sum over the lanes up to and with this one. All lanes are active.
-__device__ inline u32 prefix_sum(u32 value) {
-  constexpr int kShift1 = 0x111, kShift2 = 0x112, kShift4 = 0x114, kShift8 = 0x118;
-  constexpr int kLastOfRow = 0x142, kLastOfHalf = 0x143;
-  value = details::add_moved<kShift1, 0xf>(value);
-  value = details::add_moved<kShift2, 0xf>(value);
-  value = details::add_moved<kShift4, 0xf>(value);
-  value = details::add_moved<kShift8, 0xf>(value);
-  value = details::add_moved<kLastOfRow, 0xa>(value);
-  return details::add_moved<kLastOfHalf, 0xc>(value);
 }
 
 // What an item costs beside its own tokens, in tokens. As much behind them as before: then
@@ -63,7 +41,7 @@ struct Sequences {
     if (lens == nullptr) return static_cast<u32>(bounds[count] - bounds[0]) << page_shift;
     u32 own = 0;
     for (u32 b = lane_id(); b < count; b += kWaveSize) own += static_cast<u32>(lens[b]);
-    return readlane(prefix_sum(own), kWaveSize - 1);
+    return readlane(inclusive_scan<false>(own), kWaveSize - 1);
   }
 };
 
@@ -90,7 +68,7 @@ struct SequenceChunk {
     } else {
       length = is_there ? static_cast<u32>(all.lens[b]) : 0;
       const u32 own = is_there ? length + all.cost.all() : 0;
-      const u32 sum = prefix_sum(own);
+      const u32 sum = inclusive_scan<false>(own);
       start = is_there ? base + sum - own : ~0u;
       next = base + readlane(sum, kWaveSize - 1);
     }

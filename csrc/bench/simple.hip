@@ -8,7 +8,6 @@ using namespace rfops;
 
 namespace {
 
-using F32x4 = f32 __attribute__((ext_vector_type(4)));
 constexpr u32 kThreads = 256;
 constexpr u32 kTile = 16;  // rows and columns of a workgroup of gemm16 and transpose
 constexpr u32 kPiece = 4;  // of a thread of transpose, rows and columns

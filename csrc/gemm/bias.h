@@ -1,4 +1,4 @@
-// A row that is added to each row of the result; four neighbours a lane.
+// Bias row that is added to each row of the output; a lane loads four neighbours.
 #pragma once
 
 #include "rfops/chip/buffer.h"
@@ -7,26 +7,26 @@
 
 namespace rfops {
 
-// [n] of T; void where there is none. What lies beyond n is 0.
+// Bias of shape [n] and type T; void means none. Elements from n on are 0.
 template <class T>
 class BiasRow {
  public:
   __device__ BiasRow(const void* bias, u32 n) : buffer_(make_buffer(bias, n * sizeof(T))) {}
 
   __device__ F32x4 load(u32 column) const {
-    F32x4 four;
+    F32x4 v4;
 #pragma unroll
     for (u32 e = 0; e < 4; ++e) {
-      const u32 at = (column + e) * sizeof(T);
+      const u32 offset = (column + e) * sizeof(T);
       if constexpr (sizeof(T) == 4) {
-        four[e] = __builtin_bit_cast(
-            f32, __builtin_amdgcn_raw_buffer_load_b32(buffer_.rsrc, at, 0, kCached));
+        v4[e] = __builtin_bit_cast(
+            f32, __builtin_amdgcn_raw_buffer_load_b32(buffer_.rsrc, offset, 0, kCached));
       } else {
-        four[e] = static_cast<f32>(__builtin_bit_cast(
-            T, __builtin_amdgcn_raw_buffer_load_b16(buffer_.rsrc, at, 0, kCached)));
+        v4[e] = static_cast<f32>(__builtin_bit_cast(
+            T, __builtin_amdgcn_raw_buffer_load_b16(buffer_.rsrc, offset, 0, kCached)));
       }
     }
-    return four;
+    return v4;
   }
 
  private:

@@ -1,14 +1,14 @@
-// Column-major operands in LDS, a step of 128 along K at a time: what lies side by side in memory
-// are rows of one k.
+// Loads column-major operands (consecutive addresses are rows of one k) into LDS, one K-step of 128
+// at a time, and reads transposed fragments.
 //
-// gfx950 keeps a step as memory has it, kRows bytes a k, and turns it round as it is read:
-// ds_read_b64_tr_b8 takes 8 k of 16 rows by 16 lanes, of which lanes 2 i and 2 i + 1 say where the
-// halves of k i lie, and gives lane j the 8 k of row j. gfx942 turns it on its way through the
-// registers (transpose_loader.h).
+// gfx950 keeps a K-step as it is in memory, kRows bytes per k, and transposes it on the read: for 8
+// k by 16 rows, 16 lanes execute ds_read_b64_tr_b8, in which lanes 2 i and 2 i + 1 supply the
+// addresses of the halves of k i, and lane j gets the 8 k of row j. gfx942 transposes in registers
+// before the LDS write (transpose_loader.h).
 //
-// The first row and the distance from k to k are multiples of 4 bytes, and the rows a multiple of
-// 4. Where fewer than kRows are there, what is loaded of the others is anything; sums of theirs are
-// not stored.
+// Requires: the first row and the stride between k and k + 1 multiples of 4 bytes, the number of
+// rows a multiple of 4. If fewer than kRows rows are in bounds, the others hold undefined data,
+// whose sums must not be stored.
 #pragma once
 
 #include "gemm/transpose_loader.h"
@@ -22,141 +22,144 @@ namespace rfops {
 
 #if defined(__gfx950__)
 
-// Chunk c of 16 rows of k lies at kRows k + 16 (c ^ swizzle(k)).
+// LDS layout: chunk c of 16 rows of k is at kRows k + 16 (c ^ swizzle(k)).
 template <u32 kRows>
-struct ColumnOrder {
+struct ColMajorLayout {
   static constexpr u32 kChunks = kRows / kVecBytes;
   static constexpr u32 kBytes = kRows * kTileK;
-  static_assert(kRows == 64 || kRows == 128, "half of the banks a k, or a quarter");
+  static_assert(kRows == 64 || kRows == 128, "one k fills a half or a quarter of the banks");
 
-  // 16 lanes read 8 neighbours along K, the next 16 lanes those 16 further on.
+  // 16 lanes read 8 consecutive k; the next 16 lanes read those 16 k later.
   static constexpr u32 swizzle(u32 k) {
-    constexpr u32 kTogether = kLdsBanks * 4 / kRows;  // k that fill the banks once
-    return k / kTogether % (kChunks / 2) + k / 16 % 2 * (kChunks / 2);
+    constexpr u32 kStepsPerBankSweep = kLdsBanks * 4 / kRows;  // k that fill all banks once
+    return k / kStepsPerBankSweep % (kChunks / 2) + k / 16 % 2 * (kChunks / 2);
   }
-  static constexpr u32 at(u32 k, u32 chunk) { return k * kRows + (chunk ^ swizzle(k)) * kVecBytes; }
-  // What a lane says of the first of a tile's four reads; the others are 8, 64 and 72 k further on.
-  static constexpr u32 read_at(u32 lane, u32 chunk) {
-    return at(lane / 16 * 16 + lane % 16 / 2, chunk) + lane % 2 * 8;
+  static constexpr u32 offset(u32 k, u32 chunk) {
+    return k * kRows + (chunk ^ swizzle(k)) * kVecBytes;
+  }
+  // Returns the offset that a lane supplies to the first of a tile's four reads; the other reads
+  // are 8, 64 and 72 k later.
+  static constexpr u32 read_offset(u32 lane, u32 chunk) {
+    return offset(lane / 16 * 16 + lane % 16 / 2, chunk) + lane % 2 * 8;
   }
   static_assert(swizzle(8) == swizzle(0) && swizzle(72) == swizzle(64) && swizzle(64) == 0);
   static_assert(details::conflict_free<8>(details::kPhasesB64, kLdsBanks,
-                                          [](u32 l) { return read_at(l, 0); }) &&
+                                          [](u32 l) { return read_offset(l, 0); }) &&
                     details::conflict_free(details::kWritePhases, 32,
-                                           [](u32 l) { return at(l / kChunks, l % kChunks); }),
+                                           [](u32 l) { return offset(l / kChunks, l % kChunks); }),
                 "neither reads nor writes have a bank conflict");
 };
 
-// Reads tiles of such operands, kTiles from row `first` on; that of a read lies kAt bytes from
-// `memory`.
+// Reads fragments of such operands: kTiles tiles from row row_begin on. A read takes the K-step
+// kOffsetBytes after `memory`.
 template <u32 kRows, u32 kTiles>
-class ColumnReader {
+class ColMajorReader {
  public:
-  using Order = ColumnOrder<kRows>;
+  using Layout = ColMajorLayout<kRows>;
 
-  __device__ ColumnReader(const LdsBytes* memory, u32 lane, u32 first) {
+  __device__ ColMajorReader(const LdsBytes* memory, u32 lane, u32 row_begin) {
 #pragma unroll
     for (u32 i = 0; i < kTiles; ++i) {
-      from_[i] = memory + Order::read_at(lane, first / kTileRows + i);
-      force_vgpr(from_[i]);  // or each read adds up what is beyond its offset
+      tile_begin_[i] = memory + Layout::read_offset(lane, row_begin / kTileRows + i);
+      force_vgpr(tile_begin_[i]);  // otherwise each read adds what exceeds its offset field
     }
   }
-  template <u32 kAt = 0>
-  __device__ Tile read(u32 tile) const {
-    const LdsBytes* const from = from_[tile] + kAt;
-    return {piece(from), piece(from + kPieceK * kRows)};
+  template <u32 kOffsetBytes = 0>
+  __device__ Fragment read(u32 tile) const {
+    const LdsBytes* const ptr = tile_begin_[tile] + kOffsetBytes;
+    return {read_half(ptr), read_half(ptr + kPieceK * kRows)};
   }
 
  private:
-  __device__ static U32x4 piece(const LdsBytes* from) {
-    using I32x2 = i32 __attribute__((ext_vector_type(2)));
-    const auto turned = [](const LdsBytes* at) {
-      return __builtin_amdgcn_ds_read_tr8_b64_v2i32((RFOPS_LDS I32x2*)at);
+  __device__ static U32x4 read_half(const LdsBytes* ptr) {
+    const auto read_transposed = [](const LdsBytes* src) {
+      return __builtin_amdgcn_ds_read_tr8_b64_v2i32((RFOPS_LDS I32x2*)src);
     };
-    const I32x2 low = turned(from), high = turned(from + 8 * kRows);
+    const I32x2 low = read_transposed(ptr), high = read_transposed(ptr + 8 * kRows);
     return __builtin_bit_cast(U32x4, __builtin_shufflevector(low, high, 0, 1, 2, 3));
   }
-  const LdsBytes* from_[kTiles];
+  const LdsBytes* tile_begin_[kTiles];
 };
 
-// Through registers, as StagedLoader has it for rows.
+// As StagedLoader, for column-major operands.
 template <u32 kRows, u32 kThreads>
-class StagedColumns {
+class StagedColMajorLoader {
  public:
-  using Order = ColumnOrder<kRows>;
+  using Layout = ColMajorLayout<kRows>;
 
-  static constexpr u32 kTurns = 0;
-  __device__ void turn(u32) {}
+  static constexpr u32 kTransposeOps = 0;
+  __device__ void transpose(u32) {}
 
-  __device__ explicit StagedColumns(const OperandView& rows) : rows_(rows) {
-    const u32 k = thread_id() / Order::kChunks, chunk = thread_id() % Order::kChunks;
-    from_ = k * rows.row_bytes + chunk * kVecBytes;
-    to_ = Order::at(k, chunk);
+  __device__ explicit StagedColMajorLoader(const OperandView& rows) : rows_(rows) {
+    const u32 k = thread_id() / Layout::kChunks, chunk = thread_id() % Layout::kChunks;
+    src_offset_ = k * rows.row_bytes + chunk * kVecBytes;
+    lds_dst_ = Layout::offset(k, chunk);
   }
 
-  __device__ void issue(u32 k, bool is_there) {
-    const Buffer buffer = rows_.step_of(k, is_there);
+  __device__ void issue(u32 k, bool in_bounds) {
+    const Buffer buffer = rows_.k_step_buffer(k, in_bounds);
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
-      staged_[i] = buffer_load_b128(buffer, from_, i * kAtOnce * rows_.row_bytes);
+      staged_[i] = buffer_load_b128(buffer, src_offset_, i * kStepsPerLoad * rows_.row_bytes);
     }
   }
 
   __device__ void commit(LdsBytes* tile) const {
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
-      *reinterpret_cast<RFOPS_LDS U32x4*>(tile + to_ + i * kAtOnce * kRows) = staged_[i];
+      *reinterpret_cast<RFOPS_LDS U32x4*>(tile + lds_dst_ + i * kStepsPerLoad * kRows) = staged_[i];
     }
   }
 
  private:
-  static constexpr u32 kAtOnce = kThreads / Order::kChunks;  // k
-  static constexpr u32 kLoads = kTileK / kAtOnce;
-  static_assert(kAtOnce % 32 == 0, "k of one load after another have the same permutation");
+  static constexpr u32 kStepsPerLoad = kThreads / Layout::kChunks;  // k per load
+  static constexpr u32 kLoads = kTileK / kStepsPerLoad;
+  static_assert(kStepsPerLoad % 32 == 0, "all loads of a thread have the same swizzle");
   OperandView rows_;
-  u32 from_, to_;
+  u32 src_offset_, lds_dst_;
   U32x4 staged_[kLoads];
 };
 
-// Straight to LDS, as LdsDmaLoader has it for rows.
+// As LdsDmaLoader, for column-major operands.
 template <u32 kRows, u32 kWaves>
-class DirectColumns {
+class LdsDmaColMajorLoader {
  public:
-  using Order = ColumnOrder<kRows>;
+  using Layout = ColMajorLayout<kRows>;
 
-  __device__ explicit DirectColumns(const OperandView& rows) : rows_(rows) {
-    const u32 k = thread_id() / Order::kChunks, place = thread_id() % Order::kChunks;
-    from_ = k * rows.row_bytes + (place ^ Order::swizzle(k)) * kVecBytes;
+  __device__ explicit LdsDmaColMajorLoader(const OperandView& rows) : rows_(rows) {
+    const u32 k = thread_id() / Layout::kChunks, lds_chunk = thread_id() % Layout::kChunks;
+    src_offset_ = k * rows.row_bytes + (lds_chunk ^ Layout::swizzle(k)) * kVecBytes;
   }
 
-  // The kRows rows from `row` on to kTile bytes into the memory of LdsDmaLoader::own_place.
+  // Issues the loads of the kRows rows from `row` on, to kTile bytes after lds_dst
+  // (LdsDmaLoader::wave_lds_base).
   template <u32, u32 kTile = 0>
-  __device__ void issue(u32 place, u32 row, u32 k, bool is_there) const {
-    const u8* const first = rows_.first + u64{k} * rows_.row_bytes;
-    each<0, kTile>(place, make_buffer_words(first, is_there ? rows_.bytes : 0), row);
+  __device__ void issue(u32 lds_dst, u32 row, u32 k, bool in_bounds) const {
+    const u8* const base = rows_.base + u64{k} * rows_.row_bytes;
+    issue_loads<0, kTile>(lds_dst, make_buffer_words(base, in_bounds ? rows_.bytes : 0), row);
   }
 
  private:
-  static constexpr u32 kAtOnce = kWaves * kWaveSize / Order::kChunks;  // k
-  static_assert(kAtOnce % 32 == 0, "k of one load after another have the same permutation");
+  static constexpr u32 kStepsPerLoad = kWaves * kWaveSize / Layout::kChunks;  // k per load
+  static_assert(kStepsPerLoad % 32 == 0, "all loads of a thread have the same swizzle");
 
-  template <u32 kFirst, u32 kTile>
-  __device__ void each(u32 place, U32x4 buffer, u32 row) const {
-    if constexpr (kFirst < kTileK) {
-      buffer_load_lds_b128<kTile>(buffer, from_, kFirst * rows_.row_bytes, row, place);
-      each<kFirst + kAtOnce, kTile + kAtOnce * kRows>(place, buffer, row);
+  template <u32 kKBegin, u32 kTile>
+  __device__ void issue_loads(u32 lds_dst, U32x4 buffer, u32 row) const {
+    if constexpr (kKBegin < kTileK) {
+      buffer_load_lds_b128<kTile>(buffer, src_offset_, kKBegin * rows_.row_bytes, row, lds_dst);
+      issue_loads<kKBegin + kStepsPerLoad, kTile + kStepsPerLoad * kRows>(lds_dst, buffer, row);
     }
   }
 
   OperandView rows_;
-  u32 from_;
+  u32 src_offset_;
 };
 
 #endif
 
-// How kRows rows of an operand get into LDS, and kTiles of a wave out of it, whichever way they lie
-// in memory: through registers, by kThreads, or straight to LDS, by kWaves.
-template <bool kColumns, u32 kRows, u32 kTiles, u32 kThreads, bool kShuffled>
+// Loader and reader of kRows rows of an operand, by its layout: StagedPath goes through registers
+// with kThreads threads, LdsDmaPath direct to LDS with kWaves waves. A wave reads kTiles tiles.
+template <bool kColMajor, u32 kRows, u32 kTiles, u32 kThreads, bool kShuffled>
 struct StagedPath {
   using Loader = StagedLoader<kRows, kThreads, kShuffled>;
   using Reader = RowReader;
@@ -164,18 +167,18 @@ struct StagedPath {
 #if defined(__gfx950__)
 template <u32 kRows, u32 kTiles, u32 kThreads>
 struct StagedPath<true, kRows, kTiles, kThreads, false> {
-  using Loader = StagedColumns<kRows, kThreads>;
-  using Reader = ColumnReader<kRows, kTiles>;
+  using Loader = StagedColMajorLoader<kRows, kThreads>;
+  using Reader = ColMajorReader<kRows, kTiles>;
 };
-template <bool kColumns, u32 kRows, u32 kTiles, u32 kWaves, bool kShuffled>
-struct DirectWay {
+template <bool kColMajor, u32 kRows, u32 kTiles, u32 kWaves, bool kShuffled>
+struct LdsDmaPath {
   using Loader = LdsDmaLoader<kWaves, kShuffled>;
   using Reader = RowReader;
 };
 template <u32 kRows, u32 kTiles, u32 kWaves>
-struct DirectWay<true, kRows, kTiles, kWaves, false> {
-  using Loader = DirectColumns<kRows, kWaves>;
-  using Reader = ColumnReader<kRows, kTiles>;
+struct LdsDmaPath<true, kRows, kTiles, kWaves, false> {
+  using Loader = LdsDmaColMajorLoader<kRows, kWaves>;
+  using Reader = ColMajorReader<kRows, kTiles>;
 };
 #else
 template <u32 kTiles, u32 kThreads>
@@ -186,7 +189,7 @@ struct StagedPath<true, 128, kTiles, kThreads, false> {
 template <u32 kTiles, u32 kThreads>
 struct StagedPath<true, 64, kTiles, kThreads, false> {
   using Loader = TransposeLoader<64, kThreads>;
-  using Reader = TurnedReader;
+  using Reader = TransposedReader;
 };
 #endif
 

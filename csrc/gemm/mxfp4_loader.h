@@ -1,5 +1,5 @@
-// A wave's share of an MXFP4 operand on its way from memory to LDS: K-steps of 256, rows of 128
-// bytes as mxfp4_k_step.h has them, and their shuffled scales; several steps at a time (gfx950).
+// Loads one wave's part of an MXFP4 operand from memory to LDS: K-steps of 256 in the layout of
+// mxfp4_k_step.h with their preshuffled scales, several K-steps in flight (gfx950).
 #pragma once
 
 #include "gemm/mxfp4_tile_scheduler.h"
@@ -13,120 +13,128 @@
 
 namespace rfops {
 
-constexpr u32 kScalePair = 2 * kTileRows;  // rows whose scales are one dword a lane
+constexpr u32 kScalePair = 2 * kTileRows;  // rows whose scales are one dword per lane
 
-// A K-step of an operand in LDS.
+// LDS buffer of one K-step of an operand.
 template <u32 kRows>
 struct Fp4Rows {
   u8 rows[kRows * kRowBytes];
   u32 scales[kRows / kScalePair][kWaveSize];
 };
 
-// K-steps of a workgroup's part one after the other, round from any of them on.
+// Iterates over the K-steps of a workgroup's split, from any of them on, with wrap-around.
 class Fp4Cursor {
  public:
-  __device__ Fp4Cursor(const Place& at, u32 turned)
-      : first_(at.first),
-        end_(at.end),
-        k_(at.first + turned * kStepK),
-        left_((at.end - at.first + kStepK - 1) / kStepK) {}
-  // The step's first element, kOutOfBounds behind the last; and on to the next.
+  __device__ Fp4Cursor(const TileWork& work, u32 start_step)
+      : begin_(work.begin),
+        end_(work.end),
+        k_(work.begin + start_step * kStepK),
+        steps_left_((work.end - work.begin + kStepK - 1) / kStepK) {}
+  // Returns the first element of the current step, kOutOfBounds after the last, and advances.
   __device__ u32 next() {
-    const u32 k = left_ ? k_ : kOutOfBounds;
-    left_ -= left_ ? 1 : 0;
+    const u32 k = steps_left_ ? k_ : kOutOfBounds;
+    steps_left_ -= steps_left_ ? 1 : 0;
     k_ += kStepK;
-    k_ = k_ >= end_ ? first_ : k_;
+    k_ = k_ >= end_ ? begin_ : k_;
     return k;
   }
 
  private:
-  u32 first_, end_, k_, left_;
+  u32 begin_, end_, k_, steps_left_;
 };
 
-// What one of kOfWaves waves loads of an operand: pieces of 16 bytes a lane, of 8 rows, or of
-// shuffled ones of half the K of 16; and scales. kSteps K-steps on their way.
-template <u32 kRows, bool kOrdered, bool kTail, u32 kOfWaves, u32 kSteps>
+// Loads what one of kNumWaves waves has of an operand: 16-byte chunks of 8 rows per load
+// (preshuffled: half the K of 16 rows) and scales; kSteps K-steps in flight.
+template <u32 kRows, bool kShuffled, bool kTail, u32 kNumWaves, u32 kSteps>
 class Fp4Loader {
  public:
-  static constexpr u32 kAtOnce = kSteps;
-  static constexpr u32 kPieceBytes = kWaveSize * kVecBytes;
-  static constexpr u32 kCount = kRows / 8 / kOfWaves;
-  static_assert(kCount * 8 * kOfWaves == kRows && (!kOrdered || kCount % 2 == 0), "whole loads");
-  static constexpr u32 kPairs = (kRows / kScalePair + kOfWaves - 1) / kOfWaves;
-  static constexpr bool kRowGranularity = kRows / kScalePair % kOfWaves == 0;
-  static constexpr u32 kLoads = kCount + kPairs;  // of a step
-  using Order = OperandLayout<kOrdered>;
-  using To = Fp4Rows<kRows>;
+  static constexpr u32 kNumStages = kSteps;
+  static constexpr u32 kLoadBytes = kWaveSize * kVecBytes;
+  static constexpr u32 kChunksPerLane = kRows / 8 / kNumWaves;
+  static_assert(kChunksPerLane * 8 * kNumWaves == kRows && (!kShuffled || kChunksPerLane % 2 == 0),
+                "a whole number of loads");
+  static constexpr u32 kPairs = (kRows / kScalePair + kNumWaves - 1) / kNumWaves;
+  static constexpr bool kEvenPairs = kRows / kScalePair % kNumWaves == 0;
+  static constexpr u32 kLoads = kChunksPerLane + kPairs;  // per K-step
+  using Layout = OperandLayout<kShuffled>;
+  using LdsRows = Fp4Rows<kRows>;
 
   __device__ Fp4Loader(u32 number, const Buffer& rows, const Buffer& scales, u32 row_bytes,
-                       u32 scale_columns, const Place& at, u32 turned)
-      : rows_(rows), scales_(scales), end_(at.end), number_(number), cursor_(at, turned) {
+                       u32 scale_columns, const TileWork& work, u32 start_step)
+      : rows_(rows), scales_(scales), end_(work.end), number_(number), cursor_(work, start_step) {
     const u32 lane = lane_id();
-    const u32 row = kOrdered ? lane % 16 : lane / kRowChunks;
-    chunk_ = kOrdered ? lane / 16 : lane % kRowChunks;
+    const u32 row = kShuffled ? lane % 16 : lane / kRowChunks;
+    chunk_ = kShuffled ? lane / 16 : lane % kRowChunks;
 #pragma unroll
-    for (u32 i = 0; i < kCount; ++i) {
-      const u32 piece = number * kCount + i;
-      from_[i] = kOrdered ? Order::place(piece / 2 * 16 + row, piece % 2 * 4 + chunk_, row_bytes)
-                          : Order::place(piece * 8 + row, chunk_, row_bytes);
-      force_vgpr(from_[i]);
+    for (u32 i = 0; i < kChunksPerLane; ++i) {
+      const u32 chunk_idx = number * kChunksPerLane + i;
+      src_offset_[i] = kShuffled ? Layout::offset(chunk_idx / 2 * 16 + row,
+                                                  chunk_idx % 2 * 4 + chunk_, row_bytes)
+                                 : Layout::offset(chunk_idx * 8 + row, chunk_, row_bytes);
+      force_vgpr(src_offset_[i]);
     }
 #pragma unroll
     for (u32 i = 0; i < kPairs; ++i) {
-      const u32 pair = number + i * kOfWaves;
-      scale_from_[i] =
+      const u32 pair = number + i * kNumWaves;
+      scale_src_offset_[i] =
           pair < kRows / kScalePair ? pair * kScalePair * scale_columns + lane * 4 : kOutOfBounds;
-      force_vgpr(scale_from_[i]);
+      force_vgpr(scale_src_offset_[i]);
     }
-    to_ = lds_offset_mxfp4(row, chunk_) + number * (kCount * kPieceBytes);
+    lds_dst_ = lds_offset_mxfp4(row, chunk_) + number * (kChunksPerLane * kLoadBytes);
   }
 
-  // What follows loads the next step to slot `slot`; behind the last one nothing.
-  __device__ void begin(u32 slot) {
+  // Sets the next K-step as the target of the loads to `stage`; after the last one they load zeros.
+  __device__ void begin(u32 stage) {
     u32 k = cursor_.next();
     asm volatile("" : "+s"(k));
-    k_[slot] = k;
-    along_ = k < end_ ? k / 2 * Order::kUnit : kOutOfBounds;
-    scale_along_ = k < end_ ? k / kStepK * (kWaveSize * 4) : kOutOfBounds;
+    k_[stage] = k;
+    k_offset_ = k < end_ ? k / 2 * Layout::kKStrideBytes : kOutOfBounds;
+    scale_k_offset_ = k < end_ ? k / kStepK * (kWaveSize * 4) : kOutOfBounds;
   }
-  // Load `i` of the step.
-  __device__ void load(u32 slot, u32 i) {
-    if (i < kCount) {
-      u32 at = from_[i];
+  // Issues load `i` of the K-step.
+  __device__ void load(u32 stage, u32 i) {
+    if (i < kChunksPerLane) {
+      u32 offset = src_offset_[i];
       if constexpr (kTail) {
-        at =
-            k_[slot] + (chunk_ + (kOrdered ? i % 2 * 4 : 0)) * kFp4Block < end_ ? at : kOutOfBounds;
+        offset = k_[stage] + (chunk_ + (kShuffled ? i % 2 * 4 : 0)) * kFp4Block < end_
+                     ? offset
+                     : kOutOfBounds;
       }
-      pieces_[slot][i] = buffer_load_b128(rows_, at, along_);
+      chunks_[stage][i] = buffer_load_b128(rows_, offset, k_offset_);
     } else {
-      loaded_[slot][i - kCount] =
-          buffer_load_dwords<1>(scales_, scale_from_[i - kCount], scale_along_).dword[0];
+      loaded_[stage][i - kChunksPerLane] =
+          buffer_load_dwords<1>(scales_, scale_src_offset_[i - kChunksPerLane], scale_k_offset_)
+              .dword[0];
     }
   }
-  // What load `i` brought to LDS.
-  __device__ void put(u32 slot, u32 i, RFOPS_LDS To* to) const {
-    if (i < kCount) {
-      const u32 at = kOrdered ? (to_ ^ i % 2 * 64) + i / 2 * 2048 : to_ + i * kPieceBytes;
-      *reinterpret_cast<RFOPS_LDS U32x4*>((LdsBytes*)to->rows + at) = pieces_[slot][i];
-    } else if (const u32 pair = pair_of(i - kCount); kRowGranularity || pair < kRows / kScalePair) {
-      u32 there = ~0u;  // scales beyond K may be NaN
+  // Writes what load `i` brought to LDS.
+  __device__ void write_lds(u32 stage, u32 i, RFOPS_LDS LdsRows* lds) const {
+    if (i < kChunksPerLane) {
+      const u32 lds_dst =
+          kShuffled ? (lds_dst_ ^ i % 2 * 64) + i / 2 * 2048 : lds_dst_ + i * kLoadBytes;
+      *reinterpret_cast<RFOPS_LDS U32x4*>((LdsBytes*)lds->rows + lds_dst) = chunks_[stage][i];
+    } else if (const u32 pair = pair_of(i - kChunksPerLane);
+               kEvenPairs || pair < kRows / kScalePair) {
+      u32 valid_mask = ~0u;  // scales beyond K may be NaN
       if constexpr (kTail) {
-        const u32 block_k = k_[slot] + lane_id() / kTileRows * kFp4Block;
-        there = (block_k < end_ ? 0x0000ffffu : 0) | (block_k + kTileK < end_ ? 0xffff0000u : 0);
+        const u32 block_k = k_[stage] + lane_id() / kTileRows * kFp4Block;
+        valid_mask =
+            (block_k < end_ ? 0x0000ffffu : 0) | (block_k + kTileK < end_ ? 0xffff0000u : 0);
       }
-      to->scales[pair][lane_id()] = loaded_[slot][i - kCount] & there;
+      lds->scales[pair][lane_id()] = loaded_[stage][i - kChunksPerLane] & valid_mask;
     }
   }
 
  private:
-  __device__ u32 pair_of(u32 i) const { return number_ + i * kOfWaves; }
+  __device__ u32 pair_of(u32 i) const { return number_ + i * kNumWaves; }
 
   const Buffer rows_, scales_;
   const u32 end_, number_;
   Fp4Cursor cursor_;
-  u32 chunk_, to_, from_[kCount], scale_from_[kPairs], along_, scale_along_;
+  u32 chunk_, lds_dst_, src_offset_[kChunksPerLane], scale_src_offset_[kPairs], k_offset_,
+      scale_k_offset_;
   u32 k_[kSteps];
-  U32x4 pieces_[kSteps][kCount];
+  U32x4 chunks_[kSteps][kChunksPerLane];
   u32 loaded_[kSteps][kPairs];
 };
 

@@ -1,26 +1,27 @@
-// out[m, n] = bias[n] + sum_k x~[m, k] * w~[n, k], both MXFP4: e2m1 elements, one e8m0 scale for 32
-// along K. Any M and N, K a multiple of 32; for so many rows that the matrix cores are the limit.
+// out[m, n] = bias[n] + sum_k x~[m, k] * w~[n, k], both MXFP4: e2m1 elements, one e8m0 scale per 32
+// along K. Any M and N, K a multiple of 32; for so many rows that MFMA throughput is the limit.
 //
-// Layout. Four waves, 2 along M and 2 along N, one a SIMD, make kM x kN of the result; sums are in
-// accumulation registers. A K-step of 256, rows of 128 bytes, goes through registers to LDS, in two
-// buffers; scales, shuffled, go to registers. A step has two halves, of 128 of K each, in which a
-// wave multiplies while all else is on its way, an instruction at a time between those of the
-// matrix cores:
+// Layout. Four waves, 2 along M and 2 along N, one per SIMD, compute kM x kN of the output, with
+// accumulators in AGPRs. A K-step of 256 (rows of 128 bytes) is loaded through registers to LDS, in
+// two buffers; preshuffled scales are loaded to registers. A step has two halves of 128 of K. In
+// each half a wave multiplies and issues all other instructions one at a time between the MFMAs:
 //
 //   half  multiplies            reads                       also
 //     0   first 128 of step t   second 128 of step t        writes step t + 1 to LDS, loads t + 2
-//     1   second 128 of step t  first 128 of step t + 1     goes on loading
+//     1   second 128 of step t  first 128 of step t + 1     continues to load
 //
-// and a barrier before the second half. A workgroup makes one tile of the result after the other,
-// `groups` apart: the last steps of one load the first of the next. w is operand A, so that a lane
-// holds 4 neighbours of a row of out. kSplit workgroups share out K; the last of a tile adds up
-// (split_k_reduce.h).
+// A barrier precedes the second half. Workgroups are persistent: each computes one tile after the
+// other, `groups` apart, and the last steps of a tile load the first steps of the next. w is MFMA
+// operand A, so a lane holds 4 neighbours of a row of out. kSplit workgroups split K; the last to
+// arrive reduces (split_k_reduce.h).
 //
-// Promises. Deterministic: the order of sums is fixed by the config and K. A scale of 255 is NaN in
-// its row or column. The caller aligns x, w and their rows to 16 bytes, scales to 4; a workgroup's
-// rows span less than 2 GiB, what lies before them may be more.
+// Guarantees: bitwise deterministic for a given config and K. A scale of 255 makes its row or
+// column NaN.
+// Requires: x, w and their rows 16-byte aligned, scales 4-byte aligned; the rows of a workgroup
+// span less than 2 GiB (what lies before them may be larger).
 #include "gemm/bias.h"
 #include "gemm/mxfp4_tile_scheduler.h"
+#include "rfops/chip/static_for.h"
 #include "rfops/chip/sync.h"
 #include "rfops/group/split_k_reduce.h"
 #include "rfops/matrix/mfma_mxfp4.h"
@@ -32,29 +33,23 @@
 #error "mxfp4_loop is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
 #endif
 
-#if !defined(RFOPS_M) || !defined(RFOPS_N) || !defined(RFOPS_SPLIT) || !defined(RFOPS_GROUP_M) || \
-    !defined(RFOPS_OUT) || !defined(RFOPS_BIAS) || !defined(RFOPS_SHUFFLED) ||                    \
-    !defined(RFOPS_X_SHUFFLED) || !defined(RFOPS_TAIL)
-#error "mxfp4_loop needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;
 
 using Out = RFOPS_OUT;                         // bf16, f16 or f32
 using Bias = RFOPS_BIAS;                       // void, bf16, f16 or f32
-constexpr bool kShuffled = RFOPS_SHUFFLED;     // w lies in tiles of 16 rows by 16 bytes
-constexpr bool kXShuffled = RFOPS_X_SHUFFLED;  // the same of x
-constexpr u32 kM = RFOPS_M;                    // rows of x of a workgroup
-constexpr u32 kN = RFOPS_N;                    // rows of w of a workgroup
-constexpr u32 kSplit = RFOPS_SPLIT;            // workgroups along K
-constexpr u32 kGroupM = RFOPS_GROUP_M;         // tiles along M of a group of workgroups
+constexpr bool kShuffled = RFOPS_SHUFFLED;     // w is preshuffled: tiles of 16 rows by 16 bytes
+constexpr bool kXShuffled = RFOPS_X_SHUFFLED;  // x is preshuffled
+constexpr u32 kM = RFOPS_M;                    // rows of x per workgroup
+constexpr u32 kN = RFOPS_N;                    // rows of w per workgroup
+constexpr u32 kSplit = RFOPS_SPLIT;            // split-K: workgroups per output tile
+constexpr u32 kGroupM = RFOPS_GROUP_M;         // tiles along M per raster group (tile_map.h)
 constexpr bool kTail = RFOPS_TAIL;             // K ends within a K-step
-constexpr u32 kThreads = 4 * kWaveSize;        // waves 2 x 2
-constexpr u32 kMTiles = kM / 2 / kTileRows, kNTiles = kN / 2 / kTileRows;  // of a wave
+constexpr u32 kThreads = 4 * kWaveSize;        // 2 x 2 waves
+constexpr u32 kMTiles = kM / 2 / kTileRows, kNTiles = kN / 2 / kTileRows;  // per wave
 constexpr u32 kTiles = kMTiles * kNTiles;
-static_assert(kM % 64 == 0 && kN % 64 == 0, "pairs of tiles, whose scales are one dword");
+static_assert(kM % 64 == 0 && kN % 64 == 0, "one dword of scales covers a pair of tiles");
 
 struct Stage {
   u8 x[kM * kRowBytes], w[kN * kRowBytes];
@@ -77,7 +72,7 @@ struct Operands {
 
 class Wave {
  public:
-  u32 m, n;  // its first row of x and of w in the workgroup
+  u32 m, n;  // the wave's first row of x and of w in the workgroup's tile
 
   __device__ explicit Wave(const Fp4Args& args)
       : m(wave_id() / 2 * (kM / 2)),
@@ -86,39 +81,39 @@ class Wave {
         w_(args.w_row),
         x_scale_(args.x_scale_row),
         w_scale_(args.w_scale_row),
-        at_{lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows),
-            lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows + 4)} {}
+        fragment_{lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows),
+                  lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows + 4)} {}
 
-  // The first step to LDS, the second on its way.
+  // Prologue: brings the first step to LDS and issues the loads of the second.
   __device__ void start(const Item& item) {
-    const u32 first = item.place.first, end = item.place.end;
-    x_.aim(first, end);
-    w_.aim(first, end);
-    each<kPieces>([&](u32 i) { load(i, item); });
-    x_scale_.aim(first, end);
-    w_scale_.aim(first, end);
-    each<kScales>([&](u32 i) { load_scale(i, 0, item); });
+    const u32 begin = item.work.begin, end = item.work.end;
+    x_.set_k(begin, end);
+    w_.set_k(begin, end);
+    static_for<kPieces>([&](u32 i) { load(i, item); });
+    x_scale_.set_k(begin, end);
+    w_scale_.set_k(begin, end);
+    static_for<kScales>([&](u32 i) { load_scale(i, 0, item); });
     sched_barrier();
-    x_.aim(first + kStepK, end);
-    w_.aim(first + kStepK, end);
-    each<kPieces>([&](u32 i) {
-      put(i, 0);
+    x_.set_k(begin + kStepK, end);
+    w_.set_k(begin + kStepK, end);
+    static_for<kPieces>([&](u32 i) {
+      write_lds(i, 0);
       load(i, item);
     });
     wait_lgkmcnt();
     s_barrier();
-    each<kReads>([&](u32 i) { read(i, 0, 0); });
+    static_for<kReads>([&](u32 i) { read(i, 0, 0); });
   }
 
-  // All of an item, two steps at a time: one more than it has, of zeros, where that is odd. `item`,
-  // from which is loaded, becomes item `next` for the last two.
+  // Computes one tile, two steps at a time; an odd number of steps is completed by a step of zeros.
+  // `item`, the source of the loads, becomes item `next` for the last two steps.
   __device__ void run_mainloop(F32x4 (&sums)[kTiles], Item& item, const Fp4Args& args, u32 next) {
-    const Place own = item.place;
-    two_steps<true>(sums, own, own.first, item, args, next);
-    for (u32 k = own.first + 2 * kStepK; k < own.end; k += 2 * kStepK) {
-      two_steps<false>(sums, own, k, item, args, next);
+    const TileWork work = item.work;
+    two_steps<true>(sums, work, work.begin, item, args, next);
+    for (u32 k = work.begin + 2 * kStepK; k < work.end; k += 2 * kStepK) {
+      two_steps<false>(sums, work, k, item, args, next);
     }
-    asm volatile("s_nop 15\n\ts_nop 15");  // until the last sums are there
+    asm volatile("s_nop 15\n\ts_nop 15");  // until the last accumulators are complete
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) force_agpr(sums[t]);  // none is read in the loop
     sched_barrier();
@@ -129,29 +124,25 @@ class Wave {
   using W = StepLoader<kN, kShuffled, kTail>;
   static constexpr u32 kPieces = X::kCount + W::kCount;
   static constexpr u32 kReads = kMTiles + kNTiles, kScales = kReads / 2;
-  using At = IssueSchedule<kTiles, kReads, kPieces, kScales>;
+  using Schedule = IssueSchedule<kTiles, kReads, kPieces, kScales>;
 
-  template <u32 kCount, class Act>
-  __device__ void each(Act act) {
-#pragma unroll
-    for (u32 i = 0; i < kCount; ++i) act(i);
+  __device__ void load(u32 i, const Item& src) {
+    i < X::kCount ? x_.load(src.x, i) : w_.load(src.w, i - X::kCount);
   }
-  __device__ void load(u32 i, const Item& from) {
-    i < X::kCount ? x_.load(from.x, i) : w_.load(from.w, i - X::kCount);
+  __device__ void load_scale(u32 i, u32 stage, const Item& src) {
+    i < kMTiles / 2 ? x_scale_.load(src.x_scale, i, stage)
+                    : w_scale_.load(src.w_scale, i - kMTiles / 2, stage);
   }
-  __device__ void load_scale(u32 i, u32 stage, const Item& from) {
-    i < kMTiles / 2 ? x_scale_.load(from.x_scale, i, stage)
-                    : w_scale_.load(from.w_scale, i - kMTiles / 2, stage);
+  __device__ void write_lds(u32 i, u32 buffer) const {
+    i < X::kCount ? x_.write_lds(i, (LdsBytes*)memory.stage[buffer].x)
+                  : w_.write_lds(i - X::kCount, (LdsBytes*)memory.stage[buffer].w);
   }
-  __device__ void put(u32 i, u32 buffer) const {
-    i < X::kCount ? x_.put(i, (LdsBytes*)memory.stage[buffer].x)
-                  : w_.put(i - X::kCount, (LdsBytes*)memory.stage[buffer].w);
-  }
-  // Operand i of a half: first one of each, then those of w, then of x, as they are used.
+  // Reads operand i of a half: one of x first, then all of w, then the rest of x, in the order of
+  // use.
   __device__ void read(u32 i, u32 half, u32 buffer) {
-    const u32 at = half == 0 ? at_.low : at_.high;
-    const LdsBytes* const x = (LdsBytes*)memory.stage[buffer].x + m * kRowBytes + at;
-    const LdsBytes* const w = (LdsBytes*)memory.stage[buffer].w + n * kRowBytes + at;
+    const u32 offset = half == 0 ? fragment_.low : fragment_.high;
+    const LdsBytes* const x = (LdsBytes*)memory.stage[buffer].x + m * kRowBytes + offset;
+    const LdsBytes* const w = (LdsBytes*)memory.stage[buffer].w + n * kRowBytes + offset;
     if (i == 0) {
       operands_[half].x[0] = lds_load_b128(x);
     } else if (i <= kNTiles) {
@@ -161,81 +152,86 @@ class Wave {
     }
   }
 
-  // What a step loads: operands two steps on, scales one step on.
-  struct Ahead {
+  // K-steps that a step loads from: operands two steps ahead, scales one step ahead.
+  struct LoadTarget {
     u32 k, end, scale_k, scale_end;
   };
 
   template <bool kFresh>
-  __device__ void two_steps(F32x4 (&sums)[kTiles], const Place& own, u32 k, Item& item,
+  __device__ void two_steps(F32x4 (&sums)[kTiles], const TileWork& work, u32 k, Item& item,
                             const Fp4Args& args, u32 next) {
-    u32 on = k + 2 * kStepK;
+    u32 load_k = k + 2 * kStepK;
     Buffer x_scale, w_scale;
-    if (on >= own.end) {
-      const Item found = Item::of(args, next);
-      x_scale = found.x_scale;
-      w_scale = found.w_scale;
-      item.place = found.place;
-      item.x = found.x;
-      item.w = found.w;
-      on = item.place.first;
+    if (load_k >= work.end) {
+      const Item next_item = Item::make(args, next);
+      x_scale = next_item.x_scale;
+      w_scale = next_item.w_scale;
+      item.work = next_item.work;
+      item.x = next_item.x;
+      item.w = next_item.w;
+      load_k = item.work.begin;
     }
-    const u32 end = item.place.end;
-    step<0, kFresh>(sums, own, k, item, {on, end, k + kStepK, own.end});
-    asm volatile("" : "+s"(k));  // compared once more, and a branch: selects would be in each step
-    if (k + 2 * kStepK >= own.end) {
+    const u32 end = item.work.end;
+    step<0, kFresh>(sums, work, k, item, {load_k, end, k + kStepK, work.end});
+    asm volatile("" : "+s"(k));  // compares again and branches: selects would stay in each step
+    if (k + 2 * kStepK >= work.end) {
       asm volatile("");
       item.x_scale = x_scale;
       item.w_scale = w_scale;
     }
-    step<1, false>(sums, own, k + kStepK, item, {on + kStepK, end, on, end});
+    step<1, false>(sums, work, k + kStepK, item, {load_k + kStepK, end, load_k, end});
   }
 
   template <u32 kStage, bool kFresh>
-  __device__ void step(F32x4 (&sums)[kTiles], const Place& own, u32 k, const Item& item,
-                       const Ahead& ahead) {
-    x_scale_.begin(kStage, k, own.end);
-    w_scale_.begin(kStage, k, own.end);
-    half<kStage, 0, kFresh>(sums, item, ahead);
+  __device__ void step(F32x4 (&sums)[kTiles], const TileWork& work, u32 k, const Item& item,
+                       const LoadTarget& target) {
+    x_scale_.mask_tail(kStage, k, work.end);
+    w_scale_.mask_tail(kStage, k, work.end);
+    half<kStage, 0, kFresh>(sums, item, target);
     wait_lgkmcnt();
     s_barrier();
-    half<kStage, 1, false>(sums, item, ahead);
+    half<kStage, 1, false>(sums, item, target);
   }
 
-  // After multiplication q of a half: what else is done there.
+  // Issue slot after MFMA q of a half.
   template <u32 kStage, u32 kHalf>
-  __device__ void between(u32 q, const Item& item, const Ahead& ahead) {
-    if (q % At::kPitch == 0 && q / At::kPitch < kReads) {
-      read(q / At::kPitch, 1 - kHalf, kHalf == 0 ? kStage : 1 - kStage);
+  __device__ void do_issue_slot(u32 q, const Item& item, const LoadTarget& target) {
+    if (q % Schedule::kInterval == 0 && q / Schedule::kInterval < kReads) {
+      read(q / Schedule::kInterval, 1 - kHalf, kHalf == 0 ? kStage : 1 - kStage);
     }
     if (kHalf == 0) {
-      each<kPieces>([&](u32 i) {
-        if (q == At::lds_write_offset(i)) put(i, 1 - kStage);
+      static_for<kPieces>([&](u32 i) {
+        if (q == Schedule::write_idx(i)) write_lds(i, 1 - kStage);
       });
     }
-    const u32 at = kHalf * kTiles + q;  // in the step
-    if (at == At::before(At::load_at(0))) x_.aim(ahead.k, ahead.end);
-    if (at == At::before(At::load_at(X::kCount))) w_.aim(ahead.k, ahead.end);
-    each<kPieces>([&](u32 i) {
-      if (at == At::load_at(i)) load(i, item);
+    const u32 issue_idx = kHalf * kTiles + q;  // in the step
+    if (issue_idx == Schedule::free_idx_before(Schedule::load_idx(0)))
+      x_.set_k(target.k, target.end);
+    if (issue_idx == Schedule::free_idx_before(Schedule::load_idx(X::kCount)))
+      w_.set_k(target.k, target.end);
+    static_for<kPieces>([&](u32 i) {
+      if (issue_idx == Schedule::load_idx(i)) load(i, item);
     });
-    if (at == At::before(At::scale_at(0))) x_scale_.aim(ahead.scale_k, ahead.scale_end);
-    if (at == At::before(At::scale_at(kMTiles / 2))) w_scale_.aim(ahead.scale_k, ahead.scale_end);
-    each<kScales>([&](u32 i) {
-      if (at == At::scale_at(i)) load_scale(i, 1 - kStage, item);
+    if (issue_idx == Schedule::free_idx_before(Schedule::scale_idx(0)))
+      x_scale_.set_k(target.scale_k, target.scale_end);
+    if (issue_idx == Schedule::free_idx_before(Schedule::scale_idx(kMTiles / 2)))
+      w_scale_.set_k(target.scale_k, target.scale_end);
+    static_for<kScales>([&](u32 i) {
+      if (issue_idx == Schedule::scale_idx(i)) load_scale(i, 1 - kStage, item);
     });
   }
 
   template <u32 kStage, u32 kHalf, bool kFresh, u32 kQ = 0>
-  __device__ void half(F32x4 (&sums)[kTiles], const Item& item, const Ahead& ahead) {
+  __device__ void half(F32x4 (&sums)[kTiles], const Item& item, const LoadTarget& target) {
     if constexpr (kQ < kTiles) {
       constexpr u32 i = Order::m_of(kQ), j = Order::n_of(kQ);
-      const Operands& own = operands_[kHalf];
-      multiply_in_place<j % 2 + 2 * kHalf, i % 2 + 2 * kHalf, kFresh>(
-          sums[kQ], own.w[j], w_scale_.of(kStage, j), own.x[i], x_scale_.of(kStage, i));
-      between<kStage, kHalf>(kQ, item, ahead);
+      const Operands& operands = operands_[kHalf];
+      mfma_mxfp4_in_place<j % 2 + 2 * kHalf, i % 2 + 2 * kHalf, kFresh>(
+          sums[kQ], operands.w[j], w_scale_.scale(kStage, j), operands.x[i],
+          x_scale_.scale(kStage, i));
+      do_issue_slot<kStage, kHalf>(kQ, item, target);
       sched_barrier();
-      half<kStage, kHalf, kFresh, kQ + 1>(sums, item, ahead);
+      half<kStage, kHalf, kFresh, kQ + 1>(sums, item, target);
     }
   }
 
@@ -243,22 +239,23 @@ class Wave {
   W w_;
   Scales<kMTiles, kTail> x_scale_;
   Scales<kNTiles, kTail> w_scale_;
-  LdsFragmentOffsets at_;
+  LdsFragmentOffsets fragment_;
   Operands operands_[2];
 };
 
-__device__ inline void store_sums(F32x4 (&sums)[kTiles], Out* out, u32 m, u32 n, const Place& at,
-                                  const Wave& wave, const BiasRow<Bias>& bias) {
-  const u32 n0 = at.n0 + wave.n;
+__device__ inline void store_sums(F32x4 (&sums)[kTiles], Out* out, u32 m, u32 n,
+                                  const TileWork& work, const Wave& wave,
+                                  const BiasRow<Bias>& bias) {
+  const u32 n0 = work.n0 + wave.n;
   const u32 lane = lane_id();
-  RFOPS_LDS F32x4* const added = (RFOPS_LDS F32x4*)memory.bias[wave_id()];
-  if (!__is_same(Bias, void) && lane < kN / 2 / 4) added[lane] = bias.load(n0 + lane * 4);
+  RFOPS_LDS F32x4* const biases = (RFOPS_LDS F32x4*)memory.bias[wave_id()];
+  if (!__is_same(Bias, void) && lane < kN / 2 / 4) biases[lane] = bias.load(n0 + lane * 4);
   LdsBytes* const lds = (LdsBytes*)memory.store[wave_id()];
-  const Store store(out, at.m0 + wave.m, m, kM / 2, n, n0, lds);
+  const Store store(out, work.m0 + wave.m, m, kM / 2, n, n0, lds);
   store.template store<kMTiles>([&](u32 i, u32 j) {
-    F32x4& sum = sums[Order::place_of(i, j)];
-    force_agpr(sum);  // not all at once from accumulation registers
-    return __is_same(Bias, void) ? sum : sum + added[j * 4 + lane / kTileRows];
+    F32x4& sum = sums[Order::index_of(i, j)];
+    force_agpr(sum);  // keeps the compiler from reading all AGPRs at once
+    return __is_same(Bias, void) ? sum : sum + biases[j * 4 + lane / kTileRows];
   });
 }
 
@@ -274,25 +271,25 @@ extern "C" __global__ void
                u32 groups,                     // workgroups of the launch
                Out* __restrict__ out,          // [M, N]
                const void* __restrict__ bias,  // [N]
-               void* __restrict__ workspace,   // SplitKReducer; with kSplit > 1
-               u32* __restrict__ counts) {     // [tiles], zeros
+               void* __restrict__ workspace,   // partials if kSplit > 1 (SplitKReducer)
+               u32* __restrict__ counts) {     // [tiles], zeros before and after
   const Fp4Args args = {w, w_scale, x,     x_scale,     m,           n,
                         k, x_row,   w_row, w_scale_row, x_scale_row, groups};
   const u32 items = Item::count(args);
   u32 number = workgroup_id_x();
   stagger_start<kM * kN * sizeof(Out)>(items, groups, k / kStepK / kSplit * kTiles * 32);
-  Item item = Item::of(args, number);
+  Item item = Item::make(args, number);
   Wave wave(args);
   wave.start(item);
   for (; number < items; number += groups) {
-    const Place own = item.place;
+    const TileWork work = item.work;
     F32x4 sums[kTiles];
     wave.run_mainloop(sums, item, args, number + groups);
     bool is_whole = true;
     if constexpr (kSplit > 1) {
-      SplitKReducer<kSplit, kTiles * kThreads, kThreads> tile(workspace, counts, own.tile);
-      is_whole = tile.reduce(sums, own.split);
+      SplitKReducer<kSplit, kTiles * kThreads, kThreads> tile(workspace, counts, work.tile);
+      is_whole = tile.reduce(sums, work.split);
     }
-    if (is_whole) store_sums(sums, out, m, n, own, wave, BiasRow<Bias>(bias, n));
+    if (is_whole) store_sums(sums, out, m, n, work, wave, BiasRow<Bias>(bias, n));
   }
 }

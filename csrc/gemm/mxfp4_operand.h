@@ -1,8 +1,8 @@
-// Operands of MX matrix multiplication on their way from memory: a tile of 16 rows by 128 of K at a
-// time, loaded into registers as memory likes it, then made ready for the matrix cores.
+// Operands of MX matrix multiplication, loaded to registers in the order that suits memory, one
+// tile of 16 rows by 128 of K at a time, then converted to MFMA fragments.
 //
-// Tiles beyond K (is_there) and rows that are not there load zeros with scale 2^-127, and touch no
-// memory: they add 0. With kTail K may end within a tile, at a multiple of 32.
+// Tiles beyond K (in_bounds is false) and rows out of bounds load zeros with scale 2^-127 without a
+// memory access: they add 0. With kTail K may end within a tile, at a multiple of 32.
 #pragma once
 
 #include "gemm/mxfp4_fast_quant.h"
@@ -14,204 +14,211 @@
 
 namespace rfops {
 
-struct Fp4 {};  // as the type of x: e2m1 with scales
-struct Fp8 {};  // e4m3 with scales
+struct Fp4 {};  // type of x: e2m1 with scales
+struct Fp8 {};  // type of x: e4m3 with scales
 
 // Scales of a workgroup's rows from `row` on, a multiple of 16; all in scalars.
 template <bool kShuffled>
 struct ScaleRows {
-  const u8* first;
-  u32 row_bytes;  // from row to row; of shuffled ones the columns, a multiple of 8
+  const u8* base;
+  u32 row_bytes;  // row stride; of preshuffled scales the number of columns, a multiple of 8
   u32 bytes;
-  u32 odd;  // whether `row` is in the second half of 32 shuffled ones
+  u32 odd;  // `row` is in the second half of 32 preshuffled rows
 
-  __device__ ScaleRows(const u8* scales, u32 row, u32 rows, u32 most, u32 row_bytes, u32 k)
+  __device__ ScaleRows(const u8* scales, u32 row, u32 rows, u32 max_rows, u32 row_bytes, u32 k)
       : row_bytes(row_bytes), odd(kShuffled ? row / kTileRows % 2 : 0) {
-    const u32 own = rows - row < most ? rows - row : most;
+    const u32 num_rows = rows - row < max_rows ? rows - row : max_rows;
     if constexpr (kShuffled) {
-      first = scales + u64{row / 32} * (32 * row_bytes);
-      bytes = (row % 32 + own + 31) / 32 * 32 * row_bytes;
+      base = scales + u64{row / 32} * (32 * row_bytes);
+      bytes = (row % 32 + num_rows + 31) / 32 * 32 * row_bytes;
     } else {
-      first = scales + u64{row} * row_bytes;
-      bytes = (own - 1) * row_bytes + k / kFp4Block;
+      base = scales + u64{row} * row_bytes;
+      bytes = (num_rows - 1) * row_bytes + k / kFp4Block;
     }
   }
 
-  // A lane's scale of the tile that is `rows16` and `k128` tiles on, in the lowest byte.
+  // Loads the lane's scale of the tile that is `rows16` and `k128` tiles further, in the lowest
+  // byte.
   template <bool kTail>
-  __device__ u32 load(u32 rows16, u32 k128, u32 k, bool is_there) const {
-    using Order = ScaleOrder<kShuffled>;
+  __device__ u32 load(u32 rows16, u32 k128, u32 k, bool in_bounds) const {
+    using Layout = MxScaleLayout<kShuffled>;
     const u32 lane = lane_id();
-    u32 at = Order::lane_place(lane, row_bytes);
+    u32 offset = Layout::lane_offset(lane, row_bytes);
     if constexpr (kTail)
-      at = (k128 * kFp4TileBlocks + lane / kTileRows) * kFp4Block < k ? at : kOutOfBounds;
-    const Buffer buffer = make_buffer(first, is_there ? bytes : 0);
-    return Order::load(buffer, at, Order::tile_place(rows16 + odd, k128, row_bytes));
+      offset = (k128 * kFp4TileBlocks + lane / kTileRows) * kFp4Block < k ? offset : kOutOfBounds;
+    const Buffer buffer = make_buffer(base, in_bounds ? bytes : 0);
+    return Layout::load(buffer, offset, Layout::tile_offset(rows16 + odd, k128, row_bytes));
   }
-  __device__ u32 own(u32 loaded, u32 rows16, u32 k128) const {
-    return ScaleOrder<kShuffled>::own(loaded, rows16 + odd, k128);
+  __device__ u32 select_byte(u32 loaded, u32 rows16, u32 k128) const {
+    return MxScaleLayout<kShuffled>::select_byte(loaded, rows16 + odd, k128);
   }
 };
 
-// A tile as the matrix cores take it; of e2m1 `high` is not looked at.
-struct ScaledTile {
-  Tile tile;
+// Fragment and scale of one tile; e2m1 ignores `high`.
+struct ScaledFragment {
+  Fragment fragment;
   u32 scale;
 };
 
-// Elements that have scales. Shuffled ones come as the matrix cores want them; of others lanes side
-// by side load what lies side by side, and kStagingBytes of LDS of the wave's own put it in order.
+// An operand that has scales. Preshuffled tiles are loaded as fragments. Of others adjacent lanes
+// load adjacent addresses, and kStagingBytes of the wave's own LDS bring them into fragment order.
 template <class X, bool kShuffled, bool kShuffledScales, bool kTail, CacheHint kHint = kCached>
 struct ScaledSource {
   static constexpr MatrixFormat kFormat = __is_same(X, Fp4) ? kE2m1 : kE4m3;
-  static constexpr u32 kPieces = kFormat == kE2m1 ? 1 : 2;  // of 16 bytes a lane
-  static constexpr u32 kChunks = 4 * kPieces;               // of 16 bytes, in a row of a tile
-  static constexpr u32 kElements = kTileK / kChunks;        // of a chunk
-  static constexpr u32 kRowsAtOnce = kWaveSize / kChunks;
+  static constexpr u32 kChunksPerLane = kFormat == kE2m1 ? 1 : 2;  // 16 bytes each
+  static constexpr u32 kChunks = 4 * kChunksPerLane;  // 16-byte chunks in a row of a tile
+  static constexpr u32 kElements = kTileK / kChunks;  // per chunk
+  static constexpr u32 kRowsPerLoad = kWaveSize / kChunks;
   static constexpr u32 kStagingBytes = kShuffled ? 0 : kTileRows * kChunks * kVecBytes;
-  using Order = OperandLayout<kShuffled>;
-  struct Held {
-    U32x4 piece[kPieces];
+  using Layout = OperandLayout<kShuffled>;
+  struct Staged {
+    U32x4 chunks[kChunksPerLane];
     u32 scale;
   };
-  using Turned = Held;
+  using Transposed = Staged;
 
   OperandView rows;
   ScaleRows<kShuffledScales> scales;
   u32 k;
 
-  // Chunk c of row r lies where no two of the lanes that LDS serves together meet.
-  static constexpr u32 staged_at(u32 row, u32 chunk) {
-    if constexpr (kPieces == 2) return lds_offset(row, chunk);
+  // Returns the LDS offset of a chunk: lanes that LDS serves together use different banks.
+  static constexpr u32 staging_offset(u32 row, u32 chunk) {
+    if constexpr (kChunksPerLane == 2) return lds_offset(row, chunk);
     const u32 high = row / 8, swizzle = (high ^ row / 4 % 2) * 2 + high;
     return (row * kChunks + (chunk ^ swizzle)) * kVecBytes;
   }
 
-  __device__ Held load(u32 rows16, u32 k128, bool is_there) const {
+  __device__ Staged load(u32 rows16, u32 k128, bool in_bounds) const {
     const u32 lane = lane_id();
-    const Buffer buffer = make_buffer(rows.first, is_there ? rows.bytes : 0);
-    Held held;
+    const Buffer buffer = make_buffer(rows.base, in_bounds ? rows.bytes : 0);
+    Staged staged;
 #pragma unroll
-    for (u32 i = 0; i < kPieces; ++i) {
+    for (u32 i = 0; i < kChunksPerLane; ++i) {
       const u32 row = kShuffled ? lane % kTileRows : lane / kChunks;
       const u32 chunk = kShuffled ? lane / kTileRows + 4 * i : lane % kChunks;
-      const u32 more_rows = kShuffled ? 0 : i * kRowsAtOnce;
-      u32 at = Order::place(row, chunk, rows.row_bytes);
-      if constexpr (kTail) at = k128 * kTileK + chunk * kElements < k ? at : kOutOfBounds;
-      held.piece[i] = buffer_load_b128<kHint>(buffer, at,
-                                              (rows16 * kTileRows + more_rows) * rows.row_bytes +
-                                                  k128 * (kChunks * kVecBytes) * Order::kUnit);
+      const u32 more_rows = kShuffled ? 0 : i * kRowsPerLoad;
+      u32 offset = Layout::offset(row, chunk, rows.row_bytes);
+      if constexpr (kTail) offset = k128 * kTileK + chunk * kElements < k ? offset : kOutOfBounds;
+      staged.chunks[i] =
+          buffer_load_b128<kHint>(buffer, offset,
+                                  (rows16 * kTileRows + more_rows) * rows.row_bytes +
+                                      k128 * (kChunks * kVecBytes) * Layout::kKStrideBytes);
     }
-    held.scale = scales.template load<kTail>(rows16, k128, k, is_there);
-    return held;
+    staged.scale = scales.template load<kTail>(rows16, k128, k, in_bounds);
+    return staged;
   }
-  __device__ void stage(const Held& held, LdsBytes* staging) const {
+  __device__ void stage(const Staged& staged, LdsBytes* staging) const {
     if constexpr (kShuffled) return;
     const u32 lane = lane_id();
 #pragma unroll
-    for (u32 i = 0; i < kPieces; ++i) {
+    for (u32 i = 0; i < kChunksPerLane; ++i) {
       *reinterpret_cast<RFOPS_LDS U32x4*>(
-          staging + staged_at(i * kRowsAtOnce + lane / kChunks, lane % kChunks)) = held.piece[i];
+          staging + staging_offset(i * kRowsPerLoad + lane / kChunks, lane % kChunks)) =
+          staged.chunks[i];
     }
   }
-  __device__ Turned turn(const Held& held, LdsBytes* staging) const {
-    if constexpr (kShuffled) return held;
+  __device__ Transposed transpose(const Staged& staged, LdsBytes* staging) const {
+    if constexpr (kShuffled) return staged;
     const u32 lane = lane_id();
-    Turned turned = held;
+    Transposed words = staged;
 #pragma unroll
-    for (u32 i = 0; i < kPieces; ++i) {
-      turned.piece[i] =
-          lds_load_b128(staging + staged_at(lane % kTileRows, lane / kTileRows + 4 * i));
+    for (u32 i = 0; i < kChunksPerLane; ++i) {
+      words.chunks[i] =
+          lds_load_b128(staging + staging_offset(lane % kTileRows, lane / kTileRows + 4 * i));
     }
-    return turned;
+    return words;
   }
-  __device__ ScaledTile ready(const Turned& held, u32 rows16, u32 k128) const {
-    return {{held.piece[0], held.piece[kPieces - 1]}, scales.own(held.scale, rows16, k128)};
+  __device__ ScaledFragment make_fragment(const Transposed& frag, u32 rows16, u32 k128) const {
+    return {{frag.chunks[0], frag.chunks[kChunksPerLane - 1]},
+            scales.select_byte(frag.scale, rows16, k128)};
   }
 };
 
-// bf16 or f16 that is quantised here. Four rows of 256 bytes a load, side by side; then through
-// kStagingBytes of LDS of the wave's own, so that a lane gets 64 bytes of a row.
+// An operand of bf16 or f16 that is quantised here. A load brings four contiguous rows of 256
+// bytes; kStagingBytes of the wave's own LDS give each lane 64 bytes of a row.
 template <class X, class Rounding, bool kTail>
 struct QuantisedSource {
   static constexpr MatrixFormat kFormat = kE2m1;
-  static constexpr u32 kChunks = 16;  // of 16 bytes, in a row of a tile
-  static constexpr u32 kRowsAtOnce = kWaveSize / kChunks;
+  static constexpr u32 kChunks = 16;  // 16-byte chunks in a row of a tile
+  static constexpr u32 kRowsPerLoad = kWaveSize / kChunks;
   static constexpr u32 kStagingBytes = kTileRows * kChunks * kVecBytes;
-  struct Held {
-    U32x4 piece[4];
+  struct Staged {
+    U32x4 chunks[4];
   };
 
   OperandView rows;
   u32 k;
 
-  // Chunk c of row r lies where no two of the lanes that LDS serves together meet (static_assert
-  // below).
-  static constexpr u32 staged_at(u32 row, u32 chunk) {
+  // Returns the LDS offset of a chunk: lanes that LDS serves together use different banks
+  // (static_assert below).
+  static constexpr u32 staging_offset(u32 row, u32 chunk) {
     const u32 high = row / 8, swizzle = (high ^ row / 4 % 2) * 8 + high * 4 + row % 4;
     return (row * kChunks + (chunk ^ swizzle)) * kVecBytes;
   }
 
-  __device__ Held load(u32 rows16, u32 k128, bool is_there) const {
+  __device__ Staged load(u32 rows16, u32 k128, bool in_bounds) const {
     const u32 lane = lane_id(), chunk = lane % kChunks;
-    const Buffer buffer = make_buffer(rows.first, is_there ? rows.bytes : 0);
-    u32 at = lane / kChunks * rows.row_bytes + chunk * kVecBytes;
-    if constexpr (kTail) at = k128 * kTileK + chunk * (kVecBytes / 2) < k ? at : kOutOfBounds;
-    Held held;
+    const Buffer buffer = make_buffer(rows.base, in_bounds ? rows.bytes : 0);
+    u32 offset = lane / kChunks * rows.row_bytes + chunk * kVecBytes;
+    if constexpr (kTail)
+      offset = k128 * kTileK + chunk * (kVecBytes / 2) < k ? offset : kOutOfBounds;
+    Staged staged;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
-      held.piece[i] = buffer_load_b128(
-          buffer, at, (rows16 * kTileRows + i * kRowsAtOnce) * rows.row_bytes + k128 * kTileK * 2);
+      staged.chunks[i] = buffer_load_b128(
+          buffer, offset,
+          (rows16 * kTileRows + i * kRowsPerLoad) * rows.row_bytes + k128 * kTileK * 2);
     }
-    return held;
+    return staged;
   }
 
-  // What a lane gets of a tile: a block of 32.
-  struct Turned {
+  // A lane's block of 32 elements.
+  struct Transposed {
     u32 x[16];
   };
-  __device__ void stage(const Held& held, LdsBytes* staging) const {
+  __device__ void stage(const Staged& staged, LdsBytes* staging) const {
     const u32 lane = lane_id();
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
       *reinterpret_cast<RFOPS_LDS U32x4*>(
-          staging + staged_at(i * kRowsAtOnce + lane / kChunks, lane % kChunks)) = held.piece[i];
+          staging + staging_offset(i * kRowsPerLoad + lane / kChunks, lane % kChunks)) =
+          staged.chunks[i];
     }
   }
-  __device__ Turned turn(const Held&, LdsBytes* staging) const {
+  __device__ Transposed transpose(const Staged&, LdsBytes* staging) const {
     const u32 lane = lane_id();
-    Turned turned;
+    Transposed words;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
-      const U32x4 piece = lds_load_b128(staging + staged_at(lane % 16, lane / 16 * 4 + i));
+      const U32x4 chunks = lds_load_b128(staging + staging_offset(lane % 16, lane / 16 * 4 + i));
 #pragma unroll
-      for (u32 j = 0; j < 4; ++j) turned.x[4 * i + j] = piece[j];
+      for (u32 j = 0; j < 4; ++j) words.x[4 * i + j] = chunks[j];
     }
-    return turned;
+    return words;
   }
-  __device__ ScaledTile ready(const Turned& turned, u32, u32) const {
-    const Mxfp4Block block = quant_block_quickly<X, Rounding>(turned.x);
+  __device__ ScaledFragment make_fragment(const Transposed& block_words, u32, u32) const {
+    const Mxfp4Block block = quant_block_fast<X, Rounding>(block_words.x);
     return {{block.codes, block.codes}, block.scale};
   }
 };
 
 namespace details {
 
-// Whether the way of a source's tiles through LDS has no bank conflict.
+// Returns whether neither writes nor reads of a source's staging have a bank conflict.
 template <class Source, u32 kReads>
-constexpr bool turns_apart() {
+constexpr bool staging_conflict_free() {
   constexpr u32 kChunks = Source::kChunks;
   for (u32 i = 0; i < kReads; ++i) {
-    const u32 step = kReads == 4 ? 1 : 4, rows = kReads == 4 ? 4 : 1;  // a lane's chunks
+    const u32 step = kReads == 4 ? 1 : 4, rows = kReads == 4 ? 4 : 1;  // chunks of a lane
     if (!conflict_free(kReadPhases, kLdsBanks, [=](u32 l) {
-          return Source::staged_at(l % 16, l / 16 * rows + i * step);
+          return Source::staging_offset(l % 16, l / 16 * rows + i * step);
         })) {
       return false;
     }
   }
   for (u32 i = 0; i < kReads; ++i) {
     if (!conflict_free(kWritePhases, 32, [=](u32 l) {
-          return Source::staged_at(i * kWaveSize / kChunks + l / kChunks, l % kChunks);
+          return Source::staging_offset(i * kWaveSize / kChunks + l / kChunks, l % kChunks);
         })) {
       return false;
     }
@@ -219,10 +226,10 @@ constexpr bool turns_apart() {
   return true;
 }
 #if defined(__gfx950__)
-static_assert(turns_apart<QuantisedSource<bf16, Even, false>, 4>() &&
-                  turns_apart<ScaledSource<Fp4, false, false, false>, 1>() &&
-                  turns_apart<ScaledSource<Fp8, false, false, false>, 2>(),
-              "the way through LDS has no bank conflict");
+static_assert(staging_conflict_free<QuantisedSource<bf16, Even, false>, 4>() &&
+                  staging_conflict_free<ScaledSource<Fp4, false, false, false>, 1>() &&
+                  staging_conflict_free<ScaledSource<Fp8, false, false, false>, 2>(),
+              "staging has no bank conflict");
 #endif
 
 template <class X, class Rounding, bool kShuffledScales, bool kTail>
@@ -240,22 +247,22 @@ struct SourceOf<Fp8, Rounding, kShuffledScales, kTail> {
 
 }  // namespace details
 
-// Where x comes from, by its type.
+// The source of x by its type.
 template <class X, class Rounding, bool kShuffledScales, bool kTail>
 using XSource = details::SourceOf<X, Rounding, kShuffledScales, kTail>::Type;
 
-// At most `most` rows of x, [rows, k], from `row` on.
+// Makes the source of at most max_rows rows of x, [rows, k], from `row` on.
 template <class Source, class X>
-__device__ inline Source x_source(const void* x, const u8* scales, u32 row, u32 rows, u32 most,
+__device__ inline Source x_source(const void* x, const u8* scales, u32 row, u32 rows, u32 max_rows,
                                   u32 row_bytes, u32 scale_row_bytes, u32 k) {
-  const u8* const from = static_cast<const u8*>(x);
+  const u8* const base = static_cast<const u8*>(x);
   if constexpr (__is_same(X, Fp4) || __is_same(X, Fp8)) {
     const u32 k_bytes = __is_same(X, Fp4) ? k / 2 : k;
-    return {{from, row, rows, most, row_bytes, 0, k_bytes},
-            {scales, row, rows, most, scale_row_bytes, k},
+    return {{base, row, rows, max_rows, row_bytes, 0, k_bytes},
+            {scales, row, rows, max_rows, scale_row_bytes, k},
             k};
   } else {
-    return {{from, row, rows, most, row_bytes, 0, 2 * k}, k};
+    return {{base, row, rows, max_rows, row_bytes, 0, 2 * k}, k};
   }
 }
 

@@ -1,5 +1,5 @@
-// The pieces of work of a loop over tiles of an MXFP4 product: which tile of the result, which part
-// of K, and where in memory its operands and shuffled scales lie (gfx950).
+// Tile scheduler of MXFP4 GEMMs: the output tile and split of K of a work item, and the addresses
+// of its operands and preshuffled scales (gfx950).
 #pragma once
 
 #include "rfops/chip/arch.h"
@@ -17,38 +17,43 @@ struct Fp4Args {
   u32 groups;  // workgroups of the launch
 };
 
-// A tile of the result, or a part of its K.
-struct Place {
+// An output tile, or one split of its K.
+struct TileWork {
   u32 m0, n0, tile, split;
-  u32 first, end;  // elements of K
+  u32 begin, end;  // elements of K
 };
 
-// Number `item` of all tiles of kM x kN and parts of them; of those beyond the last no K.
+// Returns work item `item` of all tiles of kM x kN and their splits; items beyond the last have an
+// empty range of K.
 template <u32 kM, u32 kN, u32 kSplit, u32 kGroupM>
-__device__ inline Place fp4_place(const Fp4Args& a, u32 item) {
+__device__ inline TileWork fp4_tile_work(const Fp4Args& a, u32 item) {
   const u32 m_blocks = (a.m + kM - 1) / kM, n_blocks = (a.n + kN - 1) / kN;
-  const bool is_there = item < m_blocks * n_blocks * kSplit;
-  const Block found = block_of<kGroupM, kSplit>(is_there ? item : 0, m_blocks, n_blocks);
-  const Block at = {readfirstlane(found.m), readfirstlane(found.n), readfirstlane(found.split)};
-  const u32 all = (a.k + kStepK - 1) / kStepK;  // shared out in parts that differ by one at most
-  const u32 first = all * at.split / kSplit * kStepK, last = all * (at.split + 1) / kSplit * kStepK;
-  const u32 end = last < a.k ? last : a.k;
-  return {at.m * kM, at.n * kN, at.m * n_blocks + at.n, at.split, first, is_there ? end : first};
+  const bool in_bounds = item < m_blocks * n_blocks * kSplit;
+  const TileCoord lane_tile = tile_coord<kGroupM, kSplit>(in_bounds ? item : 0, m_blocks, n_blocks);
+  const TileCoord tile = {readfirstlane(lane_tile.m), readfirstlane(lane_tile.n),
+                          readfirstlane(lane_tile.split)};
+  const u32 steps = (a.k + kStepK - 1) / kStepK;  // splits differ by at most one
+  const u32 begin = steps * tile.split / kSplit * kStepK;
+  const u32 padded_end = steps * (tile.split + 1) / kSplit * kStepK;
+  const u32 end = padded_end < a.k ? padded_end : a.k;
+  return {tile.m * kM, tile.n * kN, tile.m * n_blocks + tile.n,
+          tile.split,  begin,       in_bounds ? end : begin};
 }
 
-// Shuffled scales of at most `most` rows from `row` on, a multiple of 32.
-__device__ inline Buffer scale_rows(const u8* scales, u32 row, u32 rows, u32 most, u32 row_bytes,
-                                    bool is_there) {
-  const u32 left = row < rows ? rows - row : 0, own = left < most ? left : most;
+// Returns the buffer of the preshuffled scales of at most max_rows rows from `row` on, a multiple
+// of 32.
+__device__ inline Buffer scale_rows(const u8* scales, u32 row, u32 rows, u32 max_rows,
+                                    u32 row_bytes, bool in_bounds) {
+  const u32 remaining = row < rows ? rows - row : 0;
+  const u32 num_rows = remaining < max_rows ? remaining : max_rows;
   return make_buffer(scales + u64{row / 32} * (32 * row_bytes),
-                     is_there ? (own + 31) / 32 * 32 * row_bytes : 0);
+                     in_bounds ? (num_rows + 31) / 32 * 32 * row_bytes : 0);
 }
 
-// Number `item` of all tiles and parts of kM x kN of a workgroup, whose waves are 2 x 2. Of those
-// beyond the last nothing is loaded.
+// A work item with the buffers of a workgroup of 2 x 2 waves. Items beyond the last load nothing.
 template <u32 kM, u32 kN, u32 kSplit, u32 kGroupM, bool kXShuffled, bool kShuffled>
 struct Fp4Item {
-  Place place;
+  TileWork work;
   Buffer x, w;              // of the workgroup
   Buffer x_scale, w_scale;  // of the wave
 
@@ -56,32 +61,36 @@ struct Fp4Item {
     return (a.m + kM - 1) / kM * ((a.n + kN - 1) / kN) * kSplit;
   }
 
-  __device__ static Fp4Item of(const Fp4Args& a, u32 item) {
-    const Place place = fp4_place<kM, kN, kSplit, kGroupM>(a, item);
-    const u32 m0 = place.m0, n0 = place.n0;
-    const bool is_there = item < count(a);
-    const u32 x_rows = kXShuffled ? (a.m + 15) / 16 * 16 : a.m;  // shuffled ones come in sixteens
-    const OperandView x(a.x, m0, x_rows, kM, a.x_row, 0, a.k / 2, OperandLayout<kXShuffled>::kUnit);
-    const OperandView w(a.w, n0, a.n, kN, a.w_row, 0, a.k / 2, OperandLayout<kShuffled>::kUnit);
+  __device__ static Fp4Item make(const Fp4Args& a, u32 item) {
+    const TileWork work = fp4_tile_work<kM, kN, kSplit, kGroupM>(a, item);
+    const u32 m0 = work.m0, n0 = work.n0;
+    const bool in_bounds = item < count(a);
+    const u32 x_rows =
+        kXShuffled ? (a.m + 15) / 16 * 16 : a.m;  // preshuffled rows are padded to 16
+    const OperandView x(a.x, m0, x_rows, kM, a.x_row, 0, a.k / 2,
+                        OperandLayout<kXShuffled>::kKStrideBytes);
+    const OperandView w(a.w, n0, a.n, kN, a.w_row, 0, a.k / 2,
+                        OperandLayout<kShuffled>::kKStrideBytes);
     const u32 wave_m = m0 + wave_id() / 2 * (kM / 2);
     const u32 wave_n = n0 + wave_id() % 2 * (kN / 2);
-    return {place, make_buffer(x.first, is_there ? x.bytes : 0),
-            make_buffer(w.first, is_there ? w.bytes : 0),
-            scale_rows(a.x_scale, wave_m, a.m, kM / 2, a.x_scale_row, is_there),
-            scale_rows(a.w_scale, wave_n, a.n, kN / 2, a.w_scale_row, is_there)};
+    return {work, make_buffer(x.base, in_bounds ? x.bytes : 0),
+            make_buffer(w.base, in_bounds ? w.bytes : 0),
+            scale_rows(a.x_scale, wave_m, a.m, kM / 2, a.x_scale_row, in_bounds),
+            scale_rows(a.w_scale, wave_n, a.n, kN / 2, a.w_scale_row, in_bounds)};
   }
 };
 
-// Workgroups that begin together store together, each time all that the memory takes for kStore
-// clocks, in which loads wait. So where a workgroup makes four tiles or more, of many clocks each,
-// those of an XCD begin one after the other; the last one twice kStore behind, by which the launch
-// is longer. 16384 x 8192 x 8192 by timing mode: matrix cores busy 81 -> 85 %.
+// Delays the start of workgroups so that they do not all store at the same time. Workgroups that
+// start together store together, which occupies the memory for kStoreClocks, and loads wait. So if
+// each workgroup computes at least four long tiles, those of an XCD start one after the other; the
+// last one starts 2 kStoreClocks late, which lengthens the launch by as much. Estimated, MI355X,
+// 16384 x 8192 x 8192: MFMA utilisation 81 -> 85 %.
 template <u32 kTileBytes>
 __device__ inline void stagger_start(u32 items, u32 groups, u32 clocks) {
-  constexpr u32 kStore = kTileBytes / 13;       // by the bytes a clock that a CU gets
-  constexpr u32 kApart = 2 * kStore / 32 / 64;  // s_sleep counts 64 clocks
-  if (kApart == 0 || items < 4 * groups || clocks < 6 * kStore) return;
-  for (u32 i = 0; i < workgroup_id_x() / kXcds; ++i) __builtin_amdgcn_s_sleep(kApart);
+  constexpr u32 kStoreClocks = kTileBytes / 13;            // from the bytes per clock of one CU
+  constexpr u32 kSleepUnits = 2 * kStoreClocks / 32 / 64;  // s_sleep counts 64 clocks
+  if (kSleepUnits == 0 || items < 4 * groups || clocks < 6 * kStoreClocks) return;
+  for (u32 i = 0; i < workgroup_id_x() / kXcds; ++i) __builtin_amdgcn_s_sleep(kSleepUnits);
 }
 
 }  // namespace rfops

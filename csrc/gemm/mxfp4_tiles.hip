@@ -1,19 +1,20 @@
-// out[m, n] = bias[n] + sum_k x~[m, k] * w~[n, k], x~ and w~ in MX formats: e2m1 elements w, and of
-// x bf16 or f16 that are quantised here, or e2m1 or e4m3; one e8m0 scale for 32 along K.
+// out[m, n] = bias[n] + sum_k x~[m, k] * w~[n, k], in MX formats: w is e2m1; x is e2m1 or e4m3, or
+// bf16 or f16 that is quantised here to e2m1; one e8m0 scale per 32 along K.
 //
-// For more rows of x than one workgroup of mxfp4_stream has. Any M and N, K a multiple of 32.
+// For more rows of x than one workgroup of mxfp4_stream takes. Any M and N, K a multiple of 32.
 //
-// Layout. A workgroup makes 16 kMTiles x 16 kNTiles kWaves of the result; its waves lie side by
-// side along N. In a K-step of kSteps tiles of 128 each wave makes some tiles of x ready for the
-// matrix cores, quantised once for all, and puts them to LDS, in two buffers; those of w go from
-// memory to the registers of the one wave that has them. While a step is multiplied, x of the next
-// is quantised and that of the one after on its way. w is operand A, so that a lane holds 4
-// neighbours of a row of out. kSplit workgroups share out K; the last of a tile adds up
+// Layout. A workgroup computes 16 kMTiles x 16 kNTiles kWaves of the output, with its waves along
+// N. In a K-step of kSteps tiles of 128 each wave converts some tiles of x to MFMA fragments, so
+// each is quantised once, and writes them to LDS, in two buffers. Tiles of w go from memory to the
+// registers of the one wave that uses them. While a step is multiplied, x of the next step is
+// quantised and x of the step after that is in flight. w is MFMA operand A, so a lane holds 4
+// neighbours of a row of out. kSplit workgroups split K; the last to arrive reduces
 // (split_k_reduce.h).
 //
-// Promises. Deterministic: the order of sums is fixed by the config and K. A scale of 255 is NaN in
-// its row or column. The caller aligns x, w and their rows to 16 bytes, shuffled scales to 4; a
-// workgroup's rows span less than 2 GiB, what lies before them may be more.
+// Guarantees: bitwise deterministic for a given config and K. A scale of 255 makes its row or
+// column NaN.
+// Requires: x, w and their rows 16-byte aligned, preshuffled scales 4-byte aligned; the rows of a
+// workgroup span less than 2 GiB (what lies before them may be larger).
 #include "gemm/bias.h"
 #include "gemm/mxfp4_operand.h"
 #include "rfops/chip/arch.h"
@@ -28,13 +29,6 @@
 #error "mxfp4_tiles is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
 #endif
 
-#if !defined(RFOPS_M_TILES) || !defined(RFOPS_N_TILES) || !defined(RFOPS_STEPS) ||                \
-    !defined(RFOPS_WAVES) || !defined(RFOPS_SPLIT) || !defined(RFOPS_OUT) || !defined(RFOPS_X) || \
-    !defined(RFOPS_ROUNDING) || !defined(RFOPS_BIAS) || !defined(RFOPS_SHUFFLED) ||               \
-    !defined(RFOPS_SHUFFLED_SCALES) || !defined(RFOPS_X_SHUFFLED_SCALES) || !defined(RFOPS_TAIL)
-#error "mxfp4_tiles needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;
@@ -42,88 +36,89 @@ using namespace rfops;
 using Out = RFOPS_OUT;                      // bf16, f16 or f32
 using X = RFOPS_X;                          // bf16, f16, Fp4 or Fp8
 using Bias = RFOPS_BIAS;                    // void, bf16, f16 or f32
-constexpr bool kShuffled = RFOPS_SHUFFLED;  // w lies in tiles of 16 rows by 16 bytes
-constexpr u32 kMTiles = RFOPS_M_TILES;      // tiles of 16 rows of x of a workgroup
-constexpr u32 kNTiles = RFOPS_N_TILES;      // tiles of 16 rows of w of a wave
-constexpr u32 kSteps = RFOPS_STEPS;         // tiles of 128 in a K-step
-constexpr u32 kWaves = RFOPS_WAVES;         // side by side along N
-constexpr u32 kSplit = RFOPS_SPLIT;         // workgroups along K
+constexpr bool kShuffled = RFOPS_SHUFFLED;  // w is preshuffled: tiles of 16 rows by 16 bytes
+constexpr u32 kMTiles = RFOPS_M_TILES;      // 16-row tiles of x per workgroup
+constexpr u32 kNTiles = RFOPS_N_TILES;      // 16-row tiles of w per wave
+constexpr u32 kSteps = RFOPS_STEPS;         // tiles of 128 per K-step
+constexpr u32 kWaves = RFOPS_WAVES;         // waves per workgroup, along N
+constexpr u32 kSplit = RFOPS_SPLIT;         // split-K: workgroups per output tile
 constexpr bool kTail = RFOPS_TAIL;          // K ends within a tile
 
 constexpr u32 kThreads = kWaves * kWaveSize;
-constexpr u32 kTiles = kNTiles * kMTiles;  // of a wave
+constexpr u32 kTiles = kNTiles * kMTiles;  // per wave
 constexpr u32 kM = kMTiles * kTileRows, kN = kWaves * kNTiles * kTileRows;
-constexpr u32 kOfX = kMTiles * kSteps;              // tiles of x in a K-step
-constexpr u32 kOwn = (kOfX + kWaves - 1) / kWaves;  // of which a wave makes ready
+constexpr u32 kXFragments = kMTiles * kSteps;                   // tiles of x per K-step
+constexpr u32 kXPerWave = (kXFragments + kWaves - 1) / kWaves;  // tiles that a wave converts
 using XTiles = XSource<X, RFOPS_ROUNDING, RFOPS_X_SHUFFLED_SCALES, kTail>;
 using WTiles = ScaledSource<Fp4, kShuffled, RFOPS_SHUFFLED_SCALES, kTail>;
-constexpr u32 kPieces = XTiles::kFormat == kE2m1 ? 1 : 2;  // of 16 bytes a lane, of a tile of x
+constexpr u32 kChunksPerLane = XTiles::kFormat == kE2m1 ? 1 : 2;  // 16 bytes each, per tile of x
 
-// A K-step of x as the matrix cores take it: a lane's pieces side by side with those of others, and
-// a dword a lane with its scales of four tiles.
-struct Ready {
-  U32x4 piece[kOfX][kPieces][kWaveSize];
+// A K-step of x as MFMA fragments, in lane order, and a dword per lane with its scales of four
+// tiles.
+struct XStage {
+  U32x4 chunk[kXFragments][kChunksPerLane][kWaveSize];
   u8 scale[kSteps][(kMTiles + 3) / 4][kWaveSize][4];
 };
 constexpr u32 kStagingBytes =
-    XTiles::kStagingBytes > kLdsTile ? XTiles::kStagingBytes : kLdsTile;  // w's is less
+    XTiles::kStagingBytes > kLdsTile ? XTiles::kStagingBytes : kLdsTile;  // w needs less
 struct Memory {
-  Ready ready[2];
+  XStage stages[2];
   u8 staging[kWaves][kStagingBytes];
 };
 static_assert(sizeof(Memory) <= kLdsBytes, "a workgroup fits a CU");
 __shared__ Memory memory;
 
-// The K-steps of a workgroup: tiles of 128 from `first` to `end`.
-struct Part {
-  u32 first, end;
+// A workgroup's split of K: tiles [begin, end) of 128.
+struct KSplit {
+  u32 begin, end;
 };
 
-// Tiles of x that a wave makes ready: number wave + i * kWaves of a K-step.
+// Converts tiles of x to fragments: this wave's tiles of a K-step are number wave + i * kWaves.
 class Producer {
  public:
-  __device__ Producer(const XTiles& x, const Part& part) : x_(x), part_(part) {}
+  __device__ Producer(const XTiles& x, const KSplit& k_split) : x_(x), k_split_(k_split) {}
 
   __device__ void load(u32 k128) {
-    each([&](u32 i, u32 m, u32 s) { held_[i] = x_.load(m, k128 + s, k128 + s < part_.end); });
+    for_each_tile(
+        [&](u32 i, u32 m, u32 s) { staged_[i] = x_.load(m, k128 + s, k128 + s < k_split_.end); });
     sched_barrier();
   }
-  __device__ void put(u32 k128, RFOPS_LDS Ready* to) {
+  __device__ void write_lds(u32 k128, RFOPS_LDS XStage* dst) {
     LdsBytes* const staging = (LdsBytes*)memory.staging[wave_id()];
-    each([&](u32 i, u32 m, u32 s) {
-      x_.stage(held_[i], staging);
-      const ScaledTile tile = x_.ready(x_.turn(held_[i], staging), m, k128 + s);
+    for_each_tile([&](u32 i, u32 m, u32 s) {
+      x_.stage(staged_[i], staging);
+      const ScaledFragment tile = x_.make_fragment(x_.transpose(staged_[i], staging), m, k128 + s);
       const u32 lane = lane_id(), t = s * kMTiles + m;
-      to->piece[t][0][lane] = tile.tile.low;
-      if constexpr (kPieces == 2) to->piece[t][1][lane] = tile.tile.high;
-      to->scale[s][m / 4][lane][m % 4] = static_cast<u8>(tile.scale);
+      dst->chunk[t][0][lane] = tile.fragment.low;
+      if constexpr (kChunksPerLane == 2) dst->chunk[t][1][lane] = tile.fragment.high;
+      dst->scale[s][m / 4][lane][m % 4] = static_cast<u8>(tile.scale);
     });
   }
 
  private:
-  template <class Act>
-  __device__ void each(Act act) {
+  template <class Fn>
+  __device__ void for_each_tile(Fn fn) {
 #pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) {
+    for (u32 i = 0; i < kXPerWave; ++i) {
       const u32 t = wave_id() + i * kWaves;
-      if (kOfX % kWaves == 0 || t < kOfX) act(i, t % kMTiles, t / kMTiles);
+      if (kXFragments % kWaves == 0 || t < kXFragments) fn(i, t % kMTiles, t / kMTiles);
     }
   }
 
   const XTiles x_;
-  const Part part_;
-  typename XTiles::Held held_[kOwn];
+  const KSplit k_split_;
+  typename XTiles::Staged staged_[kXPerWave];
 };
 
 struct WStep {
-  WTiles::Held held[kSteps][kNTiles];
+  WTiles::Staged staged[kSteps][kNTiles];
 
-  __device__ void load(const WTiles& w, u32 k128, const Part& part) {
+  __device__ void load(const WTiles& w, u32 k128, const KSplit& k_split) {
 #pragma unroll
     for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
       for (u32 j = 0; j < kNTiles; ++j) {
-        held[s][j] = w.load(wave_id() * kNTiles + j, k128 + s, k128 + s < part.end);
+        staged[s][j] = w.load(wave_id() * kNTiles + j, k128 + s, k128 + s < k_split.end);
       }
     }
     sched_barrier();
@@ -131,27 +126,27 @@ struct WStep {
 };
 
 template <u32 kI = 0>
-__device__ inline void multiply_rows(F32x4 (&sums)[kTiles], const ScaledTile (&a)[kNTiles],
-                                     const Tile (&b)[kMTiles],
+__device__ inline void multiply_rows(F32x4 (&sums)[kTiles], const ScaledFragment (&a)[kNTiles],
+                                     const Fragment (&b)[kMTiles],
                                      const u32 (&b_scale)[(kMTiles + 3) / 4]) {
   if constexpr (kI < kMTiles) {
 #pragma unroll
     for (u32 j = 0; j < kNTiles; ++j) {
       F32x4& sum = sums[j * kMTiles + kI];
-      sum = multiply_fp4<XTiles::kFormat, kI % 4>(a[j].tile.low, a[j].scale, b[kI], b_scale[kI / 4],
-                                                  sum);
+      sum = mfma_mxfp4_16x16x128<XTiles::kFormat, kI % 4>(a[j].fragment.low, a[j].scale, b[kI],
+                                                          b_scale[kI / 4], sum);
     }
     multiply_rows<kI + 1>(sums, a, b, b_scale);
   }
 }
 
-__device__ inline void multiply(F32x4 (&sums)[kTiles], const WTiles& w, const WStep& held, u32 k128,
-                                const RFOPS_LDS Ready* x) {
+__device__ inline void multiply(F32x4 (&sums)[kTiles], const WTiles& w, const WStep& w_step,
+                                u32 k128, const RFOPS_LDS XStage* x) {
   const u32 lane = lane_id();
   LdsBytes* const staging = (LdsBytes*)memory.staging[wave_id()];
 #pragma unroll
   for (u32 s = 0; s < kSteps; ++s) {
-    Tile b[kMTiles];
+    Fragment b[kMTiles];
     u32 b_scale[(kMTiles + 3) / 4];
 #pragma unroll
     for (u32 i = 0; i < (kMTiles + 3) / 4; ++i) {
@@ -160,37 +155,38 @@ __device__ inline void multiply(F32x4 (&sums)[kTiles], const WTiles& w, const WS
 #pragma unroll
     for (u32 i = 0; i < kMTiles; ++i) {
       const u32 t = s * kMTiles + i;
-      b[i] = {x->piece[t][0][lane], x->piece[t][kPieces - 1][lane]};
+      b[i] = {x->chunk[t][0][lane], x->chunk[t][kChunksPerLane - 1][lane]};
     }
-    ScaledTile a[kNTiles];
+    ScaledFragment a[kNTiles];
 #pragma unroll
     for (u32 j = 0; j < kNTiles; ++j) {
-      w.stage(held.held[s][j], staging);
-      a[j] = w.ready(w.turn(held.held[s][j], staging), wave_id() * kNTiles + j, k128 + s);
+      w.stage(w_step.staged[s][j], staging);
+      a[j] = w.make_fragment(w.transpose(w_step.staged[s][j], staging), wave_id() * kNTiles + j,
+                             k128 + s);
     }
     multiply_rows(sums, a, b, b_scale);
   }
 }
 
 __device__ inline void run_mainloop(F32x4 (&sums)[kTiles], const XTiles& x, const WTiles& w,
-                                    const Part& part) {
+                                    const KSplit& k_split) {
   RFOPS_LDS Memory* const lds = (RFOPS_LDS Memory*)&memory;
-  Producer producer(x, part);
-  WStep own;
-  producer.load(part.first);
-  own.load(w, part.first, part);
-  producer.put(part.first, &lds->ready[0]);
-  producer.load(part.first + kSteps);
+  Producer producer(x, k_split);
+  WStep current;
+  producer.load(k_split.begin);
+  current.load(w, k_split.begin, k_split);
+  producer.write_lds(k_split.begin, &lds->stages[0]);
+  producer.load(k_split.begin + kSteps);
   wait_lgkmcnt();
   s_barrier();
   u32 buffer = 0;
-  for (u32 k128 = part.first; k128 < part.end; k128 += kSteps) {
+  for (u32 k128 = k_split.begin; k128 < k_split.end; k128 += kSteps) {
     WStep next;
-    next.load(w, k128 + kSteps, part);
-    producer.put(k128 + kSteps, &lds->ready[1 - buffer]);
+    next.load(w, k128 + kSteps, k_split);
+    producer.write_lds(k128 + kSteps, &lds->stages[1 - buffer]);
     producer.load(k128 + 2 * kSteps);
-    multiply(sums, w, own, k128, &lds->ready[buffer]);
-    own = next;
+    multiply(sums, w, current, k128, &lds->stages[buffer]);
+    current = next;
     buffer = 1 - buffer;
     wait_lgkmcnt();
     s_barrier();
@@ -199,29 +195,30 @@ __device__ inline void run_mainloop(F32x4 (&sums)[kTiles], const XTiles& x, cons
 
 }  // namespace
 
-// Grid: workgroups of the same rows of w are neighbours on one XCD, first those along K.
+// Grid: workgroups with the same rows of w are neighbours on one XCD; the splits of a tile come
+// first.
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
 mxfp4_tiles(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
             const u8* __restrict__ w_scale,  // [N, K/32], rows w_scale_row bytes apart
             const void* __restrict__ x,      // [M, K], rows x_row bytes apart
-            const u8* __restrict__ x_scale,  // [M, K/32], likewise
+            const u8* __restrict__ x_scale,  // [M, K/32], rows x_scale_row bytes apart
             u32 m, u32 n, u32 k, u32 x_row, u32 w_row, u32 w_scale_row, u32 x_scale_row,
             Out* __restrict__ out,          // [M, N]
             const void* __restrict__ bias,  // [N]
-            void* __restrict__ workspace,   // SplitKReducer; with kSplit > 1
-            u32* __restrict__ counts) {     // [tiles], zeros
+            void* __restrict__ workspace,   // partials if kSplit > 1 (SplitKReducer)
+            u32* __restrict__ counts) {     // [tiles], zeros before and after
   const u32 m_blocks = (m + kM - 1) / kM, n_blocks = (n + kN - 1) / kN;
   const u32 order = xcd_remap(workgroup_id_x(), m_blocks * n_blocks * kSplit);
   const u32 tile = order / kSplit, split = order % kSplit;
   const u32 n0 = readfirstlane(tile / m_blocks) * kN, m0 = readfirstlane(tile % m_blocks) * kM;
-  const u32 all = (k + kTileK - 1) / kTileK;  // shared out in parts that differ by one at most
-  const Part part = {all * split / kSplit, all * (split + 1) / kSplit};
-  const WTiles from_w = {{w, n0, n, kN, w_row, 0, k / 2, WTiles::Order::kUnit},
-                         {w_scale, n0, n, kN, w_scale_row, k},
-                         k};
-  const XTiles from_x = x_source<XTiles, X>(x, x_scale, m0, m, kM, x_row, x_scale_row, k);
+  const u32 k_tiles = (k + kTileK - 1) / kTileK;  // splits differ by at most one
+  const KSplit k_split = {k_tiles * split / kSplit, k_tiles * (split + 1) / kSplit};
+  const WTiles w_tiles = {{w, n0, n, kN, w_row, 0, k / 2, WTiles::Layout::kKStrideBytes},
+                          {w_scale, n0, n, kN, w_scale_row, k},
+                          k};
+  const XTiles x_tiles = x_source<XTiles, X>(x, x_scale, m0, m, kM, x_row, x_scale_row, k);
   F32x4 sums[kTiles] = {};
-  run_mainloop(sums, from_x, from_w, part);
+  run_mainloop(sums, x_tiles, w_tiles, k_split);
 
   if constexpr (kSplit > 1) {
     if (!SplitKReducer<kSplit, kTiles * kThreads, kThreads>(workspace, counts, tile)
@@ -235,10 +232,10 @@ mxfp4_tiles(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
 #pragma unroll
     for (u32 j = 0; j < kNTiles; ++j) {
       const u32 column = n0 + (wave_id() * kNTiles + j) * kTileRows + lane / kTileRows * 4;
-      const F32x4 added = bias_row.load(column);
+      const F32x4 bias_values = bias_row.load(column);
 #pragma unroll
       for (u32 i = 0; i < kMTiles; ++i) {
-        store(sums[j * kMTiles + i] + added, i * kTileRows + lane % kTileRows, column);
+        store(sums[j * kMTiles + i] + bias_values, i * kTileRows + lane % kTileRows, column);
       }
     }
   });

@@ -1,23 +1,24 @@
 // out[m, n] = sum_b 2^(x_scale[m, b] + w_scale[n, b] - 254) * sum_{k in block b} x[m, k] * w[n, k]
 //
-// OCP MX-FP8 on scaled matrix cores: e4m3 payloads, one e8m0 scale per block of 32 along K; any M
-// and N, K a multiple of 32. Decoding reads w once from memory for up to 16 kMTiles rows of x.
+// OCP MX-FP8 on scaled MFMA: e4m3 payloads, one e8m0 scale per block of 32 along K; any M and N, K
+// a multiple of 32. In decoding, w is read once from memory for up to 16 kMTiles rows of x.
 //
-// Layout. A workgroup owns 16 kNTiles rows of w and 16 kMTiles rows of x. Its kWaves waves, and
-// kSplit workgroups of the same rows, take turns along K, kSteps tiles of 128 at a time; a tile's
-// operands go straight to registers as rfops/matrix/mfma_mxfp8.h has them, all of a turn in flight
-// at once: 2 kSteps kNTiles KiB of w a wave. One v_mfma_scale per 128 of K and 16 x 16 of the
-// result, none for tiles that lie outside. w is operand A, so a lane holds 4 neighbours of a row of
-// out. The waves' sums meet in LDS; the workgroups' in a workspace, and the last one of a tile adds
-// them up. Workgroups that share rows of w are neighbours on one XCD, so later ones find w in L2.
+// Layout. A workgroup computes 16 kNTiles rows of w by 16 kMTiles rows of x. Its kWaves waves, and
+// kSplit workgroups with the same rows, interleave along K in K-steps of kSteps tiles of 128.
+// Operands are loaded direct to registers in the layout of rfops/matrix/mfma_mxfp8.h, all of a
+// K-step in flight at once: 2 kSteps kNTiles KiB of w per wave. Each 128 of K and 16 x 16 of the
+// output take one v_mfma_scale; tiles out of bounds take none. w is MFMA operand A, so a lane holds
+// 4 neighbours of a row of out. The waves' partials are reduced in LDS, the workgroups' partials in
+// the workspace by the last to arrive. Workgroups that share rows of w are neighbours on one XCD,
+// so the later ones find w in L2.
 //
-// 32x32x64 would do the same work in the same cycles, with 32 bytes of a row to a load's segment
-// instead of 64 and four times the sums: 16x16x128 is used alone.
+// 32x32x64 would take the same cycles, with 32 instead of 64 contiguous bytes of a row per load and
+// four times the accumulators: only 16x16x128 is used.
 //
-// Promises. Deterministic: the order of sums is fixed by the config and K. A scale of 255 is NaN
-// in its row or column. Offsets within a workgroup's rows are 32 bits, what lies before them 64:
-// 16 max(kMTiles, kNTiles) K is below 2 GiB. The caller aligns x and w to 16 bytes, and the
-// scales to 4 where kWideScales.
+// Guarantees: bitwise deterministic for a given config and K. A scale of 255 makes its row or
+// column NaN.
+// Requires: x and w 16-byte aligned, scales 4-byte aligned if kWideScales; 16 max(kMTiles, kNTiles)
+// K < 2 GiB (offsets within a workgroup's rows have 32 bits, the rows' base has 64).
 #include "rfops/chip/arch.h"
 #include "rfops/chip/buffer.h"
 #include "rfops/chip/types.h"
@@ -30,108 +31,102 @@
 #error "mxfp8_mfma is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
 #endif
 
-#if !defined(RFOPS_M_TILES) || !defined(RFOPS_N_TILES) || !defined(RFOPS_STEPS) ||       \
-    !defined(RFOPS_WAVES) || !defined(RFOPS_SPLIT) || !defined(RFOPS_WIDE_SCALES) ||     \
-    !defined(RFOPS_LAST_TURN) || !defined(RFOPS_SHARED_W) || !defined(RFOPS_RAGGED_M) || \
-    !defined(RFOPS_RAGGED_N) || !defined(RFOPS_OUT)
-#error "mxfp8_mfma needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;
 
 using Out = RFOPS_OUT;                  // bf16, f16 or f32
-constexpr u32 kMTiles = RFOPS_M_TILES;  // tiles of 16 rows of x of a workgroup
-constexpr u32 kNTiles = RFOPS_N_TILES;  // tiles of 16 rows of w of a workgroup
-constexpr u32 kSteps = RFOPS_STEPS;     // tiles along K a wave has in flight
-constexpr u32 kWaves = RFOPS_WAVES;     // waves of a workgroup, side by side along K
-constexpr u32 kSplit = RFOPS_SPLIT;     // workgroups along K
-// Scales come four at a time: K is a multiple of 128. Otherwise one by one, and K may end in a
-// tile.
+constexpr u32 kMTiles = RFOPS_M_TILES;  // 16-row tiles of x per workgroup
+constexpr u32 kNTiles = RFOPS_N_TILES;  // 16-row tiles of w per workgroup
+constexpr u32 kSteps = RFOPS_STEPS;     // tiles along K that a wave has in flight
+constexpr u32 kWaves = RFOPS_WAVES;     // waves per workgroup, interleaved along K
+constexpr u32 kSplit = RFOPS_SPLIT;     // split-K: workgroups per output tile
+// K is a multiple of 128 and scales are loaded four at a time. Otherwise they are loaded one by
+// one, and K may end within a tile.
 constexpr bool kWideScales = RFOPS_WIDE_SCALES;
 constexpr u32 kTailSteps = RFOPS_LAST_TURN;  // tiles along K modulo kSteps
 constexpr bool kSharedW = RFOPS_SHARED_W;    // other workgroups read the same rows of w
 constexpr bool kRaggedM = RFOPS_RAGGED_M;    // the last workgroup's rows of x fill fewer tiles
-constexpr bool kRaggedN = RFOPS_RAGGED_N;    // the same of w
+constexpr bool kRaggedN = RFOPS_RAGGED_N;    // the last workgroup's rows of w fill fewer tiles
 
 constexpr u32 kThreads = kWaves * kWaveSize;
-constexpr u32 kTiles = kNTiles * kMTiles;  // of the result
-constexpr u32 kOwn = kTilesOfWave<kWaves, kTiles>;
+constexpr u32 kTiles = kNTiles * kMTiles;  // output tiles
+constexpr u32 kTilesPerWave = kTilesOfWave<kWaves, kTiles>;
 using Split = SplitKReducer<kSplit, kTiles * kWaveSize, kThreads>;
 
-static_assert(kMTiles >= 1 && kMTiles <= 4 && kNTiles >= 1 && kNTiles <= 4, "sums of 16 x 16");
+static_assert(kMTiles >= 1 && kMTiles <= 4 && kNTiles >= 1 && kNTiles <= 4,
+              "1 to 4 tiles along M and N");
 static_assert(kThreads <= 1024, "a workgroup has at most 1024 threads");
-static_assert(kSteps >= 1 && kSteps <= 4, "a row's scales of a turn are one load of 4 dwords");
-static_assert(kTailSteps < kSteps, "a turn that is shorter than the others");
+static_assert(kSteps >= 1 && kSteps <= 4, "one load of 4 dwords brings a row's scales of a K-step");
+static_assert(kTailSteps < kSteps, "the tail is shorter than a K-step");
 static_assert((kSteps * 2 + (kWideScales ? 1 : kSteps)) * (kMTiles + kNTiles) <= 63,
               "vmcnt counts at most 63 loads in flight");
 static_assert((kWaves > 1 ? kWaves * kTiles * kWaveSize * 16 : 0) + (kSplit > 1 ? 16 : 0) <=
                   kLdsBytes,
-              "sums meet in LDS");
+              "LDS holds all partials");
 
 // The rows of x, or of w, of this workgroup.
 struct Rows : MxRows {
-  u32 live;  // tiles that have a row
+  u32 num_tiles;  // tiles that have a row in bounds
 };
 
 __device__ inline Rows make_rows(const u8* payload, const u8* scales, u32 row0, u32 rows, u32 tiles,
                                  u32 k) {
-  const u32 left = rows - row0;
-  const u32 own = left < tiles * kTileRows ? left : tiles * kTileRows;
-  return {{payload, scales, row0, own, k}, (own + kTileRows - 1) / kTileRows};
+  const u32 remaining = rows - row0;
+  const u32 num_rows = remaining < tiles * kTileRows ? remaining : tiles * kTileRows;
+  return {{payload, scales, row0, num_rows, k}, (num_rows + kTileRows - 1) / kTileRows};
 }
 
-// What a lane loads of one operand in a turn of kTurn steps.
-template <u32 kTurn, u32 kCount>
-struct Fragment {
-  Tile tile[kTurn][kCount];
-  u32 scale[kTurn][kCount];
+// What a lane loads of one operand in a K-step of kNumSteps tiles.
+template <u32 kNumSteps, u32 kCount>
+struct KStepFragments {
+  Fragment fragment[kNumSteps][kCount];
+  u32 scale[kNumSteps][kCount];
 };
 
 struct Position {
-  u32 step, steps;  // the turn's first tile along K, and how many K has
+  u32 step, steps;  // first tile of the K-step along K; number of tiles along K
   u32 k, lane;
 };
 
-template <u32 kTurn, u32 kCount>
-__device__ inline void load_scales(Fragment<kTurn, kCount>& part, const Rows& rows,
-                                   const Position& at) {
-  const u32 scales_k = at.k / kMxBlock;
+template <u32 kNumSteps, u32 kCount>
+__device__ inline void load_scales(KStepFragments<kNumSteps, kCount>& frags, const Rows& rows,
+                                   const Position& pos) {
+  const u32 scales_k = pos.k / kMxBlock;
 #pragma unroll
   for (u32 t = 0; t < kCount; ++t) {
-    const u32 scalar = t * kTileRows * scales_k + at.step * kTileBlocks;
+    const u32 scalar = t * kTileRows * scales_k + pos.step * kTileBlocks;
     if constexpr (kWideScales) {
       const auto scales =
-          buffer_load_dwords<kTurn>(rows.scales, at.lane % kTileRows * scales_k, scalar);
+          buffer_load_dwords<kNumSteps>(rows.scales, pos.lane % kTileRows * scales_k, scalar);
 #pragma unroll
-      for (u32 s = 0; s < kTurn; ++s) part.scale[s][t] = scales.dword[s];
+      for (u32 s = 0; s < kNumSteps; ++s) frags.scale[s][t] = scales.dword[s];
     } else {
 #pragma unroll
-      for (u32 s = 0; s < kTurn; ++s) {
-        const u32 lane = scale_offset(at.lane, scales_k) + s * kTileBlocks;
-        const u32 masked = block_offset(lane, at.lane, (at.step + s) * kTileK, at.k);
-        part.scale[s][t] = buffer_load_u8(rows.scales, masked, scalar);
+      for (u32 s = 0; s < kNumSteps; ++s) {
+        const u32 lane = scale_offset(pos.lane, scales_k) + s * kTileBlocks;
+        const u32 masked = block_offset(lane, pos.lane, (pos.step + s) * kTileK, pos.k);
+        frags.scale[s][t] = buffer_load_u8(rows.scales, masked, scalar);
       }
     }
   }
 }
 
-// In the order of use, and nothing is waited for before the last load is issued: loads arrive in
-// their order, and the compiler would issue the first ones last.
-template <CacheHint kHint, u32 kTurn, u32 kCount>
-__device__ inline void load_tiles(Fragment<kTurn, kCount>& part, const Rows& rows,
-                                  const Position& at) {
-  const u32 lane = tile_offset(at.lane, at.k);
+// Loads fragments in the order of use. All loads are issued before the first wait, because loads
+// complete in order and the compiler would issue the first ones last.
+template <CacheHint kHint, u32 kNumSteps, u32 kCount>
+__device__ inline void load_tiles(KStepFragments<kNumSteps, kCount>& frags, const Rows& rows,
+                                  const Position& pos) {
+  const u32 lane = fragment_offset(pos.lane, pos.k);
 #pragma unroll
-  for (u32 s = 0; s < kTurn; ++s) {
-    const u32 k = (at.step + s) * kTileK;
+  for (u32 s = 0; s < kNumSteps; ++s) {
+    const u32 k = (pos.step + s) * kTileK;
 #pragma unroll
     for (u32 t = 0; t < kCount; ++t) {
-      const u32 scalar = t * kTileRows * at.k + k;
-      part.tile[s][t] = kWideScales
-                            ? load_tile<kHint>(rows.payload, lane, scalar)
-                            : load_tile_to<kHint>(rows.payload, lane, scalar, at.lane, k, at.k);
+      const u32 scalar = t * kTileRows * pos.k + k;
+      frags.fragment[s][t] =
+          kWideScales ? load_fragment<kHint>(rows.payload, lane, scalar)
+                      : load_tail_fragment<kHint>(rows.payload, lane, scalar, pos.lane, k, pos.k);
     }
     sched_barrier();
   }
@@ -139,53 +134,55 @@ __device__ inline void load_tiles(Fragment<kTurn, kCount>& part, const Rows& row
 
 using Sums = F32x4[kTiles];
 
-// kTurn tiles along K of the first kN x kM tiles. w first: it comes from memory, x from L2
-// meanwhile.
-template <u32 kTurn, u32 kN, u32 kM>
+// Multiplies kNumSteps tiles along K of the first kN x kM output tiles. w is loaded first: it comes
+// from memory, x meanwhile from L2.
+template <u32 kNumSteps, u32 kN, u32 kM>
 __device__ inline void do_k_steps(Sums& sums, const Rows& w_rows, const Rows& x_rows,
-                                  const Position& at) {
-  Fragment<kTurn, kN> w;
-  Fragment<kTurn, kM> x;
-  load_scales(w, w_rows, at);
-  load_tiles<kSharedW ? kCached : kStreamed>(w, w_rows, at);
-  load_scales(x, x_rows, at);
-  load_tiles<kCached>(x, x_rows, at);
-  const auto own = [&](u32 scale) { return kWideScales ? own_scale(scale, at.lane) : scale; };
+                                  const Position& pos) {
+  KStepFragments<kNumSteps, kN> w;
+  KStepFragments<kNumSteps, kM> x;
+  load_scales(w, w_rows, pos);
+  load_tiles<kSharedW ? kCached : kStreamed>(w, w_rows, pos);
+  load_scales(x, x_rows, pos);
+  load_tiles<kCached>(x, x_rows, pos);
+  const auto lane_scale = [&](u32 scale) {
+    return kWideScales ? select_lane_scale(scale, pos.lane) : scale;
+  };
 #pragma unroll
-  for (u32 s = 0; s < kTurn; ++s) {
+  for (u32 s = 0; s < kNumSteps; ++s) {
 #pragma unroll
     for (u32 j = 0; j < kN; ++j) {
 #pragma unroll
       for (u32 i = 0; i < kM; ++i) {
         F32x4& sum = sums[j * kMTiles + i];
-        sum = multiply_scaled(w.tile[s][j], own(w.scale[s][j]), x.tile[s][i], own(x.scale[s][i]),
-                              sum);
+        sum = mfma_mxfp8_16x16x128(w.fragment[s][j], lane_scale(w.scale[s][j]), x.fragment[s][i],
+                                   lane_scale(x.scale[s][i]), sum);
       }
     }
   }
 }
 
-// All turns of a wave, with as many tiles as have rows: a body for each count that occurs, as a
-// branch at each tile would make the compiler load one after the other.
+// Runs all K-steps of a wave for the tiles that have rows in bounds. Each number of tiles has a
+// loop of its own, because a branch per tile would make the compiler load one tile after the other.
 template <u32 kN, u32 kM>
-__device__ inline void rotate_priority(Sums& sums, const Rows& w, const Rows& x, Position at) {
+__device__ inline void run_mainloop(Sums& sums, const Rows& w, const Rows& x, Position pos) {
   if constexpr (kRaggedN && kN > 1) {
-    if (w.live < kN) return rotate_priority<kN - 1, kM>(sums, w, x, at);
+    if (w.num_tiles < kN) return run_mainloop<kN - 1, kM>(sums, w, x, pos);
   }
   if constexpr (kRaggedM && kM > 1) {
-    if (x.live < kM) return rotate_priority<kN, kM - 1>(sums, w, x, at);
+    if (x.num_tiles < kM) return run_mainloop<kN, kM - 1>(sums, w, x, pos);
   }
-  for (; at.step + kSteps <= at.steps; at.step += kSplit * kWaves * kSteps) {
-    do_k_steps<kSteps, kN, kM>(sums, w, x, at);
+  for (; pos.step + kSteps <= pos.steps; pos.step += kSplit * kWaves * kSteps) {
+    do_k_steps<kSteps, kN, kM>(sums, w, x, pos);
   }
   if constexpr (kTailSteps > 0) {
-    if (at.step < at.steps) do_k_steps<kTailSteps, kN, kM>(sums, w, x, at);
+    if (pos.step < pos.steps) do_k_steps<kTailSteps, kN, kM>(sums, w, x, pos);
   }
 }
 
 }  // namespace
 
-// Grid: 8 workgroups, one an XCD; then those that share rows of w; then the rest of the rows of w,
+// Grid: x: 8 workgroups, one per XCD; y: tiles of x, which share rows of w; z: the other rows of w,
 // kSplit times.
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
 mxfp8_mfma(Out* __restrict__ out,           // [M, N]
@@ -194,8 +191,8 @@ mxfp8_mfma(Out* __restrict__ out,           // [M, N]
            const u8* __restrict__ x_scale,  // [M, K/32] e8m0
            const u8* __restrict__ w_scale,  // [N, K/32] e8m0
            u32 m, u32 n, u32 k,
-           void* __restrict__ workspace,  // SplitKReducer; with kSplit > 1
-           u32* __restrict__ counts) {    // [m groups, n groups], zeros
+           void* __restrict__ workspace,  // partials if kSplit > 1 (SplitKReducer)
+           u32* __restrict__ counts) {    // [m groups, n groups], zeros before and after
   const u32 n_group = workgroup_id_z() / kSplit * kXcds + workgroup_id_x();
   const u32 split = workgroup_id_z() % kSplit;
   const u32 m0 = workgroup_id_y() * kMTiles * kTileRows, n0 = n_group * kNTiles * kTileRows;
@@ -204,9 +201,9 @@ mxfp8_mfma(Out* __restrict__ out,           // [M, N]
   const u32 wave = wave_id(), lane = lane_id();
   const Rows w_rows = make_rows(w, w_scale, n0, n, kNTiles, k);
   const Rows x_rows = make_rows(x, x_scale, m0, m, kMTiles, k);
-  const Position at = {(split * kWaves + wave) * kSteps, (k + kTileK - 1) / kTileK, k, lane};
+  const Position pos = {(split * kWaves + wave) * kSteps, (k + kTileK - 1) / kTileK, k, lane};
   Sums sums = {};
-  rotate_priority<kNTiles, kMTiles>(sums, w_rows, x_rows, at);
+  run_mainloop<kNTiles, kMTiles>(sums, w_rows, x_rows, pos);
   const auto store = [&](u32 t, F32x4 total) {
     const u32 row = m0 + t % kMTiles * kTileRows + lane % kTileRows;
     const u32 column = n0 + t / kMTiles * kTileRows + lane / kTileRows * 4;
@@ -216,13 +213,14 @@ mxfp8_mfma(Out* __restrict__ out,           // [M, N]
   if constexpr (kSplit == 1) {
     reduce_waves<kWaves>(sums, wave, lane, [&](u32, u32 t, F32x4 total) { store(t, total); });
   } else {
-    F32x4 own[kOwn] = {};
-    reduce_waves<kWaves>(sums, wave, lane, [&](u32 i, u32, F32x4 total) { own[i] = total; });
+    F32x4 totals[kTilesPerWave] = {};
+    reduce_waves<kWaves>(sums, wave, lane, [&](u32 i, u32, F32x4 total) { totals[i] = total; });
     const u32 n_groups = (n + kNTiles * kTileRows - 1) / (kNTiles * kTileRows);
-    if (!Split(workspace, counts, workgroup_id_y() * n_groups + n_group).reduce(own, split)) return;
+    if (!Split(workspace, counts, workgroup_id_y() * n_groups + n_group).reduce(totals, split))
+      return;
 #pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) {
-      if (wave + i * kWaves < kTiles) store(wave + i * kWaves, own[i]);
+    for (u32 i = 0; i < kTilesPerWave; ++i) {
+      if (wave + i * kWaves < kTiles) store(wave + i * kWaves, totals[i]);
     }
   }
 }

@@ -1,9 +1,9 @@
-// Sums of one tile from several workgroups, added up by the last of each wave to arrive.
+// Reduces the partial tiles of kSplit workgroups (split-K), each wave on its own.
 //
-// As in split_k_reduce.h, but each wave of a workgroup gives away, counts and adds up what it has
-// of the tile by itself: no barrier, and no wave waits for another's part. For kernels so short
-// that this is a share of them: the count lies in a line of its own, which is asked for early, and
-// all parts are on their way at once.
+// As in split_k_reduce.h, except that each wave of a workgroup stores, counts and reduces its own
+// tiles: there is no barrier, and no wave waits for another. This is for kernels so short that the
+// reduction is a noticeable part: the counter has a cache line of its own that is prefetched, and
+// all partials are in flight at once.
 #pragma once
 
 #include "rfops/chip/buffer.h"
@@ -14,62 +14,63 @@
 
 namespace rfops {
 
-// What the counter was before this wave added 1, as a scalar; all its lanes are active. By inline
-// assembly, as the compiler first counts lanes: 10 instructions more, before others can go on.
-__device__ inline u32 count_up(u32* counter) {
-  u32 before;
+// Increments the counter; returns its previous value as a scalar. Requires: all lanes active.
+// Inline assembly, because the compiler would first count the active lanes: 10 more instructions
+// before other workgroups can go on.
+__device__ inline u32 increment(u32* counter) {
+  u32 previous;
   asm volatile(
       "s_mov_b64 exec, 1\n\tglobal_atomic_add %0, %1, %2, %3 sc0\n\ts_mov_b64 exec, -1\n\t"
       "s_waitcnt vmcnt(0)"
-      : "=&v"(before)
+      : "=&v"(previous)
       : "v"(0), "v"(1), "s"(counter)
       : "memory");
-  return readfirstlane(before);
+  return readfirstlane(previous);
 }
 
-// One tile's place in the workspace: F32x4[kSplit][kTiles][kWaveSize], and its line of counts, one
-// a wave. kTiles matrix tiles are with kWaves waves: wave, wave + kWaves, and so on.
+// One tile's partials in the workspace, F32x4[kSplit][kTiles][kWaveSize], and its line of counters,
+// one per wave. MFMA tile t belongs to wave t % kWaves.
 template <u32 kSplit, u32 kTiles, u32 kWaves>
 class WaveSplitKReducer {
  public:
-  static constexpr u32 kOwn = (kTiles + kWaves - 1) / kWaves;
-  static_assert(kWaves <= kCounterStride, "a count each");
+  static constexpr u32 kTilesPerWave = (kTiles + kWaves - 1) / kWaves;
+  static_assert(kWaves <= kCounterStride, "each wave has a counter");
 
   __device__ WaveSplitKReducer(void* workspace, u32* counts, u32 tile, u32 wave)
-      : parts_(static_cast<F32x4*>(workspace) + u64{tile} * (kSplit * kItems)),
+      : partials_(static_cast<F32x4*>(workspace) + u64{tile} * (kSplit * kItems)),
         counts_(counts + u64{tile} * kCounterStride),
         wave_(wave) {}
 
-  // Brings the counts to L2 while something else is on its way.
-  __device__ void ask_for_counts() {
-    asked_ =
+  // Prefetches the counters to L2 while other loads are in flight.
+  __device__ void prefetch_counter() {
+    prefetched_ =
         buffer_load_dwords<1>(make_buffer(counts_, wave_ == 0 ? sizeof(u32) : 0), 0, 0).dword[0];
   }
 
-  // Gives away this wave's part; true in the last such wave of the tile, with all of the sum. For
-  // waves that have a part.
-  __device__ bool reduce(F32x4 (&sum)[kOwn], u32 split) const {
+  // Stores this wave's partials. Returns true in the last of the kSplit waves, whose `sum` then
+  // holds the reduced tiles. Only for waves that have a tile.
+  __device__ bool reduce(F32x4 (&sum)[kTilesPerWave], u32 split) const {
     const u32 lane = lane_id();
 #pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) {
-      if (has(i)) parts_[split * kItems + item(i, lane)] = sum[i];
+    for (u32 i = 0; i < kTilesPerWave; ++i) {
+      if (has_tile(i)) partials_[split * kItems + item(i, lane)] = sum[i];
     }
-    u32 asked = asked_;
-    force_vgpr(asked);  // it has arrived
+    u32 prefetched = prefetched_;
+    force_vgpr(prefetched);  // the prefetch is complete
     u32* const count = counts_ + wave_;
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
-    if (count_up(count) != kSplit - 1) return false;
+    if (increment(count) != kSplit - 1) return false;
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
 #pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) {
-      if (!has(i)) break;
-      F32x4 part[kSplit];
+    for (u32 i = 0; i < kTilesPerWave; ++i) {
+      if (!has_tile(i)) break;
+      F32x4 partials[kSplit];
 #pragma unroll
-      for (u32 s = 0; s < kSplit; ++s) part[s] = parts_[s * kItems + item(i, lane)];
-      sched_barrier();  // all of them are on their way
-      sum[i] = part[0];
+      for (u32 s = 0; s < kSplit; ++s) partials[s] = partials_[s * kItems + item(i, lane)];
+      sched_barrier();  // all partials are in flight
+      sum[i] = partials[0];
 #pragma unroll
-      for (u32 s = 1; s < kSplit; ++s) sum[i] += part[s];
+      for (u32 s = 1; s < kSplit; ++s) sum[i] += partials[s];
     }
     if (lane == 0) *count = 0;  // for the next launch
     return true;
@@ -77,14 +78,14 @@ class WaveSplitKReducer {
 
  private:
   static constexpr u32 kItems = kTiles * kWaveSize;
-  __device__ bool has(u32 i) const {
+  __device__ bool has_tile(u32 i) const {
     return (i + 1) * kWaves <= kTiles || wave_ + i * kWaves < kTiles;
   }
   __device__ u32 item(u32 i, u32 lane) const { return (wave_ + i * kWaves) * kWaveSize + lane; }
 
-  F32x4* parts_;
+  F32x4* partials_;
   u32* counts_;
-  u32 wave_, asked_ = 0;
+  u32 wave_, prefetched_ = 0;
 };
 
 }  // namespace rfops

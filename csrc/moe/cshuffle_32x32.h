@@ -52,15 +52,14 @@ class WaveStore32 {
   // buffer from `row` on.
   template <class FourOf>
   __device__ void store(u32 row, FourOf four_of) const {
-    using Four = Out __attribute__((ext_vector_type(4)));
     u32 to = put_at(lane_);
     force_vgpr(to);
 #pragma unroll
     for (u32 j = 0; j < kColumns / kRows; ++j) {
 #pragma unroll
       for (u32 q = 0; q < 4; ++q) {
-        *reinterpret_cast<RFOPS_LDS Four*>(lds_ + (to ^ (j * 4 + q) * kVecBytes)) =
-            __builtin_convertvector(four_of(j, q), Four);
+        *reinterpret_cast<RFOPS_LDS Vec4<Out>*>(lds_ + (to ^ (j * 4 + q) * kVecBytes)) =
+            __builtin_convertvector(four_of(j, q), Vec4<Out>);
       }
     }
     sched_barrier();

@@ -27,12 +27,11 @@ class ScatteredStore {
 
   // Sums of 16 rows and of 16 columns from 16 `tile` on, as the matrix cores give them.
   __device__ void put(u32 tile, F32x4 sum) const {
-    using Out4 = Out __attribute__((ext_vector_type(4)));
     const u32 lane = lane_id(), row = lane % kTileRows, quarter = lane / kTileRows;
     const u32 at =
         ((tile * 2 + quarter / 2) ^ row % kRowChunks) * kVecBytes + (quarter % 2 ^ row / 8) * 8;
-    *reinterpret_cast<RFOPS_LDS Out4*>(lds_ + row * kRowSize + at) =
-        __builtin_convertvector(sum, Out4);
+    *reinterpret_cast<RFOPS_LDS Vec4<Out>*>(lds_ + row * kRowSize + at) =
+        __builtin_convertvector(sum, Vec4<Out>);
   }
 
   // Rows 16 `tile` on.

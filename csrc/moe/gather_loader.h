@@ -26,7 +26,7 @@ class PlacedLoader {
     to_ = lds_offset(row, chunk);
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
-      from_[i] = place_of(row + i * kRowsAtOnce) + chunk * Order::kChunk;
+      from_[i] = place_of(row + i * kRowsAtOnce) + chunk * Order::kChunkStrideBytes;
     }
   }
   __device__ void issue(u32 k, u32 k_end) {
@@ -36,7 +36,7 @@ class PlacedLoader {
       for (u32 set = 0; set < kSets; ++set) {
         const u32 at = k + set * kTileK;
         const Buffer buffer = make_buffer(first_, at < k_end ? bytes_ : 0);
-        staged_[set][i] = buffer_load_b128(buffer, from_[i], at * Order::kUnit);
+        staged_[set][i] = buffer_load_b128(buffer, from_[i], at * Order::kKStrideBytes);
       }
     }
   }

@@ -92,7 +92,6 @@ class RowLoader {
 // K, a thread turns 4 x 4 elements round: 16 lanes load 64 bytes in a row of two k. In LDS two rows
 // share 128 bytes, and a chunk's place counts the columns' fours, so that neither writes of one
 // column of each four nor reads of an operand have bank conflicts.
-using U32x2 = u32 __attribute__((ext_vector_type(2)));
 
 template <u32 kThreads>
 class ColumnLoader {

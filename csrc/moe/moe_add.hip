@@ -8,10 +8,6 @@
 // Promises. Deterministic. Rows are aligned to 16 bytes, N is a multiple of 8.
 #include "rfops/chip/types.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_ID) || !defined(RFOPS_TOP_K) || !defined(RFOPS_SHARED)
-#error "moe_add needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -11,10 +11,6 @@
 #include "moe/topk_weights.h"
 #include "rfops/chip/types.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_ID) || !defined(RFOPS_TOP_K) || !defined(RFOPS_SHARED)
-#error "moe_add_pairs needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -16,10 +16,6 @@
 #include "rfops/chip/types.h"
 #include "rfops/wave/reduce.h"
 
-#if !defined(RFOPS_WAVES) || !defined(RFOPS_ID)
-#error "moe_align_block_size needs RFOPS_WAVES and RFOPS_ID"
-#endif
-
 namespace {
 
 using namespace rfops;

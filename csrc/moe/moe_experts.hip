@@ -24,11 +24,6 @@
 #include "rfops/matrix/mfma_f16.h"
 #include "rfops/tile/global_to_lds.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_STAGE) || !defined(RFOPS_TABLE) || \
-    !defined(RFOPS_EACH) || !defined(RFOPS_SHUFFLED) || !defined(RFOPS_ROWS)
-#error "moe_experts needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;
@@ -84,7 +79,7 @@ __device__ inline Column column_of(u32 row) {
 }
 
 using RowsLoader = RowLoader<kRoom, kStep, kThreads>;
-using StackedLoader = RowLoader<kColumns, kStep, kThreads, Order::kUnit>;
+using StackedLoader = RowLoader<kColumns, kStep, kThreads, Order::kKStrideBytes>;
 
 struct Stacked {
   using Loader = StackedLoader;
@@ -93,7 +88,7 @@ struct Stacked {
     return Loader(Span{w.first, rows * row_bytes}, [&](u32 row) {
       const Column c = column_of(row);
       if (n0 + c.n >= w.n) return kOutOfBounds;
-      return Order::place(n0 + c.n + (c.is_second ? w.n : 0), 0, row_bytes);
+      return Order::offset(n0 + c.n + (c.is_second ? w.n : 0), 0, row_bytes);
     });
   }
 };

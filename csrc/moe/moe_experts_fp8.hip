@@ -25,11 +25,6 @@
 #include "rfops/tile/promotion.h"
 #include "rfops/wave/reduce.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_STAGE) || !defined(RFOPS_ROWS) || !defined(RFOPS_EACH) || \
-    !defined(RFOPS_SHUFFLED)
-#error "moe_experts_fp8 needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;
@@ -82,23 +77,24 @@ struct Own {  // of a wave
 template <u32 kOwn>
 struct Wave {
   PromotedAcc<kOwn * kNTiles> sums;
-  Tile x[kOwn], w[kNTiles];
+  Fragment x[kOwn], w[kNTiles];
   f32 scale[kOwn][2];  // x's times that of the first and of the second matrix
 
   __device__ void read(const Own& own, const LdsFragmentOffsets& pieces) {
     const LdsBytes* const w_rows = (LdsBytes*)memory.w + own.n * kNTiles * kLdsTile;
     const LdsBytes* const x_rows = (LdsBytes*)memory.x + own.m * kLdsTile;
 #pragma unroll
-    for (u32 j = 0; j < kNTiles; ++j) w[j] = lds_tile(w_rows + j * kLdsTile, pieces);
+    for (u32 j = 0; j < kNTiles; ++j) w[j] = lds_load_fragment(w_rows + j * kLdsTile, pieces);
 #pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) x[i] = lds_tile(x_rows + i * kMWaves * kLdsTile, pieces);
+    for (u32 i = 0; i < kOwn; ++i)
+      x[i] = lds_load_fragment(x_rows + i * kMWaves * kLdsTile, pieces);
   }
   template <u32 kFirst = 0>
   __device__ void multiply() {
     if constexpr (kFirst < kOwn) {
       sums.template multiply<kFirst * kNTiles>(
-          [&](u32 t) -> const Tile& { return w[n_of(kFirst, t)]; },
-          [&](u32) -> const Tile& { return x[kFirst]; },
+          [&](u32 t) -> const Fragment& { return w[n_of(kFirst, t)]; },
+          [&](u32) -> const Fragment& { return x[kFirst]; },
           [&](u32 t) { return scale[kFirst][n_of(kFirst, t) / (kNTiles / 2)]; });
       multiply<kFirst + 1>();
     }
@@ -119,7 +115,7 @@ struct Set {};
 template <u32 kOwn, class IndexOf>
 __device__ inline void run_mainloop(Wave<kOwn>& wave, const Own& own, XLoader& x, WLoader& w,
                                     const Scales& scales, u32 blocks, IndexOf index_of) {
-  const LdsFragmentOffsets pieces = lds_pieces(own.lane);
+  const LdsFragmentOffsets pieces = lds_fragment_offsets(own.lane);
   PlacedScales<kOwn> of_rows(scales.rows, scales.row_bytes, blocks,
                              [&](u32 i) { return index_of(own.row(i)); });
   const auto issue = [&](u32 block) {
@@ -174,7 +170,7 @@ __device__ inline void store_h(const Wave<kOwn>& wave, const Own& own, u8* out, 
   F32x4 h[kOwn][2];
 #pragma unroll
   for (u32 i = 0; i < kOwn; ++i) {
-    u32 most = Fp8Block::kLeast;
+    u32 most = Fp8Block::kMinAmaxBits;
 #pragma unroll
     for (u32 j = 0; j < 2; ++j) {
       const F32x4 gate = wave.sum(i, j), up = wave.sum(i, j + 2);
@@ -271,7 +267,7 @@ extern "C" __global__ void
     WLoader w(weights + row0 * k, matrices * n * k, [&](u32 row) {
       const Column c = column_of(row);
       if (n0 + c.n >= n) return kOutOfBounds;
-      return WLoader::Order::place(n0 + c.n + (c.is_second ? n : 0), 0, k);
+      return WLoader::Order::offset(n0 + c.n + (c.is_second ? n : 0), 0, k);
     });
     const bool is_list = kStage == 1 && tile.expert < routed;
     const u32* list = pointer_in_vgpr(lists) + u64{tile.expert} * m + tile.row;

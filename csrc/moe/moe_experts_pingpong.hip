@@ -16,11 +16,6 @@
 #include "moe/pingpong_mainloop.h"
 #include "rfops/wave/reduce_scatter.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_STAGE) || !defined(RFOPS_EACH) || \
-    !defined(RFOPS_SHUFFLED) || !defined(RFOPS_ROWS) || !defined(RFOPS_TABLE)
-#error "moe_experts_pingpong needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;
@@ -53,8 +48,7 @@ __shared__ Memory memory;
 // Of two tiles of weights, four neighbours each, 8 of one: half of the lanes have these of the
 // first tile (PingPong::column).
 __device__ inline U32x4 neighbours(F32x4 first, F32x4 second) {
-  using Values = In __attribute__((ext_vector_type(4)));
-  using U32x2 = u32 __attribute__((ext_vector_type(2)));
+  using Values = Vec4<In>;
   const U32x2 a = __builtin_bit_cast(U32x2, __builtin_convertvector(first, Values));
   const U32x2 b = __builtin_bit_cast(U32x2, __builtin_convertvector(second, Values));
   const u32 a0 = a[0], a1 = a[1], b0 = b[0], b1 = b[1];

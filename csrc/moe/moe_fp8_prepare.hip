@@ -16,10 +16,6 @@
 #include "rfops/number/fp8_blockscale.h"
 #include "rfops/wave/reduce.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_ID) || !defined(RFOPS_TOP_K)
-#error "moe_fp8_prepare needs RFOPS_IN, RFOPS_ID and RFOPS_TOP_K"
-#endif
-
 namespace {
 
 using namespace rfops;
@@ -30,7 +26,6 @@ using Id = RFOPS_ID;  // of topk_ids: i32 or i64
 constexpr u32 kTopK = RFOPS_TOP_K;
 constexpr u32 kThreads = 256, kBlock = 128, kEach = 8, kLanes = kBlock / kEach;  // of a block
 using InVec = In __attribute__((ext_vector_type(kEach)));
-using U32x2 = u32 __attribute__((ext_vector_type(2)));
 
 __shared__ TokenListAllocator<kThreads> room;
 
@@ -58,7 +53,7 @@ moe_fp8_prepare(u32* __restrict__ counts,         // [E]; these three and ids wi
   const u64 at = index * kBlock + lane * kEach;
   const InVec own = *reinterpret_cast<const InVec*>(x + at);
   f32 v[kEach];
-  u32 most = Fp8Block::kLeast;
+  u32 most = Fp8Block::kMinAmaxBits;
 #pragma unroll
   for (u32 i = 0; i < kEach; ++i) {
     v[i] = static_cast<f32>(own[i]);

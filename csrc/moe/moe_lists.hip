@@ -10,10 +10,6 @@
 #include "moe/token_lists.h"
 #include "rfops/chip/types.h"
 
-#if !defined(RFOPS_ID) || !defined(RFOPS_TOP_K)
-#error "moe_lists needs RFOPS_ID and RFOPS_TOP_K"
-#endif
-
 namespace {
 
 using namespace rfops;

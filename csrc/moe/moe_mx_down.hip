@@ -25,14 +25,6 @@
 #error "moe_mx_down is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
 #endif
 
-#if !defined(RFOPS_HALF) || !defined(RFOPS_ID) || !defined(RFOPS_FORMAT) ||            \
-    !defined(RFOPS_TILES) || !defined(RFOPS_ROW_TILES) || !defined(RFOPS_STEPS) ||     \
-    !defined(RFOPS_WAVES) || !defined(RFOPS_CHUNK) || !defined(RFOPS_SHUFFLED) ||      \
-    !defined(RFOPS_SHUFFLED_SCALES) || !defined(RFOPS_TAIL) || !defined(RFOPS_EACH) || \
-    !defined(RFOPS_TOP_K) || !defined(RFOPS_SHARED)
-#error "moe_mx_down needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;
@@ -136,14 +128,13 @@ struct Item {
 #pragma unroll
       for (u32 t = 0; t < kTiles; ++t)
         force_vgpr(sums[t]);  // by all lanes, not by those alone that store
-      using Four = Half __attribute__((ext_vector_type(4)));
       if (r * kTileRows + row >= tile.rows) continue;
       if (pair[r] >= given.m * (kTopK + kShared)) continue;  // of a list that nobody wrote
-      LdsBytes* const at = pairs() + pair[r] * kPairSize + lane / kTileRows * sizeof(Four);
+      LdsBytes* const at = pairs() + pair[r] * kPairSize + lane / kTileRows * sizeof(Vec4<Half>);
 #pragma unroll
       for (u32 t = 0; t < kTiles; ++t) {
-        *reinterpret_cast<RFOPS_LDS Four*>(at + t * kTileRows * sizeof(Half)) =
-            __builtin_convertvector(sums[t], Four);
+        *reinterpret_cast<RFOPS_LDS Vec4<Half>*>(at + t * kTileRows * sizeof(Half)) =
+            __builtin_convertvector(sums[t], Vec4<Half>);
       }
     }
     sched_barrier();

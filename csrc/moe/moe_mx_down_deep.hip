@@ -27,14 +27,6 @@
 #error "moe_mx_down_deep is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
 #endif
 
-#if !defined(RFOPS_HALF) || !defined(RFOPS_ID) || !defined(RFOPS_FORMAT) ||            \
-    !defined(RFOPS_TILES) || !defined(RFOPS_ROW_TILES) || !defined(RFOPS_STEPS) ||     \
-    !defined(RFOPS_WAVES) || !defined(RFOPS_CHUNK) || !defined(RFOPS_SHUFFLED) ||      \
-    !defined(RFOPS_SHUFFLED_SCALES) || !defined(RFOPS_TAIL) || !defined(RFOPS_EACH) || \
-    !defined(RFOPS_TOP_K) || !defined(RFOPS_SLOTS)
-#error "moe_mx_down_deep needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -31,15 +31,6 @@
 #error "moe_mx_experts is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
 #endif
 
-#if !defined(RFOPS_HALF) || !defined(RFOPS_STAGE) || !defined(RFOPS_FORMAT) ||             \
-    !defined(RFOPS_BUMP) || !defined(RFOPS_M_TILES) || !defined(RFOPS_N_WAVES) ||          \
-    !defined(RFOPS_K_WAVES) || !defined(RFOPS_CHUNK) || !defined(RFOPS_OUT_CHUNK) ||       \
-    !defined(RFOPS_SHUFFLED) || !defined(RFOPS_SHUFFLED_SCALES) || !defined(RFOPS_TAIL) || \
-    !defined(RFOPS_EACH) || !defined(RFOPS_TOP_K) || !defined(RFOPS_TILED_H) ||            \
-    !defined(RFOPS_AHEAD)
-#error "moe_mx_experts needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -26,11 +26,6 @@
 #error "moe_mx_gate_up is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
 #endif
 
-#if !defined(RFOPS_HALF) || !defined(RFOPS_BUMP) || !defined(RFOPS_OUT_CHUNK) || \
-    !defined(RFOPS_TOP_K) || !defined(RFOPS_TILED_H)
-#error "moe_mx_gate_up needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -21,11 +21,6 @@
 #error "moe_mx_prepare is gfx950-only: it needs v_cvt_scalef32_pk"
 #endif
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_ID) || !defined(RFOPS_TOP_K) || !defined(RFOPS_FORMAT) || \
-    !defined(RFOPS_BUMP) || !defined(RFOPS_CHUNK)
-#error "moe_mx_prepare needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;
@@ -69,7 +64,7 @@ moe_mx_prepare(const Id* __restrict__ topk_ids,     // [M, kTopK]
     for (u32 i = 0; i < 4; ++i) pairs[i] = four[i];
   }
   const auto larger = [](u32 a, u32 b) { return a > b ? a : b; };
-  const u32 most = reduce_lanes<kLanes>(Mxfp4From<In>::most(pairs), larger);
+  const u32 most = reduce_lanes<kLanes>(Mxfp4Float<In>::amax_bits(pairs), larger);
   const u32 byte = Format::template scale<In>(most);
   q[index] = Format::template eight<In>(pairs, byte);
   if (at % kLanes == 0) {

@@ -18,11 +18,6 @@
 #include "rfops/chip/types.h"
 #include "rfops/matrix/mfma_f16.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_TILES) || !defined(RFOPS_TOP_K) || \
-    !defined(RFOPS_ROUNDS) || !defined(RFOPS_RENORMALIZES) || !defined(RFOPS_LISTS)
-#error "moe_router needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;
@@ -82,7 +77,7 @@ __device__ inline Sums multiply(const Buffer& x, const Buffer& w, u32 x_row, u32
         const u32 a = i / kLoaded, t = i % kLoaded;
         if (first + t >= kTiles) continue;
         F32x4& sum = sums.tile[first + t];
-        sum = multiply_16x16<In>(experts[a][t], tokens[a], sum);
+        sum = mfma_16x16x32<In>(experts[a][t], tokens[a], sum);
       }
       if constexpr (kLoaded < kTiles) sched_barrier();
     }

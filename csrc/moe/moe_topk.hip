@@ -12,13 +12,6 @@
 #include "moe/top_k.h"
 #include "rfops/chip/types.h"
 
-#if !defined(RFOPS_IN) || !defined(RFOPS_BIAS) || !defined(RFOPS_LANES) || !defined(RFOPS_EACH) || \
-    !defined(RFOPS_TOP_K) || !defined(RFOPS_GROUPS) || !defined(RFOPS_GROUPS_TAKEN) ||             \
-    !defined(RFOPS_SIGMOID) || !defined(RFOPS_ROUNDS) || !defined(RFOPS_HAS_BIAS) ||               \
-    !defined(RFOPS_RENORMALIZES)
-#error "moe_topk needs the RFOPS_ constants below"
-#endif
-
 namespace {
 
 using namespace rfops;

@@ -54,7 +54,7 @@ template <u32 kBump>
 struct Mxfp8 {
   static constexpr MatrixFormat kFormat = kE4m3;
   static constexpr u32 kStepK = 128;
-  using Eight = u32 __attribute__((ext_vector_type(2)));  // as U32x2
+  using Eight = U32x2;
 
   template <class In>
   __device__ static u32 scale(u32 most) {
@@ -71,18 +71,16 @@ struct Mxfp8 {
     for (u32 i = 0; i < 2; ++i) {
       u32 four = 0;
       const u32 a = pairs[2 * i], b = pairs[2 * i + 1];
-      using From = Mxfp4From<In>;
-      four = __builtin_amdgcn_cvt_pk_fp8_f32(scaled(From::first(a)), scaled(From::second(a)), four,
-                                             false);
-      four = __builtin_amdgcn_cvt_pk_fp8_f32(scaled(From::first(b)), scaled(From::second(b)), four,
-                                             true);
+      using From = Mxfp4Float<In>;
+      four = __builtin_amdgcn_cvt_pk_fp8_f32(scaled(From::even_element(a)),
+                                             scaled(From::odd_element(a)), four, false);
+      four = __builtin_amdgcn_cvt_pk_fp8_f32(scaled(From::even_element(b)),
+                                             scaled(From::odd_element(b)), four, true);
       codes[i] = byte == kE8m0Nan ? kE4m3Nans : four;
     }
     return codes;
   }
 };
-
-using U32x2 = u32 __attribute__((ext_vector_type(2)));
 
 // Of a block of 32, lane l has elements 4 q .. 4 q + 3 and as many from 16 + 4 q on, q = l / 16.
 // Lanes 16 apart exchange, so that each has eight neighbours, from this one on.

@@ -66,8 +66,8 @@ template <class Weights, u32 kT, u32 kH, u32 kByte>
 __device__ inline void multiply_tile(F32x4& sum, const typename Weights::Held& w,
                                      const U32x4 (&x)[2], u32 x_scale) {
   constexpr bool kIsFp4 = Weights::kIsFp4;
-  const Tile a = {w.piece[kT][kIsFp4 ? kH : 0], w.piece[kT][kIsFp4 ? kH : 1]};
-  const Tile b = {x[kIsFp4 ? kH : 0], x[kIsFp4 ? kH : 1]};
+  const Fragment a = {w.piece[kT][kIsFp4 ? kH : 0], w.piece[kT][kIsFp4 ? kH : 1]};
+  const Fragment b = {x[kIsFp4 ? kH : 0], x[kIsFp4 ? kH : 1]};
   sum = __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(
       concat(a), concat(b), sum, Weights::kFormat, Weights::kFormat, Weights::byte(kT, kH),
       static_cast<i32>(w.scale[Weights::word(kT, kH)]), kByte % 4, static_cast<i32>(x_scale));

@@ -34,7 +34,6 @@ class QuantisedRows {
   // Block number `block` of this lane's row; rows beyond the last are stored nowhere. A lane has of
   // its row, lane % 16, 4 neighbours of each half of the block, from 4 (lane / 16) on.
   __device__ void store(const F32x4 (&gate)[2], const F32x4 (&up)[2], u32 row, u32 block) const {
-    using Pair = Half __attribute__((ext_vector_type(2)));
     u32 lane = lane_id();
     force_vgpr(
         lane);  // what follows is computed here, not kept in registers since the kernel began
@@ -43,12 +42,12 @@ class QuantisedRows {
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
       const u32 t = i / 2, e = i % 2 * 2;
-      const Pair pair = {static_cast<Half>(silu(gate[t][e]) * up[t][e]),
-                         static_cast<Half>(silu(gate[t][e + 1]) * up[t][e + 1])};
+      const Vec2<Half> pair = {static_cast<Half>(silu(gate[t][e]) * up[t][e]),
+                               static_cast<Half>(silu(gate[t][e + 1]) * up[t][e + 1])};
       pairs[i] = __builtin_bit_cast(u32, pair);
     }
     const auto larger = [](u32 a, u32 b) { return a > b ? a : b; };
-    u32 most = Mxfp4From<Half>::most(pairs);
+    u32 most = Mxfp4Float<Half>::amax_bits(pairs);
     most = details::butterfly_step<32>(details::butterfly_step<16>(most, larger), larger);
     const u32 byte = Format::template scale<Half>(most);
     const typename Format::Eight eight = Format::template eight<Half>(pairs, byte);

@@ -55,7 +55,7 @@ struct MxChunk {
 
   // A chunk of a row from `k` on; rows are in the lane's offset, which is range-checked.
   template <CacheHint kHint = kCached>
-  __device__ static void load(Tile (&tiles)[kCount], const Buffer& buffer, u32 payload,
+  __device__ static void load(Fragment (&tiles)[kCount], const Buffer& buffer, u32 payload,
                               const Beyond& outside, u32 k) {
 #pragma unroll
     for (u32 i = 0; i < kCount; ++i) {
@@ -77,10 +77,10 @@ struct MxChunk {
   }
 
   // c + a * b^T of a chunk.
-  __device__ static F32x4 multiply(const Tile (&a)[kCount], u32 a_scale, const Tile (&b)[kCount],
-                                   u32 b_scale, F32x4 c) {
-    c = multiply_scaled<0>(a[0], a_scale, b[0], b_scale, c);
-    if constexpr (kCount == 2) c = multiply_scaled<2>(a[1], a_scale, b[1], b_scale, c);
+  __device__ static F32x4 multiply(const Fragment (&a)[kCount], u32 a_scale,
+                                   const Fragment (&b)[kCount], u32 b_scale, F32x4 c) {
+    c = mfma_mxfp8_16x16x128<0>(a[0], a_scale, b[0], b_scale, c);
+    if constexpr (kCount == 2) c = mfma_mxfp8_16x16x128<2>(a[1], a_scale, b[1], b_scale, c);
     return c;
   }
 

@@ -25,12 +25,6 @@
 #error "mxfp8_moe is gfx950-only: it needs v_mfma_scale_f32_16x16x128_f8f6f4"
 #endif
 
-#if !defined(RFOPS_BLOCK_M) || !defined(RFOPS_TILE_N) || !defined(RFOPS_COLUMNS) || \
-    !defined(RFOPS_STEPS) || !defined(RFOPS_WAVES) || !defined(RFOPS_CHUNK) ||      \
-    !defined(RFOPS_A_DIV) || !defined(RFOPS_WEIGHTED) || !defined(RFOPS_OUT)
-#error "mxfp8_moe needs RFOPS_{BLOCK_M,TILE_N,COLUMNS,STEPS,WAVES,CHUNK,A_DIV,WEIGHTED,OUT}"
-#endif
-
 namespace {
 
 using namespace rfops;
@@ -75,9 +69,9 @@ __device__ inline Chunk::At row_at(const Chunk& chunk, u32 row, u32 k) {
 
 // A lane's part of what a wave has in flight: kDepth steps.
 template <u32 kTiles, u32 kDepth>
-struct Fragment {
-  Tile w[kDepth][kColumns][Chunk::kCount];
-  Tile a[kDepth][kTiles][Chunk::kCount];
+struct KStepFragments {
+  Fragment w[kDepth][kColumns][Chunk::kCount];
+  Fragment a[kDepth][kTiles][Chunk::kCount];
   u32 w_scale[kDepth][kColumns];
   u32 a_scale[kDepth][kTiles];
 };
@@ -85,8 +79,9 @@ struct Fragment {
 // Issues all loads of kDepth steps from k0 on; w last, as a comes from L2. kWhole: they end
 // within K. Rows are in the lanes' offsets, which are range-checked, K in the scalar ones.
 template <u32 kTiles, u32 kDepth, bool kWhole>
-__device__ inline void load(Fragment<kTiles, kDepth>& part, const Operands& in, const Chunk& chunk,
-                            const Chunk::At* a_at, const Chunk::At* w_at, u32 k0) {
+__device__ inline void load(KStepFragments<kTiles, kDepth>& part, const Operands& in,
+                            const Chunk& chunk, const Chunk::At* a_at, const Chunk::At* w_at,
+                            u32 k0) {
 #pragma unroll
   for (u32 s = 0; s < kDepth; ++s) {
     const u32 k = k0 + s * Chunk::kStepK;
@@ -119,7 +114,7 @@ template <u32 kTiles, u32 kDepth, bool kWhole>
 __device__ inline void add_steps(F32x4 (&sums)[kTiles][kColumns], const Operands& in,
                                  const Chunk& chunk, const Chunk::At* a_at, const Chunk::At* w_at,
                                  u32 k0) {
-  Fragment<kTiles, kDepth> part;
+  KStepFragments<kTiles, kDepth> part;
   load<kTiles, kDepth, kWhole>(part, in, chunk, a_at, w_at, k0);
 #pragma unroll
   for (u32 s = 0; s < kDepth; ++s) {
@@ -154,7 +149,7 @@ __device__ inline void sum_tiles(Partial& shared, const Operands& in, const Chun
     add_steps<kTiles, 1, false>(sums, in, chunk, a_at, w_at, k0);
   }
   if (!chunk.is_holder()) return;
-  auto& part = shared.part[wave * Chunk::kFold + chunk.chunk];
+  auto& part = shared.items[wave * Chunk::kFold + chunk.chunk];
 #pragma unroll
   for (u32 t = 0; t < kTiles; ++t) {
 #pragma unroll

@@ -36,7 +36,7 @@ class PingPongWave {
         weights_(weights),
         k_(k),
         own_k_(PingPongX::chunk(thread) * (kVecBytes / 2)),
-        place_(LdsDmaLoader<kPingPongThreads / kWaveSize>::own_place(memory_)),
+        place_(LdsDmaLoader<kPingPongThreads / kWaveSize>::wave_lds_base(memory_)),
         of_x_{{memory_, thread % kWaveSize, wave_m() * PingPong::tiles(kTiles, 0) * kTileRows},
               {memory_ + sizeof(Memory::x0), thread % kWaveSize,
                wave_m() * PingPong::tiles(kTiles, 1) * kTileRows}},
@@ -158,9 +158,9 @@ class PingPongWave {
         for (u32 t = 0; t < PingPong::kWTiles; ++t) {
           const u32 j = i % 2 == 0 ? t : PingPong::kWTiles - 1 - t;  // neighbours share operands
           F32x4& sum = sums.of[kFirst + i][kOf][j];
-          const Tile &w = w_[kOf][j], &x = x_[i];
-          sum = piece == 0 ? multiply_16x16<In>(w.low, x.low, sum)
-                           : multiply_16x16<In>(w.high, x.high, sum);
+          const Fragment &w = w_[kOf][j], &x = x_[i];
+          sum = piece == 0 ? mfma_16x16x32<In>(w.low, x.low, sum)
+                           : mfma_16x16x32<In>(w.high, x.high, sum);
         }
       }
     }
@@ -187,7 +187,7 @@ class PingPongWave {
   u32 k_, own_k_, place_;  // of K: all, and where a thread's of a step begin
   PingPongX::Reader of_x_[2];
   Weights::Reader of_w_;
-  Tile x_[PingPong::tiles(kTiles, 0)], w_[2][PingPong::kWTiles];
+  Fragment x_[PingPong::tiles(kTiles, 0)], w_[2][PingPong::kWTiles];
 };
 
 #endif

@@ -70,7 +70,7 @@ struct PingPongOrder<OperandLayout<true>> {
     __device__ Reader(const LdsBytes* memory, u32 lane, u32 first)
         : from_(memory + first * kRowBytes + lane * kVecBytes) {}
     template <u32 kAt = 0>
-    __device__ Tile read(u32 tile) const {
+    __device__ Fragment read(u32 tile) const {
       const LdsBytes* const from = from_ + kAt + tile * kLdsTile;
       return {lds_load_b128(from), lds_load_b128(from + kRowChunks / 2 * kChunk)};
     }
@@ -113,14 +113,13 @@ struct PingPongOrder<InColumns> {
       }
     }
     template <u32 kAt = 0>
-    __device__ Tile read(u32 tile) const {
+    __device__ Fragment read(u32 tile) const {
       const LdsBytes* const from = from_[tile] + kAt;
       return {piece(from), piece(from + 32 * kBytes)};
     }
 
    private:
     __device__ static U32x4 piece(const LdsBytes* from) {
-      using I16x4 = short __attribute__((ext_vector_type(4)));
       const auto turned = [](const LdsBytes* at) {
         return __builtin_bit_cast(U32x2,
                                   __builtin_amdgcn_ds_read_tr16_b64_v4i16((RFOPS_LDS I16x4*)at));
@@ -176,8 +175,8 @@ class PingPongWeights {
  public:
   __device__ PingPongWeights(u32 thread, Span span, u32 n0, u32 further, u32 row_bytes)
       : buffer_(make_buffer_words(span.first, span.bytes)),
-        from_(Order::place(n0 + PingPongOrder<Order>::row(thread),
-                           PingPongOrder<Order>::chunk(thread), row_bytes)),
+        from_(Order::offset(n0 + PingPongOrder<Order>::row(thread),
+                            PingPongOrder<Order>::chunk(thread), row_bytes)),
         k_(PingPongOrder<Order>::chunk(thread) * (kVecBytes / 2)),
         next_(PingPong::kAtOnce * row_bytes),
         second_(further * row_bytes) {}
@@ -186,7 +185,7 @@ class PingPongWeights {
   template <u32 kTo, u32 kHalf>
   __device__ void start(u32 at, u32 k, u32 place) const {
     const u32 from = from_ | (at * kPingPongStep + k_ < k ? 0 : kOutOfBounds);
-    const u32 base = kHalf == 0 ? 0 : second_, further = at * kRowBytes * Order::kUnit;
+    const u32 base = kHalf == 0 ? 0 : second_, further = at * kRowBytes * Order::kKStrideBytes;
     buffer_load_lds_b128<kTo>(buffer_, from, base, further, place);
     buffer_load_lds_b128<kTo + kPingPongLoad>(buffer_, from, base + next_, further, place);
   }

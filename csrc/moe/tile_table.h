@@ -8,7 +8,7 @@
 
 namespace rfops {
 
-using TileWords = u32 __attribute__((ext_vector_type(4)));
+using TileWords = U32x4;
 class TileTable {
  public:
   // Tile `first` is number 0.

@@ -45,9 +45,8 @@ class TokenAccumulators {
 
   // Four neighbours of a row, from column 4 `part` on, rounded to Half first.
   __device__ void add(u32 token, u32 part, f32 weight, const F32x4& row) const {
-    using Four = Half __attribute__((ext_vector_type(4)));
     auto* const at = place(token, part);
-    const F32x4 half = __builtin_convertvector(__builtin_convertvector(row, Four), F32x4);
+    const F32x4 half = __builtin_convertvector(__builtin_convertvector(row, Vec4<Half>), F32x4);
     F32x4 sum = *at;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) sum[i] = __builtin_fmaf(weight, half[i], sum[i]);

@@ -70,7 +70,7 @@ template <class In, u32 kOwn>
 __device__ inline void multiply(Sums<kOwn>& sums, const Operands<kOwn>& of, u32 i) {
 #pragma unroll
   for (u32 j = 0; j < 2; ++j) {
-    sums.of[i][j] = multiply_32x32<In>(of.weights[j], of.rows[i], sums.of[i][j]);
+    sums.of[i][j] = mfma_32x32x16<In>(of.weights[j], of.rows[i], sums.of[i][j]);
   }
 }
 template <class In, u32 kOwn>

@@ -1,40 +1,37 @@
 // scale[m, b] = 2^e,  payload[m, k] = e2m1(x[m, k] / scale[m, k / 32])       (rfops/number/mxfp4.h)
 //
-// Two codes a byte, low nibble first; e8m0 scales, one a block of 32 along K. A block with an
-// infinity or a NaN has scale 255 and payload 0. Any M, K a multiple of 32.
+// Two codes per byte, low nibble first; one e8m0 scale per block of 32 along K. A block with an
+// infinity or a NaN gets scale 255 and payload 0. Any M, K a multiple of 32.
 //
-// Layout. 4 lanes hold a block, 8 elements each, which they load as 16 bytes (fp32: twice) and
-// store as 4. With kInRows the rows of x are `pitch` apart, else they follow each other.
+// Layout. 4 lanes hold a block, 8 elements each, loaded as 16 bytes (fp32: twice) and stored as 4.
+// With kStrided the rows of x are `pitch` elements apart, otherwise contiguous.
 //
-// Promises. Bit-exact to the torch route. The caller aligns each row of x to 16 bytes.
+// Guarantees: bit-exact to the torch backend.
+// Requires: each row of x 16-byte aligned.
 #include "rfops/chip/types.h"
 #include "rfops/number/mxfp4.h"
 #include "rfops/wave/mx_block_amax.h"
-
-#if !defined(RFOPS_IN) || !defined(RFOPS_ROUNDING) || !defined(RFOPS_IN_ROWS)
-#error "quant_mxfp4 needs the RFOPS_ constants below"
-#endif
 
 namespace {
 
 using namespace rfops;
 
-using In = RFOPS_IN;              // bf16, f16 or f32
+using Input = RFOPS_IN;           // bf16, f16 or f32
 using Rounding = RFOPS_ROUNDING;  // Even, Up or Down
-constexpr bool kInRows = RFOPS_IN_ROWS;
+constexpr bool kStrided = RFOPS_IN_ROWS;
 constexpr u32 kThreads = 256;
 
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-quant_mxfp4(u32* __restrict__ payload,  // [M, K / 8]: eight codes
-            u8* __restrict__ scale,     // [M, K / 32]
-            const In* __restrict__ x,   // [M, K], rows in steps of pitch
+quant_mxfp4(u32* __restrict__ payload,    // [M, K / 8]: eight codes
+            u8* __restrict__ scale,       // [M, K / 32]
+            const Input* __restrict__ x,  // [M, K], row stride `pitch` in elements
             u64 pitch, u32 m, u32 k) {
-  const MxEight<In, kThreads, kInRows> own(x, pitch, m, k);
-  if (!own.is_there) return;
-  const u32 byte = Mxfp4From<In>::template scale<Rounding>(own.most);
-  const u32 codes = quant_x8<In>(own.words, byte);
-  payload[own.index] = byte == kE8m0NanByte ? 0 : codes;
-  if (own.has_scale()) scale[own.block()] = static_cast<u8>(byte);
+  const MxEight<Input, kThreads, kStrided> elems(x, pitch, m, k);
+  if (!elems.in_bounds) return;
+  const u32 byte = Mxfp4Float<Input>::template scale<Rounding>(elems.amax_bits);
+  const u32 codes = quant_x8<Input>(elems.words, byte);
+  payload[elems.index] = byte == kE8m0NanByte ? 0 : codes;
+  if (elems.has_scale()) scale[elems.block()] = static_cast<u8>(byte);
 }

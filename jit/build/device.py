@@ -26,6 +26,7 @@ def build_device(spec: ModuleSpec, arch: str, defines: Defines) -> Artifact:
     if spec.kind != "device":
         raise ConfigError(f"{spec.name}: a {spec.kind} module has no code object")
     define_flags(spec.name, defines)  # before they are sorted, hashed or recorded
+    spec.require_defines(defines)
     title = f"{spec.title or spec.name} for {arch}"
     about = {"arch": arch, "defines": dict(defines)}
 

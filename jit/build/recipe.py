@@ -100,7 +100,7 @@ def device_unit(spec: ModuleSpec, arch: str, defines: Defines, toolchain: Toolch
     # A device compile ignores -MD in hipcc 7.0 and clang 22; the frontend's own flags do work.
     depfile = ("-Xclang", "-dependency-file", "-Xclang", "deps.d", "-Xclang", "-MT")
     chosen = define_flags(spec.name, defines)
-    flags = (f"--offload-arch={arch}", *_DEVICE_FLAGS, *spec.flags, *chosen)
+    flags = (f"--offload-arch={arch}", *_DEVICE_FLAGS, *spec.device_flags, *chosen)
     flags += (*include_flags(roots), *depfile, "-Xclang", spec.output)
     if toolchain.name == "hipcc":
         compile_ = ("{cc}", *HIPCC_FLAGS, *flags, source, "-o", spec.output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,6 +16,12 @@ from ..arch import ARCHS
 from ..cache import records
 from ..errors import ConfigError, UnsupportedArch
 from ..texts import check_line, is_text
+
+# A kernel's first arguments can come in scalar registers before its waves begin: those that fit
+# into 14 dwords, the 16 user registers of gfx9 less the two of the argument pointer. The compiler
+# stops at the first argument that does not fit, so 16 means all that fit; less, where registers are
+# better used otherwise.
+MAX_PRELOAD = 16
 
 
 class Entry(records.Written, frozen=True):
@@ -28,6 +35,10 @@ class Entry(records.Written, frozen=True):
     link_flags: tuple[str, ...] = ()  # host only
     output: str = "module.hsaco"
     title: str = ""  # what progress calls it; empty: the name
+    # Device only: names that each build must define, without RFOPS_ (null: any); how many of a
+    # kernel's first arguments come in scalar registers at most, 16 for all that fit.
+    defines: tuple[str, ...] | None = None
+    preload_arguments: int = 0
 
 
 class ModuleSpec(Entry, frozen=True, kw_only=True):
@@ -37,10 +48,33 @@ class ModuleSpec(Entry, frozen=True, kw_only=True):
     root: Path = paths.CSRC
     config: Path = paths.COMPILER_CONFIG  # the file that has the entry
 
+    @property
+    def device_flags(self) -> tuple[str, ...]:
+        """The compiler's flags for the module, after the engine's own."""
+        count = self.preload_arguments
+        preload = ("-mllvm", f"-amdgpu-kernarg-preload-count={count}") if count else ()
+        return (*self.flags, *preload)
+
     def require_arch(self, arch: str) -> None:
         """Refuse before compiling. Raises UnsupportedArch."""
         if arch not in self.archs:
             raise UnsupportedArch(self.name, arch, self.archs)
+
+    def require_defines(self, names: Collection[str]) -> None:
+        """Refuse before compiling. Raises ConfigError that names what is missing or unknown."""
+        if self.defines is None:
+            return
+        missing = [name for name in self.defines if name not in names]
+        unknown = [name for name in names if name not in self.defines]
+        if not missing and not unknown:
+            return
+        words = [f"missing: {', '.join(missing)}"] * bool(missing)
+        words += [f"unknown: {', '.join(map(str, unknown)):.200}"] * bool(unknown)
+        needed = ", ".join(self.defines) or "none"
+        raise ConfigError(
+            f"{self.name}: defines must be exactly those of {self.config.name} ({needed}), got "
+            f"{'; '.join(words)}. Pass a value for each, or change the entry's `defines`."
+        )
 
     def sources(self) -> list[Path]:
         """The source files; a glob's are sorted. Raises ConfigError if one is missing."""
@@ -63,11 +97,16 @@ def _make_spec(where: str, name: str, entry: object, root: Path, config: Path) -
     checked = records.check(where, entry, Entry)
     values = structs.asdict(checked)
     for key, value in values.items():
+        if value is None or isinstance(value, int):
+            continue
         if not (is_text(value) if isinstance(value, str) else all(t and is_text(t) for t in value)):
             raise ConfigError(f"{where}.{key}: expected texts of one line, got {value!r:.200}")
     spec = ModuleSpec(name=name, root=root, config=config, **values)
     if not spec.srcs:
         raise ConfigError(f"{where}.srcs: at least one source is needed")
+    if not 0 <= spec.preload_arguments <= MAX_PRELOAD:
+        count = spec.preload_arguments
+        raise ConfigError(f"{where}.preload_arguments: expected 0 to {MAX_PRELOAD}, got {count}")
     if spec.kind not in ("device", "host"):
         raise ConfigError(f"{where}.kind: expected device or host, got {spec.kind!r}")
     if spec.kind == "device" and (len(spec.srcs) != 1 or "*" in spec.srcs[0]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 
 import rfops
 from rfops.jit import compiled_ops, paths
+from rfops.jit.build.recipe import device_unit
 from rfops.jit.build.spec import ARCHS, ModuleSpec, load_config, module_spec
+from rfops.jit.build.toolchain import Toolchain
 
 
 def test_every_module_of_ours_has_its_sources() -> None:
@@ -31,6 +34,56 @@ def test_every_device_source_has_a_module() -> None:
     listed = {source.name for spec in load_config().values() for source in spec.sources()}
     sources = {source.name for source in paths.CSRC.glob("*/*.hip")}
     assert len(sources) > 35 and sources - {"simple.hip"} <= listed  # that of `rfops bench timing`
+
+
+def test_defines_are_those_that_a_source_reads() -> None:
+    """A missing one is an error at bind time instead of one of the compiler."""
+    headers = [*paths.INCLUDE.rglob("*.h"), *paths.CSRC.glob("*/*.h")]
+    ours = set().union(*(re.findall(r"#define RFOPS_(\w+)", file.read_text()) for file in headers))
+    for name, spec in load_config().items():
+        if spec.kind == "device":
+            text = re.sub(r"//.*", "", spec.sources()[0].read_text(encoding="utf-8"))
+            own = set(re.findall(r"#define RFOPS_(\w+)", text))
+            reads = set(re.findall(r"\bRFOPS_(\w+)", text)) - own - ours
+            assert reads == set(spec.defines or ()), name
+            assert spec.defines is not None and len(spec.defines) == len(reads), name
+
+
+GEMV = {"M": 1, "LANES": 16, "ROWS": 1, "STEPS": 1, "WAVES": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"ROWS": None},
+            r"mxfp8_gemv: .* \(M, LANES, ROWS, STEPS, WAVES\), got missing: ROWS\.",
+        ),
+        ({"TAIL": 1, "SPLIT": 2}, r"got unknown: TAIL, SPLIT\. "),
+        ({"M": None, "MTILES": 1}, r"got missing: M; unknown: MTILES\. "),
+    ],
+)
+def test_missing_and_unknown_defines_are_refused_at_bind(
+    change: dict[str, int | None], message: str
+) -> None:
+    kernel = next(op for op in compiled_ops() if op.module == "mxfp8_gemv")
+    defines = {name: value for name, value in {**GEMV, **change}.items() if value is not None}
+    with pytest.raises(rfops.ConfigError, match=message):
+        kernel.bind(torch.device("cpu", 0), defines, "gfx950")
+
+
+def test_a_module_without_the_key_takes_any_defines(tmp_path: Path) -> None:
+    config = write(tmp_path, {"m": {"srcs": ["m.hip"]}, "n": {"srcs": ["n.hip"], "defines": []}})
+    module_spec("m", config).require_defines(["ANY"])
+    module_spec("n", config).require_defines([])
+    with pytest.raises(rfops.ConfigError, match=r"n: .*\(none\), got unknown: ANY"):
+        module_spec("n", config).require_defines(["ANY"])
+
+
+def test_arguments_are_preloaded_where_an_entry_says_so() -> None:
+    for name, flags in (("mxfp8_gemv", ["-amdgpu-kernarg-preload-count=16"]), ("moe_add", [])):
+        unit = device_unit(module_spec(name), "gfx950", {}, Toolchain("hipcc", ("hipcc",), "1"))
+        assert [flag for flag in unit.commands[0].argv if "preload" in flag] == flags
 
 
 def test_defaults(tmp_path: Path) -> None:
@@ -68,6 +121,10 @@ WRONG = {
     "unknown arch": (
         {"m": {"srcs": ["m.hip"], "archs": ["gfx90a"]}},
         r"m\.archs: unknown 'gfx90a'; known: gfx942, gfx950",
+    ),
+    "too many arguments": (
+        {"m": {"srcs": ["m.hip"], "preload_arguments": 17}},
+        r"m\.preload_arguments: expected 0 to 16, got 17",
     ),
     "unknown kind": ({"m": {"srcs": ["m.hip"], "kind": "torch"}}, r"m\.kind: .* got 'torch'"),
     "path as output": ({"m": {"srcs": ["m.hip"], "output": "../x"}}, r"'\.\./x' cannot be a file"),

@@ -43,7 +43,7 @@ def _text(module: str, arch: str, defines: tuple[str, ...]) -> str:
         [sys.executable, "-m", "ziglang", "clang", "-x", "hip", "--cuda-device-only",
          f"--offload-arch={arch}", "-nogpuinc", "-nogpulib", "-std=c++20", "-O3", "-S",
          f"-I{paths.INCLUDE}", f"-I{paths.CSRC}",
-         *spec.flags, *defines, str(spec.sources()[0]), "-o", "-"],
+         *spec.device_flags, *defines, str(spec.sources()[0]), "-o", "-"],
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
 

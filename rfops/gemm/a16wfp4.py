@@ -6,7 +6,6 @@ MXFP4 weights: the linear layer of MXFP4 checkpoints.
 | stream (kernels/mxfp4/stream.py) | HIP on gfx950, M up to 64: w goes from memory to registers |
 | tiles (kernels/mxfp4/tiles.py) | HIP on gfx950, any M: waves share x in LDS |
 | deep (kernels/mxfp4/deep.py) | HIP on gfx950, any M: K-steps of both operands are prefetched |
-| skew (kernels/mxfp4/skew.py) | HIP on gfx950: the loop for many tiles, sums leave in parts |
 | loop (kernels/mxfp4/loop.py) | HIP on gfx950, any M: bound by the matrix cores |
 | triton (kernels/mxfp4/triton.py) | AMD's and NVIDIA's GPUs, any strides |
 | torch | whatever is left |
@@ -27,14 +26,13 @@ from rfops.quantization.mxfp4 import quant_mxfp4_ref
 from . import mxfp4_op, mxfp4_shapes
 from .kernels.mxfp4.deep import Deep
 from .kernels.mxfp4.loop import Loop
-from .kernels.mxfp4.skew import Skew
 from .kernels.mxfp4.stream import Stream
 from .kernels.mxfp4.tiles import Tiles
 from .kernels.mxfp4.triton import TritonGemm
 from .mxfp4_op import RAW, Fp4Gemm, Torch
 
 # In the order in which they are tried.
-HIP: tuple[Kernel, ...] = (Stream(), Tiles(), Deep(), Loop(), Skew())
+HIP: tuple[Kernel, ...] = (Stream(), Tiles(), Deep(), Loop())
 
 OP = Fp4Gemm(
     "gemm_a16wfp4",

@@ -101,14 +101,11 @@ class Fp4Gemm(Op):
     def order(self, c: Call) -> Sequence[str]:
         """HIP's: for few rows the kernel that streams w; then those that are bound by loads, the
         one that wants x and scales prepared where w is so large that a launch for it pays, or all
-        is prepared; above it the loop, whose sums leave in parts where workgroups make two tiles
-        and more."""
+        is prepared; above it the loop."""
         is_prepared = x_bits(c) == 4 and c.w_scale_layout == c.x_scale_layout != RAW
         middle = "deep" if is_prepared or c.N * c.K >= _LARGE else "tiles"
         few = 16 if is_prepared and c.N >= _WIDE * c.cu_num else 64
         first = ["stream"] if c.M <= few else [middle] if c.M <= 512 else ["loop"]
-        if c.M > 512 and -(-c.M // 256) * -(-c.N // 256) >= 2 * c.cu_num:
-            first = ["skew", "loop"]
         rank = {name: at for at, name in enumerate(first)}
         return sorted(super().order(c), key=lambda name: rank.get(name, len(rank)))
 

@@ -1,5 +1,5 @@
-// What device code must know of the chip it is compiled for. jit/arch.py has the same with sources;
-// op_tests/engine/test_arch.py holds the two together.
+// Facts of the architecture that the code is compiled for. jit/arch.py holds the same facts with
+// their sources; op_tests/engine/test_arch.py compares the two.
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -7,7 +7,7 @@
 namespace rfops {
 
 #if defined(__gfx950__)
-constexpr u32 kLdsBytes = 163840;  // of a CU
+constexpr u32 kLdsBytes = 163840;  // LDS of one CU
 constexpr u32 kLdsBanks = 64;
 #elif defined(__gfx942__)
 constexpr u32 kLdsBytes = 65536;

@@ -1,4 +1,4 @@
-// Waits, meetings and order, said by the kernel where the compiler would guess.
+// Wait counts, barriers, wave priority and constraints on the compiler's instruction order.
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -7,7 +7,7 @@ namespace rfops {
 
 namespace details {
 
-// gfx9's s_waitcnt: loads and stores in flight, the exports, LDS and scalar loads in flight.
+// Returns the immediate of gfx9's s_waitcnt: vmcnt, expcnt (always 7: no wait) and lgkmcnt.
 constexpr int waitcnt(u32 vector, u32 lds) {
   return static_cast<int>((vector & 15) | (vector >> 4) << 14 | 7 << 4 | lds << 8);
 }
@@ -15,50 +15,54 @@ constexpr u32 kAnyVector = 63, kAnyLds = 15;
 
 }  // namespace details
 
-// Until at most kCount vector memory instructions of this wave are in flight: they end in order.
+// Waits until at most kCount vector memory instructions of this wave are in flight; they complete
+// in order.
 template <u32 kCount>
 __device__ inline void wait_vmcnt() {
   static_assert(kCount <= details::kAnyVector, "vmcnt counts at most 63");
   __builtin_amdgcn_s_waitcnt(details::waitcnt(kCount, details::kAnyLds));
 }
 
-// Until at most `count` times kEach loads are on their way, of kMost.
-template <u32 kEach, u32 kMost>
+// Waits until at most count * kLoadsPerStep loads are in flight, with `count` uniform and at most
+// kMaxCount: one s_waitcnt per value of count, chosen by branches.
+template <u32 kLoadsPerStep, u32 kMaxCount>
 __device__ inline void wait_vmcnt_dynamic(u32 count) {
-  if constexpr (kMost > 0) {
-    if (count < kMost) return wait_vmcnt_dynamic<kEach, kMost - 1>(count);
+  if constexpr (kMaxCount > 0) {
+    if (count < kMaxCount) return wait_vmcnt_dynamic<kLoadsPerStep, kMaxCount - 1>(count);
   }
-  wait_vmcnt<(kMost * kEach < 63 ? kMost * kEach : 63)>();
+  wait_vmcnt<(kMaxCount * kLoadsPerStep < 63 ? kMaxCount * kLoadsPerStep : 63)>();
 }
 
-// Until all of this wave's LDS and scalar accesses are done.
+// Waits until all LDS and scalar memory accesses of this wave are complete.
 __device__ inline void wait_lgkmcnt() {
   __builtin_amdgcn_s_waitcnt(details::waitcnt(details::kAnyVector, 0));
 }
 
-// All waves of the workgroup meet. It waits for no memory, and the compiler moves nothing across.
+// Workgroup barrier without a memory wait. The compiler moves no instruction across it.
 __device__ inline void s_barrier() {
   sched_barrier();
   __builtin_amdgcn_s_barrier();
   sched_barrier();
 }
 
-// A wave's priority over others of its SIMD, 0 to 3.
+// Sets this wave's issue priority among the waves of its SIMD: 0 (lowest) to 3.
 template <u32 kLevel>
 __device__ inline void set_wave_priority() {
   __builtin_amdgcn_s_setprio(kLevel);
 }
 
-// Computed here, in an architectural VGPR, and not sunk to where it is used. No instruction.
+// Materialises `value` in an architectural VGPR at this point, so that the compiler cannot sink its
+// computation to the use. Emits no instruction.
 template <class T>
 __device__ inline void force_vgpr(T& value) {
   asm volatile("" : "+v"(value));
 }
 
-// Nothing is computed from this scalar before this line. No instruction.
+// Keeps the compiler from computing anything from this scalar before this line. Emits no
+// instruction.
 __device__ inline void force_sgpr(u32& scalar) { asm volatile("" : "+s"(scalar)); }
 
-// A pointer to memory in VGPRs, for kernels that want their scalar registers for others.
+// Returns a pointer to global memory held in VGPRs, for kernels that run out of SGPRs.
 template <class T>
 __device__ inline T* pointer_in_vgpr(T* pointer) {
   auto* global = (__attribute__((address_space(1))) T*)pointer;

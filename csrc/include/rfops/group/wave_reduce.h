@@ -1,6 +1,6 @@
-// Sums of the waves of a workgroup, which each have a part of them, added up in LDS.
+// Reduces the partial tiles of the waves of a workgroup through LDS.
 //
-// The order is that of the parts, whoever adds them up.
+// Partials are added in the order of their index, whichever wave adds them.
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -8,58 +8,60 @@
 
 namespace rfops {
 
-// What the waves leave in LDS; a part may be less than a wave's.
-template <class T, u32 kParts, u32 kItems>
+// Partials in LDS: kPartials of kItems items each.
+template <class T, u32 kPartials, u32 kItems>
 struct LdsPartials {
-  T part[kParts][kItems];
+  T items[kPartials][kItems];
 
-  // After workgroup_barrier(). kAtOnce: nothing is waited for before the last part is on its way,
-  // and nothing is moved out of a loop around it.
-  template <bool kAtOnce = false>
+  // Returns the sum of one item over all partials; call it after workgroup_barrier(). With
+  // kIssueAll all reads are issued before the first is waited for, and the compiler hoists nothing
+  // out of a loop around it.
+  template <bool kIssueAll = false>
   __device__ T sum(u32 item) const {
-    T own[kParts];
+    T values[kPartials];
 #pragma unroll
-    for (u32 p = 0; p < kParts; ++p) own[p] = part[p][item];
-    if constexpr (kAtOnce) sched_barrier();
-    T total = own[0];
+    for (u32 p = 0; p < kPartials; ++p) values[p] = items[p][item];
+    if constexpr (kIssueAll) sched_barrier();
+    T total = values[0];
 #pragma unroll
-    for (u32 p = 1; p < kParts; ++p) total += own[p];
+    for (u32 p = 1; p < kPartials; ++p) total += values[p];
     return total;
   }
 };
 
-// Tiles that a wave has of kTiles which kWaves share out: wave, wave + kWaves, and so on.
+// Tiles per wave where tile t of kTiles belongs to wave t % kWaves.
 template <u32 kWaves, u32 kTiles>
 constexpr u32 kTilesOfWave = (kTiles + kWaves - 1) / kWaves;
 
-// All waves have sums of the same tiles, each a part along K; act(i, t, total) gets the i-th of a
-// wave's own tiles, t. They meet in `memory`, where nobody but the wave that has a part has used
-// its place. One wave needs no LDS.
-template <u32 kWaves, u32 kTiles, u32 kPlace, class Act>
-__device__ inline void reduce_waves(F32x4 (&memory)[kWaves][kPlace], const F32x4 (&sums)[kTiles],
-                                    u32 part, u32 wave, u32 lane, Act act) {
+// Reduces tiles of which each wave has a partial along K; fn(i, t, total) receives tile t, the i-th
+// of this wave. Partial number partial_idx is stored in `memory`, of which only its own range may
+// still be in use by this wave. A single wave needs no LDS.
+template <u32 kWaves, u32 kTiles, u32 kCapacity, class Fn>
+__device__ inline void reduce_waves(F32x4 (&memory)[kWaves][kCapacity], const F32x4 (&sums)[kTiles],
+                                    u32 partial_idx, u32 wave, u32 lane, Fn fn) {
   if constexpr (kWaves == 1) {
 #pragma unroll
-    for (u32 t = 0; t < kTiles; ++t) act(t, t, sums[t]);
+    for (u32 t = 0; t < kTiles; ++t) fn(t, t, sums[t]);
   } else {
-    static_assert(kPlace >= kTiles * kWaveSize, "room for a wave's sums");
-    using Parts = LdsPartials<F32x4, kWaves, kPlace>;
-    auto& parts = reinterpret_cast<Parts&>(memory);
+    static_assert(kCapacity >= kTiles * kWaveSize, "capacity for a wave's sums");
+    using Partials = LdsPartials<F32x4, kWaves, kCapacity>;
+    auto& partials = reinterpret_cast<Partials&>(memory);
 #pragma unroll
-    for (u32 t = 0; t < kTiles; ++t) parts.part[part][t * kWaveSize + lane] = sums[t];
+    for (u32 t = 0; t < kTiles; ++t) partials.items[partial_idx][t * kWaveSize + lane] = sums[t];
     workgroup_barrier();
 #pragma unroll
     for (u32 i = 0; i < kTilesOfWave<kWaves, kTiles>; ++i) {
       const u32 t = wave + i * kWaves;
       if (t >= kTiles) return;
-      act(i, t, parts.template sum<true>(t * kWaveSize + lane));
+      fn(i, t, partials.template sum<true>(t * kWaveSize + lane));
     }
   }
 }
-template <u32 kWaves, u32 kTiles, class Act>
-__device__ inline void reduce_waves(const F32x4 (&sums)[kTiles], u32 wave, u32 lane, Act act) {
+// As above, with LDS of its own; the partial index is the wave.
+template <u32 kWaves, u32 kTiles, class Fn>
+__device__ inline void reduce_waves(const F32x4 (&sums)[kTiles], u32 wave, u32 lane, Fn fn) {
   __shared__ F32x4 memory[kWaves][kWaves > 1 ? kTiles * kWaveSize : 1];
-  reduce_waves(memory, sums, wave, wave, lane, act);
+  reduce_waves(memory, sums, wave, wave, lane, fn);
 }
 
 }  // namespace rfops

@@ -1,16 +1,16 @@
-// OCP MXFP4 in registers: blocks of 32 elements as e2m1 codes, two a byte, low nibble first, and
+// OCP MXFP4 in registers: blocks of 32 elements as e2m1 codes, two per byte, low nibble first, and
 // one e8m0 scale.
 //
 //     byte  = exponent field of (|x|max + kBump) - 2, at least 0     (as fp32 bits)
 //     code  = e2m1(x / 2^(byte - 127))                               to nearest even, saturated
 //
-// kBump rounds the largest magnitude up to the next power of two beyond a mantissa: Even from 1.75,
-// Up beyond 1.5, Down never. A block with an infinity or a NaN has byte 255, which is NaN, and
-// codes that mean nothing.
+// kBump rounds the block's largest magnitude up to the next power of two if its mantissa exceeds a
+// bound: Even from 1.75 on, Up above 1.5, Down never. A block with an infinity or a NaN gets byte
+// 255, which is NaN, and undefined codes.
 //
-// A lane that holds a whole block, which is how v_mfma_f32_16x16x128 takes fp4 operands (row l %
-// 16, k from 32 (l / 16)), needs no other lane: quant_block, 54 vector instructions on gfx950 for
-// Even.
+// v_mfma_scale_f32_16x16x128 takes fp4 operands such that a lane holds a whole block (row l % 16, k
+// from 32 (l / 16) on). quant_block quantises it without other lanes: 54 vector instructions on
+// gfx950 with Even.
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -21,7 +21,7 @@ namespace rfops {
 constexpr u32 kFp4Emax = 2;  // 6 = 1.5 * 2^2 is the largest e2m1
 constexpr u32 kE8m0NanByte = 255;
 
-// What rounding a scale adds to the bits of an fp32 magnitude.
+// Rounding of the scale: what is added to the bits of the largest magnitude (fp32).
 struct Even {
   static constexpr u32 kBump = 0x200000;
 };
@@ -32,22 +32,20 @@ struct Down {
   static constexpr u32 kBump = 0;
 };
 
-using Bf16x2 = bf16 __attribute__((ext_vector_type(2)));
-
 namespace details {
 
-// The scale of a block with this largest magnitude, in bits of which kExponentAt is the lowest of
-// fp32's exponent field.
-template <class Rounding, u32 kExponentAt>
-__device__ inline u32 scale_of_bits(u32 most) {
-  constexpr u32 kInfinity = 255u << kExponentAt;
-  const u32 bumped = most + (Rounding::kBump >> (23 - kExponentAt));
-  const u32 byte = __builtin_elementwise_sub_sat(bumped >> kExponentAt, kFp4Emax);
-  return most >= kInfinity ? kE8m0NanByte : byte;
+// Returns the scale of a block with this largest magnitude, given as bits whose exponent field
+// begins at bit kExponentShift.
+template <class Rounding, u32 kExponentShift>
+__device__ inline u32 scale_of_bits(u32 amax_bits) {
+  constexpr u32 kInfinity = 255u << kExponentShift;
+  const u32 bumped = amax_bits + (Rounding::kBump >> (23 - kExponentShift));
+  const u32 byte = __builtin_elementwise_sub_sat(bumped >> kExponentShift, kFp4Emax);
+  return amax_bits >= kInfinity ? kE8m0NanByte : byte;
 }
 
-// The code of a scaled magnitude, for architectures that have no instruction for it. Ties go to the
-// even code; 7 beyond 5.
+// Returns the code of a scaled magnitude, for architectures without the instruction. Ties go to the
+// even code; values above 5 become 7.
 __device__ inline u32 fp4_code(f32 scaled) {
   const f32 magnitude = __builtin_fabsf(scaled);
   u32 code = (magnitude > 0.25f) + (magnitude >= 0.75f) + (magnitude > 1.25f);
@@ -57,41 +55,44 @@ __device__ inline u32 fp4_code(f32 scaled) {
 
 }  // namespace details
 
-// How a type of float is read, and its scales.
-template <class In>
-struct Mxfp4From : MxFrom<In> {
+// How elements of type Input are read from words, and the scale of a block of them.
+template <class Input>
+struct Mxfp4Float : MxFloat<Input> {
   template <class Rounding>
-  __device__ static u32 scale(u32 most) {
-    if constexpr (__is_same(In, bf16)) return details::scale_of_bits<Rounding, 7>(most);
-    return details::scale_of_bits<Rounding, 23>(__builtin_bit_cast(u32, MxFrom<In>::wide(most)));
+  __device__ static u32 scale(u32 amax_bits) {
+    if constexpr (__is_same(Input, bf16)) return details::scale_of_bits<Rounding, 7>(amax_bits);
+    return details::scale_of_bits<Rounding, 23>(
+        __builtin_bit_cast(u32, MxFloat<Input>::amax_value(amax_bits)));
   }
 };
 
-// 8 elements as 8 codes, over the scale of this byte.
-template <class In>
-__device__ inline u32 quant_x8(const u32 (&words)[Mxfp4From<In>::kWordsOfEight], u32 byte) {
+// Returns the codes of 8 elements divided by the scale with this byte.
+template <class Input>
+__device__ inline u32 quant_x8(const u32 (&words)[Mxfp4Float<Input>::kWordsPerEight], u32 byte) {
 #if defined(__gfx950__)
-  const f32 scale = __builtin_bit_cast(f32, byte << 23);  // of which only the exponent is read
-  u32 codes;                                              // all of it is written, a byte a line
-  asm("" : "=v"(codes) : "v"(words[0]));  // any register, another one for each eight
-  if constexpr (__is_same(In, bf16)) {
-    const auto at = [&](u32 i) { return __builtin_bit_cast(Bf16x2, words[i]); };
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, at(0), scale, 0);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, at(1), scale, 1);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, at(2), scale, 2);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, at(3), scale, 3);
-  } else if constexpr (__is_same(In, f16)) {
-    const auto at = [&](u32 i) { return __builtin_bit_cast(F16x2, words[i]); };
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, at(0), scale, 0);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, at(1), scale, 1);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, at(2), scale, 2);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, at(3), scale, 3);
+  const f32 scale = __builtin_bit_cast(f32, byte << 23);  // the instructions use only the exponent
+  u32 codes;                                              // each instruction writes one byte
+  asm(""
+      : "=v"(codes)
+      : "v"(words[0]));  // reserves a register per 8 elements without initialising it
+  if constexpr (__is_same(Input, bf16)) {
+    const auto pair = [&](u32 i) { return __builtin_bit_cast(Bf16x2, words[i]); };
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, pair(0), scale, 0);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, pair(1), scale, 1);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, pair(2), scale, 2);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_bf16(codes, pair(3), scale, 3);
+  } else if constexpr (__is_same(Input, f16)) {
+    const auto pair = [&](u32 i) { return __builtin_bit_cast(F16x2, words[i]); };
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, pair(0), scale, 0);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, pair(1), scale, 1);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, pair(2), scale, 2);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f16(codes, pair(3), scale, 3);
   } else {
-    const auto at = [&](u32 i) { return __builtin_bit_cast(f32, words[i]); };
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, at(0), at(1), scale, 0);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, at(2), at(3), scale, 1);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, at(4), at(5), scale, 2);
-    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, at(6), at(7), scale, 3);
+    const auto element = [&](u32 i) { return __builtin_bit_cast(f32, words[i]); };
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, element(0), element(1), scale, 0);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, element(2), element(3), scale, 1);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, element(4), element(5), scale, 2);
+    codes = __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(codes, element(6), element(7), scale, 3);
   }
   return codes;
 #else
@@ -100,10 +101,11 @@ __device__ inline u32 quant_x8(const u32 (&words)[Mxfp4From<In>::kWordsOfEight],
 #pragma unroll
   for (u32 i = 0; i < 8; ++i) {
     f32 value;
-    if constexpr (__is_same(In, f32)) {
+    if constexpr (__is_same(Input, f32)) {
       value = __builtin_bit_cast(f32, words[i]);
     } else {
-      value = i % 2 ? Mxfp4From<In>::second(words[i / 2]) : Mxfp4From<In>::first(words[i / 2]);
+      value = i % 2 ? Mxfp4Float<Input>::odd_element(words[i / 2])
+                    : Mxfp4Float<Input>::even_element(words[i / 2]);
     }
     codes |= details::fp4_code(__builtin_ldexpf(value, power)) << (4 * i);
   }
@@ -111,25 +113,25 @@ __device__ inline u32 quant_x8(const u32 (&words)[Mxfp4From<In>::kWordsOfEight],
 #endif
 }
 
-// 32 elements that one lane holds.
+// A quantised block of 32 elements that one lane holds.
 struct Mxfp4Block {
   U32x4 codes;
-  u32 scale;  // the byte
+  u32 scale;  // e8m0 byte
 };
 
-// kWords words: 16 pairs of bf16 or f16, or 32 fp32, in the order of k.
-template <class In, class Rounding, u32 kWords>
+// Quantises a block of kWords words in the order of k: 16 pairs of bf16 or f16, or 32 fp32.
+template <class Input, class Rounding, u32 kWords>
 __device__ inline Mxfp4Block quant_block(const u32 (&words)[kWords]) {
-  constexpr u32 kEight = Mxfp4From<In>::kWordsOfEight;
-  static_assert(kWords == 4 * kEight, "a block of 32 elements");
+  constexpr u32 kWords8 = Mxfp4Float<Input>::kWordsPerEight;
+  static_assert(kWords == 4 * kWords8, "a block of 32 elements");
   Mxfp4Block block;
-  block.scale = Mxfp4From<In>::template scale<Rounding>(Mxfp4From<In>::most(words));
+  block.scale = Mxfp4Float<Input>::template scale<Rounding>(Mxfp4Float<Input>::amax_bits(words));
 #pragma unroll
   for (u32 i = 0; i < 4; ++i) {
-    u32 eight[kEight];
+    u32 v8[kWords8];
 #pragma unroll
-    for (u32 j = 0; j < kEight; ++j) eight[j] = words[i * kEight + j];
-    block.codes[i] = quant_x8<In>(eight, block.scale);
+    for (u32 j = 0; j < kWords8; ++j) v8[j] = words[i * kWords8 + j];
+    block.codes[i] = quant_x8<Input>(v8, block.scale);
   }
   return block;
 }

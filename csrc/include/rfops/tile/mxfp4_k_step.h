@@ -1,6 +1,6 @@
-// K-steps of 256 of MXFP4 operands, rows of 128 bytes: from memory through registers to LDS, piece
-// by piece, so that a kernel puts each where the matrix cores leave room; their scales, shuffled,
-// in registers (gfx950).
+// K-steps of 256 elements of MXFP4 operands, 128 bytes per row: loaded through registers to LDS one
+// chunk at a time, so that a kernel can place each instruction between MFMAs; their preshuffled
+// scales stay in registers (gfx950).
 #pragma once
 
 #include "rfops/chip/buffer.h"
@@ -11,10 +11,10 @@
 
 namespace rfops {
 
-constexpr u32 kStepK = 2 * kRowBytes;  // elements
+constexpr u32 kStepK = 2 * kRowBytes;  // elements per K-step
 
-// Where 16-byte chunk c of a row lies in LDS: as in lds_swizzle.h, but with a permutation in which
-// writes of 8 rows side by side have no bank conflict either, as shuffled operands come.
+// Returns the LDS offset of 16-byte chunk c of a row. The swizzle differs from that of
+// lds_swizzle.h: writes of 16 rows, as preshuffled operands arrive, have no bank conflict either.
 constexpr u32 lds_offset_mxfp4(u32 row, u32 chunk) {
   return row * kRowBytes + (chunk ^ row % kRowChunks) * kVecBytes;
 }
@@ -32,125 +32,119 @@ static_assert(details::conflict_free(details::kReadPhases, kLdsBanks,
               "reads and writes have no bank conflict");
 #endif
 
-// Pieces of a K-step of an operand on their way to LDS: 16 bytes a thread, of 32 rows; those of a
-// wave side by side in memory.
-template <u32 kRows, bool kOrdered, bool kTail>
+// Loads the chunks of an operand's K-step to LDS: one 16-byte chunk per thread covers 32 rows;
+// those of a wave are contiguous in memory.
+template <u32 kRows, bool kShuffled, bool kTail>
 class StepLoader {
  public:
   static constexpr u32 kCount = kRows / 32;
-  using Order = OperandLayout<kOrdered>;
+  using Layout = OperandLayout<kShuffled>;
 
-  __device__ explicit StepLoader(u32 row_bytes) : pitch_(32 * row_bytes) {
+  __device__ explicit StepLoader(u32 row_bytes) : load_stride_(32 * row_bytes) {
     const u32 t = thread_id();
-    const u32 row = kOrdered ? t % 16 + t / 128 * 16 : t / kRowChunks;
-    chunk_ = kOrdered ? t / 16 % kRowChunks : t % kRowChunks;
-    from_ = Order::place(row, chunk_, row_bytes);
-    to_ = lds_offset_mxfp4(row, chunk_);
+    const u32 row = kShuffled ? t % 16 + t / 128 * 16 : t / kRowChunks;
+    chunk_ = kShuffled ? t / 16 % kRowChunks : t % kRowChunks;
+    src_offset_ = Layout::offset(row, chunk_, row_bytes);
+    lds_dst_ = lds_offset_mxfp4(row, chunk_);
   }
-  // What follows loads of the step that begins at element `k`; nothing from `end` on.
-  __device__ void aim(u32 k, u32 end) {
-    asm volatile("" : "+s"(k));  // not long before
-    at_ = kTail && k + chunk_ * 32 >= end ? kOutOfBounds
-                                          : from_ + (k < end ? k / 2 * Order::kUnit : kOutOfBounds);
-    offset_ = 0;
+  // Sets the K-step for the following loads to the one at element `k`. Elements from `end` on are
+  // zeros.
+  __device__ void set_k(u32 k, u32 end) {
+    asm volatile("" : "+s"(k));  // keeps the computation from being hoisted
+    lane_offset_ = kTail && k + chunk_ * 32 >= end
+                       ? kOutOfBounds
+                       : src_offset_ + (k < end ? k / 2 * Layout::kKStrideBytes : kOutOfBounds);
+    scalar_offset_ = 0;
   }
-  // The same of a step that is all there, from `further` on.
-  __device__ void aim_inside(u32 k, u32 further) {
-    at_ = from_;
-    offset_ = k / 2 * Order::kUnit + further;
-    asm volatile("" : "+s"(offset_));
+  // Loads the chunks in ascending order of i.
+  __device__ void load(const Buffer& rows, u32 i) {
+    chunks_[i] = buffer_load_b128(rows, lane_offset_, scalar_offset_);
+    scalar_offset_ += load_stride_;
+    asm volatile("" : "+s"(scalar_offset_));  // in one register
   }
-  // One piece after the other, from `further` on.
-  __device__ void load(const Buffer& rows, u32 i, u32 further = 0) {
-    piece_[i] = buffer_load_b128(rows, at_, offset_ + further);
-    pass();
-  }
-  __device__ void pass() {
-    offset_ += pitch_;
-    asm volatile("" : "+s"(offset_));  // in one register
-  }
-  __device__ void put(u32 i, LdsBytes* tile) const {
-    *reinterpret_cast<RFOPS_LDS U32x4*>(tile + to_ + i * 32 * kRowBytes) = piece_[i];
+  // Waits for load i and writes its chunk to the LDS tile.
+  __device__ void write_lds(u32 i, LdsBytes* tile) const {
+    *reinterpret_cast<RFOPS_LDS U32x4*>(tile + lds_dst_ + i * 32 * kRowBytes) = chunks_[i];
   }
 
  private:
-  u32 pitch_, chunk_, from_, to_, at_, offset_;
-  U32x4 piece_[kCount];
+  u32 load_stride_, chunk_, src_offset_, lds_dst_, lane_offset_, scalar_offset_;
+  U32x4 chunks_[kCount];
 };
 
-// Scales of a wave's rows, of two K-steps: a dword of two tiles of rows and of both halves of a
-// step.
+// Scales of a wave's rows for two K-steps: one dword holds those of two 16-row tiles and both
+// halves of a K-step.
 template <u32 kTilesOfRows, bool kTail>
 class Scales {
  public:
   static constexpr u32 kCount = kTilesOfRows / 2;
 
-  __device__ explicit Scales(u32 row_bytes) : pitch_(32 * row_bytes) {}
-  // What follows loads of the step that begins at element `k`; nothing from `end` on.
-  __device__ void aim(u32 k, u32 end) {
+  __device__ explicit Scales(u32 row_bytes) : load_stride_(32 * row_bytes) {}
+  // Sets the K-step for the following loads to the one at element `k`. Scales from `end` on are
+  // zeros.
+  __device__ void set_k(u32 k, u32 end) {
     asm volatile("" : "+s"(k));
-    at_ = lane_id() * 4 + (k < end ? k / kStepK * (kWaveSize * 4) : kOutOfBounds);
-    offset_ = 0;
+    lane_offset_ = lane_id() * 4 + (k < end ? k / kStepK * (kWaveSize * 4) : kOutOfBounds);
+    scalar_offset_ = 0;
   }
-  // The same of a step that is all there, from `further` on.
-  __device__ void aim_inside(u32 k, u32 further) {
-    at_ = lane_id() * 4;
-    offset_ = k / kStepK * (kWaveSize * 4) + further;
-    asm volatile("" : "+s"(offset_));
+  // Loads the scales in ascending order of i.
+  __device__ void load(const Buffer& rows, u32 i, u32 stage) {
+    loaded_[stage][i] = buffer_load_dwords<1>(rows, lane_offset_, scalar_offset_).dword[0];
+    scalar_offset_ += load_stride_;
+    asm volatile("" : "+s"(scalar_offset_));
   }
-  // One after the other, from `further` on.
-  __device__ void load(const Buffer& rows, u32 i, u32 stage, u32 further = 0) {
-    loaded_[stage][i] = buffer_load_dwords<1>(rows, at_, offset_ + further).dword[0];
-    offset_ += pitch_;
-    asm volatile("" : "+s"(offset_));
-  }
-  // The step at element `k` begins: what lies beyond K may be NaN.
-  __device__ void begin(u32 stage, u32 k, u32 end) {
+  // Zeroes the scales beyond K of the K-step at element `k`, because they may be NaN.
+  __device__ void mask_tail(u32 stage, u32 k, u32 end) {
     if constexpr (kTail) {
       const u32 block_k = k + lane_id() / kTileRows * kFp4Block;
-      const u32 there =
+      const u32 valid_mask =
           (block_k < end ? 0x0000ffffu : 0) | (block_k + kTileK < end ? 0xffff0000u : 0);
 #pragma unroll
       for (u32 i = 0; i < kCount; ++i) {
-        loaded_[stage][i] &= there;
-        asm volatile("s_nop 1" : "+v"(loaded_[stage][i]));  // a matrix instruction may be next
+        loaded_[stage][i] &= valid_mask;
+        asm volatile("s_nop 1"
+                     : "+v"(loaded_[stage][i]));  // wait states before an MFMA that reads it
       }
     }
   }
-  __device__ u32 of(u32 stage, u32 tile) const { return loaded_[stage][tile / 2]; }
+  // Returns the dword with the scales of row tile `tile`; the MFMA selects the byte.
+  __device__ u32 scale(u32 stage, u32 tile) const { return loaded_[stage][tile / 2]; }
 
  private:
-  u32 pitch_, at_, offset_;
+  u32 load_stride_, lane_offset_, scalar_offset_;
   u32 loaded_[2][kCount];
 };
 
-// A wave's tiles in the order of multiplication: neighbours share an operand.
+// Order of a wave's tiles in which consecutive tiles share an operand.
 template <u32 kMTiles, u32 kNTiles>
 struct SnakeOrder {
+  // Row tile and column tile of the t-th MFMA, and the inverse.
   static constexpr u32 m_of(u32 t) { return t / kNTiles; }
   static constexpr u32 n_of(u32 t) {
     return m_of(t) % 2 == 0 ? t % kNTiles : kNTiles - 1 - t % kNTiles;
   }
-  static constexpr u32 place_of(u32 i, u32 j) {
+  static constexpr u32 index_of(u32 i, u32 j) {
     return i * kNTiles + (i % 2 == 0 ? j : kNTiles - 1 - j);
   }
 };
 
-// Behind which multiplication of a K-step, of 2 kTiles in two halves, what else is done: reads from
-// LDS every kPitch, writes between them, in the first half; loads are spread over both, so that the
-// memory pipe has time. Writes end early, so that the barrier finds them done.
+// Issue slots of a K-step of 2 kTiles MFMAs in two halves: after which MFMA each other instruction
+// is issued. LDS reads take every kInterval-th slot, LDS writes the slots between them in the first
+// half; loads are spread over both halves to even out the load on memory. Writes end early, so that
+// the barrier finds them complete.
 template <u32 kTiles, u32 kReads, u32 kPieces, u32 kScales>
 struct IssueSchedule {
-  static constexpr u32 kMost = kReads > kPieces ? kReads : kPieces;
-  static constexpr u32 kPitch = (kTiles - 8) / kMost;
-  static_assert(kPitch >= 1, "reads and writes end before their half");
-  static constexpr u32 lds_write_offset(u32 i) { return i * kPitch + (kPitch > 1 ? 1 : 0); }
-  static constexpr u32 load_at(u32 i) {
-    return lds_write_offset(i) + 3 + i * (kTiles + 8) / kPieces;
+  static constexpr u32 kMaxPerHalf = kReads > kPieces ? kReads : kPieces;
+  static constexpr u32 kInterval = (kTiles - 8) / kMaxPerHalf;
+  static_assert(kInterval >= 1, "reads and writes end before their half");
+  // Issue slots of the i-th LDS write, load and scale load.
+  static constexpr u32 write_idx(u32 i) { return i * kInterval + (kInterval > 1 ? 1 : 0); }
+  static constexpr u32 load_idx(u32 i) { return write_idx(i) + 3 + i * (kTiles + 8) / kPieces; }
+  static constexpr u32 scale_idx(u32 i) { return 9 + i * (kTiles / kScales); }
+  // Returns a slot before issue_idx that reads and writes leave free.
+  static constexpr u32 free_idx_before(u32 issue_idx) {
+    return issue_idx / kInterval * kInterval - 1;
   }
-  static constexpr u32 scale_at(u32 i) { return 9 + i * (kTiles / kScales); }
-  // A place in front of `at` with nothing else, where reads and writes leave one.
-  static constexpr u32 before(u32 at) { return at / kPitch * kPitch - 1; }
 };
 
 }  // namespace rfops

@@ -1,13 +1,13 @@
-// Sums in fp32 of tiles whose blocks of K have scales of their own.
+// fp32 accumulators of tiles whose blocks of K have their own scales (promotion).
 //
-// A matrix instruction makes the partial sum of a block from zero; then sum += scale * partial on
-// the vector ALU. Four tiles form a group, and a group's partials are promoted while the matrix
-// cores work on the next one, one or four multiply-adds in the shadow of each instruction: nothing
-// waits for a result. The order of the tiles is the order of `sum`.
+// An MFMA computes the partial sum of one scale block from zero; then acc += scale * partial on the
+// vector ALU. Four tiles form a group. The partials of a group are promoted while the MFMAs of the
+// next group run, one or four multiply-adds per MFMA, so no instruction waits for a result. The
+// tiles are in the order of `sum`.
 //
-// Each multiply-add is pinned where it stands: the compiler would otherwise keep partials of many
-// groups and spill. Build with -fno-slp-vectorize, as packed multiply-adds do not run beside the
-// matrix cores.
+// Each multiply-add is forced to its position: otherwise the compiler keeps the partials of many
+// groups and spills. Build with -fno-slp-vectorize, because packed multiply-adds do not issue
+// beside MFMAs.
 #pragma once
 
 #include "rfops/chip/sync.h"
@@ -16,74 +16,76 @@
 
 namespace rfops {
 
-constexpr u32 kGroup = 4;  // tiles
+constexpr u32 kGroup = 4;  // tiles per group
 
-// Nothing else to do beside the matrix cores.
+// Issues nothing between MFMAs.
 struct Idle {
   __device__ void operator()(u32) const {}
 };
 
+// Accumulators with promotion on the vector ALU, for scales of any value.
 template <u32 kTiles>
 struct PromotedAcc {
-  static_assert(kTiles % kGroup == 0, "whole groups");
+  static_assert(kTiles % kGroup == 0, "a whole number of groups");
   F32x4 sum[kTiles];
-  F32x4 part[kGroup];  // of the group before
+  F32x4 partial[kGroup];  // of the previous group
   f32 scale[kGroup];
 
-  // What of x's and w's scales a tile's scale is made from, and that: computed where this is
-  // called.
-  using Part = f32;
+  // A tile's scale is make_scale of one factor of x and one of w. Both are materialised where these
+  // functions are called.
+  using Factor = f32;
   using Scale = f32;
-  __device__ static Part part_of(f32 scale) { return scale; }
-  __device__ static Scale scale_of(Part x, Part w) {
+  __device__ static Factor make_factor(f32 scale) { return scale; }
+  __device__ static Scale make_scale(Factor x, Factor w) {
     f32 product = x * w;
     force_vgpr(product);
     return product;
   }
 
-  // Multiplies the tiles from kFirst on, and adds up the group that was multiplied before them, by
-  // default that in front or the last. a(t), b(t) and scale_of(t) are of tile kFirst + t;
-  // beside(i) comes before the i-th instruction of the matrix cores.
-  template <u32 kFirst, u32 kBefore = (kFirst + kTiles - kGroup) % kTiles, class A, class B,
-            class ScaleOf, class Beside = Idle>
-  __device__ void multiply(A a, B b, ScaleOf scale_of, Beside beside = {}) {
-    constexpr u32 kAtOnce = 4 / kMatrixSteps;  // elements that an instruction hides
+  // Multiplies the group of tiles from kTileBegin on, and promotes the group from kPrevTile on, by
+  // default the one before it in cyclic order. a(t), b(t) and scale_of(t) belong to tile kTileBegin
+  // + t. interleave(i) is called before the i-th MFMA.
+  template <u32 kTileBegin, u32 kPrevTile = (kTileBegin + kTiles - kGroup) % kTiles, class A,
+            class B, class MakeScale, class Interleave = Idle>
+  __device__ void multiply(A a, B b, MakeScale make_scale, Interleave interleave = {}) {
+    constexpr u32 kElemsPerMfma = 4 / kMatrixSteps;  // elements promoted per MFMA
     F32x4 next[kGroup];
 #pragma unroll
     for (u32 i = 0; i < kMatrixSteps * kGroup; ++i) {
       const u32 step = i / kGroup, t = i % kGroup;
-      const u32 old = i * kAtOnce / 4;
+      const u32 old = i * kElemsPerMfma / 4;
 #pragma unroll
-      for (u32 e = i * kAtOnce % 4; e < i * kAtOnce % 4 + kAtOnce; ++e) {
-        sum[kBefore + old][e] = __builtin_fmaf(part[old][e], scale[old], sum[kBefore + old][e]);
+      for (u32 e = i * kElemsPerMfma % 4; e < i * kElemsPerMfma % 4 + kElemsPerMfma; ++e) {
+        sum[kPrevTile + old][e] =
+            __builtin_fmaf(partial[old][e], scale[old], sum[kPrevTile + old][e]);
       }
-      force_vgpr(sum[kBefore + old]);
-      beside(i);
+      force_vgpr(sum[kPrevTile + old]);
+      interleave(i);
       sched_barrier();
-      next[t] = multiply_step(step, a(t), b(t), step == 0 ? F32x4{} : next[t]);
-      force_vgpr(next[t]);  // or the compiler may sink it to its use, past a barrier
+      next[t] = mfma_fp8_step(step, a(t), b(t), step == 0 ? F32x4{} : next[t]);
+      force_vgpr(next[t]);  // otherwise the compiler may sink it past a barrier to its use
       sched_barrier();
     }
 #pragma unroll
     for (u32 t = 0; t < kGroup; ++t) {
-      part[t] = next[t];
-      scale[t] = scale_of(t);
+      partial[t] = next[t];
+      scale[t] = make_scale(t);
     }
   }
 
-  // After the last K-step: the group that was multiplied last.
-  template <u32 kLast = kTiles - kGroup>
+  // Promotes the group that was multiplied last. Call it after the last K-step.
+  template <u32 kPendingTile = kTiles - kGroup>
   __device__ void drain() {
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t)
-      force_vgpr(sum[t]);  // nothing of the epilogue goes into the loop
+      force_vgpr(sum[t]);  // keeps the epilogue's instructions out of the loop
     sched_barrier();
 #pragma unroll
     for (u32 t = 0; t < kGroup; ++t) {
 #pragma unroll
       for (u32 e = 0; e < 4; ++e) {
-        F32x4& last = sum[kLast + t];
-        last[e] = __builtin_fmaf(part[t][e], scale[t], last[e]);
+        F32x4& acc = sum[kPendingTile + t];
+        acc[e] = __builtin_fmaf(partial[t][e], scale[t], acc[e]);
       }
     }
   }
@@ -91,31 +93,32 @@ struct PromotedAcc {
 
 #if defined(__gfx950__)
 
-// The same where all scales are positive powers of two: the matrix cores apply them and sum.
+// As PromotedAcc, for scales that are positive powers of two: the MFMA applies the scales and
+// accumulates.
 template <u32 kTiles>
 struct ScaledMfmaAcc {
   F32x4 sum[kTiles];
 
-  using Part = u32;
+  using Factor = u32;
   struct Scale {
     u32 a, b;
   };
-  __device__ static Part part_of(f32 scale) {
+  __device__ static Factor make_factor(f32 scale) {
     constexpr u32 kMantissaBits = 23;
     u32 exponent = __builtin_bit_cast(u32, scale) >> kMantissaBits;
     force_vgpr(exponent);
     return exponent;
   }
-  __device__ static Scale scale_of(Part x, Part w) { return {w, x}; }
+  __device__ static Scale make_scale(Factor x, Factor w) { return {w, x}; }
 
-  template <u32 kFirst, u32 = 0, class A, class B, class ScaleOf>
-  __device__ void multiply(A a, B b, ScaleOf scale_of) {
+  template <u32 kTileBegin, u32 = 0, class A, class B, class MakeScale>
+  __device__ void multiply(A a, B b, MakeScale make_scale) {
 #pragma unroll
     for (u32 t = 0; t < kGroup; ++t) {
-      const Scale scale = scale_of(t);
-      F32x4& own = sum[kFirst + t];
-      own = multiply_scaled(a(t), scale.a, b(t), scale.b, own);
-      force_vgpr(own);
+      const Scale scale = make_scale(t);
+      F32x4& acc = sum[kTileBegin + t];
+      acc = mfma_mxfp8_16x16x128(a(t), scale.a, b(t), scale.b, acc);
+      force_vgpr(acc);
       sched_barrier();
     }
   }
@@ -125,19 +128,20 @@ struct ScaledMfmaAcc {
 
 namespace details {
 
-template <bool kOfExponents, u32 kTiles>
-struct SumsOf {
+template <bool kPow2, u32 kTiles>
+struct BlockScaledAcc {
   using Type = PromotedAcc<kTiles>;
 };
 template <u32 kTiles>
-struct SumsOf<true, kTiles> {
+struct BlockScaledAcc<true, kTiles> {
   using Type = ScaledMfmaAcc<kTiles>;
 };
 
 }  // namespace details
 
-template <bool kOfExponents, u32 kTiles>
-using SumsOf = details::SumsOf<kOfExponents, kTiles>::Type;
+// Accumulators for block scales: kPow2 promises that all scales are positive powers of two.
+template <bool kPow2, u32 kTiles>
+using BlockScaledAcc = details::BlockScaledAcc<kPow2, kTiles>::Type;
 
 #endif
 

@@ -1,5 +1,5 @@
-// A block of 32 floats by four lanes, eight elements each: how quantisation to MX formats reads
-// memory, and the block's largest magnitude.
+// Loads blocks of 32 floats, 8 elements per lane and 4 lanes per block, and computes each block's
+// largest magnitude, for quantisation to MX formats.
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -7,123 +7,129 @@
 
 namespace rfops {
 
-using U16x2 = u16 __attribute__((ext_vector_type(2)));
-
 namespace details {
 
-// The largest magnitude of pairs of 16-bit floats: as integers they order as magnitudes do, NaN
-// above all.
+// Returns the largest magnitude of pairs of 16-bit floats, compared as integers: the order is that
+// of magnitudes, with NaN above all.
 template <u32 kWords>
-__device__ inline u32 most_of_pairs(const u32 (&pairs)[kWords]) {
+__device__ inline u32 max_of_pairs(const u32 (&pairs)[kWords]) {
   const auto magnitude = [](u32 pair) { return __builtin_bit_cast(U16x2, pair & 0x7fff7fffu); };
-  U16x2 most = magnitude(pairs[0]);
+  U16x2 amax_bits = magnitude(pairs[0]);
 #pragma unroll
-  for (u32 i = 1; i < kWords; ++i) most = __builtin_elementwise_max(most, magnitude(pairs[i]));
-  return most[0] > most[1] ? most[0] : most[1];
+  for (u32 i = 1; i < kWords; ++i)
+    amax_bits = __builtin_elementwise_max(amax_bits, magnitude(pairs[i]));
+  return amax_bits[0] > amax_bits[1] ? amax_bits[0] : amax_bits[1];
 }
 
 }  // namespace details
 
-// How a type of float is read. Words are 32 bits of memory: pairs, or one fp32.
-template <class In>
-struct MxFrom;
+// How elements of type Input are read from 32-bit words: pairs of 16 bits, or one fp32.
+template <class Input>
+struct MxFloat;
 
 template <>
-struct MxFrom<bf16> {
-  static constexpr u32 kWordsOfEight = 4;
+struct MxFloat<bf16> {
+  static constexpr u32 kWordsPerEight = 4;
 
-  // The bits of the largest magnitude of some words; of more, their largest as integers.
+  // Returns the bits of the largest magnitude of some words. Results of several calls combine by
+  // integer maximum.
   template <u32 kWords>
-  __device__ static u32 most(const u32 (&words)[kWords]) {
-    return details::most_of_pairs(words);
+  __device__ static u32 amax_bits(const u32 (&words)[kWords]) {
+    return details::max_of_pairs(words);
   }
-  // These bits as fp32.
-  __device__ static f32 wide(u32 most) { return __builtin_bit_cast(f32, most << 16); }
-  __device__ static f32 first(u32 word) { return __builtin_bit_cast(f32, word << 16); }
-  __device__ static f32 second(u32 word) { return __builtin_bit_cast(f32, word & 0xffff0000u); }
+  // Returns these bits as fp32.
+  __device__ static f32 amax_value(u32 amax_bits) {
+    return __builtin_bit_cast(f32, amax_bits << 16);
+  }
+  __device__ static f32 even_element(u32 word) { return __builtin_bit_cast(f32, word << 16); }
+  __device__ static f32 odd_element(u32 word) {
+    return __builtin_bit_cast(f32, word & 0xffff0000u);
+  }
 };
 
 template <>
-struct MxFrom<f16> {
-  static constexpr u32 kWordsOfEight = 4;
+struct MxFloat<f16> {
+  static constexpr u32 kWordsPerEight = 4;
 
   template <u32 kWords>
-  __device__ static u32 most(const u32 (&words)[kWords]) {
-    return details::most_of_pairs(words);
+  __device__ static u32 amax_bits(const u32 (&words)[kWords]) {
+    return details::max_of_pairs(words);
   }
-  // Denormals of f16 are normal in fp32.
-  __device__ static f32 wide(u32 most) {
-    return static_cast<f32>(__builtin_bit_cast(f16, static_cast<u16>(most)));
+  // Returns these bits as fp32. Denormals of f16 are normal in fp32.
+  __device__ static f32 amax_value(u32 amax_bits) {
+    return static_cast<f32>(__builtin_bit_cast(f16, static_cast<u16>(amax_bits)));
   }
-  __device__ static f32 first(u32 word) {
+  __device__ static f32 even_element(u32 word) {
     return static_cast<f32>(__builtin_bit_cast(F16x2, word)[0]);
   }
-  __device__ static f32 second(u32 word) {
+  __device__ static f32 odd_element(u32 word) {
     return static_cast<f32>(__builtin_bit_cast(F16x2, word)[1]);
   }
 };
 
 template <>
-struct MxFrom<f32> {
-  static constexpr u32 kWordsOfEight = 8;
+struct MxFloat<f32> {
+  static constexpr u32 kWordsPerEight = 8;
 
   template <u32 kWords>
-  __device__ static u32 most(const u32 (&words)[kWords]) {
-    u32 most = 0;
+  __device__ static u32 amax_bits(const u32 (&words)[kWords]) {
+    u32 amax_bits = 0;
 #pragma unroll
     for (u32 i = 0; i < kWords; ++i) {
-      most = __builtin_elementwise_max(most, words[i] & 0x7fffffffu);
+      amax_bits = __builtin_elementwise_max(amax_bits, words[i] & 0x7fffffffu);
     }
-    return most;
+    return amax_bits;
   }
-  __device__ static f32 wide(u32 most) { return __builtin_bit_cast(f32, most); }
+  __device__ static f32 amax_value(u32 amax_bits) { return __builtin_bit_cast(f32, amax_bits); }
 };
 
-// A lane's eight elements of x, [m, k] in rows `pitch` apart where they are kInRows, one row behind
-// the other where not; k is a multiple of 32, and each row begins at a multiple of 16 bytes.
-template <class In, u32 kThreads, bool kInRows>
+// A lane's eight elements of x [m, k]. With kStrided the rows are `pitch` elements apart, otherwise
+// contiguous. Requires: k a multiple of 32, each row 16-byte aligned.
+template <class Input, u32 kThreads, bool kStrided>
 struct MxEight {
-  static constexpr u32 kEach = 8, kLanes = 32 / kEach;  // of a block
-  static constexpr u32 kWords = MxFrom<In>::kWordsOfEight;
+  static constexpr u32 kElemsPerLane = 8, kLanesPerBlock = 32 / kElemsPerLane;
+  static constexpr u32 kWords = MxFloat<Input>::kWordsPerEight;
 
-  u64 index;  // of the eight
-  bool is_there;
+  u64 index;  // of the lane's group of eight
+  bool in_bounds;
   u32 words[kWords];
-  u32 most;  // bits of the largest magnitude of the block
+  u32 amax_bits;  // largest magnitude of the block
 
-  __device__ MxEight(const In* x, u64 pitch, u32 m, u32 k)
+  __device__ MxEight(const Input* x, u64 pitch, u32 m, u32 k)
       : index(u64{workgroup_id_x()} * kThreads + thread_id()) {
-    const u32 eights = k / kEach;  // of a row
-    is_there = index < u64{m} * eights;
-    if (!is_there) return;  // a whole block
-    u64 at = index * kEach;
-    if constexpr (kInRows) {
+    const u32 eights = k / kElemsPerLane;  // groups of eight per row
+    in_bounds = index < u64{m} * eights;
+    if (!in_bounds) return;  // the same for all lanes of a block
+    u64 offset = index * kElemsPerLane;
+    if constexpr (kStrided) {
       const u32 row = static_cast<u32>(index / eights);
-      at = row * pitch + static_cast<u32>(index - u64{row} * eights) * kEach;
+      offset = row * pitch + static_cast<u32>(index - u64{row} * eights) * kElemsPerLane;
     }
 #pragma unroll
     for (u32 i = 0; i < kWords; i += 4) {
-      const U32x4 four = reinterpret_cast<const U32x4*>(x + at)[i / 4];
+      const U32x4 v4 = reinterpret_cast<const U32x4*>(x + offset)[i / 4];
 #pragma unroll
-      for (u32 j = 0; j < 4; ++j) words[i + j] = four[j];
+      for (u32 j = 0; j < 4; ++j) words[i + j] = v4[j];
     }
-    most = MxFrom<In>::most(words);
-    const auto fold = [&](f32 other) {
-      most = __builtin_elementwise_max(most, __builtin_bit_cast(u32, other));
+    amax_bits = MxFloat<Input>::amax_bits(words);
+    const auto fold = [&](f32 partner_amax) {
+      amax_bits = __builtin_elementwise_max(amax_bits, __builtin_bit_cast(u32, partner_amax));
     };
-    fold(details::partner<1>(__builtin_bit_cast(f32, most)));
-    fold(details::partner<2>(__builtin_bit_cast(f32, most)));
+    fold(details::partner<1>(__builtin_bit_cast(f32, amax_bits)));
+    fold(details::partner<2>(__builtin_bit_cast(f32, amax_bits)));
   }
 
-  // Whether this lane stores the block's scale, and where.
-  __device__ bool has_scale() const { return index % kLanes == 0; }
-  __device__ u64 block() const { return index / kLanes; }
+  // Whether this lane stores the block's scale, and the block's index.
+  __device__ bool has_scale() const { return index % kLanesPerBlock == 0; }
+  __device__ u64 block() const { return index / kLanesPerBlock; }
 
+  // Returns element i of the lane's eight as fp32.
   __device__ f32 element(u32 i) const {
-    if constexpr (__is_same(In, f32)) {
+    if constexpr (__is_same(Input, f32)) {
       return __builtin_bit_cast(f32, words[i]);
     } else {
-      return i % 2 ? MxFrom<In>::second(words[i / 2]) : MxFrom<In>::first(words[i / 2]);
+      return i % 2 ? MxFloat<Input>::odd_element(words[i / 2])
+                   : MxFloat<Input>::even_element(words[i / 2]);
     }
   }
 };

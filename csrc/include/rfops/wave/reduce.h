@@ -1,8 +1,9 @@
-// Reductions over neighbouring lanes of a wave, whose result all of these lanes get (both chips).
+// Reductions over neighbouring lanes of a wave; all of these lanes get the result (both
+// architectures).
 //
-// A butterfly from the lowest lane bit up: in step b a lane combines its value with that of a lane
-// that differs in bit b, and maybe in lower bits, over which values are the same by then. So the
-// order of a sum is fixed, and all lanes have the same bits.
+// A butterfly from the lowest lane bit up: step b combines a lane's value with that of a lane that
+// differs in bit b, and possibly in lower bits, over which values are already equal. So the order
+// of a sum is fixed and all lanes get the same bits.
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -12,6 +13,7 @@ namespace rfops {
 
 namespace details {
 
+// Combines a value with that of the partner lane of one butterfly step.
 template <u32 kBit, class T, class Op>
 __device__ inline T butterfly_step(T value, Op op) {
   const u32 bits = __builtin_bit_cast(u32, value);
@@ -22,19 +24,20 @@ __device__ inline T butterfly_step(T value, Op op) {
     const auto [low, high] = swap_halves<kBit>(bits, bits);
     return op(__builtin_bit_cast(T, low), __builtin_bit_cast(T, high));
 #else
-    constexpr int kXor16 = 16 << 10 | 31;  // ds_swizzle's mask: lane ^ 16 within 32
-    const int own = static_cast<int>(bits);
-    const int other =
-        kBit == 16 ? __builtin_amdgcn_ds_swizzle(own, kXor16)
-                   : __builtin_amdgcn_ds_bpermute(static_cast<int>((lane_id() ^ 32) * 4), own);
-    return op(value, __builtin_bit_cast(T, other));
+    constexpr int kXor16 = 16 << 10 | 31;  // ds_swizzle mask: lane ^ 16 within 32 lanes
+    const int value_bits = static_cast<int>(bits);
+    const int partner_bits = kBit == 16 ? __builtin_amdgcn_ds_swizzle(value_bits, kXor16)
+                                        : __builtin_amdgcn_ds_bpermute(
+                                              static_cast<int>((lane_id() ^ 32) * 4), value_bits);
+    return op(value, __builtin_bit_cast(T, partner_bits));
 #endif
   }
 }
 
 }  // namespace details
 
-// Over each kLanes neighbouring lanes; op is commutative, T has 32 bits. All lanes are active.
+// Reduces over each kLanes neighbouring lanes. Requires: op commutative, T of 32 bits, all lanes
+// active.
 template <u32 kLanes, u32 kBit = 1, class T, class Op>
 __device__ inline T reduce_lanes(T value, Op op) {
   static_assert(sizeof(T) == 4 && (kLanes & (kLanes - 1)) == 0 && kLanes <= kWaveSize);
@@ -45,6 +48,7 @@ __device__ inline T reduce_lanes(T value, Op op) {
   }
 }
 
+// Maximum, minimum and sum over each kLanes neighbouring lanes..
 template <u32 kLanes>
 __device__ inline f32 max_over_lanes(f32 value) {
   return reduce_lanes<kLanes>(value, [](f32 a, f32 b) { return a > b ? a : b; });
@@ -60,25 +64,30 @@ __device__ inline f32 sum_over_lanes(f32 value) {
 
 namespace details {
 
-// A lane before this one by DPP control; 0 where there is none, or outside the rows of kRows.
-template <int kControl, int kRows>
-__device__ inline u32 before(u32 value) {
+// Moves values between lanes by a DPP control; lanes without a source, and rows of 16 outside the
+// mask kRows, get 0.
+template <int kControl, int kRows, bool kBoundCtrl>
+__device__ inline u32 shift_by_dpp(u32 value) {
   const int moved =
-      __builtin_amdgcn_update_dpp(0, static_cast<int>(value), kControl, kRows, 0xf, true);
+      __builtin_amdgcn_update_dpp(0, static_cast<int>(value), kControl, kRows, 0xf, kBoundCtrl);
   return static_cast<u32>(moved);
 }
 
 }  // namespace details
 
-// The sum over this lane and those before it.
+// Returns the sum over this lane and all lower lanes. Requires: all lanes active. Without
+// kBoundCtrl the compiler may fold each move into its addition; which of the two schedules better
+// depends on the kernel.
+template <bool kBoundCtrl = true>
 __device__ inline u32 inclusive_scan(u32 value) {
-  constexpr int kShift = 0x110, kEnd15 = 0x142, kEnd31 = 0x143;  // row_shr, row_bcast15 and 31
-  value += details::before<kShift + 1, 0xf>(value);
-  value += details::before<kShift + 2, 0xf>(value);
-  value += details::before<kShift + 4, 0xf>(value);
-  value += details::before<kShift + 8, 0xf>(value);
-  value += details::before<kEnd15, 0xa>(value);
-  value += details::before<kEnd31, 0xc>(value);
+  constexpr int kShift = 0x110, kEnd15 = 0x142,
+                kEnd31 = 0x143;  // DPP row_shr, row_bcast15, row_bcast31
+  value += details::shift_by_dpp<kShift + 1, 0xf, kBoundCtrl>(value);
+  value += details::shift_by_dpp<kShift + 2, 0xf, kBoundCtrl>(value);
+  value += details::shift_by_dpp<kShift + 4, 0xf, kBoundCtrl>(value);
+  value += details::shift_by_dpp<kShift + 8, 0xf, kBoundCtrl>(value);
+  value += details::shift_by_dpp<kEnd15, 0xa, kBoundCtrl>(value);
+  value += details::shift_by_dpp<kEnd31, 0xc, kBoundCtrl>(value);
   return value;
 }
 

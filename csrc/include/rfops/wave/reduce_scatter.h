@@ -1,9 +1,9 @@
-// Sums across the lanes of a wave, in a fixed order (gfx950: uses its permlane swaps).
+// Reductions of many values over the lanes of a wave, in a fixed order (gfx950: permlane swaps).
 //
-// reduce_scatter sums many values at once. Each level halves the number of values a lane holds:
-// lanes whose bit kBit is 0 keep the even ones, the others the odd ones, and each adds what its
-// partner held of the kept value. n values cost about 2 n instructions where one sum after
-// the other costs n * log2(lanes).
+// reduce_scatter sums many values at once. Each level halves the number of values that a lane
+// holds: lanes whose bit kBit is 0 keep the even values, lanes whose bit is 1 the odd ones, and
+// each adds its partner's share of the kept value. n values take about 2 n instructions; one sum
+// after the other would take n * log2(lanes).
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -12,8 +12,8 @@ namespace rfops {
 
 namespace details {
 
-// The value of the partner lane within a row of 16. Partners differ in bit kBit; the mirror for
-// bit 4 also flips bits 2 and 1, which the later levels sum over anyway.
+// Returns the value of the partner lane within a row of 16 lanes. Partners differ in bit kBit; the
+// mirror for bit 4 also flips bits 2 and 1, over which later levels sum anyway.
 template <u32 kBit>
 __device__ inline f32 partner(f32 value) {
   static_assert(kBit == 1 || kBit == 2 || kBit == 4 || kBit == 8, "DPP stays in a row of 16");
@@ -30,12 +30,12 @@ struct Swapped {
   u32 low, high;
 };
 
-// Swaps what the lanes with kBit hold of `a` with what the lanes without it hold of `b`.
-// NOTE: the result's elements are copied out before any bit cast: clang 22 reads element 0 when
+// Exchanges the values of `a` in lanes with kBit for the values of `b` in lanes without it. NOTE:
+// elements are copied out before any bit cast, because clang 22 reads element 0 when
 // __builtin_bit_cast is given another element of a vector.
 template <u32 kBit>
 __device__ inline Swapped swap_halves(u32 a, u32 b) {
-  static_assert(kBit == 16 || kBit == 32, "the swaps across rows of 16 lanes");
+  static_assert(kBit == 16 || kBit == 32, "kBit is 16 or 32");
   if constexpr (kBit == 32) {
     const auto swapped = __builtin_amdgcn_permlane32_swap(a, b, false, false);
     return {swapped[0], swapped[1]};
@@ -45,7 +45,8 @@ __device__ inline Swapped swap_halves(u32 a, u32 b) {
   }
 }
 
-// Lanes without kBit: the sum of `even` over both partners; lanes with it: of `odd`.
+// Returns in lanes without kBit the sum of `even` over both partners, in lanes with it that of
+// `odd`.
 template <u32 kBit>
 __device__ inline f32 fold_pair(f32 even, f32 odd, u32 lane) {
   if constexpr (kBit >= 16) {
@@ -59,6 +60,7 @@ __device__ inline f32 fold_pair(f32 even, f32 odd, u32 lane) {
   }
 }
 
+// As fold_pair, for a single value that both partners keep.
 template <u32 kBit>
 __device__ inline f32 fold_single(f32 value, u32 lane) {
   if constexpr (kBit >= 16) {
@@ -70,8 +72,8 @@ __device__ inline f32 fold_single(f32 value, u32 lane) {
 
 }  // namespace details
 
-// Sums values[0..kCount) over groups of kLanes lanes. Afterwards values[p] of a lane is the sum of
-// value number `scattered_index<kLanes>(lane) + p * kLanes`, where that is below kCount.
+// Sums values[0..kCount) over each kLanes lanes. Afterwards values[p] of a lane is the sum of value
+// number scattered_index<kLanes>(lane) + p * kLanes, if that is below kCount.
 template <u32 kLanes, u32 kCount>
 __device__ inline void reduce_scatter(f32* values, u32 lane) {
   if constexpr (kLanes > 1) {
@@ -87,7 +89,8 @@ __device__ inline void reduce_scatter(f32* values, u32 lane) {
   }
 }
 
-// The highest lane bit chose first, so it is the lowest bit of the index: the lane bits reversed.
+// Returns the index of the first value that a lane holds after reduce_scatter: the lane bits
+// reversed, because the highest lane bit selects first.
 template <u32 kLanes>
 __device__ inline u32 scattered_index(u32 lane) {
   constexpr u32 kBits = __builtin_ctz(kLanes);

@@ -29,7 +29,8 @@ _LOOP: dict[str, int | str] = {
 }  # fmt: skip
 
 
-def arguments(
+@compile_ops("mxfp4_loop", kernel="mxfp4_loop", variants=lambda _arch: [_LOOP])
+def mxfp4_loop(
     w: torch.Tensor,
     w_scale: torch.Tensor,
     x: torch.Tensor,
@@ -47,12 +48,7 @@ def arguments(
     workspace: torch.Tensor | None,
     counts: torch.Tensor | None,
 ) -> None:
-    """The parameters of this kernel and of mxfp4_skew's; csrc/ says what they are."""
-
-
-mxfp4_loop = compile_ops("mxfp4_loop", kernel="mxfp4_loop", variants=lambda _arch: [_LOOP])(
-    arguments
-)
+    """csrc/gemm/mxfp4_loop.hip documents the shapes."""
 
 
 @dataclass(frozen=True)
