@@ -126,7 +126,7 @@ extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(64, 64))) 
     F32x4* out, const F32x4* parts, void* workspace, u32* counts) {
   using Split = SplitKReducer<3, 100, 64>;
   const u32 tile = workgroup_id_x() / 3, split = workgroup_id_x() % 3, thread = thread_id();
-  F32x4 sums[Split::kOwn] = {};
+  F32x4 sums[Split::kItemsPerThread] = {};
   for (u32 i = 0; i < Split::kItemsPerThread; ++i) {
     const u32 item = i * 64 + thread;
     if (item < 100) sums[i] = parts[(tile * 3 + split) * 100 + item];
