@@ -115,6 +115,12 @@ _LAYER = "rfops/attention/mla_layer_decode_triton_kernels.py"
 _RUN = (
     "const u32 by_rows = (a.m - 1 - t.m0) / apart, by_items = (items {} 1 - t.next) / a.groups + 1;"
 )
+_FACTOR = "if extent.size and extent.factor {} 0:"
+_ONE = 'return {{**super().kind(c, config, k), "ONE_TURN": int(ceil(k, TILE_K) {} along)}}'
+_PAIR = (
+    "const auto pair = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<i32>(p_[t / 2]), t % 2 {} 1);"
+)
+_SUMS = "if k_steps <= MAX_DEEP_STEPS and _rows_of_expert(c) {} MIN_SUM_ROWS:"
 _AGE = "if not whole and _age(folder) {} _HOUR:"
 _ANY = "there are 8 workgroups, and any may clear"
 _OTHER = "a cost: of variants that all take the call"
@@ -144,6 +150,10 @@ _SAME = (
         "there are 8 workgroups, and any may clear",
     ),
     ("rfops/gemm/kernels/a8w8/triton.py", _LEFT, "and", "or", "either operand may be left: a cost"),
+    ("rfops/dispatch/torch_op.py", _FACTOR, ">", ">=", "no factor is 0"),
+    ("rfops/gemm/kernels/mxfp4/stream.py", _ONE, "<=", "<", "a cost: the loop does the same"),
+    ("csrc/attention/mla_wave_fp8.h", _PAIR, "==", "!=", "the same terms in another order"),
+    ("rfops/moe/kernels/mx/hip.py", _SUMS, ">=", ">", _OTHER),
     ("jit/cache/collect.py", _AGE, "<", "<=", "no age is an hour to the last bit"),
     (_LAYER, _COS, "<", "<=", "reads a row's angles, not stored"),
     (_LAYER, _SIN, "<", "<=", "reads a row's angles, not stored"),

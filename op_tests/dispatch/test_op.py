@@ -733,6 +733,8 @@ def test_the_notation() -> None:
     assert d.patterns == ("M,K", "M^128,K/32", "R", "", "", "*R", "?", "M,16")
     assert [a.name for a in d.values] == ["rows", "flag", "dtype"] and d.written == (7,)
     assert Declaration.parse("x: fp4[M, K/2]\n-> y: f32[M]").sizes == ("M", "K")
+    two = Declaration.parse("a: f32[N]\nx: f32[*M, K]\nw: f32[*N, K]\n-> y: f32[*N, K]")
+    assert two.leader(two.results[0]).name == "w", "not x, nor the a that is of N without a star"
     starred = Declaration.parse("x: f32[*M, K]\n-> y: f32[*M]\n-> n: i32[1]")
     assert starred.sizes == ("M", "K") and starred.patterns == ()
     for wrong in ("x", "x: f33[M]", "x: f32[M+1]", "x: f32[M] @", "x: a b", "x: f32[K^32]",
