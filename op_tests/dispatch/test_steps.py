@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rfops.dispatch import op as op_module
 from rfops.dispatch.kernel import Kernel
 from rfops.dispatch.op import Op
 from rfops.dispatch.steps import Launches, NestedRun, Step, run_steps
@@ -40,6 +41,12 @@ def weigh(
 
 def count_up(counts: torch.Tensor, out: torch.Tensor, n: u32) -> None:
     """The kernel's parameters."""
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is declared here is gone afterwards."""
+    monkeypatch.setattr(op_module, "_OPS", dict(op_module._OPS))
 
 
 @pytest.fixture(scope="module")
