@@ -73,8 +73,8 @@ def explain(wanted: Wanted) -> Explanation:
 
 def _compilers(arch: str) -> list[toolchain.Toolchain]:
     if arch == "host":
-        return toolchain.usable("host", toolchain.HOST_TARGET)
-    return toolchain.usable("device", arch)
+        return [*toolchain.usable("host", toolchain.HOST_TARGET)]
+    return [*toolchain.usable("device", arch)]
 
 
 def _compare(unit: Unit) -> Iterator[tuple[Iterator[str], _Then]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,23 +22,29 @@ from .spec import ModuleSpec
 from .toolchain import HOST_TARGET, Toolchain
 
 
-def _object_units(spec: ModuleSpec, toolchain: Toolchain) -> list[Unit]:
+def _object_commands(spec: ModuleSpec, toolchain: Toolchain) -> dict[str, Command]:
+    """The compile of each source, by the name of its object without the suffix."""
     places = {s.relative_to(spec.root).as_posix(): s for s in spec.sources()}
     names = {place: place.replace("/", "_").removesuffix(".cpp") for place in places}
     count = Counter(names.values())
     for place, name in names.items():
         if count[name] > 1:  # a/b.cpp and a_b.cpp
             names[place] = f"{name}-{digest(place)[:8]}"
-    return [_object_unit(spec, toolchain, places[place], names[place]) for place in places]
-
-
-def _object_unit(spec: ModuleSpec, toolchain: Toolchain, source: Path, name: str) -> Unit:
     roots = roots_of(spec)
     flags = (*spec.flags, *cpu.level_flags(toolchain.name == "zig"), "-Wall", "-Wextra")
-    place = template(roots, source)
-    argv = ("{cc}", *flags, *include_flags(roots), "-MMD", "-MF", f"{name}.d", "-c", place)
-    command = Command((*argv, "-o", f"{name}.o"), (place,), f"{name}.o")
-    return Unit(Shelf("host", f"{spec.name}.objects", roots), toolchain, (command,), f"{name}.d")
+    flags += include_flags(roots)
+    commands: dict[str, Command] = {}
+    for place, name in names.items():
+        source = template(roots, places[place])
+        argv = ("{cc}", *flags, "-MMD", "-MF", f"{name}.d", "-c", source, "-o", f"{name}.o")
+        commands[name] = Command(argv, (source,), f"{name}.o")
+    return commands
+
+
+def _object_units(spec: ModuleSpec, toolchain: Toolchain) -> list[Unit]:
+    shelf = Shelf("host", f"{spec.name}.objects", roots_of(spec))
+    commands = _object_commands(spec, toolchain)
+    return [Unit(shelf, toolchain, (c,), f"{name}.d") for name, c in commands.items()]
 
 
 def _link_flags(spec: ModuleSpec, toolchain: Toolchain) -> tuple[str, ...]:
@@ -46,8 +52,8 @@ def _link_flags(spec: ModuleSpec, toolchain: Toolchain) -> tuple[str, ...]:
     return (*cpu.level_flags(toolchain.name == "zig"), *spec.link_flags)
 
 
-def _link_command(spec: ModuleSpec, toolchain: Toolchain, objects: list[Unit]) -> Command:
-    names = tuple(unit.output for unit in objects)
+def _link_command(spec: ModuleSpec, toolchain: Toolchain, objects: Collection[Command]) -> Command:
+    names = tuple(command.output for command in objects)
     argv = ("{cc}", *names, *_link_flags(spec, toolchain), "-o", spec.output)
     return Command(argv, names, spec.output)
 
@@ -60,9 +66,8 @@ def _runtime_command(spec: ModuleSpec, toolchain: Toolchain) -> Command:
 
 def host_unit(spec: ModuleSpec, toolchain: Toolchain) -> Unit:
     """The recipe of a shared library by that compiler."""
-    objects = _object_units(spec, toolchain)
-    link = _link_command(spec, toolchain, objects)
-    commands = (*(command for unit in objects for command in unit.commands), link)
+    objects = _object_commands(spec, toolchain).values()
+    commands = (*objects, _link_command(spec, toolchain, objects))
     return Unit(Shelf("host", spec.name, roots_of(spec)), toolchain, commands, "")
 
 

@@ -125,19 +125,25 @@ def choose(kind: str, target: str, again: bool = False) -> Toolchain:
     return _choose(kind, target, _fingerprint())
 
 
-def usable(kind: str, target: str) -> list[Toolchain]:
+def usable(kind: str, target: str) -> Iterator[Toolchain]:
     """The compilers whose artifacts may be used: the one that would build, else those recorded.
 
     A library of the host does the same whatever compiled it, and takes minutes: those recorded may
     be used beside the compiler that would build. Device code is timed and tuned by its compiler.
+    Records are read only by who asks for more than the first.
     """
-    if strict.may_build():
-        with contextlib.suppress(ToolchainNotFound):
-            chosen = choose(kind, target)
-            return [chosen, *(recorded(kind) if kind == "host" else ())]
+    if not strict.may_build():
+        yield from known(kind, target)
+        return
+    try:
+        chosen = choose(kind, target)
+    except ToolchainNotFound:
         log.get().debug("no compiler for %s: using what the cache has for it", target)
-        return recorded(kind)
-    return known(kind, target)
+        yield from recorded(kind)
+        return
+    yield chosen
+    if kind == "host":
+        yield from recorded(kind)
 
 
 def known(kind: str, target: str) -> list[Toolchain]:

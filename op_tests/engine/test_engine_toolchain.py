@@ -265,3 +265,20 @@ def test_environment_while_another_thread_changes_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "environ", Leaving({**os.environ, "LEAVING": "1", "STAYS": "2"}))
     found = toolchain.environment()
     assert found["STAYS"] == "2" and "LEAVING" not in found
+
+
+def test_records_are_read_only_by_who_asks_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A warm start finds its library by the compiler that would build, as a rule."""
+    asked: list[str] = []
+
+    def recorded(kind: str) -> list[toolchain.Toolchain]:
+        asked.append(kind)
+        return []
+
+    monkeypatch.setattr(toolchain, "recorded", recorded)
+    found = toolchain.usable("host", toolchain.HOST_TARGET)
+    assert next(found) == toolchain.choose("host", toolchain.HOST_TARGET) and not asked
+    assert next(found, None) is None and asked == ["host"]
+    assert len([*toolchain.usable("device", "gfx950")]) == 1 and asked == ["host"]

@@ -51,7 +51,7 @@ def _device() -> torch.device:
 
 def _check_compiler(arch: str, cold: bool) -> None:
     """Before the virtual GPU is built, a minute. What a cache has needs no compiler."""
-    if cold or not toolchain.usable("device", arch):
+    if cold or next(toolchain.usable("device", arch), None) is None:
         toolchain.device_toolchain(arch)
 
 
