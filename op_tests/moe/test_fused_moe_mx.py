@@ -588,13 +588,18 @@ def test_padded_scales(word: str, launches: str) -> None:
 @pytest.mark.parametrize("launches", PADDED_BY)
 @pytest.mark.parametrize("sizes", PADDED_WIDTHS, ids=str)
 def test_padded_scales_of_widths(fmt: Format, sizes: tuple[int, int], launches: str) -> None:
-    if "gate_up" in launches and (fmt is MXFP8 or sizes[0] % fmt.step):
-        pytest.skip("gate and up by weights in LDS are of MXFP4 and D in 256s")
-    if PADDED_BY[launches].up_k > 1 and -(-sizes[0] // fmt.step) % 2:
-        pytest.skip("waves that share out steps want an even number")
-    if "deep" in launches and -(-sizes[1] // fmt.step) > MAX_DEEP_STEPS:
-        pytest.skip("more steps than moe_mx_down_deep holds")
-    _check_padded_scales(fmt, sizes, launches)
+    """By each kernel that takes them; the others say that they do not."""
+    config, steps = PADDED_BY[launches], [-(-size // fmt.step) for size in sizes]
+    is_refused = (
+        ("gate_up" in launches and (fmt is MXFP8 or sizes[0] % fmt.step != 0))
+        or (config.up_k > 1 and steps[0] % 2 != 0)  # waves share K-steps evenly
+        or ("deep" in launches and steps[1] > MAX_DEEP_STEPS)
+    )
+    if is_refused:
+        c = _call(random_problem(fmt, 4, *sizes, 3, 2).shuffled())
+        assert OPS[fmt.word].kernels["hip"].refuses_config(c, config) is not None
+    else:
+        _check_padded_scales(fmt, sizes, launches)
 
 
 @pytest.mark.parametrize("kernel", ["triton", "torch"])

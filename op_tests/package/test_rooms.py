@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from importlib.util import resolve_name
 from pathlib import Path
 
 from rfops.jit import paths
-from support import OP_TESTS
+from support import OP_TESTS, ROOT
 
 ROOMS = ("base", "isa", "machine", "exec", "object", "watch", "timing", "run", "hip")
 VGPU = paths.CSRC / "vgpu"
@@ -205,3 +206,21 @@ def test_a_room_of_tests_hides_no_package() -> None:
     assert packages == {"support"}
     names = [file.name for file in OP_TESTS.rglob("test_*.py")]
     assert len(names) == len(set(names)), "two test modules of one name"
+
+
+def test_files_that_sources_name_are_there() -> None:
+    """In comments, docstrings and pages, by their path from the root or from csrc/include."""
+    pattern = re.compile(
+        r"(?<![\w/.{-])(?:rfops|csrc|jit|op_tests|configs)/[\w./*]+\.(?:py|hip|h|cpp|md|csv|json)\b"
+    )
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    texts = [f for f in listed.stdout.split() if f.endswith((".py", ".h", ".hip", ".cpp", ".md"))]
+    assert len(texts) > 500
+    wrong = []
+    for name in texts:
+        for path in pattern.findall((ROOT / name).read_text(encoding="utf-8", errors="replace")):
+            # In a wheel, jit/, csrc/ and configs/ are packages of rfops.
+            places = [ROOT / path, paths.INCLUDE / path, ROOT / path.removeprefix("rfops/")]
+            if not any(list(p.parent.glob(p.name)) for p in places if p.parent.is_dir()):
+                wrong.append(f"{name}: {path}")
+    assert not wrong

@@ -1,6 +1,6 @@
 """Device code of batched_gemm_a16w8_blockscale in Gluon, for NVIDIA's mma.sync: kernel `staged`.
 
-As `tiles` (batched_gemm_a16w8_kernels.py), with every copy and register where it is wanted. A
+As `tiles` (triton_kernels.py), with every copy and register where it is wanted. A
 tile's copies to shared memory are all under way before the first product where K is short, else
 those of STAGES steps, each into the place of one that is in registers. Warps share M and N, and K
 too: [WK, BN, BM] sums, of which the first axis is added up at the end.

@@ -25,7 +25,7 @@ MAX_SPLITS = 16
 
 @dataclass(frozen=True)
 class A8W8TritonConfig:
-    """A variant of rfops/gemm/triton_kernels.py."""
+    """A variant of triton_kernels.py."""
 
     block_m: int
     block_n: int

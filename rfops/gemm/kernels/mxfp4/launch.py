@@ -21,7 +21,7 @@ TILE = 16  # rows of an operand
 TILE_K = 128  # elements of K in an operand
 ALIGN = 16  # bytes: a lane's load
 MAX_SPLIT = 16
-# How csrc/mxfp4_*.hip call types.
+# How csrc/gemm/mxfp4_*.hip call types.
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
@@ -185,4 +185,4 @@ def signature(
     workspace: torch.Tensor | None,
     counts: torch.Tensor | None,
 ) -> None:
-    """The parameters of these kernels; csrc/mxfp4_*.hip say what they are."""
+    """The parameters of these kernels; csrc/gemm/mxfp4_*.hip say what they are."""

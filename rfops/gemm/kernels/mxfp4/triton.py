@@ -29,7 +29,7 @@ _NOT_INSIDE = {4: -1, 8: -2}  # what stands for BUMP where x is quantised, by it
 
 @dataclass(frozen=True)
 class Mxfp4TritonConfig:
-    """A variant of rfops/gemm/triton_kernels.py."""
+    """A variant of triton_kernels.py."""
 
     block_m: int
     block_n: int

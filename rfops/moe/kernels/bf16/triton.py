@@ -30,7 +30,7 @@ _tables: dict[tuple[Any, ...], Tensor] = {}
 
 @dataclass(frozen=True)
 class FusedMoeTritonConfig:
-    """A variant of rfops/moe/triton_kernels.py."""
+    """A variant of triton_kernels.py."""
 
     block_m: int
     block_n: int  # of down; gate and up have half of it each
