@@ -183,6 +183,8 @@ def test_fork_after_a_first_call_works() -> None:
 FORK_IN_IMPORT = """
 import importlib.machinery, json, os, signal, sys, threading
 import torch, rfops
+# torch chooses its kernels behind C++ guards, which a fork beside their first use leaves locked.
+torch.ones(4, 256).to(torch.float8_e4m3fn).float().sum().item()
 there, go_on = threading.Event(), threading.Event()
 class Finder(importlib.machinery.PathFinder):
     @classmethod

@@ -11,6 +11,7 @@ import torch
 
 from rfops.jit import ConfigError, paths
 from rfops.jit.arch import ARCHS
+from rfops.jit.forks import importing
 
 from .routing import parse_config, warn_unfit
 from .tuned_table import Row, Tuned
@@ -149,7 +150,8 @@ class Kernel:
     @functools.lru_cache(maxsize=1024)  # noqa: B019 # kernels live as long as the process
     def _without_arch(self, arch: str) -> str | None:
         """Kept, because a family of plans asks for each new size: 1.4 us otherwise."""
-        from rfops.jit.build.spec import module_spec
+        with importing:
+            from rfops.jit.build.spec import module_spec
 
         def has(arch: str) -> bool:
             return arch in module_spec(self.module_of(arch), self.compiler_config).archs

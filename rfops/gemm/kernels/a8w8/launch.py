@@ -168,5 +168,5 @@ def signature(
     w_row: u32,
     w_scale_row: u32,
 ) -> None:
-    """The parameters of these kernels; csrc/gemm/a8w8_blockscale_*.hip document them. Those that fit
-    are in registers when a wave begins (`preload_arguments`)."""
+    """The parameters of these kernels; csrc/gemm/a8w8_blockscale_*.hip document them. Those that
+    fit are in registers when a wave begins (`preload_arguments`)."""
