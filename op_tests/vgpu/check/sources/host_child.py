@@ -19,8 +19,9 @@ GRID, BLOCK = (1, 1, 1), (64, 1, 1)
 hip = ctypes.CDLL(str(rfops.vgpu.library_path()))
 hip.rfops_vgpu_last_error.restype = hip.rfops_vgpu_check_take.restype = ctypes.c_char_p
 libc, M_MMAP_THRESHOLD = ctypes.CDLL(None), -3
-usable = libc.malloc_usable_size
+usable, malloc = libc.malloc_usable_size, libc.malloc
 usable.argtypes, usable.restype = [ctypes.c_void_p], ctypes.c_size_t
+malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
 
 module, functions = ctypes.c_void_p(), {}
 assert hip.hipModuleLoadData(ctypes.byref(module), (FOLDER / "kernels.co").read_bytes()) == 0
@@ -54,10 +55,14 @@ def say(name: str, status: int, **more: object) -> None:
     print(json.dumps([name, {"status": status, "found": found, "error": error, **more}]))
 
 
-def tight(fill: float = 0.0) -> torch.Tensor:
-    """A tensor whose block of the heap ends where it does."""
-    made = [torch.full((FLOATS,), fill) for _ in range(40)]
-    return next(t for t in made if usable(t.data_ptr()) == t.nbytes)
+def tight() -> torch.Tensor:
+    """A tensor of zeros whose block of the heap ends where it does. malloc's own blocks, never
+    freed: torch asks for aligned ones, and in some heaps each of those is a little too long."""
+    blocks = (malloc(FLOATS * 4) for _ in range(1000))
+    block = next(b for b in blocks if usable(b) == FLOATS * 4)
+    tensor = torch.from_numpy(np.ctypeslib.as_array((ctypes.c_float * FLOATS).from_address(block)))
+    assert tensor.data_ptr() == block
+    return tensor.zero_()
 
 
 def elements(tensor: torch.Tensor, address: int) -> int:
