@@ -25,6 +25,7 @@ from rfops.dispatch.steps import Step, run_steps
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import ROWS, WAVE
 
+from .experts import layout_sizes
 from .kernels.align.triton import TritonAlign
 
 LDS_WORDS = ROWS["gfx942"].lds_bytes // 4 - 1  # the least; one word more is the kernel's own
@@ -74,13 +75,6 @@ def moe_align_place(
 
 def _defines(waves: int, dtype: torch.dtype) -> dict[str, int | str]:
     return {"WAVES": waves, "ID": ID_DTYPES[dtype]}
-
-
-def layout_sizes(rows: int, block_size: int, num_experts: int, pad: bool) -> tuple[int, int]:
-    """The most slots and blocks that any routing needs."""
-    slots = min(rows * block_size, rows + num_experts * (block_size - 1))
-    blocks = ceil(slots, block_size)
-    return blocks * block_size if pad else slots, blocks
 
 
 class Align(Kernel):

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rfops.dispatch.heuristic import ceil
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -34,6 +36,13 @@ class Weights:
     @property
     def experts(self) -> int:
         return len(self.gate)
+
+
+def layout_sizes(rows: int, block_size: int, num_experts: int, pad: bool) -> tuple[int, int]:
+    """The most slots and blocks that moe_align_block_size needs for any routing of `rows` ids."""
+    slots = min(rows * block_size, rows + num_experts * (block_size - 1))
+    blocks = ceil(slots, block_size)
+    return blocks * block_size if pad else slots, blocks
 
 
 def with_shared(

@@ -24,7 +24,8 @@ from rfops.dispatch.problem import Draw, grid
 from rfops.gemm.mxfp8 import QUANTISE, RAW_SCALE, gemm_mxfp8_ref, roundings
 from rfops.quantization.mxfp8 import dequant_mxfp8
 
-from .align_block_size import layout_sizes, moe_align_block_size_ref
+from .align_block_size import moe_align_block_size_ref
+from .experts import layout_sizes
 from .kernels.grouped.hip import Moe
 from .kernels.grouped.triton import TritonGrouped
 
