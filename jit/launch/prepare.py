@@ -10,6 +10,11 @@ from .signature import Parameter, find_tensors
 Dim3 = tuple[int, int, int]
 
 
+def is_launch(run: Callable[..., Any]) -> bool:
+    """Whether `run` is a launch of kernels, which takes each of its tensors as an argument."""
+    return getattr(run, "is_launch", type(run).__module__ == "rfops_launcher")
+
+
 class NamedLaunch:
     """What can be launched on `parameters`; subclasses say how."""
 
@@ -83,11 +88,11 @@ class NamedLaunch:
             def run(*args: Any) -> None:
                 value = iter(values)
                 full = [
-                    None if at is None else args[at] if at >= 0 else next(value)
-                    for at in positions
-                ]  # fmt: skip
+                    None if at is None else args[at] if at >= 0 else next(value) for at in positions
+                ]
                 self.launch(grid, block, full, lds)
 
+            run.is_launch = True  # type: ignore[attr-defined]
             return run
 
         return run_of

@@ -3,7 +3,6 @@ written, and that the documents say what the machines do."""
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
 import re
@@ -17,7 +16,9 @@ from pathlib import Path
 import pytest
 
 import rfops
-from rfops import later
+from rfops import public
+from rfops.cli import new
+from rfops.dispatch.op import ops
 from rfops.jit import paths
 from rfops.jit.build.spec import load_config
 from support import ROOT
@@ -206,19 +207,18 @@ def test_public_names_are_there() -> None:
     assert callable(rfops.gemm_mxfp8) and callable(rfops.quant_mxfp8), "a module hides its op"
 
 
-def test_names_are_those_that_types_know() -> None:
-    """Once for type checkers, once for Python, which imports them when they are asked for."""
-    tree = ast.parse((ROOT / "rfops" / "__init__.py").read_text(encoding="utf-8"))
-    (block,) = [n for n in tree.body if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n)]
-    typed = {
-        (node.module, alias.name)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    known = {(f"rfops.{m}", name) for m, names in later.MODULES.items() for name in names.split()}
-    assert typed == known | {("rfops", "vgpu")}
-    assert {name for _, name in typed} <= set(rfops.__all__) == set(rfops.__all__) & set(dir(rfops))
+def test_public_names_are_those_of_the_modules() -> None:
+    """rfops/public.py is derived, and has each name once for type checkers and once for Python."""
+    told = "rfops/public.py is not what the modules' __all__ say: run rfops new --names"
+    assert new.PUBLIC.read_text(encoding="utf-8") == new.public_text(), told
+    names = [name for names in public.MODULES.values() for name in names]
+    assert sorted(names) == sorted({*names}) and len(names) > 30
+    assert {*names, "vgpu"} == set(public.__all__) <= set(rfops.__all__) <= set(dir(rfops))
+    assert set(ops()) <= {*names, *BY_FORMAT}
+
+
+# Ops behind fused_moe, one for each format.
+BY_FORMAT = {"fused_moe_fp8", "fused_moe_tables", "fused_moe_mxfp4", "fused_moe_mxfp8"}
 
 
 def test_ops_are_imported_when_they_are_asked_for(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ PYTHON_ROOMS = (
     "jit.build",
     "jit.launch",
     "jit",  # jit/__init__.py
+    "public",
     "later",
     "moved",
     "vgpu",

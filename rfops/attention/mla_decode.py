@@ -35,6 +35,8 @@ from .mla_decode_flow import COLUMNS, Flow, is_table
 from .mla_decode_shared import Shared, SharedFp8
 from .mla_decode_triton import TritonMla
 
+__all__ = ["mla_decode", "mla_decode_ref"]
+
 D_QK, D_V = 576, 512
 LEAST_WEIGHT = 2.0**-110  # times a kernel's error, 2^-8 to 2^-12, more than what it loses
 SCALE = 2.0**-6  # of FP8 whose largest value is 448: of kv, of q

@@ -33,6 +33,8 @@ from .mla_layer_decode_hip import HipLayer
 from .mla_layer_decode_triton import TritonLayer
 from .mla_layer_parts import CACHE_ROW, HALF, LATENT, NOPE, ROPE, SM_SCALE, V
 
+__all__ = ["mla_layer_decode", "mla_layer_decode_ref", "rope_angles"]
+
 BF16 = torch.bfloat16
 
 

@@ -31,6 +31,7 @@ from rfops.dispatch.tuned_table import Row
 from rfops.jit import Plans, UnsupportedArch
 from rfops.jit.arch import ROWS
 from rfops.jit.errors import show
+from rfops.jit.launch.prepare import is_launch
 from rfops.later import import_ops
 
 from .checks import flat
@@ -200,11 +201,22 @@ class Op(Hooks):
     def plan_of(self, c: Call, run: Run) -> tuple[Any, ...]:
         """(run, make): `make` fills in the results that are None; (run, dtype, device, *sizes) of
         one result, which is made without Python."""
-        run, forms, device = self.finish_run(c, run), self.forms(c), c.device
+        run, forms, device = self.finished(c, run), self.forms(c), c.device
         if self.makes_one:
             ((shape, dtype),) = forms
             return run, dtype, device, *shape
         return run, lambda *passed: self._collected(_filled(forms, device, passed))
+
+    def finished(self, c: Call, run: Run) -> Run:
+        """What a plan launches: run(result, *tensors). Of several results `result` is one tuple,
+        which a launch of kernels takes apart."""
+        if self.declaration.results and not self.makes_one and is_launch(run):
+            launch = run
+
+            def run(results: Any, *tensors: Any) -> None:
+                launch(*results, *tensors)
+
+        return self.finish_run(c, run)
 
     def make_results(self, c: Call, device: torch.device | str | None = None) -> list[torch.Tensor]:
         """New ones, without a value."""
@@ -275,11 +287,12 @@ class Op(Hooks):
         """A call of sizes alone: sizes by their names, M=4, and values by theirs; "fp8" is the
         chip's own. An optional tensor counts as given where its name is true."""
         d = self.declaration
+        given = self.usual | given
         given = {name: fp8_of(arch) if one == "fp8" else one for name, one in given.items()}
         sizes = {name: int(given.pop(name)) for name in d.sizes if name in given}
         values = {arg.name: _usual(arg) for arg in d.values if not arg.size}
         values |= {f"{arg.name}_dtype": arg.dtypes[0] for arg in d.tensors if arg.dtypes}
-        values |= self.usual | given
+        values |= given
         self.assume(sizes, values)
         sizes = {name: sizes[name] for name in d.sizes}
         values |= {arg.name: sizes[arg.size] for arg in d.values if arg.size}

@@ -156,7 +156,7 @@ class Problem:
 
     def prepare(self, backend: str, config: Any = None) -> Run:
         """The launch by one kernel, whatever the route says; builds it. Raises ValueError."""
-        return self.op.finish_run(self.call, self.op.prepare(backend, self.call, config))
+        return self.op.finished(self.call, self.op.prepare(backend, self.call, config))
 
     def launch_by(self, run: Run) -> Launch:
         """A launch of what another problem of these sizes may have prepared."""
@@ -192,7 +192,8 @@ class Problem:
         for arg, value in zip(d.inputs, self.inputs, strict=True):
             if isinstance(arg, ValueArg):
                 is_wide = arg.name in wide and torch.float32 in arg.dtypes
-                args.append(torch.float32 if is_wide else value)
+                is_factor = arg.kind == "float" and change is _absolute
+                args.append(torch.float32 if is_wide else abs(value) if is_factor else value)
             else:
                 changed = tuple(change(arg, tensor) for tensor in _each(value))
                 args.append(changed if arg.times else changed[0] if changed else None)

@@ -89,6 +89,8 @@ class Launches:
     `names` are those of all tensors: the op's, the workspace's, zeros, temporaries.
     """
 
+    is_launch = True
+
     def __init__(
         self,
         device: torch.device,

@@ -25,6 +25,8 @@ from rfops.triton import launch
 from .kernels.a16w8.config import SCALE_BLOCK, Config, Shape
 from .kernels.a16w8.triton import Bmm, Rows, Staged, Tiles, order, shape_of
 
+__all__ = ["batched_gemm_a16w8_blockscale", "batched_gemm_a16w8_blockscale_ref"]
+
 OCP, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 MAX_BATCH_BYTES = 2**31  # of one batch: offsets inside it are signed 32-bit
 ARCHS = ("gfx942", "gfx950", "sm_89 and later")

@@ -31,6 +31,8 @@ from .kernels.mxfp4.tiles import Tiles
 from .kernels.mxfp4.triton import TritonGemm
 from .mxfp4_op import RAW, Fp4Gemm, Torch
 
+__all__ = ["gemm_a16wfp4", "gemm_a16wfp4_ref"]
+
 # In the order in which they are tried.
 HIP: tuple[Kernel, ...] = (Stream(), Tiles(), Deep(), Loop())
 

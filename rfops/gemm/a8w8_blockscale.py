@@ -34,6 +34,8 @@ from .kernels.a8w8.staged import Staged
 from .kernels.a8w8.stream import Stream
 from .kernels.a8w8.triton import TritonGemm
 
+__all__ = ["gemm_a8w8_blockscale", "gemm_a8w8_blockscale_ref"]
+
 
 class Torch(Kernel):
     name = "torch"

@@ -24,6 +24,8 @@ from .kernels.mxfp4.tiles import Tiles
 from .kernels.mxfp4.triton import TritonGemm
 from .mxfp4_op import Fp4Gemm, Torch
 
+__all__ = ["gemm_a8wfp4", "gemm_a8wfp4_ref"]
+
 HIP: tuple[Kernel, ...] = (Stream(), Tiles())  # in the order in which they are tried
 
 OP = Fp4Gemm(

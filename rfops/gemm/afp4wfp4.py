@@ -27,6 +27,8 @@ from .kernels.mxfp4.tiles import Tiles
 from .kernels.mxfp4.triton import TritonGemm
 from .mxfp4_op import Fp4Gemm, Torch
 
+__all__ = ["gemm_afp4wfp4", "gemm_afp4wfp4_ref"]
+
 # In the order in which they are tried.
 HIP: tuple[Kernel, ...] = (Stream(), Tiles(), Deep(), Loop())
 

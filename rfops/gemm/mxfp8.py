@@ -26,6 +26,8 @@ from .kernels.mxfp8.gemv import Gemv
 from .kernels.mxfp8.mfma import TILE, TILE_K, Mfma
 from .kernels.mxfp8.triton import TritonGemm
 
+__all__ = ["gemm_mxfp8", "gemm_mxfp8_ref"]
+
 # Without a row: the GEMV first up to this M (beyond, its vector ALU is the bound), and no HIP
 # kernel at all beyond that one.
 GEMV_FIRST_M, UNTUNED_M = 4, 16

@@ -28,6 +28,8 @@ from rfops.jit.arch import ROWS, WAVE
 from .experts import layout_sizes
 from .kernels.align.triton import TritonAlign
 
+__all__ = ["moe_align_block_size"]
+
 LDS_WORDS = ROWS["gfx942"].lds_bytes // 4 - 1  # the least; one word more is the kernel's own
 MAX_WAVES = 16
 # Rows that one workgroup sorts, 8 turns of its waves. More are split over workgroups, which costs

@@ -35,6 +35,8 @@ from .kernels.bf16.hip import HipMoe
 from .kernels.bf16.triton import TritonMoe
 from .moe_op import HINTS, Moe, Torch, declared, reference_of
 
+__all__ = ["fused_moe", "fused_moe_ref", "moe_layer"]
+
 
 def _stacked(w1: Tensor, w2: Tensor, layout: str) -> Weights:
     return Weights.stacked(*(w1, w2) if layout == "raw" else map(unshuffle_weight, (w1, w2)))

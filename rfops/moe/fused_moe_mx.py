@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rfops.dispatch.guards import check_int
 from rfops.dispatch.kernel import Call, Kernel, RunOf
-from rfops.dispatch.layout import Shuffled, unwrap
+from rfops.dispatch.layout import unwrap
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Draw
 from rfops.quantization import mxfp4, mxfp8
@@ -31,7 +31,7 @@ from rfops.quantization.shuffle import (
 )
 
 from .experts import with_shared
-from .fused_moe_tables import Moe, chosen
+from .moe_op import Moe, chosen
 from .router import moe_router_ref
 
 RAW = "raw"
@@ -311,6 +311,3 @@ def _by_expert(op: MxMoe, name: str, scale: Any, w: Any, layout: str) -> Any:
 def _fail(op: Op, *refusal: str) -> NoReturn:
     op.fail(*refusal)
     raise AssertionError
-
-
-__all__ = ["MXFP4", "MXFP8", "Experts", "Format", "MxMoe", "Shuffled", "Torch", "arguments"]

@@ -29,6 +29,8 @@ from .experts import layout_sizes
 from .kernels.grouped.hip import Moe
 from .kernels.grouped.triton import TritonGrouped
 
+__all__ = ["grouped_gemm_mxfp8", "grouped_gemm_mxfp8_ref"]
+
 LAYOUT = "make the layout with rfops.moe_align_block_size"  # a way out
 # Routed rows up to which HIP is taken without a row of the table, as published (aiter pull request
 # 3783): of a gemm1 (a_div = top_k, no weight), with few experts and with MANY or more; of a gemm2.

@@ -18,6 +18,8 @@ from rfops.dispatch.problem import grid
 from .kernels.topk.choosing import choose
 from .kernels.topk.kernels import Choose, Hip, Torch
 
+__all__ = ["grouped_topk", "grouped_topk_ref"]
+
 OP = Choose(
     "grouped_topk",
     """

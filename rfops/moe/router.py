@@ -32,6 +32,8 @@ from rfops.jit import compile_ops, u32
 
 from .kernels.topk.choosing import IN_TYPES, choose, refuses_choosing
 
+__all__ = ["moe_router", "moe_router_ref"]
+
 TOKENS, THREADS = 16, 512  # of a workgroup
 VEC = 8  # elements that a lane loads at once
 

@@ -16,6 +16,8 @@ from rfops.dispatch.problem import grid
 from .kernels.topk.choosing import choose
 from .kernels.topk.kernels import Choose, Hip, Torch
 
+__all__ = ["topk_softmax", "topk_softmax_ref"]
+
 OP = Choose(
     "topk_softmax",
     """

@@ -26,6 +26,8 @@ from rfops.dispatch.routing import chip
 from rfops.jit import compile_ops, u32
 from rfops.jit.errors import show
 
+__all__ = ["quant_fp8_blockscale"]
+
 OCP, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 BLOCK = 128  # elements of K, and rows of w, that share a scale
 LEAST = 2.0**-100  # of amax: the scale and its inverse are normal numbers

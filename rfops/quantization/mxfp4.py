@@ -41,6 +41,8 @@ from rfops.jit import compile_ops, u32, u64
 from .mx_quant import HipQuant, MxQuant, TritonQuant
 from .mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN
 
+__all__ = ["quant_mxfp4"]
+
 FP4_DTYPES = DTYPES["fp4"]  # bytes, and torch's own where it has one
 EMAX = 2
 

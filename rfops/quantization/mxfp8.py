@@ -38,6 +38,8 @@ from rfops.jit import compile_ops, u32, u64
 
 from .mx_quant import IN_TYPES, HipQuant, MxQuant, TritonQuant
 
+__all__ = ["quant_mxfp8"]
+
 FP8 = torch.float8_e4m3fn
 SCALE_DTYPES = DTYPES["e8m0"]
 BLOCK = MX_BLOCK

@@ -172,6 +172,8 @@ class _Prepared:
 class _Launch:
     """A launch that only wants its tensors."""
 
+    is_launch = True
+
     def __init__(self, made: _Prepared, grid: Grid, numbers: Mapping[str, _Number]) -> None:
         self._made, self._grid, self._numbers = made, grid, numbers
         self._pick, self._strided = made.pick, made.strided

@@ -18,7 +18,7 @@ from rfops.triton.bound import BoundTriton
 from ...align_block_size import moe_align_block_size
 from ...experts import layout_sizes, with_shared
 from ...fused_moe_mx import MXFP4, RAW, Format
-from ...fused_moe_tables import chosen
+from ...moe_op import chosen
 from ..bf16.triton import LAYOUT, add_rows
 
 _KERNELS = "rfops.moe.kernels.mx.triton_kernels"
