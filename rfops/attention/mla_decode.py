@@ -243,6 +243,9 @@ def mla_decode(
     deterministic. HIP's kernels and Triton's synchronise with nothing and can be captured; torch's
     reads the lengths back. Raises ValueError for what does not fit, and what building a kernel
     raises.
+
+    Source: multi-head latent attention, DeepSeek-V2 (arXiv:2405.04434), 2.1, with absorbed
+    projections; splits of tokens as FlashDecoding, combined by their lse.
     """
     call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     if qo_indptr is None and max_qo_len is None:

@@ -156,6 +156,9 @@ def batched_gemm_a16w8_blockscale(
     if these are more, from torch's allocator. Deterministic for one config. Raises ValueError for
     what does not fit, UnsupportedArch where there is no kernel, ConfigError for a table that cannot
     be read.
+
+    Source: DeepSeek-V3 Technical Report (arXiv:2412.19437), 3.3: weights with a scale for each
+    block of 128 x 128.
     """
     call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     return call(x, w, w_scale, dtype, out, config)

@@ -88,6 +88,8 @@ def gemm_a16wfp4(
     strides; what HIP's kernels do not take goes to Triton or torch. Sums are fp32, in an order that
     the config fixes: deterministic. Raises ValueError for what does not fit, ConfigError for a
     tuned table that cannot be read, and what building a kernel raises.
+
+    Source: OCP Microscaling Formats (MX) Specification, version 1.0.
     """
     call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     weight, layout = unwrap(w)

@@ -129,6 +129,8 @@ def gemm_mxfp8(
     at a multiple of 16 bytes. There is a result for every M, size and device, by the route that
     `rfops why gemm_mxfp8` prints. Deterministic for one config. Raises ValueError for what does not
     fit, ConfigError for a tuned table that cannot be read, and what building a kernel raises.
+
+    Source: OCP Microscaling Formats (MX) Specification, version 1.0.
     """
     call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     return call(x, w, x_scale, w_scale, dtype, out, config)

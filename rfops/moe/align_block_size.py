@@ -176,7 +176,8 @@ def moe_align_block_size(
     block_size : rows of a block; each expert's rows are padded to a multiple of it.
     num_experts : E; with an expert_map the number of global experts.
     expert_map : [E] int32, the local expert of a global one, or -1. Blocks of experts with -1 keep
-        their place and have -1 in expert_ids, or are left out with `ignore_invalid_experts`.
+        their place and have -1 in expert_ids.
+    ignore_invalid_experts : leave blocks of experts with -1 out instead.
     pad_sorted_ids : make the length of sorted_token_ids a multiple of block_size.
 
     Returns
@@ -189,6 +190,8 @@ def moe_align_block_size(
 
     Stable, deterministic, without synchronisation, and can be captured into a graph. Raises
     ValueError for what does not fit, and what building the kernel raises.
+
+    Source: vLLM's moe_align_block_size.
     """
     call: Callable[..., Aligned] = OP.traced if is_dynamo_compiling() else OP.call
     return call(

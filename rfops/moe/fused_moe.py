@@ -111,7 +111,8 @@ def fused_moe(
     x : [M, D] float16 or bfloat16, any strides.
     w1 : [E, 2I, D] of the same dtype, of each expert gate's rows and then up's, or what
         shuffle_weight made of it; or a pair (gates, ups) of lists of E contiguous tensors [D, I].
-    w2 : [E, D, I], shuffled if w1 is; or, with such a pair, a list of E contiguous tensors [I, D].
+    w2 : [E, D, I] of the same dtype, shuffled if w1 is; or, with such a pair, a list of E
+        contiguous tensors [I, D].
     topk_weights, topk_ids : [M, K] float32, and int32 or int64. An id outside adds nothing.
     num_shared : the last so many of the E experts are shared: every token takes them with weight 1,
         beside its own, whose ids are below E - num_shared.
@@ -128,6 +129,9 @@ def fused_moe(
     Products are summed in fp32; h and each expert's result are rounded to x's dtype, their weighted
     sum is fp32 in a fixed order: deterministic. A row that is NaN or infinite makes its own result
     so, and no other. Raises ValueError for what does not fit, and what building a kernel raises.
+
+    Source: SwiGLU, GLU Variants Improve Transformer (arXiv:2002.05202); shared experts, DeepSeekMoE
+    (arXiv:2401.06066); arguments of vLLM's fused_experts.
     """
     if not isinstance(topk_ids, Tensor) or topk_ids.dim() != 2:
         OP.fail("topk_ids", "a [M, K] tensor", describe(topk_ids), OP.hints["topk_ids"])

@@ -209,6 +209,9 @@ def grouped_gemm_mxfp8(
     the call can be captured. There is a result for every size, by the route that `rfops why`
     prints; deterministic for one config. Raises ValueError for what does not fit, ConfigError for a
     tuned table that cannot be read, and what building a kernel raises.
+
+    Source: OCP Microscaling Formats (MX) Specification, version 1.0; vLLM's fused_moe for the
+    layout.
     """
     call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     return call(

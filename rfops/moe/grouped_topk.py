@@ -74,8 +74,9 @@ def grouped_topk(
         infinity as the largest or least: ids are always top_k different ints from 0 to E - 1.
     top_k : of E.
     num_groups, topk_groups : E / num_groups neighbouring experts are a group.
-    bias : [E] or None, added to the scores for the choice alone (DeepSeek-V3's correction). With it
-        a group counts by the sum of its two best experts, without by its best.
+    bias : [E] bfloat16, float16 or float32, or None, added to the scores for the choice alone
+        (DeepSeek-V3's correction). With it a group counts by the sum of its two best experts,
+        without by its best.
     renormalize : the weights of a token add up to `scale`.
     score : "sigmoid" or "softmax" of the logits.
     scale : what weights are multiplied by in the end.
@@ -83,6 +84,9 @@ def grouped_topk(
 
     Returns weights and ids. Of equal experts, and groups, the lowest comes first. Deterministic.
     Raises ValueError for what does not fit, and what building the kernel raises.
+
+    Source: DeepSeek-V3 Technical Report (arXiv:2412.19437), 2.1.2: sigmoid scores, a bias for the
+    choice alone, groups.
     """
     call: Callable[..., Any] = OP.traced if is_dynamo_compiling() else OP.call
     made: tuple[torch.Tensor, torch.Tensor] = call(

@@ -212,6 +212,9 @@ def moe_router(
     Returns weights and ids; of equal experts the lowest id comes first. A logit of NaN counts as
     the least: ids are always top_k different ints from 0 to E - 1. Deterministic. Raises ValueError
     for what does not fit, and what building the kernel raises.
+
+    Source: top-k gating, Outrageously Large Neural Networks (arXiv:1701.06538), 2.1, without noise,
+    the softmax taken first.
     """
     call: Callable[..., Any] = OP.traced if is_dynamo_compiling() else OP.call
     made: tuple[torch.Tensor, torch.Tensor] = call(

@@ -162,6 +162,11 @@ def quant_fp8_blockscale(
     -------
     payload : [M, K] of dtype.
     scale : [ceil(M / rows), K / 128] float32.
+
+    Raises ValueError for what does not fit, and what building the kernel raises.
+
+    Source: DeepSeek-V3 Technical Report (arXiv:2412.19437), 3.3: tiles of 1 x 128 and blocks of 128
+    x 128.
     """
     if not isinstance(block, tuple) or block not in SHAPES:
         OP.fail("block", "(1, 128) or (128, 128)", show(block), "pass one of these")

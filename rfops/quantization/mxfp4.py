@@ -113,6 +113,10 @@ def quant_mxfp4(
     -------
     payload : [..., K/2] of dtype.
     scale : [..., K/32] float8_e8m0fnu (uint8 where torch lacks that).
+
+    Raises ValueError for what does not fit, and what building the kernel raises.
+
+    Source: OCP Microscaling Formats (MX) Specification, version 1.0, 6.3, whose conversion is down.
     """
     call = OP.traced if is_dynamo_compiling() else OP.call
     payload, scale = call(x, rounding, dtype)
