@@ -271,7 +271,34 @@ class Extremes(Small):
         return run_of
 
 
-def test_two_results(config: Path) -> None:
+class Direct(Extremes):
+    """The launch as it is, which the op gives its results one by one."""
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        launch = self.op.bind(c.device, None, c.arch).prepare((64, 1, 1), self.arguments)
+        return lambda m, n: launch((m, 1, 1), n=n)
+
+
+class InSteps(Extremes):
+    """The same by steps with a workspace, which is no launch of its own."""
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        def run_of(m: int, n: int) -> Run:
+            steps = [Step(self.op, {}, threads=64, grid=m, arguments={"n": n})]
+            workspace = {"unused": (1, torch.int32)}
+            return run_steps(c.device, self.arguments, steps, arch=c.arch, workspace=workspace)
+
+        return run_of
+
+
+@pytest.mark.parametrize("by", ["auto", "ctypes"])
+@pytest.mark.parametrize("kernel", [Extremes, Direct, InSteps])
+def test_two_results(
+    kernel: type[Extremes], by: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by == "ctypes":
+        monkeypatch.setenv("RFOPS_LAUNCHER", by)
+        monkeypatch.setattr(launcher, "_native", None)
     op = Op(
         unique("extremes"),
         """
@@ -280,7 +307,7 @@ def test_two_results(config: Path) -> None:
         -> high: f32[M]
         """,
         positive="N",
-        kernels=(Extremes(compile_ops(MODULE, config=config)(extremes)),),
+        kernels=(kernel(compile_ops(MODULE, config=config)(extremes)),),
     )
     x = random(5, 33)
     wanted = x.amin(1), x.amax(1)
