@@ -134,6 +134,24 @@ def test_edit_that_keeps_size_and_mtime(project: Project) -> None:
     assert torch.equal(project.run(project.op()), 5 * DOUBLED)
 
 
+def test_files_as_old_as_the_build_are_known(project: Project) -> None:
+    """A source written in the clock tick in which the build began; a hard link has that time."""
+    stage = project.root / "stage"
+    stage.mkdir()
+    (stage / "build.ninja").touch()
+    project.source.unlink()
+    project.source.hardlink_to(stage / "build.ninja")
+    op = project.op()
+    unit = recipe.device_unit(op.spec, "gfx950", {}, toolchain.device_toolchain("gfx950"))
+    (stage / unit.depfile).write_text(f"module.hsaco: {project.source}\n")
+    read, is_sure = compile.files_read(unit, stage, {})
+    assert is_sure and [*read][-1] == "root/axpy.hip"
+    time.sleep(0.01)  # beyond the kernel's clock tick
+    project.header.write_text("")
+    (stage / unit.depfile).write_text(f"module.hsaco: {project.source} {project.header}\n")
+    assert not compile.files_read(unit, stage, {})[1]
+
+
 def test_same_edit_after_the_stats_are_trusted(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

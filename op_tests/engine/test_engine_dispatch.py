@@ -458,6 +458,16 @@ def test_plans_know_what_was_decided(table: Callable[..., Plans]) -> None:
     assert plans.find(*args) is None and len(plans) == 0
 
 
+@pytest.mark.parametrize("method", ["add", "add_family"])
+def test_native_plans_count_their_arguments(native: ModuleType, method: str) -> None:
+    """The table reads a plan and at most 64 arguments; more would be written past its arrays."""
+    add = getattr(Plans(sizes="N", shapes=("N",)), method)
+    for arguments in ((), (str, *range(65))):
+        with pytest.raises(TypeError, match="at most 64 arguments"):
+            add(*arguments)
+    assert Plans().add("plan", *range(64))
+
+
 def test_plans_of_one_element_and_of_nothing(table: Callable[..., Plans]) -> None:
     plans = table()
     plans.add("row", torch.empty(1, 64))
