@@ -36,6 +36,7 @@ from rfops.later import import_ops
 from .checks import flat
 from .declare import Declaration, ValueArg, fp8_of
 from .family import Family
+from .first_run import first_run
 from .hooks import Hooks
 from .kernel import Call, Kernel, Run
 from .torch_op import fake_results, register_op
@@ -351,7 +352,7 @@ class Op(Hooks):
         if reason:
             raise ValueError(f"{self.name}: {backend} does not take {c} on {c.arch}: {reason}")
         run_of = kernel.variant(c, kernel.default(c) if config is None else config)
-        return run_of(*c.sizes.values())
+        return first_run(self, kernel, run_of, tuple(c.sizes.values()))
 
     def supports(
         self,
