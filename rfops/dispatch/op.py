@@ -156,6 +156,7 @@ class Op(Hooks):
 
     # ------------------------------------------------------------ the call
 
+    _plans: Plans | None = None
     call: Callable[..., Any]
     """The op on its parameters by position: inputs, results or None, config. Native where the
     launcher is; torch.compile, which traces Python, takes `traced`."""
@@ -165,10 +166,13 @@ class Op(Hooks):
 
     @property
     def plans(self) -> Plans:
+        assert self._plans is not None
         return self._plans
 
     @plans.setter
     def plans(self, plans: Plans) -> None:
+        if self._plans is not None:
+            self._plans.stop_serving()
         self._plans = plans
         places = self._tensors_at, self.num_inputs, self.num_passed
         plans.serve(self._set_call, self._miss, *places)
