@@ -94,15 +94,16 @@ class TritonMla(Kernel):
             "SM_SCALE": c.sm_scale,
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
+            "CAUSAL": bool(c.causal) and (c.has("qo_indptr") or c.qo_len > 1),
             "KV_FP8": c.kv_dtype != _BF16,
             "Q_FP8": c.q_dtype != _BF16,
             "FNUZ": fp8_of(c.arch) == FNUZ,
         }
         part = BoundTriton(_KERNELS, "part", c.device, constants, config.warps, config.stages)
-        launch_part = part.prepare((*self.arguments, "angles", "sums", "totals"))
+        launch_part = part.prepare((*self.arguments, "angles", "sums", "stats"))
         most = 1 << (config.splits - 1).bit_length()
         add = BoundTriton(_KERNELS, "add_splits", c.device, {"SPLITS": most})
-        launch_add = add.prepare("out lse sums totals kv_scale qo_indptr")
+        launch_add = add.prepare("out lse sums stats kv_scale qo_indptr")
         has_table = is_table(c)
 
         def run_of(
@@ -110,13 +111,13 @@ class TritonMla(Kernel):
             width: int,
         ) -> Run:  # fmt: skip
             columns, splits = c.qo_len * heads, config.splits
-            unseen = int(c.causal) if c.has("qo_indptr") else (c.qo_len - 1) * c.causal
+            hidden = int(c.causal) if c.has("qo_indptr") else (c.qo_len - 1) * c.causal
             run_part = launch_part(
                 (batch, ceil(columns, config.block_m), splits),
                 columns=columns,
                 rows=rows,
                 heads=heads,
-                unseen=unseen,
+                hidden=hidden,
                 page=page,
                 width=width * has_table,
                 splits=splits,
@@ -138,13 +139,13 @@ class TritonMla(Kernel):
                 qo_indptr: torch.Tensor | None,
                 angles: torch.Tensor | None = None,
             ) -> None:
-                sums, totals = scratch() if splits > 1 else (None, None)
+                sums, stats = scratch() if splits > 1 else (None, None)
                 run_part(
                     out, _bytes(q), _bytes(kv), kv_indptr, kv_indices, kv_lens, kv_scale, q_scale,
-                    lse, qo_indptr, angles, sums, totals,
+                    lse, qo_indptr, angles, sums, stats,
                 )  # fmt: skip
                 if splits > 1:
-                    run_add(out, lse, sums, totals, kv_scale, qo_indptr)
+                    run_add(out, lse, sums, stats, kv_scale, qo_indptr)
 
             return run
 

@@ -31,12 +31,12 @@ from rfops.dispatch.tuned_table import Row
 from rfops.jit import Plans, UnsupportedArch
 from rfops.jit.arch import ROWS
 from rfops.jit.errors import show
-from rfops.jit.launch.prepare import is_launch
 from rfops.later import import_ops
 
 from .checks import flat
 from .declare import Declaration, ValueArg, fp8_of
 from .family import Family
+from .first_run import first_run
 from .hooks import Hooks
 from .kernel import Call, Kernel, Run
 from .torch_op import fake_results, register_op
@@ -156,6 +156,7 @@ class Op(Hooks):
 
     # ------------------------------------------------------------ the call
 
+    _plans: Plans | None = None
     call: Callable[..., Any]
     """The op on its parameters by position: inputs, results or None, config. Native where the
     launcher is; torch.compile, which traces Python, takes `traced`."""
@@ -165,10 +166,13 @@ class Op(Hooks):
 
     @property
     def plans(self) -> Plans:
+        assert self._plans is not None
         return self._plans
 
     @plans.setter
     def plans(self, plans: Plans) -> None:
+        if self._plans is not None:
+            self._plans.stop_serving()
         self._plans = plans
         places = self._tensors_at, self.num_inputs, self.num_passed
         plans.serve(self._set_call, self._miss, *places)
@@ -201,22 +205,11 @@ class Op(Hooks):
     def plan_of(self, c: Call, run: Run) -> tuple[Any, ...]:
         """(run, make): `make` fills in the results that are None; (run, dtype, device, *sizes) of
         one result, which is made without Python."""
-        run, forms, device = self.finished(c, run), self.forms(c), c.device
+        run, forms, device = self.finish_run(c, run), self.forms(c), c.device
         if self.makes_one:
             ((shape, dtype),) = forms
             return run, dtype, device, *shape
         return run, lambda *passed: self._collected(_filled(forms, device, passed))
-
-    def finished(self, c: Call, run: Run) -> Run:
-        """What a plan launches: run(result, *tensors). Of several results `result` is one tuple,
-        which a launch of kernels takes apart."""
-        if self.declaration.results and not self.makes_one and is_launch(run):
-            launch = run
-
-            def run(results: Any, *tensors: Any) -> None:
-                launch(*results, *tensors)
-
-        return self.finish_run(c, run)
 
     def make_results(self, c: Call, device: torch.device | str | None = None) -> list[torch.Tensor]:
         """New ones, without a value."""
@@ -364,7 +357,7 @@ class Op(Hooks):
         if reason:
             raise ValueError(f"{self.name}: {backend} does not take {c} on {c.arch}: {reason}")
         run_of = kernel.variant(c, kernel.default(c) if config is None else config)
-        return run_of(*c.sizes.values())
+        return first_run(self, kernel, run_of, tuple(c.sizes.values()))
 
     def supports(
         self,

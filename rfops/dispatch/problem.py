@@ -156,7 +156,7 @@ class Problem:
 
     def prepare(self, backend: str, config: Any = None) -> Run:
         """The launch by one kernel, whatever the route says; builds it. Raises ValueError."""
-        return self.op.finished(self.call, self.op.prepare(backend, self.call, config))
+        return self.op.finish_run(self.call, self.op.prepare(backend, self.call, config))
 
     def launch_by(self, run: Run) -> Launch:
         """A launch of what another problem of these sizes may have prepared."""

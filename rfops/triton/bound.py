@@ -149,7 +149,7 @@ class _Prepared:
         origins: Mapping[str, str | None],
         strides: Mapping[str, str],
     ) -> None:
-        self.bound = bound
+        self.bound, self.count = bound, len(names)
         taken = [names.index(s) if s else len(names) for s in map(origins.get, origins)]
         is_same = taken == list(range(len(names)))
         self.pick = None if is_same else itemgetter(*taken, len(names))
@@ -172,10 +172,9 @@ class _Prepared:
 class _Launch:
     """A launch that only wants its tensors."""
 
-    is_launch = True
-
     def __init__(self, made: _Prepared, grid: Grid, numbers: Mapping[str, _Number]) -> None:
         self._made, self._grid, self._numbers = made, grid, numbers
+        self.num_arguments = made.count
         self._pick, self._strided = made.pick, made.strided
         self._by_size, self._is_current = made.bound.by_size, made.bound.is_current
         # By alignments, strides and, on AMD, sizes: Triton's launcher, and all but the tensors.

@@ -20,6 +20,7 @@ from ...experts import layout_sizes, with_shared
 from ...fused_moe_mx import MXFP4, RAW, Format
 from ...moe_op import chosen
 from ..bf16.triton import LAYOUT, add_rows
+from ..limits import refuses_slots, refuses_weights
 
 _KERNELS = "rfops.moe.kernels.mx.triton_kernels"
 _BLOCK_N, _BLOCK_K, _MAX_COLUMNS = 64, 128, 65535
@@ -37,12 +38,10 @@ class TritonMxMoe(Kernel):
             return reason
         if serving(c.arch) is None:
             return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
-        if max(c.D, 2 * c.I) * max(c.D, c.I) >= 2**31:
-            return "an expert's weights are beyond 32-bit offsets"
+        if reason := refuses_weights(c, self.fmt.bits) or refuses_slots(c):
+            return reason
         if ceil(max(c.D, c.I), _BLOCK_N) > _MAX_COLUMNS:
             return f"D={c.D}, I={c.I}: more columns than a grid has"
-        if c.M * (c.K + (c.E - c.R)) + c.E * 256 >= 2**31:
-            return "more than 2^31 routed rows"
         return None
 
     def variant(self, c: Call, config: Any) -> RunOf:
