@@ -153,6 +153,10 @@ def test_arguments_go_by_name() -> None:
             "sources and strides must be of its parameters, out parts m n out_m, got SPLITS",
         ),
         (
+            lambda: add_splits().prepare("parts"),
+            "out must have a source among the launch's arguments, parts, got none. Tensors come",
+        ),
+        (
             lambda: add_splits().prepare("out", sources={"parts": "sums"}),
             "sources and strides must come from the launch's arguments, out, got sums",
         ),

@@ -115,10 +115,12 @@ class BoundTriton:
                 f"{self.name}: sources and strides must come from the launch's arguments, "
                 f"{' '.join(names)}, got {' '.join(lost)}"
             )
-        if list(origins) != free[: len(origins)]:
+        before = free[: free.index([*origins][-1])] if origins else []
+        if missing := [name for name in before if name not in origins]:
             raise BindError(
-                f"{self.name}: its tensors, {' '.join(origins)}, must come before its numbers, got "
-                f"{' '.join(free)}"
+                f"{self.name}: {', '.join(missing)} must have a source among the launch's "
+                f"arguments, {' '.join(names)}, got none. Tensors come before numbers: name it in "
+                "arguments or sources."
             )
         return _Prepared(self, names, origins, strides).run_of
 
