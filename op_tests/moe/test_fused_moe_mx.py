@@ -260,6 +260,7 @@ def test_counts(fmt: Format) -> None:
         assert_near(changed.run("hip", PLAIN), changed.exact)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("chosen", [6, 16])
 def test_lists_of_many_tokens(chosen: int) -> None:
     """By several workgroups, of choices that lanes share evenly or not, one of them twice."""
@@ -315,6 +316,7 @@ def test_strided_rows_and_memory_around(fmt: Format) -> None:
         problem.with_(x=columns).run("hip", PLAIN)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("columns", "rows", "slots", "ring"),
     [(0, 1, 0, 0), (16, 1, 0, 0), (0, 1, 0, 1), (32, 1, 3, 0), (32, 2, 3, 0)],
@@ -440,6 +442,7 @@ def _sums(columns: int, waves: int, slots: int, rows: int = 1) -> MxMoeConfig:
     return MxMoeConfig(1, 4, 1, waves, 1, 2, columns, rows, slots=slots)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("kernel", "i", "config"),
     [("moe_mx_down_sums", 512, _sums(32, 3, 4)), ("moe_mx_down_deep", 2048, _sums(32, 2, 4, 2))],
@@ -501,6 +504,7 @@ def _waits(text: str) -> bool:
     return (word & 15 | word >> 14 << 4) < 63
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize(("d", "columns", "m_tiles"), [(1024, 0, 4), (3072, 0, 8), (1024, 16, 8),
                                                        (3072, 16, 4)])  # fmt: skip
 def test_more_weights_on_their_way(d: int, columns: int, m_tiles: int) -> None:
@@ -515,7 +519,7 @@ def test_more_weights_on_their_way(d: int, columns: int, m_tiles: int) -> None:
     assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(11)
 @pytest.mark.parametrize(("m_tiles", "up_n"), [(9, 3), (4, 3), (9, 4), (8, 3), (8, 4), (4, 4)])
 @pytest.mark.parametrize("i", [512, 256])
 def test_tiles_of_few_columns(m_tiles: int, up_n: int, i: int) -> None:
@@ -535,7 +539,7 @@ def test_tiles_of_few_columns(m_tiles: int, up_n: int, i: int) -> None:
     assert torch.equal(got, wanted), f"{(got != wanted).sum()} differ"
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(7)
 @pytest.mark.parametrize("columns", [16, 0])
 @pytest.mark.parametrize("shape", [(141, 512, 256, 3, 2, 1), (3, 256, 256, 5, 2, 0),
                                    (330, 1024, 256, 4, 2, 1), (170, 512, 512, 3, 2, 2),
@@ -581,6 +585,7 @@ def _check_padded_scales(fmt: Format, sizes: tuple[int, int], launches: str) -> 
     assert_near(got, exact)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("launches", PADDED_BY)
 @pytest.mark.parametrize("word", ["mxfp4", "mxfp8"])
 def test_padded_scales(word: str, launches: str) -> None:
