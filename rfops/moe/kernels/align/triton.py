@@ -41,9 +41,10 @@ class TritonAlign(Kernel):
                 count(grid, (counts, ids, row_map), (rows, experts))
                 slots, blocks = aligned[0].shape[0], aligned[1].shape[0]
                 place(
-                    grid, (*aligned, ids, row_map, block_map, counts),
+                    grid,
+                    (*aligned, ids, row_map, block_map, counts),
                     (rows, experts, c.block_size, slots, blocks),
-                )  # fmt: skip
+                )
 
             return run
 

@@ -87,9 +87,21 @@ def _bind(
         kernel(
             (blocks * tiles_of_block, 1, 1),
             (out, *sources, ids, expert_ids, num_padded, topk_weights),
-            (e, n, k, num_valid, num_ids, blocks, block_m, a_div, out.stride(0),
-             a_bytes.stride(0), as_bytes.stride(0), *w_bytes.stride()[:2],
-             *ws_bytes.stride()[:2]),
-        )  # fmt: skip
+            (
+                e,
+                n,
+                k,
+                num_valid,
+                num_ids,
+                blocks,
+                block_m,
+                a_div,
+                out.stride(0),
+                a_bytes.stride(0),
+                as_bytes.stride(0),
+                *w_bytes.stride()[:2],
+                *ws_bytes.stride()[:2],
+            ),
+        )
 
     return run
