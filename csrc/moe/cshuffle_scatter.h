@@ -1,6 +1,6 @@
-// A wave's 64 columns of rows that lie anywhere, 16 rows at a time, on their way to memory through
-// LDS, so that 8 lanes side by side store 128 bytes of a row (cshuffle_16x16.h has rows one after
-// the other, and says how chunks lie in LDS).
+// LDS-shuffled store of a wave's 64 columns to scattered rows, 16 rows at a time: 8 adjacent lanes
+// store 128 bytes of a row. The LDS layout is that of cshuffle_16x16.h, which stores contiguous
+// rows.
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -13,46 +13,49 @@ template <class Out>
 class ScatteredStore {
  public:
   static constexpr u32 kRowSize = kRowBytes, kElements = kVecBytes / sizeof(Out);
-  static constexpr u32 kBytes = kTileRows * kRowSize;  // of LDS, a wave's own
+  static constexpr u32 kBytes = kTileRows * kRowSize;  // of LDS per wave
   static constexpr u32 kNoRow = ~0u;
   static_assert(sizeof(Out) == 2, "64 columns are 128 bytes");
 
-  // Row r goes to row to[r] of [.., n], from `column` on; kNoRow nowhere. n is a multiple of 8.
-  __device__ ScatteredStore(Out* out, const RFOPS_LDS u32* to, u32 n, u32 column, LdsBytes* lds)
+  // Row r is stored to row dst_rows[r] of out [.., n], from `column` on; rows with kNoRow are not
+  // stored. n is a multiple of 8.
+  __device__ ScatteredStore(Out* out, const RFOPS_LDS u32* dst_rows, u32 n, u32 column,
+                            LdsBytes* lds)
       : out_(out),
-        to_(to),
+        dst_rows_(dst_rows),
         n_(n),
         column_(column + lane_id() % kRowChunks * kElements),
         lds_(lds) {}
 
-  // Sums of 16 rows and of 16 columns from 16 `tile` on, as the matrix cores give them.
-  __device__ void put(u32 tile, F32x4 sum) const {
+  // Writes the accumulator of 16 rows by the 16 columns from 16 `tile` on to LDS.
+  __device__ void write(u32 tile, F32x4 sum) const {
     const u32 lane = lane_id(), row = lane % kTileRows, quarter = lane / kTileRows;
-    const u32 at =
+    const u32 chunk_offset =
         ((tile * 2 + quarter / 2) ^ row % kRowChunks) * kVecBytes + (quarter % 2 ^ row / 8) * 8;
-    *reinterpret_cast<RFOPS_LDS Vec4<Out>*>(lds_ + row * kRowSize + at) =
+    *reinterpret_cast<RFOPS_LDS Vec4<Out>*>(lds_ + row * kRowSize + chunk_offset) =
         __builtin_convertvector(sum, Vec4<Out>);
   }
 
-  // Rows 16 `tile` on.
+  // Stores the 16 rows in LDS to the destinations of rows 16 `tile` on.
   __device__ void store(u32 tile) const {
-    constexpr u32 kAtOnce = kWaveSize / kRowChunks;
+    constexpr u32 kRowsPerStore = kWaveSize / kRowChunks;
 #pragma unroll
-    for (u32 i = 0; i < kTileRows / kAtOnce; ++i) {
-      const u32 row = i * kAtOnce + lane_id() / kRowChunks;
+    for (u32 i = 0; i < kTileRows / kRowsPerStore; ++i) {
+      const u32 row = i * kRowsPerStore + lane_id() / kRowChunks;
       const u32 chunk = lane_id() % kRowChunks ^ row % kRowChunks;
-      U32x4 got = lds_load_b128(lds_ + row * kRowSize + chunk * kVecBytes);
-      if (i * kAtOnce >= 8) got = __builtin_shufflevector(got, got, 2, 3, 0, 1);
-      const u32 to = to_[tile * kTileRows + row];
-      if (to != kNoRow && column_ < n_) {
-        *reinterpret_cast<U32x4*>(out_ + u64{to} * n_ + column_) = got;
+      U32x4 chunk_data = lds_load_b128(lds_ + row * kRowSize + chunk * kVecBytes);
+      if (i * kRowsPerStore >= 8)
+        chunk_data = __builtin_shufflevector(chunk_data, chunk_data, 2, 3, 0, 1);
+      const u32 dst_row = dst_rows_[tile * kTileRows + row];
+      if (dst_row != kNoRow && column_ < n_) {
+        *reinterpret_cast<U32x4*>(out_ + u64{dst_row} * n_ + column_) = chunk_data;
       }
     }
   }
 
  private:
   Out* out_;
-  const RFOPS_LDS u32* to_;
+  const RFOPS_LDS u32* dst_rows_;
   u32 n_, column_;
   LdsBytes* lds_;
 };

@@ -1,17 +1,18 @@
-// The loop over K of pingpong_tiles.h.
+// The mainloop over K of the tiles of pingpong_tiles.h.
 //
-// A step has four phases, one for each quarter of the products, and a phase a memory part and a
-// compute part with a barrier after each. There are two waves a SIMD, and those of the second half
-// along rows are a part behind: while one wave computes the other one reads LDS and starts loads.
+// A K-step has four phases, one per quarter of the accumulators; a phase has a memory part and a
+// compute part with a barrier after each. There are two waves per SIMD, and the waves of the second
+// half along rows run one part later: while one wave computes, the other reads LDS and issues
+// loads.
 //
-//   phase  even step: reads       computes    odd: reads       computes    starts, for k + 2
+//   phase  even step: reads       computes    odd: reads       computes    issues, for step + 2
 //     0    X0                     X0 x W0     X0               X0 x W1     the W read last
 //     1    W1                     X0 x W1     W0               X0 x W0     X0
 //     2    X1                     X1 x W1     X1               X1 x W0     the W read in phase 1
 //     3    W1 of the next step    X1 x W0     W0 of the next   X1 x W1     X1
 //
-// What a memory part starts is read seven phases later; all but the last six phases' have arrived
-// at the end of each. The last two steps start nothing.
+// What a memory part issues is read seven phases later; each phase ends when at most the loads of
+// the last six phases are in flight. The last two K-steps issue nothing.
 #pragma once
 
 #include "moe/pingpong_tiles.h"
@@ -21,45 +22,45 @@ namespace rfops {
 
 #if !defined(__HIP_DEVICE_COMPILE__) || defined(__gfx950__)
 
-template <class In, u32 kRows, u32 kTiles, class Order>
+template <class Input, u32 kRows, u32 kTiles, class Layout>
 class PingPongWave {
   using Memory = PingPongMemory<kRows>;
-  using Sums = PingPongSums<kTiles>;
-  using Weights = PingPongOrder<Order>;
+  using Accumulators = PingPongAccumulators<kTiles>;
+  using Weights = PingPongLayout<Layout>;
   static constexpr u32 kSteps = 2;
 
  public:
   __device__ PingPongWave(void* memory, u32 thread, const PingPongRows<kTiles>& rows,
-                          const PingPongWeights<Order>& weights, u32 k)
+                          const PingPongWeights<Layout>& weights, u32 k)
       : memory_((LdsBytes*)memory),
         rows_(rows),
         weights_(weights),
         k_(k),
-        own_k_(PingPongX::chunk(thread) * (kVecBytes / 2)),
-        place_(LdsDmaLoader<kPingPongThreads / kWaveSize>::wave_lds_base(memory_)),
-        of_x_{{memory_, thread % kWaveSize, wave_m() * PingPong::tiles(kTiles, 0) * kTileRows},
-              {memory_ + sizeof(Memory::x0), thread % kWaveSize,
-               wave_m() * PingPong::tiles(kTiles, 1) * kTileRows}},
-        of_w_(memory_ + kW, thread % kWaveSize,
-              wave_id() % PingPong::kNWaves * PingPong::kWTiles * kTileRows) {}
+        lane_k_(PingPongX::chunk(thread) * (kVecBytes / 2)),
+        lds_base_(LdsDmaLoader<kPingPongThreads / kWaveSize>::wave_lds_base(memory_)),
+        x_readers_{{memory_, thread % kWaveSize, wave_m() * PingPong::tiles(kTiles, 0) * kTileRows},
+                   {memory_ + sizeof(Memory::x0), thread % kWaveSize,
+                    wave_m() * PingPong::tiles(kTiles, 1) * kTileRows}},
+        w_reader_(memory_ + kW, thread % kWaveSize,
+                  wave_id() % PingPong::kNWaves * PingPong::kWTiles * kTileRows) {}
 
-  __device__ void run_mainloop(Sums& sums) {
-    start_step<0>(0);
-    start_step<1>(1);
+  __device__ void run_mainloop(Accumulators& accumulators) {
+    issue_step<0>(0);
+    issue_step<1>(1);
     wait_vmcnt<in_flight(3, 0)>();
     if (wave_m() == 1) s_barrier();
     s_barrier();
-    read_w<0, 0>();  // as the phase before the first would
+    read_w<0, 0>();  // phase 3 of the previous step would have read it
     wait_lgkmcnt();
     s_barrier();
     s_barrier();
     const u32 steps = (k_ + kPingPongStep - 1) / kPingPongStep;
-    for (u32 at = 0; at + kSteps < steps; at += kSteps) {
-      step<0, false>(sums, at);
-      step<1, false>(sums, at + 1);
+    for (u32 k_step = 0; k_step + kSteps < steps; k_step += kSteps) {
+      step<0, false>(accumulators, k_step);
+      step<1, false>(accumulators, k_step + 1);
     }
-    step<0, true>(sums, 0);  // of an odd number the last one adds zeros
-    step<1, true>(sums, 0);
+    step<0, true>(accumulators, 0);  // with an odd number of K-steps the last one adds zeros
+    step<1, true>(accumulators, 0);
     if (wave_m() == 0) s_barrier();
   }
 
@@ -68,67 +69,69 @@ class PingPongWave {
 
   __device__ static u32 wave_m() { return wave_id() / PingPong::kNWaves; }
 
-  // Loads that a phase starts; and that six phases up to this one did, of which the last `idle`
-  // ones started none.
-  static constexpr u32 started(u32 phase) {
+  // Returns the loads that a phase issues; in_flight returns those of the six phases up to this
+  // one, of which the last `idle` issued none.
+  static constexpr u32 loads_of_phase(u32 phase) {
     return phase % 2 == 0 ? PingPong::kWLoads : PingPong::loads(kTiles, phase % 4 / 2);
   }
   static constexpr u32 in_flight(u32 phase, u32 idle) {
     u32 count = 0;
-    for (u32 before = idle; before < 6; ++before) count += started(phase + 8 - before);
+    for (u32 ago = idle; ago < 6; ++ago) count += loads_of_phase(phase + 8 - ago);
     return count;
   }
 
-  template <u32 kTo, u32 kHalf, u32 kLoad = 0>
-  __device__ void start_rows(u32 at) const {
+  template <u32 kLdsOffset, u32 kHalf, u32 kLoad = 0>
+  __device__ void issue_rows(u32 k_step) const {
     if constexpr (kLoad < PingPong::loads(kTiles, kHalf)) {
-      const u32 outside = at * kPingPongStep + own_k_ < k_ ? 0 : kOutOfBounds,
-                from = rows_.from[kHalf][kLoad];
-      buffer_load_lds_b128<kTo>(rows_.buffer, from | outside, 0, at * kRowBytes, place_);
-      start_rows<kTo + kPingPongLoad, kHalf, kLoad + 1>(at);
+      const u32 oob_bits = k_step * kPingPongStep + lane_k_ < k_ ? 0 : kOutOfBounds,
+                offset = rows_.offset[kHalf][kLoad];
+      buffer_load_lds_b128<kLdsOffset>(rows_.buffer, offset | oob_bits, 0, k_step * kRowBytes,
+                                       lds_base_);
+      issue_rows<kLdsOffset + kPingPongLoad, kHalf, kLoad + 1>(k_step);
     }
   }
-  // What phase kPhase of an even or odd step starts for step `at`.
+  // Issues the loads for K-step `k_step` in phase kPhase of an even or odd step.
   template <u32 kOdd, u32 kPhase>
-  __device__ void start(u32 at) const {
+  __device__ void issue(u32 k_step) const {
     if constexpr (kPhase % 2 == 0) {
       constexpr u32 kHalf = kPhase == 0 ? kOdd : 1 - kOdd;
-      constexpr u32 kTo = kW + (2 * kOdd + kHalf) * kPingPongHalf * kRowBytes;
-      weights_.template start<kTo, kHalf>(at, k_, place_);
+      constexpr u32 kLdsOffset = kW + (2 * kOdd + kHalf) * kPingPongHalf * kRowBytes;
+      weights_.template issue<kLdsOffset, kHalf>(k_step, k_, lds_base_);
     } else if constexpr (kPhase == 1) {
-      start_rows<kOdd * Memory::kX0 * kRowBytes, 0>(at);
+      issue_rows<kOdd * Memory::kX0 * kRowBytes, 0>(k_step);
     } else {
-      start_rows<sizeof(Memory::x0) + kOdd * Memory::kX1 * kRowBytes, 1>(at);
+      issue_rows<sizeof(Memory::x0) + kOdd * Memory::kX1 * kRowBytes, 1>(k_step);
     }
   }
   template <u32 kOdd>
-  __device__ void start_step(u32 at) const {
-    start<kOdd, 0>(at), start<kOdd, 1>(at), start<kOdd, 2>(at), start<kOdd, 3>(at);
+  __device__ void issue_step(u32 k_step) const {
+    issue<kOdd, 0>(k_step), issue<kOdd, 1>(k_step), issue<kOdd, 2>(k_step), issue<kOdd, 3>(k_step);
   }
 
   template <u32 kOdd, u32 kHalf>
   __device__ void read_x() {
-    constexpr u32 kAt = kOdd * (kHalf == 0 ? Memory::kX0 : Memory::kX1) * kRowBytes;
+    constexpr u32 kOffsetBytes = kOdd * (kHalf == 0 ? Memory::kX0 : Memory::kX1) * kRowBytes;
 #pragma unroll
     for (u32 i = 0; i < PingPong::tiles(kTiles, kHalf); ++i) {
-      x_[i] = of_x_[kHalf].template read<kAt>(i);
+      x_[i] = x_readers_[kHalf].template read<kOffsetBytes>(i);
     }
     sched_barrier();
   }
   template <u32 kOdd, u32 kHalf>
   __device__ void read_w() {
-    constexpr u32 kAt = (2 * kOdd + kHalf) * kPingPongHalf * kRowBytes;
+    constexpr u32 kOffsetBytes = (2 * kOdd + kHalf) * kPingPongHalf * kRowBytes;
 #pragma unroll
-    for (u32 j = 0; j < PingPong::kWTiles; ++j) w_[kHalf][j] = of_w_.template read<kAt>(j);
+    for (u32 j = 0; j < PingPong::kWTiles; ++j)
+      w_[kHalf][j] = w_reader_.template read<kOffsetBytes>(j);
     sched_barrier();
   }
 
-  // The first half of weights to be used is number kOdd.
+  // Weight half kOdd is used first.
   template <u32 kOdd, bool kIsLast>
-  __device__ void step(Sums& sums, u32 at) {
+  __device__ void step(Accumulators& accumulators, u32 k_step) {
     const auto advance = [&]<u32 kPhase>(Phase<kPhase>) {
-      if constexpr (!kIsLast) start<kOdd, kPhase>(at + kSteps);
-      compute<kOdd, kPhase, kIsLast ? 4 * kOdd + kPhase + 1 : 0>(sums);
+      if constexpr (!kIsLast) issue<kOdd, kPhase>(k_step + kSteps);
+      compute<kOdd, kPhase, kIsLast ? 4 * kOdd + kPhase + 1 : 0>(accumulators);
     };
     read_x<kOdd, 0>(), advance(Phase<0>{});
     read_w<kOdd, 1 - kOdd>(), advance(Phase<1>{});
@@ -139,54 +142,57 @@ class PingPongWave {
   template <u32 kPhase>
   struct Phase {};
 
-  // The end of a phase's memory part, and its compute part.
+  // Ends a phase's memory part and runs its compute part.
   template <u32 kOdd, u32 kPhase, u32 kIdle>
-  __device__ void compute(Sums& sums) {
-    constexpr u32 kQuarter = kPhase ^ kOdd, kX = kQuarter / 2, kOf = kQuarter == 1 || kQuarter == 2;
-    constexpr u32 kFirst = kX * PingPong::tiles(kTiles, 0);
+  __device__ void compute(Accumulators& accumulators) {
+    constexpr u32 kQuarter = kPhase ^ kOdd, kXHalf = kQuarter / 2,
+                  kWHalf = kQuarter == 1 || kQuarter == 2;
+    constexpr u32 kTile0 = kXHalf * PingPong::tiles(kTiles, 0);
     sched_barrier();
     wait_lgkmcnt();
     wait_vmcnt<in_flight(kPhase, kIdle)>();
     set_wave_priority<0>();
     s_barrier();
-    if constexpr (kIdle > 0) pin_all<kFirst, kX, kOf>(sums);
+    if constexpr (kIdle > 0) force_registers<kTile0, kXHalf, kWHalf>(accumulators);
 #pragma unroll
-    for (u32 piece = 0; piece < 2; ++piece) {
+    for (u32 k_half = 0; k_half < 2; ++k_half) {
 #pragma unroll
-      for (u32 i = 0; i < PingPong::tiles(kTiles, kX); ++i) {
+      for (u32 i = 0; i < PingPong::tiles(kTiles, kXHalf); ++i) {
 #pragma unroll
         for (u32 t = 0; t < PingPong::kWTiles; ++t) {
-          const u32 j = i % 2 == 0 ? t : PingPong::kWTiles - 1 - t;  // neighbours share operands
-          F32x4& sum = sums.of[kFirst + i][kOf][j];
-          const Fragment &w = w_[kOf][j], &x = x_[i];
-          sum = piece == 0 ? mfma_16x16x32<In>(w.low, x.low, sum)
-                           : mfma_16x16x32<In>(w.high, x.high, sum);
+          const u32 j = i % 2 == 0 ? t : PingPong::kWTiles - 1 - t;  // consecutive MFMAs share x
+          F32x4& tile_acc = accumulators.acc[kTile0 + i][kWHalf][j];
+          const Fragment &w = w_[kWHalf][j], &x = x_[i];
+          tile_acc = k_half == 0 ? mfma_16x16x32<Input>(w.low, x.low, tile_acc)
+                                 : mfma_16x16x32<Input>(w.high, x.high, tile_acc);
         }
       }
     }
-    if constexpr (kIdle > 0) pin_all<kFirst, kX, kOf>(sums);
+    if constexpr (kIdle > 0) force_registers<kTile0, kXHalf, kWHalf>(accumulators);
     sched_barrier();
     set_wave_priority<1>();
     s_barrier();
   }
 
-  // What a phase of the last steps multiplies has its registers, or the sums get others.
-  template <u32 kFirst, u32 kX, u32 kOf>
-  __device__ void pin_all(Sums& sums) {
+  // Forces the operands and accumulators of a phase of the last steps into VGPRs, because the
+  // compiler would otherwise allocate the accumulators elsewhere and copy them.
+  template <u32 kTile0, u32 kXHalf, u32 kWHalf>
+  __device__ void force_registers(Accumulators& accumulators) {
 #pragma unroll
     for (u32 j = 0; j < PingPong::kWTiles; ++j) {
-      force_vgpr(w_[kOf][j].low), force_vgpr(w_[kOf][j].high);
+      force_vgpr(w_[kWHalf][j].low), force_vgpr(w_[kWHalf][j].high);
 #pragma unroll
-      for (u32 i = 0; i < PingPong::tiles(kTiles, kX); ++i) force_vgpr(sums.of[kFirst + i][kOf][j]);
+      for (u32 i = 0; i < PingPong::tiles(kTiles, kXHalf); ++i)
+        force_vgpr(accumulators.acc[kTile0 + i][kWHalf][j]);
     }
   }
 
   LdsBytes* memory_;
   PingPongRows<kTiles> rows_;
-  PingPongWeights<Order> weights_;
-  u32 k_, own_k_, place_;  // of K: all, and where a thread's of a step begin
-  PingPongX::Reader of_x_[2];
-  Weights::Reader of_w_;
+  PingPongWeights<Layout> weights_;
+  u32 k_, lane_k_, lds_base_;  // end of K; first k of the thread's chunk in a step
+  PingPongX::Reader x_readers_[2];
+  Weights::Reader w_reader_;
   Fragment x_[PingPong::tiles(kTiles, 0)], w_[2][PingPong::kWTiles];
 };
 

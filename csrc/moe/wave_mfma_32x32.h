@@ -1,7 +1,8 @@
-// A wave's part of a tile of 32 x 32 products: operands from LDS (lds_tile_16bit.h), and sums.
+// A wave's share of a tile of 32 x 32 MFMAs: fragments from LDS (lds_tile_16bit.h) and
+// accumulators.
 //
-// Eight waves, kMWaves along rows and kNWaves along weights. A wave has every kMWaves-th 32 rows,
-// kOwn times, and of weights 64 in a row.
+// Eight waves, kMWaves along rows and kNWaves along weights. A wave has every kMWaves-th tile of 32
+// rows, kRowTiles in all, and 64 consecutive weight rows.
 #pragma once
 
 #include "moe/lds_tile_16bit.h"
@@ -13,18 +14,18 @@ namespace rfops {
 constexpr u32 kMWaves = 2, kNWaves = 4;
 constexpr u32 kSub = 32;  // rows of an operand
 
-template <u32 kOwn>
-struct Sums {
-  F32x16 of[kOwn > 0 ? kOwn : 1][2];
+template <u32 kRowTiles>
+struct Accumulators {
+  F32x16 acc[kRowTiles > 0 ? kRowTiles : 1][2];
 };
 
-// What a lane holds of operands: 16 of K of a wave's weights and rows.
-template <u32 kOwn>
+// Fragments that a lane holds: 16 of K of the wave's weights and rows.
+template <u32 kRowTiles>
 struct Operands {
-  U32x4 weights[2], rows[kOwn > 0 ? kOwn : 1];
+  U32x4 weights[2], rows[kRowTiles > 0 ? kRowTiles : 1];
 };
 
-// This wave's part of what LDS has; their Loader says where weights lie.
+// Reads a wave's fragments from LDS; Loader defines the layout of weights.
 template <u32 kStep, class Loader>
 class Reader {
   using Lds = Rows16<kStep>;
@@ -32,80 +33,87 @@ class Reader {
  public:
   __device__ Reader() {
     const u32 lane = lane_id(), wave = wave_id();
-    rows_ = wave / kNWaves * kSub * Lds::kBytes + Lds::at(lane % kSub, lane / kSub);
-    weights_ = wave % kNWaves * 2 * kSub * Lds::kBytes + Loader::at(lane % kSub, lane / kSub);
+    rows_ = wave / kNWaves * kSub * Lds::kBytes + Lds::offset(lane % kSub, lane / kSub);
+    weights_ = wave % kNWaves * 2 * kSub * Lds::kBytes + Loader::offset(lane % kSub, lane / kSub);
   }
-  // Chunks `c` and `c` + 1 of K.
-  template <u32 kOwn>
-  __device__ Operands<kOwn> read(const LdsBytes* rows, const LdsBytes* weights, u32 c) const {
-    Operands<kOwn> got;
-    read_weights(got, weights, c);
+  // Reads chunks `c` and `c` + 1 of K.
+  template <u32 kRowTiles>
+  __device__ Operands<kRowTiles> read(const LdsBytes* rows, const LdsBytes* weights, u32 c) const {
+    Operands<kRowTiles> operands;
+    read_weights(operands, weights, c);
 #pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) read_rows(got, i, rows, c);
-    return got;
+    for (u32 i = 0; i < kRowTiles; ++i) read_rows(operands, i, rows, c);
+    return operands;
   }
-  template <u32 kOwn>
-  __device__ void read_weights(Operands<kOwn>& to, const LdsBytes* weights_of, u32 c) const {
-    const LdsBytes* weights = weights_of + further(weights_, c * Loader::kChunkBytes);
+  template <u32 kRowTiles>
+  __device__ void read_weights(Operands<kRowTiles>& operands, const LdsBytes* weights_of,
+                               u32 c) const {
+    const LdsBytes* weights = weights_of + xor_offset(weights_, c * Loader::kChunkBytes);
 #pragma unroll
-    for (u32 j = 0; j < 2; ++j) to.weights[j] = lds_load_b128(weights + j * kSub * Lds::kBytes);
+    for (u32 j = 0; j < 2; ++j)
+      operands.weights[j] = lds_load_b128(weights + j * kSub * Lds::kBytes);
   }
-  template <u32 kOwn>
-  __device__ void read_rows(Operands<kOwn>& to, u32 i, const LdsBytes* rows_of, u32 c) const {
-    const LdsBytes* rows = rows_of + further(rows_, c * kVecBytes);
-    to.rows[i] = lds_load_b128(rows + i * kMWaves * kSub * Lds::kBytes);
+  template <u32 kRowTiles>
+  __device__ void read_rows(Operands<kRowTiles>& operands, u32 i, const LdsBytes* rows_of,
+                            u32 c) const {
+    const LdsBytes* rows = rows_of + xor_offset(rows_, c * kVecBytes);
+    operands.rows[i] = lds_load_b128(rows + i * kMWaves * kSub * Lds::kBytes);
   }
 
  private:
-  // A lane's place an even number of chunks on: computed where it is used, as there are no
-  // registers for all of them.
-  static __device__ u32 further(u32 place, u32 chunks) {
-    force_vgpr(place);
-    return place ^ chunks;
+  // Returns the lane's offset an even number of chunks on. It is computed where it is used, because
+  // there are no registers for all of them.
+  static __device__ u32 xor_offset(u32 offset, u32 chunks) {
+    force_vgpr(offset);
+    return offset ^ chunks;
   }
-  u32 rows_, weights_;  // of a lane's operands
+  u32 rows_, weights_;  // offsets of a lane's fragments
 };
 
-template <class In, u32 kOwn>
-__device__ inline void multiply(Sums<kOwn>& sums, const Operands<kOwn>& of, u32 i) {
+template <class Input, u32 kRowTiles>
+__device__ inline void multiply(Accumulators<kRowTiles>& accumulators,
+                                const Operands<kRowTiles>& operands, u32 i) {
 #pragma unroll
   for (u32 j = 0; j < 2; ++j) {
-    sums.of[i][j] = mfma_32x32x16<In>(of.weights[j], of.rows[i], sums.of[i][j]);
+    accumulators.acc[i][j] =
+        mfma_32x32x16<Input>(operands.weights[j], operands.rows[i], accumulators.acc[i][j]);
   }
 }
-template <class In, u32 kOwn>
-__device__ inline void multiply(Sums<kOwn>& sums, const Operands<kOwn>& of) {
+template <class Input, u32 kRowTiles>
+__device__ inline void multiply(Accumulators<kRowTiles>& accumulators,
+                                const Operands<kRowTiles>& operands) {
 #pragma unroll
-  for (u32 i = 0; i < kOwn; ++i) multiply<In>(sums, of, i);
+  for (u32 i = 0; i < kRowTiles; ++i) multiply<Input>(accumulators, operands, i);
 }
 
 template <u32 kCount>
-struct Starts {};
+struct LoadCount {};
 
-// And reads what comes next, chunks `c` and `c` + 1, each operand in the place of one that has been
-// multiplied: of rows there is no room for two. Meanwhile start(n) is called for n below kStarts,
-// so that memory works while the matrix cores do.
-template <class In, u32 kStarts, u32 kOwn, class Reader, class Start>
-__device__ inline void multiply_and_read(Sums<kOwn>& sums, Operands<kOwn>& held,
-                                         const Reader& reader, const LdsBytes* rows,
-                                         const LdsBytes* weights, u32 c, Start start) {
-  Operands<kOwn> next;
+// Multiplies and reads the next fragments, chunks `c` and `c` + 1. Each replaces a fragment that
+// has been multiplied, because there are no registers for two sets of rows. load(n), n < kLoads, is
+// called between the MFMAs, so that memory accesses overlap with them.
+template <class Input, u32 kLoads, u32 kRowTiles, class Reader, class Load>
+__device__ inline void multiply_and_read(Accumulators<kRowTiles>& accumulators,
+                                         Operands<kRowTiles>& current, const Reader& reader,
+                                         const LdsBytes* rows, const LdsBytes* weights, u32 c,
+                                         Load load) {
+  Operands<kRowTiles> next;
   reader.read_weights(next, weights, c);
   sched_barrier();
 #pragma unroll
-  for (u32 i = 0; i < kOwn; ++i) {
-    multiply<In>(sums, held, i);
+  for (u32 i = 0; i < kRowTiles; ++i) {
+    multiply<Input>(accumulators, current, i);
     reader.read_rows(next, i, rows, c);
-    constexpr u32 kOf = kOwn > 0 ? kOwn : 1;
+    constexpr u32 kDivisor = kRowTiles > 0 ? kRowTiles : 1;
 #pragma unroll
-    for (u32 n = kStarts * i / kOf; n < kStarts * (i + 1) / kOf; ++n) start(n);
+    for (u32 n = kLoads * i / kDivisor; n < kLoads * (i + 1) / kDivisor; ++n) load(n);
     sched_barrier();
   }
-  if constexpr (kOwn == 0) {
+  if constexpr (kRowTiles == 0) {
 #pragma unroll
-    for (u32 n = 0; n < kStarts; ++n) start(n);
+    for (u32 n = 0; n < kLoads; ++n) load(n);
   }
-  held = next;
+  current = next;
 }
 
 }  // namespace rfops
