@@ -92,7 +92,7 @@ __device__ inline u32 scan_exclusive(u32* values, u32 count, u32 lane) {
 
 // Returns the last expert whose rows start at or before `list_idx`.
 __device__ inline u32 expert_at(const u32* start, u32 num_experts, u32 list_idx) {
-  u32 low = 0, high = num_experts;  // start[low] <= slot < start[high]
+  u32 low = 0, high = num_experts;  // start[low] <= list_idx < start[high]
   while (high - low > 1) {
     const u32 middle = (low + high) / 2;
     (start[middle] <= list_idx ? low : high) = middle;

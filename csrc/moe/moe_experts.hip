@@ -10,13 +10,12 @@
 // values of a column are in one lane. 32 rows that are all out of range are not multiplied. Weights
 // are MFMA operand A: a lane holds 4 adjacent columns of a row of out. K-steps of 32 are loaded
 // through registers (lds_tile_16bit.h), two in flight, into one of two LDS stages while the other
-// one is multiplied. Results are stored through LDS too (cshuffle_32x32.h).
+// one is multiplied. Results are stored through LDS too (wave_mfma_32x32.h).
 //
 // Guarantees: bitwise deterministic: the sum of a row is in the order of K, in any tile.
 // Out-of-range rows and columns are not accessed.
 // Requires: N and K multiples of 8; rows 16-byte aligned; x of stage 1, and an expert's weights,
 // below 2 GiB.
-#include "moe/cshuffle_32x32.h"
 #include "moe/exp.h"
 #include "moe/expert_tile_scheduler.h"
 #include "moe/lds_tile_16bit.h"

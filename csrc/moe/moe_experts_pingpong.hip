@@ -5,7 +5,7 @@
 // Layout. One persistent workgroup per CU. A tile is up to kRows rows of an expert by 256 weight
 // rows, in stage 1 128 of gate and 128 of up. Eight waves, 2 along rows and 4 along weights, two
 // per SIMD, share the rows in tiles of 16; 32 rows that are all out of range are not multiplied.
-// The mainloop is pingpong_mainloop.h. Weights are MFMA operand A: a lane holds adjacent columns of
+// The mainloop is in pingpong.h. Weights are MFMA operand A: a lane holds adjacent columns of
 // a row of out, in stage 1 both gate and up of them.
 //
 // Guarantees: bitwise deterministic: the sum of a row is in the order of K, in any tile, and is the
@@ -14,7 +14,7 @@
 // below 2 GiB.
 #include "moe/exp.h"
 #include "moe/expert_tile_scheduler.h"
-#include "moe/pingpong_mainloop.h"
+#include "moe/pingpong.h"
 #include "rfops/wave/reduce_scatter.h"
 
 namespace {

@@ -90,7 +90,7 @@ struct DownArgs {
 };
 
 // Operands of a wave's tile: rows of one expert and its weights for this workgroup's columns.
-struct TileItemData {
+struct TileOperands {
   ExpertTile tile;
   Weights::Fragments w[kSteps];
   U32x4 x[kRowTiles][kSteps][2];
@@ -267,11 +267,11 @@ moe_mx_down(const u32* __restrict__ rows_of,  // [E]
   const u32 wave_tile = wave + tile_begin < tiles ? wave + tile_begin : wave + tile_begin - tiles;
   const ExpertTile tile = scheduler.tile(wave < tiles ? wave_tile : tiles);
   if (tiles <= kWaves) {
-    TileItemData current;
+    TileOperands current;
     current.load(loader, tile, args);
     current.multiply(loader, staging, args);
   } else {
-    TileItemData current, next;  // two variables, so that each has registers of its own
+    TileOperands current, next;  // two variables, so that each has registers of its own
     current.load(loader, tile, args);
     const TileTable table(tiles_at(m), tiles, tile_begin);
     if (wave == 0) table.fill(scheduler);
