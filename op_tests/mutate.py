@@ -98,7 +98,7 @@ class Mutant:
         return f"{self.file}:{self.line}\n  - {before}\n  + {after}"
 
 
-_KEEP = "if constexpr (kHow.groups {} 1) details::keep_groups<kHow>(keys, experts);"
+_KEEP = "if constexpr (kOptions.groups {} 1) details::keep_groups<kOptions>(keys, experts);"
 _FIRST = "__device__ bool is_first() const {{ return room_ {} 0.0f; }}"
 _LEFT = "return self.block_m < 64 {} self.block_n <= BLOCK"
 _COS, _SIN = (

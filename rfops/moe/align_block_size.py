@@ -217,16 +217,28 @@ def _launches(c: Call, arguments: Sequence[str], rows: int, num_experts: int) ->
         moe_align_count, defines, threads, groups, {"row_map": row_map, **sizes}, 4 * num_experts
     )
     place = Step(
-        moe_align_place, defines, threads, groups,
-        {"row_map": row_map, "block_map": block_map, **sizes, "block": c.block_size,
-         "num_slots": slots, "num_blocks": blocks},
+        moe_align_place,
+        defines,
+        threads,
+        groups,
+        {
+            "row_map": row_map,
+            "block_map": block_map,
+            **sizes,
+            "block": c.block_size,
+            "num_slots": slots,
+            "num_blocks": blocks,
+        },
         4 * (waves + 2) * num_experts,
-    )  # fmt: skip
+    )
     is_split = groups > 1
     run = run_steps(
-        c.device, arguments, [count, place] if is_split else [place], arch=c.arch,
+        c.device,
+        arguments,
+        [count, place] if is_split else [place],
+        arch=c.arch,
         workspace={"counts": (groups * num_experts, torch.int32)} if is_split else None,
-    )  # fmt: skip
+    )
     return lambda aligned, *inputs: run(*aligned, *inputs)
 
 
@@ -276,10 +288,13 @@ def _run_torch(
 
 
 def moe_align_block_size_ref(
-    topk_ids: torch.Tensor, block_size: int, num_experts: int,
+    topk_ids: torch.Tensor,
+    block_size: int,
+    num_experts: int,
     expert_map: torch.Tensor | None = None,
-    pad_sorted_ids: bool = False, ignore_invalid_experts: bool = False,
-) -> Aligned:  # fmt: skip
+    pad_sorted_ids: bool = False,
+    ignore_invalid_experts: bool = False,
+) -> Aligned:
     """`moe_align_block_size` row by row in Python."""
     experts, rows = topk_ids.reshape(-1).tolist(), topk_ids.numel()
     local = None if expert_map is None else expert_map.tolist()

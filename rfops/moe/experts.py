@@ -62,10 +62,15 @@ def with_shared(
 
 
 def run_experts(
-    out: Tensor, x: Tensor, weights: Weights, topk_weights: Tensor, topk_ids: Tensor,
-    num_shared: int, wide: torch.dtype | None = None,
+    out: Tensor,
+    x: Tensor,
+    weights: Weights,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    num_shared: int,
+    wide: torch.dtype | None = None,
     between: Callable[[Tensor], Tensor] = lambda h: h,
-) -> None:  # fmt: skip
+) -> None:
     """Expert by expert, the rows of each in one product, sums in fp32 in the order of experts. It
     waits for the device once, to know how many rows each has. With `wide` all is computed in it;
     `between` is what becomes of h."""
@@ -91,9 +96,13 @@ def run_experts(
 
 
 def _expert(
-    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, wide: torch.dtype | None,
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    wide: torch.dtype | None,
     between: Callable[[Tensor], Tensor],
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     if wide is not None:
         x, gate, up, down = (t.to(wide) for t in (x, gate, up, down))
     g, u = x @ gate, x @ up

@@ -92,8 +92,9 @@ class _GroupedGemm(Op):
         picks = max(c.top_k, c.a_div)
         ids = draw.picks(-(-c.M // picks), picks, c.E).flatten()[: c.M]
         layout = moe_align_block_size_ref(ids, c.block_m, c.E)
-        fitted = dict(zip(("sorted_token_ids", "expert_ids", "num_tokens_post_padded"), layout,
-                          strict=True))  # fmt: skip
+        fitted = dict(
+            zip(("sorted_token_ids", "expert_ids", "num_tokens_post_padded"), layout, strict=True)
+        )
         if c.device.type == "cpu":
             for name in ("w", "w_scale"):
                 (arg,) = (arg for arg in self.declaration.tensors if arg.name == name)
@@ -215,9 +216,23 @@ def grouped_gemm_mxfp8(
     """
     call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     return call(
-        a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded,
-        num_valid_tokens, top_k, block_m, out_dtype, a_div, mul_weight_by, topk_ids, out, config,
-    )  # fmt: skip
+        a_q,
+        a_scale,
+        w,
+        w_scale,
+        sorted_token_ids,
+        expert_ids,
+        num_tokens_post_padded,
+        num_valid_tokens,
+        top_k,
+        block_m,
+        out_dtype,
+        a_div,
+        mul_weight_by,
+        topk_ids,
+        out,
+        config,
+    )
 
 
 grouped_gemm_mxfp8.supports = OP.supports  # type: ignore[attr-defined]
@@ -280,11 +295,21 @@ def _times_expert(
 
 
 def grouped_gemm_mxfp8_ref(
-    a_q: Tensor, a_scale: Tensor, w: Tensor, w_scale: Tensor, sorted_token_ids: Tensor,
-    expert_ids: Tensor, num_tokens_post_padded: Tensor, num_valid_tokens: int, top_k: int,
-    block_m: int, out_dtype: torch.dtype = torch.bfloat16, a_div: int = 1,
-    mul_weight_by: Tensor | None = None, topk_ids: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    a_q: Tensor,
+    a_scale: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    sorted_token_ids: Tensor,
+    expert_ids: Tensor,
+    num_tokens_post_padded: Tensor,
+    num_valid_tokens: int,
+    top_k: int,
+    block_m: int,
+    out_dtype: torch.dtype = torch.bfloat16,
+    a_div: int = 1,
+    mul_weight_by: Tensor | None = None,
+    topk_ids: Tensor | None = None,
+) -> Tensor:
     """The formula of `grouped_gemm_mxfp8` in plain fp32 torch, row by row, on any device; rows that
     no block names are zero."""
     ref = f"{OP.name}_ref"

@@ -42,15 +42,21 @@ OP = Choose(
     usual={"scale": 1.0},
     shapes={
         # DeepSeek-V3 and Kimi K2
-        "published": grid("E K num_groups topk_groups", [(256, 8, 8, 4), (384, 8, 1, 1)],
-                          M=(1, 64, 2048, 8192), bias=(True,), renormalize=(True,), scale=(2.5,)),
+        "published": grid(
+            "E K num_groups topk_groups",
+            [(256, 8, 8, 4), (384, 8, 1, 1)],
+            M=(1, 64, 2048, 8192),
+            bias=(True,),
+            renormalize=(True,),
+            scale=(2.5,),
+        ),
     },
     hints={
         "logits": "convert them first",
         "bias": "pass one number for each expert, or None",
         "E": "pass one expert at least",
     },
-)  # fmt: skip
+)
 
 
 def grouped_topk(
@@ -110,9 +116,15 @@ def grouped_topk_ref(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`grouped_topk` in plain fp32 torch, on any device."""
     return choose(
-        logits, bias, top_k, num_groups=num_groups, topk_groups=topk_groups,
-        renormalize=renormalize, score=score, scale=scale,
-    )  # fmt: skip
+        logits,
+        bias,
+        top_k,
+        num_groups=num_groups,
+        topk_groups=topk_groups,
+        renormalize=renormalize,
+        score=score,
+        scale=scale,
+    )
 
 
 OP.reference = grouped_topk_ref

@@ -101,9 +101,12 @@ def step(c: Call, experts: int, lists: bool, arguments: Mapping[str, str] | None
     sizes = {"m": c.M, "experts": experts, "k": c.D, "x_row": x_row, "w_row": w_row}
     none = {} if lists else dict.fromkeys(("counts", "lists", "slots"))
     return Step(
-        moe_router_kernel, defines(c, experts, lists), THREADS, ceil(c.M, TOKENS),
+        moe_router_kernel,
+        defines(c, experts, lists),
+        THREADS,
+        ceil(c.M, TOKENS),
         {"w": "router_weight", **sizes, **none, **(arguments or {})},
-    )  # fmt: skip
+    )
 
 
 def refuses_rows(c: Call, experts: int) -> str | None:
