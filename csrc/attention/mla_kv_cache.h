@@ -54,8 +54,8 @@ struct KvPageTable {
     const u32 inside = (u32{1} << page_shift) - 1;
     return (page << page_shift) + (clamped(token) & inside);
   }
-  __device__ Turn turn(u32 token) const {
-    return load_turn(angles + u64{clamped(token)} * kTurned, lane_id() / 16);
+  __device__ RopeAngles angles_of(u32 token) const {
+    return load_angles(angles + u64{clamped(token)} * kRopeDim, lane_id() / 16);
   }
 };
 

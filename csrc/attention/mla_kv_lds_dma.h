@@ -117,7 +117,7 @@ class DirectTiles {
     wait_lgkmcnt();
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) load_rows(0, i, entries);
-    load_turn(0);
+    load_angles(0);
   }
 
   __device__ u32 first_token(u32 tile) const { return first_ + tile * step_; }
@@ -133,7 +133,7 @@ class DirectTiles {
     base_ = own_ + tile % 2 * kTile;
     wait<kByHalves ? kLoads / 2 : 0>();  // this tile, and the next one's entries
     if constexpr (kRope)
-      force_vgpr(turn_.cos), force_vgpr(turn_.sin);  // no wait of the compiler's own later
+      force_vgpr(angles_.cos), force_vgpr(angles_.sin);  // no wait of the compiler's own later
     Entries entries;
     if constexpr (kHasNext) entries = read_entries(tile + 1);
     U32x4 k[Row::kHalves][kParts];
@@ -173,7 +173,7 @@ class DirectTiles {
       if constexpr (kFp8) widen(0);
 #pragma unroll
       for (u32 i = 0; i < kParts; ++i) {
-        if (kRope && i == kChunks) turn(k[h][i], k[h][i + 1], turn_);
+        if (kRope && i == kChunks) rotate(k[h][i], k[h][i + 1], angles_);
         if constexpr (kFp8) {
           if (i + 1 < kParts) widen(i + 1);
           sums[0] = multiply_32(wide[i][0], q[2 * i], sums[0]);
@@ -186,7 +186,7 @@ class DirectTiles {
       }
       s[h] = sums[0] + sums[1];
     }
-    if constexpr (kHasNext) load_turn(tile + 1);
+    if constexpr (kHasNext) load_angles(tile + 1);
     if constexpr (kReadsValues) read_values();  // they arrive while the caller works on scores
   }
 
@@ -356,18 +356,19 @@ class DirectTiles {
   }
 
   // What this lane's key of a tile is turned by.
-  __device__ void load_turn(u32 tile) {
-    if constexpr (kRope) turn_ = tokens_.turn(first_token(tile) + lane_id() % 16);
+  __device__ void load_angles(u32 tile) {
+    if constexpr (kRope) angles_ = tokens_.angles_of(first_token(tile) + lane_id() % 16);
   }
 
-  // Of kLoads the one that comes at `turn`: of FP8 all of the first 16 tokens', then the others.
-  __device__ static u32 load_at(u32 turn) {
+  // Of kLoads the one that comes at `issue_idx`: of FP8 all of the first 16 tokens', then the
+  // others.
+  __device__ static u32 load_index(u32 issue_idx) {
     constexpr u32 kOfHalf = kLoads / 2 - 1;  // of values
-    if (!kFp8 || turn < kOfHalf || turn == kLoads - 1) return turn;
-    return turn == kOfHalf ? 2 * kOfHalf : turn - 1;
+    if (!kFp8 || issue_idx < kOfHalf || issue_idx == kLoads - 1) return issue_idx;
+    return issue_idx == kOfHalf ? 2 * kOfHalf : issue_idx - 1;
   }
-  __device__ void load_rows(u32 tile, u32 turn, const Entries& entries) const {
-    const u32 i = load_at(turn);
+  __device__ void load_rows(u32 tile, u32 issue_idx, const Entries& entries) const {
+    const u32 i = load_index(issue_idx);
     LdsBytes* const to = own_ + tile % 2 * kTile;
     const u32 lane = lane_, first = first_token(tile);
     if (i < 16) {
@@ -390,7 +391,7 @@ class DirectTiles {
   u32 first_, step_, lane_;
   u32 key_, rope_, value_, turned_;
   U32x2 values_[kMlaValueTiles];
-  Turn turn_;
+  RopeAngles angles_;
 };
 
 }  // namespace rfops

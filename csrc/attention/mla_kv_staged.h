@@ -46,7 +46,7 @@ class StagedTiles {
       for (u32 h = 0; h < Row::kHalves; ++h) load(i, h);
     }
     load_entries(1);
-    load_turn(0);
+    load_angles(0);
   }
 
   __device__ u32 first_token(u32 tile) const { return first_ + tile * step_; }
@@ -60,7 +60,7 @@ class StagedTiles {
     for (u32 i = 0; i < kParts; ++i) {
 #pragma unroll
       for (u32 h = 0; h < Row::kHalves; ++h) {
-        if (kRope && i == Row::kValueBytes / 64) turn(parts_[i][h], parts_[i + 1][h], turn_);
+        if (kRope && i == Row::kValueBytes / 64) rotate(parts_[i][h], parts_[i + 1][h], angles_);
         const U32x4 k = parts_[i][h];
         if (i < Row::kValueBytes / 64) {
           const u32 chunk = (i * 4 + g) ^ (c % 8);
@@ -78,7 +78,7 @@ class StagedTiles {
       sched_barrier();
     }
     load_entries(tile + 2);
-    load_turn(tile + 1);
+    load_angles(tile + 1);
 #pragma unroll
     for (u32 h = 0; h < Row::kHalves; ++h) s[h] = sums[h][0] + sums[h][1];
   }
@@ -164,8 +164,8 @@ class StagedTiles {
     return first_token(tile) + h * 16 + lane_id() % 16;
   }
   // What this lane's key of a tile is turned by.
-  __device__ void load_turn(u32 tile) {
-    if constexpr (kRope) turn_ = tokens_.turn(own_token(tile, 0));
+  __device__ void load_angles(u32 tile) {
+    if constexpr (kRope) angles_ = tokens_.angles_of(own_token(tile, 0));
   }
   __device__ void load(u32 i, u32 h) {
     parts_[i][h] = *reinterpret_cast<const U32x4*>(rows_[h] + i * 64);
@@ -177,7 +177,7 @@ class StagedTiles {
   u32 pages_[Row::kHalves];
   const u8* rows_[Row::kHalves];
   U32x4 parts_[kParts][Row::kHalves];
-  Turn turn_;
+  RopeAngles angles_;
 };
 
 }  // namespace rfops

@@ -135,7 +135,7 @@ struct SplitOutput {
     lse[column] = all.sum == 0.0f ? -__builtin_inff() : log;
   }
   __device__ static void store(F32x4 four, bf16* to) {
-    *reinterpret_cast<Bf16x4*>(to) = details::Turned<4>::narrow_rounded(four);
+    *reinterpret_cast<Bf16x4*>(to) = details::Bf16Rounding<4>::narrow_rounded(four);
   }
   __device__ void store(F32x4 four, u32 column, u32 d) const {
     if (column < columns) store(four, out + u64{column} * kMlaValue + d);
@@ -146,7 +146,7 @@ struct SplitOutput {
     return make_buffer(out, there * kMlaValue * 2);
   }
   __device__ static void store(const Buffer& result, F32x4 four, u32 column, u32 d) {
-    const auto narrow = __builtin_bit_cast(U32x2, details::Turned<4>::narrow_rounded(four));
+    const auto narrow = __builtin_bit_cast(U32x2, details::Bf16Rounding<4>::narrow_rounded(four));
     __builtin_amdgcn_raw_buffer_store_b64(narrow, result.rsrc, (column * kMlaValue + d) * 2, 0, 0);
   }
 };

@@ -11,10 +11,10 @@ namespace rfops {
 #if defined(__gfx950__)
 template <class Slot, bool kPaged, u32 kOwn>
 class SlotTurner {
-  static constexpr u32 kLanes = kWaveSize / kOwn, kPairs = kTurnedHalf / kLanes;
-  using Pairs = details::Turned<kPairs>;
+  static constexpr u32 kLanes = kWaveSize / kOwn, kPairs = kRopePairs / kLanes;
+  using Pairs = details::Bf16Rounding<kPairs>;
   using Narrow = typename Pairs::Narrow;
-  using Wide = typename Pairs::Wide;
+  using Floats = typename Pairs::Floats;
   using At = RFOPS_LDS Narrow*;
 
  public:
@@ -22,7 +22,7 @@ class SlotTurner {
   // assembly, as the compiler would wait for all loads on their way: `read` waits.
   __device__ void ask(const KvPageTable<kPaged>& tokens, u32 token) {
     const u32 at = tokens.clamped(token);
-    const bf16* const from = tokens.angles + (u64{at} * kTurned + lane_id() % kLanes * kPairs);
+    const bf16* const from = tokens.angles + (u64{at} * kRopeDim + lane_id() % kLanes * kPairs);
     asm volatile("global_load_dwordx2 %0, %2, off\n\tglobal_load_dwordx2 %1, %2, off offset:64"
                  : "=&v"(cos_), "=v"(sin_)
                  : "v"(from)
@@ -43,9 +43,9 @@ class SlotTurner {
   template <bool kHigh>
   __device__ void turn() {
 #pragma clang fp contract(off)
-    const Wide a = Pairs::widen(kHigh ? high_ : low_) * Pairs::widen(cos_);
-    const Wide b = Pairs::widen(kHigh ? low_ : high_) * Pairs::widen(sin_);
-    const Wide all =
+    const Floats a = Pairs::widen(kHigh ? high_ : low_) * Pairs::widen(cos_);
+    const Floats b = Pairs::widen(kHigh ? low_ : high_) * Pairs::widen(sin_);
+    const Floats all =
         kHigh ? Pairs::rounded(a) + Pairs::rounded(b) : Pairs::rounded(a) - Pairs::rounded(b);
     *(kHigh ? high_at_ : low_at_) = Pairs::narrow_rounded(all);
   }
@@ -62,7 +62,7 @@ class SlotTurner {
 // follows from another is never right behind it.
 template <class Slot, bool kPaged, u32 kOwn>
 class SlotTurner {
-  static constexpr u32 kLanes = kWaveSize / kOwn, kPairs = kTurnedHalf / kLanes;
+  static constexpr u32 kLanes = kWaveSize / kOwn, kPairs = kRopePairs / kLanes;
   static_assert(kPairs == 2);
   using Words = RFOPS_LDS u32*;
   static constexpr u32 kCos = 0, kSin = 2, kLow = 4, kHigh = 6;               // of wide_
@@ -85,7 +85,7 @@ class SlotTurner {
     if constexpr (kStep == 0) token_ = token;
     if constexpr (kStep == 1) token_ = tokens.clamped(token_);
     if constexpr (kStep < 2) force_vgpr(token_);
-    if constexpr (kStep == 2) from_ = u64{token_} * (kTurned * 2);
+    if constexpr (kStep == 2) from_ = u64{token_} * (kRopeDim * 2);
     if constexpr (kStep == 3)
       from_ += reinterpret_cast<u64>(tokens.angles + lane_id() % kLanes * kPairs);
     if constexpr (kStep == 2 || kStep == 3) force_vgpr(from_);
