@@ -22,7 +22,7 @@ struct KvStageLayout {
   static constexpr u32 swizzle(u32 row) { return row % 8; }
 #endif
   static constexpr u32 kRope = kTokens * kPitch, kBytes = kRope + kTokens * kRopePitch;
-  static constexpr u32 value_at(u32 row, u32 chunk) {
+  static constexpr u32 value_offset(u32 row, u32 chunk) {
     return row * kPitch + (chunk ^ swizzle(row)) * kVecBytes;
   }
   // Where keys' last elements are: on gfx950 a row's together, on gfx942 halves of four rows, as
@@ -30,28 +30,29 @@ struct KvStageLayout {
   static constexpr u32 kRopeHalf = 256 + 64;  // of gfx942: chunks 4 to 7 are behind 0 to 3
 #if defined(__gfx950__)
   static constexpr u32 rope_chunk(u32 row, u32 chunk) { return chunk ^ row / 2 % 8; }
-  static constexpr u32 rope_at(u32 row, u32 chunk) {
+  static constexpr u32 rope_offset(u32 row, u32 chunk) {
     return kRope + row * 128 + rope_chunk(row, chunk) * kVecBytes;
   }
 #else
   static constexpr u32 rope_chunk(u32 row, u32 chunk) { return chunk ^ row / 2 % 4; }
-  static constexpr u32 rope_at(u32 row, u32 chunk) {
+  static constexpr u32 rope_offset(u32 row, u32 chunk) {
     return kRope + row / 4 * 4 * kRopePitch + chunk / 4 * kRopeHalf + row % 4 * 64 +
            rope_chunk(row, chunk % 4) * kVecBytes;
   }
 #endif
 };
 
-// What loaders share: of a tile each wave has kOwn rows, and a lane the place of one of them. Tiles
-// are counted from the turn's.
+// What loaders share: of a tile each wave has kRowsPerWave rows, and a lane the place of one of
+// them. Tiles are counted from the turn's.
 template <bool kPaged>
-class MlaSlotRows {
+class StageRows {
  protected:
-  static constexpr u32 kOwn = KvStageLayout::kTokens / 4, kLanes = kWaveSize / kOwn;  // of a row
+  static constexpr u32 kRowsPerWave = KvStageLayout::kTokens / 4,
+                       kLanes = kWaveSize / kRowsPerWave;  // of a row
 
-  __device__ MlaSlotRows(const KvPageTable<kPaged>& tokens, u32 begin)
+  __device__ StageRows(const KvPageTable<kPaged>& tokens, u32 begin)
       : tokens_(tokens),
-        own_row_(wave_id() * kOwn),
+        own_row_(wave_id() * kRowsPerWave),
         token_(begin + own_row_ + lane_id() / kLanes) {}
 
   __device__ const i32* entry(u32 tile) const {
@@ -60,7 +61,7 @@ class MlaSlotRows {
   __device__ u32 row_of(u32 page, u32 tile) const {
     return tokens_.row(page, token_ + tile * KvStageLayout::kTokens);
   }
-  __device__ void next_turn() {
+  __device__ void advance() {
     token_ += KvStageLayout::kTokens;
     force_vgpr(token_);  // here, and no second copy that counts along
   }

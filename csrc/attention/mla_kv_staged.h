@@ -14,8 +14,8 @@ template <bool kFp8, bool kPaged, bool kRope>
 class StagedTiles {
   static_assert(!(kFp8 && kRope), "of FP8 the two halves of a pair are in two lanes");
   using Row = MlaRow<kFp8>;
-  static constexpr u32 kParts = Row::kBytes / 64;  // 16 bytes a lane of a row each
-  static constexpr u32 kGroup = kFp8 ? 8 : 4;      // elements that a lane reads of a row
+  static constexpr u32 kChunks = Row::kBytes / 64;  // 16 bytes a lane of a row each
+  static constexpr u32 kGroup = kFp8 ? 8 : 4;       // elements that a lane reads of a row
   static constexpr u32 kBlocks = kMlaValue / 16 / kGroup;
 
  public:
@@ -24,24 +24,24 @@ class StagedTiles {
   // it loads the last row again instead.
   static constexpr bool kKnowsLast = false;
   // Nothing is asked for beforehand: there are no loads of 16 bytes to LDS.
-  static constexpr bool kAsks = false;
+  static constexpr bool kPrefetchesPages = false;
   static constexpr bool kSharesValues = false;
-  __device__ void ask() const {}
+  __device__ void issue_page_loads() const {}
   __device__ void issue_q_loads(const void*, u64) const {}
-  __device__ void place() const {}
+  __device__ void init_offsets() const {}
   template <bool>
   __device__ static void wait_list() {}
   __device__ static void wait_query(bool) {}
   __device__ static void read_query(const LdsBytes*, MlaQuery&) {}
 
-  __device__ StagedTiles(LdsBytes* own, KvPageTable<kPaged> tokens, u32 first, u32 step)
-      : own_(own), tokens_(tokens), first_(first), step_(step) {}
+  __device__ StagedTiles(LdsBytes* wave_lds, KvPageTable<kPaged> tokens, u32 token_begin, u32 step)
+      : wave_lds_(wave_lds), tokens_(tokens), token_begin_(token_begin), step_(step) {}
 
   __device__ void prime() {
     load_entries(0);
-    find_rows(0);
+    set_rows(0);
 #pragma unroll
-    for (u32 i = 0; i < kParts; ++i) {
+    for (u32 i = 0; i < kChunks; ++i) {
 #pragma unroll
       for (u32 h = 0; h < Row::kHalves; ++h) load(i, h);
     }
@@ -49,29 +49,30 @@ class StagedTiles {
     load_angles(0);
   }
 
-  __device__ u32 first_token(u32 tile) const { return first_ + tile * step_; }
+  __device__ u32 first_token(u32 tile) const { return token_begin_ + tile * step_; }
 
   template <bool>
   __device__ void scores(u32 tile, const MlaQuery& q, F32x4 (&s)[Row::kHalves]) {
     const u32 lane = lane_id(), g = lane / 16, c = lane % 16;
-    find_rows(tile + 1);
-    F32x4 sums[Row::kHalves][2] = {};
+    set_rows(tile + 1);
+    F32x4 acc[Row::kHalves][2] = {};
 #pragma unroll
-    for (u32 i = 0; i < kParts; ++i) {
+    for (u32 i = 0; i < kChunks; ++i) {
 #pragma unroll
       for (u32 h = 0; h < Row::kHalves; ++h) {
-        if (kRope && i == Row::kValueBytes / 64) rotate(parts_[i][h], parts_[i + 1][h], angles_);
-        const U32x4 k = parts_[i][h];
+        if (kRope && i == Row::kValueBytes / 64)
+          rotate(key_chunks_[i][h], key_chunks_[i + 1][h], angles_);
+        const U32x4 k = key_chunks_[i][h];
         if (i < Row::kValueBytes / 64) {
           const u32 chunk = (i * 4 + g) ^ (c % 8);
-          *reinterpret_cast<RFOPS_LDS U32x4*>(own_ + (h * 16 + c) * Row::kValueBytes + chunk * 16) =
-              k;
+          *reinterpret_cast<RFOPS_LDS U32x4*>(wave_lds_ + (h * 16 + c) * Row::kValueBytes +
+                                              chunk * 16) = k;
         }
         if constexpr (kFp8) {
-          sums[h][0] = multiply_32(fp8x8_to_bf16x8(k[0], k[1]), q[2 * i], sums[h][0]);
-          sums[h][1] = multiply_32(fp8x8_to_bf16x8(k[2], k[3]), q[2 * i + 1], sums[h][1]);
+          acc[h][0] = mfma_bf16_16x16x32(fp8x8_to_bf16x8(k[0], k[1]), q[2 * i], acc[h][0]);
+          acc[h][1] = mfma_bf16_16x16x32(fp8x8_to_bf16x8(k[2], k[3]), q[2 * i + 1], acc[h][1]);
         } else {
-          sums[h][i % 2] = multiply_32(__builtin_bit_cast(Bf16x8, k), q[i], sums[h][i % 2]);
+          acc[h][i % 2] = mfma_bf16_16x16x32(__builtin_bit_cast(Bf16x8, k), q[i], acc[h][i % 2]);
         }
         load(i, h);
       }
@@ -80,12 +81,13 @@ class StagedTiles {
     load_entries(tile + 2);
     load_angles(tile + 1);
 #pragma unroll
-    for (u32 h = 0; h < Row::kHalves; ++h) s[h] = sums[h][0] + sums[h][1];
+    for (u32 h = 0; h < Row::kHalves; ++h) s[h] = acc[h][0] + acc[h][1];
   }
 
   // Of masked tokens of the tile whose scores were made last.
   __device__ void mask_values(u32 tokens) const {
-    make_values_finite<kFp8>(tokens, [&](u32 token) { return own_ + token * Row::kValueBytes; });
+    make_values_finite<kFp8>(tokens,
+                             [&](u32 token) { return wave_lds_ + token * Row::kValueBytes; });
   }
 
   __device__ void accumulate_pv(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) {
@@ -99,12 +101,12 @@ class StagedTiles {
         for (u32 e = 0; e < 4; ++e) {
           const u32 token = 4 * g + e, chunk = (d * 8 + c / 2) ^ (token % 8);
           v[e] = *reinterpret_cast<const RFOPS_LDS U32x2*>(
-              own_ + (h * 16 + token) * Row::kValueBytes + chunk * 16 + c % 2 * 8);
+              wave_lds_ + (h * 16 + token) * Row::kValueBytes + chunk * 16 + c % 2 * 8);
         }
 #pragma unroll
         for (u32 x = 0; x < kGroup; ++x) {
           F32x4& sum = o[d * kGroup + x];
-          sum = multiply_16(turned(v, x), p[h], sum);
+          sum = mfma_bf16_16x16x16(transposed(v, x), p[h], sum);
         }
       }
     }
@@ -130,7 +132,7 @@ class StagedTiles {
 
  private:
   // Element x of four tokens.
-  __device__ static Bf16x4 turned(const U32x2 (&v)[4], u32 x) {
+  __device__ static Bf16x4 transposed(const U32x2 (&v)[4], u32 x) {
     if constexpr (kFp8) {
       const u32 word = x / 4, bytes = x % 4 < 2 ? 0x05010400 : 0x07030602;
       const u32 low = __builtin_amdgcn_perm(v[1][word], v[0][word], bytes);
@@ -150,33 +152,33 @@ class StagedTiles {
   __device__ void load_entries(u32 tile) {
 #pragma unroll
     for (u32 h = 0; h < Row::kHalves; ++h) {
-      pages_[h] = static_cast<u32>(*tokens_.entry(own_token(tile, h)));
+      pages_[h] = static_cast<u32>(*tokens_.entry(lane_token(tile, h)));
     }
   }
-  __device__ void find_rows(u32 tile) {
+  __device__ void set_rows(u32 tile) {
 #pragma unroll
     for (u32 h = 0; h < Row::kHalves; ++h) {
-      const u32 row = tokens_.row(pages_[h], own_token(tile, h));
+      const u32 row = tokens_.row(pages_[h], lane_token(tile, h));
       rows_[h] = tokens_.kv + (u64{row} * Row::kBytes + lane_id() / 16 * kVecBytes);
     }
   }
-  __device__ u32 own_token(u32 tile, u32 h) const {
+  __device__ u32 lane_token(u32 tile, u32 h) const {
     return first_token(tile) + h * 16 + lane_id() % 16;
   }
   // What this lane's key of a tile is turned by.
   __device__ void load_angles(u32 tile) {
-    if constexpr (kRope) angles_ = tokens_.angles_of(own_token(tile, 0));
+    if constexpr (kRope) angles_ = tokens_.angles_of(lane_token(tile, 0));
   }
   __device__ void load(u32 i, u32 h) {
-    parts_[i][h] = *reinterpret_cast<const U32x4*>(rows_[h] + i * 64);
+    key_chunks_[i][h] = *reinterpret_cast<const U32x4*>(rows_[h] + i * 64);
   }
 
-  LdsBytes* own_;
+  LdsBytes* wave_lds_;
   KvPageTable<kPaged> tokens_;
-  u32 first_, step_;
+  u32 token_begin_, step_;
   u32 pages_[Row::kHalves];
   const u8* rows_[Row::kHalves];
-  U32x4 parts_[kParts][Row::kHalves];
+  U32x4 key_chunks_[kChunks][Row::kHalves];
   RopeAngles angles_;
 };
 

@@ -18,22 +18,22 @@ __device__ inline bool is_finite(f32 value) {
   return !__builtin_amdgcn_classf(value, kNanOrInf);
 }
 
-// Which tokens of a tile have their bit set in some lane: bit i of `own` is of token
+// Which tokens of a tile have their bit set in some lane: bit i of `lane_bits` is of token
 // token_of(i) + 4 (lane / kLanes), in all lanes alike.
 template <u32 kCount, u32 kLanes, class TokenOf>
-__device__ inline u64 tokens_of_lanes(u32 own, TokenOf token_of) {
-  if (__builtin_amdgcn_ballot_w64(own != 0) == 0) return 0;
+__device__ inline u64 tokens_of_lanes(u32 lane_bits, TokenOf token_of) {
+  if (__builtin_amdgcn_ballot_w64(lane_bits != 0) == 0) return 0;
   constexpr u64 kGroup = (u64{1} << kLanes) - 1;
-  u64 found = 0;
+  u64 tokens = 0;
 #pragma nounroll
   for (u32 i = 0; i < kCount; ++i) {
-    const u64 lanes = __builtin_amdgcn_ballot_w64((own >> i & 1) != 0);
+    const u64 lanes = __builtin_amdgcn_ballot_w64((lane_bits >> i & 1) != 0);
 #pragma unroll
     for (u32 g = 0; g < kWaveSize / kLanes; ++g) {
-      if ((lanes >> g * kLanes & kGroup) != 0) found |= u64{1} << (token_of(i) + 4 * g);
+      if ((lanes >> g * kLanes & kGroup) != 0) tokens |= u64{1} << (token_of(i) + 4 * g);
     }
   }
-  return found;
+  return tokens;
 }
 
 // NaN and inf of two elements of bf16, or of four of FP8, as zeros.
@@ -45,13 +45,13 @@ __device__ inline u32 finite_elements(u32 word) {
 #else
   constexpr u32 kMagnitude = kFp8 ? 0xff : 0x7f80, kNotFinite = kFp8 ? 0x80 : 0x7f80;
 #endif
-  u32 kept = 0;
+  u32 mask = 0;
 #pragma unroll
   for (u32 i = 0; i < kCount; ++i) {
     const bool is_kept = (word >> i * kBits & kMagnitude) != kNotFinite;
-    if (is_kept) kept |= ((u32{1} << kBits) - 1) << i * kBits;
+    if (is_kept) mask |= ((u32{1} << kBits) - 1) << i * kBits;
   }
-  return word & kept;
+  return word & mask;
 }
 
 // The same of values in LDS, of the tokens whose bits are set; row_of(token) is where a token's
@@ -63,11 +63,11 @@ __device__ inline void make_values_finite(u64 tokens, RowOf row_of) {
 #pragma nounroll
   for (; tokens != 0; tokens &= tokens - 1) {
     LdsBytes* const row = row_of(static_cast<u32>(__builtin_ctzll(tokens)));
-    auto* const own = reinterpret_cast<RFOPS_LDS Words*>(row) + lane_id();
-    Words words = *own;
+    auto* const row_words = reinterpret_cast<RFOPS_LDS Words*>(row) + lane_id();
+    Words words = *row_words;
 #pragma unroll
     for (u32 i = 0; i < kWords; ++i) words[i] = finite_elements<kFp8>(words[i]);
-    *own = words;
+    *row_words = words;
   }
 }
 

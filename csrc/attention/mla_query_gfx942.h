@@ -11,18 +11,18 @@ namespace rfops {
 
 constexpr u32 kQuery16Bytes = kWaveSize * kVecBytes;  // of LDS, of a wave
 
-template <u32 kOwn, u32 kSteps, class Loads>
-__device__ inline void exchange_query_16(Bf16x8 (&all)[kOwn][kSteps], const Loads& loads,
-                                         LdsBytes* lds) {
-  static_assert(Loads::kCount == kOwn * kSteps);
+template <u32 kQRowsPerLane, u32 kSteps, class Loads>
+__device__ inline void exchange_query_16(Bf16x8 (&q_frags)[kQRowsPerLane][kSteps],
+                                         const Loads& loads, LdsBytes* lds) {
+  static_assert(Loads::kCount == kQRowsPerLane * kSteps);
   const u32 lane = lane_id();
-  const auto place = [&](u32 row, u32 chunk) {
+  const auto chunk_ptr = [&](u32 row, u32 chunk) {
     return lds + (row * 4 + (chunk ^ row / 2 % 4)) * kVecBytes;  // no bank twice
   };
   static_for<Loads::kCount>([&](auto i) {
-    Bf16x8& own = all[i % kOwn][i / kOwn];
-    *reinterpret_cast<RFOPS_LDS U32x4*>(place(lane / 4, lane % 4)) = loads.template at<i>();
-    own = *reinterpret_cast<const RFOPS_LDS Bf16x8*>(place(lane % 16, lane / 16));
+    Bf16x8& frag = q_frags[i % kQRowsPerLane][i / kQRowsPerLane];
+    *reinterpret_cast<RFOPS_LDS U32x4*>(chunk_ptr(lane / 4, lane % 4)) = loads.template chunk<i>();
+    frag = *reinterpret_cast<const RFOPS_LDS Bf16x8*>(chunk_ptr(lane % 16, lane / 16));
   });
 }
 
