@@ -1,18 +1,18 @@
-// A sequence's few parts of 16 columns, added up by those who made them, a share of the sums each.
+// Combines up to 32 partials of a sequence (16 query rows); each workgroup that made one reduces an
+// output slice.
 //
-// A workgroup leaves its part (mla_combine_tree.h), counts up, and waits until all have: then each
-// wave has of its quarter of the sums as much as the others, reads it of all parts, and makes that
-// much of the result. One step, and each compute unit reads as much as it left: 4 sequences of
-// 1,024 tokens, 16 parts each, took 12.2 us with two steps of a tree, and 10.0 so (estimated,
-// MI355X).
+// A workgroup stores its partial (mla_combine_tree.h), increments the arrival counter and spins
+// until all have arrived. Then each wave reads an equal slice of its quarter of every partial and
+// stores that slice of the output. Each CU reads as much as it wrote: estimated, MI355X, 4
+// sequences of 1,024 tokens, 16 splits each: two-level tree 12.2 us, this scheme 10.0 us.
 //
-// Who waits too long goes, and says so: others may not be resident, as where another kernel has
-// their compute units. The last to come makes the shares of those who have gone; who has more
-// sequences to work on goes at once. So nobody waits for ever, and whoever makes a share, its sums
-// are the same.
+// The spin is bounded, because the other workgroups may not be resident while another kernel holds
+// their CUs: a workgroup that exceeds kMaxSpins sets its bit in the counter and moves on, as does
+// one that has more splits to compute. The last workgroup to arrive also reduces the slices of
+// those that left, with the same sums.
 //
-// Layout. A piece is a quad of each of 64, 32 or 16 lanes, for up to 8, 16 or 32 parts: 1, 2 or 4
-// groups of a wave's lanes read it of eight parts each.
+// Layout. A piece is one quad of each of 64, 32 or 16 lanes, for up to 8, 16 or 32 partials; then
+// 1, 2 or 4 groups of a wave's lanes read eight partials each.
 #pragma once
 
 #include "attention/mla_combine_tree.h"
@@ -25,9 +25,9 @@ struct CombineAll : PartialStore {
   static constexpr u32 kMaxSplits = 32;  // parts
   static constexpr u32 kQuads = 8;       // of a lane
 
-  // Part `node.split_idx` of `node.count`, which is left. Calls make(totals, x, lane, quad) for
-  // what it has of the result: what `lane` has as its x-th quad, times factor(totals). It waits for
-  // kMaxSpins turns at most, and not at all if it `has_more`.
+  // Partial `node.split_idx` of `node.count` is stored. Calls make(totals, x, lane, quad) for each
+  // quad of this wave's slice, scaled by factor(totals): it is the x-th quad of `lane`. Spins at
+  // most kMaxSpins times, and not at all if `has_more`.
   template <u32 kMaxSpins, class PartialOf, class Factor, class Make>
   __device__ void combine(const TreeNode& node, bool has_more, PartialOf partial_of, Factor factor,
                           Make make) const {
@@ -42,7 +42,8 @@ struct CombineAll : PartialStore {
   }
 
  private:
-  // In a word: how many came, how many look no more, and a bit for each who left its share.
+  // Fields of the counter word: arrivals, workgroups that no longer poll, one bit per abandoned
+  // slice.
   static constexpr u32 kCountRange = 64;
   static constexpr u64 kArrived = 1, kFinished = kCountRange,
                        kAbandoned = kCountRange * kCountRange;
@@ -56,7 +57,7 @@ struct CombineAll : PartialStore {
     return readfirstlane(static_cast<u32>(word)) | u64{readfirstlane(static_cast<u32>(word >> 32))}
                                                        << 32;
   }
-  // Adds to a word, which gives what it was before, in the first lane.
+  // Adds to a word and returns its old value, in lane 0.
   __device__ u64 add(u64* word, u64 increment) const {
     u64 old_word = 0;
     if (lane == 0) {
@@ -64,7 +65,7 @@ struct CombineAll : PartialStore {
     }
     return old_word;
   }
-  // Whether all have come.
+  // Returns whether all have arrived.
   template <u32 kMaxSpins>
   __device__ static bool wait_all(u64* word, u32 count) {
 #pragma nounroll
@@ -76,8 +77,8 @@ struct CombineAll : PartialStore {
     return false;
   }
 
-  // Pieces of a wave, from .. to - 1, that one part makes, and where this lane has its parts of
-  // them. kGroups groups of lanes read kSplits parts each.
+  // Pieces piece_begin .. piece_end - 1 of a wave, the slice of one split, and this lane's pointers
+  // to them in the partials. kGroups groups of lanes read kSplits partials each.
   template <u32 kSplits, u32 kGroups>
   struct Slice {
     static constexpr u32 kLanes = kWaveSize / kGroups, kPiecesInFlight = 2 * kQuads / kSplits;
@@ -85,11 +86,12 @@ struct CombineAll : PartialStore {
     const SoftmaxStats* totals[kSplits];
     const u32* words[kSplits];
 
-    // Of part `own`; where there are fewer parts the last one again. Slots are two apart, but the
-    // second one of a sequence follows its first, `partial_idx`.
+    // Slice of split `split_idx`; lanes beyond the last partial read the last one again. Partials
+    // are two indices apart, but the second of a sequence follows its first, `partial_idx`.
     __device__ void init_pointers(const CombineAll& store, const TreeNode& node, u32 split_idx,
                                   u32 partial_idx) {
-      // Of pieces by parts, rounded down: with a half more no quotient is near a whole number.
+      // Pieces / splits, rounded down; half a piece is added because then no quotient is near an
+      // integer.
       const f32 pieces_per_split =
           __builtin_amdgcn_rcpf(static_cast<f32>(node.count)) * (kGroups * kQuads);
       const f32 half = pieces_per_split / (2 * kGroups * kQuads);
@@ -111,14 +113,14 @@ struct CombineAll : PartialStore {
         totals[i] = totals[i - 1] + (split_begin + i < num_splits ? step * kTotals : 0);
         words[i] = words[i - 1] + (split_begin + i < num_splits ? step * kPartialWords : 0);
       }
-      // While stores are on their way, and not where they are wanted.
+      // Computed while the stores are in flight, not where the pointers are used.
 #pragma unroll
       for (u32 i = 0; i < kSplits; ++i) {
         totals[i] = pointer_in_vgpr(totals[i]);
         words[i] = pointer_in_vgpr(words[i]);
       }
     }
-    // What this lane has of them, and has to add up.
+    // Loaded statistics and pieces of this lane's partials.
     struct Partials {
       SoftmaxStats stats[kSplits];
       u32 words[kSplits][kPiecesInFlight][kWords];
@@ -137,13 +139,13 @@ struct CombineAll : PartialStore {
       }
       sched_barrier();  // all of it is on its way before the first is waited for
     }
-    // The q-th piece's, as one lane after the other has them in a part.
+    // Index of this lane's quad of piece q among the quads of a partial.
     __device__ u32 lane_quad(u32 lane, u32 q) const {
       return (piece_begin + q) * kLanes + lane % kLanes;
     }
   };
 
-  // Counts this part, which is written, and makes what is to be made here.
+  // Counts the stored partial as arrived; then reduces this slice and the abandoned ones.
   template <u32 kMaxSpins, class AnyShare, class Factor, class Make>
   __device__ void arrive_and_combine(const TreeNode& node, bool has_more, u32 partial_idx,
                                      AnyShare slice, Factor factor, Make make) const {
@@ -178,7 +180,7 @@ struct CombineAll : PartialStore {
       slice.read(partials);
       abandoned &= abandoned - 1;
     }
-    // Nobody looks at it any more: zero, for the next launch.
+    // No workgroup polls the word any more: zero for the next launch.
     if (is_out && lane == 0) {
       __hip_atomic_fetch_and(word, u64{0}, __ATOMIC_RELAXED, kAgentScope);
     }

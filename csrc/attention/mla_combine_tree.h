@@ -1,18 +1,17 @@
-// A sequence's many parts of 16 columns (mla_partials.h), added up four at a time as they come,
-// until they are few enough for mla_combine_all.h.
+// Combines many partials of a sequence (16 query rows) in a tree of fan-in 4, until
+// mla_combine_all.h can combine the rest.
 //
-// A workgroup leaves its part: of each sum the upper 24 bits, in the order in which its lanes have
-// them, and each column's totals. Each wave goes its own way with its quarter of the sums. Of four
-// neighbours the last to come asks for all at once and adds them up, in their order; then it leaves
-// that, as one of the next four, and so on. Nobody waits. Four, as it is one compute unit that
-// reads them.
+// A workgroup stores the upper 24 bits of each sum, in lane order, and the softmax statistics. Each
+// wave works alone on its quarter of the sums: the last of four neighbours to arrive loads all four
+// partials, combines them in order, and stores the result as one of the next four. No wave spins.
+// The fan-in is four because one CU reads all of them.
 #pragma once
 
 #include "attention/mla_combine_waves.h"
 
 namespace rfops {
 
-// What parts leave for each other, and counts of who has.
+// Partials in the workspace and their arrival counters.
 struct PartialStore {
   static constexpr u32 kLevels = 6;  // 4096 workers
   static constexpr u32 kWords = 3;   // of a quad
@@ -24,11 +23,11 @@ struct PartialStore {
   u32 num_partials;
   u32 wave, lane;  // of their own, such that nothing is kept of them since the kernel began
 
-  // What the first count in `partial_idx` is. Asked for early it is near when it is counted up,
-  // which then takes 220 to 1,020 clk, and 850 to 1,680 else.
+  // Loads the first counter of `partial_idx`, so that it is in L2 when it is incremented: the
+  // atomic then takes 220 to 1,020 clk, otherwise 850 to 1,680.
   __device__ u32 prefetch_count(u32 partial_idx) const { return *low(counter(0, partial_idx)); }
 
-  // A part: of four sums three words.
+  // Stores a partial: three words per four sums.
   __device__ void store(u32 partial_idx, const Partial& partial) const {
     u32* const dst = partial_ptr(partial_idx);
     u32 low = 0x05030201, middle = 0x06050302, high = 0x07060503;
@@ -45,7 +44,7 @@ struct PartialStore {
   }
 
  protected:
-  // Of this wave.
+  // Counter of this wave.
   __device__ u64* counter(u32 level, u32 partial_idx) const {
     return counts + ((level * num_partials + partial_idx) * kWaves + wave);
   }
@@ -68,7 +67,7 @@ struct PartialStore {
   }
 };
 
-// Part `split_idx` of `count`, each in every stride-th slot, of a level of the tree.
+// Partial `split_idx` of `count` at a tree level; partials of a level are `stride` indices apart.
 struct TreeNode {
   u32 split_idx, count, stride, level;
 };
@@ -76,8 +75,8 @@ struct TreeNode {
 struct CombineTree : PartialStore {
   static constexpr u32 kFanIn = 4;
 
-  // Until there are kMaxSplits at most. This workgroup has left its part, `node.split_idx` of
-  // `node.count`; says whether it has one yet of those that are left.
+  // Combines until at most kMaxSplits partials are left. This workgroup has stored partial
+  // `node.split_idx` of `node.count`. Returns whether it still holds one.
   template <u32 kMaxSplits, class PartialOf>
   __device__ bool reduce_upward(TreeNode& node, PartialOf partial_of) const {
     while (node.count > kMaxSplits) {

@@ -1,7 +1,7 @@
-// Where the four waves of a workgroup meet: what each has of 16 columns, added up in LDS.
+// Combines the partial outputs of the four waves of a workgroup (16 query rows) in LDS.
 //
-// Of the result a wave makes a slice, a quarter along 512, from what the others give away of it as
-// it is: a column's maximum of each wave lies beside, and who adds up weighs.
+// Each wave reduces one slice, a quarter of the 512 output columns. A wave writes its unscaled sums
+// of the other slices to LDS, with its row max and row sum; the wave that reduces a slice rescales.
 #pragma once
 
 #include "attention/mla_partials.h"
@@ -11,18 +11,19 @@ namespace rfops {
 constexpr u32 kMlaWaves = 4, kMlaSlice = kMlaValue / kMlaWaves;
 constexpr u32 kMlaSliceBytes = kQRowsPerTile * kMlaSlice * 4;  // bytes of a slice
 
-// What a lane has of a part: a column's totals, and eight quads of its sums.
+// Partial output in a lane: the statistics of its query row and eight quads of sums.
 struct Partial {
   SoftmaxStats stats;
   F32x4 quads[8];
 };
 
-// A wave's own: of column l % 16, the same in all four lanes of it but for `sum`.
+// Running state of one wave: query row l % 16, the same in all four of its lanes, except that `sum`
+// covers only the lane's tokens.
 struct WaveState {
   f32 row_max, sum;
   MlaSums o;
 
-  // Zeros, made here and not before: what loads are asked for before them is on its way.
+  // Zeroes the state. Forced here, because loads are issued before it and are in flight meanwhile.
   __device__ void begin() {
     f32 zero = 0.0f;
     force_vgpr(zero);
@@ -32,8 +33,8 @@ struct WaveState {
   }
 };
 
-// The four waves' sums, of which each wave makes a slice: act(node), where it is made, as to bring
-// four ways together takes longer. kSlicesPerPass slices fit LDS.
+// Combines the four waves' sums; each wave calls fn(partial) with its slice, inside the branch that
+// made it, because merging four branches takes longer. kSlicesPerPass slices fit LDS.
 template <class Tiles, u32 kSlicesPerPass, class Fn>
 __device__ inline void combine_waves(WaveState& state, LdsBytes* lds, Fn fn) {
   constexpr u32 kWaves = kMlaWaves;
@@ -41,10 +42,11 @@ __device__ inline void combine_waves(WaveState& state, LdsBytes* lds, Fn fn) {
   u32 lane = lane_id();
   force_vgpr(
       lane);  // what follows from it is computed here, not kept in registers from the beginning
-  // What a wave gives away of a slice, as its lanes have it, and its totals: where its tiles were,
-  // so that who is early neither waits for others' nor writes when they do. Without room for that,
-  // totals are where wave 0 gives nothing away: to itself. (A struct in LDS is for the device
-  // alone: what compiles for the host too, as load_inline does, refuses to assign one.)
+  // LDS of the slices and statistics that a wave gives to its peers: where its tiles were, so that
+  // an early wave neither waits for the others nor overwrites their tiles. If that does not fit,
+  // the statistics replace the slice that wave 0 would give to itself. (Assigned as vectors: a
+  // struct in LDS cannot be assigned in code that is compiled for the host too, as load_inline
+  // does.)
   constexpr u32 kTotals = kQRowsPerTile * sizeof(F32x2);
   constexpr bool kFitsLds = kSlicesPerPass * kMlaSliceBytes + kTotals <= Tiles::kLds;
   const auto slice_ptr = [&](u32 slice, u32 src_wave) {

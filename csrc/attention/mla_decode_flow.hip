@@ -1,18 +1,17 @@
 // out[b, t, h] = sum_n P[n] * kv[n, :512],  P = softmax_n(sm_scale * q[b, t, h] . kv[n])
 //
-// Decoding with a latent cache, for up to 16 columns (a query's head) at a time: bound by reading
-// the cache, which is read once. Q and P are bf16 whatever the cache; sums are fp32.
+// MLA decode for up to 16 query rows (a head of a query each) per workgroup: bound by reading the
+// cache, which is read once. Q and P are bf16 for every cache type; sums are fp32.
 //
-// Layout. work_partition.h shares the tokens of all sequences out over workgroups. A wave takes
-// every fourth tile of its workgroup's part of a sequence (mla_kv_cache.h), and has maxima, sums
-// and the result, transposed, for itself: there is no barrier until the part is nearly done. Then
-// the four meet in LDS, in their order (mla_combine_waves.h). A part that is all of its sequence
-// becomes the result. Others go to `partials`: up a tree where they are many (mla_combine_tree.h),
-// and then their makers add them up, in their order, a share of the result each
-// (mla_combine_all.h).
+// Layout. work_partition.h partitions the tokens of all sequences over workgroups. Each wave takes
+// every fourth tile of its workgroup's split (mla_kv_cache.h) and keeps its own row max, row sum
+// and transposed output; there is no barrier until the split is nearly done. Then the four waves
+// combine in LDS, in wave order (mla_combine_waves.h). If the split is the whole sequence, the
+// result is the output. Otherwise it is stored in `partials`: a tree combines many partials
+// (mla_combine_tree.h), and of few each workgroup combines an output slice (mla_combine_all.h).
 //
-// Promises. Deterministic: the order of sums follows from lengths, workers and config. The caller
-// aligns rows of q and kv to 16 bytes. Pages are a power of two of tokens.
+// Guarantees: deterministic; the order of sums depends only on lengths, workers and config.
+// Requires: rows of q and kv 16-byte aligned; a page is a power of two of tokens.
 #include "attention/mla_combine_all.h"
 #include "attention/mla_combine_tree.h"
 #include "attention/mla_combine_waves.h"
@@ -32,8 +31,8 @@ constexpr bool kRope = RFOPS_ROPE;       // keys are turned by their place in th
 constexpr bool kRagged = RFOPS_RAGGED;   // sequences have some number of queries each
 constexpr u32 kMinTokens = RFOPS_LEAST;  // tokens of a worker at least
 constexpr u32 kMaxSpins = RFOPS_TURNS;   // that a part waits for others, at most
-// Tokens to which cuts are rounded up, and what a sequence costs beside its own: equal sequences
-// of as many workers each are then cut into equal parts.
+// Granule of split boundaries in tokens, also the fixed overhead per sequence: equal sequences with
+// equally many workers are then cut into equal splits.
 constexpr u32 kCut = kMinTokens < 64 ? kMinTokens : 64;
 static_assert(kCut % 32 == 0);
 
@@ -59,8 +58,8 @@ struct Args {
   f32 scale;
 };
 
-// Scores in powers of two. Tokens from `kv_end` on are masked. Returns those of them, by bits, that
-// have a score which is not finite.
+// Scales scores to powers of two and masks tokens from `kv_end` on. Returns a bit per masked token
+// that has a score which is not finite.
 __device__ inline u32 scale_scores(F32x4 (&s)[Row::kHalves], f32 scale, u32 token_begin, i32 kv_end,
                                    bool is_last) {
   const u32 g = lane_id() / 16;
@@ -82,7 +81,8 @@ __device__ inline u32 scale_scores(F32x4 (&s)[Row::kHalves], f32 scale, u32 toke
   return static_cast<u32>(tokens_of_lanes<Row::kHalves * 4, 16>(not_finite, token_of));
 }
 
-// P of a tile from its scores, and what they change.
+// Turns the scores of a tile into P, updates the statistics, and rescales the output if row_max
+// grew.
 __device__ inline void exp_scores(const F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::kHalves],
                                   WaveState& state) {
   f32 row_max = kMinScore;
@@ -113,8 +113,8 @@ __device__ inline void exp_scores(const F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Ro
   }
 }
 
-// The same of the first tiles of all waves, each of which makes its own's, with their totals. `fn`
-// when all tiles are there.
+// The same for the first tiles of all waves: each wave computes the P of its own tile, and all read
+// P and the statistics through LDS. Calls fn() when all tiles are in LDS.
 template <class Sharing, class Fn>
 __device__ inline void exp_scores_shared(const F32x4 (&s)[Row::kHalves],
                                          Bf16x4 (&p)[kWaves][Row::kHalves], SoftmaxStats& stats,
@@ -164,7 +164,7 @@ __device__ inline void exp_scores_shared(const F32x4 (&s)[Row::kHalves],
   }
 }
 
-// This wave's share of a part's tiles.
+// Returns the reader of this wave's tiles of a split.
 __device__ inline Tiles tiles_of(LdsBytes* lds, const KvPageTable<kPaged>& tokens,
                                  const KvSplit& split) {
   const u32 wave = wave_id();
@@ -172,13 +172,13 @@ __device__ inline Tiles tiles_of(LdsBytes* lds, const KvPageTable<kPaged>& token
                kWaves * Row::kTokens);
 }
 
-// What a part wants first: the list, and behind it q.
+// Issues the first loads of a split: page entries, then q.
 __device__ inline void issue_split_loads(Tiles& reader, const Args& args, u64 row) {
   reader.issue_page_loads();
   if constexpr (kSharesQuery) reader.issue_q_loads(args.q, row);
 }
 
-// A wave's first tile, if it has one, is on its way, and q is here. Meanwhile `fn`.
+// Issues the first tile, if the wave has one, and reads q; fn() runs in between.
 template <class Fn>
 __device__ inline void begin_split(Tiles& reader, MlaQuery& q, LdsBytes* lds, const Args& args,
                                    u64 row, bool has_tile, bool is_issued, Fn fn) {
@@ -196,15 +196,15 @@ __device__ inline void begin_split(Tiles& reader, MlaQuery& q, LdsBytes* lds, co
   }
 }
 
-// From here on some column does not see all tokens.
+// Returns the first token that is masked for some query row.
 __device__ inline i32 masked_from(const KvSplit& split, const Args& args) {
   const i32 kv_end_of_all = static_cast<i32>(split.length) - static_cast<i32>(args.unseen);
   const i32 end = static_cast<i32>(split.end);
   return end < kv_end_of_all ? end : kv_end_of_all;
 }
 
-// A wave's share of a part; `is_issued` says that it was asked for. `early` while the first tile is
-// on its way, `late` before the last.
+// Processes this wave's tiles of a split. `is_issued`: issue_split_loads was called. early() runs
+// while the first tile is in flight, late() before the last tile.
 template <class Early, class Late>
 __device__ inline void process_wave_tiles(WaveState& state, LdsBytes* lds, const Args& args,
                                           const KvPageTable<kPaged>& tokens, const KvSplit& split,
@@ -232,7 +232,7 @@ __device__ inline void process_wave_tiles(WaveState& state, LdsBytes* lds, const
   };
   const u32 with_next = Tiles::kKnowsLast ? count - 1 : count;
   for (u32 i = 0; i < with_next; ++i) {
-    // Their last tiles together: a wave that is behind would be alone with memory at the end.
+    // The waves start their last tiles together: a late wave would load alone at the end.
     if (i + 2 == last_round) s_barrier();
     process_tile(i, [] { return true; });
   }
@@ -240,8 +240,8 @@ __device__ inline void process_wave_tiles(WaveState& state, LdsBytes* lds, const
   if constexpr (Tiles::kKnowsLast) process_tile(count - 1, [] { return false; });
 }
 
-// A part of a tile a wave at most: P meets, 1 KiB a wave, and not what waves make of it, 24. Each
-// wave has P of all tokens then, and takes its quarter of their values.
+// Processes a split of at most one tile per wave. The waves exchange P, 1 KiB per wave, instead of
+// partial outputs, 24 KiB: each has P of all tokens and multiplies a quarter of the columns.
 template <class Sharing, class Fn, class Leave>
 __device__ inline void process_single_tiles(LdsBytes* lds, const Args& args,
                                             const KvPageTable<kPaged>& tokens, const KvSplit& split,
@@ -271,7 +271,7 @@ __device__ inline void process_single_tiles(LdsBytes* lds, const Args& args,
   leave(partial);
 }
 
-// What a workgroup makes of a part goes to leave(node).
+// Processes a split; each wave calls leave(partial) with its quarter of the columns.
 template <class Early, class Late, class Leave>
 __device__ inline void process_split(LdsBytes* lds, const Args& args,
                                      const KvPageTable<kPaged>& tokens, const KvSplit& split,
@@ -294,14 +294,14 @@ __device__ inline PartialStore partial_store(const MlaTarget& target, u32 wave, 
   return {target.partials, reinterpret_cast<u64*>(target.counts), target.num_partials, wave, lane};
 }
 
-// Where a part is counted first.
+// Returns the partial whose counter this split increments first.
 __device__ inline u32 first_counted(const SplitPartials& partials) {
   return partials(partials.count <= CombineAll::kMaxSplits
                       ? 0
                       : partials.split_idx / CombineTree::kFanIn * CombineTree::kFanIn);
 }
 
-// A wave's quarter of a result.
+// A wave's quarter of the output columns.
 struct Result {
   const MlaTarget& target;
   u32 wave, lane;
@@ -320,7 +320,7 @@ struct Result {
   }
 };
 
-// Where a part goes: it is the result, or left for who adds it up.
+// Stores a wave's quarter: the output if the split is the whole sequence, otherwise a partial.
 __device__ inline void store_split(const Partial& partial, const MlaTarget& target,
                                    const KvSplit& split, const SplitPartials& partials) {
   u32 lane = lane_id();
@@ -335,7 +335,7 @@ __device__ inline void store_split(const Partial& partial, const MlaTarget& targ
   for (u32 x = 0; x < 8; ++x) result.store(Tiles::quad_at(x, lane), partial.quads[x] * times);
 }
 
-// A part that is left, and what others have of the sequence.
+// Combines a stored partial with the other partials of its sequence.
 __device__ inline void combine_partials(const MlaTarget& target, SplitPartials partials,
                                         bool has_more) {
   u32 lane = lane_id();
@@ -355,12 +355,12 @@ __device__ inline void combine_partials(const MlaTarget& target, SplitPartials p
           result.store(Tiles::quad_at(x, src_lane), quad);
         });
   }
-  // The compiler else sees ways to the next part on which some of its loads are not waited for,
-  // and does so there, for a tile too.
+  // Otherwise the compiler sees a path to the next split with unfinished loads, and waits there for
+  // those of a tile too.
   wait_vmcnt<0>();
 }
 
-// What all parts of a workgroup have in common.
+// Values that all splits of a workgroup share.
 struct Common {
   LdsBytes* lds;
   bf16* out;
@@ -371,9 +371,9 @@ struct Common {
   f32 value_scale;
 };
 
-// A part of the columns of a sequence that begin at row `first_row`, of those from `base` on; the
-// lane's is `column`. Tokens from `kv_end` on are masked for it; `computed` is the part without
-// what all columns mask.
+// Processes a split for query rows `base` to base + 15 of a sequence whose rows begin at
+// `first_row`; the lane's row is `column`, for which tokens from `kv_end` on are masked. `computed`
+// is the split without tokens that are masked for all rows.
 __device__ inline void process_and_store(const Common& common, const Args& args,
                                          const KvPageTable<kPaged>& tokens, const KvSplit& split,
                                          const KvSplit& computed, u64 first_row, u32 base,
@@ -398,7 +398,7 @@ __device__ inline void process_and_store(const Common& common, const Args& args,
     force_vgpr(split_partials.worker_begin), force_vgpr(split_partials.split_idx),
         force_vgpr(split_partials.count);
   };
-  // While the first tiles are on their way; gfx942 has no registers for that.
+  // Runs while the first tiles are in flight; gfx942 has no registers for that.
   const auto early = [&] {
     if constexpr (Tiles::kPrefetchesPages) find_partials();
   };
@@ -420,7 +420,8 @@ __device__ inline void process_and_store(const Common& common, const Args& args,
 
 }  // namespace
 
-// Grid: workers of 16 columns, then those of the next 16; of kRagged workers of all columns.
+// Grid: one workgroup per worker and 16 query rows, all workers of the first 16 rows first; if
+// kRagged, one per worker.
 extern "C" __global__ void
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(1, 1)))
     mla_decode_flow(const i32* __restrict__ kv_indptr,  // [batch + 1], of a list
@@ -455,7 +456,7 @@ extern "C" __global__ void
     if (worker == kNoWorker) return;
     const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
     const f32 scale = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
-    // Scalar registers are few, and these are wanted at the end, or seldom.
+    // In VGPRs, because SGPRs are few and these are used at the end or rarely.
     seqs.bounds = pointer_in_vgpr(seqs.bounds), seqs.lens = pointer_in_vgpr(seqs.lens);
     out = pointer_in_vgpr(out), lse = pointer_in_vgpr(lse), partials = pointer_in_vgpr(partials);
     counts = pointer_in_vgpr(counts);
@@ -485,7 +486,7 @@ extern "C" __global__ void
   }
   SequenceChunk chunk(seqs, 0, 0);
   const u32 total = batch <= kWaveSize ? chunk.next : seqs.total(seqs.tokens());
-  // Full ones, or as many as sequences.
+  // As many workers as have kMinTokens each, at least one per sequence.
   const u32 fit = (total - kCut * batch) / kMinTokens;
   const WorkPartition partition(total, workers, fit < batch ? batch : fit);
   const u32 worker = worker_of(id, partition.active, batch, workers);
@@ -517,7 +518,7 @@ extern "C" __global__ void
     return KvPageTable<kPaged>{kv, kv_indices + list, split.end, page_shift, angles};
   };
   u64 pending = splits_of_chunk();
-  // While this is on its way what all parts want is made ready.
+  // Issued first; what all splits need is computed while these loads are in flight.
   bool is_issued = pending != 0;
   if (is_issued) {
     const KvSplit split = split_of(pending);
@@ -525,7 +526,7 @@ extern "C" __global__ void
     if (split.begin != split.end)
       issue_split_loads(reader, args, u64{split.sequence} * columns + column);
   }
-  // Scalar registers are few, and these are wanted at the end, or seldom.
+  // In VGPRs, because SGPRs are few and these are used at the end or rarely.
   seqs.bounds = pointer_in_vgpr(seqs.bounds), seqs.lens = pointer_in_vgpr(seqs.lens);
   out = pointer_in_vgpr(out), lse = pointer_in_vgpr(lse), partials = pointer_in_vgpr(partials),
   counts = pointer_in_vgpr(counts);

@@ -1,11 +1,10 @@
-// Tiles of a latent cache (mla_kv_cache.h) straight from memory to LDS, a ring of two a wave
-// (gfx950).
+// Direct-to-LDS loads of KV tiles (mla_kv_cache.h), two stages per wave (gfx950).
 //
-// Order in LDS. 1 KiB of values (a bf16 token's, two FP8 ones') every 1056 bytes: no padding is
-// loaded, and rows begin 8 banks on. Of FP8 the odd token of two has its 16-byte chunks in pairs
-// swapped, and the second 16 tokens begin 128 bytes later. Then the keys' last 64 elements, rows of
-// 128 or 64 bytes with chunks permuted. Permutations are in the places that lanes load from.
-// Neither K's reads (16 bytes) nor V's (8 bytes, transposed) have a bank conflict.
+// LDS layout. 1 KiB of values (one bf16 token or two FP8 tokens) every 1,056 bytes, so that rows
+// are 8 banks apart; the padding is not loaded. For FP8, the odd token of a pair has adjacent
+// 16-byte chunks swapped, and tokens 16 to 31 begin 128 bytes later. The last 64 elements of the
+// keys follow, in rows of 128 or 64 bytes with swizzled chunks. The swizzle is in the addresses
+// that lanes load from. Reads of K (16 bytes) and of V (8 bytes, transposed) have no bank conflict.
 #pragma once
 
 #include "attention/mla_masked.h"
@@ -34,8 +33,8 @@ class DirectTiles {
   static constexpr bool kKnowsLast = true;             // and loads nothing beyond
   static constexpr bool kPrefetchesPages = true;
   static constexpr bool kSharesValues = true;  // a wave reads other waves' first tiles
-  // Of a wave, what all waves read of P, then of its totals: behind q, which lies where the second
-  // tile will.
+  // Offsets of a wave's P and statistics that all waves read: after q, which is kept in the second
+  // stage.
   static constexpr u32 kWeights = kTile + (kMlaOperands + kWaves - 1) / kWaves * 1024;
   static constexpr u32 kTotals = kWeights + Row::kHalves * kWaveSize * 8;
   static_assert(kTotals + kQRowsPerTile * 8 <= 2 * kTile);
@@ -47,13 +46,13 @@ class DirectTiles {
         step_(step),
         lane_(lane_id()) {}
 
-  // What comes first: the list's pages.
+  // Issues the loads of the first two tiles' page entries.
   __device__ void issue_page_loads() {
     load_entries(0);
     load_entries(1);
   }
-  // Operands of q for all waves, this one's share: to where its second tile will be. Later than the
-  // list, which it would hold up.
+  // Issues this wave's share of the q fragments, into its second stage. After the page entries,
+  // which they would delay.
   __device__ void issue_q_loads(const void* q, u64 row) const {
     const u32 wave = wave_id();
     const bf16* const q_row = static_cast<const bf16*>(q) + row * kMlaKey;
@@ -65,13 +64,13 @@ class DirectTiles {
       }
     }
   }
-  // For all but the newest kCount.
+  // Waits for all but the newest kCount loads.
   template <u32 kCount = 0>
   __device__ static void wait() {
     asm volatile("s_waitcnt vmcnt(%0)" ::"n"(kCount) : "memory");
   }
 
-  // Where it reads. Here and not before: what is asked for takes longer.
+  // Computes LDS read offsets; here, because the loads in flight take longer.
   __device__ void init_offsets() {
     force_vgpr(lane_);
     const u32 lane = lane_, g = lane / 16, c = lane % 16;
@@ -90,19 +89,19 @@ class DirectTiles {
     force_vgpr(key_), force_vgpr(rope_), force_vgpr(value_), force_vgpr(odd_value_);
   }
 
-  // The list has come, when no more is left than of q, of which a wave has four operands or five.
+  // Waits for the page entries: only loads of q are left then, four or five per wave.
   template <bool kSharesQuery>
   __device__ static void wait_list() {
     if constexpr (!kSharesQuery) return wait();
     if (wave_id() < kMlaOperands % kWaves) return wait<kMlaOperands / kWaves + 1>();
     wait<kMlaOperands / kWaves>();
   }
-  // The wave's share of q, behind which it has asked for a tile or not.
+  // Waits for this wave's share of q; a tile may have been issued after it.
   __device__ static void wait_query(bool has_tile) {
     if (has_tile) return wait<kLoads>();
     wait();
   }
-  // Q, when all waves have waited for their shares. It is there on return.
+  // Reads q after all waves have waited for their shares.
   __device__ static void read_query(const LdsBytes* all_lds, MlaQuery& q) {
     u32 lane = lane_id();
     force_vgpr(lane);  // what follows from it is computed here, not before anything is asked for
@@ -116,7 +115,7 @@ class DirectTiles {
     for (u32 i = 0; i < kMlaOperands; ++i) force_vgpr(q[i]);
   }
 
-  // Behind wait_list().
+  // Issues the loads of the first tile; call after wait_list().
   __device__ void prime() {
     const Entries entries = read_entries(0);
     wait_lgkmcnt();
@@ -127,13 +126,14 @@ class DirectTiles {
 
   __device__ u32 first_token(u32 tile) const { return token_begin_ + tile * step_; }
 
-  // Of tile `tile`, for which it waits; meanwhile the next one's loads go out, one after the other:
-  // at once they would be more than a CU can have on their way, and hold up other waves.
+  // Waits for tile `tile` and computes its scores. The loads of the next tile are issued in between
+  // one by one, because more at once exceeds what a CU can have in flight and delays the other
+  // waves.
   template <bool kHasNext, bool kReadsValues = true>
   __device__ void scores(u32 tile, const MlaQuery& q, F32x4 (&s)[Row::kHalves]) {
     constexpr u32 kKeyChunks = Row::kBytes / 64, kChunks = Row::kValueBytes / 64;
     static_assert(Row::kHalves * kKeyChunks == kLoads, "a load for each read");
-    // Of the last tile the first half's scores are made while the second is on its way.
+    // For the last tile, scores of the first half are computed while the second half is in flight.
     constexpr bool kByHalves = kFp8 && !kHasNext;
     base_ = wave_lds_ + tile % 2 * kTile;
     wait<kByHalves ? kLoads / 2 : 0>();  // this tile, and the next one's entries
@@ -147,7 +147,7 @@ class DirectTiles {
 #pragma unroll
       for (u32 i = 0; i < kKeyChunks; ++i) {
         const LdsBytes* src = i < kChunks ? key + i * 64 : base_ + rope_ + h * 16 * kRopeBytes;
-        // Of bf16 the second half of a row: its chunk's third bit is turned.
+        // For bf16, the second half of a row: bit 2 of its chunk index is inverted.
         if (i == kChunks + 1) src = base_ + (rope_ ^ 64);
         k[h][i] = lds_load_b128(src);
       }
@@ -156,7 +156,8 @@ class DirectTiles {
     if constexpr (Row::kHalves == 2 && !kByHalves) read_keys(1);
     sched_barrier();  // all of it is on its way before the first is waited for
     if constexpr (kHasNext) {
-      // Reads end in order: those of the last tile's values, which is overwritten, are behind.
+      // LDS reads complete in order, so those of the previous tile's values, which is overwritten,
+      // are done.
       asm volatile("s_waitcnt lgkmcnt(15)" ::: "memory");
       load_entries(tile + 2);
     }
@@ -195,12 +196,12 @@ class DirectTiles {
     if constexpr (kReadsValues) read_values();  // they arrive while the caller works on scores
   }
 
-  // Of masked tokens of the tile whose scores were made last, whose values are read again.
+  // Replaces NaN and inf of masked tokens' values in the last tile, and reads the values again.
   __device__ void mask_values(u32 tokens) {
     make_finite(tokens);
     read_values();
   }
-  // The same before they are read.
+  // The same before the values are read.
   __device__ void make_finite(u32 tokens) const {
     make_values_finite<kFp8>(tokens, [&](u32 token) {
       if constexpr (!kFp8) return base_ + token * kPitch;
@@ -211,8 +212,8 @@ class DirectTiles {
   __device__ void accumulate_pv(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) const {
     if constexpr (kFp8) {
       const Bf16x8 p_pair = concat(p[0], p[1]);
-      // Two ahead: a product waits eight clocks for what is widened just before it, and else that
-      // waits for the last product. 40 clk each, and 24 so.
+      // Converted two ahead: an MFMA waits 8 clk for an operand converted just before it, and the
+      // conversion would wait for the previous MFMA: 40 clk per MFMA, 24 with this distance.
       constexpr u32 kPrefetch = 2;
       Bf16x8 v_bf16[kMlaValueTiles];
       const auto widen = [&](u32 d) {
@@ -235,7 +236,7 @@ class DirectTiles {
     }
   }
 
-  // Values of all waves' first tiles, `tiles` in all: eight quads of this wave's 128 elements.
+  // Values of the first tile of each of `tiles` waves: eight quads of this wave's 128 columns.
   using SharedValues = U32x2[kWaves][8];
   __device__ void read_shared(const LdsBytes* all_lds, u32 tiles, SharedValues& v) const {
     const u32 slice = wave_id() * 8 * (kFp8 ? 16 : 32);
@@ -274,13 +275,13 @@ class DirectTiles {
     }
   }
 
-  // Of 128 elements of a column of the result, eight times four neighbours: act(x, four).
+  // Calls fn(x, quad) for the eight quads of a lane in a slice of 128 output columns.
   template <class Fn>
   __device__ static void each_quad(const MlaSums& o, u32 slice, Fn fn) {
 #pragma unroll
     for (u32 x = 0; x < 8; ++x) fn(x, o[slice * 8 + x]);
   }
-  // Where the x-th begins.
+  // Returns the first column of the x-th quad.
   __device__ static u32 quad_at(u32 x, u32 lane) { return x * 16 + lane / 16 * 4; }
 
  private:
@@ -289,12 +290,13 @@ class DirectTiles {
     u32 rope[2];
   };
 
-  // Rows of 128 bytes as lds_swizzle.h has them; of 64 bytes any four of a phase differ.
+  // Swizzle: as in lds_swizzle.h for rows of 128 bytes; for 64 bytes, any four rows of a phase
+  // differ.
   __device__ static u32 rope_swizzle(u32 row) {
     return kFp8 ? (4 - row / 4 % 4) % 4 : lds_swizzle(row % 16);
   }
 
-  // Whether values of wave w's first tile are read: of a short part others are not.
+  // Returns whether the values of wave w's first tile are read; a short split skips some.
   __device__ static bool is_read(u32 w, u32 tiles) {
     constexpr u32 kAlwaysRead = kFp8 ? 1 : 2;
     return w < kAlwaysRead || tiles > kAlwaysRead;
@@ -308,7 +310,7 @@ class DirectTiles {
     for (u32 d = 0; d < kMlaValueTiles; ++d) values_[d] = read_value(even, odd, d);
     sched_barrier();
   }
-  // Of tile d of the result.
+  // Reads the fragment of output tile d.
   __device__ static U32x2 read_value(const LdsBytes* even, const LdsBytes* odd, u32 d) {
     if constexpr (kFp8) {
       auto* const src = (RFOPS_LDS I32x2*)((d % 2 ? odd : even) + d * 16);
@@ -322,7 +324,7 @@ class DirectTiles {
     return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7);
   }
 
-  // M0 wants an instruction between its write and its use.
+  // M0 needs one instruction between its write and its use.
   __device__ static void load_lds_b128(const u8* src, const LdsBytes* lds_dst) {
     asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dwordx4 %1, off" ::"s"(
                      readfirstlane(lds_address(lds_dst))),
@@ -339,7 +341,7 @@ class DirectTiles {
   __device__ LdsBytes* entries_of(u32 tile) const {
     return wave_lds_ + 2 * kTile + tile % 2 * kEntries;
   }
-  // Token t's is the t-th word; of FP8 even tokens come before odd ones.
+  // Token t's entry is word t; for FP8, even tokens come before odd ones.
   __device__ void load_entries(u32 tile) {
     const u32 lane_token = lane_ % Row::kTokens;
     const u32 token = kFp8 ? lane_token % 16 * 2 + lane_token / 16 : lane_token;
@@ -362,13 +364,13 @@ class DirectTiles {
     return loaded;
   }
 
-  // What this lane's key of a tile is turned by.
+  // Loads the RoPE angles of this lane's key.
   __device__ void load_angles(u32 tile) {
     if constexpr (kRope) angles_ = tokens_.angles_of(first_token(tile) + lane_id() % 16);
   }
 
-  // Of kLoads the one that comes at `issue_idx`: of FP8 all of the first 16 tokens', then the
-  // others.
+  // Returns which of the kLoads is issued at `issue_idx`: for FP8, those of the first 16 tokens
+  // come first.
   __device__ static u32 load_index(u32 issue_idx) {
     constexpr u32 kOfHalf = kLoads / 2 - 1;  // of values
     if (!kFp8 || issue_idx < kOfHalf || issue_idx == kLoads - 1) return issue_idx;

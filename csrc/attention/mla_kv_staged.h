@@ -1,9 +1,9 @@
-// Tiles of a latent cache (mla_kv_cache.h) through registers (gfx942): K goes from memory to where
-// the matrix cores take it, values also to LDS that a wave has for itself, from which they are read
-// transposed: tokens 4 g + 0..3 of four or eight elements a lane, turned round in registers.
+// Loads KV tiles (mla_kv_cache.h) through registers (gfx942). K is loaded straight to MFMA
+// fragments; values are also written to LDS of the wave, read back 4 or 8 elements per lane for
+// tokens 4 g + 0..3, and transposed in registers.
 //
-// As a part of a tile has been multiplied, that of the next one is asked for. In LDS a row's
-// 16-byte chunks are permuted by the row: writes and reads have no bank conflict.
+// The load of a chunk of the next tile is issued as soon as the same chunk has been multiplied. LDS
+// chunks of 16 bytes are swizzled by the row: writes and reads have no bank conflict.
 #pragma once
 
 #include "attention/mla_masked.h"
@@ -20,10 +20,10 @@ class StagedTiles {
 
  public:
   static constexpr u32 kLds = Row::kTokens * Row::kValueBytes;  // of a wave
-  // A tile without a next one would be a second copy of the loop, for which registers are too few;
-  // it loads the last row again instead.
+  // A path without a next tile would double the loop and exceed the registers; the last row is
+  // loaded again instead.
   static constexpr bool kKnowsLast = false;
-  // Nothing is asked for beforehand: there are no loads of 16 bytes to LDS.
+  // gfx942 has no 16-byte direct-to-LDS loads, so nothing is prefetched.
   static constexpr bool kPrefetchesPages = false;
   static constexpr bool kSharesValues = false;
   __device__ void issue_page_loads() const {}
@@ -84,7 +84,7 @@ class StagedTiles {
     for (u32 h = 0; h < Row::kHalves; ++h) s[h] = acc[h][0] + acc[h][1];
   }
 
-  // Of masked tokens of the tile whose scores were made last.
+  // Replaces NaN and inf of masked tokens' values in the last tile.
   __device__ void mask_values(u32 tokens) const {
     make_values_finite<kFp8>(tokens,
                              [&](u32 token) { return wave_lds_ + token * Row::kValueBytes; });
@@ -112,7 +112,7 @@ class StagedTiles {
     }
   }
 
-  // Of 128 elements of a column of the result, eight times four neighbours: act(x, four).
+  // Calls fn(x, quad) for the eight quads of a lane in a slice of 128 output columns.
   template <class Act>
   __device__ static void each_quad(const MlaSums& o, u32 slice, Act act) {
 #pragma unroll
@@ -124,14 +124,14 @@ class StagedTiles {
       }
     }
   }
-  // Where the x-th begins.
+  // Returns the first column of the x-th quad.
   __device__ static u32 quad_at(u32 x, u32 lane) {
     const u32 row = 4 * (lane / 16) + x / 2;
     return kFp8 ? row * 8 + x % 2 * 4 : x % 2 * 64 + row * 4;
   }
 
  private:
-  // Element x of four tokens.
+  // Transposes element x of four tokens.
   __device__ static Bf16x4 transposed(const U32x2 (&v)[4], u32 x) {
     if constexpr (kFp8) {
       const u32 word = x / 4, bytes = x % 4 < 2 ? 0x05010400 : 0x07030602;
@@ -165,7 +165,7 @@ class StagedTiles {
   __device__ u32 lane_token(u32 tile, u32 h) const {
     return first_token(tile) + h * 16 + lane_id() % 16;
   }
-  // What this lane's key of a tile is turned by.
+  // Loads the RoPE angles of this lane's key.
   __device__ void load_angles(u32 tile) {
     if constexpr (kRope) angles_ = tokens_.angles_of(lane_token(tile, 0));
   }
