@@ -1,11 +1,12 @@
-// A sequence's few parts of many columns (mla_partials.h), added up by those who made them: each
-// makes some blocks of the result, from the parts that others leave and from what it has itself.
+// Arrival counter and slices for combining few partials of many query rows (mla_partials.h).
 //
-// A workgroup leaves what it does not make, counts up, and waits until all have. Who has more
-// sequences to work on, which only a sequence's last part may, makes nothing and goes at once. Who
-// waits too long leaves the rest of its part, and goes, and says so: others may not be resident, as
-// where another kernel has their compute units. The last to come makes the shares of those who have
-// gone. So nobody waits for ever, and whoever makes a share, its sums are the same.
+// Each workgroup stores the blocks of its partial that it does not reduce, increments the counter
+// and spins until all have arrived. A workgroup with more splits to compute, which only the last
+// split of a sequence can have, reduces nothing and continues at once. The spin is bounded, because
+// the other workgroups may not be resident while another kernel holds their CUs: a workgroup that
+// exceeds it stores the rest of its partial, sets its bit in the counter and moves on. The last to
+// arrive reduces the slices of those that left. The sums are the same whichever workgroup reduces
+// them.
 #pragma once
 
 #include "attention/mla_partials.h"
@@ -13,11 +14,12 @@
 
 namespace rfops {
 
-// What a part makes of the result: blocks, or where there are more parts quarters of blocks.
+// Output slice of one workgroup: blocks, or quarters of blocks if there are more partials.
 struct OutputSlice {
   u32 begin, end;
 
-  // Part `split_idx` of `sharers` that make something. kUnits: of the result, all that can be made.
+  // Slice of split `split_idx`, of `sharers` that reduce something. kUnits: units of the whole
+  // output.
   template <u32 kUnits>
   __device__ static OutputSlice make(u32 split_idx, u32 sharers) {
     if (split_idx >= sharers) return {kUnits, kUnits};
@@ -27,9 +29,9 @@ struct OutputSlice {
   __device__ bool contains(u32 unit) const { return begin <= unit && unit < end; }
 };
 
-// The count of a sequence's parts, of which this workgroup's is number `split_idx`, and whether it
-// has something to make, as `makers` of them have. `word` is zero, and will be; `found` is a word
-// of LDS that nobody needs. What a method does all of a workgroup do.
+// Counter of a sequence's `count` partials, of which this workgroup has `split_idx`. `makes`: this
+// workgroup has a slice, as `makers` of them have. `word` is zero before and after. `lds_word` is
+// free LDS. All threads of the workgroup call each method.
 class CombineBarrier {
  public:
   __device__ CombineBarrier(u64* word, u32 split_idx, u32 count, bool makes, u32 makers,
@@ -41,36 +43,36 @@ class CombineBarrier {
         makers_(makers),
         lds_word_(lds_word) {}
 
-  // What this part leaves is written. Whether all parts are there after a while; of who has
-  // nothing to make, whether it has come last.
+  // Counts the stored partial as arrived. Returns whether all have arrived within the spin limit;
+  // without a slice, whether this was the last to arrive.
   template <u32 kMaxSpins>
   __device__ bool arrive_and_wait() {
     release();
     if (thread_id() == 0) *lds_word_ = arrive<kMaxSpins>();
     return acquire();
   }
-  // They did not come: now all of this part is written. If they have by now, it is as if this
-  // workgroup had waited.
+  // The limit was exceeded and the whole partial is stored: abandons the slice. Returns true if all
+  // have arrived by now, as if this workgroup had waited.
   __device__ bool abandon() {
     release();
     if (thread_id() == 0)
       *lds_word_ = arrived(add(kAbandoned << split_idx_)) == count_ ? kAllArrived : 0;
     return acquire();
   }
-  // Parts whose share this workgroup makes beside its own, a bit each.
+  // Returns a bit for each abandoned slice that this workgroup reduces.
   __device__ u64 abandoned_slices() const { return abandoned_; }
-  // It has met and made that, and asks nothing any more.
+  // Counts the reduced slices as finished; the word is not read any more.
   __device__ void finish() const {
     if (thread_id() != 0) return;
     const u32 num_made = static_cast<u32>(__builtin_popcountll(abandoned_)) + (makes_ ? 1 : 0);
-    // Nor does anybody else: zero, for the next launch.
+    // No workgroup reads the word any more: zero for the next launch.
     if (finished(add(num_made * kFinished)) + num_made == makers_) {
       __hip_atomic_fetch_and(word_, u64{0}, __ATOMIC_RELAXED, kAgentScope);
     }
   }
 
  private:
-  // In the word: how many came, how many shares are made, and a bit for each who has gone.
+  // Fields of the word: arrivals, finished slices, one bit per abandoned slice.
   static constexpr u32 kCountRange = 64;
   static constexpr u64 kArrived = 1, kFinished = kCountRange,
                        kAbandoned = kCountRange * kCountRange;

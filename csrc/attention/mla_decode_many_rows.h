@@ -60,8 +60,8 @@ struct ManyRowsDecode {
   static constexpr u32 kLds = kStageBytes + kWaves * Attention::kParkedBytes;
   static_assert(kLds <= kLdsBytes && Result::kLds <= kStageBytes);
 
-  // All tiles of a part. Tokens from `kv_end` on are not there for this lane's column; `masked`:
-  // some column of the workgroup does not see all of a tile that ends beyond.
+  // Processes the tiles of a split. `kv_end`: end of the tokens that the lane's query rows see;
+  // `masked`: end of the tokens that all rows of the workgroup see.
   __device__ static void process_split(Attention& attention, LdsBytes* lds,
                                        const KvPageTable<kPaged>& tokens, const KvSplit& split,
                                        i32 masked, const i32 (&kv_end)[Attention::kQRowsPerLane],
@@ -73,16 +73,16 @@ struct ManyRowsDecode {
       wait_lgkmcnt();
       s_barrier();
     };
-    // The first token of the tile whose scores were made last; some column may not see all of it.
+    // First token of the tile whose scores were computed last.
     i32 token_begin = static_cast<i32>(split.begin - kTokens);
-    // Where tiles are: the one whose scores are made, those behind it, and before it the one whose
-    // values are added.
+    // LDS offsets of the ring: the tile whose scores are computed, those after it, and
+    // `prev_stage`, whose values are accumulated.
     u32 stages_lds[Stages::kNumStages], prev_stage = 0;
-    // Masks a tile's scores; 1 where some of its values were not finite.
+    // Masks a tile's scores; returns 1 if some of its values were not finite.
     const auto mask = [&](typename Attention::Scores& s, auto looks) -> u32 {
       if (looks && !RFOPS_UNLIKELY(token_begin + static_cast<i32>(kTokens) > masked)) return 0;
       const u64 tokens = Attention::mask(s, token_begin, kv_end);
-      // Tokens behind the end are the last one again: only others can be masked for some columns.
+      // Tokens from the end on repeat the last token, whose values are finite or are seen.
       if (!looks || masked == static_cast<i32>(split.end)) return 0;
       s_barrier();  // all waves have read this tile's keys
       LdsBytes* const tile = lds + (Attention::kMasksLate ? prev_stage : stages_lds[0]);
@@ -111,8 +111,8 @@ struct ManyRowsDecode {
       ++iteration;
       asm volatile("" : "+s"(iteration));
     };
-    // Turn n makes the scores of tile n, and adds the values of the one before; the first adds
-    // zeros.
+    // Iteration n computes the scores of tile n and accumulates the values of tile n - 1; the first
+    // accumulates zeros.
     do {
       attention.scores(lds + prev_stage, mask, [&](auto piece) {
         stages.template in_scores<piece>(lds + stages_lds[Stages::kPrefetch], lds + stages_lds[2]);
@@ -132,7 +132,7 @@ struct ManyRowsDecode {
     s_barrier();
   }
 
-  // This wave's columns: the result, or this worker's part of it.
+  // Stores this wave's query rows: the output, or a partial of this worker.
   __device__ static void store_split(const Attention& attention, LdsBytes* lds,
                                      const Target& target, const KvSplit& split,
                                      const WorkPartition& partition, u32 group, u32 worker,
@@ -159,7 +159,7 @@ struct ManyRowsDecode {
     if (is_whole) {
       result.store(Attention::of_result(factors, lane));
     } else {
-      // The last part's worker may have tokens of the next sequence.
+      // The worker of the last split may have tokens of the next sequence, too.
       const u32 end = partition.begin(worker - partials.split_idx + partials.count);
       result.store_partial(partials,
                            partials.count - (end > split.zero + split.length + kItemCost ? 1 : 0));
@@ -167,7 +167,7 @@ struct ManyRowsDecode {
     workgroup_barrier();  // LDS is the next part's
   }
 
-  // The arguments that a part needs at its begin and at its end.
+  // Arguments that a split needs at its begin and at its end; spilled between.
   struct Args {
     GlobalPointer<const i32> kv_indices;
     GlobalPointer<const void> q;
@@ -193,14 +193,14 @@ struct ManyRowsDecode {
     }
   };
 
-  // A part of the columns of a sequence from `base` on; its rows of q begin at `first_row`.
+  // A split for query rows `base` and following of a sequence whose rows of q begin at `first_row`.
   struct Work {
     KvSplit split;
     u64 first_row;
     u32 base, columns;
   };
 
-  // Of a sequence without tokens.
+  // Stores the output of a sequence without tokens.
   __device__ static void store_empty(const Target& target) {
     u32 thread = thread_id();
     force_vgpr(thread);
@@ -224,7 +224,8 @@ struct ManyRowsDecode {
     const f32 signed_scale =
         sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
     const f32 scale = signed_scale == 0.0f ? 1e-30f : signed_scale;  // so that -inf stays -inf
-    // unseen_by(column): tokens at the sequence's end that are masked for a column.
+    // hidden_tokens_of(args, column): tokens at the end of the sequence that are masked for a query
+    // row.
     const auto process = [&](const LaneSpill<Args>& spilled, const Work& work,
                              auto hidden_tokens_of) {
       const LaneSpill<Work> spilled_work(work);
@@ -256,7 +257,7 @@ struct ManyRowsDecode {
       const KvPageTable<kPaged> tokens = {args.kv, args.kv_indices + list, computed.end,
                                           args.page_shift, args.angles};
       Attention attention;
-      // From here on some column does not see all tokens of a tile.
+      // End of the tokens that all query rows see.
       const i32 kv_end_of_all =
           kRagged ? kv_end_of(base)
                   : static_cast<i32>(split.length) - static_cast<i32>(args.unseen);

@@ -1,4 +1,4 @@
-// What a worker has of a batch of sequences (work_partition.h), part by part, and where it goes.
+// Iterates over the KV splits of a worker (work_partition.h), and finds their partials.
 #pragma once
 
 #include "attention/lane_spill.h"
@@ -9,10 +9,9 @@
 
 namespace rfops {
 
-// What workgroup `id` is, of a launch of `groups`: one of `active` workers of `batch` sequences, or
-// none. Those of a sequence are neighbours on one XCD: what they leave for each other stays in its
-// L2. Of few sequences with little to read each has an XCD for itself, but where more than half of
-// its compute units would read at once.
+// Returns the worker of workgroup `id` of `groups`, of `active` workers for `batch` sequences, or
+// kNoWorker. Workers of a sequence are neighbours on one XCD, because partials then stay in its L2.
+// A few short sequences get an XCD each, unless more than half of its CUs would read at once.
 constexpr u32 kNoWorker = ~0u;
 constexpr u32 worker_of(u32 id, u32 active, u32 batch, u32 groups) {
   u32 xcds = kXcds;
@@ -27,7 +26,7 @@ constexpr u32 worker_of(u32 id, u32 active, u32 batch, u32 groups) {
 
 namespace details {
 
-// Whether each worker is one workgroup; of at most 64.
+// Returns whether workers and workgroups correspond one to one; for at most 64 workers.
 constexpr bool is_bijective(u32 active, u32 batch, u32 groups) {
   u64 workers_seen = 0;
   for (u32 id = 0; id < groups; ++id) {
@@ -45,19 +44,18 @@ static_assert(is_bijective(17, 1, 256) && is_bijective(34, 2, 256) && is_bijecti
 
 }  // namespace details
 
-// The tokens from `begin` to `end` of a sequence of `length`, whose first one lies at `zero` of
-// all.
+// Tokens `begin` to `end` of a sequence; `zero` is the position of its first token in the work.
 struct KvSplit {
   u32 sequence, zero, begin, end, length;
   u32 entry;  // where its pages begin, in a list
 
-  // Of so many tokens each, that it has.
+  // Returns the number of tiles of kTokens.
   template <u32 kTokens>
   __device__ u32 tiles() const {
     return (end - begin + kTokens - 1) / kTokens;
   }
   __device__ bool is_whole() const { return begin == 0 && end == length; }
-  // The same without tokens from `kv_end` on, but for one.
+  // Returns the split without tokens from `kv_end` on, but with at least one.
   __device__ KvSplit clipped_to(i32 kv_end) const {
     const i32 min_end = static_cast<i32>(begin) + 1, max_end = static_cast<i32>(end);
     KvSplit clipped = *this;
@@ -67,7 +65,7 @@ struct KvSplit {
   }
 };
 
-// Where a worker is in its share of all sequences: what is spilled while a part is computed.
+// Position of a worker in its range of the work; spilled while a split is computed.
 struct PartitionWalk {
   GlobalPointer<const i32> bounds, lens, query_bounds;
   u32 count, page_shift, heads, rows;
@@ -95,7 +93,8 @@ struct PartitionWalk {
   __device__ SequenceTable sequences(const FixedOverhead& cost) const {
     return {bounds, lens, count, page_shift, cost};
   }
-  // The next 64 sequences, `start` is where they start. False if this share has none of them.
+  // Advances to the next 64 sequences, which begin at `start`. Returns false if the range ends
+  // before.
   __device__ bool advance(u32 start) {
     chunk_begin += kWaveSize;
     base = start;
@@ -103,8 +102,8 @@ struct PartitionWalk {
   }
 };
 
-// act(part) for each part that `worker` has, cut at kGranule tokens; the same in all lanes. A lane
-// reads its sequence again for each part, because `fn` wants all registers.
+// Calls fn(split) for each split of `worker`, cut at kGranule tokens, uniformly. The chunk is
+// computed again after each call, because `fn` needs all registers.
 template <u32 kGranule, class Fn>
 __device__ inline void for_each_split(const SequenceTable& seqs, const WorkPartition& partition,
                                       u32 worker, Fn fn) {
@@ -135,7 +134,7 @@ __device__ inline void for_each_split(const SequenceTable& seqs, const WorkParti
   }
 }
 
-// Where the queries of sequences are said that have some number of them each.
+// Bounds of the queries of each sequence.
 struct Queries {
   const i32* bounds;  // [count + 1]
   u32 heads, rows;    // q has so many rows: those that bounds name beyond do not exist
@@ -146,8 +145,8 @@ struct Queries {
   }
 };
 
-// 64 sequences of such queries, one per lane. A sequence is an item for each kColumns of its
-// columns (a query's head), and each item costs the sequence's tokens and a FixedOverhead.
+// 64 sequences with their queries, one per lane. A sequence has an item for every kColumns query
+// rows; an item costs the tokens of the sequence and a FixedOverhead.
 template <u32 kColumns>
 struct ItemChunk {
   u32 row, queries, items;
@@ -172,13 +171,13 @@ struct ItemChunk {
     start = base + sum - size;
     next = base + readlane(sum, kWaveSize - 1);
   }
-  // From the start of an item to the start of the next.
+  // Returns the distance between the starts of two items.
   __device__ u32 extent(const SequenceTable& seqs) const { return length + seqs.cost.tokens(); }
-  // The items of all lanes.
+  // Returns the number of items of all lanes.
   __device__ u32 total() const { return readlane(inclusive_scan<false>(items), kWaveSize - 1); }
 };
 
-// All items, and their cost; `chunk` has the first 64 sequences.
+// Number and cost of all items; `chunk` has the first 64 sequences.
 template <u32 kColumns>
 struct ItemTotals {
   u32 items, cost;
@@ -194,7 +193,7 @@ struct ItemTotals {
   }
 };
 
-// The columns from `base` on of a sequence whose queries begin at row `row`.
+// Query rows from `base` on of a sequence whose queries begin at row `row`.
 struct MlaItem {
   u32 row, queries, columns, base;
 
@@ -202,15 +201,15 @@ struct MlaItem {
   __device__ u32 last_row() const {
     return (base + kColumns < columns ? base + kColumns : columns) - 1;
   }
-  // Tokens at the sequence's end that this column's query does not see.
+  // Returns the number of tokens at the end that are masked for this query row.
   __device__ u32 hidden_tokens(u32 column, u32 heads, bool is_causal) const {
     return is_causal && queries > 1 ? queries - 1 - column / heads : 0;
   }
 };
 
-// act(part, item) for each part of an item that `worker` has, cut at kGranule tokens; the same in
-// all lanes. `chunk` has the first 64 sequences; unless kKeepsChunk it is read again after each
-// part, because `fn` wants all registers.
+// Calls fn(split, item) for each split of an item of `worker`, cut at kGranule tokens, uniformly.
+// `chunk` has the first 64 sequences; unless kKeepsChunk, it is computed again after each call,
+// because `fn` needs all registers.
 template <u32 kGranule, u32 kColumns, bool kKeepsChunk, class Fn>
 __device__ inline void for_each_item(const SequenceTable& seqs, const Queries& queries,
                                      const WorkPartition& partition, u32 worker,
@@ -229,7 +228,7 @@ __device__ inline void for_each_item(const SequenceTable& seqs, const Queries& q
                 length = read_lane(chunk.length);
       const u32 extent = length + seqs.cost.tokens(), count = read_lane(chunk.queries);
       u32 item_idx = sequence != walk.next ? 0 : walk.item;
-      // Items of other workers; a share seldom begins behind a sequence's first item.
+      // Skips items of other workers; a range rarely begins after a sequence's first item.
       const u32 num_skipped =
           start + extent <= walk.range_begin ? (walk.range_begin - start) / extent : 0;
       if (item_idx < num_skipped) item_idx = num_skipped;
@@ -260,7 +259,7 @@ __device__ inline void for_each_item(const SequenceTable& seqs, const Queries& q
   }
 }
 
-// The slots of all workers that share a sequence: this one's is number `split_idx` of `count`.
+// Partials of a sequence: this worker has number `split_idx` of `count`.
 struct SplitPartials {
   u32 worker_begin, split_idx, count;
 

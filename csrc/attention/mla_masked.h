@@ -1,10 +1,10 @@
-// Values of masked tokens that are NaN or inf.
+// Replaces NaN and inf in values of masked tokens.
 //
-// A token that some column does not see has P = 0 there, and 0 times NaN is NaN. So NaN and inf
-// among its values become zeros in LDS before they are multiplied. A column that sees the token
-// loses nothing: the values are part of the key, so its score is NaN, and P too, or +-inf, where P
-// is NaN or 0. Few tiles have masked tokens, and only scores that are not finite lead here: q may
-// be the reason too, so elements are looked at one by one.
+// P is 0 for a token that is masked for a query row, but 0 * NaN is NaN. So NaN and inf of such
+// tokens' values are replaced by zeros in LDS before they are multiplied. Rows that see the token
+// lose nothing: values are part of the key, so their score is NaN (then P is NaN) or +-inf (then P
+// is NaN or 0). Few tiles have masked tokens, and this runs only if a masked score is not finite; q
+// may be the cause, so each element is tested.
 #pragma once
 
 #include "attention/mla_kv_cache.h"
@@ -18,8 +18,8 @@ __device__ inline bool is_finite(f32 value) {
   return !__builtin_amdgcn_classf(value, kNanOrInf);
 }
 
-// Which tokens of a tile have their bit set in some lane: bit i of `lane_bits` is of token
-// token_of(i) + 4 (lane / kLanes), in all lanes alike.
+// Returns a bit for each token of a tile whose bit is set in some lane: bit i of lane_bits is for
+// token token_of(i) + 4 (lane / kLanes). Uniform.
 template <u32 kCount, u32 kLanes, class TokenOf>
 __device__ inline u64 tokens_of_lanes(u32 lane_bits, TokenOf token_of) {
   if (__builtin_amdgcn_ballot_w64(lane_bits != 0) == 0) return 0;
@@ -36,7 +36,7 @@ __device__ inline u64 tokens_of_lanes(u32 lane_bits, TokenOf token_of) {
   return tokens;
 }
 
-// NaN and inf of two elements of bf16, or of four of FP8, as zeros.
+// Returns two bf16 or four FP8 elements with NaN and inf replaced by zeros.
 template <bool kFp8>
 __device__ inline u32 finite_elements(u32 word) {
   constexpr u32 kCount = kFp8 ? 4 : 2, kBits = 32 / kCount;
@@ -54,8 +54,8 @@ __device__ inline u32 finite_elements(u32 word) {
   return word & mask;
 }
 
-// The same of values in LDS, of the tokens whose bits are set; row_of(token) is where a token's
-// begin. All lanes of a wave.
+// Replaces them in the values of `tokens` in LDS; row_of(token) is where a token's values begin.
+// All lanes of a wave call it.
 template <bool kFp8, class RowOf>
 __device__ inline void make_values_finite(u64 tokens, RowOf row_of) {
   constexpr u32 kWords = kFp8 ? 2 : 4;  // of a lane

@@ -1,10 +1,10 @@
-// Where what a workgroup has of a sequence's many columns goes: to the result, or to others.
+// Stores the output of a split of a sequence with many query rows: to `out`, or as a partial.
 //
-// A block is 64 elements of each column. A part that others share is left in memory but for the
-// blocks that this workgroup makes (mla_combine_slices.h); it adds those of all parts up, its own
-// from its registers. 128 sequences of 4,097 tokens and 128 heads, MI300X: 330k clk where the last
-// one to come made all of the result, 48k of them for it, 313k so; 16 of 16,384 MI355X 112 and 80
-// us (estimated).
+// A block is 64 output columns of each query row. A partial that other workgroups reduce too is
+// stored in the workspace, except for the blocks that this workgroup reduces
+// (mla_combine_slices.h), which it takes from its registers. Estimated, MI300X, 128 sequences of
+// 4,097 tokens, 128 heads: 330k clk if the last workgroup to arrive reduces everything (48k of
+// them), 313k clk in slices; MI355X, 16 sequences of 16,384 tokens: 112 us and 80 us.
 #pragma once
 
 #include "attention/mla_combine_slices.h"
@@ -13,14 +13,14 @@
 
 namespace rfops {
 
-// Columns: of a wave. It waits kMaxSpins turns for others, at most.
+// `Attention`: state of a wave. A workgroup spins at most kMaxSpins times for the others.
 template <class Attention, u32 kWaves, u32 kMaxSpins>
 class MlaResult {
   using Target = SplitOutput<kWaves * kQRowsPerWave>;
   static constexpr u32 kBlocks = Target::kBlocks;
   static constexpr u32 kPieces = 4;  // of a block, where many make the result
   static constexpr u32 kUnits = kBlocks * kPieces;
-  // Where a wave turns 64 elements of its result round: 32 columns of 256 bytes, permuted.
+  // LDS in which a wave transposes 64 output columns: 32 rows of 256 bytes, swizzled.
   static constexpr u32 kTransposeBytes = kQRowsPerWave * 64 * 4,
                        kWeightsAt = kWaves * kTransposeBytes;
 
@@ -36,7 +36,7 @@ class MlaResult {
         column_(wave_id() * kQRowsPerWave + lane % kQRowsPerWave),
         out_(target.result()) {}
 
-  // All of a sequence, of a lane's column times `factor`.
+  // Stores the output of a whole sequence, the lane's row scaled by `factor`.
   __device__ void store(f32 factor) const {
 #pragma nounroll
     for (u32 block = 0; block < kBlocks; ++block) {
@@ -48,10 +48,12 @@ class MlaResult {
     }
   }
 
-  // A part of a sequence, of which `sharers` parts may make something. Its totals are written.
+  // Stores a partial, whose statistics are stored already, and reduces this workgroup's slice;
+  // `sharers` partials have a slice.
   __device__ void store_partial(const SplitPartials& split_partials, u32 sharers) const {
     const bool is_shared = split_partials.count <= kMaxShared;
-    // A few make whole blocks, and keep these; of more each leaves all it has.
+    // Few sharers reduce whole blocks and keep their own in registers; with more, each stores its
+    // whole partial.
     const bool is_few = is_shared && sharers <= kBlocks;
     const auto slice_of = [&](u32 split_idx) {
       return is_few ? OutputSlice::make<kBlocks>(split_idx, sharers)
@@ -75,7 +77,7 @@ class MlaResult {
       abandoned = barrier.abandoned_slices();
       if (slice.is_nothing() && abandoned == 0) return;
     } else {
-      // The last one to come, after a tree, makes all of it.
+      // After the tree, the last workgroup to arrive reduces everything.
       workgroup_barrier();
       if (!reduce_upward(target_, split_partials.split_idx, split_partials.count, column_,
                          split_partials, lds_ + kWeightsAt, range))
@@ -96,7 +98,7 @@ class MlaResult {
   }
 
  private:
-  // By assembly, as the compiler would have all of the result where arithmetic has its registers.
+  // Inline assembly, because the compiler would move the whole output from AGPRs to VGPRs.
   __device__ void quads_of(u32 block, F32x4 (&quads)[8]) const {
     static_for<kBlocks>([&](auto b) {
       if (block != b) return;
@@ -109,7 +111,7 @@ class MlaResult {
     quads_of(block, quads);
     return MlaBlock::make(quads);
   }
-  // The blocks that are, or are not, of `slice`.
+  // Stores the blocks that are in `slice`, or those that are not.
   __device__ void store_blocks(const SplitPartials& split_partials, const OutputSlice& slice,
                                bool in_slice) const {
 #pragma nounroll
@@ -121,7 +123,8 @@ class MlaResult {
     }
   }
 
-  // A block of the result, turned round in LDS: lanes side by side write a column's elements.
+  // Stores a block of the output, transposed in LDS: adjacent lanes store adjacent columns of a
+  // row.
   __device__ void store_block(u32 block, const F32x4 (&quads)[8]) const {
     LdsBytes* const mine = lds_ + wave_id() * kTransposeBytes;
     const auto lds_ptr = [&](u32 column, u32 d) {
@@ -148,7 +151,7 @@ class MlaResult {
   __device__ RFOPS_LDS f32* weights() const {
     return reinterpret_cast<RFOPS_LDS f32*>(lds_ + kWeightsAt);
   }
-  // What parts that are there count, into LDS; the columns' lse where `stores_lse` so.
+  // Computes the weights of the partials in LDS; stores the rows' lse if `stores_lse`.
   template <class PartialOf>
   __device__ void weigh(u32 count, PartialOf partial_of, bool stores_lse) const {
     details::weigh_columns(target_, count, true, partial_of, weights(),
@@ -157,7 +160,7 @@ class MlaResult {
                            });
     workgroup_barrier();
   }
-  // Some of the result from parts that are there: blocks, or pieces of them.
+  // Reduces a slice of the output from the partials: blocks, or quarters of blocks.
   template <bool kFullBlocks, class PartialOf>
   __device__ void make_slice(const OutputSlice& slice, u32 count, PartialOf partial_of,
                              u32 own_idx) const {

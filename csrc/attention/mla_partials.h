@@ -1,10 +1,10 @@
-// Partial results of a sequence that several workgroups share.
+// Partials of a sequence whose tokens are split over workgroups.
 //
-// A workgroup leaves its columns by 512 sums, and each column's maximum and sum of weights, in a
-// slot of its own (work_partition.h), the sums as its lanes have them. Up to kMaxShared share the
-// result out (mla_combine_slices.h). Of more there is a tree: of kFanIn neighbours, or of all where
-// no more than kMaxFanIn are left, the last to come adds all up, in their order, into the first
-// one's slot, and goes on to the next level; the last of all makes the result. Who was last changes
+// A workgroup stores 512 sums, the row max and the row sum of each query row, in lane order, at an
+// index of its own (work_partition.h). Up to kMaxShared partials are reduced in slices
+// (mla_combine_slices.h). More are reduced in a tree: of kFanIn neighbours, or of all once at most
+// kMaxFanIn are left, the last to arrive combines the partials in order into the first one's place
+// and goes on to the next level; the last of all stores the output. Which workgroup is last changes
 // no bit.
 #pragma once
 
@@ -26,15 +26,16 @@ constexpr f32 kMinScore = -1e30f;  // a maximum that no score is below, and fini
 
 __device__ inline f32 max_of(f32 a, f32 b) { return __builtin_fmaxf(a, b); }
 
-// Of a column: the maximum, of scores in powers of two, and the sum of weights 2^(score - most).
+// Statistics of a query row: maximum of the scores (as powers of two), and sum of 2^(score -
+// row_max).
 struct SoftmaxStats {
   f32 row_max, sum;
 };
 
-// A lane's 32 sums of a block as a part has them in memory: fp16, of a power of two that brings the
-// largest of them to 2^14 .. 2^15. So each has eleven bits but those below 2^-28 of the largest, a
-// relative error of 2^-12; and parts of 38 compute units are still in their L2 when they are read,
-// which those of 24 bits were not. (No sum is infinite alone: values are keys, too.)
+// 32 sums of a lane as a partial stores them: fp16, scaled by a power of two that brings the
+// largest to 2^14 .. 2^15. Sums above 2^-28 of the largest keep eleven bits, a relative error of
+// 2^-12. Partials of 38 CUs then stay in L2 until they are read; with 24 bits they did not. (A sum
+// is never inf alone, because values are part of the keys.)
 template <u32 kQuads>
 struct MlaQuads {
   Vec4<f16> quads[kQuads];
@@ -78,8 +79,8 @@ struct MlaQuads {
 };
 using MlaBlock = MlaQuads<8>;
 
-// Where kColumns columns of a sequence go, a multiple of 16. Of their sums each lane has a column,
-// in quads: four neighbours along 512, eight quads to a block.
+// Output of kColumns query rows of a sequence, a multiple of 16. Each lane has one row, in quads of
+// four adjacent columns, eight quads per block.
 template <u32 kColumns>
 struct SplitOutput {
   static constexpr u32 kBlocks = kColumns / 16;  // of a lane
@@ -92,7 +93,7 @@ struct SplitOutput {
   u32 num_partials;
   f32 value_scale;
 
-  // Of a block, all lanes' quads, one after the other, then their units.
+  // A block has the quads of all lanes one after the other, then their units.
   static constexpr u32 kQuads = 8, kQuadsBytes = kQuads * kWaveSize * 8;
   static constexpr u32 kBlockBytes = kQuadsBytes + kWaveSize * 4;
   static constexpr u32 kPartialWords = 4 * kBlocks * kBlockBytes / 4;  // words of a slot
@@ -114,7 +115,7 @@ struct SplitOutput {
     reinterpret_cast<f32*>(partial_ptr(partial_idx, block) + kQuadsBytes)[lane_id()] =
         block_quads.unit;
   }
-  // Some of a block's, from quad `quad_begin` on.
+  // Loads kCount quads of a block, from quad_begin on.
   template <u32 kCount>
   __device__ void load_partial(u32 partial_idx, u32 block, u32 quad_begin,
                                MlaQuads<kCount>& block_quads) const {
@@ -128,7 +129,7 @@ struct SplitOutput {
     totals(partial_idx, column)[0] = stats.row_max;
     totals(partial_idx, column)[1] = stats.sum;
   }
-  // What a sum of weighted values is to be multiplied by.
+  // Returns the factor that normalises the sums of a row.
   __device__ f32 factor(SoftmaxStats stats) const {
     return stats.sum == 0.0f ? 0.0f : value_scale / stats.sum;
   }
@@ -144,7 +145,7 @@ struct SplitOutput {
   __device__ void store(F32x4 four, u32 column, u32 d) const {
     if (column < columns) store(four, out + u64{column} * kMlaValue + d);
   }
-  // The same where columns are known in scalars: a store to one that is not there does nothing.
+  // The same with rows known in scalars: the buffer drops stores to rows that do not exist.
   __device__ Buffer result() const {
     const u32 num_rows = columns < kColumns ? columns : kColumns;
     return make_buffer(out, num_rows * kMlaValue * 2);
@@ -158,7 +159,7 @@ using MlaTarget = SplitOutput<kQRowsPerTile>;
 
 namespace details {
 
-// Where the weight of part i of a column is: what is written and read together is in banks apart.
+// Index of the weight of partial i of a row; padded against bank conflicts.
 constexpr u32 kWeighers = 8;  // threads of a column
 template <u32 kColumns>
 constexpr u32 kWeightPitch = kColumns + kLdsBanks / kWeighers;
@@ -167,8 +168,8 @@ constexpr u32 weight_at(u32 i, u32 column) {
   return i * kWeightPitch<kColumns> + column;
 }
 
-// What columns' parts in slots slot_of(0..count - 1), at most kMaxShared, are to be multiplied by,
-// into `weights`. `is_root`: for the result. leave(column, totals) once.
+// Computes the factors of the partials partial_of(0 .. count - 1), at most kMaxShared, into
+// `weights`. If `is_root`, they normalise too. Calls leave(column, stats) once per row.
 template <u32 kColumns, class PartialOf, class Leave>
 __device__ inline void weigh_columns(const SplitOutput<kColumns>& target, u32 count, bool is_root,
                                      PartialOf partial_of, RFOPS_LDS f32* weights, Leave leave) {
@@ -219,13 +220,13 @@ __device__ inline void weigh_columns(const SplitOutput<kColumns>& target, u32 co
   }
 }
 
-// Quads from `first` on of a block of which a part is added: which, and where.
+// Range of quads of a block, and the lane's query row.
 struct QuadRange {
   u32 block, quad_begin, column;  // the column is this lane's
 };
 
-// Sums of `count` parts, in their order, kInFlight of them on their way at a time. Part `own_idx`,
-// if there is one, is what own(part) makes meanwhile; the others are in memory.
+// Adds `count` weighted partials in order, kInFlight loads at a time. Partial own_idx, if any, is
+// computed by make_own(quads) meanwhile; the others are loaded.
 template <u32 kInFlight, u32 kQuads, u32 kColumns, class PartialOf, class MakeOwn>
 __device__ inline void combine_partials(F32x4 (&sums)[kQuads], const SplitOutput<kColumns>& target,
                                         const QuadRange& range, u32 count, PartialOf partial_of,
@@ -259,7 +260,7 @@ __device__ inline void combine_partials(F32x4 (&sums)[kQuads], const SplitOutput
 
 }  // namespace details
 
-// Of a sequence's parts those that slots_of(i) has, in the order of `stride` slots.
+// Partials `begin` to begin + count - 1 at a level of the tree, `stride` indices apart.
 struct PartialRange {
   u32 begin, stride, count;
 
@@ -269,8 +270,8 @@ struct PartialRange {
   }
 };
 
-// This workgroup's part is written, to slot_of(own) of `count` that make up a sequence. Whether it
-// makes the result, of `range`.
+// Walks up the tree after this workgroup stored partial_of(split_idx). Returns whether it stores
+// the output, from `range`.
 template <u32 kColumns, class PartialOf>
 __device__ inline bool reduce_upward(const SplitOutput<kColumns>& target, u32 split_idx, u32 count,
                                      u32 column, PartialOf partial_of, LdsBytes* lds,

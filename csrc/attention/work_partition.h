@@ -1,11 +1,11 @@
-// Shares out sequences of any lengths evenly over workers, in the kernel: no plan, no host.
+// Partitions sequences of any lengths evenly over workers, inside the kernel: no plan from the
+// host.
 //
-// Sequence b costs its tokens, and those of an FixedOverhead more. Laid end to end, sequence b
-// begins at start(b); the whole is cut into equal shares, and a worker has the tokens between two
-// cuts, which are rounded up to granules within a sequence. A worker meets at most one sequence
-// that began before its share, and one that goes on after it: its partial results lie in slot 2 w
-// and 2 w + 1. Whoever asks gets the same answer, so that what adds partial results up needs no
-// list of them.
+// A sequence costs its tokens and a FixedOverhead. All sequences are laid end to end and cut into
+// equal ranges, one per worker; cuts are rounded up to granules within a sequence. At most one
+// sequence of a range began before it, and at most one continues after it, so worker w stores its
+// partials at 2 w and 2 w + 1. Every caller computes the same partition, so no list of partials is
+// needed.
 #pragma once
 
 #include "rfops/chip/sync.h"
@@ -14,22 +14,23 @@
 
 namespace rfops {
 
-// a / b where that is below 2^16, in a third of a division's instructions: of fp32 it is one off.
+// Returns a / b for a quotient below 2^16 in a third of a division's instructions; the fp32
+// estimate is off by at most one.
 __device__ inline u32 div_u16(u32 a, u32 b) {
   const f32 estimate = static_cast<f32>(a) * __builtin_amdgcn_rcpf(static_cast<f32>(b));
   const u32 quotient = readfirstlane(static_cast<u32>(estimate)), product = quotient * b;
   return product > a ? quotient - 1 : quotient + (a - product >= b ? 1 : 0);
 }
 
-// What an item costs beside its own tokens, in tokens. As much behind them as before: then
-// sequences of two workers each are cut in the middle.
+// Overhead of an item in tokens, before and after its tokens; with equal parts, sequences of two
+// workers each are cut in the middle.
 struct FixedOverhead {
   u32 leading, trailing;
 
   __device__ u32 tokens() const { return leading + trailing; }
 };
 
-// Where sequences are said: pages of each between two bounds, or tokens of each.
+// Lengths of the sequences: pages between two bounds, or tokens.
 struct SequenceTable {
   const i32* bounds;  // [count + 1], or null where there are lens
   const i32* lens;    // [count], or null
@@ -45,7 +46,7 @@ struct SequenceTable {
   }
 };
 
-// 64 sequences, one a lane: those from `seq_begin` on.
+// 64 sequences, one per lane, from seq_begin on.
 struct SequenceChunk {
   u32 start, length;
   u32 zero;   // where its first token lies
@@ -81,8 +82,7 @@ struct SequenceChunk {
 struct WorkPartition {
   u32 active, quotient, remainder;
 
-  // Of `total` tokens and costs, for as many workers as are wanted: one at least, and at most
-  // `max_workers`.
+  // Partitions `total` tokens over `requested` workers, at least one and at most max_workers.
   __device__ WorkPartition(u32 total, u32 max_workers, u32 requested) {
     active = requested < 1 ? 1 : requested > max_workers ? max_workers : requested;
     quotient = total / active;
@@ -91,7 +91,7 @@ struct WorkPartition {
   __device__ u32 begin(u32 worker) const {
     return worker * quotient + (worker < remainder ? worker : remainder);
   }
-  // The worker whose share has place `pos`.
+  // Returns the worker whose range has position `pos`.
   __device__ u32 owner(u32 pos) const {
     const u32 longer = remainder * (quotient + 1);
     const bool is_longer = pos < longer;
@@ -101,7 +101,7 @@ struct WorkPartition {
   }
 };
 
-// The first token of a sequence that lies behind a cut at `cut`; its first one lies at `zero`.
+// Returns the first token of a sequence after the cut; `zero` is the position of its first token.
 template <u32 kGranule>
 __device__ inline u32 cut_token(u32 cut, u32 zero, u32 length) {
   if (cut <= zero) return 0;
