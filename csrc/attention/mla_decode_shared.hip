@@ -13,9 +13,9 @@
 //
 // Guarantees: deterministic; the order of sums depends only on lengths, workers and config.
 // Requires: rows of q and kv 16-byte aligned; a page is a power of two of tokens.
-#include "attention/mla_decode_many_rows.h"
 #include "attention/mla_kv_stage_load.h"
 #include "attention/mla_kv_stage_widen.h"
+#include "attention/mla_output.h"
 #include "attention/mla_wave_gfx942.h"
 #include "attention/mla_wave_gfx950.h"
 
@@ -23,42 +23,24 @@ namespace {
 
 using namespace rfops;
 
-constexpr bool kFp8 = RFOPS_KV_FP8, kRope = RFOPS_ROPE;
+constexpr bool kFp8 = RFOPS_KV_FP8, kRope = RFOPS_ROPE, kPFp8 = false;
+constexpr bool kPaged = RFOPS_PAGED, kRagged = RFOPS_RAGGED;
+constexpr u32 kMinTokens = RFOPS_LEAST, kMaxSpins = RFOPS_TURNS;
 static_assert(!(kFp8 && kRope), "keys of FP8 are not rotated");
 
 template <bool kWidened>
 struct Loaders {
-  using Type = DirectStages<RFOPS_PAGED, kRope>;
+  using Type = DirectStages<kPaged, kRope>;
 };
 template <>
 struct Loaders<true> {
-  using Type = WidenedStages<RFOPS_PAGED>;
+  using Type = WidenedStages<kPaged>;
 };
-
-struct Types {
-  static constexpr bool kPaged = RFOPS_PAGED, kRagged = RFOPS_RAGGED, kP_Fp8 = false;
-  static constexpr u32 kMinTokens = RFOPS_LEAST, kMaxSpins = RFOPS_TURNS;
-  using StageLayout = KvStageLayout;
-  using Stages = Loaders<kFp8>::Type;
-  using Attention = WaveAttention<RFOPS_Q_FP8, kFp8 ? 6 : 18>;
-};
-using Decode = ManyRowsDecode<Types>;
+using StageLayout = KvStageLayout;
+using Stages = Loaders<kFp8>::Type;
+using Attention = WaveAttention<RFOPS_Q_FP8, kFp8 ? 6 : 18>;
 
 }  // namespace
 
-extern "C" __global__ void
-    __attribute__((amdgpu_flat_work_group_size(Decode::kThreads, Decode::kThreads),
-                   amdgpu_waves_per_eu(1, 1)))
-    mla_decode_shared(const i32* __restrict__ kv_indptr, const i32* __restrict__ kv_lens, u32 batch,
-                      u32 workers, u32 page_shift, u32 width, const i32* __restrict__ kv_indices,
-                      const void* __restrict__ q, const u8* __restrict__ kv,
-                      const f32* __restrict__ kv_scale, const f32* __restrict__ q_scale,
-                      bf16* __restrict__ out, f32* __restrict__ lse, f32* __restrict__ partials,
-                      u32* __restrict__ counts, const bf16* __restrict__ angles, f32 sm_scale,
-                      u32 columns, u32 heads, u32 unseen, const i32* __restrict__ qo_indptr) {
-  __shared__ __attribute__((aligned(16))) u8 memory[Decode::kLds];
-  Decode::run((LdsBytes*)memory,
-              {kv_indptr, kv_lens, batch,    workers, page_shift, width,  kv_indices,
-               q,         kv,      kv_scale, q_scale, out,        lse,    partials,
-               counts,    angles,  sm_scale, columns, heads,      unseen, qo_indptr});
-}
+// After its types, which it is compiled for.
+#include "attention/mla_decode_many_rows.h"

@@ -42,9 +42,7 @@ def _fp8_variants(arch: str) -> list[dict[str, int]]:
 
 _bind = compile_ops("mla_decode_shared", kernel="mla_decode_shared", variants=_variants)
 mla_decode_shared = _bind(arguments)
-_bind_fp8 = compile_ops(
-    "mla_decode_shared_fp8", kernel="mla_decode_shared_fp8", variants=_fp8_variants
-)
+_bind_fp8 = compile_ops("mla_decode_shared_fp8", kernel="mla_decode_shared", variants=_fp8_variants)
 mla_decode_shared_fp8 = _bind_fp8(arguments)
 
 
