@@ -31,7 +31,7 @@ def _variants(arch: str) -> list[dict[str, int]]:
 
 
 def _fp8_defines(defines: Mapping[str, int]) -> dict[str, int]:
-    """Those that mla_decode_shared_fp8.hip has: q and the cache are FP8, and keys are not rotated."""
+    """Those of mla_decode_shared_fp8.hip, which has q and the cache in FP8 and no RoPE."""
     return {name: defines[name] for name in ("PAGED", "RAGGED", "LEAST", "TURNS")}
 
 
