@@ -1,10 +1,9 @@
-// Rows of a latent KV cache: 576 elements a token, of which the first 512 are its value too.
+// Rows of a latent KV cache: 576 elements per token, of which the first 512 are its value too.
 //
-// What a wave works on at once is a tile of 16 tokens of bf16 or 32 of FP8, 18 KiB either way; its
-// lane l = 16 g + c has scores of tokens 4 g + 0..3 of column c (a query's head), and of those 16
-// on. K's elements come in chunks of 16 bytes, chunk 4 i + g of a row with lanes of group g; Q's
-// have the same order. Of V^T a lane has the tokens that its scores are of: softmax's results are
-// the other operand as they are.
+// A wave processes tiles of 16 bf16 or 32 FP8 tokens, 18 KiB either way. Lane l = 16 g + c has the
+// scores of tokens 4 g + 0..3 (and 16 later) of query row c. K comes in chunks of 16 bytes: chunk 4
+// i + g of a row goes to lanes of group g; Q has the same order. A lane reads V^T of the tokens
+// whose scores it has, so P is the other MFMA operand without a shuffle.
 #pragma once
 
 #include "attention/mfma_bf16.h"
@@ -29,14 +28,14 @@ struct MlaRow {
   static constexpr u32 kValueBytes = kMlaValue * kElement;
   static constexpr u32 kHalves = kFp8 ? 2 : 1;  // 16 tokens each
   static constexpr u32 kTokens = 16 * kHalves;
-  // The first element of a lane's part of operand `operand`.
+  // Returns the first element of a lane's fragment of operand `operand`.
   __device__ static u32 element(u32 operand, u32 g) {
     return kFp8 ? (operand / 2 * 4 + g) * 16 + operand % 2 * 8 : (operand * 4 + g) * 8;
   }
 };
 
-// The tokens of one sequence that an item may read: those before `end`. Those asked for beyond are
-// the last one again, which is read anyway, and whose scores the caller masks.
+// Tokens of a sequence that a split may read: those before `end`. Later tokens are clamped to the
+// last one; the caller masks their scores.
 template <bool kPaged>  // pages of more than one token
 struct KvPageTable {
   const u8* kv;
@@ -52,7 +51,7 @@ struct KvPageTable {
   __device__ const i32* entry_of(u32 clamped_token) const {
     return pages + index_of(clamped_token);
   }
-  // Where its row begins, in rows of the cache; `page` is what its entry says.
+  // Returns the cache row of a token; `page` is its page entry.
   __device__ u32 row(u32 page, u32 token) const {
     if constexpr (!kPaged) return page;
     const u32 page_mask = (u32{1} << page_shift) - 1;
@@ -63,7 +62,7 @@ struct KvPageTable {
   }
 };
 
-// Loads a lane's part of a row of q; FP8 is widened to bf16.
+// Loads a lane's fragments of a row of q; FP8 is converted to bf16.
 template <class Row, bool kQueryFp8>
 __device__ inline void load_query(MlaQuery& q, const void* q_base, u64 row) {
   const u32 g = lane_id() / 16;

@@ -1,9 +1,9 @@
-// Tiles of an FP8 latent cache in LDS as memory has them, for all waves of a workgroup (gfx950),
-// and what brings them there: each of four waves 16 of 64 rows, straight from memory.
+// FP8 KV tiles in LDS, and their direct-to-LDS loads (gfx950): each of the four waves loads 16 of
+// 64 rows.
 //
-// Of a token 512 bytes of values, and behind all of them the keys' last 64 bytes. 16-byte chunks
-// are permuted by the row: neither K's reads (16 bytes) nor V's (8 bytes, transposed) have a bank
-// conflict. Permutations are in the places that lanes load from.
+// 512 bytes of values per token, then the last 64 bytes of the keys. Chunks of 16 bytes are
+// swizzled by the row: reads of K (16 bytes) and of V (8 bytes, transposed) have no bank conflict.
+// The swizzle is in the addresses that lanes load from.
 #pragma once
 
 #include "attention/mla_kv_stage.h"
@@ -15,7 +15,7 @@ namespace rfops {
 struct Fp8StageLayout {
   static constexpr u32 kTokens = 64, kPitch = kMlaValue, kRopePitch = kMlaKey - kMlaValue;
   static constexpr u32 kRope = kTokens * kPitch, kBytes = kRope + kTokens * kRopePitch;
-  // Of 16 rows that one read of K takes each has another; of 8 rows of V's read, two by two.
+  // Differs for all 16 rows of one read of K, and for pairs of the 8 rows of one read of V.
   static constexpr u32 swizzle(u32 row) { return row % 4 * 2 + row / 8 % 2 * 8 + row / 4 % 2; }
   static constexpr u32 value_offset(u32 row, u32 chunk) {
     return row * kPitch + (chunk ^ swizzle(row)) * kVecBytes;
@@ -26,8 +26,8 @@ struct Fp8StageLayout {
   }
 };
 
-// The same as DirectSlots (mla_kv_stage_load.h). A lane knows two rows: of values those that it
-// shares with 31 others, one load after the other, and of keys' ends its own.
+// Interface of DirectStages (mla_kv_stage_load.h). A lane knows two rows: one of values, which it
+// shares with 31 other lanes, and one of key ends.
 template <bool kPaged>
 class Fp8Stages {
   using Layout = Fp8StageLayout;
@@ -49,7 +49,8 @@ class Fp8Stages {
     rope_ = tokens.kv + kMlaValue + Layout::rope_chunk(lane / 4, lane % 4) * kVecBytes;
   }
 
-  // The first tiles. Then turn n makes the scores of tile n and begins the loads of n + kPrefetch.
+  // Issues the first tiles. Iteration n then computes the scores of tile n and issues the loads of
+  // tile n + kPrefetch.
   template <class IssueQLoads>
   __device__ void prime(IssueQLoads issue_q_loads) {
     u32 pages[kPrefetch + 1][2];
@@ -78,7 +79,7 @@ class Fp8Stages {
   __device__ void widen_first() const {}
   __device__ void rotate_first_tile() const { wait_vmcnt<0>(); }
 
-  // A piece of what a turn loads, into `stage`, for the caller to have others between.
+  // Issues piece kPiece of an iteration's loads, to `stage`.
   template <u32 kPiece>
   __device__ void in_scores(LdsBytes* stage, LdsBytes*) {
     if constexpr (kPiece < 2) {
@@ -93,7 +94,7 @@ class Fp8Stages {
     }
     if constexpr (kPiece == 2) stage_ = stage;
   }
-  // The rest, and behind `wait` the rows that the next turn loads.
+  // Issues the other loads; after `wait`, computes the rows of the next iteration.
   template <u32 kStep, u32 kSteps>
   __device__ void in_values(LdsBytes*) {
     constexpr u32 kLoad = kLoadsInScores + kStep / 4 * 4 / (kSteps / 4);
@@ -106,7 +107,7 @@ class Fp8Stages {
       set_row<i>(pages_[i], kPrefetch);
     }
   }
-  // At a turn's end, until this wave's part of tile turn + 1 is in LDS.
+  // Waits at the end of an iteration until this wave's part of the next tile is in LDS.
   __device__ void wait() const { wait_vmcnt<kLoads>(); }
   __device__ void drain() const { wait_vmcnt<0>(); }
 
@@ -114,7 +115,7 @@ class Fp8Stages {
   __device__ const i32* entry(u32 tile, u32 i) const {
     return tokens_.entry(lane_tokens_[i] + tile * Layout::kTokens);
   }
-  // Where the rows of a tile are: of values, or of keys' ends.
+  // Computes the addresses of a tile's rows: values (0) or key ends (1).
   template <u32 i>
   __device__ void set_row(u32 page, u32 tile) {
     const u32 row = tokens_.row(page, lane_tokens_[i] + tile * Layout::kTokens);
@@ -122,15 +123,15 @@ class Fp8Stages {
     row_addresses_[i] = reinterpret_cast<u64>(base) + u64{row} * kMlaKey;
     force_vgpr(row_addresses_[i]);
   }
-  // What lane kLane of 16 has, in all of them.
+  // Broadcasts the value of lane kLane of 16.
   template <u32 kLane>
   __device__ static u32 spread(u32 value) {
     constexpr int kBroadcast = 0x150 + kLane;
     return static_cast<u32>(
         __builtin_amdgcn_update_dpp(0, static_cast<int>(value), kBroadcast, 0xf, 0xf, true));
   }
-  // The first load is of keys' ends; then two rows each. Loads go to where m0 says; a step is to
-  // lie between the two.
+  // Sets source and M0 of a load: the first is for key ends, the others for two rows each. One
+  // instruction must come between this and the load.
   template <u32 kLoad>
   __device__ void set_load(LdsBytes* stage) {
     constexpr u32 kRow = kLoad == 0 ? 0 : kLoad * 2 - 2;

@@ -1,6 +1,6 @@
-// What brings tiles of a latent cache of bf16 to LDS (mla_kv_stage.h), a piece between two
-// instructions of the matrix cores: straight there, 16 bytes a lane on gfx950, 4 on gfx942. Each of
-// four waves brings a quarter of a tile's rows, one after the other. FP8 is mla_kv_stage_widen.h's.
+// Loads bf16 KV tiles to LDS (mla_kv_stage.h) in the issue slots between MFMAs: direct-to-LDS, 16
+// bytes per lane on gfx950, 4 on gfx942. Each of the four waves loads a quarter of a tile's rows.
+// mla_kv_stage_widen.h is for FP8.
 #pragma once
 
 #include "attention/mla_issue_slots_gfx942.h"
@@ -9,9 +9,9 @@
 
 namespace rfops {
 
-// By inline assembly, as the compiler would drain all loads before each read of LDS; `wait` counts
-// them. Tiles beyond the last are its last row again. With kRope keys are turned as soon as they
-// are there: on gfx942 an instruction at a time beside the next scores, where there is room.
+// Inline assembly, because the compiler inserts s_waitcnt vmcnt(0) before every LDS read; `wait`
+// counts the loads. Tiles after the last repeat its last row. With kRope, keys are rotated in LDS
+// as soon as they arrive, on gfx942 one instruction per issue slot of the next scores.
 template <bool kPaged, bool kRope>
 class DirectStages : StageRows<kPaged> {
   using Base = StageRows<kPaged>;
@@ -37,8 +37,8 @@ class DirectStages : StageRows<kPaged> {
  public:
   static constexpr u32 kLoads = kRowsPerWave * kRowLoads + kEnds;  // of a wave and tile
   static constexpr u32 kPieces = kEarlyPieces + kOfRows + kOfEnds;
-  // Keys' ends are loaded two tiles ahead, for one turn to load and another to turn them: they have
-  // no values beside them in the slot that they come to.
+  // The last elements of the keys are prefetched two tiles ahead: one iteration to load them, one
+  // to rotate them. The stage they go to has no values yet.
   static constexpr u32 kNumStages = kLdsBytes / KvStageLayout::kBytes, kPrefetch = kNumStages - 2,
                        kEndsPrefetch = 2;
   static_assert(kPrefetch == kEndsPrefetch || kPrefetch == 1);
@@ -58,8 +58,8 @@ class DirectStages : StageRows<kPaged> {
             offset_in_chunk;
   }
 
-  // The first tiles. Then turn n, 0 first, makes the scores of tile n, and adds the values of the
-  // one before; the loads of tile n + kPrefetch begin in it, of its keys' ends those of n + 2.
+  // Issues the first tiles. Iteration n then computes the scores of tile n and accumulates tile n -
+  // 1; it issues the loads of tile n + kPrefetch and those of the key ends of tile n + 2.
   template <class IssueQLoads>
   __device__ void prime(IssueQLoads issue_q_loads) {
     u32 pages[kEndsPrefetch + 1];
@@ -94,7 +94,7 @@ class DirectStages : StageRows<kPaged> {
     }
   }
   __device__ void widen_first() {}
-  // The first tile's keys; what `prime` has asked for is there.
+  // Rotates the first tile's keys after all loads of prime() have arrived.
   __device__ void rotate_first_tile() {
     wait_vmcnt<0>();
     if constexpr (kRope && kFills) {
@@ -105,8 +105,8 @@ class DirectStages : StageRows<kPaged> {
     }
   }
 
-  // A piece of what a turn loads, into `stage`, and `ends`, for the caller to have others between:
-  // at once it would be more than a CU can have on its way, and keep the matrix cores waiting.
+  // Issues piece kPiece of an iteration's loads, to `stage` and `ends`. In pieces, because all
+  // loads at once exceed what a CU can have in flight and stall the MFMAs.
   template <u32 kPiece>
   __device__ void in_scores(LdsBytes* stage, LdsBytes* ends) {
     constexpr u32 kRowPiece = kPiece - kEarlyPieces;
@@ -129,14 +129,15 @@ class DirectStages : StageRows<kPaged> {
       load_row<kRow / kRowPieces, kRow % kRowPieces>(stage);
     }
   }
-  // Finds the rows that the next turn loads, behind `wait`; gfx950 turns keys of the next tile too.
+  // Computes the row addresses of the next iteration, after `wait`; gfx950 also rotates the next
+  // tile's keys.
   template <u32 kStep, u32 kSteps>
   __device__ void in_values(LdsBytes* next) {
     constexpr u32 kFindBegin = kSteps - kFindSteps;
     if constexpr (kStep >= kFindBegin && kStep < kFindBegin + 2)
       set_rows<kStep - kFindBegin, kEndsPrefetch + 1>();
     if constexpr (kStep == kSteps - 1) this->advance();
-    // A piece in two of four steps, where the caller has fewer instructions of its own.
+    // In steps in which the caller issues fewer instructions.
     constexpr u32 kBegin = kSteps / 8;
     if constexpr (kRope && !kFills) {
       if constexpr (kStep == kBegin - 2) rotator_.template read<kLoadsPerTile>(next, own_row_);
@@ -144,7 +145,7 @@ class DirectStages : StageRows<kPaged> {
       if constexpr (kStep == kBegin + 13) rotator_.template rotate<true>();
     }
   }
-  // At a turn's end, until this wave's part of tile turn + 1 is in LDS.
+  // Waits at the end of an iteration until this wave's part of the next tile is in LDS.
   __device__ void wait() {
     wait_vmcnt<(kNumStages - 3) * kLoads>();
     if constexpr (kRope && kFills) rotator_.arrive();
@@ -152,8 +153,8 @@ class DirectStages : StageRows<kPaged> {
   __device__ void drain() const { wait_vmcnt<0>(); }
 
  private:
-  // Of what turns keys of the next tile, in `stage`, and asks for what the one behind wants, one
-  // instruction each.
+  // Step of rotating the next tile's keys and loading the angles of the one after, one instruction
+  // each.
   template <u32 kStep>
   __device__ void fill(const LdsBytes* stage) {
     if constexpr (!kRope) return fill_entry<kStep>();
@@ -191,7 +192,7 @@ class DirectStages : StageRows<kPaged> {
                    : "memory");
     }
   }
-  // In two pieces, where the rows are from which a turn loads.
+  // Computes, in two pieces, the addresses from which the next iteration loads.
   template <u32 kPiece, u32 kTile>
   __device__ void set_rows() {
     if constexpr (kPiece == 0) {
@@ -203,20 +204,20 @@ class DirectStages : StageRows<kPaged> {
       ends_ = row_address(rope_);
     }
   }
-  // Of the row that this lane knows, behind `base`.
+  // Returns the address of this lane's row, relative to `base`.
   __device__ u64 row_address(const u8* base) const {
     u64 address = reinterpret_cast<u64>(base) + u64{row_} * kRowBytes;
     force_vgpr(address);
     return address;
   }
-  // Loads go to where m0 says; a step is to lie between the two.
+  // Sets the LDS destination in M0; one instruction must come between this and the load.
   __device__ static void set_m0(LdsBytes* stage, u32 offset) {
     asm volatile("s_add_u32 m0, %0, %1" ::"s"(readfirstlane(lds_address(stage))), "s"(offset)
                  : "scc");
   }
 
-  // Of the i-th of this wave's rows of values. Five steps are to lie between what a lane says and
-  // the loads from there.
+  // Loads the i-th of this wave's rows of values. Five instructions must come between the address
+  // and the load.
   template <u32 i, u32 kPiece>
   __device__ void load_row(LdsBytes* stage) {
     constexpr u32 kSwizzle = (KvStageLayout::swizzle(i) ^ KvStageLayout::swizzle(0)) * kVecBytes;
@@ -227,13 +228,13 @@ class DirectStages : StageRows<kPaged> {
       set_m0(stage, (own_row_ + i) * KvStageLayout::kPitch);
     } else {
       u32 value = value_ ^ kSwizzle;
-      // Turning keys wants registers: without this each row has one of its own.
+      // In a register made here: with RoPE, one register per row would exceed what there is.
       if constexpr (kRope && !kFills)
         asm volatile("v_xor_b32 %0, %2, %1" : "=v"(value) : "v"(value_), "i"(kSwizzle));
 #if defined(__gfx950__)
       asm volatile("global_load_lds_dwordx4 %0, %1" ::"v"(value), "s"(row_src_) : "memory");
 #else
-      // The offset is memory's and LDS's.
+      // The offset field applies to both addresses.
       asm volatile(
           "global_load_lds_dword %0, %1 offset:%2\n\tglobal_load_lds_dword %0, %1 offset:%3" ::"v"(
               value),
@@ -242,7 +243,7 @@ class DirectStages : StageRows<kPaged> {
 #endif
     }
   }
-  // Of the keys' last elements of all of them, or half of these.
+  // Loads the last elements of all this wave's keys, or half of them.
   template <u32 i, u32 kPiece>
   __device__ void load_end(LdsBytes* stage) {
     constexpr u32 kHalf = 64;  // of a row; the offset is LDS's too

@@ -1,6 +1,6 @@
-// What brings tiles of a latent cache of FP8 to LDS as bf16 (mla_kv_stage.h), a piece between two
-// instructions of the matrix cores: by registers, where it is widened, once for all waves. Each of
-// four waves brings a quarter of a tile's rows.
+// Loads FP8 KV tiles through registers and writes them to LDS as bf16 (mla_kv_stage.h), in the
+// issue slots between MFMAs: converted once for all waves. Each of the four waves loads a quarter
+// of a tile's rows.
 #pragma once
 
 #include "attention/mla_issue_slots_gfx942.h"
@@ -8,17 +8,19 @@
 
 namespace rfops {
 
-// What a tile's scores find in registers goes to LDS, and the next one is asked for.
+// During a tile's scores, loaded registers are converted and written to LDS; then the next loads
+// are issued.
 template <bool kPaged>
 class WidenedStages : StageRows<kPaged> {
   using Base = StageRows<kPaged>;
   using Base::kRowsPerWave, Base::kLanes, Base::own_row_, Base::tokens_;
   static constexpr u32 kRowBytes = kMlaKey, kValueBytes = kMlaValue;
   static constexpr u32 kRopeBytes = 64 / kLanes;  // of a lane
-  // Of a load's 8 bytes a word at a time, where there is less room: on gfx942.
+  // gfx942 converts one word of a load's 8 bytes per piece, because its issue slots are short.
   static constexpr bool kByWords = kRowsPerWave == 4;
   static constexpr u32 kWordsPerLoad = kByWords ? 4 : 1;
-  // The last load's are the keys' ends, of fewer bytes; what a piece began the next one ends.
+  // The last load is for the key ends and has fewer bytes; a piece finishes what the previous one
+  // began.
   static constexpr u32 kCommits =
       kByWords ? kRowsPerWave * kWordsPerLoad + kRopeBytes / 2 + 1 : kRowsPerWave + 1;
 
@@ -38,7 +40,8 @@ class WidenedStages : StageRows<kPaged> {
             lane_in_row * kRopeBytes % 8 * 2;
   }
 
-  // Q on its way while the first rows are found, which is exchanged while these are.
+  // Issues the first loads. Q is in flight while the first rows are looked up, and exchanged while
+  // they are in flight.
   template <class IssueQLoads>
   __device__ void prime(IssueQLoads issue_q_loads) {
     page_ = static_cast<u32>(*this->entry(0));
@@ -53,7 +56,7 @@ class WidenedStages : StageRows<kPaged> {
   }
   template <u32 kPiece>
   __device__ void in_scores(LdsBytes* stage, LdsBytes*) {
-    // Late: what the last turn asked for is on its way until then.
+    // Late, because the loads of the previous iteration are in flight until then.
     constexpr u32 kCommitBegin = kByWords ? 13 : 10;
     constexpr u32 kHalves = kFill + kCommitBegin;  // pieces before those, that gfx950 does half in
     if constexpr (!kByWords && kPiece >= kHalves && kPiece < kHalves + kCommits) {
@@ -67,7 +70,7 @@ class WidenedStages : StageRows<kPaged> {
   __device__ void in_values(LdsBytes*) {
     constexpr u32 kStepsPerLoad = kSteps / (kLoads + 2), kLoad = kStep / kStepsPerLoad;
     constexpr u32 kLoadStep = kByWords ? 2 : 1;  // in such steps gfx942 reads no V
-    // Later where loads begin at scalar addresses: then rows are where lanes know them.
+    // Later on gfx950, where loads begin at scalar addresses.
     constexpr u32 kFind = kByWords ? 0 : kSteps * 3 / 4, kAimPage = kByWords ? 0 : kFind - 2;
     if constexpr (kStep == 0) find_rows(2);
     if constexpr (kStep == kAimPage) aim_page(2);
@@ -91,7 +94,7 @@ class WidenedStages : StageRows<kPaged> {
       force_vgpr(row_places_);
     }
   }
-  // The next tile's page; where it is said is not known at once.
+  // Computes the next tile's page entry early, because its address takes several instructions.
   __device__ void aim_page(u32 tile) {
     next_entry_ = tokens_.clamp_token(this->token_ + (tile + 1) * KvStageLayout::kTokens);
     if constexpr (!kByWords) force_vgpr(next_entry_);
@@ -104,8 +107,8 @@ class WidenedStages : StageRows<kPaged> {
       if constexpr (kByWords) force_sgpr(row_);
     }
   }
-  // Where a load begins: a scalar of gfx950, to which a lane adds its own place in a row; of the
-  // keys' ends each lane has its own.
+  // Computes the address of a load: on gfx950 a scalar, to which a lane adds its offset in the row;
+  // for key ends, one address per lane.
   template <u32 i>
   __device__ void set_src() {
     const u32 lane = lane_id();
@@ -144,11 +147,11 @@ class WidenedStages : StageRows<kPaged> {
     aim_page(tile), find_page();
     static_for<kLoads>([&](auto i) { pick<i>(), set_src<i>(), load<i>(); });
   }
-  // The first half of such a piece on gfx950.
+  // First half of a piece on gfx950.
   template <u32 kPiece>
   __device__ void begin_commit() {
     if constexpr (!kByWords) {
-      // For four at once, of those and the next page.
+      // Waits once for four loads.
       if constexpr (kPiece % 4 == 0) wait_vmcnt<(kPiece < 4 ? 6 : kPiece < 8 ? 2 : 1)>();
       sched_barrier();
       const u32 word = staged_[kPiece][0];
@@ -156,7 +159,7 @@ class WidenedStages : StageRows<kPaged> {
       force_vgpr(low_), force_vgpr(high_);
     }
   }
-  // Piece kPiece of widening and writing all of a tile, of kCommits.
+  // Piece kPiece, of kCommits, of converting and writing a tile.
   template <u32 kPiece>
   __device__ void commit(LdsBytes* stage) {
     if constexpr (!kByWords) {

@@ -1,8 +1,8 @@
-// Q of 32 columns as the operand of 16 x 16 x 16 matrix instructions (gfx942), two steps of K in
-// one: lane l = 16 g + c wants elements 32 i + 8 g + 0..7 of columns c and 16 + c.
+// Exchanges Q of 32 query rows to operands of 16x16x16 MFMAs (gfx942), two K-steps in one: lane l =
+// 16 g + c gets elements 32 i + 8 g + 0..7 of rows c and 16 + c.
 //
-// Four lanes side by side load what lies side by side (QueryLoads), and all of them exchange it by
-// LDS, whose accesses are served in order: a KiB is enough, and nothing waits but for loads.
+// Four adjacent lanes load adjacent bytes (QueryLoads), and all lanes exchange them through LDS.
+// LDS accesses complete in order, so 1 KiB suffices and only the loads are waited for.
 #pragma once
 
 #include "attention/mla_online_softmax.h"

@@ -1,7 +1,6 @@
-// Q of 32 columns as the operand of 32 x 32 matrix instructions (gfx950).
-//
-// As in mla_query_gfx942.h what lanes have loaded is exchanged by LDS: lane l has of 64 bytes of
-// rows l / 4 and 16 + l / 4 a chunk, and gets two of row l % 32.
+// Exchanges Q of 32 query rows to operands of 32x32 MFMAs (gfx950), through LDS as in
+// mla_query_gfx942.h: lane l has a chunk of 64 bytes of rows l / 4 and 16 + l / 4, and gets two
+// chunks of row l % 32.
 #pragma once
 
 #include "attention/mla_online_softmax.h"
@@ -12,7 +11,7 @@ namespace rfops {
 
 constexpr u32 kQuery32Bytes = 2 * kWaveSize * kVecBytes;  // of LDS, of a wave
 
-// Chunks g and 2 + g of four, or 2 g and 2 g + 1 with kNeighbours, where g = l / 32.
+// Returns chunks g and 2 + g of four, or 2 g and 2 g + 1 if kNeighbours, where g = l / 32.
 template <bool kNeighbours, class Loads>
 __device__ inline void exchange_query_32(U32x4 (&q_frags)[Loads::kCount], const Loads& loads,
                                          LdsBytes* lds) {

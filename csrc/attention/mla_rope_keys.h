@@ -1,5 +1,5 @@
-// RoPE of a tile's keys where they lie in LDS: a wave turns those of its own rows, before others
-// see them, so that each is turned once. A lane has 2 pairs of elements on gfx942, 4 on gfx950.
+// Rotates the keys of a tile in LDS (RoPE): each wave rotates its own rows before other waves read
+// them, so each key is rotated once. A lane has 2 pairs of elements on gfx942, 4 on gfx950.
 #pragma once
 
 #include "attention/mla_kv_cache.h"
@@ -7,8 +7,7 @@
 
 namespace rfops {
 
-// Slot: how a tile lies (mla_kv_stage.h). A wave has kRowsPerWave rows, and kLanes lanes have one
-// of them.
+// Layout: of a tile (mla_kv_stage.h). A wave has kRowsPerWave rows, kLanes lanes per row.
 #if defined(__gfx950__)
 template <class Layout, bool kPaged, u32 kRowsPerWave>
 class KeyRotator {
@@ -19,8 +18,8 @@ class KeyRotator {
   using PairPtr = RFOPS_LDS Narrow*;
 
  public:
-  // Asks for what keys of a tile are turned by; `token` is the one of this lane's row. By inline
-  // assembly, as the compiler would wait for all loads on their way: `read` waits.
+  // Issues the loads of the angles of `token`, the token of this lane's row. Inline assembly,
+  // because the compiler would wait for all loads in flight; `read` waits.
   __device__ void issue_loads(const KvPageTable<kPaged>& tokens, u32 token) {
     const u32 token_idx = tokens.clamp_token(token);
     const bf16* const src =
@@ -30,7 +29,7 @@ class KeyRotator {
                  : "v"(src)
                  : "memory");
   }
-  // Of the tile in `stage`, this lane's row; kLaterLoads loads have been asked for after the
+  // Reads this lane's pairs from the tile in `stage`; kLaterLoads loads were issued after the
   // angles.
   template <u32 kLaterLoads>
   __device__ void read(LdsBytes* stage, u32 first_row) {
@@ -42,7 +41,7 @@ class KeyRotator {
     low_ = *low_ptr_;
     high_ = *high_ptr_;
   }
-  // The lower or the higher elements of the pairs.
+  // Rotates the lower or the higher elements of the pairs.
   template <bool kHigh>
   __device__ void rotate() {
 #pragma clang fp contract(off)
@@ -60,9 +59,8 @@ class KeyRotator {
 };
 
 #else
-// gfx942 has no conversions, and its matrix cores leave room for few instructions at a time: what
-// turns a lane's two pairs is done one instruction after the other, each where there is room. What
-// follows from another is never right behind it.
+// gfx942 has no bf16 conversions, and issue slots for few instructions: a lane's two pairs are
+// rotated one instruction per slot. An instruction never directly follows one that it depends on.
 template <class Layout, bool kPaged, u32 kRowsPerWave>
 class KeyRotator {
   static constexpr u32 kLanes = kWaveSize / kRowsPerWave, kPairs = kRopePairs / kLanes;
@@ -80,8 +78,8 @@ class KeyRotator {
     const u32 lane = lane_id(), d = lane % kLanes * kPairs;
     offset_ = Layout::rope_offset(first_row + lane / kLanes, d / 8) + d * 2 % kVecBytes;
   }
-  // Asks for what keys of a tile are turned by; `token` is the one of this lane's row. By inline
-  // assembly, as the compiler would wait for all loads on their way: the caller waits.
+  // Issues the loads of the angles of `token`, one instruction per step. Inline assembly, because
+  // the compiler would wait for all loads in flight; the caller waits.
   template <u32 kStep, bool kFirstTile = false>
   __device__ void issue_loads(const KvPageTable<kPaged>& tokens, u32 token) {
     Angles& dst = kFirstTile ? first_angles_ : angles_;
@@ -100,10 +98,10 @@ class KeyRotator {
                    : "v"(src_)
                    : "memory");
   }
-  // The caller has waited.
+  // The caller has waited for the angles.
   __device__ void arrive() { asm volatile("" : "+v"(angles_.cos), "+v"(angles_.sin)); }
 
-  // Of the tile in `stage`, this lane's row.
+  // Reads this lane's pairs from the tile in `stage`.
   template <u32 kStep>
   __device__ void read(const LdsBytes* stage) {
     if constexpr (kStep == 0) {
@@ -164,7 +162,7 @@ class KeyRotator {
     widened_[kIndex] = __builtin_bit_cast(f32, kIndex % 2 == 0 ? two << 16 : two & 0xffff0000);
     force_vgpr(widened_[kIndex]);
   }
-  // To bf16, as details::Turned does it.
+  // Rounds to bf16, as details::Bf16Rounding does.
   template <u32 kProduct, u32 kSubstep>
   __device__ void round() {
     u32 bits = __builtin_bit_cast(u32, products_[kProduct]);
@@ -183,10 +181,10 @@ class KeyRotator {
     pair_ = upper_halves(bits(0), bits(1));
     force_vgpr(pair_);
   }
-  // The sums are rounded, and go where they are from.
+  // Rounds the sums and writes them back.
   template <u32 kSubstep>
   __device__ void end() {
-    // Of those below the next ones are begun before they are joined.
+    // The next sums are begun before these are packed.
     if constexpr (kSubstep < 4) round<kLowCos + kSubstep % 2, kSubstep / 2>();
     if constexpr (kSubstep == 4 || kSubstep == 5) round<kHighCos + kSubstep % 2, 0>();
     if constexpr (kSubstep == 6) concat<kLowCos>();

@@ -1,15 +1,14 @@
-// 32 columns of a wave in FP8 (gfx950): mla_online_softmax.h. Q, K, V and the weights are operands
-// of matrix instructions of 32 x 32 x 64, which take as long as those of 32 x 32 x 32 in bf16.
+// Attention of 32 query rows per wave with Q, K, V and P in FP8 (gfx950): mla_online_softmax.h with
+// MFMAs of 32x32x64, which take as long as 32x32x32 in bf16.
 //
-// Lane l has column l % 32. Of a tile of 64 tokens it has scores 32 h + 8 i + 4 (l / 32) + 0..3, in
-// values 16 h + 4 i + 0..3: as weights, a byte each, they are the other operand of V^T as they are,
-// whose tokens are read in that order. Of the result it has elements d of 32 t + 8 i + 4 (l / 32) +
-// 0..3.
+// Lane l has row l % 32. Of a tile of 64 tokens it has the scores of tokens 32 h + 8 i + 4 (l / 32)
+// + 0..3 in registers 16 h + 4 i + 0..3; as P, one byte each, they are the operand for V^T, whose
+// tokens are read in that order. Its outputs are columns 32 t + 8 i + 4 (l / 32) + 0..3.
 //
-// e4m3 has 448 at most and 2^-9 at least. So a column's weights of a tile are divided by a power of
-// two, which leaves 2^7 .. 2^8 of the largest, and which matrix instructions multiply them by: that
-// `row_max` is far from the scores costs nothing. The sum is of weights as they were rounded: of
-// one token alone the result is its value, every bit. A column's lse is of that sum.
+// e4m3 ranges from 2^-9 to 448, so P of a tile is divided by a power of two per row that leaves 2^7
+// .. 2^8 for the largest, and the MFMA multiplies by it: a lag of row_max costs no precision.
+// row_sum adds P as rounded, so the output of a single token is its value, bit for bit; lse is that
+// of the rounded sum.
 #pragma once
 
 #include "attention/mla_kv_stage_fp8.h"
@@ -75,8 +74,8 @@ class Fp8WaveAttention {
     next_power_ = offset_ = 0.0f;
   }
 
-  // Scores of the tile whose keys are being read; meanwhile those of the one before, which is in
-  // `tile`, become weights. loads(step) may load.
+  // Computes the scores of the tile whose keys are being read; meanwhile the scores of the previous
+  // tile, in `tile`, become P. loads(step) issues loads.
   template <class Mask, class Loads>
   __device__ void scores(const LdsBytes* tile, Mask, Loads loads) {
     if (RFOPS_UNLIKELY(threshold_.is_over(tile_max_))) update_max();
@@ -99,8 +98,8 @@ class Fp8WaveAttention {
     });
   }
 
-  // Values of that tile; meanwhile the scores of the next one are made ready, and the one behind
-  // it, `next_tile`, begins to be read. Before, `all_read()`: nothing more of the values is.
+  // Accumulates P V of that tile; meanwhile the next tile's scores are scaled and masked.
+  // all_read() is called after the last read of V, then reads of the keys of next_tile() begin.
   template <class NextTile, class Loads, class Mask, class AllRead>
   __device__ void accumulate_pv(NextTile next_tile, Loads loads, Mask mask, AllRead all_read) {
     static_for<kValueSteps>([&](auto t) {
@@ -127,8 +126,8 @@ class Fp8WaveAttention {
 
   __device__ void finish() { finish_output(o_); }
 
-  // Tokens from `kv_end` on are masked; `token_begin` is the tile's. Returns those of them, by
-  // bits, that have a score which is not finite.
+  // Masks tokens from `kv_end` on; `token_begin` is the tile's. Returns a bit per masked token that
+  // has a score which is not finite.
   __device__ static u64 mask(Scores& s, i32 token_begin, const i32 (&kv_end)[kQRowsPerLane]) {
     u64 masked_tokens = 0;
     static_for<kHalves>([&](auto h) {
@@ -139,12 +138,12 @@ class Fp8WaveAttention {
     return masked_tokens;
   }
 
-  // Of the lane's n-th column, over all of its lanes.
+  // Returns the statistics of the lane's n-th row, over all its lanes.
   __device__ SoftmaxStats totals(u32) const {
     return weights_.totals(reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; }));
   }
   __device__ static f32 of_result(const f32 (&one)[kQRowsPerLane], u32) { return one[0]; }
-  // Of 64 elements of the result, from 64 * block on, the lane's i-th four, and where they are.
+  // Returns the lane's i-th quad of 64 output columns from 64 * block on, and its column.
   __device__ F32x4 quad(u32 block, u32 i) const {
     const F32x16& acc_tile = o_[block * 2 + i / 4];
     const u32 r = i % 4 * 4;
@@ -156,7 +155,7 @@ class Fp8WaveAttention {
   __device__ static U32x8 concat(U32x4 low, U32x4 high) {
     return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
   }
-  // Step i: 64 elements along K of 32 tokens; a lane's are 32 neighbours, as q's.
+  // K-step i: 64 elements of 32 tokens; a lane reads 32 adjacent ones, as of q.
   template <u32 i>
   __device__ U32x8 key() const {
     constexpr u32 kKStep = i % kSteps, kHalf = i / kSteps * 32;
@@ -168,7 +167,7 @@ class Fp8WaveAttention {
     return concat(lds_load_b128((const LdsBytes*)(lane_offset ^ kSwizzle) + kOffset),
                   lds_load_b128((const LdsBytes*)(lane_offset ^ (kSwizzle ^ kVecBytes)) + kOffset));
   }
-  // Elements 32 t + 0..31 of all tokens, four times eight of these.
+  // Reads columns 32 t + 0..31 of all tokens, four times eight of these.
   template <u32 t>
   __device__ U32x8 value() const {
     const LdsBytes* const src = (const LdsBytes*)(value_at_ ^ t % 8 * 32) + t / 8 * 256;
@@ -182,8 +181,8 @@ class Fp8WaveAttention {
             quarter[2][0], quarter[2][1], quarter[3][0], quarter[3][1]};
   }
 
-  // By assembly: the compiler would have scores where it has the result, in registers that
-  // arithmetic cannot read.
+  // Inline assembly, because the compiler would keep the scores in AGPRs, which arithmetic cannot
+  // read.
   template <u32 i>
   __device__ void mfma_qk() {
     F32x16& sum = next_[i / kSteps];
@@ -198,9 +197,8 @@ class Fp8WaveAttention {
     }
   }
 
-  // Without tokens that are not there, a column's most of the scores; then these as powers of two
-  // above `row_max` and the tile's own. From the third step on the matrix cores have written them
-  // all.
+  // Masks, finds the row's maximum, and scales scores to powers of two relative to row_max and the
+  // tile's exponent. The MFMAs have written all scores from step 2 on.
   template <u32 t, class Mask>
   __device__ void scale_and_mask(Mask mask) {
     if constexpr (t == 2) unclean_ |= mask(next_, Number<1>{});
@@ -227,7 +225,7 @@ class Fp8WaveAttention {
   __device__ void lower() {
     s_[r] = __builtin_fmaf(next_[r / 16][r % 16], scale_, lowered_);
   }
-  // Step i of making scores weights: two of them, and the two before to a byte each.
+  // Step i of computing P: two exponentials, and the previous two converted to a byte each.
   template <u32 i>
   __device__ void exp_scores() {
     if constexpr (i < 16) {
@@ -262,7 +260,7 @@ class Fp8WaveAttention {
     scale_output(o_, rescale_factor, was_first);
     if (RFOPS_UNLIKELY((was_first & unclean_) != 0)) clear_result();
   }
-  // Matrix instructions make zeros faster than one register at a time.
+  // An MFMA zeroes accumulators faster than one register at a time.
   __device__ void clear_result() {
     static_for<kValueSteps>([&](auto t) {
       const U32x4 zero = {};

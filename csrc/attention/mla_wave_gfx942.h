@@ -1,11 +1,10 @@
-// 32 columns of a wave by the matrix instructions of gfx942: mla_online_softmax.h.
+// Attention of 32 query rows per wave with the MFMAs of gfx942: mla_online_softmax.h.
 //
-// Scores are made 16 x 16: of a tile of 16 tokens lane l = 16 g + c has 4 g + 0..3 of columns c and
-// 16 + c. The result is made 32 x 32, 8 tokens at a time: half as many instructions, with room for
-// others behind them. So lane l wants weights of column l % 32 alone: tokens 8 (l / 32) + 0..3, and
-// then + 4..7, of which it has one half and the lane beside it, l ^ 16, the other; they exchange.
-// V comes from mla_transpose_v.h: of the result a lane has elements 128 b + 32 i + 16 (l / 32) +
-// 4 r + x, in value 4 i + r of tile 4 b + x.
+// Scores use 16x16x16: of a tile of 16 tokens, lane l = 16 g + c has tokens 4 g + 0..3 of rows c
+// and 16 + c. The output uses 32x32x8, which needs half as many MFMAs and leaves issue slots after
+// each. Its lane l needs P of row l % 32 alone, of tokens 8 (l / 32) + 0..3 and then + 4..7; it has
+// one half, lane l ^ 16 the other, and the two exchange. V comes from mla_transpose_v.h. Output
+// columns of a lane are 128 b + 32 i + 16 (l / 32) + 4 r + x, in register 4 i + r of tile 4 b + x.
 #pragma once
 
 #include "attention/mla_issue_slots_gfx942.h"
@@ -31,7 +30,8 @@ class WaveAttention {
   __device__ static u32 column(u32 lane, u32 n) { return n * 16 + lane % 16; }
 
   __device__ void issue_q_loads(const WaveQuery& q) { scale_ = q.scale, q_loads_.issue(q); }
-  // Then `rotate_first_tile()` turns the first tile's keys, asked for after it.
+  // rotate_first_tile() rotates the keys of the first tile, whose loads were issued after those of
+  // Q.
   template <class RotateFirst>
   __device__ void finish_q_loads(LdsBytes* parked, RotateFirst rotate_first_tile) {
     begin();
@@ -65,12 +65,12 @@ class WaveAttention {
     tile_max_ = RescaleThreshold::kNothing;
   }
 
-  // Scores of the tile whose keys are being read; meanwhile those of the one before, which is in
-  // `tile`, become weights. loads(step, steps) may load.
+  // Computes the scores of the tile whose keys are being read; meanwhile the scores of the previous
+  // tile, in `tile`, become P. loads(step) issues loads.
   template <class Mask, class Loads>
   __device__ void scores(const LdsBytes* tile, Mask mask, Loads loads) {
     if (RFOPS_UNLIKELY(threshold_.is_over(tile_max_))) update_max(mask);
-    // Between two instructions of the matrix cores, which last as long as four, three others.
+    // An MFMA takes as long as four instructions: three others follow each.
     static_for<kSteps * 4>([&](auto u) {
       constexpr u32 kStep = u / 4, kAim = 52, kRead = kAim + TransposedValues::kPrefetchedReads;
       mfma_qk<u>();
@@ -91,14 +91,14 @@ class WaveAttention {
     });
   }
 
-  // Values of that tile; meanwhile the scores of the next one are made ready, and the one behind
-  // it, `next_tile`, begins to be read. Before, `all_read()`: nothing more of the values is.
+  // Accumulates P V of that tile; meanwhile the next tile's scores are scaled and masked.
+  // all_read() is called after the last read of V, then reads of the keys of next_tile() begin.
   template <class NextTile, class Loads, class Mask, class AllRead>
   __device__ void accumulate_pv(NextTile next_tile, Loads loads, Mask mask, AllRead all_read) {
     Bf16x4 v = first_value_;
     static_for<kValueSteps * 4>([&](auto u) {
       constexpr u32 kStepsLeft = kValueSteps * 4 - 1 - u;
-      // Two instructions must lie between an operand's last part and the matrix instruction.
+      // Two instructions must come between the last write of an operand and its MFMA.
       Bf16x4 next = v;
       if constexpr (kStepsLeft == 3) mfma_pv<u>(v);  // at once: `all_read` may have waited
       sched_barrier();
@@ -119,8 +119,8 @@ class WaveAttention {
 
   __device__ void finish() { finish_output(o_); }
 
-  // Tokens from `kv_end` on are masked; `first` is the tile's. Returns those of them, by bits, that
-  // have a score which is not finite.
+  // Masks tokens from `kv_end` on; `token_begin` is the tile's. Returns a bit per masked token that
+  // has a score which is not finite.
   __device__ static u64 mask(Scores& s, i32 token_begin, const i32 (&kv_end)[kQRowsPerLane]) {
     u32 lane = lane_id();
     force_vgpr(lane);  // here: it is seldom asked for
@@ -138,18 +138,18 @@ class WaveAttention {
     return tokens_of_lanes<4, 16>(not_finite, [](u32 r) { return r; });
   }
 
-  // Of the lane's n-th column, over all of its lanes.
+  // Returns the statistics of the lane's n-th row, over all its lanes.
   __device__ SoftmaxStats totals(u32 n) const {
     const auto add = [](f32 a, f32 b) { return a + b; };
     return weights_[n].totals(reduce_lanes<64, 16>(weights_[n].sum, add));
   }
-  // Of two values for a lane's columns, the one for its column of the result.
+  // Selects, of the values of the lane's two score rows, that of its output row.
   __device__ static f32 of_result(const f32 (&row_values)[kQRowsPerLane], u32 lane) {
     f32 low = row_values[0], high = row_values[1];
     force_vgpr(low), force_vgpr(high);  // else the compiler has them in LDS
     return lane & 16 ? high : low;
   }
-  // Of 64 elements of the result, from 64 * block on, the lane's i-th four, and where they are.
+  // Returns the lane's i-th quad of 64 output columns from 64 * block on, and its column.
   __device__ F32x4 quad(u32 block, u32 i) const {
     const F32x16* const acc_tiles = o_ + block / 2 * 4;
     const u32 reg_idx = block % 2 * 8 + i;
@@ -172,8 +172,8 @@ class WaveAttention {
                  : "v"(v), "v"(p_[kBlock % 2]));
   }
 
-  // By assembly: the compiler would have scores where it has the result, in registers that
-  // arithmetic cannot read.
+  // Inline assembly, because the compiler would keep the scores in AGPRs, which arithmetic cannot
+  // read.
   template <u32 u>
   __device__ void mfma_qk() {
     constexpr u32 kStep = u / 4, kColumn = u % 2;
@@ -192,8 +192,8 @@ class WaveAttention {
     }
   }
 
-  // Step i of 4 * kValueSteps: scores as powers of two, above `row_max`, without tokens that are
-  // not there, and the lane's most of them. Where values are read, not where keys are turned.
+  // Step i of scaling scores to powers of two relative to row_max, masking them, and finding the
+  // lane's maximum: in steps that read V, not in those that transpose it.
   template <u32 i, class Mask>
   __device__ void scale_and_mask(Mask mask) {
     constexpr u32 kPairStep = (i + 1) / 4 * 2 + (i + 1) % 4;  // of steps 3, 4, 7, 8, 11 ...
@@ -208,7 +208,7 @@ class WaveAttention {
     if constexpr (i == 15) tile_max_ = max_of(tile_max_, s_[1][1], s_[1][2]);
     if constexpr (i == 16) tile_max_ = max_of(tile_max_, tile_max_, s_[1][3]);
     sched_barrier();
-    // Where reads fill the time that an exponential keeps arithmetic, matrices' too, waiting.
+    // Here, because reads of V fill the time that an exponential blocks arithmetic and MFMAs.
     constexpr u32 kExp = (i + 1) / 4 * 2 + (i + 1) % 4 - 7;  // of steps 12, 15, 16, 19 ...
     if constexpr ((i + 1) % 4 < 2 && i >= 12 && kExp < 8) {
       s_[kExp / 4][kExp % 4] = __builtin_amdgcn_exp2f(s_[kExp / 4][kExp % 4]);
@@ -216,7 +216,7 @@ class WaveAttention {
     }
   }
 
-  // Step u of making weights an operand. They are rounded half up: none is negative.
+  // Step u of packing P to operands, rounded half up: P is never negative.
   template <u32 u>
   __device__ void exp_scores() {
     constexpr u32 i = u / 4;
@@ -241,7 +241,7 @@ class WaveAttention {
         p_[n][kPair] = packed;
       }
     }
-    // Lanes exchange weights of columns that are not theirs in the result.
+    // Lanes exchange the P of the row that is not their output row.
     const bool is_second = (lane_id() & 16) != 0;
     if constexpr (u == 52) {
       exchanged_ = is_second ? p_[0] : p_[1];
@@ -282,7 +282,7 @@ class WaveAttention {
     scale_output(o_, of_result(rescale_factor, lane_id()), was_first);
     if (RFOPS_UNLIKELY((was_first & unclean_) != 0)) clear_result();
   }
-  // Matrix instructions make zeros faster than one register at a time.
+  // An MFMA zeroes accumulators faster than one register at a time.
   __device__ void clear_result() {
     static_for<kTiles>([&](auto t) {
       const U32x2 zero = {};

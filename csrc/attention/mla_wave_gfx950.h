@@ -1,8 +1,8 @@
-// 32 columns of a wave by matrix instructions of 32 x 32 (gfx950): mla_online_softmax.h.
+// Attention of 32 query rows per wave with MFMAs of 32x32x16 (gfx950): mla_online_softmax.h.
 //
-// Lane l has column l % 32. Of a tile of 32 tokens it has scores 8 i + 4 (l / 32) + 0..3, in values
-// 4 i + 0..3: as weights they are the other operand of V^T as they are, whose tokens are read in
-// that order. Of the result it has elements d of 32 t + 8 i + 4 (l / 32) + 0..3.
+// Lane l has row l % 32. Of a tile of 32 tokens it has the scores of tokens 8 i + 4 (l / 32) + 0..3
+// in registers 4 i + 0..3; as P they are the operand for V^T, whose tokens are read in that order.
+// Its outputs are columns 32 t + 8 i + 4 (l / 32) + 0..3.
 #pragma once
 
 #include "attention/mla_issue_slots_gfx942.h"
@@ -13,12 +13,13 @@
 
 namespace rfops {
 
-// Of Q each kParkInterval-th operand is in LDS, where there is room and registers are too few.
+// Every kParkInterval-th operand of Q is kept in LDS, because registers are too few.
 template <bool kQueryFp8, u32 kParkInterval>
 class WaveAttention {
   static constexpr u32 kSteps = kMlaKey / 16, kValueSteps = kMlaValue / 16;
   static constexpr u32 kPrefetch = 4, kValuePrefetch = 4;  // operands on their way from LDS
-  // The step of adding values from which on scores are there, and what is done to them then.
+  // Step of accumulate_pv() from which the scores are complete, and the steps that scale and mask
+  // them.
   static constexpr u32 kSettle = 4, kSettleSteps = 25;
   static constexpr u32 kTiles = kMlaValue / 32;
   static constexpr u32 kParked = kSteps / kParkInterval;
@@ -33,8 +34,8 @@ class WaveAttention {
   __device__ static u32 column(u32 lane, u32) { return lane % 32; }
 
   __device__ void issue_q_loads(const WaveQuery& q) { scale_ = q.scale, q_loads_.issue(q); }
-  // `parked` is where this wave's lanes keep what registers have no room for. Then
-  // `rotate_first_tile()` turns the first tile's keys, asked for after it.
+  // `parked` is this wave's LDS for operands of Q. rotate_first_tile() rotates the keys of the
+  // first tile, whose loads were issued after those of Q.
   template <class RotateFirst>
   __device__ void finish_q_loads(LdsBytes* parked, RotateFirst rotate_first_tile) {
     begin();
@@ -63,15 +64,14 @@ class WaveAttention {
     force_vgpr(key_), force_vgpr(rope_), force_vgpr(value_), force_vgpr(value_8_);
   }
 
-  // What lanes read begins at addresses that are computed once, and by themselves: else the
-  // compiler keeps one for each read.
+  // Computed once and forced into registers, because the compiler would keep one address per read.
   __device__ void set_key_tile(const LdsBytes* tile) {
     keys_[0] = tile + key_;
     keys_[1] = tile + (key_ ^ 32);
     rope_key_ = lds_address(tile) + rope_;
     force_vgpr(keys_[0]), force_vgpr(keys_[1]), force_vgpr(rope_key_);
   }
-  // The first of a tile's keys begin to be read.
+  // Starts reading the keys of a tile.
   template <u32 kBegin = 0, u32 kEnd = kPrefetch>
   __device__ void read_keys() {
     static_for<kEnd - kBegin>([&](auto i) { k_[kBegin + i] = key<kBegin + i>(); });
@@ -85,8 +85,8 @@ class WaveAttention {
     tile_max_ = RescaleThreshold::kNothing;
   }
 
-  // Scores of the tile whose keys are being read; meanwhile those of the one before, which is in
-  // `tile`, become weights. loads(step, steps) may load.
+  // Computes the scores of the tile whose keys are being read; meanwhile the scores of the previous
+  // tile, in `tile`, become P. loads(step) issues loads.
   template <class Mask, class Loads>
   __device__ void scores(const LdsBytes* tile, Mask, Loads loads) {
     if (RFOPS_UNLIKELY(threshold_.is_over(tile_max_))) update_max();
@@ -112,8 +112,8 @@ class WaveAttention {
     });
   }
 
-  // Values of that tile; meanwhile the scores of the next one are made ready, and the one behind
-  // it, `next_tile`, begins to be read. Before, `all_read()`: nothing more of the values is.
+  // Accumulates P V of that tile; meanwhile the next tile's scores are scaled and masked.
+  // all_read() is called after the last read of V, then reads of the keys of next_tile() begin.
   template <class NextTile, class Loads, class Mask, class AllRead>
   __device__ void accumulate_pv(NextTile next_tile, Loads loads, Mask mask, AllRead all_read) {
     static_for<kValueSteps>([&](auto u) {
@@ -143,18 +143,18 @@ class WaveAttention {
 
   __device__ void finish() { finish_output(o_); }
 
-  // Tokens from `kv_end` on are masked; `token_begin` is the tile's. Returns those of them, by
-  // bits, that have a score which is not finite.
+  // Masks tokens from `kv_end` on; `token_begin` is the tile's. Returns a bit per masked token that
+  // has a score which is not finite.
   __device__ static u64 mask(Scores& s, i32 token_begin, const i32 (&kv_end)[kQRowsPerLane]) {
     return tokens_of_lanes<16, 32>(mask_column<16>(s, token_begin, kv_end[0]), column_token);
   }
 
-  // Of the lane's n-th column, over all of its lanes.
+  // Returns the statistics of the lane's n-th row, over all its lanes.
   __device__ SoftmaxStats totals(u32) const {
     return weights_.totals(reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; }));
   }
   __device__ static f32 of_result(const f32 (&one)[kQRowsPerLane], u32) { return one[0]; }
-  // Of 64 elements of the result, from 64 * block on, the lane's i-th four, and where they are.
+  // Returns the lane's i-th quad of 64 output columns from 64 * block on, and its column.
   __device__ F32x4 quad(u32 block, u32 i) const {
     const F32x16& acc_tile = o_[block * 2 + i / 4];
     const u32 r = i % 4 * 4;
@@ -183,8 +183,8 @@ class WaveAttention {
     return {low_tokens[0], low_tokens[1], high_tokens[0], high_tokens[1]};
   }
 
-  // By assembly: the compiler would have scores where it has the result, in registers that
-  // arithmetic cannot read.
+  // Inline assembly, because the compiler would keep the scores in AGPRs, which arithmetic cannot
+  // read.
   template <u32 i>
   __device__ void mfma_qk() {
     const U32x4 k = k_[i % kPrefetch];
@@ -206,8 +206,8 @@ class WaveAttention {
     read_ = *reinterpret_cast<const RFOPS_LDS Bf16x8*>(parked_ + i * kWaveSize * kVecBytes);
   }
 
-  // Step i of making scores powers of two, above `row_max`, without tokens that are not there, and
-  // of finding the lane's most of them.
+  // Step i of scaling scores to powers of two relative to row_max, masking them, and finding the
+  // lane's maximum.
   template <u32 i, class Mask>
   __device__ void scale_and_mask(Mask mask) {
     if constexpr (i < 16) s_[i] = __builtin_fmaf(next_[i], scale_, -weights_.row_max);
@@ -218,8 +218,8 @@ class WaveAttention {
       tile_max_ = max_of(tile_max_, s_[2 * kPair], s_[2 * kPair + 1]);
     }
   }
-  // How many such steps lie before step u of adding values: one and two, where loads take turns of
-  // two instructions and one.
+  // Returns how many such steps come before step u: one and two in turn, because loads issue two
+  // instructions and one in turn.
   static constexpr u32 settled_before(u32 u) {
     const u32 steps = (u - kSettle) / 2 * 3 + u % 2;
     return steps < kSettleSteps ? steps : kSettleSteps;
@@ -232,14 +232,14 @@ class WaveAttention {
       force_vgpr(weights_.sum);  // here, not all at the end
     }
   }
-  // Where the keys' ends are read, before it is asked for: a result is not there at once.
+  // Sets the address of a key end two steps before the read, because results have latency.
   template <u32 i>
   __device__ void aim_end() {
     ends_[i] = rope_key_ ^ (i + 1) * 32;
     force_vgpr(ends_[i]);
   }
 
-  // Step i of making scores weights: an exponential takes as long as four other instructions.
+  // Step i of computing P: an exponential takes as long as four other instructions.
   template <u32 i>
   __device__ void exp_scores() {
     if constexpr (i > 0 && i <= 16 && i % 2 == 0) {
@@ -266,7 +266,7 @@ class WaveAttention {
     scale_output(o_, rescale_factor, was_first);
     if (RFOPS_UNLIKELY((was_first & unclean_) != 0)) clear_result();
   }
-  // Matrix instructions make zeros faster than one register at a time.
+  // An MFMA zeroes accumulators faster than one register at a time.
   __device__ void clear_result() {
     static_for<kTiles>([&](auto t) {
       const U32x4 zero = {};
