@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from rfops.later import import_ops
 
 import_ops()  # tests have cases by op and by table, whatever file is run
 pytest.register_assert_rewrite("support")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's background job ignores Ctrl-C, and so would each process that a test interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 from support.devices import ARCHS, device_of, real_gpu, thin  # noqa: E402 - with its asserts rewritten
 
 pytest_plugins = [  # their fixtures

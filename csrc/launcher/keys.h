@@ -160,12 +160,13 @@ class Key {
   bool add_table(PyObject* table, Span* spans, int* num_spans, bool* on_host) {
     const Py_ssize_t size = PySequence_Fast_GET_SIZE(table);
     words[count++] = 'L' | static_cast<int64_t>(size) << 8;
-    if (count + 4 > kMaxWords || *num_spans + size >= kMaxSpans) return false;
+    if (*num_spans + size >= kMaxSpans) return false;
     int64_t first = 0, all = 0;
     const int begin = count;
     for (Py_ssize_t i = 0; i < size; ++i) {
       PyObject* item = PySequence_Fast_ITEMS(table)[i];
       DlTensor view;
+      if (count + 3 > kMaxWords) return false;  // add_kind has no check
       if (!is_tensor(item) || is_negated(item) || !read_tensor(item, &view)) return false;
       const uint64_t address = reinterpret_cast<uint64_t>(view.data) + view.byte_offset;
       all |= static_cast<int64_t>(address % kAlign);

@@ -59,13 +59,22 @@ PyObject* run_slowly(const Run* self, PyObject* const* args) {
   return done;
 }
 
+/// The exception of the same run made in Python, which names the kernel and its tensors.
+PyObject* explain(const Run* self, PyObject* const* args, size_t flags, PyObject* names) {
+  PyObject* made =
+      PyObject_CallFunctionObjArgs(self->made_by->slow, self->grid_object, self->scalars, nullptr);
+  if (made == nullptr) return nullptr;
+  PyObject* done = PyObject_Vectorcall(made, args, flags, names);
+  Py_DECREF(made);
+  return done;
+}
+
 PyObject* run(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
   const Run* self = as_run(object);
   const RunOf* like = self->made_by;
   const Launcher* launcher = like->launcher;
   if (names != nullptr || PyVectorcall_NARGS(flags) < like->least) {
-    PyErr_Format(PyExc_TypeError, "a prepared launch takes %zd arguments by position", like->least);
-    return nullptr;
+    return explain(self, args, flags, names);
   }
   alignas(16) char buffer[kMaxKernarg];
   std::memcpy(buffer, self->kernarg, launcher->size);
@@ -216,8 +225,18 @@ PyTypeObject describe(const char* name, traverseproc traverse, destructor drop) 
   return type;
 }
 
+PyObject* num_arguments(PyObject* object, void*) {
+  return PyLong_FromSsize_t(as_run(object)->made_by->least);
+}
+
+PyGetSetDef run_attributes[] = {
+    {"num_arguments", num_arguments, nullptr, "how many arguments a call needs", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
 PyTypeObject describe_run() {
   PyTypeObject type = describe<Run>("rfops_launcher.Run", traverse_run, drop_run);
+  type.tp_getset = run_attributes;
   type.tp_itemsize = 1;
   return type;
 }

@@ -107,6 +107,10 @@ class Plans:
 
         set_call(call)
 
+    def stop_serving(self) -> None:
+        """Another table has the op's call; this one, made native later, must not take it back."""
+        self._served = None
+
     def finish(self, plan: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
         """The rest of a served call, in Python."""
         assert self._served is not None

@@ -48,7 +48,8 @@ class NamedLaunch:
 
         `run_of` takes the scalar parameters by name. Raises BindError for parameters without a
         source and TypeError for scalars that are missing or unknown; `run` raises as `launch`,
-        which takes 0.25 us more. Also accepted: `arguments` as positions, one for each tensor
+        which takes 0.25 us more, and TypeError for too few arguments; `run.num_arguments` is how
+        many it needs. Also accepted: `arguments` as positions, one for each tensor
         parameter, and `run_of(grid, scalars)` with a tuple.
         """
         names = arguments.split() if isinstance(arguments, str) else arguments
@@ -74,6 +75,7 @@ class NamedLaunch:
         """`prepare` in Python, which explains what does not fit."""
         at = iter(tensors)
         positions = [next(at) if tensor else -1 for tensor in self._tensors]
+        least = 1 + max((at for at in tensors if at is not None), default=-1)
 
         def run_of(
             grid: Dim3, given: tuple[Any, ...] | None = None, /, **scalars: Any
@@ -82,15 +84,26 @@ class NamedLaunch:
 
             def run(*args: Any) -> None:
                 value = iter(values)
-                full = [
-                    None if at is None else args[at] if at >= 0 else next(value)
-                    for at in positions
-                ]  # fmt: skip
+                try:
+                    full = [
+                        None if at is None else args[at] if at >= 0 else next(value)
+                        for at in positions
+                    ]  # fmt: skip
+                except IndexError:
+                    raise TypeError(self._too_few(least, len(args))) from None
                 self.launch(grid, block, full, lds)
 
+            run.num_arguments = least  # type: ignore[attr-defined]
             return run
 
         return run_of
+
+    def _too_few(self, least: int, given: int) -> str:
+        names = " ".join(p.name for p in self.parameters if p.scalar is None)
+        return (
+            f"{self.name}: a prepared launch of the tensors {names} must have {least} or more "
+            f"arguments, got {given}. Pass each tensor as an argument of its own"
+        )
 
     def _ordered(self, scalars: Mapping[str, Any]) -> tuple[Any, ...]:
         """The values of scalar parameters in their order. Raises TypeError."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -218,6 +220,52 @@ def custom_kernel(data):
     record = judged(tmp_path, code)
     assert record.named == ["returned the first call's output again: it keeps outputs"]
     assert not record.passes
+
+
+HANGS = """
+import os, time
+from pathlib import Path
+
+Path({file!r} + ".new").write_text(str(os.getpid()))
+os.rename({file!r} + ".new", {file!r})
+time.sleep(600)
+"""
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+@pytest.mark.thin(2)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_entry_ends_with_its_evaluator(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C reaches the evaluator alone, because an entry has a session of its own."""
+    said, entry = tmp_path / "pid", tmp_path / "hang.py"
+    entry.write_text(HANGS.format(file=str(said)))
+    words = ["eval", "amd-fp8-mm", "--submission", str(entry), "--case", CASE]
+    with subprocess.Popen(
+        [*COMMAND, *words], stderr=subprocess.PIPE, text=True,
+        # pytest itself may have been started with Ctrl-C ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as evaluator:  # fmt: skip
+        while not said.exists():
+            assert evaluator.poll() is None
+            time.sleep(0.05)
+        pid = int(said.read_text())
+        evaluator.send_signal(number)
+        assert evaluator.stderr is not None
+        text = evaluator.stderr.read()
+    assert evaluator.returncode == (130 if number == signal.SIGINT else -number), text
+    assert "Traceback" not in text
+    deadline = time.monotonic() + 60
+    while not has_ended(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if not has_ended(pid):
+        os.kill(pid, signal.SIGKILL)
+        pytest.fail(f"the entry is there after {number.name}")
 
 
 def test_a_hang(tmp_path: Path) -> None:

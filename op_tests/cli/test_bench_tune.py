@@ -23,7 +23,7 @@ from rfops import cli, vgpu
 from rfops.cli import bench as cli_bench
 from rfops.cli import tune as cli_tune
 from rfops.cli.tune import File, Trial
-from rfops.dispatch import cost, routing, tuned_table
+from rfops.dispatch import cost, routing, timing, tuned_table
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op, ops
 from rfops.dispatch.problem import Draw, Problem, call_on, on_device
@@ -468,6 +468,19 @@ def test_sets() -> None:
     for op in ops().values():
         for shape in (shape for shapes in op.shapes.values() for shape in shapes):
             op.check_sizes(op.call_of(**shape))
+
+
+def test_a_set_returns_after_the_cache_is_full_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a set comes back, its followers have read 2.5 caches; 2 to 400 sets, in half of the
+    free memory."""
+    monkeypatch.setattr(timing, "cache_bytes", lambda _device: 1000)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (50_000, 80_000))
+    for num_bytes in (7, 250, 312, 313, 999, 2499, 2500, 2501, 9000):
+        count = timing.sets_past_cache(num_bytes, CPU)
+        assert (count - 1) * num_bytes >= 2500 > (count - 2) * num_bytes
+    assert timing.sets_past_cache(0, CPU) == timing.sets_past_cache(1, CPU) == 400
+    assert timing.sets_past_cache(100, CPU, 5000) == 5
+    assert timing.sets_past_cache(100, CPU, 20_000) == 2
 
 
 # ---------------------------------------------------------------- tune

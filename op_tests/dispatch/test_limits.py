@@ -12,8 +12,10 @@ from rfops.dispatch.guards import check_int
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op, ops
 from rfops.jit.arch import ROWS
+from rfops.moe.kernels.limits import MAX_BLOCK
 
 BYTES, BLOCKS, ROUTED = "signed 32-bit", "2^31 blocks", "2^31 routed rows"
+SLOTS = "slots of routed rows"
 EXPERT, HUGE = "an expert's weights", "more than a grid has"
 
 # Op, kernel, sizes of which the first is at its limit, its step, words of the reason.
@@ -40,21 +42,26 @@ LIMITS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("gemm_mxfp8", "gemv", {"K": 2**15, "M": 1, "N": 2**16}, 128, BYTES),
     ("batched_gemm_a16w8_blockscale", "staged", {"M": 16 * 65535 + 1, "K": 128}, 1, "65535 tiles"),
     ("moe_router", "hip", {"D": 2**22, "E": 256, "K": 8}, 8, "256 rows of router_weight"),
-    ("fused_moe_fp8", "hip", {"I": 2**15, "D": 2**14, "w1_dtype": "fp8"}, 128, EXPERT),
-    ("fused_moe_fp8", "hip", {"D": 2**14, "I": 2**15, "w1_dtype": "fp8"}, 128, EXPERT),
+    ("fused_moe_fp8", "hip", {"I": 2**15, "D": 2**15, "w1_dtype": "fp8"}, 128, EXPERT),
+    ("fused_moe_fp8", "hip", {"D": 2**15, "I": 2**15, "w1_dtype": "fp8"}, 128, EXPERT),
     ("fused_moe", "hip", {"I": 2**15, "D": 2**14}, 8, EXPERT),
     ("fused_moe", "hip", {"M": 2**18, "D": 2**12, "I": 64}, 1, "x is beyond"),
     ("fused_moe", "hip", {"M": 2**23, "D": 64, "I": 64, "E": 128, "K": 8}, 1, "lists of"),
     ("fused_moe", "hip", {"M": 2**15, "D": 8, "I": 2**20, "E": 8, "K": 8}, 1, ROUTED),
-    ("fused_moe", "triton", {"M": 2**28 - 256, "E": 8, "R": 7, "K": 7}, 1, ROUTED),
-    ("fused_moe_tables", "triton", {"M": 2**28 - 256, "E": 8, "K": 8}, 1, ROUTED),
+    ("fused_moe", "triton", {"M": 2**26 - 256, "E": 8, "R": 7, "K": 7}, 1, SLOTS),
+    ("fused_moe_tables", "triton", {"M": 2**26 - 256, "E": 8, "K": 8}, 1, SLOTS),
     ("fused_moe_mxfp8", "hip", {"I": 2**15, "D": 2**15}, 128, EXPERT),
     ("fused_moe_mxfp4", "hip", {"I": 2**16, "D": 2**15}, 128, EXPERT),
     ("fused_moe_mxfp4", "hip", {"M": 2**23 - 1, "D": 512, "I": 128}, 1, "x quantised"),
     ("fused_moe_mxfp4", "hip", {"M": 2**15, "D": 128, "I": 2**17, "E": 8, "K": 8}, 1, ROUTED),
     ("fused_moe_mxfp8", "triton", {"I": 2**15, "D": 2**15}, 32, EXPERT),
-    ("fused_moe_mxfp4", "triton", {"M": 2**28 - 256, "E": 8, "R": 7, "K": 7}, 1, ROUTED),
-    ("fused_moe_mxfp8", "triton", {"E": 2**23 - 16, "R": 2**23 - 17, "M": 512, "K": 7}, 1, ROUTED),
+    ("fused_moe_mxfp8", "triton", {"D": 2**20, "I": 2**10}, 32, EXPERT),
+    ("fused_moe_mxfp4", "triton", {"I": 2**16, "D": 2**15}, 32, EXPERT),
+    ("fused_moe_mxfp4", "triton", {"D": 2**22 - 32, "I": 64}, 32, "more columns than a grid"),
+    ("fused_moe", "hip", {"I": 2**22, "D": 64, "M": 1}, 8, "256 rows of x or h"),
+    ("fused_moe_fp8", "triton", {"M": 2**26 - 256, "w1_dtype": "fp8", "R": 7, "K": 7}, 1, SLOTS),
+    ("fused_moe_mxfp4", "triton", {"M": 2**26 - 256, "E": 8, "R": 7, "K": 7}, 1, SLOTS),
+    ("fused_moe_mxfp8", "triton", {"E": 2**21 - 16, "R": 2**21 - 17, "M": 512, "K": 7}, 1, SLOTS),
 ]  # fmt: skip
 # Arguments that no kernel takes.
 OF_OPS: list[tuple[str, dict[str, Any], int, str]] = [
@@ -82,6 +89,18 @@ def test_a_kernel_ends_at_its_limit(
     at, before = _pair(ops()[name], "sm_90" if kernel == "staged" else "gfx950", given, step)
     assert words in str(own.refuses(at))
     assert words not in str(own.refuses(before))
+
+
+@pytest.mark.parametrize("name", ["fused_moe", "fused_moe_fp8", "fused_moe_mxfp4"])
+def test_triton_ends_before_the_layout_that_it_calls(name: str) -> None:
+    """What its guard takes, moe_align_block_size takes, with blocks of the most rows."""
+    op, align = ops()[name], ops()["moe_align_block_size"]
+    given = {"M": 2**26 - 257, "E": 8, "R": 7, "K": 7, "D": 64, "I": 64}
+    c = op.call_of("gfx950", **given, **({"w1_dtype": "fp8"} if name == "fused_moe_fp8" else {}))
+    assert op.kernels["triton"].refuses(c) is None
+    for rows, is_taken in ((c.M * 8, True), ((c.M + 1) * 8, False)):
+        inner = align.call_of("gfx950", rows=rows, E=8, block_size=MAX_BLOCK)
+        assert (align.refuses(inner, *inner.sizes.values()) is None) == is_taken
 
 
 @pytest.mark.parametrize(("name", "given", "step", "words"), OF_OPS, ids=str)

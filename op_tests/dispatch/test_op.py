@@ -12,7 +12,7 @@ import math
 import re
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +271,69 @@ class Extremes(Small):
         return run_of
 
 
+# What a variant returns in place of a run of ((low, high), x), and what is said of it.
+NO_RUNS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "the launch": (
+        lambda launch, _: lambda m, n: launch((m, 1, 1), n=n),
+        r"a launch for run\(\(low, high\), x\), got one whose arguments are 3 tensors\. "
+        r"Return lambda results, \*tensors: launch\(\*results, \*tensors\)",
+    ),
+    "a launch of two": (
+        lambda _, two: lambda m, n: two((m, 1, 1), n=n),
+        r"a launch for .*, got one whose arguments are 2 tensors\. Return lambda results, ",
+    ),
+    "no function": (lambda *_: None, r"a function of the sizes \(M, N\), got None"),
+    "no run": (
+        lambda *_: lambda m, n: None,
+        r"a function of the sizes \(M, N\) that returns run\(\(low, high\), x\), got one of None",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NO_RUNS)
+def test_a_variant_that_returns_no_run(config: Path, what: str) -> None:
+    """Said when the plan is made, by the call and by `prepare`, before anything is launched."""
+    made, message = NO_RUNS[what]
+
+    class Wrong(Extremes):
+        def variant(self, c: Call, config: Any) -> Any:
+            prepare = self.op.bind(c.device, None, c.arch).prepare
+            two = prepare((64, 1, 1), "low x", sources={"high": "low"})
+            return made(prepare((64, 1, 1), "low high x"), two)
+
+    text = "x: f32[M, N]\n-> low: f32[M]\n-> high: f32[M]"
+    kernel = Wrong(compile_ops(MODULE, config=config)(extremes))
+    op = Op(unique("extremes"), text, positive="N", kernels=(kernel,))
+    for _ in range(2):
+        with pytest.raises(
+            rfops.BindError, match=rf"^{op.name}: extremes.variant must return {message}"
+        ):
+            op.call(random(5, 33), None, None)
+    with pytest.raises(rfops.BindError, match=message):
+        op.prepare("extremes", op.call_of("gfx950", M=5, N=33))
+
+
+@pytest.mark.parametrize("names", ["low x high", "low", "x high low other"])
+def test_a_launch_whose_arguments_are_not_the_ops(config: Path, names: str) -> None:
+    """Of steps with a workspace, whose tensors come after the arguments: one that is too few or too
+    many would shift them in silence."""
+
+    class Wrong(Extremes):
+        def variant(self, c: Call, config: Any) -> RunOf:
+            sources = {"high": "high" if "high" in names else "kept", "x": names.split()[-1]}
+            step = Step(self.op, {}, 64, 1, {**sources, "n": 33})
+            kept = {"kept": (99, torch.float32)}
+            return lambda _m, _n: run_steps(c.device, names.split(), [step], workspace=kept)
+
+    kernel = Wrong(compile_ops(MODULE, config=config)(extremes))
+    op = Op(unique("low"), "x: f32[M, N]\n-> low: f32[M]", positive="N", kernels=(kernel,))
+    given = len(names.split())
+    with pytest.raises(
+        rfops.BindError, match=rf"run\(low, x\), of 2 arguments, got one of {given}\."
+    ):
+        op.call(random(5, 33), None)
+
+
 def test_two_results(config: Path) -> None:
     op = Op(
         unique("extremes"),
@@ -364,6 +427,28 @@ def test_shapes_share_a_decision_without_a_hip_kernel() -> None:
         assert torch.equal(op.call(torch.ones(n), None), torch.full((n,), 2.0))
     with pytest.raises(AssertionError, match="a table's sizes come first"):
         Op(unique("double"), "a: int\n" + text, kernels=(Double(),), table="a N")
+
+
+def test_a_decision_without_a_table_names_each_other_kernel_and_why() -> None:
+    class Even(Kernel):
+        name = "even"
+
+        def refuses(self, c: Call) -> str | None:
+            return "N is odd" if c.N % 2 else None
+
+        def variant(self, c: Call, config: Any) -> RunOf:
+            return lambda n: lambda out, x: torch.add(x, x, out=out)
+
+    class All(Even):
+        name = "all"
+
+        def refuses(self, c: Call) -> str | None:
+            return None
+
+    op = Op(unique("even"), "x: f32[N]\n-> out: f32[N]", kernels=(Even(), All()))
+    even, odd = op.route(op.call_of(N=4)), op.route(op.call_of(N=5))
+    assert (even.backend, even.refused) == ("even", {"all": "even comes first"})
+    assert (odd.backend, odd.refused) == ("all", {"even": "N is odd"})
 
 
 def test_leading_dimensions_of_one_count(config: Path) -> None:

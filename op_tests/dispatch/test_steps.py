@@ -129,6 +129,11 @@ def test_names_that_do_not_fit_are_refused(bound: Any) -> None:
     ):
         with pytest.raises(TypeError, match=f"^weigh: scalars must be a, n, b, got {given}$"):
             launch(GRID, **scalars)
+    run = launch(GRID, a=2.0, n=100, b=3.0)
+    assert run.num_arguments == 3
+    words = "^weigh: a prepared launch of the tensors out x y must have 3 or more arguments, got 2"
+    with pytest.raises(TypeError, match=words):
+        run(torch.empty(100), X)
     with pytest.raises(ValueError, match="argument n must be an int from 0 to 4294967295, got -1"):
         launch(GRID, a=2.0, n=-1, b=3.0)(torch.empty(100), X, Y)
 

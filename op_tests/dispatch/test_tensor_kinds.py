@@ -162,6 +162,26 @@ def test_the_negative_bit_is_found() -> None:
         assert bool(word & bit) == tensor.is_neg()
 
 
+@pytest.mark.parametrize("case", ["the keys stand twice", "two bits differ"])
+def test_an_ambiguous_negative_bit_is_not_used(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """(0, 0): the native table then asks each tensor."""
+    offset, _ = modes.negative_bit()
+    words, negated = modes._words, torch._neg_view
+
+    def twice(address: int, count: int) -> list[int]:
+        found = words(address, count)
+        return [*found[:-1], found[offset // 8]]
+
+    def on_another_device(tensor: torch.Tensor) -> torch.Tensor:
+        return negated(tensor) if tensor.is_floating_point() else tensor.to("meta")
+
+    if case == "the keys stand twice":
+        monkeypatch.setattr(modes, "_words", twice)
+    else:
+        monkeypatch.setattr(torch, "_neg_view", on_another_device)
+    assert modes.negative_bit() == (0, 0)
+
+
 # ---------------------------------------------------------------- public functions
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,20 @@ def warm(
     hits = plans.hits
     op()
     assert plans.hits == hits + 1, "the plan was lost"
+
+
+def test_plans_that_were_replaced_do_not_take_the_call_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The launcher is built in the background, and makes all tables native in any order."""
+    op = ops()["gemm_mxfp8"]
+    replaced = op.plans.fresh()
+    monkeypatch.setattr(op, "plans", replaced)
+    monkeypatch.setattr(op, "plans", op.plans.fresh())
+    call = op.call
+    nothing = {name: lambda *_args: None for name in ("add", "clear", "add_family", "caller")}
+    replaced.use_native(SimpleNamespace(**nothing))
+    assert op.call is call
 
 
 class Recorder(TorchDispatchMode):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 import torch
 
 import rfops
-from rfops.jit.build import compile, recipe, toolchain
+from rfops.jit.build import compile, explain, failures, recipe, toolchain
+from rfops.jit.build.spec import load_config
 from rfops.jit.cache import code_object, shelf
+from rfops.jit.policy.manifest import Wanted
 from support.engine_project import Project
 
 DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
@@ -132,6 +135,60 @@ def test_edit_that_keeps_size_and_mtime(project: Project) -> None:
     project.header.write_text(project.header.read_text().replace("1.0f", "5.0f"))
     os.utime(project.header, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert torch.equal(project.run(project.op()), 5 * DOUBLED)
+
+
+def test_why_flags_in_another_order_are_not_cached(project: Project) -> None:
+    """The order is named where it is all that differs of the command; else the flags are."""
+    order = "command: the order of its flags"
+    for flags, is_order in (
+        (["-DA=1", "-DB=2"], None),
+        (["-DB=2", "-DA=1"], True),
+        (["-DA=1"], False),
+    ):
+        project.config.write_text(json.dumps({"axpy": {"srcs": ["axpy.hip"], "flags": flags}}))
+        load_config.cache_clear()
+        why = explain.explain(Wanted("axpy", "gfx950", (), project.config))
+        if is_order is None:
+            project.op().build("gfx950")
+            continue
+        assert (order in why.differences) == is_order
+        assert any("-DB=2" in line for line in why.differences) != is_order
+
+
+@pytest.mark.parametrize(
+    ("free", "status", "is_full"),
+    [
+        (1000, 1, True),
+        ((1 << 20) - 1, -1, True),
+        (1 << 20, 1, False),
+        (1 << 20, 128 + signal.SIGBUS, True),
+        (1 << 24, 128 + signal.SIGBUS, False),
+    ],
+)
+def test_when_a_failure_is_a_full_disk(
+    free: int, status: int, is_full: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Under 1 MB free, or under 16 MB where the linker died of a bus error, whatever it printed."""
+    monkeypatch.setattr(failures.resources, "free_disk", lambda _folder: free)
+    assert ("disk is full" in failures.cause("", status, tmp_path, 1 << 30)) == is_full
+
+
+def test_files_as_old_as_the_build_are_known(project: Project) -> None:
+    """A source written in the clock tick in which the build began; a hard link has that time."""
+    stage = project.root / "stage"
+    stage.mkdir()
+    (stage / "build.ninja").touch()
+    project.source.unlink()
+    project.source.hardlink_to(stage / "build.ninja")
+    op = project.op()
+    unit = recipe.device_unit(op.spec, "gfx950", {}, toolchain.device_toolchain("gfx950"))
+    (stage / unit.depfile).write_text(f"module.hsaco: {project.source}\n")
+    read, is_sure = compile.files_read(unit, stage, {})
+    assert is_sure and [*read][-1] == "root/axpy.hip"
+    time.sleep(0.01)  # beyond the kernel's clock tick
+    project.header.write_text("")
+    (stage / unit.depfile).write_text(f"module.hsaco: {project.source} {project.header}\n")
+    assert not compile.files_read(unit, stage, {})[1]
 
 
 def test_same_edit_after_the_stats_are_trusted(

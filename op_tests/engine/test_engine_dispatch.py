@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import math
 import os
 import struct
@@ -456,6 +457,28 @@ def test_plans_know_what_was_decided(table: Callable[..., Plans]) -> None:
     assert (plans.hits, plans.misses, len(plans)) == (3, 1 + len(others), 1)
     plans.clear()
     assert plans.find(*args) is None and len(plans) == 0
+
+
+def test_keys_of_tables_end_at_their_limit(native: ModuleType) -> None:
+    """A key has 256 words: with any number of words before a table of three tensors it is found
+    or refused."""
+    table, scalars = [torch.ones(4, device="cpu") for _ in range(3)], torch.ones((), device="cpu")
+    row, added = torch.ones(1, 2, 3, device="cpu"), []
+    for rows, ones in itertools.product(range(20, 29), range(12)):
+        plans, args = Plans(), (*[row] * rows, *[scalars] * ones, table)
+        added.append(plans.add("plan", *args))
+        assert plans.find(*args) == ("plan" if added[-1] else None), (rows, ones)
+    assert any(added) and not all(added)
+
+
+@pytest.mark.parametrize("method", ["add", "add_family"])
+def test_native_plans_count_their_arguments(native: ModuleType, method: str) -> None:
+    """The table reads a plan and at most 64 arguments; more would be written past its arrays."""
+    add = getattr(Plans(sizes="N", shapes=("N",)), method)
+    for arguments in ((), (str, *range(65))):
+        with pytest.raises(TypeError, match="at most 64 arguments"):
+            add(*arguments)
+    assert Plans().add("plan", *range(64))
 
 
 def test_plans_of_one_element_and_of_nothing(table: Callable[..., Plans]) -> None:

@@ -60,6 +60,15 @@ def _wait_for(file: Path) -> int:
     raise AssertionError(f"{file} did not come")
 
 
+def _finish(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Its output; a process that goes on is killed, or the test would wait for it."""
+    try:
+        return process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+
+
 def _has_ended(pid: int) -> bool:
     """Within a time that only ends a test that failed."""
     for _ in range(1000):
@@ -96,7 +105,7 @@ def test_ctrl_c_ends_a_kernel_without_end(
         assert process.stdout.readline() == "launching\n"
         time.sleep(0.3)  # into the launch, most likely: right without, too
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = _finish(process)
     assert (process.returncode, out) == (0, "interrupted\nusable\n"), err
 
 
@@ -111,7 +120,7 @@ def test_ctrl_c_ends_what_rfops_run_runs(spin: Path, tmp_path: Path) -> None:
         assert process.stdout.readline() == "launching\n"
         time.sleep(0.3)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        out, err = process.communicate(timeout=60)
+        out, err = _finish(process)
     assert (process.returncode, out) == (0, "interrupted\nusable\n"), err
     assert "Traceback" not in err and "exit status 0" in err
 
@@ -126,7 +135,7 @@ def test_ctrl_c_ends_a_build_and_its_compilers(project: Project) -> None:
     )  # fmt: skip
     child = _wait_for(file)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = _finish(process)
     assert process.returncode == 130, err
     assert "rfops: interrupted" in err and "Traceback" not in err, err
     assert _has_ended(child)

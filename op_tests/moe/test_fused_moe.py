@@ -130,6 +130,7 @@ def test_writes_its_result_alone_and_the_same_twice(arch: str, kernel: tuple[str
 # ---------------------------------------------------------------- HIP's
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("is_table", [False, True])
 @pytest.mark.parametrize("m", [31, 33, 256, 257, 300, 577])
 def test_rows_around_a_tile(m: int, is_table: bool, arch: str) -> None:
@@ -202,7 +203,7 @@ def test_no_spills_in_bfloat16(stage: int, experts: int, is_table: bool, arch: s
     assert found["vgpr_spills"] == found["sgpr_spills"] == found["scratch"] == 0, (defines, found)
 
 
-@pytest.mark.thin(24)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("seed", range(36))
 def test_fuzz(seed: int, arch: str) -> None:
     """Sizes, ids and weights of any kind: no memory is touched that is not the call's, and what is
@@ -416,6 +417,7 @@ def test_tiles_of_another_kernel_are_refused(arch: str) -> None:
 # ---------------------------------------------------------------- the layer
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("is_table", [False, True])
 @pytest.mark.parametrize("shape", [(40, 128, 64, 6, 2, 1), (17, 264, 40, 33, 4, 0)])
 def test_a_layer(shape: tuple[int, ...], is_table: bool, arch: str) -> None:

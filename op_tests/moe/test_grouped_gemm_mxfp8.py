@@ -58,6 +58,7 @@ def check(problem: Problem, device: torch.device, config: MoeConfig | None = Non
 # ---------------------------------------------------------------- values
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("gemm", [1, 2])
 @pytest.mark.parametrize("experts", [256, 128, 64, 32])
 def test_experts(experts: int, gemm: int, gfx950: torch.device) -> None:

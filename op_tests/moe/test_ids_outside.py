@@ -40,6 +40,7 @@ def _outside(ids: torch.Tensor, experts: int) -> torch.Tensor:
     return (ids < 0) | (ids >= experts)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("shared", [0, 1])
 @pytest.mark.parametrize("dtype", BEYOND, ids=["i32", "i64"])
 @pytest.mark.parametrize(("name", "kernel"), KERNELS, ids=map(" ".join, KERNELS))

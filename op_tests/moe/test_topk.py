@@ -156,6 +156,7 @@ def test_rounded_scores_are_torchs(dtype: torch.dtype, device: torch.device) -> 
     assert not torch.equal(by_logit.cpu().long(), ids), "else nothing is shown"
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("e", [5, 64, 300])
 def test_what_is_no_number_gives_ids_that_are_experts(e: int, device: torch.device) -> None:
     logits = random_logits(8, e)
@@ -260,6 +261,7 @@ def test_checker_finds_nothing(arch: str, monkeypatch: pytest.MonkeyPatch) -> No
 # ---------------------------------------------------------------- what it does
 
 
+@pytest.mark.thin(3)
 def test_resources(device: torch.device) -> None:
     for op, sizes in (
         (softmax_module.OP, {"E": 512, "K": 16}),

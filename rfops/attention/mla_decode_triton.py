@@ -90,8 +90,9 @@ class TritonMla(Kernel):
         return [first, *(config for config in made if config != first)]
 
     def variant(self, c: Call, config: MlaTritonConfig) -> RunOf:
-        constants = (c.sm_scale, config.block_m, config.block_n,
-                     c.kv_dtype != _BF16, c.q_dtype != _BF16, fp8_of(c.arch) == FNUZ)  # fmt: skip
+        causal = bool(c.causal) and (c.has("qo_indptr") or c.qo_len > 1)
+        fp8 = c.kv_dtype != _BF16, c.q_dtype != _BF16, fp8_of(c.arch) == FNUZ
+        constants = (c.sm_scale, config.block_m, config.block_n, causal, *fp8)
         part = BoundTriton(_KERNELS, "part", c.device, constants, config.warps, config.stages)
         most = 1 << (config.splits - 1).bit_length()
         add = BoundTriton(_KERNELS, "add_splits", c.device, (most,))
@@ -102,8 +103,8 @@ class TritonMla(Kernel):
             width: int,
         ) -> Run:  # fmt: skip
             columns, splits = c.qo_len * heads, config.splits
-            unseen = int(c.causal) if c.has("qo_indptr") else (c.qo_len - 1) * c.causal
-            numbers = (columns, rows, heads, unseen, page, width * has_table, splits)
+            hidden = int(c.causal) if c.has("qo_indptr") else (c.qo_len - 1) * c.causal
+            numbers = (columns, rows, heads, hidden, page, width * has_table, splits)
             grid = (batch, ceil(columns, config.block_m), splits)
             count = rows * heads * splits
             scratch = Workspace(c.device, (count * D_V, torch.float32), (count * 2, torch.float32))

@@ -17,6 +17,7 @@ import triton.language as tl
 V = tl.constexpr(512)
 ROPE = tl.constexpr(64)
 HALF = tl.constexpr(32)  # of those
+TAIL = tl.constexpr(16)  # tokens at once of those that some column does not see
 KEY = tl.constexpr(576)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -33,7 +34,7 @@ def _wide(payload, FP8: tl.constexpr, FNUZ: tl.constexpr):
 
 
 @triton.jit
-def turned(low, high, cos, sin):
+def rotate(low, high, cos, sin):
     """RoPE of bf16 as torch rounds it: each product and the sum."""
     low, high = low.to(tl.float32), high.to(tl.float32)
     cos, sin = cos.to(tl.float32), sin.to(tl.float32)
@@ -46,63 +47,65 @@ def turned(low, high, cos, sin):
 
 @triton.jit
 def _attend(
-    acc, most, total, q_v, q_rope, q_low, q_high, kv, pages, angles, page, scale, first, end, seen,
-    BLOCK_N: tl.constexpr, MASKED: tl.constexpr, KV_FP8: tl.constexpr, FNUZ: tl.constexpr,
+    acc, row_max, row_sum, q_v, q_rope, q_low, q_high, kv, pages, angles, page, scale, begin, end,
+    kv_end, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, KV_FP8: tl.constexpr, FNUZ: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Add the tokens first .. end - 1. Of MASKED some column does not see some of them: each sees
-    those before its `seen`. NaN and inf among the values of masked tokens are zeros, as 0 times
-    them is NaN; a column that sees such a token has a P of NaN, or of 0 where its score is -inf."""
+    """Add the tokens begin .. end - 1. With MASKED a row sees those before its `kv_end` alone: NaN
+    and inf among the values of tokens that some row does not see are zeros, as 0 times them is NaN;
+    a row that sees such a token has a P of NaN, or of 0 where its score is -inf. STAGES: None is
+    the launch's."""
     v, rope = tl.arange(0, V), V + tl.arange(0, ROPE)
     low = V + tl.arange(0, HALF)
-    for at in range(first, end, BLOCK_N):
-        token = at + tl.arange(0, BLOCK_N)
-        # Without a mask where all tokens are in bounds.
-        there = token < end if MASKED else None
-        rows = there[:, None] if MASKED else None
-        other = 0 if MASKED else None
-        row = tl.load(pages + token // page, mask=there, other=other).to(tl.int64) * page
+    for first_token in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
+        token = first_token + tl.arange(0, BLOCK_N)
+        in_bounds = token < end
+        rows = in_bounds[:, None]
+        row = tl.load(pages + token // page, mask=in_bounds, other=0).to(tl.int64) * page
         row = (row + token % page) * KEY
-        k_v = _wide(tl.load(kv + row[:, None] + v[None, :], mask=rows, other=other),
-                    KV_FP8, FNUZ)  # fmt: skip
+        k_v = _wide(tl.load(kv + row[:, None] + v[None, :], mask=rows, other=0), KV_FP8, FNUZ)
         score = tl.dot(q_v, tl.trans(k_v))
         if angles is None:
             k_at = kv + row[:, None] + rope[None, :]
-            k_rope = _wide(tl.load(k_at, mask=rows, other=other), KV_FP8, FNUZ)
+            k_rope = _wide(tl.load(k_at, mask=rows, other=0), KV_FP8, FNUZ)
             score = tl.dot(q_rope, tl.trans(k_rope), score) * scale
         else:
             k_at = kv + row[:, None] + low[None, :]
-            k_low = tl.load(k_at, mask=rows, other=other)
-            k_high = tl.load(k_at + HALF, mask=rows, other=other)
-            at_angle = angles + token[:, None] * (2 * HALF) + tl.arange(0, HALF)[None, :]
-            cos = tl.load(at_angle, mask=rows, other=other)
-            sin = tl.load(at_angle + HALF, mask=rows, other=other)
-            k_low, k_high = turned(k_low, k_high, cos, sin)
+            k_low = tl.load(k_at, mask=rows, other=0)
+            k_high = tl.load(k_at + HALF, mask=rows, other=0)
+            angle = angles + token[:, None] * (2 * HALF) + tl.arange(0, HALF)[None, :]
+            cos = tl.load(angle, mask=rows, other=0)
+            sin = tl.load(angle + HALF, mask=rows, other=0)
+            k_low, k_high = rotate(k_low, k_high, cos, sin)
             score = tl.dot(q_low, tl.trans(k_low), score)
             score = tl.dot(q_high, tl.trans(k_high), score) * scale
         if MASKED:
-            score = tl.where(token[None, :] < seen[:, None], score, -float("inf"))
-            is_masked = token[:, None] >= tl.min(seen, 0)
+            score = tl.where(token[None, :] < kv_end[:, None], score, -float("inf"))
+            is_hidden = token[:, None] >= tl.min(kv_end, 0)
             is_finite = tl.abs(k_v.to(tl.float32)) < float("inf")
-            k_v = tl.where(is_masked & (is_finite == 0), 0.0, k_v).to(tl.bfloat16)
-        new = tl.maximum(most, tl.max(score, 1))
-        p = tl.exp2(score - new[:, None])
-        decay = tl.exp2(most - new)
-        total = total * decay + tl.sum(p, 1)
-        acc = acc * decay[:, None]
+            k_v = tl.where(is_hidden & (is_finite == 0), 0.0, k_v).to(tl.bfloat16)
+        else:
+            score = tl.where(in_bounds[None, :], score, -float("inf"))
+        new_max = tl.maximum(row_max, tl.max(score, 1))
+        p = tl.exp2(score - new_max[:, None])
+        rescale_factor = tl.exp2(row_max - new_max)
+        row_sum = row_sum * rescale_factor + tl.sum(p, 1)
+        acc = acc * rescale_factor[:, None]
         acc = tl.dot(p.to(tl.bfloat16), k_v, acc)
-        most = new
-    return acc, most, total
+        row_max = new_max
+    return acc, row_max, row_sum
 
 
 @triton.jit
 def part(
-    out, lse, sums, totals, q, kv, kv_indptr, kv_indices, kv_lens, kv_scale, q_scale, angles,
-    qo_indptr, columns, rows, heads, unseen, page, width, splits,
-    SM_SCALE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    out, lse, sums, stats, q, kv, kv_indptr, kv_indices, kv_lens, kv_scale, q_scale, angles,
+    qo_indptr, columns, rows, heads, hidden, page, width, splits,
+    SM_SCALE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
     KV_FP8: tl.constexpr, Q_FP8: tl.constexpr, FNUZ: tl.constexpr,
 ):  # fmt: skip
-    """sums: fp32 [rows of out, splits, 512], totals: [rows, splits, 2]; of one split out, lse.
-    With qo_indptr sequences have some number of queries each, and `unseen` says causal."""
+    """sums: fp32 [rows of out, splits, 512], stats: [rows, splits, 2]; of one split out, lse.
+    `hidden` is how many of the last tokens a sequence's first query does not see; with qo_indptr
+    sequences have some number of queries each, and it says causal. Without CAUSAL it is 0."""
     b, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
     first_row = b * columns
     if qo_indptr is not None:
@@ -110,7 +113,7 @@ def part(
         queries = tl.minimum(tl.load(qo_indptr + b + 1), rows) - first_query
         first_row = first_query.to(tl.int64) * heads
         columns = queries * heads
-        unseen = unseen * (queries - 1)
+        hidden = hidden * (queries - 1)
     base = tl.program_id(1) * BLOCK_M
     column = base + tl.arange(0, BLOCK_M)
     is_column = column < columns
@@ -134,13 +137,12 @@ def part(
     blocks = tl.cdiv(length, BLOCK_N)
     per_split = tl.cdiv(blocks, splits)
     first = split * per_split * BLOCK_N
-    # Not what is masked for all columns; and behind `clear` something is for some.
-    last = tl.minimum(base + BLOCK_M, columns) - 1
-    end = length - tl.maximum(unseen - last // heads, 0)
-    end = tl.minimum((split + 1) * per_split * BLOCK_N, end)
-    all_see = tl.minimum(end, length - tl.maximum(unseen - base // heads, 0))
-    clear = first + tl.maximum(all_see - first, 0) // BLOCK_N * BLOCK_N
-    seen = tl.minimum(end, length - tl.maximum(unseen - column // heads, 0))  # by each column
+    end = tl.minimum((split + 1) * per_split * BLOCK_N, length)
+    common_end = end  # of what all columns see
+    if CAUSAL:
+        last = tl.minimum(base + BLOCK_M, columns) - 1
+        end = tl.minimum(end, length - tl.maximum(hidden - last // heads, 0))
+        common_end = tl.minimum(end, length - tl.maximum(hidden - base // heads, 0))
 
     v, rope = tl.arange(0, V), V + tl.arange(0, ROPE)
     low = V + tl.arange(0, HALF)
@@ -158,35 +160,37 @@ def part(
         q_low = _wide(tl.load(q_at, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
         q_high = _wide(tl.load(q_at + HALF, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
     acc = tl.zeros((BLOCK_M, V), tl.float32)
-    most = tl.full((BLOCK_M,), -1e30, tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    acc, most, total = _attend(
-        acc, most, total, q_v, q_rope, q_low, q_high, kv, pages, angles, page, scale, first, clear,
-        seen, BLOCK_N, False, KV_FP8, FNUZ,
+    row_max = tl.full((BLOCK_M,), -1e30, tl.float32)
+    row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    acc, row_max, row_sum = _attend(
+        acc, row_max, row_sum, q_v, q_rope, q_low, q_high, kv, pages, angles, page, scale, first,
+        common_end, None, BLOCK_N, False, KV_FP8, FNUZ, None,
     )  # fmt: skip
-    acc, most, total = _attend(
-        acc, most, total, q_v, q_rope, q_low, q_high, kv, pages, angles, page, scale, clear, end,
-        seen, BLOCK_N, True, KV_FP8, FNUZ,
-    )  # fmt: skip
+    if CAUSAL:
+        kv_end = tl.minimum(end, length - tl.maximum(hidden - column // heads, 0))
+        acc, row_max, row_sum = _attend(
+            acc, row_max, row_sum, q_v, q_rope, q_low, q_high, kv, pages, angles, page, scale,
+            tl.maximum(first, common_end), end, kv_end, TAIL, True, KV_FP8, FNUZ, 1,
+        )  # fmt: skip
 
     row = first_row + column
     if sums is not None:
         slot = row * splits + split
         at = slot * V
-        tl.store(totals + slot * 2, most, mask=is_column)
-        tl.store(totals + slot * 2 + 1, total, mask=is_column)
+        tl.store(stats + slot * 2, row_max, mask=is_column)
+        tl.store(stats + slot * 2 + 1, row_sum, mask=is_column)
         tl.store(sums + at[:, None] + v[None, :], acc, mask=is_column[:, None])
     else:
-        factor = tl.where(total == 0, 0.0, value_scale / total)
+        factor = tl.where(row_sum == 0, 0.0, value_scale / row_sum)
         if lse is not None:
-            tl.store(lse + row, (most + tl.log2(total)) * LN2, mask=is_column)
+            tl.store(lse + row, (row_max + tl.log2(row_sum)) * LN2, mask=is_column)
         at = row * V
         tl.store(out + at[:, None] + v[None, :], acc * factor[:, None], mask=is_column[:, None])
 
 
 @triton.jit
 def add_splits(
-    out, lse, sums, totals, kv_scale, qo_indptr, splits, batch, heads, SPLITS: tl.constexpr
+    out, lse, sums, stats, kv_scale, qo_indptr, splits, batch, heads, SPLITS: tl.constexpr
 ):  # fmt: skip
     """One row of out, which some sequence has; SPLITS is a power of two."""
     row = tl.program_id(0).to(tl.int64)
@@ -196,20 +200,20 @@ def add_splits(
             return
     split = tl.arange(0, SPLITS)
     there = split < splits
-    most = tl.load(totals + (row * splits + split) * 2, mask=there, other=-1e30)
-    total = tl.load(totals + (row * splits + split) * 2 + 1, mask=there, other=0)
-    top = tl.max(most, 0)
-    weight = tl.exp2(most - top)
-    all_total = tl.sum(weight * total, 0)
+    row_max = tl.load(stats + (row * splits + split) * 2, mask=there, other=-1e30)
+    row_sum = tl.load(stats + (row * splits + split) * 2 + 1, mask=there, other=0)
+    top = tl.max(row_max, 0)
+    weight = tl.exp2(row_max - top)
+    all_sum = tl.sum(weight * row_sum, 0)
     v = tl.arange(0, V)
     acc = tl.zeros((V,), tl.float32)
     for i in range(0, splits):
-        one = tl.exp2(tl.load(totals + (row * splits + i) * 2) - top)
+        one = tl.exp2(tl.load(stats + (row * splits + i) * 2) - top)
         acc += one * tl.load(sums + (row * splits + i) * V + v)
     value_scale = 1.0
     if kv_scale is not None:
         value_scale = tl.load(kv_scale)
-    factor = tl.where(all_total == 0, 0.0, value_scale / all_total)
+    factor = tl.where(all_sum == 0, 0.0, value_scale / all_sum)
     tl.store(out + row * V + v, acc * factor)
     if lse is not None:
-        tl.store(lse + row, (top + tl.log2(all_total)) * LN2)
+        tl.store(lse + row, (top + tl.log2(all_sum)) * LN2)

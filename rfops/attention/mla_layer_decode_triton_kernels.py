@@ -13,7 +13,7 @@ atomic.
 import triton
 import triton.language as tl
 
-from rfops.attention.mla_decode_triton_kernels import turned
+from rfops.attention.mla_decode_triton_kernels import rotate
 
 HALF = tl.constexpr(32)  # of the 64 elements that RoPE turns
 NOPE = tl.constexpr(128)
@@ -80,7 +80,7 @@ def query(
     nope, q, x, w, angles, positions, m, heads, k, start,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """64 columns of a head: of nope [m, heads, 128], or turned in q [m, heads, 576]."""
+    """64 columns of a head: of nope [m, heads, 128], or rotated in q [m, heads, 576]."""
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     head, part = tl.program_id(0) // 3, tl.program_id(0) % 3
     first = tl.program_id(0) * (2 * HALF) + tl.arange(0, HALF)
@@ -97,7 +97,7 @@ def query(
         at = angles + position[:, None] * (2 * HALF) + d[None, :]
         cos = tl.load(at, mask=(row < m)[:, None], other=0)
         sin = tl.load(at + HALF, mask=(row < m)[:, None], other=0)
-        low, high = turned(low, high, cos, sin)
+        low, high = rotate(low, high, cos, sin)
         to = q + own * CACHE_ROW + LATENT
     tl.store(to[:, None] + d[None, :], low, mask=(row < m)[:, None])
     tl.store(to[:, None] + HALF + d[None, :], high, mask=(row < m)[:, None])

@@ -84,12 +84,15 @@ def evaluate(of: Problem, submission: Path, cases: list[Case], limits: Limits,
             calls.append(Call(len(calls), verdict, case, probe))
     with tempfile.TemporaryDirectory(prefix="rfops-eval-") as name:
         runner = _Runner(of, submission, limits, env, Path(name), root)
-        for at, call in enumerate(calls):
-            if not call.verdict.error:
-                runner.result_of(calls, at)
-            if at + 1 == len(calls) or calls[at + 1].verdict is not call.verdict:
-                runner.finish(call.verdict, last=at + 1 == len(calls))
-                yield call.verdict
+        try:
+            for at, call in enumerate(calls):
+                if not call.verdict.error:
+                    runner.result_of(calls, at)
+                if at + 1 == len(calls) or calls[at + 1].verdict is not call.verdict:
+                    runner.finish(call.verdict, last=at + 1 == len(calls))
+                    yield call.verdict
+        finally:  # of an interrupted evaluation no process stays
+            runner.stop("")
 
 
 def refused(text: str) -> str:
@@ -120,6 +123,7 @@ class _Runner:
             "problem": self.of.name, "root": self.root,
             "submission": str(self.submission.absolute()),
             "folder": str(self.folder), "on_gpu": self.limits.on_gpu,
+            "evaluator": os.getpid(),
             "calls": [{"at": call.at, "inputs": call.inputs} for call in calls],
         }  # fmt: skip
         file = self.folder / "job.json"

@@ -10,7 +10,8 @@ from rfops.dispatch.heuristic import coarse
 from rfops.dispatch.routing import Router
 from rfops.dispatch.tuned_table import getter
 
-from .kernel import Call, Kernel, RunOf
+from .first_run import first_run
+from .kernel import Call, Kernel, Run, RunOf
 
 if TYPE_CHECKING:
     from .op import Op
@@ -91,10 +92,9 @@ class Family:
         if shared is not None and not shared.takes(sizes):
             shared = self._share(shared.kernel, shared.config, shared.run_of, sizes, key)
         if shared is not None and self._is_untuned(sizes):
-            run_of = shared.run_of
+            run = shared.run_of(*sizes)
         else:
-            run_of = self._decide(self.like.resized(sizes), key)
-        run = run_of(*sizes)
+            run = self._decide(self.like.resized(sizes), key)
         if self._plain:
             return run, *self._ends, *self._shape(sizes)
         return self.op.plan_of(self.like.resized(sizes), run)
@@ -110,12 +110,13 @@ class Family:
             key[at] = coarse(sizes[at], step) if step else 0
         return tuple(key)
 
-    def _decide(self, c: Call, key: tuple[int, ...]) -> RunOf:
+    def _decide(self, c: Call, key: tuple[int, ...]) -> Run:
         kernel, rule, config = self.op.decide(c, self.router, self.config)
-        made = kernel.variant(c, config)
+        made, sizes = kernel.variant(c, config), tuple(c.sizes.values())
+        run = first_run(self.op, kernel, made, sizes)
         if rule in ("envelope default", "first") and self.op.shares and self._holds(kernel, c, key):
-            self._share(kernel, config, made, tuple(c.sizes.values()), key)
-        return made
+            self._share(kernel, config, made, sizes, key)
+        return run
 
     def _share(
         self, kernel: Kernel, config: Any, run_of: RunOf, sizes: tuple[int, ...],

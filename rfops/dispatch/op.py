@@ -36,6 +36,7 @@ from rfops.later import import_ops
 from .checks import flat
 from .declare import Declaration, ValueArg, fp8_of
 from .family import Family
+from .first_run import first_run
 from .hooks import Hooks
 from .kernel import Call, Kernel, Run
 from .torch_op import fake_results, register_op
@@ -155,6 +156,7 @@ class Op(Hooks):
 
     # ------------------------------------------------------------ the call
 
+    _plans: Plans | None = None
     call: Callable[..., Any]
     """The op on its parameters by position: inputs, results or None, config. Native where the
     launcher is; torch.compile, which traces Python, takes `traced`."""
@@ -164,10 +166,13 @@ class Op(Hooks):
 
     @property
     def plans(self) -> Plans:
+        assert self._plans is not None
         return self._plans
 
     @plans.setter
     def plans(self, plans: Plans) -> None:
+        if self._plans is not None:
+            self._plans.stop_serving()
         self._plans = plans
         places = self._tensors_at, self.num_inputs, self.num_passed
         plans.serve(self._set_call, self._miss, *places)
@@ -351,7 +356,7 @@ class Op(Hooks):
         if reason:
             raise ValueError(f"{self.name}: {backend} does not take {c} on {c.arch}: {reason}")
         run_of = kernel.variant(c, kernel.default(c) if config is None else config)
-        return run_of(*c.sizes.values())
+        return first_run(self, kernel, run_of, tuple(c.sizes.values()))
 
     def supports(
         self,

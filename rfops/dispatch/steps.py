@@ -80,7 +80,8 @@ class NestedRun:
 class Launches:
     """The bound steps of one plan; a call launches them in order.
 
-    `names` are those of all tensors: the op's, the workspace's, zeros, temporaries.
+    `names` are those of all tensors: the op's, which are the `num_arguments` of a call, the
+    workspace's, zeros, temporaries.
     """
 
     def __init__(
@@ -90,8 +91,9 @@ class Launches:
         names: Sequence[str],
         workspace: Workspace,
         temporaries: Sequence[Shaped],
+        num_arguments: int,
     ) -> None:
-        self.device, self.names = device, tuple(names)
+        self.device, self.names, self.num_arguments = device, tuple(names), num_arguments
         self.launches, self.workspace = tuple(launches), workspace
         self._temporaries = tuple(temporaries)
 
@@ -146,4 +148,4 @@ def run_steps(
     if len(launches) == 1 and not (kept or counts or made):
         return launches[0]
     scratch = Workspace(device, *kept.values(), zeros=sum(counts.values()), outer=outer)
-    return Launches(device, launches, names, scratch, list(made.values()))
+    return Launches(device, launches, names, scratch, list(made.values()), len(arguments))

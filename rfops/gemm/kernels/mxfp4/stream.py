@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.heuristic import Columns, Work, ceil, coarse, prebuilt
 from rfops.dispatch.kernel import Call
@@ -20,7 +22,6 @@ from .launch import MAX_SPLIT, TILE, TILE_K, Fp4Kernel, signature
 MAX_TILES = 4
 MAX_M = TILE * MAX_TILES
 CHIP = ROWS["gfx950"]
-_STAGING = 2 * 4096  # bytes of LDS of a wave, of x on its way
 _MAX_LOADS = 63  # what vmcnt counts
 
 
@@ -48,9 +49,10 @@ class StreamConfig:
             raise ValueError(
                 f"{self}: more than {_MAX_LOADS} loads in flight; take fewer steps or tiles"
             )
-        if self.lds_bytes > CHIP.lds_bytes:
+        lds_bytes = self.lds_bytes(16)
+        if lds_bytes > CHIP.lds_bytes:
             raise ValueError(
-                f"{self}: the waves' sums take {self.lds_bytes} bytes of LDS, a CU has "
+                f"{self}: the waves' sums take {lds_bytes} bytes of LDS, a CU has "
                 f"{CHIP.lds_bytes}; take fewer waves or tiles"
             )
         if self.registers > min(REGISTERS // 2, REGISTERS // ceil(self.waves, 4)):
@@ -60,10 +62,14 @@ class StreamConfig:
             )
 
     @property
-    def lds_bytes(self) -> int:
-        """The waves' sums, or what x takes on its way; and a word for the workgroups'."""
-        sums = self.m_tiles * self.n_tiles * WAVE * 16
-        return self.waves * max(sums, _STAGING) + 16
+    def staged_tiles(self) -> int:
+        """Tiles of x that a wave has in LDS at once."""
+        return 2 if self.m_tiles * self.steps > 1 else 1
+
+    def lds_bytes(self, bits: int) -> int:
+        """LDS of a workgroup for x of `bits` per element: per wave its sums or the staged tiles of
+        x, whichever is more; and a word for split-K."""
+        return self.waves * max(self.words * 4, self.staged_tiles * _tile_bytes(bits)) + 16
 
     @property
     def registers(self) -> int:
@@ -81,6 +87,11 @@ class StreamConfig:
 
     def tiles(self, m: int, n: int) -> int:
         return int(ceil(n, TILE * self.n_tiles))
+
+
+def _tile_bytes(bits: int) -> int:
+    """Of x, of `bits` per element."""
+    return TILE * TILE_K * bits // 8
 
 
 # Of a wave: instructions that quantise a tile of x, with those that turn it; cycles of a matrix
@@ -137,7 +148,7 @@ class Stream(Fp4Kernel):
             cycles=steps * c.m_tiles * (prepare + _MATRIX_CYCLES * c.n_tiles),
             waits=turns,
             registers=c.registers + (turns > 1) * c.steps * (5 * c.n_tiles + 16 * c.m_tiles),
-            lds_bytes=c.lds_bytes,
+            lds_bytes=c.waves * np.maximum(c.words * 4, c.staged_tiles * _tile_bytes(bits)) + 16,
             more_us=(c.split > 1) * reduce_us,
             idle=(along > 1) & ((along - 1) * c.steps >= tiles),
         )

@@ -25,6 +25,7 @@ from rfops.jit.arch import ROWS, WAVE
 from rfops.jit.launch.signature import tensors
 
 from ... import router
+from ..limits import refuses_weights
 from ..topk.choosing import refuses_choosing
 
 IN_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}  # in csrc/
@@ -164,6 +165,7 @@ class FusedMoeHipConfig:
 class HipMoe(Kernel):
     name = "hip"
     module = "moe_experts"
+    weight_bits = 16  # of an element, also of h
     Config: ClassVar[type[Any] | None] = FusedMoeHipConfig
     more_modules: ClassVar[tuple[str, ...]] = ("moe_experts_pingpong", "moe_lists", "moe_add")
 
@@ -191,8 +193,10 @@ class HipMoe(Kernel):
             reason = refuses_choosing(c) or router.refuses_rows(c, c.R)
             if reason:
                 return f"the router's {reason}"
-        if 4 * c.D * c.I >= MAX_BYTES or 2 * TILE * max(c.D, c.I) >= MAX_BYTES:
-            return "an expert's weights are beyond signed 32-bit offsets (2 GiB)"
+        if reason := refuses_weights(c, self.weight_bits):
+            return reason
+        if TILE * max(c.D, c.I) * self.weight_bits // 8 >= MAX_BYTES:
+            return f"{TILE} rows of x or h are beyond signed 32-bit offsets (2 GiB)"
         if c.M * (c.K + (c.E - c.R)) * ceil(max(c.D, c.I), TILE // 2) >= 2**31:
             return "more than 2^31 routed rows"
         return refuses_lists(c)

@@ -21,6 +21,7 @@ from rfops.triton.bound import BoundTriton
 from ...align_block_size import moe_align_block_size
 from ...experts import with_shared
 from ...router import moe_router
+from ..limits import refuses_slots
 
 _KERNELS = "rfops.moe.kernels.bf16.triton_kernels"
 ADD_KERNELS, ADD_COLUMNS = _KERNELS, 1024  # of a program that adds rows
@@ -72,9 +73,7 @@ class TritonMoe(Kernel):
             return "weights are shuffled"
         if c.D == 0 or c.I == 0 or c.E == 0:
             return f"D={c.D}, I={c.I}, E={c.E}: nothing to multiply"
-        if c.M * (c.K + (c.E - c.R)) + c.E * 256 >= 2**31:
-            return "more than 2^31 routed rows"
-        return None
+        return refuses_slots(c)
 
     def refuses_config(self, c: Call, config: FusedMoeTritonConfig) -> str | None:
         chip = ROWS[serving(c.arch) or "sm_90"]

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from rfops.dispatch.declare import fp8_of
-from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run
 from rfops.dispatch.steps import Step, run_steps
@@ -112,6 +111,7 @@ class HipFp8(HipMoe):
     module = "moe_experts_fp8"
     more_modules = ("moe_fp8_prepare", "moe_add")  # and the router's
     Config = FusedMoeFp8HipConfig
+    weight_bits = 8
 
     def __init__(self) -> None:
         super().__init__(is_table=False)
@@ -122,8 +122,6 @@ class HipFp8(HipMoe):
     def refuses(self, c: Call) -> str | None:
         if c.w1_dtype != fp8_of(c.arch):
             return f"{c.arch} multiplies {fp8_of(c.arch)}, not {c.w1_dtype}"
-        if 2 * c.I * c.D >= MAX_BYTES:
-            return "an expert's weights are beyond signed 32-bit offsets (2 GiB)"
         return super().refuses(c)
 
     def heights(self, _c: Call) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ from ..bf16.hip import (
     num_rows,
     refuses_lists,
 )
+from ..limits import refuses_weights
 from ..topk.choosing import refuses_choosing
 from . import steps
 from .config import (
@@ -87,8 +88,8 @@ class HipMxMoe(Kernel):
                 return f"the router's {reason}"
         if (c.M + 1) * ceil(c.D, self.fmt.step) * STEP_BYTES >= MAX_BYTES:
             return "x quantised is beyond signed 32-bit offsets (2 GiB)"
-        if 2 * c.D * c.I * self.fmt.bits // 8 >= MAX_BYTES:
-            return "an expert's weights are beyond signed 32-bit offsets (2 GiB)"
+        if reason := refuses_weights(c, self.fmt.bits):
+            return reason
         if c.M * (c.K + shared) * ceil(max(c.D, c.I), TILE) >= 2**31:
             return "more than 2^31 routed rows"
         return refuses_lists(c)

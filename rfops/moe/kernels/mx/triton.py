@@ -19,6 +19,7 @@ from ...align_block_size import moe_align_block_size
 from ...experts import with_shared
 from ...fused_moe_mx import MXFP4, RAW, Format
 from ...fused_moe_tables import chosen
+from ..limits import refuses_slots, refuses_weights
 
 _KERNELS, _ADD = "rfops.moe.kernels.mx.triton_kernels", "rfops.moe.kernels.bf16.triton_kernels"
 _COLUMNS = 1024  # of a program that adds rows
@@ -37,12 +38,10 @@ class TritonMxMoe(Kernel):
             return reason
         if serving(c.arch) is None:
             return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
-        if max(c.D, 2 * c.I) * max(c.D, c.I) >= 2**31:
-            return "an expert's weights are beyond 32-bit offsets"
+        if reason := refuses_weights(c, self.fmt.bits) or refuses_slots(c):
+            return reason
         if ceil(max(c.D, c.I), _BLOCK_N) > _MAX_COLUMNS:
             return f"D={c.D}, I={c.I}: more columns than a grid has"
-        if c.M * (c.K + (c.E - c.R)) + c.E * 256 >= 2**31:
-            return "more than 2^31 routed rows"
         return None
 
     def variant(self, c: Call, config: Any) -> RunOf:
