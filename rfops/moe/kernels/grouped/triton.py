@@ -15,6 +15,7 @@ from rfops.triton import tiles
 from rfops.triton.bound import BoundTriton
 from rfops.triton.tiles import TritonConfig
 
+_MAX_RUNS = 256
 _KERNELS = "rfops.triton.mxfp8_kernels"
 _ARGUMENTS = "out a w a_scale w_scale sorted_ids expert_ids num_padded weights"
 _SOURCES = {"ws": "w_scale"}
@@ -99,6 +100,8 @@ def _bind(
         wide = max(span, config.block_n * w.stride(1)) >= WIDE_FROM
         key = topk_weights is not None, wide, num_ids, blocks
         if key not in runs:
+            if len(runs) >= _MAX_RUNS:  # lengths that change with every call
+                runs.clear()
             grid = blocks * tiles_of_block, 1, 1
             runs[key] = launches[key[:2]](grid, num_ids=num_ids, blocks=blocks, **numbers)
         runs[key](out, *sources, ids, expert_ids, num_padded, topk_weights)
