@@ -3,13 +3,15 @@
 A row of the cache has 576 elements, the key of all heads; its first 512 are their value. What a
 sequence's queries see is `softmax(sm_scale * q . k)`, causal at the end of the sequence.
 
-| kernel | what it takes |
+Kernels, in mla_decode_<kernel>.py and, those in HIP, csrc/attention/mla_decode_<kernel>.hip:
+
+| kernel | inputs |
 |---|---|
-| shared_fp8 (mla_decode_shared.py) | HIP on gfx950, q and kv of FP8, and P too: many columns |
-| shared (mla_decode_shared.py) | HIP on gfx942 and gfx950, pages of a power of two: many columns |
-| flow (mla_decode_flow.py) | the same, for up to 32 columns (a query's head), or few tokens |
-| triton (mla_decode_triton.py) | AMD's and NVIDIA's GPUs |
-| torch | whatever is left |
+| shared_fp8 (in mla_decode_shared.py) | gfx950; q, kv and P in FP8; many query rows |
+| shared | gfx942 and gfx950; page size a power of two; many query rows |
+| flow | as shared, for up to 32 query rows (heads of a query), or few tokens |
+| triton | AMD and NVIDIA GPUs |
+| torch | all others; no file of its own |
 """
 
 from __future__ import annotations
