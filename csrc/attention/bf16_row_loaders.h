@@ -1,9 +1,8 @@
-// Rows of bf16 operands of a product, a step of 128 of K at a time: from memory to registers, of
-// some steps, and from there to LDS (lds_swizzle.h), in pieces that the caller has others between.
-// Nothing beyond K is touched.
+// Loaders of bf16 operand rows, one K-step of 128 at a time: from memory to registers, for some
+// steps, and from there to LDS (lds_swizzle.h), one load or store per call, so that the caller can
+// interleave them. Nothing beyond K is read.
 //
-// What only kernels of one op pass on lies packed, as matrix cores take it: [K / 32][M /
-// 16][64][8].
+// Operands that only kernels of one op exchange are packed in MFMA order: [K / 32][M / 16][64][8].
 #pragma once
 
 #include "rfops/chip/buffer.h"
@@ -14,23 +13,24 @@ namespace rfops {
 
 constexpr u32 kPieceOfK = 32, kPieces = 4, kStepOfK = kPieces * kPieceOfK;
 constexpr u32 kPairBytes = 2 * kRowBytes, kPairChunks = kPairBytes / kVecBytes;
-constexpr u32 kPackedTile = kWaveSize * kVecBytes;  // bytes of a piece of 16 rows
+constexpr u32 kPackedTile = kWaveSize * kVecBytes;  // bytes of 16 rows by 32 along K
 static_assert(kStepOfK * 2 == kPairBytes, "a step is two lines of a row");
 
-// Where 4 neighbours of a row from column k on, a multiple of 4, lie in a packed operand, in bytes.
+// Returns the byte offset, in a packed operand, of 4 adjacent elements of a row from k on; k is a
+// multiple of 4.
 __device__ inline u32 packed_offset(u32 tiles, u32 row, u32 k) {
   const u32 lane = row % kTileRows + k % kPieceOfK / 8 * kTileRows;
   return (k / kPieceOfK * tiles + row / kTileRows) * kPackedTile + lane * kVecBytes + k % 8 * 2;
 }
 
-// 16 kTiles packed rows, straight to operands: for what lies in an L2.
+// Loads 16 kTiles packed rows straight to fragments; for operands that are in L2.
 template <u32 kTiles, u32 kPrefetch>
 struct PackedRows {
   Buffer rows;
   u32 tiles, k_end;
   U32x4 regs[kPrefetch][kPieces][kTiles];
 
-  // A piece of a tile, of the step from k on.
+  // Loads a piece of a tile, of the K-step that begins at k.
   __device__ void load(u32 s, u32 k, u32 piece, u32 tile) {
     const u32 k0 = k + piece * kPieceOfK, oob_bits = k0 < k_end ? 0 : kOutOfBounds;
     regs[s][piece][tile] = buffer_load_b128(rows, (lane_id() * kVecBytes) | oob_bits,
@@ -38,7 +38,7 @@ struct PackedRows {
   }
 };
 
-// Of [M, K], those of workgroup `m_idx` along M.
+// Returns the loader of the rows of workgroup `m_idx` along M, of a packed [M, K].
 template <u32 kTiles, u32 kPrefetch>
 __device__ inline PackedRows<kTiles, kPrefetch> packed_rows(const bf16* x, u32 m, u32 m_idx,
                                                             u32 k) {
@@ -50,13 +50,13 @@ __device__ inline PackedRows<kTiles, kPrefetch> packed_rows(const bf16* x, u32 m
           {}};
 }
 
-// kRows rows of all kThreads threads, 128 bytes each.
+// Loads kRows rows with all kThreads threads, 128 bytes of a row at a time.
 template <u32 kRows, u32 kThreads>
 struct GroupRows {
   static constexpr u32 kRowsPerLoad = kThreads / kRowChunks,
                        kLoads = (kRows + kRowsPerLoad - 1) / kRowsPerLoad;
   Buffer rows;
-  u32 row_bytes, k_end;  // bytes of a row, and elements
+  u32 row_bytes, k_end;  // row stride in bytes; end of K in elements
   U32x4 regs[2][kLoads];
 
   __device__ void load(u32 s, u32 k, u32 i) {
@@ -74,8 +74,9 @@ struct GroupRows {
   }
 };
 
-// 16 kTiles rows of one wave, 256 bytes of a row at once, as a row of memory takes time to open; to
-// LDS, whose first half has the first lines. Tiles are tile_step rows apart.
+// Loads 16 kTiles rows with one wave, 256 bytes of a row per load, because opening a DRAM row takes
+// time. The first 128 bytes of each row go to the first half of the LDS, the others to the second.
+// Tiles are tile_step rows apart.
 template <u32 kTiles, u32 kNumStages>
 struct WaveRowLoader {
   static constexpr u32 kRowsPerLoad = kWaveSize / kPairChunks,
@@ -100,7 +101,7 @@ struct WaveRowLoader {
   }
 };
 
-// In scalar registers, where descriptors are to be: else each load is a loop over lanes.
+// Returns the pointer in SGPRs, because a descriptor in VGPRs makes each load a loop over lanes.
 __device__ inline const bf16* scalar_address(const bf16* ptr) {
   const u64 bits = reinterpret_cast<u64>(ptr);
   const u32 low = readfirstlane(static_cast<u32>(bits)),

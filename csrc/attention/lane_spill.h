@@ -1,8 +1,7 @@
 // Scalars spilled by hand to the lanes of one VGPR.
 //
-// A kernel that needs more scalars than there are SGPRs has them spilled by the compiler, which
-// reloads them wherever it likes, in loops too. A LaneSpill keeps a struct out of SGPRs from where
-// it is made to where it is loaded.
+// If a kernel needs more scalars than there are SGPRs, the compiler spills some and may reload them
+// inside loops. A LaneSpill keeps a struct out of SGPRs from its construction until load().
 #pragma once
 
 #include "rfops/chip/sync.h"
@@ -10,8 +9,8 @@
 
 namespace rfops {
 
-// A pointer to global memory that is still known as one after it was spilled: without the address
-// space the compiler would emit flat loads and stores.
+// A pointer that keeps the global address space when it is spilled, because without the address
+// space the compiler emits flat loads and stores.
 template <class T>
 struct GlobalPointer {
   __attribute__((address_space(1))) T* address;
@@ -20,7 +19,7 @@ struct GlobalPointer {
   __device__ operator T*() const { return (T*)address; }
 };
 
-// One dword of T per lane; T is the same in all lanes.
+// Holds one dword of T per lane. T must be uniform.
 template <class T>
 class LaneSpill {
   static constexpr u32 kWords = sizeof(T) / 4;
@@ -38,7 +37,7 @@ class LaneSpill {
     for (u32 i = 0; i < kWords; ++i) lanes_ = lane == i ? words.dwords[i] : lanes_;
     force_vgpr(lanes_);
   }
-  // Each call reads the lanes anew, so that no SGPR holds a dword between calls.
+  // Reads the lanes on each call, so that no SGPR holds a dword between calls.
   __device__ T load() const {
     u32 lanes = lanes_;
     force_vgpr(lanes);

@@ -1,6 +1,6 @@
-// What q of an MLA layer wants behind q_up (mla_layer_decode_query.hip): RoPE of its last 64
-// columns, and the product of the others, nope, with kv_up, for which nope goes through LDS as
-// matrix cores leave it.
+// Epilogue of q of an MLA layer after q_up (mla_layer_decode_query.hip): RoPE of its last 64
+// columns, and the product of the other columns, nope, with kv_up. nope goes through LDS in the
+// MFMA result layout.
 #pragma once
 
 #include "attention/producer_loader.h"
@@ -13,7 +13,7 @@ constexpr u32 kNope = 128, kRoped = 192, kLatent = 512, kCacheRow = 576;
 constexpr u32 kOwnLatent = kLatent / 4, kUpRow = kLatent * 2, kUpRows = 256;
 constexpr u32 kNopeTiles = kNope / kTileRows, kFragment = kWaveSize * 8;
 
-// nope in LDS: of each tile of its columns, and of kMTiles of its rows, 8 bytes a lane.
+// nope in LDS: 8 bytes per lane for each tile of its columns and each of kMTiles tiles of rows.
 template <u32 kMTiles>
 struct Nope {
   static constexpr u32 kBytes = kNopeTiles * kMTiles * kFragment;
@@ -26,19 +26,19 @@ struct Nope {
   __device__ void store(u32 tile, u32 m, F32x4 acc) const {
     *chunk_ptr(tile, m) = __builtin_bit_cast(U32x2, details::Bf16Rounding<4>::narrow_rounded(acc));
   }
-  // A piece of K: a lane has 4 neighbours of each of two tiles.
+  // Returns a fragment of 32 along K: a lane has 4 adjacent elements of each of two tiles.
   __device__ U32x4 piece(u32 p, u32 m) const {
     const U32x2 low = *chunk_ptr(2 * p, m), high = *chunk_ptr(2 * p + 1, m);
     return {low[0], low[1], high[0], high[1]};
   }
 };
 
-// A head's rows of kv_up, 128 of K, by 128 columns of this wave.
+// Fragments of a head's rows of kv_up: 128 along K by 128 columns of this wave.
 struct Absorbed {
-  static constexpr u32 kLoads = 8;  // a piece of K
+  static constexpr u32 kLoads = 8;  // per piece of 32 along K
   U32x4 row[kPieces][kLoads];
 
-  // A lane of group g has rows 4 g + e of two tiles of nope.
+  // Loads, in lanes of group g, rows 4 g + e of two tiles of nope.
   __device__ void load(const bf16* rows_begin) {
     const u32 lane = lane_id(), lane_col = lane % kTileRows, g = lane / kTileRows;
     const Buffer rows = make_buffer(rows_begin, kNope * kUpRow - (kLatent - kOwnLatent) * 2);
@@ -51,7 +51,7 @@ struct Absorbed {
       }
     }
   }
-  // A piece, so that its j-th tile is every eighth of the columns, from j on.
+  // Transposes piece p: its j-th tile then has every eighth column from j on.
   __device__ void transpose(u32 p) {
     U32x4 transposed[kLoads];
 #pragma unroll
@@ -66,7 +66,7 @@ struct Absorbed {
   }
 };
 
-// Of four pairs.
+// cos and sin of four pairs.
 struct Angles {
   Bf16x4 cos, sin;
   __device__ void load(const Buffer& rows, u32 offset) {
@@ -75,7 +75,7 @@ struct Angles {
   }
 };
 
-// 16 pairs of a head's last 64 columns: turned after the product has been rounded.
+// Rotates and stores 16 pairs of a head's last 64 columns, after rounding the GEMM's result.
 __device__ inline void store_rotated(bf16* dst, const F32x4* acc, const Angles& angles) {
   using T = details::Bf16Rounding<4>;
   auto low = T::rounded(acc[0]), high = T::rounded(acc[1]);
@@ -84,8 +84,8 @@ __device__ inline void store_rotated(bf16* dst, const F32x4* acc, const Angles& 
   *reinterpret_cast<Bf16x4*>(dst + kRopePairs) = T::narrow(high);
 }
 
-// This wave's 128 columns of nope . kv_up, to q's rows from `dst` on, of one tile of rows after the
-// other: the first are on their way to memory while others are multiplied.
+// Stores this wave's 128 columns of nope . kv_up to q's rows from `dst` on, one tile of rows after
+// the other: stores of a tile are in flight while the next is multiplied.
 template <u32 kMTiles>
 __device__ inline void absorb(const Absorbed& up, const Nope<kMTiles>& nope, bf16* dst, u32 rows,
                               u64 row_of_q) {

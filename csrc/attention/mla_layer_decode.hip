@@ -1,24 +1,25 @@
-// out[z][m, n] = sum_k x[z][m, k] * w[z][n, k],  bf16, sums in fp32: the products of an MLA layer
-// whose x lies as rows. The others are mla_layer_decode_query.hip's, and mla_layer_decode_out.hip's
-// or _wide.hip's, which want x packed: so is the result here, a head's columns behind those of the
-// one before.
+// out[z][m, n] = sum_k x[z][m, k] * w[z][n, k],  bf16, sums in fp32: the GEMMs of an MLA layer with
+// a row-major x. The other GEMMs of the layer (mla_layer_decode_query.hip, mla_layer_decode_out.hip
+// or _wide.hip) take a packed x (bf16_row_loaders.h); this kernel's output is packed for them, the
+// columns of each head after those of the previous head.
 //
-// kDown     n goes over q_down's rows, then kv_down's, whose results are rows of the cache; and the
-//           lengths and the block table that attention wants are written; more than 32 rows of x
-//           are mla_layer_decode_down.hip's
-// kValue    of each head z
+// kDown     n covers the rows of q_down, then those of kv_down, whose outputs are cache rows. The
+//           kernel also writes the lengths and the block table for attention. More than 32 rows of
+//           x use mla_layer_decode_down.hip.
+// kValue    one GEMM per head z
 //
-// Workgroups that read the same rows of w are neighbours in an L2, so that memory gives w once for
-// many rows of x. Layout. A workgroup has 16 kMTiles rows of x, up to 128, and 64 kNTiles of w, and
-// every kSplit-th step of 128 of K: what the kSplit read at a time lies side by side. A wave has
-// all of these rows of x and 16 kNTiles of w. Both go through registers to LDS (lds_swizzle.h): x,
-// half a step at a time, to one of two buffers for all waves; w to the wave's own, two steps ahead,
-// 256 bytes of a row at once, as loads straight to where the matrix cores take it would be 64
-// pieces each, and open a row of memory for each line. w is operand A: a lane ends with 4
-// neighbours of a row of out. The workgroups' sums meet in a workspace (split_k_reduce.h).
+// Layout. A workgroup has 16 kMTiles rows of x, up to 128, 64 kNTiles rows of w, and every
+// kSplit-th K-step of 128: the steps that the kSplit workgroups read at a time are contiguous. A
+// wave has all of these rows of x and 16 kNTiles rows of w. Both go through registers to LDS
+// (lds_swizzle.h): x half a step at a time, to one of two buffers that all waves share; w to LDS of
+// the wave, two steps ahead, 256 bytes of a row per load, because loads straight to the fragment
+// layout would be 64 pieces each and open a DRAM row per cache line. w is operand A: a lane ends
+// with 4 adjacent columns of a row of out. The workgroups' partials are reduced through a workspace
+// (split_k_reduce.h). Workgroups that read the same rows of w share an L2, so that memory delivers
+// w once for many rows of x.
 //
-// Promises. Deterministic: the order of sums is fixed by the config and K. The caller aligns rows
-// of x and w to 16 bytes and of the cache to 8; K is a multiple of 32, N of 4.
+// Guarantees: bitwise deterministic; the order of sums is fixed by the config and K.
+// Requires: rows of x and w 16-byte aligned, of the cache 8-byte; K a multiple of 32, N of 4.
 #include "attention/bf16_row_loaders.h"
 #include "attention/wave_gemm.h"
 #include "rfops/chip/sync.h"
@@ -38,7 +39,7 @@ constexpr u32 kSplit = RFOPS_SPLIT;     // workgroups along K
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr u32 kM = kMTiles * kTileRows, kOwnN = kNTiles * kTileRows, kN = kWaves * kOwnN;
 constexpr u32 kHalfPieces = kPieces / 2, kHalfStep = kStepOfK / 2;  // LDS has half a step
-constexpr u32 kStrideK = kSplit * kStepOfK;  // of K: each of the workgroups has a step of it
+constexpr u32 kStrideK = kSplit * kStepOfK;  // K-steps of all workgroups of a tile
 constexpr u32 kCacheRow = 576;
 
 // LDS: two buffers of x, then each wave's rows of w, as two halves of a step.
@@ -51,7 +52,7 @@ using Split = SplitKReducer<kSplit, kMTiles * kNTiles * kThreads, kThreads>;
 using Weights = WaveRowLoader<kNTiles, 2>;
 using Rows = GroupRows<kM, kThreads>;
 
-// All waves meet, and see what they wrote to LDS; loads from memory stay on their way.
+// Workgroup barrier after LDS writes; loads from memory stay in flight.
 __device__ inline void sync_lds() {
   wait_lgkmcnt();
   s_barrier();
@@ -60,8 +61,8 @@ __device__ inline void sync_lds() {
 using Accumulators = F32x4[kMTiles * kNTiles];
 using Operands = U32x4[kMTiles];
 
-// From k on, up to both ends. Loads come back in order: each is asked for behind those that are
-// waited for earlier. Between the instructions of a piece the next one is read from LDS.
+// Accumulates the K-steps from k on. Loads return in order, so each is issued after the loads that
+// are waited for earlier. The next piece is read from LDS between the MFMAs of a piece.
 __device__ inline void run_mainloop(Accumulators& acc, Weights& w, Rows& x, u32 k, LdsBytes* lds) {
   const LdsFragmentOffsets frag_offsets = lds_fragment_offsets(lane_id());
   LdsBytes* const wave_lds = lds + 2 * kXBytes + wave_id() * (2 * kWHalf);
@@ -89,7 +90,8 @@ __device__ inline void run_mainloop(Accumulators& acc, Weights& w, Rows& x, u32 
   for_each(Weights::kLoads, [&](u32 i) { w.store(0, wave_lds, i); });
   sync_lds();
   for_each(kMTiles, [&](u32 m) { read(0, 0, m); });
-  // Buffers change in a half's midst: those who read the other one are behind the last such place.
+  // The barrier is in the middle of a half: by then all waves have read the buffer that is
+  // overwritten next.
   const auto do_k_step = [&](u32 s, u32 k0) {
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
@@ -102,7 +104,7 @@ __device__ inline void run_mainloop(Accumulators& acc, Weights& w, Rows& x, u32 
           details::for_each_slice<Weights::kLoads, kMTiles>(
               m, [&](u32 i) { w.load(s, k0 + 2 * kStrideK, i); });
       });
-      // The wave's own reads of w are behind it; others have none.
+      // No barrier: only this wave reads its rows of w, and its reads are done.
       if (half == 1) for_each(Weights::kLoads, [&](u32 i) { w.store(s ^ 1, wave_lds, i); });
       sync_lds();
       multiply_piece<kMTiles, kNTiles>(acc, rows[1], w_frags[1], [&](u32 m) {
@@ -116,7 +118,7 @@ __device__ inline void run_mainloop(Accumulators& acc, Weights& w, Rows& x, u32 
     do_k_step(0, k);
     do_k_step(1, k + kStrideK);
   }
-  sync_lds();  // what was read ahead
+  sync_lds();  // waits for fragments that were read ahead
 }
 
 }  // namespace

@@ -1,19 +1,19 @@
-// out[m, n] = sum_k x[m, k] * w[n, k],  bf16, sums in fp32: the first product of an MLA layer, for
-// batches of more than 32; mla_layer_decode.hip has the smaller ones. n goes over q_down's rows,
-// then kv_down's, whose results are rows of the cache; and the lengths and the block table that
-// attention wants are written.
+// out[m, n] = sum_k x[m, k] * w[n, k],  bf16, sums in fp32: the first GEMM of an MLA layer for
+// batches of more than 32; mla_layer_decode.hip has smaller batches. n covers the rows of q_down,
+// then those of kv_down, whose outputs are cache rows. The kernel also writes the lengths and the
+// block table for attention.
 //
-// Layout. A workgroup has 64 rows of x, 16 kNTiles of w, and one of kSplit parts of K, in chunks of
-// 128. Bf16x4 waves fetch both (producer_loader.h): while one chunk is multiplied the next comes to
-// the other buffer of LDS, and two more are on their way, so that no load waits for a product.
-// Bf16x4 others multiply 32 rows by half of those of w. Workgroups that read the same rows of w are
-// neighbours in an L2, so that memory gives w once. w is operand A: a lane ends with 4 neighbours
-// of a row of out, which lies packed (bf16_row_loaders.h). The workgroups' sums meet in a workspace
-// (split_k_reduce.h), wave by wave. MI300X, 128 rows of DeepSeek-V3's layer, estimated: 15.6 us,
-// and 17.6 where all waves fetch and multiply.
+// Layout. A workgroup has 64 rows of x, 16 kNTiles of w, and one of kSplit ranges of K, in chunks
+// of 128. Four producer waves load x and w (producer_loader.h): while one chunk is multiplied, the
+// next is written to the other LDS buffer, and two more are in flight, so that no load waits for an
+// MFMA. Four consumer waves each multiply 32 rows of x by half of the rows of w. Workgroups that
+// read the same rows of w share an L2, so that memory delivers w once. w is operand A: a lane ends
+// with 4 adjacent columns of a row of out, which is packed (bf16_row_loaders.h). The workgroups'
+// partials are reduced through a workspace (split_k_reduce.h), wave by wave. Estimated, MI300X, 128
+// rows of DeepSeek-V3's layer: 17.6 us if all waves load and multiply, 15.6 us so.
 //
-// Promises. Deterministic: the order of sums is fixed by the config and K. The caller aligns rows
-// of x and w to 16 bytes and of the cache to 8; K is a multiple of 32, N of 4.
+// Guarantees: bitwise deterministic; the order of sums is fixed by the config and K.
+// Requires: rows of x and w 16-byte aligned, of the cache 8-byte; K a multiple of 32, N of 4.
 #include "attention/producer_loader.h"
 #include "rfops/chip/sync.h"
 #include "rfops/group/split_k_reduce.h"
@@ -27,10 +27,10 @@ using namespace rfops;
 constexpr u32 kMTiles = 4;                                    // of 16 rows of x
 constexpr u32 kNTiles = RFOPS_N_TILES;                        // of 16 rows of w
 constexpr u32 kSplit = RFOPS_SPLIT;                           // workgroups along K
-constexpr u32 kWaves = 4, kThreads = 2 * kWaves * kWaveSize;  // that multiply; and that fetch
+constexpr u32 kWaves = 4, kThreads = 2 * kWaves * kWaveSize;  // consumers and producers
 constexpr u32 kM = kMTiles * kTileRows, kN = kNTiles * kTileRows;
 constexpr u32 kMTilesPerWave = kMTiles / 2, kNTilesPerWave = kNTiles / 2,
-              kAccTiles = kMTilesPerWave * kNTilesPerWave;  // of a wave
+              kAccTiles = kMTilesPerWave * kNTilesPerWave;  // per wave
 constexpr u32 kCacheRow = 576;
 
 using XLoader = ProducerLoader<kM, 1, kWaves>;
@@ -40,7 +40,7 @@ using Split = SplitKReducer<kSplit, kAccTiles * kWaveSize, kWaveSize>;
 constexpr u32 kBuffer = XLoader::kBytes + WLoader::kBytes, kLds = 2 * kBuffer;  // x, then w
 static_assert(kLds <= kLdsBytes);
 
-// Chunks from k on, each to be seen by all waves before they meet.
+// Loads the chunks from k on; a barrier follows each chunk's LDS writes.
 __device__ inline void run_producer(XLoader& x, WLoader& w, u32 k, LdsBytes* lds) {
 #pragma unroll
   for (u32 s = 0; s < 2; ++s) {
@@ -66,8 +66,8 @@ __device__ inline void run_producer(XLoader& x, WLoader& w, u32 k, LdsBytes* lds
   }
 }
 
-// kMTilesPerWave tiles of rows of x, from `x` on in a buffer, by kNTilesPerWave of w. While a piece
-// of 32 of K is multiplied the next one is read.
+// Multiplies kMTilesPerWave tiles of x, from `x` on in a buffer, by kNTilesPerWave of w. While a
+// piece of 32 along K is multiplied, the next is read.
 __device__ inline void run_mainloop(Accumulators& acc, u32 chunks, const LdsBytes* x,
                                     const LdsBytes* w) {
   const LdsFragmentOffsets frag_offsets = lds_fragment_offsets(lane_id());

@@ -1,15 +1,15 @@
-// out[m, n] = sum_k x[m, k] * w[n, k],  bf16, sums in fp32: the last product of an MLA layer, whose
-// x lies packed (bf16_row_loaders.h). Of more than 32 rows it is mla_layer_decode_wide.hip's.
+// out[m, n] = sum_k x[m, k] * w[n, k],  bf16, sums in fp32: the last GEMM of an MLA layer, with a
+// packed x (bf16_row_loaders.h). More than 32 rows use mla_layer_decode_wide.hip.
 //
-// Layout. A workgroup has 16 kMTiles rows of x, up to 32, and 16 kNTiles of w; of K a step of 128
-// after the other goes to its four waves, and to the kSplit workgroups of the tile: what they read
-// at a time lies side by side. A wave multiplies its steps by itself (wave_gemm.h); w is operand
-// A: a lane ends with 4 neighbours of a row of out. The sums of waves meet in LDS, those of
-// workgroups in a workspace (split_k_reduce.h). Workgroups that read the same rows of w are
-// neighbours in an L2.
+// Layout. A workgroup has 16 kMTiles rows of x, up to 32, and 16 kNTiles of w. K-steps of 128 go in
+// turn to its four waves and to the kSplit workgroups of the tile, so that the steps read at a time
+// are contiguous. A wave multiplies its steps without the other waves (wave_gemm.h); w is operand
+// A: a lane ends with 4 adjacent columns of a row of out. Partials of waves are reduced in LDS,
+// those of workgroups through a workspace (split_k_reduce.h). Workgroups that read the same rows of
+// w share an L2.
 //
-// Promises. Deterministic: the order of sums is fixed by the config and K. The caller aligns rows
-// of w to 16 bytes and of out to 8; K is a multiple of 32, N of 4.
+// Guarantees: bitwise deterministic; the order of sums is fixed by the config and K.
+// Requires: rows of w 16-byte aligned, of out 8-byte; K a multiple of 32, N of 4.
 #include "attention/wave_gemm.h"
 #include "rfops/group/split_k_reduce.h"
 #include "rfops/group/tile_map.h"
@@ -25,12 +25,12 @@ constexpr u32 kSplit = RFOPS_SPLIT;     // workgroups along K
 constexpr u32 kPrefetch = 1;
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr u32 kM = kMTiles * kTileRows, kN = kNTiles * kTileRows;
-constexpr u32 kStrideK = kSplit * kWaves * kStepOfK;  // of K: each wave has a step of it
+constexpr u32 kStrideK = kSplit * kWaves * kStepOfK;  // K-steps of all waves of a tile
 
 using Weights = WaveRowLoader<kNTiles, kPrefetch>;
 using Rows = PackedRows<kMTiles, kPrefetch>;
 
-// LDS: each wave's rows of w; then sums of waves, some tiles at a time.
+// LDS: each wave's rows of w; after the mainloop, partials of the waves, kTilesPerPass at a time.
 constexpr u32 kTiles = kMTiles * kNTiles, kTilesPerWave = kTilesOfWave<kWaves, kTiles>;
 constexpr u32 kTilesPerPass = kTiles < 16 ? kTiles : 16;
 constexpr u32 kWaveBytes = 2 * Weights::kHalfBytes;
@@ -44,7 +44,7 @@ using Accumulators = F32x4[kTiles];
 using WaveAccumulators = F32x4[kTilesPerWave];
 using Split = SplitKReducer<kSplit, kTilesPerWave * kThreads, kThreads>;
 
-// Of all waves, in their order, this one's tiles: wave, wave + kWaves, and so on.
+// Reduces, in wave order, the tiles of this wave: wave, wave + kWaves, and so on.
 __device__ inline void reduce_wave_tiles(WaveAccumulators& wave_acc, const Accumulators& acc,
                                          LdsBytes* lds) {
   using Memory = RFOPS_LDS F32x4[kWaves][kTilesPerPass * kWaveSize];
@@ -52,7 +52,7 @@ __device__ inline void reduce_wave_tiles(WaveAccumulators& wave_acc, const Accum
   const u32 wave = wave_id(), lane = lane_id();
 #pragma unroll
   for (u32 tile_begin = 0; tile_begin < kTiles; tile_begin += kTilesPerPass) {
-    workgroup_barrier();  // where others had their rows of w, or sums
+    workgroup_barrier();  // the LDS held rows of w, or earlier partials
 #pragma unroll
     for (u32 t = 0; t < kTilesPerPass; ++t)
       memory[wave][t * kWaveSize + lane] = acc[tile_begin + t];

@@ -1,19 +1,19 @@
 // q[m, h] = [nope[m, h] . kv_up[h] | RoPE(q_lora[m] . q_up[h, 128:192])],  512 and 64 elements,
 // nope[m, h] = q_lora[m] . q_up[h, :128],  bf16, sums in fp32: q of an MLA layer, kv_up absorbed.
 //
-// Layout. A workgroup has 16 kMTiles rows of q_lora, up to 32, and a head (64 rows are
-// mla_layer_decode_query_wide.hip's). Of q_up's 192 rows each wave has 48 (wave_gemm.h); those
-// of RoPE are the last two waves', each with both halves of what it turns. nope, rounded, goes
-// through LDS as matrix cores leave it: of tiles n and n + 1 a lane has 4 elements each, which are
-// a piece of K of the next product if kv_up's rows are taken in the same order (mla_absorb.h).
-// kv_up lies as [K, N], and is in registers before q_up's end: a wave has 128 columns, lane i % 16
-// eight neighbours of them, turned round between the products: a tile is every eighth. Workgroups
-// of a head are neighbours in an L2, so that memory gives its weights once. Of few heads each has
-// kSplit workgroups with turns of K; their sums meet in a workspace (split_k_reduce.h), and the
-// last of them turns and absorbs.
+// Layout. A workgroup has 16 kMTiles rows of q_lora, up to 32, and one head (64 rows:
+// mla_layer_decode_query_wide.hip). Each wave has 48 of q_up's 192 rows (wave_gemm.h); the RoPE
+// rows belong to the last two waves, which have both halves of each rotated pair. nope is rounded
+// and goes through LDS in the MFMA result layout: a lane has 4 elements of each of tiles n and n +
+// 1, which are a fragment of the next GEMM if kv_up's rows are taken in the same order
+// (mla_absorb.h). kv_up is [K, N] and is loaded to registers before q_up ends: a wave has 128
+// columns, lane i % 16 eight adjacent ones, transposed between the GEMMs, so that a tile is every
+// eighth column. Workgroups of a head share an L2, so that memory delivers its weights once. With
+// few heads, each has kSplit workgroups that take K-steps in turn; their partials are reduced
+// through a workspace (split_k_reduce.h), and the last to arrive rotates and absorbs.
 //
-// Promises. Deterministic: sums are in the order of K. The caller aligns all rows to 16 bytes; K is
-// a multiple of 32.
+// Guarantees: bitwise deterministic; sums are in the order of K.
+// Requires: all rows 16-byte aligned; K a multiple of 32.
 #include "attention/mla_absorb.h"
 #include "attention/wave_gemm.h"
 #include "rfops/chip/sync.h"
@@ -26,7 +26,7 @@ using namespace rfops;
 
 constexpr u32 kMTiles = RFOPS_M_TILES;  // of 16 rows of q_lora
 constexpr u32 kSplit = RFOPS_SPLIT;     // workgroups along K
-constexpr u32 kNTiles = 3;              // of 16 rows of q_up, of a wave
+constexpr u32 kNTiles = 3;              // of 16 rows of q_up, per wave
 constexpr u32 kPrefetch = 2;
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr u32 kM = kMTiles * kTileRows;
@@ -38,7 +38,7 @@ using Accumulators = F32x4[kMTiles * kNTiles];
 // LDS: each wave's rows of q_up, then nope.
 constexpr u32 kWaveBytes = 2 * Weights::kHalfBytes;
 constexpr u32 kNopeEnd = kWaves * kWaveBytes + Nope<kMTiles>::kBytes;
-constexpr u32 kLds = kNopeEnd + (kSplit > 1 ? 16 : 0);  // a word of the split's
+constexpr u32 kLds = kNopeEnd + (kSplit > 1 ? 16 : 0);  // a word of SplitKReducer
 static_assert(kLds <= kLdsBytes && kOwnLatent * kWaves == kLatent);
 using Split = SplitKReducer<kSplit, kMTiles * kNTiles * kThreads, kThreads>;
 
@@ -80,7 +80,8 @@ extern "C" __global__ void
                                                 (m0 + i * kTileRows + lane % kTileRows) * 4, 0)
                               .dword[0];
   }
-  // Behind the first steps' loads, as it comes in order: what only the end wants.
+  // Issued after the loads of the first K-steps, because loads return in order and the epilogue
+  // alone needs these.
   const auto issue_late_loads = [&] {
 #pragma unroll
     for (u32 i = 0; i < kMTiles; ++i) {

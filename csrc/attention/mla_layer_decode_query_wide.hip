@@ -1,18 +1,18 @@
-// What mla_layer_decode_query.hip makes, for batches of more than 32 and many heads:
+// The same as mla_layer_decode_query.hip, for batches of more than 32 and many heads:
 // q[m, h] = [nope[m, h] . kv_up[h] | RoPE(q_lora[m] . q_up[h, 128:192])],  512 and 64 elements,
 // nope[m, h] = q_lora[m] . q_up[h, :128],  bf16, sums in fp32: q of an MLA layer, kv_up absorbed.
 //
-// Layout. A workgroup has 64 rows of q_lora and a head. Four waves fetch q_up (producer_loader.h),
-// in chunks of 48 of its 192 rows and 256 of K; four multiply: a wave has 16 rows of q_lora,
-// straight to where matrix cores take them, and all of q_up. So no load waits for a product, and
-// q_lora, which is near, not for q_up, as loads of one wave come back in order; at first all
-// workgroups of an XCD ask for shares of it, as they want the same at the same time. Who has
-// multiplied leaves nope in LDS and turns the rest; who has fetched has kv_up in registers by then,
-// and absorbs (mla_absorb.h). Workgroups of a head are neighbours in an L2, so that memory gives
-// its weights once.
+// Layout. A workgroup has 64 rows of q_lora and one head. Four producer waves load q_up
+// (producer_loader.h) in chunks of 48 of its 192 rows and 256 of K. Each of four consumer waves
+// loads 16 rows of q_lora straight to fragments and multiplies them by all of q_up. So no load
+// waits for an MFMA, and q_lora, which is in L2, does not wait for q_up: loads of one wave return
+// in order. First all workgroups of an XCD prefetch slices of q_lora to L2, because they read the
+// same rows at the same time. Consumers then leave nope in LDS and rotate the rest; producers have
+// kv_up in registers by then and absorb (mla_absorb.h). Workgroups of a head share an L2, so that
+// memory delivers its weights once.
 //
-// Promises. Deterministic: sums are in the order of K. The caller aligns all rows to 16 bytes; K is
-// a multiple of 32.
+// Guarantees: bitwise deterministic; sums are in the order of K.
+// Requires: all rows 16-byte aligned; K a multiple of 32.
 #include "attention/mla_absorb.h"
 #include "attention/producer_loader.h"
 #include "rfops/chip/sync.h"
@@ -22,7 +22,7 @@ namespace {
 
 using namespace rfops;
 
-constexpr u32 kWaves = 4, kThreads = 2 * kWaves * kWaveSize;  // that multiply; and that fetch
+constexpr u32 kWaves = 4, kThreads = 2 * kWaves * kWaveSize;  // consumers and producers
 constexpr u32 kMTiles = kWaves, kM = kMTiles * kTileRows, kNTiles = kRoped / kTileRows;
 constexpr u32 kSteps = 2, kBlock = kSteps * kStepOfK, kBlockPieces = kSteps * kPieces;
 constexpr u32 kChunks = 4, kTilesPerChunk = kNTiles / kChunks, kRowsPerChunk = kRoped / kChunks;
@@ -33,7 +33,7 @@ using Accumulators = F32x4[kNTiles];
 constexpr u32 kLds = 2 * Weights::kBytes + Nope<kMTiles>::kBytes;  // two buffers, then nope
 static_assert(kLds <= kLdsBytes);
 
-// This wave's share of all q_lora that the workgroup wants, for L2: 4 bytes of each line.
+// Prefetches this wave's slice of the workgroup's q_lora to L2: loads 4 bytes of each line.
 __device__ inline u32 prefetch_slice(const Buffer& rows, u32 tiles, u32 slice, u32 k) {
   constexpr u32 kLine = 128, kPieceLines = kMTiles * kPackedTile / kLine, kSlices = 8 * kWaves;
   const u32 lane = lane_id(), lines = k / kPieceOfK * kPieceLines / kSlices;
@@ -42,7 +42,7 @@ __device__ inline u32 prefetch_slice(const Buffer& rows, u32 tiles, u32 slice, u
   return buffer_load_dwords<1>(rows, lane < lines ? offset : kOutOfBounds, 0).dword[0];
 }
 
-// All of q_up, each chunk to be seen by all waves before they meet, and then kv_up.
+// Loads all of q_up, with a barrier after each chunk's LDS writes, and then kv_up.
 __device__ inline void run_producer(Weights& w, Absorbed& up, const bf16* kv_up, LdsBytes* lds) {
   const auto load = [&](u32 s, u32 k, u32 chunk) {
     for_each(Weights::kLoads, [&](u32 i) { w.load(s, chunk * kRowsPerChunk, k, i); });
@@ -66,8 +66,8 @@ __device__ inline void run_producer(Weights& w, Absorbed& up, const bf16* kv_up,
   }
 }
 
-// While a piece of 32 is multiplied, the next one of q_up is read from LDS; in a block's last chunk
-// the next block of q_lora takes the place of what is done with.
+// While a piece of 32 along K is multiplied, the next piece of q_up is read from LDS. In the last
+// chunk of a block, the next block of q_lora replaces the fragments that have been multiplied.
 __device__ inline void run_mainloop(Accumulators& acc, Rows& x, const LdsBytes* lds) {
   const LdsFragmentOffsets frag_offsets = lds_fragment_offsets(lane_id());
   U32x4 w_frags[2][kTilesPerChunk];

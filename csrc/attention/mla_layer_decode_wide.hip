@@ -1,24 +1,24 @@
-// out[m, n] = sum_k x[m, k] * w[n, k],  bf16, sums in fp32: the last product of an MLA layer for
-// batches of more than 32, whose x lies packed (bf16_row_loaders.h). mla_layer_decode_out.hip has
-// the smaller ones.
+// out[m, n] = sum_k x[m, k] * w[n, k],  bf16, sums in fp32: the last GEMM of an MLA layer for
+// batches of more than 32, with a packed x (bf16_row_loaders.h). mla_layer_decode_out.hip has
+// smaller batches.
 //
-// Layout. A workgroup has 16 kMTiles rows of x, 16 kNTiles of w, and one of kSplit parts of K, in
-// chunks of 128 kSteps. Bf16x4 waves fetch w, through registers to LDS (lds_swizzle.h), 256 kSteps
-// bytes of a row at once, as a row of memory takes time to open: while one chunk is multiplied the
-// next comes to the other buffer of LDS, and two more are on their way. Bf16x4 others multiply: a
-// wave has a quarter of the rows of x, which come straight to where matrix cores take them, and all
-// of w. So no load waits for a product, and x, which is near, not for w, as loads of one wave come
-// back in order. w is operand A: a lane ends with 4 neighbours of a row of out. The workgroups'
-// sums meet in a workspace (split_k_reduce.h), wave by wave.
+// Layout. A workgroup has 16 kMTiles rows of x, 16 kNTiles of w, and one of kSplit ranges of K, in
+// chunks of 128 kSteps. Four producer waves load w through registers to LDS (lds_swizzle.h), 256
+// kSteps bytes of a row per load, because opening a DRAM row takes time: while one chunk is
+// multiplied, the next is written to the other LDS buffer, and two more are in flight. Each of four
+// consumer waves has a quarter of the rows of x, loaded straight to fragments, and all of w. So no
+// load waits for an MFMA, and x, which is in L2, does not wait for w: loads of one wave return in
+// order. w is operand A: a lane ends with 4 adjacent columns of a row of out. The workgroups'
+// partials are reduced through a workspace (split_k_reduce.h), wave by wave.
 //
-// The workgroups of an XCD want the same x at about the same time: each asks for a share of it a
-// chunk earlier, or all would wait for memory.
+// The workgroups of an XCD read the same x at about the same time. Each prefetches a slice of it to
+// L2 one chunk earlier; otherwise all would wait for memory.
 //
-// MI300X, 128 rows of DeepSeek-V3's layer, estimated: 67 us; 87 where nobody asks for x earlier;
-// 72 where all waves fetch and multiply; memory has the weights in 50.
+// Estimated, MI300X, 128 rows of DeepSeek-V3's layer: 87 us without the prefetch of x, 72 us if all
+// waves load and multiply, 67 us so; memory delivers the weights in 50 us.
 //
-// Promises. Deterministic: the order of sums is fixed by the config and K. The caller aligns rows
-// of w to 16 bytes and of out to 8; K is a multiple of 128, N of 4.
+// Guarantees: bitwise deterministic; the order of sums is fixed by the config and K.
+// Requires: rows of w 16-byte aligned, of out 8-byte; K a multiple of 128, N of 4.
 #include "attention/bf16_row_loaders.h"
 #include "attention/producer_loader.h"
 #include "rfops/chip/sync.h"
@@ -32,9 +32,9 @@ using namespace rfops;
 
 constexpr u32 kMTiles = RFOPS_M_TILES;                        // of 16 rows of x
 constexpr u32 kNTiles = RFOPS_N_TILES;                        // of 16 rows of w
-constexpr u32 kSteps = RFOPS_STEPS;                           // of 128 of K, of a chunk
+constexpr u32 kSteps = RFOPS_STEPS;                           // of 128 of K, per chunk
 constexpr u32 kSplit = RFOPS_SPLIT;                           // workgroups along K
-constexpr u32 kWaves = 4, kThreads = 2 * kWaves * kWaveSize;  // that multiply; and that fetch
+constexpr u32 kWaves = 4, kThreads = 2 * kWaves * kWaveSize;  // consumers and producers
 constexpr u32 kMTilesPerWave = kMTiles / kWaves;
 constexpr u32 kM = kMTiles * kTileRows, kN = kNTiles * kTileRows;
 constexpr u32 kChunk = kSteps * kStepOfK, kChunkPieces = kSteps * kPieces;
@@ -48,7 +48,7 @@ using Rows = PackedRows<kMTilesPerWave, kSteps>;
 using Accumulators = F32x4[kMTilesPerWave * kNTiles];
 using Split = SplitKReducer<kSplit, kMTilesPerWave * kNTiles * kWaveSize, kWaveSize>;
 
-// This workgroup's share of x of a chunk to come, for L2: 4 bytes of each line.
+// Prefetches this workgroup's slice of x of a later chunk to L2: loads 4 bytes of each line.
 struct L2Prefetcher {
   static constexpr u32 kSlices = 8, kLine = 128, kPieceLines = kMTiles * kPackedTile / kLine;
   static constexpr u32 kLines = kChunkPieces * kPieceLines / kSlices;
@@ -66,8 +66,8 @@ struct L2Prefetcher {
   __device__ void wait_loaded() const { asm volatile("" ::"v"(loaded)); }
 };
 
-// Chunks from k on, each to be seen by all waves before they meet; before the first is what they
-// have asked for.
+// Loads the chunks from k on; a barrier follows each chunk's LDS writes and the first chunk's
+// issue, after which consumers load x.
 __device__ inline void run_producer(Weights& w, L2Prefetcher& x, u32 k, LdsBytes* lds) {
 #pragma unroll
   for (u32 s = 0; s < 2; ++s) {
@@ -93,8 +93,8 @@ __device__ inline void run_producer(Weights& w, L2Prefetcher& x, u32 k, LdsBytes
   }
 }
 
-// While a piece of 32 is multiplied, the next one of w is read from LDS; x of the next chunk takes
-// the place of what is done with.
+// While a piece of 32 along K is multiplied, the next piece of w is read from LDS. x of the next
+// chunk replaces the fragments that have been multiplied.
 __device__ inline void run_mainloop(Accumulators& acc, Rows& x, u32 k, LdsBytes* lds) {
   const LdsFragmentOffsets frag_offsets = lds_fragment_offsets(lane_id());
   U32x4 w_frags[2][kNTiles];

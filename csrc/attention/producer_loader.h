@@ -1,14 +1,14 @@
-// Rows of bf16 that some waves of a workgroup fetch for the others: from memory by way of registers
-// to LDS (lds_swizzle.h), in chunks of 128 kSteps of K, 256 kSteps bytes of a row at once, as a row
-// of memory takes time to open. Nothing beyond K is touched.
+// Loads bf16 rows in producer waves for the other waves of a workgroup: from memory through
+// registers to LDS (lds_swizzle.h), in chunks of 128 kSteps of K, 256 kSteps bytes of a row per
+// load, because opening a DRAM row takes time. Nothing beyond K is read.
 #pragma once
 
 #include "attention/bf16_row_loaders.h"
 
 namespace rfops {
 
-// A wave's share, of kWaves, of chunks of kRows rows, of which two are on their way. In LDS a chunk
-// is lines of 128 bytes of all its rows one after the other.
+// One of kWaves waves' part of chunks of kRows rows; two chunks are in flight. In LDS, a chunk has
+// the first 128 bytes of all its rows, then the next 128 bytes of all, and so on.
 template <u32 kRows, u32 kSteps, u32 kWaves>
 struct ProducerLoader {
   static constexpr u32 kVecs = kPairChunks * kSteps, kRowsPerLoad = kWaveSize / kVecs;
@@ -16,11 +16,11 @@ struct ProducerLoader {
   static constexpr u32 kLineBytes = kRows * kRowBytes, kBytes = 2 * kSteps * kLineBytes;
   static_assert(kLoads * kWaves * kRowsPerLoad == kRows);
   Buffer rows;
-  u32 row_bytes, k_end, wave;  // bytes of a row
+  u32 row_bytes, k_end, wave;  // row stride in bytes
   U32x4 regs[2][kLoads];
 
   __device__ u32 row_begin(u32 i) const { return (i * kWaves + wave) * kRowsPerLoad; }
-  // Of rows from `row0` on, K from k on.
+  // Issues load i of a chunk: rows from `row0` on, K from k on.
   __device__ void load(u32 s, u32 row0, u32 k, u32 i) {
     const u32 lane = lane_id(), vec = lane % kVecs;
     const u32 oob_bits = k + vec * 8 < k_end ? 0 : kOutOfBounds;

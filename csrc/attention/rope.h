@@ -1,8 +1,9 @@
-// RoPE of 64 elements, pairs d and d + 32, as bf16 torch rounds it: each product and the sum.
+// RoPE of 64 elements, pairs d and d + 32, with the rounding of bf16 torch: each product and the
+// sum are rounded.
 //
 //     low' = low * cos - high * sin,  high' = high * cos + low * sin
 //
-// A row of angles has 32 cosines and then 32 sines, of a position.
+// A row of angles has the 32 cosines and then the 32 sines of a position.
 #pragma once
 
 #include "attention/mfma_bf16.h"
@@ -12,12 +13,12 @@ namespace rfops {
 
 constexpr u32 kRopeDim = 64, kRopePairs = kRopeDim / 2;
 
-// Of eight pairs.
+// cos and sin of eight pairs.
 struct RopeAngles {
   Bf16x8 cos, sin;
 };
 
-// Of pairs 8 g and the next seven.
+// Loads the angles of pairs 8 g to 8 g + 7.
 __device__ inline RopeAngles load_angles(const bf16* angles, u32 g) {
   const auto* const src = reinterpret_cast<const Bf16x8*>(angles + 8 * g);
   return {src[0], src[kRopePairs / 8]};
@@ -34,8 +35,8 @@ struct Bf16Rounding {
 #pragma clang fp contract(off)
     return __builtin_convertvector(v, Floats);
   }
-  // To bf16. Of gfx942 in three instructions, for NaNs that bf16 arithmetic makes: lower halves of
-  // these are zero.
+  // Rounds to bf16. On gfx942 in three instructions, which are right for NaNs made by bf16
+  // arithmetic, because their lower halves are zero.
   __device__ static Floats rounded(Floats v) {
 #pragma clang fp contract(off)
 #if defined(__gfx950__)
@@ -44,7 +45,7 @@ struct Bf16Rounding {
     return __builtin_bit_cast(Floats, raised(v) & 0xffff0000);
 #endif
   }
-  // Of values that are rounded.
+  // Converts values that are rounded already.
   __device__ static Narrow narrow(Floats v) {
 #if defined(__gfx950__)
     return __builtin_convertvector(v, Narrow);
@@ -62,7 +63,7 @@ struct Bf16Rounding {
 
 #if !defined(__gfx950__)
  private:
-  // Their upper halves are bf16.
+  // Returns words whose upper halves are the rounded bf16.
   __device__ static Bits raised(Floats v) {
     const Bits bits = __builtin_bit_cast(Bits, v);
     return bits + (0x7fff + (bits >> 16 & 1));
@@ -83,14 +84,14 @@ __device__ inline void rotate(typename details::Bf16Rounding<kCount>::Floats& lo
                               typename details::Bf16Rounding<kCount>::Floats& high,
                               typename details::Bf16Rounding<kCount>::Floats cos,
                               typename details::Bf16Rounding<kCount>::Floats sin) {
-#pragma clang fp contract(off)  // else a conversion there and back is taken for nothing
+#pragma clang fp contract(off)  // otherwise conversions to bf16 and back are removed
   using T = details::Bf16Rounding<kCount>;
   const auto old_low = low;
   low = T::rounded(T::rounded(old_low * cos) - T::rounded(high * sin));
   high = T::rounded(T::rounded(high * cos) + T::rounded(old_low * sin));
 }
 
-// What lanes have of a key: eight elements of its first half, and their partners.
+// Rotates a lane's elements of a key: eight of its first half and their partners.
 __device__ inline void rotate(U32x4& low, U32x4& high, const RopeAngles& angles) {
   using T = details::Bf16Rounding<8>;
   auto low_wide = T::widen(__builtin_bit_cast(Bf16x8, low));

@@ -1,10 +1,10 @@
-// sums[m][n] += x[m] . w[n] along K, of one wave by itself: 16 kM rows of x, 16 kN of w, bf16.
+// acc[m][n] += x[m] . w[n] along K, by one wave: 16 kM rows of x, 16 kN of w, bf16.
 //
-// No wave waits for another. x lies packed, in an L2; w, from memory, by way of
-// LDS that is the wave's own (bf16_row_loaders.h), both kPrefetch steps of 128 of K ahead. Loads
-// come back in the order in which they are asked for, so that is the order of their use: of a step
-// w, then the first half of x, then the second. While a piece of 32 is multiplied, the next one of
-// w is read from LDS; while a step's last one is, w of the next step takes its place there.
+// No wave waits for another. x is packed and read from L2; w is read from memory through LDS that
+// belongs to the wave (bf16_row_loaders.h); both are loaded kPrefetch K-steps of 128 ahead. Loads
+// return in issue order, so they are issued in order of use: of each step w, then the first half of
+// x, then the second. While a piece of 32 along K is multiplied, the next piece of w is read from
+// LDS; during the last piece of a step, w of the next step overwrites it there.
 #pragma once
 
 #include "attention/bf16_row_loaders.h"
@@ -17,14 +17,15 @@ namespace rfops {
 
 namespace details {
 
-// act(i) of the m-th share, of kSlices, of kCount.
+// Calls fn(i) for the m-th of kSlices equal slices of 0 .. kCount - 1.
 template <u32 kCount, u32 kSlices, class Fn>
 __device__ inline void for_each_slice(u32 m, Fn fn) {
 #pragma unroll
   for (u32 i = m * kCount / kSlices; i < (m + 1) * kCount / kSlices; ++i) fn(i);
 }
 
-// Each wave comes first in its turn: else older ones would be done long before the last.
+// Gives each wave the highest priority in turn, because otherwise the oldest waves would finish
+// long before the last.
 __device__ inline void rotate_priority(u32 step) {
   switch (step % 4) {
     case 0:
@@ -40,7 +41,8 @@ __device__ inline void rotate_priority(u32 step) {
 
 }  // namespace details
 
-// between(m) before the instructions of each m: what lies there hides behind them.
+// Multiplies one piece. issue(m) is called before the MFMAs of row tile m, which hide what it
+// issues.
 template <u32 kM, u32 kN, class Issue>
 __device__ inline void multiply_piece(F32x4 (&acc)[kM * kN], const U32x4 (&x)[kM],
                                       const U32x4 (&w)[kN], Issue issue) {
@@ -55,8 +57,9 @@ __device__ inline void multiply_piece(F32x4 (&acc)[kM * kN], const U32x4 (&x)[kM
   }
 }
 
-// Steps from `k_begin` on: kPrefetch of them side by side, the next ones `k_stride` behind, up to
-// both ends. `wave_lds`: 2 * WaveRows::kHalfBytes of LDS. also() once, behind the first steps.
+// Accumulates the K-steps from `k_begin` on: kPrefetch contiguous steps, then those `k_stride`
+// later, to the end of K. `wave_lds`: 2 * WaveRowLoader::kHalfBytes of LDS. issue_late_loads() is
+// called once, after the first steps.
 template <u32 kM, u32 kN, u32 kPrefetch, class LateLoads>
 __device__ inline void multiply_wave(F32x4 (&acc)[kM * kN], WaveRowLoader<kN, kPrefetch>& w,
                                      PackedRows<kM, kPrefetch>& x, u32 k_begin, u32 k_stride,
@@ -70,14 +73,14 @@ __device__ inline void multiply_wave(F32x4 (&acc)[kM * kN], WaveRowLoader<kN, kP
         lds_load_b128(wave_lds + piece / 2 * Weights::kHalfBytes + n * kLdsTile +
                       (piece % 2 ? frag_offsets.high : frag_offsets.low));
   };
-  // Of the step that comes `step` after the first one from k on.
+  // Returns k of the step-th step from k on.
   const auto k_of_step = [&](u32 k, u32 step) {
     return k + step / kPrefetch * k_stride + step % kPrefetch * kStepOfK;
   };
   const auto load_x = [&](u32 k, u32 step, u32 half, u32 i) {
     x.load(step % kPrefetch, k_of_step(k, step), half * (kPieces / 2) + i / kM, i % kM);
   };
-  // Lines of a row that are side by side follow each other.
+  // Contiguous lines of a row are loaded one after the other.
   const auto load_w = [&](u32 k, u32 i) {
 #pragma unroll
     for (u32 s = 0; s < kPrefetch; ++s) w.load(s, k + s * kStepOfK, i);
