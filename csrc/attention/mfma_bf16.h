@@ -1,9 +1,9 @@
-// Matrix cores on bf16, and FP8 widened to it, in which every FP8 value is exact.
+// bf16 MFMAs, and the exact conversion of FP8 to bf16.
 //
 // A 16 x 16 result has rows 4 * (l / 16) + 0..3 of column l % 16 in lane l. An operand of 32 along
-// K has in lane l, of row l % 16, eight elements from 8 * (l / 16) on; one of 16 four from 4 * (l /
-// 16) on. Where the elements of both operands lie elsewhere, alike, the sum is the same. gfx942
-// multiplies 32 as two times 16: elements 0..3 of all lanes, then 4..7.
+// K has, in lane l, eight elements of row l % 16 from 8 * (l / 16) on; an operand of 16 along K has
+// four from 4 * (l / 16) on. The order along K may differ if it differs alike in both operands.
+// gfx942 multiplies 32 as two times 16: elements 0..3 of all lanes, then 4..7.
 #pragma once
 
 #include "rfops/chip/types.h"
@@ -20,6 +20,10 @@ __device__ inline F32x4 mfma_bf16_16x16x16(Bf16x4 a, Bf16x4 b, F32x4 c) {
 __device__ inline Bf16x4 low_half(Bf16x8 v) { return __builtin_shufflevector(v, v, 0, 1, 2, 3); }
 __device__ inline Bf16x4 high_half(Bf16x8 v) { return __builtin_shufflevector(v, v, 4, 5, 6, 7); }
 
+__device__ inline Bf16x8 concat(Bf16x4 low, Bf16x4 high) {
+  return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+}
+
 __device__ inline F32x4 mfma_bf16_16x16x32(Bf16x8 a, Bf16x8 b, F32x4 c) {
 #if defined(__gfx950__)
   return __builtin_amdgcn_mfma_f32_16x16x32_bf16(a, b, c, 0, 0, 0);
@@ -29,12 +33,12 @@ __device__ inline F32x4 mfma_bf16_16x16x32(Bf16x8 a, Bf16x8 b, F32x4 c) {
 #endif
 }
 
-// The upper halves of two words: of fp32 their bf16, rounded towards zero.
+// Returns the upper halves of two words: for fp32, bf16 rounded towards zero.
 __device__ inline u32 upper_halves(u32 low, u32 high) {
   return __builtin_amdgcn_perm(high, low, 0x07060302);
 }
 
-// Two of the four FP8 in a word, as bf16: exact.
+// Converts two of the four FP8 elements of a word to bf16, exactly.
 template <bool kHigh>
 __device__ inline u32 widen_pair(u32 fp8) {
 #if defined(__gfx950__)
@@ -52,7 +56,7 @@ __device__ inline Bf16x8 fp8x8_to_bf16x8(u32 low, u32 high) {
                                           widen_pair<false>(high), widen_pair<true>(high)});
 }
 
-// What `op` makes of the values of the four lanes of a column.
+// Reduces with `op` over the four lanes of a query row.
 template <class Op>
 __device__ inline f32 reduce_row_lanes(f32 value, Op op) {
   return reduce_lanes<kWaveSize, 16>(value, op);

@@ -21,9 +21,9 @@
 
 namespace rfops {
 
-struct CombineAll : PartialStore {
-  static constexpr u32 kMaxSplits = 32;  // parts
-  static constexpr u32 kQuads = 8;       // of a lane
+struct CombineAll : PartialStore, ArrivalWord {
+  static constexpr u32 kMaxSplits = 32;
+  static constexpr u32 kQuads = 8;  // of a lane
 
   // Partial `node.split_idx` of `node.count` is stored. Calls make(totals, x, lane, quad) for each
   // quad of this wave's slice, scaled by factor(totals): it is the x-th quad of `lane`. Spins at
@@ -42,17 +42,8 @@ struct CombineAll : PartialStore {
   }
 
  private:
-  // Fields of the counter word: arrivals, workgroups that no longer poll, one bit per abandoned
-  // slice.
-  static constexpr u32 kCountRange = 64;
-  static constexpr u64 kArrived = 1, kFinished = kCountRange,
-                       kAbandoned = kCountRange * kCountRange;
   static_assert(kMaxSplits < kCountRange && kMaxSplits <= 32);
 
-  __device__ static u32 arrived(u64 word) { return static_cast<u32>(word) % kCountRange; }
-  __device__ static u32 finished(u64 word) {
-    return static_cast<u32>(word / kFinished) % kCountRange;
-  }
   __device__ static u64 scalar(u64 word) {
     return readfirstlane(static_cast<u32>(word)) | u64{readfirstlane(static_cast<u32>(word >> 32))}
                                                        << 32;

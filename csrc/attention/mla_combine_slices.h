@@ -32,7 +32,7 @@ struct OutputSlice {
 // Counter of a sequence's `count` partials, of which this workgroup has `split_idx`. `makes`: this
 // workgroup has a slice, as `makers` of them have. `word` is zero before and after. `lds_word` is
 // free LDS. All threads of the workgroup call each method.
-class CombineBarrier {
+class CombineBarrier : ArrivalWord {
  public:
   __device__ CombineBarrier(u64* word, u32 split_idx, u32 count, bool makes, u32 makers,
                             RFOPS_LDS u64* lds_word)
@@ -72,17 +72,9 @@ class CombineBarrier {
   }
 
  private:
-  // Fields of the word: arrivals, finished slices, one bit per abandoned slice.
-  static constexpr u32 kCountRange = 64;
-  static constexpr u64 kArrived = 1, kFinished = kCountRange,
-                       kAbandoned = kCountRange * kCountRange;
   static constexpr u64 kAllArrived = u64{1} << 63;  // found, with who had gone by then
   static_assert(kMaxShared < 50);
 
-  __device__ static u32 arrived(u64 word) { return static_cast<u32>(word) % kCountRange; }
-  __device__ static u32 finished(u64 word) {
-    return static_cast<u32>(word / kFinished) % kCountRange;
-  }
   __device__ u64 add(u64 increment) const {
     return __hip_atomic_fetch_add(word_, increment, __ATOMIC_RELAXED, kAgentScope);
   }

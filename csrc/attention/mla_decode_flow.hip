@@ -46,7 +46,6 @@ constexpr u32 kSlicesPerPass = 2;
 #endif
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr bool kSharesQuery = Tiles::kPrefetchesPages && !kQueryFp8;  // waves do, by LDS
-constexpr f32 kLog2E = 1.44269504088896f;
 
 constexpr u32 kLds = kWaves * Tiles::kLds;
 static_assert(kWaves == kMlaWaves && kLds <= kLdsBytes &&

@@ -26,7 +26,6 @@ using namespace rfops;
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize, kColumns = kWaves * kQRowsPerWave;
 constexpr u32 kTokens = StageLayout::kTokens;
 constexpr u32 kItemCost = (kTokens == 16 ? 12 : 28) * kTokens;  // Q, storing, adding up
-constexpr f32 kLog2E = 1.44269504088896f;
 using Target = SplitOutput<kColumns>;
 using Result = MlaResult<Attention, kWaves, kMaxSpins>;
 

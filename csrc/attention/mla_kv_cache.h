@@ -62,6 +62,19 @@ struct KvPageTable {
   }
 };
 
+#if defined(__gfx950__)
+// Reads 8 bytes per lane from LDS, transposed over 16 lanes: FP8 or 16-bit elements.
+template <bool kFp8>
+__device__ inline U32x2 lds_read_transposed(const LdsBytes* src) {
+  if constexpr (kFp8) {
+    return __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr8_b64_v2i32((RFOPS_LDS I32x2*)src));
+  } else {
+    return __builtin_bit_cast(U32x2,
+                              __builtin_amdgcn_ds_read_tr16_b64_v4bf16((RFOPS_LDS Bf16x4*)src));
+  }
+}
+#endif
+
 // Loads a lane's fragments of a row of q; FP8 is converted to bf16.
 template <class Row, bool kQueryFp8>
 __device__ inline void load_query(MlaQuery& q, const void* q_base, u64 row) {

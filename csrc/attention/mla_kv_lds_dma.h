@@ -312,16 +312,8 @@ class DirectTiles {
   }
   // Reads the fragment of output tile d.
   __device__ static U32x2 read_value(const LdsBytes* even, const LdsBytes* odd, u32 d) {
-    if constexpr (kFp8) {
-      auto* const src = (RFOPS_LDS I32x2*)((d % 2 ? odd : even) + d * 16);
-      return __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr8_b64_v2i32(src));
-    } else {
-      auto* const src = (RFOPS_LDS Bf16x4*)(even + d * 32);
-      return __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr16_b64_v4bf16(src));
-    }
-  }
-  __device__ static Bf16x8 concat(Bf16x4 a, Bf16x4 b) {
-    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7);
+    if constexpr (kFp8) return lds_read_transposed<true>((d % 2 ? odd : even) + d * 16);
+    return lds_read_transposed<false>(even + d * 32);
   }
 
   // M0 needs one instruction between its write and its use.

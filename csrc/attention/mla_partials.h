@@ -22,7 +22,8 @@ namespace rfops {
 constexpr u32 kFanIn = 4, kMaxFanIn = 8, kFanLevels = 6;  // 4096 workers
 constexpr u32 kMaxShared = 40;
 constexpr u32 kNotKept = ~0u;
-constexpr f32 kMinScore = -1e30f;  // a maximum that no score is below, and finite
+constexpr f32 kMinScore = -1e30f;  // finite lower bound of scores
+constexpr f32 kLog2E = 1.44269504088896f;
 
 __device__ inline f32 max_of(f32 a, f32 b) { return __builtin_fmaxf(a, b); }
 
@@ -30,6 +31,19 @@ __device__ inline f32 max_of(f32 a, f32 b) { return __builtin_fmaxf(a, b); }
 // row_max).
 struct SoftmaxStats {
   f32 row_max, sum;
+};
+
+// Fields of the arrival counter of a sequence's partials: arrivals, slices or workgroups that are
+// finished with the partials, and one bit per abandoned output slice.
+struct ArrivalWord {
+  static constexpr u32 kCountRange = 64;
+  static constexpr u64 kArrived = 1, kFinished = kCountRange,
+                       kAbandoned = kCountRange * kCountRange;
+
+  __device__ static u32 arrived(u64 word) { return static_cast<u32>(word) % kCountRange; }
+  __device__ static u32 finished(u64 word) {
+    return static_cast<u32>(word / kFinished) % kCountRange;
+  }
 };
 
 // 32 sums of a lane as a partial stores them: fp16, scaled by a power of two that brings the

@@ -9,6 +9,19 @@
 
 namespace rfops {
 
+// Layout of 32 query rows and their outputs over the lanes of 32x32 MFMAs: lane l has row l % 32.
+struct RowsOf32x32 {
+  static constexpr u32 kQRowsPerLane = 1;
+  __device__ static u32 column(u32 lane, u32) { return lane % 32; }
+  __device__ static f32 of_result(const f32 (&one)[kQRowsPerLane], u32) { return one[0]; }
+  // Returns quad i of a result, and its first column among 64.
+  __device__ static F32x4 quad_of(const F32x16& acc_tile, u32 i) {
+    const u32 r = i % 4 * 4;
+    return {acc_tile[r], acc_tile[r + 1], acc_tile[r + 2], acc_tile[r + 3]};
+  }
+  __device__ static u32 quad_at(u32 i, u32 lane) { return i * 8 + lane / 32 * 4; }
+};
+
 constexpr u32 kQuery32Bytes = 2 * kWaveSize * kVecBytes;  // of LDS, of a wave
 
 // Returns chunks g and 2 + g of four, or 2 g and 2 g + 1 if kNeighbours, where g = l / 32.

@@ -19,7 +19,7 @@
 
 namespace rfops {
 
-class Fp8WaveAttention {
+class Fp8WaveAttention : public RowsOf32x32 {
   using Layout = Fp8StageLayout;
   static constexpr u32 kSteps = kMlaKey / 64, kHalves = 2, kValueSteps = kMlaValue / 32;
   static constexpr u32 kPrefetch = 3;    // operands on their way from LDS
@@ -31,9 +31,7 @@ class Fp8WaveAttention {
  public:
   static constexpr u32 kParkedBytes = kQuery32Bytes;
   using Scores = F32x16[kHalves];
-  static constexpr u32 kQRowsPerLane = 1;    // columns of a lane
   static constexpr bool kMasksLate = false;  // in the second half of `accumulate_pv`
-  __device__ static u32 column(u32 lane, u32) { return lane % 32; }
 
   __device__ void issue_q_loads(const WaveQuery& q) { scale_ = q.scale, q_loads_.issue(q); }
   template <class RotateFirst>
@@ -142,14 +140,8 @@ class Fp8WaveAttention {
   __device__ SoftmaxStats totals(u32) const {
     return weights_.totals(reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; }));
   }
-  __device__ static f32 of_result(const f32 (&one)[kQRowsPerLane], u32) { return one[0]; }
-  // Returns the lane's i-th quad of 64 output columns from 64 * block on, and its column.
-  __device__ F32x4 quad(u32 block, u32 i) const {
-    const F32x16& acc_tile = o_[block * 2 + i / 4];
-    const u32 r = i % 4 * 4;
-    return {acc_tile[r], acc_tile[r + 1], acc_tile[r + 2], acc_tile[r + 3]};
-  }
-  __device__ static u32 quad_at(u32 i, u32 lane) { return i * 8 + lane / 32 * 4; }
+  // Returns the lane's i-th quad of 64 output columns from 64 * block on.
+  __device__ F32x4 quad(u32 block, u32 i) const { return quad_of(o_[block * 2 + i / 4], i); }
 
  private:
   __device__ static U32x8 concat(U32x4 low, U32x4 high) {
@@ -174,8 +166,7 @@ class Fp8WaveAttention {
     U32x2 quarter[4];
 #pragma unroll
     for (u32 j = 0; j < 4; ++j) {
-      quarter[j] = __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr8_b64_v2i32((
-                                                 RFOPS_LDS I32x2*)(src + j * 16 * Layout::kPitch)));
+      quarter[j] = lds_read_transposed<true>(src + j * 16 * Layout::kPitch);
     }
     return {quarter[0][0], quarter[0][1], quarter[1][0], quarter[1][1],
             quarter[2][0], quarter[2][1], quarter[3][0], quarter[3][1]};

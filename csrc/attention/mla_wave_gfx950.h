@@ -15,7 +15,7 @@ namespace rfops {
 
 // Every kParkInterval-th operand of Q is kept in LDS, because registers are too few.
 template <bool kQueryFp8, u32 kParkInterval>
-class WaveAttention {
+class WaveAttention : public RowsOf32x32 {
   static constexpr u32 kSteps = kMlaKey / 16, kValueSteps = kMlaValue / 16;
   static constexpr u32 kPrefetch = 4, kValuePrefetch = 4;  // operands on their way from LDS
   // Step of accumulate_pv() from which the scores are complete, and the steps that scale and mask
@@ -28,10 +28,8 @@ class WaveAttention {
  public:
   static constexpr u32 kParkedBytes = kParked * kWaveSize * kVecBytes;
   using Scores = f32[16];
-  static constexpr u32 kQRowsPerLane = 1;   // columns of a lane
   static constexpr bool kMasksLate = true;  // in the second half of `accumulate_pv`
   static_assert(kParkedBytes >= kQuery32Bytes);
-  __device__ static u32 column(u32 lane, u32) { return lane % 32; }
 
   __device__ void issue_q_loads(const WaveQuery& q) { scale_ = q.scale, q_loads_.issue(q); }
   // `parked` is this wave's LDS for operands of Q. rotate_first_tile() rotates the keys of the
@@ -153,14 +151,8 @@ class WaveAttention {
   __device__ SoftmaxStats totals(u32) const {
     return weights_.totals(reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; }));
   }
-  __device__ static f32 of_result(const f32 (&one)[kQRowsPerLane], u32) { return one[0]; }
-  // Returns the lane's i-th quad of 64 output columns from 64 * block on, and its column.
-  __device__ F32x4 quad(u32 block, u32 i) const {
-    const F32x16& acc_tile = o_[block * 2 + i / 4];
-    const u32 r = i % 4 * 4;
-    return {acc_tile[r], acc_tile[r + 1], acc_tile[r + 2], acc_tile[r + 3]};
-  }
-  __device__ static u32 quad_at(u32 i, u32 lane) { return i * 8 + lane / 32 * 4; }
+  // Returns the lane's i-th quad of 64 output columns from 64 * block on.
+  __device__ F32x4 quad(u32 block, u32 i) const { return quad_of(o_[block * 2 + i / 4], i); }
 
  private:
   static constexpr u32 tile_of(u32 u) { return u / 4 * 2 + u % 2; }
@@ -175,9 +167,8 @@ class WaveAttention {
   template <u32 u>
   __device__ U32x4 value() const {
     const auto read = [](const LdsBytes* lane) {
-      const LdsBytes* const src = lane + tile_of(u) * 64 + half_of(u) * 16 * KvStageLayout::kPitch;
-      return __builtin_bit_cast(U32x2,
-                                __builtin_amdgcn_ds_read_tr16_b64_v4bf16((RFOPS_LDS Bf16x4*)src));
+      return lds_read_transposed<false>(lane + tile_of(u) * 64 +
+                                        half_of(u) * 16 * KvStageLayout::kPitch);
     };
     const U32x2 low_tokens = read(values_[0]), high_tokens = read(values_[1]);
     return {low_tokens[0], low_tokens[1], high_tokens[0], high_tokens[1]};
