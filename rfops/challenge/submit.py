@@ -144,33 +144,50 @@ def _layout(variant: Variant) -> str:
 
 
 def _head(of: Problem, form: str, row: Row, about: str) -> str:
-    return "\n".join([
-        f"#!POPCORN leaderboard {of.name}",
-        f"#!POPCORN gpus {GPUS[of.arch]}",
-        '"""' + f"{of.name} for {of.arch} by {row.op.name} of rfops {rfops.__version__}.",
-        "",
-        *textwrap.wrap(f"Written by `{about}`: change rfops and write it again.", _WIDTH),
-        "",
-        *textwrap.wrap(_SAYS[form], _WIDTH),
-        '"""',
-        "",
-        *_IMPORTS[form],
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"#!POPCORN leaderboard {of.name}",
+            f"#!POPCORN gpus {GPUS[of.arch]}",
+            '"""' + f"{of.name} for {of.arch} by {row.op.name} of rfops {rfops.__version__}.",
+            "",
+            *textwrap.wrap(f"Written by `{about}`: change rfops and write it again.", _WIDTH),
+            "",
+            *textwrap.wrap(_SAYS[form], _WIDTH),
+            '"""',
+            "",
+            *_IMPORTS[form],
+        ]
+    )
 
 
 _IMPORTS = {
     "load_inline": (
-        "import ctypes", "import functools", "import os", "import re", "import struct",
-        "from collections.abc import Callable, Mapping", "from typing import Any", "",
-        "import torch", "from task import input_t, output_t",
+        "import ctypes",
+        "import functools",
+        "import os",
+        "import re",
+        "import struct",
+        "from collections.abc import Callable, Mapping",
+        "from typing import Any",
+        "",
+        "import torch",
+        "from task import input_t, output_t",
         "from torch.utils.cpp_extension import load_inline",
     ),
     "module": (
-        "import base64", "import ctypes", "import functools", "import re", "import struct",
-        "from collections.abc import Callable, Mapping", "from pathlib import Path",
-        "from typing import Any", "", "import torch", "from task import input_t, output_t",
+        "import base64",
+        "import ctypes",
+        "import functools",
+        "import re",
+        "import struct",
+        "from collections.abc import Callable, Mapping",
+        "from pathlib import Path",
+        "from typing import Any",
+        "",
+        "import torch",
+        "from task import input_t, output_t",
     ),
-}  # fmt: skip
+}
 _SAYS = {
     "load_inline": "PLANS has what is launched for each size, KERNELS the kernels with the "
     "constants that were chosen for them, SOURCES their text; torch's load_inline builds them when "
@@ -206,17 +223,25 @@ def _tables(kernels: _Kernels, plans: Mapping[Any, tuple[Plan, dict[str, Any]]],
         if plan.result is not None:
             shape, dtype = plan.result
             result["result"] = shape, str(dtype).removeprefix("torch.")
-        shown[sizes] = {**result, "strides": strides, "scratch": dict(plan.scratch),
-                        "launches": launches}  # fmt: skip
-    return "\n".join([
-        _RULE + " plans", "",
-        "# A kernel: its source, the constants that are compiled in, and a code of Python's struct",
-        "# for each argument.",
-        f"KERNELS = {_literal(kernels.table(form))}", "",
-        "# Of each size: the strides of its inputs, scratch memory in bytes, and the launches in",
-        "# their order: kernel, grid, block, arguments.",
-        f"PLANS = {_literal(shown)}",
-    ])  # fmt: skip
+        shown[sizes] = {
+            **result,
+            "strides": strides,
+            "scratch": dict(plan.scratch),
+            "launches": launches,
+        }
+    return "\n".join(
+        [
+            _RULE + " plans",
+            "",
+            "# A kernel: its source, the constants that are compiled in, and a code of Python's",
+            "# struct for each argument.",
+            f"KERNELS = {_literal(kernels.table(form))}",
+            "",
+            "# Of each size: the strides of its inputs, scratch memory in bytes, and the launches",
+            "# in their order: kernel, grid, block, arguments.",
+            f"PLANS = {_literal(shown)}",
+        ]
+    )
 
 
 def _argument(value: Any) -> Any:
@@ -328,13 +353,15 @@ class Folded:
         sources = []
         for name, source in self.sources.items():
             fields = "\n".join(
-                f'        "{field}": ' + (_raw(value) if field == "text" else
-                                          _literal(value, " " * 8, len(field) + 4)) + ","
+                f'        "{field}": '
+                + (_raw(value) if field == "text" else _literal(value, " " * 8, len(field) + 4))
+                + ","
                 for field, value in source.items()
-            )  # fmt: skip
+            )
             sources.append(f'    "{name}": {{\n{fields}\n    }},')
-        return "\n".join([_RULE + " sources", "", "HEADERS = {", *headers, "}", "",
-                          "SOURCES = {", *sources, "}"])  # fmt: skip
+        return "\n".join(
+            [_RULE + " sources", "", "HEADERS = {", *headers, "}", "", "SOURCES = {", *sources, "}"]
+        )
 
 
 def _symbols(module: str) -> list[str]:
@@ -357,8 +384,11 @@ def _reworded(text: str) -> str:
 
 
 def _without(text: str) -> str:
-    for word, instead in ((WORD, INSTEAD), (WORD.capitalize(), INSTEAD.capitalize()),
-                          (WORD.upper(), INSTEAD.upper())):  # fmt: skip
+    for word, instead in (
+        (WORD, INSTEAD),
+        (WORD.capitalize(), INSTEAD.capitalize()),
+        (WORD.upper(), INSTEAD.upper()),
+    ):
         text = text.replace(word, instead)
     return text
 
