@@ -314,7 +314,8 @@ _ENDS = {
 
 class Folded:
     """The sources of modules without their includes, and the headers, which each of them names in
-    the order in which it includes them."""
+    the order in which it includes them. A header that is included behind code, which defines types
+    for it, is pasted where it is included."""
 
     def __init__(self, specs: Iterable[ModuleSpec]) -> None:
         self.headers: dict[str, str] = {}
@@ -331,14 +332,19 @@ class Folded:
             }
 
     def _fold(self, file: Path, names: list[str]) -> str:
-        lines = []
+        lines: list[str] = []
+        is_behind_code = False
         for line in file.read_text(encoding="utf-8").splitlines():
             included = re.fullmatch(r'\s*#include "([\w./]+)".*', line)
             if included is None:
                 lines.append(line)
+                is_behind_code |= not line.lstrip().startswith(("//", "#")) and bool(line.strip())
             elif included[1] not in names:
                 files = (folder / included[1] for folder in (paths.CSRC / "include", paths.CSRC))
                 text = self._fold(next(f for f in files if f.is_file()), names)
+                if is_behind_code:
+                    lines += text.splitlines()
+                    continue
                 names.append(included[1])
                 self.headers[included[1]] = text
         return "\n".join(line for line in lines if line != "#pragma once").strip() + "\n"
