@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import texts
-from .arch import PART_CUS, ROWS
+from .arch import ARCH_SPECS, PART_CUS
 from .errors import ConfigError
 
 
@@ -69,7 +69,7 @@ _BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS
 def compute_units(arch: str) -> int:
     """Of the virtual GPU: RFOPS_VGPU_PART's, where that is of this architecture."""
     part = raw("RFOPS_VGPU_PART")
-    return PART_CUS[part] if PARTS.get(part) == arch else ROWS[arch].cus
+    return PART_CUS[part] if PARTS.get(part) == arch else ARCH_SPECS[arch].cus
 
 
 _TESTS = "RFOPS_TEST_"  # variables of the tests alone

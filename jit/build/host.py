@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .. import log
 from ..cache.files import digest
-from ..cache.shelf import Artifact, Contents, Shelf
+from ..cache.shelf import Artifact, ArtifactCache, Contents
 from ..errors import ConfigError, RfopsError
 from ..policy.manifest import Wanted
 from . import cpu
@@ -42,7 +42,7 @@ def _object_commands(spec: ModuleSpec, toolchain: Toolchain) -> dict[str, Comman
 
 
 def _object_units(spec: ModuleSpec, toolchain: Toolchain) -> list[Unit]:
-    shelf = Shelf("host", f"{spec.name}.objects", roots_of(spec))
+    shelf = ArtifactCache("host", f"{spec.name}.objects", roots_of(spec))
     commands = _object_commands(spec, toolchain)
     return [Unit(shelf, toolchain, (c,), f"{name}.d") for name, c in commands.items()]
 
@@ -68,7 +68,7 @@ def host_unit(spec: ModuleSpec, toolchain: Toolchain) -> Unit:
     """The recipe of a shared library by that compiler."""
     objects = _object_commands(spec, toolchain).values()
     commands = (*objects, _link_command(spec, toolchain, objects))
-    return Unit(Shelf("host", spec.name, roots_of(spec)), toolchain, commands, "")
+    return Unit(ArtifactCache("host", spec.name, roots_of(spec)), toolchain, commands, "")
 
 
 @dataclass(frozen=True)

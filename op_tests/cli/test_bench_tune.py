@@ -27,7 +27,7 @@ from rfops.cli.tune import File, Trial
 from rfops.dispatch import cost, routing, timing, tuned_table
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op, ops
-from rfops.dispatch.problem import Draw, Problem, call_on, on_device
+from rfops.dispatch.problem import InputGenerator, Problem, call_on, on_device
 from rfops.dispatch.timing import Timing
 from rfops.gemm.kernels.mxfp8.gemv import GemvConfig
 from rfops.gemm.mxfp8 import OP as DENSE
@@ -143,7 +143,7 @@ def test_inputs_are_the_same_for_a_seed_and_others_for_another() -> None:
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
 def test_every_code_but_nan_is_drawn(dtype: torch.dtype) -> None:
     (arg,) = (a for a in ops()[NAMES[3]].declaration.tensors if a.name == "w")
-    drawn = Draw(on_device(SMALL, CPU), 0).like(arg, dtype, (1 << 14,))
+    drawn = InputGenerator(on_device(SMALL, CPU), 0).like(arg, dtype, (1 << 14,))
     assert not drawn.float().isnan().any()
     nans = 2 if dtype == torch.float8_e4m3fn else 1
     assert len(drawn.view(torch.uint8).unique()) == 256 - nans

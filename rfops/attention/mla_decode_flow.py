@@ -15,7 +15,7 @@ from rfops.dispatch.heuristic import ceil, coarse
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.workspace import SPLIT, with_partials
 from rfops.jit import compile_ops, f32, u32
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 
 COLUMNS = 16  # of a workgroup
 D_V = 512
@@ -117,8 +117,8 @@ class Flow(Kernel):
     columns, least, short = COLUMNS, LEAST, SHORT
     words = D_V + 8  # of a column of a part: its sums, and totals of four waves
 
-    def refuses(self, c: Call) -> str | None:
-        if reason := self.refuses_arch(c):
+    def unsupported_reason(self, c: Call) -> str | None:
+        if reason := self.unsupported_arch_reason(c):
             return reason
         for name in ("q", "kv"):
             dtype = getattr(c, f"{name}_dtype")
@@ -154,7 +154,7 @@ class Flow(Kernel):
             return self.Config(workers, self.short if is_short else self.least)
         groups = max(1, ceil(c.H * c.qo_len, self.columns))
         workers = c.cu_num // groups
-        xcds = ROWS[c.arch].xcds
+        xcds = ARCH_SPECS[c.arch].xcds
         if groups > 1 and workers > xcds:
             workers -= workers % xcds
         is_short = coarse(c.S, 1) * c.page < workers * self.least  # as calls share a decision

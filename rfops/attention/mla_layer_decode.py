@@ -27,7 +27,7 @@ from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
-from rfops.dispatch.problem import Draw, grid
+from rfops.dispatch.problem import InputGenerator, grid
 
 from .mla_layer_decode_hip import HipLayer
 from .mla_layer_decode_triton import TritonLayer
@@ -47,7 +47,7 @@ class Torch(Kernel):
 
 
 class _MlaLayerDecode(Op):
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         found = dict(zip(self.declaration.sizes, sizes, strict=True))
         v, rows, start = found["V"], found["L"], found["start"]
         if v % V:
@@ -73,7 +73,7 @@ class _MlaLayerDecode(Op):
         sizes.setdefault("U", sizes["V"] // V * (NOPE + V))
         sizes.setdefault("A", sizes["L"])
 
-    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """Weights whose products are about 1."""
         weights = {
             "q_down": (c.R, c.D),

@@ -24,7 +24,7 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.steps import Step, run_steps
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 
 from .mla_layer_parts import (
     CACHE_ROW,
@@ -126,7 +126,7 @@ def down_product(c: Call) -> Product:
     64 in 14.7, and 256 by 128 in 20.7."""
     stage, widths = DOWN, [64, 128]
     if c.B > FEW_ROWS:  # two buffers of x and w
-        room = ROWS[c.arch].lds_bytes // (4 * STEP) - 64
+        room = ARCH_SPECS[c.arch].lds_bytes // (4 * STEP) - 64
         stage, widths = DOWN_WIDE, [n for n in (64, 96, 128) if n <= room]
     made = (Product(stage, c.R, c.D, n, c.D, n_other=CACHE_ROW, most_m=4) for n in widths)
     return _busiest(c, *made)
@@ -138,7 +138,7 @@ def out_product(c: Call) -> Product:
     if c.B <= FEW_ROWS:
         return Product(OUT, c.D, c.V, 64)
     wide = (48, 64) if c.B <= WIDE_ROWS else (96, 112)
-    lds = ROWS[c.arch].lds_bytes
+    lds = ARCH_SPECS[c.arch].lds_bytes
     made = (Product(WIDE, c.D, c.V, n, chunk=2 if 4 * n * 2 * STEP <= lds else 1) for n in wide)
     return _busiest(c, *made)
 
@@ -179,7 +179,7 @@ def _defines(arch: str) -> list[list[dict[str, int]]]:
     for m in (1, 128):
         c = Call(
             arch,
-            ROWS[arch].cus,
+            ARCH_SPECS[arch].cus,
             torch.device("cpu"),
             {"B": m, "D": 7168, "R": 1536, "Q": 24576, "V": 16384},
             {},
@@ -252,7 +252,7 @@ def mla_layer_decode_down(
 @compile_ops(
     "mla_layer_decode_query",
     kernel="mla_layer_decode_query",
-    variants=lambda arch: [query_defines(m, 128, 1536, ROWS[arch].cus) for m in (1, 32)],
+    variants=lambda arch: [query_defines(m, 128, 1536, ARCH_SPECS[arch].cus) for m in (1, 32)],
 )
 def mla_layer_decode_query(
     q: Tensor,
@@ -339,8 +339,8 @@ class HipLayer(Kernel):
     )
     error = 2.0**-6  # five roundings to bf16, and P
 
-    def refuses(self, c: Call) -> str | None:
-        if reason := self.refuses_arch(c):
+    def unsupported_reason(self, c: Call) -> str | None:
+        if reason := self.unsupported_arch_reason(c):
             return reason
         if c.D % PIECE or c.R % PIECE:
             return f"D={c.D}, R={c.R}: no multiples of {PIECE}"

@@ -12,7 +12,7 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.steps import NestedRun, run_steps
 from rfops.dispatch.tuned_table import serving
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 from rfops.triton import launch
 from rfops.triton.bound import BoundTriton, TritonStep
 
@@ -60,19 +60,19 @@ class TritonLayer(Kernel):
     Config = LayerTritonConfig
     error = 2.0**-6  # five roundings to bf16, and P
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         reason = launch.missing()
         if reason is not None:
             return reason
         if serving(c.arch) is None:
-            return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
+            return f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
         if c.B * c.L >= 2**31 or c.V * LATENT // V * c.B >= 2**31:
             return f"a cache of {c.B * c.L} rows, or {c.V // V} heads, are beyond 32-bit offsets"
         kernel, reason = attention_kernel(attention_call(c, c.L), hip=False)
         return None if kernel is not None else f"its attention is not taken: {reason}"
 
-    def refuses_config(self, c: Call, config: LayerTritonConfig) -> str | None:
-        chip = ROWS[serving(c.arch) or "sm_90"]
+    def unsupported_config_reason(self, c: Call, config: LayerTritonConfig) -> str | None:
+        chip = ARCH_SPECS[serving(c.arch) or "sm_90"]
         own = config.lds_bytes(c.arch, _block_m(c.B))
         return None if own <= chip.lds_bytes else f"{own} bytes of LDS, {c.arch} has less"
 
@@ -90,7 +90,7 @@ class TritonLayer(Kernel):
             for warps in (4, 8)
             for stages in (2, 3, 4)
         ]
-        fit = (config for config in made if self.refuses_config(c, config) is None)
+        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
         return [first, *(config for config in fit if config != first)]
 
     def variant(self, c: Call, config: LayerTritonConfig) -> RunOf:

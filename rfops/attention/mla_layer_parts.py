@@ -57,7 +57,7 @@ def attention_kernel(of: Call, *, hip: bool) -> tuple[Kernel | None, str]:
     for name in (*order, *(n for n in mla_decode.OP.kernels if n not in order)):
         kernel = mla_decode.OP.kernels[name]
         if turns(kernel) and kernel.is_hip == hip:
-            reason = kernel.refuses(of)
+            reason = kernel.unsupported_reason(of)
             if reason is None:
                 return kernel, ""
             reasons.append(f"{kernel.name}: {reason}")

@@ -141,7 +141,7 @@ def bench(
     wrong = []
     for name in ("", *others):
         backend = name or kernel.name
-        if name and op.kernels[name].refuses(c) is not None:
+        if name and op.kernels[name].unsupported_reason(c) is not None:
             continue
         try:
             done = cost.measure(sets, backend, route=not name)
@@ -160,7 +160,7 @@ def label(op: Op, shape: dict[str, Any]) -> str:
     return " ".join([why.sizes_text(op, op.call_of(**shape)), *words])
 
 
-def _figures(done: cost.Cost, least: cost.Floor) -> Row:
+def _figures(done: cost.Cost, least: cost.Roofline) -> Row:
     row = {"us": done.us, "kind": done.kind, "spread": done.spread, **done.counters}
     if done.us:
         row |= {"TB/s": least.bytes / done.us / 1e6, "TFLOPS": least.flops / done.us / 1e6}

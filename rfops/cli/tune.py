@@ -111,11 +111,15 @@ def trials(
     c = on_device(c, device)
     sets: list[Problem] = []
     for backend, kernel in op.kernels.items():
-        if kernel.Config is None or only not in ("", backend) or kernel.refuses(c) is not None:
+        if (
+            kernel.Config is None
+            or only not in ("", backend)
+            or kernel.unsupported_reason(c) is not None
+        ):
             continue
         sets = sets or cost.problems(op, c, device)
         count = top or (4 if device.type == "cpu" else 24 if kernel.is_ranked else None)
-        found = (v for v in kernel.candidates(c) if kernel.refuses_config(c, v) is None)
+        found = (v for v in kernel.candidates(c) if kernel.unsupported_config_reason(c, v) is None)
         configs = list(islice(dict.fromkeys([kernel.default(c), *found]), count))
         if device.type != "cpu" and not kernel.is_hip:
             compile_ahead(op, c, backend, configs)
@@ -358,7 +362,7 @@ def tune_defaults(
     file = File(folder, kernel.tuned)
     try:
         for c in (on_device(c, device) for c in todo):
-            if kernel.refuses(c) is None:
+            if kernel.unsupported_reason(c) is None:
                 times = {}
                 for trial in trials(op, c, device, top, failed, name):
                     times[trial.config], origin = trial.us, trial.origin

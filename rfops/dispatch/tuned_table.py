@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from rfops.jit import ConfigError, log, paths, settings
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 
 ORIGINS = ("measured", "estimated", "published")  # best first
 Sizes = tuple[int | None, ...]  # a row's; None: any
@@ -56,7 +56,7 @@ _MOST_GROUPS = 1024
 def serving(arch: str) -> str | None:
     """The architecture whose facts and rows serve one that has none of its own: itself, sm_90 for
     NVIDIA's others; None if no kernel runs there."""
-    if arch in ROWS:
+    if arch in ARCH_SPECS:
         return arch
     number = arch.removeprefix("sm_")
     is_known = arch.startswith("sm_") and number.isdigit() and int(number) >= _OLDEST_NVIDIA

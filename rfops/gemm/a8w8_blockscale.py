@@ -58,7 +58,7 @@ class _Gemm(Op):
         given = {"x_dtype": fp8_of(arch), "w_dtype": fp8_of(arch), **given}
         return super().call_of(arch, cu_num, **given)
 
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         if c.w_layout != "raw" and sizes[1] % 16:
             return "N", "a multiple of 16 where w is shuffled", f"N={sizes[1]}", "pad w with zeros"
         w = c.tensors.get("w")
@@ -74,9 +74,13 @@ class _Gemm(Op):
         read x less often. Then the quickest by their models, which tell tiles apart and not tiles
         from streaming; then those that do not take the call."""
         hip = [kernel for kernel in self.kernels.values() if isinstance(kernel, Launched)]
-        times = {k.name: math.inf if k.refuses(c) else k.best(c)[1] for k in hip if k is not STREAM}
+        times = {
+            k.name: math.inf if k.unsupported_reason(c) else k.best(c)[1]
+            for k in hip
+            if k is not STREAM
+        }
         tiled = sorted(times, key=lambda name: times[name])
-        if STREAM.refuses(c):
+        if STREAM.unsupported_reason(c):
             return tiled
         is_tiled = c.M > _STREAMED_ROWS and c.N * c.K > _STREAMED_BYTES
         return [tiled[0], STREAM.name, *tiled[1:]] if is_tiled else [STREAM.name, *tiled]

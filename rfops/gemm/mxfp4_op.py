@@ -71,7 +71,7 @@ class Fp4Gemm(Op):
     def product_type(self, c: Call) -> str:
         return "fp8" if c.x_dtype == torch.float8_e4m3fn else "fp4"
 
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         given = dict(zip(self.declaration.sizes, sizes, strict=True))
         n, k = given["N"], given["K"]
         if k % BLOCK:

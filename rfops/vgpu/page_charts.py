@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from rfops.jit.arch import PART_CUS, ROWS
+from rfops.jit.arch import ARCH_SPECS, PART_CUS
 from rfops.vgpu import timeline as trace
 from rfops.vgpu.report import Followed, readable
 from rfops.vgpu.timed import TimedLaunch
@@ -91,7 +91,7 @@ def _work(one: Followed) -> tuple[float, float]:
 
 def _plot(part: str, points: Sequence[tuple[int, Followed, float, float]]) -> str:
     arch = points[0][1].time.arch
-    row = ROWS[arch]
+    row = ARCH_SPECS[arch]
     scale = PART_CUS[part] / row.cus
     # A lane of a SIMD's 16 makes a fused multiply-add a clock, two where they are packed.
     vector = row.cus * row.simds * 16 * 2 * 2 * row.ghz / 1e3

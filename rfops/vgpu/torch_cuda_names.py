@@ -165,10 +165,10 @@ def arch() -> str:
 
 def _properties(_device: Any = None) -> Any:
     from rfops.jit import settings
-    from rfops.jit.arch import ROWS
+    from rfops.jit.arch import ARCH_SPECS
 
     name = arch()
-    row, part = ROWS[name], settings.raw("RFOPS_VGPU_PART") or ROWS[name].chip
+    row, part = ARCH_SPECS[name], settings.raw("RFOPS_VGPU_PART") or ARCH_SPECS[name].chip
     return SimpleNamespace(
         name=f"virtual GPU ({part})",
         gcnArchName=name,

@@ -59,15 +59,15 @@ class Launched(Kernel):
     takes_columns: ClassVar[bool] = False  # column-major operands
     is_ranked = True
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         archs = self.compiled.spec.archs
         if c.arch not in archs:
             return f"no kernel for {c.arch}, only for {', '.join(archs)}"
         if c.M < 1 or c.N < 1:
             return f"M={c.M}, N={c.N}: nothing to compute"
-        return a8w8_layout.refuses(c, self.max_rows, self.takes_columns)
+        return a8w8_layout.unsupported_reason(c, self.max_rows, self.takes_columns)
 
-    def refuses_config(self, c: Call, config: Config) -> str | None:
+    def unsupported_config_reason(self, c: Call, config: Config) -> str | None:
         if config.split > c.K // BLOCK:
             return f"K={c.K} has fewer than {config.split} blocks of {BLOCK}"
         return None

@@ -54,7 +54,7 @@ def step(c: Call, name: str, strides: tuple[int, int]) -> int:
     return strides[is_columns(c, name)]
 
 
-def refuses(c: Call, rows: int, columns: bool = False) -> str | None:
+def unsupported_reason(c: Call, rows: int, columns: bool = False) -> str | None:
     """Why no kernel with at most `rows` rows of an operand in a workgroup takes these operands;
     with `columns` it takes column-major ones too."""
     if c.x_dtype != fp8_of(c.arch):

@@ -16,12 +16,12 @@ from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.heuristic import Columns, ceil, coarse
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
-from rfops.jit.arch import REGISTERS, ROWS, WAVE
+from rfops.jit.arch import ARCH_SPECS, REGISTERS, WAVE
 
 from .launch import MAX_SPLIT, has_16_bits, signature
 from .prepare import STEP_K, Prepared, PreparedCost, prepare_us
 
-CHIP = ROWS["gfx950"]
+CHIP = ARCH_SPECS["gfx950"]
 PAIR = 32  # rows whose scales are one dword
 ROW_BYTES = STEP_K // 2
 MAX_ROWS = 256  # of an operand in a workgroup

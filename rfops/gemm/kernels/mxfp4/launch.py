@@ -103,8 +103,8 @@ class Fp4Kernel(Ranked):
     compiled: ClassVar[CompiledOp]
     max_rows: ClassVar[int]  # of an operand in a workgroup
 
-    def refuses(self, c: Call) -> str | None:
-        if reason := self.refuses_arch(c):
+    def unsupported_reason(self, c: Call) -> str | None:
+        if reason := self.unsupported_arch_reason(c):
             return reason
         if c.M < 1 or c.N < 1:
             return f"M={c.M}, N={c.N}: nothing to compute"
@@ -115,7 +115,7 @@ class Fp4Kernel(Ranked):
             return f"{self.max_rows} rows of out are beyond signed 32-bit offsets (2 GiB)"
         return None
 
-    def refuses_config(self, c: Call, config: Config) -> str | None:
+    def unsupported_config_reason(self, c: Call, config: Config) -> str | None:
         if config.split > -(-c.K // TILE_K):
             return f"K={c.K} has fewer than {config.split} tiles of {TILE_K}"
         return None

@@ -61,7 +61,7 @@ class PreparedCost:
 class Prepared(Fp4Kernel):
     """A kernel with K-steps of 256, launched after its operands are prepared."""
 
-    def refuses_config(self, c: Call, config: Any) -> str | None:
+    def unsupported_config_reason(self, c: Call, config: Any) -> str | None:
         if config.split > -(-c.K // STEP_K):
             return f"K={c.K} has fewer than {config.split} steps of {STEP_K}"
         return None

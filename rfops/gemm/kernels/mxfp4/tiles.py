@@ -11,13 +11,13 @@ from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.heuristic import Columns, Work, ceil, coarse
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
-from rfops.jit.arch import REGISTERS, ROWS, WAVE
+from rfops.jit.arch import ARCH_SPECS, REGISTERS, WAVE
 
 from ...mxfp4_op import x_bits
 from .launch import MAX_SPLIT, TILE, TILE_K, Fp4Kernel, signature
 
 MAX_M_TILES, MAX_N_TILES, MAX_STEPS, MAX_WAVES = 8, 4, 6, 12
-CHIP = ROWS["gfx950"]
+CHIP = ARCH_SPECS["gfx950"]
 
 
 # What `rfops build` makes: bf16, raw weights, 128 rows of x.
@@ -129,10 +129,10 @@ class Tiles(Fp4Kernel):
         signature
     )
 
-    def refuses_config(self, c: Call, config: TilesConfig) -> str | None:  # type: ignore[override]
+    def unsupported_config_reason(self, c: Call, config: TilesConfig) -> str | None:  # type: ignore[override]
         if not config.fits(x_bits(c)):
             return f"x of {x_bits(c)} bits takes more LDS or registers than a CU has"
-        return super().refuses_config(c, config)
+        return super().unsupported_config_reason(c, config)
 
     def key(self, c: Call) -> tuple[int, ...]:
         return coarse(c.M, TILE), coarse(c.N, TILE), coarse(c.K, TILE_K), x_bits(c)
