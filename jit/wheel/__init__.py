@@ -1,0 +1,1 @@
+"""What builds rfops' own wheel; nothing at run time imports it."""
