@@ -98,8 +98,8 @@ class Mutant:
         return f"{self.file}:{self.line}\n  - {before}\n  + {after}"
 
 
-_KEEP = "if constexpr (kHow.groups {} 1) details::keep_groups<kHow>(keys, experts);"
-_FIRST = "__device__ bool is_first() const {{ return room_ {} 0.0f; }}"
+_KEEP = "if constexpr (kOptions.groups {} 1) details::keep_groups<kOptions>(keys, experts);"
+_FIRST = "__device__ bool is_first() const {{ return threshold_ {} 0.0f; }}"
 _LEFT = "return self.block_m < 64 {} self.block_n <= BLOCK"
 _COS, _SIN = (
     f"{name} = tl.load({at}, mask=(row {{}} m)[:, None], other=0)"
@@ -129,7 +129,7 @@ _OTHER = "a cost: of variants that all take the call"
 # File, its line with what is before and after, and why no call can tell them apart.
 _SAME = (
     ("csrc/moe/top_k.h", _KEEP, ">", ">=", "one group is taken whole"),
-    ("csrc/attention/mla_online_softmax.h", _FIRST, "<", "<=", "room_ is -inf or kRoom"),
+    ("csrc/attention/mla_online_softmax.h", _FIRST, "<", "<=", "threshold_ is -inf or positive"),
     (
         "csrc/attention/mla_kv_stage_widen.h",
         _WAIT,

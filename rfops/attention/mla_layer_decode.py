@@ -33,6 +33,8 @@ from .mla_layer_decode_hip import HipLayer
 from .mla_layer_decode_triton import TritonLayer
 from .mla_layer_parts import CACHE_ROW, HALF, LATENT, NOPE, ROPE, SM_SCALE, V
 
+__all__ = ["mla_layer_decode", "mla_layer_decode_ref", "rope_angles"]
+
 BF16 = torch.bfloat16
 
 
@@ -152,10 +154,11 @@ def mla_layer_decode(
     start : tokens in the cache before this one: an int, of all sequences, or [B] int32 on x's
         device, which a graph may change between replays. Nothing checks those on the device: each
         must be below L.
-    q_down, q_up : [R, D] and [heads * 192, R]: of each head 128 rows, then the 64 that are turned.
-    kv_down : [576, D], 512 latent rows and the 64 of the key that are turned.
-    kv_up : [heads * 256, 512], of each head 128 rows of k and then 128 of v.
-    o : [D, heads * 128].
+    q_down, q_up : [R, D] and [heads * 192, R] bfloat16: of each head 128 rows, then the 64 that are
+        rotated.
+    kv_down : [576, D] bfloat16, 512 latent rows and the 64 of the key that are rotated.
+    kv_up : [heads * 256, 512] bfloat16, of each head 128 rows of k and then 128 of v.
+    o : [D, heads * 128] bfloat16.
     angles : [L or more, 64] bfloat16, of each position 32 cosines and then 32 sines: see
         `rope_angles`. Element d is turned with d + 32, and rounded as bf16 torch does.
     out : of x's shape, written in place where given.
@@ -165,6 +168,9 @@ def mla_layer_decode(
     which gives 4e-3 of a row's norm. Deterministic. HIP makes five launches, Triton up to seven;
     both synchronise with nothing and can be captured. Raises ValueError for what does not fit, and
     what building a kernel raises.
+
+    Source: multi-head latent attention, DeepSeek-V2 (arXiv:2405.04434), 2.1; rotary embedding,
+    RoFormer (arXiv:2104.09864).
     """
     call: Callable[..., Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     first, positions = (0, start) if isinstance(start, Tensor) else (start, None)

@@ -34,6 +34,8 @@ from .kernels.a8w8.staged import Staged
 from .kernels.a8w8.stream import Stream
 from .kernels.a8w8.triton import TritonGemm
 
+__all__ = ["gemm_a8w8_blockscale", "gemm_a8w8_blockscale_ref"]
+
 
 class Torch(Kernel):
     name = "torch"
@@ -180,6 +182,9 @@ def gemm_a8w8_blockscale(
     fp32, in an order that the config fixes: deterministic.
     Raises ValueError for what does not fit, ConfigError for a tuned table that cannot be read, and
     what building a kernel raises.
+
+    Source: DeepSeek-V3 Technical Report (arXiv:2412.19437), 3.3: sums of each 128 of K are scaled
+    and added in fp32.
     """
     call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     weight, layout = unwrap(w)

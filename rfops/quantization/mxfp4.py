@@ -41,6 +41,8 @@ from rfops.jit import compile_ops, u32, u64
 from .mx_quant import HipQuant, MxQuant, TritonQuant
 from .mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN
 
+__all__ = ["quant_mxfp4"]
+
 FP4_DTYPES = DTYPES["fp4"]  # bytes, and torch's own where it has one
 EMAX = 2
 
@@ -111,6 +113,10 @@ def quant_mxfp4(
     -------
     payload : [..., K/2] of dtype.
     scale : [..., K/32] float8_e8m0fnu (uint8 where torch lacks that).
+
+    Raises ValueError for what does not fit, and what building the kernel raises.
+
+    Source: OCP Microscaling Formats (MX) Specification, version 1.0, 6.3, whose conversion is down.
     """
     call = OP.traced if is_dynamo_compiling() else OP.call
     payload, scale = call(x, rounding, dtype)
