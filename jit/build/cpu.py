@@ -18,7 +18,7 @@ _chosen: str | None = None
 
 @contextlib.contextmanager
 def as_level(level: str) -> Iterator[None]:
-    """Inside the block libraries are built for this level, not for this CPU's."""
+    """Build the libraries of the block for this level instead of this CPU's."""
     global _chosen
     before, _chosen = _chosen, level
     try:

@@ -1,8 +1,8 @@
-"""The virtual GPU in a wheel: a cache inside the package, which `cache_roots` lists last.
+"""Build the virtual GPU into a wheel: a cache inside the package, which `cache_roots` lists last.
 
-`RFOPS_BUILD_VGPU=1 pip wheel .` runs this file on the package that setuptools has copied
-(`setup.py`). Entries are found by the content key of their sources, as in every cache, so a library
-that does not belong to the package's sources is never taken, and no compiler is needed.
+`RFOPS_BUILD_VGPU=1 pip wheel .` runs this file in the copy of the package that setuptools has made
+(`jit/wheel/backend.py`). An entry is found by the content key of its sources, as in every cache: a
+library of other sources is never loaded, and finding it needs no compiler.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEVELS = ("v3", "v4")
 
 
 def levels_of(text: str) -> tuple[str, ...]:
-    """The x86-64 levels that RFOPS_BUILD_VGPU names; 1 is this CPU's. Raises ConfigError."""
+    """Return the x86-64 levels that RFOPS_BUILD_VGPU names; 1 is this CPU's. Raises ConfigError."""
     if text == "1":
         return (cpu.x86_level(),)
     names = tuple(dict.fromkeys(text.split(",")))
@@ -37,8 +37,8 @@ def levels_of(text: str) -> tuple[str, ...]:
 
 
 def pack(spec: ModuleSpec, levels: Sequence[str], folder: Path) -> list[Path]:
-    """Build the library for each level, or take it from the cache, and copy it into the cache in
-    `folder`; the libraries. Raises as build_host."""
+    """Build the library for each level, or find it in the cache, copy it into the cache in `folder`
+    and return the copies. Raises as build_host."""
     keys = []
     for level in levels:
         with cpu.as_level(level):

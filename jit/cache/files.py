@@ -27,7 +27,7 @@ def cache_root() -> Path:
 
 
 def cache_roots() -> tuple[Path, ...]:
-    """The cache that is written, then the read-only ones behind it, the wheel's own last."""
+    """Return the cache that is written, then the read-only ones; the wheel's own is the last."""
     behind = settings.path_list("RFOPS_CACHE_READ")
     if paths.PREBUILT.is_dir():
         behind.append(paths.PREBUILT)

@@ -27,8 +27,8 @@ _reached: dict[str, tuple[int, int]] = {}
 
 
 def is_shared(place: Path) -> bool:
-    """Whether it lies in a cache that RFOPS_CACHE_TRUST names, or in the package itself, because
-    who can write there can change the package's Python code."""
+    """Whether RFOPS_CACHE_TRUST names the cache of this place, or the cache is the package's own:
+    whoever can write that one can also change the package's Python code."""
     if place.is_relative_to(paths.PREBUILT):
         return True
     if not settings.raw("RFOPS_CACHE_TRUST"):

@@ -1,1 +1,1 @@
-"""What builds rfops' own wheel; nothing at run time imports it."""
+"""The build backend of the rfops wheel. Nothing imports it at run time."""

@@ -30,7 +30,7 @@ DEMO_COMMAND = "pip install -c .ci/constraints.txt -e '.[clang]' && rfops demo"
 
 
 def copy_sources(copy: Path) -> None:
-    """What a wheel is built from, so that nothing is written into the checkout."""
+    """Copy what a wheel is built from, so that nothing is written into the checkout."""
     copy.mkdir()
     for name in ("jit", "csrc", "configs", "rfops"):
         ignore = shutil.ignore_patterns("__pycache__", ".*")
@@ -135,8 +135,9 @@ extern "C" int hipRuntimeGetVersion(int*) { return 0; }
 
 
 def test_wheel_carries_the_virtual_gpu(tmp_path: Path) -> None:
-    """With RFOPS_BUILD_VGPU: a stub of one file in place of the virtual GPU's 86. It is found by
-    the content of its sources without a compiler; where a source has changed it is not taken."""
+    """With RFOPS_BUILD_VGPU, and a stub of one file in place of the virtual GPU's sources. The
+    library is found by the content of its sources without a compiler, and it is not found when a
+    source has changed."""
     sources, site = tmp_path / "sources", tmp_path / "site"
     copy_sources(sources)
     for file in (sources / "csrc/vgpu").glob("*/*.cpp"):
@@ -163,6 +164,33 @@ def test_wheel_carries_the_virtual_gpu(tmp_path: Path) -> None:
     (site / "rfops/csrc/vgpu/base/stub.cpp").write_text(STUB.replace("return 0", "return 1"))
     with pytest.raises(AssertionError, match="JitDisabled"):
         run_python(code, "/", **env)
+
+
+@pytest.mark.sweep
+def test_wheel_with_the_virtual_gpu_runs_without_a_compiler(tmp_path: Path) -> None:
+    """The real library: taken from the cache or built, minutes; loaded from the wheel on a machine
+    without a C++ compiler and with an empty cache."""
+    sources, site = tmp_path / "sources", tmp_path / "site"
+    copy_sources(sources)
+    built = build_wheel(sources, tmp_path, RFOPS_BUILD_VGPU="1")
+    assert built.stat().st_size < 4 << 20
+    zipfile.ZipFile(built).extractall(site)
+    (library,) = site.glob("rfops/prebuilt/v1/host/vgpu/*/libamdhip64.so")
+    code = (
+        f"import ctypes, sys; sys.path.insert(0, {str(site)!r})\n"
+        "import rfops\n"
+        "path = rfops.jit.vgpu_library()\n"
+        "count = ctypes.c_int()\n"
+        "assert ctypes.CDLL(str(path)).hipGetDeviceCount(ctypes.byref(count)) == 0 < count.value\n"
+        "print(path)\n"
+    )
+    env = {"RFOPS_CACHE_DIR": str(tmp_path / "cache"), "PATH": str(tmp_path), "RFOPS_JIT": "0"}
+    assert run_python(code, "/", **env).strip() == str(library)
+
+
+def test_a_plain_wheel_is_for_any_platform(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if "/prebuilt/" in name]
 
 
 def test_levels_of_a_wheel_are_known_ones() -> None:
@@ -259,8 +287,8 @@ def test_constraints_pin_what_is_asked_for() -> None:
     for requirement in asked:
         assert requirement.specifier.contains(pins[requirement.name.lower()]), requirement
     assert pins["torch"] == "2.13.0"
-    assert {"clang", "flydsl", "plot", "demo"} <= set(extras)
-    assert "rfops[clang,flydsl,plot,demo,ray]" in extras["dev"]
+    assert {"clang", "triton", "flydsl", "plot", "demo"} <= set(extras)
+    assert "rfops[clang,triton,flydsl,plot,demo,ray]" in extras["dev"]
 
 
 def test_public_names_are_there() -> None:
