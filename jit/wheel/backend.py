@@ -42,7 +42,7 @@ def engine() -> list[str]:
     return needed
 
 
-class BuildPy(build_py):
+class BuildPy(build_py):  # type: ignore[misc]
     """Copies the sources, then builds the virtual GPU from the copies."""
 
     def run(self) -> None:
@@ -61,12 +61,12 @@ class BuildPy(build_py):
             subprocess.run(command, check=True, cwd=library, env=environ)
 
 
-class Wheel(bdist_wheel):
+class Wheel(bdist_wheel):  # type: ignore[misc]
     """With the virtual GPU: for any Python 3 of this platform."""
 
     def finalize_options(self) -> None:
         if LEVELS:  # the package is installed as one with compiled parts
-            self.distribution.has_ext_modules = lambda: True  # type: ignore[method-assign]
+            self.distribution.has_ext_modules = lambda: True
         super().finalize_options()
 
     def get_tag(self) -> tuple[str, str, str]:

@@ -142,7 +142,8 @@ def test_wheel_carries_the_virtual_gpu(tmp_path: Path) -> None:
     copy_sources(sources)
     for file in (sources / "csrc/vgpu").glob("*/*.cpp"):
         file.unlink()
-    (sources / "csrc/vgpu/base/stub.cpp").write_text(STUB)
+    stub = Path("csrc", "vgpu", "base", "stub.cpp")
+    (sources / stub).write_text(STUB)
     built = build_wheel(
         sources,
         tmp_path,
@@ -161,7 +162,7 @@ def test_wheel_carries_the_virtual_gpu(tmp_path: Path) -> None:
     )
     env = {"RFOPS_CACHE_DIR": str(tmp_path / "cache"), "RFOPS_JIT": "0"}
     assert run_python(code, "/", **env).strip() == str(library)
-    (site / "rfops/csrc/vgpu/base/stub.cpp").write_text(STUB.replace("return 0", "return 1"))
+    (site / "rfops" / stub).write_text(STUB.replace("return 0", "return 1"))
     with pytest.raises(AssertionError, match="JitDisabled"):
         run_python(code, "/", **env)
 
