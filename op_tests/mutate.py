@@ -122,7 +122,7 @@ _PAIR = (
 )
 _SUMS = "if k_steps <= MAX_DEEP_STEPS and _rows_of_expert(c) {} MIN_SUM_ROWS:"
 _AGE = "if not whole and _age(folder) {} _HOUR:"
-_AGAIN = "while (at_ {} end_) {{"
+_AGAIN = "while (item_ {} end_) {{"
 _STREAM_IDLE = "idle = (along > 1) & ((along {} 1) * t.steps >= blocks)"
 _ANY = "there are 8 workgroups, and any may clear"
 _OTHER = "a cost: of variants that all take the call"

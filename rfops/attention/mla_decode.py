@@ -258,9 +258,23 @@ def mla_decode(
         if kv_lens is None and isinstance(kv_indices, torch.Tensor) and kv_indices.dim() == 2:
             OP.fail(*NO_LENS)
     return call(
-        q, kv, bounds, kv_indices, sm_scale, batch, has_table, qo_len, causal, kv_lens, kv_scale,
-        q_scale, lse, qo_indptr, out, config,
-    )  # fmt: skip
+        q,
+        kv,
+        bounds,
+        kv_indices,
+        sm_scale,
+        batch,
+        has_table,
+        qo_len,
+        causal,
+        kv_lens,
+        kv_scale,
+        q_scale,
+        lse,
+        qo_indptr,
+        out,
+        config,
+    )
 
 
 mla_decode.supports = OP.supports  # type: ignore[attr-defined]

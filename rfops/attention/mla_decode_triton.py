@@ -107,9 +107,15 @@ class TritonMla(Kernel):
         has_table = is_table(c)
 
         def run_of(
-            batch: int, rows: int, heads: int, _entries: int, _pages: int, page: int, _ends: int,
+            batch: int,
+            rows: int,
+            heads: int,
+            _entries: int,
+            _pages: int,
+            page: int,
+            _ends: int,
             width: int,
-        ) -> Run:  # fmt: skip
+        ) -> Run:
             columns, splits = c.qo_len * heads, config.splits
             hidden = int(c.causal) if c.has("qo_indptr") else (c.qo_len - 1) * c.causal
             run_part = launch_part(
@@ -141,9 +147,20 @@ class TritonMla(Kernel):
             ) -> None:
                 sums, stats = scratch() if splits > 1 else (None, None)
                 run_part(
-                    out, _bytes(q), _bytes(kv), kv_indptr, kv_indices, kv_lens, kv_scale, q_scale,
-                    lse, qo_indptr, angles, sums, stats,
-                )  # fmt: skip
+                    out,
+                    _bytes(q),
+                    _bytes(kv),
+                    kv_indptr,
+                    kv_indices,
+                    kv_lens,
+                    kv_scale,
+                    q_scale,
+                    lse,
+                    qo_indptr,
+                    angles,
+                    sums,
+                    stats,
+                )
                 if splits > 1:
                     run_add(out, lse, sums, stats, kv_scale, qo_indptr)
 

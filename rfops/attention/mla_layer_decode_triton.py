@@ -133,45 +133,86 @@ def _steps(c: Call, config: LayerTritonConfig) -> list[TritonStep | NestedRun]:
         bound("down", tile),
         grid=(ceil(c.R, block_n) + ceil(CACHE_ROW, block_n), along_m, 1),
         arguments={
-            "out": "q_lora", "w": "q_down", "w_other": "kv_down",
-            "m": c.B, "n": c.R, "k": c.D, "start": c.start, "cache_rows": c.L,
+            "out": "q_lora",
+            "w": "q_down",
+            "w_other": "kv_down",
+            "m": c.B,
+            "n": c.R,
+            "k": c.D,
+            "start": c.start,
+            "cache_rows": c.L,
         },
-    )  # fmt: skip
+    )
     query = TritonStep(
         bound("query", {"BLOCK_M": block_m, "BLOCK_K": config.block_k}),
         grid=(heads * (NOPE + ROPE) // 64, along_m, 1),
         arguments={
-            "x": "q_lora", "w": "q_up", "m": c.B, "heads": heads, "k": c.R, "start": c.start,
+            "x": "q_lora",
+            "w": "q_up",
+            "m": c.B,
+            "heads": heads,
+            "k": c.R,
+            "start": c.start,
         },
-    )  # fmt: skip
+    )
     of_heads = bound("product", {**tile, "BLOCK_N": 64, "BLOCK_K": min(64, config.block_k)})
     absorb = TritonStep(
         of_heads,
         grid=(LATENT // 64, along_m, heads),
         arguments={
-            "out": "q", "x": "nope", "w": "kv_up", "m": c.B, "n": LATENT, "k": NOPE,
-            "x_row": heads * NOPE, "x_head": NOPE,
-            "w_first": 0, "w_head": _UP, "w_n": 1, "w_k": LATENT,
-            "out_row": heads * CACHE_ROW, "out_head": CACHE_ROW,
+            "out": "q",
+            "x": "nope",
+            "w": "kv_up",
+            "m": c.B,
+            "n": LATENT,
+            "k": NOPE,
+            "x_row": heads * NOPE,
+            "x_head": NOPE,
+            "w_first": 0,
+            "w_head": _UP,
+            "w_n": 1,
+            "w_k": LATENT,
+            "out_row": heads * CACHE_ROW,
+            "out_head": CACHE_ROW,
         },
-    )  # fmt: skip
+    )
     values = TritonStep(
         of_heads,
         grid=(V // 64, along_m, heads),
         arguments={
-            "out": "value", "x": "latent", "w": "kv_up", "m": c.B, "n": V, "k": LATENT,
-            "x_row": heads * LATENT, "x_head": LATENT,
-            "w_first": NOPE * LATENT, "w_head": _UP, "w_n": LATENT, "w_k": 1,
-            "out_row": c.V, "out_head": V,
+            "out": "value",
+            "x": "latent",
+            "w": "kv_up",
+            "m": c.B,
+            "n": V,
+            "k": LATENT,
+            "x_row": heads * LATENT,
+            "x_head": LATENT,
+            "w_first": NOPE * LATENT,
+            "w_head": _UP,
+            "w_n": LATENT,
+            "w_k": 1,
+            "out_row": c.V,
+            "out_head": V,
         },
-    )  # fmt: skip
+    )
     last = TritonStep(
         bound("product", tile),
         grid=(ceil(c.D, block_n), along_m, 1),
         arguments={
-            "x": "value", "w": "o", "m": c.B, "n": c.D, "k": c.V,
-            "x_row": c.V, "x_head": 0, "w_first": 0, "w_head": 0, "w_n": c.V, "w_k": 1,
-            "out_row": c.D, "out_head": 0,
+            "x": "value",
+            "w": "o",
+            "m": c.B,
+            "n": c.D,
+            "k": c.V,
+            "x_row": c.V,
+            "x_head": 0,
+            "w_first": 0,
+            "w_head": 0,
+            "w_n": c.V,
+            "w_k": 1,
+            "out_row": c.D,
+            "out_head": 0,
         },
-    )  # fmt: skip
+    )
     return [down, query, absorb, attention(c, c.L, hip=False), values, last]

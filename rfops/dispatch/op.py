@@ -452,10 +452,12 @@ def _filled(
 ) -> tuple[torch.Tensor, ...]:
     """The results of these forms: those that are passed, else new ones without a value."""
     given = passed or (None,) * len(forms)
-    return tuple([
-        torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor
-        for tensor, (shape, dtype) in zip(given, forms, strict=True)
-    ])  # fmt: skip
+    return tuple(
+        [
+            torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor
+            for tensor, (shape, dtype) in zip(given, forms, strict=True)
+        ]
+    )
 
 
 def _all_plain(values: Any) -> bool:

@@ -149,8 +149,9 @@ class Problem:
 
     def launch(self) -> Sequence[torch.Tensor]:
         """The op itself; its results."""
-        made = [r for r, a in zip(self.results, self.op.declaration.results, strict=True)
-                if not a.new]  # fmt: skip
+        made = [
+            r for r, a in zip(self.results, self.op.declaration.results, strict=True) if not a.new
+        ]
         given = self.op.call(*self.inputs, *made, *[None] * self.op.takes_config)
         return (given,) if isinstance(given, torch.Tensor) else given or ()
 

@@ -183,9 +183,13 @@ def _bind(c: Call, config: Mxfp4TritonConfig, m: int, n: int, k: int) -> Run:
     run_add = add.prepare("out parts bias")((m, ceil(n, _COLUMNS), 1), m=m, n=n)
 
     def launch_all(
-        out: torch.Tensor, x: torch.Tensor, x_scale: torch.Tensor, w: torch.Tensor,
-        w_scale: torch.Tensor, bias: torch.Tensor | None,
-    ) -> None:  # fmt: skip
+        out: torch.Tensor,
+        x: torch.Tensor,
+        x_scale: torch.Tensor,
+        w: torch.Tensor,
+        w_scale: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
         parts = out
         if splits > 1:
             parts = torch.empty((splits, m, n), dtype=torch.float32, device=out.device)
@@ -197,16 +201,23 @@ def _bind(c: Call, config: Mxfp4TritonConfig, m: int, n: int, k: int) -> Run:
         return tensor.view(torch.uint8)
 
     def run_quantising(
-        out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        w_scale: torch.Tensor,
         bias: torch.Tensor | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         w, w_scale = as_bytes(w), as_bytes(w_scale)
         launch_all(out, x, w_scale, w, w_scale, bias)
 
     def run(
-        out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor,
-        w_scale: torch.Tensor, bias: torch.Tensor | None,
-    ) -> None:  # fmt: skip
+        out: torch.Tensor,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_scale: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
         launch_all(out, as_bytes(x), as_bytes(x_scale), as_bytes(w), as_bytes(w_scale), bias)
 
     made: Any = run if rounding is None else run_quantising

@@ -156,13 +156,14 @@ def _bind_expanded(
     )
     matmul = [
         BoundTriton(
-            _KERNELS, "matmul_kernel", device, {**config.constants(k), "WIDE": wide},
+            _KERNELS,
+            "matmul_kernel",
+            device,
+            {**config.constants(k), "WIDE": wide},
             options=options,
-        ).prepare("out x w", strides={"out": "stride_o _"})(
-            (_tiles(m, n, config), 1, 1), **sizes
-        )
+        ).prepare("out x w", strides={"out": "stride_o _"})((_tiles(m, n, config), 1, 1), **sizes)
         for wide in (False, True)
-    ]  # fmt: skip
+    ]
     k_parts = ceil(k, _EXPAND_BLOCKS * BLOCK)
     expand_x, expand_w = (expand((rows, k_parts, 1), K=k) for rows in (m, n))
 
