@@ -34,6 +34,7 @@ SETTINGS = (
     Setting("RFOPS_CACHE_TRUST", "paths", "", "caches used though others own them or may write"),
     Setting("RFOPS_JIT", "0|1", "1", "0: never compile; what is not built is a JitDisabled"),
     Setting("RFOPS_RECORD_MANIFEST", "path", "", "file that collects what was used, for `build`"),
+    Setting("RFOPS_BUILD_VGPU", "text", "", "of `pip wheel`: carry the virtual GPU; 1, or v3,v4"),
     Setting("RFOPS_HIPCC", "path", "", "the hipcc to use; empty: look in ROCM_PATH, then in PATH"),
     Setting("ROCM_PATH", "path", "", "ROCm's folder; `bin/hipcc` in it is used when present"),
     Setting("CXX", "text", "", "host C++ compiler of the virtual GPU; empty: g++, clang++, zig"),
