@@ -17,7 +17,7 @@ from pathlib import Path
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 DIRECTORIES = ("include/rfops", "gemm", "quantization", "moe", "attention")
 # Directories whose names are in order; the test holds them.
-DONE = ("include/rfops", "gemm", "quantization")
+DONE = ("include/rfops", "gemm", "quantization", "moe", "attention")
 # Types of which each architecture has one; a kernel includes the header of its own.
 ONE_PER_ARCH = frozenset({"WaveAttention"})
 # Words with several senses in this code, each of which has a name of its own (csrc/README.md).

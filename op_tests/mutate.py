@@ -98,8 +98,8 @@ class Mutant:
         return f"{self.file}:{self.line}\n  - {before}\n  + {after}"
 
 
-_KEEP = "if constexpr (kHow.groups {} 1) details::keep_groups<kHow>(keys, experts);"
-_FIRST = "__device__ bool is_first() const {{ return room_ {} 0.0f; }}"
+_KEEP = "if constexpr (kOptions.groups {} 1) details::keep_groups<kOptions>(keys, experts);"
+_FIRST = "__device__ bool is_first() const {{ return threshold_ {} 0.0f; }}"
 _LEFT = "return self.block_m < 64 {} self.block_n <= BLOCK"
 _COS, _SIN = (
     f"{name} = tl.load({at}, mask=(row {{}} m)[:, None], other=0)"
@@ -122,14 +122,14 @@ _PAIR = (
 )
 _SUMS = "if k_steps <= MAX_DEEP_STEPS and _rows_of_expert(c) {} MIN_SUM_ROWS:"
 _AGE = "if not whole and _age(folder) {} _HOUR:"
-_AGAIN = "while (at_ {} end_) {{"
+_AGAIN = "while (item_ {} end_) {{"
 _STREAM_IDLE = "idle = (along > 1) & ((along {} 1) * t.steps >= blocks)"
 _ANY = "there are 8 workgroups, and any may clear"
 _OTHER = "a cost: of variants that all take the call"
 # File, its line with what is before and after, and why no call can tell them apart.
 _SAME = (
     ("csrc/moe/top_k.h", _KEEP, ">", ">=", "one group is taken whole"),
-    ("csrc/attention/mla_online_softmax.h", _FIRST, "<", "<=", "room_ is -inf or kRoom"),
+    ("csrc/attention/mla_online_softmax.h", _FIRST, "<", "<=", "threshold_ is -inf or positive"),
     (
         "csrc/attention/mla_kv_stage_widen.h",
         _WAIT,

@@ -11,28 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# What rfops' own names mean: each module is imported when the first of its names is asked for.
-MODULES = {
-    "vgpu": "",
-    "attention.mla_decode": "mla_decode mla_decode_ref",
-    "attention.mla_layer_decode": "mla_layer_decode mla_layer_decode_ref rope_angles",
-    "gemm.a8w8_blockscale": "gemm_a8w8_blockscale gemm_a8w8_blockscale_ref",
-    "gemm.a8wfp4": "gemm_a8wfp4 gemm_a8wfp4_ref",
-    "gemm.a16w8_blockscale": "batched_gemm_a16w8_blockscale batched_gemm_a16w8_blockscale_ref",
-    "gemm.a16wfp4": "gemm_a16wfp4 gemm_a16wfp4_ref",
-    "gemm.afp4wfp4": "gemm_afp4wfp4 gemm_afp4wfp4_ref",
-    "gemm.mxfp8": "gemm_mxfp8 gemm_mxfp8_ref",
-    "moe.align_block_size": "moe_align_block_size",
-    "moe.fused_moe": "fused_moe fused_moe_ref moe_layer",
-    "moe.grouped_gemm_mxfp8": "grouped_gemm_mxfp8 grouped_gemm_mxfp8_ref",
-    "moe.grouped_topk": "grouped_topk grouped_topk_ref",
-    "moe.router": "moe_router moe_router_ref",
-    "moe.topk_softmax": "topk_softmax topk_softmax_ref",
-    "quantization.fp8_blockscale": "quant_fp8_blockscale",
-    "quantization.mxfp4": "quant_mxfp4",
-    "quantization.mxfp8": "quant_mxfp8",
-    "quantization.shuffle": "shuffle_scale shuffle_weight unshuffle_scale unshuffle_weight",
-}
+from rfops.public import MODULES
 
 
 def import_ops() -> None:

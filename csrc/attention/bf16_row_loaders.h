@@ -24,25 +24,27 @@ __device__ inline u32 packed_offset(u32 tiles, u32 row, u32 k) {
 }
 
 // 16 kTiles packed rows, straight to operands: for what lies in an L2.
-template <u32 kTiles, u32 kAhead>
+template <u32 kTiles, u32 kPrefetch>
 struct PackedRows {
   Buffer rows;
   u32 tiles, k_end;
-  U32x4 own[kAhead][kPieces][kTiles];
+  U32x4 regs[kPrefetch][kPieces][kTiles];
 
   // A piece of a tile, of the step from k on.
   __device__ void load(u32 s, u32 k, u32 piece, u32 tile) {
-    const u32 at = k + piece * kPieceOfK, outside = at < k_end ? 0 : kOutOfBounds;
-    own[s][piece][tile] = buffer_load_b128(rows, (lane_id() * kVecBytes) | outside,
-                                           (at / kPieceOfK * tiles + tile) * kPackedTile);
+    const u32 k0 = k + piece * kPieceOfK, oob_bits = k0 < k_end ? 0 : kOutOfBounds;
+    regs[s][piece][tile] = buffer_load_b128(rows, (lane_id() * kVecBytes) | oob_bits,
+                                            (k0 / kPieceOfK * tiles + tile) * kPackedTile);
   }
 };
 
-// Of [M, K], those of workgroup `group` along M.
-template <u32 kTiles, u32 kAhead>
-__device__ inline PackedRows<kTiles, kAhead> packed_rows(const bf16* x, u32 m, u32 group, u32 k) {
-  const u32 tiles = (m + kTileRows - 1) / kTileRows, first = group * kTiles;
-  return {make_buffer(x + first * (kPackedTile / 2), (k / kPieceOfK * tiles - first) * kPackedTile),
+// Of [M, K], those of workgroup `m_idx` along M.
+template <u32 kTiles, u32 kPrefetch>
+__device__ inline PackedRows<kTiles, kPrefetch> packed_rows(const bf16* x, u32 m, u32 m_idx,
+                                                            u32 k) {
+  const u32 tiles = (m + kTileRows - 1) / kTileRows, tile_begin = m_idx * kTiles;
+  return {make_buffer(x + tile_begin * (kPackedTile / 2),
+                      (k / kPieceOfK * tiles - tile_begin) * kPackedTile),
           tiles,
           k,
           {}};
@@ -51,53 +53,56 @@ __device__ inline PackedRows<kTiles, kAhead> packed_rows(const bf16* x, u32 m, u
 // kRows rows of all kThreads threads, 128 bytes each.
 template <u32 kRows, u32 kThreads>
 struct GroupRows {
-  static constexpr u32 kAtOnce = kThreads / kRowChunks, kLoads = (kRows + kAtOnce - 1) / kAtOnce;
+  static constexpr u32 kRowsPerLoad = kThreads / kRowChunks,
+                       kLoads = (kRows + kRowsPerLoad - 1) / kRowsPerLoad;
   Buffer rows;
-  u32 row, k_end;  // bytes of a row, and elements
-  U32x4 own[2][kLoads];
+  u32 row_bytes, k_end;  // bytes of a row, and elements
+  U32x4 regs[2][kLoads];
 
   __device__ void load(u32 s, u32 k, u32 i) {
-    const u32 chunk = thread_id() % kRowChunks, first = thread_id() / kRowChunks;
-    const u32 outside = k + chunk * 8 < k_end ? 0 : kOutOfBounds;
-    own[s][i] = buffer_load_b128(rows, (first * row + chunk * kVecBytes) | outside,
-                                 i * kAtOnce * row + k * 2);
+    const u32 chunk = thread_id() % kRowChunks, thread_row = thread_id() / kRowChunks;
+    const u32 oob_bits = k + chunk * 8 < k_end ? 0 : kOutOfBounds;
+    regs[s][i] = buffer_load_b128(rows, (thread_row * row_bytes + chunk * kVecBytes) | oob_bits,
+                                  i * kRowsPerLoad * row_bytes + k * 2);
   }
-  __device__ void store(u32 s, LdsBytes* to, u32 i) const {
+  __device__ void store(u32 s, LdsBytes* lds_dst, u32 i) const {
     const u32 chunk = thread_id() % kRowChunks;
-    const u32 own_row = thread_id() / kRowChunks + i * kAtOnce;
-    if (kRows % kAtOnce == 0 || own_row < kRows) {
-      *reinterpret_cast<RFOPS_LDS U32x4*>(to + lds_offset(own_row, chunk)) = own[s][i];
+    const u32 lds_row = thread_id() / kRowChunks + i * kRowsPerLoad;
+    if (kRows % kRowsPerLoad == 0 || lds_row < kRows) {
+      *reinterpret_cast<RFOPS_LDS U32x4*>(lds_dst + lds_offset(lds_row, chunk)) = regs[s][i];
     }
   }
 };
 
 // 16 kTiles rows of one wave, 256 bytes of a row at once, as a row of memory takes time to open; to
 // LDS, whose first half has the first lines. Tiles are tile_step rows apart.
-template <u32 kTiles, u32 kSlots>
+template <u32 kTiles, u32 kNumStages>
 struct WaveRowLoader {
-  static constexpr u32 kAtOnce = kWaveSize / kPairChunks, kOfTile = kTileRows / kAtOnce;
-  static constexpr u32 kLoads = kTiles * kOfTile, kHalfBytes = kTiles * kLdsTile;
+  static constexpr u32 kRowsPerLoad = kWaveSize / kPairChunks,
+                       kLoadsPerTile = kTileRows / kRowsPerLoad;
+  static constexpr u32 kLoads = kTiles * kLoadsPerTile, kHalfBytes = kTiles * kLdsTile;
   Buffer rows;
-  u32 row, k_end, tile_step;
-  U32x4 own[kSlots][kLoads];
+  u32 row_bytes, k_end, tile_step;
+  U32x4 regs[kNumStages][kLoads];
 
   __device__ void load(u32 s, u32 k, u32 i) {
     const u32 lane = lane_id(), chunk = lane % kPairChunks;
-    const u32 outside = k + chunk * 8 < k_end ? 0 : kOutOfBounds;
-    own[s][i] = buffer_load_b128<kStreamed>(
-        rows, (lane / kPairChunks * row + chunk * kVecBytes) | outside,
-        (i / kOfTile * tile_step + i % kOfTile * kAtOnce) * row + k * 2);
+    const u32 oob_bits = k + chunk * 8 < k_end ? 0 : kOutOfBounds;
+    regs[s][i] = buffer_load_b128<kStreamed>(
+        rows, (lane / kPairChunks * row_bytes + chunk * kVecBytes) | oob_bits,
+        (i / kLoadsPerTile * tile_step + i % kLoadsPerTile * kRowsPerLoad) * row_bytes + k * 2);
   }
-  __device__ void store(u32 s, LdsBytes* to, u32 i) const {
+  __device__ void store(u32 s, LdsBytes* lds_dst, u32 i) const {
     const u32 lane = lane_id(), chunk = lane % kPairChunks;
-    const u32 at = lds_offset(i * kAtOnce + lane / kPairChunks, chunk % kRowChunks);
-    *reinterpret_cast<RFOPS_LDS U32x4*>(to + chunk / kRowChunks * kHalfBytes + at) = own[s][i];
+    const u32 offset = lds_offset(i * kRowsPerLoad + lane / kPairChunks, chunk % kRowChunks);
+    *reinterpret_cast<RFOPS_LDS U32x4*>(lds_dst + chunk / kRowChunks * kHalfBytes + offset) =
+        regs[s][i];
   }
 };
 
 // In scalar registers, where descriptors are to be: else each load is a loop over lanes.
-__device__ inline const bf16* scalar_address(const bf16* at) {
-  const u64 bits = reinterpret_cast<u64>(at);
+__device__ inline const bf16* scalar_address(const bf16* ptr) {
+  const u64 bits = reinterpret_cast<u64>(ptr);
   const u32 low = readfirstlane(static_cast<u32>(bits)),
             high = readfirstlane(static_cast<u32>(bits >> 32));
   return reinterpret_cast<const bf16*>(u64{high} << 32 | low);

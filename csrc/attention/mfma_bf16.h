@@ -12,7 +12,7 @@
 
 namespace rfops {
 
-__device__ inline F32x4 multiply_16(Bf16x4 a, Bf16x4 b, F32x4 c) {
+__device__ inline F32x4 mfma_bf16_16x16x16(Bf16x4 a, Bf16x4 b, F32x4 c) {
   return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(I16x4, a),
                                                    __builtin_bit_cast(I16x4, b), c, 0, 0, 0);
 }
@@ -20,12 +20,12 @@ __device__ inline F32x4 multiply_16(Bf16x4 a, Bf16x4 b, F32x4 c) {
 __device__ inline Bf16x4 low_half(Bf16x8 v) { return __builtin_shufflevector(v, v, 0, 1, 2, 3); }
 __device__ inline Bf16x4 high_half(Bf16x8 v) { return __builtin_shufflevector(v, v, 4, 5, 6, 7); }
 
-__device__ inline F32x4 multiply_32(Bf16x8 a, Bf16x8 b, F32x4 c) {
+__device__ inline F32x4 mfma_bf16_16x16x32(Bf16x8 a, Bf16x8 b, F32x4 c) {
 #if defined(__gfx950__)
   return __builtin_amdgcn_mfma_f32_16x16x32_bf16(a, b, c, 0, 0, 0);
 #else
-  c = multiply_16(low_half(a), low_half(b), c);
-  return multiply_16(high_half(a), high_half(b), c);
+  c = mfma_bf16_16x16x16(low_half(a), low_half(b), c);
+  return mfma_bf16_16x16x16(high_half(a), high_half(b), c);
 #endif
 }
 
@@ -41,8 +41,8 @@ __device__ inline u32 widen_pair(u32 fp8) {
   constexpr f32 kNoScale = 1.0f;
   return __builtin_bit_cast(u32, __builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(fp8, kNoScale, kHigh));
 #else
-  const F32x2 wide = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<i32>(fp8), kHigh);
-  const f32 low = wide[0], high = wide[1];
+  const F32x2 v2 = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<i32>(fp8), kHigh);
+  const f32 low = v2[0], high = v2[1];
   return upper_halves(__builtin_bit_cast(u32, low), __builtin_bit_cast(u32, high));
 #endif
 }

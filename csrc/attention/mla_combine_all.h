@@ -1,18 +1,18 @@
-// A sequence's few parts of 16 columns, added up by those who made them, a share of the sums each.
+// Combines up to 32 partials of a sequence (16 query rows); each workgroup that made one reduces an
+// output slice.
 //
-// A workgroup leaves its part (mla_combine_tree.h), counts up, and waits until all have: then each
-// wave has of its quarter of the sums as much as the others, reads it of all parts, and makes that
-// much of the result. One step, and each compute unit reads as much as it left: 4 sequences of
-// 1,024 tokens, 16 parts each, took 12.2 us with two steps of a tree, and 10.0 so (estimated,
-// MI355X).
+// A workgroup stores its partial (mla_combine_tree.h), increments the arrival counter and spins
+// until all have arrived. Then each wave reads an equal slice of its quarter of every partial and
+// stores that slice of the output. Each CU reads as much as it wrote: estimated, MI355X, 4
+// sequences of 1,024 tokens, 16 splits each: two-level tree 12.2 us, this scheme 10.0 us.
 //
-// Who waits too long goes, and says so: others may not be resident, as where another kernel has
-// their compute units. The last to come makes the shares of those who have gone; who has more
-// sequences to work on goes at once. So nobody waits for ever, and whoever makes a share, its sums
-// are the same.
+// The spin is bounded, because the other workgroups may not be resident while another kernel holds
+// their CUs: a workgroup that exceeds kMaxSpins sets its bit in the counter and moves on, as does
+// one that has more splits to compute. The last workgroup to arrive also reduces the slices of
+// those that left, with the same sums.
 //
-// Layout. A piece is a quad of each of 64, 32 or 16 lanes, for up to 8, 16 or 32 parts: 1, 2 or 4
-// groups of a wave's lanes read it of eight parts each.
+// Layout. A piece is one quad of each of 64, 32 or 16 lanes, for up to 8, 16 or 32 partials; then
+// 1, 2 or 4 groups of a wave's lanes read eight partials each.
 #pragma once
 
 #include "attention/mla_combine_tree.h"
@@ -22,193 +22,208 @@
 namespace rfops {
 
 struct CombineAll : PartialStore {
-  static constexpr u32 kMost = 32;  // parts
-  static constexpr u32 kQuads = 8;  // of a lane
+  static constexpr u32 kMaxSplits = 32;  // parts
+  static constexpr u32 kQuads = 8;       // of a lane
 
-  // Part `at.own` of `at.count`, which is left. Calls make(totals, x, lane, quad) for what it has
-  // of the result: what `lane` has as its x-th quad, times factor(totals). It waits for kTurns
-  // turns at most, and not at all if it `has_more`.
-  template <u32 kTurns, class SlotOf, class Factor, class Make>
-  __device__ void gather(const MlaPlace& at, bool has_more, SlotOf slot_of, Factor factor,
-                         Make make) const {
-    const auto s_barrier = [&](auto share) {
-      meet_others<kTurns>(at, has_more, slot_of(0), share, factor, make);
+  // Partial `node.split_idx` of `node.count` is stored. Calls make(totals, x, lane, quad) for each
+  // quad of this wave's slice, scaled by factor(totals): it is the x-th quad of `lane`. Spins at
+  // most kMaxSpins times, and not at all if `has_more`.
+  template <u32 kMaxSpins, class PartialOf, class Factor, class Make>
+  __device__ void combine(const TreeNode& node, bool has_more, PartialOf partial_of, Factor factor,
+                          Make make) const {
+    const auto run = [&](auto slice) {
+      arrive_and_combine<kMaxSpins>(node, has_more, partial_of(0), slice, factor, make);
     };
-    const u32 count = readfirstlane(at.count);
-    if (count <= 4) return s_barrier(Share<4, 1>{});
-    if (count <= 8) return s_barrier(Share<8, 1>{});
-    if (count <= 16) return s_barrier(Share<8, 2>{});
-    s_barrier(Share<8, 4>{});
+    const u32 count = readfirstlane(node.count);
+    if (count <= 4) return run(Slice<4, 1>{});
+    if (count <= 8) return run(Slice<8, 1>{});
+    if (count <= 16) return run(Slice<8, 2>{});
+    run(Slice<8, 4>{});
   }
 
  private:
-  // In a word: how many came, how many look no more, and a bit for each who left its share.
-  static constexpr u32 kMostCounted = 64;
-  static constexpr u64 kCame = 1, kLeft = kMostCounted, kGone = kMostCounted * kMostCounted;
-  static_assert(kMost < kMostCounted && kMost <= 32);
+  // Fields of the counter word: arrivals, workgroups that no longer poll, one bit per abandoned
+  // slice.
+  static constexpr u32 kCountRange = 64;
+  static constexpr u64 kArrived = 1, kFinished = kCountRange,
+                       kAbandoned = kCountRange * kCountRange;
+  static_assert(kMaxSplits < kCountRange && kMaxSplits <= 32);
 
-  __device__ static u32 came(u64 word) { return static_cast<u32>(word) % kMostCounted; }
-  __device__ static u32 left(u64 word) { return static_cast<u32>(word / kLeft) % kMostCounted; }
+  __device__ static u32 arrived(u64 word) { return static_cast<u32>(word) % kCountRange; }
+  __device__ static u32 finished(u64 word) {
+    return static_cast<u32>(word / kFinished) % kCountRange;
+  }
   __device__ static u64 scalar(u64 word) {
     return readfirstlane(static_cast<u32>(word)) | u64{readfirstlane(static_cast<u32>(word >> 32))}
                                                        << 32;
   }
-  // Adds to a word, which gives what it was before, in the first lane.
-  __device__ u64 add(u64* word, u64 what) const {
-    u64 before = 0;
+  // Adds to a word and returns its old value, in lane 0.
+  __device__ u64 add(u64* word, u64 increment) const {
+    u64 old_word = 0;
     if (lane == 0) {
-      before = __hip_atomic_fetch_add(word, what, __ATOMIC_RELAXED, kAgentScope);
+      old_word = __hip_atomic_fetch_add(word, increment, __ATOMIC_RELAXED, kAgentScope);
     }
-    return before;
+    return old_word;
   }
-  // Whether all have come.
-  template <u32 kTurns>
-  __device__ static bool waits(u64* word, u32 count) {
+  // Returns whether all have arrived.
+  template <u32 kMaxSpins>
+  __device__ static bool wait_all(u64* word, u32 count) {
 #pragma nounroll
-    for (u32 turn = 0; turn < kTurns; ++turn) {
-      const u32 now = __hip_atomic_load(low(word), __ATOMIC_RELAXED, kAgentScope);
-      if (came(readfirstlane(now)) == readfirstlane(count)) return true;
+    for (u32 spin = 0; spin < kMaxSpins; ++spin) {
+      const u32 count_word = __hip_atomic_load(low(word), __ATOMIC_RELAXED, kAgentScope);
+      if (arrived(readfirstlane(count_word)) == readfirstlane(count)) return true;
       __builtin_amdgcn_s_sleep(1);
     }
     return false;
   }
 
-  // Pieces of a wave, from .. to - 1, that one part makes, and where this lane has its parts of
-  // them. kGroups groups of lanes read kParts parts each.
-  template <u32 kParts, u32 kGroups>
-  struct Share {
-    static constexpr u32 kLanes = kWaveSize / kGroups, kAtOnce = 2 * kQuads / kParts;
-    u32 from, to, first;  // the first part of this lane's
-    const SoftmaxStats* totals[kParts];
-    const u32* words[kParts];
+  // Pieces piece_begin .. piece_end - 1 of a wave, the slice of one split, and this lane's pointers
+  // to them in the partials. kGroups groups of lanes read kSplits partials each.
+  template <u32 kSplits, u32 kGroups>
+  struct Slice {
+    static constexpr u32 kLanes = kWaveSize / kGroups, kPiecesInFlight = 2 * kQuads / kSplits;
+    u32 piece_begin, piece_end, split_begin;  // the first part of this lane's
+    const SoftmaxStats* totals[kSplits];
+    const u32* words[kSplits];
 
-    // Of part `own`; where there are fewer parts the last one again. Slots are two apart, but the
-    // second one of a sequence follows its first, `slot`.
-    __device__ void find(const CombineAll& all, const MlaPlace& at, u32 own, u32 slot) {
-      // Of pieces by parts, rounded down: with a half more no quotient is near a whole number.
-      const f32 each = __builtin_amdgcn_rcpf(static_cast<f32>(at.count)) * (kGroups * kQuads);
-      const f32 half = each / (2 * kGroups * kQuads);
-      from = static_cast<u32>(__builtin_fmaf(static_cast<f32>(own), each, half));
-      to = static_cast<u32>(__builtin_fmaf(static_cast<f32>(own + 1), each, half));
-      first = kGroups == 1 ? 0 : all.lane / kLanes * kParts;
-      const u32 begin = first < at.count ? first : at.count - 1;
-      const u32 begin_slot = slot + (begin == 0 ? 0 : 2 * begin * at.stride - 1);
-      totals[0] = all.totals(begin_slot) + all.lane % kQRowsPerTile;
-      words[0] = all.part(begin_slot) - all.lane * kWords + place(all.lane, 0) * kWords;
+    // Slice of split `split_idx`; lanes beyond the last partial read the last one again. Partials
+    // are two indices apart, but the second of a sequence follows its first, `partial_idx`.
+    __device__ void init_pointers(const CombineAll& store, const TreeNode& node, u32 split_idx,
+                                  u32 partial_idx) {
+      // Pieces / splits, rounded down; half a piece is added because then no quotient is near an
+      // integer.
+      const f32 pieces_per_split =
+          __builtin_amdgcn_rcpf(static_cast<f32>(node.count)) * (kGroups * kQuads);
+      const f32 half = pieces_per_split / (2 * kGroups * kQuads);
+      piece_begin =
+          static_cast<u32>(__builtin_fmaf(static_cast<f32>(split_idx), pieces_per_split, half));
+      piece_end =
+          static_cast<u32>(__builtin_fmaf(static_cast<f32>(split_idx + 1), pieces_per_split, half));
+      split_begin = kGroups == 1 ? 0 : store.lane / kLanes * kSplits;
+      const u32 begin = split_begin < node.count ? split_begin : node.count - 1;
+      const u32 begin_slot = partial_idx + (begin == 0 ? 0 : 2 * begin * node.stride - 1);
+      totals[0] = store.totals(begin_slot) + store.lane % kQRowsPerTile;
+      words[0] =
+          store.partial_ptr(begin_slot) - store.lane * kWords + lane_quad(store.lane, 0) * kWords;
 #pragma unroll
-      for (u32 i = 1; i < kParts; ++i) {
-        u32 there = at.count;
-        force_vgpr(there);  // no mask is kept
-        const u32 step = 2 * at.stride - (i == 1 && first == 0 ? 1 : 0);
-        totals[i] = totals[i - 1] + (first + i < there ? step * kTotals : 0);
-        words[i] = words[i - 1] + (first + i < there ? step * kPart : 0);
+      for (u32 i = 1; i < kSplits; ++i) {
+        u32 num_splits = node.count;
+        force_vgpr(num_splits);  // no mask is kept
+        const u32 step = 2 * node.stride - (i == 1 && split_begin == 0 ? 1 : 0);
+        totals[i] = totals[i - 1] + (split_begin + i < num_splits ? step * kTotals : 0);
+        words[i] = words[i - 1] + (split_begin + i < num_splits ? step * kPartialWords : 0);
       }
-      // While stores are on their way, and not where they are wanted.
+      // Computed while the stores are in flight, not where the pointers are used.
 #pragma unroll
-      for (u32 i = 0; i < kParts; ++i) {
+      for (u32 i = 0; i < kSplits; ++i) {
         totals[i] = pointer_in_vgpr(totals[i]);
         words[i] = pointer_in_vgpr(words[i]);
       }
     }
-    // What this lane has of them, and has to add up.
-    struct Parts {
-      SoftmaxStats all[kParts];
-      u32 words[kParts][kAtOnce][kWords];
+    // Loaded statistics and pieces of this lane's partials.
+    struct Partials {
+      SoftmaxStats stats[kSplits];
+      u32 words[kSplits][kPiecesInFlight][kWords];
     };
-    __device__ u32 pieces() const { return readfirstlane(to - from); }
-    __device__ void read(Parts& parts) const {
+    __device__ u32 pieces() const { return readfirstlane(piece_end - piece_begin); }
+    __device__ void read(Partials& partials) const {
 #pragma unroll
-      for (u32 i = 0; i < kParts; ++i) parts.all[i] = *totals[i];
+      for (u32 i = 0; i < kSplits; ++i) partials.stats[i] = *totals[i];
 #pragma unroll
-      for (u32 q = 0; q < kAtOnce; ++q) {
+      for (u32 q = 0; q < kPiecesInFlight; ++q) {
         if (q >= pieces()) continue;
 #pragma unroll
-        for (u32 i = 0; i < kParts; ++i) {
-          __builtin_memcpy(parts.words[i][q], words[i] + q * (kLanes * kWords), 4 * kWords);
+        for (u32 i = 0; i < kSplits; ++i) {
+          __builtin_memcpy(partials.words[i][q], words[i] + q * (kLanes * kWords), 4 * kWords);
         }
       }
       sched_barrier();  // all of it is on its way before the first is waited for
     }
-    // The q-th piece's, as one lane after the other has them in a part.
-    __device__ u32 place(u32 lane, u32 q) const { return (from + q) * kLanes + lane % kLanes; }
+    // Index of this lane's quad of piece q among the quads of a partial.
+    __device__ u32 lane_quad(u32 lane, u32 q) const {
+      return (piece_begin + q) * kLanes + lane % kLanes;
+    }
   };
 
-  // Counts this part, which is written, and makes what is to be made here.
-  template <u32 kTurns, class AnyShare, class Factor, class Make>
-  __device__ void meet_others(const MlaPlace& at, bool has_more, u32 slot, AnyShare share,
-                              Factor factor, Make make) const {
-    u64* const word = counter(at.level, slot);
-    const u64 goes = (kGone << at.own) + kLeft;
+  // Counts the stored partial as arrived; then reduces this slice and the abandoned ones.
+  template <u32 kMaxSpins, class AnyShare, class Factor, class Make>
+  __device__ void arrive_and_combine(const TreeNode& node, bool has_more, u32 partial_idx,
+                                     AnyShare slice, Factor factor, Make make) const {
+    u64* const word = counter(node.level, partial_idx);
+    const u64 abandon = (kAbandoned << node.split_idx) + kFinished;
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
-    u64 before = add(word, has_more ? kCame + goes : kCame);
+    u64 old_word = add(word, has_more ? kArrived + abandon : kArrived);
     sched_barrier();
-    share.find(*this, at, at.own, slot);
+    slice.init_pointers(*this, node, node.split_idx, partial_idx);
     sched_barrier();  // what is found is so while the count is on its way
-    before = scalar(before);
-    const bool is_last = came(before) + 1 == readfirstlane(at.count);
-    u32 others = is_last ? static_cast<u32>(before / kGone) : 0;
+    old_word = scalar(old_word);
+    const bool is_last = arrived(old_word) + 1 == readfirstlane(node.count);
+    u32 abandoned = is_last ? static_cast<u32>(old_word / kAbandoned) : 0;
     bool has_left = has_more;
     if (has_more) {
       if (!is_last) return;
-    } else if (!is_last && !waits<kTurns>(word, at.count)) {
-      before = scalar(add(word, goes));
-      if (came(before) != readfirstlane(at.count)) return;  // else the last one did not see that
+    } else if (!is_last && !wait_all<kMaxSpins>(word, node.count)) {
+      old_word = scalar(add(word, abandon));
+      if (arrived(old_word) != readfirstlane(node.count))
+        return;  // else the last one did not see that
       has_left = true;
     }
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
-    typename AnyShare::Parts parts;
-    share.read(parts);
-    if (!has_left) before = add(word, kLeft);
-    const bool is_out = left(scalar(before)) + 1 == readfirstlane(at.count);
+    typename AnyShare::Partials partials;
+    slice.read(partials);
+    if (!has_left) old_word = add(word, kFinished);
+    const bool is_out = finished(scalar(old_word)) + 1 == readfirstlane(node.count);
     while (true) {
-      make_share(share, parts, at.count, factor, make);
-      if (others == 0) break;
-      share.find(*this, at, static_cast<u32>(__builtin_ctz(others)), slot);
-      share.read(parts);
-      others &= others - 1;
+      combine_slice(slice, partials, node.count, factor, make);
+      if (abandoned == 0) break;
+      slice.init_pointers(*this, node, static_cast<u32>(__builtin_ctz(abandoned)), partial_idx);
+      slice.read(partials);
+      abandoned &= abandoned - 1;
     }
-    // Nobody looks at it any more: zero, for the next launch.
+    // No workgroup polls the word any more: zero for the next launch.
     if (is_out && lane == 0) {
       __hip_atomic_fetch_and(word, u64{0}, __ATOMIC_RELAXED, kAgentScope);
     }
   }
 
-  template <u32 kParts, u32 kGroups, class Factor, class Make>
-  __device__ void make_share(const Share<kParts, kGroups>& share,
-                             const typename Share<kParts, kGroups>::Parts& parts, u32 count,
-                             Factor factor, Make make) const {
-    using Own = Share<kParts, kGroups>;
-    constexpr u32 kAtOnce = Own::kAtOnce, kLanes = Own::kLanes;
-    const u32 pieces = share.pieces();
+  template <u32 kSplits, u32 kGroups, class Factor, class Make>
+  __device__ void combine_slice(const Slice<kSplits, kGroups>& slice,
+                                const typename Slice<kSplits, kGroups>::Partials& partials,
+                                u32 count, Factor factor, Make make) const {
+    using ThisSlice = Slice<kSplits, kGroups>;
+    constexpr u32 kPiecesInFlight = ThisSlice::kPiecesInFlight, kLanes = ThisSlice::kLanes;
+    const u32 pieces = slice.pieces();
     const auto over_groups = [](f32 value, auto op) {
       return reduce_lanes<kWaveSize, kLanes>(value, op);
     };
     const auto sum_of = [](f32 a, f32 b) { return a + b; };
     SoftmaxStats sum = {kMinScore, 0.0f};
 #pragma unroll
-    for (const SoftmaxStats& one : parts.all) sum.most = __builtin_fmaxf(sum.most, one.most);
-    sum.most = over_groups(sum.most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
-    f32 weights[kParts];
+    for (const SoftmaxStats& split_stats : partials.stats)
+      sum.row_max = __builtin_fmaxf(sum.row_max, split_stats.row_max);
+    sum.row_max = over_groups(sum.row_max, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
+    f32 weights[kSplits];
 #pragma unroll
-    for (u32 i = 0; i < kParts; ++i) {
-      u32 there = count;
-      force_vgpr(there);  // no mask is kept
-      weights[i] =
-          share.first + i < there ? __builtin_amdgcn_exp2f(parts.all[i].most - sum.most) : 0.0f;
-      sum.sum += weights[i] * parts.all[i].sum;
+    for (u32 i = 0; i < kSplits; ++i) {
+      u32 num_splits = count;
+      force_vgpr(num_splits);  // no mask is kept
+      weights[i] = slice.split_begin + i < num_splits
+                       ? __builtin_amdgcn_exp2f(partials.stats[i].row_max - sum.row_max)
+                       : 0.0f;
+      sum.sum += weights[i] * partials.stats[i].sum;
     }
     sum.sum = over_groups(sum.sum, sum_of);
     const f32 times = factor(sum);
 #pragma unroll
-    for (u32 q = 0; q < kAtOnce; ++q) {
+    for (u32 q = 0; q < kPiecesInFlight; ++q) {
       if (q >= pieces) continue;
       F32x4 quad = {};
 #pragma unroll
-      for (u32 i = 0; i < kParts; ++i) quad += weights[i] * widened(parts.words[i][q]);
+      for (u32 i = 0; i < kSplits; ++i) quad += weights[i] * widened(partials.words[i][q]);
 #pragma unroll
       for (u32 r = 0; r < 4; ++r) quad[r] = over_groups(quad[r], sum_of) * times;
-      const u32 at = share.place(lane, q);
-      if (lane < kLanes) make(sum, at / kWaveSize, at % kWaveSize, quad);
+      const u32 src_idx = slice.lane_quad(lane, q);
+      if (lane < kLanes) make(sum, src_idx / kWaveSize, src_idx % kWaveSize, quad);
     }
   }
 };

@@ -1,11 +1,12 @@
-// A sequence's few parts of many columns (mla_partials.h), added up by those who made them: each
-// makes some blocks of the result, from the parts that others leave and from what it has itself.
+// Arrival counter and slices for combining few partials of many query rows (mla_partials.h).
 //
-// A workgroup leaves what it does not make, counts up, and waits until all have. Who has more
-// sequences to work on, which only a sequence's last part may, makes nothing and goes at once. Who
-// waits too long leaves the rest of its part, and goes, and says so: others may not be resident, as
-// where another kernel has their compute units. The last to come makes the shares of those who have
-// gone. So nobody waits for ever, and whoever makes a share, its sums are the same.
+// Each workgroup stores the blocks of its partial that it does not reduce, increments the counter
+// and spins until all have arrived. A workgroup with more splits to compute, which only the last
+// split of a sequence can have, reduces nothing and continues at once. The spin is bounded, because
+// the other workgroups may not be resident while another kernel holds their CUs: a workgroup that
+// exceeds it stores the rest of its partial, sets its bit in the counter and moves on. The last to
+// arrive reduces the slices of those that left. The sums are the same whichever workgroup reduces
+// them.
 #pragma once
 
 #include "attention/mla_partials.h"
@@ -13,67 +14,77 @@
 
 namespace rfops {
 
-// What a part makes of the result: blocks, or where there are more parts quarters of blocks.
-struct MlaShare {
-  u32 from, to;
+// Output slice of one workgroup: blocks, or quarters of blocks if there are more partials.
+struct OutputSlice {
+  u32 begin, end;
 
-  // Part `own` of `sharers` that make something. kUnits: of the result, all that can be made.
+  // Slice of split `split_idx`, of `sharers` that reduce something. kUnits: units of the whole
+  // output.
   template <u32 kUnits>
-  __device__ static MlaShare of(u32 own, u32 sharers) {
-    if (own >= sharers) return {kUnits, kUnits};
-    return {div_u16(own * kUnits, sharers), div_u16((own + 1) * kUnits, sharers)};
+  __device__ static OutputSlice make(u32 split_idx, u32 sharers) {
+    if (split_idx >= sharers) return {kUnits, kUnits};
+    return {div_u16(split_idx * kUnits, sharers), div_u16((split_idx + 1) * kUnits, sharers)};
   }
-  __device__ bool is_nothing() const { return from == to; }
-  __device__ bool has(u32 unit) const { return from <= unit && unit < to; }
+  __device__ bool is_nothing() const { return begin == end; }
+  __device__ bool contains(u32 unit) const { return begin <= unit && unit < end; }
 };
 
-// The count of a sequence's parts, of which this workgroup's is number `own`, and whether it has
-// something to make, as `makers` of them have. `word` is zero, and will be; `found` is a word of
-// LDS that nobody needs. What a method does all of a workgroup do.
+// Counter of a sequence's `count` partials, of which this workgroup has `split_idx`. `makes`: this
+// workgroup has a slice, as `makers` of them have. `word` is zero before and after. `lds_word` is
+// free LDS. All threads of the workgroup call each method.
 class CombineBarrier {
  public:
-  __device__ CombineBarrier(u64* word, u32 own, u32 count, bool makes, u32 makers,
-                            RFOPS_LDS u64* found)
-      : word_(word), own_(own), count_(count), makes_(makes), makers_(makers), found_(found) {}
+  __device__ CombineBarrier(u64* word, u32 split_idx, u32 count, bool makes, u32 makers,
+                            RFOPS_LDS u64* lds_word)
+      : word_(word),
+        split_idx_(split_idx),
+        count_(count),
+        makes_(makes),
+        makers_(makers),
+        lds_word_(lds_word) {}
 
-  // What this part leaves is written. Whether all parts are there after a while; of who has
-  // nothing to make, whether it has come last.
-  template <u32 kTurns>
-  __device__ bool s_barrier() {
+  // Counts the stored partial as arrived. Returns whether all have arrived within the spin limit;
+  // without a slice, whether this was the last to arrive.
+  template <u32 kMaxSpins>
+  __device__ bool arrive_and_wait() {
     release();
-    if (thread_id() == 0) *found_ = come<kTurns>();
+    if (thread_id() == 0) *lds_word_ = arrive<kMaxSpins>();
     return acquire();
   }
-  // They did not come: now all of this part is written. If they have by now, it is as if this
-  // workgroup had waited.
-  __device__ bool go() {
+  // The limit was exceeded and the whole partial is stored: abandons the slice. Returns true if all
+  // have arrived by now, as if this workgroup had waited.
+  __device__ bool abandon() {
     release();
-    if (thread_id() == 0) *found_ = came(add(kGone << own_)) == count_ ? kHasMet : 0;
+    if (thread_id() == 0)
+      *lds_word_ = arrived(add(kAbandoned << split_idx_)) == count_ ? kAllArrived : 0;
     return acquire();
   }
-  // Parts whose share this workgroup makes beside its own, a bit each.
-  __device__ u64 abandoned_slices() const { return others_; }
-  // It has met and made that, and asks nothing any more.
-  __device__ void end() const {
+  // Returns a bit for each abandoned slice that this workgroup reduces.
+  __device__ u64 abandoned_slices() const { return abandoned_; }
+  // Counts the reduced slices as finished; the word is not read any more.
+  __device__ void finish() const {
     if (thread_id() != 0) return;
-    const u32 made = static_cast<u32>(__builtin_popcountll(others_)) + (makes_ ? 1 : 0);
-    // Nor does anybody else: zero, for the next launch.
-    if (done(add(made * kDone)) + made == makers_) {
+    const u32 num_made = static_cast<u32>(__builtin_popcountll(abandoned_)) + (makes_ ? 1 : 0);
+    // No workgroup reads the word any more: zero for the next launch.
+    if (finished(add(num_made * kFinished)) + num_made == makers_) {
       __hip_atomic_fetch_and(word_, u64{0}, __ATOMIC_RELAXED, kAgentScope);
     }
   }
 
  private:
-  // In the word: how many came, how many shares are made, and a bit for each who has gone.
-  static constexpr u32 kMostCounted = 64;
-  static constexpr u64 kCame = 1, kDone = kMostCounted, kGone = kMostCounted * kMostCounted;
-  static constexpr u64 kHasMet = u64{1} << 63;  // found, with who had gone by then
-  static_assert(kMostShared < 50);
+  // Fields of the word: arrivals, finished slices, one bit per abandoned slice.
+  static constexpr u32 kCountRange = 64;
+  static constexpr u64 kArrived = 1, kFinished = kCountRange,
+                       kAbandoned = kCountRange * kCountRange;
+  static constexpr u64 kAllArrived = u64{1} << 63;  // found, with who had gone by then
+  static_assert(kMaxShared < 50);
 
-  __device__ static u32 came(u64 word) { return static_cast<u32>(word) % kMostCounted; }
-  __device__ static u32 done(u64 word) { return static_cast<u32>(word / kDone) % kMostCounted; }
-  __device__ u64 add(u64 what) const {
-    return __hip_atomic_fetch_add(word_, what, __ATOMIC_RELAXED, kAgentScope);
+  __device__ static u32 arrived(u64 word) { return static_cast<u32>(word) % kCountRange; }
+  __device__ static u32 finished(u64 word) {
+    return static_cast<u32>(word / kFinished) % kCountRange;
+  }
+  __device__ u64 add(u64 increment) const {
+    return __hip_atomic_fetch_add(word_, increment, __ATOMIC_RELAXED, kAgentScope);
   }
   __device__ static void release() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
@@ -81,35 +92,36 @@ class CombineBarrier {
   }
   __device__ bool acquire() {
     workgroup_barrier();
-    const u64 found = *found_;
-    const u32 low = readfirstlane(static_cast<u32>(found));
-    const u32 high = readfirstlane(static_cast<u32>(found >> 32));
+    const u64 word = *lds_word_;
+    const u32 low = readfirstlane(static_cast<u32>(word));
+    const u32 high = readfirstlane(static_cast<u32>(word >> 32));
     if (high == 0) return false;
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
-    others_ = (u64{high} << 32 | low) & ~kHasMet;
-    workgroup_barrier();  // `found` is LDS of the next step
+    abandoned_ = (u64{high} << 32 | low) & ~kAllArrived;
+    workgroup_barrier();  // `word` is LDS of the next step
     return true;
   }
-  template <u32 kTurns>
-  __device__ u64 come() const {
-    const u64 before = add(kCame);
-    if (came(before) + 1 == count_) return kHasMet | before / kGone;
+  template <u32 kMaxSpins>
+  __device__ u64 arrive() const {
+    const u64 old_word = add(kArrived);
+    if (arrived(old_word) + 1 == count_) return kAllArrived | old_word / kAbandoned;
     if (!makes_) return 0;
     const u32* const low = reinterpret_cast<const u32*>(word_);
 #pragma nounroll
-    for (u32 turn = 0; turn < kTurns; ++turn) {
-      if (came(__hip_atomic_load(low, __ATOMIC_RELAXED, kAgentScope)) == count_) return kHasMet;
+    for (u32 spin = 0; spin < kMaxSpins; ++spin) {
+      if (arrived(__hip_atomic_load(low, __ATOMIC_RELAXED, kAgentScope)) == count_)
+        return kAllArrived;
       __builtin_amdgcn_s_sleep(1);
     }
     return 0;
   }
 
   u64* word_;
-  u32 own_, count_;
+  u32 split_idx_, count_;
   bool makes_;
   u32 makers_;
-  u64 others_ = 0;
-  RFOPS_LDS u64* found_;
+  u64 abandoned_ = 0;
+  RFOPS_LDS u64* lds_word_;
 };
 
 }  // namespace rfops

@@ -1,62 +1,62 @@
-// A sequence's many parts of 16 columns (mla_partials.h), added up four at a time as they come,
-// until they are few enough for mla_combine_all.h.
+// Combines many partials of a sequence (16 query rows) in a tree of fan-in 4, until
+// mla_combine_all.h can combine the rest.
 //
-// A workgroup leaves its part: of each sum the upper 24 bits, in the order in which its lanes have
-// them, and each column's totals. Each wave goes its own way with its quarter of the sums. Of four
-// neighbours the last to come asks for all at once and adds them up, in their order; then it leaves
-// that, as one of the next four, and so on. Nobody waits. Four, as it is one compute unit that
-// reads them.
+// A workgroup stores the upper 24 bits of each sum, in lane order, and the softmax statistics. Each
+// wave works alone on its quarter of the sums: the last of four neighbours to arrive loads all four
+// partials, combines them in order, and stores the result as one of the next four. No wave spins.
+// The fan-in is four because one CU reads all of them.
 #pragma once
 
 #include "attention/mla_combine_waves.h"
 
 namespace rfops {
 
-// What parts leave for each other, and counts of who has.
+// Partials in the workspace and their arrival counters.
 struct PartialStore {
   static constexpr u32 kLevels = 6;  // 4096 workers
   static constexpr u32 kWords = 3;   // of a quad
   static constexpr u32 kWaves = kMlaWaves;
-  static constexpr u32 kPart = kQRowsPerTile * kMlaValue / 4 * kWords;  // words of a slot
-  static constexpr u32 kTotals = kWaves * kQRowsPerTile;                // of a slot
-  f32* parts;   // [slots, 4 waves, 8, 64 lanes, kWords], then [slots, 4 waves, kQRowsPerTile, 2]
-  u64* counts;  // [kLevels, slots, 4 waves], zeros
-  u32 slots;
+  static constexpr u32 kPartialWords = kQRowsPerTile * kMlaValue / 4 * kWords;  // words of a slot
+  static constexpr u32 kTotals = kWaves * kQRowsPerTile;                        // of a slot
+  f32* partials;  // [slots, 4 waves, 8, 64 lanes, kWords], then [slots, 4 waves, kQRowsPerTile, 2]
+  u64* counts;    // [kLevels, slots, 4 waves], zeros
+  u32 num_partials;
   u32 wave, lane;  // of their own, such that nothing is kept of them since the kernel began
 
-  // What the first count in `slot` is. Asked for early it is near when it is counted up, which then
-  // takes 220 to 1,020 clk, and 850 to 1,680 else.
-  __device__ u32 ask(u32 slot) const { return *low(counter(0, slot)); }
+  // Loads the first counter of `partial_idx`, so that it is in L2 when it is incremented: the
+  // atomic then takes 220 to 1,020 clk, otherwise 850 to 1,680.
+  __device__ u32 prefetch_count(u32 partial_idx) const { return *low(counter(0, partial_idx)); }
 
-  // A part: of four sums three words.
-  __device__ void store(u32 slot, const Partial& node) const {
-    u32* const to = part(slot);
+  // Stores a partial: three words per four sums.
+  __device__ void store(u32 partial_idx, const Partial& partial) const {
+    u32* const dst = partial_ptr(partial_idx);
     u32 low = 0x05030201, middle = 0x06050302, high = 0x07060503;
     force_vgpr(low), force_vgpr(middle), force_vgpr(high);  // scalar registers are few
 #pragma unroll
     for (u32 i = 0; i < 8; ++i) {
-      const U32x4 four = __builtin_bit_cast(U32x4, node.quads[i]);
-      u32* const words = to + i * kWaveSize * kWords;
+      const U32x4 four = __builtin_bit_cast(U32x4, partial.quads[i]);
+      u32* const words = dst + i * kWaveSize * kWords;
       words[0] = __builtin_amdgcn_perm(four[1], four[0], low);
       words[1] = __builtin_amdgcn_perm(four[2], four[1], middle);
       words[2] = __builtin_amdgcn_perm(four[3], four[2], high);
     }
-    if (lane < kQRowsPerTile) totals(slot)[lane] = node.all;
+    if (lane < kQRowsPerTile) totals(partial_idx)[lane] = partial.stats;
   }
 
  protected:
-  // Of this wave.
-  __device__ u64* counter(u32 level, u32 slot) const {
-    return counts + ((level * slots + slot) * kWaves + wave);
+  // Counter of this wave.
+  __device__ u64* counter(u32 level, u32 partial_idx) const {
+    return counts + ((level * num_partials + partial_idx) * kWaves + wave);
   }
   __device__ static u32* low(u64* count) { return reinterpret_cast<u32*>(count); }
-  __device__ u32* part(u32 slot) const {
-    const u32 at = (wave * 8 * kWaveSize + lane) * kWords;
-    return reinterpret_cast<u32*>(parts) + (u64{slot} * kPart + at);
+  __device__ u32* partial_ptr(u32 partial_idx) const {
+    const u32 offset = (wave * 8 * kWaveSize + lane) * kWords;
+    return reinterpret_cast<u32*>(partials) + (u64{partial_idx} * kPartialWords + offset);
   }
-  __device__ SoftmaxStats* totals(u32 slot) const {
-    auto* const all = reinterpret_cast<SoftmaxStats*>(parts + u64{slots} * kPart);
-    return all + (slot * kTotals + wave * kQRowsPerTile);
+  __device__ SoftmaxStats* totals(u32 partial_idx) const {
+    auto* const stats =
+        reinterpret_cast<SoftmaxStats*>(partials + u64{num_partials} * kPartialWords);
+    return stats + (partial_idx * kTotals + wave * kQRowsPerTile);
   }
 
   __device__ static F32x4 widened(const u32 (&words)[kWords], u32 second = 0x0504030c,
@@ -67,29 +67,30 @@ struct PartialStore {
   }
 };
 
-// Part `own` of `count`, each in every stride-th slot, of a level of the tree.
-struct MlaPlace {
-  u32 own, count, stride, level;
+// Partial `split_idx` of `count` at a tree level; partials of a level are `stride` indices apart.
+struct TreeNode {
+  u32 split_idx, count, stride, level;
 };
 
 struct CombineTree : PartialStore {
   static constexpr u32 kFanIn = 4;
 
-  // Until there are kMost at most. This workgroup has left its part, `at.own` of `at.count`; says
-  // whether it has one yet of those that are left.
-  template <u32 kMost, class SlotOf>
-  __device__ bool reduce_upward(MlaPlace& at, SlotOf slot_of) const {
-    while (at.count > kMost) {
-      at.own = readfirstlane(at.own),
-      at.count = readfirstlane(at.count);  // which the compiler cannot know
-      const u32 first = at.own / kFanIn * kFanIn;
-      const u32 here = at.count - first < kFanIn ? at.count - first : kFanIn;
-      const auto child = [&](u32 i) { return slot_of((first + i) * at.stride); };
-      if (here > 1) {
-        if (!arrive_is_last_wave(low(counter(at.level, child(0))), here, lane)) return false;
-        store(child(0), sum_of(here, child));
+  // Combines until at most kMaxSplits partials are left. This workgroup has stored partial
+  // `node.split_idx` of `node.count`. Returns whether it still holds one.
+  template <u32 kMaxSplits, class PartialOf>
+  __device__ bool reduce_upward(TreeNode& node, PartialOf partial_of) const {
+    while (node.count > kMaxSplits) {
+      node.split_idx = readfirstlane(node.split_idx),
+      node.count = readfirstlane(node.count);  // which the compiler cannot know
+      const u32 begin = node.split_idx / kFanIn * kFanIn;
+      const u32 fan_in = node.count - begin < kFanIn ? node.count - begin : kFanIn;
+      const auto child = [&](u32 i) { return partial_of((begin + i) * node.stride); };
+      if (fan_in > 1) {
+        if (!arrive_is_last_wave(low(counter(node.level, child(0))), fan_in, lane)) return false;
+        store(child(0), combine(fan_in, child));
       }
-      at = {at.own / kFanIn, (at.count + kFanIn - 1) / kFanIn, at.stride * kFanIn, at.level + 1};
+      node = {node.split_idx / kFanIn, (node.count + kFanIn - 1) / kFanIn, node.stride * kFanIn,
+              node.level + 1};
     }
     return true;
   }
@@ -98,30 +99,31 @@ struct CombineTree : PartialStore {
   using Words = u32[8][kWords];
 
   template <class Child>
-  __device__ Partial sum_of(u32 count, Child child) const {
-    SoftmaxStats all[kFanIn];
+  __device__ Partial combine(u32 count, Child child) const {
+    SoftmaxStats stats[kFanIn];
     Words words[kFanIn];
 #pragma unroll
     for (u32 i = 0; i < kFanIn; ++i) {
-      const u32 slot = child(i < count ? i : 0);
-      all[i] = totals(slot)[lane % kQRowsPerTile];
-      if (i >= count) all[i] = {kMinScore, 0.0f};
-      const u32* const from = part(slot);
+      const u32 partial_idx = child(i < count ? i : 0);
+      stats[i] = totals(partial_idx)[lane % kQRowsPerTile];
+      if (i >= count) stats[i] = {kMinScore, 0.0f};
+      const u32* const src = partial_ptr(partial_idx);
 #pragma unroll
       for (u32 x = 0; x < 8; ++x) {
-        __builtin_memcpy(words[i][x], from + x * kWaveSize * kWords, sizeof(words[i][x]));
+        __builtin_memcpy(words[i][x], src + x * kWaveSize * kWords, sizeof(words[i][x]));
       }
     }
     sched_barrier();  // all of it is on its way before the first is waited for
     Partial sum = {{kMinScore, 0.0f}, {}};
 #pragma unroll
-    for (const SoftmaxStats& one : all) sum.all.most = __builtin_fmaxf(sum.all.most, one.most);
+    for (const SoftmaxStats& split_stats : stats)
+      sum.stats.row_max = __builtin_fmaxf(sum.stats.row_max, split_stats.row_max);
     u32 second = 0x0504030c, third = 0x0403020c;
     force_vgpr(second), force_vgpr(third);
 #pragma unroll
     for (u32 i = 0; i < kFanIn; ++i) {
-      const f32 weight = __builtin_amdgcn_exp2f(all[i].most - sum.all.most);
-      sum.all.sum += weight * all[i].sum;
+      const f32 weight = __builtin_amdgcn_exp2f(stats[i].row_max - sum.stats.row_max);
+      sum.stats.sum += weight * stats[i].sum;
 #pragma unroll
       for (u32 x = 0; x < 8; ++x) sum.quads[x] += weight * widened(words[i][x], second, third);
     }

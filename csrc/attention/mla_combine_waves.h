@@ -1,7 +1,7 @@
-// Where the four waves of a workgroup meet: what each has of 16 columns, added up in LDS.
+// Combines the partial outputs of the four waves of a workgroup (16 query rows) in LDS.
 //
-// Of the result a wave makes a slice, a quarter along 512, from what the others give away of it as
-// it is: a column's maximum of each wave lies beside, and who adds up weighs.
+// Each wave reduces one slice, a quarter of the 512 output columns. A wave writes its unscaled sums
+// of the other slices to LDS, with its row max and row sum; the wave that reduces a slice rescales.
 #pragma once
 
 #include "attention/mla_partials.h"
@@ -9,108 +9,113 @@
 namespace rfops {
 
 constexpr u32 kMlaWaves = 4, kMlaSlice = kMlaValue / kMlaWaves;
-constexpr u32 kMlaGiven = kQRowsPerTile * kMlaSlice * 4;  // bytes of a slice
+constexpr u32 kMlaSliceBytes = kQRowsPerTile * kMlaSlice * 4;  // bytes of a slice
 
-// What a lane has of a part: a column's totals, and eight quads of its sums.
+// Partial output in a lane: the statistics of its query row and eight quads of sums.
 struct Partial {
-  SoftmaxStats all;
+  SoftmaxStats stats;
   F32x4 quads[8];
 };
 
-// A wave's own: of column l % 16, the same in all four lanes of it but for `sum`.
+// Running state of one wave: query row l % 16, the same in all four of its lanes, except that `sum`
+// covers only the lane's tokens.
 struct WaveState {
-  f32 most, sum;
+  f32 row_max, sum;
   MlaSums o;
 
-  // Zeros, made here and not before: what loads are asked for before them is on its way.
+  // Zeroes the state. Forced here, because loads are issued before it and are in flight meanwhile.
   __device__ void begin() {
     f32 zero = 0.0f;
     force_vgpr(zero);
-    most = kMinScore, sum = zero;
+    row_max = kMinScore, sum = zero;
 #pragma unroll
     for (u32 d = 0; d < kMlaValueTiles; ++d) o[d] = F32x4{zero, zero, zero, zero};
   }
 };
 
-// The four waves' sums, of which each wave makes a slice: act(node), where it is made, as to bring
-// four ways together takes longer. kAtOnce slices fit LDS.
-template <class Tiles, u32 kAtOnce, class Act>
-__device__ inline void add_waves(WaveState& own, LdsBytes* lds, Act act) {
-  constexpr u32 kWaves = kMlaWaves, kGiven = kMlaGiven;
+// Combines the four waves' sums; each wave calls fn(partial) with its slice, inside the branch that
+// made it, because merging four branches takes longer. kSlicesPerPass slices fit LDS.
+template <class Tiles, u32 kSlicesPerPass, class Fn>
+__device__ inline void combine_waves(WaveState& state, LdsBytes* lds, Fn fn) {
+  constexpr u32 kWaves = kMlaWaves;
   const u32 wave = wave_id();
   u32 lane = lane_id();
   force_vgpr(
       lane);  // what follows from it is computed here, not kept in registers from the beginning
-  // What a wave gives away of a slice, as its lanes have it, and its totals: where its tiles were,
-  // so that who is early neither waits for others' nor writes when they do. Without room for that,
-  // totals are where wave 0 gives nothing away: to itself. (A struct in LDS is for the device
-  // alone: what compiles for the host too, as load_inline does, refuses to assign one.)
+  // LDS of the slices and statistics that a wave gives to its peers: where its tiles were, so that
+  // an early wave neither waits for the others nor overwrites their tiles. If that does not fit,
+  // the statistics replace the slice that wave 0 would give to itself. (Assigned as vectors: a
+  // struct in LDS cannot be assigned in code that is compiled for the host too, as load_inline
+  // does.)
   constexpr u32 kTotals = kQRowsPerTile * sizeof(F32x2);
-  constexpr bool kHasRoom = kAtOnce * kGiven + kTotals <= Tiles::kLds;
-  const auto given = [&](u32 at, u32 from) {
-    const u32 place = kHasRoom ? from * Tiles::kLds + at * kGiven : (at * kWaves + from) * kGiven;
-    return reinterpret_cast<RFOPS_LDS F32x4*>(lds + place) + lane;
+  constexpr bool kFitsLds = kSlicesPerPass * kMlaSliceBytes + kTotals <= Tiles::kLds;
+  const auto slice_ptr = [&](u32 slice, u32 src_wave) {
+    const u32 offset = kFitsLds ? src_wave * Tiles::kLds + slice * kMlaSliceBytes
+                                : (slice * kWaves + src_wave) * kMlaSliceBytes;
+    return reinterpret_cast<RFOPS_LDS F32x4*>(lds + offset) + lane;
   };
-  const auto totals_of = [&](u32 from) {
-    const u32 place = kHasRoom ? from * Tiles::kLds + kAtOnce * kGiven : from * kTotals;
-    return reinterpret_cast<RFOPS_LDS F32x2*>(lds + place) + lane % kQRowsPerTile;
+  const auto totals_of = [&](u32 src_wave) {
+    const u32 offset =
+        kFitsLds ? src_wave * Tiles::kLds + kSlicesPerPass * kMlaSliceBytes : src_wave * kTotals;
+    return reinterpret_cast<RFOPS_LDS F32x2*>(lds + offset) + lane % kQRowsPerTile;
   };
-  SoftmaxStats found = {kMinScore, 0.0f};
+  SoftmaxStats total = {kMinScore, 0.0f};
   f32 weights[kWaves];
   const auto weigh = [&] {
     SoftmaxStats totals[kWaves];
 #pragma unroll
     for (u32 w = 0; w < kWaves; ++w) {
-      const F32x2 from = *totals_of(w);
-      totals[w] = {from[0], from[1]};
-      found.most = __builtin_fmaxf(found.most, totals[w].most);
+      const F32x2 loaded = *totals_of(w);
+      totals[w] = {loaded[0], loaded[1]};
+      total.row_max = __builtin_fmaxf(total.row_max, totals[w].row_max);
     }
 #pragma unroll
     for (u32 w = 0; w < kWaves; ++w) {
-      weights[w] = __builtin_amdgcn_exp2f(totals[w].most - found.most);
-      found.sum += totals[w].sum * weights[w];
+      weights[w] = __builtin_amdgcn_exp2f(totals[w].row_max - total.row_max);
+      total.sum += totals[w].sum * weights[w];
     }
   };
-  own.sum = reduce_row_lanes(own.sum, [](f32 a, f32 b) { return a + b; });
-  if constexpr (!kHasRoom) workgroup_barrier();  // all tiles are done with
-  if (lane < kQRowsPerTile) *totals_of(wave) = F32x2{own.most, own.sum};
+  state.sum = reduce_row_lanes(state.sum, [](f32 a, f32 b) { return a + b; });
+  if constexpr (!kFitsLds) workgroup_barrier();  // all tiles are done with
+  if (lane < kQRowsPerTile) *totals_of(wave) = F32x2{state.row_max, state.sum};
 #pragma unroll
-  for (u32 first = 0; first < kWaves; first += kAtOnce) {
-    if (first > 0) workgroup_barrier();
+  for (u32 slice_begin = 0; slice_begin < kWaves; slice_begin += kSlicesPerPass) {
+    if (slice_begin > 0) workgroup_barrier();
 #pragma unroll
-    for (u32 i = 0; i < kAtOnce; ++i) {
-      if (first + i == wave) continue;
-      auto* const to = given(i, wave);
-      Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four) { to[x * kWaveSize] = four; });
+    for (u32 i = 0; i < kSlicesPerPass; ++i) {
+      if (slice_begin + i == wave) continue;
+      auto* const dst = slice_ptr(i, wave);
+      Tiles::each_quad(state.o, slice_begin + i,
+                       [&](u32 x, F32x4 four) { dst[x * kWaveSize] = four; });
     }
     workgroup_barrier();
-    if (first == 0) weigh();
+    if (slice_begin == 0) weigh();
 #pragma unroll
-    for (u32 i = 0; i < kAtOnce; ++i) {
-      if (first + i != wave) continue;
-      F32x4 others[8][kWaves];
+    for (u32 i = 0; i < kSlicesPerPass; ++i) {
+      if (slice_begin + i != wave) continue;
+      F32x4 peers[8][kWaves];
       const auto read = [&](u32 x) {
 #pragma unroll
         for (u32 w = 0; w < kWaves; ++w) {
-          if (w != first + i) others[x][w] = given(i, w)[x * kWaveSize];
+          if (w != slice_begin + i) peers[x][w] = slice_ptr(i, w)[x * kWaveSize];
         }
         sched_barrier();  // on its way while others are added up
       };
-      constexpr u32 kAhead = 2;
+      constexpr u32 kPrefetch = 2;
 #pragma unroll
-      for (u32 x = 0; x < kAhead; ++x) read(x);
+      for (u32 x = 0; x < kPrefetch; ++x) read(x);
       Partial node;
-      node.all = found;
-      Tiles::each_quad(own.o, first + i, [&](u32 x, F32x4 four) {
-        if (x + kAhead < 8) read(x + kAhead);
-        four *= weights[first + i];
+      node.stats = total;
+      Tiles::each_quad(state.o, slice_begin + i, [&](u32 x, F32x4 four) {
+        if (x + kPrefetch < 8) read(x + kPrefetch);
+        four *= weights[slice_begin + i];
 #pragma unroll
         for (u32 w = 0; w < kWaves; ++w) {
-          if (w != first + i) four += weights[w] * others[x][w];
+          if (w != slice_begin + i) four += weights[w] * peers[x][w];
         }
         node.quads[x] = four;
       });
-      act(node);
+      fn(node);
     }
   }
 }

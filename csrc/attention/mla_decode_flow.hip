@@ -1,17 +1,17 @@
 // out[b, t, h] = sum_n P[n] * kv[n, :512],  P = softmax_n(sm_scale * q[b, t, h] . kv[n])
 //
-// Decoding with a latent cache, for up to 16 columns (a query's head) at a time: bound by reading
-// the cache, which is read once. Q and P are bf16 whatever the cache; sums are fp32.
+// MLA decode for up to 16 query rows (a head of a query each) per workgroup: bound by reading the
+// cache, which is read once. Q and P are bf16 for every cache type; sums are fp32.
 //
-// Layout. work_partition.h shares the tokens of all sequences out over workgroups. A wave takes
-// every fourth tile of its workgroup's part of a sequence (mla_kv_cache.h), and has maxima, sums
-// and the result, transposed, for itself: there is no barrier until the part is nearly done. Then
-// the four meet in LDS, in their order (mla_combine_waves.h). A part that is all of its sequence
-// becomes the result. Others go to `parts`: up a tree where they are many (mla_combine_tree.h), and
-// then their makers add them up, in their order, a share of the result each (mla_combine_all.h).
+// Layout. work_partition.h partitions the tokens of all sequences over workgroups. Each wave takes
+// every fourth tile of its workgroup's split (mla_kv_cache.h) and keeps its own row max, row sum
+// and transposed output; there is no barrier until the split is nearly done. Then the four waves
+// combine in LDS, in wave order (mla_combine_waves.h). If the split is the whole sequence, the
+// result is the output. Otherwise it is stored in `partials`: a tree combines many partials
+// (mla_combine_tree.h), and of few each workgroup combines an output slice (mla_combine_all.h).
 //
-// Promises. Deterministic: the order of sums follows from lengths, workers and config. The caller
-// aligns rows of q and kv to 16 bytes. Pages are a power of two of tokens.
+// Guarantees: deterministic; the order of sums depends only on lengths, workers and config.
+// Requires: rows of q and kv 16-byte aligned; a page is a power of two of tokens.
 #include "attention/mla_combine_all.h"
 #include "attention/mla_combine_tree.h"
 #include "attention/mla_combine_waves.h"
@@ -26,30 +26,31 @@ using namespace rfops;
 
 constexpr bool kFp8 = RFOPS_KV_FP8;
 constexpr bool kQueryFp8 = RFOPS_Q_FP8;
-constexpr bool kPaged = RFOPS_PAGED;    // pages of more than one token
-constexpr bool kRope = RFOPS_ROPE;      // keys are turned by their place in the sequence
-constexpr bool kRagged = RFOPS_RAGGED;  // sequences have some number of queries each
-constexpr u32 kLeast = RFOPS_LEAST;     // tokens of a worker at least
-constexpr u32 kTurns = RFOPS_TURNS;     // that a part waits for others, at most
-// Tokens to which cuts are rounded up, and what a sequence costs beside its own: equal sequences
-// of as many workers each are then cut into equal parts.
-constexpr u32 kCut = kLeast < 64 ? kLeast : 64;
+constexpr bool kPaged = RFOPS_PAGED;     // pages of more than one token
+constexpr bool kRope = RFOPS_ROPE;       // keys are turned by their place in the sequence
+constexpr bool kRagged = RFOPS_RAGGED;   // sequences have some number of queries each
+constexpr u32 kMinTokens = RFOPS_LEAST;  // tokens of a worker at least
+constexpr u32 kMaxSpins = RFOPS_TURNS;   // that a part waits for others, at most
+// Granule of split boundaries in tokens, also the fixed overhead per sequence: equal sequences with
+// equally many workers are then cut into equal splits.
+constexpr u32 kCut = kMinTokens < 64 ? kMinTokens : 64;
 static_assert(kCut % 32 == 0);
 
 using Row = MlaRow<kFp8>;
 #if defined(__gfx950__)
 using Tiles = DirectTiles<kFp8, kPaged, kRope>;
-constexpr u32 kSlicesAtOnce = 4;
+constexpr u32 kSlicesPerPass = 4;
 #else
 using Tiles = StagedTiles<kFp8, kPaged, kRope>;
-constexpr u32 kSlicesAtOnce = 2;
+constexpr u32 kSlicesPerPass = 2;
 #endif
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
-constexpr bool kSharesQuery = Tiles::kAsks && !kQueryFp8;  // waves do, by LDS
+constexpr bool kSharesQuery = Tiles::kPrefetchesPages && !kQueryFp8;  // waves do, by LDS
 constexpr f32 kLog2E = 1.44269504088896f;
 
 constexpr u32 kLds = kWaves * Tiles::kLds;
-static_assert(kWaves == kMlaWaves && kLds <= kLdsBytes && kSlicesAtOnce * kMlaGiven <= Tiles::kLds);
+static_assert(kWaves == kMlaWaves && kLds <= kLdsBytes &&
+              kSlicesPerPass * kMlaSliceBytes <= Tiles::kLds);
 
 struct Args {
   const void* q;
@@ -57,9 +58,9 @@ struct Args {
   f32 scale;
 };
 
-// Scores in powers of two. Tokens from `seen` on are masked. Returns those of them, by bits, that
-// have a score which is not finite.
-__device__ inline u32 scale_scores(F32x4 (&s)[Row::kHalves], f32 scale, u32 first, i32 seen,
+// Scales scores to powers of two and masks tokens from `kv_end` on. Returns a bit per masked token
+// that has a score which is not finite.
+__device__ inline u32 scale_scores(F32x4 (&s)[Row::kHalves], f32 scale, u32 token_begin, i32 kv_end,
                                    bool is_last) {
   const u32 g = lane_id() / 16;
   u32 not_finite = 0;
@@ -69,10 +70,10 @@ __device__ inline u32 scale_scores(F32x4 (&s)[Row::kHalves], f32 scale, u32 firs
     if (!is_last) continue;
 #pragma unroll
     for (u32 r = 0; r < 4; ++r) {
-      const i32 token = static_cast<i32>(first + h * 16 + 4 * g + r);
-      const bool is_seen = token < seen;
-      if (!is_seen && !is_finite(s[h][r])) not_finite |= u32{1} << (h * 4 + r);
-      s[h][r] = is_seen ? s[h][r] : -__builtin_inff();
+      const i32 token = static_cast<i32>(token_begin + h * 16 + 4 * g + r);
+      const bool is_visible = token < kv_end;
+      if (!is_visible && !is_finite(s[h][r])) not_finite |= u32{1} << (h * 4 + r);
+      s[h][r] = is_visible ? s[h][r] : -__builtin_inff();
     }
   }
   if (!is_last) return 0;
@@ -80,72 +81,74 @@ __device__ inline u32 scale_scores(F32x4 (&s)[Row::kHalves], f32 scale, u32 firs
   return static_cast<u32>(tokens_of_lanes<Row::kHalves * 4, 16>(not_finite, token_of));
 }
 
-// P of a tile from its scores, and what they change.
+// Turns the scores of a tile into P, updates the statistics, and rescales the output if row_max
+// grew.
 __device__ inline void exp_scores(const F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::kHalves],
-                                  WaveState& own) {
-  f32 most = kMinScore;
+                                  WaveState& state) {
+  f32 row_max = kMinScore;
 #pragma unroll
   for (const F32x4& four : s) {
 #pragma unroll
-    for (u32 r = 0; r < 4; ++r) most = __builtin_fmaxf(most, four[r]);
+    for (u32 r = 0; r < 4; ++r) row_max = __builtin_fmaxf(row_max, four[r]);
   }
-  most = reduce_row_lanes(most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
-  most = __builtin_fmaxf(most, own.most);
-  const bool is_first = own.most == kMinScore;  // nothing to be scaled
-  const f32 rescale_factor = __builtin_amdgcn_exp2f(own.most - most);
-  own.most = most;
-  own.sum *= rescale_factor;
+  row_max = reduce_row_lanes(row_max, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
+  row_max = __builtin_fmaxf(row_max, state.row_max);
+  const bool is_first = state.row_max == kMinScore;  // nothing to be scaled
+  const f32 rescale_factor = __builtin_amdgcn_exp2f(state.row_max - row_max);
+  state.row_max = row_max;
+  state.sum *= rescale_factor;
 #pragma unroll
   for (u32 h = 0; h < Row::kHalves; ++h) {
     F32x4 weight;
 #pragma unroll
     for (u32 r = 0; r < 4; ++r) {
-      weight[r] = __builtin_amdgcn_exp2f(s[h][r] - most);
-      own.sum += weight[r];
+      weight[r] = __builtin_amdgcn_exp2f(s[h][r] - row_max);
+      state.sum += weight[r];
     }
     p[h] = __builtin_convertvector(weight, Bf16x4);
   }
   if (__builtin_amdgcn_ballot_w64(rescale_factor != 1.0f && !is_first) != 0) {
 #pragma unroll
-    for (u32 d = 0; d < kMlaValueTiles; ++d) own.o[d] *= rescale_factor;
+    for (u32 d = 0; d < kMlaValueTiles; ++d) state.o[d] *= rescale_factor;
   }
 }
 
-// The same of the first tiles of all waves, each of which makes its own's, with their totals. `act`
-// when all tiles are there.
-template <class Sharing, class Act>
-__device__ inline void soften_shared(const F32x4 (&s)[Row::kHalves],
-                                     Bf16x4 (&p)[kWaves][Row::kHalves], SoftmaxStats& all,
-                                     LdsBytes* lds, Act act) {
+// The same for the first tiles of all waves: each wave computes the P of its own tile, and all read
+// P and the statistics through LDS. Calls fn() when all tiles are in LDS.
+template <class Sharing, class Fn>
+__device__ inline void exp_scores_shared(const F32x4 (&s)[Row::kHalves],
+                                         Bf16x4 (&p)[kWaves][Row::kHalves], SoftmaxStats& stats,
+                                         LdsBytes* lds, Fn fn) {
   u32 lane = lane_id();
   force_vgpr(lane);  // what follows from it is computed here
   const u32 wave = wave_id(), column = lane % kQRowsPerTile;
   const auto weights_of = [&](u32 w) {
-    LdsBytes* const at = lds + w * Sharing::kLds + Sharing::kWeights;
-    return reinterpret_cast<RFOPS_LDS Bf16x4*>(at) + lane * Row::kHalves;
+    LdsBytes* const ptr = lds + w * Sharing::kLds + Sharing::kWeights;
+    return reinterpret_cast<RFOPS_LDS Bf16x4*>(ptr) + lane * Row::kHalves;
   };
   const auto totals_of = [&](u32 w) {
     return reinterpret_cast<RFOPS_LDS f32*>(lds + w * Sharing::kLds + Sharing::kTotals);
   };
-  f32 most = kMinScore, sum = 0.0f;
+  f32 row_max = kMinScore, sum = 0.0f;
 #pragma unroll
   for (const F32x4& four : s) {
 #pragma unroll
-    for (u32 r = 0; r < 4; ++r) most = __builtin_fmaxf(most, four[r]);
+    for (u32 r = 0; r < 4; ++r) row_max = __builtin_fmaxf(row_max, four[r]);
   }
-  most = reduce_row_lanes(most, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
-  if (lane < kQRowsPerTile) totals_of(wave)[column] = most;
+  row_max = reduce_row_lanes(row_max, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
+  if (lane < kQRowsPerTile) totals_of(wave)[column] = row_max;
   workgroup_barrier();
-  act();
-  all = {kMinScore, 0.0f};
+  fn();
+  stats = {kMinScore, 0.0f};
 #pragma unroll
-  for (u32 w = 0; w < kWaves; ++w) all.most = __builtin_fmaxf(all.most, totals_of(w)[column]);
+  for (u32 w = 0; w < kWaves; ++w)
+    stats.row_max = __builtin_fmaxf(stats.row_max, totals_of(w)[column]);
 #pragma unroll
   for (u32 h = 0; h < Row::kHalves; ++h) {
     F32x4 weight;
 #pragma unroll
     for (u32 r = 0; r < 4; ++r) {
-      weight[r] = __builtin_amdgcn_exp2f(s[h][r] - all.most);
+      weight[r] = __builtin_amdgcn_exp2f(s[h][r] - stats.row_max);
       sum += weight[r];
     }
     weights_of(wave)[h] = __builtin_convertvector(weight, Bf16x4);
@@ -155,35 +158,35 @@ __device__ inline void soften_shared(const F32x4 (&s)[Row::kHalves],
   workgroup_barrier();
 #pragma unroll
   for (u32 w = 0; w < kWaves; ++w) {
-    all.sum += totals_of(w)[kQRowsPerTile + column];
+    stats.sum += totals_of(w)[kQRowsPerTile + column];
 #pragma unroll
     for (u32 h = 0; h < Row::kHalves; ++h) p[w][h] = weights_of(w)[h];
   }
 }
 
-// This wave's share of a part's tiles.
+// Returns the reader of this wave's tiles of a split.
 __device__ inline Tiles tiles_of(LdsBytes* lds, const KvPageTable<kPaged>& tokens,
-                                 const KvSplit& part) {
+                                 const KvSplit& split) {
   const u32 wave = wave_id();
-  return Tiles(lds + wave * Tiles::kLds, tokens, part.begin + wave * Row::kTokens,
+  return Tiles(lds + wave * Tiles::kLds, tokens, split.begin + wave * Row::kTokens,
                kWaves * Row::kTokens);
 }
 
-// What a part wants first: the list, and behind it q.
-__device__ inline void ask_part(Tiles& reader, const Args& args, u64 row) {
-  reader.ask();
+// Issues the first loads of a split: page entries, then q.
+__device__ inline void issue_split_loads(Tiles& reader, const Args& args, u64 row) {
+  reader.issue_page_loads();
   if constexpr (kSharesQuery) reader.issue_q_loads(args.q, row);
 }
 
-// A wave's first tile, if it has one, is on its way, and q is here. Meanwhile `act`.
-template <class Act>
-__device__ inline void begin_part(Tiles& reader, MlaQuery& q, LdsBytes* lds, const Args& args,
-                                  u64 row, bool has_tile, bool is_asked, Act act) {
-  if (!is_asked) ask_part(reader, args, row);
-  reader.place();
+// Issues the first tile, if the wave has one, and reads q; fn() runs in between.
+template <class Fn>
+__device__ inline void begin_split(Tiles& reader, MlaQuery& q, LdsBytes* lds, const Args& args,
+                                   u64 row, bool has_tile, bool is_issued, Fn fn) {
+  if (!is_issued) issue_split_loads(reader, args, row);
+  reader.init_offsets();
   Tiles::template wait_list<kSharesQuery>();
   if (has_tile) reader.prime();
-  act();
+  fn();
   if constexpr (kSharesQuery) {
     Tiles::wait_query(has_tile);
     s_barrier();
@@ -193,217 +196,232 @@ __device__ inline void begin_part(Tiles& reader, MlaQuery& q, LdsBytes* lds, con
   }
 }
 
-// From here on some column does not see all tokens.
-__device__ inline i32 masked_from(const KvSplit& part, const Args& args) {
-  const i32 seen_by_all = static_cast<i32>(part.length) - static_cast<i32>(args.unseen);
-  const i32 end = static_cast<i32>(part.end);
-  return end < seen_by_all ? end : seen_by_all;
+// Returns the first token that is masked for some query row.
+__device__ inline i32 masked_from(const KvSplit& split, const Args& args) {
+  const i32 kv_end_of_all = static_cast<i32>(split.length) - static_cast<i32>(args.unseen);
+  const i32 end = static_cast<i32>(split.end);
+  return end < kv_end_of_all ? end : kv_end_of_all;
 }
 
-// A wave's share of a part; `is_asked` says that it was asked for. `early` while the first tile is
-// on its way, `late` before the last.
+// Processes this wave's tiles of a split. `is_issued`: issue_split_loads was called. early() runs
+// while the first tile is in flight, late() before the last tile.
 template <class Early, class Late>
-__device__ inline void take_share(WaveState& own, LdsBytes* lds, const Args& args,
-                                  const KvPageTable<kPaged>& tokens, const KvSplit& part, u64 row,
-                                  i32 seen, bool is_asked, Early early, Late late) {
-  const u32 tiles = part.tiles<Row::kTokens>();
+__device__ inline void process_wave_tiles(WaveState& state, LdsBytes* lds, const Args& args,
+                                          const KvPageTable<kPaged>& tokens, const KvSplit& split,
+                                          u64 row, i32 kv_end, bool is_issued, Early early,
+                                          Late late) {
+  const u32 tiles = split.tiles<Row::kTokens>();
   const u32 count = (tiles + kWaves - 1 - wave_id()) / kWaves;
-  if (!Tiles::kSharesValues && count == 0) return own.begin(), late();
-  Tiles reader = tiles_of(lds, tokens, part);
+  if (!Tiles::kSharesValues && count == 0) return state.begin(), late();
+  Tiles reader = tiles_of(lds, tokens, split);
   MlaQuery q;
-  begin_part(reader, q, lds, args, row, true, is_asked, [&] { own.begin(), early(); });
+  begin_split(reader, q, lds, args, row, true, is_issued, [&] { state.begin(), early(); });
   if constexpr (kSharesQuery) s_barrier();  // the second tile comes where it was
-  const i32 masked = masked_from(part, args);
-  const u32 last = (tiles + kWaves - 1) / kWaves - 1;
-  const auto take = [&](u32 i, auto has_next) {
+  const i32 masked = masked_from(split, args);
+  const u32 last_round = (tiles + kWaves - 1) / kWaves - 1;
+  const auto process_tile = [&](u32 i, auto has_next) {
     F32x4 s[Row::kHalves];
     Bf16x4 p[Row::kHalves];
     reader.template scores<has_next()>(i, q, s);
-    const u32 first = reader.first_token(i);
-    const bool is_last = static_cast<i32>(first + Row::kTokens) > masked;
-    const u32 masked_tokens = scale_scores(s, args.scale, first, seen, is_last);
+    const u32 token_begin = reader.first_token(i);
+    const bool is_last = static_cast<i32>(token_begin + Row::kTokens) > masked;
+    const u32 masked_tokens = scale_scores(s, args.scale, token_begin, kv_end, is_last);
     if (__builtin_expect(masked_tokens != 0, 0)) reader.mask_values(masked_tokens);
-    exp_scores(s, p, own);
-    reader.accumulate_pv(p, own.o);
+    exp_scores(s, p, state);
+    reader.accumulate_pv(p, state.o);
   };
   const u32 with_next = Tiles::kKnowsLast ? count - 1 : count;
   for (u32 i = 0; i < with_next; ++i) {
-    // Their last tiles together: a wave that is behind would be alone with memory at the end.
-    if (i + 2 == last) s_barrier();
-    take(i, [] { return true; });
+    // The waves start their last tiles together: a late wave would load alone at the end.
+    if (i + 2 == last_round) s_barrier();
+    process_tile(i, [] { return true; });
   }
   late();
-  if constexpr (Tiles::kKnowsLast) take(count - 1, [] { return false; });
+  if constexpr (Tiles::kKnowsLast) process_tile(count - 1, [] { return false; });
 }
 
-// A part of a tile a wave at most: P meets, 1 KiB a wave, and not what waves make of it, 24. Each
-// wave has P of all tokens then, and takes its quarter of their values.
-template <class Sharing, class Act, class Leave>
-__device__ inline void take_tiles(LdsBytes* lds, const Args& args,
-                                  const KvPageTable<kPaged>& tokens, const KvSplit& part, u64 row,
-                                  i32 seen, bool is_asked, Act meanwhile, Leave leave) {
-  const u32 tiles = part.tiles<Row::kTokens>(), wave = wave_id();
-  Sharing reader = tiles_of(lds, tokens, part);
+// Processes a split of at most one tile per wave. The waves exchange P, 1 KiB per wave, instead of
+// partial outputs, 24 KiB: each has P of all tokens and multiplies a quarter of the columns.
+template <class Sharing, class Fn, class Leave>
+__device__ inline void process_single_tiles(LdsBytes* lds, const Args& args,
+                                            const KvPageTable<kPaged>& tokens, const KvSplit& split,
+                                            u64 row, i32 kv_end, bool is_issued, Fn meanwhile,
+                                            Leave leave) {
+  const u32 tiles = split.tiles<Row::kTokens>(), wave = wave_id();
+  Sharing reader = tiles_of(lds, tokens, split);
   MlaQuery q;
-  begin_part(reader, q, lds, args, row, wave < tiles, is_asked, meanwhile);
+  begin_split(reader, q, lds, args, row, wave < tiles, is_issued, meanwhile);
   F32x4 s[Row::kHalves];
   if (wave < tiles) {
     reader.template scores<false, false>(0, q, s);
-    const u32 first = reader.first_token(0);
-    const bool is_last = static_cast<i32>(first + Row::kTokens) > masked_from(part, args);
-    const u32 masked_tokens = scale_scores(s, args.scale, first, seen, is_last);
+    const u32 token_begin = reader.first_token(0);
+    const bool is_last = static_cast<i32>(token_begin + Row::kTokens) > masked_from(split, args);
+    const u32 masked_tokens = scale_scores(s, args.scale, token_begin, kv_end, is_last);
     if (__builtin_expect(masked_tokens != 0, 0)) reader.make_finite(masked_tokens);
   } else {
 #pragma unroll
     for (F32x4& four : s) four = F32x4{} - __builtin_inff();
   }
-  Partial made = {};
+  Partial partial = {};
   Bf16x4 p[kWaves][Row::kHalves];
   typename Sharing::SharedValues values;
-  soften_shared<Sharing>(s, p, made.all, lds, [&] { reader.read_shared(lds, tiles, values); });
-  Sharing::add_shared(values, tiles, p, made.quads);
-  leave(made);
+  exp_scores_shared<Sharing>(s, p, partial.stats, lds,
+                             [&] { reader.read_shared(lds, tiles, values); });
+  Sharing::add_shared(values, tiles, p, partial.quads);
+  leave(partial);
 }
 
-// What a workgroup makes of a part goes to leave(node).
+// Processes a split; each wave calls leave(partial) with its quarter of the columns.
 template <class Early, class Late, class Leave>
-__device__ inline void take_part(LdsBytes* lds, const Args& args, const KvPageTable<kPaged>& tokens,
-                                 const KvSplit& part, u64 row, i32 seen, bool is_asked, Early early,
-                                 Late late, Leave leave) {
-  const u32 tiles = part.tiles<Row::kTokens>();
+__device__ inline void process_split(LdsBytes* lds, const Args& args,
+                                     const KvPageTable<kPaged>& tokens, const KvSplit& split,
+                                     u64 row, i32 kv_end, bool is_issued, Early early, Late late,
+                                     Leave leave) {
+  const u32 tiles = split.tiles<Row::kTokens>();
   if (tiles == 0) return leave(Partial{{kMinScore, 0.0f}, {}});
   if constexpr (Tiles::kSharesValues) {
     if (tiles <= kWaves) {
-      return take_tiles<Tiles>(
-          lds, args, tokens, part, row, seen, is_asked, [&] { early(), late(); }, leave);
+      return process_single_tiles<Tiles>(
+          lds, args, tokens, split, row, kv_end, is_issued, [&] { early(), late(); }, leave);
     }
   }
-  WaveState own;
-  take_share(own, lds, args, tokens, part, row, seen, is_asked, early, late);
-  add_waves<Tiles, kSlicesAtOnce>(own, lds, leave);
+  WaveState state;
+  process_wave_tiles(state, lds, args, tokens, split, row, kv_end, is_issued, early, late);
+  combine_waves<Tiles, kSlicesPerPass>(state, lds, leave);
 }
 
-__device__ inline PartialStore left_of(const MlaTarget& target, u32 wave, u32 lane) {
-  return {target.parts, reinterpret_cast<u64*>(target.counts), target.slots, wave, lane};
+__device__ inline PartialStore partial_store(const MlaTarget& target, u32 wave, u32 lane) {
+  return {target.partials, reinterpret_cast<u64*>(target.counts), target.num_partials, wave, lane};
 }
 
-// Where a part is counted first.
-__device__ inline u32 first_counted(const SplitPartials& slots) {
-  return slots(
-      slots.count <= CombineAll::kMost ? 0 : slots.own / CombineTree::kFanIn * CombineTree::kFanIn);
+// Returns the partial whose counter this split increments first.
+__device__ inline u32 first_counted(const SplitPartials& partials) {
+  return partials(partials.count <= CombineAll::kMaxSplits
+                      ? 0
+                      : partials.split_idx / CombineTree::kFanIn * CombineTree::kFanIn);
 }
 
-// A wave's quarter of a result.
+// A wave's quarter of the output columns.
 struct Result {
   const MlaTarget& target;
   u32 wave, lane;
   bf16* out;
 
-  __device__ Result(const MlaTarget& to, u32 own_wave, u32 own_lane)
-      : target(to), wave(own_wave), lane(own_lane) {
-    out = pointer_in_vgpr(to.out + (own_lane % kQRowsPerTile) * kMlaValue + own_wave * kMlaSlice);
+  __device__ Result(const MlaTarget& output, u32 own_wave, u32 own_lane)
+      : target(output), wave(own_wave), lane(own_lane) {
+    out =
+        pointer_in_vgpr(output.out + (own_lane % kQRowsPerTile) * kMlaValue + own_wave * kMlaSlice);
   }
-  __device__ void store(u32 at, F32x4 quad) const {
-    if (lane % kQRowsPerTile < target.columns) MlaTarget::store(quad, out + at);
+  __device__ void store(u32 offset, F32x4 quad) const {
+    if (lane % kQRowsPerTile < target.columns) MlaTarget::store(quad, out + offset);
   }
-  __device__ void store_lse(const SoftmaxStats& all) const {
-    if (wave == 0 && lane < kQRowsPerTile) target.store_lse(lane, all);
+  __device__ void store_lse(const SoftmaxStats& stats) const {
+    if (wave == 0 && lane < kQRowsPerTile) target.store_lse(lane, stats);
   }
 };
 
-// Where a part goes: it is the result, or left for who adds it up.
-__device__ inline void leave_part(const Partial& made, const MlaTarget& target, const KvSplit& part,
-                                  const SplitPartials& slots) {
+// Stores a wave's quarter: the output if the split is the whole sequence, otherwise a partial.
+__device__ inline void store_split(const Partial& partial, const MlaTarget& target,
+                                   const KvSplit& split, const SplitPartials& partials) {
   u32 lane = lane_id();
   force_vgpr(lane);
   const u32 wave = wave_id();
-  if (!part.is_whole()) return left_of(target, wave, lane).store(slots(slots.own), made);
+  if (!split.is_whole())
+    return partial_store(target, wave, lane).store(partials(partials.split_idx), partial);
   const Result result(target, wave, lane);
-  result.store_lse(made.all);
-  const f32 times = target.factor(made.all);
+  result.store_lse(partial.stats);
+  const f32 times = target.factor(partial.stats);
 #pragma unroll
-  for (u32 x = 0; x < 8; ++x) result.store(Tiles::quad_at(x, lane), made.quads[x] * times);
+  for (u32 x = 0; x < 8; ++x) result.store(Tiles::quad_at(x, lane), partial.quads[x] * times);
 }
 
-// A part that is left, and what others have of the sequence.
-__device__ inline void add_parts(const MlaTarget& target, SplitPartials slots, bool has_more) {
+// Combines a stored partial with the other partials of its sequence.
+__device__ inline void combine_partials(const MlaTarget& target, SplitPartials partials,
+                                        bool has_more) {
   u32 lane = lane_id();
   force_vgpr(lane);
   const u32 wave = wave_id();
-  const PartialStore left = left_of(target, wave, lane);
-  slots = {readfirstlane(slots.first), readfirstlane(slots.own), readfirstlane(slots.count)};
-  MlaPlace at = {slots.own, slots.count, 1, 0};
-  if (CombineTree{left}.reduce_upward<CombineAll::kMost>(at, slots)) {
+  const PartialStore store = partial_store(target, wave, lane);
+  partials = {readfirstlane(partials.worker_begin), readfirstlane(partials.split_idx),
+              readfirstlane(partials.count)};
+  TreeNode node = {partials.split_idx, partials.count, 1, 0};
+  if (CombineTree{store}.reduce_upward<CombineAll::kMaxSplits>(node, partials)) {
     const Result result(target, wave, lane);
-    const auto factor = [&](const SoftmaxStats& all) { return target.factor(all); };
-    CombineAll{left}.gather<kTurns>(at, has_more, slots, factor,
-                                    [&](const SoftmaxStats& all, u32 x, u32 at, F32x4 quad) {
-                                      if (x == 0 && at == lane) result.store_lse(all);
-                                      result.store(Tiles::quad_at(x, at), quad);
-                                    });
+    const auto factor = [&](const SoftmaxStats& stats) { return target.factor(stats); };
+    CombineAll{store}.combine<kMaxSpins>(
+        node, has_more, partials, factor,
+        [&](const SoftmaxStats& stats, u32 x, u32 src_lane, F32x4 quad) {
+          if (x == 0 && src_lane == lane) result.store_lse(stats);
+          result.store(Tiles::quad_at(x, src_lane), quad);
+        });
   }
-  // The compiler else sees ways to the next part on which some of its loads are not waited for,
-  // and does so there, for a tile too.
+  // Otherwise the compiler sees a path to the next split with unfinished loads, and waits there for
+  // those of a tile too.
   wait_vmcnt<0>();
 }
 
-// What all parts of a workgroup have in common.
+// Values that all splits of a workgroup share.
 struct Common {
   LdsBytes* lds;
   bf16* out;
-  f32 *lse, *parts;
+  f32 *lse, *partials;
   u32* counts;
-  Shares shares;
-  u32 group, worker, workers, slots;
+  WorkPartition partition;
+  u32 group, worker, workers, num_partials;
   f32 value_scale;
 };
 
-// A part of the columns of a sequence that begin at row `first_row`, of those from `base` on; the
-// lane's is `column`. Tokens from `seen` on are masked for it; `computed` is the part without what
-// all columns mask.
-__device__ inline void take_and_leave(const Common& all, const Args& args,
-                                      const KvPageTable<kPaged>& tokens, const KvSplit& part,
-                                      const KvSplit& computed, u64 first_row, u32 base, u32 column,
-                                      i32 seen, bool is_asked, bool has_more) {
-  f32* const all_lse = pointer_in_vgpr(all.lse);  // no mask of it is kept
-  const MlaTarget target = {all.out + (first_row + base) * kMlaValue,
+// Processes a split for query rows `base` to base + 15 of a sequence whose rows begin at
+// `first_row`; the lane's row is `column`, for which tokens from `kv_end` on are masked. `computed`
+// is the split without tokens that are masked for all rows.
+__device__ inline void process_and_store(const Common& common, const Args& args,
+                                         const KvPageTable<kPaged>& tokens, const KvSplit& split,
+                                         const KvSplit& computed, u64 first_row, u32 base,
+                                         u32 column, i32 kv_end, bool is_issued, bool has_more) {
+  f32* const all_lse = pointer_in_vgpr(common.lse);  // no mask of it is kept
+  const MlaTarget target = {common.out + (first_row + base) * kMlaValue,
                             all_lse == nullptr ? nullptr : all_lse + first_row + base,
-                            all.parts,
-                            all.counts,
+                            common.partials,
+                            common.counts,
                             args.columns - base,
-                            all.slots,
-                            all.value_scale};
-  SplitPartials slots_of_all = {};
-  u32 asked = 0;
-  const auto find_slots = [&] {
-    if (part.is_whole()) return;
-    Shares here = all.shares;
-    force_sgpr(here.quotient), force_sgpr(here.rest);  // its divisions, for all parts
-    slots_of_all = SplitPartials::of<kCut>(part, here, all.group, all.worker, all.workers);
-    force_vgpr(slots_of_all.first), force_vgpr(slots_of_all.own), force_vgpr(slots_of_all.count);
+                            common.num_partials,
+                            common.value_scale};
+  SplitPartials split_partials = {};
+  u32 count_prefetched = 0;
+  const auto find_partials = [&] {
+    if (split.is_whole()) return;
+    WorkPartition scalar_partition = common.partition;
+    force_sgpr(scalar_partition.quotient),
+        force_sgpr(scalar_partition.remainder);  // its divisions, for all parts
+    split_partials = SplitPartials::make<kCut>(split, scalar_partition, common.group, common.worker,
+                                               common.workers);
+    force_vgpr(split_partials.worker_begin), force_vgpr(split_partials.split_idx),
+        force_vgpr(split_partials.count);
   };
-  // While the first tiles are on their way; gfx942 has no registers for that.
+  // Runs while the first tiles are in flight; gfx942 has no registers for that.
   const auto early = [&] {
-    if constexpr (Tiles::kAsks) find_slots();
+    if constexpr (Tiles::kPrefetchesPages) find_partials();
   };
   const auto late = [&] {
-    if constexpr (!Tiles::kAsks) return find_slots();
-    if (part.is_whole()) return;
-    asked = left_of(target, wave_id(), lane_id()).ask(first_counted(slots_of_all));
+    if constexpr (!Tiles::kPrefetchesPages) return find_partials();
+    if (split.is_whole()) return;
+    count_prefetched =
+        partial_store(target, wave_id(), lane_id()).prefetch_count(first_counted(split_partials));
   };
-  const auto leave = [&](const Partial& made) {
-    force_vgpr(asked);  // behind the stores it would be waited for with them
-    leave_part(made, target, part, slots_of_all);
+  const auto leave = [&](const Partial& partial) {
+    force_vgpr(count_prefetched);  // behind the stores it would be waited for with them
+    store_split(partial, target, split, split_partials);
   };
-  take_part(all.lds, args, tokens, computed, first_row + column, seen, is_asked, early, late,
-            leave);
-  if (!part.is_whole()) add_parts(target, slots_of_all, has_more);
+  process_split(common.lds, args, tokens, computed, first_row + column, kv_end, is_issued, early,
+                late, leave);
+  if (!split.is_whole()) combine_partials(target, split_partials, has_more);
   workgroup_barrier();  // LDS is the next part's
 }
 
 }  // namespace
 
-// Grid: workers of 16 columns, then those of the next 16; of kRagged workers of all columns.
+// Grid: one workgroup per worker and 16 query rows, all workers of the first 16 rows first; if
+// kRagged, one per worker.
 extern "C" __global__ void
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(1, 1)))
     mla_decode_flow(const i32* __restrict__ kv_indptr,  // [batch + 1], of a list
@@ -416,7 +434,7 @@ extern "C" __global__ void
                     const f32* __restrict__ q_scale,     // [1], or null
                     bf16* __restrict__ out,              // [batch * columns, 512]
                     f32* __restrict__ lse,               // [batch * columns], or null
-                    f32* __restrict__ parts,             // MlaTarget
+                    f32* __restrict__ partials,          // MlaTarget
                     u32* __restrict__ counts,            // likewise
                     const bf16* __restrict__ angles,     // [positions, 64]: cos, sin; with kRope
                     f32 sm_scale,
@@ -427,103 +445,108 @@ extern "C" __global__ void
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
   const u32 id = workgroup_id_x() % workers, group = workgroup_id_x() / workers, lane = lane_id();
-  Sequences all = {kv_indptr, kv_lens, batch, page_shift, {kCut, 0}};
+  SequenceTable seqs = {kv_indptr, kv_lens, batch, page_shift, {kCut, 0}};
   if constexpr (kRagged) {
     const Queries queries = {qo_indptr, heads, columns};
-    const ItemChunk<kQRowsPerTile> chunk(all, queries, 0, 0);
-    const ItemTotals<kQRowsPerTile> totals(all, queries, chunk);
-    const u32 fit = (totals.cost - kCut * totals.items) / kLeast;
-    const Shares shares(totals.cost, workers, fit < totals.items ? totals.items : fit);
-    const u32 worker = worker_of(id, shares.active, batch, workers);
+    const ItemChunk<kQRowsPerTile> chunk(seqs, queries, 0, 0);
+    const ItemTotals<kQRowsPerTile> totals(seqs, queries, chunk);
+    const u32 fit = (totals.cost - kCut * totals.items) / kMinTokens;
+    const WorkPartition partition(totals.cost, workers, fit < totals.items ? totals.items : fit);
+    const u32 worker = worker_of(id, partition.active, batch, workers);
     if (worker == kNoWorker) return;
     const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
     const f32 scale = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
-    // Scalar registers are few, and these are wanted at the end, or seldom.
-    all.bounds = pointer_in_vgpr(all.bounds), all.lens = pointer_in_vgpr(all.lens);
-    out = pointer_in_vgpr(out), lse = pointer_in_vgpr(lse), parts = pointer_in_vgpr(parts);
+    // In VGPRs, because SGPRs are few and these are used at the end or rarely.
+    seqs.bounds = pointer_in_vgpr(seqs.bounds), seqs.lens = pointer_in_vgpr(seqs.lens);
+    out = pointer_in_vgpr(out), lse = pointer_in_vgpr(lse), partials = pointer_in_vgpr(partials);
     counts = pointer_in_vgpr(counts);
-    const Common common = {lds, out,    lse,     parts,       counts,     shares,
+    const Common common = {lds, out,    lse,     partials,    counts,     partition,
                            0,   worker, workers, workers * 2, value_scale};
-    const u32 to = shares.begin(worker + 1);
-    each_item<kCut, kQRowsPerTile, true>(
-        all, queries, shares, worker, chunk, [&](const KvSplit& part, const MlaItem& item) {
-          const u32 own = item.base + lane_id() % kQRowsPerTile;
-          const u32 last = item.last<kQRowsPerTile>(), column = own < last ? own : last;
-          const auto seen_by = [&](u32 one) {
-            return static_cast<i32>(part.length) -
-                   static_cast<i32>(item.unseen(one, heads, unseen != 0));
+    const u32 range_end = partition.begin(worker + 1);
+    for_each_item<kCut, kQRowsPerTile, true>(
+        seqs, queries, partition, worker, chunk, [&](const KvSplit& split, const MlaItem& item) {
+          const u32 q_row = item.base + lane_id() % kQRowsPerTile;
+          const u32 last_row = item.last_row<kQRowsPerTile>(),
+                    column = q_row < last_row ? q_row : last_row;
+          const auto kv_end_of = [&](u32 q_row) {
+            return static_cast<i32>(split.length) -
+                   static_cast<i32>(item.hidden_tokens(q_row, heads, unseen != 0));
           };
-          const KvSplit computed = part.without(seen_by(last));
-          const u64 list = width != 0 ? u64{part.sequence} * width : part.entry;
+          const KvSplit computed = split.clipped_to(kv_end_of(last_row));
+          const u64 list = width != 0 ? u64{split.sequence} * width : split.entry;
           const KvPageTable<kPaged> tokens = {kv, kv_indices + list, computed.end, page_shift,
                                               angles};
-          const Args args = {q, item.columns, item.unseen(item.base, heads, unseen != 0), scale};
-          take_and_leave(common, args, tokens, part, computed, u64{item.row} * heads, item.base,
-                         column, seen_by(column), false, part.zero + part.length < to);
+          const Args args = {q, item.columns, item.hidden_tokens(item.base, heads, unseen != 0),
+                             scale};
+          process_and_store(common, args, tokens, split, computed, u64{item.row} * heads, item.base,
+                            column, kv_end_of(column), false,
+                            split.zero + split.length < range_end);
         });
     return;
   }
-  SequenceChunk chunk(all, 0, 0);
-  const u32 total = batch <= kWaveSize ? chunk.next : all.total(all.tokens());
-  // Full ones, or as many as sequences.
-  const u32 fit = (total - kCut * batch) / kLeast;
-  const Shares shares(total, workers, fit < batch ? batch : fit);
-  const u32 worker = worker_of(id, shares.active, batch, workers);
+  SequenceChunk chunk(seqs, 0, 0);
+  const u32 total = batch <= kWaveSize ? chunk.next : seqs.total(seqs.tokens());
+  // As many workers as have kMinTokens each, at least one per sequence.
+  const u32 fit = (total - kCut * batch) / kMinTokens;
+  const WorkPartition partition(total, workers, fit < batch ? batch : fit);
+  const u32 worker = worker_of(id, partition.active, batch, workers);
   if (worker == kNoWorker) return;
-  const u32 from = shares.begin(worker), to = shares.begin(worker + 1);
+  const u32 range_begin = partition.begin(worker), range_end = partition.begin(worker + 1);
   const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
   const f32 scale = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
   const u32 base_column = group * kQRowsPerTile, own_column = base_column + lane % kQRowsPerTile;
   const u32 column = own_column < columns ? own_column : columns - 1;
-  const u32 unseen_here = unseen == 0 ? 0 : unseen - column / heads;
-  const u32 slots = (columns + kQRowsPerTile - 1) / kQRowsPerTile * workers * 2;
+  const u32 hidden_here = unseen == 0 ? 0 : unseen - column / heads;
+  const u32 num_partials = (columns + kQRowsPerTile - 1) / kQRowsPerTile * workers * 2;
   const Args args = {q, columns, unseen, scale};
-  u32 first = 0, begin, end;
-  const auto own_of_chunk = [&] {
-    begin = cut_token<kCut>(from, chunk.zero, chunk.length);
-    end = cut_token<kCut>(to, chunk.zero, chunk.length);
-    const bool is_mine = chunk.length == 0 ? from <= chunk.start && chunk.start < to : begin < end;
-    return __builtin_amdgcn_ballot_w64(is_mine && first + lane < batch);
+  u32 chunk_begin = 0, begin, end;
+  const auto splits_of_chunk = [&] {
+    begin = cut_token<kCut>(range_begin, chunk.zero, chunk.length);
+    end = cut_token<kCut>(range_end, chunk.zero, chunk.length);
+    const bool is_mine =
+        chunk.length == 0 ? range_begin <= chunk.start && chunk.start < range_end : begin < end;
+    return __builtin_amdgcn_ballot_w64(is_mine && chunk_begin + lane < batch);
   };
-  const auto part_of = [&](u64 left) {
-    const u32 at = static_cast<u32>(__builtin_ctzll(left));
-    const auto of = [at](u32 all_lanes) { return readlane(all_lanes, at); };
-    return KvSplit{first + at, of(chunk.zero),   of(begin),
-                   of(end),    of(chunk.length), of(chunk.entry)};
+  const auto split_of = [&](u64 pending) {
+    const u32 src_lane = static_cast<u32>(__builtin_ctzll(pending));
+    const auto read_lane = [src_lane](u32 all_lanes) { return readlane(all_lanes, src_lane); };
+    return KvSplit{chunk_begin + src_lane, read_lane(chunk.zero),   read_lane(begin),
+                   read_lane(end),         read_lane(chunk.length), read_lane(chunk.entry)};
   };
-  const auto tokens_of = [&](const KvSplit& part) {
-    const u64 list = width != 0 ? u64{part.sequence} * width : part.entry;
-    return KvPageTable<kPaged>{kv, kv_indices + list, part.end, page_shift, angles};
+  const auto tokens_of = [&](const KvSplit& split) {
+    const u64 list = width != 0 ? u64{split.sequence} * width : split.entry;
+    return KvPageTable<kPaged>{kv, kv_indices + list, split.end, page_shift, angles};
   };
-  u64 left = own_of_chunk();
-  // While this is on its way what all parts want is made ready.
-  bool is_asked = left != 0;
-  if (is_asked) {
-    const KvSplit part = part_of(left);
-    Tiles reader = tiles_of(lds, tokens_of(part), part);
-    if (part.begin != part.end) ask_part(reader, args, u64{part.sequence} * columns + column);
+  u64 pending = splits_of_chunk();
+  // Issued first; what all splits need is computed while these loads are in flight.
+  bool is_issued = pending != 0;
+  if (is_issued) {
+    const KvSplit split = split_of(pending);
+    Tiles reader = tiles_of(lds, tokens_of(split), split);
+    if (split.begin != split.end)
+      issue_split_loads(reader, args, u64{split.sequence} * columns + column);
   }
-  // Scalar registers are few, and these are wanted at the end, or seldom.
-  all.bounds = pointer_in_vgpr(all.bounds), all.lens = pointer_in_vgpr(all.lens);
-  out = pointer_in_vgpr(out), lse = pointer_in_vgpr(lse), parts = pointer_in_vgpr(parts),
+  // In VGPRs, because SGPRs are few and these are used at the end or rarely.
+  seqs.bounds = pointer_in_vgpr(seqs.bounds), seqs.lens = pointer_in_vgpr(seqs.lens);
+  out = pointer_in_vgpr(out), lse = pointer_in_vgpr(lse), partials = pointer_in_vgpr(partials),
   counts = pointer_in_vgpr(counts);
-  const Common common = {lds,   out,    lse,     parts, counts,     shares,
-                         group, worker, workers, slots, value_scale};
+  const Common common = {lds,   out,    lse,     partials,     counts,     partition,
+                         group, worker, workers, num_partials, value_scale};
   while (true) {
-    for (; left != 0; left &= left - 1) {
-      const KvSplit part = part_of(left);
-      const bool ends = first + kWaveSize >= batch || chunk.next >= to;
-      take_and_leave(common, args, tokens_of(part), part, part, u64{part.sequence} * columns,
-                     base_column, column,
-                     static_cast<i32>(part.length) - static_cast<i32>(unseen_here), is_asked,
-                     (left & (left - 1)) != 0 || !ends);
-      is_asked = false;
+    for (; pending != 0; pending &= pending - 1) {
+      const KvSplit split = split_of(pending);
+      const bool ends = chunk_begin + kWaveSize >= batch || chunk.next >= range_end;
+      process_and_store(common, args, tokens_of(split), split, split, u64{split.sequence} * columns,
+                        base_column, column,
+                        static_cast<i32>(split.length) - static_cast<i32>(hidden_here), is_issued,
+                        (pending & (pending - 1)) != 0 || !ends);
+      is_issued = false;
     }
-    first += kWaveSize;
-    if (first >= batch || chunk.next >= to) return;
-    all.bounds = pointer_in_vgpr(all.bounds),
-    all.lens = pointer_in_vgpr(all.lens);  // no mask of them is kept
-    chunk = SequenceChunk(all, first, chunk.next);
-    left = own_of_chunk();
+    chunk_begin += kWaveSize;
+    if (chunk_begin >= batch || chunk.next >= range_end) return;
+    seqs.bounds = pointer_in_vgpr(seqs.bounds),
+    seqs.lens = pointer_in_vgpr(seqs.lens);  // no mask of them is kept
+    chunk = SequenceChunk(seqs, chunk_begin, chunk.next);
+    pending = splits_of_chunk();
   }
 }

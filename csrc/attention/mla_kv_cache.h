@@ -1,10 +1,9 @@
-// Rows of a latent KV cache: 576 elements a token, of which the first 512 are its value too.
+// Rows of a latent KV cache: 576 elements per token, of which the first 512 are its value too.
 //
-// What a wave works on at once is a tile of 16 tokens of bf16 or 32 of FP8, 18 KiB either way; its
-// lane l = 16 g + c has scores of tokens 4 g + 0..3 of column c (a query's head), and of those 16
-// on. K's elements come in chunks of 16 bytes, chunk 4 i + g of a row with lanes of group g; Q's
-// have the same order. Of V^T a lane has the tokens that its scores are of: softmax's results are
-// the other operand as they are.
+// A wave processes tiles of 16 bf16 or 32 FP8 tokens, 18 KiB either way. Lane l = 16 g + c has the
+// scores of tokens 4 g + 0..3 (and 16 later) of query row c. K comes in chunks of 16 bytes: chunk 4
+// i + g of a row goes to lanes of group g; Q has the same order. A lane reads V^T of the tokens
+// whose scores it has, so P is the other MFMA operand without a shuffle.
 #pragma once
 
 #include "attention/mfma_bf16.h"
@@ -29,14 +28,14 @@ struct MlaRow {
   static constexpr u32 kValueBytes = kMlaValue * kElement;
   static constexpr u32 kHalves = kFp8 ? 2 : 1;  // 16 tokens each
   static constexpr u32 kTokens = 16 * kHalves;
-  // The first element of a lane's part of operand `at`.
-  __device__ static u32 element(u32 at, u32 g) {
-    return kFp8 ? (at / 2 * 4 + g) * 16 + at % 2 * 8 : (at * 4 + g) * 8;
+  // Returns the first element of a lane's fragment of operand `operand`.
+  __device__ static u32 element(u32 operand, u32 g) {
+    return kFp8 ? (operand / 2 * 4 + g) * 16 + operand % 2 * 8 : (operand * 4 + g) * 8;
   }
 };
 
-// The tokens of one sequence that an item may read: those before `end`. Those asked for beyond are
-// the last one again, which is read anyway, and whose scores the caller masks.
+// Tokens of a sequence that a split may read: those before `end`. Later tokens are clamped to the
+// last one; the caller masks their scores.
 template <bool kPaged>  // pages of more than one token
 struct KvPageTable {
   const u8* kv;
@@ -44,43 +43,47 @@ struct KvPageTable {
   u32 end, page_shift;
   const bf16* angles;  // of RoPE: [tokens, 64], where keys are turned as they are read
 
-  __device__ u32 clamped(u32 token) const { return token < end - 1 ? token : end - 1; }
-  __device__ const i32* entry(u32 token) const { return entry_of(clamped(token)); }
-  __device__ u32 index_of(u32 clamped) const { return kPaged ? clamped >> page_shift : clamped; }
-  __device__ const i32* entry_of(u32 clamped) const { return pages + index_of(clamped); }
-  // Where its row begins, in rows of the cache; `page` is what its entry says.
+  __device__ u32 clamp_token(u32 token) const { return token < end - 1 ? token : end - 1; }
+  __device__ const i32* entry(u32 token) const { return entry_of(clamp_token(token)); }
+  __device__ u32 index_of(u32 clamped_token) const {
+    return kPaged ? clamped_token >> page_shift : clamped_token;
+  }
+  __device__ const i32* entry_of(u32 clamped_token) const {
+    return pages + index_of(clamped_token);
+  }
+  // Returns the cache row of a token; `page` is its page entry.
   __device__ u32 row(u32 page, u32 token) const {
     if constexpr (!kPaged) return page;
-    const u32 inside = (u32{1} << page_shift) - 1;
-    return (page << page_shift) + (clamped(token) & inside);
+    const u32 page_mask = (u32{1} << page_shift) - 1;
+    return (page << page_shift) + (clamp_token(token) & page_mask);
   }
-  __device__ Turn turn(u32 token) const {
-    return load_turn(angles + u64{clamped(token)} * kTurned, lane_id() / 16);
+  __device__ RopeAngles angles_of(u32 token) const {
+    return load_angles(angles + u64{clamp_token(token)} * kRopeDim, lane_id() / 16);
   }
 };
 
-// Loads a lane's part of a row of q; FP8 is widened to bf16.
+// Loads a lane's fragments of a row of q; FP8 is converted to bf16.
 template <class Row, bool kQueryFp8>
-__device__ inline void load_query(MlaQuery& q, const void* all, u64 row) {
+__device__ inline void load_query(MlaQuery& q, const void* q_base, u64 row) {
   const u32 g = lane_id() / 16;
   if constexpr (kQueryFp8) {
-    U32x2 eight[kMlaOperands];
+    U32x2 raw[kMlaOperands];
 #pragma unroll
     for (u32 i = 0; i < kMlaOperands; ++i) {
-      const u64 at = row * kMlaKey + Row::element(i, g);
-      eight[i] = *reinterpret_cast<const U32x2*>(static_cast<const u8*>(all) + at);
+      const u64 offset = row * kMlaKey + Row::element(i, g);
+      raw[i] = *reinterpret_cast<const U32x2*>(static_cast<const u8*>(q_base) + offset);
     }
     // All loads are in flight before the first is waited for, because the compiler otherwise may
     // alternate loads and conversions: one latency of memory for each.
     asm volatile("" ::: "memory");
     sched_barrier();
 #pragma unroll
-    for (u32 i = 0; i < kMlaOperands; ++i) q[i] = fp8x8_to_bf16x8(eight[i][0], eight[i][1]);
+    for (u32 i = 0; i < kMlaOperands; ++i) q[i] = fp8x8_to_bf16x8(raw[i][0], raw[i][1]);
   } else {
 #pragma unroll
     for (u32 i = 0; i < kMlaOperands; ++i) {
-      const u64 at = row * kMlaKey + Row::element(i, g);
-      q[i] = *reinterpret_cast<const Bf16x8*>(static_cast<const bf16*>(all) + at);
+      const u64 offset = row * kMlaKey + Row::element(i, g);
+      q[i] = *reinterpret_cast<const Bf16x8*>(static_cast<const bf16*>(q_base) + offset);
     }
   }
 #pragma unroll

@@ -1,11 +1,10 @@
-// Tiles of a latent cache (mla_kv_cache.h) straight from memory to LDS, a ring of two a wave
-// (gfx950).
+// Direct-to-LDS loads of KV tiles (mla_kv_cache.h), two stages per wave (gfx950).
 //
-// Order in LDS. 1 KiB of values (a bf16 token's, two FP8 ones') every 1056 bytes: no padding is
-// loaded, and rows begin 8 banks on. Of FP8 the odd token of two has its 16-byte chunks in pairs
-// swapped, and the second 16 tokens begin 128 bytes later. Then the keys' last 64 elements, rows of
-// 128 or 64 bytes with chunks permuted. Permutations are in the places that lanes load from.
-// Neither K's reads (16 bytes) nor V's (8 bytes, transposed) have a bank conflict.
+// LDS layout. 1 KiB of values (one bf16 token or two FP8 tokens) every 1,056 bytes, so that rows
+// are 8 banks apart; the padding is not loaded. For FP8, the odd token of a pair has adjacent
+// 16-byte chunks swapped, and tokens 16 to 31 begin 128 bytes later. The last 64 elements of the
+// keys follow, in rows of 128 or 64 bytes with swizzled chunks. The swizzle is in the addresses
+// that lanes load from. Reads of K (16 bytes) and of V (8 bytes, transposed) have no bank conflict.
 #pragma once
 
 #include "attention/mla_masked.h"
@@ -32,43 +31,47 @@ class DirectTiles {
  public:
   static constexpr u32 kLds = 2 * (kTile + kEntries);  // of a wave
   static constexpr bool kKnowsLast = true;             // and loads nothing beyond
-  static constexpr bool kAsks = true;
+  static constexpr bool kPrefetchesPages = true;
   static constexpr bool kSharesValues = true;  // a wave reads other waves' first tiles
-  // Of a wave, what all waves read of P, then of its totals: behind q, which lies where the second
-  // tile will.
+  // Offsets of a wave's P and statistics that all waves read: after q, which is kept in the second
+  // stage.
   static constexpr u32 kWeights = kTile + (kMlaOperands + kWaves - 1) / kWaves * 1024;
   static constexpr u32 kTotals = kWeights + Row::kHalves * kWaveSize * 8;
   static_assert(kTotals + kQRowsPerTile * 8 <= 2 * kTile);
 
-  __device__ DirectTiles(LdsBytes* own, KvPageTable<kPaged> tokens, u32 first, u32 step)
-      : own_(own), tokens_(tokens), first_(first), step_(step), lane_(lane_id()) {}
+  __device__ DirectTiles(LdsBytes* wave_lds, KvPageTable<kPaged> tokens, u32 token_begin, u32 step)
+      : wave_lds_(wave_lds),
+        tokens_(tokens),
+        token_begin_(token_begin),
+        step_(step),
+        lane_(lane_id()) {}
 
-  // What comes first: the list's pages.
-  __device__ void ask() {
+  // Issues the loads of the first two tiles' page entries.
+  __device__ void issue_page_loads() {
     load_entries(0);
     load_entries(1);
   }
-  // Operands of q for all waves, this one's share: to where its second tile will be. Later than the
-  // list, which it would hold up.
+  // Issues this wave's share of the q fragments, into its second stage. After the page entries,
+  // which they would delay.
   __device__ void issue_q_loads(const void* q, u64 row) const {
     const u32 wave = wave_id();
-    const bf16* const from = static_cast<const bf16*>(q) + row * kMlaKey;
+    const bf16* const q_row = static_cast<const bf16*>(q) + row * kMlaKey;
 #pragma unroll
     for (u32 i = 0; i < kMlaOperands; i += kWaves) {
       if (i + kWaves <= kMlaOperands || i + wave < kMlaOperands) {
-        buffer_load_b128(reinterpret_cast<const u8*>(from + Row::element(i + wave, lane_ / 16)),
-                         own_ + kTile + i / kWaves * 1024);
+        load_lds_b128(reinterpret_cast<const u8*>(q_row + Row::element(i + wave, lane_ / 16)),
+                      wave_lds_ + kTile + i / kWaves * 1024);
       }
     }
   }
-  // For all but the newest kCount.
+  // Waits for all but the newest kCount loads.
   template <u32 kCount = 0>
   __device__ static void wait() {
     asm volatile("s_waitcnt vmcnt(%0)" ::"n"(kCount) : "memory");
   }
 
-  // Where it reads. Here and not before: what is asked for takes longer.
-  __device__ void place() {
+  // Computes LDS read offsets; here, because the loads in flight take longer.
+  __device__ void init_offsets() {
     force_vgpr(lane_);
     const u32 lane = lane_, g = lane / 16, c = lane % 16;
     const u32 odd = kFp8 ? c % 2 : 0;
@@ -77,81 +80,84 @@ class DirectTiles {
       key_ = c / 2 * kPitch + odd * 512 + (g ^ odd) * 16;
       rope_ = kValues + c * kRopeBytes + (g ^ rope_swizzle(c)) * 16;
       value_ = c / 8 * kHalfBytes + token / 2 * kPitch + token % 2 * (512 + 16) + c % 2 * 8;
-      turned_ = value_ - token % 2 * 32;  // of odd tiles
+      odd_value_ = value_ - token % 2 * 32;  // of odd tiles
     } else {
       key_ = c * kPitch + g * 16;
       rope_ = kValues + c * kRopeBytes + (g ^ rope_swizzle(c)) * 16;
-      value_ = turned_ = token * kPitch + c % 4 * 8;
+      value_ = odd_value_ = token * kPitch + c % 4 * 8;
     }
-    force_vgpr(key_), force_vgpr(rope_), force_vgpr(value_), force_vgpr(turned_);
+    force_vgpr(key_), force_vgpr(rope_), force_vgpr(value_), force_vgpr(odd_value_);
   }
 
-  // The list has come, when no more is left than of q, of which a wave has four operands or five.
+  // Waits for the page entries: only loads of q are left then, four or five per wave.
   template <bool kSharesQuery>
   __device__ static void wait_list() {
     if constexpr (!kSharesQuery) return wait();
     if (wave_id() < kMlaOperands % kWaves) return wait<kMlaOperands / kWaves + 1>();
     wait<kMlaOperands / kWaves>();
   }
-  // The wave's share of q, behind which it has asked for a tile or not.
+  // Waits for this wave's share of q; a tile may have been issued after it.
   __device__ static void wait_query(bool has_tile) {
     if (has_tile) return wait<kLoads>();
     wait();
   }
-  // Q, when all waves have waited for their shares. It is there on return.
-  __device__ static void read_query(const LdsBytes* all, MlaQuery& q) {
+  // Reads q after all waves have waited for their shares.
+  __device__ static void read_query(const LdsBytes* all_lds, MlaQuery& q) {
     u32 lane = lane_id();
     force_vgpr(lane);  // what follows from it is computed here, not before anything is asked for
-    const LdsBytes* const own = all + kTile + lane * kVecBytes;
+    const LdsBytes* const lane_src = all_lds + kTile + lane * kVecBytes;
 #pragma unroll
     for (u32 i = 0; i < kMlaOperands; ++i) {
-      q[i] = __builtin_bit_cast(Bf16x8, lds_load_b128(own + i % kWaves * kLds + i / kWaves * 1024));
+      q[i] = __builtin_bit_cast(Bf16x8,
+                                lds_load_b128(lane_src + i % kWaves * kLds + i / kWaves * 1024));
     }
 #pragma unroll
     for (u32 i = 0; i < kMlaOperands; ++i) force_vgpr(q[i]);
   }
 
-  // Behind wait_list().
+  // Issues the loads of the first tile; call after wait_list().
   __device__ void prime() {
     const Entries entries = read_entries(0);
     wait_lgkmcnt();
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) load_rows(0, i, entries);
-    load_turn(0);
+    load_angles(0);
   }
 
-  __device__ u32 first_token(u32 tile) const { return first_ + tile * step_; }
+  __device__ u32 first_token(u32 tile) const { return token_begin_ + tile * step_; }
 
-  // Of tile `tile`, for which it waits; meanwhile the next one's loads go out, one after the other:
-  // at once they would be more than a CU can have on their way, and hold up other waves.
+  // Waits for tile `tile` and computes its scores. The loads of the next tile are issued in between
+  // one by one, because more at once exceeds what a CU can have in flight and delays the other
+  // waves.
   template <bool kHasNext, bool kReadsValues = true>
   __device__ void scores(u32 tile, const MlaQuery& q, F32x4 (&s)[Row::kHalves]) {
-    constexpr u32 kParts = Row::kBytes / 64, kChunks = Row::kValueBytes / 64;
-    static_assert(Row::kHalves * kParts == kLoads, "a load for each read");
-    // Of the last tile the first half's scores are made while the second is on its way.
+    constexpr u32 kKeyChunks = Row::kBytes / 64, kChunks = Row::kValueBytes / 64;
+    static_assert(Row::kHalves * kKeyChunks == kLoads, "a load for each read");
+    // For the last tile, scores of the first half are computed while the second half is in flight.
     constexpr bool kByHalves = kFp8 && !kHasNext;
-    base_ = own_ + tile % 2 * kTile;
+    base_ = wave_lds_ + tile % 2 * kTile;
     wait<kByHalves ? kLoads / 2 : 0>();  // this tile, and the next one's entries
     if constexpr (kRope)
-      force_vgpr(turn_.cos), force_vgpr(turn_.sin);  // no wait of the compiler's own later
+      force_vgpr(angles_.cos), force_vgpr(angles_.sin);  // no wait of the compiler's own later
     Entries entries;
     if constexpr (kHasNext) entries = read_entries(tile + 1);
-    U32x4 k[Row::kHalves][kParts];
+    U32x4 k[Row::kHalves][kKeyChunks];
     const auto read_keys = [&](u32 h) {
       const LdsBytes* const key = base_ + key_ + h * kHalfBytes;
 #pragma unroll
-      for (u32 i = 0; i < kParts; ++i) {
-        const LdsBytes* at = i < kChunks ? key + i * 64 : base_ + rope_ + h * 16 * kRopeBytes;
-        // Of bf16 the second half of a row: its chunk's third bit is turned.
-        if (i == kChunks + 1) at = base_ + (rope_ ^ 64);
-        k[h][i] = lds_load_b128(at);
+      for (u32 i = 0; i < kKeyChunks; ++i) {
+        const LdsBytes* src = i < kChunks ? key + i * 64 : base_ + rope_ + h * 16 * kRopeBytes;
+        // For bf16, the second half of a row: bit 2 of its chunk index is inverted.
+        if (i == kChunks + 1) src = base_ + (rope_ ^ 64);
+        k[h][i] = lds_load_b128(src);
       }
     };
     read_keys(0);
     if constexpr (Row::kHalves == 2 && !kByHalves) read_keys(1);
     sched_barrier();  // all of it is on its way before the first is waited for
     if constexpr (kHasNext) {
-      // Reads end in order: those of the last tile's values, which is overwritten, are behind.
+      // LDS reads complete in order, so those of the previous tile's values, which is overwritten,
+      // are done.
       asm volatile("s_waitcnt lgkmcnt(15)" ::: "memory");
       load_entries(tile + 2);
     }
@@ -163,39 +169,39 @@ class DirectTiles {
         read_keys(1);
         sched_barrier();
       }
-      F32x4 sums[2] = {};
-      Bf16x8 wide[kParts][2];  // one ahead of products, as in accumulate_pv()
+      F32x4 acc[2] = {};
+      Bf16x8 k_bf16[kKeyChunks][2];  // one ahead of products, as in accumulate_pv()
       const auto widen = [&](u32 i) {
-        wide[i][0] = fp8x8_to_bf16x8(k[h][i][0], k[h][i][1]);
-        wide[i][1] = fp8x8_to_bf16x8(k[h][i][2], k[h][i][3]);
+        k_bf16[i][0] = fp8x8_to_bf16x8(k[h][i][0], k[h][i][1]);
+        k_bf16[i][1] = fp8x8_to_bf16x8(k[h][i][2], k[h][i][3]);
         sched_barrier();
       };
       if constexpr (kFp8) widen(0);
 #pragma unroll
-      for (u32 i = 0; i < kParts; ++i) {
-        if (kRope && i == kChunks) turn(k[h][i], k[h][i + 1], turn_);
+      for (u32 i = 0; i < kKeyChunks; ++i) {
+        if (kRope && i == kChunks) rotate(k[h][i], k[h][i + 1], angles_);
         if constexpr (kFp8) {
-          if (i + 1 < kParts) widen(i + 1);
-          sums[0] = multiply_32(wide[i][0], q[2 * i], sums[0]);
-          sums[1] = multiply_32(wide[i][1], q[2 * i + 1], sums[1]);
+          if (i + 1 < kKeyChunks) widen(i + 1);
+          acc[0] = mfma_bf16_16x16x32(k_bf16[i][0], q[2 * i], acc[0]);
+          acc[1] = mfma_bf16_16x16x32(k_bf16[i][1], q[2 * i + 1], acc[1]);
           sched_barrier();
         } else {
-          sums[i % 2] = multiply_32(__builtin_bit_cast(Bf16x8, k[h][i]), q[i], sums[i % 2]);
+          acc[i % 2] = mfma_bf16_16x16x32(__builtin_bit_cast(Bf16x8, k[h][i]), q[i], acc[i % 2]);
         }
-        if constexpr (kHasNext) load_rows(tile + 1, h * kParts + i, entries);
+        if constexpr (kHasNext) load_rows(tile + 1, h * kKeyChunks + i, entries);
       }
-      s[h] = sums[0] + sums[1];
+      s[h] = acc[0] + acc[1];
     }
-    if constexpr (kHasNext) load_turn(tile + 1);
+    if constexpr (kHasNext) load_angles(tile + 1);
     if constexpr (kReadsValues) read_values();  // they arrive while the caller works on scores
   }
 
-  // Of masked tokens of the tile whose scores were made last, whose values are read again.
+  // Replaces NaN and inf of masked tokens' values in the last tile, and reads the values again.
   __device__ void mask_values(u32 tokens) {
     make_finite(tokens);
     read_values();
   }
-  // The same before they are read.
+  // The same before the values are read.
   __device__ void make_finite(u32 tokens) const {
     make_values_finite<kFp8>(tokens, [&](u32 token) {
       if constexpr (!kFp8) return base_ + token * kPitch;
@@ -205,41 +211,41 @@ class DirectTiles {
 
   __device__ void accumulate_pv(const Bf16x4 (&p)[Row::kHalves], MlaSums& o) const {
     if constexpr (kFp8) {
-      const Bf16x8 both = side_by_side(p[0], p[1]);
-      // Two ahead: a product waits eight clocks for what is widened just before it, and else that
-      // waits for the last product. 40 clk each, and 24 so.
-      constexpr u32 kAhead = 2;
-      Bf16x8 wide[kMlaValueTiles];
+      const Bf16x8 p_pair = concat(p[0], p[1]);
+      // Converted two ahead: an MFMA waits 8 clk for an operand converted just before it, and the
+      // conversion would wait for the previous MFMA: 40 clk per MFMA, 24 with this distance.
+      constexpr u32 kPrefetch = 2;
+      Bf16x8 v_bf16[kMlaValueTiles];
       const auto widen = [&](u32 d) {
-        wide[d] = fp8x8_to_bf16x8(values_[d][0], values_[d][1]);
+        v_bf16[d] = fp8x8_to_bf16x8(values_[d][0], values_[d][1]);
         sched_barrier();
       };
 #pragma unroll
-      for (u32 d = 0; d < kAhead; ++d) widen(d);
+      for (u32 d = 0; d < kPrefetch; ++d) widen(d);
 #pragma unroll
       for (u32 d = 0; d < kMlaValueTiles; ++d) {
-        if (d + kAhead < kMlaValueTiles) widen(d + kAhead);
-        o[d] = multiply_32(wide[d], both, o[d]);
+        if (d + kPrefetch < kMlaValueTiles) widen(d + kPrefetch);
+        o[d] = mfma_bf16_16x16x32(v_bf16[d], p_pair, o[d]);
         sched_barrier();
       }
     } else {
 #pragma unroll
       for (u32 d = 0; d < kMlaValueTiles; ++d) {
-        o[d] = multiply_16(__builtin_bit_cast(Bf16x4, values_[d]), p[0], o[d]);
+        o[d] = mfma_bf16_16x16x16(__builtin_bit_cast(Bf16x4, values_[d]), p[0], o[d]);
       }
     }
   }
 
-  // Values of all waves' first tiles, `tiles` in all: eight quads of this wave's 128 elements.
+  // Values of the first tile of each of `tiles` waves: eight quads of this wave's 128 columns.
   using SharedValues = U32x2[kWaves][8];
-  __device__ void read_shared(const LdsBytes* all, u32 tiles, SharedValues& v) const {
+  __device__ void read_shared(const LdsBytes* all_lds, u32 tiles, SharedValues& v) const {
     const u32 slice = wave_id() * 8 * (kFp8 ? 16 : 32);
 #pragma unroll
     for (u32 w = 0; w < kWaves; ++w) {
       if (!is_read(w, tiles)) continue;
-      const LdsBytes* const tile = all + (w < tiles ? w : 0) * kLds + slice;
+      const LdsBytes* const tile = all_lds + (w < tiles ? w : 0) * kLds + slice;
 #pragma unroll
-      for (u32 d = 0; d < 8; ++d) v[w][d] = read_value(tile + value_, tile + turned_, d);
+      for (u32 d = 0; d < 8; ++d) v[w][d] = read_value(tile + value_, tile + odd_value_, d);
     }
     sched_barrier();
   }
@@ -249,33 +255,33 @@ class DirectTiles {
 #pragma unroll
       for (u32 w = 0; w < kWaves; ++w) {
         if (!is_read(w, tiles)) continue;
-        const Bf16x8 both = side_by_side(p[w][0], p[w][1]);
+        const Bf16x8 p_pair = concat(p[w][0], p[w][1]);
 #pragma unroll
         for (u32 d = 0; d < 8; ++d)
-          o[d] = multiply_32(fp8x8_to_bf16x8(v[w][d][0], v[w][d][1]), both, o[d]);
+          o[d] = mfma_bf16_16x16x32(fp8x8_to_bf16x8(v[w][d][0], v[w][d][1]), p_pair, o[d]);
       }
     } else {
 #pragma unroll
       for (u32 w = 0; w < kWaves; w += 2) {
         if (!is_read(w, tiles)) continue;
-        const Bf16x8 both = side_by_side(p[w][0], p[w + 1][0]);
+        const Bf16x8 p_pair = concat(p[w][0], p[w + 1][0]);
 #pragma unroll
         for (u32 d = 0; d < 8; ++d) {
-          const auto first = __builtin_bit_cast(Bf16x4, v[w][d]);
-          o[d] =
-              multiply_32(side_by_side(first, __builtin_bit_cast(Bf16x4, v[w + 1][d])), both, o[d]);
+          const auto v_lo = __builtin_bit_cast(Bf16x4, v[w][d]);
+          o[d] = mfma_bf16_16x16x32(concat(v_lo, __builtin_bit_cast(Bf16x4, v[w + 1][d])), p_pair,
+                                    o[d]);
         }
       }
     }
   }
 
-  // Of 128 elements of a column of the result, eight times four neighbours: act(x, four).
-  template <class Act>
-  __device__ static void each_quad(const MlaSums& o, u32 slice, Act act) {
+  // Calls fn(x, quad) for the eight quads of a lane in a slice of 128 output columns.
+  template <class Fn>
+  __device__ static void each_quad(const MlaSums& o, u32 slice, Fn fn) {
 #pragma unroll
-    for (u32 x = 0; x < 8; ++x) act(x, o[slice * 8 + x]);
+    for (u32 x = 0; x < 8; ++x) fn(x, o[slice * 8 + x]);
   }
-  // Where the x-th begins.
+  // Returns the first column of the x-th quad.
   __device__ static u32 quad_at(u32 x, u32 lane) { return x * 16 + lane / 16 * 4; }
 
  private:
@@ -284,113 +290,118 @@ class DirectTiles {
     u32 rope[2];
   };
 
-  // Rows of 128 bytes as lds_swizzle.h has them; of 64 bytes any four of a phase differ.
+  // Swizzle: as in lds_swizzle.h for rows of 128 bytes; for 64 bytes, any four rows of a phase
+  // differ.
   __device__ static u32 rope_swizzle(u32 row) {
     return kFp8 ? (4 - row / 4 % 4) % 4 : lds_swizzle(row % 16);
   }
 
-  // Whether values of wave w's first tile are read: of a short part others are not.
+  // Returns whether the values of wave w's first tile are read; a short split skips some.
   __device__ static bool is_read(u32 w, u32 tiles) {
-    constexpr u32 kFew = kFp8 ? 1 : 2;
-    return w < kFew || tiles > kFew;
+    constexpr u32 kAlwaysRead = kFp8 ? 1 : 2;
+    return w < kAlwaysRead || tiles > kAlwaysRead;
   }
 
   __device__ void read_values() {
     sched_barrier();
     const LdsBytes* const even = base_ + value_;
-    const LdsBytes* const odd = base_ + turned_;
+    const LdsBytes* const odd = base_ + odd_value_;
 #pragma unroll
     for (u32 d = 0; d < kMlaValueTiles; ++d) values_[d] = read_value(even, odd, d);
     sched_barrier();
   }
-  // Of tile d of the result.
+  // Reads the fragment of output tile d.
   __device__ static U32x2 read_value(const LdsBytes* even, const LdsBytes* odd, u32 d) {
     if constexpr (kFp8) {
-      auto* const from = (RFOPS_LDS I32x2*)((d % 2 ? odd : even) + d * 16);
-      return __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr8_b64_v2i32(from));
+      auto* const src = (RFOPS_LDS I32x2*)((d % 2 ? odd : even) + d * 16);
+      return __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr8_b64_v2i32(src));
     } else {
-      auto* const from = (RFOPS_LDS Bf16x4*)(even + d * 32);
-      return __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr16_b64_v4bf16(from));
+      auto* const src = (RFOPS_LDS Bf16x4*)(even + d * 32);
+      return __builtin_bit_cast(U32x2, __builtin_amdgcn_ds_read_tr16_b64_v4bf16(src));
     }
   }
-  __device__ static Bf16x8 side_by_side(Bf16x4 a, Bf16x4 b) {
+  __device__ static Bf16x8 concat(Bf16x4 a, Bf16x4 b) {
     return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7);
   }
 
-  // M0 wants an instruction between its write and its use.
-  __device__ static void buffer_load_b128(const u8* from, const LdsBytes* to) {
+  // M0 needs one instruction between its write and its use.
+  __device__ static void load_lds_b128(const u8* src, const LdsBytes* lds_dst) {
     asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dwordx4 %1, off" ::"s"(
-                     readfirstlane(lds_address(to))),
-                 "v"(from)
+                     readfirstlane(lds_address(lds_dst))),
+                 "v"(src)
                  : "memory");
   }
-  __device__ static void load_4(const i32* from, const LdsBytes* to) {
+  __device__ static void load_lds_b32(const i32* src, const LdsBytes* lds_dst) {
     asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dword %1, off" ::"s"(
-                     readfirstlane(lds_address(to))),
-                 "v"(from)
+                     readfirstlane(lds_address(lds_dst))),
+                 "v"(src)
                  : "memory");
   }
 
-  __device__ LdsBytes* entries_of(u32 tile) const { return own_ + 2 * kTile + tile % 2 * kEntries; }
-  // Token t's is the t-th word; of FP8 even tokens come before odd ones.
+  __device__ LdsBytes* entries_of(u32 tile) const {
+    return wave_lds_ + 2 * kTile + tile % 2 * kEntries;
+  }
+  // Token t's entry is word t; for FP8, even tokens come before odd ones.
   __device__ void load_entries(u32 tile) {
-    const u32 at = lane_ % Row::kTokens;
-    const u32 token = kFp8 ? at % 16 * 2 + at / 16 : at;
-    load_4(tokens_.entry(first_token(tile) + token), entries_of(tile));
+    const u32 lane_token = lane_ % Row::kTokens;
+    const u32 token = kFp8 ? lane_token % 16 * 2 + lane_token / 16 : lane_token;
+    load_lds_b32(tokens_.entry(first_token(tile) + token), entries_of(tile));
   }
   __device__ Entries read_entries(u32 tile) const {
-    const LdsBytes* const at = entries_of(tile);
+    const LdsBytes* const entries = entries_of(tile);
     const u32 lane = lane_;
-    Entries found;
+    Entries loaded;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
-      found.values[i] = lds_load_b128(at + (kFp8 ? lane / 32 * 64 : 0) + i * 16);
+      loaded.values[i] = lds_load_b128(entries + (kFp8 ? lane / 32 * 64 : 0) + i * 16);
     }
 #pragma unroll
     for (u32 i = 0; i < kLoads - 16; ++i) {
       const u32 token = i * kRopeRows + lane / kRopeChunks;
       const u32 word = kFp8 ? token % 2 * 16 + token / 2 : token;
-      found.rope[i] = *reinterpret_cast<const RFOPS_LDS u32*>(at + word * 4);
+      loaded.rope[i] = *reinterpret_cast<const RFOPS_LDS u32*>(entries + word * 4);
     }
-    return found;
+    return loaded;
   }
 
-  // What this lane's key of a tile is turned by.
-  __device__ void load_turn(u32 tile) {
-    if constexpr (kRope) turn_ = tokens_.turn(first_token(tile) + lane_id() % 16);
+  // Loads the RoPE angles of this lane's key.
+  __device__ void load_angles(u32 tile) {
+    if constexpr (kRope) angles_ = tokens_.angles_of(first_token(tile) + lane_id() % 16);
   }
 
-  // Of kLoads the one that comes at `turn`: of FP8 all of the first 16 tokens', then the others.
-  __device__ static u32 load_at(u32 turn) {
+  // Returns which of the kLoads is issued at `issue_idx`: for FP8, those of the first 16 tokens
+  // come first.
+  __device__ static u32 load_index(u32 issue_idx) {
     constexpr u32 kOfHalf = kLoads / 2 - 1;  // of values
-    if (!kFp8 || turn < kOfHalf || turn == kLoads - 1) return turn;
-    return turn == kOfHalf ? 2 * kOfHalf : turn - 1;
+    if (!kFp8 || issue_idx < kOfHalf || issue_idx == kLoads - 1) return issue_idx;
+    return issue_idx == kOfHalf ? 2 * kOfHalf : issue_idx - 1;
   }
-  __device__ void load_rows(u32 tile, u32 turn, const Entries& entries) const {
-    const u32 i = load_at(turn);
-    LdsBytes* const to = own_ + tile % 2 * kTile;
-    const u32 lane = lane_, first = first_token(tile);
+  __device__ void load_rows(u32 tile, u32 issue_idx, const Entries& entries) const {
+    const u32 i = load_index(issue_idx);
+    LdsBytes* const lds_dst = wave_lds_ + tile % 2 * kTile;
+    const u32 lane = lane_, token_begin = first_token(tile);
     if (i < 16) {
-      const u32 second = kFp8 ? lane / 32 : 0;  // of two tokens
-      const u32 chunk = kFp8 ? (lane % 32) ^ second : lane;
-      const u32 row = tokens_.row(entries.values[i / 4][i % 4], first + i * kPerLoad + second);
-      buffer_load_b128(tokens_.kv + (u64{row} * Row::kBytes + chunk * kVecBytes),
-                       to + i * kPitch + (kFp8 && i >= 8 ? 128 : 0));
+      const u32 odd_token = kFp8 ? lane / 32 : 0;  // of two tokens
+      const u32 chunk = kFp8 ? (lane % 32) ^ odd_token : lane;
+      const u32 row =
+          tokens_.row(entries.values[i / 4][i % 4], token_begin + i * kPerLoad + odd_token);
+      load_lds_b128(tokens_.kv + (u64{row} * Row::kBytes + chunk * kVecBytes),
+                    lds_dst + i * kPitch + (kFp8 && i >= 8 ? 128 : 0));
     } else {
       const u32 token = (i - 16) * kRopeRows + lane / kRopeChunks;
-      const u32 row = tokens_.row(entries.rope[i - 16], first + token);
-      const u32 place = (lane % kRopeChunks) ^ rope_swizzle(token);
-      buffer_load_b128(tokens_.kv + (u64{row} * Row::kBytes + Row::kValueBytes + place * kVecBytes),
-                       to + kValues + (i - 16) * 1024);
+      const u32 row = tokens_.row(entries.rope[i - 16], token_begin + token);
+      const u32 chunk = (lane % kRopeChunks) ^ rope_swizzle(token);
+      load_lds_b128(tokens_.kv + (u64{row} * Row::kBytes + Row::kValueBytes + chunk * kVecBytes),
+                    lds_dst + kValues + (i - 16) * 1024);
     }
   }
 
-  LdsBytes *own_, *base_ = nullptr;
+  LdsBytes *wave_lds_, *base_ = nullptr;
   KvPageTable<kPaged> tokens_;
-  u32 first_, step_, lane_;
-  u32 key_, rope_, value_, turned_;
+  u32 token_begin_, step_, lane_;
+  u32 key_, rope_, value_, odd_value_;
   U32x2 values_[kMlaValueTiles];
-  Turn turn_;
+  RopeAngles angles_;
 };
 
 }  // namespace rfops

@@ -1,4 +1,4 @@
-// What a worker has of a batch of sequences (work_partition.h), part by part, and where it goes.
+// Iterates over the KV splits of a worker (work_partition.h), and finds their partials.
 #pragma once
 
 #include "attention/lane_spill.h"
@@ -9,10 +9,9 @@
 
 namespace rfops {
 
-// What workgroup `id` is, of a launch of `groups`: one of `active` workers of `batch` sequences, or
-// none. Those of a sequence are neighbours on one XCD: what they leave for each other stays in its
-// L2. Of few sequences with little to read each has an XCD for itself, but where more than half of
-// its compute units would read at once.
+// Returns the worker of workgroup `id` of `groups`, of `active` workers for `batch` sequences, or
+// kNoWorker. Workers of a sequence are neighbours on one XCD, because partials then stay in its L2.
+// A few short sequences get an XCD each, unless more than half of its CUs would read at once.
 constexpr u32 kNoWorker = ~0u;
 constexpr u32 worker_of(u32 id, u32 active, u32 batch, u32 groups) {
   u32 xcds = kXcds;
@@ -20,130 +19,134 @@ constexpr u32 worker_of(u32 id, u32 active, u32 batch, u32 groups) {
   for (u32 half = kXcds / 2; half > 0; half /= 2) {
     if (batch <= half && 2 * active * kXcds <= half * groups) xcds = half;
   }
-  const u32 xcd = id % kXcds, at = id / kXcds, share = active / xcds, rest = active % xcds;
-  if (xcd >= xcds || at >= share + (xcd < rest ? 1 : 0)) return kNoWorker;
-  return xcd * share + (xcd < rest ? xcd : rest) + at;
+  const u32 xcd = id % kXcds, rank = id / kXcds, per_xcd = active / xcds, remainder = active % xcds;
+  if (xcd >= xcds || rank >= per_xcd + (xcd < remainder ? 1 : 0)) return kNoWorker;
+  return xcd * per_xcd + (xcd < remainder ? xcd : remainder) + rank;
 }
 
 namespace details {
 
-// Whether each worker is one workgroup; of at most 64.
-constexpr bool are_all_there(u32 active, u32 batch, u32 groups) {
-  u64 seen = 0;
+// Returns whether workers and workgroups correspond one to one; for at most 64 workers.
+constexpr bool is_bijective(u32 active, u32 batch, u32 groups) {
+  u64 workers_seen = 0;
   for (u32 id = 0; id < groups; ++id) {
     const u32 worker = worker_of(id, active, batch, groups);
     if (worker == kNoWorker) continue;
-    if (worker >= active || (seen >> worker & 1) != 0) return false;
-    seen |= u64{1} << worker;
+    if (worker >= active || (workers_seen >> worker & 1) != 0) return false;
+    workers_seen |= u64{1} << worker;
   }
-  return seen == (u64{2} << (active - 1)) - 1;
+  return workers_seen == (u64{2} << (active - 1)) - 1;
 }
-static_assert(are_all_there(17, 1, 256) && are_all_there(34, 2, 256) && are_all_there(64, 4, 304) &&
-                  are_all_there(64, 4, 64) && are_all_there(51, 3, 256) && are_all_there(7, 1, 7) &&
-                  are_all_there(1, 1, 1) && are_all_there(40, 9, 40),
+static_assert(is_bijective(17, 1, 256) && is_bijective(34, 2, 256) && is_bijective(64, 4, 304) &&
+                  is_bijective(64, 4, 64) && is_bijective(51, 3, 256) && is_bijective(7, 1, 7) &&
+                  is_bijective(1, 1, 1) && is_bijective(40, 9, 40),
               "each worker is one workgroup");
 
 }  // namespace details
 
-// The tokens from `begin` to `end` of a sequence of `length`, whose first one lies at `zero` of
-// all.
+// Tokens `begin` to `end` of a sequence; `zero` is the position of its first token in the work.
 struct KvSplit {
   u32 sequence, zero, begin, end, length;
   u32 entry;  // where its pages begin, in a list
 
-  // Of so many tokens each, that it has.
+  // Returns the number of tiles of kTokens.
   template <u32 kTokens>
   __device__ u32 tiles() const {
     return (end - begin + kTokens - 1) / kTokens;
   }
   __device__ bool is_whole() const { return begin == 0 && end == length; }
-  // The same without tokens from `seen` on, but for one.
-  __device__ KvSplit without(i32 seen) const {
-    const i32 least = static_cast<i32>(begin) + 1, most = static_cast<i32>(end);
-    KvSplit kept = *this;
-    if (begin < end && seen < most) kept.end = static_cast<u32>(seen > least ? seen : least);
-    return kept;
+  // Returns the split without tokens from `kv_end` on, but with at least one.
+  __device__ KvSplit clipped_to(i32 kv_end) const {
+    const i32 min_end = static_cast<i32>(begin) + 1, max_end = static_cast<i32>(end);
+    KvSplit clipped = *this;
+    if (begin < end && kv_end < max_end)
+      clipped.end = static_cast<u32>(kv_end > min_end ? kv_end : min_end);
+    return clipped;
   }
 };
 
-// Where a worker is in its share of all sequences: what is spilled while a part is computed.
-struct MlaWalk {
+// Position of a worker in its range of the work; spilled while a split is computed.
+struct PartitionWalk {
   GlobalPointer<const i32> bounds, lens, query_bounds;
   u32 count, page_shift, heads, rows;
-  u32 from, to;     // the share
-  u32 first, base;  // the chunk's first sequence, and where that starts
-  u32 next, item;   // the sequence that is next, and which of its items
-  u32 is_last;      // the part is the last one of the share
+  u32 range_begin, range_end;  // the share
+  u32 chunk_begin, base;       // the chunk's first sequence, and where that starts
+  u32 next, item;              // the sequence that is next, and which of its items
+  u32 is_last;                 // the part is the last one of the share
 
-  __device__ MlaWalk(const Sequences& all, const Shares& shares, u32 worker,
-                     const i32* given_bounds = nullptr, u32 given_heads = 0, u32 given_rows = 0)
-      : bounds(all.bounds),
-        lens(all.lens),
-        query_bounds(given_bounds),
-        count(all.count),
-        page_shift(all.page_shift),
-        heads(given_heads),
-        rows(given_rows),
-        from(shares.begin(worker)),
-        to(shares.begin(worker + 1)),
-        first(0),
+  __device__ PartitionWalk(const SequenceTable& seqs, const WorkPartition& partition, u32 worker,
+                           const i32* q_bounds = nullptr, u32 num_heads = 0, u32 num_rows = 0)
+      : bounds(seqs.bounds),
+        lens(seqs.lens),
+        query_bounds(q_bounds),
+        count(seqs.count),
+        page_shift(seqs.page_shift),
+        heads(num_heads),
+        rows(num_rows),
+        range_begin(partition.begin(worker)),
+        range_end(partition.begin(worker + 1)),
+        chunk_begin(0),
         base(0),
         next(0),
         item(0),
         is_last(0) {}
-  __device__ Sequences sequences(const FixedOverhead& cost) const {
+  __device__ SequenceTable sequences(const FixedOverhead& cost) const {
     return {bounds, lens, count, page_shift, cost};
   }
-  // The next 64 sequences, `start` is where they start. False if this share has none of them.
+  // Advances to the next 64 sequences, which begin at `start`. Returns false if the range ends
+  // before.
   __device__ bool advance(u32 start) {
-    first += kWaveSize;
+    chunk_begin += kWaveSize;
     base = start;
-    return first < count && base < to;
+    return chunk_begin < count && base < range_end;
   }
 };
 
-// act(part) for each part that `worker` has, cut at kGranule tokens; the same in all lanes. A lane
-// reads its sequence again for each part, because `act` wants all registers.
-template <u32 kGranule, class Act>
-__device__ inline void for_each_row_slice(const Sequences& all, const Shares& shares, u32 worker,
-                                          Act act) {
-  for (MlaWalk walk(all, shares, worker);;) {
-    const SequenceChunk chunk(walk.sequences(all.cost), walk.first, walk.base);
-    const u32 begin = cut_token<kGranule>(walk.from, chunk.zero, chunk.length);
-    const u32 end = cut_token<kGranule>(walk.to, chunk.zero, chunk.length);
-    const u32 own = walk.first + lane_id();
-    const bool is_mine =
-        chunk.length == 0 ? walk.from <= chunk.start && chunk.start < walk.to : begin < end;
-    const u64 left = __builtin_amdgcn_ballot_w64(is_mine && own >= walk.next && own < walk.count);
-    if (left == 0) {
+// Calls fn(split) for each split of `worker`, cut at kGranule tokens, uniformly. The chunk is
+// computed again after each call, because `fn` needs all registers.
+template <u32 kGranule, class Fn>
+__device__ inline void for_each_split(const SequenceTable& seqs, const WorkPartition& partition,
+                                      u32 worker, Fn fn) {
+  for (PartitionWalk walk(seqs, partition, worker);;) {
+    const SequenceChunk chunk(walk.sequences(seqs.cost), walk.chunk_begin, walk.base);
+    const u32 begin = cut_token<kGranule>(walk.range_begin, chunk.zero, chunk.length);
+    const u32 end = cut_token<kGranule>(walk.range_end, chunk.zero, chunk.length);
+    const u32 seq = walk.chunk_begin + lane_id();
+    const bool is_mine = chunk.length == 0
+                             ? walk.range_begin <= chunk.start && chunk.start < walk.range_end
+                             : begin < end;
+    const u64 pending =
+        __builtin_amdgcn_ballot_w64(is_mine && seq >= walk.next && seq < walk.count);
+    if (pending == 0) {
       if (!walk.advance(chunk.next)) return;
       continue;
     }
-    const u32 at = static_cast<u32>(__builtin_ctzll(left));
-    const auto of = [at](u32 all_lanes) { return readlane(all_lanes, at); };
-    const u32 sequence = walk.first + at;
+    const u32 src_lane = static_cast<u32>(__builtin_ctzll(pending));
+    const auto read_lane = [src_lane](u32 all_lanes) { return readlane(all_lanes, src_lane); };
+    const u32 sequence = walk.chunk_begin + src_lane;
     walk.next = sequence + 1;
-    walk.is_last = walk.to <= of(chunk.zero + chunk.length) ? 1 : 0;
-    const LaneSpill<MlaWalk> spilled(walk);
-    act(KvSplit{sequence, of(chunk.zero), of(begin), of(end), of(chunk.length), of(chunk.entry)});
+    walk.is_last = walk.range_end <= read_lane(chunk.zero + chunk.length) ? 1 : 0;
+    const LaneSpill<PartitionWalk> spilled(walk);
+    fn(KvSplit{sequence, read_lane(chunk.zero), read_lane(begin), read_lane(end),
+               read_lane(chunk.length), read_lane(chunk.entry)});
     walk = spilled.load();
     if (walk.is_last != 0) return;  // what comes next begins behind this worker's share
   }
 }
 
-// Where the queries of sequences are said that have some number of them each.
+// Bounds of the queries of each sequence.
 struct Queries {
   const i32* bounds;  // [count + 1]
   u32 heads, rows;    // q has so many rows: those that bounds name beyond do not exist
 
-  __device__ u32 bound(u32 at) const {
-    const u32 given = static_cast<u32>(bounds[at]);
-    return given < rows ? given : rows;
+  __device__ u32 bound(u32 seq) const {
+    const u32 row = static_cast<u32>(bounds[seq]);
+    return row < rows ? row : rows;
   }
 };
 
-// 64 sequences of such queries, one per lane. A sequence is an item for each kColumns of its
-// columns (a query's head), and each item costs the sequence's tokens and a FixedOverhead.
+// 64 sequences with their queries, one per lane. A sequence has an item for every kColumns query
+// rows; an item costs the tokens of the sequence and a FixedOverhead.
 template <u32 kColumns>
 struct ItemChunk {
   u32 row, queries, items;
@@ -151,120 +154,128 @@ struct ItemChunk {
   u32 start;  // of the first item
   u32 next;   // where the sequence after these starts; the same in all lanes
 
-  __device__ ItemChunk(const Sequences& all, const Queries& given, u32 first, u32 base) {
-    const u32 b = first + lane_id();
-    const u32 at = b < all.count ? b : all.count - 1;
-    row = given.bound(at);
-    u32 end = given.bound(at + 1);
-    entry = static_cast<u32>(all.bounds[at]);
-    u32 last = static_cast<u32>(all.lens == nullptr ? all.bounds[at + 1] : all.lens[at]);
+  __device__ ItemChunk(const SequenceTable& seqs, const Queries& query_table, u32 seq_begin,
+                       u32 base) {
+    const u32 b = seq_begin + lane_id();
+    const u32 seq = b < seqs.count ? b : seqs.count - 1;
+    row = query_table.bound(seq);
+    u32 end = query_table.bound(seq + 1);
+    entry = static_cast<u32>(seqs.bounds[seq]);
+    u32 kv_bound = static_cast<u32>(seqs.lens == nullptr ? seqs.bounds[seq + 1] : seqs.lens[seq]);
     force_vgpr(row), force_vgpr(end), force_vgpr(entry),
-        force_vgpr(last);  // all are loaded before one is waited for
-    length = all.lens == nullptr ? (last - entry) << all.page_shift : last;
-    queries = b < all.count && row < end ? end - row : 0;
-    items = (queries * given.heads + kColumns - 1) / kColumns;
-    const u32 size = items * extent(all), sum = inclusive_scan<false>(size);
+        force_vgpr(kv_bound);  // all are loaded before one is waited for
+    length = seqs.lens == nullptr ? (kv_bound - entry) << seqs.page_shift : kv_bound;
+    queries = b < seqs.count && row < end ? end - row : 0;
+    items = (queries * query_table.heads + kColumns - 1) / kColumns;
+    const u32 size = items * extent(seqs), sum = inclusive_scan<false>(size);
     start = base + sum - size;
     next = base + readlane(sum, kWaveSize - 1);
   }
-  // From the start of an item to the start of the next.
-  __device__ u32 extent(const Sequences& all) const { return length + all.cost.all(); }
-  // The items of all lanes.
+  // Returns the distance between the starts of two items.
+  __device__ u32 extent(const SequenceTable& seqs) const { return length + seqs.cost.tokens(); }
+  // Returns the number of items of all lanes.
   __device__ u32 total() const { return readlane(inclusive_scan<false>(items), kWaveSize - 1); }
 };
 
-// All items, and their cost; `chunk` has the first 64 sequences.
+// Number and cost of all items; `chunk` has the first 64 sequences.
 template <u32 kColumns>
 struct ItemTotals {
   u32 items, cost;
 
-  __device__ ItemTotals(const Sequences& all, const Queries& queries,
+  __device__ ItemTotals(const SequenceTable& seqs, const Queries& queries,
                         const ItemChunk<kColumns>& chunk)
       : items(chunk.total()), cost(chunk.next) {
-    for (u32 first = kWaveSize; first < all.count; first += kWaveSize) {
-      const ItemChunk<kColumns> more(all, queries, first, cost);
-      items += more.total();
-      cost = more.next;
+    for (u32 seq_begin = kWaveSize; seq_begin < seqs.count; seq_begin += kWaveSize) {
+      const ItemChunk<kColumns> next_chunk(seqs, queries, seq_begin, cost);
+      items += next_chunk.total();
+      cost = next_chunk.next;
     }
   }
 };
 
-// The columns from `base` on of a sequence whose queries begin at row `row`.
+// Query rows from `base` on of a sequence whose queries begin at row `row`.
 struct MlaItem {
   u32 row, queries, columns, base;
 
   template <u32 kColumns>
-  __device__ u32 last() const {
+  __device__ u32 last_row() const {
     return (base + kColumns < columns ? base + kColumns : columns) - 1;
   }
-  // Tokens at the sequence's end that this column's query does not see.
-  __device__ u32 unseen(u32 column, u32 heads, bool is_causal) const {
+  // Returns the number of tokens at the end that are masked for this query row.
+  __device__ u32 hidden_tokens(u32 column, u32 heads, bool is_causal) const {
     return is_causal && queries > 1 ? queries - 1 - column / heads : 0;
   }
 };
 
-// act(part, item) for each part of an item that `worker` has, cut at kGranule tokens; the same in
-// all lanes. `chunk` has the first 64 sequences; unless kKeeps it is read again after each part,
-// because `act` wants all registers.
-template <u32 kGranule, u32 kColumns, bool kKeeps, class Act>
-__device__ inline void each_item(const Sequences& all, const Queries& queries, const Shares& shares,
-                                 u32 worker, ItemChunk<kColumns> chunk, Act act) {
-  for (MlaWalk walk(all, shares, worker, queries.bounds, queries.heads, queries.rows);;) {
-    const u32 own = walk.first + lane_id(), size = chunk.items * chunk.extent(all);
-    const u64 left = __builtin_amdgcn_ballot_w64(
-        size != 0 && own >= walk.next && chunk.start < walk.to && walk.from < chunk.start + size);
-    if (left == 0) {
+// Calls fn(split, item) for each split of an item of `worker`, cut at kGranule tokens, uniformly.
+// `chunk` has the first 64 sequences; unless kKeepsChunk, it is computed again after each call,
+// because `fn` needs all registers.
+template <u32 kGranule, u32 kColumns, bool kKeepsChunk, class Fn>
+__device__ inline void for_each_item(const SequenceTable& seqs, const Queries& queries,
+                                     const WorkPartition& partition, u32 worker,
+                                     ItemChunk<kColumns> chunk, Fn fn) {
+  for (PartitionWalk walk(seqs, partition, worker, queries.bounds, queries.heads, queries.rows);;) {
+    const u32 seq = walk.chunk_begin + lane_id(), size = chunk.items * chunk.extent(seqs);
+    const u64 pending =
+        __builtin_amdgcn_ballot_w64(size != 0 && seq >= walk.next && chunk.start < walk.range_end &&
+                                    walk.range_begin < chunk.start + size);
+    if (pending == 0) {
       if (!walk.advance(chunk.next)) return;
     } else {
-      const u32 at = static_cast<u32>(__builtin_ctzll(left));
-      const auto of = [at](u32 all_lanes) { return readlane(all_lanes, at); };
-      const u32 sequence = walk.first + at, start = of(chunk.start), length = of(chunk.length);
-      const u32 extent = length + all.cost.all(), count = of(chunk.queries);
-      u32 number = sequence != walk.next ? 0 : walk.item;
-      // Items of other workers; a share seldom begins behind a sequence's first item.
-      const u32 before = start + extent <= walk.from ? (walk.from - start) / extent : 0;
-      if (number < before) number = before;
-      const u32 item_start = start + number * extent, zero = item_start + all.cost.before;
-      const u32 begin = cut_token<kGranule>(walk.from, zero, length);
-      const u32 end = cut_token<kGranule>(walk.to, zero, length);
+      const u32 src_lane = static_cast<u32>(__builtin_ctzll(pending));
+      const auto read_lane = [src_lane](u32 all_lanes) { return readlane(all_lanes, src_lane); };
+      const u32 sequence = walk.chunk_begin + src_lane, start = read_lane(chunk.start),
+                length = read_lane(chunk.length);
+      const u32 extent = length + seqs.cost.tokens(), count = read_lane(chunk.queries);
+      u32 item_idx = sequence != walk.next ? 0 : walk.item;
+      // Skips items of other workers; a range rarely begins after a sequence's first item.
+      const u32 num_skipped =
+          start + extent <= walk.range_begin ? (walk.range_begin - start) / extent : 0;
+      if (item_idx < num_skipped) item_idx = num_skipped;
+      const u32 item_start = start + item_idx * extent, zero = item_start + seqs.cost.leading;
+      const u32 begin = cut_token<kGranule>(walk.range_begin, zero, length);
+      const u32 end = cut_token<kGranule>(walk.range_end, zero, length);
       const bool is_mine =
-          length == 0 ? walk.from <= item_start && item_start < walk.to : begin < end;
-      const MlaItem item = {of(chunk.row), count, count * walk.heads, number * kColumns};
+          length == 0 ? walk.range_begin <= item_start && item_start < walk.range_end : begin < end;
+      const MlaItem item = {read_lane(chunk.row), count, count * walk.heads, item_idx * kColumns};
       const bool has_next = item.base + kColumns < item.columns;
       walk.next = has_next ? sequence : sequence + 1;
-      walk.item = has_next ? number + 1 : 0;
-      walk.is_last = walk.to <= zero + length ? 1 : 0;
-      const KvSplit part = {sequence, zero, begin, end, length, of(chunk.entry)};
-      if constexpr (kKeeps) {
-        if (is_mine) act(part, item);
+      walk.item = has_next ? item_idx + 1 : 0;
+      walk.is_last = walk.range_end <= zero + length ? 1 : 0;
+      const KvSplit split = {sequence, zero, begin, end, length, read_lane(chunk.entry)};
+      if constexpr (kKeepsChunk) {
+        if (is_mine) fn(split, item);
       } else if (is_mine) {
-        const LaneSpill<MlaWalk> spilled(walk);
-        act(part, item);
+        const LaneSpill<PartitionWalk> spilled(walk);
+        fn(split, item);
         walk = spilled.load();
       }
       if (walk.is_last != 0) return;  // what comes next begins behind this worker's share
-      if (kKeeps || !is_mine) continue;
+      if (kKeepsChunk || !is_mine) continue;
     }
-    const Queries here = {walk.query_bounds, walk.heads, walk.rows};
-    chunk = ItemChunk<kColumns>(walk.sequences(all.cost), here, walk.first, walk.base);
+    const Queries query_table = {walk.query_bounds, walk.heads, walk.rows};
+    chunk =
+        ItemChunk<kColumns>(walk.sequences(seqs.cost), query_table, walk.chunk_begin, walk.base);
   }
 }
 
-// The slots of all workers that share a sequence: this one's is number `own` of `count`.
+// Partials of a sequence: this worker has number `split_idx` of `count`.
 struct SplitPartials {
-  u32 first, own, count;
+  u32 worker_begin, split_idx, count;
 
   template <u32 kGranule>
-  __device__ static SplitPartials of(const KvSplit& part, const Shares& shares, u32 group,
-                                     u32 worker, u32 workers) {
-    const u32 first = shares.owner(part.zero);
-    const u32 last = shares.owner(part.zero + (part.length - 1) / kGranule * kGranule);
-    SplitPartials all = {readfirstlane(group * workers + first), readfirstlane(worker - first),
-                         readfirstlane(last - first + 1)};
-    force_sgpr(all.first), force_sgpr(all.own), force_sgpr(all.count);  // here, not where wanted
-    return all;
+  __device__ static SplitPartials make(const KvSplit& split, const WorkPartition& partition,
+                                       u32 group, u32 worker, u32 workers) {
+    const u32 worker_begin = partition.owner(split.zero);
+    const u32 worker_last = partition.owner(split.zero + (split.length - 1) / kGranule * kGranule);
+    SplitPartials partials = {readfirstlane(group * workers + worker_begin),
+                              readfirstlane(worker - worker_begin),
+                              readfirstlane(worker_last - worker_begin + 1)};
+    force_sgpr(partials.worker_begin), force_sgpr(partials.split_idx),
+        force_sgpr(partials.count);  // here, not where wanted
+    return partials;
   }
-  __device__ u32 operator()(u32 i) const { return (first + i) * 2 + (i == 0 ? 1 : 0); }
+  __device__ u32 operator()(u32 i) const { return (worker_begin + i) * 2 + (i == 0 ? 1 : 0); }
 };
 
 }  // namespace rfops

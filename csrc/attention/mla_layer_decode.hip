@@ -38,7 +38,7 @@ constexpr u32 kSplit = RFOPS_SPLIT;     // workgroups along K
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr u32 kM = kMTiles * kTileRows, kOwnN = kNTiles * kTileRows, kN = kWaves * kOwnN;
 constexpr u32 kHalfPieces = kPieces / 2, kHalfStep = kStepOfK / 2;  // LDS has half a step
-constexpr u32 kTurn = kSplit * kStepOfK;  // of K: each of the workgroups has a step of it
+constexpr u32 kStrideK = kSplit * kStepOfK;  // of K: each of the workgroups has a step of it
 constexpr u32 kCacheRow = 576;
 
 // LDS: two buffers of x, then each wave's rows of w, as two halves of a step.
@@ -57,63 +57,64 @@ __device__ inline void sync_lds() {
   s_barrier();
 }
 
-using Sums = F32x4[kMTiles * kNTiles];
+using Accumulators = F32x4[kMTiles * kNTiles];
 using Operands = U32x4[kMTiles];
 
 // From k on, up to both ends. Loads come back in order: each is asked for behind those that are
 // waited for earlier. Between the instructions of a piece the next one is read from LDS.
-__device__ inline void run_mainloop(Sums& sums, Weights& w, Rows& x, u32 k, LdsBytes* lds) {
-  const LdsFragmentOffsets pieces = lds_fragment_offsets(lane_id());
-  LdsBytes* const own = lds + 2 * kXBytes + wave_id() * (2 * kWHalf);
+__device__ inline void run_mainloop(Accumulators& acc, Weights& w, Rows& x, u32 k, LdsBytes* lds) {
+  const LdsFragmentOffsets frag_offsets = lds_fragment_offsets(lane_id());
+  LdsBytes* const wave_lds = lds + 2 * kXBytes + wave_id() * (2 * kWHalf);
   Operands rows[kHalfPieces];
-  U32x4 of_w[kHalfPieces][kNTiles];
+  U32x4 w_frags[kHalfPieces][kNTiles];
   const auto read = [&](u32 half, u32 p, u32 m) {
-    const u32 place = p == 0 ? pieces.low : pieces.high;
-    details::each_of_share<kNTiles, kMTiles>(
-        m, [&](u32 n) { of_w[p][n] = lds_load_b128(own + half * kWHalf + n * kLdsTile + place); });
-    rows[p][m] = lds_load_b128(lds + half * kXBytes + place + m * kLdsTile);
+    const u32 offset = p == 0 ? frag_offsets.low : frag_offsets.high;
+    details::for_each_slice<kNTiles, kMTiles>(m, [&](u32 n) {
+      w_frags[p][n] = lds_load_b128(wave_lds + half * kWHalf + n * kLdsTile + offset);
+    });
+    rows[p][m] = lds_load_b128(lds + half * kXBytes + offset + m * kLdsTile);
   };
-  const auto each = [](u32 count, auto act) {
+  const auto for_each = [](u32 count, auto fn) {
 #pragma unroll
-    for (u32 i = 0; i < count; ++i) act(i);
+    for (u32 i = 0; i < count; ++i) fn(i);
   };
 #pragma unroll
   for (u32 s = 0; s < 2; ++s) {
-    each(Rows::kLoads, [&](u32 i) { x.load(s, k + s * kHalfStep, i); });
-    each(Weights::kLoads, [&](u32 i) { w.load(s, k + s * kTurn, i); });
+    for_each(Rows::kLoads, [&](u32 i) { x.load(s, k + s * kHalfStep, i); });
+    for_each(Weights::kLoads, [&](u32 i) { w.load(s, k + s * kStrideK, i); });
     sched_barrier();
   }
-  each(Rows::kLoads, [&](u32 i) { x.store(0, lds, i); });
-  each(Rows::kLoads, [&](u32 i) { x.load(0, k + kTurn, i); });
-  each(Weights::kLoads, [&](u32 i) { w.store(0, own, i); });
+  for_each(Rows::kLoads, [&](u32 i) { x.store(0, lds, i); });
+  for_each(Rows::kLoads, [&](u32 i) { x.load(0, k + kStrideK, i); });
+  for_each(Weights::kLoads, [&](u32 i) { w.store(0, wave_lds, i); });
   sync_lds();
-  each(kMTiles, [&](u32 m) { read(0, 0, m); });
+  for_each(kMTiles, [&](u32 m) { read(0, 0, m); });
   // Buffers change in a half's midst: those who read the other one are behind the last such place.
-  const auto take = [&](u32 s, u32 at) {
+  const auto do_k_step = [&](u32 s, u32 k0) {
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
       const u32 next = half ^ 1;
-      multiply_piece<kMTiles, kNTiles>(sums, rows[0], of_w[0], [&](u32 m) {
+      multiply_piece<kMTiles, kNTiles>(acc, rows[0], w_frags[0], [&](u32 m) {
         read(half, 1, m);
-        details::each_of_share<Rows::kLoads, kMTiles>(
+        details::for_each_slice<Rows::kLoads, kMTiles>(
             m, [&](u32 i) { x.store(next, lds + next * kXBytes, i); });
         if (half == 0)
-          details::each_of_share<Weights::kLoads, kMTiles>(
-              m, [&](u32 i) { w.load(s, at + 2 * kTurn, i); });
+          details::for_each_slice<Weights::kLoads, kMTiles>(
+              m, [&](u32 i) { w.load(s, k0 + 2 * kStrideK, i); });
       });
       // The wave's own reads of w are behind it; others have none.
-      if (half == 1) each(Weights::kLoads, [&](u32 i) { w.store(s ^ 1, own, i); });
+      if (half == 1) for_each(Weights::kLoads, [&](u32 i) { w.store(s ^ 1, wave_lds, i); });
       sync_lds();
-      multiply_piece<kMTiles, kNTiles>(sums, rows[1], of_w[1], [&](u32 m) {
+      multiply_piece<kMTiles, kNTiles>(acc, rows[1], w_frags[1], [&](u32 m) {
         read(next, 0, m);
-        details::each_of_share<Rows::kLoads, kMTiles>(
-            m, [&](u32 i) { x.load(next, at + kTurn + (half == 0 ? kHalfStep : kTurn), i); });
+        details::for_each_slice<Rows::kLoads, kMTiles>(
+            m, [&](u32 i) { x.load(next, k0 + kStrideK + (half == 0 ? kHalfStep : kStrideK), i); });
       });
     }
   };
-  for (; k < w.k_end; k += 2 * kTurn) {
-    take(0, k);
-    take(1, k + kTurn);
+  for (; k < w.k_end; k += 2 * kStrideK) {
+    do_k_step(0, k);
+    do_k_step(1, k + kStrideK);
   }
   sync_lds();  // what was read ahead
 }
@@ -135,10 +136,10 @@ extern "C" __global__ void
                      u32 m, u32 n, u32 n_other, u32 heads, u32 k, u32 x_row, u32 x_head,
                      u32 w_first, u32 w_head, u32 start, u32 cache_rows, u32 width) {
   const u32 own_tiles = (n + kN - 1) / kN, tiles = own_tiles + (n_other + kN - 1) / kN;
-  const TileCoord at = this_tile<4, kSplit>((m + kM - 1) / kM, tiles * heads);
-  const u32 head = readfirstlane(at.n / tiles), n_tile = readfirstlane(at.n % tiles),
+  const TileCoord pos = this_tile<4, kSplit>((m + kM - 1) / kM, tiles * heads);
+  const u32 head = readfirstlane(pos.n / tiles), n_tile = readfirstlane(pos.n % tiles),
             lane = lane_id();
-  const u32 m0 = at.m * kM, rows = m - m0 < kM ? m - m0 : kM;
+  const u32 m0 = pos.m * kM, rows = m - m0 < kM ? m - m0 : kM;
   const bool is_other = n_tile >= own_tiles;
   const u32 n0 = (is_other ? n_tile - own_tiles : n_tile) * kN;
   const u32 all_n = is_other ? n_other : n;
@@ -154,22 +155,23 @@ extern "C" __global__ void
   }
   const u32 wave = wave_id();
   const u32 own_n = n0 + wave * kOwnN;
-  const u32 there = own_n < all_n ? all_n - own_n : 0, columns = there < kOwnN ? there : kOwnN;
-  const bf16* const rows_of = (is_other ? w_other : w) + w_first + u64{head} * w_head;
+  const u32 remaining = own_n < all_n ? all_n - own_n : 0,
+            columns = remaining < kOwnN ? remaining : kOwnN;
+  const bf16* const w_begin = (is_other ? w_other : w) + w_first + u64{head} * w_head;
   Rows x_rows = {make_buffer(x + u64{m0} * x_row + head * x_head, ((rows - 1) * x_row + k) * 2),
                  x_row * 2,
                  k,
                  {}};
-  Sums sums = {};
+  Accumulators acc = {};
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
-  const bf16* const own_rows = scalar_address(rows_of + u64{own_n} * k);
+  const bf16* const own_rows = scalar_address(w_begin + u64{own_n} * k);
   Weights weights = {
       make_buffer(own_rows, readfirstlane(columns * k * 2)), k * 2, k, kTileRows, {}};
-  run_mainloop(sums, weights, x_rows, at.split * kStepOfK, lds);
+  run_mainloop(acc, weights, x_rows, pos.split * kStepOfK, lds);
   if constexpr (kSplit > 1) {
-    Split tile(workspace, counts, at.m * tiles * heads + at.n);
-    if (!tile.reduce_if_all_arrived(sums, at.split, reinterpret_cast<RFOPS_LDS u32*>(lds))) return;
+    Split tile(workspace, counts, pos.m * tiles * heads + pos.n);
+    if (!tile.reduce_if_all_arrived(acc, pos.split, reinterpret_cast<RFOPS_LDS u32*>(lds))) return;
   }
   const u32 row_tiles = (m + kTileRows - 1) / kTileRows;
 #pragma unroll
@@ -180,14 +182,14 @@ extern "C" __global__ void
     for (u32 i = 0; i < kNTiles; ++i) {
       const u32 column = own_n + i * kTileRows + lane / kTileRows * 4;
       if (column >= all_n) continue;
-      u8* to = reinterpret_cast<u8*>(out) + packed_offset(row_tiles, row, head * n + column);
+      u8* dst = reinterpret_cast<u8*>(out) + packed_offset(row_tiles, row, head * n + column);
       if constexpr (kStage == kDown) {
         if (is_other) {
-          const u64 of_cache = u64{row} * cache_rows + position(row);
-          to = reinterpret_cast<u8*>(cache + of_cache * kCacheRow + column);
+          const u64 cache_row = u64{row} * cache_rows + position(row);
+          dst = reinterpret_cast<u8*>(cache + cache_row * kCacheRow + column);
         }
       }
-      *reinterpret_cast<Bf16x4*>(to) = __builtin_convertvector(sums[m_tile * kNTiles + i], Bf16x4);
+      *reinterpret_cast<Bf16x4*>(dst) = __builtin_convertvector(acc[m_tile * kNTiles + i], Bf16x4);
     }
   }
 }

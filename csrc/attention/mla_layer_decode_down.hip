@@ -29,26 +29,27 @@ constexpr u32 kNTiles = RFOPS_N_TILES;                        // of 16 rows of w
 constexpr u32 kSplit = RFOPS_SPLIT;                           // workgroups along K
 constexpr u32 kWaves = 4, kThreads = 2 * kWaves * kWaveSize;  // that multiply; and that fetch
 constexpr u32 kM = kMTiles * kTileRows, kN = kNTiles * kTileRows;
-constexpr u32 kOwnM = kMTiles / 2, kOwnN = kNTiles / 2, kSums = kOwnM * kOwnN;  // of a wave
+constexpr u32 kMTilesPerWave = kMTiles / 2, kNTilesPerWave = kNTiles / 2,
+              kAccTiles = kMTilesPerWave * kNTilesPerWave;  // of a wave
 constexpr u32 kCacheRow = 576;
 
-using FetchedX = FetchedRows<kM, 1, kWaves>;
-using FetchedW = FetchedRows<kN, 1, kWaves>;
-using Sums = F32x4[kSums];
-using Split = SplitKReducer<kSplit, kSums * kWaveSize, kWaveSize>;
-constexpr u32 kBuffer = FetchedX::kBytes + FetchedW::kBytes, kLds = 2 * kBuffer;  // x, then w
+using XLoader = ProducerLoader<kM, 1, kWaves>;
+using WLoader = ProducerLoader<kN, 1, kWaves>;
+using Accumulators = F32x4[kAccTiles];
+using Split = SplitKReducer<kSplit, kAccTiles * kWaveSize, kWaveSize>;
+constexpr u32 kBuffer = XLoader::kBytes + WLoader::kBytes, kLds = 2 * kBuffer;  // x, then w
 static_assert(kLds <= kLdsBytes);
 
 // Chunks from k on, each to be seen by all waves before they meet.
-__device__ inline void fetch_all(FetchedX& x, FetchedW& w, u32 k, LdsBytes* lds) {
+__device__ inline void run_producer(XLoader& x, WLoader& w, u32 k, LdsBytes* lds) {
 #pragma unroll
   for (u32 s = 0; s < 2; ++s) {
-    each(FetchedW::kLoads, [&](u32 i) { w.load(s, 0, k + s * kStepOfK, i); });
-    each(FetchedX::kLoads, [&](u32 i) { x.load(s, 0, k + s * kStepOfK, i); });
+    for_each(WLoader::kLoads, [&](u32 i) { w.load(s, 0, k + s * kStepOfK, i); });
+    for_each(XLoader::kLoads, [&](u32 i) { x.load(s, 0, k + s * kStepOfK, i); });
   }
   sched_barrier();
-  const auto take = [&](auto& rows, u32 s, u32 i, LdsBytes* to) {
-    rows.store(s, to, i);
+  const auto store_and_load = [&](auto& rows, u32 s, u32 i, LdsBytes* lds_dst) {
+    rows.store(s, lds_dst, i);
     rows.load(s, 0, k + (2 + s) * kStepOfK, i);
     sched_barrier();
   };
@@ -56,28 +57,30 @@ __device__ inline void fetch_all(FetchedX& x, FetchedW& w, u32 k, LdsBytes* lds)
 #pragma unroll
     for (u32 s = 0; s < 2; ++s) {
       if (s > 0 && k + kStepOfK >= w.k_end) break;
-      LdsBytes* const to = lds + s * kBuffer;
-      each(FetchedW::kLoads, [&](u32 i) { take(w, s, i, to + FetchedX::kBytes); });
-      each(FetchedX::kLoads, [&](u32 i) { take(x, s, i, to); });
+      LdsBytes* const lds_dst = lds + s * kBuffer;
+      for_each(WLoader::kLoads, [&](u32 i) { store_and_load(w, s, i, lds_dst + XLoader::kBytes); });
+      for_each(XLoader::kLoads, [&](u32 i) { store_and_load(x, s, i, lds_dst); });
       wait_lgkmcnt();
       s_barrier();
     }
   }
 }
 
-// kOwnM tiles of rows of x, from `x` on in a buffer, by kOwnN of w. While a piece of 32 of K is
-// multiplied the next one is read.
-__device__ inline void run_mainloop(Sums& sums, u32 chunks, const LdsBytes* x, const LdsBytes* w) {
-  const LdsFragmentOffsets places = lds_fragment_offsets(lane_id());
-  U32x4 of_x[2][kOwnM], of_w[2][kOwnN];
+// kMTilesPerWave tiles of rows of x, from `x` on in a buffer, by kNTilesPerWave of w. While a piece
+// of 32 of K is multiplied the next one is read.
+__device__ inline void run_mainloop(Accumulators& acc, u32 chunks, const LdsBytes* x,
+                                    const LdsBytes* w) {
+  const LdsFragmentOffsets frag_offsets = lds_fragment_offsets(lane_id());
+  U32x4 x_frags[2][kMTilesPerWave], w_frags[2][kNTilesPerWave];
   for (u32 c = 0; c < chunks; ++c) {
     const auto read = [&](u32 p) {
-      const u32 at = c % 2 * kBuffer + (p % 2 ? places.high : places.low), line = p / 2;
-      each(kOwnN, [&](u32 i) {
-        of_w[p % 2][i] = lds_load_b128(w + at + line * FetchedW::kLineBytes + i * kLdsTile);
+      const u32 offset = c % 2 * kBuffer + (p % 2 ? frag_offsets.high : frag_offsets.low),
+                line = p / 2;
+      for_each(kNTilesPerWave, [&](u32 i) {
+        w_frags[p % 2][i] = lds_load_b128(w + offset + line * WLoader::kLineBytes + i * kLdsTile);
       });
-      each(kOwnM, [&](u32 i) {
-        of_x[p % 2][i] = lds_load_b128(x + at + line * FetchedX::kLineBytes + i * kLdsTile);
+      for_each(kMTilesPerWave, [&](u32 i) {
+        x_frags[p % 2][i] = lds_load_b128(x + offset + line * XLoader::kLineBytes + i * kLdsTile);
       });
     };
     s_barrier();
@@ -86,8 +89,9 @@ __device__ inline void run_mainloop(Sums& sums, u32 chunks, const LdsBytes* x, c
     for (u32 p = 0; p < kPieces; ++p) {
       if (p + 1 < kPieces) read(p + 1);
       sched_barrier();
-      each(kSums, [&](u32 i) {
-        sums[i] = mfma_16x16x32<bf16>(of_w[p % 2][i % kOwnN], of_x[p % 2][i / kOwnN], sums[i]);
+      for_each(kAccTiles, [&](u32 i) {
+        acc[i] = mfma_16x16x32<bf16>(w_frags[p % 2][i % kNTilesPerWave],
+                                     x_frags[p % 2][i / kNTilesPerWave], acc[i]);
       });
     }
   }
@@ -111,28 +115,30 @@ extern "C" __global__ void
                           u32 start, u32 cache_rows, u32 width) {
   const u32 own_tiles = (n + kN - 1) / kN, tiles = own_tiles + (n_other + kN - 1) / kN;
   const u32 m_tiles = (m + kM - 1) / kM;
-  const TileCoord at = this_tile<4, kSplit>(m_tiles, tiles);
-  const u32 m0 = at.m * kM, rows = m - m0 < kM ? m - m0 : kM;
-  const bool is_other = at.n >= own_tiles;
-  const u32 n0 = (is_other ? at.n - own_tiles : at.n) * kN, all_n = is_other ? n_other : n;
+  const TileCoord pos = this_tile<4, kSplit>(m_tiles, tiles);
+  const u32 m0 = pos.m * kM, rows = m - m0 < kM ? m - m0 : kM;
+  const bool is_other = pos.n >= own_tiles;
+  const u32 n0 = (is_other ? pos.n - own_tiles : pos.n) * kN, all_n = is_other ? n_other : n;
   const u32 columns = all_n - n0 < kN ? all_n - n0 : kN;
-  const u32 part = ((k + kStepOfK - 1) / kStepOfK + kSplit - 1) / kSplit * kStepOfK;
-  const u32 begin = at.split * part, end = begin + part < k ? begin + part : k;
+  const u32 k_per_split = ((k + kStepOfK - 1) / kStepOfK + kSplit - 1) / kSplit * kStepOfK;
+  const u32 begin = pos.split * k_per_split,
+            end = begin + k_per_split < k ? begin + k_per_split : k;
   const u32 wave = wave_id(), lane = lane_id();
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
   if (wave >= kWaves) {
-    const u32 own = wave - kWaves;
+    const u32 producer = wave - kWaves;
     const bf16* const rows_of_w = scalar_address((is_other ? w_other : w) + u64{n0} * k);
-    FetchedW of_w = {make_buffer(rows_of_w, readfirstlane(columns * k * 2)), k * 2, end, own, {}};
+    WLoader w_loader = {
+        make_buffer(rows_of_w, readfirstlane(columns * k * 2)), k * 2, end, producer, {}};
     const Buffer rows_of_x = make_buffer(x + u64{m0} * x_row, ((rows - 1) * x_row + k) * 2);
-    FetchedX of_x = {rows_of_x, x_row * 2, end, own, {}};
-    return fetch_all(of_x, of_w, begin, lds);
+    XLoader x_loader = {rows_of_x, x_row * 2, end, producer, {}};
+    return run_producer(x_loader, w_loader, begin, lds);
   }
-  const u32 m_tile = wave / 2 * kOwnM, n_tile = wave % 2 * kOwnN;
-  Sums sums = {};
-  run_mainloop(sums, (end - begin + kStepOfK - 1) / kStepOfK, lds + m_tile * kLdsTile,
-               lds + FetchedX::kBytes + n_tile * kLdsTile);
+  const u32 m_tile = wave / 2 * kMTilesPerWave, n_tile = wave % 2 * kNTilesPerWave;
+  Accumulators acc = {};
+  run_mainloop(acc, (end - begin + kStepOfK - 1) / kStepOfK, lds + m_tile * kLdsTile,
+               lds + XLoader::kBytes + n_tile * kLdsTile);
   const auto position = [&](u32 row) {
     return positions == nullptr ? start : static_cast<u32>(positions[row]);
   };
@@ -143,20 +149,20 @@ extern "C" __global__ void
     if (i < m) lens[i] = static_cast<i32>(position(i)) + 1;
   }
   if constexpr (kSplit > 1) {
-    Split tile(workspace, counts, (at.m * tiles + at.n) * kWaves + wave);
-    if (!tile.reduce_if_all_arrived(sums, at.split)) return;
+    Split tile(workspace, counts, (pos.m * tiles + pos.n) * kWaves + wave);
+    if (!tile.reduce_if_all_arrived(acc, pos.split)) return;
   }
   const u32 row_tiles = (m + kTileRows - 1) / kTileRows;
 #pragma unroll
-  for (u32 i = 0; i < kSums; ++i) {
-    const u32 row = m0 + (m_tile + i / kOwnN) * kTileRows + lane % kTileRows;
-    const u32 column = n0 + (n_tile + i % kOwnN) * kTileRows + lane / kTileRows * 4;
+  for (u32 i = 0; i < kAccTiles; ++i) {
+    const u32 row = m0 + (m_tile + i / kNTilesPerWave) * kTileRows + lane % kTileRows;
+    const u32 column = n0 + (n_tile + i % kNTilesPerWave) * kTileRows + lane / kTileRows * 4;
     if (row >= m || column >= all_n) continue;
-    u8* to = reinterpret_cast<u8*>(out) + packed_offset(row_tiles, row, column);
+    u8* dst = reinterpret_cast<u8*>(out) + packed_offset(row_tiles, row, column);
     if (is_other) {
-      const u64 of_cache = u64{row} * cache_rows + position(row);
-      to = reinterpret_cast<u8*>(cache + of_cache * kCacheRow + column);
+      const u64 cache_row = u64{row} * cache_rows + position(row);
+      dst = reinterpret_cast<u8*>(cache + cache_row * kCacheRow + column);
     }
-    *reinterpret_cast<Bf16x4*>(to) = __builtin_convertvector(sums[i], Bf16x4);
+    *reinterpret_cast<Bf16x4*>(dst) = __builtin_convertvector(acc[i], Bf16x4);
   }
 }

@@ -22,49 +22,52 @@ using namespace rfops;
 constexpr u32 kMTiles = RFOPS_M_TILES;  // of 16 rows of x
 constexpr u32 kNTiles = RFOPS_N_TILES;  // of 16 rows of w
 constexpr u32 kSplit = RFOPS_SPLIT;     // workgroups along K
-constexpr u32 kAhead = 1;
+constexpr u32 kPrefetch = 1;
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr u32 kM = kMTiles * kTileRows, kN = kNTiles * kTileRows;
-constexpr u32 kTurn = kSplit * kWaves * kStepOfK;  // of K: each wave has a step of it
+constexpr u32 kStrideK = kSplit * kWaves * kStepOfK;  // of K: each wave has a step of it
 
-using Weights = WaveRowLoader<kNTiles, kAhead>;
-using Rows = PackedRows<kMTiles, kAhead>;
+using Weights = WaveRowLoader<kNTiles, kPrefetch>;
+using Rows = PackedRows<kMTiles, kPrefetch>;
 
 // LDS: each wave's rows of w; then sums of waves, some tiles at a time.
-constexpr u32 kTiles = kMTiles * kNTiles, kOwn = kTilesOfWave<kWaves, kTiles>;
-constexpr u32 kAtOnce = kTiles < 16 ? kTiles : 16;
+constexpr u32 kTiles = kMTiles * kNTiles, kTilesPerWave = kTilesOfWave<kWaves, kTiles>;
+constexpr u32 kTilesPerPass = kTiles < 16 ? kTiles : 16;
 constexpr u32 kWaveBytes = 2 * Weights::kHalfBytes;
-constexpr u32 kSumBytes = kAtOnce * kWaveSize * sizeof(F32x4);
+constexpr u32 kSumBytes = kTilesPerPass * kWaveSize * sizeof(F32x4);
 constexpr u32 kLds = kWaves * (kWaveBytes > kSumBytes ? kWaveBytes : kSumBytes);
 static_assert(kLds <= kLdsBytes);
-static_assert(kTiles % kAtOnce == 0 && (kTiles == kAtOnce || kAtOnce % kWaves == 0));
+static_assert(kTiles % kTilesPerPass == 0 &&
+              (kTiles == kTilesPerPass || kTilesPerPass % kWaves == 0));
 
-using Sums = F32x4[kTiles];
-using OwnSums = F32x4[kOwn];
-using Split = SplitKReducer<kSplit, kOwn * kThreads, kThreads>;
+using Accumulators = F32x4[kTiles];
+using WaveAccumulators = F32x4[kTilesPerWave];
+using Split = SplitKReducer<kSplit, kTilesPerWave * kThreads, kThreads>;
 
 // Of all waves, in their order, this one's tiles: wave, wave + kWaves, and so on.
-__device__ inline void add_up(OwnSums& own, const Sums& sums, LdsBytes* lds) {
-  using Memory = RFOPS_LDS F32x4[kWaves][kAtOnce * kWaveSize];
+__device__ inline void reduce_wave_tiles(WaveAccumulators& wave_acc, const Accumulators& acc,
+                                         LdsBytes* lds) {
+  using Memory = RFOPS_LDS F32x4[kWaves][kTilesPerPass * kWaveSize];
   auto& memory = *reinterpret_cast<Memory*>(lds);
   const u32 wave = wave_id(), lane = lane_id();
 #pragma unroll
-  for (u32 first = 0; first < kTiles; first += kAtOnce) {
+  for (u32 tile_begin = 0; tile_begin < kTiles; tile_begin += kTilesPerPass) {
     workgroup_barrier();  // where others had their rows of w, or sums
 #pragma unroll
-    for (u32 t = 0; t < kAtOnce; ++t) memory[wave][t * kWaveSize + lane] = sums[first + t];
+    for (u32 t = 0; t < kTilesPerPass; ++t)
+      memory[wave][t * kWaveSize + lane] = acc[tile_begin + t];
     workgroup_barrier();
 #pragma unroll
-    for (u32 i = 0; i < kTilesOfWave<kWaves, kAtOnce>; ++i) {
+    for (u32 i = 0; i < kTilesOfWave<kWaves, kTilesPerPass>; ++i) {
       const u32 t = wave + i * kWaves;
-      if (t >= kAtOnce) break;
-      F32x4 part[kWaves];
+      if (t >= kTilesPerPass) break;
+      F32x4 partials[kWaves];
 #pragma unroll
-      for (u32 w = 0; w < kWaves; ++w) part[w] = memory[w][t * kWaveSize + lane];
-      F32x4& total = own[first / kWaves + i];
-      total = part[0];
+      for (u32 w = 0; w < kWaves; ++w) partials[w] = memory[w][t * kWaveSize + lane];
+      F32x4& total = wave_acc[tile_begin / kWaves + i];
+      total = partials[0];
 #pragma unroll
-      for (u32 w = 1; w < kWaves; ++w) total += part[w];
+      for (u32 w = 1; w < kWaves; ++w) total += partials[w];
     }
   }
 }
@@ -79,35 +82,35 @@ extern "C" __global__ void
                          void* __restrict__ workspace,  // SplitKReducer; with kSplit > 1
                          u32* __restrict__ counts,      // [tiles], zeros
                          u32 m, u32 n, u32 k) {
-  const TileCoord at = this_tile<4, kSplit>((m + kM - 1) / kM, (n + kN - 1) / kN);
-  const u32 m0 = at.m * kM, n0 = at.n * kN, columns = n - n0 < kN ? n - n0 : kN;
+  const TileCoord pos = this_tile<4, kSplit>((m + kM - 1) / kM, (n + kN - 1) / kN);
+  const u32 m0 = pos.m * kM, n0 = pos.n * kN, columns = n - n0 < kN ? n - n0 : kN;
   const u32 wave = wave_id(), lane = lane_id();
-  Rows rows = packed_rows<kMTiles, kAhead>(x, m, at.m, k);
+  Rows rows = packed_rows<kMTiles, kPrefetch>(x, m, pos.m, k);
   Weights weights = {make_buffer(scalar_address(w + u64{n0} * k), readfirstlane(columns * k * 2)),
                      k * 2,
                      k,
                      kTileRows,
                      {}};
-  Sums sums = {};
+  Accumulators acc = {};
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
-  multiply_wave<kMTiles, kNTiles, kAhead>(sums, weights, rows,
-                                          (at.split * kWaves + wave) * kStepOfK, kTurn,
-                                          lds + wave * kWaveBytes, [] {});
-  OwnSums own = {};
-  add_up(own, sums, lds);
+  multiply_wave<kMTiles, kNTiles, kPrefetch>(acc, weights, rows,
+                                             (pos.split * kWaves + wave) * kStepOfK, kStrideK,
+                                             lds + wave * kWaveBytes, [] {});
+  WaveAccumulators wave_acc = {};
+  reduce_wave_tiles(wave_acc, acc, lds);
   if constexpr (kSplit > 1) {
-    Split tile(workspace, counts, at.m * ((n + kN - 1) / kN) + at.n);
+    Split tile(workspace, counts, pos.m * ((n + kN - 1) / kN) + pos.n);
     workgroup_barrier();
-    if (!tile.reduce(own, at.split, reinterpret_cast<RFOPS_LDS u32*>(lds))) return;
+    if (!tile.reduce(wave_acc, pos.split, reinterpret_cast<RFOPS_LDS u32*>(lds))) return;
   }
 #pragma unroll
-  for (u32 i = 0; i < kOwn; ++i) {
+  for (u32 i = 0; i < kTilesPerWave; ++i) {
     const u32 t = wave + i * kWaves;
     const u32 row = m0 + t / kNTiles * kTileRows + lane % kTileRows;
     const u32 column = n0 + t % kNTiles * kTileRows + lane / kTileRows * 4;
     if (t >= kTiles || row >= m || column >= n) continue;
     *reinterpret_cast<Bf16x4*>(out + u64{row} * n + column) =
-        __builtin_convertvector(own[i], Bf16x4);
+        __builtin_convertvector(wave_acc[i], Bf16x4);
   }
 }

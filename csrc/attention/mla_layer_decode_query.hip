@@ -27,13 +27,13 @@ using namespace rfops;
 constexpr u32 kMTiles = RFOPS_M_TILES;  // of 16 rows of q_lora
 constexpr u32 kSplit = RFOPS_SPLIT;     // workgroups along K
 constexpr u32 kNTiles = 3;              // of 16 rows of q_up, of a wave
-constexpr u32 kAhead = 2;
+constexpr u32 kPrefetch = 2;
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr u32 kM = kMTiles * kTileRows;
 
-using Weights = WaveRowLoader<kNTiles, kAhead>;
-using Rows = PackedRows<kMTiles, kAhead>;
-using Sums = F32x4[kMTiles * kNTiles];
+using Weights = WaveRowLoader<kNTiles, kPrefetch>;
+using Rows = PackedRows<kMTiles, kPrefetch>;
+using Accumulators = F32x4[kMTiles * kNTiles];
 
 // LDS: each wave's rows of q_up, then nope.
 constexpr u32 kWaveBytes = 2 * Weights::kHalfBytes;
@@ -55,76 +55,76 @@ extern "C" __global__ void
                            void* __restrict__ workspace,       // SplitKReducer; with kSplit > 1
                            u32* __restrict__ counts,           // [tiles], zeros
                            u32 m, u32 heads, u32 k, u32 start, u32 length) {
-  const TileCoord at = this_tile<4, kSplit>((m + kM - 1) / kM, heads);
-  const u32 head = at.n, m0 = at.m * kM, rows = m - m0 < kM ? m - m0 : kM;
+  const TileCoord pos = this_tile<4, kSplit>((m + kM - 1) / kM, heads);
+  const u32 head = pos.n, m0 = pos.m * kM, rows = m - m0 < kM ? m - m0 : kM;
   const u32 wave = wave_id(), lane = lane_id();
   // The last two waves have one tile of nope, and pairs of 32 rows apart.
-  const bool turns = wave >= 2;
-  const u32 first_tile = turns ? 4 + wave : wave * kNTiles, first = first_tile * kTileRows;
-  const bf16* const own_rows = scalar_address(q_up + (u64{head} * kRoped + first) * k);
-  Weights weights = {make_buffer(own_rows, readfirstlane((kRoped - first) * k * 2)),
+  const bool rotates = wave >= 2;
+  const u32 first_tile = rotates ? 4 + wave : wave * kNTiles, row_begin = first_tile * kTileRows;
+  const bf16* const own_rows = scalar_address(q_up + (u64{head} * kRoped + row_begin) * k);
+  Weights weights = {make_buffer(own_rows, readfirstlane((kRoped - row_begin) * k * 2)),
                      k * 2,
                      k,
-                     turns ? 2 * kTileRows : kTileRows,
+                     rotates ? 2 * kTileRows : kTileRows,
                      {}};
-  Rows x = packed_rows<kMTiles, kAhead>(q_lora, m, at.m, k);
+  Rows x = packed_rows<kMTiles, kPrefetch>(q_lora, m, pos.m, k);
   const u32 d = wave % 2 * kTileRows + lane / kTileRows * 4;
-  const Buffer places = make_buffer(positions, positions == nullptr ? 0 : m * 4);
-  const Buffer all_angles = make_buffer(angles, length * (kTurned * 2));
+  const Buffer position_buffer = make_buffer(positions, positions == nullptr ? 0 : m * 4);
+  const Buffer all_angles = make_buffer(angles, length * (kRopeDim * 2));
   Absorbed up;
-  u32 place[kMTiles];
+  u32 position[kMTiles];
   Angles angle[kMTiles];
 #pragma unroll
   for (u32 i = 0; i < kMTiles; ++i) {
-    place[i] =
-        start +
-        buffer_load_dwords<1>(places, (m0 + i * kTileRows + lane % kTileRows) * 4, 0).dword[0];
+    position[i] = start + buffer_load_dwords<1>(position_buffer,
+                                                (m0 + i * kTileRows + lane % kTileRows) * 4, 0)
+                              .dword[0];
   }
   // Behind the first steps' loads, as it comes in order: what only the end wants.
-  const auto load_rest = [&] {
+  const auto issue_late_loads = [&] {
 #pragma unroll
     for (u32 i = 0; i < kMTiles; ++i) {
-      const u32 outside = turns && i * kTileRows + lane % kTileRows < rows ? 0 : kOutOfBounds;
-      angle[i].load(all_angles, (place[i] * kTurned + d) * 2 | outside);
+      const u32 oob_bits = rotates && i * kTileRows + lane % kTileRows < rows ? 0 : kOutOfBounds;
+      angle[i].load(all_angles, (position[i] * kRopeDim + d) * 2 | oob_bits);
     }
     up.load(scalar_address(kv_up + u64{head} * (kUpRows * kLatent) + wave * kOwnLatent));
   };
-  Sums sums = {};
+  Accumulators acc = {};
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
-  constexpr u32 kTurn = kAhead * kStepOfK;
-  multiply_wave<kMTiles, kNTiles, kAhead>(sums, weights, x, at.split * kTurn, kSplit * kTurn,
-                                          lds + wave * kWaveBytes, [&] {
-                                            if (kSplit == 1) load_rest();
-                                          });
+  constexpr u32 kStrideK = kPrefetch * kStepOfK;
+  multiply_wave<kMTiles, kNTiles, kPrefetch>(acc, weights, x, pos.split * kStrideK,
+                                             kSplit * kStrideK, lds + wave * kWaveBytes, [&] {
+                                               if (kSplit == 1) issue_late_loads();
+                                             });
   if constexpr (kSplit > 1) {
-    Split tile(workspace, counts, at.m * heads + head);
-    if (!tile.reduce_if_all_arrived(sums, at.split,
+    Split tile(workspace, counts, pos.m * heads + head);
+    if (!tile.reduce_if_all_arrived(acc, pos.split,
                                     reinterpret_cast<RFOPS_LDS u32*>(lds + kNopeEnd)))
       return;
-    load_rest();
+    issue_late_loads();
   }
   const Nope<kMTiles> nope = {lds + kWaves * kWaveBytes};
 #pragma unroll
   for (u32 tile = 0; tile < kNTiles; ++tile) {
-    if (tile > 0 && turns) break;
+    if (tile > 0 && rotates) break;
 #pragma unroll
     for (u32 i = 0; i < kMTiles; ++i) {
-      nope.put(first_tile + tile, i, sums[i * kNTiles + tile]);
+      nope.store(first_tile + tile, i, acc[i * kNTiles + tile]);
     }
   }
   wait_lgkmcnt();
   s_barrier();
   const u64 row_of_q = u64{heads} * kCacheRow;
   bf16* const own_q = q + u64{m0} * row_of_q + head * kCacheRow;
-  if (turns) {
+  if (rotates) {
 #pragma unroll
     for (u32 i = 0; i < kMTiles; ++i) {
       const u32 row = i * kTileRows + lane % kTileRows;
       if (row >= rows) continue;
-      put_turned(own_q + row * row_of_q + kLatent + d, sums + i * kNTiles + 1, angle[i]);
+      store_rotated(own_q + row * row_of_q + kLatent + d, acc + i * kNTiles + 1, angle[i]);
     }
   }
-  each(kPieces, [&](u32 p) { up.turn(p); });
+  for_each(kPieces, [&](u32 p) { up.transpose(p); });
   absorb(up, nope, own_q + wave * kOwnLatent, rows, row_of_q);
 }

@@ -35,82 +35,84 @@ constexpr u32 kNTiles = RFOPS_N_TILES;                        // of 16 rows of w
 constexpr u32 kSteps = RFOPS_STEPS;                           // of 128 of K, of a chunk
 constexpr u32 kSplit = RFOPS_SPLIT;                           // workgroups along K
 constexpr u32 kWaves = 4, kThreads = 2 * kWaves * kWaveSize;  // that multiply; and that fetch
-constexpr u32 kOwnM = kMTiles / kWaves;
+constexpr u32 kMTilesPerWave = kMTiles / kWaves;
 constexpr u32 kM = kMTiles * kTileRows, kN = kNTiles * kTileRows;
 constexpr u32 kChunk = kSteps * kStepOfK, kChunkPieces = kSteps * kPieces;
-static_assert(kOwnM * kWaves == kMTiles);
+static_assert(kMTilesPerWave * kWaves == kMTiles);
 
-using Weights = FetchedRows<kN, kSteps, kWaves>;
+using Weights = ProducerLoader<kN, kSteps, kWaves>;
 constexpr u32 kLds = 2 * Weights::kBytes;  // two buffers
 static_assert(kLds <= kLdsBytes);
 
-using Rows = PackedRows<kOwnM, kSteps>;
-using Sums = F32x4[kOwnM * kNTiles];
-using Split = SplitKReducer<kSplit, kOwnM * kNTiles * kWaveSize, kWaveSize>;
+using Rows = PackedRows<kMTilesPerWave, kSteps>;
+using Accumulators = F32x4[kMTilesPerWave * kNTiles];
+using Split = SplitKReducer<kSplit, kMTilesPerWave * kNTiles * kWaveSize, kWaveSize>;
 
 // This workgroup's share of x of a chunk to come, for L2: 4 bytes of each line.
-struct Ahead {
-  static constexpr u32 kShares = 8, kLine = 128, kPieceLines = kMTiles * kPackedTile / kLine;
-  static constexpr u32 kLines = kChunkPieces * kPieceLines / kShares;
+struct L2Prefetcher {
+  static constexpr u32 kSlices = 8, kLine = 128, kPieceLines = kMTiles * kPackedTile / kLine;
+  static constexpr u32 kLines = kChunkPieces * kPieceLines / kSlices;
   static_assert(kLines <= kWaveSize);
   Buffer rows;
-  u32 tiles, k_end, share, got;
+  u32 tiles, k_end, slice, loaded;
 
   __device__ void load(u32 k) {
-    const u32 lane = lane_id(), line = share * kLines + lane;
-    const u32 at = line / kPieceLines * (tiles * kPackedTile) + line % kPieceLines * kLine;
-    const u32 outside = lane < kLines && k < k_end ? 0 : kOutOfBounds;
-    got = buffer_load_dwords<1>(rows, at | outside, k / kPieceOfK * (tiles * kPackedTile)).dword[0];
+    const u32 lane = lane_id(), line = slice * kLines + lane;
+    const u32 offset = line / kPieceLines * (tiles * kPackedTile) + line % kPieceLines * kLine;
+    const u32 oob_bits = lane < kLines && k < k_end ? 0 : kOutOfBounds;
+    loaded = buffer_load_dwords<1>(rows, offset | oob_bits, k / kPieceOfK * (tiles * kPackedTile))
+                 .dword[0];
   }
-  __device__ void done() const { asm volatile("" ::"v"(got)); }
+  __device__ void wait_loaded() const { asm volatile("" ::"v"(loaded)); }
 };
 
 // Chunks from k on, each to be seen by all waves before they meet; before the first is what they
 // have asked for.
-__device__ inline void fetch_all(Weights& w, Ahead& x, u32 k, LdsBytes* lds) {
+__device__ inline void run_producer(Weights& w, L2Prefetcher& x, u32 k, LdsBytes* lds) {
 #pragma unroll
   for (u32 s = 0; s < 2; ++s) {
     x.load(k + s * kChunk);
-    each(Weights::kLoads, [&](u32 i) { w.load(s, 0, k + s * kChunk, i); });
+    for_each(Weights::kLoads, [&](u32 i) { w.load(s, 0, k + s * kChunk, i); });
     if (s == 0) s_barrier();
-    x.done();
+    x.wait_loaded();
   }
   for (; k < w.k_end; k += 2 * kChunk) {
 #pragma unroll
     for (u32 s = 0; s < 2; ++s) {
       if (s > 0 && k + kChunk >= w.k_end) break;
       x.load(k + (2 + s) * kChunk);
-      each(Weights::kLoads, [&](u32 i) {
+      for_each(Weights::kLoads, [&](u32 i) {
         w.store(s, lds + s * Weights::kBytes, i);
         w.load(s, 0, k + (2 + s) * kChunk, i);
         sched_barrier();
       });
       wait_lgkmcnt();
       s_barrier();
-      x.done();
+      x.wait_loaded();
     }
   }
 }
 
 // While a piece of 32 is multiplied, the next one of w is read from LDS; x of the next chunk takes
 // the place of what is done with.
-__device__ inline void run_mainloop(Sums& sums, Rows& x, u32 k, LdsBytes* lds) {
-  const LdsFragmentOffsets places = lds_fragment_offsets(lane_id());
-  U32x4 of_w[2][kNTiles];
-  const auto load_x = [&](u32 at, u32 piece) {
-    each(kOwnM, [&](u32 m) {
-      x.load(piece / kPieces, at + piece / kPieces * kStepOfK, piece % kPieces, m);
+__device__ inline void run_mainloop(Accumulators& acc, Rows& x, u32 k, LdsBytes* lds) {
+  const LdsFragmentOffsets frag_offsets = lds_fragment_offsets(lane_id());
+  U32x4 w_frags[2][kNTiles];
+  const auto load_x = [&](u32 k0, u32 piece) {
+    for_each(kMTilesPerWave, [&](u32 m) {
+      x.load(piece / kPieces, k0 + piece / kPieces * kStepOfK, piece % kPieces, m);
     });
   };
   s_barrier();
-  each(kChunkPieces, [&](u32 p) { load_x(k, p); });
+  for_each(kChunkPieces, [&](u32 p) { load_x(k, p); });
   for (u32 buffer = 0; k < x.k_end; k += kChunk, buffer ^= Weights::kBytes) {
     const auto read = [&](u32 piece, u32 n) {
-      of_w[piece % 2][n] = lds_load_b128(lds + buffer + piece / 2 * Weights::kLineBytes +
-                                         n * kLdsTile + (piece % 2 ? places.high : places.low));
+      w_frags[piece % 2][n] =
+          lds_load_b128(lds + buffer + piece / 2 * Weights::kLineBytes + n * kLdsTile +
+                        (piece % 2 ? frag_offsets.high : frag_offsets.low));
     };
     s_barrier();
-    each(kNTiles, [&](u32 n) { read(0, n); });
+    for_each(kNTiles, [&](u32 n) { read(0, n); });
 #pragma unroll
     for (u32 p = 0; p < kChunkPieces; ++p) {
 #pragma unroll
@@ -118,9 +120,9 @@ __device__ inline void run_mainloop(Sums& sums, Rows& x, u32 k, LdsBytes* lds) {
         if (p + 1 < kChunkPieces) read(p + 1, n);
         sched_barrier();
 #pragma unroll
-        for (u32 m = 0; m < kOwnM; ++m) {
-          F32x4& sum = sums[m * kNTiles + n];
-          sum = mfma_16x16x32<bf16>(of_w[p % 2][n], x.own[p / kPieces][p % kPieces][m], sum);
+        for (u32 m = 0; m < kMTilesPerWave; ++m) {
+          F32x4& sum = acc[m * kNTiles + n];
+          sum = mfma_16x16x32<bf16>(w_frags[p % 2][n], x.regs[p / kPieces][p % kPieces][m], sum);
         }
       }
       load_x(k + kChunk, p);
@@ -139,36 +141,37 @@ extern "C" __global__ void
                           u32* __restrict__ counts,      // [4 tiles], zeros
                           u32 m, u32 n, u32 k) {
   const u32 m_tiles = (m + kM - 1) / kM, n_tiles = (n + kN - 1) / kN;
-  const TileCoord at = this_tile<4, kSplit>(m_tiles, n_tiles);
-  const u32 m0 = at.m * kM, n0 = at.n * kN, columns = n - n0 < kN ? n - n0 : kN;
-  const u32 part = ((k + kChunk - 1) / kChunk + kSplit - 1) / kSplit * kChunk;
-  const u32 begin = at.split * part, end = begin + part < k ? begin + part : k;
+  const TileCoord pos = this_tile<4, kSplit>(m_tiles, n_tiles);
+  const u32 m0 = pos.m * kM, n0 = pos.n * kN, columns = n - n0 < kN ? n - n0 : kN;
+  const u32 k_per_split = ((k + kChunk - 1) / kChunk + kSplit - 1) / kSplit * kChunk;
+  const u32 begin = pos.split * k_per_split,
+            end = begin + k_per_split < k ? begin + k_per_split : k;
   const u32 wave = wave_id(), lane = lane_id();
   __shared__ __attribute__((aligned(16))) u8 memory[kLds];
   LdsBytes* const lds = (LdsBytes*)memory;
   if (wave >= kWaves) {
-    const bf16* const own = scalar_address(w + u64{n0} * k);
+    const bf16* const w_rows = scalar_address(w + u64{n0} * k);
     Weights weights = {
-        make_buffer(own, readfirstlane(columns * k * 2)), k * 2, end, wave - kWaves, {}};
-    const auto all = packed_rows<kMTiles, 1>(x, m, at.m, k);
-    const u32 share = workgroup_id_x() / (kXcds * kSplit * m_tiles) % Ahead::kShares;
-    Ahead ahead = {all.rows, all.tiles, wave == kWaves ? end : 0, share, 0};
-    return fetch_all(weights, ahead, begin, lds);
+        make_buffer(w_rows, readfirstlane(columns * k * 2)), k * 2, end, wave - kWaves, {}};
+    const auto x_rows = packed_rows<kMTiles, 1>(x, m, pos.m, k);
+    const u32 slice = workgroup_id_x() / (kXcds * kSplit * m_tiles) % L2Prefetcher::kSlices;
+    L2Prefetcher prefetcher = {x_rows.rows, x_rows.tiles, wave == kWaves ? end : 0, slice, 0};
+    return run_producer(weights, prefetcher, begin, lds);
   }
-  Rows rows = packed_rows<kOwnM, kSteps>(x, m, at.m * kWaves + wave, k);
+  Rows rows = packed_rows<kMTilesPerWave, kSteps>(x, m, pos.m * kWaves + wave, k);
   rows.k_end = end;
-  Sums sums = {};
-  run_mainloop(sums, rows, begin, lds);
+  Accumulators acc = {};
+  run_mainloop(acc, rows, begin, lds);
   if constexpr (kSplit > 1) {
-    Split tile(workspace, counts, (at.m * n_tiles + at.n) * kWaves + wave);
-    if (!tile.reduce_if_all_arrived(sums, at.split)) return;
+    Split tile(workspace, counts, (pos.m * n_tiles + pos.n) * kWaves + wave);
+    if (!tile.reduce_if_all_arrived(acc, pos.split)) return;
   }
 #pragma unroll
-  for (u32 i = 0; i < kOwnM * kNTiles; ++i) {
-    const u32 row = m0 + (wave * kOwnM + i / kNTiles) * kTileRows + lane % kTileRows;
+  for (u32 i = 0; i < kMTilesPerWave * kNTiles; ++i) {
+    const u32 row = m0 + (wave * kMTilesPerWave + i / kNTiles) * kTileRows + lane % kTileRows;
     const u32 column = n0 + i % kNTiles * kTileRows + lane / kTileRows * 4;
     if (row >= m || column >= n) continue;
     *reinterpret_cast<Bf16x4*>(out + u64{row} * n + column) =
-        __builtin_convertvector(sums[i], Bf16x4);
+        __builtin_convertvector(acc[i], Bf16x4);
   }
 }

@@ -1,10 +1,10 @@
-// Values of masked tokens that are NaN or inf.
+// Replaces NaN and inf in values of masked tokens.
 //
-// A token that some column does not see has P = 0 there, and 0 times NaN is NaN. So NaN and inf
-// among its values become zeros in LDS before they are multiplied. A column that sees the token
-// loses nothing: the values are part of the key, so its score is NaN, and P too, or +-inf, where P
-// is NaN or 0. Few tiles have masked tokens, and only scores that are not finite lead here: q may
-// be the reason too, so elements are looked at one by one.
+// P is 0 for a token that is masked for a query row, but 0 * NaN is NaN. So NaN and inf of such
+// tokens' values are replaced by zeros in LDS before they are multiplied. Rows that see the token
+// lose nothing: values are part of the key, so their score is NaN (then P is NaN) or +-inf (then P
+// is NaN or 0). Few tiles have masked tokens, and this runs only if a masked score is not finite; q
+// may be the cause, so each element is tested.
 #pragma once
 
 #include "attention/mla_kv_cache.h"
@@ -18,25 +18,25 @@ __device__ inline bool is_finite(f32 value) {
   return !__builtin_amdgcn_classf(value, kNanOrInf);
 }
 
-// Which tokens of a tile have their bit set in some lane: bit i of `own` is of token
-// token_of(i) + 4 (lane / kLanes), in all lanes alike.
+// Returns a bit for each token of a tile whose bit is set in some lane: bit i of lane_bits is for
+// token token_of(i) + 4 (lane / kLanes). Uniform.
 template <u32 kCount, u32 kLanes, class TokenOf>
-__device__ inline u64 tokens_of_lanes(u32 own, TokenOf token_of) {
-  if (__builtin_amdgcn_ballot_w64(own != 0) == 0) return 0;
+__device__ inline u64 tokens_of_lanes(u32 lane_bits, TokenOf token_of) {
+  if (__builtin_amdgcn_ballot_w64(lane_bits != 0) == 0) return 0;
   constexpr u64 kGroup = (u64{1} << kLanes) - 1;
-  u64 found = 0;
+  u64 tokens = 0;
 #pragma nounroll
   for (u32 i = 0; i < kCount; ++i) {
-    const u64 lanes = __builtin_amdgcn_ballot_w64((own >> i & 1) != 0);
+    const u64 lanes = __builtin_amdgcn_ballot_w64((lane_bits >> i & 1) != 0);
 #pragma unroll
     for (u32 g = 0; g < kWaveSize / kLanes; ++g) {
-      if ((lanes >> g * kLanes & kGroup) != 0) found |= u64{1} << (token_of(i) + 4 * g);
+      if ((lanes >> g * kLanes & kGroup) != 0) tokens |= u64{1} << (token_of(i) + 4 * g);
     }
   }
-  return found;
+  return tokens;
 }
 
-// NaN and inf of two elements of bf16, or of four of FP8, as zeros.
+// Returns two bf16 or four FP8 elements with NaN and inf replaced by zeros.
 template <bool kFp8>
 __device__ inline u32 finite_elements(u32 word) {
   constexpr u32 kCount = kFp8 ? 4 : 2, kBits = 32 / kCount;
@@ -45,17 +45,17 @@ __device__ inline u32 finite_elements(u32 word) {
 #else
   constexpr u32 kMagnitude = kFp8 ? 0xff : 0x7f80, kNotFinite = kFp8 ? 0x80 : 0x7f80;
 #endif
-  u32 kept = 0;
+  u32 mask = 0;
 #pragma unroll
   for (u32 i = 0; i < kCount; ++i) {
     const bool is_kept = (word >> i * kBits & kMagnitude) != kNotFinite;
-    if (is_kept) kept |= ((u32{1} << kBits) - 1) << i * kBits;
+    if (is_kept) mask |= ((u32{1} << kBits) - 1) << i * kBits;
   }
-  return word & kept;
+  return word & mask;
 }
 
-// The same of values in LDS, of the tokens whose bits are set; row_of(token) is where a token's
-// begin. All lanes of a wave.
+// Replaces them in the values of `tokens` in LDS; row_of(token) is where a token's values begin.
+// All lanes of a wave call it.
 template <bool kFp8, class RowOf>
 __device__ inline void make_values_finite(u64 tokens, RowOf row_of) {
   constexpr u32 kWords = kFp8 ? 2 : 4;  // of a lane
@@ -63,11 +63,11 @@ __device__ inline void make_values_finite(u64 tokens, RowOf row_of) {
 #pragma nounroll
   for (; tokens != 0; tokens &= tokens - 1) {
     LdsBytes* const row = row_of(static_cast<u32>(__builtin_ctzll(tokens)));
-    auto* const own = reinterpret_cast<RFOPS_LDS Words*>(row) + lane_id();
-    Words words = *own;
+    auto* const row_words = reinterpret_cast<RFOPS_LDS Words*>(row) + lane_id();
+    Words words = *row_words;
 #pragma unroll
     for (u32 i = 0; i < kWords; ++i) words[i] = finite_elements<kFp8>(words[i]);
-    *own = words;
+    *row_words = words;
   }
 }
 

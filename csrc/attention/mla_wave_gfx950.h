@@ -1,8 +1,8 @@
-// 32 columns of a wave by matrix instructions of 32 x 32 (gfx950): mla_online_softmax.h.
+// Attention of 32 query rows per wave with MFMAs of 32x32x16 (gfx950): mla_online_softmax.h.
 //
-// Lane l has column l % 32. Of a tile of 32 tokens it has scores 8 i + 4 (l / 32) + 0..3, in values
-// 4 i + 0..3: as weights they are the other operand of V^T as they are, whose tokens are read in
-// that order. Of the result it has elements d of 32 t + 8 i + 4 (l / 32) + 0..3.
+// Lane l has row l % 32. Of a tile of 32 tokens it has the scores of tokens 8 i + 4 (l / 32) + 0..3
+// in registers 4 i + 0..3; as P they are the operand for V^T, whose tokens are read in that order.
+// Its outputs are columns 32 t + 8 i + 4 (l / 32) + 0..3.
 #pragma once
 
 #include "attention/mla_issue_slots_gfx942.h"
@@ -13,67 +13,68 @@
 
 namespace rfops {
 
-// Of Q each kEach-th operand is in LDS, where there is room and registers are too few.
-template <bool kQueryFp8, u32 kEach>
+// Every kParkInterval-th operand of Q is kept in LDS, because registers are too few.
+template <bool kQueryFp8, u32 kParkInterval>
 class WaveAttention {
   static constexpr u32 kSteps = kMlaKey / 16, kValueSteps = kMlaValue / 16;
-  static constexpr u32 kAhead = 4, kValuesAhead = 4;  // operands on their way from LDS
-  // The step of adding values from which on scores are there, and what is done to them then.
+  static constexpr u32 kPrefetch = 4, kValuePrefetch = 4;  // operands on their way from LDS
+  // Step of accumulate_pv() from which the scores are complete, and the steps that scale and mask
+  // them.
   static constexpr u32 kSettle = 4, kSettleSteps = 25;
   static constexpr u32 kTiles = kMlaValue / 32;
-  static constexpr u32 kParked = kSteps / kEach;
-  static constexpr bool is_parked(u32 i) { return i % kEach == kEach - 1; }
+  static constexpr u32 kParked = kSteps / kParkInterval;
+  static constexpr bool is_parked(u32 i) { return i % kParkInterval == kParkInterval - 1; }
 
  public:
   static constexpr u32 kParkedBytes = kParked * kWaveSize * kVecBytes;
   using Scores = f32[16];
-  static constexpr u32 kOwn = 1;            // columns of a lane
+  static constexpr u32 kQRowsPerLane = 1;   // columns of a lane
   static constexpr bool kMasksLate = true;  // in the second half of `accumulate_pv`
   static_assert(kParkedBytes >= kQuery32Bytes);
   __device__ static u32 column(u32 lane, u32) { return lane % 32; }
 
-  __device__ void issue_q_loads(const WaveQuery& q) { scale_ = q.scale, asked_.ask(q); }
-  // `parked` is where this wave's lanes keep what registers have no room for. Then
-  // `rotate_first_tile()` turns the first tile's keys, asked for after it.
-  template <class TurnFirst>
-  __device__ void finish_q_loads(LdsBytes* parked, TurnFirst rotate_first_tile) {
+  __device__ void issue_q_loads(const WaveQuery& q) { scale_ = q.scale, q_loads_.issue(q); }
+  // `parked` is this wave's LDS for operands of Q. rotate_first_tile() rotates the keys of the
+  // first tile, whose loads were issued after those of Q.
+  template <class RotateFirst>
+  __device__ void finish_q_loads(LdsBytes* parked, RotateFirst rotate_first_tile) {
     begin();
-    U32x4 all[kSteps];
-    exchange_query_32<false>(all, asked_, parked);
+    U32x4 q_chunks[kSteps];
+    exchange_query_32<false>(q_chunks, q_loads_, parked);
     sched_barrier();
     rotate_first_tile();
     sched_barrier();
-    negate_if(all, scale_, 0x80008000);
+    negate_if(q_chunks, scale_, 0x80008000);
     scale_ = __builtin_fabsf(scale_);
     parked_ = parked + lane_id() * kVecBytes;
     static_for<kSteps>([&](auto i) {
       if constexpr (is_parked(i)) {
-        *reinterpret_cast<RFOPS_LDS U32x4*>(parked_ + i / kEach * kWaveSize * kVecBytes) = all[i];
+        *reinterpret_cast<RFOPS_LDS U32x4*>(parked_ + i / kParkInterval * kWaveSize * kVecBytes) =
+            q_chunks[i];
       } else {
-        q_[i - i / kEach] = __builtin_bit_cast(Bf16x8, all[i]);
+        q_[i - i / kParkInterval] = __builtin_bit_cast(Bf16x8, q_chunks[i]);
       }
     });
     const u32 g = lane_id() / 32, c = lane_id() % 32;
-    key_ = KvStageLayout::value_at(c, g);
-    rope_ = KvStageLayout::rope_at(c, g);
+    key_ = KvStageLayout::value_offset(c, g);
+    rope_ = KvStageLayout::rope_offset(c, g);
     const u32 token = g * 4 + c % 16 / 4, chunk = c / 16 * 2 + c % 4 / 2;
-    value_ = KvStageLayout::value_at(token, chunk) + c % 2 * 8;
-    value_8_ = KvStageLayout::value_at(token + 8, chunk) + c % 2 * 8;
+    value_ = KvStageLayout::value_offset(token, chunk) + c % 2 * 8;
+    value_8_ = KvStageLayout::value_offset(token + 8, chunk) + c % 2 * 8;
     force_vgpr(key_), force_vgpr(rope_), force_vgpr(value_), force_vgpr(value_8_);
   }
 
-  // What lanes read begins at addresses that are computed once, and by themselves: else the
-  // compiler keeps one for each read.
+  // Computed once and forced into registers, because the compiler would keep one address per read.
   __device__ void set_key_tile(const LdsBytes* tile) {
     keys_[0] = tile + key_;
     keys_[1] = tile + (key_ ^ 32);
     rope_key_ = lds_address(tile) + rope_;
     force_vgpr(keys_[0]), force_vgpr(keys_[1]), force_vgpr(rope_key_);
   }
-  // The first of a tile's keys begin to be read.
-  template <u32 kFirst = 0, u32 kEnd = kAhead>
+  // Starts reading the keys of a tile.
+  template <u32 kBegin = 0, u32 kEnd = kPrefetch>
   __device__ void read_keys() {
-    static_for<kEnd - kFirst>([&](auto i) { k_[kFirst + i] = key<kFirst + i>(); });
+    static_for<kEnd - kBegin>([&](auto i) { k_[kBegin + i] = key<kBegin + i>(); });
   }
 
   __device__ void begin() {
@@ -81,16 +82,16 @@ class WaveAttention {
     unclean_ = 0;
 #pragma unroll
     for (u32 i = 0; i < 16; ++i) s_[i] = -__builtin_inff();
-    found_ = RescaleThreshold::kNothing;
+    tile_max_ = RescaleThreshold::kNothing;
   }
 
-  // Scores of the tile whose keys are being read; meanwhile those of the one before, which is in
-  // `tile`, become weights. loads(step, steps) may load.
+  // Computes the scores of the tile whose keys are being read; meanwhile the scores of the previous
+  // tile, in `tile`, become P. loads(step) issues loads.
   template <class Mask, class Loads>
   __device__ void scores(const LdsBytes* tile, Mask, Loads loads) {
-    if (RFOPS_UNLIKELY(room_.is_over(found_))) raise();
+    if (RFOPS_UNLIKELY(threshold_.is_over(tile_max_))) update_max();
     static_for<kSteps>([&](auto i) {
-      multiply<i>();
+      mfma_qk<i>();
       if constexpr (i % 2 == 1) add_weight<i / 2>();
       if constexpr (i == 6 || i == 8 || i == 10) aim_end<i / 2 - 3>();
       if constexpr (i < 3) loads(Number<i>{});
@@ -102,61 +103,62 @@ class WaveAttention {
       }
       if constexpr (i % 2 == 0) exp_scores<i / 2>();
       sched_barrier();
-      if constexpr (i % kEach == 0) read_parked<i / kEach>();
-      if constexpr (i + kValuesAhead >= kSteps) {
-        constexpr u32 kValue = i + kValuesAhead - kSteps;
+      if constexpr (i % kParkInterval == 0) read_parked<i / kParkInterval>();
+      if constexpr (i + kValuePrefetch >= kSteps) {
+        constexpr u32 kValue = i + kValuePrefetch - kSteps;
         v_[kValue] = value<kValue>();
       }
       sched_barrier();
     });
   }
 
-  // Values of that tile; meanwhile the scores of the next one are made ready, and the one behind
-  // it, `behind`, begins to be read. Before, `all_read()`: nothing more of the values is.
-  template <class Behind, class Loads, class Mask, class AllRead>
-  __device__ void accumulate_pv(Behind behind, Loads loads, Mask mask, AllRead all_read) {
+  // Accumulates P V of that tile; meanwhile the next tile's scores are scaled and masked.
+  // all_read() is called after the last read of V, then reads of the keys of next_tile() begin.
+  template <class NextTile, class Loads, class Mask, class AllRead>
+  __device__ void accumulate_pv(NextTile next_tile, Loads loads, Mask mask, AllRead all_read) {
     static_for<kValueSteps>([&](auto u) {
-      constexpr u32 kHalf = half_of(u) * 4, kNext = u + kValuesAhead, kLeft = kValueSteps - 1 - u;
+      constexpr u32 kHalf = half_of(u) * 4, kNext = u + kValuePrefetch,
+                    kStepsLeft = kValueSteps - 1 - u;
       const U32x4 p = {p_[kHalf], p_[kHalf + 1], p_[kHalf + 2], p_[kHalf + 3]};
       asm volatile("v_mfma_f32_32x32x16_bf16 %0, %1, %2, %0"
                    : "+a"(o_[tile_of(u)])
-                   : "v"(v_[u % kValuesAhead]), "v"(p));
-      if constexpr (kNext < kValueSteps) v_[u % kValuesAhead] = value<kNext>();
+                   : "v"(v_[u % kValuePrefetch]), "v"(p));
+      if constexpr (kNext < kValueSteps) v_[u % kValuePrefetch] = value<kNext>();
       loads(u, Number<kValueSteps>{});
       if constexpr (u >= kSettle) {
-        static_for<settled(u + 1) - settled(u)>(
-            [&](auto i) { scale_and_mask<settled(u) + i>(mask); });
+        static_for<settled_before(u + 1) - settled_before(u)>(
+            [&](auto i) { scale_and_mask<settled_before(u) + i>(mask); });
       }
-      if constexpr (kLeft == 3) set_key_tile(behind());
+      if constexpr (kStepsLeft == 3) set_key_tile(next_tile());
       sched_barrier();
-      if constexpr (kLeft == 2) {
+      if constexpr (kStepsLeft == 2) {
         all_read();
         read_keys<0, 1>();
       }
-      if constexpr (kLeft == 1) read_keys<1, 3>();
-      if constexpr (kLeft == 0) read_keys<3, kAhead>();
+      if constexpr (kStepsLeft == 1) read_keys<1, 3>();
+      if constexpr (kStepsLeft == 0) read_keys<3, kPrefetch>();
       sched_barrier();
     });
   }
 
-  __device__ void end() { end_result(o_); }
+  __device__ void finish() { finish_output(o_); }
 
-  // Tokens from `seen` on are masked; `first` is the tile's. Returns those of them, by bits, that
-  // have a score which is not finite.
-  __device__ static u64 mask(Scores& s, i32 first, const i32 (&seen)[kOwn]) {
-    return tokens_of_lanes<16, 32>(mask_column<16>(s, first, seen[0]), column_token);
+  // Masks tokens from `kv_end` on; `token_begin` is the tile's. Returns a bit per masked token that
+  // has a score which is not finite.
+  __device__ static u64 mask(Scores& s, i32 token_begin, const i32 (&kv_end)[kQRowsPerLane]) {
+    return tokens_of_lanes<16, 32>(mask_column<16>(s, token_begin, kv_end[0]), column_token);
   }
 
-  // Of the lane's n-th column, over all of its lanes.
+  // Returns the statistics of the lane's n-th row, over all its lanes.
   __device__ SoftmaxStats totals(u32) const {
     return weights_.totals(reduce_lanes<64, 32>(weights_.sum, [](f32 a, f32 b) { return a + b; }));
   }
-  __device__ static f32 of_result(const f32 (&one)[kOwn], u32) { return one[0]; }
-  // Of 64 elements of the result, from 64 * block on, the lane's i-th four, and where they are.
+  __device__ static f32 of_result(const f32 (&one)[kQRowsPerLane], u32) { return one[0]; }
+  // Returns the lane's i-th quad of 64 output columns from 64 * block on, and its column.
   __device__ F32x4 quad(u32 block, u32 i) const {
-    const F32x16& from = o_[block * 2 + i / 4];
+    const F32x16& acc_tile = o_[block * 2 + i / 4];
     const u32 r = i % 4 * 4;
-    return {from[r], from[r + 1], from[r + 2], from[r + 3]};
+    return {acc_tile[r], acc_tile[r + 1], acc_tile[r + 2], acc_tile[r + 3]};
   }
   __device__ static u32 quad_at(u32 i, u32 lane) { return i * 8 + lane / 32 * 4; }
 
@@ -173,52 +175,52 @@ class WaveAttention {
   template <u32 u>
   __device__ U32x4 value() const {
     const auto read = [](const LdsBytes* lane) {
-      const LdsBytes* const at = lane + tile_of(u) * 64 + half_of(u) * 16 * KvStageLayout::kPitch;
+      const LdsBytes* const src = lane + tile_of(u) * 64 + half_of(u) * 16 * KvStageLayout::kPitch;
       return __builtin_bit_cast(U32x2,
-                                __builtin_amdgcn_ds_read_tr16_b64_v4bf16((RFOPS_LDS Bf16x4*)at));
+                                __builtin_amdgcn_ds_read_tr16_b64_v4bf16((RFOPS_LDS Bf16x4*)src));
     };
-    const U32x2 first = read(values_[0]), second = read(values_[1]);
-    return {first[0], first[1], second[0], second[1]};
+    const U32x2 low_tokens = read(values_[0]), high_tokens = read(values_[1]);
+    return {low_tokens[0], low_tokens[1], high_tokens[0], high_tokens[1]};
   }
 
-  // By assembly: the compiler would have scores where it has the result, in registers that
-  // arithmetic cannot read.
+  // Inline assembly, because the compiler would keep the scores in AGPRs, which arithmetic cannot
+  // read.
   template <u32 i>
-  __device__ void multiply() {
-    const U32x4 k = k_[i % kAhead];
+  __device__ void mfma_qk() {
+    const U32x4 k = k_[i % kPrefetch];
     Bf16x8 q;
     if constexpr (is_parked(i)) {
       q = read_;
     } else {
-      q = q_[i - i / kEach];
+      q = q_[i - i / kParkInterval];
     }
     if constexpr (i == 0) {
       asm volatile("v_mfma_f32_32x32x16_bf16 %0, %1, %2, 0" : "=&v"(next_) : "v"(k), "v"(q));
     } else {
       asm volatile("v_mfma_f32_32x32x16_bf16 %0, %1, %2, %0" : "+v"(next_) : "v"(k), "v"(q));
     }
-    if constexpr (i + kAhead < kSteps) k_[i % kAhead] = key<i + kAhead>();
+    if constexpr (i + kPrefetch < kSteps) k_[i % kPrefetch] = key<i + kPrefetch>();
   }
   template <u32 i>
   __device__ void read_parked() {
     read_ = *reinterpret_cast<const RFOPS_LDS Bf16x8*>(parked_ + i * kWaveSize * kVecBytes);
   }
 
-  // Step i of making scores powers of two, above `most`, without tokens that are not there, and of
-  // finding the lane's most of them.
+  // Step i of scaling scores to powers of two relative to row_max, masking them, and finding the
+  // lane's maximum.
   template <u32 i, class Mask>
   __device__ void scale_and_mask(Mask mask) {
-    if constexpr (i < 16) s_[i] = __builtin_fmaf(next_[i], scale_, -weights_.most);
+    if constexpr (i < 16) s_[i] = __builtin_fmaf(next_[i], scale_, -weights_.row_max);
     if constexpr (i == 16) unclean_ |= mask(s_, Number<1>{});
     if constexpr (i > 16 && i < kSettleSteps) {
       constexpr u32 kPair = i - 17;
-      found_ = kPair == 0 ? s_[0] : found_;
-      found_ = max_of(found_, s_[2 * kPair], s_[2 * kPair + 1]);
+      tile_max_ = kPair == 0 ? s_[0] : tile_max_;
+      tile_max_ = max_of(tile_max_, s_[2 * kPair], s_[2 * kPair + 1]);
     }
   }
-  // How many such steps lie before step u of adding values: one and two, where loads take turns of
-  // two instructions and one.
-  static constexpr u32 settled(u32 u) {
+  // Returns how many such steps come before step u: one and two in turn, because loads issue two
+  // instructions and one in turn.
+  static constexpr u32 settled_before(u32 u) {
     const u32 steps = (u - kSettle) / 2 * 3 + u % 2;
     return steps < kSettleSteps ? steps : kSettleSteps;
   }
@@ -230,14 +232,14 @@ class WaveAttention {
       force_vgpr(weights_.sum);  // here, not all at the end
     }
   }
-  // Where the keys' ends are read, before it is asked for: a result is not there at once.
+  // Sets the address of a key end two steps before the read, because results have latency.
   template <u32 i>
   __device__ void aim_end() {
     ends_[i] = rope_key_ ^ (i + 1) * 32;
     force_vgpr(ends_[i]);
   }
 
-  // Step i of making scores weights: an exponential takes as long as four other instructions.
+  // Step i of computing P: an exponential takes as long as four other instructions.
   template <u32 i>
   __device__ void exp_scores() {
     if constexpr (i > 0 && i <= 16 && i % 2 == 0) {
@@ -253,17 +255,18 @@ class WaveAttention {
     }
   }
 
-  __device__ void raise() {
+  __device__ void update_max() {
     f32 max_delta;
-    const f32 all = reduce_lanes<64, 32>(found_, [](f32 a, f32 b) { return max_of(a, b); });
-    const f32 rescale_factor = weights_.raise(all, room_.is_first(), max_delta);
+    const f32 column_max =
+        reduce_lanes<64, 32>(tile_max_, [](f32 a, f32 b) { return max_of(a, b); });
+    const f32 rescale_factor = weights_.update_max(column_max, threshold_.is_first(), max_delta);
 #pragma unroll
     for (u32 i = 0; i < 16; ++i) s_[i] -= max_delta;
-    const u32 was_first = room_.leave();
-    scale_result(o_, rescale_factor, was_first);
+    const u32 was_first = threshold_.leave();
+    scale_output(o_, rescale_factor, was_first);
     if (RFOPS_UNLIKELY((was_first & unclean_) != 0)) clear_result();
   }
-  // Matrix instructions make zeros faster than one register at a time.
+  // An MFMA zeroes accumulators faster than one register at a time.
   __device__ void clear_result() {
     static_for<kTiles>([&](auto t) {
       const U32x4 zero = {};
@@ -277,13 +280,13 @@ class WaveAttention {
   const LdsBytes *keys_[2], *values_[2];
   LdsBytes* parked_;
   Bf16x8 q_[kSteps - kParked], read_;
-  QueryLoads<kQueryFp8 ? 1 : 2, kQueryFp8 ? 8 : 16> asked_;
-  U32x4 k_[kAhead], v_[kValuesAhead];
+  QueryLoads<kQueryFp8 ? 1 : 2, kQueryFp8 ? 8 : 16> q_loads_;
+  U32x4 k_[kPrefetch], v_[kValuePrefetch];
   F32x16 o_[kTiles];
-  F32x16 next_;  // scores of the next tile
-  Scores s_;     // and of this one
-  f32 found_;    // the lane's most of these
-  RescaleThreshold room_;
+  F32x16 next_;   // scores of the next tile
+  Scores s_;      // and of this one
+  f32 tile_max_;  // the lane's most of these
+  RescaleThreshold threshold_;
   u32 unclean_;  // 1: turn 0 may have multiplied zeros by values that are not finite
   u32 p_[8];
 };

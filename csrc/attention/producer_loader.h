@@ -10,34 +10,36 @@ namespace rfops {
 // A wave's share, of kWaves, of chunks of kRows rows, of which two are on their way. In LDS a chunk
 // is lines of 128 bytes of all its rows one after the other.
 template <u32 kRows, u32 kSteps, u32 kWaves>
-struct FetchedRows {
-  static constexpr u32 kVecs = kPairChunks * kSteps, kAtOnce = kWaveSize / kVecs;
-  static constexpr u32 kLoads = kRows / (kWaves * kAtOnce);
+struct ProducerLoader {
+  static constexpr u32 kVecs = kPairChunks * kSteps, kRowsPerLoad = kWaveSize / kVecs;
+  static constexpr u32 kLoads = kRows / (kWaves * kRowsPerLoad);
   static constexpr u32 kLineBytes = kRows * kRowBytes, kBytes = 2 * kSteps * kLineBytes;
-  static_assert(kLoads * kWaves * kAtOnce == kRows);
+  static_assert(kLoads * kWaves * kRowsPerLoad == kRows);
   Buffer rows;
-  u32 row, k_end, wave;  // bytes of a row
-  U32x4 own[2][kLoads];
+  u32 row_bytes, k_end, wave;  // bytes of a row
+  U32x4 regs[2][kLoads];
 
-  __device__ u32 first(u32 i) const { return (i * kWaves + wave) * kAtOnce; }
+  __device__ u32 row_begin(u32 i) const { return (i * kWaves + wave) * kRowsPerLoad; }
   // Of rows from `row0` on, K from k on.
   __device__ void load(u32 s, u32 row0, u32 k, u32 i) {
     const u32 lane = lane_id(), vec = lane % kVecs;
-    const u32 outside = k + vec * 8 < k_end ? 0 : kOutOfBounds;
-    own[s][i] = buffer_load_b128<kStreamed>(rows, (lane / kVecs * row + vec * kVecBytes) | outside,
-                                            (row0 + first(i)) * row + k * 2);
+    const u32 oob_bits = k + vec * 8 < k_end ? 0 : kOutOfBounds;
+    regs[s][i] =
+        buffer_load_b128<kStreamed>(rows, (lane / kVecs * row_bytes + vec * kVecBytes) | oob_bits,
+                                    (row0 + row_begin(i)) * row_bytes + k * 2);
   }
-  __device__ void store(u32 s, LdsBytes* to, u32 i) const {
+  __device__ void store(u32 s, LdsBytes* lds_dst, u32 i) const {
     const u32 lane = lane_id(), vec = lane % kVecs;
-    const u32 at = lds_offset(first(i) + lane / kVecs, vec % kRowChunks);
-    *reinterpret_cast<RFOPS_LDS U32x4*>(to + vec / kRowChunks * kLineBytes + at) = own[s][i];
+    const u32 offset = lds_offset(row_begin(i) + lane / kVecs, vec % kRowChunks);
+    *reinterpret_cast<RFOPS_LDS U32x4*>(lds_dst + vec / kRowChunks * kLineBytes + offset) =
+        regs[s][i];
   }
 };
 
-template <class Act>
-__device__ inline void each(u32 count, Act act) {
+template <class Fn>
+__device__ inline void for_each(u32 count, Fn fn) {
 #pragma unroll
-  for (u32 i = 0; i < count; ++i) act(i);
+  for (u32 i = 0; i < count; ++i) fn(i);
 }
 
 }  // namespace rfops

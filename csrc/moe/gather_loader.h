@@ -1,5 +1,5 @@
-// FP8 rows and their scales, each row where the caller says, or nowhere: what is not there is zeros
-// and touches no memory.
+// Gather loads of FP8 rows and of their scales: the caller gives the offset of each row.
+// Out-of-range rows read zeros without a memory access.
 #pragma once
 
 #include "rfops/tile/block_scales.h"
@@ -7,26 +7,26 @@
 
 namespace rfops {
 
-// Into LDS as lds_swizzle.h has it, through registers: `issue` starts the loads of kSets steps of
-// 128 bytes of K, side by side, as a row of memory takes time to open; `commit` waits for one of
-// them and writes LDS.
+// Loads rows through registers into LDS, in the layout of lds_swizzle.h. `issue` starts the loads
+// of kSets consecutive K-steps of 128 bytes, which are adjacent because opening a DRAM row takes
+// time; `commit` waits for one K-step and writes it to LDS.
 template <u32 kRows, u32 kThreads, u32 kSets, bool kShuffled = false>
-class PlacedLoader {
+class GatherLoader {
  public:
-  using Order = OperandLayout<kShuffled>;
-  static constexpr u32 kRowsAtOnce = kThreads / kRowChunks, kLoads = kRows / kRowsAtOnce;
-  static_assert(kLoads * kRowsAtOnce == kRows, "a chunk a thread and load");
-  static_assert(kRowsAtOnce % 16 == 0, "rows of one load after another have the same permutation");
+  using Layout = OperandLayout<kShuffled>;
+  static constexpr u32 kRowsPerLoad = kThreads / kRowChunks, kLoads = kRows / kRowsPerLoad;
+  static_assert(kLoads * kRowsPerLoad == kRows, "each load moves one chunk per thread");
+  static_assert(kRowsPerLoad % 16 == 0, "rows of consecutive loads have the same swizzle");
 
-  // place_of(row): the row's first byte (Order::place), or kOutOfBounds.
-  template <class PlaceOf>
-  __device__ PlacedLoader(const void* first, u32 bytes, PlaceOf place_of)
-      : first_(first), bytes_(bytes) {
+  // offset_of(row) returns the offset of the row's first byte (Layout::offset), or kOutOfBounds.
+  template <class OffsetOf>
+  __device__ GatherLoader(const void* base, u32 bytes, OffsetOf offset_of)
+      : base_(base), bytes_(bytes) {
     const u32 row = thread_id() / kRowChunks, chunk = thread_id() % kRowChunks;
-    to_ = lds_offset(row, chunk);
+    lds_dst_ = lds_offset(row, chunk);
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
-      from_[i] = place_of(row + i * kRowsAtOnce) + chunk * Order::kChunkStrideBytes;
+      row_offset_[i] = offset_of(row + i * kRowsPerLoad) + chunk * Layout::kChunkStrideBytes;
     }
   }
   __device__ void issue(u32 k, u32 k_end) {
@@ -34,9 +34,9 @@ class PlacedLoader {
     for (u32 i = 0; i < kLoads; ++i) {
 #pragma unroll
       for (u32 set = 0; set < kSets; ++set) {
-        const u32 at = k + set * kTileK;
-        const Buffer buffer = make_buffer(first_, at < k_end ? bytes_ : 0);
-        staged_[set][i] = buffer_load_b128(buffer, from_[i], at * Order::kKStrideBytes);
+        const u32 k0 = k + set * kTileK;
+        const Buffer buffer = make_buffer(base_, k0 < k_end ? bytes_ : 0);
+        staged_[set][i] = buffer_load_b128(buffer, row_offset_[i], k0 * Layout::kKStrideBytes);
       }
     }
   }
@@ -44,48 +44,51 @@ class PlacedLoader {
   __device__ void commit(LdsBytes* tile) const {
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
-      *reinterpret_cast<RFOPS_LDS U32x4*>(tile + to_ + i * kRowsAtOnce * kRowBytes) =
+      *reinterpret_cast<RFOPS_LDS U32x4*>(tile + lds_dst_ + i * kRowsPerLoad * kRowBytes) =
           staged_[kSet][i];
     }
   }
 
  private:
-  const void* first_;
-  u32 bytes_, to_, from_[kLoads];
+  const void* base_;
+  u32 bytes_, lds_dst_, row_offset_[kLoads];
   U32x4 staged_[kSets][kLoads];
 };
 
-// Scales of kOwn times 16 rows of a wave, [any, K/128], each row's where the caller says, or
-// nowhere: those of kSteps steps of K in a load, while those before them are in use.
-template <u32 kOwn>
-class PlacedScales {
+// Scales [rows, K/128] of kTiles tiles of 16 gathered rows of a wave. One load covers kSteps
+// K-steps and is in flight while the previous kSteps are in use.
+template <u32 kTiles>
+class GatheredScales {
  public:
   static constexpr u32 kSteps = kWaveSize / kTileRows;
 
-  // index_of(i): which row the lane's one of the i-th 16 is, or kOutOfBounds.
+  // index_of(i) returns the index of the lane's row in tile i, or kOutOfBounds.
   template <class IndexOf>
-  __device__ PlacedScales(const f32* scales, u32 bytes, u32 blocks, IndexOf index_of)
+  __device__ GatheredScales(const f32* scales, u32 bytes, u32 blocks, IndexOf index_of)
       : buffer_(make_buffer(scales, bytes)), blocks_(blocks), step_(lane_id() / kTileRows) {
 #pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) {
+    for (u32 i = 0; i < kTiles; ++i) {
       const u32 index = index_of(i);
-      from_[i] = index == kOutOfBounds ? kOutOfBounds : (index * blocks + step_) * sizeof(f32);
+      row_offset_[i] =
+          index == kOutOfBounds ? kOutOfBounds : (index * blocks + step_) * sizeof(f32);
     }
   }
-  // Loads those of the steps from `first` on, a multiple of kSteps; zeros beyond the last.
-  __device__ void issue(u32 first) {
-    const u32 outside = first + step_ < blocks_ ? 0 : kOutOfBounds;
+  // Loads the scales of the K-steps from `step_begin` on, a multiple of kSteps; zeros beyond the
+  // last.
+  __device__ void issue(u32 step_begin) {
+    const u32 oob_bits = step_begin + step_ < blocks_ ? 0 : kOutOfBounds;
 #pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) {
-      next_[i] = buffer_load_dwords<1>(buffer_, from_[i] | outside, first * sizeof(f32)).dword[0];
+    for (u32 i = 0; i < kTiles; ++i) {
+      next_[i] = buffer_load_dwords<1>(buffer_, row_offset_[i] | oob_bits, step_begin * sizeof(f32))
+                     .dword[0];
     }
   }
-  // From here on what was loaded last is in use.
-  __device__ void take() {
+  // Makes the scales loaded last the current ones.
+  __device__ void use_next() {
 #pragma unroll
-    for (u32 i = 0; i < kOwn; ++i) loaded_[i] = next_[i];
+    for (u32 i = 0; i < kTiles; ++i) loaded_[i] = next_[i];
   }
-  __device__ f32 at(u32 i, u32 step) const {
+  __device__ f32 select(u32 i, u32 step) const {
     const u32 lane = lane_id() % kTileRows + step % kSteps * kTileRows;
     return __builtin_bit_cast(f32,
                               __builtin_amdgcn_ds_bpermute(static_cast<i32>(lane * sizeof(f32)),
@@ -94,8 +97,8 @@ class PlacedScales {
 
  private:
   Buffer buffer_;
-  static constexpr u32 kRoom = kOwn > 0 ? kOwn : 1;
-  u32 blocks_, step_, from_[kRoom], next_[kRoom], loaded_[kRoom];
+  static constexpr u32 kStorage = kTiles > 0 ? kTiles : 1;
+  u32 blocks_, step_, row_offset_[kStorage], next_[kStorage], loaded_[kStorage];
 };
 
 }  // namespace rfops

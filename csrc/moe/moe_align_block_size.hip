@@ -4,15 +4,15 @@
 //   start[e + 1] = start[e] + ceil(count[e] / block) * block,  padding and the tail hold num_rows
 //   expert_ids[j] = e for start[e] <= j * block < start[e + 1]
 //
-// Layout. kWaves waves of each workgroup take consecutive parts of the rows. Each first counts its
-// part by expert in LDS; a row's place is then its expert's start, the rows of that expert in parts
-// before, and those before it in its own part: 64 rows are ranked at a time by comparing their
-// experts bit by bit across lanes. With more than one workgroup, moe_align_count has left what each
-// counted in `counts`, and every workgroup adds that up for itself.
+// Layout. kWaves waves of each workgroup take consecutive ranges of the rows. Each first counts its
+// range by expert in LDS. The position of a row is then the start of its expert, plus the rows of
+// that expert in earlier ranges, plus those before it in its own range: 64 rows are ranked at a
+// time by comparing their experts bit by bit across lanes. With more than one workgroup,
+// moe_align_count first stores each workgroup's counts to `counts`, and every workgroup sums them.
 //
-// Promises. Stable and deterministic: atomics count, they never place. Experts outside 0..E-1, as
-// well as those that `map` makes negative, are in no block. Dynamic LDS: (kWaves + 2) * E words
-// (moe_align_count: E). All sizes are below 2^31.
+// Guarantees: stable and bitwise deterministic, because atomics only count. Experts outside 0..E-1,
+// and experts that `map` makes negative, are in no block.
+// Requires: dynamic LDS of (kWaves + 2) * E words (moe_align_count: E); all sizes below 2^31.
 #include "rfops/chip/types.h"
 #include "rfops/wave/reduce.h"
 
@@ -32,10 +32,10 @@ extern __shared__ u32 lds[];
 
 struct Rows {
   const Id* topk_ids;
-  const i32* map;  // null: experts as they come
+  const i32* map;  // null: identity
   u32 num_rows, num_experts;
 
-  // The expert to sort a row by, kNone if it is to be in no block.
+  // Returns the expert to sort a row by, or kNone if the row is in no block.
   __device__ u32 expert_of(u32 row) const {
     if (row >= num_rows) return kNone;
     const Id id = topk_ids[row];
@@ -46,92 +46,93 @@ struct Rows {
   }
 };
 
-// The rows [first, end) of one wave: a multiple of 64 for each, over all workgroups in turn.
-struct Part {
-  u32 first, end;
+// Rows [begin, end) of one wave, a multiple of 64; ranges are ordered by workgroup, then by wave.
+struct RowRange {
+  u32 begin, end;
 };
 
-__device__ inline Part part_of(u32 num_rows, u32 wave, u32 num_groups) {
-  const u32 parts = num_groups * kWaves;
-  const u32 turns = (num_rows + parts * kWaveSize - 1) / (parts * kWaveSize);
-  const u32 first = (workgroup_id_x() * kWaves + wave) * turns * kWaveSize;
-  return {first, first + turns * kWaveSize};
+__device__ inline RowRange row_range(u32 num_rows, u32 wave, u32 num_groups) {
+  const u32 ranges = num_groups * kWaves;
+  const u32 steps = (num_rows + ranges * kWaveSize - 1) / (ranges * kWaveSize);
+  const u32 begin = (workgroup_id_x() * kWaves + wave) * steps * kWaveSize;
+  return {begin, begin + steps * kWaveSize};
 }
 
-__device__ inline void count_part(u32* counts, const Rows& rows, const Part& part, u32 lane) {
-  for (u32 row = part.first; row < part.end; row += kWaveSize) {
+__device__ inline void count_range(u32* counts, const Rows& rows, const RowRange& range, u32 lane) {
+  for (u32 row = range.begin; row < range.end; row += kWaveSize) {
     const u32 expert = rows.expert_of(row + lane);
     if (expert == kNone) continue;
     __hip_atomic_fetch_add(&counts[expert], 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
   }
 }
 
-// The lanes whose value equals this lane's in its lowest `bits`, among those with `active`.
+// Returns the lanes among those with `active` whose value equals this lane's in the lowest `bits`.
 __device__ inline u64 lanes_like(u32 value, bool active, u32 bits) {
   u64 like = __builtin_amdgcn_ballot_w64(active);
   for (u32 bit = 0; bit < bits; ++bit) {
     const bool set = (value >> bit & 1) != 0;
-    const u64 with = __builtin_amdgcn_ballot_w64(set);
-    like &= set ? with : ~with;
+    const u64 lanes_with_bit = __builtin_amdgcn_ballot_w64(set);
+    like &= set ? lanes_with_bit : ~lanes_with_bit;
   }
   return like;
 }
 
-// values[e] becomes the sum of those before; returns the sum of all. One wave calls it.
+// Exclusive scan of values in place; returns the total. Called by one wave.
 __device__ inline u32 scan_exclusive(u32* values, u32 count, u32 lane) {
   u32 sum = 0;
-  for (u32 first = 0; first < count; first += kWaveSize) {
-    const u32 at = first + lane;
-    const u32 value = at < count ? values[at] : 0;
+  for (u32 begin = 0; begin < count; begin += kWaveSize) {
+    const u32 idx = begin + lane;
+    const u32 value = idx < count ? values[idx] : 0;
     const u32 scanned = inclusive_scan(value);
-    if (at < count) values[at] = sum + scanned - value;
+    if (idx < count) values[idx] = sum + scanned - value;
     sum += __builtin_amdgcn_readlane(scanned, kWaveSize - 1);
   }
   return sum;
 }
 
-// The expert in whose rows `slot` lies: the last that starts at or before it.
-__device__ inline u32 expert_at(const u32* start, u32 num_experts, u32 slot) {
-  u32 low = 0, high = num_experts;  // start[low] <= slot < start[high]
+// Returns the last expert whose rows start at or before `list_idx`.
+__device__ inline u32 expert_at(const u32* start, u32 num_experts, u32 list_idx) {
+  u32 low = 0, high = num_experts;  // start[low] <= list_idx < start[high]
   while (high - low > 1) {
     const u32 middle = (low + high) / 2;
-    (start[middle] <= slot ? low : high) = middle;
+    (start[middle] <= list_idx ? low : high) = middle;
   }
   return low;
 }
 
-// cursor[wave][e]: rows of e before that wave's part. count[e]: all. start[e]: padded count.
-__device__ inline void prefix_over_parts(u32* cursor, u32* start, u32* count, const u32* counts,
-                                         u32 num_groups, u32 num_experts, u32 block) {
+// Writes cursor[wave][e]: rows of e before that wave's range; count[e]: rows in all; start[e]: the
+// padded count.
+__device__ inline void prefix_over_ranges(u32* cursor, u32* start, u32* count, const u32* counts,
+                                          u32 num_groups, u32 num_experts, u32 block) {
   for (u32 e = thread_id(); e < num_experts; e += kThreads) {
-    u32 before = 0, total = 0;
+    u32 rows_before = 0, total = 0;
     for (u32 group = 0; num_groups > 1 && group < num_groups; ++group) {
-      before = group == workgroup_id_x() ? total : before;
+      rows_before = group == workgroup_id_x() ? total : rows_before;
       total += counts[group * num_experts + e];
     }
     for (u32 wave = 0; wave < kWaves; ++wave) {
-      const u32 own = cursor[wave * num_experts + e];
-      cursor[wave * num_experts + e] = before;
-      before += own;
+      const u32 count_of_wave = cursor[wave * num_experts + e];
+      cursor[wave * num_experts + e] = rows_before;
+      rows_before += count_of_wave;
     }
-    total = num_groups > 1 ? total : before;
+    total = num_groups > 1 ? total : rows_before;
     count[e] = total;
     start[e] = (total + block - 1) / block * block;
   }
 }
 
-__device__ inline void place_part(u32* sorted_ids, u32* cursor, const u32* start, const Rows& rows,
-                                  const Part& part, u32 lane) {
+__device__ inline void write_range(u32* sorted_ids, u32* cursor, const u32* start, const Rows& rows,
+                                   const RowRange& range, u32 lane) {
   const u32 bits = 32 - __builtin_clz(rows.num_experts);
-  for (u32 row = part.first; row < part.end; row += kWaveSize) {
+  for (u32 row = range.begin; row < range.end; row += kWaveSize) {
     const u32 expert = rows.expert_of(row + lane);
     const bool active = expert != kNone;
     const u64 like = lanes_like(expert, active, bits);
     const u32 rank = __builtin_popcountll(like & ((1ull << lane) - 1));
     if (active) {
-      const u32 first = cursor[expert];
-      sorted_ids[start[expert] + first + rank] = row + lane;
-      cursor[expert] = first + __builtin_popcountll(like);  // the same in all lanes that write it
+      const u32 rank_base = cursor[expert];
+      sorted_ids[start[expert] + rank_base + rank] = row + lane;
+      cursor[expert] = rank_base + __builtin_popcountll(like);  // all lanes write the same value
     }
   }
 }
@@ -146,7 +147,7 @@ moe_align_count(u32* __restrict__ counts,         // [groups, E]
   for (u32 e = thread_id(); e < num_experts; e += kThreads) lds[e] = 0;
   workgroup_barrier();
   const Rows rows = {topk_ids, row_map, num_rows, num_experts};
-  count_part(lds, rows, part_of(num_rows, wave_id(), num_groups), lane_id());
+  count_range(lds, rows, row_range(num_rows, wave_id(), num_groups), lane_id());
   workgroup_barrier();
   for (u32 e = thread_id(); e < num_experts; e += kThreads) {
     counts[workgroup_id_x() * num_experts + e] = lds[e];
@@ -158,9 +159,9 @@ moe_align_place(u32* __restrict__ sorted_ids,       // [num_slots]
                 i32* __restrict__ expert_ids,       // [num_blocks]
                 u32* __restrict__ num_padded,       // [1]
                 const Id* __restrict__ topk_ids,    // [num_rows]
-                const i32* __restrict__ row_map,    // [E] or null: sort by what it makes of experts
-                const i32* __restrict__ block_map,  // [E] or null: write what it makes of experts
-                const u32* __restrict__ counts,     // [groups, E]; read with several groups
+                const i32* __restrict__ row_map,    // [E] or null: maps experts before the sort
+                const i32* __restrict__ block_map,  // [E] or null: maps the experts in expert_ids
+                const u32* __restrict__ counts,     // [groups, E]; read if there are several groups
                 u32 num_rows, u32 num_experts, u32 block, u32 num_slots, u32 num_blocks,
                 u32 num_groups) {
   const u32 thread = thread_id(), wave = wave_id(), lane = lane_id();
@@ -168,13 +169,13 @@ moe_align_place(u32* __restrict__ sorted_ids,       // [num_slots]
   u32* start = cursor + kWaves * num_experts;
   u32* count = start + num_experts;
   const Rows rows = {topk_ids, row_map, num_rows, num_experts};
-  const Part part = part_of(num_rows, wave, num_groups);
+  const RowRange range = row_range(num_rows, wave, num_groups);
 
   for (u32 i = thread; i < kWaves * num_experts; i += kThreads) cursor[i] = 0;
   workgroup_barrier();
-  count_part(cursor + wave * num_experts, rows, part, lane);
+  count_range(cursor + wave * num_experts, rows, range, lane);
   workgroup_barrier();
-  prefix_over_parts(cursor, start, count, counts, num_groups, num_experts, block);
+  prefix_over_ranges(cursor, start, count, counts, num_groups, num_experts, block);
   workgroup_barrier();
   __shared__ u32 in_use;
   if (wave == 0) {
@@ -183,15 +184,15 @@ moe_align_place(u32* __restrict__ sorted_ids,       // [num_slots]
   }
   workgroup_barrier();
 
-  place_part(sorted_ids, cursor + wave * num_experts, start, rows, part, lane);
+  write_range(sorted_ids, cursor + wave * num_experts, start, rows, range, lane);
   const u32 padded = in_use;
   const u32 all_thread = workgroup_id_x() * kThreads + thread, all_threads = num_groups * kThreads;
-  for (u32 slot = all_thread; slot < num_slots; slot += all_threads) {
-    if (slot < padded) {
-      const u32 e = expert_at(start, num_experts, slot);
-      if (slot - start[e] < count[e]) continue;
+  for (u32 list_idx = all_thread; list_idx < num_slots; list_idx += all_threads) {
+    if (list_idx < padded) {
+      const u32 e = expert_at(start, num_experts, list_idx);
+      if (list_idx - start[e] < count[e]) continue;
     }
-    sorted_ids[slot] = num_rows;
+    sorted_ids[list_idx] = num_rows;
   }
   for (u32 i = all_thread; i < num_blocks; i += all_threads) {
     const u32 e = i * block < padded ? expert_at(start, num_experts, i * block) : 0;

@@ -1,21 +1,21 @@
-// kStage 1: out[r] = silu(in[t] Wg) * (in[t] Wu)     kStage 2: out[r] = in[r] Wd
+// kStage 1: out[r] = silu(x[t] Wg) * (x[t] Wu)     kStage 2: out[r] = x[r] Wd
 //
-// r goes over the rows of all experts, expert by expert; t is the token of r, by the expert's list,
-// or r's own number where the expert is shared; W are that expert's. f16 or bf16, sums in fp32.
-// For gfx942; moe_experts_pingpong.hip is gfx950's.
+// r is a row of all experts, ordered by expert; t is the token of r by the expert's list, or r's
+// index within the expert if the expert is shared; W are that expert's weights. f16 or bf16, fp32
+// sums. This is the gfx942 kernel; gfx950 has moe_experts_pingpong.hip.
 //
-// Layout. A workgroup a CU takes tile after tile: kRows rows of an expert by 256 rows of weights,
-// of stage 1 128 of gate and 128 of up. Eight waves, 2 along rows and 4 along weights; a wave has
-// every other 32 rows, and of weights 64: of gate 32 and of up 32, so that both of a column meet in
-// one lane. 32 rows that are not there are not multiplied. Weights are operand A: a lane holds 4
-// neighbours of a row of out. A step of 32 along K goes through registers (lds_tile_16bit.h), which
-// have two on their way, into one of two LDS buffers while the other is multiplied. Results go
-// through LDS too (cshuffle_32x32.h).
+// Layout. One persistent workgroup per CU. A tile is kRows rows of an expert by 256 weight rows, in
+// stage 1 128 of gate and 128 of up. Eight waves, 2 along rows and 4 along weights; a wave has
+// every second tile of 32 rows and 64 weight rows: in stage 1 32 of gate and 32 of up, so that both
+// values of a column are in one lane. 32 rows that are all out of range are not multiplied. Weights
+// are MFMA operand A: a lane holds 4 adjacent columns of a row of out. K-steps of 32 are loaded
+// through registers (lds_tile_16bit.h), two in flight, into one of two LDS stages while the other
+// one is multiplied. Results are stored through LDS too (wave_mfma_32x32.h).
 //
-// Promises. Deterministic: a row's sums go along K, wherever it lies. Memory that is not there is
-// not touched. N and K are multiples of 8, rows of all are aligned to 16 bytes; `in` of stage 1,
-// and an expert's weights, are below 2 GiB.
-#include "moe/cshuffle_32x32.h"
+// Guarantees: bitwise deterministic: the sum of a row is in the order of K, in any tile.
+// Out-of-range rows and columns are not accessed.
+// Requires: N and K multiples of 8; rows 16-byte aligned; x of stage 1, and an expert's weights,
+// below 2 GiB.
 #include "moe/exp.h"
 #include "moe/expert_tile_scheduler.h"
 #include "moe/lds_tile_16bit.h"
@@ -28,30 +28,30 @@ namespace {
 
 using namespace rfops;
 
-using In = RFOPS_IN;                 // f16 or bf16
+using Input = RFOPS_IN;              // f16 or bf16
 constexpr u32 kStage = RFOPS_STAGE;  // 1: gate, up and SiLU; 2: down
 constexpr u32 kTable = RFOPS_TABLE;  // experts of a table of [K, N]; 0: stacked [E, N, K]
-constexpr u32 kEach = RFOPS_EACH;    // experts of a lane
-// Stacked weights lie in tiles of 16 rows by 16 bytes (global_to_lds.h).
-using Order = OperandLayout<RFOPS_SHUFFLED>;
-constexpr u32 kStep = 32;                          // of K
+constexpr u32 kExpertsPerLane = RFOPS_EACH;
+// Stacked weights may be preshuffled: tiles of 16 rows by 16 bytes (global_to_lds.h).
+using OperandOrder = OperandLayout<RFOPS_SHUFFLED>;
+constexpr u32 kStep = 32;                          // elements of K
 constexpr u32 kRows = RFOPS_ROWS, kColumns = 256;  // of a tile
 constexpr u32 kThreads = kMWaves * kNWaves * kWaveSize;
-constexpr u32 kSubs = (kRows + kSub * kMWaves - 1) / (kSub * kMWaves);  // operands of a wave
-constexpr u32 kRoom = (kRows + 127) / 128 * 128;  // rows in LDS: 512 threads load 128
+constexpr u32 kSubs = (kRows + kSub * kMWaves - 1) / (kSub * kMWaves);  // 32-row tiles of a wave
+constexpr u32 kStagedRows = (kRows + 127) / 128 * 128;  // rows in LDS: 512 threads load 128
 constexpr u32 kOutColumns = kStage == 1 ? kColumns / 2 : kColumns;
 using Lds = Rows16<kStep>;
-using Experts = ExpertTileScheduler<kRows, kEach, kSub>;
+using Experts = ExpertTileScheduler<kRows, kExpertsPerLane, kSub>;
 
-using Store = WaveStore32<In, kOutColumns / kNWaves>;
+using Store = WaveStore32<Input, kOutColumns / kNWaves>;
 struct Step {
-  u8 rows[kRoom * Lds::kBytes], weights[kColumns * Lds::kBytes];
+  u8 rows[kStagedRows * Lds::kBytes], weights[kColumns * Lds::kBytes];
 };
 struct Memory {
-  Step first;
+  Step stage0;
   union {
-    Step second;
-    u8 stores[kMWaves * kNWaves][Store::kBytes];  // the next tile's second step comes later
+    Step stage1;
+    u8 stores[kMWaves * kNWaves][Store::kBytes];  // free until the next tile's second K-step
   };
 };
 static_assert(sizeof(Memory) <= kLdsBytes, "one workgroup a CU");
@@ -59,16 +59,16 @@ __shared__ Memory memory;
 
 template <u32 kCount>
 struct Pointers {
-  const In* of[kCount];
+  const Input* matrix[kCount];
 };
 
-// What multiplies an expert's rows: of stage 1 gate and up, of stage 2 down, twice.
+// The matrices of an expert: gate and up in stage 1, twice down in stage 2.
 struct Weights {
-  const In *first, *second;
+  const Input *first_matrix, *second_matrix;
   u32 n, k;
 };
 
-// Of a row of LDS: its column of out, and whether it is of the second matrix.
+// Output column of a weight row in LDS, and whether the row belongs to the second matrix.
 struct Column {
   u32 n;
   bool is_second;
@@ -78,180 +78,183 @@ __device__ inline Column column_of(u32 row) {
   return {row / 64 * 32 + row % 32, row % 64 >= 32};
 }
 
-using RowsLoader = RowLoader<kRoom, kStep, kThreads>;
-using StackedLoader = RowLoader<kColumns, kStep, kThreads, Order::kKStrideBytes>;
+using RowsLoader = RowLoader<kStagedRows, kStep, kThreads>;
+using StackedLoader = RowLoader<kColumns, kStep, kThreads, OperandOrder::kKStrideBytes>;
 
 struct Stacked {
   using Loader = StackedLoader;
   static __device__ Loader load(const Weights& w, u32 n0) {
-    const u32 row_bytes = w.k * sizeof(In), rows = kStage == 1 ? 2 * w.n : w.n;
-    return Loader(Span{w.first, rows * row_bytes}, [&](u32 row) {
+    const u32 row_bytes = w.k * sizeof(Input), rows = kStage == 1 ? 2 * w.n : w.n;
+    return Loader(Span{w.first_matrix, rows * row_bytes}, [&](u32 row) {
       const Column c = column_of(row);
       if (n0 + c.n >= w.n) return kOutOfBounds;
-      return Order::offset(n0 + c.n + (c.is_second ? w.n : 0), 0, row_bytes);
+      return OperandOrder::offset(n0 + c.n + (c.is_second ? w.n : 0), 0, row_bytes);
     });
   }
 };
 struct Tables {
   using Loader = ColumnLoader<kThreads>;
   static __device__ Loader load(Weights w, u32 n0) {
-    const u32 half = wave_id() / 4, row_bytes = w.n * sizeof(In);
-    const In *first = w.first,
-             *second = w.second;  // a choice of members would be one of addresses
+    const u32 half = wave_id() / 4, row_bytes = w.n * sizeof(Input);
+    // Copies, because the compiler would select between the addresses of the members.
+    const Input *first_matrix = w.first_matrix, *second_matrix = w.second_matrix;
     const u32 column = kStage == 1 ? n0 : n0 + half * Loader::kColumns;
-    return Loader(Span{half == 1 ? second : first, w.k * row_bytes}, column, w.n, row_bytes,
-                  [&](u32 n) {
+    return Loader(Span{half == 1 ? second_matrix : first_matrix, w.k * row_bytes}, column, w.n,
+                  row_bytes, [&](u32 n) {
                     return kStage == 1 ? n / kSub * 2 * kSub + half * kSub + n % kSub
                                        : half * Loader::kColumns + n;
                   });
   }
 };
 template <bool kIsTable>
-struct LayoutOf {
+struct WeightLayoutOf {
   using Type = Stacked;
 };
 template <>
-struct LayoutOf<true> {
+struct WeightLayoutOf<true> {
   using Type = Tables;
 };
-using Layout = LayoutOf<(kTable > 0)>::Type;
+using WeightLayout = WeightLayoutOf<(kTable > 0)>::Type;
 
-// Even steps have number 0, in LDS and in registers, odd ones 1.
-template <u32 kOf>
-struct StepOf {};
+// Even K-steps use stage 0 of LDS and registers, odd ones stage 1.
+template <u32 kStage>
+struct StageOf {};
 
-// All of K: this wave's kOwn times 32 rows by its 64 of weights.
-template <u32 kOwn>
-__device__ inline void run_mainloop(Sums<kOwn>& sums, RowsLoader& rows, Layout::Loader& weights,
-                                    u32 k_end) {
-  LdsBytes* const to_rows[] = {(LdsBytes*)memory.first.rows, (LdsBytes*)memory.second.rows};
-  LdsBytes* const to_weights[] = {(LdsBytes*)memory.first.weights,
-                                  (LdsBytes*)memory.second.weights};
-  const Reader<kStep, Layout::Loader> reader;
-  Operands<kOwn> held;
-  const auto advance = [&]<u32 kStarts>(u32 step, u32 c, Starts<kStarts>, auto start) {
-    multiply_and_read<In, kStarts>(sums, held, reader, to_rows[step], to_weights[step], c, start);
+// The mainloop over K: this wave's kRowTiles tiles of 32 rows by its 64 weight rows.
+template <u32 kRowTiles>
+__device__ inline void run_mainloop(Accumulators<kRowTiles>& accumulators, RowsLoader& rows,
+                                    WeightLayout::Loader& weights, u32 k_end) {
+  LdsBytes* const row_tiles[] = {(LdsBytes*)memory.stage0.rows, (LdsBytes*)memory.stage1.rows};
+  LdsBytes* const weight_tiles[] = {(LdsBytes*)memory.stage0.weights,
+                                    (LdsBytes*)memory.stage1.weights};
+  const Reader<kStep, WeightLayout::Loader> reader;
+  Operands<kRowTiles> fragments;
+  const auto advance = [&]<u32 kLoads>(u32 step, u32 c, LoadCount<kLoads>, auto load) {
+    multiply_and_read<Input, kLoads>(accumulators, fragments, reader, row_tiles[step],
+                                     weight_tiles[step], c, load);
   };
-  const auto commit = [&]<u32 kOf>(StepOf<kOf>) {
-    rows.template commit<kOf>(to_rows[kOf]);
-    weights.template commit<kOf>(to_weights[kOf]);
+  const auto commit = [&]<u32 kStage>(StageOf<kStage>) {
+    rows.template commit<kStage>(row_tiles[kStage]);
+    weights.template commit<kStage>(weight_tiles[kStage]);
   };
-  const auto issue = [&]<u32 kOf>(StepOf<kOf>, u32 k) {
-    rows.template issue<kOf>(k, k_end);
-    weights.template issue<kOf>(k, k_end);
+  const auto issue = [&]<u32 kStage>(StageOf<kStage>, u32 k) {
+    rows.template issue<kStage>(k, k_end);
+    weights.template issue<kStage>(k, k_end);
   };
-  // Of the step in one buffer; the next one is committed to the other, the one after the next
-  // is on its way, and that after it starts.
-  const auto step = [&]<u32 kOf>(StepOf<kOf>, u32 k) {
-    constexpr StepOf<kOf ^ 1> kNext;
-    static_assert(Lds::kChunks == 4, "two pairs a step");
-    advance(kOf, 2, Starts<2>{}, [&](u32 n) {
+  // Multiplies the K-step in one stage. The next one is committed to the other stage, the one after
+  // it is in flight, and the loads of the third are issued.
+  const auto step = [&]<u32 kStage>(StageOf<kStage>, u32 k) {
+    constexpr StageOf<kStage ^ 1> kNext;
+    static_assert(Lds::kChunks == 4, "a K-step must have two pairs of chunks");
+    advance(kStage, 2, LoadCount<2>{}, [&](u32 n) {
       if (n == 0) {
         commit(kNext);
       } else {
         issue(kNext, k + 3 * kStep);
       }
     });
-    // All have read this step, and written the next one.
+    // All waves have read this K-step and written the next one.
     wait_lgkmcnt();
     s_barrier();
-    advance(kOf ^ 1, 0, Starts<0>{}, [](u32) {});
+    advance(kStage ^ 1, 0, LoadCount<0>{}, [](u32) {});
   };
-  issue(StepOf<0>{}, 0);
-  issue(StepOf<1>{}, kStep);
-  commit(StepOf<0>{});
-  issue(StepOf<0>{}, 2 * kStep);
+  issue(StageOf<0>{}, 0);
+  issue(StageOf<1>{}, kStep);
+  commit(StageOf<0>{});
+  issue(StageOf<0>{}, 2 * kStep);
   wait_lgkmcnt();
   s_barrier();
-  held = reader.template read<kOwn>(to_rows[0], to_weights[0], 0);
-  for (u32 k = 0; k < k_end; k += 2 * kStep) {  // of an odd number the last one adds zeros
-    step(StepOf<0>{}, k);
-    step(StepOf<1>{}, k + kStep);
+  fragments = reader.template read<kRowTiles>(row_tiles[0], weight_tiles[0], 0);
+  for (u32 k = 0; k < k_end; k += 2 * kStep) {  // with an odd number of K-steps the last adds zeros
+    step(StageOf<0>{}, k);
+    step(StageOf<1>{}, k + kStep);
   }
   wait_lgkmcnt();
-  s_barrier();  // or the next tile's first step is written over what others read
+  s_barrier();  // the next tile's first K-step overwrites what these reads used
 }
 
-template <u32 kOwn>
-__device__ inline void store(const Sums<kOwn>& sums, In* out, const ExpertTile& tile, u32 n) {
+template <u32 kRowTiles>
+__device__ inline void store(const Accumulators<kRowTiles>& accumulators, Input* out,
+                             const ExpertTile& tile, u32 n) {
   u32 lane = lane_id();
-  force_vgpr(lane);  // what follows is computed here: of all heights it would fill registers
+  force_vgpr(lane);  // recomputed here, because hoisted values of all heights would fill registers
   const u32 wave = wave_id(), wave_m = wave / kNWaves, wave_n = wave % kNWaves;
-  const Buffer buffer = make_buffer(out + u64{tile.first} * n, tile.rows * n * sizeof(In));
-  const Store to(buffer, lane, tile.n * kOutColumns + wave_n * (kOutColumns / kNWaves), n,
-                 n * sizeof(In), (LdsBytes*)memory.stores[wave]);
+  const Buffer buffer = make_buffer(out + u64{tile.global_row} * n, tile.rows * n * sizeof(Input));
+  const Store out_rows(buffer, lane, tile.n * kOutColumns + wave_n * (kOutColumns / kNWaves), n,
+                       n * sizeof(Input), (LdsBytes*)memory.stores[wave]);
 #pragma unroll
-  for (u32 i = 0; i < kOwn; ++i) {
-    to.store((i * kMWaves + wave_m) * kSub, [&](u32 j, u32 q) {
-      F32x4 four;
+  for (u32 i = 0; i < kRowTiles; ++i) {
+    out_rows.store((i * kMWaves + wave_m) * kSub, [&](u32 j, u32 q) {
+      F32x4 v4;
 #pragma unroll
       for (u32 e = 0; e < 4; ++e) {
-        const f32 sum = sums.of[i][j][4 * q + e];
-        four[e] = kStage == 1 ? silu(sum) * sums.of[i][1][4 * q + e] : sum;
+        const f32 sum = accumulators.acc[i][j][4 * q + e];
+        v4[e] = kStage == 1 ? silu(sum) * accumulators.acc[i][1][4 * q + e] : sum;
       }
-      return four;
+      return v4;
     });
   }
 }
 
-template <u32 kOwn>
-__device__ inline void make_tile(u32 own, RowsLoader& rows, Layout::Loader& weights, In* out,
-                                 const ExpertTile& tile, u32 n, u32 k) {
-  if constexpr (kOwn > 0) {
-    if (own < kOwn) return make_tile<kOwn - 1>(own, rows, weights, out, tile, n, k);
+template <u32 kRowTiles>
+__device__ inline void make_tile(u32 row_tiles, RowsLoader& rows, WeightLayout::Loader& weights,
+                                 Input* out, const ExpertTile& tile, u32 n, u32 k) {
+  if constexpr (kRowTiles > 0) {
+    if (row_tiles < kRowTiles)
+      return make_tile<kRowTiles - 1>(row_tiles, rows, weights, out, tile, n, k);
   }
-  Sums<kOwn> sums = {};
-  run_mainloop<kOwn>(sums, rows, weights, k);
-  store<kOwn>(sums, out, tile, n);
+  Accumulators<kRowTiles> accumulators = {};
+  run_mainloop<kRowTiles>(accumulators, rows, weights, k);
+  store<kRowTiles>(accumulators, out, tile, n);
 }
 
 }  // namespace
 
 #if RFOPS_TABLE
-#define RFOPS_WEIGHTS Pointers<kTable> first, Pointers<kTable> second
+#define RFOPS_WEIGHTS Pointers<kTable> w, Pointers<kTable> w_up
 #define RFOPS_KERNEL moe_experts_table
 #else
-#define RFOPS_WEIGHTS const In* __restrict__ first
+#define RFOPS_WEIGHTS const Input* __restrict__ w
 #define RFOPS_KERNEL moe_experts
 #endif
 
 extern "C" __global__ void
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2)))
-    RFOPS_KERNEL(In* __restrict__ out,           // [rows, N]
-                 const In* __restrict__ in,      // [M, K], rows in_row bytes apart
-                 RFOPS_WEIGHTS,                  // [E, N or 2 N, K], or [K, N] an expert
+    RFOPS_KERNEL(Input* __restrict__ out,        // [rows, N]
+                 const Input* __restrict__ x,    // [M, K], rows in_row bytes apart
+                 RFOPS_WEIGHTS,                  // [E, N or 2 N, K], or [K, N] per expert
                  const u32* __restrict__ lists,  // [routed, M]; stage 1
                  u32* __restrict__ counts,       // [routed]; stage 2 leaves them 0
                  u32* __restrict__ offsets,      // [E + 1]; stage 1 writes them
-                 u32 m, u32 routed, u32 experts, u32 all_rows, u32 n, u32 k, u32 in_row,
+                 u32 m, u32 routed, u32 experts, u32 all_rows, u32 n, u32 k, u32 x_row,
                  u32 groups) {  // a multiple of 8
   const u32 n_tiles = (n + kOutColumns - 1) / kOutColumns;
-  const Experts all(experts, n_tiles, m, all_rows,
-                    RowsOfExpert<kStage>(counts, offsets, m, routed, experts));
-  publish_offsets<kStage>(all, counts, offsets, routed, experts);
-  const auto tile_of = [&](u32 number) { return all.tile(number); };
-  for_each_row_slice<kSub>(all, routed, groups, tile_of, [&](const ExpertTile& tile) {
-    Weights w = {nullptr, nullptr, n, k};
+  const Experts scheduler(experts, n_tiles, m, all_rows,
+                          RowsOfExpert<kStage>(counts, offsets, m, routed, experts));
+  publish_offsets<kStage>(scheduler, counts, offsets, routed, experts);
+  const auto tile_of = [&](u32 number) { return scheduler.tile(number); };
+  for_each_row_slice<kSub>(scheduler, routed, groups, tile_of, [&](const ExpertTile& tile) {
+    Weights matrices = {nullptr, nullptr, n, k};
 #if RFOPS_TABLE
-    w.first = first.of[tile.expert];
-    w.second = second.of[tile.expert];
+    matrices.first_matrix = w.matrix[tile.expert];
+    matrices.second_matrix = w_up.matrix[tile.expert];
 #else
-    w.first = w.second = first + u64{tile.expert} * (kStage == 1 ? 2 * n : n) * k;
+    matrices.first_matrix = matrices.second_matrix = w + u64{tile.expert} * (kStage == 1 ? 2 * n : n) * k;
 #endif
-    Layout::Loader weights = Layout::load(w, tile.n * kOutColumns);
+    WeightLayout::Loader weights = WeightLayout::load(matrices, tile.n * kOutColumns);
     const bool is_list = kStage == 1 && tile.expert < routed;
     const u32* list = lists + u64{tile.expert} * m + tile.row;
-    const u8* from = reinterpret_cast<const u8*>(in);
-    u32 bytes = (m - 1) * in_row + k * sizeof(In);
+    const u8* x_bytes = reinterpret_cast<const u8*>(x);
+    u32 bytes = (m - 1) * x_row + k * sizeof(Input);
     if constexpr (kStage == 2) {
-      from += u64{tile.first} * in_row;
-      bytes = tile.rows * in_row;
+      x_bytes += u64{tile.global_row} * x_row;
+      bytes = tile.rows * x_row;
     }
-    RowsLoader rows(Span{from, bytes}, [&](u32 row) {
+    RowsLoader rows(Span{x_bytes, bytes}, [&](u32 row) {
       if (row >= tile.rows) return kOutOfBounds;
-      return (is_list ? list[row] : kStage == 1 ? tile.row + row : row) * in_row;
+      return (is_list ? list[row] : kStage == 1 ? tile.row + row : row) * x_row;
     });
-    // Of every second 32 rows, those that are there.
+    // Every second tile of 32 rows that is in bounds.
     const u32 subs = (tile.rows + kSub - 1) / kSub, wave_m = wave_id() / kNWaves;
     make_tile<kSubs>((subs + 1 - wave_m) / 2, rows, weights, out, tile, n, k);
   });

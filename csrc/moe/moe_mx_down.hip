@@ -1,18 +1,19 @@
 // out[t] = sum over j of weights[t, j] * row(h[t, j], Wd of ids[t, j]) + the same of shared experts
 //
-// row(h, Wd) = Half(h Wd), as stage 2 of moe_mx_experts and then moe_add_pairs give it, bit for
-// bit, but rows never leave the chip. h and Wd are MXFP4, or both MX-FP8 (mx_format.h); sums along
+// row(h, Wd) = Half(h Wd), bitwise equal to stage 2 of moe_mx_experts followed by moe_add_pairs,
+// but rows are not written to memory. h and Wd are MXFP4, or both MX-FP8 (mx_format.h); sums along
 // K and over a token's rows are fp32.
 //
-// Layout. A workgroup has kColumns columns of out, of all tokens, and room for all their rows in
-// LDS. Its waves share out the rows of all experts: kRowTiles tiles of 16 rows of one expert at a
-// time, with that expert's weights, all of K in registers; those of the next are on their way
-// meanwhile. No wave waits for another until all rows are there; then each token's are added.
-// Weights are operand A: a lane has 4 neighbours of a row.
+// Layout. A workgroup computes kColumns columns of out for all tokens and holds all their rows in
+// LDS. Its waves share the rows of all experts: a wave multiplies kRowTiles tiles of 16 rows of one
+// expert at a time by that expert's weights, with all of K in registers; the operands of its next
+// tile are in flight meanwhile. The only barrier is after the last row, before the rows of each
+// token are added. Weights are MFMA operand A: a lane has 4 adjacent columns of a row.
 //
-// Promises. Deterministic: a row's sums go along K, a token's rows are added in the order of its
-// choices. Memory that is not there is not touched. Rows of weights and of out are aligned to 16
-// bytes, shuffled scales to 4; N is a multiple of kColumns.
+// Guarantees: bitwise deterministic: the sum of a row is in the order of K, the rows of a token are
+// added in the order of its assignments. Out-of-range rows are not accessed.
+// Requires: rows of weights and of out 16-byte aligned, shuffled scales 4-byte aligned; N a
+// multiple of kColumns.
 #include "moe/expert_tile_scheduler.h"
 #include "moe/mx_mfma.h"
 #include "moe/mx_weight_loader.h"
@@ -33,91 +34,93 @@ using i64 = long long;
 using Half = RFOPS_HALF;                    // bf16 or f16
 using Id = RFOPS_ID;                        // of ids: i32 or i64
 using Format = RFOPS_FORMAT<0>;             // Mxfp4 or Mxfp8
-constexpr u32 kTiles = RFOPS_TILES;         // of 16 columns
-constexpr u32 kRowTiles = RFOPS_ROW_TILES;  // of 16 rows of an expert, at a time
-constexpr u32 kSteps = RFOPS_STEPS;         // of K
+constexpr u32 kTiles = RFOPS_TILES;         // tiles of 16 columns
+constexpr u32 kRowTiles = RFOPS_ROW_TILES;  // tiles of 16 rows of an expert, at a time
+constexpr u32 kSteps = RFOPS_STEPS;         // K-steps
 constexpr u32 kWaves = RFOPS_WAVES;
-constexpr u32 kChunk = RFOPS_CHUNK;  // steps whose scales lie together
-constexpr u32 kTopK = RFOPS_TOP_K, kShared = RFOPS_SHARED;
+constexpr u32 kChunk = RFOPS_CHUNK;  // K-steps whose scales are contiguous
+constexpr u32 kTopK = RFOPS_TOP_K, kNumShared = RFOPS_SHARED;
 constexpr u32 kThreads = kWaves * kWaveSize, kColumns = kTiles * kTileRows;
-static_assert(kSteps % kChunk == 0, "chunks are whole");
+static_assert(kSteps % kChunk == 0, "K must be whole chunks");
 
 using Experts = ExpertTileScheduler<kRowTiles * kTileRows, RFOPS_EACH, kTileRows, kTileRows>;
 using Weights = WeightLoader<Format, RFOPS_SHUFFLED, RFOPS_SHUFFLED_SCALES, RFOPS_TAIL, kTiles>;
-using Places = ScaleLayout<Format, kChunk>;
-using Scales = LaneScales<Places>;
-constexpr u32 kPiece = kWaveSize * kVecBytes;  // of a tile's rows, half a step
-constexpr u32 kRowSize = kSteps * kRowBytes, kRowScales = kSteps * Places::kStepBlocks;
+using RowScaleLayout = ScaleLayout<Format, kChunk>;
+using Scales = LaneScales<RowScaleLayout>;
+constexpr u32 kPiece = kWaveSize * kVecBytes;  // bytes of half a K-step of a row tile
+constexpr u32 kRowSize = kSteps * kRowBytes, kRowScales = kSteps * RowScaleLayout::kStepBlocks;
 
-// Loads end in order: what comes from L2 goes before weights, as far as there are registers for it.
+// Loads complete in order, so rows, which come from L2, are loaded before weights if there are
+// registers for both.
 constexpr bool kRowsFirst =
     RFOPS_SHUFFLED && kSteps <= 2 && kWaves * kSteps * (kTiles + kRowTiles) <= 64;
 
-// For raw weights a part of each wave's own, then rows [all pairs, kColumns] of Half.
+// LDS: for row-major weights the staging buffer of each wave; then rows [all pairs, kColumns] of
+// Half, where a pair is an assignment or a (token, shared expert).
 extern __shared__ __attribute__((aligned(16))) u8 lds[];
 constexpr u32 kPairSize = kColumns * sizeof(Half);
 __device__ inline LdsBytes* pairs() { return (LdsBytes*)lds + kWaves * Weights::kStagingBytes; }
 
-// Behind them the tiles there are.
+// The tile table follows in LDS.
 __device__ inline RFOPS_LDS TileWords* tiles_at(u32 m) {
-  return (RFOPS_LDS TileWords*)(pairs() + m * (kTopK + kShared) * kPairSize);
+  return (RFOPS_LDS TileWords*)(pairs() + m * (kTopK + kNumShared) * kPairSize);
 }
 
-// Goes through a wave's tiles; the next one is on its way.
+// Iterates over a wave's tiles; the read of the next one is in flight.
 class Cursor {
  public:
-  __device__ Cursor(const TileTable& all, u32 first)
-      : all_(all), at_(first), next_(all.words(first)) {}
-  __device__ ExpertTile take() {
+  __device__ Cursor(const TileTable& table, u32 tile_idx)
+      : table_(table), tile_idx_(tile_idx), next_(table.words(tile_idx)) {}
+  __device__ ExpertTile next() {
     const ExpertTile tile = TileTable::tile(next_);
-    next_ = all_.words(at_ += kWaves);
+    next_ = table_.words(tile_idx_ += kWaves);
     return tile;
   }
 
  private:
-  const TileTable& all_;
-  u32 at_;
+  const TileTable& table_;
+  u32 tile_idx_;
   TileWords next_;
 };
 
-struct Given {
-  Buffer h, h_scale, lists;  // of all experts
+struct DownArgs {
+  Buffer h, h_scale, lists;  // for all experts
   const u8 *w, *w_scale;
   u32 m, routed, n, w_row, w_scale_row, column;
 };
 
-// Rows of one expert and its weights for this workgroup's columns, on their way.
-struct Item {
+// Operands of a wave's tile: rows of one expert and its weights for this workgroup's columns.
+struct TileOperands {
   ExpertTile tile;
-  Weights::Held w[kSteps];
+  Weights::Fragments w[kSteps];
   U32x4 x[kRowTiles][kSteps][2];
   Scales scales[kRowTiles][kSteps / kChunk];
-  u32 listed[kRowTiles];  // which pair this lane's row is of, of a routed expert
+  u32 listed[kRowTiles];  // the pair of this lane's row, if the expert is routed
 
-  // The same loads whatever there is, so that the compiler knows how many are on their way.
-  __device__ void load(const Weights& weights, const ExpertTile& of, const Given& given) {
-    tile = of;
-    if constexpr (kRowsFirst) load_rows(given);
+  // Issues the same loads for any tile, so that the compiler knows the wait counts.
+  __device__ void load(const Weights& weights, const ExpertTile& next_tile, const DownArgs& args) {
+    tile = next_tile;
+    if constexpr (kRowsFirst) load_rows(args);
     sched_barrier();
-    const u64 before = u64{tile.expert} * given.n;
-    const MatrixBytes from(given.w + before * given.w_row,
-                           given.w_scale + before * given.w_scale_row, given.n, given.w_row,
-                           given.w_scale_row);
-    load_weights<0>(weights, from, given.column, tile.rows > 0);
-    if constexpr (!kRowsFirst) load_rows(given);
+    const u64 first_row = u64{tile.expert} * args.n;
+    const MatrixBytes matrix(args.w + first_row * args.w_row,
+                             args.w_scale + first_row * args.w_scale_row, args.n, args.w_row,
+                             args.w_scale_row);
+    load_weights<0>(weights, matrix, args.column, tile.rows > 0);
+    if constexpr (!kRowsFirst) load_rows(args);
     sched_barrier();
   }
 
-  __device__ void multiply(const Weights& weights, LdsBytes* staging, const Given& given) {
+  __device__ void multiply(const Weights& weights, LdsBytes* staging, const DownArgs& args) {
     const u32 lane = lane_id(), row = lane % kTileRows;
 #pragma unroll
-    for (u32 s = 0; s < kSteps; ++s) weights.turn(w[s], s, staging, given.column);
+    for (u32 s = 0; s < kSteps; ++s) weights.to_fragment(w[s], s, staging, args.column);
     u32 pair[kRowTiles];
 #pragma unroll
-    for (u32 r = 0; r < kRowTiles; ++r) {  // all of them, else the next loads wait for these
-      const u32 own = tile.row + r * kTileRows + row;
-      const u32 shared = given.m * kTopK + (tile.expert - given.routed) * given.m + own;
-      pair[r] = tile.expert < given.routed ? listed[r] : shared;
+    for (u32 r = 0; r < kRowTiles; ++r) {  // all at once, otherwise the next loads wait for these
+      const u32 expert_row = tile.row + r * kTileRows + row;
+      const u32 shared_pair = args.m * kTopK + (tile.expert - args.routed) * args.m + expert_row;
+      pair[r] = tile.expert < args.routed ? listed[r] : shared_pair;
       force_vgpr(pair[r]);
     }
 #pragma unroll
@@ -127,13 +130,13 @@ struct Item {
       multiply_steps<0>(sums, r);
 #pragma unroll
       for (u32 t = 0; t < kTiles; ++t)
-        force_vgpr(sums[t]);  // by all lanes, not by those alone that store
+        force_vgpr(sums[t]);  // before lanes are masked for the store
       if (r * kTileRows + row >= tile.rows) continue;
-      if (pair[r] >= given.m * (kTopK + kShared)) continue;  // of a list that nobody wrote
-      LdsBytes* const at = pairs() + pair[r] * kPairSize + lane / kTileRows * sizeof(Vec4<Half>);
+      if (pair[r] >= args.m * (kTopK + kNumShared)) continue;  // an invalid list entry
+      LdsBytes* const dst = pairs() + pair[r] * kPairSize + lane / kTileRows * sizeof(Vec4<Half>);
 #pragma unroll
       for (u32 t = 0; t < kTiles; ++t) {
-        *reinterpret_cast<RFOPS_LDS Vec4<Half>*>(at + t * kTileRows * sizeof(Half)) =
+        *reinterpret_cast<RFOPS_LDS Vec4<Half>*>(dst + t * kTileRows * sizeof(Half)) =
             __builtin_convertvector(sums[t], Vec4<Half>);
       }
     }
@@ -141,36 +144,39 @@ struct Item {
   }
 
  private:
-  __device__ void load_rows(const Given& given) {
+  __device__ void load_rows(const DownArgs& args) {
     const u32 lane = lane_id(), row = lane % kTileRows, quarter = lane / kTileRows;
-    const u32 list = tile.expert * given.m + tile.row;  // beyond all, of a shared expert
+    const u32 list = tile.expert * args.m + tile.row;  // out of range for a shared expert
 #pragma unroll
     for (u32 r = 0; r < kRowTiles; ++r) {
-      const u32 before = r * kTileRows, outside = before + row < tile.rows ? 0 : kOutOfBounds;
+      const u32 row_begin = r * kTileRows,
+                oob_bits = row_begin + row < tile.rows ? 0 : kOutOfBounds;
 #pragma unroll
       for (u32 s = 0; s < 2 * kSteps; ++s) {
-        x[r][s / 2][s % 2] = buffer_load_b128(given.h, lane * kVecBytes | outside,
-                                              (tile.first + before) * kRowSize + s * kPiece);
+        x[r][s / 2][s % 2] =
+            buffer_load_b128(args.h, lane * kVecBytes | oob_bits,
+                             (tile.global_row + row_begin) * kRowSize + s * kPiece);
       }
 #pragma unroll
       for (u32 c = 0; c < kSteps / kChunk; ++c) {
-        const u32 at = row * kRowScales + c * Places::kBlocks + quarter * Places::kScalesPerLane;
-        scales[r][c] =
-            Scales::from(given.h_scale, at | outside, (tile.first + before) * kRowScales);
+        const u32 lane_offset = row * kRowScales + c * RowScaleLayout::kBlocks +
+                                quarter * RowScaleLayout::kScalesPerLane;
+        scales[r][c] = Scales::load(args.h_scale, lane_offset | oob_bits,
+                                    (tile.global_row + row_begin) * kRowScales);
       }
       listed[r] =
-          buffer_load_dwords<1>(given.lists, row * sizeof(u32), (list + before) * sizeof(u32))
+          buffer_load_dwords<1>(args.lists, row * sizeof(u32), (list + row_begin) * sizeof(u32))
               .dword[0];
     }
   }
   template <u32 kQ>
-  __device__ void load_weights(const Weights& weights, const MatrixBytes& from, u32 column,
-                               bool is_there) {
+  __device__ void load_weights(const Weights& weights, const MatrixBytes& matrix, u32 column,
+                               bool in_bounds) {
     if constexpr (kQ < kSteps * Weights::kLoads) {
       constexpr u32 kLoad = kQ % Weights::kLoads, kStep = kQ / Weights::kLoads;
-      weights.load<kLoad>(w[kStep], from, column + Weights::tile_of(kLoad) * kTileRows, kStep,
-                          is_there);
-      load_weights<kQ + 1>(weights, from, column, is_there);
+      weights.load<kLoad>(w[kStep], matrix, column + Weights::tile_of(kLoad) * kTileRows, kStep,
+                          in_bounds);
+      load_weights<kQ + 1>(weights, matrix, column, in_bounds);
     }
   }
   template <u32 kS>
@@ -182,10 +188,10 @@ struct Item {
   }
 };
 
-constexpr u32 kVec = kVecBytes / sizeof(Half), kParts = kColumns / kVec;  // of a row
+constexpr u32 kVec = kVecBytes / sizeof(Half), kRowVecs = kColumns / kVec;  // per row
 
-// What the token of a thread chose, on its way.
-struct Chosen {
+// The assignments of a token, loaded in advance.
+struct LoadedAssignments {
   Id id[kTopK];
   f32 weight[kTopK];
 
@@ -197,30 +203,31 @@ struct Chosen {
     }
     sched_barrier();
   }
-  __device__ Choices<kTopK> choices(u32 routed) const { return {weight, id, routed}; }
+  __device__ TopKAssignments<kTopK> assignments(u32 routed) const { return {weight, id, routed}; }
 };
 
-// Each token's rows, 16 bytes of them a thread. `choices` are of a thread's first token.
-__device__ inline void add(Half* out, Choices<kTopK> choices, const f32* weights, const Id* ids,
-                           u32 m, u32 routed, u32 n, u32 column) {
+// Adds each token's rows and stores them, 16 bytes per thread. `assignments` are those of the
+// thread's first token.
+__device__ inline void add(Half* out, TopKAssignments<kTopK> assignments, const f32* weights,
+                           const Id* ids, u32 m, u32 routed, u32 n, u32 column) {
   using Vec = Half __attribute__((ext_vector_type(kVec)));
   u32 i = thread_id();
-  while (i < m * kParts) {
-    const u32 token = i / kParts, part = i % kParts;
-    Vec row[kTopK + kShared];
+  while (i < m * kRowVecs) {
+    const u32 token = i / kRowVecs, vec = i % kRowVecs;
+    Vec row[kTopK + kNumShared];
 #pragma unroll
-    for (u32 j = 0; j < kTopK + kShared; ++j) {
+    for (u32 j = 0; j < kTopK + kNumShared; ++j) {
       const u32 pair = j < kTopK ? token * kTopK + j : m * j + token;
       row[j] =
-          *reinterpret_cast<const RFOPS_LDS Vec*>(pairs() + pair * kPairSize + part * kVecBytes);
+          *reinterpret_cast<const RFOPS_LDS Vec*>(pairs() + pair * kPairSize + vec * kVecBytes);
     }
-    *reinterpret_cast<Vec*>(out + u64{token} * n + column + part * kVec) =
-        sum_of_rows<kTopK, kShared>(row, choices);
+    *reinterpret_cast<Vec*>(out + u64{token} * n + column + vec * kVec) =
+        sum_of_rows<kTopK, kNumShared>(row, assignments);
     i += kThreads;
-    if (i >= m * kParts) break;
-    Chosen next;
-    next.load(weights, ids, i / kParts);
-    choices = next.choices(routed);
+    if (i >= m * kRowVecs) break;
+    LoadedAssignments next;
+    next.load(weights, ids, i / kRowVecs);
+    assignments = next.assignments(routed);
   }
 }
 
@@ -232,59 +239,60 @@ moe_mx_down(const u32* __restrict__ rows_of,  // [E]
             const f32* __restrict__ weights,      // [M, kTopK]
             const Id* __restrict__ ids,           // [M, kTopK]
             const u8* __restrict__ h,             // [tiles of 16 rows, kSteps * 8, 16, 16 bytes]
-            const u8* __restrict__ h_scale,       // [rows, a row's blocks]
+            const u8* __restrict__ h_scale,       // [rows, blocks of a row]
             const u8* __restrict__ w,             // [E, N, K]
             const u8* __restrict__ w_scale,       // [E, N, K / 32]
             const u32* __restrict__ lists,        // [routed, M]
             u32* __restrict__ counts,             // [routed]; left 0
             Half* __restrict__ out,               // [M, N]
             u32 k, u32 w_row, u32 w_scale_row) {  // bytes
-  // Columns of an XCD are neighbours, which share lines of out.
-  const u32 share = (n / kColumns + kXcds - 1) / kXcds;
-  const u32 number = workgroup_id_x() % kXcds * share + workgroup_id_x() / kXcds;
+  // An XCD has adjacent columns, which share cache lines of out.
+  const u32 tiles_per_xcd = (n / kColumns + kXcds - 1) / kXcds;
+  const u32 number = workgroup_id_x() % kXcds * tiles_per_xcd + workgroup_id_x() / kXcds;
   const u32 wave = wave_id();
-  const Experts all(experts, 1, m, m * (kTopK + kShared), ExpertArray(rows_of, experts));
+  const Experts scheduler(experts, 1, m, m * (kTopK + kNumShared), ExpertArray(rows_of, experts));
   if (number >= n / kColumns) return;
-  const Weights unit(k);
+  const Weights loader(k);
   const u32 column = number * kColumns;
-  const u32 rows = m * (kTopK + kShared) + experts * (kTileRows - 1);
+  const u32 rows = m * (kTopK + kNumShared) + experts * (kTileRows - 1);
   const Buffer all_h = make_buffer(h, rows * kRowSize);
   const Buffer all_scales = make_buffer(h_scale, rows * kRowScales);
   const Buffer all_lists = make_buffer(lists, routed * m * sizeof(u32));
-  const Given given = {all_h,  all_scales, all_lists, w,           w_scale, m,
-                       routed, n,          w_row,     w_scale_row, column};
+  const DownArgs args = {all_h,  all_scales, all_lists, w,           w_scale, m,
+                         routed, n,          w_row,     w_scale_row, column};
   LdsBytes* const staging = (LdsBytes*)lds + wave * Weights::kStagingBytes;
-  // Workgroups of an XCD begin with different experts: what one has read is in L2 for the others.
-  const u32 tiles = all.tiles(), first = workgroup_id_x() / kXcds * tiles / share;
-  const u32 own = wave + first < tiles ? wave + first : wave + first - tiles;
-  const ExpertTile tile = all.tile(wave < tiles ? own : tiles);
+  // Workgroups of an XCD start with different experts, so that what one reads is in L2 for others.
+  const u32 tiles = scheduler.tiles(),
+            tile_begin = workgroup_id_x() / kXcds * tiles / tiles_per_xcd;
+  const u32 wave_tile = wave + tile_begin < tiles ? wave + tile_begin : wave + tile_begin - tiles;
+  const ExpertTile tile = scheduler.tile(wave < tiles ? wave_tile : tiles);
   if (tiles <= kWaves) {
-    Item item;
-    item.load(unit, tile, given);
-    item.multiply(unit, staging, given);
+    TileOperands current;
+    current.load(loader, tile, args);
+    current.multiply(loader, staging, args);
   } else {
-    Item item, next;  // registers of their own, not those of one item alone
-    item.load(unit, tile, given);
-    const TileTable table(tiles_at(m), tiles, first);
-    if (wave == 0) table.fill(all);
+    TileOperands current, next;  // two variables, so that each has registers of its own
+    current.load(loader, tile, args);
+    const TileTable table(tiles_at(m), tiles, tile_begin);
+    if (wave == 0) table.fill(scheduler);
     wait_lgkmcnt();
     s_barrier();
     Cursor cursor(table, wave + kWaves);
-    do {  // one way out, else the compiler waits for what is on its way
-      next.load(unit, cursor.take(), given);
-      item.multiply(unit, staging, given);
-      item.load(unit, cursor.take(), given);
-      next.multiply(unit, staging, given);
-    } while (readfirstlane(item.tile.rows) > 0);
+    do {  // a single exit, because the compiler would otherwise wait for all loads in flight
+      next.load(loader, cursor.next(), args);
+      current.multiply(loader, staging, args);
+      current.load(loader, cursor.next(), args);
+      next.multiply(loader, staging, args);
+    } while (readfirstlane(current.tile.rows) > 0);
   }
-  const u32 token = thread_id() / kParts;
-  const bool adds = wave * kWaveSize / kParts < m;
-  Chosen chosen;
-  if (adds) chosen.load(weights, ids, token < m ? token : m - 1);
-  Choices<kTopK> choices = {};
-  if (adds) choices = chosen.choices(routed), choices.keep();
+  const u32 token = thread_id() / kRowVecs;
+  const bool adds = wave * kWaveSize / kRowVecs < m;
+  LoadedAssignments loaded;
+  if (adds) loaded.load(weights, ids, token < m ? token : m - 1);
+  TopKAssignments<kTopK> assignments = {};
+  if (adds) assignments = loaded.assignments(routed), assignments.force_registers();
   workgroup_barrier();
-  add(out, choices, weights, ids, m, routed, n, column);
+  add(out, assignments, weights, ids, m, routed, n, column);
   if (workgroup_id_x() == 0) {
     for (u32 e = thread_id(); e < routed; e += kThreads) counts[e] = 0;
   }

@@ -1,17 +1,17 @@
 // logits = In(x * w^T),  p = softmax(logits),  weights[t, j], ids[t, j] = the j-th best of p[t]
 //
-// In is f16 or bf16; sums are fp32. With kRounds p is In(p) before experts are compared, as torch
-// rounds it (top_k.h says the rest).
+// x and w are f16 or bf16; sums are fp32. With RFOPS_ROUNDS p is rounded to the type of x before
+// experts are compared, as torch does (see top_k.h).
 //
-// Layout. A workgroup has 16 tokens, and its eight waves share out K, 32 in turn: experts are
-// operand A, tokens B, both straight from memory into registers, 16 bytes a lane. The eight sums
-// meet in LDS, 64 experts at a time, in quads of experts of all 16 tokens, a quad padded so that
-// neither side has bank conflicts. Then 32 lanes have a token and choose.
+// Layout. A workgroup has 16 tokens. Its eight waves split K in interleaved K-steps of 32: experts
+// are MFMA operand A, tokens operand B, both loaded directly into registers, 16 bytes per lane. The
+// eight partials are reduced in LDS, 64 experts at a time, in quads of experts of all 16 tokens; a
+// quad is padded so that writes and reads have no bank conflicts. Then 32 lanes route one token.
 //
-// With kLists each token also goes into the lists of its experts, as moe_lists.hip makes them.
+// With kLists each token is also added to the lists of its experts, as in moe_lists.hip.
 //
-// Promises. Deterministic: eight sums in the order of waves, each along K. Rows are aligned to 16
-// bytes, K is a multiple of 8; 16 rows of x, and w, span less than 2 GiB.
+// Guarantees: bitwise deterministic; the eight partials are added in the order of the waves.
+// Requires: rows 16-byte aligned; K a multiple of 8; 16 rows of x, and w, span less than 2 GiB.
 #include "moe/token_lists.h"
 #include "moe/top_k.h"
 #include "rfops/chip/buffer.h"
@@ -22,10 +22,10 @@ namespace {
 
 using namespace rfops;
 
-using In = RFOPS_IN;                 // f16 or bf16
-constexpr u32 kTiles = RFOPS_TILES;  // of 16 experts
+using Input = RFOPS_IN;              // f16 or bf16
+constexpr u32 kTiles = RFOPS_TILES;  // tiles of 16 experts
 constexpr bool kLists = RFOPS_LISTS;
-constexpr TopKOptions kHow = {
+constexpr TopKOptions kOptions = {
     .scoring = Scoring::kSoftmax,
     .rounds = RFOPS_ROUNDS,
     .has_bias = false,
@@ -35,83 +35,88 @@ constexpr TopKOptions kHow = {
     .groups_taken = 1,
 };
 constexpr u32 kWaves = 8, kThreads = kWaves * kWaveSize, kTokens = kTileRows;
-constexpr u32 kStep = 32, kVec = kVecBytes / sizeof(In);       // of K: of a wave's turn, of a lane
-constexpr u32 kAhead = kTiles <= 2 ? 4 : kTiles <= 8 ? 2 : 1;  // turns whose loads are on their way
-constexpr u32 kLoaded = kTiles < 16 ? kTiles : 16;             // tiles of them: registers are few
-constexpr u32 kLanes = kThreads / kTokens, kEach = (kTiles * kTileRows + kLanes - 1) / kLanes;
-constexpr u32 kAtOnce = kTiles < 4 ? kTiles : 4;  // tiles in LDS
-constexpr u32 kQuad = 4 * kTokens + 4;            // floats of four experts, and padding
-static_assert(kLanes == 32, "half a wave a token, and of LDS a value of two a tile");
+constexpr u32 kStep = 32, kVec = kVecBytes / sizeof(Input);  // elements of K per wave, per lane
+constexpr u32 kPrefetch = kTiles <= 2   ? 4
+                          : kTiles <= 8 ? 2
+                                        : 1;        // K-steps whose loads are in flight
+constexpr u32 kLoaded = kTiles < 16 ? kTiles : 16;  // tiles of them; limited by registers
+constexpr u32 kLanes = kThreads / kTokens;
+constexpr u32 kExpertsPerLane = (kTiles * kTileRows + kLanes - 1) / kLanes;
+constexpr u32 kTilesPerPass = kTiles < 4 ? kTiles : 4;  // tiles in LDS
+constexpr u32 kQuad = 4 * kTokens + 4;                  // floats of four experts, and padding
+static_assert(kLanes == 32, "a token has half a wave, and a lane one expert of each two tiles");
 
-__shared__ f32 parts[kWaves][kAtOnce * 4][kQuad];
+__shared__ f32 partials[kWaves][kTilesPerPass * 4][kQuad];
 
-struct Sums {
+struct Accumulators {
   F32x4 tile[kTiles];
 };
 
-// This wave's part of K.
-__device__ inline Sums multiply(const Buffer& x, const Buffer& w, u32 x_row, u32 w_row, u32 k_end) {
+// Multiplies this wave's K-steps.
+__device__ inline Accumulators multiply(const Buffer& x, const Buffer& w, u32 x_row, u32 w_row,
+                                        u32 k_end) {
   const u32 lane = lane_id(), row = lane % kTileRows, k_lane = lane / kTileRows * kVec;
-  const u32 x_at = row * x_row + k_lane * sizeof(In), w_at = row * w_row + k_lane * sizeof(In);
-  Sums sums = {};
-  for (u32 k = wave_id() * kStep; k < k_end; k += kAhead * kWaves * kStep) {
-    U32x4 tokens[kAhead];
-    u32 outside[kAhead];
+  const u32 x_offset = row * x_row + k_lane * sizeof(Input),
+            w_offset = row * w_row + k_lane * sizeof(Input);
+  Accumulators acc = {};
+  for (u32 k = wave_id() * kStep; k < k_end; k += kPrefetch * kWaves * kStep) {
+    U32x4 tokens[kPrefetch];
+    u32 oob_bits[kPrefetch];
 #pragma unroll
-    for (u32 a = 0; a < kAhead; ++a) {
-      const u32 from = k + a * kWaves * kStep;
-      outside[a] = from + k_lane < k_end ? 0 : kOutOfBounds;
-      tokens[a] = buffer_load_b128(x, x_at | outside[a], from * sizeof(In));
+    for (u32 a = 0; a < kPrefetch; ++a) {
+      const u32 k0 = k + a * kWaves * kStep;
+      oob_bits[a] = k0 + k_lane < k_end ? 0 : kOutOfBounds;
+      tokens[a] = buffer_load_b128(x, x_offset | oob_bits[a], k0 * sizeof(Input));
     }
 #pragma unroll
-    for (u32 first = 0; first < kTiles; first += kLoaded) {
-      U32x4 experts[kAhead][kLoaded];
+    for (u32 tile_begin = 0; tile_begin < kTiles; tile_begin += kLoaded) {
+      U32x4 experts[kPrefetch][kLoaded];
 #pragma unroll
-      for (u32 i = 0; i < kAhead * kLoaded; ++i) {
-        const u32 a = i / kLoaded, t = i % kLoaded, from = k + a * kWaves * kStep;
-        const u32 at = (first + t) * kTileRows * w_row + from * sizeof(In);
-        experts[a][t] = buffer_load_b128(w, w_at | outside[a], at);
+      for (u32 i = 0; i < kPrefetch * kLoaded; ++i) {
+        const u32 a = i / kLoaded, t = i % kLoaded, k0 = k + a * kWaves * kStep;
+        const u32 w_row_offset = (tile_begin + t) * kTileRows * w_row + k0 * sizeof(Input);
+        experts[a][t] = buffer_load_b128(w, w_offset | oob_bits[a], w_row_offset);
       }
 #pragma unroll
-      for (u32 i = 0; i < kAhead * kLoaded; ++i) {
+      for (u32 i = 0; i < kPrefetch * kLoaded; ++i) {
         const u32 a = i / kLoaded, t = i % kLoaded;
-        if (first + t >= kTiles) continue;
-        F32x4& sum = sums.tile[first + t];
-        sum = mfma_16x16x32<In>(experts[a][t], tokens[a], sum);
+        if (tile_begin + t >= kTiles) continue;
+        F32x4& tile_acc = acc.tile[tile_begin + t];
+        tile_acc = mfma_16x16x32<Input>(experts[a][t], tokens[a], tile_acc);
       }
       if constexpr (kLoaded < kTiles) sched_barrier();
     }
   }
-  return sums;
+  return acc;
 }
 
-// Of a lane of a token: the logits of its experts.
+// The logits of a lane's experts of its token.
 struct Logits {
-  f32 value[kEach];
+  f32 value[kExpertsPerLane];
 };
-__device__ inline Logits add_parts(const Sums& sums) {
+__device__ inline Logits reduce_partials(const Accumulators& acc) {
   const u32 lane = lane_id(), wave = wave_id();
-  const u32 token = thread_id() / kLanes, own = thread_id() % kLanes;
+  const u32 token = thread_id() / kLanes, token_lane = thread_id() % kLanes;
   Logits logits = {};
 #pragma unroll
-  for (u32 first = 0; first < kTiles; first += kAtOnce) {
-    if (first > 0) workgroup_barrier();
+  for (u32 tile_begin = 0; tile_begin < kTiles; tile_begin += kTilesPerPass) {
+    if (tile_begin > 0) workgroup_barrier();
 #pragma unroll
-    for (u32 t = 0; t < kAtOnce && first + t < kTiles; ++t) {
-      f32* to = &parts[wave][t * 4 + lane / kTileRows][lane % kTileRows * 4];
-      *reinterpret_cast<F32x4*>(to) = sums.tile[first + t];
+    for (u32 t = 0; t < kTilesPerPass && tile_begin + t < kTiles; ++t) {
+      f32* quad = &partials[wave][t * 4 + lane / kTileRows][lane % kTileRows * 4];
+      *reinterpret_cast<F32x4*>(quad) = acc.tile[tile_begin + t];
     }
     workgroup_barrier();
 #pragma unroll
-    for (u32 i = 0; i < (kAtOnce + 1) / 2 && first / 2 + i < kEach; ++i) {
-      const u32 expert = own + kLanes * i;
-      if (expert >= kAtOnce * kTileRows) continue;
+    for (u32 i = 0; i < (kTilesPerPass + 1) / 2 && tile_begin / 2 + i < kExpertsPerLane; ++i) {
+      const u32 expert = token_lane + kLanes * i;
+      if (expert >= kTilesPerPass * kTileRows) continue;
       f32 sum = 0.0f;
 #pragma unroll
-      for (u32 part = 0; part < kWaves; ++part) {
-        sum += parts[part][expert / 4][token * 4 + expert % 4];
+      for (u32 split = 0; split < kWaves; ++split) {
+        sum += partials[split][expert / 4][token * 4 + expert % 4];
       }
-      logits.value[first / 2 + i] = static_cast<In>(sum);
+      logits.value[tile_begin / 2 + i] = static_cast<Input>(sum);
     }
   }
   return logits;
@@ -120,42 +125,42 @@ __device__ inline Logits add_parts(const Sums& sums) {
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-moe_router(f32* __restrict__ weights,  // [M, top_k]
-           i32* __restrict__ ids,      // [M, top_k]
-           const In* __restrict__ x,   // [M, K], rows x_row bytes apart
-           const In* __restrict__ w,   // [E, K], rows w_row bytes apart
-           u32* __restrict__ counts,   // [E]; these three with kLists
-           u32* __restrict__ lists,    // [E, M]
-           u32* __restrict__ slots,    // [M, top_k]
+moe_router(f32* __restrict__ weights,    // [M, top_k]
+           i32* __restrict__ ids,        // [M, top_k]
+           const Input* __restrict__ x,  // [M, K], rows x_row bytes apart
+           const Input* __restrict__ w,  // [E, K], rows w_row bytes apart
+           u32* __restrict__ counts,     // [E]; counts, lists and list_indices are used with kLists
+           u32* __restrict__ lists,      // [E, M]
+           u32* __restrict__ list_indices,  // [M, top_k]
            u32 m, u32 experts, u32 k, u32 x_row, u32 w_row) {
   const u32 m0 = workgroup_id_x() * kTokens, rows = m - m0 < kTokens ? m - m0 : kTokens;
-  const u32 k_bytes = k * sizeof(In);
+  const u32 k_bytes = k * sizeof(Input);
   const u8* x_first = reinterpret_cast<const u8*>(x) + u64{m0} * x_row;
   const Buffer x_buffer = make_buffer(x_first, (rows - 1) * x_row + k_bytes);
   const Buffer w_buffer = make_buffer(w, (experts - 1) * w_row + k_bytes);
-  const Logits logits = add_parts(multiply(x_buffer, w_buffer, x_row, w_row, k));
+  const Logits logits = reduce_partials(multiply(x_buffer, w_buffer, x_row, w_row, k));
 
   const u32 lane = thread_id() % kLanes, row = thread_id() / kLanes;
-  const Token<kHow, kLanes, kEach, In> token(
+  const Token<kOptions, kLanes, kExpertsPerLane, Input> token(
       lane, experts, 1.0f, [&](u32 i) { return logits.value[i]; }, [](u32) { return 0.0f; });
-  u32 id = 0;  // of the lane's one of top_k
+  u32 id = 0;  // the expert of assignment `lane`
 #pragma unroll
-  for (u32 j = 0; j < kHow.top_k; ++j) {
+  for (u32 j = 0; j < kOptions.top_k; ++j) {
     if (j != lane || row >= rows) continue;
     id = token.id[j];
-    weights[u64{m0 + row} * kHow.top_k + j] = token.weight[j];
-    ids[u64{m0 + row} * kHow.top_k + j] = static_cast<i32>(id);
+    weights[u64{m0 + row} * kOptions.top_k + j] = token.weight[j];
+    ids[u64{m0 + row} * kOptions.top_k + j] = static_cast<i32>(id);
   }
   if constexpr (kLists) {
-    __shared__ TokenListAllocator<kThreads> room;
-    const bool is_there = row < rows && lane < kHow.top_k;
-    room.clear(experts);
-    const u32 place = is_there ? room.place(id) : 0;
-    room.reserve(counts, experts);
-    if (!is_there) return;
-    const u32 slot = room.slot(id, place);
-    const bool has_room = slot < m;  // whatever counts were
-    if (has_room) lists[u64{id} * m + slot] = m0 + row;
-    slots[u64{m0 + row} * kHow.top_k + lane] = has_room ? slot : ~0u;
+    __shared__ TokenListAllocator<kThreads> allocator;
+    const bool in_bounds = row < rows && lane < kOptions.top_k;
+    allocator.clear(experts);
+    const u32 rank = in_bounds ? allocator.take_rank(id) : 0;
+    allocator.reserve(counts, experts);
+    if (!in_bounds) return;
+    const u32 list_idx = allocator.list_idx(id, rank);
+    const bool in_list = list_idx < m;  // counts may be arbitrary after an abort
+    if (in_list) lists[u64{id} * m + list_idx] = m0 + row;
+    list_indices[u64{m0 + row} * kOptions.top_k + lane] = in_list ? list_idx : ~0u;
   }
 }

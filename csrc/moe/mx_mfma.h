@@ -1,5 +1,5 @@
-// Products of weights (mx_weight_loader.h) by rows with scales as mx_format.h has them (gfx950):
-// weights are operand A, rows operand B, so that a lane gets 4 neighbours of a row of the result.
+// MFMAs of weights (mx_weight_loader.h) by rows with scales in the layout of mx_format.h (gfx950).
+// Weights are operand A and rows operand B, so that a lane gets 4 adjacent columns of a row.
 #pragma once
 
 #include "moe/mx_format.h"
@@ -10,7 +10,8 @@ namespace rfops {
 
 namespace details {
 
-// As narrow as what is loaded: to widen it waits for it, which the compiler does where loops begin.
+// Type of a scale word, as narrow as the load: the compiler would widen a narrower value, and wait
+// for its load, where a loop begins.
 template <u32 kBytes>
 struct ScaleWord {
   using Type = u32;
@@ -26,44 +27,45 @@ struct ScaleWord<2> {
 
 }  // namespace details
 
-// A lane's scales of a chunk of one row.
-template <class Places>
+// A lane's scales of one row's chunk.
+template <class Layout>
 struct LaneScales {
-  static constexpr u32 kWords = (Places::kScalesPerLane + 3) / 4;
-  typename details::ScaleWord<Places::kScalesPerLane>::Type word[kWords];
+  static constexpr u32 kWords = (Layout::kScalesPerLane + 3) / 4;
+  typename details::ScaleWord<Layout::kScalesPerLane>::Type word[kWords];
 
-  __device__ static LaneScales from(const LdsBytes* at) {
-    LaneScales found = {};
-    if constexpr (Places::kScalesPerLane == 1) {
-      found.word[0] = *at;
-    } else if constexpr (Places::kScalesPerLane == 2) {
-      found.word[0] = *reinterpret_cast<const RFOPS_LDS u16*>(at);
+  __device__ static LaneScales load(const LdsBytes* src) {
+    LaneScales scales = {};
+    if constexpr (Layout::kScalesPerLane == 1) {
+      scales.word[0] = *src;
+    } else if constexpr (Layout::kScalesPerLane == 2) {
+      scales.word[0] = *reinterpret_cast<const RFOPS_LDS u16*>(src);
     } else {
 #pragma unroll
       for (u32 i = 0; i < kWords; ++i) {
-        found.word[i] = reinterpret_cast<const RFOPS_LDS u32*>(at)[i];
+        scales.word[i] = reinterpret_cast<const RFOPS_LDS u32*>(src)[i];
       }
     }
-    return found;
+    return scales;
   }
-  // From memory, at `scalar + at`.
-  __device__ static LaneScales from(const Buffer& buffer, u32 at, u32 scalar) {
-    LaneScales found;
-    if constexpr (Places::kScalesPerLane == 1) {
-      found.word[0] = buffer_load_u8(buffer, at, scalar);
-    } else if constexpr (Places::kScalesPerLane == 2) {
-      found.word[0] = __builtin_amdgcn_raw_buffer_load_b16(buffer.rsrc, at, scalar, kCached);
+  // Loads from memory at lane_offset + scalar_offset.
+  __device__ static LaneScales load(const Buffer& buffer, u32 lane_offset, u32 scalar_offset) {
+    LaneScales scales;
+    if constexpr (Layout::kScalesPerLane == 1) {
+      scales.word[0] = buffer_load_u8(buffer, lane_offset, scalar_offset);
+    } else if constexpr (Layout::kScalesPerLane == 2) {
+      scales.word[0] =
+          __builtin_amdgcn_raw_buffer_load_b16(buffer.rsrc, lane_offset, scalar_offset, kCached);
     } else {
-      const auto got = buffer_load_dwords<kWords>(buffer, at, scalar);
+      const auto loaded = buffer_load_dwords<kWords>(buffer, lane_offset, scalar_offset);
 #pragma unroll
-      for (u32 i = 0; i < kWords; ++i) found.word[i] = got.dword[i];
+      for (u32 i = 0; i < kWords; ++i) scales.word[i] = loaded.dword[i];
     }
-    return found;
+    return scales;
   }
 };
 
 template <class Weights, u32 kT, u32 kH, u32 kByte>
-__device__ inline void multiply_tile(F32x4& sum, const typename Weights::Held& w,
+__device__ inline void multiply_tile(F32x4& sum, const typename Weights::Fragments& w,
                                      const U32x4 (&x)[2], u32 x_scale) {
   constexpr bool kIsFp4 = Weights::kIsFp4;
   const Fragment a = {w.piece[kT][kIsFp4 ? kH : 0], w.piece[kT][kIsFp4 ? kH : 1]};
@@ -73,9 +75,9 @@ __device__ inline void multiply_tile(F32x4& sum, const typename Weights::Held& w
       static_cast<i32>(w.scale[Weights::word(kT, kH)]), kByte % 4, static_cast<i32>(x_scale));
 }
 
-// All tiles of weights of step kS of a chunk by 16 rows, `x` of a lane.
+// Multiplies all weight tiles of K-step kS of a chunk by 16 rows; x is the lane's fragment.
 template <class Weights, u32 kS, u32 kT = 0, u32 kTiles, class Scales>
-__device__ inline void multiply_tiles(F32x4 (&sums)[kTiles], const typename Weights::Held& w,
+__device__ inline void multiply_tiles(F32x4 (&sums)[kTiles], const typename Weights::Fragments& w,
                                       const U32x4 (&x)[2], const Scales& scales) {
   if constexpr (kT < kTiles) {
     constexpr u32 kByte = kS * (Weights::kStepBlocks / 4);
@@ -87,30 +89,30 @@ __device__ inline void multiply_tiles(F32x4 (&sums)[kTiles], const typename Weig
   }
 }
 
-// The same with beside<i>() issued before product i of kProducts, in whose shadow it then is: a
-// wave that is alone on its SIMD has nothing else to hide loads behind.
+// Like multiply_tiles, but calls issue<i>() before MFMA i of kMfmas, so that what it issues
+// overlaps with the MFMA: a wave that is alone on its SIMD has nothing else to hide loads behind.
 template <class Weights, u32 kTiles>
-constexpr u32 kProducts = Weights::kIsFp4 ? 2 * kTiles : kTiles;
-template <class Weights, u32 kS, u32 kI = 0, u32 kTiles, class Scales, class Beside>
-__device__ inline void mfma_interleaved(F32x4 (&sums)[kTiles], const typename Weights::Held& w,
+constexpr u32 kMfmas = Weights::kIsFp4 ? 2 * kTiles : kTiles;
+template <class Weights, u32 kS, u32 kI = 0, u32 kTiles, class Scales, class Issue>
+__device__ inline void mfma_interleaved(F32x4 (&sums)[kTiles], const typename Weights::Fragments& w,
                                         const U32x4 (&x)[2], const Scales& scales,
-                                        const Beside& beside) {
-  if constexpr (kI < kProducts<Weights, kTiles>) {
+                                        const Issue& issue) {
+  if constexpr (kI < kMfmas<Weights, kTiles>) {
     constexpr u32 kT = kI % kTiles, kH = kI / kTiles;
     constexpr u32 kByte = kS * (Weights::kStepBlocks / 4) + kH;
-    beside.template operator()<kI>();
+    issue.template operator()<kI>();
     sched_barrier();
     multiply_tile<Weights, kT, kH, kByte>(sums[kT], w, x, scales.word[kByte / 4]);
     sched_barrier();
-    mfma_interleaved<Weights, kS, kI + 1>(sums, w, x, scales, beside);
+    mfma_interleaved<Weights, kS, kI + 1>(sums, w, x, scales, issue);
   }
 }
 
-// The same of MXFP4, half kH of the step alone: the other half's registers are free meanwhile.
+// Like multiply_tiles for half kH of an MXFP4 K-step; the registers of the other half are free.
 template <class Weights, u32 kS, u32 kH, u32 kT = 0, u32 kTiles, class Scales>
-__device__ inline void multiply_half(F32x4 (&sums)[kTiles], const typename Weights::Held& w,
+__device__ inline void multiply_half(F32x4 (&sums)[kTiles], const typename Weights::Fragments& w,
                                      const U32x4 (&x)[2], const Scales& scales) {
-  static_assert(Weights::kIsFp4, "a half is an operand");
+  static_assert(Weights::kIsFp4, "half a K-step must be an operand");
   if constexpr (kT < kTiles) {
     constexpr u32 kByte = kS * (Weights::kStepBlocks / 4) + kH;
     multiply_tile<Weights, kT, kH, kByte>(sums[kT], w, x, scales.word[kByte / 4]);

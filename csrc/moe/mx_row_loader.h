@@ -1,8 +1,8 @@
-// Rows of x of a tile of one expert on their way to LDS, MXFP4 or MX-FP8: a chunk of kChunk steps
-// of 128 bytes at a time, gathered, straight from memory or through registers (gfx950).
+// Gather loads of a tile of one expert's rows to LDS, MXFP4 or MX-FP8, one chunk of kChunk K-steps
+// of 128 bytes at a time, direct-to-LDS or through registers (gfx950).
 //
-// In LDS a chunk is step after step of kRows rows of 128 bytes, permuted as lds_offset_mxfp4 has
-// it, then the rows' scales of the chunk, side by side as in memory.
+// LDS layout of a chunk: for each K-step kRows rows of 128 bytes, swizzled as in lds_offset_mxfp4;
+// then the scales of the rows, in the order of memory.
 #pragma once
 
 #include "moe/mx_format.h"
@@ -17,199 +17,208 @@ class RowChunkLoader {
   using Scales = ScaleLayout<Format, kChunk>;
   static constexpr u32 kSteps = kChunk;
   static constexpr u32 kStepBytes = kRows * kRowBytes;
-  static constexpr u32 kScalesAt = kChunk * kStepBytes;
-  static constexpr u32 kBytes = kScalesAt + kRows * Scales::kBlocks;  // of LDS
+  static constexpr u32 kScalesOffset = kChunk * kStepBytes;
+  static constexpr u32 kBytes = kScalesOffset + kRows * Scales::kBlocks;  // of LDS per chunk
 
-  // Of `rows` rows in all, each of `steps` steps: of x, or of h. ask and settle say which.
+  // The matrix (x or h) has `rows` rows of `steps` K-steps. load_indices and init_offsets select
+  // the rows of the tile.
   __device__ RowChunkLoader(const u8* q, const u8* scales, u32 rows, u32 steps)
       : payload_(make_buffer_words(q, rows * steps * kRowBytes)),
         scales_(make_buffer_words(scales, rows * steps * Scales::kStepBlocks)),
         steps_(steps),
-        scale_pitch_(kByChunks ? Scales::kBlocks : steps * Scales::kStepBlocks),
-        chunk_pitch_(kByChunks ? rows * Scales::kBlocks : Scales::kBlocks) {}
-  // row_of(row): which of them a row of the tile is, or kOutOfBounds.
+        scale_row_stride_(kByChunks ? Scales::kBlocks : steps * Scales::kStepBlocks),
+        scale_chunk_stride_(kByChunks ? rows * Scales::kBlocks : Scales::kBlocks) {}
+  // row_of(row) returns the matrix row of a row of the tile, or kOutOfBounds.
   template <class RowOf>
   __device__ RowChunkLoader(const u8* q, const u8* scales, u32 rows, u32 steps, RowOf row_of)
       : RowChunkLoader(q, scales, rows, steps) {
-    ask(row_of);
-    scale_and_mask([](u32, u32 row) { return row; });
+    load_indices(row_of);
+    init_offsets([](u32, u32 row) { return row; });
   }
 
-  // The same in two: word_of(row) is on its way while others are asked for, row_of(row, word).
+  // The same in two steps, with other loads in between: word_of(row) is in flight until
+  // row_of(row, word) uses it.
   template <class WordOf>
-  __device__ void ask(WordOf word_of) {
+  __device__ void load_indices(WordOf word_of) {
 #pragma unroll
-    for (u32 i = 0; i < kOwnGroups; ++i) from_[i] = word_of(row_of_load(i));
+    for (u32 i = 0; i < kWaveGroups; ++i) row_src_[i] = word_of(row_of_load(i));
 #pragma unroll
-    for (u32 i = 0; i < kOwnScales; ++i) scale_from_[i] = word_of(row_of_scale(i));
+    for (u32 i = 0; i < kWaveScaleLoads; ++i) scale_src_[i] = word_of(row_of_scale(i));
   }
   template <class RowOf>
-  __device__ void scale_and_mask(RowOf row_of) {
-    const u32 lane = lane_id(), slot = lane % kRowChunks;
+  __device__ void init_offsets(RowOf row_of) {
+    const u32 lane = lane_id(), chunk_pos = lane % kRowChunks;
 #pragma unroll
-    for (u32 i = 0; i < kOwnGroups; ++i) {
-      const u32 row = row_of_load(i), number = row_of(row, from_[i]);
-      const u32 at = number * steps_ * kRowBytes + (slot ^ row % kRowChunks) * kVecBytes;
-      from_[i] = number == kOutOfBounds ? kOutOfBounds : at;
+    for (u32 i = 0; i < kWaveGroups; ++i) {
+      const u32 row = row_of_load(i), number = row_of(row, row_src_[i]);
+      const u32 offset = number * steps_ * kRowBytes + (chunk_pos ^ row % kRowChunks) * kVecBytes;
+      row_src_[i] = number == kOutOfBounds ? kOutOfBounds : offset;
     }
 #pragma unroll
-    for (u32 i = 0; i < kOwnScales; ++i) {
-      const u32 row = row_of_scale(i), number = row_of(row, scale_from_[i]);
-      const u32 at = number * scale_pitch_ + lane % kDwords * 4;
-      scale_from_[i] = number == kOutOfBounds || row >= kRows ? kOutOfBounds : at;
+    for (u32 i = 0; i < kWaveScaleLoads; ++i) {
+      const u32 row = row_of_scale(i), number = row_of(row, scale_src_[i]);
+      const u32 offset = number * scale_row_stride_ + lane % kDwords * 4;
+      scale_src_[i] = number == kOutOfBounds || row >= kRows ? kOutOfBounds : offset;
     }
   }
 
-  // Chunk number `chunk` through registers: on its way, then to LDS. The compiler counts these
-  // loads with those of weights, and waits for no more than it must; it does not count the others.
-  __device__ void load(u32 chunk, bool is_there) {
-    const Buffer payload = buffer_of(payload_, is_there);
-    const Buffer scales = buffer_of(scales_, is_there);
+  // Loads a chunk through registers; write_lds stores it. The compiler counts these loads together
+  // with those of weights and waits for no more than it must; it does not count direct-to-LDS
+  // loads.
+  __device__ void load(u32 chunk, bool in_bounds) {
+    const Buffer payload = buffer_of(payload_, in_bounds);
+    const Buffer scales = buffer_of(scales_, in_bounds);
 #pragma unroll
     for (u32 i = 0; i < kIssues; ++i) {
-      held_[i] = buffer_load_b128(payload, from_[kOwnGroups == 1 ? 0 : i % kOwnGroups],
-                                  (chunk * kChunk + step_of(i)) * kRowBytes);
+      staged_[i] = buffer_load_b128(payload, row_src_[kWaveGroups == 1 ? 0 : i % kWaveGroups],
+                                    (chunk * kChunk + step_of(i)) * kRowBytes);
     }
 #pragma unroll
-    for (u32 i = 0; i < kOwnScales; ++i) {
-      scale_held_[i] = buffer_load_dwords<1>(scales, scale_from_[i], chunk * chunk_pitch_).dword[0];
+    for (u32 i = 0; i < kWaveScaleLoads; ++i) {
+      staged_scales_[i] =
+          buffer_load_dwords<1>(scales, scale_src_[i], chunk * scale_chunk_stride_).dword[0];
     }
     sched_barrier();
   }
-  __device__ void put(LdsBytes* to) const {
-    const u32 own = wave();
+  __device__ void write_lds(LdsBytes* lds_dst) const {
+    const u32 wave_idx = wave();
     u32 lane = lane_id();
     if constexpr (kScaleLanes < kWaveSize)
-      force_vgpr(lane);  // else its mask is kept since the beginning
+      force_vgpr(lane);  // otherwise its mask is kept in registers from the start of the kernel
 #pragma unroll
     for (u32 i = 0; i < kIssues; ++i) {
       if (kChunk * kGroups % kWaves != 0 && step_of(i) >= kChunk) break;
-      *reinterpret_cast<RFOPS_LDS U32x4*>(to + place_of(i) + lane * kVecBytes) = held_[i];
+      *reinterpret_cast<RFOPS_LDS U32x4*>(lds_dst + lds_offset_of(i) + lane * kVecBytes) =
+          staged_[i];
     }
 #pragma unroll
-    for (u32 i = 0; i < kOwnScales; ++i) {
-      const u32 number = own + i * kWaves;
+    for (u32 i = 0; i < kWaveScaleLoads; ++i) {
+      const u32 number = wave_idx + i * kWaves;
       if (kScaleLoads % kWaves != 0 && number >= kScaleLoads) break;
       if (kScaleLanes < kWaveSize && lane >= kScaleLanes) break;
-      *reinterpret_cast<RFOPS_LDS u32*>(to + kScalesAt + number * (kScaleLanes * 4) + lane * 4) =
-          scale_held_[i];
+      *reinterpret_cast<RFOPS_LDS u32*>(lds_dst + kScalesOffset + number * (kScaleLanes * 4) +
+                                        lane * 4) = staged_scales_[i];
     }
     sched_barrier();
   }
 
-  // How many loads that is, of chunks of one step.
+  // Returns how many loads issue_step issues, for chunks of one K-step.
   __device__ static u32 loads_of(u32 rows) {
-    return (rows + kRowsAtOnce - 1) / kRowsAtOnce + (rows + kScaleRows - 1) / kScaleRows;
+    return (rows + kRowsPerLoad - 1) / kRowsPerLoad + (rows + kScaleRows - 1) / kScaleRows;
   }
-  // One step of a chunk straight to LDS, with its first one the chunk's scales; by one wave, and of
-  // `rows` rows.
-  __device__ void issue_step(LdsBytes* to, u32 chunk, u32 step, u32 rows) const {
-    static_assert(kWaves == 1, "all rows are its own");
-    const u32 base = readfirstlane(lds_address(to) + step * kStepBytes);
-    const u32 at = readfirstlane((chunk * kChunk + step) * kRowBytes);
-    rows = readfirstlane(rows);  // it is, but loops of several exits hide it from the compiler
+  // Loads one K-step of a chunk direct to LDS, and with the first one the chunk's scales; called by
+  // one wave for `rows` rows.
+  __device__ void issue_step(LdsBytes* lds_dst, u32 chunk, u32 step, u32 rows) const {
+    static_assert(kWaves == 1, "one wave must load all rows");
+    const u32 base = readfirstlane(lds_address(lds_dst) + step * kStepBytes);
+    const u32 offset = readfirstlane((chunk * kChunk + step) * kRowBytes);
+    rows = readfirstlane(rows);  // uniform, but not provably after a loop with several exits
 #pragma unroll
     for (u32 i = 0; i < kGroups; ++i) {
-      if (i * kRowsAtOnce < rows) {  // no break, of which nothing is unrolled
-        buffer_load_lds_b128(payload_, from_[i], at, base + i * (kRowsAtOnce * kRowBytes));
+      if (i * kRowsPerLoad < rows) {  // no break, because it would prevent unrolling
+        buffer_load_lds_b128(payload_, row_src_[i], offset, base + i * (kRowsPerLoad * kRowBytes));
       }
     }
-    if (step == 0) issue_scales(to, readfirstlane(chunk), rows);
+    if (step == 0) issue_scales(lds_dst, readfirstlane(chunk), rows);
   }
 
-  // Chunk number `chunk` straight to LDS; by all waves.
-  __device__ void issue(LdsBytes* to, u32 chunk) const {
-    issue_scales(to, chunk);
-    issue<0, kIssues>(to, chunk);
+  // Loads a chunk direct to LDS; called by all waves.
+  __device__ void issue(LdsBytes* lds_dst, u32 chunk) const {
+    issue_scales(lds_dst, chunk);
+    issue<0, kIssues>(lds_dst, chunk);
   }
-  __device__ void issue_scales(LdsBytes* to, u32 chunk) const { issue_scales(to, chunk, kRows); }
-  // A wave's loads kFrom .. kTo - 1 of kIssues, without a branch: of rows there are, or zeros.
-  template <u32 kFrom, u32 kTo>
-  __device__ void issue(LdsBytes* to, u32 chunk, bool is_there = true) const {
-    if constexpr (kFrom < kTo) {
-      const u32 from = from_[kOwnGroups == 1 ? 0 : kFrom % kOwnGroups];
-      buffer_load_lds_b128(payload_, from | (is_there ? 0 : kOutOfBounds),
-                           (chunk * kChunk + step_of(kFrom)) * kRowBytes,
-                           lds_address(to) + place_of(kFrom));
-      issue<kFrom + 1, kTo>(to, chunk, is_there);
+  __device__ void issue_scales(LdsBytes* lds_dst, u32 chunk) const {
+    issue_scales(lds_dst, chunk, kRows);
+  }
+  // Issues loads kBegin .. kEnd - 1 of a wave's kIssues, without a branch; out-of-range rows load
+  // zeros.
+  template <u32 kBegin, u32 kEnd>
+  __device__ void issue(LdsBytes* lds_dst, u32 chunk, bool in_bounds = true) const {
+    if constexpr (kBegin < kEnd) {
+      const u32 src = row_src_[kWaveGroups == 1 ? 0 : kBegin % kWaveGroups];
+      buffer_load_lds_b128(payload_, src | (in_bounds ? 0 : kOutOfBounds),
+                           (chunk * kChunk + step_of(kBegin)) * kRowBytes,
+                           lds_address(lds_dst) + lds_offset_of(kBegin));
+      issue<kBegin + 1, kEnd>(lds_dst, chunk, in_bounds);
     }
   }
 
  private:
-  static constexpr u32 kRowsAtOnce = kWaveSize / kRowChunks, kGroups = kRows / kRowsAtOnce;
-  // Groups of rows that a wave loads: with as many waves or more, one at several steps.
-  static constexpr u32 kOwnGroups = kGroups > kWaves ? (kGroups + kWaves - 1) / kWaves : 1;
-  static_assert(kGroups > kWaves || kWaves % kGroups == 0, "a wave's rows are the same again");
-  static constexpr u32 kDwords = Scales::kBlocks / 4;  // of a row's scales
+  static constexpr u32 kRowsPerLoad = kWaveSize / kRowChunks, kGroups = kRows / kRowsPerLoad;
+  // Groups of rows that a wave loads: one group, of several K-steps, if there are as many waves.
+  static constexpr u32 kWaveGroups = kGroups > kWaves ? (kGroups + kWaves - 1) / kWaves : 1;
+  static_assert(kGroups > kWaves || kWaves % kGroups == 0, "a wave's rows must be the same again");
+  static constexpr u32 kDwords = Scales::kBlocks / 4;  // scales of a row
   static constexpr u32 kScaleLanes = kRows * kDwords < kWaveSize ? kRows * kDwords : kWaveSize;
   static constexpr u32 kScaleRows = kScaleLanes / kDwords;
   static constexpr u32 kScaleLoads = (kRows + kScaleRows - 1) / kScaleRows;
-  static constexpr u32 kLeftLanes = kRows * kDwords % kScaleLanes;  // of the last of them
-  static_assert(kLeftLanes == 0 || kWaves == 1, "one wave knows which is the last");
-  static constexpr u32 kOwnScales = (kScaleLoads + kWaves - 1) / kWaves;
+  static constexpr u32 kTailLanes = kRows * kDwords % kScaleLanes;  // of the last scale load
+  static_assert(kTailLanes == 0 || kWaves == 1, "only a single wave knows the last load");
+  static constexpr u32 kWaveScaleLoads = (kScaleLoads + kWaves - 1) / kWaves;
 
  public:
-  static constexpr u32 kMostLoads = kGroups + kScaleLoads;
+  static constexpr u32 kMaxLoads = kGroups + kScaleLoads;
   static constexpr u32 kIssues =
-      kGroups > kWaves ? kChunk * kOwnGroups : (kChunk * kGroups + kWaves - 1) / kWaves;
+      kGroups > kWaves ? kChunk * kWaveGroups : (kChunk * kGroups + kWaves - 1) / kWaves;
 
  private:
   static constexpr bool kByChunks = kIsX && Scales::kXByChunks;
-  // Which rows a wave's load `i` brings, of which step: with more waves than groups, of several.
-  // The last group twice where waves do not share all out evenly.
+  // The rows and the K-step of a wave's load `i`: with more waves than groups, several K-steps. If
+  // the groups do not divide evenly, the last group is loaded twice.
   __device__ static u32 group_of(u32 i) {
     if constexpr (kGroups <= kWaves) return (wave() + i * kWaves) % kGroups;
-    const u32 group = wave() + i % kOwnGroups * kWaves;
-    if (kGroups % kWaves == 0 || i % kOwnGroups + 1 < kOwnGroups) return group;
+    const u32 group = wave() + i % kWaveGroups * kWaves;
+    if (kGroups % kWaves == 0 || i % kWaveGroups + 1 < kWaveGroups) return group;
     return group < kGroups ? group : kGroups - 1;
   }
   __device__ static u32 row_of_load(u32 i) {
-    return group_of(i) * kRowsAtOnce + lane_id() / kRowChunks;
+    return group_of(i) * kRowsPerLoad + lane_id() / kRowChunks;
   }
   __device__ static u32 row_of_scale(u32 i) {
     return (wave() + i * kWaves) * kScaleRows + lane_id() / kDwords;
   }
   __device__ static u32 step_of(u32 i) {
-    return kGroups > kWaves ? i / kOwnGroups : (wave() + i * kWaves) / kGroups;
+    return kGroups > kWaves ? i / kWaveGroups : (wave() + i * kWaves) / kGroups;
   }
-  __device__ static u32 place_of(u32 i) {
-    return step_of(i) * kStepBytes + group_of(i) * (kRowsAtOnce * kRowBytes);
+  __device__ static u32 lds_offset_of(u32 i) {
+    return step_of(i) * kStepBytes + group_of(i) * (kRowsPerLoad * kRowBytes);
   }
-  __device__ void issue_scales(LdsBytes* to, u32 chunk, u32 rows) const {
-    const u32 own = wave(), base = readfirstlane(lds_address(to));
+  __device__ void issue_scales(LdsBytes* lds_dst, u32 chunk, u32 rows) const {
+    const u32 wave_idx = wave(), base = readfirstlane(lds_address(lds_dst));
 #pragma unroll
-    for (u32 i = 0; i < kOwnScales; ++i) {
-      const u32 number = own + i * kWaves;
+    for (u32 i = 0; i < kWaveScaleLoads; ++i) {
+      const u32 number = wave_idx + i * kWaves;
       if (kScaleLoads % kWaves != 0 && number >= kScaleLoads) break;
       if (kWaves > 1 || number * kScaleRows < rows) {
-        const u32 at = chunk * chunk_pitch_;
-        const u32 place = base + kScalesAt + number * (kScaleLanes * 4);
-        if (kLeftLanes > 0 && i + 1 == kOwnScales) {  // beyond lies what others load
-          buffer_load_lds_b32<(kLeftLanes > 0 ? kLeftLanes : kScaleLanes)>(scales_, scale_from_[i],
-                                                                           at, place);
+        const u32 offset = chunk * scale_chunk_stride_;
+        const u32 lds_offset = base + kScalesOffset + number * (kScaleLanes * 4);
+        if (kTailLanes > 0 && i + 1 == kWaveScaleLoads) {  // what follows belongs to other loads
+          buffer_load_lds_b32<(kTailLanes > 0 ? kTailLanes : kScaleLanes)>(scales_, scale_src_[i],
+                                                                           offset, lds_offset);
         } else {
-          buffer_load_lds_b32<kScaleLanes>(scales_, scale_from_[i], at, place);
+          buffer_load_lds_b32<kScaleLanes>(scales_, scale_src_[i], offset, lds_offset);
         }
       }
     }
   }
-  __device__ static u32 wave() { return kWaves > 1 ? wave_id() : 0; }  // of those that load
-  __device__ static Buffer buffer_of(U32x4 words, bool is_there) {
-    const u64 first = u64{words[1]} << 32 | words[0];
-    return make_buffer(reinterpret_cast<const u8*>(first), is_there ? words[2] : 0);
+  __device__ static u32 wave() { return kWaves > 1 ? wave_id() : 0; }  // index among the loaders
+  __device__ static Buffer buffer_of(U32x4 words, bool in_bounds) {
+    const u64 base = u64{words[1]} << 32 | words[0];
+    return make_buffer(reinterpret_cast<const u8*>(base), in_bounds ? words[2] : 0);
   }
-  __device__ static void buffer_load_lds_b128(U32x4 buffer, u32 from, u32 offset, u32 to) {
+  __device__ static void buffer_load_lds_b128(U32x4 buffer, u32 lane_offset, u32 offset,
+                                              u32 lds_dst) {
     asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
                  :
-                 : "s"(to), "v"(from), "s"(buffer), "s"(offset)
+                 : "s"(lds_dst), "v"(lane_offset), "s"(buffer), "s"(offset)
                  : "memory");
   }
 
   U32x4 payload_, scales_;
-  u32 steps_, scale_pitch_, chunk_pitch_;
-  u32 from_[kOwnGroups], scale_from_[kOwnScales];
-  U32x4 held_[kIssues];
-  u32 scale_held_[kOwnScales];
+  u32 steps_, scale_row_stride_, scale_chunk_stride_;
+  u32 row_src_[kWaveGroups], scale_src_[kWaveScaleLoads];
+  U32x4 staged_[kIssues];
+  u32 staged_scales_[kWaveScaleLoads];
 };
 
 }  // namespace rfops

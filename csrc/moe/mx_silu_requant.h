@@ -1,5 +1,5 @@
-// h of a mixture's experts in MXFP4 or MX-FP8: SiLU of gate times up, quantised in the registers
-// that the sums are in (gfx950).
+// Epilogue of gate and up: SiLU of gate times up, requantised to h in MXFP4 or MX-FP8 from the
+// accumulators (gfx950).
 #pragma once
 
 #include "moe/exp.h"
@@ -10,16 +10,16 @@
 
 namespace rfops {
 
-// Where byte `at` of a row of h lies: row by row, or by tiles of 16 rows of 16 bytes, as operands
-// of the matrix cores come, 1 KB at a time.
+// Returns the offset of byte `byte` of a row of h: row-major, or in tiles of 16 rows by 16 bytes,
+// the operand order of the MFMAs, 1 KiB per tile.
 template <bool kTiled>
-__device__ inline u32 h_place(u32 row, u32 row_bytes, u32 at) {
-  if constexpr (!kTiled) return row * row_bytes + at;
-  return row / kTileRows * kTileRows * row_bytes + at / kVecBytes * (kTileRows * kVecBytes) +
-         row % kTileRows * kVecBytes + at % kVecBytes;
+__device__ inline u32 h_offset(u32 row, u32 row_bytes, u32 byte) {
+  if constexpr (!kTiled) return row * row_bytes + byte;
+  return row / kTileRows * kTileRows * row_bytes + byte / kVecBytes * (kTileRows * kVecBytes) +
+         row % kTileRows * kVecBytes + byte % kVecBytes;
 }
 
-// Rows of h, `row_bytes` each, their scales `scale_bytes`. kOutChunk: steps of a chunk of scales.
+// Rows of h of row_bytes, with scales of scale_bytes. kOutChunk: K-steps per chunk of scales.
 template <class Half, class Format, u32 kOutChunk, bool kTiled>
 class QuantisedRows {
  public:
@@ -31,12 +31,11 @@ class QuantisedRows {
         row_bytes_(row_bytes),
         scale_bytes_(scale_bytes) {}
 
-  // Block number `block` of this lane's row; rows beyond the last are stored nowhere. A lane has of
-  // its row, lane % 16, 4 neighbours of each half of the block, from 4 (lane / 16) on.
+  // Stores block `block` of this lane's row; rows beyond the last are not stored. A lane has, of
+  // row lane % 16, 4 adjacent elements of each half of the block, from 4 (lane / 16) on.
   __device__ void store(const F32x4 (&gate)[2], const F32x4 (&up)[2], u32 row, u32 block) const {
     u32 lane = lane_id();
-    force_vgpr(
-        lane);  // what follows is computed here, not kept in registers since the kernel began
+    force_vgpr(lane);  // recomputed here, because hoisted values would occupy registers
     const u32 quarter = lane / kTileRows;
     u32 pairs[4];
 #pragma unroll
@@ -47,16 +46,16 @@ class QuantisedRows {
       pairs[i] = __builtin_bit_cast(u32, pair);
     }
     const auto larger = [](u32 a, u32 b) { return a > b ? a : b; };
-    u32 most = Mxfp4Float<Half>::amax_bits(pairs);
-    most = details::butterfly_step<32>(details::butterfly_step<16>(most, larger), larger);
-    const u32 byte = Format::template scale<Half>(most);
-    const typename Format::Eight eight = Format::template eight<Half>(pairs, byte);
-    const u32 at = block * kMxBlock + first_of_exchanged(quarter);
-    const u32 to = h_place<kTiled>(row, row_bytes_, at * kTileK / Format::kStepK);
-    store_eight(exchange(eight), rows_, kTiled && row >= count_ ? kOutOfBounds : to);
-    const u32 scale_at = row * scale_bytes_ + ScaleLayout<Format, kOutChunk>::at(block);
+    u32 amax = Mxfp4Float<Half>::amax_bits(pairs);
+    amax = details::butterfly_step<32>(details::butterfly_step<16>(amax, larger), larger);
+    const u32 byte = Format::template scale<Half>(amax);
+    const typename Format::Payload8 payload = Format::template quantise8<Half>(pairs, byte);
+    const u32 elem = block * kMxBlock + exchanged_begin(quarter);
+    const u32 offset = h_offset<kTiled>(row, row_bytes_, elem * kTileK / Format::kStepK);
+    store_payload8(exchange(payload), rows_, kTiled && row >= count_ ? kOutOfBounds : offset);
+    const u32 scale_offset = row * scale_bytes_ + ScaleLayout<Format, kOutChunk>::offset(block);
     __builtin_amdgcn_raw_buffer_store_b8(static_cast<u8>(byte), scales_.rsrc,
-                                         quarter == 0 ? scale_at : kOutOfBounds, 0, 0);
+                                         quarter == 0 ? scale_offset : kOutOfBounds, 0, 0);
   }
 
  private:

@@ -1,5 +1,6 @@
-// Tiles of a mixture's experts (expert_tile_scheduler.h) in LDS, for kernels that go through all of
-// them: to find one takes a wave longer than to multiply it.
+// The tiles of a mixture's experts (expert_tile_scheduler.h) as a table in LDS, for kernels in
+// which every workgroup processes all tiles: computing a tile takes a wave longer than multiplying
+// it.
 #pragma once
 
 #include "moe/expert_tile_scheduler.h"
@@ -11,23 +12,24 @@ namespace rfops {
 using TileWords = U32x4;
 class TileTable {
  public:
-  // Tile `first` is number 0.
-  __device__ TileTable(RFOPS_LDS TileWords* at, u32 tiles, u32 first)
-      : at_(at), tiles_(tiles), first_(first) {}
+  // The order starts with tile `first_tile` and wraps around.
+  __device__ TileTable(RFOPS_LDS TileWords* words, u32 tiles, u32 first_tile)
+      : words_(words), tiles_(tiles), first_tile_(first_tile) {}
 
-  // By one wave.
+  // Writes the table; called by one wave.
   template <class Experts>
-  __device__ void fill(const Experts& all) const {
-    const auto put = [&](u32 number, const ExpertTile& tile) {
-      at_[number] = TileWords{tile.expert, tile.row, tile.rows, tile.first};
+  __device__ void fill(const Experts& scheduler) const {
+    const auto write = [&](u32 number, const ExpertTile& tile) {
+      words_[number] = TileWords{tile.expert, tile.row, tile.rows, tile.global_row};
     };
-    all.tiles(put);
-    if (lane_id() == 0) put(tiles_, {});
+    scheduler.tiles(write);
+    if (lane_id() == 0) write(tiles_, {});
   }
-  // None, beyond the last.
+  // Returns tile `number` of the order; beyond the last, a tile without rows.
   __device__ TileWords words(u32 number) const {
-    const u32 turned = number + first_ < tiles_ ? number + first_ : number + first_ - tiles_;
-    return at_[number < tiles_ ? turned : tiles_];
+    const u32 rotated =
+        number + first_tile_ < tiles_ ? number + first_tile_ : number + first_tile_ - tiles_;
+    return words_[number < tiles_ ? rotated : tiles_];
   }
   __device__ static ExpertTile tile(TileWords words) {
     return {readfirstlane(words[0]), 0, readfirstlane(words[1]), readfirstlane(words[2]),
@@ -35,36 +37,36 @@ class TileTable {
   }
 
  private:
-  RFOPS_LDS TileWords* at_;
-  u32 tiles_, first_;
+  RFOPS_LDS TileWords* words_;
+  u32 tiles_, first_tile_;
 };
 
-// An item of a workgroup's work: tile after tile, and of each all of K.
+// One of the items into which a tile's K is cut.
 struct TileItem {
   ExpertTile tile;
   u32 number;
 };
 
-// Goes through them; the tile after this one is on its way.
+// Iterates over the items of all tiles; the read of the next tile is in flight.
 template <u32 kItems>
 class TileCursor {
  public:
-  // From tile `tile` on.
-  __device__ TileCursor(const TileTable& all, u32 tile)
-      : all_(all), tile_(tile), here_{TileTable::tile(all.words(tile)), 0} {
-    next_ = all.words(tile + 1);
+  // Starts at the first item of tile `tile`.
+  __device__ TileCursor(const TileTable& table, u32 tile)
+      : table_(table), tile_(tile), current_{TileTable::tile(table.words(tile)), 0} {
+    next_ = table.words(tile + 1);
   }
-  __device__ const TileItem& here() const { return here_; }
+  __device__ const TileItem& current() const { return current_; }
   __device__ void advance() {
-    if (++here_.number < kItems) return;
-    here_ = {TileTable::tile(next_), 0};
-    next_ = all_.words(++tile_ + 1);
+    if (++current_.number < kItems) return;
+    current_ = {TileTable::tile(next_), 0};
+    next_ = table_.words(++tile_ + 1);
   }
 
  private:
-  const TileTable& all_;
+  const TileTable& table_;
   u32 tile_;
-  TileItem here_;
+  TileItem current_;
   TileWords next_;
 };
 

@@ -1,9 +1,9 @@
-// The experts of a token: scores of its logits, and of them the highest, the lowest id among
-// equals.
+// Top-k routing of a token: the scores of its logits, and the experts with the highest scores;
+// equal scores are ordered by id.
 //
-// kLanes neighbouring lanes have a token's experts: value i of lane l is of expert l + kLanes * i.
-// What a logit is not (NaN, an infinity) it becomes first: NaN and -infinity the least finite
-// number, infinity the largest. So ids are always different experts that there are.
+// kLanes adjacent lanes share a token's experts: value i of lane l belongs to expert l + kLanes *
+// i. Logits are made finite first: NaN and -infinity become the lowest finite number, +infinity the
+// largest. So the ids are always different, existing experts.
 #pragma once
 
 #include "moe/exp.h"
@@ -14,14 +14,15 @@ namespace rfops {
 
 enum class Scoring { kSoftmax, kSigmoid };
 
-// What is done, all of it known to the compiler.
+// Compile-time options.
 struct TopKOptions {
   Scoring scoring;
-  bool rounds;               // scores to the logits' type before they are compared
-  bool has_bias;             // added to scores for the choice alone
-  bool renormalizes;         // the weights add up to 1
-  u32 top_k;                 // experts of a token
-  u32 groups, groups_taken;  // of neighbouring experts; only the best groups' may be chosen
+  bool rounds;        // round scores to the logits' type before they are compared
+  bool has_bias;      // a bias is added to the scores for the selection alone
+  bool renormalizes;  // the weights of a token add up to 1
+  u32 top_k;          // experts per token
+  u32 groups,
+      groups_taken;  // groups of consecutive experts; only the best groups' experts are eligible
 };
 
 struct Best {
@@ -34,36 +35,36 @@ __device__ inline f32 finite(f32 x) {
   return number < kLargest ? number : kLargest;
 }
 
-// kEach values a lane of kExperts in all; those beyond are taken from the start.
-template <u32 kLanes, u32 kEach>
+// A lane's selection keys, kExpertsPerLane values; removed experts have the key -infinity.
+template <u32 kLanes, u32 kExpertsPerLane>
 class LaneScores {
  public:
-  f32 key[kEach];
+  f32 key[kExpertsPerLane];
 
   __device__ explicit LaneScores(u32 lane) : lane_(lane) {}
   __device__ u32 expert(u32 i) const { return lane_ + kLanes * i; }
 
-  // Of experts first to last - 1 that are not taken.
-  __device__ Best best(u32 first = 0, u32 last = ~0u) const {
-    f32 most = -kInfinity;
-    u32 at = ~0u;
+  // Returns the best of experts begin to end - 1.
+  __device__ Best best(u32 begin = 0, u32 end = ~0u) const {
+    f32 max = -kInfinity;
+    u32 id = ~0u;
 #pragma unroll
-    for (u32 i = 0; i < kEach; ++i) {
-      const bool is_better = key[i] > most && expert(i) >= first && expert(i) < last;
-      most = is_better ? key[i] : most;
-      at = is_better ? expert(i) : at;
+    for (u32 i = 0; i < kExpertsPerLane; ++i) {
+      const bool is_better = key[i] > max && expert(i) >= begin && expert(i) < end;
+      max = is_better ? key[i] : max;
+      id = is_better ? expert(i) : id;
     }
-    const f32 top = max_over_lanes<kLanes>(most);
-    return {top, min_over_lanes<kLanes>(most == top ? at : ~0u)};
+    const f32 top = max_over_lanes<kLanes>(max);
+    return {top, min_over_lanes<kLanes>(max == top ? id : ~0u)};
   }
-  __device__ void take(u32 id) {
+  __device__ void remove(u32 id) {
 #pragma unroll
-    for (u32 i = 0; i < kEach; ++i) key[i] = expert(i) == id ? -kInfinity : key[i];
+    for (u32 i = 0; i < kExpertsPerLane; ++i) key[i] = expert(i) == id ? -kInfinity : key[i];
   }
-  __device__ void take_group(u32 first, u32 last) {
+  __device__ void remove_group(u32 begin, u32 end) {
 #pragma unroll
-    for (u32 i = 0; i < kEach; ++i) {
-      key[i] = expert(i) >= first && expert(i) < last ? -kInfinity : key[i];
+    for (u32 i = 0; i < kExpertsPerLane; ++i) {
+      key[i] = expert(i) >= begin && expert(i) < end ? -kInfinity : key[i];
     }
   }
 
@@ -73,99 +74,103 @@ class LaneScores {
 
 namespace details {
 
-// Leaves the experts of the best groups: by their best key, with a bias by the sum of the best two.
-template <TopKOptions kHow, u32 kLanes, u32 kEach>
-__device__ inline void keep_groups(LaneScores<kLanes, kEach>& keys, u32 experts) {
-  const u32 each = experts / kHow.groups;
-  f32 score[kHow.groups];
+// Removes the experts of all but the best groups. A group's score is its best key, with a bias the
+// sum of its two best keys.
+template <TopKOptions kOptions, u32 kLanes, u32 kExpertsPerLane>
+__device__ inline void keep_groups(LaneScores<kLanes, kExpertsPerLane>& keys, u32 experts) {
+  const u32 group_size = experts / kOptions.groups;
+  f32 score[kOptions.groups];
 #pragma unroll
-  for (u32 g = 0; g < kHow.groups; ++g) {
-    const u32 first = g * each, last = first + each;
-    const Best one = keys.best(first, last);
-    score[g] = one.key;
-    if constexpr (kHow.has_bias) {
-      if (each > 1) {
-        LaneScores<kLanes, kEach> rest = keys;
-        rest.take(one.id);
-        score[g] = finite(one.key + rest.best(first, last).key);
+  for (u32 g = 0; g < kOptions.groups; ++g) {
+    const u32 begin = g * group_size, end = begin + group_size;
+    const Best best = keys.best(begin, end);
+    score[g] = best.key;
+    if constexpr (kOptions.has_bias) {
+      if (group_size > 1) {
+        LaneScores<kLanes, kExpertsPerLane> remaining = keys;
+        remaining.remove(best.id);
+        score[g] = finite(best.key + remaining.best(begin, end).key);
       }
     }
   }
 #pragma unroll
-  for (u32 g = 0; g < kHow.groups; ++g) {
+  for (u32 g = 0; g < kOptions.groups; ++g) {
     u32 better = 0;
 #pragma unroll
-    for (u32 h = 0; h < kHow.groups; ++h) {
+    for (u32 h = 0; h < kOptions.groups; ++h) {
       better += h < g ? score[h] >= score[g] : score[h] > score[g];
     }
-    if (better >= kHow.groups_taken) keys.take_group(g * each, g * each + each);
+    if (better >= kOptions.groups_taken)
+      keys.remove_group(g * group_size, g * group_size + group_size);
   }
 }
 
 }  // namespace details
 
-// What the kLanes lanes of a token hold of it, and what they find.
-template <TopKOptions kHow, u32 kLanes, u32 kEach, class Logit>
+// The routing of a token, computed by its kLanes lanes and replicated in them.
+template <TopKOptions kOptions, u32 kLanes, u32 kExpertsPerLane, class Logit>
 struct Token {
-  f32 weight[kHow.top_k];
-  u32 id[kHow.top_k];
+  f32 weight[kOptions.top_k];
+  u32 id[kOptions.top_k];
 
-  // logit(i) of expert lane + kLanes * i, bias(i) likewise; neither is asked for experts beyond.
+  // logit_of(i) and bias_of(i) return the values of expert lane + kLanes * i; they are called for
+  // in-range experts only.
   template <class LogitOf, class BiasOf>
   __device__ Token(u32 lane, u32 experts, f32 scale, LogitOf logit_of, BiasOf bias_of) {
-    constexpr bool kIsSoftmax = kHow.scoring == Scoring::kSoftmax;
-    // Softmax orders as logits do: they are compared where nothing is done to scores.
-    constexpr bool kByLogit = kIsSoftmax && !kHow.rounds && !kHow.has_bias;
-    LaneScores<kLanes, kEach> keys(lane);
-    f32 score[kEach];
-    f32 most = -kInfinity;
+    constexpr bool kIsSoftmax = kOptions.scoring == Scoring::kSoftmax;
+    // Softmax keeps the order of logits, so logits are compared unless scores are modified.
+    constexpr bool kByLogit = kIsSoftmax && !kOptions.rounds && !kOptions.has_bias;
+    LaneScores<kLanes, kExpertsPerLane> keys(lane);
+    f32 score[kExpertsPerLane];
+    f32 max_score = -kInfinity;
 #pragma unroll
-    for (u32 i = 0; i < kEach; ++i) {
+    for (u32 i = 0; i < kExpertsPerLane; ++i) {
       score[i] = keys.expert(i) < experts ? finite(logit_of(i)) : -kInfinity;
-      most = score[i] > most ? score[i] : most;
+      max_score = score[i] > max_score ? score[i] : max_score;
     }
     f32 sum = 1.0f;
     if constexpr (kIsSoftmax) {
-      most = max_over_lanes<kLanes>(most);
-      f32 own = 0.0f;
+      max_score = max_over_lanes<kLanes>(max_score);
+      f32 exp_sum = 0.0f;
 #pragma unroll
-      for (u32 i = 0; i < kEach; ++i) own += exp_of(score[i] - most);
-      sum = sum_over_lanes<kLanes>(own);
+      for (u32 i = 0; i < kExpertsPerLane; ++i) exp_sum += exp_of(score[i] - max_score);
+      sum = sum_over_lanes<kLanes>(exp_sum);
     }
 #pragma unroll
-    for (u32 i = 0; i < kEach; ++i) {
-      const bool is_there = keys.expert(i) < experts;
+    for (u32 i = 0; i < kExpertsPerLane; ++i) {
+      const bool in_bounds = keys.expert(i) < experts;
       if constexpr (!kByLogit)
-        score[i] = kIsSoftmax ? exp_of(score[i] - most) / sum : sigmoid(score[i]);
-      if constexpr (kHow.rounds) score[i] = static_cast<Logit>(score[i]);
+        score[i] = kIsSoftmax ? exp_of(score[i] - max_score) / sum : sigmoid(score[i]);
+      if constexpr (kOptions.rounds) score[i] = static_cast<Logit>(score[i]);
       f32 key = score[i];
-      if constexpr (kHow.has_bias) key = is_there ? finite(key + bias_of(i)) : 0.0f;
-      keys.key[i] = is_there ? key : -kInfinity;
+      if constexpr (kOptions.has_bias) key = in_bounds ? finite(key + bias_of(i)) : 0.0f;
+      keys.key[i] = in_bounds ? key : -kInfinity;
     }
-    if constexpr (kHow.groups > 1) details::keep_groups<kHow>(keys, experts);
+    if constexpr (kOptions.groups > 1) details::keep_groups<kOptions>(keys, experts);
 
     f32 total = 0.0f;
 #pragma unroll
-    for (u32 k = 0; k < kHow.top_k; ++k) {
+    for (u32 k = 0; k < kOptions.top_k; ++k) {
       const Best best = keys.best();
-      keys.take(best.id);
+      keys.remove(best.id);
       id[k] = best.id;
       if constexpr (kByLogit) {
-        weight[k] = exp_of(best.key - most) / sum;
-      } else if constexpr (kHow.has_bias) {
-        f32 own = 0.0f;
+        weight[k] = exp_of(best.key - max_score) / sum;
+      } else if constexpr (kOptions.has_bias) {
+        f32 chosen_score = 0.0f;
 #pragma unroll
-        for (u32 i = 0; i < kEach; ++i) own = keys.expert(i) == best.id ? score[i] : own;
-        weight[k] = max_over_lanes<kLanes>(own);  // no score is below 0
+        for (u32 i = 0; i < kExpertsPerLane; ++i)
+          chosen_score = keys.expert(i) == best.id ? score[i] : chosen_score;
+        weight[k] = max_over_lanes<kLanes>(chosen_score);  // scores are not negative
       } else {
         weight[k] = best.key;
       }
       total += weight[k];
     }
-    const f32 divisor = kHow.renormalizes && total > 0.0f ? total : 1.0f;
+    const f32 divisor = kOptions.renormalizes && total > 0.0f ? total : 1.0f;
 #pragma unroll
-    for (u32 k = 0; k < kHow.top_k; ++k) {
-      weight[k] = (kHow.renormalizes ? weight[k] / divisor : weight[k]) * scale;
+    for (u32 k = 0; k < kOptions.top_k; ++k) {
+      weight[k] = (kOptions.renormalizes ? weight[k] / divisor : weight[k]) * scale;
     }
   }
 };

@@ -95,6 +95,7 @@ def test_half_of_the_keys_is_not_enough(arch: str, fp8: bool) -> None:
 CUTS = sorted({0, 1, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 127, 128, 129, 191, 192, 199})
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("form", [{}, {"fp8": True}, {"page": 16}, {"fp8": True, "page": 64}],
                          ids=str)  # fmt: skip
 def test_needles(kernel: str, arch: str, form: dict[str, Any]) -> None:
@@ -186,6 +187,7 @@ def call(p: Problem, **more: Any) -> torch.Tensor:
     )  # fmt: skip
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("shape", ["ragged", "four_queries", "table", "fp8_q", "columns"])
 def test_the_op(arch: str, shape: str) -> None:
     """With and without results that are given; warm; under torch.compile; its fake."""

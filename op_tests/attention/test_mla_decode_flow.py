@@ -78,6 +78,7 @@ SHORT_PARTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("name", SHORT_PARTS)
 def test_short_parts(arch: str, name: str, fp8: bool) -> None:
@@ -112,6 +113,7 @@ PARTS: list[tuple[list[int], int]] = [
 ]
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize(("lens", "workers"), PARTS, ids=lambda v: str(v))
 def test_who_waits_and_who_goes(
     arch: str, lens: list[int], workers: int, monkeypatch: pytest.MonkeyPatch
@@ -202,6 +204,7 @@ def test_workers_are_even(arch: str, name: str, fp8: bool, figure: Callable[[str
 # ---------------------------------------------------------------- what it does
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("name", "config"),
     [("flow", FlowConfig(4, LEAST)), ("shared", SharedConfig(4, LEAST_SHARED))],
@@ -217,6 +220,7 @@ def test_resources_of_ragged_queries(arch: str, name: str, config: FlowConfig) -
     assert launch.sgpr_spills == 0 or name == "shared"
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize(("fp8", "q_fp8"), [(False, False), (True, False), (True, True)])
 def test_resources(arch: str, fp8: bool, q_fp8: bool, page: int) -> None:

@@ -57,6 +57,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("shape", FEW)
 def test_values(arch: str, shape: str) -> None:
     """Against float64 of the inputs as they are; what is not named is NaN."""
@@ -94,6 +95,7 @@ PARTS: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(("lens", "workers"), PARTS, ids=str)
 def test_who_waits_and_who_goes(
     arch: str, lens: list[int], workers: int, monkeypatch: pytest.MonkeyPatch

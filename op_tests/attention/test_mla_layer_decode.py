@@ -194,6 +194,7 @@ def test_a_wide_batch(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert_cache(cache, made[0][1], p)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_many_heads(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workgroups that fetch and multiply by turns of waves: rows that fill no tile, and half a step

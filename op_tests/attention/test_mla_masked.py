@@ -82,6 +82,7 @@ def test_nan_in_a_new_token(kernel: tuple[str, str], back: int, which: int) -> N
     assert_same(kernel, p, CONFIGS[kernel[1]][-1 - which if len(CONFIGS[kernel[1]]) > 1 else 0])
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("form", [{"fp8": True}, {"page": 16, "table": True}], ids=str)
 def test_forms_of_a_cache(kernel: tuple[str, str], form: dict[str, Any]) -> None:
     """At both ends of a value, and in the key alone."""

@@ -65,6 +65,7 @@ def checked(kernel: tuple[str, str], p: Problem, bound: float | None = None) -> 
     assert not c.findings, "\n".join(str(finding) for finding in c.findings)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_values(kernel: tuple[str, str], form: str) -> None:
     """Against float64; rows before and behind those of sequences are not written."""

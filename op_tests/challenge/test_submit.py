@@ -122,6 +122,7 @@ def test_a_file_is_plain_python_and_twice_the_same(name: str, form: str) -> None
     assert imported <= KNOWN, imported - KNOWN
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", ROWS)
 def test_a_load_inline_file_compiles_for_the_host_too(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

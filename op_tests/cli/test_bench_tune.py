@@ -4,6 +4,7 @@ tuner resumes."""
 from __future__ import annotations
 
 import csv
+import functools
 import importlib.util
 import json
 import multiprocessing
@@ -210,6 +211,47 @@ def test_no_reference_no_bench() -> None:
     del registry._OPS["bench_no_reference"]
     with pytest.raises(ValueError, match="bench_no_reference: has no reference to check by"):
         _ = made.expected
+
+
+@functools.cache
+def halve() -> Op:
+    text = "x: f32[M, K]\n-> half: bf16[M, K]\n-> most: f32[M]"
+    op = Op("bench_halve", text, kernels=(Halve(),))
+    del registry._OPS["bench_halve"]
+    return op
+
+
+class Halve(Kernel):
+    name = "halve"
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        def run(results: Any, x: torch.Tensor) -> None:
+            results[0].copy_(x / 2)
+            results[1].copy_(x.amax(1))
+
+        return lambda *_sizes: run
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (lambda x: x / 2, "reference must return half, most, got 1 results. Return a tuple"),
+        (lambda x: (x / 2, x.amax(1), x), "reference must return half, most, got 3 results"),
+        (lambda x: (x / 2, x.amax(1, True)), r"reference's most must be \[9\], got \[9, 1\]"),
+        (lambda x: (x / 2, x.amax(1).half()), "reference's most must not be rounded, got torch.fl"),
+        (lambda x: ((x / 2).to(torch.float8_e4m3fn), x.amax(1)), "half must not be rounded, got"),
+        (lambda x: ((x / 2).bfloat16(), x.amax(1)), ""),  # as the result is: twice the bound
+        (lambda x: (x / 2, x.amax(1)), ""),
+    ],
+)
+def test_a_reference_that_cannot_be_checked_by_says_so(reference: Any, message: str) -> None:
+    op = halve()
+    op.reference = reference
+    made = Problem(op, call_on(op, {"M": 9, "K": 70}, CPU))
+    if not message:
+        return made.checked(made.launch)
+    with pytest.raises(ValueError, match=f"bench_halve: .*{message}"):
+        made.checked(made.launch)
 
 
 # ---------------------------------------------------------------- profile
@@ -692,8 +734,8 @@ def test_tune_refuses_a_table_that_is_corrupt(tmp_path: Path) -> None:
 def test_tune_wants_a_folder_and_an_op_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tune", "gemm_mxfp8", "--shape", "2", "16", "64"]) == 1
     assert "pass --out FOLDER, or set RFOPS_CONFIGS" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        cli.main(["tune", "moe_align_block_size"])
+    assert cli.main(["tune", "moe_align_block_size"]) == 1
+    assert "moe_align_block_size must have a tuned table, got none" in capsys.readouterr().err
 
 
 def test_tune_takes_untuned_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

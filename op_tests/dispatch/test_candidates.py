@@ -66,6 +66,7 @@ def _calls(rng: random.Random, op: Op, kernel: Kernel, arch: str) -> Iterator[Ca
     return itertools.islice((c for c in drawn if c and kernel.refuses(c) is None), 40)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(("name", "kernel"), KERNELS, ids=map(" ".join, KERNELS))
 def test_every_candidate_is_taken(name: str, kernel: str) -> None:
     op, own = ops()[name], ops()[name].kernels[kernel]

@@ -429,6 +429,28 @@ def test_shapes_share_a_decision_without_a_hip_kernel() -> None:
         Op(unique("double"), "a: int\n" + text, kernels=(Double(),), table="a N")
 
 
+def test_a_decision_without_a_table_names_each_other_kernel_and_why() -> None:
+    class Even(Kernel):
+        name = "even"
+
+        def refuses(self, c: Call) -> str | None:
+            return "N is odd" if c.N % 2 else None
+
+        def variant(self, c: Call, config: Any) -> RunOf:
+            return lambda n: lambda out, x: torch.add(x, x, out=out)
+
+    class All(Even):
+        name = "all"
+
+        def refuses(self, c: Call) -> str | None:
+            return None
+
+    op = Op(unique("even"), "x: f32[N]\n-> out: f32[N]", kernels=(Even(), All()))
+    even, odd = op.route(op.call_of(N=4)), op.route(op.call_of(N=5))
+    assert (even.backend, even.refused) == ("even", {"all": "even comes first"})
+    assert (odd.backend, odd.refused) == ("all", {"even": "N is odd"})
+
+
 def test_leading_dimensions_of_one_count(config: Path) -> None:
     """Of several inputs the product must agree; the result has those of the first."""
 

@@ -107,6 +107,7 @@ def test_long_sequences(through: str, seed: int) -> None:
 # ---------------------------------------------------------------- what is kept
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_keeps_nothing(name: str, through: str) -> None:
     """Of several calls no tensor lives on: neither a family's first one nor a plan's."""

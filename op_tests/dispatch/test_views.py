@@ -34,6 +34,7 @@ def each_case() -> list[Any]:
     return [pytest.param(case, id=str(case)) for case in cases()]
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("case", each_case())
 def test_arguments(case: Case, arch: str) -> None:
     """By the kernel of the route."""

@@ -187,6 +187,7 @@ def told(log: str) -> int:
     return sum(line.startswith("damaged ") for line in log.splitlines())
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", INDICES)
 def test_a_damaged_index_is_reported_once(
     project: Project, name: str, log: Callable[[], str]

@@ -53,6 +53,7 @@ def fail_once(project: Project) -> None:
     project.hipcc.write_text(hipcc)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("rounds", [40, pytest.param(400, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_garbage_in_a_file_of_the_cache(

@@ -77,7 +77,7 @@ def refused(project: Project, *words: str) -> str:
     return text
 
 
-@pytest.mark.thin(5)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("bits", [0o002, 0o020, 0o022])
 def test_what_others_may_write(
@@ -98,6 +98,7 @@ def test_what_others_may_write(
     assert project.build() == "found", "mended as the error says"
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", PLACES)
 def test_what_others_own(
     project: Project, name: str, foreign: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
@@ -111,6 +112,7 @@ def test_what_others_own(
     assert project.build() == "found"
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", [name for name in PLACES if name != "cache"])
 def test_links_lead_elsewhere(project: Project, name: str, tmp_path: Path) -> None:
     project.build()

@@ -75,7 +75,7 @@ def is_pow2(v: Variant) -> bool:
 # ---------------------------------------------------------------- values
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_values(variant: Variant, dtype: torch.dtype) -> None:
     """By the variant of the result's dtype; nothing for the checks to find."""
@@ -86,6 +86,7 @@ def test_values(variant: Variant, dtype: torch.dtype) -> None:
     assert not c.findings, "\n".join(str(finding) for finding in c.findings)
 
 
+@pytest.mark.thin(3)
 def test_the_same_bits_again(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where waves go in another order."""
     problem = problem_of(variant)
@@ -105,6 +106,7 @@ def test_scales_in_any_order(variant: Variant) -> None:
     assert torch.equal(got, run(variant.kernel, problem, variant.config))
 
 
+@pytest.mark.thin(5)
 def test_rows_far_apart(variant: Variant) -> None:
     """Operands that are columns of larger tensors, between NaN."""
     problem = problem_of(variant)
@@ -145,7 +147,7 @@ def column_major(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.T.contiguous().T
 
 
-@pytest.mark.thin(5)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(("arch", "kernel", "config", "shape", "names"), COLUMNS)
 def test_column_major(
     arch: str,
@@ -223,6 +225,7 @@ def test_gaps_come_with_sizes(arch: str, monkeypatch: pytest.MonkeyPatch) -> Non
         assert_correct(gemm_a8w8_blockscale(*own.args, config=StagedConfig(64, 64)), own)
 
 
+@pytest.mark.thin(5)
 def test_shuffled_weights(variant: Variant) -> None:
     """To the same bits; w in sixteens of rows."""
     m, n, k = variant.shape
@@ -444,6 +447,7 @@ def test_few_rows_read_w_once(
     assert launch.lds_conflict_cycles == 0
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 @pytest.mark.parametrize(("m", "n"), [(64, 1024), (40, 1040)])
 def test_x_is_brought_to_l2(m: int, n: int, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:

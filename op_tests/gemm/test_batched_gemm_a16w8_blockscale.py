@@ -453,7 +453,7 @@ def staged_ptx(shape: tuple[int, int, int, int], config: StagedConfig, x_type: s
     pointers = {"out": x_type, "x": x_type, "w": "fp8e4nv", "scale": "fp32"}
     names = kernel.arg_names
     constants = kernels.staged_constants(Shape(*shape), config)
-    values = {"out_n": 1, "s_k": 1} | dict(zip(names[-len(constants) :], constants, strict=True))
+    values = {"out_n": 1, "s_k": 1} | constants
     kinds = {n: f"*{pointers[n]}" if n in pointers else "i32" for n in names}
     kinds |= dict.fromkeys(values, "constexpr")
     aligned = [n for n in names if n in pointers or n in ("x_b", "x_m", "w_b", "w_n")]

@@ -109,7 +109,7 @@ def test_ragged(variant: Variant, name: str) -> None:
     assert_correct(checked(variant, problem), problem)
 
 
-@pytest.mark.thin(10)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize(
     ("dtype", "rounding"),
     [(torch.bfloat16, "even"), (torch.float16, "up"), (torch.bfloat16, "down")],
@@ -160,7 +160,7 @@ def test_rows_far_apart(variant: Variant, name: str) -> None:
     assert torch.equal(checked(variant, moved), run(variant.kernel, problem, variant.config))
 
 
-@pytest.mark.thin(7)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("v", MIXED, ids=lambda v: f"{v.kernel}-{v.config}".replace(" ", ""))
 def test_x_of_8_bits(v: Variant, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_x_of_8_bits(v: Variant, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
     assert torch.equal(checked(v, ragged).isnan(), rows[:, None].expand(m, n))
 
 
-@pytest.mark.thin(9)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_special_scales(variant: Variant, name: str) -> None:
     """255 is NaN in the rows and columns that it belongs to; paddings mean nothing."""

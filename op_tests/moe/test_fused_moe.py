@@ -52,14 +52,24 @@ def assert_by(kernel: tuple[str, Any], problem: Problem, is_table: bool = False)
 @pytest.mark.parametrize(
     ("m", "d", "i", "e", "k", "shared", "dtype"),
     [
-        (20, 64, 48, 5, 2, 0, F16), (33, 72, 40, 6, 3, 1, BF16), (1, 256, 64, 8, 2, 0, F16),
+        (20, 64, 48, 5, 2, 0, F16),
+        (33, 72, 40, 6, 3, 1, BF16),
+        (1, 256, 64, 8, 2, 0, F16),
         (40, 96, 96, 4, 4, 2, F16),
     ],
-)  # fmt: skip
+)
 def test_values(
-    m: int, d: int, i: int, e: int, k: int, shared: int, dtype: torch.dtype, is_table: bool,
-    arch: str, kernel: tuple[str, Any],
-) -> None:  # fmt: skip
+    m: int,
+    d: int,
+    i: int,
+    e: int,
+    k: int,
+    shared: int,
+    dtype: torch.dtype,
+    is_table: bool,
+    arch: str,
+    kernel: tuple[str, Any],
+) -> None:
     assert_by(kernel, random_problem(m, d, i, e, min(k, e - shared), dtype, shared), is_table)
 
 
@@ -130,6 +140,7 @@ def test_writes_its_result_alone_and_the_same_twice(arch: str, kernel: tuple[str
 # ---------------------------------------------------------------- HIP's
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("is_table", [False, True])
 @pytest.mark.parametrize("m", [31, 33, 256, 257, 300, 577])
 def test_rows_around_a_tile(m: int, is_table: bool, arch: str) -> None:
@@ -202,7 +213,7 @@ def test_no_spills_in_bfloat16(stage: int, experts: int, is_table: bool, arch: s
     assert found["vgpr_spills"] == found["sgpr_spills"] == found["scratch"] == 0, (defines, found)
 
 
-@pytest.mark.thin(24)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("seed", range(36))
 def test_fuzz(seed: int, arch: str) -> None:
     """Sizes, ids and weights of any kind: no memory is touched that is not the call's, and what is
@@ -286,8 +297,9 @@ def test_both_layouts_give_the_same(arch: str) -> None:
     out = torch.full_like(first, math.nan)
     made = fused_moe(problem.x, problem.w1, problem.w2, *problem.choice, num_shared=1, out=out)
     assert made is out and torch.equal(out, first)
-    config = fused_moe(problem.x, problem.w1, problem.w2, *problem.choice, num_shared=1,
-                       config=SMALL)  # fmt: skip
+    config = fused_moe(
+        problem.x, problem.w1, problem.w2, *problem.choice, num_shared=1, config=SMALL
+    )
     assert_correct(config, problem)
 
 
@@ -367,8 +379,14 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_refusals(case: str) -> None:
     changes, message = REFUSALS[case]
-    args = {"x": P.x, "w1": P.w1, "w2": P.w2, "topk_weights": P.topk_weights,
-            "topk_ids": P.topk_ids, **changes}  # fmt: skip
+    args = {
+        "x": P.x,
+        "w1": P.w1,
+        "w2": P.w2,
+        "topk_weights": P.topk_weights,
+        "topk_ids": P.topk_ids,
+        **changes,
+    }
     with pytest.raises(ValueError, match=f"^fused_moe: {message}"):
         fused_moe(**args)
 
@@ -416,6 +434,7 @@ def test_tiles_of_another_kernel_are_refused(arch: str) -> None:
 # ---------------------------------------------------------------- the layer
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("is_table", [False, True])
 @pytest.mark.parametrize("shape", [(40, 128, 64, 6, 2, 1), (17, 264, 40, 33, 4, 0)])
 def test_a_layer(shape: tuple[int, ...], is_table: bool, arch: str) -> None:

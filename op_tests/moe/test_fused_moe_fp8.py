@@ -42,9 +42,16 @@ def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     [(20, 256, 128, 5, 2, 0, BF16), (5, 640, 384, 3, 2, 1, F16)],
 )
 def test_values(
-    m: int, d: int, i: int, e: int, k: int, shared: int, dtype: torch.dtype, arch: str,
+    m: int,
+    d: int,
+    i: int,
+    e: int,
+    k: int,
+    shared: int,
+    dtype: torch.dtype,
+    arch: str,
     kernel: tuple[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     """Of a scale block of K and more than four, of one of N and an odd number."""
     p = random_problem(arch, m, d, i, e, k, dtype, shared)
     assert_correct(run(kernel[0], p, kernel[1]), p)
@@ -81,9 +88,13 @@ def test_h_is_quantised_to_the_bit(config: FusedMoeFp8HipConfig, arch: str) -> N
     w2 = torch.ones(1, d, i)
     ones = torch.full((1, 2 * i // BLOCK, 1), 1.0), torch.ones(1, 1, i // BLOCK)
     p = Problem(
-        x.to(BF16), w1.to(fp8), w2.to(fp8), *ones, torch.ones(m, 1),
+        x.to(BF16),
+        w1.to(fp8),
+        w2.to(fp8),
+        *ones,
+        torch.ones(m, 1),
         torch.zeros(m, 1, dtype=torch.int32),
-    )  # fmt: skip
+    )
     inputs = p.x, p.w1, p.w2, *ones, *p.choice, None
     c = OP.check((*inputs, 1, 1, False, False, BF16, "raw", None, None))[0]
     launches = OP.kernels["hip"].launches(c, config)
@@ -231,20 +242,28 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no scales": ({"w1_scale": None}, "w1_scale must be a"),
     "scales of rows": (
-        {"w2_scale": torch.ones(3, 256, 1)}, r"w2_scale must be a \[E=3, D/128=2, I/128=1\] tensor"
+        {"w2_scale": torch.ones(3, 256, 1)},
+        r"w2_scale must be a \[E=3, D/128=2, I/128=1\] tensor",
     ),
     "bf16 scales": ({"w2_scale": P.w2_scale.bfloat16()}, "w2_scale must be float32"),
     "rounding": ({"rounding": "up"}, "rounding must be None, got .up.; fp32 scales are not"),
     "shared": ({"num_shared": 4}, "num_shared must be an int from 0 to 3, got 4"),
     "one shuffled": ({"w1": rfops.shuffle_weight(P.w1)}, "w2 must be 16x16 as w1 is, got raw"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_refusals(case: str) -> None:
     changes, message = REFUSALS[case]
-    args = {"x": P.x, "w1": P.w1, "w2": P.w2, "topk_weights": P.topk_weights,
-            "topk_ids": P.topk_ids, **P.scales, **changes}  # fmt: skip
+    args = {
+        "x": P.x,
+        "w1": P.w1,
+        "w2": P.w2,
+        "topk_weights": P.topk_weights,
+        "topk_ids": P.topk_ids,
+        **P.scales,
+        **changes,
+    }
     with pytest.raises(ValueError, match=f"^fused_moe_fp8: {message}"):
         fused_moe(**args)
 

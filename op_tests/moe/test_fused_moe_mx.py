@@ -55,16 +55,28 @@ class Problem:
     def shuffled(self) -> Problem:
         """What pads scales is NaN: no kernel may read it."""
         scales = [_shuffled_scale(s.flatten(0, 1)) for s in (self.w1_scale, self.w2_scale)]
-        return self.with_(w1=shuffle_weight(self.w1), w2=shuffle_weight(self.w2),
-                          w1_scale=scales[0], w2_scale=scales[1])  # fmt: skip
+        return self.with_(
+            w1=shuffle_weight(self.w1),
+            w2=shuffle_weight(self.w2),
+            w1_scale=scales[0],
+            w2_scale=scales[1],
+        )
 
     def call(self, **more: Any) -> torch.Tensor:
         """By the op's route."""
         return fused_moe(
-            self.x, self.w1, self.w2, self.topk_weights, self.topk_ids, quant=self.fmt.word,
-            w1_scale=self.w1_scale, w2_scale=self.w2_scale, num_shared=self.num_shared,
-            rounding=self.rounding, **more,
-        )  # fmt: skip
+            self.x,
+            self.w1,
+            self.w2,
+            self.topk_weights,
+            self.topk_ids,
+            quant=self.fmt.word,
+            w1_scale=self.w1_scale,
+            w2_scale=self.w2_scale,
+            num_shared=self.num_shared,
+            rounding=self.rounding,
+            **more,
+        )
 
     def run(self, kernel: str, config: Any = None, out: torch.Tensor | None = None) -> torch.Tensor:
         """By one kernel, in `out` or in one full of NaN."""
@@ -72,8 +84,9 @@ class Problem:
         if out is None:
             out = torch.full(self.x.shape, math.nan, dtype=self.x.dtype)
         choice = self.topk_weights, self.topk_ids, None, self.topk_ids.shape[1]
-        args = arguments(op, self.x, *self.weights, choice, self.num_shared, (False, False),
-                         self.rounding)  # fmt: skip
+        args = arguments(
+            op, self.x, *self.weights, choice, self.num_shared, (False, False), self.rounding
+        )
         c, _ = op.check((*args, None, None))
         op.prepare(kernel, c, config)(out, *args[:7], None)
         return out
@@ -95,9 +108,16 @@ def _shuffled_scale(scale: torch.Tensor) -> Shuffled:
 
 
 def random_problem(
-    fmt: Format, m: int, d: int, i: int, e: int, k: int, num_shared: int = 0,
-    dtype: torch.dtype = BF16, seed: int = 0,
-) -> Problem:  # fmt: skip
+    fmt: Format,
+    m: int,
+    d: int,
+    i: int,
+    e: int,
+    k: int,
+    num_shared: int = 0,
+    dtype: torch.dtype = BF16,
+    seed: int = 0,
+) -> Problem:
     """Results of about 1; each token's experts differ while there are enough."""
     generator = torch.Generator().manual_seed(1_000_003 * seed + 10_007 * d + 101 * i + 7 * m + e)
 
@@ -134,11 +154,16 @@ SHAPES = [
 ]
 PLAIN = MxMoeConfig(1, 4, 1, 4, 1)  # four launches, whatever the route's default is
 CONFIGS = [
-    MxMoeConfig(1, 1, 4, 4, 1, 4), MxMoeConfig(1, 4, 1, 2, 1, 1), MxMoeConfig(2, 2, 2, 2, 2, 2),
-    MxMoeConfig(4, 4, 1, 4, 1, 2), MxMoeConfig(8, 4, 1, 4, 1, 1), MxMoeConfig(2, 8, 1, 1, 1, 8),
-    MxMoeConfig(1, 1, 4, 8, 1, 2, 16, 1), MxMoeConfig(2, 4, 1, 4, 1, 2, 32, 2),
+    MxMoeConfig(1, 1, 4, 4, 1, 4),
+    MxMoeConfig(1, 4, 1, 2, 1, 1),
+    MxMoeConfig(2, 2, 2, 2, 2, 2),
+    MxMoeConfig(4, 4, 1, 4, 1, 2),
+    MxMoeConfig(8, 4, 1, 4, 1, 1),
+    MxMoeConfig(2, 8, 1, 1, 1, 8),
+    MxMoeConfig(1, 1, 4, 8, 1, 2, 16, 1),
+    MxMoeConfig(2, 4, 1, 4, 1, 2, 32, 2),
     MxMoeConfig(4, 4, 1, 4, 1, 2, 16, 4),
-]  # fmt: skip
+]
 
 
 # Kernels are the same sources: by default MX-FP8 has one test of its own.
@@ -239,8 +264,17 @@ def test_h_is_quantised_bit_for_bit(fmt: Format, rounding: str) -> None:
     q1, s1 = fmt.quantise(w1, "even")
     x[:, 32] = torch.tensor([1, 2, 3, 0.5] * 4, dtype=BF16)
     q2, s2 = one_hot()
-    problem = Problem(fmt, x, q1[None], q2[None], s1[None], s2[None], torch.ones(16, 1),
-                      torch.zeros(16, 1, dtype=torch.int32), rounding=rounding)  # fmt: skip
+    problem = Problem(
+        fmt,
+        x,
+        q1[None],
+        q2[None],
+        s1[None],
+        s2[None],
+        torch.ones(16, 1),
+        torch.zeros(16, 1, dtype=torch.int32),
+        rounding=rounding,
+    )
     rows = fmt.and_back(x, rounding, torch.float32)
     gate, up = (rows @ fmt.values(q1, s1, torch.float32).T).chunk(2, 1)
     h = (gate * up).to(BF16)
@@ -260,6 +294,7 @@ def test_counts(fmt: Format) -> None:
         assert_near(changed.run("hip", PLAIN), changed.exact)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("chosen", [6, 16])
 def test_lists_of_many_tokens(chosen: int) -> None:
     """By several workgroups, of choices that lanes share evenly or not, one of them twice."""
@@ -315,6 +350,7 @@ def test_strided_rows_and_memory_around(fmt: Format) -> None:
         problem.with_(x=columns).run("hip", PLAIN)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("columns", "rows", "slots", "ring"),
     [(0, 1, 0, 0), (16, 1, 0, 0), (0, 1, 0, 1), (32, 1, 3, 0), (32, 2, 3, 0)],
@@ -389,7 +425,7 @@ FUSED = [
     ((150, 256, 256, 3, 3, 2, BF16), (16, 16, 1)),
     ((40, 256, 768, 3, 3, 2, BF16), (16, 4, 2)),
     ((70, 256, 512, 5, 2, 1, BF16), (32, 4, 2)),
-]  # fmt: skip
+]
 
 
 def test_rows_that_never_leave_the_chip() -> None:
@@ -433,13 +469,14 @@ SUMS = [
     ((150, 256, 768, 3, 3, 2, BF16), (16, 7, 4, 2)),
     ((70, 256, 1024, 5, 2, 1, BF16), (32, 2, 4, 2)),
     ((300, 256, 512, 70, 4, 0, BF16), (32, 5, 4, 2)),
-]  # fmt: skip
+]
 
 
 def _sums(columns: int, waves: int, slots: int, rows: int = 1) -> MxMoeConfig:
     return MxMoeConfig(1, 4, 1, waves, 1, 2, columns, rows, slots=slots)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("kernel", "i", "config"),
     [("moe_mx_down_sums", 512, _sums(32, 3, 4)), ("moe_mx_down_deep", 2048, _sums(32, 2, 4, 2))],
@@ -487,8 +524,9 @@ def test_down_waits_for_no_loads_before_the_next() -> None:
         problem.run("hip", config)
     down = t.launches[-1]
     waves = down.sampled["workgroups"] * config.down_n
-    loop = [pc["text"] for pc in sorted(down.pcs, key=lambda pc: pc["offset"])
-            if pc["issued"] > waves]  # fmt: skip
+    loop = [
+        pc["text"] for pc in sorted(down.pcs, key=lambda pc: pc["offset"]) if pc["issued"] > waves
+    ]
     loads = [i for i, text in enumerate(loop) if text.startswith("buffer_load_dwordx4")]
     waits = [i for i, text in enumerate(loop) if text.startswith("s_waitcnt") and _waits(text)]
     assert len(loads) == 8, "two items of a row tile and a tile of weights, two pieces each"
@@ -501,8 +539,10 @@ def _waits(text: str) -> bool:
     return (word & 15 | word >> 14 << 4) < 63
 
 
-@pytest.mark.parametrize(("d", "columns", "m_tiles"), [(1024, 0, 4), (3072, 0, 8), (1024, 16, 8),
-                                                       (3072, 16, 4)])  # fmt: skip
+@pytest.mark.thin(5)
+@pytest.mark.parametrize(
+    ("d", "columns", "m_tiles"), [(1024, 0, 4), (3072, 0, 8), (1024, 16, 8), (3072, 16, 4)]
+)
 def test_more_weights_on_their_way(d: int, columns: int, m_tiles: int) -> None:
     """The same bits and no spills, of hardly more steps than are on their way, too."""
     problem = random_problem(MXFP4, 70, d, 256, 3, 2).shuffled()
@@ -515,7 +555,7 @@ def test_more_weights_on_their_way(d: int, columns: int, m_tiles: int) -> None:
     assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(11)
 @pytest.mark.parametrize(("m_tiles", "up_n"), [(9, 3), (4, 3), (9, 4), (8, 3), (8, 4), (4, 4)])
 @pytest.mark.parametrize("i", [512, 256])
 def test_tiles_of_few_columns(m_tiles: int, up_n: int, i: int) -> None:
@@ -535,11 +575,18 @@ def test_tiles_of_few_columns(m_tiles: int, up_n: int, i: int) -> None:
     assert torch.equal(got, wanted), f"{(got != wanted).sum()} differ"
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(7)
 @pytest.mark.parametrize("columns", [16, 0])
-@pytest.mark.parametrize("shape", [(141, 512, 256, 3, 2, 1), (3, 256, 256, 5, 2, 0),
-                                   (330, 1024, 256, 4, 2, 1), (170, 512, 512, 3, 2, 2),
-                                   (40, 768, 2048, 2, 1, 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (141, 512, 256, 3, 2, 1),
+        (3, 256, 256, 5, 2, 0),
+        (330, 1024, 256, 4, 2, 1),
+        (170, 512, 512, 3, 2, 2),
+        (40, 768, 2048, 2, 1, 0),
+    ],
+)
 def test_weights_of_many_rows_once(shape: Any, columns: int) -> None:
     """Gate and up by weights in LDS: the bits of registers, without spills; one step of K and more,
     nine tiles of rows of a part, rows beyond it, parts of tiles."""
@@ -581,6 +628,7 @@ def _check_padded_scales(fmt: Format, sizes: tuple[int, int], launches: str) -> 
     assert_near(got, exact)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("launches", PADDED_BY)
 @pytest.mark.parametrize("word", ["mxfp4", "mxfp8"])
 def test_padded_scales(word: str, launches: str) -> None:
@@ -627,23 +675,38 @@ def test_padded_scales_in_a_call() -> None:
     assert_near(plain, problem.exact)
     raw = problem.w1_scale, problem.w2_scale
     whole = [shuffle_scale(s.flatten(0, 1)) for s in raw]
-    least = [Shuffled(s.data[: 32 * ceil(r.shape[0] * r.shape[1], 32)], "32x8")
-             for s, r in zip(whole, raw, strict=True)]  # fmt: skip
-    by_expert = [Shuffled(s.data[: r.shape[0] * r.shape[1]].view(*r.shape[:2], -1), "32x8")
-                 for s, r in zip(whole, raw, strict=True)]  # fmt: skip
+    least = [
+        Shuffled(s.data[: 32 * ceil(r.shape[0] * r.shape[1], 32)], "32x8")
+        for s, r in zip(whole, raw, strict=True)
+    ]
+    by_expert = [
+        Shuffled(s.data[: r.shape[0] * r.shape[1]].view(*r.shape[:2], -1), "32x8")
+        for s, r in zip(whole, raw, strict=True)
+    ]
     assert whole[0].data.shape[0] > 3 * 192 and whole[0].data.shape[1] == 16
     for scales in (whole, least, by_expert):
         made = problem.with_(w1_scale=scales[0], w2_scale=scales[1])
         assert torch.equal(made.call(), plain)
         got = compat.fused_moe(
-            problem.x, problem.w1, problem.w2, problem.topk_weights, problem.topk_ids,
-            quant_type=compat.QuantType.per_1x32, w1_scale=scales[0].data, w2_scale=scales[1].data,
-        )  # fmt: skip
+            problem.x,
+            problem.w1,
+            problem.w2,
+            problem.topk_weights,
+            problem.topk_ids,
+            quant_type=compat.QuantType.per_1x32,
+            w1_scale=scales[0].data,
+            w2_scale=scales[1].data,
+        )
         assert torch.equal(got, up)
 
 
-RAW = [(m_tiles, n, stage, each, chunk) for m_tiles, n in ((2, 8), (1, 4), (4, 4), (8, 4))
-       for stage in (1, 2) for each in (5, 1) for chunk in (1, 4)]  # fmt: skip
+RAW = [
+    (m_tiles, n, stage, each, chunk)
+    for m_tiles, n in ((2, 8), (1, 4), (4, 4), (8, 4))
+    for stage in (1, 2)
+    for each in (5, 1)
+    for chunk in (1, 4)
+]
 
 
 @pytest.mark.thin(16)
@@ -652,10 +715,19 @@ def test_raw_rows_with_a_tail_spill_nothing(fmt: Format, case: tuple[int, ...]) 
     """Rows of weights as they are, K that no step divides: the most addresses there are."""
     m_tiles, n, stage, each, chunk = case
     defines = {
-        **EXPERTS, "FORMAT": fmt.name, "M_TILES": m_tiles, "N_WAVES": n, "K_WAVES": 1, "TAIL": 1,
-        "STAGE": stage, "EACH": each, "CHUNK": chunk, "SHUFFLED": 0, "SHUFFLED_SCALES": 0,
+        **EXPERTS,
+        "FORMAT": fmt.name,
+        "M_TILES": m_tiles,
+        "N_WAVES": n,
+        "K_WAVES": 1,
+        "TAIL": 1,
+        "STAGE": stage,
+        "EACH": each,
+        "CHUNK": chunk,
+        "SHUFFLED": 0,
+        "SHUFFLED_SCALES": 0,
         "TILED_H": 0,
-    }  # fmt: skip
+    }
     built = moe_mx_experts_kernel.build("gfx950", defines).meta.kernels["moe_mx_experts"]
     used = built.resources
     assert used["sgpr_spills"] == used["vgpr_spills"] == used["scratch"] == 0, used
@@ -713,8 +785,9 @@ def test_the_call(fmt: Format) -> None:
     out = torch.full_like(first, math.nan)
     assert problem.call(out=out) is out and torch.equal(out, first)
     assert_near(problem.call(config=CONFIGS[1]), problem.exact)
-    empty = problem.with_(x=problem.x[:0], topk_weights=problem.topk_weights[:0],
-                          topk_ids=problem.topk_ids[:0])  # fmt: skip
+    empty = problem.with_(
+        x=problem.x[:0], topk_weights=problem.topk_weights[:0], topk_ids=problem.topk_ids[:0]
+    )
     assert empty.call().shape == (0, 256)
 
 
@@ -725,8 +798,9 @@ def test_a_layer(fmt: Format) -> None:
     router = (torch.randn(4, 256, generator=generator) / 16).to(BF16)
     scales = {"w1_scale": problem.w1_scale, "w2_scale": problem.w2_scale}
     with rfops.vgpu.profile() as p:
-        got = rfops.moe_layer(problem.x, router, problem.w1, problem.w2, 2, num_shared=1,
-                              quant=fmt.word, **scales)  # fmt: skip
+        got = rfops.moe_layer(
+            problem.x, router, problem.w1, problem.w2, 2, num_shared=1, quant=fmt.word, **scales
+        )
     assert len(p.launches) in (4, 5) and p.launches[0].kernel == "moe_router"
     weights, ids = rfops.moe_router(problem.x, router, 2)
     assert torch.equal(got, problem.with_(topk_weights=weights, topk_ids=ids).call())
@@ -743,8 +817,9 @@ def test_the_challenge(case: Any) -> None:
     assert width == config["d_expert_pad"] and x.shape[1] == config["d_hidden_pad"]
     given = [Shuffled(w, "16x16") for w in (w1, w2)]
     scales = [Shuffled(s, "32x8") for s in (s1, s2)]
-    got = fused_moe(x, *given, topk_weights, topk_ids, quant="mxfp4", w1_scale=scales[0],
-                    w2_scale=scales[1])  # fmt: skip
+    got = fused_moe(
+        x, *given, topk_weights, topk_ids, quant="mxfp4", w1_scale=scales[0], w2_scale=scales[1]
+    )
     assert_near(got, moe_mxfp4.layer(data))
 
 
@@ -753,20 +828,28 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "fp32 rows": ({"x": P.x.float()}, "x must be bfloat16 or float16, got .*; convert it"),
     "a dtype": ({"w1": P.w1.float()}, "w1 must be uint8"),
     "another D": ({"x": P.x[:, :128]}, r"w1 must be a \[E, N, D/2=64\] tensor"),
-    "gate alone": ({"w1": P.w1[:, :256].contiguous(), "w1_scale": P.w1_scale[:, :256].contiguous()},
-                   "w1 must be of 2 . I = 512 rows an expert"),
+    "gate alone": (
+        {"w1": P.w1[:, :256].contiguous(), "w1_scale": P.w1_scale[:, :256].contiguous()},
+        "w1 must be of 2 . I = 512 rows an expert",
+    ),
     "no scale": ({"w1_scale": None}, "w1_scale must be a .* tensor, got NoneType"),
     "scales of fewer": ({"w2_scale": P.w2_scale[:2].contiguous()}, "w2_scale must be a"),
     "one shuffled": ({"w1": shuffle_weight(P.w1)}, "w2 must be 16x16 as w1 is, got raw"),
-    "one scale shuffled": ({"w1_scale": shuffle_scale(P.w1_scale.flatten(0, 1))},
-                           "w2_scale must be 32x8 as w1_scale is, got raw"),
-    "scales as weights": ({"w1": shuffle_scale(P.w1_scale.flatten(0, 1)),
-                           "w2": shuffle_scale(P.w2_scale.flatten(0, 1))},
-                          "w_layout must be raw or 16x16, got '32x8'"),
+    "one scale shuffled": (
+        {"w1_scale": shuffle_scale(P.w1_scale.flatten(0, 1))},
+        "w2_scale must be 32x8 as w1_scale is, got raw",
+    ),
+    "scales as weights": (
+        {
+            "w1": shuffle_scale(P.w1_scale.flatten(0, 1)),
+            "w2": shuffle_scale(P.w2_scale.flatten(0, 1)),
+        },
+        "w_layout must be raw or 16x16, got '32x8'",
+    ),
     "many shared": ({"num_shared": 4}, "num_shared must be an int from 0 to 3, got 4"),
     "a rounding": ({"rounding": "odd"}, "rounding must be even, up or down, got 'odd'"),
     "float ids": ({"topk_ids": P.topk_ids.float()}, "topk_ids must be int32 or int64"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSALS)
@@ -784,12 +867,18 @@ def test_refusals_of_layouts() -> None:
     few = Shuffled(good.w2_scale.data[: 3 * 288 - 32], "32x8")
     each = torch.stack([shuffle_scale(s).data for s in problem.w2_scale])
     cases = (
-        ({"w1_scale": unpadded}, r"w1_scale must be a \[E=3, N=320, 16\] tensor, 32x8, got "
-         r"\[3, 320, 9\]; pass .* or what shuffle_scale makes of the rows of all experts"),
-        ({"w2_scale": few}, r"w2_scale must be a \[864 or more, columns\] tensor, "
-         r"32x8, got \[832, 8\]; pass one e8m0 byte"),
+        (
+            {"w1_scale": unpadded},
+            r"w1_scale must be a \[E=3, N=320, 16\] tensor, 32x8, got "
+            r"\[3, 320, 9\]; pass .* or what shuffle_scale makes of the rows of all experts",
+        ),
+        (
+            {"w2_scale": few},
+            r"w2_scale must be a \[864 or more, columns\] tensor, "
+            r"32x8, got \[832, 8\]; pass one e8m0 byte",
+        ),
         ({"w2_scale": Shuffled(each, "32x8")}, r"w2_scale must be a \[E=3, D=288, SI\] tensor"),
-    )  # fmt: skip
+    )
     for changes, message in cases:
         with pytest.raises(ValueError, match=f"^fused_moe_mxfp4: {message}"):
             good.with_(**changes).call()

@@ -49,15 +49,19 @@ SMALL = MoeConfig(16, 1, 1, 2)  # for any shape; few variants, as each takes hal
 def check(problem: Problem, device: torch.device, config: MoeConfig | None = None) -> None:
     """The HIP kernel, whatever the route would be."""
     config = config or default_moe(
-        problem.w.shape[1], problem.w.shape[2], problem.w.shape[0], problem.num_valid_tokens,
+        problem.w.shape[1],
+        problem.w.shape[2],
+        problem.w.shape[0],
+        problem.num_valid_tokens,
         problem.block_m,
-    )  # fmt: skip
+    )
     assert_correct(run(problem, device, config=config), problem)
 
 
 # ---------------------------------------------------------------- values
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("gemm", [1, 2])
 @pytest.mark.parametrize("experts", [256, 128, 64, 32])
 def test_experts(experts: int, gemm: int, gfx950: torch.device) -> None:
@@ -78,9 +82,14 @@ def test_odd_sizes(k: int, n: int, gfx950: torch.device) -> None:
 
 
 VARIANTS = [
-    MoeConfig(16, 1, 1, 1), MoeConfig(16, 4, 1, 2), MoeConfig(16, 1, 3, 8), MoeConfig(16, 3, 2, 3),
-    MoeConfig(8, 1, 1, 1), MoeConfig(8, 3, 2, 2), MoeConfig(8, 2, 1, 16),
-]  # fmt: skip
+    MoeConfig(16, 1, 1, 1),
+    MoeConfig(16, 4, 1, 2),
+    MoeConfig(16, 1, 3, 8),
+    MoeConfig(16, 3, 2, 3),
+    MoeConfig(8, 1, 1, 1),
+    MoeConfig(8, 3, 2, 2),
+    MoeConfig(8, 2, 1, 16),
+]
 
 
 @pytest.mark.thin(3)
@@ -106,8 +115,12 @@ def test_weights_with_either_a_div(gemm: int, weighted: bool, gfx950: torch.devi
 
 def test_a_div_that_is_not_top_k(gfx950: torch.device) -> None:
     problem = problem_of(spread(6, 4, 8), 8, 24, 256, gemm=2)
-    check(dataclasses.replace(problem, a_div=3, a_q=problem.a_q[:8].clone(),
-                              a_scale=problem.a_scale[:8].clone()), gfx950)  # fmt: skip
+    check(
+        dataclasses.replace(
+            problem, a_div=3, a_q=problem.a_q[:8].clone(), a_scale=problem.a_scale[:8].clone()
+        ),
+        gfx950,
+    )
 
 
 @pytest.mark.parametrize("config", [MoeConfig(16, 2, 3, 8), MoeConfig(8, 2, 1, 8)], ids=str)
@@ -256,8 +269,16 @@ def test_writes_its_output_and_reads_its_inputs_only(
 ) -> None:
     """NaN around payloads, scales and weights; ids around the ids; a pattern around out."""
     plain = problem_of(ragged(9, 2, 4), 4, n, k, block_m, gemm=2)
-    poison = {"a_q": 0x7F, "w": 0x7F, "a_scale": 255, "w_scale": 255, "weights": 255,
-              "sorted_token_ids": 0, "expert_ids": 0, "num_tokens_post_padded": 0x7F}  # fmt: skip
+    poison = {
+        "a_q": 0x7F,
+        "w": 0x7F,
+        "a_scale": 255,
+        "w_scale": 255,
+        "weights": 255,
+        "sorted_token_ids": 0,
+        "expert_ids": 0,
+        "num_tokens_post_padded": 0x7F,
+    }
     problem = plain.to(gfx950)
     for name, byte in poison.items():
         problem = dataclasses.replace(problem, **{name: surround(getattr(problem, name), byte)[0]})
@@ -321,9 +342,11 @@ def test_weights_beyond_2_gib(experts: int, k: int, gfx950: torch.device) -> Non
     for index, expert in enumerate(chosen):
         w[expert], w_scale[expert] = small.w[index].view(torch.uint8), small.w_scale[index]
     large = dataclasses.replace(
-        small, w=w.view(torch.float8_e4m3fn), w_scale=w_scale,
+        small,
+        w=w.view(torch.float8_e4m3fn),
+        w_scale=w_scale,
         expert_ids=torch.tensor(chosen, dtype=torch.int32)[small.expert_ids],
-    )  # fmt: skip
+    )
     assert_correct(run(large, gfx950, config=MoeConfig(16, 1, 1, 4)), small)
 
 
@@ -333,9 +356,11 @@ def test_out_beyond_2_gib(gfx950: torch.device) -> None:
     small = problem_of(torch.zeros(1, 1, dtype=torch.int32), 1, n, 64, block_m=1)
     out = mapped(rows, n * 2).view(BF16)
     problem = dataclasses.replace(
-        small, num_valid_tokens=rows, a_div=rows,
+        small,
+        num_valid_tokens=rows,
+        a_div=rows,
         sorted_token_ids=torch.tensor([rows - 1], dtype=torch.int32),
-    )  # fmt: skip
+    )
     grouped_gemm_mxfp8(*problem.args(), out=out, config=MoeConfig(16, 4, 1, 1))
     assert_correct(out[rows - 1 :], small)
     assert not out[0].any()
@@ -346,10 +371,16 @@ def test_beyond_signed_offsets_goes_to_another_route(large: str, gfx950: torch.d
     """A workgroup's 64 rows of w, or a_q, of 2 GiB: HIP refuses, another route takes the call."""
     k, a_rows = (2**25, 1) if large == "w" else (2**16, 2**15)
     problem = Problem(
-        mapped(a_rows, k).view(torch.float8_e4m3fn), mapped(a_rows, k // 32),
-        mapped(1, 1, k).view(torch.float8_e4m3fn), mapped(1, 1, k // 32),
-        *(torch.zeros(1, dtype=torch.int32) for _ in range(3)), 1, 1, 1, 1,
-    )  # fmt: skip
+        mapped(a_rows, k).view(torch.float8_e4m3fn),
+        mapped(a_rows, k // 32),
+        mapped(1, 1, k).view(torch.float8_e4m3fn),
+        mapped(1, 1, k // 32),
+        *(torch.zeros(1, dtype=torch.int32) for _ in range(3)),
+        1,
+        1,
+        1,
+        1,
+    )
     with pytest.raises(ValueError, match=r"config must be of a kernel that takes .*2 GiB"):
         grouped_gemm_mxfp8(*problem.args(), config=SMALL)
     chosen = grouped_route(1, 1, k, 1, 1, 1, False, 1, A=a_rows)
@@ -364,11 +395,18 @@ def test_one_experts_weights_beyond_2_gib(gfx950: torch.device) -> None:
     """The last row of w starts beyond 2^31; half a minute, as all rows are read."""
     n, k = 2**14 + 1, 2**17
     problem = Problem(
-        mapped(1, k).view(torch.float8_e4m3fn), mapped(1, k // 32) + 127,
-        mapped(1, n, k).view(torch.float8_e4m3fn), mapped(1, n, k // 32),
-        torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32),
-        torch.ones(1, dtype=torch.int32), 1, 1, 1, 1,
-    )  # fmt: skip
+        mapped(1, k).view(torch.float8_e4m3fn),
+        mapped(1, k // 32) + 127,
+        mapped(1, n, k).view(torch.float8_e4m3fn),
+        mapped(1, n, k // 32),
+        torch.zeros(1, dtype=torch.int32),
+        torch.zeros(1, dtype=torch.int32),
+        torch.ones(1, dtype=torch.int32),
+        1,
+        1,
+        1,
+        1,
+    )
     problem.a_q.view(torch.uint8).fill_(0x38)
     problem.w.view(torch.uint8)[0, -1, -1] = 0x38  # 1.0
     problem.w_scale[0, -1] = 127
@@ -389,9 +427,13 @@ def test_whole_layer(gfx950: torch.device) -> None:
         return torch.randn(shape, generator=generator)
 
     (x, x_scale), (w1, w1_scale), (w2, w2_scale) = (
-        quant_mxfp8(t) for t in (normal(tokens, width), normal(experts, 2 * inner, width) / 16,
-                                 normal(experts, width, inner) / 10)
-    )  # fmt: skip
+        quant_mxfp8(t)
+        for t in (
+            normal(tokens, width),
+            normal(experts, 2 * inner, width) / 16,
+            normal(experts, width, inner) / 10,
+        )
+    )
     topk_ids = spread(tokens, top_k, experts)
     weights = torch.softmax(normal(tokens, top_k), dim=1)
     rows = tokens * top_k

@@ -40,6 +40,7 @@ def _outside(ids: torch.Tensor, experts: int) -> torch.Tensor:
     return (ids < 0) | (ids >= experts)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("shared", [0, 1])
 @pytest.mark.parametrize("dtype", BEYOND, ids=["i32", "i64"])
 @pytest.mark.parametrize(("name", "kernel"), KERNELS, ids=map(" ".join, KERNELS))
@@ -48,8 +49,9 @@ def test_ids_outside_add_nothing(
 ) -> None:
     """Weights of theirs are NaN. A shared expert's own id is outside too."""
     op = OPS[name]
-    c = op.call_of(arch, M=4, D=256, I=256, E=EXPERTS, K=2, R=EXPERTS - shared,
-                   topk_ids_dtype=dtype)  # fmt: skip
+    c = op.call_of(
+        arch, M=4, D=256, I=256, E=EXPERTS, K=2, R=EXPERTS - shared, topk_ids_dtype=dtype
+    )
     own = op.kernels[kernel]
     if reason := own.refuses(c):
         assert kernel != "torch" and "no kernel for" in reason, reason
@@ -110,8 +112,10 @@ def test_sorting_and_experts_of_aiter(dtype: torch.dtype) -> None:
         for a, b in zip(*sorts, strict=True):
             assert torch.equal(a, b)
     generator = torch.Generator().manual_seed(1)
-    x, w1, w2 = (torch.randn(*shape, generator=generator).bfloat16() / 8
-                 for shape in ((4, 64), (2, 128, 64), (2, 64, 64)))  # fmt: skip
+    x, w1, w2 = (
+        torch.randn(*shape, generator=generator).bfloat16() / 8
+        for shape in ((4, 64), (2, 128, 64), (2, 64, 64))
+    )
     got = [compat.fused_moe(x, w1, w2, weights, one, expert_mask=mask) for one in (ids, minus)]
     assert torch.equal(*got)
     assert (got[0] == 0).all(1).tolist() == [True, True, False, False]

@@ -70,10 +70,12 @@ TRITON = {
     "no rows": (random_ids(0, 8), 16, 8, {}),
     "a map": (random_ids(1100, 8), 16, 8, {"expert_map": half_local(8)}),
     "local": (
-        random_ids(1100, 8, outside=1), 16, 8,
+        random_ids(1100, 8, outside=1),
+        16,
+        8,
         {"expert_map": half_local(8), "ignore_invalid_experts": True},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.thin(3)

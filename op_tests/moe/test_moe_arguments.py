@@ -13,9 +13,24 @@ import rfops
 
 BF16 = torch.bfloat16
 JUNK: tuple[Any, ...] = (
-    None, 3, -1, 2.5, "a", True, {}, object(), b"x", float("nan"), 2**70, torch.float16,
-    torch.tensor(3), [1, 2], [None], (None, None), ([], []),
-)  # fmt: skip
+    None,
+    3,
+    -1,
+    2.5,
+    "a",
+    True,
+    {},
+    object(),
+    b"x",
+    float("nan"),
+    2**70,
+    torch.float16,
+    torch.tensor(3),
+    [1, 2],
+    [None],
+    (None, None),
+    ([], []),
+)
 E, D, I, M, K = 3, 128, 128, 4, 2  # noqa: E741 - the formula's own letters
 
 
@@ -28,14 +43,20 @@ def _weights(fmt: str) -> dict[str, Any]:
         quant = rfops.quant_mxfp4 if fmt == "mxfp4" else rfops.quant_mxfp8
         (q1, s1), (q2, s2) = (quant(w.float().flatten(0, 1)) for w in (w1, w2))
         return {
-            "w1": q1.view(E, 2 * I, -1), "w2": q2.view(E, D, -1), "quant": fmt,
-            "w1_scale": s1.view(E, 2 * I, -1), "w2_scale": s2.view(E, D, -1),
-        }  # fmt: skip
+            "w1": q1.view(E, 2 * I, -1),
+            "w2": q2.view(E, D, -1),
+            "quant": fmt,
+            "w1_scale": s1.view(E, 2 * I, -1),
+            "w2_scale": s2.view(E, D, -1),
+        }
     if fmt == "fp8_blockscale":
         return {
-            "w1": w1.to(torch.float8_e4m3fn), "w2": w2.to(torch.float8_e4m3fn), "quant": fmt,
-            "w1_scale": torch.ones(E, 2, 1), "w2_scale": torch.ones(E, 1, 1),
-        }  # fmt: skip
+            "w1": w1.to(torch.float8_e4m3fn),
+            "w2": w2.to(torch.float8_e4m3fn),
+            "quant": fmt,
+            "w1_scale": torch.ones(E, 2, 1),
+            "w2_scale": torch.ones(E, 1, 1),
+        }
     return {"w1": w1, "w2": w2}
 
 
@@ -56,10 +77,18 @@ def _cases() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     (a, a_scale), w = rfops.quant_mxfp8(torch.randn(M, D)), _weights("mxfp8")
     names = "a_q", "a_scale", "w", "w_scale", "sorted_token_ids", "expert_ids"
     given = a, a_scale, w["w1"], w["w1_scale"], *layout[:2]
-    cases["grouped_gemm_mxfp8"] = rfops.grouped_gemm_mxfp8, {
-        **dict(zip(names, given, strict=True)), "num_tokens_post_padded": layout[2],
-        "num_valid_tokens": M * K, "top_k": K, "block_m": 16, "out_dtype": BF16, "a_div": K,
-    }  # fmt: skip
+    cases["grouped_gemm_mxfp8"] = (
+        rfops.grouped_gemm_mxfp8,
+        {
+            **dict(zip(names, given, strict=True)),
+            "num_tokens_post_padded": layout[2],
+            "num_valid_tokens": M * K,
+            "top_k": K,
+            "block_m": 16,
+            "out_dtype": BF16,
+            "a_div": K,
+        },
+    )
     return cases
 
 

@@ -31,14 +31,34 @@ BF16, I32 = torch.bfloat16, torch.int32
 def vllm_fused_moe(p: Problem, w1: Any, w2: Any, ids: torch.Tensor, **changes: Any) -> torch.Tensor:
     """_rocm_aiter_fused_moe_impl: thirteen by position, the rest by name."""
     options: dict[str, Any] = {
-        "expert_mask": None, "activation": compat.ActivationType(0),
-        "quant": compat.QuantType(0), "doweight": False, "w1_scale": None, "w2_scale": None,
-        "a1_scale": None, "a2_scale": None, "num_local_tokens": None, "dtype": None,
-        "hidden_pad": 0, "intermediate_pad": 0, "bias1": None, "bias2": None,
-        "moe_sorting_dispatch_policy": 0, "swiglu_limit": 0.0, **changes,
-    }  # fmt: skip
-    names = ("expert_mask", "activation", "quant", "doweight", "w1_scale", "w2_scale", "a1_scale",
-             "a2_scale")  # fmt: skip
+        "expert_mask": None,
+        "activation": compat.ActivationType(0),
+        "quant": compat.QuantType(0),
+        "doweight": False,
+        "w1_scale": None,
+        "w2_scale": None,
+        "a1_scale": None,
+        "a2_scale": None,
+        "num_local_tokens": None,
+        "dtype": None,
+        "hidden_pad": 0,
+        "intermediate_pad": 0,
+        "bias1": None,
+        "bias2": None,
+        "moe_sorting_dispatch_policy": 0,
+        "swiglu_limit": 0.0,
+        **changes,
+    }
+    names = (
+        "expert_mask",
+        "activation",
+        "quant",
+        "doweight",
+        "w1_scale",
+        "w2_scale",
+        "a1_scale",
+        "a2_scale",
+    )
     first = [options.pop(name) for name in names]
     return compat.fused_moe(p.x, w1, w2, p.topk_weights, ids, *first, **options)
 
@@ -94,12 +114,25 @@ def test_fused_moe_as_sglang_calls_it(experts: Problem) -> None:
     """AiterRunnerCore.run: all by name; weights of aiter's shuffle_weight carry its mark."""
     p = experts
     got = compat.fused_moe(
-        hidden_states=p.x, w1=shuffled(p.w1), w2=shuffled(p.w2), topk_weight=p.topk_weights,
-        topk_ids=p.topk_ids, quant_type=compat.QuantType.No, activation=compat.ActivationType.Silu,
-        w1_scale=None, w2_scale=None, a1_scale=None, a2_scale=None, bias1=None, bias2=None,
-        expert_mask=None, doweight_stage1=False, hidden_pad=0, intermediate_pad=0,
+        hidden_states=p.x,
+        w1=shuffled(p.w1),
+        w2=shuffled(p.w2),
+        topk_weight=p.topk_weights,
+        topk_ids=p.topk_ids,
+        quant_type=compat.QuantType.No,
+        activation=compat.ActivationType.Silu,
+        w1_scale=None,
+        w2_scale=None,
+        a1_scale=None,
+        a2_scale=None,
+        bias1=None,
+        bias2=None,
+        expert_mask=None,
+        doweight_stage1=False,
+        hidden_pad=0,
+        intermediate_pad=0,
         gate_mode="separated",
-    )  # fmt: skip
+    )
     assert_correct(got, p)
 
 
@@ -254,8 +287,9 @@ def test_biased_grouped_topk_as_vllm_calls_it(is_wide: bool) -> None:
     weights, ids = (t.split([4, 1], dim=1)[0] for t in (all_weights, all_ids))
     if not is_wide:
         weights, ids = torch.full((9, 4), math.nan), torch.full((9, 4), -7, dtype=I32)
-    given = compat.biased_grouped_topk(logits, bias, weights, ids, 8, 4, True,
-                                       routed_scaling_factor=2.5)  # fmt: skip
+    given = compat.biased_grouped_topk(
+        logits, bias, weights, ids, 8, 4, True, routed_scaling_factor=2.5
+    )
     assert given is None
     how: dict[str, Any] = {"num_groups": 8, "topk_groups": 4, "renormalize": True}
     assert_chosen((weights, ids), choose(logits, bias, 4, score="sigmoid", scale=2.5, **how))
@@ -320,13 +354,15 @@ def test_moe_sorting(masked: bool, local: int | None) -> None:
 
 
 SORTING_REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
-    "weights": ({"topk_weights": torch.ones(3, 2)},
-                r"topk_weights must be \[4, 2\] as topk_ids is, got \[3, 2\] float32"),
+    "weights": (
+        {"topk_weights": torch.ones(3, 2)},
+        r"topk_weights must be \[4, 2\] as topk_ids is, got \[3, 2\] float32",
+    ),
     "local ids": ({"return_local_topk_ids": True}, "return_local_topk_ids must be False, got True"),
     "no sum": ({"accumulate": False}, "accumulate must be True, got False"),
     "flat": ({"flat": True}, "flat must be False, got True"),
     "aux": ({"output_aux": True}, "output_aux must be False, got True"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", SORTING_REFUSALS)

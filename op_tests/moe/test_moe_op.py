@@ -61,10 +61,17 @@ def test_the_floor_has_the_experts_that_are_chosen(m: int, routed: int, shared: 
 
 
 def test_the_floor_has_the_peak_of_what_is_multiplied() -> None:
-    by = {name: op.product_type(op.call_of("gfx950", M=64, D=1024, I=512, E=8, K=2))
-          for name, op in OPS.items()}  # fmt: skip
-    assert by == {"fused_moe": "bf16", "fused_moe_tables": "bf16", "fused_moe_fp8": "fp8",
-                  "fused_moe_mxfp4": "fp4", "fused_moe_mxfp8": "fp8"}  # fmt: skip
+    by = {
+        name: op.product_type(op.call_of("gfx950", M=64, D=1024, I=512, E=8, K=2))
+        for name, op in OPS.items()
+    }
+    assert by == {
+        "fused_moe": "bf16",
+        "fused_moe_tables": "bf16",
+        "fused_moe_fp8": "fp8",
+        "fused_moe_mxfp4": "fp4",
+        "fused_moe_mxfp8": "fp8",
+    }
     op = OPS["fused_moe_mxfp4"]
     c = op.call_of("gfx950", **op.shapes["published"][-1])
     c.tensors.update(dict.fromkeys((arg.name for arg in op.declaration.tensors), None))

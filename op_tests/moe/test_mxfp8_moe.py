@@ -27,8 +27,11 @@ def test_counters(n: int, k: int, rows: int, gfx950: torch.device) -> None:
     problem = problem_of(topk_ids, 3, n, k, block_m=16)
     in_use = problem.sorted_token_ids[:48]
     with rfops.vgpu.profile() as profile:
-        run(dataclasses.replace(problem, sorted_token_ids=in_use), gfx950,
-            config=MoeConfig(16, 1, 2, 3))  # fmt: skip
+        run(
+            dataclasses.replace(problem, sorted_token_ids=in_use),
+            gfx950,
+            config=MoeConfig(16, 1, 2, 3),
+        )
     (launch,) = profile.launches
     blocks, tiles = 3, n // 16
     assert launch.mfma == {"v_mfma_scale_f32_16x16x128_f8f6f4": blocks * tiles * k // 128}
@@ -79,8 +82,11 @@ def test_resources(block_m: int, gfx950: torch.device) -> None:
     few = [config for config in candidates if config.waves <= 8]
     many = [config for config in candidates if config.waves > 8]
     checked = {default_moe(1536, 6144, 128, 4, block_m)}
-    checked |= {max(group, key=lambda c: moe_module._registers(c, block_m, 256))
-                for group in (few, many) if group}  # fmt: skip
+    checked |= {
+        max(group, key=lambda c: moe_module._registers(c, block_m, 256))
+        for group in (few, many)
+        if group
+    }
     for config in checked:
         defines = config.defines(block_m, 256, 1, True, BF16)
         resources = mxfp8_moe.bind(device=gfx950, defines=defines).resources

@@ -49,11 +49,16 @@ def challenge(x: torch.Tensor, w: torch.Tensor, k: int) -> tuple[torch.Tensor, t
 @pytest.mark.parametrize(
     ("m", "d", "e", "k", "dtype"),
     [
-        (16, 256, 32, 4, F16), (1, 8, 1, 1, F16), (37, 520, 33, 5, BF16), (50, 1032, 4, 4, F16),
-        (17, 264, 65, 8, BF16), (5, 512, 256, 8, BF16), (3, 264, 512, 16, F16),
+        (16, 256, 32, 4, F16),
+        (1, 8, 1, 1, F16),
+        (37, 520, 33, 5, BF16),
+        (50, 1032, 4, 4, F16),
+        (17, 264, 65, 8, BF16),
+        (5, 512, 256, 8, BF16),
+        (3, 264, 512, 16, F16),
         (9, 296, 300, 3, F16),
     ],
-)  # fmt: skip
+)
 def test_exact_logits(
     m: int, d: int, e: int, k: int, dtype: torch.dtype, device: torch.device
 ) -> None:

@@ -64,9 +64,15 @@ def exact_softmax(logits: torch.Tensor, k: int, renormalize: bool) -> tuple[Any,
 
 
 def exact_grouped(
-    logits: torch.Tensor, k: int, groups: int, taken: int, bias: torch.Tensor | None,
-    renormalize: bool, score: str, scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    logits: torch.Tensor,
+    k: int,
+    groups: int,
+    taken: int,
+    bias: torch.Tensor | None,
+    renormalize: bool,
+    score: str,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Token by token, in fp64, with lists."""
     rows, chosen = [], []
     for row in logits.cpu().double():
@@ -94,10 +100,17 @@ def exact_grouped(
 @pytest.mark.parametrize(
     ("m", "e", "k", "dtype"),
     [
-        (1, 1, 1, F32), (300, 3, 2, F16), (65, 8, 8, BF16), (70, 33, 5, F32), (9, 64, 6, F16),
-        (33, 129, 4, F32), (5, 256, 8, F32), (3, 385, 16, F32), (2, 512, 16, F32),
+        (1, 1, 1, F32),
+        (300, 3, 2, F16),
+        (65, 8, 8, BF16),
+        (70, 33, 5, F32),
+        (9, 64, 6, F16),
+        (33, 129, 4, F32),
+        (5, 256, 8, F32),
+        (3, 385, 16, F32),
+        (2, 512, 16, F32),
     ],
-)  # fmt: skip
+)
 def test_softmax(
     m: int, e: int, k: int, dtype: torch.dtype, renormalize: bool, device: torch.device
 ) -> None:
@@ -115,9 +128,15 @@ def test_softmax(
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("score", ["sigmoid", "softmax"])
 def test_groups(
-    m: int, e: int, k: int, groups: int, taken: int, with_bias: bool, score: str,
+    m: int,
+    e: int,
+    k: int,
+    groups: int,
+    taken: int,
+    with_bias: bool,
+    score: str,
     device: torch.device,
-) -> None:  # fmt: skip
+) -> None:
     logits = random_logits(m, e)
     bias = random_logits(1, e, seed=5)[0] * 3 if with_bias else None
     expected = exact_grouped(logits, k, groups, taken, bias, True, score, 2.5)
@@ -156,6 +175,7 @@ def test_rounded_scores_are_torchs(dtype: torch.dtype, device: torch.device) -> 
     assert not torch.equal(by_logit.cpu().long(), ids), "else nothing is shown"
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("e", [5, 64, 300])
 def test_what_is_no_number_gives_ids_that_are_experts(e: int, device: torch.device) -> None:
     logits = random_logits(8, e)
@@ -260,6 +280,7 @@ def test_checker_finds_nothing(arch: str, monkeypatch: pytest.MonkeyPatch) -> No
 # ---------------------------------------------------------------- what it does
 
 
+@pytest.mark.thin(3)
 def test_resources(device: torch.device) -> None:
     for op, sizes in (
         (softmax_module.OP, {"E": 512, "K": 16}),

@@ -3,8 +3,8 @@ written, and that the documents say what the machines do."""
 
 from __future__ import annotations
 
-import ast
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 import rfops
-from rfops import later
+from rfops import public
+from rfops.cli import new
+from rfops.dispatch.op import ops
 from rfops.jit import paths
 from rfops.jit.build.spec import load_config
 from support import ROOT
@@ -66,7 +68,8 @@ def test_wheel_has_every_source(wheel: Path) -> None:
             for file in (ROOT / part).glob(pattern):
                 assert f"rfops/{part}/{file.relative_to(ROOT / part)}" in names
     python = {str(file.relative_to(ROOT)) for file in (ROOT / "rfops").rglob("*.py")}
-    assert python <= names
+    templates = {str(file.relative_to(ROOT)) for file in (ROOT / "rfops").rglob("*.txt")}
+    assert python <= names and len(templates) == 3 and templates <= names
     assert {"rfops/py.typed", f"rfops-{rfops.__version__}.dist-info/licenses/LICENSE"} <= names
 
 
@@ -74,7 +77,7 @@ def test_wheel_has_nothing_else(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert tops == {"rfops", f"rfops-{rfops.__version__}.dist-info"}
     endings = {Path(n).suffix for n in zipfile.ZipFile(wheel).namelist() if "dist-info" not in n}
-    assert endings <= {".py", ".json", ".hip", ".h", ".cpp", ".md", ".csv", ".typed"}
+    assert endings <= {".py", ".json", ".hip", ".h", ".cpp", ".md", ".csv", ".typed", ".txt"}
 
 
 def test_wheel_runs_where_nothing_can_be_written(
@@ -206,19 +209,18 @@ def test_public_names_are_there() -> None:
     assert callable(rfops.gemm_mxfp8) and callable(rfops.quant_mxfp8), "a module hides its op"
 
 
-def test_names_are_those_that_types_know() -> None:
-    """Once for type checkers, once for Python, which imports them when they are asked for."""
-    tree = ast.parse((ROOT / "rfops" / "__init__.py").read_text(encoding="utf-8"))
-    (block,) = [n for n in tree.body if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n)]
-    typed = {
-        (node.module, alias.name)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    known = {(f"rfops.{m}", name) for m, names in later.MODULES.items() for name in names.split()}
-    assert typed == known | {("rfops", "vgpu")}
-    assert {name for _, name in typed} <= set(rfops.__all__) == set(rfops.__all__) & set(dir(rfops))
+def test_public_names_are_those_of_the_modules() -> None:
+    """rfops/public.py is derived, and has each name once for type checkers and once for Python."""
+    told = "rfops/public.py is not what the modules' __all__ say: run rfops new --names"
+    assert new.PUBLIC.read_text(encoding="utf-8") == new.public_text(), told
+    names = [name for names in public.MODULES.values() for name in names]
+    assert sorted(names) == sorted({*names}) and len(names) > 30
+    assert {*names, "vgpu"} == set(public.__all__) <= set(rfops.__all__) <= set(dir(rfops))
+    assert set(ops()) <= {*names, *BY_FORMAT}
+
+
+# Ops behind fused_moe, one for each format.
+BY_FORMAT = {"fused_moe_fp8", "fused_moe_tables", "fused_moe_mxfp4", "fused_moe_mxfp8"}
 
 
 def test_ops_are_imported_when_they_are_asked_for(tmp_path: Path) -> None:
@@ -257,3 +259,27 @@ def test_a_module_that_waits_for_another_sees_it_once(tmp_path: Path) -> None:
         "print(seen[0].__name__ if 'json' in sys.modules and len(seen) > 3 else '', seen[-3:])\n"
     )
     assert run_python(code, str(tmp_path)).strip() == "json.decoder [1, 1, 2]"
+
+
+PUBLIC_OPS = [name for name in ops() if name in public.__all__]
+_DTYPE = re.compile(r"float\d+|bfloat16|int\d+|e8m0|e4m3|e2m1|fp\d+|bf16|FP8|dtype|of the same")
+
+
+@pytest.mark.parametrize("name", PUBLIC_OPS)
+def test_an_op_says_what_it_takes_and_raises(name: str) -> None:
+    """An entry for each argument; of a tensor its shape and dtype; errors and the source."""
+    function = getattr(rfops, name)
+    text = inspect.getdoc(function) or ""
+    head, _, rest = text.partition("Parameters\n----------\n")
+    assert head.split("\n\n")[0].endswith(".") and re.search(r"\bRaises\s", text), text
+    assert re.search(r"^Source: .*", text, re.M), "the source of the method"
+    entries: dict[str, str] = {}
+    for names, entry in re.findall(r"^([\w, ]+) : ((?:.*\n)(?:[ ]{4}.*\n)*)", rest + "\n", re.M):
+        entries |= dict.fromkeys(names.split(", "), entry)
+    parameters = inspect.signature(function).parameters
+    assert not parameters.keys() - entries.keys(), "arguments without an entry"
+    for argument in ops()[name].declaration.tensors:
+        if argument.name in parameters and not argument.ignored:
+            entry = entries[argument.name]
+            assert "[" in entry or re.search(r"any shape|any size|one float32", entry), entry
+            assert _DTYPE.search(entry), f"{argument.name}: the dtype"

@@ -249,6 +249,7 @@ def test_a_refused_call_is_not_tried_again(
     assert len(tries) == 1 and dict(callee.left) == {"topk_softmax: no": 3}
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("is_refused", [False, True])
 @pytest.mark.parametrize("target", CALLS)
 def test_keys_keep_no_tensor_alive(target: str, is_refused: bool, engines: list[str]) -> None:

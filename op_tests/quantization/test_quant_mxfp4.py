@@ -91,7 +91,7 @@ def thresholds() -> torch.Tensor:
     return x
 
 
-@pytest.mark.thin(5)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 def test_all_16_bit_values(dtype: torch.dtype, mode: str, arch: str) -> None:

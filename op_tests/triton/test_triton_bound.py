@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 import rfops.vgpu
+from rfops.dispatch.kernel import Run
+from rfops.jit import BindError
 from rfops.triton import bound, split_kernels
 from rfops.triton.bound import BoundTriton
 
@@ -35,26 +38,45 @@ def searched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     counted = Counted()
     monkeypatch.setattr(bound, "_compiled", {})
     monkeypatch.setattr(bound.launch, "on", lambda _device: contextlib.nullcontext())
-    monkeypatch.setattr(BoundTriton, "_is_current", lambda _self: True)
+    monkeypatch.setattr(BoundTriton, "is_current", lambda _self: True)
     monkeypatch.setattr(bound.torch.version, "hip", "7.0")  # sizes of storages count
     rfops.vgpu.activate_triton(request.param)
     yield counted
     rfops.vgpu.deactivate_triton()
 
 
-def kernel(counted: Counted) -> BoundTriton:
-    made = BoundTriton("split_kernels", "add_splits", torch.device("cpu"), (SPLITS, BLOCK_N))
-    made._device = SimpleNamespace(type="cuda")  # type: ignore[assignment]
-    made._jit, made._driver = counted, None
-    return made
+CONSTANTS = {"COLUMNS": BLOCK_N, "SPLITS": SPLITS}
 
 
-def run(made: BoundTriton, m: int, n: int, apart: int = 0, skip: int = 0, **options: Any) -> None:
+def add_splits(**constants: int) -> BoundTriton:
+    cpu = torch.device("cpu")
+    return BoundTriton("rfops.triton.split_kernels", "add_splits", cpu, constants or CONSTANTS)
+
+
+class Sum:
+    """add_splits, prepared once; a launch for each shape is kept as plans do."""
+
+    def __init__(self, counted: Counted) -> None:
+        bound = add_splits()
+        bound.device = SimpleNamespace(type="cuda")  # type: ignore[assignment]
+        bound.jit = counted
+        self.prepare = bound.prepare("out parts", strides={"out": "out_m _"})
+        self.launches: dict[tuple[int, int], Run] = {}
+
+    def __call__(self, out: torch.Tensor, parts: torch.Tensor) -> None:
+        m, n = out.shape
+        grid = m, -(-n // BLOCK_N), 1
+        if (m, n) not in self.launches:
+            self.launches[m, n] = self.prepare(grid, n=n, m=m)
+        self.launches[m, n](out, parts)
+
+
+def run(made: Sum, m: int, n: int, apart: int = 0, skip: int = 0, **options: Any) -> None:
     """`apart` more columns between rows of out, which starts `skip` elements into its memory."""
     parts = torch.randn(SPLITS, m, n)
     memory = torch.full((skip + m * (n + apart),), 7.0, **options)
     out = memory[skip:].view(m, n + apart)[:, :n]
-    made((m, -(-n // BLOCK_N), 1), (out, parts), (m, n, out.stride(0)))
+    made(out, parts)
     wanted = (parts[0] + parts[1]).to(out.dtype)
     assert torch.equal(out, wanted), f"{m} x {n}: differs"
     rest = memory[skip:].view(m, n + apart)[:, n:]
@@ -65,7 +87,7 @@ SHAPES = [*itertools.product((1, 2, 16), (1, 2, 15, 16, 17, 32, 100), (0, 1, 16)
 
 
 def test_one_bound_kernel_takes_any_numbers(searched: Counted) -> None:
-    made = kernel(searched)
+    made = Sum(searched)
     for _ in range(2):
         for m, n, apart, skip in SHAPES:
             run(made, m, n, apart, skip)
@@ -76,18 +98,81 @@ def test_one_bound_kernel_takes_any_numbers(searched: Counted) -> None:
 
 def test_others_find_what_one_has_compiled(searched: Counted) -> None:
     for n in range(2, 60):
-        run(kernel(searched), 3, n)
+        run(Sum(searched), 3, n)
     assert searched.count == 2, "multiples of 16, and others"
-    run(kernel(searched), 3, 17, dtype=torch.bfloat16)
+    run(Sum(searched), 3, 17, dtype=torch.bfloat16)
     assert searched.count == 3, "another type of out"
-    run(kernel(searched), 3, 17, skip=1)
+    run(Sum(searched), 3, 17, skip=1)
     assert searched.count == 4, "another alignment"
 
 
 def test_what_is_kept_is_bounded(searched: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bound, "_MOST", 8)
-    made = kernel(searched)
+    made = Sum(searched)
     for m in range(1, 40):
-        run(made, m, 5)
-        assert len(made._known) <= 8 and len(bound._compiled) <= 8
+        run(made, 3, 5, apart=m)
+        (launch,) = made.launches.values()
+        assert len(launch._known) <= 8 and len(bound._compiled) <= 8  # type: ignore[attr-defined]
     assert searched.count < 4
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_arguments_go_by_name() -> None:
+    """Each order of the launch's arguments gives the same, those that it ignores and those of
+    another name too; on the virtual GPU without what a GPU keeps."""
+    m, n = 3, 100
+    parts = torch.randn(SPLITS, m, n)
+    expected = parts[0] + parts[1]
+    for arguments, sources, order in (
+        ("out parts", {}, (0, 1)),
+        ("parts out", {}, (1, 0)),
+        ("ignored parts sums out", {"out": "sums"}, (2, 1, 0, 2)),
+    ):
+        out, ignored = torch.full((m, n), float("nan")), torch.full((m, n), 7.0)
+        given = [(out, parts, ignored)[at] for at in order]
+        source = next(iter(sources.values()), "out")
+        bound = add_splits()
+        launch = bound.prepare(arguments, sources=sources, strides={source: "out_m _"})
+        launch((m, -(-n // BLOCK_N), 1), n=n, m=m)(*given)
+        assert torch.equal(out, expected) and bool((ignored == 7).all()), arguments
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda: add_splits(COLUMNS=64), "constants must be SPLITS, COLUMNS, got COLUMNS"),
+        (lambda: add_splits(**CONSTANTS, WIDE=1), "constants must be SPLITS, COLUMNS, got"),
+        (
+            lambda: add_splits().prepare("out parts", sources={"sums": "out"}),
+            "sources and strides must be of its parameters, out parts m n out_m, got sums",
+        ),
+        (
+            lambda: add_splits().prepare("out parts", strides={"out": "SPLITS _"}),
+            "sources and strides must be of its parameters, out parts m n out_m, got SPLITS",
+        ),
+        (
+            lambda: add_splits().prepare("parts"),
+            "out must have a source among the launch's arguments, parts, got none. Tensors come",
+        ),
+        (
+            lambda: add_splits().prepare("out", sources={"parts": "sums"}),
+            "sources and strides must come from the launch's arguments, out, got sums",
+        ),
+    ],
+)
+def test_names_are_checked_when_a_kernel_is_bound(
+    prepare: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(BindError, match=f"^add_splits: {re.escape(message)}"):
+        prepare()
+
+
+def test_numbers_are_checked_when_a_launch_is_made() -> None:
+    launch = add_splits().prepare("out parts", strides={"out": "out_m _"})
+    for numbers, given in (({"m": 1}, "m"), ({"m": 1, "n": 2, "k": 3}, "m, n, k")):
+        with pytest.raises(TypeError, match=f"^add_splits: numbers must be m, n, got {given}. A"):
+            launch((1, 1, 1), **numbers)
+    with pytest.raises(TypeError, match="numbers must be parts, m, n, out_m, got m"):
+        add_splits().prepare("out")((1, 1, 1), m=1)

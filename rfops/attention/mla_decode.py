@@ -35,6 +35,8 @@ from .mla_decode_flow import COLUMNS, Flow, is_table
 from .mla_decode_shared import Shared, SharedFp8
 from .mla_decode_triton import TritonMla
 
+__all__ = ["mla_decode", "mla_decode_ref"]
+
 D_QK, D_V = 576, 512
 LEAST_WEIGHT = 2.0**-110  # times a kernel's error, 2^-8 to 2^-12, more than what it loses
 SCALE = 2.0**-6  # of FP8 whose largest value is 448: of kv, of q
@@ -241,6 +243,9 @@ def mla_decode(
     deterministic. HIP's kernels and Triton's synchronise with nothing and can be captured; torch's
     reads the lengths back. Raises ValueError for what does not fit, and what building a kernel
     raises.
+
+    Source: multi-head latent attention, DeepSeek-V2 (arXiv:2405.04434), 2.1, with absorbed
+    projections; splits of tokens as FlashDecoding, combined by their lse.
     """
     call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     if qo_indptr is None and max_qo_len is None:
@@ -253,9 +258,23 @@ def mla_decode(
         if kv_lens is None and isinstance(kv_indices, torch.Tensor) and kv_indices.dim() == 2:
             OP.fail(*NO_LENS)
     return call(
-        q, kv, bounds, kv_indices, sm_scale, batch, has_table, qo_len, causal, kv_lens, kv_scale,
-        q_scale, lse, qo_indptr, out, config,
-    )  # fmt: skip
+        q,
+        kv,
+        bounds,
+        kv_indices,
+        sm_scale,
+        batch,
+        has_table,
+        qo_len,
+        causal,
+        kv_lens,
+        kv_scale,
+        q_scale,
+        lse,
+        qo_indptr,
+        out,
+        config,
+    )
 
 
 mla_decode.supports = OP.supports  # type: ignore[attr-defined]

@@ -51,8 +51,13 @@ def _defines(
     rope: bool = False,
     ragged: bool = False,
 ) -> dict[str, int]:
-    flags = {"KV_FP8": kv != _BF16, "Q_FP8": q != _BF16, "PAGED": page > 1, "ROPE": rope,
-             "RAGGED": ragged}  # fmt: skip
+    flags = {
+        "KV_FP8": kv != _BF16,
+        "Q_FP8": q != _BF16,
+        "PAGED": page > 1,
+        "ROPE": rope,
+        "RAGGED": ragged,
+    }
     return {**{name: int(flag) for name, flag in flags.items()}, "LEAST": least, "TURNS": TURNS}
 
 
@@ -171,9 +176,15 @@ class Flow(Kernel):
         launch = bound.prepare((256, 1, 1), (*self.arguments, *angles, *SPLIT))
 
         def run_of(
-            batch: int, rows: int, heads: int, _entries: int, _pages: int, page: int, _ends: int,
+            batch: int,
+            rows: int,
+            heads: int,
+            _entries: int,
+            _pages: int,
+            page: int,
+            _ends: int,
             width: int,
-        ) -> Run:  # fmt: skip
+        ) -> Run:
             workers = config.workers
             columns = rows if is_ragged else c.qo_len * heads
             groups = 1 if is_ragged else ceil(columns, self.columns)
@@ -181,10 +192,16 @@ class Flow(Kernel):
             unseen = int(c.causal) if is_ragged else (c.qo_len - 1) * c.causal
             slots = groups * workers * 2
             run = launch(
-                (groups * workers, 1, 1), batch=batch, workers=workers, page_shift=shift,
-                width=width * has_table, sm_scale=c.sm_scale, columns=columns, heads=heads,
+                (groups * workers, 1, 1),
+                batch=batch,
+                workers=workers,
+                page_shift=shift,
+                width=width * has_table,
+                sm_scale=c.sm_scale,
+                columns=columns,
+                heads=heads,
                 unseen=unseen,
-            )  # fmt: skip
+            )
             words = slots * self.columns * self.words
             return with_partials(run, c.device, words, LEVELS * slots * 8)
 

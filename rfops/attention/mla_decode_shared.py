@@ -27,13 +27,23 @@ class SharedFp8Config(FlowConfig):
 
 
 def _variants(arch: str) -> list[dict[str, int]]:
+    return [_defines(kv, _BF16, LEAST) for kv in (_BF16, fp8_of(arch))]
+
+
+def _fp8_defines(defines: Mapping[str, int]) -> dict[str, int]:
+    """Those of mla_decode_shared_fp8.hip, which has q and the cache in FP8 and no RoPE."""
+    return {name: defines[name] for name in ("PAGED", "RAGGED", "LEAST", "TURNS")}
+
+
+def _fp8_variants(arch: str) -> list[dict[str, int]]:
     fp8 = fp8_of(arch)
-    made = [{**_defines(kv, _BF16, LEAST), "P_FP8": 0} for kv in (_BF16, fp8)]
-    return made + [{**_defines(fp8, fp8, LEAST), "P_FP8": 1}] * (arch in SharedFp8.archs)
+    return [_fp8_defines(_defines(fp8, fp8, LEAST))] * (arch in SharedFp8.archs)
 
 
 _bind = compile_ops("mla_decode_shared", kernel="mla_decode_shared", variants=_variants)
 mla_decode_shared = _bind(arguments)
+_bind_fp8 = compile_ops("mla_decode_shared_fp8", kernel="mla_decode_shared", variants=_fp8_variants)
+mla_decode_shared_fp8 = _bind_fp8(arguments)
 
 
 class Shared(Flow):
@@ -50,15 +60,13 @@ class Shared(Flow):
             return f"{columns} columns: for one wave of four; flow takes up to {WAVE_COLUMNS}"
         return super().refuses(c)
 
-    def defines(self, c: Call, config: FlowConfig) -> Mapping[str, Any]:
-        return {**super().defines(c, config), "P_FP8": 0}
-
 
 class SharedFp8(Shared):
-    name = "shared_fp8"
+    name, module = "shared_fp8", "mla_decode_shared_fp8"
     turns = False
     archs = ("gfx950",)
     Config = SharedFp8Config
+    source: ClassVar[Any] = staticmethod(mla_decode_shared_fp8)
     error = 2.0**-4 * 2.14  # P in e4m3, in the sum above and the one below: 2 / (1 - 2^-4)
 
     def refuses(self, c: Call) -> str | None:
@@ -72,4 +80,4 @@ class SharedFp8(Shared):
         return "keys of FP8 are not turned" if c.has("angles") else None
 
     def defines(self, c: Call, config: FlowConfig) -> Mapping[str, Any]:
-        return {**super().defines(c, config), "P_FP8": 1}
+        return _fp8_defines(super().defines(c, config))

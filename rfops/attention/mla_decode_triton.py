@@ -90,22 +90,45 @@ class TritonMla(Kernel):
         return [first, *(config for config in made if config != first)]
 
     def variant(self, c: Call, config: MlaTritonConfig) -> RunOf:
-        causal = bool(c.causal) and (c.has("qo_indptr") or c.qo_len > 1)
-        fp8 = c.kv_dtype != _BF16, c.q_dtype != _BF16, fp8_of(c.arch) == FNUZ
-        constants = (c.sm_scale, config.block_m, config.block_n, causal, *fp8)
+        constants = {
+            "SM_SCALE": c.sm_scale,
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            "CAUSAL": bool(c.causal) and (c.has("qo_indptr") or c.qo_len > 1),
+            "KV_FP8": c.kv_dtype != _BF16,
+            "Q_FP8": c.q_dtype != _BF16,
+            "FNUZ": fp8_of(c.arch) == FNUZ,
+        }
         part = BoundTriton(_KERNELS, "part", c.device, constants, config.warps, config.stages)
+        launch_part = part.prepare((*self.arguments, "angles", "sums", "stats"))
         most = 1 << (config.splits - 1).bit_length()
-        add = BoundTriton(_KERNELS, "add_splits", c.device, (most,))
+        add = BoundTriton(_KERNELS, "add_splits", c.device, {"SPLITS": most})
+        launch_add = add.prepare("out lse sums stats kv_scale qo_indptr")
         has_table = is_table(c)
 
         def run_of(
-            batch: int, rows: int, heads: int, _entries: int, _pages: int, page: int, _ends: int,
+            batch: int,
+            rows: int,
+            heads: int,
+            _entries: int,
+            _pages: int,
+            page: int,
+            _ends: int,
             width: int,
-        ) -> Run:  # fmt: skip
+        ) -> Run:
             columns, splits = c.qo_len * heads, config.splits
             hidden = int(c.causal) if c.has("qo_indptr") else (c.qo_len - 1) * c.causal
-            numbers = (columns, rows, heads, hidden, page, width * has_table, splits)
-            grid = (batch, ceil(columns, config.block_m), splits)
+            run_part = launch_part(
+                (batch, ceil(columns, config.block_m), splits),
+                columns=columns,
+                rows=rows,
+                heads=heads,
+                hidden=hidden,
+                page=page,
+                width=width * has_table,
+                splits=splits,
+            )
+            run_add = launch_add((rows * heads, 1, 1), splits=splits, batch=batch, heads=heads)
             count = rows * heads * splits
             scratch = Workspace(c.device, (count * D_V, torch.float32), (count * 2, torch.float32))
 
@@ -122,14 +145,24 @@ class TritonMla(Kernel):
                 qo_indptr: torch.Tensor | None,
                 angles: torch.Tensor | None = None,
             ) -> None:
-                sums, totals = scratch() if splits > 1 else (None, None)
-                lists = kv_indptr, kv_indices, kv_lens
-                scales = kv_scale, q_scale
-                of_q = out, lse, sums, totals, _bytes(q)
-                part(grid, (*of_q, _bytes(kv), *lists, *scales, angles, qo_indptr), numbers)
+                sums, stats = scratch() if splits > 1 else (None, None)
+                run_part(
+                    out,
+                    _bytes(q),
+                    _bytes(kv),
+                    kv_indptr,
+                    kv_indices,
+                    kv_lens,
+                    kv_scale,
+                    q_scale,
+                    lse,
+                    qo_indptr,
+                    angles,
+                    sums,
+                    stats,
+                )
                 if splits > 1:
-                    all_parts = out, lse, sums, totals, kv_scale, qo_indptr
-                    add((rows * heads, 1, 1), all_parts, (splits, batch, heads))
+                    run_add(out, lse, sums, stats, kv_scale, qo_indptr)
 
             return run
 

@@ -33,6 +33,8 @@ from .mla_layer_decode_hip import HipLayer
 from .mla_layer_decode_triton import TritonLayer
 from .mla_layer_parts import CACHE_ROW, HALF, LATENT, NOPE, ROPE, SM_SCALE, V
 
+__all__ = ["mla_layer_decode", "mla_layer_decode_ref", "rope_angles"]
+
 BF16 = torch.bfloat16
 
 
@@ -73,10 +75,17 @@ class _MlaLayerDecode(Op):
 
     def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
         """Weights whose products are about 1."""
-        weights = {"q_down": (c.R, c.D), "q_up": (c.Q, c.R), "kv_down": (CACHE_ROW, c.D),
-                   "kv_up": (c.U, LATENT), "o": (c.D, c.V)}  # fmt: skip
-        fitted = {name: draw.floats(shape, BF16) / max(shape[1], 1) ** 0.5
-                  for name, shape in weights.items()}  # fmt: skip
+        weights = {
+            "q_down": (c.R, c.D),
+            "q_up": (c.Q, c.R),
+            "kv_down": (CACHE_ROW, c.D),
+            "kv_up": (c.U, LATENT),
+            "o": (c.D, c.V),
+        }
+        fitted = {
+            name: draw.floats(shape, BF16) / max(shape[1], 1) ** 0.5
+            for name, shape in weights.items()
+        }
         return {**fitted, "angles": rope_angles(c.A, device=c.device)}
 
     def flops(self, c: Call) -> int:
@@ -152,10 +161,11 @@ def mla_layer_decode(
     start : tokens in the cache before this one: an int, of all sequences, or [B] int32 on x's
         device, which a graph may change between replays. Nothing checks those on the device: each
         must be below L.
-    q_down, q_up : [R, D] and [heads * 192, R]: of each head 128 rows, then the 64 that are turned.
-    kv_down : [576, D], 512 latent rows and the 64 of the key that are turned.
-    kv_up : [heads * 256, 512], of each head 128 rows of k and then 128 of v.
-    o : [D, heads * 128].
+    q_down, q_up : [R, D] and [heads * 192, R] bfloat16: of each head 128 rows, then the 64 that are
+        rotated.
+    kv_down : [576, D] bfloat16, 512 latent rows and the 64 of the key that are rotated.
+    kv_up : [heads * 256, 512] bfloat16, of each head 128 rows of k and then 128 of v.
+    o : [D, heads * 128] bfloat16.
     angles : [L or more, 64] bfloat16, of each position 32 cosines and then 32 sines: see
         `rope_angles`. Element d is turned with d + 32, and rounded as bf16 torch does.
     out : of x's shape, written in place where given.
@@ -165,6 +175,9 @@ def mla_layer_decode(
     which gives 4e-3 of a row's norm. Deterministic. HIP makes five launches, Triton up to seven;
     both synchronise with nothing and can be captured. Raises ValueError for what does not fit, and
     what building a kernel raises.
+
+    Source: multi-head latent attention, DeepSeek-V2 (arXiv:2405.04434), 2.1; rotary embedding,
+    RoFormer (arXiv:2104.09864).
     """
     call: Callable[..., Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     first, positions = (0, start) if isinstance(start, Tensor) else (start, None)
@@ -206,9 +219,13 @@ def _mm(a: Tensor, w: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _appended(
-    x: Tensor, cache: Tensor, start: int, kv_down: Tensor, positions: Tensor | None,
+    x: Tensor,
+    cache: Tensor,
+    start: int,
+    kv_down: Tensor,
+    positions: Tensor | None,
     dtype: torch.dtype,
-) -> tuple[Tensor, list[int]]:  # fmt: skip
+) -> tuple[Tensor, list[int]]:
     """Writes the new rows; x as rows, and the lengths, read back to the host."""
     rows = x.reshape(-1, x.shape[-1])
     places = [start] * len(rows) if positions is None else positions.tolist()
@@ -227,9 +244,18 @@ def _queries(
 
 
 def run_torch(
-    start: int, out: Tensor, x: Tensor, cache: Tensor, q_down: Tensor, q_up: Tensor,
-    kv_down: Tensor, kv_up: Tensor, o: Tensor, angles: Tensor, positions: Tensor | None,
-) -> None:  # fmt: skip
+    start: int,
+    out: Tensor,
+    x: Tensor,
+    cache: Tensor,
+    q_down: Tensor,
+    q_up: Tensor,
+    kv_down: Tensor,
+    kv_up: Tensor,
+    o: Tensor,
+    angles: Tensor,
+    positions: Tensor | None,
+) -> None:
     """Any device, a sequence after the other. Reads positions back: synchronises with a GPU."""
     rows, lens = _appended(x, cache, start, kv_down, positions, BF16)
     nope, roped = _queries(rows, q_down, q_up, angles, lens, BF16)
@@ -249,10 +275,18 @@ def run_torch(
 
 
 def mla_layer_decode_ref(
-    x: Tensor, cache: Tensor, start: int, q_down: Tensor, q_up: Tensor, kv_down: Tensor,
-    kv_up: Tensor, o: Tensor, angles: Tensor, positions: Tensor | None = None,
+    x: Tensor,
+    cache: Tensor,
+    start: int,
+    q_down: Tensor,
+    q_up: Tensor,
+    kv_down: Tensor,
+    kv_up: Tensor,
+    o: Tensor,
+    angles: Tensor,
+    positions: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The formula of `mla_layer_decode` as models state it, k and v of every token and head, in
     `dtype`; on any device. Writes the cache, whose rows are bf16."""
     rows, lens = _appended(x, cache, start, kv_down, positions, dtype)

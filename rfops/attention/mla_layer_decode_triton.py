@@ -6,16 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from rfops.dispatch.guards import check_config_ints, check_config_powers
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.steps import NestedRun, run_steps
 from rfops.dispatch.tuned_table import serving
-from rfops.dispatch.workspace import Workspace, with_workspace
 from rfops.jit.arch import ROWS
 from rfops.triton import launch
-from rfops.triton.bound import BoundTriton
+from rfops.triton.bound import BoundTriton, TritonStep
 
 from .mla_layer_parts import (
     CACHE_ROW,
@@ -97,8 +96,23 @@ class TritonLayer(Kernel):
     def variant(self, c: Call, config: LayerTritonConfig) -> RunOf:
         def run_of(*sizes: int) -> Run:
             of = c.with_sizes(**dict(zip(c.sizes, sizes, strict=True)))
-            launches = _Launches(of, config)
-            return with_workspace(launches.run, launches.workspace)
+            heads = of.V // V
+            return run_steps(
+                of.device,
+                self.arguments,
+                _steps(of, config),
+                arch=of.arch,
+                workspace={
+                    "lens": (of.B, _I32),
+                    "table": ((of.B, 1), _I32),
+                    "q_lora": ((of.B, of.R), _BF16),
+                    "nope": ((of.B, heads, NOPE), _BF16),
+                    "q": ((of.B, heads, CACHE_ROW), _BF16),
+                    "latent": ((of.B, heads, LATENT), _BF16),  # what attention gives
+                    "value": ((of.B, heads, V), _BF16),
+                },
+                outer=True,
+            )
 
         return run_of
 
@@ -107,52 +121,98 @@ def _block_m(rows: int) -> int:
     return min(128, max(16, 1 << (max(rows, 1) - 1).bit_length()))
 
 
-class _Launches:
-    """Of one call; what is between launches lies in the workspace."""
+def _steps(c: Call, config: LayerTritonConfig) -> list[TritonStep | NestedRun]:
+    heads, block_m, block_n = c.V // V, _block_m(c.B), config.block_n
+    along_m = ceil(c.B, block_m)
+    tile = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": config.block_k}
 
-    def __init__(self, c: Call, config: LayerTritonConfig) -> None:
-        self.c, self.heads = c, c.V // V
-        self.block_m, self.block_n = _block_m(c.B), config.block_n
-        tile = self.block_m, config.block_n, config.block_k
+    def bound(name: str, constants: dict[str, int]) -> BoundTriton:
+        return BoundTriton(_KERNELS, name, c.device, constants, config.warps, config.stages)
 
-        def bound(name: str, *constants: int) -> BoundTriton:
-            return BoundTriton(_KERNELS, name, c.device, constants, config.warps, config.stages)
-
-        self.down = bound("down", *tile)
-        self.query = bound("query", self.block_m, config.block_k)
-        self.of_heads = bound("product", self.block_m, 64, min(64, config.block_k))
-        self.last = bound("product", *tile)
-        names = "q cache angles lens table latent".split()
-        self.attention = attention(c, c.L, hip=False).bind(c.device, c.arch, names)
-        self.workspace = Workspace(
-            c.device,
-            (c.B, _I32),  # lens
-            ((c.B, 1), _I32),  # table
-            ((c.B, c.R), _BF16),  # q_lora
-            ((c.B, self.heads, NOPE), _BF16),
-            ((c.B, self.heads, CACHE_ROW), _BF16),  # q
-            ((c.B, self.heads, LATENT), _BF16),  # what attention gives
-            ((c.B, self.heads, V), _BF16),
-            outer=True,
-        )
-
-    def run(
-        self, out: Tensor, x: Tensor, cache: Tensor, q_down: Tensor, q_up: Tensor, kv_down: Tensor,
-        kv_up: Tensor, o: Tensor, angles: Tensor, positions: Tensor | None, lens: Tensor,
-        table: Tensor, q_lora: Tensor, nope: Tensor, q: Tensor, latent: Tensor, value: Tensor,
-    ) -> None:  # fmt: skip
-        c, heads, block_n = self.c, self.heads, self.block_n
-        along_m = ceil(c.B, self.block_m)
-        tiles = ceil(c.R, block_n) + ceil(CACHE_ROW, block_n)
-        of_down = q_lora, cache, x, q_down, kv_down, positions, lens, table
-        self.down((tiles, along_m, 1), of_down, (c.B, c.R, c.D, c.start, c.L))
-        parts = heads * (NOPE + ROPE) // 64
-        of_query = nope, q, q_lora, q_up, angles, positions
-        self.query((parts, along_m, 1), of_query, (c.B, heads, c.R, c.start))
-        rows = heads * NOPE, NOPE, 0, _UP, 1, LATENT, heads * CACHE_ROW, CACHE_ROW
-        self.of_heads((LATENT // 64, along_m, heads), (q, nope, kv_up), (c.B, LATENT, NOPE, *rows))
-        self.attention(q, cache, angles, lens, table, latent)
-        rows = heads * LATENT, LATENT, NOPE * LATENT, _UP, LATENT, 1, c.V, V
-        self.of_heads((V // 64, along_m, heads), (value, latent, kv_up), (c.B, V, LATENT, *rows))
-        rows = c.V, 0, 0, 0, c.V, 1, c.D, 0
-        self.last((ceil(c.D, block_n), along_m, 1), (out, value, o), (c.B, c.D, c.V, *rows))
+    down = TritonStep(
+        bound("down", tile),
+        grid=(ceil(c.R, block_n) + ceil(CACHE_ROW, block_n), along_m, 1),
+        arguments={
+            "out": "q_lora",
+            "w": "q_down",
+            "w_other": "kv_down",
+            "m": c.B,
+            "n": c.R,
+            "k": c.D,
+            "start": c.start,
+            "cache_rows": c.L,
+        },
+    )
+    query = TritonStep(
+        bound("query", {"BLOCK_M": block_m, "BLOCK_K": config.block_k}),
+        grid=(heads * (NOPE + ROPE) // 64, along_m, 1),
+        arguments={
+            "x": "q_lora",
+            "w": "q_up",
+            "m": c.B,
+            "heads": heads,
+            "k": c.R,
+            "start": c.start,
+        },
+    )
+    of_heads = bound("product", {**tile, "BLOCK_N": 64, "BLOCK_K": min(64, config.block_k)})
+    absorb = TritonStep(
+        of_heads,
+        grid=(LATENT // 64, along_m, heads),
+        arguments={
+            "out": "q",
+            "x": "nope",
+            "w": "kv_up",
+            "m": c.B,
+            "n": LATENT,
+            "k": NOPE,
+            "x_row": heads * NOPE,
+            "x_head": NOPE,
+            "w_first": 0,
+            "w_head": _UP,
+            "w_n": 1,
+            "w_k": LATENT,
+            "out_row": heads * CACHE_ROW,
+            "out_head": CACHE_ROW,
+        },
+    )
+    values = TritonStep(
+        of_heads,
+        grid=(V // 64, along_m, heads),
+        arguments={
+            "out": "value",
+            "x": "latent",
+            "w": "kv_up",
+            "m": c.B,
+            "n": V,
+            "k": LATENT,
+            "x_row": heads * LATENT,
+            "x_head": LATENT,
+            "w_first": NOPE * LATENT,
+            "w_head": _UP,
+            "w_n": LATENT,
+            "w_k": 1,
+            "out_row": c.V,
+            "out_head": V,
+        },
+    )
+    last = TritonStep(
+        bound("product", tile),
+        grid=(ceil(c.D, block_n), along_m, 1),
+        arguments={
+            "x": "value",
+            "w": "o",
+            "m": c.B,
+            "n": c.D,
+            "k": c.V,
+            "x_row": c.V,
+            "x_head": 0,
+            "w_first": 0,
+            "w_head": 0,
+            "w_n": c.V,
+            "w_k": 1,
+            "out_row": c.D,
+            "out_head": 0,
+        },
+    )
+    return [down, query, absorb, attention(c, c.L, hip=False), values, last]

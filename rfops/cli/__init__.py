@@ -15,6 +15,7 @@ from rfops.cli import build as cli_build
 from rfops.cli import cache as cli_cache
 from rfops.cli import doctor as cli_doctor
 from rfops.cli import evaluate as cli_evaluate
+from rfops.cli import new as cli_new
 from rfops.cli import ops as cli_ops
 from rfops.cli import run as cli_run
 from rfops.cli import submit as cli_submit
@@ -74,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
     cli_doctor.add(commands)
 
+    cli_new.add(commands)
     cli_ops.add(commands)
     cli_run.add(commands)
     cli_evaluate.add(commands)

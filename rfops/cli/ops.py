@@ -46,6 +46,12 @@ def run(given: argparse.Namespace) -> int:
     with_ops()
     from rfops.dispatch.op import ops
 
+    asked = ops().get(given.words[0])
+    if given.name == "tune" and asked is not None and not asked.table:
+        raise ValueError(
+            f"tune: {asked.name} must have a tuned table, got none. Give its Op a `table`, and a "
+            "kernel a Config."
+        )
     command = importlib.import_module(f"rfops.cli.{given.name}")
     parser = argparse.ArgumentParser(prog=f"rfops {given.name}", description=command.__doc__)
     names = parser.add_subparsers(required=True, metavar="op", dest="op")

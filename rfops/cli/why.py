@@ -31,8 +31,9 @@ def add_call(parser: argparse.ArgumentParser, op: Op) -> None:
             if not arg.size:
                 _add_value(parser, arg.name, arg, given.values[arg.name])
         elif arg.optional:
-            parser.add_argument(_option(arg.name), dest=arg.name, action="store_true",
-                                help="is given")  # fmt: skip
+            parser.add_argument(
+                _option(arg.name), dest=arg.name, action="store_true", help="is given"
+            )
         elif len(arg.dtypes) > 1 and "u8" not in _names(arg):
             name = f"{arg.name}_dtype"
             usual = f"default: {_names(arg)[0]}, or what the architecture's kernels take"
@@ -47,8 +48,14 @@ def _add_value(parser: argparse.ArgumentParser, name: str, arg: ValueArg, defaul
         return
     choices = _names(arg) if arg.kind == "dtype" else arg.words or None
     kind = int if arg.kind == "int" else float if arg.kind == "float" else str
-    parser.add_argument(_option(name), dest=name, type=kind, choices=choices, default=_NAMES.get(
-        default, default), help="default: %(default)s")  # fmt: skip
+    parser.add_argument(
+        _option(name),
+        dest=name,
+        type=kind,
+        choices=choices,
+        default=_NAMES.get(default, default),
+        help="default: %(default)s",
+    )
 
 
 _NAMES: dict[object, str] = {dtypes[0]: name for name, dtypes in DTYPES.items() if len(dtypes) == 1}

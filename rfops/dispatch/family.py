@@ -119,9 +119,13 @@ class Family:
         return run
 
     def _share(
-        self, kernel: Kernel, config: Any, run_of: RunOf, sizes: tuple[int, ...],
+        self,
+        kernel: Kernel,
+        config: Any,
+        run_of: RunOf,
+        sizes: tuple[int, ...],
         key: tuple[int, ...],
-    ) -> _Shared | None:  # fmt: skip
+    ) -> _Shared | None:
         """Ask the kernel about these sizes, and remember for which others the answer holds; None
         where it refuses."""
         limits = [at for at, name in enumerate(self.names) if name in kernel.limits.split()]

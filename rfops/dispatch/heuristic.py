@@ -142,8 +142,11 @@ def prebuilt(op: str, kernel: str, **each: Iterable[Any]) -> Callable[[str], lis
 
         one = ops()[op].kernels[kernel]
         shapes = next(iter(ops()[op].shapes.values()))
-        shapes = [{**s, **dict(zip(each, v, strict=True))} for s in shapes
-                  for v in itertools.product(*each.values())]  # fmt: skip
+        shapes = [
+            {**s, **dict(zip(each, v, strict=True))}
+            for s in shapes
+            for v in itertools.product(*each.values())
+        ]
         calls = [c for c in (ops()[op].call_of(**s) for s in shapes) if one.refuses(c) is None]
         found = [one.defines(c, one.default(c)) or {} for c in calls]
         return [dict(pairs) for pairs in dict.fromkeys(tuple(d.items()) for d in found)]

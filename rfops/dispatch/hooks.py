@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from .problem import Draw
 
 
-_PRODUCT = {d: u for u, names in (("fp8", ("e4m3", "e4m3fnuz")), ("bf16", ("bf16", "f16")))
-            for name in names for d in DTYPES[name]}  # fmt: skip
+_PRODUCT = {
+    d: u
+    for u, names in (("fp8", ("e4m3", "e4m3fnuz")), ("bf16", ("bf16", "f16")))
+    for name in names
+    for d in DTYPES[name]
+}
 
 
 class Hooks(Checked):

@@ -280,11 +280,12 @@ class Op(Hooks):
         """A call of sizes alone: sizes by their names, M=4, and values by theirs; "fp8" is the
         chip's own. An optional tensor counts as given where its name is true."""
         d = self.declaration
+        given = self.usual | given
         given = {name: fp8_of(arch) if one == "fp8" else one for name, one in given.items()}
         sizes = {name: int(given.pop(name)) for name in d.sizes if name in given}
         values = {arg.name: _usual(arg) for arg in d.values if not arg.size}
         values |= {f"{arg.name}_dtype": arg.dtypes[0] for arg in d.tensors if arg.dtypes}
-        values |= self.usual | given
+        values |= given
         self.assume(sizes, values)
         sizes = {name: sizes[name] for name in d.sizes}
         values |= {arg.name: sizes[arg.size] for arg in d.values if arg.size}
@@ -451,10 +452,12 @@ def _filled(
 ) -> tuple[torch.Tensor, ...]:
     """The results of these forms: those that are passed, else new ones without a value."""
     given = passed or (None,) * len(forms)
-    return tuple([
-        torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor
-        for tensor, (shape, dtype) in zip(given, forms, strict=True)
-    ])  # fmt: skip
+    return tuple(
+        [
+            torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor
+            for tensor, (shape, dtype) in zip(given, forms, strict=True)
+        ]
+    )
 
 
 def _all_plain(values: Any) -> bool:

@@ -149,8 +149,9 @@ class Problem:
 
     def launch(self) -> Sequence[torch.Tensor]:
         """The op itself; its results."""
-        made = [r for r, a in zip(self.results, self.op.declaration.results, strict=True)
-                if not a.new]  # fmt: skip
+        made = [
+            r for r, a in zip(self.results, self.op.declaration.results, strict=True) if not a.new
+        ]
         given = self.op.call(*self.inputs, *made, *[None] * self.op.takes_config)
         return (given,) if isinstance(given, torch.Tensor) else given or ()
 
@@ -192,14 +193,36 @@ class Problem:
         for arg, value in zip(d.inputs, self.inputs, strict=True):
             if isinstance(arg, ValueArg):
                 is_wide = arg.name in wide and torch.float32 in arg.dtypes
-                args.append(torch.float32 if is_wide else value)
+                is_factor = arg.kind == "float" and change is _absolute
+                args.append(torch.float32 if is_wide else abs(value) if is_factor else value)
             else:
                 changed = tuple(change(arg, tensor) for tensor in _each(value))
                 args.append(changed if arg.times else changed[0] if changed else None)
         given = reference(*args)
         results = [given] if isinstance(given, torch.Tensor) else list(given or ())
+        self._check_reference(results)
         pairs = zip(d.inputs, args, strict=True)
         return results + [t for a, v in pairs if _is_written(a) for t in _each(v)]
+
+    def _check_reference(self, given: Sequence[Any]) -> None:
+        """Raises ValueError where the reference does not give the op's results."""
+        names = [arg.name for arg in self.op.declaration.results]
+        if len(given) != len(names):
+            raise ValueError(
+                f"{self.op.name}: reference must return {', '.join(names) or 'nothing'}, got "
+                f"{len(given)} results. Return a tuple of them."
+            )
+        for name, mine, result in zip(names, given, self.results, strict=True):
+            if mine.shape != result.shape:
+                raise ValueError(
+                    f"{self.op.name}: reference's {name} must be {list(result.shape)}, got "
+                    f"{list(mine.shape)}. Return it in the shape of the declaration."
+                )
+            if HALF_ULP.get(mine.dtype, 0.0) > HALF_ULP.get(result.dtype, 1.0):
+                raise ValueError(
+                    f"{self.op.name}: reference's {name} must not be rounded, got {mine.dtype} for "
+                    f"a result of {result.dtype}. Return float32."
+                )
 
     def _written(self) -> Iterator[tuple[str, torch.Tensor]]:
         for arg, value in zip(self.op.declaration.inputs, self.inputs, strict=True):

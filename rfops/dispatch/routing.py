@@ -166,8 +166,14 @@ def warn_unfit(op: str, row: Row, sizes: Sequence[int], arch: str, reason: str) 
         log.get().warning(
             "tuned table: %s, line %d: %s does not take %s on %s: %s. The row is passed over; "
             "remove it, or time the shape anew with `rfops tune %s`",
-            row.file, row.line, row.setting, shape, arch, reason, op,
-        )  # fmt: skip
+            row.file,
+            row.line,
+            row.setting,
+            shape,
+            arch,
+            reason,
+            op,
+        )
 
 
 def _words(

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -77,6 +77,12 @@ class NestedRun:
         return lambda *tensors: run(*pick((*tensors, None)))
 
 
+class Bindable(Protocol):
+    """What is a step of an op: Step, NestedRun, rfops.triton.bound.TritonStep."""
+
+    def bind(self, device: torch.device, arch: str | None, names: Sequence[str], /) -> Run: ...
+
+
 class Launches:
     """The bound steps of one plan; a call launches them in order.
 
@@ -120,7 +126,7 @@ class Launches:
 def run_steps(
     device: torch.device,
     arguments: Sequence[str],
-    steps: Sequence[Step | NestedRun],
+    steps: Sequence[Bindable],
     *,
     arch: str | None = None,
     workspace: Mapping[str, Shaped] | None = None,

@@ -359,9 +359,18 @@ def read(file: Path, name: str) -> Iterator[Row]:
         if tuned.kernels and (kernel or config or origin != "published"):
             line.one_of("kernel", tuned.kernels)
         yield Row(
-            line.cells["arch"], line.integer("cu_num"), tuned.sizes, tuple(sizes), kernel,
-            config, tuple(line.figures()), origin, line.cells["source"], file, line.number,
-        )  # fmt: skip
+            line.cells["arch"],
+            line.integer("cu_num"),
+            tuned.sizes,
+            tuple(sizes),
+            kernel,
+            config,
+            tuple(line.figures()),
+            origin,
+            line.cells["source"],
+            file,
+            line.number,
+        )
 
 
 def _lines(file: Path, columns: tuple[str, ...]) -> Iterator[_Line]:

@@ -25,6 +25,8 @@ from rfops.triton import launch
 from .kernels.a16w8.config import SCALE_BLOCK, Config, Shape
 from .kernels.a16w8.triton import Bmm, Rows, Staged, Tiles, order, shape_of
 
+__all__ = ["batched_gemm_a16w8_blockscale", "batched_gemm_a16w8_blockscale_ref"]
+
 OCP, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 MAX_BATCH_BYTES = 2**31  # of one batch: offsets inside it are signed 32-bit
 ARCHS = ("gfx942", "gfx950", "sm_89 and later")
@@ -154,6 +156,9 @@ def batched_gemm_a16w8_blockscale(
     if these are more, from torch's allocator. Deterministic for one config. Raises ValueError for
     what does not fit, UnsupportedArch where there is no kernel, ConfigError for a table that cannot
     be read.
+
+    Source: DeepSeek-V3 Technical Report (arXiv:2412.19437), 3.3: weights with a scale for each
+    block of 128 x 128.
     """
     call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     return call(x, w, w_scale, dtype, out, config)

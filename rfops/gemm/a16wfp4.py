@@ -31,6 +31,8 @@ from .kernels.mxfp4.tiles import Tiles
 from .kernels.mxfp4.triton import TritonGemm
 from .mxfp4_op import RAW, Fp4Gemm, Torch
 
+__all__ = ["gemm_a16wfp4", "gemm_a16wfp4_ref"]
+
 # In the order in which they are tried.
 HIP: tuple[Kernel, ...] = (Stream(), Tiles(), Deep(), Loop())
 
@@ -86,6 +88,8 @@ def gemm_a16wfp4(
     strides; what HIP's kernels do not take goes to Triton or torch. Sums are fp32, in an order that
     the config fixes: deterministic. Raises ValueError for what does not fit, ConfigError for a
     tuned table that cannot be read, and what building a kernel raises.
+
+    Source: OCP Microscaling Formats (MX) Specification, version 1.0.
     """
     call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     weight, layout = unwrap(w)

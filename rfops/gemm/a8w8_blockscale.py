@@ -34,6 +34,8 @@ from .kernels.a8w8.staged import Staged
 from .kernels.a8w8.stream import Stream
 from .kernels.a8w8.triton import TritonGemm
 
+__all__ = ["gemm_a8w8_blockscale", "gemm_a8w8_blockscale_ref"]
+
 
 class Torch(Kernel):
     name = "torch"
@@ -105,20 +107,39 @@ def roundings(k: int) -> int:
 
 # (N, K) of linear layers. The challenge of 2025 has its own; those of models are of one GPU.
 CHALLENGE = (
-    (1536, 7168), (3072, 1536), (576, 7168), (7168, 256), (7168, 2048), (4608, 7168), (7168, 2304),
-    (512, 7168), (4096, 512),
-)  # fmt: skip
+    (1536, 7168),
+    (3072, 1536),
+    (576, 7168),
+    (7168, 256),
+    (7168, 2048),
+    (4608, 7168),
+    (7168, 2304),
+    (512, 7168),
+    (4096, 512),
+)
 LAYERS = {
     # fused q_a and kv_a, q_b, o_proj, gate_up and down of the dense layers, whole and of TP8
     "deepseek_v3": (
-        (2112, 7168), (24576, 1536), (3072, 1536), (7168, 16384), (7168, 2048), (36864, 7168),
-        (4608, 7168), (7168, 18432), (7168, 2304),
+        (2112, 7168),
+        (24576, 1536),
+        (3072, 1536),
+        (7168, 16384),
+        (7168, 2048),
+        (36864, 7168),
+        (4608, 7168),
+        (7168, 18432),
+        (7168, 2304),
     ),
     # qkv, o_proj of 235B-A22B, then qkv, o_proj, gate_up, down of 32B
     "qwen3": (
-        (9216, 4096), (4096, 8192), (10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600),
+        (9216, 4096),
+        (4096, 8192),
+        (10240, 5120),
+        (5120, 8192),
+        (51200, 5120),
+        (5120, 25600),
     ),
-}  # fmt: skip
+}
 DECODE_M = (1, 2, 4, 8, 16, 32, 64)
 
 OP = _Gemm(
@@ -180,6 +201,9 @@ def gemm_a8w8_blockscale(
     fp32, in an order that the config fixes: deterministic.
     Raises ValueError for what does not fit, ConfigError for a tuned table that cannot be read, and
     what building a kernel raises.
+
+    Source: DeepSeek-V3 Technical Report (arXiv:2412.19437), 3.3: sums of each 128 of K are scaled
+    and added in fp32.
     """
     call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     weight, layout = unwrap(w)

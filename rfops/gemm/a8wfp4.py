@@ -24,6 +24,8 @@ from .kernels.mxfp4.tiles import Tiles
 from .kernels.mxfp4.triton import TritonGemm
 from .mxfp4_op import Fp4Gemm, Torch
 
+__all__ = ["gemm_a8wfp4", "gemm_a8wfp4_ref"]
+
 HIP: tuple[Kernel, ...] = (Stream(), Tiles())  # in the order in which they are tried
 
 OP = Fp4Gemm(
@@ -64,7 +66,11 @@ def gemm_a8wfp4(
     bias : [N] bfloat16, float16 or float32, added in fp32.
     config : takes that kernel in that variant, whatever the tuned table says.
 
-    Devices, strides, order of sums and errors are those of rfops.gemm_a16wfp4.
+    Devices, strides and order of sums are those of rfops.gemm_a16wfp4.
+
+    Raises what rfops.gemm_a16wfp4 raises.
+
+    Source: OCP Microscaling Formats (MX) Specification, version 1.0.
     """
     scaled = x, w, x_scale, w_scale, bias
     return mxfp4_op.call_scaled(OP, *scaled, dtype, out, config)

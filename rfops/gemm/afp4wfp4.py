@@ -27,6 +27,8 @@ from .kernels.mxfp4.tiles import Tiles
 from .kernels.mxfp4.triton import TritonGemm
 from .mxfp4_op import Fp4Gemm, Torch
 
+__all__ = ["gemm_afp4wfp4", "gemm_afp4wfp4_ref"]
+
 # In the order in which they are tried.
 HIP: tuple[Kernel, ...] = (Stream(), Tiles(), Deep(), Loop())
 
@@ -60,7 +62,7 @@ def gemm_afp4wfp4(
     Parameters
     ----------
     x : [M, K/2], two e2m1 a byte, low nibble first, uint8 or float4_e2m1fn_x2; K a multiple of 32.
-    w : [N, K/2] of these; or what shuffle_weight made of it.
+    w : [N, K/2], uint8 or float4_e2m1fn_x2 too; or what shuffle_weight made of it.
     x_scale, w_scale : [M, K/32] and [N, K/32] e8m0 (uint8 or float8_e8m0fnu), 255 is NaN; or what
         shuffle_scale made of them.
     dtype : of the result; bfloat16, float16 or float32.
@@ -68,7 +70,11 @@ def gemm_afp4wfp4(
     bias : [N] bfloat16, float16 or float32, added in fp32.
     config : takes that kernel in that variant, whatever the tuned table says.
 
-    Devices, strides, order of sums and errors are those of rfops.gemm_a16wfp4.
+    Devices, strides and order of sums are those of rfops.gemm_a16wfp4.
+
+    Raises what rfops.gemm_a16wfp4 raises.
+
+    Source: OCP Microscaling Formats (MX) Specification, version 1.0.
     """
     scaled = x, w, x_scale, w_scale, bias
     return mxfp4_op.call_scaled(OP, *scaled, dtype, out, config)

@@ -26,6 +26,8 @@ from .kernels.mxfp8.gemv import Gemv
 from .kernels.mxfp8.mfma import TILE, TILE_K, Mfma
 from .kernels.mxfp8.triton import TritonGemm
 
+__all__ = ["gemm_mxfp8", "gemm_mxfp8_ref"]
+
 # Without a row: the GEMV first up to this M (beyond, its vector ALU is the bound), and no HIP
 # kernel at all beyond that one.
 GEMV_FIRST_M, UNTUNED_M = 4, 16
@@ -127,6 +129,8 @@ def gemm_mxfp8(
     at a multiple of 16 bytes. There is a result for every M, size and device, by the route that
     `rfops why gemm_mxfp8` prints. Deterministic for one config. Raises ValueError for what does not
     fit, ConfigError for a tuned table that cannot be read, and what building a kernel raises.
+
+    Source: OCP Microscaling Formats (MX) Specification, version 1.0.
     """
     call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     return call(x, w, x_scale, w_scale, dtype, out, config)

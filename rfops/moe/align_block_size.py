@@ -25,7 +25,10 @@ from rfops.dispatch.steps import Step, run_steps
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import ROWS, WAVE
 
+from .experts import layout_sizes
 from .kernels.align.triton import TritonAlign
+
+__all__ = ["moe_align_block_size"]
 
 LDS_WORDS = ROWS["gfx942"].lds_bytes // 4 - 1  # the least; one word more is the kernel's own
 MAX_WAVES = 16
@@ -74,13 +77,6 @@ def moe_align_place(
 
 def _defines(waves: int, dtype: torch.dtype) -> dict[str, int | str]:
     return {"WAVES": waves, "ID": ID_DTYPES[dtype]}
-
-
-def layout_sizes(rows: int, block_size: int, num_experts: int, pad: bool) -> tuple[int, int]:
-    """The most slots and blocks that any routing needs."""
-    slots = min(rows * block_size, rows + num_experts * (block_size - 1))
-    blocks = ceil(slots, block_size)
-    return blocks * block_size if pad else slots, blocks
 
 
 class Align(Kernel):
@@ -180,7 +176,8 @@ def moe_align_block_size(
     block_size : rows of a block; each expert's rows are padded to a multiple of it.
     num_experts : E; with an expert_map the number of global experts.
     expert_map : [E] int32, the local expert of a global one, or -1. Blocks of experts with -1 keep
-        their place and have -1 in expert_ids, or are left out with `ignore_invalid_experts`.
+        their place and have -1 in expert_ids.
+    ignore_invalid_experts : leave blocks of experts with -1 out instead.
     pad_sorted_ids : make the length of sorted_token_ids a multiple of block_size.
 
     Returns
@@ -193,6 +190,8 @@ def moe_align_block_size(
 
     Stable, deterministic, without synchronisation, and can be captured into a graph. Raises
     ValueError for what does not fit, and what building the kernel raises.
+
+    Source: vLLM's moe_align_block_size.
     """
     call: Callable[..., Aligned] = OP.traced if is_dynamo_compiling() else OP.call
     return call(
@@ -218,16 +217,28 @@ def _launches(c: Call, arguments: Sequence[str], rows: int, num_experts: int) ->
         moe_align_count, defines, threads, groups, {"row_map": row_map, **sizes}, 4 * num_experts
     )
     place = Step(
-        moe_align_place, defines, threads, groups,
-        {"row_map": row_map, "block_map": block_map, **sizes, "block": c.block_size,
-         "num_slots": slots, "num_blocks": blocks},
+        moe_align_place,
+        defines,
+        threads,
+        groups,
+        {
+            "row_map": row_map,
+            "block_map": block_map,
+            **sizes,
+            "block": c.block_size,
+            "num_slots": slots,
+            "num_blocks": blocks,
+        },
         4 * (waves + 2) * num_experts,
-    )  # fmt: skip
+    )
     is_split = groups > 1
     run = run_steps(
-        c.device, arguments, [count, place] if is_split else [place], arch=c.arch,
+        c.device,
+        arguments,
+        [count, place] if is_split else [place],
+        arch=c.arch,
         workspace={"counts": (groups * num_experts, torch.int32)} if is_split else None,
-    )  # fmt: skip
+    )
     return lambda aligned, *inputs: run(*aligned, *inputs)
 
 
@@ -277,10 +288,13 @@ def _run_torch(
 
 
 def moe_align_block_size_ref(
-    topk_ids: torch.Tensor, block_size: int, num_experts: int,
+    topk_ids: torch.Tensor,
+    block_size: int,
+    num_experts: int,
     expert_map: torch.Tensor | None = None,
-    pad_sorted_ids: bool = False, ignore_invalid_experts: bool = False,
-) -> Aligned:  # fmt: skip
+    pad_sorted_ids: bool = False,
+    ignore_invalid_experts: bool = False,
+) -> Aligned:
     """`moe_align_block_size` row by row in Python."""
     experts, rows = topk_ids.reshape(-1).tolist(), topk_ids.numel()
     local = None if expert_map is None else expert_map.tolist()

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rfops.dispatch.heuristic import ceil
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -36,6 +38,13 @@ class Weights:
         return len(self.gate)
 
 
+def layout_sizes(rows: int, block_size: int, num_experts: int, pad: bool) -> tuple[int, int]:
+    """The most slots and blocks that moe_align_block_size needs for any routing of `rows` ids."""
+    slots = min(rows * block_size, rows + num_experts * (block_size - 1))
+    blocks = ceil(slots, block_size)
+    return blocks * block_size if pad else slots, blocks
+
+
 def with_shared(
     topk_weights: Tensor, topk_ids: Tensor, experts: int, num_shared: int
 ) -> tuple[Tensor, Tensor]:
@@ -53,10 +62,15 @@ def with_shared(
 
 
 def run_experts(
-    out: Tensor, x: Tensor, weights: Weights, topk_weights: Tensor, topk_ids: Tensor,
-    num_shared: int, wide: torch.dtype | None = None,
+    out: Tensor,
+    x: Tensor,
+    weights: Weights,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    num_shared: int,
+    wide: torch.dtype | None = None,
     between: Callable[[Tensor], Tensor] = lambda h: h,
-) -> None:  # fmt: skip
+) -> None:
     """Expert by expert, the rows of each in one product, sums in fp32 in the order of experts. It
     waits for the device once, to know how many rows each has. With `wide` all is computed in it;
     `between` is what becomes of h."""
@@ -82,9 +96,13 @@ def run_experts(
 
 
 def _expert(
-    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, wide: torch.dtype | None,
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    wide: torch.dtype | None,
     between: Callable[[Tensor], Tensor],
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     if wide is not None:
         x, gate, up, down = (t.to(wide) for t in (x, gate, up, down))
     g, u = x @ gate, x @ up

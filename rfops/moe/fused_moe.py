@@ -35,6 +35,8 @@ from .kernels.bf16.hip import HipMoe
 from .kernels.bf16.triton import TritonMoe
 from .moe_op import HINTS, Moe, Torch, declared, reference_of
 
+__all__ = ["fused_moe", "fused_moe_ref", "moe_layer"]
+
 
 def _stacked(w1: Tensor, w2: Tensor, layout: str) -> Weights:
     return Weights.stacked(*(w1, w2) if layout == "raw" else map(unshuffle_weight, (w1, w2)))
@@ -64,27 +66,32 @@ class _FusedMoe(Moe):
 
 OP = _FusedMoe(
     "fused_moe",
-    declared("w1: bf16|f16[E, N, D] @16", "w2: bf16|f16[E, D, I] @16",
-             more=("w_layout: raw|16x16",)),
+    declared(
+        "w1: bf16|f16[E, N, D] @16", "w2: bf16|f16[E, D, I] @16", more=("w_layout: raw|16x16",)
+    ),
     sizes="M D I E K R N",
     positive="E",
     table="M+ D I E K",
     kernels=(
-        HipMoe(is_table=False), TritonMoe(is_table=False),
+        HipMoe(is_table=False),
+        TritonMoe(is_table=False),
         Torch(lambda c, own: _stacked(own[0], own[1], c.w_layout)),
     ),
     max_bytes=None,
     shapes={
         # Mixtral 8x7B, Qwen3-30B-A3B and 235B-A22B of TP8, DeepSeek-V3 of TP8
-        "models": grid("D I E K", [(4096, 14336, 8, 2), (2048, 768, 128, 8), (4096, 192, 128, 8),
-                                   (7168, 256, 256, 8)], M=(1, 64, 2048)),
+        "models": grid(
+            "D I E K",
+            [(4096, 14336, 8, 2), (2048, 768, 128, 8), (4096, 192, 128, 8), (7168, 256, 256, 8)],
+            M=(1, 64, 2048),
+        ),
     },
     hints={
         **HINTS,
         "w1": "pass [E, 2I, D], or a pair of lists of [D, I] where w2 is a list of [I, D]",
         "w2": "pass [E, D, I], or a list of [I, D] where w1 is a pair of lists of [D, I]",
     },
-)  # fmt: skip
+)
 
 
 def fused_moe(
@@ -109,7 +116,8 @@ def fused_moe(
     x : [M, D] float16 or bfloat16, any strides.
     w1 : [E, 2I, D] of the same dtype, of each expert gate's rows and then up's, or what
         shuffle_weight made of it; or a pair (gates, ups) of lists of E contiguous tensors [D, I].
-    w2 : [E, D, I], shuffled if w1 is; or, with such a pair, a list of E contiguous tensors [I, D].
+    w2 : [E, D, I] of the same dtype, shuffled if w1 is; or, with such a pair, a list of E
+        contiguous tensors [I, D].
     topk_weights, topk_ids : [M, K] float32, and int32 or int64. An id outside adds nothing.
     num_shared : the last so many of the E experts are shared: every token takes them with weight 1,
         beside its own, whose ids are below E - num_shared.
@@ -126,6 +134,9 @@ def fused_moe(
     Products are summed in fp32; h and each expert's result are rounded to x's dtype, their weighted
     sum is fp32 in a fixed order: deterministic. A row that is NaN or infinite makes its own result
     so, and no other. Raises ValueError for what does not fit, and what building a kernel raises.
+
+    Source: SwiGLU, GLU Variants Improve Transformer (arXiv:2002.05202); shared experts, DeepSeekMoE
+    (arXiv:2401.06066); arguments of vLLM's fused_experts.
     """
     if not isinstance(topk_ids, Tensor) or topk_ids.dim() != 2:
         OP.fail("topk_ids", "a [M, K] tensor", describe(topk_ids), OP.hints["topk_ids"])
@@ -149,15 +160,25 @@ def _of_quant(quant: Any) -> Callable[..., Tensor]:
     if isinstance(quant, str) and quant in _QUANTS:
         return _QUANTS[quant]
     words = ", ".join(repr(word) for word in _QUANTS)
-    OP.fail("quant", f"one of {words or 'none yet'}, or None without scales", show(quant),
-            "pass the format that the weights have")  # fmt: skip
+    OP.fail(
+        "quant",
+        f"one of {words or 'none yet'}, or None without scales",
+        show(quant),
+        "pass the format that the weights have",
+    )
     raise AssertionError
 
 
 def _call(
-    x: Tensor, w1: Any, w2: Any, choice: tuple[Any, ...], num_shared: int, how: tuple[bool, bool],
-    out: Tensor | None, config: Any,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w1: Any,
+    w2: Any,
+    choice: tuple[Any, ...],
+    num_shared: int,
+    how: tuple[bool, bool],
+    out: Tensor | None,
+    config: Any,
+) -> Tensor:
     """The op of the weights' layout."""
     dtype = x.dtype if isinstance(x, Tensor) else torch.bfloat16
     dtype = dtype if dtype in (torch.bfloat16, torch.float16) else torch.bfloat16  # x is refused
@@ -230,9 +251,14 @@ fused_moe.supports = OP.supports  # type: ignore[attr-defined]
 
 
 def fused_moe_ref(
-    x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor,
-    num_shared: int = 0, dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    num_shared: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
     """The formula of `fused_moe` in plain fp32 torch, or fp64 where x is, on any device."""
     made = experts_ref(x, Weights.stacked(w1, w2), topk_weights, topk_ids, num_shared)
     return made if made.dtype == torch.float64 else made.to(dtype)

@@ -62,9 +62,14 @@ class _Dequantised(Sequence[Tensor]):
 
 
 def run_torch(
-    out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, scales: Sequence[Tensor],
-    choice: Sequence[Tensor], num_shared: int,
-) -> None:  # fmt: skip
+    out: Tensor,
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    scales: Sequence[Tensor],
+    choice: Sequence[Tensor],
+    num_shared: int,
+) -> None:
     """The formula in fp32, expert by expert, on any device."""
     i, dtype = w2.shape[2], x.dtype
     w1_scale, w2_scale = scales
@@ -72,9 +77,15 @@ def run_torch(
     up = _Dequantised(w1[:, i:], w1_scale[:, i // BLOCK :])
     weights = Weights(gate, up, _Dequantised(w2, w2_scale))
     run_experts(
-        out, and_back(x, w1.dtype), weights, choice[0], choice[1], num_shared, torch.float32,
+        out,
+        and_back(x, w1.dtype),
+        weights,
+        choice[0],
+        choice[1],
+        num_shared,
+        torch.float32,
         lambda h: and_back(h.to(dtype), w1.dtype),
-    )  # fmt: skip
+    )
 
 
 class Torch(Kernel):
@@ -161,8 +172,11 @@ OP = _Fp8Moe(
     max_bytes=None,
     shapes={
         # DeepSeek-V3 of TP8, whole, and Qwen3-235B-A22B
-        "models": grid("D I E K", [(7168, 256, 256, 8), (7168, 2048, 256, 8), (4096, 1536, 128, 8)],
-                       M=(1, 16, 64, 2048)),
+        "models": grid(
+            "D I E K",
+            [(7168, 256, 256, 8), (7168, 2048, 256, 8), (4096, 1536, 128, 8)],
+            M=(1, 16, 64, 2048),
+        ),
     },
     hints={
         **HINTS,
@@ -171,13 +185,22 @@ OP = _Fp8Moe(
         "w1_scale": "pass fp32, one for each block of 128 x 128",
         "w2_scale": "pass fp32, one for each block of 128 x 128",
     },
-)  # fmt: skip
+)
 
 
 def call(
-    x: Tensor, w1: Any, w2: Any, w1_scale: Any, w2_scale: Any, choice: tuple[Any, ...],
-    num_shared: int, how: tuple[bool, bool], rounding: Any, out: Tensor | None, config: Any,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w1: Any,
+    w2: Any,
+    w1_scale: Any,
+    w2_scale: Any,
+    choice: tuple[Any, ...],
+    num_shared: int,
+    how: tuple[bool, bool],
+    rounding: Any,
+    out: Tensor | None,
+    config: Any,
+) -> Tensor:
     """fused_moe's quant="fp8_blockscale"."""
     if rounding is not None:
         OP.fail("rounding", "None", show(rounding), "fp32 scales are not rounded")

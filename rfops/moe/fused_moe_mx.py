@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rfops.dispatch.guards import check_int
 from rfops.dispatch.kernel import Call, Kernel, RunOf
-from rfops.dispatch.layout import Shuffled, unwrap
+from rfops.dispatch.layout import unwrap
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import Draw
 from rfops.quantization import mxfp4, mxfp8
@@ -31,7 +31,7 @@ from rfops.quantization.shuffle import (
 )
 
 from .experts import with_shared
-from .fused_moe_tables import Moe, chosen
+from .moe_op import Moe, chosen
 from .router import moe_router_ref
 
 RAW = "raw"
@@ -58,12 +58,8 @@ class Format:
         return self.values(*self.quantise(x, rounding), dtype)
 
 
-MXFP4 = Format(
-    "mxfp4", "Mxfp4", 4, mxfp4.ROUNDING, mxfp4.quant_mxfp4, mxfp4.dequant_mxfp4
-)  # fmt: skip
-MXFP8 = Format(
-    "mxfp8", "Mxfp8", 8, mxfp8.ROUNDING, mxfp8.quant_mxfp8, mxfp8.dequant_mxfp8
-)  # fmt: skip
+MXFP4 = Format("mxfp4", "Mxfp4", 4, mxfp4.ROUNDING, mxfp4.quant_mxfp4, mxfp4.dequant_mxfp4)
+MXFP8 = Format("mxfp8", "Mxfp8", 8, mxfp8.ROUNDING, mxfp8.quant_mxfp8, mxfp8.dequant_mxfp8)
 
 
 def declared(fmt: Format) -> str:
@@ -117,10 +113,16 @@ class MxMoe(Moe):
     def __init__(self, name: str, fmt: Format, **options: Any) -> None:
         self.fmt = fmt
         super().__init__(
-            name, declared(fmt), sizes="M D I E K R N SD SI", positive="E D I",
-            max_bytes=None, hints=HINTS, reference=self.refer,
-            usual={"rounding": next(iter(fmt.bumps))}, **options,
-        )  # fmt: skip
+            name,
+            declared(fmt),
+            sizes="M D I E K R N SD SI",
+            positive="E D I",
+            max_bytes=None,
+            hints=HINTS,
+            reference=self.refer,
+            usual={"rounding": next(iter(fmt.bumps))},
+            **options,
+        )
 
     def product_type(self, c: Call) -> str:
         return "fp4" if self.fmt is MXFP4 else "fp8"
@@ -256,9 +258,17 @@ class Torch(Kernel):
 
 
 def arguments(
-    op: MxMoe, x: Any, w1: Any, w2: Any, w1_scale: Any, w2_scale: Any, choice: Sequence[Any],
-    num_shared: int, how: tuple[bool, bool], rounding: str | None,
-) -> tuple[Any, ...]:  # fmt: skip
+    op: MxMoe,
+    x: Any,
+    w1: Any,
+    w2: Any,
+    w1_scale: Any,
+    w2_scale: Any,
+    choice: Sequence[Any],
+    num_shared: int,
+    how: tuple[bool, bool],
+    rounding: str | None,
+) -> tuple[Any, ...]:
     """The op's, of those of fused_moe: layouts from types, scales by expert."""
     first, layout = _alike(op, "w1", w1, "w2", w2)
     second, scale_layout = _alike(op, "w1_scale", w1_scale, "w2_scale", w2_scale)
@@ -311,6 +321,3 @@ def _by_expert(op: MxMoe, name: str, scale: Any, w: Any, layout: str) -> Any:
 def _fail(op: Op, *refusal: str) -> NoReturn:
     op.fail(*refusal)
     raise AssertionError
-
-
-__all__ = ["MXFP4", "MXFP8", "Experts", "Format", "MxMoe", "Shuffled", "Torch", "arguments"]

@@ -30,10 +30,12 @@ OP = MxMoe(
     table="M+ D I E K",
     kernels=(HipMxMoe(MXFP4), TritonMxMoe(MXFP4), Torch(MXFP4)),
     shapes={
-        "published": [*grid("D I E K R", CHALLENGE, M=(16, 128, 512), **SHUFFLED),
-                      *grid("D I E K R", [(7168, 2048, 33, 8, 32)], M=(512,), **SHUFFLED)],
+        "published": [
+            *grid("D I E K R", CHALLENGE, M=(16, 128, 512), **SHUFFLED),
+            *grid("D I E K R", [(7168, 2048, 33, 8, 32)], M=(512,), **SHUFFLED),
+        ],
     },
-)  # fmt: skip
+)
 
 
 def call(x: Tensor, *weights: Any) -> Tensor:

@@ -22,9 +22,7 @@ from rfops.dispatch.problem import Draw, grid
 from .experts import Weights, experts_ref
 from .kernels.bf16.hip import HipMoe
 from .kernels.bf16.triton import TritonMoe
-from .moe_op import HINTS, Moe, Torch, chosen, declared, reference_of
-
-__all__ = ["OP", "Moe", "chosen", "fused_moe_tables_ref", "reference_of"]
+from .moe_op import HINTS, Moe, Torch, declared, reference_of
 
 
 class _Tables(Moe):
@@ -39,29 +37,41 @@ class _Tables(Moe):
 
 OP = _Tables(
     "fused_moe_tables",
-    declared(*(f"{w} @16 x E" for w in ("gate: bf16|f16[D, I]", "up: bf16|f16[D, I]",
-                                        "down: bf16|f16[I, D]"))),
+    declared(
+        *(
+            f"{w} @16 x E"
+            for w in ("gate: bf16|f16[D, I]", "up: bf16|f16[D, I]", "down: bf16|f16[I, D]")
+        )
+    ),
     sizes="M D I E K R",
     positive="E",
     table="M+ D I E K",
     kernels=(
-        HipMoe(is_table=True), TritonMoe(is_table=True), Torch(lambda _c, own: Weights(*own)),
+        HipMoe(is_table=True),
+        TritonMoe(is_table=True),
+        Torch(lambda _c, own: Weights(*own)),
     ),
     max_bytes=None,
     shapes={
         # The challenge of 2025: 32 experts and a shared one
-        "published": grid("D I E K R", [(7168, 2048, 33, 4, 32)], M=(512, 2048, 8192),
-                          x_dtype=(torch.float16,)),
+        "published": grid(
+            "D I E K R", [(7168, 2048, 33, 4, 32)], M=(512, 2048, 8192), x_dtype=(torch.float16,)
+        ),
     },
     hints=HINTS,
-)  # fmt: skip
+)
 
 
 def fused_moe_tables_ref(
-    x: Tensor, gate: Sequence[Tensor], up: Sequence[Tensor], down: Sequence[Tensor],
-    topk_weights: Tensor, topk_ids: Tensor, num_shared: int = 0,
+    x: Tensor,
+    gate: Sequence[Tensor],
+    up: Sequence[Tensor],
+    down: Sequence[Tensor],
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    num_shared: int = 0,
     dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The formula in plain fp32 torch, or fp64 where x is, on any device."""
     made = experts_ref(x, Weights(gate, up, down), topk_weights, topk_ids, num_shared)
     return made if made.dtype == torch.float64 else made.to(dtype)

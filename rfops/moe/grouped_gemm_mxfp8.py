@@ -24,9 +24,12 @@ from rfops.dispatch.problem import Draw, grid
 from rfops.gemm.mxfp8 import QUANTISE, RAW_SCALE, gemm_mxfp8_ref, roundings
 from rfops.quantization.mxfp8 import dequant_mxfp8
 
-from .align_block_size import layout_sizes, moe_align_block_size_ref
+from .align_block_size import moe_align_block_size_ref
+from .experts import layout_sizes
 from .kernels.grouped.hip import Moe
 from .kernels.grouped.triton import TritonGrouped
+
+__all__ = ["grouped_gemm_mxfp8", "grouped_gemm_mxfp8_ref"]
 
 LAYOUT = "make the layout with rfops.moe_align_block_size"  # a way out
 # Routed rows up to which HIP is taken without a row of the table, as published (aiter pull request
@@ -89,8 +92,9 @@ class _GroupedGemm(Op):
         picks = max(c.top_k, c.a_div)
         ids = draw.picks(-(-c.M // picks), picks, c.E).flatten()[: c.M]
         layout = moe_align_block_size_ref(ids, c.block_m, c.E)
-        fitted = dict(zip(("sorted_token_ids", "expert_ids", "num_tokens_post_padded"), layout,
-                          strict=True))  # fmt: skip
+        fitted = dict(
+            zip(("sorted_token_ids", "expert_ids", "num_tokens_post_padded"), layout, strict=True)
+        )
         if c.device.type == "cpu":
             for name in ("w", "w_scale"):
                 (arg,) = (arg for arg in self.declaration.tensors if arg.name == name)
@@ -206,12 +210,29 @@ def grouped_gemm_mxfp8(
     the call can be captured. There is a result for every size, by the route that `rfops why`
     prints; deterministic for one config. Raises ValueError for what does not fit, ConfigError for a
     tuned table that cannot be read, and what building a kernel raises.
+
+    Source: OCP Microscaling Formats (MX) Specification, version 1.0; vLLM's fused_moe for the
+    layout.
     """
     call: Callable[..., torch.Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     return call(
-        a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded,
-        num_valid_tokens, top_k, block_m, out_dtype, a_div, mul_weight_by, topk_ids, out, config,
-    )  # fmt: skip
+        a_q,
+        a_scale,
+        w,
+        w_scale,
+        sorted_token_ids,
+        expert_ids,
+        num_tokens_post_padded,
+        num_valid_tokens,
+        top_k,
+        block_m,
+        out_dtype,
+        a_div,
+        mul_weight_by,
+        topk_ids,
+        out,
+        config,
+    )
 
 
 grouped_gemm_mxfp8.supports = OP.supports  # type: ignore[attr-defined]
@@ -274,11 +295,21 @@ def _times_expert(
 
 
 def grouped_gemm_mxfp8_ref(
-    a_q: Tensor, a_scale: Tensor, w: Tensor, w_scale: Tensor, sorted_token_ids: Tensor,
-    expert_ids: Tensor, num_tokens_post_padded: Tensor, num_valid_tokens: int, top_k: int,
-    block_m: int, out_dtype: torch.dtype = torch.bfloat16, a_div: int = 1,
-    mul_weight_by: Tensor | None = None, topk_ids: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    a_q: Tensor,
+    a_scale: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    sorted_token_ids: Tensor,
+    expert_ids: Tensor,
+    num_tokens_post_padded: Tensor,
+    num_valid_tokens: int,
+    top_k: int,
+    block_m: int,
+    out_dtype: torch.dtype = torch.bfloat16,
+    a_div: int = 1,
+    mul_weight_by: Tensor | None = None,
+    topk_ids: Tensor | None = None,
+) -> Tensor:
     """The formula of `grouped_gemm_mxfp8` in plain fp32 torch, row by row, on any device; rows that
     no block names are zero."""
     ref = f"{OP.name}_ref"

@@ -18,6 +18,8 @@ from rfops.dispatch.problem import grid
 from .kernels.topk.choosing import choose
 from .kernels.topk.kernels import Choose, Hip, Torch
 
+__all__ = ["grouped_topk", "grouped_topk_ref"]
+
 OP = Choose(
     "grouped_topk",
     """
@@ -40,15 +42,21 @@ OP = Choose(
     usual={"scale": 1.0},
     shapes={
         # DeepSeek-V3 and Kimi K2
-        "published": grid("E K num_groups topk_groups", [(256, 8, 8, 4), (384, 8, 1, 1)],
-                          M=(1, 64, 2048, 8192), bias=(True,), renormalize=(True,), scale=(2.5,)),
+        "published": grid(
+            "E K num_groups topk_groups",
+            [(256, 8, 8, 4), (384, 8, 1, 1)],
+            M=(1, 64, 2048, 8192),
+            bias=(True,),
+            renormalize=(True,),
+            scale=(2.5,),
+        ),
     },
     hints={
         "logits": "convert them first",
         "bias": "pass one number for each expert, or None",
         "E": "pass one expert at least",
     },
-)  # fmt: skip
+)
 
 
 def grouped_topk(
@@ -72,8 +80,9 @@ def grouped_topk(
         infinity as the largest or least: ids are always top_k different ints from 0 to E - 1.
     top_k : of E.
     num_groups, topk_groups : E / num_groups neighbouring experts are a group.
-    bias : [E] or None, added to the scores for the choice alone (DeepSeek-V3's correction). With it
-        a group counts by the sum of its two best experts, without by its best.
+    bias : [E] bfloat16, float16 or float32, or None, added to the scores for the choice alone
+        (DeepSeek-V3's correction). With it a group counts by the sum of its two best experts,
+        without by its best.
     renormalize : the weights of a token add up to `scale`.
     score : "sigmoid" or "softmax" of the logits.
     scale : what weights are multiplied by in the end.
@@ -81,6 +90,9 @@ def grouped_topk(
 
     Returns weights and ids. Of equal experts, and groups, the lowest comes first. Deterministic.
     Raises ValueError for what does not fit, and what building the kernel raises.
+
+    Source: DeepSeek-V3 Technical Report (arXiv:2412.19437), 2.1.2: sigmoid scores, a bias for the
+    choice alone, groups.
     """
     call: Callable[..., Any] = OP.traced if is_dynamo_compiling() else OP.call
     made: tuple[torch.Tensor, torch.Tensor] = call(
@@ -104,9 +116,15 @@ def grouped_topk_ref(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`grouped_topk` in plain fp32 torch, on any device."""
     return choose(
-        logits, bias, top_k, num_groups=num_groups, topk_groups=topk_groups,
-        renormalize=renormalize, score=score, scale=scale,
-    )  # fmt: skip
+        logits,
+        bias,
+        top_k,
+        num_groups=num_groups,
+        topk_groups=topk_groups,
+        renormalize=renormalize,
+        score=score,
+        scale=scale,
+    )
 
 
 OP.reference = grouped_topk_ref

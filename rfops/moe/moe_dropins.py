@@ -124,11 +124,18 @@ def fused_moe(
     if not _is_one_of(quant_type, _QUANTS):
         _refuse(name, "quant_type", "No, per_1x32, per_1x128 or per_128x128", quant_type)
     given = {
-        "a1_scale": a1_scale, "a2_scale": a2_scale, "bias1": bias1, "bias2": bias2, "beta": beta,
-        "linear_beta": linear_beta, "shared_w1": shared_w1, "shared_w2": shared_w2,
-        "shared_w1_scale": shared_w1_scale, "shared_w2_scale": shared_w2_scale,
+        "a1_scale": a1_scale,
+        "a2_scale": a2_scale,
+        "bias1": bias1,
+        "bias2": bias2,
+        "beta": beta,
+        "linear_beta": linear_beta,
+        "shared_w1": shared_w1,
+        "shared_w2": shared_w2,
+        "shared_w1_scale": shared_w1_scale,
+        "shared_w2_scale": shared_w2_scale,
         "stage2_scatter": stage2_scatter,
-    }  # fmt: skip
+    }
     for argument, value in given.items():
         if value is not None:
             _refuse(name, argument, "None", value)
@@ -136,8 +143,11 @@ def fused_moe(
         _refuse(name, "gate_mode", "separated", gate_mode)
     if shared_expert_id not in (None, -1):
         _refuse(name, "shared_expert_id", "-1", shared_expert_id)
-    numbers = {"hidden_pad": hidden_pad, "intermediate_pad": intermediate_pad,
-               "swiglu_limit": swiglu_limit}  # fmt: skip
+    numbers = {
+        "hidden_pad": hidden_pad,
+        "intermediate_pad": intermediate_pad,
+        "swiglu_limit": swiglu_limit,
+    }
     for argument, number in numbers.items():
         if number:
             _refuse(name, argument, "0", number)
@@ -160,8 +170,17 @@ def fused_moe(
     if int(quant_type) == QuantType.per_1x32:
         scales = [scale if scale is None else Shuffled(scale, SCALE) for scale in scales]
         rounding = _aiter_rounding()
-    out = _fused_moe(x, weights[0], weights[1], topk_weight, ids, quant=_QUANTS[int(quant_type)],
-                     w1_scale=scales[0], w2_scale=scales[1], rounding=rounding)  # fmt: skip
+    out = _fused_moe(
+        x,
+        weights[0],
+        weights[1],
+        topk_weight,
+        ids,
+        quant=_QUANTS[int(quant_type)],
+        w1_scale=scales[0],
+        w2_scale=scales[1],
+        rounding=rounding,
+    )
     return out if dtype is None else out.to(dtype)
 
 
@@ -224,9 +243,11 @@ def moe_sorting(
             "pass one weight for each id",
         )
     for argument, value, usual in (
-        ("return_local_topk_ids", return_local_topk_ids, False), ("accumulate", accumulate, True),
-        ("flat", flat, False), ("output_aux", output_aux, False),
-    ):  # fmt: skip
+        ("return_local_topk_ids", return_local_topk_ids, False),
+        ("accumulate", accumulate, True),
+        ("flat", flat, False),
+        ("output_aux", output_aux, False),
+    ):
         if bool(value) is not usual:
             _refuse("moe_sorting", argument, str(usual), value)
     if dispatch_policy:
@@ -302,8 +323,9 @@ def topk_gating(
         _refuse("topk_gating", "correction_bias", "None", correction_bias)
     if routed_scaling_factor != 1.0:
         _refuse("topk_gating", "routed_scaling_factor", "1.0", routed_scaling_factor)
-    topk_softmax(topk_weights, topk_indices, None, gating_output, need_renorm,
-                 num_shared_experts, "sigmoid")  # fmt: skip
+    topk_softmax(
+        topk_weights, topk_indices, None, gating_output, need_renorm, num_shared_experts, "sigmoid"
+    )
 
 
 def fused_topk(
@@ -343,10 +365,17 @@ def biased_grouped_topk(
     made = _Results(topk_weights, topk_ids)
     made.take(
         _grouped_topk(
-            gating_output, topk_ids.shape[1], num_expert_group, topk_group, correction_bias,
-            need_renorm, scale=routed_scaling_factor, weights=made.weights, ids=made.ids,
+            gating_output,
+            topk_ids.shape[1],
+            num_expert_group,
+            topk_group,
+            correction_bias,
+            need_renorm,
+            scale=routed_scaling_factor,
+            weights=made.weights,
+            ids=made.ids,
         )
-    )  # fmt: skip
+    )
 
 
 def grouped_topk(
@@ -363,11 +392,18 @@ def grouped_topk(
     made = _Results(topk_weights, topk_ids)
     made.take(
         _grouped_topk(
-            gating_output, topk_ids.shape[1], num_expert_group, topk_group, None, need_renorm,
-            score="softmax" if is_softmax else "sigmoid", scale=routed_scaling_factor,
-            weights=made.weights, ids=made.ids,
+            gating_output,
+            topk_ids.shape[1],
+            num_expert_group,
+            topk_group,
+            None,
+            need_renorm,
+            score="softmax" if is_softmax else "sigmoid",
+            scale=routed_scaling_factor,
+            weights=made.weights,
+            ids=made.ids,
         )
-    )  # fmt: skip
+    )
 
 
 class _Results:

@@ -146,9 +146,11 @@ class Moe(Op):
         """K with the shared experts, which cost what they cost as everybody's choice: so a row
         holds whether a caller names them in topk_ids or by num_shared."""
         return tuple(
-            [n + c.E - c.R if name == "K" else n
-             for name, n in zip(self.table, super().table_sizes(c), strict=True)]
-        )  # fmt: skip
+            [
+                n + c.E - c.R if name == "K" else n
+                for name, n in zip(self.table, super().table_sizes(c), strict=True)
+            ]
+        )
 
     def table_getter(self) -> Callable[[Sequence[int]], tuple[int, ...]]:
         of, names = super().table_getter(), self.declaration.sizes

@@ -32,6 +32,8 @@ from rfops.jit import compile_ops, u32
 
 from .kernels.topk.choosing import IN_TYPES, choose, refuses_choosing
 
+__all__ = ["moe_router", "moe_router_ref"]
+
 TOKENS, THREADS = 16, 512  # of a workgroup
 VEC = 8  # elements that a lane loads at once
 
@@ -99,9 +101,12 @@ def step(c: Call, experts: int, lists: bool, arguments: Mapping[str, str] | None
     sizes = {"m": c.M, "experts": experts, "k": c.D, "x_row": x_row, "w_row": w_row}
     none = {} if lists else dict.fromkeys(("counts", "lists", "slots"))
     return Step(
-        moe_router_kernel, defines(c, experts, lists), THREADS, ceil(c.M, TOKENS),
+        moe_router_kernel,
+        defines(c, experts, lists),
+        THREADS,
+        ceil(c.M, TOKENS),
         {"w": "router_weight", **sizes, **none, **(arguments or {})},
-    )  # fmt: skip
+    )
 
 
 def refuses_rows(c: Call, experts: int) -> str | None:
@@ -210,6 +215,9 @@ def moe_router(
     Returns weights and ids; of equal experts the lowest id comes first. A logit of NaN counts as
     the least: ids are always top_k different ints from 0 to E - 1. Deterministic. Raises ValueError
     for what does not fit, and what building the kernel raises.
+
+    Source: top-k gating, Outrageously Large Neural Networks (arXiv:1701.06538), 2.1, without noise,
+    the softmax taken first.
     """
     call: Callable[..., Any] = OP.traced if is_dynamo_compiling() else OP.call
     made: tuple[torch.Tensor, torch.Tensor] = call(

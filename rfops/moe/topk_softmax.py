@@ -16,6 +16,8 @@ from rfops.dispatch.problem import grid
 from .kernels.topk.choosing import choose
 from .kernels.topk.kernels import Choose, Hip, Torch
 
+__all__ = ["topk_softmax", "topk_softmax_ref"]
+
 OP = Choose(
     "topk_softmax",
     """
@@ -61,6 +63,9 @@ def topk_softmax(
 
     Returns weights and ids. Of equal experts the lowest id comes first. Deterministic. Raises
     ValueError for what does not fit, and what building the kernel raises.
+
+    Source: top-k gating, Outrageously Large Neural Networks (arXiv:1701.06538), 2.1, without noise,
+    the softmax taken first.
     """
     call: Callable[..., Any] = OP.traced if is_dynamo_compiling() else OP.call
     made: tuple[torch.Tensor, torch.Tensor] = call(

@@ -26,6 +26,8 @@ from rfops.dispatch.routing import chip
 from rfops.jit import compile_ops, u32
 from rfops.jit.errors import show
 
+__all__ = ["quant_fp8_blockscale"]
+
 OCP, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 BLOCK = 128  # elements of K, and rows of w, that share a scale
 LEAST = 2.0**-100  # of amax: the scale and its inverse are normal numbers
@@ -160,6 +162,11 @@ def quant_fp8_blockscale(
     -------
     payload : [M, K] of dtype.
     scale : [ceil(M / rows), K / 128] float32.
+
+    Raises ValueError for what does not fit, and what building the kernel raises.
+
+    Source: DeepSeek-V3 Technical Report (arXiv:2412.19437), 3.3: tiles of 1 x 128 and blocks of 128
+    x 128.
     """
     if not isinstance(block, tuple) or block not in SHAPES:
         OP.fail("block", "(1, 128) or (128, 128)", show(block), "pass one of these")

@@ -94,16 +94,19 @@ class TritonQuant(Kernel):
 
     def variant(self, c: Call, config: Any) -> RunOf:
         bump, strides = self.bumps[c.rounding], _strides(c) or (int(c.K), 1)
-        bound = BoundTriton(_KERNELS, self.kernel, c.device, (bump, _BLOCKS), _WARPS)
+        constants = {"BUMP": bump, "BLOCKS": _BLOCKS}
+        bound = BoundTriton(_KERNELS, self.kernel, c.device, constants, _WARPS)
+        launch = bound.prepare("payload scale x")
 
         def run_of(m: int, k: int) -> Run:
             blocks = m * (k // MX_BLOCK)
+            x_m, x_k = _of(c, k, strides)
             grid = (ceil(blocks, _BLOCKS), 1, 1)
-            numbers = (blocks, k // MX_BLOCK, *_of(c, k, strides))
+            run_quant = launch(grid, blocks=blocks, k_blocks=k // MX_BLOCK, x_m=x_m, x_k=x_k)
 
             def run(results: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor) -> None:
                 payload, scale = results
-                bound(grid, (payload.view(torch.uint8), scale.view(torch.uint8), x), numbers)
+                run_quant(payload.view(torch.uint8), scale.view(torch.uint8), x)
 
             return run
 

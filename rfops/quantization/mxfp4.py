@@ -41,14 +41,23 @@ from rfops.jit import compile_ops, u32, u64
 from .mx_quant import HipQuant, MxQuant, TritonQuant
 from .mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN
 
+__all__ = ["quant_mxfp4"]
+
 FP4_DTYPES = DTYPES["fp4"]  # bytes, and torch's own where it has one
 EMAX = 2
 
 # Added to the bits of amax before its exponent is taken; 0x600000 is a mantissa of 1.75.
 ROUNDING = MappingProxyType({"even": 0x200000, "up": 0x3FFFFF, "down": 0})
 # The least magnitudes of codes 1 to 7, and whether they are their own: ties go to the even code.
-_STEPS = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True),
-          (5.0, False))  # fmt: skip
+_STEPS = (
+    (0.25, False),
+    (0.75, True),
+    (1.25, False),
+    (1.75, True),
+    (2.5, False),
+    (3.5, True),
+    (5.0, False),
+)
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -111,6 +120,10 @@ def quant_mxfp4(
     -------
     payload : [..., K/2] of dtype.
     scale : [..., K/32] float8_e8m0fnu (uint8 where torch lacks that).
+
+    Raises ValueError for what does not fit, and what building the kernel raises.
+
+    Source: OCP Microscaling Formats (MX) Specification, version 1.0, 6.3, whose conversion is down.
     """
     call = OP.traced if is_dynamo_compiling() else OP.call
     payload, scale = call(x, rounding, dtype)

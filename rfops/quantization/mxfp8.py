@@ -38,6 +38,8 @@ from rfops.jit import compile_ops, u32, u64
 
 from .mx_quant import IN_TYPES, HipQuant, MxQuant, TritonQuant
 
+__all__ = ["quant_mxfp8"]
+
 FP8 = torch.float8_e4m3fn
 SCALE_DTYPES = DTYPES["e8m0"]
 BLOCK = MX_BLOCK
@@ -106,6 +108,11 @@ def quant_mxfp8(x: torch.Tensor, rounding: str = "up") -> tuple[torch.Tensor, to
     -------
     payload : [..., K] float8_e4m3fn.
     scale : [..., K/32] float8_e8m0fnu (uint8 where torch lacks that).
+
+    Raises ValueError for what does not fit, and what building the kernel raises.
+
+    Source: OCP Microscaling Formats (MX) Specification, version 1.0, 6.3, whose conversion is
+    floor.
     """
     call = OP.traced if is_dynamo_compiling() else OP.call
     payload, scale = call(x, rounding)

@@ -24,6 +24,8 @@ from rfops.dispatch.guards import describe
 from rfops.dispatch.layout import Shuffled
 from rfops.jit.errors import show
 
+__all__ = ["shuffle_scale", "shuffle_weight", "unshuffle_scale", "unshuffle_weight"]
+
 WEIGHT, SCALE = "16x16", "32x8"
 SCALE_ROWS, SCALE_BLOCKS = 256, 8  # multiples that scales are padded to
 TILE_ROWS = 32  # the multiple of rows that they must be padded to

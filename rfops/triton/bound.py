@@ -1,5 +1,11 @@
-"""A Triton kernel bound to a device and its constants, for plans that launch it again and again.
+"""A Triton kernel bound to a device and its constants, and its launches by the names of arguments.
 
+    gemm = BoundTriton(_KERNELS, "gemm", device, {"BLOCK_M": 64, "BLOCK_N": 64}, warps=4)
+    launch = gemm.prepare("out x w", strides={"x": "x_m x_k"})  # once a variant
+    run = launch((tiles, 1, 1), m=m, n=n, k=k)  # once a shape
+    run(out, x, w)
+
+Names are those of the @triton.jit function, and are checked when a kernel is bound or prepared.
 Triton looks at every argument of every launch to find its compiled kernel. Here the compiled kernel
 is kept for arguments like the last ones, and Triton's launcher called at once (a call of
 batched_gemm_a16w8_blockscale: 34 us before, 16 so, on an H200's host). Kernels of other plans are
@@ -10,16 +16,23 @@ it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
+
+from rfops.dispatch.kernel import Run
+from rfops.jit import BindError
+from rfops.jit.forks import importing
 
 from . import launch
 
 _ALIGN = 16  # what Triton's compiled kernels tell pointers and integers apart by
 _SMALL = 2**31  # bytes of a storage, on AMD; from there integers have 64 bits
 
+Grid = tuple[int, int, int]
 _Number = int | None
 # What is compiled: by kernel, device, constants, options, and what is specialised of arguments.
 _compiled: dict[tuple[object, ...], Any] = {}
@@ -27,77 +40,185 @@ _MOST = 4096
 
 
 class BoundTriton:
-    """`<module>.<name>`; its parameters are tensors, then numbers, then constants."""
+    """`<module>.<name>` with all of its constants (tl.constexpr), by name. Its parameters are
+    tensors, then numbers, then constants. Raises BindError."""
 
     def __init__(
         self,
         module: str,
         name: str,
         device: torch.device,
-        constants: Sequence[object],
+        constants: Mapping[str, object],
         warps: int = 4,
         stages: int = 1,
         options: Mapping[str, object] | None = None,
     ) -> None:
-        self._place = module, name
-        self._device = device
-        self._constants = tuple(constants)
+        with importing:
+            self.jit = getattr(importlib.import_module(module), name)
+            self.driver = importlib.import_module("triton.runtime").driver
+        self.name, self.device = name, device
+        self.parameters = tuple([p.name for p in self.jit.params])
+        own = [p.name for p in self.jit.params if p.is_constexpr]
+        if constants.keys() != set(own):
+            given, wanted = ", ".join(constants) or "none", ", ".join(own) or "none"
+            raise BindError(f"{name}: constants must be {wanted}, got {given}")
+        self.constants = {name: constants[name] for name in own}
         # Unset, fp fusion warns in Triton 3.9 and changes in 3.10.
         usual = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
-        self._options = usual | dict(options or {})
-        self._kind = (*self._place, device, self._constants, *self._options.items())
-        self._jit: Any = None
-        self._driver: Any = None
-        self._known: dict[tuple[object, ...], Any] = {}
-        self._by_size = torch.version.hip is not None
+        self.options = usual | dict(options or {})
+        self.kind = (module, name, device, *self.constants.values(), *self.options.items())
+        self.by_size = torch.version.hip is not None
 
-    def __call__(
+    def is_current(self) -> bool:
+        """Whether a launch goes to the device without further ado."""
+        return (
+            self.device.type == "cuda"
+            and torch.cuda.current_device() == self.device.index
+            and type(self.driver._active).__name__ != "VirtualDriver"
+        )
+
+    def prepare(
         self,
-        grid: tuple[int, int, int],
-        tensors: Sequence[torch.Tensor | None],
-        numbers: tuple[_Number, ...],
+        arguments: str | Sequence[str],
+        *,
+        sources: Mapping[str, str | None] | None = None,
+        strides: Mapping[str, str] | None = None,
+    ) -> Callable[..., Run]:
+        """`run_of(grid, m=..., n=...) -> run`, and `run(*arguments)` launches on the current
+        stream.
+
+        Parameters
+        ----------
+        arguments : the names of run's arguments, tensors, in order; further ones are ignored. A
+            parameter of the kernel takes the argument of its own name.
+        sources : the arguments of parameters whose names differ; None is a null pointer.
+        strides : for an argument the parameters that take its strides, one a dimension; "_" for a
+            stride that none takes.
+
+        `run_of` takes all other parameters, numbers, by name; None is a number too. Raises
+        BindError for names that the kernel or the launch has not, TypeError for numbers that are
+        missing or unknown; `run` raises what Triton raises. Tensors of an argument have one dtype.
+        """
+        names = arguments.split() if isinstance(arguments, str) else list(arguments)
+        sources, strides = dict(sources or {}), dict(strides or {})
+        free = [name for name in self.parameters if name not in self.constants]
+        origins = {n: sources.get(n, n) for n in free if n in sources or n in names}
+        steps = [name for words in strides.values() for name in words.split() if name != "_"]
+        if unknown := [name for name in (*sources, *steps) if name not in free]:
+            raise BindError(
+                f"{self.name}: sources and strides must be of its parameters, {' '.join(free)}, "
+                f"got {' '.join(unknown)}"
+            )
+        found = (*filter(None, sources.values()), *strides)
+        if lost := [name for name in found if name not in names]:
+            raise BindError(
+                f"{self.name}: sources and strides must come from the launch's arguments, "
+                f"{' '.join(names)}, got {' '.join(lost)}"
+            )
+        before = free[: free.index([*origins][-1])] if origins else []
+        if missing := [name for name in before if name not in origins]:
+            raise BindError(
+                f"{self.name}: {', '.join(missing)} must have a source among the launch's "
+                f"arguments, {' '.join(names)}, got none. Tensors come before numbers: name it in "
+                "arguments or sources."
+            )
+        return _Prepared(self, names, origins, strides).run_of
+
+
+@dataclass(frozen=True)
+class TritonStep:
+    """A launch among the steps of an op (rfops/dispatch/steps.py). `arguments` has the number of
+    each number parameter; a tensor parameter takes the tensor of its own name, or of that which
+    `arguments` has, or none."""
+
+    kernel: BoundTriton
+    grid: Grid
+    arguments: Mapping[str, int | str | None]
+
+    def bind(self, _device: torch.device, _arch: str | None, names: Sequence[str]) -> Run:
+        numbers = {n: value for n, value in self.arguments.items() if isinstance(value, int)}
+        sources = {n: v for n, v in self.arguments.items() if not isinstance(v, int)}
+        return self.kernel.prepare(names, sources=sources)(self.grid, **numbers)
+
+
+class _Prepared:
+    """Where the parameters of a kernel come from: arguments, their strides, numbers, constants."""
+
+    def __init__(
+        self,
+        bound: BoundTriton,
+        names: Sequence[str],
+        origins: Mapping[str, str | None],
+        strides: Mapping[str, str],
     ) -> None:
-        """Launch on the current stream. Tensors of one position have one dtype. Raises what Triton
-        raises."""
-        key = (numbers, *[t is not None and t.data_ptr() % _ALIGN == 0 for t in tensors])
+        self.bound, self.count = bound, len(names)
+        taken = [names.index(s) if s else len(names) for s in map(origins.get, origins)]
+        is_same = taken == list(range(len(names)))
+        self.pick = None if is_same else itemgetter(*taken, len(names))
+        self.strided = tuple([names.index(name) for name in strides])
+        self.of_strides = tuple([word for words in strides.values() for word in words.split()])
+        self.rest = bound.parameters[len(origins) :]
+        known = {*self.of_strides, *bound.constants}
+        self.numbers = tuple([name for name in self.rest if name not in known])
+
+    def run_of(self, grid: Grid, /, **numbers: _Number) -> Run:
+        if numbers.keys() != set(self.numbers):
+            given, wanted = ", ".join(numbers) or "none", ", ".join(self.numbers) or "none"
+            raise TypeError(
+                f"{self.bound.name}: numbers must be {wanted}, got {given}. A tensor parameter "
+                "takes the argument of its name, or of that which sources names."
+            )
+        return _Launch(self, grid, numbers)
+
+
+class _Launch:
+    """A launch that only wants its tensors."""
+
+    def __init__(self, made: _Prepared, grid: Grid, numbers: Mapping[str, _Number]) -> None:
+        self._made, self._grid, self._numbers = made, grid, numbers
+        self.num_arguments = made.count
+        self._pick, self._strided = made.pick, made.strided
+        self._by_size, self._is_current = made.bound.by_size, made.bound.is_current
+        # By alignments, strides and, on AMD, sizes: Triton's launcher, and all but the tensors.
+        self._known: dict[tuple[object, ...], tuple[Any, tuple[object, ...]]] = {}
+
+    def __call__(self, *tensors: torch.Tensor | None) -> None:
+        strides = [tensors[i].stride() for i in self._strided]  # type: ignore[union-attr]
+        if self._pick is not None:
+            tensors = self._pick((*tensors, None))[:-1]
+        key = (*strides, *[t is not None and t.data_ptr() % _ALIGN == 0 for t in tensors])
         if self._by_size:
             key += tuple([t is not None and _is_small(t) for t in tensors])
-        compiled = self._known.get(key)
-        if compiled is None or not self._is_current():
-            self._launch_first(grid, tensors, numbers, key)
+        known = self._known.get(key)
+        if known is None or not self._is_current():
+            self._launch_first(tensors, strides, key)
         else:
-            compiled[grid](*tensors, *numbers, *self._constants)
+            launch, rest = known
+            launch(*tensors, *rest)
 
     def _launch_first(
         self,
-        grid: tuple[int, int, int],
         tensors: Sequence[torch.Tensor | None],
-        numbers: tuple[_Number, ...],
+        strides: Sequence[tuple[int, ...]],
         key: tuple[object, ...],
     ) -> None:
-        if self._jit is None:
-            module, name = self._place
-            self._jit = getattr(importlib.import_module(module), name)
-            self._driver = importlib.import_module("triton.runtime").driver
-        full = (*self._kind, *key[1:], *map(_dtype, tensors), *map(_specialised, numbers))
-        compiled = _compiled.get(full) if self._is_current() else None
+        made, bound = self._made, self._made.bound
+        flat = (stride for of_tensor in strides for stride in of_tensor)
+        given = {**dict(zip(made.of_strides, flat, strict=True)), **self._numbers}
+        numbers = [given[name] for name in made.rest if name not in bound.constants]
+        rest = (*numbers, *bound.constants.values())
+        kinds = [_specialised(value, bound.by_size) for value in (*tensors, *numbers)]
+        full = (*bound.kind, *kinds)
+        compiled = _compiled.get(full) if bound.is_current() else None
         if compiled is not None:
-            compiled[grid](*tensors, *numbers, *self._constants)
+            compiled[self._grid](*tensors, *rest)
         else:
-            with launch.on(self._device):
-                compiled = self._jit[grid](*tensors, *numbers, *self._constants, **self._options)
-            if self._device.type == "cpu":
+            with launch.on(bound.device):
+                compiled = bound.jit[self._grid](*tensors, *rest, **bound.options)
+            if bound.device.type == "cpu":
                 return  # the virtual GPU's architecture may change, and it is slow
             _remember(_compiled, full, compiled)
-        _remember(self._known, key, compiled)
-
-    def _is_current(self) -> bool:
-        """Whether a launch goes to the device without further ado."""
-        return (
-            self._device.type == "cuda"
-            and torch.cuda.current_device() == self._device.index
-            and type(self._driver._active).__name__ != "VirtualDriver"
-        )
+        _remember(self._known, key, (compiled[self._grid], rest))
 
 
 def _remember(table: dict[tuple[object, ...], Any], key: tuple[object, ...], value: Any) -> None:
@@ -110,12 +231,11 @@ def _is_small(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().nbytes() < _SMALL
 
 
-def _dtype(tensor: torch.Tensor | None) -> torch.dtype | None:
-    return None if tensor is None else tensor.dtype
-
-
-def _specialised(number: _Number) -> object:
-    """What a compiled kernel may know of an integer, whether this one does or not."""
-    if number is None or number == 1:
-        return number
-    return number % _ALIGN == 0, number.bit_length() // 32
+def _specialised(value: torch.Tensor | int | None, by_size: bool) -> object:
+    """What a compiled kernel may know of an argument, whether this one does or not."""
+    if isinstance(value, torch.Tensor):
+        is_small = by_size and _is_small(value)
+        return value.dtype, value.data_ptr() % _ALIGN == 0, is_small
+    if value is None or value == 1:
+        return value
+    return value % _ALIGN == 0, value.bit_length() // 32

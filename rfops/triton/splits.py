@@ -7,6 +7,8 @@ Parts are [splits, M, N] in scratch memory that is kept from call to call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from rfops.dispatch.heuristic import ceil
@@ -18,17 +20,29 @@ from .bound import BoundTriton
 _COLUMNS = 256  # of a row, a program
 
 
+def stride_numbers(strides: Sequence[tuple[int, int]]) -> dict[str, int]:
+    """The parameters of GEMM kernels that take the strides of x, w, x_scale and w_scale."""
+    names = ("x_m x_k", "w_n w_k", "xs_m xs_k", "ws_n ws_k")
+    return {
+        name: stride
+        for words, pair in zip(names, strides, strict=True)
+        for name, stride in zip(words.split(), pair, strict=True)
+    }
+
+
 def in_splits(device: torch.device, splits: int, m: int, n: int, gemm: Run) -> Run:
     """A launch of `gemm` into out[M, N], of any distance from row to row."""
     if splits == 1:
         return gemm
     workspace = Workspace(device, ((splits, m, n), torch.float32))
-    add = BoundTriton("rfops.triton.split_kernels", "add_splits", device, (splits, _COLUMNS))
-    grid = (m, ceil(n, _COLUMNS), 1)
+    constants = {"SPLITS": splits, "COLUMNS": _COLUMNS}
+    add = BoundTriton("rfops.triton.split_kernels", "add_splits", device, constants)
+    launch = add.prepare("out parts", strides={"out": "out_m _"})
+    run_add = launch((m, ceil(n, _COLUMNS), 1), m=m, n=n)
 
     def run(out: torch.Tensor, *inputs: torch.Tensor) -> None:
         (parts,) = workspace()
         gemm(parts, *inputs)
-        add(grid, (out, parts), (m, n, out.stride(0)))
+        run_add(out, parts)
 
     return run

@@ -134,8 +134,9 @@ def _on_nvidia(m: int, is_dense: bool) -> Iterator[TritonConfig]:
         return
     most = min(1 << max(m - 1, 7).bit_length(), 64)
     for rows in (most,) if is_dense else (16, 8):
-        for bn, bk, warps, stages in itertools.product((32, 64, 128), (64, 128, 256), (2, 4, 8),
-                                                       (3, 4)):  # fmt: skip
+        for bn, bk, warps, stages in itertools.product(
+            (32, 64, 128), (64, 128, 256), (2, 4, 8), (3, 4)
+        ):
             sums = bk // BLOCK * bn * rows // (32 * warps)  # registers of a thread
             in_flight = bn * bk * (stages - 1)  # bytes of a program
             if sums <= 64 and bk // BLOCK >= warps and 8192 <= in_flight <= 65536:

@@ -137,22 +137,24 @@ class Rows(_Batched):
             if shape.m <= 2 and tile_k <= _power(shape.k) and 32 <= of_thread <= 128:
                 yield RowsConfig(tile_n, tile_k, 1, warps)
         if shape.m == 1 and shape.k <= 128 and shape.b >= 64:
-            yield from itertools.starmap(RowsConfig, ((16, 128, 2, 1), (16, 128, 4, 2),
-                                                      (32, 128, 2, 2)))  # fmt: skip
+            tiles = (16, 128, 2, 1), (16, 128, 4, 2), (32, 128, 2, 2)
+            yield from itertools.starmap(RowsConfig, tiles)
 
     @staticmethod
     def prepare(device: torch.device, shape: Shape, config: RowsConfig) -> Launch:
         b, m, n, k = shape
-        constants = (
-            _power(m),
-            config.batches,
-            config.tile_n,
-            config.tile_k,
-            k % config.tile_k == 0,
-        )
+        constants = {
+            "ROWS": _power(m),
+            "BB": config.batches,
+            "BN": config.tile_n,
+            "BK": config.tile_k,
+            "EVEN_K": k % config.tile_k == 0,
+        }
         kernel = BoundTriton(_KERNELS, "rows", device, constants, config.warps)
         launches = _launches(b, config.batches)
-        return _in_parts(kernel, (ceil(n, config.tile_n), 1), launches, (b, m, n, k))
+        return _in_parts(
+            kernel, (ceil(n, config.tile_n), 1), launches, _STRIDES, b_count=b, **counts(shape)
+        )
 
 
 class Tiles(_Batched):
@@ -232,8 +234,8 @@ def _deep_tiles(shape: Shape) -> Iterator[TilesConfig]:
             if tile_k == 64 and (split_k > 1 or stages < 3 or tile_n < 128 or steps < 8):
                 continue
             if stages >= 3 or (tile_m >= 64 and steps <= 4):
-                yield TilesConfig(tile_m, tile_n, tile_k, x_left, split_k=split_k, warps=warps,
-                                  stages=stages)  # fmt: skip
+                tile = tile_m, tile_n, tile_k, x_left
+                yield TilesConfig(*tile, split_k=split_k, warps=warps, stages=stages)
 
 
 class Staged(_Batched):
@@ -283,27 +285,29 @@ class Staged(_Batched):
 
     @staticmethod
     def prepare(device: torch.device, shape: Shape, config: StagedConfig) -> Launch:
-        b, m, n, k = shape
-        constants = staged_constants(shape, config)
-        kernel = BoundTriton(
-            "rfops.gemm.kernels.a16w8.staged", "staged", device, constants, config.warps
-        )
+        b, m, n, _k = shape
         tiles = ceil(n, config.tile_n), ceil(m, config.tile_m)
-        launches = _launches(b)
         builds = True
 
         @functools.cache  # most calls need none
         def by_tiles() -> Launch:
             return Tiles.prepare(device, shape, _default_tiles(shape, "sm_90"))
 
+        @functools.cache  # a launch that may not build
+        def staged() -> Launch:
+            module = "rfops.gemm.kernels.a16w8.staged"
+            kernel = BoundTriton(
+                module, "staged", device, staged_constants(shape, config), config.warps
+            )
+            rows = {"x": "x_b x_m _", "w": "w_b w_n _"}  # whose elements are contiguous along K
+            return _in_parts(kernel, tiles, _launches(b), {**_STRIDES, **rows}, **counts(shape))
+
         def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
             nonlocal builds
             if not builds or not (_in_pieces_of_16(x) and _in_pieces_of_16(w)):
                 return by_tiles()(out, x, w, scale)
-            strides = (*out.stride(), *x.stride()[:2], *w.stride()[:2], *scale.stride())
             try:
-                for first, extent in launches:
-                    kernel((*tiles, extent), (out, x, w, scale), (first, m, n, k, *strides))
+                staged()(out, x, w, scale)
             except _build_errors() as error:
                 reason = f"{type(error).__name__}: {error}"[:200]
                 log.get().warning("%s does not build, tiles runs instead: %s", config, reason)
@@ -355,17 +359,21 @@ class Bmm(_Batched):
     def prepare(device: torch.device, shape: Shape, config: BmmConfig) -> Launch:
         b, _m, n, k = shape
         step = config.batches(shape)
-        kernel = BoundTriton(_KERNELS, "dequantise", device, (config.tile_n,), config.warps)
+        kernel = BoundTriton(_KERNELS, "dequantise", device, {"BN": config.tile_n}, config.warps)
+        strides = {name: _STRIDES[name] for name in ("w", "scale")}
+        launch = kernel.prepare("out w scale", strides=strides)
         tiles = ceil(n, config.tile_n) * ceil(k, SCALE_BLOCK)
+        parts = [slice(first, min(first + step, b)) for first in range(0, b, step)]
+        runs = [
+            launch((tiles * (p.stop - p.start), 1, 1), b_first=p.start, n_count=n, k_count=k)
+            for p in parts
+        ]
 
         def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
-            strides = (*w.stride(), *scale.stride())
             space = torch.empty(step, n, k, dtype=x.dtype, device=device)
-            for first in range(0, b, step):
-                part = slice(first, min(first + step, b))
-                values = space[: part.stop - first]
-                grid = (tiles * len(values), 1, 1)
-                kernel(grid, (values, w, scale), (first, n, k, *strides))
+            for part, dequantise in zip(parts, runs, strict=True):
+                values = space[: part.stop - part.start]
+                dequantise(values, w, scale)
                 torch.bmm(x[part], values.mT, out=out[part])
 
         return run
@@ -380,64 +388,109 @@ def _launches(b: int, step: int = 1) -> list[tuple[int, int]]:
     return [(first, ceil(min(b - first, most), step)) for first in range(0, b, most)]
 
 
+# The kernels' parameters that take the strides of each tensor.
+_STRIDES = {
+    "out": "out_b out_m out_n",
+    "x": "x_b x_m x_k",
+    "w": "w_b w_n w_k",
+    "scale": "s_b s_n s_k",
+}
+
+
+def counts(shape: Shape) -> dict[str, int]:
+    """The kernels' parameters that are sizes."""
+    return {"m_count": shape.m, "n_count": shape.n, "k_count": shape.k}
+
+
 def _in_parts(
-    kernel: BoundTriton, tiles: tuple[int, int], launches: list[tuple[int, int]],
-    sizes: tuple[int, ...],
-) -> Launch:  # fmt: skip
-    def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
-        strides = (*out.stride(), *x.stride(), *w.stride(), *scale.stride())
-        for first, extent in launches:
-            kernel((*tiles, extent), (out, x, w, scale), (first, *sizes, *strides))
+    kernel: BoundTriton,
+    tiles: tuple[int, int],
+    launches: list[tuple[int, int]],
+    strides: Mapping[str, str],
+    **numbers: int,
+) -> Launch:
+    launch = kernel.prepare("out x w scale", strides=strides)
+    runs = [launch((*tiles, extent), b_first=first, **numbers) for first, extent in launches]
+    if len(runs) == 1:
+        return runs[0]
+
+    def run(*tensors: torch.Tensor) -> None:
+        for one in runs:
+            one(*tensors)
 
     return run
 
 
 def _prepare_one_block(device: torch.device, shape: Shape, config: TilesConfig) -> Launch:
     b, m, n, k = shape
-    constants = (config.tile_m, config.tile_n, config.tile_k, config.panels, config.x_left == 1,
-                 m % config.tile_m == 0, k == config.tile_k)  # fmt: skip
+    constants = {
+        "BM": config.tile_m,
+        "BN": config.tile_n,
+        "BK": config.tile_k,
+        "TILES": config.panels,
+        "X_LEFT": config.x_left == 1,
+        "EVEN_M": m % config.tile_m == 0,
+        "EVEN_K": k == config.tile_k,
+    }
     kernel = BoundTriton(_KERNELS, "one_block", device, constants, config.warps, config.stages)
     tiles = ceil(n, config.tile_n * config.panels), ceil(m, config.tile_m)
-    return _in_parts(kernel, tiles, _launches(b), (m, n, k))
+    return _in_parts(kernel, tiles, _launches(b), _STRIDES, **counts(shape))
 
 
 def _prepare_tiles(device: torch.device, shape: Shape, config: TilesConfig) -> Launch:
     b, m, n, k = shape
     splits = min(config.split_k, ceil(k, config.tile_k))
-    constants = (config.tile_m, config.tile_n, config.tile_k, config.group_n, splits,
-                 config.x_left == 1, m % config.tile_m == 0, k % config.tile_k == 0,
-                 m <= config.tile_m)  # fmt: skip
+    constants = {
+        "BM": config.tile_m,
+        "BN": config.tile_n,
+        "BK": config.tile_k,
+        "GROUP_N": config.group_n,
+        "SPLIT_K": splits,
+        "X_LEFT": config.x_left == 1,
+        "EVEN_M": m % config.tile_m == 0,
+        "EVEN_K": k % config.tile_k == 0,
+        "ONE_M": m <= config.tile_m,
+    }
     kernel = BoundTriton(_KERNELS, "tiles", device, constants, config.warps, config.stages)
-    tiles = ceil(m, config.tile_m) * ceil(n, config.tile_n)
-    launches = _launches(b)
+    tiles = ceil(m, config.tile_m) * ceil(n, config.tile_n), splits
+    part_s = b * m * n if splits > 1 else 0  # elements from one partial to the next
+    # With splits out is the workspace, [splits, B, M, N].
+    strides = _STRIDES if splits == 1 else {**_STRIDES, "out": f"_ {_STRIDES['out']}"}
+    gemm = _in_parts(kernel, tiles, _launches(b), strides, out_s=part_s, **counts(shape))
+    if splits == 1:
+        return gemm
     sum_tile = _power(n, 16, 1024)
-    sum_splits = BoundTriton(_KERNELS, "sum_splits", device, (splits, sum_tile), warps=4)
+    constants = {"SPLIT_K": splits, "BN": sum_tile}
+    add = BoundTriton(_KERNELS, "sum_splits", device, constants, warps=4)
+    launch = add.prepare("out part", strides={"out": _STRIDES["out"]})
+    sum_splits = launch((b * m * ceil(n, sum_tile), 1, 1), m_count=m, n_count=n, part_s=part_s)
     workspace = Workspace(device, ((splits, b, m, n), torch.float32))
 
     def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
-        part, part_s = out, 0
-        if splits > 1:
-            (part,) = workspace()
-            part_s = b * m * n
-        strides = (*part.stride()[-3:], *x.stride(), *w.stride(), *scale.stride())
-        for first, extent in launches:
-            numbers = (first, m, n, k, part_s, *strides)
-            kernel((tiles, splits, extent), (part, x, w, scale), numbers)
-        if splits > 1:
-            grid = (b * m * ceil(n, sum_tile), 1, 1)
-            sum_splits(grid, (out, part), (m, n, part_s, *out.stride()))
+        (parts,) = workspace()
+        gemm(parts, x, w, scale)
+        sum_splits(out, parts)
 
     return run
 
 
-def staged_constants(shape: Shape, config: StagedConfig) -> tuple[object, ...]:
-    """The kernel's, in its order."""
+def staged_constants(shape: Shape, config: StagedConfig) -> dict[str, object]:
+    """The constants of kernel staged."""
     _b, m, n, k = shape
     steps = k // config.step
     at_once = steps <= config.stages
-    return (config.tile_m, config.tile_n, config.tile_k, config.warps_m, config.warps_n,
-            config.warps_k, steps if at_once else config.stages, at_once,
-            m % config.tile_m == 0, n % config.tile_n == 0)  # fmt: skip
+    return {
+        "BM": config.tile_m,
+        "BN": config.tile_n,
+        "BK": config.tile_k,
+        "WM": config.warps_m,
+        "WN": config.warps_n,
+        "WK": config.warps_k,
+        "STAGES": steps if at_once else config.stages,
+        "AT_ONCE": at_once,
+        "EVEN_M": m % config.tile_m == 0,
+        "EVEN_N": n % config.tile_n == 0,
+    }
 
 
 def _in_pieces_of_16(tensor: torch.Tensor) -> bool:

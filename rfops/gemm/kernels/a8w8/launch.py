@@ -138,10 +138,17 @@ class Launched(Kernel):
                 launch = launch_of(a8w8_layout.is_dense(c, m, n, k))
                 x_row, w_row = a8w8_layout.step(c, "x", x), a8w8_layout.step(c, "w", w)
             run = launch(
-                (tiles * config.split, 1, 1), m=m, n=n, k=k,
-                x_scale_row=x_scale[0], x_scale_k=x_scale[1], w_scale_k=w_scale[1],
-                x_row=x_row, w_row=w_row, w_scale_row=w_scale[0],
-            )  # fmt: skip
+                (tiles * config.split, 1, 1),
+                m=m,
+                n=n,
+                k=k,
+                x_scale_row=x_scale[0],
+                x_scale_k=x_scale[1],
+                w_scale_k=w_scale[1],
+                x_row=x_row,
+                w_row=w_row,
+                w_scale_row=w_scale[0],
+            )
             if not is_split:
                 return run
             words = tiles * config.split * config.words

@@ -15,7 +15,7 @@ from rfops.jit.arch import ROWS
 from rfops.quantization.fp8_blockscale import BLOCK, FNUZ
 from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
-from rfops.triton.splits import in_splits
+from rfops.triton.splits import in_splits, stride_numbers
 
 from . import layout as a8w8_layout
 
@@ -125,11 +125,18 @@ def _bind(c: Call, config: A8W8TritonConfig, m: int, n: int, k: int) -> Run:
     blocks = k // BLOCK
     per_split = ceil(blocks, config.splits)
     splits = ceil(blocks, per_split)
-    constants = (config.block_m, config.block_n, config.group_m, config.w_left, c.x_dtype == FNUZ)
+    constants = {
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "GROUP_M": config.group_m,
+        "W_LEFT": config.w_left,
+        "FNUZ": c.x_dtype == FNUZ,
+    }
     gemm = BoundTriton(_KERNELS, "gemm", c.device, constants, config.warps, config.stages)
-    strides = [stride for pair in a8w8_layout.all_strides(c, m, n, k) for stride in pair]
-    numbers = (m, n, blocks, per_split, n, *strides)
+    strides = stride_numbers(a8w8_layout.all_strides(c, m, n, k))
+    launch = gemm.prepare("out x w x_scale w_scale")
     grid = config.tiles(m, n), splits, 1
+    run_gemm = launch(grid, m=m, n=n, blocks=blocks, per_split=per_split, out_m=n, **strides)
 
     def run(
         out: torch.Tensor,
@@ -138,7 +145,6 @@ def _bind(c: Call, config: A8W8TritonConfig, m: int, n: int, k: int) -> Run:
         x_scale: torch.Tensor,
         w_scale: torch.Tensor,
     ) -> None:
-        payloads = x.view(torch.uint8), w.view(torch.uint8)
-        gemm(grid, (out, *payloads, x_scale, w_scale), numbers)
+        run_gemm(out, x.view(torch.uint8), w.view(torch.uint8), x_scale, w_scale)
 
     return in_splits(c.device, splits, m, n, run)

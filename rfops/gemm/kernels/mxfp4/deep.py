@@ -95,9 +95,20 @@ _STEP, _ALONE, _TOGETHER, _MATRIX, _ENDS, _PARTS_TB_S, _PARTS = 260, 32, 33, 1 /
 
 # What `rfops build` makes: bf16, weights as they are loaded most quickly.
 _BUILT: dict[str, int | str] = {
-    "M": 128, "N": 64, "WAVES_M": 2, "WAVES_N": 2, "LOAD_X": 2, "AHEAD": 2, "SPLIT": 1,
-    "GROUP_M": GROUP_M, "OUT": "bf16", "BIAS": "void", "SHUFFLED": 1, "X_SHUFFLED": 0, "TAIL": 0,
-}  # fmt: skip
+    "M": 128,
+    "N": 64,
+    "WAVES_M": 2,
+    "WAVES_N": 2,
+    "LOAD_X": 2,
+    "AHEAD": 2,
+    "SPLIT": 1,
+    "GROUP_M": GROUP_M,
+    "OUT": "bf16",
+    "BIAS": "void",
+    "SHUFFLED": 1,
+    "X_SHUFFLED": 0,
+    "TAIL": 0,
+}
 
 
 class Deep(Prepared):

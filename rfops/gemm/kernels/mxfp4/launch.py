@@ -43,9 +43,11 @@ def rows_of(c: Call, k: int) -> Rows:
     """Return the row strides for a call like `c` of this K: contiguous tensors stay contiguous,
     others keep their strides."""
     return Rows(
-        _row(c, "x", k * x_bits(c) // 8), _row(c, "w", k // 2), _scale_row(c, "w_scale", k),
+        _row(c, "x", k * x_bits(c) // 8),
+        _row(c, "w", k // 2),
+        _scale_row(c, "w_scale", k),
         0 if has_16_bits(c) else _scale_row(c, "x_scale", k),
-    )  # fmt: skip
+    )
 
 
 def _row(c: Call, name: str, contiguous: int) -> int:

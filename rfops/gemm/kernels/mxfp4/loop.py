@@ -24,9 +24,16 @@ MAX_SPLIT, MAX_GROUP_M = 8, 16
 
 # What `rfops build` makes: bf16, weights as they are loaded most quickly.
 _LOOP: dict[str, int | str] = {
-    "M": 256, "N": 256, "SPLIT": 1, "GROUP_M": 4, "OUT": "bf16", "BIAS": "void",
-    "SHUFFLED": 1, "X_SHUFFLED": 0, "TAIL": 0,
-}  # fmt: skip
+    "M": 256,
+    "N": 256,
+    "SPLIT": 1,
+    "GROUP_M": 4,
+    "OUT": "bf16",
+    "BIAS": "void",
+    "SHUFFLED": 1,
+    "X_SHUFFLED": 0,
+    "TAIL": 0,
+}
 
 
 @compile_ops("mxfp4_loop", kernel="mxfp4_loop", variants=lambda _arch: [_LOOP])

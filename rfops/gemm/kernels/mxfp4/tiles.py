@@ -22,10 +22,20 @@ CHIP = ROWS["gfx950"]
 
 # What `rfops build` makes: bf16, raw weights, 128 rows of x.
 _BUILT: dict[str, int | str] = {
-    "M_TILES": 8, "N_TILES": 1, "STEPS": 1, "WAVES": 4, "SPLIT": 1, "OUT": "bf16", "X": "bf16",
-    "ROUNDING": "Even", "BIAS": "void", "SHUFFLED": 0, "SHUFFLED_SCALES": 0,
-    "X_SHUFFLED_SCALES": 0, "TAIL": 0,
-}  # fmt: skip
+    "M_TILES": 8,
+    "N_TILES": 1,
+    "STEPS": 1,
+    "WAVES": 4,
+    "SPLIT": 1,
+    "OUT": "bf16",
+    "X": "bf16",
+    "ROUNDING": "Even",
+    "BIAS": "void",
+    "SHUFFLED": 0,
+    "SHUFFLED_SCALES": 0,
+    "X_SHUFFLED_SCALES": 0,
+    "TAIL": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -40,8 +50,13 @@ class TilesConfig:
 
     def __post_init__(self) -> None:
         check_config_ints(self)
-        limits = {"m_tiles": MAX_M_TILES, "n_tiles": MAX_N_TILES, "steps": MAX_STEPS,
-                  "waves": MAX_WAVES, "split": MAX_SPLIT}  # fmt: skip
+        limits = {
+            "m_tiles": MAX_M_TILES,
+            "n_tiles": MAX_N_TILES,
+            "steps": MAX_STEPS,
+            "waves": MAX_WAVES,
+            "split": MAX_SPLIT,
+        }
         for name, most in limits.items():
             if not 1 <= getattr(self, name) <= most:
                 raise ValueError(f"{self}: {name} is 1 to {most}")

@@ -17,6 +17,7 @@ from rfops.quantization.mxfp4 import ROUNDING
 from rfops.quantization.mxfp8 import BLOCK
 from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
+from rfops.triton.splits import stride_numbers
 from rfops.triton.tiles import SCALED_ARCHS
 
 from ...mxfp4_op import RAW, x_bits
@@ -156,43 +157,67 @@ def _bind(c: Call, config: Mxfp4TritonConfig, m: int, n: int, k: int) -> Run:
     is_paired = rounding is not None and x_k == 1 and x_m % 2 == 0 and c.align("x") >= 4
     method = "scaled" if c.arch in SCALED_ARCHS else "upcast"
     bump = _NOT_INSIDE[x_bits(c)] if rounding is None else ROUNDING[rounding]
-    layouts = [c.values.get(f"{name}_layout", RAW) != RAW for name in ("w", "w_scale", "x_scale")]
+    is_raw = {name: c.values.get(f"{name}_layout", RAW) == RAW for name in _OPERANDS}
     has_bias = c.has("bias")
-    constants = (
-        config.block_m, config.block_n, step, config.group_m, method, bump, *layouts, is_paired,
-        k % step == 0, has_bias and splits == 1,
-    )  # fmt: skip
+    constants = {
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": step,
+        "GROUP_M": config.group_m,
+        "METHOD": method,
+        "BUMP": bump,
+        "W_SHUFFLED": not is_raw["w"],
+        "WS_SHUFFLED": not is_raw["w_scale"],
+        "XS_SHUFFLED": not is_raw["x_scale"],
+        "PAIRED": is_paired,
+        "EVEN_K": k % step == 0,
+        "HAS_BIAS": has_bias and splits == 1,
+    }
     gemm = BoundTriton(_KERNELS, "gemm", c.device, constants, config.warps, config.stages)
-    add = BoundTriton(_KERNELS, "add_splits", c.device, (splits, _COLUMNS, has_bias))
-    numbers = (m, n, k, per_split, n, *(stride for pair in strides for stride in pair))
-    # As the kernel has its operands: x, w, x_scale, w_scale.
-    grid, add_grid = (config.tiles(m, n), splits, 1), (m, ceil(n, _COLUMNS), 1)
+    constants = {"SPLITS": splits, "COLUMNS": _COLUMNS, "HAS_BIAS": has_bias}
+    add = BoundTriton(_KERNELS, "add_splits", c.device, constants)
+    steps = stride_numbers(strides)
+    run_gemm = gemm.prepare("out x x_scale w w_scale bias")(
+        (config.tiles(m, n), splits, 1), m=m, n=n, k=k, per_split=per_split, out_m=n, **steps
+    )
+    run_add = add.prepare("out parts bias")((m, ceil(n, _COLUMNS), 1), m=m, n=n)
 
     def launch_all(
-        out: torch.Tensor, x: torch.Tensor, x_scale: torch.Tensor, w: torch.Tensor,
-        w_scale: torch.Tensor, bias: torch.Tensor | None,
-    ) -> None:  # fmt: skip
+        out: torch.Tensor,
+        x: torch.Tensor,
+        x_scale: torch.Tensor,
+        w: torch.Tensor,
+        w_scale: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
         parts = out
         if splits > 1:
             parts = torch.empty((splits, m, n), dtype=torch.float32, device=out.device)
-        gemm(grid, (parts, x, x_scale, w, w_scale, bias), numbers)
+        run_gemm(parts, x, x_scale, w, w_scale, bias)
         if splits > 1:
-            add(add_grid, (out, parts, bias), (m, n))
+            run_add(out, parts, bias)
 
     def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.view(torch.uint8)
 
     def run_quantising(
-        out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        w_scale: torch.Tensor,
         bias: torch.Tensor | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         w, w_scale = as_bytes(w), as_bytes(w_scale)
         launch_all(out, x, w_scale, w, w_scale, bias)
 
     def run(
-        out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor,
-        w_scale: torch.Tensor, bias: torch.Tensor | None,
-    ) -> None:  # fmt: skip
+        out: torch.Tensor,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_scale: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
         launch_all(out, as_bytes(x), as_bytes(x_scale), as_bytes(w), as_bytes(w_scale), bias)
 
     made: Any = run if rounding is None else run_quantising

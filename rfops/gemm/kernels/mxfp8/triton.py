@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ from rfops.triton.tiles import TritonConfig
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDE_FROM = 2**31  # elements that the rows of a tile span: from there offsets are 64-bit
 MAX_SIZE = 2**31 - 256  # of M, N and K: beyond, the last tile's own index overflows
+_KERNELS = "rfops.triton.mxfp8_kernels"
 _EXPAND_BLOCKS = 64  # blocks of 32 of a program that expands
 
 
@@ -82,38 +84,41 @@ def _is_wide(config: TritonConfig, x_or_out: int, w: int) -> bool:
     return max(config.block_m * x_or_out, config.block_n * w) >= WIDE_FROM
 
 
-_TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "EVEN_K")
+_SOURCES = {"xs": "x_scale", "ws": "w_scale"}
+_ROWS = {
+    "x": "stride_x _",
+    "w": "stride_w _",
+    "x_scale": "stride_xs _",
+    "w_scale": "stride_ws _",
+}
 
 
-class _Gemm:
-    """gemm_kernel in one config, for rows any distance apart."""
+def _gemm(
+    device: torch.device,
+    config: TritonConfig,
+    options: dict[str, object],
+    splits: int,
+    sizes: dict[str, int],
+) -> Run:
+    """gemm_kernel in one config: run(out or partials, x, w, x_scale, w_scale, needed) on bytes, for
+    rows any distance apart."""
+    constants = {**config.constants(sizes["K"]), "METHOD": config.method}
+    grid = _tiles(sizes["M"], sizes["N"], config), splits, 1
+    out = "_ stride_o _" if splits > 1 else "stride_o _"  # partials are [splits, M, N]
+    runs = [
+        BoundTriton(
+            _KERNELS, "gemm_kernel", device, {**constants, "WIDE": wide}, options=options
+        ).prepare(
+            "out x w x_scale w_scale needed", sources=_SOURCES, strides={"out": out, **_ROWS}
+        )(grid, **sizes)
+        for wide in (False, True)
+    ]
 
-    def __init__(
-        self, device: torch.device, k: int, config: TritonConfig, options: dict[str, object]
-    ) -> None:
-        self.config = config
-        constants = config.constants(k)
-        tile = [constants[name] for name in _TILE]
-        self.kernels = [
-            BoundTriton(
-                "rfops.triton.mxfp8_kernels", "gemm_kernel", device,
-                (*tile, config.method, config.group_m, wide), options=options,
-            )
-            for wide in (False, True)
-        ]  # fmt: skip
+    def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *rest: Any) -> None:
+        wide = _is_wide(config, max(out.stride(-2), x.stride(0)), w.stride(0))
+        runs[wide](out, x, w, *rest)
 
-    def __call__(
-        self,
-        grid: tuple[int, int, int],
-        out: torch.Tensor,
-        sources: tuple[torch.Tensor, ...],
-        needed: torch.Tensor | None,
-        sizes: tuple[int, int, int, int],
-    ) -> None:
-        """`sources` are x, w, x_scale and w_scale in bytes, `sizes` M, N, K and K of a split."""
-        strides = (out.stride(-2), *[source.stride(0) for source in sources])
-        wide = _is_wide(self.config, max(strides[0], strides[1]), strides[2])
-        self.kernels[wide](grid, (out, *sources, needed), (*sizes, *strides))
+    return run
 
 
 def _as_bytes(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -125,7 +130,7 @@ def _bind(
 ) -> Run:
     k_split = ceil(k, config.splits * config.block_k) * config.block_k
     splits = ceil(k, k_split)
-    gemm, grid = _Gemm(device, k, config, options), (_tiles(m, n, config), splits, 1)
+    gemm = _gemm(device, config, options, splits, {"M": m, "N": n, "K": k, "k_split": k_split})
 
     def run(
         out: torch.Tensor,
@@ -134,7 +139,7 @@ def _bind(
         x_scale: torch.Tensor,
         w_scale: torch.Tensor,
     ) -> None:
-        gemm(grid, out, _as_bytes(x, w, x_scale, w_scale), None, (m, n, k, k_split))
+        gemm(out, *_as_bytes(x, w, x_scale, w_scale), None)
 
     return in_splits(device, splits, m, n, run)
 
@@ -143,19 +148,24 @@ def _bind_expanded(
     device: torch.device, m: int, n: int, k: int, config: TritonConfig, options: dict[str, object]
 ) -> Run:
     again = TritonConfig("exact", 32, 32, 64, config.group_m)
-    gemm, gemm_grid = _Gemm(device, k, again, again.options("")), (_tiles(m, n, again), 1, 1)
     k_again = ceil(k, again.block_k) * again.block_k
-    expand = BoundTriton("rfops.triton.mxfp8_kernels", "expand_kernel", device, (_EXPAND_BLOCKS,))
-    constants = config.constants(k)
-    tile = [constants[name] for name in _TILE]
+    sizes = {"M": m, "N": n, "K": k}
+    gemm = _gemm(device, again, again.options(""), 1, {**sizes, "k_split": k_again})
+    expand = BoundTriton(_KERNELS, "expand_kernel", device, {"BLOCKS": _EXPAND_BLOCKS}).prepare(
+        "out codes scales out_of_range", strides={"codes": "stride_c _", "scales": "stride_s _"}
+    )
     matmul = [
         BoundTriton(
-            "rfops.triton.mxfp8_kernels", "matmul_kernel", device, (*tile, config.group_m, wide),
+            _KERNELS,
+            "matmul_kernel",
+            device,
+            {**config.constants(k), "WIDE": wide},
             options=options,
-        )
+        ).prepare("out x w", strides={"out": "stride_o _"})((_tiles(m, n, config), 1, 1), **sizes)
         for wide in (False, True)
-    ]  # fmt: skip
+    ]
     k_parts = ceil(k, _EXPAND_BLOCKS * BLOCK)
+    expand_x, expand_w = (expand((rows, k_parts, 1), K=k) for rows in (m, n))
 
     def run(
         out: torch.Tensor,
@@ -168,13 +178,9 @@ def _bind_expanded(
         wide_x = torch.empty((m, k), dtype=torch.bfloat16, device=out.device)
         wide_w = torch.empty((n, k), dtype=torch.bfloat16, device=out.device)
         lost = torch.zeros(1, dtype=torch.int32, device=out.device)
-        for values, codes, scales in ((wide_x, *sources[::2]), (wide_w, *sources[1::2])):
-            grid = (values.shape[0], k_parts, 1)
-            strides = codes.stride(0), scales.stride(0)
-            expand(grid, (values, codes, scales, lost), (k, *strides))
-        stride = out.stride(0)
-        product = matmul[_is_wide(config, max(stride, k), k)]
-        product((_tiles(m, n, config), 1, 1), (out, wide_x, wide_w), (m, n, k, stride))
-        gemm(gemm_grid, out, sources, lost, (m, n, k, k_again))
+        expand_x(wide_x, *sources[::2], lost)
+        expand_w(wide_w, *sources[1::2], lost)
+        matmul[_is_wide(config, max(out.stride(0), k), k)](out, wide_x, wide_w)
+        gemm(out, *sources, lost)
 
     return run

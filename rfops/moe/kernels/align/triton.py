@@ -11,7 +11,10 @@ from rfops.dispatch.workspace import Workspace
 from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
 
+from ...experts import layout_sizes
+
 _KERNELS = "rfops.moe.kernels.align.triton_kernels"
+_PLACED = "sorted_ids expert_ids num_padded ids row_map block_map counts"
 MAX_EXPERTS = 8192
 ROWS, WARPS = 1024, 4  # of ids that a program looks at at once
 
@@ -29,21 +32,23 @@ class TritonAlign(Kernel):
     def variant(self, c: Call, config: Any) -> RunOf:
         def run_of(rows: int, experts: int) -> Run:
             bins = 1 << (experts - 1).bit_length()
-            count = BoundTriton(_KERNELS, "count", c.device, (ROWS,), WARPS)
-            place = BoundTriton(_KERNELS, "place", c.device, (ROWS, max(bins, 2)), WARPS)
+            grid, sizes = (experts, 1, 1), {"rows": rows, "experts": experts}
+            count = BoundTriton(_KERNELS, "count", c.device, {"ROWS": ROWS}, WARPS)
+            run_count = count.prepare("counts ids row_map")(grid, **sizes)
+            constants = {"ROWS": ROWS, "BINS": max(bins, 2)}
+            place = BoundTriton(_KERNELS, "place", c.device, constants, WARPS)
+            slots, blocks = layout_sizes(rows, c.block_size, experts, c.pad_sorted_ids)
+            run_place = place.prepare(_PLACED)(
+                grid, block=c.block_size, slots=slots, blocks=blocks, **sizes
+            )
             scratch = Workspace(c.device, (experts, torch.int32))
             ignores = c.ignore_invalid_experts
 
             def run(aligned: Any, ids: torch.Tensor, expert_map: torch.Tensor | None) -> None:
                 row_map, block_map = (expert_map, None) if ignores else (None, expert_map)
                 (counts,) = scratch()
-                grid = experts, 1, 1
-                count(grid, (counts, ids, row_map), (rows, experts))
-                slots, blocks = aligned[0].shape[0], aligned[1].shape[0]
-                place(
-                    grid, (*aligned, ids, row_map, block_map, counts),
-                    (rows, experts, c.block_size, slots, blocks),
-                )  # fmt: skip
+                run_count(counts, ids, row_map)
+                run_place(*aligned, ids, row_map, block_map, counts)
 
             return run
 

@@ -37,9 +37,21 @@ def count(counts, ids, row_map, rows, experts, ROWS: tl.constexpr):
 
 @triton.jit
 def place(
-    sorted_ids, expert_ids, num_padded, ids, row_map, block_map, counts,
-    rows, experts, block, slots, blocks, ROWS: tl.constexpr, BINS: tl.constexpr,
-):  # fmt: skip
+    sorted_ids,
+    expert_ids,
+    num_padded,
+    ids,
+    row_map,
+    block_map,
+    counts,
+    rows,
+    experts,
+    block,
+    slots,
+    blocks,
+    ROWS: tl.constexpr,
+    BINS: tl.constexpr,
+):
     own = tl.program_id(0)
     bins, lane = tl.arange(0, BINS), tl.arange(0, ROWS)
     of_all = tl.load(counts + bins, mask=bins < experts, other=0)

@@ -47,9 +47,13 @@ def moe_lists_kernel(
 
 
 def _experts_defines(
-    is_table: bool, dtype: torch.dtype, stage: int, experts: int, rows: int,
+    is_table: bool,
+    dtype: torch.dtype,
+    stage: int,
+    experts: int,
+    rows: int,
     is_shuffled: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     return {
         "IN": IN_TYPES[dtype],
         "STAGE": stage,
@@ -242,18 +246,22 @@ class HipMoe(Kernel):
             workspace=lists_workspace(c),
             zeros={"counts": c.E},
             temporaries={
-                "h": ((num_rows(c), c.I), c.x_dtype), "y": ((num_rows(c), c.D), c.x_dtype),
+                "h": ((num_rows(c), c.I), c.x_dtype),
+                "y": ((num_rows(c), c.D), c.x_dtype),
             },
-        )  # fmt: skip
+        )
 
     def lists(self, c: Call) -> Step:
         """The tokens of each expert, by the router or by ids."""
         if c.has("router_weight"):
             return router.step(c, c.R, lists=True, arguments=ROUTED)
         return Step(
-            moe_lists_kernel, id_defines(c), TOKENS, ceil(c.M, TOKENS),
+            moe_lists_kernel,
+            id_defines(c),
+            TOKENS,
+            ceil(c.M, TOKENS),
             {"rows": "lists", "topk_ids": chosen(c)["ids"], "m": c.M, "experts": c.R},
-        )  # fmt: skip
+        )
 
     def experts(self, c: Call, config: Any) -> tuple[Step, Step]:
         """h = silu(x gate^T) * (x up^T) and y = h down^T, of all experts' rows."""
@@ -264,9 +272,10 @@ class HipMoe(Kernel):
             up, down = {"weights": "w1"}, {"weights": "w2"}
         return (
             self._product(c, config, 1, c.I, c.D, {"out": "h", **up, "in_row": 2 * x_row}),
-            self._product(c, config, 2, c.D, c.I,
-                          {"out": "y", "x": "h", **down, "in_row": 2 * c.I}),
-        )  # fmt: skip
+            self._product(
+                c, config, 2, c.D, c.I, {"out": "y", "x": "h", **down, "in_row": 2 * c.I}
+            ),
+        )
 
     def _product(
         self, c: Call, config: Any, stage: int, n: int, k: int, arguments: Mapping[str, Any]
@@ -325,9 +334,15 @@ def lists_workspace(c: Call) -> dict[str, Any]:
 
 
 def product(
-    c: Call, kernel: CompiledOp, defines: Mapping[str, Any], rows: int, stage: int, n: int, k: int,
+    c: Call,
+    kernel: CompiledOp,
+    defines: Mapping[str, Any],
+    rows: int,
+    stage: int,
+    n: int,
+    k: int,
     arguments: Mapping[str, Any],
-) -> Step:  # fmt: skip
+) -> Step:
     """The step that multiplies all experts' rows: gate and up, stage 1, or down; n columns of out,
     K of k, tiles of `rows` rows."""
     tiles = max_row_tiles(c, rows) * ceil(n, TILE // 2 if stage == 1 else TILE)
@@ -340,9 +355,12 @@ def sum_of_rows(c: Call) -> Step:
     """The weighted sum of each token's rows of y, in a fixed order."""
     defines = {"IN": IN_TYPES[c.x_dtype], **id_defines(c), "SHARED": c.E - c.R}
     return Step(
-        moe_add_kernel, defines, 256, (c.M, ceil(c.D, ADD_COLUMNS), 1),
+        moe_add_kernel,
+        defines,
+        256,
+        (c.M, ceil(c.D, ADD_COLUMNS), 1),
         {"rows": "y", **chosen(c), "n": c.D, "routed": c.R, "all_rows": num_rows(c)},
-    )  # fmt: skip
+    )
 
 
 def max_row_tiles(c: Call, rows: int) -> int:

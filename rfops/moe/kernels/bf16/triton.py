@@ -19,12 +19,13 @@ from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
 
 from ...align_block_size import moe_align_block_size
-from ...experts import with_shared
+from ...experts import layout_sizes, with_shared
 from ...router import moe_router
 from ..limits import refuses_slots
 
 _KERNELS = "rfops.moe.kernels.bf16.triton_kernels"
-ADD_KERNELS, ADD_COLUMNS = _KERNELS, 1024  # of a program that adds rows
+LAYOUT = "ids expert_ids num_padded"  # the kernels' parameters that take moe_align_block_size's
+_ADD_COLUMNS = 1024  # of a program that adds rows
 _MAX_TABLES = 64
 _tables: dict[tuple[Any, ...], Tensor] = {}
 
@@ -115,6 +116,16 @@ class TritonMoe(Kernel):
         return run_of
 
 
+def add_rows(c: Call) -> Run:
+    """The sum of each token's rows y, weighted: run(out, y, weights, ids)."""
+    all_k = c.K + c.E - c.R
+    constants = {"TOP": all_k, "COLUMNS": _ADD_COLUMNS}
+    kernel = BoundTriton(_KERNELS, "add_rows", c.device, constants)
+    return kernel.prepare("out y weights ids")(
+        (c.M, ceil(c.D, _ADD_COLUMNS), 1), n=c.D, experts=c.R, top_k=c.K, all_k=all_k
+    )
+
+
 class _Launches:
     """The launches of one call; temporaries come from torch's allocator."""
 
@@ -123,16 +134,31 @@ class _Launches:
         gate_n = max(16, config.block_n // 2)
 
         def gemm(name: str, block_n: int, k: int) -> BoundTriton:
-            tile = config.block_m, block_n, config.block_k, config.group_m
-            flags = k % config.block_k == 0, self.is_table
-            return BoundTriton(
-                _KERNELS, name, c.device, (*tile, *flags), config.warps, config.stages
-            )
+            constants = {
+                "BLOCK_M": config.block_m,
+                "BLOCK_N": block_n,
+                "BLOCK_K": config.block_k,
+                "GROUP_M": config.group_m,
+                "EVEN_K": k % config.block_k == 0,
+                "IS_TABLE": is_table,
+            }
+            return BoundTriton(_KERNELS, name, c.device, constants, config.warps, config.stages)
 
-        self.gate_n = gate_n
-        self.gate_up, self.down = gemm("gate_up", gate_n, c.D), gemm("down", config.block_n, c.I)
         self.all_k = c.K + c.E - c.R
-        self.add = BoundTriton(ADD_KERNELS, "add_rows", c.device, (self.all_k, ADD_COLUMNS))
+        self.num_ids = c.M * self.all_k
+        self.slots, blocks = layout_sizes(self.num_ids, config.block_m, c.E, True)
+        common = {"num_ids": self.num_ids, "blocks": blocks} | (
+            {"of_expert": 0} if is_table else {}
+        )
+        self.gate_up = gemm("gate_up", gate_n, c.D).prepare(
+            f"h x gate up gates ups {LAYOUT} w1",
+            strides={"x": "x_m _", "gate": "w_k w_n", **_stack("w1", is_table)},
+        )((blocks * ceil(c.I, gate_n), 1, 1), **common, n=c.I, k=c.D, top_k=self.all_k)
+        self.down = gemm("down", config.block_n, c.I).prepare(
+            f"y h w table {LAYOUT} w2",
+            strides={"w": "w_k w_n", **_stack("w2", is_table)},
+        )((blocks * ceil(c.D, config.block_n), 1, 1), **common, n=c.D, k=c.I)
+        self.add = add_rows(c)
 
     def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
         *weights, topk_weights, topk_ids, router = rest
@@ -145,37 +171,27 @@ class _Launches:
         if c.E > c.R:
             ids = with_shared(topk_weights, topk_ids, c.E, c.E - c.R)[1]
         layout = moe_align_block_size(ids, config.block_m, c.E, None, True)
-        blocks = layout.expert_ids.numel()
-        h = torch.empty((layout.sorted_token_ids.numel(), c.I), dtype=x.dtype, device=x.device)
-        y = torch.empty((c.M * self.all_k, c.D), dtype=x.dtype, device=x.device)
+        h = torch.empty((self.slots, c.I), dtype=x.dtype, device=x.device)
+        y = torch.empty((self.num_ids, c.D), dtype=x.dtype, device=x.device)
         x = x if x.stride(1) == 1 else x.contiguous()
-        gate, up, down, tables, steps = self._weights(weights)
-        common = c.M * self.all_k, blocks
+        gate, up, down, tables, stacks = self._weights(weights)
         with tensor_memory.pointed_to(c.device, weights if self.is_table else ()):
-            self.gate_up(
-                (blocks * ceil(c.I, self.gate_n), 1, 1),
-                (h, x, gate, up, *tables[:2], *layout),
-                (*common, c.I, c.D, self.all_k, x.stride(0), steps[0], *gate.stride()),
-            )
-            self.down(
-                (blocks * ceil(c.D, config.block_n), 1, 1),
-                (y, h, down, tables[2], *layout),
-                (*common, c.D, c.I, steps[1], *down.stride()),
-            )
-        self.add(
-            (c.M, ceil(c.D, ADD_COLUMNS), 1),
-            (out, y, topk_weights, topk_ids),
-            (c.D, c.R, c.K, self.all_k),
-        )
+            self.gate_up(h, x, gate, up, *tables[:2], *layout, stacks[0])
+            self.down(y, h, down, tables[2], *layout, stacks[1])
+        self.add(out, y, topk_weights, topk_ids)
 
     def _weights(self, weights: Sequence[Any]) -> tuple[Any, ...]:
-        """The first expert's three matrices as [K, N]; tables of all; steps of w1 and w2."""
+        """The first expert's three matrices as [K, N]; tables of all; or w1 and w2 of all."""
         if self.is_table:
-            return *(w[0] for w in weights), [_addresses(w) for w in weights], (0, 0)
+            return *(w[0] for w in weights), [_addresses(w) for w in weights], (None, None)
         w1, w2 = weights
         first, i = w1[0].T, self.c.I
-        steps = w1.stride(0), w2.stride(0)
-        return first[:, :i], first[:, i:], w2[0].T, (None, None, None), steps
+        return first[:, :i], first[:, i:], w2[0].T, (None, None, None), (w1, w2)
+
+
+def _stack(name: str, is_table: bool) -> dict[str, str]:
+    """The strides of stacked weights; a table's kernel takes of_expert as a number."""
+    return {} if is_table else {name: "of_expert _ _"}
 
 
 def _addresses(tensors: Sequence[Tensor]) -> Tensor:

@@ -34,11 +34,31 @@ def _of_expert(w, table, expert, of_expert, like, IS_TABLE: tl.constexpr):
 
 @triton.jit
 def gate_up(
-    h, x, gate, up, gates, ups, ids, expert_ids, num_padded,
-    num_ids, blocks, n, k, top_k, x_m, of_expert, w_k, w_n,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    EVEN_K: tl.constexpr, IS_TABLE: tl.constexpr,
-):  # fmt: skip
+    h,
+    x,
+    gate,
+    up,
+    gates,
+    ups,
+    ids,
+    expert_ids,
+    num_padded,
+    num_ids,
+    blocks,
+    n,
+    k,
+    top_k,
+    x_m,
+    of_expert,
+    w_k,
+    w_n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    IS_TABLE: tl.constexpr,
+):
     """h: [slots, n]. gate and up: the first expert's, or any where `gates` and `ups` are tables."""
     block, column = _place(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
@@ -76,11 +96,27 @@ def gate_up(
 
 @triton.jit
 def down(
-    y, h, w, table, ids, expert_ids, num_padded,
-    num_ids, blocks, n, k, of_expert, w_k, w_n,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    EVEN_K: tl.constexpr, IS_TABLE: tl.constexpr,
-):  # fmt: skip
+    y,
+    h,
+    w,
+    table,
+    ids,
+    expert_ids,
+    num_padded,
+    num_ids,
+    blocks,
+    n,
+    k,
+    of_expert,
+    w_k,
+    w_n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    IS_TABLE: tl.constexpr,
+):
     """y: [ids, n]; h: [slots, k]."""
     block, column = _place(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):

@@ -150,10 +150,21 @@ class HipFp8(HipMoe):
 
     def experts(self, c: Call, config: Any) -> tuple[Step, Step]:
         """h = fp8(silu(x gate^T) * (x up^T)) and y = h down^T, of all experts' rows."""
-        up = {"out": "h_q", "out_scale": "h_scale", "x": "x_q", "weights": "w1",
-              "scales": "w1_scale"}  # fmt: skip
-        down = {"out": "y", "out_scale": None, "x": "h_q", "x_scale": "h_scale", "weights": "w2",
-                "scales": "w2_scale"}  # fmt: skip
+        up = {
+            "out": "h_q",
+            "out_scale": "h_scale",
+            "x": "x_q",
+            "weights": "w1",
+            "scales": "w1_scale",
+        }
+        down = {
+            "out": "y",
+            "out_scale": None,
+            "x": "h_q",
+            "x_scale": "h_scale",
+            "weights": "w2",
+            "scales": "w2_scale",
+        }
         return (
             self._product(c, config, 1, c.I, c.D, up),
             self._product(c, config, 2, c.D, c.I, down),
@@ -172,10 +183,20 @@ def prepare(c: Call) -> Step:
     list_groups = 0 if c.has("router_weight") else ceil(c.M, TOKENS)
     groups = list_groups + ceil(c.M * (c.D // BLOCK), BLOCKS_AT_ONCE)
     return Step(
-        moe_fp8_prepare_kernel, {"IN": IN_TYPES[c.x_dtype], **id_defines(c)}, TOKENS, groups,
-        {"q": "x_q", "scale": "x_scale", "topk_ids": chosen(c)["ids"], "m": c.M, "k": c.D,
-         "experts": c.R, "list_groups": list_groups},
-    )  # fmt: skip
+        moe_fp8_prepare_kernel,
+        {"IN": IN_TYPES[c.x_dtype], **id_defines(c)},
+        TOKENS,
+        groups,
+        {
+            "q": "x_q",
+            "scale": "x_scale",
+            "topk_ids": chosen(c)["ids"],
+            "m": c.M,
+            "k": c.D,
+            "experts": c.R,
+            "list_groups": list_groups,
+        },
+    )
 
 
 def _quantized(name: str, rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:

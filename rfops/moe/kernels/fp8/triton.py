@@ -14,9 +14,9 @@ from rfops.quantization.fp8_blockscale import BLOCK, FNUZ, quant_fp8_blockscale
 from rfops.triton.bound import BoundTriton
 
 from ...align_block_size import moe_align_block_size
-from ...experts import with_shared
+from ...experts import layout_sizes, with_shared
 from ...router import moe_router
-from ..bf16.triton import ADD_COLUMNS, ADD_KERNELS, FusedMoeTritonConfig, TritonMoe
+from ..bf16.triton import LAYOUT, FusedMoeTritonConfig, TritonMoe, add_rows
 
 _KERNELS = "rfops.moe.kernels.fp8.triton_kernels"
 
@@ -72,16 +72,28 @@ class _Launches:
 
     def __init__(self, c: Call, config: FusedMoeTritonConfig) -> None:
         self.c, self.config = c, config
-        self.gate_n = min(BLOCK, max(16, config.block_n // 2))
-        self.down_n = min(BLOCK, config.block_n)
+        gate_n, down_n = min(BLOCK, max(16, config.block_n // 2)), min(BLOCK, config.block_n)
 
         def gemm(name: str, block_n: int) -> BoundTriton:
-            flags = config.block_m, block_n, config.group_m, c.w1_dtype == FNUZ
-            return BoundTriton(_KERNELS, name, c.device, flags, config.warps, config.stages)
+            constants = {
+                "BLOCK_M": config.block_m,
+                "BLOCK_N": block_n,
+                "GROUP_M": config.group_m,
+                "FNUZ": c.w1_dtype == FNUZ,
+            }
+            return BoundTriton(_KERNELS, name, c.device, constants, config.warps, config.stages)
 
-        self.gate_up, self.down = gemm("gate_up", self.gate_n), gemm("down", self.down_n)
-        self.all_k = c.K + c.E - c.R
-        self.add = BoundTriton(ADD_KERNELS, "add_rows", c.device, (self.all_k, ADD_COLUMNS))
+        all_k = c.K + c.E - c.R
+        self.num_ids = c.M * all_k
+        self.slots, blocks = layout_sizes(self.num_ids, config.block_m, c.E, True)
+        common = {"num_ids": self.num_ids, "blocks": blocks}
+        self.gate_up = gemm("gate_up", gate_n).prepare(f"h x x_scale w w_scale {LAYOUT}")(
+            (blocks * ceil(c.I, gate_n), 1, 1), **common, n=c.I, k=c.D, top_k=all_k
+        )
+        self.down = gemm("down", down_n).prepare(f"y h h_scale w w_scale {LAYOUT}")(
+            (blocks * ceil(c.D, down_n), 1, 1), **common, n=c.D, k=c.I
+        )
+        self.add = add_rows(c)
 
     def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
         w1, w2, w1_scale, w2_scale, p, ids, router = rest
@@ -90,21 +102,12 @@ class _Launches:
             p, ids = moe_router(x, router, c.K, c.renormalize, round_scores=c.round_scores)
         all_ids = with_shared(p, ids, c.E, c.E - c.R)[1] if c.E > c.R else ids
         layout = moe_align_block_size(all_ids, config.block_m, c.E, None, True)
-        blocks, rows = layout.expert_ids.numel(), c.M * self.all_k
         x_q, x_scale = quant_fp8_blockscale(x, dtype=c.w1_dtype)
         # Padding's rows are quantised too: what is not written must be numbers of some kind.
-        h = torch.zeros((layout.sorted_token_ids.numel(), c.I), dtype=x.dtype, device=x.device)
-        y = torch.empty((rows, c.D), dtype=x.dtype, device=x.device)
-        bytes_of = [t.view(torch.uint8) for t in (x_q, w1, w2)]
-        self.gate_up(
-            (blocks * ceil(c.I, self.gate_n), 1, 1),
-            (h, bytes_of[0], x_scale, bytes_of[1], w1_scale, *layout),
-            (rows, blocks, c.I, c.D, self.all_k),
-        )
+        h = torch.zeros((self.slots, c.I), dtype=x.dtype, device=x.device)
+        y = torch.empty((self.num_ids, c.D), dtype=x.dtype, device=x.device)
+        x_q, w1, w2 = (t.view(torch.uint8) for t in (x_q, w1, w2))
+        self.gate_up(h, x_q, x_scale, w1, w1_scale, *layout)
         h_q, h_scale = quant_fp8_blockscale(h, dtype=c.w1_dtype)
-        self.down(
-            (blocks * ceil(c.D, self.down_n), 1, 1),
-            (y, h_q.view(torch.uint8), h_scale, bytes_of[2], w2_scale, *layout),
-            (rows, blocks, c.D, c.I),
-        )
-        self.add((c.M, ceil(c.D, ADD_COLUMNS), 1), (out, y, p, ids), (c.D, c.R, c.K, self.all_k))
+        self.down(y, h_q.view(torch.uint8), h_scale, w2, w2_scale, *layout)
+        self.add(out, y, p, ids)

@@ -27,9 +27,24 @@ def _slots(ids, block, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def gate_up(
-    h, x, x_scale, w, w_scale, ids, expert_ids, num_padded, num_ids, blocks, n, k, top_k,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, FNUZ: tl.constexpr,
-):  # fmt: skip
+    h,
+    x,
+    x_scale,
+    w,
+    w_scale,
+    ids,
+    expert_ids,
+    num_padded,
+    num_ids,
+    blocks,
+    n,
+    k,
+    top_k,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    FNUZ: tl.constexpr,
+):
     """h: [slots, n]; w: [E, 2 n, k], gate's rows and then up's."""
     FP8: tl.constexpr = tl.float8e4b8 if FNUZ else tl.float8e4nv
     block, column = _place(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
@@ -67,9 +82,23 @@ def gate_up(
 
 @triton.jit
 def down(
-    y, h, h_scale, w, w_scale, ids, expert_ids, num_padded, num_ids, blocks, n, k,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, FNUZ: tl.constexpr,
-):  # fmt: skip
+    y,
+    h,
+    h_scale,
+    w,
+    w_scale,
+    ids,
+    expert_ids,
+    num_padded,
+    num_ids,
+    blocks,
+    n,
+    k,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    FNUZ: tl.constexpr,
+):
     """y: [ids, n]; h: [slots, k]; w: [E, n, k]."""
     FP8: tl.constexpr = tl.float8e4b8 if FNUZ else tl.float8e4nv
     block, column = _place(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)

@@ -230,8 +230,14 @@ class Moe(Ranked):
             # enough.
             rows = min(-(-num_ids // block_m), max(num_valid_tokens, 1), 65535)
             return launch(
-                (-(-n // group_n), rows, 1), num_ids=num_ids, num_valid=num_valid_tokens,
-                num_experts=e, group_blocks=rows, n=n, k=k, a_rows=a_rows,
-            )  # fmt: skip
+                (-(-n // group_n), rows, 1),
+                num_ids=num_ids,
+                num_valid=num_valid_tokens,
+                num_experts=e,
+                group_blocks=rows,
+                n=n,
+                k=k,
+                a_rows=a_rows,
+            )
 
         return run_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,6 +15,17 @@ from rfops.triton import tiles
 from rfops.triton.bound import BoundTriton
 from rfops.triton.tiles import TritonConfig
 
+_MAX_RUNS = 256
+_KERNELS = "rfops.triton.mxfp8_kernels"
+_ARGUMENTS = "out a w a_scale w_scale sorted_ids expert_ids num_padded weights"
+_SOURCES = {"ws": "w_scale"}
+_STRIDES = {
+    "out": "stride_o _",
+    "a": "stride_a _",
+    "a_scale": "stride_as _",
+    "w": "stride_we stride_w _",
+    "w_scale": "stride_wse stride_ws _",
+}
 _MIN_BLOCK_M = 16  # rows of a matrix instruction
 
 
@@ -63,14 +74,19 @@ def _bind(
     n, k, e = sizes
     rows = tile_rows(block_m, config)
     tiles_of_block = -(-block_m // rows) * -(-n // config.block_n)
-    of_k = config.constants(k)
-    tile = rows, of_k["BLOCK_N"], of_k["BLOCK_K"], of_k["EVEN_K"], config.method, config.group_m
-    kernels = {
-        kind: BoundTriton(
-            "rfops.triton.mxfp8_kernels", "grouped_kernel", device, (*tile, *kind), options=options
+    constants = {**config.constants(k), "BLOCK_M": rows, "METHOD": config.method}
+
+    def launch_of(has_weight: bool, wide: bool) -> Callable[..., Run]:
+        kind = {"HAS_WEIGHT": has_weight, "WIDE": wide}
+        kernel = BoundTriton(
+            _KERNELS, "grouped_kernel", device, {**constants, **kind}, options=options
         )
-        for kind in itertools.product((False, True), repeat=2)  # has weights, is wide
-    }
+        return kernel.prepare(_ARGUMENTS, sources=_SOURCES, strides=_STRIDES)
+
+    kinds = itertools.product((False, True), repeat=2)
+    launches = {kind: launch_of(*kind) for kind in kinds}
+    numbers = {"E": e, "N": n, "K": k, "num_valid": num_valid, "block_m": block_m, "a_div": a_div}
+    runs: dict[tuple[bool, bool, int, int], Run] = {}
 
     def run(out: torch.Tensor, *inputs: Any) -> None:
         a_q, a_scale, w, w_scale, ids, expert_ids, num_padded, topk_weights = inputs
@@ -80,16 +96,14 @@ def _bind(
         if blocks == 0:
             return
         sources = [t.view(torch.uint8) for t in (a_q, w, a_scale, w_scale)]
-        a_bytes, w_bytes, as_bytes, ws_bytes = sources
         span = max(t.shape[0] * t.stride(0) for t in (a_q, out))
-        wide = max(span, config.block_n * w_bytes.stride(1)) >= WIDE_FROM
-        kernel = kernels[topk_weights is not None, wide]
-        kernel(
-            (blocks * tiles_of_block, 1, 1),
-            (out, *sources, ids, expert_ids, num_padded, topk_weights),
-            (e, n, k, num_valid, num_ids, blocks, block_m, a_div, out.stride(0),
-             a_bytes.stride(0), as_bytes.stride(0), *w_bytes.stride()[:2],
-             *ws_bytes.stride()[:2]),
-        )  # fmt: skip
+        wide = max(span, config.block_n * w.stride(1)) >= WIDE_FROM
+        key = topk_weights is not None, wide, num_ids, blocks
+        if key not in runs:
+            if len(runs) >= _MAX_RUNS:  # lengths that change with every call
+                runs.clear()
+            grid = blocks * tiles_of_block, 1, 1
+            runs[key] = launches[key[:2]](grid, num_ids=num_ids, blocks=blocks, **numbers)
+        runs[key](out, *sources, ids, expert_ids, num_padded, topk_weights)
 
     return run

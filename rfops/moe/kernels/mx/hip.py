@@ -62,9 +62,13 @@ class HipMxMoe(Kernel):
     module = "moe_mx_experts"
     # And the router's.
     more_modules = (
-        "moe_mx_prepare", "moe_mx_gate_up", "moe_mx_down", "moe_mx_down_deep", "moe_mx_down_sums",
+        "moe_mx_prepare",
+        "moe_mx_gate_up",
+        "moe_mx_down",
+        "moe_mx_down_deep",
+        "moe_mx_down_sums",
         "moe_add_pairs",
-    )  # fmt: skip
+    )
     Config = MxMoeConfig
 
     def __init__(self, fmt: Format) -> None:
@@ -180,19 +184,25 @@ class HipMxMoe(Kernel):
         ]
         made += [
             replace(config, columns=columns, down_n=waves, rows=rows)
-            for config in made if config.down_n == 4 and config.per_cu == 2
-            for columns in (16, 32) for waves in RegisterDown.MAX_TILES for rows in (1, 2, 4)
-        ]  # fmt: skip
+            for config in made
+            if config.down_n == 4 and config.per_cu == 2
+            for columns in (16, 32)
+            for waves in RegisterDown.MAX_TILES
+            for rows in (1, 2, 4)
+        ]
         made += [
             replace(config, columns=32, down_n=_sum_waves(c), slots=4)
-            for config in made if config.down_n == 4 and not config.columns
-        ]  # fmt: skip
+            for config in made
+            if config.down_n == 4 and not config.columns
+        ]
         made += [
             replace(config, m_tiles=m, up_n=up_n, ahead=PREFETCHED)
-            for config in made if config.columns
+            for config in made
+            if config.columns
             and (config.m_tiles, config.up_n, config.up_k, config.per_cu) == (4, 4, 1, 2)
-            for m in (4, 8, TALLEST_M_TILES) for up_n in (3, 4)
-        ]  # fmt: skip
+            for m in (4, 8, TALLEST_M_TILES)
+            for up_n in (3, 4)
+        ]
         made += [_deep(config) for config in made if config.slots]
         if _sum_waves(c) > StagedDown.WAVES[-1] // 2:  # tiles enough for weights to pass by LDS
             alike = [one for one in made if (one.up_n, one.up_k, one.ahead) == (4, 1, 1)]

@@ -106,15 +106,29 @@ def prepare(c: Call, fmt: Format, config: MxMoeConfig) -> Step:
     lists, steps = ceil(c.M, PREPARE_THREADS // LANES_PER_TOKEN), product.steps(fmt)
     groups = lists + ceil(c.M * steps * fmt.step // ELEMS_PER_LANE, PREPARE_THREADS)
     defines = {
-        "IN": IN_TYPES[c.x_dtype], **id_defines(c), "FORMAT": fmt.name,
-        "BUMP": fmt.bumps[c.rounding], "CHUNK": product.chunk(fmt),
-    }  # fmt: skip
+        "IN": IN_TYPES[c.x_dtype],
+        **id_defines(c),
+        "FORMAT": fmt.name,
+        "BUMP": fmt.bumps[c.rounding],
+        "CHUNK": product.chunk(fmt),
+    }
     return Step(
-        kernels.moe_mx_prepare_kernel, defines, PREPARE_THREADS, groups,
-        {"topk_ids": chosen(c)["ids"], "m": c.M, "k": c.D,
-         "x_row": matrix_strides(c, "x", c.D)[0], "steps": steps, "experts": c.R,
-         "list_groups": lists, "q": "x_q", "scale": "x_scale"},
-    )  # fmt: skip
+        kernels.moe_mx_prepare_kernel,
+        defines,
+        PREPARE_THREADS,
+        groups,
+        {
+            "topk_ids": chosen(c)["ids"],
+            "m": c.M,
+            "k": c.D,
+            "x_row": matrix_strides(c, "x", c.D)[0],
+            "steps": steps,
+            "experts": c.R,
+            "list_groups": lists,
+            "q": "x_q",
+            "scale": "x_scale",
+        },
+    )
 
 
 def gate_up(c: Call, fmt: Format, config: MxMoeConfig) -> Step:
@@ -127,9 +141,12 @@ def gate_up(c: Call, fmt: Format, config: MxMoeConfig) -> Step:
     defines = {name: every[name] for name in kernels.RING}
     groups = _groups(c, fmt, product, RingGateUp.m_tiles, config.up_n, per_cu=1)
     return Step(
-        kernels.moe_mx_gate_up_kernel, defines, RingGateUp.waves * WAVE, groups,
+        kernels.moe_mx_gate_up_kernel,
+        defines,
+        RingGateUp.waves * WAVE,
+        groups,
         {**_sizes(c, fmt, config, product), **tensors, "groups": groups},
-    )  # fmt: skip
+    )
 
 
 def down(c: Call, fmt: Format, config: MxMoeConfig) -> list[Step]:
@@ -138,9 +155,13 @@ def down(c: Call, fmt: Format, config: MxMoeConfig) -> list[Step]:
     if not isinstance(kind, ExpertTiles):
         return [_down_and_sum(c, fmt, config, product, kind)]
     tensors = {
-        "x": "h_q", "x_scale": "h_scale", "w": "w2", "w_scale": "w2_scale", "out": "y",
+        "x": "h_q",
+        "x_scale": "h_scale",
+        "w": "w2",
+        "w_scale": "w2_scale",
+        "out": "y",
         "out_scale": None,
-    }  # fmt: skip
+    }
     return [_expert_tiles(c, fmt, config, product, kind, tensors), _sum_of_pairs(c)]
 
 
@@ -148,29 +169,43 @@ def _sum_of_pairs(c: Call) -> Step:
     """The weighted sum of each token's rows of y, in a fixed order."""
     defines = {"IN": IN_TYPES[c.x_dtype], **id_defines(c), "SHARED": c.E - c.R}
     return Step(
-        kernels.moe_add_pairs_kernel, defines, 256, (c.M, ceil(c.D, ADD_COLUMNS), 1),
+        kernels.moe_add_pairs_kernel,
+        defines,
+        256,
+        (c.M, ceil(c.D, ADD_COLUMNS), 1),
         {"rows": "y", **chosen(c), "m": c.M, "n": c.D, "routed": c.R},
-    )  # fmt: skip
+    )
 
 
 def _expert_tiles(
-    c: Call, fmt: Format, config: MxMoeConfig, product: Product, tiles: ExpertTiles,
+    c: Call,
+    fmt: Format,
+    config: MxMoeConfig,
+    product: Product,
+    tiles: ExpertTiles,
     tensors: Mapping[str, str | None],
-) -> Step:  # fmt: skip
+) -> Step:
     """A product by moe_mx_experts."""
     groups = _groups(c, fmt, product, tiles.m_tiles, tiles.n_waves, tiles.per_cu)
     return Step(
-        kernels.moe_mx_experts_kernel, experts_defines(c, fmt, config, product, tiles),
-        tiles.n_waves * tiles.k_waves * WAVE, groups,
+        kernels.moe_mx_experts_kernel,
+        experts_defines(c, fmt, config, product, tiles),
+        tiles.n_waves * tiles.k_waves * WAVE,
+        groups,
         {**_sizes(c, fmt, config, product), **tensors, "groups": groups},
-    )  # fmt: skip
+    )
 
 
 def _sizes(c: Call, fmt: Format, config: MxMoeConfig, product: Product) -> dict[str, int]:
     return {
-        "m": c.M, "routed": c.R, "experts": c.E, "n": product.n, "k": product.k,
-        "out_steps": down_product(c, config).steps(fmt), **product.row_bytes(c, fmt),
-    }  # fmt: skip
+        "m": c.M,
+        "routed": c.R,
+        "experts": c.E,
+        "n": product.n,
+        "k": product.k,
+        "out_steps": down_product(c, config).steps(fmt),
+        **product.row_bytes(c, fmt),
+    }
 
 
 def _groups(c: Call, fmt: Format, product: Product, m_tiles: int, n_waves: int, per_cu: int) -> int:
@@ -234,11 +269,21 @@ def _down_and_sum(
             defines["ROW_TILES"] = kind.row_tiles
     sizes = {"m": c.M, "routed": c.R, "experts": c.E, "n": product.n, "k": product.k}
     return Step(
-        kernel, defines, waves * WAVE, ceil(product.n // kind.columns, XCDS) * XCDS,
-        {"rows_of": "offsets", **chosen(c), "h": "h_q", "w": "w2", "w_scale": "w2_scale", **sizes,
-         **product.row_bytes(c, fmt)},
+        kernel,
+        defines,
+        waves * WAVE,
+        ceil(product.n // kind.columns, XCDS) * XCDS,
+        {
+            "rows_of": "offsets",
+            **chosen(c),
+            "h": "h_q",
+            "w": "w2",
+            "w_scale": "w2_scale",
+            **sizes,
+            **product.row_bytes(c, fmt),
+        },
         lds_bytes(c, fmt, config, kind),
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- what a workgroup needs

@@ -16,13 +16,13 @@ from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
 
 from ...align_block_size import moe_align_block_size
-from ...experts import with_shared
+from ...experts import layout_sizes, with_shared
 from ...fused_moe_mx import MXFP4, RAW, Format
-from ...fused_moe_tables import chosen
+from ...moe_op import chosen
+from ..bf16.triton import LAYOUT, add_rows
 from ..limits import refuses_slots, refuses_weights
 
-_KERNELS, _ADD = "rfops.moe.kernels.mx.triton_kernels", "rfops.moe.kernels.bf16.triton_kernels"
-_COLUMNS = 1024  # of a program that adds rows
+_KERNELS = "rfops.moe.kernels.mx.triton_kernels"
 _BLOCK_N, _BLOCK_K, _MAX_COLUMNS = 64, 128, 65535
 
 
@@ -58,12 +58,31 @@ class _Launches:
         self.c, self.fmt, self.all_k = c, fmt, c.K + c.E - c.R
         rows = ceil(c.M * self.all_k, max(c.E, 1))  # of an expert
         self.block_m = min(64, max(16, 1 << (rows - 1).bit_length()))
-        layouts = c.w_layout != RAW, c.scale_layout != RAW
-        tile = self.block_m, _BLOCK_N, _BLOCK_K, fmt is MXFP4, *layouts
-        self.gate_up, self.down = (
-            BoundTriton(_KERNELS, name, c.device, tile, 4, 2) for name in ("gate_up", "down")
+        constants = {
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": _BLOCK_N,
+            "BLOCK_K": _BLOCK_K,
+            "FP4": fmt is MXFP4,
+            "SHUFFLED": c.w_layout != RAW,
+            "SHUFFLED_SCALES": c.scale_layout != RAW,
+        }
+        gate_up, down = (
+            BoundTriton(_KERNELS, name, c.device, constants, 4, 2) for name in ("gate_up", "down")
         )
-        self.add = BoundTriton(_ADD, "add_rows", c.device, (self.all_k, _COLUMNS))
+        self.num_ids = c.M * self.all_k
+        self.slots, blocks = layout_sizes(self.num_ids, self.block_m, c.E, True)
+        self.gate_up = gate_up.prepare(f"h x w w_scale {LAYOUT}")(
+            (blocks, ceil(c.I, _BLOCK_N), 1),
+            num_ids=self.num_ids,
+            n=c.I,
+            k=c.D,
+            top_k=self.all_k,
+            x_m=c.D,
+        )
+        self.down = down.prepare(f"y h w w_scale {LAYOUT}")(
+            (blocks, ceil(c.D, _BLOCK_N), 1), num_ids=self.num_ids, n=c.D, k=c.I
+        )
+        self.add = add_rows(c)
 
     def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
         w1, w2, s1, s2, *choice = rest
@@ -73,26 +92,12 @@ class _Launches:
         if c.E > c.R:
             ids = with_shared(topk_weights, topk_ids, c.E, c.E - c.R)[1]
         layout = moe_align_block_size(ids, self.block_m, c.E, None, True)
-        blocks, num_ids = layout.expert_ids.numel(), c.M * self.all_k
-        h = x.new_empty((layout.sorted_token_ids.numel(), c.I))
-        y = x.new_empty((num_ids, c.D))
+        h, y = x.new_empty((self.slots, c.I)), x.new_empty((self.num_ids, c.D))
         rows = self._values(x)
         w1, w2, s1, s2 = (w.view(torch.uint8) for w in (w1, w2, s1, s2))
-        self.gate_up(
-            (blocks, ceil(c.I, _BLOCK_N), 1),
-            (h, rows, w1, s1, *layout),
-            (num_ids, c.I, c.D, self.all_k, c.D),
-        )
-        self.down(
-            (blocks, ceil(c.D, _BLOCK_N), 1),
-            (y, self._values(h), w2, s2, *layout),
-            (num_ids, c.D, c.I),
-        )
-        self.add(
-            (c.M, ceil(c.D, _COLUMNS), 1),
-            (out, y, topk_weights, topk_ids),
-            (c.D, c.R, c.K, self.all_k),
-        )
+        self.gate_up(h, rows, w1, s1, *layout)
+        self.down(y, self._values(h), w2, s2, *layout)
+        self.add(out, y, topk_weights, topk_ids)
 
     def _values(self, x: Tensor) -> Tensor:
         """Quantised and back, in bf16; of MXFP4 those of even places first."""

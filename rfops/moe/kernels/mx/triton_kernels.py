@@ -57,10 +57,20 @@ def _scale_at(row, block, row_bytes, SHUFFLED: tl.constexpr):
 
 @triton.jit
 def _product(
-    x, row, x_m, w, w_scale, at_n, k,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FP4: tl.constexpr,
-    SHUFFLED: tl.constexpr, SHUFFLED_SCALES: tl.constexpr,
-):  # fmt: skip
+    x,
+    row,
+    x_m,
+    w,
+    w_scale,
+    at_n,
+    k,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FP4: tl.constexpr,
+    SHUFFLED: tl.constexpr,
+    SHUFFLED_SCALES: tl.constexpr,
+):
     """Rows `row` of x by rows at_n of one expert's matrix."""
     EACH: tl.constexpr = 2 if FP4 else 1
     BYTES: tl.constexpr = BLOCK_K // EACH
@@ -78,8 +88,9 @@ def _product(
             w_at = (at_n * bytes_k)[None, :] + byte[:, None]
         code = tl.load(w + w_at, mask=inside[:, None], other=0)
         block = start * EACH // BLOCK + at_block
-        s_at = _scale_at(at_n[None, :], block[:, None], _scale_columns(k, SHUFFLED_SCALES),
-                         SHUFFLED_SCALES)  # fmt: skip
+        s_at = _scale_at(
+            at_n[None, :], block[:, None], _scale_columns(k, SHUFFLED_SCALES), SHUFFLED_SCALES
+        )
         scale = tl.load(w_scale + s_at, mask=(block < k // BLOCK)[:, None], other=127)
         scale = tl.broadcast_to(scale[:, None, :], (BLOCK_K // BLOCK, BLOCK // EACH, BLOCK_N))
         scale = tl.reshape(scale, (BYTES, BLOCK_N)).to(tl.int32)
@@ -99,10 +110,25 @@ def _product(
 
 @triton.jit
 def gate_up(
-    h, x, w, w_scale, ids, expert_ids, num_padded, num_ids, n, k, top_k, x_m,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FP4: tl.constexpr,
-    SHUFFLED: tl.constexpr, SHUFFLED_SCALES: tl.constexpr,
-):  # fmt: skip
+    h,
+    x,
+    w,
+    w_scale,
+    ids,
+    expert_ids,
+    num_padded,
+    num_ids,
+    n,
+    k,
+    top_k,
+    x_m,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FP4: tl.constexpr,
+    SHUFFLED: tl.constexpr,
+    SHUFFLED_SCALES: tl.constexpr,
+):
     """h: [slots, n]; w: [E, 2n, k]."""
     block, column = tl.program_id(0), tl.program_id(1)
     if block * BLOCK_M >= tl.load(num_padded):
@@ -115,10 +141,24 @@ def gate_up(
     read = tl.where(own < n, own, 0)
     w += expert * 2 * n * (k // 2 if FP4 else k)
     w_scale += expert * 2 * n * _scale_columns(k, SHUFFLED_SCALES)
-    g = _product(x, row, x_m, w, w_scale, read, k, BLOCK_M, BLOCK_N, BLOCK_K, FP4, SHUFFLED,
-                 SHUFFLED_SCALES)  # fmt: skip
-    u = _product(x, row, x_m, w, w_scale, n + read, k, BLOCK_M, BLOCK_N, BLOCK_K, FP4, SHUFFLED,
-                 SHUFFLED_SCALES)  # fmt: skip
+    g = _product(
+        x, row, x_m, w, w_scale, read, k, BLOCK_M, BLOCK_N, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES
+    )
+    u = _product(
+        x,
+        row,
+        x_m,
+        w,
+        w_scale,
+        n + read,
+        k,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        FP4,
+        SHUFFLED,
+        SHUFFLED_SCALES,
+    )
     made = g / (1.0 + tl.exp(-g)) * u
     to = h + slot.to(tl.int64)[:, None] * n + own[None, :]
     tl.store(to, made.to(h.dtype.element_ty), mask=own[None, :] < n)
@@ -126,10 +166,23 @@ def gate_up(
 
 @triton.jit
 def down(
-    y, h, w, w_scale, ids, expert_ids, num_padded, num_ids, n, k,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FP4: tl.constexpr,
-    SHUFFLED: tl.constexpr, SHUFFLED_SCALES: tl.constexpr,
-):  # fmt: skip
+    y,
+    h,
+    w,
+    w_scale,
+    ids,
+    expert_ids,
+    num_padded,
+    num_ids,
+    n,
+    k,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FP4: tl.constexpr,
+    SHUFFLED: tl.constexpr,
+    SHUFFLED_SCALES: tl.constexpr,
+):
     """y: [ids, n]; h: [slots, k]; w: [E, n, k]."""
     block, column = tl.program_id(0), tl.program_id(1)
     if block * BLOCK_M >= tl.load(num_padded):
@@ -141,8 +194,9 @@ def down(
     read = tl.where(own < n, own, 0)
     w += expert * n * (k // 2 if FP4 else k)
     w_scale += expert * n * _scale_columns(k, SHUFFLED_SCALES)
-    total = _product(h, slot, k, w, w_scale, read, k, BLOCK_M, BLOCK_N, BLOCK_K, FP4, SHUFFLED,
-                     SHUFFLED_SCALES)  # fmt: skip
+    total = _product(
+        h, slot, k, w, w_scale, read, k, BLOCK_M, BLOCK_N, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES
+    )
     to = y + id.to(tl.int64)[:, None] * n + own[None, :]
     is_there = (id < num_ids)[:, None] & (own[None, :] < n)
     tl.store(to, total.to(y.dtype.element_ty), mask=is_there)

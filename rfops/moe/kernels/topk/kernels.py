@@ -83,9 +83,13 @@ class Hip(Kernel):
         def run_of(m: int, experts: int, *_k: int) -> Run:
             row_stride, column_stride = matrix_strides(c, "logits", experts)
             run = launch(
-                (ceil(m, tokens), 1, 1), m=m, experts=experts, row_stride=row_stride,
-                column_stride=column_stride, scale=scale,
-            )  # fmt: skip
+                (ceil(m, tokens), 1, 1),
+                m=m,
+                experts=experts,
+                row_stride=row_stride,
+                column_stride=column_stride,
+                scale=scale,
+            )
             return lambda results, logits, bias=None: run(*results, logits, bias)
 
         return run_of
