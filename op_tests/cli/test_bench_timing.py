@@ -338,23 +338,31 @@ def record(predicted: float, published: float, **changes: Any) -> dict[str, Any]
     return {**names, "predicted_us": predicted, "published_us": published, **changes}
 
 
+def figures(records: list[dict[str, Any]]) -> Any:
+    """Of records of one kernel."""
+    (found,) = score.figures(score.table(records), score.KERNEL).itertuples()
+    return found
+
+
 def test_figures() -> None:
-    found = score.figures([record(100 + e, 100) for e in (-50, -10, 0, 20, 30)])
+    found = figures([record(100 + e, 100) for e in (-50, -10, 0, 20, 30)])
     assert (found.rows, found.median, found.p90) == (5, pytest.approx(0.2), pytest.approx(0.5))
     assert found.bias == pytest.approx(math.prod((0.5, 0.9, 1, 1.2, 1.3)) ** 0.2)
     banded = [
         record(100, 100, low=low, high=high) for low, high in ((90, 110), (101, 110), (9, 99))
     ]
-    assert score.figures(banded).inside == pytest.approx(1 / 3)
-    assert score.p90(range(1, 11)) == 9
-    assert score.p90([3]) == 3
+    assert figures(banded).inside == pytest.approx(1 / 3)
+    assert figures([record(100, 100)]).inside == 0, "without an interval"
+    for count, ninth in ((10, 9), (1, 1), (11, 10), (20, 18), (70, 63)):
+        records = [record(100 + e, 100) for e in range(count, 0, -1)]
+        assert figures(records).p90 == pytest.approx(ninth / 100)
 
 
 def test_a_class_is_the_median_of_its_kernels_whatever_their_rows() -> None:
     records = [record(110, 100, kernel="many") for _ in range(9)]
     records += [record(160, 100, kernel="one"), record(130, 100, kernel="two"),
                 record(14, 14.9, kernel="short"), record(100, 100, part="MI308X")]  # fmt: skip
-    found = score.classes(records)
+    found = score.classes(score.table(records)).to_dict("index")
     assert found["gemm_a", "MI300X"]["median"] == pytest.approx(0.3)
     assert found["gemm_a", "MI300X"]["kernels"] == 3 and found["gemm_a", "MI300X"]["rows"] == 11
     assert found["gemm_a", "MI300X"]["off"] == 1
@@ -363,11 +371,25 @@ def test_a_class_is_the_median_of_its_kernels_whatever_their_rows() -> None:
     assert found["all gemm", "all"]["kernels"] == 4 and found["all gemm", "all"]["rows"] == 12
 
 
-def test_ranks() -> None:
-    assert score.ranks([30, 10, 20, 20]) == [4, 1, 2.5, 2.5]
-    assert score.rank_correlation([1, 2, 3], [10, 40, 90]) == pytest.approx(1)
-    assert score.rank_correlation([3, 2, 1], [10, 40, 90]) == pytest.approx(-1)
-    assert score.rank_correlation([1, 1, 1], [10, 40, 90]) is None
+@pytest.mark.parametrize(
+    ("predicted", "published", "correlation"),
+    [
+        ([1, 2, 3], [10, 40, 90], 1),
+        ([3, 2, 1], [10, 40, 90], -1),
+        ([1, 1, 1], [10, 40, 90], None),
+        ([10, 20, 30], [5, 5, 5], None),
+        ([30, 10, 20, 20], [1, 2, 3, 4], -(0.1**0.5)),  # equal times share the mean of their ranks
+        ([1, 2], [10, 40], None),  # too few variants
+    ],
+)
+def test_rank_correlation(
+    predicted: list[float], published: list[float], correlation: float | None
+) -> None:
+    pairs = zip(predicted, published, strict=True)
+    records = [record(*pair, kernel=str(kernel)) for kernel, pair in enumerate(pairs)]
+    found = score.order(score.table(records))
+    assert found["problems"] == (correlation is not None)
+    assert found["rank_correlation"] == (correlation and pytest.approx(correlation))
 
 
 def test_pairs_are_of_one_problem_and_clearly_apart() -> None:
@@ -375,12 +397,36 @@ def test_pairs_are_of_one_problem_and_clearly_apart() -> None:
                record(11, 12.5, kernel="c"), record(1, 20, kernel="d"),
                record(1, 99, kernel="a", shape="other"),
                record(1, 99, kernel="b", part="MI308X")]  # fmt: skip
-    found = score.order(records)  # a-c right; a-d, b-d, c-d wrong; a-b, b-c too close
+    found = score.order(score.table(records))  # a-c right; a-d, b-d, c-d wrong; a-b, b-c too close
     assert (found["pairs"], found["pairs_right"]) == (4, 0.25)
     assert found["problems"] == 1
     assert found["rank_correlation"] == pytest.approx(-0.4)
-    assert score.order(records[:1]) == {
+    assert score.order(score.table(records[:1])) == {
         "problems": 0, "rank_correlation": None, "pairs": 0, "pairs_right": None}  # fmt: skip
+
+
+def test_a_summary_of_nothing() -> None:
+    found = score.summary([{"skipped": "why"}, {"skipped": "why"}])
+    assert (found["rows"], found["predicted"]) == (2, 0)
+    assert found["kernels"] == found["classes"] == []
+    assert score.text(found) == ["skipped 2: why"]
+    assert json.loads(json.dumps(found))["skipped"] == {"why": 2}
+
+
+def test_a_summary_is_aligned() -> None:
+    records = [record(110, 100, kernel="_ZN5aiter4gemmE"),
+               record(16, 10, kernel="b" * 70, shape="other")]  # fmt: skip
+    heads = ["rows", "median", "p90", "bias", "in", "band"]
+    _, head, *kernels, _, of_classes, one, two = score.text(score.summary(records))
+    assert head.split() == ["kernel", "part", *heads]
+    assert [line.split() for line in kernels] == [
+        ["gemm", "MI300X", "1", "10.0%", "10.0%", "1.10", "0%"],
+        ["b" * 70, "MI300X", "1", "60.0%", "60.0%", "1.60", "0%"],
+    ]
+    assert of_classes.split()[-9:] == ["part", "kernels", *heads, "over", "40%"][-9:]
+    assert one.split() == "all gemm all 1 1 10.0% 10.0% 1.10 0% 0".split()
+    assert two.split() == "gemm_a MI300X 1 1 10.0% 10.0% 1.10 0% 0".split()
+    assert len({len(line) for line in (head, *kernels)}) == 1
 
 
 def test_a_name_is_shown_without_its_namespace() -> None:

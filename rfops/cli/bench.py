@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import datetime
 import functools
 import importlib.util
-import math
 import platform
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -274,35 +273,39 @@ def _cell(row: Row, name: str) -> str:
 
 def summary(rows: Sequence[Row], others: Sequence[str] = ()) -> list[str]:
     """Geometric means, the best and the slowest shape, beside the floor and beside others."""
-    timed = [row for row in rows if row.get("us")]
-    if not timed:
+    import pandas as pd
+
+    beside = [f"{name} us" for name in ("published", "peer", *others)]
+    columns = ["shape", "kind", "us", "share", *beside]
+    table = pd.DataFrame(rows, columns=columns)
+    table[columns[2:]] = table[columns[2:]].apply(pd.to_numeric, errors="coerce")
+    timed = table[table["us"] > 0]
+    if timed.empty:
         return ["no time: nothing was launched, or nothing was right"]
-    kinds = ", ".join(sorted({row["kind"] for row in timed}))
-    lines = [f"geometric mean {_mean([r['us'] for r in timed]):.3g} us of {len(timed)} ({kinds})"]
-    placed = sorted((row for row in timed if row.get("share")), key=lambda row: row["share"])
-    if placed:
-        slow, best = (f"{row['share']:.1%} at {row['shape']}" for row in (placed[0], placed[-1]))
-        share = _mean([row["share"] for row in placed])
+    kinds = ", ".join(sorted(timed["kind"].unique()))
+    lines = [f"geometric mean {geometric_mean(timed['us']):.3g} us of {len(timed)} ({kinds})"]
+    placed = timed[timed["share"] > 0].sort_values("share", kind="stable")
+    if len(placed):
+        first, last = placed.iloc[0], placed.iloc[-1]
+        slow, best = (f"{row['share']:.1%} at {row['shape']}" for row in (first, last))
+        share = geometric_mean(placed["share"])
         lines.append(f"share of the floor {share:.1%}; best {best}, slowest {slow}")
-    for name in ("published", "peer", *others):
-        # An estimate beside somebody's measurement is for reading, not for a ratio.
-        fair = [row for row in timed if name != "published" or row["kind"] == "measured"]
-        ratios = [row[f"{name} us"] / row["us"] for row in fair if row.get(f"{name} us")]
-        if ratios:
-            lines.append(f"{name} over this: {_mean(ratios):.2f} (geometric mean of {len(ratios)})")
+    # An estimate beside somebody's measurement is for reading, not for a ratio.
+    timed.loc[timed["kind"] != "measured", "published us"] = float("nan")
+    for name in beside:
+        ratios = (timed[name] / timed["us"])[timed[name] > 0]
+        if len(ratios):
+            mean = geometric_mean(ratios)
+            lines.append(f"{name[:-3]} over this: {mean:.2f} (geometric mean of {len(ratios)})")
     return lines
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
 def write_csv(file: Path, rows: Sequence[Row], device: str) -> None:
-    columns = dict.fromkeys(["op", *COLUMNS[:-1]] + [name for row in rows for name in row])
-    with file.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, [*columns, "device"], restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**row, "device": device} for row in rows)
+    import pandas as pd
+
+    table = pd.DataFrame(rows, dtype=object)  # a whole number stays one beside an empty cell
+    table = table.reindex(columns=[*dict.fromkeys(["op", *COLUMNS[:-1], *table.columns])])
+    table.assign(device=device).to_csv(file, index=False, lineterminator="\n")
 
 
 def plot(file: Path, op: Op, rows: Sequence[Row]) -> None:

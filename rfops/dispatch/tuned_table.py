@@ -36,6 +36,7 @@ from typing import Any, NamedTuple, NoReturn
 from rfops.jit import ConfigError, log, paths, settings
 from rfops.jit.arch import ARCH_SPECS
 
+VALUES = "kernel", "config", "us", "figures", "origin", "source"  # columns after the key
 ORIGINS = ("measured", "estimated", "published")  # best first
 Sizes = tuple[int | None, ...]  # a row's; None: any
 # What must hold between a row's size and the call's, by the sign behind a name of the key; the last
@@ -148,7 +149,7 @@ class Tuned:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return *self.keys, "kernel", "config", "us", "figures", "origin", "source"
+        return *self.keys, *VALUES
 
     def exact(self, sizes: Sizes) -> Sizes:
         """Those that must be equal."""

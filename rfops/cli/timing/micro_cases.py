@@ -1,6 +1,6 @@
 """`rfops bench timing --micro`: the model's constants of high confidence, each by a kernel that
-runs under the model, beside what was published for hardware. The ids are those of the sources in
-csrc/vgpu/timing/parts.cpp."""
+runs under the model, beside what was published for hardware. The ids are rows of
+csrc/vgpu/timing/constants.csv."""
 
 from __future__ import annotations
 
