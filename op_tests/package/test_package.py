@@ -74,6 +74,7 @@ def test_wheel_has_every_source(wheel: Path) -> None:
                 "include/**/*.h",
                 "vgpu/**/*.cpp",
                 "vgpu/**/*.h",
+                "vgpu/timing/*.csv",
             ),
         ),
         ("configs", ("*.md", "*.csv")),
